@@ -1,0 +1,194 @@
+package store
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+)
+
+// DefaultTimeout is the time a wait may take when nobody says otherwise, the
+// same as in c10d.
+const DefaultTimeout = 300 * time.Second
+
+// Store is a key-value service that the ranks of a job share. Its methods are
+// c10d's. All of them may be called from many goroutines; a call that blocks
+// ends with its context, with the store's timeout, or with Close, whichever
+// comes first.
+//
+// Values belong to the caller: a store copies what it is given and what it
+// returns. Keys may hold any bytes. A store that cannot do an operation (an
+// old TCP server has no queues) returns an error for which
+// errors.Is(err, errors.ErrUnsupported) holds.
+type Store interface {
+	// Set overwrites the value of key.
+	Set(ctx context.Context, key string, value []byte) error
+
+	// Get waits until key exists and returns its value.
+	Get(ctx context.Context, key string) ([]byte, error)
+
+	// Add adds delta to the decimal number that key holds, a missing key
+	// counting as 0, and returns the sum. Sums wrap like int64. A value that
+	// is no number is an error and stays as it was.
+	Add(ctx context.Context, key string, delta int64) (int64, error)
+
+	// CompareSet sets key to desired if it holds expected, or if it is missing
+	// and expected is empty. It returns what the key holds afterwards; for a
+	// missing key that was not set it returns expected, as c10d does.
+	CompareSet(ctx context.Context, key string, expected, desired []byte) ([]byte, error)
+
+	// Wait returns once every key exists. A name that holds a queue with an
+	// element counts as existing.
+	Wait(ctx context.Context, keys ...string) error
+
+	// Check reports whether every key exists now.
+	Check(ctx context.Context, keys ...string) (bool, error)
+
+	// Delete removes key and reports whether it was there.
+	Delete(ctx context.Context, key string) (bool, error)
+
+	// NumKeys returns the number of keys, a store's own bookkeeping keys
+	// included, queues not.
+	NumKeys(ctx context.Context) (int64, error)
+
+	// Append adds value to the end of what key holds, creating it if need be.
+	Append(ctx context.Context, key string, value []byte) error
+
+	// MultiGet waits until every key exists and returns their values in order.
+	MultiGet(ctx context.Context, keys []string) ([][]byte, error)
+
+	// MultiSet sets keys[i] to values[i], in order.
+	MultiSet(ctx context.Context, keys []string, values [][]byte) error
+
+	// QueuePush adds value at the end of the queue named key. Queues and
+	// ordinary keys of one name do not see each other.
+	QueuePush(ctx context.Context, key string, value []byte) error
+
+	// QueuePop takes the first element. On an empty queue it waits for one if
+	// block is set, and returns ErrQueueEmpty otherwise.
+	QueuePop(ctx context.Context, key string, block bool) ([]byte, error)
+
+	// QueueLen returns the number of elements in a queue.
+	QueueLen(ctx context.Context, key string) (int64, error)
+
+	// ListKeys returns the keys that users set, in no particular order.
+	ListKeys(ctx context.Context) ([]string, error)
+
+	// Timeout returns the limit of a wait whose context sets none.
+	Timeout() time.Duration
+
+	// SetTimeout changes that limit. Zero means DefaultTimeout, a negative
+	// value no limit but the context's.
+	SetTimeout(d time.Duration)
+
+	// Close ends every pending call with ErrClosed and frees what the store
+	// holds. It may be called more than once.
+	Close() error
+}
+
+// Cloner is a store that can open a second, independent connection to the same
+// data, so that a long wait on one does not hold up the other.
+type Cloner interface {
+	// Clone returns a store over the same data with the same timeout. Closing
+	// it leaves the original open.
+	Clone(ctx context.Context) (Store, error)
+}
+
+// Dialect tells which generation of PyTorch a store serves. Process groups use
+// it to choose between Gloo's rendezvous forms.
+type Dialect int
+
+const (
+	// DialectUnknown: the store cannot tell.
+	DialectUnknown Dialect = iota
+	// DialectV1 is PyTorch up to 2.0: no handshake, queries numbered from 0.
+	DialectV1
+	// DialectV2 is PyTorch from 2.2 on.
+	DialectV2
+)
+
+func (d Dialect) String() string {
+	switch d {
+	case DialectV1:
+		return "v1 (PyTorch up to 2.0)"
+	case DialectV2:
+		return "v2 (PyTorch 2.2 and later)"
+	}
+	return "unknown"
+}
+
+// Dialecter is a store that knows its dialect.
+type Dialecter interface{ Dialect() Dialect }
+
+// DialectOf returns the dialect of s, or DialectUnknown.
+func DialectOf(s Store) Dialect {
+	if d, ok := s.(Dialecter); ok {
+		return d.Dialect()
+	}
+	return DialectUnknown
+}
+
+var (
+	// ErrTimeout is matched by the error of every wait that ran out of time.
+	// Such an error is also a net.Error whose Timeout method returns true.
+	ErrTimeout error = timeoutError{}
+
+	// ErrClosed is matched by the error of a call on a closed store.
+	ErrClosed = errors.New("store: closed")
+
+	// ErrQueueEmpty is returned by a QueuePop that does not block.
+	ErrQueueEmpty = errors.New("store: queue is empty")
+
+	// ErrNotNumber is matched by the error of an Add to a value that is no
+	// decimal number.
+	ErrNotNumber = errors.New("value is not a decimal number")
+
+	// ErrTooLarge is matched by the error of a call whose key, value or key
+	// count is over a store's limit.
+	ErrTooLarge = errors.New("over the store's limit")
+)
+
+type timeoutError struct{}
+
+func (timeoutError) Error() string   { return "timed out" }
+func (timeoutError) Timeout() bool   { return true }
+func (timeoutError) Temporary() bool { return true }
+
+// Error is what the methods of this module's stores return.
+type Error struct {
+	Store string        // which store: "tcp 127.0.0.1:29500", "file /tmp/s", "hash"
+	Op    string        // the operation: "get", "wait", ...
+	Keys  []string      // the keys it was about; for a wait that timed out, those still missing where known
+	After time.Duration // for a timeout, how long the wait took; else 0
+	Err   error
+}
+
+func (e *Error) Error() string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "store: %s: %s", e.Store, e.Op)
+	for i, k := range e.Keys {
+		if i == 8 {
+			fmt.Fprintf(&b, " and %d more", len(e.Keys)-i)
+			break
+		}
+		fmt.Fprintf(&b, " %q", k)
+	}
+	fmt.Fprintf(&b, ": %v", e.Err)
+	if e.After > 0 {
+		fmt.Fprintf(&b, " after %v", e.After.Round(time.Millisecond))
+	}
+	return b.String()
+}
+
+// Unwrap returns the cause.
+func (e *Error) Unwrap() error { return e.Err }
+
+// Timeout reports whether the cause is a timeout, so that an Error can be used
+// as a net.Error.
+func (e *Error) Timeout() bool {
+	return errors.Is(e.Err, ErrTimeout) || errors.Is(e.Err, context.DeadlineExceeded)
+}
+
+// Temporary is there for net.Error; it reports the same as Timeout.
+func (e *Error) Temporary() bool { return e.Timeout() }

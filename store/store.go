@@ -14,8 +14,8 @@ const DefaultTimeout = 300 * time.Second
 
 // Store is a key-value service that the ranks of a job share. Its methods are
 // c10d's. All of them may be called from many goroutines; a call that blocks
-// ends with its context, with the store's timeout, or with Close, whichever
-// comes first.
+// ends with its context or with Close, and, if the context has no deadline,
+// after the store's timeout.
 //
 // Values belong to the caller: a store copies what it is given and what it
 // returns. Keys may hold any bytes. A store that cannot do an operation (an
@@ -183,6 +183,10 @@ func (e *Error) Error() string {
 
 // Unwrap returns the cause.
 func (e *Error) Unwrap() error { return e.Err }
+
+// Is lets a wait that a context's deadline ended match ErrTimeout as well as
+// context.DeadlineExceeded.
+func (e *Error) Is(target error) bool { return target == ErrTimeout && e.Timeout() }
 
 // Timeout reports whether the cause is a timeout, so that an Error can be used
 // as a net.Error.

@@ -1,0 +1,541 @@
+package tensor
+
+import (
+	"errors"
+	"fmt"
+	"math"
+	"slices"
+	"unsafe"
+)
+
+// Tensor is an n-dimensional array over memory that somebody else owns, or a
+// sparse one made of two such arrays. Its shape, strides and memory never
+// change after construction; the elements do.
+//
+// A Tensor may be read from several goroutines. Who writes elements must be
+// alone with them, as with a slice; an operation of a process group owns the
+// elements from its call to the completion of its Work.
+//
+// There is no useful zero value: use Of, New, FromBytes, OnDevice or Sparse.
+type Tensor struct {
+	dtype   DType
+	layout  Layout
+	device  Device
+	shape   []int
+	strides []int  // in elements; may be 0 or negative
+	data    []byte // strided CPU: the whole storage
+	mem     Memory // strided, not CPU: the whole storage
+	offset  int    // first element, in elements from the storage's start
+	count   int    // elements
+	contig  bool
+	sparse  *coo
+}
+
+// ErrInvalid is matched by the error of every call whose arguments were wrong.
+var ErrInvalid = errors.New("tensor: invalid argument")
+
+// Error tells what was wrong with the arguments of a call.
+type Error struct {
+	Op   string // the call: "Of", "Slice", ...
+	What string // what was wrong, with the offending values
+}
+
+func (e *Error) Error() string { return "tensor: " + e.Op + ": " + e.What }
+
+// Unwrap makes errors.Is(err, ErrInvalid) hold.
+func (e *Error) Unwrap() error { return ErrInvalid }
+
+func invalid(op, format string, args ...any) error {
+	return &Error{Op: op, What: fmt.Sprintf(format, args...)}
+}
+
+// Of returns a contiguous tensor of the given shape over data, without a copy.
+// No shape at all means a scalar, so data must have one element then. The
+// tensor sees data's elements from 0 to the shape's count, which must equal
+// len(data).
+func Of[T Element](data []T, shape ...int) (*Tensor, error) {
+	var zero T
+	n, err := countOf("Of", shape)
+	if err != nil {
+		return nil, err
+	}
+	if n != len(data) {
+		return nil, invalid("Of", "shape %v has %d elements, the slice has %d", shape, n, len(data))
+	}
+	var b []byte
+	if len(data) > 0 {
+		b = unsafe.Slice((*byte)(unsafe.Pointer(unsafe.SliceData(data))), len(data)*int(unsafe.Sizeof(zero)))
+	}
+	return contiguous(DTypeOf[T](), Device{}, b, nil, shape, n), nil
+}
+
+// New returns a contiguous CPU tensor of zeros.
+func New(dtype DType, shape ...int) (*Tensor, error) {
+	n, err := checkedCount("New", dtype, shape)
+	if err != nil {
+		return nil, err
+	}
+	return contiguous(dtype, Device{}, alloc(n*dtype.Size()), nil, shape, n), nil
+}
+
+// alloc returns n zero bytes aligned for every element type.
+func alloc(n int) []byte {
+	if n == 0 {
+		return nil
+	}
+	words := make([]complex128, (n+15)/16)
+	return unsafe.Slice((*byte)(unsafe.Pointer(unsafe.SliceData(words))), n)
+}
+
+// FromBytes returns a contiguous tensor over b, without a copy. Elements are in
+// the host's byte order. The length of b must be the shape's count times the
+// element's size, and b must be aligned to the element (complex types: to half
+// of it), as every slice of that element type is.
+func FromBytes(dtype DType, b []byte, shape ...int) (*Tensor, error) {
+	n, err := checkedCount("FromBytes", dtype, shape)
+	if err != nil {
+		return nil, err
+	}
+	if n*dtype.Size() != len(b) {
+		return nil, invalid("FromBytes", "%v of shape %v takes %d bytes, got %d", dtype, shape, n*dtype.Size(), len(b))
+	}
+	if align := alignOf(dtype); len(b) > 0 && uintptr(unsafe.Pointer(unsafe.SliceData(b)))%align != 0 {
+		return nil, invalid("FromBytes", "bytes are not aligned to %d as %v needs", align, dtype)
+	}
+	return contiguous(dtype, Device{}, b, nil, shape, n), nil
+}
+
+func alignOf(d DType) uintptr {
+	if d.IsComplex() {
+		return uintptr(d.Size() / 2)
+	}
+	return uintptr(d.Size())
+}
+
+// OnDevice returns a contiguous tensor over device memory.
+func OnDevice(dtype DType, mem Memory, shape ...int) (*Tensor, error) {
+	n, err := checkedCount("OnDevice", dtype, shape)
+	if err != nil {
+		return nil, err
+	}
+	if mem == nil {
+		return nil, invalid("OnDevice", "nil memory")
+	}
+	if n*dtype.Size() != mem.Len() {
+		return nil, invalid("OnDevice", "%v of shape %v takes %d bytes, the memory has %d", dtype, shape, n*dtype.Size(), mem.Len())
+	}
+	return contiguous(dtype, mem.Device(), nil, mem, shape, n), nil
+}
+
+func contiguous(dtype DType, dev Device, b []byte, mem Memory, shape []int, n int) *Tensor {
+	// One array for shape and strides: a tensor costs two allocations.
+	dims := make([]int, 2*len(shape))
+	t := &Tensor{
+		dtype: dtype, device: dev, data: b, mem: mem, count: n, contig: true,
+		shape: dims[:len(shape):len(shape)], strides: dims[len(shape):],
+	}
+	copy(t.shape, shape)
+	fillStrides(t.strides, shape)
+	return t
+}
+
+func fillStrides(strides, shape []int) {
+	step := 1
+	for i := len(shape) - 1; i >= 0; i-- {
+		strides[i] = step
+		step *= max(shape[i], 1)
+	}
+}
+
+func checkedCount(op string, dtype DType, shape []int) (int, error) {
+	if !dtype.Valid() {
+		return 0, invalid(op, "invalid dtype %v", dtype)
+	}
+	n, err := countOf(op, shape)
+	if err == nil && n > math.MaxInt/16 {
+		err = invalid(op, "shape %v is too large", shape)
+	}
+	return n, err
+}
+
+func countOf(op string, shape []int) (int, error) {
+	n, empty := 1, false
+	for i, d := range shape {
+		if d < 0 {
+			return 0, invalid(op, "dimension %d of shape %v is negative", i, shape)
+		}
+		if d == 0 {
+			empty = true
+			continue
+		}
+		if n > math.MaxInt/d {
+			return 0, invalid(op, "shape %v is too large", shape)
+		}
+		n *= d
+	}
+	if empty {
+		return 0, nil
+	}
+	return n, nil
+}
+
+// DType returns the element type.
+func (t *Tensor) DType() DType { return t.dtype }
+
+// Device returns where the elements live.
+func (t *Tensor) Device() Device { return t.device }
+
+// Layout returns how the elements are stored.
+func (t *Tensor) Layout() Layout { return t.layout }
+
+// Dims returns the number of dimensions; a scalar has none.
+func (t *Tensor) Dims() int { return len(t.shape) }
+
+// Dim returns the size of dimension i.
+func (t *Tensor) Dim(i int) int { return t.shape[i] }
+
+// Shape returns a copy of the shape.
+func (t *Tensor) Shape() []int { return slices.Clone(t.shape) }
+
+// SameShape reports whether t and o have equal shapes.
+func (t *Tensor) SameShape(o *Tensor) bool { return slices.Equal(t.shape, o.shape) }
+
+// Strides returns a copy of the strides, in elements; nil for a sparse tensor.
+func (t *Tensor) Strides() []int { return slices.Clone(t.strides) }
+
+// Len returns the number of elements, for a sparse tensor those of its dense shape.
+func (t *Tensor) Len() int { return t.count }
+
+// ByteLen returns the bytes that the elements take when packed.
+func (t *Tensor) ByteLen() int { return t.count * t.dtype.Size() }
+
+// Offset returns the first element's distance from the storage's start, in elements.
+func (t *Tensor) Offset() int { return t.offset }
+
+// Memory returns the storage of a tensor on a device, nil for a CPU tensor.
+func (t *Tensor) Memory() Memory { return t.mem }
+
+// IsContiguous reports whether the elements lie one after the other in row-major order.
+func (t *Tensor) IsContiguous() bool { return t.contig && t.layout == Strided }
+
+// String describes the tensor without its elements: "float32[3 5]", followed
+// by device and layout where they are not the usual ones.
+func (t *Tensor) String() string {
+	s := fmt.Sprintf("%v%v", t.dtype, t.shape)
+	if t.device.Type != CPU {
+		s += "@" + t.device.String()
+	}
+	if t.layout != Strided {
+		s += " " + t.layout.String()
+	}
+	return s
+}
+
+// Bytes returns the elements of a contiguous CPU tensor as bytes, without a
+// copy, in the host's byte order. Other tensors give nil: Pack them.
+func (t *Tensor) Bytes() []byte {
+	if !t.IsContiguous() || t.device.Type != CPU {
+		return nil
+	}
+	es := t.dtype.Size()
+	return t.data[t.offset*es : (t.offset+t.count)*es : (t.offset+t.count)*es]
+}
+
+// Data returns the elements of a contiguous CPU tensor, without a copy.
+func Data[T Element](t *Tensor) ([]T, error) {
+	if want := DTypeOf[T](); want != t.dtype {
+		return nil, invalid("Data", "the tensor holds %v, not %v", t.dtype, want)
+	}
+	if !t.IsContiguous() || t.device.Type != CPU {
+		return nil, invalid("Data", "%v is not contiguous in CPU memory", t)
+	}
+	b := t.Bytes()
+	if len(b) == 0 {
+		return []T{}, nil
+	}
+	return unsafe.Slice((*T)(unsafe.Pointer(unsafe.SliceData(b))), t.count), nil
+}
+
+// view returns a tensor over t's storage; the caller has checked the range.
+func (t *Tensor) view(shape, strides []int, offset int) *Tensor {
+	n := 1
+	for _, d := range shape {
+		n *= d
+	}
+	v := &Tensor{
+		dtype: t.dtype, device: t.device, data: t.data, mem: t.mem,
+		shape: shape, strides: strides, offset: offset, count: n,
+	}
+	v.contig = isContiguous(shape, strides)
+	return v
+}
+
+func isContiguous(shape, strides []int) bool {
+	step := 1
+	for i := len(shape) - 1; i >= 0; i-- {
+		if shape[i] == 0 {
+			return true
+		}
+		if shape[i] != 1 && strides[i] != step {
+			return false
+		}
+		step *= shape[i]
+	}
+	return true
+}
+
+func (t *Tensor) needStrided(op string) error {
+	if t.layout != Strided {
+		return invalid(op, "%v is not strided", t)
+	}
+	return nil
+}
+
+func (t *Tensor) needDim(op string, dim int) error {
+	if err := t.needStrided(op); err != nil {
+		return err
+	}
+	if dim < 0 || dim >= len(t.shape) {
+		return invalid(op, "no dimension %d in %v", dim, t)
+	}
+	return nil
+}
+
+// Slice returns a view of elements [from, to) of dimension dim.
+func (t *Tensor) Slice(dim, from, to int) (*Tensor, error) {
+	if err := t.needDim("Slice", dim); err != nil {
+		return nil, err
+	}
+	if from < 0 || to < from || to > t.shape[dim] {
+		return nil, invalid("Slice", "range [%d, %d) is not within dimension %d of %v", from, to, dim, t)
+	}
+	shape := slices.Clone(t.shape)
+	shape[dim] = to - from
+	return t.view(shape, t.strides, t.clampOffset(shape, t.offset+from*t.strides[dim])), nil
+}
+
+// clampOffset keeps the offset of an empty view within the storage.
+func (t *Tensor) clampOffset(shape []int, offset int) int {
+	if slices.Contains(shape, 0) {
+		return t.offset
+	}
+	return offset
+}
+
+// Select returns a view of element index of dimension dim, without that dimension.
+func (t *Tensor) Select(dim, index int) (*Tensor, error) {
+	if err := t.needDim("Select", dim); err != nil {
+		return nil, err
+	}
+	if index < 0 || index >= t.shape[dim] {
+		return nil, invalid("Select", "no element %d in dimension %d of %v", index, dim, t)
+	}
+	shape := slices.Delete(slices.Clone(t.shape), dim, dim+1)
+	strides := slices.Delete(slices.Clone(t.strides), dim, dim+1)
+	return t.view(shape, strides, t.clampOffset(shape, t.offset+index*t.strides[dim])), nil
+}
+
+// Transpose returns a view with dimensions a and b exchanged.
+func (t *Tensor) Transpose(a, b int) (*Tensor, error) {
+	if err := errors.Join(t.needDim("Transpose", a), t.needDim("Transpose", b)); err != nil {
+		return nil, err
+	}
+	shape, strides := slices.Clone(t.shape), slices.Clone(t.strides)
+	shape[a], shape[b] = shape[b], shape[a]
+	strides[a], strides[b] = strides[b], strides[a]
+	return t.view(shape, strides, t.offset), nil
+}
+
+// Reshape returns a view of a contiguous tensor under another shape of the
+// same count. One dimension may be -1: it is worked out from the others.
+func (t *Tensor) Reshape(shape ...int) (*Tensor, error) {
+	if err := t.needStrided("Reshape"); err != nil {
+		return nil, err
+	}
+	if !t.contig {
+		return nil, invalid("Reshape", "%v with strides %v is not contiguous", t, t.strides)
+	}
+	shape = slices.Clone(shape)
+	if hole := slices.Index(shape, -1); hole >= 0 {
+		shape[hole] = 1
+		n, err := countOf("Reshape", shape)
+		if err != nil {
+			return nil, err
+		}
+		if n == 0 || t.count%n != 0 {
+			return nil, invalid("Reshape", "cannot work out -1: %d elements do not divide by %d", t.count, n)
+		}
+		shape[hole] = t.count / n
+	}
+	n, err := countOf("Reshape", shape)
+	if err != nil {
+		return nil, err
+	}
+	if n != t.count {
+		return nil, invalid("Reshape", "%v has %d elements, shape %v has %d", t, t.count, shape, n)
+	}
+	strides := make([]int, len(shape))
+	fillStrides(strides, shape)
+	return t.view(shape, strides, t.offset), nil
+}
+
+// AsStrided returns a view with any shape and strides over t's storage, the
+// offset counted from the storage's start, as PyTorch's as_strided. It is an
+// error if an element would lie outside the storage. Elements may overlap; an
+// operation that writes such a view leaves overlapping elements undefined.
+func (t *Tensor) AsStrided(shape, strides []int, offset int) (*Tensor, error) {
+	const op = "AsStrided"
+	if err := t.needStrided(op); err != nil {
+		return nil, err
+	}
+	if len(shape) != len(strides) {
+		return nil, invalid(op, "%d dimensions but %d strides", len(shape), len(strides))
+	}
+	n, err := countOf(op, shape)
+	if err != nil {
+		return nil, err
+	}
+	limit := t.storageLen()
+	lo, hi := offset, offset
+	if n > 0 {
+		for i, s := range strides {
+			if s != 0 && shape[i] > 1 && (shape[i]-1 > limit || max(s, -s) > limit || max(s, -s) > limit/(shape[i]-1)) {
+				return nil, invalid(op, "shape %v with strides %v leaves the storage of %d elements", shape, strides, limit)
+			}
+			if reach := (shape[i] - 1) * s; reach < 0 {
+				lo += reach
+			} else {
+				hi += reach
+			}
+		}
+	}
+	if offset < 0 || offset > limit || lo < 0 || n > 0 && hi >= limit {
+		return nil, invalid(op, "shape %v with strides %v at %d leaves the storage of %d elements", shape, strides, offset, limit)
+	}
+	return t.view(slices.Clone(shape), slices.Clone(strides), offset), nil
+}
+
+func (t *Tensor) storageLen() int {
+	if t.mem != nil {
+		return t.mem.Len() / t.dtype.Size()
+	}
+	return len(t.data) / t.dtype.Size()
+}
+
+// Pack copies the elements of a CPU tensor to dst in row-major order. The
+// length of dst must be ByteLen.
+func (t *Tensor) Pack(dst []byte) error {
+	if err := t.copyable("Pack", len(dst)); err != nil {
+		return err
+	}
+	if t.contig {
+		copy(dst, t.Bytes())
+		return nil
+	}
+	es, at := t.dtype.Size(), 0
+	t.runs(func(off, n int) {
+		at += copy(dst[at:], t.data[off*es:(off+n)*es])
+	})
+	return nil
+}
+
+// Unpack copies row-major elements from src into a CPU tensor through its
+// strides. The length of src must be ByteLen.
+func (t *Tensor) Unpack(src []byte) error {
+	if err := t.copyable("Unpack", len(src)); err != nil {
+		return err
+	}
+	if t.contig {
+		copy(t.Bytes(), src)
+		return nil
+	}
+	es, at := t.dtype.Size(), 0
+	t.runs(func(off, n int) {
+		at += copy(t.data[off*es:(off+n)*es], src[at:])
+	})
+	return nil
+}
+
+func (t *Tensor) copyable(op string, n int) error {
+	if err := t.needStrided(op); err != nil {
+		return err
+	}
+	if t.device.Type != CPU {
+		return invalid(op, "%v is not in CPU memory", t)
+	}
+	if n != t.ByteLen() {
+		return invalid(op, "%v takes %d bytes, got %d", t, t.ByteLen(), n)
+	}
+	return nil
+}
+
+// runs calls f for every maximal run of adjacent elements, in row-major order.
+func (t *Tensor) runs(f func(off, n int)) {
+	if t.count == 0 {
+		return
+	}
+	// The innermost dimensions that lie dense make one run.
+	dims, run := len(t.shape), 1
+	for dims > 0 && (t.shape[dims-1] == 1 || t.strides[dims-1] == run) {
+		run *= t.shape[dims-1]
+		dims--
+	}
+	index := make([]int, dims)
+	off := t.offset
+	for {
+		f(off, run)
+		d := dims - 1
+		for ; d >= 0; d-- {
+			index[d]++
+			off += t.strides[d]
+			if index[d] < t.shape[d] {
+				break
+			}
+			off -= t.strides[d] * t.shape[d]
+			index[d] = 0
+		}
+		if d < 0 {
+			return
+		}
+	}
+}
+
+// Contiguous returns t itself if it is contiguous, else a packed copy.
+func (t *Tensor) Contiguous() (*Tensor, error) {
+	if t.IsContiguous() {
+		return t, nil
+	}
+	return t.Clone()
+}
+
+// Clone returns a contiguous copy of a CPU tensor; a sparse one is copied as
+// it is, coalesced or not.
+func (t *Tensor) Clone() (*Tensor, error) {
+	if t.layout == SparseCOO {
+		return t.cloneSparse()
+	}
+	c, err := New(t.dtype, t.shape...)
+	if err != nil {
+		return nil, err
+	}
+	return c, t.Pack(c.data)
+}
+
+// CopyFrom copies src's elements into t. Both are CPU tensors of one dtype and
+// shape; their strides may differ, their memory must not overlap.
+func (t *Tensor) CopyFrom(src *Tensor) error {
+	if t.dtype != src.dtype || !t.SameShape(src) {
+		return invalid("CopyFrom", "cannot copy %v into %v", src, t)
+	}
+	if src.IsContiguous() && src.device.Type == CPU {
+		return t.Unpack(src.Bytes())
+	}
+	if t.IsContiguous() && t.device.Type == CPU {
+		return src.Pack(t.Bytes())
+	}
+	packed, err := src.Clone()
+	if err != nil {
+		return err
+	}
+	return t.Unpack(packed.data)
+}

@@ -1,0 +1,189 @@
+package transport
+
+import (
+	"errors"
+	"fmt"
+	"time"
+)
+
+// Mesh connects one rank of a group with all the others. Messages match by
+// (pair, slot) in the order in which they were posted, each receive with one
+// send, as Gloo's unbound buffers do.
+//
+// Send, Recv and RecvAny post a request and return at once; they may be called
+// from many goroutines. Requests of one (peer, slot) match in the order of the
+// calls. The mesh owns a request and its buffer until the request completes.
+// Once it has completed, with or without an error, the mesh no longer reads or
+// writes the buffer.
+type Mesh interface {
+	Rank() int
+	Size() int
+
+	// Send posts r.Buf to r.Peer on r.Slot. It completes when the buffer may be
+	// used again; the peer need not have received it.
+	Send(r *Request)
+
+	// Recv posts a receive of exactly len(r.Buf) bytes from r.Peer on r.Slot. A
+	// message of another length ends the request with a *SizeError and never
+	// writes outside r.Buf.
+	Recv(r *Request)
+
+	// RecvAny posts a receive from the first rank that sends on r.Slot. On
+	// completion r.Peer is that rank.
+	RecvAny(r *Request)
+
+	// Abort ends every pending and later request with f and tells the other
+	// ranks, as far as the wire can carry it. Only the first fault of a mesh
+	// counts. It returns without waiting for anybody; Close still has to be called.
+	Abort(f *Fault)
+
+	// Fault returns what ended the mesh, nil while it works.
+	Fault() *Fault
+
+	// Failed is closed once the mesh has a fault. A mesh fails by itself when a
+	// peer dies or reports a fault of its own.
+	Failed() <-chan struct{}
+
+	// SetProgress tells the mesh which operation this rank is in, so that it can
+	// answer for this rank when others diagnose a timeout: the number of
+	// operations issued and of those completed.
+	SetProgress(issued, completed uint64)
+
+	// Diagnose asks every peer that can answer for its progress, waits at most
+	// limit, and reports what came: one Health per rank.
+	Diagnose(limit time.Duration) []Health
+
+	// Close says goodbye to the peers, sends what is still queued as far as the
+	// peers take it within a second, frees everything and waits for what it
+	// started. Pending requests end with ErrClosed. It may be called more than once.
+	Close() error
+}
+
+// Health is what a rank knows of a peer when it looks for the reason of a timeout.
+type Health struct {
+	Rank      int
+	Native    bool   // the peer is a rank of this library and so can answer
+	Answered  bool   // it did
+	Departed  bool   // it closed the group
+	Issued    uint64 // operations it has issued, if it answered
+	Completed uint64 // operations it has completed, if it answered
+}
+
+// Request is one posted send or receive. Its owner sets Peer, Slot and Buf,
+// posts it, and may use it again after it has received from Done. Make one
+// with NewRequest or call Init.
+type Request struct {
+	Peer int
+	Slot uint64
+	Buf  []byte
+
+	// Next and Tag are for the mesh that holds the request.
+	Next *Request
+	Tag  uint64
+
+	err  error
+	done chan struct{}
+}
+
+// NewRequest returns a request that is ready to be posted.
+func NewRequest() *Request {
+	r := new(Request)
+	r.Init()
+	return r
+}
+
+// Init makes the zero Request ready to be posted.
+func (r *Request) Init() { r.done = make(chan struct{}, 1) }
+
+// Complete ends the request. Only the mesh calls it, once for each post.
+func (r *Request) Complete(err error) {
+	r.err = err
+	r.done <- struct{}{}
+}
+
+// Done delivers one value for each completed post.
+func (r *Request) Done() <-chan struct{} { return r.done }
+
+// Err returns how the request ended; it is valid after a receive from Done.
+func (r *Request) Err() error { return r.err }
+
+// ErrClosed ends requests on a mesh that was closed by its own rank.
+var ErrClosed = errors.New("transport: mesh closed")
+
+// SizeError ends a receive whose message had another length.
+type SizeError struct {
+	Peer      int
+	Slot      uint64
+	Want, Got uint64
+}
+
+func (e *SizeError) Error() string {
+	return fmt.Sprintf("transport: rank %d sent %d bytes on slot %#x where %d were expected: the ranks disagree on operation, size or dtype", e.Peer, e.Got, e.Slot, e.Want)
+}
+
+// FaultKind tells why a mesh ended.
+type FaultKind uint8
+
+const (
+	// FaultPeerDied: a connection ended without a goodbye.
+	FaultPeerDied FaultKind = iota + 1
+	// FaultPeerLeft: an operation needed a rank that had closed the group.
+	FaultPeerLeft
+	// FaultTimeout: an operation ran out of time; Rank is who was missing.
+	FaultTimeout
+	// FaultCanceled: the context of an operation was cancelled on Rank.
+	FaultCanceled
+	// FaultAborted: Rank aborted the group or a Work.
+	FaultAborted
+	// FaultMismatch: ranks disagreed on an operation; Rank is the peer whose message did not fit.
+	FaultMismatch
+	// FaultProtocol: bytes came from Rank that no rank sends.
+	FaultProtocol
+)
+
+func (k FaultKind) String() string {
+	switch k {
+	case FaultPeerDied:
+		return "died"
+	case FaultPeerLeft:
+		return "left the group"
+	case FaultTimeout:
+		return "did not take part in time"
+	case FaultCanceled:
+		return "cancelled the operation"
+	case FaultAborted:
+		return "aborted the group"
+	case FaultMismatch:
+		return "sent a message that does not fit"
+	case FaultProtocol:
+		return "sent bytes that are no message"
+	}
+	return fmt.Sprintf("fault %d", uint8(k))
+}
+
+// Fault is why a mesh ended and who caused it.
+type Fault struct {
+	Kind     FaultKind
+	Rank     int    // the rank that caused it, -1 if nobody knows
+	Reporter int    // the rank that noticed it
+	Op       uint8  // the operation (a work.OpType) in which it was noticed, 0xff if none
+	Seq      uint64 // that operation's sequence number
+	Err      error  // what was noticed, on the reporter's side; may be nil
+}
+
+func (f *Fault) Error() string {
+	s := fmt.Sprintf("rank %d %v", f.Rank, f.Kind)
+	if f.Rank < 0 {
+		s = fmt.Sprintf("some rank %v", f.Kind)
+	}
+	if f.Reporter != f.Rank && f.Reporter >= 0 {
+		s += fmt.Sprintf(" (noticed by rank %d)", f.Reporter)
+	}
+	if f.Err != nil {
+		s += ": " + f.Err.Error()
+	}
+	return s
+}
+
+// Unwrap returns what was noticed.
+func (f *Fault) Unwrap() error { return f.Err }

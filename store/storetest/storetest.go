@@ -973,7 +973,7 @@ func testLarge(t *suite) {
 	for _, size := range sizes {
 		v := make([]byte, size)
 		for i := range v {
-			v[i] = byte(i * 2654435761 >> 13)
+			v[i] = byte(uint32(i) * 2654435761 >> 13)
 		}
 		require.NoError(t, t.s.Set(t.Context(), "large", v))
 		got, err := p.Get(t.Context(), "large")

@@ -1,0 +1,67 @@
+package work
+
+import (
+	"context"
+	"errors"
+	"fmt"
+)
+
+var (
+	// ErrTimeout is matched by the error of an operation that ran out of time.
+	// Such an error is also a net.Error whose Timeout method returns true.
+	ErrTimeout error = timeoutError{}
+
+	// ErrPeerDied is matched when a rank ended without closing the group.
+	ErrPeerDied = errors.New("peer died")
+
+	// ErrPeerLeft is matched when an operation needed a rank that had closed the group.
+	ErrPeerLeft = errors.New("peer left the group")
+
+	// ErrCanceled is matched when an operation's context was cancelled, on any rank.
+	ErrCanceled = errors.New("operation cancelled")
+
+	// ErrAborted is matched when a rank aborted a Work or its group.
+	ErrAborted = errors.New("aborted")
+
+	// ErrMismatch is matched when ranks called operations that do not fit together.
+	ErrMismatch = errors.New("ranks disagree on the operation")
+
+	// ErrClosed is matched when the group was closed on this rank.
+	ErrClosed = errors.New("group closed")
+
+	// ErrPending is returned by Result and SourceRank before the operation has ended.
+	ErrPending = errors.New("the operation has not ended")
+)
+
+type timeoutError struct{}
+
+func (timeoutError) Error() string   { return "timed out" }
+func (timeoutError) Timeout() bool   { return true }
+func (timeoutError) Temporary() bool { return true }
+
+// Error is how an operation failed: which operation, where, and whose fault it
+// was. errors.Is finds the sentinels of this package in it.
+type Error struct {
+	Info
+	Peer int // the rank, within the group, that caused the failure; -1 if none or not known
+	Err  error
+}
+
+func (e *Error) Error() string {
+	s := fmt.Sprintf("work: %v seq %d on rank %d", e.Op, e.Seq, e.Rank)
+	if e.Group != "" {
+		s += fmt.Sprintf(" of group %q", e.Group)
+	}
+	return s + ": " + e.Err.Error()
+}
+
+// Unwrap returns the cause.
+func (e *Error) Unwrap() error { return e.Err }
+
+// Timeout reports whether time ran out, so that an Error is a net.Error.
+func (e *Error) Timeout() bool {
+	return errors.Is(e.Err, ErrTimeout) || errors.Is(e.Err, context.DeadlineExceeded)
+}
+
+// Temporary is there for net.Error; it reports the same as Timeout.
+func (e *Error) Temporary() bool { return e.Timeout() }

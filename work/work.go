@@ -1,0 +1,288 @@
+package work
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/c10d-go/c10d/tensor"
+)
+
+// Info is what a Work knows of its operation from the start.
+type Info struct {
+	Op    OpType
+	Seq   uint64 // the operation's number in its group, counted from 0
+	Group string // the group's name
+	Rank  int    // the rank that issued it
+}
+
+// Stream is a queue of device work. The backend of the device knows the type
+// behind it.
+type Stream interface {
+	Device() tensor.Device
+}
+
+// Work is the future of one operation. All methods may be called from many
+// goroutines. Works come from operations; a backend makes them through a Promise.
+type Work struct {
+	info    Info
+	done    chan struct{}
+	state   atomic.Uint32
+	source  atomic.Int64
+	started atomic.Int64 // nanoseconds since base, 0 = not yet
+
+	mu       sync.Mutex
+	err      error
+	result   []*tensor.Tensor
+	duration time.Duration
+	abort    func(cause error)
+	order    func(Stream) error
+}
+
+const (
+	pending uint32 = iota
+	succeeded
+	failed
+)
+
+// base makes started a monotonic time that fits in one word.
+var base = time.Now()
+
+// Wait blocks until the operation has ended and returns how it ended, as c10d's
+// wait does. ctx bounds only the waiting: when it ends first, Wait returns an
+// error that wraps ctx's and the operation goes on.
+func (w *Work) Wait(ctx context.Context) error {
+	if w.state.Load() == pending {
+		select {
+		case <-w.done:
+		case <-ctx.Done():
+			// An operation that has ended wins over a context that has.
+			if w.state.Load() == pending {
+				return &Error{Info: w.info, Peer: -1, Err: fmt.Errorf("stopped waiting, the operation goes on: %w", context.Cause(ctx))}
+			}
+		}
+	}
+	return w.Err()
+}
+
+// Synchronize orders s after the outputs of the operation, without blocking
+// the caller where the backend can. With a nil stream, or for outputs in CPU
+// memory, the caller itself is the stream: it blocks until the operation has ended.
+// (c10d's synchronize does nothing for CPU tensors and is legal only after
+// completion; here it is always safe to use the outputs after it returned nil.)
+func (w *Work) Synchronize(s Stream) error {
+	if s != nil {
+		w.mu.Lock()
+		order := w.order
+		w.mu.Unlock()
+		if order != nil {
+			return order(s)
+		}
+	}
+	<-w.done
+	return w.Err()
+}
+
+// Done is closed when the operation has ended.
+func (w *Work) Done() <-chan struct{} { return w.done }
+
+// Err returns how the operation ended: nil while it runs and when it succeeded.
+func (w *Work) Err() error {
+	if w.state.Load() != failed {
+		return nil
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.err
+}
+
+// IsCompleted reports, without blocking, whether the operation has ended.
+func (w *Work) IsCompleted() bool { return w.state.Load() != pending }
+
+// IsSuccess reports whether the operation has ended without an error. (In
+// c10d it is also true while the operation runs.)
+func (w *Work) IsSuccess() bool { return w.state.Load() == succeeded }
+
+// Result returns the output tensors of an operation that has succeeded. Before
+// that it returns ErrPending, and the operation's error if it failed.
+func (w *Work) Result() ([]*tensor.Tensor, error) {
+	switch w.state.Load() {
+	case pending:
+		return nil, &Error{Info: w.info, Peer: -1, Err: ErrPending}
+	case failed:
+		return nil, w.Err()
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.result, nil
+}
+
+// SourceRank returns the rank, within the group, that a receive came from. It
+// is an error for other operations and, for a receive from any rank, before it has ended.
+func (w *Work) SourceRank() (int, error) {
+	if w.info.Op != Recv && w.info.Op != RecvAnySource {
+		return -1, &Error{Info: w.info, Peer: -1, Err: errors.New("only a receive has a source rank")}
+	}
+	if s := w.source.Load(); s >= 0 {
+		return int(s), nil
+	}
+	if err := w.Err(); err != nil {
+		return -1, err
+	}
+	return -1, &Error{Info: w.info, Peer: -1, Err: ErrPending}
+}
+
+// OpType returns the kind of operation.
+func (w *Work) OpType() OpType { return w.info.Op }
+
+// Seq returns the operation's number in its group, counted from 0.
+func (w *Work) Seq() uint64 { return w.info.Seq }
+
+// Info returns what was known of the operation from the start.
+func (w *Work) Info() Info { return w.info }
+
+// Duration returns the time from when the backend began the operation to when
+// it ended; false while it runs.
+func (w *Work) Duration() (time.Duration, bool) {
+	if w.state.Load() == pending {
+		return 0, false
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.duration, true
+}
+
+// Then returns a Work that ends after w with f's error. If w fails, f does not
+// run and the error is passed on. The result is w's. f runs in a goroutine of its own.
+func (w *Work) Then(f func(*Work) error) *Work {
+	p := NewPromise(w.info)
+	p.OnAbort(w.Abort)
+	p.Start()
+	go func() {
+		<-w.done
+		err := w.Err()
+		if err == nil {
+			p.SetResult(w.result...)
+			err = f(w)
+		}
+		if s := w.source.Load(); s >= 0 {
+			p.SetSource(int(s))
+		}
+		p.Complete(err)
+	}()
+	return p.Work()
+}
+
+// Abort asks the backend to end the operation with cause, which must not be
+// nil. On wires that cannot take a single operation back (Gloo's), the whole
+// group ends with it, on every rank. It does nothing when the operation has ended.
+func (w *Work) Abort(cause error) {
+	if cause == nil {
+		cause = ErrAborted
+	}
+	w.mu.Lock()
+	abort := w.abort
+	w.mu.Unlock()
+	if abort != nil && w.state.Load() == pending {
+		abort(cause)
+	}
+}
+
+// WaitAll waits for every work and returns the errors of those that failed,
+// joined. It stops early only when ctx ends.
+func WaitAll(ctx context.Context, works ...*Work) error {
+	var errs []error
+	for _, w := range works {
+		if w == nil {
+			continue
+		}
+		if err := w.Wait(ctx); err != nil {
+			errs = append(errs, err)
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// Promise is the backend's end of a Work. The backend must call Complete once
+// on every path.
+type Promise struct{ w Work }
+
+// NewPromise returns the promise of an operation that has just been issued.
+func NewPromise(info Info) *Promise {
+	p := &Promise{w: Work{info: info, done: make(chan struct{})}}
+	p.w.source.Store(-1)
+	return p
+}
+
+// Completed returns a Work that has already ended, for operations with nothing to do.
+func Completed(info Info, err error, result ...*tensor.Tensor) *Work {
+	p := NewPromise(info)
+	p.Start()
+	p.SetResult(result...)
+	p.Complete(err)
+	return p.Work()
+}
+
+// Work returns the future that goes to the caller.
+func (p *Promise) Work() *Work { return &p.w }
+
+// Info returns what the promise was made with.
+func (p *Promise) Info() Info { return p.w.info }
+
+// Start marks the beginning of the operation, from which Duration counts.
+func (p *Promise) Start() { p.w.started.Store(int64(time.Since(base)) | 1) }
+
+// SetSource sets the rank that a receive came from.
+func (p *Promise) SetSource(rank int) { p.w.source.Store(int64(rank)) }
+
+// SetResult sets what Result returns after success.
+func (p *Promise) SetResult(result ...*tensor.Tensor) {
+	p.w.mu.Lock()
+	p.w.result = result
+	p.w.mu.Unlock()
+}
+
+// OnAbort sets what Work.Abort calls.
+func (p *Promise) OnAbort(f func(cause error)) {
+	p.w.mu.Lock()
+	p.w.abort = f
+	p.w.mu.Unlock()
+}
+
+// OnSynchronize sets how a stream is ordered after the operation's outputs.
+func (p *Promise) OnSynchronize(f func(Stream) error) {
+	p.w.mu.Lock()
+	p.w.order = f
+	p.w.mu.Unlock()
+}
+
+// Complete ends the operation. An error that is no *Error is wrapped in one,
+// so that it names operation, sequence number, group and rank. Only the first
+// call counts; it returns true.
+func (p *Promise) Complete(err error) bool {
+	w := &p.w
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.state.Load() != pending {
+		return false
+	}
+	if started := w.started.Load(); started != 0 {
+		w.duration = time.Since(base) - time.Duration(started)
+	}
+	w.abort = nil
+	if err != nil {
+		var have *Error
+		if !errors.As(err, &have) {
+			err = &Error{Info: w.info, Peer: -1, Err: err}
+		}
+		w.err = err
+		w.state.Store(failed)
+	} else {
+		w.state.Store(succeeded)
+	}
+	close(w.done)
+	return true
+}

@@ -1,0 +1,213 @@
+package work_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"go.uber.org/goleak"
+
+	"github.com/c10d-go/c10d/tensor"
+	"github.com/c10d-go/c10d/work"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+var info = work.Info{Op: work.AllReduce, Seq: 7, Group: "0", Rank: 1}
+
+func TestLifeOfASuccess(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := work.NewPromise(info)
+		w := p.Work()
+		require.False(t, w.IsCompleted())
+		require.False(t, w.IsSuccess())
+		require.NoError(t, w.Err())
+		_, err := w.Result()
+		require.ErrorIs(t, err, work.ErrPending)
+		_, ok := w.Duration()
+		require.False(t, ok)
+
+		p.Start()
+		out, err := tensor.New(tensor.Float32, 2)
+		require.NoError(t, err)
+		go func() {
+			time.Sleep(3 * time.Second)
+			p.SetResult(out)
+			require.True(t, p.Complete(nil))
+			require.False(t, p.Complete(errors.New("late")))
+		}()
+		require.NoError(t, w.Wait(t.Context()))
+		synctest.Wait()
+		require.True(t, w.IsCompleted())
+		require.True(t, w.IsSuccess())
+		got, err := w.Result()
+		require.NoError(t, err)
+		require.Same(t, out, got[0])
+		d, ok := w.Duration()
+		require.True(t, ok)
+		require.InDelta(t, 3*time.Second, d, float64(time.Microsecond))
+		require.Equal(t, work.AllReduce, w.OpType())
+		require.EqualValues(t, 7, w.Seq())
+		require.NoError(t, w.Synchronize(nil))
+	})
+}
+
+func TestFailureNamesOperationAndRank(t *testing.T) {
+	p := work.NewPromise(info)
+	p.Complete(work.ErrPeerDied)
+	err := p.Work().Wait(t.Context())
+	require.ErrorIs(t, err, work.ErrPeerDied)
+	var e *work.Error
+	require.ErrorAs(t, err, &e)
+	require.Equal(t, info, e.Info)
+	require.Equal(t, `work: all_reduce seq 7 on rank 1 of group "0": peer died`, err.Error())
+	_, rerr := p.Work().Result()
+	require.ErrorIs(t, rerr, work.ErrPeerDied)
+
+	// An error that names its operation already is not wrapped twice.
+	q := work.NewPromise(info)
+	q.Complete(fmt.Errorf("more: %w", e))
+	require.Equal(t, "more: "+e.Error(), q.Work().Err().Error())
+}
+
+func TestTimeoutIsANetError(t *testing.T) {
+	for _, cause := range []error{work.ErrTimeout, context.DeadlineExceeded} {
+		w := work.Completed(info, fmt.Errorf("after 1s: %w", cause))
+		var ne net.Error
+		require.ErrorAs(t, w.Err(), &ne)
+		require.True(t, ne.Timeout())
+	}
+	var ne net.Error
+	require.ErrorAs(t, work.Completed(info, work.ErrClosed).Err(), &ne)
+	require.False(t, ne.Timeout())
+}
+
+func TestWaitEndsWithItsContextAndTheOperationGoesOn(t *testing.T) {
+	p := work.NewPromise(info)
+	ctx, cancel := context.WithCancelCause(context.Background())
+	cancel(errors.New("bored"))
+	err := p.Work().Wait(ctx)
+	require.ErrorContains(t, err, "bored")
+	require.ErrorContains(t, err, "seq 7")
+	require.False(t, p.Work().IsCompleted())
+	p.Complete(nil)
+	require.NoError(t, p.Work().Wait(ctx), "an operation that has ended wins over a context that has")
+}
+
+func TestThen(t *testing.T) {
+	boom := errors.New("boom")
+	for _, tc := range []struct {
+		name        string
+		first, then error
+		want        error
+		runs        bool
+	}{
+		{"both succeed", nil, nil, nil, true},
+		{"first fails", work.ErrTimeout, nil, work.ErrTimeout, false},
+		{"then fails", nil, boom, boom, true},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			p := work.NewPromise(work.Info{Op: work.Recv})
+			ran := false
+			next := p.Work().Then(func(*work.Work) error { ran = true; return tc.then })
+			require.False(t, next.IsCompleted())
+			p.SetSource(3)
+			p.Complete(tc.first)
+			require.ErrorIs(t, next.Wait(t.Context()), tc.want)
+			require.Equal(t, tc.runs, ran)
+			src, err := next.SourceRank()
+			require.NoError(t, err)
+			require.Equal(t, 3, src)
+		})
+	}
+}
+
+func TestAbortReachesTheBackend(t *testing.T) {
+	p := work.NewPromise(info)
+	var got error
+	p.OnAbort(func(cause error) { got = cause; p.Complete(cause) })
+	then := p.Work().Then(func(*work.Work) error { return nil })
+	then.Abort(work.ErrAborted)
+	require.Equal(t, work.ErrAborted, got)
+	require.ErrorIs(t, then.Wait(t.Context()), work.ErrAborted)
+	got = nil
+	p.Work().Abort(work.ErrAborted)
+	require.NoError(t, got, "nothing to abort any more")
+}
+
+func TestSourceRank(t *testing.T) {
+	_, err := work.Completed(info, nil).SourceRank()
+	require.ErrorContains(t, err, "only a receive")
+	p := work.NewPromise(work.Info{Op: work.RecvAnySource})
+	_, err = p.Work().SourceRank()
+	require.ErrorIs(t, err, work.ErrPending)
+	p.Complete(work.ErrTimeout)
+	_, err = p.Work().SourceRank()
+	require.ErrorIs(t, err, work.ErrTimeout)
+}
+
+type stream struct{}
+
+func (stream) Device() tensor.Device { return tensor.Device{Type: tensor.CUDA} }
+
+func TestSynchronizeUsesTheBackendsOrder(t *testing.T) {
+	p := work.NewPromise(info)
+	var ordered work.Stream
+	p.OnSynchronize(func(s work.Stream) error { ordered = s; return nil })
+	require.NoError(t, p.Work().Synchronize(stream{}), "must not wait for the operation")
+	require.Equal(t, stream{}, ordered)
+	p.Complete(nil)
+	require.NoError(t, p.Work().Synchronize(nil))
+}
+
+func TestManyGoroutinesMayWait(t *testing.T) {
+	p := work.NewPromise(info)
+	var wg sync.WaitGroup
+	for range 50 {
+		wg.Go(func() {
+			<-p.Work().Done()
+			if p.Work().Wait(context.Background()) == nil {
+				t.Error("want the error")
+			}
+		})
+	}
+	p.Complete(work.ErrAborted)
+	wg.Wait()
+	require.ErrorIs(t, work.WaitAll(t.Context(), nil, p.Work(), work.Completed(info, nil)), work.ErrAborted)
+}
+
+func TestAWorkCostsTwoAllocations(t *testing.T) {
+	n := testing.AllocsPerRun(100, func() {
+		p := work.NewPromise(info)
+		p.Start()
+		p.Complete(nil)
+		_ = p.Work().Wait(context.Background())
+	})
+	require.LessOrEqual(t, n, 2.0)
+}
+
+func TestNames(t *testing.T) {
+	seen := map[string]bool{}
+	for op := work.Broadcast; op <= work.ReduceScatterTensorCoalesced; op++ {
+		name := op.String()
+		require.NotContains(t, name, "op(")
+		require.False(t, seen[name], name)
+		seen[name] = true
+	}
+	require.Equal(t, "op(77)", work.OpType(77).String())
+	require.True(t, work.Recv.IsP2P())
+	require.False(t, work.Barrier.IsP2P())
+}
+
+func ExampleWork_Wait() {
+	p := work.NewPromise(work.Info{Op: work.Barrier, Seq: 2, Group: "0", Rank: 0})
+	go p.Complete(fmt.Errorf("rank 3: %w", work.ErrPeerDied))
+	fmt.Println(p.Work().Wait(context.Background()))
+	// Output: work: barrier seq 2 on rank 0 of group "0": rank 3: peer died
+}

@@ -358,14 +358,14 @@ func testAddErrors(t *suite) {
 		"", " ", "abc", "+", "-", "- 1", "+-1", "\x001", "x1", "\u00a01",
 		"9223372036854775808", "-9223372036854775809", "99999999999999999999999999",
 	} {
-		t.set(t.s, "n", text)
-		_, err := t.s.Add(t.Context(), "n", 1)
+		t.set(t.s, "count", text)
+		_, err := t.s.Add(t.Context(), "count", 1)
 		require.ErrorIs(t, err, store.ErrNotNumber, "%q", text)
-		require.ErrorContains(t, err, `"n"`)
-		t.holds(t.s, "n", text)
+		require.ErrorContains(t, err, "count")
+		t.holds(t.s, "count", text)
 	}
-	t.set(t.s, "n", "1")
-	got, err := t.s.Add(t.Context(), "n", 1)
+	t.set(t.s, "count", "1")
+	got, err := t.s.Add(t.Context(), "count", 1)
 	require.NoError(t, err)
 	require.EqualValues(t, 2, got)
 }

@@ -1,0 +1,178 @@
+package store
+
+import (
+	"context"
+	"strings"
+	"time"
+)
+
+// Prefix returns a view of inner in which every key k stands for
+// prefix + "/" + k, c10d's PrefixStore. The prefix is used as it is: one that
+// ends in a slash gives two of them, as in c10d. Prefixes nest from the
+// outside in: key k of Prefix("b", Prefix("a", s)) is "a/b/k" in s.
+//
+// NumKeys counts all keys of inner, as in c10d. ListKeys returns only the keys
+// under the prefix; unlike c10d's it does not mistake "ab/x" for a key under
+// "a". The timeout is inner's: SetTimeout changes it for all its users. Errors
+// name keys as inner knows them.
+//
+// Close ends the calls of the view and leaves inner open, because other views
+// share it. The view has a dialect and can be cloned if inner does; a clone
+// owns the connection it was given, and its Close closes that.
+func Prefix(prefix string, inner Store) Store {
+	return newPrefix(prefix, inner, false)
+}
+
+func newPrefix(prefix string, inner Store, owned bool) Store {
+	p := &prefixed{inner: inner, prefix: prefix + "/", owned: owned}
+	p.life, p.end = context.WithCancel(context.Background())
+	if c, ok := inner.(Cloner); ok {
+		return &clonablePrefixed{p, c}
+	}
+	return p
+}
+
+type prefixed struct {
+	inner  Store
+	prefix string // with the slash
+	owned  bool   // Close closes inner
+	life   context.Context
+	end    context.CancelFunc
+}
+
+// clonablePrefixed is a view of a store that is a Cloner.
+type clonablePrefixed struct {
+	*prefixed
+	cloner Cloner
+}
+
+func (p *clonablePrefixed) Clone(ctx context.Context) (Store, error) {
+	return prefixCall(p.prefixed, ctx, "clone", func(ctx context.Context) (Store, error) {
+		inner, err := p.cloner.Clone(ctx)
+		if err != nil {
+			return nil, err
+		}
+		return newPrefix(strings.TrimSuffix(p.prefix, "/"), inner, true), nil
+	})
+}
+
+func (p *prefixed) Dialect() Dialect { return DialectOf(p.inner) }
+
+// prefixCall runs f with a context that Close ends too.
+func prefixCall[T any](p *prefixed, ctx context.Context, op string, f func(context.Context) (T, error)) (T, error) {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	defer context.AfterFunc(p.life, cancel)()
+	closed := &Error{Store: "prefix " + p.prefix, Op: op, Err: ErrClosed}
+	if p.life.Err() != nil {
+		var none T
+		return none, closed
+	}
+	result, err := f(ctx)
+	if err != nil && p.life.Err() != nil {
+		return result, closed
+	}
+	return result, err
+}
+
+// do is prefixCall for a method that returns nothing else.
+func (p *prefixed) do(ctx context.Context, op string, f func(context.Context) error) error {
+	_, err := prefixCall(p, ctx, op, func(ctx context.Context) (struct{}, error) { return struct{}{}, f(ctx) })
+	return err
+}
+
+func (p *prefixed) join(keys []string) []string {
+	joined := make([]string, len(keys))
+	for i, k := range keys {
+		joined[i] = p.prefix + k
+	}
+	return joined
+}
+
+func (p *prefixed) Set(ctx context.Context, key string, value []byte) error {
+	return p.do(ctx, "set", func(ctx context.Context) error { return p.inner.Set(ctx, p.prefix+key, value) })
+}
+
+func (p *prefixed) Get(ctx context.Context, key string) ([]byte, error) {
+	return prefixCall(p, ctx, "get", func(ctx context.Context) ([]byte, error) { return p.inner.Get(ctx, p.prefix+key) })
+}
+
+func (p *prefixed) Add(ctx context.Context, key string, delta int64) (int64, error) {
+	return prefixCall(p, ctx, "add", func(ctx context.Context) (int64, error) { return p.inner.Add(ctx, p.prefix+key, delta) })
+}
+
+func (p *prefixed) CompareSet(ctx context.Context, key string, expected, desired []byte) ([]byte, error) {
+	return prefixCall(p, ctx, "compare set", func(ctx context.Context) ([]byte, error) {
+		return p.inner.CompareSet(ctx, p.prefix+key, expected, desired)
+	})
+}
+
+func (p *prefixed) Wait(ctx context.Context, keys ...string) error {
+	return p.do(ctx, "wait", func(ctx context.Context) error { return p.inner.Wait(ctx, p.join(keys)...) })
+}
+
+func (p *prefixed) Check(ctx context.Context, keys ...string) (bool, error) {
+	return prefixCall(p, ctx, "check", func(ctx context.Context) (bool, error) { return p.inner.Check(ctx, p.join(keys)...) })
+}
+
+func (p *prefixed) Delete(ctx context.Context, key string) (bool, error) {
+	return prefixCall(p, ctx, "delete", func(ctx context.Context) (bool, error) { return p.inner.Delete(ctx, p.prefix+key) })
+}
+
+func (p *prefixed) NumKeys(ctx context.Context) (int64, error) {
+	return prefixCall(p, ctx, "number of keys", p.inner.NumKeys)
+}
+
+func (p *prefixed) Append(ctx context.Context, key string, value []byte) error {
+	return p.do(ctx, "append", func(ctx context.Context) error { return p.inner.Append(ctx, p.prefix+key, value) })
+}
+
+func (p *prefixed) MultiGet(ctx context.Context, keys []string) ([][]byte, error) {
+	return prefixCall(p, ctx, "multi get", func(ctx context.Context) ([][]byte, error) { return p.inner.MultiGet(ctx, p.join(keys)) })
+}
+
+func (p *prefixed) MultiSet(ctx context.Context, keys []string, values [][]byte) error {
+	return p.do(ctx, "multi set", func(ctx context.Context) error { return p.inner.MultiSet(ctx, p.join(keys), values) })
+}
+
+func (p *prefixed) QueuePush(ctx context.Context, key string, value []byte) error {
+	return p.do(ctx, "queue push", func(ctx context.Context) error { return p.inner.QueuePush(ctx, p.prefix+key, value) })
+}
+
+func (p *prefixed) QueuePop(ctx context.Context, key string, block bool) ([]byte, error) {
+	return prefixCall(p, ctx, "queue pop", func(ctx context.Context) ([]byte, error) {
+		return p.inner.QueuePop(ctx, p.prefix+key, block)
+	})
+}
+
+func (p *prefixed) QueueLen(ctx context.Context, key string) (int64, error) {
+	return prefixCall(p, ctx, "queue length", func(ctx context.Context) (int64, error) { return p.inner.QueueLen(ctx, p.prefix+key) })
+}
+
+func (p *prefixed) ListKeys(ctx context.Context) ([]string, error) {
+	return prefixCall(p, ctx, "list keys", func(ctx context.Context) ([]string, error) {
+		all, err := p.inner.ListKeys(ctx)
+		if err != nil {
+			return nil, err
+		}
+		var keys []string
+		for _, k := range all {
+			if rest, ok := strings.CutPrefix(k, p.prefix); ok {
+				keys = append(keys, rest)
+			}
+		}
+		return keys, nil
+	})
+}
+
+func (p *prefixed) Timeout() time.Duration { return p.inner.Timeout() }
+
+func (p *prefixed) SetTimeout(d time.Duration) { p.inner.SetTimeout(d) }
+
+func (p *prefixed) Close() error {
+	p.end()
+	if p.owned {
+		return p.inner.Close()
+	}
+	return nil
+}

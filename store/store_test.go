@@ -1,0 +1,157 @@
+package store_test
+
+import (
+	"context"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"go.uber.org/goleak"
+
+	"github.com/c10d-go/c10d/store"
+	"github.com/c10d-go/c10d/store/storetest"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+func TestHash(t *testing.T) {
+	storetest.Run(t, storetest.Config{New: func(*testing.T) store.Store { return store.NewHash() }})
+}
+
+// oneHandle hides Clone, so that all of the suite goes through one handle.
+type oneHandle struct{ store.Store }
+
+func TestHashOneHandle(t *testing.T) {
+	storetest.Run(t, storetest.Config{New: func(*testing.T) store.Store { return oneHandle{store.NewHash()} }})
+}
+
+func TestPrefix(t *testing.T) {
+	for name, wrap := range map[string]func(store.Store) store.Store{
+		"one":    func(s store.Store) store.Store { return store.Prefix("job", s) },
+		"empty":  func(s store.Store) store.Store { return store.Prefix("", s) },
+		"slash":  func(s store.Store) store.Store { return store.Prefix("0/", s) },
+		"nested": func(s store.Store) store.Store { return store.Prefix("cpu/", store.Prefix("0/", s)) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			storetest.Run(t, storetest.Config{New: func(t *testing.T) store.Store {
+				inner := store.NewHash()
+				t.Cleanup(func() { inner.Close() })
+				// Neighbours that a careless prefix would take for its own.
+				for _, k := range []string{"jobs/x", "job", "0", "x", "cpu//0//x"} {
+					require.NoError(t, inner.Set(t.Context(), k, nil))
+				}
+				return wrap(inner)
+			}})
+		})
+	}
+}
+
+func TestPrefixNames(t *testing.T) {
+	ctx := t.Context()
+	inner := store.NewHash()
+	s := store.Prefix("cpu/", store.Prefix("0/", inner))
+	require.NoError(t, s.Set(ctx, "rank_0", []byte("x")))
+	require.NoError(t, s.QueuePush(ctx, "q", []byte("x")))
+	keys, err := inner.ListKeys(ctx)
+	require.NoError(t, err)
+	require.Equal(t, []string{"0//cpu//rank_0"}, keys)
+	n, err := inner.QueueLen(ctx, "0//cpu//q")
+	require.NoError(t, err)
+	require.EqualValues(t, 1, n)
+
+	s.SetTimeout(time.Minute)
+	require.Equal(t, time.Minute, inner.Timeout())
+	require.NoError(t, s.Close())
+	require.NoError(t, inner.Set(ctx, "k", nil), "closing a view closes nothing else")
+}
+
+type withDialect struct{ store.Store }
+
+func (withDialect) Dialect() store.Dialect { return store.DialectV1 }
+
+func TestPrefixPassesAbilities(t *testing.T) {
+	inner := store.NewHash()
+	require.Equal(t, store.DialectUnknown, store.DialectOf(store.Prefix("a", inner)))
+	p := store.Prefix("a", withDialect{inner})
+	require.Equal(t, store.DialectV1, store.DialectOf(p))
+	_, can := p.(store.Cloner)
+	require.False(t, can, "the inner store hides Clone")
+
+	clone, err := store.Prefix("a", inner).(store.Cloner).Clone(t.Context())
+	require.NoError(t, err)
+	require.NoError(t, clone.Set(t.Context(), "k", nil))
+	require.NoError(t, inner.Wait(t.Context(), "a/k"))
+	require.NoError(t, clone.Close())
+	require.NoError(t, inner.Set(t.Context(), "k", nil))
+}
+
+func TestHashClonesAreIndependent(t *testing.T) {
+	ctx := t.Context()
+	s := store.NewHash()
+	s.SetTimeout(time.Hour)
+	c, err := s.Clone(ctx)
+	require.NoError(t, err)
+	require.Equal(t, time.Hour, c.Timeout())
+	c.SetTimeout(time.Minute)
+	require.Equal(t, time.Hour, s.Timeout())
+	require.NoError(t, s.Close())
+	require.NoError(t, c.Set(ctx, "k", nil))
+	_, err = s.Clone(ctx)
+	require.ErrorIs(t, err, store.ErrClosed)
+}
+
+func TestBarrierErrors(t *testing.T) {
+	s := store.NewHash()
+	require.ErrorContains(t, store.Barrier(t.Context(), s, "b", 0), "world size 0")
+
+	s.SetTimeout(20 * time.Millisecond)
+	err := store.Barrier(t.Context(), s, "b", 3)
+	require.ErrorIs(t, err, store.ErrTimeout)
+	require.ErrorContains(t, err, `barrier "b" of 3, where this was caller 1`)
+
+	require.NoError(t, s.Set(t.Context(), "c/num_members", []byte("x")))
+	require.ErrorIs(t, store.Barrier(t.Context(), s, "c", 3), store.ErrNotNumber)
+
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	require.ErrorIs(t, store.Barrier(ctx, s, "d", 3), context.Canceled)
+}
+
+// basic hides the methods that a store of the old TCP dialect lacks, and makes
+// them of what is left.
+type basic struct{ store.Store }
+
+func (b basic) Append(ctx context.Context, key string, value []byte) error {
+	return store.AppendByCompareSet(ctx, b.Store, key, value)
+}
+
+func (b basic) MultiGet(ctx context.Context, keys []string) ([][]byte, error) {
+	return store.MultiGetByGet(ctx, b.Store, keys)
+}
+
+func (b basic) MultiSet(ctx context.Context, keys []string, values [][]byte) error {
+	return store.MultiSetBySet(ctx, b.Store, keys, values)
+}
+
+func TestFallbacks(t *testing.T) {
+	storetest.Run(t, storetest.Config{
+		New: func(*testing.T) store.Store { return basic{store.NewHash()} },
+		Peer: func(t *testing.T, s store.Store) store.Store {
+			c, err := s.(basic).Store.(store.Cloner).Clone(t.Context())
+			require.NoError(t, err)
+			return basic{c}
+		},
+	})
+}
+
+func TestAppendFallbackKnowsItsProbe(t *testing.T) {
+	ctx := t.Context()
+	s := store.NewHash()
+	for _, start := range []string{"\x00c10d append", "x", ""} {
+		require.NoError(t, s.Set(ctx, "k", []byte(start)))
+		require.NoError(t, store.AppendByCompareSet(ctx, s, "k", []byte("x")))
+		got, err := s.Get(ctx, "k")
+		require.NoError(t, err)
+		require.Equal(t, start+"x", string(got))
+	}
+}

@@ -1,0 +1,219 @@
+package backend
+
+import (
+	"context"
+	"time"
+
+	"github.com/c10d-go/c10d/store"
+	"github.com/c10d-go/c10d/tensor"
+	"github.com/c10d-go/c10d/work"
+)
+
+// DefaultTimeout is the time an operation may take when neither it nor its
+// group says otherwise: c10d's half hour.
+const DefaultTimeout = 30 * time.Minute
+
+// Backend is one engine of a process group: it runs the operations for the
+// tensors of one or more device types. Ranks are the group's, from 0.
+//
+// Every member must issue the same collectives in the same order on a group;
+// nothing else matches calls across ranks. Calls of one group must therefore
+// not race each other; send and receive may. A call returns as soon as the
+// operation is queued. Its error says that the call was wrong: nothing was
+// sent, no byte changed and no sequence number was used. What happened on the
+// wire is the Work's error. The call's context bounds the operation.
+//
+// The tensors of a call belong to the backend until the Work has ended. They
+// may have any strides; elements of an output must not overlap, and inputs
+// must not overlap outputs other than where an operation is in place.
+//
+// Embed Unsupported to write a backend that does not do everything.
+type Backend interface {
+	Name() string
+	Rank() int
+	Size() int
+
+	// Seq returns how many operations have been issued.
+	Seq() uint64
+
+	// SetTimeout sets the limit of later operations; 0 means DefaultTimeout.
+	SetTimeout(d time.Duration)
+
+	// Broadcast gives every tensor on every rank the elements of tensor
+	// number RootTensor of rank Root.
+	Broadcast(ctx context.Context, ts []*tensor.Tensor, o BroadcastOptions) (*work.Work, error)
+
+	// AllReduce combines all the tensors of all the ranks, which have one
+	// shape, and puts the result in each of them. A single sparse tensor per
+	// rank is summed with the others', whatever entries each has.
+	AllReduce(ctx context.Context, ts []*tensor.Tensor, o AllReduceOptions) (*work.Work, error)
+
+	// AllReduceCoalesced combines ts[i] with every other rank's ts[i], for all
+	// i at once. The tensors have one dtype; shapes may differ.
+	AllReduceCoalesced(ctx context.Context, ts []*tensor.Tensor, o AllReduceOptions) (*work.Work, error)
+
+	// Reduce combines t of all ranks into rank Root's. What other ranks' t
+	// holds afterwards is undefined, as in c10d.
+	Reduce(ctx context.Context, t *tensor.Tensor, o ReduceOptions) (*work.Work, error)
+
+	// AllGather copies rank i's in to every rank's out[i].
+	AllGather(ctx context.Context, out []*tensor.Tensor, in *tensor.Tensor, o AllGatherOptions) (*work.Work, error)
+
+	// AllGatherV is AllGather where the ranks' inputs may differ in shape;
+	// out[i] has the shape of rank i's.
+	AllGatherV(ctx context.Context, out []*tensor.Tensor, in *tensor.Tensor, o AllGatherOptions) (*work.Work, error)
+
+	// AllGatherIntoTensor copies rank i's in to part i of every rank's out.
+	// The shape of out is in's with the first dimension times the group's
+	// size, or in's with the size as a new first dimension.
+	AllGatherIntoTensor(ctx context.Context, out, in *tensor.Tensor, o AllGatherOptions) (*work.Work, error)
+
+	// AllGatherCoalesced does AllGather for several inputs at once: out[i][k]
+	// becomes rank i's in[k]. One dtype.
+	AllGatherCoalesced(ctx context.Context, out [][]*tensor.Tensor, in []*tensor.Tensor, o AllGatherOptions) (*work.Work, error)
+
+	// AllGatherIntoTensorCoalesced does AllGatherIntoTensor for each pair at once. One dtype.
+	AllGatherIntoTensorCoalesced(ctx context.Context, out, in []*tensor.Tensor, o AllGatherOptions) (*work.Work, error)
+
+	// Gather copies rank i's in to out[i] on rank Root. Other ranks pass no out.
+	Gather(ctx context.Context, out []*tensor.Tensor, in *tensor.Tensor, o GatherOptions) (*work.Work, error)
+
+	// GatherV is Gather where the ranks' inputs may differ in shape.
+	GatherV(ctx context.Context, out []*tensor.Tensor, in *tensor.Tensor, o GatherOptions) (*work.Work, error)
+
+	// Scatter copies in[i] of rank Root to rank i's out. Other ranks pass no in.
+	Scatter(ctx context.Context, out *tensor.Tensor, in []*tensor.Tensor, o ScatterOptions) (*work.Work, error)
+
+	// ReduceScatter combines in[r] of all ranks into rank r's out.
+	ReduceScatter(ctx context.Context, out *tensor.Tensor, in []*tensor.Tensor, o ReduceScatterOptions) (*work.Work, error)
+
+	// ReduceScatterTensor combines part r of all ranks' in, cut along the
+	// first dimension, into rank r's out.
+	ReduceScatterTensor(ctx context.Context, out, in *tensor.Tensor, o ReduceScatterOptions) (*work.Work, error)
+
+	// ReduceScatterTensorCoalesced does ReduceScatterTensor for each pair at once.
+	ReduceScatterTensorCoalesced(ctx context.Context, out, in []*tensor.Tensor, o ReduceScatterOptions) (*work.Work, error)
+
+	// AllToAll copies rank i's in[j] to rank j's out[i]. Shapes may differ
+	// from pair to pair.
+	AllToAll(ctx context.Context, out, in []*tensor.Tensor, o AllToAllOptions) (*work.Work, error)
+
+	// AllToAllSingle cuts in along the first dimension into one part for each
+	// rank, and puts together out from the parts that come. inSplits and
+	// outSplits are the parts' sizes; nil means equal parts.
+	AllToAllSingle(ctx context.Context, out, in *tensor.Tensor, outSplits, inSplits []int, o AllToAllOptions) (*work.Work, error)
+
+	// Send sends t to rank dst. Sends and receives match by (pair, tag) in order.
+	Send(ctx context.Context, t *tensor.Tensor, dst int, o P2POptions) (*work.Work, error)
+
+	// Recv receives into t from rank src.
+	Recv(ctx context.Context, t *tensor.Tensor, src int, o P2POptions) (*work.Work, error)
+
+	// RecvAnySource receives into t from the first rank that sends on the tag.
+	RecvAnySource(ctx context.Context, t *tensor.Tensor, o P2POptions) (*work.Work, error)
+
+	// Barrier ends when every rank has come to it and all earlier operations
+	// of this rank have ended.
+	Barrier(ctx context.Context, o BarrierOptions) (*work.Work, error)
+
+	// MonitoredBarrier is a barrier through rank 0 whose error names the ranks
+	// that did not come. It blocks.
+	MonitoredBarrier(ctx context.Context, o MonitoredBarrierOptions) error
+
+	// Abort ends all operations with cause, on every rank. The group is of no
+	// more use; Close it.
+	Abort(cause error)
+
+	// Close waits until the operations issued so far have ended, says goodbye
+	// and frees what the backend holds. It may be called more than once.
+	Close() error
+}
+
+// Options is what a backend is made with, c10d's DistributedBackendOptions.
+type Options struct {
+	// Store is for this backend alone: its keys are already under the group's
+	// and the device's prefix.
+	Store store.Store
+
+	Rank, Size int
+
+	// Timeout is the limit of an operation and of the rendezvous; 0 means DefaultTimeout.
+	Timeout time.Duration
+
+	Group       string // the group's name
+	GlobalRanks []int  // rank i of the group is this rank of the default group; nil: the same
+
+	// Device is the first device type that the backend serves in this group.
+	Device tensor.DeviceType
+
+	// Dialect is the generation of PyTorch whose ranks may be in the group.
+	Dialect store.Dialect
+
+	// Specific is an options value of the backend's own type, or nil.
+	Specific any
+}
+
+// BroadcastOptions are the options of Broadcast. In every options struct
+// Timeout bounds the operation; 0 means the group's timeout.
+type BroadcastOptions struct {
+	Root       int
+	RootTensor int // which of the root's tensors is sent
+	Timeout    time.Duration
+}
+
+// AllReduceOptions are the options of AllReduce and AllReduceCoalesced.
+type AllReduceOptions struct {
+	Op      ReduceOp
+	Timeout time.Duration
+}
+
+// ReduceOptions are the options of Reduce.
+type ReduceOptions struct {
+	Op      ReduceOp
+	Root    int
+	Timeout time.Duration
+}
+
+// AllGatherOptions are the options of the AllGather family.
+type AllGatherOptions struct{ Timeout time.Duration }
+
+// GatherOptions are the options of Gather and GatherV.
+type GatherOptions struct {
+	Root    int
+	Timeout time.Duration
+}
+
+// ScatterOptions are the options of Scatter.
+type ScatterOptions struct {
+	Root    int
+	Timeout time.Duration
+}
+
+// ReduceScatterOptions are the options of the ReduceScatter family.
+type ReduceScatterOptions struct {
+	Op      ReduceOp
+	Timeout time.Duration
+}
+
+// AllToAllOptions are the options of AllToAll and AllToAllSingle.
+type AllToAllOptions struct{ Timeout time.Duration }
+
+// P2POptions are the options of Send, Recv and RecvAnySource.
+type P2POptions struct {
+	Tag     uint32
+	Timeout time.Duration
+}
+
+// BarrierOptions are the options of Barrier.
+type BarrierOptions struct {
+	Device  tensor.DeviceType // chooses the backend of a group that has several
+	Timeout time.Duration
+}
+
+// MonitoredBarrierOptions are the options of MonitoredBarrier.
+type MonitoredBarrierOptions struct {
+	// WaitAllRanks makes rank 0 wait the full time for every rank and name all
+	// that are missing, instead of stopping at the first.
+	WaitAllRanks bool
+	Timeout      time.Duration
+}

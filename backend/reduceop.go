@@ -1,0 +1,141 @@
+package backend
+
+import (
+	"fmt"
+	"unsafe"
+
+	"github.com/c10d-go/c10d/internal/reduce"
+	"github.com/c10d-go/c10d/tensor"
+)
+
+// ReduceKind is a kind of reduction. The numbers are c10d's.
+type ReduceKind = reduce.Kind
+
+// ReduceOp is how elements are combined. The zero value is Sum.
+//
+// Integers wrap. Bool is logical: Sum, Max and BOr are or, Product, Min and
+// BAnd are and, BXor is exclusive or. (PyTorch's gloo adds bools as bytes.) Min
+// and Max of floats keep the local operand where a comparison with NaN decides
+// nothing, as gloo does. A pair of operator and dtype without a meaning is
+// refused at the call.
+type ReduceOp struct {
+	kind   ReduceKind
+	factor float64
+	custom *customOp
+}
+
+type customOp struct {
+	name   string
+	reduce func(d tensor.DType, dst, src []byte)
+	dtype  tensor.DType // Invalid: any
+}
+
+// The operators. Do not assign to them.
+var (
+	Sum     = ReduceOp{kind: reduce.Sum}
+	Avg     = ReduceOp{kind: reduce.Avg} // sum divided by the group's size; floats and complex only
+	Product = ReduceOp{kind: reduce.Product}
+	Min     = ReduceOp{kind: reduce.Min}
+	Max     = ReduceOp{kind: reduce.Max}
+	BAnd    = ReduceOp{kind: reduce.BAnd}
+	BOr     = ReduceOp{kind: reduce.BOr}
+	BXor    = ReduceOp{kind: reduce.BXor}
+)
+
+// PreMulSum multiplies each rank's input by factor before the sum. The factor
+// may differ between ranks.
+func PreMulSum(factor float64) ReduceOp {
+	return ReduceOp{kind: reduce.PreMulSum, factor: factor}
+}
+
+// Custom combines with a function of the user: dst = f(dst, src) for all the
+// elements of two equally long byte slices of dtype d. It must be associative
+// and commutative, for the order of the ranks is the algorithm's, and every
+// rank must pass the same one.
+func Custom(name string, f func(d tensor.DType, dst, src []byte)) ReduceOp {
+	return ReduceOp{kind: reduce.Custom, custom: &customOp{name: name, reduce: f}}
+}
+
+// CustomOf is Custom for a function of two elements.
+func CustomOf[T tensor.Element](name string, f func(a, b T) T) ReduceOp {
+	size := int(unsafe.Sizeof(*new(T)))
+	combine := func(_ tensor.DType, dst, src []byte) {
+		n := len(dst) / size
+		if n == 0 {
+			return
+		}
+		// Bytes from the wire may lie anywhere; elements are copied out and in.
+		for i := 0; i < n; i++ {
+			var a, b T
+			x, y := dst[i*size:(i+1)*size], src[i*size:(i+1)*size]
+			copy(unsafe.Slice((*byte)(unsafe.Pointer(&a)), size), x)
+			copy(unsafe.Slice((*byte)(unsafe.Pointer(&b)), size), y)
+			a = f(a, b)
+			copy(x, unsafe.Slice((*byte)(unsafe.Pointer(&a)), size))
+		}
+	}
+	return ReduceOp{kind: reduce.Custom, custom: &customOp{name: name, reduce: combine, dtype: tensor.DTypeOf[T]()}}
+}
+
+// ParseReduceOp returns the operator with a c10d name: "sum", "avg",
+// "product", "min", "max", "band", "bor" or "bxor".
+func ParseReduceOp(name string) (ReduceOp, error) {
+	k, err := reduce.ParseKind(name)
+	if err != nil {
+		return ReduceOp{}, err
+	}
+	if k == reduce.PreMulSum || k == reduce.Custom {
+		return ReduceOp{}, fmt.Errorf("backend: %q needs an argument; use PreMulSum or Custom", name)
+	}
+	return ReduceOp{kind: k}, nil
+}
+
+// Kind returns the kind of reduction.
+func (o ReduceOp) Kind() ReduceKind { return o.kind }
+
+// Factor returns the factor of a PreMulSum, 0 for others.
+func (o ReduceOp) Factor() float64 { return o.factor }
+
+func (o ReduceOp) String() string {
+	switch {
+	case o.custom != nil:
+		return "custom(" + o.custom.name + ")"
+	case o.kind == reduce.PreMulSum:
+		return fmt.Sprintf("premul_sum(%v)", o.factor)
+	}
+	return o.kind.String()
+}
+
+// Reduction is an operator made ready for one dtype. The functions work on
+// packed elements in the host's byte order; nil ones do nothing.
+type Reduction struct {
+	Before  func(b []byte)        // applied to a rank's input
+	Combine func(dst, src []byte) // dst, the local operand, = dst op src
+	After   func(b []byte)        // applied once to the result
+}
+
+// Reduction returns the functions of o for dtype d in a group of size ranks,
+// or an error if they mean nothing together.
+func (o ReduceOp) Reduction(d tensor.DType, size int) (Reduction, error) {
+	if c := o.custom; c != nil {
+		if c.reduce == nil {
+			return Reduction{}, fmt.Errorf("backend: custom operator %q has no function", c.name)
+		}
+		if c.dtype != tensor.Invalid && c.dtype != d {
+			return Reduction{}, fmt.Errorf("backend: custom operator %q is for %v, not %v", c.name, c.dtype, d)
+		}
+		return Reduction{Combine: func(dst, src []byte) { c.reduce(d, dst, src) }}, nil
+	}
+	combine, err := reduce.Kernel(o.kind, d)
+	if err != nil {
+		return Reduction{}, err
+	}
+	r := Reduction{Combine: combine}
+	switch o.kind {
+	case reduce.Avg:
+		r.After, err = reduce.Divide(d, size)
+	case reduce.PreMulSum:
+		r.Before, err = reduce.PreMul(d, o.factor)
+	}
+	return r, err
+}

@@ -1,0 +1,371 @@
+package pg
+
+import (
+	"context"
+	"crypto/sha1"
+	"encoding/binary"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/c10d-go/c10d/backend"
+	"github.com/c10d-go/c10d/store"
+	"github.com/c10d-go/c10d/tensor"
+)
+
+// world is what the groups of one New share: the job's store and the counter
+// that names groups. Nothing of it is global to the process, so that several
+// ranks can live in one.
+type world struct {
+	store   store.Store
+	rank    int
+	size    int
+	options Options
+	root    *ProcessGroup
+
+	mu     sync.Mutex
+	next   int // number of the next group, counted on every rank alike
+	groups []*ProcessGroup
+}
+
+// leave forgets g and returns the groups to be closed with it, newest first.
+func (w *world) leave(g *ProcessGroup) []*ProcessGroup {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.groups = slices.DeleteFunc(w.groups, func(x *ProcessGroup) bool { return x == g })
+	if g != w.root {
+		return nil
+	}
+	subs := w.groups
+	w.groups = nil
+	slices.Reverse(subs)
+	return subs
+}
+
+type groupSpec struct {
+	name     string
+	desc     string
+	ranks    []int // global ranks in group order
+	backend  string
+	timeout  time.Duration
+	prefixes []string // of the groups around it, outermost first
+	local    bool     // only members take part in making it
+	counted  int      // how many groups the counter has named, this one included
+}
+
+// newGroup makes a group as PyTorch's _new_process_group_helper does, with the
+// same keys: a PyTorch rank may be on the other side.
+func (w *world) newGroup(ctx context.Context, s groupSpec) (*ProcessGroup, error) {
+	devices, err := backend.ParseDevices(s.backend)
+	if err != nil {
+		return nil, fmt.Errorf("pg: %w", err)
+	}
+	v1 := w.options.Dialect == store.DialectV1
+	st := w.store
+	if !v1 {
+		for _, p := range s.prefixes {
+			st = store.Prefix(p+"/", st)
+		}
+		st = store.Prefix(s.name+"/", st)
+	} else {
+		st = store.Prefix(s.name, st)
+	}
+	g := &ProcessGroup{
+		world: w, name: s.name, desc: s.desc, ranks: s.ranks, size: len(s.ranks),
+		rank: slices.Index(s.ranks, w.rank), timeout: s.timeout, store: st, devices: devices,
+		backends: make(map[tensor.DeviceType]backend.Backend),
+	}
+	if g.rank >= 0 {
+		if err := g.connect(ctx, v1); err != nil {
+			return nil, err
+		}
+	}
+	switch {
+	case v1 && !s.local:
+		err = w.finishV1(ctx, g, s)
+	case w.options.InitBarrier && !v1:
+		err = w.initBarrier(ctx, g, s)
+	}
+	if err != nil {
+		g.Abort(err)
+		return nil, errors.Join(err, g.closeBackends())
+	}
+	w.mu.Lock()
+	if w.root == nil {
+		w.root = g
+	}
+	w.groups = append(w.groups, g)
+	w.mu.Unlock()
+	if l := w.options.Logger; l != nil && g.rank >= 0 {
+		l.Info("process group ready", "group", g.name, "rank", g.rank, "size", g.size, "devices", fmt.Sprint(devices))
+	}
+	return g, nil
+}
+
+// connect makes the group's backends. One that serves several devices is made
+// once, under its first device's prefix.
+func (g *ProcessGroup) connect(ctx context.Context, v1 bool) error {
+	byName := make(map[string]backend.Backend)
+	for _, d := range g.devices {
+		if b, ok := byName[d.Backend]; ok {
+			g.backends[d.Device] = b
+			continue
+		}
+		r, ok := backend.Lookup(d.Backend)
+		if !ok {
+			return fmt.Errorf("pg: %q: %w", d.Backend, backend.ErrUnknownBackend)
+		}
+		st := g.store
+		if !v1 {
+			st = store.Prefix(d.Device.String()+"/", st)
+		}
+		b, err := r.New(ctx, backend.Options{
+			Store: st, Rank: g.rank, Size: g.size, Timeout: g.timeout, Group: g.name,
+			GlobalRanks: slices.Clone(g.ranks), Device: d.Device, Dialect: g.world.options.Dialect,
+			Specific: g.world.options.BackendOptions[d.Backend],
+		})
+		if err != nil {
+			for _, made := range g.distinct {
+				made.Abort(err)
+				made.Close()
+			}
+			return fmt.Errorf("pg: group %q, rank %d of %d: %w", g.name, g.rank, g.size, err)
+		}
+		byName[d.Backend], g.backends[d.Device] = b, b
+		g.distinct = append(g.distinct, b)
+	}
+	return nil
+}
+
+// finishV1 does what PyTorch up to 2.0 does through the store after a group is
+// made: the sequence number from rank 0 to the members, and a barrier of all ranks.
+func (w *world) finishV1(ctx context.Context, g *ProcessGroup, s groupSpec) error {
+	ctx, cancel := context.WithTimeout(ctx, s.timeout)
+	defer cancel()
+	const seqKey = "SEQ_NUM_STORE_KEY"
+	if g.rank == 0 {
+		var seq [8]byte
+		binary.LittleEndian.PutUint64(seq[:], 1)
+		if err := g.store.Set(ctx, seqKey, seq[:]); err != nil {
+			return err
+		}
+	} else if g.rank > 0 {
+		if _, err := g.store.Get(ctx, seqKey); err != nil {
+			return err
+		}
+	}
+	key := "store_based_barrier_key:" + strconv.Itoa(s.counted)
+	n, err := w.store.Add(ctx, key, 1)
+	for err == nil && n < int64(w.size) {
+		// PyTorch polls as often; nobody else is told when the count is reached.
+		select {
+		case <-ctx.Done():
+			return fmt.Errorf("pg: store barrier of group %q: %d of %d ranks came: %w", s.name, n, w.size, ctx.Err())
+		case <-time.After(10 * time.Millisecond):
+		}
+		n, err = w.store.Add(ctx, key, 0)
+	}
+	return err
+}
+
+// initBarrier is PyTorch's TORCH_DIST_INIT_BARRIER: the ranks that make a group
+// meet in the store afterwards.
+func (w *world) initBarrier(ctx context.Context, g *ProcessGroup, s groupSpec) error {
+	ctx, cancel := context.WithTimeout(ctx, s.timeout)
+	defer cancel()
+	st, count := w.store, int64(w.size)
+	for _, p := range s.prefixes {
+		st = store.Prefix(p+"/", st)
+	}
+	if s.local {
+		st, count = g.store, int64(len(s.ranks))
+	}
+	key := "store_based_barrier_key:" + strconv.Itoa(s.counted-1)
+	if _, err := st.Add(ctx, key, 1); err != nil {
+		return err
+	}
+	n, err := st.Add(ctx, key, 0)
+	if err != nil {
+		return err
+	}
+	if n == count {
+		if err := st.Set(ctx, key+":last_worker", []byte("1")); err != nil {
+			return err
+		}
+	}
+	if err := st.Wait(ctx, key+":last_worker"); err != nil {
+		n, _ := st.Add(context.WithoutCancel(ctx), key, 0)
+		return fmt.Errorf("pg: store barrier of group %q: %d of %d ranks came: %w", s.name, n, count, err)
+	}
+	return nil
+}
+
+// GroupOptions are the options of NewGroup and its relatives.
+type GroupOptions struct {
+	Backend     string        // empty: the default group's
+	Timeout     time.Duration // 0: the default group's
+	Description string
+
+	// Local: only the members call, as with c10d's use_local_synchronization.
+	// The name is then a hash of the ranks instead of a counter.
+	Local bool
+}
+
+// NewGroup makes a group of some ranks of the default group. Every rank of the
+// default group must call it, members or not, in the same order as other
+// NewGroup calls, unless o.Local is set. Ranks are sorted first, as in c10d.
+// Ranks outside get a group for which IsMember is false.
+func (g *ProcessGroup) NewGroup(ctx context.Context, ranks []int, o GroupOptions) (*ProcessGroup, error) {
+	w := g.world
+	if g != w.root {
+		return nil, fmt.Errorf("pg: NewGroup is for the default group, not for %q; see Split", g.name)
+	}
+	ranks = slices.Clone(ranks)
+	slices.Sort(ranks)
+	if err := checkRanks(ranks, w.size); err != nil {
+		return nil, err
+	}
+	if o.Backend == "" {
+		o.Backend = w.options.Backend
+	}
+	if o.Timeout == 0 {
+		o.Timeout = g.Timeout()
+	}
+	s := groupSpec{desc: o.Description, ranks: ranks, backend: o.Backend, timeout: o.Timeout, prefixes: []string{g.name}, local: o.Local}
+	w.mu.Lock()
+	if o.Local {
+		if !slices.Contains(ranks, w.rank) {
+			w.mu.Unlock()
+			return nil, fmt.Errorf("pg: rank %d called NewGroup with Local set but is not in %v", w.rank, ranks)
+		}
+		s.name = w.localName(ranks)
+	} else {
+		s.name = strconv.Itoa(w.next)
+		w.next++
+	}
+	s.counted = w.next
+	w.mu.Unlock()
+	return w.newGroup(ctx, s)
+}
+
+// localName is PyTorch's name of a locally synchronised group.
+func (w *world) localName(ranks []int) string {
+	var b strings.Builder
+	for _, r := range ranks {
+		b.WriteString(strconv.Itoa(r))
+		b.WriteByte('_')
+	}
+	name := func(suffix int) string {
+		sum := sha1.Sum([]byte(b.String() + strconv.Itoa(suffix)))
+		return hex.EncodeToString(sum[:])
+	}
+	n := len(w.groups)
+	for slices.ContainsFunc(w.groups, func(g *ProcessGroup) bool { return g.name == name(n) }) {
+		n++
+	}
+	return name(n)
+}
+
+func checkRanks(ranks []int, size int) error {
+	if len(ranks) == 0 {
+		return errors.New("pg: a group needs at least one rank")
+	}
+	for i, r := range ranks {
+		if r < 0 || r >= size {
+			return fmt.Errorf("pg: rank %d is not within a world of %d", r, size)
+		}
+		if i > 0 && ranks[i-1] == r {
+			return fmt.Errorf("pg: rank %d is given twice", r)
+		}
+	}
+	return nil
+}
+
+// NewSubgroups cuts the default group into consecutive groups of groupSize
+// ranks and returns the one that this rank is in.
+func (g *ProcessGroup) NewSubgroups(ctx context.Context, groupSize int, o GroupOptions) (*ProcessGroup, error) {
+	if groupSize <= 0 || groupSize > g.size || g.size%groupSize != 0 {
+		return nil, fmt.Errorf("pg: a world of %d does not divide into subgroups of %d", g.size, groupSize)
+	}
+	lists := make([][]int, g.size/groupSize)
+	for i := range lists {
+		for k := range groupSize {
+			lists[i] = append(lists[i], i*groupSize+k)
+		}
+	}
+	return g.NewSubgroupsByEnumeration(ctx, lists, o)
+}
+
+// NewSubgroupsByEnumeration makes a group of each list of ranks and returns
+// the one that this rank is in, or the last one, as a non-member, if it is in
+// none. No rank may be in two lists.
+func (g *ProcessGroup) NewSubgroupsByEnumeration(ctx context.Context, lists [][]int, o GroupOptions) (*ProcessGroup, error) {
+	if len(lists) == 0 {
+		return nil, errors.New("pg: no subgroups given")
+	}
+	all := slices.Concat(lists...)
+	slices.Sort(all)
+	if err := checkRanks(all, g.size); err != nil {
+		return nil, err
+	}
+	var mine *ProcessGroup
+	for _, ranks := range lists {
+		sub, err := g.NewGroup(ctx, ranks, o)
+		if err != nil {
+			return nil, err
+		}
+		if mine == nil || sub.IsMember() {
+			mine = sub
+		}
+	}
+	return mine, nil
+}
+
+// Split makes a group from each list of this group's ranks, and returns the
+// one that this rank is in, nil if it is in none. Every member calls it with
+// the same lists; only the ranks of a list take part in making its group. A
+// list's order does not matter: ranks are sorted.
+func (g *ProcessGroup) Split(ctx context.Context, lists [][]int, o GroupOptions) (*ProcessGroup, error) {
+	if g.rank < 0 {
+		return nil, ErrNotMember
+	}
+	all := slices.Concat(lists...)
+	slices.Sort(all)
+	if err := checkRanks(all, g.size); err != nil {
+		return nil, err
+	}
+	w := g.world
+	for i, list := range lists {
+		if len(list) == 0 {
+			return nil, fmt.Errorf("pg: list %d of the split is empty", i)
+		}
+		if !slices.Contains(list, g.rank) {
+			continue
+		}
+		ranks := make([]int, len(list))
+		for k, r := range list {
+			ranks[k] = g.ranks[r]
+		}
+		slices.Sort(ranks)
+		if o.Backend == "" {
+			o.Backend = w.options.Backend
+		}
+		if o.Timeout == 0 {
+			o.Timeout = g.Timeout()
+		}
+		g.mu.Lock()
+		g.splits++
+		name := fmt.Sprintf("%s:split:%d:%d", g.name, g.splits, i)
+		g.mu.Unlock()
+		return w.newGroup(ctx, groupSpec{name: name, desc: o.Description, ranks: ranks, backend: o.Backend, timeout: o.Timeout, prefixes: []string{w.root.name}, local: true})
+	}
+	g.mu.Lock()
+	g.splits++
+	g.mu.Unlock()
+	return nil, nil
+}

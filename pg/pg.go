@@ -1,0 +1,457 @@
+package pg
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/c10d-go/c10d/backend"
+	"github.com/c10d-go/c10d/store"
+	"github.com/c10d-go/c10d/tensor"
+	"github.com/c10d-go/c10d/work"
+)
+
+// Options are the options of New and Init. The zero value works.
+type Options struct {
+	// Backend chooses the backend by name and device, as in c10d: "gloo",
+	// "cpu:gloo,cuda:cuda". Empty means every default backend that is linked in.
+	Backend string
+
+	// Timeout bounds the rendezvous and every operation that sets none; 0
+	// means backend.DefaultTimeout (30 minutes).
+	Timeout time.Duration
+
+	// Name is the group's name, "0" if empty. PyTorch's default group is "0".
+	Name string
+
+	// Description is free text that errors and logs show.
+	Description string
+
+	// Dialect is the generation of PyTorch whose ranks may be in the job. It
+	// decides key names and Gloo's rendezvous. Unknown means what the store
+	// says, and where it does not say, PyTorch 2.2 and later.
+	Dialect store.Dialect
+
+	// BackendOptions are values of the backends' own option types by backend
+	// name, for example {"gloo": gloo.Options{...}}.
+	BackendOptions map[string]any
+
+	// InitBarrier makes the ranks meet in the store after each group is made,
+	// as PyTorch 2 does under TORCH_DIST_INIT_BARRIER=1. All ranks must agree.
+	InitBarrier bool
+
+	// Logger gets one line when a group is made or fails; nil means silence.
+	Logger *slog.Logger
+}
+
+var (
+	// ErrNotMember is returned by the operations of a group that this rank does not belong to.
+	ErrNotMember = errors.New("pg: this rank is not a member of the group")
+
+	// ErrClosed is returned by operations on a group that was closed on this rank.
+	ErrClosed = work.ErrClosed
+)
+
+// ProcessGroup is a set of ranks that compute together, and this rank's end of
+// it. Operations go to the backend of the first tensor's device type. See
+// backend.Backend for the operations' contracts, and for who may call what at
+// the same time.
+//
+// A rank outside the group holds a ProcessGroup too, with rank -1, whose
+// operations return ErrNotMember: every rank can run the same lines.
+type ProcessGroup struct {
+	world    *world
+	name     string
+	desc     string
+	rank     int
+	size     int
+	ranks    []int // the members' ranks in the default group, by group rank
+	timeout  time.Duration
+	store    store.Store // under the group's prefix
+	devices  []backend.DeviceBackend
+	backends map[tensor.DeviceType]backend.Backend
+	distinct []backend.Backend // in order of devices, each once
+
+	mu     sync.Mutex
+	closed bool
+	splits int // how often Split was called
+}
+
+// New makes the default group over a store: all size ranks must call it, with
+// ranks 0 to size-1. It returns when the rank is connected to all the others.
+// Closing the group leaves the store open.
+func New(ctx context.Context, st store.Store, rank, size int, o Options) (*ProcessGroup, error) {
+	if st == nil {
+		return nil, errors.New("pg: New needs a store")
+	}
+	if size < 1 || rank < 0 || rank >= size {
+		return nil, fmt.Errorf("pg: rank %d is not within a world of %d", rank, size)
+	}
+	counted := 0
+	if o.Name == "" {
+		o.Name, counted = "0", 1
+	}
+	if o.Timeout == 0 {
+		o.Timeout = backend.DefaultTimeout
+	}
+	if o.Dialect == store.DialectUnknown {
+		o.Dialect = store.DialectOf(st)
+	}
+	if o.Dialect == store.DialectUnknown {
+		o.Dialect = store.DialectV2
+	}
+	w := &world{store: st, rank: rank, size: size, options: o, next: 1}
+	ranks := make([]int, size)
+	for i := range ranks {
+		ranks[i] = i
+	}
+	return w.newGroup(ctx, groupSpec{
+		name: o.Name, desc: o.Description, ranks: ranks, backend: o.Backend, timeout: o.Timeout, counted: counted,
+	})
+}
+
+// Rank returns this rank's number in the group, -1 if it is no member.
+func (g *ProcessGroup) Rank() int { return g.rank }
+
+// Size returns the number of ranks in the group, -1 if this rank is no member.
+func (g *ProcessGroup) Size() int {
+	if g.rank < 0 {
+		return -1
+	}
+	return g.size
+}
+
+// IsMember reports whether this rank belongs to the group.
+func (g *ProcessGroup) IsMember() bool { return g.rank >= 0 }
+
+// Name returns the group's name, the same on every rank.
+func (g *ProcessGroup) Name() string { return g.name }
+
+// Description returns the text given when the group was made.
+func (g *ProcessGroup) Description() string { return g.desc }
+
+// Ranks returns the members' ranks in the default group, by rank in this group.
+func (g *ProcessGroup) Ranks() []int { return slices.Clone(g.ranks) }
+
+// GlobalRank returns the rank in the default group of a rank of this group.
+func (g *ProcessGroup) GlobalRank(rank int) (int, error) {
+	if rank < 0 || rank >= len(g.ranks) {
+		return -1, fmt.Errorf("pg: no rank %d in group %q of %d", rank, g.name, len(g.ranks))
+	}
+	return g.ranks[rank], nil
+}
+
+// GroupRank returns the rank in this group of a rank of the default group.
+func (g *ProcessGroup) GroupRank(global int) (int, error) {
+	if i := slices.Index(g.ranks, global); i >= 0 {
+		return i, nil
+	}
+	return -1, fmt.Errorf("pg: rank %d of the default group is not in group %q (ranks %v)", global, g.name, g.ranks)
+}
+
+// Store returns the group's store: the job's, under a prefix of this group.
+func (g *ProcessGroup) Store() store.Store { return g.store }
+
+// Timeout returns the limit of operations that set none.
+func (g *ProcessGroup) Timeout() time.Duration { return g.timeout }
+
+// SetTimeout changes the limit of later operations; 0 means backend.DefaultTimeout.
+func (g *ProcessGroup) SetTimeout(d time.Duration) {
+	if d == 0 {
+		d = backend.DefaultTimeout
+	}
+	g.mu.Lock()
+	g.timeout = d
+	g.mu.Unlock()
+	for _, b := range g.distinct {
+		b.SetTimeout(d)
+	}
+}
+
+// Seq returns how many operations this rank has issued on the group.
+func (g *ProcessGroup) Seq() uint64 {
+	var n uint64
+	for _, b := range g.distinct {
+		n += b.Seq()
+	}
+	return n
+}
+
+// Devices returns which backend serves which device type.
+func (g *ProcessGroup) Devices() []backend.DeviceBackend { return slices.Clone(g.devices) }
+
+// Backend returns the backend for a device type.
+func (g *ProcessGroup) Backend(d tensor.DeviceType) (backend.Backend, error) {
+	if g.rank < 0 {
+		return nil, ErrNotMember
+	}
+	g.mu.Lock()
+	closed := g.closed
+	g.mu.Unlock()
+	if closed {
+		return nil, fmt.Errorf("pg: group %q: %w", g.name, ErrClosed)
+	}
+	b, ok := g.backends[d]
+	if !ok {
+		return nil, fmt.Errorf("pg: no backend for device type %v in group %q (it has %v)", d, g.name, g.devices)
+	}
+	return b, nil
+}
+
+// of returns the backend for the first tensor that there is.
+func (g *ProcessGroup) of(ts ...*tensor.Tensor) (backend.Backend, error) {
+	for _, t := range ts {
+		if t != nil {
+			return g.Backend(t.Device().Type)
+		}
+	}
+	if len(g.devices) > 0 {
+		return g.Backend(g.devices[0].Device) // it will say what is missing
+	}
+	return g.Backend(tensor.CPU)
+}
+
+// Abort ends every operation of the group with cause, on every rank. The group
+// is of no more use; Close it.
+func (g *ProcessGroup) Abort(cause error) {
+	for _, b := range g.distinct {
+		b.Abort(cause)
+	}
+}
+
+// Close waits until the operations issued so far have ended, says goodbye to
+// the other ranks and frees what the group holds. Ranks that still need this
+// one get an error that says that it left: meet in a Barrier first where that
+// matters. Closing the default group closes the groups made from it. It may be
+// called more than once.
+func (g *ProcessGroup) Close() error {
+	g.mu.Lock()
+	if g.closed {
+		g.mu.Unlock()
+		return nil
+	}
+	g.closed = true
+	g.mu.Unlock()
+	var errs []error
+	for _, sub := range g.world.leave(g) {
+		errs = append(errs, sub.Close())
+	}
+	return errors.Join(append(errs, g.closeBackends())...)
+}
+
+func (g *ProcessGroup) closeBackends() error {
+	var errs []error
+	for _, b := range g.distinct {
+		errs = append(errs, b.Close())
+	}
+	return errors.Join(errs...)
+}
+
+// Broadcast gives every tensor on every rank the elements of tensor number
+// o.RootTensor of rank o.Root.
+func (g *ProcessGroup) Broadcast(ctx context.Context, ts []*tensor.Tensor, o backend.BroadcastOptions) (*work.Work, error) {
+	b, err := g.of(ts...)
+	if err != nil {
+		return nil, err
+	}
+	return b.Broadcast(ctx, ts, o)
+}
+
+// AllReduce combines all tensors of all ranks and puts the result in each.
+func (g *ProcessGroup) AllReduce(ctx context.Context, ts []*tensor.Tensor, o backend.AllReduceOptions) (*work.Work, error) {
+	b, err := g.of(ts...)
+	if err != nil {
+		return nil, err
+	}
+	return b.AllReduce(ctx, ts, o)
+}
+
+// AllReduceCoalesced combines ts[i] with every other rank's ts[i], for all i at once.
+func (g *ProcessGroup) AllReduceCoalesced(ctx context.Context, ts []*tensor.Tensor, o backend.AllReduceOptions) (*work.Work, error) {
+	b, err := g.of(ts...)
+	if err != nil {
+		return nil, err
+	}
+	return b.AllReduceCoalesced(ctx, ts, o)
+}
+
+// Reduce combines t of all ranks into rank o.Root's.
+func (g *ProcessGroup) Reduce(ctx context.Context, t *tensor.Tensor, o backend.ReduceOptions) (*work.Work, error) {
+	b, err := g.of(t)
+	if err != nil {
+		return nil, err
+	}
+	return b.Reduce(ctx, t, o)
+}
+
+// AllGather copies rank i's in to every rank's out[i].
+func (g *ProcessGroup) AllGather(ctx context.Context, out []*tensor.Tensor, in *tensor.Tensor, o backend.AllGatherOptions) (*work.Work, error) {
+	b, err := g.of(in)
+	if err != nil {
+		return nil, err
+	}
+	return b.AllGather(ctx, out, in, o)
+}
+
+// AllGatherV is AllGather where the ranks' inputs may differ in shape.
+func (g *ProcessGroup) AllGatherV(ctx context.Context, out []*tensor.Tensor, in *tensor.Tensor, o backend.AllGatherOptions) (*work.Work, error) {
+	b, err := g.of(in)
+	if err != nil {
+		return nil, err
+	}
+	return b.AllGatherV(ctx, out, in, o)
+}
+
+// AllGatherIntoTensor copies rank i's in to part i of every rank's out.
+func (g *ProcessGroup) AllGatherIntoTensor(ctx context.Context, out, in *tensor.Tensor, o backend.AllGatherOptions) (*work.Work, error) {
+	b, err := g.of(in)
+	if err != nil {
+		return nil, err
+	}
+	return b.AllGatherIntoTensor(ctx, out, in, o)
+}
+
+// AllGatherCoalesced does AllGather for several inputs at once: out[i][k] becomes rank i's in[k].
+func (g *ProcessGroup) AllGatherCoalesced(ctx context.Context, out [][]*tensor.Tensor, in []*tensor.Tensor, o backend.AllGatherOptions) (*work.Work, error) {
+	b, err := g.of(in...)
+	if err != nil {
+		return nil, err
+	}
+	return b.AllGatherCoalesced(ctx, out, in, o)
+}
+
+// AllGatherIntoTensorCoalesced does AllGatherIntoTensor for each pair at once.
+func (g *ProcessGroup) AllGatherIntoTensorCoalesced(ctx context.Context, out, in []*tensor.Tensor, o backend.AllGatherOptions) (*work.Work, error) {
+	b, err := g.of(in...)
+	if err != nil {
+		return nil, err
+	}
+	return b.AllGatherIntoTensorCoalesced(ctx, out, in, o)
+}
+
+// Gather copies rank i's in to out[i] on rank o.Root. Other ranks pass no out.
+func (g *ProcessGroup) Gather(ctx context.Context, out []*tensor.Tensor, in *tensor.Tensor, o backend.GatherOptions) (*work.Work, error) {
+	b, err := g.of(in)
+	if err != nil {
+		return nil, err
+	}
+	return b.Gather(ctx, out, in, o)
+}
+
+// GatherV is Gather where the ranks' inputs may differ in shape.
+func (g *ProcessGroup) GatherV(ctx context.Context, out []*tensor.Tensor, in *tensor.Tensor, o backend.GatherOptions) (*work.Work, error) {
+	b, err := g.of(in)
+	if err != nil {
+		return nil, err
+	}
+	return b.GatherV(ctx, out, in, o)
+}
+
+// Scatter copies in[i] of rank o.Root to rank i's out. Other ranks pass no in.
+func (g *ProcessGroup) Scatter(ctx context.Context, out *tensor.Tensor, in []*tensor.Tensor, o backend.ScatterOptions) (*work.Work, error) {
+	b, err := g.of(out)
+	if err != nil {
+		return nil, err
+	}
+	return b.Scatter(ctx, out, in, o)
+}
+
+// ReduceScatter combines in[r] of all ranks into rank r's out.
+func (g *ProcessGroup) ReduceScatter(ctx context.Context, out *tensor.Tensor, in []*tensor.Tensor, o backend.ReduceScatterOptions) (*work.Work, error) {
+	b, err := g.of(out)
+	if err != nil {
+		return nil, err
+	}
+	return b.ReduceScatter(ctx, out, in, o)
+}
+
+// ReduceScatterTensor combines part r of all ranks' in into rank r's out.
+func (g *ProcessGroup) ReduceScatterTensor(ctx context.Context, out, in *tensor.Tensor, o backend.ReduceScatterOptions) (*work.Work, error) {
+	b, err := g.of(out)
+	if err != nil {
+		return nil, err
+	}
+	return b.ReduceScatterTensor(ctx, out, in, o)
+}
+
+// ReduceScatterTensorCoalesced does ReduceScatterTensor for each pair at once.
+func (g *ProcessGroup) ReduceScatterTensorCoalesced(ctx context.Context, out, in []*tensor.Tensor, o backend.ReduceScatterOptions) (*work.Work, error) {
+	b, err := g.of(out...)
+	if err != nil {
+		return nil, err
+	}
+	return b.ReduceScatterTensorCoalesced(ctx, out, in, o)
+}
+
+// AllToAll copies rank i's in[j] to rank j's out[i].
+func (g *ProcessGroup) AllToAll(ctx context.Context, out, in []*tensor.Tensor, o backend.AllToAllOptions) (*work.Work, error) {
+	b, err := g.of(out...)
+	if err != nil {
+		return nil, err
+	}
+	return b.AllToAll(ctx, out, in, o)
+}
+
+// AllToAllSingle sends the parts of in to the ranks and puts together out from
+// the parts that come. Nil splits mean equal parts.
+func (g *ProcessGroup) AllToAllSingle(ctx context.Context, out, in *tensor.Tensor, outSplits, inSplits []int, o backend.AllToAllOptions) (*work.Work, error) {
+	b, err := g.of(out)
+	if err != nil {
+		return nil, err
+	}
+	return b.AllToAllSingle(ctx, out, in, outSplits, inSplits, o)
+}
+
+// Send sends t to rank dst of the group.
+func (g *ProcessGroup) Send(ctx context.Context, t *tensor.Tensor, dst int, o backend.P2POptions) (*work.Work, error) {
+	b, err := g.of(t)
+	if err != nil {
+		return nil, err
+	}
+	return b.Send(ctx, t, dst, o)
+}
+
+// Recv receives into t from rank src of the group.
+func (g *ProcessGroup) Recv(ctx context.Context, t *tensor.Tensor, src int, o backend.P2POptions) (*work.Work, error) {
+	b, err := g.of(t)
+	if err != nil {
+		return nil, err
+	}
+	return b.Recv(ctx, t, src, o)
+}
+
+// RecvAnySource receives into t from the first rank that sends on the tag;
+// the Work's SourceRank tells which.
+func (g *ProcessGroup) RecvAnySource(ctx context.Context, t *tensor.Tensor, o backend.P2POptions) (*work.Work, error) {
+	b, err := g.of(t)
+	if err != nil {
+		return nil, err
+	}
+	return b.RecvAnySource(ctx, t, o)
+}
+
+// Barrier ends when every rank has come to it.
+func (g *ProcessGroup) Barrier(ctx context.Context, o backend.BarrierOptions) (*work.Work, error) {
+	b, err := g.Backend(o.Device)
+	if err != nil && g.rank >= 0 && len(g.devices) > 0 {
+		b, err = g.Backend(g.devices[0].Device)
+	}
+	if err != nil {
+		return nil, err
+	}
+	return b.Barrier(ctx, o)
+}
+
+// MonitoredBarrier blocks until every rank has come to it; its error names
+// those that did not.
+func (g *ProcessGroup) MonitoredBarrier(ctx context.Context, o backend.MonitoredBarrierOptions) error {
+	b, err := g.of()
+	if err != nil {
+		return err
+	}
+	return b.MonitoredBarrier(ctx, o)
+}

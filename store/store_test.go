@@ -15,6 +15,7 @@ import (
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 func TestHash(t *testing.T) {
+	t.Parallel()
 	storetest.Run(t, storetest.Config{New: func(*testing.T) store.Store { return store.NewHash() }})
 }
 
@@ -22,6 +23,7 @@ func TestHash(t *testing.T) {
 type oneHandle struct{ store.Store }
 
 func TestHashOneHandle(t *testing.T) {
+	t.Parallel()
 	storetest.Run(t, storetest.Config{New: func(*testing.T) store.Store { return oneHandle{store.NewHash()} }})
 }
 
@@ -33,6 +35,7 @@ func TestPrefix(t *testing.T) {
 		"nested": func(s store.Store) store.Store { return store.Prefix("cpu/", store.Prefix("0/", s)) },
 	} {
 		t.Run(name, func(t *testing.T) {
+			t.Parallel()
 			storetest.Run(t, storetest.Config{New: func(t *testing.T) store.Store {
 				inner := store.NewHash()
 				t.Cleanup(func() { inner.Close() })
@@ -134,6 +137,7 @@ func (b basic) MultiSet(ctx context.Context, keys []string, values [][]byte) err
 }
 
 func TestFallbacks(t *testing.T) {
+	t.Parallel()
 	storetest.Run(t, storetest.Config{
 		New: func(*testing.T) store.Store { return basic{store.NewHash()} },
 		Peer: func(t *testing.T, s store.Store) store.Store {

@@ -1,0 +1,110 @@
+package store
+
+import (
+	"bytes"
+	"context"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+)
+
+// FuzzReadRecord checks that whatever is read was there: the records of a file
+// written again are the file's bytes.
+func FuzzReadRecord(f *testing.F) {
+	f.Add([]byte("\x09\x00\x00\x00refcount/\x01\x00\x00\x001\x02\x00\x00\x00/k\x02\x00\x00\x00v1\x03\x00\x00\x00-/k\x00\x00\x00\x00"))
+	f.Add([]byte("\x02\x00\x00\x00/k\xff\xff\xff\x3f"))
+	f.Add([]byte("\xff\xff\xff\xff"))
+	f.Add([]byte("\x00\x00\x00\x00\x00\x00\x00\x00"))
+	f.Fuzz(func(t *testing.T, data []byte) {
+		r := bytes.NewReader(data)
+		var written []byte
+		for left := int64(len(data)); left > 0; {
+			rec, n, err := readRecord(r, left)
+			if err != nil {
+				return
+			}
+			require.Positive(t, n)
+			require.NotEmpty(t, rec.key)
+			left -= n
+			written = appendRecord(written, rec)
+			require.True(t, bytes.HasPrefix(data, written))
+		}
+		require.Equal(t, string(data), string(written))
+	})
+}
+
+func newTestFile(t *testing.T) *File {
+	f, err := NewFile(filepath.Join(t.TempDir(), "store"), 1)
+	if err != nil {
+		t.Skip(err)
+	}
+	t.Cleanup(func() { f.Close() })
+	return f
+}
+
+// settle is long enough for a goroutine to come to its wait, and no test fails
+// if it is not.
+const settle = 30 * time.Millisecond
+
+func TestFileRecordCompletedLate(t *testing.T) {
+	f := newTestFile(t)
+	f.patience = time.Hour
+	rec := appendRecord(nil, record{"/late", []byte("value")})
+	file, err := os.OpenFile(f.path, os.O_WRONLY|os.O_APPEND, 0)
+	require.NoError(t, err)
+	defer file.Close()
+	_, err = file.Write(rec[:7])
+	require.NoError(t, err)
+
+	got := make(chan string, 1)
+	go func() {
+		v, err := f.Get(t.Context(), "late")
+		got <- string(v)
+		if err != nil {
+			t.Error(err)
+		}
+	}()
+	time.Sleep(settle)
+	_, err = file.Write(rec[7:])
+	require.NoError(t, err)
+	require.Equal(t, "value", <-got)
+}
+
+func TestFileLockHeldByAnother(t *testing.T) {
+	f := newTestFile(t)
+	other, err := os.Open(f.path)
+	require.NoError(t, err)
+	defer other.Close()
+	locked, err := flock(other, true)
+	require.NoError(t, err)
+	require.True(t, locked)
+
+	ctx, cancel := context.WithTimeout(t.Context(), settle)
+	defer cancel()
+	err = f.Set(ctx, "k", nil)
+	require.ErrorIs(t, err, ErrTimeout)
+	require.ErrorContains(t, err, "lock")
+	f.SetTimeout(settle)
+	_, err = f.Check(t.Context(), "k")
+	require.ErrorIs(t, err, ErrTimeout)
+
+	f.SetTimeout(-1)
+	ctx, cancel = context.WithCancel(t.Context())
+	cancelled, ended := make(chan error, 1), make(chan error, 1)
+	go func() { cancelled <- f.Set(ctx, "k", nil) }()
+	time.Sleep(settle)
+	cancel()
+	require.ErrorIs(t, <-cancelled, context.Canceled)
+
+	go func() { ended <- f.Set(t.Context(), "k", nil) }()
+	time.Sleep(settle)
+	closed := make(chan error, 1)
+	go func() { closed <- f.Close() }()
+	require.ErrorIs(t, <-ended, ErrClosed)
+	require.NoError(t, other.Close())
+	require.NoError(t, <-closed)
+	require.NoFileExists(t, f.path)
+}

@@ -1,0 +1,294 @@
+package store_test
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/c10d-go/c10d/store"
+	"github.com/c10d-go/c10d/store/storetest"
+)
+
+// needFileLocks skips where File cannot work.
+func needFileLocks(t testing.TB) {
+	s, err := store.NewFile(filepath.Join(t.TempDir(), "probe"), 1)
+	if errors.Is(err, errors.ErrUnsupported) {
+		t.Skipf("%s: %v", runtime.GOOS, err)
+	}
+	require.NoError(t, err)
+	require.NoError(t, s.Close())
+}
+
+func openFile(t testing.TB, path string, worldSize int) *store.File {
+	t.Helper()
+	s, err := store.NewFile(path, worldSize)
+	require.NoError(t, err)
+	t.Cleanup(func() { s.Close() })
+	return s
+}
+
+func TestFile(t *testing.T) {
+	needFileLocks(t)
+	t.Parallel()
+	var mu sync.Mutex
+	paths := make(map[store.Store]string)
+	open := func(t *testing.T, path string) store.Store {
+		mu.Lock()
+		defer mu.Unlock()
+		s := openFile(t, path, 0)
+		paths[s] = path
+		return s
+	}
+	for name, peer := range map[string]func(*testing.T, store.Store) store.Store{
+		"two handles": func(t *testing.T, s store.Store) store.Store { return open(t, paths[s]) },
+		"one handle":  nil,
+	} {
+		t.Run(name, func(t *testing.T) {
+			storetest.Run(t, storetest.Config{
+				New:  func(t *testing.T) store.Store { return open(t, filepath.Join(t.TempDir(), "store")) },
+				Peer: peer,
+				No:   []storetest.Feature{storetest.Queues},
+			})
+		})
+	}
+}
+
+// TestFileBytes holds what each call appends against what PyTorch 2.6.0 and
+// 2.11.0 append.
+func TestFileBytes(t *testing.T) {
+	needFileLocks(t)
+	ctx := t.Context()
+	path := filepath.Join(t.TempDir(), "store")
+	var first, second *store.File
+	read := 0
+	for _, step := range []struct {
+		name string
+		do   func() error
+		want string
+	}{
+		{"constructor", func() (err error) { first, err = store.NewFile(path, 2); return err },
+			"\x09\x00\x00\x00refcount/\x01\x00\x00\x001"},
+		{"set", func() error { return first.Set(ctx, "k", []byte("v1")) },
+			"\x02\x00\x00\x00/k\x02\x00\x00\x00v1"},
+		{"set again", func() error { return first.Set(ctx, "k", []byte("v2")) },
+			"\x02\x00\x00\x00/k\x02\x00\x00\x00v2"},
+		{"get", func() error { _, err := first.Get(ctx, "k"); return err }, ""},
+		{"add", func() error { _, err := first.Add(ctx, "n", 5); return err },
+			"\x02\x00\x00\x00/n\x01\x00\x00\x005"},
+		{"add less", func() error { _, err := first.Add(ctx, "n", -2); return err },
+			"\x02\x00\x00\x00/n\x01\x00\x00\x003"},
+		{"compare set", func() error { _, err := first.CompareSet(ctx, "c", nil, []byte("x")); return err },
+			"\x02\x00\x00\x00/c\x01\x00\x00\x00x"},
+		{"compare set in vain", func() error { _, err := first.CompareSet(ctx, "c", []byte("no"), []byte("y")); return err }, ""},
+		{"delete", func() error { _, err := first.Delete(ctx, "k"); return err },
+			"\x03\x00\x00\x00-/k\x00\x00\x00\x00"},
+		{"delete a missing key", func() error { _, err := first.Delete(ctx, "nosuch"); return err },
+			"\x08\x00\x00\x00-/nosuch\x00\x00\x00\x00"},
+		{"number of keys", func() error {
+			n, err := first.NumKeys(ctx)
+			require.EqualValues(t, 3, n)
+			return err
+		}, ""},
+		{"append", func() error { return first.Append(ctx, "ap", []byte("q")) },
+			"\x03\x00\x00\x00/ap\x01\x00\x00\x00q"},
+		{"second constructor", func() (err error) { second, err = store.NewFile(path, 2); return err },
+			"\x09\x00\x00\x00refcount/\x01\x00\x00\x002"},
+		{"first closed", func() error { return first.Close() },
+			"\x08\x00\x00\x00cleanup/\x01\x00\x00\x001\x09\x00\x00\x00refcount/\x01\x00\x00\x001"},
+	} {
+		require.NoError(t, step.do(), step.name)
+		all, err := os.ReadFile(path)
+		require.NoError(t, err)
+		require.Equal(t, step.want, string(all[read:]), step.name)
+		read = len(all)
+	}
+	require.NoError(t, second.Close())
+	require.NoFileExists(t, path)
+}
+
+func TestFileLifeCycle(t *testing.T) {
+	needFileLocks(t)
+	path := filepath.Join(t.TempDir(), "store")
+	a, b := openFile(t, path, 3), openFile(t, path, 3)
+	require.NoError(t, a.Close())
+	require.NoError(t, b.Close())
+	require.FileExists(t, path, "the third has not been there yet")
+	require.NoError(t, openFile(t, path, 3).Close())
+	require.NoFileExists(t, path)
+
+	require.NoError(t, openFile(t, path, 0).Close())
+	require.FileExists(t, path, "nobody knows how many will come")
+	require.NoError(t, os.Remove(path))
+
+	a = openFile(t, path, 1)
+	require.NoError(t, os.Remove(path))
+	require.ErrorIs(t, a.Set(t.Context(), "k", nil), fs.ErrNotExist)
+	b = openFile(t, path, 1)
+	require.ErrorContains(t, a.Set(t.Context(), "k", nil), "replaced")
+	require.NoError(t, b.Close())
+	require.NoError(t, a.Close(), "there is nothing left to clean up")
+
+	_, err := store.NewFile(filepath.Join(t.TempDir(), "no", "such", "directory"), 1)
+	require.ErrorIs(t, err, fs.ErrNotExist)
+}
+
+func TestFileDamage(t *testing.T) {
+	needFileLocks(t)
+	for name, test := range map[string]struct{ tail, want string }{
+		"length cut short":    {"\x02\x00", "middle of a record"},
+		"key cut short":       {"\x03\x00\x00\x00/k", "middle of a record"},
+		"value missing":       {"\x02\x00\x00\x00/k", "middle of a record"},
+		"value cut short":     {"\x02\x00\x00\x00/k\xff\xff\xff\x3fx", "middle of a record"},
+		"impossible key":      {"\xff\xff\xff\xff/k", "over the store's limit"},
+		"impossible value":    {"\x02\x00\x00\x00/k\x01\x00\x00\x40x", "over the store's limit"},
+		"not a store at all":  {"\x00\x00\x00\x00\x00\x00\x00\x00", "not a store's file"},
+		"damage behind a key": {"\x02\x00\x00\x00/k\x00\x00\x00\x00\x00\x00", "at byte 28"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			path := filepath.Join(t.TempDir(), "store")
+			s := openFile(t, path, 1)
+			appendTo(t, path, test.tail)
+			var before, after runtime.MemStats
+			runtime.ReadMemStats(&before)
+			_, err := s.Get(t.Context(), "k")
+			require.ErrorContains(t, err, test.want)
+			require.ErrorContains(t, s.Set(t.Context(), "other", nil), test.want)
+			runtime.ReadMemStats(&after)
+			require.Less(t, after.TotalAlloc-before.TotalAlloc, uint64(512<<20), "the announced length was believed")
+			data, err := os.ReadFile(path)
+			require.NoError(t, err)
+			require.True(t, strings.HasSuffix(string(data), test.tail), "nothing is written behind damage")
+			require.ErrorContains(t, s.Close(), test.want)
+		})
+	}
+
+	path := filepath.Join(t.TempDir(), "store")
+	s := openFile(t, path, 1)
+	require.NoError(t, os.Truncate(path, 5))
+	require.ErrorContains(t, s.Set(t.Context(), "k", nil), "shrank from 18 bytes to 5")
+}
+
+func appendTo(t testing.TB, path, data string) {
+	t.Helper()
+	f, err := os.OpenFile(path, os.O_WRONLY|os.O_APPEND, 0)
+	require.NoError(t, err)
+	defer f.Close()
+	_, err = f.WriteString(data)
+	require.NoError(t, err)
+}
+
+func TestFileKeepsCounterError(t *testing.T) {
+	needFileLocks(t)
+	path := filepath.Join(t.TempDir(), "store")
+	require.NoError(t, os.WriteFile(path, []byte("\x09\x00\x00\x00refcount/\x01\x00\x00\x00x"), 0o644))
+	_, err := store.NewFile(path, 1)
+	require.ErrorIs(t, err, store.ErrNotNumber)
+}
+
+// torchFileStore joins a file store, takes part in what the test does, says so
+// and leaves when told.
+const torchFileStore = `
+import sys, torch.distributed as d
+path, world, me = sys.argv[1], int(sys.argv[2]), sys.argv[3]
+s = d.FileStore(path, world)
+s.set("from " + me, "value of " + me)
+s.add("arrived", 1)
+assert s.get("go") == b"\x00\xffgo", s.get("go")
+for i in range(200):
+    s.add("n", 1)
+s.set("empty", "")
+assert s.compare_set("c " + me, "", "new") == b"new"
+assert s.delete_key("doomed " + me)
+print("ready", flush=True)
+sys.stdin.readline()
+del s
+print("left", flush=True)
+`
+
+// torchPython returns the Python interpreter that has PyTorch.
+func torchPython(t *testing.T) string {
+	const python = "/usr/bin/python3"
+	if out, err := exec.Command(python, "-c", "import torch.distributed").CombinedOutput(); err != nil {
+		if os.Getenv("C10D_REQUIRE_SERVICES") == "1" {
+			require.NoError(t, err, "C10D_REQUIRE_SERVICES is set: %s", out)
+		}
+		t.Skipf("needs PyTorch in %s: %v", python, err)
+	}
+	return python
+}
+
+func TestFileWithPyTorch(t *testing.T) {
+	needFileLocks(t)
+	python := torchPython(t)
+	for _, last := range []string{"go", "python"} {
+		t.Run(last+" leaves last", func(t *testing.T) {
+			ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
+			defer cancel()
+			path := filepath.Join(t.TempDir(), "store")
+			s := openFile(t, path, 3)
+
+			say := make([]func(), 2)
+			hear := make([]func() string, 2)
+			for i, me := range []string{"a", "b"} {
+				cmd := exec.CommandContext(ctx, python, "-c", torchFileStore, path, "3", me)
+				cmd.Stderr = os.Stderr
+				in, err := cmd.StdinPipe()
+				require.NoError(t, err)
+				out, err := cmd.StdoutPipe()
+				require.NoError(t, err)
+				require.NoError(t, cmd.Start())
+				t.Cleanup(func() { in.Close(); cmd.Wait() })
+				lines := bufio.NewReader(out)
+				hear[i] = func() string { l, _ := lines.ReadString('\n'); return strings.TrimSpace(l) }
+				say[i] = func() { fmt.Fprintln(in) }
+				require.NoError(t, s.Set(ctx, "doomed "+me, []byte("x")))
+			}
+
+			values, err := s.MultiGet(ctx, []string{"from a", "from b"})
+			require.NoError(t, err)
+			require.Equal(t, []string{"value of a", "value of b"}, []string{string(values[0]), string(values[1])})
+			require.NoError(t, s.Set(ctx, "go", []byte("\x00\xffgo")))
+			for range 200 {
+				_, err := s.Add(ctx, "n", 1)
+				require.NoError(t, err)
+			}
+			require.Equal(t, "ready", hear[0]())
+			require.Equal(t, "ready", hear[1]())
+			n, err := s.Get(ctx, "n")
+			require.NoError(t, err)
+			require.Equal(t, "600", string(n))
+			keys, err := s.ListKeys(ctx)
+			require.NoError(t, err)
+			require.ElementsMatch(t, []string{"from a", "from b", "arrived", "go", "n", "empty", "c a", "c b"}, keys)
+
+			say[0]()
+			require.Equal(t, "left", hear[0]())
+			require.FileExists(t, path)
+			if last == "go" {
+				say[1]()
+				require.Equal(t, "left", hear[1]())
+				require.FileExists(t, path)
+				require.NoError(t, s.Close())
+			} else {
+				require.NoError(t, s.Close())
+				require.FileExists(t, path)
+				say[1]()
+				require.Equal(t, "left", hear[1]())
+			}
+			require.NoFileExists(t, path)
+		})
+	}
+}

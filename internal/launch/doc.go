@@ -1,0 +1,47 @@
+// Package launch finds out, from the environment that a launcher gave this
+// process, which rank of how many it is and where rank 0 keeps the store.
+//
+// Every launcher has its own variables: torchrun says RANK and WORLD_SIZE, srun
+// SLURM_PROCID and SLURM_NTASKS, mpirun OMPI_COMM_WORLD_RANK. Detect reads the
+// first launcher in this order that has set any variable of its own:
+//
+//	launcher         rank from                            rank 0's host and port
+//	torchrun, env    RANK, WORLD_SIZE                     MASTER_ADDR, MASTER_PORT (required)
+//	Kubeflow (PET)   PET_NODE_RANK, PET_NNODES,           PET_MASTER_ADDR, PET_MASTER_PORT or
+//	                 PET_NPROC_PER_NODE, LOCAL_RANK       PET_RDZV_ENDPOINT
+//	Horovod          HOROVOD_RANK, HOROVOD_SIZE           this host, if all ranks are on it
+//	Open MPI         OMPI_COMM_WORLD_RANK, _SIZE          this host, or the first of the Slurm job
+//	MVAPICH          MV2_COMM_WORLD_RANK, _SIZE           or of the MPI Operator's hostfile
+//	Hydra            PMI_RANK with MPI_LOCALRANKID        (MPICH, Intel MPI)
+//	Slurm            SLURM_PROCID, SLURM_STEP_NUM_TASKS   first of SLURM_STEP_NODELIST; port from
+//	                                                      SLURM_STEP_RESV_PORTS or the job's number
+//	PMI, PMIx        PMI_RANK, PMI_SIZE; PMIX_RANK        as Open MPI
+//	LeaderWorkerSet  LWS_WORKER_INDEX, LWS_GROUP_SIZE     LWS_LEADER_ADDRESS
+//	JobSet           JOBSET_NAME, JOB_COMPLETION_INDEX    pod 0 of job 0
+//	Indexed Job      JOB_COMPLETION_INDEX, WORLD_SIZE     MASTER_ADDR (required)
+//
+// An mpirun comes before Slurm because it may run inside a Slurm job, whose
+// variables its ranks then inherit, with one and the same SLURM_PROCID. Plain
+// PMI variables come after it, because srun itself sets them.
+//
+// MASTER_ADDR and MASTER_PORT, where set, win over what a launcher says about
+// rank 0: `MASTER_ADDR=... srun prog` is a common idiom. So does WORLD_SIZE
+// stand in for a size that the launcher does not tell (a Kubernetes Job has
+// none); where the launcher tells one, the two must agree.
+//
+// Kubernetes gives a JobSet's pods labels, not variables. Expose them through
+// the downward API under these names:
+//
+//	JOBSET_NAME               jobset.sigs.k8s.io/jobset-name
+//	REPLICATED_JOB_NAME       jobset.sigs.k8s.io/replicatedjob-name
+//	REPLICATED_JOB_REPLICAS   jobset.sigs.k8s.io/replicatedjob-replicas
+//	JOB_INDEX                 jobset.sigs.k8s.io/job-index
+//	JOBSET_RESTART_ATTEMPT    jobset.sigs.k8s.io/restart-attempt
+//	JOBSET_COORDINATOR        jobset.sigs.k8s.io/coordinator
+//	PROCESSES_IN_JOB          the pods of one job (its completions), a number of yours
+//
+// What is set by halves is refused, never completed by a guess or from another
+// launcher's variables: the ranks of a job that guesses differently wait for
+// each other until their timeout. The error is an *Error, which lists what was
+// found and what is missing.
+package launch

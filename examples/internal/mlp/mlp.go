@@ -1,0 +1,215 @@
+package mlp
+
+import (
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"slices"
+)
+
+// Param is a weight matrix or a bias vector.
+type Param struct {
+	Name  string
+	Shape []int     // {inputs, outputs} of a weight, {outputs} of a bias
+	Value []float32 // row-major
+	Grad  []float32 // written by Backward
+}
+
+// Model is a multi-layer perceptron. One goroutine may use it at a time.
+type Model struct {
+	sizes  []int
+	params []*Param // weight and bias of each layer, in forward order
+
+	// One row of each for every image of the batch at hand.
+	outputs [][]float32 // of each layer, after ReLU except for the last
+	deltas  [][]float32 // derivative of the loss by the layer's output before ReLU
+}
+
+// New returns a model with layers between the given sizes: pixels first,
+// classes last. Weights are drawn uniformly with variance 2/inputs (He's rule
+// for ReLU), the same for one seed; biases are 0.
+func New(sizes []int, seed uint64) (*Model, error) {
+	if len(sizes) < 2 || slices.Min(sizes) < 1 {
+		return nil, fmt.Errorf("mlp: sizes %v: at least two are needed, each at least 1", sizes)
+	}
+	layers := len(sizes) - 1
+	m := &Model{sizes: slices.Clone(sizes), outputs: make([][]float32, layers), deltas: make([][]float32, layers)}
+	random := rand.New(rand.NewPCG(seed, 0))
+	for l := range layers {
+		in, out := sizes[l], sizes[l+1]
+		w := &Param{Name: fmt.Sprintf("layer%d.weight", l), Shape: []int{in, out}, Value: make([]float32, in*out), Grad: make([]float32, in*out)}
+		b := &Param{Name: fmt.Sprintf("layer%d.bias", l), Shape: []int{out}, Value: make([]float32, out), Grad: make([]float32, out)}
+		bound := math.Sqrt(6 / float64(in))
+		for i := range w.Value {
+			w.Value[i] = float32((2*random.Float64() - 1) * bound)
+		}
+		m.params = append(m.params, w, b)
+	}
+	return m, nil
+}
+
+// Params returns the parameters in the order of the forward pass. They are the
+// model's own.
+func (m *Model) Params() []*Param { return m.params }
+
+// Forward returns the summed loss over the images and how many of them the
+// model got right. inputs has a row of pixels for every label.
+func (m *Model) Forward(inputs []float32, labels []uint8) (loss float64, correct int) {
+	return m.forward(inputs, labels, nil, 0)
+}
+
+// Backward does what Forward does and sets every gradient to scale times the
+// derivative of the summed loss: a scale of 1/len(labels) gives the gradient
+// of the mean. ready, which may be nil, is called once for every parameter,
+// with its index, when its gradient is final, last layer first. No images give
+// zero gradients.
+func (m *Model) Backward(inputs []float32, labels []uint8, scale float32, ready func(param int)) (loss float64, correct int) {
+	n, last := len(labels), len(m.sizes)-2
+	m.deltas[last] = resize(m.deltas[last], n*m.sizes[last+1])
+	loss, correct = m.forward(inputs, labels, m.deltas[last], scale)
+	if ready == nil {
+		ready = func(int) {}
+	}
+	for l := last; l >= 0; l-- {
+		in, out := m.sizes[l], m.sizes[l+1]
+		x, delta := inputs, m.deltas[l]
+		if l > 0 {
+			x = m.outputs[l-1]
+		}
+		w, b := m.params[2*l], m.params[2*l+1]
+		clear(b.Grad)
+		clear(w.Grad)
+		for k := range n {
+			d := delta[k*out : (k+1)*out]
+			axpy(1, d, b.Grad)
+			for i, v := range x[k*in : (k+1)*in] {
+				if v != 0 { // pixels of paper and neurons that ReLU cut: about half
+					axpy(v, d, w.Grad[i*out:(i+1)*out])
+				}
+			}
+		}
+		ready(2*l + 1)
+		ready(2 * l)
+		if l == 0 {
+			break
+		}
+		m.deltas[l-1] = resize(m.deltas[l-1], n*in)
+		for k := range n {
+			d, dx := delta[k*out:(k+1)*out], m.deltas[l-1][k*in:(k+1)*in]
+			for i, v := range x[k*in : (k+1)*in] {
+				dx[i] = 0
+				if v > 0 { // the derivative of ReLU
+					dx[i] = dot(w.Value[i*out:(i+1)*out], d)
+				}
+			}
+		}
+	}
+	return loss, correct
+}
+
+// forward fills outputs, and delta with scale times the derivative of the
+// summed loss by the last layer's outputs unless delta is nil.
+func (m *Model) forward(inputs []float32, labels []uint8, delta []float32, scale float32) (loss float64, correct int) {
+	n, x := len(labels), inputs
+	last := len(m.sizes) - 2
+	for l := range m.outputs {
+		in, out := m.sizes[l], m.sizes[l+1]
+		w, b := m.params[2*l].Value, m.params[2*l+1].Value
+		m.outputs[l] = resize(m.outputs[l], n*out)
+		for k := range n {
+			y := m.outputs[l][k*out : (k+1)*out]
+			copy(y, b)
+			for i, v := range x[k*in : (k+1)*in] {
+				if v != 0 {
+					axpy(v, w[i*out:(i+1)*out], y)
+				}
+			}
+			if l < last {
+				for j, v := range y {
+					y[j] = max(v, 0)
+				}
+			}
+		}
+		x = m.outputs[l]
+	}
+	classes := m.sizes[last+1]
+	for k, label := range labels {
+		y := x[k*classes : (k+1)*classes]
+		top := slices.Max(y)
+		sum := 0.
+		for _, v := range y {
+			sum += math.Exp(float64(v - top))
+		}
+		loss += math.Log(sum) - float64(y[label]-top)
+		if y[label] == top {
+			correct++
+		}
+		if delta == nil {
+			continue
+		}
+		d := delta[k*classes : (k+1)*classes]
+		for j, v := range y {
+			d[j] = scale * float32(math.Exp(float64(v-top))/sum)
+		}
+		d[label] -= scale
+	}
+	return loss, correct
+}
+
+// axpy adds a*x to y, which are equally long.
+func axpy(a float32, x, y []float32) {
+	y = y[:len(x)]
+	for i, v := range x {
+		y[i] += a * v
+	}
+}
+
+// dot keeps four sums so that an addition need not wait for the one before it.
+func dot(x, y []float32) float32 {
+	var s0, s1, s2, s3 float32
+	y = y[:len(x)]
+	i := 0
+	for ; i+4 <= len(x); i += 4 {
+		s0 += x[i] * y[i]
+		s1 += x[i+1] * y[i+1]
+		s2 += x[i+2] * y[i+2]
+		s3 += x[i+3] * y[i+3]
+	}
+	for ; i < len(x); i++ {
+		s0 += x[i] * y[i]
+	}
+	return s0 + s1 + (s2 + s3)
+}
+
+func resize(s []float32, n int) []float32 {
+	return slices.Grow(s[:0], n)[:n]
+}
+
+// SGD is stochastic gradient descent with momentum as PyTorch computes it:
+// v = Momentum v + gradient, value = value - Rate v.
+type SGD struct {
+	Rate, Momentum float32
+	velocity       [][]float32
+}
+
+// Velocity returns the optimizer's state, a slice for each parameter: what a
+// checkpoint must hold beside the parameters.
+func (s *SGD) Velocity(params []*Param) [][]float32 {
+	if s.velocity == nil {
+		for _, p := range params {
+			s.velocity = append(s.velocity, make([]float32, len(p.Value)))
+		}
+	}
+	return s.velocity
+}
+
+// Step moves the parameters against their gradients.
+func (s *SGD) Step(params []*Param) {
+	for k, v := range s.Velocity(params) {
+		p := params[k]
+		for i, g := range p.Grad {
+			v[i] = s.Momentum*v[i] + g
+			p.Value[i] -= s.Rate * v[i]
+		}
+	}
+}

@@ -1,0 +1,426 @@
+package redis
+
+import (
+	"bytes"
+	"context"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/tls"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"encoding/pem"
+	"fmt"
+	"math/big"
+	"net"
+	"net/url"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/require"
+	"go.uber.org/goleak"
+
+	"github.com/c10d-go/c10d/store"
+	"github.com/c10d-go/c10d/store/storetest"
+)
+
+// quiet drops what go-redis writes to standard error when a server goes away.
+type quiet struct{}
+
+func (quiet) Printf(context.Context, string, ...any) {}
+
+func TestMain(m *testing.M) {
+	redis.SetLogger(quiet{})
+	goleak.VerifyTestMain(m)
+}
+
+// server is a redis-server of the test's own.
+type server struct {
+	addr string
+	cmd  *exec.Cmd
+	log  *bytes.Buffer // complete once ended is closed
+
+	ended chan struct{}
+}
+
+// startServer starts redis-server with these arguments, in which PORT stands
+// for a free port. usesPort names the argument that takes it.
+func startServer(t *testing.T, args ...string) *server {
+	t.Helper()
+	program, err := exec.LookPath("redis-server")
+	if err != nil {
+		if os.Getenv("C10D_REQUIRE_SERVICES") == "1" {
+			require.NoError(t, err, "C10D_REQUIRE_SERVICES is set")
+		}
+		t.Skip("needs redis-server in PATH")
+	}
+	// Somebody else may take the port between our look and the server's.
+	for range 5 {
+		s := &server{addr: freeAddr(t), log: new(bytes.Buffer), ended: make(chan struct{})}
+		_, port, _ := net.SplitHostPort(s.addr)
+		full := []string{"--bind", "127.0.0.1", "--save", "", "--appendonly", "no", "--dir", t.TempDir()}
+		for _, a := range args {
+			full = append(full, strings.ReplaceAll(a, "PORT", port))
+		}
+		s.cmd = exec.Command(program, full...)
+		s.cmd.Stdout, s.cmd.Stderr = s.log, s.log
+		require.NoError(t, s.cmd.Start())
+		go func() { defer close(s.ended); _ = s.cmd.Wait() }()
+		t.Cleanup(s.kill)
+		if s.listens() {
+			return s
+		}
+		if strings.Contains(s.log.String(), "Bad directive") {
+			t.Skipf("%s was built without this: %s", program, s.log)
+		}
+		require.Contains(t, s.log.String(), "in use")
+	}
+	require.FailNow(t, "no free port")
+	return nil
+}
+
+func freeAddr(t *testing.T) string {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	defer l.Close()
+	return l.Addr().String()
+}
+
+// listens waits until the server accepts connections, or has ended.
+func (s *server) listens() bool {
+	for {
+		c, err := net.Dial("tcp", s.addr)
+		if err == nil {
+			c.Close()
+			return true
+		}
+		select {
+		case <-s.ended:
+			return false
+		case <-time.After(5 * time.Millisecond):
+		}
+	}
+}
+
+func (s *server) kill() {
+	_ = s.cmd.Process.Signal(syscall.SIGCONT)
+	_ = s.cmd.Process.Kill()
+	<-s.ended
+}
+
+func plainServer(t *testing.T) *server { return startServer(t, "--port", "PORT") }
+
+func open1(t *testing.T, rawURL string, opts Options) *Store {
+	t.Helper()
+	s, err := New(t.Context(), rawURL, opts)
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, s.Close()) })
+	return s
+}
+
+var jobs atomic.Int64
+
+// freshPrefix returns a prefix with all that SCAN might misread.
+func freshPrefix() string { return fmt.Sprintf(`job[*]?\%d`, jobs.Add(1)) }
+
+func TestConformance(t *testing.T) {
+	srv := plainServer(t)
+	neighbour := open1(t, "redis://"+srv.addr, Options{Prefix: "job"})
+	require.NoError(t, neighbour.Set(t.Context(), "k", nil))
+	fresh := func(t *testing.T) store.Store {
+		return open1(t, "redis://"+srv.addr, Options{Prefix: freshPrefix()})
+	}
+	t.Run("clones", func(t *testing.T) {
+		storetest.Run(t, storetest.Config{New: fresh})
+	})
+	t.Run("one store", func(t *testing.T) {
+		storetest.Run(t, storetest.Config{
+			New:  fresh,
+			Peer: func(_ *testing.T, s store.Store) store.Store { return unclosed{s} },
+		})
+	})
+	t.Run("for ever, under a prefix store, RESP3", func(t *testing.T) {
+		storetest.Run(t, storetest.Config{New: func(t *testing.T) store.Store {
+			return store.Prefix("a/b", open1(t, "redis://"+srv.addr+"?protocol=3", Options{Prefix: freshPrefix(), Expiry: -1}))
+		}})
+	})
+}
+
+// unclosed is a second handle that shares the store.
+type unclosed struct{ store.Store }
+
+func (unclosed) Close() error { return nil }
+
+func TestPassword(t *testing.T) {
+	const password = "p@ss/w:rd"
+	srv := startServer(t, "--port", "PORT", "--requirepass", password)
+	u := url.URL{Scheme: "redis", Host: srv.addr, User: url.UserPassword("", password)}
+	s := open1(t, u.String(), Options{})
+	require.NoError(t, s.Set(t.Context(), "k", []byte("v")))
+
+	u.User = url.UserPassword("", "hunter2")
+	for _, wrong := range []string{u.String(), "redis://" + srv.addr} {
+		_, err := New(t.Context(), wrong, Options{})
+		require.ErrorContains(t, err, "store: redis "+srv.addr+": connect: ")
+		require.NotContains(t, err.Error(), "hunter2")
+	}
+}
+
+func TestTLS(t *testing.T) {
+	dir := t.TempDir()
+	pool := writeCertificate(t, dir)
+	srv := startServer(t, "--port", "0", "--tls-port", "PORT", "--tls-auth-clients", "no", "--requirepass", "secret",
+		"--tls-cert-file", filepath.Join(dir, "cert.pem"), "--tls-key-file", filepath.Join(dir, "key.pem"),
+		"--tls-ca-cert-file", filepath.Join(dir, "cert.pem"))
+	secure := "rediss://:secret@" + srv.addr
+	config := &tls.Config{RootCAs: pool}
+	s := open1(t, secure, Options{TLS: config})
+	require.Empty(t, config.ServerName, "the caller's configuration was changed")
+	require.NoError(t, s.Set(t.Context(), "k", []byte("v")))
+	clone, err := s.Clone(t.Context())
+	require.NoError(t, err)
+	got, err := clone.Get(t.Context(), "k")
+	require.NoError(t, err)
+	require.Equal(t, "v", string(got))
+	require.NoError(t, clone.Close())
+	open1(t, secure+"?skip_verify=true", Options{})
+
+	_, err = New(t.Context(), secure, Options{})
+	var unknown x509.UnknownAuthorityError
+	require.ErrorAs(t, err, &unknown, "an unknown authority is refused")
+	_, err = New(t.Context(), "redis://:secret@"+srv.addr, Options{})
+	require.Error(t, err)
+	_, err = New(t.Context(), "redis://:secret@"+srv.addr, Options{TLS: config})
+	require.ErrorContains(t, err, "not rediss")
+}
+
+func writeCertificate(t *testing.T, dir string) *x509.CertPool {
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	require.NoError(t, err)
+	template := &x509.Certificate{
+		SerialNumber:          big.NewInt(1),
+		Subject:               pkix.Name{CommonName: "redis test"},
+		NotBefore:             time.Now().Add(-time.Hour),
+		NotAfter:              time.Now().Add(24 * time.Hour),
+		IPAddresses:           []net.IP{net.IPv4(127, 0, 0, 1)},
+		IsCA:                  true,
+		BasicConstraintsValid: true,
+		KeyUsage:              x509.KeyUsageDigitalSignature | x509.KeyUsageCertSign,
+	}
+	cert, err := x509.CreateCertificate(rand.Reader, template, template, &key.PublicKey, key)
+	require.NoError(t, err)
+	private, err := x509.MarshalPKCS8PrivateKey(key)
+	require.NoError(t, err)
+	for name, block := range map[string]*pem.Block{
+		"cert.pem": {Type: "CERTIFICATE", Bytes: cert},
+		"key.pem":  {Type: "PRIVATE KEY", Bytes: private},
+	} {
+		require.NoError(t, os.WriteFile(filepath.Join(dir, name), pem.EncodeToMemory(block), 0o600))
+	}
+	parsed, err := x509.ParseCertificate(cert)
+	require.NoError(t, err)
+	pool := x509.NewCertPool()
+	pool.AddCert(parsed)
+	return pool
+}
+
+func TestOptions(t *testing.T) {
+	for _, test := range []struct {
+		url    string
+		opts   Options
+		prefix string
+		expiry time.Duration
+	}{
+		{"redis://h", Options{}, DefaultPrefix, DefaultExpiry},
+		{"redis://h:1?prefix=job-7&expiry=90m&pool_size=3", Options{}, "job-7", 90 * time.Minute},
+		{"redis://h?prefix=a&expiry=1h", Options{Prefix: "b", Expiry: -1}, "b", -1},
+		{"redis://h?expiry=-1s", Options{}, DefaultPrefix, -time.Second},
+		{"unix:///run/redis.sock?prefix=a%20b", Options{}, "a b", DefaultExpiry},
+	} {
+		config, err := parse(test.url, &test.opts)
+		require.NoError(t, err, test.url)
+		require.Equal(t, test.prefix, test.opts.Prefix, test.url)
+		require.Equal(t, test.expiry, test.opts.Expiry, test.url)
+		require.Equal(t, -1, config.MaxRetries, "an Add must not be repeated")
+		require.Equal(t, ioTimeout, config.ReadTimeout)
+	}
+	config, err := parse("redis://h?read_timeout=2s&max_retries=5&protocol=3", &Options{})
+	require.NoError(t, err)
+	require.Equal(t, 2*time.Second, config.ReadTimeout)
+	require.Equal(t, -1, config.MaxRetries)
+	require.Equal(t, 3, config.Protocol)
+
+	for _, test := range []struct {
+		url, want string
+		opts      Options
+	}{
+		{"http://h", "scheme", Options{}},
+		{"redis://:hunter2@h:port", "invalid port", Options{}},
+		{"redis://:hunter2@h/x", "database", Options{}},
+		{"redis://h?nonsense=1", "nonsense", Options{}},
+		{"redis://h?expiry=soon", "expiry", Options{}},
+		{"redis://h?expiry=10ms", "below a second", Options{}},
+		{"redis://h", "below a second", Options{Expiry: time.Millisecond}},
+		{"redis://h", "braces", Options{Prefix: "a}b"}},
+	} {
+		_, err := New(t.Context(), test.url, test.opts)
+		require.ErrorContains(t, err, test.want, test.url)
+		require.ErrorContains(t, err, "store: redis: ")
+		require.NotContains(t, err.Error(), "hunter2")
+	}
+}
+
+func TestExpiry(t *testing.T) {
+	srv := plainServer(t)
+	ctx := t.Context()
+	client := redis.NewClient(&redis.Options{Addr: srv.addr})
+	defer client.Close()
+	lives := func(key string) time.Duration {
+		d, err := client.PTTL(ctx, key).Result()
+		require.NoError(t, err)
+		return d
+	}
+
+	s := open1(t, "redis://"+srv.addr, Options{Prefix: "job", Expiry: time.Hour})
+	require.NoError(t, s.Set(ctx, "set", nil))
+	require.NoError(t, s.Append(ctx, "append", nil))
+	require.NoError(t, s.QueuePush(ctx, "push", nil))
+	_, err := s.Add(ctx, "add", 1)
+	require.NoError(t, err)
+	require.NoError(t, s.Set(ctx, "add text", []byte(" 1")))
+	_, err = s.Add(ctx, "add text", 1)
+	require.NoError(t, err)
+	_, err = s.CompareSet(ctx, "compare", nil, []byte("x"))
+	require.NoError(t, err)
+	keys := []string{"{job}kset", "{job}kappend", "{job}qpush", "{job}kadd", "{job}kadd text", "{job}kcompare"}
+	for _, k := range keys {
+		require.Greater(t, lives(k), 30*time.Minute, k)
+		require.LessOrEqual(t, lives(k), time.Hour, k)
+		require.NoError(t, client.PExpire(ctx, k, 20*time.Minute).Err())
+	}
+	require.NoError(t, s.renewAll(ctx))
+	for _, k := range keys {
+		require.Greater(t, lives(k), 30*time.Minute, k)
+	}
+
+	ever := open1(t, "redis://"+srv.addr, Options{Prefix: "ever", Expiry: -1})
+	require.NoError(t, ever.Set(ctx, "set", nil))
+	_, err = ever.CompareSet(ctx, "compare", nil, []byte("x"))
+	require.NoError(t, err)
+	c, err := ever.Clone(ctx)
+	require.NoError(t, err)
+	defer c.Close()
+	require.NoError(t, c.Set(ctx, "clone", nil))
+	for _, k := range []string{"set", "compare", "clone"} {
+		require.Negative(t, lives("{ever}k"+k), k)
+	}
+}
+
+// TestRenews waits for the goroutine to take a key's life from an hour to the
+// store's two seconds.
+func TestRenews(t *testing.T) {
+	srv := plainServer(t)
+	client := redis.NewClient(&redis.Options{Addr: srv.addr})
+	defer client.Close()
+	s := open1(t, "redis://"+srv.addr, Options{Expiry: 2 * time.Second})
+	require.NoError(t, s.Set(t.Context(), "k", nil))
+	require.NoError(t, client.PExpire(t.Context(), "{c10d}kk", time.Hour).Err())
+	require.Eventually(t, func() bool {
+		d, err := client.PTTL(t.Context(), "{c10d}kk").Result()
+		return err == nil && d <= 2*time.Second
+	}, time.Minute, 10*time.Millisecond)
+}
+
+func TestManyKeys(t *testing.T) {
+	srv := plainServer(t)
+	s := open1(t, "redis://"+srv.addr, Options{})
+	var keys []string
+	for i := range 2*scanCount + 1 {
+		keys = append(keys, fmt.Sprint(i))
+	}
+	require.NoError(t, s.MultiSet(t.Context(), keys, make([][]byte, len(keys))))
+	require.NoError(t, s.Wait(t.Context(), keys...))
+	n, err := s.NumKeys(t.Context())
+	require.NoError(t, err)
+	require.EqualValues(t, len(keys), n)
+	listed, err := s.ListKeys(t.Context())
+	require.NoError(t, err)
+	require.ElementsMatch(t, keys, listed)
+	require.NoError(t, s.renewAll(t.Context()))
+}
+
+// TestConcurrentTextAdds is about sums that Redis does not compute itself.
+func TestConcurrentTextAdds(t *testing.T) {
+	srv := plainServer(t)
+	s := open1(t, "redis://"+srv.addr, Options{})
+	const adders = 20
+	// The first add near the end of int64 wraps; text before that is parsed.
+	require.NoError(t, s.Set(t.Context(), "n", []byte(" 9223372036854775800")))
+	var wg sync.WaitGroup
+	for range adders {
+		wg.Go(func() {
+			if _, err := s.Add(t.Context(), "n", 1); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	wg.Wait()
+	got, err := s.Get(t.Context(), "n")
+	require.NoError(t, err)
+	require.Equal(t, "-9223372036854775796", string(got))
+}
+
+func TestServerGoesAway(t *testing.T) {
+	srv := plainServer(t)
+	ctx := t.Context()
+	s := open1(t, "redis://"+srv.addr, Options{Timeout: -1})
+	require.NoError(t, s.Set(ctx, "k", nil))
+	waited := make(chan error, 1)
+	go func() { waited <- s.Wait(ctx, "never") }()
+	srv.kill()
+	for _, err := range []error{<-waited, s.Set(ctx, "k", nil)} {
+		require.ErrorContains(t, err, "store: redis "+srv.addr)
+		require.NotErrorIs(t, err, store.ErrTimeout)
+		require.NotErrorIs(t, err, store.ErrClosed)
+	}
+	_, err := New(ctx, "redis://"+srv.addr, Options{})
+	require.ErrorContains(t, err, "store: redis "+srv.addr+": connect: ")
+}
+
+// TestServerFreezes checks that nothing waits for the answer of a stopped
+// server once its context or the store has ended.
+func TestServerFreezes(t *testing.T) {
+	srv := plainServer(t)
+	s := open1(t, "redis://"+srv.addr, Options{Timeout: -1})
+	require.NoError(t, s.Set(t.Context(), "k", nil))
+	require.NoError(t, srv.cmd.Process.Signal(syscall.SIGSTOP))
+
+	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+	defer cancel()
+	start := time.Now()
+	err := s.Set(ctx, "k", nil)
+	require.ErrorIs(t, err, store.ErrTimeout)
+	require.ErrorIs(t, err, context.DeadlineExceeded)
+	s.SetTimeout(50 * time.Millisecond)
+	_, err = s.Add(t.Context(), "n", 1)
+	require.ErrorIs(t, err, store.ErrTimeout)
+	s.SetTimeout(-1)
+
+	ctx, cancel = context.WithCancel(t.Context())
+	ended := make(chan error, 2)
+	go func() { _, err := s.Get(ctx, "k"); ended <- err }()
+	cancel()
+	require.ErrorIs(t, <-ended, context.Canceled)
+	go func() { _, err := s.Get(t.Context(), "k"); ended <- err }()
+	require.NoError(t, s.Close())
+	require.ErrorIs(t, <-ended, store.ErrClosed)
+	require.Less(t, time.Since(start), ioTimeout, "somebody waited for the server")
+}

@@ -1,0 +1,150 @@
+package tcp
+
+import (
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/tls"
+	"crypto/x509"
+	"math/big"
+	"net"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/c10d-go/c10d/store"
+)
+
+type certs struct {
+	both  *tls.Config // a server's and a client's
+	trust *tls.Config // a client's only
+}
+
+func newCerts(t testing.TB) certs {
+	t.Helper()
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	require.NoError(t, err)
+	template := &x509.Certificate{
+		SerialNumber:          big.NewInt(1),
+		NotBefore:             time.Now().Add(-time.Hour),
+		NotAfter:              time.Now().Add(time.Hour),
+		IsCA:                  true,
+		BasicConstraintsValid: true,
+		IPAddresses:           []net.IP{net.IPv4(127, 0, 0, 1)},
+	}
+	der, err := x509.CreateCertificate(rand.Reader, template, template, &key.PublicKey, key)
+	require.NoError(t, err)
+	cert, err := x509.ParseCertificate(der)
+	require.NoError(t, err)
+	pool := x509.NewCertPool()
+	pool.AddCert(cert)
+	return certs{
+		both:  &tls.Config{RootCAs: pool, Certificates: []tls.Certificate{{Certificate: [][]byte{der}, PrivateKey: key}}},
+		trust: &tls.Config{RootCAs: pool},
+	}
+}
+
+func works(t testing.TB, s *Store) {
+	t.Helper()
+	require.NoError(t, s.Set(t.Context(), "works", []byte("yes")))
+	v, err := s.Get(t.Context(), "works")
+	require.NoError(t, err)
+	require.Equal(t, "yes", string(v))
+}
+
+func TestTLSAndToken(t *testing.T) {
+	certs := newCerts(t)
+	none := Options{}
+	token := Options{Token: "secret"}
+	other := Options{Token: "Secret"}
+	tlsOnly := Options{TLS: certs.trust}
+	tlsToken := Options{TLS: certs.trust, Token: "secret"}
+	tlsOther := Options{TLS: certs.trust, Token: "guess"}
+	untrusted := Options{TLS: &tls.Config{RootCAs: x509.NewCertPool()}, Token: "secret"}
+
+	for name, test := range map[string]struct {
+		server  ServerOptions
+		good    []Options
+		wrong   []Options // refused in a way that is an error at once
+		useless []Options // refused in a way that could be a server's end
+	}{
+		"plain":         {ServerOptions{}, []Options{none}, nil, []Options{token, tlsOnly}},
+		"token":         {ServerOptions{Token: "secret"}, []Options{token}, []Options{other}, []Options{none, tlsToken, {Dialect: store.DialectV1}}},
+		"TLS":           {ServerOptions{TLS: certs.both}, []Options{tlsOnly}, []Options{untrusted}, []Options{none, token, tlsToken}},
+		"TLS and token": {ServerOptions{TLS: certs.both, Token: "secret"}, []Options{tlsToken}, []Options{tlsOther, untrusted}, []Options{none, token, tlsOnly}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			server := serve(t, test.server)
+			addr := server.Addr().String()
+			for _, o := range test.good {
+				works(t, join(t, addr, o))
+			}
+			for _, o := range test.wrong {
+				o.Timeout = patience
+				start := time.Now()
+				_, err := New(t.Context(), addr, o)
+				require.Error(t, err)
+				require.Less(t, time.Since(start), patience, "%v", err)
+				require.NotErrorIs(t, err, store.ErrTimeout)
+				require.ErrorContains(t, err, addr)
+				var bad *tls.CertificateVerificationError
+				if o.TLS != untrusted.TLS {
+					require.ErrorIs(t, err, ErrToken)
+				} else {
+					require.ErrorAs(t, err, &bad)
+				}
+			}
+			for _, o := range test.useless {
+				o.Timeout = 300 * time.Millisecond
+				s, err := New(t.Context(), addr, o)
+				if err == nil { // the old dialect says nothing when it opens
+					_, err = s.NumKeys(t.Context())
+					require.NoError(t, s.Close())
+				}
+				require.Error(t, err, "%+v", o)
+			}
+			works(t, join(t, addr, test.good[0]))
+		})
+	}
+}
+
+// A server that only pretends to know the token is found out.
+func TestTokenProvesTheServer(t *testing.T) {
+	client, server := net.Pipe()
+	defer client.Close()
+	done := go1(func() error { return authenticate(client, "secret") })
+	go func() {
+		defer server.Close()
+		admit(server, "another") // refuses the client
+	}()
+	require.ErrorIs(t, await(t, done), ErrToken)
+
+	client, server = net.Pipe()
+	defer client.Close()
+	done = go1(func() error { return authenticate(client, "secret") })
+	go func() {
+		defer server.Close()
+		b := make([]byte, len(hello)+nonceLen)
+		server.Read(b)
+		server.Write(b[len(hello):]) // the client's own nonce
+		server.Read(b[:32])
+		server.Write(b[:32]) // the client's own proof
+	}()
+	require.ErrorIs(t, await(t, done), ErrToken)
+}
+
+// Silence before the token is no client's right, unlike silence before VALIDATE.
+func TestSilentGuestsOfAProtectedServer(t *testing.T) {
+	for name, opts := range map[string]ServerOptions{
+		"token": {Token: "secret"},
+		"TLS":   {TLS: newCerts(t).both},
+	} {
+		opts.OpeningTimeout = 20 * time.Millisecond
+		server := serve(t, opts)
+		c := dialRaw(t, server.Addr().String())
+		c.closed()
+		until(t, func() bool { return server.Stats().Clients == 0 })
+		require.EqualValues(t, 1, server.Stats().Refused, name)
+	}
+}

@@ -1,0 +1,600 @@
+package tcp
+
+import (
+	"bufio"
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"slices"
+	"strconv"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/c10d-go/c10d/store"
+)
+
+// ErrDisconnected is matched by the error of a call whose connection the
+// server closed: because its process ended, or, since the protocol has no
+// error replies, because it refused the request.
+var ErrDisconnected = errors.New("the server closed the connection: it ended, or refused the request")
+
+// Options say how to join a store. The zero value is a client that finds out
+// what it talks to and waits for nobody.
+type Options struct {
+	// Server hosts the store in this process, and then joins it as a client
+	// like the others. Close ends both.
+	Server bool
+
+	// Listen is where to listen as Server, "host:port". Empty means the address
+	// given to New. ":29500" listens on all interfaces, as PyTorch always does;
+	// it is needed where the host's name means another address outside.
+	Listen string
+
+	// ServerOptions are those of the hosted server. Of them TLS, Token and
+	// Limits, where not set, are taken from here.
+	ServerOptions ServerOptions
+
+	// WorldSize is the number of ranks that join. Each of them adds one to a
+	// counter, and the Server's New returns when it has reached WorldSize; the
+	// others do not wait. 0 means not to count.
+	WorldSize int
+
+	// NoWait joins without counting and waiting, whatever WorldSize is.
+	NoWait bool
+
+	// Timeout is the store's, see store.Store, and where New's context has no
+	// deadline also New's.
+	Timeout time.Duration
+
+	// Dialect is the server's. Unknown means to find out, which costs an old
+	// server one connection and a new one nothing.
+	Dialect store.Dialect
+
+	// TLS encrypts, which only servers of this package can. An empty
+	// ServerName is taken from the address. A hosting process needs a
+	// certificate in it, or in ServerOptions.TLS.
+	TLS *tls.Config
+
+	// Token is the secret of ServerOptions.Token.
+	Token string
+
+	// Limits are what calls are checked against before anything is sent, with
+	// store.ErrTooLarge. Larger ones make sense only with a server that has
+	// larger ones too.
+	Limits Limits
+}
+
+// Store is a client of a TCPStore server. Make one with New. It implements
+// store.Store, store.Cloner and store.Dialecter.
+//
+// It opens one connection, and another for each call that waits for a key
+// while others are at work, and keeps a few of them for later calls. Calls
+// that do not wait for a key use one connection in turns.
+//
+// A store does not outlive its server. Calls fail with ErrDisconnected when it
+// ends and with "connection refused" after that.
+type Store struct {
+	dialer  dialer
+	name    string
+	limits  Limits
+	server  *Server
+	timeout atomic.Int64
+
+	turn   chan struct{} // held during a call that does not wait
+	ctx    context.Context
+	cancel context.CancelFunc
+
+	queues, listing atomic.Int32 // whether the server has them; see support
+
+	mu     sync.Mutex
+	conns  map[*conn]struct{} // all; nil when the store is closed
+	atRest []*conn
+}
+
+var (
+	_ store.Store     = (*Store)(nil)
+	_ store.Cloner    = (*Store)(nil)
+	_ store.Dialecter = (*Store)(nil)
+)
+
+// Whether the server knows a query that came after PyTorch 2.2.
+const (
+	unknown int32 = iota
+	has
+	lacks
+)
+
+// maxAtRest is how many connections are kept for later. A rank of a process
+// group rarely has more calls at once for long.
+const maxAtRest = 4
+
+// workers is the key, without "/", where c10d counts who has joined.
+const workers = "init/"
+
+// New connects to the TCPStore server at addr, "host:port", after starting it
+// if opts.Server is set. It tries again for as long as ctx, or else
+// opts.Timeout, allows, so the server may come later than its clients.
+func New(ctx context.Context, addr string, opts Options) (*Store, error) {
+	s, err := open(ctx, addr, opts)
+	if err != nil {
+		return nil, fmt.Errorf("tcp: store %s: %w", addr, err)
+	}
+	return s, nil
+}
+
+func open(ctx context.Context, addr string, opts Options) (*Store, error) {
+	limits := opts.Limits.withDefaults()
+	if err := limits.validate(); err != nil {
+		return nil, err
+	}
+	if opts.WorldSize < 0 {
+		return nil, fmt.Errorf("WorldSize is %d", opts.WorldSize)
+	}
+	host, port, err := net.SplitHostPort(addr)
+	if err != nil {
+		return nil, err
+	}
+	ctx, cancel := store.WithTimeout(ctx, opts.Timeout)
+	defer cancel()
+
+	var server *Server
+	if opts.Server {
+		so := opts.ServerOptions
+		if so.TLS == nil {
+			so.TLS = opts.TLS
+		}
+		if so.Token == "" {
+			so.Token = opts.Token
+		}
+		if so.Limits == (Limits{}) {
+			so.Limits = opts.Limits
+		}
+		listen := opts.Listen
+		if listen == "" {
+			listen = addr
+		}
+		if server, err = Listen(ctx, listen, so); err != nil {
+			return nil, err
+		}
+		port = strconv.Itoa(server.Addr().(*net.TCPAddr).Port)
+		if ip := net.ParseIP(host); host == "" || ip != nil && ip.IsUnspecified() {
+			host = "localhost"
+		}
+	}
+	d := dialer{addr: net.JoinHostPort(host, port), dialect: opts.Dialect, tls: opts.TLS, token: opts.Token}
+	ours := server != nil || d.tls != nil || d.token != ""
+	if ours && d.dialect == store.DialectUnknown {
+		d.dialect = store.DialectV2
+	}
+	c, err := d.dialRetry(ctx)
+	if err != nil {
+		if server != nil {
+			server.Close()
+		}
+		return nil, ended(ctx, err)
+	}
+	s := newStore(d, limits, c)
+	s.server = server
+	s.SetTimeout(opts.Timeout)
+	if ours && d.dialect == store.DialectV2 {
+		s.queues.Store(has)
+		s.listing.Store(has)
+	}
+	if opts.WorldSize > 0 && !opts.NoWait {
+		if err := s.join(ctx, opts.WorldSize); err != nil {
+			s.Close()
+			return nil, err
+		}
+	}
+	return s, nil
+}
+
+func newStore(d dialer, limits Limits, c *conn) *Store {
+	s := &Store{
+		dialer: d,
+		name:   "tcp " + d.addr,
+		limits: limits,
+		turn:   make(chan struct{}, 1),
+		conns:  map[*conn]struct{}{c: {}},
+		atRest: []*conn{c},
+	}
+	s.ctx, s.cancel = context.WithCancel(context.Background())
+	return s
+}
+
+// ended adds to err that ctx ended, where that is why err came about.
+func ended(ctx context.Context, err error) error {
+	if e := store.WaitErr(ctx); e != nil && !errors.Is(err, e) {
+		return fmt.Errorf("%w; last try: %w", e, err)
+	}
+	return err
+}
+
+// join counts this process in, and if it hosts the server waits for the others.
+func (s *Store) join(ctx context.Context, size int) error {
+	var n int64
+	err := s.call(ctx, "join", nil, &request{query: qAdd, keys: one(workers), num: 1}, intInto(&n))
+	for err == nil && s.server != nil && n < int64(size) {
+		select {
+		case <-time.After(10 * time.Millisecond): // PyTorch's interval
+		case <-ctx.Done():
+			return fmt.Errorf("%d of %d workers have joined: %w", n, size, store.WaitErr(ctx))
+		}
+		var v []byte
+		if v, err = s.get(ctx, "join", nil, workers); err == nil {
+			n, err = store.ParseNumber(v)
+		}
+	}
+	return err
+}
+
+// Addr returns the "host:port" that the store is connected to; of a hosting
+// store the port is the one it listens on.
+func (s *Store) Addr() string { return s.dialer.addr }
+
+// Server returns the server that this store hosts, or nil.
+func (s *Store) Server() *Server { return s.server }
+
+// Dialect returns the dialect that the connection speaks.
+func (s *Store) Dialect() store.Dialect { return s.dialer.dialect }
+
+// Timeout returns the limit of a call whose context has no deadline.
+func (s *Store) Timeout() time.Duration { return time.Duration(s.timeout.Load()) }
+
+// SetTimeout changes that limit. It holds for all calls, not only those that
+// wait for a key: a server may be unreachable without anybody being told.
+func (s *Store) SetTimeout(d time.Duration) {
+	if d == 0 {
+		d = store.DefaultTimeout
+	}
+	s.timeout.Store(int64(d))
+}
+
+// Clone opens another connection to the server. The clone of a hosting store
+// does not host.
+func (s *Store) Clone(ctx context.Context) (store.Store, error) {
+	ctx, cancel := store.WithTimeout(ctx, s.Timeout())
+	defer cancel()
+	if s.isClosed() {
+		return nil, s.fail(ctx, "clone", nil, time.Time{}, store.ErrClosed)
+	}
+	start := time.Now()
+	d := s.dialer
+	c, err := d.dial(ctx)
+	if err != nil {
+		return nil, s.fail(ctx, "clone", nil, start, err)
+	}
+	clone := newStore(d, s.limits, c)
+	clone.SetTimeout(s.Timeout())
+	clone.queues.Store(s.queues.Load())
+	clone.listing.Store(s.listing.Load())
+	return clone, nil
+}
+
+// Close ends pending calls, and the server if this store hosts it.
+func (s *Store) Close() error {
+	s.cancel()
+	s.mu.Lock()
+	for c := range s.conns {
+		c.Close()
+	}
+	s.conns, s.atRest = nil, nil
+	s.mu.Unlock()
+	if s.server != nil {
+		return s.server.Close()
+	}
+	return nil
+}
+
+func (s *Store) isClosed() bool { return s.ctx.Err() != nil }
+
+// take returns a connection for the caller alone.
+func (s *Store) take(ctx context.Context) (*conn, error) {
+	s.mu.Lock()
+	n := len(s.atRest)
+	if n == 0 {
+		s.mu.Unlock()
+		return s.connect(ctx)
+	}
+	c := s.atRest[n-1]
+	s.atRest = s.atRest[:n-1]
+	s.mu.Unlock()
+	return c, nil
+}
+
+// connect opens another connection. It does not try twice, as the server was
+// there before.
+func (s *Store) connect(ctx context.Context) (*conn, error) {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	defer context.AfterFunc(s.ctx, cancel)()
+	c, err := s.dialer.dial(ctx)
+	if err != nil {
+		return nil, err
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.conns == nil {
+		c.Close()
+		return nil, store.ErrClosed
+	}
+	s.conns[c] = struct{}{}
+	return c, nil
+}
+
+// rest takes back a connection that has nothing outstanding.
+func (s *Store) rest(c *conn) {
+	s.mu.Lock()
+	full := len(s.atRest) >= maxAtRest
+	if !full && s.conns != nil {
+		s.atRest = append(s.atRest, c)
+	}
+	s.mu.Unlock()
+	if full {
+		s.drop(c)
+	}
+}
+
+func (s *Store) drop(c *conn) {
+	c.Close()
+	s.mu.Lock()
+	delete(s.conns, c)
+	s.mu.Unlock()
+}
+
+// exchange sends req and reads its reply on c. Without read, req is one that
+// has no reply, and a request that has follows it: what its answer says is that
+// the first was carried out.
+func exchange(ctx context.Context, c *conn, req *request, read func(*bufio.Reader) error) error {
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	defer guard(ctx, c)()
+	if read != nil {
+		if err := c.send(req); err != nil {
+			return err
+		}
+		return read(c.r)
+	}
+	if c.dialect == store.DialectV1 {
+		if err := c.send(req, &request{query: qWait}); err != nil {
+			return err
+		}
+		_, err := readFlag(c.r)
+		return err
+	}
+	return c.ping(req)
+}
+
+// once carries out a request on any connection.
+func (s *Store) once(ctx context.Context, req *request, read func(*bufio.Reader) error) error {
+	c, err := s.take(ctx)
+	if err != nil {
+		return err
+	}
+	if err := exchange(ctx, c, req, read); err != nil {
+		s.drop(c)
+		return err
+	}
+	s.rest(c)
+	return nil
+}
+
+// begin is the start of every call: it limits ctx and checks req.
+func (s *Store) begin(ctx context.Context, req *request) (context.Context, context.CancelFunc, error) {
+	ctx, cancel := store.WithTimeout(ctx, s.Timeout())
+	err := ctx.Err()
+	if s.isClosed() {
+		err = store.ErrClosed
+	}
+	if err == nil {
+		err = s.limits.check(req)
+	}
+	if err == nil {
+		err = s.support(ctx, req.query)
+	}
+	return ctx, cancel, err
+}
+
+// call is a whole call that does not wait for a key.
+func (s *Store) call(ctx context.Context, op string, keys []string, req *request, read func(*bufio.Reader) error) error {
+	start := time.Now()
+	ctx, cancel, err := s.begin(ctx, req)
+	defer cancel()
+	if err == nil {
+		select {
+		case s.turn <- struct{}{}:
+			err = s.once(ctx, req, read)
+			<-s.turn
+		case <-ctx.Done():
+			err = ctx.Err()
+		case <-s.ctx.Done():
+			err = store.ErrClosed
+		}
+	}
+	if err != nil {
+		return s.fail(ctx, op, keys, start, err)
+	}
+	return nil
+}
+
+// fail makes the error of a call.
+func (s *Store) fail(ctx context.Context, op string, keys []string, start time.Time, err error) error {
+	e := &store.Error{Store: s.name, Op: op, Keys: keys, Err: err}
+	switch why := store.WaitErr(ctx); {
+	case s.isClosed():
+		e.Err = store.ErrClosed
+	case why != nil && (errors.Is(err, os.ErrDeadlineExceeded) || errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded)):
+		e.Err = why
+	case disconnected(err):
+		e.Err = fmt.Errorf("%w (%w)", ErrDisconnected, err)
+	}
+	if e.Timeout() && !start.IsZero() {
+		e.After = time.Since(start)
+	}
+	return e
+}
+
+// grace is how long a server may take to confirm that a wait is over which the
+// caller has given up. One that is alive needs a round trip; a caller whose
+// context ends while the server hangs is held up by this much.
+const grace = time.Second
+
+// await returns when all keys of req, a WAIT, are there, or ctx ends. It
+// reports whether c can be used on.
+func (s *Store) await(ctx context.Context, c *conn, req *request) (usable bool, err error) {
+	release := guard(ctx, c)
+	if err := c.send(req); err != nil {
+		release()
+		return false, err
+	}
+	answer, err := readFlag(c.r)
+	release()
+	if err == nil && answer != ready {
+		err = malformedf("a reply of %d to WAIT", answer)
+	}
+	if err == nil {
+		return true, nil
+	}
+	if ctx.Err() == nil || !errors.Is(err, os.ErrDeadlineExceeded) || c.dialect == store.DialectV1 {
+		return false, err
+	}
+
+	late, cancel := context.WithTimeout(context.WithoutCancel(ctx), grace)
+	defer cancel()
+	var last byte
+	if cancelErr := exchange(late, c, &request{query: qCancelWait}, func(r *bufio.Reader) (err error) {
+		if answer, err = readFlag(r); err != nil || answer == cancelled {
+			return err
+		}
+		// The keys came just now; the reply to CANCEL_WAIT is behind.
+		last, err = readFlag(r)
+		return err
+	}); cancelErr != nil {
+		return false, err
+	}
+	if answer == cancelled {
+		return true, ctx.Err()
+	}
+	return last == cancelled, nil
+}
+
+// waiting is a whole call that waits for keys and then does something on the
+// same connection. wire are the keys as the server knows them.
+func (s *Store) waiting(ctx context.Context, op string, start time.Time, keys, wire []string, then func(context.Context, *conn) error) error {
+	req := &request{query: qWait, keys: wire}
+	ctx, cancel, err := s.begin(ctx, req)
+	defer cancel()
+	var c *conn
+	if err == nil {
+		c, err = s.take(ctx)
+	}
+	if err != nil {
+		return s.fail(ctx, op, keys, start, err)
+	}
+	usable, err := s.await(ctx, c, req)
+	if err == nil && then != nil {
+		err = then(ctx, c)
+		usable = usable && err == nil
+	}
+	if err != nil && usable && len(keys) > 1 && errors.Is(ctx.Err(), context.DeadlineExceeded) {
+		keys, usable = stillMissing(ctx, c, keys, wire)
+	}
+	if usable {
+		s.rest(c)
+	} else {
+		s.drop(c)
+	}
+	if err != nil {
+		return s.fail(ctx, op, keys, start, err)
+	}
+	return nil
+}
+
+// stillMissing returns those of keys that are not there, for an error message,
+// and whether c can be used on. If it can't find out it returns keys.
+func stillMissing(ctx context.Context, c *conn, keys, wire []string) (_ []string, usable bool) {
+	const most = 256 // in one go
+	if len(keys) > most {
+		return keys, true
+	}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), grace)
+	defer cancel()
+	defer guard(ctx, c)()
+	reqs := make([]*request, len(wire))
+	for i := range wire {
+		reqs[i] = &request{query: qCheck, keys: wire[i : i+1]}
+	}
+	if err := c.send(reqs...); err != nil {
+		return keys, false
+	}
+	var missing []string
+	for i := range wire {
+		answer, err := readFlag(c.r)
+		if err != nil {
+			return keys, false
+		}
+		if answer == notReady && !slices.Contains(missing, keys[i]) {
+			missing = append(missing, keys[i])
+		}
+	}
+	if len(missing) == 0 {
+		return keys, true
+	}
+	return missing, true
+}
+
+// support returns an error if the server does not know q. PyTorch's servers
+// close a connection that asks, so the first time it asks on one of its own.
+func (s *Store) support(ctx context.Context, q query) error {
+	probe := &request{query: qListKeys}
+	read := func(r *bufio.Reader) error {
+		n, err := readInt64(r)
+		if err == nil {
+			_, err = readBlobs(r, n)
+		}
+		return err
+	}
+	known := &s.listing
+	switch q {
+	case qQueuePush, qQueuePop, qQueueLen:
+		probe = &request{query: qQueueLen, keys: []string{"/"}}
+		read = func(r *bufio.Reader) error { _, err := readInt64(r); return err }
+		known = &s.queues
+	case qListKeys:
+	default:
+		return nil
+	}
+	unsupported := fmt.Errorf("the server does not know %v: %w", q, errors.ErrUnsupported)
+	switch {
+	case s.Dialect() == store.DialectV1:
+		return unsupported
+	case known.Load() == has:
+		return nil
+	case known.Load() == lacks:
+		return unsupported
+	}
+	c, err := s.connect(ctx)
+	if err != nil {
+		return err
+	}
+	if err = exchange(ctx, c, probe, read); err == nil {
+		s.rest(c)
+		known.Store(has)
+		return nil
+	}
+	s.drop(c)
+	if !disconnected(err) {
+		return err
+	}
+	if c, err = s.connect(ctx); err != nil {
+		return err // the server is gone
+	}
+	s.rest(c)
+	known.Store(lacks)
+	return unsupported
+}

@@ -1,0 +1,47 @@
+package tcp
+
+import (
+	"testing"
+
+	"github.com/c10d-go/c10d/store"
+	"github.com/c10d-go/c10d/store/storetest"
+)
+
+var v1Lacks = []storetest.Feature{storetest.Queues, storetest.ListKeys}
+
+func TestConformance(t *testing.T) {
+	certs := newCerts(t)
+	for name, c := range map[string]struct {
+		opts Options
+		no   []storetest.Feature
+	}{
+		"v1":            {opts: Options{Dialect: store.DialectV1}, no: v1Lacks},
+		"v2":            {opts: Options{Dialect: store.DialectV2}},
+		"TLS and token": {opts: Options{TLS: certs.both, Token: "secret"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			storetest.Run(t, storetest.Config{
+				New: func(t *testing.T) store.Store {
+					opts := c.opts
+					opts.Server = true
+					return join(t, local, opts)
+				},
+				No: c.no,
+			})
+		})
+	}
+
+	// As clients of a server that lives elsewhere, each handle on its own.
+	t.Run("peers", func(t *testing.T) {
+		var server *Server
+		storetest.Run(t, storetest.Config{
+			New: func(t *testing.T) store.Store {
+				server = serve(t, ServerOptions{})
+				return join(t, server.Addr().String(), Options{})
+			},
+			Peer: func(t *testing.T, s store.Store) store.Store {
+				return join(t, s.(*Store).Addr(), Options{})
+			},
+		})
+	})
+}

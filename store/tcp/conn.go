@@ -1,0 +1,236 @@
+package tcp
+
+import (
+	"bufio"
+	"context"
+	"crypto/tls"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"net"
+	"syscall"
+	"time"
+
+	"github.com/c10d-go/c10d/store"
+)
+
+// conn is a client's connection after its handshake. One call at a time has it.
+type conn struct {
+	net.Conn
+	r       *bufio.Reader
+	dialect store.Dialect
+	buf     []byte
+}
+
+// permanent is an error that trying again will not mend.
+type permanent struct{ error }
+
+func (p permanent) Unwrap() error { return p.error }
+
+// disconnected reports whether err is that of a connection that the other side
+// ended.
+func disconnected(err error) bool {
+	return errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) ||
+		errors.Is(err, syscall.ECONNRESET) || errors.Is(err, syscall.EPIPE) || errors.Is(err, syscall.ECONNABORTED)
+}
+
+// guard ends reads and writes on c when ctx does. The returned function has to
+// be called afterwards; it leaves c without a deadline.
+func guard(ctx context.Context, c net.Conn) (release func()) {
+	ran := make(chan struct{})
+	stop := context.AfterFunc(ctx, func() {
+		c.SetDeadline(time.Unix(1, 0))
+		close(ran)
+	})
+	return func() {
+		if !stop() {
+			<-ran
+			c.SetDeadline(time.Time{})
+		}
+	}
+}
+
+// send writes the requests in one piece.
+func (c *conn) send(reqs ...*request) error {
+	b := c.buf[:0]
+	var err error
+	for _, r := range reqs {
+		if b, err = r.append(b, c.dialect); err != nil {
+			return err
+		}
+	}
+	if cap(b) <= readPiece {
+		c.buf = b
+	}
+	_, err = c.Write(b)
+	return err
+}
+
+// Connecting, as PyTorch does since 2.5: the whole of connecting and the
+// handshake is repeated, after a pause of firstPause that grows by half each
+// time up to longestPause, each pause varied by half of itself either way.
+const (
+	firstPause   = 500 * time.Millisecond
+	longestPause = time.Minute
+)
+
+// attemptTimeout bounds one attempt, so that a server whose host lost its state
+// is tried again. A connect request is repeated by the kernel after 1, 3, 7 and
+// 15 s; this leaves time for the last of those.
+const attemptTimeout = 30 * time.Second
+
+// dialer knows how to reach the server.
+type dialer struct {
+	addr    string
+	dialect store.Dialect // DialectUnknown until found out
+	tls     *tls.Config
+	token   string
+}
+
+// dialRetry connects, trying until ctx ends.
+func (d *dialer) dialRetry(ctx context.Context) (*conn, error) {
+	pause := firstPause
+	for tries := 1; ; tries++ {
+		c, err := d.dial(ctx)
+		if err == nil {
+			return c, nil
+		}
+		var p permanent
+		if ctx.Err() == nil && !errors.As(err, &p) {
+			t := time.NewTimer(time.Duration(float64(pause) * (0.5 + rand.Float64())))
+			pause = min(pause*3/2, longestPause)
+			select {
+			case <-t.C:
+				continue
+			case <-ctx.Done():
+				t.Stop()
+			}
+		}
+		if tries > 1 {
+			err = fmt.Errorf("%w (attempt %d)", err, tries)
+		}
+		return nil, err
+	}
+}
+
+// dial connects once. If the dialect is not known it finds out and keeps it.
+func (d *dialer) dial(ctx context.Context) (*conn, error) {
+	ctx, cancel := context.WithTimeout(ctx, attemptTimeout)
+	defer cancel()
+	switch d.dialect {
+	case store.DialectV1:
+		return d.connect(ctx, store.DialectV1)
+	case store.DialectV2:
+		return d.validated(ctx)
+	}
+
+	c, err := d.validated(ctx)
+	if err == nil {
+		d.dialect = store.DialectV2
+		return c, nil
+	}
+	if !disconnected(err) {
+		return nil, err
+	}
+	// An old server closes a connection that begins with our handshake. One
+	// that is about to end does so as well, so an answer is needed.
+	c, v1err := d.connect(ctx, store.DialectV1)
+	if v1err != nil {
+		return nil, err
+	}
+	short, cancel := context.WithTimeout(ctx, 5*time.Second)
+	defer cancel()
+	release := guard(short, c)
+	v1err = c.send(&request{query: qNumKeys})
+	if v1err == nil {
+		_, v1err = readInt64(c.r)
+	}
+	release()
+	if v1err != nil {
+		c.Close()
+		return nil, fmt.Errorf("neither as new client: %w; nor as one of PyTorch up to 2.0: %w", err, v1err)
+	}
+	d.dialect = store.DialectV1
+	return c, nil
+}
+
+// connect does what comes before the store's protocol.
+func (d *dialer) connect(ctx context.Context, dialect store.Dialect) (*conn, error) {
+	var nd net.Dialer
+	nc, err := nd.DialContext(ctx, "tcp", d.addr)
+	if err != nil {
+		return nil, err
+	}
+	release := guard(ctx, nc)
+	defer release()
+	raw := nc
+	if d.tls != nil {
+		cfg := d.tls
+		if cfg.ServerName == "" && !cfg.InsecureSkipVerify {
+			cfg = cfg.Clone()
+			cfg.ServerName, _, _ = net.SplitHostPort(d.addr)
+		}
+		t := tls.Client(nc, cfg)
+		if err := t.HandshakeContext(ctx); err != nil {
+			raw.Close()
+			err = fmt.Errorf("TLS handshake: %w", err)
+			var refused *tls.CertificateVerificationError
+			var alert tls.AlertError
+			if errors.As(err, &refused) || errors.As(err, &alert) {
+				err = permanent{err}
+			}
+			return nil, err
+		}
+		nc = t
+	}
+	if d.token != "" {
+		if err := authenticate(nc, d.token); err != nil {
+			raw.Close()
+			return nil, err
+		}
+	}
+	return &conn{Conn: nc, r: bufio.NewReaderSize(nc, 4<<10), dialect: dialect}, nil
+}
+
+// validated connects and does the handshake of the new dialect.
+func (d *dialer) validated(ctx context.Context) (*conn, error) {
+	c, err := d.connect(ctx, store.DialectV2)
+	if err != nil {
+		return nil, err
+	}
+	release := guard(ctx, c)
+	err = c.validate()
+	release()
+	if err != nil {
+		c.Close()
+		return nil, fmt.Errorf("handshake: %w", err)
+	}
+	return c, nil
+}
+
+// validate sends VALIDATE and a ping in one write, as PyTorch's newer server
+// forgets that it is in a handshake when the bytes come in pieces.
+func (c *conn) validate() error {
+	return c.ping(&request{query: qValidate, num: int64(binary.LittleEndian.Uint32(opening[1:]))})
+}
+
+// ping sends a request that has no reply, and PING, whose reply then says that
+// the first was carried out.
+//
+// Of VALIDATE and PING, an old server takes the bytes up to the nonce's third
+// for a SET and its key's length. With the top bit of that byte set it is an
+// impossible length, and the server closes the connection unharmed. Without, it
+// may try to allocate what it says.
+func (c *conn) ping(before *request) error {
+	nonce := rand.Uint32() | 0x80<<16
+	if err := c.send(before, &request{query: qPing, num: int64(nonce)}); err != nil {
+		return err
+	}
+	echo, err := readUint32(c.r)
+	if err == nil && echo != nonce {
+		err = malformedf("the server answered %#x to a ping with %#x", echo, nonce)
+	}
+	return err
+}

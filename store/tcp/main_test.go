@@ -1,0 +1,130 @@
+package tcp
+
+import (
+	"bufio"
+	"context"
+	"io"
+	"net"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"go.uber.org/goleak"
+
+	"github.com/c10d-go/c10d/store"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// patience bounds what must happen; only a failing test waits for it.
+const patience = 60 * time.Second
+
+const local = "127.0.0.1:0"
+
+func serve(t testing.TB, opts ServerOptions) *Server {
+	t.Helper()
+	s, err := Listen(t.Context(), local, opts)
+	require.NoError(t, err)
+	t.Cleanup(func() { s.Close() })
+	return s
+}
+
+func join(t testing.TB, addr string, opts Options) *Store {
+	t.Helper()
+	if opts.Timeout == 0 {
+		opts.Timeout = patience
+	}
+	s, err := New(t.Context(), addr, opts)
+	require.NoError(t, err)
+	t.Cleanup(func() { s.Close() })
+	return s
+}
+
+// raw is a client that sends what it is told.
+type raw struct {
+	testing.TB
+	net.Conn
+	r *bufio.Reader
+}
+
+func dialRaw(t testing.TB, addr string, first ...byte) *raw {
+	t.Helper()
+	c, err := net.Dial("tcp", addr)
+	require.NoError(t, err)
+	t.Cleanup(func() { c.Close() })
+	require.NoError(t, c.SetDeadline(time.Now().Add(patience)))
+	r := &raw{t, c, bufio.NewReader(c)}
+	if len(first) > 0 {
+		r.send(first)
+	}
+	return r
+}
+
+func (r *raw) send(b []byte) {
+	r.Helper()
+	_, err := r.Write(b)
+	require.NoError(r, err)
+}
+
+// request sends one in a dialect.
+func (r *raw) request(d store.Dialect, req *request) {
+	r.Helper()
+	b, err := req.append(nil, d)
+	require.NoError(r, err)
+	r.send(b)
+}
+
+func (r *raw) expect(want ...byte) {
+	r.Helper()
+	got := make([]byte, len(want))
+	n, err := io.ReadFull(r.r, got)
+	require.NoError(r, err, "got % x, want % x", got[:n], want)
+	require.Equal(r, want, got)
+}
+
+// closed expects the end of the connection and nothing before it.
+func (r *raw) closed() {
+	r.Helper()
+	b, err := io.ReadAll(r.r)
+	require.Empty(r, b)
+	require.True(r, err == nil || disconnected(err), "%v", err)
+}
+
+// open expects that the connection is in use, with nothing more to read: a
+// request has its own reply.
+func (r *raw) open(d store.Dialect) {
+	r.Helper()
+	r.request(d, keyed(qCheck, "no such key"))
+	r.expect(notReady)
+}
+
+// until waits for a state.
+func until(t testing.TB, state func() bool) {
+	t.Helper()
+	require.Eventually(t, state, patience, time.Millisecond)
+}
+
+func within(t testing.TB, d time.Duration) context.Context {
+	ctx, cancel := context.WithTimeout(t.Context(), d)
+	t.Cleanup(cancel)
+	return ctx
+}
+
+func go1[T any](f func() T) <-chan T {
+	c := make(chan T, 1)
+	go func() { c <- f() }()
+	return c
+}
+
+func await[T any](t testing.TB, c <-chan T) T {
+	t.Helper()
+	select {
+	case v := <-c:
+		return v
+	case <-time.After(patience):
+		require.FailNow(t, "nothing came", "within %v", patience)
+		panic("unreachable")
+	}
+}
+
+var dialects = map[string]store.Dialect{"v1": store.DialectV1, "v2": store.DialectV2}

@@ -1,0 +1,343 @@
+package tcp
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"sync"
+	"time"
+
+	"github.com/c10d-go/c10d/store"
+)
+
+// ServerOptions says how a server serves. The zero value serves every PyTorch
+// that speaks the protocol, with PyTorch's limits and no authentication.
+type ServerOptions struct {
+	// Limits bound each client's requests.
+	Limits Limits
+
+	// MaxClients is the most connections at a time; more are closed as they
+	// come. A PyTorch client up to 2.0 has two, later ones one, a Store of this
+	// package one and another for each call that waits at the same moment.
+	// 0 means as many as the process may have descriptors.
+	MaxClients int
+
+	// MaxMemory is the most bytes of keys, values and queued elements, each
+	// counted with 64 more for its bookkeeping. A request that would go over it
+	// is refused. 0 means no limit.
+	MaxMemory int64
+
+	// OpeningTimeout is how long a client that has sent its first byte may take
+	// until it is known to be one: for the rest of VALIDATE, or in the old
+	// dialect, which has none, for its first request. With TLS or Token it runs
+	// from the connection's beginning and covers those handshakes too. After
+	// that, and before the first byte, a client may be silent for ever. 0 means
+	// 30 s, enough for a lost packet or two and a first value of 8 MiB at
+	// 3 Mbit/s.
+	OpeningTimeout time.Duration
+
+	// NoV1 refuses the dialect of PyTorch up to 2.0. That dialect has no
+	// handshake at all, so stray bytes that happen to look like a request are
+	// carried out; it is on by default because the protocol has no better way
+	// to serve such clients and the limits bound the damage.
+	NoV1 bool
+
+	// TLS makes the server speak TLS only, and so to Go clients only.
+	TLS *tls.Config
+
+	// Token, if not empty, is a secret that each client has to prove to know,
+	// which only Go clients can. It is not sent. What follows is neither
+	// encrypted nor protected against a man in the middle, unless TLS is set.
+	Token string
+
+	// Logger is told of clients: at level Info when one is refused or sends
+	// what makes the server close its connection, at level Debug when one
+	// comes or goes. Nil means silence.
+	Logger *slog.Logger
+}
+
+// Server is a TCPStore server. Make one with Listen. Its data live until Close.
+type Server struct {
+	ln   net.Listener
+	opts ServerOptions
+	data *data
+
+	ctx    context.Context
+	cancel context.CancelFunc
+	wg     sync.WaitGroup
+
+	mu       sync.Mutex
+	closed   bool
+	sessions map[*session]struct{}
+	accepted int64
+	refused  int64
+}
+
+// Stats are a server's figures at one moment.
+type Stats struct {
+	Clients  int   // connections now
+	Accepted int64 // connections since the start, refused ones included
+	Refused  int64 // connections that the server closed: too many, not a client, over a limit, a bad request
+	Keys     int   // ordinary keys
+	Queues   int   // queues with an element
+	Waiting  int   // keys that somebody waits for
+	Bytes    int64 // as ServerOptions.MaxMemory counts
+}
+
+// Listen starts a server on addr, "host:port". Port 0 picks a free one.
+//
+// Unlike PyTorch's servers, which listen on all interfaces whatever host they
+// are given, it binds that host only. An empty host, as in ":29500", means all
+// interfaces, IPv4 and IPv6. ctx bounds the resolution of the host.
+func Listen(ctx context.Context, addr string, opts ServerOptions) (*Server, error) {
+	if opts.OpeningTimeout == 0 {
+		opts.OpeningTimeout = 30 * time.Second
+	}
+	if opts.Logger == nil {
+		opts.Logger = slog.New(slog.DiscardHandler)
+	}
+	opts.Limits = opts.Limits.withDefaults()
+	if err := opts.validate(); err != nil {
+		return nil, fmt.Errorf("tcp: server options: %w", err)
+	}
+	var lc net.ListenConfig
+	ln, err := lc.Listen(ctx, "tcp", addr)
+	if err != nil {
+		return nil, fmt.Errorf("tcp: %w", err)
+	}
+	s := &Server{
+		ln:       ln,
+		opts:     opts,
+		data:     newData(opts.Limits, opts.MaxMemory),
+		sessions: make(map[*session]struct{}),
+	}
+	s.ctx, s.cancel = context.WithCancel(context.Background())
+	s.wg.Go(s.accept)
+	return s, nil
+}
+
+func (o *ServerOptions) validate() error {
+	if o.MaxClients < 0 || o.MaxMemory < 0 || o.OpeningTimeout < 0 {
+		return fmt.Errorf("MaxClients %d, MaxMemory %d and OpeningTimeout %v must not be negative",
+			o.MaxClients, o.MaxMemory, o.OpeningTimeout)
+	}
+	return o.Limits.validate()
+}
+
+// Addr is the address that the server listens on.
+func (s *Server) Addr() net.Addr { return s.ln.Addr() }
+
+// Close ends all connections and returns when the server's goroutines have
+// ended. The data are gone.
+func (s *Server) Close() error {
+	s.cancel()
+	s.mu.Lock()
+	if !s.closed {
+		s.closed = true
+		s.ln.Close()
+		for c := range s.sessions {
+			c.raw.Close()
+		}
+	}
+	s.mu.Unlock()
+	s.wg.Wait()
+	return nil
+}
+
+// Stats returns the figures of now.
+func (s *Server) Stats() Stats {
+	s.mu.Lock()
+	st := Stats{Clients: len(s.sessions), Accepted: s.accepted, Refused: s.refused}
+	s.mu.Unlock()
+	d := s.data
+	d.mu.Lock()
+	st.Keys, st.Queues, st.Waiting, st.Bytes = len(d.keys), len(d.queues), len(d.waits), d.bytes
+	d.mu.Unlock()
+	return st
+}
+
+func (s *Server) accept() {
+	const longest = time.Second
+	pause := 5 * time.Millisecond
+	for {
+		conn, err := s.ln.Accept()
+		if err != nil {
+			if s.ctx.Err() != nil || errors.Is(err, net.ErrClosed) {
+				return
+			}
+			// Out of descriptors, most likely: those who come wait in the
+			// kernel's queue until some client leaves.
+			s.opts.Logger.Error("tcp store: accept", "err", err, "pause", pause)
+			select {
+			case <-time.After(pause):
+			case <-s.ctx.Done():
+				return
+			}
+			pause = min(2*pause, longest)
+			continue
+		}
+		pause = 5 * time.Millisecond
+		c := &session{server: s, raw: conn, conn: conn}
+		c.peer.session = c
+		s.mu.Lock()
+		s.accepted++
+		full := s.opts.MaxClients > 0 && len(s.sessions) >= s.opts.MaxClients
+		switch {
+		case s.closed:
+			conn.Close()
+		case full:
+			s.refused++
+			conn.Close()
+		default:
+			s.sessions[c] = struct{}{}
+			s.wg.Go(c.serve)
+		}
+		s.mu.Unlock()
+		if full {
+			s.opts.Logger.Info("tcp store: client refused", "client", conn.RemoteAddr(), "err", "too many clients")
+		}
+	}
+}
+
+// session is the server's side of one connection. One goroutine reads, carries
+// out and answers request after request; another is there only while the
+// answer to a wait is being sent.
+type session struct {
+	server *Server
+	raw    net.Conn // the socket
+	conn   net.Conn // raw, or TLS over it; for the session's own goroutines
+	peer   peer
+	wmu    sync.Mutex // held by who writes
+}
+
+// buffered is the size of the read buffer of each connection: a rendezvous
+// request is some 100 bytes, PyTorch's client sends up to 1440 at once, and
+// longer values are read past the buffer.
+const buffered = 1 << 10
+
+func (c *session) serve() {
+	log := c.server.opts.Logger.With("client", c.raw.RemoteAddr())
+	log.Debug("tcp store: client connected")
+	err := c.run()
+	c.raw.Close()
+	c.wake(c.server.data.leave(&c.peer))
+
+	s := c.server
+	s.mu.Lock()
+	delete(s.sessions, c)
+	refused := !s.closed && !gone(err)
+	if refused {
+		s.refused++
+	}
+	s.mu.Unlock()
+	if refused {
+		log.Info("tcp store: client refused", "err", err)
+	} else {
+		log.Debug("tcp store: client left", "err", err)
+	}
+}
+
+// gone reports whether err says that the other side ended the connection, or
+// it broke, rather than that what came over it was wrong.
+func gone(err error) bool {
+	var op *net.OpError
+	return err == nil || errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) || errors.Is(err, io.ErrClosedPipe) ||
+		errors.As(err, &op) && !op.Timeout()
+}
+
+func (c *session) run() error {
+	s := c.server
+	if s.opts.TLS != nil || s.opts.Token != "" {
+		c.conn.SetReadDeadline(time.Now().Add(s.opts.OpeningTimeout))
+		if s.opts.TLS != nil {
+			t := tls.Server(c.conn, s.opts.TLS)
+			if err := t.HandshakeContext(s.ctx); err != nil {
+				return fmt.Errorf("TLS: %w", err)
+			}
+			c.conn = t
+		}
+		if s.opts.Token != "" {
+			if err := admit(c.conn, s.opts.Token); err != nil {
+				return err
+			}
+		}
+		c.conn.SetReadDeadline(time.Time{})
+	}
+	r := bufio.NewReaderSize(c.conn, buffered)
+	if err := c.open(r); err != nil {
+		return err
+	}
+	for first := c.peer.dialect == store.DialectV1; ; first = false {
+		req, err := readRequest(r, c.peer.dialect, s.opts.Limits)
+		if err != nil {
+			return err
+		}
+		if first {
+			c.conn.SetReadDeadline(time.Time{})
+		}
+		woken, err := s.data.do(&c.peer, req)
+		c.wake(woken)
+		if err != nil {
+			return err
+		}
+		if err := c.flush(); err != nil {
+			return err
+		}
+	}
+}
+
+// open finds out the client's dialect and takes VALIDATE.
+func (c *session) open(r *bufio.Reader) error {
+	first, err := r.Peek(1)
+	if err != nil {
+		return err
+	}
+	c.conn.SetReadDeadline(time.Now().Add(c.server.opts.OpeningTimeout))
+	c.peer.dialect = store.DialectV1
+	if first[0] == 0 {
+		// VALIDATE, or else a SET of the old dialect: then these are the lower
+		// bytes of its key's length, and VALIDATE's would be 1015412686.
+		b, err := r.Peek(len(opening))
+		if err != nil {
+			return err
+		}
+		if bytes.Equal(b, opening) {
+			r.Discard(len(opening))
+			c.peer.dialect = store.DialectV2
+			c.conn.SetReadDeadline(time.Time{})
+		}
+	}
+	if c.peer.dialect == store.DialectV1 && c.server.opts.NoV1 {
+		return malformedf("the connection begins with %#x, not with VALIDATE", first[0])
+	}
+	return nil
+}
+
+// flush sends the output.
+func (c *session) flush() error {
+	c.wmu.Lock()
+	defer c.wmu.Unlock()
+	out := c.peer.out.take()
+	if len(out) == 0 {
+		return nil
+	}
+	_, err := out.WriteTo(c.conn)
+	return err
+}
+
+// wake sends the output of other peers. It must not wait for any of them, as
+// one may not be reading. A peer's own goroutine does not read the next request
+// before its reply is sent, so there is at most one other goroutine for it.
+func (c *session) wake(peers []*peer) {
+	for _, p := range peers {
+		if p != &c.peer {
+			c.server.wg.Go(func() { p.session.flush() })
+		}
+	}
+}

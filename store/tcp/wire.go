@@ -1,0 +1,370 @@
+package tcp
+
+import (
+	"bufio"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"slices"
+
+	"github.com/c10d-go/c10d/store"
+)
+
+// query is the kind of a request, numbered as PyTorch 2.2 and later do.
+type query byte
+
+const (
+	qValidate query = iota
+	qSet
+	qCompareSet
+	qGet
+	qAdd
+	qCheck
+	qWait
+	qNumKeys
+	qDelete
+	qAppend
+	qMultiGet
+	qMultiSet
+	qCancelWait
+	qPing
+	qQueuePush
+	qQueuePop
+	qQueueLen
+	qListKeys
+	qBarrier
+	qWatch // only in the old dialect
+)
+
+// v1 lists the queries of PyTorch up to 2.0 in the order of their numbers.
+var v1 = [...]query{qSet, qCompareSet, qGet, qAdd, qCheck, qWait, qNumKeys, qWatch, qDelete}
+
+// form is what follows the byte that names a query.
+type form struct {
+	name string
+	keys int  // blobs that are keys
+	vals int  // blobs that are values, after the key
+	num  int  // bytes of the number at the end
+	many bool // a count comes first, and then that many times the blobs
+}
+
+var forms = [...]form{
+	qValidate:   {name: "VALIDATE", num: 4},
+	qSet:        {name: "SET", keys: 1, vals: 1},
+	qCompareSet: {name: "COMPARE_SET", keys: 1, vals: 2},
+	qGet:        {name: "GET", keys: 1},
+	qAdd:        {name: "ADD", keys: 1, num: 8},
+	qCheck:      {name: "CHECK", keys: 1, many: true},
+	qWait:       {name: "WAIT", keys: 1, many: true},
+	qNumKeys:    {name: "GETNUMKEYS"},
+	qDelete:     {name: "DELETE_KEY", keys: 1},
+	qAppend:     {name: "APPEND", keys: 1, vals: 1},
+	qMultiGet:   {name: "MULTI_GET", keys: 1, many: true},
+	qMultiSet:   {name: "MULTI_SET", keys: 1, vals: 1, many: true},
+	qCancelWait: {name: "CANCEL_WAIT"},
+	qPing:       {name: "PING", num: 4},
+	qQueuePush:  {name: "QUEUE_PUSH", keys: 1, vals: 1},
+	qQueuePop:   {name: "QUEUE_POP", keys: 1},
+	qQueueLen:   {name: "QUEUE_LEN", keys: 1},
+	qListKeys:   {name: "LIST_KEYS"},
+	qBarrier:    {name: "BARRIER", keys: 1, num: 8},
+	qWatch:      {name: "WATCH_KEY", keys: 1},
+}
+
+func (q query) String() string { return forms[q].name }
+
+// opening is VALIDATE with its number, what a new client says first.
+var opening = []byte{0, 0xce, 0xf7, 0x85, 0x3c}
+
+// Replies of one byte.
+const (
+	ready     = 0 // CHECK: all there. WAIT, BARRIER: stop waiting
+	notReady  = 1 // CHECK
+	cancelled = 1 // CANCEL_WAIT
+	watched   = 3 // WATCH_KEY
+)
+
+// request is one message of a client.
+type request struct {
+	query query
+	keys  []string
+	vals  [][]byte // form.vals of them for each key
+	num   int64
+}
+
+// append adds the bytes of r to b.
+func (r *request) append(b []byte, d store.Dialect) ([]byte, error) {
+	n := int(r.query)
+	if d == store.DialectV1 {
+		if n = slices.Index(v1[:], r.query); n < 0 {
+			return b, fmt.Errorf("%v: %w", r.query, errors.ErrUnsupported)
+		}
+	}
+	f := &forms[r.query]
+	b = append(b, byte(n))
+	if f.many {
+		b = binary.LittleEndian.AppendUint64(b, uint64(len(r.keys)))
+	}
+	for i, key := range r.keys {
+		b = binary.LittleEndian.AppendUint64(b, uint64(len(key)))
+		b = append(b, key...)
+		for _, v := range r.vals[i*f.vals : (i+1)*f.vals] {
+			b = binary.LittleEndian.AppendUint64(b, uint64(len(v)))
+			b = append(b, v...)
+		}
+	}
+	switch f.num {
+	case 4:
+		b = binary.LittleEndian.AppendUint32(b, uint32(r.num))
+	case 8:
+		b = binary.LittleEndian.AppendUint64(b, uint64(r.num))
+	}
+	return b, nil
+}
+
+// Limits bound what one peer can ask for. PyTorch's newer server has the first
+// three, with these defaults; its older one has none.
+type Limits struct {
+	// Key is the longest key in bytes, the "/" that clients put in front and
+	// all prefixes included. 0 means 8 KiB.
+	Key int
+
+	// Value is the longest value of one request in bytes. 0 means 8 MiB.
+	Value int
+
+	// Keys is the most keys of one request. 0 means 131072.
+	Keys int
+
+	// Message is the most bytes of one request, of one reply, and of a value
+	// that grew by Append; so it is also what one connection can make the
+	// server hold on its behalf. 0 means 64 MiB: eight of the largest values.
+	Message int
+}
+
+func (l Limits) withDefaults() Limits {
+	set := func(p *int, n int) {
+		if *p == 0 {
+			*p = n
+		}
+	}
+	set(&l.Key, 8<<10)
+	set(&l.Value, 8<<20)
+	set(&l.Keys, 128<<10)
+	set(&l.Message, 64<<20)
+	return l
+}
+
+func (l Limits) validate() error {
+	for _, f := range []struct {
+		name string
+		n    int
+	}{{"Key", l.Key}, {"Value", l.Value}, {"Keys", l.Keys}, {"Message", l.Message}} {
+		if f.n < 1 {
+			return fmt.Errorf("limit %s is %d, it has to be positive", f.name, f.n)
+		}
+	}
+	return nil
+}
+
+// check returns an error that matches store.ErrTooLarge if r is over a limit.
+func (l Limits) check(r *request) error {
+	over := func(what string, n, limit int) error {
+		return fmt.Errorf("%s of %d, the limit is %d: %w", what, n, limit, store.ErrTooLarge)
+	}
+	if len(r.keys) > l.Keys {
+		return over("a request for a number of keys", len(r.keys), l.Keys)
+	}
+	total := 0
+	for _, k := range r.keys {
+		if len(k) > l.Key {
+			return over("a key with a length in bytes", len(k), l.Key)
+		}
+		total += len(k)
+	}
+	for _, v := range r.vals {
+		if len(v) > l.Value {
+			return over("a value with a length in bytes", len(v), l.Value)
+		}
+		total += len(v)
+	}
+	if total > l.Message {
+		return over("a request with a length in bytes", total, l.Message)
+	}
+	return nil
+}
+
+// malformed is the error of bytes that no client sends.
+type malformed struct{ error }
+
+func malformedf(format string, args ...any) error {
+	return malformed{fmt.Errorf(format, args...)}
+}
+
+func (m malformed) Unwrap() error { return m.error }
+
+// readRequest reads one message, whose first byte it takes too. Its error is
+// io.EOF if the stream ends between two messages.
+func readRequest(r *bufio.Reader, d store.Dialect, l Limits) (*request, error) {
+	n, err := r.ReadByte()
+	if err != nil {
+		return nil, err
+	}
+	req := &request{query: query(n)}
+	if d == store.DialectV1 {
+		if int(n) >= len(v1) {
+			return nil, malformedf("unknown query %#x", n)
+		}
+		req.query = v1[n]
+	} else if req.query == qValidate || req.query >= qWatch {
+		return nil, malformedf("unknown query %#x", n)
+	}
+	if err := req.read(r, l); err != nil {
+		if err == io.EOF {
+			err = io.ErrUnexpectedEOF
+		}
+		return nil, fmt.Errorf("%v: %w", req.query, err)
+	}
+	return req, nil
+}
+
+func (req *request) read(r *bufio.Reader, l Limits) error {
+	f := &forms[req.query]
+	count := f.keys
+	if f.many {
+		n, err := readUint64(r)
+		if err != nil {
+			return err
+		}
+		if n > uint64(l.Keys) {
+			return malformedf("%d keys: %w", n, store.ErrTooLarge)
+		}
+		count = int(n)
+	}
+	left := l.Message
+	blob := func(what string, limit int) ([]byte, error) {
+		n, err := readUint64(r)
+		if err != nil {
+			return nil, err
+		}
+		if n > uint64(min(limit, left)) {
+			return nil, malformedf("%s of %d bytes: %w", what, n, store.ErrTooLarge)
+		}
+		left -= int(n)
+		return readBytes(r, int(n))
+	}
+	for range count {
+		key, err := blob("key", l.Key)
+		if err != nil {
+			return err
+		}
+		req.keys = append(req.keys, string(key))
+		for range f.vals {
+			v, err := blob("value", l.Value)
+			if err != nil {
+				return err
+			}
+			req.vals = append(req.vals, v)
+		}
+	}
+	switch f.num {
+	case 4:
+		n, err := readUint32(r)
+		req.num = int64(n)
+		return err
+	case 8:
+		n, err := readUint64(r)
+		req.num = int64(n)
+		return err
+	}
+	return nil
+}
+
+// readPiece is the most that is allocated on the word of a peer, before that
+// many bytes have come.
+const readPiece = 64 << 10
+
+// readBytes reads n bytes into a slice that grows as they come.
+func readBytes(r io.Reader, n int) ([]byte, error) {
+	b := make([]byte, min(n, readPiece))
+	for got := 0; ; {
+		m, err := io.ReadFull(r, b[got:])
+		if err != nil {
+			if err == io.EOF {
+				err = io.ErrUnexpectedEOF
+			}
+			return nil, err
+		}
+		if got += m; got == n {
+			return b, nil
+		}
+		grown := make([]byte, min(n, 2*got))
+		copy(grown, b)
+		b = grown
+	}
+}
+
+func readUint32(r *bufio.Reader) (uint32, error) {
+	b, err := r.Peek(4)
+	if err != nil {
+		return 0, err
+	}
+	n := binary.LittleEndian.Uint32(b)
+	r.Discard(4)
+	return n, nil
+}
+
+func readUint64(r *bufio.Reader) (uint64, error) {
+	b, err := r.Peek(8)
+	if err != nil {
+		return 0, err
+	}
+	n := binary.LittleEndian.Uint64(b)
+	r.Discard(8)
+	return n, nil
+}
+
+// The readers of replies, the client's side.
+
+func readInt64(r *bufio.Reader) (int64, error) {
+	n, err := readUint64(r)
+	return int64(n), err
+}
+
+// readBlob has no limit on the length: a value may have grown by Append, and
+// what is not sent is not allocated.
+func readBlob(r *bufio.Reader) ([]byte, error) {
+	n, err := readInt64(r)
+	if err != nil {
+		return nil, err
+	}
+	if n < 0 || int64(int(n)) != n {
+		return nil, malformedf("a reply with a length of %d", n)
+	}
+	return readBytes(r, int(n))
+}
+
+// readBlobs reads n blobs.
+func readBlobs(r *bufio.Reader, n int64) ([][]byte, error) {
+	if n < 0 {
+		return nil, malformedf("a reply with %d values", n)
+	}
+	var all [][]byte
+	for range n {
+		b, err := readBlob(r)
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, b)
+	}
+	return all, nil
+}
+
+// readFlag reads the reply of CHECK, WAIT, or CANCEL_WAIT: 0 or 1.
+func readFlag(r *bufio.Reader) (byte, error) {
+	b, err := r.ReadByte()
+	if err == nil && b > 1 {
+		err = malformedf("a reply of %#x where 0 or 1 was expected", b)
+	}
+	return b, err
+}

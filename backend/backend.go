@@ -210,10 +210,6 @@ type BarrierOptions struct {
 	Timeout time.Duration
 }
 
-// MonitoredBarrierOptions are the options of MonitoredBarrier.
-type MonitoredBarrierOptions struct {
-	// WaitAllRanks makes rank 0 wait the full time for every rank and name all
-	// that are missing, instead of stopping at the first.
-	WaitAllRanks bool
-	Timeout      time.Duration
-}
+// MonitoredBarrierOptions are the options of MonitoredBarrier. Its error always
+// names every missing rank, as c10d's does with wait_all_ranks.
+type MonitoredBarrierOptions struct{ Timeout time.Duration }

@@ -27,6 +27,7 @@ type world struct {
 	size    int
 	options Options
 	root    *ProcessGroup
+	owned   store.Store // closed with root; nil if the caller's
 
 	mu     sync.Mutex
 	next   int // number of the next group, counted on every rank alike

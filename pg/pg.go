@@ -240,7 +240,11 @@ func (g *ProcessGroup) Close() error {
 	for _, sub := range g.world.leave(g) {
 		errs = append(errs, sub.Close())
 	}
-	return errors.Join(append(errs, g.closeBackends())...)
+	errs = append(errs, g.closeBackends())
+	if g == g.world.root && g.world.owned != nil {
+		errs = append(errs, g.world.owned.Close())
+	}
+	return errors.Join(errs...)
 }
 
 func (g *ProcessGroup) closeBackends() error {

@@ -212,9 +212,17 @@ type Promise struct{ w Work }
 
 // NewPromise returns the promise of an operation that has just been issued.
 func NewPromise(info Info) *Promise {
-	p := &Promise{w: Work{info: info, done: make(chan struct{})}}
-	p.w.source.Store(-1)
+	p := new(Promise)
+	p.Init(info)
 	return p
+}
+
+// Init makes a zero Promise ready, for backends that keep it inside a struct of
+// their own. The Work is then part of that struct.
+func (p *Promise) Init(info Info) {
+	p.w.info = info
+	p.w.done = make(chan struct{})
+	p.w.source.Store(-1)
 }
 
 // Completed returns a Work that has already ended, for operations with nothing to do.

@@ -1,0 +1,139 @@
+package gloo
+
+import (
+	"fmt"
+	"slices"
+
+	"github.com/c10d-go/c10d/backend"
+	"github.com/c10d-go/c10d/tensor"
+	"github.com/c10d-go/c10d/work"
+)
+
+func bad(op work.OpType, format string, args ...any) error {
+	return &backend.ArgumentError{Backend: Name, Op: op, What: fmt.Sprintf(format, args...)}
+}
+
+// role is what a tensor is for in an operation.
+type role int
+
+const (
+	input  role = iota
+	output      // written, so its elements must not overlap
+)
+
+// dense checks a strided tensor in CPU memory.
+func dense(op work.OpType, name string, r role, t *tensor.Tensor) error {
+	switch {
+	case t == nil:
+		return bad(op, "%s is nil", name)
+	case t.Layout() != tensor.Strided:
+		return bad(op, "only supports dense tensors, %s is %v", name, t)
+	case t.Device().Type != tensor.CPU:
+		return bad(op, "unsupported device type %v of %s", t.Device().Type, name)
+	case r == output && t.HasOverlap():
+		return bad(op, "elements of %s (%v with strides %v) overlap in memory", name, t, t.Strides())
+	}
+	return nil
+}
+
+// like checks that every tensor of a list is dense and of one dtype and shape.
+func like(op work.OpType, name string, r role, want *tensor.Tensor, ts []*tensor.Tensor) error {
+	for i, t := range ts {
+		if err := dense(op, fmt.Sprintf("%s tensor %d", name, i), r, t); err != nil {
+			return err
+		}
+		if t.DType() != want.DType() {
+			return bad(op, "invalid tensor type at index %d of %s (expected %v, got %v)", i, name, want.DType(), t.DType())
+		}
+		if !t.SameShape(want) {
+			return bad(op, "invalid tensor size at index %d of %s (expected %v, got %v)", i, name, want.Shape(), t.Shape())
+		}
+	}
+	return nil
+}
+
+// typed checks that every tensor of a list is dense and of one dtype; shapes may differ.
+func typed(op work.OpType, name string, r role, d tensor.DType, ts []*tensor.Tensor) error {
+	for i, t := range ts {
+		if err := dense(op, fmt.Sprintf("%s tensor %d", name, i), r, t); err != nil {
+			return err
+		}
+		if t.DType() != d {
+			return bad(op, "invalid tensor type at index %d of %s (expected %v, got %v)", i, name, d, t.DType())
+		}
+	}
+	return nil
+}
+
+func (b *Backend) root(op work.OpType, root int) error {
+	if root < 0 || root >= b.size {
+		return bad(op, "invalid root rank: %d (the group has %d ranks)", root, b.size)
+	}
+	return nil
+}
+
+func (b *Backend) listed(op work.OpType, name string, n int) error {
+	if n != b.size {
+		return bad(op, "invalid %s tensor list (expected length %d, got %d)", name, b.size, n)
+	}
+	return nil
+}
+
+// parts checks that one dimension 0 is size times the other, the rest equal.
+// orStacked also allows whole = [size, part...].
+func (b *Backend) parts(op work.OpType, whole, part *tensor.Tensor, orStacked bool) error {
+	if whole.DType() != part.DType() {
+		return bad(op, "dtypes differ: %v and %v", whole.DType(), part.DType())
+	}
+	w, p := whole.Shape(), part.Shape()
+	ok := len(p) > 0 && len(w) == len(p) && w[0] == p[0]*b.size && slices.Equal(w[1:], p[1:])
+	if !ok && orStacked {
+		ok = len(w) == len(p)+1 && w[0] == b.size && slices.Equal(w[1:], p) || len(p) == 0 && len(w) == 1 && w[0] == b.size
+	}
+	if !ok {
+		return bad(op, "shape %v is not shape %v times %d along dimension 0", w, p, b.size)
+	}
+	return nil
+}
+
+// reduction makes the operator ready for a dtype.
+func (b *Backend) reduction(op work.OpType, r backend.ReduceOp, d tensor.DType) (backend.Reduction, error) {
+	red, err := r.Reduction(d, b.size)
+	if err != nil {
+		return red, bad(op, "%v", err)
+	}
+	return red, nil
+}
+
+// total is the packed length of a list.
+func total(ts []*tensor.Tensor) int {
+	n := 0
+	for _, t := range ts {
+		n += t.ByteLen()
+	}
+	return n
+}
+
+// pack copies a list one after the other.
+func pack(dst []byte, ts []*tensor.Tensor) error {
+	for _, t := range ts {
+		n := t.ByteLen()
+		if err := t.Pack(dst[:n]); err != nil {
+			return err
+		}
+		dst = dst[n:]
+	}
+	return nil
+}
+
+// unpack is the inverse of pack.
+func unpack(ts []*tensor.Tensor, src []byte) error {
+	for _, t := range ts {
+		n := t.ByteLen()
+		if err := t.Unpack(src[:n]); err != nil {
+			return err
+		}
+		src = src[n:]
+	}
+	return nil
+}

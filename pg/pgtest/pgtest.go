@@ -1,0 +1,112 @@
+// Package pgtest runs process groups inside one test: every rank is a
+// goroutine, messages go through memory, nothing is listened on.
+//
+//	func TestMyTrainer(t *testing.T) {
+//		pgtest.Run(t, 4, func(t *testing.T, g *pg.ProcessGroup) {
+//			// this is rank g.Rank() of 4
+//		})
+//	}
+//
+// The groups are real ones of the gloo backend with its algorithms; only the
+// transport differs. A Job can also play the death or the standstill of a rank.
+package pgtest
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/c10d-go/c10d/backend"
+	"github.com/c10d-go/c10d/backend/gloo"
+	"github.com/c10d-go/c10d/backend/gloo/transport"
+	"github.com/c10d-go/c10d/backend/gloo/transport/mem"
+	"github.com/c10d-go/c10d/pg"
+	"github.com/c10d-go/c10d/store"
+)
+
+// Timeout is the limit of an operation in a test group. It is generous: a test
+// that reaches it hangs.
+const Timeout = time.Minute
+
+// Job is a set of ranks in one process.
+type Job struct {
+	Size  int
+	Store store.Store
+	mem   *mem.Fabric
+}
+
+// NewJob returns a job of size ranks with a store of its own.
+func NewJob(size int) *Job {
+	return &Job{Size: size, Store: store.NewHash(), mem: mem.NewFabric()}
+}
+
+// Fabric returns what carries the job's messages. The default group is called "0/0".
+func (j *Job) Fabric() *mem.Fabric { return j.mem }
+
+// Kill makes a rank of the default group die.
+func (j *Job) Kill(rank int) { j.mem.Kill("0/0", rank) }
+
+// Freeze makes a rank of the default group stop.
+func (j *Job) Freeze(rank int) { j.mem.Freeze("0/0", rank) }
+
+// Options are the options with which a rank of the job calls pg.New.
+func (j *Job) Options() pg.Options {
+	return pg.Options{
+		Timeout: Timeout,
+		BackendOptions: map[string]any{gloo.Name: gloo.Options{
+			Join: func(_ context.Context, o backend.Options, index int) (transport.Mesh, error) {
+				return j.mem.Join(fmt.Sprintf("%s/%d", o.Group, index), o.Rank, o.Size)
+			},
+		}},
+	}
+}
+
+// Join makes rank's default group.
+func (j *Job) Join(ctx context.Context, rank int) (*pg.ProcessGroup, error) {
+	return pg.New(ctx, j.Store, rank, j.Size, j.Options())
+}
+
+// Close frees the job's store.
+func (j *Job) Close() error { return j.Store.Close() }
+
+// Run calls f once for each of size ranks, each in a goroutine of its own as a
+// subtest's rank, and closes the groups when all have returned. f must not
+// call t.FailNow from other goroutines than its own; when one rank fails the
+// test, the groups are aborted so that the others do not wait for it.
+func Run(t *testing.T, size int, f func(t *testing.T, g *pg.ProcessGroup)) {
+	t.Helper()
+	j := NewJob(size)
+	defer j.Close()
+	groups := make([]*pg.ProcessGroup, size)
+	for r := range groups {
+		g, err := j.Join(t.Context(), r)
+		if err != nil {
+			t.Fatalf("rank %d: %v", r, err)
+		}
+		groups[r] = g
+	}
+	var wg sync.WaitGroup
+	for r, g := range groups {
+		wg.Go(func() {
+			done := false
+			defer func() {
+				if !done {
+					g.Abort(fmt.Errorf("pgtest: rank %d gave up", r))
+				}
+			}()
+			f(t, g)
+			done = true
+		})
+	}
+	wg.Wait()
+	for _, g := range groups {
+		wg.Go(func() {
+			if err := g.Close(); err != nil {
+				t.Errorf("rank %d: close: %v", g.Rank(), err)
+			}
+		})
+	}
+	wg.Wait()
+}

@@ -1,0 +1,110 @@
+package reduce
+
+import (
+	"fmt"
+	"math"
+
+	"github.com/c10d-go/c10d/tensor"
+)
+
+// Divide returns the function that divides elements of dtype d by n, a group's
+// size: what makes an average of a sum. Narrow floats are widened to float32
+// and rounded once; complex numbers are divided part by part, as c10d does
+// with its real view of them. The error is an [*UnsupportedError] for a dtype
+// without Avg.
+func Divide(d tensor.DType, n int) (func(b []byte), error) {
+	if err := supported(Avg, d); err != nil {
+		return nil, err
+	}
+	if n < 1 {
+		return nil, fmt.Errorf("reduce: average over %d ranks", n)
+	}
+	switch d {
+	case tensor.Float32, tensor.Complex64:
+		return each(d.Size(), divide(float32(n))), nil
+	case tensor.Float64, tensor.Complex128:
+		return each(d.Size(), divide(float64(n))), nil
+	}
+	return eachNarrow(d, 1, float32(n)), nil
+}
+
+// PreMul returns the function that multiplies elements of dtype d by factor:
+// what PreMulSum does to an operand before the sum. The factor is rounded to
+// float32 for float32 and narrower. For integers it has to be a whole number of
+// at most 2^53, and products wrap. The error is an [*UnsupportedError].
+func PreMul(d tensor.DType, factor float64) (func(b []byte), error) {
+	if err := supported(PreMulSum, d); err != nil {
+		return nil, err
+	}
+	if d.IsInteger() {
+		if factor != math.Trunc(factor) || math.Abs(factor) > 1<<53 {
+			return nil, &UnsupportedError{PreMulSum, d, fmt.Sprintf("the factor %v is no whole number within 2^53", factor)}
+		}
+		switch by := int64(factor); d.Size() {
+		case 1:
+			return each(1, multiply(uint8(by))), nil
+		case 2:
+			return each(2, multiply(uint16(by))), nil
+		case 4:
+			return each(4, multiply(uint32(by))), nil
+		default:
+			return each(8, multiply(uint64(by))), nil
+		}
+	}
+	switch d {
+	case tensor.Float32, tensor.Complex64:
+		return each(d.Size(), multiply(float32(factor))), nil
+	case tensor.Float64, tensor.Complex128:
+		return each(d.Size(), multiply(factor)), nil
+	}
+	return eachNarrow(d, float32(factor), 1), nil
+}
+
+func divide[T float32 | float64](by T) func(b []T) {
+	return func(b []T) {
+		for i := range b {
+			b[i] /= by
+		}
+	}
+}
+
+func multiply[T number](by T) func(b []T) {
+	return func(b []T) {
+		for i := range b {
+			b[i] *= by
+		}
+	}
+}
+
+// eachNarrow returns the function that multiplies elements of dtype d, narrower
+// than float32, by mul and divides them by div. One of the two is 1, which
+// changes nothing.
+func eachNarrow(d tensor.DType, mul, div float32) func(b []byte) {
+	switch d {
+	case tensor.BFloat16:
+		return each(2, func(b []uint16) {
+			for i, h := range b {
+				b[i] = roundBF16(widenBF16(h) * mul / div)
+			}
+		})
+	case tensor.Float16:
+		return each(2, func(b []uint16) {
+			for i, h := range b {
+				b[i] = roundF16(widenF16(h) * mul / div)
+			}
+		})
+	}
+	table := new([256]uint8)
+	for i := range table {
+		if d == tensor.Float8E4M3 {
+			table[i] = uint8(tensor.F8E4M3From(tensor.F8E4M3(i).Float32() * mul / div))
+		} else {
+			table[i] = uint8(tensor.F8E5M2From(tensor.F8E5M2(i).Float32() * mul / div))
+		}
+	}
+	return each(1, func(b []uint8) {
+		for i, v := range b {
+			b[i] = table[v]
+		}
+	})
+}

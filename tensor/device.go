@@ -59,11 +59,11 @@ func ParseDevice(s string) (Device, error) {
 	if !found {
 		return Device{Type: t}, nil
 	}
-	n, err := strconv.Atoi(index)
-	if err != nil || n < 0 || t == CPU && n != 0 {
+	n, err := strconv.ParseUint(index, 10, 31)
+	if err != nil || t == CPU && n != 0 {
 		return Device{}, fmt.Errorf("tensor: bad device index in %q", s)
 	}
-	return Device{Type: t, Index: n}, nil
+	return Device{Type: t, Index: int(n)}, nil
 }
 
 // Memory is device memory that a tensor lies in. The package that allocates

@@ -3,6 +3,7 @@ package tensor
 import (
 	"fmt"
 	"math"
+	"strings"
 )
 
 // DType is the type of a tensor's elements. The zero value is Invalid.
@@ -66,20 +67,17 @@ func DTypes() []DType {
 	return all
 }
 
+var aliases = map[string]DType{
+	"short": Int16, "int": Int32, "long": Int64, "half": Float16,
+	"float": Float32, "double": Float64, "cfloat": Complex64, "cdouble": Complex128,
+}
+
 // ParseDType returns the type that PyTorch calls name, with or without the
-// "torch." in front.
+// "torch." in front. PyTorch's aliases ("half", "long", ...) are known too.
 func ParseDType(name string) (DType, error) {
-	short := name
-	if len(name) > 6 && name[:6] == "torch." {
-		short = name[6:]
-	}
-	switch short {
-	case "half":
-		return Float16, nil
-	case "float":
-		return Float32, nil
-	case "double":
-		return Float64, nil
+	short := strings.TrimPrefix(name, "torch.")
+	if d, ok := aliases[short]; ok {
+		return d, nil
 	}
 	for d := Invalid + 1; d < numDTypes; d++ {
 		if dtypeInfo[d].name == short {

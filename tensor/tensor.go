@@ -9,8 +9,9 @@ import (
 )
 
 // Tensor is an n-dimensional array over memory that somebody else owns, or a
-// sparse one made of two such arrays. Its shape, strides and memory never
-// change after construction; the elements do.
+// sparse one made of two such arrays. Its dtype, shape, strides and memory
+// never change after construction; the elements do. The one exception is
+// SetSparse, which gives a sparse tensor other entries.
 //
 // A Tensor may be read from several goroutines. Who writes elements must be
 // alone with them, as with a slice; an operation of a process group owns the
@@ -45,6 +46,8 @@ func (e *Error) Error() string { return "tensor: " + e.Op + ": " + e.What }
 // Unwrap makes errors.Is(err, ErrInvalid) hold.
 func (e *Error) Unwrap() error { return ErrInvalid }
 
+// invalid formats an Error. Slices that a caller passed in go into args as
+// clones: an argument of fmt escapes, and every call's shape would be allocated.
 func invalid(op, format string, args ...any) error {
 	return &Error{Op: op, What: fmt.Sprintf(format, args...)}
 }
@@ -60,7 +63,7 @@ func Of[T Element](data []T, shape ...int) (*Tensor, error) {
 		return nil, err
 	}
 	if n != len(data) {
-		return nil, invalid("Of", "shape %v has %d elements, the slice has %d", shape, n, len(data))
+		return nil, invalid("Of", "shape %v has %d elements, the slice has %d", slices.Clone(shape), n, len(data))
 	}
 	var b []byte
 	if len(data) > 0 {
@@ -87,17 +90,24 @@ func alloc(n int) []byte {
 	return unsafe.Slice((*byte)(unsafe.Pointer(unsafe.SliceData(words))), n)
 }
 
+// cast returns b as elements; b is aligned, as every tensor's storage is.
+func cast[T Element](b []byte) []T {
+	var zero T
+	return unsafe.Slice((*T)(unsafe.Pointer(unsafe.SliceData(b))), len(b)/int(unsafe.Sizeof(zero)))
+}
+
 // FromBytes returns a contiguous tensor over b, without a copy. Elements are in
 // the host's byte order. The length of b must be the shape's count times the
 // element's size, and b must be aligned to the element (complex types: to half
-// of it), as every slice of that element type is.
+// of it), as every slice of that element type is. Bytes of a Bool tensor must
+// be 0 or 1: Go's bool has no other values, and Data hands them out as bool.
 func FromBytes(dtype DType, b []byte, shape ...int) (*Tensor, error) {
 	n, err := checkedCount("FromBytes", dtype, shape)
 	if err != nil {
 		return nil, err
 	}
 	if n*dtype.Size() != len(b) {
-		return nil, invalid("FromBytes", "%v of shape %v takes %d bytes, got %d", dtype, shape, n*dtype.Size(), len(b))
+		return nil, invalid("FromBytes", "%v of shape %v takes %d bytes, got %d", dtype, slices.Clone(shape), n*dtype.Size(), len(b))
 	}
 	if align := alignOf(dtype); len(b) > 0 && uintptr(unsafe.Pointer(unsafe.SliceData(b)))%align != 0 {
 		return nil, invalid("FromBytes", "bytes are not aligned to %d as %v needs", align, dtype)
@@ -122,7 +132,7 @@ func OnDevice(dtype DType, mem Memory, shape ...int) (*Tensor, error) {
 		return nil, invalid("OnDevice", "nil memory")
 	}
 	if n*dtype.Size() != mem.Len() {
-		return nil, invalid("OnDevice", "%v of shape %v takes %d bytes, the memory has %d", dtype, shape, n*dtype.Size(), mem.Len())
+		return nil, invalid("OnDevice", "%v of shape %v takes %d bytes, the memory has %d", dtype, slices.Clone(shape), n*dtype.Size(), mem.Len())
 	}
 	return contiguous(dtype, mem.Device(), nil, mem, shape, n), nil
 }
@@ -153,7 +163,7 @@ func checkedCount(op string, dtype DType, shape []int) (int, error) {
 	}
 	n, err := countOf(op, shape)
 	if err == nil && n > math.MaxInt/16 {
-		err = invalid(op, "shape %v is too large", shape)
+		err = invalid(op, "shape %v is too large", slices.Clone(shape))
 	}
 	return n, err
 }
@@ -162,14 +172,14 @@ func countOf(op string, shape []int) (int, error) {
 	n, empty := 1, false
 	for i, d := range shape {
 		if d < 0 {
-			return 0, invalid(op, "dimension %d of shape %v is negative", i, shape)
+			return 0, invalid(op, "dimension %d of shape %v is negative", i, slices.Clone(shape))
 		}
 		if d == 0 {
 			empty = true
 			continue
 		}
 		if n > math.MaxInt/d {
-			return 0, invalid(op, "shape %v is too large", shape)
+			return 0, invalid(op, "shape %v is too large", slices.Clone(shape))
 		}
 		n *= d
 	}
@@ -232,7 +242,8 @@ func (t *Tensor) String() string {
 }
 
 // Bytes returns the elements of a contiguous CPU tensor as bytes, without a
-// copy, in the host's byte order. Other tensors give nil: Pack them.
+// copy, in the host's byte order. Other tensors give nil: Pack them. What is
+// written there into a Bool tensor must be 0 or 1 (see FromBytes).
 func (t *Tensor) Bytes() []byte {
 	if !t.IsContiguous() || t.device.Type != CPU {
 		return nil
@@ -249,11 +260,10 @@ func Data[T Element](t *Tensor) ([]T, error) {
 	if !t.IsContiguous() || t.device.Type != CPU {
 		return nil, invalid("Data", "%v is not contiguous in CPU memory", t)
 	}
-	b := t.Bytes()
-	if len(b) == 0 {
+	if t.count == 0 {
 		return []T{}, nil
 	}
-	return unsafe.Slice((*T)(unsafe.Pointer(unsafe.SliceData(b))), t.count), nil
+	return cast[T](t.Bytes()), nil
 }
 
 // view returns a tensor over t's storage; the caller has checked the range.
@@ -266,16 +276,13 @@ func (t *Tensor) view(shape, strides []int, offset int) *Tensor {
 		dtype: t.dtype, device: t.device, data: t.data, mem: t.mem,
 		shape: shape, strides: strides, offset: offset, count: n,
 	}
-	v.contig = isContiguous(shape, strides)
+	v.contig = n == 0 || isDense(shape, strides)
 	return v
 }
 
-func isContiguous(shape, strides []int) bool {
+func isDense(shape, strides []int) bool {
 	step := 1
 	for i := len(shape) - 1; i >= 0; i-- {
-		if shape[i] == 0 {
-			return true
-		}
 		if shape[i] != 1 && strides[i] != step {
 			return false
 		}
@@ -337,7 +344,10 @@ func (t *Tensor) Select(dim, index int) (*Tensor, error) {
 
 // Transpose returns a view with dimensions a and b exchanged.
 func (t *Tensor) Transpose(a, b int) (*Tensor, error) {
-	if err := errors.Join(t.needDim("Transpose", a), t.needDim("Transpose", b)); err != nil {
+	if err := t.needDim("Transpose", a); err != nil {
+		return nil, err
+	}
+	if err := t.needDim("Transpose", b); err != nil {
 		return nil, err
 	}
 	shape, strides := slices.Clone(t.shape), slices.Clone(t.strides)
@@ -355,34 +365,35 @@ func (t *Tensor) Reshape(shape ...int) (*Tensor, error) {
 	if !t.contig {
 		return nil, invalid("Reshape", "%v with strides %v is not contiguous", t, t.strides)
 	}
-	shape = slices.Clone(shape)
-	if hole := slices.Index(shape, -1); hole >= 0 {
-		shape[hole] = 1
-		n, err := countOf("Reshape", shape)
+	want := slices.Clone(shape)
+	if hole := slices.Index(want, -1); hole >= 0 {
+		want[hole] = 1
+		n, err := countOf("Reshape", want)
 		if err != nil {
 			return nil, err
 		}
 		if n == 0 || t.count%n != 0 {
-			return nil, invalid("Reshape", "cannot work out -1: %d elements do not divide by %d", t.count, n)
+			return nil, invalid("Reshape", "cannot work out -1 in %v for the %d elements of %v", slices.Clone(shape), t.count, t)
 		}
-		shape[hole] = t.count / n
+		want[hole] = t.count / n
 	}
-	n, err := countOf("Reshape", shape)
+	n, err := countOf("Reshape", want)
 	if err != nil {
 		return nil, err
 	}
 	if n != t.count {
-		return nil, invalid("Reshape", "%v has %d elements, shape %v has %d", t, t.count, shape, n)
+		return nil, invalid("Reshape", "%v has %d elements, shape %v has %d", t, t.count, slices.Clone(shape), n)
 	}
-	strides := make([]int, len(shape))
-	fillStrides(strides, shape)
-	return t.view(shape, strides, t.offset), nil
+	strides := make([]int, len(want))
+	fillStrides(strides, want)
+	return t.view(want, strides, t.offset), nil
 }
 
 // AsStrided returns a view with any shape and strides over t's storage, the
 // offset counted from the storage's start, as PyTorch's as_strided. It is an
-// error if an element would lie outside the storage. Elements may overlap; an
-// operation that writes such a view leaves overlapping elements undefined.
+// error if an element would lie outside the storage. Unlike PyTorch's, strides
+// may be negative. Elements may overlap; which of the values written to one of
+// them stays is undefined (see HasOverlap).
 func (t *Tensor) AsStrided(shape, strides []int, offset int) (*Tensor, error) {
 	const op = "AsStrided"
 	if err := t.needStrided(op); err != nil {
@@ -391,28 +402,42 @@ func (t *Tensor) AsStrided(shape, strides []int, offset int) (*Tensor, error) {
 	if len(shape) != len(strides) {
 		return nil, invalid(op, "%d dimensions but %d strides", len(shape), len(strides))
 	}
-	n, err := countOf(op, shape)
+	n, err := checkedCount(op, t.dtype, shape)
 	if err != nil {
 		return nil, err
 	}
-	limit := t.storageLen()
-	lo, hi := offset, offset
-	if n > 0 {
-		for i, s := range strides {
-			if s != 0 && shape[i] > 1 && (shape[i]-1 > limit || max(s, -s) > limit || max(s, -s) > limit/(shape[i]-1)) {
-				return nil, invalid(op, "shape %v with strides %v leaves the storage of %d elements", shape, strides, limit)
-			}
-			if reach := (shape[i] - 1) * s; reach < 0 {
-				lo += reach
-			} else {
-				hi += reach
-			}
-		}
-	}
-	if offset < 0 || offset > limit || lo < 0 || n > 0 && hi >= limit {
-		return nil, invalid(op, "shape %v with strides %v at %d leaves the storage of %d elements", shape, strides, offset, limit)
+	if !within(t.storageLen(), n, shape, strides, offset) {
+		return nil, invalid(op, "shape %v with strides %v at %d leaves the storage of %d elements",
+			slices.Clone(shape), slices.Clone(strides), offset, t.storageLen())
 	}
 	return t.view(slices.Clone(shape), slices.Clone(strides), offset), nil
+}
+
+// within reports whether a view of n elements stays in a storage of limit.
+func within(limit, n int, shape, strides []int, offset int) bool {
+	if n == 0 {
+		return offset >= 0 && offset <= limit
+	}
+	lo, hi := offset, offset
+	for i, s := range strides {
+		if shape[i] == 1 || s == 0 {
+			continue
+		}
+		// No stride of a view that stays inside passes limit, nor does the
+		// product; without the test it could overflow.
+		if s > limit || s < -limit || shape[i]-1 > limit/max(s, -s) {
+			return false
+		}
+		if s > 0 {
+			hi += (shape[i] - 1) * s
+		} else {
+			lo += (shape[i] - 1) * s
+		}
+		if lo < 0 || hi >= limit {
+			return false
+		}
+	}
+	return lo >= 0 && hi < limit
 }
 
 func (t *Tensor) storageLen() int {
@@ -422,120 +447,10 @@ func (t *Tensor) storageLen() int {
 	return len(t.data) / t.dtype.Size()
 }
 
-// Pack copies the elements of a CPU tensor to dst in row-major order. The
-// length of dst must be ByteLen.
-func (t *Tensor) Pack(dst []byte) error {
-	if err := t.copyable("Pack", len(dst)); err != nil {
-		return err
-	}
-	if t.contig {
-		copy(dst, t.Bytes())
-		return nil
-	}
-	es, at := t.dtype.Size(), 0
-	t.runs(func(off, n int) {
-		at += copy(dst[at:], t.data[off*es:(off+n)*es])
-	})
-	return nil
-}
-
-// Unpack copies row-major elements from src into a CPU tensor through its
-// strides. The length of src must be ByteLen.
-func (t *Tensor) Unpack(src []byte) error {
-	if err := t.copyable("Unpack", len(src)); err != nil {
-		return err
-	}
-	if t.contig {
-		copy(t.Bytes(), src)
-		return nil
-	}
-	es, at := t.dtype.Size(), 0
-	t.runs(func(off, n int) {
-		at += copy(t.data[off*es:(off+n)*es], src[at:])
-	})
-	return nil
-}
-
-func (t *Tensor) copyable(op string, n int) error {
-	if err := t.needStrided(op); err != nil {
-		return err
-	}
-	if t.device.Type != CPU {
-		return invalid(op, "%v is not in CPU memory", t)
-	}
-	if n != t.ByteLen() {
-		return invalid(op, "%v takes %d bytes, got %d", t, t.ByteLen(), n)
-	}
-	return nil
-}
-
-// runs calls f for every maximal run of adjacent elements, in row-major order.
-func (t *Tensor) runs(f func(off, n int)) {
-	if t.count == 0 {
-		return
-	}
-	// The innermost dimensions that lie dense make one run.
-	dims, run := len(t.shape), 1
-	for dims > 0 && (t.shape[dims-1] == 1 || t.strides[dims-1] == run) {
-		run *= t.shape[dims-1]
-		dims--
-	}
-	index := make([]int, dims)
-	off := t.offset
-	for {
-		f(off, run)
-		d := dims - 1
-		for ; d >= 0; d-- {
-			index[d]++
-			off += t.strides[d]
-			if index[d] < t.shape[d] {
-				break
-			}
-			off -= t.strides[d] * t.shape[d]
-			index[d] = 0
-		}
-		if d < 0 {
-			return
-		}
-	}
-}
-
 // Contiguous returns t itself if it is contiguous, else a packed copy.
 func (t *Tensor) Contiguous() (*Tensor, error) {
 	if t.IsContiguous() {
 		return t, nil
 	}
 	return t.Clone()
-}
-
-// Clone returns a contiguous copy of a CPU tensor; a sparse one is copied as
-// it is, coalesced or not.
-func (t *Tensor) Clone() (*Tensor, error) {
-	if t.layout == SparseCOO {
-		return t.cloneSparse()
-	}
-	c, err := New(t.dtype, t.shape...)
-	if err != nil {
-		return nil, err
-	}
-	return c, t.Pack(c.data)
-}
-
-// CopyFrom copies src's elements into t. Both are CPU tensors of one dtype and
-// shape; their strides may differ, their memory must not overlap.
-func (t *Tensor) CopyFrom(src *Tensor) error {
-	if t.dtype != src.dtype || !t.SameShape(src) {
-		return invalid("CopyFrom", "cannot copy %v into %v", src, t)
-	}
-	if src.IsContiguous() && src.device.Type == CPU {
-		return t.Unpack(src.Bytes())
-	}
-	if t.IsContiguous() && t.device.Type == CPU {
-		return src.Pack(t.Bytes())
-	}
-	packed, err := src.Clone()
-	if err != nil {
-		return err
-	}
-	return t.Unpack(packed.data)
 }

@@ -423,9 +423,9 @@ func within(limit, n int, shape, strides []int, offset int) bool {
 		if shape[i] == 1 || s == 0 {
 			continue
 		}
-		// No stride of a view that stays inside passes limit, nor does the
-		// product; without the test it could overflow.
-		if s > limit || s < -limit || shape[i]-1 > limit/max(s, -s) {
+		// The quotient is 0 for every stride beyond limit, the most negative
+		// number, which has no opposite, included.
+		if shape[i]-1 > limit/abs(s) {
 			return false
 		}
 		if s > 0 {

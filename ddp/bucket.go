@@ -1,0 +1,342 @@
+package ddp
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/c10d-go/c10d/backend"
+	"github.com/c10d-go/c10d/tensor"
+	"github.com/c10d-go/c10d/work"
+)
+
+// Bucket is a set of gradients that are reduced together, as a Hook sees it.
+// A hook may use it from its call until the Work that it returns has ended.
+type Bucket struct {
+	d        *DDP
+	index    int
+	slots    []slot
+	contents *tensor.Tensor // one dimension; nil for a sparse gradient
+	pending  int            // gradients that are not ready
+	work     *work.Work
+
+	one     [1]*tensor.Tensor // the buffer, as collectives take it
+	undo    []undo
+	scratch []*tensor.Tensor // for Cast, by depth
+}
+
+// slot is the place of a gradient in a bucket.
+type slot struct {
+	p    *param
+	view *tensor.Tensor // like the parameter
+	flat *tensor.Tensor // the same elements as they lie in memory
+}
+
+// undo is a step between the end of the Work and the result.
+type undo struct {
+	f     func(*Bucket) error
+	outer *tensor.Tensor // Cast: the buffer before it
+}
+
+// makeBuckets gives the trained parameters their places.
+func (d *DDP) makeBuckets(assignment [][]int) error {
+	buckets := make([]*Bucket, len(assignment))
+	for i, numbers := range assignment {
+		b := &Bucket{d: d, index: i, slots: make([]slot, len(numbers))}
+		buckets[i] = b
+		total := 0
+		for k, n := range numbers {
+			b.slots[k].p = d.train[n]
+			total += d.train[n].Value.Len()
+		}
+		if d.train[numbers[0]].sparse() {
+			continue
+		}
+		var err error
+		if b.contents, err = tensor.New(d.train[numbers[0]].Value.DType(), total); err != nil {
+			return err
+		}
+		at := 0
+		for k := range b.slots {
+			if err := b.place(&b.slots[k], at); err != nil {
+				return err
+			}
+			at += b.slots[k].p.Value.Len()
+		}
+	}
+	for _, b := range buckets {
+		for k := range b.slots {
+			p := b.slots[k].p
+			if d.o.GradientAsBucketView && b.contents != nil && p.bucket != nil {
+				if err := b.slots[k].view.CopyFrom(p.bucket.slots[p.slot].view); err != nil {
+					return err
+				}
+			}
+			p.bucket, p.slot = b, k
+		}
+	}
+	d.buckets = buckets
+	return nil
+}
+
+// place gives a gradient the part of the bucket that starts at an element. As
+// in c10d it lies there with the parameter's own strides if these leave no
+// gaps, else in row-major order: ranks add up memory, so they must agree on it.
+func (b *Bucket) place(s *slot, at int) (err error) {
+	v := s.p.Value
+	if s.flat, err = b.contents.Slice(0, at, at+v.Len()); err != nil {
+		return err
+	}
+	if !dense(v) {
+		s.view, err = s.flat.Reshape(v.Shape()...)
+		return err
+	}
+	s.view, err = b.contents.AsStrided(v.Shape(), v.Strides(), at)
+	return err
+}
+
+// dense reports whether the elements, none of which overlap, lie without gaps.
+func dense(t *tensor.Tensor) bool {
+	reach := 1
+	for i, s := range t.Strides() {
+		if s < 0 {
+			return false
+		}
+		reach += (t.Dim(i) - 1) * s
+	}
+	return reach == t.Len()
+}
+
+// fill copies a gradient into its place, divided unless a hook does that.
+func (b *Bucket) fill(p *param, divisor int) error {
+	if b.contents == nil {
+		return b.fillSparse(p, divisor)
+	}
+	s := &b.slots[p.slot]
+	hooked := b.d.o.Hook != nil
+	switch {
+	case !p.touched:
+		clear(s.flat.Bytes())
+	case b.d.o.GradientAsBucketView:
+		if !hooked {
+			divide(s.flat, s.flat, divisor)
+		}
+	case hooked:
+		return s.view.CopyFrom(p.grad)
+	case s.view.IsContiguous() && p.grad.IsContiguous():
+		scale(s.flat, p.grad, divisor)
+	default:
+		if err := s.view.CopyFrom(p.grad); err != nil {
+			return err
+		}
+		scale(s.flat, s.flat, divisor)
+	}
+	return nil
+}
+
+// fillSparse makes the bucket's tensor: the gradient's entries, or none.
+func (b *Bucket) fillSparse(p *param, divisor int) error {
+	grad := p.grad
+	indices, values := grad.Indices(), grad.Values()
+	if !p.touched {
+		shape := values.Shape()
+		shape[0] = 0
+		var err error
+		if indices, err = tensor.New(tensor.Int64, grad.SparseDims(), 0); err != nil {
+			return err
+		}
+		if values, err = tensor.New(grad.DType(), shape...); err != nil {
+			return err
+		}
+	} else {
+		var err error
+		if values, err = values.Clone(); err != nil {
+			return err
+		}
+		if b.d.o.Hook == nil {
+			divide(values, values, divisor)
+		}
+	}
+	t, err := tensor.Sparse(indices, values, grad.Shape()...)
+	b.one[0] = t
+	return err
+}
+
+// launch starts the reduction of a bucket whose gradients are all there.
+func (b *Bucket) launch(ctx context.Context) (err error) {
+	if b.contents != nil {
+		b.one[0] = b.contents
+	}
+	b.undo = b.undo[:0]
+	if hook := b.d.o.Hook; hook != nil {
+		b.work, err = hook(ctx, b)
+	} else {
+		b.work, err = b.AllReduce(ctx, backend.AllReduceOptions{})
+	}
+	if err != nil {
+		return b.wrap(err)
+	}
+	return nil
+}
+
+// wait waits for the reduction and takes back what hooks did to the buffer.
+func (b *Bucket) wait(ctx context.Context) error {
+	if b.work != nil {
+		if err := b.work.Wait(ctx); err != nil {
+			return err
+		}
+		b.work = nil
+	}
+	for k := len(b.undo) - 1; k >= 0; k-- {
+		u := b.undo[k]
+		if u.f != nil {
+			if err := u.f(b); err != nil {
+				return err
+			}
+			continue
+		}
+		convert(u.outer, b.one[0])
+		b.one[0] = u.outer
+	}
+	b.undo = b.undo[:0]
+	result := b.one[0]
+	if b.contents == nil || result == b.contents {
+		return nil
+	}
+	if result.DType() != b.contents.DType() || result.Len() != b.contents.Len() {
+		return fmt.Errorf("ddp: the hook's result is %v, expected %v", result, b.contents)
+	}
+	return result.Pack(b.contents.Bytes())
+}
+
+// write puts the reduced gradients where the trainer wants them.
+func (b *Bucket) write() error {
+	for k := range b.slots {
+		s := &b.slots[k]
+		p := s.p
+		switch {
+		case p.unused && !b.d.o.GradientAsBucketView:
+		case b.contents == nil:
+			if err := p.grad.SetSparse(b.one[0].Indices(), b.one[0].Values(), b.one[0].IsCoalesced()); err != nil {
+				return p.wrap(err)
+			}
+		case b.d.o.GradientAsBucketView:
+		case p.grad == nil:
+			return p.errorf("was used on another rank only, and there is no Grad for the result")
+		default:
+			if err := p.grad.CopyFrom(s.view); err != nil {
+				return p.wrap(err)
+			}
+		}
+	}
+	if b.contents == nil {
+		b.one[0] = nil
+	}
+	return nil
+}
+
+func (b *Bucket) wrap(err error) error {
+	e := &BucketError{Bucket: b.index, Indices: b.Params(), Err: err}
+	for _, s := range b.slots {
+		e.Names = append(e.Names, s.p.Name)
+	}
+	return e
+}
+
+// Index returns the bucket's place in the order in which buckets are reduced.
+func (b *Bucket) Index() int { return b.index }
+
+// IsLast reports whether the bucket is the last to be reduced.
+func (b *Bucket) IsLast() bool { return b.index == len(b.d.buckets)-1 }
+
+// IsSparse reports whether the bucket is a single sparse gradient.
+func (b *Bucket) IsSparse() bool { return b.contents == nil }
+
+// Group returns the group that the gradients are averaged over.
+func (b *Bucket) Group() Group { return b.d.g }
+
+// Params returns the indices of the parameters, in the order in which their
+// gradients lie in the bucket.
+func (b *Bucket) Params() []int {
+	out := make([]int, len(b.slots))
+	for k, s := range b.slots {
+		out[k] = s.p.index
+	}
+	return out
+}
+
+// Values returns the parameters themselves.
+func (b *Bucket) Values() []*tensor.Tensor {
+	out := make([]*tensor.Tensor, len(b.slots))
+	for k, s := range b.slots {
+		out[k] = s.p.Value
+	}
+	return out
+}
+
+// Gradients returns the gradients as views of the buffer that the hook is
+// called with, each in its parameter's shape; nil for a sparse bucket.
+func (b *Bucket) Gradients() []*tensor.Tensor {
+	if b.contents == nil {
+		return nil
+	}
+	out := make([]*tensor.Tensor, len(b.slots))
+	for k, s := range b.slots {
+		out[k] = s.view
+	}
+	return out
+}
+
+// Buffer returns the flat tensor of all gradients, or the sparse gradient. When
+// the Work has ended the result must be there.
+func (b *Bucket) Buffer() *tensor.Tensor { return b.one[0] }
+
+// SetBuffer puts another tensor in the buffer's place. It must have the
+// buffer's length, and at the end of the hooks its dtype.
+func (b *Bucket) SetBuffer(t *tensor.Tensor) { b.one[0] = t }
+
+// After adds a step between the end of the Work and the result. Steps, Cast's
+// included, run in Finish, the last added first.
+func (b *Bucket) After(f func(*Bucket) error) { b.undo = append(b.undo, undo{f: f}) }
+
+// Cast puts a copy of the buffer in another dtype in its place and, once the
+// Work has ended, casts the result back. A buffer that is sparse, complex or
+// not wider than dtype stays as it is.
+func (b *Bucket) Cast(dtype tensor.DType) error {
+	outer := b.one[0]
+	if !dtype.IsFloat() {
+		return fmt.Errorf("ddp: cannot cast gradients to %v", dtype)
+	}
+	if b.contents == nil || !outer.DType().IsFloat() || outer.DType().Size() <= dtype.Size() {
+		return nil
+	}
+	depth := len(b.undo)
+	for len(b.scratch) <= depth {
+		b.scratch = append(b.scratch, nil)
+	}
+	inner := b.scratch[depth]
+	if inner == nil || inner.DType() != dtype || inner.Len() != outer.Len() {
+		var err error
+		if inner, err = tensor.New(dtype, outer.Len()); err != nil {
+			return err
+		}
+		b.scratch[depth] = inner
+	}
+	convert(inner, outer)
+	b.one[0] = inner
+	b.undo = append(b.undo, undo{outer: outer})
+	return nil
+}
+
+// Divide divides the buffer by the group's size, in place.
+func (b *Bucket) Divide() {
+	t := b.one[0]
+	if b.contents == nil {
+		t = t.Values()
+	}
+	divide(t, t, b.d.g.Size())
+}
+
+// AllReduce starts an all-reduce of the buffer in the group.
+func (b *Bucket) AllReduce(ctx context.Context, o backend.AllReduceOptions) (*work.Work, error) {
+	return b.d.g.AllReduce(ctx, b.one[:], o)
+}

@@ -1,0 +1,652 @@
+package ddp
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+
+	"github.com/c10d-go/c10d/backend"
+	"github.com/c10d-go/c10d/tensor"
+	"github.com/c10d-go/c10d/work"
+)
+
+// Group is what DDP needs of a process group; *pg.ProcessGroup has it. The
+// group must not run other collectives while an iteration is under way, other
+// than in the same order on every rank.
+type Group interface {
+	Rank() int
+	Size() int
+	AllReduce(ctx context.Context, ts []*tensor.Tensor, o backend.AllReduceOptions) (*work.Work, error)
+	Broadcast(ctx context.Context, ts []*tensor.Tensor, o backend.BroadcastOptions) (*work.Work, error)
+	AllGather(ctx context.Context, out []*tensor.Tensor, in *tensor.Tensor, o backend.AllGatherOptions) (*work.Work, error)
+}
+
+// Param is one parameter of the model.
+type Param struct {
+	// Name is for errors; it may be empty.
+	Name string
+
+	// Value is the parameter, a strided CPU tensor of a floating-point or
+	// complex type. DDP writes it only to synchronise ranks: in New, and at
+	// the end of Join.
+	Value *tensor.Tensor
+
+	// Grad is where the trainer puts the gradient before Ready, and where the
+	// average is after Finish. It has Value's dtype and shape; strides may
+	// differ. It may be nil for a trainer that passes every gradient to
+	// ReadyGrad, and must be nil under Options.GradientAsBucketView.
+	//
+	// A sparse COO gradient gets a bucket of its own. Its entries may be
+	// others in each iteration (SetSparse); it cannot be nil.
+	Grad *tensor.Tensor
+
+	// NoGrad marks a parameter that is not trained: it is synchronised in New,
+	// as in c10d, but never reduced.
+	NoGrad bool
+}
+
+// Buffer is state of the model that is not trained, such as the running mean
+// of a normalisation.
+type Buffer struct {
+	Name  string
+	Value *tensor.Tensor // strided, CPU, any dtype
+}
+
+// Options are the options of New. The zero value is c10d's default. All ranks
+// must choose the same.
+type Options struct {
+	// Buffers are broadcast in New and in every Begin.
+	Buffers []Buffer
+
+	// BucketCap is the size in bytes at which a bucket is full; 0 means 25 MiB.
+	BucketCap int
+
+	// FirstBucket is BucketCap for the first bucket of each dtype, small so
+	// that communication starts early; 0 means 1 MiB. A PyTorch that is given
+	// bucket_cap_mb uses that for the first bucket too, from 2.6 on.
+	FirstBucket int
+
+	// NoInitSync leaves parameters and buffers as they are in New: the caller
+	// promises that they are equal already. It is c10d's init_sync=False.
+	NoInitSync bool
+
+	// NoBroadcastBuffers lets each rank keep its own buffers after New.
+	NoBroadcastBuffers bool
+
+	// FindUnused allows iterations in which some gradients are never ready:
+	// this rank counts as having zeros there. A parameter without gradient on
+	// every rank keeps what its Grad holds. It costs one small all-reduce an
+	// iteration, and buckets are then never rebuilt.
+	FindUnused bool
+
+	// StaticGraph promises that every iteration makes the same gradients ready
+	// as the first, each as many times. The first iteration reduces nothing
+	// before Finish; it finds the unused parameters and counts how often Ready
+	// is called for each.
+	StaticGraph bool
+
+	// GradientAsBucketView saves a copy and the memory of the gradients: the
+	// trainer writes the gradient of parameter i to GradView(i).
+	GradientAsBucketView bool
+
+	// Hook replaces the all-reduce of a bucket; nil means a plain average.
+	Hook Hook
+
+	// PyTorch says that ranks running PyTorch's DistributedDataParallel may be
+	// in the group. New then sends only what PyTorch sends, which does not
+	// cover dtypes and options, and names a mismatch on the ranks other than 0 only.
+	PyTorch bool
+}
+
+// c10d's sizes.
+const (
+	defaultBucketCap   = 25 << 20
+	defaultFirstBucket = 1 << 20
+)
+
+// DDP averages the gradients of a model that every rank of a group trains on
+// its own data. New makes it.
+//
+// An iteration is Begin, then Ready for each gradient, then Finish. Ready may be
+// called from several goroutines at once; everything else is one goroutine's.
+// Begin, Finish and Join communicate, so every rank must call them alike.
+type DDP struct {
+	g      Group
+	o      Options
+	params []*param // as New was given them
+	train  []*param // those that are reduced: c10d's parameter numbers
+
+	mu      sync.Mutex
+	failed  error           // this rank is out of step with the others
+	ctx     context.Context // of the iteration: bounds what Ready launches
+	open    bool            // between Begin and Finish
+	noSync  bool
+	started bool // a gradient was ready in this iteration
+	synced  int  // iterations that reduce, counted from 1
+
+	buckets []*Bucket
+	next    int   // the bucket to be launched next
+	rebuilt bool  // or never to be
+	order   []int // train numbers in the order in which they became ready
+	divisor int   // of this iteration; 0 until it is known
+
+	used cell // int32 a train number: how many ranks have a gradient
+
+	// StaticGraph: whether the first iteration is over, on any rank and on
+	// this one, which may have joined before it.
+	recorded, learned bool
+
+	syncBuffers bool // the last iteration reduced, so buffers may differ
+	buffers     *broadcaster
+	join        joining
+	stats       stats
+}
+
+// param is a parameter and what became of it in this iteration.
+type param struct {
+	Param
+	index  int // in New's slice
+	number int // in DDP.train, -1 for NoGrad
+	bucket *Bucket
+	slot   int
+
+	grad    *tensor.Tensor // of this iteration
+	ready   bool
+	touched bool // has a gradient that was not reduced yet, maybe of a NoSync iteration
+	unused  bool // on every rank
+	fires   int  // StaticGraph: Ready calls in the first iteration
+	left    int  // StaticGraph: those to come in this one
+}
+
+func (p *param) sparse() bool { return p.Grad != nil && p.Grad.Layout() == tensor.SparseCOO }
+
+func (p *param) errorf(format string, args ...any) error { return p.wrap(fmt.Errorf(format, args...)) }
+
+func (p *param) wrap(err error) error { return &ParamError{Index: p.index, Name: p.Name, Err: err} }
+
+// New prepares the parameters, in the order in which the model defines them,
+// for training in the group. It compares the ranks' models, gives all of them
+// rank 0's parameters and buffers, and assigns gradients to buckets. Every rank
+// must call it; ctx bounds its communication.
+func New(ctx context.Context, g Group, params []Param, o Options) (*DDP, error) {
+	d := &DDP{g: g, o: o, syncBuffers: true}
+	d.o.Buffers = slices.Clone(o.Buffers)
+	if o.BucketCap < 0 || o.FirstBucket < 0 {
+		return nil, fmt.Errorf("ddp: negative bucket size (BucketCap %d, FirstBucket %d)", o.BucketCap, o.FirstBucket)
+	}
+	if o.BucketCap == 0 {
+		d.o.BucketCap = defaultBucketCap
+	}
+	if o.FirstBucket == 0 {
+		d.o.FirstBucket = defaultFirstBucket
+	}
+	seen := make(map[*tensor.Tensor]int, len(params))
+	for i, given := range params {
+		p := &param{Param: given, index: i, number: -1}
+		if err := d.check(p); err != nil {
+			return nil, err
+		}
+		if k, ok := seen[p.Value]; ok {
+			return nil, p.errorf("is the same tensor as parameter %d; give a shared parameter once", k)
+		}
+		seen[p.Value] = i
+		if !p.NoGrad {
+			p.number = len(d.train)
+			d.train = append(d.train, p)
+		}
+		p.grad = p.Grad
+		d.params = append(d.params, p)
+	}
+	if len(d.train) == 0 {
+		return nil, errors.New("ddp: no parameter requires a gradient")
+	}
+	for i, b := range d.o.Buffers {
+		if err := onHost(b.Value); err != nil {
+			return nil, fmt.Errorf("ddp: buffer %d (%s): %w", i, b.Name, err)
+		}
+	}
+	if err := d.construct(ctx); err != nil {
+		return nil, err
+	}
+	d.rebuilt = o.FindUnused && !o.StaticGraph
+	limits := []int{d.o.FirstBucket, d.o.BucketCap}
+	if !d.rebuilt {
+		// Buckets follow the order of readiness soon; until it is known, c10d
+		// makes one bucket of each dtype, so that other collectives of the
+		// backward pass cannot get between its all-reduces.
+		limits = []int{int(^uint(0) >> 1)}
+	}
+	assignment := assign(d.items(nil), limits, true)
+	slices.Reverse(assignment) // gradients come about in reverse order of definition
+	if err := d.makeBuckets(assignment); err != nil {
+		return nil, err
+	}
+	if o.FindUnused || o.StaticGraph {
+		if err := d.used.init(tensor.Int32, len(d.train)); err != nil {
+			return nil, err
+		}
+	}
+	return d, d.join.init()
+}
+
+func onHost(t *tensor.Tensor) error {
+	switch {
+	case t == nil:
+		return errors.New("nil tensor")
+	case t.Layout() != tensor.Strided:
+		return fmt.Errorf("%v is not strided", t)
+	case t.Device().Type != tensor.CPU:
+		return fmt.Errorf("%v is not in CPU memory", t)
+	case t.HasOverlap():
+		return fmt.Errorf("elements of %v overlap", t)
+	}
+	return nil
+}
+
+func (d *DDP) check(p *param) error {
+	if err := onHost(p.Value); err != nil {
+		return p.wrap(err)
+	}
+	switch dt := p.Value.DType(); {
+	case p.NoGrad && p.Grad != nil:
+		return p.errorf("has a gradient and NoGrad")
+	case p.NoGrad:
+		return nil
+	case !dt.IsFloat() && !dt.IsComplex():
+		return p.errorf("%v has no gradients; set NoGrad", dt)
+	case p.Grad == nil:
+		return nil
+	case d.o.GradientAsBucketView && !p.sparse():
+		return p.errorf("Grad must be nil under GradientAsBucketView; write to GradView")
+	}
+	return p.checkGrad(p.Grad, p.sparse())
+}
+
+// checkGrad is c10d's check of a gradient against its place in the bucket.
+func (p *param) checkGrad(grad *tensor.Tensor, sparse bool) error {
+	if grad.DType() != p.Value.DType() || !grad.SameShape(p.Value) || (grad.Layout() == tensor.SparseCOO) != sparse {
+		return p.errorf("expected a gradient like %v, got %v", p.Value, grad)
+	}
+	if sparse {
+		if grad.Device().Type != tensor.CPU {
+			return p.errorf("gradient %v is not in CPU memory", grad)
+		}
+		return nil
+	}
+	if err := onHost(grad); err != nil {
+		return p.errorf("gradient: %w", err)
+	}
+	return nil
+}
+
+// fail records that this rank is out of step with the others.
+func (d *DDP) fail(err error) error {
+	d.failed, d.open = err, false
+	return err
+}
+
+func (d *DDP) usable() error {
+	if d.failed != nil {
+		return fmt.Errorf("%w: %w", ErrFailed, d.failed)
+	}
+	return nil
+}
+
+// NoSync runs f, whose iterations reduce nothing: gradients add up in the
+// trainer's tensors, and the first iteration after it reduces the sums. The
+// forward pass belongs inside too, for buffers are not broadcast in the
+// iteration after one without reduction.
+func (d *DDP) NoSync(f func() error) error {
+	d.mu.Lock()
+	before := d.noSync
+	d.noSync = true
+	d.mu.Unlock()
+	defer func() {
+		d.mu.Lock()
+		d.noSync = before
+		d.mu.Unlock()
+	}()
+	return f()
+}
+
+// Begin starts an iteration: call it before the forward pass. It checks that
+// the last iteration was finished, rebuilds the buckets after the first, and
+// gives every rank the buffers of rank 0. ctx bounds all communication of the
+// iteration, also what Ready starts: if it ends, the iteration fails on every rank.
+//
+// A forward pass without a backward pass needs no Finish.
+func (d *DDP) Begin(ctx context.Context) error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if err := d.usable(); err != nil {
+		return err
+	}
+	if d.open && d.started {
+		return d.fail(d.unfinished())
+	}
+	d.ctx, d.open, d.started = ctx, false, false
+	if !d.noSync {
+		d.synced++
+		d.stats.begin(d.synced)
+	}
+	if err := d.notifyActive(ctx); err != nil {
+		return err
+	}
+	if err := d.rebuild(ctx); err != nil {
+		return d.fail(err)
+	}
+	if err := d.refreshBuffers(ctx, true); err != nil {
+		return d.fail(err)
+	}
+	if err := d.notifySync(ctx, !d.noSync); err != nil {
+		return d.fail(err)
+	}
+	d.syncBuffers = !d.noSync
+	d.open = true
+	if !d.noSync {
+		d.resetCounts()
+	}
+	return nil
+}
+
+func (d *DDP) resetCounts() {
+	d.next, d.divisor = 0, 0
+	for _, b := range d.buckets {
+		b.pending, b.work = len(b.slots), nil
+	}
+	for _, p := range d.train {
+		p.ready, p.left = false, p.fires
+	}
+}
+
+func (d *DDP) unfinished() error {
+	e := &UnfinishedError{Rank: d.g.Rank(), Static: d.o.StaticGraph, Unused: d.o.FindUnused}
+	for _, p := range d.train {
+		if !p.ready {
+			e.Indices = append(e.Indices, p.index)
+			e.Names = append(e.Names, p.Name)
+		}
+	}
+	return e
+}
+
+func (d *DDP) learning() bool { return d.o.StaticGraph && !d.learned }
+
+func (d *DDP) dynamicUnused() bool { return d.o.FindUnused && !d.o.StaticGraph }
+
+// Backward marks the end of the forward pass for Stats. It may be left out:
+// then the first Ready is taken for it.
+func (d *DDP) Backward() {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.stats.backward()
+}
+
+// Ready says that the gradient of parameter i is final: it is in Grad, or in
+// GradView(i). Call it in the backward pass as early as that is true, in the
+// same order on all ranks if there is one. A bucket whose gradients are
+// all ready is launched, after those of lower index, while the caller goes on
+// computing. Grad may be overwritten after Ready, until Finish puts the average there.
+func (d *DDP) Ready(i int) error { return d.markReady(i, nil, true) }
+
+// ReadyGrad is Ready for a gradient that is in another tensor in each
+// iteration. The tensor takes the place of Grad until Finish.
+func (d *DDP) ReadyGrad(i int, grad *tensor.Tensor) error {
+	if grad == nil {
+		return fmt.Errorf("ddp: parameter %d: nil gradient; see Unused", i)
+	}
+	return d.markReady(i, grad, true)
+}
+
+// Unused says, under FindUnused, that parameter i gets no gradient in this
+// iteration. Finish finds out by itself; to say it before lets the bucket go early.
+func (d *DDP) Unused(i int) error {
+	if !d.o.FindUnused {
+		return fmt.Errorf("ddp: parameter %d is unused, but FindUnused is not set", i)
+	}
+	return d.markReady(i, nil, false)
+}
+
+func (d *DDP) markReady(i int, grad *tensor.Tensor, used bool) error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if err := d.usable(); err != nil {
+		return err
+	}
+	if i < 0 || i >= len(d.params) {
+		return fmt.Errorf("ddp: out of range parameter index %d of %d", i, len(d.params))
+	}
+	p := d.params[i]
+	switch {
+	case !d.open:
+		return p.wrap(ErrNotBegun)
+	case p.NoGrad:
+		return p.errorf("has NoGrad")
+	case !used && d.o.StaticGraph && p.fires == 0:
+		return nil
+	case d.o.StaticGraph && d.learned && !d.noSync && (!used || p.left == 0):
+		return p.wrap(ErrGraphChanged)
+	case p.ready && !d.noSync:
+		return p.errorf("%w: it was ready already in this iteration; is it used outside the forward pass, or in several passes at once?", ErrMarkedTwice)
+	}
+	switch {
+	case grad == nil && p.grad == nil && used && !d.o.GradientAsBucketView:
+		return p.errorf("has no Grad; use ReadyGrad")
+	case grad != nil && d.o.GradientAsBucketView:
+		return p.errorf("ReadyGrad under GradientAsBucketView; write to GradView")
+	case grad != nil:
+		if err := p.checkGrad(grad, p.sparse()); err != nil {
+			return err
+		}
+		p.grad = grad
+	}
+	p.touched = p.touched || used
+	if d.noSync {
+		return nil
+	}
+	if !d.started {
+		d.started = true
+		d.stats.backward()
+		if d.o.StaticGraph && d.learned {
+			if err := d.markUnready(func(q *param) bool { return q.fires == 0 }); err != nil {
+				return err
+			}
+		}
+	}
+	switch {
+	case d.learning():
+		p.fires++
+		return nil
+	case d.o.StaticGraph:
+		if p.left--; p.left > 0 {
+			return nil
+		}
+	}
+	if !d.rebuilt {
+		d.order = append(d.order, p.number)
+	}
+	return d.mark(p)
+}
+
+// markUnready marks the parameters that are not ready and that which selects.
+func (d *DDP) markUnready(which func(*param) bool) error {
+	for _, p := range d.train {
+		if !p.ready && which(p) {
+			if err := d.mark(p); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// mark puts the gradient into its bucket and launches what is complete.
+func (d *DDP) mark(p *param) error {
+	if err := d.divideBy(); err != nil {
+		return d.fail(err)
+	}
+	p.ready = true
+	b := p.bucket
+	if err := b.fill(p, d.divisor); err != nil {
+		return d.fail(b.wrap(err))
+	}
+	if b.pending--; b.pending > 0 {
+		return nil
+	}
+	for ; d.next < len(d.buckets) && d.buckets[d.next].pending == 0; d.next++ {
+		d.stats.communicate()
+		if err := d.buckets[d.next].launch(d.ctx); err != nil {
+			return d.fail(err)
+		}
+	}
+	if d.next == len(d.buckets) && d.dynamicUnused() {
+		return d.reduceUsed()
+	}
+	return nil
+}
+
+// reduceUsed starts the all-reduce of the map of used parameters.
+func (d *DDP) reduceUsed() error {
+	m := data[int32](d.used.t[0])
+	for k, p := range d.train {
+		m[k] = 0
+		if p.touched {
+			m[k] = 1
+		}
+	}
+	if err := d.used.start(d.ctx, d.g, backend.Sum); err != nil {
+		return d.fail(fmt.Errorf("ddp: map of used parameters: %w", err))
+	}
+	return nil
+}
+
+// waitUsed finds out what no rank used, if reduceUsed was called.
+func (d *DDP) waitUsed(ctx context.Context) error {
+	if d.used.work == nil {
+		return nil
+	}
+	if err := d.used.wait(ctx); err != nil {
+		return fmt.Errorf("ddp: map of used parameters: %w", err)
+	}
+	for k, n := range data[int32](d.used.t[0]) {
+		d.train[k].unused = n == 0
+	}
+	return nil
+}
+
+// Finish ends the iteration: it waits until all buckets are reduced and puts
+// the averages into the gradients. Call it after the backward pass, before the
+// optimizer. ctx bounds the waiting. In a NoSync iteration it does nothing.
+//
+// The error of a collective that failed on any rank comes out here, as a
+// *BucketError. After that the DDP is of no more use, for this rank cannot know
+// what the others did.
+func (d *DDP) Finish(ctx context.Context) error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if err := d.usable(); err != nil {
+		return err
+	}
+	if !d.open {
+		return ErrNotBegun
+	}
+	if d.noSync {
+		d.open = false
+		return nil
+	}
+	d.stats.computed()
+	if err := d.complete(); err != nil {
+		return err
+	}
+	if err := d.collect(ctx); err != nil {
+		return d.fail(err)
+	}
+	d.open, d.started = false, false
+	for _, p := range d.train {
+		p.grad, p.touched = p.Grad, false
+	}
+	d.stats.end()
+	return nil
+}
+
+// complete launches what Finish has to launch.
+func (d *DDP) complete() error {
+	switch {
+	case d.learning():
+		if !d.recorded {
+			// c10d sends the map before the buckets in this iteration.
+			if err := d.reduceUsed(); err != nil {
+				return err
+			}
+		} else {
+			d.definitionOrder()
+		}
+		d.recorded, d.learned = true, true
+	case d.dynamicUnused():
+	case d.next < len(d.buckets):
+		return d.fail(d.unfinished())
+	default:
+		if !d.rebuilt && d.o.StaticGraph {
+			for _, p := range d.train {
+				if p.fires == 0 {
+					d.order = append(d.order, p.number)
+				}
+			}
+		}
+		return nil
+	}
+	return d.markUnready(func(*param) bool { return true })
+}
+
+// definitionOrder stands in for an order of readiness that was not observed.
+func (d *DDP) definitionOrder() {
+	if d.rebuilt || len(d.order) > 0 {
+		return
+	}
+	for _, p := range d.train {
+		d.order = append(d.order, p.number)
+	}
+}
+
+// collect waits for the launched collectives and writes the gradients.
+func (d *DDP) collect(ctx context.Context) error {
+	if err := d.waitUsed(ctx); err != nil {
+		return err
+	}
+	for _, b := range d.buckets {
+		if err := b.wait(ctx); err != nil {
+			return b.wrap(err)
+		}
+		if err := b.write(); err != nil {
+			return err
+		}
+	}
+	return d.join.settle(ctx)
+}
+
+// GradView returns the place of parameter i's gradient in its bucket, under
+// GradientAsBucketView; else nil. Begin may move it once, to another bucket, with its
+// elements: ask again in each iteration. Between Ready and Finish it belongs to DDP.
+func (d *DDP) GradView(i int) *tensor.Tensor {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	p := d.params[i]
+	if !d.o.GradientAsBucketView || p.NoGrad || p.sparse() {
+		return nil
+	}
+	return p.bucket.slots[p.slot].view
+}
+
+// Buckets returns the indices of the parameters in each bucket, in the order
+// in which buckets are reduced.
+func (d *DDP) Buckets() [][]int {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	out := make([][]int, len(d.buckets))
+	for i, b := range d.buckets {
+		out[i] = b.Params()
+	}
+	return out
+}

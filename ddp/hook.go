@@ -1,0 +1,57 @@
+package ddp
+
+import (
+	"context"
+
+	"github.com/c10d-go/c10d/backend"
+	"github.com/c10d-go/c10d/tensor"
+	"github.com/c10d-go/c10d/work"
+)
+
+// Hook reduces a bucket, c10d's communication hook. It is called when the
+// gradients of the bucket are all there and those of lower index are launched,
+// in the same order on every rank; it must start its communication and return.
+// The result must be in the bucket's buffer when the Work has ended and the
+// steps of After have run. A nil Work means that it is there already.
+//
+// Gradients are not divided by the group's size: the hook does that. A rank
+// that has joined calls the hook with zeros. ctx is Begin's.
+type Hook func(ctx context.Context, b *Bucket) (*work.Work, error)
+
+// AllReduceHook divides the buffer by the group's size and sums it over the
+// ranks: the average, as without a hook.
+func AllReduceHook(ctx context.Context, b *Bucket) (*work.Work, error) {
+	b.Divide()
+	return b.AllReduce(ctx, backend.AllReduceOptions{})
+}
+
+// FP16CompressHook averages in float16: half the bytes of float32, gradients
+// rounded to 11 bits, and infinite from 65520 on.
+func FP16CompressHook(ctx context.Context, b *Bucket) (*work.Work, error) {
+	return compress(ctx, b, tensor.Float16, AllReduceHook)
+}
+
+// BF16CompressHook averages in bfloat16: half the bytes of float32, gradients
+// rounded to 8 bits, with float32's range.
+func BF16CompressHook(ctx context.Context, b *Bucket) (*work.Work, error) {
+	return compress(ctx, b, tensor.BFloat16, AllReduceHook)
+}
+
+// CompressWrapper runs inner on gradients cast to dtype and casts its result
+// back: c10d's fp16_compress_wrapper and bf16_compress_wrapper.
+func CompressWrapper(dtype tensor.DType, inner Hook) Hook {
+	return func(ctx context.Context, b *Bucket) (*work.Work, error) {
+		return compress(ctx, b, dtype, inner)
+	}
+}
+
+func compress(ctx context.Context, b *Bucket, dtype tensor.DType, inner Hook) (*work.Work, error) {
+	if err := b.Cast(dtype); err != nil {
+		return nil, err
+	}
+	return inner(ctx, b)
+}
+
+// NoopHook leaves every rank its own gradients, to measure what communication
+// costs or for ranks that average by other means.
+func NoopHook(context.Context, *Bucket) (*work.Work, error) { return nil, nil }

@@ -24,84 +24,89 @@ func productBF16(dst, src []uint16) {
 }
 
 func minBF16(dst, src []uint16) {
-	for i, b := range src[:len(dst)] {
-		a := dst[i]
-		if widenBF16(b) < widenBF16(a) {
+	for i, v := range src[:len(dst)] {
+		a, b := uint32(dst[i])<<16, uint32(v)<<16
+		if math.Float32frombits(b) < math.Float32frombits(a) {
 			a = b
 		}
-		dst[i] = a
+		dst[i] = uint16(a >> 16)
 	}
 }
 
 func maxBF16(dst, src []uint16) {
-	for i, b := range src[:len(dst)] {
-		a := dst[i]
-		if widenBF16(a) < widenBF16(b) {
+	for i, v := range src[:len(dst)] {
+		a, b := uint32(dst[i])<<16, uint32(v)<<16
+		if math.Float32frombits(a) < math.Float32frombits(b) {
 			a = b
 		}
-		dst[i] = a
+		dst[i] = uint16(a >> 16)
 	}
 }
 
-// widenF16 returns what [tensor.F16.Float32] does, without a branch: gradients
-// mix zeros, subnormals and normals in no order that a processor could guess.
-func widenF16(h uint16) float32 {
-	x := uint32(h) & 0x7fff
-	// All ones if x is subnormal or zero. Such a value is m * 2^-24, and
-	// 2^-14 + m * 2^-24 less 2^-14 is exact.
-	small := uint32(int32(x-0x400) >> 31)
-	// All ones if x is infinite or NaN: the exponent goes from 31 to 255.
-	large := uint32(int32(0x7bff-x) >> 31)
-	f := math.Float32frombits(x<<13+112<<23+small&(1<<23)+large&(112<<23)) - math.Float32frombits(small&(113<<23))
-	return math.Float32frombits(math.Float32bits(f) | uint32(h&0x8000)<<16)
-}
+// wideF16 returns the float32 of every float16: 256 KiB, made when first
+// needed. Gradients mix zeros, subnormals and normals in no order that a
+// processor could guess, so that a conversion by arithmetic has to do without
+// branches; it took two to three times as long (float16/sum of BenchmarkKernel).
+var wideF16 = sync.OnceValue(func() *[1 << 16]float32 {
+	t := new([1 << 16]float32)
+	for h := range t {
+		t[h] = tensor.F16(h).Float32()
+	}
+	return t
+})
 
-// roundF16 returns what [tensor.F16From] does, with one branch that is all but
-// never taken.
-func roundF16(f float32) uint16 {
+// roundF16 returns f as a float16 and whether that is right, which it is if the
+// result is normal; [tensor.F16From] knows the rest. The compiler inlines it.
+func roundF16(f float32) (h uint16, ok bool) {
+	const least, over = 0x38800000, 0x477ff000 // 2^-14; 65520, which rounds to infinity
 	b := math.Float32bits(f)
 	x := b & 0x7fffffff
-	if x >= 0x477ff000 { // 65520 rounds to infinity
-		return uint16(tensor.F16From(f))
-	}
-	h := (x + 0xfff + x>>13&1 - 112<<23) >> 13
-	// Adding 0.5 lets the float unit round a subnormal at 2^-24.
-	s := math.Float32bits(math.Float32frombits(x)+0.5) - 0x3f000000
-	if x < 0x38800000 {
-		h = s
-	}
-	return uint16(h | b>>16&0x8000)
+	return uint16((x+0xfff+x>>13&1-112<<23)>>13 | b>>16&0x8000), x-least < over-least
 }
 
 func sumF16(dst, src []uint16) {
+	wide := wideF16()
 	for i, b := range src[:len(dst)] {
-		dst[i] = roundF16(widenF16(dst[i]) + widenF16(b))
+		f := wide[dst[i]] + wide[b]
+		h, ok := roundF16(f)
+		if !ok {
+			h = uint16(tensor.F16From(f))
+		}
+		dst[i] = h
 	}
 }
 
 func productF16(dst, src []uint16) {
+	wide := wideF16()
 	for i, b := range src[:len(dst)] {
-		dst[i] = roundF16(widenF16(dst[i]) * widenF16(b))
+		f := wide[dst[i]] * wide[b]
+		h, ok := roundF16(f)
+		if !ok {
+			h = uint16(tensor.F16From(f))
+		}
+		dst[i] = h
 	}
 }
 
 func minF16(dst, src []uint16) {
-	for i, b := range src[:len(dst)] {
-		a := dst[i]
-		if widenF16(b) < widenF16(a) {
+	wide := wideF16()
+	for i, v := range src[:len(dst)] {
+		a, b := uint32(dst[i]), uint32(v)
+		if wide[v] < wide[dst[i]] {
 			a = b
 		}
-		dst[i] = a
+		dst[i] = uint16(a)
 	}
 }
 
 func maxF16(dst, src []uint16) {
-	for i, b := range src[:len(dst)] {
-		a := dst[i]
-		if widenF16(a) < widenF16(b) {
+	wide := wideF16()
+	for i, v := range src[:len(dst)] {
+		a, b := uint32(dst[i]), uint32(v)
+		if wide[dst[i]] < wide[v] {
 			a = b
 		}
-		dst[i] = a
+		dst[i] = uint16(a)
 	}
 }
 

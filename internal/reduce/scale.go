@@ -89,8 +89,14 @@ func eachNarrow(d tensor.DType, mul, div float32) func(b []byte) {
 		})
 	case tensor.Float16:
 		return each(2, func(b []uint16) {
-			for i, h := range b {
-				b[i] = roundF16(widenF16(h) * mul / div)
+			wide := wideF16()
+			for i, v := range b {
+				f := wide[v] * mul / div
+				h, ok := roundF16(f)
+				if !ok {
+					h = uint16(tensor.F16From(f))
+				}
+				b[i] = h
 			}
 		})
 	}

@@ -1,0 +1,19 @@
+package plan_test
+
+import (
+	"fmt"
+
+	"github.com/c10d-go/c10d/backend/gloo/internal/plan"
+)
+
+func Example() {
+	// Rank 1 of three gathers eight bytes from each.
+	fmt.Print(plan.Gather(1, 3, 1, 8))
+	// Output:
+	// requests 2, scratch 0
+	// recv   #0 from 0 out[0:8]
+	// recv   #1 from 2 out[16:24]
+	// copy   out[8:16] in[0:8]
+	// wait   #0
+	// wait   #1
+}

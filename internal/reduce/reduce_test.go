@@ -10,6 +10,7 @@ import (
 	"slices"
 	"testing"
 	"time"
+	"unsafe"
 
 	"github.com/stretchr/testify/require"
 
@@ -142,6 +143,25 @@ func TestPieces(t *testing.T) {
 			}
 		}
 	}
+}
+
+// TestAlignment proves that loops see aligned elements only: some processors
+// fault on others.
+func TestAlignment(t *testing.T) {
+	calls := 0
+	f := bounded(8, func(dst, src []uint64) {
+		calls++
+		for _, p := range []*uint64{&dst[0], &src[0]} {
+			require.Zero(t, uintptr(unsafe.Pointer(p))%unsafe.Alignof(*p))
+		}
+	})
+	a, b := make([]byte, 64), make([]byte, 64)
+	for i := range 8 {
+		for j := range 8 {
+			f(a[i:][:16], b[j:][:16])
+		}
+	}
+	require.Equal(t, 64, calls)
 }
 
 // TestNarrow tries every value of the two-byte floats, and every pair of fp8.

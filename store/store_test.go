@@ -2,6 +2,8 @@ package store_test
 
 import (
 	"context"
+	"net"
+	"strings"
 	"testing"
 	"time"
 
@@ -118,6 +120,19 @@ func TestBarrierErrors(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	require.ErrorIs(t, store.Barrier(ctx, s, "d", 3), context.Canceled)
+}
+
+func TestErrorText(t *testing.T) {
+	keys := strings.Split("abcdefghij", "")
+	err := error(&store.Error{Store: "hash", Op: "wait", Keys: keys, After: 1500 * time.Millisecond, Err: store.ErrTimeout})
+	require.EqualError(t, err, `store: hash: wait "a" "b" "c" "d" "e" "f" "g" "h" and 2 more: timed out after 1.5s`)
+	var n net.Error
+	require.ErrorAs(t, err, &n)
+	require.True(t, n.Timeout())
+	err = &store.Error{Store: "hash", Op: "wait", Err: context.DeadlineExceeded}
+	require.ErrorIs(t, err, store.ErrTimeout)
+	err = &store.Error{Store: "hash", Op: "wait", Err: context.Canceled}
+	require.NotErrorIs(t, err, store.ErrTimeout)
 }
 
 // basic hides the methods that a store of the old TCP dialect lacks, and makes

@@ -130,7 +130,7 @@ func parse(rawURL string, opts *Options) (*redis.Options, error) {
 	u.RawQuery = query.Encode()
 	config, err := redis.ParseURL(u.String())
 	if err != nil {
-		return nil, err
+		return nil, errors.New(strings.TrimPrefix(err.Error(), "redis: "))
 	}
 	if opts.TLS != nil {
 		if config.TLSConfig == nil {

@@ -52,7 +52,7 @@ type server struct {
 }
 
 // startServer starts redis-server with these arguments, in which PORT stands
-// for a free port. usesPort names the argument that takes it.
+// for a free port.
 func startServer(t *testing.T, args ...string) *server {
 	t.Helper()
 	program, err := exec.LookPath("redis-server")
@@ -118,7 +118,7 @@ func (s *server) kill() {
 
 func plainServer(t *testing.T) *server { return startServer(t, "--port", "PORT") }
 
-func open1(t *testing.T, rawURL string, opts Options) *Store {
+func connect(t *testing.T, rawURL string, opts Options) *Store {
 	t.Helper()
 	s, err := New(t.Context(), rawURL, opts)
 	require.NoError(t, err)
@@ -133,10 +133,10 @@ func freshPrefix() string { return fmt.Sprintf(`job[*]?\%d`, jobs.Add(1)) }
 
 func TestConformance(t *testing.T) {
 	srv := plainServer(t)
-	neighbour := open1(t, "redis://"+srv.addr, Options{Prefix: "job"})
+	neighbour := connect(t, "redis://"+srv.addr, Options{Prefix: "job"})
 	require.NoError(t, neighbour.Set(t.Context(), "k", nil))
 	fresh := func(t *testing.T) store.Store {
-		return open1(t, "redis://"+srv.addr, Options{Prefix: freshPrefix()})
+		return connect(t, "redis://"+srv.addr, Options{Prefix: freshPrefix()})
 	}
 	t.Run("clones", func(t *testing.T) {
 		storetest.Run(t, storetest.Config{New: fresh})
@@ -149,7 +149,7 @@ func TestConformance(t *testing.T) {
 	})
 	t.Run("for ever, under a prefix store, RESP3", func(t *testing.T) {
 		storetest.Run(t, storetest.Config{New: func(t *testing.T) store.Store {
-			return store.Prefix("a/b", open1(t, "redis://"+srv.addr+"?protocol=3", Options{Prefix: freshPrefix(), Expiry: -1}))
+			return store.Prefix("a/b", connect(t, "redis://"+srv.addr+"?protocol=3", Options{Prefix: freshPrefix(), Expiry: -1}))
 		}})
 	})
 }
@@ -163,7 +163,7 @@ func TestPassword(t *testing.T) {
 	const password = "p@ss/w:rd"
 	srv := startServer(t, "--port", "PORT", "--requirepass", password)
 	u := url.URL{Scheme: "redis", Host: srv.addr, User: url.UserPassword("", password)}
-	s := open1(t, u.String(), Options{})
+	s := connect(t, u.String(), Options{})
 	require.NoError(t, s.Set(t.Context(), "k", []byte("v")))
 
 	u.User = url.UserPassword("", "hunter2")
@@ -182,7 +182,7 @@ func TestTLS(t *testing.T) {
 		"--tls-ca-cert-file", filepath.Join(dir, "cert.pem"))
 	secure := "rediss://:secret@" + srv.addr
 	config := &tls.Config{RootCAs: pool}
-	s := open1(t, secure, Options{TLS: config})
+	s := connect(t, secure, Options{TLS: config})
 	require.Empty(t, config.ServerName, "the caller's configuration was changed")
 	require.NoError(t, s.Set(t.Context(), "k", []byte("v")))
 	clone, err := s.Clone(t.Context())
@@ -191,7 +191,7 @@ func TestTLS(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, "v", string(got))
 	require.NoError(t, clone.Close())
-	open1(t, secure+"?skip_verify=true", Options{})
+	connect(t, secure+"?skip_verify=true", Options{})
 
 	_, err = New(t.Context(), secure, Options{})
 	var unknown x509.UnknownAuthorityError
@@ -289,7 +289,7 @@ func TestExpiry(t *testing.T) {
 		return d
 	}
 
-	s := open1(t, "redis://"+srv.addr, Options{Prefix: "job", Expiry: time.Hour})
+	s := connect(t, "redis://"+srv.addr, Options{Prefix: "job", Expiry: time.Hour})
 	require.NoError(t, s.Set(ctx, "set", nil))
 	require.NoError(t, s.Append(ctx, "append", nil))
 	require.NoError(t, s.QueuePush(ctx, "push", nil))
@@ -311,7 +311,7 @@ func TestExpiry(t *testing.T) {
 		require.Greater(t, lives(k), 30*time.Minute, k)
 	}
 
-	ever := open1(t, "redis://"+srv.addr, Options{Prefix: "ever", Expiry: -1})
+	ever := connect(t, "redis://"+srv.addr, Options{Prefix: "ever", Expiry: -1})
 	require.NoError(t, ever.Set(ctx, "set", nil))
 	_, err = ever.CompareSet(ctx, "compare", nil, []byte("x"))
 	require.NoError(t, err)
@@ -330,7 +330,7 @@ func TestRenews(t *testing.T) {
 	srv := plainServer(t)
 	client := redis.NewClient(&redis.Options{Addr: srv.addr})
 	defer client.Close()
-	s := open1(t, "redis://"+srv.addr, Options{Expiry: 2 * time.Second})
+	s := connect(t, "redis://"+srv.addr, Options{Expiry: 2 * time.Second})
 	require.NoError(t, s.Set(t.Context(), "k", nil))
 	require.NoError(t, client.PExpire(t.Context(), "{c10d}kk", time.Hour).Err())
 	require.Eventually(t, func() bool {
@@ -341,7 +341,7 @@ func TestRenews(t *testing.T) {
 
 func TestManyKeys(t *testing.T) {
 	srv := plainServer(t)
-	s := open1(t, "redis://"+srv.addr, Options{})
+	s := connect(t, "redis://"+srv.addr, Options{})
 	var keys []string
 	for i := range 2*scanCount + 1 {
 		keys = append(keys, fmt.Sprint(i))
@@ -360,7 +360,7 @@ func TestManyKeys(t *testing.T) {
 // TestConcurrentTextAdds is about sums that Redis does not compute itself.
 func TestConcurrentTextAdds(t *testing.T) {
 	srv := plainServer(t)
-	s := open1(t, "redis://"+srv.addr, Options{})
+	s := connect(t, "redis://"+srv.addr, Options{})
 	const adders = 20
 	// The first add near the end of int64 wraps; text before that is parsed.
 	require.NoError(t, s.Set(t.Context(), "n", []byte(" 9223372036854775800")))
@@ -381,7 +381,7 @@ func TestConcurrentTextAdds(t *testing.T) {
 func TestServerGoesAway(t *testing.T) {
 	srv := plainServer(t)
 	ctx := t.Context()
-	s := open1(t, "redis://"+srv.addr, Options{Timeout: -1})
+	s := connect(t, "redis://"+srv.addr, Options{Timeout: -1})
 	require.NoError(t, s.Set(ctx, "k", nil))
 	waited := make(chan error, 1)
 	go func() { waited <- s.Wait(ctx, "never") }()
@@ -399,7 +399,7 @@ func TestServerGoesAway(t *testing.T) {
 // server once its context or the store has ended.
 func TestServerFreezes(t *testing.T) {
 	srv := plainServer(t)
-	s := open1(t, "redis://"+srv.addr, Options{Timeout: -1})
+	s := connect(t, "redis://"+srv.addr, Options{Timeout: -1})
 	require.NoError(t, s.Set(t.Context(), "k", nil))
 	require.NoError(t, srv.cmd.Process.Signal(syscall.SIGSTOP))
 

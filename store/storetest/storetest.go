@@ -158,7 +158,7 @@ func (t *suite) unsupported(err error) {
 	require.ErrorIs(t, err, errors.ErrUnsupported)
 }
 
-// async runs f in a goroutine that the test outlives.
+// async runs f in a goroutine that ends before the test does.
 func (t *suite) async(f func() error) <-chan error {
 	done := make(chan error, 1)
 	finished := make(chan struct{})
@@ -508,8 +508,8 @@ func (t *suite) timedOut(err error, key string) {
 
 func testTimeout(t *suite) {
 	ctx, p := t.Context(), t.peer()
-	t.s.SetTimeout(50 * time.Millisecond)
 	t.set(t.s, "a", "")
+	t.s.SetTimeout(50 * time.Millisecond)
 	start := time.Now()
 	err := t.s.Wait(ctx, "a", "never")
 	require.GreaterOrEqual(t, time.Since(start), 50*time.Millisecond)
@@ -522,6 +522,7 @@ func testTimeout(t *suite) {
 		_, err = t.s.QueuePop(ctx, "never", true)
 		t.timedOut(err, "never")
 	}
+	t.s.SetTimeout(patience)
 
 	before, err := t.s.NumKeys(ctx)
 	require.NoError(t, err)
@@ -563,6 +564,7 @@ func testDeadline(t *suite) {
 	defer cancel()
 	done := t.async(func() error { return t.s.Wait(ctx, "k") })
 	t.blocked(done)
+	t.s.SetTimeout(patience) // the peer may be the same handle
 	t.set(p, "k", "")
 	require.NoError(t, t.await(done))
 }

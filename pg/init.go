@@ -1,0 +1,286 @@
+package pg
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"maps"
+	"net"
+	"net/url"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/c10d-go/c10d/backend"
+	"github.com/c10d-go/c10d/internal/launch"
+	"github.com/c10d-go/c10d/store"
+	"github.com/c10d-go/c10d/store/redis"
+	"github.com/c10d-go/c10d/store/tcp"
+)
+
+// InitOptions are the options of Init. The zero value works.
+type InitOptions struct {
+	Options
+
+	// Rank and Size are this rank and the number of ranks, where neither the
+	// URL nor a launcher says so. Size 0 means that Rank is not given either.
+	Rank, Size int
+
+	// Listen is where rank 0 hosts the store of tcp:// and env://. Empty means
+	// the port of the address on all interfaces, as PyTorch does, because a
+	// host's own name may mean another address on that host than outside
+	// (127.0.1.1 on Debian); but only loopback if the address is a loopback one.
+	Listen string
+
+	// TLS and Token protect the store of tcp:// and env://, see tcp.Options.
+	// PyTorch ranks know neither.
+	TLS   *tls.Config
+	Token string
+}
+
+// Init makes the default group as c10d's init_process_group does: it opens the
+// store that a URL names, finds out rank and size, and calls New. An empty url
+// means env://.
+//
+//	env://                           what a launcher's environment says: torchrun
+//	                                 (RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT),
+//	                                 Kubeflow, Slurm, mpirun, Kubernetes
+//	tcp://host:port                  rank 0 hosts a TCP store there
+//	file:///path                     a file on a disk that all ranks share; it
+//	                                 must not exist before
+//	redis://[user:password@]host:port/db?prefix=NAME
+//	                                 a Redis server (rediss:// with TLS), see redis.New
+//
+// Rank and size come from o, or from the URL's parameters rank and world_size;
+// if both say so they must agree. Where neither does, a launcher's environment
+// is asked, whatever the URL. (c10d asks it for env:// only.) With env://,
+// ranks and sizes that are given win over the environment's, and the address
+// must then be in MASTER_ADDR and MASTER_PORT.
+//
+// Redis keeps what a job wrote, so each run needs a prefix of its own; without
+// that parameter it is the launcher's name for the job: a Slurm job's number, a torchrun's
+// --rdzv_id. Restarts by a launcher count as runs.
+//
+// If TORCHELASTIC_USE_AGENT_STORE is True, the launcher hosts the store and no
+// rank does. TORCH_DIST_INIT_BARRIER=1 sets Options.InitBarrier.
+//
+// The keys of all groups are under "default_pg", as in c10d, so that PyTorch
+// ranks can be in the group. The store belongs to the group: its Close closes
+// the store as well, which on rank 0 may be everybody's.
+func Init(ctx context.Context, url string, o InitOptions) (*ProcessGroup, error) {
+	g, err := initFrom(ctx, url, o, os.Getenv)
+	if err != nil {
+		return nil, fmt.Errorf("pg: Init: %w", err)
+	}
+	return g, nil
+}
+
+func initFrom(ctx context.Context, rawURL string, o InitOptions, getenv func(string) string) (*ProcessGroup, error) {
+	if o.Timeout == 0 {
+		o.Timeout = backend.DefaultTimeout
+	}
+	m, err := resolve(rawURL, o, getenv)
+	if err != nil {
+		return nil, err
+	}
+	if o.Logger != nil {
+		o.Logger.Info("launch: " + m.env.String())
+	}
+	if getenv("TORCH_DIST_INIT_BARRIER") == "1" {
+		o.InitBarrier = true
+	}
+	st, err := m.open(ctx, o)
+	if err != nil {
+		return nil, err
+	}
+	keys := st
+	// PyTorch up to 2.0 keeps the agent's store over restarts; later ones get a
+	// new one each time.
+	if v1 := o.Dialect == store.DialectV1 || o.Dialect == store.DialectUnknown && store.DialectOf(st) == store.DialectV1; v1 && m.env.AgentStore {
+		keys = store.Prefix("/worker/attempt_"+strconv.Itoa(m.env.RestartCount), keys)
+	}
+	g, err := New(ctx, store.Prefix("default_pg", keys), m.env.Rank, m.env.Size, o.Options)
+	if err != nil {
+		return nil, errors.Join(err, st.Close())
+	}
+	g.world.owned = st
+	return g, nil
+}
+
+// meeting is where and as whom to meet the other ranks.
+type meeting struct {
+	scheme string
+	addr   string // of a TCP store
+	path   string // of a file
+	url    string // of a Redis server, without our parameters
+	prefix string // of the keys there
+	env    launch.Env
+}
+
+// resolve turns a URL, options and environment into a meeting.
+func resolve(rawURL string, o InitOptions, getenv func(string) string) (*meeting, error) {
+	if rawURL == "" {
+		rawURL = "env://"
+	}
+	u, err := url.Parse(rawURL)
+	if err != nil {
+		return nil, errors.New("the URL cannot be parsed") // its text may hold a password
+	}
+	m := &meeting{scheme: u.Scheme}
+	q := u.Query()
+	param := func(name string) string {
+		v := q.Get(name)
+		q.Del(name)
+		return v
+	}
+	rank, size := param("rank"), param("world_size")
+	param("use_libuv") // chooses among PyTorch's servers
+	switch m.scheme {
+	case "env":
+	case "tcp":
+		m.addr = u.Host
+		if u.Hostname() == "" || u.Port() == "" {
+			return nil, fmt.Errorf("tcp:// needs host and port, not %q", u.Host)
+		}
+	case "file":
+		m.path = u.Path
+		if u.Host != "" && u.Host != "localhost" || u.Path == "" || u.Path == "/" {
+			return nil, fmt.Errorf("file:// needs the absolute path of a file, not %q", u.Host+u.Path)
+		}
+	case "redis", "rediss":
+		m.prefix = param("prefix")
+	default:
+		return nil, fmt.Errorf("no store for scheme %q (there are env, tcp, file, redis and rediss)", u.Scheme)
+	}
+	if strings.HasPrefix(m.scheme, "redis") {
+		u.RawQuery = q.Encode()
+		m.url = u.String()
+	} else if len(q) > 0 {
+		return nil, fmt.Errorf("%s:// has no parameter %q", m.scheme, slices.Sorted(maps.Keys(q))[0])
+	}
+	if rank, err = given("rank", rank, o.Rank, o.Size > 0); err != nil {
+		return nil, err
+	}
+	if size, err = given("world_size", size, o.Size, o.Size > 0); err != nil {
+		return nil, err
+	}
+	if o.Size < 0 || o.Size == 0 && o.Rank != 0 {
+		return nil, fmt.Errorf("rank %d of %d given", o.Rank, o.Size)
+	}
+	if m.env, err = detect(m.scheme, rank, size, getenv); err != nil {
+		return nil, err
+	}
+	switch m.scheme {
+	case "env":
+		m.addr, err = m.env.Address()
+		return m, err
+	case "tcp":
+		m.env.Addr = u.Hostname()
+		if m.env.Port, err = strconv.Atoi(u.Port()); m.env.Port == 0 && m.env.Size > 1 {
+			err = errors.New("tcp:// with port 0, which the other ranks would not find")
+		}
+	case "redis", "rediss":
+		err = m.choosePrefix()
+	}
+	// An agent's store elsewhere is not the one that is meant.
+	agent := net.JoinHostPort(getenv("MASTER_ADDR"), getenv("MASTER_PORT"))
+	m.env.AgentStore = m.env.AgentStore && m.addr == agent
+	return m, err
+}
+
+// choosePrefix chooses where a job's keys go in a store that outlives it.
+func (m *meeting) choosePrefix() error {
+	if m.prefix == "" && m.env.RunID != "none" { // torchrun's default
+		m.prefix = m.env.RunID
+	}
+	if m.prefix == "" {
+		return fmt.Errorf("%s:// needs a name that tells this run from others: ?prefix=NAME", m.scheme)
+	}
+	if m.env.RestartCount > 0 {
+		m.prefix += "/attempt_" + strconv.Itoa(m.env.RestartCount)
+	}
+	return nil
+}
+
+// given returns the text of a number that the URL, the options or both say.
+func given(name, inURL string, option int, optionSet bool) (string, error) {
+	if inURL != "" {
+		n, err := strconv.Atoi(inURL)
+		if err != nil || n < 0 {
+			return "", fmt.Errorf("%s=%q in the URL is not a number of 0 or more", name, inURL)
+		}
+		if optionSet && n != option {
+			return "", fmt.Errorf("%s is %d in the URL and %d in the options", name, n, option)
+		}
+	} else if optionSet {
+		return strconv.Itoa(option), nil
+	}
+	return inURL, nil
+}
+
+// detect asks the environment for what was not given.
+func detect(scheme, rank, size string, getenv func(string) string) (launch.Env, error) {
+	if scheme != "env" {
+		switch {
+		case rank != "" && size == "":
+			return launch.Env{}, fmt.Errorf("%s:// with a rank needs world_size too", scheme)
+		case rank == "" && size != "":
+			return launch.Env{}, fmt.Errorf("%s:// with a world_size needs rank too", scheme)
+		}
+	}
+	all := rank != "" && size != ""
+	e, err := launch.Detect(func(name string) string {
+		switch {
+		case name == "RANK" && rank != "":
+			return rank
+		case name == "WORLD_SIZE" && size != "":
+			return size
+		case name == "MASTER_ADDR" || name == "MASTER_PORT":
+			if scheme != "env" {
+				return ""
+			}
+		case all && !strings.HasPrefix(name, "TORCHELASTIC_"):
+			return "" // local ranks and nodes of some other world
+		}
+		return getenv(name)
+	})
+	if all {
+		e.Source = "the caller"
+	}
+	return e, err
+}
+
+// open opens the store. Errors name it, and no password.
+func (m *meeting) open(ctx context.Context, o InitOptions) (store.Store, error) {
+	switch m.scheme {
+	case "file":
+		f, err := store.NewFile(m.path, m.env.Size)
+		if err != nil {
+			return nil, err
+		}
+		f.SetTimeout(o.Timeout)
+		return f, nil
+	case "redis", "rediss":
+		return redis.New(ctx, m.url, redis.Options{Prefix: m.prefix, Timeout: o.Timeout})
+	}
+	listen := o.Listen
+	if listen == "" {
+		host, port, _ := net.SplitHostPort(m.addr)
+		if ip := net.ParseIP(host); host == "localhost" || ip != nil && ip.IsLoopback() {
+			listen = m.addr
+		} else {
+			listen = ":" + port
+		}
+	}
+	return tcp.New(ctx, m.addr, tcp.Options{
+		Server:    m.env.Rank == 0 && !m.env.AgentStore,
+		Listen:    listen,
+		WorldSize: m.env.Size,
+		Timeout:   o.Timeout,
+		Dialect:   o.Dialect,
+		TLS:       o.TLS,
+		Token:     o.Token,
+	})
+}

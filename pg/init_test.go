@@ -1,0 +1,252 @@
+package pg
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"golang.org/x/sync/errgroup"
+
+	"github.com/c10d-go/c10d/backend"
+	"github.com/c10d-go/c10d/store"
+	"github.com/c10d-go/c10d/store/tcp"
+	"github.com/c10d-go/c10d/tensor"
+)
+
+// meet is a backend that does nothing but meet the other ranks in the store.
+type meet struct {
+	backend.Backend
+	closed bool
+}
+
+func (m *meet) Close() error { m.closed = true; return nil }
+func (m *meet) Abort(error)  {}
+
+var registerMeet = sync.OnceValue(func() error {
+	return backend.Register(backend.Registration{
+		Name: "init-meet", Devices: []tensor.DeviceType{tensor.CPU},
+		New: func(ctx context.Context, o backend.Options) (backend.Backend, error) {
+			if err := o.Store.Set(ctx, strconv.Itoa(o.Rank), []byte("here")); err != nil {
+				return nil, err
+			}
+			for r := range o.Size {
+				if err := o.Store.Wait(ctx, strconv.Itoa(r)); err != nil {
+					return nil, err
+				}
+			}
+			return &meet{}, nil
+		},
+	})
+})
+
+func environ(vars string) func(string) string {
+	m := make(map[string]string)
+	for _, kv := range strings.Fields(vars) {
+		k, v, _ := strings.Cut(kv, "=")
+		m[k] = v
+	}
+	return func(k string) string { return m[k] }
+}
+
+// initAll runs Init on every rank, with "%d" in url and env standing for the rank.
+func initAll(t *testing.T, size int, url, env string, o InitOptions) []*ProcessGroup {
+	t.Helper()
+	require.NoError(t, registerMeet())
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
+	o.Backend = "init-meet"
+	groups := make([]*ProcessGroup, size)
+	var all errgroup.Group
+	for r := range size {
+		fill := func(s string) string { return strings.ReplaceAll(s, "%d", strconv.Itoa(r)) }
+		all.Go(func() (err error) {
+			o := o
+			if o.Size > 0 {
+				o.Rank = r
+			}
+			groups[r], err = initFrom(ctx, fill(url), o, environ(fill(env)))
+			return err
+		})
+	}
+	require.NoError(t, all.Wait())
+	for r, g := range groups {
+		require.Equal(t, []int{r, size}, []int{g.Rank(), g.Size()})
+	}
+	return groups
+}
+
+func closeAll(t *testing.T, groups []*ProcessGroup) {
+	for _, g := range groups {
+		b, err := g.Backend(tensor.CPU)
+		require.NoError(t, err)
+		require.NoError(t, g.Close())
+		require.NoError(t, g.Close())
+		require.True(t, b.(*meet).closed)
+		require.Error(t, g.world.owned.Set(context.Background(), "k", nil), "the group left its store open")
+	}
+}
+
+func freeAddr(t *testing.T) string {
+	ln, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	require.NoError(t, ln.Close())
+	return ln.Addr().String()
+}
+
+func keys(t *testing.T, st store.Store) string {
+	all, err := st.ListKeys(context.Background())
+	require.NoError(t, err)
+	return fmt.Sprint(all)
+}
+
+func TestInitURLs(t *testing.T) {
+	addr := freeAddr(t)
+	host, port, _ := net.SplitHostPort(addr)
+	master := "MASTER_ADDR=" + host + " MASTER_PORT=" + port
+	dir := t.TempDir()
+	for _, c := range []struct {
+		name, url, env string
+		o              InitOptions
+	}{
+		{name: "env", url: "env://", env: "RANK=%d WORLD_SIZE=3 " + master},
+		{name: "no URL", env: "RANK=%d WORLD_SIZE=3 " + master},
+		{name: "env, options win", url: "env://", env: "RANK=7 WORLD_SIZE=9 LOCAL_WORLD_SIZE=9 " + master, o: InitOptions{Size: 3}},
+		{name: "env, the URL wins", url: "env://?rank=%d", env: "RANK=7 WORLD_SIZE=3 " + master},
+		{name: "env, Slurm", url: "env://", env: "SLURM_PROCID=%d SLURM_NTASKS=3 SLURM_STEP_NODELIST=localhost SLURM_STEP_RESV_PORTS=" + port},
+		{name: "tcp", url: "tcp://" + addr + "?rank=%d&world_size=3&use_libuv=0"},
+		{name: "tcp with options", url: "tcp://" + addr, o: InitOptions{Size: 3}},
+		{name: "tcp with options that agree", url: "tcp://" + addr + "?rank=%d&world_size=3", o: InitOptions{Size: 3}},
+		{name: "tcp in mpirun", url: "tcp://" + addr, env: "OMPI_COMM_WORLD_RANK=%d OMPI_COMM_WORLD_SIZE=3"},
+		{name: "tcp in torchrun, elsewhere", url: "tcp://" + addr, env: "RANK=%d WORLD_SIZE=3 MASTER_ADDR=h MASTER_PORT=1 TORCHELASTIC_USE_AGENT_STORE=True"},
+		{name: "tcp with a token", url: "tcp://" + addr, o: InitOptions{Size: 3, Token: "secret"}},
+		{name: "file", url: "file://" + filepath.Join(dir, "a") + "?rank=%d&world_size=3"},
+		{name: "barrier", url: "file://" + filepath.Join(dir, "b"), o: InitOptions{Size: 3}, env: "TORCH_DIST_INIT_BARRIER=1"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			groups := initAll(t, 3, c.url, c.env, c.o)
+			got := keys(t, groups[0].world.owned)
+			require.Contains(t, got, "default_pg/0//cpu//2")
+			require.Equal(t, c.name == "barrier", strings.Contains(got, "default_pg/store_based_barrier_key:0:last_worker"), got)
+			closeAll(t, groups)
+		})
+	}
+	require.NoFileExists(t, filepath.Join(dir, "a"))
+}
+
+func TestInitAgentStore(t *testing.T) {
+	for _, c := range []struct {
+		dialect store.Dialect
+		key     string
+	}{
+		{store.DialectV1, "/worker/attempt_4/default_pg/0/1"},
+		{store.DialectV2, "default_pg/0//cpu//1"},
+	} {
+		t.Run(c.dialect.String(), func(t *testing.T) {
+			ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+			defer cancel()
+			for _, scheme := range []string{"env", "tcp"} {
+				agent, err := tcp.New(ctx, "127.0.0.1:0", tcp.Options{Server: true})
+				require.NoError(t, err)
+				defer agent.Close()
+				url := map[string]string{"env": "env://", "tcp": "tcp://" + agent.Addr()}[scheme]
+				host, port, _ := net.SplitHostPort(agent.Addr())
+				groups := initAll(t, 2, url, "RANK=%d WORLD_SIZE=2 MASTER_ADDR="+host+" MASTER_PORT="+port+
+					" TORCHELASTIC_USE_AGENT_STORE=True TORCHELASTIC_RESTART_COUNT=4",
+					InitOptions{Options: Options{Dialect: c.dialect}})
+				closeAll(t, groups)
+				ok, err := agent.Check(ctx, c.key)
+				require.NoError(t, err)
+				require.True(t, ok, keys(t, agent))
+			}
+		})
+	}
+}
+
+func TestInitRefuses(t *testing.T) {
+	for _, c := range []struct {
+		url, env, want string
+		o              InitOptions
+	}{
+		{url: "env://", want: "launch: environment variable RANK expected, but not set; no launcher's environment variables are set"},
+		{url: "env://", env: "RANK=0 WORLD_SIZE=1", want: "launch: torchrun/env: environment variables MASTER_ADDR and MASTER_PORT expected, but not set; found RANK=0, WORLD_SIZE=1"},
+		{url: "env://", o: InitOptions{Size: 2}, want: "launch: torchrun/env: environment variables MASTER_ADDR and MASTER_PORT expected, but not set; found RANK=0, WORLD_SIZE=2"},
+		{url: "env://?worldsize=1", want: `env:// has no parameter "worldsize"`},
+		{url: "tcp://127.0.0.1?rank=0&world_size=1", want: `tcp:// needs host and port, not "127.0.0.1"`},
+		{url: "tcp://127.0.0.1:0?rank=0&world_size=2", want: "tcp:// with port 0, which the other ranks would not find"},
+		{url: "tcp://127.0.0.1:1?rank=0", want: "tcp:// with a rank needs world_size too"},
+		{url: "tcp://127.0.0.1:1?world_size=2", env: "RANK=0 WORLD_SIZE=3", want: "tcp:// with a world_size needs rank too"},
+		{url: "tcp://127.0.0.1:1?rank=1&world_size=2", o: InitOptions{Rank: 0, Size: 2}, want: "rank is 1 in the URL and 0 in the options"},
+		{url: "tcp://127.0.0.1:1?rank=x&world_size=2", want: `rank="x" in the URL is not a number of 0 or more`},
+		{url: "tcp://127.0.0.1:1?rank=2&world_size=2", want: "launch: torchrun/env: rank 2 is not within a world of 2; found RANK=2, WORLD_SIZE=2"},
+		{url: "tcp://127.0.0.1:1", o: InitOptions{Rank: 1}, want: "rank 1 of 0 given"},
+		{url: "file://a/b?rank=0&world_size=1", want: `file:// needs the absolute path of a file, not "a/b"`},
+		{url: "redis://h?rank=0&world_size=1", want: "redis:// needs a name that tells this run from others: ?prefix=NAME"},
+		{url: "redis://h", env: "RANK=0 WORLD_SIZE=1 TORCHELASTIC_RUN_ID=none", want: "redis:// needs a name that tells this run from others: ?prefix=NAME"},
+		{url: "redis://u:secret@h\x7f", want: "the URL cannot be parsed"},
+		{url: "etcd://h", want: `no store for scheme "etcd" (there are env, tcp, file, redis and rediss)`},
+	} {
+		_, err := initFrom(context.Background(), c.url, c.o, environ(c.env))
+		require.EqualError(t, err, c.want, c.url)
+	}
+	_, err := Init(context.Background(), "mpi://", InitOptions{})
+	require.ErrorContains(t, err, "pg: Init: no store for scheme")
+}
+
+func TestInitPrefix(t *testing.T) {
+	for env, want := range map[string]string{
+		"RANK=0 WORLD_SIZE=1 TORCHELASTIC_RUN_ID=job-3 TORCHELASTIC_RESTART_COUNT=2": "job-3/attempt_2",
+		"SLURM_PROCID=0 SLURM_NTASKS=1 SLURM_JOB_ID=77":                              "77",
+	} {
+		m, err := resolve("redis://u:secret@h:1/2?pool_size=4", InitOptions{}, environ(env))
+		require.NoError(t, err)
+		require.Equal(t, want, m.prefix)
+		require.Equal(t, "redis://u:secret@h:1/2?pool_size=4", m.url)
+	}
+}
+
+// TestInitCloses checks that the store does not outlive an Init that failed.
+func TestInitCloses(t *testing.T) {
+	addr := freeAddr(t)
+	_, err := initFrom(context.Background(), "tcp://"+addr+"?rank=0&world_size=1", InitOptions{Options: Options{Backend: "no-such"}}, environ(""))
+	require.ErrorIs(t, err, backend.ErrUnknownBackend)
+	ln, err := net.Listen("tcp", addr)
+	require.NoError(t, err, "the store of a failed Init still listens")
+	require.NoError(t, ln.Close())
+}
+
+func TestInitRedis(t *testing.T) {
+	server, err := exec.LookPath("redis-server")
+	if err != nil {
+		if os.Getenv("C10D_REQUIRE_SERVICES") == "1" {
+			require.NoError(t, err, "C10D_REQUIRE_SERVICES is set")
+		}
+		t.Skip("redis-server is not installed: ", err)
+	}
+	addr := freeAddr(t)
+	_, port, _ := net.SplitHostPort(addr)
+	cmd := exec.Command(server, "--port", port, "--bind", "127.0.0.1", "--save", "", "--dir", t.TempDir())
+	require.NoError(t, cmd.Start())
+	defer func() {
+		cmd.Process.Kill()
+		cmd.Wait()
+	}()
+	require.Eventually(t, func() bool {
+		conn, err := net.Dial("tcp", addr)
+		if err == nil {
+			conn.Close()
+		}
+		return err == nil
+	}, 30*time.Second, 10*time.Millisecond)
+	groups := initAll(t, 3, "redis://"+addr+"/0?prefix=run-1&rank=%d&world_size=3", "", InitOptions{})
+	require.Contains(t, keys(t, groups[0].world.owned), "default_pg/0//cpu//2")
+	closeAll(t, groups)
+}

@@ -1,0 +1,124 @@
+package ddp_test
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"go.uber.org/goleak"
+
+	"github.com/c10d-go/c10d/backend"
+	"github.com/c10d-go/c10d/ddp"
+	"github.com/c10d-go/c10d/pg"
+	"github.com/c10d-go/c10d/tensor"
+	"github.com/c10d-go/c10d/work"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+var _ ddp.Group = (*pg.ProcessGroup)(nil)
+
+// recorder passes calls on and writes down what a peer would see of them.
+type recorder struct {
+	ddp.Group
+	mu    sync.Mutex
+	calls []string
+}
+
+func (r *recorder) note(format string, args ...any) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.calls = append(r.calls, fmt.Sprintf(format, args...))
+}
+
+// take returns the calls since the last take.
+func (r *recorder) take() []string {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	c := r.calls
+	r.calls = []string{}
+	return c
+}
+
+func (r *recorder) AllReduce(ctx context.Context, ts []*tensor.Tensor, o backend.AllReduceOptions) (*work.Work, error) {
+	r.note("all_reduce %v %v", ts[0], o.Op)
+	return r.Group.AllReduce(ctx, ts, o)
+}
+
+func (r *recorder) Broadcast(ctx context.Context, ts []*tensor.Tensor, o backend.BroadcastOptions) (*work.Work, error) {
+	r.note("broadcast %v from %d", ts[0], o.Root)
+	return r.Group.Broadcast(ctx, ts, o)
+}
+
+func (r *recorder) AllGather(ctx context.Context, out []*tensor.Tensor, in *tensor.Tensor, o backend.AllGatherOptions) (*work.Work, error) {
+	r.note("all_gather %v", in)
+	return r.Group.AllGather(ctx, out, in, o)
+}
+
+// instant is a group of one rank whose collectives end at once and allocate nothing.
+type instant struct{ done *work.Work }
+
+func newInstant() instant { return instant{work.Completed(work.Info{Op: work.AllReduce}, nil)} }
+
+func (instant) Rank() int { return 0 }
+func (instant) Size() int { return 1 }
+
+func (g instant) AllReduce(context.Context, []*tensor.Tensor, backend.AllReduceOptions) (*work.Work, error) {
+	return g.done, nil
+}
+
+func (g instant) Broadcast(context.Context, []*tensor.Tensor, backend.BroadcastOptions) (*work.Work, error) {
+	return g.done, nil
+}
+
+func (g instant) AllGather(_ context.Context, out []*tensor.Tensor, in *tensor.Tensor, _ backend.AllGatherOptions) (*work.Work, error) {
+	return g.done, out[0].CopyFrom(in)
+}
+
+// soon bounds a test that would otherwise hang.
+func soon(t *testing.T) context.Context {
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	t.Cleanup(cancel)
+	return ctx
+}
+
+func zeros(t *testing.T, dt tensor.DType, shape ...int) *tensor.Tensor {
+	t.Helper()
+	x, err := tensor.New(dt, shape...)
+	require.NoError(t, err)
+	return x
+}
+
+func fill(t *testing.T, x *tensor.Tensor, v float64) {
+	t.Helper()
+	require.NoError(t, x.Fill(v))
+}
+
+// first returns the first element.
+func first(t *testing.T, x *tensor.Tensor) float64 {
+	t.Helper()
+	v, err := x.Float64At(make([]int, x.Dims())...)
+	require.NoError(t, err)
+	return v
+}
+
+// vectors returns float32 parameters p0, p1, ... of the given lengths.
+func vectors(t *testing.T, lengths ...int) []ddp.Param {
+	t.Helper()
+	var ps []ddp.Param
+	for i, n := range lengths {
+		ps = append(ps, ddp.Param{Name: fmt.Sprintf("p%d", i), Value: zeros(t, tensor.Float32, n), Grad: zeros(t, tensor.Float32, n)})
+	}
+	return ps
+}
+
+// backward makes the gradients of all parameters ready, the last first.
+func backward(t *testing.T, d *ddp.DDP, n int) {
+	t.Helper()
+	for i := n - 1; i >= 0; i-- {
+		require.NoError(t, d.Ready(i))
+	}
+}

@@ -1,0 +1,357 @@
+package pg
+
+import (
+	"bytes"
+	"context"
+	"encoding/gob"
+	"encoding/json"
+	"fmt"
+
+	"github.com/c10d-go/c10d/backend"
+	"github.com/c10d-go/c10d/tensor"
+	"github.com/c10d-go/c10d/work"
+)
+
+// Codec turns values into bytes and back. Unlike Python's pickle, which c10d
+// uses, decoding with the codecs of this package runs no code that a peer chose.
+// The framing around the bytes is c10d's, so a PyTorch rank can be on the other
+// side if both agree on the codec.
+type Codec[T any] interface {
+	Encode(v T) ([]byte, error)
+	Decode(b []byte) (T, error)
+}
+
+// JSON encodes values as JSON.
+type JSON[T any] struct{}
+
+// Encode returns v as JSON.
+func (JSON[T]) Encode(v T) ([]byte, error) { return json.Marshal(v) }
+
+// Decode reads JSON.
+func (JSON[T]) Decode(b []byte) (v T, err error) { return v, json.Unmarshal(b, &v) }
+
+// Gob encodes values with encoding/gob.
+type Gob[T any] struct{}
+
+// Encode returns v as gob.
+func (Gob[T]) Encode(v T) ([]byte, error) {
+	var b bytes.Buffer
+	err := gob.NewEncoder(&b).Encode(&v)
+	return b.Bytes(), err
+}
+
+// Decode reads gob.
+func (Gob[T]) Decode(b []byte) (v T, err error) {
+	return v, gob.NewDecoder(bytes.NewReader(b)).Decode(&v)
+}
+
+// Bytes passes bytes on as they are.
+type Bytes struct{}
+
+// Encode returns b.
+func (Bytes) Encode(b []byte) ([]byte, error) { return b, nil }
+
+// Decode returns b.
+func (Bytes) Decode(b []byte) ([]byte, error) { return b, nil }
+
+// MaxObject is the largest encoded object, in bytes, that a rank accepts from
+// another: lengths come from the network.
+const MaxObject = 1 << 30
+
+// ObjectError tells which rank's object could not be sent or read.
+type ObjectError struct {
+	Op   string
+	Rank int // whose object, in the group
+	Err  error
+}
+
+func (e *ObjectError) Error() string {
+	return fmt.Sprintf("pg: %s: object of rank %d: %v", e.Op, e.Rank, e.Err)
+}
+
+// Unwrap returns the cause.
+func (e *ObjectError) Unwrap() error { return e.Err }
+
+// The object functions block, as in c10d. An encoding error on one rank is
+// returned there before anything is sent; the others then wait for that rank
+// until their context or the group's timeout ends, so treat it as fatal.
+
+// AllGatherObject returns every rank's v, in rank order.
+func AllGatherObject[T any](ctx context.Context, g *ProcessGroup, v T, c Codec[T]) ([]T, error) {
+	const op = "AllGatherObject"
+	mine, sizes, err := exchangeSizes(ctx, g, op, v, c)
+	if err != nil {
+		return nil, err
+	}
+	widest := maxSize(sizes)
+	in := flatTensor(append(mine, make([]byte, widest-len(mine))...))
+	all := make([]byte, widest*g.size)
+	if err := await(ctx)(g.AllGather(ctx, cut(all, g.size), in, backend.AllGatherOptions{})); err != nil {
+		return nil, err
+	}
+	return decodeAll(op, all, widest, sizes, c)
+}
+
+// GatherObject returns every rank's v, in rank order, on rank root, and nil elsewhere.
+func GatherObject[T any](ctx context.Context, g *ProcessGroup, v T, root int, c Codec[T]) ([]T, error) {
+	const op = "GatherObject"
+	if _, err := g.GlobalRank(root); err != nil {
+		return nil, err
+	}
+	mine, sizes, err := exchangeSizes(ctx, g, op, v, c)
+	if err != nil {
+		return nil, err
+	}
+	widest := maxSize(sizes)
+	in := flatTensor(append(mine, make([]byte, widest-len(mine))...))
+	var all []byte
+	var out []*tensor.Tensor
+	if g.rank == root {
+		all = make([]byte, widest*g.size)
+		out = cut(all, g.size)
+	}
+	if err := await(ctx)(g.Gather(ctx, out, in, backend.GatherOptions{Root: root})); err != nil || g.rank != root {
+		return nil, err
+	}
+	return decodeAll(op, all, widest, sizes, c)
+}
+
+// BroadcastObject returns rank root's vs on every rank. Every rank passes a
+// list of the same length; its values matter on the root only.
+func BroadcastObject[T any](ctx context.Context, g *ProcessGroup, vs []T, root int, c Codec[T]) ([]T, error) {
+	const op = "BroadcastObject"
+	if _, err := g.GlobalRank(root); err != nil {
+		return nil, err
+	}
+	if !g.IsMember() {
+		return nil, ErrNotMember
+	}
+	sizes := make([]int64, len(vs))
+	var all []byte
+	if g.rank == root {
+		var err error
+		if all, err = encodeList(op, g.rank, vs, sizes, c); err != nil {
+			return nil, err
+		}
+	}
+	o := backend.BroadcastOptions{Root: root}
+	if err := await(ctx)(g.Broadcast(ctx, list(flatTensor(sizes)), o)); err != nil {
+		return nil, err
+	}
+	total, err := sum(op, root, sizes)
+	if err != nil {
+		return nil, err
+	}
+	if g.rank != root {
+		all = make([]byte, total)
+	}
+	if err := await(ctx)(g.Broadcast(ctx, list(flatTensor(all)), o)); err != nil {
+		return nil, err
+	}
+	return decodeList(op, root, all, sizes, c)
+}
+
+// ScatterObject returns vs[r] of rank root on rank r. Other ranks pass nil.
+func ScatterObject[T any](ctx context.Context, g *ProcessGroup, vs []T, root int, c Codec[T]) (T, error) {
+	const op = "ScatterObject"
+	var none T
+	if _, err := g.GlobalRank(root); err != nil {
+		return none, err
+	}
+	if !g.IsMember() {
+		return none, ErrNotMember
+	}
+	var parts, sizeParts []*tensor.Tensor
+	widest := []int64{0}
+	if g.rank == root {
+		if len(vs) != g.size {
+			return none, fmt.Errorf("pg: %s: %d objects for %d ranks", op, len(vs), g.size)
+		}
+		sizes := make([]int64, len(vs))
+		all, err := encodeList(op, g.rank, vs, sizes, c)
+		if err != nil {
+			return none, err
+		}
+		widest[0] = int64(maxSize(sizes))
+		padded := make([]byte, int(widest[0])*g.size)
+		for r, n := range sizes {
+			copy(padded[r*int(widest[0]):], all[:n])
+			all = all[n:]
+			sizeParts = append(sizeParts, flatTensor(sizes[r:r+1]))
+		}
+		parts = cut(padded, g.size)
+	}
+	if err := await(ctx)(g.Broadcast(ctx, list(flatTensor(widest)), backend.BroadcastOptions{Root: root})); err != nil {
+		return none, err
+	}
+	if _, err := sum(op, root, widest); err != nil {
+		return none, err
+	}
+	mine, size := make([]byte, widest[0]), make([]int64, 1)
+	o := backend.ScatterOptions{Root: root}
+	if err := await(ctx)(g.Scatter(ctx, flatTensor(mine), parts, o)); err != nil {
+		return none, err
+	}
+	if err := await(ctx)(g.Scatter(ctx, flatTensor(size), sizeParts, o)); err != nil {
+		return none, err
+	}
+	if size[0] < 0 || size[0] > widest[0] {
+		return none, &ObjectError{op, root, fmt.Errorf("length %d is not within the %d bytes sent", size[0], widest[0])}
+	}
+	out, err := decodeList(op, root, mine[:size[0]], size, c)
+	if err != nil {
+		return none, err
+	}
+	return out[0], nil
+}
+
+// SendObject sends vs to rank dst, which must receive a list of the same length.
+func SendObject[T any](ctx context.Context, g *ProcessGroup, vs []T, dst int, c Codec[T], o backend.P2POptions) error {
+	const op = "SendObject"
+	sizes := make([]int64, len(vs))
+	all, err := encodeList(op, g.rank, vs, sizes, c)
+	if err != nil {
+		return err
+	}
+	if err := await(ctx)(g.Send(ctx, flatTensor(sizes), dst, o)); err != nil {
+		return err
+	}
+	return await(ctx)(g.Send(ctx, flatTensor(all), dst, o))
+}
+
+// RecvObject receives n objects from rank src.
+func RecvObject[T any](ctx context.Context, g *ProcessGroup, n, src int, c Codec[T], o backend.P2POptions) ([]T, error) {
+	const op = "RecvObject"
+	if n < 0 {
+		return nil, fmt.Errorf("pg: %s: negative count %d", op, n)
+	}
+	sizes := make([]int64, n)
+	if err := await(ctx)(g.Recv(ctx, flatTensor(sizes), src, o)); err != nil {
+		return nil, err
+	}
+	total, err := sum(op, src, sizes)
+	if err != nil {
+		return nil, err
+	}
+	all := make([]byte, total)
+	if err := await(ctx)(g.Recv(ctx, flatTensor(all), src, o)); err != nil {
+		return nil, err
+	}
+	return decodeList(op, src, all, sizes, c)
+}
+
+// await waits for what an operation returned.
+func await(ctx context.Context) func(*work.Work, error) error {
+	return func(w *work.Work, err error) error {
+		if err != nil {
+			return err
+		}
+		return w.Wait(ctx)
+	}
+}
+
+// exchangeSizes encodes v and tells every rank how long each one's is.
+func exchangeSizes[T any](ctx context.Context, g *ProcessGroup, op string, v T, c Codec[T]) (mine []byte, sizes []int64, err error) {
+	if !g.IsMember() {
+		return nil, nil, ErrNotMember
+	}
+	size := make([]int64, 1)
+	mine, err = encodeList(op, g.rank, []T{v}, size, c)
+	if err != nil {
+		return nil, nil, err
+	}
+	sizes = make([]int64, g.size)
+	out := make([]*tensor.Tensor, g.size)
+	for r := range out {
+		out[r] = flatTensor(sizes[r : r+1])
+	}
+	if err := await(ctx)(g.AllGather(ctx, out, flatTensor(size), backend.AllGatherOptions{})); err != nil {
+		return nil, nil, err
+	}
+	for r := range sizes {
+		if _, err := sum(op, r, sizes[r:r+1]); err != nil {
+			return nil, nil, err
+		}
+	}
+	return mine, sizes, nil
+}
+
+func encodeList[T any](op string, rank int, vs []T, sizes []int64, c Codec[T]) ([]byte, error) {
+	var all []byte
+	for i, v := range vs {
+		b, err := c.Encode(v)
+		if err == nil && len(b) > MaxObject-len(all) {
+			err = fmt.Errorf("%d bytes are over the limit of %d", len(b)+len(all), MaxObject)
+		}
+		if err != nil {
+			return nil, &ObjectError{op, rank, err}
+		}
+		sizes[i] = int64(len(b))
+		all = append(all, b...)
+	}
+	return all, nil
+}
+
+func decodeList[T any](op string, rank int, all []byte, sizes []int64, c Codec[T]) ([]T, error) {
+	out := make([]T, len(sizes))
+	for i, n := range sizes {
+		v, err := c.Decode(all[:n:n])
+		if err != nil {
+			return nil, &ObjectError{op, rank, err}
+		}
+		out[i], all = v, all[n:]
+	}
+	return out, nil
+}
+
+func decodeAll[T any](op string, all []byte, widest int, sizes []int64, c Codec[T]) ([]T, error) {
+	out := make([]T, len(sizes))
+	for r, n := range sizes {
+		v, err := decodeList(op, r, all[r*widest:r*widest+int(n)], sizes[r:r+1], c)
+		if err != nil {
+			return nil, err
+		}
+		out[r] = v[0]
+	}
+	return out, nil
+}
+
+// sum adds lengths that came from rank and refuses what no rank sends.
+func sum(op string, rank int, sizes []int64) (int, error) {
+	total := int64(0)
+	for _, n := range sizes {
+		if n < 0 || n > MaxObject-total {
+			return 0, &ObjectError{op, rank, fmt.Errorf("announced length %d; the limit is %d in all", n, MaxObject)}
+		}
+		total += n
+	}
+	return int(total), nil
+}
+
+func maxSize(sizes []int64) int {
+	widest := int64(0)
+	for _, n := range sizes {
+		widest = max(widest, n)
+	}
+	return int(widest)
+}
+
+// cut returns n tensors over equal parts of b.
+func cut(b []byte, n int) []*tensor.Tensor {
+	part := len(b) / n
+	ts := make([]*tensor.Tensor, n)
+	for i := range ts {
+		ts[i] = flatTensor(b[i*part : (i+1)*part])
+	}
+	return ts
+}
+
+func list(t *tensor.Tensor) []*tensor.Tensor { return []*tensor.Tensor{t} }
+
+func flatTensor[T tensor.Element](v []T) *tensor.Tensor {
+	t, err := tensor.Of(v, len(v))
+	if err != nil {
+		panic(err) // the shape is the length
+	}
+	return t
+}

@@ -295,6 +295,7 @@ func (b *Backend) work() {
 
 func (b *Backend) finish(o *operation, err error) {
 	if err == nil {
+		err = cleanBools(o.result)
 		o.SetResult(o.result...)
 	}
 	b.mu.Lock()
@@ -305,6 +306,32 @@ func (b *Backend) finish(o *operation, err error) {
 	b.progress()
 	b.mu.Unlock()
 	o.Complete(err)
+}
+
+// cleanBools makes every true byte 1: PyTorch adds bools as bytes, and in Go
+// any other value is no bool.
+func cleanBools(ts []*tensor.Tensor) error {
+	for _, t := range ts {
+		if t.DType() != tensor.Bool || t.Layout() != tensor.Strided {
+			continue
+		}
+		c, err := t.Contiguous()
+		if err != nil {
+			return err
+		}
+		buf, dirty := c.Bytes(), false
+		for i, v := range buf {
+			if v > 1 {
+				buf[i], dirty = 1, true
+			}
+		}
+		if dirty && c != t {
+			if err := t.Unpack(buf); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
 }
 
 // Abort ends every operation with cause, on every rank.

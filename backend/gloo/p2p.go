@@ -100,6 +100,9 @@ func (b *Backend) p2pOp(ctx context.Context, op work.OpType, o backend.P2POption
 			if own := out.Bytes(); own == nil && out.Len() > 0 {
 				err = out.Unpack(buf)
 			}
+			if err == nil {
+				err = cleanBools(one(out))
+			}
 		}
 		q.Complete(err)
 	}()

@@ -1,0 +1,316 @@
+package pg_test
+
+import (
+	"context"
+	"errors"
+	"net"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"go.uber.org/goleak"
+
+	"github.com/c10d-go/c10d/backend"
+	"github.com/c10d-go/c10d/pg"
+	"github.com/c10d-go/c10d/pg/pgtest"
+	"github.com/c10d-go/c10d/tensor"
+	"github.com/c10d-go/c10d/work"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+func vec(n int) *tensor.Tensor {
+	t, err := tensor.New(tensor.Float32, n)
+	if err != nil {
+		panic(err)
+	}
+	return t
+}
+
+// faulty runs size ranks under virtual time; what f returns on each rank is the result.
+func faulty(t *testing.T, size int, f func(j *pgtest.Job, g *pg.ProcessGroup) error) []error {
+	t.Helper()
+	errs := make([]error, size)
+	synctest.Test(t, func(t *testing.T) {
+		j := pgtest.NewJob(size)
+		defer j.Close()
+		var wg sync.WaitGroup
+		for r := range size {
+			g, err := j.Join(t.Context(), r)
+			require.NoError(t, err)
+			wg.Go(func() {
+				errs[r] = errors.New("f did not return")
+				defer func() {
+					if t.Failed() {
+						g.Abort(errors.New("the test has failed"))
+					}
+					g.Close()
+				}()
+				errs[r] = f(j, g)
+			})
+		}
+		wg.Wait()
+	})
+	return errs
+}
+
+func wait(w *work.Work, err error) error {
+	if err != nil {
+		return err
+	}
+	return w.Wait(context.Background())
+}
+
+// culprit checks that err is an operation's, of a kind, and names a rank.
+func culprit(t *testing.T, err error, kind error, rank int) *work.Error {
+	t.Helper()
+	require.ErrorIs(t, err, kind)
+	var e *work.Error
+	require.ErrorAs(t, err, &e)
+	require.Equal(t, rank, e.Peer, "%v", err)
+	return e
+}
+
+var pending = map[string]func(g *pg.ProcessGroup) error{
+	"all_reduce": func(g *pg.ProcessGroup) error {
+		return wait(g.AllReduce(context.Background(), []*tensor.Tensor{vec(100)}, backend.AllReduceOptions{}))
+	},
+	"barrier": func(g *pg.ProcessGroup) error {
+		return wait(g.Barrier(context.Background(), backend.BarrierOptions{}))
+	},
+	"recv": func(g *pg.ProcessGroup) error {
+		return wait(g.Recv(context.Background(), vec(4), (g.Rank()+1)%g.Size(), backend.P2POptions{}))
+	},
+	"recv any": func(g *pg.ProcessGroup) error {
+		return wait(g.RecvAnySource(context.Background(), vec(4), backend.P2POptions{}))
+	},
+	"monitored barrier": func(g *pg.ProcessGroup) error {
+		return g.MonitoredBarrier(context.Background(), backend.MonitoredBarrierOptions{})
+	},
+}
+
+func TestDeathEndsEveryPendingOperation(t *testing.T) {
+	for name, op := range pending {
+		t.Run(name, func(t *testing.T) {
+			errs := faulty(t, 4, func(j *pgtest.Job, g *pg.ProcessGroup) error {
+				if g.Rank() == 2 {
+					synctest.Wait() // the others are in the operation
+					j.Kill(2)
+					return nil
+				}
+				start := time.Now()
+				err := op(g)
+				require.Less(t, time.Since(start), 2*time.Second)
+				require.ErrorIs(t, op(g), work.ErrPeerDied, "later operations fail at once")
+				return err
+			})
+			for _, r := range []int{0, 1, 3} {
+				e := culprit(t, errs[r], work.ErrPeerDied, 2)
+				require.Equal(t, r, e.Rank)
+				require.ErrorContains(t, errs[r], "rank 2 died")
+			}
+		})
+	}
+}
+
+func TestAStoppedRankIsNamedAtTheTimeout(t *testing.T) {
+	for name, op := range pending {
+		t.Run(name, func(t *testing.T) {
+			const limit = 5 * time.Second
+			errs := faulty(t, 3, func(j *pgtest.Job, g *pg.ProcessGroup) error {
+				g.SetTimeout(limit)
+				if g.Rank() == 1 {
+					j.Freeze(1)
+					g.Abort(errors.New("gone"))
+					return nil
+				}
+				time.Sleep(time.Second)
+				start := time.Now()
+				err := op(g)
+				require.LessOrEqual(t, time.Since(start), limit+500*time.Millisecond)
+				return err
+			})
+			for _, r := range []int{0, 2} {
+				culprit(t, errs[r], work.ErrTimeout, 1)
+				var ne net.Error
+				require.ErrorAs(t, errs[r], &ne)
+				require.True(t, ne.Timeout())
+			}
+		})
+	}
+}
+
+func TestARankThatDoesNotCallIsNamed(t *testing.T) {
+	errs := faulty(t, 3, func(j *pgtest.Job, g *pg.ProcessGroup) error {
+		g.SetTimeout(time.Second)
+		require.NoError(t, pending["all_reduce"](g))
+		if g.Rank() == 1 {
+			time.Sleep(3 * time.Second) // forgets to call
+			return pending["barrier"](g)
+		}
+		return pending["all_reduce"](g)
+	})
+	for _, r := range []int{0, 2} {
+		e := culprit(t, errs[r], work.ErrTimeout, 1)
+		require.EqualValues(t, 1, e.Seq)
+	}
+	require.ErrorContains(t, errors.Join(errs[0], errs[2]), "rank 1 has not called it: it has issued 1 collectives, this is number 2")
+	culprit(t, errs[1], work.ErrTimeout, 1)
+}
+
+func TestCancelOnOneRankReachesAll(t *testing.T) {
+	errs := faulty(t, 3, func(j *pgtest.Job, g *pg.ProcessGroup) error {
+		ctx, cancel := context.WithCancelCause(context.Background())
+		defer cancel(nil)
+		switch g.Rank() {
+		case 0:
+			w, err := g.AllReduce(ctx, []*tensor.Tensor{vec(4)}, backend.AllReduceOptions{})
+			require.NoError(t, err)
+			time.Sleep(time.Second)
+			cancel(errors.New("user pressed stop"))
+			return w.Wait(context.Background())
+		case 1:
+			return pending["all_reduce"](g)
+		}
+		return pending["recv any"](g) // in something else
+	})
+	for _, err := range errs {
+		culprit(t, err, work.ErrCanceled, 0)
+	}
+	require.ErrorContains(t, errs[0], "user pressed stop")
+}
+
+func TestTheCallsDeadlineBoundsTheOperation(t *testing.T) {
+	errs := faulty(t, 2, func(j *pgtest.Job, g *pg.ProcessGroup) error {
+		if g.Rank() == 1 {
+			return pending["recv any"](g)
+		}
+		ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+		defer cancel()
+		return wait(g.Recv(ctx, vec(1), 1, backend.P2POptions{}))
+	})
+	require.ErrorIs(t, errs[0], work.ErrTimeout)
+	require.ErrorIs(t, errs[0], context.DeadlineExceeded)
+	require.ErrorIs(t, errs[1], work.ErrTimeout)
+
+	errs = faulty(t, 1, func(j *pgtest.Job, g *pg.ProcessGroup) error {
+		ctx, cancel := context.WithCancel(context.Background())
+		cancel()
+		_, err := g.Barrier(ctx, backend.BarrierOptions{})
+		require.ErrorIs(t, err, work.ErrCanceled)
+		require.ErrorIs(t, err, context.Canceled)
+		require.Zero(t, g.Seq(), "nothing was started")
+		return pending["barrier"](g)
+	})
+	require.NoError(t, errs[0])
+}
+
+func TestAbort(t *testing.T) {
+	cause := errors.New("enough")
+	errs := faulty(t, 3, func(j *pgtest.Job, g *pg.ProcessGroup) error {
+		if g.Rank() == 1 {
+			time.Sleep(time.Second)
+			g.Abort(cause)
+		}
+		return pending["all_reduce"](g)
+	})
+	for _, err := range errs {
+		culprit(t, err, work.ErrAborted, 1)
+	}
+
+	errs = faulty(t, 2, func(j *pgtest.Job, g *pg.ProcessGroup) error {
+		w, err := g.Recv(context.Background(), vec(1), 1-g.Rank(), backend.P2POptions{})
+		require.NoError(t, err)
+		if g.Rank() == 1 {
+			time.Sleep(time.Second)
+			w.Abort(cause)
+		}
+		return w.Wait(context.Background())
+	})
+	for _, err := range errs {
+		culprit(t, err, work.ErrAborted, 1)
+	}
+	require.ErrorContains(t, errs[1], "enough")
+}
+
+func TestSizesThatDoNotFit(t *testing.T) {
+	errs := faulty(t, 2, func(j *pgtest.Job, g *pg.ProcessGroup) error {
+		return wait(g.Broadcast(context.Background(), []*tensor.Tensor{vec(3 + g.Rank())}, backend.BroadcastOptions{}))
+	})
+	for _, err := range errs {
+		require.ErrorIs(t, err, work.ErrMismatch)
+		require.ErrorContains(t, err, "rank 0 sent 12 bytes")
+	}
+}
+
+func TestARankThatLeft(t *testing.T) {
+	errs := faulty(t, 3, func(j *pgtest.Job, g *pg.ProcessGroup) error {
+		if g.Rank() == 0 {
+			return nil // closes
+		}
+		time.Sleep(time.Second)
+		if err := wait(g.Send(context.Background(), vec(1), 0, backend.P2POptions{})); err != nil {
+			return err
+		}
+		return nil
+	})
+	for _, err := range errs[1:] {
+		culprit(t, err, work.ErrPeerLeft, 0)
+	}
+}
+
+func TestMonitoredBarrierNamesAllMissing(t *testing.T) {
+	errs := faulty(t, 4, func(j *pgtest.Job, g *pg.ProcessGroup) error {
+		require.NoError(t, g.MonitoredBarrier(context.Background(), backend.MonitoredBarrierOptions{}))
+		if g.Rank() == 1 || g.Rank() == 3 {
+			time.Sleep(time.Minute)
+			return nil
+		}
+		return g.MonitoredBarrier(context.Background(), backend.MonitoredBarrierOptions{Timeout: time.Duration(2+g.Rank()) * time.Second})
+	})
+	require.ErrorIs(t, errs[0], work.ErrTimeout)
+	require.ErrorContains(t, errs[0], "[Rank 0]: Ranks 1, 3 failed to pass monitoredBarrier in 2000 ms; these came: 2")
+	culprit(t, errs[2], work.ErrTimeout, 1)
+}
+
+func TestBarrierWaitsForEarlierOperations(t *testing.T) {
+	faulty(t, 2, func(j *pgtest.Job, g *pg.ProcessGroup) error {
+		if g.Rank() == 1 {
+			time.Sleep(time.Second)
+		}
+		first, err := g.AllReduce(context.Background(), []*tensor.Tensor{vec(10)}, backend.AllReduceOptions{})
+		require.NoError(t, err)
+		require.NoError(t, pending["barrier"](g))
+		require.True(t, first.IsSuccess())
+		return nil
+	})
+}
+
+func TestCloseAndMembership(t *testing.T) {
+	faulty(t, 2, func(j *pgtest.Job, g *pg.ProcessGroup) error {
+		sub, err := g.NewGroup(context.Background(), []int{1}, pg.GroupOptions{})
+		require.NoError(t, err)
+		if g.Rank() == 0 {
+			require.False(t, sub.IsMember())
+			require.Equal(t, -1, sub.Rank())
+			require.Equal(t, -1, sub.Size())
+			_, err := sub.Barrier(context.Background(), backend.BarrierOptions{})
+			require.ErrorIs(t, err, pg.ErrNotMember)
+			require.ErrorIs(t, sub.MonitoredBarrier(context.Background(), backend.MonitoredBarrierOptions{}), pg.ErrNotMember)
+		} else {
+			require.NoError(t, pending["all_reduce"](sub))
+		}
+		require.NoError(t, pending["barrier"](g))
+		require.NoError(t, g.Close())
+		require.NoError(t, g.Close())
+		_, err = g.Barrier(context.Background(), backend.BarrierOptions{})
+		require.ErrorIs(t, err, pg.ErrClosed)
+		if sub.IsMember() {
+			_, err = sub.Barrier(context.Background(), backend.BarrierOptions{})
+			require.ErrorIs(t, err, pg.ErrClosed, "closing the default group closes the others")
+		}
+		return nil
+	})
+}

@@ -1,0 +1,53 @@
+// Package rendezvous connects the ranks of a Gloo group with each other, the
+// way Gloo does it over a c10d store, so that PyTorch ranks can be among them.
+//
+//	mesh, err := rendezvous.Connect(ctx, rendezvous.Config{
+//		Store: store.Prefix("0", st), // below it are the group's own keys
+//		Rank:  rank,
+//		Size:  size,
+//	})
+//
+// # How ranks meet
+//
+// Every rank listens, publishes where, reads where the others listen, and for
+// each pair the two compare their addresses: the greater one connects, the
+// other accepts. Address bytes count first, then ports, which Gloo compares in
+// the byte order of the network read as little-endian.
+//
+// What is published changed with PyTorch 2.1, and the two forms do not mix:
+//
+//	G1  up to PyTorch 2.0. Under rank_<r> the host name, under <r> one address of
+//	    136 bytes for each other rank: every pair has a listener of its own, and
+//	    connections begin with the first message.
+//	G2  since PyTorch 2.1. Under <r> the host name, one address, and for each
+//	    rank the number that it says when it connects. One listener serves all;
+//	    a connection begins with those 8 bytes.
+//
+// Which one to use is told by the store's dialect where it has one. Where it
+// has none (a file, redis, memory), ranks of this library first show
+// themselves, under rank_<r> as G1 ranks do and under auto_<r>; then each waits
+// until any rank has published an address, and uses that form, or until all
+// have shown themselves, and uses G2. So a group of Go ranks settles on G2, and
+// one with PyTorch ranks in it on theirs, whoever comes first.
+//
+// Since PyTorch 2.7 ranks may connect late, when they first need a peer, and
+// publish no numbers then. A rank of this library connects to them at once
+// where that is its part, lets them come later where it is theirs, and both
+// sides say their rank in place of a number.
+//
+// # When ranks do not come
+//
+// Connect returns when all are connected, when its context or timeout ends, or
+// when something makes success impossible: a peer's address is refused, is no
+// address, or is of the other form; a connected rank dies or reports a fault.
+// Its [Error] lists the ranks that are missing and what each of them did last.
+// Ranks that are connected already are told, so that they fail now and not at
+// their own deadlines.
+//
+// # Strangers
+//
+// Gloo has no authentication: whoever can reach the port and says a rank's
+// number first is that rank. Connections that say another number, or one that
+// is taken, are closed, and silent ones hold nobody up; more than that needs a
+// network that keeps strangers out.
+package rendezvous

@@ -1,0 +1,601 @@
+package rendezvous
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"strconv"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/c10d-go/c10d/backend/gloo/transport"
+	"github.com/c10d-go/c10d/backend/gloo/transport/wire"
+	"github.com/c10d-go/c10d/store"
+)
+
+const (
+	// refusals is how often a refused connection is tried again: as often as
+	// Gloo, but with a pause, for a listener whose queue is full.
+	refusals     = 3
+	refusalPause = 100 * time.Millisecond
+
+	// departureGrace is how long the others may take to connect after a peer
+	// that is no rank of this library has closed its connection: it may be done,
+	// or dead.
+	departureGrace = 5 * time.Second
+
+	// lastLook bounds the look at the store, after time has run out, that tells
+	// ranks that published nothing from those that were not asked.
+	lastLook = 200 * time.Millisecond
+
+	// resolveLimit bounds the look-up of the local host name.
+	resolveLimit = 5 * time.Second
+
+	// noOp says that a fault belongs to no operation.
+	noOp = 0xff
+
+	// sniffPause is the first pause between looks for other ranks; it doubles up
+	// to sniffPauseMax.
+	sniffPause    = 2 * time.Millisecond
+	sniffPauseMax = 100 * time.Millisecond
+)
+
+// Config says who meets where. Store, Rank and Size are required.
+type Config struct {
+	// Store is where the ranks meet, with the prefix of the group and of the
+	// Gloo context, below which PyTorch has nothing but rank numbers.
+	Store store.Store
+
+	Rank, Size int
+
+	// Generation is the form of addresses. Auto finds out.
+	Generation Generation
+
+	// Address is where to listen. If it is not valid, Interface counts.
+	Address netip.Addr
+
+	// Interface names the network interface whose first address is listened on,
+	// as a name in GLOO_SOCKET_IFNAME does. If empty, it is the address that the
+	// local host name resolves to, and 127.0.0.1 if there is none that this host
+	// has: Gloo's rule.
+	Interface string
+
+	// HostName is published for others' information; if empty, the system's.
+	HostName string
+
+	// Timeout bounds Connect together with its context; 0 means store.DefaultTimeout.
+	Timeout time.Duration
+}
+
+// Connect meets the other ranks and returns the mesh that joins them, which the
+// caller has to close. An error is an *Error, unless cfg is wrong.
+func Connect(ctx context.Context, cfg Config) (transport.Mesh, error) {
+	switch {
+	case cfg.Size < 1 || cfg.Rank < 0 || cfg.Rank >= cfg.Size:
+		return nil, fmt.Errorf("rendezvous: rank %d in a group of %d", cfg.Rank, cfg.Size)
+	case cfg.Generation < Auto || cfg.Generation > G2:
+		return nil, fmt.Errorf("rendezvous: unknown %v", cfg.Generation)
+	case cfg.Size == 1:
+		return wire.New(0, 1, wire.Options{}), nil
+	case cfg.Store == nil:
+		return nil, errors.New("rendezvous: no store")
+	}
+	if cfg.Timeout == 0 {
+		cfg.Timeout = store.DefaultTimeout
+	}
+	if cfg.HostName == "" {
+		cfg.HostName, _ = os.Hostname()
+	}
+	if len(cfg.HostName) > maxHost {
+		cfg.HostName = cfg.HostName[:maxHost]
+	}
+	m := newMeeting(cfg)
+	if err, fault := m.run(ctx); err != nil {
+		m.mesh.Abort(fault)
+		m.door.close()
+		m.mesh.Close()
+		return nil, err
+	}
+	return m.result(), nil
+}
+
+// meeting is one call of Connect.
+type meeting struct {
+	cfg     Config
+	begun   time.Time
+	mesh    *wire.Mesh
+	door    *door
+	gone    chan int // peers whose connection has ended
+	met     chan struct{}
+	workers sync.WaitGroup
+
+	mu    sync.Mutex
+	own   value
+	peers []peer
+}
+
+// peer is what is known of another rank.
+type peer struct {
+	stage stage
+	shown bool // it has shown itself while the generation was open
+	host  string
+	at    endpoint
+	id    int64 // what to say when connecting to it
+	lazy  bool  // it may connect when it needs us, and not before
+}
+
+type stage int
+
+const (
+	unpublished stage = iota
+	awaited           // it connects to us
+	dialed            // we connect to it
+	connected
+)
+
+func newMeeting(cfg Config) *meeting {
+	m := &meeting{
+		cfg:   cfg,
+		begun: time.Now(),
+		door:  newDoor(),
+		gone:  make(chan int, cfg.Size),
+		met:   make(chan struct{}),
+		peers: make([]peer, cfg.Size),
+	}
+	m.mesh = wire.New(cfg.Rank, cfg.Size, wire.Options{Departed: func(peer int) { m.gone <- peer }})
+	return m
+}
+
+// run meets the other ranks. With an error comes what to tell them.
+func (m *meeting) run(ctx context.Context) (*Error, *transport.Fault) {
+	ctx, cancel := context.WithTimeout(ctx, m.cfg.Timeout)
+	defer cancel()
+	work, stop := context.WithCancelCause(ctx)
+	m.workers.Go(func() {
+		if err := m.work(work, stop); err != nil {
+			stop(err)
+		}
+	})
+	m.workers.Go(func() { m.watch(work, stop) })
+	select {
+	case <-m.met:
+	case <-work.Done():
+	}
+	cause := context.Cause(work)
+	stop(nil)
+	m.workers.Wait()
+	select {
+	case <-m.met:
+		return nil, nil
+	default:
+		return m.explain(ctx, cause)
+	}
+}
+
+// work publishes this rank's address and goes through the others'.
+func (m *meeting) work(ctx context.Context, stop context.CancelCauseFunc) error {
+	addr, err := listenAddr(ctx, m.cfg)
+	if err != nil {
+		return err
+	}
+	gen, err := m.generation(ctx)
+	if err != nil {
+		return err
+	}
+	if err := m.listen(addr, gen); err != nil {
+		return err
+	}
+	m.mu.Lock()
+	published := m.own.encode()
+	m.mu.Unlock()
+	if err := m.cfg.Store.Set(ctx, strconv.Itoa(m.cfg.Rank), published); err != nil {
+		return err
+	}
+	for i := range m.peers {
+		if i == m.cfg.Rank {
+			continue
+		}
+		b, err := m.cfg.Store.Get(ctx, strconv.Itoa(i))
+		if err != nil {
+			return err
+		}
+		at, err := m.learn(i, b)
+		if err != nil {
+			return err
+		}
+		if at.stage == dialed {
+			m.workers.Go(func() {
+				if err := m.dial(ctx, i, at); err != nil {
+					stop(err)
+				}
+			})
+		}
+	}
+	m.check()
+	return nil
+}
+
+// watch notices the end of the mesh and of peers.
+func (m *meeting) watch(ctx context.Context, stop context.CancelCauseFunc) {
+	select {
+	case <-ctx.Done():
+	case <-m.mesh.Failed():
+		stop(m.mesh.Fault())
+	case i := <-m.gone:
+		grace := time.NewTimer(departureGrace)
+		defer grace.Stop()
+		select {
+		case <-ctx.Done():
+		case <-m.mesh.Failed():
+			stop(m.mesh.Fault())
+		case <-grace.C:
+			stop(m.blame(i, transport.FaultPeerDied, "closed its connection before all ranks had met", net.ErrClosed))
+		}
+	}
+}
+
+// generation returns the form of addresses to use. It publishes this rank's
+// host name where PyTorch up to 2.0 needs it.
+func (m *meeting) generation(ctx context.Context) (Generation, error) {
+	gen := m.cfg.Generation
+	if gen == Auto {
+		switch store.DialectOf(m.cfg.Store) {
+		case store.DialectV1:
+			gen = G1
+		case store.DialectV2:
+			gen = G2
+		}
+	}
+	if gen == G2 {
+		return gen, nil
+	}
+	host := []byte(m.cfg.HostName)
+	if err := m.cfg.Store.Set(ctx, fmt.Sprintf("rank_%d", m.cfg.Rank), host); err != nil || gen == G1 {
+		return gen, err
+	}
+	if err := m.cfg.Store.Set(ctx, fmt.Sprintf("auto_%d", m.cfg.Rank), host); err != nil {
+		return gen, err
+	}
+	return m.sniff(ctx)
+}
+
+// sniff waits until a rank has published an address, and returns its form, or
+// until all ranks wait like this one.
+func (m *meeting) sniff(ctx context.Context) (Generation, error) {
+	for pause := sniffPause; ; pause = min(2*pause, sniffPauseMax) {
+		undecided := false
+		for i := range m.peers {
+			if i == m.cfg.Rank {
+				continue
+			}
+			key := strconv.Itoa(i)
+			if ok, err := m.cfg.Store.Check(ctx, key); err != nil {
+				return Auto, err
+			} else if ok {
+				b, err := m.cfg.Store.Get(ctx, key)
+				if err != nil {
+					return Auto, err
+				}
+				v, err := parseValue(b, m.cfg.Size)
+				if err != nil {
+					return Auto, m.blame(i, transport.FaultMismatch, "published "+err.Error(), ErrAddress)
+				}
+				return v.gen, nil
+			}
+			if m.peers[i].shown {
+				continue
+			}
+			ok, err := m.cfg.Store.Check(ctx, "auto_"+key)
+			if err != nil {
+				return Auto, err
+			}
+			m.mu.Lock()
+			m.peers[i].shown = ok
+			m.mu.Unlock()
+			undecided = undecided || !ok
+		}
+		if !undecided {
+			return G2, nil
+		}
+		select {
+		case <-ctx.Done():
+			return Auto, ctx.Err()
+		case <-time.After(pause):
+		}
+	}
+}
+
+// listen opens this rank's listeners and makes the value to publish.
+func (m *meeting) listen(addr netip.Addr, gen Generation) error {
+	var err error
+	v := value{gen: gen, host: m.cfg.HostName}
+	open := func(enter func(net.Conn, net.Listener)) error {
+		l, err := net.Listen("tcp", netip.AddrPortFrom(addr, 0).String())
+		if err != nil {
+			return err
+		}
+		port := l.Addr().(*net.TCPAddr).AddrPort().Port()
+		v.at = append(v.at, endpoint{netip.AddrPortFrom(addr, port), noSeq})
+		m.door.add(l, func(conn net.Conn) { enter(conn, l) })
+		return nil
+	}
+	if gen == G2 {
+		err = open(func(conn net.Conn, _ net.Listener) { m.welcome(conn) })
+		for i := range m.cfg.Size {
+			v.ids = append(v.ids, int64(i))
+		}
+	}
+	for i := range m.peers {
+		if gen == G1 && i != m.cfg.Rank && err == nil {
+			err = open(func(conn net.Conn, l net.Listener) {
+				if m.attach(i, conn, awaited) {
+					l.Close()
+				}
+			})
+		}
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.own = v
+	return err
+}
+
+// listenAddr returns the address that cfg asks for.
+func listenAddr(ctx context.Context, cfg Config) (netip.Addr, error) {
+	if cfg.Address.IsValid() {
+		return cfg.Address.Unmap(), nil
+	}
+	if cfg.Interface != "" {
+		return interfaceAddr(cfg.Interface)
+	}
+	ctx, cancel := context.WithTimeout(ctx, resolveLimit)
+	defer cancel()
+	if host, err := os.Hostname(); err == nil {
+		addrs, _ := net.DefaultResolver.LookupNetIP(ctx, "ip", host)
+		for _, a := range addrs {
+			a = a.Unmap()
+			if l, err := net.Listen("tcp", netip.AddrPortFrom(a, 0).String()); err == nil {
+				l.Close()
+				return a, nil
+			}
+		}
+	}
+	return netip.AddrFrom4([4]byte{127, 0, 0, 1}), nil
+}
+
+func interfaceAddr(name string) (netip.Addr, error) {
+	i, err := net.InterfaceByName(name)
+	if err != nil {
+		return netip.Addr{}, fmt.Errorf("interface %s: %w", name, err)
+	}
+	addrs, err := i.Addrs()
+	if err != nil {
+		return netip.Addr{}, fmt.Errorf("interface %s: %w", name, err)
+	}
+	for _, a := range addrs {
+		if p, err := netip.ParsePrefix(a.String()); err == nil {
+			if p.Addr().IsLinkLocalUnicast() && p.Addr().Is6() {
+				return p.Addr().WithZone(name), nil
+			}
+			return p.Addr().Unmap(), nil
+		}
+	}
+	return netip.Addr{}, fmt.Errorf("interface %s has no address", name)
+}
+
+// welcome takes a connection of the shared listener: its first 8 bytes say for
+// which rank it is. Numbers given out are rank numbers, which is also what
+// peers say that go without numbers.
+func (m *meeting) welcome(conn net.Conn) {
+	n, err := m.door.number(conn)
+	if err != nil || n < 0 || n >= int64(m.cfg.Size) || n == int64(m.cfg.Rank) {
+		conn.Close()
+		return
+	}
+	m.attach(int(n), conn, awaited)
+}
+
+// attach makes conn the connection with rank i, which it is only if the other
+// side was the one to connect, or is not known yet. It owns conn and reports
+// whether it was used.
+func (m *meeting) attach(i int, conn net.Conn, as stage) bool {
+	m.mu.Lock()
+	now := m.peers[i].stage
+	if now != as && now != unpublished {
+		m.mu.Unlock()
+		conn.Close()
+		return false
+	}
+	m.peers[i].stage = connected
+	m.mu.Unlock()
+	if m.mesh.Attach(i, conn) != nil {
+		return false
+	}
+	m.check()
+	return true
+}
+
+// check closes met once nobody is missing, and the door once nobody is to come.
+func (m *meeting) check() {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	missing, late := false, false
+	for i := range m.peers {
+		if p := &m.peers[i]; i != m.cfg.Rank && p.stage != connected {
+			late = true
+			missing = missing || p.stage != awaited || !p.lazy
+		}
+	}
+	if !late {
+		m.door.lock()
+	}
+	select {
+	case <-m.met:
+	default:
+		if !missing {
+			close(m.met)
+		}
+	}
+}
+
+// learn takes in what rank i published.
+func (m *meeting) learn(i int, b []byte) (peer, error) {
+	v, err := parseValue(b, m.cfg.Size)
+	if err != nil {
+		return peer{}, m.blame(i, transport.FaultMismatch, "published "+err.Error(), ErrAddress)
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	p := &m.peers[i]
+	if v.gen != m.own.gen {
+		return peer{}, m.blameLocked(i, transport.FaultMismatch,
+			fmt.Sprintf("published its address in the form %v where this rank uses %v", v.gen, m.own.gen), ErrGeneration)
+	}
+	p.host, p.at = v.host, v.forPeer(i, m.cfg.Rank)
+	p.id, p.lazy = int64(m.cfg.Rank), v.gen == G2 && len(v.ids) == 0
+	if len(v.ids) > 0 {
+		p.id = v.ids[m.cfg.Rank]
+	}
+	own := m.own.forPeer(m.cfg.Rank, i)
+	order, err := compare(own, p.at)
+	if err != nil {
+		return peer{}, m.blameLocked(i, transport.FaultMismatch, fmt.Sprintf("listens where it cannot meet this rank at %v: %v", own.at, err), ErrAddress)
+	}
+	if p.stage == unpublished {
+		p.stage = awaited
+		if order > 0 {
+			p.stage = dialed
+		}
+	}
+	return *p, nil
+}
+
+// dial connects to rank i.
+func (m *meeting) dial(ctx context.Context, i int, p peer) error {
+	var d net.Dialer
+	var conn net.Conn
+	var err error
+	for try := 0; ; try++ {
+		conn, err = d.DialContext(ctx, "tcp", p.at.at.String())
+		if try == refusals || !errors.Is(err, syscall.ECONNREFUSED) {
+			break
+		}
+		select {
+		case <-ctx.Done():
+		case <-time.After(refusalPause):
+		}
+	}
+	if err == nil && m.own.gen == G2 {
+		// Gloo expects all 8 bytes in its first read.
+		_, err = conn.Write(binary.LittleEndian.AppendUint64(nil, uint64(p.id)))
+	}
+	switch {
+	case err == nil:
+		m.attach(i, conn, dialed)
+		return nil
+	case ctx.Err() != nil:
+		return ctx.Err()
+	case errors.Is(err, syscall.ECONNREFUSED):
+		return m.blame(i, transport.FaultPeerDied, "refused the connection", err)
+	}
+	return m.blame(i, transport.FaultPeerDied, "could not be reached", err)
+}
+
+func (m *meeting) blame(i int, kind transport.FaultKind, what string, err error) error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.blameLocked(i, kind, what, err)
+}
+
+func (m *meeting) blameLocked(i int, kind transport.FaultKind, what string, err error) error {
+	p := m.peers[i]
+	return &culprit{Missing{i, p.host, p.at.at, what}, kind, err}
+}
+
+// explain makes the error of a failed meeting out of its cause, and what the
+// ranks that are connected already are told.
+func (m *meeting) explain(ctx context.Context, cause error) (*Error, *transport.Fault) {
+	e := &Error{Rank: m.cfg.Rank, Size: m.cfg.Size, After: time.Since(m.begun), Err: cause}
+	f := &transport.Fault{Kind: transport.FaultAborted, Rank: m.cfg.Rank, Reporter: m.cfg.Rank, Op: noOp, Err: e}
+	var c *culprit
+	switch {
+	case errors.As(cause, &c):
+		e.Missing, e.Err = []Missing{c.Missing}, c.err
+		f.Kind, f.Rank = c.kind, c.Rank
+		return e, f
+	case errors.Is(ctx.Err(), context.Canceled):
+		f.Kind = transport.FaultCanceled
+	case ctx.Err() != nil, errors.Is(cause, store.ErrTimeout):
+		f.Kind = transport.FaultTimeout
+	default:
+		return e, f
+	}
+	if ctx.Err() != nil {
+		e.Err = ctx.Err()
+	}
+	e.Missing = m.missing(ctx)
+	if f.Kind == transport.FaultTimeout && len(e.Missing) > 0 {
+		f.Rank = e.Missing[0].Rank
+	}
+	return e, f
+}
+
+// missing lists the ranks that are not connected.
+func (m *meeting) missing(ctx context.Context) []Missing {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), lastLook)
+	defer cancel()
+	var all []Missing
+	for i := range m.peers {
+		m.mu.Lock()
+		p := m.peers[i]
+		m.mu.Unlock()
+		if i == m.cfg.Rank || p.stage == connected {
+			continue
+		}
+		what := "did not connect"
+		switch p.stage {
+		case dialed:
+			what = "took no connection"
+		case unpublished:
+			if ok, err := m.cfg.Store.Check(ctx, strconv.Itoa(i)); err != nil || !ok {
+				what = "published no address"
+			}
+			if p.shown {
+				what = "came but " + what
+			}
+		}
+		all = append(all, Missing{i, p.host, p.at.at, what})
+	}
+	return all
+}
+
+// result is the mesh of a meeting that came about.
+func (m *meeting) result() transport.Mesh {
+	m.mu.Lock()
+	late := false
+	for i := range m.peers {
+		late = late || i != m.cfg.Rank && m.peers[i].stage != connected
+	}
+	m.mu.Unlock()
+	if late {
+		return &openMesh{m.mesh, m.door}
+	}
+	m.door.close()
+	return m.mesh
+}
+
+// openMesh is a mesh to which peers may still come.
+type openMesh struct {
+	*wire.Mesh
+	door *door
+}
+
+func (m *openMesh) Close() error {
+	m.door.close()
+	return m.Mesh.Close()
+}

@@ -1,0 +1,214 @@
+package rendezvous
+
+import (
+	"cmp"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"math/bits"
+	"net"
+	"net/netip"
+	"strconv"
+)
+
+// Generation is the form in which addresses are published.
+type Generation int
+
+const (
+	// Auto: as the store's dialect or the other ranks show.
+	Auto Generation = iota
+	// G1 is the form of PyTorch up to 2.0.
+	G1
+	// G2 is the form of PyTorch 2.1 and later.
+	G2
+)
+
+func (g Generation) String() string {
+	switch g {
+	case Auto:
+		return "auto"
+	case G1:
+		return "G1 (PyTorch up to 2.0)"
+	case G2:
+		return "G2 (PyTorch 2.1 and later)"
+	}
+	return fmt.Sprintf("generation %d", int(g))
+}
+
+const (
+	blobLen = 136 // struct sockaddr_storage and a sequence number
+	noSeq   = -1
+
+	familyIPv4 = 2
+	familyIPv6 = 10 // Linux's
+
+	// maxHost is the longest host name that is believed: DNS has no longer ones.
+	maxHost = 255
+)
+
+// endpoint is an address blob: where a rank listens.
+type endpoint struct {
+	at  netip.AddrPort
+	seq int64
+}
+
+// appendBlob appends the 136 bytes of e.
+func (e endpoint) appendBlob(b []byte) []byte {
+	var blob [blobLen]byte
+	le := binary.LittleEndian
+	binary.BigEndian.PutUint16(blob[2:], e.at.Port())
+	if addr := e.at.Addr(); addr.Is4() {
+		le.PutUint16(blob[0:], familyIPv4)
+		copy(blob[4:], addr.AsSlice())
+	} else {
+		le.PutUint16(blob[0:], familyIPv6)
+		copy(blob[8:], addr.AsSlice())
+		le.PutUint32(blob[24:], scopeID(addr.Zone()))
+	}
+	le.PutUint64(blob[128:], uint64(e.seq))
+	return append(b, blob[:]...)
+}
+
+func scopeID(zone string) uint32 {
+	if n, err := strconv.ParseUint(zone, 10, 32); err == nil {
+		return uint32(n)
+	}
+	if i, err := net.InterfaceByName(zone); err == nil {
+		return uint32(i.Index)
+	}
+	return 0
+}
+
+// parseBlob reads the 136 bytes of an endpoint. PyTorch leaves what the address
+// does not need uninitialised, so nothing is asked of those bytes.
+func parseBlob(b []byte) (endpoint, error) {
+	le := binary.LittleEndian
+	var addr netip.Addr
+	switch family := le.Uint16(b); family {
+	case familyIPv4:
+		addr = netip.AddrFrom4([4]byte(b[4:8]))
+	case familyIPv6:
+		addr = netip.AddrFrom16([16]byte(b[8:24]))
+		if scope := le.Uint32(b[24:]); scope != 0 && addr.IsLinkLocalUnicast() {
+			addr = addr.WithZone(strconv.FormatUint(uint64(scope), 10))
+		}
+	default:
+		return endpoint{}, fmt.Errorf("address family %d, want %d or %d", family, familyIPv4, familyIPv6)
+	}
+	e := endpoint{netip.AddrPortFrom(addr, binary.BigEndian.Uint16(b[2:])), int64(le.Uint64(b[128:]))}
+	if e.at.Port() == 0 || addr.IsUnspecified() || addr.IsMulticast() {
+		return endpoint{}, fmt.Errorf("address %v, which nobody can listen on", e.at)
+	}
+	return e, nil
+}
+
+// compare tells which of two endpoints connects: a if the result is above 0.
+func compare(a, b endpoint) (int, error) {
+	x, y := a.at.Addr(), b.at.Addr()
+	if x.Is4() != y.Is4() {
+		return 0, errors.New("one rank listens on an IPv4 address and the other on an IPv6 one")
+	}
+	c := x.WithZone("").Compare(y.WithZone(""))
+	if c == 0 {
+		c = cmp.Compare(bits.ReverseBytes16(a.at.Port()), bits.ReverseBytes16(b.at.Port()))
+	}
+	if c == 0 {
+		c = cmp.Compare(a.seq, b.seq)
+	}
+	if c == 0 {
+		return 0, errors.New("two ranks published one address")
+	}
+	return c, nil
+}
+
+// value is what a rank publishes under its number.
+type value struct {
+	gen  Generation
+	host string     // G2
+	at   []endpoint // G1: one for each other rank, ascending; G2: one
+	ids  []int64    // G2: one for each rank, or none
+}
+
+// forPeer returns the endpoint for rank in the value of rank owner.
+func (v value) forPeer(owner, rank int) endpoint {
+	switch {
+	case v.gen == G2:
+		return v.at[0]
+	case rank < owner:
+		return v.at[rank]
+	}
+	return v.at[rank-1]
+}
+
+func (v value) encode() []byte {
+	var b []byte
+	le := binary.LittleEndian
+	if v.gen == G2 {
+		b = le.AppendUint64(b, uint64(len(v.host)))
+		b = append(b, v.host...)
+		b = le.AppendUint64(b, blobLen)
+	}
+	for _, e := range v.at {
+		b = e.appendBlob(b)
+	}
+	for _, id := range v.ids {
+		b = le.AppendUint64(b, uint64(id))
+	}
+	return b
+}
+
+// parseValue reads a value of either generation in a group of size ranks.
+func parseValue(b []byte, size int) (value, error) {
+	if v, ok, err := parseG2(b, size); ok {
+		return v, err
+	}
+	if len(b) == 0 || len(b)%blobLen != 0 {
+		return value{}, fmt.Errorf("%d bytes that are no Gloo address", len(b))
+	}
+	v := value{gen: G1}
+	if n := len(b) / blobLen; n != size-1 {
+		return v, fmt.Errorf("%d addresses, as for a group of %d ranks, where this group has %d", n, n+1, size)
+	}
+	for i := range size - 1 {
+		e, err := parseBlob(b[i*blobLen:])
+		if err != nil {
+			return v, err
+		}
+		if e.seq >= 0 {
+			return v, errors.New("numbered addresses, as Gloo does on macOS and Windows, where its messages are of another form")
+		}
+		v.at = append(v.at, e)
+	}
+	return v, nil
+}
+
+// parseG2 reads a G2 value. ok is false if b does not have its frame.
+func parseG2(b []byte, size int) (v value, ok bool, err error) {
+	le := binary.LittleEndian
+	if len(b) < 8+8+blobLen {
+		return v, false, nil
+	}
+	n := le.Uint64(b)
+	if n > maxHost || len(b) < 8+int(n)+8+blobLen {
+		return v, false, nil
+	}
+	host, b := b[8:8+n], b[8+n:]
+	if le.Uint64(b) != blobLen {
+		return v, false, nil
+	}
+	v.gen, v.host = G2, string(host)
+	b = b[8:]
+	e, err := parseBlob(b)
+	if err != nil {
+		return v, true, err
+	}
+	v.at = []endpoint{e}
+	b = b[blobLen:]
+	if len(b) != 0 && len(b) != 8*size {
+		return v, true, fmt.Errorf("%d bytes of pair numbers, where a group of %d ranks has %d or none", len(b), size, 8*size)
+	}
+	for ; len(b) > 0; b = b[8:] {
+		v.ids = append(v.ids, int64(le.Uint64(b)))
+	}
+	return v, true, nil
+}

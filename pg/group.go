@@ -56,6 +56,7 @@ type groupSpec struct {
 	timeout  time.Duration
 	prefixes []string // of the groups around it, outermost first
 	local    bool     // only members take part in making it
+	split    bool     // made by Split
 	counted  int      // how many groups the counter has named, this one included
 }
 
@@ -79,7 +80,7 @@ func (w *world) newGroup(ctx context.Context, s groupSpec) (*ProcessGroup, error
 	g := &ProcessGroup{
 		world: w, name: s.name, desc: s.desc, ranks: s.ranks, size: len(s.ranks),
 		rank: slices.Index(s.ranks, w.rank), timeout: s.timeout, store: st, devices: devices,
-		backends: make(map[tensor.DeviceType]backend.Backend),
+		backends: make(map[tensor.DeviceType]backend.Backend), split: s.split,
 	}
 	if g.rank >= 0 {
 		if err := g.connect(ctx, v1); err != nil {
@@ -213,7 +214,8 @@ type GroupOptions struct {
 	Description string
 
 	// Local: only the members call, as with c10d's use_local_synchronization.
-	// The name is then a hash of the ranks instead of a counter.
+	// The name is then a hash of the ranks and of how many groups each member
+	// is in already: that number must be the same on all of them, as in c10d.
 	Local bool
 }
 
@@ -254,22 +256,21 @@ func (g *ProcessGroup) NewGroup(ctx context.Context, ranks []int, o GroupOptions
 	return w.newGroup(ctx, s)
 }
 
-// localName is PyTorch's name of a locally synchronised group.
+// localName is PyTorch's name of a locally synchronised group: a hash of the
+// ranks and of how many groups this rank is in. w.mu is held.
 func (w *world) localName(ranks []int) string {
+	n := 0
+	for _, g := range w.groups {
+		if g.IsMember() && !g.split {
+			n++
+		}
+	}
 	var b strings.Builder
-	for _, r := range ranks {
-		b.WriteString(strconv.Itoa(r))
-		b.WriteByte('_')
+	for _, r := range append(slices.Clone(ranks), n) {
+		fmt.Fprintf(&b, "_%d", r)
 	}
-	name := func(suffix int) string {
-		sum := sha1.Sum([]byte(b.String() + strconv.Itoa(suffix)))
-		return hex.EncodeToString(sum[:])
-	}
-	n := len(w.groups)
-	for slices.ContainsFunc(w.groups, func(g *ProcessGroup) bool { return g.name == name(n) }) {
-		n++
-	}
-	return name(n)
+	sum := sha1.Sum([]byte(b.String()[1:]))
+	return hex.EncodeToString(sum[:])
 }
 
 func checkRanks(ranks []int, size int) error {
@@ -363,7 +364,10 @@ func (g *ProcessGroup) Split(ctx context.Context, lists [][]int, o GroupOptions)
 		g.splits++
 		name := fmt.Sprintf("%s:split:%d:%d", g.name, g.splits, i)
 		g.mu.Unlock()
-		return w.newGroup(ctx, groupSpec{name: name, desc: o.Description, ranks: ranks, backend: o.Backend, timeout: o.Timeout, prefixes: []string{w.root.name}, local: true})
+		return w.newGroup(ctx, groupSpec{
+			name: name, desc: o.Description, ranks: ranks, backend: o.Backend, timeout: o.Timeout,
+			prefixes: []string{w.root.name}, local: true, split: true,
+		})
 	}
 	g.mu.Lock()
 	g.splits++

@@ -75,6 +75,7 @@ type ProcessGroup struct {
 	devices  []backend.DeviceBackend
 	backends map[tensor.DeviceType]backend.Backend
 	distinct []backend.Backend // in order of devices, each once
+	split    bool              // made by Split
 
 	mu     sync.Mutex
 	closed bool

@@ -14,6 +14,9 @@
 // Fill "int" gives k, for unsigned types k+8, for bool whether k is odd; fill
 // "frac" gives k/7 rounded to the dtype. Tensor number j of a list adds 1009j
 // to i. Ranks in a script are those of the default group.
+//
+// A rank does not wait for the others between lines, so each recv_any needs a
+// tag of its own: with a shared one it may take a later line's message.
 package script
 
 import (

@@ -277,7 +277,7 @@ func TestEveryOperation(t *testing.T) {
 					src := rng.IntN(size)
 					dst := (src + 1 + rng.IntN(size-1)) % size
 					add(script.Line{Op: "send_recv", Shape: shape(), Src: src, Dst: dst, Tag: uint32(rng.IntN(5))}, d)
-					add(script.Line{Op: "recv_any", Shape: shape(), Src: src, Dst: dst, Tag: 9}, d)
+					add(script.Line{Op: "recv_any", Shape: shape(), Src: src, Dst: dst, Tag: uint32(1000 + len(lines))}, d)
 				}
 				add(script.Line{Op: "barrier"}, d)
 			}

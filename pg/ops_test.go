@@ -1,0 +1,534 @@
+package pg_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/c10d-go/c10d/backend"
+	"github.com/c10d-go/c10d/pg"
+	"github.com/c10d-go/c10d/pg/pgtest"
+	"github.com/c10d-go/c10d/tensor"
+	"github.com/c10d-go/c10d/work"
+)
+
+func of[T tensor.Element](t *testing.T, v []T, shape ...int) *tensor.Tensor {
+	t.Helper()
+	x, err := tensor.Of(v, shape...)
+	require.NoError(t, err)
+	return x
+}
+
+func data[T tensor.Element](t *testing.T, x *tensor.Tensor) []T {
+	t.Helper()
+	c, err := x.Contiguous()
+	require.NoError(t, err)
+	v, err := tensor.Data[T](c)
+	require.NoError(t, err)
+	return v
+}
+
+// grid returns a rows x cols matrix of float32 in which element (i, j) is
+// base + 100i + j, and its transpose, which is not contiguous.
+func grid(t *testing.T, base float32, rows, cols int) (m, view *tensor.Tensor) {
+	t.Helper()
+	v := make([]float32, rows*cols)
+	for i := range v {
+		v[i] = base + float32(100*(i/cols)+i%cols)
+	}
+	m = of(t, v, rows, cols)
+	view, err := m.Transpose(0, 1)
+	require.NoError(t, err)
+	return m, view
+}
+
+// TestViews passes tensors with strides to every operation: Gloo takes their
+// memory as it lies, here they are packed and written back.
+func TestViews(t *testing.T) {
+	pgtest.Run(t, 3, func(t *testing.T, g *pg.ProcessGroup) {
+		ctx, r := t.Context(), float32(g.Rank())
+		elem := func(base float32, i, j int) float32 { return base + float32(100*j+i) } // of the transpose
+		check := func(x *tensor.Tensor, want func(i, j int) float32) {
+			t.Helper()
+			got := data[float32](t, x)
+			for i := range x.Dim(0) {
+				for j := range x.Dim(1) {
+					require.Equal(t, want(i, j), got[i*x.Dim(1)+j], "element %d, %d", i, j)
+				}
+			}
+		}
+		_, v := grid(t, 1000*r, 4, 5)
+		require.False(t, v.IsContiguous())
+		require.NoError(t, wait(g.AllReduce(ctx, []*tensor.Tensor{v}, backend.AllReduceOptions{})))
+		check(v, func(i, j int) float32 { return elem(0, i, j) + elem(1000, i, j) + elem(2000, i, j) })
+
+		// Several inputs, one a view and one not, all get the result.
+		_, a := grid(t, r, 4, 5)
+		b, err := a.Clone()
+		require.NoError(t, err)
+		require.NoError(t, wait(g.AllReduce(ctx, []*tensor.Tensor{a, b}, backend.AllReduceOptions{Op: backend.Max})))
+		check(a, func(i, j int) float32 { return elem(2, i, j) })
+		check(b, func(i, j int) float32 { return elem(2, i, j) })
+
+		_, v = grid(t, 1000*r, 4, 5)
+		before, err := v.Clone()
+		require.NoError(t, err)
+		require.NoError(t, wait(g.Reduce(ctx, v, backend.ReduceOptions{Root: 1})))
+		if g.Rank() == 1 {
+			check(v, func(i, j int) float32 { return elem(0, i, j) + elem(1000, i, j) + elem(2000, i, j) })
+		} else {
+			require.Equal(t, data[float32](t, before), data[float32](t, v), "other ranks keep theirs")
+		}
+
+		_, v = grid(t, 1000*r, 4, 5)
+		twin, err := tensor.New(tensor.Float32, 5, 4)
+		require.NoError(t, err)
+		require.NoError(t, wait(g.Broadcast(ctx, []*tensor.Tensor{twin, v}, backend.BroadcastOptions{Root: 2, RootTensor: 1})))
+		for _, x := range []*tensor.Tensor{v, twin} {
+			check(x, func(i, j int) float32 { return elem(2000, i, j) })
+		}
+
+		_, v = grid(t, 1000*r, 4, 5)
+		outs := make([]*tensor.Tensor, 3)
+		for k := range outs {
+			_, outs[k] = grid(t, -1, 4, 5)
+		}
+		require.NoError(t, wait(g.AllGather(ctx, outs, v, backend.AllGatherOptions{})))
+		for k, x := range outs {
+			check(x, func(i, j int) float32 { return elem(1000*float32(k), i, j) })
+		}
+
+		_, whole := grid(t, -1, 4, 15)
+		require.NoError(t, wait(g.AllGatherIntoTensor(ctx, whole, v, backend.AllGatherOptions{})))
+		check(whole, func(i, j int) float32 { return elem(1000*float32(i/5), i%5, j) })
+
+		_, part := grid(t, -1, 4, 5)
+		require.NoError(t, wait(g.ReduceScatterTensor(ctx, part, whole, backend.ReduceScatterOptions{})))
+		check(part, func(i, j int) float32 { return 3 * elem(1000*r, i, j) })
+
+		if g.Rank() == 0 {
+			require.NoError(t, wait(g.Send(ctx, v, 1, backend.P2POptions{Tag: 3})))
+		} else if g.Rank() == 1 {
+			require.NoError(t, wait(g.Recv(ctx, part, 0, backend.P2POptions{Tag: 3})))
+			check(part, func(i, j int) float32 { return elem(0, i, j) })
+		}
+
+		over, err := of(t, make([]float32, 4), 4).AsStrided([]int{3, 2}, []int{1, 1}, 0)
+		require.NoError(t, err)
+		_, err = g.AllReduce(ctx, []*tensor.Tensor{over}, backend.AllReduceOptions{})
+		require.ErrorIs(t, err, backend.ErrInvalidArgument)
+		require.ErrorContains(t, err, "overlap")
+	})
+}
+
+func TestInPlaceGather(t *testing.T) {
+	pgtest.Run(t, 3, func(t *testing.T, g *pg.ProcessGroup) {
+		out := of(t, []int32{-1, -1, -1, -1, -1, -1}, 6)
+		mine, err := out.Slice(0, 2*g.Rank(), 2*g.Rank()+2)
+		require.NoError(t, err)
+		v, _ := tensor.Data[int32](mine)
+		v[0], v[1] = int32(g.Rank()), int32(10*g.Rank())
+		require.NoError(t, wait(g.AllGatherIntoTensor(t.Context(), out, mine, backend.AllGatherOptions{})))
+		require.Equal(t, []int32{0, 0, 1, 10, 2, 20}, data[int32](t, out))
+	})
+}
+
+func TestStackedGather(t *testing.T) {
+	pgtest.Run(t, 2, func(t *testing.T, g *pg.ProcessGroup) {
+		out, err := tensor.New(tensor.Int32, 2, 3)
+		require.NoError(t, err)
+		in := of(t, []int32{1, 2, int32(g.Rank())}, 3)
+		require.NoError(t, wait(g.AllGatherIntoTensor(t.Context(), out, in, backend.AllGatherOptions{})))
+		require.Equal(t, []int32{1, 2, 0, 1, 2, 1}, data[int32](t, out))
+		scalars, err := tensor.New(tensor.Int32, 2)
+		require.NoError(t, err)
+		require.NoError(t, wait(g.AllGatherIntoTensor(t.Context(), scalars, of(t, []int32{int32(5 + g.Rank())}), backend.AllGatherOptions{})))
+		require.Equal(t, []int32{5, 6}, data[int32](t, scalars))
+	})
+}
+
+func TestVariants(t *testing.T) {
+	pgtest.Run(t, 3, func(t *testing.T, g *pg.ProcessGroup) {
+		ctx, r := t.Context(), g.Rank()
+		in := of(t, slices.Repeat([]int16{int16(r)}, 2*r), 2*r)
+		outs := func() []*tensor.Tensor {
+			var ts []*tensor.Tensor
+			for k := range 3 {
+				x, err := tensor.New(tensor.Int16, 2*k)
+				require.NoError(t, err)
+				ts = append(ts, x)
+			}
+			return ts
+		}
+		all := outs()
+		require.NoError(t, wait(g.AllGatherV(ctx, all, in, backend.AllGatherOptions{})))
+		require.Equal(t, []int16{1, 1}, data[int16](t, all[1]))
+		require.Equal(t, []int16{2, 2, 2, 2}, data[int16](t, all[2]))
+
+		var at []*tensor.Tensor
+		if r == 1 {
+			at = outs()
+		}
+		require.NoError(t, wait(g.GatherV(ctx, at, in, backend.GatherOptions{Root: 1})))
+		if r == 1 {
+			require.Equal(t, []int16{2, 2, 2, 2}, data[int16](t, at[2]))
+		}
+
+		// Coalesced forms.
+		lists := make([][]*tensor.Tensor, 3)
+		for k := range lists {
+			lists[k] = []*tensor.Tensor{vec(1), vec(2)}
+		}
+		ins := []*tensor.Tensor{of(t, []float32{float32(r)}, 1), of(t, []float32{float32(r), 7}, 2)}
+		require.NoError(t, wait(g.AllGatherCoalesced(ctx, lists, ins, backend.AllGatherOptions{})))
+		require.Equal(t, []float32{2, 7}, data[float32](t, lists[2][1]))
+
+		c := g.Coalesce()
+		o1, o2 := vec(3), vec(6)
+		c.AllGatherIntoTensor(o1, ins[0])
+		c.AllGatherIntoTensor(o2, ins[1])
+		require.NoError(t, wait(c.End(ctx)))
+		require.Equal(t, []float32{0, 1, 2}, data[float32](t, o1))
+		require.Equal(t, []float32{0, 7, 1, 7, 2, 7}, data[float32](t, o2))
+
+		c = g.Coalesce()
+		p1, p2 := vec(1), vec(2)
+		c.ReduceScatterTensor(p1, o1, backend.Sum)
+		c.ReduceScatterTensor(p2, o2, backend.Sum)
+		require.NoError(t, wait(c.End(ctx)))
+		require.Equal(t, []float32{float32(3 * r)}, data[float32](t, p1))
+		require.Equal(t, []float32{float32(3 * r), 21}, data[float32](t, p2))
+
+		c = g.Coalesce()
+		c.AllReduce(o1, backend.Sum)
+		c.AllReduce(o2, backend.Max)
+		_, err := c.End(ctx)
+		require.ErrorContains(t, err, "operator max among")
+		c = g.Coalesce()
+		c.AllReduce(o1, backend.Sum)
+		c.AllGatherIntoTensor(o1, ins[0])
+		_, err = c.End(ctx)
+		require.ErrorContains(t, err, "among operations of kind all_reduce")
+		_, err = g.Coalesce().End(ctx)
+		require.ErrorContains(t, err, "nothing was collected")
+
+		// A ring of batched sends and receives.
+		got := of(t, []int64{-1}, 1)
+		works, err := g.BatchISendIRecv(ctx, []pg.P2P{
+			{Op: work.Send, Tensor: of(t, []int64{int64(r)}, 1), Peer: (r + 1) % 3},
+			{Op: work.Recv, Tensor: got, Peer: (r + 2) % 3},
+		})
+		require.NoError(t, err)
+		require.NoError(t, work.WaitAll(ctx, works...))
+		require.Equal(t, []int64{int64((r + 2) % 3)}, data[int64](t, got))
+		src, err := works[1].SourceRank()
+		require.NoError(t, err)
+		require.Equal(t, (r+2)%3, src)
+		_, err = g.BatchISendIRecv(ctx, nil)
+		require.Error(t, err)
+		_, err = g.BatchISendIRecv(ctx, []pg.P2P{{Op: work.Barrier}})
+		require.ErrorContains(t, err, "barrier")
+		_, err = g.BatchISendIRecv(ctx, []pg.P2P{{Op: work.Send, Peer: 3}})
+		require.ErrorContains(t, err, "no rank 3")
+	})
+}
+
+func TestOperators(t *testing.T) {
+	pgtest.Run(t, 3, func(t *testing.T, g *pg.ProcessGroup) {
+		ctx, r := t.Context(), float32(g.Rank())
+		one := func(op backend.ReduceOp, v float32) float32 {
+			x := []float32{v}
+			require.NoError(t, pg.AllReduceSlice(ctx, g, x, op))
+			return x[0]
+		}
+		require.Equal(t, float32(2), one(backend.Avg, r+1))
+		require.Equal(t, float32(1.5), one(backend.PreMulSum(0.5), r))
+		require.Equal(t, float32(0*1+1*2+2*3), one(backend.PreMulSum(float64(r+1)), r), "the factor may differ")
+		require.Equal(t, float32(2), one(backend.CustomOf("farther from zero", func(a, b float32) float32 {
+			if math.Abs(float64(a)) >= math.Abs(float64(b)) {
+				return a
+			}
+			return b
+		}), r))
+		_, err := g.AllReduce(ctx, []*tensor.Tensor{of(t, []int32{1}, 1)}, backend.AllReduceOptions{Op: backend.CustomOf("f", func(a, b float32) float32 { return a })})
+		require.ErrorContains(t, err, `"f" is for float32, not int32`)
+
+		// Each of several inputs is scaled before it is added.
+		a, b := of(t, []float32{r}, 1), of(t, []float32{10}, 1)
+		require.NoError(t, wait(g.AllReduce(ctx, []*tensor.Tensor{a, b}, backend.AllReduceOptions{Op: backend.PreMulSum(2)})))
+		require.Equal(t, []float32{2*(0+1+2) + 2*30}, data[float32](t, a))
+		require.Equal(t, data[float32](t, a), data[float32](t, b))
+
+		v, err := pg.ReduceScatterSlice(ctx, g, []float64{1, 2, 3, 4, 5, 6}, backend.Avg)
+		require.NoError(t, err)
+		require.Equal(t, []float64{float64(2*g.Rank() + 1), float64(2*g.Rank() + 2)}, v)
+		_, err = pg.ReduceScatterSlice(ctx, g, []float64{1, 2}, backend.Sum)
+		require.ErrorContains(t, err, "do not divide")
+		all, err := pg.AllGatherSlice(ctx, g, []bool{g.Rank() == 1})
+		require.NoError(t, err)
+		require.Equal(t, []bool{false, true, false}, all)
+		s := []int8{int8(g.Rank())}
+		require.NoError(t, pg.BroadcastSlice(ctx, g, s, 2))
+		require.Equal(t, []int8{2}, s)
+	})
+}
+
+func TestSparse(t *testing.T) {
+	seed := rand.Uint64()
+	t.Logf("seed %d", seed)
+	for size := 1; size <= 5; size++ {
+		pgtest.Run(t, size, func(t *testing.T, g *pg.ProcessGroup) {
+			const rows, cols = 7, 3
+			want := make([]float32, rows*cols)
+			var mine *tensor.Tensor
+			for r := range size {
+				rng := rand.New(rand.NewPCG(seed, uint64(r)))
+				nnz := rng.IntN(6) * (r % 3) // rank 0 and 3 have nothing
+				at, v := make([]int64, nnz), make([]float32, nnz*cols)
+				for k := range nnz {
+					at[k] = int64(rng.IntN(rows))
+					for c := range cols {
+						v[k*cols+c] = float32(rng.IntN(100))
+						want[int(at[k])*cols+c] += v[k*cols+c]
+					}
+				}
+				if r == g.Rank() {
+					var err error
+					mine, err = tensor.Sparse(of(t, at, 1, nnz), of(t, v, nnz, cols), rows, cols)
+					require.NoError(t, err)
+				}
+			}
+			require.NoError(t, wait(g.AllReduce(t.Context(), []*tensor.Tensor{mine}, backend.AllReduceOptions{})))
+			require.True(t, mine.IsCoalesced())
+			d, err := mine.Dense()
+			require.NoError(t, err)
+			require.Equal(t, want, data[float32](t, d))
+
+			_, err = g.AllReduce(t.Context(), []*tensor.Tensor{mine}, backend.AllReduceOptions{Op: backend.Max})
+			require.ErrorContains(t, err, "only works with ReduceOp.SUM")
+		})
+	}
+}
+
+func TestSparseShapesMustMatch(t *testing.T) {
+	errs := faulty(t, 2, func(j *pgtest.Job, g *pg.ProcessGroup) error {
+		x, err := tensor.Sparse(of(t, []int64{0}, 1, 1), of(t, []float32{1}, 1), 4+g.Rank())
+		require.NoError(t, err)
+		return wait(g.AllReduce(context.Background(), []*tensor.Tensor{x}, backend.AllReduceOptions{}))
+	})
+	for _, err := range errs {
+		require.ErrorIs(t, err, work.ErrMismatch)
+	}
+	require.ErrorContains(t, errors.Join(errs...), "Sparse dimensions do not match")
+}
+
+type point struct {
+	X, Y int
+	Name string
+}
+
+func TestObjects(t *testing.T) {
+	for _, tc := range []struct {
+		name  string
+		codec pg.Codec[point]
+	}{{"json", pg.JSON[point]{}}, {"gob", pg.Gob[point]{}}} {
+		t.Run(tc.name, func(t *testing.T) {
+			pgtest.Run(t, 3, func(t *testing.T, g *pg.ProcessGroup) {
+				ctx := t.Context()
+				p := func(r int) point { return point{r, r * r, strings.Repeat("x", 10*r)} }
+				all, err := pg.AllGatherObject(ctx, g, p(g.Rank()), tc.codec)
+				require.NoError(t, err)
+				require.Equal(t, []point{p(0), p(1), p(2)}, all)
+
+				at, err := pg.GatherObject(ctx, g, p(g.Rank()), 2, tc.codec)
+				require.NoError(t, err)
+				if g.Rank() == 2 {
+					require.Equal(t, all, at)
+				} else {
+					require.Nil(t, at)
+				}
+
+				vs := make([]point, 2)
+				if g.Rank() == 1 {
+					vs = []point{p(4), p(5)}
+				}
+				vs, err = pg.BroadcastObject(ctx, g, vs, 1, tc.codec)
+				require.NoError(t, err)
+				require.Equal(t, []point{p(4), p(5)}, vs)
+
+				var parts []point
+				if g.Rank() == 0 {
+					parts = all
+				}
+				one, err := pg.ScatterObject(ctx, g, parts, 0, tc.codec)
+				require.NoError(t, err)
+				require.Equal(t, p(g.Rank()), one)
+
+				if g.Rank() == 0 {
+					require.NoError(t, pg.SendObject(ctx, g, all, 1, tc.codec, backend.P2POptions{Tag: 4}))
+				} else if g.Rank() == 1 {
+					got, err := pg.RecvObject(ctx, g, 3, 0, tc.codec, backend.P2POptions{Tag: 4})
+					require.NoError(t, err)
+					require.Equal(t, all, got)
+				}
+			})
+		})
+	}
+}
+
+// TestHostileLengths lets a rank announce an object that nobody may allocate.
+func TestHostileLengths(t *testing.T) {
+	for _, n := range []int64{-1, pg.MaxObject + 1, math.MaxInt64} {
+		pgtest.Run(t, 2, func(t *testing.T, g *pg.ProcessGroup) {
+			if g.Rank() == 0 {
+				require.NoError(t, wait(g.Send(t.Context(), of(t, []int64{n}, 1), 1, backend.P2POptions{})))
+				return
+			}
+			_, err := pg.RecvObject(t.Context(), g, 1, 0, pg.Bytes{}, backend.P2POptions{})
+			var oe *pg.ObjectError
+			require.ErrorAs(t, err, &oe)
+			require.Equal(t, 0, oe.Rank)
+			require.ErrorContains(t, err, fmt.Sprint(n))
+		})
+	}
+}
+
+func TestGroups(t *testing.T) {
+	pgtest.Run(t, 6, func(t *testing.T, g *pg.ProcessGroup) {
+		ctx := t.Context()
+		sum := func(sub *pg.ProcessGroup) int32 {
+			v := []int32{int32(g.Rank())}
+			require.NoError(t, pg.AllReduceSlice(ctx, sub, v, backend.Sum))
+			return v[0]
+		}
+		sub, err := g.NewSubgroups(ctx, 2, pg.GroupOptions{})
+		require.NoError(t, err)
+		first := g.Rank() / 2 * 2
+		require.Equal(t, []int{first, first + 1}, sub.Ranks())
+		require.EqualValues(t, 2*first+1, sum(sub))
+		require.Equal(t, fmt.Sprint(1+first/2), sub.Name(), "the counter goes on for groups of others")
+
+		if g.Rank()%2 == 1 {
+			local, err := g.NewGroup(ctx, []int{5, 3, 1}, pg.GroupOptions{Local: true})
+			require.NoError(t, err)
+			require.EqualValues(t, 9, sum(local))
+			require.Len(t, local.Name(), 40)
+		}
+		outer, err := g.NewSubgroupsByEnumeration(ctx, [][]int{{5, 0}, {2, 3}}, pg.GroupOptions{})
+		require.NoError(t, err)
+		if g.Rank() == 1 || g.Rank() == 4 {
+			require.False(t, outer.IsMember())
+		} else {
+			require.EqualValues(t, 5, sum(outer))
+		}
+
+		half, err := g.Split(ctx, [][]int{{0, 1, 2}, {3, 4, 5}}, pg.GroupOptions{})
+		require.NoError(t, err)
+		require.EqualValues(t, []int32{3, 12}[g.Rank()/3], sum(half))
+		again, err := half.Split(ctx, [][]int{{2}, {0, 1}}, pg.GroupOptions{})
+		require.NoError(t, err)
+		global, err := again.GlobalRank(again.Rank())
+		require.NoError(t, err)
+		require.Equal(t, g.Rank(), global)
+		require.NotEqual(t, half.Name(), again.Name())
+		none, err := half.Split(ctx, [][]int{{0}}, pg.GroupOptions{})
+		require.NoError(t, err)
+		require.Equal(t, half.Rank() == 0, none != nil)
+
+		for _, bad := range [][]int{nil, {6}, {-1}, {1, 1}} {
+			_, err := g.NewGroup(ctx, bad, pg.GroupOptions{})
+			require.Error(t, err)
+		}
+		_, err = g.NewSubgroups(ctx, 4, pg.GroupOptions{})
+		require.ErrorContains(t, err, "does not divide")
+		_, err = half.NewGroup(ctx, []int{0}, pg.GroupOptions{})
+		require.ErrorContains(t, err, "for the default group")
+	})
+}
+
+func TestRefusedCalls(t *testing.T) {
+	pgtest.Run(t, 2, func(t *testing.T, g *pg.ProcessGroup) {
+		ctx := t.Context()
+		f, i := vec(4), of(t, []int32{1, 2, 3, 4}, 4)
+		sparse, err := tensor.Sparse(of(t, []int64{0}, 1, 1), of(t, []float32{1}, 1), 4)
+		require.NoError(t, err)
+		ts := func(x ...*tensor.Tensor) []*tensor.Tensor { return x }
+		for _, tc := range []struct {
+			want string
+			call func() (*work.Work, error)
+		}{
+			{"invalid root rank: 2", func() (*work.Work, error) { return g.Broadcast(ctx, ts(f), backend.BroadcastOptions{Root: 2}) }},
+			{"invalid root tensor: 1", func() (*work.Work, error) {
+				return g.Broadcast(ctx, ts(f), backend.BroadcastOptions{RootTensor: 1})
+			}},
+			{"requires non-empty tensor list", func() (*work.Work, error) { return g.AllReduce(ctx, nil, backend.AllReduceOptions{}) }},
+			{"tensor 1 is nil", func() (*work.Work, error) { return g.AllReduce(ctx, ts(f, nil), backend.AllReduceOptions{}) }},
+			{"invalid tensor type at index 1 (expected float32", func() (*work.Work, error) { return g.AllReduce(ctx, ts(f, i), backend.AllReduceOptions{}) }},
+			{"invalid tensor size at index 1", func() (*work.Work, error) { return g.AllReduce(ctx, ts(f, vec(5)), backend.AllReduceOptions{}) }},
+			{"invalid tensor layout at index 1", func() (*work.Work, error) {
+				return g.AllReduce(ctx, ts(f, sparse), backend.AllReduceOptions{})
+			}},
+			{"band", func() (*work.Work, error) { return g.AllReduce(ctx, ts(f), backend.AllReduceOptions{Op: backend.BAnd}) }},
+			{"avg", func() (*work.Work, error) { return g.Reduce(ctx, i, backend.ReduceOptions{Op: backend.Avg}) }},
+			{"only supports dense tensors", func() (*work.Work, error) { return g.Reduce(ctx, sparse, backend.ReduceOptions{}) }},
+			{"invalid output tensor list (expected length 2, got 1)", func() (*work.Work, error) { return g.AllGather(ctx, ts(f), f, backend.AllGatherOptions{}) }},
+			{"invalid tensor size at index 1", func() (*work.Work, error) { return g.AllGather(ctx, ts(vec(4), vec(5)), f, backend.AllGatherOptions{}) }},
+			{"is not shape", func() (*work.Work, error) { return g.AllGatherIntoTensor(ctx, vec(7), f, backend.AllGatherOptions{}) }},
+			{"world size", func() (*work.Work, error) {
+				return g.AllGatherCoalesced(ctx, [][]*tensor.Tensor{{f}}, ts(f), backend.AllGatherOptions{})
+			}},
+			{"requires", func() (*work.Work, error) {
+				if g.Rank() == 0 {
+					return g.Gather(ctx, ts(f, f), f, backend.GatherOptions{Root: 1}) // requires empty output on non-root
+				}
+				return g.Scatter(ctx, f, ts(f, f), backend.ScatterOptions{}) // requires empty input on non-root
+			}},
+			{"does not divide equally", func() (*work.Work, error) {
+				return g.AllToAllSingle(ctx, vec(3), vec(3), nil, nil, backend.AllToAllOptions{})
+			}},
+			{"Split sizes doesn't match", func() (*work.Work, error) {
+				return g.AllToAllSingle(ctx, vec(4), vec(4), []int{2, 2}, []int{2, 1}, backend.AllToAllOptions{})
+			}},
+			{"Number of tensor splits", func() (*work.Work, error) {
+				return g.AllToAllSingle(ctx, vec(4), vec(4), []int{4}, nil, backend.AllToAllOptions{})
+			}},
+			{"invalid rank 2", func() (*work.Work, error) { return g.Send(ctx, f, 2, backend.P2POptions{}) }},
+			{"itself", func() (*work.Work, error) { return g.Recv(ctx, f, g.Rank(), backend.P2POptions{}) }},
+		} {
+			before := g.Seq()
+			_, err := tc.call()
+			require.ErrorContains(t, err, tc.want)
+			require.ErrorIs(t, err, backend.ErrInvalidArgument)
+			require.Equal(t, before, g.Seq(), "no number was used: %s", tc.want)
+		}
+		require.NoError(t, wait(g.Barrier(ctx, backend.BarrierOptions{})), "the group goes on")
+	})
+}
+
+// TestSmallAllReduceAllocates states what one all-reduce costs its caller.
+func TestSmallAllReduceAllocates(t *testing.T) {
+	j := pgtest.NewJob(1)
+	defer j.Close()
+	g, err := j.Join(t.Context(), 0)
+	require.NoError(t, err)
+	defer g.Close()
+	ts, ctx := []*tensor.Tensor{vec(16)}, context.Background()
+	var failed error
+	n := testing.AllocsPerRun(200, func() {
+		w, err := g.AllReduce(ctx, ts, backend.AllReduceOptions{})
+		if err == nil {
+			err = w.Wait(ctx)
+		}
+		failed = errors.Join(failed, err)
+	})
+	require.NoError(t, failed)
+	t.Logf("%v allocations", n)
+	require.LessOrEqual(t, n, 7.0)
+}

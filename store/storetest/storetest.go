@@ -29,8 +29,8 @@ const (
 	// NumberErrors: an Add to a value that is no number gives ErrNotNumber and
 	// leaves the store usable. PyTorch's own TCP servers close the connection.
 	NumberErrors
-	// CompareSetWakes: a CompareSet that stores wakes waiters. PyTorch's
-	// single-threaded TCP server does not.
+	// CompareSetWakes: a CompareSet that stores wakes waiters, and so does an
+	// Append that is made of it. PyTorch's single-threaded TCP server does not.
 	CompareSetWakes
 	// DeleteReports: Delete of a missing key returns false.
 	DeleteReports
@@ -452,7 +452,7 @@ func testWakes(t *suite) {
 	}{
 		{"set", -1, func(k string) error { return p.Set(ctx, k, []byte("1")) }},
 		{"add", -1, func(k string) error { _, err := p.Add(ctx, k, 1); return err }},
-		{"append", -1, func(k string) error { return p.Append(ctx, k, []byte("1")) }},
+		{"append", CompareSetWakes, func(k string) error { return p.Append(ctx, k, []byte("1")) }},
 		{"multi set", -1, func(k string) error {
 			return p.MultiSet(ctx, []string{"other", k}, [][]byte{nil, []byte("1")})
 		}},

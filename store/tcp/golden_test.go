@@ -33,7 +33,7 @@ type line struct {
 	bytes   []byte
 }
 
-func golden(t *testing.T) []block {
+func golden(t testing.TB) []block {
 	text, err := os.ReadFile("testdata/golden.txt")
 	require.NoError(t, err)
 	var blocks []block

@@ -3,8 +3,10 @@ package tcp
 import (
 	"bufio"
 	"context"
+	"fmt"
 	"io"
 	"net"
+	"os"
 	"testing"
 	"time"
 
@@ -14,7 +16,16 @@ import (
 	"github.com/c10d-go/c10d/store"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) {
+	if args := os.Getenv(clientsEnv); args != "" {
+		if err := manyClients(args); err != nil {
+			fmt.Fprintln(os.Stderr, "clients:", err)
+			os.Exit(1)
+		}
+		return
+	}
+	goleak.VerifyTestMain(m)
+}
 
 // patience bounds what must happen; only a failing test waits for it.
 const patience = 60 * time.Second

@@ -124,7 +124,8 @@ func (s *Store) NumKeys(ctx context.Context) (n int64, err error) {
 }
 
 // Append adds value to the end of what key holds. An old server has no such
-// operation; for it the value is rewritten as store.AppendByCompareSet does.
+// operation; for it the value is rewritten as store.AppendByCompareSet does, and
+// those who wait for the key are not told if the server is PyTorch's.
 func (s *Store) Append(ctx context.Context, key string, value []byte) error {
 	if s.Dialect() == store.DialectV1 {
 		return store.AppendByCompareSet(ctx, s, key, value)

@@ -1,0 +1,398 @@
+package tcp
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"io"
+	"net"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/c10d-go/c10d/store"
+)
+
+// filter stands between clients and a server as a server that knows less: it
+// ends a connection on a request that knows does not accept.
+type filter struct {
+	net.Listener
+	dialect store.Dialect // what the server behind is spoken to in
+	knows   func(*request) bool
+	backend string
+}
+
+// newFilter returns its address.
+func newFilter(t *testing.T, d store.Dialect, knows func(*request) bool) string {
+	ln, err := net.Listen("tcp", local)
+	require.NoError(t, err)
+	f := &filter{ln, d, knows, serve(t, ServerOptions{}).Addr().String()}
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		for {
+			c, err := ln.Accept()
+			if err != nil {
+				return
+			}
+			go f.relay(c)
+		}
+	}()
+	t.Cleanup(func() { ln.Close(); <-ended })
+	return ln.Addr().String()
+}
+
+func (f *filter) relay(c net.Conn) {
+	defer c.Close()
+	b, err := net.Dial("tcp", f.backend)
+	if err != nil {
+		return
+	}
+	defer b.Close()
+	go io.Copy(c, b)
+	r := bufio.NewReader(c)
+	if f.dialect == v2d {
+		if _, err := io.CopyN(b, r, int64(len(opening))); err != nil {
+			return
+		}
+	}
+	for {
+		// As an old server does, it takes VALIDATE and PING for a SET with a key
+		// of a length that cannot be.
+		req, err := readRequest(r, f.dialect, Limits{}.withDefaults())
+		if err != nil || !f.knows(req) {
+			return
+		}
+		out, err := req.append(nil, f.dialect)
+		if err != nil {
+			return
+		}
+		if _, err := b.Write(out); err != nil {
+			return
+		}
+	}
+}
+
+func TestOldServerIsFoundOut(t *testing.T) {
+	addr := newFilter(t, v1d, func(*request) bool { return true })
+	s := join(t, addr, Options{})
+	require.Equal(t, v1d, s.Dialect())
+	works(t, s)
+	c, err := s.Clone(t.Context())
+	require.NoError(t, err)
+	defer c.Close()
+	require.Equal(t, v1d, store.DialectOf(c))
+	_, err = s.QueueLen(t.Context(), "q")
+	require.ErrorIs(t, err, errors.ErrUnsupported)
+	_, err = s.ListKeys(t.Context())
+	require.ErrorIs(t, err, errors.ErrUnsupported)
+	works(t, s)
+}
+
+// A server of the new dialect may lack what came later; to find out costs no
+// connection that is in use.
+func TestServerWithoutQueues(t *testing.T) {
+	old := func(r *request) bool { return r.query <= qPing }
+	s := join(t, newFilter(t, v2d, old), Options{})
+	require.Equal(t, v2d, s.Dialect())
+	s.mu.Lock()
+	first := s.atRest[0]
+	s.mu.Unlock()
+	for range 2 {
+		require.ErrorIs(t, s.QueuePush(t.Context(), "q", nil), errors.ErrUnsupported)
+		_, err := s.QueuePop(t.Context(), "q", true)
+		require.ErrorIs(t, err, errors.ErrUnsupported)
+		_, err = s.ListKeys(t.Context())
+		require.ErrorIs(t, err, errors.ErrUnsupported)
+		require.ErrorContains(t, err, "LIST_KEYS")
+	}
+	s.mu.Lock()
+	require.True(t, slices.Contains(s.atRest, first))
+	s.mu.Unlock()
+	works(t, s)
+
+	s = join(t, newFilter(t, v2d, func(r *request) bool { return r.query <= qQueueLen }), Options{})
+	require.NoError(t, s.QueuePush(t.Context(), "q", nil))
+	_, err := s.ListKeys(t.Context())
+	require.ErrorIs(t, err, errors.ErrUnsupported)
+}
+
+func TestServerComesLater(t *testing.T) {
+	ln, err := net.Listen("tcp", local)
+	require.NoError(t, err)
+	addr := ln.Addr().String()
+	require.NoError(t, ln.Close())
+	joined := go1(func() error {
+		s, err := New(t.Context(), addr, Options{Timeout: patience, WorldSize: 2})
+		if err == nil {
+			err = s.Close()
+		}
+		return err
+	})
+	short, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+	defer cancel()
+	_, err = New(short, addr, Options{})
+	require.ErrorIs(t, err, context.DeadlineExceeded)
+	require.ErrorContains(t, err, addr)
+	require.ErrorContains(t, err, "refused")
+
+	host := join(t, addr, Options{Server: true, WorldSize: 2}) // waits for the other
+	require.NoError(t, await(t, joined))
+	v, err := host.readWire(t, workers)
+	require.NoError(t, err)
+	require.Equal(t, "2", v)
+}
+
+// readWire reads a key as it is on the wire.
+func (s *Store) readWire(t *testing.T, wire string) (string, error) {
+	v, err := s.get(t.Context(), "get", nil, wire)
+	return string(v), err
+}
+
+func TestWorkersThatDoNotCome(t *testing.T) {
+	_, err := New(t.Context(), local, Options{Server: true, WorldSize: 3, Timeout: 100 * time.Millisecond})
+	require.ErrorIs(t, err, store.ErrTimeout)
+	require.ErrorContains(t, err, "1 of 3 workers")
+
+	s := join(t, local, Options{Server: true, WorldSize: 3, NoWait: true})
+	n, err := s.NumKeys(t.Context())
+	require.NoError(t, err)
+	require.Zero(t, n, "nobody is counted")
+	_, err = New(t.Context(), local, Options{Server: true, WorldSize: -1})
+	require.ErrorContains(t, err, "WorldSize")
+	_, err = New(t.Context(), "no port", Options{})
+	require.ErrorContains(t, err, "no port")
+	_, err = New(t.Context(), local, Options{Server: true, Limits: Limits{Key: -1}})
+	require.ErrorContains(t, err, "Key")
+}
+
+func TestServerDies(t *testing.T) {
+	for name, d := range dialects {
+		t.Run(name, func(t *testing.T) {
+			server := serve(t, ServerOptions{})
+			addr := server.Addr().String()
+			s := join(t, addr, Options{Dialect: d})
+			require.NoError(t, s.Set(t.Context(), "k", nil))
+			wait := go1(func() error { return s.Wait(t.Context(), "k", "never") })
+			get := go1(func() error { _, err := s.Get(t.Context(), "later"); return err })
+			until(t, func() bool { return server.Stats().Waiting == 2 })
+			require.NoError(t, server.Close())
+
+			err := await(t, wait)
+			require.ErrorIs(t, err, ErrDisconnected)
+			require.ErrorContains(t, err, addr)
+			require.ErrorContains(t, err, `wait "k" "never"`)
+			require.NotErrorIs(t, err, store.ErrTimeout)
+			err = await(t, get)
+			require.ErrorIs(t, err, ErrDisconnected)
+			require.ErrorContains(t, err, `get "later"`)
+
+			for range maxAtRest + 1 { // no call hangs or succeeds
+				err = s.Set(t.Context(), "k", nil)
+				require.ErrorContains(t, err, `set "k"`)
+				require.ErrorContains(t, err, addr)
+			}
+			_, err = s.Clone(t.Context())
+			require.ErrorContains(t, err, "clone")
+		})
+	}
+}
+
+// A server that has stopped, as by SIGSTOP, holds up a call until its context
+// ends, and a wait a little longer.
+func TestServerHangs(t *testing.T) {
+	ln, err := net.Listen("tcp", local)
+	require.NoError(t, err)
+	defer ln.Close()
+	s := join(t, ln.Addr().String(), Options{Dialect: v1d})
+	s.dialer.dialect = v2d
+	s.atRest[0].dialect = v2d // its handshake is done, say
+	ctx, cancel := context.WithCancel(t.Context())
+	wait := go1(func() error { return s.Wait(ctx, "k") })
+	until(t, func() bool { s.mu.Lock(); defer s.mu.Unlock(); return len(s.atRest) == 0 })
+	cancel()
+	err = await(t, wait)
+	require.ErrorIs(t, err, context.Canceled)
+
+	s.SetTimeout(30 * time.Millisecond)
+	require.ErrorIs(t, s.Set(t.Context(), "k", nil), store.ErrTimeout)
+	require.ErrorIs(t, s.Set(within(t, 20*time.Millisecond), "k", nil), store.ErrTimeout)
+	_, err = New(within(t, 50*time.Millisecond), ln.Addr().String(), Options{})
+	require.ErrorIs(t, err, context.DeadlineExceeded)
+}
+
+// scripted answers one client's requests by hand, after the handshake.
+func scripted(t *testing.T) (*Store, *raw) {
+	ln, err := net.Listen("tcp", local)
+	require.NoError(t, err)
+	defer ln.Close()
+	accepted := go1(func() net.Conn {
+		c, err := ln.Accept()
+		if err != nil {
+			return nil
+		}
+		b := make([]byte, 10)
+		if _, err := io.ReadFull(c, b); err != nil {
+			return nil
+		}
+		c.Write(b[6:])
+		return c
+	})
+	s := join(t, ln.Addr().String(), Options{})
+	c := await(t, accepted)
+	require.NotNil(t, c)
+	t.Cleanup(func() { c.Close() })
+	require.NoError(t, c.SetDeadline(time.Now().Add(patience)))
+	return s, &raw{t, c, bufio.NewReader(c)}
+}
+
+// takes reads one request.
+func (r *raw) takes(q query) *request {
+	r.Helper()
+	req, err := readRequest(r.r, v2d, Limits{}.withDefaults())
+	require.NoError(r, err)
+	require.Equal(r, q, req.query)
+	return req
+}
+
+// The key comes when the wait has just been given up: then the wait succeeds.
+func TestCancelRace(t *testing.T) {
+	s, server := scripted(t)
+	ctx, cancel := context.WithCancel(t.Context())
+	done := go1(func() error { return s.Wait(ctx, "k") })
+	server.takes(qWait)
+	cancel()
+	server.takes(qCancelWait)
+	server.send([]byte{0, 1})
+	require.NoError(t, await(t, done))
+
+	// A get has no time left to get.
+	ctx, cancel = context.WithCancel(t.Context())
+	done = go1(func() error { _, err := s.Get(ctx, "k"); return err })
+	server.takes(qWait)
+	cancel()
+	server.takes(qCancelWait)
+	server.send([]byte{0, 1})
+	require.ErrorIs(t, await(t, done), context.Canceled)
+}
+
+func TestRepliesThatAreNone(t *testing.T) {
+	for name, test := range map[string]struct {
+		call  func(*Store) error
+		reply []byte
+	}{
+		"check":        {func(s *Store) error { _, err := s.Check(t.Context(), "k"); return err }, []byte{2}},
+		"wait":         {func(s *Store) error { return s.Wait(t.Context(), "k") }, []byte{1}},
+		"ping":         {func(s *Store) error { return s.Set(t.Context(), "k", nil) }, []byte{1, 2, 3, 4}},
+		"list":         {func(s *Store) error { _, err := s.ListKeys(t.Context()); return err }, u64(1 << 63)},
+		"blob":         {func(s *Store) error { _, err := s.CompareSet(t.Context(), "k", nil, nil); return err }, u64(1 << 63)},
+		"pop":          {func(s *Store) error { _, err := s.QueuePop(t.Context(), "k", false); return err }, append(u64(1), u64(1<<63)...)},
+		"cut and over": {func(s *Store) error { _, err := s.NumKeys(t.Context()); return err }, []byte{1, 2}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s, server := scripted(t)
+			s.queues.Store(has)
+			s.listing.Store(has)
+			done := go1(func() error { return test.call(s) })
+			_, err := server.r.Peek(1)
+			require.NoError(t, err)
+			server.send(test.reply)
+			if name == "cut and over" {
+				_, err = server.r.Discard(1) // so that it closes without reset
+				require.NoError(t, err)
+				server.Close()
+			}
+			err = await(t, done)
+			require.Error(t, err)
+			require.ErrorContains(t, err, s.Addr())
+			require.NotErrorIs(t, err, store.ErrTimeout)
+			s.mu.Lock()
+			require.Empty(t, s.conns, "the connection is not used again")
+			s.mu.Unlock()
+		})
+	}
+}
+
+func TestMissingKeysAreNamed(t *testing.T) {
+	s := join(t, local, Options{Server: true})
+	require.NoError(t, s.Set(t.Context(), "a", nil))
+	require.NoError(t, s.Set(t.Context(), "c", nil))
+	err := s.Wait(within(t, 20*time.Millisecond), "a", "b", "c", "d", "b")
+	var e *store.Error
+	require.ErrorAs(t, err, &e)
+	require.Equal(t, []string{"b", "d"}, e.Keys)
+	require.Positive(t, e.After)
+	_, err = s.MultiGet(within(t, 20*time.Millisecond), []string{"a", "b"})
+	require.ErrorAs(t, err, &e)
+	require.Equal(t, []string{"b"}, e.Keys)
+	require.EqualValues(t, 1, s.Server().Stats().Accepted, "on the same connection")
+}
+
+func TestClientLimits(t *testing.T) {
+	s := join(t, local, Options{Server: true})
+	over := func(err error) {
+		t.Helper()
+		require.ErrorIs(t, err, store.ErrTooLarge)
+	}
+	long, big := strings.Repeat("k", 8192), make([]byte, 8<<20+1)
+	over(s.Set(t.Context(), long, nil))
+	require.NoError(t, s.Set(t.Context(), long[1:], nil))
+	over(s.Set(t.Context(), "k", big))
+	require.NoError(t, s.Set(t.Context(), "k", big[1:]))
+	_, err := s.Get(t.Context(), long)
+	over(err)
+	_, err = s.QueuePop(t.Context(), long, true)
+	over(err)
+	over(s.Wait(t.Context(), make([]string, 131073)...))
+	require.NoError(t, s.Append(t.Context(), "k", big[1:]))
+	v, err := s.Get(t.Context(), "k")
+	require.NoError(t, err)
+	require.Len(t, v, 16<<20)
+	require.Zero(t, s.Server().Stats().Refused)
+
+	wide := join(t, local, Options{Server: true, Limits: Limits{Value: 9 << 20}})
+	require.NoError(t, wide.Set(t.Context(), "k", big))
+}
+
+// Calls in a row use one connection; those that wait get their own.
+func TestConnections(t *testing.T) {
+	s := join(t, local, Options{Server: true})
+	server := s.Server()
+	for range 10 {
+		works(t, s)
+		require.Error(t, s.Wait(within(t, time.Millisecond), "never"))
+	}
+	require.EqualValues(t, 1, server.Stats().Accepted)
+	const n = 20
+	var waits []<-chan error
+	for range n {
+		waits = append(waits, go1(func() error { return s.Wait(t.Context(), "go") }))
+	}
+	until(t, func() bool { return server.Stats().Clients == n || server.Stats().Clients == n+1 })
+	require.NoError(t, s.Set(t.Context(), "go", nil))
+	for _, w := range waits {
+		require.NoError(t, await(t, w))
+	}
+	until(t, func() bool { return server.Stats().Clients <= maxAtRest })
+	works(t, s)
+}
+
+func TestCloseWhileConnecting(t *testing.T) {
+	ln, err := net.Listen("tcp", local)
+	require.NoError(t, err)
+	defer ln.Close()
+	s := join(t, ln.Addr().String(), Options{Dialect: v1d})
+	s.dialer.dialect = v2d // whose handshake this server does not answer
+	wait := go1(func() error { return s.Wait(t.Context(), "k") })
+	until(t, func() bool { s.mu.Lock(); defer s.mu.Unlock(); return len(s.atRest) == 0 })
+	other := go1(func() error { return s.Set(t.Context(), "k", nil) })
+	until(t, func() bool { return len(s.turn) == 1 })
+	third := go1(func() error { return s.Set(t.Context(), "k", nil) })
+	require.NoError(t, s.Close())
+	for _, c := range []<-chan error{wait, other, third} {
+		require.ErrorIs(t, await(t, c), store.ErrClosed)
+	}
+}

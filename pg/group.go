@@ -145,22 +145,10 @@ func (g *ProcessGroup) connect(ctx context.Context, v1 bool) error {
 }
 
 // finishV1 does what PyTorch up to 2.0 does through the store after a group is
-// made: the sequence number from rank 0 to the members, and a barrier of all ranks.
+// made: a barrier of all ranks, then the sequence number from rank 0 to the members.
 func (w *world) finishV1(ctx context.Context, g *ProcessGroup, s groupSpec) error {
 	ctx, cancel := context.WithTimeout(ctx, s.timeout)
 	defer cancel()
-	const seqKey = "SEQ_NUM_STORE_KEY"
-	if g.rank == 0 {
-		var seq [8]byte
-		binary.LittleEndian.PutUint64(seq[:], 1)
-		if err := g.store.Set(ctx, seqKey, seq[:]); err != nil {
-			return err
-		}
-	} else if g.rank > 0 {
-		if _, err := g.store.Get(ctx, seqKey); err != nil {
-			return err
-		}
-	}
 	key := "store_based_barrier_key:" + strconv.Itoa(s.counted)
 	n, err := w.store.Add(ctx, key, 1)
 	for err == nil && n < int64(w.size) {
@@ -172,7 +160,15 @@ func (w *world) finishV1(ctx context.Context, g *ProcessGroup, s groupSpec) erro
 		}
 		n, err = w.store.Add(ctx, key, 0)
 	}
-	return err
+	if err != nil || g.rank < 0 {
+		return err
+	}
+	const seqKey = "SEQ_NUM_STORE_KEY"
+	if g.rank > 0 {
+		_, err = g.store.Get(ctx, seqKey)
+		return err
+	}
+	return g.store.Set(ctx, seqKey, binary.LittleEndian.AppendUint64(nil, 1))
 }
 
 // initBarrier is PyTorch's TORCH_DIST_INIT_BARRIER: the ranks that make a group

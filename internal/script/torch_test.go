@@ -1,0 +1,149 @@
+package script_test
+
+import (
+	"bufio"
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/c10d-go/c10d/internal/script"
+	"github.com/c10d-go/c10d/pg"
+	"github.com/c10d-go/c10d/store"
+)
+
+// python is Debian's, whose torch is 1.13.1.
+const python = "/usr/bin/python3"
+
+func needTorch(t *testing.T) {
+	t.Helper()
+	if err := exec.Command(python, "-c", "import torch.distributed").Run(); err != nil {
+		if os.Getenv("C10D_REQUIRE_SERVICES") == "1" {
+			t.Fatalf("PyTorch is required: %s -c 'import torch.distributed': %v", python, err)
+		}
+		t.Skipf("needs PyTorch (Debian: python3-torch): %s -c 'import torch.distributed': %v", python, err)
+	}
+}
+
+// freePort returns a port that was free a moment ago.
+func freePort(t *testing.T) int {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	defer l.Close()
+	return l.Addr().(*net.TCPAddr).Port
+}
+
+// mixed runs a script with PyTorch on some ranks and this library on the others.
+func mixed(t *testing.T, size int, torch map[int]bool, text string) [][]script.Result {
+	t.Helper()
+	file := filepath.Join(t.TempDir(), "script")
+	require.NoError(t, os.WriteFile(file, []byte(text), 0o644))
+	port := freePort(t)
+	got, errs := make([][]script.Result, size), make([]error, size)
+	var wg sync.WaitGroup
+	for r := range size {
+		wg.Go(func() {
+			if torch[r] {
+				got[r], errs[r] = torchRank(t, file, r, size, port)
+				return
+			}
+			lines, err := script.Parse(strings.NewReader(text), size)
+			if err != nil {
+				errs[r] = err
+				return
+			}
+			g, err := pg.Init(t.Context(), fmt.Sprintf("tcp://127.0.0.1:%d?rank=%d&world_size=%d", port, r, size),
+				pg.InitOptions{Options: pg.Options{Dialect: store.DialectV1, Timeout: time.Minute}})
+			if err != nil {
+				errs[r] = err
+				return
+			}
+			defer g.Close()
+			errs[r] = script.Run(t.Context(), g, lines, func(x script.Result) { got[r] = append(got[r], x) })
+		})
+	}
+	wg.Wait()
+	for r, err := range errs {
+		require.NoError(t, err, "rank %d", r)
+	}
+	return got
+}
+
+func torchRank(t *testing.T, file string, rank, size, port int) ([]script.Result, error) {
+	cmd := exec.CommandContext(t.Context(), python, "testdata/rank.py", file)
+	cmd.Env = append(os.Environ(), "RANK="+strconv.Itoa(rank), "WORLD_SIZE="+strconv.Itoa(size),
+		"MASTER_ADDR=127.0.0.1", "MASTER_PORT="+strconv.Itoa(port), "GLOO_SOCKET_IFNAME=lo")
+	var stderr bytes.Buffer
+	cmd.Stderr = &stderr
+	out, err := cmd.Output()
+	if err != nil {
+		return nil, fmt.Errorf("%w\n%s", err, stderr.String())
+	}
+	var results []script.Result
+	for sc := bufio.NewScanner(bytes.NewReader(out)); sc.Scan(); {
+		var x script.Result
+		if err := json.Unmarshal(sc.Bytes(), &x); err != nil {
+			return nil, fmt.Errorf("%w in %q", err, sc.Text())
+		}
+		results = append(results, x)
+	}
+	return results, nil
+}
+
+// TestWithPyTorch puts this library's ranks and PyTorch 1.13's into one group,
+// in every place, with the store on either side, and wants the bits of a group
+// without PyTorch.
+func TestWithPyTorch(t *testing.T) {
+	needTorch(t)
+	t.Setenv("GLOO_SOCKET_IFNAME", "lo")
+	const text = `
+{"op":"all_reduce","shape":[1]}
+{"op":"all_reduce","shape":[1000003],"fill":"frac","seed":3}
+{"op":"all_reduce","dtype":"float16","shape":[999],"fill":"frac","reduce":"sum"}
+{"op":"all_reduce","dtype":"int64","shape":[3,5],"reduce":"product"}
+{"op":"all_reduce","dtype":"uint8","shape":[7],"reduce":"bxor"}
+{"op":"all_reduce","dtype":"float64","shape":[0]}
+{"op":"all_reduce","dtype":"int8","shape":[31],"reduce":"max"}
+{"op":"all_reduce_coalesced","shapes":[[3],[4,5]],"fill":"frac"}
+{"op":"reduce","shape":[1001],"fill":"frac","root":1}
+{"op":"broadcast","shape":[3,5],"root":1,"fill":"frac"}
+{"op":"broadcast","dtype":"int32","shape":[0]}
+{"op":"all_gather","dtype":"float64","shape":[2,3],"fill":"frac"}
+{"op":"gather","shape":[7],"root":1}
+{"op":"scatter","shape":[7],"root":0}
+{"op":"all_to_all_single","shape":[4]}
+{"op":"send_recv","shape":[100000],"src":0,"dst":1,"tag":4}
+{"op":"send_recv","shape":[3],"src":1,"dst":0}
+{"op":"recv_any","shape":[5],"src":1,"dst":0,"tag":5}
+{"op":"recv_any","shape":[5],"src":0,"dst":1,"tag":6}
+{"op":"new_group","ranks":[0,1],"name":"two"}
+{"op":"all_reduce","shape":[17],"fill":"frac","group":"two"}
+{"op":"barrier"}
+`
+	for _, tc := range []struct {
+		size  int
+		torch []int
+	}{{2, []int{0}}, {2, []int{1}}, {3, []int{0, 2}}, {3, []int{1}}} {
+		t.Run(fmt.Sprintf("PyTorch on %v of %d", tc.torch, tc.size), func(t *testing.T) {
+			torch := map[int]bool{}
+			for _, r := range tc.torch {
+				torch[r] = true
+			}
+			want, got := run(t, tc.size, text), mixed(t, tc.size, torch, text)
+			for r := range want {
+				require.Equal(t, want[r], got[r], "rank %d", r)
+			}
+		})
+	}
+}

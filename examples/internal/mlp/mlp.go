@@ -21,13 +21,13 @@ type Model struct {
 	params []*Param // weight and bias of each layer, in forward order
 
 	// One row of each for every image of the batch at hand.
-	outputs [][]float32 // of each layer, after ReLU except for the last
-	deltas  [][]float32 // derivative of the loss by the layer's output before ReLU
+	outputs [][]float32 // of each layer, after tanh except for the last
+	deltas  [][]float32 // derivative of the loss by the layer's output before tanh
 }
 
 // New returns a model with layers between the given sizes: pixels first,
-// classes last. Weights are drawn uniformly with variance 2/inputs (He's rule
-// for ReLU), the same for one seed; biases are 0.
+// classes last. Weights are drawn uniformly with variance 1/inputs (LeCun's rule
+// for tanh), the same for one seed; biases are 0.
 func New(sizes []int, seed uint64) (*Model, error) {
 	if len(sizes) < 2 || slices.Min(sizes) < 1 {
 		return nil, fmt.Errorf("mlp: sizes %v: at least two are needed, each at least 1", sizes)
@@ -39,7 +39,7 @@ func New(sizes []int, seed uint64) (*Model, error) {
 		in, out := sizes[l], sizes[l+1]
 		w := &Param{Name: fmt.Sprintf("layer%d.weight", l), Shape: []int{in, out}, Value: make([]float32, in*out), Grad: make([]float32, in*out)}
 		b := &Param{Name: fmt.Sprintf("layer%d.bias", l), Shape: []int{out}, Value: make([]float32, out), Grad: make([]float32, out)}
-		bound := math.Sqrt(6 / float64(in))
+		bound := math.Sqrt(3 / float64(in))
 		for i := range w.Value {
 			w.Value[i] = float32((2*random.Float64() - 1) * bound)
 		}
@@ -83,7 +83,7 @@ func (m *Model) Backward(inputs []float32, labels []uint8, scale float32, ready 
 			d := delta[k*out : (k+1)*out]
 			axpy(1, d, b.Grad)
 			for i, v := range x[k*in : (k+1)*in] {
-				if v != 0 { // pixels of paper and neurons that ReLU cut: about half
+				if v != 0 { // half of the pixels of an image are paper
 					axpy(v, d, w.Grad[i*out:(i+1)*out])
 				}
 			}
@@ -97,10 +97,7 @@ func (m *Model) Backward(inputs []float32, labels []uint8, scale float32, ready 
 		for k := range n {
 			d, dx := delta[k*out:(k+1)*out], m.deltas[l-1][k*in:(k+1)*in]
 			for i, v := range x[k*in : (k+1)*in] {
-				dx[i] = 0
-				if v > 0 { // the derivative of ReLU
-					dx[i] = dot(w.Value[i*out:(i+1)*out], d)
-				}
+				dx[i] = (1-v*v)*dot(w.Value[i*out:(i+1)*out], d)
 			}
 		}
 	}
@@ -126,7 +123,7 @@ func (m *Model) forward(inputs []float32, labels []uint8, delta []float32, scale
 			}
 			if l < last {
 				for j, v := range y {
-					y[j] = max(v, 0)
+					y[j] = float32(math.Tanh(float64(v)))
 				}
 			}
 		}

@@ -100,7 +100,7 @@ func TestSeed(t *testing.T) {
 	require.Equal(t, a.Params(), b.Params())
 	require.NotEqual(t, a.Params()[0].Value, c.Params()[0].Value)
 	for _, v := range a.Params()[0].Value {
-		require.LessOrEqual(t, math.Abs(float64(v)), math.Sqrt(6./4))
+		require.LessOrEqual(t, math.Abs(float64(v)), math.Sqrt(3./4))
 	}
 }
 

@@ -179,7 +179,7 @@ func (p *Panel) draw(on canvas, x axis, y0 float64, last bool) {
 	for i := len(p.Curves) - 1; i >= 0; i-- {
 		c := &p.Curves[i]
 		on.text(point{legend, y0 - 9}, c.Label, 12, muted, right)
-		legend -= textWidth(c.Label, 12) + 8
+		legend -= textWidth(c.Label, 12)*1.12 + 8 // an SVG may be shown in a wider font
 		on.line([]point{{legend - 22, y0 - 13}, {legend, y0 - 13}}, styles[c.Style])
 		legend -= 22 + 18
 	}

@@ -1,0 +1,48 @@
+// Command allreduce is the smallest complete program: every rank adds up a
+// vector with the others and prints the sum.
+//
+//	go run ./cmd/c10d run -n 3 -- go run ./examples/allreduce
+//	torchrun --no-python --nproc-per-node 3 ./allreduce
+package main
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"log"
+	"os"
+
+	"github.com/c10d-go/c10d/backend"
+	"github.com/c10d-go/c10d/pg"
+	"github.com/c10d-go/c10d/tensor"
+)
+
+func main() {
+	if err := run(context.Background(), os.Stdout, pg.InitOptions{}); err != nil {
+		log.Fatal(err)
+	}
+}
+
+func run(ctx context.Context, out io.Writer, o pg.InitOptions) error {
+	g, err := pg.Init(ctx, "env://", o) // rank, size and address from the launcher's environment
+	if err != nil {
+		return err
+	}
+	defer g.Close()
+
+	v := []float32{float32(g.Rank()), 0.5} // every rank has its own
+	t, err := tensor.Of(v, len(v))         // a tensor over v, no copy
+	if err != nil {
+		return err
+	}
+	w, err := g.AllReduce(ctx, []*tensor.Tensor{t}, backend.AllReduceOptions{Op: backend.Sum})
+	if err != nil {
+		return err // the call was wrong: nothing was sent
+	}
+	// ... compute something else meanwhile ...
+	if err := w.Wait(ctx); err != nil {
+		return err // what happened on the wire; names the operation and the rank at fault
+	}
+	fmt.Fprintf(out, "rank %d of %d has %v\n", g.Rank(), g.Size(), v)
+	return nil
+}

@@ -1,0 +1,245 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"math"
+	"os"
+	"strings"
+	"time"
+
+	"github.com/c10d-go/c10d/backend"
+	"github.com/c10d-go/c10d/ddp"
+	"github.com/c10d-go/c10d/examples/internal/dataset"
+	"github.com/c10d-go/c10d/examples/internal/mlp"
+	"github.com/c10d-go/c10d/pg"
+	"github.com/c10d-go/c10d/tensor"
+	"github.com/c10d-go/c10d/work"
+)
+
+// errOtherRank is matched when this rank ends because of what another one found.
+var errOtherRank = errors.New("another rank failed")
+
+// runRank joins the group, trains, and on rank 0 reports.
+func runRank(ctx context.Context, c *config, stdout io.Writer, stderr *os.File) (err error) {
+	start := time.Now()
+	data, err := loadData(c)
+	if err != nil {
+		return err
+	}
+	g, err := pg.Init(ctx, c.init, pg.InitOptions{Options: pg.Options{Backend: c.backend, Timeout: c.timeout}})
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, g.Close()) }()
+
+	r := &rank{config: c, group: g}
+	if r.trainer, err = newTrainer(c, data, g.Rank(), g.Size()); err != nil {
+		return err
+	}
+	from, err := r.resume(ctx)
+	if err != nil {
+		return err
+	}
+	params, err := tensors(r.model.Params())
+	if err != nil {
+		return err
+	}
+	// From here on every rank has rank 0's parameters, and gradients that are
+	// announced with Ready are averaged over the ranks by Finish.
+	d, err := ddp.New(ctx, g, params, ddp.Options{BucketCap: c.bucketKiB << 10, FirstBucket: c.bucketKiB << 10})
+	if err != nil {
+		return err
+	}
+	r.reducer = d
+
+	progress := newProgress(stderr, g.Rank() == 0, c, from, data.Train.Len(), g.Size())
+	training := time.Now()
+	if err := r.train(ctx, from, progress); err != nil {
+		progress.end()
+		return err
+	}
+	progress.end()
+	trained := time.Since(training)
+
+	sum := digest(r.model.Params())
+	identical, err := r.sameEverywhere(ctx, sum)
+	if err != nil {
+		return err
+	}
+	// Close tells the others that this rank has left. Nobody must need it then.
+	if err := wait(ctx)(g.Barrier(ctx, backend.BarrierOptions{})); err != nil {
+		return err
+	}
+	if g.Rank() != 0 {
+		return nil
+	}
+	rep := r.report(identical, sum)
+	rep.Buckets = len(d.Buckets())
+	if m := d.Stats().Mean; m.Comm > 0 {
+		rep.Overlap = round(m.Overlap.Seconds()/m.Comm.Seconds(), 3)
+	}
+	rep.Seconds = round(time.Since(start).Seconds(), 3)
+	rep.ImagesPerSecond = math.Round(float64(c.epochs-from) * float64(data.Train.Len()) / trained.Seconds())
+	var single *history
+	if c.compare {
+		if single, err = r.compare(ctx, rep); err != nil {
+			return err
+		}
+	}
+	return r.publish(stdout, rep, single)
+}
+
+func loadData(c *config) (*dataset.Data, error) {
+	if c.data == "" {
+		return dataset.Digits()
+	}
+	return dataset.LoadIDX(c.data)
+}
+
+// rank is one member of the training.
+type rank struct {
+	*trainer
+	config  *config
+	group   *pg.ProcessGroup
+	history history // of the whole training; on rank 0
+}
+
+// train runs the epochs from the given one on.
+func (r *rank) train(ctx context.Context, from int, progress *progress) error {
+	for epoch := from; epoch < r.config.epochs; epoch++ {
+		losses, err := r.epoch(ctx, epoch, progress.step)
+		if err != nil {
+			return err
+		}
+		loss, correct := r.evaluate()
+
+		// Every rank knows its own share. One all-reduce an epoch makes sums of all of them.
+		sums := append(losses, loss, float64(correct))
+		t, err := tensor.Of(sums, len(sums))
+		if err != nil {
+			return err
+		}
+		if err := wait(ctx)(r.group.AllReduce(ctx, []*tensor.Tensor{t}, backend.AllReduceOptions{Op: backend.Sum})); err != nil {
+			return err
+		}
+		if r.rank != 0 {
+			continue
+		}
+		n := len(losses)
+		r.history.record(r.trainer, sums[:n], sums[n], sums[n+1])
+		progress.epoch(&r.history)
+		if err := r.save(epoch + 1); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// wait returns a function that waits for the Work of a call, unless the call was wrong.
+func wait(ctx context.Context) func(*work.Work, error) error {
+	return func(w *work.Work, err error) error {
+		if err != nil {
+			return err
+		}
+		return w.Wait(ctx)
+	}
+}
+
+// tensors are the parameters as DDP wants them: tensors over the model's own slices.
+func tensors(params []*mlp.Param) ([]ddp.Param, error) {
+	var out []ddp.Param
+	for _, p := range params {
+		value, err := tensor.Of(p.Value, p.Shape...)
+		if err != nil {
+			return nil, err
+		}
+		grad, err := tensor.Of(p.Grad, p.Shape...)
+		if err != nil {
+			return nil, err
+		}
+		out = append(out, ddp.Param{Name: p.Name, Value: value, Grad: grad})
+	}
+	return out, nil
+}
+
+// digest is the SHA-256 of the bits of all parameters.
+func digest(params []*mlp.Param) [sha256.Size]byte {
+	h := sha256.New()
+	var b []byte
+	for _, p := range params {
+		b = b[:0]
+		for _, v := range p.Value {
+			b = binary.LittleEndian.AppendUint32(b, math.Float32bits(v))
+		}
+		h.Write(b)
+	}
+	return [sha256.Size]byte(h.Sum(nil))
+}
+
+// sameEverywhere reports whether all ranks have the same digest.
+func (r *rank) sameEverywhere(ctx context.Context, sum [sha256.Size]byte) (bool, error) {
+	mine, err := tensor.Of(sum[:], len(sum))
+	if err != nil {
+		return false, err
+	}
+	gathered := make([]byte, r.size*len(sum))
+	all, err := tensor.Of(gathered, r.size, len(sum))
+	if err != nil {
+		return false, err
+	}
+	if err := wait(ctx)(r.group.AllGatherIntoTensor(ctx, all, mine, backend.AllGatherOptions{})); err != nil {
+		return false, err
+	}
+	return bytes.Equal(gathered, bytes.Repeat(sum[:], r.size)), nil
+}
+
+// compare trains once more in this process alone and writes into the report
+// how far the parameters are from each other. It returns the other training.
+func (r *rank) compare(ctx context.Context, rep *report) (*history, error) {
+	start := time.Now()
+	single, h, err := trainAlone(ctx, r.config, r.data)
+	if err != nil {
+		return nil, fmt.Errorf("ddp: the single process to compare with: %w", err)
+	}
+	rep.Compare = difference(single.model.Params(), r.model.Params())
+	rep.Compare.Accuracy = round(h.Accuracy[len(h.Accuracy)-1], 6)
+	rep.Compare.Loss = round(h.Train[len(h.Train)-1], 6)
+	rep.Compare.Seconds = round(time.Since(start).Seconds(), 3)
+	return h, nil
+}
+
+// difference compares the parameters of two trainings.
+func difference(want, got []*mlp.Param) *comparison {
+	c := new(comparison)
+	var sum, norm float64
+	for k, p := range want {
+		for i, v := range p.Value {
+			d := math.Abs(float64(v) - float64(got[k].Value[i]))
+			c.MaxAbs = max(c.MaxAbs, d)
+			sum += d * d
+			norm += float64(v) * float64(v)
+		}
+	}
+	if sum > 0 {
+		c.Relative = math.Sqrt(sum / norm)
+	}
+	return c
+}
+
+// storeName is the kind of store for the report.
+func storeName(init string) string {
+	scheme, _, _ := strings.Cut(init, "://")
+	switch scheme {
+	case "", "env":
+		return "tcp"
+	case "rediss":
+		return "redis"
+	}
+	return scheme
+}

@@ -1,0 +1,127 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+
+	"github.com/c10d-go/c10d/backend"
+	"github.com/c10d-go/c10d/examples/internal/checkpoint"
+	"github.com/c10d-go/c10d/tensor"
+)
+
+// state describes a checkpoint: what the training was, and how far it came.
+// The numbers beside it are the parameters and then the optimizer's velocities.
+type state struct {
+	Data     string
+	Sizes    []int
+	Batch    int
+	Rate     float64
+	Momentum float64
+	Seed     uint64
+	Epoch    int
+	History  history
+}
+
+func (r *rank) state(epoch int) state {
+	c, train := r.config, &r.data.Train
+	return state{
+		Data:  r.data.Name,
+		Sizes: slices.Concat([]int{train.Features}, c.hidden, []int{train.Classes}),
+		Batch: c.batch, Rate: c.rate, Momentum: c.momentum, Seed: c.seed,
+		Epoch: epoch, History: r.history,
+	}
+}
+
+// numbers are the slices that a training changes, the model's own.
+func (r *rank) numbers() [][]float32 {
+	var out [][]float32
+	for _, p := range r.model.Params() {
+		out = append(out, p.Value)
+	}
+	return append(out, r.optimizer.Velocity(r.model.Params())...)
+}
+
+// save writes the checkpoint of rank 0, whose parameters are everybody's.
+func (r *rank) save(epoch int) error {
+	if r.config.checkpoint == "" {
+		return nil
+	}
+	return checkpoint.Write(r.config.checkpoint, r.state(epoch), r.numbers())
+}
+
+// resume returns the epoch to begin with. Rank 0 alone reads the checkpoint, so
+// that the file need not be on every machine, and gives the others what is in it.
+func (r *rank) resume(ctx context.Context) (epoch int, err error) {
+	if !r.config.resume {
+		return 0, nil
+	}
+	if r.rank == 0 {
+		epoch, err = r.load()
+	}
+	if err != nil {
+		epoch = -1
+	}
+	at := []int64{int64(epoch)}
+	if err := errors.Join(err, broadcast(ctx, r, at)); err != nil {
+		return 0, err
+	}
+	if at[0] < 0 {
+		return 0, fmt.Errorf("ddp: rank 0 could not resume: %w", errOtherRank)
+	}
+	for _, s := range r.numbers() {
+		if err := broadcast(ctx, r, s); err != nil {
+			return 0, err
+		}
+	}
+	return int(at[0]), nil
+}
+
+// broadcast gives every rank the elements of rank 0.
+func broadcast[T tensor.Element](ctx context.Context, r *rank, elements []T) error {
+	t, err := tensor.Of(elements, len(elements))
+	if err != nil {
+		return err
+	}
+	return wait(ctx)(r.group.Broadcast(ctx, []*tensor.Tensor{t}, backend.BroadcastOptions{Root: 0}))
+}
+
+// load reads the checkpoint into the model, unless it is of another training.
+func (r *rank) load() (epoch int, err error) {
+	path := r.config.checkpoint
+	var was state
+	numbers, err := checkpoint.Read(path, &was)
+	if err != nil {
+		return 0, err
+	}
+	now := r.state(0)
+	for _, c := range []struct {
+		flag      string
+		was, now  any
+		different bool
+	}{
+		{"-data", was.Data, now.Data, was.Data != now.Data},
+		{"-hidden: layers", was.Sizes, now.Sizes, !slices.Equal(was.Sizes, now.Sizes)},
+		{"-batch", was.Batch, now.Batch, was.Batch != now.Batch},
+		{"-lr", was.Rate, now.Rate, was.Rate != now.Rate},
+		{"-momentum", was.Momentum, now.Momentum, was.Momentum != now.Momentum},
+		{"-seed", was.Seed, now.Seed, was.Seed != now.Seed},
+	} {
+		if c.different {
+			return 0, fmt.Errorf("ddp: checkpoint %s is of another training: %s is %v there and %v here", path, c.flag, c.was, c.now)
+		}
+	}
+	if was.Epoch < 1 || was.Epoch >= r.config.epochs {
+		return 0, fmt.Errorf("ddp: checkpoint %s is after epoch %d; -epochs %d leaves nothing to do", path, was.Epoch, r.config.epochs)
+	}
+	mine := r.numbers()
+	if !slices.EqualFunc(mine, numbers, func(a, b []float32) bool { return len(a) == len(b) }) {
+		return 0, fmt.Errorf("ddp: checkpoint %s: its numbers do not fit its description", path)
+	}
+	for i, s := range numbers {
+		copy(mine[i], s)
+	}
+	r.history = was.History
+	return was.Epoch, nil
+}

@@ -1,0 +1,128 @@
+package main
+
+import (
+	"context"
+	"crypto/tls"
+	"encoding/json"
+	"flag"
+	"fmt"
+	"log/slog"
+	"os"
+	"os/signal"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/c10d-go/c10d/store/tcp"
+)
+
+func init() {
+	register(command{name: "store", summary: "serve a TCPStore that outlives the ranks", setup: setupStore})
+}
+
+func setupStore(flags *flag.FlagSet) func(stdio, []string) (int, error) {
+	var o tcp.ServerOptions
+	listen := flags.String("listen", "127.0.0.1:29500", "`host:port` to listen on; port 0 picks a free one, no host means all interfaces")
+	cert := flags.String("tls-cert", "", "PEM `file` with the certificate; the store then speaks TLS, which only Go ranks do")
+	key := flags.String("tls-key", "", "PEM `file` with the certificate's key")
+	token := flags.String("token-file", "", "`file` with a secret that clients must know, which only Go ranks do")
+	flags.IntVar(&o.MaxClients, "max-clients", 0, "most `connections` at a time (0: no limit)")
+	flags.Int64Var(&o.MaxMemory, "max-memory", 0, "most `bytes` of keys and values (0: no limit)")
+	stats := flags.Duration("stats", 0, "print the store's figures to standard error at this `interval`, and at the end")
+	verbose := flags.Bool("v", false, "log clients that are refused")
+	asJSON := flags.Bool("json", false, "print the address, the figures and the end as JSON lines")
+
+	return func(std stdio, args []string) (int, error) {
+		if len(args) > 0 {
+			return 0, usagef("unexpected argument %q", args[0])
+		}
+		if (*cert == "") != (*key == "") {
+			return 0, usagef("-tls-cert and -tls-key go together")
+		}
+		if *stats < 0 {
+			return 0, usagef("-stats %v", *stats)
+		}
+		if *cert != "" {
+			pair, err := tls.LoadX509KeyPair(*cert, *key)
+			if err != nil {
+				return 1, err
+			}
+			o.TLS = &tls.Config{Certificates: []tls.Certificate{pair}, MinVersion: tls.VersionTLS12}
+		}
+		if *token != "" {
+			text, err := os.ReadFile(*token)
+			if err != nil {
+				return 1, err
+			}
+			if o.Token = strings.TrimSpace(string(text)); o.Token == "" {
+				return 1, fmt.Errorf("%s holds no token", *token)
+			}
+		}
+		if *verbose {
+			o.Logger = slog.New(slog.NewTextHandler(std.err, nil))
+		}
+		ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM, syscall.SIGHUP)
+		defer stop()
+		server, err := tcp.Listen(ctx, *listen, o)
+		if err != nil {
+			return 1, err
+		}
+		defer server.Close()
+
+		say := func(v any, text string) error {
+			if *asJSON {
+				return json.NewEncoder(std.out).Encode(v)
+			}
+			_, err := fmt.Fprintln(std.out, text)
+			return err
+		}
+		addr := server.Addr().String()
+		if err := say(map[string]string{"event": "listening", "addr": addr}, "listening on "+addr); err != nil {
+			return 1, err
+		}
+		var tick <-chan time.Time
+		if *stats > 0 {
+			t := time.NewTicker(*stats)
+			defer t.Stop()
+			tick = t.C
+		}
+		figures := func() {
+			if *stats > 0 {
+				printFigures(std, server.Stats(), *asJSON)
+			}
+		}
+		for {
+			select {
+			case <-tick:
+				figures()
+			case <-ctx.Done():
+				figures()
+				if err := server.Close(); err != nil {
+					return 1, err
+				}
+				return 0, say(map[string]string{"event": "closed"}, "closed")
+			}
+		}
+	}
+}
+
+// figures are a store's Stats as JSON.
+type figures struct {
+	Event    string `json:"event"`
+	Clients  int    `json:"clients"`
+	Accepted int64  `json:"accepted"`
+	Refused  int64  `json:"refused"`
+	Keys     int    `json:"keys"`
+	Queues   int    `json:"queues"`
+	Waiting  int    `json:"waiting"`
+	Bytes    int64  `json:"bytes"`
+}
+
+func printFigures(std stdio, s tcp.Stats, asJSON bool) {
+	if asJSON {
+		json.NewEncoder(std.out).Encode(figures{"stats", s.Clients, s.Accepted, s.Refused, s.Keys, s.Queues, s.Waiting, s.Bytes})
+		return
+	}
+	fmt.Fprintf(std.err, "c10d store: %d clients (%d so far, %d refused), %d keys, %d queues, %d keys waited for, %d bytes\n",
+		s.Clients, s.Accepted, s.Refused, s.Keys, s.Queues, s.Waiting, s.Bytes)
+}

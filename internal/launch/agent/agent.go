@@ -1,0 +1,658 @@
+package agent
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/c10d-go/c10d/store"
+	"github.com/c10d-go/c10d/store/tcp"
+)
+
+const (
+	// DefaultGrace is torchrun's: time enough to write a checkpoint.
+	DefaultGrace = 30 * time.Second
+
+	// DefaultMeeting is how long agents wait for each other, torchrun's 15
+	// minutes: an allocation's nodes boot at different speeds.
+	DefaultMeeting = 15 * time.Minute
+
+	// giveUp is how long after SIGKILL the agent waits for a process to go. One
+	// that is stuck in the kernel (a dead network file system) may never.
+	giveUp = 10 * time.Second
+
+	// farewell is how long node 0 keeps the agents' store for the others to
+	// read the result.
+	farewell = 10 * time.Second
+)
+
+// Job says what to run. Command and Procs are required.
+type Job struct {
+	Command []string // program and arguments
+	Procs   int      // ranks on this node
+
+	Nodes, NodeRank int    // 0 nodes means 1
+	MasterAddr      string // this host's, for node 0; empty means 127.0.0.1, for one node only
+	MasterPort      int    // 0 means a free one, for one node only
+	RunID           string // the job's name; node 0's counts; empty means a random one
+
+	MaxRestarts int           // attempts after the first
+	Grace       time.Duration // between a signal and SIGKILL; 0 means DefaultGrace, below 0 none
+	Meeting     time.Duration // how long to wait for the other nodes; 0 means DefaultMeeting
+
+	Env            []string  // the ranks' further environment; nil means this process's
+	Stdout, Stderr io.Writer // what the ranks print; nil discards. The agent uses them from one goroutine at a time
+	Color          bool      // colour the prefixes
+	NoPrefix       bool      // pass output on byte by byte
+	LogDir         string    // if set, rank k's output goes to the file rank<k>.log there
+	Tee            bool      // with LogDir, also to Stdout and Stderr
+
+	Signals <-chan os.Signal                 // passed on to the ranks
+	Guard   []string                         // command that calls Guard; nil means no guard
+	Logf    func(format string, args ...any) // told of attempts and signals; nil means silence
+}
+
+// Failure is the end of a rank that failed.
+type Failure struct {
+	Rank      int       `json:"rank"`
+	LocalRank int       `json:"local_rank"`
+	Host      string    `json:"host"`
+	PID       int       `json:"pid"`
+	ExitCode  int       `json:"exit_code"` // 128 plus the signal for one that a signal ended
+	Signal    string    `json:"signal,omitempty"`
+	Time      time.Time `json:"time"`
+	ErrorFile string    `json:"error_file,omitempty"` // if the rank wrote one
+	Message   string    `json:"message,omitempty"`    // what is in it
+	Stderr    []string  `json:"stderr,omitempty"`     // last lines
+}
+
+func (f *Failure) how() string {
+	if f.Signal != "" {
+		return "signal " + f.Signal
+	}
+	return "exit code " + strconv.Itoa(f.ExitCode)
+}
+
+// Summary is how a job ended.
+type Summary struct {
+	OK       bool      `json:"ok"`
+	ExitCode int       `json:"exit_code"` // the first failure's
+	RunID    string    `json:"run_id"`
+	Ranks    int       `json:"ranks"` // of all nodes
+	Restarts int       `json:"restarts"`
+	Signal   string    `json:"signal,omitempty"` // the first that the agent passed on
+	Seconds  float64   `json:"seconds"`
+	First    *Failure  `json:"first,omitempty"`  // of the last attempt, on any node
+	Others   []Failure `json:"others,omitempty"` // on this node, in order, of ranks that a signal of the agent did not end
+}
+
+// Report describes the failure to a reader. It is empty for a job that succeeded.
+func (s *Summary) Report() string {
+	if s.First == nil {
+		return ""
+	}
+	f := s.First
+	var b strings.Builder
+	line := func(name, format string, args ...any) {
+		text := strings.TrimRight(fmt.Sprintf(format, args...), "\n")
+		fmt.Fprintf(&b, "  %-11s %s\n", name, strings.ReplaceAll(text, "\n", "\n"+strings.Repeat(" ", 14)))
+	}
+	fmt.Fprintf(&b, "rank %d of %d failed first\n", f.Rank, s.Ranks)
+	line("ended with", "%s", f.how())
+	line("time", "%s", f.Time.Format("2006-01-02 15:04:05.000 MST"))
+	line("where", "host %s, local rank %d, pid %d", f.Host, f.LocalRank, f.PID)
+	if f.ErrorFile != "" {
+		line("error file", "%s", f.ErrorFile)
+		line("error", "%s", f.Message)
+	}
+	if len(f.Stderr) > 0 {
+		line("last lines", "%s", strings.Join(f.Stderr, "\n"))
+	}
+	for _, o := range s.Others {
+		line("then", "rank %d, %s, %v later", o.Rank, o.how(), o.Time.Sub(f.Time).Round(time.Millisecond))
+	}
+	if s.Restarts > 0 {
+		line("restarts", "%d", s.Restarts)
+	}
+	return b.String()
+}
+
+func (j *Job) check() error {
+	switch {
+	case len(j.Command) == 0:
+		return errors.New("no command")
+	case j.Procs < 1:
+		return fmt.Errorf("%d ranks on this node", j.Procs)
+	case j.Nodes < 1 || j.NodeRank < 0 || j.NodeRank >= j.Nodes:
+		return fmt.Errorf("node %d is not within %d nodes", j.NodeRank, j.Nodes)
+	case j.Nodes > 1 && (j.MasterAddr == "" || j.MasterPort == 0):
+		return fmt.Errorf("%d nodes need the address and port of node 0", j.Nodes)
+	case j.MasterPort < 0 || j.MasterPort > 65535:
+		return fmt.Errorf("no port %d", j.MasterPort)
+	case j.MaxRestarts < 0:
+		return fmt.Errorf("%d restarts", j.MaxRestarts)
+	case j.Tee && j.LogDir == "":
+		return errors.New("tee without a log directory")
+	}
+	return nil
+}
+
+// Run runs the job to its end. Its error is one of the agent: a command that
+// cannot be started, a port that is taken, nodes that did not come. A rank that
+// fails is in the Summary. When ctx ends, that counts as a SIGTERM.
+func Run(ctx context.Context, j Job) (*Summary, error) {
+	if j.Nodes == 0 {
+		j.Nodes = 1
+	}
+	if j.Grace == 0 {
+		j.Grace = DefaultGrace
+	}
+	if j.Meeting == 0 {
+		j.Meeting = DefaultMeeting
+	}
+	if j.Env == nil {
+		j.Env = os.Environ()
+	}
+	if j.Logf == nil {
+		j.Logf = func(string, ...any) {}
+	}
+	if err := j.check(); err != nil {
+		return nil, fmt.Errorf("agent: %w", err)
+	}
+	if j.MasterAddr == "" {
+		j.MasterAddr = "127.0.0.1"
+	}
+	a := &agent{Job: j, out: newOutput(j.Stdout, j.Stderr)}
+	a.host, _ = os.Hostname()
+	s, err := a.run(ctx)
+	if err != nil {
+		return nil, fmt.Errorf("agent: %w", err)
+	}
+	return s, nil
+}
+
+type agent struct {
+	Job
+	out   *output
+	host  string
+	dir   string      // of error files
+	nodes store.Store // where the agents meet
+	guard *guard
+
+	base, size int       // this node's first rank; ranks of all nodes
+	signal     os.Signal // the first one passed on
+}
+
+func (a *agent) run(ctx context.Context) (_ *Summary, err error) {
+	start := time.Now()
+	if a.dir, err = os.MkdirTemp("", "c10d-run-"); err != nil {
+		return nil, err
+	}
+	keep := false
+	defer func() {
+		if !keep {
+			os.RemoveAll(a.dir)
+		}
+	}()
+	if a.LogDir != "" {
+		if err := os.MkdirAll(a.LogDir, 0o777); err != nil {
+			return nil, err
+		}
+	}
+	if a.guard, err = startGuard(a.Guard); err != nil {
+		return nil, err
+	}
+	defer a.guard.close()
+	if err := a.meet(ctx); a.signal != nil {
+		return a.interrupted(start, err == nil), nil
+	} else if err != nil {
+		return nil, err
+	}
+	defer a.part()
+
+	s := &Summary{RunID: a.RunID, Ranks: a.size}
+	for {
+		end, failures, err := a.attempt(ctx, s.Restarts)
+		if err != nil {
+			return nil, err
+		}
+		if end.OK || a.signal != nil || ctx.Err() != nil || s.Restarts == a.MaxRestarts {
+			s.OK, s.First = end.OK, end.First
+			s.Others = slices.DeleteFunc(failures, func(f Failure) bool { return end.First != nil && f.Rank == end.First.Rank })
+			break
+		}
+		s.Restarts++
+		a.Logf("rank %d failed (%s); restart %d of %d", end.First.Rank, end.First.how(), s.Restarts, a.MaxRestarts)
+	}
+	if s.First != nil {
+		s.ExitCode = s.First.ExitCode
+	}
+	keep = s.First != nil && s.First.ErrorFile != ""
+	if a.signal != nil {
+		s.Signal = signalName(a.signal)
+	}
+	s.Seconds = time.Since(start).Seconds()
+	return s, nil
+}
+
+// interrupted is the summary of a job that a signal ended before it began.
+func (a *agent) interrupted(start time.Time, met bool) *Summary {
+	if met {
+		a.nodes.Close()
+	}
+	return &Summary{
+		ExitCode: signalCode(a.signal), Signal: signalName(a.signal),
+		RunID: a.RunID, Seconds: time.Since(start).Seconds(),
+	}
+}
+
+// meet meets the other nodes' agents and finds out which ranks are here.
+func (a *agent) meet(ctx context.Context) error {
+	ctx, cancel := context.WithTimeoutCause(ctx, a.Meeting, fmt.Errorf("not all %d nodes came within %v", a.Nodes, a.Meeting))
+	defer cancel()
+	ctx, stop := a.untilSignal(ctx)
+	defer stop()
+	if a.RunID == "" {
+		a.RunID = strings.ToLower(rand.Text())
+	}
+	if a.Nodes == 1 {
+		a.nodes = store.NewHash()
+	} else {
+		st, err := tcp.New(ctx, net.JoinHostPort(a.MasterAddr, strconv.Itoa(a.MasterPort)), tcp.Options{
+			Server: a.NodeRank == 0, Listen: ":" + strconv.Itoa(a.MasterPort), Timeout: a.Meeting,
+		})
+		if err != nil {
+			return err
+		}
+		a.nodes = st
+	}
+	a.nodes.SetTimeout(-1)
+	err := func() error {
+		if err := a.nodes.Set(ctx, nodeKey(a.NodeRank), strconv.AppendInt(nil, int64(a.Procs), 10)); err != nil {
+			return err
+		}
+		for n := range a.Nodes {
+			v, err := a.nodes.Get(ctx, nodeKey(n))
+			if err != nil {
+				return fmt.Errorf("waiting for node %d of %d: %w", n, a.Nodes, err)
+			}
+			procs, err := store.ParseNumber(v)
+			if err != nil || procs < 1 || procs > 1<<20 {
+				return fmt.Errorf("node %d says that it has %q ranks", n, v)
+			}
+			if n < a.NodeRank {
+				a.base += int(procs)
+			}
+			a.size += int(procs)
+		}
+		if a.NodeRank == 0 {
+			return a.nodes.Set(ctx, "run_id", []byte(a.RunID))
+		}
+		id, err := a.nodes.Get(ctx, "run_id")
+		a.RunID = string(id)
+		return err
+	}()
+	if err != nil {
+		a.nodes.Close()
+		if cause := context.Cause(ctx); cause != nil && ctx.Err() == context.DeadlineExceeded {
+			err = fmt.Errorf("%w: %w", cause, err)
+		}
+	}
+	return err
+}
+
+// untilSignal returns a context that the first signal ends, until stop is called.
+func (a *agent) untilSignal(ctx context.Context) (_ context.Context, stop func()) {
+	ctx, cancel := context.WithCancel(ctx)
+	stopped := make(chan struct{})
+	var watch sync.WaitGroup
+	watch.Go(func() {
+		select {
+		case a.signal = <-a.Signals:
+			cancel()
+		case <-stopped:
+		}
+	})
+	return ctx, func() {
+		close(stopped)
+		watch.Wait()
+		cancel()
+	}
+}
+
+func nodeKey(n int) string { return "node/" + strconv.Itoa(n) }
+
+// part leaves the agents' store, node 0 as the last.
+func (a *agent) part() {
+	if a.Nodes > 1 {
+		ctx, cancel := context.WithTimeout(context.Background(), farewell)
+		defer cancel()
+		n, err := a.nodes.Add(ctx, "left", 1)
+		if err == nil && n == int64(a.Nodes) {
+			a.nodes.Set(ctx, "all_left", nil)
+		}
+		if a.NodeRank == 0 {
+			a.nodes.Wait(ctx, "all_left")
+		}
+	}
+	a.nodes.Close()
+}
+
+// ending is the result of an attempt, the same on all nodes.
+type ending struct {
+	OK    bool
+	First *Failure
+}
+
+// declare makes e the attempt's ending unless it has one.
+func (a *agent) declare(key string, e ending) {
+	ctx, cancel := context.WithTimeout(context.Background(), farewell)
+	defer cancel()
+	text, err := json.Marshal(e)
+	if err == nil {
+		_, err = a.nodes.CompareSet(ctx, key, nil, text)
+	}
+	if err != nil {
+		a.Logf("telling the other nodes: %v", err)
+	}
+}
+
+// done counts this node among those whose ranks have all succeeded.
+func (a *agent) done(doneKey, endKey string) {
+	ctx, cancel := context.WithTimeout(context.Background(), farewell)
+	defer cancel()
+	if n, err := a.nodes.Add(ctx, doneKey, 1); err == nil && n == int64(a.Nodes) {
+		a.declare(endKey, ending{OK: true})
+	}
+}
+
+// attempt runs the ranks once. The failures are this node's, in order.
+func (a *agent) attempt(ctx context.Context, restarts int) (end ending, failures []Failure, err error) {
+	prefix := "attempt/" + strconv.Itoa(restarts) + "/"
+	endKey := prefix + "end"
+	addr, closeStore, err := a.rankStore(ctx, prefix+"store")
+	if a.signal != nil && err != nil {
+		end.First = &Failure{
+			Rank: a.base, Host: a.host, ExitCode: signalCode(a.signal), Signal: signalName(a.signal), Time: time.Now(),
+		}
+		a.declare(endKey, end)
+		return end, nil, nil
+	}
+	if err != nil {
+		return end, nil, err
+	}
+	defer closeStore()
+
+	watching, stopWatching := context.WithCancel(context.Background())
+	ends := make(chan ending, 1)
+	var watcher sync.WaitGroup
+	watcher.Go(func() {
+		text, err := a.nodes.Get(watching, endKey)
+		var e ending
+		if err == nil {
+			err = json.Unmarshal(text, &e)
+		}
+		if err != nil {
+			e = ending{First: &Failure{
+				Rank: -1, ExitCode: 1, Host: a.MasterAddr, Time: time.Now(),
+				Message: "the agent of node 0 is gone", Stderr: []string{err.Error()},
+			}}
+		}
+		ends <- e
+	})
+	defer watcher.Wait()
+	defer stopWatching()
+
+	exits := make(chan exit, a.Procs)
+	var ranks []*rank
+	var startErr error
+	for local := range a.Procs {
+		r, err := a.start(local, restarts, addr, exits)
+		if err != nil {
+			startErr = err
+			break
+		}
+		ranks = append(ranks, r)
+	}
+	each := func(sig syscall.Signal) {
+		for _, r := range ranks {
+			r.signal(sig)
+		}
+	}
+	var grace, hopeless <-chan time.Time
+	var told, failed, over bool // ranks were told to end; one failed; the attempt has its ending
+	var sent []string           // signals
+	terminate := func(sig syscall.Signal) {
+		if hopeless != nil {
+			return
+		}
+		told = true
+		sent = append(sent, signalName(sig), signalName(syscall.SIGKILL))
+		if sig == syscall.SIGKILL || a.Grace < 0 {
+			each(syscall.SIGKILL)
+			hopeless = time.After(giveUp)
+		} else if each(sig); grace == nil {
+			grace = time.After(a.Grace)
+		}
+	}
+	if startErr != nil {
+		failed = true
+		terminate(syscall.SIGKILL)
+		a.declare(endKey, ending{First: &Failure{
+			Rank: a.base + len(ranks), LocalRank: len(ranks), Host: a.host, ExitCode: 127, Time: time.Now(),
+			Stderr: []string{startErr.Error()},
+		}})
+	}
+
+	canceled := ctx.Done()
+	live := len(ranks)
+	for live > 0 || !over {
+		select {
+		case x := <-exits:
+			live--
+			if x.code != 0 {
+				f := a.failure(x)
+				if !told || !slices.Contains(sent, f.Signal) {
+					failures = append(failures, f)
+				}
+				failed = true
+				if !told {
+					terminate(syscall.SIGTERM)
+				}
+				if !over {
+					a.declare(endKey, ending{First: &f})
+				}
+			}
+			if live == 0 && !failed && !over {
+				a.done(prefix+"done", endKey)
+			}
+		case e := <-ends:
+			end, over = e, true
+			if live > 0 && !told {
+				terminate(syscall.SIGTERM)
+			}
+		case sig := <-a.Signals:
+			if a.signal == nil {
+				a.signal = sig
+				a.Logf("%s: passed on to the ranks", signalName(sig))
+				s, _ := sig.(syscall.Signal)
+				terminate(s)
+			} else {
+				a.Logf("%s again: killing the ranks", signalName(sig))
+				terminate(syscall.SIGKILL)
+			}
+		case <-canceled:
+			canceled = nil
+			terminate(syscall.SIGTERM)
+		case <-grace:
+			grace = nil
+			a.Logf("killing the ranks that are left after %v", a.Grace)
+			terminate(syscall.SIGKILL)
+		case <-hopeless:
+			return end, nil, fmt.Errorf("%d of %d ranks did not end %v after SIGKILL", live, len(ranks), giveUp)
+		}
+	}
+	return end, failures, startErr
+}
+
+// rankStore makes the store that the ranks of an attempt meet in.
+func (a *agent) rankStore(ctx context.Context, key string) (addr string, done func(), err error) {
+	if a.NodeRank > 0 {
+		ctx, stop := a.untilSignal(ctx)
+		defer stop()
+		v, err := a.nodes.Get(ctx, key)
+		return string(v), func() {}, err
+	}
+	host, port := "", 0
+	if a.Nodes == 1 {
+		port = a.MasterPort
+		if ip := net.ParseIP(a.MasterAddr); a.MasterAddr == "localhost" || ip != nil && ip.IsLoopback() {
+			host = a.MasterAddr
+		}
+	}
+	server, err := tcp.Listen(ctx, net.JoinHostPort(host, strconv.Itoa(port)), tcp.ServerOptions{})
+	if err != nil {
+		return "", nil, err
+	}
+	_, p, _ := net.SplitHostPort(server.Addr().String())
+	addr = net.JoinHostPort(a.MasterAddr, p)
+	if err := a.nodes.Set(ctx, key, []byte(addr)); err != nil {
+		server.Close()
+		return "", nil, err
+	}
+	return addr, func() { server.Close() }, nil
+}
+
+// environ is the environment of a rank, the caller's with torchrun's variables.
+func (a *agent) environ(local, restarts int, addr, errorFile string) []string {
+	host, port, _ := net.SplitHostPort(addr)
+	rank, size := strconv.Itoa(a.base+local), strconv.Itoa(a.size)
+	set := [][2]string{
+		{"RANK", rank},
+		{"WORLD_SIZE", size},
+		{"LOCAL_RANK", strconv.Itoa(local)},
+		{"LOCAL_WORLD_SIZE", strconv.Itoa(a.Procs)},
+		{"GROUP_RANK", strconv.Itoa(a.NodeRank)},
+		{"GROUP_WORLD_SIZE", strconv.Itoa(a.Nodes)},
+		{"ROLE_NAME", "default"},
+		{"ROLE_RANK", rank},
+		{"ROLE_WORLD_SIZE", size},
+		{"MASTER_ADDR", host},
+		{"MASTER_PORT", port},
+		{"TORCHELASTIC_RESTART_COUNT", strconv.Itoa(restarts)},
+		{"TORCHELASTIC_MAX_RESTARTS", strconv.Itoa(a.MaxRestarts)},
+		{"TORCHELASTIC_RUN_ID", a.RunID},
+		{"TORCHELASTIC_USE_AGENT_STORE", "True"},
+		{"TORCHELASTIC_ERROR_FILE", errorFile},
+	}
+	isSet := func(name string) bool {
+		return slices.ContainsFunc(a.Env, func(kv string) bool { return strings.HasPrefix(kv, name+"=") })
+	}
+	if !isSet("TORCH_NCCL_ASYNC_ERROR_HANDLING") {
+		set = append(set, [2]string{"TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"})
+	}
+	if !isSet("OMP_NUM_THREADS") && a.Procs > 1 {
+		set = append(set, [2]string{"OMP_NUM_THREADS", "1"}) // as torchrun, so that ranks do not fight for the cores
+	}
+	env := slices.Clone(a.Env)
+	for _, kv := range set {
+		env = append(env, kv[0]+"="+kv[1])
+	}
+	return env // the last of a name counts, see exec.Cmd
+}
+
+// start starts a rank. What ends it later comes through exits.
+func (a *agent) start(local, restarts int, addr string, exits chan<- exit) (*rank, error) {
+	dir := filepath.Join(a.dir, "attempt_"+strconv.Itoa(restarts), strconv.Itoa(local))
+	if err := os.MkdirAll(dir, 0o777); err != nil {
+		return nil, err
+	}
+	r := &rank{
+		rank: a.base + local, local: local, errorFile: filepath.Join(dir, "error.json"),
+		cmd: exec.Command(a.Command[0], a.Command[1:]...), guard: a.guard,
+	}
+	r.cmd.Env = a.environ(local, restarts, addr, r.errorFile)
+	setProcAttr(r.cmd)
+	var log *os.File
+	if a.LogDir != "" {
+		flags := os.O_CREATE | os.O_WRONLY | os.O_APPEND
+		if restarts == 0 {
+			flags |= os.O_TRUNC
+		}
+		var err error
+		if log, err = os.OpenFile(filepath.Join(a.LogDir, fmt.Sprintf("rank%d.log", r.rank)), flags, 0o666); err != nil {
+			return nil, err
+		}
+		if restarts > 0 {
+			fmt.Fprintf(log, "--- restart %d ---\n", restarts)
+		}
+	}
+	show := a.LogDir == "" || a.Tee
+	r.lines = &rankOutput{out: a.out, log: log, show: show}
+	if !a.NoPrefix {
+		r.lines.prefix = prefix(r.rank, a.Color)
+	}
+	return r, r.start(exits)
+}
+
+// failure describes a rank that ended badly.
+func (a *agent) failure(x exit) Failure {
+	f := Failure{
+		Rank: x.rank.rank, LocalRank: x.rank.local, Host: a.host, PID: x.pid,
+		ExitCode: x.code, Signal: x.signal, Time: x.at, Stderr: x.rank.lines.lastLines(),
+	}
+	f.Message = readErrorFile(x.rank.errorFile)
+	if f.Message != "" {
+		f.ErrorFile = x.rank.errorFile
+	}
+	return f
+}
+
+// readErrorFile returns what a rank left in its error file: in torchrun's form
+// the traceback or the message, otherwise the text.
+func readErrorFile(path string) string {
+	const limit = 64 << 10 // tracebacks have a few KiB; the rest stays in the file
+	file, err := os.Open(path)
+	if err != nil {
+		return ""
+	}
+	defer file.Close()
+	text, err := io.ReadAll(io.LimitReader(file, limit))
+	if err != nil {
+		return ""
+	}
+	var outer struct{ Message json.RawMessage }
+	if json.Unmarshal(text, &outer) != nil || len(outer.Message) == 0 {
+		return string(text)
+	}
+	var message string
+	if json.Unmarshal(outer.Message, &message) == nil {
+		return message
+	}
+	var inner struct {
+		Message   string
+		ExtraInfo struct {
+			Stack string `json:"py_callstack"`
+		}
+	}
+	if json.Unmarshal(outer.Message, &inner) != nil || inner.ExtraInfo.Stack+inner.Message == "" {
+		return string(text)
+	}
+	if inner.ExtraInfo.Stack != "" {
+		return inner.ExtraInfo.Stack
+	}
+	return inner.Message
+}

@@ -1,0 +1,86 @@
+package agent
+
+import (
+	"bufio"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"os/signal"
+	"strconv"
+	"syscall"
+)
+
+// guard is a process that outlives the agent by a moment: when its standard
+// input ends, it kills the process groups that it was told of, one line each,
+// "+123", and not told to forget, "-123". A nil guard does nothing.
+type guard struct {
+	cmd *exec.Cmd
+	in  *os.File
+}
+
+// Guard is the body of the guard process, for a program that names itself in
+// Job.Guard. It returns when in has ended.
+func Guard(in io.Reader) {
+	signal.Ignore(os.Interrupt, syscall.SIGTERM, syscall.SIGHUP)
+	groups := make(map[int]bool)
+	lines := bufio.NewScanner(in)
+	for lines.Scan() {
+		text := lines.Text()
+		if len(text) < 2 {
+			continue
+		}
+		pid, err := strconv.Atoi(text[1:])
+		if err != nil || pid <= 1 {
+			continue
+		}
+		if text[0] == '+' {
+			groups[pid] = true
+		} else {
+			delete(groups, pid)
+		}
+	}
+	for pid := range groups {
+		killGroup(pid)
+	}
+}
+
+func startGuard(command []string) (*guard, error) {
+	if len(command) == 0 {
+		return nil, nil
+	}
+	theirs, ours, err := os.Pipe()
+	if err != nil {
+		return nil, err
+	}
+	defer theirs.Close()
+	g := &guard{cmd: exec.Command(command[0], command[1:]...), in: ours}
+	g.cmd.Stdin = theirs
+	setGroup(g.cmd)
+	if err := g.cmd.Start(); err != nil {
+		ours.Close()
+		return nil, fmt.Errorf("the guard: %w", err)
+	}
+	return g, nil
+}
+
+func (g *guard) watch(pid int) {
+	if g != nil {
+		fmt.Fprintf(g.in, "+%d\n", pid)
+	}
+}
+
+func (g *guard) forget(pid int) {
+	if g != nil {
+		fmt.Fprintf(g.in, "-%d\n", pid)
+	}
+}
+
+// close ends the guard when there is nothing left to guard.
+func (g *guard) close() {
+	if g != nil {
+		g.cmd.Process.Kill()
+		g.cmd.Wait()
+		g.in.Close()
+	}
+}

@@ -1,0 +1,146 @@
+package agent
+
+import (
+	"bufio"
+	"fmt"
+	"io"
+	"os"
+	"strings"
+	"sync"
+)
+
+const (
+	// maxLine is the longest line that is kept in one piece; the pieces of a
+	// longer one become lines. It is a pipe's capacity on Linux.
+	maxLine = 64 << 10
+
+	// tailLines of tailWidth bytes are kept of each rank's standard error: a
+	// Go panic's first goroutine or a Python traceback, at a terminal's height.
+	tailLines = 20
+	tailWidth = 1 << 10
+)
+
+// output is where all ranks' output goes, a line at a time.
+type output struct {
+	mu             sync.Mutex
+	stdout, stderr io.Writer
+}
+
+func newOutput(stdout, stderr io.Writer) *output {
+	if stdout == nil {
+		stdout = io.Discard
+	}
+	if stderr == nil {
+		stderr = io.Discard
+	}
+	return &output{stdout: stdout, stderr: stderr}
+}
+
+// prefix marks a rank's lines.
+func prefix(rank int, color bool) string {
+	if !color {
+		return fmt.Sprintf("[rank%d] ", rank)
+	}
+	// The six colours of ANSI between black and white.
+	return fmt.Sprintf("\x1b[%dm[rank%d]\x1b[0m ", 31+(rank+5)%6, rank)
+}
+
+// rankOutput is the output of one rank.
+type rankOutput struct {
+	out    *output
+	prefix string // empty: pass bytes on as they come
+	show   bool
+
+	mu   sync.Mutex
+	log  *os.File // nil if there is none
+	tail []string
+	torn bool // the last of tail has no end yet
+}
+
+// copy passes on what comes from r, until its end.
+func (o *rankOutput) copy(r io.Reader, isErr bool) {
+	w := o.out.stdout
+	if isErr {
+		w = o.out.stderr
+	}
+	in := bufio.NewReaderSize(r, maxLine)
+	for {
+		piece, err := o.next(in)
+		if len(piece) > 0 {
+			o.record(piece, isErr)
+			if o.show {
+				o.write(w, piece)
+			}
+		}
+		if err != nil {
+			return
+		}
+	}
+}
+
+// next returns a line with its end, the piece of one, or whatever is there.
+func (o *rankOutput) next(in *bufio.Reader) ([]byte, error) {
+	if o.prefix != "" {
+		line, err := in.ReadSlice('\n')
+		if err == bufio.ErrBufferFull {
+			err = nil
+		}
+		return line, err
+	}
+	if _, err := in.Peek(1); err != nil {
+		return nil, err
+	}
+	piece, err := in.Peek(in.Buffered())
+	piece = append([]byte(nil), piece...)
+	in.Discard(len(piece))
+	return piece, err
+}
+
+// write writes a line in one call, so that it stays whole where others write
+// to the same file.
+func (o *rankOutput) write(w io.Writer, piece []byte) {
+	line := append([]byte(o.prefix), piece...)
+	if o.prefix != "" && line[len(line)-1] != '\n' {
+		line = append(line, '\n')
+	}
+	o.out.mu.Lock()
+	defer o.out.mu.Unlock()
+	w.Write(line)
+}
+
+// record keeps a piece in the log and, of standard error, its last lines.
+func (o *rankOutput) record(piece []byte, isErr bool) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if o.log != nil {
+		o.log.Write(piece)
+	}
+	if !isErr {
+		return
+	}
+	for line := range strings.Lines(string(piece)) {
+		text, whole := strings.CutSuffix(line, "\n")
+		if o.torn {
+			text = o.tail[len(o.tail)-1] + text
+			o.tail = o.tail[:len(o.tail)-1]
+		}
+		o.tail = append(o.tail, text[:min(len(text), tailWidth)])
+		o.tail = o.tail[max(0, len(o.tail)-tailLines):]
+		o.torn = !whole
+	}
+}
+
+func (o *rankOutput) lastLines() []string {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return append([]string(nil), o.tail...)
+}
+
+func (o *rankOutput) close() {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if o.log != nil {
+		o.log.Close()
+		o.log = nil
+	}
+}

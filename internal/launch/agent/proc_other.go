@@ -1,0 +1,28 @@
+//go:build !unix
+
+package agent
+
+import (
+	"os"
+	"os/exec"
+	"syscall"
+)
+
+func setProcAttr(*exec.Cmd) {}
+
+func setGroup(*exec.Cmd) {}
+
+func awaitExit(cmd *exec.Cmd) { cmd.Wait() }
+
+// signalGroup kills the rank: these systems have no other signal to send.
+func signalGroup(p *os.Process, _ syscall.Signal) { p.Kill() }
+
+func killGroup(pid int) {
+	if p, err := os.FindProcess(pid); err == nil {
+		p.Kill()
+	}
+}
+
+func endedBy(*os.ProcessState) (os.Signal, bool) { return nil, false }
+
+func signalName(sig os.Signal) string { return sig.String() }

@@ -1,0 +1,128 @@
+package agent
+
+import (
+	"os"
+	"os/exec"
+	"runtime"
+	"sync"
+	"syscall"
+	"time"
+)
+
+// drain is how long after a rank's end its output is still read. That takes no
+// time unless a process that left the rank's group holds the pipe open.
+const drain = 2 * time.Second
+
+// rank is a process that was started.
+type rank struct {
+	rank, local int
+	errorFile   string
+	cmd         *exec.Cmd
+	lines       *rankOutput
+	guard       *guard
+
+	mu     sync.Mutex
+	reaped bool // the number of its process group may be another's by now
+}
+
+// exit is the end of a rank.
+type exit struct {
+	rank   *rank
+	pid    int
+	code   int
+	signal string
+	at     time.Time
+}
+
+// start starts the process. Its end comes through exits, which must have room.
+func (r *rank) start(exits chan<- exit) error {
+	started := make(chan error)
+	go r.live(started, exits)
+	return <-started
+}
+
+// live holds one thread from the start of the process to its end: the kernel
+// takes the end of the thread that forked for the end of the parent.
+func (r *rank) live(started chan<- error, exits chan<- exit) {
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	defer r.lines.close()
+	var ends [2]*os.File
+	err := r.open(&ends)
+	started <- err
+	if err != nil {
+		return
+	}
+	var readers sync.WaitGroup
+	for i, f := range ends {
+		readers.Go(func() { r.lines.copy(f, i == 1) })
+	}
+	pid := r.cmd.Process.Pid
+	awaitExit(r.cmd)
+	at := time.Now()
+	r.signal(syscall.SIGKILL) // what it left behind
+	r.mu.Lock()
+	r.reaped = true
+	r.mu.Unlock()
+	r.cmd.Wait()
+	r.guard.forget(pid)
+
+	late := time.AfterFunc(drain, func() {
+		for _, f := range ends {
+			f.Close()
+		}
+	})
+	readers.Wait()
+	late.Stop()
+	for _, f := range ends {
+		f.Close()
+	}
+	x := exit{rank: r, pid: pid, code: r.cmd.ProcessState.ExitCode(), at: at}
+	if sig, ok := endedBy(r.cmd.ProcessState); ok {
+		x.code, x.signal = signalCode(sig), signalName(sig)
+	}
+	exits <- x
+}
+
+// open starts the process with its output in pipes and returns their ends.
+func (r *rank) open(ends *[2]*os.File) (err error) {
+	var theirs [2]*os.File
+	defer func() {
+		for i := range ends {
+			if theirs[i] != nil {
+				theirs[i].Close()
+			}
+			if err != nil && ends[i] != nil {
+				ends[i].Close()
+			}
+		}
+	}()
+	for i := range ends {
+		if ends[i], theirs[i], err = os.Pipe(); err != nil {
+			return err
+		}
+	}
+	r.cmd.Stdout, r.cmd.Stderr = theirs[0], theirs[1]
+	if err := r.cmd.Start(); err != nil {
+		return err
+	}
+	r.guard.watch(r.cmd.Process.Pid)
+	return nil
+}
+
+// signal sends sig to the rank's process group, as long as that is its.
+func (r *rank) signal(sig syscall.Signal) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if !r.reaped {
+		signalGroup(r.cmd.Process, sig)
+	}
+}
+
+// signalCode is a shell's exit code for a process that a signal ended.
+func signalCode(sig os.Signal) int {
+	if s, ok := sig.(syscall.Signal); ok {
+		return 128 + int(s)
+	}
+	return 1
+}

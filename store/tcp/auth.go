@@ -26,7 +26,7 @@ const (
 
 // ErrToken is matched by the error of a client whose token is not the server's,
 // or whose server has none.
-var ErrToken = errors.New("tcp: the token was not accepted")
+var ErrToken = errors.New("the token was not accepted")
 
 func proof(token, side string, nonces []byte) []byte {
 	m := hmac.New(sha256.New, []byte(token))

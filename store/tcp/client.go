@@ -119,11 +119,17 @@ const workers = "init/"
 // if opts.Server is set. It tries again for as long as ctx, or else
 // opts.Timeout, allows, so the server may come later than its clients.
 func New(ctx context.Context, addr string, opts Options) (*Store, error) {
+	start := time.Now()
 	s, err := open(ctx, addr, opts)
-	if err != nil {
-		return nil, fmt.Errorf("tcp: store %s: %w", addr, err)
+	var e *store.Error
+	if err != nil && !errors.As(err, &e) {
+		e = &store.Error{Store: "tcp " + addr, Op: "open", Err: err}
+		if e.Timeout() {
+			e.After = time.Since(start)
+		}
+		err = e
 	}
-	return s, nil
+	return s, err
 }
 
 func open(ctx context.Context, addr string, opts Options) (*Store, error) {
@@ -137,6 +143,9 @@ func open(ctx context.Context, addr string, opts Options) (*Store, error) {
 	host, port, err := net.SplitHostPort(addr)
 	if err != nil {
 		return nil, err
+	}
+	if n, err := strconv.ParseUint(port, 10, 16); err != nil || n == 0 && !opts.Server {
+		return nil, fmt.Errorf("port %q is not a number from 1 to 65535", port)
 	}
 	ctx, cancel := store.WithTimeout(ctx, opts.Timeout)
 	defer cancel()

@@ -138,6 +138,7 @@ func TestServerComesLater(t *testing.T) {
 	require.ErrorIs(t, err, context.DeadlineExceeded)
 	require.ErrorContains(t, err, addr)
 	require.ErrorContains(t, err, "refused")
+	require.ErrorIs(t, err, store.ErrTimeout)
 
 	host := join(t, addr, Options{Server: true, WorldSize: 2}) // waits for the other
 	require.NoError(t, await(t, joined))
@@ -163,8 +164,11 @@ func TestWorkersThatDoNotCome(t *testing.T) {
 	require.Zero(t, n, "nobody is counted")
 	_, err = New(t.Context(), local, Options{Server: true, WorldSize: -1})
 	require.ErrorContains(t, err, "WorldSize")
-	_, err = New(t.Context(), "no port", Options{})
-	require.ErrorContains(t, err, "no port")
+	for _, addr := range []string{"no port", "127.0.0.1:http", "127.0.0.1:0", "127.0.0.1:65536"} {
+		_, err = New(t.Context(), addr, Options{})
+		require.ErrorContains(t, err, addr)
+		require.ErrorContains(t, err, "port")
+	}
 	_, err = New(t.Context(), local, Options{Server: true, Limits: Limits{Key: -1}})
 	require.ErrorContains(t, err, "Key")
 }

@@ -69,7 +69,9 @@
 //
 // Every call ends with its context, or if that has no deadline, with the store's
 // timeout, or with Close. A call that waits holds up no other: it has a
-// connection of its own while it waits. When the server ends, pending calls fail
+// connection of its own while it waits. (A wait that is given up is taken back
+// from the server, which holds up the call by a round trip, or by a second if the
+// server hangs.) When the server ends, pending calls fail
 // at once with ErrDisconnected, and the error names the operation, its keys and
 // the address.
 //

@@ -1,0 +1,211 @@
+package script_test
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/c10d-go/c10d/backend"
+	"github.com/c10d-go/c10d/pg"
+	"github.com/c10d-go/c10d/store/tcp"
+	"github.com/c10d-go/c10d/tensor"
+	"github.com/c10d-go/c10d/work"
+)
+
+// TestMain lets the test binary be a rank of its own tests.
+func TestMain(m *testing.M) {
+	if op := os.Getenv("SCRIPT_TEST_OP"); op != "" {
+		os.Exit(victimOrSurvivor(op))
+	}
+	os.Exit(m.Run())
+}
+
+// report is what a surviving rank says of its failure.
+type report struct {
+	Peer            int
+	Died, Timeout   bool
+	Error           string
+	OperationMillis int64
+}
+
+// victimOrSurvivor joins by the environment, says that it is in, and runs an
+// operation that cannot end because one rank does not take part. It returns the exit code.
+func victimOrSurvivor(op string) int {
+	limit, err := time.ParseDuration(os.Getenv("SCRIPT_TEST_TIMEOUT"))
+	if err != nil {
+		panic(err)
+	}
+	say := func(r report) {
+		b, _ := json.Marshal(r)
+		fmt.Println(string(b))
+	}
+	ctx := context.Background()
+	g, err := pg.Init(ctx, "env://", pg.InitOptions{Options: pg.Options{Timeout: limit}})
+	if err != nil {
+		say(report{Peer: -1, Error: err.Error()})
+		return 3
+	}
+	w, err := g.Barrier(ctx, backend.BarrierOptions{})
+	if err == nil {
+		err = w.Wait(ctx)
+	}
+	if err != nil {
+		say(report{Peer: -1, Error: err.Error()})
+		return 3
+	}
+	fmt.Println("in")
+	if os.Getenv("SCRIPT_TEST_VICTIM") == os.Getenv("RANK") {
+		select {} // until the test ends this process
+	}
+	x, err := tensor.New(tensor.Float32, 1<<20)
+	if err != nil {
+		panic(err)
+	}
+	start := time.Now()
+	switch op {
+	case "all_reduce":
+		w, err = g.AllReduce(ctx, []*tensor.Tensor{x}, backend.AllReduceOptions{})
+	case "barrier":
+		w, err = g.Barrier(ctx, backend.BarrierOptions{})
+	case "recv":
+		w, err = g.Recv(ctx, x, (g.Rank()+1)%g.Size(), backend.P2POptions{})
+	}
+	if err == nil {
+		err = w.Wait(ctx)
+	}
+	r := report{Peer: -1, OperationMillis: time.Since(start).Milliseconds()}
+	var e *work.Error
+	if errors.As(err, &e) {
+		r.Peer, r.Error = e.Peer, e.Error()
+		r.Died, r.Timeout = errors.Is(err, work.ErrPeerDied), errors.Is(err, work.ErrTimeout)
+	}
+	g.Close()
+	say(r)
+	return 0
+}
+
+// rank is a process of a test.
+type rank struct {
+	cmd   *exec.Cmd
+	lines chan string // closed at the end of its output
+}
+
+func startRank(t *testing.T, op string, r, size, victim int, addr string, limit time.Duration) *rank {
+	t.Helper()
+	host, port, _ := strings.Cut(addr, ":")
+	cmd := exec.Command(os.Args[0])
+	cmd.Env = append(os.Environ(), "SCRIPT_TEST_OP="+op, "SCRIPT_TEST_TIMEOUT="+limit.String(),
+		"SCRIPT_TEST_VICTIM="+strconv.Itoa(victim), "GLOO_SOCKET_IFNAME=lo",
+		"RANK="+strconv.Itoa(r), "WORLD_SIZE="+strconv.Itoa(size),
+		"MASTER_ADDR="+host, "MASTER_PORT="+port, "TORCHELASTIC_USE_AGENT_STORE=True")
+	cmd.Stderr = os.Stderr
+	out, err := cmd.StdoutPipe()
+	require.NoError(t, err)
+	require.NoError(t, cmd.Start())
+	p := &rank{cmd: cmd, lines: make(chan string, 16)}
+	go p.read(out)
+	t.Cleanup(func() {
+		cmd.Process.Kill()
+		cmd.Wait()
+	})
+	return p
+}
+
+func (p *rank) read(out io.Reader) {
+	defer close(p.lines)
+	for sc := bufio.NewScanner(out); sc.Scan(); {
+		p.lines <- sc.Text()
+	}
+}
+
+// next returns the next line, or fails the test after a limit at which something hangs.
+func (p *rank) next(t *testing.T) string {
+	t.Helper()
+	select {
+	case s, ok := <-p.lines:
+		require.True(t, ok, "the rank ended without a word")
+		return s
+	case <-time.After(time.Minute):
+		t.Fatal("a rank hangs")
+	}
+	return ""
+}
+
+// TestProcessesThatEnd kills or stops one rank of four while the others wait
+// for it, and wants each of them to name it in time.
+func TestProcessesThatEnd(t *testing.T) {
+	const size, victim = 4, 2
+	for _, op := range []string{"all_reduce", "barrier", "recv"} {
+		for _, sig := range []syscall.Signal{syscall.SIGKILL, syscall.SIGSTOP} {
+			t.Run(op+" "+sig.String(), func(t *testing.T) {
+				srv, err := tcp.Listen(t.Context(), "127.0.0.1:0", tcp.ServerOptions{})
+				require.NoError(t, err)
+				defer srv.Close()
+				limit := time.Minute
+				if sig == syscall.SIGSTOP {
+					limit = 3 * time.Second
+				}
+				ranks := make([]*rank, size)
+				for r := range ranks {
+					ranks[r] = startRank(t, op, r, size, victim, srv.Addr().String(), limit)
+				}
+				for _, p := range ranks {
+					require.Equal(t, "in", p.next(t))
+				}
+				killed := time.Now()
+				require.NoError(t, ranks[victim].cmd.Process.Signal(sig))
+				for r, p := range ranks {
+					if r == victim {
+						continue
+					}
+					var got report
+					require.NoError(t, json.Unmarshal([]byte(p.next(t)), &got))
+					t.Logf("rank %d, after %v: %s", r, time.Since(killed).Round(time.Millisecond), got.Error)
+					require.Equal(t, victim, got.Peer, got.Error)
+					if sig == syscall.SIGKILL {
+						require.True(t, got.Died, got.Error)
+						require.Less(t, time.Since(killed), 2*time.Second)
+					} else {
+						require.True(t, got.Timeout, got.Error)
+						require.LessOrEqual(t, got.OperationMillis, (limit + 500*time.Millisecond).Milliseconds())
+					}
+				}
+			})
+		}
+	}
+}
+
+// TestDeathDuringRendezvous kills a rank that is connected to some of the
+// others while all wait for one that never comes.
+func TestDeathDuringRendezvous(t *testing.T) {
+	srv, err := tcp.Listen(t.Context(), "127.0.0.1:0", tcp.ServerOptions{})
+	require.NoError(t, err)
+	defer srv.Close()
+	const size, victim, limit = 4, 1, 8 * time.Second
+	ranks := make([]*rank, size-1) // rank 3 never comes
+	for r := range ranks {
+		ranks[r] = startRank(t, "barrier", r, size, victim, srv.Addr().String(), limit)
+	}
+	require.Eventually(t, func() bool { return srv.Stats().Keys >= size-1 }, time.Minute, time.Millisecond, "all have published")
+	killed := time.Now()
+	require.NoError(t, ranks[victim].cmd.Process.Kill())
+	for _, r := range []int{0, 2} {
+		var got report
+		require.NoError(t, json.Unmarshal([]byte(ranks[r].next(t)), &got))
+		t.Logf("rank %d, after %v: %s", r, time.Since(killed).Round(time.Millisecond), got.Error)
+		require.Less(t, time.Since(killed), 10*time.Second)
+		require.Contains(t, got.Error, "rank 1")
+	}
+}

@@ -496,6 +496,41 @@ func TestLazyPeer(t *testing.T) {
 	})
 }
 
+// Neither a group that met nor one that did not leaves a descriptor open.
+func TestDescriptors(t *testing.T) {
+	count := func() int {
+		fds, err := os.ReadDir("/proc/self/fd")
+		if err != nil {
+			t.Skip("cannot count descriptors: ", err)
+		}
+		return len(fds)
+	}
+	round := func() {
+		for _, gen := range []Generation{G1, G2} {
+			st, edit := store.NewHash(), func(c *Config) { c.Generation = gen }
+			ms := make([]transport.Mesh, 4)
+			out := start(context.Background(), st, 4, edit, 0, 1, 2, 3)
+			for i := range ms {
+				o := <-out
+				require.NoError(t, o.err)
+				ms[i] = o.mesh
+			}
+			closeAll(ms)
+			out = start(context.Background(), store.NewHash(), 4, func(c *Config) {
+				c.Generation, c.Timeout = gen, 50*time.Millisecond
+			}, 0, 1)
+			failure(t, out)
+			failure(t, out)
+		}
+	}
+	round()
+	before := count()
+	for range 3 {
+		round()
+	}
+	require.LessOrEqual(t, count(), before)
+}
+
 func TestBadConfig(t *testing.T) {
 	for _, c := range []Config{
 		{Store: store.NewHash()},

@@ -496,6 +496,37 @@ func TestAbortInsideReceive(t *testing.T) {
 	require.Equal(t, byte(1), buf[1500])
 }
 
+// A peer whose HELLO comes while Diagnose waits was not asked and is not waited for.
+func TestDiagnoseDoesNotWaitForTheUnasked(t *testing.T) {
+	m := New(0, 3, Options{})
+	defer m.Close()
+	a, x := tcpPair(t)
+	b, y := tcpPair(t)
+	require.NoError(t, m.Attach(1, a))
+	require.NoError(t, m.Attach(2, b))
+	next(t, x)
+	put(t, x, helloHeader())
+	greeted := func(peer int) func() bool {
+		return func() bool { m.mu.Lock(); defer m.mu.Unlock(); return m.pairs[peer].native }
+	}
+	eventually(t, "HELLO", greeted(1))
+	health := make(chan []transport.Health)
+	go func() { health <- m.Diagnose(time.Hour) }()
+	ping := next(t, x)
+	put(t, y, helloHeader())
+	eventually(t, "HELLO", greeted(2))
+	pong := control(ctlPong)
+	pong.offset, pong.length, pong.roffset = ping.offset, 5, 4
+	put(t, x, pong)
+	require.Equal(t, []transport.Health{
+		{Rank: 0, Native: true, Answered: true},
+		{Rank: 1, Native: true, Answered: true, Issued: 5, Completed: 4},
+		{Rank: 2, Native: true},
+	}, <-health)
+	x.Close()
+	y.Close()
+}
+
 func TestClose(t *testing.T) {
 	t.Run("pending requests", func(t *testing.T) {
 		ms := group(t, 2)

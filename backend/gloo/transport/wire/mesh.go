@@ -337,6 +337,7 @@ func (m *Mesh) Diagnose(limit time.Duration) []transport.Health {
 	for _, p := range m.pairs {
 		if p != nil && p.native && p.gone == nil && m.ended() == nil {
 			p.enqueue(item{h: ping})
+			p.pinged = round
 		}
 	}
 	for expired := false; !expired && m.ended() == nil && !m.allAnswered(round); {
@@ -368,7 +369,7 @@ func (m *Mesh) Diagnose(limit time.Duration) []transport.Health {
 
 func (m *Mesh) allAnswered(round uint64) bool {
 	for _, p := range m.pairs {
-		if p != nil && p.native && p.gone == nil && p.pong.round < round {
+		if p != nil && p.gone == nil && p.pinged >= round && p.pong.round < round {
 			return false
 		}
 	}

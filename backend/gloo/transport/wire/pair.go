@@ -53,6 +53,7 @@ type pair struct {
 	gone   *transport.Fault // what a request that needs this peer makes of the mesh, once it has left
 	goneAt uint64           // order of departure
 	ping   uint64           // the round of a PING to answer, 0 if there is none
+	pinged uint64           // the round of the last PING sent
 	pong   struct{ round, issued, completed uint64 }
 
 	heard bool // of the reader: a message has come

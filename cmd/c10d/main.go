@@ -1,5 +1,5 @@
-// C10d is the companion program of the module: a launcher, a store server and a
-// probe, in one binary.
+// C10d is the companion program of the module: a launcher, a store server, a
+// probe and a benchmark, in one binary.
 //
 //	c10d COMMAND [FLAGS] [ARGUMENTS]
 //
@@ -46,6 +46,23 @@
 // serves PyTorch's TCPStore until SIGINT or SIGTERM, for ranks that come and go.
 // Ranks use it with TORCHELASTIC_USE_AGENT_STORE=True beside MASTER_ADDR and
 // MASTER_PORT. With -tls-cert and -tls-key or -token-file only Go ranks can join.
+//
+// # Trying a cluster
+//
+//	c10d rank -script ops.jsonl
+//
+// is one rank of a job, joined by the environment or -init, that runs the
+// operations of a file, one JSON object a line, the same on every rank:
+//
+//	{"op":"all_reduce","dtype":"float32","shape":[3,5],"reduce":"sum","seed":7}
+//
+// and prints a digest of what each gave. Ranks of PyTorch may be in the job: -torch
+// tells which generation where the store cannot.
+//
+//	c10d bench -world 4 -op all_reduce -e 64M
+//
+// measures an operation over a range of sizes and prints what nccl-tests
+// prints; -json prints records instead.
 //
 // # Exit codes
 //

@@ -21,7 +21,8 @@ import (
 //  2. broadcast of int64s from rank 0: of each trained parameter the sizes,
 //     then the strides;
 //  3. with init_sync, broadcasts from rank 0 of all parameters (untrained ones
-//     too, in definition order), then all buffers, in flat pieces of about 250 MiB;
+//     too, in definition order), then all buffers (PyTorch 2: unless
+//     broadcast_buffers is off), in flat pieces of about 250 MiB;
 //  4. before the second reducing forward pass: broadcast from rank 0 of int32s,
 //     the trained parameters' numbers in the order of the new buckets and the
 //     number of buckets; then of int32s, the buckets' lengths.
@@ -73,8 +74,8 @@ func (d *DDP) verifyCounts(ctx context.Context) error {
 	}
 	for r, c := range counts {
 		if c[0] != counts[0][0] {
-			have, want := fmt.Sprintf("%d parameters", c[0]), fmt.Sprintf("%d", counts[0][0])
-			return &MismatchError{Rank: 0, Other: r, Index: -1, Have: have, Want: want}
+			return &MismatchError{Rank: 0, Other: r, Index: -1,
+				Want: fmt.Sprintf("%d trained parameters", counts[0][0]), Have: fmt.Sprint(c[0])}
 		}
 	}
 	return nil
@@ -154,19 +155,19 @@ func (d *DDP) describe() []string {
 		}
 		all = append(all, s)
 	}
-	var rest strings.Builder
+	var rest []string
 	for _, p := range d.params {
 		if p.NoGrad {
-			fmt.Fprintf(&rest, "%v (%s) without gradient, ", p.Value, p.Name)
+			rest = append(rest, fmt.Sprintf("%s %v", p.Name, p.Value))
 		}
 	}
 	for _, b := range d.o.Buffers {
-		fmt.Fprintf(&rest, "%v (buffer %s), ", b.Value, b.Name)
+		rest = append(rest, fmt.Sprintf("buffer %s %v", b.Name, b.Value))
 	}
 	o := d.o
-	return append(all, "untrained "+strings.TrimSuffix(rest.String(), ", "),
-		fmt.Sprintf("options BucketCap %d, FirstBucket %d, NoInitSync %v, NoBroadcastBuffers %v, FindUnused %v, StaticGraph %v",
-			o.BucketCap, o.FirstBucket, o.NoInitSync, o.NoBroadcastBuffers, o.FindUnused, o.StaticGraph))
+	return append(all, fmt.Sprintf("%d untrained tensors %v", len(rest), rest),
+		fmt.Sprintf("options BucketCap %d, FirstBucket %d, NoInitSync %v, NoBroadcastBuffers %v, FindUnused %v, StaticGraph %v, Hook %v",
+			o.BucketCap, o.FirstBucket, o.NoInitSync, o.NoBroadcastBuffers, o.FindUnused, o.StaticGraph, o.Hook != nil))
 }
 
 // verifyDigests compares models by a digest of each part, and where one

@@ -16,7 +16,9 @@ func data[T tensor.Element](t *tensor.Tensor) []T {
 	return s
 }
 
-// scale sets dst = src * (1/n), as c10d does on the way into a bucket.
+// scale sets dst = src * (1/n), as c10d does on the way into a bucket. The bits
+// are PyTorch's for float32 and float64. Narrower types are multiplied by 1/n
+// in float32, as by PyTorch 2; 1.13 rounds the factor to the narrow type first.
 func scale(dst, src *tensor.Tensor, n int) {
 	switch f := 1 / float64(n); dst.DType() {
 	case tensor.Float32:

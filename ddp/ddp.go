@@ -64,8 +64,8 @@ type Options struct {
 	BucketCap int
 
 	// FirstBucket is BucketCap for the first bucket of each dtype, small so
-	// that communication starts early; 0 means 1 MiB. A PyTorch that is given
-	// bucket_cap_mb uses that for the first bucket too, from 2.6 on.
+	// that communication starts early; 0 means 1 MiB. Later releases of PyTorch
+	// 2, given a bucket_cap_mb, use that for the first bucket too.
 	FirstBucket int
 
 	// NoInitSync leaves parameters and buffers as they are in New: the caller
@@ -388,7 +388,7 @@ func (d *DDP) Backward() {
 // GradView(i). Call it in the backward pass as early as that is true, in the
 // same order on all ranks if there is one. A bucket whose gradients are
 // all ready is launched, after those of lower index, while the caller goes on
-// computing. Grad may be overwritten after Ready, until Finish puts the average there.
+// computing. The gradient must not change between Ready and Finish.
 func (d *DDP) Ready(i int) error { return d.markReady(i, nil, true) }
 
 // ReadyGrad is Ready for a gradient that is in another tensor in each

@@ -36,8 +36,8 @@ func TestMismatch(t *testing.T) {
 	}{
 		"count": {
 			func(ps *[]ddp.Param, _ *ddp.Options) { *ps = (*ps)[:2] },
-			"ddp: ranks disagree on the model: rank 0 has 3, rank 2 has 2 parameters",
-			"ddp: ranks disagree on the model: rank 0 has 3, rank 2 has 2 parameters",
+			"ddp: ranks disagree on the model: rank 0 has 3 trained parameters, rank 2 has 2",
+			"ddp: ranks disagree on the model: rank 0 has 3 trained parameters, rank 2 has 2",
 		},
 		"shape": {
 			func(ps *[]ddp.Param, _ *ddp.Options) {
@@ -65,12 +65,12 @@ func TestMismatch(t *testing.T) {
 			func(_ *[]ddp.Param, o *ddp.Options) {
 				o.Buffers = []ddp.Buffer{{Name: "mean", Value: zeros(t, tensor.Float32, 2)}}
 			},
-			"ddp: ranks disagree on the model: rank 0 has untrained , rank 2 has untrained float32[2] (buffer mean)", "",
+			"ddp: ranks disagree on the model: rank 0 has 0 untrained tensors [], rank 2 has 1 untrained tensors [buffer mean float32[2]]", "",
 		},
 		"options": {
 			func(_ *[]ddp.Param, o *ddp.Options) { o.BucketCap = 100 },
-			"ddp: ranks disagree on the model: rank 0 has options BucketCap 26214400, FirstBucket 1048576, NoInitSync true, NoBroadcastBuffers false, FindUnused false, StaticGraph false, " +
-				"rank 2 has options BucketCap 100, FirstBucket 1048576, NoInitSync true, NoBroadcastBuffers false, FindUnused false, StaticGraph false", "",
+			"ddp: ranks disagree on the model: rank 0 has options BucketCap 26214400, FirstBucket 1048576, NoInitSync true, NoBroadcastBuffers false, FindUnused false, StaticGraph false, Hook false, " +
+				"rank 2 has options BucketCap 100, FirstBucket 1048576, NoInitSync true, NoBroadcastBuffers false, FindUnused false, StaticGraph false, Hook false", "",
 		},
 	} {
 		for _, pytorch := range []bool{false, true} {
@@ -251,22 +251,24 @@ func TestNoSyncAccumulates(t *testing.T) {
 
 func TestUnusedParameters(t *testing.T) {
 	pgtest.Run(t, 2, func(t *testing.T, g *pg.ProcessGroup) {
-		ps := vectors(t, 2, 3, 4, 5)
+		ps := vectors(t, 2, 3, 4, 5, 6)
 		d, err := ddp.New(soon(t), g, ps, ddp.Options{FindUnused: true, FirstBucket: 1, BucketCap: 1})
 		require.NoError(t, err)
 		for i := range ps {
 			fill(t, ps[i].Grad, 50)
 		}
-		// Parameter 3 is accumulated on rank 1 first, then unused: its gradient counts.
+		// Parameters 3 and 4 are accumulated on rank 1 first, then unused: their gradients count.
 		require.NoError(t, d.NoSync(func() error {
 			require.NoError(t, d.Begin(soon(t)))
 			if g.Rank() == 1 {
 				require.NoError(t, d.Ready(3))
+				require.NoError(t, d.Ready(4))
 			}
 			return d.Finish(soon(t))
 		}))
 		require.NoError(t, d.Begin(soon(t)))
 		require.NoError(t, d.Ready(0)) // on both
+		require.NoError(t, d.Unused(4))
 		if g.Rank() == 1 {
 			require.NoError(t, d.Ready(1)) // on one
 		} else {
@@ -274,7 +276,7 @@ func TestUnusedParameters(t *testing.T) {
 			require.ErrorIs(t, d.Ready(1), ddp.ErrMarkedTwice)
 		}
 		require.NoError(t, d.Finish(soon(t)))
-		for i, want := range []float64{50, 25, 50, 25} { // 2: on none
+		for i, want := range []float64{50, 25, 50, 25, 25} { // 2: on none
 			require.Equal(t, want, first(t, ps[i].Grad), "parameter %d", i)
 		}
 	})
@@ -407,7 +409,6 @@ func TestBuffersComeFromRankZero(t *testing.T) {
 
 // A rank that dies while others reduce: they are told which bucket it was.
 func TestFailureNamesBucketAndParameters(t *testing.T) {
-	pgtest.Run(t, 1, func(t *testing.T, g *pg.ProcessGroup) {})
 	job := pgtest.NewJob(3)
 	defer job.Close()
 	groups := make([]*pg.ProcessGroup, job.Size)
@@ -444,7 +445,9 @@ func TestFailureNamesBucketAndParameters(t *testing.T) {
 				t.Errorf("rank %d: %v", g.Rank(), err)
 				return
 			}
-			if be.Bucket != 0 || be.Indices[0] != 1 || be.Names[0] != "p1" {
+			// The death may be known when bucket 0 is waited for, or before bucket 1 is launched.
+			i := 1 - be.Bucket
+			if be.Indices[0] != i || be.Names[0] != ps[i].Name || !errors.Is(err, work.ErrPeerDied) {
 				t.Errorf("rank %d: %v", g.Rank(), err)
 			}
 			if err := d.Begin(soon(t)); !errors.Is(err, ddp.ErrFailed) || !errors.Is(err, be) {
@@ -472,6 +475,24 @@ func TestFinishObeysItsContext(t *testing.T) {
 	err = d.Finish(ctx)
 	require.ErrorIs(t, err, context.Canceled)
 	require.ErrorContains(t, err, "ddp: bucket 0 with parameters 0 (p0): work: all_reduce seq 4")
+}
+
+// The buckets are rebuilt in the second Begin; what was accumulated stays.
+func TestViewsKeepTheirElementsOverARebuild(t *testing.T) {
+	ps := vectors(t, 4, 5)
+	ps[0].Grad, ps[1].Grad = nil, nil
+	d, err := ddp.New(soon(t), newInstant(), ps, ddp.Options{GradientAsBucketView: true, FirstBucket: 1, BucketCap: 1})
+	require.NoError(t, err)
+	require.NoError(t, d.Begin(soon(t)))
+	before := d.GradView(0)
+	fill(t, before, 7)
+	fill(t, d.GradView(1), 8)
+	backward(t, d, 2)
+	require.NoError(t, d.Finish(soon(t)))
+	require.NoError(t, d.Begin(soon(t)))
+	require.NotSame(t, before, d.GradView(0))
+	require.Equal(t, 7.0, first(t, d.GradView(0)))
+	require.Equal(t, 8.0, first(t, d.GradView(1)))
 }
 
 func TestReadyFromManyGoroutines(t *testing.T) {

@@ -2,6 +2,7 @@ package ddp
 
 import (
 	"context"
+	"errors"
 	"fmt"
 
 	"github.com/c10d-go/c10d/backend"
@@ -160,7 +161,7 @@ func (d *DDP) divideBy() error {
 	if err != nil {
 		return fmt.Errorf("ddp: join: %w", err)
 	}
-	if n < 1 || n > float64(d.divisor) {
+	if !(n >= 1 && n <= float64(d.divisor)) { // NaN too
 		return fmt.Errorf("ddp: join: %v of %d ranks are active", n, d.divisor)
 	}
 	d.divisor = int(n)
@@ -211,13 +212,17 @@ func (d *DDP) commonRank(ctx context.Context, candidate bool) (int, error) {
 // for this one, until their contexts end or the group is closed.
 func (d *DDP) Join(ctx context.Context, o JoinOptions, train func() error) error {
 	d.mu.Lock()
-	if err := d.usable(); err != nil {
+	err := d.usable()
+	if err == nil && d.join.on {
+		err = errors.New("ddp: Join inside Join")
+	}
+	if err != nil {
 		d.mu.Unlock()
 		return err
 	}
 	d.join.on, d.join.o = true, o
 	d.mu.Unlock()
-	err := train()
+	err = train()
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	defer func() { d.join.on = false }()

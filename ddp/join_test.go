@@ -112,6 +112,37 @@ func TestJoinWithUnevenInputs(t *testing.T) {
 	}
 }
 
+// A rank that had joined before the first iteration of a static graph learns
+// its graph later, in step with the others.
+func TestStaticGraphLearntLate(t *testing.T) {
+	pgtest.Run(t, 2, func(t *testing.T, g *pg.ProcessGroup) {
+		ps := vectors(t, 2, 3, 4)
+		d, err := ddp.New(soon(t), g, ps, ddp.Options{StaticGraph: true, FirstBucket: 4, BucketCap: 4})
+		require.NoError(t, err)
+		for _, inputs := range [][]int{{0, 1}, {3, 3}} {
+			require.NoError(t, d.Join(soon(t), ddp.JoinOptions{}, func() error {
+				for range inputs[g.Rank()] {
+					require.NoError(t, d.Begin(soon(t)))
+					for _, i := range []int{2, 0, 0} {
+						fill(t, ps[i].Grad, float64(1+g.Rank()))
+						require.NoError(t, d.Ready(i))
+					}
+					require.NoError(t, d.Finish(soon(t)))
+					want := 1.5
+					if inputs[0] == 0 {
+						want = 1
+					}
+					require.Equal(t, want, first(t, ps[0].Grad))
+					require.Equal(t, want, first(t, ps[2].Grad))
+					require.Zero(t, first(t, ps[1].Grad))
+				}
+				return nil
+			}))
+		}
+		require.Equal(t, [][]int{{0}, {1}, {2}}, d.Buckets(), "rank 0 had no order of readiness to tell")
+	})
+}
+
 func TestJoinWithAccumulation(t *testing.T) {
 	pgtest.Run(t, 2, func(t *testing.T, g *pg.ProcessGroup) {
 		ps := vectors(t, 2)
@@ -173,4 +204,7 @@ func TestJoinPassesTheTrainersError(t *testing.T) {
 	rec.take()
 	require.ErrorIs(t, d.Join(soon(t), ddp.JoinOptions{}, func() error { return sentinel }), sentinel)
 	require.Empty(t, rec.take())
+	require.EqualError(t, d.Join(soon(t), ddp.JoinOptions{}, func() error {
+		return d.Join(soon(t), ddp.JoinOptions{}, nil)
+	}), "ddp: Join inside Join")
 }

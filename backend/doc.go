@@ -1,0 +1,49 @@
+// Package backend is what lies between a process group and the engines that do
+// its work: the operations with their options, the operators of reductions, and
+// the registries through which a group finds an engine.
+//
+// # Backends
+//
+// A Backend runs c10d's operations for the tensors of one or more device types.
+// A group asks for backends by a string, as in PyTorch:
+//
+//	"gloo"                every device that gloo can serve
+//	"cpu:gloo,cuda:cuda"  one backend for each device type
+//	""                    the default map, as far as backends are linked in
+//
+// A backend registers itself under its name, usually from an init function, so
+// that importing its package is enough. Write one by embedding Unsupported and
+// adding what it does:
+//
+//	type tracing struct {
+//		backend.Unsupported
+//		...
+//	}
+//
+//	func init() {
+//		err := backend.Register(backend.Registration{
+//			Name: "tracing", Devices: []tensor.DeviceType{tensor.CPU}, New: newTracing,
+//		})
+//		...
+//	}
+//
+// # Works of an all-reduce
+//
+// How an all-reduce is done depends on where its tensors are and how they are
+// laid out: dense in CPU memory, dense on a device that peers can reach, dense on
+// one that they cannot, sparse. Each way is an AllReduceWork in a registry keyed
+// by device type and layout; the most specific one that says it is usable is
+// taken. This is the registry of works that PyTorch's gloo backend has, with
+// room for device types that somebody else brings.
+//
+// # Calls and their errors
+//
+// A call that is wrong (a shape, a dtype, a root, an operator without a meaning
+// for the dtype) is refused at once with an *ArgumentError: nothing was sent, no
+// byte changed and no sequence number was used. PyTorch finds some of these only
+// when the result is waited for. What happens later is the Work's error.
+//
+// c10d's lists with exactly one tensor are single tensors here; operations that
+// take several tensors of a rank (AllReduce, Broadcast) and the coalesced forms
+// take lists.
+package backend

@@ -1,0 +1,65 @@
+// Package pg is what a trainer imports: process groups as c10d has them, in Go.
+//
+// A job is a number of processes, its world; each is a rank from 0 on. Every
+// rank makes the default group and then calls the same operations in the same
+// order:
+//
+//	g, err := pg.Init(ctx, "env://", pg.InitOptions{}) // torchrun, c10d run, Slurm, mpirun, Kubernetes
+//	if err != nil {
+//		return err
+//	}
+//	defer g.Close()
+//
+//	t, err := tensor.Of(grad, len(grad)) // over the slice, no copy
+//	if err != nil {
+//		return err
+//	}
+//	w, err := g.AllReduce(ctx, []*tensor.Tensor{t}, backend.AllReduceOptions{Op: backend.Avg})
+//	if err != nil {
+//		return err // the call was wrong: nothing was sent
+//	}
+//	// ... compute something else ...
+//	if err := w.Wait(ctx); err != nil {
+//		return err // what happened on the wire
+//	}
+//
+// For people without tensors there are AllReduceSlice and its relatives, and
+// for values of any type AllGatherObject and its relatives.
+//
+// # Ways to meet
+//
+// Init takes a URL: env://, tcp://, file:// or redis://. New takes a store that
+// the program opened itself, a rank and a size. Package pgtest runs all ranks
+// inside one test.
+//
+// # Groups
+//
+// NewGroup makes a group of some ranks, NewSubgroups and Split cut a group into
+// parts. Ranks outside a group hold one for which IsMember is false, so that all
+// ranks can run the same lines. Ranks in calls and options are those of the
+// group called; GlobalRank and GroupRank translate.
+//
+// # What is promised
+//
+// Every rank gets the same bits from a reduction. Operations of one group run in
+// the order of their calls, two at a time; different groups run side by side.
+//
+// Nothing hangs: an operation ends with its result, with its timeout, with its
+// context, with the death of a rank, or with Close. When it fails, so does the
+// group, at once and on every rank, and the error (a *work.Error) names the
+// operation, its number, and the rank whose fault it was: who died, who stopped
+// answering, who has not called the operation, who cancelled.
+//
+// # Beside PyTorch
+//
+// Keys in the store and bytes on the wire are PyTorch's, so that ranks of a
+// PyTorch gloo group can be in the world. Where the store cannot tell which
+// generation of PyTorch they are (one hosted by this process, a file, Redis),
+// Options.Dialect says so; without it, it is PyTorch 2.2 or later.
+//
+// # What it does not do
+//
+// A group that has failed stays failed: close it and make a new one under
+// another name or store prefix. Ranks are not checked to call the same
+// operation; operations that do not fit are noticed when their sizes differ.
+package pg

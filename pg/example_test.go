@@ -1,0 +1,117 @@
+package pg_test
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"sync"
+
+	"github.com/c10d-go/c10d/backend"
+	"github.com/c10d-go/c10d/pg"
+	"github.com/c10d-go/c10d/pg/pgtest"
+	"github.com/c10d-go/c10d/tensor"
+)
+
+// ranks runs f as each rank of a job in this process and prints what the ranks
+// return, in their order. A real job has one process for each rank, which
+// begins with pg.Init or pg.New.
+func ranks(size int, f func(ctx context.Context, g *pg.ProcessGroup) (string, error)) {
+	ctx, j := context.Background(), pgtest.NewJob(size)
+	defer j.Close()
+	said := make([]string, size)
+	var wg sync.WaitGroup
+	for r := range size {
+		wg.Go(func() {
+			g, err := j.Join(ctx, r)
+			if err != nil {
+				said[r] = err.Error()
+				return
+			}
+			defer g.Close()
+			if said[r], err = f(ctx, g); err != nil {
+				said[r] = err.Error()
+			}
+		})
+	}
+	wg.Wait()
+	fmt.Println(strings.Join(said, "\n"))
+}
+
+func ExampleProcessGroup_AllReduce() {
+	ranks(3, func(ctx context.Context, g *pg.ProcessGroup) (string, error) {
+		grad := []float32{float32(g.Rank()), 10}
+		t, err := tensor.Of(grad, len(grad))
+		if err != nil {
+			return "", err
+		}
+		w, err := g.AllReduce(ctx, []*tensor.Tensor{t}, backend.AllReduceOptions{Op: backend.Avg})
+		if err != nil {
+			return "", err
+		}
+		if err := w.Wait(ctx); err != nil {
+			return "", err
+		}
+		return fmt.Sprintf("rank %d: %v", g.Rank(), grad), nil
+	})
+	// Output:
+	// rank 0: [1 10]
+	// rank 1: [1 10]
+	// rank 2: [1 10]
+}
+
+func ExampleAllReduceSlice() {
+	ranks(2, func(ctx context.Context, g *pg.ProcessGroup) (string, error) {
+		loss := []float64{1.5 + float64(g.Rank())}
+		err := pg.AllReduceSlice(ctx, g, loss, backend.Max)
+		return fmt.Sprint(loss), err
+	})
+	// Output:
+	// [2.5]
+	// [2.5]
+}
+
+func ExampleAllGatherObject() {
+	type host struct {
+		Name  string
+		Cores int
+	}
+	ranks(2, func(ctx context.Context, g *pg.ProcessGroup) (string, error) {
+		mine := host{Name: fmt.Sprintf("node%d", g.Rank()), Cores: 8 << g.Rank()}
+		all, err := pg.AllGatherObject(ctx, g, mine, pg.JSON[host]{})
+		return fmt.Sprint(all), err
+	})
+	// Output:
+	// [{node0 8} {node1 16}]
+	// [{node0 8} {node1 16}]
+}
+
+func ExampleProcessGroup_NewSubgroups() {
+	ranks(4, func(ctx context.Context, g *pg.ProcessGroup) (string, error) {
+		pair, err := g.NewSubgroups(ctx, 2, pg.GroupOptions{})
+		if err != nil {
+			return "", err
+		}
+		sum := []int32{int32(g.Rank())}
+		err = pg.AllReduceSlice(ctx, pair, sum, backend.Sum)
+		return fmt.Sprintf("rank %d is rank %d of %v: %d", g.Rank(), pair.Rank(), pair.Ranks(), sum[0]), err
+	})
+	// Output:
+	// rank 0 is rank 0 of [0 1]: 1
+	// rank 1 is rank 1 of [0 1]: 1
+	// rank 2 is rank 0 of [2 3]: 5
+	// rank 3 is rank 1 of [2 3]: 5
+}
+
+func ExampleProcessGroup_MonitoredBarrier() {
+	ranks(3, func(ctx context.Context, g *pg.ProcessGroup) (string, error) {
+		if g.Rank() == 2 {
+			return "rank 2 does something else", nil
+		}
+		err := g.MonitoredBarrier(ctx, backend.MonitoredBarrierOptions{})
+		return fmt.Sprintf("rank %d: failed: %v", g.Rank(), err != nil), nil
+	})
+	// Output:
+	// rank 0: failed: true
+	// rank 1: failed: true
+	// rank 2 does something else
+}

@@ -102,7 +102,6 @@ func TestUnsupportedRefusesEverything(t *testing.T) {
 	require.Equal(t, want, ops, "every operation of Backend")
 }
 
-
 type device struct{ d tensor.Device }
 
 func (m device) Device() tensor.Device { return m.d }

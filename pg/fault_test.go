@@ -314,3 +314,18 @@ func TestCloseAndMembership(t *testing.T) {
 		return nil
 	})
 }
+
+func TestARankThatComesAfterTheFailure(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		j := pgtest.NewJob(2)
+		defer j.Close()
+		g, err := j.Join(t.Context(), 0)
+		require.NoError(t, err)
+		g.Abort(errors.New("no"))
+		require.NoError(t, g.Close())
+		late, err := j.Join(t.Context(), 1)
+		require.NoError(t, err)
+		culprit(t, pending["barrier"](late), work.ErrAborted, 0)
+		require.NoError(t, late.Close())
+	})
+}

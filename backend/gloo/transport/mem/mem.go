@@ -58,6 +58,9 @@ func (f *Fabric) Join(name string, rank, size int) (transport.Mesh, error) {
 	}
 	e := &end{net: n, rank: rank, failed: make(chan struct{})}
 	n.ends[rank] = e
+	if n.fault != nil { // the group failed before this rank came
+		n.failLocked(rank, n.fault)
+	}
 	return e, nil
 }
 
@@ -72,13 +75,8 @@ func (f *Fabric) Kill(name string, rank int) {
 	}
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	for r := range n.ends {
-		if r == rank {
-			n.failLocked(r, &transport.Fault{Kind: transport.FaultAborted, Rank: rank, Reporter: rank, Op: 0xff, Err: fmt.Errorf("mem: rank %d was killed", rank)})
-		} else {
-			n.failLocked(r, &transport.Fault{Kind: transport.FaultPeerDied, Rank: rank, Reporter: r, Op: 0xff})
-		}
-	}
+	n.failLocked(rank, &transport.Fault{Kind: transport.FaultAborted, Rank: rank, Reporter: rank, Op: 0xff, Err: fmt.Errorf("mem: rank %d was killed", rank)})
+	n.failAllLocked(&transport.Fault{Kind: transport.FaultPeerDied, Rank: rank, Reporter: -1, Op: 0xff})
 }
 
 // Freeze makes a rank stop as SIGSTOP does: nothing it sends arrives any more
@@ -136,6 +134,7 @@ type network struct {
 	drop func(group string, from, to int, slot uint64) bool
 
 	mu     sync.Mutex
+	fault  *transport.Fault // of the whole group, for ranks that join later
 	ends   []*end
 	frozen map[int]bool
 	pairs  map[pairKey]*pairQueue
@@ -297,6 +296,9 @@ func (n *network) match(k pairKey, q *pairQueue) {
 }
 
 func (n *network) failAllLocked(f *transport.Fault) {
+	if n.fault == nil {
+		n.fault = f
+	}
 	for r := range n.ends {
 		if !n.frozen[r] {
 			n.failLocked(r, f)

@@ -103,7 +103,7 @@ func setupRun(flags *flag.FlagSet) func(stdio, []string) (int, error) {
 
 		// Two, because the second one matters; more are the same as that.
 		signals := make(chan os.Signal, 2)
-		signal.Notify(signals, os.Interrupt, syscall.SIGTERM, syscall.SIGHUP)
+		signal.Notify(signals, endings()...)
 		defer signal.Stop(signals)
 		j.Signals = signals
 
@@ -121,6 +121,15 @@ func setupRun(flags *flag.FlagSet) func(stdio, []string) (int, error) {
 		}
 		return s.ExitCode, nil
 	}
+}
+
+// endings are the signals that end the program, without SIGHUP under nohup.
+func endings() []os.Signal {
+	all := []os.Signal{os.Interrupt, syscall.SIGTERM}
+	if !signal.Ignored(syscall.SIGHUP) {
+		all = append(all, syscall.SIGHUP)
+	}
+	return all
 }
 
 // isTerminal reports whether w is one, so that people see colours and files do not.

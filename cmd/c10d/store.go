@@ -10,7 +10,6 @@ import (
 	"os"
 	"os/signal"
 	"strings"
-	"syscall"
 	"time"
 
 	"github.com/c10d-go/c10d/store/tcp"
@@ -61,7 +60,7 @@ func setupStore(flags *flag.FlagSet) func(stdio, []string) (int, error) {
 		if *verbose {
 			o.Logger = slog.New(slog.NewTextHandler(std.err, nil))
 		}
-		ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM, syscall.SIGHUP)
+		ctx, stop := signal.NotifyContext(context.Background(), endings()...)
 		defer stop()
 		server, err := tcp.Listen(ctx, *listen, o)
 		if err != nil {

@@ -67,7 +67,7 @@ type Job struct {
 
 // Failure is the end of a rank that failed.
 type Failure struct {
-	Rank      int       `json:"rank"`
+	Rank      int       `json:"rank"` // -1 if no rank failed, but the agents lost each other
 	LocalRank int       `json:"local_rank"`
 	Host      string    `json:"host"`
 	PID       int       `json:"pid"`
@@ -110,10 +110,16 @@ func (s *Summary) Report() string {
 		text := strings.TrimRight(fmt.Sprintf(format, args...), "\n")
 		fmt.Fprintf(&b, "  %-11s %s\n", name, strings.ReplaceAll(text, "\n", "\n"+strings.Repeat(" ", 14)))
 	}
-	fmt.Fprintf(&b, "rank %d of %d failed first\n", f.Rank, s.Ranks)
-	line("ended with", "%s", f.how())
+	if f.Rank < 0 {
+		fmt.Fprintf(&b, "%s\n", f.Message)
+	} else {
+		fmt.Fprintf(&b, "rank %d of %d failed first\n", f.Rank, s.Ranks)
+		line("ended with", "%s", f.how())
+	}
 	line("time", "%s", f.Time.Format("2006-01-02 15:04:05.000 MST"))
-	line("where", "host %s, local rank %d, pid %d", f.Host, f.LocalRank, f.PID)
+	if f.PID != 0 {
+		line("where", "host %s, local rank %d, pid %d", f.Host, f.LocalRank, f.PID)
+	}
 	if f.ErrorFile != "" {
 		line("error file", "%s", f.ErrorFile)
 		line("error", "%s", f.Message)
@@ -229,7 +235,7 @@ func (a *agent) run(ctx context.Context) (_ *Summary, err error) {
 		if err != nil {
 			return nil, err
 		}
-		if end.OK || a.signal != nil || ctx.Err() != nil || s.Restarts == a.MaxRestarts {
+		if end.OK || a.signal != nil || ctx.Err() != nil || s.Restarts == a.MaxRestarts || end.First.Rank < 0 {
 			s.OK, s.First = end.OK, end.First
 			s.Others = slices.DeleteFunc(failures, func(f Failure) bool { return end.First != nil && f.Rank == end.First.Rank })
 			break
@@ -408,7 +414,7 @@ func (a *agent) attempt(ctx context.Context, restarts int) (end ending, failures
 		if err != nil {
 			e = ending{First: &Failure{
 				Rank: -1, ExitCode: 1, Host: a.MasterAddr, Time: time.Now(),
-				Message: "the agent of node 0 is gone", Stderr: []string{err.Error()},
+				Message: "the agent of node 0 is gone, or cannot be reached", Stderr: []string{err.Error()},
 			}}
 		}
 		ends <- e

@@ -23,6 +23,10 @@ type guard struct {
 // Job.Guard. It returns when in has ended.
 func Guard(in io.Reader) {
 	signal.Ignore(os.Interrupt, syscall.SIGTERM, syscall.SIGHUP)
+	outlive(in)
+}
+
+func outlive(in io.Reader) {
 	groups := make(map[int]bool)
 	lines := bufio.NewScanner(in)
 	for lines.Scan() {

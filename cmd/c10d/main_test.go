@@ -1,0 +1,689 @@
+//go:build unix
+
+package main
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"os/signal"
+	"path/filepath"
+	"runtime"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/c10d-go/c10d/internal/launch"
+	"github.com/c10d-go/c10d/internal/launch/agent"
+	"github.com/c10d-go/c10d/store/tcp"
+)
+
+// patience bounds every wait of these tests.
+const patience = time.Minute
+
+// TestMain makes the test binary the program, or a rank that the program runs.
+func TestMain(m *testing.M) {
+	switch {
+	case len(os.Args) > 1 && os.Args[1] == "guard", os.Getenv("C10D_TEST") == "torchrun",
+		os.Getenv("C10D_TEST") == "c10d" && os.Getenv("RANK") == "":
+		main()
+	case os.Getenv("C10D_TEST") == "c10d":
+		testRank(os.Args[1:])
+	default:
+		os.Exit(m.Run())
+	}
+}
+
+// testRank does one step after the other: "print:TEXT", "fail:RANK:CODE" and so on.
+func testRank(steps []string) {
+	rank := os.Getenv("RANK")
+	check := func(err error) {
+		if err != nil {
+			fmt.Fprintln(os.Stderr, "test rank:", err)
+			os.Exit(99)
+		}
+	}
+	trapped := make(chan os.Signal, 1)
+	for _, step := range steps {
+		step = strings.ReplaceAll(step, "%r", rank)
+		verb, arg, _ := strings.Cut(step, ":")
+		who, what, _ := strings.Cut(arg, ":")
+		if strings.HasPrefix(verb, "only-") {
+			if verb = verb[len("only-"):]; who != rank {
+				continue
+			}
+			arg = what
+		}
+		switch verb {
+		case "print":
+			fmt.Print(strings.ReplaceAll(arg, "|", "\n"))
+		case "complain":
+			fmt.Fprint(os.Stderr, strings.ReplaceAll(arg, "|", "\n"))
+		case "long":
+			n, err := strconv.Atoi(arg)
+			check(err)
+			fmt.Println(strings.Repeat("x", n))
+		case "exit":
+			code, err := strconv.Atoi(arg)
+			check(err)
+			os.Exit(code)
+		case "die":
+			n, err := strconv.Atoi(arg)
+			check(err)
+			check(syscall.Kill(os.Getpid(), syscall.Signal(n)))
+			time.Sleep(patience)
+		case "reason":
+			check(os.WriteFile(os.Getenv("TORCHELASTIC_ERROR_FILE"), []byte(arg), 0o600))
+		case "restarted": // exits unless this is the second attempt
+			if os.Getenv("TORCHELASTIC_RESTART_COUNT") != "1" {
+				os.Exit(5)
+			}
+		case "child": // a process in the rank's group, which prints its number
+			cmd := exec.Command("sleep", "600")
+			check(cmd.Start())
+			fmt.Println("child", cmd.Process.Pid)
+		case "pid":
+			fmt.Println("pid", os.Getpid())
+		case "hold":
+			fmt.Println("pid", os.Getpid())
+			time.Sleep(10 * patience)
+		case "trap":
+			signal.Notify(trapped, os.Interrupt, syscall.SIGTERM, syscall.SIGHUP)
+			fmt.Println("pid", os.Getpid())
+		case "got": // waits for a signal and says which
+			fmt.Println("got", <-trapped)
+			signal.Stop(trapped)
+		case "ignore":
+			signal.Ignore(os.Interrupt, syscall.SIGTERM, syscall.SIGHUP)
+		case "store": // all ranks meet in the store that the environment names
+			ctx, cancel := context.WithTimeout(context.Background(), patience)
+			defer cancel()
+			e, err := launch.Detect(os.Getenv)
+			check(err)
+			if !e.AgentStore {
+				check(fmt.Errorf("no agent's store: %v", e))
+			}
+			addr, err := e.Address()
+			check(err)
+			s, err := tcp.New(ctx, addr, tcp.Options{WorldSize: e.Size})
+			check(err)
+			n, err := s.Add(ctx, "ranks", 1)
+			check(err)
+			if n == int64(e.Size) {
+				check(s.Set(ctx, "all", nil))
+			}
+			check(s.Wait(ctx, "all"))
+			check(s.Close())
+			fmt.Println("met", e.Size)
+		case "env":
+			fmt.Println(arg + "=" + os.Getenv(arg))
+		default:
+			check(fmt.Errorf("no step %q", step))
+		}
+	}
+	os.Exit(0)
+}
+
+// program is a c10d that was started.
+type program struct {
+	t      *testing.T
+	cmd    *exec.Cmd
+	stderr bytes.Buffer
+	done   chan struct{} // closed when the output has ended and the process has been reaped
+
+	mu    sync.Mutex
+	lines []string
+	more  chan struct{} // closed and replaced with each line of standard output
+}
+
+func start(t *testing.T, env []string, args ...string) *program {
+	t.Helper()
+	self, err := os.Executable()
+	require.NoError(t, err)
+	return startCommand(t, env, exec.Command(self, args...))
+}
+
+func startCommand(t *testing.T, env []string, cmd *exec.Cmd) *program {
+	t.Helper()
+	p := &program{t: t, cmd: cmd, done: make(chan struct{}), more: make(chan struct{})}
+	p.cmd.Env = append(os.Environ(), append(env, "C10D_TEST=c10d", "RANK=")...)
+	p.cmd.Stderr = &p.stderr
+	out, err := p.cmd.StdoutPipe()
+	require.NoError(t, err)
+	require.NoError(t, p.cmd.Start())
+	go func() {
+		defer close(p.done)
+		in := bufio.NewReader(out)
+		for {
+			line, err := in.ReadString('\n')
+			p.mu.Lock()
+			if line != "" {
+				p.lines = append(p.lines, strings.TrimSuffix(line, "\n"))
+			}
+			close(p.more)
+			p.more = make(chan struct{})
+			p.mu.Unlock()
+			if err != nil {
+				break
+			}
+		}
+		p.cmd.Wait()
+	}()
+	t.Cleanup(func() {
+		p.cmd.Process.Kill()
+		<-p.done
+	})
+	return p
+}
+
+// await returns the first n lines of standard output that contain part.
+func (p *program) await(n int, part string) []string {
+	p.t.Helper()
+	timeout := time.After(patience)
+	for {
+		p.mu.Lock()
+		var found []string
+		for _, l := range p.lines {
+			if strings.Contains(l, part) {
+				found = append(found, l)
+			}
+		}
+		more := p.more
+		p.mu.Unlock()
+		if len(found) >= n {
+			return found
+		}
+		select {
+		case <-more:
+		case <-p.done:
+			p.t.Fatalf("ended with %d of %d lines %q; standard error: %s", len(found), n, part, p.stderr.String())
+		case <-timeout:
+			p.t.Fatalf("%d of %d lines %q after %v", len(found), n, part, patience)
+		}
+	}
+}
+
+// wait waits for the end and returns the exit code.
+func (p *program) wait() int {
+	p.t.Helper()
+	select {
+	case <-p.done:
+	case <-time.After(patience):
+		p.t.Fatalf("still there after %v", patience)
+	}
+	return p.cmd.ProcessState.ExitCode()
+}
+
+func (p *program) output() string { return strings.Join(p.lines, "\n") }
+
+// numbers returns the last word of each line as a number.
+func numbers(t *testing.T, lines []string) (pids []int) {
+	for _, l := range lines {
+		f := strings.Fields(l)
+		n, err := strconv.Atoi(f[len(f)-1])
+		require.NoError(t, err, l)
+		pids = append(pids, n)
+	}
+	return pids
+}
+
+// gone waits until no process of pids is there, zombies aside.
+func gone(t *testing.T, pids []int) {
+	t.Helper()
+	require.NotEmpty(t, pids)
+	for _, pid := range pids {
+		require.Eventually(t, func() bool {
+			if runtime.GOOS == "linux" {
+				stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+				if err != nil {
+					return true
+				}
+				_, after, _ := strings.Cut(string(stat), ") ")
+				return strings.HasPrefix(after, "Z")
+			}
+			return syscall.Kill(pid, 0) == syscall.ESRCH
+		}, patience, 10*time.Millisecond, "process %d is still there", pid)
+	}
+}
+
+func runRanks(t *testing.T, flags string, steps ...string) *program {
+	t.Helper()
+	self, err := os.Executable()
+	require.NoError(t, err)
+	args := append([]string{"run"}, strings.Fields(flags)...)
+	return start(t, nil, append(append(args, "--", self), steps...)...)
+}
+
+// summary is the JSON line at the end.
+func (p *program) summary() (s agent.Summary) {
+	p.t.Helper()
+	require.NotEmpty(p.t, p.lines, p.stderr.String())
+	require.NoError(p.t, json.Unmarshal([]byte(p.lines[len(p.lines)-1]), &s))
+	return s
+}
+
+func TestRunOutput(t *testing.T) {
+	p := runRanks(t, "-n 3", "print:one|two %r|", "complain:oh %r|", "print:no end")
+	require.Zero(t, p.wait(), p.stderr.String())
+	for r := range 3 {
+		prefix := fmt.Sprintf("[rank%d] ", r)
+		var out []string
+		for _, l := range p.lines {
+			if strings.HasPrefix(l, prefix) {
+				out = append(out, strings.TrimPrefix(l, prefix))
+			}
+		}
+		require.Equal(t, []string{"one", fmt.Sprintf("two %d", r), "no end"}, out)
+		require.Contains(t, p.stderr.String(), fmt.Sprintf("[rank%d] oh %[1]d\n", r))
+	}
+	require.Len(t, p.lines, 9)
+	require.NotContains(t, p.output(), "oh")
+}
+
+func TestRunLongLines(t *testing.T) {
+	const long = 200_000
+	p := runRanks(t, "-n 2", fmt.Sprint("long:", long), "print:after|")
+	require.Zero(t, p.wait(), p.stderr.String())
+	for r := range 2 {
+		total := 0
+		for _, l := range p.lines {
+			if text, ok := strings.CutPrefix(l, fmt.Sprintf("[rank%d] ", r)); ok && text != "after" {
+				require.Equal(t, strings.Repeat("x", len(text)), text)
+				total += len(text)
+			}
+		}
+		require.Equal(t, long, total)
+		require.Contains(t, p.lines, fmt.Sprintf("[rank%d] after", r))
+	}
+}
+
+func TestRunNoPrefix(t *testing.T) {
+	p := runRanks(t, "-n 1 -no-prefix", "print:a|b\r", "complain:c")
+	require.Zero(t, p.wait())
+	require.Equal(t, "a\nb\r", p.output())
+	require.Equal(t, "c", p.stderr.String())
+}
+
+func TestRunLogDir(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "logs")
+	p := runRanks(t, "-n 2 -max-restarts 1 -log-dir "+dir, "print:out %r|", "complain:err %r|", "restarted")
+	require.Zero(t, p.wait(), p.stderr.String())
+	require.Empty(t, p.lines)
+	for r := range 2 {
+		text, err := os.ReadFile(filepath.Join(dir, fmt.Sprintf("rank%d.log", r)))
+		require.NoError(t, err)
+		require.Contains(t, string(text), "--- restart 1 ---\n")
+		_, again, _ := strings.Cut(string(text), "--- restart 1 ---\n")
+		require.Contains(t, again, fmt.Sprintf("out %d\n", r))
+		require.Contains(t, again, fmt.Sprintf("err %d\n", r))
+	}
+	p = runRanks(t, "-n 2 -tee -log-dir "+dir, "print:out %r|")
+	require.Zero(t, p.wait(), p.stderr.String())
+	require.Contains(t, p.lines, "[rank1] out 1")
+	text, err := os.ReadFile(filepath.Join(dir, "rank1.log"))
+	require.NoError(t, err)
+	require.Equal(t, "out 1\n", string(text))
+}
+
+func TestRunEnvironment(t *testing.T) {
+	names := map[string]string{
+		"WORLD_SIZE": "2", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", "GROUP_RANK": "0", "GROUP_WORLD_SIZE": "1", "ROLE_RANK": "1", "ROLE_NAME": "default",
+		"ROLE_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "TORCHELASTIC_RESTART_COUNT": "0", "TORCHELASTIC_MAX_RESTARTS": "3",
+		"TORCHELASTIC_RUN_ID": "job", "TORCHELASTIC_USE_AGENT_STORE": "True", "OMP_NUM_THREADS": "1", "TORCH_NCCL_ASYNC_ERROR_HANDLING": "7",
+	}
+	self, err := os.Executable()
+	require.NoError(t, err)
+	args := []string{"run", "-n", "2", "-max-restarts", "3", "-run-id", "job", self, "store"}
+	for name := range names {
+		args = append(args, "env:"+name)
+	}
+	p := start(t, []string{"TORCH_NCCL_ASYNC_ERROR_HANDLING=7"}, args...)
+	require.Zero(t, p.wait(), p.stderr.String())
+	require.Contains(t, p.lines, "[rank0] met 2")
+	for name, value := range names {
+		require.Contains(t, p.lines, "[rank1] "+name+"="+value)
+	}
+
+	p = runRanks(t, "-n 1", "env:OMP_NUM_THREADS")
+	require.Zero(t, p.wait())
+	require.Equal(t, "[rank0] OMP_NUM_THREADS="+os.Getenv("OMP_NUM_THREADS"), p.output())
+}
+
+// TestRunPET starts a node as Kubeflow starts torchrun.
+func TestRunPET(t *testing.T) {
+	self, err := os.Executable()
+	require.NoError(t, err)
+	p := start(t, []string{"PET_NNODES=1:1", "PET_NPROC_PER_NODE=2", "PET_NODE_RANK=0", "PET_RDZV_ID=kf"}, "run", self, "store", "env:TORCHELASTIC_RUN_ID")
+	require.Zero(t, p.wait(), p.stderr.String())
+	require.Contains(t, p.lines, "[rank1] TORCHELASTIC_RUN_ID=kf")
+	p = start(t, []string{"PET_NNODES=1:4"}, "run", self)
+	require.Equal(t, exitUsage, p.wait())
+	require.Contains(t, p.stderr.String(), `PET_NNODES="1:4" is not a number: give -nnodes`)
+}
+
+func TestRunFirstFailure(t *testing.T) {
+	for _, c := range []struct {
+		name    string
+		step    string
+		code    int
+		signal  string
+		message string
+	}{
+		{name: "exit code", step: "only-exit:1:7", code: 7},
+		{name: "signal", step: "only-die:1:9", code: 128 + 9, signal: "SIGKILL"},
+		{name: "torchrun's error file", step: `only-reason:1:{"message":{"message":"E: x","extraInfo":{"py_callstack":"Traceback: x","timestamp":"1"}}}`, code: 3, message: "Traceback: x"},
+		{name: "its message alone", step: `only-reason:1:{"message":"text"}`, code: 3, message: "text"},
+		{name: "an error file of another form", step: `only-reason:1:oops`, code: 3, message: "oops"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			p := runRanks(t, "-n 3 -json", "only-complain:1:first|second|last", c.step, "only-exit:1:3", "hold")
+			require.Equal(t, c.code, p.wait(), p.stderr.String())
+			s := p.summary()
+			require.False(t, s.OK)
+			require.Equal(t, []int{3, 0, c.code}, []int{s.Ranks, s.Restarts, s.ExitCode})
+			require.NotNil(t, s.First)
+			f := s.First
+			require.Equal(t, []int{1, 1, c.code}, []int{f.Rank, f.LocalRank, f.ExitCode})
+			require.Equal(t, c.signal, f.Signal)
+			require.Equal(t, c.message, f.Message)
+			require.Equal(t, []string{"first", "second", "last"}, f.Stderr)
+			require.Empty(t, s.Others)
+			require.Contains(t, p.stderr.String(), "c10d run: rank 1 of 3 failed first\n  ended with  "+map[bool]string{true: "signal " + c.signal, false: fmt.Sprint("exit code ", c.code)}[c.signal != ""]+"\n")
+			if c.message != "" {
+				require.Contains(t, p.stderr.String(), "error       "+c.message)
+				require.FileExists(t, f.ErrorFile)
+				os.RemoveAll(filepath.Dir(filepath.Dir(filepath.Dir(f.ErrorFile))))
+			}
+			gone(t, []int{f.PID})
+		})
+	}
+}
+
+// TestRunOthers checks that a rank that gives up by itself is told of, and one
+// that the launcher ended is not.
+func TestRunOthers(t *testing.T) {
+	p := runRanks(t, "-n 3 -json", "only-trap:0", "store", "only-exit:1:3", "only-got:0", "only-exit:0:6", "hold")
+	require.Equal(t, 3, p.wait(), p.stderr.String())
+	s := p.summary()
+	require.Equal(t, 1, s.First.Rank)
+	require.Len(t, s.Others, 1)
+	require.Equal(t, []int{0, 6}, []int{s.Others[0].Rank, s.Others[0].ExitCode})
+	require.Contains(t, p.stderr.String(), "  then        rank 0, exit code 6, ")
+}
+
+// TestRunEndsOthers checks that the others of a failed rank end, also those that
+// do not listen, with what they started.
+func TestRunEndsOthers(t *testing.T) {
+	p := runRanks(t, "-n 3 -grace 100ms", "ignore", "child", "pid", "store", "only-exit:2:4", "hold")
+	require.Equal(t, 4, p.wait())
+	gone(t, numbers(t, p.await(3, "child")))
+	gone(t, numbers(t, p.await(3, "pid")))
+	require.Contains(t, p.stderr.String(), "killing the ranks that are left after 100ms")
+}
+
+func TestRunLeavesNothing(t *testing.T) {
+	p := runRanks(t, "-n 2", "child")
+	require.Zero(t, p.wait(), p.stderr.String())
+	gone(t, numbers(t, p.await(2, "child")))
+}
+
+func TestRunForwardsSignals(t *testing.T) {
+	for sig, name := range map[syscall.Signal]string{syscall.SIGINT: "interrupt", syscall.SIGTERM: "terminated", syscall.SIGHUP: "hangup"} {
+		t.Run(name, func(t *testing.T) {
+			p := runRanks(t, "-n 2 -json", "trap", "got", "only-exit:1:6")
+			p.await(2, "pid")
+			require.NoError(t, p.cmd.Process.Signal(sig))
+			require.Equal(t, 6, p.wait())
+			require.Contains(t, p.output(), "[rank0] got "+name)
+			require.Contains(t, p.output(), "[rank1] got "+name)
+			require.Contains(t, p.summary().Signal, "SIG")
+		})
+	}
+	t.Run("default action, no restart", func(t *testing.T) {
+		p := runRanks(t, "-n 2 -max-restarts 5", "hold")
+		pids := numbers(t, p.await(2, "pid"))
+		require.NoError(t, p.cmd.Process.Signal(syscall.SIGTERM))
+		require.Equal(t, 128+15, p.wait())
+		gone(t, pids)
+	})
+	t.Run("graceful", func(t *testing.T) {
+		p := runRanks(t, "-n 2", "trap", "got")
+		p.await(2, "pid")
+		require.NoError(t, p.cmd.Process.Signal(syscall.SIGTERM))
+		require.Zero(t, p.wait())
+	})
+	t.Run("twice", func(t *testing.T) {
+		p := runRanks(t, "-n 2", "trap", "got", "hold")
+		pids := numbers(t, p.await(2, "pid"))
+		require.NoError(t, p.cmd.Process.Signal(syscall.SIGINT))
+		p.await(2, "got")
+		require.NoError(t, p.cmd.Process.Signal(syscall.SIGINT))
+		require.Equal(t, 128+9, p.wait())
+		gone(t, pids)
+	})
+}
+
+// TestRunKilled kills the launcher, with no chance to clean up.
+func TestRunKilled(t *testing.T) {
+	p := runRanks(t, "-n 3", "ignore", "child", "hold")
+	children := numbers(t, p.await(3, "child"))
+	ranks := numbers(t, p.await(3, "pid"))
+	require.NoError(t, p.cmd.Process.Kill())
+	gone(t, ranks)
+	gone(t, children)
+}
+
+func TestRunRestarts(t *testing.T) {
+	p := runRanks(t, "-n 2 -max-restarts 2 -json", "store", "restarted", "print:done %r|")
+	require.Zero(t, p.wait(), p.stderr.String())
+	require.Contains(t, p.lines, "[rank0] done 0")
+	s := p.summary()
+	require.True(t, s.OK)
+	require.Equal(t, 1, s.Restarts)
+	require.Contains(t, p.stderr.String(), "restart 1 of 2")
+
+	p = runRanks(t, "-n 2 -max-restarts 2 -json", "only-exit:1:8", "hold")
+	require.Equal(t, 8, p.wait())
+	require.Equal(t, 2, p.summary().Restarts)
+}
+
+// nodes starts a c10d run for each of two nodes, with 1 and 2 ranks.
+func nodes(t *testing.T, flags string, steps ...string) (all [2]*program) {
+	ln, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	_, port, _ := net.SplitHostPort(ln.Addr().String())
+	require.NoError(t, ln.Close())
+	for n := range all {
+		all[n] = runRanks(t, fmt.Sprintf("-json -n %d -nnodes 2 -node-rank %d -master-addr 127.0.0.1 -master-port %s %s", n+1, n, port, flags), steps...)
+	}
+	return all
+}
+
+func TestRunNodes(t *testing.T) {
+	all := nodes(t, "", "store", "print:node %r|")
+	for _, p := range all {
+		require.Zero(t, p.wait(), p.stderr.String())
+		require.Equal(t, 3, p.summary().Ranks)
+	}
+	require.Equal(t, all[0].summary().RunID, all[1].summary().RunID)
+	require.Contains(t, all[0].lines, "[rank0] met 3")
+	require.Contains(t, all[1].lines, "[rank1] met 3")
+	require.Contains(t, all[1].lines, "[rank2] met 3")
+}
+
+func TestRunNodesFail(t *testing.T) {
+	all := nodes(t, "-max-restarts 1", "store", "restarted", "only-exit:2:9", "hold")
+	for _, p := range all {
+		require.Equal(t, 9, p.wait(), p.stderr.String())
+		s := p.summary()
+		require.Equal(t, 1, s.Restarts)
+		require.Equal(t, 2, s.First.Rank)
+		require.Contains(t, p.stderr.String(), "rank 2 of 3 failed first")
+	}
+}
+
+func TestRunNodeAgentDies(t *testing.T) {
+	all := nodes(t, "", "hold")
+	pids := append(numbers(t, all[0].await(1, "pid")), numbers(t, all[1].await(2, "pid"))...)
+	require.NoError(t, all[0].cmd.Process.Kill())
+	require.Equal(t, 1, all[1].wait())
+	require.Contains(t, all[1].stderr.String(), "the agent of node 0 is gone")
+	gone(t, pids)
+}
+
+func TestRunNodeMissing(t *testing.T) {
+	ln, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	_, port, _ := net.SplitHostPort(ln.Addr().String())
+	require.NoError(t, ln.Close())
+	args := "-nnodes 2 -node-rank 0 -master-addr 127.0.0.1 -master-port " + port
+	p := runRanks(t, args+" -rdzv-timeout 300ms", "hold")
+	require.Equal(t, 1, p.wait())
+	require.Contains(t, p.stderr.String(), "not all 2 nodes came within 300ms: waiting for node 1 of 2")
+	require.Empty(t, p.lines)
+}
+
+// TestRunPyTorch runs PyTorch's ranks, one of which then fails as torchrun's do.
+func TestRunPyTorch(t *testing.T) {
+	const python = "/usr/bin/python3"
+	if text, err := exec.Command(python, "-c", "import torch.distributed").CombinedOutput(); err != nil {
+		if os.Getenv("C10D_REQUIRE_SERVICES") == "1" {
+			require.NoError(t, err, "C10D_REQUIRE_SERVICES is set: %s", text)
+		}
+		t.Skip("no PyTorch: ", err)
+	}
+	const script = `
+import torch, torch.distributed as dist
+from torch.distributed.elastic.multiprocessing.errors import record
+@record
+def main():
+    dist.init_process_group("gloo")
+    t = torch.tensor([dist.get_rank() + 1.0])
+    dist.all_reduce(t)
+    print("sum", t.item(), flush=True)
+    dist.barrier()
+    if dist.get_rank() == 1:
+        raise ValueError("on purpose")
+main()
+`
+	p := start(t, []string{"GLOO_SOCKET_IFNAME=lo"}, "run", "-n", "3", "-json", "--", python, "-c", script)
+	require.Equal(t, 1, p.wait(), p.stderr.String())
+	for r := range 3 {
+		require.Contains(t, p.lines, fmt.Sprintf("[rank%d] sum 6.0", r))
+	}
+	f := p.summary().First
+	require.Equal(t, 1, f.Rank)
+	require.Contains(t, f.Message, "ValueError: on purpose")
+	os.RemoveAll(filepath.Dir(filepath.Dir(filepath.Dir(f.ErrorFile))))
+}
+
+// TestRunNohup checks that SIGHUP stays ignored where it was.
+func TestRunNohup(t *testing.T) {
+	self, err := os.Executable()
+	require.NoError(t, err)
+	p := startCommand(t, nil, exec.Command("/bin/sh", "-c", `trap "" HUP; exec "$0" run "$0" pid hold`, self))
+	p.await(2, "pid")
+	require.NoError(t, p.cmd.Process.Signal(syscall.SIGHUP))
+	require.NoError(t, p.cmd.Process.Signal(syscall.SIGTERM))
+	require.Equal(t, 128+15, p.wait())
+	require.NotContains(t, p.stderr.String(), "SIGHUP")
+}
+
+func TestRunUsage(t *testing.T) {
+	for args, want := range map[string]string{
+		"run":                      "which command?",
+		"run -n 0 true":            "-n 0",
+		"run -tee true":            "-tee needs -log-dir",
+		"run -no-such true":        "flag provided but not defined",
+		"store x":                  `unexpected argument "x"`,
+		"store -tls-cert a":        "-tls-cert and -tls-key go together",
+		"version x":                `unexpected argument "x"`,
+		"no-such":                  `no command "no-such"`,
+		"":                         "Usage: c10d COMMAND",
+		"help no-such":             `no command "no-such"`,
+		"store -listen nowhere -x": "flag provided but not defined: -x",
+	} {
+		var out, errs bytes.Buffer
+		require.Equal(t, exitUsage, dispatch(stdio{nil, &out, &errs}, strings.Fields(args)), args)
+		require.Contains(t, errs.String(), want, args)
+		require.Empty(t, out.String(), args)
+	}
+	for args, want := range map[string]string{
+		"run no-such-program":                      "executable file not found",
+		"run -nnodes 2 true":                       "2 nodes need the address and port of node 0",
+		"run -nnodes 2 -node-rank 2 true":          "node 2 is not within 2 nodes",
+		"store -token-file /no/such":               "no such file",
+		"store -tls-cert /no/such -tls-key /no":    "no such file",
+		"store -listen 127.0.0.1:0:0":              "too many colons",
+		"store -listen 127.0.0.1:0 -max-memory -1": "must not be negative",
+	} {
+		var out, errs bytes.Buffer
+		require.Equal(t, 1, dispatch(stdio{nil, &out, &errs}, strings.Fields(args)), args)
+		require.Contains(t, errs.String(), want, args)
+	}
+}
+
+func TestHelp(t *testing.T) {
+	for _, args := range []string{"help", "-h", "help run", "run -h", "help store", "help version", "version"} {
+		var out, errs bytes.Buffer
+		require.Zero(t, dispatch(stdio{nil, &out, &errs}, strings.Fields(args)), args)
+		require.Empty(t, errs.String(), args)
+		require.Contains(t, out.String(), "c10d ", args)
+		require.NotContains(t, out.String(), "guard", args)
+	}
+}
+
+func TestStore(t *testing.T) {
+	token := filepath.Join(t.TempDir(), "token")
+	require.NoError(t, os.WriteFile(token, []byte("secret\n"), 0o600))
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	for _, c := range []struct {
+		flags  string
+		client tcp.Options
+	}{{flags: ""}, {flags: "-token-file " + token, client: tcp.Options{Token: "secret"}}} {
+		p := start(t, nil, append([]string{"store", "-listen", "127.0.0.1:0", "-stats", "1h"}, strings.Fields(c.flags)...)...)
+		addr := strings.Fields(p.await(1, "listening on ")[0])[2]
+		for range 2 { // the data outlive the clients
+			s, err := tcp.New(ctx, addr, c.client)
+			require.NoError(t, err)
+			_, err = s.Add(ctx, "n", 1)
+			require.NoError(t, err)
+			require.NoError(t, s.Close())
+		}
+		s, err := tcp.New(ctx, addr, c.client)
+		require.NoError(t, err)
+		n, err := s.Add(ctx, "n", 1)
+		require.NoError(t, err)
+		require.EqualValues(t, 3, n)
+		require.NoError(t, p.cmd.Process.Signal(syscall.SIGTERM))
+		require.Zero(t, p.wait(), p.stderr.String())
+		require.Contains(t, p.output(), "closed")
+		require.Contains(t, p.stderr.String(), "1 keys")
+		require.NoError(t, s.Close())
+	}
+}
+
+func TestStoreJSON(t *testing.T) {
+	p := start(t, nil, "store", "-listen", "127.0.0.1:0", "-json", "-stats", "10ms")
+	var event struct{ Event, Addr string }
+	require.NoError(t, json.Unmarshal([]byte(p.await(1, "listening")[0]), &event))
+	_, port, err := net.SplitHostPort(event.Addr)
+	require.NoError(t, err)
+	require.NotEqual(t, "0", port)
+	var f figures
+	require.NoError(t, json.Unmarshal([]byte(p.await(1, `"stats"`)[0]), &f))
+	require.NoError(t, p.cmd.Process.Signal(os.Interrupt))
+	require.Zero(t, p.wait())
+	require.Equal(t, `{"event":"closed"}`, p.lines[len(p.lines)-1])
+}

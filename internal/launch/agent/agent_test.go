@@ -1,0 +1,192 @@
+//go:build unix
+
+package agent
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"go.uber.org/goleak"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// sh is a job of shells.
+func sh(n int, script string) Job {
+	return Job{Procs: n, Command: []string{"/bin/sh", "-c", script}}
+}
+
+func run(t *testing.T, j Job) (*Summary, string, string) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
+	t.Setenv("TMPDIR", t.TempDir())
+	var out, errs bytes.Buffer
+	j.Stdout, j.Stderr = &out, &errs
+	s, err := Run(ctx, j)
+	require.NoError(t, err)
+	return s, out.String(), errs.String()
+}
+
+func TestRun(t *testing.T) {
+	s, out, errs := run(t, sh(2, `echo $RANK; echo e$RANK >&2`))
+	require.True(t, s.OK)
+	require.Empty(t, s.Report())
+	require.ElementsMatch(t, []string{"[rank0] 0\n", "[rank1] 1\n"}, strings.SplitAfter(out, "\n")[:2])
+	require.ElementsMatch(t, []string{"[rank0] e0\n", "[rank1] e1\n"}, strings.SplitAfter(errs, "\n")[:2])
+	left, err := os.ReadDir(os.Getenv("TMPDIR"))
+	require.NoError(t, err)
+	require.Empty(t, left)
+}
+
+// TestRunDescriptors checks that jobs leave no descriptors open.
+func TestRunDescriptors(t *testing.T) {
+	count := func() int {
+		fds, err := os.ReadDir("/proc/self/fd")
+		if err != nil {
+			t.Skip("no /proc: ", err)
+		}
+		return len(fds)
+	}
+	run(t, sh(1, "true")) // opens what the runtime keeps
+	before := count()
+	for range 3 {
+		run(t, sh(3, "exit $RANK"))
+	}
+	require.Eventually(t, func() bool { return count() <= before }, time.Minute, 5*time.Millisecond)
+}
+
+func TestRunContext(t *testing.T) {
+	ctx, cancel := context.WithCancel(context.Background())
+	j := sh(2, "echo up; exec sleep 600")
+	up := make(chan struct{}, 2)
+	j.Stdout = writerFunc(func([]byte) { up <- struct{}{} })
+	j.MaxRestarts = 5
+	go func() {
+		<-up
+		<-up
+		cancel()
+	}()
+	s, err := Run(ctx, j)
+	require.NoError(t, err)
+	require.Equal(t, 128+int(syscall.SIGTERM), s.ExitCode)
+	require.Equal(t, "SIGTERM", s.First.Signal)
+	require.Zero(t, s.Restarts)
+}
+
+type writerFunc func([]byte)
+
+func (f writerFunc) Write(p []byte) (int, error) { f(p); return len(p), nil }
+
+// TestRunEscape runs a rank whose output a process holds open that left its group.
+func TestRunEscape(t *testing.T) {
+	setsid, err := exec.LookPath("setsid")
+	if err != nil {
+		t.Skip("no setsid: ", err)
+	}
+	pidFile := filepath.Join(t.TempDir(), "pid")
+	s, _, _ := run(t, sh(1, fmt.Sprintf(`%s sh -c 'echo $$ >%s; exec sleep 600' & until [ -s %[2]s ]; do sleep 0.01; done; exit 3`, setsid, pidFile)))
+	require.Equal(t, 3, s.ExitCode)
+	text, err := os.ReadFile(pidFile)
+	require.NoError(t, err)
+	pid, err := strconv.Atoi(strings.TrimSpace(string(text)))
+	require.NoError(t, err)
+	require.NoError(t, syscall.Kill(pid, syscall.SIGKILL))
+}
+
+func TestRunRefuses(t *testing.T) {
+	good := sh(1, "true")
+	for want, change := range map[string]func(*Job){
+		"agent: no command":                                               func(j *Job) { j.Command = nil },
+		"agent: 0 ranks on this node":                                     func(j *Job) { j.Procs = 0 },
+		"agent: node 1 is not within 1 nodes":                             func(j *Job) { j.NodeRank = 1 },
+		"agent: node 0 is not within -1 nodes":                            func(j *Job) { j.Nodes = -1 },
+		"agent: 2 nodes need the address and port of node 0":              func(j *Job) { j.Nodes = 2 },
+		"agent: no port 65536":                                            func(j *Job) { j.MasterPort = 65536 },
+		"agent: -1 restarts":                                              func(j *Job) { j.MaxRestarts = -1 },
+		"agent: tee without a log directory":                              func(j *Job) { j.Tee = true },
+		`agent: the guard: fork/exec /no/such: no such file or directory`: func(j *Job) { j.Guard = []string{"/no/such"} },
+		`agent: fork/exec /no/such: no such file or directory`:            func(j *Job) { j.Command = []string{"/no/such"} },
+	} {
+		j := good
+		change(&j)
+		_, err := Run(context.Background(), j)
+		require.EqualError(t, err, want)
+	}
+}
+
+func TestReadErrorFile(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "error.json")
+	require.Empty(t, readErrorFile(path))
+	for text, want := range map[string]string{
+		"": "",
+		`{"message":{"message":"m","extraInfo":{"py_callstack":"stack"}}}`: "stack",
+		`{"message":{"message":"m"}}`:                                      "m",
+		`{"message":"m"}`:                                                  "m",
+		`{"message":{}}`:                                                   `{"message":{}}`,
+		`{"message":7}`:                                                    `{"message":7}`,
+		`[]`:                                                               `[]`,
+		strings.Repeat("x", 100_000):                                       strings.Repeat("x", 64<<10),
+	} {
+		require.NoError(t, os.WriteFile(path, []byte(text), 0o600))
+		require.Equal(t, want, readErrorFile(path))
+	}
+}
+
+func TestTail(t *testing.T) {
+	var o rankOutput
+	o.record([]byte("out\n"), false)
+	require.Empty(t, o.lastLines())
+	for _, piece := range []string{"a", "b\n", "\nc\nd", strings.Repeat("d", 2*tailWidth)} {
+		o.record([]byte(piece), true)
+	}
+	require.Equal(t, []string{"ab", "", "c", strings.Repeat("d", tailWidth)}, o.lastLines())
+	for i := range 100 {
+		o.record([]byte(fmt.Sprintf("\n%d", i)), true)
+	}
+	lines := o.lastLines()
+	require.Len(t, lines, tailLines)
+	require.Equal(t, "99", lines[tailLines-1])
+}
+
+func TestPrefix(t *testing.T) {
+	require.Equal(t, "[rank12] ", prefix(12, false))
+	seen := make(map[string]bool)
+	for r := range 6 {
+		color, _, _ := strings.Cut(prefix(r, true), "[rank")
+		seen[color] = true
+	}
+	require.Len(t, seen, 6)
+}
+
+// TestGuardForgets checks that the guard kills only what it still watches.
+func TestGuardForgets(t *testing.T) {
+	var pids []int
+	for range 2 {
+		cmd := exec.Command("sleep", "600")
+		setGroup(cmd)
+		require.NoError(t, cmd.Start())
+		t.Cleanup(func() {
+			cmd.Process.Kill()
+			cmd.Wait()
+		})
+		pids = append(pids, cmd.Process.Pid)
+	}
+	outlive(strings.NewReader(fmt.Sprintf("+%d\n+%d\n-%d\n\nx\n+0\n+1\n+x\n", pids[0], pids[1], pids[1])))
+	require.Eventually(t, func() bool {
+		var ws syscall.WaitStatus
+		pid, _ := syscall.Wait4(pids[0], &ws, syscall.WNOHANG, nil)
+		return pid == pids[0] && ws.Signal() == syscall.SIGKILL
+	}, time.Minute, 5*time.Millisecond)
+	require.NoError(t, syscall.Kill(pids[1], 0), "the guard killed what it was told to forget")
+}

@@ -316,8 +316,17 @@ func (d *DDP) NoSync(f func() error) error {
 // gives every rank the buffers of rank 0. ctx bounds all communication of the
 // iteration, also what Ready starts: if it ends, the iteration fails on every rank.
 //
-// A forward pass without a backward pass needs no Finish.
-func (d *DDP) Begin(ctx context.Context) error {
+// A forward pass without a backward pass needs no Finish; see also Evaluate.
+func (d *DDP) Begin(ctx context.Context) error { return d.forward(ctx, true) }
+
+// Evaluate is Begin for a forward pass without gradients, what calling the
+// model under torch.no_grad is in PyTorch: it gives every rank the buffers of
+// rank 0 and nothing else. The next Begin takes buffers to be equal. All ranks
+// must call it alike.
+func (d *DDP) Evaluate(ctx context.Context) error { return d.forward(ctx, false) }
+
+// forward starts a forward pass that a backward pass may follow or not.
+func (d *DDP) forward(ctx context.Context, backward bool) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if err := d.usable(); err != nil {
@@ -326,26 +335,29 @@ func (d *DDP) Begin(ctx context.Context) error {
 	if d.open && d.started {
 		return d.fail(d.unfinished())
 	}
+	reduces := backward && !d.noSync
 	d.ctx, d.open, d.started = ctx, false, false
-	if !d.noSync {
+	if reduces {
 		d.synced++
 		d.stats.begin(d.synced)
 	}
 	if err := d.notifyActive(ctx); err != nil {
 		return err
 	}
-	if err := d.rebuild(ctx); err != nil {
-		return d.fail(err)
+	if backward {
+		if err := d.rebuild(ctx); err != nil {
+			return d.fail(err)
+		}
 	}
 	if err := d.refreshBuffers(ctx, true); err != nil {
 		return d.fail(err)
 	}
-	if err := d.notifySync(ctx, !d.noSync); err != nil {
+	if err := d.notifySync(ctx, reduces); err != nil {
 		return d.fail(err)
 	}
-	d.syncBuffers = !d.noSync
-	d.open = true
-	if !d.noSync {
+	d.syncBuffers = reduces
+	d.open = backward
+	if reduces {
 		d.resetCounts()
 	}
 	return nil

@@ -73,6 +73,22 @@ var scenarios = map[string]func(t *testing.T, rec *recorder, o ddp.Options) [][]
 		o.StaticGraph = true
 		return fourSteps(t, rec, o)
 	},
+	"evaluation": func(t *testing.T, rec *recorder, o ddp.Options) [][]string {
+		o.Buffers = []ddp.Buffer{{Name: "mean", Value: zeros(t, tensor.Float32, 3)}}
+		d, err := ddp.New(soon(t), rec, vectors(t, 10, 10, 20, 4), o)
+		require.NoError(t, err)
+		steps := [][]string{rec.take()}
+		for _, evaluate := range []bool{true, false, true, false, false, true, true, false} {
+			if evaluate {
+				require.NoError(t, d.Evaluate(soon(t)))
+				require.ErrorIs(t, d.Ready(0), ddp.ErrNotBegun)
+				steps = append(steps, rec.take())
+				continue
+			}
+			steps = append(steps, iterate(t, d, rec, 4))
+		}
+		return steps
+	},
 	"join": func(t *testing.T, rec *recorder, o ddp.Options) [][]string {
 		o.Buffers = []ddp.Buffer{{Name: "mean", Value: zeros(t, tensor.Float32, 3)}}
 		return joinSteps(t, rec, o, ddp.JoinOptions{}, nil)

@@ -104,6 +104,17 @@ for name, options in [("find unused", {"find_unused_parameters": True}), ("stati
         s.append(take())
     out[name] = s
 
+m = ddp([(10, f), (10, f), (20, f), (4, f)], False, [("mean", torch.zeros(3))])
+s = [take()]
+for evaluate in [True, False, True, False, False, True, True, False]:
+    if evaluate:
+        with torch.no_grad():
+            m(torch.ones(1))
+    else:
+        step(m)
+    s.append(take())
+out["evaluation"] = s
+
 m = ddp([(10, f), (20, f)], False, [("mean", torch.zeros(3))])
 s = [take()]
 with m.join():

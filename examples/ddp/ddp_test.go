@@ -4,16 +4,13 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
-	"fmt"
 	"io"
 	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
-	"runtime"
 	"strconv"
 	"strings"
-	"syscall"
 	"testing"
 	"time"
 
@@ -100,7 +97,7 @@ func TestDemo(t *testing.T) {
 	require.InDelta(t, r.Accuracy, r.Compare.Accuracy, 1./359)
 	b, err := os.ReadFile(picture)
 	require.NoError(t, err)
-	require.Contains(t, string(b), "digits, MLP 64-128-64-10, 3 ranks of one batch of 64")
+	require.Contains(t, string(b), "digits, MLP 64-128-64-10, 3 ranks, global batch 64")
 }
 
 // TestOneRank: a group of one computes the very bits of a process without a group.
@@ -209,91 +206,6 @@ func TestResume(t *testing.T) {
 		require.NoError(t, os.WriteFile(file, b, 0o644))
 		require.Contains(t, failing(t, args...), "the checksum does not fit")
 	})
-}
-
-// TestDeath kills ranks and launchers in the middle of a training that would
-// take hours, and checks who is blamed and that nothing stays behind.
-func TestDeath(t *testing.T) {
-	if runtime.GOOS != "linux" {
-		t.Skip("it finds the ranks in /proc")
-	}
-	for _, c := range []struct {
-		name   string
-		signal syscall.Signal
-		rank   int // -1: the launcher
-		want   string
-	}{
-		{"rank killed", syscall.SIGKILL, 2, "ddp: rank 2: signal: killed (of 3 ranks)"},
-		{"rank 0 killed", syscall.SIGKILL, 0, "ddp: rank 0: signal: killed (of 3 ranks)"},
-		{"launcher interrupted", syscall.SIGINT, -1, "ddp: interrupted"},
-		{"launcher killed", syscall.SIGKILL, -1, ""},
-	} {
-		t.Run(c.name, func(t *testing.T) {
-			cmd := program(t, "-nproc", "3", "-epochs", "1000000")
-			// A copy of a pipe would make Wait last until every rank has closed it.
-			says, err := os.Create(filepath.Join(t.TempDir(), "stderr"))
-			require.NoError(t, err)
-			defer says.Close()
-			cmd.Stderr = says
-			require.NoError(t, cmd.Start())
-			read := func() string {
-				b, err := os.ReadFile(says.Name())
-				require.NoError(t, err)
-				return string(b)
-			}
-			require.Eventually(t, func() bool { return strings.Contains(read(), "epoch ") }, limit, 10*time.Millisecond)
-			ranks := children(t, cmd.Process.Pid)
-			require.Len(t, ranks, 3)
-			victim := cmd.Process.Pid
-			if c.rank >= 0 {
-				victim = ranks[c.rank]
-			}
-			require.NoError(t, syscall.Kill(victim, c.signal))
-			require.Error(t, cmd.Wait())
-			require.Contains(t, read(), c.want)
-			for rank, pid := range ranks {
-				require.Eventually(t, func() bool { return !runs(pid) }, limit, 10*time.Millisecond, "rank %d stays", rank)
-			}
-		})
-	}
-}
-
-// children returns the ranks' process ids by rank.
-func children(t *testing.T, pid int) map[int]int {
-	t.Helper()
-	all, err := os.ReadDir("/proc")
-	require.NoError(t, err)
-	ranks := make(map[int]int)
-	for _, e := range all {
-		child, err := strconv.Atoi(e.Name())
-		if err != nil || stat(child, 1) != strconv.Itoa(pid) {
-			continue
-		}
-		env, err := os.ReadFile(fmt.Sprintf("/proc/%d/environ", child))
-		require.NoError(t, err)
-		for _, v := range strings.Split(string(env), "\x00") {
-			if rank, ok := strings.CutPrefix(v, "RANK="); ok {
-				n, err := strconv.Atoi(rank)
-				require.NoError(t, err)
-				ranks[n] = child
-			}
-		}
-	}
-	return ranks
-}
-
-// stat returns a field behind the name in /proc/PID/stat: 0 is the state, 1 the parent.
-func stat(pid, field int) string {
-	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
-	if err != nil {
-		return ""
-	}
-	return strings.Fields(string(b[bytes.LastIndexByte(b, ')')+1:]))[field]
-}
-
-func runs(pid int) bool {
-	state := stat(pid, 0)
-	return state != "" && state != "Z" && state != "X"
 }
 
 // TestCompareSees makes sure that the tolerance of -compare is not one that

@@ -5,7 +5,7 @@
 //	go run ./examples/ddp -nproc 4                  four ranks on this machine
 //	go run ./examples/ddp -nproc 4 -compare         and is it the same as one process?
 //	go run ./examples/ddp -nproc 4 -plot loss.svg   a picture of the training
-//	torchrun --no-python --nproc-per-node 4 ddp     ranks that a launcher started
+//	c10d run -n 4 -- go run ./examples/ddp          ranks that a launcher started
 //
 // What is the library's is in rank.go and train.go: joining a group, and the
 // four calls that make a training loop a distributed one. The rest is what any

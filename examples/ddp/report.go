@@ -116,7 +116,7 @@ func (r *rank) chart(single *history) *plot.Chart {
 		accuracy.Curves = append(accuracy.Curves, plot.Curve{Label: "one process", Style: plot.Dashed, X: x, Y: single.Accuracy})
 	}
 	return &plot.Chart{
-		Title:  fmt.Sprintf("%s, MLP %s, %s of one batch of %d", r.data.Name, strings.Join(sizes, "-"), ranks, r.config.batch),
+		Title:  fmt.Sprintf("%s, MLP %s, %s, global batch %d", r.data.Name, strings.Join(sizes, "-"), ranks, r.config.batch),
 		XLabel: "epoch",
 		Panels: []plot.Panel{loss, accuracy},
 	}

@@ -97,7 +97,7 @@ func (m *Model) Backward(inputs []float32, labels []uint8, scale float32, ready 
 		for k := range n {
 			d, dx := delta[k*out:(k+1)*out], m.deltas[l-1][k*in:(k+1)*in]
 			for i, v := range x[k*in : (k+1)*in] {
-				dx[i] = (1-v*v)*dot(w.Value[i*out:(i+1)*out], d)
+				dx[i] = (1 - v*v) * dot(w.Value[i*out:(i+1)*out], d)
 			}
 		}
 	}

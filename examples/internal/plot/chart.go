@@ -134,7 +134,7 @@ func (c *Chart) height() int {
 
 func (c *Chart) draw(on canvas) {
 	on.text(point{marginLeft, 26}, c.Title, 16, ink, left)
-	all := span{math.Inf(1), math.Inf(-1)}
+	all := span{0, math.Inf(-1)} // training begins at 0
 	for _, p := range c.Panels {
 		for _, v := range p.Curves {
 			all.include(v.X)

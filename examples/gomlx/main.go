@@ -1,0 +1,88 @@
+// Command gomlx trains a GoMLX model on several ranks, on GoMLX's Go backend.
+// It is a module of its own, so that GoMLX's dependencies are not the library's.
+//
+//	cd examples/gomlx
+//	go run . -nproc 2                         ranks as goroutines of one process
+//	c10d run -n 2 -- go run .                 ranks as processes
+//
+// GoMLX computes gradients and applies an optimizer within one graph. To train
+// on several ranks, cut the graph where the gradients are: one graph returns
+// them to Go, Go averages them over the ranks, and a second graph, which takes
+// gradients as its input, updates the variables. The place is trainer.step; what
+// is around it is the same as on one rank, except that every rank begins with
+// the variables of rank 0 and trains on its share of the images.
+//
+// The gradients are in memory that GoMLX lends to a callback. They are packed
+// into one buffer and reduced by one all-reduce. A trainer that gets its
+// gradients one after the other would rather use package ddp, which sends the
+// first ones while the others are being computed; GoMLX's Go backend returns
+// them all at once.
+package main
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/binary"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"math"
+	"os"
+	"os/signal"
+
+	"golang.org/x/sync/errgroup"
+
+	"github.com/c10d-go/c10d/pg"
+	"github.com/c10d-go/c10d/store"
+)
+
+func main() {
+	nproc := flag.Int("nproc", 0, "run this `number` of ranks in this process; 0: this process is one rank of a job that a launcher started")
+	epochs := flag.Int("epochs", 8, "how `often` each image is seen")
+	flag.Parse()
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
+	defer stop()
+	if err := run(ctx, *nproc, *epochs, os.Stdout); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+}
+
+func run(ctx context.Context, nproc, epochs int, out io.Writer) error {
+	if nproc < 0 || nproc > 16 || epochs < 1 {
+		return errors.New("gomlx: -nproc must be within 0 and 16, -epochs at least 1")
+	}
+	if nproc == 0 {
+		g, err := pg.Init(ctx, "env://", pg.InitOptions{})
+		if err != nil {
+			return err
+		}
+		return errors.Join(trainRank(ctx, g, epochs, out), g.Close())
+	}
+	// Nothing of a group is global to the process: its ranks can live in one.
+	st := store.NewHash()
+	defer st.Close()
+	ranks, ctx := errgroup.WithContext(ctx)
+	for rank := range nproc {
+		ranks.Go(func() error {
+			g, err := pg.New(ctx, st, rank, nproc, pg.Options{})
+			if err != nil {
+				return err
+			}
+			return errors.Join(trainRank(ctx, g, epochs, out), g.Close())
+		})
+	}
+	return ranks.Wait()
+}
+
+// digest is a number that ranks with equal variables agree on.
+func digest(values [][]float32) int64 {
+	h := sha256.New()
+	for _, v := range values {
+		for _, x := range v {
+			h.Write(binary.LittleEndian.AppendUint32(nil, math.Float32bits(x)))
+		}
+	}
+	return int64(binary.LittleEndian.Uint64(h.Sum(nil)))
+}

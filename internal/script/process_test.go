@@ -19,6 +19,7 @@ import (
 
 	"github.com/c10d-go/c10d/backend"
 	"github.com/c10d-go/c10d/pg"
+	"github.com/c10d-go/c10d/store"
 	"github.com/c10d-go/c10d/store/tcp"
 	"github.com/c10d-go/c10d/tensor"
 	"github.com/c10d-go/c10d/work"
@@ -52,7 +53,11 @@ func victimOrSurvivor(op string) int {
 		fmt.Println(string(b))
 	}
 	ctx := context.Background()
-	g, err := pg.Init(ctx, "env://", pg.InitOptions{Options: pg.Options{Timeout: limit}})
+	o := pg.Options{Timeout: limit}
+	if os.Getenv("SCRIPT_TEST_TORCH") == "1" {
+		o.Dialect = store.DialectV1
+	}
+	g, err := pg.Init(ctx, "env://", pg.InitOptions{Options: o})
 	if err != nil {
 		say(report{Peer: -1, Error: err.Error()})
 		return 3
@@ -102,14 +107,24 @@ type rank struct {
 	lines chan string // closed at the end of its output
 }
 
+// startRank runs this library's rank r of an operation.
 func startRank(t *testing.T, op string, r, size, victim int, addr string, limit time.Duration) *rank {
 	t.Helper()
-	host, port, _ := strings.Cut(addr, ":")
 	cmd := exec.Command(os.Args[0])
 	cmd.Env = append(os.Environ(), "SCRIPT_TEST_OP="+op, "SCRIPT_TEST_TIMEOUT="+limit.String(),
-		"SCRIPT_TEST_VICTIM="+strconv.Itoa(victim), "GLOO_SOCKET_IFNAME=lo",
-		"RANK="+strconv.Itoa(r), "WORLD_SIZE="+strconv.Itoa(size),
-		"MASTER_ADDR="+host, "MASTER_PORT="+port, "TORCHELASTIC_USE_AGENT_STORE=True")
+		"SCRIPT_TEST_VICTIM="+strconv.Itoa(victim))
+	return start(t, cmd, r, size, addr)
+}
+
+// start runs a process as rank r of a job whose store is at addr.
+func start(t *testing.T, cmd *exec.Cmd, r, size int, addr string) *rank {
+	t.Helper()
+	host, port, _ := strings.Cut(addr, ":")
+	if cmd.Env == nil {
+		cmd.Env = os.Environ()
+	}
+	cmd.Env = append(cmd.Env, "RANK="+strconv.Itoa(r), "WORLD_SIZE="+strconv.Itoa(size), "GLOO_SOCKET_IFNAME=lo",
+		"MASTER_ADDR="+host, "MASTER_PORT="+port, "TORCHELASTIC_USE_AGENT_STORE=True", "TORCHELASTIC_RESTART_COUNT=0")
 	cmd.Stderr = os.Stderr
 	out, err := cmd.StdoutPipe()
 	require.NoError(t, err)
@@ -207,5 +222,44 @@ func TestDeathDuringRendezvous(t *testing.T) {
 		t.Logf("rank %d, after %v: %s", r, time.Since(killed).Round(time.Millisecond), got.Error)
 		require.Less(t, time.Since(killed), 10*time.Second)
 		require.Contains(t, got.Error, "rank 1")
+	}
+}
+
+// TestDeathBesidePyTorch kills PyTorch's rank under this library's, and the
+// other way round.
+func TestDeathBesidePyTorch(t *testing.T) {
+	needTorch(t)
+	t.Setenv("SCRIPT_TEST_TORCH", "1")
+	for _, goRank := range []int{0, 1} {
+		for _, victim := range []int{0, 1} {
+			t.Run(fmt.Sprintf("PyTorch on %d, rank %d is killed", 1-goRank, victim), func(t *testing.T) {
+				srv, err := tcp.Listen(t.Context(), "127.0.0.1:0", tcp.ServerOptions{})
+				require.NoError(t, err)
+				defer srv.Close()
+				role := "wait"
+				if victim != goRank {
+					role = "sleep"
+				}
+				ranks := make([]*rank, 2)
+				ranks[goRank] = startRank(t, "all_reduce", goRank, 2, victim, srv.Addr().String(), time.Minute)
+				ranks[1-goRank] = start(t, exec.Command(python, "testdata/peer.py", role), 1-goRank, 2, srv.Addr().String())
+				for _, p := range ranks {
+					require.Equal(t, "in", p.next(t))
+				}
+				killed := time.Now()
+				require.NoError(t, ranks[victim].cmd.Process.Kill())
+				line := ranks[1-victim].next(t)
+				t.Logf("after %v: %s", time.Since(killed).Round(time.Millisecond), line)
+				if victim == goRank {
+					require.Regexp(t, "Connection (closed|reset) by peer", line)
+					return
+				}
+				var got report
+				require.NoError(t, json.Unmarshal([]byte(line), &got))
+				require.Equal(t, victim, got.Peer)
+				require.True(t, got.Died, got.Error)
+				require.Less(t, time.Since(killed), 2*time.Second)
+			})
+		}
 	}
 }

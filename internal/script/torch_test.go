@@ -81,7 +81,7 @@ func mixed(t *testing.T, size int, torch map[int]bool, text string) [][]script.R
 }
 
 func torchRank(t *testing.T, file string, rank, size, port int) ([]script.Result, error) {
-	cmd := exec.CommandContext(t.Context(), python, "testdata/rank.py", file)
+	cmd := exec.CommandContext(t.Context(), python, "../../interop/rank.py", file)
 	cmd.Env = append(os.Environ(), "RANK="+strconv.Itoa(rank), "WORLD_SIZE="+strconv.Itoa(size),
 		"MASTER_ADDR=127.0.0.1", "MASTER_PORT="+strconv.Itoa(port), "GLOO_SOCKET_IFNAME=lo")
 	var stderr bytes.Buffer

@@ -64,7 +64,8 @@ type InitOptions struct {
 // --rdzv_id. Restarts by a launcher count as runs.
 //
 // If TORCHELASTIC_USE_AGENT_STORE is True, the launcher hosts the store and no
-// rank does. TORCH_DIST_INIT_BARRIER=1 sets Options.InitBarrier.
+// rank does. TORCH_DIST_INIT_BARRIER=1 sets Options.InitBarrier. A torchrun that
+// is older than PyTorch 2.2 makes store.DialectV1 the default of Options.Dialect.
 //
 // The keys of all groups are under "default_pg", as in c10d, so that PyTorch
 // ranks can be in the group. The store belongs to the group: its Close closes
@@ -90,6 +91,9 @@ func initFrom(ctx context.Context, rawURL string, o InitOptions, getenv func(str
 	}
 	if getenv("TORCH_DIST_INIT_BARRIER") == "1" {
 		o.InitBarrier = true
+	}
+	if o.Dialect == store.DialectUnknown && m.env.OldTorchrun {
+		o.Dialect = store.DialectV1
 	}
 	st, err := m.open(ctx, o)
 	if err != nil {

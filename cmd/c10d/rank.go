@@ -43,7 +43,7 @@ func setupRank(fs *flag.FlagSet) func(stdio, []string) (int, error) {
 		if len(args) > 0 {
 			return 0, usagef("unexpected argument %q", args[0])
 		}
-		return 0, f.run(std)
+		return 0, pg.RecordError(f.run(std))
 	}
 }
 

@@ -38,6 +38,10 @@ type Env struct {
 	// Port, so that rank 0 must not.
 	AgentStore bool
 
+	// OldTorchrun says that the launcher is a torchrun of PyTorch before 2.2, and
+	// so, presumably, are the Python ranks.
+	OldTorchrun bool
+
 	// RunID tells this job from others; empty if the launcher has no name for it.
 	RunID string
 
@@ -368,6 +372,9 @@ func readEnv(r *reading) Env {
 		RestartCount: r.number(0, "TORCHELASTIC_RESTART_COUNT"),
 		RunID:        r.getenv("TORCHELASTIC_RUN_ID"),
 		AgentStore:   r.getenv("TORCHELASTIC_USE_AGENT_STORE") == "True",
+		// torchrun sets this variable for every rank; since 2.2 under its new name.
+		OldTorchrun: r.getenv("TORCHELASTIC_RUN_ID") != "" &&
+			r.getenv("NCCL_ASYNC_ERROR_HANDLING") != "" && r.getenv("TORCH_NCCL_ASYNC_ERROR_HANDLING") == "",
 	}
 	// An address by halves is one that somebody forgot to complete; without
 	// any, the ranks may meet elsewhere.

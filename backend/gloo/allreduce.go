@@ -37,11 +37,20 @@ func (h *host) AllReduceBytes(_ context.Context, b []byte, d tensor.DType, r bac
 }
 
 func (h *host) AllGatherBytes(_ context.Context, out, in []byte) error {
-	return h.engine.run(plan.AllGather(h.Rank(), h.Size(), int64(len(in))), out, in, nil)
+	return h.gather(plan.AllGather(h.Rank(), h.Size(), int64(len(in))), out, in)
 }
 
 func (h *host) AllGatherVBytes(_ context.Context, out, in []byte, counts []int64) error {
-	return h.engine.run(plan.AllGatherV(h.Rank(), counts), out, in, nil)
+	return h.gather(plan.AllGatherV(h.Rank(), counts), out, in)
+}
+
+// gather runs p on the all-gathers' slot, as Gloo does within an all-reduce too.
+func (h *host) gather(p *plan.Plan, out, in []byte) error {
+	e := h.engine
+	before := e.slot
+	defer func() { e.slot = before }()
+	e.slot = slotOf(prefixAllGather, e.tag)
+	return e.run(p, out, in, nil)
 }
 
 // denseWork is the all-reduce of strided CPU tensors: this rank's tensors are
@@ -159,6 +168,13 @@ func (w *sparseWork) Run(ctx context.Context) error {
 	for _, d := range shape[s:] {
 		row *= d
 	}
+	// Ranks coalesce first, so that nobody has more entries than there are
+	// coordinates. (With that, no product below leaves an int64.)
+	most := int64(1)
+	for _, d := range shape[:s] {
+		most *= int64(d)
+	}
+	most = min(most, maxEntries)
 	nnz := make([]int, size)
 	indexBytes, valueBytes := make([]int64, size), make([]int64, size)
 	entries := 0
@@ -170,8 +186,8 @@ func (w *sparseWork) Run(ctx context.Context) error {
 			}
 		}
 		n := theirs[2*maxSparseDims]
-		if n < 0 || n > maxEntries {
-			return w.host.engine.mismatch(r, fmt.Errorf("rank %d announces %d entries", r, n))
+		if n < 0 || n > most {
+			return w.host.engine.mismatch(r, fmt.Errorf("rank %d announces %d entries, of at most %d", r, n, most))
 		}
 		nnz[r] = int(n)
 		entries += int(n)

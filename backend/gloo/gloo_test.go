@@ -1,0 +1,216 @@
+package gloo_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"slices"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"go.uber.org/goleak"
+
+	"github.com/c10d-go/c10d/backend"
+	"github.com/c10d-go/c10d/backend/gloo"
+	"github.com/c10d-go/c10d/backend/gloo/transport"
+	"github.com/c10d-go/c10d/backend/gloo/transport/mem"
+	"github.com/c10d-go/c10d/tensor"
+	"github.com/c10d-go/c10d/work"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// over returns the options of a rank that meets the others on f, with one
+// mesh, named after its index, for each of interfaces.
+func over(f *mem.Fabric, rank, size, interfaces, workers int) backend.Options {
+	return backend.Options{
+		Rank: rank, Size: size, Timeout: time.Minute,
+		Specific: gloo.Options{
+			Interfaces: slices.Repeat([]string{"lo"}, interfaces), Workers: workers,
+			Join: func(_ context.Context, o backend.Options, index int) (transport.Mesh, error) {
+				return f.Join(fmt.Sprint(index), o.Rank, o.Size)
+			},
+		},
+	}
+}
+
+func join(t *testing.T, o backend.Options) *gloo.Backend {
+	t.Helper()
+	b, err := gloo.New(context.Background(), o)
+	require.NoError(t, err)
+	return b
+}
+
+// ranks runs f on every rank of a group under virtual time.
+func ranks(t *testing.T, f *mem.Fabric, size, interfaces, workers int, run func(t *testing.T, b *gloo.Backend)) {
+	t.Helper()
+	synctest.Test(t, func(t *testing.T) {
+		var wg sync.WaitGroup
+		for r := range size {
+			b := join(t, over(f, r, size, interfaces, workers))
+			wg.Go(func() {
+				defer func() {
+					if t.Failed() {
+						b.Abort(errors.New("the test has failed"))
+					}
+					b.Close()
+				}()
+				run(t, b)
+			})
+		}
+		wg.Wait()
+	})
+}
+
+func vec(v ...float32) *tensor.Tensor {
+	t, err := tensor.Of(v, len(v))
+	if err != nil {
+		panic(err)
+	}
+	return t
+}
+
+func list(ts ...*tensor.Tensor) []*tensor.Tensor { return ts }
+
+func wait(w *work.Work, err error) error {
+	if err != nil {
+		return err
+	}
+	return w.Wait(context.Background())
+}
+
+func barrier(b *gloo.Backend) error {
+	return wait(b.Barrier(context.Background(), backend.BarrierOptions{}))
+}
+
+func sparse(t *testing.T, rows int, at []int64, v []float32) *tensor.Tensor {
+	t.Helper()
+	i, err := tensor.Of(at, 1, len(at))
+	require.NoError(t, err)
+	x, err := tensor.Sparse(i, vec(v...), rows)
+	require.NoError(t, err)
+	return x
+}
+
+// TestSlots states the slots of operations as PyTorch ranks use them.
+func TestSlots(t *testing.T) {
+	ctx := context.Background()
+	for _, tc := range []struct {
+		name string
+		want []uint64 // prefix << 56 | tag << 24, a user's or a monitored barrier's tag as it is
+		call func(b *gloo.Backend) error
+	}{
+		{"all_reduce", []uint64{4 << 56}, func(b *gloo.Backend) error {
+			return wait(b.AllReduce(ctx, list(vec(1)), backend.AllReduceOptions{}))
+		}},
+		{"all_reduce, sparse", []uint64{2 << 56}, func(b *gloo.Backend) error {
+			return wait(b.AllReduce(ctx, list(sparse(t, 3, []int64{1}, []float32{1})), backend.AllReduceOptions{}))
+		}},
+		{"reduce_scatter", []uint64{4 << 56, 4<<56 | 1<<24}, func(b *gloo.Backend) error {
+			return wait(b.ReduceScatter(ctx, vec(0), list(vec(1), vec(2)), backend.ReduceScatterOptions{}))
+		}},
+		{"broadcast, all_gather", []uint64{2<<56 | 1<<24, 6 << 56}, func(b *gloo.Backend) error {
+			if err := wait(b.Broadcast(ctx, list(vec(1)), backend.BroadcastOptions{})); err != nil {
+				return err
+			}
+			return wait(b.AllGather(ctx, list(vec(0), vec(0)), vec(1), backend.AllGatherOptions{}))
+		}},
+		{"monitored_barrier, barrier", []uint64{0, 1, 7<<56 | 2<<24}, func(b *gloo.Backend) error {
+			if err := b.MonitoredBarrier(ctx, backend.MonitoredBarrierOptions{}); err != nil {
+				return err
+			}
+			return barrier(b)
+		}},
+		{"send", []uint64{9, math.MaxUint32}, func(b *gloo.Backend) error {
+			for _, tag := range []uint32{9, math.MaxUint32} {
+				post := b.Send
+				if b.Rank() == 1 {
+					post = b.Recv
+				}
+				if err := wait(post(ctx, vec(1), 1-b.Rank(), backend.P2POptions{Tag: tag})); err != nil {
+					return err
+				}
+			}
+			return nil
+		}},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			var mu sync.Mutex
+			seen := map[uint64]bool{}
+			f := mem.NewFabric()
+			f.DropIf(func(_ string, _, _ int, slot uint64) bool {
+				mu.Lock()
+				defer mu.Unlock()
+				seen[slot] = true
+				return false
+			})
+			ranks(t, f, 2, 1, 0, func(t *testing.T, b *gloo.Backend) { require.NoError(t, tc.call(b)) })
+			var got []uint64
+			for s := range seen {
+				got = append(got, s)
+			}
+			slices.Sort(got)
+			require.Equal(t, tc.want, got)
+		})
+	}
+}
+
+// TestHostileSparse lets a peer announce more entries than a tensor can have.
+func TestHostileSparse(t *testing.T) {
+	for _, tc := range []struct {
+		name    string
+		entries int64
+		shape   []int // of which the first dimension is sparse
+	}{
+		{"negative", -1, []int{3}},
+		{"more than there are coordinates", 4, []int{3}},
+		{"a product beyond an int64", 1 << 31, []int{10, 1 << 50}},
+		{"enormous", math.MaxInt64, []int{1 << 40}},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				f := mem.NewFabric()
+				b := join(t, over(f, 0, 2, 1, 0))
+				defer b.Close()
+				peer, err := f.Join("0", 1, 2)
+				require.NoError(t, err)
+				defer peer.Close()
+
+				i, err := tensor.New(tensor.Int64, 1, 0)
+				require.NoError(t, err)
+				v, err := tensor.New(tensor.Float32, append([]int{0}, tc.shape[1:]...)...)
+				require.NoError(t, err)
+				x, err := tensor.Sparse(i, v, tc.shape...)
+				require.NoError(t, err)
+				w, err := b.AllReduce(context.Background(), list(x), backend.AllReduceOptions{})
+				require.NoError(t, err)
+
+				var meta [9]int64
+				meta[0], meta[8] = int64(tc.shape[0]), tc.entries
+				if len(tc.shape) > 1 {
+					meta[4] = int64(tc.shape[1])
+				}
+				packed, err := tensor.Of(meta[:], 9)
+				require.NoError(t, err)
+				// The two halves of an all-gather's block.
+				for _, half := range [][]byte{packed.Bytes()[:36], packed.Bytes()[36:]} {
+					in, out := transport.NewRequest(), transport.NewRequest()
+					in.Slot, in.Buf = 2<<56, make([]byte, 36)
+					out.Slot, out.Buf = 2<<56, half
+					peer.Recv(in)
+					peer.Send(out)
+				}
+				err = w.Wait(context.Background())
+				require.ErrorIs(t, err, work.ErrMismatch)
+				var e *work.Error
+				require.ErrorAs(t, err, &e)
+				require.Equal(t, 1, e.Peer)
+				require.ErrorContains(t, err, fmt.Sprintf("rank 1 announces %d entries", tc.entries))
+			})
+		})
+	}
+}

@@ -1,0 +1,275 @@
+package rules
+
+import (
+	"fmt"
+	"go/parser"
+	"go/token"
+	"io/fs"
+	"os"
+	"path"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+)
+
+const (
+	root   = "../.."
+	module = "github.com/c10d-go/c10d"
+)
+
+// layers says what each package may import besides the standard library, from
+// the bottom up. A name with /... stands for a package and those below it. The
+// first row that fits a file counts; a package without a row may not exist.
+//
+// Imports go one way: tensor <- work, store <- backend <- backend/gloo <- pg <-
+// ddp <- cmd, examples. Backends are found by name through the registry, so pg
+// knows one in a single file, and ddp knows none. A test file may import what
+// it likes.
+var layers = []layer{
+	{"tensor", nil},
+	{"work", []string{"tensor"}},
+	{"internal/reduce", []string{"tensor", "golang.org/x/sys/cpu"}},
+	{"internal/gotest", nil},
+	{"internal/rules", nil},
+
+	{"store", nil},
+	{"store/storetest", []string{"store", "github.com/stretchr/testify/..."}},
+	{"store/tcp", []string{"store"}},
+	{"store/redis", []string{"store", "github.com/redis/go-redis/v9/..."}},
+
+	{"backend", []string{"tensor", "work", "store", "internal/reduce"}},
+
+	// Plans and transports know nothing of tensors and backends.
+	{"backend/gloo/internal/plan", nil},
+	{"backend/gloo/transport", nil},
+	{"backend/gloo/transport/...", []string{"backend/gloo/transport"}},
+	{"backend/gloo/rendezvous", []string{"store", "backend/gloo/transport", "backend/gloo/transport/wire"}},
+	{"backend/gloo", []string{
+		"tensor", "work", "store", "backend",
+		"backend/gloo/internal/plan", "backend/gloo/transport", "backend/gloo/rendezvous",
+	}},
+
+	{"internal/launch/...", []string{"store", "store/tcp", "golang.org/x/sys/..."}},
+	{"pg/default.go", []string{"backend/gloo"}},
+	{"pg", []string{"tensor", "work", "store", "store/tcp", "store/redis", "backend", "internal/launch"}},
+	{"pg/pgtest", []string{"store", "backend", "backend/gloo", "backend/gloo/transport", "backend/gloo/transport/mem", "pg"}},
+	{"ddp", []string{"tensor", "work", "store", "backend", "pg"}},
+
+	{"internal/script", []string{"tensor", "work", "backend", "pg"}},
+	{"cmd/...", []string{
+		"tensor", "work", "store/...", "backend/...", "pg", "ddp",
+		"internal/launch/...", "internal/script", "golang.org/x/sys/...", "golang.org/x/term",
+	}},
+
+	{"interop", append([]string{"internal/script"}, public...)},
+
+	// Examples use what users can use.
+	{"examples/...", append([]string{"examples/internal/...", "golang.org/x/term"}, public...)},
+}
+
+// public is what users can use. Modules below the core are users too, where they
+// have no row of their own, and choose their other dependencies themselves.
+var public = []string{"tensor", "work", "store/...", "backend", "backend/gloo", "pg/...", "ddp"}
+
+type layer struct {
+	files string
+	may   []string
+}
+
+// requirements is what the core's go.mod may require directly, with the reason.
+// Anything else goes into a module of its own.
+var requirements = map[string]string{
+	"github.com/redis/go-redis/v9": "store/redis",
+	"github.com/stretchr/testify":  "tests",
+	"go.uber.org/goleak":           "tests",
+	"golang.org/x/sync":            "errgroup, in tests",
+	"golang.org/x/sys":             "what a CPU can do, and the launcher's processes",
+	"golang.org/x/term":            "progress bars: is this a terminal, and how wide",
+}
+
+// cgoUnder is the only place where a file may import "C".
+const cgoUnder = "backend/cuda/"
+
+// fits reports whether pattern stands for the package or file name.
+func fits(pattern, name string) bool {
+	if p, ok := strings.CutSuffix(pattern, "/..."); ok {
+		return name == p || strings.HasPrefix(name, p+"/")
+	}
+	return pattern == name
+}
+
+// layerOf returns the row of a file.
+func layerOf(file string) (layer, bool) {
+	i := slices.IndexFunc(layers, func(l layer) bool { return fits(l.files, file) || fits(l.files, path.Dir(file)) })
+	if i < 0 {
+		return layer{}, false
+	}
+	return layers[i], true
+}
+
+// complaint returns what is wrong with an import of a file that is no test, ""
+// if nothing is. Nested is the folder of the nested module that the file is in,
+// "" for the core.
+func complaint(file, imported, nested string) string {
+	if imported == "C" {
+		if strings.HasPrefix(file, cgoUnder) {
+			return ""
+		}
+		return fmt.Sprintf("%s needs cgo; only %s... may", file, cgoUnder)
+	}
+	first, _, _ := strings.Cut(imported, "/")
+	if !strings.Contains(first, ".") {
+		return "" // the standard library
+	}
+	name, own := strings.CutPrefix(imported, module+"/")
+	l, ok := layerOf(file)
+	if nested != "" {
+		if !own {
+			return ""
+		}
+		if !ok {
+			l, ok = layer{nested, append([]string{nested + "/..."}, public...)}, true
+		}
+	}
+	if !ok {
+		return fmt.Sprintf("%s is in no layer: give %s a row in internal/rules", file, path.Dir(file))
+	}
+	if slices.ContainsFunc(l.may, func(p string) bool { return fits(p, name) }) {
+		return ""
+	}
+	return fmt.Sprintf("%s imports %s; %s may import %v", file, imported, l.files, l.may)
+}
+
+// files calls f for every file of the tree but those that git ignores, with
+// its name from the root.
+func files(t *testing.T, f func(name string)) {
+	t.Helper()
+	ignored := []string{".git", "bin", "dist", "tmp"}
+	err := filepath.WalkDir(root, func(p string, d fs.DirEntry, err error) error {
+		if err != nil {
+			return err
+		}
+		name, err := filepath.Rel(root, p)
+		if err != nil {
+			return err
+		}
+		name = filepath.ToSlash(name)
+		switch {
+		case d.IsDir() && slices.Contains(ignored, name):
+			return filepath.SkipDir
+		case d.Type().IsRegular():
+			f(name)
+		}
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// nestedModules returns the folders of the modules below the core.
+func nestedModules(t *testing.T) []string {
+	var dirs []string
+	files(t, func(name string) {
+		if path.Base(name) == "go.mod" && name != "go.mod" {
+			dirs = append(dirs, path.Dir(name))
+		}
+	})
+	return dirs
+}
+
+func TestLayers(t *testing.T) {
+	modules := nestedModules(t)
+	files(t, func(name string) {
+		if path.Ext(name) != ".go" {
+			return
+		}
+		parsed, err := parser.ParseFile(token.NewFileSet(), filepath.Join(root, name), nil, parser.ImportsOnly)
+		if err != nil {
+			t.Error(err)
+			return
+		}
+		nested := ""
+		if i := slices.IndexFunc(modules, func(dir string) bool { return strings.HasPrefix(name, dir+"/") }); i >= 0 {
+			nested = modules[i]
+		} else if _, ok := layerOf(name); !ok {
+			t.Errorf("%s is in no layer: give %s a row", name, path.Dir(name))
+			return
+		}
+		for _, imported := range parsed.Imports {
+			p, err := strconv.Unquote(imported.Path.Value)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if strings.HasSuffix(name, "_test.go") && p != "C" {
+				continue
+			}
+			if c := complaint(name, p, nested); c != "" {
+				t.Error(c)
+			}
+		}
+	})
+}
+
+// TestComplaints holds the rule itself: what it must refuse, and what not.
+func TestComplaints(t *testing.T) {
+	for _, c := range []struct {
+		file, imports, nested string
+		bad                   bool
+	}{
+		{file: "tensor/tensor.go", imports: "fmt"},
+		{file: "tensor/tensor.go", imports: module + "/work", bad: true},
+		{file: "work/work.go", imports: module + "/tensor"},
+		{file: "internal/reduce/kernel.go", imports: module + "/backend", bad: true},
+		{file: "store/store.go", imports: module + "/tensor", bad: true},
+		{file: "store/tcp/client.go", imports: "github.com/redis/go-redis/v9", bad: true},
+		{file: "store/redis/redis.go", imports: "github.com/redis/go-redis/v9/maintnotifications"},
+		{file: "backend/gloo/transport/wire/mesh.go", imports: module + "/backend", bad: true},
+		{file: "backend/gloo/transport/wire/mesh.go", imports: module + "/backend/gloo/transport"},
+		{file: "pg/pg.go", imports: module + "/backend/gloo", bad: true},
+		{file: "pg/default.go", imports: module + "/backend/gloo"},
+		{file: "ddp/ddp.go", imports: module + "/backend/gloo", bad: true},
+		{file: "backend/backend.go", imports: module + "/pg", bad: true},
+		{file: "examples/ddp/main.go", imports: module + "/internal/launch", bad: true},
+		{file: "examples/ddp/main.go", imports: module + "/examples/internal/mlp"},
+		{file: "examples/ddp/main.go", imports: "example.com/x", bad: true},
+		{file: "examples/other/main.go", imports: "example.com/x", nested: "examples/other"},
+		{file: "examples/other/main.go", imports: module + "/internal/launch", nested: "examples/other", bad: true},
+		{file: "metrics/main.go", imports: module + "/pg", nested: "metrics"},
+		{file: "metrics/main.go", imports: module + "/metrics/names", nested: "metrics"},
+		{file: "metrics/main.go", imports: module + "/internal/launch", nested: "metrics", bad: true},
+		{file: "pg/pg.go", imports: "C", bad: true},
+		{file: "backend/cuda/x.go", imports: "C"},
+		{file: "util/util.go", imports: module + "/tensor", bad: true},
+	} {
+		if got := complaint(c.file, c.imports, c.nested); (got != "") != c.bad {
+			t.Errorf("%s importing %s: %q, want a complaint: %v", c.file, c.imports, got, c.bad)
+		}
+	}
+}
+
+// TestRequirements keeps the core's go.mod short enough to read aloud.
+func TestRequirements(t *testing.T) {
+	text, err := os.ReadFile(filepath.Join(root, "go.mod"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	found := make(map[string]bool)
+	for _, m := range regexp.MustCompile(`(?m)^(?:require )?\s*(\S+) v\S+(.*)$`).FindAllStringSubmatch(string(text), -1) {
+		if strings.Contains(m[2], "// indirect") {
+			continue
+		}
+		found[m[1]] = true
+		if requirements[m[1]] == "" {
+			t.Errorf("go.mod requires %s: put what needs it in a module of its own, or argue for it in internal/rules", m[1])
+		}
+	}
+	for name, why := range requirements {
+		if !found[name] {
+			t.Errorf("go.mod does not require %s (%s) any more", name, why)
+		}
+	}
+}

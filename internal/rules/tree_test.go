@@ -1,0 +1,89 @@
+package rules
+
+import (
+	"bytes"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+)
+
+// elsewhere is what a checkout must not rely on: folders of one person's
+// machine, and the hosts of package registries, which the tools' own
+// configuration names.
+var elsewhere = regexp.MustCompile(`(^|[^\w./-])/(work|root|home)/|` +
+	`proxy\.golang\.org|sum\.golang\.org|(deb|security)\.debian\.org|registry\.npmjs\.org|pypi\.org`)
+
+func TestElsewhere(t *testing.T) {
+	for text, bad := range map[string]bool{
+		`dir := "/` + `root/data"`:              true,
+		"cd /" + "work/x":                       true,
+		"github.com/c10d-go/c10d/work/x.go":     false,
+		"./work/work.go":                        false,
+		"GOPROXY=https://proxy." + "golang.org": true,
+	} {
+		if elsewhere.MatchString(text) != bad {
+			t.Errorf("%q: want a match: %v", text, bad)
+		}
+	}
+	files(t, func(name string) {
+		text, err := os.ReadFile(filepath.Join(root, name))
+		if err != nil {
+			t.Error(err)
+			return
+		}
+		if bytes.IndexByte(text, 0) >= 0 {
+			return // not a text
+		}
+		for i, line := range strings.Split(string(text), "\n") {
+			if found := elsewhere.FindString(line); found != "" {
+				t.Errorf("%s:%d: %q is of one machine or one network only", name, i+1, strings.TrimSpace(found))
+			}
+		}
+	})
+}
+
+// TestLinks follows the links between documents.
+func TestLinks(t *testing.T) {
+	link := regexp.MustCompile(`(?:\]\(|src="|href="|srcset=")([^)"#]+)`)
+	n := 0
+	files(t, func(name string) {
+		if filepath.Ext(name) != ".md" {
+			return
+		}
+		text, err := os.ReadFile(filepath.Join(root, name))
+		if err != nil {
+			t.Error(err)
+			return
+		}
+		for _, m := range link.FindAllStringSubmatch(string(text), -1) {
+			if strings.Contains(m[1], "://") {
+				continue
+			}
+			n++
+			if _, err := os.Stat(filepath.Join(root, filepath.Dir(name), m[1])); err != nil {
+				t.Errorf("%s links to %s, which is not there", name, m[1])
+			}
+		}
+	})
+	if n == 0 {
+		t.Error("no links found")
+	}
+}
+
+// TestReadmeProgram keeps the program in the README the one that is tested.
+func TestReadmeProgram(t *testing.T) {
+	readme, err := os.ReadFile(filepath.Join(root, "README.md"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	program, err := os.ReadFile(filepath.Join(root, "examples/allreduce/main.go"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, code, ok := bytes.Cut(program, []byte("package main\n"))
+	if !ok || !bytes.Contains(readme, append([]byte("```go\npackage main\n"), append(code, "```\n"...)...)) {
+		t.Error("the first program in README.md is not examples/allreduce/main.go")
+	}
+}

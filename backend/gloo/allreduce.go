@@ -182,6 +182,7 @@ func (w *sparseWork) Run(ctx context.Context) error {
 		theirs := all[r*len(meta) : (r+1)*len(meta)]
 		for i := range 2 * maxSparseDims {
 			if theirs[i] != meta[i] {
+				//lint:ignore ST1005 PyTorch's wording
 				return w.host.engine.mismatch(r, fmt.Errorf("Sparse dimensions do not match: rank %d has %v, this rank %v", r, theirs[:2*maxSparseDims], meta[:2*maxSparseDims]))
 			}
 		}

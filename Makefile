@@ -1,0 +1,66 @@
+# What people do with the tree. Go and make are all that is needed; race needs
+# a C compiler as well, for the race detector.
+
+GO       ?= go
+RANKS    ?= 4
+FUZZTIME ?= 10s
+TIMEOUT  ?= 15m
+BENCH    ?= .
+COUNT    ?= 1
+TESTARGS ?=
+NOSKIP   ?=
+
+STATICCHECK = honnef.co/go/tools/cmd/staticcheck@v0.7.0
+
+# Other platforms on which everything must compile; 386 also finds numbers that
+# do not fit an int of 32 bits.
+PLATFORMS = linux/386 linux/arm64 darwin/arm64 windows/amd64 freebsd/amd64
+
+# Modules of their own, below the core's.
+NESTED = $(patsubst ./%/go.mod,%,$(shell find . -mindepth 2 -name go.mod))
+
+.PHONY: help demo build test race nested lint fuzz bench cover
+
+help: ## this list
+	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 10
+
+demo: ## train a classifier on RANKS=4 ranks; the last line is the result
+	@$(GO) run ./examples/ddp -nproc $(RANKS)
+
+build: ## compile everything; the program c10d goes to bin/
+	$(GO) build ./...
+	$(GO) build -o bin/ ./cmd/...
+
+test: ## all tests; names those that were skipped and why
+	@$(GO) run ./internal/gotest $(NOSKIP) -timeout $(TIMEOUT) $(TESTARGS) ./...
+
+race: ## all tests under the race detector
+	@CGO_ENABLED=1 $(GO) run ./internal/gotest $(NOSKIP) -race -timeout $(TIMEOUT) $(TESTARGS) ./...
+
+nested: ## build and test the modules below the core, which need more modules
+	@set -e; for dir in $(NESTED); do echo "module $$dir"; \
+	  (cd $$dir && $(GO) vet ./... && $(GO) test -timeout $(TIMEOUT) ./...); done
+
+lint: ## format, vet, staticcheck, other platforms, the rules of the tree
+	@out=$$(gofmt -l .); test -z "$$out" || { echo "not formatted:"; echo "$$out"; exit 1; }
+	$(GO) mod tidy -diff
+	$(GO) vet ./...
+	$(GO) run $(STATICCHECK) ./...
+	$(GO) test -count 1 ./internal/rules
+	CGO_ENABLED=0 $(GO) build ./...
+	@set -e; for p in $(PLATFORMS); do echo "$(GO) build ./... for $$p"; \
+	  GOOS=$${p%/*} GOARCH=$${p#*/} CGO_ENABLED=0 $(GO) build ./...; done
+
+fuzz: ## every fuzz target for FUZZTIME=10s
+	@set -e; n=0; for file in $$(grep -rl --include='*_test.go' '^func Fuzz' .); do \
+	  for target in $$(sed -n 's/^func \(Fuzz[A-Za-z0-9_]*\)(.*/\1/p' $$file); do \
+	    echo "fuzz $$(dirname $$file) $$target"; n=$$((n+1)); \
+	    $(GO) test -run '^$$' -fuzz "^$$target\$$" -fuzztime $(FUZZTIME) $$(dirname $$file); \
+	  done; done; echo "$$n fuzz targets"; test $$n -gt 0
+
+bench: ## the packages' benchmarks; BENCH=regexp, COUNT=10 for benchstat
+	$(GO) test -run '^$$' -bench '$(BENCH)' -benchmem -count $(COUNT) ./...
+
+cover: ## share of the statements that the tests reach; details in coverage.out
+	@$(GO) run ./internal/gotest $(NOSKIP) -timeout $(TIMEOUT) -coverpkg ./... -coverprofile coverage.out $(TESTARGS) ./...
+	@$(GO) tool cover -func coverage.out | tail -1

@@ -34,6 +34,7 @@ func init() {
 // bench is the flags of "c10d bench".
 type bench struct {
 	op, dtype, reduce, init string
+	beside                  string
 	begin, end              byteSize
 	factor, iters, warmup   int
 	world, repeat           int
@@ -85,6 +86,7 @@ func setupBench(fs *flag.FlagSet) func(stdio, []string) (int, error) {
 	fs.IntVar(&b.world, "world", 0, "start this `number` of local ranks; 0 joins by -init")
 	fs.StringVar(&b.init, "init", "env://", "where to meet the others: `URL`")
 	fs.BoolVar(&b.json, "json", false, "print one JSON record a line")
+	fs.StringVar(&b.beside, "beside", "", "`file` of a peer's records, to print with their ratio")
 	fs.BoolVar(&b.check, "check", true, "check the results of each size once")
 	return func(std stdio, args []string) (int, error) {
 		if len(args) > 0 {
@@ -175,9 +177,17 @@ func (b *bench) run(out io.Writer) error {
 }
 
 func (b *bench) series(ctx context.Context, g *pg.ProcessGroup, d tensor.DType, op backend.ReduceOp, out io.Writer) error {
+	peers, peer, err := b.loadPeers(d, g.Size())
+	if err != nil {
+		return err
+	}
 	if g.Rank() == 0 && !b.json {
 		fmt.Fprintf(out, "# %s of %v, %d ranks, times in us, p50 over iterations of the slowest rank\n", b.op, d, g.Size())
-		fmt.Fprintf(out, "%12s %8s %12s %12s %12s %10s %10s\n", "bytes", "iters", "p50", "p99", "avg", "algbw GB/s", "busbw GB/s")
+		fmt.Fprintf(out, "%12s %8s %12s %12s %12s %10s %10s", "bytes", "iters", "p50", "p99", "avg", "algbw GB/s", "busbw GB/s")
+		if peers != nil {
+			fmt.Fprintf(out, " %12s %8s", peer, "ratio")
+		}
+		fmt.Fprintln(out)
 	}
 	for size := int(b.begin); size <= int(b.end); size = max(size*b.factor, 1) {
 		r, err := b.measure(ctx, g, d, op, size)
@@ -193,9 +203,44 @@ func (b *bench) series(ctx context.Context, g *pg.ProcessGroup, d tensor.DType, 
 			}
 			continue
 		}
-		fmt.Fprintf(out, "%12d %8d %12.1f %12.1f %12.1f %10.3f %10.3f\n", r.Bytes, r.Iters, r.P50, r.P99, r.Avg, r.AlgBW, r.BusBW)
+		fmt.Fprintf(out, "%12d %8d %12.1f %12.1f %12.1f %10.3f %10.3f", r.Bytes, r.Iters, r.P50, r.P99, r.Avg, r.AlgBW, r.BusBW)
+		if p, ok := peers[size]; ok {
+			fmt.Fprintf(out, " %12.1f %7.2fx", p.P50, p.P50/r.P50)
+		}
+		fmt.Fprintln(out)
 	}
 	return nil
+}
+
+// loadPeers returns a peer's best records of the case by size, and its name.
+func (b *bench) loadPeers(d tensor.DType, world int) (map[int]record, string, error) {
+	if b.beside == "" {
+		return nil, "", nil
+	}
+	f, err := os.Open(b.beside)
+	if err != nil {
+		return nil, "", err
+	}
+	defer f.Close()
+	best, name := make(map[int]record), "peer"
+	for dec := json.NewDecoder(f); ; {
+		var r record
+		if err := dec.Decode(&r); err == io.EOF {
+			break
+		} else if err != nil {
+			return nil, "", fmt.Errorf("%s: %w", b.beside, err)
+		}
+		if r.Op != b.op || r.DType != d.String() || r.World != world || r.P50 <= 0 {
+			continue
+		}
+		if have, ok := best[r.Size]; !ok || r.P50 < have.P50 {
+			best[r.Size], name = r, r.System
+		}
+	}
+	if len(best) == 0 {
+		return nil, "", fmt.Errorf("%s has no record of %s of %v with %d ranks", b.beside, b.op, d, world)
+	}
+	return best, name, nil
 }
 
 // measure times one size.

@@ -3,6 +3,8 @@ package main
 import (
 	"bytes"
 	"encoding/json"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 
@@ -64,4 +66,26 @@ func TestByteSize(t *testing.T) {
 		var b byteSize
 		require.Error(t, b.Set(text), text)
 	}
+}
+
+func TestBenchBesideAPeer(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "peer.jsonl")
+	require.NoError(t, os.WriteFile(file, []byte(`{"system":"other","op":"all_reduce","dtype":"float32","size":64,"world":2,"time_us_p50":1e9}
+{"system":"other","op":"all_reduce","dtype":"float32","size":64,"world":2,"time_us_p50":1e8}
+{"system":"other","op":"broadcast","dtype":"float32","size":16,"world":2,"time_us_p50":1}
+`), 0o644))
+	pgtest.Run(t, 2, func(t *testing.T, g *pg.ProcessGroup) {
+		b := bench{op: "all_reduce", begin: 16, end: 64, factor: 4, iters: 2, warmup: 1, repeat: 1, beside: file}
+		var out bytes.Buffer
+		require.NoError(t, b.series(t.Context(), g, tensor.Float32, backend.Sum, &out))
+		if g.Rank() == 0 {
+			lines := strings.Split(strings.TrimSpace(out.String()), "\n")
+			require.Len(t, lines, 4)
+			require.Contains(t, lines[1], "other    ratio")
+			require.NotContains(t, lines[2], "x")
+			require.Contains(t, lines[3], " 100000000.0 ")
+		}
+		b.op = "reduce"
+		require.ErrorContains(t, b.series(t.Context(), g, tensor.Float32, backend.Sum, &out), "has no record of reduce")
+	})
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"net"
+	"strings"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -327,5 +328,88 @@ func TestARankThatComesAfterTheFailure(t *testing.T) {
 		require.NoError(t, err)
 		culprit(t, pending["barrier"](late), work.ErrAborted, 0)
 		require.NoError(t, late.Close())
+	})
+}
+
+// TestWhoIsBlamedWhenADeadlinePasses has ranks missing, and one that left when
+// it was done.
+func TestWhoIsBlamedWhenADeadlinePasses(t *testing.T) {
+	timeout := func(d time.Duration, call func(ctx context.Context) error) error {
+		ctx, cancel := context.WithTimeoutCause(context.Background(), d, errors.New("of the trainer"))
+		defer cancel()
+		return call(ctx)
+	}
+	for _, tc := range []struct {
+		name    string
+		call    func(g *pg.ProcessGroup) error // on rank 0; rank 1 leaves or calls too, rank 2 does not call
+		culprit int
+		what    string
+	}{
+		{"receive", func(g *pg.ProcessGroup) error {
+			return wait(g.Recv(context.Background(), vec(1), 2, backend.P2POptions{Timeout: time.Second}))
+		}, 2, "rank 2 did not send or receive"},
+		{"receive with a context", func(g *pg.ProcessGroup) error {
+			return timeout(time.Second, func(ctx context.Context) error {
+				return wait(g.Recv(ctx, vec(1), 2, backend.P2POptions{}))
+			})
+		}, 2, "of the trainer"},
+		{"all-reduce with a context", func(g *pg.ProcessGroup) error {
+			return timeout(time.Second, func(ctx context.Context) error {
+				return wait(g.AllReduce(ctx, []*tensor.Tensor{vec(1)}, backend.AllReduceOptions{}))
+			})
+		}, 2, "rank 2 has not called it"},
+		{"monitored barrier with a context", func(g *pg.ProcessGroup) error {
+			return timeout(time.Second, func(ctx context.Context) error {
+				return g.MonitoredBarrier(ctx, backend.MonitoredBarrierOptions{})
+			})
+		}, 2, "Ranks 2, 3 failed to pass monitoredBarrier in 1000 ms"},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			errs := faulty(t, 4, func(j *pgtest.Job, g *pg.ProcessGroup) error {
+				require.NoError(t, pending["barrier"](g))
+				switch g.Rank() {
+				case 1:
+					if strings.HasPrefix(tc.name, "receive") {
+						return nil
+					}
+					time.Sleep(500 * time.Millisecond)
+					return tc.call(g)
+				case 2, 3:
+					time.Sleep(3 * time.Second)
+					return nil
+				}
+				return tc.call(g)
+			})
+			culprit(t, errs[0], work.ErrTimeout, tc.culprit)
+			require.ErrorContains(t, errs[0], tc.what)
+			require.NotContains(t, errs[0].Error(), "\n")
+		})
+	}
+}
+
+// TestAMessageWinsOverACancel cancels a context right after its operation has
+// taken place: the group must not end with it.
+func TestAMessageWinsOverACancel(t *testing.T) {
+	faulty(t, 2, func(j *pgtest.Job, g *pg.ProcessGroup) error {
+		for i := range 50 {
+			if g.Rank() == 1 {
+				require.NoError(t, wait(g.Recv(context.Background(), vec(1), 0, backend.P2POptions{})))
+			} else {
+				time.Sleep(time.Second) // the receive is posted
+				ctx, cancel := context.WithCancel(context.Background())
+				w, err := g.Send(ctx, vec(1), 1, backend.P2POptions{})
+				require.NoError(t, err)
+				cancel()
+				require.NoError(t, w.Wait(context.Background()), "message %d", i)
+			}
+		}
+		return nil
+	})
+}
+
+func TestANilContextLeavesTheGroupUsable(t *testing.T) {
+	faulty(t, 1, func(j *pgtest.Job, g *pg.ProcessGroup) error {
+		require.Panics(t, func() { g.Barrier(nil, backend.BarrierOptions{}) }) //nolint:staticcheck // the misuse under test
+		return pending["barrier"](g)
 	})
 }

@@ -53,6 +53,10 @@ func (h *host) gather(p *plan.Plan, out, in []byte) error {
 	return e.run(p, out, in, nil)
 }
 
+func (h *host) mismatch(rank int, err error) error {
+	return h.backend.mismatch(h.engine.mesh, h.engine.op, rank, err)
+}
+
 // denseWork is the all-reduce of strided CPU tensors: this rank's tensors are
 // combined first, in order, then the ranks' around a ring.
 type denseWork struct {
@@ -183,12 +187,12 @@ func (w *sparseWork) Run(ctx context.Context) error {
 		for i := range 2 * maxSparseDims {
 			if theirs[i] != meta[i] {
 				//lint:ignore ST1005 PyTorch's wording
-				return w.host.engine.mismatch(r, fmt.Errorf("Sparse dimensions do not match: rank %d has %v, this rank %v", r, theirs[:2*maxSparseDims], meta[:2*maxSparseDims]))
+				return w.host.mismatch(r, fmt.Errorf("Sparse dimensions do not match: rank %d has %v, this rank %v", r, theirs[:2*maxSparseDims], meta[:2*maxSparseDims]))
 			}
 		}
 		n := theirs[2*maxSparseDims]
 		if n < 0 || n > most {
-			return w.host.engine.mismatch(r, fmt.Errorf("rank %d announces %d entries, of at most %d", r, n, most))
+			return w.host.mismatch(r, fmt.Errorf("rank %d announces %d entries, of at most %d", r, n, most))
 		}
 		nnz[r] = int(n)
 		entries += int(n)
@@ -217,7 +221,7 @@ func (w *sparseWork) Run(ctx context.Context) error {
 			return err
 		}
 		if parts[r], err = tensor.Sparse(it, vt, shape...); err != nil {
-			return w.host.engine.mismatch(r, fmt.Errorf("entries of rank %d: %w", r, err))
+			return w.host.mismatch(r, fmt.Errorf("entries of rank %d: %w", r, err))
 		}
 		first += n
 	}

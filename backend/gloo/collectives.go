@@ -642,9 +642,9 @@ func (b *Backend) Barrier(ctx context.Context, o backend.BarrierOptions) (*work.
 			select {
 			case <-earlier.Work().Done():
 			case <-e.ctx.Done():
-				b.fail(e.mesh, q, canceled(e.ctx), b.rank)
+				b.giveUp(e.mesh, q, -1, canceled(e.ctx))
 			case <-e.timer.C:
-				b.timeOut(e.mesh, q, nil)
+				b.giveUp(e.mesh, q, -1, tooLate(q))
 			}
 			if f := e.mesh.Fault(); f != nil {
 				return b.faultError(q.Info(), f)

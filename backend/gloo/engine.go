@@ -59,7 +59,7 @@ func (e *engine) begin(o *operation) {
 // several tags call it again.
 func (e *engine) useTag(tag uint32) {
 	e.tag = tag
-	e.mesh = e.backend.meshes[int(tag)%len(e.backend.meshes)]
+	e.mesh = e.backend.meshFor(tag)
 	e.slot = slotOf(e.op.prefix, tag)
 }
 
@@ -134,10 +134,10 @@ func (e *engine) wait(i int32) error {
 		select {
 		case <-r.Done():
 		case <-e.ctx.Done():
-			e.backend.fail(e.mesh, e.op, canceled(e.ctx), e.backend.rank)
+			e.backend.giveUp(e.mesh, e.op, r.Peer, canceled(e.ctx))
 			<-r.Done()
 		case <-e.timer.C:
-			e.backend.timeOut(e.mesh, e.op, r)
+			e.backend.giveUp(e.mesh, e.op, r.Peer, tooLate(e.op))
 			<-r.Done()
 		}
 	}
@@ -158,12 +158,30 @@ func (e *engine) drain() {
 	}
 }
 
+// canceled says why a context ended. A context that ended by its deadline is
+// a timeout, whatever cause it was given.
 func canceled(ctx context.Context) error {
-	cause := context.Cause(ctx)
-	if errors.Is(cause, context.DeadlineExceeded) {
-		return fmt.Errorf("the deadline of its context passed: %w", errors.Join(cause, work.ErrTimeout))
+	err := ctx.Err()
+	kind := work.ErrCanceled
+	if errors.Is(err, context.DeadlineExceeded) {
+		kind = work.ErrTimeout
 	}
-	return errors.Join(cause, work.ErrCanceled)
+	if cause := context.Cause(ctx); cause != err {
+		return fmt.Errorf("%w: %w: %w", kind, err, cause)
+	}
+	return fmt.Errorf("%w: %w", kind, err)
+}
+
+func tooLate(o *operation) error { return fmt.Errorf("%w after %v", work.ErrTimeout, o.timeout) }
+
+// giveUp ends the group because o ran out of time or was cancelled while it
+// waited for peer, -1 if for no one rank.
+func (b *Backend) giveUp(m transport.Mesh, o *operation, peer int, cause error) {
+	if errors.Is(cause, work.ErrTimeout) {
+		b.timeOut(m, o, peer, cause)
+	} else {
+		b.fail(m, o, cause, b.rank)
+	}
 }
 
 // fail ends the group on all ranks because of something that happened here.
@@ -174,15 +192,17 @@ func (b *Backend) fail(m transport.Mesh, o *operation, cause error, culprit int)
 		f.Kind = transport.FaultTimeout
 	case errors.Is(cause, work.ErrCanceled):
 		f.Kind = transport.FaultCanceled
+	case errors.Is(cause, work.ErrMismatch):
+		f.Kind = transport.FaultMismatch
 	default:
 		f.Kind = transport.FaultAborted
 	}
 	m.Abort(f)
 }
 
-// timeOut ends the group because o ran out of time, and finds out who was missing.
-func (b *Backend) timeOut(m transport.Mesh, o *operation, r *transport.Request) {
-	culprit, why := -1, ""
+// timeOut is giveUp for want of time: it finds out who was missing.
+func (b *Backend) timeOut(m transport.Mesh, o *operation, peer int, cause error) {
+	culprit := -1
 	var missing []string
 	blame := func(rank int, format string, args ...any) {
 		if culprit < 0 {
@@ -196,22 +216,32 @@ func (b *Backend) timeOut(m transport.Mesh, o *operation, r *transport.Request) 
 	}
 	for _, h := range health {
 		switch {
-		case h.Rank == b.rank:
-		case h.Departed:
-			blame(h.Rank, "has left the group")
+		case h.Rank == b.rank || h.Departed:
 		case h.Native && !h.Answered:
 			blame(h.Rank, "does not answer (stopped or unreachable)")
 		case o.collective && h.Native && h.Issued <= o.call:
 			blame(h.Rank, "has not called it: it has issued %d collectives, this is number %d", h.Issued, o.call+1)
 		}
 	}
-	if culprit < 0 && r != nil && r.Peer >= 0 && r.Peer < b.size && r.Peer != b.rank {
-		blame(r.Peer, "did not send or receive what was expected")
+	// A rank that left has mostly done its part before: who needs it hears so
+	// at once and does not run out of time.
+	for _, h := range health {
+		if h.Departed && culprit < 0 && o.collective {
+			blame(h.Rank, "has left the group")
+		}
 	}
-	if why = strings.Join(missing, "; "); why == "" {
+	if culprit < 0 && peer >= 0 && peer != b.rank {
+		blame(peer, "did not send or receive what was expected")
+	}
+	why := strings.Join(missing, "; ")
+	switch {
+	case why != "":
+	case o.collective:
 		why = "no rank is missing: the operation was too slow"
+	default:
+		why = fmt.Sprintf("no rank sent on tag %d", o.tag)
 	}
-	b.fail(m, o, fmt.Errorf("%w after %v; %s", work.ErrTimeout, o.timeout, why), culprit)
+	b.fail(m, o, fmt.Errorf("%w; %s", cause, why), culprit)
 }
 
 // failed turns the error of a request into the operation's. A request that
@@ -227,12 +257,11 @@ func (b *Backend) failed(m transport.Mesh, o *operation, r *transport.Request, e
 	return b.requestError(o.Info(), r.Peer, err)
 }
 
-// mismatch ends the group because what rank sent does not fit.
-func (e *engine) mismatch(rank int, err error) error {
+// mismatch ends the group because what rank sent for o does not fit.
+func (b *Backend) mismatch(m transport.Mesh, o *operation, rank int, err error) error {
 	err = fmt.Errorf("%w: %w", work.ErrMismatch, err)
-	info := e.op.Info()
-	e.mesh.Abort(&transport.Fault{Kind: transport.FaultMismatch, Rank: rank, Reporter: e.backend.rank, Op: uint8(info.Op), Seq: info.Seq, Err: err})
-	return &work.Error{Info: info, Peer: rank, Err: err}
+	b.fail(m, o, err, rank)
+	return &work.Error{Info: o.Info(), Peer: rank, Err: err}
 }
 
 func (b *Backend) requestError(info work.Info, peer int, err error) error {
@@ -282,6 +311,7 @@ func (e *fault) Unwrap() []error { return []error{e.kind, e.f} }
 type planner struct {
 	mu    sync.Mutex
 	plans map[planKey]*plan.Plan
+	steps int // in all plans
 }
 
 type planKey struct {
@@ -290,8 +320,12 @@ type planKey struct {
 	bytes, elem int64
 }
 
-// maxPlans bounds the cache; past it, it starts over.
-const maxPlans = 4096
+// maxPlans and maxSteps bound the cache; past them, it starts over. A step has
+// 48 bytes, so the cache keeps to about 50 MiB where every size is a new one.
+const (
+	maxPlans = 4096
+	maxSteps = 1 << 20
+)
 
 func (p *planner) get(k planKey, make func() *plan.Plan) *plan.Plan {
 	p.mu.Lock()
@@ -299,11 +333,12 @@ func (p *planner) get(k planKey, make func() *plan.Plan) *plan.Plan {
 	if have := p.plans[k]; have != nil {
 		return have
 	}
-	if p.plans == nil || len(p.plans) >= maxPlans {
-		p.plans = map[planKey]*plan.Plan{}
-	}
 	made := make()
+	if p.plans == nil || len(p.plans) >= maxPlans || p.steps+len(made.Steps) > maxSteps {
+		p.plans, p.steps = map[planKey]*plan.Plan{}, 0
+	}
 	p.plans[k] = made
+	p.steps += len(made.Steps)
 	return made
 }
 

@@ -66,10 +66,12 @@ type Backend struct {
 	tag       uint32
 	calls     uint64 // collectives issued
 	completed uint64 // collectives ended
+	idle      int    // workers that wait for the queue
 	closing   bool
+	idled     chan struct{} // closed when nothing is under way any more
 	done      chan struct{} // closed when Close has finished
 	workers   sync.WaitGroup
-	p2p       sync.WaitGroup
+	p2p       sync.WaitGroup // and whatever else runs beside the queue
 }
 
 // New connects a rank with the others of its group. It returns when all are
@@ -103,10 +105,10 @@ func New(ctx context.Context, o backend.Options) (*Backend, error) {
 			})
 		}
 	}
-	if o.Timeout == 0 {
+	if o.Timeout <= 0 {
 		o.Timeout = backend.DefaultTimeout
 	}
-	b := &Backend{rank: o.Rank, size: o.Size, group: o.Group, done: make(chan struct{})}
+	b := &Backend{rank: o.Rank, size: o.Size, group: o.Group, idled: make(chan struct{}), done: make(chan struct{})}
 	b.queued.L = &b.mu
 	b.timeout.Store(int64(o.Timeout))
 	for i := range names {
@@ -147,7 +149,7 @@ func generation(d store.Dialect) rendezvous.Generation {
 // spread makes the failure of one mesh the failure of all.
 func (b *Backend) spread(m transport.Mesh) {
 	select {
-	case <-b.done:
+	case <-b.idled:
 	case <-m.Failed():
 		for _, other := range b.meshes {
 			if other != m {
@@ -175,7 +177,7 @@ func (b *Backend) Seq() uint64 {
 
 // SetTimeout sets the limit of later operations.
 func (b *Backend) SetTimeout(d time.Duration) {
-	if d == 0 {
+	if d <= 0 {
 		d = backend.DefaultTimeout
 	}
 	b.timeout.Store(int64(d))
@@ -191,6 +193,7 @@ type operation struct {
 	tag        uint32
 	call       uint64 // which collective this is, counted from 0
 	collective bool
+	unwatch    func() bool // stops watching ctx on behalf of the queue; may be nil
 	run        func(e *engine) error
 	sync       func(work.Stream) error // orders a stream after the result; may be nil
 	result     []*tensor.Tensor
@@ -221,27 +224,45 @@ func (b *Backend) issue(ctx context.Context, op work.OpType, timeout time.Durati
 	b.progress()
 	b.queue = append(b.queue, o)
 	b.inflight = append(b.inflight, o)
+	if len(b.queue) > b.idle && ctx.Done() != nil {
+		b.p2p.Add(1)
+		o.unwatch = context.AfterFunc(ctx, func() {
+			defer b.p2p.Done()
+			b.cancelQueued(o)
+		})
+	}
 	b.queued.Signal()
 	return o.Work(), nil
 }
 
 // admit checks that an operation can start; on success b.mu is held.
 func (b *Backend) admit(ctx context.Context, op work.OpType, o *operation) error {
+	ended := ctx.Err() != nil // a nil context panics here, not under the lock
 	b.mu.Lock()
 	info := work.Info{Op: op, Seq: b.seq, Group: b.group, Rank: b.rank}
-	err := context.Cause(ctx)
-	switch f := b.meshes[0].Fault(); {
+	var err error
+	switch f := b.fault(); {
 	case b.closing:
 		err = &work.Error{Info: info, Peer: -1, Err: work.ErrClosed}
 	case f != nil:
 		err = b.faultError(info, f)
-	case err != nil:
-		err = &work.Error{Info: info, Peer: -1, Err: fmt.Errorf("not started: %w", errors.Join(err, work.ErrCanceled))}
+	case ended:
+		err = &work.Error{Info: info, Peer: -1, Err: fmt.Errorf("not started: %w", canceled(ctx))}
 	default:
 		return nil
 	}
 	b.mu.Unlock()
 	return err
+}
+
+// fault returns what ended the group, nil while it works.
+func (b *Backend) fault() *transport.Fault {
+	for _, m := range b.meshes {
+		if f := m.Fault(); f != nil {
+			return f
+		}
+	}
+	return nil
 }
 
 // begin fills in an operation that has been admitted. b.mu is held.
@@ -272,9 +293,11 @@ func (b *Backend) work() {
 	e := newEngine(b)
 	for {
 		b.mu.Lock()
+		b.idle++
 		for len(b.queue) == 0 && !b.closing {
 			b.queued.Wait()
 		}
+		b.idle--
 		if len(b.queue) == 0 {
 			b.mu.Unlock()
 			return
@@ -285,6 +308,9 @@ func (b *Backend) work() {
 		b.queue = b.queue[:len(b.queue)-1]
 		b.mu.Unlock()
 
+		if o.unwatch != nil && o.unwatch() {
+			b.p2p.Done()
+		}
 		o.Start()
 		e.begin(o)
 		err := o.run(e)
@@ -293,10 +319,25 @@ func (b *Backend) work() {
 	}
 }
 
+// cancelQueued ends the group because the context of o ended before a worker
+// had come to o.
+func (b *Backend) cancelQueued(o *operation) {
+	b.mu.Lock()
+	queued := slices.Contains(b.queue, o)
+	b.mu.Unlock()
+	if queued {
+		b.giveUp(b.meshFor(o.tag), o, -1, canceled(o.ctx))
+	}
+}
+
 func (b *Backend) finish(o *operation, err error) {
 	if err == nil {
 		err = cleanBools(o.result)
 		o.SetResult(o.result...)
+	}
+	if err != nil && b.fault() == nil {
+		// It failed on this rank alone: the others wait for its messages.
+		b.fail(b.meshFor(o.tag), o, err, b.rank)
 	}
 	b.mu.Lock()
 	if i := slices.Index(b.inflight, o); i >= 0 {
@@ -304,8 +345,9 @@ func (b *Backend) finish(o *operation, err error) {
 	}
 	b.completed++
 	b.progress()
-	b.mu.Unlock()
+	// Under the lock: what a barrier finds in flight no more has ended.
 	o.Complete(err)
+	b.mu.Unlock()
 }
 
 // cleanBools makes every true byte 1: PyTorch adds bools as bytes, and in Go
@@ -367,8 +409,9 @@ func (b *Backend) Close() error {
 		<-o.Work().Done()
 	}
 	b.p2p.Wait()
-	close(b.done)
+	close(b.idled)
 	b.workers.Wait()
+	defer close(b.done)
 	var errs []error
 	for _, m := range b.meshes {
 		errs = append(errs, m.Close())

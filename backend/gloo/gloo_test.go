@@ -214,3 +214,198 @@ func TestHostileSparse(t *testing.T) {
 		})
 	}
 }
+
+var errBroken = errors.New("no memory")
+
+// breaks is an operator whose all-reduce fails on rank 1, without the wire's having failed.
+var breaks = backend.CustomOf("breaks", func(a, b float32) float32 { return a })
+
+func init() {
+	err := backend.RegisterAllReduce(backend.AllReduceWork{
+		Name: "broken", Device: tensor.CPU, Layout: tensor.Strided, Rank: 1,
+		Usable: func(c *backend.AllReduceCall) error {
+			if c.Op != breaks {
+				return errors.New("for a test")
+			}
+			return nil
+		},
+		New: func(c *backend.AllReduceCall) (backend.AllReduceRunner, error) {
+			return runner(func(ctx context.Context) error {
+				if c.Host.Rank() == 1 {
+					return errBroken
+				}
+				return c.Host.AllGatherBytes(ctx, make([]byte, 3), make([]byte, 1))
+			}), nil
+		},
+	})
+	if err != nil {
+		panic(err)
+	}
+}
+
+// TestALocalFailureEndsTheGroup: the other ranks must not wait for their timeout.
+func TestALocalFailureEndsTheGroup(t *testing.T) {
+	ranks(t, mem.NewFabric(), 3, 2, 0, func(t *testing.T, b *gloo.Backend) {
+		start := time.Now()
+		err := wait(b.AllReduce(context.Background(), list(vec(1)), backend.AllReduceOptions{Op: breaks}))
+		require.Less(t, time.Since(start), time.Second)
+		if b.Rank() == 1 {
+			require.ErrorIs(t, err, errBroken)
+		} else {
+			require.ErrorIs(t, err, work.ErrAborted)
+			var e *work.Error
+			require.ErrorAs(t, err, &e)
+			require.Equal(t, 1, e.Peer)
+		}
+	})
+}
+
+type runner func(ctx context.Context) error
+
+func (r runner) Run(ctx context.Context) error { return r(ctx) }
+
+// TestMonitoredBarrierWithAWrongRank lets a peer say that it is another.
+func TestMonitoredBarrierWithAWrongRank(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := mem.NewFabric()
+		b, other := join(t, over(f, 0, 3, 1, 0)), join(t, over(f, 2, 3, 1, 0))
+		defer b.Close()
+		defer other.Close()
+		peer, err := f.Join("0", 1, 3)
+		require.NoError(t, err)
+		defer peer.Close()
+		r := transport.NewRequest()
+		r.Buf = []byte{2, 0, 0, 0}
+		peer.Send(r)
+		var wg sync.WaitGroup
+		start := time.Now()
+		for _, x := range []*gloo.Backend{b, other} {
+			wg.Go(func() {
+				err := x.MonitoredBarrier(context.Background(), backend.MonitoredBarrierOptions{})
+				require.ErrorIs(t, err, work.ErrMismatch)
+				var e *work.Error
+				require.ErrorAs(t, err, &e)
+				require.Equal(t, 1, e.Peer)
+			})
+		}
+		wg.Wait()
+		require.Less(t, time.Since(start), time.Second)
+	})
+}
+
+// TestFaultsReachEveryMesh has operations on both of two meshes when one fails.
+func TestFaultsReachEveryMesh(t *testing.T) {
+	ranks(t, mem.NewFabric(), 3, 2, 0, func(t *testing.T, b *gloo.Backend) {
+		require.NoError(t, barrier(b))
+		ctx, cancel := context.WithCancel(context.Background())
+		defer cancel()
+		even, err := b.RecvAnySource(context.Background(), vec(0), backend.P2POptions{Tag: 4})
+		require.NoError(t, err)
+		odd, err := b.Recv(ctx, vec(0), (b.Rank()+1)%3, backend.P2POptions{Tag: 5})
+		require.NoError(t, err)
+		start := time.Now()
+		if b.Rank() == 2 {
+			time.Sleep(time.Second)
+			cancel()
+		}
+		for _, w := range []*work.Work{even, odd} {
+			err := w.Wait(context.Background())
+			require.ErrorIs(t, err, work.ErrCanceled)
+			var e *work.Error
+			require.ErrorAs(t, err, &e)
+			require.Equal(t, 2, e.Peer)
+		}
+		require.Less(t, time.Since(start), 2*time.Second)
+		_, err = b.Barrier(context.Background(), backend.BarrierOptions{})
+		require.ErrorIs(t, err, work.ErrCanceled)
+	})
+}
+
+// TestACancelledOperationInTheQueue cancels one that waits for a worker.
+func TestACancelledOperationInTheQueue(t *testing.T) {
+	ranks(t, mem.NewFabric(), 2, 1, 1, func(t *testing.T, b *gloo.Backend) {
+		if b.Rank() == 1 {
+			time.Sleep(30 * time.Second)
+			require.ErrorIs(t, barrier(b), work.ErrTimeout)
+			return
+		}
+		stuck, err := b.AllReduce(context.Background(), list(vec(1)), backend.AllReduceOptions{})
+		require.NoError(t, err)
+		ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+		defer cancel()
+		start := time.Now()
+		err = wait(b.AllReduce(ctx, list(vec(1)), backend.AllReduceOptions{}))
+		require.Less(t, time.Since(start), 2*time.Second)
+		require.ErrorIs(t, err, context.DeadlineExceeded)
+		require.ErrorIs(t, err, work.ErrTimeout)
+		require.ErrorIs(t, stuck.Wait(context.Background()), work.ErrTimeout)
+	})
+}
+
+func TestAGroupOfOne(t *testing.T) {
+	ranks(t, mem.NewFabric(), 1, 1, 0, func(t *testing.T, b *gloo.Backend) {
+		_, err := b.RecvAnySource(context.Background(), vec(0), backend.P2POptions{})
+		require.ErrorIs(t, err, backend.ErrInvalidArgument)
+		require.Zero(t, b.Seq())
+		require.NoError(t, barrier(b))
+	})
+}
+
+func TestNegativeTimeoutsMeanNone(t *testing.T) {
+	f := mem.NewFabric()
+	ranks(t, f, 2, 1, 0, func(t *testing.T, b *gloo.Backend) {
+		b.SetTimeout(-1)
+		if b.Rank() == 1 {
+			time.Sleep(time.Second)
+		}
+		require.NoError(t, barrier(b))
+	})
+}
+
+// TestBarrierAfterAFastOperation looks for a barrier that ends before an
+// earlier operation is seen to have ended.
+func TestBarrierAfterAFastOperation(t *testing.T) {
+	b := join(t, over(mem.NewFabric(), 0, 1, 1, 0))
+	defer b.Close()
+	ctx := context.Background()
+	for range 20000 {
+		first, err := b.Broadcast(ctx, list(vec(1)), backend.BroadcastOptions{})
+		require.NoError(t, err)
+		second, err := b.Barrier(ctx, backend.BarrierOptions{})
+		require.NoError(t, err)
+		<-second.Done()
+		require.True(t, first.IsCompleted())
+	}
+}
+
+func TestASecondCloseWaitsForTheFirst(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		o := over(mem.NewFabric(), 0, 1, 1, 0)
+		own := o.Specific.(gloo.Options)
+		meet, leave := own.Join, make(chan struct{})
+		own.Join = func(ctx context.Context, o backend.Options, index int) (transport.Mesh, error) {
+			m, err := meet(ctx, o, index)
+			return slowClose{m, leave}, err
+		}
+		o.Specific = own
+		b := join(t, o)
+		go b.Close()
+		synctest.Wait()
+		second := make(chan error, 1)
+		go func() { second <- b.Close() }()
+		synctest.Wait()
+		require.Empty(t, second)
+		close(leave)
+		require.NoError(t, <-second)
+	})
+}
+
+type slowClose struct {
+	transport.Mesh
+	leave chan struct{}
+}
+
+func (m slowClose) Close() error {
+	<-m.leave
+	return m.Mesh.Close()
+}

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"strings"
 	"time"
@@ -40,6 +41,9 @@ func (b *Backend) Recv(ctx context.Context, t *tensor.Tensor, src int, o backend
 
 // RecvAnySource posts a receive from whoever sends first on the tag.
 func (b *Backend) RecvAnySource(ctx context.Context, t *tensor.Tensor, o backend.P2POptions) (*work.Work, error) {
+	if b.size == 1 {
+		return nil, bad(work.RecvAnySource, "no other rank is in the group")
+	}
 	if err := dense(work.RecvAnySource, "tensor", output, t); err != nil {
 		return nil, err
 	}
@@ -79,7 +83,10 @@ func (b *Backend) p2pOp(ctx context.Context, op work.OpType, o backend.P2POption
 	b.p2p.Add(1)
 	r := transport.NewRequest()
 	r.Peer, r.Slot, r.Buf = peer, uint64(o.Tag), buf
-	mesh := b.meshes[int(o.Tag)%len(b.meshes)]
+	mesh := b.meshFor(o.Tag)
+	if op == work.Recv {
+		q.SetSource(peer)
+	}
 	q.Start()
 	// Posted under the lock: calls match in the order in which they were made.
 	switch op {
@@ -93,7 +100,7 @@ func (b *Backend) p2pOp(ctx context.Context, op work.OpType, o backend.P2POption
 	b.mu.Unlock()
 	go func() {
 		defer b.p2p.Done()
-		err := b.await(mesh, q, r)
+		err := b.await(mesh, q, r, peer)
 		if err == nil && out != nil {
 			q.SetSource(r.Peer)
 			q.SetResult(out)
@@ -109,18 +116,23 @@ func (b *Backend) p2pOp(ctx context.Context, op work.OpType, o backend.P2POption
 	return q.Work(), nil
 }
 
-// await ends a request that no engine waits for.
-func (b *Backend) await(m transport.Mesh, o *operation, r *transport.Request) error {
+// await ends a request that no engine waits for, posted to or from peer. A
+// message that has come wins over a context that has ended.
+func (b *Backend) await(m transport.Mesh, o *operation, r *transport.Request, peer int) error {
 	t := time.NewTimer(o.timeout)
 	defer t.Stop()
 	select {
 	case <-r.Done():
-	case <-o.ctx.Done():
-		b.fail(m, o, canceled(o.ctx), b.rank)
-		<-r.Done()
-	case <-t.C:
-		b.timeOut(m, o, r)
-		<-r.Done()
+	default:
+		select {
+		case <-r.Done():
+		case <-o.ctx.Done():
+			b.giveUp(m, o, peer, canceled(o.ctx))
+			<-r.Done()
+		case <-t.C:
+			b.giveUp(m, o, peer, tooLate(o))
+			<-r.Done()
+		}
 	}
 	if err := r.Err(); err != nil {
 		return b.failed(m, o, r, err)
@@ -167,8 +179,8 @@ func (b *Backend) monitored(q *operation, in, out uint32) error {
 	me := binary.LittleEndian.AppendUint32(nil, uint32(b.rank))
 	if b.rank != 0 {
 		hello, bye := post(in, 0, true, me), post(out, 0, false, make([]byte, 4))
-		err := b.await(b.meshFor(in), q, hello)
-		if e := b.await(b.meshFor(out), q, bye); err == nil {
+		err := b.await(b.meshFor(in), q, hello, 0)
+		if e := b.await(b.meshFor(out), q, bye, 0); err == nil {
 			err = e
 		}
 		return err
@@ -184,7 +196,7 @@ func (b *Backend) monitored(q *operation, in, out uint32) error {
 	}
 	for r := 1; r < b.size; r++ {
 		if want := binary.LittleEndian.AppendUint32(nil, uint32(r)); !bytes.Equal(came[r], want) {
-			return fmt.Errorf("%w: rank %d said it was rank %d", work.ErrMismatch, r, int32(binary.LittleEndian.Uint32(came[r])))
+			return b.mismatch(b.meshFor(in), q, r, fmt.Errorf("rank %d said it was rank %d", r, int32(binary.LittleEndian.Uint32(came[r]))))
 		}
 	}
 	for r := 1; r < b.size; r++ {
@@ -192,19 +204,22 @@ func (b *Backend) monitored(q *operation, in, out uint32) error {
 	}
 	var first error
 	for r := 1; r < b.size; r++ {
-		if err := b.await(b.meshFor(out), q, reqs[r]); err != nil && first == nil {
+		if err := b.await(b.meshFor(out), q, reqs[r], r); err != nil && first == nil {
 			first = err
 		}
 	}
 	return first
 }
 
-func (b *Backend) meshFor(tag uint32) transport.Mesh { return b.meshes[int(tag)%len(b.meshes)] }
+func (b *Backend) meshFor(tag uint32) transport.Mesh { return b.meshes[tag%uint32(len(b.meshes))] }
 
 // hearAll is rank 0's first half of a monitored barrier. Its error names every
 // rank that is missing when the time is over.
 func (b *Backend) hearAll(q *operation, reqs []*transport.Request, m transport.Mesh) error {
-	late, cancel := context.WithTimeout(context.Background(), q.timeout)
+	if deadline, ok := q.ctx.Deadline(); ok {
+		q.timeout = min(q.timeout, time.Until(deadline).Round(time.Millisecond))
+	}
+	late, cancel := context.WithTimeout(q.ctx, q.timeout)
 	defer cancel()
 	var missing, here []int
 	var failed error
@@ -214,12 +229,13 @@ func (b *Backend) hearAll(q *operation, reqs []*transport.Request, m transport.M
 		default:
 			select {
 			case <-reqs[r].Done():
-			case <-q.ctx.Done():
-				b.fail(m, q, canceled(q.ctx), b.rank)
-				<-reqs[r].Done()
 			case <-late.Done():
-				missing = append(missing, r)
-				continue
+				if errors.Is(late.Err(), context.DeadlineExceeded) {
+					missing = append(missing, r)
+					continue
+				}
+				b.giveUp(m, q, r, canceled(q.ctx))
+				<-reqs[r].Done()
 			}
 		}
 		here = append(here, r)

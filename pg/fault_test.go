@@ -161,6 +161,42 @@ func TestARankThatDoesNotCallIsNamed(t *testing.T) {
 	culprit(t, errs[1], work.ErrTimeout, 1)
 }
 
+// TestBlameFollowsTheChain stops rank 1, for which rank 0 waits in something
+// else while rank 2 waits for both.
+func TestBlameFollowsTheChain(t *testing.T) {
+	errs := faulty(t, 3, func(j *pgtest.Job, g *pg.ProcessGroup) error {
+		switch g.Rank() {
+		case 0:
+			return wait(g.Recv(context.Background(), vec(1), 1, backend.P2POptions{}))
+		case 1:
+			j.Freeze(1)
+			g.Abort(errors.New("gone"))
+			return nil
+		}
+		return wait(g.AllReduce(context.Background(), []*tensor.Tensor{vec(4)}, backend.AllReduceOptions{Timeout: time.Second}))
+	})
+	culprit(t, errs[0], work.ErrTimeout, 1)
+	culprit(t, errs[2], work.ErrTimeout, 1)
+
+	// Nobody is stopped: rank 1 is idle, and rank 0 waits for it.
+	errs = faulty(t, 3, func(j *pgtest.Job, g *pg.ProcessGroup) error {
+		switch g.Rank() {
+		case 0:
+			return wait(g.Broadcast(context.Background(), []*tensor.Tensor{vec(4)}, backend.BroadcastOptions{Root: 1}))
+		case 1:
+			time.Sleep(time.Minute)
+			return nil
+		}
+		w, err := g.Broadcast(context.Background(), []*tensor.Tensor{vec(4)}, backend.BroadcastOptions{Root: 1})
+		require.NoError(t, err)
+		err = wait(g.AllReduce(context.Background(), []*tensor.Tensor{vec(4)}, backend.AllReduceOptions{Timeout: time.Second}))
+		require.Error(t, w.Wait(context.Background()))
+		return err
+	})
+	culprit(t, errs[0], work.ErrTimeout, 1)
+	culprit(t, errs[2], work.ErrTimeout, 1)
+}
+
 func TestCancelOnOneRankReachesAll(t *testing.T) {
 	errs := faulty(t, 3, func(j *pgtest.Job, g *pg.ProcessGroup) error {
 		ctx, cancel := context.WithCancelCause(context.Background())

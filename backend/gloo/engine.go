@@ -214,13 +214,19 @@ func (b *Backend) timeOut(m transport.Mesh, o *operation, peer int, cause error)
 	if m.Fault() != nil {
 		return // somebody else was faster
 	}
+	// Who does not answer comes before who is behind, for that one may be
+	// waiting for the other; and who is behind and idle before who is behind
+	// inside an earlier operation.
 	for _, h := range health {
-		switch {
-		case h.Rank == b.rank || h.Departed:
-		case h.Native && !h.Answered:
+		if h.Native && !h.Answered && !h.Departed && h.Rank != b.rank {
 			blame(h.Rank, "does not answer (stopped or unreachable)")
-		case o.collective && h.Native && h.Issued <= o.call:
-			blame(h.Rank, "has not called it: it has issued %d collectives, this is number %d", h.Issued, o.call+1)
+		}
+	}
+	for _, busy := range []bool{false, true} {
+		for _, h := range health {
+			if o.collective && h.Answered && h.Rank != b.rank && h.Issued <= o.call && busy == (h.Completed < h.Issued) {
+				blame(h.Rank, "has not called it: it has issued %d collectives, this is number %d", h.Issued, o.call+1)
+			}
 		}
 	}
 	// A rank that left has mostly done its part before: who needs it hears so

@@ -20,7 +20,8 @@ type Host interface {
 	Rank() int
 	Size() int
 
-	// AllReduceBytes combines packed elements of every rank, in place.
+	// AllReduceBytes combines packed elements of every rank, in place. What
+	// r.Before and r.After do is left to the caller.
 	AllReduceBytes(ctx context.Context, b []byte, d tensor.DType, r Reduction) error
 
 	// AllGatherBytes copies every rank's in, all of one length, to out in rank order.

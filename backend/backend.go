@@ -23,9 +23,10 @@ const DefaultTimeout = 30 * time.Minute
 // sent, no byte changed and no sequence number was used. What happened on the
 // wire is the Work's error. The call's context bounds the operation.
 //
-// The tensors of a call belong to the backend until the Work has ended. They
-// may have any strides; elements of an output must not overlap, and inputs
-// must not overlap outputs other than where an operation is in place.
+// The tensors of a call belong to the backend until the Work has ended; lists
+// of them are copied. They may have any strides; elements of an output must not
+// overlap, and inputs must not overlap outputs other than where an operation is
+// in place.
 //
 // Embed Unsupported to write a backend that does not do everything.
 type Backend interface {
@@ -36,7 +37,7 @@ type Backend interface {
 	// Seq returns how many operations have been issued.
 	Seq() uint64
 
-	// SetTimeout sets the limit of later operations; 0 means DefaultTimeout.
+	// SetTimeout sets the limit of later operations; 0 or less means DefaultTimeout.
 	SetTimeout(d time.Duration)
 
 	// Broadcast gives every tensor on every rank the elements of tensor
@@ -112,8 +113,8 @@ type Backend interface {
 	// RecvAnySource receives into t from the first rank that sends on the tag.
 	RecvAnySource(ctx context.Context, t *tensor.Tensor, o P2POptions) (*work.Work, error)
 
-	// Barrier ends when every rank has come to it and all earlier operations
-	// of this rank have ended.
+	// Barrier ends when every rank has come to it and all earlier collectives
+	// of this rank have ended. It does not wait for sends and receives.
 	Barrier(ctx context.Context, o BarrierOptions) (*work.Work, error)
 
 	// MonitoredBarrier is a barrier through rank 0 whose error names the ranks
@@ -154,7 +155,9 @@ type Options struct {
 }
 
 // BroadcastOptions are the options of Broadcast. In every options struct
-// Timeout bounds the operation; 0 means the group's timeout.
+// Timeout bounds the operation from when it begins to run, which is when the
+// earlier ones let it; 0 means the group's timeout. (The call's context counts
+// from the call.)
 type BroadcastOptions struct {
 	Root       int
 	RootTensor int // which of the root's tensors is sent

@@ -58,6 +58,9 @@ func Custom(name string, f func(d tensor.DType, dst, src []byte)) ReduceOp {
 
 // CustomOf is Custom for a function of two elements.
 func CustomOf[T tensor.Element](name string, f func(a, b T) T) ReduceOp {
+	if f == nil {
+		return Custom(name, nil)
+	}
 	size := int(unsafe.Sizeof(*new(T)))
 	combine := func(_ tensor.DType, dst, src []byte) {
 		n := len(dst) / size

@@ -2,6 +2,7 @@ package gloo
 
 import (
 	"context"
+	"slices"
 	"time"
 
 	"github.com/c10d-go/c10d/backend"
@@ -87,6 +88,7 @@ func (b *Backend) Broadcast(ctx context.Context, ts []*tensor.Tensor, o backend.
 	if err := like(op, "tensors", output, ts[0], ts); err != nil {
 		return nil, err
 	}
+	ts = slices.Clone(ts)
 	t := ts[0]
 	if b.rank == o.Root {
 		t = ts[o.RootTensor]
@@ -124,6 +126,8 @@ func (b *Backend) AllReduce(ctx context.Context, ts []*tensor.Tensor, o backend.
 			return nil, bad(op, "invalid tensor size at index %d (expected %v, got %v)", i, ts[0].Shape(), t.Shape())
 		}
 	}
+	q := &operation{}
+	ts = append(q.room[:0], ts...)
 	h := &host{backend: b}
 	call := &backend.AllReduceCall{Tensors: ts, Op: o.Op, Host: h}
 	kind, err := backend.ChooseAllReduce(call)
@@ -134,7 +138,7 @@ func (b *Backend) AllReduce(ctx context.Context, ts []*tensor.Tensor, o backend.
 	if err != nil {
 		return nil, bad(op, "%v", err)
 	}
-	q := &operation{result: ts}
+	q.result = ts
 	q.run = func(e *engine) error {
 		h.engine = e
 		return runner.Run(e.ctx)
@@ -161,6 +165,7 @@ func (b *Backend) AllReduceCoalesced(ctx context.Context, ts []*tensor.Tensor, o
 	if err != nil {
 		return nil, err
 	}
+	ts = slices.Clone(ts)
 	p := b.allReducePlan(int64(total(ts)), ts[0].DType())
 	run := func(e *engine) error {
 		buf := grow(&e.packed, total(ts))
@@ -245,17 +250,18 @@ func (b *Backend) AllGather(ctx context.Context, out []*tensor.Tensor, in *tenso
 	if err := like(op, "outputs", output, in, out); err != nil {
 		return nil, err
 	}
-	return b.gatherAll(ctx, op, o.Timeout, out, one(in))
+	out = slices.Clone(out)
+	return b.gatherAll(ctx, op, o.Timeout, out, one(in), out)
 }
 
 // gatherAll issues an all-gather of the joined inputs into the joined outputs.
-func (b *Backend) gatherAll(ctx context.Context, op work.OpType, timeout time.Duration, out, in []*tensor.Tensor) (*work.Work, error) {
+func (b *Backend) gatherAll(ctx context.Context, op work.OpType, timeout time.Duration, out, in, result []*tensor.Tensor) (*work.Work, error) {
 	n := int64(total(in))
 	p := b.planner.get(planKey{work.AllGather, 0, n, 0}, func() *plan.Plan { return plan.AllGather(b.rank, b.size, n) })
 	run := func(e *engine) error {
 		return e.pair(out, in, func(o, i []byte) error { return e.run(p, o, i, nil) })
 	}
-	return b.issue(ctx, op, timeout, prefixAllGather, 1, &operation{run: run, result: out})
+	return b.issue(ctx, op, timeout, prefixAllGather, 1, &operation{run: run, result: result})
 }
 
 // AllGatherV passes inputs of unequal size around a ring.
@@ -273,6 +279,7 @@ func (b *Backend) AllGatherV(ctx context.Context, out []*tensor.Tensor, in *tens
 	if !out[b.rank].SameShape(in) {
 		return nil, bad(op, "output %d has shape %v, this rank's input %v", b.rank, out[b.rank].Shape(), in.Shape())
 	}
+	out = slices.Clone(out)
 	counts := counted(out)
 	run := func(e *engine) error {
 		return e.pair(out, one(in), func(o, i []byte) error { return e.run(plan.AllGatherV(b.rank, counts), o, i, nil) })
@@ -300,7 +307,7 @@ func (b *Backend) AllGatherIntoTensor(ctx context.Context, out, in *tensor.Tenso
 	if err := b.parts(op, out, in, true); err != nil {
 		return nil, err
 	}
-	return b.gatherAll(ctx, op, o.Timeout, one(out), one(in))
+	return b.gatherAll(ctx, op, o.Timeout, one(out), one(in), one(out))
 }
 
 // AllGatherCoalesced joins the inputs and gathers them as one.
@@ -333,7 +340,7 @@ func (b *Backend) AllGatherCoalesced(ctx context.Context, out [][]*tensor.Tensor
 		}
 		joined = append(joined, list...)
 	}
-	return b.gatherAll(ctx, op, o.Timeout, joined, in)
+	return b.gatherAll(ctx, op, o.Timeout, joined, slices.Clone(in), joined)
 }
 
 // AllGatherIntoTensorCoalesced joins the inputs and gathers them as one.
@@ -371,8 +378,7 @@ func (b *Backend) AllGatherIntoTensorCoalesced(ctx context.Context, out, in []*t
 			joined = append(joined, t)
 		}
 	}
-	q, err := b.gatherAll(ctx, op, o.Timeout, joined, in)
-	return q, err
+	return b.gatherAll(ctx, op, o.Timeout, joined, slices.Clone(in), slices.Clone(out))
 }
 
 // Gather sends each rank's input straight to the root.
@@ -413,6 +419,7 @@ func (b *Backend) gather(ctx context.Context, out []*tensor.Tensor, in *tensor.T
 	} else if len(out) != 0 {
 		return nil, bad(op, "requires empty output on non-root (rank %d, root %d)", b.rank, o.Root)
 	}
+	out = slices.Clone(out)
 	p := plan.GatherV(b.rank, o.Root, counts)
 	run := func(e *engine) error {
 		return e.pair(out, one(in), func(o, i []byte) error { return e.run(p, o, i, nil) })
@@ -439,6 +446,7 @@ func (b *Backend) Scatter(ctx context.Context, out *tensor.Tensor, in []*tensor.
 	} else if len(in) != 0 {
 		return nil, bad(op, "requires empty input on non-root (rank %d, root %d)", b.rank, o.Root)
 	}
+	in = slices.Clone(in)
 	n := int64(out.ByteLen())
 	p := b.planner.get(planKey{op, o.Root, n, 0}, func() *plan.Plan { return plan.Scatter(b.rank, b.size, o.Root, n) })
 	run := func(e *engine) error {
@@ -462,6 +470,7 @@ func (b *Backend) ReduceScatter(ctx context.Context, out *tensor.Tensor, in []*t
 	if !in[b.rank].SameShape(out) {
 		return nil, bad(op, "input %d has shape %v, this rank's output %v", b.rank, in[b.rank].Shape(), out.Shape())
 	}
+	in = slices.Clone(in)
 	return b.reduceScatter(ctx, op, o, b.size, func(e *engine, red backend.Reduction, tag uint32) error {
 		for i, t := range in {
 			e.useTag(tag + uint32(i))
@@ -521,6 +530,7 @@ func (b *Backend) reduceScatterTensors(ctx context.Context, op work.OpType, out,
 			return nil, bad(op, "invalid tensor type at index %d (expected %v, got %v)", i, in[0].DType(), in[i].DType())
 		}
 	}
+	in, out = slices.Clone(in), slices.Clone(out)
 	return b.reduceScatter(ctx, op, o, len(in), func(e *engine, red backend.Reduction, tag uint32) error {
 		for i, t := range in {
 			e.useTag(tag + uint32(i))
@@ -561,6 +571,7 @@ func (b *Backend) AllToAll(ctx context.Context, out, in []*tensor.Tensor, o back
 	if !in[b.rank].SameShape(out[b.rank]) {
 		return nil, bad(op, "input %d has shape %v, output %d %v", b.rank, in[b.rank].Shape(), b.rank, out[b.rank].Shape())
 	}
+	out, in = slices.Clone(out), slices.Clone(in)
 	return b.allToAll(ctx, op, o.Timeout, out, in, counted(out), counted(in))
 }
 

@@ -197,6 +197,7 @@ type operation struct {
 	run        func(e *engine) error
 	sync       func(work.Stream) error // orders a stream after the result; may be nil
 	result     []*tensor.Tensor
+	room       [1]*tensor.Tensor // for a list of one
 }
 
 // Gloo's numbers of the collectives.

@@ -342,6 +342,88 @@ func TestACancelledOperationInTheQueue(t *testing.T) {
 	})
 }
 
+// TestTheListsOfACallAreCopied changes a list while the operation runs.
+func TestTheListsOfACallAreCopied(t *testing.T) {
+	ctx := context.Background()
+	for name, call := range map[string]func(b *gloo.Backend, ts []*tensor.Tensor) (*work.Work, error){
+		"all_reduce": func(b *gloo.Backend, ts []*tensor.Tensor) (*work.Work, error) {
+			return b.AllReduce(ctx, ts, backend.AllReduceOptions{})
+		},
+		"all_reduce_coalesced": func(b *gloo.Backend, ts []*tensor.Tensor) (*work.Work, error) {
+			return b.AllReduceCoalesced(ctx, ts, backend.AllReduceOptions{})
+		},
+		"broadcast": func(b *gloo.Backend, ts []*tensor.Tensor) (*work.Work, error) {
+			return b.Broadcast(ctx, ts, backend.BroadcastOptions{})
+		},
+		"all_gather": func(b *gloo.Backend, ts []*tensor.Tensor) (*work.Work, error) {
+			return b.AllGather(ctx, ts, vec(1), backend.AllGatherOptions{})
+		},
+		"all_gather, unequal": func(b *gloo.Backend, ts []*tensor.Tensor) (*work.Work, error) {
+			return b.AllGatherV(ctx, ts, vec(1), backend.AllGatherOptions{})
+		},
+		"all_gather_coalesced": func(b *gloo.Backend, ts []*tensor.Tensor) (*work.Work, error) {
+			return b.AllGatherCoalesced(ctx, [][]*tensor.Tensor{list(vec(1), vec(1)), list(vec(1), vec(1))}, ts, backend.AllGatherOptions{})
+		},
+		"gather": func(b *gloo.Backend, ts []*tensor.Tensor) (*work.Work, error) {
+			if b.Rank() != 0 {
+				ts = nil
+			}
+			return b.Gather(ctx, ts, vec(1), backend.GatherOptions{})
+		},
+		"scatter": func(b *gloo.Backend, ts []*tensor.Tensor) (*work.Work, error) {
+			if b.Rank() != 0 {
+				ts = nil
+			}
+			return b.Scatter(ctx, vec(1), ts, backend.ScatterOptions{})
+		},
+		"reduce_scatter": func(b *gloo.Backend, ts []*tensor.Tensor) (*work.Work, error) {
+			return b.ReduceScatter(ctx, vec(1), ts, backend.ReduceScatterOptions{})
+		},
+		"reduce_scatter_tensor_coalesced": func(b *gloo.Backend, ts []*tensor.Tensor) (*work.Work, error) {
+			return b.ReduceScatterTensorCoalesced(ctx, ts, list(vec(1, 1), vec(1, 1)), backend.ReduceScatterOptions{})
+		},
+		"all_to_all": func(b *gloo.Backend, ts []*tensor.Tensor) (*work.Work, error) {
+			return b.AllToAll(ctx, ts, list(vec(1), vec(1)), backend.AllToAllOptions{})
+		},
+		"all_to_all, inputs": func(b *gloo.Backend, ts []*tensor.Tensor) (*work.Work, error) {
+			return b.AllToAll(ctx, list(vec(1), vec(1)), ts, backend.AllToAllOptions{})
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			ranks(t, mem.NewFabric(), 2, 1, 1, func(t *testing.T, b *gloo.Backend) {
+				if b.Rank() == 1 {
+					time.Sleep(time.Second) // rank 0's operation stays in the queue behind the barrier
+				}
+				first, err := b.Barrier(ctx, backend.BarrierOptions{})
+				require.NoError(t, err)
+				ts := list(vec(1), vec(1))
+				w, err := call(b, ts)
+				require.NoError(t, err)
+				ts[0], ts[1] = nil, nil
+				require.NoError(t, first.Wait(ctx))
+				require.NoError(t, w.Wait(ctx))
+				out, err := w.Result()
+				require.NoError(t, err)
+				for _, x := range out {
+					require.NotNil(t, x)
+				}
+			})
+		})
+	}
+}
+
+func TestResultOfAllGatherIntoTensorCoalesced(t *testing.T) {
+	ranks(t, mem.NewFabric(), 2, 1, 0, func(t *testing.T, b *gloo.Backend) {
+		out := list(vec(0, 0), vec(0, 0, 0, 0))
+		w, err := b.AllGatherIntoTensorCoalesced(context.Background(), out, list(vec(1), vec(2, 3)), backend.AllGatherOptions{})
+		require.NoError(t, err)
+		require.NoError(t, w.Wait(context.Background()))
+		got, err := w.Result()
+		require.NoError(t, err)
+		require.Equal(t, out, got)
+	})
+}
+
 func TestAGroupOfOne(t *testing.T) {
 	ranks(t, mem.NewFabric(), 1, 1, 0, func(t *testing.T, b *gloo.Backend) {
 		_, err := b.RecvAnySource(context.Background(), vec(0), backend.P2POptions{})

@@ -1,0 +1,18 @@
+package backend_test
+
+import (
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/c10d-go/c10d/backend"
+	"github.com/c10d-go/c10d/tensor"
+)
+
+// TestCustomWithoutAFunction: it would end the process, in the middle of an operation.
+func TestCustomWithoutAFunction(t *testing.T) {
+	for _, op := range []backend.ReduceOp{backend.Custom("f", nil), backend.CustomOf[float32]("f", nil)} {
+		_, err := op.Reduction(tensor.Float32, 2)
+		require.ErrorContains(t, err, `"f" has no function`)
+	}
+}

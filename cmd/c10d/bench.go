@@ -55,7 +55,7 @@ func (b *byteSize) Set(s string) error {
 		}
 	}
 	v, err := strconv.Atoi(digits)
-	if err != nil || v < 0 || v > 1<<36/scale {
+	if err != nil || v < 0 || v > min(1<<36, math.MaxInt)/scale {
 		return fmt.Errorf("%q is not a size such as 4, 64K, 1M or 1G", s)
 	}
 	*b = byteSize(v * scale)

@@ -49,7 +49,13 @@ func (d *DDP) construct(ctx context.Context) error {
 	if d.o.NoInitSync {
 		return nil
 	}
-	return d.syncModel(ctx, 0)
+	err := d.syncModel(ctx, 0)
+	var w *work.Error
+	if d.o.PyTorch && errors.Is(err, work.ErrPeerDied) && errors.As(err, &w) {
+		// PyTorch's ranks leave without a word.
+		err = fmt.Errorf("%w; this is where ranks miss rank %d if it found its parameters' shapes to differ from rank 0's", err, w.Peer)
+	}
+	return err
 }
 
 // syncModel gives every rank the parameters and buffers of one.
@@ -115,7 +121,8 @@ func broadcast[T tensor.Element](ctx context.Context, g Group, values []T) error
 	return w.Wait(ctx)
 }
 
-// verifyShapes is PyTorch's check.
+// verifyShapes is PyTorch's check. A rank that finds a difference is alone with
+// it: the others go on. It ends the group, so that they do not wait for it.
 func (d *DDP) verifyShapes(ctx context.Context) error {
 	var dims []int64
 	for _, p := range d.train {
@@ -124,7 +131,11 @@ func (d *DDP) verifyShapes(ctx context.Context) error {
 		}
 	}
 	theirs := slices.Clone(dims)
-	if err := broadcast(ctx, d.g, theirs); err != nil {
+	switch err := broadcast(ctx, d.g, theirs); {
+	case errors.Is(err, work.ErrMismatch):
+		// The list's length is its only frame.
+		return fmt.Errorf("%w: their parameters have other numbers of dimensions: %w", ErrModelMismatch, err)
+	case err != nil:
 		return fmt.Errorf("ddp: parameters' shapes: %w", err)
 	}
 	at := 0
@@ -132,9 +143,13 @@ func (d *DDP) verifyShapes(ctx context.Context) error {
 		n := p.Value.Dims()
 		mine, root := dims[at:at+2*n], theirs[at:at+2*n]
 		if !slices.Equal(mine, root) {
-			return &MismatchError{Rank: 0, Other: d.g.Rank(), Index: p.index,
+			err := &MismatchError{Rank: 0, Other: d.g.Rank(), Index: p.index,
 				Want: fmt.Sprintf("sizes %v and strides %v", root[:n], root[n:]),
-				Have: fmt.Sprintf("%s with sizes %v and strides %v", p.Name, mine[:n], mine[n:])}
+				Have: strings.TrimSpace(fmt.Sprintf("%s with sizes %v and strides %v", p.Name, mine[:n], mine[n:]))}
+			if g, ok := d.g.(interface{ Abort(cause error) }); ok {
+				g.Abort(err)
+			}
+			return err
 		}
 		at += 2 * n
 	}

@@ -96,7 +96,9 @@ type Options struct {
 
 	// PyTorch says that ranks running PyTorch's DistributedDataParallel may be
 	// in the group. New then sends only what PyTorch sends, which does not
-	// cover dtypes and options, and names a mismatch on the ranks other than 0 only.
+	// cover dtypes and options. A shape that differs from rank 0's is found, and
+	// named, by the rank that has it alone: New ends the group there, so that
+	// the others get an error too.
 	PyTorch bool
 }
 

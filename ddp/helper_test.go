@@ -122,3 +122,17 @@ func backward(t *testing.T, d *ddp.DDP, n int) {
 		require.NoError(t, d.Ready(i))
 	}
 }
+
+// tryIteration runs one iteration, until its first error.
+func tryIteration(t *testing.T, d *ddp.DDP, n int) error {
+	t.Helper()
+	if err := d.Begin(soon(t)); err != nil {
+		return err
+	}
+	for i := n - 1; i >= 0; i-- {
+		if err := d.Ready(i); err != nil {
+			return err
+		}
+	}
+	return d.Finish(soon(t))
+}

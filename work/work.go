@@ -61,7 +61,11 @@ func (w *Work) Wait(ctx context.Context) error {
 		case <-ctx.Done():
 			// An operation that has ended wins over a context that has.
 			if w.state.Load() == pending {
-				return &Error{Info: w.info, Peer: -1, Err: fmt.Errorf("stopped waiting, the operation goes on: %w", context.Cause(ctx))}
+				err := ctx.Err()
+				if cause := context.Cause(ctx); cause != err {
+					err = fmt.Errorf("%w: %w", err, cause)
+				}
+				return &Error{Info: w.info, Peer: -1, Err: fmt.Errorf("stopped waiting, the operation goes on: %w", err)}
 			}
 		}
 	}

@@ -100,6 +100,18 @@ func TestWaitEndsWithItsContextAndTheOperationGoesOn(t *testing.T) {
 	require.NoError(t, p.Work().Wait(ctx), "an operation that has ended wins over a context that has")
 }
 
+func TestWaitKeepsTheErrorOfAContextWithACause(t *testing.T) {
+	cause := errors.New("the trainer stops")
+	ctx, cancel := context.WithTimeoutCause(t.Context(), time.Nanosecond, cause)
+	defer cancel()
+	err := work.NewPromise(info).Work().Wait(ctx)
+	require.ErrorIs(t, err, cause)
+	require.ErrorIs(t, err, context.DeadlineExceeded)
+	var ne net.Error
+	require.ErrorAs(t, err, &ne)
+	require.True(t, ne.Timeout())
+}
+
 func TestThen(t *testing.T) {
 	boom := errors.New("boom")
 	for _, tc := range []struct {

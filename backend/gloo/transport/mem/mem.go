@@ -140,6 +140,7 @@ type network struct {
 	pairs  map[pairKey]*pairQueue
 	free   []*pairQueue // empty queues to use again
 	any    map[anyKey]*queue
+	last   int // who left last
 }
 
 type end struct {
@@ -183,7 +184,7 @@ func (n *network) pair(k pairKey) *pairQueue {
 
 // release forgets an empty queue: slots count up and never come back.
 func (n *network) release(k pairKey, q *pairQueue) {
-	if q.sends.head == nil && q.recvs.head == nil {
+	if q.sends.head == nil && q.recvs.head == nil && n.pairs[k] == q {
 		delete(n.pairs, k)
 		n.free = append(n.free, q)
 	}
@@ -256,6 +257,11 @@ func (e *end) RecvAny(r *transport.Request) {
 			n.match(k, q)
 			return
 		}
+	}
+	if len(n.ends) > 1 && n.alone(e.rank) {
+		r.Peer = n.last
+		e.leftLocked(r)
+		return
 	}
 	k := anyKey{e.rank, r.Slot}
 	if n.any[k] == nil {
@@ -344,7 +350,7 @@ func (n *network) dropRequests(rank int, err error) {
 func (e *end) Abort(f *transport.Fault) {
 	e.net.mu.Lock()
 	defer e.net.mu.Unlock()
-	if e.fault.Load() != nil {
+	if e.closed || e.fault.Load() != nil {
 		return
 	}
 	if e.net.frozen[e.rank] {
@@ -352,6 +358,16 @@ func (e *end) Abort(f *transport.Fault) {
 		return
 	}
 	e.net.failAllLocked(f)
+}
+
+// alone reports whether every rank but rank has left.
+func (n *network) alone(rank int) bool {
+	for r := range n.ends {
+		if r != rank && !n.left(r) {
+			return false
+		}
+	}
+	return true
 }
 
 func (e *end) Diagnose(time.Duration) []transport.Health {
@@ -385,10 +401,18 @@ func (e *end) Close() error {
 	if !e.departed {
 		return nil
 	}
+	n.last = e.rank
 	// Whoever waits for a message of this rank waits in vain.
+	gone := &transport.Fault{Kind: transport.FaultPeerLeft, Rank: e.rank, Reporter: -1, Op: 0xff}
 	for k, q := range n.pairs {
 		if k.from == e.rank && q.recvs.head != nil || k.to == e.rank && q.sends.head != nil {
-			n.failAllLocked(&transport.Fault{Kind: transport.FaultPeerLeft, Rank: e.rank, Reporter: -1, Op: 0xff})
+			n.failAllLocked(gone)
+			break
+		}
+	}
+	for k := range n.any {
+		if n.alone(k.to) {
+			n.failAllLocked(gone)
 			break
 		}
 	}

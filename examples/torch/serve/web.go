@@ -1,0 +1,207 @@
+package main
+
+import (
+	_ "embed"
+	"encoding/json"
+	"fmt"
+	"math/rand/v2"
+	"net/http"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/c10d-go/c10d/examples/internal/dataset"
+)
+
+//go:embed page.html
+var page []byte
+
+// web answers the requests.
+type web struct {
+	weights *weights
+	link    *link
+	images  *dataset.Set // for those who have none at hand
+	latency latencies
+}
+
+func (s *web) handler() http.Handler {
+	mux := http.NewServeMux()
+	mux.HandleFunc("GET /{$}", func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Content-Type", "text/html; charset=utf-8")
+		w.Write(page)
+	})
+	mux.HandleFunc("GET /healthz", s.healthz)
+	mux.HandleFunc("GET /version", s.version)
+	mux.HandleFunc("GET /digit", s.digit)
+	mux.HandleFunc("POST /predict", s.predict)
+	mux.HandleFunc("POST /refresh", s.refresh)
+	return mux
+}
+
+func reply(w http.ResponseWriter, code int, v any) {
+	text, err := json.Marshal(v)
+	if err != nil {
+		// Numbers that JSON lacks: the trainer sent parameters that are not finite.
+		code, text = http.StatusInternalServerError, []byte(fmt.Sprintf(`{"error":%q}`, "serve: "+err.Error()))
+	}
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(code)
+	w.Write(append(text, '\n'))
+}
+
+func fail(w http.ResponseWriter, code int, format string, args ...any) {
+	reply(w, code, map[string]string{"error": "serve: " + fmt.Sprintf(format, args...)})
+}
+
+// picture is an image as it comes and goes: rows of pixels from 0, paper, to 16, ink.
+type picture struct {
+	Image [][]float32 `json:"image"`
+	Label *uint8      `json:"label,omitempty"`
+}
+
+func (p *picture) pixels() ([]float32, error) {
+	if len(p.Image) != side {
+		return nil, fmt.Errorf("the image has %d rows, want %d", len(p.Image), side)
+	}
+	var pixels []float32
+	for y, row := range p.Image {
+		if len(row) != side {
+			return nil, fmt.Errorf("row %d has %d pixels, want %d", y, len(row), side)
+		}
+		for x, v := range row {
+			if v < 0 || v > white {
+				return nil, fmt.Errorf("pixel %d of row %d is %v, not within 0 and %d", x, y, v, white)
+			}
+			pixels = append(pixels, v/white)
+		}
+	}
+	return pixels, nil
+}
+
+type prediction struct {
+	Digit         int       `json:"digit"`
+	Probabilities []float64 `json:"probabilities"`
+	Set           label     `json:"set"` // with which parameters
+}
+
+func (s *web) predict(w http.ResponseWriter, r *http.Request) {
+	start := time.Now()
+	var p picture
+	if err := json.NewDecoder(http.MaxBytesReader(w, r.Body, 1<<16)).Decode(&p); err != nil {
+		fail(w, http.StatusBadRequest, "%v", err)
+		return
+	}
+	pixels, err := p.pixels()
+	if err != nil {
+		fail(w, http.StatusBadRequest, "%v", err)
+		return
+	}
+	var answer prediction
+	if !s.weights.use(func(set *set) {
+		answer.Set = set.label
+		answer.Probabilities = set.network.probabilities(set.parameters, pixels)
+	}) {
+		fail(w, http.StatusServiceUnavailable, "no trainer has sent parameters yet")
+		return
+	}
+	answer.Digit = slices.Index(answer.Probabilities, slices.Max(answer.Probabilities))
+	reply(w, http.StatusOK, answer)
+	s.latency.add(time.Since(start))
+}
+
+// healthz is about serving, which needs parameters and no trainer.
+func (s *web) healthz(w http.ResponseWriter, _ *http.Request) {
+	if s.weights.current.Load() == nil {
+		reply(w, http.StatusServiceUnavailable, map[string]string{"status": "no parameters yet"})
+		return
+	}
+	reply(w, http.StatusOK, map[string]string{"status": "ok"})
+}
+
+type current struct {
+	label
+	Age        float64 `json:"age_seconds"`
+	Parameters int     `json:"parameters"`
+}
+
+type trainer struct {
+	status
+	Seconds float64 `json:"seconds"` // since it is so
+}
+
+type overview struct {
+	Set         *current `json:"set"` // null until the first
+	Sets        int64    `json:"sets"`
+	Trainer     trainer  `json:"trainer"`
+	Predictions int64    `json:"predictions"`
+	P50         float64  `json:"p50_ms"` // of the last predictions, see latencies
+	P99         float64  `json:"p99_ms"`
+}
+
+func (s *web) version(w http.ResponseWriter, _ *http.Request) {
+	t := s.link.get()
+	v := overview{Sets: s.weights.received.Load(), Trainer: trainer{t, time.Since(t.Since).Seconds()}}
+	s.weights.use(func(set *set) {
+		v.Set = &current{label: set.label, Age: time.Since(set.Received).Seconds(), Parameters: len(set.parameters)}
+	})
+	v.Predictions, v.P50, v.P99 = s.latency.figures()
+	reply(w, http.StatusOK, v)
+}
+
+// digit gives a held-out image, in the form that predict takes.
+func (s *web) digit(w http.ResponseWriter, _ *http.Request) {
+	i := rand.IntN(s.images.Len())
+	p := picture{Label: &s.images.Labels[i]}
+	for y := range side {
+		row := make([]float32, side)
+		for x := range row {
+			row[x] = s.images.Inputs[(i*side+y)*side+x] * white
+		}
+		p.Image = append(p.Image, row)
+	}
+	reply(w, http.StatusOK, p)
+}
+
+// refresh asks the trainer for its parameters of now. They come when they come.
+func (s *web) refresh(w http.ResponseWriter, r *http.Request) {
+	if state := s.link.get().State; state != "connected" {
+		fail(w, http.StatusConflict, "no trainer to ask: %s", state)
+		return
+	}
+	if err := s.link.want(r.Context()); err != nil {
+		fail(w, http.StatusInternalServerError, "%v", err)
+		return
+	}
+	reply(w, http.StatusAccepted, map[string]string{"status": "asked"})
+}
+
+// latencies are the times that the last predictions took.
+type latencies struct {
+	mu    sync.Mutex
+	count int64
+	last  [4096]time.Duration // 40 of them are beyond the 99th percentile
+}
+
+func (l *latencies) add(d time.Duration) {
+	l.mu.Lock()
+	l.last[l.count%int64(len(l.last))] = d
+	l.count++
+	l.mu.Unlock()
+}
+
+// figures returns how many predictions there were, and the 50th and the 99th
+// percentile of their times in milliseconds.
+func (l *latencies) figures() (count int64, p50, p99 float64) {
+	l.mu.Lock()
+	sorted := slices.Clone(l.last[:min(l.count, int64(len(l.last)))])
+	count = l.count
+	l.mu.Unlock()
+	if count == 0 {
+		return 0, 0, 0
+	}
+	slices.Sort(sorted)
+	at := func(percent int) float64 {
+		return float64(sorted[(len(sorted)-1)*percent/100].Microseconds()) / 1000
+	}
+	return count, at(50), at(99)
+}

@@ -445,7 +445,8 @@ func TestAMessageWinsOverACancel(t *testing.T) {
 
 func TestANilContextLeavesTheGroupUsable(t *testing.T) {
 	faulty(t, 1, func(j *pgtest.Job, g *pg.ProcessGroup) error {
-		require.Panics(t, func() { g.Barrier(nil, backend.BarrierOptions{}) }) //nolint:staticcheck // the misuse under test
+		//lint:ignore SA1012 the misuse under test
+		require.Panics(t, func() { g.Barrier(nil, backend.BarrierOptions{}) })
 		return pending["barrier"](g)
 	})
 }

@@ -32,6 +32,7 @@ type world struct {
 	mu     sync.Mutex
 	next   int // number of the next group, counted on every rank alike
 	groups []*ProcessGroup
+	closed bool // root is
 }
 
 // leave forgets g and returns the groups to be closed with it, newest first.
@@ -42,6 +43,7 @@ func (w *world) leave(g *ProcessGroup) []*ProcessGroup {
 	if g != w.root {
 		return nil
 	}
+	w.closed = true
 	subs := w.groups
 	w.groups = nil
 	slices.Reverse(subs)
@@ -101,8 +103,14 @@ func (w *world) newGroup(ctx context.Context, s groupSpec) (*ProcessGroup, error
 	if w.root == nil {
 		w.root = g
 	}
-	w.groups = append(w.groups, g)
+	closed := w.closed
+	if !closed {
+		w.groups = append(w.groups, g)
+	}
 	w.mu.Unlock()
+	if closed {
+		return nil, errors.Join(fmt.Errorf("pg: group %q: %w", w.root.name, ErrClosed), g.Close())
+	}
 	if l := w.options.Logger; l != nil && g.rank >= 0 {
 		l.Info("process group ready", "group", g.name, "rank", g.rank, "size", g.size, "devices", fmt.Sprint(devices))
 	}
@@ -183,7 +191,7 @@ func (w *world) initBarrier(ctx context.Context, g *ProcessGroup, s groupSpec) e
 	if s.local {
 		st, count = g.store, int64(len(s.ranks))
 	}
-	key := "store_based_barrier_key:" + strconv.Itoa(s.counted-1)
+	key := "store_based_barrier_key:" + s.name
 	if _, err := st.Add(ctx, key, 1); err != nil {
 		return err
 	}
@@ -232,8 +240,14 @@ func (g *ProcessGroup) NewGroup(ctx context.Context, ranks []int, o GroupOptions
 	if o.Backend == "" {
 		o.Backend = w.options.Backend
 	}
-	if o.Timeout == 0 {
+	if o.Timeout <= 0 {
 		o.Timeout = g.Timeout()
+	}
+	if err := g.open(); err != nil {
+		return nil, err
+	}
+	if _, err := backend.ParseDevices(o.Backend); err != nil {
+		return nil, fmt.Errorf("pg: %w", err)
 	}
 	s := groupSpec{desc: o.Description, ranks: ranks, backend: o.Backend, timeout: o.Timeout, prefixes: []string{g.name}, local: o.Local}
 	w.mu.Lock()
@@ -332,6 +346,14 @@ func (g *ProcessGroup) Split(ctx context.Context, lists [][]int, o GroupOptions)
 	if g.rank < 0 {
 		return nil, ErrNotMember
 	}
+	if err := g.open(); err != nil {
+		return nil, err
+	}
+	for i, list := range lists {
+		if len(list) == 0 {
+			return nil, fmt.Errorf("pg: list %d of the split is empty", i)
+		}
+	}
 	all := slices.Concat(lists...)
 	slices.Sort(all)
 	if err := checkRanks(all, g.size); err != nil {
@@ -339,9 +361,6 @@ func (g *ProcessGroup) Split(ctx context.Context, lists [][]int, o GroupOptions)
 	}
 	w := g.world
 	for i, list := range lists {
-		if len(list) == 0 {
-			return nil, fmt.Errorf("pg: list %d of the split is empty", i)
-		}
 		if !slices.Contains(list, g.rank) {
 			continue
 		}
@@ -353,7 +372,7 @@ func (g *ProcessGroup) Split(ctx context.Context, lists [][]int, o GroupOptions)
 		if o.Backend == "" {
 			o.Backend = w.options.Backend
 		}
-		if o.Timeout == 0 {
+		if o.Timeout <= 0 {
 			o.Timeout = g.Timeout()
 		}
 		g.mu.Lock()

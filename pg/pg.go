@@ -21,7 +21,7 @@ type Options struct {
 	// "cpu:gloo,cuda:cuda". Empty means every default backend that is linked in.
 	Backend string
 
-	// Timeout bounds the rendezvous and every operation that sets none; 0
+	// Timeout bounds the rendezvous and every operation that sets none; 0 or less
 	// means backend.DefaultTimeout (30 minutes).
 	Timeout time.Duration
 
@@ -77,6 +77,9 @@ type ProcessGroup struct {
 	distinct []backend.Backend // in order of devices, each once
 	split    bool              // made by Split
 
+	closing  sync.Once
+	closeErr error
+
 	mu     sync.Mutex
 	closed bool
 	splits int // how often Split was called
@@ -96,7 +99,7 @@ func New(ctx context.Context, st store.Store, rank, size int, o Options) (*Proce
 	if o.Name == "" {
 		o.Name, counted = "0", 1
 	}
-	if o.Timeout == 0 {
+	if o.Timeout <= 0 {
 		o.Timeout = backend.DefaultTimeout
 	}
 	if o.Dialect == store.DialectUnknown {
@@ -105,7 +108,7 @@ func New(ctx context.Context, st store.Store, rank, size int, o Options) (*Proce
 	if o.Dialect == store.DialectUnknown {
 		o.Dialect = store.DialectV2
 	}
-	w := &world{store: st, rank: rank, size: size, options: o, next: 1}
+	w := &world{store: st, rank: rank, size: size, options: o, next: counted}
 	ranks := make([]int, size)
 	for i := range ranks {
 		ranks[i] = i
@@ -158,11 +161,15 @@ func (g *ProcessGroup) GroupRank(global int) (int, error) {
 func (g *ProcessGroup) Store() store.Store { return g.store }
 
 // Timeout returns the limit of operations that set none.
-func (g *ProcessGroup) Timeout() time.Duration { return g.timeout }
+func (g *ProcessGroup) Timeout() time.Duration {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return g.timeout
+}
 
-// SetTimeout changes the limit of later operations; 0 means backend.DefaultTimeout.
+// SetTimeout changes the limit of later operations; 0 or less means backend.DefaultTimeout.
 func (g *ProcessGroup) SetTimeout(d time.Duration) {
-	if d == 0 {
+	if d <= 0 {
 		d = backend.DefaultTimeout
 	}
 	g.mu.Lock()
@@ -190,17 +197,24 @@ func (g *ProcessGroup) Backend(d tensor.DeviceType) (backend.Backend, error) {
 	if g.rank < 0 {
 		return nil, ErrNotMember
 	}
-	g.mu.Lock()
-	closed := g.closed
-	g.mu.Unlock()
-	if closed {
-		return nil, fmt.Errorf("pg: group %q: %w", g.name, ErrClosed)
+	if err := g.open(); err != nil {
+		return nil, err
 	}
 	b, ok := g.backends[d]
 	if !ok {
 		return nil, fmt.Errorf("pg: no backend for device type %v in group %q (it has %v)", d, g.name, g.devices)
 	}
 	return b, nil
+}
+
+// open returns an error if the group is closed.
+func (g *ProcessGroup) open() error {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.closed {
+		return fmt.Errorf("pg: group %q: %w", g.name, ErrClosed)
+	}
+	return nil
 }
 
 // of returns the backend for the first tensor that there is.
@@ -230,22 +244,21 @@ func (g *ProcessGroup) Abort(cause error) {
 // matters. Closing the default group closes the groups made from it. It may be
 // called more than once.
 func (g *ProcessGroup) Close() error {
-	g.mu.Lock()
-	if g.closed {
+	g.closing.Do(func() {
+		g.mu.Lock()
+		g.closed = true
 		g.mu.Unlock()
-		return nil
-	}
-	g.closed = true
-	g.mu.Unlock()
-	var errs []error
-	for _, sub := range g.world.leave(g) {
-		errs = append(errs, sub.Close())
-	}
-	errs = append(errs, g.closeBackends())
-	if g == g.world.root && g.world.owned != nil {
-		errs = append(errs, g.world.owned.Close())
-	}
-	return errors.Join(errs...)
+		var errs []error
+		for _, sub := range g.world.leave(g) {
+			errs = append(errs, sub.Close())
+		}
+		errs = append(errs, g.closeBackends())
+		if g == g.world.root && g.world.owned != nil {
+			errs = append(errs, g.world.owned.Close())
+		}
+		g.closeErr = errors.Join(errs...)
+	})
+	return g.closeErr
 }
 
 func (g *ProcessGroup) closeBackends() error {

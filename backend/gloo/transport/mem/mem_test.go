@@ -57,4 +57,3 @@ func TestRecvAnyWithNobodyLeft(t *testing.T) {
 		require.Equal(t, 2, f.Rank)
 	}
 }
-

@@ -1,0 +1,170 @@
+package pg_test
+
+import (
+	"context"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/c10d-go/c10d/backend"
+	"github.com/c10d-go/c10d/pg"
+	"github.com/c10d-go/c10d/pg/pgtest"
+	"github.com/c10d-go/c10d/store"
+)
+
+// job runs f on size ranks of a job with options.
+func job(t *testing.T, size int, options func(o *pg.Options), f func(g *pg.ProcessGroup)) *pgtest.Job {
+	t.Helper()
+	j := pgtest.NewJob(size)
+	t.Cleanup(func() { j.Close() })
+	o := j.Options()
+	options(&o)
+	var wg sync.WaitGroup
+	for r := range size {
+		wg.Go(func() {
+			g, err := pg.New(context.Background(), j.Store, r, size, o)
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			defer g.Close()
+			f(g)
+		})
+	}
+	wg.Wait()
+	return j
+}
+
+// TestBarrierKeys states where ranks meet in the store, which PyTorch ranks do too.
+func TestBarrierKeys(t *testing.T) {
+	for _, tc := range []struct {
+		name    string
+		options pg.Options
+		names   []string // of the default group and of the first of NewGroup
+		want    []string
+	}{
+		{"2", pg.Options{Dialect: store.DialectV2, InitBarrier: true}, []string{"0", "1"}, []string{
+			"0//store_based_barrier_key:1", "0//store_based_barrier_key:1:last_worker",
+			"store_based_barrier_key:0", "store_based_barrier_key:0:last_worker",
+		}},
+		{"2, named", pg.Options{Dialect: store.DialectV2, InitBarrier: true, Name: "all"}, []string{"all", "0"}, []string{
+			"all//store_based_barrier_key:0", "all//store_based_barrier_key:0:last_worker",
+			"store_based_barrier_key:all", "store_based_barrier_key:all:last_worker",
+		}},
+		{"1", pg.Options{Dialect: store.DialectV1}, []string{"0", "1"}, []string{
+			"store_based_barrier_key:1", "store_based_barrier_key:2",
+		}},
+		{"1, named", pg.Options{Dialect: store.DialectV1, Name: "all"}, []string{"all", "0"}, []string{
+			"store_based_barrier_key:0", "store_based_barrier_key:1",
+		}},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			j := job(t, 2, func(o *pg.Options) {
+				o.Dialect, o.InitBarrier, o.Name = tc.options.Dialect, tc.options.InitBarrier, tc.options.Name
+			}, func(g *pg.ProcessGroup) {
+				sub, err := g.NewGroup(context.Background(), []int{1}, pg.GroupOptions{})
+				require.NoError(t, err)
+				require.Equal(t, tc.names, []string{g.Name(), sub.Name()})
+			})
+			keys, err := j.Store.ListKeys(t.Context())
+			require.NoError(t, err)
+			keys = slices.DeleteFunc(keys, func(k string) bool { return !strings.Contains(k, "barrier") })
+			slices.Sort(keys)
+			require.Equal(t, tc.want, keys)
+		})
+	}
+}
+
+func TestARefusedNewGroupUsesNoName(t *testing.T) {
+	pgtest.Run(t, 2, func(t *testing.T, g *pg.ProcessGroup) {
+		_, err := g.NewGroup(t.Context(), []int{0}, pg.GroupOptions{Backend: "none"})
+		require.ErrorIs(t, err, backend.ErrUnknownBackend)
+		sub, err := g.NewGroup(t.Context(), []int{0, 1}, pg.GroupOptions{})
+		require.NoError(t, err)
+		require.Equal(t, "1", sub.Name())
+	})
+}
+
+// TestARefusedSplitIsRefusedOnEveryRank: a rank that went ahead would wait for the others.
+func TestARefusedSplitIsRefusedOnEveryRank(t *testing.T) {
+	pgtest.Run(t, 2, func(t *testing.T, g *pg.ProcessGroup) {
+		_, err := g.Split(t.Context(), [][]int{{0}, {}, {1}}, pg.GroupOptions{})
+		require.ErrorContains(t, err, "list 1 of the split is empty")
+		sub, err := g.Split(t.Context(), [][]int{{0, 1}}, pg.GroupOptions{})
+		require.NoError(t, err)
+		require.NoError(t, pending["barrier"](sub))
+	})
+}
+
+func TestNoGroupsFromAClosedOne(t *testing.T) {
+	pgtest.Run(t, 1, func(t *testing.T, g *pg.ProcessGroup) {
+		sub, err := g.NewGroup(t.Context(), []int{0}, pg.GroupOptions{})
+		require.NoError(t, err)
+		require.NoError(t, sub.Close())
+		_, err = sub.Split(t.Context(), [][]int{{0}}, pg.GroupOptions{})
+		require.ErrorIs(t, err, pg.ErrClosed)
+		require.NoError(t, g.Close())
+		_, err = g.NewGroup(t.Context(), []int{0}, pg.GroupOptions{})
+		require.ErrorIs(t, err, pg.ErrClosed)
+		_, err = g.Split(t.Context(), [][]int{{0}}, pg.GroupOptions{})
+		require.ErrorIs(t, err, pg.ErrClosed)
+	})
+}
+
+// TestCloseWhileAGroupIsMade: whoever comes second closes the new group, or
+// TestMain finds its goroutines.
+func TestCloseWhileAGroupIsMade(t *testing.T) {
+	for range 100 {
+		pgtest.Run(t, 1, func(t *testing.T, g *pg.ProcessGroup) {
+			var wg sync.WaitGroup
+			wg.Go(func() {
+				if sub, err := g.NewGroup(context.Background(), []int{0}, pg.GroupOptions{}); err != nil {
+					require.ErrorIs(t, err, pg.ErrClosed)
+				} else {
+					require.NotNil(t, sub)
+				}
+			})
+			require.NoError(t, g.Close())
+			wg.Wait()
+		})
+	}
+}
+
+func TestTimeoutMayChangeAtAnyTime(t *testing.T) {
+	pgtest.Run(t, 1, func(t *testing.T, g *pg.ProcessGroup) {
+		done := make(chan struct{})
+		go func() {
+			defer close(done)
+			g.SetTimeout(time.Second)
+		}()
+		g.Timeout()
+		<-done
+		require.Equal(t, time.Second, g.Timeout())
+		g.SetTimeout(-1)
+		require.Equal(t, backend.DefaultTimeout, g.Timeout())
+	})
+}
+
+func TestASecondCloseWaitsForTheFirst(t *testing.T) {
+	pgtest.Run(t, 2, func(t *testing.T, g *pg.ProcessGroup) {
+		if g.Rank() == 1 {
+			time.Sleep(50 * time.Millisecond)
+			require.NoError(t, wait(g.Send(t.Context(), vec(1), 0, backend.P2POptions{})))
+			return
+		}
+		w, err := g.Recv(t.Context(), vec(1), 1, backend.P2POptions{})
+		require.NoError(t, err)
+		var wg sync.WaitGroup
+		for range 2 {
+			wg.Go(func() {
+				require.NoError(t, g.Close())
+				require.True(t, w.IsSuccess())
+			})
+		}
+		wg.Wait()
+	})
+}

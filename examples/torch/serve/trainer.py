@@ -54,7 +54,7 @@ class Link:
             say("no server", why=str(e))
             return
         try:
-            store = dist.TCPStore(self.host, self.port, is_master=False, timeout=self.timeout)
+            store = self._open()
             number = store.add("trainers", 1)
             store.set("trainer/%d" % number, json.dumps({
                 "torch": torch.__version__,
@@ -69,13 +69,22 @@ class Link:
             dist.init_process_group("gloo", store=dist.PrefixStore("group/%d" % number, store),
                                     rank=TRAINER_RANK, world_size=2, timeout=self.timeout)
         except RuntimeError as e:
-            self.drop(e)
+            self.drop(e, "no server")
             return
         self.store = store
         say("connected", number=number, torch=torch.__version__)
 
-    def drop(self, why):
-        say("lost the server", why=str(why).splitlines()[0])
+    def _open(self):
+        where = dict(host_name=self.host, port=self.port, is_master=False, timeout=self.timeout)
+        try:
+            # libuv is a matter of PyTorch's own server, but without this the
+            # client asks for it, too, and fails in a PyTorch that lacks it.
+            return dist.TCPStore(**where, use_libuv=False)
+        except TypeError:  # before PyTorch 2.2
+            return dist.TCPStore(**where)
+
+    def drop(self, why, event="lost the server"):
+        say(event, why=str(why).splitlines()[0])
         if dist.is_initialized():
             dist.destroy_process_group()
         self.store = None

@@ -44,6 +44,7 @@ import (
 	"time"
 
 	"github.com/c10d-go/c10d/examples/internal/plot"
+	"github.com/c10d-go/c10d/pg"
 	"github.com/c10d-go/c10d/work"
 )
 
@@ -160,7 +161,7 @@ func main() {
 		var done context.CancelFunc
 		ctx, done = followLauncher(ctx)
 		defer done()
-		err = runRank(ctx, c, os.Stdout, os.Stderr)
+		err = pg.RecordError(runRank(ctx, c, os.Stdout, os.Stderr))
 	}
 	if err != nil {
 		fmt.Fprintln(os.Stderr, err)

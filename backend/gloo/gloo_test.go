@@ -491,3 +491,48 @@ func (m slowClose) Close() error {
 	<-m.leave
 	return m.Mesh.Close()
 }
+
+func TestAReceiveKnowsItsSource(t *testing.T) {
+	ranks(t, mem.NewFabric(), 2, 1, 0, func(t *testing.T, b *gloo.Backend) {
+		if b.Rank() == 1 {
+			time.Sleep(time.Second)
+			require.NoError(t, wait(b.Send(context.Background(), vec(1), 0, backend.P2POptions{})))
+			return
+		}
+		w, err := b.Recv(context.Background(), vec(0), 1, backend.P2POptions{})
+		require.NoError(t, err)
+		src, err := w.SourceRank()
+		require.NoError(t, err, "from the start")
+		require.Equal(t, 1, src)
+		require.NoError(t, w.Wait(context.Background()))
+	})
+}
+
+// TestSeveralTagsOverThreeMeshes runs operations of several tags, which
+// change the mesh in their midst.
+func TestSeveralTagsOverThreeMeshes(t *testing.T) {
+	ranks(t, mem.NewFabric(), 4, 3, 0, func(t *testing.T, b *gloo.Backend) {
+		ctx, r := context.Background(), float32(b.Rank())
+		var works []*work.Work
+		outs := make([]*tensor.Tensor, 20)
+		for i := range outs {
+			outs[i] = vec(0)
+			w, err := b.ReduceScatter(ctx, outs[i], list(vec(r), vec(r+1), vec(r+2), vec(r+float32(i))), backend.ReduceScatterOptions{})
+			require.NoError(t, err)
+			w2, err := b.Barrier(ctx, backend.BarrierOptions{})
+			require.NoError(t, err)
+			works = append(works, w, w2)
+		}
+		require.NoError(t, work.WaitAll(ctx, works...))
+		require.NoError(t, b.MonitoredBarrier(ctx, backend.MonitoredBarrierOptions{}))
+		for i, x := range outs {
+			v, err := x.Float64At(0)
+			require.NoError(t, err)
+			add := float64(b.Rank())
+			if b.Rank() == 3 {
+				add = float64(i)
+			}
+			require.Equal(t, 6+4*add, v)
+		}
+	})
+}

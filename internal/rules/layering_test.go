@@ -45,6 +45,7 @@ var layers = []layer{
 	// Plans and transports know nothing of tensors and backends.
 	{"backend/gloo/internal/plan", nil},
 	{"backend/gloo/transport", nil},
+	{"backend/gloo/transport/shm", []string{"golang.org/x/sys/..."}},
 	{"backend/gloo/transport/...", []string{"backend/gloo/transport"}},
 	{"backend/gloo/rendezvous", []string{"store", "backend/gloo/transport", "backend/gloo/transport/wire"}},
 	{"backend/gloo", []string{

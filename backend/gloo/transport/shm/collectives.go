@@ -1,0 +1,637 @@
+package shm
+
+import (
+	"fmt"
+	"unsafe"
+)
+
+// start begins a collective; the caller holds g.mu.
+func (g *Group) start(h header, stop func() error) error {
+	if err := g.failure.Load(); err != nil {
+		return *err
+	}
+	if err := g.aborted(); err != nil {
+		return err
+	}
+	g.op, g.stop = h, stop
+	return nil
+}
+
+// pipeline runs n pieces of a collective. Stage fills this rank's slot, piece by
+// piece; nil means that this rank sends nothing. Take does the rest of a piece
+// once this rank's is published, and may be nil; it gets the piece's number in the
+// call and in the group.
+//
+// A rank publishes piece k+1 before it takes piece k, so that others need not
+// wait for it. Hence the rule that makes slots safe to use again: a rank that has
+// published piece p reads no piece before p-1 any more.
+func (g *Group) pipeline(n int, stage func(k int, data []byte), take func(k int, p uint32) error) error {
+	first := g.next
+	for k := -1; k < n; k++ {
+		if k+1 < n {
+			p := first + uint32(k+1)
+			s := &g.self.slots[p%depth]
+			if stage != nil {
+				if err := g.reserve(p); err != nil {
+					return err
+				}
+				stage(k+1, s.data)
+				h := g.op
+				h.piece = p
+				*s.op = h
+			}
+			g.next = p + 1
+			g.announce(s.in, p+1)
+		}
+		if k >= 0 && take != nil {
+			if err := take(k, first+uint32(k)); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// reserve waits until nobody reads the piece that p replaces, p-depth: until all
+// have published p-depth+2.
+func (g *Group) reserve(p uint32) error {
+	need := p - depth + 3
+	if int32(g.seen-need) >= 0 {
+		return nil
+	}
+	for r := range g.segs {
+		if r != g.rank {
+			if err := g.wait(r, g.segs[r].slots[(need-1)%depth].in, need); err != nil {
+				return err
+			}
+		}
+	}
+	g.seen = need
+	return nil
+}
+
+// arrived waits for what rank r has staged of piece p, and returns it.
+func (g *Group) arrived(r int, p uint32) ([]byte, error) {
+	s := &g.segs[r].slots[p%depth]
+	if err := g.wait(r, s.in, p+1); err != nil {
+		return nil, err
+	}
+	want := g.op
+	want.piece = p
+	if *s.op != want {
+		return nil, g.mismatch(r, *s.op, want)
+	}
+	return s.data, nil
+}
+
+func (g *Group) mismatch(r int, got, want header) error {
+	if got.piece != want.piece {
+		return g.giveUp(&RankError{Rank: r, Err: fmt.Errorf("%w: %v here, where it sends nothing", ErrMismatch, want.kind)})
+	}
+	return g.giveUp(&RankError{Rank: r, Err: fmt.Errorf("%w: %v of %d bytes (elements of %d, root %d) here, %v of %d bytes (elements of %d, root %d) there",
+		ErrMismatch, want.kind, want.bytes, want.elem, want.root, got.kind, got.bytes, got.elem, got.root)})
+}
+
+// all notes that every rank has published piece p.
+func (g *Group) all(p uint32) {
+	if int32(p+1-g.seen) > 0 {
+		g.seen = p + 1
+	}
+}
+
+func pieces(n, piece int) int { return (n + piece - 1) / piece }
+
+// cut returns piece k of b.
+func cut(b []byte, k, piece int) []byte {
+	lo := min(k*piece, len(b))
+	return b[lo:min(lo+piece, len(b))]
+}
+
+// unit is what pieces and shares are multiples of: whole elements and whole lines.
+func unit(elem int) int {
+	a, b := 64, elem
+	for b != 0 {
+		a, b = b, a%b
+	}
+	return 64 / a * elem
+}
+
+// share returns the part of n bytes that rank r reduces.
+func share(n, r, ranks, unit int) (lo, hi int) {
+	per := ((n+unit-1)/unit + ranks - 1) / ranks * unit
+	return min(r*per, n), min((r+1)*per, n)
+}
+
+// same reports whether a and b, which have one length, are the same memory.
+func same(a, b []byte) bool { return unsafe.SliceData(a) == unsafe.SliceData(b) }
+
+// copyTo is copy, but for nothing to do, and in stretches: a goroutine cannot be
+// stopped for a garbage collection while it copies.
+func copyTo(dst, src []byte) {
+	if same(dst, src) {
+		return
+	}
+	for len(dst) > 0 && len(src) > 0 {
+		n := copy(dst[:min(len(dst), stretch)], src)
+		dst, src = dst[n:], src[n:]
+	}
+}
+
+// stretch takes some 50 us to copy.
+const stretch = 1 << 20
+
+func (g *Group) checkReduce(n, elem int, combine func(dst, src []byte)) error {
+	switch {
+	case elem < 1 || elem > MaxElem:
+		return fmt.Errorf("shm: elements of %d bytes, want 1 to %d", elem, MaxElem)
+	case n%elem != 0:
+		return fmt.Errorf("shm: %d bytes are no whole number of elements of %d", n, elem)
+	case combine == nil:
+		return fmt.Errorf("shm: nil function to combine")
+	}
+	return nil
+}
+
+func (g *Group) checkRoot(root int) error {
+	if root < 0 || root >= g.size {
+		return fmt.Errorf("shm: root %d in a group of %d", root, g.size)
+	}
+	return nil
+}
+
+// checkBlocks checks a buffer that holds a block a rank.
+func (g *Group) checkBlocks(what string, all, one []byte) error {
+	if len(all) != g.size*len(one) {
+		return fmt.Errorf("shm: %s of %d bytes, want %d blocks of %d", what, len(all), g.size, len(one))
+	}
+	return nil
+}
+
+// AllReduce combines buf with those of the other ranks, element by element. All
+// ranks get the same bits: ((b0 op b1) op b2) ... in the order of the ranks, whatever
+// the size and the timing, where combine(dst, src) does dst = dst op src on
+// a whole number of elements.
+func (g *Group) AllReduce(buf []byte, elem int, combine func(dst, src []byte), stop func() error) error {
+	if err := g.checkReduce(len(buf), elem, combine); err != nil {
+		return err
+	}
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if err := g.start(header{kind: opAllReduce, elem: uint8(elem), bytes: uint64(len(buf))}, stop); err != nil || g.size == 1 {
+		return err
+	}
+	if len(buf) <= g.oneShot {
+		return g.allReduceSmall(buf, combine)
+	}
+	return g.reduceShares(buf, elem, combine, -1)
+}
+
+// Reduce is AllReduce whose result only root gets, in out, which other ranks
+// leave nil. In stays as it is; out may be in.
+func (g *Group) Reduce(out, in []byte, root, elem int, combine func(dst, src []byte), stop func() error) error {
+	if err := g.checkReduce(len(in), elem, combine); err != nil {
+		return err
+	}
+	if err := g.checkRoot(root); err != nil {
+		return err
+	}
+	if g.rank == root && len(out) != len(in) {
+		return fmt.Errorf("shm: result of %d bytes, want %d", len(out), len(in))
+	}
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if err := g.start(header{kind: opReduce, elem: uint8(elem), root: uint16(root), bytes: uint64(len(in))}, stop); err != nil {
+		return err
+	}
+	if g.rank == root {
+		copyTo(out, in)
+		in = out
+	}
+	if g.size == 1 {
+		return nil
+	}
+	if len(in) <= g.oneShot {
+		return g.reduceSmall(in, root, combine)
+	}
+	return g.reduceShares(in, elem, combine, root)
+}
+
+// allReduceSmall: everyone stages its buffer and reduces all of them by itself.
+func (g *Group) allReduceSmall(buf []byte, combine func(dst, src []byte)) error {
+	return g.pipeline(pieces(len(buf), g.piece), func(_ int, data []byte) { copy(data, buf) },
+		func(_ int, p uint32) error { return g.combineAll(buf, p, combine) })
+}
+
+func (g *Group) reduceSmall(buf []byte, root int, combine func(dst, src []byte)) error {
+	if g.rank != root {
+		return g.pipeline(pieces(len(buf), g.piece), func(_ int, data []byte) { copy(data, buf) }, nil)
+	}
+	return g.allReduceSmall(buf, combine)
+}
+
+// combineAll reduces what all ranks have staged, this one included, into buf,
+// whose contents are this rank's.
+func (g *Group) combineAll(buf []byte, p uint32, combine func(dst, src []byte)) error {
+	for r := range g.segs {
+		data := g.self.slots[p%depth].data
+		if r != g.rank {
+			var err error
+			if data, err = g.arrived(r, p); err != nil {
+				return err
+			}
+		}
+		switch {
+		case r > 0:
+			combine(buf, data[:len(buf)])
+		case g.rank > 0:
+			copy(buf, data)
+		}
+	}
+	g.all(p)
+	return nil
+}
+
+// reduceShares: of each piece, every rank reduces one share, straight out of the
+// slots of the others, into the slot of rank 0, where all read it, or only root.
+//
+// Rank 0's operand is the one that the others are combined into. So its share
+// comes about in its own buffer, which saves it from staging it, as the others are
+// saved from staging theirs; only with a root, whose buffers alone may change,
+// rank 0 stages that too.
+func (g *Group) reduceShares(buf []byte, elem int, combine func(dst, src []byte), root int) error {
+	u := unit(elem)
+	piece := g.piece / u * u
+	inPlace := g.rank == 0 && root <= 0
+	return g.pipeline(pieces(len(buf), piece),
+		func(k int, data []byte) {
+			b := cut(buf, k, piece)
+			lo, hi := share(len(b), g.rank, g.size, u)
+			if g.rank == 0 && !inPlace {
+				hi = 0
+			}
+			copy(data[:lo], b)
+			copy(data[hi:], b[hi:])
+		},
+		func(k int, p uint32) error {
+			b := cut(buf, k, piece)
+			lo, hi := share(len(b), g.rank, g.size, u)
+			shared := g.segs[0].slots[p%depth].data
+			acc := shared[lo:hi]
+			if inPlace {
+				acc = b[lo:hi]
+			}
+			for r := range g.segs {
+				src := b
+				if r != g.rank {
+					var err error
+					if src, err = g.arrived(r, p); err != nil {
+						return err
+					}
+				}
+				if r > 0 && lo < hi {
+					combine(acc, src[lo:hi])
+				}
+			}
+			g.all(p)
+			if inPlace {
+				copy(shared[lo:hi], acc)
+			}
+			g.announce(g.self.slots[p%depth].reduced, p+1)
+			if root >= 0 && g.rank != root {
+				return nil
+			}
+			for i := range g.size {
+				r := (g.rank + i) % g.size
+				lo, hi := share(len(b), r, g.size, u)
+				if lo == hi || r == 0 && inPlace {
+					continue
+				}
+				if err := g.wait(r, g.segs[r].slots[p%depth].reduced, p+1); err != nil {
+					return err
+				}
+				copy(b[lo:hi], shared[lo:hi])
+			}
+			return nil
+		})
+}
+
+// ReduceScatter reduces in, a block a rank, and gives each rank its own block,
+// with the same bits as AllReduce. In stays as it is; out may be this rank's block of
+// in, but not overlap it otherwise.
+func (g *Group) ReduceScatter(out, in []byte, elem int, combine func(dst, src []byte), stop func() error) error {
+	if err := g.checkReduce(len(out), elem, combine); err != nil {
+		return err
+	}
+	if err := g.checkBlocks("input", in, out); err != nil {
+		return err
+	}
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if err := g.start(header{kind: opReduceScatter, elem: uint8(elem), bytes: uint64(len(in))}, stop); err != nil {
+		return err
+	}
+	n := len(out)
+	mine := in[g.rank*n:][:n]
+	if g.size == 1 {
+		copyTo(out, mine)
+		return nil
+	}
+	// An output that is the input's block is overwritten by other ranks'
+	// operands before this rank's comes in: it is kept in the slot.
+	keep := same(out, mine) && g.rank > 0
+	u := unit(elem)
+	piece := g.piece / g.size / u * u
+	return g.pipeline(pieces(n, piece),
+		func(k int, data []byte) {
+			g.deal(data, in, k, piece)
+			if keep {
+				copy(data[g.rank*piece:][:piece], cut(mine, k, piece))
+			}
+		},
+		func(k int, p uint32) error {
+			dst := cut(out, k, piece)
+			for r := range g.segs {
+				src := cut(mine, k, piece)
+				if r != g.rank || keep {
+					data, err := g.arrived(r, p)
+					if err != nil {
+						return err
+					}
+					src = data[g.rank*piece:][:len(dst)]
+				}
+				if r == 0 {
+					copyTo(dst, src)
+				} else {
+					combine(dst, src)
+				}
+			}
+			g.all(p)
+			return nil
+		})
+}
+
+// Broadcast copies root's buf to the other ranks'.
+func (g *Group) Broadcast(buf []byte, root int, stop func() error) error {
+	if err := g.checkRoot(root); err != nil {
+		return err
+	}
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if err := g.start(header{kind: opBroadcast, root: uint16(root), bytes: uint64(len(buf))}, stop); err != nil || g.size == 1 {
+		return err
+	}
+	n := pieces(len(buf), g.piece)
+	if g.rank == root {
+		return g.pipeline(n, func(k int, data []byte) { copy(data, cut(buf, k, g.piece)) }, nil)
+	}
+	return g.pipeline(n, nil, func(k int, p uint32) error {
+		data, err := g.arrived(root, p)
+		copy(cut(buf, k, g.piece), data)
+		return err
+	})
+}
+
+// AllGather gives each rank all ranks' in, in the order of the ranks. In may be
+// this rank's block of out, but not overlap it otherwise.
+func (g *Group) AllGather(out, in []byte, stop func() error) error {
+	if err := g.checkBlocks("output", out, in); err != nil {
+		return err
+	}
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if err := g.start(header{kind: opAllGather, bytes: uint64(len(in))}, stop); err != nil {
+		return err
+	}
+	n := len(in)
+	if g.size == 1 {
+		copyTo(out, in)
+		return nil
+	}
+	return g.pipeline(pieces(n, g.piece),
+		func(k int, data []byte) { copy(data, cut(in, k, g.piece)) },
+		func(k int, p uint32) error {
+			copyTo(cut(out[g.rank*n:][:n], k, g.piece), cut(in, k, g.piece))
+			return g.collect(out, k, p)
+		})
+}
+
+// Gather gives root all ranks' in, in the order of the ranks; out is nil
+// elsewhere. In may be root's block of out, but not overlap it otherwise.
+func (g *Group) Gather(out, in []byte, root int, stop func() error) error {
+	if err := g.checkRoot(root); err != nil {
+		return err
+	}
+	if g.rank == root {
+		if err := g.checkBlocks("output", out, in); err != nil {
+			return err
+		}
+	}
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if err := g.start(header{kind: opGather, root: uint16(root), bytes: uint64(len(in))}, stop); err != nil {
+		return err
+	}
+	n := len(in)
+	if g.rank != root {
+		return g.pipeline(pieces(n, g.piece), func(k int, data []byte) { copy(data, cut(in, k, g.piece)) }, nil)
+	}
+	copyTo(out[root*n:][:n], in)
+	return g.pipeline(pieces(n, g.piece), nil, func(k int, p uint32) error { return g.collect(out, k, p) })
+}
+
+// collect copies piece k of all other ranks to their blocks of out.
+func (g *Group) collect(out []byte, k int, p uint32) error {
+	n := len(out) / g.size
+	for i := 1; i < g.size; i++ {
+		r := (g.rank + i) % g.size
+		data, err := g.arrived(r, p)
+		if err != nil {
+			return err
+		}
+		copy(cut(out[r*n:][:n], k, g.piece), data)
+	}
+	g.all(p)
+	return nil
+}
+
+// Scatter gives each rank its block of root's in; in is nil elsewhere. Out may
+// be root's block of in, but not overlap it otherwise.
+func (g *Group) Scatter(out, in []byte, root int, stop func() error) error {
+	if err := g.checkRoot(root); err != nil {
+		return err
+	}
+	if g.rank == root {
+		if err := g.checkBlocks("input", in, out); err != nil {
+			return err
+		}
+	}
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if err := g.start(header{kind: opScatter, root: uint16(root), bytes: uint64(len(out))}, stop); err != nil {
+		return err
+	}
+	n := len(out)
+	if g.rank == root {
+		copyTo(out, in[root*n:][:n])
+	}
+	piece := g.blockPiece()
+	if g.rank == root {
+		return g.pipeline(pieces(n, piece), func(k int, data []byte) { g.deal(data, in, k, piece) }, nil)
+	}
+	return g.pipeline(pieces(n, piece), nil, func(k int, p uint32) error {
+		data, err := g.arrived(root, p)
+		if err != nil {
+			return err
+		}
+		copy(cut(out, k, piece), data[g.rank*piece:])
+		return nil
+	})
+}
+
+// blockPiece is how much of a block is staged at a time where a slot holds a
+// piece for each rank.
+func (g *Group) blockPiece() int { return g.piece / g.size &^ 63 }
+
+// deal stages piece k of every other rank's block of in.
+func (g *Group) deal(data, in []byte, k, piece int) {
+	n := len(in) / g.size
+	for r := range g.size {
+		if r != g.rank {
+			copy(data[r*piece:][:piece], cut(in[r*n:][:n], k, piece))
+		}
+	}
+}
+
+// AllToAll sends block r of in to rank r, which gets it as its block of this
+// rank's number. Out and in may not overlap.
+func (g *Group) AllToAll(out, in []byte, stop func() error) error {
+	if len(in)%g.size != 0 || len(out) != len(in) {
+		return fmt.Errorf("shm: output of %d bytes and input of %d, want the same, in %d blocks", len(out), len(in), g.size)
+	}
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if err := g.start(header{kind: opAllToAll, bytes: uint64(len(in))}, stop); err != nil {
+		return err
+	}
+	n, piece := len(in)/g.size, g.blockPiece()
+	copyTo(out[g.rank*n:][:n], in[g.rank*n:][:n])
+	if g.size == 1 {
+		return nil
+	}
+	return g.pipeline(pieces(n, piece), func(k int, data []byte) { g.deal(data, in, k, piece) },
+		func(k int, p uint32) error {
+			for i := 1; i < g.size; i++ {
+				r := (g.rank + i) % g.size
+				data, err := g.arrived(r, p)
+				if err != nil {
+					return err
+				}
+				copy(cut(out[r*n:][:n], k, piece), data[g.rank*piece:])
+			}
+			g.all(p)
+			return nil
+		})
+}
+
+// AllToAllV is AllToAll with blocks of any size, one slice for each rank's:
+// in[r] goes to rank r, out[r] comes from there. Each must be as long as the
+// other rank says. No two of these slices may overlap.
+func (g *Group) AllToAllV(out, in [][]byte, stop func() error) error {
+	if len(out) != g.size || len(in) != g.size {
+		return fmt.Errorf("shm: %d outputs and %d inputs in a group of %d", len(out), len(in), g.size)
+	}
+	if len(out[g.rank]) != len(in[g.rank]) {
+		return fmt.Errorf("shm: %d bytes to be copied to %d", len(in[g.rank]), len(out[g.rank]))
+	}
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if err := g.start(header{kind: opAllToAllV}, stop); err != nil {
+		return err
+	}
+	copyTo(out[g.rank], in[g.rank])
+	if g.size == 1 {
+		return nil
+	}
+	longest, err := g.agree(out, in)
+	if err != nil {
+		return err
+	}
+	piece := g.blockPiece()
+	return g.pipeline(pieces(longest, piece),
+		func(k int, data []byte) {
+			for r, b := range in {
+				if r != g.rank {
+					copy(data[r*piece:][:piece], cut(b, k, piece))
+				}
+			}
+		},
+		func(k int, p uint32) error {
+			for i := 1; i < g.size; i++ {
+				r := (g.rank + i) % g.size
+				data, err := g.arrived(r, p)
+				if err != nil {
+					return err
+				}
+				copy(cut(out[r], k, piece), data[g.rank*piece:])
+			}
+			g.all(p)
+			return nil
+		})
+}
+
+// agree tells the others the lengths of in, checks out against theirs, and
+// returns the longest block of all ranks, which sets the number of pieces.
+func (g *Group) agree(out, in [][]byte) (longest int, err error) {
+	err = g.pipeline(1,
+		func(_ int, data []byte) {
+			for r, b := range in {
+				*word64(data, 8*r) = uint64(len(b))
+				if r != g.rank {
+					longest = max(longest, len(b))
+				}
+			}
+		},
+		func(_ int, p uint32) error {
+			for r := range g.segs {
+				if r == g.rank {
+					continue
+				}
+				data, err := g.arrived(r, p)
+				if err != nil {
+					return err
+				}
+				for to := range g.size {
+					n := *word64(data, 8*to)
+					if to == g.rank && n != uint64(len(out[r])) {
+						return g.giveUp(&RankError{Rank: r, Err: fmt.Errorf("%w: it sends %d bytes to rank %d, which expects %d", ErrMismatch, n, g.rank, len(out[r]))})
+					}
+					if to != r {
+						longest = max(longest, int(n))
+					}
+				}
+			}
+			g.all(p)
+			return nil
+		})
+	return longest, err
+}
+
+// Barrier returns once all ranks have called it.
+func (g *Group) Barrier(stop func() error) error {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if err := g.start(header{kind: opBarrier}, stop); err != nil || g.size == 1 {
+		return err
+	}
+	return g.pipeline(1, func(int, []byte) {}, func(_ int, p uint32) error {
+		for r := range g.segs {
+			if r != g.rank {
+				if _, err := g.arrived(r, p); err != nil {
+					return err
+				}
+			}
+		}
+		g.all(p)
+		return nil
+	})
+}

@@ -1,0 +1,341 @@
+package shm
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"math/bits"
+	"sync"
+	"sync/atomic"
+	"time"
+	"unsafe"
+)
+
+const (
+	// MaxRanks is how many ranks a group may have: a collective of that many
+	// hosts' worth of CPUs is better done in two levels.
+	MaxRanks = 128
+
+	// MaxElem is the largest element, in bytes, that a reduction takes.
+	MaxElem = 64
+
+	// depth is how many pieces a rank has in flight. Three are enough for a rank
+	// that waits for nobody but for data; the fourth lets one run ahead. It is a
+	// power of two because piece numbers wrap.
+	depth = 4
+
+	// line keeps words of different writers apart: CPUs fetch lines of 64 bytes
+	// in pairs.
+	line = 128
+
+	// A piece has room for the unit of the most awkward element, 63 bytes, for each
+	// rank, and for the lengths of AllToAllV.
+	minShare = 4 << 10
+	maxPiece = 16 << 20
+)
+
+// Options tune a group. The zero value is right for most. All ranks use the
+// values of rank 0.
+type Options struct {
+	// Piece is how many bytes a rank stages at a time; 0 stands for 256 KiB.
+	// It is clamped to 4 KiB a rank and 16 MiB. A rank's part of the memory is four
+	// pieces, which exist once they have been used.
+	Piece int
+
+	// OneShot is up to how many bytes each rank reduces everything by itself;
+	// 0 stands for 16 KiB with two ranks and 8 KiB with more, negative for never.
+	// It cannot be more than a piece.
+	OneShot int
+}
+
+func (o Options) piece(ranks int) int {
+	n := o.Piece
+	if n == 0 {
+		n = 256 << 10 // BenchmarkProcesses
+	}
+	return min(max(n, ranks*minShare), maxPiece) &^ (line - 1)
+}
+
+func (o Options) oneShot(ranks int) int {
+	n := o.OneShot
+	if n == 0 {
+		n = 8 << 10 // BenchmarkProcesses
+		if ranks == 2 {
+			n = 16 << 10
+		}
+	}
+	return min(max(n, 0), o.piece(ranks))
+}
+
+var (
+	// ErrAborted ends the operations of a group on which some rank called
+	// [Group.Abort], or gave up.
+	ErrAborted = errors.New("shm: group aborted")
+	// ErrClosed ends operations on a group that this rank has closed.
+	ErrClosed = errors.New("shm: group closed")
+	// ErrMismatch ends an operation that another rank called otherwise.
+	ErrMismatch = errors.New("shm: ranks disagree on the operation")
+	// ErrLeft ends an operation that needs a rank which has closed the group.
+	ErrLeft = errors.New("shm: a rank has left the group")
+)
+
+// RankError says which rank ended an operation. It wraps ErrAborted,
+// ErrMismatch or ErrLeft.
+type RankError struct {
+	Rank int
+	Err  error
+}
+
+func (e *RankError) Error() string { return fmt.Sprintf("%v (rank %d)", e.Err, e.Rank) }
+func (e *RankError) Unwrap() error { return e.Err }
+
+// Group is one rank's end of a set of ranks that share memory. Make one with
+// [Endpoint.Join].
+//
+// All ranks call the same collectives in the same order with the same sizes. A
+// Group does one at a time: calls from several goroutines queue up, in no
+// particular order. Buffers belong to the call until it returns, with or
+// without an error; then nobody touches them any more.
+//
+// A collective takes a function stop, which may be nil. While the call waits,
+// it asks stop every few microseconds at first, later every few milliseconds;
+// what stop returns, if not nil, ends the call and aborts the group, because a
+// rank that gives up is out of step with the others for good. That is the
+// place for contexts and deadlines.
+type Group struct {
+	rank, size int
+	piece      int
+	oneShot    int
+	spinFor    time.Duration
+
+	mu   sync.Mutex // held by the collective that runs
+	segs []segment
+	self *segment
+	next uint32 // number of the next piece
+	seen uint32 // all ranks have published the pieces before this one
+	stop func() error
+	op   header
+
+	failure atomic.Pointer[error] // why the group refuses; set once
+	life    sync.Mutex            // held while the memory must stay mapped, outside collectives
+	mem     []byte
+	closed  bool
+}
+
+// segment is what a rank owns of the memory.
+type segment struct {
+	abort   *uint32 // rank+1 of who aborted; written by anybody
+	waiters *uint32 // how many sleep on a word of this rank
+	left    *uint32 // this rank has closed the group
+	ack     *uint64
+	cpus    []byte // those the rank may run on
+	quota   *uint32
+	slots   [depth]slot
+}
+
+// slot holds a piece. Its owner writes all of it, but for the data of rank 0,
+// into which the owners of shares put the result of an all-reduce.
+type slot struct {
+	reduced *uint32 // number of the piece whose share is reduced, plus one
+	in      *uint32 // number of the piece that is published, plus one
+	op      *header
+	data    []byte
+}
+
+// header tells which call a staged piece belongs to. It lies beside slot.in, so
+// that looking at it costs nothing.
+type header struct {
+	piece uint32
+	kind  kind
+	elem  uint8
+	root  uint16
+	bytes uint64
+}
+
+type kind uint8
+
+const (
+	opAllReduce kind = iota + 1
+	opReduce
+	opBroadcast
+	opAllGather
+	opReduceScatter
+	opAllToAll
+	opAllToAllV
+	opGather
+	opScatter
+	opBarrier
+)
+
+func (k kind) String() string {
+	names := [...]string{"nothing", "all-reduce", "reduce", "broadcast", "all-gather", "reduce-scatter", "all-to-all", "all-to-all-v", "gather", "scatter", "barrier"}
+	if int(k) < len(names) {
+		return names[k]
+	}
+	return fmt.Sprintf("operation %d", uint8(k))
+}
+
+// Layout of the memory: a page that says what it is, then a segment a rank.
+const (
+	page = 4096
+
+	atMagic = 0
+	atNonce = 8
+
+	atAbort   = 0 * line
+	atWaiters = 1 * line
+	atLeft    = 2 * line
+	atAck     = 3 * line
+	atCPUs    = 4 * line
+	atQuota   = atCPUs + maxCPUs/8
+	maxCPUs   = 1024
+
+	atReduced = 0
+	atIn      = 64
+	atOp      = atIn + 8
+	atData    = line
+)
+
+// magic is "c10dshm1".
+const magic = 0x316d687364303163
+
+func segmentSize(piece int) int { return (page + depth*(atData+piece) + page - 1) &^ (page - 1) }
+
+func memorySize(ranks, piece int) int { return page + ranks*segmentSize(piece) }
+
+func word32(b []byte, off int) *uint32 { return (*uint32)(unsafe.Pointer(&b[off : off+4][0])) }
+func word64(b []byte, off int) *uint64 { return (*uint64)(unsafe.Pointer(&b[off : off+8][0])) }
+
+// newGroup lays a group over mem, which is aligned to a page.
+func newGroup(mem []byte, rank, size, piece, oneShot int) *Group {
+	g := &Group{rank: rank, size: size, piece: piece, oneShot: oneShot, mem: mem, segs: make([]segment, size)}
+	for r := range g.segs {
+		b := mem[page+r*segmentSize(piece):][:segmentSize(piece)]
+		s := &g.segs[r]
+		s.abort, s.waiters, s.left = word32(b, atAbort), word32(b, atWaiters), word32(b, atLeft)
+		s.ack, s.cpus, s.quota = word64(b, atAck), b[atCPUs:atQuota:atQuota], word32(b, atQuota)
+		for i := range s.slots {
+			p := b[page+i*(atData+piece):][:atData+piece]
+			s.slots[i] = slot{
+				reduced: word32(p, atReduced), in: word32(p, atIn),
+				op: (*header)(unsafe.Pointer(&p[atOp])), data: p[atData:],
+			}
+		}
+	}
+	g.self = &g.segs[rank]
+	return g
+}
+
+// settle decides how to wait, once all ranks have said where they may run.
+func (g *Group) settle() {
+	quota, n := uint32(maxCPUs), 0
+	var union [maxCPUs / 64]uint64
+	for r := range g.segs {
+		quota = min(quota, atomic.LoadUint32(g.segs[r].quota))
+		for i := range union {
+			union[i] |= binary.NativeEndian.Uint64(g.segs[r].cpus[8*i:])
+		}
+	}
+	for _, w := range union {
+		n += bits.OnesCount64(w)
+	}
+	if g.size <= min(n, int(quota)) {
+		g.spinFor = spinFor
+	}
+}
+
+// Rank returns this rank's number.
+func (g *Group) Rank() int { return g.rank }
+
+// Size returns how many ranks there are.
+func (g *Group) Size() int { return g.size }
+
+// Err returns why the group refuses operations, nil while it works.
+func (g *Group) Err() error {
+	if p := g.failure.Load(); p != nil {
+		return *p
+	}
+	g.life.Lock()
+	defer g.life.Unlock()
+	if g.closed {
+		return ErrClosed
+	}
+	return g.aborted()
+}
+
+// aborted returns the error if some rank has aborted the group.
+func (g *Group) aborted() error {
+	by := atomic.LoadUint32(g.self.abort)
+	if by == 0 {
+		return nil
+	}
+	return g.fail(&RankError{Rank: int(by) - 1, Err: ErrAborted})
+}
+
+// fail makes the group refuse with err, or with what came first, which it returns.
+func (g *Group) fail(err error) error {
+	g.failure.CompareAndSwap(nil, &err)
+	return *g.failure.Load()
+}
+
+// Abort ends the operation that runs, and all later ones, on every rank: here
+// with an error that wraps ErrAborted and err, on the others with a *RankError that
+// names this rank. It waits for nobody and may be called at any time, from any
+// goroutine. Only the first of several reasons counts.
+func (g *Group) Abort(err error) {
+	if err == nil {
+		err = ErrAborted
+	} else if !errors.Is(err, ErrAborted) {
+		err = fmt.Errorf("%w: %w", ErrAborted, err)
+	}
+	g.life.Lock()
+	defer g.life.Unlock()
+	if g.closed {
+		return
+	}
+	g.fail(err)
+	g.tell()
+}
+
+// tell aborts the other ranks.
+func (g *Group) tell() {
+	for r := range g.segs {
+		atomic.CompareAndSwapUint32(g.segs[r].abort, 0, uint32(g.rank)+1)
+	}
+	for r := range g.segs {
+		g.segs[r].wakeAll()
+	}
+}
+
+func (s *segment) wakeAll() {
+	if atomic.LoadUint32(s.waiters) == 0 {
+		return
+	}
+	for i := range s.slots {
+		wake(s.slots[i].in)
+		wake(s.slots[i].reduced)
+	}
+}
+
+// Close leaves the group and frees its memory, after the operation that runs
+// here, if any, has been ended. Ranks that need this one later get ErrLeft; what it
+// has done for them by now stays. It may be called more than once.
+func (g *Group) Close() error {
+	g.fail(ErrClosed)
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.life.Lock()
+	defer g.life.Unlock()
+	if g.closed {
+		return nil
+	}
+	g.closed = true
+	atomic.StoreUint32(g.self.left, 1)
+	g.self.wakeAll()
+	mem := g.mem
+	g.mem, g.segs, g.self = nil, nil, nil
+	if err := unmap(mem); err != nil {
+		return fmt.Errorf("shm: unmap: %w", err)
+	}
+	return nil
+}

@@ -1,0 +1,462 @@
+package shm
+
+import (
+	"context"
+	"crypto/rand"
+	"crypto/subtle"
+	"encoding/binary"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// Endpoint is a rank that may join a group: a socket in the abstract namespace,
+// of which nothing is left once the process has ended, however it did. Every rank
+// makes one and tells the others its address; then each calls Join, once.
+type Endpoint struct {
+	listener *net.UnixListener
+	addr     address
+}
+
+// NewEndpoint returns an endpoint. It has to be closed unless Join is called.
+func NewEndpoint() (*Endpoint, error) {
+	boot, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
+	if err != nil {
+		return nil, fmt.Errorf("shm: which host is this: %w", err)
+	}
+	netns, err := os.Readlink("/proc/self/ns/net")
+	if err != nil {
+		return nil, fmt.Errorf("shm: which network namespace is this: %w", err)
+	}
+	var random [32]byte
+	rand.Read(random[:])
+	a := address{
+		host:   strings.TrimSpace(string(boot)) + "/" + netns,
+		socket: hex.EncodeToString(random[:16]),
+		token:  hex.EncodeToString(random[16:]),
+	}
+	l, err := net.ListenUnix("unixpacket", &net.UnixAddr{Net: "unixpacket", Name: "@c10d-" + a.socket})
+	if err != nil {
+		return nil, fmt.Errorf("shm: %w", err)
+	}
+	return &Endpoint{listener: l, addr: a}, nil
+}
+
+// Addr returns what the other ranks need to find this one. It is a secret of
+// the group: who knows it, and is on this host, can join instead of a rank.
+func (e *Endpoint) Addr() string { return e.addr.String() }
+
+// Close frees what the endpoint holds. Join does so too.
+func (e *Endpoint) Close() error {
+	if err := e.listener.Close(); err != nil && !errors.Is(err, net.ErrClosed) {
+		return fmt.Errorf("shm: %w", err)
+	}
+	return nil
+}
+
+// Join makes this rank one of the group whose addresses are addrs, in the order
+// of their ranks; its own must be addrs[rank]. All ranks call it. It returns once
+// each has seen what every other rank wrote to the memory, or with the reason why this
+// cannot be: [ErrOtherHost], what the kernel or a container forbids, a rank that
+// reported a reason of its own, or the end of ctx.
+//
+// A rank that fails early tells rank 0, and rank 0 the rest; but one that cannot
+// even reach rank 0 cannot tell it. So ctx should have a deadline or be canceled when
+// some rank is known to have failed, and whoever calls Join has to make sure
+// afterwards that it succeeded everywhere. The endpoint is closed in any case.
+func (e *Endpoint) Join(ctx context.Context, rank int, addrs []string, o Options) (*Group, error) {
+	defer e.Close()
+	first, err := checkAddresses(rank, e.Addr(), addrs)
+	if err != nil {
+		return nil, err
+	}
+	var g *Group
+	if rank == 0 {
+		g, err = e.host(ctx, len(addrs), o)
+	} else {
+		g, err = guest(ctx, rank, len(addrs), first)
+	}
+	if err != nil {
+		if ctx.Err() != nil {
+			err = errors.Join(context.Cause(ctx), err)
+		}
+		return nil, fmt.Errorf("shm: rank %d cannot join: %w", rank, err)
+	}
+	g.settle()
+	return g, nil
+}
+
+// The conversation of rank 0 with each of the others, packet by packet:
+//
+//	rank r: hello, with rank 0's token
+//	rank 0: the memory's descriptor, with its nonce and its measures
+//	rank r: it found the nonce in the memory, and wrote its own word; or why not
+//	rank 0: all ranks' words are there; or why not
+//	rank r: it sees all ranks' words too; or why not
+//	rank 0: so do all; or why not
+//
+// A verdict is a packet that begins with one of these.
+const (
+	verdictYes = 'y'
+	verdictNo  = 'n'
+)
+
+const (
+	helloSize = 8 + 4 + 4 + 32
+	offerSize = 8 + 8 + 4 + 4 + 4
+
+	// maxReason bounds a verdict.
+	maxReason = 1024
+
+	// greeting is how long a stranger may keep a connection.
+	greeting = 10 * time.Second
+)
+
+func verdict(err error) []byte {
+	if err == nil {
+		return []byte{verdictYes}
+	}
+	s := string(verdictNo) + err.Error()
+	return []byte(s[:min(len(s), maxReason)])
+}
+
+func readVerdict(c *net.UnixConn) error {
+	var b [maxReason]byte
+	n, err := c.Read(b[:])
+	switch {
+	case err != nil:
+		return err
+	case n > 0 && b[0] == verdictYes:
+		return nil
+	case n > 0 && b[0] == verdictNo:
+		return fmt.Errorf("%s", b[1:n])
+	}
+	return fmt.Errorf("%q is no answer", b[:n])
+}
+
+// ackOf is what rank r writes.
+func ackOf(nonce uint64, r int) uint64 { return nonce + uint64(r) + 1 }
+
+// host is Join of rank 0.
+func (e *Endpoint) host(ctx context.Context, size int, o Options) (*Group, error) {
+	piece := o.piece(size)
+	var random [8]byte
+	rand.Read(random[:])
+	nonce := binary.NativeEndian.Uint64(random[:])
+	fd, err := create(memorySize(size, piece))
+	if err != nil {
+		return nil, err
+	}
+	defer unix.Close(fd)
+	mem, err := mapMemory(fd, memorySize(size, piece))
+	if err != nil {
+		return nil, err
+	}
+	g := newGroup(mem, 0, size, piece, o.oneShot(size))
+	*word64(mem, atMagic), *word64(mem, atNonce) = magic, nonce
+	if err := g.introduce(nonce); err != nil {
+		unmap(mem)
+		return nil, err
+	}
+
+	offer := make([]byte, 0, offerSize)
+	offer = binary.NativeEndian.AppendUint64(offer, magic)
+	offer = binary.NativeEndian.AppendUint64(offer, nonce)
+	for _, n := range []int{size, piece, g.oneShot} {
+		offer = binary.NativeEndian.AppendUint32(offer, uint32(n))
+	}
+	conns, err := e.welcome(ctx, size, offer, fd)
+	defer func() {
+		for _, c := range conns {
+			if c != nil {
+				c.Close()
+			}
+		}
+	}()
+	defer context.AfterFunc(ctx, func() {
+		for _, c := range conns[1:] {
+			if c != nil {
+				c.SetReadDeadline(time.Unix(1, 0)) // verdicts are sent all the same
+			}
+		}
+	})()
+	for range 2 {
+		for r := 1; r < size && err == nil; r++ {
+			if err = readVerdict(conns[r]); err != nil {
+				err = fmt.Errorf("rank %d: %w", r, err)
+			}
+		}
+		if err == nil {
+			err = g.checkAcks(nonce)
+		}
+		for r := 1; r < size; r++ {
+			if conns[r] == nil {
+				continue
+			}
+			if _, werr := conns[r].Write(verdict(err)); werr != nil && err == nil {
+				err = fmt.Errorf("rank %d: %w", r, werr)
+			}
+		}
+		if err != nil {
+			unmap(mem)
+			return nil, err
+		}
+	}
+	return g, nil
+}
+
+// welcome hands the memory to all other ranks. It returns the connections that
+// there are, with an error too.
+func (e *Endpoint) welcome(ctx context.Context, size int, offer []byte, fd int) ([]*net.UnixConn, error) {
+	type guest struct {
+		rank int
+		conn *net.UnixConn
+	}
+	var (
+		conns   = make([]*net.UnixConn, size)
+		guests  = make(chan guest)
+		done    = make(chan struct{})
+		failed  error
+		group   sync.WaitGroup
+		pending sync.Mutex
+		open    = map[*net.UnixConn]bool{} // not yet known; nil once it is over
+	)
+	group.Add(1)
+	go func() {
+		defer group.Done()
+		for {
+			c, err := e.listener.AcceptUnix()
+			if err != nil {
+				return
+			}
+			c.SetDeadline(time.Now().Add(greeting))
+			pending.Lock()
+			over := open == nil
+			if !over {
+				open[c] = true
+			}
+			pending.Unlock()
+			if over {
+				c.Close()
+				return
+			}
+			group.Add(1)
+			go func() {
+				defer group.Done()
+				r, err := e.greet(c, size)
+				if err == nil {
+					_, _, err = c.WriteMsgUnix(offer, unix.UnixRights(fd), nil)
+				}
+				pending.Lock()
+				delete(open, c)
+				pending.Unlock()
+				if err == nil {
+					select {
+					case guests <- guest{r, c}:
+						return
+					case <-done:
+					}
+				}
+				c.Close()
+			}()
+		}
+	}()
+	for n := 1; n < size && failed == nil; {
+		select {
+		case g := <-guests:
+			if conns[g.rank] != nil {
+				g.conn.Close()
+				continue
+			}
+			conns[g.rank] = g.conn
+			n++
+		case <-ctx.Done():
+			failed = fmt.Errorf("%d of %d other ranks have come", n-1, size-1)
+		}
+	}
+	close(done)
+	e.listener.Close()
+	pending.Lock()
+	for c := range open {
+		c.SetDeadline(time.Unix(1, 0))
+	}
+	open = nil
+	pending.Unlock()
+	group.Wait()
+	for _, c := range conns {
+		if c != nil {
+			c.SetDeadline(time.Time{})
+		}
+	}
+	return conns, failed
+}
+
+// greet reads the hello of a rank, or of a stranger.
+func (e *Endpoint) greet(c *net.UnixConn, size int) (rank int, err error) {
+	var b [helloSize + 1]byte
+	n, err := c.Read(b[:])
+	if err != nil {
+		return 0, err
+	}
+	rank = int(binary.NativeEndian.Uint32(b[8:]))
+	if n != helloSize || binary.NativeEndian.Uint64(b[:]) != magic ||
+		subtle.ConstantTimeCompare(b[16:helloSize], []byte(e.addr.token)) != 1 ||
+		binary.NativeEndian.Uint32(b[12:]) != uint32(size) || rank < 1 || rank >= size {
+		return 0, errors.New("not a rank of this group")
+	}
+	return rank, nil
+}
+
+// guest is Join of the other ranks.
+func guest(ctx context.Context, rank, size int, first address) (*Group, error) {
+	var d net.Dialer
+	conn, err := d.DialContext(ctx, "unixpacket", "@c10d-"+first.socket)
+	if errors.Is(err, unix.ECONNREFUSED) {
+		return nil, fmt.Errorf("%w, or rank 0 has given up: %w", ErrOtherHost, err)
+	}
+	if err != nil {
+		return nil, err
+	}
+	defer conn.Close()
+	c := conn.(*net.UnixConn)
+	defer context.AfterFunc(ctx, func() { c.SetDeadline(time.Unix(1, 0)) })()
+
+	hello := binary.NativeEndian.AppendUint64(nil, magic)
+	hello = binary.NativeEndian.AppendUint32(hello, uint32(rank))
+	hello = binary.NativeEndian.AppendUint32(hello, uint32(size))
+	hello = append(hello, first.token...)
+	if _, err := c.Write(hello); err != nil {
+		return nil, err
+	}
+	g, nonce, err := receive(c, rank, size)
+	if err == nil {
+		err = g.introduce(nonce)
+	}
+	for range 2 {
+		if _, werr := c.Write(verdict(err)); err == nil {
+			err = werr
+		}
+		if err == nil {
+			err = readVerdict(c)
+		}
+		if err != nil {
+			if g != nil {
+				unmap(g.mem)
+			}
+			return nil, err
+		}
+		err = g.checkAcks(nonce)
+	}
+	return g, nil
+}
+
+// receive gets the memory from rank 0 and looks for the nonce in it.
+func receive(c *net.UnixConn, rank, size int) (*Group, uint64, error) {
+	var b [offerSize + 1]byte
+	oob := make([]byte, unix.CmsgSpace(4*4))
+	n, oobn, _, _, err := c.ReadMsgUnix(b[:], oob)
+	if err != nil {
+		return nil, 0, err
+	}
+	fds := descriptors(oob[:oobn])
+	defer func() {
+		for _, fd := range fds {
+			unix.Close(fd)
+		}
+	}()
+	u32 := func(off int) int { return int(binary.NativeEndian.Uint32(b[off:])) }
+	nonce, piece, oneShot := binary.NativeEndian.Uint64(b[8:]), u32(20), u32(24)
+	if n != offerSize || binary.NativeEndian.Uint64(b[:]) != magic || u32(16) != size || len(fds) != 1 ||
+		piece < size*minShare || piece > maxPiece || piece%line != 0 || oneShot < 0 || oneShot > piece {
+		return nil, 0, fmt.Errorf("rank 0 sent %d bytes and %d descriptors that are no offer", n, len(fds))
+	}
+	if err := sealed(fds[0], memorySize(size, piece)); err != nil {
+		return nil, 0, err
+	}
+	mem, err := mapMemory(fds[0], memorySize(size, piece))
+	if err != nil {
+		return nil, 0, err
+	}
+	if *word64(mem, atMagic) != magic || *word64(mem, atNonce) != nonce {
+		unmap(mem)
+		return nil, 0, fmt.Errorf("%w: the memory that rank 0 handed over is not that which rank 0 sees", ErrOtherHost)
+	}
+	return newGroup(mem, rank, size, piece, oneShot), nonce, nil
+}
+
+func descriptors(oob []byte) (fds []int) {
+	msgs, _ := unix.ParseSocketControlMessage(oob)
+	for i := range msgs {
+		got, _ := unix.ParseUnixRights(&msgs[i])
+		fds = append(fds, got...)
+	}
+	return fds
+}
+
+// introduce writes what this rank has to tell the others.
+func (g *Group) introduce(nonce uint64) error {
+	if err := usable(g.self.cpus); err != nil {
+		return fmt.Errorf("which CPUs may be used: %w", err)
+	}
+	atomic.StoreUint32(g.self.quota, uint32(quota()))
+	atomic.StoreUint64(g.self.ack, ackOf(nonce, g.rank))
+	return nil
+}
+
+func (g *Group) checkAcks(nonce uint64) error {
+	for r := range g.segs {
+		if got := atomic.LoadUint64(g.segs[r].ack); got != ackOf(nonce, r) {
+			return fmt.Errorf("%w: rank %d does not see what rank %d wrote", ErrOtherHost, g.rank, r)
+		}
+	}
+	return nil
+}
+
+const seals = unix.F_SEAL_SHRINK | unix.F_SEAL_GROW | unix.F_SEAL_SEAL
+
+// create returns memory that nobody can make smaller under the others' feet.
+func create(size int) (int, error) {
+	fd, err := unix.MemfdCreate("c10d", unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING)
+	if err != nil {
+		return -1, fmt.Errorf("memfd_create: %w", err)
+	}
+	if err = unix.Ftruncate(fd, int64(size)); err == nil {
+		_, err = unix.FcntlInt(uintptr(fd), unix.F_ADD_SEALS, seals)
+	}
+	if err != nil {
+		unix.Close(fd)
+		return -1, fmt.Errorf("%d bytes of shared memory: %w", size, err)
+	}
+	return fd, nil
+}
+
+func sealed(fd, size int) error {
+	var st unix.Stat_t
+	if err := unix.Fstat(fd, &st); err != nil {
+		return fmt.Errorf("fstat: %w", err)
+	}
+	got, err := unix.FcntlInt(uintptr(fd), unix.F_GET_SEALS, 0)
+	if err != nil {
+		return fmt.Errorf("seals: %w", err)
+	}
+	if st.Size != int64(size) || got&seals != seals {
+		return fmt.Errorf("rank 0 handed over %d bytes with seals %#x, want %d with %#x", st.Size, got, size, seals)
+	}
+	return nil
+}
+
+func mapMemory(fd, size int) ([]byte, error) {
+	mem, err := unix.Mmap(fd, 0, size, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+	if err != nil {
+		return nil, fmt.Errorf("mmap of %d bytes: %w", size, err)
+	}
+	return mem, nil
+}

@@ -7,6 +7,10 @@ FUZZTIME ?= 10s
 TIMEOUT  ?= 15m
 BENCH    ?= .
 COUNT    ?= 1
+WORLD    ?= 2
+OP       ?= all_reduce
+SIZES    ?= 4,1K,64K,1M,16M
+PYTHON   ?= /usr/bin/python3
 TESTARGS ?=
 NOSKIP   ?=
 
@@ -19,10 +23,10 @@ PLATFORMS = linux/386 linux/arm64 darwin/arm64 windows/amd64 freebsd/amd64
 # Modules of their own, below the core's.
 NESTED = $(patsubst ./%/go.mod,%,$(shell find . -mindepth 2 -name go.mod))
 
-.PHONY: help demo build test race nested lint fuzz bench cover
+.PHONY: help demo build test race nested lint fuzz bench bench-peers cover
 
 help: ## this list
-	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 10
+	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 13
 
 demo: ## train a classifier on RANKS=4 ranks; the last line is the result
 	@$(GO) run ./examples/ddp -nproc $(RANKS)
@@ -60,6 +64,11 @@ fuzz: ## every fuzz target for FUZZTIME=10s
 
 bench: ## the packages' benchmarks; BENCH=regexp, COUNT=10 for benchstat
 	$(GO) test -run '^$$' -bench '$(BENCH)' -benchmem -count $(COUNT) ./...
+
+bench-peers: ## PyTorch's gloo and this library, measured one after the other; WORLD=2 OP=all_reduce
+	@out=$$(mktemp); trap 'rm -f "$$out"' EXIT; \
+	$(PYTHON) bench/torch_gloo.py --world $(WORLD) --op $(OP) --sizes $(SIZES) >"$$out" && \
+	$(GO) run ./cmd/c10d bench -world $(WORLD) -op $(OP) -e 16M -beside "$$out"
 
 cover: ## share of the statements that the tests reach; details in coverage.out
 	@$(GO) run ./internal/gotest $(NOSKIP) -timeout $(TIMEOUT) -coverpkg ./... -coverprofile coverage.out $(TESTARGS) ./...

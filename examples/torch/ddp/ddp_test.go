@@ -1,0 +1,303 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/c10d-go/c10d/examples/internal/mlp"
+	"github.com/c10d-go/c10d/store"
+)
+
+// asProgram makes the test binary the program itself, so that the tests run
+// what users run, launcher and ranks.
+const asProgram = "C10D_TORCH_DDP_TEST_MAIN"
+
+func TestMain(m *testing.M) {
+	if os.Getenv(asProgram) != "" {
+		main()
+		return
+	}
+	os.Exit(m.Run())
+}
+
+// limit is far more than any of these runs takes; it turns a hang into a failure.
+const limit = 3 * time.Minute
+
+// python is Debian's, whose torch is 1.13.1.
+const python = "/usr/bin/python3"
+
+func needTorch(t *testing.T) {
+	t.Helper()
+	if err := exec.Command(python, "-c", "import torch.distributed").Run(); err != nil {
+		if os.Getenv("C10D_REQUIRE_SERVICES") == "1" {
+			t.Fatalf("PyTorch is required: %s -c 'import torch.distributed': %v", python, err)
+		}
+		t.Skipf("needs PyTorch (Debian: python3-torch): %s -c 'import torch.distributed': %v", python, err)
+	}
+}
+
+// program runs the program and returns what it writes.
+func program(t *testing.T, args ...string) (stdout, stderr string, err error) {
+	t.Helper()
+	self, err := os.Executable()
+	require.NoError(t, err)
+	ctx, cancel := context.WithTimeout(context.Background(), limit)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, self, append([]string{"-python-exe", python}, args...)...)
+	cmd.Env = append(os.Environ(), asProgram+"=1")
+	cmd.WaitDelay = 10 * time.Second
+	var out, errs bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &out, &errs
+	err = cmd.Run()
+	return out.String(), errs.String(), err
+}
+
+func train(t *testing.T, args ...string) report {
+	t.Helper()
+	stdout, stderr, err := program(t, args...)
+	require.NoError(t, err, stderr)
+	lines := strings.Split(strings.TrimSpace(stdout), "\n")
+	var r report
+	d := json.NewDecoder(strings.NewReader(lines[len(lines)-1]))
+	d.DisallowUnknownFields()
+	require.NoError(t, d.Decode(&r), stdout)
+	return r
+}
+
+// tolerance is eight times the largest difference that was seen after 20
+// epochs of 23 steps: 2.4e-7.
+const tolerance = 2e-6
+
+// TestMixed trains with every kind of rank 0, both kinds in the majority, and
+// the store on either side.
+func TestMixed(t *testing.T) {
+	needTorch(t)
+	for _, c := range []struct {
+		args  string
+		kinds []kind
+	}{
+		{"-go 1 -python 1", []kind{pythonRank, goRank}},
+		{"-go 1 -python 1 -go-first -bucket 1", []kind{goRank, pythonRank}},
+		{"-go 1 -python 1 -store go -batch 1438", []kind{pythonRank, goRank}}, // one step, then an evaluation
+		{"-go 1 -python 2 -go-first -store python", []kind{goRank, pythonRank, pythonRank}},
+		{"-go 2 -python 1 -batch 7 -lr 0.02", []kind{pythonRank, goRank, goRank}}, // shares of two and three images
+	} {
+		t.Run(c.args, func(t *testing.T) {
+			r := train(t, append(strings.Fields(c.args), "-epochs", "3")...)
+			require.Equal(t, c.kinds, r.Kinds)
+			require.Equal(t, len(c.kinds), r.Ranks)
+			require.True(t, r.GradsIdentical)
+			require.True(t, r.BuffersIdentical)
+			require.Equal(t, map[kind]bool{goRank: true, pythonRank: true}, r.ParamsIdentical)
+			require.Less(t, r.MaxAbs, tolerance)
+			if !strings.Contains(c.args, "1438") {
+				require.Greater(t, r.Accuracy, 0.9)
+			}
+			want := []int{4 * (10 + 64*10 + 64 + 128*64), 4 * (128 + 64*128)}
+			if strings.Contains(c.args, "-bucket") {
+				want = []int{4 * (10 + 64*10), 4 * (64 + 128*64), 4 * (128 + 64*128)}
+			}
+			require.Equal(t, want, r.Buckets)
+			require.NotEmpty(t, r.Torch)
+			require.Positive(t, r.Seconds)
+		})
+	}
+}
+
+// TestSameRounding: what the two kinds of ranks differ by is a fused
+// multiply-add in PyTorch's optimizer. Told to do without, it computes Go's bits.
+func TestSameRounding(t *testing.T) {
+	needTorch(t)
+	if runtime.GOARCH != "amd64" {
+		t.Skip("on other processors Go's compiler fuses multiplications with additions")
+	}
+	t.Setenv("ATEN_CPU_CAPABILITY", "default")
+	r := train(t, "-epochs", "3")
+	require.Zero(t, r.MaxAbs)
+	require.Equal(t, 1., r.Equal)
+}
+
+// TestCompare: a mixed group trains as well as groups of one kind.
+func TestCompare(t *testing.T) {
+	needTorch(t)
+	r := train(t, "-epochs", "3", "-compare")
+	require.Len(t, r.Compare, 2)
+	for k, c := range r.Compare {
+		require.InDelta(t, r.Accuracy, c.Accuracy, 2./359, "%s", k)
+		require.InDelta(t, r.Loss, c.Loss, 1e-5, "%s", k)
+		require.Less(t, c.MaxAbs, tolerance, "%s", k)
+	}
+}
+
+func TestWithoutPython(t *testing.T) {
+	r := train(t, "-go", "2", "-python", "0", "-epochs", "2")
+	require.Equal(t, []kind{goRank, goRank}, r.Kinds)
+	require.True(t, r.GradsIdentical)
+	require.True(t, r.BuffersIdentical)
+	require.Equal(t, map[kind]bool{goRank: true}, r.ParamsIdentical)
+	require.Empty(t, r.Torch)
+	require.Greater(t, r.Accuracy, 0.9)
+}
+
+// TestMismatch: the rank whose model differs says so, and the other one ends too.
+func TestMismatch(t *testing.T) {
+	needTorch(t)
+	for args, want := range map[string][]string{
+		"-mismatch 1": {
+			"[rank 1 go] ddp: ranks disagree on parameter 0: rank 0 has sizes [128 64] and strides [64 1], rank 1 has layer0.weight with sizes [129 64] and strides [64 1]",
+			"[rank 0 python] RuntimeError: ",
+			"ddp: 2 of 2 ranks failed: ",
+		},
+		"-mismatch 0 -go-first": {
+			"[rank 1 python] RuntimeError: [1]: params[0] in this process with sizes [128, 64] appears not to match sizes of the same param in process 0.",
+			"[rank 0 go] ddp: parameters and buffers from rank 0: ",
+			"ddp: 2 of 2 ranks failed: ",
+		},
+	} {
+		t.Run(args, func(t *testing.T) {
+			stdout, stderr, err := program(t, strings.Fields(args)...)
+			require.Error(t, err)
+			require.Empty(t, stdout)
+			for _, s := range want {
+				require.Contains(t, stderr, s)
+			}
+		})
+	}
+}
+
+func TestRefused(t *testing.T) {
+	for args, want := range map[string]string{
+		"-go 0 -python 0":                 "at least one",
+		"-store redis":                    "there are rank0, go and python",
+		"-epochs 0":                       "-epochs 0",
+		"-batch 0":                        "-batch 0 is not within",
+		"-bucket 0":                       "-bucket 0 is not within",
+		"-timeout 1ms":                    "less than a second",
+		"more":                            `unexpected argument "more"`,
+		"-python-exe /does/not/exist":     "-python-exe /does/not/exist has no PyTorch",
+		"-job /does/not/exist":            "no such file",
+		"-python 0 -go 1 -mismatch -1 -x": "flag provided but not defined",
+		"-python 0 -go 2 -mismatch 1":     "ranks disagree",
+	} {
+		t.Run(args, func(t *testing.T) {
+			stdout, stderr, err := program(t, strings.Fields(args)...)
+			require.Error(t, err)
+			require.Empty(t, stdout)
+			require.Contains(t, stderr, want)
+		})
+	}
+}
+
+func TestReport(t *testing.T) {
+	kinds := []kind{goRank, pythonRank, goRank}
+	results := func() []result {
+		out := make([]result, len(kinds))
+		for r, k := range kinds {
+			out[r] = result{Rank: r, Kind: k, Gradients: "g", Buffers: "b", Params: appendFloats(nil, []float32{1, 2}), Buckets: []int{8}}
+		}
+		return out
+	}
+	r, err := newReport(kinds, results())
+	require.NoError(t, err)
+	require.True(t, r.GradsIdentical && r.BuffersIdentical && r.ParamsIdentical[goRank] && r.ParamsIdentical[pythonRank])
+	require.Equal(t, diff{Equal: 1}, r.diff)
+
+	x := results()
+	x[1].Gradients, x[2].Buffers, x[2].Params = "h", "c", appendFloats(nil, []float32{1, 3})
+	x[1].Params = appendFloats(nil, []float32{1.5, 2})
+	r, err = newReport(kinds, x)
+	require.NoError(t, err)
+	require.False(t, r.GradsIdentical || r.BuffersIdentical || r.ParamsIdentical[goRank])
+	require.InDelta(t, 0.5, r.MaxAbs, 0)
+	require.InDelta(t, 1./3, r.MaxRel, 1e-15)
+	require.InDelta(t, 0.5, r.Equal, 0)
+
+	for name, change := range map[string]func(x []result){
+		"buckets of [8 8] bytes on rank 2, of [8] on rank 0":            func(x []result) { x[2].Buckets = []int{8, 8} },
+		"the result of rank 1 (python) says that it is rank 2 (python)": func(x []result) { x[1].Rank = 2 },
+		"the result of rank 1 (python) says that it is rank 1 (go)":     func(x []result) { x[1].Kind = goRank },
+		"2 parameters on rank 0 (go), 1 on rank 1 (python)":             func(x []result) { x[1].Params = x[1].Params[:4] },
+	} {
+		x := results()
+		change(x)
+		_, err := newReport(kinds, x)
+		require.ErrorContains(t, err, name)
+	}
+}
+
+// TestLayout: a weight that package mlp has row by row of inputs lies in
+// PyTorch's order, row by row of outputs.
+func TestLayout(t *testing.T) {
+	m, err := mlp.New([]int{2, 3}, 1)
+	require.NoError(t, err)
+	copy(m.Params()[0].Value, []float32{1, 2, 3, 4, 5, 6})
+	copy(m.Params()[1].Value, []float32{7, 8, 9})
+	l, err := newLayout(m)
+	require.NoError(t, err)
+	b, err := pack(nil, l.values)
+	require.NoError(t, err)
+	require.Equal(t, []float32{1, 4, 2, 5, 3, 6, 7, 8, 9}, floats(b))
+
+	require.NoError(t, l.offer())
+	require.Equal(t, []int{3, 2}, l.params[0].Value.Shape())
+	require.True(t, l.params[0].Value.IsContiguous())
+	require.Equal(t, b[:24], l.params[0].Value.Bytes())
+	require.NoError(t, l.params[0].Value.Fill(0))
+	require.NoError(t, l.params[0].Value.SetFloat64(-1, 2, 0))
+	require.NoError(t, l.adopt())
+	require.Equal(t, []float32{0, 0, -1, 0, 0, 0}, m.Params()[0].Value)
+}
+
+func TestCentre(t *testing.T) {
+	c := &centre{mean: []float32{1, 2}, batches: make([]int64, 1)}
+	rows := []float32{3, 2, 5, 4}
+	c.forward(rows, true)
+	require.Equal(t, []float32{2, 0, 4, 2}, rows)
+	require.InDeltaSlice(t, []float32{1.3, 2.1}, c.mean, 1e-6)
+	require.Equal(t, int64(1), c.batches[0])
+	c.forward(rows, false)
+	c.forward(nil, true)
+	require.Equal(t, int64(1), c.batches[0])
+}
+
+func TestDialect(t *testing.T) {
+	for version, want := range map[string]store.Dialect{
+		"": store.DialectUnknown, "1.13.0a0": store.DialectV1, "2.0.1": store.DialectV1,
+		"2.6.0": store.DialectV2, "2.11.0+cu130": store.DialectV2, "3.0": store.DialectV2,
+	} {
+		got, err := (&job{Torch: version}).dialect()
+		require.NoError(t, err)
+		require.Equal(t, want, got, version)
+	}
+	for version, want := range map[string]string{"2.1.2": "2.1 is neither", "two": `"two" is no version`, "2.x": `"2.x" is no version`} {
+		_, err := (&job{Torch: version}).dialect()
+		require.ErrorContains(t, err, want)
+	}
+}
+
+// TestOrphan: a Go rank ends when its launcher does.
+func TestOrphan(t *testing.T) {
+	l, err := newLauncher(t.Context(), &config{goRanks: 2, epochs: 1, batch: 64, bucketKiB: 16, timeout: limit, mismatch: -1}, os.Stderr)
+	require.NoError(t, err)
+	defer l.close()
+	port, err := freePort("127.0.0.1")
+	require.NoError(t, err)
+	t.Setenv("MASTER_ADDR", "127.0.0.1")
+	t.Setenv("MASTER_PORT", strconv.Itoa(port))
+	t.Setenv("WORLD_SIZE", "2") // the other one never comes
+	t.Setenv("RANK", "0")
+	_, stderr, err := program(t, "-job", filepath.Join(l.dir, "job.json")) // its standard input is empty
+	require.Error(t, err)
+	require.Contains(t, stderr, errOrphaned.Error())
+}

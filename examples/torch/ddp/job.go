@@ -1,0 +1,113 @@
+package main
+
+import (
+	"encoding/json"
+	"fmt"
+	"os"
+	"strconv"
+	"strings"
+
+	"github.com/c10d-go/c10d/examples/internal/dataset"
+	"github.com/c10d-go/c10d/examples/internal/mlp"
+	"github.com/c10d-go/c10d/examples/internal/sampler"
+	"github.com/c10d-go/c10d/store"
+)
+
+// job is the file that ranks of both kinds read, so that they see the same
+// images in the same order. Bytes are base64 there, float32s little-endian.
+type job struct {
+	Torch     string  `json:"torch"`   // version on the Python ranks
+	Timeout   float64 `json:"timeout"` // seconds
+	Sizes     []int   `json:"sizes"`   // of the layers, pixels first
+	Batch     int     `json:"batch"`   // images of a step, on all ranks together
+	Rate      float64 `json:"rate"`
+	Momentum  float64 `json:"momentum"`
+	BucketKiB int     `json:"bucket_kib"`
+	OddRank   int     `json:"odd_rank"` // has one more neuron; -1: none
+
+	Images        []byte `json:"images"` // float32
+	Labels        []byte `json:"labels"`
+	HeldOutImages []byte `json:"held_out_images"` // float32
+	HeldOutLabels []byte `json:"held_out_labels"`
+
+	// Orders has the order of the images in each epoch. A step takes the next
+	// Batch places, and of these rank r those whose number leaves r when divided
+	// by the number of ranks.
+	Orders [][]int `json:"orders"`
+
+	// Initial has rank 0's parameters as they lie in PyTorch's.
+	Initial []byte `json:"initial"` // float32
+}
+
+func newJob(c *config, torch string) (*job, error) {
+	data, err := dataset.Digits()
+	if err != nil {
+		return nil, err
+	}
+	j := &job{
+		Torch: torch, Timeout: c.timeout.Seconds(), Sizes: []int{data.Train.Features, 128, 64, data.Train.Classes},
+		Batch: c.batch, Rate: c.rate, Momentum: c.momentum, BucketKiB: c.bucketKiB, OddRank: c.mismatch,
+		Images: appendFloats(nil, data.Train.Inputs), Labels: data.Train.Labels,
+		HeldOutImages: appendFloats(nil, data.HeldOut.Inputs), HeldOutLabels: data.HeldOut.Labels,
+	}
+	if _, err := j.dialect(); err != nil {
+		return nil, err
+	}
+	all, err := sampler.New(data.Train.Len(), c.batch, 0, 1, c.seed)
+	if err != nil {
+		return nil, err
+	}
+	for epoch := range c.epochs {
+		all.SetEpoch(epoch)
+		var order []int
+		for step := range all.Steps() {
+			order = append(order, all.Batch(step).Indices...)
+		}
+		j.Orders = append(j.Orders, order)
+	}
+	model, err := mlp.New(j.Sizes, c.seed)
+	if err != nil {
+		return nil, err
+	}
+	layout, err := newLayout(model)
+	if err != nil {
+		return nil, err
+	}
+	j.Initial, err = pack(nil, layout.values)
+	return j, err
+}
+
+func readJob(name string) (*job, error) {
+	b, err := os.ReadFile(name)
+	if err != nil {
+		return nil, fmt.Errorf("ddp: %w", err)
+	}
+	j := new(job)
+	if err := json.Unmarshal(b, j); err != nil {
+		return nil, fmt.Errorf("ddp: job %s: %w", name, err)
+	}
+	return j, nil
+}
+
+// dialect is the generation of PyTorch that the job's version belongs to.
+func (j *job) dialect() (store.Dialect, error) {
+	if j.Torch == "" { // no Python ranks
+		return store.DialectUnknown, nil
+	}
+	first, rest, _ := strings.Cut(j.Torch, ".")
+	second, _, _ := strings.Cut(rest, ".")
+	major, err := strconv.Atoi(first)
+	if err != nil {
+		return 0, fmt.Errorf("ddp: PyTorch %q is no version", j.Torch)
+	}
+	minor, err := strconv.Atoi(second)
+	switch {
+	case err != nil:
+		return 0, fmt.Errorf("ddp: PyTorch %q is no version", j.Torch)
+	case major == 2 && minor == 1:
+		return 0, fmt.Errorf("ddp: PyTorch %s: the store of 2.1 is neither that of 2.0 nor that of 2.2, and is not supported", j.Torch)
+	case major < 2 || major == 2 && minor == 0:
+		return store.DialectV1, nil
+	}
+	return store.DialectV2, nil
+}

@@ -1,0 +1,122 @@
+package main
+
+import (
+	"github.com/c10d-go/c10d/ddp"
+	"github.com/c10d-go/c10d/examples/internal/mlp"
+	"github.com/c10d-go/c10d/tensor"
+)
+
+// layout shows an mlp's parameters the way PyTorch has them. PyTorch's
+// nn.Linear computes x Wᵀ + b, so its weight is {outputs, inputs}; package
+// mlp's is the transpose. Values and gradients are therefore views with the
+// dimensions exchanged. DDP compares strides as well, which must be those of
+// nn.Linear's weight in memory, so what DDP synchronises is a copy.
+type layout struct {
+	params []ddp.Param      // Grad is a view of the model's gradient
+	values []*tensor.Tensor // views of the model's parameters
+	grads  []*tensor.Tensor
+}
+
+func newLayout(model *mlp.Model) (*layout, error) {
+	l := new(layout)
+	for _, p := range model.Params() {
+		value, err := torchView(p.Value, p.Shape)
+		if err != nil {
+			return nil, err
+		}
+		grad, err := torchView(p.Grad, p.Shape)
+		if err != nil {
+			return nil, err
+		}
+		synced, err := tensor.New(tensor.Float32, value.Shape()...)
+		if err != nil {
+			return nil, err
+		}
+		l.params = append(l.params, ddp.Param{Name: p.Name, Value: synced, Grad: grad})
+		l.values, l.grads = append(l.values, value), append(l.grads, grad)
+	}
+	return l, nil
+}
+
+func torchView(data []float32, shape []int) (*tensor.Tensor, error) {
+	t, err := tensor.Of(data, shape...)
+	if err != nil || len(shape) < 2 {
+		return t, err
+	}
+	return t.Transpose(0, 1)
+}
+
+// offer copies the model's parameters to where DDP reads them.
+func (l *layout) offer() error {
+	for i, p := range l.params {
+		if err := p.Value.CopyFrom(l.values[i]); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// adopt copies the parameters that DDP gave this rank into the model.
+func (l *layout) adopt() error {
+	for i, p := range l.params {
+		if err := l.values[i].CopyFrom(p.Value); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// pack appends the elements of all tensors as PyTorch has them in memory.
+func pack(b []byte, ts []*tensor.Tensor) ([]byte, error) {
+	for _, t := range ts {
+		at := len(b)
+		b = append(b, make([]byte, t.ByteLen())...)
+		if err := t.Pack(b[at:]); err != nil {
+			return nil, err
+		}
+	}
+	return b, nil
+}
+
+// centre takes the mean of the images seen so far from each image: trainer.py's
+// Centre. Its state is the model's buffers.
+type centre struct {
+	mean    []float32
+	batches []int64 // one
+}
+
+// momentum is the weight of a batch in the mean, batch normalisation's.
+const momentum = 0.1
+
+// forward centres rows of pixels in place. In training the mean then moves
+// towards that of the images.
+func (c *centre) forward(rows []float32, training bool) {
+	n := len(rows) / len(c.mean)
+	sums := make([]float32, len(c.mean))
+	for k := range n {
+		row := rows[k*len(c.mean):]
+		for i, m := range c.mean {
+			sums[i] += row[i]
+			row[i] -= m
+		}
+	}
+	if !training || n == 0 {
+		return
+	}
+	for i, s := range sums {
+		c.mean[i] += momentum * (s/float32(n) - c.mean[i])
+	}
+	c.batches[0]++
+}
+
+func (c *centre) buffers() ([]ddp.Buffer, error) {
+	mean, err := tensor.Of(c.mean, len(c.mean))
+	if err != nil {
+		return nil, err
+	}
+	batches, err := tensor.Of(c.batches) // no dimension, as PyTorch's counters
+	if err != nil {
+		return nil, err
+	}
+	return []ddp.Buffer{{Name: "mean", Value: mean}, {Name: "batches", Value: batches}}, nil
+}

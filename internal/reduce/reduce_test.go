@@ -85,6 +85,11 @@ func eachKernel(t *testing.T, test func(t *testing.T, k Kind, d tensor.DType, f 
 			}
 		}
 	}
+	if hasAssembly() {
+		for p, f := range portable() {
+			t.Run(fmt.Sprintf("portable/%v/%v", p.dtype, p.kind), func(t *testing.T) { test(t, p.kind, p.dtype, f) })
+		}
+	}
 }
 
 func TestKernels(t *testing.T) {

@@ -19,13 +19,20 @@ func Divide(d tensor.DType, n int) (func(b []byte), error) {
 	if n < 1 {
 		return nil, fmt.Errorf("reduce: average over %d ranks", n)
 	}
+	if loop := inAssembly.dividers[d]; loop != nil {
+		return by(d, loop, float64(n)), nil
+	}
+	return portableDivide(d, n), nil
+}
+
+func portableDivide(d tensor.DType, n int) func(b []byte) {
 	switch d {
 	case tensor.Float32, tensor.Complex64:
-		return each(d.Size(), divide(float32(n))), nil
+		return each(d.Size(), divide(float32(n)))
 	case tensor.Float64, tensor.Complex128:
-		return each(d.Size(), divide(float64(n))), nil
+		return each(d.Size(), divide(float64(n)))
 	}
-	return eachNarrow(d, 1, float32(n)), nil
+	return eachNarrow(d, 1, float32(n))
 }
 
 // PreMul returns the function that multiplies elements of dtype d by factor:
@@ -36,28 +43,54 @@ func PreMul(d tensor.DType, factor float64) (func(b []byte), error) {
 	if err := supported(PreMulSum, d); err != nil {
 		return nil, err
 	}
+	if d.IsInteger() && (factor != math.Trunc(factor) || math.Abs(factor) > 1<<53) {
+		return nil, &UnsupportedError{PreMulSum, d, fmt.Sprintf("the factor %v is no whole number within 2^53", factor)}
+	}
+	if loop := inAssembly.multipliers[d]; loop != nil {
+		return by(d, loop, factor), nil
+	}
+	return portablePreMul(d, factor), nil
+}
+
+func portablePreMul(d tensor.DType, factor float64) func(b []byte) {
 	if d.IsInteger() {
-		if factor != math.Trunc(factor) || math.Abs(factor) > 1<<53 {
-			return nil, &UnsupportedError{PreMulSum, d, fmt.Sprintf("the factor %v is no whole number within 2^53", factor)}
-		}
 		switch by := int64(factor); d.Size() {
 		case 1:
-			return each(1, multiply(uint8(by))), nil
+			return each(1, multiply(uint8(by)))
 		case 2:
-			return each(2, multiply(uint16(by))), nil
+			return each(2, multiply(uint16(by)))
 		case 4:
-			return each(4, multiply(uint32(by))), nil
+			return each(4, multiply(uint32(by)))
 		default:
-			return each(8, multiply(uint64(by))), nil
+			return each(8, multiply(uint64(by)))
 		}
 	}
 	switch d {
 	case tensor.Float32, tensor.Complex64:
-		return each(d.Size(), multiply(float32(factor))), nil
+		return each(d.Size(), multiply(float32(factor)))
 	case tensor.Float64, tensor.Complex128:
-		return each(d.Size(), multiply(factor)), nil
+		return each(d.Size(), multiply(factor))
 	}
-	return eachNarrow(d, float32(factor), 1), nil
+	return eachNarrow(d, float32(factor), 1)
+}
+
+// A scaler divides or multiplies elements by a number of which it takes the
+// lowest bits, as many as the arithmetic has.
+type scaler func(b []byte, by uint64)
+
+// by returns the function that runs loop with factor, which a loop for integers
+// has as one.
+func by(d tensor.DType, loop scaler, factor float64) func(b []byte) {
+	var bits uint64
+	switch {
+	case d.IsInteger():
+		bits = uint64(int64(factor))
+	case d == tensor.Float64 || d == tensor.Complex128:
+		bits = math.Float64bits(factor)
+	default:
+		bits = uint64(math.Float32bits(float32(factor)))
+	}
+	return each(d.Size(), func(b []byte) { loop(b, bits) })
 }
 
 func divide[T float32 | float64](by T) func(b []T) {

@@ -1,0 +1,273 @@
+package main
+
+import (
+	"github.com/mmcloughlin/avo/attr"
+	"github.com/mmcloughlin/avo/build"
+	"github.com/mmcloughlin/avo/operand"
+	"github.com/mmcloughlin/avo/reg"
+)
+
+// width is the bytes of a vector.
+const width = 32
+
+type generator struct {
+	*build.Context
+}
+
+// An operation emits what combines a vector of the local operand, d, and one of
+// the received, s, and returns the register of the results. Operands are in
+// memory or in registers, and keep their values.
+type operation func(d, s operand.Op) reg.VecVirtual
+
+// A kernel is one function of package reduce.
+type kernel struct {
+	name string
+	doc  string
+	size int // the bytes of an element
+
+	// unroll is how many vectors the main loop takes at a time. Four of those
+	// that take one instruction each pay for the loop's own four; an operation
+	// of a dozen instructions does not notice them.
+	unroll int
+
+	// begin loads constants and returns the operation. If the kernel scales,
+	// the operation's s is the factor, in all lanes as wide as factor says.
+	begin  func(g *generator) operation
+	factor int // the bytes of a factor; 0 for two slices
+}
+
+// kernel emits a function that works on any number of elements at any address,
+// and touches no byte outside of its slices:
+//
+//   - The last vector's results are computed first, kept in a register, and
+//     stored last. The main loop can then take whole vectors only: what it
+//     writes into the last vector's place is overwritten by the same results.
+//   - Less than a vector is loaded as two halves, which overlap unless it is a
+//     power of two, side by side in one register, and stored like that.
+//
+// Every store comes after the loads of the bytes that it changes, so that both
+// slices may be the same.
+func (g *generator) kernel(k kernel) {
+	g.Function(k.name)
+	g.Attributes(attr.NOSPLIT)
+	g.Pragma("noescape")
+	g.Doc(k.name + " " + k.doc)
+	if k.factor > 0 {
+		g.SignatureExpr("func(b []byte, by uint64)")
+	} else {
+		g.SignatureExpr("func(dst, src []byte)")
+	}
+
+	var dst, src, n reg.Register
+	var factor reg.VecVirtual
+	if k.factor > 0 {
+		dst = g.Load(g.Param("b").Base(), g.GP64())
+		n = g.Load(g.Param("b").Len(), g.GP64())
+		factor = g.broadcast(g.Load(g.Param("by"), g.GP64()), k.factor)
+	} else {
+		dst = g.Load(g.Param("dst").Base(), g.GP64())
+		src = g.Load(g.Param("src").Base(), g.GP64())
+		n = g.Load(g.Param("dst").Len(), g.GP64())
+	}
+	op := k.begin(g)
+	at := func(i int) reg.VecVirtual {
+		d := operand.Mem{Base: dst, Disp: i * width}
+		if k.factor > 0 {
+			return op(d, factor)
+		}
+		return op(d, operand.Mem{Base: src, Disp: i * width})
+	}
+
+	d, s := g.YMM(), g.YMM()
+	last := func(base reg.Register) operand.Mem {
+		return operand.Mem{Base: base, Index: n, Scale: 1, Disp: -width}
+	}
+	g.CMPQ(n, operand.Imm(width))
+	g.JB(operand.LabelRef("loadShort"))
+	g.VMOVDQU(last(dst), d)
+	if k.factor == 0 {
+		g.VMOVDQU(last(src), s)
+	}
+	g.Label("compute")
+	var t reg.VecVirtual
+	if k.factor > 0 {
+		t = op(d, factor)
+	} else {
+		t = op(d, s)
+	}
+	g.CMPQ(n, operand.Imm(width))
+	g.JB(operand.LabelRef("storeShort"))
+
+	end := g.GP64()
+	g.LEAQ(last(dst), end)
+	g.SUBQ(operand.Imm(width), n) // what is left to the main loop
+	advance := func(vectors int) {
+		g.ADDQ(operand.Imm(uint64(vectors*width)), dst)
+		if k.factor == 0 {
+			g.ADDQ(operand.Imm(uint64(vectors*width)), src)
+		}
+		g.SUBQ(operand.Imm(uint64(vectors*width)), n)
+	}
+	if k.unroll > 1 {
+		g.SUBQ(operand.Imm(uint64(k.unroll*width)), n)
+		g.JL(operand.LabelRef("single"))
+		g.Label("unrolled")
+		for i := range k.unroll {
+			g.VMOVDQU(at(i), operand.Mem{Base: dst, Disp: i * width})
+		}
+		advance(k.unroll)
+		g.JGE(operand.LabelRef("unrolled"))
+		g.Label("single")
+		g.ADDQ(operand.Imm(uint64(k.unroll*width)), n)
+	}
+	g.TESTQ(n, n)
+	g.JLE(operand.LabelRef("storeLast"))
+	g.Label("vector")
+	g.VMOVDQU(at(0), operand.Mem{Base: dst})
+	advance(1)
+	g.JG(operand.LabelRef("vector"))
+	g.Label("storeLast")
+	g.VMOVDQU(t, operand.Mem{Base: end})
+	g.Label("done")
+	g.VZEROUPPER()
+	g.RET()
+
+	g.Label("loadShort")
+	halves := k.halves()
+	for _, h := range halves {
+		g.unless(n, h)
+		h.load(g, dst, n, d)
+		if k.factor == 0 {
+			h.load(g, src, n, s)
+		}
+		g.JMP(operand.LabelRef("compute"))
+		g.Label("loadLess" + h.name)
+	}
+	g.JMP(operand.LabelRef("done"))
+
+	g.Label("storeShort")
+	for i, h := range halves {
+		if i < len(halves)-1 {
+			g.CMPQ(n, operand.Imm(uint64(h.bytes)))
+			g.JB(operand.LabelRef("storeLess" + h.name))
+		}
+		h.store(g, t, dst, n)
+		g.JMP(operand.LabelRef("done"))
+		g.Label("storeLess" + h.name)
+	}
+}
+
+// A half is how less than a vector is loaded and stored: bytes from its start,
+// and as many to its end.
+type half struct {
+	bytes int
+	name  string
+	load  func(g *generator, base, n reg.Register, y reg.VecVirtual)
+	store func(g *generator, y reg.VecVirtual, base, n reg.Register)
+}
+
+// halves returns the halves that elements of the kernel need, the largest first.
+func (k kernel) halves() []half {
+	tail := func(base, n reg.Register, bytes int) operand.Mem {
+		return operand.Mem{Base: base, Index: n, Scale: 1, Disp: -bytes}
+	}
+	all := []half{
+		{16, "16", func(g *generator, base, n reg.Register, y reg.VecVirtual) {
+			g.VMOVDQU(operand.Mem{Base: base}, y.AsX())
+			g.VINSERTI128(operand.Imm(1), tail(base, n, 16), y, y)
+		}, func(g *generator, y reg.VecVirtual, base, n reg.Register) {
+			g.VMOVDQU(y.AsX(), operand.Mem{Base: base})
+			g.VEXTRACTI128(operand.Imm(1), y, tail(base, n, 16))
+		}},
+		{8, "8", func(g *generator, base, n reg.Register, y reg.VecVirtual) {
+			g.VMOVQ(operand.Mem{Base: base}, y.AsX())
+			g.VPINSRQ(operand.Imm(1), tail(base, n, 8), y.AsX(), y.AsX())
+		}, func(g *generator, y reg.VecVirtual, base, n reg.Register) {
+			g.VMOVQ(y.AsX(), operand.Mem{Base: base})
+			g.VPEXTRQ(operand.Imm(1), y.AsX(), tail(base, n, 8))
+		}},
+		{4, "4", func(g *generator, base, n reg.Register, y reg.VecVirtual) {
+			g.VMOVD(operand.Mem{Base: base}, y.AsX())
+			g.VPINSRD(operand.Imm(1), tail(base, n, 4), y.AsX(), y.AsX())
+		}, func(g *generator, y reg.VecVirtual, base, n reg.Register) {
+			g.VMOVD(y.AsX(), operand.Mem{Base: base})
+			g.VPEXTRD(operand.Imm(1), y.AsX(), tail(base, n, 4))
+		}},
+		{2, "2", func(g *generator, base, n reg.Register, y reg.VecVirtual) {
+			g.VPXOR(y, y, y)
+			g.VPINSRW(operand.Imm(0), operand.Mem{Base: base}, y.AsX(), y.AsX())
+			g.VPINSRW(operand.Imm(1), tail(base, n, 2), y.AsX(), y.AsX())
+		}, func(g *generator, y reg.VecVirtual, base, n reg.Register) {
+			g.VPEXTRW(operand.Imm(0), y.AsX(), operand.Mem{Base: base})
+			g.VPEXTRW(operand.Imm(1), y.AsX(), tail(base, n, 2))
+		}},
+		{1, "1", func(g *generator, base, _ reg.Register, y reg.VecVirtual) {
+			g.VPXOR(y, y, y)
+			g.VPINSRB(operand.Imm(0), operand.Mem{Base: base}, y.AsX(), y.AsX())
+		}, func(g *generator, y reg.VecVirtual, base, _ reg.Register) {
+			g.VPEXTRB(operand.Imm(0), y.AsX(), operand.Mem{Base: base})
+		}},
+	}
+	for i, h := range all {
+		if h.bytes == k.size {
+			return all[:i+1]
+		}
+	}
+	panic("asm: no elements of such a size")
+}
+
+// unless emits a jump over what follows if n is less than h takes.
+func (g *generator) unless(n reg.Register, h half) {
+	g.CMPQ(n, operand.Imm(uint64(h.bytes)))
+	g.JB(operand.LabelRef("loadLess" + h.name))
+}
+
+// broadcast returns a vector of what the lowest bytes of r hold.
+func (g *generator) broadcast(r reg.Register, bytes int) reg.VecVirtual {
+	y := g.YMM()
+	g.VMOVQ(r, y.AsX())
+	switch bytes {
+	case 1:
+		g.VPBROADCASTB(y.AsX(), y)
+	case 2:
+		g.VPBROADCASTW(y.AsX(), y)
+	case 4:
+		g.VPBROADCASTD(y.AsX(), y)
+	default:
+		g.VPBROADCASTQ(y.AsX(), y)
+	}
+	return y
+}
+
+// constant returns a vector of 64-bit lanes of v.
+func (g *generator) constant(v uint64) reg.VecVirtual {
+	r := g.GP64()
+	g.MOVQ(operand.U64(v), r)
+	return g.broadcast(r, 8)
+}
+
+// load returns x in a register.
+func (g *generator) load(x operand.Op) reg.VecVirtual {
+	if y, ok := x.(reg.VecVirtual); ok {
+		return y
+	}
+	y := g.YMM()
+	g.VMOVDQU(x, y)
+	return y
+}
+
+// hasF16C emits the test for the instructions that convert float16, about which
+// golang.org/x/sys/cpu says nothing.
+func (g *generator) hasF16C() {
+	g.Function("hasF16C")
+	g.Attributes(attr.NOSPLIT)
+	g.Doc("hasF16C reports whether the processor converts float16.")
+	g.SignatureExpr("func() bool")
+	g.MOVL(operand.U32(1), reg.EAX)
+	g.XORL(reg.ECX, reg.ECX)
+	g.CPUID()
+	g.SHRL(operand.Imm(29), reg.ECX)
+	g.ANDL(operand.Imm(1), reg.ECX)
+	g.Store(reg.CL, g.ReturnIndex(0))
+	g.RET()
+}

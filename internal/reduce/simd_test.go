@@ -1,0 +1,284 @@
+package reduce
+
+import (
+	"bytes"
+	"fmt"
+	"math"
+	"os"
+	"os/exec"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/c10d-go/c10d/tensor"
+)
+
+// What is in the tables is held against the portable loops here, to the bit,
+// where the tests of both against the reference take any NaN for any other.
+
+func hasAssembly() bool { return len(inAssembly.kernels) > 0 }
+
+func needAssembly(t testing.TB) {
+	if !hasAssembly() {
+		t.Skip("no loops in assembly for this processor, or they are switched off")
+	}
+}
+
+// differ returns the number of the first element at which two results differ,
+// -1 if there is none. Of two NaNs a sum or product has either one, made quiet:
+// the compiler may exchange the operands of the portable loop.
+func differ(k Kind, d tensor.DType, dst, src, want, got []byte) int {
+	if bytes.Equal(want, got) {
+		return -1
+	}
+	p := part(d)
+	n := p.Size()
+	quiet := map[tensor.DType]uint64{tensor.Float16: 1 << 9, tensor.Float32: 1 << 22, tensor.Float64: 1 << 51}[p]
+	for i := 0; i < len(want); i += n {
+		if bytes.Equal(want[i:][:n], got[i:][:n]) {
+			continue
+		}
+		a, b := bitsOf(p, dst[i:])|quiet, bitsOf(p, src[i:])|quiet
+		either := []uint64{a, b}
+		if (k == Sum || k == Product) && quiet != 0 &&
+			math.IsNaN(decode(p, dst[i:][:n])) && math.IsNaN(decode(p, src[i:][:n])) &&
+			slices.Contains(either, bitsOf(p, want[i:])) && slices.Contains(either, bitsOf(p, got[i:])) {
+			continue
+		}
+		return i / n
+	}
+	return -1
+}
+
+// compare holds f against the portable loop on operands that it leaves as they are.
+func compare(t *testing.T, p pair, f, twin Func, dst, src []byte) {
+	t.Helper()
+	want, got := slices.Clone(dst), slices.Clone(dst)
+	twin(want, src)
+	f(got, src)
+	if i := differ(p.kind, p.dtype, dst, src, want, got); i >= 0 {
+		at := i * part(p.dtype).Size()
+		n := part(p.dtype).Size()
+		t.Fatalf("%v of %v: element %d of %d: %x and %x make %x, not %x", p.kind, p.dtype, i, len(dst)/n,
+			dst[at:][:n], src[at:][:n], want[at:][:n], got[at:][:n])
+	}
+}
+
+func eachTwin(t *testing.T, test func(t *testing.T, p pair, f, twin Func)) {
+	needAssembly(t)
+	for p, twin := range portable() {
+		t.Run(fmt.Sprintf("%v/%v", p.dtype, p.kind), func(t *testing.T) { test(t, p, kernels[p], twin) })
+	}
+}
+
+// TestTwins tries every number of elements that some path of a loop has to
+// itself, at aligned and other addresses, and in place.
+func TestTwins(t *testing.T) {
+	rng := newRand(t)
+	eachTwin(t, func(t *testing.T, p pair, f, twin Func) {
+		for elements := range 131 {
+			for _, skip := range [][2]int{{0, 0}, {1, 0}, {0, 1}, {rng.IntN(64), rng.IntN(64)}} {
+				n := elements * p.dtype.Size()
+				a, b := bytes.Repeat([]byte{0xee}, n+128), bytes.Repeat([]byte{0xdd}, n+128)
+				dst, src := a[skip[0]:][:n], b[skip[1]:][:n]
+				fill(rng, p.dtype, dst)
+				fill(rng, p.dtype, src)
+				compare(t, p, f, twin, dst, src)
+
+				around, operand, want := slices.Clone(a), slices.Clone(b), slices.Clone(dst)
+				f(dst, src)
+				twin(want, src)
+				require.Equal(t, -1, differ(p.kind, p.dtype, around[skip[0]:][:n], src, want, dst), "at unaligned addresses")
+				copy(around[skip[0]:], dst)
+				require.True(t, bytes.Equal(around, a), "%d bytes: bytes outside of the local operand were written", n)
+				require.True(t, bytes.Equal(operand, b), "%d bytes: the received operand was written", n)
+
+				fill(rng, p.dtype, dst)
+				before := slices.Clone(dst)
+				want = slices.Clone(dst)
+				twin(want, want)
+				f(dst, dst)
+				require.Equal(t, -1, differ(p.kind, p.dtype, before, before, want, dst), "in place")
+			}
+		}
+	})
+}
+
+// TestTwinsPatterns tries all pairs of one byte, all values of two bytes beside
+// NaNs and some special ones, and many values of the wider types.
+func TestTwinsPatterns(t *testing.T) {
+	rng := newRand(t)
+	eachTwin(t, func(t *testing.T, p pair, f, twin Func) {
+		d := p.dtype
+		const n = 1 << 16
+		dst, src := make([]byte, n*d.Size()), make([]byte, n*d.Size())
+		switch d.Size() {
+		case 1:
+			for i := range n {
+				dst[i], src[i] = uint8(i>>8), uint8(i)
+			}
+			compare(t, p, f, twin, dst, src)
+		case 2:
+			for i := range n {
+				setBits(d, dst[2*i:], uint64(i))
+			}
+			beside := []uint64{0, 0x7c00, 0xffff, 0x7c01, 0xfdff, 0x7f80, 0x7f81, 0xffbf} // signalling NaNs are among them
+			for range 8 {
+				v := special[rng.IntN(len(special))]
+				if d.IsFloat() {
+					encode(d, src, v)
+				} else {
+					setBits(d, src, rng.Uint64())
+				}
+				beside = append(beside, bitsOf(d, src))
+			}
+			for _, bits := range beside {
+				setBits(d, src, bits)
+				src := bytes.Repeat(src[:2], n)
+				compare(t, p, f, twin, dst, src)
+				compare(t, p, f, twin, src, dst)
+			}
+			fallthrough
+		default:
+			for range 4 {
+				fill(rng, d, dst)
+				fill(rng, d, src)
+				compare(t, p, f, twin, dst, src)
+			}
+		}
+	})
+}
+
+// TestTwinsScale holds the loops of Divide and PreMul against the portable ones.
+func TestTwinsScale(t *testing.T) {
+	needAssembly(t)
+	rng := newRand(t)
+	try := func(t *testing.T, d tensor.DType, f, twin func(b []byte), b []byte) {
+		t.Helper()
+		want := slices.Clone(b)
+		twin(want)
+		skip := rng.IntN(64)
+		room := bytes.Repeat([]byte{0xee}, len(b)+128)
+		around := slices.Clone(room)
+		copy(room[skip:], b)
+		copy(around[skip:], want)
+		f(room[skip:][:len(b)])
+		if bytes.Equal(around, room) {
+			return
+		}
+		for i := range room {
+			if room[i] != around[i] {
+				e := (i - skip) / d.Size() * d.Size()
+				t.Fatalf("byte %d of %d: %x becomes %x, not %x", i-skip, len(b),
+					b[e:][:d.Size()], room[skip+e:][:d.Size()], want[e:][:d.Size()])
+			}
+		}
+	}
+	sweep := func(t *testing.T, d tensor.DType, lengths int, f, twin func(b []byte)) {
+		t.Helper()
+		for n := range lengths {
+			b := make([]byte, n*d.Size())
+			fill(rng, d, b)
+			try(t, d, f, twin, b)
+		}
+		b := make([]byte, 1<<16*d.Size())
+		fill(rng, d, b)
+		if d.Size() <= 2 {
+			for i := range len(b) / d.Size() {
+				setBits(d, b[i*d.Size():], uint64(i))
+			}
+		}
+		try(t, d, f, twin, b)
+	}
+	lengths := []int{131, 9} // the factor does not change how a loop takes its bytes
+	for _, d := range tensor.DTypes() {
+		for i, n := range []int{3, 1, 2, 7, 48, 1000, 65537} {
+			if f, err := Divide(d, n); err == nil {
+				t.Run(fmt.Sprintf("%v/divide/%d", d, n), func(t *testing.T) { sweep(t, d, lengths[min(i, 1)], f, portableDivide(d, n)) })
+			}
+		}
+		for i, x := range []float64{-3, 0, 1, 7, 1 << 40, 0.1, 1.0 / 3, 1e-8, 1e30, math.Inf(-1)} {
+			if f, err := PreMul(d, x); err == nil {
+				t.Run(fmt.Sprintf("%v/premul/%v", d, x), func(t *testing.T) { sweep(t, d, lengths[min(i, 1)], f, portablePreMul(d, x)) })
+			}
+		}
+	}
+}
+
+// TestTable holds what goes by the portable loops: fp8 alone.
+func TestTable(t *testing.T) {
+	needAssembly(t)
+	for p := range portable() {
+		fp8 := p.dtype == tensor.Float8E4M3 || p.dtype == tensor.Float8E5M2
+		require.Equal(t, !fp8, inAssembly.kernels[p] != nil, "%v of %v", p.kind, p.dtype)
+	}
+	for _, d := range tensor.DTypes() {
+		fp8 := d == tensor.Float8E4M3 || d == tensor.Float8E5M2
+		require.Equal(t, !fp8 && supported(Avg, d) == nil, inAssembly.dividers[d] != nil, "divide %v", d)
+		require.Equal(t, !fp8 && supported(PreMulSum, d) == nil, inAssembly.multipliers[d] != nil, "multiply %v", d)
+	}
+}
+
+// TestSwitchOff proves that GODEBUG=cpu.avx2=off leaves the portable loops alone.
+func TestSwitchOff(t *testing.T) {
+	if strings.Contains(os.Getenv("GODEBUG"), "cpu.avx2=off") {
+		require.Zero(t, inAssembly)
+		return
+	}
+	needAssembly(t)
+	cmd := exec.Command(os.Args[0], "-test.run=^(TestSwitchOff|TestBool)$", "-test.v")
+	cmd.Env = append(os.Environ(), "GODEBUG=cpu.avx2=off")
+	out, err := cmd.CombinedOutput()
+	require.NoError(t, err, "%s", out)
+	require.Contains(t, string(out), "--- PASS: TestSwitchOff")
+}
+
+// FuzzTwins compares what is in the tables with the portable loops.
+func FuzzTwins(f *testing.F) {
+	twins := portable()
+	dtypes := tensor.DTypes()
+	for i := range dtypes {
+		f.Add(uint8(i), uint8(i), uint8(i), []byte("0123456789abcdef0123456789abcdef0123456789"))
+	}
+	f.Fuzz(func(t *testing.T, dtype, kind, skip uint8, data []byte) {
+		p := pair{Kind(kind) % Custom, dtypes[int(dtype)%len(dtypes)]}
+		twin, ok := twins[p]
+		if !ok {
+			return
+		}
+		n := len(data) / 2 / p.dtype.Size() * p.dtype.Size()
+		a := make([]byte, n+32)
+		dst := a[skip%32:][:n]
+		copy(dst, data)
+		src := data[len(data)-n:]
+		before, want := slices.Clone(dst), slices.Clone(dst)
+		twin(want, src)
+		kernels[p](dst, src)
+		if i := differ(p.kind, p.dtype, before, src, want, dst); i >= 0 {
+			t.Fatalf("%v of %v: element %d of %x and %x: want %x, got %x", p.kind, p.dtype, i, before, src, want, dst)
+		}
+	})
+}
+
+// BenchmarkTwins sets what is in the tables beside the portable loops.
+func BenchmarkTwins(b *testing.B) {
+	twins := portable()
+	for _, d := range []tensor.DType{tensor.Float32, tensor.Float64, tensor.Float16, tensor.BFloat16, tensor.Int8, tensor.Int64, tensor.Bool} {
+		for _, k := range []Kind{Sum, Product, Min} {
+			for _, loop := range []struct {
+				name string
+				f    Func
+			}{{"table", kernels[pair{k, d}]}, {"portable", twins[pair{k, d}]}} {
+				b.Run(fmt.Sprintf("%v/%v/%s", d, k, loop.name), func(b *testing.B) {
+					dst, src := benchBytes(k, d, 1<<20)
+					b.SetBytes(1 << 20)
+					for b.Loop() {
+						loop.f(dst, src)
+					}
+				})
+			}
+		}
+	}
+}

@@ -43,7 +43,7 @@ race: ## all tests under the race detector
 
 nested: ## build and test the modules below the core, which need more modules
 	@set -e; for dir in $(NESTED); do echo "module $$dir"; \
-	  (cd $$dir && $(GO) vet ./... && $(GO) test -timeout $(TIMEOUT) ./...); done
+	  (cd $$dir && $(GO) vet ./... && $(GO) test -count 1 -timeout $(TIMEOUT) ./...); done
 
 lint: ## format, vet, staticcheck, other platforms, the rules of the tree
 	@out=$$(gofmt -l .); test -z "$$out" || { echo "not formatted:"; echo "$$out"; exit 1; }

@@ -32,6 +32,7 @@ var layers = []layer{
 	{"tensor", nil},
 	{"work", []string{"tensor"}},
 	{"internal/reduce", []string{"tensor", "golang.org/x/sys/cpu"}},
+	{"internal/reduce/asm", nil},
 	{"internal/gotest", nil},
 	{"internal/rules", nil},
 

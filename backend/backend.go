@@ -209,7 +209,7 @@ type P2POptions struct {
 
 // BarrierOptions are the options of Barrier.
 type BarrierOptions struct {
-	Device  tensor.DeviceType // chooses the backend of a group that has several
+	Device  tensor.DeviceType // chooses the backend of a group that has several; CPU also stands for no choice
 	Timeout time.Duration
 }
 

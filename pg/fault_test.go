@@ -450,3 +450,21 @@ func TestANilContextLeavesTheGroupUsable(t *testing.T) {
 		return pending["barrier"](g)
 	})
 }
+
+func TestAbortOfTheDefaultGroupReachesItsSubgroups(t *testing.T) {
+	errs := faulty(t, 3, func(j *pgtest.Job, g *pg.ProcessGroup) error {
+		sub, err := g.NewGroup(context.Background(), []int{0, 1}, pg.GroupOptions{})
+		require.NoError(t, err)
+		if g.Rank() == 1 {
+			time.Sleep(time.Second)
+			g.Abort(errors.New("enough"))
+			return nil
+		}
+		if g.Rank() == 0 {
+			return pending["barrier"](sub)
+		}
+		return pending["barrier"](g)
+	})
+	culprit(t, errs[0], work.ErrAborted, 1)
+	culprit(t, errs[2], work.ErrAborted, 1)
+}

@@ -50,6 +50,16 @@ func (w *world) leave(g *ProcessGroup) []*ProcessGroup {
 	return subs
 }
 
+// below returns the groups made from g: all others if it is the default group.
+func (w *world) below(g *ProcessGroup) []*ProcessGroup {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if g != w.root {
+		return nil
+	}
+	return slices.DeleteFunc(slices.Clone(w.groups), func(x *ProcessGroup) bool { return x == g })
+}
+
 type groupSpec struct {
 	name     string
 	desc     string

@@ -231,8 +231,12 @@ func (g *ProcessGroup) of(ts ...*tensor.Tensor) (backend.Backend, error) {
 }
 
 // Abort ends every operation of the group with cause, on every rank. The group
-// is of no more use; Close it.
+// is of no more use; Close it. Aborting the default group aborts the groups
+// made from it that this rank is in.
 func (g *ProcessGroup) Abort(cause error) {
+	for _, sub := range g.world.below(g) {
+		sub.Abort(cause)
+	}
 	for _, b := range g.distinct {
 		b.Abort(cause)
 	}
@@ -455,8 +459,8 @@ func (g *ProcessGroup) RecvAnySource(ctx context.Context, t *tensor.Tensor, o ba
 // Barrier ends when every rank has come to it.
 func (g *ProcessGroup) Barrier(ctx context.Context, o backend.BarrierOptions) (*work.Work, error) {
 	b, err := g.Backend(o.Device)
-	if err != nil && g.rank >= 0 && len(g.devices) > 0 {
-		b, err = g.Backend(g.devices[0].Device)
+	if o.Device == tensor.CPU && g.backends[tensor.CPU] == nil {
+		b, err = g.of() // CPU is what no choice looks like
 	}
 	if err != nil {
 		return nil, err

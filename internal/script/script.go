@@ -13,7 +13,8 @@
 //
 // Fill "int" gives k, for unsigned types k+8, for bool whether k is odd; fill
 // "frac" gives k/7 rounded to the dtype. Tensor number j of a list adds 1009j
-// to i. Ranks in a script are those of the default group.
+// to i. Ranks in a script are those of the default group,
+// except that rows of splits go by rank in the line's group.
 //
 // A rank does not wait for the others between lines, so each recv_any needs a
 // tag of its own: with a shared one it may take a later line's message.
@@ -44,7 +45,7 @@ type Line struct {
 	Src    int     `json:"src,omitempty"`
 	Dst    int     `json:"dst,omitempty"`
 	Tag    uint32  `json:"tag,omitempty"`
-	Splits [][]int `json:"splits,omitempty"` // all_to_all_single: row i is what rank i sends to each
+	Splits [][]int `json:"splits,omitempty"` // all_to_all_single: row i is what rank i of the group sends to each
 	Fill   string  `json:"fill,omitempty"`   // int or frac; int if empty
 	Seed   int     `json:"seed,omitempty"`
 	Ranks  []int   `json:"ranks,omitempty"` // new_group

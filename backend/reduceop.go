@@ -115,7 +115,17 @@ type Reduction struct {
 	Before  func(b []byte)        // applied to a rank's input
 	Combine func(dst, src []byte) // dst, the local operand, = dst op src
 	After   func(b []byte)        // applied once to the result
+
+	// Grain is the size in bytes of the numbers that Combine works on, at whose
+	// borders a buffer may be cut. It is the dtype's, but half of that for
+	// complex dtypes, whose parts are added one by one: PyTorch hands complex
+	// tensors to Gloo as real ones, and cuts them as such. A custom operator
+	// gets whole elements.
+	Grain int
 }
+
+// parts are the dtypes of the complex ones' real and imaginary parts.
+var parts = map[tensor.DType]tensor.DType{tensor.Complex64: tensor.Float32, tensor.Complex128: tensor.Float64}
 
 // Reduction returns the functions of o for dtype d in a group of size ranks,
 // or an error if they mean nothing together.
@@ -127,13 +137,19 @@ func (o ReduceOp) Reduction(d tensor.DType, size int) (Reduction, error) {
 		if c.dtype != tensor.Invalid && c.dtype != d {
 			return Reduction{}, fmt.Errorf("backend: custom operator %q is for %v, not %v", c.name, c.dtype, d)
 		}
-		return Reduction{Combine: func(dst, src []byte) { c.reduce(d, dst, src) }}, nil
+		return Reduction{Combine: func(dst, src []byte) { c.reduce(d, dst, src) }, Grain: d.Size()}, nil
 	}
 	combine, err := reduce.Kernel(o.kind, d)
 	if err != nil {
 		return Reduction{}, err
 	}
-	r := Reduction{Combine: combine}
+	r := Reduction{Combine: combine, Grain: d.Size()}
+	if part, ok := parts[d]; ok {
+		r.Grain = part.Size()
+		if r.Combine, err = reduce.Kernel(o.kind, part); err != nil {
+			return Reduction{}, err
+		}
+	}
 	switch o.kind {
 	case reduce.Avg:
 		r.After, err = reduce.Divide(d, size)

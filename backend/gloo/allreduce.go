@@ -33,7 +33,10 @@ func (h *host) Size() int { return h.backend.size }
 // AllReduceBytes does not apply r.Before and r.After: a work that joins several
 // tensors applies them itself.
 func (h *host) AllReduceBytes(_ context.Context, b []byte, d tensor.DType, r backend.Reduction) error {
-	return h.engine.run(h.backend.allReducePlan(int64(len(b)), d), b, nil, r.Combine)
+	if r.Grain == 0 {
+		r.Grain = d.Size()
+	}
+	return h.engine.run(h.backend.allReducePlan(int64(len(b)), r), b, nil, r.Combine)
 }
 
 func (h *host) AllGatherBytes(_ context.Context, out, in []byte) error {

@@ -166,7 +166,7 @@ func (b *Backend) AllReduceCoalesced(ctx context.Context, ts []*tensor.Tensor, o
 		return nil, err
 	}
 	ts = slices.Clone(ts)
-	p := b.allReducePlan(int64(total(ts)), ts[0].DType())
+	p := b.allReducePlan(int64(total(ts)), red)
 	run := func(e *engine) error {
 		buf := grow(&e.packed, total(ts))
 		if err := pack(buf, ts); err != nil {
@@ -180,8 +180,8 @@ func (b *Backend) AllReduceCoalesced(ctx context.Context, ts []*tensor.Tensor, o
 	return b.issue(ctx, op, o.Timeout, prefixAllReduce, 1, &operation{run: run, result: ts})
 }
 
-func (b *Backend) allReducePlan(n int64, d tensor.DType) *plan.Plan {
-	es := int64(d.Size())
+func (b *Backend) allReducePlan(n int64, red backend.Reduction) *plan.Plan {
+	es := int64(red.Grain)
 	return b.planner.get(planKey{work.AllReduce, 0, n, es}, func() *plan.Plan { return plan.AllReduceRing(b.rank, b.size, n, es) })
 }
 
@@ -209,7 +209,7 @@ func (b *Backend) Reduce(ctx context.Context, t *tensor.Tensor, o backend.Reduce
 	if err != nil {
 		return nil, err
 	}
-	n, es := int64(t.ByteLen()), int64(t.DType().Size())
+	n, es := int64(t.ByteLen()), int64(red.Grain)
 	p := b.planner.get(planKey{op, o.Root, n, es}, func() *plan.Plan { return plan.ReduceRing(b.rank, b.size, o.Root, n, es) })
 	reduce := func(e *engine, buf []byte) error {
 		before(red, buf)
@@ -478,7 +478,7 @@ func (b *Backend) ReduceScatter(ctx context.Context, out *tensor.Tensor, in []*t
 			if err := t.Pack(buf); err != nil {
 				return err
 			}
-			if err := e.reduceInto(b.allReducePlan(int64(len(buf)), t.DType()), buf, red); err != nil {
+			if err := e.reduceInto(b.allReducePlan(int64(len(buf)), red), buf, red); err != nil {
 				return err
 			}
 			if i == b.rank {
@@ -538,7 +538,7 @@ func (b *Backend) reduceScatterTensors(ctx context.Context, op work.OpType, out,
 			if err := t.Pack(buf); err != nil {
 				return err
 			}
-			if err := e.reduceInto(b.allReducePlan(int64(len(buf)), t.DType()), buf, red); err != nil {
+			if err := e.reduceInto(b.allReducePlan(int64(len(buf)), red), buf, red); err != nil {
 				return err
 			}
 			n := out[i].ByteLen()

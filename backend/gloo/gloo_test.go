@@ -536,3 +536,31 @@ func TestSeveralTagsOverThreeMeshes(t *testing.T) {
 		}
 	})
 }
+
+// TestComplexTensorsAreCutAsRealOnes wants the bits that the parts give as a
+// real tensor, because PyTorch hands those to Gloo. With fractions, the bits
+// tell where the ring cuts.
+func TestComplexTensorsAreCutAsRealOnes(t *testing.T) {
+	ctx := context.Background()
+	for _, size := range []int{2, 3, 5} {
+		ranks(t, mem.NewFabric(), size, 1, 1, func(t *testing.T, b *gloo.Backend) {
+			for _, n := range []int{1, 7, 1031} {
+				parts := make([]float32, 2*n)
+				numbers := make([]complex64, n)
+				for i := range parts {
+					parts[i] = float32((i*7+b.Rank()*13)%17-8) / 7
+				}
+				for i := range numbers {
+					numbers[i] = complex(parts[2*i], parts[2*i+1])
+				}
+				whole, err := tensor.Of(numbers, n)
+				require.NoError(t, err)
+				want, err := tensor.Of(parts, 2*n)
+				require.NoError(t, err)
+				require.NoError(t, wait(b.AllReduce(ctx, list(want), backend.AllReduceOptions{})))
+				require.NoError(t, wait(b.AllReduce(ctx, list(whole), backend.AllReduceOptions{})))
+				require.Equal(t, want.Bytes(), whole.Bytes(), "%d numbers on %d ranks", n, size)
+			}
+		})
+	}
+}

@@ -48,10 +48,10 @@
 // the same bits. Not even a NaN differs, but for one case: of two NaNs a sum or
 // product has either one, for Go may exchange the operands of its own loops.
 //
-// BenchmarkTwins sets the two side by side. Of 1 MiB in cache, on an otherwise
-// idle core of a Zen 3 server, the loops in assembly combine 37 GB/s of
-// float32, 22 of float16 and 16 of bfloat16, where a copy moves 23; those in Go
-// 8, 0.8 and 1.
+// BenchmarkTwins sets the two side by side. Of 1 MiB in cache, on a core of a
+// Zen 3 server and in its undisturbed moments, for others worked on it too, the
+// loops in assembly combine 37 GB/s of float32, 24 of float16 and 15 of
+// bfloat16, where a copy moves 37; those in Go 10, 0.8 and 1.
 //
 // GODEBUG=cpu.avx2=off leaves the loops in Go alone at run time, the build tag
 // purego at build time.

@@ -154,7 +154,7 @@ func (s *Store) readWire(t *testing.T, wire string) (string, error) {
 }
 
 func TestWorkersThatDoNotCome(t *testing.T) {
-	_, err := New(t.Context(), local, Options{Server: true, WorldSize: 3, Timeout: 100 * time.Millisecond})
+	_, err := New(t.Context(), local, Options{Server: true, WorldSize: 3, Timeout: 2 * time.Second})
 	require.ErrorIs(t, err, store.ErrTimeout)
 	require.ErrorContains(t, err, "1 of 3 workers")
 

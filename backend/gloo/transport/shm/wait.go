@@ -58,6 +58,9 @@ func (g *Group) waitLong(owner int, w *uint32, want uint32) error {
 			if time.Since(start) > g.spinFor+yieldFor {
 				break
 			}
+			// Not more often: it wakes another thread of this process to look for
+			// goroutines, which is one more that wants a CPU.
+			runtime.Gosched()
 		}
 		if g.spinFor > 0 && time.Since(start) < g.spinFor {
 			for range polls {
@@ -67,8 +70,7 @@ func (g *Group) waitLong(owner int, w *uint32, want uint32) error {
 			}
 			continue
 		}
-		runtime.Gosched() // to goroutines
-		yield()           // to threads
+		yield()
 	}
 	for sleep := minSleep; ; sleep = min(2*sleep, maxSleep) {
 		atomic.AddUint32(g.segs[owner].waiters, 1)

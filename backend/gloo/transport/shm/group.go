@@ -63,7 +63,7 @@ func (o Options) oneShot(ranks int) int {
 	n := o.OneShot
 	if n == 0 {
 		// BenchmarkProcesses: two ranks on two CPUs take as long either way from
-		// 16 to 64 KiB; four take 28 us instead of 44 at 32 KiB, for they wait once
+		// 16 to 64 KiB; four take 22 us instead of 32 at 32 KiB, for they wait once
 		// and not twice. But everybody's work grows with the ranks.
 		n = 32 << 10
 		if ranks > 4 {

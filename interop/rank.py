@@ -1,12 +1,16 @@
 #!/usr/bin/env python3
-"""A PyTorch rank that runs the script of package script: rank.py FILE.
+"""A PyTorch rank that runs the script of package script: rank.py FILE [URL].
 
-It joins by PyTorch's environment variables and prints what `c10d rank` prints.
+It joins by PyTorch's environment variables, or at URL, and prints what
+`c10d rank` prints. rank.py --torchrun ARGUMENTS is torchrun.
 """
 import datetime
+import functools
 import hashlib
 import json
 import os
+import re
+import runpy
 import sys
 
 import torch
@@ -15,9 +19,15 @@ import torch.distributed as dist
 OPS = {"sum": "SUM", "avg": "AVG", "product": "PRODUCT", "min": "MIN", "max": "MAX",
        "band": "BAND", "bor": "BOR", "bxor": "BXOR"}
 
+# What gloo says when the group is beyond use; other errors are refusals.
+BROKEN = re.compile("onnection|Timed out|pair closure|Broken pipe")
+
 
 def op_of(line):
-    return getattr(dist.ReduceOp, OPS[line.get("reduce") or "sum"])
+    name = line.get("reduce") or "sum"
+    if name == "premul_sum":
+        return dist._make_nccl_premul_sum(line.get("factor", 0))
+    return getattr(dist.ReduceOp, OPS[name])
 
 
 def dtype_of(line):
@@ -35,7 +45,7 @@ def make(line, rank, j, shape):
         v = (k.to(torch.float64) / 7)
     elif dtype == torch.bool:
         v = k.bitwise_and(1)
-    elif dtype in (torch.uint8,) or str(dtype) in ("torch.uint16", "torch.uint32", "torch.uint64"):
+    elif str(dtype).startswith("torch.uint"):
         v = k + 8
     else:
         v = k
@@ -43,12 +53,13 @@ def make(line, rank, j, shape):
 
 
 def digest(tensors):
+    """Hashes the elements' bytes. A bool counts as 0 or 1: gloo adds bools as
+    bytes, and a sum of two leaves 2 in memory."""
     h = hashlib.sha256()
     for t in tensors:
-        t = t.contiguous()
         if t.numel():
-            h.update(bytes(t.reshape(-1).view(torch.uint8).numpy())
-                     if t.dtype != torch.bool else bytes(t.to(torch.uint8).reshape(-1).numpy()))
+            flat = t.contiguous().reshape(-1).view(torch.uint8)
+            h.update((flat.ne(0).to(torch.uint8) if t.dtype == torch.bool else flat).numpy())
     return h.hexdigest()
 
 
@@ -144,19 +155,38 @@ def run(line, groups):
     raise ValueError("unknown op " + op)
 
 
+def without_libuv():
+    """Debian's PyTorch 2.6 has no libuv, and asks for it where it does not look
+    at USE_LIBUV: in torchrun, and in ranks under its agent."""
+    dist.TCPStore = functools.partial(dist.TCPStore, use_libuv=False)
+    sys.modules["torch.distributed.rendezvous"].TCPStore = dist.TCPStore
+
+
 def main():
+    if os.environ.get("USE_LIBUV") == "0":
+        without_libuv()
+    if sys.argv[1] == "--torchrun":
+        del sys.argv[1]
+        runpy.run_module("torch.distributed.run", run_name="__main__")
+        return
     seconds = float(os.environ.get("SCRIPT_TIMEOUT", "60"))
     with open(sys.argv[1]) as f:
         lines = [json.loads(s) for s in f if s.strip() and not s.lstrip().startswith("#")]
-    dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=seconds))
+    meet = {}
+    if len(sys.argv) > 2:
+        meet = {"init_method": sys.argv[2], "rank": int(os.environ["RANK"]), "world_size": int(os.environ["WORLD_SIZE"])}
+    dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=seconds), **meet)
     groups = {"": dist.group.WORLD}
     for i, line in enumerate(lines):
         result = {"i": i, "op": line["op"], "rank": dist.get_rank()}
         try:
             out = run(line, groups)
             result["sha256"] = digest(out) if out is not None else ""
-        except RuntimeError as e:
-            result["sha256"], result["error"] = "", str(e).splitlines()[0]
+        except Exception as e:  # what PyTorch cannot do it says in many types
+            result["sha256"], result["error"] = "", (str(e).splitlines() or [""])[0] or repr(e)
+            if BROKEN.search(str(e)):
+                print(json.dumps(result), flush=True)
+                raise
         print(json.dumps(result), flush=True)
     dist.barrier()
     dist.destroy_process_group()

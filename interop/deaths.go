@@ -1,0 +1,106 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"regexp"
+	"strings"
+	"time"
+
+	"github.com/c10d-go/c10d/internal/script"
+)
+
+// promptly is how soon a Go rank must have ended after another was killed.
+const promptly = 2 * time.Second
+
+// closed is what gloo says when the other side of a connection has gone.
+var closed = regexp.MustCompile(`[Cc]onnection (closed|reset) by peer|Broken pipe`)
+
+// deaths kills a rank in the middle of a script and looks at what the others say.
+func (l *lab) deaths(ctx context.Context, only *regexp.Regexp) []Job {
+	// Long enough to be in the middle of; the operations wait for each other.
+	lines := make([]script.Line, 20000)
+	for i := range lines {
+		lines[i] = script.Line{Op: "all_reduce", Shape: []int{1000}}
+	}
+	var all []Job
+	for _, d := range []struct {
+		kind   string
+		name   string
+		size   int
+		ours   []int
+		victim int
+	}{
+		{"a PyTorch rank is killed: Go ranks name it within 2 s", "PyTorch rank killed, Go on 0", 2, []int{0}, 1},
+		{"a PyTorch rank is killed: Go ranks name it within 2 s", "PyTorch rank killed, Go on 0 and 1", 3, []int{0, 1}, 2},
+		{"a Go rank is killed: PyTorch ranks say that the connection was closed", "Go rank killed, PyTorch on 0", 2, []int{1}, 1},
+	} {
+		if !only.MatchString(d.name) {
+			continue
+		}
+		start := time.Now()
+		x := Job{Kind: d.kind, Name: d.name, Size: d.size, Go: d.ours, Lines: len(lines)}
+		if err := l.death(ctx, job{Size: d.size, Go: d.ours, Store: storeServer, lines: lines}, d.victim); err != nil {
+			x.Error = err.Error()
+		}
+		x.Seconds = time.Since(start).Seconds()
+		all = append(all, x)
+	}
+	return all
+}
+
+func (l *lab) death(ctx context.Context, j job, victim int) error {
+	ctx, cancel := context.WithTimeout(ctx, limit)
+	defer cancel()
+	g, err := l.start(ctx, j)
+	if err != nil {
+		return err
+	}
+	defer g.stop()
+	for printed := int64(0); printed == 0; {
+		select {
+		case <-g.failed:
+			_, err := g.results()
+			return fmt.Errorf("before anything was killed: %w", err)
+		case <-time.After(10 * time.Millisecond):
+		}
+		info, err := os.Stat(g.out(victim))
+		if err != nil {
+			return err
+		}
+		printed = info.Size()
+	}
+	killed := time.Now()
+	if err := g.procs[victim].cmd.Process.Kill(); err != nil {
+		return err
+	}
+	for r, p := range g.procs {
+		if r == victim {
+			continue
+		}
+		select {
+		case <-p.ended:
+		case <-time.After(time.Minute):
+			return fmt.Errorf("%s still runs a minute after rank %d was killed", p.what, victim)
+		}
+		took := p.at.Sub(killed)
+		said, err := os.ReadFile(g.err(r))
+		if err != nil {
+			return err
+		}
+		switch {
+		case p.err == nil:
+			return fmt.Errorf("%s ended well although rank %d was killed", p.what, victim)
+		case !j.isGo(r):
+			if !closed.Match(said) {
+				return fmt.Errorf("%s does not say that a connection was closed: %s", p.what, tail(g.err(r)))
+			}
+		case took > promptly:
+			return fmt.Errorf("%s ended %v after rank %d was killed", p.what, took, victim)
+		case !strings.Contains(string(said), fmt.Sprintf("rank %d", victim)):
+			return fmt.Errorf("%s does not name rank %d: %s", p.what, victim, said)
+		}
+	}
+	return nil
+}

@@ -167,7 +167,8 @@ func TestServe(t *testing.T) {
 	endless := []string{"--epochs", "1000000", "--pause", "0.05", "--checkpoint", checkpoint}
 
 	first := train(t, s, endless...)
-	first.sent(0, 1)
+	first.sent(0, 1) // the server may not have all of it yet
+	s.await(t, "a first set", func(o overview) bool { return o.Set != nil })
 	// The trainer's probe is the first held-out image.
 	var probe picture
 	for y := range side {

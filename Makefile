@@ -23,7 +23,7 @@ PLATFORMS = linux/386 linux/arm64 darwin/arm64 windows/amd64 freebsd/amd64
 # Modules of their own, below the core's.
 NESTED = $(patsubst ./%/go.mod,%,$(shell find . -mindepth 2 -name go.mod))
 
-.PHONY: help demo build test race nested lint fuzz bench bench-peers cover
+.PHONY: help demo build test race nested lint fuzz bench bench-peers cover interop
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 13
@@ -73,3 +73,9 @@ bench-peers: ## PyTorch's gloo and this library, measured one after the other; W
 cover: ## share of the statements that the tests reach; details in coverage.out
 	@$(GO) run ./internal/gotest $(NOSKIP) -timeout $(TIMEOUT) -coverpkg ./... -coverprofile coverage.out $(TESTARGS) ./...
 	@$(GO) tool cover -func coverage.out | tail -1
+
+interop: ## Go ranks beside PyTorch ranks: Debian 12's 1.13 and, as root, Debian 13's 2.6
+	@mkdir -p bin
+	$(GO) run ./interop -python $(PYTHON) -label 1.13.1 -json bin/interop-1.13.json
+	$(GO) run ./interop -python "interop/debian13 python3" -label 2.6.0 -json bin/interop-2.6.json
+	@$(GO) run ./interop -table bin/interop-1.13.json bin/interop-2.6.json

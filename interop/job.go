@@ -308,6 +308,7 @@ func freePort() (string, error) {
 
 // onlyIPv6 makes a network of its own, where this host is ::1 and nothing else,
 // for as long as leave is not called. A command with enter before it runs there.
+// It takes root, or the right to make namespaces, and the program ip.
 func onlyIPv6(ctx context.Context) (enter []string, leave func(), err error) {
 	pid, leave, err := background(ctx, []string{"unshare", "--net", "sh", "-c",
 		"ip link set lo up && ip address del 127.0.0.1/8 dev lo && echo ready && exec sleep infinity"}, "ready")

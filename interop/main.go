@@ -116,6 +116,15 @@ func run(ctx context.Context, o options) (*Outcome, error) {
 				continue
 			}
 			begun := time.Now()
+			if j.IPv6 && os.Getenv("C10D_REQUIRE_SERVICES") != "1" {
+				_, leave, err := onlyIPv6(ctx)
+				if err != nil {
+					x.Skipped = append(x.Skipped, Job{Kind: j.Kind, Name: j.Name, Size: j.Size, Error: err.Error()})
+					say("%d ranks, %s: left out, %v", j.Size, j.Name, err)
+					continue
+				}
+				leave()
+			}
 			got, err := l.run(ctx, j)
 			if ctx.Err() != nil {
 				return nil, context.Cause(ctx)
@@ -264,6 +273,8 @@ func (l *lab) ask(ctx context.Context, x *Outcome) ([]script.Line, error) {
 		cell := Cell{Op: c.Op, DType: c.DType, Reduce: c.Reduce, Reason: refusal(l.version, c), Says: says}
 		switch ignores := ignoresOperator(l.version, c); {
 		case ignores && digest == sums[c.DType] && digest != "":
+		case says == "" && roundsApart(l.version, c) != "":
+			cell.Reason = roundsApart(l.version, c)
 		case says != "" && cell.Reason == "":
 			cell.Reason = says
 			x.unexplained("PyTorch refuses %s: %s", cell, says)

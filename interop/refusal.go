@@ -59,14 +59,16 @@ func refusal(v version, l script.Line) string {
 		return "gloo of PyTorch 1 lacks it"
 	case v < 207 && op == "reduce_scatter":
 		return "gloo before PyTorch 2.7 lacks it"
-	case v < 210 && op == "all_to_all":
-		return "gloo before PyTorch 2.10 lacks it"
+	case v < 212 && op == "all_to_all":
+		return "gloo up to PyTorch 2.11 lacks it"
 
 	case d == "int16" || in(wide, d) || in(float8, d):
 		return "gloo has no int16, uint16, uint32, uint64, float8 (send and recv take every dtype)"
 	case v < 203 && (d == "bfloat16" || d == "bool"):
 		return "gloo before PyTorch 2.3 has no bfloat16 and bool (send and recv take every dtype)"
-	case in(complexes, d) && v < 209 && in([]string{"reduce", "broadcast", "gather", "reduce_scatter", "reduce_scatter_tensor"}, op):
+	case in(complexes, d) && op == "gather":
+		return "gloo gathers no complex numbers"
+	case in(complexes, d) && v < 209 && in([]string{"reduce", "broadcast", "reduce_scatter", "reduce_scatter_tensor"}, op):
 		return "gloo has no complex dtype, and PyTorch before 2.9 views it as a real one in other operations only"
 	case in(complexes, d) && r != "" && r != "sum" && r != "avg":
 		return "complex numbers are only summed"
@@ -81,6 +83,15 @@ func refusal(v version, l script.Line) string {
 		return "whole numbers are not averaged"
 	case in(bitwise, r) && in(floats, d):
 		return "bitwise operators need whole numbers"
+	}
+	return ""
+}
+
+// roundsApart says why PyTorch's bits of what it takes are not this library's,
+// "" if they are. Such a cell is left out of the scripts.
+func roundsApart(v version, l script.Line) string {
+	if v >= 209 && l.Reduce == "avg" && slices.Contains(complexes, l.DType) && l.Op != "all_reduce" && l.Op != "all_reduce_coalesced" {
+		return "PyTorch since 2.9 averages complex numbers by a multiplication with 1/size here, and by a division in all_reduce; this library divides"
 	}
 	return ""
 }

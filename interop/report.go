@@ -19,6 +19,7 @@ type Outcome struct {
 	Cells       []Cell   `json:"cells"`
 	Empty       []Cell   `json:"empty"` // operations that refuse tensors without elements
 	Jobs        []Job    `json:"jobs"`
+	Skipped     []Job    `json:"skipped"`     // what this machine cannot do
 	Unexplained []string `json:"unexplained"` // what makes the run a failure
 }
 
@@ -170,6 +171,9 @@ func summary(w io.Writer, x *Outcome) error {
 	for i, r := range rs {
 		fmt.Fprintf(w, "[%d] %s\n", i+1, r)
 	}
+	for _, j := range x.Skipped {
+		fmt.Fprintf(w, "\nleft out: %d ranks, %s: %s\n", j.Size, j.Name, j.Error)
+	}
 	if len(x.Unexplained) > 0 {
 		fmt.Fprintf(w, "\nunexplained:\n")
 	}
@@ -192,6 +196,8 @@ func (x *Outcome) ofKind(kind string) string {
 		}
 	}
 	switch {
+	case jobs == 0 && slices.ContainsFunc(x.Skipped, func(j Job) bool { return j.Kind == kind }):
+		return "left out"
 	case jobs == 0:
 		return "-"
 	case bad > 0:

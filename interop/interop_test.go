@@ -1,0 +1,173 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"os"
+	"os/exec"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	"go.uber.org/goleak"
+
+	"github.com/c10d-go/c10d/internal/script"
+	"github.com/c10d-go/c10d/tensor"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// python is Debian's.
+const python = "/usr/bin/python3"
+
+// TestShort is a small part of what "make interop" does.
+func TestShort(t *testing.T) {
+	if err := exec.Command(python, "-c", "import torch.distributed").Run(); err != nil {
+		if os.Getenv("C10D_REQUIRE_SERVICES") == "1" {
+			t.Fatalf("PyTorch is required: %s -c 'import torch.distributed': %v", python, err)
+		}
+		t.Skipf("needs PyTorch (Debian: python3-torch): %s -c 'import torch.distributed': %v", python, err)
+	}
+	x, err := run(context.Background(), options{
+		python: python, short: true, seed: 1, only: "Go on 1|c10d store|two devices|killed", log: t.Output(),
+	})
+	require.NoError(t, err)
+	require.Empty(t, x.Unexplained)
+	names := make([]string, len(x.Jobs))
+	for i, j := range x.Jobs {
+		names[i] = j.Name
+	}
+	require.Contains(t, names, "Go on 1")
+	require.Contains(t, names, "store: c10d store")
+	compared := 0
+	for _, c := range x.Cells {
+		compared += c.Compared
+	}
+	require.Greater(t, compared, 500)
+}
+
+// releases are the versions whose refusals were read off real groups.
+var releases = map[version]int{113: 190, 206: 263}
+
+func takenBy(v version) []script.Line {
+	return slices.DeleteFunc(cells(), func(l script.Line) bool { return refusal(v, l) != "" })
+}
+
+func TestRefusals(t *testing.T) {
+	for v, want := range releases {
+		require.Len(t, takenBy(v), want, "PyTorch %v", v)
+	}
+	for _, l := range cells() {
+		if refusal(113, l) == "" {
+			require.Empty(t, refusal(206, l), "2.6 does what 1.13 does: %+v", l)
+		}
+	}
+}
+
+// TestScripts parses every script, and wants each cell with no, one and an odd
+// number of elements, and a tensor of more than two segments a rank.
+func TestScripts(t *testing.T) {
+	parse := func(t *testing.T, lines []script.Line, size int) []script.Line {
+		parsed, err := script.Parse(bytes.NewReader(text(lines)), size)
+		require.NoError(t, err)
+		return parsed
+	}
+	for v := range releases {
+		taken := takenBy(v)
+		for size := 2; size <= 5; size++ {
+			t.Run(fmt.Sprintf("%v, %d ranks", v, size), func(t *testing.T) {
+				parse(t, sample(v, taken, size), size)
+				for seed := range uint64(20) {
+					require.Len(t, parse(t, random(v, taken, size, 500, seed), size), 500)
+				}
+				lines := parse(t, full(v, taken, size), size)
+				type key struct{ op, dtype, reduce, what string }
+				found := map[key]bool{}
+				tags := map[uint32]bool{}
+				for _, l := range lines {
+					n := 1
+					for _, d := range append(l.Shape, slices.Concat(l.Shapes...)...) {
+						n *= d
+					}
+					what := "odd"
+					switch {
+					case slices.Contains(l.Shape, 0):
+						what = "none"
+						require.Empty(t, emptyRefusal(v, l.Op))
+					case n == 1:
+						what = "one"
+					case n%2 == 0:
+						what = "even"
+					}
+					found[key{l.Op, l.DType, l.Reduce, what}] = true
+					d, err := tensor.ParseDType(l.DType)
+					if err == nil && n*d.Size() > 2*size<<20 {
+						found[key{l.Op, "", "", "segments"}] = true
+					}
+					if l.Op == "recv_any" {
+						require.False(t, tags[l.Tag], "two lines may take each other's message")
+						tags[l.Tag] = true
+					}
+				}
+				for _, c := range taken {
+					if c.Op == "barrier" || c.Op == "all_reduce_coalesced" {
+						continue
+					}
+					require.True(t, found[key{c.Op, c.DType, c.Reduce, "one"}], "%+v", c)
+					require.True(t, found[key{c.Op, c.DType, c.Reduce, "odd"}], "%+v", c)
+					require.Equal(t, emptyRefusal(v, c.Op) == "", found[key{c.Op, c.DType, c.Reduce, "none"}], "%+v", c)
+				}
+				for _, op := range []string{"all_reduce", "reduce", "broadcast", "send_recv", "recv_any"} {
+					require.True(t, found[key{op, "", "", "segments"}], op)
+				}
+			})
+		}
+	}
+}
+
+func TestADifferenceIsReported(t *testing.T) {
+	lines := []script.Line{{Op: "all_reduce", DType: "float32", Reduce: "sum"}, {Op: "barrier", DType: "float32"}}
+	want := [][]script.Result{{{I: 0, Op: "all_reduce", SHA256: "a"}, {I: 1, Op: "barrier"}}}
+	outcome := func(got ...script.Result) *Outcome {
+		x := &Outcome{Label: "1.13.1", Cells: []Cell{
+			{Op: "all_reduce", DType: "float32", Reduce: "sum"},
+			{Op: "all_reduce", DType: "int16", Reduce: "sum", Reason: "no int16"},
+			{Op: "reduce", DType: "int16", Reduce: "sum", Reason: "no int16"},
+			{Op: "barrier", DType: "float32"},
+		}}
+		var r Job
+		x.compare(&r, job{Name: "Go on 0", Size: 1, lines: lines}, want, [][]script.Result{got})
+		r.Kind = "one rank"
+		x.job(r)
+		return x
+	}
+	same := outcome(want[0]...)
+	require.Empty(t, same.Unexplained)
+	other := outcome(script.Result{I: 0, Op: "all_reduce", SHA256: "b"}, script.Result{I: 1, Op: "barrier", Error: "no"})
+	require.Len(t, other.Unexplained, 2)
+	require.Contains(t, other.Unexplained[0], "digest b")
+	require.Contains(t, other.Unexplained[1], "no")
+
+	var b strings.Builder
+	require.NoError(t, markdown(&b, []*Outcome{same, other}))
+	require.Contains(t, b.String(), "| `all_reduce` | equal [1] | 1 of 1 results differ [1] |")
+	require.Contains(t, b.String(), "| `reduce` | no [1] | no [1] |")
+	require.Contains(t, b.String(), "1. no int16")
+	require.Contains(t, b.String(), "| one rank | yes | 1 of 1 jobs failed |")
+}
+
+func TestVersions(t *testing.T) {
+	for text, want := range map[string]version{"1.13.0a0": 113, "2.6.0+debian": 206, "2.11.0+cu130": 211} {
+		v, err := parseVersion(text)
+		require.NoError(t, err)
+		require.Equal(t, want, v)
+	}
+	for _, text := range []string{"", "2", "x.1", "2.y"} {
+		_, err := parseVersion(text)
+		require.Error(t, err, text)
+	}
+	require.Equal(t, "1", version(200).generation())
+	require.Equal(t, "2", version(206).generation())
+}

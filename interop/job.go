@@ -144,7 +144,7 @@ func (l *lab) start(ctx context.Context, j job) (_ *group, err error) {
 	var prefix []string
 	if j.IPv6 {
 		host = "::1"
-		leave := func() {}
+		var leave func()
 		if prefix, leave, err = onlyIPv6(ctx); err != nil {
 			return nil, err
 		}

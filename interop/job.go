@@ -144,11 +144,11 @@ func (l *lab) start(ctx context.Context, j job) (_ *group, err error) {
 	var prefix []string
 	if j.IPv6 {
 		host = "::1"
-		var leave func()
-		if prefix, leave, err = onlyIPv6(ctx); err != nil {
+		enter, leave, err := onlyIPv6(ctx)
+		if err != nil {
 			return nil, err
 		}
-		g.undo = append(g.undo, leave)
+		prefix, g.undo = enter, append(g.undo, leave)
 	} else if port, err = freePort(); err != nil {
 		return nil, err
 	}

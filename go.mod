@@ -3,6 +3,7 @@ module github.com/c10d-go/c10d
 go 1.25.0
 
 require (
+	github.com/ebitengine/purego v0.11.3
 	github.com/redis/go-redis/v9 v9.22.0
 	github.com/stretchr/testify v1.12.1
 	go.uber.org/goleak v1.3.0

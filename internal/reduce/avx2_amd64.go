@@ -184,16 +184,6 @@ func minBF16AVX2(dst []byte, src []byte)
 //go:noescape
 func maxBF16AVX2(dst []byte, src []byte)
 
-// divideBF16AVX2 scales bfloat16s by the lowest 4 bytes of by.
-//
-//go:noescape
-func divideBF16AVX2(b []byte, by uint64)
-
-// multiplyBF16AVX2 scales bfloat16s by the lowest 4 bytes of by.
-//
-//go:noescape
-func multiplyBF16AVX2(b []byte, by uint64)
-
 // sumF16AVX2 is the sum of float16s.
 //
 //go:noescape
@@ -213,6 +203,56 @@ func minF16AVX2(dst []byte, src []byte)
 //
 //go:noescape
 func maxF16AVX2(dst []byte, src []byte)
+
+// sumE5M2AVX2 is the sum of float8_e5m2s.
+//
+//go:noescape
+func sumE5M2AVX2(dst []byte, src []byte)
+
+// productE5M2AVX2 is the product of float8_e5m2s.
+//
+//go:noescape
+func productE5M2AVX2(dst []byte, src []byte)
+
+// minE5M2AVX2 is the min of float8_e5m2s.
+//
+//go:noescape
+func minE5M2AVX2(dst []byte, src []byte)
+
+// maxE5M2AVX2 is the max of float8_e5m2s.
+//
+//go:noescape
+func maxE5M2AVX2(dst []byte, src []byte)
+
+// sumE4M3AVX2 is the sum of float8_e4m3fns.
+//
+//go:noescape
+func sumE4M3AVX2(dst []byte, src []byte)
+
+// productE4M3AVX2 is the product of float8_e4m3fns.
+//
+//go:noescape
+func productE4M3AVX2(dst []byte, src []byte)
+
+// minE4M3AVX2 is the min of float8_e4m3fns.
+//
+//go:noescape
+func minE4M3AVX2(dst []byte, src []byte)
+
+// maxE4M3AVX2 is the max of float8_e4m3fns.
+//
+//go:noescape
+func maxE4M3AVX2(dst []byte, src []byte)
+
+// divideBF16AVX2 scales bfloat16s by the lowest 4 bytes of by.
+//
+//go:noescape
+func divideBF16AVX2(b []byte, by uint64)
+
+// multiplyBF16AVX2 scales bfloat16s by the lowest 4 bytes of by.
+//
+//go:noescape
+func multiplyBF16AVX2(b []byte, by uint64)
 
 // divideF16AVX2 scales float16s by the lowest 4 bytes of by.
 //

@@ -37,9 +37,9 @@ unrolled:
 	VMOVDQU 96(AX), Y1
 	VADDPS  96(CX), Y1, Y1
 	VMOVDQU Y1, 96(AX)
-	ADDQ    $0x80, AX
-	ADDQ    $0x80, CX
-	SUBQ    $0x80, DX
+	ADDQ    $+128, AX
+	ADDQ    $+128, CX
+	SUBQ    $+128, DX
 	JGE     unrolled
 
 single:
@@ -51,9 +51,9 @@ vector:
 	VMOVDQU (AX), Y1
 	VADDPS  (CX), Y1, Y1
 	VMOVDQU Y1, (AX)
-	ADDQ    $0x20, AX
-	ADDQ    $0x20, CX
-	SUBQ    $0x20, DX
+	ADDQ    $+32, AX
+	ADDQ    $+32, CX
+	SUBQ    $+32, DX
 	JG      vector
 
 storeLast:
@@ -145,9 +145,9 @@ unrolled:
 	VMOVDQU 96(AX), Y1
 	VMULPS  96(CX), Y1, Y1
 	VMOVDQU Y1, 96(AX)
-	ADDQ    $0x80, AX
-	ADDQ    $0x80, CX
-	SUBQ    $0x80, DX
+	ADDQ    $+128, AX
+	ADDQ    $+128, CX
+	SUBQ    $+128, DX
 	JGE     unrolled
 
 single:
@@ -159,9 +159,9 @@ vector:
 	VMOVDQU (AX), Y1
 	VMULPS  (CX), Y1, Y1
 	VMOVDQU Y1, (AX)
-	ADDQ    $0x20, AX
-	ADDQ    $0x20, CX
-	SUBQ    $0x20, DX
+	ADDQ    $+32, AX
+	ADDQ    $+32, CX
+	SUBQ    $+32, DX
 	JG      vector
 
 storeLast:
@@ -253,9 +253,9 @@ unrolled:
 	VMOVDQU 96(CX), Y1
 	VMINPS  96(AX), Y1, Y1
 	VMOVDQU Y1, 96(AX)
-	ADDQ    $0x80, AX
-	ADDQ    $0x80, CX
-	SUBQ    $0x80, DX
+	ADDQ    $+128, AX
+	ADDQ    $+128, CX
+	SUBQ    $+128, DX
 	JGE     unrolled
 
 single:
@@ -267,9 +267,9 @@ vector:
 	VMOVDQU (CX), Y1
 	VMINPS  (AX), Y1, Y1
 	VMOVDQU Y1, (AX)
-	ADDQ    $0x20, AX
-	ADDQ    $0x20, CX
-	SUBQ    $0x20, DX
+	ADDQ    $+32, AX
+	ADDQ    $+32, CX
+	SUBQ    $+32, DX
 	JG      vector
 
 storeLast:
@@ -361,9 +361,9 @@ unrolled:
 	VMOVDQU 96(CX), Y1
 	VMAXPS  96(AX), Y1, Y1
 	VMOVDQU Y1, 96(AX)
-	ADDQ    $0x80, AX
-	ADDQ    $0x80, CX
-	SUBQ    $0x80, DX
+	ADDQ    $+128, AX
+	ADDQ    $+128, CX
+	SUBQ    $+128, DX
 	JGE     unrolled
 
 single:
@@ -375,9 +375,9 @@ vector:
 	VMOVDQU (CX), Y1
 	VMAXPS  (AX), Y1, Y1
 	VMOVDQU Y1, (AX)
-	ADDQ    $0x20, AX
-	ADDQ    $0x20, CX
-	SUBQ    $0x20, DX
+	ADDQ    $+32, AX
+	ADDQ    $+32, CX
+	SUBQ    $+32, DX
 	JG      vector
 
 storeLast:
@@ -469,9 +469,9 @@ unrolled:
 	VMOVDQU 96(AX), Y1
 	VADDPD  96(CX), Y1, Y1
 	VMOVDQU Y1, 96(AX)
-	ADDQ    $0x80, AX
-	ADDQ    $0x80, CX
-	SUBQ    $0x80, DX
+	ADDQ    $+128, AX
+	ADDQ    $+128, CX
+	SUBQ    $+128, DX
 	JGE     unrolled
 
 single:
@@ -483,9 +483,9 @@ vector:
 	VMOVDQU (AX), Y1
 	VADDPD  (CX), Y1, Y1
 	VMOVDQU Y1, (AX)
-	ADDQ    $0x20, AX
-	ADDQ    $0x20, CX
-	SUBQ    $0x20, DX
+	ADDQ    $+32, AX
+	ADDQ    $+32, CX
+	SUBQ    $+32, DX
 	JG      vector
 
 storeLast:
@@ -561,9 +561,9 @@ unrolled:
 	VMOVDQU 96(AX), Y1
 	VMULPD  96(CX), Y1, Y1
 	VMOVDQU Y1, 96(AX)
-	ADDQ    $0x80, AX
-	ADDQ    $0x80, CX
-	SUBQ    $0x80, DX
+	ADDQ    $+128, AX
+	ADDQ    $+128, CX
+	SUBQ    $+128, DX
 	JGE     unrolled
 
 single:
@@ -575,9 +575,9 @@ vector:
 	VMOVDQU (AX), Y1
 	VMULPD  (CX), Y1, Y1
 	VMOVDQU Y1, (AX)
-	ADDQ    $0x20, AX
-	ADDQ    $0x20, CX
-	SUBQ    $0x20, DX
+	ADDQ    $+32, AX
+	ADDQ    $+32, CX
+	SUBQ    $+32, DX
 	JG      vector
 
 storeLast:
@@ -653,9 +653,9 @@ unrolled:
 	VMOVDQU 96(CX), Y1
 	VMINPD  96(AX), Y1, Y1
 	VMOVDQU Y1, 96(AX)
-	ADDQ    $0x80, AX
-	ADDQ    $0x80, CX
-	SUBQ    $0x80, DX
+	ADDQ    $+128, AX
+	ADDQ    $+128, CX
+	SUBQ    $+128, DX
 	JGE     unrolled
 
 single:
@@ -667,9 +667,9 @@ vector:
 	VMOVDQU (CX), Y1
 	VMINPD  (AX), Y1, Y1
 	VMOVDQU Y1, (AX)
-	ADDQ    $0x20, AX
-	ADDQ    $0x20, CX
-	SUBQ    $0x20, DX
+	ADDQ    $+32, AX
+	ADDQ    $+32, CX
+	SUBQ    $+32, DX
 	JG      vector
 
 storeLast:
@@ -745,9 +745,9 @@ unrolled:
 	VMOVDQU 96(CX), Y1
 	VMAXPD  96(AX), Y1, Y1
 	VMOVDQU Y1, 96(AX)
-	ADDQ    $0x80, AX
-	ADDQ    $0x80, CX
-	SUBQ    $0x80, DX
+	ADDQ    $+128, AX
+	ADDQ    $+128, CX
+	SUBQ    $+128, DX
 	JGE     unrolled
 
 single:
@@ -759,9 +759,9 @@ vector:
 	VMOVDQU (CX), Y1
 	VMAXPD  (AX), Y1, Y1
 	VMOVDQU Y1, (AX)
-	ADDQ    $0x20, AX
-	ADDQ    $0x20, CX
-	SUBQ    $0x20, DX
+	ADDQ    $+32, AX
+	ADDQ    $+32, CX
+	SUBQ    $+32, DX
 	JG      vector
 
 storeLast:
@@ -837,9 +837,9 @@ unrolled:
 	VMOVDQU 96(AX), Y1
 	VPADDB  96(CX), Y1, Y1
 	VMOVDQU Y1, 96(AX)
-	ADDQ    $0x80, AX
-	ADDQ    $0x80, CX
-	SUBQ    $0x80, DX
+	ADDQ    $+128, AX
+	ADDQ    $+128, CX
+	SUBQ    $+128, DX
 	JGE     unrolled
 
 single:
@@ -851,9 +851,9 @@ vector:
 	VMOVDQU (AX), Y1
 	VPADDB  (CX), Y1, Y1
 	VMOVDQU Y1, (AX)
-	ADDQ    $0x20, AX
-	ADDQ    $0x20, CX
-	SUBQ    $0x20, DX
+	ADDQ    $+32, AX
+	ADDQ    $+32, CX
+	SUBQ    $+32, DX
 	JG      vector
 
 storeLast:
@@ -1010,9 +1010,9 @@ unrolled:
 	VPMULLW Y3, Y2, Y2
 	VPOR    Y2, Y4, Y2
 	VMOVDQU Y2, 96(AX)
-	ADDQ    $0x80, AX
-	ADDQ    $0x80, CX
-	SUBQ    $0x80, DX
+	ADDQ    $+128, AX
+	ADDQ    $+128, CX
+	SUBQ    $+128, DX
 	JGE     unrolled
 
 single:
@@ -1030,9 +1030,9 @@ vector:
 	VPMULLW Y3, Y2, Y2
 	VPOR    Y2, Y4, Y2
 	VMOVDQU Y2, (AX)
-	ADDQ    $0x20, AX
-	ADDQ    $0x20, CX
-	SUBQ    $0x20, DX
+	ADDQ    $+32, AX
+	ADDQ    $+32, CX
+	SUBQ    $+32, DX
 	JG      vector
 
 storeLast:
@@ -1157,9 +1157,9 @@ unrolled:
 	VMOVDQU 96(AX), Y1
 	VPMINSB 96(CX), Y1, Y1
 	VMOVDQU Y1, 96(AX)
-	ADDQ    $0x80, AX
-	ADDQ    $0x80, CX
-	SUBQ    $0x80, DX
+	ADDQ    $+128, AX
+	ADDQ    $+128, CX
+	SUBQ    $+128, DX
 	JGE     unrolled
 
 single:
@@ -1171,9 +1171,9 @@ vector:
 	VMOVDQU (AX), Y1
 	VPMINSB (CX), Y1, Y1
 	VMOVDQU Y1, (AX)
-	ADDQ    $0x20, AX
-	ADDQ    $0x20, CX
-	SUBQ    $0x20, DX
+	ADDQ    $+32, AX
+	ADDQ    $+32, CX
+	SUBQ    $+32, DX
 	JG      vector
 
 storeLast:
@@ -1298,9 +1298,9 @@ unrolled:
 	VMOVDQU 96(AX), Y1
 	VPMAXSB 96(CX), Y1, Y1
 	VMOVDQU Y1, 96(AX)
-	ADDQ    $0x80, AX
-	ADDQ    $0x80, CX
-	SUBQ    $0x80, DX
+	ADDQ    $+128, AX
+	ADDQ    $+128, CX
+	SUBQ    $+128, DX
 	JGE     unrolled
 
 single:
@@ -1312,9 +1312,9 @@ vector:
 	VMOVDQU (AX), Y1
 	VPMAXSB (CX), Y1, Y1
 	VMOVDQU Y1, (AX)
-	ADDQ    $0x20, AX
-	ADDQ    $0x20, CX
-	SUBQ    $0x20, DX
+	ADDQ    $+32, AX
+	ADDQ    $+32, CX
+	SUBQ    $+32, DX
 	JG      vector
 
 storeLast:
@@ -1439,9 +1439,9 @@ unrolled:
 	VMOVDQU 96(AX), Y1
 	VPMINUB 96(CX), Y1, Y1
 	VMOVDQU Y1, 96(AX)
-	ADDQ    $0x80, AX
-	ADDQ    $0x80, CX
-	SUBQ    $0x80, DX
+	ADDQ    $+128, AX
+	ADDQ    $+128, CX
+	SUBQ    $+128, DX
 	JGE     unrolled
 
 single:
@@ -1453,9 +1453,9 @@ vector:
 	VMOVDQU (AX), Y1
 	VPMINUB (CX), Y1, Y1
 	VMOVDQU Y1, (AX)
-	ADDQ    $0x20, AX
-	ADDQ    $0x20, CX
-	SUBQ    $0x20, DX
+	ADDQ    $+32, AX
+	ADDQ    $+32, CX
+	SUBQ    $+32, DX
 	JG      vector
 
 storeLast:
@@ -1580,9 +1580,9 @@ unrolled:
 	VMOVDQU 96(AX), Y1
 	VPMAXUB 96(CX), Y1, Y1
 	VMOVDQU Y1, 96(AX)
-	ADDQ    $0x80, AX
-	ADDQ    $0x80, CX
-	SUBQ    $0x80, DX
+	ADDQ    $+128, AX
+	ADDQ    $+128, CX
+	SUBQ    $+128, DX
 	JGE     unrolled
 
 single:
@@ -1594,9 +1594,9 @@ vector:
 	VMOVDQU (AX), Y1
 	VPMAXUB (CX), Y1, Y1
 	VMOVDQU Y1, (AX)
-	ADDQ    $0x20, AX
-	ADDQ    $0x20, CX
-	SUBQ    $0x20, DX
+	ADDQ    $+32, AX
+	ADDQ    $+32, CX
+	SUBQ    $+32, DX
 	JG      vector
 
 storeLast:
@@ -1721,9 +1721,9 @@ unrolled:
 	VMOVDQU 96(AX), Y1
 	VPADDW  96(CX), Y1, Y1
 	VMOVDQU Y1, 96(AX)
-	ADDQ    $0x80, AX
-	ADDQ    $0x80, CX
-	SUBQ    $0x80, DX
+	ADDQ    $+128, AX
+	ADDQ    $+128, CX
+	SUBQ    $+128, DX
 	JGE     unrolled
 
 single:
@@ -1735,9 +1735,9 @@ vector:
 	VMOVDQU (AX), Y1
 	VPADDW  (CX), Y1, Y1
 	VMOVDQU Y1, (AX)
-	ADDQ    $0x20, AX
-	ADDQ    $0x20, CX
-	SUBQ    $0x20, DX
+	ADDQ    $+32, AX
+	ADDQ    $+32, CX
+	SUBQ    $+32, DX
 	JG      vector
 
 storeLast:
@@ -1847,9 +1847,9 @@ unrolled:
 	VMOVDQU 96(AX), Y1
 	VPMULLW 96(CX), Y1, Y1
 	VMOVDQU Y1, 96(AX)
-	ADDQ    $0x80, AX
-	ADDQ    $0x80, CX
-	SUBQ    $0x80, DX
+	ADDQ    $+128, AX
+	ADDQ    $+128, CX
+	SUBQ    $+128, DX
 	JGE     unrolled
 
 single:
@@ -1861,9 +1861,9 @@ vector:
 	VMOVDQU (AX), Y1
 	VPMULLW (CX), Y1, Y1
 	VMOVDQU Y1, (AX)
-	ADDQ    $0x20, AX
-	ADDQ    $0x20, CX
-	SUBQ    $0x20, DX
+	ADDQ    $+32, AX
+	ADDQ    $+32, CX
+	SUBQ    $+32, DX
 	JG      vector
 
 storeLast:
@@ -1973,9 +1973,9 @@ unrolled:
 	VMOVDQU 96(AX), Y1
 	VPMINSW 96(CX), Y1, Y1
 	VMOVDQU Y1, 96(AX)
-	ADDQ    $0x80, AX
-	ADDQ    $0x80, CX
-	SUBQ    $0x80, DX
+	ADDQ    $+128, AX
+	ADDQ    $+128, CX
+	SUBQ    $+128, DX
 	JGE     unrolled
 
 single:
@@ -1987,9 +1987,9 @@ vector:
 	VMOVDQU (AX), Y1
 	VPMINSW (CX), Y1, Y1
 	VMOVDQU Y1, (AX)
-	ADDQ    $0x20, AX
-	ADDQ    $0x20, CX
-	SUBQ    $0x20, DX
+	ADDQ    $+32, AX
+	ADDQ    $+32, CX
+	SUBQ    $+32, DX
 	JG      vector
 
 storeLast:
@@ -2099,9 +2099,9 @@ unrolled:
 	VMOVDQU 96(AX), Y1
 	VPMAXSW 96(CX), Y1, Y1
 	VMOVDQU Y1, 96(AX)
-	ADDQ    $0x80, AX
-	ADDQ    $0x80, CX
-	SUBQ    $0x80, DX
+	ADDQ    $+128, AX
+	ADDQ    $+128, CX
+	SUBQ    $+128, DX
 	JGE     unrolled
 
 single:
@@ -2113,9 +2113,9 @@ vector:
 	VMOVDQU (AX), Y1
 	VPMAXSW (CX), Y1, Y1
 	VMOVDQU Y1, (AX)
-	ADDQ    $0x20, AX
-	ADDQ    $0x20, CX
-	SUBQ    $0x20, DX
+	ADDQ    $+32, AX
+	ADDQ    $+32, CX
+	SUBQ    $+32, DX
 	JG      vector
 
 storeLast:
@@ -2225,9 +2225,9 @@ unrolled:
 	VMOVDQU 96(AX), Y1
 	VPMINUW 96(CX), Y1, Y1
 	VMOVDQU Y1, 96(AX)
-	ADDQ    $0x80, AX
-	ADDQ    $0x80, CX
-	SUBQ    $0x80, DX
+	ADDQ    $+128, AX
+	ADDQ    $+128, CX
+	SUBQ    $+128, DX
 	JGE     unrolled
 
 single:
@@ -2239,9 +2239,9 @@ vector:
 	VMOVDQU (AX), Y1
 	VPMINUW (CX), Y1, Y1
 	VMOVDQU Y1, (AX)
-	ADDQ    $0x20, AX
-	ADDQ    $0x20, CX
-	SUBQ    $0x20, DX
+	ADDQ    $+32, AX
+	ADDQ    $+32, CX
+	SUBQ    $+32, DX
 	JG      vector
 
 storeLast:
@@ -2351,9 +2351,9 @@ unrolled:
 	VMOVDQU 96(AX), Y1
 	VPMAXUW 96(CX), Y1, Y1
 	VMOVDQU Y1, 96(AX)
-	ADDQ    $0x80, AX
-	ADDQ    $0x80, CX
-	SUBQ    $0x80, DX
+	ADDQ    $+128, AX
+	ADDQ    $+128, CX
+	SUBQ    $+128, DX
 	JGE     unrolled
 
 single:
@@ -2365,9 +2365,9 @@ vector:
 	VMOVDQU (AX), Y1
 	VPMAXUW (CX), Y1, Y1
 	VMOVDQU Y1, (AX)
-	ADDQ    $0x20, AX
-	ADDQ    $0x20, CX
-	SUBQ    $0x20, DX
+	ADDQ    $+32, AX
+	ADDQ    $+32, CX
+	SUBQ    $+32, DX
 	JG      vector
 
 storeLast:
@@ -2477,9 +2477,9 @@ unrolled:
 	VMOVDQU 96(AX), Y1
 	VPADDD  96(CX), Y1, Y1
 	VMOVDQU Y1, 96(AX)
-	ADDQ    $0x80, AX
-	ADDQ    $0x80, CX
-	SUBQ    $0x80, DX
+	ADDQ    $+128, AX
+	ADDQ    $+128, CX
+	SUBQ    $+128, DX
 	JGE     unrolled
 
 single:
@@ -2491,9 +2491,9 @@ vector:
 	VMOVDQU (AX), Y1
 	VPADDD  (CX), Y1, Y1
 	VMOVDQU Y1, (AX)
-	ADDQ    $0x20, AX
-	ADDQ    $0x20, CX
-	SUBQ    $0x20, DX
+	ADDQ    $+32, AX
+	ADDQ    $+32, CX
+	SUBQ    $+32, DX
 	JG      vector
 
 storeLast:
@@ -2585,9 +2585,9 @@ unrolled:
 	VMOVDQU 96(AX), Y1
 	VPMULLD 96(CX), Y1, Y1
 	VMOVDQU Y1, 96(AX)
-	ADDQ    $0x80, AX
-	ADDQ    $0x80, CX
-	SUBQ    $0x80, DX
+	ADDQ    $+128, AX
+	ADDQ    $+128, CX
+	SUBQ    $+128, DX
 	JGE     unrolled
 
 single:
@@ -2599,9 +2599,9 @@ vector:
 	VMOVDQU (AX), Y1
 	VPMULLD (CX), Y1, Y1
 	VMOVDQU Y1, (AX)
-	ADDQ    $0x20, AX
-	ADDQ    $0x20, CX
-	SUBQ    $0x20, DX
+	ADDQ    $+32, AX
+	ADDQ    $+32, CX
+	SUBQ    $+32, DX
 	JG      vector
 
 storeLast:
@@ -2693,9 +2693,9 @@ unrolled:
 	VMOVDQU 96(AX), Y1
 	VPMINSD 96(CX), Y1, Y1
 	VMOVDQU Y1, 96(AX)
-	ADDQ    $0x80, AX
-	ADDQ    $0x80, CX
-	SUBQ    $0x80, DX
+	ADDQ    $+128, AX
+	ADDQ    $+128, CX
+	SUBQ    $+128, DX
 	JGE     unrolled
 
 single:
@@ -2707,9 +2707,9 @@ vector:
 	VMOVDQU (AX), Y1
 	VPMINSD (CX), Y1, Y1
 	VMOVDQU Y1, (AX)
-	ADDQ    $0x20, AX
-	ADDQ    $0x20, CX
-	SUBQ    $0x20, DX
+	ADDQ    $+32, AX
+	ADDQ    $+32, CX
+	SUBQ    $+32, DX
 	JG      vector
 
 storeLast:
@@ -2801,9 +2801,9 @@ unrolled:
 	VMOVDQU 96(AX), Y1
 	VPMAXSD 96(CX), Y1, Y1
 	VMOVDQU Y1, 96(AX)
-	ADDQ    $0x80, AX
-	ADDQ    $0x80, CX
-	SUBQ    $0x80, DX
+	ADDQ    $+128, AX
+	ADDQ    $+128, CX
+	SUBQ    $+128, DX
 	JGE     unrolled
 
 single:
@@ -2815,9 +2815,9 @@ vector:
 	VMOVDQU (AX), Y1
 	VPMAXSD (CX), Y1, Y1
 	VMOVDQU Y1, (AX)
-	ADDQ    $0x20, AX
-	ADDQ    $0x20, CX
-	SUBQ    $0x20, DX
+	ADDQ    $+32, AX
+	ADDQ    $+32, CX
+	SUBQ    $+32, DX
 	JG      vector
 
 storeLast:
@@ -2909,9 +2909,9 @@ unrolled:
 	VMOVDQU 96(AX), Y1
 	VPMINUD 96(CX), Y1, Y1
 	VMOVDQU Y1, 96(AX)
-	ADDQ    $0x80, AX
-	ADDQ    $0x80, CX
-	SUBQ    $0x80, DX
+	ADDQ    $+128, AX
+	ADDQ    $+128, CX
+	SUBQ    $+128, DX
 	JGE     unrolled
 
 single:
@@ -2923,9 +2923,9 @@ vector:
 	VMOVDQU (AX), Y1
 	VPMINUD (CX), Y1, Y1
 	VMOVDQU Y1, (AX)
-	ADDQ    $0x20, AX
-	ADDQ    $0x20, CX
-	SUBQ    $0x20, DX
+	ADDQ    $+32, AX
+	ADDQ    $+32, CX
+	SUBQ    $+32, DX
 	JG      vector
 
 storeLast:
@@ -3017,9 +3017,9 @@ unrolled:
 	VMOVDQU 96(AX), Y1
 	VPMAXUD 96(CX), Y1, Y1
 	VMOVDQU Y1, 96(AX)
-	ADDQ    $0x80, AX
-	ADDQ    $0x80, CX
-	SUBQ    $0x80, DX
+	ADDQ    $+128, AX
+	ADDQ    $+128, CX
+	SUBQ    $+128, DX
 	JGE     unrolled
 
 single:
@@ -3031,9 +3031,9 @@ vector:
 	VMOVDQU (AX), Y1
 	VPMAXUD (CX), Y1, Y1
 	VMOVDQU Y1, (AX)
-	ADDQ    $0x20, AX
-	ADDQ    $0x20, CX
-	SUBQ    $0x20, DX
+	ADDQ    $+32, AX
+	ADDQ    $+32, CX
+	SUBQ    $+32, DX
 	JG      vector
 
 storeLast:
@@ -3125,9 +3125,9 @@ unrolled:
 	VMOVDQU 96(AX), Y1
 	VPADDQ  96(CX), Y1, Y1
 	VMOVDQU Y1, 96(AX)
-	ADDQ    $0x80, AX
-	ADDQ    $0x80, CX
-	SUBQ    $0x80, DX
+	ADDQ    $+128, AX
+	ADDQ    $+128, CX
+	SUBQ    $+128, DX
 	JGE     unrolled
 
 single:
@@ -3139,9 +3139,9 @@ vector:
 	VMOVDQU (AX), Y1
 	VPADDQ  (CX), Y1, Y1
 	VMOVDQU Y1, (AX)
-	ADDQ    $0x20, AX
-	ADDQ    $0x20, CX
-	SUBQ    $0x20, DX
+	ADDQ    $+32, AX
+	ADDQ    $+32, CX
+	SUBQ    $+32, DX
 	JG      vector
 
 storeLast:
@@ -3256,9 +3256,9 @@ unrolled:
 	VPMULUDQ Y0, Y1, Y4
 	VPADDQ   Y3, Y4, Y3
 	VMOVDQU  Y3, 96(AX)
-	ADDQ     $0x80, AX
-	ADDQ     $0x80, CX
-	SUBQ     $0x80, DX
+	ADDQ     $+128, AX
+	ADDQ     $+128, CX
+	SUBQ     $+128, DX
 	JGE      unrolled
 
 single:
@@ -3278,9 +3278,9 @@ vector:
 	VPMULUDQ Y0, Y1, Y4
 	VPADDQ   Y3, Y4, Y3
 	VMOVDQU  Y3, (AX)
-	ADDQ     $0x20, AX
-	ADDQ     $0x20, CX
-	SUBQ     $0x20, DX
+	ADDQ     $+32, AX
+	ADDQ     $+32, CX
+	SUBQ     $+32, DX
 	JG       vector
 
 storeLast:
@@ -3365,9 +3365,9 @@ unrolled:
 	VPCMPGTQ  Y1, Y0, Y3
 	VBLENDVPD Y3, Y1, Y0, Y3
 	VMOVDQU   Y3, 96(AX)
-	ADDQ      $0x80, AX
-	ADDQ      $0x80, CX
-	SUBQ      $0x80, DX
+	ADDQ      $+128, AX
+	ADDQ      $+128, CX
+	SUBQ      $+128, DX
 	JGE       unrolled
 
 single:
@@ -3381,9 +3381,9 @@ vector:
 	VPCMPGTQ  Y1, Y0, Y3
 	VBLENDVPD Y3, Y1, Y0, Y3
 	VMOVDQU   Y3, (AX)
-	ADDQ      $0x20, AX
-	ADDQ      $0x20, CX
-	SUBQ      $0x20, DX
+	ADDQ      $+32, AX
+	ADDQ      $+32, CX
+	SUBQ      $+32, DX
 	JG        vector
 
 storeLast:
@@ -3468,9 +3468,9 @@ unrolled:
 	VPCMPGTQ  Y0, Y1, Y3
 	VBLENDVPD Y3, Y1, Y0, Y3
 	VMOVDQU   Y3, 96(AX)
-	ADDQ      $0x80, AX
-	ADDQ      $0x80, CX
-	SUBQ      $0x80, DX
+	ADDQ      $+128, AX
+	ADDQ      $+128, CX
+	SUBQ      $+128, DX
 	JGE       unrolled
 
 single:
@@ -3484,9 +3484,9 @@ vector:
 	VPCMPGTQ  Y0, Y1, Y3
 	VBLENDVPD Y3, Y1, Y0, Y3
 	VMOVDQU   Y3, (AX)
-	ADDQ      $0x20, AX
-	ADDQ      $0x20, CX
-	SUBQ      $0x20, DX
+	ADDQ      $+32, AX
+	ADDQ      $+32, CX
+	SUBQ      $+32, DX
 	JG        vector
 
 storeLast:
@@ -3584,9 +3584,9 @@ unrolled:
 	VPCMPGTQ  Y5, Y4, Y4
 	VBLENDVPD Y4, Y2, Y1, Y4
 	VMOVDQU   Y4, 96(AX)
-	ADDQ      $0x80, AX
-	ADDQ      $0x80, CX
-	SUBQ      $0x80, DX
+	ADDQ      $+128, AX
+	ADDQ      $+128, CX
+	SUBQ      $+128, DX
 	JGE       unrolled
 
 single:
@@ -3602,9 +3602,9 @@ vector:
 	VPCMPGTQ  Y5, Y4, Y4
 	VBLENDVPD Y4, Y2, Y1, Y4
 	VMOVDQU   Y4, (AX)
-	ADDQ      $0x20, AX
-	ADDQ      $0x20, CX
-	SUBQ      $0x20, DX
+	ADDQ      $+32, AX
+	ADDQ      $+32, CX
+	SUBQ      $+32, DX
 	JG        vector
 
 storeLast:
@@ -3702,9 +3702,9 @@ unrolled:
 	VPCMPGTQ  Y5, Y4, Y4
 	VBLENDVPD Y4, Y2, Y1, Y4
 	VMOVDQU   Y4, 96(AX)
-	ADDQ      $0x80, AX
-	ADDQ      $0x80, CX
-	SUBQ      $0x80, DX
+	ADDQ      $+128, AX
+	ADDQ      $+128, CX
+	SUBQ      $+128, DX
 	JGE       unrolled
 
 single:
@@ -3720,9 +3720,9 @@ vector:
 	VPCMPGTQ  Y5, Y4, Y4
 	VBLENDVPD Y4, Y2, Y1, Y4
 	VMOVDQU   Y4, (AX)
-	ADDQ      $0x20, AX
-	ADDQ      $0x20, CX
-	SUBQ      $0x20, DX
+	ADDQ      $+32, AX
+	ADDQ      $+32, CX
+	SUBQ      $+32, DX
 	JG        vector
 
 storeLast:
@@ -3774,41 +3774,41 @@ TEXT ·sumBF16AVX2(SB), NOSPLIT, $0-48
 	MOVQ         $0xffff0000ffff0000, BX
 	VMOVQ        BX, X0
 	VPBROADCASTQ X0, Y0
-	MOVQ         $0x0000000100000001, BX
+	MOVQ         $0x0001000100010001, BX
 	VMOVQ        BX, X1
 	VPBROADCASTQ X1, Y1
-	MOVQ         $0x00007fff00007fff, BX
+	MOVQ         $0x7fff7fff7fff7fff, BX
 	VMOVQ        BX, X2
 	VPBROADCASTQ X2, Y2
-	MOVQ         $0x7fc000007fc00000, BX
+	MOVQ         $0x7f807f807f807f80, BX
 	VMOVQ        BX, X3
 	VPBROADCASTQ X3, Y3
+	MOVQ         $0x7fc07fc07fc07fc0, BX
+	VMOVQ        BX, X4
+	VPBROADCASTQ X4, Y4
 	CMPQ         DX, $0x20
 	JB           loadShort
-	VMOVDQU      -32(AX)(DX*1), Y4
-	VMOVDQU      -32(CX)(DX*1), Y5
+	VMOVDQU      -32(AX)(DX*1), Y5
+	VMOVDQU      -32(CX)(DX*1), Y6
 
 compute:
-	VPSLLD    $0x10, Y4, Y6
-	VPAND     Y0, Y4, Y4
 	VPSLLD    $0x10, Y5, Y7
 	VPAND     Y0, Y5, Y5
-	VADDPS    Y7, Y6, Y6
-	VADDPS    Y5, Y4, Y4
-	VCMPPS    $0x03, Y6, Y6, Y5
-	VBLENDVPS Y5, Y3, Y6, Y6
-	VPSRLD    $0x10, Y6, Y5
-	VPAND     Y1, Y5, Y5
-	VPADDD    Y2, Y5, Y5
-	VPADDD    Y5, Y6, Y6
-	VCMPPS    $0x03, Y4, Y4, Y5
-	VBLENDVPS Y5, Y3, Y4, Y4
-	VPSRLD    $0x10, Y4, Y5
-	VPAND     Y1, Y5, Y5
-	VPADDD    Y2, Y5, Y5
-	VPADDD    Y5, Y4, Y4
-	VPSRLD    $0x10, Y6, Y6
-	VPBLENDW  $0xaa, Y4, Y6, Y4
+	VPSLLD    $0x10, Y6, Y8
+	VPAND     Y0, Y6, Y6
+	VADDPS    Y8, Y7, Y7
+	VADDPS    Y6, Y5, Y5
+	VPSRLD    $0x10, Y7, Y6
+	VPBLENDW  $0xaa, Y5, Y6, Y6
+	VPSLLD    $0x10, Y5, Y5
+	VPBLENDW  $0xaa, Y5, Y7, Y5
+	VPANDN    Y1, Y6, Y7
+	VPSUBUSW  Y7, Y5, Y7
+	VPSRLW    $0x0f, Y7, Y7
+	VPADDW    Y7, Y6, Y7
+	VPAND     Y2, Y6, Y5
+	VPCMPGTW  Y3, Y5, Y5
+	VPBLENDVB Y5, Y4, Y7, Y7
 	CMPQ      DX, $0x20
 	JB        storeShort
 	LEAQ      -32(AX)(DX*1), BX
@@ -3820,33 +3820,30 @@ vector:
 	VMOVDQU   (AX), Y5
 	VPSLLD    $0x10, Y5, Y6
 	VPAND     Y0, Y5, Y5
-	VMOVDQU   (CX), Y7
-	VPSLLD    $0x10, Y7, Y8
-	VPAND     Y0, Y7, Y7
-	VADDPS    Y8, Y6, Y6
-	VADDPS    Y7, Y5, Y5
-	VCMPPS    $0x03, Y6, Y6, Y7
-	VBLENDVPS Y7, Y3, Y6, Y6
-	VPSRLD    $0x10, Y6, Y7
-	VPAND     Y1, Y7, Y7
-	VPADDD    Y2, Y7, Y7
-	VPADDD    Y7, Y6, Y6
-	VCMPPS    $0x03, Y5, Y5, Y7
-	VBLENDVPS Y7, Y3, Y5, Y5
-	VPSRLD    $0x10, Y5, Y7
-	VPAND     Y1, Y7, Y7
-	VPADDD    Y2, Y7, Y7
-	VPADDD    Y7, Y5, Y5
-	VPSRLD    $0x10, Y6, Y6
+	VMOVDQU   (CX), Y8
+	VPSLLD    $0x10, Y8, Y9
+	VPAND     Y0, Y8, Y8
+	VADDPS    Y9, Y6, Y6
+	VADDPS    Y8, Y5, Y5
+	VPSRLD    $0x10, Y6, Y8
+	VPBLENDW  $0xaa, Y5, Y8, Y8
+	VPSLLD    $0x10, Y5, Y5
 	VPBLENDW  $0xaa, Y5, Y6, Y5
-	VMOVDQU   Y5, (AX)
-	ADDQ      $0x20, AX
-	ADDQ      $0x20, CX
-	SUBQ      $0x20, DX
+	VPANDN    Y1, Y8, Y6
+	VPSUBUSW  Y6, Y5, Y6
+	VPSRLW    $0x0f, Y6, Y6
+	VPADDW    Y6, Y8, Y6
+	VPAND     Y2, Y8, Y5
+	VPCMPGTW  Y3, Y5, Y5
+	VPBLENDVB Y5, Y4, Y6, Y6
+	VMOVDQU   Y6, (AX)
+	ADDQ      $+32, AX
+	ADDQ      $+32, CX
+	SUBQ      $+32, DX
 	JG        vector
 
 storeLast:
-	VMOVDQU Y4, (BX)
+	VMOVDQU Y7, (BX)
 
 done:
 	VZEROUPPER
@@ -3855,39 +3852,39 @@ done:
 loadShort:
 	CMPQ        DX, $0x10
 	JB          loadLess16
-	VMOVDQU     (AX), X4
-	VINSERTI128 $0x01, -16(AX)(DX*1), Y4, Y4
-	VMOVDQU     (CX), X5
-	VINSERTI128 $0x01, -16(CX)(DX*1), Y5, Y5
+	VMOVDQU     (AX), X5
+	VINSERTI128 $0x01, -16(AX)(DX*1), Y5, Y5
+	VMOVDQU     (CX), X6
+	VINSERTI128 $0x01, -16(CX)(DX*1), Y6, Y6
 	JMP         compute
 
 loadLess16:
 	CMPQ    DX, $0x08
 	JB      loadLess8
-	VMOVQ   (AX), X4
-	VPINSRQ $0x01, -8(AX)(DX*1), X4, X4
-	VMOVQ   (CX), X5
-	VPINSRQ $0x01, -8(CX)(DX*1), X5, X5
+	VMOVQ   (AX), X5
+	VPINSRQ $0x01, -8(AX)(DX*1), X5, X5
+	VMOVQ   (CX), X6
+	VPINSRQ $0x01, -8(CX)(DX*1), X6, X6
 	JMP     compute
 
 loadLess8:
 	CMPQ    DX, $0x04
 	JB      loadLess4
-	VMOVD   (AX), X4
-	VPINSRD $0x01, -4(AX)(DX*1), X4, X4
-	VMOVD   (CX), X5
-	VPINSRD $0x01, -4(CX)(DX*1), X5, X5
+	VMOVD   (AX), X5
+	VPINSRD $0x01, -4(AX)(DX*1), X5, X5
+	VMOVD   (CX), X6
+	VPINSRD $0x01, -4(CX)(DX*1), X6, X6
 	JMP     compute
 
 loadLess4:
 	CMPQ    DX, $0x02
 	JB      loadLess2
-	VPXOR   Y4, Y4, Y4
-	VPINSRW $0x00, (AX), X4, X4
-	VPINSRW $0x01, -2(AX)(DX*1), X4, X4
 	VPXOR   Y5, Y5, Y5
-	VPINSRW $0x00, (CX), X5, X5
-	VPINSRW $0x01, -2(CX)(DX*1), X5, X5
+	VPINSRW $0x00, (AX), X5, X5
+	VPINSRW $0x01, -2(AX)(DX*1), X5, X5
+	VPXOR   Y6, Y6, Y6
+	VPINSRW $0x00, (CX), X6, X6
+	VPINSRW $0x01, -2(CX)(DX*1), X6, X6
 	JMP     compute
 
 loadLess2:
@@ -3896,27 +3893,27 @@ loadLess2:
 storeShort:
 	CMPQ         DX, $0x10
 	JB           storeLess16
-	VMOVDQU      X4, (AX)
-	VEXTRACTI128 $0x01, Y4, -16(AX)(DX*1)
+	VMOVDQU      X7, (AX)
+	VEXTRACTI128 $0x01, Y7, -16(AX)(DX*1)
 	JMP          done
 
 storeLess16:
 	CMPQ    DX, $0x08
 	JB      storeLess8
-	VMOVQ   X4, (AX)
-	VPEXTRQ $0x01, X4, -8(AX)(DX*1)
+	VMOVQ   X7, (AX)
+	VPEXTRQ $0x01, X7, -8(AX)(DX*1)
 	JMP     done
 
 storeLess8:
 	CMPQ    DX, $0x04
 	JB      storeLess4
-	VMOVD   X4, (AX)
-	VPEXTRD $0x01, X4, -4(AX)(DX*1)
+	VMOVD   X7, (AX)
+	VPEXTRD $0x01, X7, -4(AX)(DX*1)
 	JMP     done
 
 storeLess4:
-	VPEXTRW $0x00, X4, (AX)
-	VPEXTRW $0x01, X4, -2(AX)(DX*1)
+	VPEXTRW $0x00, X7, (AX)
+	VPEXTRW $0x01, X7, -2(AX)(DX*1)
 	JMP     done
 
 // func productBF16AVX2(dst []byte, src []byte)
@@ -3928,41 +3925,41 @@ TEXT ·productBF16AVX2(SB), NOSPLIT, $0-48
 	MOVQ         $0xffff0000ffff0000, BX
 	VMOVQ        BX, X0
 	VPBROADCASTQ X0, Y0
-	MOVQ         $0x0000000100000001, BX
+	MOVQ         $0x0001000100010001, BX
 	VMOVQ        BX, X1
 	VPBROADCASTQ X1, Y1
-	MOVQ         $0x00007fff00007fff, BX
+	MOVQ         $0x7fff7fff7fff7fff, BX
 	VMOVQ        BX, X2
 	VPBROADCASTQ X2, Y2
-	MOVQ         $0x7fc000007fc00000, BX
+	MOVQ         $0x7f807f807f807f80, BX
 	VMOVQ        BX, X3
 	VPBROADCASTQ X3, Y3
+	MOVQ         $0x7fc07fc07fc07fc0, BX
+	VMOVQ        BX, X4
+	VPBROADCASTQ X4, Y4
 	CMPQ         DX, $0x20
 	JB           loadShort
-	VMOVDQU      -32(AX)(DX*1), Y4
-	VMOVDQU      -32(CX)(DX*1), Y5
+	VMOVDQU      -32(AX)(DX*1), Y5
+	VMOVDQU      -32(CX)(DX*1), Y6
 
 compute:
-	VPSLLD    $0x10, Y4, Y6
-	VPAND     Y0, Y4, Y4
 	VPSLLD    $0x10, Y5, Y7
 	VPAND     Y0, Y5, Y5
-	VMULPS    Y7, Y6, Y6
-	VMULPS    Y5, Y4, Y4
-	VCMPPS    $0x03, Y6, Y6, Y5
-	VBLENDVPS Y5, Y3, Y6, Y6
-	VPSRLD    $0x10, Y6, Y5
-	VPAND     Y1, Y5, Y5
-	VPADDD    Y2, Y5, Y5
-	VPADDD    Y5, Y6, Y6
-	VCMPPS    $0x03, Y4, Y4, Y5
-	VBLENDVPS Y5, Y3, Y4, Y4
-	VPSRLD    $0x10, Y4, Y5
-	VPAND     Y1, Y5, Y5
-	VPADDD    Y2, Y5, Y5
-	VPADDD    Y5, Y4, Y4
-	VPSRLD    $0x10, Y6, Y6
-	VPBLENDW  $0xaa, Y4, Y6, Y4
+	VPSLLD    $0x10, Y6, Y8
+	VPAND     Y0, Y6, Y6
+	VMULPS    Y8, Y7, Y7
+	VMULPS    Y6, Y5, Y5
+	VPSRLD    $0x10, Y7, Y6
+	VPBLENDW  $0xaa, Y5, Y6, Y6
+	VPSLLD    $0x10, Y5, Y5
+	VPBLENDW  $0xaa, Y5, Y7, Y5
+	VPANDN    Y1, Y6, Y7
+	VPSUBUSW  Y7, Y5, Y7
+	VPSRLW    $0x0f, Y7, Y7
+	VPADDW    Y7, Y6, Y7
+	VPAND     Y2, Y6, Y5
+	VPCMPGTW  Y3, Y5, Y5
+	VPBLENDVB Y5, Y4, Y7, Y7
 	CMPQ      DX, $0x20
 	JB        storeShort
 	LEAQ      -32(AX)(DX*1), BX
@@ -3974,33 +3971,30 @@ vector:
 	VMOVDQU   (AX), Y5
 	VPSLLD    $0x10, Y5, Y6
 	VPAND     Y0, Y5, Y5
-	VMOVDQU   (CX), Y7
-	VPSLLD    $0x10, Y7, Y8
-	VPAND     Y0, Y7, Y7
-	VMULPS    Y8, Y6, Y6
-	VMULPS    Y7, Y5, Y5
-	VCMPPS    $0x03, Y6, Y6, Y7
-	VBLENDVPS Y7, Y3, Y6, Y6
-	VPSRLD    $0x10, Y6, Y7
-	VPAND     Y1, Y7, Y7
-	VPADDD    Y2, Y7, Y7
-	VPADDD    Y7, Y6, Y6
-	VCMPPS    $0x03, Y5, Y5, Y7
-	VBLENDVPS Y7, Y3, Y5, Y5
-	VPSRLD    $0x10, Y5, Y7
-	VPAND     Y1, Y7, Y7
-	VPADDD    Y2, Y7, Y7
-	VPADDD    Y7, Y5, Y5
-	VPSRLD    $0x10, Y6, Y6
+	VMOVDQU   (CX), Y8
+	VPSLLD    $0x10, Y8, Y9
+	VPAND     Y0, Y8, Y8
+	VMULPS    Y9, Y6, Y6
+	VMULPS    Y8, Y5, Y5
+	VPSRLD    $0x10, Y6, Y8
+	VPBLENDW  $0xaa, Y5, Y8, Y8
+	VPSLLD    $0x10, Y5, Y5
 	VPBLENDW  $0xaa, Y5, Y6, Y5
-	VMOVDQU   Y5, (AX)
-	ADDQ      $0x20, AX
-	ADDQ      $0x20, CX
-	SUBQ      $0x20, DX
+	VPANDN    Y1, Y8, Y6
+	VPSUBUSW  Y6, Y5, Y6
+	VPSRLW    $0x0f, Y6, Y6
+	VPADDW    Y6, Y8, Y6
+	VPAND     Y2, Y8, Y5
+	VPCMPGTW  Y3, Y5, Y5
+	VPBLENDVB Y5, Y4, Y6, Y6
+	VMOVDQU   Y6, (AX)
+	ADDQ      $+32, AX
+	ADDQ      $+32, CX
+	SUBQ      $+32, DX
 	JG        vector
 
 storeLast:
-	VMOVDQU Y4, (BX)
+	VMOVDQU Y7, (BX)
 
 done:
 	VZEROUPPER
@@ -4009,39 +4003,39 @@ done:
 loadShort:
 	CMPQ        DX, $0x10
 	JB          loadLess16
-	VMOVDQU     (AX), X4
-	VINSERTI128 $0x01, -16(AX)(DX*1), Y4, Y4
-	VMOVDQU     (CX), X5
-	VINSERTI128 $0x01, -16(CX)(DX*1), Y5, Y5
+	VMOVDQU     (AX), X5
+	VINSERTI128 $0x01, -16(AX)(DX*1), Y5, Y5
+	VMOVDQU     (CX), X6
+	VINSERTI128 $0x01, -16(CX)(DX*1), Y6, Y6
 	JMP         compute
 
 loadLess16:
 	CMPQ    DX, $0x08
 	JB      loadLess8
-	VMOVQ   (AX), X4
-	VPINSRQ $0x01, -8(AX)(DX*1), X4, X4
-	VMOVQ   (CX), X5
-	VPINSRQ $0x01, -8(CX)(DX*1), X5, X5
+	VMOVQ   (AX), X5
+	VPINSRQ $0x01, -8(AX)(DX*1), X5, X5
+	VMOVQ   (CX), X6
+	VPINSRQ $0x01, -8(CX)(DX*1), X6, X6
 	JMP     compute
 
 loadLess8:
 	CMPQ    DX, $0x04
 	JB      loadLess4
-	VMOVD   (AX), X4
-	VPINSRD $0x01, -4(AX)(DX*1), X4, X4
-	VMOVD   (CX), X5
-	VPINSRD $0x01, -4(CX)(DX*1), X5, X5
+	VMOVD   (AX), X5
+	VPINSRD $0x01, -4(AX)(DX*1), X5, X5
+	VMOVD   (CX), X6
+	VPINSRD $0x01, -4(CX)(DX*1), X6, X6
 	JMP     compute
 
 loadLess4:
 	CMPQ    DX, $0x02
 	JB      loadLess2
-	VPXOR   Y4, Y4, Y4
-	VPINSRW $0x00, (AX), X4, X4
-	VPINSRW $0x01, -2(AX)(DX*1), X4, X4
 	VPXOR   Y5, Y5, Y5
-	VPINSRW $0x00, (CX), X5, X5
-	VPINSRW $0x01, -2(CX)(DX*1), X5, X5
+	VPINSRW $0x00, (AX), X5, X5
+	VPINSRW $0x01, -2(AX)(DX*1), X5, X5
+	VPXOR   Y6, Y6, Y6
+	VPINSRW $0x00, (CX), X6, X6
+	VPINSRW $0x01, -2(CX)(DX*1), X6, X6
 	JMP     compute
 
 loadLess2:
@@ -4050,27 +4044,27 @@ loadLess2:
 storeShort:
 	CMPQ         DX, $0x10
 	JB           storeLess16
-	VMOVDQU      X4, (AX)
-	VEXTRACTI128 $0x01, Y4, -16(AX)(DX*1)
+	VMOVDQU      X7, (AX)
+	VEXTRACTI128 $0x01, Y7, -16(AX)(DX*1)
 	JMP          done
 
 storeLess16:
 	CMPQ    DX, $0x08
 	JB      storeLess8
-	VMOVQ   X4, (AX)
-	VPEXTRQ $0x01, X4, -8(AX)(DX*1)
+	VMOVQ   X7, (AX)
+	VPEXTRQ $0x01, X7, -8(AX)(DX*1)
 	JMP     done
 
 storeLess8:
 	CMPQ    DX, $0x04
 	JB      storeLess4
-	VMOVD   X4, (AX)
-	VPEXTRD $0x01, X4, -4(AX)(DX*1)
+	VMOVD   X7, (AX)
+	VPEXTRD $0x01, X7, -4(AX)(DX*1)
 	JMP     done
 
 storeLess4:
-	VPEXTRW $0x00, X4, (AX)
-	VPEXTRW $0x01, X4, -2(AX)(DX*1)
+	VPEXTRW $0x00, X7, (AX)
+	VPEXTRW $0x01, X7, -2(AX)(DX*1)
 	JMP     done
 
 // func minBF16AVX2(dst []byte, src []byte)
@@ -4082,53 +4076,43 @@ TEXT ·minBF16AVX2(SB), NOSPLIT, $0-48
 	MOVQ         $0xffff0000ffff0000, BX
 	VMOVQ        BX, X0
 	VPBROADCASTQ X0, Y0
-	MOVQ         $0x0000000100000001, BX
-	VMOVQ        BX, X1
-	VPBROADCASTQ X1, Y1
-	MOVQ         $0x00007fff00007fff, BX
-	VMOVQ        BX, X1
-	VPBROADCASTQ X1, Y1
-	MOVQ         $0x7fc000007fc00000, BX
-	VMOVQ        BX, X1
-	VPBROADCASTQ X1, Y1
 	CMPQ         DX, $0x20
 	JB           loadShort
-	VMOVDQU      -32(AX)(DX*1), Y2
-	VMOVDQU      -32(CX)(DX*1), Y3
+	VMOVDQU      -32(AX)(DX*1), Y1
+	VMOVDQU      -32(CX)(DX*1), Y2
 
 compute:
-	VPSLLD    $0x10, Y2, Y1
-	VPAND     Y0, Y2, Y4
-	VPSLLD    $0x10, Y3, Y5
-	VPAND     Y0, Y3, Y6
-	VCMPPS    $0x11, Y1, Y5, Y1
-	VCMPPS    $0x11, Y4, Y6, Y4
-	VPBLENDW  $0xaa, Y4, Y1, Y1
-	VPBLENDVB Y1, Y3, Y2, Y1
-	CMPQ      DX, $0x20
-	JB        storeShort
-	LEAQ      -32(AX)(DX*1), BX
-	SUBQ      $0x20, DX
-	TESTQ     DX, DX
-	JLE       storeLast
+	VPSLLD   $0x10, Y1, Y3
+	VPAND    Y0, Y1, Y1
+	VPSLLD   $0x10, Y2, Y4
+	VPAND    Y0, Y2, Y2
+	VMINPS   Y3, Y4, Y3
+	VMINPS   Y1, Y2, Y1
+	VPSRLD   $0x10, Y3, Y2
+	VPBLENDW $0xaa, Y1, Y2, Y1
+	CMPQ     DX, $0x20
+	JB       storeShort
+	LEAQ     -32(AX)(DX*1), BX
+	SUBQ     $0x20, DX
+	TESTQ    DX, DX
+	JLE      storeLast
 
 vector:
-	VMOVDQU   (AX), Y2
-	VPSLLD    $0x10, Y2, Y3
-	VPAND     Y0, Y2, Y2
-	VMOVDQU   (CX), Y4
-	VPSLLD    $0x10, Y4, Y5
-	VPAND     Y0, Y4, Y4
-	VCMPPS    $0x11, Y3, Y5, Y3
-	VCMPPS    $0x11, Y2, Y4, Y2
-	VPBLENDW  $0xaa, Y2, Y3, Y2
-	VMOVDQU   (AX), Y3
-	VPBLENDVB Y2, (CX), Y3, Y2
-	VMOVDQU   Y2, (AX)
-	ADDQ      $0x20, AX
-	ADDQ      $0x20, CX
-	SUBQ      $0x20, DX
-	JG        vector
+	VMOVDQU  (AX), Y2
+	VPSLLD   $0x10, Y2, Y3
+	VPAND    Y0, Y2, Y2
+	VMOVDQU  (CX), Y4
+	VPSLLD   $0x10, Y4, Y5
+	VPAND    Y0, Y4, Y4
+	VMINPS   Y3, Y5, Y3
+	VMINPS   Y2, Y4, Y2
+	VPSRLD   $0x10, Y3, Y3
+	VPBLENDW $0xaa, Y2, Y3, Y2
+	VMOVDQU  Y2, (AX)
+	ADDQ     $+32, AX
+	ADDQ     $+32, CX
+	SUBQ     $+32, DX
+	JG       vector
 
 storeLast:
 	VMOVDQU Y1, (BX)
@@ -4140,39 +4124,39 @@ done:
 loadShort:
 	CMPQ        DX, $0x10
 	JB          loadLess16
-	VMOVDQU     (AX), X2
-	VINSERTI128 $0x01, -16(AX)(DX*1), Y2, Y2
-	VMOVDQU     (CX), X3
-	VINSERTI128 $0x01, -16(CX)(DX*1), Y3, Y3
+	VMOVDQU     (AX), X1
+	VINSERTI128 $0x01, -16(AX)(DX*1), Y1, Y1
+	VMOVDQU     (CX), X2
+	VINSERTI128 $0x01, -16(CX)(DX*1), Y2, Y2
 	JMP         compute
 
 loadLess16:
 	CMPQ    DX, $0x08
 	JB      loadLess8
-	VMOVQ   (AX), X2
-	VPINSRQ $0x01, -8(AX)(DX*1), X2, X2
-	VMOVQ   (CX), X3
-	VPINSRQ $0x01, -8(CX)(DX*1), X3, X3
+	VMOVQ   (AX), X1
+	VPINSRQ $0x01, -8(AX)(DX*1), X1, X1
+	VMOVQ   (CX), X2
+	VPINSRQ $0x01, -8(CX)(DX*1), X2, X2
 	JMP     compute
 
 loadLess8:
 	CMPQ    DX, $0x04
 	JB      loadLess4
-	VMOVD   (AX), X2
-	VPINSRD $0x01, -4(AX)(DX*1), X2, X2
-	VMOVD   (CX), X3
-	VPINSRD $0x01, -4(CX)(DX*1), X3, X3
+	VMOVD   (AX), X1
+	VPINSRD $0x01, -4(AX)(DX*1), X1, X1
+	VMOVD   (CX), X2
+	VPINSRD $0x01, -4(CX)(DX*1), X2, X2
 	JMP     compute
 
 loadLess4:
 	CMPQ    DX, $0x02
 	JB      loadLess2
+	VPXOR   Y1, Y1, Y1
+	VPINSRW $0x00, (AX), X1, X1
+	VPINSRW $0x01, -2(AX)(DX*1), X1, X1
 	VPXOR   Y2, Y2, Y2
-	VPINSRW $0x00, (AX), X2, X2
-	VPINSRW $0x01, -2(AX)(DX*1), X2, X2
-	VPXOR   Y3, Y3, Y3
-	VPINSRW $0x00, (CX), X3, X3
-	VPINSRW $0x01, -2(CX)(DX*1), X3, X3
+	VPINSRW $0x00, (CX), X2, X2
+	VPINSRW $0x01, -2(CX)(DX*1), X2, X2
 	JMP     compute
 
 loadLess2:
@@ -4213,53 +4197,43 @@ TEXT ·maxBF16AVX2(SB), NOSPLIT, $0-48
 	MOVQ         $0xffff0000ffff0000, BX
 	VMOVQ        BX, X0
 	VPBROADCASTQ X0, Y0
-	MOVQ         $0x0000000100000001, BX
-	VMOVQ        BX, X1
-	VPBROADCASTQ X1, Y1
-	MOVQ         $0x00007fff00007fff, BX
-	VMOVQ        BX, X1
-	VPBROADCASTQ X1, Y1
-	MOVQ         $0x7fc000007fc00000, BX
-	VMOVQ        BX, X1
-	VPBROADCASTQ X1, Y1
 	CMPQ         DX, $0x20
 	JB           loadShort
-	VMOVDQU      -32(AX)(DX*1), Y2
-	VMOVDQU      -32(CX)(DX*1), Y3
+	VMOVDQU      -32(AX)(DX*1), Y1
+	VMOVDQU      -32(CX)(DX*1), Y2
 
 compute:
-	VPSLLD    $0x10, Y2, Y1
-	VPAND     Y0, Y2, Y4
-	VPSLLD    $0x10, Y3, Y5
-	VPAND     Y0, Y3, Y6
-	VCMPPS    $0x11, Y5, Y1, Y1
-	VCMPPS    $0x11, Y6, Y4, Y4
-	VPBLENDW  $0xaa, Y4, Y1, Y1
-	VPBLENDVB Y1, Y3, Y2, Y1
-	CMPQ      DX, $0x20
-	JB        storeShort
-	LEAQ      -32(AX)(DX*1), BX
-	SUBQ      $0x20, DX
-	TESTQ     DX, DX
-	JLE       storeLast
+	VPSLLD   $0x10, Y1, Y3
+	VPAND    Y0, Y1, Y1
+	VPSLLD   $0x10, Y2, Y4
+	VPAND    Y0, Y2, Y2
+	VMAXPS   Y3, Y4, Y3
+	VMAXPS   Y1, Y2, Y1
+	VPSRLD   $0x10, Y3, Y2
+	VPBLENDW $0xaa, Y1, Y2, Y1
+	CMPQ     DX, $0x20
+	JB       storeShort
+	LEAQ     -32(AX)(DX*1), BX
+	SUBQ     $0x20, DX
+	TESTQ    DX, DX
+	JLE      storeLast
 
 vector:
-	VMOVDQU   (AX), Y2
-	VPSLLD    $0x10, Y2, Y3
-	VPAND     Y0, Y2, Y2
-	VMOVDQU   (CX), Y4
-	VPSLLD    $0x10, Y4, Y5
-	VPAND     Y0, Y4, Y4
-	VCMPPS    $0x11, Y5, Y3, Y3
-	VCMPPS    $0x11, Y4, Y2, Y2
-	VPBLENDW  $0xaa, Y2, Y3, Y2
-	VMOVDQU   (AX), Y3
-	VPBLENDVB Y2, (CX), Y3, Y2
-	VMOVDQU   Y2, (AX)
-	ADDQ      $0x20, AX
-	ADDQ      $0x20, CX
-	SUBQ      $0x20, DX
-	JG        vector
+	VMOVDQU  (AX), Y2
+	VPSLLD   $0x10, Y2, Y3
+	VPAND    Y0, Y2, Y2
+	VMOVDQU  (CX), Y4
+	VPSLLD   $0x10, Y4, Y5
+	VPAND    Y0, Y4, Y4
+	VMAXPS   Y3, Y5, Y3
+	VMAXPS   Y2, Y4, Y2
+	VPSRLD   $0x10, Y3, Y3
+	VPBLENDW $0xaa, Y2, Y3, Y2
+	VMOVDQU  Y2, (AX)
+	ADDQ     $+32, AX
+	ADDQ     $+32, CX
+	SUBQ     $+32, DX
+	JG       vector
 
 storeLast:
 	VMOVDQU Y1, (BX)
@@ -4271,39 +4245,39 @@ done:
 loadShort:
 	CMPQ        DX, $0x10
 	JB          loadLess16
-	VMOVDQU     (AX), X2
-	VINSERTI128 $0x01, -16(AX)(DX*1), Y2, Y2
-	VMOVDQU     (CX), X3
-	VINSERTI128 $0x01, -16(CX)(DX*1), Y3, Y3
+	VMOVDQU     (AX), X1
+	VINSERTI128 $0x01, -16(AX)(DX*1), Y1, Y1
+	VMOVDQU     (CX), X2
+	VINSERTI128 $0x01, -16(CX)(DX*1), Y2, Y2
 	JMP         compute
 
 loadLess16:
 	CMPQ    DX, $0x08
 	JB      loadLess8
-	VMOVQ   (AX), X2
-	VPINSRQ $0x01, -8(AX)(DX*1), X2, X2
-	VMOVQ   (CX), X3
-	VPINSRQ $0x01, -8(CX)(DX*1), X3, X3
+	VMOVQ   (AX), X1
+	VPINSRQ $0x01, -8(AX)(DX*1), X1, X1
+	VMOVQ   (CX), X2
+	VPINSRQ $0x01, -8(CX)(DX*1), X2, X2
 	JMP     compute
 
 loadLess8:
 	CMPQ    DX, $0x04
 	JB      loadLess4
-	VMOVD   (AX), X2
-	VPINSRD $0x01, -4(AX)(DX*1), X2, X2
-	VMOVD   (CX), X3
-	VPINSRD $0x01, -4(CX)(DX*1), X3, X3
+	VMOVD   (AX), X1
+	VPINSRD $0x01, -4(AX)(DX*1), X1, X1
+	VMOVD   (CX), X2
+	VPINSRD $0x01, -4(CX)(DX*1), X2, X2
 	JMP     compute
 
 loadLess4:
 	CMPQ    DX, $0x02
 	JB      loadLess2
+	VPXOR   Y1, Y1, Y1
+	VPINSRW $0x00, (AX), X1, X1
+	VPINSRW $0x01, -2(AX)(DX*1), X1, X1
 	VPXOR   Y2, Y2, Y2
-	VPINSRW $0x00, (AX), X2, X2
-	VPINSRW $0x01, -2(AX)(DX*1), X2, X2
-	VPXOR   Y3, Y3, Y3
-	VPINSRW $0x00, (CX), X3, X3
-	VPINSRW $0x01, -2(CX)(DX*1), X3, X3
+	VPINSRW $0x00, (CX), X2, X2
+	VPINSRW $0x01, -2(CX)(DX*1), X2, X2
 	JMP     compute
 
 loadLess2:
@@ -4335,286 +4309,6 @@ storeLess4:
 	VPEXTRW $0x01, X1, -2(AX)(DX*1)
 	JMP     done
 
-// func divideBF16AVX2(b []byte, by uint64)
-// Requires: AVX, AVX2
-TEXT ·divideBF16AVX2(SB), NOSPLIT, $0-32
-	MOVQ         b_base+0(FP), AX
-	MOVQ         b_len+8(FP), CX
-	MOVQ         by+24(FP), DX
-	VMOVQ        DX, X0
-	VPBROADCASTD X0, Y0
-	MOVQ         $0xffff0000ffff0000, DX
-	VMOVQ        DX, X1
-	VPBROADCASTQ X1, Y1
-	MOVQ         $0x0000000100000001, DX
-	VMOVQ        DX, X2
-	VPBROADCASTQ X2, Y2
-	MOVQ         $0x00007fff00007fff, DX
-	VMOVQ        DX, X3
-	VPBROADCASTQ X3, Y3
-	MOVQ         $0x7fc000007fc00000, DX
-	VMOVQ        DX, X4
-	VPBROADCASTQ X4, Y4
-	CMPQ         CX, $0x20
-	JB           loadShort
-	VMOVDQU      -32(AX)(CX*1), Y5
-
-compute:
-	VPSLLD    $0x10, Y5, Y6
-	VPAND     Y1, Y5, Y5
-	VDIVPS    Y0, Y6, Y6
-	VDIVPS    Y0, Y5, Y5
-	VCMPPS    $0x03, Y6, Y6, Y7
-	VBLENDVPS Y7, Y4, Y6, Y6
-	VPSRLD    $0x10, Y6, Y7
-	VPAND     Y2, Y7, Y7
-	VPADDD    Y3, Y7, Y7
-	VPADDD    Y7, Y6, Y6
-	VCMPPS    $0x03, Y5, Y5, Y7
-	VBLENDVPS Y7, Y4, Y5, Y5
-	VPSRLD    $0x10, Y5, Y7
-	VPAND     Y2, Y7, Y7
-	VPADDD    Y3, Y7, Y7
-	VPADDD    Y7, Y5, Y5
-	VPSRLD    $0x10, Y6, Y6
-	VPBLENDW  $0xaa, Y5, Y6, Y5
-	CMPQ      CX, $0x20
-	JB        storeShort
-	LEAQ      -32(AX)(CX*1), DX
-	SUBQ      $0x20, CX
-	TESTQ     CX, CX
-	JLE       storeLast
-
-vector:
-	VMOVDQU   (AX), Y6
-	VPSLLD    $0x10, Y6, Y7
-	VPAND     Y1, Y6, Y6
-	VDIVPS    Y0, Y7, Y7
-	VDIVPS    Y0, Y6, Y6
-	VCMPPS    $0x03, Y7, Y7, Y8
-	VBLENDVPS Y8, Y4, Y7, Y7
-	VPSRLD    $0x10, Y7, Y8
-	VPAND     Y2, Y8, Y8
-	VPADDD    Y3, Y8, Y8
-	VPADDD    Y8, Y7, Y7
-	VCMPPS    $0x03, Y6, Y6, Y8
-	VBLENDVPS Y8, Y4, Y6, Y6
-	VPSRLD    $0x10, Y6, Y8
-	VPAND     Y2, Y8, Y8
-	VPADDD    Y3, Y8, Y8
-	VPADDD    Y8, Y6, Y6
-	VPSRLD    $0x10, Y7, Y7
-	VPBLENDW  $0xaa, Y6, Y7, Y6
-	VMOVDQU   Y6, (AX)
-	ADDQ      $0x20, AX
-	SUBQ      $0x20, CX
-	JG        vector
-
-storeLast:
-	VMOVDQU Y5, (DX)
-
-done:
-	VZEROUPPER
-	RET
-
-loadShort:
-	CMPQ        CX, $0x10
-	JB          loadLess16
-	VMOVDQU     (AX), X5
-	VINSERTI128 $0x01, -16(AX)(CX*1), Y5, Y5
-	JMP         compute
-
-loadLess16:
-	CMPQ    CX, $0x08
-	JB      loadLess8
-	VMOVQ   (AX), X5
-	VPINSRQ $0x01, -8(AX)(CX*1), X5, X5
-	JMP     compute
-
-loadLess8:
-	CMPQ    CX, $0x04
-	JB      loadLess4
-	VMOVD   (AX), X5
-	VPINSRD $0x01, -4(AX)(CX*1), X5, X5
-	JMP     compute
-
-loadLess4:
-	CMPQ    CX, $0x02
-	JB      loadLess2
-	VPXOR   Y5, Y5, Y5
-	VPINSRW $0x00, (AX), X5, X5
-	VPINSRW $0x01, -2(AX)(CX*1), X5, X5
-	JMP     compute
-
-loadLess2:
-	JMP done
-
-storeShort:
-	CMPQ         CX, $0x10
-	JB           storeLess16
-	VMOVDQU      X5, (AX)
-	VEXTRACTI128 $0x01, Y5, -16(AX)(CX*1)
-	JMP          done
-
-storeLess16:
-	CMPQ    CX, $0x08
-	JB      storeLess8
-	VMOVQ   X5, (AX)
-	VPEXTRQ $0x01, X5, -8(AX)(CX*1)
-	JMP     done
-
-storeLess8:
-	CMPQ    CX, $0x04
-	JB      storeLess4
-	VMOVD   X5, (AX)
-	VPEXTRD $0x01, X5, -4(AX)(CX*1)
-	JMP     done
-
-storeLess4:
-	VPEXTRW $0x00, X5, (AX)
-	VPEXTRW $0x01, X5, -2(AX)(CX*1)
-	JMP     done
-
-// func multiplyBF16AVX2(b []byte, by uint64)
-// Requires: AVX, AVX2
-TEXT ·multiplyBF16AVX2(SB), NOSPLIT, $0-32
-	MOVQ         b_base+0(FP), AX
-	MOVQ         b_len+8(FP), CX
-	MOVQ         by+24(FP), DX
-	VMOVQ        DX, X0
-	VPBROADCASTD X0, Y0
-	MOVQ         $0xffff0000ffff0000, DX
-	VMOVQ        DX, X1
-	VPBROADCASTQ X1, Y1
-	MOVQ         $0x0000000100000001, DX
-	VMOVQ        DX, X2
-	VPBROADCASTQ X2, Y2
-	MOVQ         $0x00007fff00007fff, DX
-	VMOVQ        DX, X3
-	VPBROADCASTQ X3, Y3
-	MOVQ         $0x7fc000007fc00000, DX
-	VMOVQ        DX, X4
-	VPBROADCASTQ X4, Y4
-	CMPQ         CX, $0x20
-	JB           loadShort
-	VMOVDQU      -32(AX)(CX*1), Y5
-
-compute:
-	VPSLLD    $0x10, Y5, Y6
-	VPAND     Y1, Y5, Y5
-	VMULPS    Y0, Y6, Y6
-	VMULPS    Y0, Y5, Y5
-	VCMPPS    $0x03, Y6, Y6, Y7
-	VBLENDVPS Y7, Y4, Y6, Y6
-	VPSRLD    $0x10, Y6, Y7
-	VPAND     Y2, Y7, Y7
-	VPADDD    Y3, Y7, Y7
-	VPADDD    Y7, Y6, Y6
-	VCMPPS    $0x03, Y5, Y5, Y7
-	VBLENDVPS Y7, Y4, Y5, Y5
-	VPSRLD    $0x10, Y5, Y7
-	VPAND     Y2, Y7, Y7
-	VPADDD    Y3, Y7, Y7
-	VPADDD    Y7, Y5, Y5
-	VPSRLD    $0x10, Y6, Y6
-	VPBLENDW  $0xaa, Y5, Y6, Y5
-	CMPQ      CX, $0x20
-	JB        storeShort
-	LEAQ      -32(AX)(CX*1), DX
-	SUBQ      $0x20, CX
-	TESTQ     CX, CX
-	JLE       storeLast
-
-vector:
-	VMOVDQU   (AX), Y6
-	VPSLLD    $0x10, Y6, Y7
-	VPAND     Y1, Y6, Y6
-	VMULPS    Y0, Y7, Y7
-	VMULPS    Y0, Y6, Y6
-	VCMPPS    $0x03, Y7, Y7, Y8
-	VBLENDVPS Y8, Y4, Y7, Y7
-	VPSRLD    $0x10, Y7, Y8
-	VPAND     Y2, Y8, Y8
-	VPADDD    Y3, Y8, Y8
-	VPADDD    Y8, Y7, Y7
-	VCMPPS    $0x03, Y6, Y6, Y8
-	VBLENDVPS Y8, Y4, Y6, Y6
-	VPSRLD    $0x10, Y6, Y8
-	VPAND     Y2, Y8, Y8
-	VPADDD    Y3, Y8, Y8
-	VPADDD    Y8, Y6, Y6
-	VPSRLD    $0x10, Y7, Y7
-	VPBLENDW  $0xaa, Y6, Y7, Y6
-	VMOVDQU   Y6, (AX)
-	ADDQ      $0x20, AX
-	SUBQ      $0x20, CX
-	JG        vector
-
-storeLast:
-	VMOVDQU Y5, (DX)
-
-done:
-	VZEROUPPER
-	RET
-
-loadShort:
-	CMPQ        CX, $0x10
-	JB          loadLess16
-	VMOVDQU     (AX), X5
-	VINSERTI128 $0x01, -16(AX)(CX*1), Y5, Y5
-	JMP         compute
-
-loadLess16:
-	CMPQ    CX, $0x08
-	JB      loadLess8
-	VMOVQ   (AX), X5
-	VPINSRQ $0x01, -8(AX)(CX*1), X5, X5
-	JMP     compute
-
-loadLess8:
-	CMPQ    CX, $0x04
-	JB      loadLess4
-	VMOVD   (AX), X5
-	VPINSRD $0x01, -4(AX)(CX*1), X5, X5
-	JMP     compute
-
-loadLess4:
-	CMPQ    CX, $0x02
-	JB      loadLess2
-	VPXOR   Y5, Y5, Y5
-	VPINSRW $0x00, (AX), X5, X5
-	VPINSRW $0x01, -2(AX)(CX*1), X5, X5
-	JMP     compute
-
-loadLess2:
-	JMP done
-
-storeShort:
-	CMPQ         CX, $0x10
-	JB           storeLess16
-	VMOVDQU      X5, (AX)
-	VEXTRACTI128 $0x01, Y5, -16(AX)(CX*1)
-	JMP          done
-
-storeLess16:
-	CMPQ    CX, $0x08
-	JB      storeLess8
-	VMOVQ   X5, (AX)
-	VPEXTRQ $0x01, X5, -8(AX)(CX*1)
-	JMP     done
-
-storeLess8:
-	CMPQ    CX, $0x04
-	JB      storeLess4
-	VMOVD   X5, (AX)
-	VPEXTRD $0x01, X5, -4(AX)(CX*1)
-	JMP     done
-
-storeLess4:
-	VPEXTRW $0x00, X5, (AX)
-	VPEXTRW $0x01, X5, -2(AX)(CX*1)
-	JMP     done
-
 // func sumF16AVX2(dst []byte, src []byte)
 // Requires: AVX, AVX2, F16C
 TEXT ·sumF16AVX2(SB), NOSPLIT, $0-48
@@ -4630,11 +4324,11 @@ compute:
 	VEXTRACTI128 $0x01, Y0, X2
 	VCVTPH2PS    X0, Y0
 	VCVTPH2PS    X2, Y2
-	VEXTRACTI128 $0x01, Y1, X5
+	VEXTRACTI128 $0x01, Y1, X4
 	VCVTPH2PS    X1, Y1
-	VCVTPH2PS    X5, Y5
+	VCVTPH2PS    X4, Y4
 	VADDPS       Y1, Y0, Y0
-	VADDPS       Y5, Y2, Y1
+	VADDPS       Y4, Y2, Y1
 	VCVTPS2PH    $0x00, Y0, X3
 	VCVTPS2PH    $0x00, Y1, X0
 	VINSERTI128  $0x01, X0, Y3, Y3
@@ -4646,20 +4340,18 @@ compute:
 	JLE          storeLast
 
 vector:
-	VCVTPH2PS   (AX), Y0
-	VCVTPH2PS   16(AX), Y1
-	VCVTPH2PS   (CX), Y2
-	VCVTPH2PS   16(CX), Y5
-	VADDPS      Y2, Y0, Y0
-	VADDPS      Y5, Y1, Y1
-	VCVTPS2PH   $0x00, Y0, X4
-	VCVTPS2PH   $0x00, Y1, X0
-	VINSERTI128 $0x01, X0, Y4, Y4
-	VMOVDQU     Y4, (AX)
-	ADDQ        $0x20, AX
-	ADDQ        $0x20, CX
-	SUBQ        $0x20, DX
-	JG          vector
+	VCVTPH2PS (AX), Y0
+	VCVTPH2PS 16(AX), Y1
+	VCVTPH2PS (CX), Y2
+	VCVTPH2PS 16(CX), Y4
+	VADDPS    Y2, Y0, Y0
+	VCVTPS2PH $0x00, Y0, (AX)
+	VADDPS    Y4, Y1, Y0
+	VCVTPS2PH $0x00, Y0, 16(AX)
+	ADDQ      $+32, AX
+	ADDQ      $+32, CX
+	SUBQ      $+32, DX
+	JG        vector
 
 storeLast:
 	VMOVDQU Y3, (BX)
@@ -4750,11 +4442,11 @@ compute:
 	VEXTRACTI128 $0x01, Y0, X2
 	VCVTPH2PS    X0, Y0
 	VCVTPH2PS    X2, Y2
-	VEXTRACTI128 $0x01, Y1, X5
+	VEXTRACTI128 $0x01, Y1, X4
 	VCVTPH2PS    X1, Y1
-	VCVTPH2PS    X5, Y5
+	VCVTPH2PS    X4, Y4
 	VMULPS       Y1, Y0, Y0
-	VMULPS       Y5, Y2, Y1
+	VMULPS       Y4, Y2, Y1
 	VCVTPS2PH    $0x00, Y0, X3
 	VCVTPS2PH    $0x00, Y1, X0
 	VINSERTI128  $0x01, X0, Y3, Y3
@@ -4766,20 +4458,18 @@ compute:
 	JLE          storeLast
 
 vector:
-	VCVTPH2PS   (AX), Y0
-	VCVTPH2PS   16(AX), Y1
-	VCVTPH2PS   (CX), Y2
-	VCVTPH2PS   16(CX), Y5
-	VMULPS      Y2, Y0, Y0
-	VMULPS      Y5, Y1, Y1
-	VCVTPS2PH   $0x00, Y0, X4
-	VCVTPS2PH   $0x00, Y1, X0
-	VINSERTI128 $0x01, X0, Y4, Y4
-	VMOVDQU     Y4, (AX)
-	ADDQ        $0x20, AX
-	ADDQ        $0x20, CX
-	SUBQ        $0x20, DX
-	JG          vector
+	VCVTPH2PS (AX), Y0
+	VCVTPH2PS 16(AX), Y1
+	VCVTPH2PS (CX), Y2
+	VCVTPH2PS 16(CX), Y4
+	VMULPS    Y2, Y0, Y0
+	VCVTPS2PH $0x00, Y0, (AX)
+	VMULPS    Y4, Y1, Y0
+	VCVTPS2PH $0x00, Y0, 16(AX)
+	ADDQ      $+32, AX
+	ADDQ      $+32, CX
+	SUBQ      $+32, DX
+	JG        vector
 
 storeLast:
 	VMOVDQU Y3, (BX)
@@ -4856,50 +4546,57 @@ storeLess4:
 	JMP     done
 
 // func minF16AVX2(dst []byte, src []byte)
-// Requires: AVX, AVX2, F16C
+// Requires: AVX, AVX2
 TEXT ·minF16AVX2(SB), NOSPLIT, $0-48
-	MOVQ    dst_base+0(FP), AX
-	MOVQ    src_base+24(FP), CX
-	MOVQ    dst_len+8(FP), DX
-	CMPQ    DX, $0x20
-	JB      loadShort
-	VMOVDQU -32(AX)(DX*1), Y0
-	VMOVDQU -32(CX)(DX*1), Y1
+	MOVQ         dst_base+0(FP), AX
+	MOVQ         src_base+24(FP), CX
+	MOVQ         dst_len+8(FP), DX
+	MOVQ         $0x7fff7fff7fff7fff, BX
+	VMOVQ        BX, X0
+	VPBROADCASTQ X0, Y0
+	MOVQ         $0x7c007c007c007c00, BX
+	VMOVQ        BX, X1
+	VPBROADCASTQ X1, Y1
+	CMPQ         DX, $0x20
+	JB           loadShort
+	VMOVDQU      -32(AX)(DX*1), Y2
+	VMOVDQU      -32(CX)(DX*1), Y3
 
 compute:
-	VEXTRACTI128 $0x01, Y0, X3
-	VCVTPH2PS    X0, Y2
-	VCVTPH2PS    X3, Y3
-	VEXTRACTI128 $0x01, Y1, X5
-	VCVTPH2PS    X1, Y4
-	VCVTPH2PS    X5, Y5
-	VCMPPS       $0x11, Y2, Y4, Y2
-	VCMPPS       $0x11, Y3, Y5, Y3
-	VPACKSSDW    Y3, Y2, Y2
-	VPERMQ       $0xd8, Y2, Y2
-	VPBLENDVB    Y2, Y1, Y0, Y2
-	CMPQ         DX, $0x20
-	JB           storeShort
-	LEAQ         -32(AX)(DX*1), BX
-	SUBQ         $0x20, DX
-	TESTQ        DX, DX
-	JLE          storeLast
+	VPAND     Y0, Y2, Y4
+	VPAND     Y0, Y3, Y5
+	VPCMPGTW  Y1, Y4, Y6
+	VPCMPGTW  Y1, Y5, Y7
+	VPOR      Y6, Y7, Y6
+	VPSIGNW   Y2, Y4, Y4
+	VPSIGNW   Y3, Y5, Y5
+	VPCMPGTW  Y5, Y4, Y4
+	VPANDN    Y4, Y6, Y4
+	VPBLENDVB Y4, Y3, Y2, Y2
+	CMPQ      DX, $0x20
+	JB        storeShort
+	LEAQ      -32(AX)(DX*1), BX
+	SUBQ      $0x20, DX
+	TESTQ     DX, DX
+	JLE       storeLast
 
 vector:
-	VCVTPH2PS (AX), Y0
-	VCVTPH2PS 16(AX), Y1
-	VCVTPH2PS (CX), Y3
-	VCVTPH2PS 16(CX), Y4
-	VCMPPS    $0x11, Y0, Y3, Y0
-	VCMPPS    $0x11, Y1, Y4, Y1
-	VPACKSSDW Y1, Y0, Y0
-	VPERMQ    $0xd8, Y0, Y0
-	VMOVDQU   (AX), Y1
-	VPBLENDVB Y0, (CX), Y1, Y0
-	VMOVDQU   Y0, (AX)
-	ADDQ      $0x20, AX
-	ADDQ      $0x20, CX
-	SUBQ      $0x20, DX
+	VMOVDQU   (AX), Y3
+	VMOVDQU   (CX), Y4
+	VPAND     Y0, Y3, Y5
+	VPAND     Y0, Y4, Y6
+	VPCMPGTW  Y1, Y5, Y7
+	VPCMPGTW  Y1, Y6, Y8
+	VPOR      Y7, Y8, Y7
+	VPSIGNW   Y3, Y5, Y5
+	VPSIGNW   Y4, Y6, Y6
+	VPCMPGTW  Y6, Y5, Y5
+	VPANDN    Y5, Y7, Y5
+	VPBLENDVB Y5, Y4, Y3, Y3
+	VMOVDQU   Y3, (AX)
+	ADDQ      $+32, AX
+	ADDQ      $+32, CX
+	SUBQ      $+32, DX
 	JG        vector
 
 storeLast:
@@ -4912,39 +4609,39 @@ done:
 loadShort:
 	CMPQ        DX, $0x10
 	JB          loadLess16
-	VMOVDQU     (AX), X0
-	VINSERTI128 $0x01, -16(AX)(DX*1), Y0, Y0
-	VMOVDQU     (CX), X1
-	VINSERTI128 $0x01, -16(CX)(DX*1), Y1, Y1
+	VMOVDQU     (AX), X2
+	VINSERTI128 $0x01, -16(AX)(DX*1), Y2, Y2
+	VMOVDQU     (CX), X3
+	VINSERTI128 $0x01, -16(CX)(DX*1), Y3, Y3
 	JMP         compute
 
 loadLess16:
 	CMPQ    DX, $0x08
 	JB      loadLess8
-	VMOVQ   (AX), X0
-	VPINSRQ $0x01, -8(AX)(DX*1), X0, X0
-	VMOVQ   (CX), X1
-	VPINSRQ $0x01, -8(CX)(DX*1), X1, X1
+	VMOVQ   (AX), X2
+	VPINSRQ $0x01, -8(AX)(DX*1), X2, X2
+	VMOVQ   (CX), X3
+	VPINSRQ $0x01, -8(CX)(DX*1), X3, X3
 	JMP     compute
 
 loadLess8:
 	CMPQ    DX, $0x04
 	JB      loadLess4
-	VMOVD   (AX), X0
-	VPINSRD $0x01, -4(AX)(DX*1), X0, X0
-	VMOVD   (CX), X1
-	VPINSRD $0x01, -4(CX)(DX*1), X1, X1
+	VMOVD   (AX), X2
+	VPINSRD $0x01, -4(AX)(DX*1), X2, X2
+	VMOVD   (CX), X3
+	VPINSRD $0x01, -4(CX)(DX*1), X3, X3
 	JMP     compute
 
 loadLess4:
 	CMPQ    DX, $0x02
 	JB      loadLess2
-	VPXOR   Y0, Y0, Y0
-	VPINSRW $0x00, (AX), X0, X0
-	VPINSRW $0x01, -2(AX)(DX*1), X0, X0
-	VPXOR   Y1, Y1, Y1
-	VPINSRW $0x00, (CX), X1, X1
-	VPINSRW $0x01, -2(CX)(DX*1), X1, X1
+	VPXOR   Y2, Y2, Y2
+	VPINSRW $0x00, (AX), X2, X2
+	VPINSRW $0x01, -2(AX)(DX*1), X2, X2
+	VPXOR   Y3, Y3, Y3
+	VPINSRW $0x00, (CX), X3, X3
+	VPINSRW $0x01, -2(CX)(DX*1), X3, X3
 	JMP     compute
 
 loadLess2:
@@ -4977,50 +4674,57 @@ storeLess4:
 	JMP     done
 
 // func maxF16AVX2(dst []byte, src []byte)
-// Requires: AVX, AVX2, F16C
+// Requires: AVX, AVX2
 TEXT ·maxF16AVX2(SB), NOSPLIT, $0-48
-	MOVQ    dst_base+0(FP), AX
-	MOVQ    src_base+24(FP), CX
-	MOVQ    dst_len+8(FP), DX
-	CMPQ    DX, $0x20
-	JB      loadShort
-	VMOVDQU -32(AX)(DX*1), Y0
-	VMOVDQU -32(CX)(DX*1), Y1
+	MOVQ         dst_base+0(FP), AX
+	MOVQ         src_base+24(FP), CX
+	MOVQ         dst_len+8(FP), DX
+	MOVQ         $0x7fff7fff7fff7fff, BX
+	VMOVQ        BX, X0
+	VPBROADCASTQ X0, Y0
+	MOVQ         $0x7c007c007c007c00, BX
+	VMOVQ        BX, X1
+	VPBROADCASTQ X1, Y1
+	CMPQ         DX, $0x20
+	JB           loadShort
+	VMOVDQU      -32(AX)(DX*1), Y2
+	VMOVDQU      -32(CX)(DX*1), Y3
 
 compute:
-	VEXTRACTI128 $0x01, Y0, X3
-	VCVTPH2PS    X0, Y2
-	VCVTPH2PS    X3, Y3
-	VEXTRACTI128 $0x01, Y1, X5
-	VCVTPH2PS    X1, Y4
-	VCVTPH2PS    X5, Y5
-	VCMPPS       $0x11, Y4, Y2, Y2
-	VCMPPS       $0x11, Y5, Y3, Y3
-	VPACKSSDW    Y3, Y2, Y2
-	VPERMQ       $0xd8, Y2, Y2
-	VPBLENDVB    Y2, Y1, Y0, Y2
-	CMPQ         DX, $0x20
-	JB           storeShort
-	LEAQ         -32(AX)(DX*1), BX
-	SUBQ         $0x20, DX
-	TESTQ        DX, DX
-	JLE          storeLast
+	VPAND     Y0, Y2, Y4
+	VPAND     Y0, Y3, Y5
+	VPCMPGTW  Y1, Y4, Y6
+	VPCMPGTW  Y1, Y5, Y7
+	VPOR      Y6, Y7, Y6
+	VPSIGNW   Y2, Y4, Y4
+	VPSIGNW   Y3, Y5, Y5
+	VPCMPGTW  Y4, Y5, Y4
+	VPANDN    Y4, Y6, Y4
+	VPBLENDVB Y4, Y3, Y2, Y2
+	CMPQ      DX, $0x20
+	JB        storeShort
+	LEAQ      -32(AX)(DX*1), BX
+	SUBQ      $0x20, DX
+	TESTQ     DX, DX
+	JLE       storeLast
 
 vector:
-	VCVTPH2PS (AX), Y0
-	VCVTPH2PS 16(AX), Y1
-	VCVTPH2PS (CX), Y3
-	VCVTPH2PS 16(CX), Y4
-	VCMPPS    $0x11, Y3, Y0, Y0
-	VCMPPS    $0x11, Y4, Y1, Y1
-	VPACKSSDW Y1, Y0, Y0
-	VPERMQ    $0xd8, Y0, Y0
-	VMOVDQU   (AX), Y1
-	VPBLENDVB Y0, (CX), Y1, Y0
-	VMOVDQU   Y0, (AX)
-	ADDQ      $0x20, AX
-	ADDQ      $0x20, CX
-	SUBQ      $0x20, DX
+	VMOVDQU   (AX), Y3
+	VMOVDQU   (CX), Y4
+	VPAND     Y0, Y3, Y5
+	VPAND     Y0, Y4, Y6
+	VPCMPGTW  Y1, Y5, Y7
+	VPCMPGTW  Y1, Y6, Y8
+	VPOR      Y7, Y8, Y7
+	VPSIGNW   Y3, Y5, Y5
+	VPSIGNW   Y4, Y6, Y6
+	VPCMPGTW  Y5, Y6, Y5
+	VPANDN    Y5, Y7, Y5
+	VPBLENDVB Y5, Y4, Y3, Y3
+	VMOVDQU   Y3, (AX)
+	ADDQ      $+32, AX
+	ADDQ      $+32, CX
+	SUBQ      $+32, DX
 	JG        vector
 
 storeLast:
@@ -5033,39 +4737,39 @@ done:
 loadShort:
 	CMPQ        DX, $0x10
 	JB          loadLess16
-	VMOVDQU     (AX), X0
-	VINSERTI128 $0x01, -16(AX)(DX*1), Y0, Y0
-	VMOVDQU     (CX), X1
-	VINSERTI128 $0x01, -16(CX)(DX*1), Y1, Y1
+	VMOVDQU     (AX), X2
+	VINSERTI128 $0x01, -16(AX)(DX*1), Y2, Y2
+	VMOVDQU     (CX), X3
+	VINSERTI128 $0x01, -16(CX)(DX*1), Y3, Y3
 	JMP         compute
 
 loadLess16:
 	CMPQ    DX, $0x08
 	JB      loadLess8
-	VMOVQ   (AX), X0
-	VPINSRQ $0x01, -8(AX)(DX*1), X0, X0
-	VMOVQ   (CX), X1
-	VPINSRQ $0x01, -8(CX)(DX*1), X1, X1
+	VMOVQ   (AX), X2
+	VPINSRQ $0x01, -8(AX)(DX*1), X2, X2
+	VMOVQ   (CX), X3
+	VPINSRQ $0x01, -8(CX)(DX*1), X3, X3
 	JMP     compute
 
 loadLess8:
 	CMPQ    DX, $0x04
 	JB      loadLess4
-	VMOVD   (AX), X0
-	VPINSRD $0x01, -4(AX)(DX*1), X0, X0
-	VMOVD   (CX), X1
-	VPINSRD $0x01, -4(CX)(DX*1), X1, X1
+	VMOVD   (AX), X2
+	VPINSRD $0x01, -4(AX)(DX*1), X2, X2
+	VMOVD   (CX), X3
+	VPINSRD $0x01, -4(CX)(DX*1), X3, X3
 	JMP     compute
 
 loadLess4:
 	CMPQ    DX, $0x02
 	JB      loadLess2
-	VPXOR   Y0, Y0, Y0
-	VPINSRW $0x00, (AX), X0, X0
-	VPINSRW $0x01, -2(AX)(DX*1), X0, X0
-	VPXOR   Y1, Y1, Y1
-	VPINSRW $0x00, (CX), X1, X1
-	VPINSRW $0x01, -2(CX)(DX*1), X1, X1
+	VPXOR   Y2, Y2, Y2
+	VPINSRW $0x00, (AX), X2, X2
+	VPINSRW $0x01, -2(AX)(DX*1), X2, X2
+	VPXOR   Y3, Y3, Y3
+	VPINSRW $0x00, (CX), X3, X3
+	VPINSRW $0x01, -2(CX)(DX*1), X3, X3
 	JMP     compute
 
 loadLess2:
@@ -5097,6 +4801,1797 @@ storeLess4:
 	VPEXTRW $0x01, X2, -2(AX)(DX*1)
 	JMP     done
 
+// func sumE5M2AVX2(dst []byte, src []byte)
+// Requires: AVX, AVX2, F16C
+TEXT ·sumE5M2AVX2(SB), NOSPLIT, $0-48
+	MOVQ         dst_base+0(FP), AX
+	MOVQ         src_base+24(FP), CX
+	MOVQ         dst_len+8(FP), DX
+	MOVQ         $0xff00ff00ff00ff00, BX
+	VMOVQ        BX, X0
+	VPBROADCASTQ X0, Y0
+	MOVQ         $0x007f007f007f007f, BX
+	VMOVQ        BX, X1
+	VPBROADCASTQ X1, Y1
+	MOVQ         $0x7f7f7f7f7f7f7f7f, BX
+	VMOVQ        BX, X2
+	VPBROADCASTQ X2, Y2
+	MOVQ         $0x7c7c7c7c7c7c7c7c, BX
+	VMOVQ        BX, X3
+	VPBROADCASTQ X3, Y3
+	CMPQ         DX, $0x20
+	JB           loadShort
+	VMOVDQU      -32(AX)(DX*1), Y4
+	VMOVDQU      -32(CX)(DX*1), Y5
+
+compute:
+	VPSLLW       $0x08, Y4, Y6
+	VEXTRACTI128 $0x01, Y6, X7
+	VCVTPH2PS    X6, Y6
+	VCVTPH2PS    X7, Y7
+	VPSLLW       $0x08, Y5, Y12
+	VEXTRACTI128 $0x01, Y12, X13
+	VCVTPH2PS    X12, Y12
+	VCVTPH2PS    X13, Y13
+	VADDPS       Y12, Y6, Y6
+	VADDPS       Y13, Y7, Y7
+	VCVTPS2PH    $0x00, Y6, X8
+	VCVTPS2PH    $0x00, Y7, X6
+	VINSERTI128  $0x01, X6, Y8, Y8
+	VPAND        Y4, Y0, Y4
+	VEXTRACTI128 $0x01, Y4, X6
+	VCVTPH2PS    X4, Y4
+	VCVTPH2PS    X6, Y6
+	VPAND        Y5, Y0, Y5
+	VEXTRACTI128 $0x01, Y5, X7
+	VCVTPH2PS    X5, Y5
+	VCVTPH2PS    X7, Y7
+	VADDPS       Y5, Y4, Y4
+	VADDPS       Y7, Y6, Y5
+	VCVTPS2PH    $0x00, Y4, X9
+	VCVTPS2PH    $0x00, Y5, X4
+	VINSERTI128  $0x01, X4, Y9, Y9
+	VPSLLW       $0x07, Y8, Y4
+	VPSRLW       $0x0f, Y4, Y4
+	VPADDW       Y1, Y8, Y5
+	VPADDW       Y4, Y5, Y4
+	VPSLLW       $0x07, Y9, Y5
+	VPSRLW       $0x0f, Y5, Y5
+	VPADDW       Y1, Y9, Y6
+	VPADDW       Y5, Y6, Y5
+	VPSRLW       $0x08, Y4, Y4
+	VPSRLW       $0x08, Y5, Y5
+	VPSLLW       $0x08, Y5, Y5
+	VPOR         Y4, Y5, Y4
+	VPAND        Y2, Y4, Y5
+	VPCMPGTB     Y3, Y5, Y5
+	VPAND        Y2, Y5, Y5
+	VPOR         Y5, Y4, Y4
+	CMPQ         DX, $0x20
+	JB           storeShort
+	LEAQ         -32(AX)(DX*1), BX
+	SUBQ         $0x20, DX
+	TESTQ        DX, DX
+	JLE          storeLast
+
+vector:
+	VMOVDQU      (AX), Y5
+	VPSLLW       $0x08, Y5, Y5
+	VEXTRACTI128 $0x01, Y5, X6
+	VCVTPH2PS    X5, Y5
+	VCVTPH2PS    X6, Y6
+	VMOVDQU      (CX), Y7
+	VPSLLW       $0x08, Y7, Y7
+	VEXTRACTI128 $0x01, Y7, X8
+	VCVTPH2PS    X7, Y7
+	VCVTPH2PS    X8, Y8
+	VADDPS       Y7, Y5, Y5
+	VADDPS       Y8, Y6, Y6
+	VCVTPS2PH    $0x00, Y5, X10
+	VCVTPS2PH    $0x00, Y6, X5
+	VINSERTI128  $0x01, X5, Y10, Y10
+	VPAND        (AX), Y0, Y5
+	VEXTRACTI128 $0x01, Y5, X6
+	VCVTPH2PS    X5, Y5
+	VCVTPH2PS    X6, Y6
+	VPAND        (CX), Y0, Y7
+	VEXTRACTI128 $0x01, Y7, X8
+	VCVTPH2PS    X7, Y7
+	VCVTPH2PS    X8, Y8
+	VADDPS       Y7, Y5, Y5
+	VADDPS       Y8, Y6, Y6
+	VCVTPS2PH    $0x00, Y5, X11
+	VCVTPS2PH    $0x00, Y6, X5
+	VINSERTI128  $0x01, X5, Y11, Y11
+	VPSLLW       $0x07, Y10, Y5
+	VPSRLW       $0x0f, Y5, Y5
+	VPADDW       Y1, Y10, Y6
+	VPADDW       Y5, Y6, Y5
+	VPSLLW       $0x07, Y11, Y6
+	VPSRLW       $0x0f, Y6, Y6
+	VPADDW       Y1, Y11, Y7
+	VPADDW       Y6, Y7, Y6
+	VPSRLW       $0x08, Y5, Y5
+	VPSRLW       $0x08, Y6, Y6
+	VPSLLW       $0x08, Y6, Y6
+	VPOR         Y5, Y6, Y5
+	VPAND        Y2, Y5, Y6
+	VPCMPGTB     Y3, Y6, Y6
+	VPAND        Y2, Y6, Y6
+	VPOR         Y6, Y5, Y5
+	VMOVDQU      Y5, (AX)
+	ADDQ         $+32, AX
+	ADDQ         $+32, CX
+	SUBQ         $+32, DX
+	JG           vector
+
+storeLast:
+	VMOVDQU Y4, (BX)
+
+done:
+	VZEROUPPER
+	RET
+
+loadShort:
+	CMPQ        DX, $0x10
+	JB          loadLess16
+	VMOVDQU     (AX), X4
+	VINSERTI128 $0x01, -16(AX)(DX*1), Y4, Y4
+	VMOVDQU     (CX), X5
+	VINSERTI128 $0x01, -16(CX)(DX*1), Y5, Y5
+	JMP         compute
+
+loadLess16:
+	CMPQ    DX, $0x08
+	JB      loadLess8
+	VMOVQ   (AX), X4
+	VPINSRQ $0x01, -8(AX)(DX*1), X4, X4
+	VMOVQ   (CX), X5
+	VPINSRQ $0x01, -8(CX)(DX*1), X5, X5
+	JMP     compute
+
+loadLess8:
+	CMPQ    DX, $0x04
+	JB      loadLess4
+	VMOVD   (AX), X4
+	VPINSRD $0x01, -4(AX)(DX*1), X4, X4
+	VMOVD   (CX), X5
+	VPINSRD $0x01, -4(CX)(DX*1), X5, X5
+	JMP     compute
+
+loadLess4:
+	CMPQ    DX, $0x02
+	JB      loadLess2
+	VPXOR   Y4, Y4, Y4
+	VPINSRW $0x00, (AX), X4, X4
+	VPINSRW $0x01, -2(AX)(DX*1), X4, X4
+	VPXOR   Y5, Y5, Y5
+	VPINSRW $0x00, (CX), X5, X5
+	VPINSRW $0x01, -2(CX)(DX*1), X5, X5
+	JMP     compute
+
+loadLess2:
+	CMPQ    DX, $0x01
+	JB      loadLess1
+	VPXOR   Y4, Y4, Y4
+	VPINSRB $0x00, (AX), X4, X4
+	VPXOR   Y5, Y5, Y5
+	VPINSRB $0x00, (CX), X5, X5
+	JMP     compute
+
+loadLess1:
+	JMP done
+
+storeShort:
+	CMPQ         DX, $0x10
+	JB           storeLess16
+	VMOVDQU      X4, (AX)
+	VEXTRACTI128 $0x01, Y4, -16(AX)(DX*1)
+	JMP          done
+
+storeLess16:
+	CMPQ    DX, $0x08
+	JB      storeLess8
+	VMOVQ   X4, (AX)
+	VPEXTRQ $0x01, X4, -8(AX)(DX*1)
+	JMP     done
+
+storeLess8:
+	CMPQ    DX, $0x04
+	JB      storeLess4
+	VMOVD   X4, (AX)
+	VPEXTRD $0x01, X4, -4(AX)(DX*1)
+	JMP     done
+
+storeLess4:
+	CMPQ    DX, $0x02
+	JB      storeLess2
+	VPEXTRW $0x00, X4, (AX)
+	VPEXTRW $0x01, X4, -2(AX)(DX*1)
+	JMP     done
+
+storeLess2:
+	VPEXTRB $0x00, X4, (AX)
+	JMP     done
+
+// func productE5M2AVX2(dst []byte, src []byte)
+// Requires: AVX, AVX2, F16C
+TEXT ·productE5M2AVX2(SB), NOSPLIT, $0-48
+	MOVQ         dst_base+0(FP), AX
+	MOVQ         src_base+24(FP), CX
+	MOVQ         dst_len+8(FP), DX
+	MOVQ         $0xff00ff00ff00ff00, BX
+	VMOVQ        BX, X0
+	VPBROADCASTQ X0, Y0
+	MOVQ         $0x007f007f007f007f, BX
+	VMOVQ        BX, X1
+	VPBROADCASTQ X1, Y1
+	MOVQ         $0x7f7f7f7f7f7f7f7f, BX
+	VMOVQ        BX, X2
+	VPBROADCASTQ X2, Y2
+	MOVQ         $0x7c7c7c7c7c7c7c7c, BX
+	VMOVQ        BX, X3
+	VPBROADCASTQ X3, Y3
+	CMPQ         DX, $0x20
+	JB           loadShort
+	VMOVDQU      -32(AX)(DX*1), Y4
+	VMOVDQU      -32(CX)(DX*1), Y5
+
+compute:
+	VPSLLW       $0x08, Y4, Y6
+	VEXTRACTI128 $0x01, Y6, X7
+	VCVTPH2PS    X6, Y6
+	VCVTPH2PS    X7, Y7
+	VPSLLW       $0x08, Y5, Y12
+	VEXTRACTI128 $0x01, Y12, X13
+	VCVTPH2PS    X12, Y12
+	VCVTPH2PS    X13, Y13
+	VMULPS       Y12, Y6, Y6
+	VMULPS       Y13, Y7, Y7
+	VCVTPS2PH    $0x00, Y6, X8
+	VCVTPS2PH    $0x00, Y7, X6
+	VINSERTI128  $0x01, X6, Y8, Y8
+	VPAND        Y4, Y0, Y4
+	VEXTRACTI128 $0x01, Y4, X6
+	VCVTPH2PS    X4, Y4
+	VCVTPH2PS    X6, Y6
+	VPAND        Y5, Y0, Y5
+	VEXTRACTI128 $0x01, Y5, X7
+	VCVTPH2PS    X5, Y5
+	VCVTPH2PS    X7, Y7
+	VMULPS       Y5, Y4, Y4
+	VMULPS       Y7, Y6, Y5
+	VCVTPS2PH    $0x00, Y4, X9
+	VCVTPS2PH    $0x00, Y5, X4
+	VINSERTI128  $0x01, X4, Y9, Y9
+	VPSLLW       $0x07, Y8, Y4
+	VPSRLW       $0x0f, Y4, Y4
+	VPADDW       Y1, Y8, Y5
+	VPADDW       Y4, Y5, Y4
+	VPSLLW       $0x07, Y9, Y5
+	VPSRLW       $0x0f, Y5, Y5
+	VPADDW       Y1, Y9, Y6
+	VPADDW       Y5, Y6, Y5
+	VPSRLW       $0x08, Y4, Y4
+	VPSRLW       $0x08, Y5, Y5
+	VPSLLW       $0x08, Y5, Y5
+	VPOR         Y4, Y5, Y4
+	VPAND        Y2, Y4, Y5
+	VPCMPGTB     Y3, Y5, Y5
+	VPAND        Y2, Y5, Y5
+	VPOR         Y5, Y4, Y4
+	CMPQ         DX, $0x20
+	JB           storeShort
+	LEAQ         -32(AX)(DX*1), BX
+	SUBQ         $0x20, DX
+	TESTQ        DX, DX
+	JLE          storeLast
+
+vector:
+	VMOVDQU      (AX), Y5
+	VPSLLW       $0x08, Y5, Y5
+	VEXTRACTI128 $0x01, Y5, X6
+	VCVTPH2PS    X5, Y5
+	VCVTPH2PS    X6, Y6
+	VMOVDQU      (CX), Y7
+	VPSLLW       $0x08, Y7, Y7
+	VEXTRACTI128 $0x01, Y7, X8
+	VCVTPH2PS    X7, Y7
+	VCVTPH2PS    X8, Y8
+	VMULPS       Y7, Y5, Y5
+	VMULPS       Y8, Y6, Y6
+	VCVTPS2PH    $0x00, Y5, X10
+	VCVTPS2PH    $0x00, Y6, X5
+	VINSERTI128  $0x01, X5, Y10, Y10
+	VPAND        (AX), Y0, Y5
+	VEXTRACTI128 $0x01, Y5, X6
+	VCVTPH2PS    X5, Y5
+	VCVTPH2PS    X6, Y6
+	VPAND        (CX), Y0, Y7
+	VEXTRACTI128 $0x01, Y7, X8
+	VCVTPH2PS    X7, Y7
+	VCVTPH2PS    X8, Y8
+	VMULPS       Y7, Y5, Y5
+	VMULPS       Y8, Y6, Y6
+	VCVTPS2PH    $0x00, Y5, X11
+	VCVTPS2PH    $0x00, Y6, X5
+	VINSERTI128  $0x01, X5, Y11, Y11
+	VPSLLW       $0x07, Y10, Y5
+	VPSRLW       $0x0f, Y5, Y5
+	VPADDW       Y1, Y10, Y6
+	VPADDW       Y5, Y6, Y5
+	VPSLLW       $0x07, Y11, Y6
+	VPSRLW       $0x0f, Y6, Y6
+	VPADDW       Y1, Y11, Y7
+	VPADDW       Y6, Y7, Y6
+	VPSRLW       $0x08, Y5, Y5
+	VPSRLW       $0x08, Y6, Y6
+	VPSLLW       $0x08, Y6, Y6
+	VPOR         Y5, Y6, Y5
+	VPAND        Y2, Y5, Y6
+	VPCMPGTB     Y3, Y6, Y6
+	VPAND        Y2, Y6, Y6
+	VPOR         Y6, Y5, Y5
+	VMOVDQU      Y5, (AX)
+	ADDQ         $+32, AX
+	ADDQ         $+32, CX
+	SUBQ         $+32, DX
+	JG           vector
+
+storeLast:
+	VMOVDQU Y4, (BX)
+
+done:
+	VZEROUPPER
+	RET
+
+loadShort:
+	CMPQ        DX, $0x10
+	JB          loadLess16
+	VMOVDQU     (AX), X4
+	VINSERTI128 $0x01, -16(AX)(DX*1), Y4, Y4
+	VMOVDQU     (CX), X5
+	VINSERTI128 $0x01, -16(CX)(DX*1), Y5, Y5
+	JMP         compute
+
+loadLess16:
+	CMPQ    DX, $0x08
+	JB      loadLess8
+	VMOVQ   (AX), X4
+	VPINSRQ $0x01, -8(AX)(DX*1), X4, X4
+	VMOVQ   (CX), X5
+	VPINSRQ $0x01, -8(CX)(DX*1), X5, X5
+	JMP     compute
+
+loadLess8:
+	CMPQ    DX, $0x04
+	JB      loadLess4
+	VMOVD   (AX), X4
+	VPINSRD $0x01, -4(AX)(DX*1), X4, X4
+	VMOVD   (CX), X5
+	VPINSRD $0x01, -4(CX)(DX*1), X5, X5
+	JMP     compute
+
+loadLess4:
+	CMPQ    DX, $0x02
+	JB      loadLess2
+	VPXOR   Y4, Y4, Y4
+	VPINSRW $0x00, (AX), X4, X4
+	VPINSRW $0x01, -2(AX)(DX*1), X4, X4
+	VPXOR   Y5, Y5, Y5
+	VPINSRW $0x00, (CX), X5, X5
+	VPINSRW $0x01, -2(CX)(DX*1), X5, X5
+	JMP     compute
+
+loadLess2:
+	CMPQ    DX, $0x01
+	JB      loadLess1
+	VPXOR   Y4, Y4, Y4
+	VPINSRB $0x00, (AX), X4, X4
+	VPXOR   Y5, Y5, Y5
+	VPINSRB $0x00, (CX), X5, X5
+	JMP     compute
+
+loadLess1:
+	JMP done
+
+storeShort:
+	CMPQ         DX, $0x10
+	JB           storeLess16
+	VMOVDQU      X4, (AX)
+	VEXTRACTI128 $0x01, Y4, -16(AX)(DX*1)
+	JMP          done
+
+storeLess16:
+	CMPQ    DX, $0x08
+	JB      storeLess8
+	VMOVQ   X4, (AX)
+	VPEXTRQ $0x01, X4, -8(AX)(DX*1)
+	JMP     done
+
+storeLess8:
+	CMPQ    DX, $0x04
+	JB      storeLess4
+	VMOVD   X4, (AX)
+	VPEXTRD $0x01, X4, -4(AX)(DX*1)
+	JMP     done
+
+storeLess4:
+	CMPQ    DX, $0x02
+	JB      storeLess2
+	VPEXTRW $0x00, X4, (AX)
+	VPEXTRW $0x01, X4, -2(AX)(DX*1)
+	JMP     done
+
+storeLess2:
+	VPEXTRB $0x00, X4, (AX)
+	JMP     done
+
+// func minE5M2AVX2(dst []byte, src []byte)
+// Requires: AVX, AVX2
+TEXT ·minE5M2AVX2(SB), NOSPLIT, $0-48
+	MOVQ         dst_base+0(FP), AX
+	MOVQ         src_base+24(FP), CX
+	MOVQ         dst_len+8(FP), DX
+	MOVQ         $0x7f7f7f7f7f7f7f7f, BX
+	VMOVQ        BX, X0
+	VPBROADCASTQ X0, Y0
+	MOVQ         $0x7c7c7c7c7c7c7c7c, BX
+	VMOVQ        BX, X1
+	VPBROADCASTQ X1, Y1
+	CMPQ         DX, $0x20
+	JB           loadShort
+	VMOVDQU      -32(AX)(DX*1), Y2
+	VMOVDQU      -32(CX)(DX*1), Y3
+
+compute:
+	VPAND     Y0, Y2, Y4
+	VPAND     Y0, Y3, Y5
+	VPCMPGTB  Y1, Y4, Y6
+	VPCMPGTB  Y1, Y5, Y7
+	VPOR      Y6, Y7, Y6
+	VPSIGNB   Y2, Y4, Y4
+	VPSIGNB   Y3, Y5, Y5
+	VPCMPGTB  Y5, Y4, Y4
+	VPANDN    Y4, Y6, Y4
+	VPBLENDVB Y4, Y3, Y2, Y2
+	CMPQ      DX, $0x20
+	JB        storeShort
+	LEAQ      -32(AX)(DX*1), BX
+	SUBQ      $0x20, DX
+	TESTQ     DX, DX
+	JLE       storeLast
+
+vector:
+	VMOVDQU   (AX), Y3
+	VMOVDQU   (CX), Y4
+	VPAND     Y0, Y3, Y5
+	VPAND     Y0, Y4, Y6
+	VPCMPGTB  Y1, Y5, Y7
+	VPCMPGTB  Y1, Y6, Y8
+	VPOR      Y7, Y8, Y7
+	VPSIGNB   Y3, Y5, Y5
+	VPSIGNB   Y4, Y6, Y6
+	VPCMPGTB  Y6, Y5, Y5
+	VPANDN    Y5, Y7, Y5
+	VPBLENDVB Y5, Y4, Y3, Y3
+	VMOVDQU   Y3, (AX)
+	ADDQ      $+32, AX
+	ADDQ      $+32, CX
+	SUBQ      $+32, DX
+	JG        vector
+
+storeLast:
+	VMOVDQU Y2, (BX)
+
+done:
+	VZEROUPPER
+	RET
+
+loadShort:
+	CMPQ        DX, $0x10
+	JB          loadLess16
+	VMOVDQU     (AX), X2
+	VINSERTI128 $0x01, -16(AX)(DX*1), Y2, Y2
+	VMOVDQU     (CX), X3
+	VINSERTI128 $0x01, -16(CX)(DX*1), Y3, Y3
+	JMP         compute
+
+loadLess16:
+	CMPQ    DX, $0x08
+	JB      loadLess8
+	VMOVQ   (AX), X2
+	VPINSRQ $0x01, -8(AX)(DX*1), X2, X2
+	VMOVQ   (CX), X3
+	VPINSRQ $0x01, -8(CX)(DX*1), X3, X3
+	JMP     compute
+
+loadLess8:
+	CMPQ    DX, $0x04
+	JB      loadLess4
+	VMOVD   (AX), X2
+	VPINSRD $0x01, -4(AX)(DX*1), X2, X2
+	VMOVD   (CX), X3
+	VPINSRD $0x01, -4(CX)(DX*1), X3, X3
+	JMP     compute
+
+loadLess4:
+	CMPQ    DX, $0x02
+	JB      loadLess2
+	VPXOR   Y2, Y2, Y2
+	VPINSRW $0x00, (AX), X2, X2
+	VPINSRW $0x01, -2(AX)(DX*1), X2, X2
+	VPXOR   Y3, Y3, Y3
+	VPINSRW $0x00, (CX), X3, X3
+	VPINSRW $0x01, -2(CX)(DX*1), X3, X3
+	JMP     compute
+
+loadLess2:
+	CMPQ    DX, $0x01
+	JB      loadLess1
+	VPXOR   Y2, Y2, Y2
+	VPINSRB $0x00, (AX), X2, X2
+	VPXOR   Y3, Y3, Y3
+	VPINSRB $0x00, (CX), X3, X3
+	JMP     compute
+
+loadLess1:
+	JMP done
+
+storeShort:
+	CMPQ         DX, $0x10
+	JB           storeLess16
+	VMOVDQU      X2, (AX)
+	VEXTRACTI128 $0x01, Y2, -16(AX)(DX*1)
+	JMP          done
+
+storeLess16:
+	CMPQ    DX, $0x08
+	JB      storeLess8
+	VMOVQ   X2, (AX)
+	VPEXTRQ $0x01, X2, -8(AX)(DX*1)
+	JMP     done
+
+storeLess8:
+	CMPQ    DX, $0x04
+	JB      storeLess4
+	VMOVD   X2, (AX)
+	VPEXTRD $0x01, X2, -4(AX)(DX*1)
+	JMP     done
+
+storeLess4:
+	CMPQ    DX, $0x02
+	JB      storeLess2
+	VPEXTRW $0x00, X2, (AX)
+	VPEXTRW $0x01, X2, -2(AX)(DX*1)
+	JMP     done
+
+storeLess2:
+	VPEXTRB $0x00, X2, (AX)
+	JMP     done
+
+// func maxE5M2AVX2(dst []byte, src []byte)
+// Requires: AVX, AVX2
+TEXT ·maxE5M2AVX2(SB), NOSPLIT, $0-48
+	MOVQ         dst_base+0(FP), AX
+	MOVQ         src_base+24(FP), CX
+	MOVQ         dst_len+8(FP), DX
+	MOVQ         $0x7f7f7f7f7f7f7f7f, BX
+	VMOVQ        BX, X0
+	VPBROADCASTQ X0, Y0
+	MOVQ         $0x7c7c7c7c7c7c7c7c, BX
+	VMOVQ        BX, X1
+	VPBROADCASTQ X1, Y1
+	CMPQ         DX, $0x20
+	JB           loadShort
+	VMOVDQU      -32(AX)(DX*1), Y2
+	VMOVDQU      -32(CX)(DX*1), Y3
+
+compute:
+	VPAND     Y0, Y2, Y4
+	VPAND     Y0, Y3, Y5
+	VPCMPGTB  Y1, Y4, Y6
+	VPCMPGTB  Y1, Y5, Y7
+	VPOR      Y6, Y7, Y6
+	VPSIGNB   Y2, Y4, Y4
+	VPSIGNB   Y3, Y5, Y5
+	VPCMPGTB  Y4, Y5, Y4
+	VPANDN    Y4, Y6, Y4
+	VPBLENDVB Y4, Y3, Y2, Y2
+	CMPQ      DX, $0x20
+	JB        storeShort
+	LEAQ      -32(AX)(DX*1), BX
+	SUBQ      $0x20, DX
+	TESTQ     DX, DX
+	JLE       storeLast
+
+vector:
+	VMOVDQU   (AX), Y3
+	VMOVDQU   (CX), Y4
+	VPAND     Y0, Y3, Y5
+	VPAND     Y0, Y4, Y6
+	VPCMPGTB  Y1, Y5, Y7
+	VPCMPGTB  Y1, Y6, Y8
+	VPOR      Y7, Y8, Y7
+	VPSIGNB   Y3, Y5, Y5
+	VPSIGNB   Y4, Y6, Y6
+	VPCMPGTB  Y5, Y6, Y5
+	VPANDN    Y5, Y7, Y5
+	VPBLENDVB Y5, Y4, Y3, Y3
+	VMOVDQU   Y3, (AX)
+	ADDQ      $+32, AX
+	ADDQ      $+32, CX
+	SUBQ      $+32, DX
+	JG        vector
+
+storeLast:
+	VMOVDQU Y2, (BX)
+
+done:
+	VZEROUPPER
+	RET
+
+loadShort:
+	CMPQ        DX, $0x10
+	JB          loadLess16
+	VMOVDQU     (AX), X2
+	VINSERTI128 $0x01, -16(AX)(DX*1), Y2, Y2
+	VMOVDQU     (CX), X3
+	VINSERTI128 $0x01, -16(CX)(DX*1), Y3, Y3
+	JMP         compute
+
+loadLess16:
+	CMPQ    DX, $0x08
+	JB      loadLess8
+	VMOVQ   (AX), X2
+	VPINSRQ $0x01, -8(AX)(DX*1), X2, X2
+	VMOVQ   (CX), X3
+	VPINSRQ $0x01, -8(CX)(DX*1), X3, X3
+	JMP     compute
+
+loadLess8:
+	CMPQ    DX, $0x04
+	JB      loadLess4
+	VMOVD   (AX), X2
+	VPINSRD $0x01, -4(AX)(DX*1), X2, X2
+	VMOVD   (CX), X3
+	VPINSRD $0x01, -4(CX)(DX*1), X3, X3
+	JMP     compute
+
+loadLess4:
+	CMPQ    DX, $0x02
+	JB      loadLess2
+	VPXOR   Y2, Y2, Y2
+	VPINSRW $0x00, (AX), X2, X2
+	VPINSRW $0x01, -2(AX)(DX*1), X2, X2
+	VPXOR   Y3, Y3, Y3
+	VPINSRW $0x00, (CX), X3, X3
+	VPINSRW $0x01, -2(CX)(DX*1), X3, X3
+	JMP     compute
+
+loadLess2:
+	CMPQ    DX, $0x01
+	JB      loadLess1
+	VPXOR   Y2, Y2, Y2
+	VPINSRB $0x00, (AX), X2, X2
+	VPXOR   Y3, Y3, Y3
+	VPINSRB $0x00, (CX), X3, X3
+	JMP     compute
+
+loadLess1:
+	JMP done
+
+storeShort:
+	CMPQ         DX, $0x10
+	JB           storeLess16
+	VMOVDQU      X2, (AX)
+	VEXTRACTI128 $0x01, Y2, -16(AX)(DX*1)
+	JMP          done
+
+storeLess16:
+	CMPQ    DX, $0x08
+	JB      storeLess8
+	VMOVQ   X2, (AX)
+	VPEXTRQ $0x01, X2, -8(AX)(DX*1)
+	JMP     done
+
+storeLess8:
+	CMPQ    DX, $0x04
+	JB      storeLess4
+	VMOVD   X2, (AX)
+	VPEXTRD $0x01, X2, -4(AX)(DX*1)
+	JMP     done
+
+storeLess4:
+	CMPQ    DX, $0x02
+	JB      storeLess2
+	VPEXTRW $0x00, X2, (AX)
+	VPEXTRW $0x01, X2, -2(AX)(DX*1)
+	JMP     done
+
+storeLess2:
+	VPEXTRB $0x00, X2, (AX)
+	JMP     done
+
+// func sumE4M3AVX2(dst []byte, src []byte)
+// Requires: AVX, AVX2, F16C
+TEXT ·sumE4M3AVX2(SB), NOSPLIT, $0-48
+	MOVQ         dst_base+0(FP), AX
+	MOVQ         src_base+24(FP), CX
+	MOVQ         dst_len+8(FP), DX
+	MOVQ         $0xbf80bf80bf80bf80, BX
+	VMOVQ        BX, X0
+	VPBROADCASTQ X0, Y0
+	MOVQ         $0x7fff7fff7fff7fff, BX
+	VMOVQ        BX, X1
+	VPBROADCASTQ X1, Y1
+	MOVQ         $0x3f803f803f803f80, BX
+	VMOVQ        BX, X2
+	VPBROADCASTQ X2, Y2
+	MOVQ         $0x003f003f003f003f, BX
+	VMOVQ        BX, X3
+	VPBROADCASTQ X3, Y3
+	MOVQ         $0x7f7f7f7f7f7f7f7f, BX
+	VMOVQ        BX, X4
+	VPBROADCASTQ X4, Y4
+	CMPQ         DX, $0x20
+	JB           loadShort
+	VMOVDQU      -32(AX)(DX*1), Y5
+	VMOVDQU      -32(CX)(DX*1), Y6
+
+compute:
+	VPSLLW       $0x08, Y5, Y7
+	VPSRAW       $0x01, Y7, Y7
+	VPAND        Y0, Y7, Y7
+	VEXTRACTI128 $0x01, Y7, X12
+	VCVTPH2PS    X7, Y7
+	VCVTPH2PS    X12, Y12
+	VPSLLW       $0x08, Y6, Y13
+	VPSRAW       $0x01, Y13, Y13
+	VPAND        Y0, Y13, Y13
+	VEXTRACTI128 $0x01, Y13, X14
+	VCVTPH2PS    X13, Y13
+	VCVTPH2PS    X14, Y14
+	VADDPS       Y13, Y7, Y7
+	VADDPS       Y14, Y12, Y12
+	VCVTPS2PH    $0x00, Y7, X8
+	VCVTPS2PH    $0x00, Y12, X7
+	VINSERTI128  $0x01, X7, Y8, Y8
+	VPSRAW       $0x01, Y5, Y7
+	VPAND        Y0, Y7, Y7
+	VEXTRACTI128 $0x01, Y7, X12
+	VCVTPH2PS    X7, Y7
+	VCVTPH2PS    X12, Y12
+	VPSRAW       $0x01, Y6, Y13
+	VPAND        Y0, Y13, Y13
+	VEXTRACTI128 $0x01, Y13, X14
+	VCVTPH2PS    X13, Y13
+	VCVTPH2PS    X14, Y14
+	VADDPS       Y13, Y7, Y7
+	VADDPS       Y14, Y12, Y12
+	VCVTPS2PH    $0x00, Y7, X9
+	VCVTPS2PH    $0x00, Y12, X7
+	VINSERTI128  $0x01, X7, Y9, Y9
+	VPAND        Y1, Y8, Y7
+	VPXOR        Y7, Y8, Y12
+	VPMINSW      Y2, Y7, Y7
+	VPSLLW       $0x08, Y7, Y8
+	VPSRLW       $0x0f, Y8, Y8
+	VPADDW       Y3, Y7, Y7
+	VPADDW       Y8, Y7, Y7
+	VPADDW       Y7, Y7, Y7
+	VPOR         Y12, Y7, Y7
+	VPAND        Y1, Y9, Y8
+	VPXOR        Y8, Y9, Y12
+	VPMINSW      Y2, Y8, Y8
+	VPSLLW       $0x08, Y8, Y9
+	VPSRLW       $0x0f, Y9, Y9
+	VPADDW       Y3, Y8, Y8
+	VPADDW       Y9, Y8, Y8
+	VPADDW       Y8, Y8, Y8
+	VPOR         Y12, Y8, Y8
+	VPSRLW       $0x08, Y7, Y7
+	VPSRLW       $0x08, Y8, Y8
+	VPSLLW       $0x08, Y8, Y8
+	VPOR         Y7, Y8, Y7
+	VPAND        Y6, Y4, Y8
+	VPCMPEQB     Y4, Y8, Y8
+	VPBLENDVB    Y8, Y6, Y7, Y8
+	VPAND        Y5, Y4, Y6
+	VPCMPEQB     Y4, Y6, Y6
+	VPBLENDVB    Y6, Y5, Y8, Y6
+	CMPQ         DX, $0x20
+	JB           storeShort
+	LEAQ         -32(AX)(DX*1), BX
+	SUBQ         $0x20, DX
+	TESTQ        DX, DX
+	JLE          storeLast
+
+vector:
+	VMOVDQU      (AX), Y5
+	VPSLLW       $0x08, Y5, Y5
+	VPSRAW       $0x01, Y5, Y5
+	VPAND        Y0, Y5, Y5
+	VEXTRACTI128 $0x01, Y5, X7
+	VCVTPH2PS    X5, Y5
+	VCVTPH2PS    X7, Y7
+	VMOVDQU      (CX), Y8
+	VPSLLW       $0x08, Y8, Y8
+	VPSRAW       $0x01, Y8, Y8
+	VPAND        Y0, Y8, Y8
+	VEXTRACTI128 $0x01, Y8, X9
+	VCVTPH2PS    X8, Y8
+	VCVTPH2PS    X9, Y9
+	VADDPS       Y8, Y5, Y5
+	VADDPS       Y9, Y7, Y7
+	VCVTPS2PH    $0x00, Y5, X10
+	VCVTPS2PH    $0x00, Y7, X5
+	VINSERTI128  $0x01, X5, Y10, Y10
+	VMOVDQU      (AX), Y5
+	VPSRAW       $0x01, Y5, Y5
+	VPAND        Y0, Y5, Y5
+	VEXTRACTI128 $0x01, Y5, X7
+	VCVTPH2PS    X5, Y5
+	VCVTPH2PS    X7, Y7
+	VMOVDQU      (CX), Y8
+	VPSRAW       $0x01, Y8, Y8
+	VPAND        Y0, Y8, Y8
+	VEXTRACTI128 $0x01, Y8, X9
+	VCVTPH2PS    X8, Y8
+	VCVTPH2PS    X9, Y9
+	VADDPS       Y8, Y5, Y5
+	VADDPS       Y9, Y7, Y7
+	VCVTPS2PH    $0x00, Y5, X11
+	VCVTPS2PH    $0x00, Y7, X5
+	VINSERTI128  $0x01, X5, Y11, Y11
+	VPAND        Y1, Y10, Y5
+	VPXOR        Y5, Y10, Y8
+	VPMINSW      Y2, Y5, Y5
+	VPSLLW       $0x08, Y5, Y7
+	VPSRLW       $0x0f, Y7, Y7
+	VPADDW       Y3, Y5, Y5
+	VPADDW       Y7, Y5, Y5
+	VPADDW       Y5, Y5, Y5
+	VPOR         Y8, Y5, Y5
+	VPAND        Y1, Y11, Y7
+	VPXOR        Y7, Y11, Y9
+	VPMINSW      Y2, Y7, Y7
+	VPSLLW       $0x08, Y7, Y8
+	VPSRLW       $0x0f, Y8, Y8
+	VPADDW       Y3, Y7, Y7
+	VPADDW       Y8, Y7, Y7
+	VPADDW       Y7, Y7, Y7
+	VPOR         Y9, Y7, Y7
+	VPSRLW       $0x08, Y5, Y5
+	VPSRLW       $0x08, Y7, Y7
+	VPSLLW       $0x08, Y7, Y7
+	VPOR         Y5, Y7, Y5
+	VPAND        (CX), Y4, Y7
+	VPCMPEQB     Y4, Y7, Y7
+	VPBLENDVB    Y7, (CX), Y5, Y7
+	VPAND        (AX), Y4, Y5
+	VPCMPEQB     Y4, Y5, Y5
+	VPBLENDVB    Y5, (AX), Y7, Y5
+	VMOVDQU      Y5, (AX)
+	ADDQ         $+32, AX
+	ADDQ         $+32, CX
+	SUBQ         $+32, DX
+	JG           vector
+
+storeLast:
+	VMOVDQU Y6, (BX)
+
+done:
+	VZEROUPPER
+	RET
+
+loadShort:
+	CMPQ        DX, $0x10
+	JB          loadLess16
+	VMOVDQU     (AX), X5
+	VINSERTI128 $0x01, -16(AX)(DX*1), Y5, Y5
+	VMOVDQU     (CX), X6
+	VINSERTI128 $0x01, -16(CX)(DX*1), Y6, Y6
+	JMP         compute
+
+loadLess16:
+	CMPQ    DX, $0x08
+	JB      loadLess8
+	VMOVQ   (AX), X5
+	VPINSRQ $0x01, -8(AX)(DX*1), X5, X5
+	VMOVQ   (CX), X6
+	VPINSRQ $0x01, -8(CX)(DX*1), X6, X6
+	JMP     compute
+
+loadLess8:
+	CMPQ    DX, $0x04
+	JB      loadLess4
+	VMOVD   (AX), X5
+	VPINSRD $0x01, -4(AX)(DX*1), X5, X5
+	VMOVD   (CX), X6
+	VPINSRD $0x01, -4(CX)(DX*1), X6, X6
+	JMP     compute
+
+loadLess4:
+	CMPQ    DX, $0x02
+	JB      loadLess2
+	VPXOR   Y5, Y5, Y5
+	VPINSRW $0x00, (AX), X5, X5
+	VPINSRW $0x01, -2(AX)(DX*1), X5, X5
+	VPXOR   Y6, Y6, Y6
+	VPINSRW $0x00, (CX), X6, X6
+	VPINSRW $0x01, -2(CX)(DX*1), X6, X6
+	JMP     compute
+
+loadLess2:
+	CMPQ    DX, $0x01
+	JB      loadLess1
+	VPXOR   Y5, Y5, Y5
+	VPINSRB $0x00, (AX), X5, X5
+	VPXOR   Y6, Y6, Y6
+	VPINSRB $0x00, (CX), X6, X6
+	JMP     compute
+
+loadLess1:
+	JMP done
+
+storeShort:
+	CMPQ         DX, $0x10
+	JB           storeLess16
+	VMOVDQU      X6, (AX)
+	VEXTRACTI128 $0x01, Y6, -16(AX)(DX*1)
+	JMP          done
+
+storeLess16:
+	CMPQ    DX, $0x08
+	JB      storeLess8
+	VMOVQ   X6, (AX)
+	VPEXTRQ $0x01, X6, -8(AX)(DX*1)
+	JMP     done
+
+storeLess8:
+	CMPQ    DX, $0x04
+	JB      storeLess4
+	VMOVD   X6, (AX)
+	VPEXTRD $0x01, X6, -4(AX)(DX*1)
+	JMP     done
+
+storeLess4:
+	CMPQ    DX, $0x02
+	JB      storeLess2
+	VPEXTRW $0x00, X6, (AX)
+	VPEXTRW $0x01, X6, -2(AX)(DX*1)
+	JMP     done
+
+storeLess2:
+	VPEXTRB $0x00, X6, (AX)
+	JMP     done
+
+// func productE4M3AVX2(dst []byte, src []byte)
+// Requires: AVX, AVX2, F16C
+TEXT ·productE4M3AVX2(SB), NOSPLIT, $0-48
+	MOVQ         dst_base+0(FP), AX
+	MOVQ         src_base+24(FP), CX
+	MOVQ         dst_len+8(FP), DX
+	MOVQ         $0xbf80bf80bf80bf80, BX
+	VMOVQ        BX, X0
+	VPBROADCASTQ X0, Y0
+	MOVQ         $0x7fff7fff7fff7fff, BX
+	VMOVQ        BX, X1
+	VPBROADCASTQ X1, Y1
+	MOVQ         $0x3f803f803f803f80, BX
+	VMOVQ        BX, X2
+	VPBROADCASTQ X2, Y2
+	MOVQ         $0x003f003f003f003f, BX
+	VMOVQ        BX, X3
+	VPBROADCASTQ X3, Y3
+	MOVQ         $0x7f7f7f7f7f7f7f7f, BX
+	VMOVQ        BX, X4
+	VPBROADCASTQ X4, Y4
+	MOVQ         $0x4380000043800000, BX
+	VMOVQ        BX, X5
+	VPBROADCASTQ X5, Y5
+	CMPQ         DX, $0x20
+	JB           loadShort
+	VMOVDQU      -32(AX)(DX*1), Y6
+	VMOVDQU      -32(CX)(DX*1), Y7
+
+compute:
+	VPSLLW       $0x08, Y6, Y8
+	VPSRAW       $0x01, Y8, Y8
+	VPAND        Y0, Y8, Y8
+	VEXTRACTI128 $0x01, Y8, X13
+	VCVTPH2PS    X8, Y8
+	VCVTPH2PS    X13, Y13
+	VPSLLW       $0x08, Y7, Y14
+	VPSRAW       $0x01, Y14, Y14
+	VPAND        Y0, Y14, Y14
+	VEXTRACTI128 $0x01, Y14, X15
+	VCVTPH2PS    X14, Y14
+	VCVTPH2PS    X15, Y15
+	VMULPS       Y5, Y8, Y8
+	VMULPS       Y14, Y8, Y8
+	VMULPS       Y5, Y13, Y13
+	VMULPS       Y15, Y13, Y13
+	VCVTPS2PH    $0x00, Y8, X9
+	VCVTPS2PH    $0x00, Y13, X8
+	VINSERTI128  $0x01, X8, Y9, Y9
+	VPSRAW       $0x01, Y6, Y8
+	VPAND        Y0, Y8, Y8
+	VEXTRACTI128 $0x01, Y8, X13
+	VCVTPH2PS    X8, Y8
+	VCVTPH2PS    X13, Y13
+	VPSRAW       $0x01, Y7, Y14
+	VPAND        Y0, Y14, Y14
+	VEXTRACTI128 $0x01, Y14, X15
+	VCVTPH2PS    X14, Y14
+	VCVTPH2PS    X15, Y15
+	VMULPS       Y5, Y8, Y8
+	VMULPS       Y14, Y8, Y8
+	VMULPS       Y5, Y13, Y13
+	VMULPS       Y15, Y13, Y13
+	VCVTPS2PH    $0x00, Y8, X10
+	VCVTPS2PH    $0x00, Y13, X8
+	VINSERTI128  $0x01, X8, Y10, Y10
+	VPAND        Y1, Y9, Y8
+	VPXOR        Y8, Y9, Y13
+	VPMINSW      Y2, Y8, Y8
+	VPSLLW       $0x08, Y8, Y9
+	VPSRLW       $0x0f, Y9, Y9
+	VPADDW       Y3, Y8, Y8
+	VPADDW       Y9, Y8, Y8
+	VPADDW       Y8, Y8, Y8
+	VPOR         Y13, Y8, Y8
+	VPAND        Y1, Y10, Y9
+	VPXOR        Y9, Y10, Y13
+	VPMINSW      Y2, Y9, Y9
+	VPSLLW       $0x08, Y9, Y10
+	VPSRLW       $0x0f, Y10, Y10
+	VPADDW       Y3, Y9, Y9
+	VPADDW       Y10, Y9, Y9
+	VPADDW       Y9, Y9, Y9
+	VPOR         Y13, Y9, Y9
+	VPSRLW       $0x08, Y8, Y8
+	VPSRLW       $0x08, Y9, Y9
+	VPSLLW       $0x08, Y9, Y9
+	VPOR         Y8, Y9, Y8
+	VPAND        Y7, Y4, Y9
+	VPCMPEQB     Y4, Y9, Y9
+	VPBLENDVB    Y9, Y7, Y8, Y9
+	VPAND        Y6, Y4, Y7
+	VPCMPEQB     Y4, Y7, Y7
+	VPBLENDVB    Y7, Y6, Y9, Y7
+	CMPQ         DX, $0x20
+	JB           storeShort
+	LEAQ         -32(AX)(DX*1), BX
+	SUBQ         $0x20, DX
+	TESTQ        DX, DX
+	JLE          storeLast
+
+vector:
+	VMOVDQU      (AX), Y6
+	VPSLLW       $0x08, Y6, Y6
+	VPSRAW       $0x01, Y6, Y6
+	VPAND        Y0, Y6, Y6
+	VEXTRACTI128 $0x01, Y6, X8
+	VCVTPH2PS    X6, Y6
+	VCVTPH2PS    X8, Y8
+	VMOVDQU      (CX), Y9
+	VPSLLW       $0x08, Y9, Y9
+	VPSRAW       $0x01, Y9, Y9
+	VPAND        Y0, Y9, Y9
+	VEXTRACTI128 $0x01, Y9, X10
+	VCVTPH2PS    X9, Y9
+	VCVTPH2PS    X10, Y10
+	VMULPS       Y5, Y6, Y6
+	VMULPS       Y9, Y6, Y6
+	VMULPS       Y5, Y8, Y8
+	VMULPS       Y10, Y8, Y8
+	VCVTPS2PH    $0x00, Y6, X11
+	VCVTPS2PH    $0x00, Y8, X6
+	VINSERTI128  $0x01, X6, Y11, Y11
+	VMOVDQU      (AX), Y6
+	VPSRAW       $0x01, Y6, Y6
+	VPAND        Y0, Y6, Y6
+	VEXTRACTI128 $0x01, Y6, X8
+	VCVTPH2PS    X6, Y6
+	VCVTPH2PS    X8, Y8
+	VMOVDQU      (CX), Y9
+	VPSRAW       $0x01, Y9, Y9
+	VPAND        Y0, Y9, Y9
+	VEXTRACTI128 $0x01, Y9, X10
+	VCVTPH2PS    X9, Y9
+	VCVTPH2PS    X10, Y10
+	VMULPS       Y5, Y6, Y6
+	VMULPS       Y9, Y6, Y6
+	VMULPS       Y5, Y8, Y8
+	VMULPS       Y10, Y8, Y8
+	VCVTPS2PH    $0x00, Y6, X12
+	VCVTPS2PH    $0x00, Y8, X6
+	VINSERTI128  $0x01, X6, Y12, Y12
+	VPAND        Y1, Y11, Y6
+	VPXOR        Y6, Y11, Y9
+	VPMINSW      Y2, Y6, Y6
+	VPSLLW       $0x08, Y6, Y8
+	VPSRLW       $0x0f, Y8, Y8
+	VPADDW       Y3, Y6, Y6
+	VPADDW       Y8, Y6, Y6
+	VPADDW       Y6, Y6, Y6
+	VPOR         Y9, Y6, Y6
+	VPAND        Y1, Y12, Y8
+	VPXOR        Y8, Y12, Y10
+	VPMINSW      Y2, Y8, Y8
+	VPSLLW       $0x08, Y8, Y9
+	VPSRLW       $0x0f, Y9, Y9
+	VPADDW       Y3, Y8, Y8
+	VPADDW       Y9, Y8, Y8
+	VPADDW       Y8, Y8, Y8
+	VPOR         Y10, Y8, Y8
+	VPSRLW       $0x08, Y6, Y6
+	VPSRLW       $0x08, Y8, Y8
+	VPSLLW       $0x08, Y8, Y8
+	VPOR         Y6, Y8, Y6
+	VPAND        (CX), Y4, Y8
+	VPCMPEQB     Y4, Y8, Y8
+	VPBLENDVB    Y8, (CX), Y6, Y8
+	VPAND        (AX), Y4, Y6
+	VPCMPEQB     Y4, Y6, Y6
+	VPBLENDVB    Y6, (AX), Y8, Y6
+	VMOVDQU      Y6, (AX)
+	ADDQ         $+32, AX
+	ADDQ         $+32, CX
+	SUBQ         $+32, DX
+	JG           vector
+
+storeLast:
+	VMOVDQU Y7, (BX)
+
+done:
+	VZEROUPPER
+	RET
+
+loadShort:
+	CMPQ        DX, $0x10
+	JB          loadLess16
+	VMOVDQU     (AX), X6
+	VINSERTI128 $0x01, -16(AX)(DX*1), Y6, Y6
+	VMOVDQU     (CX), X7
+	VINSERTI128 $0x01, -16(CX)(DX*1), Y7, Y7
+	JMP         compute
+
+loadLess16:
+	CMPQ    DX, $0x08
+	JB      loadLess8
+	VMOVQ   (AX), X6
+	VPINSRQ $0x01, -8(AX)(DX*1), X6, X6
+	VMOVQ   (CX), X7
+	VPINSRQ $0x01, -8(CX)(DX*1), X7, X7
+	JMP     compute
+
+loadLess8:
+	CMPQ    DX, $0x04
+	JB      loadLess4
+	VMOVD   (AX), X6
+	VPINSRD $0x01, -4(AX)(DX*1), X6, X6
+	VMOVD   (CX), X7
+	VPINSRD $0x01, -4(CX)(DX*1), X7, X7
+	JMP     compute
+
+loadLess4:
+	CMPQ    DX, $0x02
+	JB      loadLess2
+	VPXOR   Y6, Y6, Y6
+	VPINSRW $0x00, (AX), X6, X6
+	VPINSRW $0x01, -2(AX)(DX*1), X6, X6
+	VPXOR   Y7, Y7, Y7
+	VPINSRW $0x00, (CX), X7, X7
+	VPINSRW $0x01, -2(CX)(DX*1), X7, X7
+	JMP     compute
+
+loadLess2:
+	CMPQ    DX, $0x01
+	JB      loadLess1
+	VPXOR   Y6, Y6, Y6
+	VPINSRB $0x00, (AX), X6, X6
+	VPXOR   Y7, Y7, Y7
+	VPINSRB $0x00, (CX), X7, X7
+	JMP     compute
+
+loadLess1:
+	JMP done
+
+storeShort:
+	CMPQ         DX, $0x10
+	JB           storeLess16
+	VMOVDQU      X7, (AX)
+	VEXTRACTI128 $0x01, Y7, -16(AX)(DX*1)
+	JMP          done
+
+storeLess16:
+	CMPQ    DX, $0x08
+	JB      storeLess8
+	VMOVQ   X7, (AX)
+	VPEXTRQ $0x01, X7, -8(AX)(DX*1)
+	JMP     done
+
+storeLess8:
+	CMPQ    DX, $0x04
+	JB      storeLess4
+	VMOVD   X7, (AX)
+	VPEXTRD $0x01, X7, -4(AX)(DX*1)
+	JMP     done
+
+storeLess4:
+	CMPQ    DX, $0x02
+	JB      storeLess2
+	VPEXTRW $0x00, X7, (AX)
+	VPEXTRW $0x01, X7, -2(AX)(DX*1)
+	JMP     done
+
+storeLess2:
+	VPEXTRB $0x00, X7, (AX)
+	JMP     done
+
+// func minE4M3AVX2(dst []byte, src []byte)
+// Requires: AVX, AVX2
+TEXT ·minE4M3AVX2(SB), NOSPLIT, $0-48
+	MOVQ         dst_base+0(FP), AX
+	MOVQ         src_base+24(FP), CX
+	MOVQ         dst_len+8(FP), DX
+	MOVQ         $0x7f7f7f7f7f7f7f7f, BX
+	VMOVQ        BX, X0
+	VPBROADCASTQ X0, Y0
+	MOVQ         $0x7e7e7e7e7e7e7e7e, BX
+	VMOVQ        BX, X1
+	VPBROADCASTQ X1, Y1
+	CMPQ         DX, $0x20
+	JB           loadShort
+	VMOVDQU      -32(AX)(DX*1), Y2
+	VMOVDQU      -32(CX)(DX*1), Y3
+
+compute:
+	VPAND     Y0, Y2, Y4
+	VPAND     Y0, Y3, Y5
+	VPCMPGTB  Y1, Y4, Y6
+	VPCMPGTB  Y1, Y5, Y7
+	VPOR      Y6, Y7, Y6
+	VPSIGNB   Y2, Y4, Y4
+	VPSIGNB   Y3, Y5, Y5
+	VPCMPGTB  Y5, Y4, Y4
+	VPANDN    Y4, Y6, Y4
+	VPBLENDVB Y4, Y3, Y2, Y2
+	CMPQ      DX, $0x20
+	JB        storeShort
+	LEAQ      -32(AX)(DX*1), BX
+	SUBQ      $0x20, DX
+	TESTQ     DX, DX
+	JLE       storeLast
+
+vector:
+	VMOVDQU   (AX), Y3
+	VMOVDQU   (CX), Y4
+	VPAND     Y0, Y3, Y5
+	VPAND     Y0, Y4, Y6
+	VPCMPGTB  Y1, Y5, Y7
+	VPCMPGTB  Y1, Y6, Y8
+	VPOR      Y7, Y8, Y7
+	VPSIGNB   Y3, Y5, Y5
+	VPSIGNB   Y4, Y6, Y6
+	VPCMPGTB  Y6, Y5, Y5
+	VPANDN    Y5, Y7, Y5
+	VPBLENDVB Y5, Y4, Y3, Y3
+	VMOVDQU   Y3, (AX)
+	ADDQ      $+32, AX
+	ADDQ      $+32, CX
+	SUBQ      $+32, DX
+	JG        vector
+
+storeLast:
+	VMOVDQU Y2, (BX)
+
+done:
+	VZEROUPPER
+	RET
+
+loadShort:
+	CMPQ        DX, $0x10
+	JB          loadLess16
+	VMOVDQU     (AX), X2
+	VINSERTI128 $0x01, -16(AX)(DX*1), Y2, Y2
+	VMOVDQU     (CX), X3
+	VINSERTI128 $0x01, -16(CX)(DX*1), Y3, Y3
+	JMP         compute
+
+loadLess16:
+	CMPQ    DX, $0x08
+	JB      loadLess8
+	VMOVQ   (AX), X2
+	VPINSRQ $0x01, -8(AX)(DX*1), X2, X2
+	VMOVQ   (CX), X3
+	VPINSRQ $0x01, -8(CX)(DX*1), X3, X3
+	JMP     compute
+
+loadLess8:
+	CMPQ    DX, $0x04
+	JB      loadLess4
+	VMOVD   (AX), X2
+	VPINSRD $0x01, -4(AX)(DX*1), X2, X2
+	VMOVD   (CX), X3
+	VPINSRD $0x01, -4(CX)(DX*1), X3, X3
+	JMP     compute
+
+loadLess4:
+	CMPQ    DX, $0x02
+	JB      loadLess2
+	VPXOR   Y2, Y2, Y2
+	VPINSRW $0x00, (AX), X2, X2
+	VPINSRW $0x01, -2(AX)(DX*1), X2, X2
+	VPXOR   Y3, Y3, Y3
+	VPINSRW $0x00, (CX), X3, X3
+	VPINSRW $0x01, -2(CX)(DX*1), X3, X3
+	JMP     compute
+
+loadLess2:
+	CMPQ    DX, $0x01
+	JB      loadLess1
+	VPXOR   Y2, Y2, Y2
+	VPINSRB $0x00, (AX), X2, X2
+	VPXOR   Y3, Y3, Y3
+	VPINSRB $0x00, (CX), X3, X3
+	JMP     compute
+
+loadLess1:
+	JMP done
+
+storeShort:
+	CMPQ         DX, $0x10
+	JB           storeLess16
+	VMOVDQU      X2, (AX)
+	VEXTRACTI128 $0x01, Y2, -16(AX)(DX*1)
+	JMP          done
+
+storeLess16:
+	CMPQ    DX, $0x08
+	JB      storeLess8
+	VMOVQ   X2, (AX)
+	VPEXTRQ $0x01, X2, -8(AX)(DX*1)
+	JMP     done
+
+storeLess8:
+	CMPQ    DX, $0x04
+	JB      storeLess4
+	VMOVD   X2, (AX)
+	VPEXTRD $0x01, X2, -4(AX)(DX*1)
+	JMP     done
+
+storeLess4:
+	CMPQ    DX, $0x02
+	JB      storeLess2
+	VPEXTRW $0x00, X2, (AX)
+	VPEXTRW $0x01, X2, -2(AX)(DX*1)
+	JMP     done
+
+storeLess2:
+	VPEXTRB $0x00, X2, (AX)
+	JMP     done
+
+// func maxE4M3AVX2(dst []byte, src []byte)
+// Requires: AVX, AVX2
+TEXT ·maxE4M3AVX2(SB), NOSPLIT, $0-48
+	MOVQ         dst_base+0(FP), AX
+	MOVQ         src_base+24(FP), CX
+	MOVQ         dst_len+8(FP), DX
+	MOVQ         $0x7f7f7f7f7f7f7f7f, BX
+	VMOVQ        BX, X0
+	VPBROADCASTQ X0, Y0
+	MOVQ         $0x7e7e7e7e7e7e7e7e, BX
+	VMOVQ        BX, X1
+	VPBROADCASTQ X1, Y1
+	CMPQ         DX, $0x20
+	JB           loadShort
+	VMOVDQU      -32(AX)(DX*1), Y2
+	VMOVDQU      -32(CX)(DX*1), Y3
+
+compute:
+	VPAND     Y0, Y2, Y4
+	VPAND     Y0, Y3, Y5
+	VPCMPGTB  Y1, Y4, Y6
+	VPCMPGTB  Y1, Y5, Y7
+	VPOR      Y6, Y7, Y6
+	VPSIGNB   Y2, Y4, Y4
+	VPSIGNB   Y3, Y5, Y5
+	VPCMPGTB  Y4, Y5, Y4
+	VPANDN    Y4, Y6, Y4
+	VPBLENDVB Y4, Y3, Y2, Y2
+	CMPQ      DX, $0x20
+	JB        storeShort
+	LEAQ      -32(AX)(DX*1), BX
+	SUBQ      $0x20, DX
+	TESTQ     DX, DX
+	JLE       storeLast
+
+vector:
+	VMOVDQU   (AX), Y3
+	VMOVDQU   (CX), Y4
+	VPAND     Y0, Y3, Y5
+	VPAND     Y0, Y4, Y6
+	VPCMPGTB  Y1, Y5, Y7
+	VPCMPGTB  Y1, Y6, Y8
+	VPOR      Y7, Y8, Y7
+	VPSIGNB   Y3, Y5, Y5
+	VPSIGNB   Y4, Y6, Y6
+	VPCMPGTB  Y5, Y6, Y5
+	VPANDN    Y5, Y7, Y5
+	VPBLENDVB Y5, Y4, Y3, Y3
+	VMOVDQU   Y3, (AX)
+	ADDQ      $+32, AX
+	ADDQ      $+32, CX
+	SUBQ      $+32, DX
+	JG        vector
+
+storeLast:
+	VMOVDQU Y2, (BX)
+
+done:
+	VZEROUPPER
+	RET
+
+loadShort:
+	CMPQ        DX, $0x10
+	JB          loadLess16
+	VMOVDQU     (AX), X2
+	VINSERTI128 $0x01, -16(AX)(DX*1), Y2, Y2
+	VMOVDQU     (CX), X3
+	VINSERTI128 $0x01, -16(CX)(DX*1), Y3, Y3
+	JMP         compute
+
+loadLess16:
+	CMPQ    DX, $0x08
+	JB      loadLess8
+	VMOVQ   (AX), X2
+	VPINSRQ $0x01, -8(AX)(DX*1), X2, X2
+	VMOVQ   (CX), X3
+	VPINSRQ $0x01, -8(CX)(DX*1), X3, X3
+	JMP     compute
+
+loadLess8:
+	CMPQ    DX, $0x04
+	JB      loadLess4
+	VMOVD   (AX), X2
+	VPINSRD $0x01, -4(AX)(DX*1), X2, X2
+	VMOVD   (CX), X3
+	VPINSRD $0x01, -4(CX)(DX*1), X3, X3
+	JMP     compute
+
+loadLess4:
+	CMPQ    DX, $0x02
+	JB      loadLess2
+	VPXOR   Y2, Y2, Y2
+	VPINSRW $0x00, (AX), X2, X2
+	VPINSRW $0x01, -2(AX)(DX*1), X2, X2
+	VPXOR   Y3, Y3, Y3
+	VPINSRW $0x00, (CX), X3, X3
+	VPINSRW $0x01, -2(CX)(DX*1), X3, X3
+	JMP     compute
+
+loadLess2:
+	CMPQ    DX, $0x01
+	JB      loadLess1
+	VPXOR   Y2, Y2, Y2
+	VPINSRB $0x00, (AX), X2, X2
+	VPXOR   Y3, Y3, Y3
+	VPINSRB $0x00, (CX), X3, X3
+	JMP     compute
+
+loadLess1:
+	JMP done
+
+storeShort:
+	CMPQ         DX, $0x10
+	JB           storeLess16
+	VMOVDQU      X2, (AX)
+	VEXTRACTI128 $0x01, Y2, -16(AX)(DX*1)
+	JMP          done
+
+storeLess16:
+	CMPQ    DX, $0x08
+	JB      storeLess8
+	VMOVQ   X2, (AX)
+	VPEXTRQ $0x01, X2, -8(AX)(DX*1)
+	JMP     done
+
+storeLess8:
+	CMPQ    DX, $0x04
+	JB      storeLess4
+	VMOVD   X2, (AX)
+	VPEXTRD $0x01, X2, -4(AX)(DX*1)
+	JMP     done
+
+storeLess4:
+	CMPQ    DX, $0x02
+	JB      storeLess2
+	VPEXTRW $0x00, X2, (AX)
+	VPEXTRW $0x01, X2, -2(AX)(DX*1)
+	JMP     done
+
+storeLess2:
+	VPEXTRB $0x00, X2, (AX)
+	JMP     done
+
+// func divideBF16AVX2(b []byte, by uint64)
+// Requires: AVX, AVX2
+TEXT ·divideBF16AVX2(SB), NOSPLIT, $0-32
+	MOVQ         b_base+0(FP), AX
+	MOVQ         b_len+8(FP), CX
+	MOVQ         by+24(FP), DX
+	VMOVQ        DX, X0
+	VPBROADCASTD X0, Y0
+	MOVQ         $0xffff0000ffff0000, DX
+	VMOVQ        DX, X1
+	VPBROADCASTQ X1, Y1
+	MOVQ         $0x0001000100010001, DX
+	VMOVQ        DX, X2
+	VPBROADCASTQ X2, Y2
+	MOVQ         $0x7fff7fff7fff7fff, DX
+	VMOVQ        DX, X3
+	VPBROADCASTQ X3, Y3
+	MOVQ         $0x7f807f807f807f80, DX
+	VMOVQ        DX, X4
+	VPBROADCASTQ X4, Y4
+	MOVQ         $0x7fc07fc07fc07fc0, DX
+	VMOVQ        DX, X5
+	VPBROADCASTQ X5, Y5
+	CMPQ         CX, $0x20
+	JB           loadShort
+	VMOVDQU      -32(AX)(CX*1), Y6
+
+compute:
+	VPSLLD    $0x10, Y6, Y7
+	VPAND     Y1, Y6, Y6
+	VDIVPS    Y0, Y7, Y7
+	VDIVPS    Y0, Y6, Y6
+	VPSRLD    $0x10, Y7, Y8
+	VPBLENDW  $0xaa, Y6, Y8, Y8
+	VPSLLD    $0x10, Y6, Y6
+	VPBLENDW  $0xaa, Y6, Y7, Y6
+	VPANDN    Y2, Y8, Y7
+	VPSUBUSW  Y7, Y6, Y7
+	VPSRLW    $0x0f, Y7, Y7
+	VPADDW    Y7, Y8, Y7
+	VPAND     Y3, Y8, Y6
+	VPCMPGTW  Y4, Y6, Y6
+	VPBLENDVB Y6, Y5, Y7, Y7
+	CMPQ      CX, $0x20
+	JB        storeShort
+	LEAQ      -32(AX)(CX*1), DX
+	SUBQ      $0x20, CX
+	TESTQ     CX, CX
+	JLE       storeLast
+
+vector:
+	VMOVDQU   (AX), Y6
+	VPSLLD    $0x10, Y6, Y8
+	VPAND     Y1, Y6, Y6
+	VDIVPS    Y0, Y8, Y8
+	VDIVPS    Y0, Y6, Y6
+	VPSRLD    $0x10, Y8, Y9
+	VPBLENDW  $0xaa, Y6, Y9, Y9
+	VPSLLD    $0x10, Y6, Y6
+	VPBLENDW  $0xaa, Y6, Y8, Y6
+	VPANDN    Y2, Y9, Y8
+	VPSUBUSW  Y8, Y6, Y8
+	VPSRLW    $0x0f, Y8, Y8
+	VPADDW    Y8, Y9, Y8
+	VPAND     Y3, Y9, Y6
+	VPCMPGTW  Y4, Y6, Y6
+	VPBLENDVB Y6, Y5, Y8, Y8
+	VMOVDQU   Y8, (AX)
+	ADDQ      $+32, AX
+	SUBQ      $+32, CX
+	JG        vector
+
+storeLast:
+	VMOVDQU Y7, (DX)
+
+done:
+	VZEROUPPER
+	RET
+
+loadShort:
+	CMPQ        CX, $0x10
+	JB          loadLess16
+	VMOVDQU     (AX), X6
+	VINSERTI128 $0x01, -16(AX)(CX*1), Y6, Y6
+	JMP         compute
+
+loadLess16:
+	CMPQ    CX, $0x08
+	JB      loadLess8
+	VMOVQ   (AX), X6
+	VPINSRQ $0x01, -8(AX)(CX*1), X6, X6
+	JMP     compute
+
+loadLess8:
+	CMPQ    CX, $0x04
+	JB      loadLess4
+	VMOVD   (AX), X6
+	VPINSRD $0x01, -4(AX)(CX*1), X6, X6
+	JMP     compute
+
+loadLess4:
+	CMPQ    CX, $0x02
+	JB      loadLess2
+	VPXOR   Y6, Y6, Y6
+	VPINSRW $0x00, (AX), X6, X6
+	VPINSRW $0x01, -2(AX)(CX*1), X6, X6
+	JMP     compute
+
+loadLess2:
+	JMP done
+
+storeShort:
+	CMPQ         CX, $0x10
+	JB           storeLess16
+	VMOVDQU      X7, (AX)
+	VEXTRACTI128 $0x01, Y7, -16(AX)(CX*1)
+	JMP          done
+
+storeLess16:
+	CMPQ    CX, $0x08
+	JB      storeLess8
+	VMOVQ   X7, (AX)
+	VPEXTRQ $0x01, X7, -8(AX)(CX*1)
+	JMP     done
+
+storeLess8:
+	CMPQ    CX, $0x04
+	JB      storeLess4
+	VMOVD   X7, (AX)
+	VPEXTRD $0x01, X7, -4(AX)(CX*1)
+	JMP     done
+
+storeLess4:
+	VPEXTRW $0x00, X7, (AX)
+	VPEXTRW $0x01, X7, -2(AX)(CX*1)
+	JMP     done
+
+// func multiplyBF16AVX2(b []byte, by uint64)
+// Requires: AVX, AVX2
+TEXT ·multiplyBF16AVX2(SB), NOSPLIT, $0-32
+	MOVQ         b_base+0(FP), AX
+	MOVQ         b_len+8(FP), CX
+	MOVQ         by+24(FP), DX
+	VMOVQ        DX, X0
+	VPBROADCASTD X0, Y0
+	MOVQ         $0xffff0000ffff0000, DX
+	VMOVQ        DX, X1
+	VPBROADCASTQ X1, Y1
+	MOVQ         $0x0001000100010001, DX
+	VMOVQ        DX, X2
+	VPBROADCASTQ X2, Y2
+	MOVQ         $0x7fff7fff7fff7fff, DX
+	VMOVQ        DX, X3
+	VPBROADCASTQ X3, Y3
+	MOVQ         $0x7f807f807f807f80, DX
+	VMOVQ        DX, X4
+	VPBROADCASTQ X4, Y4
+	MOVQ         $0x7fc07fc07fc07fc0, DX
+	VMOVQ        DX, X5
+	VPBROADCASTQ X5, Y5
+	CMPQ         CX, $0x20
+	JB           loadShort
+	VMOVDQU      -32(AX)(CX*1), Y6
+
+compute:
+	VPSLLD    $0x10, Y6, Y7
+	VPAND     Y1, Y6, Y6
+	VMULPS    Y0, Y7, Y7
+	VMULPS    Y0, Y6, Y6
+	VPSRLD    $0x10, Y7, Y8
+	VPBLENDW  $0xaa, Y6, Y8, Y8
+	VPSLLD    $0x10, Y6, Y6
+	VPBLENDW  $0xaa, Y6, Y7, Y6
+	VPANDN    Y2, Y8, Y7
+	VPSUBUSW  Y7, Y6, Y7
+	VPSRLW    $0x0f, Y7, Y7
+	VPADDW    Y7, Y8, Y7
+	VPAND     Y3, Y8, Y6
+	VPCMPGTW  Y4, Y6, Y6
+	VPBLENDVB Y6, Y5, Y7, Y7
+	CMPQ      CX, $0x20
+	JB        storeShort
+	LEAQ      -32(AX)(CX*1), DX
+	SUBQ      $0x20, CX
+	TESTQ     CX, CX
+	JLE       storeLast
+
+vector:
+	VMOVDQU   (AX), Y6
+	VPSLLD    $0x10, Y6, Y8
+	VPAND     Y1, Y6, Y6
+	VMULPS    Y0, Y8, Y8
+	VMULPS    Y0, Y6, Y6
+	VPSRLD    $0x10, Y8, Y9
+	VPBLENDW  $0xaa, Y6, Y9, Y9
+	VPSLLD    $0x10, Y6, Y6
+	VPBLENDW  $0xaa, Y6, Y8, Y6
+	VPANDN    Y2, Y9, Y8
+	VPSUBUSW  Y8, Y6, Y8
+	VPSRLW    $0x0f, Y8, Y8
+	VPADDW    Y8, Y9, Y8
+	VPAND     Y3, Y9, Y6
+	VPCMPGTW  Y4, Y6, Y6
+	VPBLENDVB Y6, Y5, Y8, Y8
+	VMOVDQU   Y8, (AX)
+	ADDQ      $+32, AX
+	SUBQ      $+32, CX
+	JG        vector
+
+storeLast:
+	VMOVDQU Y7, (DX)
+
+done:
+	VZEROUPPER
+	RET
+
+loadShort:
+	CMPQ        CX, $0x10
+	JB          loadLess16
+	VMOVDQU     (AX), X6
+	VINSERTI128 $0x01, -16(AX)(CX*1), Y6, Y6
+	JMP         compute
+
+loadLess16:
+	CMPQ    CX, $0x08
+	JB      loadLess8
+	VMOVQ   (AX), X6
+	VPINSRQ $0x01, -8(AX)(CX*1), X6, X6
+	JMP     compute
+
+loadLess8:
+	CMPQ    CX, $0x04
+	JB      loadLess4
+	VMOVD   (AX), X6
+	VPINSRD $0x01, -4(AX)(CX*1), X6, X6
+	JMP     compute
+
+loadLess4:
+	CMPQ    CX, $0x02
+	JB      loadLess2
+	VPXOR   Y6, Y6, Y6
+	VPINSRW $0x00, (AX), X6, X6
+	VPINSRW $0x01, -2(AX)(CX*1), X6, X6
+	JMP     compute
+
+loadLess2:
+	JMP done
+
+storeShort:
+	CMPQ         CX, $0x10
+	JB           storeLess16
+	VMOVDQU      X7, (AX)
+	VEXTRACTI128 $0x01, Y7, -16(AX)(CX*1)
+	JMP          done
+
+storeLess16:
+	CMPQ    CX, $0x08
+	JB      storeLess8
+	VMOVQ   X7, (AX)
+	VPEXTRQ $0x01, X7, -8(AX)(CX*1)
+	JMP     done
+
+storeLess8:
+	CMPQ    CX, $0x04
+	JB      storeLess4
+	VMOVD   X7, (AX)
+	VPEXTRD $0x01, X7, -4(AX)(CX*1)
+	JMP     done
+
+storeLess4:
+	VPEXTRW $0x00, X7, (AX)
+	VPEXTRW $0x01, X7, -2(AX)(CX*1)
+	JMP     done
+
 // func divideF16AVX2(b []byte, by uint64)
 // Requires: AVX, AVX2, F16C
 TEXT ·divideF16AVX2(SB), NOSPLIT, $0-32
@@ -5126,17 +6621,15 @@ compute:
 	JLE          storeLast
 
 vector:
-	VCVTPH2PS   (AX), Y1
-	VCVTPH2PS   16(AX), Y2
-	VDIVPS      Y0, Y1, Y1
-	VDIVPS      Y0, Y2, Y2
-	VCVTPS2PH   $0x00, Y1, X4
-	VCVTPS2PH   $0x00, Y2, X1
-	VINSERTI128 $0x01, X1, Y4, Y4
-	VMOVDQU     Y4, (AX)
-	ADDQ        $0x20, AX
-	SUBQ        $0x20, CX
-	JG          vector
+	VCVTPH2PS (AX), Y1
+	VCVTPH2PS 16(AX), Y2
+	VDIVPS    Y0, Y1, Y1
+	VCVTPS2PH $0x00, Y1, (AX)
+	VDIVPS    Y0, Y2, Y1
+	VCVTPS2PH $0x00, Y1, 16(AX)
+	ADDQ      $+32, AX
+	SUBQ      $+32, CX
+	JG        vector
 
 storeLast:
 	VMOVDQU Y3, (DX)
@@ -5232,17 +6725,15 @@ compute:
 	JLE          storeLast
 
 vector:
-	VCVTPH2PS   (AX), Y1
-	VCVTPH2PS   16(AX), Y2
-	VMULPS      Y0, Y1, Y1
-	VMULPS      Y0, Y2, Y2
-	VCVTPS2PH   $0x00, Y1, X4
-	VCVTPS2PH   $0x00, Y2, X1
-	VINSERTI128 $0x01, X1, Y4, Y4
-	VMOVDQU     Y4, (AX)
-	ADDQ        $0x20, AX
-	SUBQ        $0x20, CX
-	JG          vector
+	VCVTPH2PS (AX), Y1
+	VCVTPH2PS 16(AX), Y2
+	VMULPS    Y0, Y1, Y1
+	VCVTPS2PH $0x00, Y1, (AX)
+	VMULPS    Y0, Y2, Y1
+	VCVTPS2PH $0x00, Y1, 16(AX)
+	ADDQ      $+32, AX
+	SUBQ      $+32, CX
+	JG        vector
 
 storeLast:
 	VMOVDQU Y3, (DX)
@@ -5343,8 +6834,8 @@ unrolled:
 	VMOVDQU 96(AX), Y2
 	VDIVPS  Y0, Y2, Y2
 	VMOVDQU Y2, 96(AX)
-	ADDQ    $0x80, AX
-	SUBQ    $0x80, CX
+	ADDQ    $+128, AX
+	SUBQ    $+128, CX
 	JGE     unrolled
 
 single:
@@ -5356,8 +6847,8 @@ vector:
 	VMOVDQU (AX), Y2
 	VDIVPS  Y0, Y2, Y2
 	VMOVDQU Y2, (AX)
-	ADDQ    $0x20, AX
-	SUBQ    $0x20, CX
+	ADDQ    $+32, AX
+	SUBQ    $+32, CX
 	JG      vector
 
 storeLast:
@@ -5444,8 +6935,8 @@ unrolled:
 	VMOVDQU 96(AX), Y2
 	VDIVPD  Y0, Y2, Y2
 	VMOVDQU Y2, 96(AX)
-	ADDQ    $0x80, AX
-	SUBQ    $0x80, CX
+	ADDQ    $+128, AX
+	SUBQ    $+128, CX
 	JGE     unrolled
 
 single:
@@ -5457,8 +6948,8 @@ vector:
 	VMOVDQU (AX), Y2
 	VDIVPD  Y0, Y2, Y2
 	VMOVDQU Y2, (AX)
-	ADDQ    $0x20, AX
-	SUBQ    $0x20, CX
+	ADDQ    $+32, AX
+	SUBQ    $+32, CX
 	JG      vector
 
 storeLast:
@@ -5531,8 +7022,8 @@ unrolled:
 	VMOVDQU 96(AX), Y2
 	VMULPS  Y0, Y2, Y2
 	VMOVDQU Y2, 96(AX)
-	ADDQ    $0x80, AX
-	SUBQ    $0x80, CX
+	ADDQ    $+128, AX
+	SUBQ    $+128, CX
 	JGE     unrolled
 
 single:
@@ -5544,8 +7035,8 @@ vector:
 	VMOVDQU (AX), Y2
 	VMULPS  Y0, Y2, Y2
 	VMOVDQU Y2, (AX)
-	ADDQ    $0x20, AX
-	SUBQ    $0x20, CX
+	ADDQ    $+32, AX
+	SUBQ    $+32, CX
 	JG      vector
 
 storeLast:
@@ -5632,8 +7123,8 @@ unrolled:
 	VMOVDQU 96(AX), Y2
 	VMULPD  Y0, Y2, Y2
 	VMOVDQU Y2, 96(AX)
-	ADDQ    $0x80, AX
-	SUBQ    $0x80, CX
+	ADDQ    $+128, AX
+	SUBQ    $+128, CX
 	JGE     unrolled
 
 single:
@@ -5645,8 +7136,8 @@ vector:
 	VMOVDQU (AX), Y2
 	VMULPD  Y0, Y2, Y2
 	VMOVDQU Y2, (AX)
-	ADDQ    $0x20, AX
-	SUBQ    $0x20, CX
+	ADDQ    $+32, AX
+	SUBQ    $+32, CX
 	JG      vector
 
 storeLast:
@@ -5747,8 +7238,8 @@ unrolled:
 	VPMULLW Y5, Y3, Y3
 	VPOR    Y3, Y4, Y3
 	VMOVDQU Y3, 96(AX)
-	ADDQ    $0x80, AX
-	SUBQ    $0x80, CX
+	ADDQ    $+128, AX
+	SUBQ    $+128, CX
 	JGE     unrolled
 
 single:
@@ -5765,8 +7256,8 @@ vector:
 	VPMULLW Y5, Y3, Y3
 	VPOR    Y3, Y4, Y3
 	VMOVDQU Y3, (AX)
-	ADDQ    $0x20, AX
-	SUBQ    $0x20, CX
+	ADDQ    $+32, AX
+	SUBQ    $+32, CX
 	JG      vector
 
 storeLast:
@@ -5881,8 +7372,8 @@ unrolled:
 	VMOVDQU 96(AX), Y2
 	VPMULLW Y0, Y2, Y2
 	VMOVDQU Y2, 96(AX)
-	ADDQ    $0x80, AX
-	SUBQ    $0x80, CX
+	ADDQ    $+128, AX
+	SUBQ    $+128, CX
 	JGE     unrolled
 
 single:
@@ -5894,8 +7385,8 @@ vector:
 	VMOVDQU (AX), Y2
 	VPMULLW Y0, Y2, Y2
 	VMOVDQU Y2, (AX)
-	ADDQ    $0x20, AX
-	SUBQ    $0x20, CX
+	ADDQ    $+32, AX
+	SUBQ    $+32, CX
 	JG      vector
 
 storeLast:
@@ -5997,8 +7488,8 @@ unrolled:
 	VMOVDQU 96(AX), Y2
 	VPMULLD Y0, Y2, Y2
 	VMOVDQU Y2, 96(AX)
-	ADDQ    $0x80, AX
-	SUBQ    $0x80, CX
+	ADDQ    $+128, AX
+	SUBQ    $+128, CX
 	JGE     unrolled
 
 single:
@@ -6010,8 +7501,8 @@ vector:
 	VMOVDQU (AX), Y2
 	VPMULLD Y0, Y2, Y2
 	VMOVDQU Y2, (AX)
-	ADDQ    $0x20, AX
-	SUBQ    $0x20, CX
+	ADDQ    $+32, AX
+	SUBQ    $+32, CX
 	JG      vector
 
 storeLast:
@@ -6133,8 +7624,8 @@ unrolled:
 	VPMULUDQ Y1, Y0, Y4
 	VPADDQ   Y3, Y4, Y3
 	VMOVDQU  Y3, 96(AX)
-	ADDQ     $0x80, AX
-	SUBQ     $0x80, CX
+	ADDQ     $+128, AX
+	SUBQ     $+128, CX
 	JGE      unrolled
 
 single:
@@ -6153,8 +7644,8 @@ vector:
 	VPMULUDQ Y1, Y0, Y4
 	VPADDQ   Y3, Y4, Y3
 	VMOVDQU  Y3, (AX)
-	ADDQ     $0x20, AX
-	SUBQ     $0x20, CX
+	ADDQ     $+32, AX
+	SUBQ     $+32, CX
 	JG       vector
 
 storeLast:
@@ -6226,9 +7717,9 @@ unrolled:
 	VMOVDQU 96(AX), Y1
 	VPAND   96(CX), Y1, Y1
 	VMOVDQU Y1, 96(AX)
-	ADDQ    $0x80, AX
-	ADDQ    $0x80, CX
-	SUBQ    $0x80, DX
+	ADDQ    $+128, AX
+	ADDQ    $+128, CX
+	SUBQ    $+128, DX
 	JGE     unrolled
 
 single:
@@ -6240,9 +7731,9 @@ vector:
 	VMOVDQU (AX), Y1
 	VPAND   (CX), Y1, Y1
 	VMOVDQU Y1, (AX)
-	ADDQ    $0x20, AX
-	ADDQ    $0x20, CX
-	SUBQ    $0x20, DX
+	ADDQ    $+32, AX
+	ADDQ    $+32, CX
+	SUBQ    $+32, DX
 	JG      vector
 
 storeLast:
@@ -6367,9 +7858,9 @@ unrolled:
 	VMOVDQU 96(AX), Y1
 	VPOR    96(CX), Y1, Y1
 	VMOVDQU Y1, 96(AX)
-	ADDQ    $0x80, AX
-	ADDQ    $0x80, CX
-	SUBQ    $0x80, DX
+	ADDQ    $+128, AX
+	ADDQ    $+128, CX
+	SUBQ    $+128, DX
 	JGE     unrolled
 
 single:
@@ -6381,9 +7872,9 @@ vector:
 	VMOVDQU (AX), Y1
 	VPOR    (CX), Y1, Y1
 	VMOVDQU Y1, (AX)
-	ADDQ    $0x20, AX
-	ADDQ    $0x20, CX
-	SUBQ    $0x20, DX
+	ADDQ    $+32, AX
+	ADDQ    $+32, CX
+	SUBQ    $+32, DX
 	JG      vector
 
 storeLast:
@@ -6508,9 +7999,9 @@ unrolled:
 	VMOVDQU 96(AX), Y1
 	VPXOR   96(CX), Y1, Y1
 	VMOVDQU Y1, 96(AX)
-	ADDQ    $0x80, AX
-	ADDQ    $0x80, CX
-	SUBQ    $0x80, DX
+	ADDQ    $+128, AX
+	ADDQ    $+128, CX
+	SUBQ    $+128, DX
 	JGE     unrolled
 
 single:
@@ -6522,9 +8013,9 @@ vector:
 	VMOVDQU (AX), Y1
 	VPXOR   (CX), Y1, Y1
 	VMOVDQU Y1, (AX)
-	ADDQ    $0x20, AX
-	ADDQ    $0x20, CX
-	SUBQ    $0x20, DX
+	ADDQ    $+32, AX
+	ADDQ    $+32, CX
+	SUBQ    $+32, DX
 	JG      vector
 
 storeLast:
@@ -6658,9 +8149,9 @@ unrolled:
 	VPMINUB 96(CX), Y0, Y3
 	VPAND   Y2, Y3, Y2
 	VMOVDQU Y2, 96(AX)
-	ADDQ    $0x80, AX
-	ADDQ    $0x80, CX
-	SUBQ    $0x80, DX
+	ADDQ    $+128, AX
+	ADDQ    $+128, CX
+	SUBQ    $+128, DX
 	JGE     unrolled
 
 single:
@@ -6673,9 +8164,9 @@ vector:
 	VPMINUB (CX), Y0, Y3
 	VPAND   Y2, Y3, Y2
 	VMOVDQU Y2, (AX)
-	ADDQ    $0x20, AX
-	ADDQ    $0x20, CX
-	SUBQ    $0x20, DX
+	ADDQ    $+32, AX
+	ADDQ    $+32, CX
+	SUBQ    $+32, DX
 	JG      vector
 
 storeLast:
@@ -6809,9 +8300,9 @@ unrolled:
 	VPMINUB 96(CX), Y0, Y3
 	VPOR    Y2, Y3, Y2
 	VMOVDQU Y2, 96(AX)
-	ADDQ    $0x80, AX
-	ADDQ    $0x80, CX
-	SUBQ    $0x80, DX
+	ADDQ    $+128, AX
+	ADDQ    $+128, CX
+	SUBQ    $+128, DX
 	JGE     unrolled
 
 single:
@@ -6824,9 +8315,9 @@ vector:
 	VPMINUB (CX), Y0, Y3
 	VPOR    Y2, Y3, Y2
 	VMOVDQU Y2, (AX)
-	ADDQ    $0x20, AX
-	ADDQ    $0x20, CX
-	SUBQ    $0x20, DX
+	ADDQ    $+32, AX
+	ADDQ    $+32, CX
+	SUBQ    $+32, DX
 	JG      vector
 
 storeLast:
@@ -6960,9 +8451,9 @@ unrolled:
 	VPMINUB 96(CX), Y0, Y3
 	VPXOR   Y2, Y3, Y2
 	VMOVDQU Y2, 96(AX)
-	ADDQ    $0x80, AX
-	ADDQ    $0x80, CX
-	SUBQ    $0x80, DX
+	ADDQ    $+128, AX
+	ADDQ    $+128, CX
+	SUBQ    $+128, DX
 	JGE     unrolled
 
 single:
@@ -6975,9 +8466,9 @@ vector:
 	VPMINUB (CX), Y0, Y3
 	VPXOR   Y2, Y3, Y2
 	VMOVDQU Y2, (AX)
-	ADDQ    $0x20, AX
-	ADDQ    $0x20, CX
-	SUBQ    $0x20, DX
+	ADDQ    $+32, AX
+	ADDQ    $+32, CX
+	SUBQ    $+32, DX
 	JG      vector
 
 storeLast:

@@ -36,11 +36,25 @@ type pair struct {
 
 // fast is what is done by other means than the portable loops.
 type fast struct {
+	name                  string
 	kernels               map[pair]Func
 	dividers, multipliers map[tensor.DType]scaler
 }
 
-var inAssembly = assembly()
+// inAssembly holds of each loop the fastest that this processor can run.
+var inAssembly = func() fast {
+	best := fast{
+		kernels:     make(map[pair]Func),
+		dividers:    make(map[tensor.DType]scaler),
+		multipliers: make(map[tensor.DType]scaler),
+	}
+	for _, f := range assemblies() {
+		maps.Copy(best.kernels, f.kernels)
+		maps.Copy(best.dividers, f.dividers)
+		maps.Copy(best.multipliers, f.multipliers)
+	}
+	return best
+}()
 
 // kernels is the dispatch table: all that supported lets through, but for Avg
 // and PreMulSum.

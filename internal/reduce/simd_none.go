@@ -2,5 +2,5 @@
 
 package reduce
 
-// assembly returns nothing: here the portable loops do everything.
-func assembly() fast { return fast{} }
+// assemblies returns nothing: here the portable loops do everything.
+func assemblies() []fast { return nil }

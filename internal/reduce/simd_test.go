@@ -15,8 +15,9 @@ import (
 	"github.com/c10d-go/c10d/tensor"
 )
 
-// What is in the tables is held against the portable loops here, to the bit,
-// where the tests of both against the reference take any NaN for any other.
+// Every set of loops that this processor can run, whether or not a faster one
+// takes its place, is held against the portable loops here, to the bit, where the
+// tests of both against the reference take any NaN for any other.
 
 func hasAssembly() bool { return len(inAssembly.kernels) > 0 }
 
@@ -35,7 +36,10 @@ func differ(k Kind, d tensor.DType, dst, src, want, got []byte) int {
 	}
 	p := part(d)
 	n := p.Size()
-	quiet := map[tensor.DType]uint64{tensor.Float16: 1 << 9, tensor.Float32: 1 << 22, tensor.Float64: 1 << 51}[p]
+	quiet := map[tensor.DType]uint64{
+		tensor.Float16: 1 << 9, tensor.Float32: 1 << 22, tensor.Float64: 1 << 51,
+		tensor.Float8E4M3: 0x7f, tensor.Float8E5M2: 0x7f, // of which only the sign stays
+	}[p]
 	for i := 0; i < len(want); i += n {
 		if bytes.Equal(want[i:][:n], got[i:][:n]) {
 			continue
@@ -68,8 +72,11 @@ func compare(t *testing.T, p pair, f, twin Func, dst, src []byte) {
 
 func eachTwin(t *testing.T, test func(t *testing.T, p pair, f, twin Func)) {
 	needAssembly(t)
-	for p, twin := range portable() {
-		t.Run(fmt.Sprintf("%v/%v", p.dtype, p.kind), func(t *testing.T) { test(t, p, kernels[p], twin) })
+	twins := portable()
+	for _, set := range assemblies() {
+		for p, f := range set.kernels {
+			t.Run(fmt.Sprintf("%s/%v/%v", set.name, p.dtype, p.kind), func(t *testing.T) { test(t, p, f, twins[p]) })
+		}
 	}
 }
 
@@ -193,26 +200,31 @@ func TestTwinsScale(t *testing.T) {
 		try(t, d, f, twin, b)
 	}
 	lengths := []int{131, 9} // the factor does not change how a loop takes its bytes
-	for _, d := range tensor.DTypes() {
-		for i, n := range []int{3, 1, 2, 7, 48, 1000, 65537} {
-			if f, err := Divide(d, n); err == nil {
-				t.Run(fmt.Sprintf("%v/divide/%d", d, n), func(t *testing.T) { sweep(t, d, lengths[min(i, 1)], f, portableDivide(d, n)) })
+	for _, set := range assemblies() {
+		for d, loop := range set.dividers {
+			for i, n := range []int{3, 1, 2, 7, 48, 1000, 65537} {
+				t.Run(fmt.Sprintf("%s/%v/divide/%d", set.name, d, n), func(t *testing.T) {
+					sweep(t, d, lengths[min(i, 1)], by(d, loop, float64(n)), portableDivide(d, n))
+				})
 			}
 		}
-		for i, x := range []float64{-3, 0, 1, 7, 1 << 40, 0.1, 1.0 / 3, 1e-8, 1e30, math.Inf(-1)} {
-			if f, err := PreMul(d, x); err == nil {
-				t.Run(fmt.Sprintf("%v/premul/%v", d, x), func(t *testing.T) { sweep(t, d, lengths[min(i, 1)], f, portablePreMul(d, x)) })
+		for d, loop := range set.multipliers {
+			for i, x := range []float64{-3, 0, 1, 7, 1 << 40, 0.1, 1.0 / 3, 1e-8, 1e30, math.Inf(-1), math.NaN()} {
+				if _, err := PreMul(d, x); err == nil {
+					t.Run(fmt.Sprintf("%s/%v/premul/%v", set.name, d, x), func(t *testing.T) {
+						sweep(t, d, lengths[min(i, 1)], by(d, loop, x), portablePreMul(d, x))
+					})
+				}
 			}
 		}
 	}
 }
 
-// TestTable holds what goes by the portable loops: fp8 alone.
+// TestTable holds what goes by the portable loops: the scaling of fp8 alone.
 func TestTable(t *testing.T) {
 	needAssembly(t)
 	for p := range portable() {
-		fp8 := p.dtype == tensor.Float8E4M3 || p.dtype == tensor.Float8E5M2
-		require.Equal(t, !fp8, inAssembly.kernels[p] != nil, "%v of %v", p.kind, p.dtype)
+		require.NotNil(t, inAssembly.kernels[p], "%v of %v", p.kind, p.dtype)
 	}
 	for _, d := range tensor.DTypes() {
 		fp8 := d == tensor.Float8E4M3 || d == tensor.Float8E5M2
@@ -221,18 +233,25 @@ func TestTable(t *testing.T) {
 	}
 }
 
-// TestSwitchOff proves that GODEBUG=cpu.avx2=off leaves the portable loops alone.
+// TestSwitchOff proves that GODEBUG leaves out a set, and those that build on it.
 func TestSwitchOff(t *testing.T) {
-	if strings.Contains(os.Getenv("GODEBUG"), "cpu.avx2=off") {
-		require.Zero(t, inAssembly)
+	var names []string
+	for _, set := range assemblies() {
+		names = append(names, set.name)
+	}
+	if want, ok := os.LookupEnv("REDUCE_TEST_SETS"); ok {
+		require.Equal(t, want, strings.Join(names, " "))
+		require.Equal(t, want != "", hasAssembly())
 		return
 	}
 	needAssembly(t)
-	cmd := exec.Command(os.Args[0], "-test.run=^(TestSwitchOff|TestBool)$", "-test.v")
-	cmd.Env = append(os.Environ(), "GODEBUG=cpu.avx2=off")
-	out, err := cmd.CombinedOutput()
-	require.NoError(t, err, "%s", out)
-	require.Contains(t, string(out), "--- PASS: TestSwitchOff")
+	for i, option := range []string{"cpu.avx2=off", "cpu.avx512f=off"}[:len(names)] {
+		cmd := exec.Command(os.Args[0], "-test.run=^(TestSwitchOff|TestBool|TestNaN)$", "-test.v")
+		cmd.Env = append(os.Environ(), "GODEBUG="+option, "REDUCE_TEST_SETS="+strings.Join(names[:i], " "))
+		out, err := cmd.CombinedOutput()
+		require.NoError(t, err, "%s: %s", option, out)
+		require.Contains(t, string(out), "--- PASS: TestSwitchOff")
+	}
 }
 
 // FuzzTwins compares what is in the tables with the portable loops.
@@ -255,29 +274,38 @@ func FuzzTwins(f *testing.F) {
 		src := data[len(data)-n:]
 		before, want := slices.Clone(dst), slices.Clone(dst)
 		twin(want, src)
-		kernels[p](dst, src)
-		if i := differ(p.kind, p.dtype, before, src, want, dst); i >= 0 {
-			t.Fatalf("%v of %v: element %d of %x and %x: want %x, got %x", p.kind, p.dtype, i, before, src, want, dst)
+		for _, set := range assemblies() {
+			if loop := set.kernels[p]; loop != nil {
+				copy(dst, before)
+				loop(dst, src)
+				if i := differ(p.kind, p.dtype, before, src, want, dst); i >= 0 {
+					t.Fatalf("%s: %v of %v: element %d of %x and %x: want %x, got %x", set.name, p.kind, p.dtype, i, before, src, want, dst)
+				}
+			}
 		}
 	})
 }
 
-// BenchmarkTwins sets what is in the tables beside the portable loops.
+// BenchmarkTwins sets the sets of loops side by side: on 16 KiB, where
+// arithmetic is what takes time, and on a whole piece.
 func BenchmarkTwins(b *testing.B) {
-	twins := portable()
-	for _, d := range []tensor.DType{tensor.Float32, tensor.Float64, tensor.Float16, tensor.BFloat16, tensor.Int8, tensor.Int64, tensor.Bool} {
-		for _, k := range []Kind{Sum, Product, Min} {
-			for _, loop := range []struct {
-				name string
-				f    Func
-			}{{"table", kernels[pair{k, d}]}, {"portable", twins[pair{k, d}]}} {
-				b.Run(fmt.Sprintf("%v/%v/%s", d, k, loop.name), func(b *testing.B) {
-					dst, src := benchBytes(k, d, 1<<20)
-					b.SetBytes(1 << 20)
-					for b.Loop() {
-						loop.f(dst, src)
-					}
-				})
+	sets := append([]fast{{name: "portable", kernels: portable()}}, assemblies()...)
+	for _, d := range tensor.DTypes() {
+		for k := Sum; k <= BAnd; k++ {
+			for _, set := range sets {
+				f := set.kernels[pair{k, d}]
+				if f == nil {
+					continue
+				}
+				for _, n := range []int{16 << 10, piece} {
+					b.Run(fmt.Sprintf("%v/%v/%d/%s", d, k, n, set.name), func(b *testing.B) {
+						dst, src := benchBytes(k, d, n)
+						b.SetBytes(int64(n))
+						for b.Loop() {
+							f(dst, src)
+						}
+					})
+				}
 			}
 		}
 	}

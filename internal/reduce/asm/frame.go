@@ -7,11 +7,38 @@ import (
 	"github.com/mmcloughlin/avo/reg"
 )
 
-// width is the bytes of a vector.
-const width = 32
-
+// A generator emits the loops of one level.
 type generator struct {
 	*build.Context
+	level
+}
+
+// A level is what a loop may ask of the processor.
+type level struct {
+	name  string // what names of functions end in
+	width int    // the bytes of a vector
+}
+
+var (
+	avx2   = level{"AVX2", 32}
+	avx512 = level{"AVX512", 64}
+)
+
+// vector returns a register as wide as the level has them.
+func (g *generator) vector() reg.VecVirtual {
+	if g.level == avx512 {
+		return g.ZMM()
+	}
+	return g.YMM()
+}
+
+// move emits a load, a store or a copy of a vector.
+func (g *generator) move(from, to operand.Op) {
+	if g.level == avx512 {
+		g.VMOVDQU64(from, to)
+		return
+	}
+	g.VMOVDQU(from, to)
 }
 
 // An operation emits what combines a vector of the local operand, d, and one of
@@ -34,97 +61,175 @@ type kernel struct {
 	// the operation's s is the factor, in all lanes as wide as factor says.
 	begin  func(g *generator) operation
 	factor int // the bytes of a factor; 0 for two slices
+
+	// ahead is how far ahead the main loop of AVX-512 fetches; 0 leaves that to the
+	// processor. A loop whose arithmetic takes as long as memory gains by it.
+	ahead int
+
+	// store, if there is one, emits the operation and stores its results for less
+	// than it takes to bring them together in one register.
+	store func(g *generator, d, s operand.Op, to operand.Mem)
+}
+
+// A walk is what the loops of a kernel go by: the registers of its arguments,
+// of which dst, src and n advance, and its operation.
+type walk struct {
+	kernel
+	dst, src, n reg.Register   // src only with two slices
+	by          reg.VecVirtual // the factor of a kernel that scales
+	op          operation
 }
 
 // kernel emits a function that works on any number of elements at any address,
-// and touches no byte outside of its slices:
+// and touches no byte outside of its slices.
+//
+// Every store comes after the loads of the bytes that it changes, so that both
+// slices may be the same.
+func (g *generator) kernel(k kernel) {
+	k.name += g.level.name
+	g.Function(k.name)
+	g.Attributes(attr.NOSPLIT)
+	g.Pragma("noescape")
+	g.Doc(k.name + " " + k.doc)
+	w := walk{kernel: k}
+	if k.factor > 0 {
+		g.SignatureExpr("func(b []byte, by uint64)")
+		w.dst = g.Load(g.Param("b").Base(), g.GP64())
+		w.n = g.Load(g.Param("b").Len(), g.GP64())
+		w.by = g.broadcast(g.Load(g.Param("by"), g.GP64()), k.factor)
+	} else {
+		g.SignatureExpr("func(dst, src []byte)")
+		w.dst = g.Load(g.Param("dst").Base(), g.GP64())
+		w.src = g.Load(g.Param("src").Base(), g.GP64())
+		w.n = g.Load(g.Param("dst").Len(), g.GP64())
+	}
+	w.op = k.begin(g)
+	if g.level == avx512 {
+		g.masked(w)
+	} else {
+		g.overlapping(w)
+	}
+}
+
+// apply emits the operation on a vector of each operand.
+func (w walk) apply(d, s operand.Op) reg.VecVirtual {
+	if w.factor > 0 {
+		return w.op(d, w.by)
+	}
+	return w.op(d, s)
+}
+
+// combine emits the operation on the i-th vectors from here, and stores the results.
+func (g *generator) combine(w walk, i int) {
+	var (
+		d            = operand.Mem{Base: w.dst, Disp: i * g.width}
+		s operand.Op = w.by
+	)
+	if w.factor == 0 {
+		s = operand.Mem{Base: w.src, Disp: i * g.width}
+	}
+	if w.store != nil {
+		w.store(g, d, s, d)
+	} else {
+		g.move(w.apply(d, s), d)
+	}
+}
+
+// advance leaves vectors behind.
+func (g *generator) advance(w walk, vectors int) {
+	bytes := operand.I32(vectors * g.width)
+	g.ADDQ(bytes, w.dst)
+	if w.factor == 0 {
+		g.ADDQ(bytes, w.src)
+	}
+	g.SUBQ(bytes, w.n)
+}
+
+// masked emits the loops of AVX-512, whose loads and stores leave out, and do not
+// even look at, the bytes that a mask leaves out: what is no whole vector.
+func (g *generator) masked(w walk) {
+	whole := func(vectors int, loop, after string) {
+		bytes := operand.I32(vectors * g.width)
+		g.SUBQ(bytes, w.n)
+		g.JL(operand.LabelRef(after))
+		g.Label(loop)
+		for i := range vectors {
+			if vectors > 1 && w.ahead > 0 {
+				g.PREFETCHT0(operand.Mem{Base: w.dst, Disp: w.ahead + i*g.width})
+				g.PREFETCHT0(operand.Mem{Base: w.src, Disp: w.ahead + i*g.width})
+			}
+			g.combine(w, i)
+		}
+		g.advance(w, vectors)
+		g.JGE(operand.LabelRef(loop))
+		g.Label(after)
+		g.ADDQ(bytes, w.n)
+	}
+	if w.unroll > 1 {
+		whole(w.unroll, "unrolled", "single")
+	}
+	whole(1, "vector", "tail")
+	g.JZ(operand.LabelRef("done"))
+
+	bits, k := g.GP64(), g.K()
+	g.MOVQ(operand.I32(-1), bits)
+	g.BZHIQ(w.n, bits, bits)
+	g.KMOVQ(bits, k)
+	d, s := g.vector(), g.vector()
+	g.VMOVDQU8_Z(operand.Mem{Base: w.dst}, k, d)
+	if w.factor == 0 {
+		g.VMOVDQU8_Z(operand.Mem{Base: w.src}, k, s)
+	}
+	g.VMOVDQU8(w.apply(d, s), k, operand.Mem{Base: w.dst})
+	g.Label("done")
+	g.VZEROUPPER()
+	g.RET()
+}
+
+// overlapping emits the loops of AVX2, which has no masks for bytes:
 //
 //   - The last vector's results are computed first, kept in a register, and
 //     stored last. The main loop can then take whole vectors only: what it
 //     writes into the last vector's place is overwritten by the same results.
 //   - Less than a vector is loaded as two halves, which overlap unless it is a
 //     power of two, side by side in one register, and stored like that.
-//
-// Every store comes after the loads of the bytes that it changes, so that both
-// slices may be the same.
-func (g *generator) kernel(k kernel) {
-	g.Function(k.name)
-	g.Attributes(attr.NOSPLIT)
-	g.Pragma("noescape")
-	g.Doc(k.name + " " + k.doc)
-	if k.factor > 0 {
-		g.SignatureExpr("func(b []byte, by uint64)")
-	} else {
-		g.SignatureExpr("func(dst, src []byte)")
-	}
-
-	var dst, src, n reg.Register
-	var factor reg.VecVirtual
-	if k.factor > 0 {
-		dst = g.Load(g.Param("b").Base(), g.GP64())
-		n = g.Load(g.Param("b").Len(), g.GP64())
-		factor = g.broadcast(g.Load(g.Param("by"), g.GP64()), k.factor)
-	} else {
-		dst = g.Load(g.Param("dst").Base(), g.GP64())
-		src = g.Load(g.Param("src").Base(), g.GP64())
-		n = g.Load(g.Param("dst").Len(), g.GP64())
-	}
-	op := k.begin(g)
-	at := func(i int) reg.VecVirtual {
-		d := operand.Mem{Base: dst, Disp: i * width}
-		if k.factor > 0 {
-			return op(d, factor)
-		}
-		return op(d, operand.Mem{Base: src, Disp: i * width})
-	}
-
+func (g *generator) overlapping(w walk) {
+	dst, src, n, width := w.dst, w.src, w.n, g.width
 	d, s := g.YMM(), g.YMM()
 	last := func(base reg.Register) operand.Mem {
 		return operand.Mem{Base: base, Index: n, Scale: 1, Disp: -width}
 	}
-	g.CMPQ(n, operand.Imm(width))
+	g.CMPQ(n, operand.Imm(uint64(width)))
 	g.JB(operand.LabelRef("loadShort"))
 	g.VMOVDQU(last(dst), d)
-	if k.factor == 0 {
+	if w.factor == 0 {
 		g.VMOVDQU(last(src), s)
 	}
 	g.Label("compute")
-	var t reg.VecVirtual
-	if k.factor > 0 {
-		t = op(d, factor)
-	} else {
-		t = op(d, s)
-	}
-	g.CMPQ(n, operand.Imm(width))
+	t := w.apply(d, s)
+	g.CMPQ(n, operand.Imm(uint64(width)))
 	g.JB(operand.LabelRef("storeShort"))
 
 	end := g.GP64()
 	g.LEAQ(last(dst), end)
-	g.SUBQ(operand.Imm(width), n) // what is left to the main loop
-	advance := func(vectors int) {
-		g.ADDQ(operand.Imm(uint64(vectors*width)), dst)
-		if k.factor == 0 {
-			g.ADDQ(operand.Imm(uint64(vectors*width)), src)
-		}
-		g.SUBQ(operand.Imm(uint64(vectors*width)), n)
-	}
-	if k.unroll > 1 {
-		g.SUBQ(operand.Imm(uint64(k.unroll*width)), n)
+	g.SUBQ(operand.Imm(uint64(width)), n) // what is left to the main loop
+	if w.unroll > 1 {
+		g.SUBQ(operand.Imm(uint64(w.unroll*width)), n)
 		g.JL(operand.LabelRef("single"))
 		g.Label("unrolled")
-		for i := range k.unroll {
-			g.VMOVDQU(at(i), operand.Mem{Base: dst, Disp: i * width})
+		for i := range w.unroll {
+			g.combine(w, i)
 		}
-		advance(k.unroll)
+		g.advance(w, w.unroll)
 		g.JGE(operand.LabelRef("unrolled"))
 		g.Label("single")
-		g.ADDQ(operand.Imm(uint64(k.unroll*width)), n)
+		g.ADDQ(operand.Imm(uint64(w.unroll*width)), n)
 	}
 	g.TESTQ(n, n)
 	g.JLE(operand.LabelRef("storeLast"))
 	g.Label("vector")
-	g.VMOVDQU(at(0), operand.Mem{Base: dst})
-	advance(1)
+	g.combine(w, 0)
+	g.advance(w, 1)
 	g.JG(operand.LabelRef("vector"))
 	g.Label("storeLast")
 	g.VMOVDQU(t, operand.Mem{Base: end})
@@ -133,11 +238,11 @@ func (g *generator) kernel(k kernel) {
 	g.RET()
 
 	g.Label("loadShort")
-	halves := k.halves()
+	halves := w.halves()
 	for _, h := range halves {
 		g.unless(n, h)
 		h.load(g, dst, n, d)
-		if k.factor == 0 {
+		if w.factor == 0 {
 			h.load(g, src, n, s)
 		}
 		g.JMP(operand.LabelRef("compute"))
@@ -224,7 +329,7 @@ func (g *generator) unless(n reg.Register, h half) {
 
 // broadcast returns a vector of what the lowest bytes of r hold.
 func (g *generator) broadcast(r reg.Register, bytes int) reg.VecVirtual {
-	y := g.YMM()
+	y := g.vector()
 	g.VMOVQ(r, y.AsX())
 	switch bytes {
 	case 1:
@@ -246,13 +351,29 @@ func (g *generator) constant(v uint64) reg.VecVirtual {
 	return g.broadcast(r, 8)
 }
 
+// mask returns a mask of bits.
+func (g *generator) mask(bits uint32) reg.OpmaskVirtual {
+	r, k := g.GP32(), g.K()
+	g.MOVL(operand.U32(bits), r)
+	g.KMOVD(r, k)
+	return k
+}
+
+// half returns the lower half of a vector.
+func (g *generator) half(v reg.VecVirtual) reg.Register {
+	if g.level == avx512 {
+		return v.AsY()
+	}
+	return v.AsX()
+}
+
 // load returns x in a register.
 func (g *generator) load(x operand.Op) reg.VecVirtual {
 	if y, ok := x.(reg.VecVirtual); ok {
 		return y
 	}
-	y := g.YMM()
-	g.VMOVDQU(x, y)
+	y := g.vector()
+	g.move(x, y)
 	return y
 }
 

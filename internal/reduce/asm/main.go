@@ -1,68 +1,87 @@
-// Command asm writes the AVX2 loops of package reduce: avx2_amd64.s and its
-// declarations, avx2_amd64.go.
+// Command asm writes the loops of package reduce for amd64: those of AVX2 to
+// avx2_amd64.s, those of AVX-512 to avx512_amd64.s, and their declarations to the
+// .go files beside them.
 //
 // It is a module of its own, so that the core needs no generator. Its test
 // fails when the files in the tree are not what it writes; after a change here,
 //
 //	go generate ./internal/reduce
 //
-// A loop consists of a frame, the same for all, which walks over the bytes
-// (frame.go), and of an operation, which maps a vector of each operand to a
+// A loop consists of a frame, the same for all of a level, which walks over the
+// bytes (frame.go), and of an operation, which maps a vector of each operand to a
 // vector of results (operations.go).
 package main
 
 import (
 	"flag"
+	"fmt"
 	"log"
 	"os"
 	"path/filepath"
+	"regexp"
 
 	"github.com/mmcloughlin/avo/build"
 	"github.com/mmcloughlin/avo/pass"
 	"github.com/mmcloughlin/avo/printer"
 )
 
-const name = "avx2_amd64"
+// upperHalf matches the registers that only AVX-512 has.
+var upperHalf = regexp.MustCompile(`\b[XYZ](1[6-9]|[23][0-9])\b`)
+
+// files returns the text of the files: the loops of each level, and their
+// declarations.
+func files() (map[string][]byte, error) {
+	all := make(map[string][]byte)
+	for _, f := range []struct {
+		name string
+		level
+		kernels []kernel
+	}{
+		{"avx2_amd64", avx2, kernelsAVX2()},
+		{"avx512_amd64", avx512, kernelsAVX512()},
+	} {
+		g := &generator{build.NewContext(), f.level}
+		g.ConstraintExpr("amd64,!purego")
+		for _, k := range f.kernels {
+			g.kernel(k)
+		}
+		if f.level == avx2 {
+			g.hasF16C()
+		}
+		file, err := g.Result()
+		if err != nil {
+			return nil, err
+		}
+		if err := pass.Compile.Execute(file); err != nil {
+			return nil, err
+		}
+		config := printer.Config{Name: "internal/reduce/asm", Pkg: "reduce"}
+		for suffix, p := range map[string]printer.Printer{".s": printer.NewGoAsm(config), ".go": printer.NewStubs(config)} {
+			if all[f.name+suffix], err = p.Print(file); err != nil {
+				return nil, err
+			}
+		}
+		// The allocator knows 32 registers, and the assembler takes the latter
+		// half for leave to encode what it can for AVX-512.
+		if r := upperHalf.Find(all[f.name+".s"]); r != nil && f.level == avx2 {
+			return nil, fmt.Errorf("%s.s: an operation needs more than 16 registers, for it has got %s", f.name, r)
+		}
+	}
+	return all, nil
+}
 
 func main() {
 	log.SetFlags(0)
 	log.SetPrefix("asm: ")
-	dir := flag.String("dir", "..", "where to write "+name+".s and "+name+".go")
+	dir := flag.String("dir", "..", "where to write the files")
 	flag.Parse()
-	files, err := generate()
+	all, err := files()
 	if err != nil {
 		log.Fatal(err)
 	}
-	for suffix, text := range files {
-		if err := os.WriteFile(filepath.Join(*dir, name+suffix), text, 0o666); err != nil {
+	for name, text := range all {
+		if err := os.WriteFile(filepath.Join(*dir, name), text, 0o666); err != nil {
 			log.Fatal(err)
 		}
 	}
-}
-
-// generate returns the assembly, under .s, and its declarations, under .go.
-func generate() (map[string][]byte, error) {
-	g := &generator{build.NewContext()}
-	g.ConstraintExpr("amd64,!purego")
-	for _, k := range kernels() {
-		g.kernel(k)
-	}
-	g.hasF16C()
-	file, err := g.Result()
-	if err != nil {
-		return nil, err
-	}
-	if err := pass.Compile.Execute(file); err != nil {
-		return nil, err
-	}
-	config := printer.Config{Name: "internal/reduce/asm", Pkg: "reduce"}
-	assembly, err := printer.NewGoAsm(config).Print(file)
-	if err != nil {
-		return nil, err
-	}
-	stubs, err := printer.NewStubs(config).Print(file)
-	if err != nil {
-		return nil, err
-	}
-	return map[string][]byte{".s": assembly, ".go": stubs}, nil
 }

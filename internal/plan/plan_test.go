@@ -39,6 +39,15 @@ func TestGolden(t *testing.T) {
 			return AllToAllV(r, m[r], []int64{m[0][r], m[1][r]})
 		}},
 		{"barrier_5", 5, func(r int) *Plan { return Barrier(r, 5) }},
+		{"allreduce_halving_3x28", 3, named(OpAllReduce, "halving-doubling", Call{Size: 3, Bytes: 28, Elem: 4})},
+		{"allreduce_recursive_doubling_3x8", 3, named(OpAllReduce, "recursive-doubling", Call{Size: 3, Bytes: 8, Elem: 4})},
+		{"allreduce_two_step_3x28", 3, named(OpAllReduce, "two-step", Call{Size: 3, Bytes: 28, Elem: 4})},
+		{"allreduce_chain_3x40", 3, named(OpAllReduce, "chain", Call{Size: 3, Bytes: 40, Elem: 4, Chunk: 8})},
+		{"allreduce_hierarchical_2x2x16", 4, named(OpAllReduce, "hierarchical-ring", Call{Size: 4, Bytes: 16, Elem: 4, Layout: Grid(2, 2)})},
+		{"reducescatter_ring_3x8", 3, named(OpReduceScatter, "ring", Call{Size: 3, Bytes: 8, Elem: 4, Chunk: 4})},
+		{"reducescatter_halving_3x4", 3, named(OpReduceScatter, "halving", Call{Size: 3, Bytes: 4, Elem: 4})},
+		{"alltoall_bruck_3x4", 3, named(OpAllToAll, "bruck", Call{Size: 3, Bytes: 4})},
+		{"gather_binomial_4x2_to_3", 4, named(OpGather, "binomial", Call{Size: 4, Root: 3, Bytes: 2})},
 	}
 	for _, c := range cases {
 		t.Run(c.name, func(t *testing.T) {
@@ -55,6 +64,18 @@ func TestGolden(t *testing.T) {
 			require.NoError(t, err, "run with -update to write it")
 			require.Equal(t, string(want), text.String())
 		})
+	}
+}
+
+// named returns the plans of an algorithm, by rank.
+func named(op Op, name string, c Call) func(rank int) *Plan {
+	a, err := Lookup(op, name)
+	if err != nil {
+		panic(err)
+	}
+	return func(rank int) *Plan {
+		c.Rank = rank
+		return a.Plan(c)
 	}
 }
 

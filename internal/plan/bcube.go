@@ -23,11 +23,14 @@ func AllReduceBcube(rank, size int, bytes, elem int64) *Plan {
 	for _, s := range stages {
 		posts += s.members - 1
 	}
-	b := newBuilder(9 * posts)
+	return build(9*posts, func(b *builder) { b.bcube(stages) })
+}
+
+func (b *builder) bcube(stages []stage) {
 	var posted []int32
 	for _, s := range stages {
 		off, n := s.chunk(s.own)
-		b.plan.Scratch = max(b.plan.Scratch, int64(s.members-1)*n)
+		b.scratch(int64(s.members-1) * n)
 		posted = posted[:0]
 		for j, i := range s.others() {
 			posted = append(posted, b.recv(s.rank(i), Scratch, int64(j)*n, n))
@@ -36,9 +39,7 @@ func AllReduceBcube(rank, size int, bytes, elem int64) *Plan {
 			to, length := s.chunk(i)
 			posted = append(posted, b.send(s.rank(i), Out, to, length))
 		}
-		for _, req := range posted {
-			b.wait(req)
-		}
+		b.wait(posted...)
 		for j := range s.others() {
 			b.local(Reduce, Out, off, Scratch, int64(j)*n, n)
 		}
@@ -54,11 +55,8 @@ func AllReduceBcube(rank, size int, bytes, elem int64) *Plan {
 		for _, i := range s.others() {
 			posted = append(posted, b.send(s.rank(i), Out, off, n))
 		}
-		for _, req := range posted {
-			b.wait(req)
-		}
+		b.wait(posted...)
 	}
-	return b.done()
 }
 
 // stage is one step of the cube as a rank sees it: the members of its group

@@ -3,7 +3,7 @@ package plan_test
 import (
 	"fmt"
 
-	"github.com/c10d-go/c10d/backend/gloo/internal/plan"
+	"github.com/c10d-go/c10d/internal/plan"
 )
 
 func Example() {

@@ -4,19 +4,22 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"slices"
 )
 
 // simulation runs the plans of a whole group on plain slices, one event after
 // another in an order drawn from rng, and refuses every plan that a transport
 // could trip over: a group that stops, messages that differ in length, memory
-// touched while a request owns it, ranges outside of a buffer, requests never
-// waited for, and resources asked for but not used.
+// touched while a request owns it, memory read before it was written, ranges
+// outside of a buffer, requests never waited for, and resources asked for but
+// not used.
 type simulation struct {
 	rng        *rand.Rand
 	rendezvous bool // a send ends only once its receive is posted; else at any time
 	op         func(dst, src []byte)
 	ranks      []*simRank
 	links      [][]*simLink // by sender, then receiver
+	live       []*simLink   // those with sends that have no partner yet, and some more
 }
 
 // simRank is a rank: its plan, its memory, and the requests it has posted.
@@ -25,6 +28,7 @@ type simRank struct {
 	plan     *Plan
 	next     int
 	buf      [3][]byte
+	known    [3][]bool     // which bytes have been written; nil for a buffer that came with data
 	requests []*simRequest // by index, nil where free
 	most     int           // outstanding at most so far
 }
@@ -36,12 +40,24 @@ type simRequest struct {
 
 // simLink is one direction between two ranks. The k-th send meets the k-th receive.
 type simLink struct {
+	from, to     int
+	live         bool
 	sends, recvs []*simRequest
 	wire         [][]byte // what was taken from sends and not yet delivered
 }
 
+// simEvent is what may happen next: a step of a rank, or, with a link, that the
+// rank's end of it takes or delivers a message.
+type simEvent struct {
+	rank *simRank
+	link *simLink
+}
+
 // memory is what a rank brings along: its result and its input.
-type memory struct{ out, in []byte }
+type memory struct {
+	out, in []byte
+	blank   bool // out has no data yet
+}
 
 func newSimulation(plans []*Plan, mems []memory, op func(dst, src []byte), rng *rand.Rand) *simulation {
 	s := &simulation{rng: rng, rendezvous: rng.IntN(2) == 0, op: op}
@@ -51,10 +67,14 @@ func newSimulation(plans []*Plan, mems []memory, op func(dst, src []byte), rng *
 		for i := range rank.buf[Scratch] {
 			rank.buf[Scratch][i] = 0xa5
 		}
+		rank.known[Scratch] = make([]bool, p.Scratch)
+		if mems[r].blank {
+			rank.known[Out] = make([]bool, len(mems[r].out))
+		}
 		s.ranks = append(s.ranks, rank)
 		links := make([]*simLink, len(plans))
 		for i := range links {
-			links[i] = new(simLink)
+			links[i] = &simLink{from: r, to: i}
 		}
 		s.links = append(s.links, links)
 	}
@@ -63,7 +83,7 @@ func newSimulation(plans []*Plan, mems []memory, op func(dst, src []byte), rng *
 
 // run executes the plans to their ends.
 func (s *simulation) run() error {
-	var events []func() error
+	var events []simEvent
 	for {
 		events = events[:0]
 		ended := true
@@ -81,17 +101,19 @@ func (s *simulation) run() error {
 					continue
 				}
 			}
-			events = append(events, func() error { return s.step(r) })
+			events = append(events, simEvent{rank: r})
 		}
-		for from, links := range s.links {
-			for to, l := range links {
-				// Taken in order: the first that still lies in its buffer.
-				if i := len(l.wire); i < len(l.sends) && (!s.rendezvous || i < len(l.recvs)) {
-					events = append(events, func() error { return s.take(s.ranks[from], l) })
-				}
-				if len(l.wire) > 0 && len(l.recvs) > 0 {
-					events = append(events, func() error { return s.deliver(s.ranks[to], l) })
-				}
+		s.live = slices.DeleteFunc(s.live, func(l *simLink) bool {
+			l.live = len(l.sends) > 0
+			return !l.live
+		})
+		for _, l := range s.live {
+			// Taken in order: the first that still lies in its buffer.
+			if i := len(l.wire); i < len(l.sends) && (!s.rendezvous || i < len(l.recvs)) {
+				events = append(events, simEvent{s.ranks[l.from], l})
+			}
+			if len(l.wire) > 0 && len(l.recvs) > 0 {
+				events = append(events, simEvent{s.ranks[l.to], l})
 			}
 		}
 		if len(events) == 0 {
@@ -100,7 +122,16 @@ func (s *simulation) run() error {
 			}
 			return s.finish()
 		}
-		if err := events[s.rng.IntN(len(events))](); err != nil {
+		var err error
+		switch e := events[s.rng.IntN(len(events))]; {
+		case e.link == nil:
+			err = s.step(e.rank)
+		case e.rank.rank == e.link.from:
+			err = s.take(e.rank, e.link)
+		default:
+			err = s.deliver(e.rank, e.link)
+		}
+		if err != nil {
 			return err
 		}
 	}
@@ -138,6 +169,22 @@ func (r *simRank) touch(buf Buffer, off, n int64, write bool) error {
 	return nil
 }
 
+// read checks that a range that is about to be read has been written.
+func (r *simRank) read(buf Buffer, off, n int64) error {
+	if known := r.known[buf]; known != nil && n > 0 && slices.Contains(known[off:off+n], false) {
+		return r.errorf("%v[%d:%d] is read before it was written", buf, off, off+n)
+	}
+	return nil
+}
+
+func (r *simRank) wrote(buf Buffer, off, n int64) {
+	if known := r.known[buf]; known != nil {
+		for i := range known[off : off+n] {
+			known[off+int64(i)] = true
+		}
+	}
+}
+
 func (s *simulation) step(r *simRank) error {
 	step := r.plan.Steps[r.next]
 	switch step.Kind {
@@ -151,6 +198,11 @@ func (s *simulation) step(r *simRank) error {
 		if err := r.touch(step.Buf, step.Off, step.Len, step.Kind == Recv); err != nil {
 			return err
 		}
+		if step.Kind == Send {
+			if err := r.read(step.Buf, step.Off, step.Len); err != nil {
+				return err
+			}
+		}
 		q := &simRequest{step: step}
 		r.requests[step.Req] = q
 		outstanding := 0
@@ -163,6 +215,10 @@ func (s *simulation) step(r *simRank) error {
 		if step.Kind == Send {
 			l := s.links[r.rank][step.Peer]
 			l.sends = append(l.sends, q)
+			if !l.live {
+				l.live = true
+				s.live = append(s.live, l)
+			}
 		} else {
 			l := s.links[step.Peer][r.rank]
 			l.recvs = append(l.recvs, q)
@@ -179,6 +235,15 @@ func (s *simulation) step(r *simRank) error {
 		if err := r.touch(step.Src, step.SrcOff, step.Len, false); err != nil {
 			return err
 		}
+		if err := r.read(step.Src, step.SrcOff, step.Len); err != nil {
+			return err
+		}
+		if step.Kind == Reduce {
+			if err := r.read(step.Buf, step.Off, step.Len); err != nil {
+				return err
+			}
+		}
+		r.wrote(step.Buf, step.Off, step.Len)
 		dst, src := r.buf[step.Buf][step.Off:][:step.Len], r.buf[step.Src][step.SrcOff:][:step.Len]
 		if step.Kind == Copy {
 			copy(dst, src)
@@ -207,6 +272,7 @@ func (s *simulation) deliver(r *simRank, l *simLink) error {
 		return r.errorf("%d bytes came for %v", len(data), q.step)
 	}
 	copy(r.buf[q.step.Buf][q.step.Off:], data)
+	r.wrote(q.step.Buf, q.step.Off, q.step.Len)
 	q.done = true
 	l.wire, l.recvs, l.sends = l.wire[1:], l.recvs[1:], l.sends[1:]
 	return nil

@@ -434,15 +434,25 @@ func TestSimulation(t *testing.T) {
 		"negative":           {[]Step{send(1, 0, -1, 4)}, nil, "not within"},
 		"write under a send": {[]Step{send(1, 0, 0, 4), local(3, 4, 2)}, nil, "belongs to"},
 		"read under a recv":  {[]Step{recv(1, 0, 0, 4), local(4, 3, 2)}, nil, "belongs to"},
+		"read of nothing":    {[]Step{{Kind: Copy, Src: Scratch, Len: 4}}, nil, "before it was written"},
 		"copy of nothing":    {[]Step{local(0, 0, 0)}, nil, "without effect"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			for n := range uint64(20) {
 				mems := []memory{{out: make([]byte, 8)}, {out: make([]byte, 8)}}
 				plans := []*Plan{{Steps: c.zero, Requests: 1}, {Steps: c.one, Requests: 1}}
+				if name == "read of nothing" {
+					plans[0].Scratch = 4
+				}
 				err := newSimulation(plans, mems, nil, rand.New(rand.NewPCG(n, 1))).run()
 				require.ErrorContains(t, err, c.want)
 			}
 		})
 	}
+}
+
+// offsets returns where each of the blocks begins, and their total.
+func offsets(counts []int64) (offs []int64, total int64) {
+	b := listed(counts)
+	return b.offs[:len(counts)], b.total()
 }

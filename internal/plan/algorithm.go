@@ -1,0 +1,589 @@
+package plan
+
+import (
+	"fmt"
+	"iter"
+	"math/bits"
+	"slices"
+	"strings"
+)
+
+// Op is a collective.
+type Op uint8
+
+// The collectives.
+const (
+	OpAllReduce Op = iota
+	OpReduce
+	OpReduceScatter
+	OpAllGather
+	OpBroadcast
+	OpAllToAll
+	OpGather
+	OpScatter
+	OpBarrier
+)
+
+var opNames = [...]string{"all_reduce", "reduce", "reduce_scatter", "all_gather", "broadcast", "all_to_all", "gather", "scatter", "barrier"}
+
+// String returns the collective's name, as c10d bench's -op takes it.
+func (o Op) String() string {
+	if int(o) >= len(opNames) {
+		return fmt.Sprintf("op(%d)", uint8(o))
+	}
+	return opNames[o]
+}
+
+// Ops returns all collectives.
+func Ops() []Op {
+	all := make([]Op, len(opNames))
+	for i := range all {
+		all[i] = Op(i)
+	}
+	return all
+}
+
+// ParseOp returns the collective of that name.
+func ParseOp(name string) (Op, error) {
+	if i := slices.Index(opNames[:], name); i >= 0 {
+		return Op(i), nil
+	}
+	return 0, fmt.Errorf("plan: no collective %q (known: %s)", name, strings.Join(opNames[:], ", "))
+}
+
+// Reduces reports whether the collective combines elements.
+func (o Op) Reduces() bool { return o <= OpReduceScatter }
+
+// Rooted reports whether one of the ranks is the root.
+func (o Op) Rooted() bool {
+	return o == OpReduce || o == OpBroadcast || o == OpGather || o == OpScatter
+}
+
+// Order is in which order an algorithm combines the operands of an element.
+type Order uint8
+
+const (
+	// AnyOrder depends on the algorithm, the size of the group, the length of the
+	// buffer and where the element is in it.
+	AnyOrder Order = iota
+
+	// RankOrder is ((x0 op x1) op x2) and so on, for every element.
+	RankOrder
+)
+
+// Call is a collective as one rank of a group sees it. All ranks' calls differ
+// in Rank only, and for an all-to-all with counts in these.
+type Call struct {
+	Rank, Size int
+	Root       int // of the collectives that have one
+
+	// Bytes is the length of the buffer of an all-reduce, a reduce or a
+	// broadcast, and of one rank's block otherwise.
+	Bytes int64
+
+	// Counts are the lengths of the ranks' blocks where they differ, instead of
+	// Bytes: for an all-to-all, of those that the rank sends, and Recv of those
+	// that it receives. So ranks know different lengths in an all-to-all; they may
+	// even choose different algorithms of those that take counts, which all send
+	// one message for each block.
+	Counts, Recv []int64
+
+	Elem   int64   // bytes of an element that is to stay in one piece; 0 means 1
+	Chunk  int64   // bytes of a message of the algorithms that cut them; 0 means Algorithm.ChunkOf
+	Layout *Layout // who shares a host; nil if nobody does
+}
+
+// DefaultChunk is the chunk of rings, Gloo's bound of a message of its own.
+const DefaultChunk = maxSegment
+
+// Chains want smaller chunks, for the first of them passes all ranks before the
+// last one has left. If handing on a message costs as much time as perMessage
+// bytes, the best length is the root of bytes*perMessage/hops. On the network
+// that c10d simulate models by default that is 25 KB, at a tenth of its
+// bandwidth 2.5 KB; in between, 2 MiB along eight ranks ("c10d simulate -op
+// broadcast -algorithm chain -ranks 8 -bandwidth 1.25G") take 2.1 ms, where the
+// best chunk takes 1.8 and DefaultChunk 6.8.
+const (
+	perMessage = 16 << 10
+	minChunk   = 4 << 10
+)
+
+// chainChunk returns the chunk of a chain: a power of two near the best.
+func chainChunk(bytes int64, hops int) int64 {
+	best := uint64(min(bytes, 1<<40)) * perMessage / uint64(max(hops, 1))
+	return max(minChunk, min(DefaultChunk, int64(1)<<(bits.Len64(best)/2)))
+}
+
+// Algorithm is a way to carry out a collective.
+type Algorithm struct {
+	Op      Op
+	Name    string
+	Summary string // one line
+	Order   Order  // where Op reduces
+	Chunks  bool   // Call.Chunk matters
+	Counts  bool   // takes blocks that differ, all of whose lengths every rank knows
+
+	// Hosts says that the algorithm needs a Layout and is meant for groups of
+	// several hosts with several ranks.
+	Hosts bool
+
+	hops func(c *Call) int // how many ranks a chain has behind its first; nil for others
+	plan func(b *builder, c *Call)
+}
+
+func (a *Algorithm) String() string { return a.Op.String() + " " + a.Name }
+
+// Algorithms returns the algorithms of a collective, the plainest first.
+func Algorithms(op Op) []*Algorithm {
+	var found []*Algorithm
+	for i := range algorithms {
+		if algorithms[i].Op == op {
+			found = append(found, &algorithms[i])
+		}
+	}
+	return found
+}
+
+// Lookup returns a collective's algorithm of that name.
+func Lookup(op Op, name string) (*Algorithm, error) {
+	var known []string
+	for _, a := range Algorithms(op) {
+		if a.Name == name {
+			return a, nil
+		}
+		known = append(known, a.Name)
+	}
+	return nil, fmt.Errorf("plan: no algorithm %q of %v (known: %s)", name, op, strings.Join(known, ", "))
+}
+
+// Fits returns why the algorithm cannot serve the call, nil if it can.
+func (a *Algorithm) Fits(c Call) error {
+	switch {
+	case a.Hosts && c.Layout == nil:
+		return fmt.Errorf("plan: %v needs to know who shares a host", a)
+	case c.Counts != nil && !a.Counts:
+		return fmt.Errorf("plan: %v has blocks of one size only", a)
+	}
+	return nil
+}
+
+// ChunkOf returns the chunk with which the algorithm serves the call: its own,
+// or what suits the algorithm.
+func (a *Algorithm) ChunkOf(c Call) int64 {
+	switch {
+	case c.Chunk > 0:
+		return c.Chunk
+	case a.hops != nil:
+		return chainChunk(c.Bytes, a.hops(&c))
+	}
+	return DefaultChunk
+}
+
+// Plan returns the steps of c.Rank. It panics if the call makes no sense or
+// does not fit.
+func (a *Algorithm) Plan(c Call) *Plan {
+	a.check(&c)
+	return build(16, func(b *builder) { a.plan(b, &c) })
+}
+
+// Steps is Plan for plans that are too long to keep: it yields the steps some
+// at a time, in a slice that is the planner's again afterwards.
+func (a *Algorithm) Steps(c Call) iter.Seq[[]Step] {
+	a.check(&c)
+	return func(yield func([]Step) bool) {
+		b := builder{sink: yield, plan: Plan{Steps: make([]Step, 0, batch)}}
+		a.plan(&b, &c)
+		b.flush()
+	}
+}
+
+func (a *Algorithm) check(c *Call) {
+	checkRank(c.Rank, c.Size)
+	if a.Op.Rooted() {
+		checkRoot(c.Root, c.Size)
+	}
+	if c.Elem == 0 {
+		c.Elem = 1
+	}
+	if err := a.Fits(*c); err != nil {
+		panic(err.Error())
+	}
+	if c.Layout != nil && c.Layout.Ranks() != c.Size {
+		panic(fmt.Sprintf("plan: a layout of %d ranks in a group of %d", c.Layout.Ranks(), c.Size))
+	}
+	checkElements(c.Bytes, c.Elem)
+	c.Chunk = a.ChunkOf(*c)
+	switch {
+	case c.Counts == nil:
+	case len(c.Counts) != c.Size:
+		panic(fmt.Sprintf("plan: %d counts in a group of %d", len(c.Counts), c.Size))
+	case a.Op == OpAllToAll:
+		checkExchange(c.Rank, c.Counts, c.Recv)
+	default:
+		for _, n := range c.Counts {
+			checkElements(n, c.Elem)
+		}
+	}
+}
+
+// blocks returns where the ranks' blocks lie.
+func (c *Call) blocks() blocks {
+	if c.Counts != nil {
+		return listed(c.Counts)
+	}
+	return equal(c.Size, c.Bytes)
+}
+
+// exchange is blocks for both sides of an all-to-all.
+func (c *Call) exchange() (from, to blocks) {
+	if c.Counts != nil {
+		return listed(c.Counts), listed(c.Recv)
+	}
+	return equal(c.Size, c.Bytes), equal(c.Size, c.Bytes)
+}
+
+// gathered starts an all-gather that works in place in Out.
+func (b *builder) gathered(c *Call, gather func(all blocks)) {
+	all := c.blocks()
+	off, n := all.at(c.Rank)
+	b.local(Copy, Out, off, In, 0, n)
+	gather(all)
+}
+
+// some leaves out what has no bytes or no other rank.
+func some(plan func(b *builder, c *Call)) func(b *builder, c *Call) {
+	return func(b *builder, c *Call) {
+		if c.Bytes > 0 && c.Size > 1 {
+			plan(b, c)
+		}
+	}
+}
+
+// outer has the all-reduces that hierarchical ones do between hosts.
+var outer = []struct {
+	name string
+	plan func(b *builder, rank, size int, bytes, elem, chunk int64)
+}{
+	{"ring", (*builder).allReduceRing},
+	{"halving-doubling", func(b *builder, rank, size int, bytes, elem, _ int64) { b.allReduceHalving(rank, size, bytes, elem) }},
+	{"recursive-doubling", func(b *builder, rank, size int, bytes, _, _ int64) { b.allReduceDoubling(rank, size, bytes) }},
+	{"two-step", func(b *builder, rank, size int, bytes, elem, _ int64) { b.allReduceTwoStep(rank, size, bytes, elem) }},
+}
+
+func init() {
+	for _, o := range outer {
+		algorithms = append(algorithms, Algorithm{
+			Op: OpAllReduce, Name: "hierarchical-" + o.name, Hosts: true, Chunks: o.name == "ring",
+			Summary: "reduce-scatter on each host, " + o.name + " between hosts, all-gather on each host",
+			plan: some(func(b *builder, c *Call) {
+				b.allReduceHierarchical(c.Rank, c.Layout, c.Bytes, c.Elem, func(b *builder, rank, size int, bytes int64) {
+					o.plan(b, rank, size, bytes, c.Elem, c.Chunk)
+				})
+			}),
+		})
+	}
+}
+
+var algorithms = []Algorithm{
+	{
+		Op: OpAllReduce, Name: "ring", Chunks: true,
+		Summary: "ring reduce-scatter, then ring all-gather, blocks above a chunk in several messages",
+		plan: some(func(b *builder, c *Call) {
+			b.allReduceRing(c.Rank, c.Size, c.Bytes, c.Elem, c.Chunk)
+		}),
+	},
+	{
+		Op: OpAllReduce, Name: "gloo-ring",
+		Summary: "the ring as PyTorch's ranks run it: at least two messages a block",
+		plan: some(func(b *builder, c *Call) {
+			b.glooRing(c.Rank, c.Size, c.Bytes, c.Elem, maxSegment)
+		}),
+	},
+	{
+		Op: OpAllReduce, Name: "bcube",
+		Summary: "generalised hypercube over the factors of the group's size",
+		plan: some(func(b *builder, c *Call) {
+			b.bcube(cube(c.Rank, c.Size, c.Bytes/c.Elem, c.Elem))
+		}),
+	},
+	{
+		Op: OpAllReduce, Name: "halving-doubling",
+		Summary: "recursive halving, then doubling, in halves that may differ by a rank",
+		plan: some(func(b *builder, c *Call) {
+			b.allReduceHalving(c.Rank, c.Size, c.Bytes, c.Elem)
+		}),
+	},
+	{
+		Op: OpAllReduce, Name: "rabenseifner",
+		Summary: "halving and doubling over a power of two, into which the other ranks are folded",
+		plan: some(func(b *builder, c *Call) {
+			b.allReduceFolded(c.Rank, c.Size, c.Bytes, c.Elem)
+		}),
+	},
+	{
+		Op: OpAllReduce, Name: "recursive-doubling",
+		Summary: "everything traded over distances 1, 2, 4 and so on: few rounds, much data",
+		plan: some(func(b *builder, c *Call) {
+			b.allReduceDoubling(c.Rank, c.Size, c.Bytes)
+		}),
+	},
+	{
+		Op: OpAllReduce, Name: "binomial",
+		Summary: "reduce up a binomial tree, broadcast down it",
+		plan: some(func(b *builder, c *Call) {
+			b.allReduceTree(c.Rank, c.Size, c.Bytes)
+		}),
+	},
+	{
+		Op: OpAllReduce, Name: "direct", Order: RankOrder,
+		Summary: "everything to everybody in one round",
+		plan: some(func(b *builder, c *Call) {
+			b.allReduceOneShot(c.Rank, c.Size, c.Bytes)
+		}),
+	},
+	{
+		Op: OpAllReduce, Name: "two-step", Order: RankOrder,
+		Summary: "each rank's share straight to it, results straight to everybody",
+		plan: some(func(b *builder, c *Call) {
+			b.allReduceTwoStep(c.Rank, c.Size, c.Bytes, c.Elem)
+		}),
+	},
+	{
+		Op: OpAllReduce, Name: "chain", Order: RankOrder, Chunks: true,
+		Summary: "up a chain of ranks in chunks, and back down",
+		hops:    func(c *Call) int { return 2 * (c.Size - 1) },
+		plan: some(func(b *builder, c *Call) {
+			b.allReduceChain(c.Rank, c.Size, c.Bytes, c.Elem, c.Chunk)
+		}),
+	},
+
+	{
+		Op: OpReduce, Name: "gloo-ring",
+		Summary: "ring reduce-scatter as PyTorch's ranks run it, then a gather",
+		plan: some(func(b *builder, c *Call) {
+			b.glooReduce(c.Rank, c.Size, c.Root, c.Bytes, c.Elem, maxSegment)
+		}),
+	},
+	{
+		Op: OpReduce, Name: "binomial",
+		Summary: "up a binomial tree",
+		plan: some(func(b *builder, c *Call) {
+			b.reduceTree(c.Rank, c.Size, c.Root, c.Bytes)
+		}),
+	},
+	{
+		Op: OpReduce, Name: "halving-gather",
+		Summary: "reduce-scatter by halving, then a gather",
+		plan: some(func(b *builder, c *Call) {
+			b.reduceHalvingTo(c.Rank, c.Size, c.Root, c.Bytes, c.Elem)
+		}),
+	},
+	{
+		Op: OpReduce, Name: "direct", Order: RankOrder,
+		Summary: "everything to the root",
+		plan: some(func(b *builder, c *Call) {
+			b.reduceInOrder(c.Rank, c.Size, c.Root, c.Bytes)
+		}),
+	},
+	{
+		Op: OpReduce, Name: "hierarchical", Hosts: true,
+		Summary: "to one rank of each host, then up a binomial tree of hosts",
+		plan: some(func(b *builder, c *Call) {
+			b.reduceHierarchical(c.Rank, c.Root, c.Layout, c.Bytes)
+		}),
+	},
+
+	{
+		Op: OpReduceScatter, Name: "direct", Order: RankOrder, Counts: true,
+		Summary: "each rank's block straight to it",
+		plan: func(b *builder, c *Call) {
+			b.reduceParts(c.Rank, c.blocks(), In, Out, 0)
+		},
+	},
+	{
+		Op: OpReduceScatter, Name: "ring", Counts: true, Chunks: true,
+		Summary: "partial results around a ring, blocks above a chunk in several messages",
+		plan: func(b *builder, c *Call) {
+			b.reduceScatterRing(c.Rank, c.blocks(), c.Elem, c.Chunk)
+		},
+	},
+	{
+		Op: OpReduceScatter, Name: "halving", Counts: true,
+		Summary: "recursive halving, in halves that may differ by a rank",
+		plan: func(b *builder, c *Call) {
+			b.reduceScatterHalving(c.Rank, c.blocks())
+		},
+	},
+	{
+		Op: OpReduceScatter, Name: "hierarchical", Hosts: true, Counts: true,
+		Summary: "on each host, then between likes",
+		plan: func(b *builder, c *Call) {
+			b.reduceScatterHierarchical(c.Rank, c.Layout, c.blocks())
+		},
+	},
+
+	{
+		Op: OpAllGather, Name: "ring", Counts: true,
+		Summary: "blocks around a ring",
+		plan: func(b *builder, c *Call) {
+			b.gathered(c, func(all blocks) { b.passAround(c.Rank, all) })
+		},
+	},
+	{
+		Op: OpAllGather, Name: "gloo-ring",
+		Summary: "blocks around a ring in halves, as PyTorch's ranks run it",
+		plan: func(b *builder, c *Call) {
+			b.allGatherHalves(c.Rank, c.Size, c.Bytes)
+		},
+	},
+	{
+		Op: OpAllGather, Name: "bruck", Counts: true,
+		Summary: "as few rounds as there can be, turned into place at the end",
+		plan: func(b *builder, c *Call) {
+			b.allGatherBruck(c.Rank, c.blocks())
+		},
+	},
+	{
+		Op: OpAllGather, Name: "recursive-doubling", Counts: true,
+		Summary: "halves trade all they have, pairs first",
+		plan: func(b *builder, c *Call) {
+			b.gathered(c, func(all blocks) { b.gatherDoubling(c.Rank, all) })
+		},
+	},
+	{
+		Op: OpAllGather, Name: "direct", Counts: true,
+		Summary: "each block straight to everybody",
+		plan: func(b *builder, c *Call) {
+			b.gathered(c, func(all blocks) { b.gatherParts(c.Rank, all) })
+		},
+	},
+	{
+		Op: OpAllGather, Name: "hierarchical", Hosts: true, Counts: true,
+		Summary: "around a ring of hosts, then on each host",
+		plan: func(b *builder, c *Call) {
+			b.gathered(c, func(all blocks) { b.allGatherHierarchical(c.Rank, c.Layout, all) })
+		},
+	},
+
+	{
+		Op: OpBroadcast, Name: "binomial",
+		Summary: "down a binomial tree",
+		plan: some(func(b *builder, c *Call) {
+			b.broadcastTree(c.Rank, c.Size, c.Root, c.Bytes)
+		}),
+	},
+	{
+		Op: OpBroadcast, Name: "flat",
+		Summary: "from the root straight to everybody",
+		plan: some(func(b *builder, c *Call) {
+			b.broadcastFlat(c.Rank, c.Size, c.Root, c.Bytes)
+		}),
+	},
+	{
+		Op: OpBroadcast, Name: "chain", Chunks: true,
+		Summary: "in chunks along a chain of ranks",
+		hops:    func(c *Call) int { return c.Size - 1 },
+		plan: some(func(b *builder, c *Call) {
+			b.broadcastChain(c.Rank, c.Size, c.Root, c.Bytes, c.Chunk)
+		}),
+	},
+	{
+		Op: OpBroadcast, Name: "scatter-ring",
+		Summary: "scatter down a tree, then all-gather around a ring",
+		plan: some(func(b *builder, c *Call) {
+			b.broadcastScattered(c.Rank, c.Size, c.Root, c.Bytes, true)
+		}),
+	},
+	{
+		Op: OpBroadcast, Name: "scatter-doubling",
+		Summary: "scatter down a tree, then all-gather by recursive doubling",
+		plan: some(func(b *builder, c *Call) {
+			b.broadcastScattered(c.Rank, c.Size, c.Root, c.Bytes, false)
+		}),
+	},
+	{
+		Op: OpBroadcast, Name: "hierarchical-binomial", Hosts: true,
+		Summary: "down a binomial tree of hosts, then to each host's ranks",
+		plan: some(func(b *builder, c *Call) {
+			b.broadcastHierarchical(c.Rank, c.Root, c.Layout, c.Bytes, (*builder).broadcastTree)
+		}),
+	},
+	{
+		Op: OpBroadcast, Name: "hierarchical-chain", Hosts: true, Chunks: true,
+		Summary: "in chunks along a chain of hosts, then to each host's ranks",
+		hops:    func(c *Call) int { return c.Layout.Hosts() - 1 },
+		plan: some(func(b *builder, c *Call) {
+			b.broadcastHierarchical(c.Rank, c.Root, c.Layout, c.Bytes, func(b *builder, rank, size, root int, bytes int64) {
+				b.broadcastChain(rank, size, root, bytes, c.Chunk)
+			})
+		}),
+	},
+
+	{
+		Op: OpAllToAll, Name: "direct", Counts: true,
+		Summary: "every block straight to its rank, all posted at once",
+		plan: func(b *builder, c *Call) {
+			from, to := c.exchange()
+			b.allToAllDirect(c.Rank, from, to, false)
+		},
+	},
+	{
+		Op: OpAllToAll, Name: "pairwise", Counts: true,
+		Summary: "every block straight to its rank, in rounds in which nobody has two",
+		plan: func(b *builder, c *Call) {
+			from, to := c.exchange()
+			b.allToAllPairwise(c.Rank, from, to)
+		},
+	},
+	{
+		Op: OpAllToAll, Name: "bruck",
+		Summary: "as few rounds as there can be, each with half of the blocks",
+		plan: func(b *builder, c *Call) {
+			b.allToAllBruck(c.Rank, c.Size, c.Bytes)
+		},
+	},
+
+	{
+		Op: OpGather, Name: "direct", Counts: true,
+		Summary: "each block straight to the root",
+		plan: func(b *builder, c *Call) {
+			b.gatherDirect(c.Rank, c.Root, c.blocks(), false)
+		},
+	},
+	{
+		Op: OpGather, Name: "binomial", Counts: true,
+		Summary: "up a binomial tree",
+		plan: func(b *builder, c *Call) {
+			b.gatherTree(c.Rank, c.Root, c.blocks())
+		},
+	},
+	{
+		Op: OpScatter, Name: "direct", Counts: true,
+		Summary: "each block straight from the root",
+		plan: func(b *builder, c *Call) {
+			b.scatterDirect(c.Rank, c.Root, c.blocks(), false)
+		},
+	},
+	{
+		Op: OpScatter, Name: "binomial", Counts: true,
+		Summary: "down a binomial tree",
+		plan: func(b *builder, c *Call) {
+			b.scatterTree(c.Rank, c.Root, c.blocks())
+		},
+	},
+
+	{
+		Op: OpBarrier, Name: "dissemination",
+		Summary: "empty messages over distances 1, 2, 4 and so on",
+		plan: func(b *builder, c *Call) {
+			b.disseminate(c.Rank, c.Size)
+		},
+	},
+	{
+		Op: OpBarrier, Name: "hierarchical", Hosts: true,
+		Summary: "on each host, then dissemination between hosts",
+		plan: func(b *builder, c *Call) {
+			b.barrierHierarchical(c.Rank, c.Layout)
+		},
+	},
+}

@@ -1,0 +1,169 @@
+package plan
+
+import "fmt"
+
+// none stands for a request that was not posted.
+const none int32 = -1
+
+// batch is how many steps a plan in the making hands over at a time where its
+// steps are not kept. A switch between planner and consumer costs as much as
+// some ten steps (BenchmarkSteps).
+const batch = 128
+
+// builder collects steps and hands out request indices, the latest free one
+// first, so that Requests is what is outstanding at most.
+//
+// A planner writes into a builder that it is given, as if it were alone: peer
+// and base make it part of a larger plan, for a part of the group and of the
+// buffers.
+type builder struct {
+	plan Plan
+	free []int32
+	sink func([]Step) bool  // takes the steps as they come; nil keeps them in plan
+	over bool               // sink wants no more
+	peer func(rank int) int // the group's number of a rank of the planner; nil if they are the same
+	base [3]int64           // where the planner's buffers begin
+}
+
+// build returns the plan that a planner writes, which has about steps steps.
+func build(steps int, planner func(*builder)) *Plan {
+	b := builder{plan: Plan{Steps: make([]Step, 0, steps)}}
+	planner(&b)
+	if kept := b.plan.Steps; 4*len(kept) < 3*cap(kept) {
+		b.plan.Steps = append(make([]Step, 0, len(kept)), kept...)
+	}
+	return &b.plan
+}
+
+func (b *builder) emit(s Step) {
+	if b.sink != nil && len(b.plan.Steps) == batch {
+		b.flush()
+	}
+	b.plan.Steps = append(b.plan.Steps, s)
+}
+
+func (b *builder) flush() {
+	if !b.over && len(b.plan.Steps) > 0 {
+		b.over = !b.sink(b.plan.Steps)
+	}
+	b.plan.Steps = b.plan.Steps[:0]
+}
+
+func (b *builder) post(kind Kind, peer int, buf Buffer, off, n int64) int32 {
+	if b.peer != nil {
+		peer = b.peer(peer)
+	}
+	req := int32(b.plan.Requests)
+	if last := len(b.free) - 1; last >= 0 {
+		req, b.free = b.free[last], b.free[:last]
+	} else {
+		b.plan.Requests++
+	}
+	b.emit(Step{Kind: kind, Buf: buf, Peer: int32(peer), Req: req, Off: b.base[buf] + off, Len: n})
+	return req
+}
+
+func (b *builder) send(peer int, buf Buffer, off, n int64) int32 {
+	return b.post(Send, peer, buf, off, n)
+}
+
+func (b *builder) recv(peer int, buf Buffer, off, n int64) int32 {
+	return b.post(Recv, peer, buf, off, n)
+}
+
+// sendSome is send but for nothing to send, which both sides know.
+func (b *builder) sendSome(peer int, buf Buffer, off, n int64) int32 {
+	if n == 0 {
+		return none
+	}
+	return b.send(peer, buf, off, n)
+}
+
+func (b *builder) recvSome(peer int, buf Buffer, off, n int64) int32 {
+	if n == 0 {
+		return none
+	}
+	return b.recv(peer, buf, off, n)
+}
+
+func (b *builder) wait(reqs ...int32) {
+	for _, req := range reqs {
+		if req != none {
+			b.emit(Step{Kind: Wait, Req: req})
+			b.free = append(b.free, req)
+		}
+	}
+}
+
+func (b *builder) local(kind Kind, buf Buffer, off int64, src Buffer, srcOff, n int64) {
+	off, srcOff = b.base[buf]+off, b.base[src]+srcOff
+	if n > 0 && (kind != Copy || buf != src || off != srcOff) {
+		b.emit(Step{Kind: kind, Buf: buf, Off: off, Len: n, Src: src, SrcOff: srcOff})
+	}
+}
+
+// scratch asks for n bytes of scratch memory.
+func (b *builder) scratch(n int64) { b.plan.Scratch = max(b.plan.Scratch, b.base[Scratch]+n) }
+
+// within runs a planner on a part of the group, whose ranks peer numbers, and
+// of Out, from off on.
+func (b *builder) within(peer func(int) int, off int64, planner func()) {
+	outer, base := b.peer, b.base
+	b.peer = func(rank int) int {
+		if rank = peer(rank); outer != nil {
+			rank = outer(rank)
+		}
+		return rank
+	}
+	b.base[Out] += off
+	planner()
+	b.peer, b.base = outer, base
+}
+
+// rounds is a pipeline of n messages each way, of which depth are outstanding
+// each way at most. Post posts a receive and a send; done follows the receive.
+func (b *builder) rounds(n int64, depth int, post func(i int64) (recv, send int32), done func(i int64)) {
+	pending := make([]struct{ recv, send int32 }, depth)
+	for i := range n + int64(depth) {
+		p := &pending[i%int64(depth)]
+		if k := i - int64(depth); k >= 0 && k < n {
+			b.wait(p.recv)
+			if done != nil {
+				done(k)
+			}
+			b.wait(p.send)
+		}
+		if i < n {
+			p.recv, p.send = post(i)
+		}
+	}
+}
+
+func checkRank(rank, size int) {
+	if size < 1 || rank < 0 || rank >= size {
+		panic(fmt.Sprintf("plan: rank %d in a group of %d", rank, size))
+	}
+}
+
+func checkRoot(root, size int) {
+	if root < 0 || root >= size {
+		panic(fmt.Sprintf("plan: root %d in a group of %d", root, size))
+	}
+}
+
+func checkBytes(bytes int64) {
+	if bytes < 0 {
+		panic(fmt.Sprintf("plan: %d bytes", bytes))
+	}
+}
+
+func checkElements(bytes, elem int64) {
+	checkBytes(bytes)
+	if elem < 1 || bytes%elem != 0 {
+		panic(fmt.Sprintf("plan: %d bytes are no whole number of elements of %d", bytes, elem))
+	}
+}
+
+func ceilDiv(a, b int64) int64 { return (a + b - 1) / b }
+
+func roundUp(a, b int64) int64 { return ceilDiv(a, b) * b }

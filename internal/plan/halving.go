@@ -1,0 +1,277 @@
+package plan
+
+// level is one step of recursive halving: the ranks from lo up to hi part into
+// the lower ones, up to mid, and the upper ones. The lower half has one more if
+// they do not come out even, so that groups of any size are halved without
+// folding ranks together, and a rank sends each byte once.
+type level struct{ lo, mid, hi int }
+
+// levels returns the levels that rank goes through, from the whole group down
+// to a pair.
+func levels(rank, size int) []level {
+	var all []level
+	for lo, hi := 0, size; hi-lo > 1; {
+		l := level{lo, (lo + hi + 1) / 2, hi}
+		all = append(all, l)
+		lo, hi = l.half(rank)
+	}
+	return all
+}
+
+// half returns the half that rank is in.
+func (l level) half(rank int) (lo, hi int) {
+	if rank < l.mid {
+		return l.lo, l.mid
+	}
+	return l.mid, l.hi
+}
+
+// other returns the half that rank is not in.
+func (l level) other(rank int) (lo, hi int) {
+	if rank < l.mid {
+		return l.mid, l.hi
+	}
+	return l.lo, l.mid
+}
+
+// target returns the rank of the other half that is rank's counterpart. Where
+// the lower half has one more, its last two have the same.
+func (l level) target(rank int) int {
+	if rank < l.mid {
+		return min(l.mid+rank-l.lo, l.hi-1)
+	}
+	return l.lo + rank - l.mid
+}
+
+// sources returns those whose counterpart rank is: one, or for the last upper
+// rank two, and for the last lower rank none, where the lower half has one more.
+func (l level) sources(rank int) []int {
+	uneven := l.mid-l.lo > l.hi-l.mid
+	switch {
+	case uneven && rank == l.mid-1:
+		return nil
+	case uneven && rank == l.hi-1:
+		return []int{l.mid - 2, l.mid - 1}
+	}
+	return []int{l.target(rank)}
+}
+
+// reduceHalving reduces the blocks in Out, of which rank's own is the result
+// afterwards and the others hold partial results: in each level, a rank sends
+// what belongs to the other half of the ranks and reduces what comes for its
+// own half (Thakur, Rabenseifner and Gropp, "Optimization of collective
+// communication operations in MPICH", 2005, section 4.3).
+func (b *builder) reduceHalving(rank int, all blocks) {
+	for _, l := range levels(rank, all.size) {
+		lo, hi := l.half(rank)
+		off, n := all.span(lo, hi)
+		sources := l.sources(rank)
+		b.scratch(int64(len(sources)) * n)
+		var recv [2]int32
+		for j, from := range sources {
+			recv[j] = b.recvSome(from, Scratch, int64(j)*n, n)
+		}
+		lo, hi = l.other(rank)
+		give, m := all.span(lo, hi)
+		send := b.sendSome(l.target(rank), Out, give, m)
+		for j := range sources {
+			b.wait(recv[j])
+			b.local(Reduce, Out, off, Scratch, int64(j)*n, n)
+		}
+		b.wait(send)
+	}
+}
+
+// reduceScatterHalving is reduceHalving from In, which stays as it is, to a
+// block in Out. Partial results are in scratch, where the first half of the
+// operand that a rank is left with begins.
+func (b *builder) reduceScatterHalving(rank int, all blocks) {
+	src, shift := In, int64(0) // block k begins in src at its place plus shift
+	var room int64             // what the partial results take
+	for _, l := range levels(rank, all.size) {
+		sources := l.sources(rank)
+		off, n := all.span(l.half(rank))
+		give, m := all.span(l.other(rank))
+		give += shift
+		to, keep := src, off+shift
+		if to == In {
+			to, keep, shift, room = Scratch, 0, -off, n
+			b.scratch(room)
+			if len(sources) == 0 {
+				b.local(Copy, Scratch, 0, In, off, n)
+			}
+		}
+		// What comes first may lie where the result grows.
+		var recv [2]int32
+		var at [2]int64
+		for j, from := range sources {
+			if at[j] = room + int64(j)*n; src == In {
+				at[j] -= n
+			}
+			b.scratch(at[j] + n)
+			recv[j] = b.recvSome(from, Scratch, at[j], n)
+		}
+		send := b.sendSome(l.target(rank), src, give, m)
+		for j := range sources {
+			b.wait(recv[j])
+			if src == In && j == 0 {
+				b.local(Reduce, to, keep, In, off, n)
+			} else {
+				b.local(Reduce, to, keep, Scratch, at[j], n)
+			}
+		}
+		b.wait(send)
+		src = Scratch
+	}
+	off, n := all.at(rank)
+	b.local(Copy, Out, 0, src, off+shift, n)
+}
+
+// gatherDoubling spreads the blocks in Out, of which every rank has its own:
+// the levels of halving backwards, in each of which two halves trade all they
+// have. A rank receives each byte once.
+func (b *builder) gatherDoubling(rank int, all blocks) {
+	ls := levels(rank, all.size)
+	for i := len(ls) - 1; i >= 0; i-- {
+		l := ls[i]
+		off, n := all.span(l.other(rank))
+		recv := b.recvSome(l.target(rank), Out, off, n)
+		off, n = all.span(l.half(rank))
+		var sends [2]int32
+		sources := l.sources(rank)
+		for j, to := range sources {
+			sends[j] = b.sendSome(to, Out, off, n)
+		}
+		b.wait(recv)
+		b.wait(sends[:len(sources)]...)
+	}
+}
+
+func (b *builder) allReduceHalving(rank, size int, bytes, elem int64) {
+	all := cut(size, bytes, elem)
+	b.reduceHalving(rank, all)
+	b.gatherDoubling(rank, all)
+}
+
+// reduceHalvingTo reduces by halving and sends each rank's block to root.
+func (b *builder) reduceHalvingTo(rank, size, root int, bytes, elem int64) {
+	all := cut(size, bytes, elem)
+	b.reduceHalving(rank, all)
+	off, n := all.at(rank)
+	if rank != root {
+		b.wait(b.sendSome(root, Out, off, n))
+		return
+	}
+	posted := make([]int32, 0, size)
+	for r := range size {
+		if off, n := all.at(r); r != root {
+			posted = append(posted, b.recvSome(r, Out, off, n))
+		}
+	}
+	b.wait(posted...)
+}
+
+// folded is a group of which the first ranks stand together in pairs, so that
+// the number of pairs and single ranks is a power of two.
+type folded struct {
+	pairs, size int // size is the power of two
+}
+
+func fold(size int) folded {
+	p := 1
+	for 2*p <= size {
+		p *= 2
+	}
+	return folded{pairs: size - p, size: p}
+}
+
+// number returns rank's number among those who go on after folding; ok is false
+// for the odd ones of the pairs, who do not.
+func (f folded) number(rank int) (n int, ok bool) {
+	if rank >= 2*f.pairs {
+		return rank - f.pairs, true
+	}
+	return rank / 2, rank%2 == 0
+}
+
+// rank is the reverse of number.
+func (f folded) rank(n int) int {
+	if n < f.pairs {
+		return 2 * n
+	}
+	return n + f.pairs
+}
+
+// allReduceFolded is halving and doubling over a power of two of ranks
+// (Rabenseifner, "Optimization of collective reduction operations", 2004): of
+// each pair that is folded together, both ranks reduce one half of the operand,
+// then one of them goes on with all of it.
+func (b *builder) allReduceFolded(rank, size int, bytes, elem int64) {
+	f, halves := fold(size), cut(2, bytes, elem)
+	n, stays := f.number(rank)
+	if rank < 2*f.pairs {
+		mine, mate := rank%2, rank^1
+		off, length := halves.at(mine)
+		give, m := halves.at(1 - mine)
+		b.scratch(length)
+		recv := b.recvSome(mate, Scratch, 0, length)
+		send := b.sendSome(mate, Out, give, m)
+		b.wait(recv)
+		b.local(Reduce, Out, off, Scratch, 0, length)
+		b.wait(send)
+		if stays {
+			b.wait(b.recvSome(mate, Out, give, m))
+		} else {
+			b.wait(b.sendSome(mate, Out, off, length))
+		}
+	}
+	if stays {
+		b.within(f.rank, 0, func() { b.allReduceHalving(n, f.size, bytes, elem) })
+	}
+	b.unfold(rank, f, bytes)
+}
+
+// unfold hands the result of those who went on to those who did not.
+func (b *builder) unfold(rank int, f folded, bytes int64) {
+	switch {
+	case rank >= 2*f.pairs:
+	case rank%2 == 0:
+		b.wait(b.sendSome(rank+1, Out, 0, bytes))
+	default:
+		b.wait(b.recvSome(rank-1, Out, 0, bytes))
+	}
+}
+
+// allReduceDoubling has the fewest rounds: in each, every rank trades all it
+// has with another and reduces it. Operands keep the order of the ranks,
+// lower ones first, so that both ends of a trade get the same bits; instead of
+// being copied into place, results stay in whichever of two buffers held the
+// lower operand.
+func (b *builder) allReduceDoubling(rank, size int, bytes int64) {
+	f := fold(size)
+	n, stays := f.number(rank)
+	if size > 1 && stays {
+		b.scratch(bytes)
+	}
+	if rank < 2*f.pairs {
+		if !stays {
+			b.wait(b.sendSome(rank-1, Out, 0, bytes))
+		} else {
+			b.wait(b.recvSome(rank+1, Scratch, 0, bytes))
+			b.local(Reduce, Out, 0, Scratch, 0, bytes)
+		}
+	}
+	have, spare := Out, Scratch
+	for d := 1; stays && d < f.size; d *= 2 {
+		mate := f.rank(n ^ d)
+		recv := b.recvSome(mate, spare, 0, bytes)
+		send := b.sendSome(mate, have, 0, bytes)
+		b.wait(recv, send)
+		if n&d != 0 {
+			have, spare = spare, have
+		}
+		b.local(Reduce, have, 0, spare, 0, bytes)
+	}
+	b.local(Copy, Out, 0, have, 0, bytes)
+	b.unfold(rank, f, bytes)
+}

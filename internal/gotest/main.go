@@ -2,9 +2,10 @@
 // tests that were skipped and why: go test alone says nothing about them, and a
 // run without redis-server or PyTorch would look like one with them.
 //
-//	go run ./internal/gotest [-noskip] [arguments of go test]
+//	go run ./internal/gotest [-noskip [-except REGEXP]] [arguments of go test]
 //
-// With -noskip a skipped test is a failure.
+// With -noskip a skipped test is a failure, unless the reason that it gave
+// matches -except.
 package main
 
 import (
@@ -24,17 +25,26 @@ import (
 func main() {
 	args := os.Args[1:]
 	noSkip := len(args) > 0 && args[0] == "-noskip"
+	var except *regexp.Regexp
 	if noSkip {
 		args = args[1:]
+		if len(args) > 1 && args[0] == "-except" {
+			var err error
+			if except, err = regexp.Compile(args[1]); err != nil {
+				fmt.Fprintln(os.Stderr, "gotest: -except:", err)
+				os.Exit(2)
+			}
+			args = args[2:]
+		}
 	}
-	code, err := run(args, noSkip)
+	code, err := run(args, noSkip, except)
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "gotest:", err)
 	}
 	os.Exit(code)
 }
 
-func run(args []string, noSkip bool) (int, error) {
+func run(args []string, noSkip bool, except *regexp.Regexp) (int, error) {
 	cmd := exec.Command("go", append([]string{"test", "-json"}, args...)...)
 	cmd.Stderr = os.Stderr
 	out, err := cmd.StdoutPipe()
@@ -55,10 +65,15 @@ func run(args []string, noSkip bool) (int, error) {
 		return max(exit.ExitCode(), 1), nil
 	case err != nil:
 		return 1, err
-	case noSkip && len(skips) > 0:
+	case noSkip && forbidden(skips, except):
 		return 1, errors.New("tests were skipped, which -noskip forbids")
 	}
 	return 0, nil
+}
+
+// forbidden reports whether a test was skipped for a reason that is no exception.
+func forbidden(skips []skip, except *regexp.Regexp) bool {
+	return slices.ContainsFunc(skips, func(s skip) bool { return except == nil || !except.MatchString(s.reason) })
 }
 
 // event is a line of go test -json, see go doc test2json.

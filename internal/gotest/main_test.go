@@ -1,6 +1,7 @@
 package main
 
 import (
+	"regexp"
 	"strings"
 	"testing"
 
@@ -69,4 +70,13 @@ func TestNothingSkipped(t *testing.T) {
 	var w strings.Builder
 	summarize(&w, nil)
 	require.Empty(t, w.String())
+}
+
+func TestForbidden(t *testing.T) {
+	skips := []skip{{"a", "TestGPU", "no usable device: x"}}
+	require.True(t, forbidden(skips, nil))
+	require.False(t, forbidden(nil, nil))
+	except := regexp.MustCompile("no.usable.device")
+	require.False(t, forbidden(skips, except))
+	require.True(t, forbidden(append(skips, skip{"a", "TestTorch", "no PyTorch"}), except))
 }

@@ -33,7 +33,9 @@ var layers = []layer{
 	{"work", []string{"tensor"}},
 	{"internal/reduce", []string{"tensor", "golang.org/x/sys/cpu"}},
 	{"internal/reduce/asm", nil},
+	{"internal/exact", []string{"tensor"}},
 	{"internal/gotest", nil},
+	{"internal/freeport", nil},
 	{"internal/rules", nil},
 
 	{"store", nil},
@@ -43,30 +45,62 @@ var layers = []layer{
 
 	{"backend", []string{"tensor", "work", "store", "internal/reduce"}},
 
+	{"backend/detail", []string{"tensor", "work", "store", "backend"}},
+
 	// Plans and transports know nothing of tensors and backends.
-	{"backend/gloo/internal/plan", nil},
+	{"internal/plan", nil},
+	{"internal/choice", []string{"internal/plan"}},
+	{"internal/simulate", []string{"internal/plan"}},
 	{"backend/gloo/transport", nil},
-	{"backend/gloo/transport/shm", []string{"golang.org/x/sys/..."}},
+	{"backend/gloo/internal/callback", nil},
+	{"backend/gloo/internal/runs", nil},
+	{"backend/gloo/internal/chain", []string{"backend/gloo/internal/callback", "backend/gloo/transport"}},
+	{"backend/gloo/transport/tcp", []string{"backend/gloo/internal/callback", "backend/gloo/transport", "golang.org/x/sys/..."}},
+	{"backend/gloo/transport/transporttest", []string{"backend/gloo/transport", "github.com/stretchr/testify/..."}},
+	{"backend/gloo/transport/shm", []string{"backend/gloo/transport", "golang.org/x/sys/..."}},
 	{"backend/gloo/transport/...", []string{"backend/gloo/transport"}},
 	{"backend/gloo/rendezvous", []string{"store", "backend/gloo/transport", "backend/gloo/transport/wire"}},
 	{"backend/gloo", []string{
 		"tensor", "work", "store", "backend",
-		"backend/gloo/internal/plan", "backend/gloo/transport", "backend/gloo/rendezvous",
+		"internal/plan", "internal/choice", "internal/exact",
+		"backend/gloo/transport", "backend/gloo/transport/shm", "backend/gloo/transport/tcp", "backend/gloo/rendezvous",
+		"backend/gloo/internal/runs",
 	}},
+
+	// The driver's simulator, edges and suite are its users; it knows none of them.
+	{"backend/cuda/driver", []string{"tensor"}},
+	{"backend/cuda/driver/edges", []string{"tensor", "backend/cuda/driver"}},
+	{"backend/cuda/driver/sim", []string{"tensor", "backend/cuda/driver", "golang.org/x/sys/..."}},
+	{"backend/cuda/internal/kernels", []string{"tensor", "backend", "backend/cuda/driver"}},
+	{"backend/cuda/driver/sim/simkernels", []string{
+		"tensor", "backend", "backend/cuda/driver", "backend/cuda/driver/sim", "backend/cuda/internal/kernels",
+	}},
+	{"backend/cuda/internal/libcuda", []string{"tensor", "backend/cuda/driver"}},
+	{"backend/cuda/driver/nvidia", []string{
+		"backend/cuda/driver", "backend/cuda/internal/libcuda", "github.com/ebitengine/purego", "golang.org/x/sys/...",
+	}},
+	{"backend/cuda", []string{
+		"tensor", "work", "store", "backend", "backend/gloo",
+		"backend/cuda/driver", "backend/cuda/driver/edges", "backend/cuda/driver/nvidia", "backend/cuda/internal/kernels",
+	}},
+	{"backend/cuda/gorgonia", []string{"tensor", "backend/cuda/driver", "backend/cuda/internal/libcuda"}},
+	{"backend/cuda/driver/drivertest", []string{"tensor", "backend/cuda/driver", "backend/cuda/driver/edges", "github.com/stretchr/testify/..."}},
 
 	{"internal/launch/...", []string{"store", "store/tcp", "golang.org/x/sys/..."}},
 	{"pg/default.go", []string{"backend/gloo"}},
-	{"pg", []string{"tensor", "work", "store", "store/tcp", "store/redis", "backend", "internal/launch"}},
+	{"pg", []string{"tensor", "work", "store", "store/tcp", "store/redis", "backend", "backend/detail", "internal/launch"}},
 	{"pg/pgtest", []string{"store", "backend", "backend/gloo", "backend/gloo/transport", "backend/gloo/transport/mem", "pg"}},
 	{"ddp", []string{"tensor", "work", "store", "backend", "pg"}},
+	{"ddp/gpu", []string{"tensor", "work", "backend/cuda", "backend/cuda/driver", "ddp"}},
 
 	{"internal/script", []string{"tensor", "work", "backend", "pg"}},
 	{"cmd/...", []string{
 		"tensor", "work", "store/...", "backend/...", "pg", "ddp",
-		"internal/launch/...", "internal/script", "golang.org/x/sys/...", "golang.org/x/term",
+		"internal/launch/...", "internal/script", "internal/plan", "internal/choice", "internal/simulate",
+		"golang.org/x/sys/...", "golang.org/x/term",
 	}},
 
-	{"interop", append([]string{"internal/script"}, public...)},
+	{"interop", append([]string{"internal/freeport", "internal/script"}, public...)},
 
 	// Examples use what users can use.
 	{"examples/...", append([]string{"examples/internal/...", "golang.org/x/term"}, public...)},
@@ -74,7 +108,9 @@ var layers = []layer{
 
 // public is what users can use. Modules below the core are users too, where they
 // have no row of their own, and choose their other dependencies themselves.
-var public = []string{"tensor", "work", "store/...", "backend", "backend/gloo", "pg/...", "ddp"}
+var public = []string{
+	"tensor", "work", "store/...", "backend", "backend/detail", "backend/gloo", "backend/cuda", "backend/cuda/driver/...", "pg/...", "ddp/...",
+}
 
 type layer struct {
 	files string
@@ -84,6 +120,7 @@ type layer struct {
 // requirements is what the core's go.mod may require directly, with the reason.
 // Anything else goes into a module of its own.
 var requirements = map[string]string{
+	"github.com/ebitengine/purego": "backend/cuda/driver/nvidia: C functions without cgo",
 	"github.com/redis/go-redis/v9": "store/redis",
 	"github.com/stretchr/testify":  "tests",
 	"go.uber.org/goleak":           "tests",

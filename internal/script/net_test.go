@@ -44,36 +44,99 @@ func TestOverTCP(t *testing.T) {
 		for _, d := range []store.Dialect{store.DialectV1, store.DialectV2} {
 			for _, devices := range []int{1, 2} {
 				t.Run(fmt.Sprintf("%d ranks, %v, %d devices", size, d, devices), func(t *testing.T) {
-					st := store.NewHash()
-					defer st.Close()
-					got := make([][]script.Result, size)
-					errs := make([]error, size)
-					lines, err := script.Parse(strings.NewReader(everything), size)
-					require.NoError(t, err)
-					o := pg.Options{Dialect: d, Timeout: time.Minute, BackendOptions: map[string]any{
-						gloo.Name: gloo.Options{Interfaces: make([]string, devices)},
-					}}
-					var wg sync.WaitGroup
-					for r := range size {
-						wg.Go(func() {
-							g, err := pg.New(t.Context(), st, r, size, o)
-							if err != nil {
-								errs[r] = err
-								return
-							}
-							errs[r] = script.Run(t.Context(), g, lines, func(x script.Result) { got[r] = append(got[r], x) })
-							if err := g.Close(); errs[r] == nil {
-								errs[r] = err
-							}
-						})
-					}
-					wg.Wait()
-					for _, err := range errs {
-						require.NoError(t, err)
-					}
-					require.Equal(t, want, got)
+					o := gloo.Options{Interfaces: make([]string, devices), Wire: gloo.WireGloo}
+					require.Equal(t, want, runOver(t, size, everything, d, all(o)))
 				})
 			}
 		}
 	}
+}
+
+// TestNativeWire runs the script where no sum depends on its order, and wants
+// what Gloo's algorithms give.
+func TestNativeWire(t *testing.T) {
+	exact := strings.ReplaceAll(everything, "frac", "int")
+	require.NotEqual(t, everything, exact)
+	for _, size := range []int{2, 3, 5} {
+		want := run(t, size, exact)
+		for _, o := range []gloo.Options{
+			{Wire: gloo.WireNative}, {Wire: gloo.WireTCP},
+			{Wire: gloo.WireNative, Sums: gloo.SumsExact}, {Wire: gloo.WireTCP, Sums: gloo.SumsExact}, {Wire: gloo.WireTCP, Sums: gloo.SumsInRankOrder},
+		} {
+			t.Run(fmt.Sprintf("%d ranks, %s %s", size, o.Wire, o.Sums), func(t *testing.T) {
+				require.Equal(t, want, runOver(t, size, exact, store.DialectV2, all(o)))
+			})
+		}
+	}
+}
+
+// TestSums wants the same bits whatever carries the messages, and for exact sums
+// whatever the number of ranks.
+func TestSums(t *testing.T) {
+	const text = `{"op":"all_reduce","dtype":"float32","shape":[100000],"reduce":"sum","seed":1,"fill":"frac"}
+{"op":"reduce_scatter_tensor","dtype":"float32","shape":[1000],"reduce":"avg","seed":2,"fill":"frac"}
+{"op":"reduce","dtype":"float64","shape":[33],"reduce":"sum","seed":3,"fill":"frac"}
+`
+	for _, sums := range []gloo.Sums{gloo.SumsInRankOrder, gloo.SumsExact} {
+		want := runOver(t, 5, text, store.DialectV2, all(gloo.Options{Wire: gloo.WireTCP, Sums: sums}))
+		got := runOver(t, 5, text, store.DialectV2, all(gloo.Options{Wire: gloo.WireNative, Sums: sums}))
+		require.Equal(t, want, got, sums)
+	}
+}
+
+// TestHosts plays several hosts on this one.
+func TestHosts(t *testing.T) {
+	exact := strings.ReplaceAll(everything, "frac", "int")
+	const more = `
+{"op":"all_reduce","dtype":"int32","shape":[300001]}
+{"op":"all_reduce","dtype":"complex64","shape":[70001],"fill":"int"}
+{"op":"reduce","dtype":"int64","shape":[70001],"root":2}
+{"op":"broadcast","shape":[70001],"root":3}
+{"op":"barrier"}
+`
+	for _, hosts := range []string{"aabb", "abab", "aaab", "abcd", "aabbc", "aaabbbccc"} {
+		size := len(hosts)
+		want := run(t, size, exact+more)
+		for _, sums := range []gloo.Sums{gloo.SumsFast, gloo.SumsExact} {
+			t.Run(fmt.Sprint(hosts, " ", sums), func(t *testing.T) {
+				got := runOver(t, size, exact+more, store.DialectV2, func(rank int) gloo.Options {
+					return gloo.Options{Wire: gloo.WireNative, Host: hosts[rank : rank+1], Sums: sums}
+				})
+				require.Equal(t, want, got)
+			})
+		}
+	}
+}
+
+// all gives every rank the same options.
+func all(o gloo.Options) func(int) gloo.Options { return func(int) gloo.Options { return o } }
+
+// runOver runs a script on ranks that meet over a store.
+func runOver(t *testing.T, size int, text string, d store.Dialect, specific func(rank int) gloo.Options) [][]script.Result {
+	st := store.NewHash()
+	defer st.Close()
+	got := make([][]script.Result, size)
+	errs := make([]error, size)
+	lines, err := script.Parse(strings.NewReader(text), size)
+	require.NoError(t, err)
+	var wg sync.WaitGroup
+	for r := range size {
+		wg.Go(func() {
+			o := pg.Options{Dialect: d, Timeout: time.Minute, BackendOptions: map[string]any{gloo.Name: specific(r)}}
+			g, err := pg.New(t.Context(), st, r, size, o)
+			if err != nil {
+				errs[r] = err
+				return
+			}
+			errs[r] = script.Run(t.Context(), g, lines, func(x script.Result) { got[r] = append(got[r], x) })
+			if err := g.Close(); errs[r] == nil {
+				errs[r] = err
+			}
+		})
+	}
+	wg.Wait()
+	for _, err := range errs {
+		require.NoError(t, err)
+	}
+	return got
 }

@@ -6,6 +6,7 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"slices"
 
 	"github.com/c10d-go/c10d/backend"
 	"github.com/c10d-go/c10d/pg"
@@ -77,12 +78,15 @@ type call struct {
 // run does one line and returns the rank's defined outputs, nil if it has none.
 func (l *Line) run(ctx context.Context, world *pg.ProcessGroup, groups map[string]*pg.ProcessGroup) ([]*tensor.Tensor, error) {
 	if l.Op == "new_group" {
-		g, err := world.NewGroup(ctx, l.Ranks, pg.GroupOptions{Description: l.Name})
+		if l.Local && !slices.Contains(l.Ranks, world.Rank()) {
+			return nil, nil
+		}
+		g, err := world.NewGroup(ctx, l.Ranks, pg.GroupOptions{Description: l.Name, Local: l.Local})
 		groups[l.Name] = g
 		return nil, err
 	}
 	c := &call{Line: l, g: groups[l.Group]}
-	if !c.g.IsMember() {
+	if c.g == nil || !c.g.IsMember() {
 		return nil, nil
 	}
 	w, out := c.issue(ctx)

@@ -50,6 +50,7 @@ type Line struct {
 	Seed   int     `json:"seed,omitempty"`
 	Ranks  []int   `json:"ranks,omitempty"` // new_group
 	Name   string  `json:"name,omitempty"`  // new_group
+	Local  bool    `json:"local,omitempty"` // new_group: only the members take part, use_local_synchronization
 	Group  string  `json:"group,omitempty"` // which group; the default one if empty
 
 	dtype tensor.DType
@@ -73,7 +74,7 @@ var needs = map[string][]string{
 	"recv_any":               {"shape", "src", "dst", "tag"},
 	"barrier":                {},
 	"all_reduce_coalesced":   {"shapes", "reduce"},
-	"new_group":              {"ranks", "name"},
+	"new_group":              {"ranks", "name", "local"},
 }
 
 // Ops returns the operations that a script may have, in order.

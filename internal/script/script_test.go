@@ -310,8 +310,13 @@ func TestGroupsAndErrors(t *testing.T) {
 {"op":"all_reduce","dtype":"int32","shape":[2],"reduce":"avg"}
 {"op":"all_reduce","shape":[2],"reduce":"avg"}
 {"op":"all_reduce","shape":[2],"reduce":"premul_sum","factor":0.5}
+# even ranks, and nobody else takes part
+{"op":"new_group","ranks":[0,2],"name":"even","local":true}
+{"op":"all_reduce","shape":[5],"group":"even"}
 `)
 	for r, res := range all {
+		require.Equal(t, r%2 == 0, res[7].SHA256 != "")
+		require.Empty(t, res[7].Error)
 		if r%2 == 0 {
 			require.Empty(t, res[1].SHA256)
 			require.Empty(t, res[1].Error)

@@ -13,10 +13,10 @@ import (
 	"strings"
 	"sync"
 	"testing"
-	"time"
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/c10d-go/c10d/internal/freeport"
 	"github.com/c10d-go/c10d/internal/script"
 	"github.com/c10d-go/c10d/pg"
 	"github.com/c10d-go/c10d/store"
@@ -35,24 +35,26 @@ func needTorch(t *testing.T) {
 	}
 }
 
-// freePort returns a port that was free a moment ago.
-func freePort(t *testing.T) int {
+// mixed runs a script with PyTorch on some ranks and this library on the
+// others, which compare their collectives first if detail is set. Rank odd runs
+// another script if that is not empty.
+func mixed(t *testing.T, size int, torch map[int]bool, text string, detail bool, odd int, oddText string) [][]script.Result {
 	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if detail {
+		t.Setenv("TORCH_DISTRIBUTED_DEBUG", "DETAIL")
+	}
+	dir := t.TempDir()
+	_, port, err := net.SplitHostPort(freeport.Loopback(t))
 	require.NoError(t, err)
-	defer l.Close()
-	return l.Addr().(*net.TCPAddr).Port
-}
-
-// mixed runs a script with PyTorch on some ranks and this library on the others.
-func mixed(t *testing.T, size int, torch map[int]bool, text string) [][]script.Result {
-	t.Helper()
-	file := filepath.Join(t.TempDir(), "script")
-	require.NoError(t, os.WriteFile(file, []byte(text), 0o644))
-	port := freePort(t)
 	got, errs := make([][]script.Result, size), make([]error, size)
 	var wg sync.WaitGroup
 	for r := range size {
+		text := text
+		if r == odd && oddText != "" {
+			text = oddText
+		}
+		file := filepath.Join(dir, strconv.Itoa(r))
+		require.NoError(t, os.WriteFile(file, []byte(text), 0o644))
 		wg.Go(func() {
 			if torch[r] {
 				got[r], errs[r] = torchRank(t, file, r, size, port)
@@ -63,8 +65,8 @@ func mixed(t *testing.T, size int, torch map[int]bool, text string) [][]script.R
 				errs[r] = err
 				return
 			}
-			g, err := pg.Init(t.Context(), fmt.Sprintf("tcp://127.0.0.1:%d?rank=%d&world_size=%d", port, r, size),
-				pg.InitOptions{Options: pg.Options{Dialect: store.DialectV1, Timeout: time.Minute}})
+			g, err := pg.Init(t.Context(), fmt.Sprintf("tcp://127.0.0.1:%s?rank=%d&world_size=%d", port, r, size),
+				pg.InitOptions{Options: pg.Options{Dialect: store.DialectV1, Timeout: patience}})
 			if err != nil {
 				errs[r] = err
 				return
@@ -80,10 +82,11 @@ func mixed(t *testing.T, size int, torch map[int]bool, text string) [][]script.R
 	return got
 }
 
-func torchRank(t *testing.T, file string, rank, size, port int) ([]script.Result, error) {
+func torchRank(t *testing.T, file string, rank, size int, port string) ([]script.Result, error) {
 	cmd := exec.CommandContext(t.Context(), python, "../../interop/rank.py", file)
 	cmd.Env = append(os.Environ(), "RANK="+strconv.Itoa(rank), "WORLD_SIZE="+strconv.Itoa(size),
-		"MASTER_ADDR=127.0.0.1", "MASTER_PORT="+strconv.Itoa(port), "GLOO_SOCKET_IFNAME=lo")
+		"MASTER_ADDR=127.0.0.1", "MASTER_PORT="+port, "GLOO_SOCKET_IFNAME=lo",
+		fmt.Sprint("SCRIPT_TIMEOUT=", patience.Seconds()))
 	var stderr bytes.Buffer
 	cmd.Stderr = &stderr
 	out, err := cmd.Output()
@@ -140,10 +143,48 @@ func TestWithPyTorch(t *testing.T) {
 			for _, r := range tc.torch {
 				torch[r] = true
 			}
-			want, got := run(t, tc.size, text), mixed(t, tc.size, torch, text)
-			for r := range want {
-				require.Equal(t, want[r], got[r], "rank %d", r)
+			want := run(t, tc.size, text)
+			for _, detail := range []bool{false, true} {
+				got := mixed(t, tc.size, torch, text, detail, 0, "")
+				for r := range want {
+					require.Equal(t, want[r], got[r], "rank %d, DETAIL %v", r, detail)
+				}
 			}
+		})
+	}
+}
+
+// TestMismatchBesidePyTorch lets one rank call something else under
+// TORCH_DISTRIBUTED_DEBUG=DETAIL: it and the others are told, and go on.
+func TestMismatchBesidePyTorch(t *testing.T) {
+	needTorch(t)
+	t.Setenv("GLOO_SOCKET_IFNAME", "lo")
+	const usual = `
+{"op":"all_reduce","shape":[5]}
+{"op":"all_reduce","shape":[5]}
+{"op":"all_reduce","shape":[5]}
+`
+	const other = `
+{"op":"all_reduce","shape":[5],"dtype":"int32"}
+{"op":"barrier"}
+{"op":"all_reduce","shape":[5]}
+`
+	for _, odd := range []int{0, 1} {
+		t.Run(fmt.Sprintf("on rank %d", odd), func(t *testing.T) {
+			got := mixed(t, 2, map[int]bool{1: true}, usual, true, odd, other) // Go on 0
+			own, theirs := "all_reduce of int32 [5] on cpu", "all_reduce of float32 [5] on cpu"
+			short, long := "barrier", "an operation on a tensor of 1 dimension"
+			if odd == 1 {
+				own, theirs = theirs, own
+				short, long = theirs[:10]+" of float32 [5] on cpu", "an operation whose tensors are not compared"
+			}
+			require.Contains(t, got[0][0].Error, fmt.Sprintf("rank 0 of group %q calls %s, but rank 1 calls %s", "0", own, theirs))
+			require.Contains(t, got[0][1].Error, fmt.Sprintf("rank 0 of group %q calls %s, but rank 1 calls %s", "0", short, long))
+			for i := range 2 {
+				require.Contains(t, got[1][i].Error, "Detected mismatch between collectives on ranks. Rank 1 is running")
+			}
+			require.Equal(t, run(t, 2, usual)[0][2].SHA256, got[0][2].SHA256)
+			require.Equal(t, got[0][2].SHA256, got[1][2].SHA256)
 		})
 	}
 }

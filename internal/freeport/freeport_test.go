@@ -1,0 +1,43 @@
+package freeport
+
+import (
+	"fmt"
+	"net"
+	"os"
+	"regexp"
+	"runtime"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+// TestLoopback wants a port where nobody listens and everybody who names it can.
+func TestLoopback(t *testing.T) {
+	addr := Loopback(t)
+	host, port, err := net.SplitHostPort(addr)
+	require.NoError(t, err)
+	require.Equal(t, "127.0.0.1", host)
+	_, err = net.Dial("tcp", addr)
+	require.Error(t, err)
+	for _, at := range []string{addr, ":" + port, addr} {
+		ln, err := net.Listen("tcp", at)
+		require.NoError(t, err)
+		require.NoError(t, ln.Close())
+	}
+}
+
+// TestKept looks for what keeps the port: a socket at the end of its life.
+func TestKept(t *testing.T) {
+	if runtime.GOOS != "linux" {
+		t.Skip("not promised but on Linux")
+	}
+	_, port, err := net.SplitHostPort(Loopback(t))
+	require.NoError(t, err)
+	n, err := net.LookupPort("tcp", port)
+	require.NoError(t, err)
+	sockets, err := os.ReadFile("/proc/net/tcp")
+	require.NoError(t, err)
+	const ending = "0[456]" // FIN_WAIT1 and 2, TIME_WAIT
+	local := regexp.MustCompile(`(?m)^ *\d+: 0100007F:` + fmt.Sprintf("%04X", n) + ` 0100007F:[0-9A-F]{4} ` + ending + ` `)
+	require.Regexp(t, local, string(sockets))
+}

@@ -56,9 +56,9 @@ func Example() {
 func ExampleError() {
 	s := store.NewHash()
 	defer s.Close()
-	ctx, cancel := context.WithTimeout(context.Background(), time.Millisecond)
-	defer cancel()
+	ctx := context.Background()
 	_ = s.Set(ctx, "rank_0", nil)
+	s.SetTimeout(time.Millisecond)
 	err := s.Wait(ctx, "rank_0", "rank_1", "rank_2")
 	var e *store.Error
 	if errors.Is(err, store.ErrTimeout) && errors.As(err, &e) {

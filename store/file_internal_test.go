@@ -82,9 +82,12 @@ func TestFileLockHeldByAnother(t *testing.T) {
 	require.NoError(t, err)
 	require.True(t, locked)
 
-	ctx, cancel := context.WithTimeout(t.Context(), settle)
-	defer cancel()
-	err = f.Set(ctx, "k", nil)
+	ctx, cancel := context.WithCancelCause(t.Context())
+	waiting := make(chan error, 1)
+	go func() { waiting <- f.Set(ctx, "k", nil) }()
+	require.Eventually(t, func() bool { return len(f.turn) == 1 }, time.Minute, time.Millisecond)
+	cancel(ErrTimeout)
+	err = <-waiting
 	require.ErrorIs(t, err, ErrTimeout)
 	require.ErrorContains(t, err, "lock")
 	f.SetTimeout(settle)
@@ -92,11 +95,11 @@ func TestFileLockHeldByAnother(t *testing.T) {
 	require.ErrorIs(t, err, ErrTimeout)
 
 	f.SetTimeout(-1)
-	ctx, cancel = context.WithCancel(t.Context())
+	ctx, cancel = context.WithCancelCause(t.Context())
 	cancelled, ended := make(chan error, 1), make(chan error, 1)
 	go func() { cancelled <- f.Set(ctx, "k", nil) }()
 	time.Sleep(settle)
-	cancel()
+	cancel(nil)
 	require.ErrorIs(t, <-cancelled, context.Canceled)
 
 	go func() { ended <- f.Set(t.Context(), "k", nil) }()

@@ -329,6 +329,30 @@ func poll[T any](ctx context.Context, s *Store, op string, keys []string, f func
 	}
 }
 
+// pollKeys is poll for several keys, of which f also returns those that are not
+// there yet; an error names the last of these.
+func pollKeys[T any](ctx context.Context, s *Store, op string, keys []string, f func(context.Context, []string) (T, []string, error)) (T, error) {
+	keys = slices.Clone(keys)
+	var last atomic.Pointer[[]string]
+	last.Store(&keys)
+	value, err := poll(ctx, s, op, keys, func(ctx context.Context) (T, error) {
+		value, missing, err := f(ctx, keys)
+		if err == nil && len(missing) > 0 {
+			last.Store(&missing)
+			err = errNotYet
+		}
+		return value, err
+	})
+	if e := (*store.Error)(nil); errors.As(err, &e) {
+		e.Keys = *last.Load()
+	}
+	if err != nil {
+		var none T
+		return none, err
+	}
+	return value, nil
+}
+
 // transact sends what f queues as one transaction.
 func (s *Store) transact(ctx context.Context, f func(redis.Pipeliner)) error {
 	_, err := s.client.TxPipelined(ctx, func(p redis.Pipeliner) error { f(p); return nil })
@@ -466,20 +490,10 @@ func (s *Store) missing(ctx context.Context, keys []string) ([]string, error) {
 }
 
 func (s *Store) Wait(ctx context.Context, keys ...string) error {
-	keys = slices.Clone(keys)
-	var last atomic.Pointer[[]string]
-	last.Store(&keys)
-	_, err := poll(ctx, s, "wait", keys, func(ctx context.Context) (struct{}, error) {
+	_, err := pollKeys(ctx, s, "wait", keys, func(ctx context.Context, keys []string) (struct{}, []string, error) {
 		missing, err := s.missing(ctx, keys)
-		if err == nil && len(missing) > 0 {
-			last.Store(&missing)
-			err = errNotYet
-		}
-		return struct{}{}, err
+		return struct{}{}, missing, err
 	})
-	if e := (*store.Error)(nil); errors.As(err, &e) {
-		e.Keys = *last.Load()
-	}
 	return err
 }
 
@@ -542,32 +556,27 @@ func (s *Store) Append(ctx context.Context, key string, value []byte) error {
 	})
 }
 
+// MultiGet waits until every key exists and returns their values in order. Each
+// look is one round trip.
 func (s *Store) MultiGet(ctx context.Context, keys []string) ([][]byte, error) {
 	if len(keys) == 0 {
 		return nil, nil
 	}
-	keys = slices.Clone(keys)
-	return poll(ctx, s, "multi get", keys, func(ctx context.Context) ([][]byte, error) {
-		missing, err := s.missing(ctx, keys)
-		if err == nil && len(missing) > 0 {
-			err = errNotYet
-		}
-		if err != nil {
-			return nil, err
-		}
+	return pollKeys(ctx, s, "multi get", keys, func(ctx context.Context, keys []string) ([][]byte, []string, error) {
 		answer, err := s.client.MGet(ctx, s.keys(keys)...).Result()
 		if err != nil {
-			return nil, err
+			return nil, nil, err
 		}
 		values := make([][]byte, len(keys))
+		var missing []string
 		for i, a := range answer {
 			text, ok := a.(string)
 			if !ok {
-				return nil, errNotYet // a queue, or deleted meanwhile
+				missing = append(missing, keys[i])
 			}
 			values[i] = []byte(text)
 		}
-		return values, nil
+		return values, missing, nil
 	})
 }
 

@@ -71,9 +71,11 @@ type Options struct {
 // Store is a client of a TCPStore server. Make one with New. It implements
 // store.Store, store.Cloner and store.Dialecter.
 //
-// It opens one connection, and another for each call that waits for a key
-// while others are at work, and keeps a few of them for later calls. Calls
-// that do not wait for a key use one connection in turns.
+// To a server of this package it opens one connection, which all calls share;
+// they are under way together, a Get takes one round trip, and a call that waits
+// holds up no other. To PyTorch's servers it opens one, and another for each
+// call that waits for a key while others are at work, and keeps a few of them
+// for later calls; calls that do not wait for a key use one connection in turns.
 //
 // A store does not outlive its server. Calls fail with ErrDisconnected when it
 // ends and with "connection refused" after that.
@@ -82,9 +84,11 @@ type Store struct {
 	name    string
 	limits  Limits
 	server  *Server
+	grace   time.Duration // see there
 	timeout atomic.Int64
 
-	turn   chan struct{} // held during a call that does not wait
+	mux    atomic.Pointer[mux] // nil if the server is not of this package
+	turn   chan struct{}       // held during a call that does not wait, or to renew mux
 	ctx    context.Context
 	cancel context.CancelFunc
 
@@ -186,6 +190,7 @@ func open(ctx context.Context, addr string, opts Options) (*Store, error) {
 		}
 		return nil, ended(ctx, err)
 	}
+	d.plain = c.dialect != native
 	s := newStore(d, limits, c)
 	s.server = server
 	s.SetTimeout(opts.Timeout)
@@ -207,11 +212,18 @@ func newStore(d dialer, limits Limits, c *conn) *Store {
 		dialer: d,
 		name:   "tcp " + d.addr,
 		limits: limits,
+		grace:  grace,
 		turn:   make(chan struct{}, 1),
 		conns:  map[*conn]struct{}{c: {}},
-		atRest: []*conn{c},
 	}
 	s.ctx, s.cancel = context.WithCancel(context.Background())
+	if c.dialect == native {
+		s.queues.Store(has)
+		s.listing.Store(has)
+		s.share(c)
+	} else {
+		s.atRest = []*conn{c}
+	}
 	return s
 }
 
@@ -225,18 +237,22 @@ func ended(ctx context.Context, err error) error {
 
 // join counts this process in, and if it hosts the server waits for the others.
 func (s *Store) join(ctx context.Context, size int) error {
-	var n int64
-	err := s.call(ctx, "join", nil, &request{query: qAdd, keys: one(workers), num: 1}, intInto(&n))
-	for err == nil && s.server != nil && n < int64(size) {
+	const longest = 10 * time.Millisecond // PyTorch's interval
+	pause := longest / 16
+	rep, err := s.call(ctx, "join", &request{query: qAdd, keys: one(workers), num: 1})
+	n := rep.num
+	for ; err == nil && s.server != nil && n < int64(size); pause = min(2*pause, longest) {
 		select {
-		case <-time.After(10 * time.Millisecond): // PyTorch's interval
+		case <-time.After(pause):
 		case <-ctx.Done():
-			return fmt.Errorf("%d of %d workers have joined: %w", n, size, store.WaitErr(ctx))
 		}
 		var v []byte
-		if v, err = s.get(ctx, "join", nil, workers); err == nil {
+		if v, err = s.get(ctx, "join", workers); err == nil {
 			n, err = store.ParseNumber(v)
 		}
+	}
+	if err != nil && n > 0 && ctx.Err() != nil {
+		return fmt.Errorf("%d of %d workers have joined: %w", n, size, store.WaitErr(ctx))
 	}
 	return err
 }
@@ -277,6 +293,7 @@ func (s *Store) Clone(ctx context.Context) (store.Store, error) {
 	if err != nil {
 		return nil, s.fail(ctx, "clone", nil, start, err)
 	}
+	d.plain = c.dialect != native
 	clone := newStore(d, s.limits, c)
 	clone.SetTimeout(s.Timeout())
 	clone.queues.Store(s.queues.Load())
@@ -293,6 +310,9 @@ func (s *Store) Close() error {
 	}
 	s.conns, s.atRest = nil, nil
 	s.mu.Unlock()
+	if m := s.mux.Load(); m != nil {
+		m.close(store.ErrClosed)
+	}
 	if s.server != nil {
 		return s.server.Close()
 	}
@@ -409,11 +429,23 @@ func (s *Store) begin(ctx context.Context, req *request) (context.Context, conte
 	return ctx, cancel, err
 }
 
-// call is a whole call that does not wait for a key.
-func (s *Store) call(ctx context.Context, op string, keys []string, req *request, read func(*bufio.Reader) error) error {
+// call is a whole call that, but in the native dialect, does not wait for a key.
+func (s *Store) call(ctx context.Context, op string, req *request) (reply, error) {
+	if s.mux.Load() != nil {
+		return s.ask(ctx, op, req)
+	}
+	return s.inTurn(ctx, op, req.clone())
+}
+
+// inTurn is call with a connection that calls have in turns.
+func (s *Store) inTurn(ctx context.Context, op string, req *request) (rep reply, err error) {
 	start := time.Now()
 	ctx, cancel, err := s.begin(ctx, req)
 	defer cancel()
+	var read func(*bufio.Reader) error
+	if answers[req.query] != nothing {
+		read = replyInto(&rep, req)
+	}
 	if err == nil {
 		select {
 		case s.turn <- struct{}{}:
@@ -426,9 +458,16 @@ func (s *Store) call(ctx context.Context, op string, keys []string, req *request
 		}
 	}
 	if err != nil {
-		return s.fail(ctx, op, keys, start, err)
+		return rep, s.fail(ctx, op, req.names(), start, err)
 	}
-	return nil
+	return rep, nil
+}
+
+func replyInto(rep *reply, req *request) func(*bufio.Reader) error {
+	return func(r *bufio.Reader) (err error) {
+		*rep, err = readReply(r, req.query, len(req.keys))
+		return err
+	}
 }
 
 // fail makes the error of a call.
@@ -473,7 +512,7 @@ func (s *Store) await(ctx context.Context, c *conn, req *request) (usable bool, 
 		return false, err
 	}
 
-	late, cancel := context.WithTimeout(context.WithoutCancel(ctx), grace)
+	late, cancel := context.WithTimeout(context.WithoutCancel(ctx), s.grace)
 	defer cancel()
 	var last byte
 	if cancelErr := exchange(late, c, &request{query: qCancelWait}, func(r *bufio.Reader) (err error) {
@@ -492,10 +531,12 @@ func (s *Store) await(ctx context.Context, c *conn, req *request) (usable bool, 
 	return last == cancelled, nil
 }
 
-// waiting is a whole call that waits for keys and then does something on the
-// same connection. wire are the keys as the server knows them.
-func (s *Store) waiting(ctx context.Context, op string, start time.Time, keys, wire []string, then func(context.Context, *conn) error) error {
+// waiting is a whole call in PyTorch's dialects that waits for keys and then
+// does something on the same connection. wire are the keys as the server knows
+// them.
+func (s *Store) waiting(ctx context.Context, op string, start time.Time, wire []string, then func(context.Context, *conn) error) error {
 	req := &request{query: qWait, keys: wire}
+	keys := req.names()
 	ctx, cancel, err := s.begin(ctx, req)
 	defer cancel()
 	var c *conn
@@ -511,7 +552,7 @@ func (s *Store) waiting(ctx context.Context, op string, start time.Time, keys, w
 		usable = usable && err == nil
 	}
 	if err != nil && usable && len(keys) > 1 && errors.Is(ctx.Err(), context.DeadlineExceeded) {
-		keys, usable = stillMissing(ctx, c, keys, wire)
+		keys, usable = s.stillMissing(ctx, c, keys, wire)
 	}
 	if usable {
 		s.rest(c)
@@ -526,12 +567,12 @@ func (s *Store) waiting(ctx context.Context, op string, start time.Time, keys, w
 
 // stillMissing returns those of keys that are not there, for an error message,
 // and whether c can be used on. If it can't find out it returns keys.
-func stillMissing(ctx context.Context, c *conn, keys, wire []string) (_ []string, usable bool) {
+func (s *Store) stillMissing(ctx context.Context, c *conn, keys, wire []string) (_ []string, usable bool) {
 	const most = 256 // in one go
 	if len(keys) > most {
 		return keys, true
 	}
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), grace)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), s.grace)
 	defer cancel()
 	defer guard(ctx, c)()
 	reqs := make([]*request, len(wire))

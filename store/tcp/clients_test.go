@@ -22,6 +22,9 @@ import (
 // TestThousandsOfClients.
 var mostClients = 10000
 
+// race says that the test runs under the race detector.
+var race bool
+
 // clientsEnv makes the test binary the client half of that test, as one
 // process has not the descriptors for both: "address count".
 const clientsEnv = "C10D_TCP_TEST_CLIENTS"
@@ -32,7 +35,7 @@ func TestThousandsOfClients(t *testing.T) {
 	if testing.Short() {
 		t.Skip("opens thousands of sockets")
 	}
-	clients := min(mostClients, descriptors()-200)
+	clients := min(mostClients, descriptors()-200) / 5 * 5 // every fifth turns bad
 	if clients < mostClients {
 		t.Logf("%d clients, as the process may have %d descriptors only", clients, descriptors())
 	}

@@ -16,7 +16,8 @@ func TestConformance(t *testing.T) {
 		no   []storetest.Feature
 	}{
 		"v1":            {opts: Options{Dialect: store.DialectV1}, no: v1Lacks},
-		"v2":            {opts: Options{Dialect: store.DialectV2}},
+		"v2":            {opts: Options{Dialect: store.DialectV2, ServerOptions: ServerOptions{plain: true}}},
+		"native":        {},
 		"TLS and token": {opts: Options{TLS: certs.both, Token: "secret"}},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -4,7 +4,6 @@ import (
 	"bufio"
 	"context"
 	"crypto/tls"
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"io"
@@ -85,6 +84,7 @@ const attemptTimeout = 30 * time.Second
 type dialer struct {
 	addr    string
 	dialect store.Dialect // DialectUnknown until found out
+	plain   bool          // do not offer the native dialect
 	tls     *tls.Config
 	token   string
 }
@@ -92,11 +92,18 @@ type dialer struct {
 // dialRetry connects, trying until ctx ends.
 func (d *dialer) dialRetry(ctx context.Context) (*conn, error) {
 	pause := firstPause
+	var last error
 	for tries := 1; ; tries++ {
 		c, err := d.dial(ctx)
 		if err == nil {
 			return c, nil
 		}
+		if ctx.Err() != nil && last != nil {
+			// This try was cut short and says less than the one before it.
+			err = last
+			tries--
+		}
+		last = err
 		var p permanent
 		if ctx.Err() == nil && !errors.As(err, &p) {
 			t := time.NewTimer(time.Duration(float64(pause) * (0.5 + rand.Float64())))
@@ -201,7 +208,11 @@ func (d *dialer) validated(ctx context.Context) (*conn, error) {
 		return nil, err
 	}
 	release := guard(ctx, c)
-	err = c.validate()
+	if d.plain {
+		err = c.ping(validate)
+	} else {
+		err = c.offerNative()
+	}
 	release()
 	if err != nil {
 		c.Close()
@@ -210,14 +221,9 @@ func (d *dialer) validated(ctx context.Context) (*conn, error) {
 	return c, nil
 }
 
-// validate sends VALIDATE and a ping in one write, as PyTorch's newer server
-// forgets that it is in a handshake when the bytes come in pieces.
-func (c *conn) validate() error {
-	return c.ping(&request{query: qValidate, num: int64(binary.LittleEndian.Uint32(opening[1:]))})
-}
-
 // ping sends a request that has no reply, and PING, whose reply then says that
-// the first was carried out.
+// the first was carried out. They go out in one write, as PyTorch's newer server
+// forgets that it is in a handshake when the bytes of VALIDATE come in pieces.
 //
 // Of VALIDATE and PING, an old server takes the bytes up to the nonce's third
 // for a SET and its key's length. With the top bit of that byte set it is an

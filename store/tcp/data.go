@@ -2,11 +2,12 @@ package tcp
 
 import (
 	"bytes"
-	"container/list"
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"math"
 	"net"
+	"slices"
 	"strconv"
 	"sync"
 
@@ -16,13 +17,15 @@ import (
 // data is what a server holds. It knows no sockets: do carries out a request
 // and puts its reply into the peer's output.
 type data struct {
-	mu     sync.Mutex
-	keys   map[string][]byte
-	queues map[string][][]byte   // none is empty
-	waits  map[string]*list.List // of *missing, in the order of arrival
-	bytes  int64                 // see cost
-	limits Limits
-	memory int64 // limit of bytes, 0 for none
+	mu      sync.Mutex
+	keys    map[string][]byte
+	queues  map[string][][]byte  // none is empty
+	waits   map[string]*waitList // none is empty
+	bytes   int64                // see cost
+	limits  Limits
+	memory  int64     // limit of bytes, 0 for none
+	scratch output    // the body of a native reply
+	due     []*waiter // native, with nothing missing any more
 }
 
 // Stored slices are never written to below their length, so that replies can
@@ -33,24 +36,38 @@ type peer struct {
 	session *session // for the server
 	dialect store.Dialect
 	out     output
-	wait    *waiter // its WAIT or BARRIER under way
+	wait    *waiter // its WAIT or BARRIER under way, in PyTorch's dialects
 	handed  string  // the queue whose push ended its last wait, until it pops
+
+	// In the native dialect.
+	waits  map[uint32]*waiter // by their requests' numbers
+	waited int                // their keys
+	held   int                // the bytes of those
+	parked []*waiter          // what could be answered, had out room for it
 }
 
+// waiter is a request that waits for keys.
 type waiter struct {
-	peer    *peer
-	missing map[string]*list.Element // in data.waits
+	peer   *peer
+	id     uint32
+	req    request
+	places []place
+	left   int // places not left, in PyTorch's dialects
+	next   int // the index of the key waited for, in the native one
 }
 
-// missing is one key that a waiter waits for.
-type missing struct {
+// place is one waiter's place in the line for a key.
+type place struct {
 	*waiter
-	key string
+	key        string
+	prev, next *place
+	gone       bool
 }
 
-var errFull = errors.New("the store holds as many bytes as it may")
+// waitList is who waits for a key, in the order they came.
+type waitList struct{ first, last *place }
 
-// overhead is what a key or a queued element is counted with beyond its bytes:
+// overhead is what a key, a queue or a queued element is counted with beyond its bytes:
 // about a map entry with its two headers.
 const overhead = 64
 
@@ -58,17 +75,22 @@ func newData(limits Limits, memory int64) *data {
 	return &data{
 		keys:   make(map[string][]byte),
 		queues: make(map[string][][]byte),
-		waits:  make(map[string]*list.List),
+		waits:  make(map[string]*waitList),
 		limits: limits,
 		memory: memory,
 	}
 }
 
-// do carries out r for p. It returns the other peers that have output now. An
-// error means that p's connection has to be closed.
-func (d *data) do(p *peer, r *request) (woken []*peer, err error) {
+// do carries out r, request id of p; only the native dialect has numbers. It
+// returns the other peers that have output now. An error means that p's
+// connection has to be closed. r is the caller's again afterwards.
+func (d *data) do(p *peer, id uint32, r *request) (woken []*peer, err error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
+	defer d.settle()
+	if p.dialect == native {
+		return woken, d.serve(p, id, r, &woken)
+	}
 	if p.handed != "" && (r.query != qQueuePop || r.keys[0] != p.handed) {
 		d.passOn(p, &woken)
 	}
@@ -78,44 +100,170 @@ func (d *data) do(p *peer, r *request) (woken []*peer, err error) {
 	// anything, it has given up, and an answer now would be taken for that of
 	// its next request.
 	if p.dialect == store.DialectV1 {
-		d.drop(p)
+		d.drop(p.wait)
 	}
+	return woken, d.apply(p, r, &p.out, &woken)
+}
 
+// leave forgets a peer whose connection ended.
+func (d *data) leave(p *peer) (woken []*peer) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	defer d.settle()
+	d.drop(p.wait)
+	for _, w := range p.waits {
+		d.drop(w)
+	}
+	p.parked = nil
+	if p.handed != "" {
+		d.passOn(p, &woken)
+	}
+	return woken
+}
+
+// resume answers what was put off for lack of room in p's output.
+func (d *data) resume(p *peer) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	parked := p.parked
+	p.parked = nil
+	for i, w := range parked {
+		if p.out.full(d.limits.Message) {
+			p.parked = append(p.parked, parked[i:]...)
+			p.out.hold()
+			return
+		}
+		var woken []*peer // see settle
+		d.serve(p, w.id, &w.req, &woken)
+	}
+}
+
+// The rest is called with mu held.
+
+// serve carries out a request of the native dialect, whose replies are framed.
+func (d *data) serve(p *peer, id uint32, r *request, woken *[]*peer) error {
+	switch r.query {
+	case qGiveUp:
+		d.giveUp(p, uint32(r.num))
+		return nil
+	case qWait, qGet, qMultiGet, qQueueTake:
+		if missing := d.missing(r); missing > 0 {
+			if p.waited+len(r.keys) > d.limits.Keys || p.held+r.held() > d.limits.Message {
+				err := fmt.Errorf("%v: %d keys of %d bytes are waited for already: %w", r.query, p.waited, p.held, store.ErrTooLarge)
+				p.out.frame(id, refused(err), []byte(err.Error()), nil)
+				return nil
+			}
+			d.await(&waiter{peer: p, id: id, req: *r.clone()}, missing)
+			return nil
+		}
+	}
+	body := &d.scratch
+	err := d.apply(p, r, body, woken)
+	if err == nil && uint64(body.size)+frameHead > math.MaxUint32 {
+		err = fmt.Errorf("%v: a reply of %d bytes: %w", r.query, body.size, store.ErrTooLarge)
+	}
+	if err == nil {
+		p.out.frame(id, done, nil, body)
+	} else if status := refused(err); status != done {
+		p.out.frame(id, status, []byte(err.Error()), nil)
+		err = nil
+	}
+	body.reset()
+	return err
+}
+
+// refused returns the status of a native reply that tells err, or done if err
+// is not one that a client should go on after.
+func refused(err error) byte {
+	switch {
+	case errors.Is(err, store.ErrNotNumber):
+		return notNumber
+	case errors.Is(err, store.ErrTooLarge):
+		return tooLarge
+	}
+	return done
+}
+
+// missing returns how many keys r has to wait for, one that is there twice
+// counted twice.
+func (d *data) missing(r *request) (n int) {
+	for _, k := range r.keys {
+		if !d.there(r.query, k) {
+			n++
+		}
+	}
+	return n
+}
+
+// there reports whether a query need not wait for key.
+func (d *data) there(q query, key string) bool {
+	ok := false
+	switch q {
+	case qGet, qMultiGet:
+		_, ok = d.keys[key]
+	case qQueueTake:
+		ok = len(d.queues[key]) > 0
+	case qWait:
+		ok = d.has(key)
+	}
+	return ok
+}
+
+// giveUp takes back a request that waits, and says in its reply, by their
+// indices, which keys were missing. For one that does not wait any more the
+// reply is on its way.
+func (d *data) giveUp(p *peer, id uint32) {
+	w := p.waits[id]
+	if w == nil {
+		return
+	}
+	var missing []byte
+	for i, k := range w.req.keys {
+		if !d.there(w.req.query, k) {
+			missing = binary.LittleEndian.AppendUint32(missing, uint32(i))
+		}
+	}
+	d.drop(w)
+	p.out.frame(id, givenUp, missing, nil)
+}
+
+// apply carries out r at once and puts its reply into out.
+func (d *data) apply(p *peer, r *request, out *output, woken *[]*peer) error {
 	var key string
 	if len(r.keys) > 0 {
 		key = r.keys[0]
 	}
 	switch r.query {
 	case qSet:
-		return woken, d.set(key, r.vals[0], &woken)
+		return d.set(key, r.vals[0], woken)
 
 	case qCompareSet:
 		held, ok := d.keys[key]
 		expected, desired := r.vals[0], r.vals[1]
 		switch {
 		case ok && !bytes.Equal(held, expected):
-			p.out.blob(held)
+			out.blob(held)
 		case !ok && len(expected) > 0:
-			p.out.blob(expected)
+			out.blob(expected)
 		default:
 			if !ok || !bytes.Equal(held, desired) {
-				if err := d.set(key, desired, &woken); err != nil {
-					return woken, err
+				if err := d.set(key, desired, woken); err != nil {
+					return err
 				}
 			}
-			p.out.blob(desired)
+			out.blob(desired)
 		}
 
 	case qGet:
-		p.out.blob(d.keys[key])
+		out.blob(d.keys[key])
 
 	case qAdd:
 		n, err := d.add(key, r.num)
 		if err != nil {
-			return woken, err
+			return err
 		}
-		p.out.int64(n)
-		d.wake(key, &woken)
+		out.int64(n)
+		d.wake(key, woken)
 
 	case qCheck:
 		answer := byte(ready)
@@ -125,21 +273,20 @@ func (d *data) do(p *peer, r *request) (woken []*peer, err error) {
 				break
 			}
 		}
-		p.out.byte(answer)
+		out.byte(answer)
 
 	case qWait:
-		d.drop(p)
-		for _, k := range r.keys {
-			if !d.has(k) {
-				d.await(p, k)
+		if p.dialect != native {
+			d.drop(p.wait)
+			if missing := d.missing(r); missing > 0 {
+				d.await(&waiter{peer: p, req: *r.clone()}, missing)
+				break
 			}
 		}
-		if p.wait == nil {
-			p.out.byte(ready)
-		}
+		out.byte(ready)
 
 	case qNumKeys:
-		p.out.int64(int64(len(d.keys)))
+		out.int64(int64(len(d.keys)))
 
 	case qDelete:
 		held, ok := d.keys[key]
@@ -149,63 +296,74 @@ func (d *data) do(p *peer, r *request) (woken []*peer, err error) {
 			d.bytes -= cost(key, held)
 			delete(d.keys, key)
 		}
-		p.out.int64(n)
+		out.int64(n)
 
 	case qAppend:
 		held := d.keys[key]
 		if n := len(held) + len(r.vals[0]); n > d.limits.Message {
-			return woken, fmt.Errorf("APPEND to %q makes %d bytes: %w", key, n, store.ErrTooLarge)
+			return fmt.Errorf("APPEND to %q makes %d bytes: %w", key, n, store.ErrTooLarge)
 		}
-		return woken, d.set(key, append(held, r.vals[0]...), &woken)
+		return d.set(key, append(held, r.vals[0]...), woken)
 
 	case qMultiGet:
-		size := 0
+		size, small := 0, 0
 		for _, k := range r.keys {
-			size += len(d.keys[k])
+			n := len(d.keys[k])
+			size += n
+			if n <= copied {
+				small += n
+			}
 		}
 		if size > d.limits.Message {
-			return woken, fmt.Errorf("MULTI_GET of %d bytes: %w", size, store.ErrTooLarge)
+			return fmt.Errorf("MULTI_GET of %d bytes: %w", size, store.ErrTooLarge)
 		}
+		out.reserve(small + 8*len(r.keys))
 		for _, k := range r.keys {
-			p.out.blob(d.keys[k])
+			out.blob(d.keys[k])
 		}
 
 	case qMultiSet:
 		for i, k := range r.keys {
-			if err := d.set(k, r.vals[i], &woken); err != nil {
-				return woken, err
+			if err := d.set(k, r.vals[i], woken); err != nil {
+				return err
 			}
 		}
 
 	case qCancelWait:
-		d.drop(p)
-		p.out.byte(cancelled)
+		d.drop(p.wait)
+		out.byte(cancelled)
 
 	case qPing:
-		p.out.bytes(binary.LittleEndian.AppendUint32(nil, uint32(r.num)))
+		out.uint32(uint32(r.num))
 
 	case qQueuePush:
-		if err := d.charge(cost("", r.vals[0])); err != nil {
-			return woken, err
+		q, ok := d.queues[key]
+		more := cost("", r.vals[0])
+		if !ok {
+			more += cost(key, nil)
 		}
-		d.queues[key] = append(d.queues[key], r.vals[0])
-		d.wakeOne(key, &woken)
+		if err := d.charge(more); err != nil {
+			return err
+		}
+		d.queues[key] = append(q, r.vals[0])
+		d.wakeOne(key, woken)
 
-	case qQueuePop:
+	case qQueuePop, qQueueTake:
 		q := d.queues[key]
-		p.out.int64(int64(len(q)))
+		out.int64(int64(len(q)))
 		if len(q) == 0 {
 			break
 		}
-		p.out.blob(q[0])
+		out.blob(q[0])
 		d.bytes -= cost("", q[0])
 		q[0] = nil
 		if d.queues[key] = q[1:]; len(q) == 1 {
+			d.bytes -= cost(key, nil)
 			delete(d.queues, key)
 		}
 
 	case qQueueLen:
-		p.out.int64(int64(len(d.queues[key])))
+		out.int64(int64(len(d.queues[key])))
 
 	case qListKeys:
 		size := 0
@@ -213,53 +371,40 @@ func (d *data) do(p *peer, r *request) (woken []*peer, err error) {
 			size += len(k)
 		}
 		if size > d.limits.Message {
-			return woken, fmt.Errorf("LIST_KEYS of %d bytes: %w", size, store.ErrTooLarge)
+			return fmt.Errorf("LIST_KEYS of %d bytes: %w", size, store.ErrTooLarge)
 		}
-		p.out.int64(int64(len(d.keys)))
+		out.int64(int64(len(d.keys)))
 		for k := range d.keys {
-			p.out.blob([]byte(k))
+			out.blob([]byte(k))
 		}
 
 	case qBarrier:
-		d.drop(p)
+		d.drop(p.wait)
 		n, err := d.add(key, 1)
 		if err != nil {
-			return woken, err
+			return err
 		}
 		if n < r.num && r.num > 1 {
-			d.await(p, key)
+			d.await(&waiter{peer: p, req: *r.clone()}, 1)
 			break
 		}
-		p.out.byte(ready)
-		d.wake(key, &woken)
+		out.byte(ready)
+		d.wake(key, woken)
 
 	case qWatch:
-		p.out.byte(watched)
+		out.byte(watched)
 
 	default:
-		return woken, malformedf("unexpected %v", r.query)
+		return malformedf("unexpected %v", r.query)
 	}
-	return woken, nil
+	return nil
 }
-
-// leave forgets a peer whose connection ended.
-func (d *data) leave(p *peer) (woken []*peer) {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	d.drop(p)
-	if p.handed != "" {
-		d.passOn(p, &woken)
-	}
-	return woken
-}
-
-// The rest is called with mu held.
 
 func cost(key string, value []byte) int64 { return int64(len(key) + len(value) + overhead) }
 
 func (d *data) charge(n int64) error {
 	if n > 0 && d.memory > 0 && d.bytes+n > d.memory {
-		return fmt.Errorf("%w: %d", errFull, d.memory)
+		return fmt.Errorf("keys and values: %w of %d bytes", store.ErrTooLarge, d.memory)
 	}
 	d.bytes += n
 	return nil
@@ -302,70 +447,189 @@ func (d *data) add(key string, delta int64) (int64, error) {
 	return n, d.put(key, strconv.AppendInt(nil, n, 10))
 }
 
-// await makes p wait for key as well.
-func (d *data) await(p *peer, key string) {
-	if p.wait == nil {
-		p.wait = &waiter{peer: p, missing: make(map[string]*list.Element)}
-	}
-	if p.wait.missing[key] != nil {
+// await makes w wait for those of its keys that are missing. In PyTorch's
+// dialects it stands in line for each of them, as there a key counts as seen
+// even if it is deleted before the others come. missing is how many places that
+// needs. In the native one it stands in line for the first only, and then for
+// the next that is missing: n ranks that each wait for all n cost n places, not
+// n*n, and few moves.
+func (d *data) await(w *waiter, missing int) {
+	p := w.peer
+	if p.dialect == native {
+		w.places = make([]place, 1)
+		if p.waits == nil {
+			p.waits = make(map[uint32]*waiter)
+		}
+		p.waits[w.id] = w
+		p.waited += len(w.req.keys)
+		p.held += w.req.held()
+		d.advance(w)
 		return
 	}
+	w.places = make([]place, 0, missing)
+	for _, k := range w.req.keys {
+		if d.there(w.req.query, k) {
+			continue
+		}
+		if l := d.waits[k]; l != nil && l.last.waiter == w {
+			continue // the second time in this request
+		}
+		w.places = append(w.places, place{})
+		d.standInLine(w, &w.places[len(w.places)-1], k)
+	}
+	w.left = len(w.places)
+	p.wait = w
+}
+
+// advance makes w, a native waiter, wait for the next of its keys that is
+// missing, and reports whether there is one.
+func (d *data) advance(w *waiter) bool {
+	for ; w.next < len(w.req.keys); w.next++ {
+		if k := w.req.keys[w.next]; !d.there(w.req.query, k) {
+			d.standInLine(w, &w.places[0], k)
+			return true
+		}
+	}
+	return false
+}
+
+func (d *data) standInLine(w *waiter, at *place, key string) {
 	l := d.waits[key]
 	if l == nil {
-		l = list.New()
+		l = new(waitList)
 		d.waits[key] = l
 	}
-	p.wait.missing[key] = l.PushBack(&missing{p.wait, key})
-}
-
-// seen takes key off what w waits for, and answers w if it was the last.
-func (d *data) seen(w *waiter, key string, woken *[]*peer) {
-	d.forget(w, key)
-	if len(w.missing) == 0 {
-		w.peer.wait = nil
-		w.peer.out.byte(ready)
-		*woken = append(*woken, w.peer)
+	*at = place{waiter: w, key: key, prev: l.last}
+	if l.last == nil {
+		l.first = at
+	} else {
+		l.last.next = at
 	}
+	l.last = at
 }
 
-func (d *data) forget(w *waiter, key string) {
-	l := d.waits[key]
-	l.Remove(w.missing[key])
-	if l.Len() == 0 {
-		delete(d.waits, key)
-	}
-	delete(w.missing, key)
-}
-
-// drop takes back p's wait.
-func (d *data) drop(p *peer) {
-	if p.wait == nil {
+// seen takes a waiter off the line at one place, and answers it if it was the
+// last.
+func (d *data) seen(at *place, woken *[]*peer) {
+	d.leaveLine(at)
+	w := at.waiter
+	p := w.peer
+	if p.dialect == native {
+		if !d.advance(w) {
+			*woken = append(*woken, p)
+			d.forget(w)
+			d.due = append(d.due, w)
+		}
 		return
 	}
-	for key := range p.wait.missing {
-		d.forget(p.wait, key)
-	}
-	p.wait = nil
-}
-
-// wake tells all waiters that key was written.
-func (d *data) wake(key string, woken *[]*peer) {
-	for l := d.waits[key]; l != nil && l.Len() > 0; {
-		d.seen(l.Front().Value.(*missing).waiter, key, woken)
+	if w.left--; w.left == 0 {
+		*woken = append(*woken, p)
+		d.forget(w)
+		p.out.byte(ready)
 	}
 }
 
-// wakeOne tells the waiters, in the order they came, that a queue has an
-// element, up to and including the first that need wait for nothing else.
-func (d *data) wakeOne(key string, woken *[]*peer) {
-	for l := d.waits[key]; l != nil && l.Len() > 0; {
-		w := l.Front().Value.(*missing).waiter
-		last := len(w.missing) == 1
-		d.seen(w, key, woken)
-		if last {
-			w.peer.handed = key
-			return
+// settle answers native requests for whose keys nothing is missing any more. A
+// key may have been deleted while others were missing: then they wait again.
+func (d *data) settle() {
+	var woken []*peer // requests that wait wake no others
+	for i, w := range d.due {
+		d.due[i] = nil
+		if p := w.peer; p.out.full(d.limits.Message) {
+			p.parked = append(p.parked, w)
+			p.out.hold()
+		} else {
+			d.serve(p, w.id, &w.req, &woken)
 		}
+	}
+	d.due = d.due[:0]
+}
+
+func (d *data) leaveLine(at *place) {
+	l := d.waits[at.key]
+	if at.prev == nil {
+		l.first = at.next
+	} else {
+		at.prev.next = at.next
+	}
+	if at.next == nil {
+		l.last = at.prev
+	} else {
+		at.next.prev = at.prev
+	}
+	if l.first == nil {
+		delete(d.waits, at.key)
+	}
+	at.gone = true
+}
+
+// forget takes w off its peer's list.
+func (d *data) forget(w *waiter) {
+	p := w.peer
+	if p.dialect != native {
+		p.wait = nil
+		return
+	}
+	delete(p.waits, w.id)
+	p.waited -= len(w.req.keys)
+	p.held -= w.req.held()
+}
+
+// drop takes back a wait; nil is none.
+func (d *data) drop(w *waiter) {
+	if w == nil {
+		return
+	}
+	for i := range w.places {
+		if at := &w.places[i]; !at.gone {
+			d.leaveLine(at)
+		}
+	}
+	d.forget(w)
+}
+
+// wake tells all that wait for an ordinary key that it was written.
+func (d *data) wake(key string, woken *[]*peer) {
+	l := d.waits[key]
+	if l == nil {
+		return
+	}
+	for at := l.first; at != nil; {
+		next := at.next
+		if at.req.query != qQueueTake {
+			d.seen(at, woken)
+		}
+		at = next
+	}
+}
+
+// wakeOne tells those that wait for a queue, in the order they came, that it
+// has an element, up to and including the first that need wait for nothing
+// else and may pop it. In the native dialect that is who asked to, and gets it.
+func (d *data) wakeOne(key string, woken *[]*peer) {
+	l := d.waits[key]
+	if l == nil {
+		return
+	}
+	for at := l.first; at != nil; {
+		next, w := at.next, at.waiter
+		switch {
+		case w.req.query == qGet || w.req.query == qMultiGet || w.req.query == qBarrier:
+		case w.req.query == qQueueTake:
+			full := w.peer.out.full(d.limits.Message) // then it may not read for long
+			d.seen(at, woken)
+			if !full {
+				return
+			}
+		default:
+			last := w.left == 1 && w.peer.dialect != native
+			d.seen(at, woken)
+			if last {
+				w.peer.handed = key
+				return
+			}
+		}
+		at = next
 	}
 }
 
@@ -382,42 +646,155 @@ func (d *data) passOn(p *peer, woken *[]*peer) {
 // it at any time.
 type output struct {
 	mu   sync.Mutex
-	full net.Buffers
-	tail []byte
+	head net.Buffers // what comes before tail
+	tail *chunk
+	size int
+	held bool // more can come once this is sent
+}
+
+// chunk is a piece of output that is used again.
+type chunk struct{ b []byte }
+
+// Chunks begin with room for the replies of a rendezvous and are not kept when
+// they have grown large.
+const (
+	smallChunk = 1 << 10
+	largeChunk = 64 << 10
+)
+
+var chunks = sync.Pool{New: func() any { return &chunk{make([]byte, 0, smallChunk)} }}
+
+func (c *chunk) free() {
+	if c != nil && cap(c.b) <= largeChunk {
+		c.b = c.b[:0]
+		chunks.Put(c)
+	}
 }
 
 // copied is the longest value that is copied to stand beside its length, for
 // one write. Longer ones go out by writev.
 const copied = 16 << 10
 
-func (o *output) bytes(b []byte) {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	if len(b) <= copied {
-		o.tail = append(o.tail, b...)
-		return
+// room returns the tail to append to, n bytes at least. It is called with mu
+// held.
+func (o *output) room(n int) *chunk {
+	if o.tail == nil {
+		o.tail = chunks.Get().(*chunk)
 	}
-	o.full = append(o.full, o.tail, b)
-	o.tail = nil
+	o.size += n
+	return o.tail
 }
 
-func (o *output) byte(b byte) { o.bytes([]byte{b}) }
+// reserve makes room for n bytes that are to be copied.
+func (o *output) reserve(n int) {
+	o.mu.Lock()
+	c := o.room(0)
+	c.b = slices.Grow(c.b, n)
+	o.mu.Unlock()
+}
 
-func (o *output) int64(n int64) { o.bytes(binary.LittleEndian.AppendUint64(nil, uint64(n))) }
+func (o *output) add(b []byte) {
+	if len(b) <= copied {
+		c := o.room(len(b))
+		c.b = append(c.b, b...)
+		return
+	}
+	if o.tail != nil {
+		o.head = append(o.head, o.tail.b)
+		o.tail = nil
+	}
+	o.head = append(o.head, b)
+	o.size += len(b)
+}
+
+func (o *output) byte(b byte) {
+	o.mu.Lock()
+	c := o.room(1)
+	c.b = append(c.b, b)
+	o.mu.Unlock()
+}
+
+func (o *output) uint32(n uint32) {
+	o.mu.Lock()
+	c := o.room(4)
+	c.b = binary.LittleEndian.AppendUint32(c.b, n)
+	o.mu.Unlock()
+}
+
+func (o *output) int64(n int64) {
+	o.mu.Lock()
+	c := o.room(8)
+	c.b = binary.LittleEndian.AppendUint64(c.b, uint64(n))
+	o.mu.Unlock()
+}
 
 func (o *output) blob(b []byte) {
 	o.int64(int64(len(b)))
-	o.bytes(b)
+	o.mu.Lock()
+	o.add(b)
+	o.mu.Unlock()
 }
 
-// take empties the output; nil means there was nothing.
-func (o *output) take() net.Buffers {
+// frame adds a native reply, whose body is text or else body.
+func (o *output) frame(id uint32, status byte, text []byte, body *output) {
+	size := len(text)
+	if body != nil {
+		size = body.size
+	}
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	out := o.full
-	if len(o.tail) > 0 {
-		out = append(out, o.tail)
+	c := o.room(4 + frameHead)
+	c.b = binary.LittleEndian.AppendUint32(c.b, uint32(frameHead+size))
+	c.b = binary.LittleEndian.AppendUint32(c.b, id)
+	c.b = append(c.b, status)
+	o.add(text)
+	if body == nil {
+		return
 	}
-	o.full, o.tail = nil, nil
-	return out
+	for _, b := range body.head {
+		o.add(b)
+	}
+	if body.tail != nil {
+		o.add(body.tail.b)
+	}
+}
+
+// reset empties the output for its own use again.
+func (o *output) reset() {
+	o.head, o.size = nil, 0
+	if o.tail != nil {
+		if o.tail.b = o.tail.b[:0]; cap(o.tail.b) > largeChunk {
+			o.tail = nil
+		}
+	}
+}
+
+func (o *output) any() bool {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.size > 0 || o.held
+}
+
+// full reports whether there is more than limit to be sent.
+func (o *output) full(limit int) bool {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.size > limit
+}
+
+// hold notes that there will be more once this is sent.
+func (o *output) hold() {
+	o.mu.Lock()
+	o.held = true
+	o.mu.Unlock()
+}
+
+// take empties the output. What it returns is to be sent in that order, tail
+// last, and tail to be freed.
+func (o *output) take() (head net.Buffers, tail *chunk, held bool) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	head, tail, held = o.head, o.tail, o.held
+	o.head, o.tail, o.size, o.held = nil, nil, 0, false
+	return head, tail, held
 }

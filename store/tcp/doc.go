@@ -65,21 +65,37 @@
 // calls. PyTorch 2.1 shipped in between and is not supported; nor are servers of
 // the first releases after it that have VALIDATE but no PING.
 //
+// # Among Go processes
+//
+// A client and a server of this package use PyTorch's protocol only to find each
+// other out: the number in the client's first PING offers more, and the server's
+// answer takes it up, where PyTorch's echoes it. Then every request has a number
+// and a reply, in whatever order. All calls of a Store share one connection and
+// are under way together; what is asked at the same moment goes out in one write,
+// and so do the answers. Get, MultiGet and Wait are one round trip, and the server
+// holds one place in a line for each of them that waits, however many its keys.
+// What the server refuses is the error of that call alone and tells why.
+//
+// BenchmarkPipelined and BenchmarkCalls measure it.
+//
 // # Guarantees
 //
 // Every call ends with its context, or if that has no deadline, with the store's
-// timeout, or with Close. A call that waits holds up no other: it has a
-// connection of its own while it waits. (A wait that is given up is taken back
-// from the server, which holds up the call by a round trip, or by a second if the
-// server hangs.) When the server ends, pending calls fail
+// timeout, or with Close. A call that waits holds up no other: calls share a
+// connection without waiting for each other, or, with a server of PyTorch's, it
+// has one of its own while it waits. (Some waits that are given up are first taken
+// back from the server, which holds up the call by a round trip, or by a second if
+// the server hangs: a blocked QueuePop, whose element would be lost; a wait for
+// several keys that has run out of time, to name those that are missing; and, with
+// a server of PyTorch's, any.) When the server ends, pending calls fail
 // at once with ErrDisconnected, and the error names the operation, its keys and
 // the address.
 //
-// When a call that writes returns nil, every client sees what it wrote. The
-// protocol has no reply to SET, APPEND, MULTI_SET and QUEUE_PUSH, so the client
-// sends a second request with them whose reply says that the server has come so
-// far: PING, or for an old server a WAIT for no keys. PyTorch's clients do not, and
-// may be overtaken by another rank's read.
+// When a call that writes returns nil, every client sees what it wrote. PyTorch's
+// protocol has no reply to SET, APPEND, MULTI_SET and QUEUE_PUSH, so with its
+// servers the client sends a second request with them whose reply says that the
+// server has come so far: PING, or for an old server a WAIT for no keys. PyTorch's
+// clients do not, and may be overtaken by another rank's read.
 //
 // The server keeps good clients apart from bad ones. A client that sends half a
 // message, does not read its replies, or sends what is no request, affects no

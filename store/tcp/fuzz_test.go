@@ -42,7 +42,7 @@ func FuzzServer(f *testing.F) {
 		other := &peer{dialect: v2d}
 		for {
 			if other.wait == nil {
-				data.do(other, &request{query: qWait, keys: []string{"/k", "/q"}})
+				data.do(other, 0, &request{query: qWait, keys: []string{"/k", "/q"}})
 			}
 			rest, err := readRequest(r, d, limits)
 			if err != nil {
@@ -55,7 +55,7 @@ func FuzzServer(f *testing.F) {
 			require.NoError(t, err)
 			require.Equal(t, rest, back)
 
-			_, err = data.do(p, rest)
+			_, err = data.do(p, 0, rest)
 			p.out.take()
 			require.LessOrEqual(t, data.bytes, int64(1000))
 			if err != nil {
@@ -66,8 +66,9 @@ func FuzzServer(f *testing.F) {
 				require.LessOrEqual(t, len(v), limits.Message)
 				size += cost(k, v)
 			}
-			for _, q := range data.queues {
+			for name, q := range data.queues {
 				require.NotEmpty(t, q)
+				size += cost(name, nil)
 				for _, v := range q {
 					size += cost("", v)
 				}
@@ -77,6 +78,81 @@ func FuzzServer(f *testing.F) {
 		data.leave(p)
 		data.leave(other)
 		require.Empty(t, data.waits)
+	})
+}
+
+// FuzzNative gives a whole native connection's bytes to the server's side, one
+// frame after the other, and looks at the replies: one for each request that
+// does not wait, each of a length that its frame tells.
+func FuzzNative(f *testing.F) {
+	addGolden(f, true, func(l line) {
+		if l.dialect == v2d {
+			f.Add(l.bytes)
+		}
+	})
+	give, err := (&request{query: qGiveUp, num: 1}).append(nil, native)
+	require.NoError(f, err)
+	f.Add(cat(3, "/k", 3, "/l", give, 6, uint64(2), "/k", "/l", 13, u32(7), 1, "/k", "v"))
+	f.Add(cat(int(qQueueTake), "/q", 14, "/q", "v", 16, "/q"))
+	f.Fuzz(func(t *testing.T, b []byte) {
+		limits := Limits{Key: 16, Value: 64, Keys: 8, Message: 128}
+		r := bufio.NewReader(bytes.NewReader(b))
+		data := newData(limits, 1000)
+		p := &peer{dialect: native}
+		asked := make(map[uint32]*request)
+		for id := uint32(0); ; id++ {
+			req, err := readRequest(r, native, limits)
+			if err != nil {
+				break
+			}
+			again, err := req.append(nil, native)
+			require.NoError(t, err)
+			require.Len(t, again, req.size())
+			if req.query != qGiveUp {
+				asked[id] = req.clone()
+			}
+			_, err = data.do(p, id, req)
+			require.NoError(t, err, "nothing that can be read ends the connection")
+			held := 0
+			for _, w := range p.waits {
+				held += w.req.held()
+			}
+			require.Equal(t, held, p.held)
+			require.LessOrEqual(t, held, limits.Message)
+		}
+		var out []byte
+		head, tail, _ := p.out.take()
+		for _, piece := range head {
+			out = append(out, piece...)
+		}
+		if tail != nil {
+			out = append(out, tail.b...)
+		}
+		answers := bufio.NewReader(bytes.NewReader(out))
+		for {
+			n, err := readUint32(answers)
+			if err != nil {
+				break
+			}
+			id, err := readUint32(answers)
+			require.NoError(t, err)
+			status, err := answers.ReadByte()
+			require.NoError(t, err)
+			req := asked[id]
+			require.NotNil(t, req, "a second reply, or one to no request")
+			delete(asked, id)
+			got, err := readNative(answers, req.query, len(req.keys), status, n-frameHead)
+			require.NoError(t, err)
+			require.Equal(t, status == done, got.err == nil)
+		}
+		require.Len(t, p.waits, len(asked))
+		for id := range asked {
+			require.Contains(t, p.waits, id)
+		}
+		data.leave(p)
+		require.Empty(t, data.waits)
+		require.Zero(t, p.waited)
+		require.Zero(t, p.held)
 	})
 }
 
@@ -94,6 +170,20 @@ func FuzzReplies(f *testing.F) {
 			all, err := readBlobs(r, n)
 			if err == nil {
 				require.Len(t, all, int(n))
+			}
+		}
+		for q := range qQueueTake + 1 {
+			for status := range tooLarge + 2 {
+				const keys = 3
+				n := uint32(len(b))
+				got, err := readNative(reader(), q, keys, status, n)
+				if err == nil && status == done {
+					require.EqualValues(t, n, got.size(q))
+				}
+				if err == nil {
+					require.Equal(t, status != done, got.err != nil)
+					require.LessOrEqual(t, len(got.missing), keys)
+				}
 			}
 		}
 		if flag, err := readFlag(reader()); err == nil {

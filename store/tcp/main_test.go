@@ -27,8 +27,9 @@ func TestMain(m *testing.M) {
 	goleak.VerifyTestMain(m)
 }
 
-// patience bounds what must happen; only a failing test waits for it.
-const patience = 60 * time.Second
+// patience bounds what must happen; only a failing test waits for it. A process
+// may take tens of seconds to import PyTorch.
+const patience = 2 * time.Minute
 
 const local = "127.0.0.1:0"
 
@@ -119,6 +120,29 @@ func within(t testing.TB, d time.Duration) context.Context {
 	ctx, cancel := context.WithTimeout(t.Context(), d)
 	t.Cleanup(cancel)
 	return ctx
+}
+
+// expiring is a context with a deadline that comes when the test says so.
+type expiring struct {
+	context.Context
+	ended chan struct{}
+}
+
+func newExpiring(t testing.TB) expiring { return expiring{t.Context(), make(chan struct{})} }
+
+func (c expiring) expire() { close(c.ended) }
+
+func (c expiring) Deadline() (time.Time, bool) { return time.Now().Add(time.Hour), true }
+
+func (c expiring) Done() <-chan struct{} { return c.ended }
+
+func (c expiring) Err() error {
+	select {
+	case <-c.ended:
+		return context.DeadlineExceeded
+	default:
+		return nil
+	}
 }
 
 func go1[T any](f func() T) <-chan T {

@@ -1,7 +1,6 @@
 package tcp
 
 import (
-	"bufio"
 	"context"
 	"errors"
 	"strings"
@@ -15,28 +14,24 @@ import (
 func wireKey(key string) string { return "/" + key }
 
 func wireKeys(keys []string) []string {
-	wire := make([]string, len(keys))
+	size := len(keys)
+	for _, k := range keys {
+		size += len(k)
+	}
+	var all strings.Builder
+	all.Grow(size)
+	for _, k := range keys {
+		all.WriteByte('/')
+		all.WriteString(k)
+	}
+	wire, rest := make([]string, len(keys)), all.String()
 	for i, k := range keys {
-		wire[i] = wireKey(k)
+		wire[i], rest = rest[:1+len(k)], rest[1+len(k):]
 	}
 	return wire
 }
 
 func one(key string) []string { return []string{key} }
-
-// The readers that calls use, for what they read into.
-
-func intInto(n *int64) func(*bufio.Reader) error {
-	return func(r *bufio.Reader) (err error) { *n, err = readInt64(r); return err }
-}
-
-func blobInto(b *[]byte) func(*bufio.Reader) error {
-	return func(r *bufio.Reader) (err error) { *b, err = readBlob(r); return err }
-}
-
-func flagInto(b *byte) func(*bufio.Reader) error {
-	return func(r *bufio.Reader) (err error) { *b, err = readFlag(r); return err }
-}
 
 // keyed is a request for one key.
 func keyed(q query, key string, vals ...[]byte) *request {
@@ -44,35 +39,42 @@ func keyed(q query, key string, vals ...[]byte) *request {
 }
 
 // Set overwrites the value of key. When it returns nil every client sees it:
-// SET has no reply in the protocol, so a PING goes with it.
+// where SET has no reply, a PING goes with it.
 func (s *Store) Set(ctx context.Context, key string, value []byte) error {
-	return s.call(ctx, "set", one(key), keyed(qSet, key, value), nil)
+	_, err := s.call(ctx, "set", keyed(qSet, key, value))
+	return err
 }
 
 // Get waits until key exists and returns its value. If it is deleted at that
-// moment the value may come back empty, or from PyTorch's older server as
-// ErrDisconnected.
+// moment the value may come back empty from a PyTorch server, or from its older
+// one as ErrDisconnected.
 func (s *Store) Get(ctx context.Context, key string) ([]byte, error) {
-	return s.get(ctx, "get", one(key), wireKey(key))
+	return s.get(ctx, "get", wireKey(key))
 }
 
-func (s *Store) get(ctx context.Context, op string, keys []string, wire string) (value []byte, err error) {
-	err = s.waiting(ctx, op, time.Now(), keys, one(wire), func(ctx context.Context, c *conn) error {
-		return exchange(ctx, c, &request{query: qGet, keys: one(wire)}, blobInto(&value))
+func (s *Store) get(ctx context.Context, op, wire string) (value []byte, err error) {
+	if s.mux.Load() != nil {
+		rep, err := s.ask(ctx, op, &request{query: qGet, keys: one(wire)})
+		return rep.value, err
+	}
+	var rep reply
+	err = s.waiting(ctx, op, time.Now(), one(wire), func(ctx context.Context, c *conn) error {
+		req := &request{query: qGet, keys: one(wire)}
+		return exchange(ctx, c, req, replyInto(&rep, req))
 	})
-	return value, err
+	return rep.value, err
 }
 
 // Add adds delta to the number in key and returns the sum.
-func (s *Store) Add(ctx context.Context, key string, delta int64) (sum int64, err error) {
+func (s *Store) Add(ctx context.Context, key string, delta int64) (int64, error) {
 	req := keyed(qAdd, key)
 	req.num = delta
-	err = s.call(ctx, "add", one(key), req, intInto(&sum))
+	rep, err := s.call(ctx, "add", req)
 	var e *store.Error
-	if errors.Is(err, ErrDisconnected) && errors.As(err, &e) && s.noNumber(ctx, key) {
+	if errors.Is(err, ErrDisconnected) && s.mux.Load() == nil && errors.As(err, &e) && s.noNumber(ctx, key) {
 		e.Err = store.ErrNotNumber
 	}
-	return sum, err
+	return rep.num, err
 }
 
 // noNumber reports whether key holds what Add cannot work on. Servers close
@@ -81,46 +83,49 @@ func (s *Store) noNumber(ctx context.Context, key string) bool {
 	if there, err := s.Check(ctx, key); err != nil || !there {
 		return false
 	}
-	var value []byte
-	if err := s.call(ctx, "add", one(key), keyed(qGet, key), blobInto(&value)); err != nil {
+	rep, err := s.call(ctx, "add", keyed(qGet, key))
+	if err != nil {
 		return false
 	}
-	_, err := store.ParseNumber(value)
+	_, err = store.ParseNumber(rep.value)
 	return err != nil
 }
 
 // CompareSet sets key to desired if it holds expected, or if it is missing and
 // expected is empty, and returns what it holds afterwards.
-func (s *Store) CompareSet(ctx context.Context, key string, expected, desired []byte) (held []byte, err error) {
-	err = s.call(ctx, "compare set", one(key), keyed(qCompareSet, key, expected, desired), blobInto(&held))
-	return held, err
+func (s *Store) CompareSet(ctx context.Context, key string, expected, desired []byte) ([]byte, error) {
+	rep, err := s.call(ctx, "compare set", keyed(qCompareSet, key, expected, desired))
+	return rep.value, err
 }
 
 // Wait returns once every key exists. When it ends with an error for lack of
-// time, that names the missing keys, if they are at most 256 and the server is
-// no old one; else all.
+// time, that names the missing keys; with a PyTorch server if they are at most
+// 256 and the server is no old one, else all.
 func (s *Store) Wait(ctx context.Context, keys ...string) error {
-	return s.waiting(ctx, "wait", time.Now(), keys, wireKeys(keys), nil)
+	wire := wireKeys(keys)
+	if s.mux.Load() != nil {
+		_, err := s.ask(ctx, "wait", &request{query: qWait, keys: wire})
+		return err
+	}
+	return s.waiting(ctx, "wait", time.Now(), wire, nil)
 }
 
 // Check reports whether every key exists now.
 func (s *Store) Check(ctx context.Context, keys ...string) (bool, error) {
-	var answer byte
-	err := s.call(ctx, "check", keys, &request{query: qCheck, keys: wireKeys(keys)}, flagInto(&answer))
-	return err == nil && answer == ready, err
+	rep, err := s.call(ctx, "check", &request{query: qCheck, keys: wireKeys(keys)})
+	return err == nil && rep.num == ready, err
 }
 
 // Delete removes key and reports whether it was there.
 func (s *Store) Delete(ctx context.Context, key string) (bool, error) {
-	var n int64
-	err := s.call(ctx, "delete", one(key), keyed(qDelete, key), intInto(&n))
-	return n > 0, err
+	rep, err := s.call(ctx, "delete", keyed(qDelete, key))
+	return rep.num > 0, err
 }
 
 // NumKeys returns the number of keys, the counter of workers included.
-func (s *Store) NumKeys(ctx context.Context) (n int64, err error) {
-	err = s.call(ctx, "num keys", nil, &request{query: qNumKeys}, intInto(&n))
-	return n, err
+func (s *Store) NumKeys(ctx context.Context) (int64, error) {
+	rep, err := s.call(ctx, "num keys", &request{query: qNumKeys})
+	return rep.num, err
 }
 
 // Append adds value to the end of what key holds. An old server has no such
@@ -130,35 +135,41 @@ func (s *Store) Append(ctx context.Context, key string, value []byte) error {
 	if s.Dialect() == store.DialectV1 {
 		return store.AppendByCompareSet(ctx, s, key, value)
 	}
-	return s.call(ctx, "append", one(key), keyed(qAppend, key, value), nil)
+	_, err := s.call(ctx, "append", keyed(qAppend, key, value))
+	return err
 }
 
-// MultiGet waits until every key exists and returns their values in order.
+// MultiGet waits until every key exists and returns their values in order; with
+// a server of this package in one round trip.
 func (s *Store) MultiGet(ctx context.Context, keys []string) ([][]byte, error) {
 	if len(keys) == 0 && !s.isClosed() {
 		return nil, nil
 	}
 	wire := wireKeys(keys)
-	var values [][]byte
-	err := s.waiting(ctx, "multi get", time.Now(), keys, wire, func(ctx context.Context, c *conn) error {
+	if s.mux.Load() != nil {
+		rep, err := s.ask(ctx, "multi get", &request{query: qMultiGet, keys: wire})
+		return rep.values, err
+	}
+	var rep reply
+	err := s.waiting(ctx, "multi get", time.Now(), wire, func(ctx context.Context, c *conn) error {
 		if c.dialect == store.DialectV2 {
-			return exchange(ctx, c, &request{query: qMultiGet, keys: wire}, func(r *bufio.Reader) (err error) {
-				values, err = readBlobs(r, int64(len(wire)))
-				return err
-			})
+			req := &request{query: qMultiGet, keys: wire}
+			return exchange(ctx, c, req, replyInto(&rep, req))
 		}
-		values = make([][]byte, len(wire))
 		for i := range wire {
-			if err := exchange(ctx, c, &request{query: qGet, keys: wire[i : i+1]}, blobInto(&values[i])); err != nil {
+			var one reply
+			req := &request{query: qGet, keys: wire[i : i+1]}
+			if err := exchange(ctx, c, req, replyInto(&one, req)); err != nil {
 				return err
 			}
+			rep.values = append(rep.values, one.value)
 		}
 		return nil
 	})
 	if err != nil {
 		return nil, err
 	}
-	return values, nil
+	return rep.values, nil
 }
 
 // MultiSet sets keys[i] to values[i], in order.
@@ -169,12 +180,14 @@ func (s *Store) MultiSet(ctx context.Context, keys []string, values [][]byte) er
 	if err := store.CheckMultiSet(keys, values); err != nil {
 		return err
 	}
-	return s.call(ctx, "multi set", keys, &request{query: qMultiSet, keys: wireKeys(keys), vals: values}, nil)
+	_, err := s.call(ctx, "multi set", &request{query: qMultiSet, keys: wireKeys(keys), vals: values})
+	return err
 }
 
 // QueuePush adds value at the end of the queue named key.
 func (s *Store) QueuePush(ctx context.Context, key string, value []byte) error {
-	return s.call(ctx, "queue push", one(key), keyed(qQueuePush, key, value), nil)
+	_, err := s.call(ctx, "queue push", keyed(qQueuePush, key, value))
+	return err
 }
 
 // raced is how long a blocked pop waits after it was told of an element and
@@ -186,20 +199,16 @@ const raced = 10 * time.Millisecond
 func (s *Store) QueuePop(ctx context.Context, key string, block bool) ([]byte, error) {
 	start := time.Now()
 	pop := keyed(qQueuePop, key)
-	var value []byte
-	var n int64
-	read := func(r *bufio.Reader) (err error) {
-		if n, err = readInt64(r); err == nil && n > 0 {
-			value, err = readBlob(r)
-		}
-		return err
-	}
 	if !block {
-		err := s.call(ctx, "queue pop", one(key), pop, read)
-		if err == nil && n == 0 {
+		rep, err := s.call(ctx, "queue pop", pop)
+		if err == nil && rep.num == 0 {
 			err = s.fail(ctx, "queue pop", one(key), start, store.ErrQueueEmpty)
 		}
-		return value, err
+		return rep.value, err
+	}
+	if s.mux.Load() != nil {
+		rep, err := s.ask(ctx, "queue pop", keyed(qQueueTake, key))
+		return rep.value, err
 	}
 
 	ctx, cancel, err := s.begin(ctx, pop)
@@ -208,11 +217,12 @@ func (s *Store) QueuePop(ctx context.Context, key string, block bool) ([]byte, e
 		return nil, s.fail(ctx, "queue pop", one(key), start, err)
 	}
 	for try := 0; ; try++ {
-		err := s.waiting(ctx, "queue pop", start, one(key), pop.keys, func(ctx context.Context, c *conn) error {
-			return exchange(ctx, c, pop, read)
+		var rep reply
+		err := s.waiting(ctx, "queue pop", start, pop.keys, func(ctx context.Context, c *conn) error {
+			return exchange(ctx, c, pop, replyInto(&rep, pop))
 		})
-		if err != nil || n > 0 {
-			return value, err
+		if err != nil || rep.num > 0 {
+			return rep.value, err
 		}
 		if try > 0 {
 			select {
@@ -225,26 +235,19 @@ func (s *Store) QueuePop(ctx context.Context, key string, block bool) ([]byte, e
 }
 
 // QueueLen returns the number of elements in the queue named key.
-func (s *Store) QueueLen(ctx context.Context, key string) (n int64, err error) {
-	err = s.call(ctx, "queue len", one(key), keyed(qQueueLen, key), intInto(&n))
-	return n, err
+func (s *Store) QueueLen(ctx context.Context, key string) (int64, error) {
+	rep, err := s.call(ctx, "queue len", keyed(qQueueLen, key))
+	return rep.num, err
 }
 
 // ListKeys returns the keys that users set, in no particular order.
 func (s *Store) ListKeys(ctx context.Context) ([]string, error) {
+	rep, err := s.call(ctx, "list keys", &request{query: qListKeys})
 	var keys []string
-	err := s.call(ctx, "list keys", nil, &request{query: qListKeys}, func(r *bufio.Reader) error {
-		n, err := readInt64(r)
-		if err != nil {
-			return err
+	for _, k := range rep.values {
+		if key, ok := strings.CutPrefix(string(k), "/"); ok {
+			keys = append(keys, key)
 		}
-		all, err := readBlobs(r, n)
-		for _, k := range all {
-			if key, ok := strings.CutPrefix(string(k), "/"); ok {
-				keys = append(keys, key)
-			}
-		}
-		return err
-	})
+	}
 	return keys, err
 }

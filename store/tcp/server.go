@@ -11,6 +11,7 @@ import (
 	"log/slog"
 	"net"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/c10d-go/c10d/store"
@@ -23,14 +24,14 @@ type ServerOptions struct {
 	Limits Limits
 
 	// MaxClients is the most connections at a time; more are closed as they
-	// come. A PyTorch client up to 2.0 has two, later ones one, a Store of this
-	// package one and another for each call that waits at the same moment.
+	// come. A PyTorch client up to 2.0 has two; later ones and a Store of this
+	// package have one.
 	// 0 means as many as the process may have descriptors.
 	MaxClients int
 
-	// MaxMemory is the most bytes of keys, values and queued elements, each
-	// counted with 64 more for its bookkeeping. A request that would go over it
-	// is refused. 0 means no limit.
+	// MaxMemory is the most bytes of keys, values, queues' names and queued
+	// elements, each counted with 64 more for its bookkeeping. A request that
+	// would go over it is refused. 0 means no limit.
 	MaxMemory int64
 
 	// OpeningTimeout is how long a client that has sent its first byte may take
@@ -60,6 +61,8 @@ type ServerOptions struct {
 	// what makes the server close its connection, at level Debug when one
 	// comes or goes. Nil means silence.
 	Logger *slog.Logger
+
+	plain bool // speak to Go clients as to PyTorch's, for tests
 }
 
 // Server is a TCPStore server. Make one with Listen. Its data live until Close.
@@ -86,7 +89,7 @@ type Stats struct {
 	Refused  int64 // connections that the server closed: too many, not a client, over a limit, a bad request
 	Keys     int   // ordinary keys
 	Queues   int   // queues with an element
-	Waiting  int   // keys that somebody waits for
+	Waiting  int   // keys that somebody waits for; a Store of this package waits for one after the other
 	Bytes    int64 // as ServerOptions.MaxMemory counts
 }
 
@@ -213,13 +216,22 @@ type session struct {
 	raw    net.Conn // the socket
 	conn   net.Conn // raw, or TLS over it; for the session's own goroutines
 	peer   peer
-	wmu    sync.Mutex // held by who writes
+	wmu    sync.Mutex  // held by who writes
+	waking atomic.Bool // a goroutine is about to
 }
 
 // buffered is the size of the read buffer of each connection: a rendezvous
 // request is some 100 bytes, PyTorch's client sends up to 1440 at once, and
-// longer values are read past the buffer.
-const buffered = 1 << 10
+// longer values are read past the buffer. busy is the size for a client that
+// once had more than that under way.
+const (
+	buffered = 1 << 10
+	busy     = 8 << 10
+)
+
+// batch is how many bytes of replies are sent before more requests of the same
+// client are looked at.
+const batch = 256 << 10
 
 func (c *session) serve() {
 	log := c.server.opts.Logger.With("client", c.raw.RemoteAddr())
@@ -269,25 +281,81 @@ func (c *session) run() error {
 		}
 		c.conn.SetReadDeadline(time.Time{})
 	}
-	r := bufio.NewReaderSize(c.conn, buffered)
+	// Replies are sent when there is no request left to carry out without
+	// reading from the socket, so those to requests that came together go out
+	// together.
+	src := &flushed{c: c}
+	r := bufio.NewReaderSize(src, buffered)
 	if err := c.open(r); err != nil {
 		return err
 	}
-	for first := c.peer.dialect == store.DialectV1; ; first = false {
-		req, err := readRequest(r, c.peer.dialect, s.opts.Limits)
-		if err != nil {
+	err := c.requests(r, src)
+	c.flush()
+	return err
+}
+
+// flushed reads from a session's connection and sends its output before.
+type flushed struct {
+	c     *session
+	whole bool // the last read filled the buffer
+}
+
+func (f *flushed) Read(b []byte) (int, error) {
+	if err := f.c.flush(); err != nil {
+		return 0, err
+	}
+	n, err := f.c.conn.Read(b)
+	f.whole = n == len(b)
+	return n, err
+}
+
+// requests carries out what the client asks until its connection ends.
+func (c *session) requests(r *bufio.Reader, src *flushed) error {
+	s := c.server
+	req := new(request)
+	for first := true; ; first = false {
+		if src.whole && r.Buffered() == 0 && r.Size() < busy {
+			r = bufio.NewReaderSize(src, busy)
+		}
+		var id, size uint32
+		if c.peer.dialect == native {
+			var err error
+			if size, err = readUint32(r); err != nil {
+				return err
+			}
+			if id, err = readUint32(r); err != nil {
+				return cut(err)
+			}
+		}
+		if err := req.readFrom(r, c.peer.dialect, s.opts.Limits); err != nil {
+			if c.peer.dialect == native {
+				err = cut(err)
+			}
 			return err
 		}
-		if first {
-			c.conn.SetReadDeadline(time.Time{})
+		if c.peer.dialect == native && uint64(size) != 4+uint64(req.size()) {
+			return malformedf("%v in a frame of %d bytes", req.query, size)
 		}
-		woken, err := s.data.do(&c.peer, req)
+		if first {
+			if c.peer.dialect == store.DialectV1 {
+				c.conn.SetReadDeadline(time.Time{})
+			}
+			if c.offered(req) {
+				c.peer.dialect = native
+				req.num ^= accept
+				c.peer.out.uint32(uint32(req.num))
+				continue
+			}
+		}
+		woken, err := s.data.do(&c.peer, id, req)
 		c.wake(woken)
 		if err != nil {
 			return err
 		}
-		if err := c.flush(); err != nil {
-			return err
+		if c.peer.out.full(batch) {
+			if err := c.flush(); err != nil {
+				return err
+			}
 		}
 	}
 }
@@ -321,23 +389,42 @@ func (c *session) open(r *bufio.Reader) error {
 
 // flush sends the output.
 func (c *session) flush() error {
-	c.wmu.Lock()
-	defer c.wmu.Unlock()
-	out := c.peer.out.take()
-	if len(out) == 0 {
+	if !c.peer.out.any() {
 		return nil
 	}
-	_, err := out.WriteTo(c.conn)
-	return err
+	c.wmu.Lock()
+	defer c.wmu.Unlock()
+	for {
+		head, tail, held := c.peer.out.take()
+		var err error
+		switch {
+		case head != nil:
+			if tail != nil {
+				head = append(head, tail.b)
+			}
+			_, err = head.WriteTo(c.conn)
+		case tail != nil:
+			_, err = c.conn.Write(tail.b)
+		}
+		tail.free()
+		if err != nil || !held {
+			return err
+		}
+		c.server.data.resume(&c.peer)
+	}
 }
 
 // wake sends the output of other peers. It must not wait for any of them, as
-// one may not be reading. A peer's own goroutine does not read the next request
-// before its reply is sent, so there is at most one other goroutine for it.
+// one may not be reading. There is at most one other goroutine on its way for
+// a peer, and one that sends: output of a peer whose own goroutine does not get
+// to read the next request is bounded by what it waited for.
 func (c *session) wake(peers []*peer) {
 	for _, p := range peers {
-		if p != &c.peer {
-			c.server.wg.Go(func() { p.session.flush() })
+		if o := p.session; o != c && o.waking.CompareAndSwap(false, true) {
+			c.server.wg.Go(func() {
+				o.waking.Store(false)
+				o.flush()
+			})
 		}
 	}
 }

@@ -319,6 +319,28 @@ func TestMaxMemory(t *testing.T) {
 	}
 }
 
+// The name of a queue counts as long as the queue has an element.
+func TestMaxMemoryOfQueues(t *testing.T) {
+	s := serve(t, ServerOptions{MaxMemory: 1000})
+	name := strings.Repeat("q", 400)
+	c := talk(t, s, v2d)
+	c.request(v2d, keyed(qQueuePush, name+"1", nil))
+	c.open(v2d)
+	one := s.Stats().Bytes
+	require.EqualValues(t, 1+401+2*overhead, one)
+	c.request(v2d, keyed(qQueuePush, name+"1", []byte("v")))
+	c.open(v2d)
+	require.EqualValues(t, one+1+overhead, s.Stats().Bytes)
+	c.request(v2d, keyed(qQueuePush, name+"2", nil))
+	c.closed()
+	c = talk(t, s, v2d)
+	for left := range 2 {
+		c.request(v2d, keyed(qQueuePop, name+"1"))
+		c.expect(cat(uint64(2-left), strings.Repeat("v", left))...)
+	}
+	require.Zero(t, s.Stats().Bytes)
+}
+
 func TestMaxClients(t *testing.T) {
 	s := serve(t, ServerOptions{MaxClients: 2})
 	a, b := talk(t, s, v2d), talk(t, s, v1d)
@@ -451,9 +473,10 @@ func TestOldAbandonedWait(t *testing.T) {
 
 	// Also when the second thing is a wait for the same.
 	w.request(v1d, waitFor("x"))
-	w.request(v1d, waitFor("x"))
-	until(t, func() bool { return s.Stats().Waiting == 1 })
+	w.request(v1d, waitFor("x", "y")) // y tells that it has been read
+	until(t, func() bool { return s.Stats().Waiting == 2 })
 	o.request(v1d, keyed(qSet, "x", nil))
+	o.request(v1d, keyed(qSet, "y", nil))
 	w.expect(ready)
 	w.open(v1d)
 }

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"slices"
+	"strings"
 
 	"github.com/c10d-go/c10d/store"
 )
@@ -34,7 +35,9 @@ const (
 	qQueueLen
 	qListKeys
 	qBarrier
-	qWatch // only in the old dialect
+	qWatch     // only in the old dialect
+	qGiveUp    // only in the native one
+	qQueueTake // the same: a pop that waits
 )
 
 // v1 lists the queries of PyTorch up to 2.0 in the order of their numbers.
@@ -70,6 +73,8 @@ var forms = [...]form{
 	qListKeys:   {name: "LIST_KEYS"},
 	qBarrier:    {name: "BARRIER", keys: 1, num: 8},
 	qWatch:      {name: "WATCH_KEY", keys: 1},
+	qGiveUp:     {name: "GIVE_UP", num: 4},
+	qQueueTake:  {name: "QUEUE_TAKE", keys: 1},
 }
 
 func (q query) String() string { return forms[q].name }
@@ -136,9 +141,10 @@ type Limits struct {
 	// Keys is the most keys of one request. 0 means 131072.
 	Keys int
 
-	// Message is the most bytes of one request, of one reply, and of a value
-	// that grew by Append; so it is also what one connection can make the
-	// server hold on its behalf. 0 means 64 MiB: eight of the largest values.
+	// Message is the most bytes of one request, of one reply, of the keys that
+	// one connection waits for, and of a value that grew by Append; so it is
+	// also what one connection can make the server hold on its behalf. 0 means
+	// 64 MiB: eight of the largest values.
 	Message int
 }
 
@@ -203,29 +209,100 @@ func malformedf(format string, args ...any) error {
 
 func (m malformed) Unwrap() error { return m.error }
 
+// size is the number of bytes that append adds, in all but the old dialect.
+func (r *request) size() int {
+	f := &forms[r.query]
+	n := 1 + f.num + 8*(len(r.keys)+len(r.vals))
+	if f.many {
+		n += 8
+	}
+	n += r.held()
+	for _, v := range r.vals {
+		n += len(v)
+	}
+	return n
+}
+
+// held is the number of bytes of the keys.
+func (r *request) held() (n int) {
+	for _, k := range r.keys {
+		n += len(k)
+	}
+	return n
+}
+
+// clone returns a copy that shares only keys' and values' bytes.
+func (r *request) clone() *request {
+	return &request{query: r.query, keys: slices.Clone(r.keys), vals: slices.Clone(r.vals), num: r.num}
+}
+
+// names returns the keys as the user knows them, for errors.
+func (r *request) names() []string {
+	var names []string
+	for _, k := range r.keys {
+		if name, ok := strings.CutPrefix(k, "/"); ok {
+			names = append(names, strings.Clone(name))
+		}
+	}
+	return names
+}
+
+// keptKeys is how many keys a request that is used again keeps room for.
+const keptKeys = 64
+
+// reset makes r ready to be read into.
+func (r *request) reset() {
+	clear(r.keys)
+	clear(r.vals)
+	r.keys, r.vals, r.num = r.keys[:0], r.vals[:0], 0
+	if cap(r.keys) > keptKeys {
+		r.keys, r.vals = nil, nil
+	}
+}
+
 // readRequest reads one message, whose first byte it takes too. Its error is
 // io.EOF if the stream ends between two messages.
 func readRequest(r *bufio.Reader, d store.Dialect, l Limits) (*request, error) {
+	req := new(request)
+	return req, req.readFrom(r, d, l)
+}
+
+// readFrom is readRequest into a request that may have been used before.
+func (req *request) readFrom(r *bufio.Reader, d store.Dialect, l Limits) error {
 	n, err := r.ReadByte()
 	if err != nil {
-		return nil, err
+		return err
 	}
-	req := &request{query: query(n)}
+	req.reset()
+	req.query = query(n)
 	if d == store.DialectV1 {
 		if int(n) >= len(v1) {
-			return nil, malformedf("unknown query %#x", n)
+			return malformedf("unknown query %#x", n)
 		}
 		req.query = v1[n]
-	} else if req.query == qValidate || req.query >= qWatch {
-		return nil, malformedf("unknown query %#x", n)
+	} else if !req.query.in(d) {
+		return malformedf("unknown query %#x", n)
 	}
 	if err := req.read(r, l); err != nil {
 		if err == io.EOF {
 			err = io.ErrUnexpectedEOF
 		}
-		return nil, fmt.Errorf("%v: %w", req.query, err)
+		return fmt.Errorf("%v: %w", req.query, err)
 	}
-	return req, nil
+	return nil
+}
+
+// in reports whether a client may ask q in a dialect other than the old one
+// after its opening.
+func (q query) in(d store.Dialect) bool {
+	if d != native {
+		return q != qValidate && q < qWatch
+	}
+	switch q {
+	case qValidate, qCancelWait, qBarrier, qWatch:
+		return false
+	}
+	return int(q) < len(forms)
 }
 
 func (req *request) read(r *bufio.Reader, l Limits) error {
@@ -242,25 +319,37 @@ func (req *request) read(r *bufio.Reader, l Limits) error {
 		count = int(n)
 	}
 	left := l.Message
-	blob := func(what string, limit int) ([]byte, error) {
+	length := func(what string, limit int) (int, error) {
 		n, err := readUint64(r)
-		if err != nil {
-			return nil, err
-		}
-		if n > uint64(min(limit, left)) {
-			return nil, malformedf("%s of %d bytes: %w", what, n, store.ErrTooLarge)
+		if err == nil && n > uint64(min(limit, left)) {
+			err = malformedf("%s of %d bytes: %w", what, n, store.ErrTooLarge)
 		}
 		left -= int(n)
-		return readBytes(r, int(n))
+		return int(n), err
 	}
 	for range count {
-		key, err := blob("key", l.Key)
+		n, err := length("key", l.Key)
+		if err != nil {
+			return err
+		}
+		var key []byte
+		if n <= r.Size() {
+			key, err = r.Peek(n)
+		} else {
+			key, err = readBytes(r, n)
+		}
 		if err != nil {
 			return err
 		}
 		req.keys = append(req.keys, string(key))
+		if n <= r.Size() {
+			r.Discard(n)
+		}
 		for range f.vals {
-			v, err := blob("value", l.Value)
+			if n, err = length("value", l.Value); err != nil {
+				return err
+			}
+			v, err := readBytes(r, n)
 			if err != nil {
 				return err
 			}
@@ -344,20 +433,139 @@ func readBlob(r *bufio.Reader) ([]byte, error) {
 	return readBytes(r, int(n))
 }
 
+// Blobs of at most shared bytes that come together lie in pieces of slab bytes,
+// so that the thousand addresses of a large group are not a thousand pieces of
+// memory.
+const (
+	shared = 256
+	slab   = 4 << 10
+)
+
 // readBlobs reads n blobs.
 func readBlobs(r *bufio.Reader, n int64) ([][]byte, error) {
 	if n < 0 {
 		return nil, malformedf("a reply with %d values", n)
 	}
-	var all [][]byte
-	for range n {
-		b, err := readBlob(r)
+	all := make([][]byte, 0, min(n, 1024))
+	var room []byte
+	for i := range n {
+		head, err := r.Peek(8)
 		if err != nil {
 			return nil, err
+		}
+		size := binary.LittleEndian.Uint64(head)
+		if n == 1 || size > shared {
+			b, err := readBlob(r)
+			if err != nil {
+				return nil, err
+			}
+			all = append(all, b)
+			continue
+		}
+		r.Discard(8)
+		if room == nil || len(room) < int(size) {
+			room = make([]byte, max(int64(size), min(slab, (n-i)*int64(size))))
+		}
+		b := room[:size:size]
+		room = room[size:]
+		if _, err := io.ReadFull(r, b); err != nil {
+			return nil, cut(err)
 		}
 		all = append(all, b)
 	}
 	return all, nil
+}
+
+// reply is what a server answers; which of the fields a query has is answers'.
+type reply struct {
+	num    int64
+	value  []byte
+	values [][]byte
+}
+
+// Kinds of replies.
+const (
+	nothing = iota
+	aNonce  // num
+	aFlag   // num
+	aNumber // num
+	aBlob   // value
+	blobs   // values, one for each key
+	aList   // values, their number before them
+	popped  // num, the queue's length before, and value if that is not 0
+)
+
+var answers = [len(forms)]byte{
+	qCompareSet: aBlob,
+	qGet:        aBlob,
+	qAdd:        aNumber,
+	qCheck:      aFlag,
+	qWait:       aFlag,
+	qNumKeys:    aNumber,
+	qDelete:     aNumber,
+	qMultiGet:   blobs,
+	qPing:       aNonce,
+	qQueuePop:   popped,
+	qQueueLen:   aNumber,
+	qListKeys:   aList,
+	qQueueTake:  popped,
+}
+
+// readReply reads the reply to a query about a number of keys.
+func readReply(r *bufio.Reader, q query, keys int) (a reply, err error) {
+	switch answers[q] {
+	case aNonce:
+		var n uint32
+		n, err = readUint32(r)
+		a.num = int64(n)
+	case aFlag:
+		var b byte
+		b, err = readFlag(r)
+		a.num = int64(b)
+	case aNumber:
+		a.num, err = readInt64(r)
+	case aBlob:
+		a.value, err = readBlob(r)
+	case blobs:
+		a.values, err = readBlobs(r, int64(keys))
+	case aList:
+		var n int64
+		if n, err = readInt64(r); err == nil {
+			a.values, err = readBlobs(r, n)
+		}
+	case popped:
+		if a.num, err = readInt64(r); err == nil && a.num > 0 {
+			a.value, err = readBlob(r)
+		}
+	}
+	return a, err
+}
+
+// size is the number of bytes of the reply to q.
+func (a *reply) size(q query) uint64 {
+	blob := func(b []byte) uint64 { return 8 + uint64(len(b)) }
+	var n uint64
+	switch answers[q] {
+	case aNonce:
+		n = 4
+	case aFlag:
+		n = 1
+	case aNumber:
+		n = 8
+	case aBlob:
+		n = blob(a.value)
+	case aList:
+		n = 8
+	case popped:
+		n = 8
+		if a.num > 0 {
+			n += blob(a.value)
+		}
+	}
+	for _, v := range a.values {
+		n += blob(v)
+	}
+	return n
 }
 
 // readFlag reads the reply of CHECK, WAIT, or CANCEL_WAIT: 0 or 1.

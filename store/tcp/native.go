@@ -1,0 +1,582 @@
+package tcp
+
+import (
+	"bufio"
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"math"
+	"math/rand/v2"
+	"runtime"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/c10d-go/c10d/store"
+)
+
+// The native dialect is what a client and a server of this package speak to
+// each other. A client offers it with the nonce of the PING that follows
+// VALIDATE; a server that takes it up answers with another number than that,
+// and PyTorch's, which echoes what it gets, declines without knowing.
+//
+//	request   u32 n, u32 id, message         n counts what follows it
+//	reply     u32 n, u32 id, u8 status, body
+//
+// A message is one of the new dialect. Each has one reply, in any order, whose
+// body, if the status is done, is what the new dialect answers; for SET and the
+// others that have no reply there it is empty. Differences:
+//
+//   - GET, MULTI_GET and WAIT wait for their keys, as many at once as the client
+//     likes. GET and MULTI_GET do not take a queue for a key.
+//   - QUEUE_TAKE is QUEUE_POP of a queue that it waits for.
+//   - GIVE_UP with the id of a request that waits ends it with the status givenUp
+//     and the indices, u32 each, of the keys that were missing. It has no reply of
+//     its own.
+//   - What the server refuses has a status and a text that says why, and the
+//     connection goes on.
+//   - CANCEL_WAIT and BARRIER are not there.
+const native store.Dialect = -1
+
+// offer is the upper half of the nonce that offers the native dialect, and
+// accept what changes in it. A PyTorch client's nonce is its process id, which
+// is never so large. The third byte has its top bit set, see ping.
+const (
+	offer  = 0xc1d0
+	accept = 1 << 16
+)
+
+// frameHead is what n counts of a reply without body.
+const frameHead = 5
+
+// Statuses.
+const (
+	done byte = iota
+	givenUp
+	notNumber
+	tooLarge
+)
+
+// offered reports whether req, the first after VALIDATE, offers the native
+// dialect and the server takes it up.
+func (c *session) offered(req *request) bool {
+	return req.query == qPing && uint32(req.num)>>16 == offer && c.peer.dialect == store.DialectV2 && !c.server.opts.plain
+}
+
+// cut is for an error of reading the rest of something: there should have been
+// more.
+func cut(err error) error {
+	if err == io.EOF {
+		return io.ErrUnexpectedEOF
+	}
+	return err
+}
+
+// mux is a client's connection in the native dialect, which any number of calls
+// share. One goroutine writes what they ask, as much as there is in one piece,
+// and one reads the replies.
+type mux struct {
+	c     *conn
+	grace time.Duration // how long a call that is given up may be held up
+	ended sync.WaitGroup
+	kick  chan struct{} // something is to be written, or the end has come
+
+	mu    sync.Mutex
+	err   error         // why it has ended
+	out   []byte        // not yet written
+	room  chan struct{} // closed when out is taken; nil if nobody waits for that
+	calls []*call       // by id
+	free  []uint32      // ids
+	live  int           // calls without a reply
+}
+
+// call is one request under way.
+type call struct {
+	query query
+	keys  int
+	reply
+	missing []uint32 // indices of keys, if it was given up
+	err     error
+	over    chan struct{} // has a value once the above is filled in
+	timer   *time.Timer
+	buf     []byte
+
+	// abandoned is the call's place in mux.calls after the caller has gone: its
+	// reply has still to come. An element of a queue goes back there.
+	abandoned bool
+	queue     string
+}
+
+var callPool = sync.Pool{New: func() any {
+	t := time.NewTimer(math.MaxInt64)
+	t.Stop()
+	return &call{over: make(chan struct{}, 1), timer: t}
+}}
+
+var (
+	// errMuxEnded says that nothing was sent, as the connection had ended.
+	errMuxEnded = errors.New("the connection has ended")
+	errGivenUp  = errors.New("the wait was given up")
+)
+
+// pending is how many bytes may wait to be written before calls have to wait to
+// add more.
+const pending = 1 << 20
+
+// direct is the largest request that a caller writes itself, if no other is
+// under way: then the server has taken all that came before, so there is room
+// for it in the socket's buffers and the write does not block.
+const direct = 4 << 10
+
+func newMux(c *conn, ended func()) *mux {
+	m := &mux{c: c, grace: grace, kick: make(chan struct{}, 1)}
+	m.ended.Go(m.write)
+	m.ended.Go(func() {
+		m.fail(m.read())
+		ended()
+	})
+	return m
+}
+
+// close ends all calls with err and returns when the goroutines have ended.
+func (m *mux) close(err error) {
+	m.fail(err)
+	m.ended.Wait()
+}
+
+func (m *mux) fail(err error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.err != nil {
+		return
+	}
+	m.err = err
+	for _, c := range m.calls {
+		if c != nil && !c.abandoned {
+			c.err = err
+			c.over <- struct{}{}
+		}
+	}
+	m.calls, m.free, m.out = nil, nil, nil
+	if m.room != nil {
+		close(m.room)
+		m.room = nil
+	}
+	m.c.Close()
+	m.wakeWriter()
+}
+
+func (m *mux) wakeWriter() {
+	select {
+	case m.kick <- struct{}{}:
+	default:
+	}
+}
+
+// write is the goroutine that writes.
+func (m *mux) write() {
+	var spare []byte
+	for range m.kick {
+		m.mu.Lock()
+		many := m.live > 1
+		m.mu.Unlock()
+		if many {
+			runtime.Gosched() // others that are about to call come along
+		}
+		m.mu.Lock()
+		b := m.out
+		m.out = spare[:0]
+		if m.room != nil {
+			close(m.room)
+			m.room = nil
+		}
+		err := m.err
+		m.mu.Unlock()
+		if err != nil {
+			return
+		}
+		if len(b) > 0 {
+			if _, err := m.c.Write(b); err != nil {
+				m.fail(err)
+				return
+			}
+		}
+		if spare = b; cap(spare) > readPiece {
+			spare = nil
+		}
+	}
+}
+
+// read is the goroutine that reads; it returns why it ended.
+func (m *mux) read() error {
+	r := m.c.r
+	for {
+		n, err := readUint32(r)
+		if err != nil {
+			return err
+		}
+		id, err := readUint32(r)
+		if err != nil {
+			return cut(err)
+		}
+		status, err := r.ReadByte()
+		if err != nil {
+			return cut(err)
+		}
+		m.mu.Lock()
+		var c *call
+		var q query
+		var keys int
+		if int(id) < len(m.calls) && m.calls[id] != nil {
+			c = m.calls[id]
+			q, keys = c.query, c.keys
+		}
+		m.mu.Unlock()
+		if c == nil || n < frameHead {
+			return malformedf("a reply of %d bytes to request %d, which there is not", n, id)
+		}
+		// The caller may abandon c meanwhile.
+		got, err := readNative(r, q, keys, status, n-frameHead)
+		if err != nil {
+			return cut(err)
+		}
+		m.mu.Lock()
+		if m.err != nil {
+			m.mu.Unlock()
+			return m.err
+		}
+		c = m.calls[id]
+		m.calls[id] = nil
+		m.free = append(m.free, id)
+		m.live--
+		if !c.abandoned {
+			c.reply, c.missing, c.err = got.reply, got.missing, got.err
+			c.over <- struct{}{}
+		} else if c.query == qQueueTake && got.err == nil {
+			m.send(m.place(&call{query: qQueuePush, abandoned: true}), &request{query: qQueuePush, keys: one(c.queue), vals: [][]byte{got.value}})
+		}
+		m.mu.Unlock()
+		if r.Buffered() == 0 {
+			runtime.Gosched() // the callers go on before this looks for more
+		}
+	}
+}
+
+// outcome is what a native reply says.
+type outcome struct {
+	reply
+	missing []uint32
+	err     error // of the request, not of reading
+}
+
+// maxText bounds the text of a refusal that is kept.
+const maxText = 1 << 10
+
+// readNative reads the rest of a reply, n bytes.
+func readNative(r *bufio.Reader, q query, keys int, status byte, n uint32) (o outcome, err error) {
+	switch status {
+	case done:
+		o.reply, err = readReply(r, q, keys)
+		if err == nil && o.size(q) != uint64(n) {
+			err = malformedf("a reply to %v of %d bytes in a frame of %d", q, o.size(q), n)
+		}
+		return o, err
+	case givenUp:
+		if n%4 != 0 || int64(n/4) > int64(keys) {
+			return o, malformedf("a reply to %v about %d keys that misses %d bytes of them", q, keys, n)
+		}
+		for range n / 4 {
+			i, err := readUint32(r)
+			if err == nil && int64(i) >= int64(keys) {
+				err = malformedf("a reply to %v about %d keys that misses the one with index %d", q, keys, i)
+			}
+			if err != nil {
+				return o, err
+			}
+			o.missing = append(o.missing, i)
+		}
+		o.err = errGivenUp
+		return o, nil
+	case notNumber, tooLarge:
+		if n > maxText {
+			return o, malformedf("a refusal of %v in %d bytes", q, n)
+		}
+		text, err := readBytes(r, int(n))
+		if err != nil {
+			return o, err
+		}
+		why := store.ErrNotNumber
+		if status == tooLarge {
+			why = store.ErrTooLarge
+		}
+		o.err = &refusal{string(text), why}
+		return o, nil
+	}
+	return o, malformedf("a reply to %v with status %d", q, status)
+}
+
+// refusal is the error of a request that the server did not carry out.
+type refusal struct {
+	text string
+	why  error
+}
+
+func (r *refusal) Error() string { return "the server refused: " + r.text }
+func (r *refusal) Unwrap() error { return r.why }
+
+// place gives c an id, with mu held.
+func (m *mux) place(c *call) uint32 {
+	var id uint32
+	if n := len(m.free); n > 0 {
+		id = m.free[n-1]
+		m.free = m.free[:n-1]
+		m.calls[id] = c
+	} else {
+		id = uint32(len(m.calls))
+		m.calls = append(m.calls, c)
+	}
+	m.live++
+	return id
+}
+
+// send leaves a request to the goroutine that writes, with mu held.
+func (m *mux) send(id uint32, req *request) {
+	m.out = appendFrame(m.out, id, req)
+	m.wakeWriter()
+}
+
+func appendFrame(b []byte, id uint32, req *request) []byte {
+	b = slices.Grow(b, 8+req.size())
+	b = binary.LittleEndian.AppendUint32(b, uint32(4+req.size()))
+	b = binary.LittleEndian.AppendUint32(b, id)
+	b, _ = req.append(b, native)
+	return b
+}
+
+// do carries out req. limit is the store's timeout if that holds, else 0. Its
+// error is errMuxEnded if it has done nothing. missing are the indices of the
+// keys that were missing when a wait for several ran out of time.
+func (m *mux) do(ctx context.Context, limit time.Duration, req *request) (rep reply, missing []uint32, err error) {
+	if uint64(req.size())+4 > math.MaxUint32 {
+		return rep, nil, fmt.Errorf("a request of %d bytes: %w", req.size(), store.ErrTooLarge)
+	}
+	c := callPool.Get().(*call)
+	c.query, c.keys = req.query, len(req.keys)
+	var timeout <-chan time.Time
+	if limit > 0 {
+		c.timer.Reset(limit)
+		timeout = c.timer.C
+	}
+	m.mu.Lock()
+	for m.err == nil && len(m.out) > pending {
+		if m.room == nil {
+			m.room = make(chan struct{})
+		}
+		room := m.room
+		m.mu.Unlock()
+		select {
+		case <-room:
+		case <-timeout:
+			err = store.ErrTimeout
+		case <-ctx.Done():
+			err = ctx.Err()
+		}
+		if err != nil {
+			c.put()
+			return rep, nil, err
+		}
+		m.mu.Lock()
+	}
+	if m.err != nil {
+		m.mu.Unlock()
+		c.put()
+		return rep, nil, errMuxEnded
+	}
+	id := m.place(c)
+	if m.live == 1 && req.size() <= direct {
+		m.mu.Unlock()
+		c.buf = appendFrame(c.buf[:0], id, req)
+		if _, err := m.c.Write(c.buf); err != nil {
+			m.fail(err)
+		}
+	} else {
+		m.send(id, req)
+		m.mu.Unlock()
+	}
+
+	select {
+	case <-c.over:
+	case <-timeout:
+		err = store.ErrTimeout
+	case <-ctx.Done():
+		err = ctx.Err()
+	}
+	if err == nil || m.giveUp(c, id, req, err) {
+		if rep, missing = c.reply, c.missing; c.err != errGivenUp {
+			err = c.err
+		}
+	}
+	c.put()
+	return rep, missing, err
+}
+
+// put makes c ready for another call. Nobody else may hold it.
+func (c *call) put() {
+	c.timer.Stop()
+	c.reply, c.missing, c.err = reply{}, nil, nil
+	callPool.Put(c)
+}
+
+// giveUp ends a call for which the caller will not wait any longer, for the
+// reason why. It reports whether there is a reply after all; otherwise c is not
+// used any more.
+//
+// Most calls end at once. A pop waits for the server to say whether it was
+// given an element, which would be lost; and a wait for several keys that ran
+// out of time for which of them were missing. If the server hangs that is for
+// the time of grace.
+func (m *mux) giveUp(c *call, id uint32, req *request, why error) bool {
+	m.mu.Lock()
+	if m.err != nil || m.calls[id] != c {
+		m.mu.Unlock()
+		<-c.over
+		return true
+	}
+	ask := req.query == qQueueTake || len(req.keys) > 1 && !errors.Is(why, context.Canceled)
+	switch req.query {
+	case qWait, qGet, qMultiGet, qQueueTake:
+		m.send(id, &request{query: qGiveUp, num: int64(id)})
+	default:
+		ask = false
+	}
+	if ask {
+		m.mu.Unlock()
+		c.timer.Reset(m.grace)
+		select {
+		case <-c.over:
+			return true
+		case <-c.timer.C:
+		}
+		m.mu.Lock()
+		if m.err != nil || m.calls[id] != c {
+			m.mu.Unlock()
+			<-c.over
+			return true
+		}
+	}
+	gone := &call{query: c.query, keys: c.keys, abandoned: true}
+	if req.query == qQueueTake {
+		gone.queue = req.keys[0]
+	}
+	m.calls[id] = gone
+	m.mu.Unlock()
+	return false
+}
+
+// offerNative is validate of a client that would rather speak the native
+// dialect, and makes c do so if the server does.
+func (c *conn) offerNative() error {
+	nonce := uint32(offer)<<16 | rand.Uint32()&0xffff
+	if err := c.send(validate, &request{query: qPing, num: int64(nonce)}); err != nil {
+		return err
+	}
+	echo, err := readUint32(c.r)
+	switch {
+	case err != nil:
+		return err
+	case echo == nonce^accept:
+		c.dialect = native
+	case echo != nonce:
+		return malformedf("the server answered %#x to a ping with %#x", echo, nonce)
+	}
+	return nil
+}
+
+// validate is the first message of a client of the new dialect.
+var validate = &request{query: qValidate, num: int64(binary.LittleEndian.Uint32(opening[1:]))}
+
+// muxed returns the connection that calls share, a new one if what there was is
+// old and ended.
+func (s *Store) muxed(ctx context.Context, old *mux) (*mux, error) {
+	if m := s.mux.Load(); m != old {
+		return m, nil
+	}
+	ctx, cancel := store.WithTimeout(ctx, s.Timeout())
+	defer cancel()
+	select {
+	case s.turn <- struct{}{}:
+		defer func() { <-s.turn }()
+	case <-ctx.Done():
+		return nil, store.WaitErr(ctx)
+	case <-s.ctx.Done():
+		return nil, store.ErrClosed
+	}
+	if m := s.mux.Load(); m != old {
+		return m, nil
+	}
+	c, err := s.connect(ctx)
+	if err != nil {
+		if why := store.WaitErr(ctx); why != nil && !s.isClosed() {
+			err = why
+		}
+		return nil, err
+	}
+	if c.dialect != native {
+		s.drop(c)
+		return nil, fmt.Errorf("at %s is another kind of server than before", s.dialer.addr)
+	}
+	return s.share(c), nil
+}
+
+// share makes c the connection that calls share.
+func (s *Store) share(c *conn) *mux {
+	m := newMux(c, func() { s.drop(c) })
+	s.mux.Store(m)
+	return m
+}
+
+// ask is a whole call in the native dialect.
+func (s *Store) ask(ctx context.Context, op string, req *request) (reply, error) {
+	start := time.Now()
+	err := ctx.Err()
+	if s.isClosed() {
+		err = store.ErrClosed
+	}
+	if err == nil {
+		err = s.limits.check(req)
+	}
+	var rep reply
+	var missing []uint32
+	if err == nil {
+		limit := max(s.Timeout(), 0)
+		if _, ok := ctx.Deadline(); ok {
+			limit = 0
+		}
+		m := s.mux.Load()
+		rep, missing, err = m.do(ctx, limit, req)
+		if err == errMuxEnded {
+			if m, err = s.muxed(ctx, m); err == nil {
+				rep, missing, err = m.do(ctx, limit, req)
+			}
+		}
+		if err == errMuxEnded { // twice: the server does not want us
+			err = io.EOF
+		}
+	}
+	if err == nil {
+		return rep, nil
+	}
+	names := req.names()
+	if missing != nil {
+		var few []string
+		for _, i := range missing {
+			if !slices.Contains(few, names[i]) {
+				few = append(few, names[i])
+			}
+		}
+		names = few
+	}
+	return rep, s.fail(ctx, op, names, start, err)
+}

@@ -1,6 +1,7 @@
 package backend
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -90,8 +91,22 @@ func RegisterAllReduce(w AllReduceWork) error {
 		}
 	}
 	works.list = append(works.list, w)
-	slices.SortStableFunc(works.list, func(a, b AllReduceWork) int { return b.Rank - a.Rank })
+	slices.SortStableFunc(works.list, func(a, b AllReduceWork) int { return cmp.Compare(b.Rank, a.Rank) })
 	return nil
+}
+
+// AllReduceWorks returns the works for a device type and a layout, the best
+// first. What ChooseAllReduce takes is the first that is usable.
+func AllReduceWorks(d tensor.DeviceType, l tensor.Layout) []AllReduceWork {
+	works.RLock()
+	defer works.RUnlock()
+	var list []AllReduceWork
+	for _, w := range works.list {
+		if w.Device == d && w.Layout == l {
+			list = append(list, w)
+		}
+	}
+	return list
 }
 
 // ChooseAllReduce returns the work that does the call.

@@ -138,7 +138,7 @@ type Options struct {
 
 	Rank, Size int
 
-	// Timeout is the limit of an operation and of the rendezvous; 0 means DefaultTimeout.
+	// Timeout is the limit of an operation and of the rendezvous; 0 or less means DefaultTimeout.
 	Timeout time.Duration
 
 	Group       string // the group's name

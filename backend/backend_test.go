@@ -23,12 +23,11 @@ func newNone(context.Context, backend.Options) (backend.Backend, error) { return
 
 func register(t *testing.T, name string, devices ...tensor.DeviceType) {
 	t.Helper()
-	if _, ok := backend.Lookup(name); !ok {
-		require.NoError(t, backend.Register(backend.Registration{Name: name, Devices: devices, New: newNone}))
-	}
+	require.NoError(t, backend.Register(backend.Registration{Name: name, Devices: devices, New: newNone}))
 }
 
 func TestRegister(t *testing.T) {
+	defer backend.Forget()()
 	register(t, "Test-One", tensor.CPU)
 	r, ok := backend.Lookup("TEST-ONE")
 	require.True(t, ok)
@@ -46,6 +45,7 @@ func TestRegister(t *testing.T) {
 }
 
 func TestParseDevices(t *testing.T) {
+	defer backend.Forget()()
 	_, err := backend.ParseDevices("")
 	require.ErrorIs(t, err, backend.ErrUnknownBackend, "nothing is linked into this test")
 	register(t, "gloo", tensor.CPU)
@@ -108,6 +108,7 @@ func (m device) Device() tensor.Device { return m.d }
 func (m device) Len() int              { return 8 }
 
 func TestAllReduceWorksAreChosen(t *testing.T) {
+	defer backend.Forget()()
 	const odd tensor.DeviceType = 77 // a device type of a user's own
 	x, err := tensor.OnDevice(tensor.Float32, device{tensor.Device{Type: odd}}, 2)
 	require.NoError(t, err)
@@ -130,6 +131,12 @@ func TestAllReduceWorksAreChosen(t *testing.T) {
 	w, err = backend.ChooseAllReduce(call)
 	require.NoError(t, err)
 	require.Equal(t, "direct", w.Name, "the higher rank wins once it is usable")
+
+	last := backend.AllReduceWork{Name: "last", Device: odd, Rank: math.MinInt, New: nop}
+	require.NoError(t, backend.RegisterAllReduce(last))
+	w, err = backend.ChooseAllReduce(call)
+	require.NoError(t, err)
+	require.Equal(t, "direct", w.Name)
 
 	require.ErrorContains(t, backend.RegisterAllReduce(fast), "clashes")
 	require.Error(t, backend.RegisterAllReduce(backend.AllReduceWork{Name: "x"}))

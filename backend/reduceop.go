@@ -1,6 +1,7 @@
 package backend
 
 import (
+	"cmp"
 	"fmt"
 	"unsafe"
 
@@ -122,6 +123,11 @@ type Reduction struct {
 	// tensors to Gloo as real ones, and cuts them as such. A custom operator
 	// gets whole elements.
 	Grain int
+
+	// Adds is the dtype of these numbers if Combine adds floats, else Invalid. Only
+	// then do bits depend on the order, beyond what Min and Max make of NaN and of
+	// the sign of zero, and is there a sum that does not.
+	Adds tensor.DType
 }
 
 // parts are the dtypes of the complex ones' real and imaginary parts.
@@ -148,6 +154,12 @@ func (o ReduceOp) Reduction(d tensor.DType, size int) (Reduction, error) {
 		r.Grain = part.Size()
 		if r.Combine, err = reduce.Kernel(o.kind, part); err != nil {
 			return Reduction{}, err
+		}
+	}
+	switch o.kind {
+	case reduce.Sum, reduce.Avg, reduce.PreMulSum:
+		if part := cmp.Or(parts[d], d); part.IsFloat() {
+			r.Adds = part
 		}
 	}
 	switch o.kind {

@@ -191,6 +191,15 @@ func (c *coo) keys(shape []int) []uint64 {
 // unsorted returns the first entry that does not come after the one before, 0
 // if there is none.
 func (c *coo) unsorted(shape []int) int {
+	if c.indices.shape[0] == 1 {
+		at := cast[int64](c.indices.Bytes())
+		for k := 1; k < len(at); k++ {
+			if at[k] <= at[k-1] {
+				return k
+			}
+		}
+		return 0
+	}
 	keys := c.keys(shape)
 	for k := 1; k < len(keys); k++ {
 		if keys[k] <= keys[k-1] {

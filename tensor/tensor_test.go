@@ -3,6 +3,7 @@ package tensor_test
 import (
 	"fmt"
 	"math"
+	"strconv"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -133,11 +134,14 @@ func TestWrongArguments(t *testing.T) {
 	dev := onDevice(t, tensor.Float32, 2, 3)
 	room := make([]byte, 24)
 	for name, call := range map[string]func() error{
-		"too few":            func() error { _, err := tensor.Of([]int8{1}, 2); return err },
-		"negative":           func() error { _, err := tensor.Of([]int8{}, -1, 0); return err },
-		"overflow":           func() error { _, err := tensor.New(tensor.Int8, 1<<32, 1<<32); return err },
-		"overflow of bytes":  func() error { _, err := tensor.New(tensor.Int64, 1<<61); return err },
-		"empty but overflow": func() error { _, err := tensor.New(tensor.Int8, 0, 1<<40, 1<<40); return err },
+		"too few":  func() error { _, err := tensor.Of([]int8{1}, 2); return err },
+		"negative": func() error { _, err := tensor.Of([]int8{}, -1, 0); return err },
+		"overflow": func() error {
+			_, err := tensor.New(tensor.Int8, 1<<(strconv.IntSize/2), 1<<(strconv.IntSize/2))
+			return err
+		},
+		"overflow of bytes":  func() error { _, err := tensor.New(tensor.Int64, 1<<(strconv.IntSize-3)); return err },
+		"empty but overflow": func() error { _, err := tensor.New(tensor.Int8, 0, math.MaxInt/64, math.MaxInt/64); return err },
 		"bytes":              func() error { _, err := tensor.FromBytes(tensor.Int32, room[:5], 1); return err },
 		"unaligned":          func() error { _, err := tensor.FromBytes(tensor.Int32, room[1:5], 1); return err },
 		"nil memory":         func() error { _, err := tensor.OnDevice(tensor.Int32, nil, 1); return err },

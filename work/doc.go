@@ -35,6 +35,6 @@
 //
 // A backend makes a Promise, gives its Work to the caller, and completes it on
 // every path. What the backend does not say, the Work does not claim: a Work
-// without OnAbort cannot be aborted, one without OnSynchronize is synchronised
+// without a Runner cannot be aborted, one without OnSynchronize is synchronised
 // by waiting.
 package work

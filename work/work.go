@@ -29,17 +29,33 @@ type Stream interface {
 // goroutines. Works come from operations; a backend makes them through a Promise.
 type Work struct {
 	info    Info
-	done    chan struct{}
+	runner  Runner // may be nil
 	state   atomic.Uint32
 	source  atomic.Int64
 	started atomic.Int64 // nanoseconds since base, 0 = not yet
 
 	mu       sync.Mutex
+	done     chan struct{} // made when somebody asks for it
 	err      error
 	result   []*tensor.Tensor
 	duration time.Duration
-	abort    func(cause error)
 	order    func(Stream) error
+}
+
+// Runner is what runs an operation, as far as its Work has to know it.
+type Runner interface {
+	// Abort ends the operation with cause, which is not nil.
+	Abort(cause error)
+}
+
+// Helper is a Runner that can use the goroutine of somebody who waits. Wait
+// calls Help before it blocks: the backend may then run the operation, and
+// others before it, rather than wake a goroutine of its own. Help returns when
+// the operation has ended or there is nothing to help with. It may go on for
+// longer than ctx only if the end of ctx ends the operation.
+type Helper interface {
+	Runner
+	Help(ctx context.Context)
 }
 
 const (
@@ -56,8 +72,13 @@ var base = time.Now()
 // error that wraps ctx's and the operation goes on.
 func (w *Work) Wait(ctx context.Context) error {
 	if w.state.Load() == pending {
+		if h, ok := w.runner.(Helper); ok {
+			h.Help(ctx)
+		}
+	}
+	if w.state.Load() == pending {
 		select {
-		case <-w.done:
+		case <-w.Done():
 		case <-ctx.Done():
 			// An operation that has ended wins over a context that has.
 			if w.state.Load() == pending {
@@ -86,12 +107,31 @@ func (w *Work) Synchronize(s Stream) error {
 			return order(s)
 		}
 	}
-	<-w.done
-	return w.Err()
+	return w.Wait(context.Background())
 }
 
 // Done is closed when the operation has ended.
-func (w *Work) Done() <-chan struct{} { return w.done }
+func (w *Work) Done() <-chan struct{} {
+	if w.state.Load() != pending {
+		return ended
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.state.Load() != pending {
+		return ended
+	}
+	if w.done == nil {
+		w.done = make(chan struct{})
+	}
+	return w.done
+}
+
+// ended is the channel of every operation that has ended before it was asked for one.
+var ended = func() chan struct{} {
+	c := make(chan struct{})
+	close(c)
+	return c
+}()
 
 // Err returns how the operation ended: nil while it runs and when it succeeded.
 func (w *Work) Err() error {
@@ -163,11 +203,10 @@ func (w *Work) Duration() (time.Duration, bool) {
 // run and the error is passed on. The result is w's. f runs in a goroutine of its own.
 func (w *Work) Then(f func(*Work) error) *Work {
 	p := NewPromise(w.info)
-	p.OnAbort(w.Abort)
+	p.RunBy(w)
 	p.Start()
 	go func() {
-		<-w.done
-		err := w.Err()
+		err := w.Wait(context.Background())
 		if err == nil {
 			p.SetResult(w.result...)
 			err = f(w)
@@ -187,11 +226,8 @@ func (w *Work) Abort(cause error) {
 	if cause == nil {
 		cause = ErrAborted
 	}
-	w.mu.Lock()
-	abort := w.abort
-	w.mu.Unlock()
-	if abort != nil && w.state.Load() == pending {
-		abort(cause)
+	if w.runner != nil && w.state.Load() == pending {
+		w.runner.Abort(cause)
 	}
 }
 
@@ -225,7 +261,6 @@ func NewPromise(info Info) *Promise {
 // their own. The Work is then part of that struct.
 func (p *Promise) Init(info Info) {
 	p.w.info = info
-	p.w.done = make(chan struct{})
 	p.w.source.Store(-1)
 }
 
@@ -257,12 +292,9 @@ func (p *Promise) SetResult(result ...*tensor.Tensor) {
 	p.w.mu.Unlock()
 }
 
-// OnAbort sets what Work.Abort calls.
-func (p *Promise) OnAbort(f func(cause error)) {
-	p.w.mu.Lock()
-	p.w.abort = f
-	p.w.mu.Unlock()
-}
+// RunBy sets who runs the operation: what Work.Abort asks to end it and, if it
+// is a Helper, Work.Wait to go on. It has to be set before anybody has the Work.
+func (p *Promise) RunBy(r Runner) { p.w.runner = r }
 
 // OnSynchronize sets how a stream is ordered after the operation's outputs.
 func (p *Promise) OnSynchronize(f func(Stream) error) {
@@ -284,7 +316,6 @@ func (p *Promise) Complete(err error) bool {
 	if started := w.started.Load(); started != 0 {
 		w.duration = time.Since(base) - time.Duration(started)
 	}
-	w.abort = nil
 	if err != nil {
 		var have *Error
 		if !errors.As(err, &have) {
@@ -295,6 +326,8 @@ func (p *Promise) Complete(err error) bool {
 	} else {
 		w.state.Store(succeeded)
 	}
-	close(w.done)
+	if w.done != nil {
+		close(w.done)
+	}
 	return true
 }

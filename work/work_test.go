@@ -140,10 +140,46 @@ func TestThen(t *testing.T) {
 	}
 }
 
+type aborter func(error)
+
+func (a aborter) Abort(cause error) { a(cause) }
+
+// helper runs its operation in the goroutine of whoever waits first.
+type helper struct {
+	work.Promise
+	helped int
+}
+
+func (h *helper) Abort(cause error) { h.Complete(cause) }
+
+func (h *helper) Help(context.Context) {
+	h.helped++
+	h.Complete(nil)
+}
+
+func TestWaitHelps(t *testing.T) {
+	for name, wait := range map[string]func(*work.Work) error{
+		"wait":        func(w *work.Work) error { return w.Wait(t.Context()) },
+		"synchronize": func(w *work.Work) error { return w.Synchronize(nil) },
+		"then":        func(w *work.Work) error { return w.Then(func(*work.Work) error { return nil }).Wait(t.Context()) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			h := new(helper)
+			h.Init(info)
+			h.RunBy(h)
+			require.NoError(t, wait(h.Work()))
+			require.Equal(t, 1, h.helped)
+			require.NoError(t, h.Work().Wait(t.Context()))
+			require.Equal(t, 1, h.helped, "nothing to help with any more")
+			<-h.Work().Done()
+		})
+	}
+}
+
 func TestAbortReachesTheBackend(t *testing.T) {
 	p := work.NewPromise(info)
 	var got error
-	p.OnAbort(func(cause error) { got = cause; p.Complete(cause) })
+	p.RunBy(aborter(func(cause error) { got = cause; p.Complete(cause) }))
 	then := p.Work().Then(func(*work.Work) error { return nil })
 	then.Abort(work.ErrAborted)
 	require.Equal(t, work.ErrAborted, got)

@@ -1,0 +1,321 @@
+package detail
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strconv"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/c10d-go/c10d/backend"
+	"github.com/c10d-go/c10d/store"
+	"github.com/c10d-go/c10d/tensor"
+	"github.com/c10d-go/c10d/work"
+)
+
+// Backend checks every collective over a second group before it passes it on.
+// See backend.Backend for the rules of use; a collective's call blocks until
+// all ranks have made theirs.
+type Backend struct {
+	backend.Backend // the one that does the work
+	control         backend.Backend
+
+	group   string
+	dialect store.Dialect
+	store   store.Store // under the control group's prefix
+
+	again sync.Once // the second look at who is a rank of this library
+	ours  []bool    // by rank
+	only  bool      // there are no others
+
+	issued  atomic.Uint64 // collectives
+	counted atomic.Uint64 // operations as PyTorch's gloo counts them
+}
+
+// New wraps inner, which is connected already and was made with the options o,
+// but for their Store: that is the one below which PyTorch looks for control
+// groups, the job's for PyTorch up to 2.0 and inner's for later ones. Their
+// Dialect says which generation's fingerprints are exchanged. connect makes
+// the control group, whose name and prefix are "pg_wrapper:" and the group's.
+// Every rank of the group must call it. The wrapper owns both groups when New
+// succeeds; inner remains the caller's when it does not.
+func New(ctx context.Context, inner backend.Backend, connect func(context.Context, backend.Options) (backend.Backend, error), o backend.Options) (*Backend, error) {
+	b := &Backend{Backend: inner, group: o.Group, dialect: o.Dialect, ours: make([]bool, o.Size)}
+	o.Group = "pg_wrapper:" + o.Group
+	o.Store = store.Prefix(o.Group, o.Store)
+	b.store = o.Store
+	// Before the others can be connected to this rank.
+	if err := o.Store.Set(ctx, mark(o.Rank), []byte("1")); err != nil {
+		return nil, fmt.Errorf("detail: %w", err)
+	}
+	control, err := connect(ctx, o)
+	if err != nil {
+		return nil, fmt.Errorf("detail: the second group, which the ranks make under TORCH_DISTRIBUTED_DEBUG=DETAIL: %w", err)
+	}
+	b.control = control
+	if err := b.look(ctx); err != nil {
+		control.Abort(err)
+		return nil, errors.Join(fmt.Errorf("detail: %w", err), control.Close())
+	}
+	return b, nil
+}
+
+// mark is the key by which ranks of this library know each other.
+func mark(rank int) string { return "c10d-go/" + strconv.Itoa(rank) }
+
+// look finds out which ranks are of this library. Those that are connected
+// have left their marks.
+func (b *Backend) look(ctx context.Context) error {
+	keys := make([]string, len(b.ours))
+	for r := range keys {
+		keys[r] = mark(r)
+	}
+	all, err := b.store.Check(ctx, keys...)
+	if err != nil {
+		return err
+	}
+	b.only = all
+	for r := range keys {
+		b.ours[r] = all
+		if !all {
+			if b.ours[r], err = b.store.Check(ctx, keys[r]); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// Unwrap returns the backend whose operations are checked.
+func (b *Backend) Unwrap() backend.Backend { return b.Backend }
+
+// SetTimeout sets the limit of later operations, and of each step of their check.
+func (b *Backend) SetTimeout(d time.Duration) {
+	b.Backend.SetTimeout(d)
+	b.control.SetTimeout(d)
+}
+
+// Abort ends all operations and checks with cause, on every rank.
+func (b *Backend) Abort(cause error) {
+	b.Backend.Abort(cause)
+	b.control.Abort(cause)
+}
+
+// Close closes both groups.
+func (b *Backend) Close() error {
+	return errors.Join(b.Backend.Close(), b.control.Close())
+}
+
+// call is what there is to say of a collective.
+type call struct {
+	op      work.OpType
+	timeout time.Duration
+	tensors []*tensor.Tensor // that PyTorch compares
+	more    []*tensor.Tensor // that have to agree as well
+	real    bool             // PyTorch's front end turns complex tensors into real ones
+	root    int              // 1 more than it is; 0: none
+	reduce  *backend.ReduceOp
+	counts  int // by how much PyTorch's gloo counts on; 0 means 1
+}
+
+// fingerprint describes a call, to ranks of this library alone with all that
+// has to agree.
+func (c *call) fingerprint(own bool) Fingerprint {
+	f := Fingerprint{Op: c.op, Tensors: of(c.tensors, c.real), Root: -1, Operator: -1}
+	if own {
+		f.Tensors = append(f.Tensors, of(c.more, false)...)
+		f.Root = c.root - 1
+		if c.reduce != nil {
+			f.Operator = int(c.reduce.Kind())
+		}
+	}
+	return f
+}
+
+// run checks a collective and issues it.
+func (b *Backend) run(ctx context.Context, c call, issue func() (*work.Work, error)) (*work.Work, error) {
+	if slices.Contains(c.tensors, nil) || slices.Contains(c.more, nil) {
+		return issue() // which refuses it
+	}
+	if err := b.check(ctx, &c); err != nil {
+		return nil, err
+	}
+	w, err := issue()
+	if err == nil {
+		b.issued.Add(1)
+		b.counted.Add(uint64(max(c.counts, 1)))
+	}
+	return w, err
+}
+
+// check returns when every rank has said the same of its next collective.
+func (b *Backend) check(ctx context.Context, c *call) error {
+	timeout := c.timeout
+	info := work.Info{Op: c.op, Seq: b.Seq(), Group: b.group, Rank: b.Rank()}
+	own := c.fingerprint(false)
+	if err := ctx.Err(); err != nil {
+		return &work.Error{Info: info, Peer: -1, Err: fmt.Errorf("not started: %w: %w", work.ErrCanceled, err)}
+	}
+	if err := b.control.MonitoredBarrier(ctx, backend.MonitoredBarrierOptions{Timeout: timeout}); err != nil {
+		return b.broken(info, own, err)
+	}
+	// A transport that lets a rank in before the others come shows their marks
+	// only now. Where the store has gone, the first look was good.
+	b.again.Do(func() {
+		if !b.only {
+			seen, err := slices.Clone(b.ours), b.look(ctx)
+			if err != nil {
+				b.ours, b.only = seen, false
+			}
+		}
+	})
+	own.Seq = b.counted.Load()
+	if b.only {
+		own = c.fingerprint(true)
+		own.Seq = b.issued.Load()
+	}
+	words := own.words(b.form())
+	lengths, err := b.gather(ctx, timeout, []int64{int64(len(words))})
+	if err != nil {
+		return b.broken(info, own, err)
+	}
+	if slices.ContainsFunc(lengths, func(n []int64) bool { return n[0] != int64(len(words)) }) {
+		return b.tellApart(ctx, timeout, info, own, words, lengths)
+	}
+	all, err := b.gather(ctx, timeout, words)
+	if err != nil {
+		return b.broken(info, own, err)
+	}
+	e := &MismatchError{Info: info, Own: own}
+	for r, theirs := range all {
+		if !slices.Equal(theirs, words) {
+			e.add(r, b.read(theirs))
+		}
+	}
+	if len(e.Others) > 0 {
+		return e
+	}
+	return nil
+}
+
+func (b *Backend) form() form { return formOf(b.dialect, b.only) }
+
+// gather returns every rank's numbers, of which each rank has as many.
+func (b *Backend) gather(ctx context.Context, timeout time.Duration, mine []int64) ([][]int64, error) {
+	all := make([][]int64, b.Size())
+	out := make([]*tensor.Tensor, len(all))
+	for r := range all {
+		all[r] = make([]int64, len(mine))
+		out[r] = flat(all[r])
+	}
+	w, err := b.control.AllGather(ctx, out, flat(mine), backend.AllGatherOptions{Timeout: timeout})
+	if err == nil {
+		err = w.Wait(ctx)
+	}
+	return all, err
+}
+
+func flat(v []int64) *tensor.Tensor {
+	t, err := tensor.Of(v, len(v))
+	if err != nil {
+		panic(err) // the shape is the length
+	}
+	return t
+}
+
+// longest is how long a fingerprint may be that a rank takes from another.
+const longest = 1 << 16
+
+// tell is the tag under which ranks of this library send each other what
+// PyTorch does not exchange: fingerprints of unequal length.
+const tell = 1<<32 - 1
+
+// tellApart is the end of a check whose fingerprints have not the same length.
+// PyTorch's ranks stop there; those of this library go on among themselves.
+func (b *Backend) tellApart(ctx context.Context, timeout time.Duration, info work.Info, own Fingerprint, words []int64, lengths [][]int64) error {
+	var works []*work.Work
+	theirs := make([][]int64, len(lengths))
+	post := func(w *work.Work, err error) error {
+		works = append(works, w)
+		return err
+	}
+	o := backend.P2POptions{Tag: tell, Timeout: timeout}
+	for r, n := range lengths {
+		if n[0] == int64(len(words)) || !b.ours[r] {
+			continue
+		}
+		if len(words) <= longest {
+			if err := post(b.control.Send(ctx, flat(words), r, o)); err != nil {
+				return b.broken(info, own, err)
+			}
+		}
+		if n[0] > 0 && n[0] <= longest {
+			theirs[r] = make([]int64, n[0])
+			if err := post(b.control.Recv(ctx, flat(theirs[r]), r, o)); err != nil {
+				return b.broken(info, own, err)
+			}
+		}
+	}
+	for _, w := range works {
+		if err := w.Wait(ctx); err != nil {
+			return b.broken(info, own, err)
+		}
+	}
+	e := &MismatchError{Info: info, Own: own}
+	for r, n := range lengths {
+		switch {
+		case n[0] == int64(len(words)):
+		case theirs[r] != nil:
+			e.add(r, b.read(theirs[r]))
+		default:
+			e.add(r, Call{What: ofLength(n[0], b.form())})
+		}
+	}
+	return e
+}
+
+// read makes words of a fingerprint from another rank.
+func (b *Backend) read(words []int64) Call {
+	f, err := parse(words, b.form())
+	if err != nil {
+		return Call{What: err.Error()}
+	}
+	return Call{Fingerprint: f, Known: true, What: f.String()}
+}
+
+// add notes what a rank calls.
+func (e *MismatchError) add(rank int, c Call) {
+	for i, x := range e.Others {
+		if x.What == c.What && x.Fingerprint.Seq == c.Fingerprint.Seq && x.Known == c.Known {
+			e.Others[i].Ranks = append(e.Others[i].Ranks, rank)
+			return
+		}
+	}
+	c.Ranks = []int{rank}
+	e.Others = append(e.Others, c)
+}
+
+// broken is the end of the group: without its control group it cannot go on.
+func (b *Backend) broken(info work.Info, own Fingerprint, err error) error {
+	e := &work.Error{Info: info, Peer: -1, Err: fmt.Errorf("detail: before %v: %w", own, err)}
+	var failed *work.Error
+	if errors.As(err, &failed) {
+		e.Peer = failed.Peer
+		e.Err = fmt.Errorf("detail: before %v: %w", own, failed.Err)
+	}
+	if !errors.Is(err, work.ErrClosed) {
+		b.Abort(e)
+	}
+	return e
+}
+
+// p2p counts a send or receive as PyTorch does.
+func (b *Backend) p2p(w *work.Work, err error) (*work.Work, error) {
+	if err == nil {
+		b.counted.Add(1)
+	}
+	return w, err
+}

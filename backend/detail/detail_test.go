@@ -1,0 +1,635 @@
+package detail_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"reflect"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"go.uber.org/goleak"
+
+	"github.com/c10d-go/c10d/backend"
+	"github.com/c10d-go/c10d/backend/detail"
+	"github.com/c10d-go/c10d/internal/script"
+	"github.com/c10d-go/c10d/pg"
+	"github.com/c10d-go/c10d/pg/pgtest"
+	"github.com/c10d-go/c10d/store"
+	"github.com/c10d-go/c10d/tensor"
+	"github.com/c10d-go/c10d/work"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// stranger is the store of a rank that plays one of PyTorch's: it leaves no
+// mark and looks for none.
+type stranger struct{ store.Store }
+
+func (s stranger) Set(ctx context.Context, key string, value []byte) error {
+	if strings.Contains(key, "c10d-go/") {
+		return nil
+	}
+	return s.Store.Set(ctx, key, value)
+}
+
+func (s stranger) Check(context.Context, ...string) (bool, error) { return false, nil }
+
+// job runs f on size ranks that check their collectives.
+func job(t *testing.T, size int, o pg.Options, strangers []int, f func(g *pg.ProcessGroup)) {
+	t.Helper()
+	j := pgtest.NewJob(size)
+	defer j.Close()
+	inMemory := j.Options()
+	o.BackendOptions, o.Detail = inMemory.BackendOptions, true
+	if o.Timeout == 0 {
+		o.Timeout = inMemory.Timeout
+	}
+	var wg sync.WaitGroup
+	for r := range size {
+		wg.Go(func() {
+			st := j.Store
+			if slices.Contains(strangers, r) {
+				st = stranger{st}
+			}
+			g, err := pg.New(t.Context(), st, r, size, o)
+			if err != nil {
+				t.Errorf("rank %d: %v", r, err)
+				return
+			}
+			f(g)
+			if err := g.Close(); err != nil {
+				t.Errorf("rank %d: close: %v", r, err)
+			}
+		})
+	}
+	wg.Wait()
+}
+
+// each collects what every rank returns.
+type each[T any] struct {
+	sync.Mutex
+	of map[int]T
+}
+
+func (e *each[T]) put(rank int, v T) {
+	e.Lock()
+	defer e.Unlock()
+	if e.of == nil {
+		e.of = map[int]T{}
+	}
+	e.of[rank] = v
+}
+
+func zeros(d tensor.DType, shape ...int) *tensor.Tensor {
+	t, err := tensor.New(d, shape...)
+	if err != nil {
+		panic(err)
+	}
+	return t
+}
+
+// do ends an operation and returns how.
+func do(g *pg.ProcessGroup, call func(ctx context.Context) (*work.Work, error)) error {
+	w, err := call(context.Background())
+	if err != nil {
+		return err
+	}
+	return w.Wait(context.Background())
+}
+
+func allReduce(g *pg.ProcessGroup, t *tensor.Tensor) error {
+	return do(g, func(ctx context.Context) (*work.Work, error) {
+		return g.AllReduce(ctx, []*tensor.Tensor{t}, backend.AllReduceOptions{})
+	})
+}
+
+func barrier(g *pg.ProcessGroup) error {
+	return do(g, func(ctx context.Context) (*work.Work, error) { return g.Barrier(ctx, backend.BarrierOptions{}) })
+}
+
+var dialects = []store.Dialect{store.DialectV1, store.DialectV2}
+
+const everything = `
+{"op":"all_reduce","shape":[7],"fill":"frac"}
+{"op":"all_reduce","dtype":"complex64","shape":[3,2]}
+{"op":"all_reduce_coalesced","shapes":[[3],[4,5]],"fill":"frac"}
+{"op":"reduce","shape":[11],"root":1}
+{"op":"broadcast","shape":[3,5],"root":2,"fill":"frac"}
+{"op":"all_gather","dtype":"float64","shape":[2,3]}
+{"op":"all_gather_into_tensor","shape":[2,3]}
+{"op":"gather","shape":[7],"root":1}
+{"op":"scatter","shape":[7],"root":0}
+{"op":"reduce_scatter","shape":[2],"reduce":"max"}
+{"op":"reduce_scatter_tensor","shape":[2,2]}
+{"op":"all_to_all","shape":[3]}
+{"op":"all_to_all_single","shape":[4]}
+{"op":"all_to_all_single","splits":[[1,2,3],[0,1,0],[4,4,4]]}
+{"op":"send_recv","shape":[100],"src":0,"dst":1,"tag":4}
+{"op":"recv_any","shape":[5],"src":1,"dst":0,"tag":5}
+{"op":"new_group","ranks":[0,2],"name":"ends"}
+{"op":"all_reduce","shape":[17],"fill":"frac","group":"ends"}
+{"op":"send_recv","shape":[3],"src":2,"dst":0,"group":"ends"}
+{"op":"broadcast","shape":[3],"root":2,"group":"ends"}
+{"op":"all_reduce","shape":[0]}
+{"op":"barrier"}
+`
+
+// TestResults wants of checked groups the results of others, with sends among
+// two of three ranks in between.
+func TestResults(t *testing.T) {
+	const size = 3
+	lines, err := script.Parse(strings.NewReader(everything), size)
+	require.NoError(t, err)
+	var want each[[]script.Result]
+	pgtest.Run(t, size, func(t *testing.T, g *pg.ProcessGroup) {
+		var rs []script.Result
+		require.NoError(t, script.Run(t.Context(), g, lines, func(r script.Result) { rs = append(rs, r) }))
+		want.put(g.Rank(), rs)
+	})
+	for _, d := range dialects {
+		var got each[[]script.Result]
+		job(t, size, pg.Options{Dialect: d}, nil, func(g *pg.ProcessGroup) {
+			var rs []script.Result
+			err := script.Run(t.Context(), g, lines, func(r script.Result) { rs = append(rs, r) })
+			if err != nil {
+				t.Errorf("rank %d: %v", g.Rank(), err)
+			}
+			got.put(g.Rank(), rs)
+		})
+		require.Equal(t, want.of, got.of)
+	}
+}
+
+// TestMismatches lets rank 2 call something else than ranks 0 and 1, looks at
+// the errors of all, and goes on with the group.
+func TestMismatches(t *testing.T) {
+	usual := func(g *pg.ProcessGroup) error { return allReduce(g, zeros(tensor.Float32, 5)) }
+	for _, c := range []struct {
+		name  string
+		other func(g *pg.ProcessGroup) error
+		what  string // of rank 2's call
+		short string // what those know who have only its length
+	}{
+		{"another operation", barrier, "barrier", "an operation whose tensors are not compared"},
+		{"another dtype of the same size", func(g *pg.ProcessGroup) error { return allReduce(g, zeros(tensor.Int32, 5)) },
+			"all_reduce of int32 [5] on cpu", "all_reduce of int32 [5] on cpu"},
+		{"another shape", func(g *pg.ProcessGroup) error { return allReduce(g, zeros(tensor.Float32, 6)) },
+			"all_reduce of float32 [6] on cpu", "all_reduce of float32 [6] on cpu"},
+		{"another shape of the same size", func(g *pg.ProcessGroup) error { return allReduce(g, zeros(tensor.Float32, 5, 1)) },
+			"all_reduce of float32 [5 1] on cpu", "an operation on a tensor of 2 dimensions"},
+		{"an operation with the same wire", func(g *pg.ProcessGroup) error {
+			return do(g, func(ctx context.Context) (*work.Work, error) {
+				return g.Reduce(ctx, zeros(tensor.Float32, 5), backend.ReduceOptions{})
+			})
+		}, "reduce of float32 [5] on cpu", "reduce of float32 [5] on cpu"},
+		{"more tensors", func(g *pg.ProcessGroup) error {
+			return do(g, func(ctx context.Context) (*work.Work, error) {
+				return g.AllReduce(ctx, []*tensor.Tensor{zeros(tensor.Float32, 5), zeros(tensor.Float32, 5)}, backend.AllReduceOptions{})
+			})
+		}, "all_reduce of float32 [5] on cpu, float32 [5] on cpu", "an operation on a tensor of 5 dimensions, or on several of fewer"},
+	} {
+		for _, d := range dialects {
+			for _, strangers := range [][]int{nil, {2}, {0}} {
+				t.Run(fmt.Sprintf("%s, dialect %v, PyTorch on %v", c.name, d, strangers), func(t *testing.T) {
+					var errs, after each[error]
+					job(t, 3, pg.Options{Dialect: d}, strangers, func(g *pg.ProcessGroup) {
+						call := usual
+						if g.Rank() == 2 {
+							call = c.other
+						}
+						seq := g.Seq()
+						errs.put(g.Rank(), call(g))
+						if g.Seq() != seq {
+							t.Errorf("rank %d: the refused call has used a number", g.Rank())
+						}
+						after.put(g.Rank(), usual(g))
+					})
+					for r := range 3 {
+						require.NoError(t, after.of[r], "the group goes on")
+						var e *detail.MismatchError
+						require.ErrorAs(t, errs.of[r], &e)
+						require.ErrorIs(t, errs.of[r], work.ErrMismatch)
+						require.Equal(t, r, e.Rank)
+						require.Equal(t, "0", e.Group)
+						require.Contains(t, e.Error(), fmt.Sprintf("rank %d of group %q calls %v", r, "0", e.Own))
+						// Operators and roots, which Go ranks tell each other, are another test's.
+						plain := strings.NewReplacer(" with sum", "", ", root 0", "")
+						text := plain.Replace(e.Error())
+						require.NotContains(t, text, "as operation", "the numbers are the same")
+						// PyTorch's ranks learn no more of the others, and the others of them,
+						// than the length.
+						cut := func(other int) bool {
+							return slices.Contains(strangers, r) || slices.Contains(strangers, other)
+						}
+						if r < 2 {
+							require.Len(t, e.Others, 1)
+							require.Equal(t, 2, e.Peer())
+							want := c.what
+							if cut(2) {
+								want = c.short
+							}
+							require.Contains(t, text, "but rank 2 calls "+want)
+							continue
+						}
+						require.Equal(t, c.what, plain.Replace(e.Own.String()))
+						require.Equal(t, 0, e.Peer())
+						want := "all_reduce of float32 [5] on cpu"
+						switch {
+						case c.short == c.what || !cut(0) && !cut(1):
+							want = "but ranks 0, 1 call " + want
+						case cut(0) && cut(1):
+							want = "but ranks 0, 1 call an operation on a tensor of 1 dimension"
+						case cut(0):
+							want = "but rank 0 calls an operation on a tensor of 1 dimension, or on several of fewer; rank 1 calls " + want
+						}
+						require.Contains(t, text, want)
+					}
+				})
+			}
+		}
+	}
+}
+
+// TestOperatorsAndRoots: ranks of this library alone compare them, and the
+// tensors of coalesced operations. Beside PyTorch they cannot.
+func TestOperatorsAndRoots(t *testing.T) {
+	type call func(g *pg.ProcessGroup, odd bool) error
+	pick := func(odd bool, a, b int) int {
+		if odd {
+			return b
+		}
+		return a
+	}
+	reduce := func(odd bool) backend.ReduceOp {
+		if odd {
+			return backend.Max
+		}
+		return backend.Sum
+	}
+	for _, c := range []struct {
+		name       string
+		call       call
+		one, other string
+	}{
+		{"all_reduce", func(g *pg.ProcessGroup, odd bool) error {
+			return do(g, func(ctx context.Context) (*work.Work, error) {
+				return g.AllReduce(ctx, []*tensor.Tensor{zeros(tensor.Float32, 5)}, backend.AllReduceOptions{Op: reduce(odd)})
+			})
+		}, "all_reduce with sum of float32 [5] on cpu", "all_reduce with max of float32 [5] on cpu"},
+		{"broadcast", func(g *pg.ProcessGroup, odd bool) error {
+			return do(g, func(ctx context.Context) (*work.Work, error) {
+				return g.Broadcast(ctx, []*tensor.Tensor{zeros(tensor.Float32, 5)}, backend.BroadcastOptions{Root: pick(odd, 0, 1)})
+			})
+		}, "broadcast of float32 [5] on cpu, root 0", "broadcast of float32 [5] on cpu, root 1"},
+		{"all_reduce_coalesced", func(g *pg.ProcessGroup, odd bool) error {
+			return do(g, func(ctx context.Context) (*work.Work, error) {
+				return g.AllReduceCoalesced(ctx, []*tensor.Tensor{zeros(tensor.Float32, pick(odd, 5, 6))}, backend.AllReduceOptions{})
+			})
+		}, "all_reduce_coalesced with sum of float32 [5] on cpu", "all_reduce_coalesced with sum of float32 [6] on cpu"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			var errs each[error]
+			job(t, 2, pg.Options{}, nil, func(g *pg.ProcessGroup) { errs.put(g.Rank(), c.call(g, g.Rank() == 1)) })
+			require.EqualError(t, errs.of[0], `detail: ranks disagree on the operation: rank 0 of group "0" calls `+c.one+", but rank 1 calls "+c.other)
+			require.EqualError(t, errs.of[1], `detail: ranks disagree on the operation: rank 1 of group "0" calls `+c.other+", but rank 0 calls "+c.one)
+		})
+	}
+	var errs each[error]
+	job(t, 2, pg.Options{}, []int{0}, func(g *pg.ProcessGroup) {
+		errs.put(g.Rank(), do(g, func(ctx context.Context) (*work.Work, error) {
+			return g.AllReduce(ctx, []*tensor.Tensor{zeros(tensor.Float32, 5)}, backend.AllReduceOptions{Op: reduce(g.Rank() == 1)})
+		}))
+	})
+	require.Equal(t, map[int]error{0: nil, 1: nil}, errs.of)
+}
+
+// TestSequence: beside PyTorch 2 the number in fingerprints counts what
+// PyTorch counts, which a message between two of three ranks upsets. PyTorch
+// 1.13 has no number, and ranks of this library alone count collectives.
+func TestSequence(t *testing.T) {
+	message := func(g *pg.ProcessGroup) error {
+		switch g.Rank() {
+		case 0:
+			return do(g, func(ctx context.Context) (*work.Work, error) {
+				return g.Send(ctx, zeros(tensor.Float32, 1), 1, backend.P2POptions{})
+			})
+		case 1:
+			return do(g, func(ctx context.Context) (*work.Work, error) {
+				return g.Recv(ctx, zeros(tensor.Float32, 1), 0, backend.P2POptions{})
+			})
+		}
+		return nil
+	}
+	monitored := func(g *pg.ProcessGroup) error {
+		return g.MonitoredBarrier(context.Background(), backend.MonitoredBarrierOptions{})
+	}
+	scatters := func(g *pg.ProcessGroup) error {
+		// Counts three times, and a coalesced one twice.
+		ins := []*tensor.Tensor{zeros(tensor.Float32, 2), zeros(tensor.Float32, 2), zeros(tensor.Float32, 2)}
+		err := do(g, func(ctx context.Context) (*work.Work, error) {
+			return g.ReduceScatter(ctx, zeros(tensor.Float32, 2), ins, backend.ReduceScatterOptions{})
+		})
+		if err != nil {
+			return err
+		}
+		out := []*tensor.Tensor{zeros(tensor.Float32, 2), zeros(tensor.Float32, 1)}
+		in := []*tensor.Tensor{zeros(tensor.Float32, 6), zeros(tensor.Float32, 3)}
+		return do(g, func(ctx context.Context) (*work.Work, error) {
+			return g.ReduceScatterTensorCoalesced(ctx, out, in, backend.ReduceScatterOptions{})
+		})
+	}
+	for _, c := range []struct {
+		name      string
+		before    func(g *pg.ProcessGroup) error
+		dialect   store.Dialect
+		strangers []int
+		want      [3]uint64 // numbers of the next collective if they differ
+	}{
+		{"a message", message, store.DialectV2, nil, [3]uint64{}},
+		{"a message, PyTorch 1.13", message, store.DialectV1, []int{2}, [3]uint64{}},
+		{"a message, PyTorch 2", message, store.DialectV2, []int{2}, [3]uint64{1, 1, 0}},
+		{"a monitored barrier", monitored, store.DialectV2, nil, [3]uint64{}},
+		{"a monitored barrier, PyTorch 2", monitored, store.DialectV2, []int{1}, [3]uint64{4, 2, 2}},
+		{"reduce_scatter, PyTorch 2", scatters, store.DialectV2, []int{1}, [3]uint64{}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			var errs each[error]
+			job(t, 3, pg.Options{Dialect: c.dialect}, c.strangers, func(g *pg.ProcessGroup) {
+				if err := c.before(g); err != nil {
+					t.Errorf("rank %d: %v", g.Rank(), err)
+				}
+				errs.put(g.Rank(), barrier(g))
+			})
+			for r := range 3 {
+				if c.want == [3]uint64{} {
+					require.NoError(t, errs.of[r])
+					continue
+				}
+				var e *detail.MismatchError
+				require.ErrorAs(t, errs.of[r], &e)
+				require.Equal(t, c.want[r], e.Own.Seq)
+				for _, other := range e.Others {
+					for _, rank := range other.Ranks {
+						require.Equal(t, c.want[rank], other.Fingerprint.Seq)
+					}
+				}
+				require.Contains(t, e.Error(), fmt.Sprintf("calls barrier as operation %d, but", c.want[r]))
+				require.Contains(t, e.Error(), "PyTorch counts sends and receives")
+			}
+		})
+	}
+}
+
+// TestCounts states how PyTorch's gloo counts the operations that are several.
+func TestCounts(t *testing.T) {
+	var numbers each[uint64]
+	job(t, 3, pg.Options{Dialect: store.DialectV2}, []int{0}, func(g *pg.ProcessGroup) {
+		ins := []*tensor.Tensor{zeros(tensor.Float32, 2), zeros(tensor.Float32, 2), zeros(tensor.Float32, 2)}
+		out := []*tensor.Tensor{zeros(tensor.Float32, 2), zeros(tensor.Float32, 1)}
+		in := []*tensor.Tensor{zeros(tensor.Float32, 6), zeros(tensor.Float32, 3)}
+		err := errors.Join(
+			barrier(g),
+			do(g, func(ctx context.Context) (*work.Work, error) {
+				return g.ReduceScatter(ctx, zeros(tensor.Float32, 2), ins, backend.ReduceScatterOptions{})
+			}),
+			do(g, func(ctx context.Context) (*work.Work, error) {
+				return g.ReduceScatterTensorCoalesced(ctx, out, in, backend.ReduceScatterOptions{})
+			}),
+		)
+		if err != nil {
+			t.Errorf("rank %d: %v", g.Rank(), err)
+		}
+		call := barrier
+		if g.Rank() == 0 {
+			call = func(g *pg.ProcessGroup) error { return allReduce(g, zeros(tensor.Float32, 1)) }
+		}
+		var e *detail.MismatchError
+		if errors.As(call(g), &e) {
+			numbers.put(g.Rank(), e.Own.Seq)
+		}
+	})
+	require.Equal(t, map[int]uint64{0: 6, 1: 6, 2: 6}, numbers.of)
+}
+
+// TestRefusals: what the backend refuses leaves the ranks in step, and what
+// cannot be described is refused without asking the others.
+func TestRefusals(t *testing.T) {
+	var errs each[[]error]
+	job(t, 2, pg.Options{}, nil, func(g *pg.ProcessGroup) {
+		list := []error{
+			do(g, func(ctx context.Context) (*work.Work, error) {
+				return g.AllGather(ctx, []*tensor.Tensor{zeros(tensor.Float32, 1)}, zeros(tensor.Float32, 1), backend.AllGatherOptions{})
+			}),
+			do(g, func(ctx context.Context) (*work.Work, error) {
+				return g.Broadcast(ctx, []*tensor.Tensor{zeros(tensor.Float32, 1)}, backend.BroadcastOptions{Root: 7})
+			}),
+		}
+		if g.Rank() == 0 { // alone
+			list = append(list, do(g, func(ctx context.Context) (*work.Work, error) {
+				return g.AllReduce(ctx, []*tensor.Tensor{nil}, backend.AllReduceOptions{})
+			}))
+			ended, cancel := context.WithCancel(context.Background())
+			cancel()
+			_, err := g.Barrier(ended, backend.BarrierOptions{})
+			if !errors.Is(err, work.ErrCanceled) {
+				t.Errorf("a context that has ended: %v", err)
+			}
+		}
+		errs.put(g.Rank(), list)
+		if err := barrier(g); err != nil {
+			t.Errorf("rank %d, afterwards: %v", g.Rank(), err)
+		}
+	})
+	require.Len(t, errs.of[0], 3)
+	for _, list := range errs.of {
+		for i, err := range list {
+			require.ErrorIs(t, err, backend.ErrInvalidArgument, "%d", i)
+		}
+	}
+}
+
+// TestMissing: a rank that does not come is named with the operation, and the
+// group has ended on the others.
+func TestMissing(t *testing.T) {
+	var first, second each[error]
+	job(t, 3, pg.Options{}, nil, func(g *pg.ProcessGroup) {
+		if g.Rank() == 1 {
+			return // and closes
+		}
+		g.SetTimeout(2 * time.Second)
+		first.put(g.Rank(), allReduce(g, zeros(tensor.Float32, 5)))
+		second.put(g.Rank(), barrier(g))
+	})
+	for _, r := range []int{0, 2} {
+		var e *work.Error
+		require.ErrorAs(t, first.of[r], &e)
+		require.Equal(t, work.AllReduce, e.Op)
+		require.Contains(t, e.Error(), "before all_reduce of float32 [5] on cpu")
+		require.Error(t, second.of[r])
+	}
+	var e *work.Error
+	require.ErrorAs(t, first.of[0], &e)
+	require.Equal(t, 1, e.Peer, "rank 0 knows who is missing: %v", e)
+}
+
+// TestCancel: a call's context ends its check, and with it the group.
+func TestCancel(t *testing.T) {
+	var errs each[error]
+	job(t, 2, pg.Options{}, nil, func(g *pg.ProcessGroup) {
+		ctx, cancel := context.WithTimeout(context.Background(), 2*time.Second) // longer than it takes to call
+		defer cancel()
+		if g.Rank() == 0 {
+			_, err := g.Barrier(ctx, backend.BarrierOptions{})
+			errs.put(0, err)
+			return
+		}
+		// Ends although nobody comes: the other rank's failure is everybody's.
+		errs.put(1, do(g, func(context.Context) (*work.Work, error) {
+			return g.Recv(context.Background(), zeros(tensor.Float32, 1), 0, backend.P2POptions{})
+		}))
+	})
+	require.ErrorContains(t, errs.of[0], "detail: before barrier")
+	var e *work.Error
+	require.ErrorAs(t, errs.of[0], &e)
+	require.Equal(t, work.Barrier, e.Op)
+	require.Error(t, errs.of[1])
+}
+
+// TestKeys states where the control groups meet, which PyTorch's do too.
+func TestKeys(t *testing.T) {
+	for d, want := range map[store.Dialect][]string{
+		store.DialectV1: {"pg_wrapper:0/c10d-go/0", "pg_wrapper:0/c10d-go/1", "pg_wrapper:1/c10d-go/0"},
+		store.DialectV2: {"0//1//cpu//pg_wrapper:1/c10d-go/0", "0//cpu//pg_wrapper:0/c10d-go/0", "0//cpu//pg_wrapper:0/c10d-go/1"},
+	} {
+		j := pgtest.NewJob(2)
+		o := j.Options()
+		o.Dialect, o.Detail = d, true
+		var wg sync.WaitGroup
+		for r := range 2 {
+			wg.Go(func() {
+				g, err := pg.New(t.Context(), j.Store, r, 2, o)
+				if err == nil {
+					_, err = g.NewGroup(t.Context(), []int{1}, pg.GroupOptions{})
+					g.Close()
+				}
+				if err != nil {
+					t.Error(err)
+				}
+			})
+		}
+		wg.Wait()
+		keys, err := j.Store.ListKeys(t.Context())
+		require.NoError(t, err)
+		keys = slices.DeleteFunc(keys, func(k string) bool { return !strings.Contains(k, "pg_wrapper") })
+		slices.Sort(keys)
+		require.Equal(t, want, keys)
+		require.NoError(t, j.Close())
+	}
+}
+
+// fake is a backend that notes what is called.
+type fake struct {
+	backend.Unsupported
+	barrier error
+	called  []string
+	ended   int
+}
+
+func (f *fake) Name() string             { return "fake" }
+func (f *fake) Rank() int                { return 0 }
+func (f *fake) Size() int                { return 2 }
+func (f *fake) Seq() uint64              { return 0 }
+func (f *fake) SetTimeout(time.Duration) { f.called = append(f.called, "SetTimeout") }
+func (f *fake) Abort(error)              { f.called = append(f.called, "Abort") }
+func (f *fake) Close() error             { f.ended++; return nil }
+func (f *fake) MonitoredBarrier(context.Context, backend.MonitoredBarrierOptions) error {
+	f.called = append(f.called, "MonitoredBarrier")
+	return f.barrier
+}
+
+// TestEveryCollectiveIsChecked finds the operations by their signature, so
+// that one which is new cannot be forgotten.
+func TestEveryCollectiveIsChecked(t *testing.T) {
+	sentinel := errors.New("not all came")
+	operation := reflect.TypeFor[func() (*work.Work, error)]()
+	checked := 0
+	for i := range reflect.TypeFor[backend.Backend]().NumMethod() {
+		m := reflect.TypeFor[backend.Backend]().Method(i)
+		if m.Type.NumOut() != 2 || m.Type.Out(0) != operation.Out(0) {
+			continue
+		}
+		inner, control := &fake{}, &fake{barrier: sentinel}
+		b, err := detail.New(t.Context(), inner, func(context.Context, backend.Options) (backend.Backend, error) { return control, nil },
+			backend.Options{Store: store.NewHash(), Size: 2})
+		require.NoError(t, err)
+		args := make([]reflect.Value, m.Type.NumIn())
+		for k := range args {
+			args[k] = argument(m.Type.In(k))
+		}
+		out := reflect.ValueOf(b).MethodByName(m.Name).Call(args)
+		err, _ = out[1].Interface().(error)
+		switch m.Name {
+		case "Send", "Recv", "RecvAnySource":
+			require.ErrorIs(t, err, errors.ErrUnsupported, m.Name)
+			require.Empty(t, control.called, m.Name)
+		default:
+			require.ErrorIs(t, err, sentinel, m.Name)
+			require.Equal(t, []string{"MonitoredBarrier", "Abort"}, control.called, m.Name)
+			require.Equal(t, []string{"Abort"}, inner.called, "%s: the whole group ends", m.Name)
+			checked++
+		}
+		require.NoError(t, b.Close())
+		require.Equal(t, 1, inner.ended)
+		require.Equal(t, 1, control.ended)
+	}
+	require.Equal(t, 18, checked)
+}
+
+// argument returns a value that an operation takes.
+func argument(typ reflect.Type) reflect.Value {
+	switch typ {
+	case reflect.TypeFor[context.Context]():
+		return reflect.ValueOf(context.Background())
+	case reflect.TypeFor[*tensor.Tensor]():
+		return reflect.ValueOf(zeros(tensor.Float32, 2))
+	}
+	if typ.Kind() == reflect.Slice {
+		return reflect.Append(reflect.Zero(typ), argument(typ.Elem()))
+	}
+	return reflect.Zero(typ)
+}
+
+// TestNew: what fails leaves nothing open.
+func TestNew(t *testing.T) {
+	closed := store.NewHash()
+	require.NoError(t, closed.Close())
+	o := backend.Options{Store: closed, Size: 2}
+	_, err := detail.New(t.Context(), &fake{}, nil, o)
+	require.ErrorIs(t, err, store.ErrClosed)
+
+	o.Store = store.NewHash()
+	no := errors.New("no way through")
+	_, err = detail.New(t.Context(), &fake{}, func(context.Context, backend.Options) (backend.Backend, error) { return nil, no }, o)
+	require.ErrorIs(t, err, no)
+
+	control := &fake{}
+	_, err = detail.New(t.Context(), &fake{}, func(_ context.Context, o backend.Options) (backend.Backend, error) {
+		return control, o.Store.Close()
+	}, o)
+	require.ErrorIs(t, err, store.ErrClosed)
+	require.Equal(t, 1, control.ended)
+
+	inner, control := &fake{}, &fake{}
+	o.Store = store.NewHash()
+	b, err := detail.New(t.Context(), inner, func(context.Context, backend.Options) (backend.Backend, error) { return control, nil }, o)
+	require.NoError(t, err)
+	require.Same(t, inner, b.Unwrap())
+	b.SetTimeout(time.Second)
+	require.Equal(t, []string{"SetTimeout"}, inner.called)
+	require.Equal(t, []string{"SetTimeout"}, control.called)
+}

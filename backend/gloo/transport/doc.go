@@ -47,5 +47,9 @@
 //
 // # Implementations
 //
-// Package wire speaks Gloo's TCP protocol and so reaches PyTorch ranks.
+// Package wire speaks Gloo's TCP protocol and so reaches PyTorch ranks. Package
+// tcp speaks one of this library's own, with fewer messages and no more memory than
+// it is told. Package shm carries messages, and collectives whole, through memory that
+// the ranks of a host share. Package mem joins ranks within one process, for tests.
+// Package transporttest is what each of them has to pass.
 package transport

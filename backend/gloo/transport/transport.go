@@ -77,12 +77,47 @@ type Request struct {
 	Slot uint64
 	Buf  []byte
 
+	// Owner, if not nil, hears of the end instead of Done.
+	Owner Owner
+
 	// Next and Tag are for the mesh that holds the request.
 	Next *Request
 	Tag  uint64
 
 	err  error
 	done chan struct{}
+}
+
+// Owner is told when a request ends. The mesh may hold locks then, and so may
+// the poster, if the request ends while it is being posted: Ended neither waits
+// nor calls the mesh. The request may be used again from then on.
+type Owner interface {
+	Ended(r *Request)
+}
+
+// Sharer is the Owner of a receive from any rank that is posted on several meshes, each with
+// a Request of its own, of which one is to take a message. A mesh on which that can be
+// done has a method Withdraw(*Request), which forgets such a receive unless a message has
+// been taken for it. When nobody is left who could send on a mesh, the receive ends there
+// with a fault of FaultPeerLeft, and the mesh goes on.
+type Sharer interface {
+	Owner
+	// Claim is asked when there is a message for r, and perhaps again. If it returns false,
+	// another mesh has one, and r is forgotten without an end. Like Ended, it neither waits
+	// nor calls a mesh.
+	Claim(r *Request) bool
+}
+
+// Shared reports whether the request has a Sharer.
+func (r *Request) Shared() bool {
+	_, ok := r.Owner.(Sharer)
+	return ok
+}
+
+// Claim asks the Sharer, if there is one, whether the mesh may take a message for r.
+func (r *Request) Claim() bool {
+	s, ok := r.Owner.(Sharer)
+	return !ok || s.Claim(r)
 }
 
 // NewRequest returns a request that is ready to be posted.
@@ -92,19 +127,23 @@ func NewRequest() *Request {
 	return r
 }
 
-// Init makes the zero Request ready to be posted.
+// Init makes the zero Request ready to be posted. One that has an Owner needs no Init.
 func (r *Request) Init() { r.done = make(chan struct{}, 1) }
 
 // Complete ends the request. Only the mesh calls it, once for each post.
 func (r *Request) Complete(err error) {
 	r.err = err
+	if r.Owner != nil {
+		r.Owner.Ended(r)
+		return
+	}
 	r.done <- struct{}{}
 }
 
 // Done delivers one value for each completed post.
 func (r *Request) Done() <-chan struct{} { return r.done }
 
-// Err returns how the request ended; it is valid after a receive from Done.
+// Err returns how the request ended; it is valid after a receive from Done, and in Ended.
 func (r *Request) Err() error { return r.err }
 
 // ErrClosed ends requests on a mesh that was closed by its own rank.

@@ -4,21 +4,28 @@ import (
 	"bufio"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
+	"io"
 	"os"
 	"os/exec"
 	"runtime"
 	"slices"
 	"strconv"
 	"strings"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
+	"unsafe"
 
+	"github.com/c10d-go/c10d/backend/gloo/transport"
+	"github.com/c10d-go/c10d/backend/gloo/transport/mem"
 	"github.com/c10d-go/c10d/backend/gloo/transport/shm"
 	"github.com/c10d-go/c10d/internal/reduce"
 	"github.com/c10d-go/c10d/tensor"
 	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
 )
 
 // The ranks of this file are processes: this test binary, started again with
@@ -30,7 +37,17 @@ var roles = map[string]func(g *shm.Group, args []string) error{
 	"time":  timeRank,
 	"count": countRank,
 	"loop":  loopRank,
+	"send":  sendRank,
+	"copy":  copyRank,
+	"mourn": mournRank,
+	"lots":  lotsRank,
+	"widow": widowRank,
+
+	"limited": limitedRank,
 }
+
+// commands is what the ranks of startRanks are told.
+var commands = bufio.NewReader(os.Stdin)
 
 // beRank is TestMain of a rank.
 func beRank(role string) int {
@@ -51,11 +68,45 @@ func runRank(role []string) error {
 		return err
 	}
 	fmt.Println(e.Addr())
-	line, err := bufio.NewReader(os.Stdin).ReadString('\n')
+	line, err := commands.ReadString('\n')
 	if err != nil {
 		return err
 	}
 	var o shm.Options
+	if s := os.Getenv("C10D_SHM_FROM"); s != "" {
+		from, err := strconv.ParseInt(s, 10, 64)
+		if err != nil {
+			return err
+		}
+		o = o.From(from)
+	}
+	if s := os.Getenv("C10D_SHM_TILE"); s != "" {
+		n, err := strconv.Atoi(s)
+		if err != nil {
+			return err
+		}
+		o = o.Tile(n)
+	}
+	if s := os.Getenv("C10D_SHM_SECTION"); s != "" {
+		n, err := strconv.Atoi(s)
+		if err != nil {
+			return err
+		}
+		o = o.Section(n)
+	}
+	switch role[1] {
+	case "mourn":
+		o = holdReads(o.From(1))
+	case "widow":
+		o.Staged = true
+	case "limited":
+		if rank == 0 {
+			err = limitFiles()
+		}
+	}
+	if err != nil {
+		return err
+	}
 	if s := os.Getenv("C10D_SHM_PIECE"); s != "" {
 		if o.Piece, err = strconv.Atoi(s); err != nil {
 			return err
@@ -78,6 +129,7 @@ func runRank(role []string) error {
 
 type process struct {
 	*exec.Cmd
+	in   io.Writer
 	out  *bufio.Reader
 	addr string
 }
@@ -99,7 +151,7 @@ func startRanks(t testing.TB, n int, role string) []process {
 		out, err := cmd.StdoutPipe()
 		require.NoError(t, err)
 		require.NoError(t, cmd.Start())
-		ps[r] = process{Cmd: cmd, out: bufio.NewReader(out)}
+		ps[r] = process{Cmd: cmd, in: in, out: bufio.NewReader(out)}
 		t.Cleanup(func() {
 			cmd.Process.Kill()
 			cmd.Wait()
@@ -123,15 +175,25 @@ var benchSizes = []int{4, 1 << 10, 4 << 10, 8 << 10, 16 << 10, 32 << 10, 64 << 1
 // operations are called with a buffer of n bytes, which is the sum of the blocks
 // where there are blocks.
 func operation(g *shm.Group, op string, n int) func() error {
-	buf, err := tensor.New(tensor.Uint8, n+2*g.Size()*64)
+	a, b := plain(n+2*g.Size()*64), plain(n+2*g.Size()*64)
+	return operationOn(g, op, n, a, b)
+}
+
+// plain returns n bytes of this process alone.
+func plain(n int) []byte {
+	t, err := tensor.New(tensor.Uint8, n)
 	if err != nil {
 		panic(err)
 	}
-	other, err := tensor.New(tensor.Uint8, n+2*g.Size()*64)
-	if err != nil {
-		panic(err)
+	return t.Bytes()
+}
+
+// operationOn is operation with two buffers, of 128 bytes a rank more.
+func operationOn(g *shm.Group, op string, n int, a, b []byte) func() error {
+	if os.Getenv("C10D_SHM_HUGE") != "" {
+		hugePages(a)
+		hugePages(b)
 	}
-	a, b := buf.Bytes(), other.Bytes()
 	for i := range a {
 		a[i], b[i] = 0, 0
 	}
@@ -160,8 +222,89 @@ func operation(g *shm.Group, op string, n int) func() error {
 		return func() error { return g.Scatter(b[:one], a[:all], 0, nil) }
 	case "barrier":
 		return func() error { return g.Barrier(nil) }
+	case "sendrecv":
+		return pingPong(meshOf(g), a[:n])
 	}
 	panic(op)
+}
+
+// hugePages asks for them in what b has not touched yet.
+func hugePages(b []byte) {
+	const huge = 2 << 20
+	skip := int(-uintptr(unsafe.Pointer(unsafe.SliceData(b))) % huge)
+	if skip+huge > len(b) {
+		return
+	}
+	if err := unix.Madvise(b[skip:skip+(len(b)-skip)&^(huge-1)], unix.MADV_HUGEPAGE); err != nil {
+		panic(err)
+	}
+}
+
+var theMesh *shm.Mesh
+
+// meshOf returns the mesh of a process, over one through which no news come.
+func meshOf(g *shm.Group) *shm.Mesh {
+	if theMesh == nil {
+		rest, err := mem.NewFabric().Join("", g.Rank(), g.Size())
+		if err != nil {
+			panic(err)
+		}
+		if theMesh, err = shm.NewMesh(g, rest, shm.MeshOptions{Lazy: true}); err != nil {
+			panic(err)
+		}
+	}
+	return theMesh
+}
+
+// flag waits for one request at a time, by itself or by helping.
+type flag struct {
+	transport.Request
+	ended atomic.Bool
+	done  chan struct{}
+}
+
+func newFlag() *flag {
+	f := &flag{done: make(chan struct{}, 1)}
+	f.Owner = f
+	return f
+}
+
+func (f *flag) Ended(*transport.Request) {
+	f.ended.Store(true)
+	f.done <- struct{}{}
+}
+
+func (f *flag) Finished() bool { return f.ended.Load() }
+func (f *flag) Over() bool     { return false }
+
+// wait posts the request and returns how it ended.
+func (f *flag) wait(m *shm.Mesh, post func(*transport.Request), peer int, slot uint64, buf []byte) error {
+	f.ended.Store(false)
+	f.Peer, f.Slot, f.Buf = peer, slot, buf
+	post(&f.Request)
+	return f.help(m)
+}
+
+func (f *flag) help(m *shm.Mesh) error {
+	if !f.ended.Load() {
+		m.Help(f, nil)
+	}
+	<-f.done
+	return f.Err()
+}
+
+// pingPong sends buf from rank 0 to rank 1 and back.
+func pingPong(m *shm.Mesh, buf []byte) func() error {
+	out, in := newFlag(), newFlag()
+	send := func() error { return out.wait(m, m.Send, 1-m.Rank(), 0, buf) }
+	recv := func() error { return in.wait(m, m.Recv, 1-m.Rank(), 0, buf) }
+	switch m.Rank() {
+	case 0:
+		return func() error { return errors.Join(send(), recv()) }
+	case 1:
+		return func() error { return errors.Join(recv(), send()) }
+	}
+	return func() error { return nil }
 }
 
 // timeRank times an operation at all sizes. Rank 0 prints a record a size.
@@ -184,6 +327,9 @@ func timeRank(g *shm.Group, args []string) error {
 			}
 			if i >= 0 {
 				took[i] = float64(time.Since(start).Nanoseconds()) / 1e3
+				if args[0] == "sendrecv" {
+					took[i] /= 2 // one way
+				}
 			}
 		}
 		slices.Sort(took)
@@ -198,17 +344,132 @@ func timeRank(g *shm.Group, args []string) error {
 	return nil
 }
 
+// comparison is what an operation takes staged, direct, and with memory of Alloc, until all
+// ranks have ended it.
+type comparison struct {
+	Op         string
+	Bytes      int
+	Mean, Best [3]float64 // us; the first are medians
+}
+
+// copyRank times operations of the sizes in the arguments, all ways in turns.
+// Rank 0 prints a record each.
+func copyRank(g *shm.Group, args []string) error {
+	if why := g.WhyStaged() + g.WhyNoArenas(); why != "" {
+		return errors.New("shm: " + why)
+	}
+	for _, op := range strings.Split(args[0], ",") {
+		for _, size := range strings.Split(args[1], ",") {
+			n, err := strconv.Atoi(size)
+			if err != nil {
+				return err
+			}
+			room := n + 2*g.Size()*64
+			x, err := g.Alloc(room, nil)
+			if err != nil {
+				return err
+			}
+			y, err := g.Alloc(room, nil)
+			if err != nil {
+				return err
+			}
+			f := operation(g, op, n)
+			fs := [3]func() error{f, f, operationOn(g, op, n, x, y)}
+			iters := min(max(256<<20/n, 7), 400)
+			var took [3][]float64
+			for i := -2; i < iters; i++ {
+				for way, limits := range [3][2]int64{{-1, -1}, {1, -1}, {-1, 1}} {
+					g.SetFrom(limits[0])
+					g.SetMapped(limits[1])
+					if err := g.Barrier(nil); err != nil {
+						return err
+					}
+					start := time.Now()
+					if err := errors.Join(fs[way](), g.Barrier(nil)); err != nil {
+						return err
+					}
+					if i >= 0 {
+						took[way] = append(took[way], float64(time.Since(start).Nanoseconds())/1e3)
+					}
+				}
+			}
+			if err := errors.Join(g.Free(x), g.Free(y)); err != nil {
+				return err
+			}
+			if g.Rank() > 0 {
+				continue
+			}
+			c := comparison{Op: op, Bytes: n}
+			for way := range took {
+				slices.Sort(took[way])
+				c.Mean[way], c.Best[way] = took[way][iters/2], took[way][0]
+			}
+			b, err := json.Marshal(c)
+			if err != nil {
+				return err
+			}
+			fmt.Println(string(b))
+		}
+	}
+	return nil
+}
+
+// BenchmarkCopies compares, for every operation that need not stage, what it takes with two
+// copies, with one out of other processes, and with memory of Alloc. A ratio, to two
+// copies, above 1 means that it was faster. It is of medians, min of the best, for
+// machines that do other work. C10D_SHM_RANKS is
+// "2 4 8" if it is empty; C10D_SHM_OPS chooses operations, C10D_SHM_SIZES sizes in bytes;
+// C10D_SHM_TILE sets how much of an operand is read at a time, C10D_SHM_SECTION how much of
+// an all-reduce in memory of Alloc a rank reduces at a time; with C10D_SHM_HUGE=1 large
+// buffers are in huge pages, as far as there are some. Run it with -benchtime=1x.
+func BenchmarkCopies(b *testing.B) {
+	get := func(name, otherwise string) []string {
+		if s := os.Getenv(name); s != "" {
+			otherwise = s
+		}
+		return strings.Fields(otherwise)
+	}
+	ops := get("C10D_SHM_OPS", "allreduce reduce reducescatter broadcast allgather alltoall gather scatter sendrecv")
+	sizes := get("C10D_SHM_SIZES", "65536 262144 1048576 4194304 16777216 67108864")
+	for _, s := range get("C10D_SHM_RANKS", "2 4 8") {
+		n, err := strconv.Atoi(s)
+		require.NoError(b, err)
+		ps := startRanks(b, n, "copy "+strings.Join(ops, ",")+" "+strings.Join(sizes, ","))
+		for {
+			line, err := ps[0].out.ReadBytes('\n')
+			if err != nil {
+				break
+			}
+			var c comparison
+			require.NoError(b, json.Unmarshal(line, &c))
+			b.Run(fmt.Sprintf("%s/ranks=%d/bytes=%d", c.Op, n, c.Bytes), func(b *testing.B) {
+				for way, name := range []string{"staged", "direct", "alloc"} {
+					b.ReportMetric(c.Mean[way], "us-"+name)
+					if way > 0 {
+						b.ReportMetric(c.Mean[0]/c.Mean[way], "ratio-"+name)
+						b.ReportMetric(c.Best[0]/c.Best[way], "ratio-min-"+name)
+					}
+				}
+				b.ReportMetric(0, "ns/op")
+			})
+		}
+		for _, p := range ps {
+			require.NoError(b, p.Wait())
+		}
+	}
+}
+
 // BenchmarkProcesses times every collective between processes, on the first
 // rank, each call after a barrier. The number of ranks is C10D_SHM_RANKS, "1 2 4"
-// if that is empty; C10D_SHM_OPS, C10D_SHM_PIECE and C10D_SHM_ONESHOT choose
-// operations and options; with C10D_SHM_PIN=1 each rank stays on one CPU. Run it with -benchtime=1x: it counts by itself.
+// if that is empty; C10D_SHM_OPS, C10D_SHM_PIECE, C10D_SHM_ONESHOT and C10D_SHM_FROM (from
+// how many bytes on there is one copy) choose operations and options; with C10D_SHM_PIN=1 each rank stays on one CPU. Run it with -benchtime=1x: it counts by itself.
 func BenchmarkProcesses(b *testing.B) {
 	ranks, ops := os.Getenv("C10D_SHM_RANKS"), os.Getenv("C10D_SHM_OPS")
 	if ranks == "" {
 		ranks = "1 2 4"
 	}
 	if ops == "" {
-		ops = "allreduce reduce reducescatter broadcast allgather alltoall gather scatter barrier"
+		ops = "allreduce reduce reducescatter broadcast allgather alltoall gather scatter barrier sendrecv"
 	}
 	for _, op := range strings.Fields(ops) {
 		for _, s := range strings.Fields(ranks) {

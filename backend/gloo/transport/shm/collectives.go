@@ -159,10 +159,35 @@ func (g *Group) checkRoot(root int) error {
 	return nil
 }
 
-// checkBlocks checks a buffer that holds a block a rank.
-func (g *Group) checkBlocks(what string, all, one []byte) error {
-	if len(all) != g.size*len(one) {
-		return fmt.Errorf("shm: %s of %d bytes, want %d blocks of %d", what, len(all), g.size, len(one))
+// blocks are one for each rank, all of a size: one after the other, or a slice each.
+type blocks struct {
+	whole []byte
+	each  [][]byte
+}
+
+// at returns the block of rank r, of n bytes.
+func (b *blocks) at(r, n int) []byte {
+	if b.each != nil {
+		return b.each[r]
+	}
+	return b.whole[r*n:][:n]
+}
+
+// checkBlocks checks that there is a block as long as one for each rank.
+func (g *Group) checkBlocks(what string, all blocks, one []byte) error {
+	if all.each == nil {
+		if len(all.whole) != g.size*len(one) {
+			return fmt.Errorf("shm: %s of %d bytes, want %d blocks of %d", what, len(all.whole), g.size, len(one))
+		}
+		return nil
+	}
+	if len(all.each) != g.size {
+		return fmt.Errorf("shm: %s of %d blocks in a group of %d", what, len(all.each), g.size)
+	}
+	for r, b := range all.each {
+		if len(b) != len(one) {
+			return fmt.Errorf("shm: %s block %d has %d bytes, want %d", what, r, len(b), len(one))
+		}
 	}
 	return nil
 }
@@ -183,6 +208,11 @@ func (g *Group) AllReduce(buf []byte, elem int, combine func(dst, src []byte), s
 	if len(buf) <= g.oneShot {
 		return g.allReduceSmall(buf, combine)
 	}
+	if g.lends(g.limits.AllReduce, g.mapped.AllReduce, len(buf)) {
+		if ok, err := g.allReduceDirect(buf, elem, combine); ok || err != nil {
+			return err
+		}
+	}
 	return g.reduceShares(buf, elem, combine, -1)
 }
 
@@ -202,6 +232,11 @@ func (g *Group) Reduce(out, in []byte, root, elem int, combine func(dst, src []b
 	defer g.mu.Unlock()
 	if err := g.start(header{kind: opReduce, elem: uint8(elem), root: uint16(root), bytes: uint64(len(in))}, stop); err != nil {
 		return err
+	}
+	if len(in) > g.oneShot && g.lends(g.limits.Reduce, g.mapped.Reduce, len(in)) {
+		if ok, err := g.reduceDirect(out, in, root, elem, combine); ok || err != nil {
+			return err
+		}
 	}
 	if g.rank == root {
 		copyTo(out, in)
@@ -322,7 +357,7 @@ func (g *Group) ReduceScatter(out, in []byte, elem int, combine func(dst, src []
 	if err := g.checkReduce(len(out), elem, combine); err != nil {
 		return err
 	}
-	if err := g.checkBlocks("input", in, out); err != nil {
+	if err := g.checkBlocks("input", blocks{whole: in}, out); err != nil {
 		return err
 	}
 	g.mu.Lock()
@@ -336,6 +371,11 @@ func (g *Group) ReduceScatter(out, in []byte, elem int, combine func(dst, src []
 		copyTo(out, mine)
 		return nil
 	}
+	if g.lends(g.limits.ReduceScatter, g.mapped.ReduceScatter, len(in)) {
+		if ok, err := g.reduceScatterDirect(out, in, elem, combine); ok || err != nil {
+			return err
+		}
+	}
 	// An output that is the input's block is overwritten by other ranks'
 	// operands before this rank's comes in: it is kept in the slot.
 	keep := same(out, mine) && g.rank > 0
@@ -343,7 +383,7 @@ func (g *Group) ReduceScatter(out, in []byte, elem int, combine func(dst, src []
 	piece := g.piece / g.size / u * u
 	return g.pipeline(pieces(n, piece),
 		func(k int, data []byte) {
-			g.deal(data, in, k, piece)
+			g.deal(data, blocks{whole: in}, n, k, piece)
 			if keep {
 				copy(data[g.rank*piece:][:piece], cut(mine, k, piece))
 			}
@@ -380,6 +420,16 @@ func (g *Group) Broadcast(buf []byte, root int, stop func() error) error {
 	if err := g.start(header{kind: opBroadcast, root: uint16(root), bytes: uint64(len(buf))}, stop); err != nil || g.size == 1 {
 		return err
 	}
+	if g.lends(g.limits.Broadcast, g.mapped.Broadcast, len(buf)) {
+		ok, err := g.move(rootLends, buf, len(buf), func(int) ([]byte, int) { return buf, 0 })
+		if ok || err != nil {
+			return err
+		}
+	}
+	return g.broadcastStaged(buf, root)
+}
+
+func (g *Group) broadcastStaged(buf []byte, root int) error {
 	n := pieces(len(buf), g.piece)
 	if g.rank == root {
 		return g.pipeline(n, func(k int, data []byte) { copy(data, cut(buf, k, g.piece)) }, nil)
@@ -394,6 +444,16 @@ func (g *Group) Broadcast(buf []byte, root int, stop func() error) error {
 // AllGather gives each rank all ranks' in, in the order of the ranks. In may be
 // this rank's block of out, but not overlap it otherwise.
 func (g *Group) AllGather(out, in []byte, stop func() error) error {
+	return g.allGather(blocks{whole: out}, in, stop)
+}
+
+// AllGatherList is AllGather to a slice for each rank's block. Some ranks may call
+// the one and some the other.
+func (g *Group) AllGatherList(out [][]byte, in []byte, stop func() error) error {
+	return g.allGather(blocks{each: out}, in, stop)
+}
+
+func (g *Group) allGather(out blocks, in []byte, stop func() error) error {
 	if err := g.checkBlocks("output", out, in); err != nil {
 		return err
 	}
@@ -402,22 +462,100 @@ func (g *Group) AllGather(out, in []byte, stop func() error) error {
 	if err := g.start(header{kind: opAllGather, bytes: uint64(len(in))}, stop); err != nil {
 		return err
 	}
-	n := len(in)
+	n, mine := len(in), out.at(g.rank, len(in))
 	if g.size == 1 {
-		copyTo(out, in)
+		copyTo(mine, in)
 		return nil
+	}
+	if g.lends(g.limits.AllGather, g.mapped.AllGather, g.size*n) {
+		copyTo(mine, in)
+		ok, err := g.move(allToAll, in, n, func(r int) ([]byte, int) { return out.at(r, n), 0 })
+		if ok || err != nil {
+			return err
+		}
 	}
 	return g.pipeline(pieces(n, g.piece),
 		func(k int, data []byte) { copy(data, cut(in, k, g.piece)) },
 		func(k int, p uint32) error {
-			copyTo(cut(out[g.rank*n:][:n], k, g.piece), cut(in, k, g.piece))
-			return g.collect(out, k, p)
+			copyTo(cut(mine, k, g.piece), cut(in, k, g.piece))
+			return g.collect(out, n, k, p)
 		})
+}
+
+// AllGatherV is AllGather of blocks of any size: counts[r] bytes come from rank r. All
+// ranks have the same counts.
+func (g *Group) AllGatherV(out, in []byte, counts []int64, stop func() error) error {
+	if err := g.checkCounts(out, in, counts); err != nil {
+		return err
+	}
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.lends(g.limits.AllGatherV, g.mapped.AllGatherV, len(out)) {
+		if err := g.start(header{kind: opAllGatherV, bytes: uint64(len(out))}, stop); err != nil {
+			return err
+		}
+		copyTo(part(out, counts, g.rank), in)
+		ok, err := g.move(allToAll, in, -1, func(r int) ([]byte, int) { return part(out, counts, r), 0 })
+		if ok || err != nil {
+			return err
+		}
+	}
+	for root := range counts {
+		buf := part(out, counts, root)
+		if root == g.rank {
+			copyTo(buf, in)
+		}
+		if err := g.start(header{kind: opBroadcast, root: uint16(root), bytes: uint64(len(buf))}, stop); err != nil {
+			return err
+		}
+		if g.size == 1 {
+			continue
+		}
+		if err := g.broadcastStaged(buf, root); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// part returns what comes from rank r.
+func part(out []byte, counts []int64, r int) []byte {
+	lo := int64(0)
+	for _, n := range counts[:r] {
+		lo += n
+	}
+	return out[lo:][:counts[r]]
+}
+
+func (g *Group) checkCounts(out, in []byte, counts []int64) error {
+	if len(counts) != g.size {
+		return fmt.Errorf("shm: %d counts in a group of %d", len(counts), g.size)
+	}
+	left := int64(len(out))
+	for r, n := range counts {
+		if n < 0 || n > left {
+			return fmt.Errorf("shm: count %d of rank %d, %d bytes of output are left", n, r, left)
+		}
+		left -= n
+	}
+	if left != 0 || counts[g.rank] != int64(len(in)) {
+		return fmt.Errorf("shm: output of %d bytes and input of %d, want the sum of the counts and %d", len(out), len(in), counts[g.rank])
+	}
+	return nil
 }
 
 // Gather gives root all ranks' in, in the order of the ranks; out is nil
 // elsewhere. In may be root's block of out, but not overlap it otherwise.
 func (g *Group) Gather(out, in []byte, root int, stop func() error) error {
+	return g.gather(blocks{whole: out}, in, root, stop)
+}
+
+// GatherList is Gather to a slice for each rank's block.
+func (g *Group) GatherList(out [][]byte, in []byte, root int, stop func() error) error {
+	return g.gather(blocks{each: out}, in, root, stop)
+}
+
+func (g *Group) gather(out blocks, in []byte, root int, stop func() error) error {
 	if err := g.checkRoot(root); err != nil {
 		return err
 	}
@@ -432,23 +570,31 @@ func (g *Group) Gather(out, in []byte, root int, stop func() error) error {
 		return err
 	}
 	n := len(in)
+	if g.lends(g.limits.Gather, g.mapped.Gather, g.size*n) {
+		if g.rank == root {
+			copyTo(out.at(root, n), in)
+		}
+		ok, err := g.move(rootReads, in, n, func(r int) ([]byte, int) { return out.at(r, n), 0 })
+		if ok || err != nil {
+			return err
+		}
+	}
 	if g.rank != root {
 		return g.pipeline(pieces(n, g.piece), func(k int, data []byte) { copy(data, cut(in, k, g.piece)) }, nil)
 	}
-	copyTo(out[root*n:][:n], in)
-	return g.pipeline(pieces(n, g.piece), nil, func(k int, p uint32) error { return g.collect(out, k, p) })
+	copyTo(out.at(root, n), in)
+	return g.pipeline(pieces(n, g.piece), nil, func(k int, p uint32) error { return g.collect(out, n, k, p) })
 }
 
-// collect copies piece k of all other ranks to their blocks of out.
-func (g *Group) collect(out []byte, k int, p uint32) error {
-	n := len(out) / g.size
+// collect copies piece k of all other ranks to their blocks of out, of n bytes.
+func (g *Group) collect(out blocks, n, k int, p uint32) error {
 	for i := 1; i < g.size; i++ {
 		r := (g.rank + i) % g.size
 		data, err := g.arrived(r, p)
 		if err != nil {
 			return err
 		}
-		copy(cut(out[r*n:][:n], k, g.piece), data)
+		copy(cut(out.at(r, n), k, g.piece), data)
 	}
 	g.all(p)
 	return nil
@@ -457,6 +603,15 @@ func (g *Group) collect(out []byte, k int, p uint32) error {
 // Scatter gives each rank its block of root's in; in is nil elsewhere. Out may
 // be root's block of in, but not overlap it otherwise.
 func (g *Group) Scatter(out, in []byte, root int, stop func() error) error {
+	return g.scatter(out, blocks{whole: in}, root, stop)
+}
+
+// ScatterList is Scatter from a slice for each rank's block.
+func (g *Group) ScatterList(out []byte, in [][]byte, root int, stop func() error) error {
+	return g.scatter(out, blocks{each: in}, root, stop)
+}
+
+func (g *Group) scatter(out []byte, in blocks, root int, stop func() error) error {
 	if err := g.checkRoot(root); err != nil {
 		return err
 	}
@@ -471,12 +626,18 @@ func (g *Group) Scatter(out, in []byte, root int, stop func() error) error {
 		return err
 	}
 	n := len(out)
-	if g.rank == root {
-		copyTo(out, in[root*n:][:n])
+	if g.size > 1 && g.lends(g.limits.Scatter, g.mapped.Scatter, g.size*n) {
+		if ok, err := g.scatterDirect(out, in); ok || err != nil {
+			return err
+		}
 	}
 	piece := g.blockPiece()
 	if g.rank == root {
-		return g.pipeline(pieces(n, piece), func(k int, data []byte) { g.deal(data, in, k, piece) }, nil)
+		copyTo(out, in.at(root, n))
+		if g.size == 1 {
+			return nil
+		}
+		return g.pipeline(pieces(n, piece), func(k int, data []byte) { g.deal(data, in, n, k, piece) }, nil)
 	}
 	return g.pipeline(pieces(n, piece), nil, func(k int, p uint32) error {
 		data, err := g.arrived(root, p)
@@ -492,12 +653,11 @@ func (g *Group) Scatter(out, in []byte, root int, stop func() error) error {
 // piece for each rank.
 func (g *Group) blockPiece() int { return g.piece / g.size &^ 63 }
 
-// deal stages piece k of every other rank's block of in.
-func (g *Group) deal(data, in []byte, k, piece int) {
-	n := len(in) / g.size
+// deal stages piece k of every other rank's block of in, of n bytes.
+func (g *Group) deal(data []byte, in blocks, n, k, piece int) {
 	for r := range g.size {
 		if r != g.rank {
-			copy(data[r*piece:][:piece], cut(in[r*n:][:n], k, piece))
+			copy(data[r*piece:][:piece], cut(in.at(r, n), k, piece))
 		}
 	}
 }
@@ -518,7 +678,13 @@ func (g *Group) AllToAll(out, in []byte, stop func() error) error {
 	if g.size == 1 {
 		return nil
 	}
-	return g.pipeline(pieces(n, piece), func(k int, data []byte) { g.deal(data, in, k, piece) },
+	if g.lends(g.limits.AllToAll, g.mapped.AllToAll, len(in)) {
+		ok, err := g.move(allToAll, in, len(in), func(r int) ([]byte, int) { return out[r*n:][:n], g.rank * n })
+		if ok || err != nil {
+			return err
+		}
+	}
+	return g.pipeline(pieces(n, piece), func(k int, data []byte) { g.deal(data, blocks{whole: in}, n, k, piece) },
 		func(k int, p uint32) error {
 			for i := 1; i < g.size; i++ {
 				r := (g.rank + i) % g.size
@@ -553,14 +719,20 @@ func (g *Group) AllToAllV(out, in [][]byte, stop func() error) error {
 		return nil
 	}
 	longest, err := g.agree(out, in)
-	if err != nil {
+	short := g.shortBlock()
+	if err != nil || longest <= short {
 		return err
+	}
+	if g.lends(g.limits.AllToAll, g.mapped.AllToAll, g.size*longest) {
+		if ok, err := g.allToAllVDirect(out, in, short); ok || err != nil {
+			return err
+		}
 	}
 	piece := g.blockPiece()
 	return g.pipeline(pieces(longest, piece),
 		func(k int, data []byte) {
 			for r, b := range in {
-				if r != g.rank {
+				if r != g.rank && len(b) > short {
 					copy(data[r*piece:][:piece], cut(b, k, piece))
 				}
 			}
@@ -572,22 +744,47 @@ func (g *Group) AllToAllV(out, in [][]byte, stop func() error) error {
 				if err != nil {
 					return err
 				}
-				copy(cut(out[r], k, piece), data[g.rank*piece:])
+				if len(out[r]) > short {
+					copy(cut(out[r], k, piece), data[g.rank*piece:])
+				}
 			}
 			g.all(p)
 			return nil
 		})
 }
 
+// lengths is what the lengths of a rank's blocks take of a slot.
+func (g *Group) lengths() int { return (8*g.size + 63) &^ 63 }
+
+// shortBlock is how long a block is at most that comes with the lengths: there is room, and
+// it would not be lent.
+func (g *Group) shortBlock() int {
+	n := max(g.piece-g.lengths(), 0) / g.size &^ 63
+	l := g.limits.AllToAll
+	if m := g.mapped.AllToAll; g.armed && m >= 0 && (l < 0 || m < l) {
+		l = m
+	}
+	if l >= 0 && int64(n)*int64(g.size) >= l {
+		n = int(max(l-1, 0)) / g.size
+	}
+	return n
+}
+
 // agree tells the others the lengths of in, checks out against theirs, and
-// returns the longest block of all ranks, which sets the number of pieces.
+// returns the longest block of all ranks, which sets the number of pieces. Blocks that
+// are not longer than shortBlock come with it; those that are, are left.
 func (g *Group) agree(out, in [][]byte) (longest int, err error) {
+	head, short := g.lengths(), g.shortBlock()
 	err = g.pipeline(1,
 		func(_ int, data []byte) {
 			for r, b := range in {
 				*word64(data, 8*r) = uint64(len(b))
-				if r != g.rank {
-					longest = max(longest, len(b))
+				if r == g.rank {
+					continue
+				}
+				longest = max(longest, len(b))
+				if len(b) <= short {
+					copy(data[head+r*short:], b)
 				}
 			}
 		},
@@ -608,6 +805,16 @@ func (g *Group) agree(out, in [][]byte) (longest int, err error) {
 					if to != r {
 						longest = max(longest, int(n))
 					}
+				}
+			}
+			for i := 1; i < g.size; i++ {
+				r := (g.rank + i) % g.size
+				if n := len(out[r]); n <= short {
+					data, err := g.arrived(r, p)
+					if err != nil {
+						return err
+					}
+					copy(out[r], data[head+g.rank*short:][:n])
 				}
 			}
 			g.all(p)

@@ -1,6 +1,9 @@
 package shm
 
-import "sync/atomic"
+import (
+	"sync/atomic"
+	"syscall"
+)
 
 // StartAt makes a group that has done nothing yet look as if it had done p pieces.
 func (g *Group) StartAt(p uint32) {
@@ -13,3 +16,92 @@ func (g *Group) StartAt(p uint32) {
 
 // Spins reports whether ranks poll before they yield.
 func (g *Group) Spins() bool { return g.spinFor > 0 }
+
+// Magic is what a hello begins with.
+const Magic = uint64(magic)
+
+// From returns options by which everything from n bytes on is copied directly; -1 stands for nothing.
+func (o Options) From(n int64) Options {
+	l := uniform(n)
+	o.limits = &l
+	return o
+}
+
+// Tile returns options by which n bytes of each operand are read at a time.
+func (o Options) Tile(n int) Options {
+	o.tile = n
+	return o
+}
+
+// SetFrom is From for a group that runs no operation. All ranks do it.
+func (g *Group) SetFrom(n int64) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.why == "" {
+		g.limits = uniform(n)
+	}
+}
+
+// SetMapped sets from how many bytes on memory of Alloc is lent, for a group that runs no
+// operation. All ranks do it.
+func (g *Group) SetMapped(n int64) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.mapped = uniform(n)
+}
+
+// Arena returns options by which each rank has n bytes to allocate, or a little more.
+func (o Options) Arena(n int) Options {
+	o.arena = n
+	return o
+}
+
+// Section returns options by which n bytes of a buffer are reduced at a time.
+func (o Options) Section(n int) Options {
+	o.section = n
+	return o
+}
+
+// NoArenas returns options by which this rank fails to map arenas.
+func (o Options) NoArenas(why syscall.Errno) Options {
+	o.noArenas = arenasFailed(why)
+	return o
+}
+
+// Reading returns options with which before is called before this rank reads n bytes of the
+// memory of process pid. If it returns an error, nothing is read.
+func (o Options) Reading(before func(pid, n int) error) Options {
+	o.glimpse = func(w *window, p *place, dst []byte, addr uint64) error {
+		if err := before(p.pid, len(dst)); err != nil {
+			return err
+		}
+		return w.read(p, dst, addr)
+	}
+	return o
+}
+
+// Strangers returns options by which ranks of one process use the system call for each other.
+func (o Options) Strangers() Options {
+	return o.Reading(func(pid, n int) error { return nil })
+}
+
+// Taking returns options by which this rank looks for the others in process pid, or, if
+// pid is 0, where they are, but for another mark.
+func (o Options) Taking(pid int) Options {
+	o.glimpse = func(w *window, p *place, dst []byte, addr uint64) error {
+		other := *p
+		if pid == 0 {
+			other.mark[0]++
+		} else {
+			other.pid = pid
+		}
+		return w.read(&other, dst, addr)
+	}
+	return o
+}
+
+// MarkLen is how many bytes a probe reads.
+const MarkLen = len(mark{})
+
+// Group returns the group under the mesh.
+func (m *Mesh) Group() *Group { return m.g }

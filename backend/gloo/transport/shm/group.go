@@ -38,7 +38,7 @@ const (
 )
 
 // Options tune a group. The zero value is right for most. All ranks use the
-// values of rank 0.
+// sizes of rank 0.
 type Options struct {
 	// Piece is how many bytes a rank stages at a time; 0 stands for 256 KiB.
 	// It is clamped to 4 KiB a rank and 1 MiB. A rank's part of the memory is four
@@ -49,6 +49,25 @@ type Options struct {
 	// 0 stands for 32 KiB with up to four ranks and 8 KiB with more, negative for never.
 	// It cannot be more than a piece.
 	OneShot int
+
+	// Staged makes this rank read no other rank's memory with
+	// process_vm_readv(2), and, because ranks do alike, the others neither: data go
+	// through the shared memory, with two copies, but for those in memory of [Group.Alloc].
+	Staged bool
+
+	limits   *Limits   // nil stands for defaultLimits; those of rank 0 count
+	arena    int       // bytes of an arena, those of rank 0; 0 stands for as many as there is memory
+	noArenas errArenas // why this rank has none; 0 stands for nothing
+	section  int       // 0 stands for defaultSection; at least 4 KiB
+	tile     int       // 0 stands for defaultTile; at least 4 KiB and at most a stretch
+	glimpse  glimpse   // nil stands for the system call; of this rank alone, for which then no other is in its process
+}
+
+func (o Options) directFrom() Limits {
+	if o.limits != nil {
+		return *o.limits
+	}
+	return uniform(byDefault)
 }
 
 func (o Options) piece(ranks int) int {
@@ -86,7 +105,7 @@ var (
 )
 
 // RankError says which rank ended an operation. It wraps ErrAborted,
-// ErrMismatch or ErrLeft.
+// ErrMismatch, ErrLeft or ErrUnreadable.
 type RankError struct {
 	Rank int
 	Err  error
@@ -101,7 +120,8 @@ func (e *RankError) Unwrap() error { return e.Err }
 // All ranks call the same collectives in the same order with the same sizes. A
 // Group does one at a time: calls from several goroutines queue up, in no
 // particular order. Buffers belong to the call until it returns, with or
-// without an error; then nobody touches them any more.
+// without an error; then nobody changes them any more. After an error others may still
+// read what they were lent, to no effect.
 //
 // A collective takes a function stop, which may be nil. While the call waits,
 // it asks stop every few microseconds at first, later every few milliseconds;
@@ -122,9 +142,32 @@ type Group struct {
 	stop func() error
 	op   header
 
+	// What is copied straight out of other ranks' memory; see direct.go.
+	limits     Limits
+	why        string // there is no such thing
+	places     []place
+	inside     bool // all ranks are in this process
+	glimpse    glimpse
+	lens       lens
+	lent       []byte
+	lentBlocks [][]byte
+	addrs      []uint64 // where the others have what they lend
+	scratch    []byte   // two tiles
+	tile       int
+	section    int
+	private    bool // this call may lend other memory than that of Alloc
+
+	// What the others see without copying; see arena.go.
+	arenas      [][]byte // by rank; nil if there are none
+	own         *arena
+	whyNoArenas string
+	mapped      Limits
+	armed       bool // all ranks have called Alloc, and count on mapped
+
 	failure atomic.Pointer[error] // why the group refuses; set once
 	life    sync.Mutex            // held while the memory must stay mapped, outside collectives
 	mem     []byte
+	mesh    *Mesh
 	closed  bool
 }
 
@@ -134,8 +177,16 @@ type segment struct {
 	waiters *uint32 // how many sleep on a word of this rank
 	left    *uint32 // this rank has closed the group
 	ack     *uint64
-	cpus    []byte // those the rank may run on
+	bell    *uint32 // counts up when a message has moved that this rank's Mesh may wait for
+	dozing  *uint32 // how many sleep on bell
+	cpus    []byte  // those the rank may run on
 	quota   *uint32
+	pid     *uint64 // what the others need to read the memory of the rank's process
+	markAt  *uint64
+	mark    *mark
+	found   *uint64 // whether this rank can read that of the others
+	mapped  *uint64 // whether it has mapped their arenas
+	reading *uint32 // rank+1 of the one in this process that it reads from at the moment
 	slots   [depth]slot
 }
 
@@ -171,17 +222,20 @@ const (
 	opGather
 	opScatter
 	opBarrier
+	opAllGatherV
+	opAlloc
 )
 
 func (k kind) String() string {
-	names := [...]string{"nothing", "all-reduce", "reduce", "broadcast", "all-gather", "reduce-scatter", "all-to-all", "all-to-all-v", "gather", "scatter", "barrier"}
+	names := [...]string{"nothing", "all-reduce", "reduce", "broadcast", "all-gather", "reduce-scatter", "all-to-all", "all-to-all-v", "gather", "scatter", "barrier", "all-gather-v", "alloc"}
 	if int(k) < len(names) {
 		return names[k]
 	}
 	return fmt.Sprintf("operation %d", uint8(k))
 }
 
-// Layout of the memory: a page that says what it is, then a segment a rank.
+// Layout of the memory: a page that says what it is, a segment a rank, and the
+// rings for messages. From the next huge page on, the arenas follow.
 const (
 	page = 4096
 
@@ -192,9 +246,14 @@ const (
 	atWaiters = 1 * line
 	atLeft    = 2 * line
 	atAck     = 3 * line
-	atCPUs    = 4 * line
+	atBell    = 4 * line
+	atDozing  = 5 * line
+	atCPUs    = 6 * line
 	atQuota   = atCPUs + maxCPUs/8
 	maxCPUs   = 1024
+	atProcess = 8 * line // pid, address of the mark, the mark
+	atFound   = 9 * line // and whether it has the arenas
+	atReading = 10 * line
 
 	atReduced = 0
 	atIn      = 64
@@ -202,24 +261,43 @@ const (
 	atData    = line
 )
 
-// magic is "c10dshm1".
-const magic = 0x316d687364303163
+// magic is "c10dshm4".
+const magic = 0x346d687364303163
 
 func segmentSize(piece int) int { return (page + depth*(atData+piece) + page - 1) &^ (page - 1) }
 
-func memorySize(ranks, piece int) int { return page + ranks*segmentSize(piece) }
+func memorySize(ranks, piece int) int {
+	return ringsAt(ranks, piece) + ranks*(ranks-1)*ringSpace(ranks)
+}
+
+func arenasAt(ranks, piece int) int {
+	return (memorySize(ranks, piece) + hugePage - 1) &^ (hugePage - 1)
+}
+
+// fileSize is what there is with arenas of so many bytes, if there are any.
+func fileSize(ranks, piece, arena int) int {
+	if arena == 0 {
+		return memorySize(ranks, piece)
+	}
+	return arenasAt(ranks, piece) + ranks*arena
+}
+
+func ringsAt(ranks, piece int) int { return page + ranks*segmentSize(piece) }
 
 func word32(b []byte, off int) *uint32 { return (*uint32)(unsafe.Pointer(&b[off : off+4][0])) }
 func word64(b []byte, off int) *uint64 { return (*uint64)(unsafe.Pointer(&b[off : off+8][0])) }
 
 // newGroup lays a group over mem, which is aligned to a page.
 func newGroup(mem []byte, rank, size, piece, oneShot int) *Group {
-	g := &Group{rank: rank, size: size, piece: piece, oneShot: oneShot, mem: mem, segs: make([]segment, size)}
+	g := &Group{rank: rank, size: size, piece: piece, oneShot: oneShot, mem: mem, segs: make([]segment, size), addrs: make([]uint64, size)}
 	for r := range g.segs {
 		b := mem[page+r*segmentSize(piece):][:segmentSize(piece)]
 		s := &g.segs[r]
 		s.abort, s.waiters, s.left = word32(b, atAbort), word32(b, atWaiters), word32(b, atLeft)
+		s.bell, s.dozing = word32(b, atBell), word32(b, atDozing)
 		s.ack, s.cpus, s.quota = word64(b, atAck), b[atCPUs:atQuota:atQuota], word32(b, atQuota)
+		s.pid, s.markAt, s.mark = word64(b, atProcess), word64(b, atProcess+8), (*mark)(b[atProcess+16:])
+		s.found, s.mapped, s.reading = word64(b, atFound), word64(b, atFound+8), word32(b, atReading)
 		for i := range s.slots {
 			p := b[page+i*(atData+piece):][:atData+piece]
 			s.slots[i] = slot{
@@ -232,7 +310,8 @@ func newGroup(mem []byte, rank, size, piece, oneShot int) *Group {
 	return g
 }
 
-// settle decides how to wait, once all ranks have said where they may run.
+// settle decides how to wait and how to copy, once all ranks have said where they
+// may run and whose memory they can read.
 func (g *Group) settle() {
 	quota, n := uint32(maxCPUs), 0
 	var union [maxCPUs / 64]uint64
@@ -248,6 +327,8 @@ func (g *Group) settle() {
 	if g.size <= min(n, int(quota)) {
 		g.spinFor = spinFor
 	}
+	g.agreeDirect()
+	g.agreeArenas(func(r int) uint64 { return atomic.LoadUint64(g.segs[r].mapped) })
 }
 
 // Rank returns this rank's number.
@@ -255,6 +336,9 @@ func (g *Group) Rank() int { return g.rank }
 
 // Size returns how many ranks there are.
 func (g *Group) Size() int { return g.size }
+
+// OneShot returns up to how many bytes each rank reduces everything by itself.
+func (g *Group) OneShot() int { return g.oneShot }
 
 // Err returns why the group refuses operations, nil while it works.
 func (g *Group) Err() error {
@@ -289,15 +373,19 @@ func (g *Group) fail(err error) error {
 // names this rank. It waits for nobody and may be called at any time, from any
 // goroutine. Only the first of several reasons counts.
 func (g *Group) Abort(err error) {
+	g.life.Lock()
+	defer g.life.Unlock()
+	if !g.closed {
+		g.abort(err)
+	}
+}
+
+// abort is Abort while the memory is known to stay mapped.
+func (g *Group) abort(err error) {
 	if err == nil {
 		err = ErrAborted
 	} else if !errors.Is(err, ErrAborted) {
 		err = fmt.Errorf("%w: %w", ErrAborted, err)
-	}
-	g.life.Lock()
-	defer g.life.Unlock()
-	if g.closed {
-		return
 	}
 	g.fail(err)
 	g.tell()
@@ -310,6 +398,7 @@ func (g *Group) tell() {
 	}
 	for r := range g.segs {
 		g.segs[r].wakeAll()
+		g.segs[r].ring()
 	}
 }
 
@@ -324,9 +413,15 @@ func (s *segment) wakeAll() {
 }
 
 // Close leaves the group and frees its memory, after the operation that runs
-// here, if any, has been ended. Ranks that need this one later get ErrLeft; what it
+// here, if any, has been ended. What this rank has from Alloc stays until it is freed. Ranks that need this one later get ErrLeft; what it
 // has done for them by now stays. It may be called more than once.
 func (g *Group) Close() error {
+	g.life.Lock()
+	m := g.mesh
+	g.life.Unlock()
+	if m != nil {
+		m.detach()
+	}
 	g.fail(ErrClosed)
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -338,10 +433,19 @@ func (g *Group) Close() error {
 	g.closed = true
 	atomic.StoreUint32(g.self.left, 1)
 	g.self.wakeAll()
+	for r := range g.segs {
+		g.segs[r].ring()
+	}
 	mem := g.mem
 	g.mem, g.segs, g.self = nil, nil, nil
-	if err := unmap(mem); err != nil {
+	if err := errors.Join(unmap(mem), g.dropArenas()); err != nil {
 		return fmt.Errorf("shm: unmap: %w", err)
 	}
 	return nil
+}
+
+// undo unmaps the memory of a group that has come to nothing.
+func (g *Group) undo() {
+	unmap(g.mem)
+	g.dropArenas()
 }

@@ -10,10 +10,12 @@ import (
 	"fmt"
 	"net"
 	"os"
+	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
+	"unsafe"
 
 	"golang.org/x/sys/unix"
 )
@@ -82,7 +84,7 @@ func (e *Endpoint) Join(ctx context.Context, rank int, addrs []string, o Options
 	if rank == 0 {
 		g, err = e.host(ctx, len(addrs), o)
 	} else {
-		g, err = guest(ctx, rank, len(addrs), first)
+		g, err = guest(ctx, rank, len(addrs), first, o)
 	}
 	if err != nil {
 		if ctx.Err() != nil {
@@ -100,8 +102,8 @@ func (e *Endpoint) Join(ctx context.Context, rank int, addrs []string, o Options
 //	rank 0: the memory's descriptor, with its nonce and its measures
 //	rank r: it found the nonce in the memory, and wrote its own word; or why not
 //	rank 0: all ranks' words are there; or why not
-//	rank r: it sees all ranks' words too; or why not
-//	rank 0: so do all; or why not
+//	rank r: it sees all ranks' words too, and has written whose memory it can read; or why not
+//	rank 0: so do all, and so has it; or why not
 //
 // A verdict is a packet that begins with one of these.
 const (
@@ -111,7 +113,7 @@ const (
 
 const (
 	helloSize = 8 + 4 + 4 + 32
-	offerSize = 8 + 8 + 4 + 4 + 4
+	offerSize = 8 + 8 + 4 + 4 + 4 + 8 + 8*limitCount
 
 	// maxReason bounds a verdict.
 	maxReason = 1024
@@ -151,7 +153,12 @@ func (e *Endpoint) host(ctx context.Context, size int, o Options) (*Group, error
 	var random [8]byte
 	rand.Read(random[:])
 	nonce := binary.NativeEndian.Uint64(random[:])
-	fd, err := create(memorySize(size, piece))
+	arena, none := arenaSize(size, o)
+	fd, err := create(fileSize(size, piece, arena))
+	if err != nil && arena > 0 {
+		arena, none = 0, arenasFailed(err)
+		fd, err = create(fileSize(size, piece, 0))
+	}
 	if err != nil {
 		return nil, err
 	}
@@ -162,8 +169,12 @@ func (e *Endpoint) host(ctx context.Context, size int, o Options) (*Group, error
 	}
 	g := newGroup(mem, 0, size, piece, o.oneShot(size))
 	*word64(mem, atMagic), *word64(mem, atNonce) = magic, nonce
+	if none == nil {
+		none = g.mapArenas(fd, arenasAt(size, piece), arena)
+	}
+	g.tellArenas(none)
 	if err := g.introduce(nonce); err != nil {
-		unmap(mem)
+		g.undo()
 		return nil, err
 	}
 
@@ -172,6 +183,11 @@ func (e *Endpoint) host(ctx context.Context, size int, o Options) (*Group, error
 	offer = binary.NativeEndian.AppendUint64(offer, nonce)
 	for _, n := range []int{size, piece, g.oneShot} {
 		offer = binary.NativeEndian.AppendUint32(offer, uint32(n))
+	}
+	offer = binary.NativeEndian.AppendUint64(offer, uint64(arena))
+	g.limits = o.directFrom()
+	for _, n := range g.limits.all() {
+		offer = binary.NativeEndian.AppendUint64(offer, uint64(*n))
 	}
 	conns, err := e.welcome(ctx, size, offer, fd)
 	defer func() {
@@ -188,7 +204,7 @@ func (e *Endpoint) host(ctx context.Context, size int, o Options) (*Group, error
 			}
 		}
 	})()
-	for range 2 {
+	for round := range 2 {
 		for r := 1; r < size && err == nil; r++ {
 			if err = readVerdict(conns[r]); err != nil {
 				err = fmt.Errorf("rank %d: %w", r, err)
@@ -206,8 +222,11 @@ func (e *Endpoint) host(ctx context.Context, size int, o Options) (*Group, error
 			}
 		}
 		if err != nil {
-			unmap(mem)
+			g.undo()
 			return nil, err
+		}
+		if round == 0 {
+			g.probe(o)
 		}
 	}
 	return g, nil
@@ -316,7 +335,7 @@ func (e *Endpoint) greet(c *net.UnixConn, size int) (rank int, err error) {
 }
 
 // guest is Join of the other ranks.
-func guest(ctx context.Context, rank, size int, first address) (*Group, error) {
+func guest(ctx context.Context, rank, size int, first address, o Options) (*Group, error) {
 	var d net.Dialer
 	conn, err := d.DialContext(ctx, "unixpacket", "@c10d-"+first.socket)
 	if errors.Is(err, unix.ECONNREFUSED) {
@@ -336,11 +355,11 @@ func guest(ctx context.Context, rank, size int, first address) (*Group, error) {
 	if _, err := c.Write(hello); err != nil {
 		return nil, err
 	}
-	g, nonce, err := receive(c, rank, size)
+	g, nonce, err := receive(c, rank, size, o)
 	if err == nil {
 		err = g.introduce(nonce)
 	}
-	for range 2 {
+	for round := range 2 {
 		if _, werr := c.Write(verdict(err)); err == nil {
 			err = werr
 		}
@@ -349,17 +368,19 @@ func guest(ctx context.Context, rank, size int, first address) (*Group, error) {
 		}
 		if err != nil {
 			if g != nil {
-				unmap(g.mem)
+				g.undo()
 			}
 			return nil, err
 		}
-		err = g.checkAcks(nonce)
+		if err = g.checkAcks(nonce); err == nil && round == 0 {
+			g.probe(o)
+		}
 	}
 	return g, nil
 }
 
 // receive gets the memory from rank 0 and looks for the nonce in it.
-func receive(c *net.UnixConn, rank, size int) (*Group, uint64, error) {
+func receive(c *net.UnixConn, rank, size int, o Options) (*Group, uint64, error) {
 	var b [offerSize + 1]byte
 	oob := make([]byte, unix.CmsgSpace(4*4))
 	n, oobn, _, _, err := c.ReadMsgUnix(b[:], oob)
@@ -374,11 +395,13 @@ func receive(c *net.UnixConn, rank, size int) (*Group, uint64, error) {
 	}()
 	u32 := func(off int) int { return int(binary.NativeEndian.Uint32(b[off:])) }
 	nonce, piece, oneShot := binary.NativeEndian.Uint64(b[8:]), u32(20), u32(24)
+	arena := binary.NativeEndian.Uint64(b[28:])
 	if n != offerSize || binary.NativeEndian.Uint64(b[:]) != magic || u32(16) != size || len(fds) != 1 ||
-		piece < size*minShare || piece > maxPiece || piece%line != 0 || oneShot < 0 || oneShot > piece {
+		piece < size*minShare || piece > maxPiece || piece%line != 0 || oneShot < 0 || oneShot > piece ||
+		arena > maxArenas/uint64(size) || arena%hugePage != 0 || strconv.IntSize < 64 && arena > 0 {
 		return nil, 0, fmt.Errorf("rank 0 sent %d bytes and %d descriptors that are no offer", n, len(fds))
 	}
-	if err := sealed(fds[0], memorySize(size, piece)); err != nil {
+	if err := sealed(fds[0], fileSize(size, piece, int(arena))); err != nil {
 		return nil, 0, err
 	}
 	mem, err := mapMemory(fds[0], memorySize(size, piece))
@@ -389,7 +412,16 @@ func receive(c *net.UnixConn, rank, size int) (*Group, uint64, error) {
 		unmap(mem)
 		return nil, 0, fmt.Errorf("%w: the memory that rank 0 handed over is not that which rank 0 sees", ErrOtherHost)
 	}
-	return newGroup(mem, rank, size, piece, oneShot), nonce, nil
+	g := newGroup(mem, rank, size, piece, oneShot)
+	for i, l := range g.limits.all() {
+		*l = int64(binary.NativeEndian.Uint64(b[36+8*i:]))
+	}
+	none := arenasAllowed(o)
+	if none == nil && arena > 0 {
+		none = g.mapArenas(fds[0], arenasAt(size, piece), int(arena))
+	}
+	g.tellArenas(none)
+	return g, nonce, nil
 }
 
 func descriptors(oob []byte) (fds []int) {
@@ -407,8 +439,16 @@ func (g *Group) introduce(nonce uint64) error {
 		return fmt.Errorf("which CPUs may be used: %w", err)
 	}
 	atomic.StoreUint32(g.self.quota, uint32(quota()))
+	*g.self.pid, *g.self.mark, *g.self.markAt = uint64(os.Getpid()), *here(), uint64(uintptr(unsafe.Pointer(here())))
 	atomic.StoreUint64(g.self.ack, ackOf(nonce, g.rank))
 	return nil
+}
+
+// tellArenas says whether this rank has the arenas, as far as there are any.
+func (g *Group) tellArenas(none error) {
+	said := errArenas(arenasYes)
+	errors.As(none, &said)
+	atomic.StoreUint64(g.self.mapped, uint64(said))
 }
 
 func (g *Group) checkAcks(nonce uint64) error {

@@ -48,6 +48,7 @@ func reached(w *uint32, want uint32) bool { return int32(atomic.LoadUint32(w)-wa
 
 func (g *Group) waitLong(owner int, w *uint32, want uint32) error {
 	start := time.Now()
+	settled := g.spinFor == 0 // there is no CPU of its own to move to
 	for n := 1; ; n++ {
 		if reached(w, want) {
 			return nil
@@ -70,6 +71,10 @@ func (g *Group) waitLong(owner int, w *uint32, want uint32) error {
 				}
 			}
 			continue
+		}
+		if !settled {
+			settled = true
+			g.hop(owner)
 		}
 		yield()
 	}

@@ -463,6 +463,7 @@ func TestAbortPastStoppedPeer(t *testing.T) {
 // A live peer in the middle of a large message gets it and the ABORT behind it.
 func TestAbortBehindLargeMessage(t *testing.T) {
 	m, c := alone(t)
+	m.limits = patient
 	const n = 16 << 20
 	next(t, c)
 	put(t, c, note(opRecvReady, 1, n))
@@ -541,6 +542,7 @@ func TestClose(t *testing.T) {
 	})
 	t.Run("sends what is queued", func(t *testing.T) {
 		ms := group(t, 2)
+		ms[0].limits = patient
 		in := make([]byte, 32<<20)
 		r := recv(ms[1], 0, 1, in)
 		eventually(t, "RECV_READY", func() bool { _, n := state(ms[0]); return n == 1 })

@@ -11,22 +11,24 @@ import (
 	"github.com/c10d-go/c10d/backend/gloo/transport"
 )
 
-const (
-	// maxNotices bounds what one peer can make this rank remember: notifications
-	// that no request has met yet. Each may be on a slot of its own, about 150
-	// bytes then, so a hostile peer costs at most 40 MiB.
-	maxNotices = 1 << 18
+// maxNotices bounds what one peer can make this rank remember: notifications
+// that no request has met yet. Each may be on a slot of its own, about 150
+// bytes then, so a hostile peer costs at most 40 MiB.
+const maxNotices = 1 << 18
 
-	// closeLimit is how long Close waits for peers to take what is queued.
-	closeLimit = time.Second
+// limits are how long the end of a mesh may take.
+type limits struct {
+	// close is how long Close waits for peers to take what is queued.
+	close time.Duration
 
-	// abortLimit bounds the whole end of a mesh that failed, and abortStep how
-	// long a socket may take nothing before it is given up: a stopped peer
-	// with a full socket holds nobody up, and a live one that is in the middle
-	// of a large message still gets to the ABORT behind it.
-	abortLimit = 500 * time.Millisecond
-	abortStep  = 100 * time.Millisecond
-)
+	// abort bounds the whole end of a mesh that failed, and abortStep how long
+	// a socket may take nothing before it is given up: a stopped peer with a
+	// full socket holds nobody up, and a live one that is in the middle of a
+	// large message still gets to the ABORT behind it.
+	abort, abortStep time.Duration
+}
+
+var usual = limits{close: time.Second, abort: 500 * time.Millisecond, abortStep: 100 * time.Millisecond}
 
 // noOp is Fault.Op where a fault belongs to no operation.
 const noOp = 0xff
@@ -44,6 +46,7 @@ type Options struct {
 type Mesh struct {
 	rank, size        int
 	opts              Options
+	limits            limits
 	issued, completed atomic.Uint64
 	failed            chan struct{}
 	wg                sync.WaitGroup
@@ -67,7 +70,7 @@ var _ transport.Mesh = (*Mesh)(nil)
 // New returns the mesh of rank in a group of size ranks, with no connections.
 func New(rank, size int, opts Options) *Mesh {
 	m := &Mesh{
-		rank: rank, size: size, opts: opts,
+		rank: rank, size: size, opts: opts, limits: usual,
 		failed:   make(chan struct{}),
 		pairs:    make([]*pair, size),
 		any:      make(map[uint64]*slot),
@@ -275,12 +278,12 @@ func (m *Mesh) fail(f *transport.Fault) {
 	}
 	m.fault = f
 	close(m.failed)
-	m.end(f, abortLimit)
+	m.end(f, m.limits.abort)
 	now := time.Now()
 	for _, p := range m.pairs {
 		if p != nil {
 			p.dropSends(f)
-			p.finish(abortHeader(f), now.Add(abortStep))
+			p.finish(abortHeader(f), now.Add(m.limits.abortStep))
 		}
 	}
 }
@@ -289,7 +292,7 @@ func (m *Mesh) fail(f *transport.Fault) {
 func (m *Mesh) Close() error {
 	m.mu.Lock()
 	if m.ended() == nil {
-		m.end(transport.ErrClosed, closeLimit)
+		m.end(transport.ErrClosed, m.limits.close)
 		for _, p := range m.pairs {
 			if p != nil {
 				p.finish(control(ctlBye), m.endBy)

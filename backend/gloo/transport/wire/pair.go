@@ -341,7 +341,7 @@ func (p *pair) flush() error {
 func (p *pair) moreTime() bool {
 	p.m.mu.Lock()
 	defer p.m.mu.Unlock()
-	by := time.Now().Add(abortStep)
+	by := time.Now().Add(p.m.limits.abortStep)
 	if !by.Before(p.m.endBy) {
 		return false
 	}
@@ -368,7 +368,7 @@ func (p *pair) writeFailed(unsent []item, err error) {
 	case end != nil:
 		p.stranded.complete(end)
 	case p.gone == nil:
-		p.conn.SetReadDeadline(time.Now().Add(abortLimit))
+		p.conn.SetReadDeadline(time.Now().Add(m.limits.abort))
 	case p.stranded.head != nil:
 		m.fail(p.gone)
 	}
@@ -420,7 +420,7 @@ func (p *pair) lost(err error) {
 	}
 	clear(p.slots)
 	p.ending = true
-	p.conn.SetWriteDeadline(time.Now().Add(closeLimit))
+	p.conn.SetWriteDeadline(time.Now().Add(m.limits.close))
 	p.wakeWriter()
 	m.wakeDiagnose()
 }
@@ -445,7 +445,7 @@ func (p *pair) drain() {
 		endBy := m.endBy
 		limit := endBy
 		if limit.IsZero() {
-			limit = time.Now().Add(closeLimit)
+			limit = time.Now().Add(m.limits.close)
 		}
 		p.conn.SetReadDeadline(limit)
 		m.mu.Unlock()

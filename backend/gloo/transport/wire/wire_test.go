@@ -15,7 +15,10 @@ import (
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 // patience is how long a test waits for what must come at once.
-const patience = 30 * time.Second
+const patience = time.Minute
+
+// patient are limits for peers that read, however slow the machine is.
+var patient = limits{close: patience, abort: patience, abortStep: patience}
 
 // tcpPair returns both ends of a loopback connection.
 func tcpPair(t testing.TB) (net.Conn, net.Conn) {

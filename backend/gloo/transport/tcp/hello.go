@@ -1,0 +1,85 @@
+package tcp
+
+import (
+	"crypto/subtle"
+	"encoding/binary"
+	"fmt"
+)
+
+// Who connects says hello, and who accepts answers, with 96 bytes each:
+//
+//	 0  "c10dtcp2"
+//	 8  lane: 0 for the first connection of a pair, the number of another
+//	12  rank of who speaks
+//	16  size of the group
+//	20  what is wrong, 0 in a hello
+//	24  eager limit
+//	32  window
+//	40  zero
+//	64  token of who is spoken to
+//
+// So both have shown that they know the other's address.
+const (
+	helloLen   = 96
+	helloMagic = "c10dtcp2"
+)
+
+// What an answer may say to a peer that knows the token.
+const (
+	verdictOK = iota
+	verdictSize
+	verdictRank
+	verdictTwice
+	verdictEnded
+	verdictEnd
+)
+
+var verdicts = [verdictEnd]string{
+	verdictSize:  "it is in a group of another size",
+	verdictRank:  "it does not expect this rank",
+	verdictTwice: "it is connected to this rank already",
+	verdictEnded: "it has closed or failed",
+}
+
+type hello struct {
+	lane, rank, size, verdict uint32
+	eager, window             uint64
+	token                     token
+}
+
+func (h *hello) encode() []byte {
+	b := make([]byte, helloLen)
+	copy(b, helloMagic)
+	le := binary.LittleEndian
+	le.PutUint32(b[8:], h.lane)
+	le.PutUint32(b[12:], h.rank)
+	le.PutUint32(b[16:], h.size)
+	le.PutUint32(b[20:], h.verdict)
+	le.PutUint64(b[24:], h.eager)
+	le.PutUint64(b[32:], h.window)
+	copy(b[64:], h.token[:])
+	return b
+}
+
+// parseHello reads a hello or an answer that has to contain token want.
+func parseHello(b []byte, want token) (hello, error) {
+	le := binary.LittleEndian
+	if len(b) != helloLen || string(b[:8]) != helloMagic {
+		return hello{}, fmt.Errorf("tcp: these are no bytes of a rank: %.16q", b)
+	}
+	h := hello{
+		lane: le.Uint32(b[8:]), rank: le.Uint32(b[12:]), size: le.Uint32(b[16:]), verdict: le.Uint32(b[20:]),
+		eager: le.Uint64(b[24:]), window: le.Uint64(b[32:]), token: token(b[64:96]),
+	}
+	switch {
+	case subtle.ConstantTimeCompare(h.token[:], want[:]) != 1:
+		return hello{}, fmt.Errorf("tcp: a rank of another group: its token is not the one of the address")
+	case h.verdict >= verdictEnd:
+		return hello{}, fmt.Errorf("tcp: unknown answer %d", h.verdict)
+	case h.lane > maxLanes:
+		return hello{}, fmt.Errorf("tcp: connection number %d, want at most %d", h.lane, maxLanes)
+	case h.eager == 0 || h.eager > maxEager || h.window < minWindow || h.window > maxWindow || h.window < 4*h.eager:
+		return hello{}, fmt.Errorf("tcp: an eager limit of %d with a window of %d", h.eager, h.window)
+	}
+	return h, nil
+}

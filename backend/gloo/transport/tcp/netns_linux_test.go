@@ -1,0 +1,119 @@
+package tcp
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+// Ranks in network namespaces of their own, joined by veth whose ends tbf shapes.
+
+type namespaces struct {
+	*processes
+	names []string
+}
+
+func ip(args ...string) error {
+	out, err := exec.Command(args[0], args[1:]...).CombinedOutput()
+	if err != nil {
+		return fmt.Errorf("%s: %w: %s", strings.Join(args, " "), err, strings.TrimSpace(string(out)))
+	}
+	return nil
+}
+
+// newNamespaces joins two ranks by a link with a rate ("" for no limit).
+func newNamespaces(t testing.TB, rate string, settings ...string) *namespaces {
+	if _, err := exec.LookPath("ip"); err != nil {
+		if os.Getenv("C10D_REQUIRE_SERVICES") == "1" && os.Geteuid() == 0 {
+			t.Fatal("no ip command (Debian: iproute2)")
+		}
+		t.Skip("no ip command (Debian: iproute2)")
+	}
+	n := &namespaces{processes: &processes{}}
+	base := fmt.Sprintf("c10d%d", os.Getpid())
+	t.Cleanup(func() {
+		n.stop()
+		for _, name := range n.names {
+			if err := ip("ip", "netns", "del", name); err != nil {
+				t.Error(err)
+			}
+		}
+	})
+	for _, suffix := range []string{"a", "b"} {
+		if err := ip("ip", "netns", "add", base+suffix); err != nil {
+			t.Skipf("network namespaces are not permitted here: %v", err)
+		}
+		n.names = append(n.names, base+suffix)
+	}
+	a, b := n.names[0], n.names[1]
+	if err := ip("ip", "link", "add", "ve0", "netns", a, "type", "veth", "peer", "name", "ve0", "netns", b); err != nil {
+		t.Skipf("veth is not permitted here: %v", err)
+	}
+	for i, ns := range n.names {
+		for _, c := range []string{
+			"ip -n " + ns + " link set lo up",
+			fmt.Sprintf("ip -n %s addr add 10.77.0.%d/24 dev ve0", ns, i+1),
+			"ip -n " + ns + " link set ve0 up",
+		} {
+			require.NoError(t, ip(strings.Fields(c)...))
+		}
+		if rate != "" {
+			require.NoError(t, ip("tc", "-n", ns, "qdisc", "add", "dev", "ve0", "root", "tbf", "rate", rate, "burst", "1m", "latency", "20ms"))
+		}
+	}
+	commands := make([][]string, len(n.names))
+	for i, ns := range n.names {
+		commands[i] = []string{"ip", "netns", "exec", ns}
+	}
+	n.processes = startProcesses(t, commands, settings)
+	for i, a := range n.addrs {
+		require.Contains(t, a, fmt.Sprintf(";10.77.0.%d:", i+1), "the address of the link comes before loopback")
+	}
+	return n
+}
+
+// Everything arrives between hosts, over links of several speeds and with several
+// connections.
+func TestNamespaces(t *testing.T) {
+	for _, rate := range []string{"", "1gbit", "5gbit"} {
+		t.Run("rate "+rate, func(t *testing.T) {
+			n := newNamespaces(t, rate)
+			for _, o := range []order{{Bytes: 0, Times: 10}, {Bytes: 10_000, Times: 500}, {Bytes: 100_000, Times: 50}, {Bytes: 4 << 20, Times: 6}, {Bytes: 5<<20 + 1, Times: 3}} {
+				n.run(t, o)
+			}
+		})
+	}
+}
+
+// BenchmarkLine is the share of a link's rate that messages get, both ways at
+// once. A frame on the link has 1514 bytes for 1448 of ours, which is 95.6 % of the line.
+// A second of transfers is an iteration; bbr sends next to nothing for 0.2 s of every ten,
+// so it takes -benchtime 12x for the mean.
+func BenchmarkLine(b *testing.B) {
+	for _, rate := range []struct {
+		name string
+		bits float64
+	}{{"1gbit", 1e9}, {"5gbit", 5e9}} {
+		for _, congestion := range []string{"", "cubic"} {
+			b.Run(rate.name+"/"+congestion, func(b *testing.B) {
+				n := newNamespaces(b, rate.name, processCongestion+"="+congestion)
+				for _, size := range []int{1 << 20, 4 << 20, 16 << 20, 64 << 20} {
+					b.Run(fmt.Sprintf("%dMiB", size>>20), func(b *testing.B) {
+						times := max(4, int(rate.bits/8/float64(size)))
+						n.run(b, order{Bytes: size, Times: times / 4})
+						seconds := 0.0
+						for b.Loop() {
+							seconds += n.run(b, order{Bytes: size, Times: times}).Seconds
+						}
+						b.ReportMetric(100*float64(size)*float64(times)*float64(b.N)*8/seconds/rate.bits, "%line")
+						b.ReportMetric(0, "ns/op")
+					})
+				}
+			})
+		}
+	}
+}

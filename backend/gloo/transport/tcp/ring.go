@@ -1,0 +1,70 @@
+package tcp
+
+import (
+	"math/bits"
+)
+
+// ring is a queue that keeps its memory.
+type ring[T any] struct {
+	items   []T // a power of two
+	head, n int
+}
+
+func (q *ring[T]) len() int { return q.n }
+
+func (q *ring[T]) push(x T) {
+	if q.n == len(q.items) {
+		more := make([]T, max(16, 2*q.n))
+		for i := range q.n {
+			more[i] = q.items[(q.head+i)&(len(q.items)-1)]
+		}
+		q.items, q.head = more, 0
+	}
+	q.items[(q.head+q.n)&(len(q.items)-1)] = x
+	q.n++
+}
+
+// front returns the oldest element; there has to be one.
+func (q *ring[T]) front() *T { return &q.items[q.head] }
+
+func (q *ring[T]) pop() {
+	var zero T
+	q.items[q.head] = zero
+	q.head = (q.head + 1) & (len(q.items) - 1)
+	q.n--
+}
+
+// blocks are the memory for messages that nobody has asked for yet, by powers
+// of two. What is kept for reuse is bounded; what is in use, the windows bound.
+type blocks struct {
+	free [32][][]byte
+	kept int
+}
+
+// keepBlocks is how many bytes a mesh keeps of blocks that are not in use.
+const keepBlocks = 8 << 20
+
+// get returns a block of n bytes, nil for none.
+func (b *blocks) get(n int) []byte {
+	if n == 0 {
+		return nil
+	}
+	c := max(bits.Len(uint(n-1)), 6)
+	if k := len(b.free[c]); k > 0 {
+		block := b.free[c][k-1]
+		b.free[c] = b.free[c][:k-1]
+		b.kept -= 1 << c
+		return block[:n]
+	}
+	return make([]byte, n, 1<<c)
+}
+
+func (b *blocks) put(block []byte) {
+	n := cap(block)
+	if n == 0 || b.kept+n > keepBlocks {
+		return
+	}
+	c := bits.Len(uint(n - 1))
+	b.free[c] = append(b.free[c], block)
+	b.kept += n
+}

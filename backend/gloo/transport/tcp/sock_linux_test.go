@@ -1,0 +1,75 @@
+package tcp
+
+import (
+	"net"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
+)
+
+// What is asked of sockets is what they have, on both sides and on all
+// connections.
+func TestSocketOptions(t *testing.T) {
+	o := local
+	o.Silence = 30 * time.Second
+	o.Congestion, o.LocalCongestion = "reno", "cubic"
+	o.SendBuffer, o.ReceiveBuffer = 100_000, 200_000
+	o.Lanes = 1
+	ms := join(t, 2, o)
+	check := func(c net.Conn) {
+		raw, err := c.(syscall.Conn).SyscallConn()
+		require.NoError(t, err)
+		get := func(level, opt int) (n int) {
+			raw.Control(func(fd uintptr) { n, err = unix.GetsockoptInt(int(fd), level, opt) })
+			require.NoError(t, err)
+			return n
+		}
+		require.Equal(t, 1, get(unix.IPPROTO_TCP, unix.TCP_NODELAY))
+		require.Equal(t, 30_000, get(unix.IPPROTO_TCP, unix.TCP_USER_TIMEOUT))
+		require.Equal(t, 1, get(unix.SOL_SOCKET, unix.SO_KEEPALIVE))
+		require.Equal(t, 15, get(unix.IPPROTO_TCP, unix.TCP_KEEPIDLE))
+		require.Equal(t, 5, get(unix.IPPROTO_TCP, unix.TCP_KEEPINTVL))
+		require.Equal(t, 3, get(unix.IPPROTO_TCP, unix.TCP_KEEPCNT))
+		require.Equal(t, 200_000, get(unix.SOL_SOCKET, unix.SO_SNDBUF)) // the kernel doubles it
+		require.Equal(t, 400_000, get(unix.SOL_SOCKET, unix.SO_RCVBUF))
+		var name string
+		raw.Control(func(fd uintptr) { name, err = unix.GetsockoptString(int(fd), unix.IPPROTO_TCP, unix.TCP_CONGESTION) })
+		require.NoError(t, err)
+		require.Equal(t, "cubic", name[:5])
+	}
+	buf := make([]byte, bulkyBytes)
+	s, r := send(ms[0], 1, 1, buf), recv(ms[1], 0, 1, make([]byte, bulkyBytes))
+	require.NoError(t, wait(t, s))
+	require.NoError(t, wait(t, r))
+	for i, m := range ms {
+		eventually(t, "another connection", func() bool {
+			m.mu.Lock()
+			defer m.mu.Unlock()
+			return len(m.pairs[1-i].bulk)+len(m.pairs[1-i].inbound) > 0
+		})
+		m.mu.Lock()
+		check(m.pairs[1-i].first.conn)
+		for _, l := range m.pairs[1-i].bulk {
+			check(l.conn)
+		}
+		for c := range m.pairs[1-i].inbound {
+			check(c)
+		}
+		m.mu.Unlock()
+	}
+}
+
+func TestUnknownCongestionControl(t *testing.T) {
+	o := local
+	o.Congestion = "no such thing"
+	a, b := tcpPair(t)
+	defer a.Close()
+	defer b.Close()
+	o = mustFill(t, o)
+	require.ErrorContains(t, o.tune(a.(*net.TCPConn)), `congestion control "no such thing"`)
+	o.LocalCongestion = "reno"
+	require.NoError(t, o.tune(a.(*net.TCPConn)), "the local one goes first")
+}

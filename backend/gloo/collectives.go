@@ -4,9 +4,9 @@ import (
 	"context"
 	"slices"
 	"time"
+	"unsafe"
 
 	"github.com/c10d-go/c10d/backend"
-	"github.com/c10d-go/c10d/backend/gloo/internal/plan"
 	"github.com/c10d-go/c10d/tensor"
 	"github.com/c10d-go/c10d/work"
 )
@@ -68,6 +68,54 @@ func flat(ts []*tensor.Tensor, b *[]byte) bool {
 	return false
 }
 
+// list returns the bytes of each tensor, nil if one needs packing. A single tensor
+// instead of a list is cut in parts of so many bytes. There are two lists in an engine.
+func (e *engine) list(i int, ts []*tensor.Tensor, counts []int64) [][]byte {
+	l := e.lists[i][:0]
+	var whole []byte
+	if cut := len(ts) == 1 && len(counts) > 1; cut && flat(ts, &whole) {
+		for _, n := range counts {
+			l, whole = append(l, whole[:n:n]), whole[n:]
+		}
+	} else if !cut {
+		for _, t := range ts {
+			l = append(l, t.Bytes())
+		}
+	}
+	e.lists[i] = l
+	for j, buf := range l {
+		if buf == nil && len(l) == len(ts) && ts[j].Len() > 0 {
+			return nil
+		}
+	}
+	if len(l) == 0 {
+		return nil
+	}
+	return l
+}
+
+// apart reports whether buf lies apart from all in a list but for number same, which it
+// may be.
+func apart(buf []byte, list [][]byte, same int) bool {
+	at, n := uintptr(unsafe.Pointer(unsafe.SliceData(buf))), uintptr(len(buf))
+	for i, b := range list {
+		from, m := uintptr(unsafe.Pointer(unsafe.SliceData(b))), uintptr(len(b))
+		if n > 0 && m > 0 && at < from+m && from < at+n && (i != same || at != from) {
+			return false
+		}
+	}
+	return true
+}
+
+func allApart(a, b [][]byte) bool {
+	for _, buf := range a {
+		if !apart(buf, b, -1) {
+			return false
+		}
+	}
+	return true
+}
+
 func one(t *tensor.Tensor) []*tensor.Tensor { return []*tensor.Tensor{t} }
 
 // Broadcast sends the root's tensor down a binomial tree.
@@ -93,10 +141,8 @@ func (b *Backend) Broadcast(ctx context.Context, ts []*tensor.Tensor, o backend.
 	if b.rank == o.Root {
 		t = ts[o.RootTensor]
 	}
-	n := int64(t.ByteLen())
-	p := b.planner.get(planKey{op, o.Root, n, 0}, func() *plan.Plan { return plan.Broadcast(b.rank, b.size, o.Root, n) })
 	run := func(e *engine) error {
-		err := e.inPlace(t, b.rank == o.Root, func(buf []byte) error { return e.run(p, buf, nil, nil) })
+		err := e.inPlace(t, b.rank == o.Root, func(buf []byte) error { return e.broadcast(buf, o.Root) })
 		for _, other := range ts {
 			if err == nil && other != t {
 				err = other.CopyFrom(t)
@@ -104,7 +150,9 @@ func (b *Backend) Broadcast(ctx context.Context, ts []*tensor.Tensor, o backend.
 		}
 		return err
 	}
-	return b.issue(ctx, op, o.Timeout, prefixBroadcast, 1, &operation{run: run, result: ts})
+	return b.issue(ctx, op, o.Timeout, prefixBroadcast, 1, t.ByteLen(), &operation{
+		run: run, result: ts, print: fingerprint{op: op, dtype: t.DType(), root: o.Root, bytes: t.ByteLen()}.call(),
+	})
 }
 
 // AllReduce runs the all-reduce work that is registered for the tensors'
@@ -128,25 +176,34 @@ func (b *Backend) AllReduce(ctx context.Context, ts []*tensor.Tensor, o backend.
 	}
 	q := &operation{}
 	ts = append(q.room[:0], ts...)
-	h := &host{backend: b}
-	call := &backend.AllReduceCall{Tensors: ts, Op: o.Op, Host: h}
-	kind, err := backend.ChooseAllReduce(call)
+	call := &q.reduce
+	call.host = host{backend: b, op: q}
+	call.AllReduceCall = backend.AllReduceCall{Tensors: ts, Op: o.Op, Host: &call.host}
+	kind, err := backend.ChooseAllReduce(&call.AllReduceCall)
 	if err != nil {
 		return nil, bad(op, "%v", err)
 	}
-	runner, err := kind.New(call)
-	if err != nil {
+	if call.runner, err = kind.New(&call.AllReduceCall); err != nil {
 		return nil, bad(op, "%v", err)
 	}
-	q.result = ts
-	q.run = func(e *engine) error {
-		h.engine = e
-		return runner.Run(e.ctx)
-	}
-	if s, ok := runner.(backend.StreamRunner); ok {
+	q.result, q.run = ts, runAllReduce
+	if s, ok := call.runner.(backend.StreamRunner); ok {
 		q.sync = s.Synchronize
 	}
-	return b.issue(ctx, op, o.Timeout, prefixAllReduce, 1, q)
+	bytes := handOver + 1 // of a sparse tensor, nobody knows
+	called := fingerprint{op: op, sparse: true, root: -1}
+	if ts[0].Layout() == tensor.Strided {
+		bytes = ts[0].ByteLen()
+		called = fingerprint{op: op, with: &o.Op, dtype: ts[0].DType(), root: -1, bytes: bytes}
+	}
+	q.print = called.call()
+	return b.issue(ctx, op, o.Timeout, prefixAllReduce, 1, bytes, q)
+}
+
+func runAllReduce(e *engine) error {
+	call := &e.op.reduce
+	call.host.engine = e
+	return call.runner.Run(e.ctx)
 }
 
 // AllReduceCoalesced joins the tensors and all-reduces them as one.
@@ -166,29 +223,26 @@ func (b *Backend) AllReduceCoalesced(ctx context.Context, ts []*tensor.Tensor, o
 		return nil, err
 	}
 	ts = slices.Clone(ts)
-	p := b.allReducePlan(int64(total(ts)), red)
+	bytes := total(ts)
 	run := func(e *engine) error {
-		buf := grow(&e.packed, total(ts))
+		buf := grow(&e.packed, bytes)
 		if err := pack(buf, ts); err != nil {
 			return err
 		}
-		if err := e.reduceInto(p, buf, red); err != nil {
+		if err := e.reduceInto(buf, red); err != nil {
 			return err
 		}
 		return unpack(ts, buf)
 	}
-	return b.issue(ctx, op, o.Timeout, prefixAllReduce, 1, &operation{run: run, result: ts})
-}
-
-func (b *Backend) allReducePlan(n int64, red backend.Reduction) *plan.Plan {
-	es := int64(red.Grain)
-	return b.planner.get(planKey{work.AllReduce, 0, n, es}, func() *plan.Plan { return plan.AllReduceRing(b.rank, b.size, n, es) })
+	return b.issue(ctx, op, o.Timeout, prefixAllReduce, 1, bytes, &operation{
+		run: run, result: ts, print: fingerprint{op: op, with: &o.Op, dtype: ts[0].DType(), root: -1, bytes: bytes}.call(),
+	})
 }
 
 // reduceInto all-reduces packed elements in place.
-func (e *engine) reduceInto(p *plan.Plan, buf []byte, red backend.Reduction) error {
+func (e *engine) reduceInto(buf []byte, red backend.Reduction) error {
 	before(red, buf)
-	if err := e.run(p, buf, nil, red.Combine); err != nil {
+	if err := e.allReduce(buf, red); err != nil {
 		return err
 	}
 	after(red, buf)
@@ -209,33 +263,32 @@ func (b *Backend) Reduce(ctx context.Context, t *tensor.Tensor, o backend.Reduce
 	if err != nil {
 		return nil, err
 	}
-	n, es := int64(t.ByteLen()), int64(red.Grain)
-	p := b.planner.get(planKey{op, o.Root, n, es}, func() *plan.Plan { return plan.ReduceRing(b.rank, b.size, o.Root, n, es) })
-	reduce := func(e *engine, buf []byte) error {
-		before(red, buf)
-		return e.run(p, buf, nil, red.Combine)
-	}
 	run := func(e *engine) error {
-		if b.rank != o.Root {
-			buf := grow(&e.packed, int(n))
-			if err := t.Pack(buf); err != nil {
-				return err
-			}
-			return reduce(e, buf)
+		if b.rank == o.Root {
+			return e.inPlace(t, false, func(buf []byte) error {
+				before(red, buf)
+				if err := e.reduce(buf, o.Root, red); err != nil {
+					return err
+				}
+				after(red, buf)
+				return nil
+			})
 		}
-		return e.inPlace(t, false, func(buf []byte) error {
-			if err := reduce(e, buf); err != nil {
-				return err
-			}
-			after(red, buf)
-			return nil
-		})
+		if b.shared != nil && red.Before == nil && !b.exact(red) {
+			return e.inPlace(t, true, func(buf []byte) error { return e.reduce(buf, o.Root, red) })
+		}
+		buf := grow(&e.packed, t.ByteLen())
+		if err := t.Pack(buf); err != nil {
+			return err
+		}
+		before(red, buf)
+		return e.reduce(buf, o.Root, red)
 	}
-	q := &operation{run: run}
+	q := &operation{run: run, print: fingerprint{op: op, with: &o.Op, dtype: t.DType(), root: o.Root, bytes: t.ByteLen()}.call()}
 	if b.rank == o.Root {
 		q.result = one(t)
 	}
-	return b.issue(ctx, op, o.Timeout, prefixReduce, 1, q)
+	return b.issue(ctx, op, o.Timeout, prefixReduce, 1, t.ByteLen(), q)
 }
 
 // AllGather passes the ranks' inputs around a ring.
@@ -256,15 +309,22 @@ func (b *Backend) AllGather(ctx context.Context, out []*tensor.Tensor, in *tenso
 
 // gatherAll issues an all-gather of the joined inputs into the joined outputs.
 func (b *Backend) gatherAll(ctx context.Context, op work.OpType, timeout time.Duration, out, in, result []*tensor.Tensor) (*work.Work, error) {
-	n := int64(total(in))
-	p := b.planner.get(planKey{work.AllGather, 0, n, 0}, func() *plan.Plan { return plan.AllGather(b.rank, b.size, n) })
 	run := func(e *engine) error {
-		return e.pair(out, in, func(o, i []byte) error { return e.run(p, o, i, nil) })
+		if b.shared != nil && len(in) == 1 && len(out) == b.size {
+			mine := in[0].Bytes()
+			if list := e.list(0, out, nil); list != nil && apart(mine, list, b.rank) {
+				return e.inPlace(in[0], true, func(mine []byte) error { return e.shared(b.shared.AllGatherList(list, mine, e.stop)) })
+			}
+		}
+		return e.pair(out, in, e.allGather)
 	}
-	return b.issue(ctx, op, timeout, prefixAllGather, 1, &operation{run: run, result: result})
+	bytes := b.size * total(in)
+	return b.issue(ctx, op, timeout, prefixAllGather, 1, bytes, &operation{
+		run: run, result: result, print: fingerprint{op: op, dtype: in[0].DType(), root: -1, bytes: bytes}.call(),
+	})
 }
 
-// AllGatherV passes inputs of unequal size around a ring.
+// AllGatherV gathers inputs of unequal size: around a ring, through shared memory, or in two levels.
 func (b *Backend) AllGatherV(ctx context.Context, out []*tensor.Tensor, in *tensor.Tensor, o backend.AllGatherOptions) (*work.Work, error) {
 	const op = work.AllGather
 	if err := dense(op, "input", input, in); err != nil {
@@ -282,9 +342,11 @@ func (b *Backend) AllGatherV(ctx context.Context, out []*tensor.Tensor, in *tens
 	out = slices.Clone(out)
 	counts := counted(out)
 	run := func(e *engine) error {
-		return e.pair(out, one(in), func(o, i []byte) error { return e.run(plan.AllGatherV(b.rank, counts), o, i, nil) })
+		return e.pair(out, one(in), func(o, i []byte) error { return e.allGatherV(o, i, counts) })
 	}
-	return b.issue(ctx, op, o.Timeout, prefixAllGather, 1, &operation{run: run, result: out})
+	return b.issue(ctx, op, o.Timeout, prefixAllGather, 1, total(out), &operation{
+		run: run, result: out, print: fingerprint{op: op, dtype: in.DType(), root: -1, bytes: total(out)}.call(),
+	})
 }
 
 func counted(ts []*tensor.Tensor) []int64 {
@@ -420,11 +482,19 @@ func (b *Backend) gather(ctx context.Context, out []*tensor.Tensor, in *tensor.T
 		return nil, bad(op, "requires empty output on non-root (rank %d, root %d)", b.rank, o.Root)
 	}
 	out = slices.Clone(out)
-	p := plan.GatherV(b.rank, o.Root, counts)
 	run := func(e *engine) error {
-		return e.pair(out, one(in), func(o, i []byte) error { return e.run(p, o, i, nil) })
+		if b.shared != nil && even {
+			if list := e.list(0, out, nil); b.rank != o.Root || list != nil && apart(in.Bytes(), list, b.rank) {
+				return e.inPlace(in, true, func(mine []byte) error { return e.shared(b.shared.GatherList(list, mine, o.Root, e.stop)) })
+			}
+		}
+		return e.pair(out, one(in), func(all, mine []byte) error { return e.gather(all, mine, o.Root, counts, even) })
 	}
-	return b.issue(ctx, op, o.Timeout, prefixGather, 1, &operation{run: run, result: out})
+	call := fingerprint{op: op, dtype: in.DType(), root: o.Root}
+	if even {
+		call.bytes = b.size * in.ByteLen()
+	}
+	return b.issue(ctx, op, o.Timeout, prefixGather, 1, b.size*in.ByteLen(), &operation{run: run, result: out, print: call.call()})
 }
 
 // Scatter sends the root's inputs straight to their ranks.
@@ -447,15 +517,20 @@ func (b *Backend) Scatter(ctx context.Context, out *tensor.Tensor, in []*tensor.
 		return nil, bad(op, "requires empty input on non-root (rank %d, root %d)", b.rank, o.Root)
 	}
 	in = slices.Clone(in)
-	n := int64(out.ByteLen())
-	p := b.planner.get(planKey{op, o.Root, n, 0}, func() *plan.Plan { return plan.Scatter(b.rank, b.size, o.Root, n) })
 	run := func(e *engine) error {
-		return e.pair(one(out), in, func(o, i []byte) error { return e.run(p, o, i, nil) })
+		if b.shared != nil {
+			if list := e.list(0, in, nil); b.rank != o.Root || list != nil && apart(out.Bytes(), list, b.rank) {
+				return e.inPlace(out, false, func(mine []byte) error { return e.shared(b.shared.ScatterList(mine, list, o.Root, e.stop)) })
+			}
+		}
+		return e.pair(one(out), in, func(mine, all []byte) error { return e.scatter(mine, all, o.Root) })
 	}
-	return b.issue(ctx, op, o.Timeout, prefixScatter, 1, &operation{run: run, result: one(out)})
+	return b.issue(ctx, op, o.Timeout, prefixScatter, 1, b.size*out.ByteLen(), &operation{
+		run: run, result: one(out), print: fingerprint{op: op, dtype: out.DType(), root: o.Root, bytes: b.size * out.ByteLen()}.call(),
+	})
 }
 
-// ReduceScatter all-reduces every input and keeps this rank's, as PyTorch does over Gloo.
+// ReduceScatter combines input i of all ranks into rank i's output.
 func (b *Backend) ReduceScatter(ctx context.Context, out *tensor.Tensor, in []*tensor.Tensor, o backend.ReduceScatterOptions) (*work.Work, error) {
 	const op = work.ReduceScatter
 	if err := dense(op, "output", output, out); err != nil {
@@ -471,14 +546,18 @@ func (b *Backend) ReduceScatter(ctx context.Context, out *tensor.Tensor, in []*t
 		return nil, bad(op, "input %d has shape %v, this rank's output %v", b.rank, in[b.rank].Shape(), out.Shape())
 	}
 	in = slices.Clone(in)
-	return b.reduceScatter(ctx, op, o, b.size, func(e *engine, red backend.Reduction, tag uint32) error {
+	return b.reduceScatter(ctx, op, o, b.size, total(in), func(e *engine, red backend.Reduction, tag uint32) error {
+		if b.native {
+			return e.scattered(one(out), in, counted(in), red)
+		}
+		// Gloo has no such collective: PyTorch all-reduces every input.
 		for i, t := range in {
 			e.useTag(tag + uint32(i))
 			buf := grow(&e.packed, t.ByteLen())
 			if err := t.Pack(buf); err != nil {
 				return err
 			}
-			if err := e.reduceInto(b.allReducePlan(int64(len(buf)), red), buf, red); err != nil {
+			if err := e.reduceInto(buf, red); err != nil {
 				return err
 			}
 			if i == b.rank {
@@ -491,18 +570,39 @@ func (b *Backend) ReduceScatter(ctx context.Context, out *tensor.Tensor, in []*t
 	}, one(out))
 }
 
-// reduceScatter issues an operation that uses one tag for each of its all-reduces.
-func (b *Backend) reduceScatter(ctx context.Context, op work.OpType, o backend.ReduceScatterOptions, tags int, run func(*engine, backend.Reduction, uint32) error, out []*tensor.Tensor) (*work.Work, error) {
+// scattered combines the joined inputs, of which rank i gets the counts[i] bytes
+// that follow those of the ranks before it.
+func (e *engine) scattered(out, in []*tensor.Tensor, counts []int64, red backend.Reduction) error {
+	run := func(mine, all []byte) error {
+		if err := e.reduceScatter(mine, all, counts, red); err != nil {
+			return err
+		}
+		after(red, mine)
+		return nil
+	}
+	if red.Before == nil {
+		return e.pair(out, in, run)
+	}
+	changed := make([]byte, total(in))
+	if err := pack(changed, in); err != nil {
+		return err
+	}
+	red.Before(changed)
+	return e.pair(out, nil, func(mine, _ []byte) error { return run(mine, changed) })
+}
+
+// reduceScatter issues an operation that uses so many tags.
+func (b *Backend) reduceScatter(ctx context.Context, op work.OpType, o backend.ReduceScatterOptions, tags, bytes int, run func(*engine, backend.Reduction, uint32) error, out []*tensor.Tensor) (*work.Work, error) {
 	red, err := b.reduction(op, o.Op, out[0].DType())
 	if err != nil {
 		return nil, err
 	}
-	q := &operation{result: out}
+	q := &operation{result: out, print: fingerprint{op: op, with: &o.Op, dtype: out[0].DType(), root: -1, bytes: bytes}.call()}
 	q.run = func(e *engine) error { return run(e, red, q.tag) }
-	return b.issue(ctx, op, o.Timeout, prefixAllReduce, tags, q)
+	return b.issue(ctx, op, o.Timeout, prefixAllReduce, tags, bytes, q)
 }
 
-// ReduceScatterTensor all-reduces the input and keeps this rank's part, as PyTorch does over Gloo.
+// ReduceScatterTensor combines part i of all ranks' inputs into rank i's output.
 func (b *Backend) ReduceScatterTensor(ctx context.Context, out, in *tensor.Tensor, o backend.ReduceScatterOptions) (*work.Work, error) {
 	return b.reduceScatterTensors(ctx, work.ReduceScatterTensor, one(out), one(in), o)
 }
@@ -531,14 +631,22 @@ func (b *Backend) reduceScatterTensors(ctx context.Context, op work.OpType, out,
 		}
 	}
 	in, out = slices.Clone(in), slices.Clone(out)
-	return b.reduceScatter(ctx, op, o, len(in), func(e *engine, red backend.Reduction, tag uint32) error {
+	return b.reduceScatter(ctx, op, o, len(in), total(in), func(e *engine, red backend.Reduction, tag uint32) error {
 		for i, t := range in {
+			if b.native {
+				counts := slices.Repeat([]int64{int64(out[i].ByteLen())}, b.size)
+				if err := e.scattered(one(out[i]), one(t), counts, red); err != nil {
+					return err
+				}
+				continue
+			}
+			// Gloo has no such collective: PyTorch all-reduces the whole.
 			e.useTag(tag + uint32(i))
 			buf := grow(&e.packed, t.ByteLen())
 			if err := t.Pack(buf); err != nil {
 				return err
 			}
-			if err := e.reduceInto(b.allReducePlan(int64(len(buf)), red), buf, red); err != nil {
+			if err := e.reduceInto(buf, red); err != nil {
 				return err
 			}
 			n := out[i].ByteLen()
@@ -576,11 +684,17 @@ func (b *Backend) AllToAll(ctx context.Context, out, in []*tensor.Tensor, o back
 }
 
 func (b *Backend) allToAll(ctx context.Context, op work.OpType, timeout time.Duration, out, in []*tensor.Tensor, recv, send []int64) (*work.Work, error) {
-	p := plan.AllToAllV(b.rank, send, recv)
 	run := func(e *engine) error {
-		return e.pair(out, in, func(o, i []byte) error { return e.run(p, o, i, nil) })
+		if b.shared != nil {
+			if to, from := e.list(0, out, recv), e.list(1, in, send); to != nil && from != nil && allApart(to, from) {
+				return e.shared(b.shared.AllToAllV(to, from, e.stop))
+			}
+		}
+		return e.pair(out, in, func(o, i []byte) error { return e.allToAll(o, i, recv, send) })
 	}
-	return b.issue(ctx, op, timeout, prefixAllToAll, 1, &operation{run: run, result: out})
+	return b.issue(ctx, op, timeout, prefixAllToAll, 1, total(out)+total(in), &operation{
+		run: run, result: out, print: fingerprint{op: op, dtype: in[0].DType(), root: -1}.call(),
+	})
 }
 
 // AllToAllSingle sends part j of in straight to rank j.
@@ -646,24 +760,23 @@ func (b *Backend) splits(op work.OpType, name string, t *tensor.Tensor, splits [
 
 // Barrier waits for this rank's earlier collectives, then meets the others.
 func (b *Backend) Barrier(ctx context.Context, o backend.BarrierOptions) (*work.Work, error) {
-	p := b.planner.get(planKey{op: work.Barrier}, func() *plan.Plan { return plan.Barrier(b.rank, b.size) })
-	q := &operation{}
+	q := &operation{print: fingerprint{op: work.Barrier, root: -1}.call()}
 	q.run = func(e *engine) error {
 		for _, earlier := range b.before(q) {
 			select {
 			case <-earlier.Work().Done():
 			case <-e.ctx.Done():
 				b.giveUp(e.mesh, q, -1, canceled(e.ctx))
-			case <-e.timer.C:
+			case <-e.late():
 				b.giveUp(e.mesh, q, -1, tooLate(q))
 			}
 			if f := e.mesh.Fault(); f != nil {
 				return b.faultError(q.Info(), f)
 			}
 		}
-		return e.run(p, nil, nil, nil)
+		return e.barrier()
 	}
-	return b.issue(ctx, work.Barrier, o.Timeout, prefixBarrier, 1, q)
+	return b.issue(ctx, work.Barrier, o.Timeout, prefixBarrier, 1, 0, q)
 }
 
 // before returns the collectives that were issued before o and have not ended.

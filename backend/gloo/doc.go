@@ -1,6 +1,7 @@
 // Package gloo is the backend for tensors in CPU memory. It speaks the wire of
 // PyTorch's gloo backend, with the same rendezvous, messages and order of
 // additions, so that a Go rank can sit in a PyTorch group and gets the same bits.
+// Groups without PyTorch ranks use a wire of this library's own.
 //
 // Importing the package registers it:
 //
@@ -8,14 +9,82 @@
 //
 // Package pg does so already; a program that uses pg gets gloo for the CPU.
 //
+// # Which wire
+//
+// A rank of this library publishes a record beside its Gloo address. When all
+// addresses are there, all ranks see the same records, and so come to the same
+// answer without a word more:
+//
+//   - a rank has none, because it is one of PyTorch or was told not to
+//     (Options.Wire, C10D_WIRE): Gloo's wire;
+//   - all have one: the native wire. Ranks that truly share memory, which each host
+//     tries out, do their collectives and messages there (transport/shm); others
+//     over connections of our own (transport/tcp), by the algorithm that a table of
+//     measurements has for the operation, its size and the group (internal/choice);
+//     several hosts with several ranks each in two levels.
+//
+// In two levels, the ranks of a host first do together what they can in its memory, so that
+// bytes cross the network once for a host and not for each of its ranks, and small
+// blocks in one message for a host or a pair of hosts. Reductions in rank order are left out, as no
+// host may add up its own operands first. Messages between ranks of a host go through its memory, others over
+// connections; a receive from any rank takes the first on either.
+//
+// Tensors of Backend.Alloc lie in memory that all ranks of the host see. Operations
+// take them from there, with no copy in between.
+//
+// Backend.Explain tells what a group has and why, as "c10d doctor" prints it.
+//
 // # How an operation runs
 //
-// A call checks its arguments, takes the next tag and goes into a queue; two
-// workers take operations from it in order. A worker gets a plan for the
-// operation, the list of sends, receives, reductions and copies that Gloo's
-// schedule gives this rank, and runs it over a transport.Mesh: TCP connections
-// to every other rank (transport/wire), or memory when all ranks live in one
-// process (transport/mem). Point-to-point operations skip the queue.
+// A call checks its arguments, takes the next tag and goes into a queue. A
+// small collective is run by the goroutine that waits for its Work, which saves
+// two wake-ups; what nobody waits for within a fraction of a millisecond, and
+// what is large, by a worker. In shared memory collectives run one at a time, in
+// the order of the calls; over a mesh, two at a time for each network interface.
+//
+// Over a mesh, an operation is a plan: the list of sends, receives, reductions
+// and copies that a schedule gives this rank. On Gloo's wire the schedules are Gloo's.
+// Point-to-point operations skip the queue.
+//
+// # Sums
+//
+// All ranks get the same bits, and the same call gives them again. On Gloo's
+// wire they are PyTorch's. On the native wire Options.Sums says what they may
+// depend on: by default on the algorithm too, in rank order on nothing but the
+// operands and their order, exact not even on that.
+//
+// # Sparse tensors
+//
+// AllReduce of a sparse tensor makes the sum that tensor.SumSparse would make of
+// all ranks' tensors, each summed up before: coalesced, in order, in new memory. On
+// Gloo's wire it is done as PyTorch does it: every rank gets all entries of all
+// ranks and adds up all of them. On the native wire ranks first say what they have, so that
+// tensors that do not fit are an error on all ranks which names the same one, and
+// nothing has changed. Then, as Options.Sparse and the numbers have it:
+//
+//   - gather: few entries go to every rank as they are;
+//   - owners: the coordinates are cut into one range a rank, such that each holds
+//     about as many entries, by samples that the ranks have told. Owners get the
+//     coordinates in their ranges, find the union, spread it, get the values, add
+//     them up, and spread the sums. A rank receives its share of all entries, and the
+//     result once; so does a host with as many ranks as the others;
+//   - dense: with the union known as above, an all-reduce of the values at all of its
+//     coordinates, where ranks that share memory have most of them, or those of
+//     several hosts so many that it moves less. It takes no more memory than the result.
+//
+// Coordinates travel as distances of one to eight bytes, or as one bit for each
+// that there could be, whichever is shorter. Equal coordinates are added in
+// the order of the ranks, or exactly (Options.Sums); the dense form adds as an
+// all-reduce of a dense tensor does, and has a sum of -0 as 0. What a peer announces
+// is made room for up to 256 MiB; beyond that, room grows with what has come.
+// BenchmarkSparse compares the forms.
+//
+// # Copies
+//
+// Between ranks that share memory small data are copied twice, into the shared memory and
+// out of it, and large ones once, straight out of the other process, if the kernel
+// lets all ranks of the host do that. Explain says from which size on, or why not.
+// Options.Copy, or C10D_COPY=staged, keeps to two.
 //
 // # When something goes wrong
 //
@@ -24,12 +93,17 @@
 // that died, a rank that did not answer in time (asked before it is blamed), a
 // cancelled context, messages that do not fit. Every pending and later
 // operation fails with a *work.Error that names the rank whose fault it was.
-// Ranks of PyTorch in the group see a closed connection.
+// A rank that is asked has a third of a second to answer, or ten times that while the one
+// that asks is itself kept waiting for a CPU, or others answer late.
+// Ranks of PyTorch in the group see a closed connection. The native wire keeps
+// to the same rules. Death and faults are always told over connections: memory
+// does not know who is alive.
 //
 // # What it does not do
 //
-// It does not check that ranks call the same operation with the same dtype;
-// only sizes that differ are noticed, when the messages do not fit. ReduceScatter and
-// its relatives move as much as an all-reduce, because Gloo does them so and
-// the ranks of a group have to agree.
+// Over connections it does not check that ranks call the same operation with
+// the same dtype; only sizes that differ are noticed, when the messages do not
+// fit. (In shared memory operation, size, element and root are compared; package
+// backend/detail compares everything.) On Gloo's wire ReduceScatter and its
+// relatives move as much as an all-reduce, because Gloo does them so.
 package gloo

@@ -9,8 +9,9 @@ import (
 	"time"
 
 	"github.com/c10d-go/c10d/backend"
-	"github.com/c10d-go/c10d/backend/gloo/internal/plan"
 	"github.com/c10d-go/c10d/backend/gloo/transport"
+	"github.com/c10d-go/c10d/backend/gloo/transport/tcp"
+	"github.com/c10d-go/c10d/internal/plan"
 	"github.com/c10d-go/c10d/tensor"
 	"github.com/c10d-go/c10d/work"
 )
@@ -20,39 +21,94 @@ import (
 // larger goes back to the collector.
 const keepScratch = 64 << 20
 
-// diagnoseFor is how long a rank that ran out of time waits for the answers of
-// the others before it says whose fault it was.
-const diagnoseFor = 250 * time.Millisecond
-
-// engine runs the steps of one operation at a time over a mesh. A worker owns
-// one and uses it again and again.
+// engine runs one operation at a time. A backend has as many as it runs
+// collectives at a time, and uses them again and again.
 type engine struct {
 	backend *Backend
 	mesh    transport.Mesh
+	awaited *transport.Request // while this goroutine drives the mesh
 	timer   *time.Timer
 	reqs    []*transport.Request
-	busy    []bool // reqs[i] is posted
+	busy    []bool               // reqs[i] is posted
+	recvs   []*transport.Request // to be posted
+	sends   []*transport.Request
 	scratch []byte // for plans
 	packed  []byte // for tensors that are not contiguous, and for joined ones
+	joined  []byte // for blocks that lie apart
+	blocks  []byte // for such of operands
+	lengths []int64
+	posted  int // requests that are to be settled
+	lists   [2][][]byte
+	stop    func() error
+	sparse  *sparseScratch // nil until there is a sparse tensor
 
 	// Of the operation being run:
-	ctx  context.Context
-	op   *operation
-	tag  uint32
-	slot uint64
+	ctx      context.Context
+	op       *operation
+	deadline time.Time
+	armed    bool // the timer is set
+	early    bool // to when the operation is announced, not to the deadline
+	told     bool // that is over
+	tag      uint32
+	slot     uint64
+	peers    []int // the ranks that a plan is for, by their number in it; nil if all
 }
 
 func newEngine(b *Backend) *engine {
 	t := time.NewTimer(time.Hour)
 	t.Stop()
-	return &engine{backend: b, timer: t}
+	e := &engine{backend: b, timer: t}
+	e.stop = e.over
+	return e
 }
 
 // begin readies the engine for an operation; its time starts to run.
 func (e *engine) begin(o *operation) {
 	e.ctx, e.op = o.ctx, o
 	e.useTag(o.tag)
-	e.timer.Reset(o.timeout)
+	e.deadline = time.Now().Add(o.timeout)
+	e.told = false
+}
+
+// late delivers when the operation's time is over. The timer is set only when
+// somebody has to wait.
+func (e *engine) late() <-chan time.Time {
+	if !e.armed || e.early {
+		e.timer.Reset(time.Until(e.deadline))
+		e.armed, e.early = true, false
+	}
+	return e.timer.C
+}
+
+// announceAfter is for how long an operation waits for a rank before it tells that rank
+// what it is. Ranks that disagree mostly find out by their first messages; but two
+// that both wait, for they mean different roots, send none.
+const announceAfter = 20 * time.Millisecond
+
+// restless is late that delivers once before, when the operation is to be announced.
+func (e *engine) restless() <-chan time.Time {
+	if e.told {
+		return e.late()
+	}
+	if !e.armed {
+		e.timer.Reset(min(announceAfter, time.Until(e.deadline)))
+		e.armed, e.early = true, true
+	}
+	return e.timer.C
+}
+
+// announce tells a rank that this one waits for what the operation is, the first time
+// that restless delivers. It returns false at the deadline.
+func (e *engine) announce(peer int) bool {
+	if e.told || !time.Now().Before(e.deadline) {
+		return false
+	}
+	e.told = true
+	e.armed = false
+	if m, ok := e.mesh.(*tcp.Mesh); ok && e.backend.native {
+		m.Announce(peer, e.tag)
+	}
+	return true
 }
 
 // useTag makes the following steps run under a tag; operations that use
@@ -65,13 +121,25 @@ func (e *engine) useTag(tag uint32) {
 
 // end lets go of the operation.
 func (e *engine) end() {
-	e.timer.Stop()
-	e.ctx, e.op, e.mesh = nil, nil, nil
+	if e.armed {
+		e.timer.Stop()
+		e.armed, e.early = false, false
+	}
+	e.ctx, e.op, e.mesh, e.awaited = nil, nil, nil, nil
+	for _, l := range e.lists {
+		clear(l)
+	}
 	if cap(e.scratch) > keepScratch {
 		e.scratch = nil
 	}
 	if cap(e.packed) > keepScratch {
 		e.packed = nil
+	}
+	if cap(e.joined) > keepScratch {
+		e.joined = nil
+	}
+	if cap(e.blocks) > keepScratch {
+		e.blocks = nil
 	}
 }
 
@@ -105,11 +173,17 @@ func (e *engine) run(p *plan.Plan, out, in []byte, combine func(dst, src []byte)
 		case plan.Send, plan.Recv:
 			r := e.reqs[s.Req]
 			r.Peer, r.Slot, r.Buf = int(s.Peer), e.slot, bufs[s.Buf][s.Off:s.Off+s.Len]
+			if e.peers != nil {
+				r.Peer = e.peers[s.Peer]
+			}
 			e.busy[s.Req] = true
 			if s.Kind == plan.Send {
-				e.mesh.Send(r)
+				e.sends = append(e.sends, r)
 			} else {
-				e.mesh.Recv(r)
+				e.recvs = append(e.recvs, r)
+			}
+			if next := i + 1; next == len(p.Steps) || p.Steps[next].Kind > plan.Recv {
+				e.postAll()
 			}
 		case plan.Wait:
 			if err := e.wait(s.Req); err != nil {
@@ -125,21 +199,38 @@ func (e *engine) run(p *plan.Plan, out, in []byte, combine func(dst, src []byte)
 	return nil
 }
 
+// postAll hands the requests that are ready to the mesh.
+func (e *engine) postAll() {
+	if m, ok := e.mesh.(poster); ok {
+		m.Post(e.recvs, e.sends)
+	} else {
+		for _, r := range e.recvs {
+			e.mesh.Recv(r)
+		}
+		for _, r := range e.sends {
+			e.mesh.Send(r)
+		}
+	}
+	e.recvs, e.sends = e.recvs[:0], e.sends[:0]
+}
+
+// poster is a mesh that takes several requests at once.
+type poster interface {
+	// Post is Recv for recvs and then Send for sends.
+	Post(recvs, sends []*transport.Request)
+}
+
 // wait ends request i, or the whole group when the operation's time or context ends.
 func (e *engine) wait(i int32) error {
 	r := e.reqs[i]
+	e.awaited = r
+	if h, ok := e.mesh.(helper); ok && !e.Finished() {
+		h.Help(e)
+	}
 	select {
 	case <-r.Done():
 	default:
-		select {
-		case <-r.Done():
-		case <-e.ctx.Done():
-			e.backend.giveUp(e.mesh, e.op, r.Peer, canceled(e.ctx))
-			<-r.Done()
-		case <-e.timer.C:
-			e.backend.giveUp(e.mesh, e.op, r.Peer, tooLate(e.op))
-			<-r.Done()
-		}
+		e.sleep(r)
 	}
 	e.busy[i] = false
 	if err := r.Err(); err != nil {
@@ -147,6 +238,36 @@ func (e *engine) wait(i int32) error {
 	}
 	return nil
 }
+
+// sleep ends r, which has not ended yet.
+func (e *engine) sleep(r *transport.Request) {
+	for {
+		select {
+		case <-r.Done():
+			return
+		case <-e.ctx.Done():
+			e.backend.giveUp(e.mesh, e.op, r.Peer, canceled(e.ctx))
+		case <-e.restless():
+			if e.announce(r.Peer) {
+				continue
+			}
+			e.backend.giveUp(e.mesh, e.op, r.Peer, tooLate(e.op))
+		}
+		<-r.Done()
+		return
+	}
+}
+
+// helper is a mesh that works faster in the goroutine that waits for it.
+type helper interface {
+	// Help returns when w has finished, or soon.
+	Help(w tcp.Waiter)
+	// See is for those who wait without Help.
+	See()
+}
+
+// Finished implements tcp.Waiter.
+func (e *engine) Finished() bool { return len(e.awaited.Done()) > 0 }
 
 // drain waits for what is still posted. The mesh has failed by now, so nothing is pending for long.
 func (e *engine) drain() {
@@ -210,7 +331,7 @@ func (b *Backend) timeOut(m transport.Mesh, o *operation, peer int, cause error)
 		}
 		missing = append(missing, fmt.Sprintf("rank %d ", rank)+fmt.Sprintf(format, args...))
 	}
-	health := m.Diagnose(diagnoseFor)
+	health := diagnose(m, watchLag)
 	if m.Fault() != nil {
 		return // somebody else was faster
 	}
@@ -218,7 +339,7 @@ func (b *Backend) timeOut(m transport.Mesh, o *operation, peer int, cause error)
 	// waiting for the other; and who is behind and idle before who is behind
 	// inside an earlier operation.
 	for _, h := range health {
-		if h.Native && !h.Answered && !h.Departed && h.Rank != b.rank {
+		if isSilent(h) && h.Rank != b.rank {
 			blame(h.Rank, "does not answer (stopped or unreachable)")
 		}
 	}
@@ -321,9 +442,10 @@ type planner struct {
 }
 
 type planKey struct {
-	op          work.OpType
+	op          plan.Op
 	root        int
 	bytes, elem int64
+	hosts       bool // among one rank a host
 }
 
 // maxPlans and maxSteps bound the cache; past them, it starts over. A step has

@@ -2,6 +2,7 @@ package gloo
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
@@ -14,6 +15,10 @@ import (
 	"github.com/c10d-go/c10d/backend"
 	"github.com/c10d-go/c10d/backend/gloo/rendezvous"
 	"github.com/c10d-go/c10d/backend/gloo/transport"
+	"github.com/c10d-go/c10d/backend/gloo/transport/shm"
+	"github.com/c10d-go/c10d/backend/gloo/transport/tcp"
+	"github.com/c10d-go/c10d/internal/choice"
+	"github.com/c10d-go/c10d/internal/plan"
 	"github.com/c10d-go/c10d/store"
 	"github.com/c10d-go/c10d/tensor"
 	"github.com/c10d-go/c10d/work"
@@ -45,8 +50,41 @@ type Options struct {
 	// interface, as in PyTorch.
 	Workers int
 
+	// Wire is how the ranks talk to each other. Empty means the environment
+	// variable C10D_WIRE, and without that WireAuto.
+	Wire Wire
+
+	// Sums is what the bits of a sum depend on, on the native wire. All ranks need
+	// the same.
+	Sums Sums
+
+	// Sparse is how sparse tensors are all-reduced, on the native wire; empty lets the
+	// library choose. All ranks need the same.
+	Sparse Sparse
+
+	// Copy is how many copies large data take between ranks that share memory. Empty means
+	// the environment variable C10D_COPY, and without that CopyAuto.
+	Copy Copy
+
+	// Table is a file with measured times of algorithms, made by "c10d bench
+	// -tune", by which the native wire chooses between them where ranks do not
+	// share memory. Empty means the environment variable C10D_TABLE, and without that
+	// the table in the library. All ranks need the same.
+	Table string
+
+	// TCP are the native wire's connections. An empty Host stands for the first
+	// of Interfaces and, without any, for all of the host's.
+	TCP tcp.Options
+
+	// Host is what ranks on one host have the same, for the native wire: they
+	// try to share memory, and collectives between hosts go in two levels. Empty means
+	// the environment variable C10D_HOST, and without that whatever tells this
+	// host from others. One host can play several by it.
+	Host string
+
 	// Join connects the ranks instead of the rendezvous over the store, for
-	// groups that need no network. index counts the interfaces.
+	// groups that need no network; they run Gloo's algorithms. index counts the
+	// interfaces.
 	Join func(ctx context.Context, o backend.Options, index int) (transport.Mesh, error)
 }
 
@@ -55,22 +93,35 @@ type Backend struct {
 	rank, size int
 	group      string
 	meshes     []transport.Mesh
+	native     bool       // all ranks are of this library, and do not do as Gloo does
+	shared     *shm.Group // nil unless all ranks share memory
+	direct     messenger  // for messages, if some go through memory
+	levels     *levels    // nil unless those of each host do, and there are several
+	table      *choice.Table
+	layout     *plan.Layout // nil if no two ranks are on one host, or nobody knows
+	hosts      int
+	sums       Sums
+	sparse     Sparse
+	why        string // the wire is what it is
 	timeout    atomic.Int64
 	planner    planner
 
 	mu        sync.Mutex
-	queued    sync.Cond // the queue is not empty, or the backend closes
+	queued    sync.Cond // a worker can go on, or the backend closes
 	queue     []*operation
+	engines   []*engine    // that run nothing
 	inflight  []*operation // collectives queued or running
 	seq       uint64
 	tag       uint32
 	calls     uint64 // collectives issued
 	completed uint64 // collectives ended
-	idle      int    // workers that wait for the queue
+	alarm     alarm
+	streak    int // large collectives in a row that were waited for at once
 	closing   bool
 	idled     chan struct{} // closed when nothing is under way any more
 	done      chan struct{} // closed when Close has finished
 	workers   sync.WaitGroup
+	messages  messages
 	p2p       sync.WaitGroup // and whatever else runs beside the queue
 }
 
@@ -96,13 +147,48 @@ func New(ctx context.Context, o backend.Options) (*Backend, error) {
 	if len(names) == 0 {
 		names = []string{""}
 	}
+	wire, err := own.wire()
+	if err != nil {
+		return nil, err
+	}
+	if own.Copy, err = own.copies(); err != nil {
+		return nil, err
+	}
+	if err := own.Sums.check(); err != nil {
+		return nil, err
+	}
+	if err := own.Sparse.check(); err != nil {
+		return nil, err
+	}
+	table, err := own.table()
+	if err != nil {
+		return nil, err
+	}
 	join := own.Join
+	var nat *native
+	if wire != WireGloo && join == nil && o.Size > 1 {
+		if own.TCP.Host == "" {
+			own.TCP.Host = names[0]
+		}
+		if nat, err = newNative(wire, o.Rank, o.Size, own, table); err != nil {
+			return nil, err
+		}
+		defer nat.close()
+	}
 	if join == nil {
 		join = func(ctx context.Context, o backend.Options, index int) (transport.Mesh, error) {
-			return rendezvous.Connect(ctx, rendezvous.Config{
+			c := rendezvous.Config{
 				Store: store.Prefix(fmt.Sprint(index), o.Store), Rank: o.Rank, Size: o.Size,
 				Interface: names[index], Timeout: o.Timeout, Generation: generation(o.Dialect),
-			})
+			}
+			if nat != nil && index == 0 {
+				record, err := json.Marshal(nat.record)
+				if err != nil {
+					return nil, err
+				}
+				c.Native = &rendezvous.Native{Record: record, Connect: nat.connect}
+			}
+			return rendezvous.Connect(ctx, c)
 		}
 	}
 	if o.Timeout <= 0 {
@@ -111,21 +197,80 @@ func New(ctx context.Context, o backend.Options) (*Backend, error) {
 	b := &Backend{rank: o.Rank, size: o.Size, group: o.Group, idled: make(chan struct{}), done: make(chan struct{})}
 	b.queued.L = &b.mu
 	b.timeout.Store(int64(o.Timeout))
+	closeAll := func() {
+		for _, made := range b.meshes {
+			made.Close()
+		}
+	}
 	for i := range names {
 		m, err := join(ctx, o, i)
 		if err != nil {
-			for _, made := range b.meshes {
-				made.Close()
-			}
+			closeAll()
 			return nil, err
 		}
 		b.meshes = append(b.meshes, m)
+		if nat != nil && nat.all != nil {
+			break // one mesh is enough
+		}
 	}
 	workers := own.Workers
 	if workers <= 0 {
 		workers = 2 * len(b.meshes)
 	}
+	switch {
+	case own.Join != nil:
+		b.why = "over what Options.Join connects"
+	case wire == WireGloo:
+		b.why = "as asked for"
+	case o.Size == 1:
+		b.why = "one rank has nobody to talk to"
+	default:
+		b.why = nat.why
+	}
+	if nat != nil && nat.all != nil {
+		b.native, b.table, b.sums, b.sparse = true, table, own.Sums, own.Sparse
+		hosts := plan.NewLayout(nat.hosts())
+		b.hosts = hosts.Hosts()
+		if b.hosts < o.Size {
+			b.layout = hosts
+		}
+		ctx, cancel := context.WithTimeout(ctx, o.Timeout)
+		defer cancel()
+		b.why = "all ranks have it"
+		group, err := nat.share(ctx, b.meshes[0], hosts)
+		switch {
+		case err != nil && !errors.Is(err, errApart):
+			closeAll()
+			return nil, err
+		case err != nil:
+			b.why += "; " + err.Error()
+		case b.hosts == 1:
+			b.shared = group
+			b.why += ", and share memory"
+			direct, err := shm.NewMesh(group, b.meshes[0], shm.MeshOptions{Lazy: true})
+			if err != nil {
+				closeAll()
+				return nil, errors.Join(err, group.Close())
+			}
+			b.direct = direct
+		case b.layout != nil:
+			b.levels = newLevels(group, hosts, o.Rank)
+			if group != nil {
+				direct, err := newNear(group, b.meshes[0].(connections), b.levels.members[b.levels.host], shm.MeshOptions{Lazy: true})
+				if err != nil {
+					closeAll()
+					return nil, errors.Join(err, group.Close())
+				}
+				b.direct = direct
+			}
+			b.why += ", and share memory on each host"
+		}
+		if b.shared != nil || b.levels != nil {
+			workers = 1 // collectives in shared memory run in the order of the calls
+		}
+	}
 	for range workers {
+		b.engines = append(b.engines, newEngine(b))
 		b.workers.Go(b.work)
 	}
 	if len(b.meshes) > 1 {
@@ -192,12 +337,19 @@ type operation struct {
 	prefix     uint8 // Gloo's number of the collective, in the slot
 	tag        uint32
 	call       uint64 // which collective this is, counted from 0
+	print      tcp.Call
 	collective bool
+	queued     bool        // in the queue
+	issued     time.Time   // when, if it is large
+	streak     int         // how many before it were waited for at once
 	unwatch    func() bool // stops watching ctx on behalf of the queue; may be nil
 	run        func(e *engine) error
 	sync       func(work.Stream) error // orders a stream after the result; may be nil
 	result     []*tensor.Tensor
-	room       [1]*tensor.Tensor // for a list of one
+
+	// Room for what most operations need, so that it takes no memory of its own.
+	room   [1]*tensor.Tensor
+	reduce reduceCall
 }
 
 // Gloo's numbers of the collectives.
@@ -212,8 +364,8 @@ const (
 	prefixAllToAll  = 8
 )
 
-// issue gives a collective its number and its tags and queues it.
-func (b *Backend) issue(ctx context.Context, op work.OpType, timeout time.Duration, prefix uint8, tags int, o *operation) (*work.Work, error) {
+// issue gives a collective on so many bytes its number and its tags and queues it.
+func (b *Backend) issue(ctx context.Context, op work.OpType, timeout time.Duration, prefix uint8, tags, bytes int, o *operation) (*work.Work, error) {
 	if err := b.admit(ctx, op, o); err != nil {
 		return nil, err
 	}
@@ -223,16 +375,8 @@ func (b *Backend) issue(ctx context.Context, op work.OpType, timeout time.Durati
 	b.tag += uint32(tags)
 	b.calls++
 	b.progress()
-	b.queue = append(b.queue, o)
-	b.inflight = append(b.inflight, o)
-	if len(b.queue) > b.idle && ctx.Done() != nil {
-		b.p2p.Add(1)
-		o.unwatch = context.AfterFunc(ctx, func() {
-			defer b.p2p.Done()
-			b.cancelQueued(o)
-		})
-	}
-	b.queued.Signal()
+	b.enter(o)
+	b.enqueue(o, bytes)
 	return o.Work(), nil
 }
 
@@ -266,6 +410,18 @@ func (b *Backend) fault() *transport.Fault {
 	return nil
 }
 
+// Err returns what ended the group, nil while it works. It is for those who wait
+// for something that is not the backend's and needs all ranks.
+func (b *Backend) Err() error {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	f := b.fault()
+	if f == nil {
+		return nil
+	}
+	return b.faultError(work.Info{Op: work.Barrier, Seq: b.seq, Group: b.group, Rank: b.rank}, f)
+}
+
 // begin fills in an operation that has been admitted. b.mu is held.
 func (o *operation) begin(b *Backend, ctx context.Context, op work.OpType, timeout time.Duration) {
 	if timeout <= 0 {
@@ -273,82 +429,21 @@ func (o *operation) begin(b *Backend, ctx context.Context, op work.OpType, timeo
 	}
 	o.Init(work.Info{Op: op, Seq: b.seq, Group: b.group, Rank: b.rank})
 	o.backend, o.ctx, o.timeout = b, ctx, timeout
-	o.OnAbort(o.abort)
+	o.RunBy(o)
 	if o.sync != nil {
 		o.OnSynchronize(o.sync)
 	}
 	b.seq++
 }
 
-func (o *operation) abort(cause error) { o.backend.abort(cause, o) }
+// Abort ends the group because of this operation.
+func (o *operation) Abort(cause error) { o.backend.abort(cause, o) }
 
 // progress tells the peers, should they ask, how far this rank is. b.mu is held.
 func (b *Backend) progress() {
 	for _, m := range b.meshes {
 		m.SetProgress(b.calls, b.completed)
 	}
-}
-
-// work runs queued collectives, oldest first, until the backend closes.
-func (b *Backend) work() {
-	e := newEngine(b)
-	for {
-		b.mu.Lock()
-		b.idle++
-		for len(b.queue) == 0 && !b.closing {
-			b.queued.Wait()
-		}
-		b.idle--
-		if len(b.queue) == 0 {
-			b.mu.Unlock()
-			return
-		}
-		o := b.queue[0]
-		copy(b.queue, b.queue[1:])
-		b.queue[len(b.queue)-1] = nil
-		b.queue = b.queue[:len(b.queue)-1]
-		b.mu.Unlock()
-
-		if o.unwatch != nil && o.unwatch() {
-			b.p2p.Done()
-		}
-		o.Start()
-		e.begin(o)
-		err := o.run(e)
-		e.end()
-		b.finish(o, err)
-	}
-}
-
-// cancelQueued ends the group because the context of o ended before a worker
-// had come to o.
-func (b *Backend) cancelQueued(o *operation) {
-	b.mu.Lock()
-	queued := slices.Contains(b.queue, o)
-	b.mu.Unlock()
-	if queued {
-		b.giveUp(b.meshFor(o.tag), o, -1, canceled(o.ctx))
-	}
-}
-
-func (b *Backend) finish(o *operation, err error) {
-	if err == nil {
-		err = cleanBools(o.result)
-		o.SetResult(o.result...)
-	}
-	if err != nil && b.fault() == nil {
-		// It failed on this rank alone: the others wait for its messages.
-		b.fail(b.meshFor(o.tag), o, err, b.rank)
-	}
-	b.mu.Lock()
-	if i := slices.Index(b.inflight, o); i >= 0 {
-		b.inflight = slices.Delete(b.inflight, i, i+1)
-	}
-	b.completed++
-	b.progress()
-	// Under the lock: what a barrier finds in flight no more has ended.
-	o.Complete(err)
-	b.mu.Unlock()
 }
 
 // cleanBools makes every true byte 1: PyTorch adds bools as bytes, and in Go
@@ -385,6 +480,14 @@ func (b *Backend) abort(cause error, o *operation) {
 		cause = work.ErrAborted
 	}
 	f := transport.Fault{Kind: transport.FaultAborted, Rank: b.rank, Reporter: b.rank, Op: noOp, Err: cause}
+	if errors.Is(cause, work.ErrMismatch) {
+		// Of a backend above, which may know whose call does not fit.
+		f.Kind = transport.FaultMismatch
+		var e *work.Error
+		if errors.As(cause, &e) && e.Peer >= 0 && e.Peer < b.size {
+			f.Rank = e.Peer
+		}
+	}
 	if o != nil {
 		f.Op, f.Seq = uint8(o.Info().Op), o.Info().Seq
 	}
@@ -403,6 +506,7 @@ func (b *Backend) Close() error {
 		return nil
 	}
 	b.closing = true
+	b.alarm.stop()
 	b.queued.Broadcast()
 	waiting := slices.Clone(b.inflight)
 	b.mu.Unlock()
@@ -414,6 +518,9 @@ func (b *Backend) Close() error {
 	b.workers.Wait()
 	defer close(b.done)
 	var errs []error
+	if b.direct != nil {
+		errs = append(errs, b.direct.Close())
+	}
 	for _, m := range b.meshes {
 		errs = append(errs, m.Close())
 	}

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/c10d-go/c10d/backend"
@@ -74,46 +75,253 @@ func (b *Backend) peer(op work.OpType, t *tensor.Tensor, rank int, r role) error
 // p2pOp posts a send (out is nil) or a receive into buf, which is out's own
 // memory or a packed stand-in for it.
 func (b *Backend) p2pOp(ctx context.Context, op work.OpType, o backend.P2POptions, peer int, buf []byte, out *tensor.Tensor) (*work.Work, error) {
-	q := &operation{}
-	if err := b.admit(ctx, op, q); err != nil {
+	q := &message{mesh: b.meshOfMessages(o.Tag), peer: peer, out: out}
+	if err := b.admit(ctx, op, &q.operation); err != nil {
 		return nil, err
 	}
 	q.begin(b, ctx, op, o.Timeout)
+	q.RunBy(q)
 	q.tag = o.Tag
 	b.p2p.Add(1)
-	r := transport.NewRequest()
-	r.Peer, r.Slot, r.Buf = peer, uint64(o.Tag), buf
-	mesh := b.meshFor(o.Tag)
+	q.r.Peer, q.r.Slot, q.r.Buf, q.r.Owner = peer, uint64(o.Tag), buf, q
 	if op == work.Recv {
 		q.SetSource(peer)
 	}
 	q.Start()
+	q.deadline = time.Now().Add(q.timeout)
 	// Posted under the lock: calls match in the order in which they were made.
 	switch op {
 	case work.Send:
-		mesh.Send(r)
+		q.mesh.Send(&q.r)
 	case work.Recv:
-		mesh.Recv(r)
+		q.mesh.Recv(&q.r)
 	default:
-		mesh.RecvAny(r)
+		q.mesh.RecvAny(&q.r)
 	}
 	b.mu.Unlock()
-	go func() {
-		defer b.p2p.Done()
-		err := b.await(mesh, q, r, peer)
-		if err == nil && out != nil {
-			q.SetSource(r.Peer)
-			q.SetResult(out)
-			if own := out.Bytes(); own == nil && out.Len() > 0 {
-				err = out.Unpack(buf)
-			}
-			if err == nil {
-				err = cleanBools(one(out))
-			}
-		}
-		q.Complete(err)
-	}()
+	b.messages.add(b, q)
 	return q.Work(), nil
+}
+
+// meshOfMessages returns the way that messages take.
+func (b *Backend) meshOfMessages(tag uint32) transport.Mesh {
+	if b.direct != nil {
+		return b.direct
+	}
+	return b.meshFor(tag)
+}
+
+// message is a send or a receive on its way. No goroutine waits for it, unless
+// a caller does; the request tells it that it has ended.
+type message struct {
+	operation
+	r        transport.Request
+	mesh     transport.Mesh
+	peer     int // -1 for anyone
+	out      *tensor.Tensor
+	deadline time.Time
+
+	// Under messages.mu:
+	next, before *message
+	since        uint64 // rings of the alarm when it was posted
+	listed       bool
+	over         bool
+	unwatch      func() bool // stops watching the context
+	limit        *time.Timer
+}
+
+// messages are those without watchers of their contexts and deadlines, which
+// cost more than most messages. What is under way when the alarm rings for the
+// second time is left to the goroutine of the mesh, as nobody may be waiting for
+// it; what takes long gets watchers.
+type messages struct {
+	mu    sync.Mutex
+	head  *message
+	last  *message
+	timer *time.Timer
+	wait  time.Duration // to the next ring
+	armed bool
+	rings uint64
+	posts uint64 // since the alarm rang
+}
+
+// watchAfter is how long a message may take without watchers, unless a caller
+// waits for it.
+const watchAfter = 10 * time.Millisecond
+
+// add sets the alarm for q, unless it has ended.
+func (s *messages) add(b *Backend, q *message) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if q.over {
+		return
+	}
+	q.listed, q.since = true, s.rings
+	if q.before = s.last; s.last != nil {
+		s.last.next = q
+	} else {
+		s.head = q
+	}
+	s.last = q
+	s.posts++
+	switch {
+	case s.timer == nil:
+		s.timer = time.AfterFunc(leaveFor, func() { s.ring(b) })
+	case !s.armed || s.wait > leaveFor:
+		s.timer.Reset(leaveFor)
+	}
+	s.armed, s.wait = true, leaveFor
+}
+
+// unlist forgets q. s.mu is held.
+func (s *messages) unlist(q *message) {
+	if !q.listed {
+		return
+	}
+	q.listed = false
+	if q.before != nil {
+		q.before.next = q.next
+	} else {
+		s.head = q.next
+	}
+	if q.next != nil {
+		q.next.before = q.before
+	} else {
+		s.last = q.before
+	}
+	q.next, q.before = nil, nil
+}
+
+// ring sees to the messages that were there when it rang last.
+func (s *messages) ring(b *Backend) {
+	s.mu.Lock()
+	late, now := false, time.Now()
+	for q := s.head; q != nil && q.since < s.rings; {
+		late = late || q.since == s.rings-1
+		next := q.next
+		if left := q.deadline.Sub(now); left < watchAfter || left < q.timeout-watchAfter {
+			s.unlist(q)
+			q.watch()
+		}
+		q = next
+	}
+	s.rings++
+	s.armed = s.head != nil || s.posts > 0
+	if s.posts == 0 {
+		s.wait = min(2*s.wait, watchAfter/2)
+	}
+	s.posts = 0
+	if s.armed {
+		s.timer.Reset(s.wait)
+	}
+	s.mu.Unlock()
+	switch {
+	case !late:
+	case b.direct != nil:
+		b.direct.Kick()
+	default:
+		for _, m := range b.meshes {
+			see(m)
+		}
+	}
+}
+
+// watch ends the group when the message's context or time ends. messages.mu is held.
+func (q *message) watch() {
+	b := q.backend
+	if q.ctx.Done() != nil {
+		b.p2p.Add(1)
+		q.unwatch = context.AfterFunc(q.ctx, func() {
+			defer b.p2p.Done()
+			q.giveUp()
+		})
+	}
+	b.p2p.Add(1)
+	q.limit = time.AfterFunc(time.Until(q.deadline), func() {
+		defer b.p2p.Done()
+		q.giveUp()
+	})
+}
+
+// giveUp ends the group if q's context or time is over. A message that has come
+// wins over both.
+func (q *message) giveUp() {
+	if q.backend.direct != nil {
+		q.backend.direct.Poll()
+	}
+	if q.Finished() || !q.Over() {
+		return
+	}
+	cause := tooLate(&q.operation)
+	if q.ctx.Err() != nil {
+		cause = canceled(q.ctx)
+	}
+	q.backend.giveUp(q.mesh, &q.operation, q.peer, cause)
+}
+
+// Help makes messages go on while the caller waits.
+func (q *message) Help(ctx context.Context) {
+	if d := q.backend.direct; d != nil {
+		d.Help(q, ctx.Done())
+		q.giveUp()
+	} else if h, ok := q.mesh.(helper); ok {
+		h.Help(q)
+	}
+}
+
+// see makes a mesh work by itself.
+func see(m transport.Mesh) {
+	if h, ok := m.(helper); ok {
+		h.See()
+	}
+}
+
+// Finished implements shm.Waiter and tcp.Waiter.
+func (q *message) Finished() bool { return q.Work().IsCompleted() }
+
+// Over implements shm.Waiter.
+func (q *message) Over() bool { return q.ctx.Err() != nil || !time.Now().Before(q.deadline) }
+
+// Ended implements transport.Owner.
+func (q *message) Ended(r *transport.Request) {
+	b := q.backend
+	s := &b.messages
+	s.mu.Lock()
+	q.over = true
+	s.unlist(q)
+	s.mu.Unlock()
+	if q.unwatch != nil && q.unwatch() {
+		b.p2p.Done()
+	}
+	if q.limit != nil && q.limit.Stop() {
+		b.p2p.Done()
+	}
+	// The mesh is not to be asked nor held up in here.
+	if r.Err() != nil || q.out != nil && q.out.Bytes() == nil {
+		go q.finish()
+	} else {
+		q.finish()
+	}
+}
+
+// finish ends the operation.
+func (q *message) finish() {
+	defer q.backend.p2p.Done()
+	err := q.r.Err()
+	if err != nil {
+		err = q.backend.failed(q.mesh, &q.operation, &q.r, err)
+	} else if q.out != nil {
+		q.SetSource(q.r.Peer)
+		q.room[0] = q.out
+		q.SetResult(q.room[:]...)
+		if own := q.out.Bytes(); own == nil && q.out.Len() > 0 {
+			err = q.out.Unpack(q.r.Buf)
+		}
+		if err == nil {
+			err = cleanBools(q.room[:])
+		}
+	}
+	q.Complete(err)
 }
 
 // await ends a request that no engine waits for, posted to or from peer. A
@@ -124,6 +332,7 @@ func (b *Backend) await(m transport.Mesh, o *operation, r *transport.Request, pe
 	select {
 	case <-r.Done():
 	default:
+		see(m)
 		select {
 		case <-r.Done():
 		case <-o.ctx.Done():
@@ -156,6 +365,8 @@ func (b *Backend) MonitoredBarrier(ctx context.Context, o backend.MonitoredBarri
 	b.tag += 2
 	b.calls++
 	b.progress()
+	q.tag, q.print = in, fingerprint{op: work.Barrier, root: 0}.call()
+	b.enter(q)
 	b.p2p.Add(1)
 	b.mu.Unlock()
 	defer b.p2p.Done()
@@ -227,6 +438,7 @@ func (b *Backend) hearAll(q *operation, reqs []*transport.Request, m transport.M
 		select {
 		case <-reqs[r].Done():
 		default:
+			see(m)
 			select {
 			case <-reqs[r].Done():
 			case <-late.Done():

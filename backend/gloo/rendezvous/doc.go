@@ -35,6 +35,10 @@
 // where that is its part, lets them come later where it is theirs, and both
 // sides say their rank in place of a number.
 //
+// Ranks that have another wire, too, publish a record of it, under native_<r>,
+// before their address. So whoever has all addresses knows which ranks have one,
+// and all come to the same decision ([Native]).
+//
 // # When ranks do not come
 //
 // Connect returns when all are connected, when its context or timeout ends, or

@@ -68,9 +68,28 @@ type Config struct {
 	// HostName is published for others' information; if empty, the system's.
 	HostName string
 
-	// Timeout bounds Connect together with its context; 0 means store.DefaultTimeout.
+	// Timeout bounds Connect together with its context; 0 or less means
+	// store.DefaultTimeout.
 	Timeout time.Duration
+
+	// Native, if not nil, is another way to connect ranks that have it.
+	Native *Native
 }
+
+// Native is a wire that ranks may have besides Gloo's.
+type Native struct {
+	// Record is what the other ranks need to know of this one. It is published
+	// before the Gloo address, under a key of its own.
+	Record []byte
+
+	// Connect is called once every rank has published its Gloo address, with the
+	// records of those that have published one, by rank, nil for the others: every
+	// rank gets the same. It returns the mesh, or nil to go on with Gloo's wire.
+	Connect func(ctx context.Context, records [][]byte) (transport.Mesh, error)
+}
+
+// recordKey is where a rank's record lies.
+func recordKey(rank int) string { return fmt.Sprintf("native_%d", rank) }
 
 // Connect meets the other ranks and returns the mesh that joins them, which the
 // caller has to close. An error is an *Error, unless cfg is wrong.
@@ -85,7 +104,7 @@ func Connect(ctx context.Context, cfg Config) (transport.Mesh, error) {
 	case cfg.Store == nil:
 		return nil, errors.New("rendezvous: no store")
 	}
-	if cfg.Timeout == 0 {
+	if cfg.Timeout <= 0 {
 		cfg.Timeout = store.DefaultTimeout
 	}
 	if cfg.HostName == "" {
@@ -117,6 +136,9 @@ type meeting struct {
 	mu    sync.Mutex
 	own   value
 	peers []peer
+
+	open   bool           // it is not known yet whether all ranks have a native wire
+	native transport.Mesh // instead of mesh, if not nil
 }
 
 // peer is what is known of another rank.
@@ -146,6 +168,7 @@ func newMeeting(cfg Config) *meeting {
 		gone:  make(chan int, cfg.Size),
 		met:   make(chan struct{}),
 		peers: make([]peer, cfg.Size),
+		open:  cfg.Native != nil,
 	}
 	m.mesh = wire.New(cfg.Rank, cfg.Size, wire.Options{Departed: func(peer int) { m.gone <- peer }})
 	return m
@@ -193,7 +216,7 @@ func (m *meeting) work(ctx context.Context, stop context.CancelCauseFunc) error 
 	m.mu.Lock()
 	published := m.own.encode()
 	m.mu.Unlock()
-	if err := m.cfg.Store.Set(ctx, strconv.Itoa(m.cfg.Rank), published); err != nil {
+	if met, err := m.publish(ctx, published); err != nil || met {
 		return err
 	}
 	for i := range m.peers {
@@ -218,6 +241,62 @@ func (m *meeting) work(ctx context.Context, stop context.CancelCauseFunc) error 
 	}
 	m.check()
 	return nil
+}
+
+// publish tells the others this rank's address and, if they all have another
+// way to connect, takes that and reports true.
+func (m *meeting) publish(ctx context.Context, address []byte) (bool, error) {
+	own, n := strconv.Itoa(m.cfg.Rank), m.cfg.Native
+	if n == nil {
+		return false, m.cfg.Store.Set(ctx, own, address)
+	}
+	err := m.cfg.Store.MultiSet(ctx, []string{recordKey(m.cfg.Rank), own}, [][]byte{n.Record, address})
+	if err != nil {
+		return false, err
+	}
+	records, err := m.records(ctx)
+	if err != nil {
+		return false, err
+	}
+	mesh, err := n.Connect(ctx, records)
+	if err != nil {
+		return false, err
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.open, m.native = false, mesh
+	if mesh != nil {
+		m.door.lock()
+		close(m.met)
+	}
+	return mesh != nil, nil
+}
+
+// records returns what the ranks have published besides their addresses.
+func (m *meeting) records(ctx context.Context) ([][]byte, error) {
+	addresses, keys := make([]string, m.cfg.Size), make([]string, m.cfg.Size)
+	for r := range keys {
+		addresses[r], keys[r] = strconv.Itoa(r), recordKey(r)
+	}
+	if err := m.cfg.Store.Wait(ctx, addresses...); err != nil {
+		return nil, err
+	}
+	if all, err := m.cfg.Store.Check(ctx, keys...); err != nil {
+		return nil, err
+	} else if all {
+		return m.cfg.Store.MultiGet(ctx, keys)
+	}
+	records := make([][]byte, m.cfg.Size)
+	for r, key := range keys {
+		has, err := m.cfg.Store.Check(ctx, key)
+		if err == nil && has {
+			records[r], err = m.cfg.Store.Get(ctx, key)
+		}
+		if err != nil {
+			return nil, err
+		}
+	}
+	return records, nil
 }
 
 // watch notices the end of the mesh and of peers.
@@ -424,7 +503,7 @@ func (m *meeting) attach(i int, conn net.Conn, as stage) bool {
 func (m *meeting) check() {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	missing, late := false, false
+	missing, late := m.open, m.open
 	for i := range m.peers {
 		if p := &m.peers[i]; i != m.cfg.Rank && p.stage != connected {
 			late = true
@@ -576,6 +655,11 @@ func (m *meeting) missing(ctx context.Context) []Missing {
 
 // result is the mesh of a meeting that came about.
 func (m *meeting) result() transport.Mesh {
+	if m.native != nil {
+		m.door.close()
+		m.mesh.Close()
+		return m.native
+	}
 	m.mu.Lock()
 	late := false
 	for i := range m.peers {

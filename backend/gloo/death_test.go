@@ -1,0 +1,145 @@
+package gloo_test
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/c10d-go/c10d/backend"
+	"github.com/c10d-go/c10d/backend/gloo"
+	"github.com/c10d-go/c10d/store"
+	"github.com/c10d-go/c10d/work"
+)
+
+// Ranks in processes of their own: each is this test binary, started again with a mortal in its
+// environment.
+
+const mortalVariable = "C10D_TEST_MORTAL"
+
+// mortal is what a rank is to do.
+type mortal struct {
+	File    string // of the store
+	Host    string
+	Rank    int
+	Size    int
+	Culprit int    // who is to die, while the others are in
+	Op      string // this
+}
+
+// lastWords are what it says then.
+type lastWords struct {
+	Peer  int
+	Died  bool
+	Error string
+}
+
+func init() {
+	if text := os.Getenv(mortalVariable); text != "" {
+		var m mortal
+		if err := json.Unmarshal([]byte(text), &m); err != nil {
+			fmt.Println(err)
+			os.Exit(1)
+		}
+		if err := m.live(); err != nil {
+			fmt.Println(err)
+			os.Exit(1)
+		}
+		os.Exit(0)
+	}
+}
+
+func (m *mortal) live() error {
+	st, err := store.NewFile(m.File, m.Size+1) // and the parent, which does not use it
+	if err != nil {
+		return err
+	}
+	defer st.Close()
+	ctx := context.Background()
+	b, err := gloo.New(ctx, backend.Options{
+		Store: st, Rank: m.Rank, Size: m.Size, Timeout: 2 * time.Minute, Dialect: store.DialectV2, Specific: gloo.Options{Host: m.Host},
+	})
+	if err != nil {
+		return err
+	}
+	defer b.Close()
+	if err := barrier(b); err != nil {
+		return err
+	}
+	fmt.Println("ready")
+	if m.Rank == m.Culprit {
+		_, err := io.Copy(io.Discard, os.Stdin) // until it is killed, or the parent is
+		return err
+	}
+	x := vec(make([]float32, 50_000)...)
+	ops := map[string]func() (*work.Work, error){
+		"all_reduce":     func() (*work.Work, error) { return b.AllReduce(ctx, list(x), backend.AllReduceOptions{}) },
+		"recv":           func() (*work.Work, error) { return b.Recv(ctx, x, m.Culprit, backend.P2POptions{}) },
+		"recv_anysource": func() (*work.Work, error) { return b.RecvAnySource(ctx, x, backend.P2POptions{}) },
+		"send":           func() (*work.Work, error) { return b.Send(ctx, x, m.Culprit, backend.P2POptions{}) },
+	}
+	err = wait(ops[m.Op]())
+	if m.Op == "send" && err == nil { // it had gone out
+		err = wait(ops["recv"]())
+	}
+	words := lastWords{Peer: -2, Died: errors.Is(err, work.ErrPeerDied), Error: fmt.Sprint(err)}
+	var e *work.Error
+	if errors.As(err, &e) {
+		words.Peer = e.Peer
+	}
+	return json.NewEncoder(os.Stdout).Encode(words)
+}
+
+// TestTheDeadRankIsNamed kills one of two ranks on one of two hosts: those on its host and on the other
+// name it, whatever they wait in.
+func TestTheDeadRankIsNamed(t *testing.T) {
+	onLinux(t)
+	for _, op := range []string{"all_reduce", "recv", "recv_anysource", "send"} {
+		t.Run(op, func(t *testing.T) {
+			const size, culprit = 4, 3
+			file := t.TempDir() + "/store"
+			cmds, outs := make([]*exec.Cmd, size), make([]*bufio.Reader, size)
+			for r := range size {
+				text, err := json.Marshal(mortal{File: file, Host: "ab"[r/2 : r/2+1], Rank: r, Size: size, Culprit: culprit, Op: op})
+				require.NoError(t, err)
+				c := exec.Command(os.Args[0])
+				c.Env = append(os.Environ(), mortalVariable+"="+string(text))
+				c.Stderr = os.Stderr
+				in, err := c.StdinPipe()
+				require.NoError(t, err)
+				out, err := c.StdoutPipe()
+				require.NoError(t, err)
+				require.NoError(t, c.Start())
+				t.Cleanup(func() {
+					in.Close()
+					c.Process.Kill()
+					c.Wait()
+				})
+				cmds[r], outs[r] = c, bufio.NewReader(out)
+			}
+			for r, out := range outs {
+				line, err := out.ReadString('\n')
+				require.NoError(t, err, "rank %d", r)
+				require.Equal(t, "ready", strings.TrimSpace(line), "rank %d", r)
+			}
+			require.NoError(t, cmds[culprit].Process.Kill())
+			for r, out := range outs[:culprit] {
+				line, err := out.ReadString('\n')
+				require.NoError(t, err, "rank %d", r)
+				var words lastWords
+				require.NoError(t, json.Unmarshal([]byte(line), &words), "rank %d: %s", r, line)
+				require.True(t, words.Died, "rank %d: %s", r, words.Error)
+				require.Equal(t, culprit, words.Peer, "rank %d: %s", r, words.Error)
+			}
+		})
+	}
+}

@@ -1,0 +1,92 @@
+package gloo
+
+import (
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/c10d-go/c10d/backend/gloo/transport"
+)
+
+// patient is a mesh of ranks that answer after some time, the negative never.
+type patient struct {
+	transport.Mesh
+	after []time.Duration
+	begun time.Time
+}
+
+func (p *patient) Rank() int               { return 0 }
+func (p *patient) Fault() *transport.Fault { return nil }
+
+func (p *patient) Diagnose(limit time.Duration) []transport.Health {
+	health, all, by := make([]transport.Health, len(p.after)), time.Now(), time.Now().Add(limit)
+	for r, after := range p.after {
+		at := p.begun.Add(after)
+		health[r] = transport.Health{Rank: r, Native: true, Answered: after >= 0 && !at.After(by)}
+		if !health[r].Answered {
+			at = by
+		}
+		if at.After(all) {
+			all = at
+		}
+	}
+	time.Sleep(time.Until(all))
+	return health
+}
+
+// TestDiagnose asks ranks that are stopped, slow, or both.
+func TestDiagnose(t *testing.T) {
+	const never = -1
+	ms := func(n ...time.Duration) []time.Duration {
+		for i := range n {
+			if n[i] > 0 {
+				n[i] *= time.Millisecond
+			}
+		}
+		return n
+	}
+	for _, tc := range []struct {
+		name   string
+		after  []time.Duration // of rank 0, this one, and others
+		lags   int             // in how many rounds this rank is kept waiting
+		take   time.Duration
+		silent int
+	}{
+		{"all answer", ms(0, 1, 20), 0, 20 * time.Millisecond, 0},
+		{"one is stopped", ms(0, 1, never), 0, diagnoseFor, 1},
+		{"one takes a while", ms(0, 1, 300), 0, 300 * time.Millisecond, 0},
+		{"one is slower, and so is another", ms(0, 300, 500), 0, 500 * time.Millisecond, 0},
+		{"one is too slow", ms(0, 1, 600), 0, diagnoseFor, 1},
+		{"one is slow, and so is this one", ms(0, 1, 600), 2, 600 * time.Millisecond, 0},
+		{"one is stopped, and this one is slow for a while", ms(0, 1, never), 4, 6 * diagnoseFor / 2, 1},
+		{"one is stopped, and this one is slow", ms(0, 1, never), 1 << 20, diagnoseMost, 1},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				m := &patient{after: tc.after, begun: time.Now()}
+				lag := func() func() time.Duration {
+					return func() time.Duration {
+						if tc.lags--; tc.lags >= 0 {
+							return diagnoseFor
+						}
+						return time.Millisecond
+					}
+				}
+				health := diagnose(m, lag)
+				require.Equal(t, tc.take, time.Since(m.begun))
+				require.Equal(t, tc.silent, silent(m, health))
+			})
+		})
+	}
+}
+
+// TestWatchLag has a clock that is always in time.
+func TestWatchLag(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		stop := watchLag()
+		time.Sleep(diagnoseFor)
+		require.Zero(t, stop())
+	})
+}

@@ -1,0 +1,89 @@
+package gloo
+
+import (
+	"sync/atomic"
+	"time"
+
+	"github.com/c10d-go/c10d/backend"
+	"github.com/c10d-go/c10d/backend/gloo/transport"
+	"github.com/c10d-go/c10d/tensor"
+)
+
+// SetWindow makes sparse all-reduces go in rounds of so many bytes, until restore.
+func SetWindow(n int64) (restore func()) {
+	before := window
+	window = n
+	return func() { window = before }
+}
+
+// Densely is the rule by which the dense form is taken.
+var Densely = densely
+
+// SparseMeta is what a rank says first of a tensor of float32 with one sparse
+// dimension, truly or not.
+func SparseMeta(shape []int, entries int64, keys ...int64) []byte {
+	m := sparseMeta{entries: entries}
+	m.same = [...]int64{int64(tensor.Float32), int64(backend.Sum.Kind()), 1, int64(len(shape)), digest(shape), 4 + shownDims: 0}
+	for i, d := range shape {
+		m.same[5+i] = int64(d)
+	}
+	copy(m.keys[:], keys)
+	packed := make([]int64, metaLen)
+	m.encode(packed)
+	return bytesOf(packed)
+}
+
+// Numbers are as a rank sends them.
+func Numbers(v ...int64) []byte { return bytesOf(v) }
+
+// AllToAll is a collective that backend.Host does not have.
+func AllToAll(h backend.Host, out, in []byte, recv, send []int64) error {
+	return h.(*host).engine.allToAll(out, in, recv, send)
+}
+
+// SetAtOnce sets how soon a wait has to come to be one at once.
+func SetAtOnce(d time.Duration) (restore func()) {
+	before := atOnce
+	atOnce = d
+	return func() { atOnce = before }
+}
+
+// Habit is how many such waits in a row make one.
+const Habit = habit
+
+// Streak returns how many there were.
+func (b *Backend) Streak() int {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.streak
+}
+
+// Traffic is what a rank's collectives send over connections.
+type Traffic struct {
+	connections
+	Messages, Bytes atomic.Int64
+	To              []atomic.Int64 // bytes, by rank
+}
+
+// Send implements transport.Mesh.
+func (c *Traffic) Send(r *transport.Request) {
+	c.Messages.Add(1)
+	c.Bytes.Add(int64(len(r.Buf)))
+	c.To[r.Peer].Add(int64(len(r.Buf)))
+	c.connections.Send(r)
+}
+
+// Count counts from now on, before the first operation.
+func (b *Backend) Count() *Traffic {
+	c := &Traffic{connections: b.meshes[0].(connections), To: make([]atomic.Int64, b.size)}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.meshes[0] = c
+	return c
+}
+
+// AggregateRooted and Aggregate are up to how many bytes blocks go together.
+const (
+	AggregateRooted = aggregateRooted
+	Aggregate       = aggregate
+)

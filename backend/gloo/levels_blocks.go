@@ -1,0 +1,662 @@
+package gloo
+
+import (
+	"encoding/binary"
+	"fmt"
+	"hash/fnv"
+	"slices"
+
+	"github.com/c10d-go/c10d/backend"
+	"github.com/c10d-go/c10d/backend/gloo/transport"
+	"github.com/c10d-go/c10d/backend/gloo/transport/shm"
+	"github.com/c10d-go/c10d/internal/plan"
+)
+
+// The collectives that have a block for each rank, in two levels. What counts is what goes between
+// hosts, of which g has k(g) ranks, and how many messages that takes.
+//
+//   - Reduce-scatter of n bytes: a host adds up what its ranks have before it sends
+//     anything, so that n bytes leave it, less its own ranks' blocks; rank to rank it
+//     would be k(g) times as many. Each block's part goes straight to the rank whose it is.
+//   - All-gather: a block goes to each other host once, not to each rank there.
+//   - Gather and scatter move the same bytes in any way. A message for each of a host's
+//     ranks costs the root some microsecond of CPU time; all in one costs two copies of a
+//     block, at some 10 GB/s, on each host at the same time. So blocks of up to
+//     aggregateRooted go together, and larger ones straight.
+//   - All-to-all, the same: instead of k(g) k(h) messages from host g to host h there is one, and
+//     a block is copied four times more, on either side into the memory and out of it. So
+//     that is done where the blocks from g to h have at most aggregate bytes on average.
+//
+// Everything else stays in the memory of a host. Blocks need not be alike, nor hosts; a
+// host's ranks share what its other ranks have in turns.
+const (
+	aggregateRooted = 8 << 10
+	aggregate       = 4 << 10
+)
+
+// turns is who on a host of k ranks sees to what concerns number i of another host.
+func turns(i, k int) int { return i % k }
+
+// post begins to send to a rank, or to receive from one. Settle waits for it.
+func (e *engine) post(send bool, peer int, buf []byte) {
+	if e.posted == len(e.reqs) {
+		e.reqs = append(e.reqs, transport.NewRequest())
+		e.busy = append(e.busy, false)
+	}
+	r := e.reqs[e.posted]
+	r.Peer, r.Slot, r.Buf = peer, e.slot, buf
+	e.busy[e.posted] = true
+	e.posted++
+	if send {
+		e.mesh.Send(r)
+	} else {
+		e.mesh.Recv(r)
+	}
+}
+
+// settle ends what has been posted. If err is not nil the operation has failed
+// otherwise.
+func (e *engine) settle(err error) error {
+	n := e.posted
+	e.posted = 0
+	if err != nil && n > 0 && e.mesh.Fault() == nil {
+		e.backend.fail(e.mesh, e.op, err, e.backend.rank)
+	}
+	for i := range n {
+		if err == nil {
+			err = e.wait(int32(i))
+		}
+	}
+	if err != nil {
+		e.drain()
+	}
+	return err
+}
+
+// reduceScatterLevels is reduceScatter in two levels.
+func (e *engine) reduceScatterLevels(out, in []byte, counts []int64, r backend.Reduction) error {
+	l, b := e.backend.levels, e.backend
+	blocks := split(in, counts)
+	mine, err := e.reduceColumns(blocks, r)
+	if err != nil {
+		return err
+	}
+	column := l.column(l.index)
+	if l.even {
+		c := callOf(column, counts)
+		c.Elem = int64(r.Grain)
+		return e.between(l.same, plan.OpReduceScatter, out, mine, c, r.Combine)
+	}
+	parts := make([][]byte, len(l.members)) // of this rank's block, by host
+	received := grow(&e.joined, len(out)*len(parts))
+	for h, m := range l.members {
+		if parts[h] = received[h*len(out):][:len(out)]; h != l.host && len(out) > 0 {
+			e.post(false, m[turns(l.index, len(m))], parts[h])
+		}
+	}
+	for _, q := range column {
+		block := mine[:counts[q]]
+		mine = mine[counts[q]:]
+		if q == b.rank {
+			parts[l.host] = block
+		} else if len(block) > 0 {
+			e.post(true, q, block)
+		}
+	}
+	if err := e.settle(nil); err != nil {
+		return err
+	}
+	copy(out, parts[0])
+	for _, part := range parts[1:] {
+		r.Combine(out, part)
+	}
+	return nil
+}
+
+// column are the ranks whose blocks number i of this host adds up, by host.
+func (l *levels) column(i int) []int {
+	var ranks []int
+	k := len(l.members[l.host])
+	for _, m := range l.members {
+		for j := i; j < len(m); j += k {
+			ranks = append(ranks, m[j])
+		}
+	}
+	return ranks
+}
+
+// reduceColumns adds up the blocks of this host's ranks, and returns the sums of those in
+// this rank's column.
+func (e *engine) reduceColumns(blocks [][]byte, r backend.Reduction) ([]byte, error) {
+	l := e.backend.levels
+	k := len(l.members[l.host])
+	columns, lengths, n := make([][]byte, k), make([]int64, k), 0
+	for i := range k {
+		for _, q := range l.column(i) {
+			lengths[i] += int64(len(blocks[q]))
+		}
+		n += int(lengths[i])
+	}
+	packed := grow(&e.blocks, n+int(lengths[l.index]))
+	mine := packed[n:]
+	at := 0
+	for i := range k {
+		start := at
+		for _, q := range l.column(i) {
+			at += copy(packed[at:], blocks[q])
+		}
+		columns[i] = packed[start:at]
+	}
+	if l.local == nil {
+		return columns[0], nil
+	}
+	return mine, e.inside(func(g *shm.Group) error {
+		if even(lengths) {
+			return g.ReduceScatter(mine, packed[:n], r.Grain, r.Combine, e.stop)
+		}
+		for i, column := range columns {
+			var sum []byte
+			if i == l.index {
+				sum = mine
+			}
+			if err := g.Reduce(sum, column, i, r.Grain, r.Combine, e.stop); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+}
+
+// allGatherLevels is an all-gather, of blocks of any size, in two levels.
+func (e *engine) allGatherLevels(out, in []byte, counts []int64) error {
+	l, b := e.backend.levels, e.backend
+	blocks := split(out, counts)
+	k := len(l.members[l.host])
+	lengths, sum := make([]int64, k), 0 // of what each rank of this host gets to know
+	for i := range k {
+		for _, q := range l.column(i) {
+			lengths[i] += counts[q]
+		}
+		sum += int(lengths[i])
+	}
+	all := grow(&e.joined, sum)
+	columns := split(all, lengths)
+	mine, column := columns[l.index], l.column(l.index)
+	if err := e.allGatherColumn(mine, in, column, counts); err != nil {
+		return err
+	}
+	spread := func(i int) {
+		rest := columns[i]
+		for _, q := range l.column(i) {
+			rest = rest[copy(blocks[q], rest):]
+		}
+	}
+	if len(out) >= wholeBytes*b.size {
+		spread(l.index)
+		return e.inside(func(g *shm.Group) error {
+			for i := range k {
+				for _, q := range l.column(i) {
+					if err := g.Broadcast(blocks[q], i, e.stop); err != nil {
+						return err
+					}
+				}
+			}
+			return nil
+		})
+	}
+	err := e.inside(func(g *shm.Group) error { return g.AllGatherV(all, mine, lengths, e.stop) })
+	if err != nil {
+		return err
+	}
+	for i := range k {
+		spread(i)
+	}
+	return nil
+}
+
+// allGatherColumn gets the blocks of a column to this rank.
+func (e *engine) allGatherColumn(out, in []byte, column []int, counts []int64) error {
+	l, b := e.backend.levels, e.backend
+	if l.even {
+		c := callOf(column, counts)
+		return e.between(l.same, plan.OpAllGather, out, in, c, nil)
+	}
+	for _, q := range column {
+		part := out[:counts[q]]
+		out = out[len(part):]
+		if q == b.rank {
+			copy(part, in)
+		} else if len(part) > 0 {
+			e.post(false, q, part)
+		}
+	}
+	for h, m := range l.members {
+		if h != l.host && len(in) > 0 {
+			e.post(true, m[turns(l.index, len(m))], in)
+		}
+	}
+	return e.settle(nil)
+}
+
+// callOf has the blocks of some ranks.
+func callOf(ranks []int, counts []int64) plan.Call {
+	c := plan.Call{Counts: make([]int64, len(ranks))}
+	for i, r := range ranks {
+		c.Counts[i] = counts[r]
+	}
+	if even(c.Counts) {
+		c.Bytes, c.Counts = c.Counts[0], nil
+	}
+	return c
+}
+
+// sumOf returns how many bytes counts has for some ranks.
+func sumOf(ranks []int, counts []int64) (n int) {
+	for _, r := range ranks {
+		n += int(counts[r])
+	}
+	return n
+}
+
+// of picks what some ranks have in a list.
+func of[T any](ranks []int, list []T) []T {
+	some := make([]T, len(ranks))
+	for i, r := range ranks {
+		some[i] = list[r]
+	}
+	return some
+}
+
+// A message of several blocks ends with a sum over their lengths, of which the
+// receiver has its own idea.
+const sealed = 8
+
+func seal(buf []byte, lengths []int64) {
+	binary.LittleEndian.PutUint64(buf[len(buf)-sealed:], sumOver(lengths))
+}
+
+func sumOver(lengths []int64) uint64 {
+	h := fnv.New64a()
+	var b [8]byte
+	for _, n := range lengths {
+		binary.LittleEndian.PutUint64(b[:], uint64(n))
+		h.Write(b[:])
+	}
+	return h.Sum64()
+}
+
+// unseal returns the blocks of a message from a rank.
+func (e *engine) unseal(buf []byte, lengths []int64, from int) ([][]byte, error) {
+	if binary.LittleEndian.Uint64(buf[len(buf)-sealed:]) != sumOver(lengths) {
+		return nil, e.backend.mismatch(e.mesh, e.op, from, fmt.Errorf("blocks of %v bytes were expected, others came", lengths))
+	}
+	return split(buf, lengths), nil
+}
+
+// gatherHere brings what this host's ranks have to one of them, number leader.
+func (e *engine) gatherHere(blocks [][]byte, in []byte, leader int, alike bool) error {
+	l := e.backend.levels
+	if l.local == nil {
+		copy(blocks[0], in)
+		return nil
+	}
+	return e.inside(func(g *shm.Group) error {
+		if alike {
+			return g.GatherList(blocks, in, leader, e.stop)
+		}
+		to := make([][]byte, g.Size())
+		to[leader] = in
+		if blocks == nil {
+			blocks = make([][]byte, g.Size())
+		}
+		return g.AllToAllV(blocks, to, e.stop)
+	})
+}
+
+// gatherLevels is gather in two levels. If the blocks are not alike, the root
+// knows all lengths and the others their own.
+func (e *engine) gatherLevels(out, in []byte, root int, counts []int64, alike bool) error {
+	l, b := e.backend.levels, e.backend
+	_, rootHost, leader := l.leaders(root)
+	here := l.members[l.host]
+	if l.host != rootHost {
+		lengths, err := e.lengthsHere(len(in), alike)
+		if err != nil {
+			return err
+		}
+		n := int(totalOf(lengths))
+		if n > aggregateRooted*len(here) {
+			e.post(true, root, in)
+			return e.settle(nil)
+		}
+		if l.index != 0 {
+			return e.gatherHere(nil, in, 0, alike)
+		}
+		packed := grow(&e.joined, n+sealed)
+		if err := e.gatherHere(split(packed, lengths), in, 0, alike); err != nil {
+			return err
+		}
+		seal(packed, lengths)
+		e.post(true, root, packed)
+		return e.settle(nil)
+	}
+	if b.rank != root {
+		return e.gatherHere(nil, in, leader, alike)
+	}
+	blocks := split(out, counts)
+	together := func(h int) (n int, yes bool) {
+		n = sumOf(l.members[h], counts)
+		return n + sealed, h != l.host && n <= aggregateRooted*len(l.members[h])
+	}
+	need := 0
+	for h := range l.members {
+		if n, yes := together(h); yes {
+			need += n
+		}
+	}
+	received, rest := make([][]byte, len(l.members)), grow(&e.joined, need)
+	for h, m := range l.members {
+		n, yes := together(h)
+		switch {
+		case yes:
+			received[h], rest = rest[:n], rest[n:]
+			e.post(false, m[0], received[h])
+		case h != l.host:
+			for _, r := range m {
+				e.post(false, r, blocks[r])
+			}
+		}
+	}
+	if err := e.settle(e.gatherHere(of(here, blocks), in, leader, alike)); err != nil {
+		return err
+	}
+	for h, m := range l.members {
+		if received[h] == nil {
+			continue
+		}
+		parts, err := e.unseal(received[h], of(m, counts), m[0])
+		if err != nil {
+			return err
+		}
+		for j, r := range m {
+			copy(blocks[r], parts[j])
+		}
+	}
+	return nil
+}
+
+// lengthsHere returns how many bytes each of this host's ranks has.
+func (e *engine) lengthsHere(n int, alike bool) ([]int64, error) {
+	l := e.backend.levels
+	lengths := slices.Repeat([]int64{int64(n)}, len(l.members[l.host]))
+	if alike {
+		return lengths, nil
+	}
+	mine := []int64{int64(n)}
+	return lengths, e.inside(func(g *shm.Group) error { return g.AllGather(bytesOf(lengths), bytesOf(mine), e.stop) })
+}
+
+func totalOf(lengths []int64) (n int64) {
+	for _, m := range lengths {
+		n += m
+	}
+	return n
+}
+
+// scatterLevels is scatter in two levels.
+func (e *engine) scatterLevels(out, in []byte, root int) error {
+	l, b := e.backend.levels, e.backend
+	_, rootHost, leader := l.leaders(root)
+	n, here := len(out), l.members[l.host]
+	together := n <= aggregateRooted
+	switch {
+	case b.rank == root:
+		blocks := split(in, slices.Repeat([]int64{int64(n)}, b.size))
+		var packed []byte
+		if together {
+			packed = grow(&e.joined, n*b.size)
+		}
+		for h, m := range l.members {
+			switch {
+			case h == l.host:
+			case together:
+				start := packed
+				for _, r := range m {
+					packed = packed[copy(packed, blocks[r]):]
+				}
+				e.post(true, m[0], start[:n*len(m)])
+			default:
+				for _, r := range m {
+					e.post(true, r, blocks[r])
+				}
+			}
+		}
+		return e.settle(e.scatterHere(out, of(here, blocks), leader))
+	case l.host == rootHost:
+		return e.scatterHere(out, nil, leader)
+	case !together:
+		e.post(false, root, out)
+		return e.settle(nil)
+	case l.index != 0:
+		return e.scatterHere(out, nil, 0)
+	}
+	packed := grow(&e.joined, n*len(here))
+	e.post(false, root, packed)
+	if err := e.settle(nil); err != nil {
+		return err
+	}
+	return e.scatterHere(out, split(packed, slices.Repeat([]int64{int64(n)}, len(here))), 0)
+}
+
+// scatterHere gives this host's ranks what one of them has for each.
+func (e *engine) scatterHere(out []byte, blocks [][]byte, leader int) error {
+	if e.backend.levels.local == nil {
+		copy(out, blocks[0])
+		return nil
+	}
+	return e.inside(func(g *shm.Group) error { return g.ScatterList(out, blocks, leader, e.stop) })
+}
+
+// allToAllLevels is allToAll in two levels. The ranks of a host tell each other what they send
+// and receive; of both ends of a pair of hosts, each then knows what goes from the one to
+// the other.
+func (e *engine) allToAllLevels(out, in []byte, recv, send []int64) error {
+	l, b := e.backend.levels, e.backend
+	here, p := l.members[l.host], b.size
+	k := len(here)
+	told := room(e.lengths, 2*p*(k+1))
+	e.lengths = told
+	mine, all := told[:2*p], told[2*p:]
+	copy(mine, send)
+	copy(mine[p:], recv)
+	copy(all, mine) // if it is alone
+	err := e.inside(func(g *shm.Group) error { return g.AllGather(bytesOf(all), bytesOf(mine), e.stop) })
+	if err != nil {
+		return err
+	}
+	sends := func(i int) []int64 { return all[2*p*i:][:p] }
+	recvs := func(i int) []int64 { return all[2*p*i+p:][:p] }
+	outs, ins := split(out, recv), split(in, send)
+
+	// What goes and comes straight is posted before anything else.
+	var going, coming []bundle
+	need := 0
+	for h, m := range l.members {
+		if h == l.host {
+			continue
+		}
+		gone, come := bundle{host: h}, bundle{host: h}
+		for i := range here {
+			gone.lengths = append(gone.lengths, of(m, sends(i))...)
+		}
+		for _, r := range m {
+			for i := range here {
+				come.lengths = append(come.lengths, recvs(i)[r])
+			}
+		}
+		most := int64(aggregate * k * len(m))
+		if n := totalOf(gone.lengths); n <= most {
+			going = append(going, gone)
+			need += 3*int(n) + sealed
+		} else {
+			for _, r := range m {
+				e.post(true, r, ins[r])
+			}
+		}
+		if n := totalOf(come.lengths); n <= most {
+			coming = append(coming, come)
+			need += 3*int(n) + sealed
+		} else {
+			for _, r := range m {
+				e.post(false, r, outs[r])
+			}
+		}
+	}
+	free := grow(&e.joined, need)
+	take := func(n int) []byte {
+		buf := free[:n:n]
+		free = free[n:]
+		return buf
+	}
+
+	err = e.bundle(going, ins, sends, take)
+	if err == nil {
+		for i := range coming {
+			x := &coming[i]
+			if l.mine(x.host) {
+				x.buf = take(int(totalOf(x.lengths)) + sealed)
+				e.post(false, l.opposite(x.host), x.buf)
+			}
+		}
+		for _, x := range going {
+			if l.mine(x.host) {
+				e.post(true, l.opposite(x.host), x.buf)
+			}
+		}
+		err = e.exchangeHere(of(here, outs), of(here, ins))
+	}
+	if err = e.settle(err); err != nil {
+		return err
+	}
+	return e.unbundle(coming, outs, recvs, take)
+}
+
+// bundle is what goes together from one host to another. Rank number turns(h, k) of a host with k
+// ranks sees to those to and from host h.
+type bundle struct {
+	host    int     // the other
+	lengths []int64 // of the blocks: of the first sender's, by receiver, and so on
+	buf     []byte  // the blocks and a seal, on who sees to it
+}
+
+// mine reports whether this rank sees to bundles to and from host h.
+func (l *levels) mine(h int) bool { return turns(h, len(l.members[l.host])) == l.index }
+
+// opposite is who on host h sees to bundles to and from this one.
+func (l *levels) opposite(h int) int {
+	m := l.members[h]
+	return m[turns(l.host, len(m))]
+}
+
+// bundle brings what is to go to other hosts to those who see to it.
+func (e *engine) bundle(going []bundle, ins [][]byte, sends func(i int) []int64, take func(n int) []byte) error {
+	if len(going) == 0 {
+		return nil
+	}
+	l := e.backend.levels
+	k := len(l.members[l.host])
+	to, from := make([][]byte, k), make([][]byte, k)
+	for i := range k {
+		out, in := 0, 0
+		for _, x := range going {
+			if turns(x.host, k) == i {
+				out += sumOf(l.members[x.host], sends(l.index))
+			}
+			if l.mine(x.host) {
+				in += sumOf(l.members[x.host], sends(i))
+			}
+		}
+		to[i], from[i] = take(out), take(in)
+		rest := to[i]
+		for _, x := range going {
+			if turns(x.host, k) == i {
+				for _, r := range l.members[x.host] {
+					rest = rest[copy(rest, ins[r]):]
+				}
+			}
+		}
+	}
+	if err := e.exchangeHere(from, to); err != nil {
+		return err
+	}
+	for j := range going {
+		x := &going[j]
+		if !l.mine(x.host) {
+			continue
+		}
+		x.buf = take(int(totalOf(x.lengths)) + sealed)
+		rest := x.buf
+		for i := range from {
+			n := sumOf(l.members[x.host], sends(i))
+			rest = rest[copy(rest, from[i][:n]):]
+			from[i] = from[i][n:]
+		}
+		seal(x.buf, x.lengths)
+	}
+	return nil
+}
+
+// unbundle gives what has come from other hosts to the ranks that it is for.
+func (e *engine) unbundle(coming []bundle, outs [][]byte, recvs func(i int) []int64, take func(n int) []byte) error {
+	if len(coming) == 0 {
+		return nil
+	}
+	l := e.backend.levels
+	k := len(l.members[l.host])
+	to, from := make([][]byte, k), make([][]byte, k)
+	rest := make([][]byte, k)
+	for i := range k {
+		out, in := 0, 0
+		for _, x := range coming {
+			if l.mine(x.host) {
+				out += sumOf(l.members[x.host], recvs(i))
+			}
+			if turns(x.host, k) == i {
+				in += sumOf(l.members[x.host], recvs(l.index))
+			}
+		}
+		to[i], from[i] = take(out), take(in)
+		rest[i] = to[i]
+	}
+	for _, x := range coming {
+		if !l.mine(x.host) {
+			continue
+		}
+		parts, err := e.unseal(x.buf, x.lengths, l.opposite(x.host))
+		if err != nil {
+			return err
+		}
+		for j, part := range parts {
+			rest[j%k] = rest[j%k][copy(rest[j%k], part):]
+		}
+	}
+	if err := e.exchangeHere(from, to); err != nil {
+		return err
+	}
+	for _, x := range coming {
+		buf := &from[turns(x.host, k)]
+		for _, r := range l.members[x.host] {
+			*buf = (*buf)[copy(outs[r], *buf):]
+		}
+	}
+	return nil
+}
+
+// exchangeHere is an all-to-all among the ranks of this host.
+func (e *engine) exchangeHere(out, in [][]byte) error {
+	if e.backend.levels.local == nil {
+		copy(out[0], in[0])
+		return nil
+	}
+	return e.inside(func(g *shm.Group) error { return g.AllToAllV(out, in, e.stop) })
+}

@@ -1,0 +1,246 @@
+package gloo
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/c10d-go/c10d/backend/gloo/transport"
+	"github.com/c10d-go/c10d/backend/gloo/transport/shm"
+	"github.com/c10d-go/c10d/backend/gloo/transport/tcp"
+	"github.com/c10d-go/c10d/internal/choice"
+	"github.com/c10d-go/c10d/internal/plan"
+)
+
+// Wire is how the ranks of a group talk to each other.
+type Wire string
+
+const (
+	// WireAuto, which "" stands for too, takes the native wire if every rank of
+	// the group has it, else Gloo's.
+	WireAuto Wire = "auto"
+	// WireGloo is Gloo's, which PyTorch ranks understand. Results then have
+	// Gloo's bits.
+	WireGloo Wire = "gloo"
+	// WireNative is this library's own. A group with a rank that does not have it
+	// cannot be made then.
+	WireNative Wire = "native"
+	// WireTCP is WireNative without shared memory.
+	WireTCP Wire = "tcp"
+)
+
+// ParseWire reads the name of a wire; "" is WireAuto.
+func ParseWire(name string) (Wire, error) {
+	switch w := Wire(name); w {
+	case "":
+		return WireAuto, nil
+	case WireAuto, WireGloo, WireNative, WireTCP:
+		return w, nil
+	}
+	return "", fmt.Errorf("gloo: unknown wire %q, want %s, %s, %s or %s", name, WireAuto, WireGloo, WireNative, WireTCP)
+}
+
+// wireVariable is the environment variable for Options.Wire.
+const wireVariable = "C10D_WIRE"
+
+func (o Options) wire() (Wire, error) {
+	name := string(o.Wire)
+	if name == "" {
+		name = os.Getenv(wireVariable)
+	}
+	return ParseWire(name)
+}
+
+// record is what a rank of this library tells the others of its kind, under a key
+// of its own beside its Gloo address.
+type record struct {
+	Version int    `json:"version"`
+	Host    string `json:"host"`          // the same for ranks on one host
+	TCP     string `json:"tcp"`           // address of its tcp.Endpoint
+	Shm     string `json:"shm,omitempty"` // address of its shm.Endpoint
+	NoShm   string `json:"no_shm,omitempty"`
+	Table   string `json:"table"` // fingerprint of its table of algorithms
+	Sums    Sums   `json:"sums,omitempty"`
+	Sparse  Sparse `json:"sparse,omitempty"`
+}
+
+// recordVersion changes when ranks of different releases could not talk to each
+// other natively.
+const recordVersion = 2
+
+// maxRecord bounds what a rank may publish.
+const maxRecord = 64 << 10
+
+// native is one rank's way to the transports of this library.
+type native struct {
+	wire       Wire
+	copies     Copy
+	rank, size int
+	tcp        *tcp.Endpoint
+	shm        *shm.Endpoint
+	record     record
+	all        []record // nil until all ranks are known to have one
+	why        string   // why there is no native wire
+}
+
+// hostVariable is the environment variable for Options.Host.
+const hostVariable = "C10D_HOST"
+
+func newNative(wire Wire, rank, size int, o Options, table *choice.Table) (*native, error) {
+	n := &native{wire: wire, copies: o.Copy, rank: rank, size: size}
+	var err error
+	if n.tcp, err = tcp.Listen(o.TCP); err != nil {
+		return nil, err
+	}
+	n.record = record{Version: recordVersion, TCP: n.tcp.Addr(), Table: table.Fingerprint(), Sums: o.Sums, Sparse: o.Sparse}
+	if n.record.Host = cmp.Or(o.Host, os.Getenv(hostVariable)); n.record.Host == "" {
+		n.record.Host, _ = os.Hostname()
+		if id, err := os.ReadFile("/proc/sys/kernel/random/boot_id"); err == nil {
+			n.record.Host += "/" + strings.TrimSpace(string(id))
+		}
+	}
+	if wire == WireTCP {
+		n.record.NoShm = "asked for TCP"
+	} else if n.shm, err = shm.NewEndpoint(); err != nil {
+		n.record.NoShm = err.Error()
+	} else {
+		n.record.Shm = n.shm.Addr()
+	}
+	return n, nil
+}
+
+// close frees what has not gone into a group.
+func (n *native) close() {
+	if n.tcp != nil {
+		n.tcp.Close()
+	}
+	if n.shm != nil {
+		n.shm.Close()
+	}
+}
+
+// connect is for rendezvous.Native.
+func (n *native) connect(ctx context.Context, records [][]byte) (transport.Mesh, error) {
+	all, err := parseRecords(records)
+	if errors.Is(err, errForeign) && n.wire == WireAuto {
+		n.why = err.Error()
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	addrs := make([]string, n.size)
+	for r, have := range all {
+		if have.Table != n.record.Table {
+			return nil, fmt.Errorf("gloo: rank %d has another table of algorithms (Options.Table) than rank %d", r, n.rank)
+		}
+		if have.Sums != n.record.Sums {
+			return nil, fmt.Errorf("gloo: Options.Sums is %q on rank %d and %q on rank %d", have.Sums, r, n.record.Sums, n.rank)
+		}
+		if have.Sparse != n.record.Sparse {
+			return nil, fmt.Errorf("gloo: Options.Sparse is %q on rank %d and %q on rank %d", have.Sparse, r, n.record.Sparse, n.rank)
+		}
+		addrs[r] = have.TCP
+	}
+	n.all = all
+	e := n.tcp
+	n.tcp = nil // Join closes it
+	mesh, err := e.Join(ctx, n.rank, addrs)
+	if err != nil {
+		return nil, err
+	}
+	mesh.Describe(describe)
+	return mesh, nil
+}
+
+// hosts numbers the ranks' hosts in the order of their first ranks.
+func (n *native) hosts() []int {
+	number, hosts := map[string]int{}, make([]int, n.size)
+	for r, have := range n.all {
+		if _, known := number[have.Host]; !known {
+			number[have.Host] = len(number)
+		}
+		hosts[r] = number[have.Host]
+	}
+	return hosts
+}
+
+func parseRecords(records [][]byte) ([]record, error) {
+	all := make([]record, len(records))
+	for r, v := range records {
+		switch {
+		case v == nil:
+			return nil, fmt.Errorf("%w: rank %d has not", errForeign, r)
+		case len(v) > maxRecord:
+			return nil, fmt.Errorf("gloo: rank %d published a record of %d bytes, want at most %d", r, len(v), maxRecord)
+		}
+		if err := json.Unmarshal(v, &all[r]); err != nil {
+			return nil, fmt.Errorf("gloo: record of rank %d: %w", r, err)
+		}
+		if all[r].Version != recordVersion {
+			return nil, fmt.Errorf("%w: rank %d has version %d of it, this release %d", errForeign, r, all[r].Version, recordVersion)
+		}
+	}
+	return all, nil
+}
+
+// errForeign says that a rank does not have the native wire.
+var errForeign = errors.New("gloo: not every rank has the native wire")
+
+// joinLimit bounds the attempt to share memory, which takes milliseconds where it succeeds.
+const joinLimit = 10 * time.Second
+
+// share makes the groups of ranks that share memory, one a host, and returns this
+// host's, nil if it has one rank alone; or why there are none. All ranks of all hosts
+// come to the same answer. If they cannot even say so over the mesh, the error is
+// not errApart.
+func (n *native) share(ctx context.Context, m transport.Mesh, layout *plan.Layout) (*shm.Group, error) {
+	host := layout.Members(layout.Host(n.rank))
+	addrs := make([]string, len(host))
+	for r, a := range n.all {
+		if a.Shm == "" && len(layout.Members(layout.Host(r))) > 1 {
+			return nil, fmt.Errorf("%w: rank %d: %s", errApart, r, a.NoShm)
+		}
+	}
+	for i, r := range host {
+		addrs[i] = n.all[r].Shm
+	}
+	v := newVote(m)
+	joining, cancel := context.WithTimeout(ctx, joinLimit)
+	defer cancel()
+	joining, stop := context.WithCancelCause(joining)
+	defer stop(nil)
+	heard := make(chan error, 1)
+	go func() { heard <- v.hear(ctx, stop) }()
+	var g *shm.Group
+	var err error
+	if len(host) > 1 {
+		g, err = n.shm.Join(joining, slices.Index(host, n.rank), addrs, shm.Options{Staged: n.copies == CopyStaged})
+	}
+	v.cast(err)
+	if others := <-heard; others != nil {
+		err = others
+	}
+	if e := v.end(ctx); e != nil {
+		err = e
+	}
+	if err == nil {
+		return g, nil
+	}
+	if g != nil {
+		g.Close()
+	}
+	if f := m.Fault(); f != nil {
+		return nil, f
+	}
+	return nil, fmt.Errorf("%w: %w", errApart, err)
+}
+
+// errApart says that the ranks do not share memory.
+var errApart = errors.New("the ranks do not share memory")

@@ -1,0 +1,379 @@
+package gloo_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/c10d-go/c10d/backend"
+	"github.com/c10d-go/c10d/backend/gloo"
+	"github.com/c10d-go/c10d/internal/plan"
+	"github.com/c10d-go/c10d/store"
+	"github.com/c10d-go/c10d/tensor"
+	"github.com/c10d-go/c10d/work"
+)
+
+// onHosts stands for the native wire between hosts of two ranks, onOtherHosts for such of
+// which the first has one.
+const (
+	onHosts      gloo.Wire = "native, two ranks and one"
+	onOtherHosts gloo.Wire = "native, one rank and two"
+)
+
+// connect makes a group over a store, rank i with wires[i], and closes it in the end.
+func connect(t *testing.T, timeout time.Duration, wires ...gloo.Wire) ([]*gloo.Backend, []error) {
+	t.Helper()
+	options := make([]gloo.Options, len(wires))
+	for r, w := range wires {
+		options[r].Wire = w
+		switch w {
+		case onHosts:
+			options[r] = gloo.Options{Wire: gloo.WireNative, Host: fmt.Sprint(r / 2)}
+		case onOtherHosts:
+			options[r] = gloo.Options{Wire: gloo.WireNative, Host: fmt.Sprint((r + 1) / 2)}
+		}
+	}
+	return connectWith(t, timeout, options...)
+}
+
+func connectWith(t testing.TB, timeout time.Duration, options ...gloo.Options) ([]*gloo.Backend, []error) {
+	t.Helper()
+	st := store.NewHash()
+	bs, errs := make([]*gloo.Backend, len(options)), make([]error, len(options))
+	var wg sync.WaitGroup
+	for r, o := range options {
+		wg.Go(func() {
+			bs[r], errs[r] = gloo.New(context.Background(), backend.Options{
+				Store: st, Rank: r, Size: len(options), Timeout: timeout, Dialect: store.DialectV2, Specific: o,
+			})
+		})
+	}
+	wg.Wait()
+	t.Cleanup(func() {
+		for _, b := range bs {
+			if b != nil {
+				wg.Go(func() { b.Close() })
+			}
+		}
+		wg.Wait()
+		st.Close()
+	})
+	return bs, errs
+}
+
+// connected is connect for groups that come about.
+func connected(t *testing.T, timeout time.Duration, wires ...gloo.Wire) []*gloo.Backend {
+	t.Helper()
+	bs, errs := connect(t, timeout, wires...)
+	for _, err := range errs {
+		require.NoError(t, err)
+	}
+	return bs
+}
+
+func onLinux(t *testing.T) {
+	if runtime.GOOS != "linux" {
+		t.Skip("memory is shared on Linux only")
+	}
+}
+
+func TestWhichWire(t *testing.T) {
+	onLinux(t)
+	for _, tc := range []struct {
+		name  string
+		wires []gloo.Wire
+		want  gloo.Wire
+		why   string
+	}{
+		{"all have it", []gloo.Wire{"", gloo.WireAuto, gloo.WireNative}, gloo.WireNative, "all ranks have it, and share memory"},
+		{"all want Gloo's", []gloo.Wire{gloo.WireGloo, gloo.WireGloo}, gloo.WireGloo, "as asked for"},
+		{"one wants TCP", []gloo.Wire{"", "", gloo.WireTCP}, gloo.WireNative, "all ranks have it; the ranks do not share memory: rank 2: asked for TCP"},
+		{"one does not have it", []gloo.Wire{"", "", gloo.WireGloo}, gloo.WireGloo, "rank 2 has not"},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			bs := connected(t, time.Minute, tc.wires...)
+			for r, b := range bs {
+				e := b.Explain()
+				assert.Equal(t, string(tc.want), e.Wire, "rank %d", r)
+				if tc.wires[r] != gloo.WireGloo {
+					assert.Contains(t, e.Why, tc.why)
+				}
+				assert.Len(t, e.Links, len(bs)-1)
+				assert.Contains(t, e.String(), "all_reduce")
+			}
+			var wg sync.WaitGroup
+			for r, b := range bs {
+				wg.Go(func() {
+					x := vec(float32(r), 1)
+					assert.NoError(t, wait(b.AllReduce(context.Background(), list(x), backend.AllReduceOptions{})))
+					n := len(bs)
+					assert.Equal(t, vec(float32(n*(n-1)/2), float32(n)).Bytes(), x.Bytes())
+				})
+			}
+			wg.Wait()
+		})
+	}
+}
+
+func TestTwoLevels(t *testing.T) {
+	onLinux(t)
+	a, b := gloo.Options{Host: "a"}, gloo.Options{Host: "b"}
+	bs, errs := connectWith(t, time.Minute, a, b, a, b)
+	for r, err := range errs {
+		require.NoError(t, err)
+		e := bs[r].Explain()
+		require.Contains(t, e.Why, "share memory on each host")
+		for _, l := range e.Links {
+			want := "tcp"
+			if l.Rank%2 == r%2 {
+				want = "shm"
+			}
+			require.Equal(t, want, l.Transport, "rank %d: %+v", r, l)
+			require.NotContains(t, l.Detail, "tcp")
+		}
+		for _, op := range plan.Ops() {
+			i := slices.IndexFunc(e.Choices, func(c backend.Choice) bool { return c.Op == op.String() })
+			require.Equal(t, "two levels", e.Choices[i].Algorithm, "%v", op)
+		}
+		gather := slices.IndexFunc(e.Choices, func(c backend.Choice) bool { return c.Op == "gather" })
+		require.Contains(t, e.Choices[gather].Why, "one message a host")
+		require.Contains(t, e.Choices[gather+1].Why, "a message for each rank")
+	}
+}
+
+// TestTwoLevelsInRankOrder has sums that do not go in two levels, and says so.
+func TestTwoLevelsInRankOrder(t *testing.T) {
+	onLinux(t)
+	o := func(host string) gloo.Options { return gloo.Options{Host: host, Sums: gloo.SumsInRankOrder} }
+	bs, errs := connectWith(t, time.Minute, o("a"), o("a"), o("b"))
+	for r, err := range errs {
+		require.NoError(t, err)
+		for _, c := range bs[r].Explain().Choices {
+			switch {
+			case c.Op == "all_reduce" || c.Op == "reduce" || c.Op == "reduce_scatter":
+				require.NotEqual(t, "two levels", c.Algorithm, "%s", c.Op)
+			case c.Op == "all_gather":
+				require.Equal(t, "two levels", c.Algorithm)
+			}
+		}
+	}
+	require.Contains(t, bs[0].Explain().Links[0].Detail, "reductions in rank order over tcp")
+}
+
+func TestOptionsThatRanksHaveToShare(t *testing.T) {
+	_, errs := connectWith(t, time.Minute, gloo.Options{}, gloo.Options{Sums: gloo.SumsExact})
+	require.ErrorContains(t, errs[0], `Options.Sums is "exact" on rank 1`)
+	file := filepath.Join(t.TempDir(), "table")
+	require.NoError(t, os.WriteFile(file, []byte("c10d-table 1\ncommand none\nmachine none\nall_reduce tcp 2 1 1024 ring 1\n"), 0o600))
+	_, errs = connectWith(t, time.Minute, gloo.Options{}, gloo.Options{Table: file})
+	require.ErrorContains(t, errs[0], "rank 1 has another table of algorithms")
+	_, errs = connectWith(t, time.Minute, gloo.Options{Table: file + ".not"})
+	require.ErrorIs(t, errs[0], os.ErrNotExist)
+}
+
+func TestTheNativeWireOrNone(t *testing.T) {
+	// Rank 1 may wait for rank 0 until its time ends.
+	bs, errs := connect(t, 10*time.Second, gloo.WireNative, gloo.WireGloo)
+	require.ErrorContains(t, errs[0], "not every rank has the native wire: rank 1 has not")
+	if errs[1] == nil { // it had connected by then
+		errs[1] = barrier(bs[1])
+	}
+	require.Error(t, errs[1])
+	_, errs = connect(t, time.Minute, "carrier pigeon")
+	require.ErrorContains(t, errs[0], `unknown wire "carrier pigeon"`)
+}
+
+// TestNativeFaults ends operations in every way, and wants all
+// ranks to say the same.
+func TestNativeFaults(t *testing.T) {
+	for _, wire := range []gloo.Wire{gloo.WireNative, onHosts, onOtherHosts, gloo.WireTCP} {
+		t.Run(string(wire), func(t *testing.T) {
+			if wire != gloo.WireTCP {
+				onLinux(t)
+			}
+			testNativeFaults(t, wire)
+		})
+	}
+}
+
+func testNativeFaults(t *testing.T, wire gloo.Wire) {
+	const size = 3
+	zeros := func(n int) []*tensor.Tensor {
+		x, err := tensor.New(tensor.Float32, n)
+		require.NoError(t, err)
+		return list(x)
+	}
+	reduce := func(ctx context.Context, b *gloo.Backend, n int) error {
+		w, err := b.AllReduce(ctx, zeros(n), backend.AllReduceOptions{})
+		if err != nil {
+			return err
+		}
+		return w.Wait(ctx)
+	}
+	canceled, cancel := context.WithCancelCause(context.Background())
+	for _, tc := range []struct {
+		name string
+		is   error
+		peer int
+		text string
+		run  func(r int, b *gloo.Backend) error // nil for a rank without an operation
+	}{
+		{"one does not come", work.ErrTimeout, 1, "has not called it", func(r int, b *gloo.Backend) error {
+			if r == 1 {
+				return nil
+			}
+			return reduce(context.Background(), b, 1<<20)
+		}},
+		{"another size", work.ErrMismatch, -1, "ranks disagree on", func(r int, b *gloo.Backend) error {
+			n := 1
+			if r == 1 {
+				n = 2
+			}
+			return reduce(context.Background(), b, n)
+		}},
+		{"another operation", work.ErrMismatch, -1, "ranks disagree on the operation", func(r int, b *gloo.Backend) error {
+			if r == 1 {
+				return barrier(b)
+			}
+			return reduce(context.Background(), b, 1)
+		}},
+		{"cancelled", work.ErrCanceled, 2, "enough", func(r int, b *gloo.Backend) error {
+			switch r {
+			case 1:
+				return nil
+			case 2:
+				time.AfterFunc(10*time.Millisecond, func() { cancel(errors.New("enough")) })
+				return reduce(canceled, b, 1)
+			}
+			return reduce(context.Background(), b, 1)
+		}},
+		{"aborted", work.ErrAborted, 1, "", func(r int, b *gloo.Backend) error {
+			if r == 1 {
+				b.Abort(errors.New("of no use"))
+				return nil
+			}
+			return reduce(context.Background(), b, 1)
+		}},
+		{"one has left", work.ErrPeerLeft, 1, "", func(r int, b *gloo.Backend) error {
+			if r == 1 {
+				return b.Close()
+			}
+			return reduce(context.Background(), b, 1)
+		}},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			bs := connected(t, time.Minute, wire, wire, wire)
+			if tc.is == work.ErrTimeout {
+				for _, b := range bs {
+					b.SetTimeout(2 * time.Second)
+				}
+			}
+			var wg sync.WaitGroup
+			said := make([]*work.Error, size)
+			for r, b := range bs {
+				wg.Go(func() {
+					err := tc.run(r, b)
+					if err == nil && r == 1 {
+						return
+					}
+					assert.ErrorIs(t, err, tc.is, "rank %d", r)
+					assert.ErrorAs(t, err, &said[r])
+				})
+			}
+			wg.Wait()
+			var whys []string
+			for _, e := range said {
+				if e != nil {
+					whys = append(whys, e.Error())
+				}
+			}
+			why := strings.Join(whys, "\n")
+			if tooBusy(t, why) {
+				return
+			}
+			assert.Contains(t, why, tc.text, "some rank says why")
+			for r, e := range said {
+				if e != nil && tc.peer >= 0 {
+					assert.Equal(t, tc.peer, e.Peer, "rank %d: %v", r, e)
+				}
+			}
+			for r, b := range bs {
+				if r != 1 {
+					assert.Error(t, barrier(b), "the group has ended")
+				}
+			}
+		})
+	}
+}
+
+// tooBusy reports whether a rank was blamed, which is not stopped, for not
+// having answered in a third of a second: a machine may be too busy for that,
+// and then somebody else than the culprit may be named.
+func tooBusy(t *testing.T, why string) bool {
+	if !strings.Contains(why, "does not answer") {
+		return false
+	}
+	t.Log("not all ranks answered in time: ", why)
+	return true
+}
+
+// TestManyAtOnce waits for collectives from many goroutines, in any order, with
+// contexts of all kinds.
+func TestManyAtOnce(t *testing.T) {
+	const size, calls = 3, 200
+	for _, wire := range []gloo.Wire{gloo.WireNative, onHosts, gloo.WireTCP, gloo.WireGloo} {
+		t.Run(string(wire), func(t *testing.T) {
+			if wire == gloo.WireNative || wire == onHosts {
+				onLinux(t)
+			}
+			bs := connected(t, time.Minute, wire, wire, wire)
+			own, cancel := context.WithCancel(context.Background())
+			defer cancel()
+			var wg sync.WaitGroup
+			for _, b := range bs {
+				wg.Go(func() {
+					for i := range calls {
+						ctx := context.Background()
+						if i%3 == 0 {
+							ctx = own
+						}
+						n := 1 + i*i*i%40_000
+						x, err := tensor.New(tensor.Float32, n)
+						if !assert.NoError(t, err) {
+							return
+						}
+						w, err := b.AllReduce(ctx, list(x), backend.AllReduceOptions{})
+						if !assert.NoError(t, err) {
+							return
+						}
+						wg.Go(func() {
+							switch i % 4 {
+							case 0:
+								assert.NoError(t, w.Wait(own))
+							case 1:
+								assert.NoError(t, w.Wait(ctx))
+							case 2:
+								<-w.Done()
+								assert.NoError(t, w.Err())
+							default:
+								assert.NoError(t, w.Synchronize(nil))
+							}
+						})
+					}
+				})
+			}
+			wg.Wait()
+		})
+	}
+}

@@ -1,0 +1,282 @@
+package gloo
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"sync/atomic"
+
+	"github.com/c10d-go/c10d/backend/gloo/transport"
+	"github.com/c10d-go/c10d/backend/gloo/transport/shm"
+)
+
+// messenger is a mesh for messages of which some go through memory, where somebody has
+// to see to them.
+type messenger interface {
+	transport.Mesh
+	// Help makes w's message go on in the calling goroutine, until it has finished or is
+	// over, or done is closed; or returns at once, where that is of no use.
+	Help(w shm.Waiter, done <-chan struct{})
+	// Poll moves what can be moved at once.
+	Poll()
+	// Kick has the messages that are under way seen to without Help.
+	Kick()
+}
+
+// connections are the mesh of all ranks of a group on several hosts.
+type connections interface {
+	transport.Mesh
+	helper
+	// Withdraw is for receives with a transport.Sharer.
+	Withdraw(r *transport.Request)
+}
+
+// near is the mesh of a group on several hosts, of which this rank's has several ranks:
+// messages between them go through memory, the others over connections, which also
+// carry everything that is no message. Both ends of a pair know which way theirs go, so
+// messages match as on any mesh. A receive from any rank is posted on
+// both ways, and the first message on either is its.
+type near struct {
+	connections
+	memory  *shm.Mesh
+	members []int // the ranks on this host
+	number  []int // by rank: its place in members, -1 if it is not there
+
+	mu     sync.Mutex
+	spares *relay
+	wg     sync.WaitGroup // what withdraws
+}
+
+// newNear takes over local, which the mesh closes. The connections are closed with it too.
+func newNear(local *shm.Group, all connections, members []int, o shm.MeshOptions) (*near, error) {
+	m := &near{connections: all, members: members, number: make([]int, all.Size())}
+	for r := range m.number {
+		m.number[r] = -1
+	}
+	for i, r := range members {
+		m.number[r] = i
+	}
+	var err error
+	m.memory, err = shm.NewMesh(local, &neighbours{Mesh: all, rank: m.number[all.Rank()], members: members}, o)
+	return m, err
+}
+
+// Send implements transport.Mesh.
+func (m *near) Send(r *transport.Request) {
+	if x := m.relay(r); x != nil {
+		m.memory.Send(&x.Request)
+	} else {
+		m.connections.Send(r)
+	}
+}
+
+// Recv implements transport.Mesh.
+func (m *near) Recv(r *transport.Request) {
+	if x := m.relay(r); x != nil {
+		m.memory.Recv(&x.Request)
+	} else {
+		m.connections.Recv(r)
+	}
+}
+
+// RecvAny implements transport.Mesh.
+func (m *near) RecvAny(r *transport.Request) {
+	e := &either{m: m, r: r}
+	for _, h := range []*half{&e.near, &e.far} {
+		h.either = e
+		h.Slot, h.Buf, h.Owner = r.Slot, r.Buf, h
+	}
+	m.memory.RecvAny(&e.near.Request)
+	if e.taker.Load() != nil {
+		return
+	}
+	m.connections.RecvAny(&e.far.Request)
+	if e.taker.Load() == &e.near {
+		m.connections.Withdraw(&e.far.Request)
+	}
+}
+
+// Close implements transport.Mesh.
+func (m *near) Close() error {
+	err := m.memory.Close()
+	m.wg.Wait()
+	return err
+}
+
+// Help implements messenger.
+func (m *near) Help(w shm.Waiter, done <-chan struct{}) {
+	peer := anyRank
+	if q, ok := w.(*message); ok {
+		peer = q.peer
+	}
+	switch {
+	case peer == anyRank:
+		m.Kick()
+	case m.number[peer] >= 0:
+		m.memory.Help(w, done)
+	default:
+		m.connections.Help(w)
+	}
+}
+
+// anyRank is the peer of a receive from any rank.
+const anyRank = -1
+
+// Poll implements messenger.
+func (m *near) Poll() { m.memory.Poll() }
+
+// Kick implements messenger.
+func (m *near) Kick() {
+	m.memory.Kick()
+	m.connections.See()
+}
+
+// relay returns a request that goes through memory for r, nil if r's peer is not on this host.
+func (m *near) relay(r *transport.Request) *relay {
+	if r.Peer < 0 || r.Peer >= len(m.number) || m.number[r.Peer] < 0 || r.Peer == m.Rank() {
+		return nil
+	}
+	m.mu.Lock()
+	x := m.spares
+	if x != nil {
+		m.spares = x.next
+	}
+	m.mu.Unlock()
+	if x == nil {
+		x = &relay{m: m}
+		x.Owner = x
+	}
+	x.r, x.Peer, x.Slot, x.Buf = r, m.number[r.Peer], r.Slot, r.Buf
+	return x
+}
+
+// relay stands for a request whose peer has another number among the ranks of the host.
+type relay struct {
+	transport.Request
+	m    *near
+	r    *transport.Request
+	next *relay
+}
+
+// Ended implements transport.Owner.
+func (x *relay) Ended(*transport.Request) {
+	m, r, err := x.m, x.r, x.Err()
+	x.r, x.Buf = nil, nil
+	m.mu.Lock()
+	x.next, m.spares = m.spares, x
+	m.mu.Unlock()
+	r.Complete(err)
+}
+
+// either is a receive from any rank, posted on both ways.
+type either struct {
+	m         *near
+	r         *transport.Request
+	near, far half
+	taker     atomic.Pointer[half] // whose mesh has a message for it, or has failed
+	forsaken  atomic.Int32         // on how many ways nobody is left
+}
+
+type half struct {
+	transport.Request
+	either *either
+}
+
+// Claim implements transport.Sharer.
+func (h *half) Claim(*transport.Request) bool {
+	return h.either.taker.CompareAndSwap(nil, h) || h.either.taker.Load() == h
+}
+
+// Ended implements transport.Owner.
+func (h *half) Ended(*transport.Request) {
+	e, err := h.either, h.Err()
+	m := e.m
+	var f *transport.Fault
+	if errors.As(err, &f) && f.Kind == transport.FaultPeerLeft && e.taker.Load() == nil {
+		// What others on this host sent before they left may still be in memory, and
+		// on the other way there may be others.
+		last := e.forsaken.Add(1) == 2
+		m.later(func() {
+			m.memory.Kick()
+			if last && h.Claim(nil) {
+				m.Abort(&transport.Fault{Kind: f.Kind, Rank: e.last(), Reporter: m.Rank(), Op: f.Op, Seq: f.Seq, Err: f.Err})
+				err := error(transport.ErrClosed)
+				if f := m.Fault(); f != nil {
+					err = f
+				}
+				e.r.Complete(err)
+			}
+		})
+		return
+	}
+	if !h.Claim(nil) {
+		return
+	}
+	if h == &e.near {
+		if err == nil {
+			e.r.Peer = m.members[h.Peer]
+		}
+		m.later(func() { m.connections.Withdraw(&e.far.Request) })
+	} else {
+		if err == nil {
+			e.r.Peer = h.Peer
+		}
+		m.later(func() { m.memory.Withdraw(&e.near.Request) })
+	}
+	e.r.Complete(err)
+}
+
+// last returns who left last, for all that the connections say.
+func (e *either) last() int {
+	var f *transport.Fault
+	errors.As(e.far.Err(), &f)
+	return f.Rank
+}
+
+// later calls f when the caller's locks are free again.
+func (m *near) later(f func()) { m.wg.Go(f) }
+
+// neighbours is the mesh of all ranks as those on one host see it who number
+// themselves: what is left to it by the mesh that goes through memory.
+type neighbours struct {
+	transport.Mesh
+	rank    int
+	members []int
+}
+
+func (n *neighbours) Rank() int { return n.rank }
+func (n *neighbours) Size() int { return len(n.members) }
+
+// Abort tells f with the numbers that all ranks know.
+func (n *neighbours) Abort(f *transport.Fault) {
+	all := *f
+	all.Rank, all.Reporter, all.Err = n.of(f.Rank), n.of(f.Reporter), renumbered(f.Err, n.members)
+	n.Mesh.Abort(&all)
+}
+
+func (n *neighbours) of(number int) int {
+	if number < 0 || number >= len(n.members) {
+		return number
+	}
+	return n.members[number]
+}
+
+// renumbered is an error of the ranks of one host with the numbers that all ranks know.
+func renumbered(err error, members []int) error {
+	var size *transport.SizeError
+	var at *shm.RankError
+	switch {
+	case errors.As(err, &size):
+		all := *size
+		all.Peer = members[size.Peer]
+		return &all
+	case errors.As(err, &at):
+		why := at.Err
+		if !slices.Contains([]error{shm.ErrAborted, shm.ErrMismatch, shm.ErrLeft}, why) {
+			why = fmt.Errorf("%w, by their numbers among ranks %s", why, list(members))
+		}
+		return &shm.RankError{Rank: members[at.Rank], Err: why}
+	}
+	return err
+}

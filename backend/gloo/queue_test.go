@@ -1,0 +1,67 @@
+package gloo_test
+
+import (
+	"context"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+
+	"github.com/c10d-go/c10d/backend"
+	"github.com/c10d-go/c10d/backend/gloo"
+	"github.com/c10d-go/c10d/tensor"
+)
+
+// Large collectives are left to the caller once he has the habit of waiting for them at
+// once, and end all the same when he gives it up.
+func TestWhoRunsLargeCollectives(t *testing.T) {
+	const enough = 10000 // a worker may be done before anybody waits
+	large := func(b *gloo.Backend) error {
+		x, err := tensor.New(tensor.Uint8, 1<<18)
+		if err != nil {
+			return err
+		}
+		return wait(b.AllReduce(context.Background(), list(x), backend.AllReduceOptions{}))
+	}
+	onEveryWire(t, func(t *testing.T, wire gloo.Wire) {
+		t.Run("waits at once", func(t *testing.T) {
+			defer gloo.SetAtOnce(time.Hour)()
+			bs := connected(t, time.Minute, same(wire, 2)...)
+			for n := 0; bs[0].Streak() < gloo.Habit || bs[1].Streak() < gloo.Habit; n++ {
+				var wg sync.WaitGroup
+				for _, b := range bs {
+					wg.Go(func() { assert.NoError(t, large(b)) })
+				}
+				wg.Wait()
+				if t.Failed() || !assert.Less(t, n, enough) {
+					return
+				}
+			}
+			for _, b := range bs {
+				x, err := tensor.New(tensor.Uint8, 1<<18)
+				assert.NoError(t, err)
+				w, err := b.AllReduce(context.Background(), list(x), backend.AllReduceOptions{})
+				assert.NoError(t, err)
+				defer func() {
+					<-w.Done()
+					assert.NoError(t, w.Err())
+				}()
+				assert.Zero(t, b.Streak())
+			}
+		})
+		t.Run("waits late", func(t *testing.T) {
+			defer gloo.SetAtOnce(0)()
+			var wg sync.WaitGroup
+			for _, b := range connected(t, time.Minute, same(wire, 2)...) {
+				wg.Go(func() {
+					for range 2 * gloo.Habit {
+						assert.NoError(t, large(b))
+						assert.Zero(t, b.Streak())
+					}
+				})
+			}
+			wg.Wait()
+		})
+	})
+}

@@ -1,0 +1,668 @@
+package gloo_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"runtime"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/c10d-go/c10d/backend"
+	"github.com/c10d-go/c10d/backend/gloo"
+	"github.com/c10d-go/c10d/tensor"
+	"github.com/c10d-go/c10d/work"
+)
+
+var sparseForms = []gloo.Sparse{gloo.SparseAuto, gloo.SparseGather, gloo.SparseOwners, gloo.SparseDense}
+
+// sparseGroups are the ways in which ranks are connected; each option is of one rank.
+func sparseGroups(size int) map[string][]gloo.Options {
+	groups := map[string][]gloo.Options{}
+	for r := range size {
+		groups["memory"] = append(groups["memory"], gloo.Options{})
+		groups["tcp"] = append(groups["tcp"], gloo.Options{Wire: gloo.WireTCP})
+		groups["two levels"] = append(groups["two levels"], gloo.Options{Host: []string{"a", "b"}[r%2]})
+	}
+	return groups
+}
+
+// onAll calls run once for each rank, at the same time.
+func onAll(bs []*gloo.Backend, run func(r int, b *gloo.Backend)) {
+	var wg sync.WaitGroup
+	for r, b := range bs {
+		wg.Go(func() { run(r, b) })
+	}
+	wg.Wait()
+}
+
+// sparseShape is a shape of which the first dims dimensions are sparse.
+type sparseShape struct {
+	dims  int
+	shape []int
+}
+
+func (s sparseShape) coords() int {
+	n := 1
+	for _, d := range s.shape[:s.dims] {
+		n *= d
+	}
+	return n
+}
+
+// entries makes a sparse tensor of integers that may have coordinates twice.
+func entries(t testing.TB, r *rand.Rand, d tensor.DType, s sparseShape, nnz int) *tensor.Tensor {
+	t.Helper()
+	if s.coords() == 0 {
+		nnz = 0
+	}
+	at := make([]int64, s.dims*nnz)
+	for i := range at {
+		at[i] = r.Int64N(int64(s.shape[i/nnz]))
+	}
+	values, err := tensor.New(d, append([]int{nnz}, s.shape[s.dims:]...)...)
+	require.NoError(t, err)
+	flat := values
+	if d.IsComplex() {
+		flat, err = values.ViewAsReal()
+		require.NoError(t, err)
+	}
+	for i := range flat.Len() {
+		index, rest := make([]int, flat.Dims()), i
+		for dim := flat.Dims() - 1; dim >= 0; dim-- {
+			index[dim], rest = rest%flat.Shape()[dim], rest/flat.Shape()[dim]
+		}
+		require.NoError(t, flat.SetFloat64(float64(r.IntN(2)), index...))
+	}
+	x, err := tensor.Sparse(of(t, at, s.dims, nnz), values, s.shape...)
+	require.NoError(t, err)
+	return x
+}
+
+func of[T tensor.Element](t testing.TB, v []T, shape ...int) *tensor.Tensor {
+	t.Helper()
+	x, err := tensor.Of(v, shape...)
+	require.NoError(t, err)
+	return x
+}
+
+func sameSparse(t testing.TB, want, got *tensor.Tensor, msg string, args ...any) {
+	msg = fmt.Sprintf(msg, args...)
+	_ = assert.True(t, got.IsCoalesced(), msg) &&
+		assert.Equal(t, want.Indices().Shape(), got.Indices().Shape(), msg) &&
+		assert.Equal(t, string(want.Indices().Bytes()), string(got.Indices().Bytes()), msg) &&
+		assert.Equal(t, want.Values().Shape(), got.Values().Shape(), msg) &&
+		assert.Equal(t, string(want.Values().Bytes()), string(got.Values().Bytes()), msg)
+}
+
+var sparseShapes = []sparseShape{
+	{1, []int{40}}, {1, []int{7, 3}}, {2, []int{5, 9}}, {2, []int{6, 4, 2, 3}}, {3, []int{3, 4, 5}}, {1, []int{1}},
+	{0, []int{3}}, {1, []int{9, 0}}, {1, []int{0, 4}}, {2, []int{1, 30, 64}}, {1, []int{5000, 3}}, {3, []int{2, 3, 2, 1, 2}},
+}
+
+// TestF18SparseAgainstSumSparse has every form on every kind of group make what
+// tensor.SumSparse makes of all ranks' tensors.
+func TestF18SparseAgainstSumSparse(t *testing.T) {
+	onLinux(t)
+	rounds := 12
+	if testing.Short() {
+		rounds = 4
+	}
+	for size := 1; size <= 6; size++ {
+		for name, options := range sparseGroups(size) {
+			for _, form := range sparseForms {
+				t.Run(fmt.Sprintf("%d ranks, %s, %s", size, name, form), func(t *testing.T) {
+					for r := range options {
+						options[r].Sparse = form
+					}
+					bs, errs := connectWith(t, time.Minute, options...)
+					for _, err := range errs {
+						require.NoError(t, err)
+					}
+					seed := rand.Uint64()
+					t.Logf("seed %d", seed)
+					r := rand.New(rand.NewPCG(seed, 0))
+					for range rounds {
+						sparseRound(t, r, bs)
+					}
+				})
+			}
+		}
+	}
+}
+
+func sparseRound(t *testing.T, r *rand.Rand, bs []*gloo.Backend) {
+	dtypes := tensor.DTypes()
+	d := dtypes[r.IntN(len(dtypes))]
+	if d.IsFloat() && d.Size() == 1 && bs[0].Explain().Links != nil && bs[0].Explain().Links[0].Transport != "shm" {
+		d = tensor.Float16 // others do not hold the sums, and a dense one's order is the algorithm's
+	}
+	s := sparseShapes[r.IntN(len(sparseShapes))]
+	most := []int{0, 1, s.coords() / 100, s.coords() / 2, 3 * s.coords()}[r.IntN(5)]
+	each := 1 + r.IntN(2)
+	var all []*tensor.Tensor
+	ts := make([][]*tensor.Tensor, len(bs))
+	for rank := range bs {
+		var own []*tensor.Tensor
+		for range each {
+			n := most
+			if r.IntN(4) == 0 {
+				n = r.IntN(most + 1)
+			}
+			x := entries(t, r, d, s, n)
+			if r.IntN(2) == 0 {
+				var err error
+				x, err = x.Coalesce()
+				require.NoError(t, err)
+			}
+			ts[rank] = append(ts[rank], x)
+			c, err := x.Clone()
+			require.NoError(t, err)
+			own = append(own, c)
+		}
+		sum, err := tensor.SumSparse(own...)
+		require.NoError(t, err)
+		all = append(all, sum)
+	}
+	want, err := tensor.SumSparse(all...)
+	require.NoError(t, err)
+	if want.Values() == all[0].Values() { // of one rank
+		want, err = want.Clone()
+		require.NoError(t, err)
+	}
+	op := backend.Sum
+	native := bs[0].Explain().Wire == string(gloo.WireNative)
+	if d.IsFloat() && d.Size() >= 4 {
+		op = []backend.ReduceOp{backend.Sum, backend.Avg, backend.PreMulSum(4)}[r.IntN(3)]
+		if op.Kind() == backend.PreMulSum(4).Kind() && !native {
+			op = backend.Sum
+		}
+	}
+	red, err := op.Reduction(d, len(bs))
+	require.NoError(t, err)
+	if red.Before != nil {
+		red.Before(want.Values().Bytes()) // as if before the sum, of integers
+	}
+	if red.After != nil {
+		red.After(want.Values().Bytes())
+	}
+	onAll(bs, func(rank int, b *gloo.Backend) {
+		kept := ts[rank][0].Values()
+		before := slices.Clone(kept.Bytes())
+		if !assert.NoError(t, wait(b.AllReduce(context.Background(), ts[rank], backend.AllReduceOptions{Op: op}))) {
+			return
+		}
+		for i, x := range ts[rank] {
+			sameSparse(t, want, x, "rank %d, tensor %d: %v %v of %v, up to %d entries", rank, i, op, d, s, most)
+		}
+		assert.Equal(t, before, kept.Bytes(), "the values that the tensor had are not written to")
+	})
+}
+
+// TestSparseInRounds has messages so much larger than the window that
+// each takes several.
+func TestSparseInRounds(t *testing.T) {
+	onLinux(t)
+	for name, options := range sparseGroups(3) {
+		for _, form := range sparseForms[1:] {
+			t.Run(name+", "+string(form), func(t *testing.T) {
+				for r := range options {
+					options[r].Sparse = form
+				}
+				bs, errs := connectWith(t, time.Minute, options...)
+				for _, err := range errs {
+					require.NoError(t, err)
+				}
+				defer gloo.SetWindow(200)()
+				seed := rand.Uint64()
+				t.Logf("seed %d", seed)
+				r := rand.New(rand.NewPCG(seed, 0))
+				for range 10 {
+					sparseRound(t, r, bs)
+				}
+			})
+		}
+	}
+}
+
+// TestSparseFarApart has coordinates beyond 2^31 and 2^32, most of them on the
+// first few.
+func TestSparseFarApart(t *testing.T) {
+	onLinux(t)
+	for name, options := range sparseGroups(3) {
+		for _, form := range sparseForms[:3] {
+			t.Run(name+", "+string(form), func(t *testing.T) {
+				for r := range options {
+					options[r].Sparse = form
+				}
+				bs, errs := connectWith(t, time.Minute, options...)
+				for _, err := range errs {
+					require.NoError(t, err)
+				}
+				r := rand.New(rand.NewPCG(1, 2))
+				var all, ts []*tensor.Tensor
+				for range bs {
+					at := make([]int64, 2*1000)
+					for i := range 1000 {
+						at[i], at[1000+i] = r.Int64N(50), r.Int64N(1<<20)
+						if r.IntN(10) == 0 {
+							at[i], at[1000+i] = r.Int64N(1<<30), r.Int64N(1<<20)
+						}
+					}
+					v := make([]float64, 2*1000)
+					for i := range v {
+						v[i] = float64(r.IntN(1000))
+					}
+					x, err := tensor.Sparse(of(t, at, 2, 1000), of(t, v, 1000, 2), 1<<30, 1<<20, 2)
+					require.NoError(t, err)
+					ts = append(ts, x)
+					c, err := x.Clone()
+					require.NoError(t, err)
+					all = append(all, c)
+				}
+				want, err := tensor.SumSparse(all...)
+				require.NoError(t, err)
+				onAll(bs, func(rank int, b *gloo.Backend) {
+					if assert.NoError(t, wait(b.AllReduce(context.Background(), list(ts[rank]), backend.AllReduceOptions{}))) {
+						sameSparse(t, want, ts[rank], "rank %d", rank)
+					}
+				})
+			})
+		}
+	}
+}
+
+// TestSparseSumsAreInRankOrder has floats whose sums show the order, and exact ones that
+// do not have one.
+func TestSparseSumsAreInRankOrder(t *testing.T) {
+	onLinux(t)
+	for name, options := range sparseGroups(4) {
+		for _, form := range sparseForms[1:] {
+			for _, sums := range []gloo.Sums{gloo.SumsFast, gloo.SumsInRankOrder, gloo.SumsExact} {
+				if form == gloo.SparseDense && sums == gloo.SumsFast && name != "memory" {
+					continue // depends on the algorithm
+				}
+				t.Run(fmt.Sprintf("%s, %s, %s", name, form, sums), func(t *testing.T) {
+					for r := range options {
+						options[r].Sparse, options[r].Sums = form, sums
+					}
+					bs, errs := connectWith(t, time.Minute, options...)
+					for _, err := range errs {
+						require.NoError(t, err)
+					}
+					values := []float32{1, 1e8, 1, -1e8}
+					onAll(bs, func(rank int, b *gloo.Backend) {
+						x := sparse(t, 1000, []int64{5, 700}, []float32{values[rank], 1})
+						if !assert.NoError(t, wait(b.AllReduce(context.Background(), list(x), backend.AllReduceOptions{}))) {
+							return
+						}
+						want := float32(0)
+						for _, v := range values {
+							want += v
+						}
+						if sums == gloo.SumsExact {
+							want = 2
+						}
+						assert.Equal(t, vec(want, 4).Bytes(), x.Values().Bytes())
+					})
+				})
+			}
+		}
+	}
+}
+
+// TestF18SparseMismatch: what one rank has otherwise is an error on all, which
+// names it, and no tensor changes.
+func TestF18SparseMismatch(t *testing.T) {
+	onLinux(t)
+	mk := func(t *testing.T, d tensor.DType, dims int, shape ...int) *tensor.Tensor {
+		return entries(t, rand.New(rand.NewPCG(1, 1)), d, sparseShape{dims, shape}, 5)
+	}
+	for _, tc := range []struct {
+		name  string
+		other func(t *testing.T) (*tensor.Tensor, backend.ReduceOp)
+		want  string
+	}{
+		{"dtype", func(t *testing.T) (*tensor.Tensor, backend.ReduceOp) {
+			return mk(t, tensor.Int32, 1, 30, 2), backend.Sum
+		}, "int32"},
+		{"shape", func(t *testing.T) (*tensor.Tensor, backend.ReduceOp) {
+			return mk(t, tensor.Float32, 1, 31, 2), backend.Sum
+		}, "[31 2]"},
+		{"dense shape", func(t *testing.T) (*tensor.Tensor, backend.ReduceOp) {
+			return mk(t, tensor.Float32, 1, 30, 3), backend.Sum
+		}, "[30 3]"},
+		{"sparse dimensions", func(t *testing.T) (*tensor.Tensor, backend.ReduceOp) {
+			return mk(t, tensor.Float32, 2, 30, 2), backend.Sum
+		}, "with 2 sparse dimensions"},
+		{"operator", func(t *testing.T) (*tensor.Tensor, backend.ReduceOp) {
+			return mk(t, tensor.Float32, 1, 30, 2), backend.Avg
+		}, "avg of float32"},
+	} {
+		for name, options := range sparseGroups(4) {
+			t.Run(tc.name+", "+name, func(t *testing.T) {
+				bs, errs := connectWith(t, time.Minute, options...)
+				for _, err := range errs {
+					require.NoError(t, err)
+				}
+				onAll(bs, func(rank int, b *gloo.Backend) {
+					x, op := mk(t, tensor.Float32, 1, 30, 2), backend.Sum
+					if rank == 2 {
+						x, op = tc.other(t)
+					}
+					before, err := x.Clone()
+					require.NoError(t, err)
+					err = wait(b.AllReduce(context.Background(), list(x), backend.AllReduceOptions{Op: op}))
+					assert.ErrorIs(t, err, work.ErrMismatch)
+					var e *work.Error
+					if assert.ErrorAs(t, err, &e) {
+						assert.Equal(t, 2, e.Peer)
+					}
+					assert.ErrorContains(t, err, "rank 2 has ")
+					assert.ErrorContains(t, err, tc.want)
+					assert.Equal(t, before.Indices().Bytes(), x.Indices().Bytes())
+					assert.Equal(t, before.Values().Bytes(), x.Values().Bytes())
+				})
+			})
+		}
+	}
+}
+
+func TestSparseOptions(t *testing.T) {
+	onLinux(t)
+	_, errs := connectWith(t, time.Minute, gloo.Options{}, gloo.Options{Sparse: gloo.SparseDense})
+	require.ErrorContains(t, errs[0], `Options.Sparse is "dense" on rank 1`)
+	_, errs = connectWith(t, time.Minute, gloo.Options{Sparse: "thin"})
+	require.ErrorContains(t, errs[0], `unknown form of sparse all-reduce "thin"`)
+
+	for _, form := range sparseForms {
+		bs, errs := connectWith(t, time.Minute, gloo.Options{Sparse: form}, gloo.Options{Sparse: form})
+		require.NoError(t, errs[0])
+		var got []string
+		for _, c := range bs[0].Explain().Choices {
+			if strings.HasPrefix(c.Op, "all_reduce, sparse") {
+				got = append(got, c.Algorithm)
+			}
+		}
+		want := []string{string(form)}
+		if form == gloo.SparseAuto {
+			want = []string{"gather", "owners"}
+		}
+		require.Equal(t, want, got)
+	}
+	bs := connected(t, time.Minute, gloo.WireTCP, gloo.WireTCP)
+	_, err := bs[0].AllReduce(context.Background(), list(sparse(t, 3, []int64{1}, []float32{1})), backend.AllReduceOptions{Op: backend.Max})
+	require.ErrorContains(t, err, "only works with ReduceOp.SUM")
+}
+
+func TestSparseRule(t *testing.T) {
+	for _, tc := range []struct {
+		name         string
+		total, union int64
+		ranks        int
+		want         bool
+	}{
+		{"apart", 80_000, 80_000, 8, false},
+		{"an embedding", 80_000, 77_000, 8, false},
+		{"the same", 80_000, 10_000, 8, true},
+		{"half of it", 40_000, 10_000, 8, true},
+		{"not quite half", 39_999, 10_000, 8, false},
+		{"two ranks apart", 10_000, 10_000, 2, true},
+		{"enormous", 1 << 38, math.MaxInt64, 128, false},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			require.Equal(t, tc.want, gloo.Densely(tc.total, tc.union, tc.ranks))
+		})
+	}
+}
+
+// lies is an operator with which a rank of the next test says what it likes.
+var lies = backend.CustomOf("lies", func(a, b float32) float32 { return a })
+
+// lie is what it says, by group.
+var lie sync.Map
+
+func init() {
+	err := backend.RegisterAllReduce(backend.AllReduceWork{
+		Name: "lying", Device: tensor.CPU, Layout: tensor.SparseCOO, Rank: 1,
+		Usable: func(c *backend.AllReduceCall) error {
+			if c.Op != lies {
+				return errors.New("for a test")
+			}
+			return nil
+		},
+		New: func(c *backend.AllReduceCall) (backend.AllReduceRunner, error) {
+			return runner(func(ctx context.Context) error {
+				tell, _ := lie.Load(c.Tensors[0])
+				tell.(func(h backend.Host))(c.Host)
+				<-ctx.Done() // until the other has had enough
+				return ctx.Err()
+			}), nil
+		},
+	})
+	if err != nil {
+		panic(err)
+	}
+}
+
+// TestHostileSparseNative has a peer that announces what cannot be, and sends
+// what it did not announce. The tensor of 1000 has entries 10 and 600 on rank 0; the
+// peer's should be 20 and 700, so that rank 0 owns what is below 600.
+func TestHostileSparseNative(t *testing.T) {
+	onLinux(t)
+	ctx := context.Background()
+	says := func(h backend.Host, b []byte) { h.AllGatherBytes(ctx, make([]byte, 2*len(b)), b) }
+	shape := []int{1000}
+	honest := func(h backend.Host) { says(h, gloo.SparseMeta(shape, 2, 20, 700)) }
+	counts := func(h backend.Host) { honest(h); says(h, gloo.Numbers(1, 1)) }
+	keys := func(h backend.Host, k ...byte) {
+		counts(h)
+		gloo.AllToAll(h, make([]byte, 4), k, []int64{2, 2}, []int64{2, 2})
+	}
+	for _, tc := range []struct {
+		name string
+		form gloo.Sparse
+		tell func(h backend.Host)
+		want string
+	}{
+		{"fewer than none", "", func(h backend.Host) { says(h, gloo.SparseMeta(shape, -1)) }, "rank 1 announces -1 entries, of at most 1000"},
+		{"more than there are", "", func(h backend.Host) { says(h, gloo.SparseMeta(shape, 1001)) }, "rank 1 announces 1001 entries, of at most 1000"},
+		{"enormous", "", func(h backend.Host) { says(h, gloo.SparseMeta(shape, math.MaxInt64)) }, "of at most 1000"},
+		{"samples that descend", "", func(h backend.Host) { says(h, gloo.SparseMeta(shape, 2, 700, 20)) }, "rank 1 announces coordinates [700 20], of 1000"},
+		{"samples outside", "", func(h backend.Host) { says(h, gloo.SparseMeta(shape, 2, 20, 1000)) }, "rank 1 announces coordinates [20 1000], of 1000"},
+		{"negative samples", "", func(h backend.Host) { says(h, gloo.SparseMeta(shape, 2, -20, 1)) }, "rank 1 announces coordinates [-20 1], of 1000"},
+		{"negative count", "owners", func(h backend.Host) { honest(h); says(h, gloo.Numbers(-1, 3)) }, "rank 1 announces -1 of its 2 entries"},
+		{"other counts", "owners", func(h backend.Host) { honest(h); says(h, gloo.Numbers(1, 0)) }, "rank 1 announces 2 entries, then 1"},
+		{"a key outside its range", "owners", func(h backend.Host) { keys(h, 0x58, 2, 100, 0) }, "entries of rank 1: key 0 is 600, outside a range of 600"},
+		{"a sum that is too long", "owners", func(h backend.Host) { keys(h, 20, 0, 100, 0); says(h, gloo.Numbers(3)) }, "rank 1 announces a sum of 3 entries, of 1 to 2"},
+		{"a sum that is too short", "owners", func(h backend.Host) { keys(h, 20, 0, 100, 0); says(h, gloo.Numbers(0)) }, "rank 1 announces a sum of 0 entries, of 1 to 2"},
+		{"a sum twice the same", "dense", func(h backend.Host) {
+			keys(h, 20, 0, 100, 0)
+			says(h, gloo.Numbers(2))
+			h.AllGatherVBytes(ctx, make([]byte, 8), []byte{0, 0, 0, 0}, []int64{4, 4})
+		}, "sum of rank 1: key 1 does not come after"},
+		{"gathered keys that descend", "gather", func(h backend.Host) {
+			honest(h)
+			block := make([]byte, 16)
+			block[8], block[10] = 200, 20
+			h.AllGatherVBytes(ctx, make([]byte, 32), block, []int64{16, 16})
+		}, "entries of rank 1: key 1 does not come after"},
+	} {
+		for name, options := range sparseGroups(2) {
+			if name == "two levels" {
+				continue // of one rank each, as tcp
+			}
+			t.Run(tc.name+", "+name, func(t *testing.T) {
+				options := slices.Clone(options)
+				for r := range options {
+					options[r].Sparse = tc.form
+				}
+				bs, errs := connectWith(t, time.Minute, options...)
+				for _, err := range errs {
+					require.NoError(t, err)
+				}
+				ctx, cancel := context.WithCancel(ctx)
+				onAll(bs, func(rank int, b *gloo.Backend) {
+					x := sparse(t, 1000, []int64{10, 600}, []float32{1, 2})
+					if rank == 1 {
+						lie.Store(x, tc.tell)
+						defer lie.Delete(x)
+						assert.Error(t, wait(b.AllReduce(ctx, list(x), backend.AllReduceOptions{Op: lies})))
+						return
+					}
+					defer cancel()
+					err := wait(b.AllReduce(context.Background(), list(x), backend.AllReduceOptions{}))
+					assert.ErrorIs(t, err, work.ErrMismatch)
+					var e *work.Error
+					if assert.ErrorAs(t, err, &e) {
+						assert.Equal(t, 1, e.Peer)
+					}
+					assert.ErrorContains(t, err, tc.want)
+					assert.Equal(t, vec(1, 2).Bytes(), x.Values().Bytes())
+				})
+			})
+		}
+	}
+}
+
+// TestHostileSparseTakesNoMemory has a peer that announces two to the power of 30 entries of
+// 4 KiB and sends none of them.
+func TestHostileSparseTakesNoMemory(t *testing.T) {
+	onLinux(t)
+	defer gloo.SetWindow(1 << 20)()
+	shape := []int{math.MaxInt >> 23, 1 << 10}
+	for _, form := range sparseForms {
+		t.Run(string(form), func(t *testing.T) {
+			o := gloo.Options{Wire: gloo.WireTCP, Sparse: form}
+			bs, errs := connectWith(t, time.Minute, o, o)
+			for _, err := range errs {
+				require.NoError(t, err)
+			}
+			mk := func() *tensor.Tensor {
+				x, err := tensor.Sparse(of(t, []int64{}, 1, 0), of(t, []float32{}, 0, 1<<10), shape...)
+				require.NoError(t, err)
+				return x
+			}
+			ctx, cancel := context.WithCancel(context.Background())
+			defer cancel()
+			var before, now runtime.MemStats
+			runtime.ReadMemStats(&before)
+			onAll(bs, func(rank int, b *gloo.Backend) {
+				x, op := mk(), backend.Sum
+				if rank == 1 {
+					op = lies
+					lie.Store(x, func(h backend.Host) {
+						const n = 1 << 30
+						all := make([]int64, 32)
+						for i := range all {
+							all[i] = int64(i) << 35 // so that rank 0 owns the first half
+						}
+						meta := gloo.SparseMeta(shape, n, all...)
+						h.AllGatherBytes(ctx, make([]byte, 2*len(meta)), meta)
+						if form != gloo.SparseGather {
+							row := gloo.Numbers(n/2, n/2)
+							h.AllGatherBytes(ctx, make([]byte, 2*len(row)), row)
+						}
+						// Rank 0 knows all of the lie, and has this long to believe it.
+						time.AfterFunc(500*time.Millisecond, cancel)
+					})
+					defer lie.Delete(x)
+				}
+				assert.Error(t, wait(b.AllReduce(ctx, list(x), backend.AllReduceOptions{Op: op})))
+			})
+			runtime.ReadMemStats(&now)
+			require.Less(t, now.TotalAlloc-before.TotalAlloc, uint64(64<<20))
+		})
+	}
+}
+
+// TestSparseSteadyState: beyond its result, an all-reduce takes next to no memory.
+func TestSparseSteadyState(t *testing.T) {
+	onLinux(t)
+	for name, options := range sparseGroups(4) {
+		for _, form := range sparseForms[1:] {
+			t.Run(name+", "+string(form), func(t *testing.T) {
+				for r := range options {
+					options[r].Sparse = form
+				}
+				bs, errs := connectWith(t, time.Minute, options...)
+				for _, err := range errs {
+					require.NoError(t, err)
+				}
+				const n, row, rounds = 2000, 16, 20
+				at, values := make([]int64, n), make([]float32, n*row)
+				for i := range at {
+					at[i] = int64(5 * i)
+				}
+				var before, now runtime.MemStats
+				var result int64
+				run := func(rounds int) {
+					onAll(bs, func(rank int, b *gloo.Backend) {
+						indices, v := of(t, at, 1, n), of(t, values, n, row)
+						x, err := tensor.Sparse(indices, v, 5*n, row)
+						assert.NoError(t, err)
+						for range rounds {
+							assert.NoError(t, x.SetSparse(indices, v, true))
+							assert.NoError(t, wait(b.AllReduce(context.Background(), list(x), backend.AllReduceOptions{})))
+						}
+						if rank == 0 {
+							result = int64(len(bs) * (x.Indices().ByteLen() + x.Values().ByteLen()))
+						}
+					})
+				}
+				run(5)
+				runtime.ReadMemStats(&before)
+				run(rounds)
+				runtime.ReadMemStats(&now)
+				each := int64(now.TotalAlloc-before.TotalAlloc) / rounds
+				require.Less(t, each, result+result/2, "of which the results are %d", result)
+				require.Less(t, int64(now.Mallocs-before.Mallocs)/rounds, int64(400*len(bs)))
+			})
+		}
+	}
+}
+
+// TestAllGatherVInTwoLevels has ranks of two hosts in turn, and blocks so
+// long that each goes to a host once.
+func TestAllGatherVInTwoLevels(t *testing.T) {
+	onLinux(t)
+	for _, size := range []int{2, 4, 5, 6} {
+		bs, errs := connectWith(t, time.Minute, sparseGroups(size)["two levels"]...)
+		for _, err := range errs {
+			require.NoError(t, err)
+		}
+		length := func(rank int) int { return (rank + 1) % 4 * 50_000 }
+		onAll(bs, func(rank int, b *gloo.Backend) {
+			in := make([]float32, length(rank))
+			for i := range in {
+				in[i] = float32(rank*1_000_000 + i)
+			}
+			out := make([]*tensor.Tensor, size)
+			for r := range out {
+				out[r] = vec(make([]float32, length(r))...)
+			}
+			if !assert.NoError(t, wait(b.AllGatherV(context.Background(), out, vec(in...), backend.AllGatherOptions{}))) {
+				return
+			}
+			for r, x := range out {
+				got, err := tensor.Data[float32](x)
+				assert.NoError(t, err)
+				assert.Len(t, got, length(r))
+				for i, v := range got {
+					if v != float32(r*1_000_000+i) {
+						assert.Fail(t, "wrong element", "%d of rank %d on rank %d: %v", i, r, rank, v)
+						break
+					}
+				}
+			}
+		})
+	}
+}

@@ -1,0 +1,124 @@
+package gloo
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/c10d-go/c10d/backend/gloo/transport"
+)
+
+// vote is how ranks agree that something has succeeded on all of them: each
+// tells each other why it has not.
+type vote struct {
+	mesh  transport.Mesh
+	mine  [voteSize]byte
+	sends []*transport.Request
+	recvs []*transport.Request // by rank, nil for the own one
+}
+
+const (
+	voteSlot = 9 << 56 // no prefix of Gloo's
+
+	// A vote is one byte that says yes or no, and why not, padded.
+	voteSize = 256
+	voteYes  = 1
+)
+
+// newVote is ready to hear the others.
+func newVote(m transport.Mesh) *vote {
+	v := &vote{mesh: m, recvs: make([]*transport.Request, m.Size())}
+	for peer := range v.recvs {
+		if peer != m.Rank() {
+			v.recvs[peer] = v.post(peer, make([]byte, voteSize), m.Recv)
+		}
+	}
+	return v
+}
+
+func (v *vote) post(peer int, buf []byte, how func(*transport.Request)) *transport.Request {
+	r := transport.NewRequest()
+	r.Peer, r.Slot, r.Buf = peer, voteSlot, buf
+	how(r)
+	return r
+}
+
+// cast tells the others how it went here.
+func (v *vote) cast(err error) {
+	if err == nil {
+		v.mine[0] = voteYes
+	} else {
+		copy(v.mine[1:], err.Error())
+	}
+	for peer := range v.recvs {
+		if peer != v.mesh.Rank() {
+			v.sends = append(v.sends, v.post(peer, v.mine[:], v.mesh.Send))
+		}
+	}
+}
+
+// hear returns once all the others have voted. Of those who vote against, it
+// tells the first at once, for this rank may wait for them in vain.
+func (v *vote) hear(ctx context.Context, against func(error)) error {
+	heard := make(chan error)
+	for peer, r := range v.recvs {
+		if r == nil {
+			continue
+		}
+		go func() {
+			err := v.wait(ctx, peer, r)
+			if err == nil && r.Buf[0] != voteYes {
+				err = &dissent{peer, text(r.Buf[1:])}
+			}
+			heard <- err
+		}()
+	}
+	var first error
+	for range v.mesh.Size() - 1 {
+		if err := <-heard; err != nil && first == nil {
+			first = err
+			against(err)
+		}
+	}
+	return first
+}
+
+// dissent is a vote against.
+type dissent struct {
+	rank int
+	why  string
+}
+
+func (d *dissent) Error() string { return fmt.Sprintf("rank %d: %s", d.rank, d.why) }
+
+// text is the part of b before the padding, made fit to print.
+func text(b []byte) string {
+	for i, c := range b {
+		if c == 0 {
+			b = b[:i]
+			break
+		}
+	}
+	return fmt.Sprintf("%q", b)
+}
+
+// end returns once the others have this rank's vote.
+func (v *vote) end(ctx context.Context) error {
+	for _, r := range v.sends {
+		if err := v.wait(ctx, r.Peer, r); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// wait ends a request; with ctx ends the mesh, because a rank that is missing now
+// would be missed later.
+func (v *vote) wait(ctx context.Context, peer int, r *transport.Request) error {
+	select {
+	case <-r.Done():
+	case <-ctx.Done():
+		v.mesh.Abort(&transport.Fault{Kind: transport.FaultTimeout, Rank: peer, Reporter: v.mesh.Rank(), Op: noOp, Err: ctx.Err()})
+		<-r.Done()
+	}
+	return r.Err()
+}

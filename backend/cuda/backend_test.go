@@ -1,0 +1,483 @@
+package cuda_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/c10d-go/c10d/backend"
+	"github.com/c10d-go/c10d/backend/cuda"
+	"github.com/c10d-go/c10d/backend/cuda/driver"
+	"github.com/c10d-go/c10d/backend/cuda/driver/sim"
+	"github.com/c10d-go/c10d/store"
+	"github.com/c10d-go/c10d/tensor"
+	"github.com/c10d-go/c10d/work"
+)
+
+// TestChunksHaveTheBitsOfTheWhole adds floats on the native wire, in chunks and
+// not, in tensors whose sums depend on the order.
+func TestChunksHaveTheBitsOfTheWhole(t *testing.T) {
+	const n, size = 5000, 3
+	sum := func(chunk int) []byte {
+		w := newWorld(t, setup{size: size, native: true, timeout: patience, sim: sim.Config{NoDelays: true}, options: cuda.Options{Chunk: chunk, Slots: 3}})
+		results := make([][]byte, size)
+		w.each(func(x *rank, r int) error {
+			rng := rand.New(rand.NewPCG(9, uint64(r)))
+			h, err := x.d.AllocHost(4 * n)
+			if err != nil {
+				return err
+			}
+			x.close = append(x.close, h)
+			all, err := tensor.FromBytes(tensor.Float32, h.Bytes()[:4*n], n)
+			if err != nil {
+				return err
+			}
+			v, err := tensor.Data[float32](all)
+			if err != nil {
+				return err
+			}
+			driver.HostAccess(x.d, "filling", driver.Writes(h.Ptr(), 4*n))
+			for i := range v {
+				v[i] = float32(math.Ldexp(rng.NormFloat64(), rng.IntN(30)))
+			}
+			dev, err := x.d.Device(0)
+			if err != nil {
+				return err
+			}
+			m, err := dev.Alloc(4 * n)
+			if err != nil {
+				return err
+			}
+			x.close = append(x.close, m)
+			if err := x.stream[0].Copy(m.Ptr(), h.Ptr(), 4*n); err != nil {
+				return err
+			}
+			d, err := tensor.OnDevice(tensor.Float32, m, n)
+			if err != nil {
+				return err
+			}
+			k, err := x.run(d)
+			if err != nil {
+				return err
+			}
+			if err := k.Synchronize(x.stream[0]); err != nil {
+				return err
+			}
+			if err := x.stream[0].Copy(h.Ptr(), m.Ptr(), 4*n); err != nil {
+				return err
+			}
+			e, err := x.stream[0].Record()
+			if err != nil {
+				return err
+			}
+			defer e.Release()
+			if err := e.Sync(x.ctx); err != nil {
+				return err
+			}
+			driver.HostAccess(x.d, "reading", driver.Reads(h.Ptr(), 4*n))
+			results[r] = bytes.Clone(h.Bytes()[:4*n])
+			return nil
+		})
+		w.end()
+		for _, other := range results[1:] {
+			require.Equal(t, results[0], other)
+		}
+		return results[0]
+	}
+	whole := sum(1 << 20)
+	for _, chunk := range []int{64, 1000, 4096} {
+		require.Equal(t, whole, sum(chunk), "chunks of %d bytes", chunk)
+	}
+}
+
+// TestT09SteadyState holds that operations make neither streams nor memory once
+// those before them have, and leave no event behind (T9, R11).
+func TestT09SteadyState(t *testing.T) {
+	w := newWorld(t, setup{size: 2, sim: sim.Config{Devices: 2, NoDelays: true}, options: cuda.Options{Chunk: 256}})
+	var before sim.Stats
+	for round := range 2 {
+		w.each(func(x *rank, r int) error {
+			for range 12 {
+				for i := range x.stream {
+					b, err := x.kept(r, i)
+					if err != nil {
+						return err
+					}
+					if _, err := x.run(b); err != nil {
+						return err
+					}
+					if r == 0 {
+						v, err := x.b.Send(x.ctx, b, 1, backend.P2POptions{})
+						if err := errors.Join(err, v.Wait(x.ctx)); err != nil {
+							return err
+						}
+						continue
+					}
+					v, err := x.b.Recv(x.ctx, b, 0, backend.P2POptions{})
+					if err := errors.Join(err, v.Wait(x.ctx)); err != nil {
+						return err
+					}
+				}
+			}
+			return nil
+		})
+		s := w.m.Stats()
+		if round == 1 {
+			require.Equal(t, before.MadeHosts, s.MadeHosts)
+			require.Equal(t, before.MadeStreams, s.MadeStreams)
+			require.Equal(t, before.HostBytes, s.HostBytes)
+			require.LessOrEqual(t, s.Events, before.Events+8)
+		}
+		before = s
+	}
+	for _, x := range w.ranks {
+		x.tensors = nil
+	}
+	w.end()
+}
+
+// kept returns one tensor for each device, made on the first call.
+func (x *rank) kept(r, device int) (*tensor.Tensor, error) {
+	for len(x.tensors) <= device {
+		v, err := x.d.Device(len(x.tensors))
+		if err != nil {
+			return nil, err
+		}
+		m, err := v.Alloc(4000)
+		if err != nil {
+			return nil, err
+		}
+		x.close = append(x.close, m)
+		if err := x.stream[len(x.tensors)].Memset(m.Ptr(), 0, 4000); err != nil {
+			return nil, err
+		}
+		d, err := tensor.OnDevice(tensor.Float32, cuda.OnStream(m, x.stream[len(x.tensors)]), 1000)
+		if err != nil {
+			return nil, err
+		}
+		x.tensors = append(x.tensors, d)
+	}
+	return x.tensors[device], nil
+}
+
+// TestMessages lets messages and collectives pass each other: neither a receive
+// nor a send holds up what was called after it, and messages of one tag arrive
+// in order (F-17).
+func TestMessages(t *testing.T) {
+	eachSeed(t, 5, func(t *testing.T, seed uint64, s sim.Semantics) {
+		const messages = 8
+		w := newWorld(t, setup{size: 2, sim: sim.Config{Devices: 1, Seed: seed, Semantics: s}, options: cuda.Options{Chunk: 64, Slots: 1}})
+		w.each(func(x *rank, r int) error {
+			var works []*work.Work
+			issue := func(v *work.Work, err error) error {
+				works = append(works, v)
+				return err
+			}
+			v, err := x.d.Device(0)
+			if err != nil {
+				return err
+			}
+			ctx := cuda.WithStreams(x.ctx, x.stream[0])
+			parts := make([]*tensor.Tensor, messages)
+			m, err := v.Alloc(16 * messages)
+			if err != nil {
+				return err
+			}
+			x.close = append(x.close, m)
+			whole, err := tensor.OnDevice(tensor.Uint8, m, messages, 16)
+			if err != nil {
+				return err
+			}
+			for i := range parts {
+				if parts[i], err = whole.Select(0, i); err != nil {
+					return err
+				}
+				if err := x.stream[0].Memset(m.Ptr()+driver.Ptr(16*i), byte(100*r+i), 16); err != nil {
+					return err
+				}
+			}
+			bucket, err := x.kept(r, 0)
+			if err != nil {
+				return err
+			}
+			reduce := func() error {
+				return issue(x.b.AllReduce(ctx, []*tensor.Tensor{bucket}, backend.AllReduceOptions{}))
+			}
+			send := func() error {
+				for i := range messages {
+					if err := issue(x.b.Send(ctx, parts[i], 1, backend.P2POptions{Tag: uint32(i % 2)})); err != nil {
+						return err
+					}
+				}
+				return nil
+			}
+			recv := func() error {
+				for i := range messages {
+					f := func() (*work.Work, error) { return x.b.Recv(ctx, parts[i], 0, backend.P2POptions{Tag: 0}) }
+					if i%2 == 1 {
+						f = func() (*work.Work, error) { return x.b.RecvAnySource(ctx, parts[i], backend.P2POptions{Tag: 1}) }
+					}
+					if err := issue(f()); err != nil {
+						return err
+					}
+				}
+				return nil
+			}
+			// Rank 1 receives before the all-reduce, rank 0 sends after it has ended; and
+			// the other way round.
+			steps := []func() error{recv, reduce}
+			if r == 0 {
+				steps = []func() error{reduce, func() error { return works[0].Wait(x.ctx) }, send}
+			}
+			for _, f := range steps {
+				if err := f(); err != nil {
+					return err
+				}
+			}
+			if err := work.WaitAll(x.ctx, works...); err != nil {
+				return err
+			}
+			if r == 0 {
+				return nil
+			}
+			for _, v := range works[:messages] {
+				if from, err := v.SourceRank(); err != nil || from != 0 {
+					return fmt.Errorf("from rank %d: %w", from, err)
+				}
+			}
+			h, err := x.d.AllocHost(16 * messages)
+			if err != nil {
+				return err
+			}
+			x.close = append(x.close, h)
+			if err := x.stream[0].Copy(h.Ptr(), m.Ptr(), 16*messages); err != nil {
+				return err
+			}
+			e, err := x.stream[0].Record()
+			if err != nil {
+				return err
+			}
+			defer e.Release()
+			if err := e.Sync(x.ctx); err != nil {
+				return err
+			}
+			driver.HostAccess(x.d, "reading", driver.Reads(h.Ptr(), 16*messages))
+			for i := range messages {
+				if h.Bytes()[16*i] != byte(i) {
+					return fmt.Errorf("message %d has byte %d", i, h.Bytes()[16*i])
+				}
+			}
+			return nil
+		})
+		w.end()
+	})
+}
+
+// TestBarriers meets after a caller's slow stream, and names who does not come.
+func TestBarriers(t *testing.T) {
+	w := newWorld(t, setup{size: 3, sim: sim.Config{Devices: 1}})
+	w.each(func(x *rank, r int) error {
+		b, err := x.bucket(r)
+		if err != nil {
+			return err
+		}
+		if err := x.fill(r, b); err != nil {
+			return err
+		}
+		v, err := x.b.AllReduce(x.ctx, []*tensor.Tensor{b.t}, backend.AllReduceOptions{})
+		if err != nil {
+			return err
+		}
+		k, err := x.b.Barrier(x.ctx, backend.BarrierOptions{})
+		if err != nil {
+			return err
+		}
+		// A barrier has no tensors; a stream after it is one after its end.
+		if err := k.Synchronize(x.caller(r)); err != nil {
+			return err
+		}
+		if !v.IsCompleted() {
+			return errors.New("the barrier ended before an earlier operation")
+		}
+		return x.b.MonitoredBarrier(x.ctx, backend.MonitoredBarrierOptions{})
+	})
+	require.EqualValues(t, 3, w.ranks[0].b.Seq())
+	errs := runEach(w, func(x *rank, r int, _ chan struct{}) error {
+		if r == 2 {
+			return nil
+		}
+		x.b.SetTimeout(200e6)
+		return x.b.MonitoredBarrier(x.ctx, backend.MonitoredBarrierOptions{})
+	})
+	require.ErrorContains(t, errs[0], "2")
+	require.Error(t, errs[1])
+	w.drop(t)
+}
+
+// other is an all-reduce work of somebody else.
+type other struct{ c *backend.AllReduceCall }
+
+var (
+	otherCalls  int
+	errUnusable = errors.New("the test has not begun")
+)
+
+func (o other) Run(ctx context.Context) error {
+	otherCalls++
+	mine := []byte{byte(o.c.Host.Rank()), 1}
+	all := make([]byte, 2*o.c.Host.Size())
+	if err := o.c.Host.AllGatherBytes(ctx, all, mine); err != nil {
+		return err
+	}
+	counts := make([]int64, o.c.Host.Size())
+	for i := range counts {
+		counts[i] = 2
+	}
+	again := make([]byte, len(all))
+	if err := o.c.Host.AllGatherVBytes(ctx, again, mine, counts); err != nil {
+		return err
+	}
+	red, err := o.c.Op.Reduction(tensor.Uint8, o.c.Host.Size())
+	if err != nil {
+		return err
+	}
+	if err := o.c.Host.AllReduceBytes(ctx, mine, tensor.Uint8, red); err != nil {
+		return err
+	}
+	if !bytes.Equal(all, again) || int(mine[1]) != o.c.Host.Size() {
+		return fmt.Errorf("%v %v %v", all, again, mine)
+	}
+	return nil
+}
+
+func (o other) Synchronize(work.Stream) error { return errors.New("other's own") }
+
+// registerOther makes the work known; a registry has no way to take it back.
+var registerOther = sync.OnceValue(func() error {
+	return backend.RegisterAllReduce(backend.AllReduceWork{
+		Name: "other", Device: tensor.CUDA, Layout: tensor.Strided, Rank: 5,
+		Usable: func(*backend.AllReduceCall) error { return errUnusable },
+		New:    func(c *backend.AllReduceCall) (backend.AllReduceRunner, error) { return other{c}, nil },
+	})
+})
+
+// TestF19Choice takes the best work that is usable, the one that is asked for, and
+// says so (F-19).
+func TestF19Choice(t *testing.T) {
+	require.NoError(t, registerOther())
+	otherCalls = 0
+	defer func() { errUnusable = errors.New("the test has ended") }()
+	choice := func(w *world) backend.Choice {
+		e := w.ranks[0].b.Explain()
+		require.Equal(t, "cuda", e.Backend)
+		require.Contains(t, e.String(), "all_to_all")
+		require.Equal(t, "all_reduce", e.Choices[0].Op)
+		return e.Choices[0]
+	}
+	one := setup{size: 1, sim: sim.Config{Devices: 1}}
+
+	errUnusable = errors.New("no peers")
+	w := newWorld(t, one)
+	c := choice(w)
+	require.Equal(t, cuda.HostWork, c.Algorithm)
+	require.Contains(t, c.Why, "not other: no peers")
+	b, err := w.ranks[0].bucket(0)
+	require.NoError(t, err)
+	require.NoError(t, w.ranks[0].fill(0, b))
+	_, err = w.ranks[0].run(b.t)
+	require.NoError(t, err)
+	require.Zero(t, otherCalls)
+
+	errUnusable = nil
+	require.Equal(t, "other", choice(w).Algorithm)
+	v, err := w.ranks[0].run(b.t)
+	require.NoError(t, err)
+	require.ErrorContains(t, v.Synchronize(w.ranks[0].stream[0]), "other's own")
+	require.Equal(t, 1, otherCalls)
+	w.end()
+
+	forced := one
+	forced.options.AllReduce = cuda.HostWork
+	w = newWorld(t, forced)
+	c = choice(w)
+	require.Equal(t, cuda.HostWork, c.Algorithm)
+	require.Contains(t, c.Why, "asks for it")
+	b, err = w.ranks[0].bucket(0)
+	require.NoError(t, err)
+	require.NoError(t, w.ranks[0].fill(0, b))
+	_, err = w.ranks[0].run(b.t)
+	require.NoError(t, err)
+	require.Equal(t, 1, otherCalls)
+	w.end()
+
+	forced.options.AllReduce = "other"
+	errUnusable = errors.New("no peers")
+	w = newWorld(t, forced)
+	require.Equal(t, "none", choice(w).Algorithm)
+	b, err = w.ranks[0].bucket(0)
+	require.NoError(t, err)
+	_, err = w.ranks[0].run(b.t)
+	require.ErrorContains(t, err, "no peers")
+	w.end()
+}
+
+// TestOptions refuses what cannot be.
+func TestOptions(t *testing.T) {
+	reg, ok := backend.Lookup(cuda.Name)
+	require.True(t, ok)
+	for name, specific := range map[string]any{
+		"want cuda.Options": 5, "Chunk": cuda.Options{Chunk: -1}, "Slots": cuda.Options{Slots: -1}, "Pinned": cuda.Options{Pinned: -1},
+		"no all-reduce work": cuda.Options{AllReduce: "magic"}, "not registered": cuda.Options{CPU: "mpi"}, "does not serve": cuda.Options{CPU: "cuda"},
+	} {
+		_, err := reg.New(t.Context(), backend.Options{Size: 1, Specific: specific})
+		require.ErrorContains(t, err, name)
+		require.True(t, strings.HasPrefix(err.Error(), "cuda: "), "%v", err)
+	}
+	// Ranks that would cut differently do not begin.
+	m, err := sim.New(sim.Config{})
+	require.NoError(t, err)
+	w := &world{TB: t, ctx: t.Context(), ranks: make([]*rank, 2)}
+	st := store.NewHash()
+	defer st.Close()
+	for _, err := range runEach(w, func(_ *rank, r int, _ chan struct{}) error {
+		d, err := m.Process(fmt.Sprint(r))
+		require.NoError(t, err)
+		_, err = reg.New(t.Context(), backend.Options{
+			Store: st, Rank: r, Size: 2, Timeout: patience, Specific: cuda.Options{Driver: d, Chunk: 100 + r},
+		})
+		return err
+	}) {
+		require.ErrorContains(t, err, "Options.Chunk")
+	}
+	require.NoError(t, m.Close())
+}
+
+// TestNoDevice runs where there is no GPU: the group can be made, and says why
+// tensors cannot be served.
+func TestNoDevice(t *testing.T) {
+	_, missing := cuda.Default()
+	if missing == nil {
+		t.Skip("this machine has GPUs")
+	}
+	require.ErrorIs(t, missing, driver.ErrNoDevice)
+	b, err := cuda.New(t.Context(), backend.Options{Size: 1, Timeout: patience})
+	require.NoError(t, err)
+	v, err := b.Barrier(t.Context(), backend.BarrierOptions{})
+	require.NoError(t, err)
+	require.NoError(t, v.Wait(t.Context()))
+	far, err := tensor.OnDevice(tensor.Float32, elsewhere{0}, 4)
+	require.NoError(t, err)
+	_, err = b.AllReduce(t.Context(), []*tensor.Tensor{far}, backend.AllReduceOptions{})
+	require.ErrorIs(t, err, backend.ErrInvalidArgument)
+	require.ErrorContains(t, err, missing.Error())
+	require.NoError(t, b.Close())
+	require.NoError(t, b.Close())
+}

@@ -1,0 +1,560 @@
+package cuda
+
+import (
+	"context"
+	"slices"
+
+	"github.com/c10d-go/c10d/backend"
+	"github.com/c10d-go/c10d/tensor"
+	"github.com/c10d-go/c10d/work"
+)
+
+// Broadcast sends the root's tensor through the hosts to one tensor of each rank,
+// from where the others have it. Options.Broadcast has the ways that it can go.
+func (b *Backend) Broadcast(ctx context.Context, ts []*tensor.Tensor, o backend.BroadcastOptions) (*work.Work, error) {
+	const op = work.Broadcast
+	if err := b.root(op, o.Root); err != nil {
+		return nil, err
+	}
+	if len(ts) == 0 {
+		return nil, bad(op, "requires non-empty tensor list")
+	}
+	if o.RootTensor < 0 || o.RootTensor >= len(ts) {
+		return nil, bad(op, "invalid root tensor: %d (there are %d)", o.RootTensor, len(ts))
+	}
+	if err := b.dense(op, "tensor 0", output, ts[0]); err != nil {
+		return nil, err
+	}
+	if err := b.like(op, "tensors", output, ts[0], ts); err != nil {
+		return nil, err
+	}
+	ts = slices.Clone(ts)
+	l := leg{n: ts[0].Len(), dtype: ts[0].DType()}
+	for i := range ts {
+		// Elsewhere too the first to have the data.
+		p := placeOf(ts[around(i+o.RootTensor, len(ts))])
+		if b.rank == o.Root && i == 0 {
+			l.src = p
+		} else {
+			l.dst = append(l.dst, p)
+		}
+	}
+	q := &operation{legs: []leg{l}, print: call{dtype: l.dtype, n: l.n, root: o.Root}, call: func(q *operation, h []*tensor.Tensor) error {
+		return q.wait(b.cpu.Broadcast(q.ctx, h, backend.BroadcastOptions{Root: o.Root, Timeout: q.left()}))
+	}}
+	chunks := b.chunks(&q.legs[0])
+	way := b.options.Broadcast
+	if b.size > 1 && (way == "" || way == BroadcastDevice) {
+		switch err := b.deviceWay(ctx, q, ts); {
+		case err == nil:
+			b.broadcastOnDevices(q, o.Root)
+			return b.issue(ctx, op, o.Timeout, q, ts...)
+		case way == BroadcastDevice && b.broken() == nil && ctx.Err() == nil:
+			return nil, bad(op, "not in the way %q, which Options.Broadcast asks for: %v", way, err)
+		}
+	}
+	if way == "" {
+		way = wayOf(b.size, chunks)
+	}
+	if way != BroadcastHost {
+		q.relay = newOneToAll(routeOf(way, b.rank, b.size, o.Root), chunks)
+		q.call = func(q *operation, h []*tensor.Tensor) error { return q.passChunk(h[0].Bytes()) }
+	}
+	return b.issue(ctx, op, o.Timeout, q, ts...)
+}
+
+// total returns how many elements the tensors have together.
+func total(ts []*tensor.Tensor) (n int) {
+	for _, t := range ts {
+		n += t.Len()
+	}
+	return n
+}
+
+// refused is the error of a call that no work does because of err, which is
+// the group's if that has failed.
+func (b *Backend) refused(ctx context.Context, op work.OpType, q *operation, err error) error {
+	if b.broken() != nil {
+		if err := b.admit(ctx, op, 0, q); err != nil {
+			return err
+		}
+	}
+	return bad(op, "%v", err)
+}
+
+// chunks returns in how many pieces an operation with one leg goes.
+func (b *Backend) chunks(l *leg) int {
+	grain := b.grain(l.size(), l.n)
+	return max(1, (l.n-1)/grain+1)
+}
+
+// AllReduce runs the all-reduce work that is registered for the tensors' layout,
+// or the one that Options.AllReduce names.
+func (b *Backend) AllReduce(ctx context.Context, ts []*tensor.Tensor, o backend.AllReduceOptions) (*work.Work, error) {
+	const op = work.AllReduce
+	if len(ts) == 0 {
+		return nil, bad(op, "requires non-empty tensor list")
+	}
+	for i, t := range ts {
+		switch {
+		case t == nil:
+			return nil, bad(op, "tensor %d is nil", i)
+		case t.Device().Type != tensor.CUDA:
+			return nil, bad(op, "unsupported device type %v of tensor %d", t.Device().Type, i)
+		case t.Layout() != ts[0].Layout():
+			return nil, bad(op, "invalid tensor layout at index %d (expected %v, got %v)", i, ts[0].Layout(), t.Layout())
+		case t.DType() != ts[0].DType():
+			return nil, bad(op, "invalid tensor type at index %d (expected %v, got %v)", i, ts[0].DType(), t.DType())
+		case !t.SameShape(ts[0]):
+			return nil, bad(op, "invalid tensor size at index %d (expected %v, got %v)", i, ts[0].Shape(), t.Shape())
+		}
+	}
+	q := &operation{print: call{with: &o.Op, dtype: ts[0].DType(), n: ts[0].Len(), root: -1, sparse: ts[0].Layout() != tensor.Strided}}
+	ts = slices.Clone(ts)
+	h := &host{b: b, ctx: ctx, op: q}
+	h.call = backend.AllReduceCall{Tensors: ts, Op: o.Op, Host: h}
+	kind, err := b.choose(&h.call)
+	if err != nil {
+		return nil, b.refused(ctx, op, q, err)
+	}
+	runner, err := kind.New(&h.call)
+	if err != nil {
+		return nil, bad(op, "%v", err)
+	}
+	if w, ok := runner.(*hostWork); ok && w.op == q {
+		return b.issue(ctx, op, o.Timeout, q, ts...)
+	}
+	q.call = func(q *operation, _ []*tensor.Tensor) error { return runner.Run(q.ctx) }
+	if s, ok := runner.(backend.StreamRunner); ok {
+		q.sync = s.Synchronize
+	}
+	return b.issue(ctx, op, o.Timeout, q, ts...)
+}
+
+// AllReduceCoalesced all-reduces the same range of all tensors at a time.
+func (b *Backend) AllReduceCoalesced(ctx context.Context, ts []*tensor.Tensor, o backend.AllReduceOptions) (*work.Work, error) {
+	const op = work.AllReduceCoalesced
+	if len(ts) == 0 {
+		return nil, bad(op, "requires non-empty tensor list")
+	}
+	if err := b.dense(op, "tensor 0", output, ts[0]); err != nil {
+		return nil, err
+	}
+	if err := b.typed(op, "tensors", output, ts[0].DType(), ts); err != nil {
+		return nil, err
+	}
+	if err := b.reduction(op, o.Op, ts[0].DType()); err != nil {
+		return nil, err
+	}
+	ts = slices.Clone(ts)
+	return b.issue(ctx, op, o.Timeout, &operation{
+		legs: legs(both, ts...), width: len(ts), print: call{with: &o.Op, dtype: ts[0].DType(), n: total(ts), root: -1},
+		call: func(q *operation, h []*tensor.Tensor) error {
+			return q.wait(b.cpu.AllReduceCoalesced(q.ctx, h, backend.AllReduceOptions{Op: o.Op, Timeout: q.left()}))
+		},
+	}, ts...)
+}
+
+// Reduce combines t into the root's; the others keep theirs.
+func (b *Backend) Reduce(ctx context.Context, t *tensor.Tensor, o backend.ReduceOptions) (*work.Work, error) {
+	const op = work.Reduce
+	if err := b.root(op, o.Root); err != nil {
+		return nil, err
+	}
+	if err := b.dense(op, "tensor", output, t); err != nil {
+		return nil, err
+	}
+	if err := b.reduction(op, o.Op, t.DType()); err != nil {
+		return nil, err
+	}
+	l, result := from(t), []*tensor.Tensor(nil)
+	if b.rank == o.Root {
+		l, result = both(t), []*tensor.Tensor{t}
+	}
+	return b.issue(ctx, op, o.Timeout, &operation{
+		legs: []leg{l}, print: call{with: &o.Op, dtype: t.DType(), n: t.Len(), root: o.Root},
+		call: func(q *operation, h []*tensor.Tensor) error {
+			return q.wait(b.cpu.Reduce(q.ctx, h[0], backend.ReduceOptions{Op: o.Op, Root: o.Root, Timeout: q.left()}))
+		},
+	}, result...)
+}
+
+// AllGather gathers the ranks' inputs through the hosts.
+func (b *Backend) AllGather(ctx context.Context, out []*tensor.Tensor, in *tensor.Tensor, o backend.AllGatherOptions) (*work.Work, error) {
+	const op = work.AllGather
+	if err := b.dense(op, "input", input, in); err != nil {
+		return nil, err
+	}
+	if err := b.listed(op, "output", len(out)); err != nil {
+		return nil, err
+	}
+	if err := b.like(op, "outputs", output, in, out); err != nil {
+		return nil, err
+	}
+	return b.allGather(ctx, op, o, out, in, out)
+}
+
+// AllGatherV gathers inputs of unequal size.
+func (b *Backend) AllGatherV(ctx context.Context, out []*tensor.Tensor, in *tensor.Tensor, o backend.AllGatherOptions) (*work.Work, error) {
+	const op = work.AllGather
+	if err := b.dense(op, "input", input, in); err != nil {
+		return nil, err
+	}
+	if err := b.listed(op, "output", len(out)); err != nil {
+		return nil, err
+	}
+	if err := b.typed(op, "outputs", output, in.DType(), out); err != nil {
+		return nil, err
+	}
+	if !out[b.rank].SameShape(in) {
+		return nil, bad(op, "output %d has shape %v, this rank's input %v", b.rank, out[b.rank].Shape(), in.Shape())
+	}
+	return b.allGather(ctx, op, o, out, in, out)
+}
+
+// AllGatherIntoTensor gathers the ranks' inputs into parts of out.
+func (b *Backend) AllGatherIntoTensor(ctx context.Context, out, in *tensor.Tensor, o backend.AllGatherOptions) (*work.Work, error) {
+	const op = work.AllGatherIntoTensor
+	if err := b.dense(op, "input", input, in); err != nil {
+		return nil, err
+	}
+	if err := b.dense(op, "output", output, out); err != nil {
+		return nil, err
+	}
+	parts, err := b.shares(op, out, in, true)
+	if err != nil {
+		return nil, err
+	}
+	return b.allGather(ctx, op, o, parts, in, []*tensor.Tensor{out})
+}
+
+// allGather takes outputs of all sizes: that is the general case, and those of
+// one size are one.
+func (b *Backend) allGather(ctx context.Context, op work.OpType, o backend.AllGatherOptions, out []*tensor.Tensor, in *tensor.Tensor, result []*tensor.Tensor) (*work.Work, error) {
+	return b.issue(ctx, op, o.Timeout, &operation{
+		legs: append(legs(to, out...), from(in)), width: b.size, print: call{dtype: in.DType(), n: total(out), root: -1},
+		call: func(q *operation, h []*tensor.Tensor) error {
+			return q.wait(b.cpu.AllGatherV(q.ctx, h[:b.size], h[b.size], backend.AllGatherOptions{Timeout: q.left()}))
+		},
+	}, slices.Clone(result)...)
+}
+
+// AllGatherCoalesced gathers the same range of all inputs at a time.
+func (b *Backend) AllGatherCoalesced(ctx context.Context, out [][]*tensor.Tensor, in []*tensor.Tensor, o backend.AllGatherOptions) (*work.Work, error) {
+	const op = work.AllGatherCoalesced
+	if err := b.inputs(op, in); err != nil {
+		return nil, err
+	}
+	if len(out) != b.size {
+		return nil, bad(op, "output lists should be equal to world size (%d, got %d)", b.size, len(out))
+	}
+	var joined []*tensor.Tensor
+	for r, list := range out {
+		if len(list) != len(in) {
+			return nil, bad(op, "invalid output size of list %d: (expected length %d, got %d)", r, len(in), len(list))
+		}
+		if err := b.typed(op, "outputs", output, in[0].DType(), list); err != nil {
+			return nil, err
+		}
+		for i, t := range list {
+			if !t.SameShape(in[i]) {
+				return nil, bad(op, "invalid size of output tensor at index %d of list %d (expected %v, got %v)", i, r, in[i].Shape(), t.Shape())
+			}
+		}
+		joined = append(joined, list...)
+	}
+	return b.allGatherCoalesced(ctx, o, joined, in, joined)
+}
+
+// AllGatherIntoTensorCoalesced gathers the same range of all inputs at a time.
+func (b *Backend) AllGatherIntoTensorCoalesced(ctx context.Context, out, in []*tensor.Tensor, o backend.AllGatherOptions) (*work.Work, error) {
+	const op = work.AllGatherCoalesced
+	if err := b.inputs(op, in); err != nil {
+		return nil, err
+	}
+	if len(out) != len(in) {
+		return nil, bad(op, "requires input/output tensor lists to have the same length (%d and %d)", len(in), len(out))
+	}
+	if err := b.typed(op, "outputs", output, in[0].DType(), out); err != nil {
+		return nil, err
+	}
+	joined := make([]*tensor.Tensor, b.size*len(in))
+	for i := range in {
+		parts, err := b.shares(op, out[i], in[i], true)
+		if err != nil {
+			return nil, err
+		}
+		for r, t := range parts {
+			joined[r*len(in)+i] = t
+		}
+	}
+	return b.allGatherCoalesced(ctx, o, joined, in, out)
+}
+
+func (b *Backend) inputs(op work.OpType, in []*tensor.Tensor) error {
+	if len(in) == 0 {
+		return bad(op, "requires non-empty input tensor list")
+	}
+	if err := b.dense(op, "input 0", input, in[0]); err != nil {
+		return err
+	}
+	return b.typed(op, "inputs", input, in[0].DType(), in)
+}
+
+// allGatherCoalesced gathers rank r's input i to out[r*len(in)+i].
+func (b *Backend) allGatherCoalesced(ctx context.Context, o backend.AllGatherOptions, out, in, result []*tensor.Tensor) (*work.Work, error) {
+	n := len(in)
+	return b.issue(ctx, work.AllGatherCoalesced, o.Timeout, &operation{
+		legs: append(legs(to, out...), legs(from, in...)...), width: b.size * n, print: call{dtype: in[0].DType(), n: total(out), root: -1},
+		call: func(q *operation, h []*tensor.Tensor) error {
+			lists := make([][]*tensor.Tensor, b.size)
+			for r := range lists {
+				lists[r] = h[r*n : (r+1)*n]
+			}
+			return q.wait(b.cpu.AllGatherCoalesced(q.ctx, lists, h[b.size*n:], backend.AllGatherOptions{Timeout: q.left()}))
+		},
+	}, slices.Clone(result)...)
+}
+
+// Gather gathers the ranks' inputs at the root.
+func (b *Backend) Gather(ctx context.Context, out []*tensor.Tensor, in *tensor.Tensor, o backend.GatherOptions) (*work.Work, error) {
+	return b.gather(ctx, out, in, o, true)
+}
+
+// GatherV is Gather with inputs of unequal size. Only the root knows the sizes, so
+// it goes in one piece.
+func (b *Backend) GatherV(ctx context.Context, out []*tensor.Tensor, in *tensor.Tensor, o backend.GatherOptions) (*work.Work, error) {
+	return b.gather(ctx, out, in, o, false)
+}
+
+func (b *Backend) gather(ctx context.Context, out []*tensor.Tensor, in *tensor.Tensor, o backend.GatherOptions, even bool) (*work.Work, error) {
+	const op = work.Gather
+	if err := b.root(op, o.Root); err != nil {
+		return nil, err
+	}
+	if err := b.dense(op, "input", input, in); err != nil {
+		return nil, err
+	}
+	if b.rank == o.Root {
+		if err := b.listed(op, "output", len(out)); err != nil {
+			return nil, err
+		}
+		check := b.typed
+		if even {
+			check = func(op work.OpType, name string, r role, _ tensor.DType, ts []*tensor.Tensor) error {
+				return b.like(op, name, r, in, ts)
+			}
+		}
+		if err := check(op, "outputs", output, in.DType(), out); err != nil {
+			return nil, err
+		}
+		if !out[b.rank].SameShape(in) {
+			return nil, bad(op, "output %d has shape %v, this rank's input %v", b.rank, out[b.rank].Shape(), in.Shape())
+		}
+	} else if len(out) != 0 {
+		return nil, bad(op, "requires empty output on non-root (rank %d, root %d)", b.rank, o.Root)
+	}
+	c := call{dtype: in.DType(), root: o.Root}
+	if even {
+		c.n = b.size * in.Len()
+	}
+	return b.issue(ctx, op, o.Timeout, &operation{
+		legs: append(legs(to, out...), from(in)), width: b.size, whole: !even, print: c,
+		call: func(q *operation, h []*tensor.Tensor) error {
+			f := b.cpu.GatherV
+			if even {
+				f = b.cpu.Gather
+			}
+			last := len(h) - 1
+			return q.wait(f(q.ctx, h[:last], h[last], backend.GatherOptions{Root: o.Root, Timeout: q.left()}))
+		},
+	}, slices.Clone(out)...)
+}
+
+// Scatter sends the root's inputs to their ranks.
+func (b *Backend) Scatter(ctx context.Context, out *tensor.Tensor, in []*tensor.Tensor, o backend.ScatterOptions) (*work.Work, error) {
+	const op = work.Scatter
+	if err := b.root(op, o.Root); err != nil {
+		return nil, err
+	}
+	if err := b.dense(op, "output", output, out); err != nil {
+		return nil, err
+	}
+	if b.rank == o.Root {
+		if err := b.listed(op, "input", len(in)); err != nil {
+			return nil, err
+		}
+		if err := b.like(op, "inputs", input, out, in); err != nil {
+			return nil, err
+		}
+	} else if len(in) != 0 {
+		return nil, bad(op, "requires empty input on non-root (rank %d, root %d)", b.rank, o.Root)
+	}
+	return b.issue(ctx, op, o.Timeout, &operation{
+		legs: append([]leg{to(out)}, legs(from, in...)...), width: b.size, print: call{dtype: out.DType(), n: b.size * out.Len(), root: o.Root},
+		call: func(q *operation, h []*tensor.Tensor) error {
+			return q.wait(b.cpu.Scatter(q.ctx, h[0], h[1:], backend.ScatterOptions{Root: o.Root, Timeout: q.left()}))
+		},
+	}, out)
+}
+
+// ReduceScatter combines input i of all ranks into rank i's output.
+func (b *Backend) ReduceScatter(ctx context.Context, out *tensor.Tensor, in []*tensor.Tensor, o backend.ReduceScatterOptions) (*work.Work, error) {
+	const op = work.ReduceScatter
+	if err := b.dense(op, "output", output, out); err != nil {
+		return nil, err
+	}
+	if err := b.listed(op, "input", len(in)); err != nil {
+		return nil, err
+	}
+	if err := b.typed(op, "inputs", input, out.DType(), in); err != nil {
+		return nil, err
+	}
+	if !in[b.rank].SameShape(out) {
+		return nil, bad(op, "input %d has shape %v, this rank's output %v", b.rank, in[b.rank].Shape(), out.Shape())
+	}
+	return b.reduceScatter(ctx, op, o, []*tensor.Tensor{out}, in)
+}
+
+// ReduceScatterTensor combines part i of all ranks' inputs into rank i's output.
+func (b *Backend) ReduceScatterTensor(ctx context.Context, out, in *tensor.Tensor, o backend.ReduceScatterOptions) (*work.Work, error) {
+	return b.reduceScatterTensors(ctx, work.ReduceScatterTensor, []*tensor.Tensor{out}, []*tensor.Tensor{in}, o)
+}
+
+// ReduceScatterTensorCoalesced does ReduceScatterTensor for each pair.
+func (b *Backend) ReduceScatterTensorCoalesced(ctx context.Context, out, in []*tensor.Tensor, o backend.ReduceScatterOptions) (*work.Work, error) {
+	return b.reduceScatterTensors(ctx, work.ReduceScatterTensorCoalesced, out, in, o)
+}
+
+func (b *Backend) reduceScatterTensors(ctx context.Context, op work.OpType, out, in []*tensor.Tensor, o backend.ReduceScatterOptions) (*work.Work, error) {
+	if len(in) == 0 || len(out) != len(in) {
+		return nil, bad(op, "requires non-empty input/output tensor lists of the same length (%d and %d)", len(in), len(out))
+	}
+	var joined []*tensor.Tensor
+	for i := range in {
+		if err := b.dense(op, "input", input, in[i]); err != nil {
+			return nil, err
+		}
+		if err := b.dense(op, "output", output, out[i]); err != nil {
+			return nil, err
+		}
+		if in[i].DType() != in[0].DType() {
+			return nil, bad(op, "invalid tensor type at index %d (expected %v, got %v)", i, in[0].DType(), in[i].DType())
+		}
+		parts, err := b.shares(op, in[i], out[i], false)
+		if err != nil {
+			return nil, err
+		}
+		joined = append(joined, parts...)
+	}
+	return b.reduceScatter(ctx, op, o, out, joined)
+}
+
+// reduceScatter combines in[i*size+r] of all ranks into rank r's out[i].
+func (b *Backend) reduceScatter(ctx context.Context, op work.OpType, o backend.ReduceScatterOptions, out, in []*tensor.Tensor) (*work.Work, error) {
+	if err := b.reduction(op, o.Op, out[0].DType()); err != nil {
+		return nil, err
+	}
+	n := len(out)
+	return b.issue(ctx, op, o.Timeout, &operation{
+		legs: append(legs(to, out...), legs(from, in...)...), width: b.size * n, print: call{with: &o.Op, dtype: out[0].DType(), n: total(in), root: -1},
+		call: func(q *operation, h []*tensor.Tensor) error {
+			for i := range n {
+				in := h[n+i*b.size : n+(i+1)*b.size]
+				if err := q.wait(b.cpu.ReduceScatter(q.ctx, h[i], in, backend.ReduceScatterOptions{Op: o.Op, Timeout: q.left()})); err != nil {
+					return err
+				}
+			}
+			return nil
+		},
+	}, slices.Clone(out)...)
+}
+
+// AllToAll sends in[j] to rank j. A rank knows its own messages only, so it goes
+// in one piece.
+func (b *Backend) AllToAll(ctx context.Context, out, in []*tensor.Tensor, o backend.AllToAllOptions) (*work.Work, error) {
+	const op = work.AllToAll
+	if err := b.listed(op, "output", len(out)); err != nil {
+		return nil, err
+	}
+	if err := b.listed(op, "input", len(in)); err != nil {
+		return nil, err
+	}
+	if err := b.inputs(op, in); err != nil {
+		return nil, err
+	}
+	if err := b.typed(op, "outputs", output, in[0].DType(), out); err != nil {
+		return nil, err
+	}
+	if !in[b.rank].SameShape(out[b.rank]) {
+		return nil, bad(op, "input %d has shape %v, output %d %v", b.rank, in[b.rank].Shape(), b.rank, out[b.rank].Shape())
+	}
+	return b.allToAll(ctx, op, o, out, in, out)
+}
+
+// AllToAllSingle sends part j of in to rank j, in one piece.
+func (b *Backend) AllToAllSingle(ctx context.Context, out, in *tensor.Tensor, outSplits, inSplits []int, o backend.AllToAllOptions) (*work.Work, error) {
+	const op = work.AllToAllSingle
+	if err := b.dense(op, "input", input, in); err != nil {
+		return nil, err
+	}
+	if err := b.dense(op, "output", output, out); err != nil {
+		return nil, err
+	}
+	if in.DType() != out.DType() {
+		return nil, bad(op, "dtypes differ: input %v, output %v", in.DType(), out.DType())
+	}
+	send, err := b.splits(op, "input", in, inSplits)
+	if err != nil {
+		return nil, err
+	}
+	recv, err := b.splits(op, "output", out, outSplits)
+	if err != nil {
+		return nil, err
+	}
+	ins, err := cut(op, in, send)
+	if err != nil {
+		return nil, err
+	}
+	outs, err := cut(op, out, recv)
+	if err != nil {
+		return nil, err
+	}
+	if n, m := ins[b.rank].ByteLen(), outs[b.rank].ByteLen(); n != m {
+		return nil, bad(op, "rank %d sends itself %d bytes but receives %d", b.rank, n, m)
+	}
+	return b.allToAll(ctx, op, o, outs, ins, []*tensor.Tensor{out})
+}
+
+func (b *Backend) allToAll(ctx context.Context, op work.OpType, o backend.AllToAllOptions, out, in, result []*tensor.Tensor) (*work.Work, error) {
+	return b.issue(ctx, op, o.Timeout, &operation{
+		legs: append(legs(to, out...), legs(from, in...)...), whole: true, print: call{dtype: in[0].DType(), root: -1},
+		call: func(q *operation, h []*tensor.Tensor) error {
+			return q.wait(b.cpu.AllToAll(q.ctx, h[:b.size], h[b.size:], backend.AllToAllOptions{Timeout: q.left()}))
+		},
+	}, slices.Clone(result)...)
+}
+
+// Barrier waits for this rank's earlier collectives, on the devices too, then
+// meets the others.
+func (b *Backend) Barrier(ctx context.Context, o backend.BarrierOptions) (*work.Work, error) {
+	q := &operation{print: call{root: -1}, call: func(q *operation, _ []*tensor.Tensor) error {
+		return q.wait(b.cpu.Barrier(q.ctx, backend.BarrierOptions{Timeout: q.left()}))
+	}}
+	return b.issue(ctx, work.Barrier, o.Timeout, q)
+}
+
+// MonitoredBarrier is a barrier, after this rank's earlier collectives, whose
+// error names the ranks that did not come.
+func (b *Backend) MonitoredBarrier(ctx context.Context, o backend.MonitoredBarrierOptions) error {
+	q := &operation{print: call{root: 0}, call: func(q *operation, _ []*tensor.Tensor) error {
+		return b.cpu.MonitoredBarrier(q.ctx, backend.MonitoredBarrierOptions{Timeout: q.left()})
+	}}
+	w, err := b.issue(ctx, work.Barrier, o.Timeout, q)
+	if err != nil {
+		return err
+	}
+	return w.Wait(context.Background())
+}
+
+var _ backend.Backend = (*Backend)(nil)

@@ -1,0 +1,415 @@
+package cuda
+
+import (
+	"cmp"
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/c10d-go/c10d/backend"
+	"github.com/c10d-go/c10d/backend/cuda/driver"
+	"github.com/c10d-go/c10d/backend/cuda/driver/edges"
+	"github.com/c10d-go/c10d/backend/cuda/driver/nvidia"
+	"github.com/c10d-go/c10d/backend/gloo"
+	"github.com/c10d-go/c10d/store"
+	"github.com/c10d-go/c10d/tensor"
+	"github.com/c10d-go/c10d/work"
+)
+
+// Name is what the backend is registered as.
+const Name = "cuda"
+
+// cpuGroup is what the name of the group of the host's part ends with.
+const cpuGroup = "/cuda"
+
+func init() {
+	err := backend.Register(backend.Registration{
+		Name: Name, Devices: []tensor.DeviceType{tensor.CUDA},
+		New: func(ctx context.Context, o backend.Options) (backend.Backend, error) { return New(ctx, o) },
+	})
+	if err != nil {
+		panic(err)
+	}
+}
+
+// Default returns the process's GPUs, the driver of groups whose Options have
+// none. It is opened on the first call that finds a device, and stays open.
+func Default() (driver.Driver, error) {
+	process.Lock()
+	defer process.Unlock()
+	if process.d == nil {
+		d, err := nvidia.Open()
+		if err != nil {
+			return nil, err
+		}
+		process.d = d
+	}
+	return process.d, nil
+}
+
+var process struct {
+	sync.Mutex
+	d driver.Driver
+}
+
+const (
+	defaultChunk  = 2 << 20
+	defaultSlots  = 4
+	defaultPinned = 256 << 20
+
+	// A step of the ring takes some 10 us besides what its bytes do, as long as they
+	// take at 400 GB/s.
+	defaultDeviceChunk = 4 << 20
+	mostDeviceChunk    = 1 << 30
+)
+
+// Options are the backend's own options, for pg.Options.BackendOptions["cuda"].
+type Options struct {
+	// Driver has the devices that tensors are on; nil means Default. The backend
+	// does not close it. Where Default finds no device the group can be made all the
+	// same, and operations on tensors say why they cannot be done.
+	Driver driver.Driver
+
+	// Chunk is how many bytes of each rank go through the host at a time, so that
+	// the way down, the CPU's part and the way up of large tensors overlap; 0
+	// means 2 MiB. What is more than 256 of them goes in 256 larger ones. All ranks
+	// need the same.
+	Chunk int
+
+	// Slots is how many chunks are on their way at a time; 0 means 4.
+	Slots int
+
+	// Pinned is how many bytes of page-locked memory wait for their next use, at
+	// most; 0 means 256 MiB. Operations under way have theirs besides.
+	Pinned int
+
+	// DeviceChunk is how many bytes a rank passes on to the next at a time in work
+	// that stays on the devices, rounded down to a multiple of 16; 0 means 4 MiB. A
+	// group that does such work takes four times that of device memory. All ranks
+	// need the same.
+	DeviceChunk int
+
+	// AllReduce is the name of the registered work that does every all-reduce,
+	// for tests; empty lets the registry choose. All ranks need the same.
+	AllReduce string
+
+	// Broadcast is the way in which every broadcast goes from rank to rank:
+	// BroadcastDevice, BroadcastFlat, BroadcastTree, BroadcastChain or BroadcastHost.
+	// Empty means the devices, if they have a ring, and else the way of the fewest
+	// messages for the number of ranks and chunks. All ranks need the same.
+	Broadcast string
+
+	// CPU is the backend that does the host's part; empty means gloo. CPUOptions
+	// are its own options. Nil means, for gloo, sums in rank order: then bits do
+	// not depend on Chunk.
+	CPU        string
+	CPUOptions any
+}
+
+func (o *Options) check() error {
+	switch {
+	case o.Chunk < 0:
+		return fmt.Errorf("cuda: Options.Chunk is %d bytes, want 0 or more", o.Chunk)
+	case o.Slots < 0:
+		return fmt.Errorf("cuda: Options.Slots is %d, want 0 or more", o.Slots)
+	case o.Pinned < 0:
+		return fmt.Errorf("cuda: Options.Pinned is %d bytes, want 0 or more", o.Pinned)
+	case o.DeviceChunk < 0 || o.DeviceChunk > 0 && o.DeviceChunk < 16 || o.DeviceChunk > mostDeviceChunk:
+		return fmt.Errorf("cuda: Options.DeviceChunk is %d bytes, want 0, or from 16 to %d", o.DeviceChunk, mostDeviceChunk)
+	case o.Broadcast != "" && !slices.Contains(broadcastWays, o.Broadcast):
+		return fmt.Errorf("cuda: Options.Broadcast is %q, want one of %q", o.Broadcast, broadcastWays)
+	}
+	o.Chunk, o.Slots, o.Pinned = cmp.Or(o.Chunk, defaultChunk), cmp.Or(o.Slots, defaultSlots), cmp.Or(o.Pinned, defaultPinned)
+	o.DeviceChunk = cmp.Or(o.DeviceChunk, defaultDeviceChunk) &^ 15
+	if o.CPU == "" {
+		o.CPU = gloo.Name
+	}
+	if o.CPUOptions == nil && o.CPU == gloo.Name {
+		o.CPUOptions = gloo.Options{Sums: gloo.SumsInRankOrder}
+	}
+	if o.AllReduce != "" && !slices.ContainsFunc(backend.AllReduceWorks(tensor.CUDA, tensor.Strided), func(w backend.AllReduceWork) bool { return w.Name == o.AllReduce }) {
+		return fmt.Errorf("cuda: no all-reduce work is called %q", o.AllReduce)
+	}
+	return nil
+}
+
+// Backend does the collectives of tensors in device memory; see backend.Backend.
+type Backend struct {
+	rank, size int
+	group      string
+	options    Options
+	driver     driver.Driver
+	missing    error           // why there is no driver
+	cpu        backend.Backend // of the same ranks, does the host's part
+	tracker    *edges.Tracker
+	pool       pool
+	line       *line // that collectives share
+	timeout    atomic.Int64
+	fault      atomic.Pointer[error] // what ended the group
+	neighbours *neighbours           // for work on the devices
+	board      *board                // of what ranks of this host call
+
+	calls       sync.Mutex // makes the order of calls that of what they enqueue
+	collectives uint64     // that were issued; guarded by calls
+
+	mu      sync.Mutex
+	seq     uint64
+	closing bool
+	closed  chan struct{}
+	last    *operation      // the last collective that was issued
+	todo    fifo[operation] // for the worker
+	ending  fifo[operation] // for the finisher
+	late    []*operation
+	lines   []*line // that no message uses
+	posted  map[post]chan struct{}
+	wg      sync.WaitGroup
+	p2p     sync.WaitGroup
+}
+
+// New connects a rank with the others of its group. It returns when all are
+// connected, when ctx ends or when the timeout is over.
+func New(ctx context.Context, o backend.Options) (*Backend, error) {
+	var own Options
+	switch v := o.Specific.(type) {
+	case nil:
+	case Options:
+		own = v
+	default:
+		return nil, fmt.Errorf("cuda: options of type %T, want cuda.Options", v)
+	}
+	if err := own.check(); err != nil {
+		return nil, err
+	}
+	r, ok := backend.Lookup(own.CPU)
+	if !ok {
+		return nil, fmt.Errorf("cuda: %q: %w", own.CPU, backend.ErrUnknownBackend)
+	}
+	if !slices.Contains(r.Devices, tensor.CPU) {
+		return nil, fmt.Errorf("cuda: backend %q does not serve tensors in CPU memory, which the host's part needs", own.CPU)
+	}
+	var missing error
+	if own.Driver == nil {
+		// A program that is linked with the backend also runs where there are no
+		// devices: no tensor can be on one, and what is without tensors works.
+		if own.Driver, missing = Default(); missing != nil {
+			if !errors.Is(missing, driver.ErrNoDevice) {
+				return nil, fmt.Errorf("cuda: %w", missing)
+			}
+			own.Driver = nil
+		}
+	}
+	if o.Timeout <= 0 {
+		o.Timeout = backend.DefaultTimeout
+	}
+	b := &Backend{
+		rank: o.Rank, size: o.Size, group: o.Group, options: own, driver: own.Driver,
+		tracker: edges.New(own.Driver), pool: pool{d: own.Driver, keep: own.Pinned}, closed: make(chan struct{}),
+	}
+	b.missing = missing
+	b.timeout.Store(int64(o.Timeout))
+	var err error
+	if missing == nil {
+		if b.line, err = b.newLine(); err != nil {
+			return nil, errors.Join(fmt.Errorf("cuda: %w", err), b.tracker.Close())
+		}
+	}
+	inner := o
+	inner.Device, inner.Specific, inner.Group = tensor.CPU, own.CPUOptions, o.Group+cpuGroup
+	if o.Store != nil {
+		inner.Store = store.Prefix("cpu", o.Store)
+	}
+	if b.cpu, err = r.New(ctx, inner); err != nil {
+		return nil, errors.Join(err, b.tracker.Close())
+	}
+	if err = b.meet(ctx); err == nil {
+		err = b.agree(ctx)
+	}
+	if err == nil {
+		// Who opens the board has done so.
+		err = b.board.hide()
+	}
+	if err != nil {
+		return nil, errors.Join(err, b.board.close(), b.cpu.Close(), b.tracker.Close())
+	}
+	b.posted = make(map[post]chan struct{})
+	b.todo.init(&b.mu)
+	b.ending.init(&b.mu)
+	b.wg.Go(b.work)
+	b.wg.Go(b.finish)
+	return b, nil
+}
+
+// agree checks that what must be the same on all ranks is.
+func (b *Backend) agree(ctx context.Context) error {
+	const nameLen = 56
+	if len(b.options.AllReduce) > nameLen {
+		return fmt.Errorf("cuda: Options.AllReduce is a name of %d bytes, want at most %d", len(b.options.AllReduce), nameLen)
+	}
+	const wayLen = 8
+	mine := make([]byte, 8+wayLen+nameLen)
+	binary.LittleEndian.PutUint64(mine, uint64(b.options.Chunk))
+	copy(mine[8:8+wayLen], b.options.Broadcast)
+	copy(mine[8+wayLen:], b.options.AllReduce)
+	in, err := tensor.Of(mine, len(mine))
+	if err != nil {
+		return err
+	}
+	all := make([]byte, len(mine)*b.size)
+	out, err := tensor.Of(all, len(all))
+	if err != nil {
+		return err
+	}
+	w, err := b.cpu.AllGatherIntoTensor(ctx, out, in, backend.AllGatherOptions{})
+	if err == nil {
+		err = w.Wait(context.Background())
+	}
+	if err != nil {
+		return fmt.Errorf("cuda: comparing options with the other ranks: %w", err)
+	}
+	for r := range b.size {
+		theirs := all[r*len(mine) : (r+1)*len(mine)]
+		if !slices.Equal(theirs, mine) {
+			return fmt.Errorf("cuda: rank %d has Options.Chunk %d, AllReduce %q and Broadcast %q, rank %d %d, %q and %q", r,
+				binary.LittleEndian.Uint64(theirs), trimZeros(theirs[8+wayLen:]), trimZeros(theirs[8:8+wayLen]),
+				b.rank, b.options.Chunk, b.options.AllReduce, b.options.Broadcast)
+		}
+	}
+	return nil
+}
+
+func trimZeros(b []byte) []byte {
+	for len(b) > 0 && b[len(b)-1] == 0 {
+		b = b[:len(b)-1]
+	}
+	return b
+}
+
+// Name returns "cuda".
+func (b *Backend) Name() string { return Name }
+
+// Rank returns this rank's number in the group.
+func (b *Backend) Rank() int { return b.rank }
+
+// Size returns the number of ranks in the group.
+func (b *Backend) Size() int { return b.size }
+
+// Seq returns how many operations have been issued.
+func (b *Backend) Seq() uint64 {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.seq
+}
+
+// SetTimeout sets the limit of later operations.
+func (b *Backend) SetTimeout(d time.Duration) {
+	if d <= 0 {
+		d = backend.DefaultTimeout
+	}
+	b.timeout.Store(int64(d))
+}
+
+// Abort ends every operation with cause, on every rank.
+func (b *Backend) Abort(cause error) {
+	if cause == nil {
+		cause = work.ErrAborted
+	}
+	b.fail(&aborted{cause}, cause)
+}
+
+// aborted is the end of a group that this rank has aborted.
+type aborted struct{ cause error }
+
+func (e *aborted) Error() string   { return fmt.Sprintf("%v: %v", work.ErrAborted, e.cause) }
+func (e *aborted) Unwrap() []error { return []error{work.ErrAborted, e.cause} }
+
+// culprit returns the rank that caused an error, as the other ranks are told; -1 if
+// none or not known.
+func (b *Backend) culprit(err error) int {
+	var own *aborted
+	var first *work.Error
+	switch {
+	case errors.As(err, &own):
+		return b.rank
+	case errors.As(err, &first):
+		return first.Peer
+	}
+	return -1
+}
+
+// fail ends the group: err is what operations of this rank end with, cause what
+// the other ranks are told.
+func (b *Backend) fail(err, cause error) {
+	b.fault.CompareAndSwap(nil, &err)
+	b.cpu.Abort(cause)
+	b.neighbours.abandon()
+}
+
+// broken returns what ended the group, nil while it works.
+func (b *Backend) broken() error {
+	if e := b.fault.Load(); e != nil {
+		return *e
+	}
+	return nil
+}
+
+// closeLimit bounds how long Close waits for devices that do not go on after an
+// operation has failed.
+var closeLimit = 5 * time.Second // a variable for tests
+
+// stuck returns how many operations have not left the devices when the limit is over.
+func (b *Backend) stuck(limit time.Duration) (n int) {
+	ctx, cancel := context.WithTimeout(context.Background(), limit)
+	defer cancel()
+	for _, o := range b.late {
+		if !o.settled(ctx) {
+			n++
+		}
+	}
+	return n
+}
+
+// Close waits until what was issued has ended, says goodbye and frees everything.
+func (b *Backend) Close() error {
+	b.calls.Lock()
+	b.mu.Lock()
+	again := b.closing
+	b.closing = true
+	b.mu.Unlock()
+	b.calls.Unlock()
+	if again {
+		<-b.closed
+		return nil
+	}
+	defer close(b.closed)
+	b.p2p.Wait()
+	b.mu.Lock()
+	b.todo.close()
+	b.mu.Unlock()
+	b.wg.Wait()
+
+	err := b.neighbours.close()
+	err = errors.Join(err, b.cpu.Close(), b.board.close())
+	stuck := b.stuck(closeLimit)
+	if stuck > 0 {
+		// What comes after something that does not end goes on without it.
+		b.tracker.GiveUp()
+		stuck = b.stuck(linger)
+	}
+	if stuck > 0 {
+		// Their streams still use the memory, which therefore stays.
+		return errors.Join(err, fmt.Errorf("cuda: %d operations that failed have not left the device after %v", stuck, closeLimit))
+	}
+	errs := []error{err}
+	if b.line != nil {
+		b.lines = append(b.lines, b.line)
+	}
+	for _, l := range b.lines {
+		errs = append(errs, l.close(b.tracker))
+	}
+	return errors.Join(append(errs, b.tracker.Close(), b.pool.close())...)
+}

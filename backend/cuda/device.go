@@ -1,0 +1,555 @@
+package cuda
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"runtime"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/c10d-go/c10d/backend"
+	"github.com/c10d-go/c10d/backend/cuda/driver"
+	"github.com/c10d-go/c10d/backend/cuda/driver/edges"
+	"github.com/c10d-go/c10d/backend/cuda/internal/kernels"
+	"github.com/c10d-go/c10d/tensor"
+	"github.com/c10d-go/c10d/work"
+)
+
+// DeviceWork is the name of the all-reduce work that stays on the devices: a ring
+// in which each rank's kernels write into the next rank's memory. It is usable
+// where all ranks are on one host, their devices reach their neighbours', and
+// there are kernels for the operator and the dtype.
+const DeviceWork = "device"
+
+func init() {
+	err := backend.RegisterAllReduce(backend.AllReduceWork{
+		Name: DeviceWork, Device: tensor.CUDA, Layout: tensor.Strided, Rank: 100, Usable: deviceUsable, New: newDeviceWork,
+	})
+	if err != nil {
+		panic(err)
+	}
+}
+
+// deviceUsable says whether the ring does a call. What it says of a call that is
+// right is the same on every rank: it depends on the operator, the dtype, and on
+// what the ranks have told each other. The first call that gets that far makes
+// the ring, which waits for all ranks to come to it.
+func deviceUsable(c *backend.AllReduceCall) error {
+	h, ok := c.Host.(*host)
+	if !ok {
+		return fmt.Errorf("it runs in backend %q, not with a %T", Name, c.Host)
+	}
+	t := c.Tensors[0]
+	if kernels.Step(c.Op.Kind(), t.DType()) == "" {
+		return fmt.Errorf("no kernel for %v of %v", c.Op, t.DType())
+	}
+	n := h.b.neighbours
+	if n.why != nil {
+		return n.why
+	}
+	if _, probe := t.Memory().(nowhere); !probe {
+		// Wrong calls are refused by who comes next.
+		if err := h.b.typed(work.AllReduce, "tensors", output, t.DType(), c.Tensors); err != nil {
+			return err
+		}
+	}
+	return n.ready(h, work.AllReduce)
+}
+
+// deviceWork is an all-reduce on the devices. The operation that it belongs to
+// enqueues it, waits for it, and ends it.
+type deviceWork struct {
+	op     *operation
+	ring   *ring
+	places []*place
+	here   []driver.Ptr // of each place's lo, on the ring's device
+	step   driver.Function
+	by     int // what the result is divided by
+	held   []driver.Memory
+	issued bool
+
+	first, last progress // of the ring, before the operation and after it
+
+	spread func(*edges.Batch) error // of a broadcast, instead of all that makes an all-reduce
+}
+
+func newDeviceWork(c *backend.AllReduceCall) (backend.AllReduceRunner, error) {
+	h, ok := c.Host.(*host)
+	if !ok {
+		return nil, fmt.Errorf("the work %q runs in backend %q, not with a %T", DeviceWork, Name, c.Host)
+	}
+	b, d := h.b, c.Tensors[0].DType()
+	if err := b.typed(work.AllReduce, "tensors", output, d, c.Tensors); err != nil {
+		return nil, err
+	}
+	if err := b.reduction(work.AllReduce, c.Op, d); err != nil {
+		return nil, err
+	}
+	w := &deviceWork{op: h.op, ring: b.neighbours.made(), by: 1}
+	w.step = w.ring.steps[kernels.Step(c.Op.Kind(), d)]
+	if c.Op.Kind() == backend.Avg.Kind() {
+		w.by = b.size
+	}
+	for i, t := range c.Tensors {
+		p := placeOf(t)
+		for j, q := range w.places {
+			if lo, hi := q.base+driver.Ptr(q.lo), q.base+driver.Ptr(q.hi); p.base+driver.Ptr(p.lo) < hi && lo < p.base+driver.Ptr(p.hi) {
+				return nil, fmt.Errorf("tensors %d and %d share memory", j, i)
+			}
+		}
+		w.places = append(w.places, p)
+	}
+	h.op.device = w
+	return w, nil
+}
+
+// enqueue gives the ring's stream all that this rank does for the all-reduce.
+func (w *deviceWork) enqueue(o *operation) (err error) {
+	r, b := w.ring, o.b
+	batch := b.tracker.Batch()
+	o.prologue(batch, w.places...)
+	// A driver may make the caller wait when it has been given very much: also
+	// then a rank that does not come must not hold this one up.
+	late := time.AfterFunc(o.timeout, func() {
+		err := o.named(fmt.Errorf("%w after %v, while it was enqueued", work.ErrTimeout, o.timeout))
+		b.fail(fmt.Errorf("the group has failed: %w", err), err)
+	})
+	defer late.Stop()
+	r.begin()
+	w.issued = true
+	if err := w.fill(batch); err != nil {
+		return err
+	}
+	o.pending, err = batch.Run()
+	return err
+}
+
+// fill puts everything into the batch: the tensors' elements in order and on the
+// ring's device, all of this rank combined, the ring, and the way back.
+func (w *deviceWork) fill(batch *edges.Batch) error {
+	r := w.ring
+	r.used = 0
+	if w.spread != nil {
+		return w.spread(batch)
+	}
+	t := w.places[0].t
+	n, es := t.Len(), t.DType().Size()
+	if n == 0 {
+		return nil
+	}
+	at := make([]driver.Ptr, len(w.places))
+	w.here = make([]driver.Ptr, len(w.places))
+	for i := range w.places {
+		var err error
+		if at[i], err = w.bring(batch, i); err != nil {
+			return err
+		}
+	}
+	for _, a := range at[1:] {
+		r.launch(batch, w.step, n*es, func(x *driver.Args) { x.Ptr(at[0]).Ptr(0).Ptr(at[0]).Ptr(a).Uint64(uint64(n)).Uint32(1) },
+			driver.Writes(at[0], n*es), driver.Reads(a, n*es))
+	}
+	w.first = progress{r.sent, r.got}
+	r.fill(batch, at[0], n, es, w.step, w.by)
+	w.last = progress{r.sent, r.got}
+	r.count()
+	for _, a := range at[1:] {
+		batch.Copy(r.stream, a, at[0], n*es)
+	}
+	for i := range w.places {
+		w.putBack(batch, i, at[i])
+	}
+	return nil
+}
+
+// scratch returns memory on the ring's device until the operation has ended.
+func (w *deviceWork) scratch(n int) (driver.Ptr, error) {
+	m, err := w.ring.scratch.get(w.ring.dev, n)
+	if err != nil {
+		return 0, err
+	}
+	w.held = append(w.held, m)
+	return m.Ptr(), nil
+}
+
+// bring returns where a tensor's elements are in order on the ring's device: where
+// they are, or where they have been brought.
+func (w *deviceWork) bring(batch *edges.Batch, i int) (driver.Ptr, error) {
+	r, p := w.ring, w.places[i]
+	w.here[i] = p.base + driver.Ptr(p.lo)
+	if p.dev != r.dev {
+		at, err := w.scratch(p.hi - p.lo)
+		if err != nil {
+			return 0, err
+		}
+		p.each(func(s span) { batch.Copy(r.stream, at+driver.Ptr(s.off-p.lo), p.base+driver.Ptr(s.off), s.n) })
+		w.here[i] = at
+	}
+	if p.flat {
+		return w.here[i], nil
+	}
+	at, err := w.scratch(p.t.ByteLen())
+	if err == nil {
+		w.pack(batch, r.pack, i, at)
+	}
+	return at, err
+}
+
+// putBack is the way back from bring.
+func (w *deviceWork) putBack(batch *edges.Batch, i int, at driver.Ptr) {
+	r, p := w.ring, w.places[i]
+	if !p.flat {
+		w.pack(batch, r.unpack, i, at)
+	}
+	if p.dev != r.dev {
+		p.each(func(s span) { batch.Copy(r.stream, p.base+driver.Ptr(s.off), w.here[i]+driver.Ptr(s.off-p.lo), s.n) })
+	}
+}
+
+// pack brings the elements of a tensor in order, or puts them back.
+func (w *deviceWork) pack(batch *edges.Batch, f driver.Function, i int, at driver.Ptr) {
+	p := w.places[i]
+	es := p.t.DType().Size()
+	shape, strides := slices.Clone(p.t.Shape()), slices.Clone(p.t.Strides())
+	spread := w.here[i] + driver.Ptr(p.t.Offset()*es-p.lo)
+	if most := 8; es > most {
+		// To the kernels an element is several.
+		for d := range strides {
+			strides[d] *= es / most
+		}
+		shape, strides, es = append(shape, es/most), append(strides, 1), most
+	}
+	shape, strides = collapsed(shape, strides)
+	outer := max(len(shape)-kernels.MostDims, 0)
+	l := kernels.Layout{Size: es, Shape: shape[outer:], Strides: strides[outer:]}
+	inner := es
+	for _, k := range l.Shape {
+		inner *= k
+	}
+	// A layout of more dimensions than a kernel takes is several.
+	index := make([]int, outer)
+	for {
+		from, to := spread, at
+		for d, k := range index {
+			from += driver.Ptr(k * strides[d] * es)
+		}
+		w.ring.launch(batch, f, inner, func(a *driver.Args) { l.Append(a.Ptr(to).Ptr(from)) },
+			driver.Writes(to, inner), driver.Writes(w.here[i], p.hi-p.lo))
+		at += driver.Ptr(inner)
+		d := outer - 1
+		for ; d >= 0; d-- {
+			if index[d]++; index[d] < shape[d] {
+				break
+			}
+			index[d] = 0
+		}
+		if d < 0 {
+			return
+		}
+	}
+}
+
+// collapsed returns shape and strides with as few dimensions as say the same.
+func collapsed(shape, strides []int) (s, t []int) {
+	for i, n := range shape {
+		if n == 1 {
+			continue
+		}
+		if k := len(s) - 1; k >= 0 && t[k] == n*strides[i] {
+			s[k], t[k] = s[k]*n, strides[i]
+			continue
+		}
+		s, t = append(s, n), append(t, strides[i])
+	}
+	return s, t
+}
+
+// Run waits until the devices have done the all-reduce. Nothing of it is the
+// host's, but the host is who notices that it cannot end.
+func (w *deviceWork) Run(context.Context) error {
+	o := w.op
+	pause := 10 * time.Microsecond
+	for i := 0; ; i++ {
+		if done, err := o.pending.Done(); done {
+			return err
+		}
+		if i < 200 {
+			runtime.Gosched()
+			continue
+		}
+		if err := (stopped{o}).Err(); err != nil {
+			return w.blame(err)
+		}
+		if err := w.ring.stream.Err(); err != nil {
+			return err
+		}
+		if err := o.b.cpuErr(); err != nil {
+			return err
+		}
+		time.Sleep(pause)
+		pause = min(2*pause, 200*time.Microsecond)
+	}
+}
+
+// progress is how many messages have gone to the right and come from the left.
+type progress struct{ sent, got uint64 }
+
+// blame says, of an operation that ran out of time, what the neighbours have done
+// for it.
+func (w *deviceWork) blame(err error) error {
+	r, o := w.ring, w.op
+	due := progress{w.last.sent - w.first.sent, w.last.got - w.first.got}
+	if !errors.Is(err, work.ErrTimeout) || due.got == 0 || due.sent == 0 {
+		return err
+	}
+	done := func(word func(slot int) int, before, due uint64) uint64 {
+		all := uint32(0)
+		for slot := range ringSlots {
+			all += r.own.words.Load32(word(slot))
+		}
+		return uint64(min(max(int32(all-uint32(before)), 0), int32(due)))
+	}
+	got, taken := done(arrivedAt, w.first.got, due.got), done(takenAt, w.first.sent, due.sent)
+	peer := -1
+	if got == 0 {
+		peer = r.left.rank
+	}
+	return &work.Error{Info: o.Info(), Peer: peer, Err: fmt.Errorf("cuda: %w; rank %d has sent %d of %d pieces, rank %d has taken %d of %d",
+		err, r.left.rank, got, due.got, r.right.rank, taken, due.sent)}
+}
+
+// cpuErr returns what ended the group of the host's part, if its backend says so.
+func (b *Backend) cpuErr() error {
+	if e, ok := b.cpu.(interface{ Err() error }); ok {
+		return e.Err()
+	}
+	return nil
+}
+
+// ended gives back what the work has, which has left the device.
+func (w *deviceWork) ended() error {
+	var errs []error
+	for _, m := range w.held {
+		errs = append(errs, w.ring.scratch.put(m))
+	}
+	w.held = nil
+	if w.issued {
+		w.issued = false
+		w.ring.end()
+	}
+	return errors.Join(errs...)
+}
+
+// A rank's neighbours write its slots and its words. For each slot there is a word
+// that the left neighbour sets when it has filled the slot, and one for the slot
+// of the right neighbour, which that one sets when it has taken what was there.
+// They count how often. Slots are in device memory, words in page-locked memory
+// that the ranks' processes share.
+//
+// With twice as many slots as rounds side by side, a rank may begin a step when its
+// neighbours have ended the one before the last: neither waits for words that are
+// on their way.
+const (
+	ringSlots = 2 * window
+	wordEach  = 64 // so that no two share a line
+)
+
+func arrivedAt(slot int) int { return slot * wordEach }
+func takenAt(slot int) int   { return (ringSlots + slot) * wordEach }
+
+// ring is what a rank has for work on the devices: memory that its neighbours
+// write, and theirs.
+type ring struct {
+	b       *Backend
+	dev     int
+	v       driver.Device
+	chunk   int // bytes of a slot
+	scratch scratch
+
+	stream driver.Stream
+	module driver.Module
+	steps  map[string]driver.Function
+	copy   driver.Function
+	pack   driver.Function
+	unpack driver.Function
+
+	own         *workspace
+	left, right *mapping // the same one in a ring of two
+	opened      []*mapping
+
+	sent, got uint64        // messages to the right and from the left, since the ring was made
+	top       atomic.Uint32 // no word has counted beyond it
+
+	boxes []*launchBox // of the batch that is being made
+	used  int
+
+	mu        sync.Mutex
+	active    int  // operations that the stream may still have to do
+	failed    bool // the group has
+	releasing bool
+	closed    bool
+	quit      chan struct{}
+	wg        sync.WaitGroup
+}
+
+// launchBox is a launch with what belongs to it.
+type launchBox struct {
+	driver.Launch
+	args   driver.Args
+	access [4]driver.Access
+}
+
+// launch adds a kernel over n bytes to the batch.
+func (r *ring) launch(batch *edges.Batch, f driver.Function, n int, args func(*driver.Args), access ...driver.Access) {
+	if r.used == len(r.boxes) {
+		r.boxes = append(r.boxes, new(launchBox))
+	}
+	x := r.boxes[r.used]
+	r.used++
+	args(x.args.Reset())
+	x.Launch = driver.Launch{Function: f, Grid: kernels.Blocks(n), Block: driver.Dim{X: kernels.Block}, Args: &x.args, Access: x.access[:copy(x.access[:], access)]}
+	batch.Launch(r.stream, &x.Launch)
+}
+
+// turn returns the slot of a message, and how often it has then been used.
+func turn(message uint64) (slot int, count uint32) {
+	return int(message % ringSlots), uint32(message/ringSlots) + 1
+}
+
+func (r *ring) slot(base driver.Ptr, i int) driver.Ptr {
+	return base + driver.Ptr(i*r.chunk)
+}
+
+// fill adds this rank's part of the all-reduce of n elements at x to the batch.
+// All is on one stream; the words order it against the neighbours'.
+func (r *ring) fill(batch *edges.Batch, x driver.Ptr, n, es int, step driver.Function, by int) {
+	unit := max(16/es, 1)
+	grain := r.chunk / (unit * es) * unit
+	hops(r.b.rank, r.b.size, n, grain, unit, func(h hop) { r.hop(batch, h, x, es, step, by) })
+}
+
+// hop adds one step to the batch.
+func (r *ring) hop(batch *edges.Batch, h hop, x driver.Ptr, es int, step driver.Function, by int) {
+	s := r.stream
+	at, bytes := x+driver.Ptr(h.lo*es), (h.hi-h.lo)*es
+	var from, out, to driver.Ptr
+	var inSlot, outSlot int
+	var inCount, outCount uint32
+	if h.take {
+		inSlot, inCount = turn(r.got)
+		r.got++
+		from = r.slot(r.own.ptr(), inSlot)
+		batch.WaitValue(s, r.own.word(arrivedAt(inSlot)), inCount, driver.AtLeast, driver.Writes(from, bytes))
+	}
+	if h.pass {
+		outSlot, outCount = turn(r.sent)
+		r.sent++
+		to = r.slot(r.right.ptr(), outSlot)
+		if outCount > 1 {
+			batch.WaitValue(s, r.own.word(takenAt(outSlot)), outCount-1, driver.AtLeast, driver.Writes(to, bytes))
+		}
+	}
+	if h.keep {
+		out = at
+	}
+	var acc [4]driver.Access
+	uses := acc[:0]
+	if h.keep {
+		uses = append(uses, driver.Writes(at, bytes))
+	} else if h.combine || !h.take {
+		uses = append(uses, driver.Reads(at, bytes))
+	}
+	if h.take {
+		uses = append(uses, driver.Reads(from, bytes))
+	}
+	if h.pass {
+		uses = append(uses, driver.Writes(to, bytes))
+	}
+	if h.combine {
+		divide := 1
+		if h.whole {
+			divide = by
+		}
+		r.launch(batch, step, bytes, func(a *driver.Args) {
+			a.Ptr(out).Ptr(to).Ptr(at).Ptr(from).Uint64(uint64(h.hi - h.lo)).Uint32(uint32(divide))
+		}, uses...)
+	} else {
+		source := at
+		if h.take {
+			source = from
+		}
+		r.launch(batch, r.copy, bytes, func(a *driver.Args) { a.Ptr(out).Ptr(to).Ptr(source).Uint64(uint64(bytes)) }, uses...)
+	}
+	if h.pass {
+		batch.WriteValue(s, r.right.word(arrivedAt(outSlot)), outCount, driver.Writes(to, bytes))
+	}
+	if h.take {
+		batch.WriteValue(s, r.left.word(takenAt(inSlot)), inCount, driver.Writes(from, bytes))
+	}
+}
+
+// count notes how far words will have counted.
+func (r *ring) count() {
+	_, a := turn(r.sent)
+	_, b := turn(r.got)
+	r.top.Store(max(a, b))
+}
+
+// begin notes that the stream is given an operation, end that one has ended.
+func (r *ring) begin() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.active++
+	r.letGo()
+}
+
+func (r *ring) end() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.active--
+}
+
+// abandon lets the stream go on, whatever it waits for: the group has failed.
+func (r *ring) abandon() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.failed = true
+	r.letGo()
+}
+
+// letGo starts release where it is needed; the caller holds r.mu.
+func (r *ring) letGo() {
+	if r.failed && r.active > 0 && !r.releasing && !r.closed {
+		r.releasing = true
+		r.wg.Go(r.release)
+	}
+}
+
+// release writes the words that the ring's stream waits for until nothing is left
+// that it could wait for. Once is not enough, as a neighbour that still goes on
+// counts where it was.
+func (r *ring) release() {
+	pause := 50 * time.Microsecond
+	for {
+		r.mu.Lock()
+		if r.active == 0 || r.closed {
+			r.releasing = false
+			r.mu.Unlock()
+			return
+		}
+		r.mu.Unlock()
+		for slot := range ringSlots {
+			// Beyond all that is waited for.
+			r.own.words.Store32(arrivedAt(slot), r.top.Load()+1<<29)
+			r.own.words.Store32(takenAt(slot), r.top.Load()+1<<29)
+		}
+		select {
+		case <-r.quit:
+		case <-time.After(pause):
+		}
+		pause = min(2*pause, 20*time.Millisecond)
+	}
+}

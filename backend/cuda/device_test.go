@@ -1,0 +1,853 @@
+package cuda_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/c10d-go/c10d/backend"
+	"github.com/c10d-go/c10d/backend/cuda"
+	"github.com/c10d-go/c10d/backend/cuda/driver"
+	"github.com/c10d-go/c10d/backend/cuda/driver/sim"
+	"github.com/c10d-go/c10d/backend/cuda/driver/sim/simkernels"
+	"github.com/c10d-go/c10d/backend/gloo/transport/mem"
+	"github.com/c10d-go/c10d/store"
+	"github.com/c10d-go/c10d/tensor"
+	"github.com/c10d-go/c10d/work"
+)
+
+// onDevices is a setup in which all-reduces stay on the devices.
+func onDevices(size, devices, chunk int) setup {
+	return setup{
+		size: size, timeout: patience, sim: sim.Config{Devices: devices, Kernels: simkernels.All()},
+		options: cuda.Options{AllReduce: cuda.DeviceWork, DeviceChunk: chunk},
+	}
+}
+
+// quietly is s for tests whose streams lack an order on purpose: then only the
+// simulator reports it, and Go's race detector looks away.
+func (s setup) quietly() setup {
+	s.sim.Quiet = true
+	s.sim.Kernels = simkernels.All()
+	s.sim.Kernels["c10d_sum_int32"] = quietSum
+	s.sim.Kernels["c10d_copy"] = quietCopy
+	return s
+}
+
+// quietSum adds buckets, whose bytes do not carry.
+//
+//go:norace
+func quietSum(k *sim.Run) error {
+	n := 4 * k.Int(4)
+	a, b := k.Read(k.Ptr(2), n), k.Read(k.Ptr(3), n)
+	sum := make([]byte, n)
+	for i := range sum {
+		sum[i] = a[i] + b[i]
+	}
+	quietWrite(k, sum, k.Ptr(0), k.Ptr(1))
+	return nil
+}
+
+//go:norace
+func quietCopy(k *sim.Run) error {
+	a := k.Read(k.Ptr(2), k.Int(3))
+	b := make([]byte, len(a))
+	for i := range b {
+		b[i] = a[i]
+	}
+	quietWrite(k, b, k.Ptr(0), k.Ptr(1))
+	return nil
+}
+
+//go:norace
+func quietWrite(k *sim.Run, b []byte, to ...driver.Ptr) {
+	for _, p := range to {
+		if p == 0 {
+			continue
+		}
+		at := k.Write(p, len(b))
+		for i := range at {
+			at[i] = b[i]
+		}
+	}
+}
+
+var deviceTypes = []tensor.DType{
+	tensor.Float32, tensor.Float64, tensor.Float16, tensor.BFloat16, tensor.Int8, tensor.Uint8, tensor.Int32, tensor.Int64,
+}
+
+var deviceOps = []backend.ReduceOp{
+	backend.Sum, backend.Avg, backend.Product, backend.Min, backend.Max, backend.BAnd, backend.BOr, backend.BXor,
+}
+
+// TestF16Device does all-reduces of any dtype, operator, size and layout, on any
+// number of ranks and devices, several at a time, in stream order from the
+// caller's copy into the tensors to the one out of them, and compares every byte
+// with what CPU ranks make of the same elements (F-11, F-16, T11).
+func TestF16Device(t *testing.T) {
+	eachSeed(t, 1, func(t *testing.T, seed uint64, s sim.Semantics) {
+		rng := random(t, seed)
+		size := 1 + int(seed)%9
+		o := onDevices(size, 1+rng.IntN(3), 16+rng.IntN(200))
+		o.sim.Seed, o.sim.Semantics = seed, s
+		w := newWorld(t, o)
+		type program struct {
+			d       tensor.DType
+			op      backend.ReduceOp
+			n, many int
+		}
+		var ps []program
+		for range 5 {
+			p := program{d: deviceTypes[rng.IntN(len(deviceTypes))], n: []int{0, 1, 2, 3, 5, 64, 97, 600}[rng.IntN(8)], many: 1 + rng.IntN(6)/4}
+			for {
+				p.op = deviceOps[rng.IntN(len(deviceOps))]
+				if _, err := p.op.Reduction(p.d, size); err == nil {
+					break
+				}
+			}
+			ps = append(ps, p)
+		}
+		w.each(func(x *rank, r int) error {
+			rng := rand.New(rand.NewPCG(seed, uint64(r)))
+			var works []*work.Work
+			var all [][]*pair
+			for i, p := range ps {
+				var ts []*tensor.Tensor
+				var list []*pair
+				for range p.many {
+					q, err := x.pairOf(rng, p.d, rng.IntN(len(x.stream)), laid(max(0, rng.IntN(6)-2), p.n, 2), true)
+					if err != nil {
+						return err
+					}
+					list, ts = append(list, q), append(ts, q.dev)
+				}
+				v, err := x.b.AllReduce(x.ctx, ts, backend.AllReduceOptions{Op: p.op})
+				if err != nil {
+					return fmt.Errorf("%d: %+v: %w", i, p, err)
+				}
+				works, all = append(works, v), append(all, list)
+			}
+			for i, list := range all {
+				for _, s := range x.stream {
+					if err := works[i].Synchronize(s); err != nil {
+						return err
+					}
+				}
+				for _, q := range list {
+					if err := x.back(q); err != nil {
+						return err
+					}
+				}
+			}
+			for i, list := range all {
+				var ts []*tensor.Tensor
+				for _, q := range list {
+					ts = append(ts, q.cpu)
+				}
+				v, err := x.cpu.AllReduce(x.ctx, ts, backend.AllReduceOptions{Op: ps[i].op})
+				if err != nil {
+					return err
+				}
+				if err := work.WaitAll(x.ctx, works[i], v); err != nil {
+					return fmt.Errorf("%+v: %w", ps[i], err)
+				}
+				for _, q := range list {
+					if err := x.check(q); err != nil {
+						return fmt.Errorf("%d: %+v: %w", i, ps[i], err)
+					}
+				}
+			}
+			return nil
+		})
+		w.end()
+	})
+}
+
+// vector is a tensor in device memory with numbers of the test's own.
+type vector struct {
+	t   *tensor.Tensor
+	mem driver.Memory
+	h   driver.HostMemory
+}
+
+func (x *rank) vector(d tensor.DType, device int, b []byte) (*vector, error) {
+	v, err := x.d.Device(device)
+	if err != nil {
+		return nil, err
+	}
+	y := &vector{}
+	if y.mem, err = v.Alloc(len(b)); err != nil {
+		return nil, err
+	}
+	x.close = append(x.close, y.mem)
+	if y.h, err = x.d.AllocHost(len(b)); err != nil {
+		return nil, err
+	}
+	x.close = append(x.close, y.h)
+	if y.t, err = tensor.OnDevice(d, cuda.OnStream(y.mem, x.stream[device]), len(b)/d.Size()); err != nil {
+		return nil, err
+	}
+	driver.HostAccess(x.d, "filling", driver.Writes(y.h.Ptr(), len(b)))
+	copy(y.h.Bytes(), b)
+	return y, x.stream[device].Copy(y.mem.Ptr(), y.h.Ptr(), len(b))
+}
+
+// bytes waits for what the caller's stream has been given.
+func (x *rank) bytes(y *vector, device int) ([]byte, error) {
+	s := x.stream[device]
+	if err := s.Copy(y.h.Ptr(), y.mem.Ptr(), y.mem.Len()); err != nil {
+		return nil, err
+	}
+	e, err := s.Record()
+	if err != nil {
+		return nil, err
+	}
+	defer e.Release()
+	if err := e.Sync(x.ctx); err != nil {
+		return nil, err
+	}
+	driver.HostAccess(x.d, "comparing", driver.Reads(y.h.Ptr(), y.h.Len()))
+	return bytes.Clone(y.h.Bytes()), nil
+}
+
+// ringSum is what a ring makes of float32s: each element's sum begins at the rank
+// whose block it is in.
+func ringSum(in [][]float32, op func(a, b float32) float32, chunk int) []float32 {
+	size, n := len(in), len(in[0])
+	grain, out := chunk/16*4, make([]float32, n)
+	for i := range out {
+		base := i / (size * grain) * size * grain
+		m := min(size*grain, n-base)
+		each := ((m+size-1)/size + 3) / 4 * 4
+		block := (i - base) / each
+		sum := in[block][i]
+		for k := 1; k < size; k++ {
+			sum = op(in[(block+k)%size][i], sum)
+		}
+		out[i] = sum
+	}
+	return out
+}
+
+// TestDeviceBits adds floats of very different size: every rank gets the same
+// bits, those of a ring, in every run (F-47).
+func TestDeviceBits(t *testing.T) {
+	for _, size := range []int{2, 3, 5} {
+		const n, chunk = 1001, 160
+		rng := random(t, uint64(size))
+		in := make([][]float32, size)
+		for r := range in {
+			for range n {
+				in[r] = append(in[r], float32(rng.NormFloat64()*math.Ldexp(1, rng.IntN(40))))
+			}
+		}
+		want := ringSum(in, func(a, b float32) float32 { return a + b }, chunk)
+		for i := range want {
+			want[i] /= float32(size)
+		}
+		for run := range 2 {
+			o := onDevices(size, 2, chunk)
+			o.sim.Seed = uint64(run)
+			w := newWorld(t, o)
+			w.each(func(x *rank, r int) error {
+				y, err := x.vector(tensor.Float32, r%2, tensorBytes(in[r]))
+				if err != nil {
+					return err
+				}
+				v, err := x.b.AllReduce(x.ctx, []*tensor.Tensor{y.t}, backend.AllReduceOptions{Op: backend.Avg})
+				if err != nil {
+					return err
+				}
+				if err := v.Synchronize(x.stream[r%2]); err != nil {
+					return err
+				}
+				got, err := x.bytes(y, r%2)
+				if err != nil {
+					return err
+				}
+				if !bytes.Equal(got, tensorBytes(want)) {
+					return errors.New("other bits than a ring's")
+				}
+				return v.Wait(x.ctx)
+			})
+			w.end()
+		}
+	}
+}
+
+func tensorBytes(v []float32) []byte {
+	t, err := tensor.Of(v, len(v))
+	if err != nil {
+		panic(err)
+	}
+	return bytes.Clone(t.Bytes())
+}
+
+// TestDeviceChosen takes the ring where it can be, and says why where it cannot.
+func TestDeviceChosen(t *testing.T) {
+	reduce := func(x *rank, r int, d tensor.DType, op backend.ReduceOp) (*work.Work, error) {
+		y, err := x.vector(d, r%len(x.stream), make([]byte, 40*d.Size()))
+		if err != nil {
+			return nil, err
+		}
+		return x.b.AllReduce(x.ctx, []*tensor.Tensor{y.t}, backend.AllReduceOptions{Op: op})
+	}
+	run := func(o setup, want, why string) {
+		t.Helper()
+		w := newWorld(t, o)
+		w.each(func(x *rank, r int) error {
+			v, err := reduce(x, r, tensor.Float32, backend.Sum)
+			if err != nil {
+				return err
+			}
+			return v.Wait(x.ctx)
+		})
+		for _, x := range w.ranks {
+			c := x.b.Explain().Choices[0]
+			require.Equal(t, want, c.Algorithm, c.Why)
+			require.Contains(t, c.Why, why)
+		}
+		w.end()
+	}
+	auto := onDevices(3, 3, 0)
+	auto.options.AllReduce = ""
+	run(auto, cuda.DeviceWork, "first of the registered works")
+
+	none := auto
+	none.sim.Kernels = nil
+	run(none, cuda.HostWork, "not device: rank 0: driver sim has no kernel")
+
+	apart := auto
+	apart.sim.Topology.NoPeer = func(from, to int) bool { return from == 2 && to == 1 }
+	run(apart, cuda.HostWork, "not device: rank 2: the memory of rank 1: ")
+
+	few := auto
+	few.sim.Memory = 1 << 20
+	run(few, cuda.HostWork, "out of memory")
+
+	i := atomic.Int32{}
+	far := cuda.SetHostIdentity(func() [32]byte { return [32]byte{byte(i.Add(1))} })
+	run(auto, cuda.HostWork, "is on another host than rank 0")
+	far()
+
+	// What has no kernel goes by the host, in the same group.
+	w := newWorld(t, auto)
+	require.Contains(t, w.ranks[0].b.Explain().Choices[0].Why, "found out by the first all_reduce")
+	before := w.m.Stats().MadeModules
+	w.each(func(x *rank, r int) error {
+		for _, c := range []struct {
+			d  tensor.DType
+			op backend.ReduceOp
+		}{{tensor.Float32, backend.PreMulSum(2)}, {tensor.Bool, backend.Sum}, {tensor.Complex64, backend.Sum}, {tensor.Int32, backend.Sum}} {
+			v, err := reduce(x, r, c.d, c.op)
+			if err == nil {
+				err = v.Wait(x.ctx)
+			}
+			if err != nil {
+				return err
+			}
+		}
+		y, err := x.vector(tensor.Float32, r, make([]byte, 8))
+		if err != nil {
+			return err
+		}
+		_, err = x.b.AllReduce(x.ctx, []*tensor.Tensor{y.t}, backend.AllReduceOptions{Op: backend.BAnd})
+		if !errors.Is(err, backend.ErrInvalidArgument) {
+			return fmt.Errorf("bits of floats: %w", err)
+		}
+		_, err = x.bytes(y, r)
+		return err
+	})
+	require.Equal(t, before+3, w.m.Stats().MadeModules)
+	w.end()
+
+	// Ranks with other chunks do not begin.
+	bad := onDevices(1, 1, 0)
+	for _, n := range []int{-1, 8, 1<<30 + 1} {
+		bad.options.DeviceChunk = n
+		m, err := sim.Open(sim.Config{})
+		require.NoError(t, err)
+		bad.options.Driver = m
+		_, err = cuda.New(t.Context(), backend.Options{Size: 1, Specific: bad.options})
+		require.ErrorContains(t, err, "DeviceChunk")
+		require.NoError(t, m.Close())
+	}
+}
+
+// TestDeviceShared runs ranks of one process on one driver: they reach each
+// other's memory by its address.
+func TestDeviceShared(t *testing.T) {
+	for _, devices := range []int{1, 2} {
+		d, err := sim.Open(sim.Config{Devices: devices, Kernels: simkernels.All()})
+		require.NoError(t, err)
+		st := newStore(t)
+		w := &world{TB: t, ctx: t.Context(), m: d.Machine(), ranks: make([]*rank, 3)}
+		for r := range w.ranks {
+			x := &rank{TB: t, ctx: t.Context(), w: w, d: d}
+			require.NoError(t, x.makeStreams(fmt.Sprint("caller ", r)))
+			w.ranks[r] = x
+		}
+		for range 2 { // one group after the other
+			fabric := mem.NewFabric()
+			w.each(func(x *rank, r int) error {
+				b, err := cuda.New(x.ctx, backend.Options{
+					Store: st, Rank: r, Size: 3, Timeout: patience, Group: "g",
+					Specific: cuda.Options{Driver: d, AllReduce: cuda.DeviceWork, DeviceChunk: 64, CPUOptions: join(fabric)},
+				})
+				if err != nil {
+					return err
+				}
+				x.b = b
+				y, err := x.vector(tensor.Int32, r%devices, bytes.Repeat([]byte{byte(r + 1)}, 400))
+				if err != nil {
+					return err
+				}
+				for range 3 {
+					v, err := b.AllReduce(x.ctx, []*tensor.Tensor{y.t}, backend.AllReduceOptions{Op: backend.Max})
+					if err != nil {
+						return err
+					}
+					if err := v.Synchronize(x.stream[r%devices]); err != nil {
+						return err
+					}
+				}
+				got, err := x.bytes(y, r%devices)
+				if err != nil {
+					return err
+				}
+				if !bytes.Equal(got, bytes.Repeat([]byte{3}, 400)) {
+					return fmt.Errorf("got %x", got)
+				}
+				return b.Close()
+			})
+		}
+		for _, x := range w.ranks {
+			x.free()
+		}
+		require.NoError(t, d.Close())
+	}
+}
+
+// warm all-reduces a bucket of rank r once, so that the ring is there.
+func (x *rank) warm(r int) (*bucket, error) {
+	b, err := x.bucket(r)
+	if err != nil {
+		return nil, err
+	}
+	if err := x.fill(r, b); err != nil {
+		return nil, err
+	}
+	v, err := x.b.AllReduce(x.ctx, []*tensor.Tensor{b.t}, backend.AllReduceOptions{})
+	if err != nil {
+		return nil, err
+	}
+	return b, v.Wait(x.ctx)
+}
+
+// TestDeviceMutations leaves out each record, wait and word that rank 0 makes for
+// an all-reduce in several rounds; somebody has to notice every one (T3, T4).
+func TestDeviceMutations(t *testing.T) {
+	run := func(w *world) error {
+		return errors.Join(runEach(w, func(x *rank, r int, _ chan struct{}) error {
+			b, err := x.warm(r)
+			if err != nil {
+				return err
+			}
+			for range 2 {
+				if err := x.fill(r, b); err != nil {
+					return err
+				}
+				v, err := x.b.AllReduce(x.ctx, []*tensor.Tensor{b.t}, backend.AllReduceOptions{})
+				if err != nil {
+					return err
+				}
+				if err := v.Synchronize(x.caller(r)); err != nil {
+					return err
+				}
+				e, err := x.use(r, b)
+				if err != nil {
+					return err
+				}
+				if err := errors.Join(x.verify(b, e), v.Wait(x.ctx)); err != nil {
+					return err
+				}
+			}
+			return nil
+		})...)
+	}
+	// With fewer ranks some words say what others say as well: that the right
+	// neighbour has taken something, that the left one has sent it.
+	s := onDevices(4, 2, 64) // rounds of 64 elements
+	s.sim.Seed = 3
+	var calls []sim.Call
+	// Those of the second all-reduce of three: the first makes the ring, and the
+	// third needs what the second leaves behind.
+	second := false
+	w := newWorld(t, s)
+	w.m.Skip(func(c sim.Call) bool {
+		if c.Stream == "rank 0/caller 0.0" && c.Name == "Record" {
+			second = c.K == 1 || c.K == 2
+		}
+		if second && (c.Stream == "rank 0/rank 0 ring" || c.Stream == "rank 0/caller 0.0") {
+			calls = append(calls, c)
+		}
+		return false
+	})
+	require.NoError(t, run(w))
+	w.end()
+	s = s.quietly()
+	s.timeout = 300 * time.Millisecond
+	tried := map[string]int{}
+	for _, m := range calls {
+		if m.Name != "Record" && m.Name != "Wait" && m.Name != "WaitValue" && m.Name != "WriteValue" ||
+			strings.HasPrefix(m.Stream, "rank 0/caller") && m.Name == "Record" && m.K == 2 {
+			continue // the test's own
+		}
+		tried[m.Name]++
+		var err error
+		for seed := uint64(0); err == nil && seed < 20; seed++ {
+			s.sim.Seed = seed
+			err = withoutCall(t, s, m, run)
+		}
+		require.Error(t, err, "nobody noticed that %v, number %d of them there, was left out", m, m.K)
+	}
+	t.Log("left out, each of them missed:", tried)
+	for _, name := range []string{"Record", "Wait", "WaitValue", "WriteValue"} {
+		require.NotZero(t, tried[name], name)
+	}
+}
+
+// withoutCall is without for ranks that close together, as those of a ring do.
+func withoutCall(t *testing.T, s setup, m sim.Call, run func(*world) error) error {
+	w := newWorld(t, s)
+	w.m.Skip(func(o sim.Call) bool { return o.Stream == m.Stream && o.Name == m.Name && o.K == m.K })
+	err := run(w)
+	err = errors.Join(err, errors.Join(runEach(w, func(x *rank, _ int, _ chan struct{}) error { return x.b.Close() })...))
+	w.m.Skip(nil)
+	for _, x := range w.ranks {
+		require.NoError(t, x.cpu.Close())
+	}
+	require.NoError(t, w.m.Settle(w.ctx), "%v", m)
+	for _, x := range w.ranks {
+		x.free()
+	}
+	return errors.Join(err, w.m.Close())
+}
+
+// TestDeviceFailedCalls lets each call to the driver fail in turn, those that make
+// the ring and those of an all-reduce: every rank gets an error or a result,
+// nothing is left, and no stream waits for ever (T7).
+func TestDeviceFailedCalls(t *testing.T) {
+	injected := errors.New("injected")
+	for _, first := range []bool{true, false} {
+		t.Run(fmt.Sprintf("first %v", first), func(t *testing.T) {
+			hosts := 0
+			for k := 0; ; k++ {
+				s := onDevices(2, 2, 160)
+				s.options.AllReduce = ""
+				s = s.quietly()
+				s.sim.Seed, s.sim.Semantics = uint64(k), sim.Semantics(k%2)
+				w := newWorld(t, s)
+				buckets := make([]*bucket, 2)
+				w.each(func(x *rank, r int) (err error) {
+					if first {
+						buckets[r], err = x.bucket(r)
+					} else {
+						buckets[r], err = x.warm(r)
+					}
+					if err == nil {
+						err = x.fill(r, buckets[r])
+					}
+					return err
+				})
+				n, failed := atomic.Int64{}, atomic.Pointer[string]{}
+				w.m.Inject(func(c sim.Call) error {
+					if strings.Contains(c.Stream, "caller") || n.Add(1)-1 != int64(k) {
+						return nil
+					}
+					text := c.String()
+					failed.Store(&text)
+					return injected
+				})
+				errs := runEach(w, func(x *rank, r int, _ chan struct{}) error {
+					v, err := x.b.AllReduce(x.ctx, []*tensor.Tensor{buckets[r].t}, backend.AllReduceOptions{})
+					if err != nil {
+						x.b.Abort(err)
+						return err
+					}
+					if err := v.Synchronize(x.caller(r)); err != nil {
+						return errors.Join(err, v.Wait(x.ctx))
+					}
+					return v.Wait(x.ctx)
+				})
+				w.m.Inject(nil)
+				err := errors.Join(errs...)
+				if failed.Load() == nil {
+					require.NoError(t, err)
+					w.end()
+					require.Greater(t, k, 20)
+					t.Logf("%d calls failed in turn, %d of them made the host do it", k, hosts)
+					require.Equal(t, first, hosts > 0)
+					return
+				}
+				what := *failed.Load()
+				if err == nil {
+					// Then there is no ring, on no rank.
+					for _, x := range w.ranks {
+						require.Equal(t, cuda.HostWork, x.b.Explain().Choices[0].Algorithm, what)
+					}
+					hosts++
+				} else {
+					require.ErrorIs(t, err, injected, what)
+				}
+				for r, err := range errs {
+					if err == nil {
+						continue
+					}
+					var e *work.Error
+					require.ErrorAs(t, err, &e, "%v: rank %d", what, r)
+					require.Equal(t, work.AllReduce, e.Info.Op, what)
+					require.Equal(t, r, e.Info.Rank, what)
+				}
+				for _, err := range runEach(w, func(x *rank, _ int, _ chan struct{}) error { return x.b.Close() }) {
+					require.NoError(t, err, what)
+				}
+				for _, x := range w.ranks {
+					require.NoError(t, x.cpu.Close())
+				}
+				require.NoError(t, w.m.Settle(w.ctx), what)
+				for _, x := range w.ranks {
+					x.free()
+				}
+				w.m.Close()
+				for _, f := range w.m.Findings() {
+					var unused *sim.Unused
+					var race *sim.Race
+					require.True(t, errors.As(f, &unused) || errors.As(f, &race), "%v: %v", what, f)
+				}
+			}
+		})
+	}
+}
+
+// TestDeviceFaults lets all-reduces on devices end that cannot end well: a rank
+// that does not come, dies, gives up, stalls, or loses its device (F-20, F-48, T8).
+func TestDeviceFaults(t *testing.T) {
+	s := onDevices(3, 2, 160).quietly()
+	type event func(w *world, x *rank, r int, v *work.Work) // what happens when all but rank 2 wait
+	fault := func(name string, timeout time.Duration, cause event, check func(t *testing.T, errs []error)) {
+		t.Run(name, func(t *testing.T) {
+			s := s
+			w := newWorld(t, s)
+			buckets := make([]*bucket, 3)
+			w.each(func(x *rank, r int) (err error) {
+				buckets[r], err = x.warm(r)
+				return err
+			})
+			if timeout > 0 {
+				for _, x := range w.ranks {
+					x.b.SetTimeout(timeout)
+				}
+			}
+			errs := runEach(w, func(x *rank, r int, _ chan struct{}) error {
+				if r == 2 {
+					return nil
+				}
+				if err := x.fill(r, buckets[r]); err != nil {
+					return err
+				}
+				ctx, cancel := context.WithCancel(x.ctx)
+				defer cancel()
+				if name == "the context ends" && r == 1 {
+					defer time.AfterFunc(20*time.Millisecond, cancel).Stop()
+				}
+				v, err := x.b.AllReduce(ctx, []*tensor.Tensor{buckets[r].t}, backend.AllReduceOptions{})
+				if err != nil {
+					return err
+				}
+				if cause != nil {
+					cause(w, x, r, v)
+				}
+				err = v.Wait(x.ctx)
+				require.Equal(t, err, v.Err())
+				_, again := x.b.AllReduce(x.ctx, []*tensor.Tensor{buckets[r].t}, backend.AllReduceOptions{})
+				require.Error(t, again, "the group is of no more use")
+				return err
+			})
+			for r := range 2 {
+				named(t, errs[r], r, 1)
+			}
+			check(t, errs[:2])
+			runEach(w, func(x *rank, _ int, _ chan struct{}) error { return x.b.Close() })
+			for _, x := range w.ranks {
+				require.NoError(t, x.cpu.Close())
+			}
+			require.NoError(t, w.m.Settle(w.ctx))
+			for _, x := range w.ranks {
+				x.free()
+			}
+			var leak *sim.Leak
+			var life *sim.Lifetime
+			err := w.m.Close()
+			require.False(t, name != "a device is lost" && (errors.As(err, &leak) || errors.As(err, &life)), "%v", err)
+		})
+	}
+	is := func(want error) func(t *testing.T, errs []error) {
+		return func(t *testing.T, errs []error) {
+			for _, err := range errs {
+				require.ErrorIs(t, err, want)
+			}
+		}
+	}
+	fault("a rank does not come", 200*time.Millisecond, nil, func(t *testing.T, errs []error) {
+		// Whoever was first says what it knows, and the other has heard of it.
+		require.True(t, slices.ContainsFunc(errs, func(err error) bool {
+			return errors.Is(err, work.ErrTimeout) && strings.Contains(err.Error(), "pieces")
+		}), "%v", errs)
+	})
+	fault("a rank dies", 0, func(w *world, x *rank, r int, v *work.Work) {
+		if r == 0 {
+			w.fabric.Kill("g/cuda/0", 2)
+		}
+	}, func(t *testing.T, errs []error) {
+		is(work.ErrPeerDied)(t, errs)
+		for _, err := range errs {
+			var e *work.Error
+			require.ErrorAs(t, err, &e)
+			require.Equal(t, 2, e.Peer)
+		}
+	})
+	fault("a Work is aborted", 0, func(w *world, x *rank, r int, v *work.Work) {
+		if r == 1 {
+			v.Abort(errors.New("no more"))
+		}
+	}, is(work.ErrAborted))
+	fault("the context ends", 0, nil, is(work.ErrCanceled))
+	fault("a device is lost", 0, func(w *world, x *rank, r int, v *work.Work) {
+		if r == 1 {
+			w.m.Lose(1, errors.New("fell off the bus"))
+		}
+	}, func(t *testing.T, errs []error) {
+		require.True(t, slices.ContainsFunc(errs, func(err error) bool { return errors.Is(err, driver.ErrDeviceLost) }), "%v", errs)
+	})
+
+	t.Run("a rank does not make the ring", func(t *testing.T) {
+		s := s
+		s.timeout = 200 * time.Millisecond
+		w := newWorld(t, s)
+		for r, err := range w.failure(t, func(r int) bool { return r != 2 }, func(*rank, int, *work.Work) {})[:2] {
+			require.Error(t, err, "rank %d", r)
+			require.ErrorContains(t, err, "all_reduce")
+		}
+		w.drop(t)
+	})
+}
+
+// TestDeviceSteady makes nothing once the ring is there (T9).
+func TestDeviceSteady(t *testing.T) {
+	o := onDevices(2, 2, 160)
+	w := newWorld(t, o)
+	buckets := make([]*bucket, 2)
+	w.each(func(x *rank, r int) (err error) {
+		buckets[r], err = x.warm(r)
+		return err
+	})
+	before := w.m.Stats()
+	w.each(func(x *rank, r int) error {
+		for range 100 {
+			v, err := x.b.AllReduce(x.ctx, []*tensor.Tensor{buckets[r].t}, backend.AllReduceOptions{Op: backend.BXor})
+			if err != nil {
+				return err
+			}
+			if err := v.Wait(x.ctx); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+	after := w.m.Stats()
+	require.Equal(t, before.MadeStreams, after.MadeStreams)
+	require.Equal(t, before.MadeMemories, after.MadeMemories)
+	require.Equal(t, before.MadeHosts, after.MadeHosts)
+	require.Equal(t, before.MadeModules, after.MadeModules)
+	w.end()
+}
+
+// TestDeviceConcurrent issues operations of several groups at a time: each result
+// is of its own input (F-17, T14).
+func TestDeviceConcurrent(t *testing.T) {
+	eachSeed(t, 10, func(t *testing.T, seed uint64, sem sim.Semantics) {
+		const groups = 3
+		o := onDevices(3, 2, 64)
+		o.sim.Seed, o.sim.Semantics = seed, sem
+		w := newWorld(t, o)
+		st := newStore(t)
+		w.each(func(x *rank, r int) error {
+			var bs []*cuda.Backend
+			for g := range groups {
+				oo := o.options
+				oo.Driver, oo.CPUOptions = x.d, join(w.fabric)
+				b, err := cuda.New(x.ctx, backend.Options{Store: st, Rank: r, Size: 3, Timeout: patience, Group: fmt.Sprint("h", g), Specific: oo})
+				if err != nil {
+					return err
+				}
+				bs = append(bs, b)
+			}
+			type issued struct {
+				y    *vector
+				v    *work.Work
+				want byte
+			}
+			var all []issued
+			for i := range 10 {
+				for g, b := range bs {
+					y, err := x.vector(tensor.Uint8, r%2, bytes.Repeat([]byte{byte(10*i + g + r)}, 100+i))
+					if err != nil {
+						return err
+					}
+					v, err := b.AllReduce(x.ctx, []*tensor.Tensor{y.t}, backend.AllReduceOptions{Op: backend.Max})
+					if err != nil {
+						return err
+					}
+					all = append(all, issued{y, v, byte(10*i + g + 2)})
+				}
+			}
+			for _, k := range all {
+				if err := k.v.Wait(x.ctx); err != nil {
+					return err
+				}
+				got, err := x.bytes(k.y, r%2)
+				if err != nil {
+					return err
+				}
+				if !bytes.Equal(got, bytes.Repeat([]byte{k.want}, len(got))) {
+					return fmt.Errorf("got %x, want all %x", got, k.want)
+				}
+			}
+			for _, b := range bs {
+				if err := b.Close(); err != nil {
+					return err
+				}
+			}
+			return nil
+		})
+		w.end()
+	})
+}
+
+// newStore returns a store of the process.
+func newStore(t *testing.T) store.Store {
+	st := store.NewHash()
+	t.Cleanup(func() { st.Close() })
+	return st
+}

@@ -1,0 +1,143 @@
+// Package cuda is the backend for tensors in device memory. Importing it is enough
+// for groups to find it:
+//
+//	import _ "github.com/c10d-go/c10d/backend/cuda"
+//
+// The devices are those of a driver (package driver): the machine's GPUs, or the
+// simulated ones of driver/sim, given in Options. A tensor is on a device if its
+// memory came from that driver:
+//
+//	d, err := cuda.Default()           // the process's GPUs
+//	gpu, err := d.Device(0)
+//	mem, err := gpu.Alloc(4 * n)
+//	grad, err := tensor.OnDevice(tensor.Float32, mem, n)
+//	...
+//	w, err := g.AllReduce(cuda.WithStreams(ctx, stream), []*tensor.Tensor{grad}, backend.AllReduceOptions{Op: backend.Avg})
+//	...
+//	err = w.Synchronize(stream)        // stream goes on when grad is there; nobody blocks
+//
+// # Streams
+//
+// Go has no current stream, so the caller says which streams use the tensors of a
+// call: WithStreams in the call's context, or OnStream for all tensors that lie
+// in some memory. The operation comes after everything that these streams had
+// been given when it was called. Without a stream it begins at once: the caller
+// knows that the tensors are ready.
+//
+// Nothing orders the streams' later work after the operation but the Work. Its
+// Synchronize makes a stream wait, without blocking the caller, and may be
+// called for any number of streams. Wait blocks the goroutine, until the devices
+// are done too. Until one of the two the tensors belong to the operation.
+//
+// Operations of one backend on the same memory are ordered among themselves as
+// they were called. Groups whose calls come in no common order on all ranks must
+// not share streams: rank 0's stream could wait for one group and rank 1's for
+// the other.
+//
+// # The way through the host
+//
+// Every collective can go from the devices to page-locked memory, through the same
+// collective of a CPU backend (gloo, which makes a group of its own from the same
+// store), and back. All copies are enqueued by the call, with waits for words that
+// the host writes between them; no stream and no caller waits for the host in any
+// other way. What is larger than Options.Chunk goes in chunks through a few slots
+// of memory, so that the way down, the CPU's part and the way up overlap. All
+// ranks cut alike, at borders of elements; New fails if they would not. With sums
+// in rank order, the default, the bits are those of the unchunked operation.
+//
+// all_to_all, gather of unequal sizes, send and receive go in one piece, because
+// a rank does not know the sizes of the others'. Tensors that are not contiguous
+// are copied run by run of their bytes, and the host brings the elements in
+// order: it works for any strides, and is slow for many short runs.
+//
+// Page-locked memory comes from a pool and streams are made once: in the steady
+// state an operation makes neither.
+//
+// # Ways of an all-reduce
+//
+// An all-reduce is done by a work from the registry of package backend, the best
+// that is usable for the tensors. This package registers HostWork, the way through
+// the host, and DeviceWork. Explain tells what was chosen and why,
+// Options.AllReduce forces one.
+//
+// # On the devices
+//
+// DeviceWork is a ring: a kernel combines what the left neighbour has written into
+// this rank's memory with the rank's own elements, and writes the outcome into the
+// right neighbour's. Each rank sends 2(n-1)/n of the data, and nothing goes through
+// the host. It is usable where all ranks are on one host, each device reaches its
+// neighbours' (by peer access; between processes by CUDA IPC; two ranks may share a
+// device), and there is a kernel for the operator and the dtype: SUM, AVG, PRODUCT,
+// MIN and MAX of float32, float64, float16, bfloat16, int8, uint8, int32 and int64,
+// and BAND, BOR and BXOR of the integers. The other dtypes and operators go through
+// the host, in the same group.
+//
+// Whether the devices reach each other is found out by the first call that could
+// use it. It therefore waits until all ranks have made it, or the group's time is
+// over, and takes a while: it loads the kernels and makes four times
+// Options.DeviceChunk of device memory. The ring is on the device of that call's
+// tensors; what lies on another one is copied there and back, and what is not
+// contiguous is packed and unpacked by kernels.
+//
+// The sum of an element begins at the rank whose block it is in: all ranks get the
+// same bits, also in the next run, but not those of the way through the host.
+//
+// The streams wait for words in memory that the processes share, which the
+// neighbours' streams write. No kernel waits for anything, so ranks may share a
+// device with each other and with other work. When the group fails, the host
+// writes the words, and every stream goes on; a peer that dies, stalls or does not
+// come costs an error that names it, not a device. Closing memory may wait for the
+// device: ranks of one process that share one must not close any while a call
+// of another waits for them.
+//
+// Ranks of one process must use one Driver, or drivers that both may register the
+// same host memory.
+//
+// Close waits for other processes to let go of a rank's slots: 5 s, or 1 s after a
+// failure. If they have not, the slots are kept until the process ends.
+//
+// On simulated devices there is a ring if they have the kernels of package
+// driver/sim/simkernels.
+//
+// # Broadcasts
+//
+// A broadcast takes any number of tensors of a rank, on any of its devices: gloo's
+// CudaBroadcastOneToAll. Where there is a ring of devices it goes round that, piece by
+// piece, and no byte is staged on a host. Otherwise it goes from host to host in
+// chunks. A rank that receives makes room for a chunk and then says so (clear to
+// send); who has the chunk sends it when it has heard that, to each rank without
+// waiting for the others, while the next chunks come down and the last ones go up.
+// The root sends to all ranks, or down a binomial tree, or along a chain, whichever
+// needs the fewest messages one after the other for so many ranks and chunks.
+// Options.Broadcast asks for a way, Explain tells which it is.
+//
+// On each rank the tensor with the root tensor's number is the first to have the
+// data. The others have them from there, down a tree of copies between the devices.
+//
+// # Several devices of one process
+//
+// [Local] broadcasts, reduces and all-reduces tensors of one process, on any
+// number of devices, by trees of copies between them: gloo's local collectives. The
+// source of a broadcast and the outcome of a reduction may be in CPU memory.
+// Its operations come before the later work of the tensors' streams too, for
+// nobody else takes part in them.
+//
+// # Failures
+//
+// A call that is wrong is refused before the first byte. Ranks of a host whose calls
+// do not fit together, in operation, operator, dtype, elements or root, all end at
+// once with an error that names two of the calls and is a work.ErrMismatch. Between
+// hosts a broadcast's ranks compare what they call with who sends to them, and the
+// CPU backend compares what it is given. An operation that fails
+// on a device or on the wire ends the group on all ranks, and its Work with an
+// error that names operation, number and rank. The streams then go on: what they
+// copy is of no use, but still comes after what the callers' streams did before the
+// call. Should something else hold them up, the Work ends
+// without them, and Synchronize orders a stream after what is left; their
+// memory stays reserved until Close has seen them end.
+//
+// # What it is not
+//
+// It does not hold sparse tensors. It speaks to other ranks of this package only:
+// PyTorch has no CUDA group that cuts as this one does.
+package cuda

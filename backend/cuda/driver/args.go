@@ -1,0 +1,91 @@
+package driver
+
+import (
+	"encoding/binary"
+	"math"
+)
+
+// Args is the parameters of a kernel, laid out as the kernel finds them: each at
+// the next multiple of its own alignment, which is what CUDA's launch takes as
+// a packed buffer and what PTX's .param declarations say. The zero value has no
+// parameters. An Args may be used for many launches, one after the other; Reset
+// and the same calls again allocate nothing.
+//
+//	args.Reset().Ptr(dst).Ptr(src).Uint64(n).Float32(scale)
+type Args struct {
+	buf  []byte
+	offs []int
+}
+
+// MaxArgs is the most bytes that parameters may take.
+const MaxArgs = 4096
+
+// Reset removes all parameters.
+func (a *Args) Reset() *Args {
+	a.buf, a.offs = a.buf[:0], a.offs[:0]
+	return a
+}
+
+// next makes room for a parameter of n bytes.
+func (a *Args) next(n, align int) []byte {
+	at := (len(a.buf) + align - 1) / align * align
+	for len(a.buf) < at+n {
+		a.buf = append(a.buf, 0)
+	}
+	a.offs = append(a.offs, at)
+	return a.buf[at : at+n]
+}
+
+// Ptr appends an address.
+func (a *Args) Ptr(p Ptr) *Args { return a.Uint64(uint64(p)) }
+
+// Uint64 appends 8 bytes.
+func (a *Args) Uint64(v uint64) *Args {
+	binary.NativeEndian.PutUint64(a.next(8, 8), v)
+	return a
+}
+
+// Int64 appends 8 bytes.
+func (a *Args) Int64(v int64) *Args { return a.Uint64(uint64(v)) }
+
+// Uint32 appends 4 bytes.
+func (a *Args) Uint32(v uint32) *Args {
+	binary.NativeEndian.PutUint32(a.next(4, 4), v)
+	return a
+}
+
+// Int32 appends 4 bytes.
+func (a *Args) Int32(v int32) *Args { return a.Uint32(uint32(v)) }
+
+// Float32 appends 4 bytes.
+func (a *Args) Float32(v float32) *Args { return a.Uint32(math.Float32bits(v)) }
+
+// Float64 appends 8 bytes.
+func (a *Args) Float64(v float64) *Args { return a.Uint64(math.Float64bits(v)) }
+
+// Struct appends a structure passed by value: its bytes, at an alignment of 1,
+// 2, 4, 8 or 16.
+func (a *Args) Struct(b []byte, align int) *Args {
+	copy(a.next(len(b), max(align, 1)), b)
+	return a
+}
+
+// Len returns the number of parameters.
+func (a *Args) Len() int {
+	if a == nil {
+		return 0
+	}
+	return len(a.offs)
+}
+
+// Bytes returns the packed parameters, for drivers. They are valid until the
+// next change.
+func (a *Args) Bytes() []byte {
+	if a == nil {
+		return nil
+	}
+	return a.buf
+}
+
+// Offset returns where parameter i begins in Bytes, for drivers.
+func (a *Args) Offset(i int) int { return a.offs[i] }

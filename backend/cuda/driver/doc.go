@@ -1,0 +1,83 @@
+// Package driver is what this module needs of CUDA, as a small interface.
+//
+// A [Driver] has devices; a [Device] has memory, streams and kernels; a [Stream]
+// is a queue of operations that the device carries out in order. Calls enqueue
+// and return. What orders operations of different streams are events and words:
+//
+//	e, err := producer.Record()   // passes when the work so far has ended
+//	if err != nil {
+//		return err
+//	}
+//	defer e.Release()
+//	err = consumer.Wait(e)        // the consumer's later work comes after it
+//	...
+//	err = producer.WriteValue(word, n)                   // stream to host, or to a stream of another process
+//	err = consumer.WaitValue(word, n, driver.AtLeast)    // host to stream
+//
+// # Implementations
+//
+// They are chosen by the program, and the code above them is the same:
+//
+//   - driver/sim is a GPU in software. Its streams are goroutines over Go
+//     memory, its kernels Go functions, and it reports operations that nothing
+//     orders. All tests of the works on device tensors run on it.
+//   - driver/nvidia is the real driver, loaded when the program runs, so that a
+//     plain build gives a program that uses GPUs where there are some.
+//   - backend/cuda/gorgonia is the same on gorgonia.org/cu.
+//
+// All pass the suite in driver/drivertest, and so must one of your own.
+//
+// # Addresses
+//
+// [Ptr] is a number. Device memory and page-locked memory of a process live in
+// one address space (CUDA's unified addressing), so a copy needs no kind and an
+// operation on part of an allocation takes a sum. A device can touch page-locked
+// memory from the start, another device's memory in kernels only after
+// EnablePeer, another process's only through a [MemoryHandle].
+//
+// # Events are used once
+//
+// Record returns a new event each time, and nothing records an event again.
+// CUDA gives a wait the event's state at the moment of the call, other vendors
+// leave it open whether a later record moves a wait that is already in a
+// queue. With events that are used once both come to the same, and the edges
+// between operations cannot form a cycle: a wait can only be enqueued after its
+// record. Events come from a pool; recording one allocates nothing in the steady
+// state.
+//
+// # Who says what needs an order
+//
+// Nobody types waits by hand. Operations declare what they read and write
+// ([Access]); package driver/edges works out which of them need an order that
+// they do not have, and records and waits for exactly those. The simulator
+// checks the outcome without believing it.
+//
+// # Words
+//
+// A word is four bytes that streams wait for and write in order with their
+// other work. In page-locked memory the host takes part, with Load32, Store32
+// and AwaitWord: this is how the host's share of an operation gets its turn
+// between two of a stream's, without a callback from the driver and without
+// blocking a caller. In page-locked memory that several processes registered it
+// orders streams of different processes.
+//
+// # Errors
+//
+// Errors are of type [*Error], which names the call, the device and what the
+// driver itself said; callers branch on the sentinels (ErrOutOfMemory,
+// ErrPeerAccess, ErrDeviceLost, ...). A call that is refused has done nothing.
+// An operation that fails on the device breaks the device for the process,
+// as it does in CUDA: its events, and all calls after it, return ErrDeviceLost.
+//
+// # Lifetimes
+//
+// Everything is closed by who made it; there are no finalisers. Memory may be
+// closed when the last event of the last stream that used it has passed. A
+// stream may be closed at any time, what it has been given still runs.
+//
+// # What it is not
+//
+// It has no graphs, no textures, no stream-ordered allocation, no callbacks into
+// Go, and no multicast. There is no way to block on a whole stream: record and
+// wait for the event.
+package driver

@@ -1,0 +1,28 @@
+// Package drivertest is the conformance suite that every driver.Driver of this
+// module passes: the simulator anywhere, the real drivers where there are
+// devices.
+//
+//	func TestDriver(t *testing.T) {
+//		drivertest.Run(t, drivertest.Config{
+//			Open:  func(t *testing.T) driver.Driver { return mydriver.Open(t) },
+//			Child: func(*testing.T, driver.Driver) []string { return nil },
+//		})
+//	}
+//
+//	func TestMain(m *testing.M) {
+//		drivertest.Child(mydriver.Open)
+//		os.Exit(m.Run())
+//	}
+//
+// A test binary made with go test -c carries all it needs: the kernels are text
+// in the package ([PTX]), and other processes are the binary itself, started
+// again; [Child] is what they run.
+//
+// Every subtest opens a driver of its own and closes it, and what it made in it,
+// so that a driver which reports what was not closed, as the simulator does, has
+// nothing to report. Subtests that need more devices than there are, or links
+// that are not there, skip and say so.
+//
+// Nothing is asserted about times. What has to wait is held by a word that the
+// test writes when it is ready.
+package drivertest

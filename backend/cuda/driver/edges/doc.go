@@ -1,0 +1,64 @@
+// Package edges orders operations of several streams, and of the host, by what
+// they read and write. It is the only place that records events and waits for
+// them.
+//
+// A [Tracker] knows what the streams of a group have done to which memory. A
+// [Batch] is a list of operations that are enqueued together, each with its
+// stream:
+//
+//	b := tracker.Batch()
+//	b.Before(caller, driver.Writes(grad, n))        // what the caller's stream did is there first
+//	b.Copy(down, staging, grad, n)
+//	turn := b.Host(host, driver.Writes(staging, n)) // then it is the host's turn
+//	b.Copy(up, grad, staging, n)
+//	b.After(caller, driver.Reads(grad, n))          // and the caller's stream may go on
+//	p, err := b.Run()
+//
+// Run enqueues them in order of the list. Where two of them conflict (they use
+// the same bytes and one of them writes) and nothing orders them yet, it adds the
+// order: between streams an event, recorded right after the first operation and
+// waited for right before the second; between a stream and the host a word in
+// page-locked memory that one writes and the other waits for. There are no other
+// edges: none for operations that do not conflict, none between operations of
+// one stream, none that follow from others. Taking any of them away leaves two
+// operations without an order.
+//
+// Nothing blocks. The host takes its turns when it likes, in a goroutine of its
+// own, while the streams wait for it where they must:
+//
+//	err = p.Begin(ctx, turn) // until the bytes are there
+//	...
+//	p.End(turn)              // lets the streams go on
+//
+// # The caller's streams
+//
+// A caller's stream does things that the tracker does not see. Before says what
+// it may have done up to now, After what it may do from now on; the one gets an
+// event that others wait for, the other waits. Work that may be ordered later
+// keeps the [Pending]: Order makes any stream wait for all of the batch, Done and
+// Sync tell the host that it has ended.
+//
+// # From batch to batch
+//
+// The tracker remembers, for each byte, who used it last, until it learns from a
+// Pending that this has ended. An operation that conflicts with one of an earlier
+// batch waits for an event that is recorded on that stream when it is needed: it
+// stands for what the stream had been given by then, which may be more than the
+// one operation.
+//
+// # Failures
+//
+// When an operation cannot be enqueued, Run lets the host's turns go, so that the
+// streams do not wait for ever, and returns the error together with a Pending of
+// what had been enqueued: memory may be freed when that is done. When the host
+// cannot do its part, Abort does the same. What is in the memory then is of no
+// use, but every stream goes on, in the same order as if the host had taken its
+// turns.
+//
+// # What it is not
+//
+// It knows addresses, not allocations: memory that is mapped at two addresses is
+// two memories to it. It does not know what other processes do; WaitValue and
+// WriteValue of a Batch carry what they stand for as accesses. It chooses no
+// streams.
+package edges

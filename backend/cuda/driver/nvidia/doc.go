@@ -1,0 +1,46 @@
+// Package nvidia is the driver of NVIDIA's GPUs. It loads CUDA's driver library
+// when [Open] is called, so it needs no toolkit, no C compiler and no build tag,
+// and a program with it runs where there are no GPUs as well:
+//
+//	d, err := nvidia.Open()
+//	if errors.Is(err, driver.ErrNoDevice) {
+//		log.Printf("on the CPU: %v", err) // says what is missing
+//	}
+//	defer d.Close()
+//
+// # What it needs
+//
+// Linux on amd64 or arm64, or Windows on amd64, and a driver for CUDA 11.8 or
+// later: functions are taken in the version of that release, which later drivers
+// keep. Two newer ones are used where they are there: cuFuncLoad and
+// cuFuncGetParamInfo, of 12.4, the second of which lets a launch with the wrong
+// parameters be refused. Elsewhere Open returns driver.ErrNoDevice.
+//
+// On Linux a program with this package is linked to the C library (glibc), even
+// without cgo, because CUDA's library is.
+//
+// # Contexts
+//
+// A device's context is the primary one, which the process's other users of
+// CUDA share: memory and streams of theirs can be borrowed. A call makes it
+// current on the calling thread and leaves there what it found, so goroutines
+// need not be locked to threads, and those that are keep their context.
+//
+// # What CUDA may wait for
+//
+// Closing memory, page-locked memory and modules may wait until the device has
+// nothing to do. A program must not close any while a stream waits for a word
+// that the same goroutine is going to write.
+//
+// # Memory that can be registered
+//
+// Linux locks pages of the process itself, of memfd and of /dev/shm. It refuses
+// those of files that a file system writes back, and RegisterHost then returns
+// driver.ErrInvalid.
+//
+// # Structures by value
+//
+// Handles of other processes are passed by value, which SyscallN has no notion
+// of: where the C calling convention puts a structure of 64 bytes on the stack
+// it is eight words after the six in registers, elsewhere it is a pointer to a copy.
+package nvidia

@@ -1,0 +1,35 @@
+//go:build !android && (amd64 || arm64)
+
+package nvidia
+
+import (
+	"testing"
+	"time"
+
+	"github.com/ebitengine/purego"
+	"github.com/stretchr/testify/require"
+)
+
+// TestCall calls functions of the C library through what calls CUDA's.
+func TestCall(t *testing.T) {
+	c, err := purego.Dlopen("libc.so.6", purego.RTLD_NOW)
+	if err != nil {
+		t.Skip(err)
+	}
+	a := new(api)
+	a.at[fnInit], err = symbol(c, "abs")
+	require.NoError(t, err)
+	// It writes 8 bytes to its argument.
+	a.at[fnMemAlloc], err = symbol(c, "time")
+	require.NoError(t, err)
+	require.EqualValues(t, 7, a.call1(fnInit, ^uintptr(6)), "abs(-7)")
+	now, _ := a.get(fnMemAlloc, 0, 0, 0, 1)
+	require.InDelta(t, time.Now().Unix(), now, 2)
+	if maxAllocs < 0 {
+		return
+	}
+	require.Zero(t, testing.AllocsPerRun(1000, func() {
+		a.call1(fnInit, 5)
+		a.get(fnMemAlloc, 0, 0, 0, 1)
+	}))
+}

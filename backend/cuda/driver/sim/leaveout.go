@@ -1,0 +1,132 @@
+package sim
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+)
+
+// LeaveOut finds out whether a program needs each of its calls that order
+// something: it runs the program once as it is, and then for each such call
+// without that call, on a machine of its own. It returns the calls that were
+// left out and those of them that nobody missed: the program returned no error,
+// and neither did the machine's Close. The names are those of methods, by
+// default Record, Wait, WaitValue and WriteValue. The error is that of the
+// program as it is.
+//
+// A call is known by its stream, its name and its number among those, so a
+// program may have many goroutines if each stream is given the same calls in
+// every run, and has a name of its own. Every wait of the program has to end when
+// what it waits for does not come; Quiesce helps.
+//
+// A call that another one stands in for is not missed: an event at the end of a
+// batch, if one of a later batch is waited for, or a counter that is written
+// again.
+func LeaveOut(c Config, run func(m *Machine) error, names ...string) (tried, unmissed []Call, err error) {
+	if len(names) == 0 {
+		names = []string{"Record", "Wait", "WaitValue", "WriteValue"}
+	}
+	once := func(c Config, skip func(Call) bool) error {
+		m, err := New(c)
+		if err != nil {
+			return err
+		}
+		m.Skip(skip)
+		err = run(m)
+		return errors.Join(err, m.Close())
+	}
+	err = once(c, func(call Call) bool {
+		if slices.Contains(names, call.Name) {
+			tried = append(tried, call)
+		}
+		return false
+	})
+	if err != nil {
+		return nil, nil, err
+	}
+	c.Quiet = true
+	for _, out := range tried {
+		c.Seed++
+		err := once(c, func(call Call) bool {
+			return call.K == out.K && call.Name == out.Name && call.Stream == out.Stream
+		})
+		if err == nil {
+			unmissed = append(unmissed, out)
+		}
+	}
+	return tried, unmissed, nil
+}
+
+// FailEach runs a program again and again and lets another of its calls fail
+// each time, until a run has no more calls; it returns how many there were. It
+// returns an error if the program does: if it succeeds although a call failed,
+// returns another error than cause, leaves something open, or leaves streams
+// that can never go on. What is open is what Machine.Stats counts when the
+// program has returned. Orders are not checked: a program that gives up need not
+// keep them.
+func FailEach(c Config, cause error, run func(m *Machine) error) (calls int, err error) {
+	c.NoCheck, c.Quiet = true, true
+	for k := 0; ; k++ {
+		failed, err := failOnce(c, k, cause, run)
+		if err != nil {
+			return k, fmt.Errorf("sim: with failure of call %d: %w", k, err)
+		}
+		if !failed {
+			return k, nil
+		}
+		c.Seed++
+	}
+}
+
+func failOnce(c Config, k int, cause error, run func(m *Machine) error) (failed bool, err error) {
+	m, err := New(c)
+	if err != nil {
+		return false, err
+	}
+	defer m.Close()
+	var which Call
+	fail := FailCall(k, cause)
+	m.Inject(func(c Call) error {
+		err := fail(c)
+		if err != nil && !failed {
+			failed, which = true, c
+		}
+		return err
+	})
+	err = run(m)
+	m.Inject(nil)
+	switch {
+	case !failed && err != nil:
+		return failed, err
+	case failed && err == nil:
+		return failed, fmt.Errorf("%v failed and the program did not notice", which)
+	case failed && !errors.Is(err, cause):
+		return failed, fmt.Errorf("%v failed with %w, the program with %w", which, cause, err)
+	}
+	if open := m.Stats().open(); open != "" {
+		return failed, fmt.Errorf("%v failed, and open are %s", which, open)
+	}
+	var stuck *Stuck
+	if err := m.Close(); errors.As(err, &stuck) {
+		return failed, fmt.Errorf("%v failed: %w", which, err)
+	}
+	return failed, nil
+}
+
+// open says what is alive.
+func (s Stats) open() string {
+	var text []string
+	for _, x := range []struct {
+		n    int
+		what string
+	}{
+		{s.Memories, "memories"}, {s.Hosts, "page-locked memories"}, {s.Streams, "streams"}, {s.Events, "events"},
+		{s.Modules, "modules"}, {s.Mappings, "mappings"}, {s.Peers, "peer accesses"},
+	} {
+		if x.n != 0 {
+			text = append(text, fmt.Sprintf("%d %s", x.n, x.what))
+		}
+	}
+	return strings.Join(text, ", ")
+}

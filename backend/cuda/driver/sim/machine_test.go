@@ -1,0 +1,245 @@
+package sim_test
+
+import (
+	"errors"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/c10d-go/c10d/backend/cuda/driver"
+	"github.com/c10d-go/c10d/backend/cuda/driver/sim"
+)
+
+func TestConfig(t *testing.T) {
+	for name, c := range map[string]sim.Config{
+		"negative devices": {Devices: -1},
+		"many devices":     {Devices: 65},
+		"semantics":        {Semantics: 9},
+		"nil kernel":       {Kernels: map[string]sim.Kernel{"x": nil}},
+		"bandwidth":        {Topology: sim.Topology{LinkBandwidth: -1}},
+		"latency":          {Topology: sim.Topology{HostLatency: -1}},
+		"limit":            {CloseLimit: -1},
+		"folder":           {Dir: "/dev/null/nothing"},
+	} {
+		_, err := sim.New(c)
+		require.ErrorContains(t, err, "sim: ", name)
+	}
+	h := open(t, sim.Config{})
+	require.Equal(t, 1, h.d.Count())
+	require.Error(t, h.m.Register("touch", kernels()["touch"]), "twice")
+	require.Error(t, h.m.Register("nil", nil))
+	_, err := h.m.Timeline()
+	require.ErrorContains(t, err, "Config.Timeline")
+	require.NoError(t, h.close())
+	require.NoError(t, h.m.Close(), "closed twice")
+	_, err = h.m.Process("late")
+	require.ErrorIs(t, err, driver.ErrClosed)
+}
+
+// TestInject lets every call of a program fail, once with an error of that call
+// and once by losing the device from there on.
+func TestInject(t *testing.T) {
+	run := func(h *host) (err error) {
+		var closers []interface{ Close() error }
+		defer func() {
+			require.NoError(t, h.m.Settle(h.ctx))
+			for i := len(closers) - 1; i >= 0; i-- {
+				closers[i].Close()
+			}
+		}()
+		keep := func(c interface{ Close() error }, e error) bool {
+			if e != nil {
+				err = e
+				return false
+			}
+			closers = append(closers, c)
+			return true
+		}
+		v, err := h.d.Device(0)
+		if err != nil {
+			return err
+		}
+		x, e := v.Alloc(100)
+		if !keep(x, e) {
+			return
+		}
+		p, e := h.d.AllocHost(100)
+		if !keep(p, e) {
+			return
+		}
+		mod, e := v.Load(sim.Image("touch"))
+		if !keep(mod, e) {
+			return
+		}
+		f, err := mod.Function("touch")
+		if err != nil {
+			return err
+		}
+		a, e := v.NewStream(driver.StreamOptions{})
+		if !keep(a, e) {
+			return
+		}
+		b, e := v.NewStream(driver.StreamOptions{})
+		if !keep(b, e) {
+			return
+		}
+		args := new(driver.Args).Ptr(x.Ptr()).Int64(100)
+		if err := a.Launch(&driver.Launch{Function: f, Grid: driver.Dim{X: 1}, Block: driver.Dim{X: 1}, Args: args, Access: []driver.Access{driver.Writes(x.Ptr(), 100)}}); err != nil {
+			return err
+		}
+		ev, err := a.Record()
+		if err != nil {
+			return err
+		}
+		err = b.Wait(ev)
+		if err == nil {
+			err = b.Copy(p.Ptr(), x.Ptr(), 100)
+		}
+		_, _ = ev.Done()
+		ev.Release()
+		if err != nil {
+			return err
+		}
+		end, err := b.Record()
+		if err != nil {
+			return err
+		}
+		defer end.Release()
+		return end.Sync(h.ctx)
+	}
+	for _, cause := range []error{errors.New("injected"), driver.ErrDeviceLost, driver.ErrOutOfMemory} {
+		for k := 0; ; k++ {
+			h := open(t, sim.Config{NoCheck: true})
+			h.m.Inject(sim.FailCall(k, cause))
+			err := run(h)
+			calls := h.m.Calls()
+			h.m.Inject(nil)
+			require.NoError(t, h.m.Settle(h.ctx))
+			s := h.m.Stats()
+			require.Zero(t, s.Memories+s.Hosts+s.Streams+s.Events+s.Modules+s.Mappings+s.Peers, "call %d: %+v", k, s)
+			if calls <= k {
+				require.NoError(t, err)
+				require.Greater(t, k, 10)
+				require.NoError(t, h.close())
+				break
+			}
+			require.ErrorIs(t, err, cause, "call %d", k)
+			var e *driver.Error
+			require.ErrorAs(t, err, &e)
+			require.NotEmpty(t, e.Call)
+			for _, f := range h.m.Findings() {
+				var u *sim.Unused
+				require.ErrorAs(t, f, &u, "call %d", k)
+			}
+			h.close()
+		}
+	}
+}
+
+// TestStats holds that a steady program makes nothing.
+func TestStats(t *testing.T) {
+	h := open(t, sim.Config{})
+	a, b, x, y := h.stream(0, "a"), h.stream(0, "b"), h.alloc(0, 100), h.alloc(0, 100)
+	step := func() {
+		require.NoError(t, a.Memset(x.Ptr(), 1, 100))
+		h.order(b, a)
+		require.NoError(t, b.Copy(y.Ptr(), x.Ptr(), 100))
+		h.order(a, b)
+	}
+	step()
+	before := h.m.Stats()
+	for range 100 {
+		step()
+	}
+	after := h.m.Stats()
+	require.Equal(t, 200, after.Records-before.Records)
+	require.Equal(t, 200, after.Waits-before.Waits)
+	before.Records, before.Waits, before.Operations = after.Records, after.Waits, after.Operations
+	require.Equal(t, before, after)
+	require.NoError(t, h.settle())
+}
+
+// TestMemory holds that memory is limited, and that its contents are not zero.
+func TestMemory(t *testing.T) {
+	h := open(t, sim.Config{Memory: 1000, Seed: 3})
+	x := h.alloc(0, 900)
+	_, err := h.gpu().Alloc(101)
+	require.ErrorIs(t, err, driver.ErrOutOfMemory)
+	free, total, err := h.gpu().MemInfo()
+	require.NoError(t, err)
+	require.Equal(t, [2]uint64{100, 1000}, [2]uint64{free, total})
+	s, out := h.stream(0, "a"), h.pinned(900)
+	require.NoError(t, s.Copy(out.Ptr(), x.Ptr(), 900))
+	h.wait(s)
+	require.NotZero(t, out.Bytes()[0], "fresh memory is marked")
+	require.NoError(t, h.settle())
+}
+
+// TestSweep runs so many operations that the checker has to forget, and then
+// makes a mistake.
+func TestSweep(t *testing.T) {
+	h := open(t, sim.Config{NoDelays: true, Quiet: true})
+	a, b, x := h.stream(0, "a"), h.stream(0, "b"), h.alloc(0, 4096)
+	h.stream(0, "idle")
+	for i := range 20000 {
+		require.NoError(t, a.Memset(x.Ptr()+driver.Ptr(i%1000*4), 1, 4))
+		if i%100 == 0 {
+			h.order(b, a)
+			require.NoError(t, b.Memset(x.Ptr(), 2, 4096))
+			h.order(a, b)
+		}
+		if i%1000 == 0 {
+			h.wait(b)
+			h.wait(a)
+		}
+	}
+	require.NoError(t, h.m.Quiesce(h.ctx))
+	require.NoError(t, h.m.Check())
+	require.NoError(t, b.Memset(x.Ptr()+999*4+3, 1, 1))
+	require.Equal(t, 1, races(h.settle()))
+}
+
+func TestSharedEventsOfOneMachine(t *testing.T) {
+	m, err := sim.New(sim.Config{Devices: 2})
+	require.NoError(t, err)
+	d0, err := m.Process("one")
+	require.NoError(t, err)
+	d1, err := m.Process("two")
+	require.NoError(t, err)
+	one, two := newHost(t, d0), newHost(t, d1)
+	a, b := one.stream(0, "a"), two.stream(1, "b")
+	x := one.alloc(0, 100)
+	handle, err := x.Export()
+	require.NoError(t, err)
+	y, err := two.device(1).OpenMemory(handle)
+	require.NoError(t, err)
+	require.NoError(t, a.Memset(x.Ptr(), 1, 100))
+	e, eh, err := one.d.RecordShared(a)
+	require.NoError(t, err)
+	_, err = one.d.OpenEvent(0, eh)
+	require.ErrorIs(t, err, driver.ErrOwnHandle)
+	o, err := two.d.OpenEvent(1, eh)
+	require.NoError(t, err)
+	require.NoError(t, b.Wait(o))
+	require.ErrorIs(t, b.Wait(e), driver.ErrInvalid, "another process's event")
+	require.NoError(t, b.Memset(y.Ptr(), 2, 100))
+	back, bh, err := two.d.RecordShared(b)
+	require.NoError(t, err)
+	done, err := one.d.OpenEvent(0, bh)
+	require.NoError(t, err)
+	require.NoError(t, done.Sync(one.ctx))
+	require.NoError(t, back.Sync(two.ctx))
+	for _, e := range []driver.Event{e, o, back, done} {
+		e.Release()
+	}
+	eh[20] ^= 1
+	_, err = two.d.OpenEvent(1, eh)
+	require.ErrorIs(t, err, driver.ErrInvalid)
+	require.NoError(t, y.Close())
+	require.NoError(t, x.Close())
+	require.NoError(t, a.Close())
+	require.NoError(t, b.Close())
+	require.NoError(t, d0.Close())
+	require.NoError(t, d0.Close())
+	require.NoError(t, m.Close())
+}

@@ -1,0 +1,97 @@
+// Package simkernels has the kernels of package backend/cuda as Go functions, for
+// simulated devices. With them groups on simulated devices do what groups on GPUs
+// do, device work included; without them they go through the host:
+//
+//	m, err := sim.New(sim.Config{Devices: 2, Kernels: simkernels.All()})
+//
+// They are what the GPU's kernels are tested against.
+package simkernels
+
+import (
+	"bytes"
+	"fmt"
+
+	"github.com/c10d-go/c10d/backend"
+	"github.com/c10d-go/c10d/backend/cuda/driver"
+	"github.com/c10d-go/c10d/backend/cuda/driver/sim"
+	"github.com/c10d-go/c10d/backend/cuda/internal/kernels"
+	"github.com/c10d-go/c10d/tensor"
+)
+
+// All returns the kernels by name. The map is the caller's: it may add its own.
+func All() map[string]sim.Kernel {
+	all := map[string]sim.Kernel{
+		kernels.Copy:   copyBytes,
+		kernels.Pack:   func(k *sim.Run) error { return pack(k, false) },
+		kernels.Unpack: func(k *sim.Run) error { return pack(k, true) },
+	}
+	kernels.Each(func(o backend.ReduceOp, d tensor.DType, name string) {
+		all[name] = func(k *sim.Run) error { return step(k, o, d) }
+	})
+	return all
+}
+
+// write writes b to those of two places that are there. What a kernel reads and
+// what it writes are not in each other's way as long as it reads first.
+func write(k *sim.Run, b []byte, out, push driver.Ptr) {
+	for _, p := range []driver.Ptr{out, push} {
+		if p != 0 {
+			copy(k.Write(p, len(b)), b)
+		}
+	}
+}
+
+func step(k *sim.Run, o backend.ReduceOp, d tensor.DType) error {
+	n, by := k.Int(4), int(k.Uint32(5))
+	red, err := o.Reduction(d, 1)
+	if err != nil {
+		return err
+	}
+	b := bytes.Clone(k.Read(k.Ptr(2), n*d.Size()))
+	red.Combine(b, k.Read(k.Ptr(3), n*d.Size()))
+	if by > 1 {
+		avg, err := backend.Avg.Reduction(d, by)
+		if err != nil {
+			return err
+		}
+		avg.After(b)
+	}
+	write(k, b, k.Ptr(0), k.Ptr(1))
+	return nil
+}
+
+func copyBytes(k *sim.Run) error {
+	write(k, bytes.Clone(k.Read(k.Ptr(2), k.Int(3))), k.Ptr(0), k.Ptr(1))
+	return nil
+}
+
+// pack reads and writes the runs of elements one by one: between them may be what
+// others use.
+func pack(k *sim.Run, back bool) error {
+	l, n := kernels.ParseLayout(k.Arg(2))
+	es := l.Size
+	if es != 1 && es != 2 && es != 4 && es != 8 {
+		return fmt.Errorf("elements of %d bytes", es)
+	}
+	packed := make([]byte, n*es)
+	if back {
+		copy(packed, k.Read(k.Ptr(0), len(packed)))
+	}
+	for i := range n {
+		at, left := 0, i
+		for d := len(l.Shape) - 1; d >= 0; d-- {
+			at += left % l.Shape[d] * l.Strides[d]
+			left /= l.Shape[d]
+		}
+		p := k.Ptr(1) + driver.Ptr(at*es)
+		if back {
+			copy(k.Write(p, es), packed[i*es:])
+		} else {
+			copy(packed[i*es:][:es], k.Read(p, es))
+		}
+	}
+	if !back {
+		copy(k.Write(k.Ptr(0), len(packed)), packed)
+	}
+	return nil
+}

@@ -1,0 +1,79 @@
+package cuda
+
+import (
+	"fmt"
+
+	"github.com/c10d-go/c10d/backend"
+	"github.com/c10d-go/c10d/tensor"
+	"github.com/c10d-go/c10d/work"
+)
+
+// Explain says which work does an all-reduce and why, and how the CPU backend
+// below does the host's part.
+func (b *Backend) Explain() backend.Explanation {
+	e := backend.Explanation{Backend: Name, Rank: b.rank, Size: b.size, Wire: "host"}
+	if x, ok := b.cpu.(backend.Explainer); ok {
+		inner := x.Explain()
+		e.Hosts, e.Wire, e.Links = inner.Hosts, inner.Wire, inner.Links
+		e.Why = fmt.Sprintf("the ranks' hosts talk, through backend %s: %s", inner.Backend, inner.Why)
+		for _, c := range inner.Choices {
+			c.Op = b.cpu.Name() + " " + c.Op
+			e.Choices = append(e.Choices, c)
+		}
+	}
+	e.Choices = append(b.explainAllReduce(), e.Choices...)
+	chunked := fmt.Sprintf("by way of page-locked memory, in chunks of %d bytes", b.options.Chunk)
+	for op := work.Broadcast; op <= work.ReduceScatterTensorCoalesced; op++ {
+		c := backend.Choice{Op: op.String(), UpTo: -1, Algorithm: HostWork, Why: chunked}
+		switch op {
+		case work.Broadcast:
+			e.Choices = append(e.Choices, b.explainBroadcast()...)
+			continue
+		case work.AllReduce, work.Coalesced, work.AllReduceSparse:
+			continue
+		case work.AllToAll, work.AllToAllSingle, work.Send, work.Recv, work.RecvAnySource:
+			c.Why = "by way of page-locked memory, in one piece"
+		case work.Barrier:
+			c.Why = "after this rank's earlier collectives"
+		}
+		e.Choices = append(e.Choices, c)
+	}
+	return e
+}
+
+// explainAllReduce asks the registered works about a tensor of one element.
+func (b *Backend) explainAllReduce() []backend.Choice {
+	t, err := tensor.OnDevice(tensor.Float32, nowhere{}, 1)
+	if err != nil {
+		return nil
+	}
+	h := &host{b: b, op: &operation{b: b}}
+	h.call = backend.AllReduceCall{Tensors: []*tensor.Tensor{t}, Op: backend.Sum, Host: h}
+	c := backend.Choice{Op: work.AllReduce.String(), UpTo: -1}
+	w, err := b.choose(&h.call)
+	if err != nil {
+		c.Algorithm, c.Why = "none", err.Error()
+		return []backend.Choice{c}
+	}
+	c.Algorithm = w.Name
+	if b.options.AllReduce != "" {
+		c.Why = "Options.AllReduce asks for it"
+		return []backend.Choice{c}
+	}
+	c.Why = "the first of the registered works that is usable"
+	for _, other := range backend.AllReduceWorks(tensor.CUDA, tensor.Strided) {
+		if other.Name == w.Name {
+			break
+		}
+		if err := other.Usable(&h.call); err != nil {
+			c.Why += fmt.Sprintf("; not %s: %v", other.Name, err)
+		}
+	}
+	return []backend.Choice{c}
+}
+
+// nowhere is memory of one float32 that only stands for a device's.
+type nowhere struct{}
+
+func (nowhere) Device() tensor.Device { return tensor.Device{Type: tensor.CUDA} }
+func (nowhere) Len() int              { return 4 }

@@ -1,0 +1,47 @@
+// Package gorgonia is the driver on gorgonia.org/cu, for programs that have
+// contexts, streams and memory of that package already, as Gorgonia's trainers
+// do. It is a module of its own, for it needs cgo, CUDA's header and a driver
+// library to link with; [github.com/c10d-go/c10d/backend/cuda/driver/nvidia]
+// needs none of them and does the same for all others.
+//
+//	ctx, err := cu.Device(0).MakeContext(cu.SchedAuto) // the program's own
+//	...
+//	d, err := gorgonia.Open(gorgonia.Options{Contexts: map[int]cu.CUContext{0: ctx}})
+//	v, err := d.Device(0)
+//	s, err := gorgonia.Stream(v, stream)                                // a cu.Stream
+//	grad, err := gorgonia.Tensor(v, ptr, tensor.Float32, rows, columns) // a cu.DevicePtr
+//
+// The stream and the tensor then go where any others do. Nothing is copied: an
+// operation on grad works on the memory at ptr.
+//
+// # Building
+//
+// Files that need the header have the build tag cuda, so that go vet and go test
+// pass over the module where it is not:
+//
+//	./headers.sh DIR   # fetches cuda.h and a library to link with
+//	CGO_CFLAGS=-IDIR/include CGO_LDFLAGS=-LDIR/lib go test -tags cuda ./...
+//
+// A toolkit of CUDA 11.8 or 12 in /usr/local/cuda is found without that. For 13,
+// which changed five functions that cu uses, put this module's folder include
+// before the toolkit's; its cuda.h takes the toolkit's and gives the five names
+// back their old meaning, which drivers still have:
+//
+//	CGO_CFLAGS="-I$PWD/include -I/usr/local/cuda/include"
+//
+// One module cannot set another's flags, so whoever builds a program with this
+// package sets them, too.
+//
+// # What comes from cu, and what does not
+//
+// Functions are cu's own where it has them. A small part in C adds page-locked
+// memory, handles of other processes, launches with structures by value and
+// cooperative ones, attributes of pointers (cu's asks for none), waits and
+// writes of the second kind (the header of 11.8 gives the names the first, which
+// drivers may refuse), and three queries that would allocate. Neither cu.Ctx.Do nor
+// cu.BatchedContext are used.
+//
+// A program with cu ends at its start where there is no driver or no device:
+// it is linked to the driver's library, and cu's init exits if that finds none,
+// before Open could say anything.
+package gorgonia

@@ -1,0 +1,17 @@
+module github.com/c10d-go/c10d/backend/cuda/gorgonia
+
+go 1.25.0
+
+require (
+	github.com/c10d-go/c10d v0.0.0-00010101000000-000000000000
+	github.com/stretchr/testify v1.12.1
+	gorgonia.org/cu v0.9.6
+)
+
+require (
+	github.com/google/uuid v1.1.1 // indirect
+	github.com/pkg/errors v0.9.1 // indirect
+	go.yaml.in/yaml/v3 v3.0.5 // indirect
+)
+
+replace github.com/c10d-go/c10d => ../../..

@@ -1,0 +1,346 @@
+package cuda_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"slices"
+	"strconv"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"go.uber.org/goleak"
+
+	"github.com/c10d-go/c10d/backend"
+	"github.com/c10d-go/c10d/backend/cuda"
+	"github.com/c10d-go/c10d/backend/cuda/driver"
+	"github.com/c10d-go/c10d/backend/cuda/driver/sim"
+	"github.com/c10d-go/c10d/backend/gloo"
+	"github.com/c10d-go/c10d/backend/gloo/transport"
+	"github.com/c10d-go/c10d/backend/gloo/transport/mem"
+	"github.com/c10d-go/c10d/store"
+	"github.com/c10d-go/c10d/tensor"
+)
+
+var seeds = flag.Int("seeds", seedsOr(40), "how many seeds the random tests run with; the default is C10D_SEEDS, if that is set")
+
+// seedsOr returns the number of seeds that the environment asks for, for runs of
+// many packages, or n.
+func seedsOr(n int) int {
+	if k, err := strconv.Atoi(os.Getenv("C10D_SEEDS")); err == nil && k > 0 {
+		return k
+	}
+	return n
+}
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// patience bounds what must happen.
+const patience = 60 * time.Second
+
+// world is the ranks of a group on one simulated host.
+type world struct {
+	testing.TB
+	ctx    context.Context
+	m      *sim.Machine
+	fabric *mem.Fabric
+	ranks  []*rank
+}
+
+// rank is one rank: a process with a driver, the backend, and what its caller has.
+type rank struct {
+	testing.TB
+	ctx     context.Context
+	w       *world
+	d       *sim.Driver
+	b       *cuda.Backend
+	cpu     backend.Backend // the same ranks without devices, as a reference
+	stream  []driver.Stream // the caller's, one a device
+	close   []interface{ Close() error }
+	tensors []*tensor.Tensor
+	layout  *int // of what prepare makes; nil for any
+}
+
+type setup struct {
+	size    int
+	sim     sim.Config
+	options cuda.Options
+	native  bool // the host's part goes over gloo's native wire
+	timeout time.Duration
+}
+
+func join(f *mem.Fabric) gloo.Options {
+	return gloo.Options{Join: func(_ context.Context, o backend.Options, index int) (transport.Mesh, error) {
+		return f.Join(fmt.Sprintf("%s/%d", o.Group, index), o.Rank, o.Size)
+	}}
+}
+
+func newWorld(tb testing.TB, s setup) *world {
+	s.sim.Devices = max(s.sim.Devices, 1)
+	m, err := sim.New(s.sim)
+	require.NoError(tb, err)
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	tb.Cleanup(cancel)
+	w := &world{TB: tb, ctx: ctx, m: m, fabric: mem.NewFabric()}
+	st := store.NewHash()
+	tb.Cleanup(func() { st.Close() })
+	for r := range s.size {
+		d, err := m.Process(fmt.Sprint("rank ", r))
+		require.NoError(tb, err)
+		x := &rank{TB: tb, ctx: ctx, w: w, d: d}
+		require.NoError(tb, x.makeStreams(fmt.Sprint("caller ", r)))
+		w.ranks = append(w.ranks, x)
+	}
+	w.each(func(x *rank, r int) error {
+		o := s.options
+		o.Driver = x.d
+		if !s.native && o.CPUOptions == nil {
+			o.CPUOptions = join(w.fabric)
+		}
+		bo := backend.Options{Store: st, Rank: r, Size: s.size, Timeout: max(s.timeout, 0), Group: "g", Specific: o}
+		if s.timeout > 0 {
+			bo.Timeout = patience // for the ranks to meet
+		}
+		reg, _ := backend.Lookup(cuda.Name)
+		b, err := reg.New(ctx, bo)
+		if err != nil {
+			return err
+		}
+		x.b = b.(*cuda.Backend)
+		x.b.SetTimeout(max(s.timeout, 0))
+		x.cpu, err = x.reference(bo)
+		return err
+	})
+	return w
+}
+
+// makeStreams gives the caller a stream on each device.
+func (x *rank) makeStreams(name string) error {
+	for i := range x.d.Count() {
+		v, err := x.d.Device(i)
+		if err != nil {
+			return err
+		}
+		s, err := v.NewStream(driver.StreamOptions{Name: fmt.Sprintf("%s.%d", name, i)})
+		if err != nil {
+			return err
+		}
+		x.stream = append(x.stream, s)
+		x.close = append(x.close, s)
+	}
+	return nil
+}
+
+// reference makes a group of the same ranks for tensors in CPU memory.
+func (x *rank) reference(o backend.Options) (backend.Backend, error) {
+	o.Specific, o.Group, o.Store = join(x.w.fabric), o.Group+"/reference", nil
+	return gloo.New(x.ctx, o)
+}
+
+// each calls f for every rank at the same time.
+func (w *world) each(f func(x *rank, r int) error) {
+	w.Helper()
+	errs := make([]error, len(w.ranks))
+	var wg sync.WaitGroup
+	for r, x := range w.ranks {
+		wg.Go(func() { errs[r] = f(x, r) })
+	}
+	wg.Wait()
+	// One that failed first may be the reason why others did.
+	for r, err := range errs {
+		if err != nil {
+			errs[r] = fmt.Errorf("rank %d: %w", r, err)
+		}
+	}
+	require.NoError(w, errors.Join(errs...))
+}
+
+// end closes everything; the machine must have found nothing wrong.
+func (w *world) end() {
+	w.Helper()
+	w.each(func(x *rank, r int) error {
+		if err := x.b.Close(); err != nil {
+			return err
+		}
+		return x.cpu.Close()
+	})
+	for _, x := range w.ranks {
+		x.free()
+	}
+	require.NoError(w, w.m.Close())
+}
+
+func (x *rank) free() {
+	for _, c := range slices.Backward(x.close) {
+		require.NoError(x, c.Close())
+	}
+	x.close = nil
+}
+
+// pair is a tensor on a device and one in CPU memory that begin with the same
+// elements, and have the same strides.
+type pair struct {
+	dev, cpu *tensor.Tensor
+	mem      driver.Memory
+	storage  []byte // of cpu
+	in       driver.HostMemory
+	device   int
+	seen     driver.Event
+}
+
+// shape is how a tensor lies in its storage.
+type shape struct {
+	dims, strides []int
+	offset, len   int // of the storage
+}
+
+func flat(dims ...int) shape {
+	s := shape{dims: dims, len: 1}
+	for _, d := range slices.Backward(dims) {
+		s.strides = append([]int{s.len}, s.strides...)
+		s.len *= d
+	}
+	return s
+}
+
+// laid returns dims as one of several layouts: 0 contiguous, 1 in a larger
+// storage, 2 transposed, 3 with holes.
+func laid(kind int, dims ...int) shape {
+	s := flat(dims...)
+	switch kind {
+	case 1:
+		s.offset, s.len = 3, s.len+7
+	case 2:
+		slices.Reverse(s.dims)
+		t := flat(s.dims...)
+		slices.Reverse(s.dims)
+		slices.Reverse(t.strides)
+		s.strides = t.strides
+	case 3:
+		for i := range s.strides {
+			s.strides[i] *= 3
+		}
+		s.offset, s.len = 2, 3*s.len+2
+	}
+	return s
+}
+
+// pairOf makes a pair with small whole numbers, which every dtype adds exactly.
+// The device's copy is still on its way when it returns, on the caller's stream.
+func (x *rank) pairOf(rng *rand.Rand, d tensor.DType, device int, s shape, on bool) (*pair, error) {
+	all, err := tensor.New(d, s.len)
+	if err != nil {
+		return nil, err
+	}
+	for i := range s.len {
+		v := float64(rng.IntN(3))
+		if d == tensor.Bool {
+			v = float64(rng.IntN(2))
+		}
+		if err := all.SetFloat64(v, i); err != nil {
+			return nil, err
+		}
+	}
+	p := &pair{storage: all.Bytes(), device: device}
+	if p.cpu, err = all.AsStrided(s.dims, s.strides, s.offset); err != nil {
+		return nil, err
+	}
+	v, err := x.d.Device(device)
+	if err != nil {
+		return nil, err
+	}
+	if p.mem, err = v.Alloc(len(p.storage)); err != nil {
+		return nil, err
+	}
+	x.close = append(x.close, p.mem)
+	if p.in, err = x.d.AllocHost(2 * len(p.storage)); err != nil {
+		return nil, err
+	}
+	x.close = append(x.close, p.in)
+	driver.HostAccess(x.d, "filling", driver.Writes(p.in.Ptr(), len(p.storage)))
+	copy(p.in.Bytes(), p.storage)
+	if err := x.stream[device].Copy(p.mem.Ptr(), p.in.Ptr(), len(p.storage)); err != nil {
+		return nil, err
+	}
+	m := p.mem
+	if on {
+		m = cuda.OnStream(m, x.stream[device])
+	}
+	whole, err := tensor.OnDevice(d, m, s.len)
+	if err != nil {
+		return nil, err
+	}
+	p.dev, err = whole.AsStrided(s.dims, s.strides, s.offset)
+	return p, err
+}
+
+// back starts the copy of a pair's storage to the host, on the caller's stream,
+// and a write that must not be seen by what came before.
+func (x *rank) back(p *pair) error {
+	s, n := x.stream[p.device], len(p.storage)
+	if err := s.Copy(p.in.Ptr()+driver.Ptr(n), p.mem.Ptr(), n); err != nil {
+		return err
+	}
+	if err := s.Memset(p.mem.Ptr(), 0xee, n); err != nil {
+		return err
+	}
+	e, err := s.Record()
+	p.seen = e
+	return err
+}
+
+// check waits for the copy and compares the storages, holes and all.
+func (x *rank) check(p *pair) error {
+	err := p.seen.Sync(x.ctx)
+	p.seen.Release()
+	if err != nil {
+		return err
+	}
+	n := len(p.storage)
+	driver.HostAccess(x.d, "comparing", driver.Reads(p.in.Ptr()+driver.Ptr(n), n))
+	if got := p.in.Bytes()[n : 2*n]; !bytes.Equal(got, p.storage) {
+		return fmt.Errorf("%v with strides %v on the device:\n%x\nin CPU memory:\n%x", p.dev, p.dev.Strides(), got, p.storage)
+	}
+	return nil
+}
+
+// checks is check for all pairs of an operation that has ended with err: if that was
+// not well, the streams may not go on before Close.
+func (x *rank) checks(err error, all ...*pair) error {
+	var errs []error
+	for _, p := range all {
+		if err != nil {
+			p.seen.Release()
+		} else {
+			errs = append(errs, x.check(p))
+		}
+	}
+	return errors.Join(append(errs, err)...)
+}
+
+func random(tb testing.TB, seed uint64) *rand.Rand {
+	tb.Cleanup(func() {
+		if tb.Failed() {
+			tb.Log("seed", seed)
+		}
+	})
+	return rand.New(rand.NewPCG(seed, 5))
+}
+
+// eachSeed runs f with the seeds, under both meanings of events in turn.
+func eachSeed(t *testing.T, longer int, f func(t *testing.T, seed uint64, s sim.Semantics)) {
+	n := max(*seeds/longer, 2)
+	if testing.Short() {
+		n = min(n, 4)
+	}
+	for seed := range uint64(n) {
+		s := sim.Semantics(seed % 2)
+		t.Run(fmt.Sprintf("seed %d %v", seed, s), func(t *testing.T) { f(t, seed, s) })
+	}
+}

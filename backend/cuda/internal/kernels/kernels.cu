@@ -1,0 +1,186 @@
+// The kernels of the works on device memory, compiled by the script recipe.
+//
+// Every loop is over the whole grid, so that a launch of any shape does the
+// work. Arithmetic is that of package internal/reduce, bit for bit, but for the
+// payload of a NaN: narrow floats are widened to float, and rounded once after
+// each step.
+
+#define DEVICE __attribute__((device)) static inline
+#define KERNEL extern "C" __attribute__((global)) void
+
+typedef unsigned char u8;
+typedef signed char i8;
+typedef unsigned short u16;
+typedef unsigned int u32;
+typedef int i32;
+typedef unsigned long long u64;
+typedef long long i64;
+
+DEVICE u64 thread() {
+  return (u64)__nvvm_read_ptx_sreg_ctaid_x() * __nvvm_read_ptx_sreg_ntid_x() + __nvvm_read_ptx_sreg_tid_x();
+}
+
+DEVICE u64 threads() { return (u64)__nvvm_read_ptx_sreg_nctaid_x() * __nvvm_read_ptx_sreg_ntid_x(); }
+
+// float16 and bfloat16 as bits: what the host makes of them does not depend on
+// what the compiler knows of such types.
+struct f16 { u16 bits; };
+struct bf16 { u16 bits; };
+
+DEVICE u32 bitsOf(float f) { return __builtin_bit_cast(u32, f); }
+
+DEVICE float wide(float v) { return v; }
+DEVICE double wide(double v) { return v; }
+DEVICE float wide(f16 v) { return (float)__builtin_bit_cast(_Float16, v.bits); }
+DEVICE float wide(bf16 v) { return __builtin_bit_cast(float, (u32)v.bits << 16); }
+
+DEVICE void narrow(float &to, float v) { to = v; }
+DEVICE void narrow(double &to, double v) { to = v; }
+DEVICE void narrow(f16 &to, float v) { to.bits = __builtin_bit_cast(u16, (_Float16)v); }
+DEVICE void narrow(bf16 &to, float v) {
+  u32 b = bitsOf(v);
+  // To the nearest, ties to even; there is one NaN.
+  to.bits = (b & 0x7fffffff) > 0x7f800000 ? (u16)0x7fc0 : (u16)((b + 0x7fff + (b >> 16 & 1)) >> 16);
+}
+
+// Whole numbers wrap: signed ones are added as unsigned.
+template <class T> struct Unsigned;
+template <> struct Unsigned<i8> { typedef u8 type; };
+template <> struct Unsigned<u8> { typedef u8 type; };
+template <> struct Unsigned<i32> { typedef u32 type; };
+template <> struct Unsigned<i64> { typedef u64 type; };
+
+template <class T> struct Integer {
+  typedef typename Unsigned<T>::type U;
+  DEVICE T sum(T a, T b) { return (T)(U)((U)a + (U)b); }
+  DEVICE T product(T a, T b) { return (T)(U)((U)a * (U)b); }
+  DEVICE T min(T a, T b) { return b < a ? b : a; }
+  DEVICE T max(T a, T b) { return a < b ? b : a; }
+  DEVICE T band(T a, T b) { return a & b; }
+  DEVICE T bor(T a, T b) { return a | b; }
+  DEVICE T bxor(T a, T b) { return a ^ b; }
+  DEVICE T divided(T a, u32) { return a; }
+};
+
+// Min and max keep the first where a comparison with NaN decides nothing.
+template <class T> struct Float {
+  DEVICE T sum(T a, T b) { T r; narrow(r, wide(a) + wide(b)); return r; }
+  DEVICE T product(T a, T b) { T r; narrow(r, wide(a) * wide(b)); return r; }
+  DEVICE T min(T a, T b) { return wide(b) < wide(a) ? b : a; }
+  DEVICE T max(T a, T b) { return wide(a) < wide(b) ? b : a; }
+  DEVICE T divided(T a, u32 by) { T r; narrow(r, wide(a) / (decltype(wide(a)))by); return r; }
+};
+
+// Pack is 16 bytes, what a thread loads and stores at once.
+template <class T> struct alignas(16) Pack { T v[16 / sizeof(T)]; };
+
+// step does out[i] = push[i] = a[i] op b[i], divided by a number above 1. One of
+// out and push may be null. Out may be a or b.
+#define STEP(name, T, Math, op)                                                          \
+  KERNEL c10d_##op##_##name(T *out, T *push, const T *a, const T *b, u64 n, u32 by) {    \
+    const u64 each = 16 / sizeof(T);                                                     \
+    u64 done = 0;                                                                        \
+    if ((((u64)out | (u64)push | (u64)a | (u64)b) & 15) == 0) {                          \
+      u64 packs = n / each;                                                              \
+      for (u64 i = thread(); i < packs; i += threads()) {                                \
+        Pack<T> x = ((const Pack<T> *)a)[i], y = ((const Pack<T> *)b)[i];                \
+        _Pragma("unroll") for (u32 k = 0; k < each; k++) {                               \
+          x.v[k] = Math<T>::op(x.v[k], y.v[k]);                                          \
+          if (by > 1) x.v[k] = Math<T>::divided(x.v[k], by);                             \
+        }                                                                                \
+        if (out) ((Pack<T> *)out)[i] = x;                                                \
+        if (push) ((Pack<T> *)push)[i] = x;                                              \
+      }                                                                                  \
+      done = packs * each;                                                               \
+    }                                                                                    \
+    for (u64 i = done + thread(); i < n; i += threads()) {                               \
+      T x = Math<T>::op(a[i], b[i]);                                                     \
+      if (by > 1) x = Math<T>::divided(x, by);                                           \
+      if (out) out[i] = x;                                                               \
+      if (push) push[i] = x;                                                             \
+    }                                                                                    \
+  }
+
+#define NUMBERS(name, T, Math) \
+  STEP(name, T, Math, sum)     \
+  STEP(name, T, Math, product) \
+  STEP(name, T, Math, min)     \
+  STEP(name, T, Math, max)
+
+#define BITS(name, T)          \
+  STEP(name, T, Integer, band) \
+  STEP(name, T, Integer, bor)  \
+  STEP(name, T, Integer, bxor)
+
+NUMBERS(float32, float, Float)
+NUMBERS(float64, double, Float)
+NUMBERS(float16, f16, Float)
+NUMBERS(bfloat16, bf16, Float)
+NUMBERS(int8, i8, Integer)
+NUMBERS(uint8, u8, Integer)
+NUMBERS(int32, i32, Integer)
+NUMBERS(int64, i64, Integer)
+BITS(int8, i8)
+BITS(uint8, u8)
+BITS(int32, i32)
+BITS(int64, i64)
+
+// c10d_copy does out[i] = push[i] = a[i] for n bytes. One of out and push may be
+// null.
+KERNEL c10d_copy(u8 *out, u8 *push, const u8 *a, u64 n) {
+  typedef u32 Words __attribute__((ext_vector_type(4)));
+  u64 done = 0;
+  if ((((u64)out | (u64)push | (u64)a) & 15) == 0) {
+    u64 packs = n / 16;
+    for (u64 i = thread(); i < packs; i += threads()) {
+      Words x = ((const Words *)a)[i];
+      if (out) ((Words *)out)[i] = x;
+      if (push) ((Words *)push)[i] = x;
+    }
+    done = packs * 16;
+  }
+  for (u64 i = done + thread(); i < n; i += threads()) {
+    u8 x = a[i];
+    if (out) out[i] = x;
+    if (push) push[i] = x;
+  }
+}
+
+// Layout is how elements lie in memory: strides in elements, which may be
+// negative, of the last dimensions. Those before have a shape of 1.
+struct Layout {
+  u64 n;
+  u64 size; // of an element, in bytes: 1, 2, 4 or 8
+  u64 shape[8];
+  i64 stride[8];
+};
+
+DEVICE i64 place(const Layout &l, u64 i) {
+  i64 at = 0;
+  for (int d = 7; d >= 0; d--) {
+    at += (i64)(i % l.shape[d]) * l.stride[d];
+    i /= l.shape[d];
+  }
+  return at;
+}
+
+template <class T> DEVICE void gather(void *packed, void *spread, const Layout &l, bool back) {
+  for (u64 i = thread(); i < l.n; i += threads()) {
+    T &p = ((T *)packed)[i], &s = ((T *)spread)[place(l, i)];
+    if (back) s = p; else p = s;
+  }
+}
+
+DEVICE void gatherSize(void *packed, void *spread, const Layout &l, bool back) {
+  switch (l.size) {
+  case 1: gather<u8>(packed, spread, l, back); break;
+  case 2: gather<u16>(packed, spread, l, back); break;
+  case 4: gather<u32>(packed, spread, l, back); break;
+  case 8: gather<u64>(packed, spread, l, back); break;
+  }
+}
+
+// c10d_pack brings elements in row-major order, c10d_unpack puts them back.
+// Spread is the address of the element whose indices are all 0.
+KERNEL c10d_pack(void *packed, void *spread, Layout l) { gatherSize(packed, spread, l, false); }
+KERNEL c10d_unpack(void *packed, void *spread, Layout l) { gatherSize(packed, spread, l, true); }

@@ -1,0 +1,131 @@
+package kernels
+
+import (
+	_ "embed"
+	"encoding/binary"
+
+	"github.com/c10d-go/c10d/backend"
+	"github.com/c10d-go/c10d/backend/cuda/driver"
+	"github.com/c10d-go/c10d/tensor"
+)
+
+// PTX has the kernels, for devices of compute capability 8.0 and later.
+//
+//go:embed kernels.ptx
+var PTX []byte
+
+const (
+	// Copy is c10d_copy(out, push, a pointers, n uint64): out[i] = push[i] = a[i] for n
+	// bytes. One of out and push may be 0.
+	Copy = "c10d_copy"
+
+	// Pack and Unpack are c10d_pack(packed, spread pointers, layout Layout): they
+	// bring elements that lie anyhow in row-major order, and put them back.
+	Pack   = "c10d_pack"
+	Unpack = "c10d_unpack"
+)
+
+var (
+	numbers = []tensor.DType{
+		tensor.Float32, tensor.Float64, tensor.Float16, tensor.BFloat16,
+		tensor.Int8, tensor.Uint8, tensor.Int32, tensor.Int64,
+	}
+	arithmetic = []backend.ReduceOp{backend.Sum, backend.Product, backend.Min, backend.Max}
+	bitwise    = []backend.ReduceOp{backend.BAnd, backend.BOr, backend.BXor}
+)
+
+// Step returns the name of the kernel that combines elements, "" if there is none:
+// c10d_sum_float32(out, push, a, b pointers, n uint64, by uint32) does
+// out[i] = push[i] = a[i] op b[i] for n elements, divided by a number above 1.
+// One of out and push may be 0, and out may be a or b. The kernel of Avg is that of
+// Sum: by is for it.
+func Step(k backend.ReduceKind, d tensor.DType) string {
+	name, avg := k.String(), k == backend.Avg.Kind()
+	if avg {
+		name = backend.Sum.String()
+	}
+	ok := false
+	for _, t := range numbers {
+		ok = ok || t == d
+	}
+	if !ok || avg && !d.IsFloat() {
+		return ""
+	}
+	for _, o := range arithmetic {
+		if avg || o.Kind() == k {
+			return "c10d_" + name + "_" + d.String()
+		}
+	}
+	for _, o := range bitwise {
+		if o.Kind() == k && !d.IsFloat() {
+			return "c10d_" + name + "_" + d.String()
+		}
+	}
+	return ""
+}
+
+// Each calls f for every kernel of Step, Avg's apart.
+func Each(f func(o backend.ReduceOp, d tensor.DType, name string)) {
+	for _, d := range numbers {
+		for _, list := range [][]backend.ReduceOp{arithmetic, bitwise} {
+			for _, o := range list {
+				if name := Step(o.Kind(), d); name != "" {
+					f(o, d, name)
+				}
+			}
+		}
+	}
+}
+
+// Block is the number of threads that launches have; Grid the most blocks. Pieces
+// of a few MiB take less than that many: a thread has 16 bytes at a time.
+const (
+	Block = 512
+	Grid  = 1024
+)
+
+// Blocks returns the grid for n bytes.
+func Blocks(n int) driver.Dim {
+	const bytes = 16 * Block
+	return driver.Dim{X: uint32(min(max((n+bytes-1)/bytes, 1), Grid))}
+}
+
+// MostDims is how many dimensions a Layout can have.
+const MostDims = 8
+
+// Layout is how elements lie in memory.
+type Layout struct {
+	Size           int   // of an element, in bytes
+	Shape, Strides []int // at most MostDims; strides in elements
+}
+
+// Append appends the layout to the parameters of a launch.
+func (l Layout) Append(a *driver.Args) *driver.Args {
+	var b [8 * (2 + 2*MostDims)]byte
+	n := 1
+	put := func(i int, v int64) { binary.NativeEndian.PutUint64(b[8*i:], uint64(v)) }
+	first := MostDims - len(l.Shape)
+	for d := range MostDims {
+		shape, stride := 1, 0
+		if d >= first {
+			shape, stride = l.Shape[d-first], l.Strides[d-first]
+		}
+		n *= shape
+		put(2+d, int64(shape))
+		put(2+MostDims+d, int64(stride))
+	}
+	put(0, int64(n))
+	put(1, int64(l.Size))
+	return a.Struct(b[:], 8)
+}
+
+// ParseLayout reads what Append wrote, for kernels in Go.
+func ParseLayout(b []byte) (l Layout, n int) {
+	get := func(i int) int { return int(binary.NativeEndian.Uint64(b[8*i:])) }
+	l.Size = get(1)
+	for d := range MostDims {
+		l.Shape = append(l.Shape, get(2+d))
+		l.Strides = append(l.Strides, get(2+MostDims+d))
+	}
+	return l, get(0)
+}

@@ -1,0 +1,70 @@
+package kernels
+
+import (
+	"bytes"
+	"crypto/sha256"
+	"fmt"
+	"os"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/c10d-go/c10d/backend"
+	"github.com/c10d-go/c10d/backend/cuda/driver"
+	"github.com/c10d-go/c10d/tensor"
+)
+
+// TestSource holds that the text was made from the source.
+func TestSource(t *testing.T) {
+	source, err := os.ReadFile("kernels.cu")
+	require.NoError(t, err)
+	first, _, _ := strings.Cut(string(PTX), "\n")
+	require.Equal(t, fmt.Sprintf("// kernels.cu %x", sha256.Sum256(source)), first, "run ./recipe")
+}
+
+// TestNames holds that the text has exactly the kernels that can be asked for.
+func TestNames(t *testing.T) {
+	names := map[string]bool{Copy: true, Pack: true, Unpack: true}
+	Each(func(o backend.ReduceOp, d tensor.DType, name string) {
+		require.False(t, names[name], name)
+		names[name] = true
+		_, err := o.Reduction(d, 2)
+		require.NoError(t, err, "%v of %v has a kernel and no meaning", o, d)
+	})
+	for name := range names {
+		require.Contains(t, string(PTX), ".entry "+name+"(")
+	}
+	require.Equal(t, len(names), bytes.Count(PTX, []byte(".entry ")))
+
+	require.Equal(t, "c10d_sum_float16", Step(backend.Avg.Kind(), tensor.Float16))
+	for _, c := range []struct {
+		o backend.ReduceOp
+		d tensor.DType
+	}{
+		{backend.Avg, tensor.Int32}, {backend.BOr, tensor.Float32}, {backend.Sum, tensor.Bool}, {backend.Sum, tensor.Complex64},
+		{backend.PreMulSum(2), tensor.Float32}, {backend.Custom("f", nil), tensor.Float32},
+	} {
+		require.Empty(t, Step(c.o.Kind(), c.d), "%v of %v", c.o, c.d)
+	}
+}
+
+// TestArithmetic holds that the compiler kept to the source: sums and products are
+// not contracted, and divisions are exact.
+func TestArithmetic(t *testing.T) {
+	for _, not := range []string{"fma.", "approx", "div.full", ".ftz"} {
+		require.NotContains(t, string(PTX), not)
+	}
+}
+
+func TestLayout(t *testing.T) {
+	var a driver.Args
+	Layout{Size: 4, Shape: []int{3, 5}, Strides: []int{-7, 2}}.Append(a.Reset().Ptr(1).Ptr(2))
+	require.Equal(t, 3, a.Len())
+	require.Equal(t, 16+144, len(a.Bytes()))
+	l, n := ParseLayout(a.Bytes()[a.Offset(2):])
+	require.Equal(t, 15, n)
+	require.Equal(t, 4, l.Size)
+	require.Equal(t, []int{1, 1, 1, 1, 1, 1, 3, 5}, l.Shape)
+	require.Equal(t, []int{-7, 2}, l.Strides[6:])
+}

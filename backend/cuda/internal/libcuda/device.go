@@ -1,0 +1,320 @@
+package libcuda
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+
+	"github.com/c10d-go/c10d/backend/cuda/driver"
+	"github.com/c10d-go/c10d/tensor"
+)
+
+// Device is a driver.Device.
+type Device struct {
+	d     *Driver
+	index int
+	ord   Ordinal
+	given Context // the program's own, 0 for the primary one
+	lost  atomic.Pointer[error]
+	ready atomic.Bool // ctx and info are set
+
+	mu    sync.Mutex // for open, close, EnablePeer and DisablePeer
+	ctx   Context
+	info  driver.Info
+	peers []atomic.Bool // by device; read by operations, which must not wait for mu
+
+	maps   sync.Mutex // CUDA may wait for the device while it is held
+	opened map[[72]byte]*mapping
+
+	spare   sync.Mutex
+	bounces []bounce     // buffers that no stream has
+	buffers []driver.Ptr // all
+
+	events pool
+}
+
+// open retains the context, once.
+func (v *Device) open(call string) error {
+	if v.ready.Load() {
+		return nil
+	}
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	if v.ready.Load() {
+		return nil
+	}
+	api := v.d.api
+	unified, r := api.DeviceAttribute(attrUnifiedAddressing, v.ord)
+	if r != Success {
+		return v.fail(call, "cuDeviceGetAttribute", r)
+	}
+	if unified == 0 {
+		return &driver.Error{Call: call, Device: v.index, Err: fmt.Errorf("%w: it has no unified addressing", driver.ErrNoDevice)}
+	}
+	info, err := v.describe(call)
+	if err != nil {
+		return err
+	}
+	ctx := v.given
+	if ctx == 0 {
+		if ctx, r = api.PrimaryRetain(v.ord); r != Success {
+			return v.fail(call, "cuDevicePrimaryCtxRetain", r)
+		}
+	}
+	v.ctx, v.info = ctx, info
+	v.peers = make([]atomic.Bool, len(v.d.devices))
+	v.opened = make(map[[72]byte]*mapping)
+	v.ready.Store(true)
+	return nil
+}
+
+// close gives the context back.
+func (v *Device) close() error {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	if !v.ready.Swap(false) {
+		return nil
+	}
+	var errs []error
+	for peer := range v.peers {
+		if v.peers[peer].Swap(false) {
+			errs = append(errs, v.release("Close", v.d.devices[peer]))
+		}
+	}
+	if v.lost.Load() == nil {
+		errs = append(errs, v.events.drain(v), v.freeBounces())
+	}
+	if v.given == 0 {
+		if r := v.d.api.PrimaryRelease(v.ord); r != Success && v.lost.Load() == nil {
+			errs = append(errs, v.fail("Close", "cuDevicePrimaryCtxRelease", r))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+func (v *Device) describe(call string) (driver.Info, error) {
+	api := v.d.api
+	var err error
+	attr := func(a Attribute) int {
+		n, r := api.DeviceAttribute(a, v.ord)
+		if r != Success && err == nil {
+			err = v.fail(call, "cuDeviceGetAttribute", r)
+		}
+		return n
+	}
+	i := driver.Info{
+		Major: attr(attrMajor), Minor: attr(attrMinor),
+		Multiprocessors: attr(attrMultiprocessors), CopyEngines: attr(attrCopyEngines),
+		ThreadsPerBlock: attr(attrMaxThreadsPerBlock), SharedMemory: attr(attrSharedOptin), L2: attr(attrL2),
+		StreamValues: api.StreamValuesV2() || attr(attrStreamMemOps) != 0,
+		Cooperative:  attr(attrCooperative) != 0,
+		NUMA:         -1,
+	}
+	var r Result
+	if i.Name, r = api.DeviceName(v.ord); r != Success {
+		return i, v.fail(call, "cuDeviceGetName", r)
+	}
+	if i.UUID, r = api.DeviceUUID(v.ord); r != Success {
+		return i, v.fail(call, "cuDeviceGetUuid", r)
+	}
+	if i.Memory, r = api.DeviceTotalMem(v.ord); r != Success {
+		return i, v.fail(call, "cuDeviceTotalMem", r)
+	}
+	if i.Driver, r = api.Version(); r != Success {
+		return i, v.fail(call, "cuDriverGetVersion", r)
+	}
+	if i.PCI, r = api.DevicePCIBusID(v.ord); r == Success {
+		i.PCI = strings.ToLower(i.PCI)
+		i.NUMA = numaNode(i.PCI)
+	}
+	return i, err
+}
+
+// numaNode returns the node of a PCI device, -1 if the system does not say.
+func numaNode(pci string) int {
+	b, err := os.ReadFile("/sys/bus/pci/devices/" + pci + "/numa_node")
+	if err != nil {
+		return -1
+	}
+	n, err := strconv.Atoi(strings.TrimSpace(string(b)))
+	if err != nil {
+		return -1
+	}
+	return n
+}
+
+// fail returns the error for a function that returned r, and remembers one that
+// ends the device.
+func (v *Device) fail(call, function string, r Result) error {
+	return v.failed(call, function, r, "")
+}
+
+func (v *Device) failed(call, function string, r Result, why string) error {
+	if r == Success {
+		return nil
+	}
+	err := driver.ResultError(call, v.index, function, int(r), v.d.api.ErrorName(r))
+	if errors.Is(err, driver.ErrDeviceLost) {
+		v.lost.CompareAndSwap(nil, &err)
+	}
+	if e, ok := err.(*driver.Error); ok && why != "" {
+		e.Err = fmt.Errorf("%w: %s", e.Err, why)
+	}
+	return err
+}
+
+// alive returns why the device cannot be used.
+func (v *Device) alive(call string) error {
+	if v.d.closed.Load() {
+		return closedError(call, v.index, "driver")
+	}
+	if p := v.lost.Load(); p != nil {
+		var first *driver.Error
+		if !errors.As(*p, &first) {
+			return *p
+		}
+		return &driver.Error{Call: call, Device: v.index, Func: first.Func, Code: first.Code, Name: first.Name, Err: first.Err}
+	}
+	return nil
+}
+
+// begin is alive and enter; the caller calls leave unless there was an error.
+func (v *Device) begin(call string) (Context, error) {
+	if err := v.alive(call); err != nil {
+		return 0, err
+	}
+	before, r := v.enter()
+	if r != Success {
+		return 0, v.fail(call, "cuCtxSetCurrent", r)
+	}
+	return before, nil
+}
+
+// ID returns the device as tensors name it.
+func (v *Device) ID() tensor.Device { return tensor.Device{Type: tensor.CUDA, Index: v.index} }
+
+// Info returns the device's properties.
+func (v *Device) Info() driver.Info { return v.info }
+
+// Context returns the device's context.
+func (v *Device) Context() Context { return v.ctx }
+
+// MemInfo returns how much of the device's memory is free.
+func (v *Device) MemInfo() (free, total uint64, err error) {
+	const call = "MemInfo"
+	before, err := v.begin(call)
+	if err != nil {
+		return 0, 0, err
+	}
+	defer v.leave(before)
+	free, total, r := v.d.api.MemInfo()
+	return free, total, v.fail(call, "cuMemGetInfo", r)
+}
+
+// peer returns another device by its number.
+func (v *Device) peer(call string, i int) (*Device, error) {
+	if err := v.alive(call); err != nil {
+		return nil, err
+	}
+	if i < 0 || i >= len(v.d.devices) || i == v.index {
+		return nil, invalid(call, v.index, "no peer %d among %d devices", i, len(v.d.devices))
+	}
+	return v.d.devices[i], nil
+}
+
+// EnablePeer lets kernels of this device use the memory of another.
+func (v *Device) EnablePeer(peer int) error {
+	const call = "EnablePeer"
+	p, err := v.peer(call, peer)
+	if err != nil {
+		return err
+	}
+	can, r := v.d.api.CanAccessPeer(v.ord, p.ord)
+	if r != Success {
+		return v.fail(call, "cuDeviceCanAccessPeer", r)
+	}
+	if !can {
+		return &driver.Error{Call: call, Device: v.index, Err: fmt.Errorf("%w to device %d", driver.ErrPeerAccess, peer)}
+	}
+	if err := p.open(call); err != nil {
+		return err
+	}
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	if v.peers[peer].Load() {
+		return nil
+	}
+	peers.Lock()
+	defer peers.Unlock()
+	key := [2]Context{v.ctx, p.ctx}
+	if peers.uses[key] == 0 {
+		before, err := v.begin(call)
+		if err != nil {
+			return err
+		}
+		r := v.d.api.EnablePeer(p.ctx)
+		v.leave(before)
+		switch r {
+		case Success:
+		case errPeerEnabled:
+			// Another library's: it stays when this one is done.
+			peers.uses[key]++
+		default:
+			return v.fail(call, "cuCtxEnablePeerAccess", r)
+		}
+	}
+	peers.uses[key]++
+	v.peers[peer].Store(true)
+	return nil
+}
+
+// DisablePeer takes EnablePeer back. The access ends with the last Driver of the
+// process that wants it.
+func (v *Device) DisablePeer(peer int) error {
+	const call = "DisablePeer"
+	p, err := v.peer(call, peer)
+	if err != nil {
+		return err
+	}
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	if !v.peers[peer].Swap(false) {
+		return nil
+	}
+	return v.release(call, p)
+}
+
+// release counts a use of a peer down; the caller holds v.mu.
+func (v *Device) release(call string, p *Device) error {
+	peers.Lock()
+	defer peers.Unlock()
+	key := [2]Context{v.ctx, p.ctx}
+	if peers.uses[key]--; peers.uses[key] > 0 {
+		return nil
+	}
+	delete(peers.uses, key)
+	if v.lost.Load() != nil {
+		return nil
+	}
+	before, r := v.enter()
+	if r != Success {
+		return v.fail(call, "cuCtxSetCurrent", r)
+	}
+	defer v.leave(before)
+	if r = v.d.api.DisablePeer(p.ctx); r == errPeerNot {
+		r = Success
+	}
+	return v.fail(call, "cuCtxDisablePeerAccess", r)
+}
+
+// reaches reports whether kernels and words of this device may use memory of
+// device i.
+func (v *Device) reaches(i int) bool {
+	return i == v.index || i < 0 || v.peers[i].Load()
+}
+
+var _ driver.Device = (*Device)(nil)

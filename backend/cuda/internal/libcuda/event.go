@@ -1,0 +1,216 @@
+package libcuda
+
+import (
+	"context"
+	"fmt"
+	"runtime"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/c10d-go/c10d/backend/cuda/driver"
+)
+
+// Event is a driver.Event.
+type Event struct {
+	v        *Device
+	h        EventHandle
+	released atomic.Bool
+	shared   bool                // not from the pool
+	exported *driver.EventHandle // of RecordShared
+}
+
+// pool is a device's events that nobody uses.
+type pool struct {
+	mu   sync.Mutex
+	idle []*Event
+	out  atomic.Int64 // events that were not released
+}
+
+// take returns an event; the device's context is current.
+func (p *pool) take(v *Device, call string) (*Event, error) {
+	p.mu.Lock()
+	if n := len(p.idle); n > 0 {
+		e := p.idle[n-1]
+		p.idle = p.idle[:n-1]
+		p.mu.Unlock()
+		e.released.Store(false)
+		p.out.Add(1)
+		return e, nil
+	}
+	p.mu.Unlock()
+	h, r := v.d.api.EventCreate(eventDisableTiming)
+	if r != Success {
+		return nil, v.fail(call, "cuEventCreate", r)
+	}
+	p.out.Add(1)
+	return &Event{v: v, h: h}, nil
+}
+
+func (p *pool) put(e *Event) {
+	e.released.Store(true)
+	p.out.Add(-1)
+	p.mu.Lock()
+	p.idle = append(p.idle, e)
+	p.mu.Unlock()
+}
+
+// drain destroys the idle events.
+func (p *pool) drain(v *Device) error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if len(p.idle) == 0 {
+		return nil
+	}
+	before, r := v.enter()
+	if r != Success {
+		return v.fail("Close", "cuCtxSetCurrent", r)
+	}
+	defer v.leave(before)
+	var err error
+	for _, e := range p.idle {
+		if r := v.d.api.EventDestroy(e.h); r != Success && err == nil {
+			err = v.fail("Close", "cuEventDestroy", r)
+		}
+	}
+	p.idle = nil
+	return err
+}
+
+// Done reports whether the event has passed.
+func (e *Event) Done() (bool, error) { return e.done("Done") }
+
+func (e *Event) done(call string) (bool, error) {
+	v := e.v
+	if e.released.Load() {
+		return false, closedError(call, v.index, "event was released")
+	}
+	before, err := v.begin(call)
+	if err != nil {
+		return false, err
+	}
+	defer v.leave(before)
+	switch r := v.d.api.EventQuery(e.h); r {
+	case Success:
+		return true, nil
+	case errNotReady:
+		return false, nil
+	default:
+		return false, v.fail(call, "cuEventQuery", r)
+	}
+}
+
+// Sync blocks until the event has passed. CUDA's own way to block does not end
+// with a context, so it asks: as fast as it can at first, then with pauses of a
+// sixteenth of the time so far, up to 200 us.
+func (e *Event) Sync(ctx context.Context) error {
+	const call = "Sync"
+	const spins, yields = 20, 500
+	start := time.Now()
+	for i := 0; ; i++ {
+		if ok, err := e.done(call); ok || err != nil {
+			return err
+		}
+		if i < spins {
+			continue
+		}
+		if ctx.Err() != nil {
+			return &driver.Error{Call: call, Device: e.v.index, Err: fmt.Errorf("the event has not passed: %w", context.Cause(ctx))}
+		}
+		if i < spins+yields {
+			runtime.Gosched()
+			continue
+		}
+		time.Sleep(min(time.Since(start)/16, 200*time.Microsecond))
+	}
+}
+
+// Release gives the event back. It can be recorded again at once: a wait that
+// was enqueued keeps the state it was given.
+func (e *Event) Release() {
+	v := e.v
+	if !e.shared {
+		if !e.released.Load() {
+			v.events.put(e)
+		}
+		return
+	}
+	if e.released.Swap(true) {
+		return
+	}
+	v.events.out.Add(-1)
+	if e.exported != nil {
+		v.d.mu.Lock()
+		delete(v.d.exported, *e.exported)
+		v.d.mu.Unlock()
+	}
+	if v.lost.Load() != nil || !v.ready.Load() {
+		return
+	}
+	if before, r := v.enter(); r == Success {
+		v.d.api.EventDestroy(e.h)
+		v.leave(before)
+	}
+}
+
+// RecordShared records an event that other processes can wait for.
+func (d *Driver) RecordShared(st driver.Stream) (driver.Event, driver.EventHandle, error) {
+	const call = "RecordShared"
+	var none driver.EventHandle
+	s, ok := st.(*Stream)
+	if !ok || s == nil || s.v.d != d {
+		return nil, none, invalid(call, -1, "the stream is of another driver")
+	}
+	before, err := s.begin(call)
+	if err != nil {
+		return nil, none, err
+	}
+	defer s.end(before)
+	h, r := d.api.EventCreate(eventDisableTiming | eventInterprocess)
+	if r != Success {
+		return nil, none, s.v.fail(call, "cuEventCreate", r)
+	}
+	if r := d.api.EventRecord(h, s.h); r != Success {
+		d.api.EventDestroy(h)
+		return nil, none, s.v.fail(call, "cuEventRecord", r)
+	}
+	raw, r := d.api.IPCGetEvent(h)
+	if r != Success {
+		d.api.EventDestroy(h)
+		return nil, none, s.v.fail(call, "cuIpcGetEventHandle", r)
+	}
+	handle := driver.EventHandle(raw)
+	d.mu.Lock()
+	d.exported[handle] = true
+	d.mu.Unlock()
+	s.v.events.out.Add(1)
+	return &Event{v: s.v, h: h, shared: true, exported: &handle}, handle, nil
+}
+
+// OpenEvent returns the event of another process.
+func (d *Driver) OpenEvent(device int, h driver.EventHandle) (driver.Event, error) {
+	const call = "OpenEvent"
+	v, err := d.device(call, device)
+	if err != nil {
+		return nil, err
+	}
+	d.mu.Lock()
+	own := d.exported[h]
+	d.mu.Unlock()
+	if own {
+		return nil, &driver.Error{Call: call, Device: device, Err: driver.ErrOwnHandle}
+	}
+	before, err := v.begin(call)
+	if err != nil {
+		return nil, err
+	}
+	defer v.leave(before)
+	e, r := d.api.IPCOpenEvent((*[64]byte)(&h))
+	if r != Success {
+		return nil, v.fail(call, "cuIpcOpenEventHandle", r)
+	}
+	v.events.out.Add(1)
+	return &Event{v: v, h: e, shared: true}, nil
+}
+
+var _ driver.Event = (*Event)(nil)

@@ -1,0 +1,682 @@
+package libcuda
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/c10d-go/c10d/backend/cuda/driver"
+)
+
+const ptx = ".version 6.0\n.target sm_60\n"
+
+// fixture is a driver on a fake with a stream on device 0.
+type fixture struct {
+	*testing.T
+	f *fake
+	d *Driver
+	v *Device
+	s *Stream
+}
+
+func newFixture(t *testing.T, f *fake) *fixture {
+	t.Helper()
+	d, err := New(f, nil)
+	require.NoError(t, err)
+	x := &fixture{T: t, f: f, d: d}
+	x.v = x.device(0)
+	s, err := x.v.NewStream(driver.StreamOptions{})
+	require.NoError(t, err)
+	x.s = s.(*Stream)
+	return x
+}
+
+func (x *fixture) device(i int) *Device {
+	x.Helper()
+	v, err := x.d.Device(i)
+	require.NoError(x, err)
+	return v.(*Device)
+}
+
+func (x *fixture) alloc(v *Device, n int) driver.Memory {
+	x.Helper()
+	m, err := v.Alloc(n)
+	require.NoError(x, err)
+	return m
+}
+
+// end closes the rest and asserts that nothing is left.
+func (x *fixture) end(closers ...interface{ Close() error }) {
+	x.Helper()
+	for _, c := range closers {
+		require.NoError(x, c.Close())
+	}
+	require.NoError(x, x.s.Close())
+	require.NoError(x, x.d.Close())
+	require.Empty(x, x.f.left())
+}
+
+func refused(t *testing.T, err error, call string, want error) {
+	t.Helper()
+	require.ErrorIs(t, err, want)
+	var e *driver.Error
+	require.ErrorAs(t, err, &e)
+	require.Equal(t, call, e.Call, "%v", err)
+}
+
+// TestAddresses has everything refused that is not in memory of the driver,
+// before CUDA sees it.
+func TestAddresses(t *testing.T) {
+	x := newFixture(t, newFake(2))
+	w := x.device(1)
+	a, b := x.alloc(x.v, 100), x.alloc(w, 100)
+	h, err := x.d.AllocHost(100)
+	require.NoError(t, err)
+	require.Equal(t, make([]byte, 100), h.Bytes(), "CUDA does not promise zeros")
+	calls := x.f.calls
+	for _, err := range []error{
+		x.s.Copy(0x1000, a.Ptr(), 1), x.s.Copy(a.Ptr(), 0x1000, 1), x.s.Copy(a.Ptr(), h.Ptr(), 101),
+		x.s.Copy(a.Ptr()+100, h.Ptr(), 1), x.s.Copy(a.Ptr()-1, h.Ptr(), 1), x.s.Copy(h.Ptr(), b.Ptr()+50, 51),
+	} {
+		refused(t, err, "Copy", driver.ErrInvalid)
+	}
+	refused(t, x.s.Memset(a.Ptr()+99, 0, 2), "Memset", driver.ErrInvalid)
+	refused(t, x.s.WriteValue(0x1000, 1), "WriteValue", driver.ErrInvalid)
+	refused(t, x.s.WaitValue(b.Ptr(), 1, driver.Equal), "WaitValue", driver.ErrInvalid)
+	refused(t, x.s.WriteValue(b.Ptr(), 1), "WriteValue", driver.ErrPeerAccess)
+	require.Equal(t, calls, x.f.calls, "CUDA was not asked")
+	require.NoError(t, x.v.EnablePeer(1))
+	require.NoError(t, x.s.WriteValue(b.Ptr(), 1))
+	require.NoError(t, x.s.Copy(b.Ptr(), a.Ptr()+1, 99))
+	require.NoError(t, a.Close())
+	refused(t, x.s.Memset(a.Ptr(), 0, 1), "Memset", driver.ErrInvalid)
+	x.end(b, h)
+}
+
+func TestContexts(t *testing.T) {
+	f := newFake(2)
+	d, err := New(f, map[int]Context{1: 0xabc})
+	require.NoError(t, err)
+	h, err := d.AllocHost(1)
+	require.NoError(t, err)
+	require.Equal(t, 1, f.live["context"], "page-locked memory needs a context of some device")
+	require.NoError(t, h.Close())
+	w, err := d.Device(1)
+	require.NoError(t, err)
+	require.Equal(t, Context(0xabc), w.(*Device).Context())
+	require.Equal(t, 1, f.live["context"], "the program's own is not retained")
+	for _, before := range []Context{0, 0xabc, 0x123} {
+		f.current = before
+		_, _, err := w.MemInfo()
+		require.NoError(t, err)
+		if before == 0 {
+			before = 0xabc // a thread that had none keeps it
+		}
+		require.Equal(t, before, f.current)
+	}
+	require.NoError(t, d.Close())
+	require.NoError(t, d.Close())
+	require.Empty(t, f.left())
+	_, err = New(f, map[int]Context{2: 1})
+	refused(t, err, "Open", driver.ErrInvalid)
+	f.devices = 0
+	_, err = New(f, nil)
+	refused(t, err, "Open", driver.ErrNoDevice)
+
+	// A device that is in use serves for page-locked memory, not the first.
+	f = newFake(2)
+	d, err = New(f, nil)
+	require.NoError(t, err)
+	_, err = d.Device(1)
+	require.NoError(t, err)
+	h, err = d.AllocHost(1)
+	require.NoError(t, err)
+	require.Equal(t, 1, f.live["context"])
+	require.NoError(t, h.Close())
+	require.NoError(t, d.Close())
+}
+
+func TestLost(t *testing.T) {
+	x := newFixture(t, newFake(2))
+	m := x.alloc(x.v, 100)
+	e, err := x.s.Record()
+	require.NoError(t, err)
+	x.f.at, x.f.with, x.f.sticky = x.f.calls+2, 700, true // the call after Current
+	err = x.s.Memset(m.Ptr(), 0, 1)
+	refused(t, err, "Memset", driver.ErrDeviceLost)
+	require.ErrorContains(t, err, "driver: Memset on device 0: device lost (cuMemsetD8Async returned 700, CUDA_ERROR_ILLEGAL_ADDRESS)")
+	calls := x.f.calls
+	refused(t, x.s.Copy(m.Ptr(), m.Ptr()+50, 10), "Copy", driver.ErrDeviceLost)
+	_, err = x.v.Alloc(1)
+	refused(t, err, "Alloc", driver.ErrDeviceLost)
+	_, err = e.Done()
+	refused(t, err, "Done", driver.ErrDeviceLost)
+	refused(t, e.Sync(t.Context()), "Sync", driver.ErrDeviceLost)
+	require.ErrorIs(t, x.s.Err(), driver.ErrDeviceLost)
+	e.Release()
+	require.NoError(t, m.Close())
+	require.NoError(t, x.s.Close())
+	require.Equal(t, calls, x.f.calls, "CUDA was not asked again")
+	x.f.at = 0
+	y := x.device(1)
+	require.NoError(t, x.alloc(y, 1).Close(), "the other device works")
+	h, err := x.d.AllocHost(1)
+	require.NoError(t, err, "with the other device's context")
+	require.NoError(t, h.Close())
+	require.NoError(t, x.d.Close())
+}
+
+func TestPeers(t *testing.T) {
+	f := newFake(2)
+	x, y := newFixture(t, f), newFixture(t, f)
+	key := [2]Context{fakeContext(0), fakeContext(1)}
+	require.NoError(t, x.v.EnablePeer(1))
+	require.NoError(t, x.v.EnablePeer(1))
+	require.NoError(t, y.v.EnablePeer(1))
+	require.True(t, f.peers[key])
+	require.NoError(t, x.v.DisablePeer(1))
+	require.NoError(t, x.v.DisablePeer(1))
+	require.True(t, f.peers[key], "the other driver of the process has it yet")
+	require.NoError(t, y.s.Close())
+	require.NoError(t, y.d.Close())
+	require.False(t, f.peers[key], "Close takes it back")
+
+	f.peers[key] = true // another library did it
+	require.NoError(t, x.v.EnablePeer(1))
+	require.NoError(t, x.v.DisablePeer(1))
+	require.True(t, f.peers[key], "what others enabled stays")
+	delete(f.peers, key)
+	peers.uses = make(map[[2]Context]int)
+
+	f.noPeer = true
+	refused(t, x.v.EnablePeer(1), "EnablePeer", driver.ErrPeerAccess)
+	refused(t, x.v.EnablePeer(0), "EnablePeer", driver.ErrInvalid)
+	refused(t, x.v.EnablePeer(2), "EnablePeer", driver.ErrInvalid)
+	x.end()
+}
+
+func TestMappings(t *testing.T) {
+	x := newFixture(t, newFake(2))
+	h := driver.MemoryHandle{Raw: [64]byte{1}, Owner: [16]byte{1}, UUID: [16]byte{2}, ID: 1, Len: 100}
+	a, err := x.v.OpenMemory(h)
+	require.NoError(t, err)
+	h.Offset, h.Len = 256, 1000-256
+	b, err := x.v.OpenMemory(h)
+	require.NoError(t, err)
+	require.Equal(t, a.Ptr()+256, b.Ptr())
+	require.Equal(t, 1, x.f.count("IPCOpenMem"), "one allocation is opened once")
+	h.Len++
+	_, err = x.v.OpenMemory(h)
+	refused(t, err, "OpenMemory", driver.ErrInvalid)
+	h.ID, h.Offset = 2, 1<<40
+	_, err = x.v.OpenMemory(h)
+	refused(t, err, "OpenMemory", driver.ErrInvalid)
+	h.Offset = 1<<63 + 1<<62
+	_, err = x.v.OpenMemory(h)
+	refused(t, err, "OpenMemory", driver.ErrInvalid)
+	require.Equal(t, 1, x.f.live["mapping"], "what was refused is closed")
+	_, err = a.Export()
+	refused(t, err, "Export", driver.ErrInvalid)
+	require.NoError(t, a.Close())
+	require.NoError(t, a.Close())
+	require.NoError(t, x.s.Memset(b.Ptr(), 0, 10), "the other part is open yet")
+	require.NoError(t, b.Close())
+	refused(t, x.s.Memset(b.Ptr(), 0, 10), "Memset", driver.ErrInvalid)
+
+	x.f.noPeer = true
+	h = driver.MemoryHandle{Owner: [16]byte{1}, UUID: [16]byte{2}, Len: 1}
+	_, err = x.v.OpenMemory(h)
+	refused(t, err, "OpenMemory", driver.ErrPeerAccess)
+	m := x.alloc(x.v, 1000)
+	h, err = m.Export()
+	require.NoError(t, err)
+	_, err = x.v.OpenMemory(h)
+	refused(t, err, "OpenMemory", driver.ErrOwnHandle)
+	x.end(m)
+}
+
+func TestBorrow(t *testing.T) {
+	x := newFixture(t, newFake(2))
+	x.f.sizes[0x100000], x.f.where[0x100000] = 0x1000, 0 // two pieces that
+	x.f.sizes[0x101000], x.f.where[0x101000] = 0x1000, 0 // belong together
+	x.f.sizes[0x103000], x.f.where[0x103000] = 0x1000, 1
+	m, err := x.v.Borrow(0x100800, 0x1000)
+	require.NoError(t, err)
+	again, err := x.v.Borrow(0x101000, 0x10)
+	require.NoError(t, err)
+	require.NoError(t, x.s.Memset(m.Ptr(), 0, m.Len()))
+	_, err = m.Export()
+	refused(t, err, "Export", driver.ErrInvalid)
+	for _, bad := range [][2]int{{0x101000, 0x1001}, {0x102000, 1}, {0x103000, 1}, {0, 1}, {0x100000, -1}, {16, 0}} {
+		_, err := x.v.Borrow(driver.Ptr(bad[0]), bad[1])
+		refused(t, err, "Borrow", driver.ErrInvalid)
+	}
+	require.NoError(t, m.Close())
+	require.NoError(t, m.Close())
+	refused(t, x.s.Memset(0x100800, 0, 1), "Memset", driver.ErrInvalid)
+	require.NoError(t, x.s.Memset(0x101000, 0, 1), "lent once more")
+	require.NoError(t, again.Close())
+	refused(t, x.s.Memset(0x101000, 0, 1), "Memset", driver.ErrInvalid)
+	_, err = x.v.BorrowStream(0xbad)
+	refused(t, err, "BorrowStream", driver.ErrInvalid)
+	_, err = x.v.BorrowStream(2)
+	refused(t, err, "BorrowStream", driver.ErrInvalid)
+	s, err := x.v.BorrowStream(77)
+	require.NoError(t, err)
+	require.NoError(t, s.Close())
+	require.Equal(t, 1, x.f.live["stream"])
+
+	// Memory that was freed before its loan ended, and allocated again here.
+	x.f.sizes[x.f.next], x.f.where[x.f.next] = 100, 0
+	stale, err := x.v.Borrow(driver.Ptr(x.f.next), 100)
+	require.NoError(t, err)
+	fresh := x.alloc(x.v, 100)
+	require.Equal(t, stale.Ptr(), fresh.Ptr())
+	x.f.sizes[x.f.next-256], x.f.where[x.f.next-256] = 500, 0
+	larger, err := x.v.Borrow(driver.Ptr(x.f.next), 200)
+	require.NoError(t, err)
+	delete(x.f.sizes, x.f.next-256)
+	within := x.alloc(x.v, 100)
+	require.Equal(t, larger.Ptr(), within.Ptr())
+	refused(t, x.s.Memset(within.Ptr(), 0, 101), "Memset", driver.ErrInvalid)
+	refused(t, x.s.Memset(within.Ptr()+150, 0, 1), "Memset", driver.ErrInvalid)
+	require.NoError(t, within.Close())
+	require.NoError(t, larger.Close())
+	require.NoError(t, stale.Close())
+	require.NoError(t, x.s.Memset(fresh.Ptr(), 0, 100))
+	x.end(fresh)
+}
+
+// TestHostCopies has copies within the host go through the device, piece by
+// piece and through one buffer after another stream's use of it.
+func TestHostCopies(t *testing.T) {
+	x := newFixture(t, newFake(1))
+	const n = 2*bounceSize + 5
+	a, err := x.d.AllocHost(n)
+	require.NoError(t, err)
+	b, err := x.d.RegisterHost(make([]byte, n+1))
+	require.NoError(t, err)
+	require.NoError(t, x.s.Copy(b.Ptr()+1, a.Ptr(), n))
+	buf := x.s.bounce
+	require.NotZero(t, buf)
+	var want []string
+	for at := driver.Ptr(0); at < n; at += bounceSize {
+		k := min(n-int(at), bounceSize)
+		want = append(want, fmt.Sprintf("%v %v %d", buf, a.Ptr()+at, k), fmt.Sprintf("%v %v %d", b.Ptr()+1+at, buf, k))
+	}
+	require.Equal(t, want, x.f.copies)
+	require.NoError(t, x.s.Close())
+	s, err := x.v.NewStream(driver.StreamOptions{High: true})
+	require.NoError(t, err)
+	waits := x.f.count("StreamWaitEvent")
+	require.NoError(t, s.Copy(b.Ptr(), a.Ptr(), 10))
+	require.Equal(t, buf, s.(*Stream).bounce)
+	require.Equal(t, waits+1, x.f.count("StreamWaitEvent"))
+	lent, err := x.v.BorrowStream(77)
+	require.NoError(t, err)
+	require.NoError(t, lent.Copy(b.Ptr(), a.Ptr(), 10))
+	x.end(s, a, b)
+	calls := x.f.calls
+	require.NoError(t, lent.Close(), "after the driver")
+	require.Equal(t, calls, x.f.calls)
+}
+
+func TestRegister(t *testing.T) {
+	x := newFixture(t, newFake(1))
+	room := make([]byte, 100)
+	h, err := x.d.RegisterHost(room[8:60])
+	require.NoError(t, err)
+	for _, bad := range [][]byte{nil, room[8:60], room[:12], room[56:], room[20:24], room[61:]} {
+		_, err := x.d.RegisterHost(bad)
+		refused(t, err, "RegisterHost", driver.ErrInvalid)
+	}
+	x.f.apart = true
+	_, err = x.d.RegisterHost(room[64:])
+	refused(t, err, "RegisterHost", driver.ErrInvalid)
+	_, err = x.d.AllocHost(10)
+	refused(t, err, "AllocHost", driver.ErrInvalid)
+	require.NoError(t, h.Close())
+	require.Zero(t, x.f.live["host"]+x.f.live["registration"])
+	x.end()
+}
+
+func TestParameters(t *testing.T) {
+	for _, noParam := range []bool{false, true} {
+		x := newFixture(t, newFake(1))
+		x.f.noParam = noParam
+		m, err := x.v.Load([]byte(ptx))
+		require.NoError(t, err)
+		f, err := m.Function("f")
+		require.NoError(t, err)
+		launch := func(a *driver.Args, block uint32) error {
+			return x.s.Launch(&driver.Launch{Function: f, Grid: driver.Dim{X: 1}, Block: driver.Dim{X: block}, Args: a})
+		}
+		args := func() *driver.Args { return new(driver.Args).Ptr(1).Uint32(2) }
+		require.NoError(t, launch(args().Struct(make([]byte, 12), 4), 256))
+		refused(t, launch(args().Struct(make([]byte, 12), 4), 257), "Launch", driver.ErrInvalid)
+		for _, bad := range []*driver.Args{
+			nil, args(), args().Struct(make([]byte, 11), 4), args().Struct(make([]byte, 12), 8),
+			args().Struct(make([]byte, 12), 4).Uint32(1), new(driver.Args).Uint32(1).Uint32(2).Struct(make([]byte, 12), 4),
+		} {
+			if noParam {
+				require.NoError(t, launch(bad, 1), "the driver does not say what it takes")
+			} else {
+				refused(t, launch(bad, 1), "Launch", driver.ErrInvalid)
+			}
+		}
+		refused(t, f.SetShared(-1), "SetShared", driver.ErrInvalid)
+		_, err = f.Blocks(0, 0)
+		refused(t, err, "Blocks", driver.ErrInvalid)
+		require.NoError(t, m.Close())
+		refused(t, launch(args().Struct(make([]byte, 12), 4), 1), "Launch", driver.ErrClosed)
+		_, err = f.Blocks(1, 0)
+		refused(t, err, "Blocks", driver.ErrClosed)
+		x.end()
+	}
+}
+
+// TestImages has images refused that CUDA would read beyond the end of.
+func TestImages(t *testing.T) {
+	x := newFixture(t, newFake(1))
+	elf := append([]byte("\x7fELF"), make([]byte, 60)...)
+	binary.LittleEndian.PutUint64(elf[40:], 64)
+	binary.LittleEndian.PutUint16(elf[58:], 64)
+	long := slices.Clone(elf)
+	binary.LittleEndian.PutUint16(long[60:], 3)
+	huge := slices.Clone(elf)
+	binary.LittleEndian.PutUint64(huge[32:], 1<<64-1)
+	fat := append([]byte{0x50, 0xed, 0x55, 0xba, 1, 0, 16, 0}, make([]byte, 12)...)
+	fat[8] = 4
+	cut := fat[:19]
+	over := slices.Clone(fat)
+	binary.LittleEndian.PutUint64(over[8:], 1<<64-1)
+	for _, good := range [][]byte{[]byte(ptx), []byte(ptx + "\x00"), elf, fat} {
+		m, err := x.v.Load(good)
+		require.NoError(t, err)
+		require.NoError(t, m.Close())
+	}
+	for _, bad := range [][]byte{nil, []byte("text"), []byte(ptx + "\x00x"), elf[:20], long, huge, fat[:9], cut, over} {
+		_, err := x.v.Load(bad)
+		refused(t, err, "Load", driver.ErrImage)
+	}
+	x.f.at, x.f.with = x.f.calls+2, 218
+	_, err := x.v.Load([]byte(ptx))
+	refused(t, err, "Load", driver.ErrImage)
+	require.ErrorContains(t, err, "line 7 is odd")
+	x.end()
+}
+
+func TestEvents(t *testing.T) {
+	x := newFixture(t, newFake(2))
+	e, err := x.s.Record()
+	require.NoError(t, err)
+	x.f.unready = true
+	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Millisecond)
+	defer cancel()
+	refused(t, e.Sync(ctx), "Sync", context.DeadlineExceeded)
+	x.f.unready = false
+	require.NoError(t, e.Sync(ctx))
+	e.Release()
+	refused(t, x.s.Wait(e), "Wait", driver.ErrClosed)
+	_, err = e.Done()
+	refused(t, err, "Done", driver.ErrClosed)
+	for range 10 {
+		e, err := x.s.Record()
+		require.NoError(t, err)
+		e.Release()
+	}
+	require.Equal(t, 1, x.f.count("EventCreate"), "events come from a pool")
+
+	y := newFixture(t, newFake(1))
+	other, err := y.s.Record()
+	require.NoError(t, err)
+	refused(t, x.s.Wait(other), "Wait", driver.ErrInvalid)
+	refused(t, x.s.Wait(nil), "Wait", driver.ErrInvalid)
+	other.Release()
+	_, _, err = x.d.RecordShared(y.s)
+	refused(t, err, "RecordShared", driver.ErrInvalid)
+	y.end()
+
+	shared, h, err := x.d.RecordShared(x.s)
+	require.NoError(t, err)
+	_, err = x.d.OpenEvent(0, h)
+	refused(t, err, "OpenEvent", driver.ErrOwnHandle)
+	_, err = x.d.OpenEvent(2, h)
+	refused(t, err, "OpenEvent", driver.ErrInvalid)
+	opened, err := x.d.OpenEvent(1, driver.EventHandle{9})
+	require.NoError(t, err)
+	require.NoError(t, x.s.Wait(opened))
+	opened.Release()
+	shared.Release()
+	x.end()
+}
+
+func TestLeaks(t *testing.T) {
+	x := newFixture(t, newFake(1))
+	x.alloc(x.v, 1)
+	_, err := x.d.AllocHost(1)
+	require.NoError(t, err)
+	_, err = x.v.Load([]byte(ptx))
+	require.NoError(t, err)
+	require.ErrorContains(t, x.d.Close(), "driver: Close: not closed before: [memory: 1 module: 1 page-locked memory: 1 stream: 1]")
+	require.Empty(t, x.f.left(), "and then it was")
+	_, err = x.s.Record()
+	refused(t, err, "Record", driver.ErrClosed)
+}
+
+// scenario uses everything once and stops at the first error.
+func scenario(d *Driver) (err error) {
+	var closers []interface{ Close() error }
+	defer func() {
+		for _, c := range slices.Backward(closers) {
+			err = errors.Join(err, c.Close())
+		}
+	}()
+	keep := func(c interface{ Close() error }, err error) error {
+		if err == nil {
+			closers = append(closers, c)
+		}
+		return err
+	}
+	v, err := d.Device(0)
+	if err != nil {
+		return err
+	}
+	s, err := v.NewStream(driver.StreamOptions{})
+	if err := keep(s, err); err != nil {
+		return err
+	}
+	m, err := v.Alloc(1000)
+	if err := keep(m, err); err != nil {
+		return err
+	}
+	if _, err := m.Export(); err != nil {
+		return err
+	}
+	a, err := d.AllocHost(64)
+	if err := keep(a, err); err != nil {
+		return err
+	}
+	b, err := d.RegisterHost(make([]byte, 64))
+	if err := keep(b, err); err != nil {
+		return err
+	}
+	o, err := v.OpenMemory(driver.MemoryHandle{Owner: [16]byte{1}, Len: 10})
+	if err := keep(o, err); err != nil {
+		return err
+	}
+	image, err := v.Load([]byte(ptx))
+	if err := keep(image, err); err != nil {
+		return err
+	}
+	f, err := image.Function("f")
+	if err != nil {
+		return err
+	}
+	if err := errors.Join(v.EnablePeer(1), s.Copy(a.Ptr(), b.Ptr(), 64), s.Copy(m.Ptr(), a.Ptr(), 64), s.Memset(o.Ptr(), 1, 10),
+		s.WriteValue(a.Ptr(), 1), s.WaitValue(a.Ptr(), 1, driver.Equal), s.Launch(&driver.Launch{
+			Function: f, Grid: driver.Dim{X: 1}, Block: driver.Dim{X: 1}, Args: new(driver.Args).Ptr(1).Uint32(2).Struct(make([]byte, 12), 4),
+		})); err != nil {
+		return err
+	}
+	e, err := s.Record()
+	if err != nil {
+		return err
+	}
+	err = errors.Join(s.Wait(e), e.Sync(context.Background()))
+	e.Release()
+	if err != nil {
+		return err
+	}
+	shared, _, err := d.RecordShared(s)
+	if err != nil {
+		return err
+	}
+	shared.Release()
+	other, err := d.OpenEvent(0, driver.EventHandle{1})
+	if err != nil {
+		return err
+	}
+	other.Release()
+	return v.DisablePeer(1)
+}
+
+// TestFaults lets each call of CUDA's fail in turn: the error comes out with the
+// call's name, and all that was made is given back.
+func TestFaults(t *testing.T) {
+	giveBack := []string{
+		"MemFree", "HostFree", "HostUnregister", "IPCCloseMem", "StreamDestroy", "EventDestroy", "ModuleUnload",
+		"PrimaryRelease", "DisablePeer",
+	}
+	seen := make(map[string]bool)
+	for k := 1; ; k++ {
+		f := newFake(2)
+		f.at, f.with = k, 304
+		d, err := New(f, nil)
+		if err == nil {
+			err = errors.Join(scenario(d), d.Close())
+		}
+		peers.uses = make(map[[2]Context]int)
+		if f.failed == "" {
+			require.NoError(t, err)
+			require.Greater(t, k, 50)
+			break
+		}
+		seen[f.failed] = true
+		restored := f.failed == "SetCurrent" || f.failed == "Current"
+		switch {
+		case f.failed == "DevicePCIBusID", f.failed == "FunctionParam", f.failed == "EventDestroy":
+			// Not needed, or too late to matter.
+		case restored && err == nil:
+			// A context that could not be put back, or an event that leaks.
+		default:
+			require.Error(t, err, "call %d, %s", k, f.failed)
+			var e *driver.Error
+			require.ErrorAs(t, err, &e, "call %d, %s", k, f.failed)
+			require.Equal(t, 304, e.Code, "call %d, %s: %v", k, f.failed, err)
+		}
+		if !slices.Contains(giveBack, f.failed) && !restored {
+			require.Empty(t, f.left(), "call %d, %s failed", k, f.failed)
+		}
+	}
+	require.Greater(t, len(seen), 35, "%v", seen)
+}
+
+// TestTable compares the table with a list, from a printed seed.
+func TestTable(t *testing.T) {
+	seed := rand.Uint64()
+	t.Logf("seed %d", seed)
+	r := rand.New(rand.NewPCG(seed, 1))
+	var tb table
+	const places = 64
+	var used [places]*span // by place of 256 bytes
+	for range 3000 {
+		i := r.IntN(places)
+		if s := used[i]; s != nil {
+			tb.remove(s.base, false)
+			used[i] = nil
+		} else {
+			base := driver.Ptr(256 * (i + 1))
+			used[i] = &span{base: base, end: base + driver.Ptr(1+r.IntN(256)), device: r.IntN(3) - 1}
+			tb.insert(*used[i])
+		}
+		p, n := driver.Ptr(r.IntN(256*(places+2))), 1+r.IntN(100)
+		var want *span
+		overlap := false
+		for _, s := range used {
+			if s == nil {
+				continue
+			}
+			if s.base <= p && p+driver.Ptr(n) <= s.end {
+				want = s
+			}
+			overlap = overlap || s.base < p+driver.Ptr(n) && p < s.end
+		}
+		got, err := tb.find(p, n)
+		if want == nil {
+			require.ErrorIs(t, err, driver.ErrInvalid)
+		} else {
+			require.NoError(t, err)
+			require.Equal(t, want.base, got.base)
+			require.Equal(t, want.device, got.device)
+		}
+		_, found := tb.overlaps(p, n)
+		require.Equal(t, overlap, found)
+	}
+}
+
+// TestGoroutines uses one driver from many goroutines, for the race detector.
+func TestGoroutines(t *testing.T) {
+	x := newFixture(t, newFake(2))
+	var wg sync.WaitGroup
+	errs := make([]error, 8)
+	for i := range errs {
+		wg.Go(func() {
+			for range 50 {
+				m, err := x.v.Alloc(100)
+				if err != nil {
+					errs[i] = err
+					return
+				}
+				e, err := x.s.Record()
+				errs[i] = errors.Join(errs[i], err, x.s.Memset(m.Ptr(), 0, 100), x.s.Wait(e), x.v.EnablePeer(1))
+				e.Release()
+				errs[i] = errors.Join(errs[i], m.Close())
+			}
+		})
+	}
+	wg.Wait()
+	require.NoError(t, errors.Join(errs...))
+	x.end()
+}
+
+// TestSteadyState holds what a copy, a launch and an edge allocate: nothing.
+func TestSteadyState(t *testing.T) {
+	x := newFixture(t, newFake(1))
+	m, err := x.v.Load([]byte(ptx))
+	require.NoError(t, err)
+	f, err := m.Function("f")
+	require.NoError(t, err)
+	mem := x.alloc(x.v, 100)
+	l := &driver.Launch{
+		Function: f, Grid: driver.Dim{X: 1}, Block: driver.Dim{X: 1},
+		Args: new(driver.Args).Ptr(1).Uint32(2).Struct(make([]byte, 12), 4),
+	}
+	x.f.names = make([]string, 0, 1<<16)
+	require.Zero(t, testing.AllocsPerRun(100, func() {
+		e, _ := x.s.Record()
+		if x.s.Launch(l) != nil || x.s.Memset(mem.Ptr(), 1, 100) != nil || x.s.Wait(e) != nil || e.Sync(context.Background()) != nil {
+			panic("failed")
+		}
+		e.Release()
+	}))
+	x.end(mem, m)
+}

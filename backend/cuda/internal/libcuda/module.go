@@ -1,0 +1,237 @@
+package libcuda
+
+import (
+	"bytes"
+	"encoding/binary"
+	"fmt"
+	"strings"
+	"sync/atomic"
+
+	"github.com/c10d-go/c10d/backend/cuda/driver"
+	"github.com/c10d-go/c10d/tensor"
+)
+
+// Module is a driver.Module.
+type Module struct {
+	v      *Device
+	h      ModuleHandle
+	closed atomic.Bool
+}
+
+// Load returns the kernels of an image.
+func (v *Device) Load(image []byte) (driver.Module, error) {
+	const call = "Load"
+	image, err := terminated(image)
+	if err != nil {
+		return nil, &driver.Error{Call: call, Device: v.index, Err: err}
+	}
+	before, err := v.begin(call)
+	if err != nil {
+		return nil, err
+	}
+	defer v.leave(before)
+	h, log, r := v.d.api.ModuleLoad(image)
+	if r != Success {
+		return nil, v.failed(call, "cuModuleLoadDataEx", r, strings.TrimSpace(log))
+	}
+	m := &Module{v: v, h: h}
+	v.d.made(m, "module")
+	return m, nil
+}
+
+// terminated returns the image as the driver takes it, which is not told how
+// long it is: a binary one must have the length that it says, a text ends with a
+// zero byte.
+func terminated(image []byte) ([]byte, error) {
+	short := func(what string, need uint64) error {
+		return fmt.Errorf("%w: %s of %d bytes, %d are there", driver.ErrImage, what, need, len(image))
+	}
+	const elfHeader, fatHeader = 64, 16
+	switch {
+	case len(image) == 0:
+		return nil, fmt.Errorf("%w: it is empty", driver.ErrImage)
+	case bytes.HasPrefix(image, []byte("\x7fELF")):
+		if len(image) < elfHeader {
+			return nil, short("a binary", elfHeader)
+		}
+		le := binary.LittleEndian
+		for _, t := range [][3]uint64{
+			{le.Uint64(image[32:]), uint64(le.Uint16(image[54:])), uint64(le.Uint16(image[56:]))},
+			{le.Uint64(image[40:]), uint64(le.Uint16(image[58:])), uint64(le.Uint16(image[60:]))},
+		} {
+			if need := t[0] + t[1]*t[2]; t[0] > uint64(len(image)) || need > uint64(len(image)) {
+				return nil, short("a binary", need)
+			}
+		}
+		return image, nil
+	case bytes.HasPrefix(image, []byte{0x50, 0xed, 0x55, 0xba}):
+		if len(image) < fatHeader {
+			return nil, short("a fat binary", fatHeader)
+		}
+		size := binary.LittleEndian.Uint64(image[8:])
+		if need := size + uint64(binary.LittleEndian.Uint16(image[6:])); need < size || need > uint64(len(image)) {
+			return nil, short("a fat binary", need)
+		}
+		return image, nil
+	}
+	text := bytes.TrimRight(image, "\x00")
+	if bytes.IndexByte(text, 0) >= 0 || !bytes.Contains(text, []byte(".version")) {
+		return nil, fmt.Errorf("%w: neither PTX nor a binary", driver.ErrImage)
+	}
+	return append(bytes.Clone(text), 0), nil
+}
+
+// Function returns a kernel, which is on the device then.
+func (m *Module) Function(name string) (driver.Function, error) {
+	const call = "Function"
+	v := m.v
+	if m.closed.Load() {
+		return nil, closedError(call, v.index, "module")
+	}
+	if name == "" || strings.IndexByte(name, 0) >= 0 {
+		return nil, &driver.Error{Call: call, Device: v.index, Err: fmt.Errorf("%w: a kernel %q", driver.ErrNotFound, name)}
+	}
+	before, err := v.begin(call)
+	if err != nil {
+		return nil, err
+	}
+	defer v.leave(before)
+	api := v.d.api
+	h, r := api.ModuleFunction(m.h, name)
+	if r != Success {
+		return nil, v.failed(call, "cuModuleGetFunction", r, name)
+	}
+	if r := api.FunctionLoad(h); r != Success {
+		return nil, v.failed(call, "cuFuncLoad", r, name)
+	}
+	f := &Function{m: m, h: h, name: name}
+	if f.threads, r = api.FunctionAttribute(functionMaxThreads, h); r != Success {
+		return nil, v.failed(call, "cuFuncGetAttribute", r, name)
+	}
+	for i := 0; ; i++ {
+		offset, size, r := api.FunctionParam(h, i)
+		if r == ErrNotSupported {
+			break
+		}
+		f.known = true
+		if r != Success {
+			break
+		}
+		f.params = append(f.params, param{offset, size})
+	}
+	return f, nil
+}
+
+// Close unloads the image.
+func (m *Module) Close() error {
+	if m.closed.Swap(true) {
+		return nil
+	}
+	const call = "Close"
+	v := m.v
+	v.d.forget(m)
+	if v.lost.Load() != nil {
+		return nil
+	}
+	before, r := v.enter()
+	if r != Success {
+		return v.fail(call, "cuCtxSetCurrent", r)
+	}
+	defer v.leave(before)
+	return v.fail(call, "cuModuleUnload", v.d.api.ModuleUnload(m.h))
+}
+
+// Function is a driver.Function.
+type Function struct {
+	m       *Module
+	h       FunctionHandle
+	name    string
+	threads int  // the most in a block
+	known   bool // params are
+	params  []param
+}
+
+type param struct{ offset, size int }
+
+// check returns what the driver would not notice: it reads as many bytes as the
+// kernel has parameters, from wherever it is told to.
+func (f *Function) check(l *driver.Launch) error {
+	const call = "Launch"
+	v := f.m.v
+	if f.m.closed.Load() {
+		return closedError(call, v.index, "module of "+f.name)
+	}
+	if n := l.Block.Len(); n > f.threads {
+		return invalid(call, v.index, "%s: %d threads a block, it takes %d", f.name, n, f.threads)
+	}
+	if l.Cooperative && !v.info.Cooperative {
+		return &driver.Error{Call: call, Device: v.index, Err: fmt.Errorf("%w: a cooperative launch of %s", driver.ErrInvalid, f.name)}
+	}
+	if !f.known {
+		return nil
+	}
+	if n := l.Args.Len(); n != len(f.params) {
+		return invalid(call, v.index, "%s: %d parameters, it takes %d", f.name, n, len(f.params))
+	}
+	total := len(l.Args.Bytes())
+	for i, p := range f.params {
+		end := total
+		if i+1 < len(f.params) {
+			end = l.Args.Offset(i + 1)
+		}
+		if at := l.Args.Offset(i); at != p.offset || end-at < p.size {
+			return invalid(call, v.index, "%s: parameter %d is [%d, %d), it takes %d bytes at %d", f.name, i, at, end, p.size, p.offset)
+		}
+	}
+	return nil
+}
+
+// Name returns the kernel's name.
+func (f *Function) Name() string { return f.name }
+
+// Device returns the device that the kernel was loaded for.
+func (f *Function) Device() tensor.Device { return f.m.v.ID() }
+
+// begin begins a call that is not a launch.
+func (f *Function) begin(call string) (Context, error) {
+	if f.m.closed.Load() {
+		return 0, closedError(call, f.m.v.index, "module of "+f.name)
+	}
+	return f.m.v.begin(call)
+}
+
+// SetShared allows launches with up to n bytes of dynamic shared memory.
+func (f *Function) SetShared(n int) error {
+	const call = "SetShared"
+	v := f.m.v
+	if n < 0 || n > v.info.SharedMemory {
+		return invalid(call, v.index, "%s: %d bytes of shared memory a block, the device has %d", f.name, n, v.info.SharedMemory)
+	}
+	before, err := f.begin(call)
+	if err != nil {
+		return err
+	}
+	defer v.leave(before)
+	return v.fail(call, "cuFuncSetAttribute", v.d.api.SetFunctionAttribute(functionMaxDynamic, f.h, n))
+}
+
+// Blocks returns how many blocks can be on one multiprocessor.
+func (f *Function) Blocks(threads, shared int) (int, error) {
+	const call = "Blocks"
+	v := f.m.v
+	if threads < 1 || shared < 0 {
+		return 0, invalid(call, v.index, "%s: blocks of %d threads and %d bytes of shared memory", f.name, threads, shared)
+	}
+	before, err := f.begin(call)
+	if err != nil {
+		return 0, err
+	}
+	defer v.leave(before)
+	n, r := v.d.api.Occupancy(f.h, threads, shared)
+	return n, v.fail(call, "cuOccupancyMaxActiveBlocksPerMultiprocessor", r)
+}
+
+var (
+	_ driver.Module   = (*Module)(nil)
+	_ driver.Function = (*Function)(nil)
+)

@@ -1,0 +1,446 @@
+package cuda
+
+import (
+	"encoding/binary"
+	"fmt"
+	"math/bits"
+	"sync"
+
+	"github.com/c10d-go/c10d/backend"
+	"github.com/c10d-go/c10d/backend/cuda/driver"
+	"github.com/c10d-go/c10d/backend/cuda/driver/edges"
+	"github.com/c10d-go/c10d/tensor"
+	"github.com/c10d-go/c10d/work"
+)
+
+// The ways of a broadcast, for Options.Broadcast.
+const (
+	// BroadcastFlat: the root sends to every rank.
+	BroadcastFlat = "flat"
+	// BroadcastTree: a binomial tree of ranks.
+	BroadcastTree = "tree"
+	// BroadcastChain: each rank sends to the next one.
+	BroadcastChain = "chain"
+	// BroadcastHost: the CPU backend's own broadcast, chunk by chunk.
+	BroadcastHost = HostWork
+	// BroadcastDevice: round the ring of DeviceWork, without the hosts.
+	BroadcastDevice = DeviceWork
+)
+
+var broadcastWays = []string{BroadcastFlat, BroadcastTree, BroadcastChain, BroadcastHost, BroadcastDevice}
+
+// route is a rank's place in a broadcast.
+type route struct {
+	from int   // whom it has the data from, -1 at the root
+	to   []int // whom it gives them to
+}
+
+// around returns i as a number from 0 to n-1, for i from -n.
+func around(i, n int) int { return (i + n) % n }
+
+// routeOf returns the route of a rank.
+func routeOf(way string, rank, size, root int) route {
+	at := func(v int) int { return around(v+root, size) }
+	v := around(rank-root, size) // as if the root were rank 0
+	r := route{from: -1}
+	switch way {
+	case BroadcastFlat:
+		if v > 0 {
+			r.from = root
+			break
+		}
+		for i := 1; i < size; i++ {
+			r.to = append(r.to, at(i))
+		}
+	case BroadcastTree:
+		low := v & -v
+		if v > 0 {
+			r.from = at(v - low)
+		} else {
+			low = 1 << bits.Len(uint(size-1))
+		}
+		// The largest part of the tree first.
+		for step := low >> 1; step > 0; step >>= 1 {
+			if v+step < size {
+				r.to = append(r.to, at(v+step))
+			}
+		}
+	case BroadcastChain:
+		if v > 0 {
+			r.from = at(v - 1)
+		}
+		if v+1 < size {
+			r.to = []int{at(v + 1)}
+		}
+	}
+	return r
+}
+
+// wayOf returns the way in which the last of so many chunks is the first to
+// arrive everywhere, when a rank sends one chunk in the time of one: flat takes
+// size-1 times for each, a tree as many as the root has children, a chain one
+// for each and one for each rank on the way.
+func wayOf(size, chunks int) string {
+	flat, tree, chain := chunks*(size-1), chunks*bits.Len(uint(size-1)), chunks+size-2
+	switch {
+	case flat <= tree && flat <= chain:
+		return BroadcastFlat
+	case tree <= chain:
+		return BroadcastTree
+	}
+	return BroadcastChain
+}
+
+// wayUpTo returns up to how many chunks the way of so many is the one, -1 if
+// for all.
+func wayUpTo(size, chunks int) int {
+	// The last to come is the chain, which beats a tree of two levels or more at the
+	// latest when there are as many chunks as ranks.
+	way, last := wayOf(size, chunks), chunks
+	for ; wayOf(size, last+1) == way; last++ {
+		if last > chunks+size {
+			return -1
+		}
+	}
+	return last
+}
+
+// explainBroadcast says how broadcasts go, for Explain.
+func (b *Backend) explainBroadcast() []backend.Choice {
+	op := work.Broadcast.String()
+	chunk := b.options.Chunk
+	what := map[string]string{
+		BroadcastFlat:  "the root sends each rank a chunk when it is clear to send",
+		BroadcastTree:  "a binomial tree, each rank sends a chunk on when the next is clear to send",
+		BroadcastChain: "each rank sends a chunk on to the next when that is clear to send",
+		BroadcastHost:  "the CPU backend broadcasts each chunk",
+	}
+	tail := fmt.Sprintf(", by way of page-locked memory in chunks of %d bytes; from one tensor of a rank to the others by a tree of copies", chunk)
+	if b.size == 1 {
+		return []backend.Choice{{Op: op, UpTo: -1, Algorithm: "local", Why: "there is one rank: a tree of copies between its tensors"}}
+	}
+	device := backend.Choice{
+		Op: op, UpTo: -1, Algorithm: BroadcastDevice,
+		Why: fmt.Sprintf("each rank's kernels write pieces of %d bytes into the next rank's memory, when that has room", b.options.DeviceChunk),
+	}
+	way, not := b.options.Broadcast, ""
+	if way == "" || way == BroadcastDevice {
+		if err := b.hasRing(); err == nil {
+			return []backend.Choice{device}
+		} else if way == BroadcastDevice {
+			device.Algorithm, device.Why = "none", "Options.Broadcast asks for work on the devices: "+err.Error()
+			return []backend.Choice{device}
+		} else {
+			not = "; not " + BroadcastDevice + ": " + err.Error()
+		}
+	}
+	if way != "" {
+		return []backend.Choice{{Op: op, UpTo: -1, Algorithm: way, Why: "Options.Broadcast asks for it: " + what[way] + tail}}
+	}
+	var all []backend.Choice
+	for n := 1; ; {
+		way, last := wayOf(b.size, n), wayUpTo(b.size, n)
+		c := backend.Choice{Op: op, UpTo: -1, Algorithm: way, Why: what[way] + tail + not}
+		if last >= 0 {
+			c.UpTo = int64(last) * int64(chunk)
+			c.Why = fmt.Sprintf("%s; the fewest messages one after the other for %d ranks and up to %d chunks", c.Why, b.size, last)
+		}
+		all = append(all, c)
+		if last < 0 {
+			return all
+		}
+		n = last + 1
+	}
+}
+
+// A message of a broadcast has a tag that no user's has: the group's, then the
+// number of the broadcast, then what it is.
+const (
+	ownTags  = 1 << 31
+	clearTag = 1 // clear to send, from who receives
+)
+
+// oneToAll is the hosts' part of a broadcast from rank to rank. A rank that
+// receives posts the receive of a chunk, and then says that it may come; who has
+// the chunk sends it when it has heard that, to each of its ranks without
+// waiting for the others.
+type oneToAll struct {
+	route
+	tag uint32
+
+	mu    sync.Mutex
+	cond  sync.Cond
+	begun int   // chunks that can be sent
+	sent  []int // for each chunk, to how many ranks it has been
+	err   error // the first
+}
+
+func newOneToAll(r route, chunks int) *oneToAll {
+	x := &oneToAll{route: r, sent: make([]int, chunks)}
+	x.cond.L = &x.mu
+	return x
+}
+
+// relays returns the line of the turns in which the host sends chunks on.
+func (l *line) relays(t *edges.Tracker) (*edges.Host, error) {
+	if l.relay == nil {
+		h, err := t.Host("relay")
+		if err != nil {
+			return nil, err
+		}
+		l.relay = h
+	}
+	return l.relay, nil
+}
+
+// alone reports whether a broadcast has nothing to do but to copy between the
+// rank's tensors.
+func (o *operation) alone() bool {
+	return o.relay != nil && o.b.size == 1 && o.legs[0].flat()
+}
+
+// fillOneToAll enqueues a broadcast: at the root from the source to the host, in
+// whose turn a chunk is sent; elsewhere the host receives it in its turn, it goes
+// to the first tensor and from there to the others, while the host sends it on.
+func (o *operation) fillOneToAll(batch *edges.Batch) {
+	l := &o.legs[0]
+	base := o.staging.Ptr()
+	for k := range o.pieces {
+		slot := base + driver.Ptr(k%o.slots)*driver.Ptr(o.slot)
+		lo, hi := o.elements(l, k)
+		n := (hi - lo) * l.size()
+		if l.src != nil {
+			if n > 0 {
+				batch.Copy(l.src.down, slot, l.src.at(lo), n)
+			}
+		} else {
+			o.turns = append(o.turns, batch.Host(o.line.host, driver.Writes(slot, n)))
+			if n > 0 {
+				batch.Copy(l.dst[0].up, l.dst[0].at(lo), slot, n)
+			}
+			spread(batch, l.dst, lo, n)
+		}
+		if len(o.relay.to) > 0 {
+			o.relayed = append(o.relayed, batch.Host(o.line.relay, driver.Reads(slot, n)))
+		}
+	}
+	o.fillLocal(batch)
+}
+
+// fillLocal enqueues what the root does with its other tensors.
+func (o *operation) fillLocal(batch *edges.Batch) {
+	l := &o.legs[0]
+	if l.src == nil {
+		return
+	}
+	n := l.n * l.size()
+	if o.alone() && len(l.dst) == 0 && n > 0 {
+		// For who orders a stream after the operation, and by it after the caller's.
+		batch.Copy(l.src.down, o.staging.Ptr(), l.src.at(0), 1)
+	}
+	spread(batch, append([]*place{l.src}, l.dst...), 0, n)
+}
+
+// at returns the address of an element of a flat place.
+func (p *place) at(i int) driver.Ptr {
+	return p.base + driver.Ptr(p.lo) + driver.Ptr(i)*driver.Ptr(p.t.DType().Size())
+}
+
+// spread copies n bytes, from element lo on, from the first place to all others.
+// The writer of an edge of the tree is the stream of its source's device.
+func spread(batch *edges.Batch, all []*place, lo, n int) {
+	if n == 0 {
+		return
+	}
+	for step := 1 << bits.Len(uint(len(all)-1)) >> 1; step > 0; step >>= 1 {
+		for i := 0; i+step < len(all); i += 2 * step {
+			batch.Copy(all[i].up, all[i+step].at(lo), all[i].at(lo), n)
+		}
+	}
+}
+
+// runOneToAll does the host's part of what fillOneToAll enqueued.
+func (o *operation) runOneToAll() error {
+	x := o.relay
+	var wg sync.WaitGroup
+	for _, rank := range x.to {
+		wg.Go(func() { o.sendChunks(rank) })
+	}
+	if len(x.to) > 0 && len(o.turns) > 0 {
+		wg.Go(func() { o.relayChunks() })
+	}
+	if len(o.turns) > 0 {
+		if err := o.receiveChunks(); err != nil {
+			o.stop(err)
+		}
+	} else {
+		o.relayChunks()
+	}
+	wg.Wait()
+	return x.err
+}
+
+// stop ends a broadcast on all ranks. The first error counts.
+func (o *operation) stop(err error) {
+	x := o.relay
+	x.mu.Lock()
+	first := x.err == nil
+	if first {
+		x.err = err
+	}
+	x.cond.Broadcast()
+	x.mu.Unlock()
+	if first {
+		err = o.named(err)
+		o.b.fail(fmt.Errorf("the group has failed: %w", err), err)
+	}
+}
+
+// chunk returns the bytes of a chunk on the host.
+func (o *operation) chunk(k int) []byte {
+	lo, hi := o.elements(&o.legs[0], k)
+	return o.staging.Bytes()[k%o.slots*o.slot:][:(hi-lo)*o.legs[0].size()]
+}
+
+// relayChunks says of each chunk that it may be sent, when it is on the host.
+func (o *operation) relayChunks() {
+	x := o.relay
+	for k := range o.relayed {
+		if err := o.pending.Begin(stopped{o}, o.relayed[k]); err != nil {
+			o.stop(err)
+			return
+		}
+		x.mu.Lock()
+		x.begun++
+		x.cond.Broadcast()
+		x.mu.Unlock()
+	}
+}
+
+// sendChunks sends all chunks to a rank.
+func (o *operation) sendChunks(to int) {
+	x := o.relay
+	for k := range o.pieces {
+		x.mu.Lock()
+		for x.begun <= k && x.err == nil {
+			x.cond.Wait()
+		}
+		over := x.err != nil
+		x.mu.Unlock()
+		if over {
+			return
+		}
+		if err := o.sendChunk(to, o.chunk(k)); err != nil {
+			o.stop(err)
+			return
+		}
+		x.mu.Lock()
+		x.sent[k]++
+		last := x.sent[k] == len(x.to)
+		x.mu.Unlock()
+		if last {
+			o.pending.End(o.relayed[k])
+		}
+	}
+}
+
+// sendChunk sends a chunk when its receiver is clear to send, and has called the
+// same: there may be no board between the two.
+func (o *operation) sendChunk(to int, chunk []byte) error {
+	ready := make([]byte, 16)
+	t, err := tensor.Of(ready, len(ready))
+	if err != nil {
+		return err
+	}
+	cpu, opts := o.b.cpu, backend.P2POptions{Tag: o.relay.tag | clearTag, Timeout: o.left()}
+	if err := o.wait(cpu.Recv(o.ctx, t, to, opts)); err != nil {
+		return err
+	}
+	theirs := said{binary.LittleEndian.Uint64(ready), binary.LittleEndian.Uint64(ready[8:])}
+	if mine := o.print.said(); theirs != mine {
+		return &work.Error{Info: o.Info(), Peer: to, Err: fmt.Errorf("cuda: %w", disagree(o.number, o.b.rank, mine, to, theirs))}
+	}
+	if t, err = tensor.Of(chunk, len(chunk)); err != nil {
+		return err
+	}
+	opts.Tag = o.relay.tag
+	return o.wait(cpu.Send(o.ctx, t, to, opts))
+}
+
+// arrival is a chunk that may come.
+type arrival struct{ data, clear *work.Work }
+
+// expect makes room for a chunk and says so.
+func (o *operation) expect(chunk []byte) (a arrival, err error) {
+	t, err := tensor.Of(chunk, len(chunk))
+	if err != nil {
+		return a, err
+	}
+	cpu, from, opts := o.b.cpu, o.relay.from, backend.P2POptions{Tag: o.relay.tag, Timeout: o.left()}
+	if a.data, err = cpu.Recv(o.ctx, t, from, opts); err != nil {
+		return a, err
+	}
+	mine := o.print.said()
+	ready := binary.LittleEndian.AppendUint64(binary.LittleEndian.AppendUint64(nil, mine[0]), mine[1])
+	if t, err = tensor.Of(ready, len(ready)); err != nil {
+		return a, err
+	}
+	opts.Tag |= clearTag
+	a.clear, err = cpu.Send(o.ctx, t, from, opts)
+	return a, err
+}
+
+func (o *operation) arrived(a arrival) error {
+	if err := o.wait(a.clear, nil); err != nil {
+		return err
+	}
+	return o.wait(a.data, nil)
+}
+
+// receiveChunks receives all chunks. It makes room for those to come as far
+// ahead as there are slots, less the one that is on its way to the device.
+func (o *operation) receiveChunks() error {
+	ahead := make([]arrival, o.slots)
+	next := 0
+	for k := range o.pieces {
+		for ; next < o.pieces && next < k+max(o.slots-1, 1); next++ {
+			err := o.pending.Begin(stopped{o}, o.turns[next])
+			if err == nil {
+				ahead[next%o.slots], err = o.expect(o.chunk(next))
+			}
+			if err != nil {
+				return err
+			}
+		}
+		if err := o.arrived(ahead[k%o.slots]); err != nil {
+			return err
+		}
+		o.pending.End(o.turns[k])
+	}
+	return nil
+}
+
+// passChunk is the host's part of a chunk in an operation of one turn: it is
+// received, unless this is the root, and then sent to all at once.
+func (o *operation) passChunk(chunk []byte) error {
+	x := o.relay
+	if x.from >= 0 {
+		a, err := o.expect(chunk)
+		if err == nil {
+			err = o.arrived(a)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	var wg sync.WaitGroup
+	for _, rank := range x.to {
+		wg.Go(func() {
+			if err := o.sendChunk(rank, chunk); err != nil {
+				o.stop(err)
+			}
+		})
+	}
+	wg.Wait()
+	return x.err
+}

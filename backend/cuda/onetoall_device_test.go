@@ -1,0 +1,123 @@
+package cuda_test
+
+import (
+	"math/rand/v2"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/c10d-go/c10d/backend"
+	"github.com/c10d-go/c10d/backend/cuda"
+	"github.com/c10d-go/c10d/backend/cuda/driver/sim"
+	"github.com/c10d-go/c10d/backend/cuda/driver/sim/simkernels"
+	"github.com/c10d-go/c10d/tensor"
+)
+
+// TestF07OneToAllDevice is TestF06OneToAllHost without the hosts: no byte is
+// staged there (F-07).
+func TestF07OneToAllDevice(t *testing.T) {
+	eachSeed(t, 2, func(t *testing.T, seed uint64, s sim.Semantics) {
+		rng := random(t, seed)
+		size := 1 + int(seed)%9
+		w := newWorld(t, setup{
+			size: size, sim: sim.Config{Devices: 1 + rng.IntN(3), Seed: seed, Semantics: s, Kernels: simkernels.All()},
+			options: cuda.Options{DeviceChunk: 16 + rng.IntN(100), Broadcast: []string{"", cuda.BroadcastDevice}[seed%2]},
+		})
+		var mu sync.Mutex
+		staged := 0
+		w.m.Skip(func(c sim.Call) bool {
+			mu.Lock()
+			defer mu.Unlock()
+			if strings.Contains(c.Stream, " down") {
+				staged++
+			}
+			return false
+		})
+		var os []backend.BroadcastOptions
+		var rows []int
+		n := 1 + rng.IntN(4)
+		for root := range size {
+			os = append(os, backend.BroadcastOptions{Root: root, RootTensor: rng.IntN(n)})
+			rows = append(rows, rng.IntN(80))
+		}
+		rows[rng.IntN(size)] = 0
+		dtypes := tensor.DTypes()
+		d := dtypes[rng.IntN(len(dtypes))]
+		w.each(func(x *rank, r int) error {
+			rng := rand.New(rand.NewPCG(seed, uint64(r)))
+			var all [][]*pair
+			for i := range os {
+				ps, err := x.several(rng, d, n, rows[i], size > 1 && i%3 != 2)
+				if err != nil {
+					return err
+				}
+				all = append(all, ps)
+			}
+			return x.broadcasts(all, os)
+		})
+		w.m.Skip(nil)
+		if size > 1 {
+			require.Zero(t, staged)
+		}
+		w.end()
+	})
+}
+
+// TestBroadcastOnDevicesExplained holds that Explain tells why broadcasts stay on the
+// devices or not, and that the way can be asked for.
+func TestBroadcastOnDevicesExplained(t *testing.T) {
+	choices := func(w *world) (all []backend.Choice) {
+		for _, c := range w.ranks[0].b.Explain().Choices {
+			if c.Op == "broadcast" {
+				all = append(all, c)
+			}
+		}
+		return all
+	}
+	s := setup{size: 2, sim: sim.Config{Devices: 2, Kernels: simkernels.All()}}
+	w := newWorld(t, s)
+	require.Contains(t, choices(w)[0].Why, "not device: whether the devices reach each other is found out by the first all_reduce or broadcast")
+	w.each(func(x *rank, r int) error { return x.ring(r) })
+	all := choices(w)
+	require.Len(t, all, 1)
+	require.Equal(t, cuda.BroadcastDevice, all[0].Algorithm)
+	require.Contains(t, all[0].Why, "when that has room")
+	w.end()
+
+	s.sim.Kernels, s.options.Broadcast = nil, cuda.BroadcastDevice
+	w = newWorld(t, s)
+	all = choices(w)
+	require.Len(t, all, 1)
+	require.Equal(t, "none", all[0].Algorithm)
+	require.Contains(t, all[0].Why, "asks for work on the devices: rank 0: driver sim has no kernel")
+	for r, x := range w.ranks {
+		err := x.ring(r)
+		require.ErrorIs(t, err, backend.ErrInvalidArgument)
+		require.ErrorContains(t, err, "has no kernel")
+	}
+	w.end()
+}
+
+// unseen are the kernels with one that copies unseen by Go's race detector, for
+// broadcasts that lack an order on purpose; the simulator reports that.
+func unseen() map[string]sim.Kernel {
+	all := simkernels.All()
+	all["c10d_copy"] = copyUnseen
+	return all
+}
+
+//go:norace
+func copyUnseen(k *sim.Run) error {
+	from := k.Read(k.Ptr(2), k.Int(3))
+	for i := range 2 {
+		if p := k.Ptr(i); p != 0 {
+			to := k.Write(p, len(from))
+			for j := range to {
+				to[j] = from[j]
+			}
+		}
+	}
+	return nil
+}

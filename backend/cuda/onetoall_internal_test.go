@@ -1,0 +1,286 @@
+package cuda
+
+import (
+	"context"
+	"fmt"
+	"math"
+	"slices"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/c10d-go/c10d/backend/cuda/driver"
+	"github.com/c10d-go/c10d/backend/cuda/driver/edges"
+	"github.com/c10d-go/c10d/backend/cuda/driver/sim"
+	"github.com/c10d-go/c10d/tensor"
+)
+
+// TestRoutes looks at the routes of all ranks together: every rank but the root
+// is reached once, by who gives it what it has itself.
+func TestRoutes(t *testing.T) {
+	for size := 1; size <= 33; size++ {
+		for root := range size {
+			for _, way := range []string{BroadcastFlat, BroadcastTree, BroadcastChain} {
+				have, edges, depth := map[int]int{root: 0}, 0, 0
+				for next := []int{root}; len(next) > 0; {
+					r := next[0]
+					next = next[1:]
+					for _, to := range routeOf(way, r, size, root).to {
+						require.NotContains(t, have, to, "%s, %d ranks, root %d", way, size, root)
+						require.Equal(t, r, routeOf(way, to, size, root).from, "%s, %d ranks, root %d, rank %d", way, size, root, to)
+						have[to] = have[r] + 1
+						depth = max(depth, have[to])
+						next = append(next, to)
+						edges++
+					}
+				}
+				require.Len(t, have, size)
+				require.Equal(t, size-1, edges)
+				require.Equal(t, -1, routeOf(way, root, size, root).from)
+				switch way {
+				case BroadcastFlat:
+					require.Equal(t, min(1, size-1), depth)
+				case BroadcastTree:
+					require.LessOrEqual(t, 1<<depth, max(2*size-1, 1), "%d ranks", size)
+				case BroadcastChain:
+					require.Equal(t, size-1, depth)
+				}
+			}
+		}
+	}
+}
+
+// TestAround is the one place where ranks are taken modulo their number (R15).
+func TestAround(t *testing.T) {
+	for n := 1; n <= 33; n++ {
+		for i := -n; i < 2*n; i++ {
+			want := i
+			for want < 0 {
+				want += n
+			}
+			for want >= n {
+				want -= n
+			}
+			require.Equal(t, want, around(i, n), "%d modulo %d", i, n)
+		}
+	}
+}
+
+// TestWays lets the ways race, one message of a rank at a time, and wants the
+// fastest, or one that is not far from it.
+func TestWays(t *testing.T) {
+	for size := 2; size <= 17; size++ {
+		for _, chunks := range []int{1, 2, 3, 4, 8, 20, 100} {
+			took := map[string]int{}
+			for _, way := range []string{BroadcastFlat, BroadcastTree, BroadcastChain} {
+				took[way] = race(way, size, chunks)
+			}
+			best := min(took[BroadcastFlat], took[BroadcastTree], took[BroadcastChain])
+			way := wayOf(size, chunks)
+			require.LessOrEqual(t, took[way], best+bitsOf(size), "%d ranks, %d chunks: %s of %v", size, chunks, way, took)
+			last := wayUpTo(size, chunks)
+			if last < 0 {
+				require.Equal(t, way, wayOf(size, math.MaxInt32), "%d ranks, %d chunks", size, chunks)
+				continue
+			}
+			require.Equal(t, way, wayOf(size, last))
+			require.NotEqual(t, way, wayOf(size, last+1))
+		}
+	}
+}
+
+func bitsOf(n int) (bits int) {
+	for ; n > 1; n = (n + 1) / 2 {
+		bits++
+	}
+	return bits
+}
+
+// race returns after how many rounds everybody has every chunk, when a rank can
+// receive one and send one in a round.
+func race(way string, size, chunks int) int {
+	type job struct{ chunk, to int }
+	todo := make([][]job, size)
+	has := make([]int, size) // chunks, which come in order
+	has[0] = chunks
+	for r := range size {
+		for k := range chunks {
+			for _, to := range routeOf(way, r, size, 0).to {
+				todo[r] = append(todo[r], job{k, to})
+			}
+		}
+	}
+	for round := 1; ; round++ {
+		var arrive []int
+		for r := range size {
+			if len(todo[r]) > 0 && todo[r][0].chunk < has[r] {
+				arrive = append(arrive, todo[r][0].to)
+				todo[r] = todo[r][1:]
+			}
+		}
+		for _, r := range arrive {
+			has[r]++
+		}
+		if slices.Min(has) == chunks {
+			return round
+		}
+	}
+}
+
+// TestF09Beyond2GiB enqueues a broadcast of 5 GiB on streams that only take
+// notes: the chunks are the tensor, no byte twice and none left out, on the way
+// to the host, on the way from there, and between the tensors of a rank (F-09).
+func TestF09Beyond2GiB(t *testing.T) {
+	if math.MaxInt == math.MaxInt32 {
+		t.Skip("memory of this size has no address here")
+	}
+	total := 5<<28 + 3 // elements of 4 bytes
+	d, err := sim.Open(sim.Config{})
+	require.NoError(t, err)
+	defer func() { require.NoError(t, d.Close()) }()
+	for _, rank := range []int{0, 1, 2} {
+		tr := edges.New(d)
+		b := &Backend{rank: rank, size: 3, tracker: tr, options: Options{Chunk: 2 << 20, Slots: 4}}
+		b.line, err = b.newLine()
+		require.NoError(t, err)
+		_, err = b.line.relays(tr)
+		require.NoError(t, err)
+		var places []*place
+		streams := make([]*notes, 3)
+		for i := range streams {
+			ten, err := tensor.OnDevice(tensor.Float32, huge{driver.Ptr(1+i) << 40, 4 * total}, total)
+			require.NoError(t, err)
+			streams[i] = &notes{device: i}
+			p := placeOf(ten)
+			p.dev, p.up = i, streams[i]
+			places = append(places, p)
+		}
+		l := leg{n: total, dtype: tensor.Float32, dst: places}
+		down := &notes{}
+		if rank == 0 {
+			l.src, l.dst = places[0], places[1:]
+			l.src.down = down
+		}
+		o := &operation{b: b, line: b.line, legs: []leg{l}}
+		o.relay = newOneToAll(routeOf(BroadcastChain, rank, 3, 0), b.chunks(&l))
+		bytes := o.layout()
+		require.Less(t, bytes, 100<<20)
+		require.Equal(t, mostPieces, o.pieces)
+		require.Len(t, o.relay.sent, o.pieces)
+		staging, err := d.AllocHost(bytes)
+		require.NoError(t, err)
+		o.staging = staging
+		tile := func(s *notes, of func(c copied) driver.Ptr, base driver.Ptr) {
+			next := base
+			for _, c := range s.copies {
+				if p := of(c); p >= base && p < base+driver.Ptr(4*total) {
+					require.Equal(t, next, p)
+					next += driver.Ptr(c.n)
+				}
+			}
+			require.Equal(t, base+driver.Ptr(4*total), next)
+		}
+		batch := tr.Batch()
+		o.fillOneToAll(batch)
+		p, err := batch.Run()
+		require.NoError(t, err)
+		dst := func(c copied) driver.Ptr { return c.dst }
+		src := func(c copied) driver.Ptr { return c.src }
+		if rank == 0 {
+			tile(down, src, places[0].base)
+		} else {
+			tile(streams[0], dst, places[0].base)
+		}
+		for _, s := range append(streams, down) {
+			for _, c := range s.copies {
+				for _, q := range []driver.Ptr{c.dst, c.src} {
+					if q < 1<<40 || q >= 1<<42 {
+						require.GreaterOrEqual(t, q, staging.Ptr())
+						require.LessOrEqual(t, q+driver.Ptr(c.n), staging.Ptr()+driver.Ptr(bytes))
+					}
+				}
+			}
+		}
+		tile(streams[0], dst, places[2].base)
+		p.Abort()
+		require.NoError(t, staging.Close())
+		require.NoError(t, tr.Close())
+	}
+}
+
+type copied struct {
+	dst, src driver.Ptr
+	n        int
+}
+
+// notes is a stream that does nothing but to note its copies.
+type notes struct {
+	device int
+	copies []copied
+}
+
+func (s *notes) Device() tensor.Device { return tensor.Device{Type: tensor.CUDA, Index: s.device} }
+func (s *notes) Handle() uintptr       { return 0 }
+func (s *notes) Copy(dst, src driver.Ptr, n int) error {
+	if n <= 0 {
+		return fmt.Errorf("a copy of %d bytes", n)
+	}
+	s.copies = append(s.copies, copied{dst, src, n})
+	return nil
+}
+func (s *notes) Memset(driver.Ptr, byte, int) error                   { return nil }
+func (s *notes) Launch(*driver.Launch) error                          { return nil }
+func (s *notes) Record() (driver.Event, error)                        { return noted{}, nil }
+func (s *notes) Wait(driver.Event) error                              { return nil }
+func (s *notes) WaitValue(driver.Ptr, uint32, driver.Condition) error { return nil }
+func (s *notes) WriteValue(driver.Ptr, uint32) error                  { return nil }
+func (s *notes) Err() error                                           { return nil }
+func (s *notes) Close() error                                         { return nil }
+
+type noted struct{}
+
+func (noted) Done() (bool, error)        { return true, nil }
+func (noted) Sync(context.Context) error { return nil }
+func (noted) Release()                   {}
+
+// huge is memory that only has an address.
+type huge struct {
+	ptr driver.Ptr
+	n   int
+}
+
+func (h huge) Device() tensor.Device { return tensor.Device{Type: tensor.CUDA} }
+func (h huge) Len() int              { return h.n }
+func (h huge) Ptr() driver.Ptr       { return h.ptr }
+
+// TestChainHops holds that the pieces of a broadcast round the ring are all of it,
+// also of more than 2 GiB, and that ranks take what those before them pass (F-09).
+func TestChainHops(t *testing.T) {
+	for size := 1; size <= 5; size++ {
+		for _, n := range []int{0, 1, 16, 17, 1000, math.MaxInt32, math.MaxInt/2 + 9} {
+			grain := max(16, n/999)
+			passed := -1
+			for behind := range size {
+				next, took, gave := 0, 0, 0
+				chainHops(behind, size, n, grain, func(h hop) {
+					require.Equal(t, next, h.lo)
+					require.Greater(t, h.hi, h.lo)
+					require.LessOrEqual(t, h.hi-h.lo, grain)
+					require.Equal(t, h.take, h.keep)
+					require.False(t, h.combine || h.whole)
+					next = h.hi
+					if h.take {
+						took++
+					}
+					if h.pass {
+						gave++
+					}
+				})
+				require.Equal(t, n, next)
+				require.Equal(t, max(passed, 0), took)
+				passed = gave
+			}
+			require.LessOrEqual(t, passed, 0, "the last rank passes nothing on")
+		}
+	}
+}

@@ -1,0 +1,903 @@
+package cuda
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/c10d-go/c10d/backend/cuda/driver"
+	"github.com/c10d-go/c10d/backend/cuda/driver/edges"
+	"github.com/c10d-go/c10d/tensor"
+	"github.com/c10d-go/c10d/work"
+)
+
+// line is what carries operations one after the other: a stream from each device
+// to the host, one back, and the host's turns between them.
+type line struct {
+	host     *edges.Host
+	relay    *edges.Host           // nil until a broadcast sends something on
+	down, up map[int]driver.Stream // by device; touched only by who may use the line
+
+	// broadcasts counts those from rank to rank, whose messages' tags need it: all
+	// ranks count them alike, and operations not. The backend's calls guards it.
+	broadcasts uint32
+
+	// Of the prologue, kept for the next one.
+	places   []*place
+	callers  []driver.Stream
+	accesses []driver.Access
+}
+
+func (b *Backend) newLine() (*line, error) {
+	h, err := b.tracker.Host("host")
+	if err != nil {
+		return nil, err
+	}
+	return &line{host: h, down: make(map[int]driver.Stream), up: make(map[int]driver.Stream)}, nil
+}
+
+// stream returns the line's stream of a device.
+func (l *line) stream(b *Backend, m map[int]driver.Stream, dev int, name string) (driver.Stream, error) {
+	if s, ok := m[dev]; ok {
+		return s, nil
+	}
+	v, err := b.driver.Device(dev)
+	if err != nil {
+		return nil, err
+	}
+	s, err := v.NewStream(driver.StreamOptions{High: true, Name: fmt.Sprintf("rank %d %s.%d", b.rank, name, dev)})
+	if err != nil {
+		return nil, err
+	}
+	m[dev] = s
+	return s, nil
+}
+
+func (l *line) close(t *edges.Tracker) error {
+	var errs []error
+	for _, m := range []map[int]driver.Stream{l.down, l.up} {
+		for _, s := range m {
+			t.Forget(s)
+			errs = append(errs, s.Close())
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// leg is a part of what an operation moves: n elements that are read from one
+// tensor, written to several, or both, through one place on the host.
+type leg struct {
+	n     int
+	dtype tensor.DType
+	src   *place // nil if nothing is read
+	dst   []*place
+}
+
+func (l *leg) size() int { return l.dtype.Size() }
+
+// flat reports whether the leg can go piece by piece.
+func (l *leg) flat() bool {
+	for _, d := range l.dst {
+		if !d.flat {
+			return false
+		}
+	}
+	return l.src == nil || l.src.flat
+}
+
+func (l *leg) each(f func(*place)) {
+	for _, d := range l.dst {
+		f(d)
+	}
+	if l.src != nil {
+		for _, d := range l.dst {
+			if d.t == l.src.t {
+				return
+			}
+		}
+		f(l.src)
+	}
+}
+
+// from is a leg that is only read, to one that is only written, both one that is
+// read and written.
+func from(t *tensor.Tensor) leg { return leg{n: t.Len(), dtype: t.DType(), src: placeOf(t)} }
+func to(t *tensor.Tensor) leg {
+	return leg{n: t.Len(), dtype: t.DType(), dst: []*place{placeOf(t)}}
+}
+func both(t *tensor.Tensor) leg {
+	p := placeOf(t)
+	return leg{n: t.Len(), dtype: t.DType(), src: p, dst: []*place{p}}
+}
+
+func legs(f func(*tensor.Tensor) leg, ts ...*tensor.Tensor) []leg {
+	all := make([]leg, len(ts))
+	for i, t := range ts {
+		all[i] = f(t)
+	}
+	return all
+}
+
+// operation is one call on its way. The Work is part of it.
+type operation struct {
+	work.Promise
+	b        *Backend
+	ctx      context.Context
+	timeout  time.Duration
+	deadline time.Time
+	line     *line
+
+	legs   []leg
+	print  call
+	number uint64 // of the collective
+
+	// call does the host's part for a piece: the same range of elements of every
+	// leg, as one-dimensional CPU tensors. It must be the same on every rank.
+	call func(o *operation, legs []*tensor.Tensor) error
+
+	// whole is for operations whose pieces the ranks cannot agree on.
+	whole bool
+
+	// width is over how many legs a chunk is spread, the same on every rank.
+	width int
+
+	streams []driver.Stream // of the call's context
+	has     bool            // it had some, or none on purpose
+	grain   int             // elements of a leg in a piece
+	pieces  int
+	slots   int
+	slot    int   // bytes
+	at      []int // of each leg within a slot
+	staging driver.HostMemory
+	raw     []rawPlace              // tensors that the host packs and unpacks
+	device  *deviceWork             // of an all-reduce that stays on the devices
+	relay   *oneToAll               // of a broadcast from rank to rank
+	relayed []int                   // its turns to send chunks on
+	sync    func(work.Stream) error // orders a stream after a work of somebody else's
+	before  *operation              // of a barrier: what has to end first
+	unwatch func() bool             // stops watching ctx
+	err     error
+
+	mu      sync.Mutex
+	turns   []int
+	pending *edges.Pending
+	over    bool // pending has been released
+}
+
+// rawPlace is where the bytes of a tensor that is not contiguous are staged.
+type rawPlace struct {
+	p     *place
+	leg   int
+	at    int
+	read  bool
+	write bool
+}
+
+const stagingAlign = 256
+
+func align(n int) int { return (n + stagingAlign - 1) &^ (stagingAlign - 1) }
+
+// mostPieces is how many pieces an operation goes in. All are enqueued before the
+// host's first turn, and a driver makes the caller wait when a stream has been
+// given some thousand things: then that turn would not come.
+const mostPieces = 256
+
+// grain returns how many of n elements, which take so many bytes each, a piece has.
+func (b *Backend) grain(bytes, n int) int {
+	g := max(1, b.options.Chunk/bytes)
+	if n/mostPieces >= g {
+		g = n/mostPieces + 1
+	}
+	return g
+}
+
+// layout decides on pieces and staging.
+func (o *operation) layout() (bytes int) {
+	flat, longest, wide := true, 0, 1
+	for i := range o.legs {
+		l := &o.legs[i]
+		flat = flat && l.flat()
+		longest = max(longest, l.n)
+		wide = max(wide, l.size())
+	}
+	o.grain, o.pieces = max(longest, 1), 1
+	if !o.whole {
+		o.grain = o.b.grain(wide*max(o.width, 1), longest)
+		o.pieces = max(1, (longest+o.grain-1)/o.grain)
+	}
+	o.slots = min(o.pieces, o.b.options.Slots)
+	most := o.grain
+	if !flat {
+		// The host brings the elements in order first, and cuts them then.
+		o.slots, most = 1, longest
+	}
+	o.at = make([]int, len(o.legs))
+	for i := range o.legs {
+		l := &o.legs[i]
+		o.at[i] = o.slot
+		o.slot += align(min(l.n, most) * l.size())
+	}
+	bytes = o.slot * o.slots
+	if flat {
+		return bytes
+	}
+	for i := range o.legs {
+		l := &o.legs[i]
+		l.each(func(p *place) {
+			if p.flat {
+				return
+			}
+			r := rawPlace{p: p, leg: i, at: bytes, read: p == l.src}
+			for _, d := range l.dst {
+				r.write = r.write || d == p
+			}
+			o.raw = append(o.raw, r)
+			bytes += align(p.hi - p.lo)
+		})
+	}
+	return bytes
+}
+
+// inTurn reports whether the operation is one turn of the host.
+func (o *operation) inTurn() bool { return len(o.raw) > 0 }
+
+// elements returns the range of a leg that piece k takes.
+func (o *operation) elements(l *leg, k int) (from, to int) {
+	return min(k*o.grain, l.n), min((k+1)*o.grain, l.n)
+}
+
+// enqueue gives the streams all that they will do for the operation. The host's
+// part comes later, in its turns.
+func (o *operation) enqueue() (err error) {
+	if o.device != nil {
+		return o.device.enqueue(o)
+	}
+	batch := o.b.tracker.Batch()
+	all := o.line.places[:0]
+	for i := range o.legs {
+		o.legs[i].each(func(p *place) { all = append(all, p) })
+	}
+	o.prologue(batch, all...)
+	clear(all)
+	o.line.places = all
+	switch {
+	case o.inTurn():
+		o.fillTurn(batch)
+	case o.alone():
+		o.fillLocal(batch)
+	case o.relay != nil:
+		o.fillOneToAll(batch)
+	default:
+		o.fill(batch)
+	}
+	o.pending, err = batch.Run()
+	return err
+}
+
+func (o *operation) fill(batch *edges.Batch) {
+	base := o.staging.Ptr()
+	for k := range o.pieces {
+		slot := base + driver.Ptr(k%o.slots*o.slot)
+		for i := range o.legs {
+			l := &o.legs[i]
+			lo, hi := o.elements(l, k)
+			if l.src != nil && lo < hi {
+				batch.Copy(l.src.down, slot+driver.Ptr(o.at[i]), l.src.base+driver.Ptr(l.src.lo+lo*l.size()), (hi-lo)*l.size())
+			}
+		}
+		o.turns = append(o.turns, batch.Host(o.line.host, driver.Writes(slot, o.slot)))
+		for i := range o.legs {
+			l := &o.legs[i]
+			lo, hi := o.elements(l, k)
+			for _, d := range l.dst {
+				if lo < hi {
+					batch.Copy(d.up, d.base+driver.Ptr(d.lo+lo*l.size()), slot+driver.Ptr(o.at[i]), (hi-lo)*l.size())
+				}
+			}
+		}
+	}
+}
+
+// fillTurn moves everything down, gives the host one turn, and moves everything up.
+func (o *operation) fillTurn(batch *edges.Batch) {
+	base := o.staging.Ptr()
+	down := func(p *place, at driver.Ptr) {
+		p.each(func(s span) { batch.Copy(p.down, at+driver.Ptr(s.off-p.lo), p.base+driver.Ptr(s.off), s.n) })
+	}
+	up := func(p *place, at driver.Ptr) {
+		p.each(func(s span) { batch.Copy(p.up, p.base+driver.Ptr(s.off), at+driver.Ptr(s.off-p.lo), s.n) })
+	}
+	bytes := o.slot
+	for i := range o.legs {
+		if l := &o.legs[i]; l.src != nil && l.src.flat {
+			down(l.src, base+driver.Ptr(o.at[i]))
+		}
+	}
+	for _, r := range o.raw {
+		if r.read {
+			down(r.p, base+driver.Ptr(r.at))
+		}
+		bytes = r.at + align(r.p.hi-r.p.lo)
+	}
+	o.turns = append(o.turns, batch.Host(o.line.host, driver.Writes(base, bytes)))
+	for i := range o.legs {
+		for _, d := range o.legs[i].dst {
+			if d.flat {
+				up(d, base+driver.Ptr(o.at[i]))
+			}
+		}
+	}
+	for _, r := range o.raw {
+		if r.write {
+			up(r.p, base+driver.Ptr(r.at))
+		}
+	}
+}
+
+// prologue orders the operation after what the caller's streams did with its
+// tensors.
+func (o *operation) prologue(batch *edges.Batch, places ...*place) {
+	streams := o.streams
+	if !o.has {
+		streams = o.line.callers[:0]
+		for _, p := range places {
+			if p.stream != nil && !slices.Contains(streams, p.stream) {
+				streams = append(streams, p.stream)
+			}
+		}
+		o.line.callers = streams
+	}
+	for _, s := range streams {
+		// At once, as it is one point of the stream: what is said twice is recorded
+		// twice.
+		all := o.line.accesses[:0]
+		for _, p := range places {
+			if o.has || p.stream == s {
+				p.each(func(x span) { all = append(all, driver.Writes(p.base+driver.Ptr(x.off), x.n)) })
+			}
+		}
+		batch.Before(s, all...)
+		o.line.accesses = all
+	}
+	clear(o.line.callers)
+}
+
+// order makes s wait for all that the operation does on devices.
+func (o *operation) order(s work.Stream) error {
+	st, ok := s.(driver.Stream)
+	if !ok {
+		return o.named(fmt.Errorf("synchronize: %T is no stream of package driver", s))
+	}
+	o.mu.Lock()
+	if o.pending == nil || o.over {
+		o.mu.Unlock()
+		return o.Work().Wait(context.Background())
+	}
+	defer o.mu.Unlock()
+	if err := o.pending.Order(st); err != nil {
+		return o.named(fmt.Errorf("synchronize: %w", err))
+	}
+	return o.Work().Err()
+}
+
+// Abort ends the group because of this operation.
+func (o *operation) Abort(cause error) { o.b.Abort(cause) }
+
+// stopped is the context of waiting for a device: it ends with the call's, with the
+// operation's time, with the group, and with the device.
+type stopped struct{ o *operation }
+
+func (stopped) Deadline() (time.Time, bool) { return time.Time{}, false }
+func (stopped) Done() <-chan struct{}       { return nil }
+func (stopped) Value(any) any               { return nil }
+
+func (s stopped) Err() error {
+	o := s.o
+	if err := o.ctx.Err(); err != nil {
+		return canceled(o.ctx)
+	}
+	if time.Now().After(o.deadline) {
+		return fmt.Errorf("%w after %v", work.ErrTimeout, o.timeout)
+	}
+	if err := cmp.Or(o.b.broken(), o.b.cpuErr()); err != nil {
+		return err
+	}
+	for i := range o.legs {
+		l := &o.legs[i]
+		if l.src != nil && l.src.down != nil {
+			if err := l.src.down.Err(); err != nil {
+				return err
+			}
+		}
+		for _, d := range l.dst {
+			if err := d.up.Err(); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// canceled says why a context ended.
+func canceled(ctx context.Context) error {
+	kind := work.ErrCanceled
+	if errors.Is(ctx.Err(), context.DeadlineExceeded) {
+		kind = work.ErrTimeout
+	}
+	if cause := context.Cause(ctx); cause != ctx.Err() {
+		return fmt.Errorf("%w: %w: %w", kind, ctx.Err(), cause)
+	}
+	return fmt.Errorf("%w: %w", kind, ctx.Err())
+}
+
+// left returns what is left of the operation's time; an operation of the CPU
+// backend takes 0 for its default.
+func (o *operation) left() time.Duration { return max(time.Until(o.deadline), time.Nanosecond) }
+
+// wait waits for the host's part of a piece.
+func (o *operation) wait(w *work.Work, err error) error {
+	if err != nil {
+		return err
+	}
+	return w.Wait(context.Background())
+}
+
+// run does the host's part.
+func (o *operation) run() error {
+	o.Start()
+	o.deadline = time.Now().Add(o.timeout)
+	if o.err != nil {
+		return o.err
+	}
+	if o.before != nil {
+		if err := o.await(o.before); err != nil {
+			return err
+		}
+		o.before = nil
+	}
+	if err := o.b.broken(); err != nil {
+		return err
+	}
+	switch {
+	case o.alone():
+		return nil
+	case o.relay != nil && !o.inTurn():
+		return o.runOneToAll()
+	case len(o.turns) == 0:
+		return o.call(o, nil)
+	}
+	if o.inTurn() {
+		return o.runTurn()
+	}
+	shadows := make([]*tensor.Tensor, len(o.legs))
+	for k, turn := range o.turns {
+		if err := o.pending.Begin(stopped{o}, turn); err != nil {
+			return err
+		}
+		slot := o.staging.Bytes()[k%o.slots*o.slot:][:o.slot]
+		if err := o.shadow(shadows, slot, k); err != nil {
+			return err
+		}
+		if err := o.call(o, shadows); err != nil {
+			return err
+		}
+		o.pending.End(turn)
+	}
+	return nil
+}
+
+// shadow makes the CPU tensors of piece k, whose bytes begin at the legs' places
+// in slot.
+func (o *operation) shadow(shadows []*tensor.Tensor, slot []byte, k int) error {
+	for i := range o.legs {
+		l := &o.legs[i]
+		lo, hi := o.elements(l, k)
+		if o.inTurn() {
+			slot = o.staging.Bytes()[lo*l.size():]
+		}
+		t, err := tensor.FromBytes(l.dtype, slot[o.at[i]:][:(hi-lo)*l.size()], hi-lo)
+		if err != nil {
+			return err
+		}
+		shadows[i] = t
+	}
+	return nil
+}
+
+// runTurn does all pieces in one turn, between bringing elements in order and
+// putting them back.
+func (o *operation) runTurn() error {
+	turn := o.turns[0]
+	if err := o.pending.Begin(stopped{o}, turn); err != nil {
+		return err
+	}
+	packed := func(leg int) []byte {
+		l := &o.legs[leg]
+		return o.staging.Bytes()[o.at[leg]:][:l.n*l.size()]
+	}
+	for _, r := range o.raw {
+		if !r.read {
+			continue
+		}
+		t, err := r.p.over(o.staging.Bytes()[r.at:][:r.p.hi-r.p.lo])
+		if err == nil {
+			err = t.Pack(packed(r.leg))
+		}
+		if err != nil {
+			return err
+		}
+	}
+	shadows := make([]*tensor.Tensor, len(o.legs))
+	for k := range o.pieces {
+		if err := o.shadow(shadows, nil, k); err != nil {
+			return err
+		}
+		if err := o.call(o, shadows); err != nil {
+			return err
+		}
+	}
+	for _, r := range o.raw {
+		if !r.write {
+			continue
+		}
+		t, err := r.p.over(o.staging.Bytes()[r.at:][:r.p.hi-r.p.lo])
+		if err == nil {
+			err = t.Unpack(packed(r.leg))
+		}
+		if err != nil {
+			return err
+		}
+	}
+	o.pending.End(turn)
+	return nil
+}
+
+// await waits until an earlier operation has ended, well or not.
+func (o *operation) await(earlier *operation) error {
+	t := time.NewTimer(o.timeout)
+	defer t.Stop()
+	select {
+	case <-earlier.Work().Done():
+		return nil
+	case <-o.ctx.Done():
+		return canceled(o.ctx)
+	case <-t.C:
+		return fmt.Errorf("%w after %v, waiting for an earlier %v", work.ErrTimeout, o.timeout, earlier.Info().Op)
+	}
+}
+
+// failed ends the group because of what an operation ran into, and lets the
+// streams go on.
+func (o *operation) failed(err error) {
+	o.err = o.named(err)
+	o.b.fail(fmt.Errorf("the group has failed: %w", o.err), o.err)
+	if o.pending != nil {
+		o.pending.Abort()
+	}
+}
+
+// named makes an error that names this operation. The CPU backend's has its own
+// numbers.
+func (o *operation) named(err error) error {
+	peer := o.b.culprit(err)
+	var inner *work.Error
+	if errors.As(err, &inner) {
+		if inner.Info == o.Info() {
+			return err
+		}
+		if inner.Group == o.b.group+cpuGroup {
+			err = fmt.Errorf("on the host: %w", inner.Err)
+		}
+	}
+	return &work.Error{Info: o.Info(), Peer: peer, Err: fmt.Errorf("cuda: %w", err)}
+}
+
+// grace is how long the Work of an operation that failed waits for its streams
+// to go on, so that they are done with the tensors when it ends. If something
+// else holds them up, it ends without them.
+const grace = 50 * time.Millisecond
+
+// end completes the operation: its streams are done, or will not be waited for.
+func (o *operation) end() {
+	limit := o.deadline
+	if o.err != nil {
+		limit = time.Now().Add(grace)
+	}
+	ctx, cancel := context.Background(), func() {}
+	if o.err == nil {
+		ctx = o.ctx
+	}
+	quiet := false
+	if o.pending == nil {
+		quiet = o.settled(ctx)
+	} else if done, err := o.pending.Done(); done && err == nil {
+		quiet = o.settled(ctx)
+	} else {
+		ctx, cancel = context.WithDeadline(ctx, limit)
+		err := o.pending.Sync(ctx)
+		if err != nil && o.err == nil {
+			switch {
+			case o.ctx.Err() != nil:
+				err = canceled(o.ctx)
+			case ctx.Err() != nil:
+				err = fmt.Errorf("%w after %v, waiting for the device", work.ErrTimeout, o.timeout)
+			}
+			o.failed(err)
+		}
+		quiet = o.settled(ctx)
+	}
+	cancel()
+	if o.unwatch != nil {
+		o.unwatch()
+	}
+	if !quiet {
+		o.b.mu.Lock()
+		o.b.late = append(o.b.late, o)
+		o.b.mu.Unlock()
+	}
+	o.Complete(o.err)
+}
+
+// settled waits until the operation has left the devices, and then gives back
+// what it has; false if ctx ends first.
+func (o *operation) settled(ctx context.Context) bool {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if o.over {
+		return true
+	}
+	if o.pending != nil {
+		if err := o.pending.Sync(ctx); err != nil && !o.drained(ctx) {
+			return false
+		}
+		o.pending.Release()
+	}
+	o.over = true
+	if o.staging != nil {
+		if err := o.b.pool.put(o.staging); err != nil && o.err == nil {
+			o.err = o.named(err)
+		}
+		o.staging = nil
+	}
+	if o.device != nil {
+		if err := o.device.ended(); err != nil && o.err == nil {
+			o.err = o.named(err)
+		}
+	}
+	return true
+}
+
+// drained is for when the events of an operation do not tell whether it has
+// ended: it waits until the streams have done all that they were given. A device
+// that is lost does nothing any more.
+func (o *operation) drained(ctx context.Context) bool {
+	var all []driver.Stream
+	for i := range o.legs {
+		o.legs[i].each(func(p *place) { all = append(all, p.down, p.up) })
+	}
+	if o.device != nil {
+		all = append(all, o.device.ring.stream)
+	}
+	return drained(ctx, all)
+}
+
+func drained(ctx context.Context, streams []driver.Stream) bool {
+	for i, s := range streams {
+		if s == nil || slices.Contains(streams[:i], s) || s.Err() != nil {
+			continue
+		}
+		e, err := s.Record()
+		if err == nil {
+			err = e.Sync(ctx)
+			e.Release()
+		}
+		if err != nil && s.Err() == nil {
+			return false
+		}
+	}
+	return true
+}
+
+// fifo is a queue between goroutines.
+type fifo[T any] struct {
+	cond   sync.Cond
+	list   []*T
+	closed bool
+}
+
+func (q *fifo[T]) init(mu *sync.Mutex) { q.cond.L = mu }
+
+// put, take and close need the mutex. take returns nil when the queue is closed
+// and empty.
+func (q *fifo[T]) put(o *T) {
+	q.list = append(q.list, o)
+	q.cond.Signal()
+}
+
+func (q *fifo[T]) take() *T {
+	for len(q.list) == 0 && !q.closed {
+		q.cond.Wait()
+	}
+	if len(q.list) == 0 {
+		return nil
+	}
+	o := q.list[0]
+	n := copy(q.list, q.list[1:])
+	q.list[n] = nil
+	q.list = q.list[:n]
+	return o
+}
+
+func (q *fifo[T]) close() {
+	q.closed = true
+	q.cond.Broadcast()
+}
+
+// work does the host's part of collectives, in the order of the calls.
+func (b *Backend) work() {
+	for {
+		b.mu.Lock()
+		o := b.todo.take()
+		b.mu.Unlock()
+		if o == nil {
+			break
+		}
+		if err := o.run(); err != nil {
+			o.failed(err)
+		}
+		b.mu.Lock()
+		b.ending.put(o)
+		b.mu.Unlock()
+	}
+	b.mu.Lock()
+	b.ending.close()
+	b.mu.Unlock()
+}
+
+// finish ends operations when the devices are done with them.
+func (b *Backend) finish() {
+	for {
+		b.mu.Lock()
+		o := b.ending.take()
+		b.mu.Unlock()
+		if o == nil {
+			return
+		}
+		o.end()
+	}
+}
+
+// admit checks that an operation can start.
+func (b *Backend) admit(ctx context.Context, op work.OpType, timeout time.Duration, o *operation) error {
+	ended := ctx.Err() != nil
+	failed := b.broken()
+	if failed == nil {
+		if failed = b.cpuErr(); failed != nil {
+			failed = fmt.Errorf("on the host: %w", failed)
+		}
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	info := work.Info{Op: op, Seq: b.seq, Group: b.group, Rank: b.rank}
+	var err error
+	peer := -1
+	switch {
+	case b.closing:
+		err = work.ErrClosed
+	case failed != nil:
+		err, peer = failed, b.culprit(failed)
+	case ended:
+		err = fmt.Errorf("not started: %w", canceled(ctx))
+	}
+	if err != nil {
+		return &work.Error{Info: info, Peer: peer, Err: err}
+	}
+	if timeout <= 0 {
+		timeout = time.Duration(b.timeout.Load())
+	}
+	o.Init(info)
+	o.b, o.ctx, o.timeout = b, ctx, timeout
+	o.streams, o.has = streamsOf(ctx)
+	o.RunBy(o)
+	switch {
+	case o.sync != nil:
+		o.OnSynchronize(o.sync)
+	case len(o.legs) > 0 || o.device != nil:
+		o.OnSynchronize(o.order)
+	}
+	return nil
+}
+
+// stage gives the operation its streams and its memory on the host.
+func (o *operation) stage() error {
+	var err error
+	for i := range o.legs {
+		l := &o.legs[i]
+		if l.src != nil && o.device == nil && err == nil {
+			l.src.down, err = o.line.stream(o.b, o.line.down, l.src.dev, "down")
+		}
+		if l.src != nil && (o.relay != nil || o.device != nil) && len(l.dst) > 0 && err == nil {
+			l.src.up, err = o.line.stream(o.b, o.line.up, l.src.dev, "up")
+		}
+		for _, d := range l.dst {
+			if err == nil {
+				d.up, err = o.line.stream(o.b, o.line.up, d.dev, "up")
+			}
+		}
+	}
+	if err != nil {
+		return err
+	}
+	if len(o.legs) == 0 || o.device != nil {
+		return nil
+	}
+	if o.relay != nil {
+		if _, err := o.line.relays(o.b.tracker); err != nil {
+			return err
+		}
+	}
+	bytes := o.layout()
+	if o.alone() {
+		bytes = 0
+	}
+	h, err := o.b.pool.get(max(bytes, 1))
+	o.staging = h
+	return err
+}
+
+// issue starts a collective.
+func (b *Backend) issue(ctx context.Context, op work.OpType, timeout time.Duration, o *operation, result ...*tensor.Tensor) (*work.Work, error) {
+	b.calls.Lock()
+	defer b.calls.Unlock()
+	if err := b.admit(ctx, op, timeout, o); err != nil {
+		return nil, err
+	}
+	o.line = b.line
+	o.print.op, o.number = op, b.collectives
+	o.err = b.enter(o)
+	if err := b.launch(o, result); err != nil {
+		return nil, err
+	}
+	b.collectives++
+	b.mu.Lock()
+	if op == work.Barrier {
+		o.before = b.last
+	}
+	if o.relay != nil {
+		o.relay.tag = ownTags | o.line.broadcasts<<1
+		o.line.broadcasts = (o.line.broadcasts + 1) & (1<<30 - 1)
+	}
+	b.last = o
+	b.todo.put(o)
+	b.mu.Unlock()
+	return o.Work(), nil
+}
+
+// launch gives an operation that was admitted to the streams. An error means that
+// it has not been issued; what goes wrong on the streams is the operation's.
+func (b *Backend) launch(o *operation, result []*tensor.Tensor) error {
+	if o.err == nil {
+		if err := o.stage(); err != nil {
+			return o.named(err)
+		}
+	}
+	o.SetResult(result...)
+	if o.ctx.Done() != nil {
+		// The host may be busy with earlier operations when the context ends.
+		o.unwatch = context.AfterFunc(o.ctx, func() {
+			err := o.named(canceled(o.ctx))
+			b.fail(fmt.Errorf("the group has failed: %w", err), err)
+		})
+	}
+	b.mu.Lock()
+	b.seq++
+	b.mu.Unlock()
+	if o.err == nil && (len(o.legs) > 0 || o.device != nil) {
+		o.err = o.enqueue()
+	}
+	return nil
+}

@@ -1,0 +1,53 @@
+package cuda
+
+import (
+	"math/rand/v2"
+	"slices"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+// TestSpans compares the runs of bytes with those of each element.
+func TestSpans(t *testing.T) {
+	rng := rand.New(rand.NewPCG(1, 2))
+	for range 20000 {
+		var shape, strides []int
+		for range rng.IntN(4) {
+			shape = append(shape, 1+rng.IntN(4))
+			strides = append(strides, rng.IntN(15)-5)
+		}
+		const offset, es = 100, 2
+		at := map[int]bool{}
+		var visit func(dim, o int)
+		visit = func(dim, o int) {
+			if dim == len(shape) {
+				at[o*es], at[o*es+1] = true, true
+				return
+			}
+			for i := range shape[dim] {
+				visit(dim+1, o+i*strides[dim])
+			}
+		}
+		visit(0, offset)
+		var want []int
+		for o := range at {
+			want = append(want, o)
+		}
+		slices.Sort(want)
+		lo, hi, runs := spans(shape, strides, offset, es)
+		require.Equal(t, want[0], lo, "%v %v", shape, strides)
+		require.Equal(t, want[len(want)-1]+1, hi, "%v %v", shape, strides)
+		if runs == nil {
+			runs = []span{{lo, hi - lo}}
+		}
+		var got []int
+		for _, r := range runs {
+			for i := range r.n {
+				got = append(got, r.off+i)
+			}
+		}
+		slices.Sort(got)
+		require.Equal(t, want, got, "%v %v", shape, strides)
+	}
+}

@@ -1,0 +1,587 @@
+package cuda_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/c10d-go/c10d/backend"
+	"github.com/c10d-go/c10d/backend/cuda"
+	"github.com/c10d-go/c10d/backend/cuda/driver"
+	"github.com/c10d-go/c10d/backend/cuda/driver/sim"
+	"github.com/c10d-go/c10d/store"
+	"github.com/c10d-go/c10d/tensor"
+	"github.com/c10d-go/c10d/work"
+)
+
+// gate holds a stream until it is opened.
+func (x *rank) gate(s driver.Stream) (open func(), err error) {
+	h, err := x.d.AllocHost(4)
+	if err != nil {
+		return nil, err
+	}
+	x.close = append(x.close, h)
+	h.Store32(0, 0)
+	return func() { h.Store32(0, 1) }, s.WaitValue(h.Ptr(), 1, driver.Equal)
+}
+
+// TestT08Ends ends an operation by time, by its context and by its caller, while
+// it waits for the caller's stream, for another rank, and for the stream that
+// still uses its output: the Work ends at once, with an error that names it, the
+// others' too, and its memory stays until the streams have gone on (T8).
+func TestT08Ends(t *testing.T) {
+	for _, stage := range []string{"before", "host", "after"} {
+		for _, cause := range []string{"time", "context", "abort"} {
+			t.Run(stage+" "+cause, func(t *testing.T) {
+				s := setup{size: 2, timeout: patience, sim: sim.Config{Devices: 2, Seed: 8, Quiet: true}, options: cuda.Options{Chunk: 100, Slots: 2}}
+				w := newWorld(t, s)
+				if cause == "time" {
+					w.ranks[0].b.SetTimeout(150 * time.Millisecond)
+				}
+				reason := errors.New("no more of this")
+				open := make([]func(), 2)
+				errs := runEach(w, func(x *rank, r int, _ chan struct{}) error {
+					if stage == "host" && r == 1 {
+						return nil
+					}
+					rng := rand.New(rand.NewPCG(8, uint64(r)))
+					in, err := x.pairOf(rng, tensor.Int32, 0, flat(50), true)
+					if err != nil {
+						return err
+					}
+					out, err := x.pairOf(rng, tensor.Int32, 1, flat(100), true)
+					if err != nil {
+						return err
+					}
+					if held := map[string]int{"before": 0, "after": 1}; r == 0 && stage != "host" {
+						if open[r], err = x.gate(x.stream[held[stage]]); err != nil {
+							return err
+						}
+					}
+					ctx, cancel := context.WithCancel(x.ctx)
+					defer cancel()
+					v, err := x.b.AllGatherIntoTensor(ctx, out.dev, in.dev, backend.AllGatherOptions{})
+					if err != nil {
+						return err
+					}
+					if r == 0 {
+						switch cause {
+						case "context":
+							cancel()
+						case "abort":
+							v.Abort(reason)
+						}
+					}
+					err = v.Wait(x.ctx)
+					if !v.IsCompleted() {
+						return fmt.Errorf("Wait has returned %v, and the Work has not ended", err)
+					}
+					return err
+				})
+				// What it held is not free before the streams have gone on.
+				held := w.m.Stats().Hosts
+				want := map[string]error{"time": work.ErrTimeout, "context": work.ErrCanceled, "abort": work.ErrAborted}[cause]
+				require.ErrorIs(t, errs[0], want)
+				for r, err := range errs {
+					if stage == "host" && r == 1 {
+						continue
+					}
+					if stage == "after" && r == 1 && err == nil {
+						continue // it has what it needs
+					}
+					var e *work.Error
+					require.ErrorAs(t, err, &e, "rank %d", r)
+					require.Equal(t, work.Info{Op: work.AllGatherIntoTensor, Group: "g", Rank: r}, e.Info)
+					require.ErrorContains(t, err, "seq 0")
+				}
+				require.Equal(t, held, w.m.Stats().Hosts)
+				for _, f := range open {
+					if f != nil {
+						f()
+					}
+				}
+				w.drop(t)
+			})
+		}
+	}
+}
+
+// TestT08Reuse lets an operation of a Local end by its context while a stream holds
+// it up. The next one does not get its memory: what the first one has staged
+// still reaches its tensors when the stream goes on (T8, T10, R7).
+func TestT08Reuse(t *testing.T) {
+	x := newLocals(t, sim.Config{Devices: 3}, false, 3, tensor.Int32, 20, random(t, 8))
+	gate, err := x.d.AllocHost(4)
+	require.NoError(t, err)
+	gate.Store32(0, 0)
+	require.NoError(t, x.produce())
+	var more []*tensor.Tensor
+	var mems []driver.Memory
+	for i := range 3 {
+		v, err := x.d.Device(i)
+		require.NoError(t, err)
+		m, err := v.Alloc(80)
+		require.NoError(t, err)
+		s, err := v.NewStream(driver.StreamOptions{Name: fmt.Sprint("second ", i)})
+		require.NoError(t, err)
+		mems, x.closers = append(mems, m), append(x.closers, s, m)
+		d, err := tensor.OnDevice(tensor.Int32, cuda.OnStream(m, s), 20)
+		require.NoError(t, err)
+		more = append(more, d)
+	}
+	source := func(b byte) *tensor.Tensor {
+		d, err := tensor.FromBytes(tensor.Int32, bytes.Repeat([]byte{b}, 80), 20)
+		require.NoError(t, err)
+		return d
+	}
+	require.NoError(t, x.streams[1].WaitValue(gate.Ptr(), 1, driver.Equal))
+	ctx, cancel := context.WithCancel(x.ctx)
+	stuck, err := x.l.BroadcastFrom(ctx, source(1), x.ts, 1)
+	require.NoError(t, err)
+	wait, err := x.consume()
+	require.NoError(t, err)
+	cancel()
+	require.ErrorIs(t, stuck.Wait(x.ctx), work.ErrCanceled)
+
+	next, err := x.l.BroadcastFrom(x.ctx, source(2), more, 0)
+	require.NoError(t, err)
+	v, err := x.d.Device(0)
+	require.NoError(t, err)
+	s, err := v.NewStream(driver.StreamOptions{Name: "reader"})
+	require.NoError(t, err)
+	out, err := x.d.AllocHost(80)
+	require.NoError(t, err)
+	require.NoError(t, next.Synchronize(s))
+	require.NoError(t, s.Copy(out.Ptr(), mems[2].Ptr(), 80))
+	e, err := s.Record()
+	require.NoError(t, err)
+	gate.Store32(0, 1)
+	require.NoError(t, e.Sync(x.ctx))
+	e.Release()
+	require.NoError(t, next.Wait(x.ctx))
+	driver.HostAccess(x.d, "comparing", driver.Reads(out.Ptr(), 80))
+	require.Equal(t, bytes.Repeat([]byte{2}, 80), out.Bytes())
+	require.NoError(t, wait())
+	require.NoError(t, x.differs(func(int) []byte { return bytes.Repeat([]byte{1}, 80) }))
+	require.NoError(t, errors.Join(x.l.Close(), s.Close(), out.Close(), gate.Close()))
+	require.NoError(t, x.end())
+}
+
+// TestT11CallersStream writes a tensor on a stream, reduces it, and writes it
+// again on that stream: the first value is what is reduced, the second one stays
+// (T11).
+func TestT11CallersStream(t *testing.T) {
+	eachSeed(t, 4, func(t *testing.T, seed uint64, s sim.Semantics) {
+		w := newWorld(t, setup{size: 3, sim: sim.Config{Devices: 2, Seed: seed, Semantics: s}, options: cuda.Options{Chunk: 150, Slots: 2}})
+		w.each(func(x *rank, r int) error {
+			b, err := x.bucket(r)
+			if err != nil {
+				return err
+			}
+			if err := x.fill(r, b); err != nil {
+				return err
+			}
+			v, err := x.b.AllReduce(x.ctx, []*tensor.Tensor{b.t}, backend.AllReduceOptions{})
+			if err != nil {
+				return err
+			}
+			if err := v.Synchronize(x.caller(r)); err != nil {
+				return err
+			}
+			e, err := x.use(r, b) // copies it out, and writes again
+			if err != nil {
+				return err
+			}
+			if err := x.verify(b, e); err != nil {
+				return err
+			}
+			if err := v.Wait(x.ctx); err != nil {
+				return err
+			}
+			if err := x.caller(r).Copy(b.out.Ptr(), b.mem.Ptr(), 4*elements); err != nil {
+				return err
+			}
+			if e, err = x.caller(r).Record(); err != nil {
+				return err
+			}
+			defer e.Release()
+			if err := e.Sync(x.ctx); err != nil {
+				return err
+			}
+			driver.HostAccess(x.d, "comparing", driver.Reads(b.out.Ptr(), b.out.Len()))
+			if !bytes.Equal(b.out.Bytes(), bytes.Repeat([]byte{0xee}, 4*elements)) {
+				return errors.New("the caller's second write is gone")
+			}
+			return nil
+		})
+		w.end()
+	})
+}
+
+// TestT12Future never waits on a stream, but for the Work's future: then the data
+// are there for streams that nobody has told anything (T12).
+func TestT12Future(t *testing.T) {
+	eachSeed(t, 4, func(t *testing.T, seed uint64, s sim.Semantics) {
+		w := newWorld(t, setup{size: 3, sim: sim.Config{Devices: 2, Seed: seed, Semantics: s}, options: cuda.Options{Chunk: 64, Slots: 2}})
+		w.each(func(x *rank, r int) error {
+			rng := rand.New(rand.NewPCG(12, uint64(r)))
+			one, err := x.pairOf(rng, tensor.Int64, 0, flat(30), true)
+			if err != nil {
+				return err
+			}
+			two, err := x.several(rng, tensor.Int64, 3, 15, true)
+			if err != nil {
+				return err
+			}
+			reduced, err := x.b.AllReduce(x.ctx, []*tensor.Tensor{one.dev}, backend.AllReduceOptions{})
+			if err != nil {
+				return err
+			}
+			sent, err := x.b.Broadcast(x.ctx, devs(two), backend.BroadcastOptions{Root: 2, RootTensor: 1})
+			if err != nil {
+				return err
+			}
+			y := &rank{TB: t, ctx: x.ctx, w: w, d: x.d}
+			if err := y.makeStreams(fmt.Sprint("fresh ", r)); err != nil {
+				return err
+			}
+			defer y.free()
+			looked := make(chan error, 2)
+			reduced.Then(func(v *work.Work) error {
+				looked <- errors.Join(v.Err(), y.back(one))
+				return nil
+			})
+			if err := <-looked; err != nil {
+				return err
+			}
+			<-sent.Done()
+			for _, p := range two {
+				if err := errors.Join(sent.Err(), y.back(p)); err != nil {
+					return err
+				}
+			}
+			k, err := x.cpu.AllReduce(x.ctx, []*tensor.Tensor{one.cpu}, backend.AllReduceOptions{})
+			if err != nil {
+				return err
+			}
+			v, err := x.cpu.Broadcast(x.ctx, cpus(two), backend.BroadcastOptions{Root: 2, RootTensor: 1})
+			if err != nil {
+				return err
+			}
+			if err := work.WaitAll(x.ctx, k, v); err != nil {
+				return err
+			}
+			for _, p := range append(two, one) {
+				if err := y.check(p); err != nil {
+					return err
+				}
+			}
+			return nil
+		})
+		w.end()
+	})
+}
+
+// TestT13RecordsAreWaitedFor counts the records of every collective, in every
+// way, and holds that somebody waited for, or asked, each of them; a record of the
+// test's own for nobody is noticed (T13, R2).
+func TestT13RecordsAreWaitedFor(t *testing.T) {
+	for _, way := range hostWays {
+		w := newWorld(t, setup{size: 3, sim: sim.Config{Devices: 2, Seed: 13}, options: cuda.Options{Chunk: 100, Slots: 2, Broadcast: way}})
+		var mu sync.Mutex
+		records := 0
+		w.m.Skip(func(c sim.Call) bool {
+			mu.Lock()
+			defer mu.Unlock()
+			if c.Name == "Record" && strings.HasPrefix(c.Stream, "rank") {
+				records++
+			}
+			return false
+		})
+		rng := rand.New(rand.NewPCG(13, 13))
+		which := names
+		if way != "" {
+			which = names[:1]
+		}
+		for _, name := range which {
+			p := draw(rng, name, 3)
+			before := records
+			w.each(func(x *rank, r int) error {
+				rng := rand.New(rand.NewPCG(13, uint64(r)))
+				c, err := x.prepare(x.ctx, p, r, rng, true)
+				if err != nil {
+					return err
+				}
+				v, err := c.run(x.b, func(q *pair) *tensor.Tensor { return q.dev })
+				if err != nil {
+					return err
+				}
+				// Nil for who takes no part; its tensors have been filled all the same.
+				if v != nil {
+					for _, s := range x.stream {
+						if err := v.Synchronize(s); err != nil {
+							return err
+						}
+					}
+					if err := v.Wait(x.ctx); err != nil {
+						return err
+					}
+				}
+				for _, q := range c.all {
+					if err := x.back(q); err != nil {
+						return err
+					}
+				}
+				if v, err = c.run(x.cpu, func(q *pair) *tensor.Tensor { return q.cpu }); err != nil {
+					return err
+				}
+				if v != nil {
+					if err := v.Wait(x.ctx); err != nil {
+						return err
+					}
+				}
+				for _, q := range c.all {
+					if err := x.check(q); err != nil {
+						return fmt.Errorf("%+v: %w", p, err)
+					}
+				}
+				return nil
+			})
+			if name != "barrier" {
+				require.Greater(t, records, before, "%s", name)
+			}
+		}
+		w.m.Skip(nil)
+		w.end()
+	}
+
+	w := newWorld(t, setup{size: 1, sim: sim.Config{Devices: 1}})
+	x := w.ranks[0]
+	e, err := x.stream[0].Record()
+	require.NoError(t, err)
+	e.Release()
+	require.NoError(t, errors.Join(x.b.Close(), x.cpu.Close()))
+	x.free()
+	var unused *sim.Unused
+	require.ErrorAs(t, w.m.Close(), &unused)
+}
+
+// TestT14ManyGroups gives 8 groups of the same ranks to 4 goroutines a rank. Each
+// goroutine makes every fourth call of each group, whose calls so come in one
+// order; across groups they come as they like (T14).
+func TestT14ManyGroups(t *testing.T) {
+	const groups, callers, calls, size = 8, 4, 12, 2
+	w := newWorld(t, setup{size: size, sim: sim.Config{Devices: 2, Seed: 14}})
+	st := store.NewHash()
+	defer st.Close()
+	w.each(func(whole *rank, r int) error {
+		type group struct {
+			*rank
+			b         *cuda.Backend
+			reference backend.Backend
+			ps        []*pair
+			works     []*work.Work
+		}
+		var gs []*group
+		for g := range groups {
+			x := &rank{TB: t, ctx: w.ctx, w: w, d: whole.d}
+			if err := x.makeStreams(fmt.Sprintf("group %d rank %d", g, r)); err != nil {
+				return err
+			}
+			defer x.free()
+			bo := backend.Options{
+				Store: store.Prefix(fmt.Sprint(g), st), Rank: r, Size: size, Group: fmt.Sprint("group ", g), Timeout: patience,
+				Specific: cuda.Options{Driver: x.d, Chunk: 64, CPUOptions: join(w.fabric)},
+			}
+			b, err := cuda.New(x.ctx, bo)
+			if err != nil {
+				return err
+			}
+			reference, err := x.reference(bo)
+			if err != nil {
+				return err
+			}
+			k := &group{rank: x, b: b, reference: reference}
+			rng := rand.New(rand.NewPCG(uint64(g), uint64(r)))
+			for range calls {
+				p, err := x.pairOf(rng, tensor.Int64, rng.IntN(2), flat(1+g*5), true)
+				if err != nil {
+					return err
+				}
+				k.ps = append(k.ps, p)
+			}
+			gs = append(gs, k)
+		}
+		call := func(x *group, on backend.Backend, i int, p *tensor.Tensor) (*work.Work, error) {
+			if i%3 == 1 {
+				return on.Broadcast(x.ctx, []*tensor.Tensor{p}, backend.BroadcastOptions{Root: i % size})
+			}
+			return on.AllReduce(x.ctx, []*tensor.Tensor{p}, backend.AllReduceOptions{})
+		}
+		var mu sync.Mutex
+		turn := sync.NewCond(&mu)
+		left, failed := groups*calls, error(nil)
+		var wg sync.WaitGroup
+		for c := range callers {
+			rng := rand.New(rand.NewPCG(uint64(c), uint64(r)))
+			wg.Go(func() {
+				mu.Lock()
+				defer mu.Unlock()
+				for left > 0 && failed == nil {
+					called := false
+					for _, g := range rng.Perm(groups) {
+						x := gs[g]
+						i := len(x.works)
+						if i == calls || i%callers != c {
+							continue
+						}
+						v, err := call(x, x.b, i, x.ps[i].dev)
+						if err != nil {
+							failed = err
+						}
+						x.works = append(x.works, v)
+						left--
+						called = true
+						turn.Broadcast()
+						break
+					}
+					if !called && left > 0 && failed == nil {
+						turn.Wait()
+					}
+				}
+			})
+		}
+		wg.Wait()
+		if failed != nil {
+			return failed
+		}
+		for _, x := range gs {
+			for i, p := range x.ps {
+				if err := x.works[i].Synchronize(x.stream[p.device]); err != nil {
+					return err
+				}
+				if err := x.back(p); err != nil {
+					return err
+				}
+			}
+		}
+		for _, x := range gs {
+			for i, p := range x.ps {
+				v, err := call(x, x.reference, i, p.cpu)
+				if err != nil {
+					return err
+				}
+				if err := work.WaitAll(x.ctx, x.works[i], v); err != nil {
+					return err
+				}
+				if err := x.check(p); err != nil {
+					return err
+				}
+			}
+			if err := errors.Join(x.b.Close(), x.reference.Close()); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+	w.end()
+}
+
+// TestT03T04Collectives leaves out each record and each wait that all ranks make for
+// a collective; somebody has to notice every one (T3, T4). Which collectives and
+// which layouts depends on the number of seeds: all of them from 200 on.
+func TestT03T04Collectives(t *testing.T) {
+	which := names[:len(names)-1] // a barrier has no tensors
+	every := max(1, 200/max(*seeds, 1))
+	if testing.Short() {
+		every = len(which)
+	}
+	for i, name := range which {
+		if i%every != 0 {
+			continue
+		}
+		for _, layout := range []int{0, 3} {
+			if layout != 0 && every > 1 && i%(2*every) != 0 {
+				continue
+			}
+			rng := rand.New(rand.NewPCG(34, uint64(i)))
+			p := draw(rng, name, 2)
+			p.dtype, p.n = tensor.Int32, []int{30, 21, 10}
+			p.op = backend.Sum
+			s := setup{size: 2, timeout: patience, sim: sim.Config{Devices: 2, Seed: 3}, options: cuda.Options{Chunk: 100, Slots: 1 + i%2}}
+			kinds := []string{"Record", "Wait", "WaitValue"}
+			if s.options.Slots == 1 || layout != 0 {
+				// Otherwise a word that is not written comes late, with the next one.
+				kinds = append(kinds, "WriteValue")
+			}
+			run := func(w *world) error {
+				return errors.Join(runEach(w, func(x *rank, r int, _ chan struct{}) error {
+					x.layout = &layout
+					rng := rand.New(rand.NewPCG(35, uint64(r)))
+					c, err := x.prepare(x.ctx, p, r, rng, true)
+					if err != nil {
+						return err
+					}
+					v, err := c.run(x.b, func(q *pair) *tensor.Tensor { return q.dev })
+					if err != nil || v == nil {
+						return err
+					}
+					if err := v.Synchronize(x.stream[0]); err != nil {
+						return errors.Join(err, v.Wait(x.ctx))
+					}
+					for _, q := range c.all {
+						// One stream uses all of them, and so needs all that Synchronize ordered it after.
+						q.device = 0
+						if err := x.back(q); err != nil {
+							return errors.Join(err, v.Wait(x.ctx))
+						}
+					}
+					k, err := c.run(x.cpu, func(q *pair) *tensor.Tensor { return q.cpu })
+					if err == nil {
+						err = k.Wait(x.ctx)
+					}
+					return x.checks(errors.Join(err, v.Wait(x.ctx)), c.all...)
+				})...)
+			}
+			var mu sync.Mutex
+			var calls []sim.Call
+			w := newWorld(t, s)
+			w.m.Skip(func(c sim.Call) bool {
+				mu.Lock()
+				defer mu.Unlock()
+				calls = append(calls, c)
+				return false
+			})
+			require.NoError(t, run(w), "%s, layout %d", name, layout)
+			w.m.Skip(nil)
+			w.end()
+			tried := map[string]int{}
+			s.sim.Quiet, s.timeout = true, 300*time.Millisecond
+			for _, m := range calls {
+				// The last records of a caller's stream are the test's own.
+				own := m.Name == "Record" && strings.Contains(m.Stream, "caller") && m.K > 0
+				if !slices.Contains(kinds, m.Name) || own {
+					continue
+				}
+				tried[m.Name]++
+				var err error
+				for seed := uint64(0); err == nil && seed < 20; seed++ {
+					s.sim.Seed = seed
+					err = without(t, s, m, run)
+				}
+				require.Error(t, err, "%s, layout %d: nobody noticed that %v, number %d of them there, was left out", name, layout, m, m.K)
+			}
+			t.Logf("%s, layout %d: left out, each of them missed: %v", name, layout, tried)
+			require.NotZero(t, tried["Record"], name)
+		}
+	}
+}

@@ -26,6 +26,9 @@
 // For people without tensors there are AllReduceSlice and its relatives, and
 // for values of any type AllGatherObject and its relatives.
 //
+// Tensors may be over any memory. Those of Alloc are in memory that the ranks of a host share,
+// so that large operations need no copy on the way; they are given back with Free.
+//
 // # Ways to meet
 //
 // Init takes a URL: env://, tcp://, file:// or redis://. New takes a store that
@@ -62,4 +65,5 @@
 // A group that has failed stays failed: close it and make a new one under
 // another name or store prefix. Ranks are not checked to call the same
 // operation; operations that do not fit are noticed when their sizes differ.
+// Options.Detail has every call compared, at the price of speed.
 package pg

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/c10d-go/c10d/backend"
+	"github.com/c10d-go/c10d/backend/detail"
 	"github.com/c10d-go/c10d/store"
 	"github.com/c10d-go/c10d/tensor"
 )
@@ -131,6 +132,13 @@ func (w *world) newGroup(ctx context.Context, s groupSpec) (*ProcessGroup, error
 // once, under its first device's prefix.
 func (g *ProcessGroup) connect(ctx context.Context, v1 bool) error {
 	byName := make(map[string]backend.Backend)
+	fail := func(err error) error {
+		for _, made := range g.distinct {
+			made.Abort(err)
+			made.Close()
+		}
+		return fmt.Errorf("pg: group %q, rank %d of %d: %w", g.name, g.rank, g.size, err)
+	}
 	for _, d := range g.devices {
 		if b, ok := byName[d.Backend]; ok {
 			g.backends[d.Device] = b
@@ -150,11 +158,15 @@ func (g *ProcessGroup) connect(ctx context.Context, v1 bool) error {
 			Specific: g.world.options.BackendOptions[d.Backend],
 		})
 		if err != nil {
-			for _, made := range g.distinct {
-				made.Abort(err)
-				made.Close()
+			return fail(err)
+		}
+		if g.world.options.Detail {
+			inner := b
+			if b, err = g.checked(ctx, inner, d.Device, st, v1); err != nil {
+				inner.Abort(err)
+				inner.Close()
+				return fail(err)
 			}
-			return fmt.Errorf("pg: group %q, rank %d of %d: %w", g.name, g.rank, g.size, err)
 		}
 		byName[d.Backend], g.backends[d.Device] = b, b
 		g.distinct = append(g.distinct, b)
@@ -162,11 +174,39 @@ func (g *ProcessGroup) connect(ctx context.Context, v1 bool) error {
 	return nil
 }
 
+// controlBackend runs the control groups of package detail, whatever they
+// watch over, as in PyTorch.
+const controlBackend = "gloo"
+
+// checked wraps a backend whose store is st, under PyTorch's keys.
+func (g *ProcessGroup) checked(ctx context.Context, inner backend.Backend, d tensor.DeviceType, st store.Store, v1 bool) (backend.Backend, error) {
+	r, ok := backend.Lookup(controlBackend)
+	if !ok {
+		return nil, fmt.Errorf("detail needs backend %q: %w", controlBackend, backend.ErrUnknownBackend)
+	}
+	if v1 {
+		st = g.world.store // beside the group's prefix, not below it
+	}
+	return detail.New(ctx, inner, r.New, backend.Options{
+		Store: st, Rank: g.rank, Size: g.size, Timeout: g.timeout, Group: g.name,
+		GlobalRanks: slices.Clone(g.ranks), Device: d, Dialect: g.world.options.Dialect,
+		Specific: g.world.options.BackendOptions[controlBackend],
+	})
+}
+
 // finishV1 does what PyTorch up to 2.0 does through the store after a group is
-// made: a barrier of all ranks, then the sequence number from rank 0 to the members.
+// made: a barrier of all ranks, and the sequence number from rank 0 to the
+// members. Rank 0 writes it first, because with TORCH_DISTRIBUTED_DEBUG=DETAIL
+// the others read it before the barrier, else after.
 func (w *world) finishV1(ctx context.Context, g *ProcessGroup, s groupSpec) error {
 	ctx, cancel := context.WithTimeout(ctx, s.timeout)
 	defer cancel()
+	const seqKey = "SEQ_NUM_STORE_KEY"
+	if g.rank == 0 {
+		if err := g.store.Set(ctx, seqKey, binary.LittleEndian.AppendUint64(nil, 1)); err != nil {
+			return err
+		}
+	}
 	key := "store_based_barrier_key:" + strconv.Itoa(s.counted)
 	n, err := w.store.Add(ctx, key, 1)
 	for err == nil && n < int64(w.size) {
@@ -178,16 +218,15 @@ func (w *world) finishV1(ctx context.Context, g *ProcessGroup, s groupSpec) erro
 		}
 		n, err = w.store.Add(ctx, key, 0)
 	}
-	if err != nil || g.rank < 0 {
-		return err
-	}
-	const seqKey = "SEQ_NUM_STORE_KEY"
-	if g.rank > 0 {
+	if err == nil && g.rank > 0 {
 		_, err = g.store.Get(ctx, seqKey)
-		return err
 	}
-	return g.store.Set(ctx, seqKey, binary.LittleEndian.AppendUint64(nil, 1))
+	return err
 }
+
+// lastLook bounds the look at the store, after time has run out, that tells how
+// many ranks came.
+const lastLook = 200 * time.Millisecond
 
 // initBarrier is PyTorch's TORCH_DIST_INIT_BARRIER: the ranks that make a group
 // meet in the store afterwards.
@@ -215,7 +254,11 @@ func (w *world) initBarrier(ctx context.Context, g *ProcessGroup, s groupSpec) e
 		}
 	}
 	if err := st.Wait(ctx, key+":last_worker"); err != nil {
-		n, _ := st.Add(context.WithoutCancel(ctx), key, 0)
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), lastLook)
+		defer cancel()
+		if now, err := st.Add(ctx, key, 0); err == nil {
+			n = now
+		}
 		return fmt.Errorf("pg: store barrier of group %q: %d of %d ranks came: %w", s.name, n, count, err)
 	}
 	return nil
@@ -224,7 +267,7 @@ func (w *world) initBarrier(ctx context.Context, g *ProcessGroup, s groupSpec) e
 // GroupOptions are the options of NewGroup and its relatives.
 type GroupOptions struct {
 	Backend     string        // empty: the default group's
-	Timeout     time.Duration // 0: the default group's
+	Timeout     time.Duration // 0 or less: the default group's
 	Description string
 
 	// Local: only the members call, as with c10d's use_local_synchronization.

@@ -5,7 +5,9 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/require"
@@ -77,6 +79,43 @@ func TestBarrierKeys(t *testing.T) {
 			require.Equal(t, tc.want, keys)
 		})
 	}
+}
+
+// silent is a store whose server stops once somebody has waited in it.
+type silent struct {
+	store.Store
+	stopped atomic.Bool
+}
+
+func (s *silent) Wait(ctx context.Context, keys ...string) error {
+	defer s.stopped.Store(true)
+	return s.Store.Wait(ctx, keys...)
+}
+
+func (s *silent) Add(ctx context.Context, key string, delta int64) (int64, error) {
+	if s.stopped.Load() {
+		ctx, cancel := store.WithTimeout(ctx, s.Timeout())
+		defer cancel()
+		<-ctx.Done()
+		return 0, store.WaitErr(ctx)
+	}
+	return s.Store.Add(ctx, key, delta)
+}
+
+// TestBarrierInASilentStore: a barrier that has run out of time does not wait
+// long to learn who was missing.
+func TestBarrierInASilentStore(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		j := pgtest.NewJob(2)
+		defer j.Close()
+		o := j.Options()
+		o.InitBarrier = true
+		start := time.Now()
+		_, err := pg.New(t.Context(), &silent{Store: j.Store}, 0, 2, o)
+		require.ErrorIs(t, err, context.DeadlineExceeded)
+		require.ErrorContains(t, err, `pg: store barrier of group "0": 1 of 2 ranks came`)
+		require.Less(t, time.Since(start), pgtest.Timeout+2*time.Second)
+	})
 }
 
 func TestARefusedNewGroupUsesNoName(t *testing.T) {

@@ -64,8 +64,9 @@ type InitOptions struct {
 // --rdzv_id. Restarts by a launcher count as runs.
 //
 // If TORCHELASTIC_USE_AGENT_STORE is True, the launcher hosts the store and no
-// rank does. TORCH_DIST_INIT_BARRIER=1 sets Options.InitBarrier. A torchrun that
-// is older than PyTorch 2.2 makes store.DialectV1 the default of Options.Dialect.
+// rank does. TORCH_DIST_INIT_BARRIER=1 sets Options.InitBarrier, and
+// TORCH_DISTRIBUTED_DEBUG=DETAIL sets Options.Detail. A torchrun that is older
+// than PyTorch 2.2 makes store.DialectV1 the default of Options.Dialect.
 //
 // The keys of all groups are under "default_pg", as in c10d, so that PyTorch
 // ranks can be in the group. The store belongs to the group: its Close closes
@@ -79,7 +80,7 @@ func Init(ctx context.Context, url string, o InitOptions) (*ProcessGroup, error)
 }
 
 func initFrom(ctx context.Context, rawURL string, o InitOptions, getenv func(string) string) (*ProcessGroup, error) {
-	if o.Timeout == 0 {
+	if o.Timeout <= 0 {
 		o.Timeout = backend.DefaultTimeout
 	}
 	m, err := resolve(rawURL, o, getenv)
@@ -91,6 +92,13 @@ func initFrom(ctx context.Context, rawURL string, o InitOptions, getenv func(str
 	}
 	if getenv("TORCH_DIST_INIT_BARRIER") == "1" {
 		o.InitBarrier = true
+	}
+	switch level := getenv("TORCH_DISTRIBUTED_DEBUG"); strings.ToUpper(level) {
+	case "DETAIL":
+		o.Detail = true
+	case "", "OFF", "INFO":
+	default:
+		return nil, fmt.Errorf("TORCH_DISTRIBUTED_DEBUG is %q; it must be OFF, INFO or DETAIL", level)
 	}
 	if o.Dialect == store.DialectUnknown && m.env.OldTorchrun {
 		o.Dialect = store.DialectV1

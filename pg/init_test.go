@@ -17,6 +17,11 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/c10d-go/c10d/backend"
+	"github.com/c10d-go/c10d/backend/detail"
+	"github.com/c10d-go/c10d/backend/gloo"
+	"github.com/c10d-go/c10d/backend/gloo/transport"
+	"github.com/c10d-go/c10d/backend/gloo/transport/mem"
+	"github.com/c10d-go/c10d/internal/freeport"
 	"github.com/c10d-go/c10d/store"
 	"github.com/c10d-go/c10d/store/tcp"
 	"github.com/c10d-go/c10d/tensor"
@@ -95,21 +100,30 @@ func closeAll(t *testing.T, groups []*ProcessGroup) {
 	}
 }
 
-func freeAddr(t *testing.T) string {
-	ln, err := net.Listen("tcp", "127.0.0.1:0")
-	require.NoError(t, err)
-	require.NoError(t, ln.Close())
-	return ln.Addr().String()
-}
-
 func keys(t *testing.T, st store.Store) string {
 	all, err := st.ListKeys(context.Background())
 	require.NoError(t, err)
 	return fmt.Sprint(all)
 }
 
+// A limit below 0 is no limit to a store, but not to Init.
+func TestInitTimeout(t *testing.T) {
+	for _, limit := range []time.Duration{-1, 0, time.Hour} {
+		for _, url := range []string{"file://" + filepath.Join(t.TempDir(), "f"), "tcp://127.0.0.1:0"} {
+			groups := initAll(t, 1, url, "", InitOptions{Options: Options{Timeout: limit}, Size: 1})
+			want := backend.DefaultTimeout
+			if limit > 0 {
+				want = limit
+			}
+			require.Equal(t, want, groups[0].Timeout())
+			require.Equal(t, want, groups[0].Store().Timeout())
+			closeAll(t, groups)
+		}
+	}
+}
+
 func TestInitURLs(t *testing.T) {
-	addr := freeAddr(t)
+	addr := freeport.Loopback(t)
 	host, port, _ := net.SplitHostPort(addr)
 	master := "MASTER_ADDR=" + host + " MASTER_PORT=" + port
 	dir := t.TempDir()
@@ -140,6 +154,45 @@ func TestInitURLs(t *testing.T) {
 		})
 	}
 	require.NoFileExists(t, filepath.Join(dir, "a"))
+}
+
+// TestInitDetail states what TORCH_DISTRIBUTED_DEBUG does, and where the
+// control groups meet.
+func TestInitDetail(t *testing.T) {
+	for _, c := range []struct {
+		level   string
+		dialect store.Dialect
+		key     string
+	}{
+		{"OFF", store.DialectV2, ""},
+		{"info", store.DialectV2, ""},
+		{"DETAIL", store.DialectV2, "default_pg/0//cpu//pg_wrapper:0/c10d-go/1"},
+		{"detail", store.DialectV1, "default_pg/pg_wrapper:0/c10d-go/1"},
+	} {
+		t.Run(c.level, func(t *testing.T) {
+			fabric := mem.NewFabric()
+			inMemory := gloo.Options{Join: func(_ context.Context, o backend.Options, _ int) (transport.Mesh, error) {
+				return fabric.Join(o.Group, o.Rank, o.Size)
+			}}
+			groups := initAll(t, 2, "file://"+filepath.Join(t.TempDir(), "store")+"?rank=%d&world_size=2",
+				"TORCH_DISTRIBUTED_DEBUG="+c.level, InitOptions{Options: Options{
+					Dialect: c.dialect, BackendOptions: map[string]any{gloo.Name: inMemory},
+				}})
+			got := keys(t, groups[0].world.owned)
+			require.Equal(t, c.key != "", strings.Contains(got, "pg_wrapper"), got)
+			require.Contains(t, got, c.key)
+			for _, g := range groups {
+				b, err := g.Backend(tensor.CPU)
+				require.NoError(t, err)
+				d, checked := b.(*detail.Backend)
+				require.Equal(t, c.key != "", checked)
+				require.NoError(t, g.Close())
+				if checked {
+					require.True(t, d.Unwrap().(*meet).closed)
+				}
+			}
+		})
+	}
 }
 
 func TestInitAgentStore(t *testing.T) {
@@ -192,6 +245,7 @@ func TestInitRefuses(t *testing.T) {
 		{url: "redis://h?rank=0&world_size=1", want: "redis:// needs a name that tells this run from others: ?prefix=NAME"},
 		{url: "redis://h", env: "RANK=0 WORLD_SIZE=1 TORCHELASTIC_RUN_ID=none", want: "redis:// needs a name that tells this run from others: ?prefix=NAME"},
 		{url: "redis://u:secret@h\x7f", want: "the URL cannot be parsed"},
+		{url: "tcp://127.0.0.1:1?rank=0&world_size=1", env: "TORCH_DISTRIBUTED_DEBUG=ALL", want: `TORCH_DISTRIBUTED_DEBUG is "ALL"; it must be OFF, INFO or DETAIL`},
 		{url: "etcd://h", want: `no store for scheme "etcd" (there are env, tcp, file, redis and rediss)`},
 	} {
 		_, err := initFrom(context.Background(), c.url, c.o, environ(c.env))
@@ -215,7 +269,7 @@ func TestInitPrefix(t *testing.T) {
 
 // TestInitCloses checks that the store does not outlive an Init that failed.
 func TestInitCloses(t *testing.T) {
-	addr := freeAddr(t)
+	addr := freeport.Loopback(t)
 	_, err := initFrom(context.Background(), "tcp://"+addr+"?rank=0&world_size=1", InitOptions{Options: Options{Backend: "no-such"}}, environ(""))
 	require.ErrorIs(t, err, backend.ErrUnknownBackend)
 	ln, err := net.Listen("tcp", addr)
@@ -231,7 +285,7 @@ func TestInitRedis(t *testing.T) {
 		}
 		t.Skip("redis-server is not installed: ", err)
 	}
-	addr := freeAddr(t)
+	addr := freeport.Loopback(t)
 	_, port, _ := net.SplitHostPort(addr)
 	cmd := exec.Command(server, "--port", port, "--bind", "127.0.0.1", "--save", "", "--dir", t.TempDir())
 	require.NoError(t, cmd.Start())
@@ -245,7 +299,7 @@ func TestInitRedis(t *testing.T) {
 			conn.Close()
 		}
 		return err == nil
-	}, 30*time.Second, 10*time.Millisecond)
+	}, time.Minute, 10*time.Millisecond)
 	groups := initAll(t, 3, "redis://"+addr+"/0?prefix=run-1&rank=%d&world_size=3", "", InitOptions{})
 	require.Contains(t, keys(t, groups[0].world.owned), "default_pg/0//cpu//2")
 	closeAll(t, groups)

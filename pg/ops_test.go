@@ -530,5 +530,5 @@ func TestSmallAllReduceAllocates(t *testing.T) {
 	})
 	require.NoError(t, failed)
 	t.Logf("%v allocations", n)
-	require.LessOrEqual(t, n, 8.0)
+	require.LessOrEqual(t, n, 2.0, "the Work, and under the race detector perhaps one more")
 }

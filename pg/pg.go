@@ -44,6 +44,13 @@ type Options struct {
 	// as PyTorch 2 does under TORCH_DIST_INIT_BARRIER=1. All ranks must agree.
 	InitBarrier bool
 
+	// Detail makes the ranks compare every collective before they run it, as
+	// PyTorch does under TORCH_DISTRIBUTED_DEBUG=DETAIL: a call that does not fit
+	// those of other ranks returns a *detail.MismatchError everywhere, and
+	// collectives block until all ranks have called them. See package
+	// backend/detail. All ranks must agree, those of PyTorch included.
+	Detail bool
+
 	// Logger gets one line when a group is made or fails; nil means silence.
 	Logger *slog.Logger
 }
@@ -127,6 +134,19 @@ func (g *ProcessGroup) Size() int {
 		return -1
 	}
 	return g.size
+}
+
+// Explain says how the group's backends do things and why: which wire, which
+// transport to each rank, which algorithm up to which size. Backends that do not
+// explain themselves are left out.
+func (g *ProcessGroup) Explain() []backend.Explanation {
+	var all []backend.Explanation
+	for _, b := range g.distinct {
+		if e, ok := b.(backend.Explainer); ok {
+			all = append(all, e.Explain())
+		}
+	}
+	return all
 }
 
 // IsMember reports whether this rank belongs to the group.

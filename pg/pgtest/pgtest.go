@@ -54,7 +54,7 @@ func (j *Job) Freeze(rank int) { j.mem.Freeze("0/0", rank) }
 // Options are the options with which a rank of the job calls pg.New.
 func (j *Job) Options() pg.Options {
 	return pg.Options{
-		Timeout: Timeout,
+		Timeout: Timeout, Backend: "cpu:" + gloo.Name,
 		BackendOptions: map[string]any{gloo.Name: gloo.Options{
 			Join: func(_ context.Context, o backend.Options, index int) (transport.Mesh, error) {
 				return j.mem.Join(fmt.Sprintf("%s/%d", o.Group, index), o.Rank, o.Size)

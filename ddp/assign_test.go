@@ -2,6 +2,7 @@ package ddp
 
 import (
 	"encoding/json"
+	"math"
 	"math/rand/v2"
 	"os/exec"
 	"slices"
@@ -36,7 +37,7 @@ func TestAssignGolden(t *testing.T) {
 		{"open ones last, latest kind first", []item{f32(1), f64(1), {bytes: 2, dtype: tensor.Float16}, f32(1)}, []int{3, 2, 1, 0}, []int{1000}, [][]int{{1}, {2}, {3, 0}}},
 		{"kinds with rebuilt order", mixed, []int{6, 5, 4, 3, 2, 1, 0}, []int{40, 100}, [][]int{{6}, {5}, {4}, {2}, {3}, {1, 0}}},
 		{"sparse alone", []item{f32(10), alone(10), f32(10), f32(10), alone(10), f32(10)}, []int{5, 4, 3, 2, 1, 0}, []int{80, 80}, [][]int{{4}, {5, 3}, {1}, {2, 0}}},
-		{"unlimited", mixed, nil, []int{1 << 60}, [][]int{{0, 2, 4, 5, 6}, {1, 3}}},
+		{"unlimited", mixed, nil, []int{math.MaxInt}, [][]int{{0, 2, 4, 5, 6}, {1, 3}}},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			items := slices.Clone(tc.items)

@@ -18,6 +18,8 @@ type Bucket struct {
 	contents *tensor.Tensor // one dimension; nil for a sparse gradient
 	pending  int            // gradients that are not ready
 	work     *work.Work
+	dev      Device // nil for CPU memory
+	err      error  // of what a hook did, and could not be told
 
 	one     [1]*tensor.Tensor // the buffer, as collectives take it
 	undo    []undo
@@ -51,8 +53,10 @@ func (d *DDP) makeBuckets(assignment [][]int) error {
 		if d.train[numbers[0]].sparse() {
 			continue
 		}
+		first := d.train[numbers[0]].Value
 		var err error
-		if b.contents, err = tensor.New(d.train[numbers[0]].Value.DType(), total); err != nil {
+		b.dev = d.deviceOf(first)
+		if b.contents, err = d.flat(first, total); err != nil {
 			return err
 		}
 		at := 0
@@ -67,15 +71,29 @@ func (d *DDP) makeBuckets(assignment [][]int) error {
 		for k := range b.slots {
 			p := b.slots[k].p
 			if d.o.GradientAsBucketView && b.contents != nil && p.bucket != nil {
-				if err := b.slots[k].view.CopyFrom(p.bucket.slots[p.slot].view); err != nil {
+				if err := b.take(&b.slots[k], &p.bucket.slots[p.slot]); err != nil {
 					return err
 				}
 			}
 			p.bucket, p.slot = b, k
 		}
 	}
+	old := d.buckets
 	d.buckets = buckets
+	for _, b := range old {
+		if err := d.free(b.contents); err != nil {
+			return err
+		}
+	}
 	return nil
+}
+
+// take copies a gradient from its place in another bucket.
+func (b *Bucket) take(to, from *slot) error {
+	if b.dev != nil {
+		return b.copyOn(to.flat, from.flat)
+	}
+	return to.view.CopyFrom(from.view)
 }
 
 // place gives a gradient the part of the bucket that starts at an element. As
@@ -108,8 +126,11 @@ func dense(t *tensor.Tensor) bool {
 
 // fill copies a gradient into its place, divided unless a hook does that.
 func (b *Bucket) fill(p *param, divisor int) error {
-	if b.contents == nil {
+	switch {
+	case b.contents == nil:
 		return b.fillSparse(p, divisor)
+	case b.dev != nil:
+		return b.fillOn(p)
 	}
 	s := &b.slots[p.slot]
 	hooked := b.d.o.Hook != nil
@@ -166,11 +187,18 @@ func (b *Bucket) launch(ctx context.Context) (err error) {
 	if b.contents != nil {
 		b.one[0] = b.contents
 	}
-	b.undo = b.undo[:0]
+	b.undo, b.err = b.undo[:0], nil
+	var o backend.AllReduceOptions
+	if b.dev != nil {
+		ctx = b.dev.Context(ctx)
+		o.Op = b.d.average()
+	}
 	if hook := b.d.o.Hook; hook != nil {
-		b.work, err = hook(ctx, b)
+		if b.work, err = hook(ctx, b); err == nil {
+			err = b.err
+		}
 	} else {
-		b.work, err = b.AllReduce(ctx, backend.AllReduceOptions{})
+		b.work, err = b.AllReduce(ctx, o)
 	}
 	if err != nil {
 		return b.wrap(err)
@@ -181,7 +209,13 @@ func (b *Bucket) launch(ctx context.Context) (err error) {
 // wait waits for the reduction and takes back what hooks did to the buffer.
 func (b *Bucket) wait(ctx context.Context) error {
 	if b.work != nil {
-		if err := b.work.Wait(ctx); err != nil {
+		var err error
+		if b.dev != nil {
+			err = b.d.after(b.dev, b.work, b.wrap)
+		} else {
+			err = b.work.Wait(ctx)
+		}
+		if err != nil {
 			return err
 		}
 		b.work = nil
@@ -205,6 +239,9 @@ func (b *Bucket) wait(ctx context.Context) error {
 	if result.DType() != b.contents.DType() || result.Len() != b.contents.Len() {
 		return fmt.Errorf("ddp: the hook's result is %v, expected %v", result, b.contents)
 	}
+	if b.dev != nil {
+		return b.copyOn(b.contents, result)
+	}
 	return result.Pack(b.contents.Bytes())
 }
 
@@ -222,6 +259,10 @@ func (b *Bucket) write() error {
 		case b.d.o.GradientAsBucketView:
 		case p.grad == nil:
 			return p.errorf("was used on another rank only, and there is no Grad for the result")
+		case b.dev != nil:
+			if err := b.copyOn(p.grad, s.flat); err != nil {
+				return p.wrap(err)
+			}
 		default:
 			if err := p.grad.CopyFrom(s.view); err != nil {
 				return p.wrap(err)
@@ -300,9 +341,12 @@ func (b *Bucket) After(f func(*Bucket) error) { b.undo = append(b.undo, undo{f: 
 
 // Cast puts a copy of the buffer in another dtype in its place and, once the
 // Work has ended, casts the result back. A buffer that is sparse, complex or
-// not wider than dtype stays as it is.
+// not wider than dtype stays as it is; one on a device cannot be cast.
 func (b *Bucket) Cast(dtype tensor.DType) error {
 	outer := b.one[0]
+	if b.dev != nil {
+		return errOnDevice
+	}
 	if !dtype.IsFloat() {
 		return fmt.Errorf("ddp: cannot cast gradients to %v", dtype)
 	}
@@ -327,9 +371,14 @@ func (b *Bucket) Cast(dtype tensor.DType) error {
 	return nil
 }
 
-// Divide divides the buffer by the group's size, in place.
+// Divide divides the buffer by the group's size, in place. A buffer on a device
+// it cannot divide: the hook's bucket then fails.
 func (b *Bucket) Divide() {
 	t := b.one[0]
+	if b.dev != nil {
+		b.err = errOnDevice
+		return
+	}
 	if b.contents == nil {
 		t = t.Values()
 	}

@@ -45,7 +45,7 @@ func (d *DDP) construct(ctx context.Context) error {
 	for _, b := range d.o.Buffers {
 		bufs = append(bufs, b.Value)
 	}
-	d.buffers = newBroadcaster(bufs)
+	d.buffers = d.newBroadcaster(bufs)
 	if d.o.NoInitSync {
 		return nil
 	}
@@ -67,7 +67,7 @@ func (d *DDP) syncModel(ctx context.Context, root int) error {
 	for _, b := range d.o.Buffers {
 		all = append(all, b.Value)
 	}
-	if err := newBroadcaster(all).run(ctx, d.g, root, false); err != nil {
+	if err := d.newBroadcaster(all).run(ctx, root, false); err != nil {
 		return fmt.Errorf("ddp: parameters and buffers from rank %d: %w", root, err)
 	}
 	return nil
@@ -161,7 +161,7 @@ func (d *DDP) verifyShapes(ctx context.Context) error {
 func (d *DDP) describe() []string {
 	var all []string
 	for _, p := range d.train {
-		s := fmt.Sprintf("%v", p.Value)
+		s := describe(p.Value)
 		if !p.Value.IsContiguous() {
 			s += fmt.Sprintf(" with strides %v", p.Value.Strides())
 		}
@@ -173,11 +173,11 @@ func (d *DDP) describe() []string {
 	var rest []string
 	for _, p := range d.params {
 		if p.NoGrad {
-			rest = append(rest, fmt.Sprintf("%s %v", p.Name, p.Value))
+			rest = append(rest, p.Name+" "+describe(p.Value))
 		}
 	}
 	for _, b := range d.o.Buffers {
-		rest = append(rest, fmt.Sprintf("buffer %s %v", b.Name, b.Value))
+		rest = append(rest, "buffer "+b.Name+" "+describe(b.Value))
 	}
 	o := d.o
 	return append(all, fmt.Sprintf("%d untrained tensors %v", len(rest), rest),
@@ -240,23 +240,27 @@ const broadcastChunk = 250 << 20
 
 // broadcaster sends a list of tensors in flat pieces, c10d's coalesced broadcast.
 type broadcaster struct {
+	d      *DDP
 	chunks []chunk
 }
 
 type chunk struct {
+	d       *DDP
+	dev     Device // nil for CPU memory
 	members []*tensor.Tensor
 	flat    []*tensor.Tensor // one; nil until it is needed
+	parts   []*tensor.Tensor // of flat, one for each member; on a device
 	work    *work.Work
 }
 
-func newBroadcaster(ts []*tensor.Tensor) *broadcaster {
+func (d *DDP) newBroadcaster(ts []*tensor.Tensor) *broadcaster {
 	items := make([]item, len(ts))
 	for i, t := range ts {
 		items[i] = item{number: i, bytes: t.ByteLen(), dtype: t.DType(), device: t.Device()}
 	}
-	b := &broadcaster{}
+	b := &broadcaster{d: d}
 	for _, numbers := range assign(items, []int{broadcastChunk}, true) {
-		var p chunk
+		p := chunk{d: d, dev: d.deviceOf(ts[numbers[0]])}
 		for _, n := range numbers {
 			p.members = append(p.members, ts[n])
 		}
@@ -267,7 +271,8 @@ func newBroadcaster(ts []*tensor.Tensor) *broadcaster {
 
 // run broadcasts from root, at most two pieces at a time as c10d, to bound memory. With
 // keep the flat tensors stay for the next run.
-func (b *broadcaster) run(ctx context.Context, g Group, root int, keep bool) error {
+func (b *broadcaster) run(ctx context.Context, root int, keep bool) error {
+	g := b.d.g
 	const inFlight = 2
 	for i := range len(b.chunks) + inFlight {
 		if k := i - inFlight; k >= 0 && k < len(b.chunks) {
@@ -275,7 +280,9 @@ func (b *broadcaster) run(ctx context.Context, g Group, root int, keep bool) err
 				return err
 			}
 			if !keep {
-				b.chunks[k].flat = nil
+				if err := b.chunks[k].drop(); err != nil {
+					return err
+				}
 			}
 		}
 		if i < len(b.chunks) {
@@ -290,6 +297,16 @@ func (b *broadcaster) run(ctx context.Context, g Group, root int, keep bool) err
 // direct reports whether the only member can itself be sent.
 func (p *chunk) direct() bool { return len(p.members) == 1 && p.members[0].IsContiguous() }
 
+// drop forgets the flat tensor.
+func (p *chunk) drop() error {
+	flat := p.flat
+	p.flat, p.parts = nil, nil
+	if p.dev == nil || p.direct() {
+		return nil
+	}
+	return p.d.free(flat[0])
+}
+
 func (p *chunk) start(ctx context.Context, g Group, root int) (err error) {
 	if p.flat == nil {
 		n := 0
@@ -300,15 +317,23 @@ func (p *chunk) start(ctx context.Context, g Group, root int) (err error) {
 		if p.direct() {
 			flat, err = p.members[0].Reshape(n)
 		} else {
-			flat, err = tensor.New(p.members[0].DType(), n)
+			flat, err = p.d.flat(p.members[0], n)
 		}
 		if err != nil {
 			return err
 		}
 		p.flat = []*tensor.Tensor{flat}
 	}
+	if p.dev != nil {
+		ctx = p.dev.Context(ctx)
+	}
 	if !p.direct() && g.Rank() == root {
-		if err := p.each((*tensor.Tensor).Pack); err != nil {
+		if p.dev != nil {
+			err = p.eachOn(func(member, part *tensor.Tensor) error { return p.dev.Copy(part, member) })
+		} else {
+			err = p.each((*tensor.Tensor).Pack)
+		}
+		if err != nil {
 			return err
 		}
 	}
@@ -317,14 +342,48 @@ func (p *chunk) start(ctx context.Context, g Group, root int) (err error) {
 }
 
 func (p *chunk) finish(ctx context.Context, unpack bool) error {
-	if err := p.work.Wait(ctx); err != nil {
+	var err error
+	if p.dev != nil {
+		err = p.d.after(p.dev, p.work, func(err error) error { return fmt.Errorf("ddp: broadcast of the model: %w", err) })
+	} else {
+		err = p.work.Wait(ctx)
+	}
+	if err != nil {
 		return err
 	}
 	p.work = nil
-	if p.direct() || !unpack {
+	switch {
+	case p.direct() || !unpack:
 		return nil
+	case p.dev != nil:
+		return p.eachOn(p.dev.Copy)
 	}
 	return p.each((*tensor.Tensor).Unpack)
+}
+
+// eachOn calls f for the members that have elements, with their parts of the
+// flat tensor, on a device.
+func (p *chunk) eachOn(f func(member, part *tensor.Tensor) error) error {
+	if p.parts == nil {
+		at := 0
+		for _, t := range p.members {
+			part, err := p.flat[0].Slice(0, at, at+t.Len())
+			if err != nil {
+				return err
+			}
+			p.parts = append(p.parts, part)
+			at += t.Len()
+		}
+	}
+	for k, t := range p.members {
+		if t.Len() == 0 {
+			continue
+		}
+		if err := f(t, p.parts[k]); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // each copies between the members and the flat tensor.
@@ -394,7 +453,7 @@ func (d *DDP) readAssignment(numbers, lengths []int32) ([][]int, error) {
 			}
 			seen[k] = true
 			p, first := d.train[k], d.train[numbers[0]]
-			if p.Value.DType() != first.Value.DType() || p.sparse() && n > 1 {
+			if p.Value.DType() != first.Value.DType() || p.Value.Device() != first.Value.Device() || p.sparse() && n > 1 {
 				return nil, fmt.Errorf("ddp: rank 0 wants %s and %s in one bucket", paramName(first.index, first.Name), paramName(p.index, p.Name))
 			}
 			b = append(b, int(k))

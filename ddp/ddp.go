@@ -28,18 +28,18 @@ type Param struct {
 	// Name is for errors; it may be empty.
 	Name string
 
-	// Value is the parameter, a strided CPU tensor of a floating-point or
-	// complex type. DDP writes it only to synchronise ranks: in New, and at
-	// the end of Join.
+	// Value is the parameter, a strided tensor of a floating-point or complex
+	// type, in CPU memory or on Options.Device. DDP writes it only to synchronise
+	// ranks: in New, and at the end of Join.
 	Value *tensor.Tensor
 
 	// Grad is where the trainer puts the gradient before Ready, and where the
 	// average is after Finish. It has Value's dtype and shape; strides may
-	// differ. It may be nil for a trainer that passes every gradient to
-	// ReadyGrad, and must be nil under Options.GradientAsBucketView.
+	// differ, but not on a device. It may be nil for a trainer that passes every
+	// gradient to ReadyGrad, and must be nil under Options.GradientAsBucketView.
 	//
-	// A sparse COO gradient gets a bucket of its own. Its entries may be
-	// others in each iteration (SetSparse); it cannot be nil.
+	// A sparse COO gradient, in CPU memory only, gets a bucket of its own. Its
+	// entries may be others in each iteration (SetSparse); it cannot be nil.
 	Grad *tensor.Tensor
 
 	// NoGrad marks a parameter that is not trained: it is synchronised in New,
@@ -51,7 +51,7 @@ type Param struct {
 // of a normalisation.
 type Buffer struct {
 	Name  string
-	Value *tensor.Tensor // strided, CPU, any dtype
+	Value *tensor.Tensor // strided, in CPU memory or on Options.Device, any dtype
 }
 
 // Options are the options of New. The zero value is c10d's default. All ranks
@@ -59,6 +59,11 @@ type Buffer struct {
 type Options struct {
 	// Buffers are broadcast in New and in every Begin.
 	Buffers []Buffer
+
+	// Device has the parameters that are not in CPU memory; nil if all are. Its
+	// kind must be the same on all ranks, not its number. The group must serve
+	// tensors in CPU memory besides.
+	Device Device
 
 	// BucketCap is the size in bytes at which a bucket is full; 0 means 25 MiB.
 	BucketCap int
@@ -144,6 +149,7 @@ type DDP struct {
 	buffers     *broadcaster
 	join        joining
 	stats       stats
+	flying      []flight // in the order in which they were started
 }
 
 // param is a parameter and what became of it in this iteration.
@@ -173,6 +179,12 @@ func (p *param) wrap(err error) error { return &ParamError{Index: p.index, Name:
 // rank 0's parameters and buffers, and assigns gradients to buckets. Every rank
 // must call it; ctx bounds its communication.
 func New(ctx context.Context, g Group, params []Param, o Options) (*DDP, error) {
+	if g == nil {
+		return nil, errors.New("ddp: New needs a group")
+	}
+	if g.Size() < 1 || g.Rank() < 0 {
+		return nil, errors.New("ddp: this rank is not a member of the group")
+	}
 	d := &DDP{g: g, o: o, syncBuffers: true}
 	d.o.Buffers = slices.Clone(o.Buffers)
 	if o.BucketCap < 0 || o.FirstBucket < 0 {
@@ -205,11 +217,14 @@ func New(ctx context.Context, g Group, params []Param, o Options) (*DDP, error) 
 		return nil, errors.New("ddp: no parameter requires a gradient")
 	}
 	for i, b := range d.o.Buffers {
-		if err := onHost(b.Value); err != nil {
+		if err := d.placed(b.Value); err != nil {
 			return nil, fmt.Errorf("ddp: buffer %d (%s): %w", i, b.Name, err)
 		}
 	}
 	if err := d.construct(ctx); err != nil {
+		return nil, err
+	}
+	if err := d.wait(ctx); err != nil {
 		return nil, err
 	}
 	d.rebuilt = o.FindUnused && !o.StaticGraph
@@ -248,7 +263,7 @@ func onHost(t *tensor.Tensor) error {
 }
 
 func (d *DDP) check(p *param) error {
-	if err := onHost(p.Value); err != nil {
+	if err := d.placed(p.Value); err != nil {
 		return p.wrap(err)
 	}
 	switch dt := p.Value.DType(); {
@@ -272,10 +287,13 @@ func (p *param) checkGrad(grad *tensor.Tensor, sparse bool) error {
 		return p.errorf("expected a gradient like %v, got %v", p.Value, grad)
 	}
 	if sparse {
-		if grad.Device().Type != tensor.CPU {
-			return p.errorf("gradient %v is not in CPU memory", grad)
+		if grad.Device().Type != tensor.CPU || p.Value.Device().Type != tensor.CPU {
+			return p.errorf("sparse gradient %v of %v: both must be in CPU memory", grad, p.Value)
 		}
 		return nil
+	}
+	if p.Value.Device().Type != tensor.CPU {
+		return p.gradOn(grad)
 	}
 	if err := onHost(grad); err != nil {
 		return p.errorf("gradient: %w", err)
@@ -336,6 +354,9 @@ func (d *DDP) forward(ctx context.Context, backward bool) error {
 	}
 	if d.open && d.started {
 		return d.fail(d.unfinished())
+	}
+	if err := d.landed(); err != nil {
+		return d.fail(err)
 	}
 	reduces := backward && !d.noSync
 	d.ctx, d.open, d.started = ctx, false, false
@@ -554,6 +575,9 @@ func (d *DDP) waitUsed(ctx context.Context) error {
 // the averages into the gradients. Call it after the backward pass, before the
 // optimizer. ctx bounds the waiting. In a NoSync iteration it does nothing.
 //
+// For gradients on a device it does not block: it enqueues, and the averages
+// are there for what the stream is given later. See also [DDP.Wait].
+//
 // The error of a collective that failed on any rank comes out here, as a
 // *BucketError. After that the DDP is of no more use, for this rank cannot know
 // what the others did.
@@ -574,7 +598,11 @@ func (d *DDP) Finish(ctx context.Context) error {
 	if err := d.complete(); err != nil {
 		return err
 	}
-	if err := d.collect(ctx); err != nil {
+	err := d.collect(ctx)
+	if err == nil {
+		err = d.landed()
+	}
+	if err != nil {
 		return d.fail(err)
 	}
 	d.open, d.started = false, false

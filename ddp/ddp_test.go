@@ -141,6 +141,21 @@ func TestNewRefuses(t *testing.T) {
 	}
 }
 
+func TestNewNeedsAMember(t *testing.T) {
+	_, err := ddp.New(soon(t), nil, vectors(t, 1), ddp.Options{})
+	require.EqualError(t, err, "ddp: New needs a group")
+	pgtest.Run(t, 2, func(t *testing.T, g *pg.ProcessGroup) {
+		sub, err := g.NewGroup(soon(t), []int{0}, pg.GroupOptions{})
+		require.NoError(t, err)
+		_, err = ddp.New(soon(t), sub, vectors(t, 1), ddp.Options{})
+		if sub.IsMember() {
+			require.NoError(t, err)
+		} else {
+			require.EqualError(t, err, "ddp: this rank is not a member of the group")
+		}
+	})
+}
+
 func TestMisuseChangesNothing(t *testing.T) {
 	ps := vectors(t, 2, 3)
 	ps = append(ps, ddp.Param{Name: "frozen", Value: zeros(t, tensor.Float32, 1), NoGrad: true},

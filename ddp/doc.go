@@ -1,5 +1,6 @@
 // Package ddp trains one model on many ranks: what DistributedDataParallel is
-// to c10d, for trainers that hold their parameters and gradients in Go slices.
+// to c10d, for trainers that hold their parameters and gradients in Go slices or
+// in device memory.
 //
 // # The model
 //
@@ -89,6 +90,19 @@
 // BF16CompressHook halve what is sent, CompressWrapper does so around a hook of
 // the user's own, and Bucket has what such a hook needs.
 //
+// # Parameters on a device
+//
+// Parameters may be in device memory, all or some, if Options.Device says how to
+// use it: package ddp/gpu does for GPUs and for simulated ones. Their buckets are
+// on the device too. Begin, Ready and Finish then enqueue on the trainer's stream and
+// do not block: the all-reduce of a bucket comes after the kernels that computed
+// its gradients, and the optimizer's kernels come after the averages. FindUnused,
+// which has to know what the others used, blocks all the same.
+//
+// The group divides (backend.Avg), and the hooks that cast gradients are for
+// CPU memory. Wait tells, before anything leaves the program, how the collectives
+// have ended.
+//
 // # Errors
 //
 // A call that was wrong (an index, a dtype, a gradient that was ready twice)
@@ -100,12 +114,12 @@
 //
 // # Cost
 //
-// A steady iteration allocates nothing but the Works of its collectives; sparse
-// gradients are the exception.
+// A steady iteration allocates nothing but the Works of its collectives and, on
+// a device, their contexts; sparse gradients are the exception.
 //
 // # What it does not do
 //
-// Tensors on a GPU, mixed precision and sharding of parameters are not here.
+// Mixed precision and sharding of parameters are not here.
 // DDP does not see the model: it cannot find unused parameters before the
 // backward pass as PyTorch can, nor reduce a gradient that nobody reports.
 package ddp

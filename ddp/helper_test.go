@@ -78,9 +78,13 @@ func (g instant) AllGather(_ context.Context, out []*tensor.Tensor, in *tensor.T
 	return g.done, out[0].CopyFrom(in)
 }
 
+// patience is far more than anything takes; a PyTorch rank may need tens of
+// seconds to start.
+const patience = 3 * time.Minute
+
 // soon bounds a test that would otherwise hang.
 func soon(t *testing.T) context.Context {
-	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	t.Cleanup(cancel)
 	return ctx
 }

@@ -16,11 +16,18 @@ import (
 //
 // Gradients are not divided by the group's size: the hook does that. A rank
 // that has joined calls the hook with zeros. ctx is Begin's.
+//
+// A bucket may be on a device (Buffer says so). The hook, and the steps of
+// After, then only enqueue on the Device's stream; calls of the group with ctx
+// are ordered after that.
 type Hook func(ctx context.Context, b *Bucket) (*work.Work, error)
 
 // AllReduceHook divides the buffer by the group's size and sums it over the
-// ranks: the average, as without a hook.
+// ranks: the average, as without a hook. On a device the group does both.
 func AllReduceHook(ctx context.Context, b *Bucket) (*work.Work, error) {
+	if b.dev != nil {
+		return b.AllReduce(ctx, backend.AllReduceOptions{Op: backend.Avg})
+	}
 	b.Divide()
 	return b.AllReduce(ctx, backend.AllReduceOptions{})
 }

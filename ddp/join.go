@@ -181,7 +181,7 @@ func (d *DDP) refreshBuffers(ctx context.Context, active bool) error {
 			return err
 		}
 	}
-	if err := d.buffers.run(ctx, d.g, root, true); err != nil {
+	if err := d.buffers.run(ctx, root, true); err != nil {
 		return fmt.Errorf("ddp: buffers from rank %d: %w", root, err)
 	}
 	return nil

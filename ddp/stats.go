@@ -11,7 +11,8 @@ type Times struct {
 }
 
 // Stats are c10d's run-time statistics. Iterations 1 to 10 and every hundredth
-// are measured.
+// are measured. With parameters on a device they are the time that it took to
+// enqueue, not the device's.
 type Stats struct {
 	Iterations int   // that reduced gradients
 	Samples    int   // that were measured to the end

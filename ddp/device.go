@@ -1,0 +1,211 @@
+package ddp
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+
+	"github.com/c10d-go/c10d/backend"
+	"github.com/c10d-go/c10d/tensor"
+	"github.com/c10d-go/c10d/work"
+)
+
+// Device is what DDP needs of a device that has parameters, with one stream of
+// it: the trainer's, which computes the gradients and takes the optimizer's
+// step. Package ddp/gpu makes one for a driver of package backend/cuda/driver.
+//
+// Alloc apart, its calls enqueue on the stream and return; they come after what
+// the trainer has enqueued there and before what it enqueues later.
+type Device interface {
+	// ID returns the device, as tensors name it.
+	ID() tensor.Device
+
+	// Alloc returns n bytes of the device's memory, n at least 1. DDP frees what
+	// it does not use any more, but has no end: what it uses is left to whoever
+	// made the Device.
+	Alloc(n int) (tensor.Memory, error)
+
+	// Free gives memory of Alloc back once the stream has done what it has been
+	// given.
+	Free(m tensor.Memory) error
+
+	// Copy enqueues dst = src. The tensors have one dtype and number of elements,
+	// and lie in their memories without gaps: in the same order.
+	Copy(dst, src *tensor.Tensor) error
+
+	// Zero enqueues zeros for a contiguous tensor.
+	Zero(t *tensor.Tensor) error
+
+	// Stream returns the stream.
+	Stream() work.Stream
+
+	// Context returns a context for calls of the group: they come after what the
+	// stream has been given.
+	Context(ctx context.Context) context.Context
+}
+
+// errOnDevice is what a helper for hooks that works on CPU memory says.
+var errOnDevice = errors.New("ddp: only gradients in CPU memory can be divided and cast; on a device reduce with backend.Avg and use kernels")
+
+// deviceOf returns the Device that has t, nil for CPU memory.
+func (d *DDP) deviceOf(t *tensor.Tensor) Device {
+	if t.Device().Type == tensor.CPU {
+		return nil
+	}
+	return d.o.Device
+}
+
+// placed checks a tensor of the model.
+func (d *DDP) placed(t *tensor.Tensor) error {
+	if t == nil || t.Device().Type == tensor.CPU {
+		return onHost(t)
+	}
+	switch dev := d.o.Device; {
+	case t.Layout() != tensor.Strided:
+		return fmt.Errorf("%v is not strided", t)
+	case dev == nil:
+		return fmt.Errorf("%v is not in CPU memory, and there is no Options.Device", t)
+	case t.Device() != dev.ID():
+		return fmt.Errorf("%v is neither in CPU memory nor on Options.Device, which is %v", t, dev.ID())
+	case t.HasOverlap() || t.Len() > 0 && !dense(t):
+		return fmt.Errorf("elements of %v with strides %v overlap or leave gaps, which they must not on a device", t, t.Strides())
+	}
+	return nil
+}
+
+// gradOn checks a dense gradient of a parameter on a device.
+func (p *param) gradOn(grad *tensor.Tensor) error {
+	if v := p.Value; grad.Device() != v.Device() || !slices.Equal(grad.Strides(), v.Strides()) {
+		return p.errorf("expected a gradient on %v with strides %v, got %v with strides %v", v.Device(), v.Strides(), grad, grad.Strides())
+	}
+	return nil
+}
+
+// describe is a tensor in words that are the same on every rank: without the
+// number of its device.
+func describe(t *tensor.Tensor) string {
+	if t.Device().Type == tensor.CPU {
+		return t.String()
+	}
+	return fmt.Sprintf("%v%v@%v", t.DType(), t.Shape(), t.Device().Type)
+}
+
+// flat returns n zeros where like is.
+func (d *DDP) flat(like *tensor.Tensor, n int) (*tensor.Tensor, error) {
+	dev := d.deviceOf(like)
+	if dev == nil || n == 0 {
+		return tensor.New(like.DType(), n)
+	}
+	m, err := dev.Alloc(n * like.DType().Size())
+	if err != nil {
+		return nil, err
+	}
+	t, err := tensor.OnDevice(like.DType(), m, n)
+	if err != nil {
+		return nil, errors.Join(err, dev.Free(m))
+	}
+	return t, dev.Zero(t)
+}
+
+// free gives back what flat returned.
+func (d *DDP) free(t *tensor.Tensor) error {
+	if t == nil || t.Memory() == nil {
+		return nil
+	}
+	return d.o.Device.Free(t.Memory())
+}
+
+// fillOn is fill on a device: the collective divides.
+func (b *Bucket) fillOn(p *param) error {
+	s := &b.slots[p.slot]
+	switch {
+	case s.flat.Len() == 0:
+		return nil
+	case !p.touched:
+		return b.dev.Zero(s.flat)
+	case b.d.o.GradientAsBucketView:
+		return nil
+	}
+	return b.copyOn(s.flat, p.grad)
+}
+
+// copyOn enqueues dst = src. A bucket without elements is not on its device.
+func (b *Bucket) copyOn(dst, src *tensor.Tensor) error {
+	if dst.Len() == 0 {
+		return nil
+	}
+	return b.dev.Copy(dst, src)
+}
+
+// average is the operator of a bucket that is divided by the collective.
+func (d *DDP) average() backend.ReduceOp {
+	if d.join.on && d.join.o.DivideByActive {
+		return backend.PreMulSum(1 / float64(d.divisor))
+	}
+	return backend.Avg
+}
+
+// flight is a collective on device tensors: the stream is ordered after it, and
+// nobody has seen yet how it ended.
+type flight struct {
+	work *work.Work
+	wrap func(error) error
+}
+
+// after makes dev's stream wait for a collective.
+func (d *DDP) after(dev Device, w *work.Work, wrap func(error) error) error {
+	if err := w.Synchronize(dev.Stream()); err != nil {
+		return err
+	}
+	d.flying = append(d.flying, flight{w, wrap})
+	return nil
+}
+
+// landed forgets the collectives that have ended and returns the error of the
+// first that failed.
+func (d *DDP) landed() error {
+	for len(d.flying) > 0 && d.flying[0].work.IsCompleted() {
+		if err := d.land(); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// land forgets the oldest collective and returns how it ended.
+func (d *DDP) land() error {
+	f := d.flying[0]
+	d.flying = slices.Delete(d.flying, 0, 1)
+	if err := f.work.Err(); err != nil {
+		return f.wrap(err)
+	}
+	return nil
+}
+
+// Wait blocks until the collectives of all finished iterations have ended. With
+// parameters on a device Finish only orders the stream after them, and what
+// went wrong comes out of a later Begin or Finish: call Wait before anything
+// that rests on the gradients leaves the program, such as a checkpoint. With
+// parameters in CPU memory it has nothing to wait for.
+func (d *DDP) Wait(ctx context.Context) error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if err := d.usable(); err != nil {
+		return err
+	}
+	return d.wait(ctx)
+}
+
+func (d *DDP) wait(ctx context.Context) error {
+	for len(d.flying) > 0 {
+		f := d.flying[0]
+		if err := f.work.Wait(ctx); err != nil && !f.work.IsCompleted() {
+			return f.wrap(err) // ctx has ended; the operation goes on
+		}
+		if err := d.land(); err != nil {
+			return d.fail(err)
+		}
+	}
+	return nil
+}

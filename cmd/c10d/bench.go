@@ -2,11 +2,9 @@ package main
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"flag"
 	"fmt"
-	"io"
 	"math"
 	"os"
 	"os/signal"
@@ -17,7 +15,8 @@ import (
 	"time"
 
 	"github.com/c10d-go/c10d/backend"
-	"github.com/c10d-go/c10d/internal/launch/agent"
+	"github.com/c10d-go/c10d/backend/cuda"
+	"github.com/c10d-go/c10d/backend/gloo"
 	"github.com/c10d-go/c10d/pg"
 	"github.com/c10d-go/c10d/tensor"
 	"github.com/c10d-go/c10d/work"
@@ -33,13 +32,64 @@ func init() {
 
 // bench is the flags of "c10d bench".
 type bench struct {
-	op, dtype, reduce, init string
-	beside                  string
-	begin, end              byteSize
-	factor, iters, warmup   int
-	world, repeat           int
-	budget                  time.Duration
-	json, check             bool
+	ops                   list
+	dtype, reduce, init   string
+	wire, sums            string
+	beside, load          list
+	plot, tune            string
+	begin, end            byteSize
+	sizes                 sizeList
+	factor, iters, warmup int
+	world, repeat         int
+	budget                time.Duration
+	json, check, progress bool
+	alloc                 bool
+
+	device          devices
+	work            string
+	broadcast       string
+	chunk           byteSize
+	deviceChunk     byteSize
+	stream, inPlace bool
+	sumsGiven       bool
+	bars            string
+}
+
+// list is a flag of several words, with commas between them or given again.
+type list []string
+
+func (l *list) String() string { return strings.Join(*l, ",") }
+
+func (l *list) Set(s string) error {
+	for _, word := range strings.Split(s, ",") {
+		if word == "" {
+			return fmt.Errorf("%q has an empty part", s)
+		}
+		*l = append(*l, word)
+	}
+	return nil
+}
+
+// sizeList is a flag such as 4,1K,64K.
+type sizeList []int
+
+func (l *sizeList) String() string {
+	names := make([]string, len(*l))
+	for i, n := range *l {
+		names[i] = sizeName(n)
+	}
+	return strings.Join(names, ",")
+}
+
+func (l *sizeList) Set(s string) error {
+	for _, word := range strings.Split(s, ",") {
+		var b byteSize
+		if err := b.Set(word); err != nil {
+			return err
+		}
+		*l = append(*l, int(b))
+	}
+	return nil
 }
 
 // byteSize is a flag such as 64K, 1M or 2G, in powers of two.
@@ -72,11 +122,12 @@ func sizeName(n int) string {
 }
 
 func setupBench(fs *flag.FlagSet) func(stdio, []string) (int, error) {
-	b := bench{begin: 4, end: 64 << 20}
-	fs.StringVar(&b.op, "op", "all_reduce", "`operation`: "+strings.Join(benchOps(), ", "))
+	b := bench{begin: 4, end: 64 << 20, device: devices{kind: onCPU}}
+	fs.Var(&b.ops, "op", "`operations`, with commas: "+strings.Join(benchOps(), ", ")+"; or all (default all_reduce, with -load all)")
 	fs.Var(&b.begin, "b", "smallest `size` in bytes, with K, M or G")
 	fs.Var(&b.end, "e", "largest `size`")
 	fs.IntVar(&b.factor, "f", 4, "`factor` from one size to the next")
+	fs.Var(&b.sizes, "sizes", "these `sizes`, with commas, instead of -b, -e and -f")
 	fs.IntVar(&b.iters, "n", 0, "`iterations` of a size; 0 takes what -budget allows")
 	fs.IntVar(&b.warmup, "w", 5, "`iterations` before the measurement")
 	fs.IntVar(&b.repeat, "repeat", 3, "`times` to measure a size; the best is kept")
@@ -85,76 +136,138 @@ func setupBench(fs *flag.FlagSet) func(stdio, []string) (int, error) {
 	fs.StringVar(&b.reduce, "reduce", "sum", "`operator` of reductions")
 	fs.IntVar(&b.world, "world", 0, "start this `number` of local ranks; 0 joins by -init")
 	fs.StringVar(&b.init, "init", "env://", "where to meet the others: `URL`")
+	fs.StringVar(&b.wire, "wire", "auto", "`wire` to speak: auto, gloo, native, or tcp, which is native without shared memory")
+	fs.StringVar(&b.sums, "sums", "", "what sums depend on: empty for the fastest, \"rank order\" or exact")
 	fs.BoolVar(&b.json, "json", false, "print one JSON record a line")
-	fs.StringVar(&b.beside, "beside", "", "`file` of a peer's records, to print with their ratio")
-	fs.BoolVar(&b.check, "check", true, "check the results of each size once")
+	fs.Var(&b.beside, "beside", "`files` of peers' records, to print with their ratio and to plot")
+	fs.Var(&b.load, "load", "report on the records in these `files`, which -json printed, and measure nothing")
+	fs.StringVar(&b.bars, "bars", "", "with -load, tell which bars of this `file` hold; without, list their cases. A line is operation, ranks, sizes, peer, and a factor (2x) or a time (2us)")
+	fs.StringVar(&b.plot, "plot", "", "write curves of time and bus bandwidth to this `file`, an SVG")
+	fs.StringVar(&b.tune, "tune", "", "measure the algorithms of the native wire over TCP, and write which is how fast to this `file`")
+	fs.BoolVar(&b.check, "check", true, "check every element of the results of each size once")
+	fs.Var(&b.device, "device", devicesUsage)
+	fs.StringVar(&b.work, "work", "", "with -device, the `work` that does every all_reduce: "+strings.Join(allReduceWorks(), ", ")+" (default the best that is usable)")
+	fs.StringVar(&b.broadcast, "broadcast", "", "with -device, the `way` of every broadcast: "+strings.Join(broadcastWays, ", ")+" (default by size and ranks)")
+	fs.Var(&b.chunk, "chunk", "with -device, the `size` of the pieces that go through the host; 0 is the backend's own")
+	fs.Var(&b.deviceChunk, "device-chunk", "with -device, the `size` of the pieces that go from device to device; 0 is the backend's own")
+	fs.BoolVar(&b.stream, "stream", true, "with -device, call on a stream of the rank's own, and wait for the stream; without, wait for the operation")
+	fs.BoolVar(&b.inPlace, "in-place", false, "input and output in the same memory also where the operation has two tensors: "+strings.Join(inPlaceOps, ", "))
+	fs.BoolVar(&b.alloc, "alloc", false, "tensors of Alloc, in memory that the ranks of a host share; not for -device, and not for "+sparseOp)
+	fs.BoolVar(&b.progress, "progress", false, "tell on standard error how far it is (default if that is a terminal)")
 	return func(std stdio, args []string) (int, error) {
 		if len(args) > 0 {
 			return 0, usagef("unexpected argument %q", args[0])
 		}
-		if !slices.Contains(benchOps(), b.op) {
-			return 0, usagef("unknown -op %q (known: %s)", b.op, strings.Join(benchOps(), ", "))
+		if err := b.complete(); err != nil {
+			return 0, err
 		}
-		if b.factor < 2 || b.begin > b.end || b.iters < 0 || b.warmup < 0 || b.repeat < 1 || b.world < 0 {
-			return 0, usagef("-b %v -e %v -f %d -n %d -w %d -repeat %d -world %d make no series", &b.begin, &b.end, b.factor, b.iters, b.warmup, b.repeat, b.world)
+		given := map[string]bool{}
+		fs.Visit(func(f *flag.Flag) { given[f.Name] = true })
+		b.sumsGiven = given["sums"]
+		for _, name := range []string{"work", "broadcast", "chunk", "device-chunk", "stream"} {
+			if given[name] && b.device.onCPU() {
+				return 0, usagef("-%s is for -device cuda or sim", name)
+			}
 		}
-		if b.world > 0 {
+		if !given["progress"] && isTerminal(std.err) {
+			b.progress = true
+		}
+		switch {
+		case len(b.load) > 0:
+			return 0, b.report(std)
+		case b.bars != "":
+			return 0, b.listBars(std)
+		case b.world > 0:
 			return b.launch(std, fs)
 		}
-		return 0, b.run(std.out)
+		return 0, b.run(std)
 	}
 }
+
+// complete checks the flags and fills in what follows from others.
+func (b *bench) complete() error {
+	known := benchOps()
+	if !b.device.onCPU() && len(b.load) == 0 {
+		known = slices.DeleteFunc(known, func(op string) bool { return op == sparseOp })
+	}
+	switch {
+	case len(b.ops) == 1 && b.ops[0] == "all", len(b.ops) == 0 && len(b.load) > 0:
+		b.ops = known
+	case len(b.ops) == 0 && b.tune != "":
+		for _, t := range tuned {
+			b.ops = append(b.ops, t.name)
+		}
+	case len(b.ops) == 0:
+		b.ops = list{"all_reduce"}
+	}
+	for _, op := range b.ops {
+		if !slices.Contains(known, op) {
+			if op == sparseOp {
+				return usagef("-op %s has no tensors on -device %v", op, &b.device)
+			}
+			return usagef("unknown -op %q (known: %s, all)", op, strings.Join(known, ", "))
+		}
+	}
+	if b.factor < 2 || b.begin > b.end || b.iters < 0 || b.warmup < 0 || b.repeat < 1 || b.world < 0 {
+		return usagef("-b %v -e %v -f %d -n %d -w %d -repeat %d -world %d make no series", &b.begin, &b.end, b.factor, b.iters, b.warmup, b.repeat, b.world)
+	}
+	if _, err := gloo.ParseWire(b.wire); err != nil {
+		return usagef("-wire: %v", err)
+	}
+	if len(b.load) > 0 && b.world > 0 {
+		return usagef("-load measures nothing, so there is nothing to do for -world %d", b.world)
+	}
+	if b.work != "" && !slices.Contains(allReduceWorks(), b.work) {
+		return usagef("unknown -work %q (known: %s)", b.work, strings.Join(allReduceWorks(), ", "))
+	}
+	if b.broadcast != "" && !slices.Contains(broadcastWays, b.broadcast) {
+		return usagef("unknown -broadcast %q (known: %s)", b.broadcast, strings.Join(broadcastWays, ", "))
+	}
+	if b.alloc && (!b.device.onCPU() || b.tune != "") {
+		return usagef("-alloc is for tensors in the hosts' memory, and not for -tune")
+	}
+	if b.tune != "" && !b.device.onCPU() {
+		return usagef("-tune measures what is between the hosts' memory: there is nothing to tune on -device %v", &b.device)
+	}
+	if b.bars != "" && len(b.load) == 0 && b.world > 0 {
+		return usagef("-bars measures nothing, so there is nothing to do for -world %d", b.world)
+	}
+	if b.plot != "" && !strings.HasSuffix(b.plot, ".svg") {
+		return usagef("-plot writes SVG only; %q does not end in .svg", b.plot)
+	}
+	return nil
+}
+
+// allReduceWorks names the ways of an all-reduce on devices, the best first.
+func allReduceWorks() []string {
+	var names []string
+	for _, w := range backend.AllReduceWorks(tensor.CUDA, tensor.Strided) {
+		names = append(names, w.Name)
+	}
+	return names
+}
+
+// broadcastWays are the ways of a broadcast on devices that the backend may have.
+var broadcastWays = []string{cuda.BroadcastFlat, cuda.BroadcastTree, cuda.BroadcastChain, cuda.BroadcastHost, cuda.DeviceWork}
 
 // launch starts the ranks on this host.
 func (b *bench) launch(std stdio, fs *flag.FlagSet) (int, error) {
-	self, err := os.Executable()
+	env, undo, err := b.device.prepare()
 	if err != nil {
-		return 1, err
+		return 0, err
 	}
-	command := []string{self, "bench"}
+	args := []string{"bench"}
 	fs.Visit(func(f *flag.Flag) {
-		if f.Name != "world" {
-			command = append(command, "-"+f.Name+"="+f.Value.String())
+		if f.Name != "world" && f.Name != "progress" {
+			args = append(args, "-"+f.Name+"="+f.Value.String())
 		}
 	})
-	signals := make(chan os.Signal, 2)
-	signal.Notify(signals, os.Interrupt, syscall.SIGTERM, syscall.SIGHUP)
-	defer signal.Stop(signals)
-	s, err := agent.Run(context.Background(), agent.Job{
-		Procs: b.world, Nodes: 1, Command: command, NoPrefix: true, Grace: time.Second,
-		Stdout: std.out, Stderr: std.err, Guard: []string{self, "guard"}, Signals: signals,
-		Meeting: agent.DefaultMeeting, Logf: func(string, ...any) {},
-	})
-	if err != nil {
-		return 1, err
-	}
-	if !s.OK && s.Signal == "" {
-		fmt.Fprint(std.err, s.Report())
-	}
-	return s.ExitCode, nil
-}
-
-// record is one line of results, in the format that the peers' benchmarks share.
-type record struct {
-	System  string  `json:"system"`
-	Version string  `json:"version"`
-	Op      string  `json:"op"`
-	DType   string  `json:"dtype"`
-	Size    int     `json:"size"`
-	World   int     `json:"world"`
-	Bytes   int     `json:"bytes"`
-	Iters   int     `json:"iters"`
-	Repeat  int     `json:"repeat"`
-	P50     float64 `json:"time_us_p50"`
-	P99     float64 `json:"time_us_p99"`
-	Avg     float64 `json:"time_us_avg"`
-	Spread  float64 `json:"p50_spread"`
-	AlgBW   float64 `json:"algbw_GBps"`
-	BusBW   float64 `json:"busbw_GBps"`
+	code, err := runLocal(std, b.world, append(args, fmt.Sprintf("-progress=%t", b.progress)), env...)
+	return code, errors.Join(err, undo())
 }
 
 // run joins the group and measures every size.
-func (b *bench) run(out io.Writer) error {
+func (b *bench) run(std stdio) error {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
 	d, err := tensor.ParseDType(b.dtype)
@@ -165,123 +278,184 @@ func (b *bench) run(out io.Writer) error {
 	if err != nil {
 		return usagef("%v", err)
 	}
-	g, err := pg.Init(ctx, b.init, pg.InitOptions{Options: pg.Options{Timeout: 5 * time.Minute}})
+	at, err := b.device.open()
 	if err != nil {
 		return err
 	}
-	err = b.series(ctx, g, d, op, out)
+	g, err := pg.Init(ctx, b.init, b.options(at))
+	if err != nil {
+		return errors.Join(err, at.free())
+	}
+	if err = at.take(ctx, g, b.stream); err == nil && b.tune != "" {
+		err = b.tuneAll(ctx, g, d, op, std)
+	} else if err == nil {
+		err = b.series(ctx, g, at, d, op, std)
+	}
 	if err != nil {
 		g.Abort(err)
 	}
-	return errors.Join(err, g.Close())
+	return errors.Join(err, g.Close(), at.free())
 }
 
-func (b *bench) series(ctx context.Context, g *pg.ProcessGroup, d tensor.DType, op backend.ReduceOp, out io.Writer) error {
-	peers, peer, err := b.loadPeers(d, g.Size())
+// options are those of the group that is measured.
+func (b *bench) options(at *gpu) pg.InitOptions {
+	host := gloo.Options{Wire: gloo.Wire(b.wire), Sums: gloo.Sums(b.sums)}
+	o := pg.Options{Timeout: 5 * time.Minute, Backend: at.backends(), BackendOptions: map[string]any{gloo.Name: host}}
+	if at != nil {
+		own := cuda.Options{
+			Driver: at.driver, AllReduce: b.work, Broadcast: b.broadcast, Chunk: int(b.chunk), DeviceChunk: int(b.deviceChunk),
+		}
+		if b.wire != string(gloo.WireAuto) || b.sumsGiven {
+			if !b.sumsGiven {
+				host.Sums = gloo.SumsInRankOrder // the backend's own default
+			}
+			own.CPUOptions = host
+		}
+		o.BackendOptions[cuda.Name] = own
+	}
+	return pg.InitOptions{Options: o}
+}
+
+// series measures every operation and size, and reports on rank 0.
+func (b *bench) series(ctx context.Context, g *pg.ProcessGroup, at *gpu, d tensor.DType, op backend.ReduceOp, std stdio) error {
+	peers, err := loadRecords(b.beside)
 	if err != nil {
 		return err
 	}
-	if g.Rank() == 0 && !b.json {
-		fmt.Fprintf(out, "# %s of %v, %d ranks, times in us, p50 over iterations of the slowest rank\n", b.op, d, g.Size())
-		fmt.Fprintf(out, "%12s %8s %12s %12s %12s %10s %10s", "bytes", "iters", "p50", "p99", "avg", "algbw GB/s", "busbw GB/s")
-		if peers != nil {
-			fmt.Fprintf(out, " %12s %8s", peer, "ratio")
-		}
-		fmt.Fprintln(out)
+	all, err := at.gather(ctx, g)
+	if err != nil {
+		return err
 	}
-	for size := int(b.begin); size <= int(b.end); size = max(size*b.factor, 1) {
-		r, err := b.measure(ctx, g, d, op, size)
-		if err != nil {
-			return err
+	var rep *report
+	var bar *progress
+	if g.Rank() == 0 {
+		rep = &report{out: std.out, json: b.json, peers: peers, header: all.lines(), explain: g.Explain}
+		if b.alloc {
+			rep.header = append(rep.header, "tensors of Alloc, in "+memoryOf(g.Explain()))
 		}
-		if g.Rank() != 0 {
-			continue
+		if b.progress {
+			bar = &progress{out: std.err, began: time.Now()}
+			defer bar.clear()
 		}
-		if b.json {
-			if err := json.NewEncoder(out).Encode(r); err != nil {
-				return err
+	}
+	for _, name := range b.ops {
+		sizes := b.sizesOf(name)
+		if g.Rank() == 0 && len(b.beside) > 0 && len(peers.of(table{name, d.String(), at.where(), g.Size()})) == 0 {
+			return fmt.Errorf("%s: no record of %s of %v with %d ranks%s", b.beside, name, d, g.Size(), on(at.where()))
+		}
+		for i, size := range sizes {
+			r, err := b.measure(ctx, g, at, name, d, op, size, func(round int) {
+				bar.show("%s %s, size %d of %d, round %d of %d", name, sizeName(size), i+1, len(sizes), round+1, b.repeat)
+			})
+			if err != nil {
+				return fmt.Errorf("%s of %d bytes: %w", name, size, err)
 			}
-			continue
+			if rep != nil {
+				r.GPUs = all.count()
+				bar.clear()
+				if err := rep.add(r); err != nil {
+					return err
+				}
+			}
 		}
-		fmt.Fprintf(out, "%12d %8d %12.1f %12.1f %12.1f %10.3f %10.3f", r.Bytes, r.Iters, r.P50, r.P99, r.Avg, r.AlgBW, r.BusBW)
-		if p, ok := peers[size]; ok {
-			fmt.Fprintf(out, " %12.1f %7.2fx", p.P50, p.P50/r.P50)
-		}
-		fmt.Fprintln(out)
 	}
-	return nil
+	if rep == nil {
+		return nil
+	}
+	return rep.finish(b.plot)
 }
 
-// loadPeers returns a peer's best records of the case by size, and its name.
-func (b *bench) loadPeers(d tensor.DType, world int) (map[int]record, string, error) {
-	if b.beside == "" {
-		return nil, "", nil
+// sizesOf lists the sizes of one operation. A barrier has none.
+func (b *bench) sizesOf(op string) []int {
+	if op == "barrier" {
+		return []int{0}
 	}
-	f, err := os.Open(b.beside)
-	if err != nil {
-		return nil, "", err
+	if len(b.sizes) > 0 {
+		return b.sizes
 	}
-	defer f.Close()
-	best, name := make(map[int]record), "peer"
-	for dec := json.NewDecoder(f); ; {
-		var r record
-		if err := dec.Decode(&r); err == io.EOF {
-			break
-		} else if err != nil {
-			return nil, "", fmt.Errorf("%s: %w", b.beside, err)
-		}
-		if r.Op != b.op || r.DType != d.String() || r.World != world || r.P50 <= 0 {
-			continue
-		}
-		if have, ok := best[r.Size]; !ok || r.P50 < have.P50 {
-			best[r.Size], name = r, r.System
-		}
+	var sizes []int
+	for size := int(b.begin); size <= int(b.end); size = max(size*b.factor, 1) {
+		sizes = append(sizes, size)
 	}
-	if len(best) == 0 {
-		return nil, "", fmt.Errorf("%s has no record of %s of %v with %d ranks", b.beside, b.op, d, world)
-	}
-	return best, name, nil
+	return sizes
 }
+
+// queued is how many calls are made before the stream is waited for, where that is
+// measured: as many as nccl-tests makes.
+const queued = 20
 
 // measure times one size.
-func (b *bench) measure(ctx context.Context, g *pg.ProcessGroup, d tensor.DType, op backend.ReduceOp, size int) (record, error) {
-	c, err := newCase(b.op, g, d, op, size)
+func (b *bench) measure(ctx context.Context, g *pg.ProcessGroup, at *gpu, name string, d tensor.DType, op backend.ReduceOp, size int, round func(int)) (record, error) {
+	mk, free := at.tensor, at.freeTensors
+	if b.alloc {
+		mk, free = allocated(ctx, g)
+	}
+	c, err := newCaseOf(mk, name, g, at, d, op, size, b.inPlace)
 	if err != nil {
 		return record{}, err
 	}
+	calls := at.context(ctx)
 	if b.check {
-		if err := c.check(ctx, g.Rank(), g.Size()); err != nil {
+		if err := c.check(calls, g.Rank()); err != nil {
 			return record{}, err
 		}
 	}
+	var latest *work.Work
 	once := func() error {
-		w, err := c.issue(ctx)
+		w, err := c.issue(calls)
 		if err != nil || w == nil {
 			return err
 		}
-		return w.Wait(ctx)
+		latest = w
+		return at.finish(ctx, w)
 	}
-	warmed := time.Now()
-	for range max(b.warmup, 1) {
-		if err := once(); err != nil {
-			return record{}, err
+	several := func(n int64) (each time.Duration, err error) {
+		began := time.Now()
+		for i := int64(0); i < n && err == nil; i++ {
+			err = once()
 		}
+		return time.Since(began) / time.Duration(n), err
 	}
-	// Every rank needs the same number; rank 0's guess counts.
-	iters := []int64{int64(b.iters)}
-	if iters[0] == 0 {
-		each := time.Since(warmed) / time.Duration(max(b.warmup, 1))
-		iters[0] = min(max(int64(b.budget/max(each, 1)), 10), 20000)
-	}
-	if err := pg.BroadcastSlice(ctx, g, iters, 0); err != nil {
+	each, err := several(int64(max(b.warmup, 1)))
+	if err != nil {
 		return record{}, err
 	}
+	iters := []int64{int64(b.iters)}
+	if b.iters == 0 {
+		// The first calls connect the ranks. Those of a part of the budget let the kernel
+		// find a CPU for each, and tell how many to measure.
+		for _, part := range []struct {
+			budget time.Duration
+			least  int64
+		}{{b.budget / 10, 1}, {b.budget / 5, 1}, {b.budget, 10}} {
+			// Every rank needs the same number; rank 0's guess counts.
+			iters[0] = min(max(int64(part.budget/max(each, 1)), part.least), 20000)
+			if err := pg.BroadcastSlice(ctx, g, iters, 0); err != nil {
+				return record{}, err
+			}
+			if part.budget == b.budget {
+				break
+			}
+			if each, err = several(iters[0]); err != nil {
+				return record{}, err
+			}
+		}
+	}
 	best := record{
-		System: "c10d-go", Version: version(), Op: b.op, DType: d.String(), Size: size, World: g.Size(), Bytes: c.bytes,
-		Iters: int(iters[0]), Repeat: b.repeat, P50: math.Inf(1),
+		System: "c10d-go", Version: version(), Op: name, DType: d.String(), Size: size, World: g.Size(), Bytes: c.bytes,
+		Iters: int(iters[0]), Repeat: b.repeat, P50: math.Inf(1), Device: at.where(), InPlace: c.inPlace, Alloc: b.alloc,
+	}
+	// What is explained of an all_reduce is that of float32 sums.
+	allReduce := strings.HasPrefix(name, "all_reduce")
+	if how, ok := wayOf(g.Explain(), at, name, size); ok && (!allReduce || d == tensor.Float32 && op.Kind() == backend.Sum.Kind()) {
+		best.Work = how.Algorithm
+	}
+	if name == "all_reduce" && b.work != "" {
+		best.Work = b.work
 	}
 	worst := 0.0
-	for range b.repeat {
+	for i := range b.repeat {
+		round(i)
 		w, err := g.Barrier(ctx, backend.BarrierOptions{})
 		if err == nil {
 			err = w.Wait(ctx)
@@ -299,7 +473,14 @@ func (b *bench) measure(ctx context.Context, g *pg.ProcessGroup, d tensor.DType,
 			now := time.Since(start)
 			stamps[i], last = int64(now-last), now
 		}
-		wall := []int64{int64(last)}
+		wall := []int64{int64(last), 0}
+		if at.queues() {
+			each, err := c.queue(calls, min(queued, int(iters[0])))
+			if err != nil {
+				return record{}, err
+			}
+			wall[1] = int64(each)
+		}
 		if err := pg.AllReduceSlice(ctx, g, stamps, backend.Max); err != nil {
 			return record{}, err
 		}
@@ -313,181 +494,48 @@ func (b *bench) measure(ctx context.Context, g *pg.ProcessGroup, d tensor.DType,
 			best.P50, best.P99 = p50, float64(stamps[len(stamps)*99/100])/1e3/c.steps
 			best.Avg = float64(wall[0]) / 1e3 / c.steps / float64(len(stamps))
 		}
+		if each := float64(wall[1]) / 1e3 / c.steps; each > 0 && (best.Queued == 0 || each < best.Queued) {
+			best.Queued = each
+		}
 	}
 	best.Spread = worst / best.P50
 	best.AlgBW = float64(best.Bytes) / best.P50 / 1e3
 	best.BusBW = best.AlgBW * c.busFactor
-	return best, nil
+	if latest != nil {
+		if err := latest.Wait(ctx); err != nil {
+			return record{}, err
+		}
+	}
+	return best, free()
 }
 
-// benchCase is an operation at one size on this rank.
-type benchCase struct {
-	bytes     int // as nccl-tests counts: a rank's whole buffer
-	busFactor float64
-	steps     float64 // how many times the operation's time passes in one call
-	issue     func(context.Context) (*work.Work, error)
-	in        []*tensor.Tensor // for the check, filled with the rank's number plus one
-	out       []*tensor.Tensor // for the check, cut into one part for each rank
-	want      func(part int) float64
+// memoryOf says where tensors of Alloc are.
+func memoryOf(all []backend.Explanation) string {
+	for _, e := range all {
+		for _, c := range e.Choices {
+			if c.Op == "alloc" {
+				return c.Algorithm + ": " + c.Why
+			}
+		}
+	}
+	return "ordinary memory"
 }
 
-func benchOps() []string {
-	return []string{
-		"all_reduce", "reduce", "broadcast", "all_gather_into_tensor", "reduce_scatter_tensor",
-		"all_to_all_single", "gather", "scatter", "send_recv", "barrier",
+// allocated returns how tensors are made with Alloc, and freed, all of them.
+func allocated(ctx context.Context, g *pg.ProcessGroup) (mk tensors, free func() error) {
+	var all []*tensor.Tensor
+	mk = func(d tensor.DType, count int) (*tensor.Tensor, error) {
+		t, err := g.Alloc(ctx, d, count)
+		if err == nil {
+			all = append(all, t)
+		}
+		return t, err
 	}
-}
-
-func newCase(name string, g *pg.ProcessGroup, d tensor.DType, op backend.ReduceOp, size int) (*benchCase, error) {
-	n, me := g.Size(), g.Rank()
-	var failed error
-	mk := func(count int) []*tensor.Tensor {
-		t, err := tensor.New(d, count)
-		failed = errors.Join(failed, err)
-		return []*tensor.Tensor{t}
+	return mk, func() error {
+		var errs []error
+		for _, t := range all {
+			errs = append(errs, g.Free(t))
+		}
+		return errors.Join(errs...)
 	}
-	whole := max(size/d.Size(), 1)
-	part := max(whole/n, 1)
-	shared := float64(n-1) / float64(n)
-	byRank := func(part int) float64 { return float64(part + 1) }
-	reduced := func(int) float64 {
-		switch op.Kind() {
-		case backend.Sum.Kind():
-			return float64(n*(n+1)) / 2
-		case backend.Avg.Kind():
-			return float64(n+1) / 2
-		case backend.Max.Kind():
-			return float64(n)
-		case backend.Min.Kind():
-			return 1
-		}
-		return math.NaN() // not checked
-	}
-	c := &benchCase{bytes: whole * d.Size(), busFactor: 1, steps: 1}
-	if name != "all_reduce" && name != "reduce" && name != "broadcast" && name != "send_recv" {
-		c.bytes, c.busFactor = part*n*d.Size(), shared
-	}
-	switch name {
-	case "all_reduce":
-		c.in = mk(whole)
-		c.out, c.want, c.busFactor = c.in, reduced, 2*shared
-		c.issue = func(ctx context.Context) (*work.Work, error) {
-			return g.AllReduce(ctx, c.out, backend.AllReduceOptions{Op: op})
-		}
-	case "reduce":
-		c.in = mk(whole)
-		if me == 0 {
-			c.out, c.want = c.in, reduced
-		}
-		c.issue = func(ctx context.Context) (*work.Work, error) {
-			return g.Reduce(ctx, c.in[0], backend.ReduceOptions{Op: op})
-		}
-	case "broadcast":
-		c.in = mk(whole)
-		root := n - 1
-		c.out, c.want = c.in, func(int) float64 { return float64(root + 1) }
-		c.issue = func(ctx context.Context) (*work.Work, error) {
-			root = (root + 1) % n // so that the root cannot run ahead
-			return g.Broadcast(ctx, c.in, backend.BroadcastOptions{Root: root})
-		}
-	case "all_gather_into_tensor":
-		c.in, c.out, c.want = mk(part), mk(part*n), byRank
-		c.issue = func(ctx context.Context) (*work.Work, error) {
-			return g.AllGatherIntoTensor(ctx, c.out[0], c.in[0], backend.AllGatherOptions{})
-		}
-	case "reduce_scatter_tensor":
-		c.in, c.out, c.want = mk(part*n), mk(part), reduced
-		c.issue = func(ctx context.Context) (*work.Work, error) {
-			return g.ReduceScatterTensor(ctx, c.out[0], c.in[0], backend.ReduceScatterOptions{Op: op})
-		}
-	case "all_to_all_single":
-		c.in, c.out, c.want = mk(part*n), mk(part*n), byRank
-		c.issue = func(ctx context.Context) (*work.Work, error) {
-			return g.AllToAllSingle(ctx, c.out[0], c.in[0], nil, nil, backend.AllToAllOptions{})
-		}
-	case "gather", "scatter":
-		one, all := mk(part), mk(part*n)
-		parts := make([]*tensor.Tensor, 0, n)
-		for r := 0; me == 0 && r < n; r++ {
-			t, err := all[0].Slice(0, r*part, (r+1)*part)
-			failed = errors.Join(failed, err)
-			parts = append(parts, t)
-		}
-		if name == "gather" {
-			c.in = one
-			if me == 0 {
-				c.out, c.want = all, byRank
-			}
-			c.issue = func(ctx context.Context) (*work.Work, error) {
-				return g.Gather(ctx, parts, one[0], backend.GatherOptions{})
-			}
-		} else {
-			c.in, c.out, c.want = all, one, func(int) float64 { return 1 }
-			c.issue = func(ctx context.Context) (*work.Work, error) {
-				return g.Scatter(ctx, one[0], parts, backend.ScatterOptions{})
-			}
-		}
-	case "send_recv":
-		// A ping-pong between ranks 0 and 1, of which half is one message.
-		c.steps = 2
-		c.in, c.out, c.want = mk(whole), mk(whole), func(int) float64 { return float64(2 - me) }
-		if n < 2 {
-			return nil, usagef("send_recv needs two ranks")
-		}
-		if me > 1 {
-			c.out = nil
-		}
-		c.issue = func(ctx context.Context) (*work.Work, error) {
-			switch me {
-			case 0:
-				if _, err := g.Send(ctx, c.in[0], 1, backend.P2POptions{}); err != nil {
-					return nil, err
-				}
-				return g.Recv(ctx, c.out[0], 1, backend.P2POptions{})
-			case 1:
-				w, err := g.Recv(ctx, c.out[0], 0, backend.P2POptions{})
-				if err == nil {
-					err = w.Wait(ctx)
-				}
-				if err != nil {
-					return nil, err
-				}
-				return g.Send(ctx, c.in[0], 0, backend.P2POptions{})
-			}
-			return nil, nil
-		}
-	case "barrier":
-		c.bytes = 0
-		c.issue = func(ctx context.Context) (*work.Work, error) { return g.Barrier(ctx, backend.BarrierOptions{}) }
-	}
-	return c, failed
-}
-
-// check runs the operation once on known numbers.
-func (c *benchCase) check(ctx context.Context, rank, size int) error {
-	for _, t := range c.in {
-		if err := t.Fill(float64(rank + 1)); err != nil {
-			return err
-		}
-	}
-	w, err := c.issue(ctx)
-	if err == nil && w != nil {
-		err = w.Wait(ctx)
-	}
-	if err != nil {
-		return err
-	}
-	for _, t := range c.out {
-		for i := range t.Len() {
-			part := i * size / t.Len()
-			got, err := t.Float64At(i)
-			if err != nil {
-				return err
-			}
-			if want := c.want(part); got != want && !math.IsNaN(want) {
-				return fmt.Errorf("wrong result: element %d is %v, want %v", i, got, want)
-			}
-		}
-	}
-	return nil
 }

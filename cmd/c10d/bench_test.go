@@ -1,16 +1,23 @@
+//go:build unix
+
 package main
 
 import (
 	"bytes"
 	"encoding/json"
+	"encoding/xml"
+	"fmt"
+	"io"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
 	"github.com/c10d-go/c10d/backend"
+	"github.com/c10d-go/c10d/internal/choice"
 	"github.com/c10d-go/c10d/pg"
 	"github.com/c10d-go/c10d/pg/pgtest"
 	"github.com/c10d-go/c10d/tensor"
@@ -21,15 +28,19 @@ func TestBenchChecksEveryOperation(t *testing.T) {
 	for _, op := range benchOps() {
 		t.Run(op, func(t *testing.T) {
 			pgtest.Run(t, 3, func(t *testing.T, g *pg.ProcessGroup) {
-				b := bench{op: op, begin: 4, end: 1024, factor: 16, iters: 3, warmup: 1, repeat: 2, json: true, check: true}
+				b := bench{ops: list{op}, begin: 4, end: 1024, factor: 16, iters: 3, warmup: 1, repeat: 2, json: true, check: true}
 				var out bytes.Buffer
-				require.NoError(t, b.series(t.Context(), g, tensor.Float32, backend.Sum, &out))
+				require.NoError(t, b.series(t.Context(), g, nil, tensor.Float32, backend.Sum, stdio{out: &out}))
 				lines := strings.Split(strings.TrimSpace(out.String()), "\n")
 				if g.Rank() != 0 {
 					require.Empty(t, out.String())
 					return
 				}
-				require.Len(t, lines, 3)
+				want := 3
+				if op == "barrier" {
+					want = 1 // it has no sizes
+				}
+				require.Len(t, lines, want)
 				for _, l := range lines {
 					var r record
 					require.NoError(t, json.Unmarshal([]byte(l), &r))
@@ -45,18 +56,57 @@ func TestBenchChecksEveryOperation(t *testing.T) {
 	}
 }
 
+// TestBenchAlloc: the results are right, and the records and the header say which tensors they are of.
+func TestBenchAlloc(t *testing.T) {
+	for _, json := range []bool{false, true} {
+		pgtest.Run(t, 2, func(t *testing.T, g *pg.ProcessGroup) {
+			b := bench{ops: benchOps(), sizes: sizeList{256 << 10}, iters: 2, repeat: 1, json: json, check: true, alloc: true}
+			var out bytes.Buffer
+			require.NoError(t, b.series(t.Context(), g, nil, tensor.Float32, backend.Sum, stdio{out: &out}))
+			switch {
+			case g.Rank() != 0:
+			case json:
+				require.Equal(t, len(b.ops), strings.Count(out.String(), `"alloc":true`))
+			default:
+				require.Contains(t, out.String(), "# tensors of Alloc, in ")
+			}
+		})
+	}
+}
+
+// TestBenchTune measures a table that groups can use.
+func TestBenchTune(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "table")
+	p := start(t, nil, "bench", "-world", "2", "-tune", file, "-op", "broadcast,all_gather_into_tensor", "-sizes", "64,4K", "-n", "3", "-repeat", "1")
+	require.Zero(t, p.wait(), p.stderr.String())
+	table, err := choice.Load(file)
+	require.NoError(t, err)
+	require.Contains(t, table.Command(), "c10d bench")
+	found := map[string]bool{}
+	for _, r := range table.Rows() {
+		require.Equal(t, "tcp", r.Wire)
+		require.Equal(t, 2, r.Ranks)
+		require.Positive(t, r.Time)
+		found[fmt.Sprint(r.Op, " ", r.Bytes)] = true
+	}
+	require.Equal(t, map[string]bool{"broadcast 64": true, "broadcast 4096": true, "all_gather 32": true, "all_gather 2048": true}, found)
+	p = start(t, []string{"C10D_TABLE=" + file}, "doctor", "-world", "2", "-wire", "tcp", "-links=false")
+	require.Zero(t, p.wait(), p.stderr.String())
+	require.Contains(t, p.output(), "broadcast")
+}
+
 // TestBenchFindsWrongResults lets one rank contribute what it should not.
 func TestBenchFindsWrongResults(t *testing.T) {
 	pgtest.Run(t, 2, func(t *testing.T, g *pg.ProcessGroup) {
-		c, err := newCase("all_reduce", g, tensor.Float32, backend.Sum, 64)
+		c, err := newCase("all_reduce", g, nil, tensor.Float32, backend.Sum, 64, false)
 		require.NoError(t, err)
 		wrong := g.Rank()
-		require.ErrorContains(t, c.check(t.Context(), 2*wrong, g.Size()), "wrong result: element 0 is 4, want 3")
+		require.ErrorContains(t, c.check(t.Context(), 2*wrong), "wrong result: element 0 is 4, want 3")
 	})
 }
 
 func TestByteSize(t *testing.T) {
-	for text, want := range map[string]int{"0": 0, "4": 4, "1k": 1 << 10, "64K": 64 << 10, "3M": 3 << 20, "2G": 2 << 30} {
+	for text, want := range map[string]int{"0": 0, "4": 4, "1k": 1 << 10, "64K": 64 << 10, "3M": 3 << 20, "1G": 1 << 30} {
 		var b byteSize
 		require.NoError(t, b.Set(text))
 		require.Equal(t, want, int(b))
@@ -68,24 +118,169 @@ func TestByteSize(t *testing.T) {
 	}
 }
 
-func TestBenchBesideAPeer(t *testing.T) {
+func TestBenchSizes(t *testing.T) {
+	b := bench{begin: 4, end: 1 << 10, factor: 16}
+	require.Equal(t, []int{4, 64, 1024}, b.sizesOf("reduce"))
+	require.Equal(t, []int{0}, b.sizesOf("barrier"))
+	require.NoError(t, b.sizes.Set("4,1K,64K"))
+	require.Equal(t, []int{4, 1024, 65536}, b.sizesOf("reduce"))
+	require.Equal(t, "4,1K,64K", b.sizes.String())
+	require.Error(t, b.sizes.Set("4,,8"))
+	zero := bench{begin: 0, end: 4, factor: 2}
+	require.Equal(t, []int{0, 1, 2, 4}, zero.sizesOf("reduce"))
+}
+
+// TestBenchFlags holds what cannot be done to errors that say so.
+func TestBenchFlags(t *testing.T) {
+	for want, args := range map[string][]string{
+		`unknown -op "nothing"`:      {"-op", "all_reduce,nothing"},
+		"make no series":             {"-f", "1"},
+		"-alloc is for tensors":      {"-alloc", "-tune", "x"},
+		"SVG only":                   {"-plot", "x.png"},
+		"-load measures nothing":     {"-load", "x", "-world", "2"},
+		`unexpected argument "more"`: {"more"},
+		"no such file":               {"-load", "/nowhere/records"},
+		"empty part":                 {"-op", "all_reduce,,reduce"},
+	} {
+		var out, errs bytes.Buffer
+		require.NotZero(t, dispatch(stdio{out: &out, err: &errs}, append([]string{"bench"}, args...)))
+		require.Contains(t, errs.String(), want)
+	}
+	b := bench{ops: list{"all"}, factor: 2, repeat: 1}
+	require.NoError(t, b.complete())
+	require.EqualValues(t, benchOps(), b.ops)
+}
+
+func TestBenchBesidePeers(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "peer.jsonl")
 	require.NoError(t, os.WriteFile(file, []byte(`{"system":"other","op":"all_reduce","dtype":"float32","size":64,"world":2,"time_us_p50":1e9}
-{"system":"other","op":"all_reduce","dtype":"float32","size":64,"world":2,"time_us_p50":1e8}
+{"system":"other","op":"allreduce","dtype":"float32","size":64,"world":2,"time_us_p50":1e8}
+{"system":"a third of a long name","op":"all_reduce","dtype":"float32","size":16,"world":2,"time_us_p50":1e7}
 {"system":"other","op":"broadcast","dtype":"float32","size":16,"world":2,"time_us_p50":1}
+{"system":"other","op":"reduce","dtype":"float32","size":16,"world":2,"error":"it has none"}
 `), 0o644))
 	pgtest.Run(t, 2, func(t *testing.T, g *pg.ProcessGroup) {
-		b := bench{op: "all_reduce", begin: 16, end: 64, factor: 4, iters: 2, warmup: 1, repeat: 1, beside: file}
+		b := bench{ops: list{"all_reduce"}, begin: 16, end: 64, factor: 4, iters: 2, warmup: 1, repeat: 1, beside: list{file}}
 		var out bytes.Buffer
-		require.NoError(t, b.series(t.Context(), g, tensor.Float32, backend.Sum, &out))
+		require.NoError(t, b.series(t.Context(), g, nil, tensor.Float32, backend.Sum, stdio{out: &out}))
 		if g.Rank() == 0 {
 			lines := strings.Split(strings.TrimSpace(out.String()), "\n")
 			require.Len(t, lines, 4)
-			require.Contains(t, lines[1], "other    ratio")
-			require.NotContains(t, lines[2], "x")
-			require.Contains(t, lines[3], " 100000000.0 ")
+			require.Regexp(t, `other +ratio a third of a long name +ratio$`, lines[1])
+			require.Regexp(t, ` - +- +10000000\.00 +\d+\.\d\dx$`, lines[2])
+			require.Regexp(t, ` 100000000\.00 +\d+\.\d\dx +- +-$`, lines[3])
 		}
-		b.op = "reduce"
-		require.ErrorContains(t, b.series(t.Context(), g, tensor.Float32, backend.Sum, &out), "has no record of reduce")
 	})
+	pgtest.Run(t, 2, func(t *testing.T, g *pg.ProcessGroup) {
+		b := bench{ops: list{"reduce"}, begin: 16, end: 64, factor: 4, iters: 2, warmup: 1, repeat: 1, beside: list{file}}
+		err := b.series(t.Context(), g, nil, tensor.Float32, backend.Sum, stdio{out: new(bytes.Buffer)})
+		if g.Rank() == 0 {
+			require.ErrorContains(t, err, "no record of reduce")
+			g.Abort(err)
+		} else {
+			require.Error(t, err)
+		}
+	})
+}
+
+// TestBenchLoad reports on records without measuring: the best of each case, by
+// operation and size, and plots them.
+func TestBenchLoad(t *testing.T) {
+	dir := t.TempDir()
+	write := func(name string, rs ...record) string {
+		var b bytes.Buffer
+		for _, r := range rs {
+			require.NoError(t, json.NewEncoder(&b).Encode(r))
+		}
+		name = filepath.Join(dir, name)
+		require.NoError(t, os.WriteFile(name, b.Bytes(), 0o644))
+		return name
+	}
+	rec := func(system, op string, size int, p50 float64) record {
+		return record{System: system, Op: op, DType: "float32", Size: size, Bytes: size, World: 4, P50: p50, P99: 2 * p50, BusBW: float64(size) / p50 / 1e3}
+	}
+	ours := write("ours", rec("c10d-go", "broadcast", 1024, 10), rec("c10d-go", "all_reduce", 1024, 30), rec("c10d-go", "all_reduce", 4, 9),
+		rec("c10d-go", "all_reduce", 1024, 20), record{System: "c10d-go", Op: "barrier", DType: "float32", World: 4, P50: 3})
+	peer := write("peer", rec("<other> & co", "all_reduce", 1024, 50), rec("<other> & co", "all_reduce", 4, 0.9))
+	plot := filepath.Join(dir, "curves.svg")
+	var out, errs bytes.Buffer
+	code := dispatch(stdio{out: &out, err: &errs}, []string{"bench", "-load", ours, "-beside", peer, "-plot", plot})
+	require.Zero(t, code, errs.String())
+	text := out.String()
+	require.Equal(t, 3, strings.Count(text, "# "))
+	require.Less(t, strings.Index(text, "# all_reduce"), strings.Index(text, "# broadcast"))
+	require.Regexp(t, `(?m)^ +4 +0 +9\.00 +18\.00 .* 0\.90 +0\.10x$`, text)
+	require.Regexp(t, `(?m)^ +1024 +0 +20\.00 +40\.00 .* 50\.00 +2\.50x$`, text)
+	require.NotContains(t, text, "30.00")
+
+	svg, err := os.ReadFile(plot)
+	require.NoError(t, err)
+	var names []string
+	paths := 0
+	for dec := xml.NewDecoder(bytes.NewReader(svg)); ; {
+		token, err := dec.Token()
+		if err == io.EOF {
+			break
+		}
+		require.NoError(t, err, "the plot is no XML")
+		switch token := token.(type) {
+		case xml.CharData:
+			names = append(names, strings.TrimSpace(string(token)))
+		case xml.StartElement:
+			if token.Name.Local == "path" {
+				paths++
+			}
+		}
+	}
+	for _, want := range []string{"c10d-go", "<other> & co", "all_reduce of float32, 4 ranks", "broadcast of float32, 4 ranks",
+		"p50", "bus bandwidth", "bytes", "4", "1K", "1 µs", "100 µs", "10 MB/s", "<other> & co, 4: 900 ns"} {
+		require.Contains(t, names, want)
+	}
+	require.NotContains(t, string(svg), "NaN")
+	require.Greater(t, paths, 2*(2+2)+1)
+}
+
+// TestAxis maps the ends of the data into the panel, and never to infinity.
+func TestAxis(t *testing.T) {
+	for _, values := range [][]float64{{4, 64 << 20}, {1}, {1000, 1000}, {0.05, 7e6}, {3, 5}} {
+		a := newAxis(10, values, 100, 20)
+		for _, v := range values {
+			require.GreaterOrEqual(t, a.at(v), 20.0-1e-6)
+			require.LessOrEqual(t, a.at(v), 100.0+1e-6)
+		}
+		ticks := a.ticks(6)
+		require.NotEmpty(t, ticks)
+		require.LessOrEqual(t, len(ticks), 7)
+		require.InDelta(t, 100, a.at(ticks[0]), 1e-6)
+	}
+	require.Equal(t, "100 µs", timeName(100))
+	require.Equal(t, "1 ms", timeName(1000))
+	require.Equal(t, "2.5 s", timeName(2.5e6))
+	require.Equal(t, "50 ns", timeName(0.05))
+	require.Equal(t, "12.5 MB/s", bandwidthName(0.0125))
+	require.Equal(t, 12300.0, rounded(12345))
+}
+
+// TestProgress shows nothing in the first second, and then leaves no rest of a
+// line behind.
+func TestProgress(t *testing.T) {
+	var out bytes.Buffer
+	p := &progress{out: &out, began: time.Now()}
+	p.show("early")
+	p.clear()
+	require.Empty(t, out.String())
+	p.began = time.Now().Add(-time.Hour)
+	p.show("size %d", 1)
+	require.Equal(t, "\r1h0m0s  size 1\r", out.String())
+	out.Reset()
+	p.show("too soon")
+	require.Empty(t, out.String())
+	p.clear()
+	require.Equal(t, "\r"+strings.Repeat(" ", len("1h0m0s  size 1"))+"\r", out.String())
+	out.Reset()
+	p.clear()
+	require.Empty(t, out.String())
+	var none *progress
+	none.show("nothing")
+	none.clear()
 }

@@ -47,6 +47,18 @@
 // Ranks use it with TORCHELASTIC_USE_AGENT_STORE=True beside MASTER_ADDR and
 // MASTER_PORT. With -tls-cert and -tls-key or -token-file only Go ranks can join.
 //
+// # Looking at a group
+//
+//	c10d doctor -world 4
+//
+// starts that many local ranks, or joins a group by the environment or -init, and
+// tells which wire and which transport its ranks have to each other and why, which
+// algorithm an operation takes up to which size, what two ranks get of the
+// link between them, and what could be better. Where there are GPUs it tells their
+// driver, what they are, which of them reach each other's memory, and how operations
+// on their tensors are done and why; where there are none, why not. -json prints the
+// same for programs.
+//
 // # Trying a cluster
 //
 //	c10d rank -script ops.jsonl
@@ -62,7 +74,35 @@
 //	c10d bench -world 4 -op all_reduce -e 64M
 //
 // measures an operation over a range of sizes and prints what nccl-tests
-// prints; -json prints records instead.
+// prints; -json prints records instead. Every element of the results of each size is
+// checked once, in outputs that held no numbers before.
+//
+//	c10d bench -world 4 -device cuda -op all_reduce -e 1G
+//
+// does so with tensors in the memory of GPUs, which the local ranks take in turn
+// (-device cuda:0,1 says which). The time is that of a call, of the rank's stream
+// ordered after it by Synchronize, and of waiting for the stream; "queued" is what
+// an operation takes when 20 are called before the stream is waited for. -work has
+// one work do every all_reduce, where the best usable would have been taken.
+// -device sim is GPUs in software: it tries the same way on any machine, and its
+// times mean nothing.
+//
+//	c10d bench -world 8 -tune table.txt
+//
+// measures the algorithms between which a group chooses over TCP and writes how fast
+// each is; groups take the table from gloo.Options.Table or C10D_TABLE. It concerns
+// neither shared memory nor GPUs. Run it where the ranks will be: on one host with
+// -world, on several with "c10d run -nnodes ... -- c10d bench -tune table.txt".
+//
+//	c10d bench -load ours.jsonl -beside gloo.jsonl,openmpi.jsonl -bars bars.txt
+//
+// prints tables of records that there are, with peers' times and the ratios, and
+// tells which bars of a file hold. The folder bench has programs that measure peers.
+//
+//	c10d simulate -op all_reduce -ranks 64,512,4096 -per-host 8 -latency 5us -bandwidth 400Gbit
+//
+// runs the same algorithms on a model of a network, and prints their times and
+// traffic beside the formulas of ring and tree.
 //
 // # Exit codes
 //

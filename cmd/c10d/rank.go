@@ -13,6 +13,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/c10d-go/c10d/backend/gloo"
 	"github.com/c10d-go/c10d/internal/script"
 	"github.com/c10d-go/c10d/pg"
 	"github.com/c10d-go/c10d/store"
@@ -36,7 +37,7 @@ func setupRank(fs *flag.FlagSet) func(stdio, []string) (int, error) {
 	var f rankFlags
 	fs.StringVar(&f.script, "script", "", "`file` with one JSON object a line, the same on every rank; - is standard input")
 	fs.StringVar(&f.url, "init", "env://", "where to meet the others: env://, tcp://, file:// or redis:// `URL`")
-	fs.StringVar(&f.wire, "wire", "auto", "`wire` to speak: auto or gloo (native is to come)")
+	fs.StringVar(&f.wire, "wire", "auto", "`wire` to speak: auto, gloo, or for ranks of this library alone native or tcp")
 	fs.StringVar(&f.torch, "torch", "auto", "`generation` of PyTorch in the job: 1 (up to 2.0), 2 (2.2 and later), or auto")
 	fs.DurationVar(&f.timeout, "timeout", time.Minute, "limit of the rendezvous and of each operation")
 	return func(std stdio, args []string) (int, error) {
@@ -51,12 +52,9 @@ func (f *rankFlags) run(std stdio) error {
 	if f.script == "" {
 		return usagef("-script is missing")
 	}
-	switch f.wire {
-	case "auto", "gloo":
-	case "native":
-		return usagef("-wire native is not there yet; use auto or gloo")
-	default:
-		return usagef("unknown -wire %q (auto or gloo)", f.wire)
+	wire, err := gloo.ParseWire(f.wire)
+	if err != nil {
+		return usagef("-wire: %v", err)
 	}
 	dialects := map[string]store.Dialect{"auto": store.DialectUnknown, "1": store.DialectV1, "2": store.DialectV2}
 	dialect, ok := dialects[f.torch]
@@ -77,7 +75,9 @@ func (f *rankFlags) run(std stdio) error {
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
-	g, err := pg.Init(ctx, f.url, pg.InitOptions{Options: pg.Options{Timeout: f.timeout, Dialect: dialect}})
+	g, err := pg.Init(ctx, f.url, pg.InitOptions{Options: pg.Options{
+		Timeout: f.timeout, Dialect: dialect, Backend: "cpu:" + gloo.Name, BackendOptions: map[string]any{gloo.Name: gloo.Options{Wire: wire}},
+	}})
 	if err != nil {
 		return err
 	}

@@ -1,0 +1,456 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"time"
+
+	"github.com/c10d-go/c10d/backend"
+	"github.com/c10d-go/c10d/pg"
+	"github.com/c10d-go/c10d/tensor"
+	"github.com/c10d-go/c10d/work"
+)
+
+// benchCase is an operation at one size on this rank.
+type benchCase struct {
+	at        *gpu
+	bytes     int // as nccl-tests counts: a rank's whole buffer
+	busFactor float64
+	steps     float64 // how many times the operation's time passes in one call
+	inPlace   bool    // input and output share memory
+	issue     func(context.Context) (*work.Work, error)
+
+	dtype  tensor.DType
+	period int              // of the numbers of the check
+	in     []*tensor.Tensor // for the check: rank's numbers
+	out    []*tensor.Tensor // for the check: this many equal parts
+	parts  int
+	want   func(part int) expected
+	own    func(context.Context) error // a check of the case's own, instead
+}
+
+// expected is what the check expects in a part of an output: base, and slope more
+// from one element to the next, from element first of the period on.
+type expected struct {
+	base, slope float64
+	first       int
+}
+
+// Input element i of rank r is its base plus i modulo the period.
+func baseOf(rank int) float64 { return float64(rank%100 + 1) }
+
+const sparseOp = "sparse_all_reduce"
+
+// inPlaceOps have an input and an output of which one can be a part of the other.
+var inPlaceOps = []string{"all_gather", "all_gather_into_tensor", "reduce_scatter", "reduce_scatter_tensor"}
+
+func benchOps() []string {
+	return []string{
+		"all_reduce", "all_reduce_coalesced", sparseOp, "reduce", "broadcast", "all_gather", "all_gather_into_tensor",
+		"reduce_scatter", "reduce_scatter_tensor", "all_to_all", "all_to_all_single", "gather", "scatter",
+		"send_recv", "recv_any", "barrier",
+	}
+}
+
+// periods are those of the check's numbers, the longest that does first. They have
+// no factor in common with the sizes of pieces.
+var periods = []int{13, 7, 5, 3, 1}
+
+// reduction is what the check expects of a reduction over n ranks, and with which
+// period; not ok if the elements cannot hold it exactly, or nobody knows.
+func reduction(op backend.ReduceOp, d tensor.DType, n int) (want expected, period int, ok bool) {
+	sum, most := 0.0, 0.0
+	for r := range n {
+		sum += baseOf(r)
+		most = max(most, baseOf(r))
+	}
+	for _, period = range periods {
+		above := float64(period - 1)
+		highest := sum + float64(n)*above
+		switch op.Kind() {
+		case backend.Sum.Kind():
+			want = expected{base: sum, slope: float64(n)}
+		case backend.Avg.Kind():
+			want = expected{base: sum / float64(n), slope: 1}
+			highest *= 2 // it may be a half
+		case backend.Max.Kind():
+			want, highest = expected{base: most, slope: 1}, most+above
+		case backend.Min.Kind():
+			want, highest = expected{base: 1, slope: 1}, most+above
+		default:
+			return want, period, false
+		}
+		if highest <= exactTo(d) {
+			return want, period, true
+		}
+	}
+	return want, 1, false
+}
+
+// tensors makes one of so many elements. All ranks make as many.
+type tensors func(d tensor.DType, count int) (*tensor.Tensor, error)
+
+func newCase(name string, g *pg.ProcessGroup, at *gpu, d tensor.DType, op backend.ReduceOp, size int, inPlace bool) (*benchCase, error) {
+	return newCaseOf(at.tensor, name, g, at, d, op, size, inPlace)
+}
+
+func newCaseOf(of tensors, name string, g *pg.ProcessGroup, at *gpu, d tensor.DType, op backend.ReduceOp, size int, inPlace bool) (*benchCase, error) {
+	n, me := g.Size(), g.Rank()
+	var failed error
+	mk := func(count int) []*tensor.Tensor {
+		t, err := of(d, count)
+		failed = errors.Join(failed, err)
+		if t == nil {
+			t = new(tensor.Tensor)
+		}
+		return []*tensor.Tensor{t}
+	}
+	whole := max(size/d.Size(), 1)
+	part := max(whole/n, 1)
+	shared := float64(n-1) / float64(n)
+	byRank := func(part int) expected { return expected{base: baseOf(part), slope: 1} }
+	sum, period, known := reduction(op, d, n)
+	if !known {
+		period = 1
+	}
+	// A value that the type cannot hold is not asked for.
+	for period > 1 && baseOf(min(n, 100)-1)+float64(period) > exactTo(d) {
+		period = periods[slices.Index(periods, period)+1]
+	}
+	reduced := func(int) expected { return sum }
+	if !known {
+		reduced = nil
+	}
+	scattered := func(int) expected { return expected{base: sum.base, slope: sum.slope, first: me * part} }
+	if !known {
+		scattered = nil
+	}
+	// split cuts a tensor into one part for each rank, or into that many.
+	split := func(t *tensor.Tensor, parts int) []*tensor.Tensor {
+		cut := make([]*tensor.Tensor, parts)
+		for i := range cut {
+			var err error
+			cut[i], err = t.Slice(0, i*t.Len()/parts, (i+1)*t.Len()/parts)
+			failed = errors.Join(failed, err)
+		}
+		return cut
+	}
+	// own is the part of a tensor of all ranks' parts that is this rank's.
+	own := func(t *tensor.Tensor) []*tensor.Tensor { return split(t, n)[me : me+1] }
+	// The factors are those of nccl-tests' PERFORMANCE.md.
+	c := &benchCase{at: at, bytes: whole * d.Size(), busFactor: 1, steps: 1, dtype: d, period: period, parts: 1}
+	c.inPlace = inPlace && slices.Contains(inPlaceOps, name)
+	switch name {
+	case "all_reduce", "all_reduce_coalesced":
+		c.busFactor = 2 * shared
+	case "reduce", "broadcast", "send_recv", "recv_any", sparseOp:
+	default:
+		c.bytes, c.busFactor = part*n*d.Size(), shared
+	}
+	switch name {
+	case "all_reduce":
+		c.in = mk(whole)
+		c.out, c.want = c.in, reduced
+		c.issue = func(ctx context.Context) (*work.Work, error) {
+			return g.AllReduce(ctx, c.out, backend.AllReduceOptions{Op: op})
+		}
+	case "all_reduce_coalesced":
+		// As many tensors as a small model has in a bucket.
+		c.in = mk(whole)
+		c.out, c.want = c.in, reduced
+		parts := split(c.in[0], min(whole, 8))
+		c.issue = func(ctx context.Context) (*work.Work, error) {
+			return g.AllReduceCoalesced(ctx, parts, backend.AllReduceOptions{Op: op})
+		}
+	case sparseOp:
+		if err := c.sparse(g, d, op); err != nil {
+			return nil, err
+		}
+	case "reduce":
+		c.in = mk(whole)
+		if me == 0 {
+			c.out, c.want = c.in, reduced
+		}
+		c.issue = func(ctx context.Context) (*work.Work, error) {
+			return g.Reduce(ctx, c.in[0], backend.ReduceOptions{Op: op})
+		}
+	case "broadcast":
+		c.in = mk(whole)
+		root := n - 1
+		c.out, c.want = c.in, func(int) expected { return byRank(root) }
+		c.issue = func(ctx context.Context) (*work.Work, error) {
+			root = (root + 1) % n // so that the root cannot run ahead
+			return g.Broadcast(ctx, c.in, backend.BroadcastOptions{Root: root})
+		}
+	case "all_gather", "all_gather_into_tensor":
+		c.out, c.want, c.parts = mk(part*n), byRank, n
+		if c.inPlace {
+			c.in = own(c.out[0])
+		} else {
+			c.in = mk(part)
+		}
+		parts := split(c.out[0], n)
+		c.issue = func(ctx context.Context) (*work.Work, error) {
+			if name == "all_gather" {
+				return g.AllGather(ctx, parts, c.in[0], backend.AllGatherOptions{})
+			}
+			return g.AllGatherIntoTensor(ctx, c.out[0], c.in[0], backend.AllGatherOptions{})
+		}
+	case "reduce_scatter", "reduce_scatter_tensor":
+		c.in, c.want = mk(part*n), scattered
+		if c.inPlace {
+			c.out = own(c.in[0])
+		} else {
+			c.out = mk(part)
+		}
+		parts := split(c.in[0], n)
+		c.issue = func(ctx context.Context) (*work.Work, error) {
+			if name == "reduce_scatter" {
+				return g.ReduceScatter(ctx, c.out[0], parts, backend.ReduceScatterOptions{Op: op})
+			}
+			return g.ReduceScatterTensor(ctx, c.out[0], c.in[0], backend.ReduceScatterOptions{Op: op})
+		}
+	case "all_to_all", "all_to_all_single":
+		c.in, c.out, c.parts = mk(part*n), mk(part*n), n
+		c.want = func(p int) expected { return expected{base: baseOf(p), slope: 1, first: me * part} }
+		in, out := split(c.in[0], n), split(c.out[0], n)
+		c.issue = func(ctx context.Context) (*work.Work, error) {
+			if name == "all_to_all" {
+				return g.AllToAll(ctx, out, in, backend.AllToAllOptions{})
+			}
+			return g.AllToAllSingle(ctx, c.out[0], c.in[0], nil, nil, backend.AllToAllOptions{})
+		}
+	case "gather", "scatter":
+		one, all := mk(part), mk(part*n)
+		var parts []*tensor.Tensor
+		if me == 0 {
+			parts = split(all[0], n)
+		}
+		if name == "gather" {
+			c.in = one
+			if me == 0 {
+				c.out, c.want, c.parts = all, byRank, n
+			}
+			c.issue = func(ctx context.Context) (*work.Work, error) {
+				return g.Gather(ctx, parts, one[0], backend.GatherOptions{})
+			}
+		} else {
+			c.in, c.out = all, one
+			c.want = func(int) expected { return expected{base: baseOf(0), slope: 1, first: me * part} }
+			c.issue = func(ctx context.Context) (*work.Work, error) {
+				return g.Scatter(ctx, one[0], parts, backend.ScatterOptions{})
+			}
+		}
+	case "send_recv", "recv_any":
+		// A ping-pong between ranks 0 and 1, of which half is one message.
+		c.steps = 2
+		c.in, c.out, c.want = mk(whole), mk(whole), func(int) expected { return byRank(1 - me) }
+		if n < 2 {
+			return nil, usagef("%s needs two ranks", name)
+		}
+		if me > 1 {
+			c.out = nil
+		}
+		recv := func(ctx context.Context, from int) (*work.Work, error) {
+			if name == "recv_any" {
+				return g.RecvAnySource(ctx, c.out[0], backend.P2POptions{})
+			}
+			return g.Recv(ctx, c.out[0], from, backend.P2POptions{})
+		}
+		c.issue = func(ctx context.Context) (*work.Work, error) {
+			switch me {
+			case 0:
+				if _, err := g.Send(ctx, c.in[0], 1, backend.P2POptions{}); err != nil {
+					return nil, err
+				}
+				return recv(ctx, 1)
+			case 1:
+				w, err := recv(ctx, 0)
+				if err == nil {
+					err = at.order(ctx, w)
+				}
+				if err != nil {
+					return nil, err
+				}
+				return g.Send(ctx, c.in[0], 0, backend.P2POptions{})
+			}
+			return nil, nil
+		}
+	case "barrier":
+		c.bytes = 0
+		var o backend.BarrierOptions
+		if at != nil {
+			o.Device = tensor.CUDA
+		}
+		c.issue = func(ctx context.Context) (*work.Work, error) { return g.Barrier(ctx, o) }
+	}
+	return c, failed
+}
+
+// queue makes n calls on the rank's stream before it waits for any, and returns how
+// long each takes.
+func (c *benchCase) queue(ctx context.Context, n int) (time.Duration, error) {
+	works := make([]*work.Work, 0, n)
+	start := time.Now()
+	for range n {
+		w, err := c.issue(ctx)
+		if err != nil {
+			return 0, err
+		}
+		if w == nil {
+			continue
+		}
+		if err := c.at.order(ctx, w); err != nil {
+			return 0, err
+		}
+		works = append(works, w)
+	}
+	if err := drain(ctx, c.at.stream); err != nil {
+		return 0, err
+	}
+	each := time.Since(start) / time.Duration(n)
+	return each, work.WaitAll(ctx, works...)
+}
+
+// The sparse tensor of the benchmark is the gradient of an embedding of so many
+// rows and columns; a rank's entries are rows anywhere in it, also twice.
+const sparseRows, sparseColumns = 1 << 20, 64
+
+// sparse is the all-reduce of c.bytes of rows of an embedding, as many on each rank.
+func (c *benchCase) sparse(g *pg.ProcessGroup, d tensor.DType, op backend.ReduceOp) error {
+	row := sparseColumns * d.Size()
+	n := max(c.bytes/row, 1)
+	c.bytes = n * row
+	at := func(rank int) []int64 {
+		r := rand.New(rand.NewPCG(1, uint64(rank)))
+		rows := make([]int64, n)
+		for i := range rows {
+			rows[i] = r.Int64N(sparseRows)
+		}
+		return rows
+	}
+	indices, err := tensor.Of(at(g.Rank()), 1, n)
+	if err != nil {
+		return err
+	}
+	values, err := tensor.New(d, n, sparseColumns)
+	if err != nil {
+		return err
+	}
+	if err := values.Fill(1); err != nil {
+		return err
+	}
+	t, err := tensor.Sparse(indices, values, sparseRows, sparseColumns)
+	if err != nil {
+		return err
+	}
+	list := []*tensor.Tensor{t}
+	c.issue = func(ctx context.Context) (*work.Work, error) {
+		// The result replaced the entries.
+		if err := t.SetSparse(indices, values, false); err != nil {
+			return nil, err
+		}
+		return g.AllReduce(ctx, list, backend.AllReduceOptions{Op: op})
+	}
+	c.own = func(ctx context.Context) error {
+		if k := op.Kind(); k != backend.Sum.Kind() {
+			return nil // of which Avg remains, whose values are rounded
+		}
+		w, err := c.issue(ctx)
+		if err == nil {
+			err = w.Wait(ctx)
+		}
+		if err != nil {
+			return err
+		}
+		want := map[int64]float64{}
+		for r := range g.Size() {
+			for _, row := range at(r) {
+				want[row]++
+			}
+		}
+		got, err := tensor.Data[int64](t.Indices())
+		if err != nil {
+			return err
+		}
+		if len(got) != len(want) {
+			return fmt.Errorf("wrong result: %d entries, want %d", len(got), len(want))
+		}
+		for i, row := range got {
+			for _, col := range []int{0, sparseColumns - 1} {
+				v, err := t.Values().Float64At(i, col)
+				if err != nil {
+					return err
+				}
+				if v != want[row] {
+					return fmt.Errorf("wrong result: element [%d %d] is %v, want %v", row, col, v, want[row])
+				}
+			}
+		}
+		return nil
+	}
+	return nil
+}
+
+// check runs the operation once on known numbers, with outputs that hold none
+// before, and looks at every element.
+func (c *benchCase) check(ctx context.Context, rank int) error {
+	if c.own != nil {
+		return c.own(ctx)
+	}
+	for _, t := range c.out {
+		if err := c.at.poison(ctx, t); err != nil {
+			return err
+		}
+	}
+	for _, t := range c.in {
+		s, err := newSeries(c.dtype, baseOf(rank), 1, c.period)
+		if err != nil {
+			return err
+		}
+		err = c.at.pieces(ctx, t, true, func(b []byte, first int) error {
+			s.fill(b, first)
+			return nil
+		})
+		if err != nil {
+			return err
+		}
+	}
+	w, err := c.issue(ctx)
+	if err == nil && w != nil {
+		if err = c.at.finish(ctx, w); err == nil {
+			err = w.Wait(ctx)
+		}
+	}
+	if err != nil || c.want == nil {
+		return err
+	}
+	for _, t := range c.out {
+		n := t.Len() / c.parts
+		for part := range c.parts {
+			of, err := t.Slice(0, part*n, (part+1)*n)
+			if err != nil {
+				return err
+			}
+			want := c.want(part)
+			s, err := newSeries(c.dtype, want.base, want.slope, c.period)
+			if err != nil {
+				return err
+			}
+			err = c.at.pieces(ctx, of, false, func(b []byte, first int) error {
+				i, got, w, err := s.check(b, want.first+first)
+				if err == nil && i >= 0 {
+					err = fmt.Errorf("wrong result: element %d is %v, want %v", part*n+first+i, got, w)
+				}
+				return err
+			})
+			if err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}

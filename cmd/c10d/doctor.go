@@ -1,0 +1,385 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"runtime"
+	"slices"
+	"strings"
+	"syscall"
+	"text/tabwriter"
+	"time"
+
+	"github.com/c10d-go/c10d/backend"
+	"github.com/c10d-go/c10d/backend/cuda"
+	"github.com/c10d-go/c10d/backend/gloo"
+	"github.com/c10d-go/c10d/internal/launch/agent"
+	"github.com/c10d-go/c10d/pg"
+	"github.com/c10d-go/c10d/tensor"
+)
+
+func init() {
+	register(command{
+		name: "doctor", summary: "tell how the ranks of a group reach each other, and how fast", setup: setupDoctor,
+	})
+}
+
+// doctor is the flags of "c10d doctor".
+type doctor struct {
+	world      int
+	init, wire string
+	device     string
+	json       bool
+	links      bool
+	timeout    time.Duration
+}
+
+func setupDoctor(fs *flag.FlagSet) func(stdio, []string) (int, error) {
+	var d doctor
+	fs.IntVar(&d.world, "world", 0, "start this `number` of local ranks; 0 joins by -init")
+	fs.StringVar(&d.init, "init", "env://", "where to meet the others: `URL`")
+	fs.StringVar(&d.wire, "wire", "auto", "`wire` to speak: auto, gloo, native or tcp")
+	fs.StringVar(&d.device, "device", anyDevice, "`devices` to look at: auto (GPUs if there are any), cpu (none), cuda, or sim, which is GPUs in software")
+	fs.BoolVar(&d.json, "json", false, "print one JSON object")
+	fs.BoolVar(&d.links, "links", true, "measure what is between each two ranks")
+	fs.DurationVar(&d.timeout, "timeout", time.Minute, "`time` to wait for ranks")
+	return func(std stdio, args []string) (int, error) {
+		if len(args) > 0 {
+			return 0, usagef("unexpected argument %q", args[0])
+		}
+		if d.world < 0 || d.timeout <= 0 {
+			return 0, usagef("-world %d and -timeout %v are not both positive", d.world, d.timeout)
+		}
+		wire, err := gloo.ParseWire(d.wire)
+		if err != nil {
+			return 0, usagef("-wire: %v", err)
+		}
+		var on devices
+		if d.device != anyDevice {
+			if err := on.Set(d.device); err != nil || len(on.index) > 0 {
+				return 0, usagef("-device %q is not auto, cpu, cuda or sim", d.device)
+			}
+		}
+		if d.world > 0 {
+			return d.launch(std, &on)
+		}
+		return 0, d.run(std, wire, &on)
+	}
+}
+
+// launch starts the ranks on this host.
+func (d *doctor) launch(std stdio, on *devices) (int, error) {
+	env, undo, err := on.prepare()
+	if err != nil {
+		return 0, err
+	}
+	code, err := runLocal(std, d.world, []string{
+		"doctor", "-wire", d.wire, fmt.Sprintf("-json=%t", d.json), fmt.Sprintf("-links=%t", d.links), "-timeout", d.timeout.String(),
+		"-device", d.device,
+	}, env...)
+	return code, errors.Join(err, undo())
+}
+
+// runLocal runs a command of this program as every rank of a job on this host.
+func runLocal(std stdio, ranks int, args []string, env ...string) (int, error) {
+	self, err := os.Executable()
+	if err != nil {
+		return 1, err
+	}
+	signals := make(chan os.Signal, 2)
+	signal.Notify(signals, os.Interrupt, syscall.SIGTERM, syscall.SIGHUP)
+	defer signal.Stop(signals)
+	s, err := agent.Run(context.Background(), agent.Job{
+		Procs: ranks, Nodes: 1, Command: append([]string{self}, args...), NoPrefix: true, Grace: time.Second, Env: append(os.Environ(), env...),
+		Stdout: std.out, Stderr: std.err, Guard: []string{self, "guard"}, Signals: signals,
+		Meeting: agent.DefaultMeeting, Logf: func(string, ...any) {},
+	})
+	if err != nil {
+		return 1, err
+	}
+	if !s.OK && s.Signal == "" {
+		fmt.Fprint(std.err, s.Report())
+	}
+	return s.ExitCode, nil
+}
+
+// patient is what a rank says of itself.
+type patient struct {
+	Rank       int                   `json:"rank"`
+	Host       string                `json:"host"`
+	PID        int                   `json:"pid"`
+	System     string                `json:"system"`
+	Go         string                `json:"go"`
+	Program    string                `json:"program"`
+	CPUs       int                   `json:"cpus"` // that the rank may use
+	Congestion string                `json:"tcp_congestion_control,omitempty"`
+	Joined     float64               `json:"joined_ms"` // how long it took to join the group
+	Groups     []backend.Explanation `json:"explain"`
+
+	GPUs    int    `json:"gpus"`                      // that the rank may use
+	NoGPU   string `json:"no_gpu,omitempty"`          // why there is none
+	Visible string `json:"visible,omitempty"`         // CUDA_VISIBLE_DEVICES
+	NoGroup string `json:"no_device_group,omitempty"` // why no group for devices could be made
+}
+
+// diagnosis is what "c10d doctor -json" prints.
+type diagnosis struct {
+	Ranks  []patient  `json:"ranks"`
+	GPUs   []hostGPUs `json:"gpus,omitempty"` // of each host that has some
+	Links  []linkTime `json:"links,omitempty"`
+	Advice []string   `json:"advice"`
+}
+
+// linkTime is what was measured between two ranks.
+type linkTime struct {
+	A          int     `json:"a"`
+	B          int     `json:"b"`
+	Over       string  `json:"over"`       // shm or tcp, as a explains it
+	OneWay     float64 `json:"one_way_us"` // half a round trip of 8 bytes
+	Throughput float64 `json:"gb_per_s"`   // of messages of 4 MiB in one direction
+}
+
+func (d *doctor) run(std stdio, wire gloo.Wire, on *devices) error {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	at, missing, err := d.look(on)
+	if err != nil {
+		return err
+	}
+	o := pg.Options{Timeout: d.timeout, Backend: "cpu:" + gloo.Name, BackendOptions: map[string]any{gloo.Name: gloo.Options{Wire: wire}}}
+	if at != nil {
+		o.BackendOptions[cuda.Name] = cuda.Options{Driver: at.driver, CPUOptions: gloo.Options{Wire: wire, Sums: gloo.SumsInRankOrder}}
+	}
+	begun := time.Now()
+	g, err := pg.Init(ctx, d.init, pg.InitOptions{Options: o})
+	if err != nil {
+		return errors.Join(err, at.free())
+	}
+	err = d.examine(ctx, g, at, missing, time.Since(begun), std.out)
+	if err != nil {
+		g.Abort(err)
+	}
+	return errors.Join(err, g.Close(), at.free())
+}
+
+func (d *doctor) examine(ctx context.Context, g *pg.ProcessGroup, at *gpu, missing string, joined time.Duration, out io.Writer) error {
+	me := patient{
+		Rank: g.Rank(), PID: os.Getpid(), System: runtime.GOOS + "/" + runtime.GOARCH, Go: runtime.Version(),
+		Program: version(), CPUs: runtime.NumCPU(), Joined: float64(joined.Microseconds()) / 1000, Groups: g.Explain(),
+		NoGPU: missing, Visible: os.Getenv("CUDA_VISIBLE_DEVICES"),
+	}
+	me.Host, _ = os.Hostname()
+	if at != nil {
+		me.GPUs = at.driver.Count()
+	}
+	if b, err := os.ReadFile("/proc/sys/net/ipv4/tcp_congestion_control"); err == nil {
+		me.Congestion = strings.TrimSpace(string(b))
+	}
+	ranks, err := pg.AllGatherObject(ctx, g, me, pg.JSON[patient]{})
+	if err != nil {
+		return err
+	}
+	var all diagnosis
+	if slices.ContainsFunc(ranks, func(p patient) bool { return p.GPUs > 0 }) {
+		if ranks, all.GPUs, err = d.examineGPUs(ctx, g, at, ranks); err != nil {
+			return err
+		}
+	}
+	all.Ranks, all.Advice = ranks, append(advice(ranks), gpuAdvice(ranks, all.GPUs)...)
+	if d.links {
+		for _, pair := range pairs(g.Size()) {
+			var own linkTime
+			if g.Rank() == pair[0] || g.Rank() == pair[1] {
+				if own, err = measureLink(ctx, g, pair); err != nil {
+					return err
+				}
+			}
+			heard, err := pg.BroadcastObject(ctx, g, []linkTime{own}, pair[0], pg.JSON[linkTime]{})
+			if err != nil {
+				return err
+			}
+			l := heard[0]
+			l.Over = over(ranks[l.A], l.B)
+			all.Links = append(all.Links, l)
+		}
+	}
+	if g.Rank() != 0 {
+		return nil
+	}
+	if d.json {
+		return json.NewEncoder(out).Encode(all)
+	}
+	return all.write(out)
+}
+
+// allPairs is up to how many ranks every pair is measured; in larger groups each
+// rank is measured with the next.
+const allPairs = 8
+
+func pairs(size int) [][2]int {
+	var all [][2]int
+	for a := range size {
+		for b := a + 1; b < size; b++ {
+			if size <= allPairs || b == a+1 || a == 0 && b == size-1 {
+				all = append(all, [2]int{a, b})
+			}
+		}
+	}
+	return all
+}
+
+const (
+	trips      = 200
+	bulk       = 8
+	bulkBytes  = 4 << 20
+	smallBytes = 8
+)
+
+// measureLink runs on both ranks of a pair.
+func measureLink(ctx context.Context, g *pg.ProcessGroup, pair [2]int) (linkTime, error) {
+	l := linkTime{A: pair[0], B: pair[1]}
+	peer, first := pair[1], true
+	if g.Rank() == pair[1] {
+		peer, first = pair[0], false
+	}
+	small, err := tensor.New(tensor.Uint8, smallBytes)
+	if err != nil {
+		return l, err
+	}
+	large, err := tensor.New(tensor.Uint8, bulkBytes)
+	if err != nil {
+		return l, err
+	}
+	send := func(t *tensor.Tensor) error {
+		w, err := g.Send(ctx, t, peer, backend.P2POptions{})
+		if err != nil {
+			return err
+		}
+		return w.Wait(ctx)
+	}
+	recv := func(t *tensor.Tensor) error {
+		w, err := g.Recv(ctx, t, peer, backend.P2POptions{})
+		if err != nil {
+			return err
+		}
+		return w.Wait(ctx)
+	}
+	// do sends one way and back, in the order that the pair gives.
+	do := func(there, back *tensor.Tensor) error {
+		if first {
+			return errors.Join(send(there), recv(back))
+		}
+		return errors.Join(recv(there), send(back))
+	}
+	times := make([]time.Duration, 0, trips)
+	for range trips {
+		begun := time.Now()
+		if err := do(small, small); err != nil {
+			return l, err
+		}
+		times = append(times, time.Since(begun))
+	}
+	slices.Sort(times)
+	l.OneWay = times[trips/2].Seconds() / 2 * 1e6
+	best := time.Duration(0)
+	for range bulk {
+		begun := time.Now()
+		if err := do(large, small); err != nil {
+			return l, err
+		}
+		if took := time.Since(begun); best == 0 || took < best {
+			best = took
+		}
+	}
+	l.Throughput = bulkBytes / best.Seconds() / 1e9
+	return l, nil
+}
+
+// over returns what carries messages between a rank and another.
+func over(p patient, other int) string {
+	for _, e := range p.Groups {
+		if i := slices.IndexFunc(e.Links, func(l backend.Link) bool { return l.Rank == other }); e.Backend == gloo.Name && i >= 0 {
+			return e.Links[i].Transport
+		}
+	}
+	return "?"
+}
+
+// advice is what could be better about a group.
+func advice(ranks []patient) []string {
+	var all []string
+	add := func(format string, args ...any) { all = append(all, fmt.Sprintf(format, args...)) }
+	perHost := map[string]int{}
+	for _, p := range ranks {
+		perHost[p.Host]++
+	}
+	crowded := map[string]bool{}
+	for _, p := range ranks {
+		if perHost[p.Host] > p.CPUs && !crowded[p.Host] {
+			crowded[p.Host] = true
+			add("host %s has %d ranks on %d CPUs: ranks give way to each other while they wait, so small operations take longer", p.Host, perHost[p.Host], p.CPUs)
+		}
+		if p.Program != ranks[0].Program {
+			add("rank %d runs %s, rank 0 %s", p.Rank, p.Program, ranks[0].Program)
+		}
+		for i, e := range p.Groups {
+			if p.Rank == 0 && e.Wire == string(gloo.WireGloo) && e.Size > 1 {
+				add("%s uses Gloo's wire: %s", e.Backend, e.Why)
+			}
+			if i < len(ranks[0].Groups) && e.Wire != ranks[0].Groups[i].Wire {
+				add("rank %d says %s has the %s wire, rank 0 the %s wire", p.Rank, e.Backend, e.Wire, ranks[0].Groups[i].Wire)
+			}
+		}
+	}
+	if p := ranks[0]; p.Congestion == "bbr" {
+		add("TCP's congestion control on host %s is bbr, which costs within a host: 1.2 to 1.6 times cubic's time was seen", p.Host)
+	}
+	return all
+}
+
+func (d *diagnosis) write(out io.Writer) error {
+	w := tabwriter.NewWriter(out, 0, 8, 2, ' ', 0)
+	fmt.Fprintln(w, "rank\thost\tpid\tCPUs\tsystem\tprogram\tjoined in")
+	for _, p := range d.Ranks {
+		fmt.Fprintf(w, "%d\t%s\t%d\t%d\t%s, %s\t%s\t%.1f ms\n", p.Rank, p.Host, p.PID, p.CPUs, p.System, p.Go, p.Program, p.Joined)
+	}
+	if err := w.Flush(); err != nil {
+		return err
+	}
+	for _, e := range d.Ranks[0].Groups {
+		fmt.Fprintf(out, "\n%v", e)
+	}
+	for _, h := range d.GPUs {
+		if err := h.write(out); err != nil {
+			return err
+		}
+	}
+	if why := d.Ranks[0].NoGPU; why != "" {
+		fmt.Fprintf(out, "\nno GPUs for rank 0: %s\n", why)
+	}
+	if len(d.Links) > 0 {
+		fmt.Fprintln(out, "\npoint to point")
+		w = tabwriter.NewWriter(out, 0, 8, 2, ' ', tabwriter.AlignRight)
+		fmt.Fprintln(w, "ranks\tover\tone way us\tGB/s\t")
+		for _, l := range d.Links {
+			fmt.Fprintf(w, "%d-%d\t%s\t%.1f\t%.2f\t\n", l.A, l.B, l.Over, l.OneWay, l.Throughput)
+		}
+		if err := w.Flush(); err != nil {
+			return err
+		}
+	}
+	fmt.Fprintln(out)
+	for _, a := range d.Advice {
+		fmt.Fprintln(out, "note:", a)
+	}
+	if len(d.Advice) == 0 {
+		fmt.Fprintln(out, "nothing to note")
+	}
+	return nil
+}

@@ -4,6 +4,8 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
+	"fmt"
 	"io"
 	"net"
 	"os"
@@ -17,6 +19,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/c10d-go/c10d/examples/internal/dataset"
+	"github.com/c10d-go/c10d/work"
 )
 
 // asProgram makes the test binary the program itself, so that the tests run
@@ -264,10 +267,30 @@ func TestFlags(t *testing.T) {
 	require.Empty(t, c.hidden)
 	for _, bad := range []string{
 		"-nproc=-1", "-nproc=100000", "-store=etcd", "-epochs=0", "-batch=0", "-bucket=0", "-timeout=0s",
-		"-resume", "-plot=x.pdf", "-hidden=3,x", "-hidden=-3", "more",
+		"-device=gpu", "-check", "-work=host", "-work=gpu", "-resume", "-plot=x.pdf", "-hidden=3,x", "-hidden=-3", "more",
 	} {
 		_, err := parseFlags([]string{bad}, io.Discard)
 		require.Error(t, err, bad)
+	}
+	_, err = parseFlags([]string{"-device=sim", "-backend=cpu:gloo"}, io.Discard)
+	require.EqualError(t, err, `ddp: -backend "cpu:gloo": with -device sim it is the one for CPU tensors, a name alone`)
+}
+
+// TestExitCode: who failed because of another rank says so.
+func TestExitCode(t *testing.T) {
+	died := &work.Error{Peer: 2, Err: work.ErrPeerDied}
+	own := &work.Error{Peer: -1, Err: errors.New("no room")}
+	for _, c := range []struct {
+		err  error
+		want int
+	}{
+		{errDiffer, exitFailed},
+		{own, exitFailed},
+		{fmt.Errorf("ddp: %w", died), exitPeer},
+		{&work.Error{Peer: -1, Err: fmt.Errorf("the group has failed: %w", own)}, exitFailed},
+		{fmt.Errorf("ddp: %w", errOtherRank), exitPeer},
+	} {
+		require.Equal(t, c.want, exitCode(c.err), "%v", c.err)
 	}
 }
 

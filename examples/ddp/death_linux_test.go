@@ -22,15 +22,18 @@ func TestDeath(t *testing.T) {
 		name   string
 		signal syscall.Signal
 		rank   int // -1: the launcher
+		device string
 		want   string
 	}{
-		{"rank killed", syscall.SIGKILL, 2, "ddp: rank 2: signal: killed (of 3 ranks)"},
-		{"rank 0 killed", syscall.SIGKILL, 0, "ddp: rank 0: signal: killed (of 3 ranks)"},
-		{"launcher interrupted", syscall.SIGINT, -1, "ddp: interrupted"},
-		{"launcher killed", syscall.SIGKILL, -1, ""},
+		{"rank killed", syscall.SIGKILL, 2, onCPU, "ddp: rank 2: signal: killed (of 3 ranks)"},
+		{"rank 0 killed", syscall.SIGKILL, 0, onCPU, "ddp: rank 0: signal: killed (of 3 ranks)"},
+		{"rank killed, on devices", syscall.SIGKILL, 2, onSim, "ddp: rank 2: signal: killed (of 3 ranks)"},
+		{"launcher interrupted", syscall.SIGINT, -1, onCPU, "ddp: interrupted"},
+		{"launcher interrupted, on devices", syscall.SIGINT, -1, onSim, "ddp: interrupted"},
+		{"launcher killed", syscall.SIGKILL, -1, onCPU, ""},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			cmd := program(t, "-nproc", "3", "-epochs", "1000000")
+			cmd := program(t, "-nproc", "3", "-epochs", "1000000", "-device", c.device)
 			// A copy of a pipe would make Wait last until every rank has closed it.
 			says, err := os.Create(filepath.Join(t.TempDir(), "stderr"))
 			require.NoError(t, err)

@@ -11,6 +11,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"strconv"
 	"strings"
 	"sync"
@@ -31,6 +32,11 @@ const lifeline = "C10D_DEMO_LIFELINE"
 // for them: a small torchrun. The launcher hosts the store, so that it outlives
 // every rank.
 func launch(ctx context.Context, c *config, args []string) error {
+	if c.device == onCUDA {
+		if err := haveGPU(); err != nil {
+			return err
+		}
+	}
 	program, err := os.Executable()
 	if err != nil {
 		return fmt.Errorf("ddp: %w", err)
@@ -61,6 +67,14 @@ func launch(ctx context.Context, c *config, args []string) error {
 		}
 		defer os.RemoveAll(dir)
 		init = (&url.URL{Scheme: "file", Path: filepath.ToSlash(filepath.Join(dir, "store"))}).String()
+	}
+	if c.device == onSim && runtime.GOOS != "windows" {
+		dir, err := os.MkdirTemp("", "c10d-ddp-sim-")
+		if err != nil {
+			return fmt.Errorf("ddp: %w", err)
+		}
+		defer os.RemoveAll(dir)
+		env = append(env, simHost+"="+dir)
 	}
 	if c.store != "tcp" {
 		env = append(env, "MASTER_ADDR=", "MASTER_PORT=", "TORCHELASTIC_USE_AGENT_STORE=")

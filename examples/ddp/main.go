@@ -5,6 +5,8 @@
 //	go run ./examples/ddp -nproc 4                  four ranks on this machine
 //	go run ./examples/ddp -nproc 4 -compare         and is it the same as one process?
 //	go run ./examples/ddp -nproc 4 -plot loss.svg   a picture of the training
+//	go run ./examples/ddp -nproc 4 -device cuda     the model on GPUs
+//	go run ./examples/ddp -nproc 4 -device sim      the same without a GPU
 //	c10d run -n 4 -- go run ./examples/ddp          ranks that a launcher started
 //
 // What is the library's is in rank.go and train.go: joining a group, and the
@@ -25,6 +27,16 @@
 // all parameters differ by 3e-7 of their length (README.md has more numbers).
 // A network with ReLU would not do for this, see package mlp.
 //
+// # On a device
+//
+// With -device cuda parameters, gradients, activations, the batch and the
+// optimizer's state are in device memory, and the passes are kernels of the
+// example's own (package gpumlp). The loop is the same, but its calls enqueue: the
+// CPU waits for the loss of each step and for nothing else (engine.go, device.go).
+// -device sim runs the same program on GPUs in software. The kernels add up in the
+// order of the CPU's loops, so what is said above holds for them too; one rank on
+// the simulator computes the bits of one process on the CPU.
+//
 // Between the ranks there is no difference at all: each of them gets the same
 // bits from the all-reduce and takes the same step. params_identical in the
 // last line of the output says so, from digests that the ranks exchange.
@@ -43,6 +55,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/c10d-go/c10d/backend/cuda"
 	"github.com/c10d-go/c10d/examples/internal/plot"
 	"github.com/c10d-go/c10d/pg"
 	"github.com/c10d-go/c10d/work"
@@ -55,6 +68,9 @@ type config struct {
 	redisURL string
 	init     string
 	backend  string
+	device   string
+	checkSim bool
+	work     string
 	timeout  time.Duration
 
 	data       string
@@ -80,6 +96,9 @@ func parseFlags(args []string, stderr io.Writer) (*config, error) {
 	f.StringVar(&c.redisURL, "redis-url", "redis://127.0.0.1:6379/0", "with -store redis: the server's `URL`")
 	f.StringVar(&c.init, "init", "env://", "without -nproc: the `URL` of the store, see pg.Init")
 	f.StringVar(&c.backend, "backend", "gloo", "the backend's `name`")
+	f.StringVar(&c.device, "device", onCPU, "`where` the model is and computes: cpu; cuda, one of the machine's GPUs (ranks share them if they are more); sim, a GPU in software, which every rank has for itself")
+	f.BoolVar(&c.checkSim, "check", false, "with -device sim: delay operations at random and look for those that lack an order; the ranks fail if there are any")
+	f.StringVar(&c.work, "work", "", "with -device: `how` gradients are averaged: device, from device to device; host, by way of the CPUs; empty: device where it can be done")
 	f.DurationVar(&c.timeout, "timeout", time.Minute, "the longest `time` that ranks wait for each other")
 
 	f.StringVar(&c.data, "data", "", "a `folder` with the IDX files of MNIST, Fashion-MNIST or the like; empty: the embedded digits")
@@ -119,6 +138,16 @@ func (c *config) check(rest []string) error {
 		return fmt.Errorf("ddp: -nproc %d is not within 0 and 1024", c.nproc)
 	case c.store != "tcp" && c.store != "redis" && c.store != "file":
 		return fmt.Errorf("ddp: -store %q: there are tcp, redis and file", c.store)
+	case c.device != onCPU && c.device != onSim && c.device != onCUDA:
+		return fmt.Errorf("ddp: -device %q: there are cpu, sim and cuda", c.device)
+	case c.device != onCPU && strings.Contains(c.backend, ":"):
+		return fmt.Errorf("ddp: -backend %q: with -device %s it is the one for CPU tensors, a name alone", c.backend, c.device)
+	case c.work != "" && c.work != cuda.DeviceWork && c.work != cuda.HostWork:
+		return fmt.Errorf("ddp: -work %q: there are device and host", c.work)
+	case c.work != "" && c.device == onCPU:
+		return errors.New("ddp: -work needs -device sim or cuda")
+	case c.checkSim && c.device != onSim:
+		return errors.New("ddp: -check needs -device sim")
 	case c.epochs < 1:
 		return fmt.Errorf("ddp: -epochs %d", c.epochs)
 	case c.batch < 1 || c.batch > 1<<20:
@@ -172,10 +201,7 @@ func main() {
 func exitCode(err error) int {
 	// Peer may be this rank itself: others say so of a rank that waited for a third.
 	var failed *work.Error
-	if errors.As(err, &failed) && failed.Peer >= 0 {
-		return exitPeer
-	}
-	if errors.Is(err, errOtherRank) {
+	if errors.As(err, &failed) && failed.Peer >= 0 || errors.Is(err, errOtherRank) {
 		return exitPeer
 	}
 	return exitFailed

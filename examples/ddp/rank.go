@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/c10d-go/c10d/backend"
+	"github.com/c10d-go/c10d/backend/cuda/driver"
 	"github.com/c10d-go/c10d/ddp"
 	"github.com/c10d-go/c10d/examples/internal/dataset"
 	"github.com/c10d-go/c10d/examples/internal/mlp"
@@ -32,31 +33,48 @@ func runRank(ctx context.Context, c *config, stdout io.Writer, stderr *os.File) 
 	if err != nil {
 		return err
 	}
-	g, err := pg.Init(ctx, c.init, pg.InitOptions{Options: pg.Options{Backend: c.backend, Timeout: c.timeout}})
+	devices, err := openDriver(c)
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, g.Close()) }()
-
+	g, err := pg.Init(ctx, c.init, pg.InitOptions{Options: groupOptions(c, devices)})
+	if err != nil {
+		return err
+	}
 	r := &rank{config: c, group: g}
+	defer func() { err = r.end(ctx, devices, err) }()
+
 	if r.trainer, err = newTrainer(c, data, g.Rank(), g.Size()); err != nil {
 		return err
+	}
+	gpu := ""
+	if devices != nil {
+		e, err := newDevice(devices, r.trainer, r.most(c))
+		if err != nil {
+			return fmt.Errorf("ddp: -device %s: %w", c.device, err)
+		}
+		r.engine, gpu = e, e.name
 	}
 	from, err := r.resume(ctx)
 	if err != nil {
 		return err
 	}
-	params, err := tensors(r.model.Params())
+	if err := r.engine.push(ctx); err != nil {
+		return err
+	}
+	params, o, err := r.engine.params()
 	if err != nil {
 		return err
 	}
+	o.BucketCap, o.FirstBucket = c.bucketKiB<<10, c.bucketKiB<<10
 	// From here on every rank has rank 0's parameters, and gradients that are
 	// announced with Ready are averaged over the ranks by Finish.
-	d, err := ddp.New(ctx, g, params, ddp.Options{BucketCap: c.bucketKiB << 10, FirstBucket: c.bucketKiB << 10})
+	d, err := ddp.New(ctx, g, params, o)
 	if err != nil {
 		return err
 	}
 	r.reducer = d
+	r.engine.reduced(d)
 
 	progress := newProgress(stderr, g.Rank() == 0, c, from, data.Train.Len(), g.Size())
 	training := time.Now()
@@ -65,6 +83,9 @@ func runRank(ctx context.Context, c *config, stdout io.Writer, stderr *os.File) 
 		return err
 	}
 	progress.end()
+	if err := r.engine.pull(ctx); err != nil {
+		return err
+	}
 	trained := time.Since(training)
 
 	sum := digest(r.model.Params())
@@ -80,9 +101,14 @@ func runRank(ctx context.Context, c *config, stdout io.Writer, stderr *os.File) 
 		return nil
 	}
 	rep := r.report(identical, sum)
-	rep.Buckets = len(d.Buckets())
-	if m := d.Stats().Mean; m.Comm > 0 {
-		rep.Overlap = round(m.Overlap.Seconds()/m.Comm.Seconds(), 3)
+	rep.Buckets, rep.GPU = len(d.Buckets()), gpu
+	if devices != nil {
+		rep.Work = allReduceWork(g)
+	} else {
+		rep.Overlap = new(float64)
+		if m := d.Stats().Mean; m.Comm > 0 {
+			*rep.Overlap = round(m.Overlap.Seconds()/m.Comm.Seconds(), 3)
+		}
 	}
 	rep.Seconds = round(time.Since(start).Seconds(), 3)
 	rep.ImagesPerSecond = math.Round(float64(c.epochs-from) * float64(data.Train.Len()) / trained.Seconds())
@@ -93,6 +119,19 @@ func runRank(ctx context.Context, c *config, stdout io.Writer, stderr *os.File) 
 		}
 	}
 	return r.publish(stdout, rep, single)
+}
+
+// end leaves the group and gives back the devices. After a failure these are
+// left to the end of the process, for something may still be under way on them.
+func (r *rank) end(ctx context.Context, devices driver.Driver, err error) error {
+	if err == nil {
+		err = r.engine.close(ctx)
+	}
+	err = errors.Join(err, r.group.Close())
+	if err == nil && r.config.device == onSim {
+		err = devices.Close() // says what the simulator has found
+	}
+	return err
 }
 
 func loadData(c *config) (*dataset.Data, error) {
@@ -117,7 +156,10 @@ func (r *rank) train(ctx context.Context, from int, progress *progress) error {
 		if err != nil {
 			return err
 		}
-		loss, correct := r.evaluate()
+		loss, correct, err := r.evaluate(ctx)
+		if err != nil {
+			return err
+		}
 
 		// Every rank knows its own share. One all-reduce an epoch makes sums of all of them.
 		sums := append(losses, loss, float64(correct))
@@ -134,7 +176,7 @@ func (r *rank) train(ctx context.Context, from int, progress *progress) error {
 		n := len(losses)
 		r.history.record(r.trainer, sums[:n], sums[n], sums[n+1])
 		progress.epoch(&r.history)
-		if err := r.save(epoch + 1); err != nil {
+		if err := r.save(ctx, epoch+1); err != nil {
 			return err
 		}
 	}

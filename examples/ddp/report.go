@@ -27,9 +27,12 @@ type report struct {
 	Batch           int         `json:"batch"`
 	Params          int         `json:"params"`
 	Buckets         int         `json:"buckets"`
-	Overlap         float64     `json:"overlap"` // share of the time of communication that was hidden behind computing
+	Overlap         *float64    `json:"overlap,omitempty"` // share of the time of communication that was hidden behind computing; not for a device
 	Data            string      `json:"data"`
 	Backend         string      `json:"backend"`
+	Device          string      `json:"device,omitempty"` // where the model was, if not in CPU memory
+	GPU             string      `json:"gpu,omitempty"`    // rank 0's
+	Work            string      `json:"work,omitempty"`   // how gradients in device memory were averaged: device or host
 	Store           string      `json:"store"`
 	Compare         *comparison `json:"compare,omitempty"`
 }
@@ -61,12 +64,16 @@ func (r *rank) report(identical bool, sum [32]byte) *report {
 	for _, p := range r.model.Params() {
 		n += len(p.Value)
 	}
-	return &report{
+	rep := &report{
 		Ranks: r.size, Epochs: r.config.epochs, Batch: r.config.batch, Params: n,
 		Accuracy: round(h.Accuracy[last], 6), Loss: round(h.Train[last], 6), HeldOutLoss: round(h.HeldOut[last], 6),
 		ParamsIdentical: identical, ParamsSHA256: hex.EncodeToString(sum[:]),
 		Data: r.data.Name, Backend: r.config.backend, Store: storeName(r.config.init),
 	}
+	if r.config.device != onCPU {
+		rep.Device = r.config.device
+	}
+	return rep
 }
 
 // publish draws the plot, prints the report, and returns what is wrong with the result.

@@ -44,9 +44,12 @@ func (r *rank) numbers() [][]float32 {
 }
 
 // save writes the checkpoint of rank 0, whose parameters are everybody's.
-func (r *rank) save(epoch int) error {
+func (r *rank) save(ctx context.Context, epoch int) error {
 	if r.config.checkpoint == "" {
 		return nil
+	}
+	if err := r.engine.pull(ctx); err != nil {
+		return err
 	}
 	return checkpoint.Write(r.config.checkpoint, r.state(epoch), r.numbers())
 }

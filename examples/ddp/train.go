@@ -29,12 +29,11 @@ type trainer struct {
 	optimizer  mlp.SGD
 	sampler    *sampler.Sampler
 	reducer    reducer
+	engine     engine
 	rank, size int
-
-	inputs []float32 // of the images of a step
-	labels []uint8
 }
 
+// newTrainer returns a trainer that computes in CPU memory.
 func newTrainer(c *config, data *dataset.Data, rank, size int) (*trainer, error) {
 	sizes := append([]int{data.Train.Features}, c.hidden...)
 	model, err := mlp.New(append(sizes, data.Train.Classes), c.seed)
@@ -45,14 +44,16 @@ func newTrainer(c *config, data *dataset.Data, rank, size int) (*trainer, error)
 	if err != nil {
 		return nil, err
 	}
-	share := max(c.batch/size+1, evalBatch)
-	return &trainer{
+	t := &trainer{
 		data: data, model: model, sampler: s, reducer: alone{}, rank: rank, size: size,
 		optimizer: mlp.SGD{Rate: float32(c.rate), Momentum: float32(c.momentum)},
-		inputs:    make([]float32, share*data.Train.Features),
-		labels:    make([]uint8, share),
-	}, nil
+	}
+	t.engine = newHost(t, t.most(c))
+	return t, nil
 }
+
+// most is the most images of a pass.
+func (t *trainer) most(c *config) int { return max(c.batch/t.size+1, evalBatch) }
 
 // epoch trains on every image once and returns the summed loss of this rank's
 // images in each step. after is called when a step is done, with the loss and
@@ -62,24 +63,26 @@ func (t *trainer) epoch(ctx context.Context, epoch int, after func(loss float64,
 	losses := make([]float64, t.sampler.Steps())
 	for step := range losses {
 		b := t.sampler.Batch(step)
-		x, y := t.data.Train.Gather(t.inputs, t.labels, b.Indices)
+		inputs, labels := t.engine.batch()
+		t.data.Train.Gather(inputs, labels, b.Indices)
 
 		if err := t.reducer.Begin(ctx); err != nil {
 			return nil, err
 		}
-		var failed error
-		losses[step], _ = t.model.Backward(x, y, b.Scale, func(param int) {
-			if failed == nil {
-				failed = t.reducer.Ready(param)
-			}
-		})
-		if failed != nil {
-			return nil, failed
+		if err := t.engine.backward(len(b.Indices), b.Scale, t.reducer.Ready); err != nil {
+			return nil, err
 		}
 		if err := t.reducer.Finish(ctx); err != nil {
 			return nil, err
 		}
-		t.optimizer.Step(t.model.Params())
+		if err := t.engine.step(); err != nil {
+			return nil, err
+		}
+		// Nothing has waited for a device so far.
+		var err error
+		if losses[step], _, err = t.engine.result(ctx); err != nil {
+			return nil, err
+		}
 		after(losses[step], len(b.Indices))
 	}
 	return losses, nil
@@ -90,19 +93,26 @@ const evalBatch = 256
 
 // evaluate returns the summed loss over this rank's share of the held-out
 // images, and how many of them the model gets right.
-func (t *trainer) evaluate() (loss float64, correct int) {
+func (t *trainer) evaluate(ctx context.Context) (loss float64, correct int, err error) {
 	var indices []int
-	flush := func() {
-		l, c := t.model.Forward(t.data.HeldOut.Gather(t.inputs, t.labels, indices))
+	for i := t.rank; err == nil && (i < t.data.HeldOut.Len() || len(indices) > 0); i += t.size {
+		if i < t.data.HeldOut.Len() {
+			indices = append(indices, i)
+			if len(indices) < evalBatch {
+				continue
+			}
+		}
+		inputs, labels := t.engine.batch()
+		t.data.HeldOut.Gather(inputs, labels, indices)
+		if err = t.engine.forward(len(indices)); err != nil {
+			break
+		}
+		var l float64
+		var c int
+		l, c, err = t.engine.result(ctx)
 		loss, correct, indices = loss+l, correct+c, indices[:0]
 	}
-	for i := t.rank; i < t.data.HeldOut.Len(); i += t.size {
-		if indices = append(indices, i); len(indices) == evalBatch {
-			flush()
-		}
-	}
-	flush()
-	return loss, correct
+	return loss, correct, err
 }
 
 // history is the course of a training. Losses are means over the images of all ranks.
@@ -141,7 +151,10 @@ func trainAlone(ctx context.Context, c *config, data *dataset.Data) (*trainer, *
 		if err != nil {
 			return nil, nil, err
 		}
-		loss, correct := t.evaluate()
+		loss, correct, err := t.evaluate(ctx)
+		if err != nil {
+			return nil, nil, err
+		}
 		h.record(t, losses, loss, float64(correct))
 	}
 	return t, h, nil

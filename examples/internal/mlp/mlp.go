@@ -48,6 +48,9 @@ func New(sizes []int, seed uint64) (*Model, error) {
 	return m, nil
 }
 
+// Sizes returns the sizes of the layers, pixels first, classes last.
+func (m *Model) Sizes() []int { return slices.Clone(m.sizes) }
+
 // Params returns the parameters in the order of the forward pass. They are the
 // model's own.
 func (m *Model) Params() []*Param { return m.params }
@@ -77,29 +80,14 @@ func (m *Model) Backward(inputs []float32, labels []uint8, scale float32, ready 
 			x = m.outputs[l-1]
 		}
 		w, b := m.params[2*l], m.params[2*l+1]
-		clear(b.Grad)
-		clear(w.Grad)
-		for k := range n {
-			d := delta[k*out : (k+1)*out]
-			axpy(1, d, b.Grad)
-			for i, v := range x[k*in : (k+1)*in] {
-				if v != 0 { // half of the pixels of an image are paper
-					axpy(v, d, w.Grad[i*out:(i+1)*out])
-				}
-			}
-		}
+		ParamGrad(w.Grad, b.Grad, x, delta, n, in, out)
 		ready(2*l + 1)
 		ready(2 * l)
 		if l == 0 {
 			break
 		}
 		m.deltas[l-1] = resize(m.deltas[l-1], n*in)
-		for k := range n {
-			d, dx := delta[k*out:(k+1)*out], m.deltas[l-1][k*in:(k+1)*in]
-			for i, v := range x[k*in : (k+1)*in] {
-				dx[i] = (1 - v*v) * dot(w.Value[i*out:(i+1)*out], d)
-			}
-		}
+		InputGrad(m.deltas[l-1], x, w.Value, delta, n, in, out)
 	}
 	return loss, correct
 }
@@ -113,69 +101,25 @@ func (m *Model) forward(inputs []float32, labels []uint8, delta []float32, scale
 		in, out := m.sizes[l], m.sizes[l+1]
 		w, b := m.params[2*l].Value, m.params[2*l+1].Value
 		m.outputs[l] = resize(m.outputs[l], n*out)
-		for k := range n {
-			y := m.outputs[l][k*out : (k+1)*out]
-			copy(y, b)
-			for i, v := range x[k*in : (k+1)*in] {
-				if v != 0 {
-					axpy(v, w[i*out:(i+1)*out], y)
-				}
-			}
-			if l < last {
-				for j, v := range y {
-					y[j] = float32(math.Tanh(float64(v)))
-				}
-			}
+		Linear(m.outputs[l], x, w, b, n, in, out)
+		if l < last {
+			Tanh(m.outputs[l])
 		}
 		x = m.outputs[l]
 	}
 	classes := m.sizes[last+1]
 	for k, label := range labels {
-		y := x[k*classes : (k+1)*classes]
-		top := slices.Max(y)
-		sum := 0.
-		for _, v := range y {
-			sum += math.Exp(float64(v - top))
+		var d []float32
+		if delta != nil {
+			d = delta[k*classes : (k+1)*classes]
 		}
-		loss += math.Log(sum) - float64(y[label]-top)
-		if y[label] == top {
+		one, right := Softmax(d, x[k*classes:(k+1)*classes], int(label), scale)
+		loss += one
+		if right {
 			correct++
 		}
-		if delta == nil {
-			continue
-		}
-		d := delta[k*classes : (k+1)*classes]
-		for j, v := range y {
-			d[j] = scale * float32(math.Exp(float64(v-top))/sum)
-		}
-		d[label] -= scale
 	}
 	return loss, correct
-}
-
-// axpy adds a*x to y, which are equally long.
-func axpy(a float32, x, y []float32) {
-	y = y[:len(x)]
-	for i, v := range x {
-		y[i] += a * v
-	}
-}
-
-// dot keeps four sums so that an addition need not wait for the one before it.
-func dot(x, y []float32) float32 {
-	var s0, s1, s2, s3 float32
-	y = y[:len(x)]
-	i := 0
-	for ; i+4 <= len(x); i += 4 {
-		s0 += x[i] * y[i]
-		s1 += x[i+1] * y[i+1]
-		s2 += x[i+2] * y[i+2]
-		s3 += x[i+3] * y[i+3]
-	}
-	for ; i < len(x); i++ {
-		s0 += x[i] * y[i]
-	}
-	return s0 + s1 + (s2 + s3)
 }
 
 func resize(s []float32, n int) []float32 {
@@ -203,10 +147,6 @@ func (s *SGD) Velocity(params []*Param) [][]float32 {
 // Step moves the parameters against their gradients.
 func (s *SGD) Step(params []*Param) {
 	for k, v := range s.Velocity(params) {
-		p := params[k]
-		for i, g := range p.Grad {
-			v[i] = s.Momentum*v[i] + g
-			p.Value[i] -= s.Rate * v[i]
-		}
+		Step(params[k].Value, v, params[k].Grad, s.Rate, s.Momentum)
 	}
 }

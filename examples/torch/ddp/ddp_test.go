@@ -32,7 +32,7 @@ func TestMain(m *testing.M) {
 }
 
 // limit is far more than any of these runs takes; it turns a hang into a failure.
-const limit = 3 * time.Minute
+const limit = 5 * time.Minute
 
 // python is Debian's, whose torch is 1.13.1.
 const python = "/usr/bin/python3"
@@ -54,7 +54,7 @@ func program(t *testing.T, args ...string) (stdout, stderr string, err error) {
 	require.NoError(t, err)
 	ctx, cancel := context.WithTimeout(context.Background(), limit)
 	defer cancel()
-	cmd := exec.CommandContext(ctx, self, append([]string{"-python-exe", python}, args...)...)
+	cmd := exec.CommandContext(ctx, self, append([]string{"-python-exe", python, "-timeout", "4m"}, args...)...)
 	cmd.Env = append(os.Environ(), asProgram+"=1")
 	cmd.WaitDelay = 10 * time.Second
 	var out, errs bytes.Buffer
@@ -156,8 +156,7 @@ func TestMismatch(t *testing.T) {
 	for args, want := range map[string][]string{
 		"-mismatch 1": {
 			"[rank 1 go] ddp: ranks disagree on parameter 0: rank 0 has sizes [128 64] and strides [64 1], rank 1 has layer0.weight with sizes [129 64] and strides [64 1]",
-			"[rank 0 python] RuntimeError: ",
-			"ddp: 2 of 2 ranks failed: ",
+			"ddp: 2 of 2 ranks failed: ", // PyTorch's, which sends, can miss the end of the connection, and is then ended
 		},
 		"-mismatch 0 -go-first": {
 			"[rank 1 python] RuntimeError: [1]: params[0] in this process with sizes [128, 64] appears not to match sizes of the same param in process 0.",

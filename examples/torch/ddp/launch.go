@@ -221,13 +221,34 @@ func (l *launcher) pythonStore(ctx context.Context, env []string) (stop func(), 
 	return stop, nil
 }
 
-// freePort returns a port that was free a moment ago.
-func freePort(host string) (int, error) {
+// freePort returns a free port, which the system gives to nobody else until rank
+// 0, which may take seconds to import PyTorch, listens on it. A connection to it,
+// closed on the listening side first, keeps it: that side is remembered for a
+// minute or so.
+func freePort(host string) (port int, err error) {
+	defer func() {
+		if err != nil {
+			err = fmt.Errorf("ddp: %w", err)
+		}
+	}()
 	l, err := net.Listen("tcp", net.JoinHostPort(host, "0"))
 	if err != nil {
-		return 0, fmt.Errorf("ddp: %w", err)
+		return 0, err
 	}
 	defer l.Close()
+	near, err := net.Dial("tcp", l.Addr().String())
+	if err != nil {
+		return 0, err
+	}
+	defer near.Close()
+	far, err := l.Accept()
+	if err != nil {
+		return 0, err
+	}
+	far.Close()
+	if _, err := io.Copy(io.Discard, near); err != nil {
+		return 0, err
+	}
 	return l.Addr().(*net.TCPAddr).Port, nil
 }
 

@@ -128,6 +128,7 @@ def train(job):
     }), flush=True)
     dist.barrier()
     dist.destroy_process_group()
+    os._exit(0)  # threads of gloo may abort a process that takes its leave
 
 
 def host():
@@ -143,4 +144,9 @@ if __name__ == "__main__":
     if sys.argv[1] == "--store":
         host()
     with open(sys.argv[1]) as f:
-        train(json.load(f))
+        try:
+            train(json.load(f))
+        except Exception:
+            sys.excepthook(*sys.exc_info())
+            sys.stderr.flush()
+            os._exit(1)  # threads of gloo may keep a process from its leave

@@ -17,6 +17,7 @@ import gzip
 import json
 import os
 import socket
+import sys
 import time
 import zlib
 
@@ -192,7 +193,13 @@ def main():
         time.sleep(o.pause)
     link.goodbye()
     say("done", epoch=epoch)
+    os._exit(0)  # threads of gloo may abort a process that takes its leave
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except Exception:
+        sys.excepthook(*sys.exc_info())
+        sys.stderr.flush()
+        os._exit(1)  # threads of gloo may keep a process from its leave

@@ -1,0 +1,163 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"os"
+	"strconv"
+
+	"github.com/c10d-go/c10d/backend/cuda"
+	"github.com/c10d-go/c10d/backend/cuda/driver"
+	"github.com/c10d-go/c10d/backend/cuda/driver/nvidia"
+	"github.com/c10d-go/c10d/backend/cuda/driver/sim"
+	"github.com/c10d-go/c10d/backend/cuda/driver/sim/simkernels"
+	"github.com/c10d-go/c10d/ddp"
+	"github.com/c10d-go/c10d/ddp/gpu"
+	"github.com/c10d-go/c10d/examples/internal/gpumlp"
+	"github.com/c10d-go/c10d/pg"
+	"github.com/c10d-go/c10d/tensor"
+	"github.com/c10d-go/c10d/work"
+)
+
+// What -device may be.
+const (
+	onCPU  = "cpu"
+	onSim  = "sim"
+	onCUDA = "cuda"
+)
+
+// simHost is the folder in which the launcher's ranks share a simulated host.
+const simHost = "C10D_DEMO_SIM"
+
+// openDriver returns the devices that the parameters lie on, nil for CPU
+// memory. The launcher's ranks on the simulator have one host with a GPU for each;
+// others have a machine with one GPU for themselves, and average through the host.
+func openDriver(c *config) (driver.Driver, error) {
+	var d driver.Driver
+	var err error
+	switch c.device {
+	case onSim:
+		o := sim.Config{Kernels: gpumlp.Kernels(), NoDelays: !c.checkSim, NoCheck: !c.checkSim, Seed: c.seed}
+		maps.Copy(o.Kernels, simkernels.All())
+		if o.Dir = os.Getenv(simHost); o.Dir != "" {
+			if o.Devices, err = strconv.Atoi(os.Getenv("LOCAL_WORLD_SIZE")); err != nil {
+				return nil, fmt.Errorf("ddp: LOCAL_WORLD_SIZE: %w", err)
+			}
+		}
+		d, err = sim.Open(o)
+	case onCUDA:
+		d, err = cuda.Default()
+	}
+	if err != nil {
+		return nil, fmt.Errorf("ddp: -device %s: %w", c.device, err)
+	}
+	return d, nil
+}
+
+// haveGPU returns why -device cuda cannot work, before ranks are started.
+func haveGPU() error {
+	d, err := nvidia.Open()
+	if err != nil {
+		return fmt.Errorf("ddp: -device %s: %w", onCUDA, err)
+	}
+	return d.Close()
+}
+
+// groupOptions are the group's, for tensors in CPU memory and on d's devices.
+func groupOptions(c *config, d driver.Driver) pg.Options {
+	o := pg.Options{Backend: c.backend, Timeout: c.timeout}
+	if d != nil {
+		o.Backend = "cpu:" + c.backend + ",cuda:" + cuda.Name
+		o.BackendOptions = map[string]any{cuda.Name: cuda.Options{Driver: d, CPU: c.backend, AllReduce: c.work}}
+	}
+	return o
+}
+
+// allReduceWork is how gradients in device memory are averaged: on the devices, or
+// through the host.
+func allReduceWork(g *pg.ProcessGroup) string {
+	for _, e := range g.Explain() {
+		for _, c := range e.Choices {
+			if e.Backend == cuda.Name && c.Op == work.AllReduce.String() {
+				return c.Algorithm
+			}
+		}
+	}
+	return ""
+}
+
+// device is the engine in device memory.
+type device struct {
+	t      *trainer
+	stream driver.Stream // everything happens on it, and the group's operations are ordered against it
+	own    *gpu.Device   // for DDP
+	model  *gpumlp.Model
+	ddp    *ddp.DDP
+	name   string
+}
+
+// newDevice returns the engine on one of d's devices: the one of the rank's
+// number on its host. Ranks that are more than devices share them.
+func newDevice(d driver.Driver, t *trainer, images int) (*device, error) {
+	local, err := strconv.Atoi(os.Getenv("LOCAL_RANK"))
+	if err != nil || local < 0 {
+		local = t.rank
+	}
+	dev, err := d.Device(local % d.Count())
+	if err != nil {
+		return nil, err
+	}
+	e := &device{t: t, name: dev.Info().Name}
+	if e.stream, err = dev.NewStream(driver.StreamOptions{Name: "trainer"}); err != nil {
+		return nil, err
+	}
+	if e.own, err = gpu.New(dev, e.stream); err != nil {
+		return nil, err
+	}
+	e.model, err = gpumlp.New(d, dev, e.stream, t.model, images)
+	return e, err
+}
+
+func (e *device) batch() ([]float32, []uint8) { return e.model.Batch() }
+
+func (e *device) forward(n int) error { return e.model.Forward(n) }
+
+func (e *device) backward(n int, scale float32, ready func(param int) error) error {
+	return e.model.Backward(n, scale, e.grad, ready)
+}
+
+// grad is where the gradient of a parameter is: in its bucket.
+func (e *device) grad(param int) *tensor.Tensor { return e.ddp.GradView(param) }
+
+func (e *device) step() error {
+	return e.model.Step(e.t.optimizer.Rate, e.t.optimizer.Momentum, e.grad)
+}
+
+func (e *device) result(ctx context.Context) (float64, int, error) { return e.model.Result(ctx) }
+
+func (e *device) push(ctx context.Context) error {
+	return e.model.Upload(ctx, e.t.optimizer.Velocity(e.t.model.Params()))
+}
+
+// pull also finds out whether all averages of the way were good.
+func (e *device) pull(ctx context.Context) error {
+	if err := e.ddp.Wait(ctx); err != nil {
+		return err
+	}
+	return e.model.Download(ctx, e.t.optimizer.Velocity(e.t.model.Params()))
+}
+
+func (e *device) params() ([]ddp.Param, ddp.Options, error) {
+	return e.model.Params(), ddp.Options{Device: e.own, GradientAsBucketView: true}, nil
+}
+
+func (e *device) reduced(d *ddp.DDP) { e.ddp = d }
+
+func (e *device) close(ctx context.Context) error {
+	if err := e.model.Sync(ctx); err != nil {
+		return err
+	}
+	return errors.Join(e.model.Close(), e.own.Close(), e.stream.Close())
+}

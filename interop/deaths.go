@@ -2,20 +2,40 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"regexp"
+	"slices"
 	"strings"
 	"time"
 
 	"github.com/c10d-go/c10d/internal/script"
 )
 
-// promptly is how soon a Go rank must have ended after another was killed.
-const promptly = 2 * time.Second
+// promptly is how soon a Go rank must have ended after another was killed: at
+// once, on a machine that may be busy with other things, and long before the
+// limit of its operation, which is patience.
+const promptly = 20 * time.Second
 
 // closed is what gloo says when the other side of a connection has gone.
 var closed = regexp.MustCompile(`[Cc]onnection (closed|reset) by peer|Broken pipe`)
+
+// A PyTorch rank that begins to send while its connection ends can miss that;
+// the operation then lasts until its timeout. It befell one of a hundred runs
+// with PyTorch 1.13 on a busy machine: gloo had closed its own end of the
+// connection to the dead rank, and waited on for that to send. No Go rank can do
+// anything about it: the job is run again.
+var (
+	errMissed = errors.New("gloo missed the end of a connection")
+	missed    = regexp.MustCompile(`Timed out waiting`)
+)
+
+// missedTries is how often a job runs at most for that.
+const missedTries = 4
+
+// gloosPatience is the timeout of PyTorch's operations when a Go rank is killed.
+const gloosPatience = 45 * time.Second
 
 // deaths kills a rank in the middle of a script and looks at what the others say.
 func (l *lab) deaths(ctx context.Context, only *regexp.Regexp) []Job {
@@ -31,17 +51,29 @@ func (l *lab) deaths(ctx context.Context, only *regexp.Regexp) []Job {
 		size   int
 		ours   []int
 		victim int
+		env    []string
 	}{
-		{"a PyTorch rank is killed: Go ranks name it within 2 s", "PyTorch rank killed, Go on 0", 2, []int{0}, 1},
-		{"a PyTorch rank is killed: Go ranks name it within 2 s", "PyTorch rank killed, Go on 0 and 1", 3, []int{0, 1}, 2},
-		{"a Go rank is killed: PyTorch ranks say that the connection was closed", "Go rank killed, PyTorch on 0", 2, []int{1}, 1},
+		{"a PyTorch rank is killed: Go ranks name it at once", "PyTorch rank killed, Go on 0", 2, []int{0}, 1, nil},
+		{"a PyTorch rank is killed: Go ranks name it at once", "PyTorch rank killed, Go on 0 and 1", 3, []int{0, 1}, 2, nil},
+		{"a PyTorch rank is killed: Go ranks name it at once", "PyTorch rank killed, Go on 0 and 1, DETAIL", 3, []int{0, 1}, 2, []string{detail}},
+		{"a Go rank is killed: PyTorch ranks say that the connection was closed", "Go rank killed, PyTorch on 0", 2, []int{1}, 1, nil},
+		{"a Go rank is killed: PyTorch ranks say that the connection was closed", "Go rank killed, PyTorch on 0, DETAIL", 2, []int{1}, 1, []string{detail}},
 	} {
 		if !only.MatchString(d.name) {
 			continue
 		}
 		start := time.Now()
 		x := Job{Kind: d.kind, Name: d.name, Size: d.size, Go: d.ours, Lines: len(lines)}
-		if err := l.death(ctx, job{Size: d.size, Go: d.ours, Store: storeServer, lines: lines}, d.victim); err != nil {
+		j := job{Size: d.size, Go: d.ours, Store: storeServer, Env: d.env, lines: lines}
+		if j.isGo(d.victim) {
+			j.Env = append(slices.Clip(j.Env), fmt.Sprint("SCRIPT_TIMEOUT=", gloosPatience.Seconds()))
+		}
+		err := l.death(ctx, j, d.victim)
+		for errors.Is(err, errMissed) && x.Missed+1 < missedTries {
+			x.Missed++
+			err = l.death(ctx, j, d.victim)
+		}
+		if err != nil {
 			x.Error = err.Error()
 		}
 		x.Seconds = time.Since(start).Seconds()
@@ -81,8 +113,8 @@ func (l *lab) death(ctx context.Context, j job, victim int) error {
 		}
 		select {
 		case <-p.ended:
-		case <-time.After(time.Minute):
-			return fmt.Errorf("%s still runs a minute after rank %d was killed", p.what, victim)
+		case <-time.After(patience):
+			return fmt.Errorf("%s still runs %v after rank %d was killed", p.what, patience, victim)
 		}
 		took := p.at.Sub(killed)
 		said, err := os.ReadFile(g.err(r))
@@ -92,6 +124,8 @@ func (l *lab) death(ctx context.Context, j job, victim int) error {
 		switch {
 		case p.err == nil:
 			return fmt.Errorf("%s ended well although rank %d was killed", p.what, victim)
+		case !j.isGo(r) && missed.Match(said):
+			return fmt.Errorf("%s: %w", p.what, errMissed)
 		case !j.isGo(r):
 			if !closed.Match(said) {
 				return fmt.Errorf("%s does not say that a connection was closed: %s", p.what, tail(g.err(r)))

@@ -24,10 +24,13 @@
 //
 // Then a shorter script in other surroundings: stores hosted by "c10d store",
 // by torchrun's agent and in a shared file, a store barrier, two devices, no
-// interface named, IPv6; and 500 lines drawn from a seed that is printed.
+// interface named, IPv6; groups in groups that overlap and are used in turns;
+// ranks that compare their collectives first (TORCH_DISTRIBUTED_DEBUG=DETAIL);
+// and 500 lines drawn from a seed that is printed.
 //
-// Last, a rank is killed: a Go rank must name the PyTorch rank that died within
-// two seconds, a PyTorch rank must say that its connection was closed.
+// Last, a rank calls something else under DETAIL, and all must say so and go
+// on; and a rank is killed: a Go rank must name the PyTorch rank that died
+// within two seconds, a PyTorch rank must say that its connection was closed.
 //
 // # A machine without Go
 //

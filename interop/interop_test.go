@@ -31,7 +31,7 @@ func TestShort(t *testing.T) {
 		t.Skipf("needs PyTorch (Debian: python3-torch): %s -c 'import torch.distributed': %v", python, err)
 	}
 	x, err := run(context.Background(), options{
-		python: python, short: true, seed: 1, only: "Go on 1|c10d store|two devices|killed", log: t.Output(),
+		python: python, short: true, seed: 1, only: "^Go on 1|c10d store|two devices|killed|DETAIL, Go on 0|mismatch on 2, Go on .0", log: t.Output(),
 	})
 	require.NoError(t, err)
 	require.Empty(t, x.Unexplained)
@@ -41,6 +41,8 @@ func TestShort(t *testing.T) {
 	}
 	require.Contains(t, names, "Go on 1")
 	require.Contains(t, names, "store: c10d store")
+	require.Contains(t, names, "DETAIL, Go on 0")
+	require.Contains(t, names, "mismatch on 2, Go on [0]")
 	compared := 0
 	for _, c := range x.Cells {
 		compared += c.Compared
@@ -125,6 +127,91 @@ func TestScripts(t *testing.T) {
 			})
 		}
 	}
+}
+
+// TestGroupsInGroups wants every script of them to have operations in groups of
+// each kind while others are alive, and local groups whose members are in as
+// many groups, for PyTorch makes their names of that.
+func TestGroupsInGroups(t *testing.T) {
+	for v := range releases {
+		for size := 4; size <= 6; size++ {
+			for _, local := range []bool{false, true} {
+				lines, err := script.Parse(bytes.NewReader(text(inGroups(v, takenBy(v), size, local))), size)
+				require.NoError(t, err)
+				in, memberships, latest := map[string]int{}, make([]int, size), ""
+				elder := 0 // operations in groups that are not the latest
+				for _, l := range lines {
+					if l.Op != "new_group" {
+						in[l.Group]++
+						if l.Group != latest {
+							elder++
+						}
+						continue
+					}
+					latest = l.Name
+					require.Equal(t, local, l.Local)
+					for _, r := range l.Ranks {
+						require.True(t, !local || memberships[r] == memberships[l.Ranks[0]], "%s: %v", l.Name, memberships)
+					}
+					for _, r := range l.Ranks {
+						memberships[r]++
+					}
+				}
+				for name, n := range in {
+					require.Greater(t, n, 3, name)
+				}
+				require.Contains(t, in, "grandchild")
+				require.Greater(t, elder, len(lines)/3)
+			}
+		}
+	}
+}
+
+// TestInDetail: what PyTorch 2 cannot do under DETAIL is left out, nothing else.
+func TestInDetail(t *testing.T) {
+	p2p := func(l script.Line) bool { return l.Op == "send_recv" || l.Op == "recv_any" }
+	for size := 2; size <= 4; size++ {
+		all := sample(206, takenBy(206), size)
+		left := inDetail(206, all, size)
+		require.Equal(t, all, inDetail(113, all, size))
+		without := func(lines []script.Line) []script.Line {
+			return slices.DeleteFunc(slices.Clone(lines), p2p)
+		}
+		require.Equal(t, without(all), without(left))
+		require.True(t, slices.ContainsFunc(left, p2p))
+		for _, l := range left {
+			require.False(t, p2p(l) && l.Group == "" && size > 2)
+		}
+		if size == 2 {
+			require.Equal(t, all, left)
+		}
+	}
+}
+
+// TestJudge holds judge to what it must refuse.
+func TestJudge(t *testing.T) {
+	good, usual, other := script.Line{Op: "all_reduce", Shape: []int{8}}, script.Line{Op: "all_reduce", Shape: []int{5}}, script.Line{Op: "barrier"}
+	j := job{Size: 3, Go: []int{0, 1}, lines: []script.Line{good, usual}, own: map[int][]script.Line{2: {good, other}}}
+	said := func(errors ...string) [][]script.Result {
+		got := make([][]script.Result, len(errors))
+		for r, e := range errors {
+			got[r] = []script.Result{{SHA256: "a"}, {I: 1, Error: e}}
+		}
+		return got
+	}
+	one, two := `rank 0 of group "0" calls all_reduce, but rank 2 calls something`, `rank 1 of group "0" calls all_reduce, but rank 2 calls something`
+	torch := "Rank 2 is running collective: BARRIER, but Rank 0 is running collective: ALLREDUCE"
+	require.NoError(t, judge(j, 2, said(one, two, torch)))
+	require.Error(t, judge(j, 2, said("", two, torch)), "no error")
+	require.Error(t, judge(j, 2, said(one, two, "")), "no error of PyTorch")
+	require.Error(t, judge(j, 2, said(one, `rank 1 of group "0" calls all_reduce, but rank 0 calls something`, torch)), "the wrong rank")
+	j.Go = []int{0, 1, 2}
+	three := `rank 2 of group "0" calls barrier, but ranks 0, 1 call all_reduce`
+	require.Error(t, judge(j, 2, said(one, two, three)), "Go ranks know what Go ranks call")
+	all := said(strings.ReplaceAll(one, "something", "barrier"), strings.ReplaceAll(two, "something", "barrier"), three)
+	require.NoError(t, judge(j, 2, all))
+	all[1][0].SHA256 = "b"
+	require.Error(t, judge(j, 2, all), "another result where all agree")
 }
 
 func TestADifferenceIsReported(t *testing.T) {

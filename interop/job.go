@@ -18,6 +18,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/c10d-go/c10d/internal/freeport"
 	"github.com/c10d-go/c10d/internal/script"
 )
 
@@ -55,15 +56,29 @@ type job struct {
 	IPv6  bool     // in a network that has ::1 and nothing else
 	Env   []string // of every rank, over the usual
 	lines []script.Line
+	own   map[int][]script.Line // of ranks that run another script, as long as lines
+}
+
+// script is what a rank runs.
+func (j *job) script(rank int) []script.Line {
+	if own, ok := j.own[rank]; ok {
+		return own
+	}
+	return j.lines
 }
 
 func (j *job) isGo(rank int) bool { return slices.Contains(j.Go, rank) }
 
-// limit bounds a job: the longest script takes a sixth of it on two cores.
-const limit = 5 * time.Minute
+// limit bounds a job: the longest script takes a fifteenth of it on two cores
+// that have nothing else to do.
+const limit = 12 * time.Minute
+
+// patience is the limit of an operation. Ranks wait for each other so long from
+// the start, and one that imports PyTorch may take tens of seconds to come.
+const patience = 3 * time.Minute
 
 // settle is how long the other ranks of a failed job get to fail by themselves.
-const settle = 10 * time.Second
+const settle = 20 * time.Second
 
 // run runs a job and returns each rank's results. An error says which ranks
 // failed, and with what words.
@@ -120,8 +135,9 @@ func (g *group) stop() {
 	}
 }
 
-func (g *group) out(rank int) string { return filepath.Join(g.dir, "out."+strconv.Itoa(rank)) }
-func (g *group) err(rank int) string { return filepath.Join(g.dir, "err."+strconv.Itoa(rank)) }
+func (g *group) out(rank int) string    { return filepath.Join(g.dir, "out."+strconv.Itoa(rank)) }
+func (g *group) script(rank int) string { return filepath.Join(g.dir, "script."+strconv.Itoa(rank)) }
+func (g *group) err(rank int) string    { return filepath.Join(g.dir, "err."+strconv.Itoa(rank)) }
 
 // start starts the processes of a job, whose results go to files.
 func (l *lab) start(ctx context.Context, j job) (_ *group, err error) {
@@ -140,6 +156,11 @@ func (l *lab) start(ctx context.Context, j job) (_ *group, err error) {
 	if err := os.WriteFile(file, text(j.lines), 0o644); err != nil {
 		return nil, err
 	}
+	for r, lines := range j.own {
+		if err := os.WriteFile(g.script(r), text(lines), 0o644); err != nil {
+			return nil, err
+		}
+	}
 	host, port := "127.0.0.1", "29500"
 	var prefix []string
 	if j.IPv6 {
@@ -149,17 +170,23 @@ func (l *lab) start(ctx context.Context, j job) (_ *group, err error) {
 			return nil, err
 		}
 		prefix, g.undo = enter, append(g.undo, leave)
-	} else if port, err = freePort(); err != nil {
-		return nil, err
+	} else {
+		addr, err := freeport.Reserve()
+		if err != nil {
+			return nil, fmt.Errorf("interop: a free port: %w", err)
+		}
+		if _, port, err = net.SplitHostPort(addr); err != nil {
+			return nil, err
+		}
 	}
-	env := append(os.Environ(), "GLOO_SOCKET_IFNAME=lo", "OMP_NUM_THREADS=1", "SCRIPT_TIMEOUT=60",
+	env := append(os.Environ(), "GLOO_SOCKET_IFNAME=lo", "OMP_NUM_THREADS=1", fmt.Sprint("SCRIPT_TIMEOUT=", patience.Seconds()),
 		"MASTER_ADDR="+host, "MASTER_PORT="+port, "WORLD_SIZE="+strconv.Itoa(j.Size))
 	if l.noUV {
 		env = append(env, "USE_LIBUV=0")
 	}
 	env = append(env, j.Env...)
 	python := slices.Concat(prefix, l.python)
-	goRank := slices.Concat(prefix, []string{l.c10d(), "rank", "-script", file, "-torch", l.version.generation()})
+	goRank := slices.Concat(prefix, []string{l.c10d(), "rank", "-wire", "gloo", "-timeout", patience.String(), "-script", file, "-torch", l.version.generation()})
 	torchRank := slices.Concat(python, []string{l.rank(), file})
 
 	switch j.Store {
@@ -189,6 +216,10 @@ func (l *lab) start(ctx context.Context, j job) (_ *group, err error) {
 		if j.isGo(r) {
 			args, what = goRank, fmt.Sprintf("rank %d, Go", r)
 		}
+		if j.own[r] != nil {
+			args = slices.Clone(args)
+			args[slices.Index(args, file)] = g.script(r)
+		}
 		if err := g.launch(ctx, what, r, args, append(slices.Clip(env), "RANK="+strconv.Itoa(r))); err != nil {
 			return nil, err
 		}
@@ -206,10 +237,10 @@ func (l *lab) wrapper(g *group, file string) (string, error) {
 	return path, os.WriteFile(path, fmt.Appendf(nil, `#!/bin/sh
 exec >%[1]s/out.$RANK 2>%[1]s/err.$RANK
 case "%[2]s" in
-*" $RANK "*) exec %[3]s rank -script %[4]s -torch %[5]s ;;
+*" $RANK "*) exec %[3]s rank -wire gloo -timeout %[8]s -script %[4]s -torch %[5]s ;;
 esac
 exec %[6]s %[7]s %[4]s
-`, g.dir, ours.String(), l.c10d(), file, l.version.generation(), l.inner, l.rank()), 0o755)
+`, g.dir, ours.String(), l.c10d(), file, l.version.generation(), l.inner, l.rank(), patience), 0o755)
 }
 
 // launch starts one process. Rank -1 is none, whose output matters only if it fails.
@@ -277,12 +308,13 @@ func (g *group) results() ([][]script.Result, error) {
 			}
 			all[r] = append(all[r], x)
 		}
-		if n := len(all[r]); n != len(g.job.lines) {
+		lines := g.job.script(r)
+		if n := len(all[r]); n != len(lines) {
 			var next []byte
-			if n < len(g.job.lines) {
-				next = bytes.TrimSpace(text(g.job.lines[n : n+1]))
+			if n < len(lines) {
+				next = bytes.TrimSpace(text(lines[n : n+1]))
 			}
-			errs = append(errs, fmt.Errorf("rank %d printed %d results of %d; next is %s", r, n, len(g.job.lines), next))
+			errs = append(errs, fmt.Errorf("rank %d printed %d results of %d; next is %s", r, n, len(lines), next))
 		}
 	}
 	return all, errors.Join(errs...)
@@ -293,17 +325,6 @@ func tail(file string) string {
 	text, _ := os.ReadFile(file)
 	lines := strings.Split(strings.TrimSpace(string(text)), "\n")
 	return strings.Join(lines[max(0, len(lines)-5):], "\n")
-}
-
-// freePort returns a port that was free a moment ago.
-func freePort() (string, error) {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		return "", err
-	}
-	defer l.Close()
-	_, port, err := net.SplitHostPort(l.Addr().String())
-	return port, err
 }
 
 // onlyIPv6 makes a network of its own, where this host is ::1 and nothing else,

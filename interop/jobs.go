@@ -60,6 +60,9 @@ func jobs(v version, taken []script.Line, seed uint64, short bool) [][]job {
 	}
 	all = append(all, around)
 
+	all = append(all, groupsInGroups(v, taken)...)
+	all = append(all, compared(v, taken)...)
+
 	lines = random(v, taken, 4, 500, seed)
 	chance := fmt.Sprintf("500 random lines, seed %d", seed)
 	const kind = "4 ranks, 500 random lines"
@@ -68,6 +71,79 @@ func jobs(v version, taken []script.Line, seed uint64, short bool) [][]job {
 		{Kind: kind, Name: chance + ", Go on 1 and 3", Size: 4, Go: []int{1, 3}, Store: storeRank0, lines: lines},
 		{Kind: kind, Name: chance + ", Go on 0", Size: 4, Go: []int{0}, Store: storeServer, lines: lines},
 	})
+}
+
+// groupsInGroups returns the jobs whose groups have groups inside. PyTorch
+// makes them locally since 2.1.
+func groupsInGroups(v version, taken []script.Line) [][]job {
+	const size = 5
+	all := [][]job{{
+		{Name: "PyTorch alone"},
+		{Name: "Go alone", Go: others(size)},
+		{Name: "Go on 0", Go: []int{0}},
+		{Name: "Go on 3", Go: []int{3}},
+		{Name: "Go on 4, outside", Go: []int{4}},
+		{Name: "PyTorch on 1", Go: others(size, 1)},
+	}}
+	if v >= 201 {
+		all = append(all, []job{
+			{Name: "PyTorch alone"},
+			{Name: "made locally, Go on 3", Go: []int{3}},
+			{Name: "made locally, PyTorch on 1", Go: others(size, 1)},
+			{Name: "made locally, TORCH_DIST_INIT_BARRIER=1, Go on 0", Go: []int{0}, Env: []string{"TORCH_DIST_INIT_BARRIER=1"}},
+		})
+	}
+	for n, js := range all {
+		lines := inGroups(v, taken, size, n > 0)
+		for i := range js {
+			if i > 0 {
+				js[i].Kind = fmt.Sprintf("%d ranks, groups in groups", size)
+				js[i].Name = "groups in groups, " + js[i].Name
+			}
+			js[i].Size, js[i].Store, js[i].lines = size, storeRank0, lines
+		}
+	}
+	return all
+}
+
+// detail is the variable under which ranks compare their collectives first.
+const detail = "TORCH_DISTRIBUTED_DEBUG=DETAIL"
+
+// compared returns the jobs whose ranks compare every collective before they run it.
+func compared(v version, taken []script.Line) [][]job {
+	three := inDetail(v, sample(v, taken, 3), 3)
+	four := inDetail(v, inGroups(v, taken, 4, false), 4)
+	all := [][]job{{
+		{Name: "PyTorch alone", Size: 2},
+		{Name: "Go alone", Size: 2, Go: others(2)},
+		{Name: "Go on 0", Size: 2, Go: []int{0}},
+		{Name: "Go on 1", Size: 2, Go: []int{1}},
+	}, {
+		{Name: "PyTorch alone", Size: 3},
+		{Name: "Go alone", Size: 3, Go: others(3)},
+		{Name: "Go on 1", Size: 3, Go: []int{1}},
+		{Name: "PyTorch on 0", Size: 3, Go: others(3, 0)},
+		{Name: "torchrun, Go on 2", Size: 3, Go: []int{2}, Store: storeTorchrun},
+		{Name: "shared file, Go on 0", Size: 3, Go: []int{0}, Store: storeFile},
+	}, {
+		{Name: "PyTorch alone", Size: 4},
+		{Name: "groups in groups, Go on 2", Size: 4, Go: []int{2}},
+		{Name: "groups in groups, PyTorch on 3", Size: 4, Go: others(4, 3), Store: storeServer},
+	}}
+	for n, lines := range [][]script.Line{inDetail(v, sample(v, taken, 2), 2), three, four} {
+		for i := range all[n] {
+			j := &all[n][i]
+			if i > 0 {
+				j.Kind = fmt.Sprintf("%d ranks, %s", j.Size, detail)
+				j.Name = "DETAIL, " + j.Name
+			}
+			if j.Store == "" {
+				j.Store = storeRank0
+			}
+			j.Env, j.lines = []string{detail}, lines
+		}
+	}
+	return all
 }
 
 // others returns the ranks of a world but some.

@@ -148,7 +148,7 @@ func run(ctx context.Context, o options) (*Outcome, error) {
 			}
 		}
 	}
-	for _, r := range l.deaths(ctx, only) {
+	for _, r := range append(l.mismatches(ctx, only), l.deaths(ctx, only)...) {
 		x.job(r)
 		say("%s", r)
 	}

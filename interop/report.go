@@ -45,6 +45,7 @@ type Job struct {
 	Lines   int     `json:"lines"`
 	Seconds float64 `json:"seconds"`
 	Differs int     `json:"differs"`
+	Missed  int     `json:"missed,omitempty"` // runs repeated since gloo missed the end of a connection
 	Error   string  `json:"error,omitempty"`
 }
 
@@ -55,6 +56,9 @@ func (j Job) String() string {
 		s = j.Error
 	case j.Differs > 0:
 		s = fmt.Sprintf("%d results differ", j.Differs)
+	}
+	if j.Missed > 0 {
+		s += fmt.Sprintf(", after %d runs in which gloo missed the end of a connection", j.Missed)
 	}
 	return fmt.Sprintf("%d ranks, %s, %d operations in %.1f s: %s", j.Size, j.Name, j.Lines, j.Seconds, s)
 }

@@ -169,6 +169,39 @@ func (a *author) groups() {
 	}
 }
 
+// nested adds groups inside groups: a parent, children of it that overlap
+// each other and reach beyond it, a grandchild, and ranks that are in none. All
+// are alive at once and take turns. Every rank takes part in making each of
+// them, or, for local ones, the members by themselves; a local group's name
+// depends on how many groups its members are in, which must be as many.
+func (a *author) nested(local bool) {
+	last := a.size - 1
+	groups := []script.Line{
+		{Name: "parent", Ranks: others(a.size, last)},
+		{Name: "child", Ranks: []int{0, last - 1}},
+		{Name: "overlapping child", Ranks: others(last, 0)},
+		{Name: "beyond", Ranks: []int{last - 1, last}},
+		{Name: "grandchild", Ranks: []int{last - 1}},
+		{Name: "the parent's ranks again", Ranks: others(a.size, last)},
+	}
+	if local {
+		groups = []script.Line{
+			{Name: "parent", Ranks: others(a.size, last)},
+			{Name: "child", Ranks: others(last, 0)},
+			{Name: "grandchild", Ranks: others(last, 0)[1:]},
+			{Name: "alone", Ranks: []int{0}},
+		}
+	}
+	for i := range groups {
+		groups[i].Op, groups[i].Local = "new_group", local
+		a.add(groups[i])
+		for _, g := range slices.Backward(groups[:i+1]) {
+			a.within(g)
+		}
+		a.add(script.Line{Op: "all_reduce", Shape: []int{33}, Fill: "frac"})
+	}
+}
+
 func (a *author) within(g script.Line) {
 	first, last := slices.Min(g.Ranks), slices.Max(g.Ranks)
 	for _, op := range script.Ops() {
@@ -202,6 +235,34 @@ func sample(v version, taken []script.Line, size int) []script.Line {
 	a.segments()
 	a.groups()
 	return a.lines
+}
+
+// inGroups is the script of groups in groups.
+func inGroups(v version, taken []script.Line, size int, local bool) []script.Line {
+	a := &author{version: v, size: size, taken: taken}
+	a.nested(local)
+	return a.lines
+}
+
+// inDetail leaves out what fails under TORCH_DISTRIBUTED_DEBUG=DETAIL in
+// PyTorch itself: since 2.1 its fingerprints have a number that counts sends and
+// receives, and after one between two ranks of more it differs. It also leaves out
+// broadcasts of complex tensors, which 2.11 describes as real ones and 2.6 as
+// what they are: a Go rank cannot tell which of them it is beside.
+func inDetail(v version, lines []script.Line, size int) []script.Line {
+	if v < 201 {
+		return lines
+	}
+	sizes := map[string]int{"": size}
+	return slices.DeleteFunc(slices.Clone(lines), func(l script.Line) bool {
+		if l.Op == "new_group" {
+			sizes[l.Name] = len(l.Ranks)
+		}
+		if l.Op == "broadcast" && v > 206 && slices.Contains(complexes, l.DType) {
+			return true
+		}
+		return (l.Op == "send_recv" || l.Op == "recv_any") && sizes[l.Group] > 2
+	})
 }
 
 // random draws n lines.

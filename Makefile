@@ -16,14 +16,16 @@ NOSKIP   ?=
 
 STATICCHECK = honnef.co/go/tools/cmd/staticcheck@v0.7.0
 
-# Other platforms on which everything must compile; 386 also finds numbers that
-# do not fit an int of 32 bits.
+# Other platforms on which everything must compile, and those on which the tests
+# must, too: 386 finds numbers that do not fit an int of 32 bits, Windows what is
+# only on Unix.
 PLATFORMS = linux/386 linux/arm64 darwin/arm64 windows/amd64 freebsd/amd64
+VETTED    = linux/386 windows/amd64
 
 # Modules of their own, below the core's.
 NESTED = $(patsubst ./%/go.mod,%,$(shell find . -mindepth 2 -name go.mod))
 
-.PHONY: help demo build test race nested lint fuzz bench bench-peers cover interop
+.PHONY: help demo build test race nested gorgonia kernels lint fuzz bench bench-peers cover interop
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 13
@@ -45,6 +47,15 @@ nested: ## build and test the modules below the core, which need more modules
 	@set -e; for dir in $(NESTED); do echo "module $$dir"; \
 	  (cd $$dir && $(GO) vet ./... && $(GO) test -count 1 -timeout $(TIMEOUT) ./...); done
 
+gorgonia: ## compile the driver on gorgonia.org/cu, for which this fetches 0.8 GB from Debian
+	cd backend/cuda/gorgonia && ./headers.sh $(CURDIR)/bin/cuda && \
+	  export CGO_CFLAGS=-I$(CURDIR)/bin/cuda/include CGO_LDFLAGS=-L$(CURDIR)/bin/cuda/lib && \
+	  $(GO) vet -tags cuda ./... && $(GO) test -c -tags cuda -o $(CURDIR)/bin/gorgonia.test .
+
+kernels: ## compile the CUDA kernels to PTX again, with Debian's clang-19
+	backend/cuda/internal/kernels/recipe
+	examples/internal/ptx.sh examples/kernel/squares.cu examples/internal/gpumlp/kernels.cu
+
 lint: ## format, vet, staticcheck, other platforms, the rules of the tree
 	@out=$$(gofmt -l .); test -z "$$out" || { echo "not formatted:"; echo "$$out"; exit 1; }
 	$(GO) mod tidy -diff
@@ -54,6 +65,8 @@ lint: ## format, vet, staticcheck, other platforms, the rules of the tree
 	CGO_ENABLED=0 $(GO) build ./...
 	@set -e; for p in $(PLATFORMS); do echo "$(GO) build ./... for $$p"; \
 	  GOOS=$${p%/*} GOARCH=$${p#*/} CGO_ENABLED=0 $(GO) build ./...; done
+	@set -e; for p in $(VETTED); do echo "$(GO) vet ./... for $$p"; \
+	  GOOS=$${p%/*} GOARCH=$${p#*/} CGO_ENABLED=0 $(GO) vet ./...; done
 
 # Go's fuzzer now and then takes the end of its time for a failure ("context
 # deadline exceeded"). A finding lies in testdata afterwards and fails again.
@@ -68,10 +81,8 @@ fuzz: ## every fuzz target for FUZZTIME=10s
 bench: ## the packages' benchmarks; BENCH=regexp, COUNT=10 for benchstat
 	$(GO) test -run '^$$' -bench '$(BENCH)' -benchmem -count $(COUNT) ./...
 
-bench-peers: ## PyTorch's gloo and this library, measured one after the other; WORLD=2 OP=all_reduce
-	@out=$$(mktemp); trap 'rm -f "$$out"' EXIT; \
-	$(PYTHON) bench/torch_gloo.py --world $(WORLD) --op $(OP) --sizes $(SIZES) >"$$out" && \
-	$(GO) run ./cmd/c10d bench -world $(WORLD) -op $(OP) -e 16M -beside "$$out"
+bench-peers: ## this library, PyTorch's gloo and Open MPI, in turn; WORLD=2 OP=all SIZES=4,1K PASSES=3
+	@WORLD='$(WORLD)' OP='$(OP)' SIZES='$(SIZES)' PYTHON='$(PYTHON)' GO='$(GO)' bench/peers.sh
 
 cover: ## share of the statements that the tests reach; details in coverage.out
 	@$(GO) run ./internal/gotest $(NOSKIP) -timeout $(TIMEOUT) -coverpkg ./... -coverprofile coverage.out $(TESTARGS) ./...

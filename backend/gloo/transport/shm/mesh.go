@@ -81,8 +81,9 @@ type Mesh struct {
 	closing sync.Once
 
 	mu     sync.Mutex
-	end    error // what ends requests from now on
-	found  *transport.Fault
+	end    error            // what ends requests from now on
+	found  *transport.Fault // will be the end, and nothing moves any more
+	told   bool             // so unlock has said
 	peers  []peer
 	anys   int // receives from any rank that wait
 	shared int // those of them that have a transport.Sharer
@@ -275,7 +276,10 @@ func (m *Mesh) finish(p *peer, r *transport.Request) {
 // unlock releases m.mu and ends the group if a message has shown that it must.
 func (m *Mesh) unlock() {
 	f := m.found
-	m.found = nil
+	if m.told {
+		f = nil
+	}
+	m.told = m.found != nil
 	m.mu.Unlock()
 	if f != nil {
 		m.Abort(f)
@@ -691,7 +695,7 @@ func (m *Mesh) transmit(p *peer) (moved bool) {
 // progress moves what can be moved.
 func (m *Mesh) progress() (moved bool) {
 	m.mu.Lock()
-	if m.end == nil {
+	if m.end == nil && m.found == nil {
 		for i := range m.peers {
 			p := &m.peers[i]
 			if p.pending == 0 && m.anys == 0 || i == m.g.rank {

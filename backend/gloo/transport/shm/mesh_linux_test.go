@@ -292,6 +292,31 @@ func TestGroupEnds(t *testing.T) {
 	require.ErrorContains(t, err, "rank 0 of 2 in memory, rank 0 of 3")
 }
 
+// TestSendToWhoHasLeft: a message to a rank that has left ends with that, also when other
+// goroutines move messages meanwhile.
+func TestSendToWhoHasLeft(t *testing.T) {
+	for range 50 {
+		ms := newFabric().lazy(t, 2)
+		require.NoError(t, ms[1].Close())
+		var over atomic.Bool
+		var wg sync.WaitGroup
+		wg.Go(func() {
+			for !over.Load() {
+				ms[0].Poll()
+			}
+		})
+		s := post(ms[0].Send, 1, 1, []byte("hello"))
+		err := s.help(ms[0])
+		over.Store(true)
+		wg.Wait()
+		var f *transport.Fault
+		require.ErrorAs(t, err, &f)
+		require.Equal(t, transport.FaultPeerLeft, f.Kind)
+		require.Equal(t, 1, f.Rank)
+		require.NoError(t, ms[0].Close())
+	}
+}
+
 // TestManyRanks: rings are small where there are many.
 func TestManyRanks(t *testing.T) {
 	const size, n = 40, 300 << 10

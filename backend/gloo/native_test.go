@@ -253,8 +253,12 @@ func testNativeFaults(t *testing.T, wire gloo.Wire) {
 			case 1:
 				return nil
 			case 2:
+				w, err := b.AllReduce(canceled, zeros(1), backend.AllReduceOptions{})
+				if err != nil {
+					return err
+				}
 				time.AfterFunc(10*time.Millisecond, func() { cancel(errors.New("enough")) })
-				return reduce(canceled, b, 1)
+				return w.Wait(canceled)
 			}
 			return reduce(context.Background(), b, 1)
 		}},

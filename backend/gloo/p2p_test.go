@@ -211,10 +211,9 @@ func TestFaultsOfMessages(t *testing.T) {
 						x := big()
 						before := bytes.Repeat([]byte{0xEE}, len(x.Bytes()))
 						copy(x.Bytes(), before)
-						w, err := bs[0].Recv(ctx, x, 1, o)
+						s, err := bs[2].Send(context.Background(), big(), 1, backend.P2POptions{Timeout: time.Minute})
 						require.NoError(t, err)
-						o.Timeout = time.Minute
-						s, err := bs[2].Send(context.Background(), big(), 1, o)
+						w, err := bs[0].Recv(ctx, x, 1, o)
 						require.NoError(t, err)
 						go func() { <-w.Done() }()
 						tc.run(bs[1], cancel)

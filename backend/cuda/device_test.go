@@ -668,12 +668,12 @@ func TestDeviceFaults(t *testing.T) {
 				}
 				ctx, cancel := context.WithCancel(x.ctx)
 				defer cancel()
-				if name == "the context ends" && r == 1 {
-					defer time.AfterFunc(20*time.Millisecond, cancel).Stop()
-				}
 				v, err := x.b.AllReduce(ctx, []*tensor.Tensor{buckets[r].t}, backend.AllReduceOptions{})
 				if err != nil {
 					return err
+				}
+				if name == "the context ends" && r == 1 {
+					defer time.AfterFunc(20*time.Millisecond, cancel).Stop()
 				}
 				if cause != nil {
 					cause(w, x, r, v)

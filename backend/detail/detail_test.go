@@ -9,6 +9,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/require"
@@ -455,7 +456,9 @@ func TestRefusals(t *testing.T) {
 
 // TestMissing: a rank that does not come is named with the operation, and the
 // group has ended on the others.
-func TestMissing(t *testing.T) {
+func TestMissing(t *testing.T) { synctest.Test(t, testMissing) }
+
+func testMissing(t *testing.T) {
 	var first, second each[error]
 	job(t, 3, pg.Options{}, nil, func(g *pg.ProcessGroup) {
 		if g.Rank() == 1 {
@@ -478,10 +481,12 @@ func TestMissing(t *testing.T) {
 }
 
 // TestCancel: a call's context ends its check, and with it the group.
-func TestCancel(t *testing.T) {
+func TestCancel(t *testing.T) { synctest.Test(t, testCancel) }
+
+func testCancel(t *testing.T) {
 	var errs each[error]
 	job(t, 2, pg.Options{}, nil, func(g *pg.ProcessGroup) {
-		ctx, cancel := context.WithTimeout(context.Background(), 2*time.Second) // longer than it takes to call
+		ctx, cancel := context.WithTimeout(context.Background(), 2*time.Second) // when both ranks wait
 		defer cancel()
 		if g.Rank() == 0 {
 			_, err := g.Barrier(ctx, backend.BarrierOptions{})

@@ -12,6 +12,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/require"
@@ -263,7 +264,9 @@ func TestAxis(t *testing.T) {
 
 // TestProgress shows nothing in the first second, and then leaves no rest of a
 // line behind.
-func TestProgress(t *testing.T) {
+func TestProgress(t *testing.T) { synctest.Test(t, testProgress) }
+
+func testProgress(t *testing.T) {
 	var out bytes.Buffer
 	p := &progress{out: &out, began: time.Now()}
 	p.show("early")

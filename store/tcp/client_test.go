@@ -245,6 +245,7 @@ func scripted(t *testing.T) (*Store, *raw) {
 	require.NotNil(t, c)
 	t.Cleanup(func() { c.Close() })
 	require.NoError(t, c.SetDeadline(time.Now().Add(patience)))
+	s.patient()
 	return s, &raw{t, c, bufio.NewReader(c)}
 }
 

@@ -14,11 +14,13 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/require"
 
 	"github.com/c10d-go/c10d/examples/internal/dataset"
+	"github.com/c10d-go/c10d/internal/freeport"
 	"github.com/c10d-go/c10d/work"
 )
 
@@ -133,7 +135,7 @@ func startRedis(t *testing.T) string {
 		}
 		t.Skipf("no redis-server: %v", err)
 	}
-	addr := freePort(t)
+	addr := freeport.Loopback(t)
 	_, port, err := net.SplitHostPort(addr)
 	require.NoError(t, err)
 	cmd := exec.Command(server, "--port", port, "--bind", "127.0.0.1", "--save", "", "--dir", t.TempDir())
@@ -152,16 +154,9 @@ func startRedis(t *testing.T) string {
 	return "redis://" + addr + "/0"
 }
 
-func freePort(t *testing.T) string {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	require.NoError(t, err)
-	defer l.Close()
-	return l.Addr().String()
-}
-
 // TestEnvironment starts the ranks as any launcher does: rank 0 hosts the store.
 func TestEnvironment(t *testing.T) {
-	host, port, err := net.SplitHostPort(freePort(t))
+	host, port, err := net.SplitHostPort(freeport.Loopback(t))
 	require.NoError(t, err)
 	var out [2]bytes.Buffer
 	var cmds [2]*exec.Cmd
@@ -305,7 +300,9 @@ func TestDiverged(t *testing.T) {
 	require.Contains(t, failing(t, "-nproc", "1", "-epochs", "2", "-lr", "1e38"), "the training diverged")
 }
 
-func TestProgress(t *testing.T) {
+func TestProgress(t *testing.T) { synctest.Test(t, testProgress) }
+
+func testProgress(t *testing.T) {
 	var out bytes.Buffer
 	columns := 0
 	p := &progress{

@@ -28,8 +28,9 @@ import (
 	"github.com/c10d-go/c10d/tensor"
 )
 
-// patience bounds every wait of these tests.
-const patience = time.Minute
+// patience bounds every wait of these tests. A process may take tens of seconds
+// to import PyTorch.
+const patience = 3 * time.Minute
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 

@@ -181,6 +181,7 @@ func TestServe(t *testing.T) {
 	require.NoError(t, err)
 	l := s.load(image)
 	first.sent(1, 8)
+	l.await(t, 1)
 
 	first.stop(syscall.SIGKILL)
 	o := s.awaitState(t, "lost", 1)
@@ -199,6 +200,7 @@ func TestServe(t *testing.T) {
 	at = second.sent(at, 5)
 	o = s.await(t, "a set of trainer 2", func(o overview) bool { return o.Set.Trainer == 2 })
 	require.Greater(t, o.Set.Epoch, resumed.Epoch)
+	l.await(t, 2)
 
 	// An epoch has 45 steps: a version between is one that was asked for.
 	require.Eventually(t, func() bool {
@@ -213,6 +215,8 @@ func TestServe(t *testing.T) {
 	close(l.done)
 	l.wg.Wait()
 	require.NoError(t, l.err)
+	_, last := l.seen(2)
+	second.await(0, "word of the last set", func(e event) bool { return e.Event == "sent" && e.Version >= last })
 	checkAnswers(t, l, first, second)
 
 	// The trainer goes on without the server, and finds it again.
@@ -241,6 +245,28 @@ func (l *load) total() int {
 	return l.count
 }
 
+// seen returns with how many sets of a trainer predictions were made, and the
+// version of the last.
+func (l *load) seen(trainer int) (sets int, last int64) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for _, a := range l.answers {
+		if a.Set.Trainer == trainer {
+			sets, last = sets+1, max(last, a.Set.Version)
+		}
+	}
+	return sets, last
+}
+
+// await waits until predictions were made with several sets of a trainer.
+func (l *load) await(t *testing.T, trainer int) {
+	t.Helper()
+	require.Eventually(t, func() bool {
+		sets, _ := l.seen(trainer)
+		return sets > 5
+	}, patience, time.Millisecond, "predictions with several sets of trainer %d", trainer)
+}
+
 // checkAnswers wants every prediction to be the trainer's own for the version
 // that it names: with parameters of two versions it would not be.
 func checkAnswers(t *testing.T, l *load, trainers ...*pyTrainer) {
@@ -259,7 +285,7 @@ func checkAnswers(t *testing.T, l *load, trainers ...*pyTrainer) {
 	for _, a := range l.answers {
 		e, ok := sent[fmt.Sprint(a.Set.Trainer, ".", a.Set.Version)]
 		if !ok {
-			// Sent, but the trainer was killed, or the test is here, before it said so.
+			// Sent, but the trainer was killed before it said so.
 			unknown[a.Set.Trainer]++
 			continue
 		}

@@ -430,16 +430,21 @@ func (g *Group) Broadcast(buf []byte, root int, stop func() error) error {
 }
 
 func (g *Group) broadcastStaged(buf []byte, root int) error {
-	n := pieces(len(buf), g.piece)
+	// The others wait for the first piece: the smaller, the sooner they copy while root does.
+	piece := min(max(len(buf)/4&^(line-1), minPart), maxPart, g.piece)
+	n := pieces(len(buf), piece)
 	if g.rank == root {
-		return g.pipeline(n, func(k int, data []byte) { copy(data, cut(buf, k, g.piece)) }, nil)
+		return g.pipeline(n, func(k int, data []byte) { copy(data, cut(buf, k, piece)) }, nil)
 	}
 	return g.pipeline(n, nil, func(k int, p uint32) error {
 		data, err := g.arrived(root, p)
-		copy(cut(buf, k, g.piece), data)
+		copy(cut(buf, k, piece), data)
 		return err
 	})
 }
+
+// minPart and maxPart bound the pieces of a broadcast; smaller ones cost more than they save.
+const minPart, maxPart = 16 << 10, 128 << 10
 
 // AllGather gives each rank all ranks' in, in the order of the ranks. In may be
 // this rank's block of out, but not overlap it otherwise.

@@ -28,23 +28,23 @@ func defaultLimits(ranks int, ownCPUs bool) Limits {
 	l := never()
 	switch {
 	case ranks == 2 && ownCPUs:
-		// Two ranks on two CPUs, staged and direct in us: all-gather of 256 KiB 25 and 13,
-		// of 16 MiB 1830 and 1533; all-to-all 25 and 13, 2078 and 1658; reduce 32
-		// and 27, 4779 and 3924; reduce-scatter 19 and 16, 2026 and 1827; broadcast 31 and 18
-		// (1956 and 2211); gather 17 and 11 (1291 and 1566); scatter 18 and 13 (1826 and
-		// 1830). All-reduce 56 and 51, 2281 and 2396, so it stays.
-		l.Reduce, l.ReduceScatter = 256<<10, 256<<10
-		l.Broadcast, l.Gather, l.Scatter = 128<<10, 128<<10, 128<<10
-		l.AllGather, l.AllGatherV, l.AllToAll = 256<<10, 256<<10, 256<<10
+		// Of 16 CPUs of a Xeon, staged and direct in us: all-gather of 256 KiB 25 and 17, of
+		// 1 MiB 108 and 60, of 16 MiB 2160 and 1750; all-to-all of 1 MiB 135 and 87, of 16 MiB
+		// 2240 and 1970; reduce-scatter of 256 KiB 24 and 21, of 16 MiB 1990 and 1800; scatter of
+		// 1 MiB 54 and 41, of 16 MiB 1530 and 990; reduce of 256 KiB 28 and 45, of 4 MiB 590 and 590,
+		// of 16 MiB 2410 and 2200. But broadcast of 1 MiB 126 and 153, of 16 MiB 1690 and 2060; gather 65
+		// and 87, 1470 and 1570.
+		l.Scatter, l.AllToAll, l.Reduce, l.ReduceScatter = 1<<20, 512<<10, 4<<20, 256<<10
+		l.AllGather, l.AllGatherV = 256<<10, 256<<10
 	case ownCPUs:
 		// Of a broadcast the root's one copy into the shared memory serves all
 		// others, from cache; so it is with an all-gather, and readers of the same pages
 		// get in each other's way. Eight ranks on 16 CPUs, staged and direct in us: scatter
-		// of 1 MiB 117 and 80, of 16 MiB 2790 and 900; all-to-all 262 and 231, 7440
-		// and 6360; reduce 411 and 402, 7780 and 6190; reduce-scatter 279 and 337, 19 200 and
-		// 11 100; but all-gather of 16 MiB 3380 and 4860, gather 2380 and 3370, a
-		// message 4520 and 6330, all-reduce 6760 and 7420.
-		l.Scatter, l.AllToAll, l.Reduce, l.ReduceScatter = 1<<20, 512<<10, 4<<20, 16<<20
+		// of 1 MiB 79 and 104, of 4 MiB 449 and 259, of 16 MiB 1700 and 402; all-to-all of
+		// 1 MiB 249 and 212, of 16 MiB 3780 and 3410; reduce of 16 MiB 4290 and 3520; reduce-scatter of 16 MiB
+		// 3450 and 2230. By BenchmarkCopies all-gather of 16 MiB 3040 and 4160, gather 1870 and 2700, a
+		// message 4140 and 6140, all-reduce 6580 and 8730.
+		l.Scatter, l.AllToAll, l.Reduce, l.ReduceScatter = 4<<20, 512<<10, 4<<20, 4<<20
 		l.AllGatherV = 1 << 20 // staged, it is a broadcast after the other
 	default:
 		// Four ranks on two CPUs: all-to-all of 1 MiB 403 and 348, scatter of 4 MiB
@@ -60,15 +60,22 @@ func defaultMapped(ranks int, ownCPUs bool) Limits {
 	l := never()
 	switch {
 	case ranks == 2 && ownCPUs:
-		// Two ranks on two CPUs, staged and with Alloc in us: broadcast of 16 KiB 1.2 and 0.6, of
-		// 1 MiB 37 and 23, of 16 MiB 1270 and 1240; scatter 0.8 and 0.5, 35 and 14, 1370 and 840;
-		// all-gather 0.9 and 0.6, 44 and 25, 2400 and 2040; all-to-all 0.9 and 0.6, 42 and
-		// 30, 2280 and 1550; reduce-scatter 0.9 and 0.7, 36 and 25, 1710 and 1690; gather of 32 KiB
-		// 1.1 and 0.8; reduce of 64 KiB 3.5 and 2.7, of 1 MiB 79 and 41. By "c10d bench -alloc", whose calls
-		// follow each other: a message of 64 KiB 2.6 and 1.3, of 1 MiB 30 and 22; all-reduce of
-		// 1 MiB 49 and 56, of 16 MiB 1490 and 1210.
+		// Of 16 CPUs, staged and with Alloc in us: broadcast of 64 KiB 15 and 11, of 256 KiB 51 and
+		// 26, of 16 MiB 1690 and 1340; scatter 6.7 and 2.8, 15 and 6, 1530 and 690; all-gather 7.8 and 4.5, 25
+		// and 11, 2160 and 1390; all-to-all 7.5 and 4.7, 23 and 9, 2240 and 1480; reduce-scatter 7.5 and
+		// 4.2, 24 and 10, 1990 and 1170; gather 5.8 and 5.2, 15 and 10, 1470 and 1450; a message 8.5 and
+		// 3.1, 24 and 8, 1550 and 1380; reduce 7.8 and 13, 28 and 32, 2410 and 1880; all-reduce of
+		// 1 MiB 134 and 137, of 4 MiB 709 and 503. Two ranks on two CPUs gain from 16 KiB on.
 		l.Broadcast, l.Scatter, l.AllGather, l.AllGatherV, l.AllToAll, l.ReduceScatter = 16<<10, 16<<10, 16<<10, 16<<10, 16<<10, 16<<10
-		l.Gather, l.Reduce, l.AllReduce, l.Message = 32<<10, 64<<10, 4<<20, 64<<10
+		l.Gather, l.Reduce, l.AllReduce, l.Message = 32<<10, 512<<10, 4<<20, 64<<10
+	case ownCPUs:
+		// Eight ranks on 16 CPUs: scatter of 64 KiB 9.8 and 7.9, of 1 MiB 79 and 11; all-gather
+		// 15 and 9, 178 and 62; all-to-all 16 and 7.7, 249 and 150; reduce-scatter 21 and 8, 226 and 71; a
+		// message 8.3 and 2.7, 95 and 45; gather of 256 KiB 25 and 13, of 1 MiB 80 and 53; reduce of
+		// 256 KiB 83 and 47, of 1 MiB 281 and 151; all-reduce of 64 KiB 26 and 27, of 256 KiB 95 and 86,
+		// of 4 MiB 1200 and 817; broadcast of 1 MiB 179 and 275, of 4 MiB 705 and 949, of 16 MiB 2540 and 2310.
+		l.Scatter, l.AllToAll, l.ReduceScatter, l.AllGather, l.AllGatherV, l.Message = 64<<10, 64<<10, 64<<10, 64<<10, 64<<10, 64<<10
+		l.Gather, l.Reduce, l.AllReduce, l.Broadcast = 128<<10, 256<<10, 512<<10, 8<<20
 	default:
 		// Four ranks on two CPUs: scatter of 128 KiB 8.5 and 6.2; all-to-all of 256 KiB 31 and
 		// 23, reduce-scatter 39 and 32; reduce of 512 KiB 63 and 48, all-reduce 99 and 80;

@@ -175,7 +175,7 @@
 //
 // # Waiting
 //
-// A waiting rank polls a hundred times; if each rank can have a CPU of its own, for
+// A waiting rank polls ten times; if each rank can have a CPU of its own, for
 // 5 us; then it gives way to others for 200 us, goroutines and threads, looking in
 // between; then it sleeps on a futex in the shared memory. Who publishes makes a
 // system call only if somebody sleeps. Whether there are CPUs enough is found out in

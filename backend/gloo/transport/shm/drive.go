@@ -115,6 +115,7 @@ func (m *Mesh) run(w Waiter, done <-chan struct{}) {
 			n, sleep, since = -1, minSleep, time.Time{}
 			continue
 		}
+		pause()
 		if n < polls {
 			continue
 		}

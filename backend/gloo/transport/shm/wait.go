@@ -7,10 +7,10 @@ import (
 )
 
 const (
-	// polls is how often a waiting rank looks before it does anything else: about
-	// as long as a line takes to come from another core's cache, and nothing
-	// beside a context switch.
-	polls = 100
+	// polls is how often a waiting rank looks, with a pause after each look, before it does
+	// anything else: about as long as a line takes to come from another core's
+	// cache, and nothing beside a context switch.
+	polls = 10
 
 	// spinFor is for how long a rank goes on polling when each has a CPU of its
 	// own. A small message takes a tenth of it. It is not longer because the kernel
@@ -39,6 +39,7 @@ func (g *Group) wait(owner int, w *uint32, want uint32) error {
 		if reached(w, want) {
 			return nil
 		}
+		pause()
 	}
 	return g.waitLong(owner, w, want)
 }
@@ -69,6 +70,7 @@ func (g *Group) waitLong(owner int, w *uint32, want uint32) error {
 				if reached(w, want) {
 					return nil
 				}
+				pause()
 			}
 			continue
 		}

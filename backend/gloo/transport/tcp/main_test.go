@@ -15,7 +15,7 @@ import (
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 // patience is how long a test waits for what must come at once.
-const patience = 30 * time.Second
+const patience = time.Minute
 
 // local is how tests reach ranks.
 var local = Options{Host: "127.0.0.1"}

@@ -499,12 +499,32 @@ func TestDoor(t *testing.T) {
 	require.NoError(t, wait(t, r))
 }
 
-// Whoever holds many connections without a word does not keep ranks out, nor are
-// they kept for ever.
-func TestSlowStrangers(t *testing.T) {
-	o := local
-	o.Handshake = 300 * time.Millisecond
-	e, err := Listen(o)
+// strangers connects with an endpoint and begins to say hello, so many times.
+func strangers(t testing.TB, e *Endpoint, n int) (held []net.Conn) {
+	t.Helper()
+	for range n {
+		c, err := net.Dial("tcp", e.addr.places[0].String())
+		require.NoError(t, err)
+		t.Cleanup(func() { c.Close() })
+		c.Write([]byte(helloMagic[:4]))
+		held = append(held, c)
+	}
+	return held
+}
+
+func turnedAway(t testing.TB, strangers []net.Conn) {
+	t.Helper()
+	for _, c := range strangers {
+		c.SetReadDeadline(time.Now().Add(patience))
+		_, err := c.Read(make([]byte, 1))
+		var late net.Error
+		require.False(t, errors.As(err, &late) && late.Timeout(), "a stranger is still there")
+	}
+}
+
+// Whoever holds many connections without a word does not keep ranks out.
+func TestManyStrangers(t *testing.T) {
+	e, err := Listen(local)
 	require.NoError(t, err)
 	peer := stranger()
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
@@ -517,24 +537,21 @@ func TestSlowStrangers(t *testing.T) {
 		}
 		joined <- m
 	}()
-	var held []net.Conn
-	for range maxStrangers + 50 {
-		c, err := net.Dial("tcp", e.addr.places[0].String())
-		require.NoError(t, err)
-		defer c.Close()
-		c.Write([]byte(helloMagic[:4]))
-		held = append(held, c)
-	}
+	held := strangers(t, e, maxStrangers+50)
 	c := call(t, e, helloOf(1, 2, 0, e.addr.token))
 	answerOf(t, c, peer.token)
 	m := <-joined
 	defer m.Close()
-	for _, c := range held {
-		c.SetReadDeadline(time.Now().Add(patience))
-		_, err := c.Read(make([]byte, 1))
-		var late net.Error
-		require.False(t, errors.As(err, &late) && late.Timeout(), "a stranger is still there")
-	}
+	turnedAway(t, held[:50])
+}
+
+// Nobody may take for ever to say hello.
+func TestSlowStrangers(t *testing.T) {
+	m, e, _ := alone(t)
+	m.door.mu.Lock()
+	m.opts.Handshake = 20 * time.Millisecond
+	m.door.mu.Unlock()
+	turnedAway(t, strangers(t, e, 50))
 	eventually(t, "handshakes end", func() bool {
 		m.door.mu.Lock()
 		defer m.door.mu.Unlock()

@@ -217,6 +217,10 @@ func (g *Group) agreeDirect() {
 	if g.limits == uniform(byDefault) {
 		g.limits = defaultLimits(g.size, g.spinFor > 0)
 	}
+	g.inside = true
+	for r := range g.places {
+		g.inside = g.inside && g.places[r].local
+	}
 	calls := true
 	for r := range g.segs {
 		v := atomic.LoadUint64(g.segs[r].found)
@@ -234,10 +238,6 @@ func (g *Group) agreeDirect() {
 		}
 		g.limits = never()
 		return
-	}
-	g.inside = true
-	for r := range g.places {
-		g.inside = g.inside && g.places[r].local
 	}
 	if g.size == 1 {
 		g.limits = never()

@@ -110,6 +110,7 @@ func (m *Mesh) run(w Waiter, done <-chan struct{}) {
 	sleep := minSleep
 	var since time.Time
 	settled := m.g.spinFor == 0 // there is no CPU of its own to move to
+	offer := m.g.offer()
 	for n := 0; !m.enough(w); n++ {
 		if m.progress() {
 			n, sleep, since = -1, minSleep, time.Time{}
@@ -133,7 +134,7 @@ func (m *Mesh) run(w Waiter, done <-chan struct{}) {
 				}
 				continue
 			}
-			if waited > m.g.spinFor {
+			if waited > m.g.spinFor && n%offer == 0 {
 				runtime.Gosched()
 			}
 		}

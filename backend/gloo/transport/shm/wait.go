@@ -31,6 +31,12 @@ const (
 
 	// glance is how many times a rank yields between two looks at the clock and at stop.
 	glance = 16
+
+	// courtesy is how many of those there are from one offer to the other goroutines of this
+	// process to the next, where each rank has a CPU of its own. An offer wakes another thread
+	// to look for goroutines, which is one more that wants a CPU, and a late rank
+	// would make all others do so.
+	courtesy = 8
 )
 
 // wait returns once *w, a word of rank owner, has come to want.
@@ -44,12 +50,31 @@ func (g *Group) wait(owner int, w *uint32, want uint32) error {
 	return g.waitLong(owner, w, want)
 }
 
+// offer returns after how many yields a rank offers to let other goroutines go on.
+func (g *Group) offer() int {
+	if g.spinFor > 0 && !g.inside {
+		return glance * courtesy
+	}
+	return glance
+}
+
 // reached compares modulo 2^32: no two ranks are 2^31 pieces apart.
 func reached(w *uint32, want uint32) bool { return int32(atomic.LoadUint32(w)-want) >= 0 }
 
 func (g *Group) waitLong(owner int, w *uint32, want uint32) error {
 	start := time.Now()
-	settled := g.spinFor == 0 // there is no CPU of its own to move to
+	for time.Since(start) < g.spinFor {
+		for range polls {
+			if reached(w, want) {
+				return nil
+			}
+			pause()
+		}
+	}
+	if g.spinFor > 0 {
+		g.hop(owner)
+	}
+	offer := g.offer()
 	for n := 1; ; n++ {
 		if reached(w, want) {
 			return nil
@@ -61,22 +86,9 @@ func (g *Group) waitLong(owner int, w *uint32, want uint32) error {
 			if time.Since(start) > g.spinFor+yieldFor {
 				break
 			}
-			// Not more often: it wakes another thread of this process to look for
-			// goroutines, which is one more that wants a CPU.
+		}
+		if n%offer == 0 {
 			runtime.Gosched()
-		}
-		if g.spinFor > 0 && time.Since(start) < g.spinFor {
-			for range polls {
-				if reached(w, want) {
-					return nil
-				}
-				pause()
-			}
-			continue
-		}
-		if !settled {
-			settled = true
-			g.hop(owner)
 		}
 		yield()
 	}

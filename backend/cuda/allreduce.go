@@ -113,6 +113,9 @@ func newHostWork(c *backend.AllReduceCall) (backend.AllReduceRunner, error) {
 		return nil, err
 	}
 	h.op.legs = legs(both, ts...)
+	if h.op.shared = b.sharing(c.Op, ts); h.op.shared != nil {
+		return &hostWork{h.op}, nil
+	}
 	h.op.call = func(q *operation, shadows []*tensor.Tensor) error {
 		return q.wait(b.cpu.AllReduce(q.ctx, shadows, backend.AllReduceOptions{Op: c.Op, Timeout: q.left()}))
 	}

@@ -153,6 +153,8 @@ type Backend struct {
 	fault      atomic.Pointer[error] // what ended the group
 	neighbours *neighbours           // for work on the devices
 	board      *board                // of what ranks of this host call
+	exchange   *exchange             // what they all-reduce through; nil if they do not
+	offered    *region               // for one, while the ranks meet
 
 	calls       sync.Mutex // makes the order of calls that of what they enqueue
 	collectives uint64     // that were issued; guarded by calls
@@ -231,10 +233,10 @@ func New(ctx context.Context, o backend.Options) (*Backend, error) {
 	}
 	if err == nil {
 		// Who opens the board has done so.
-		err = b.board.hide()
+		err = errors.Join(b.board.hide(), b.settleExchange())
 	}
 	if err != nil {
-		return nil, errors.Join(err, b.board.close(), b.cpu.Close(), b.tracker.Close())
+		return nil, errors.Join(err, b.settleExchange(), b.exchange.close(), b.board.close(), b.cpu.Close(), b.tracker.Close())
 	}
 	b.posted = make(map[post]chan struct{})
 	b.todo.init(&b.mu)
@@ -251,10 +253,16 @@ func (b *Backend) agree(ctx context.Context) error {
 		return fmt.Errorf("cuda: Options.AllReduce is a name of %d bytes, want at most %d", len(b.options.AllReduce), nameLen)
 	}
 	const wayLen = 8
-	mine := make([]byte, 8+wayLen+nameLen)
+	// What comes last may differ.
+	const same = 8 + wayLen + nameLen
+	mine := make([]byte, same, same+1)
 	binary.LittleEndian.PutUint64(mine, uint64(b.options.Chunk))
 	copy(mine[8:8+wayLen], b.options.Broadcast)
 	copy(mine[8+wayLen:], b.options.AllReduce)
+	mine = append(mine, 0)
+	if b.exchange != nil {
+		mine[same] = 1
+	}
 	in, err := tensor.Of(mine, len(mine))
 	if err != nil {
 		return err
@@ -273,7 +281,10 @@ func (b *Backend) agree(ctx context.Context) error {
 	}
 	for r := range b.size {
 		theirs := all[r*len(mine) : (r+1)*len(mine)]
-		if !slices.Equal(theirs, mine) {
+		if theirs[same] == 0 {
+			b.noExchange()
+		}
+		if theirs = theirs[:same]; !slices.Equal(theirs, mine[:same]) {
 			return fmt.Errorf("cuda: rank %d has Options.Chunk %d, AllReduce %q and Broadcast %q, rank %d %d, %q and %q", r,
 				binary.LittleEndian.Uint64(theirs), trimZeros(theirs[8+wayLen:]), trimZeros(theirs[8:8+wayLen]),
 				b.rank, b.options.Chunk, b.options.AllReduce, b.options.Broadcast)
@@ -411,5 +422,5 @@ func (b *Backend) Close() error {
 	for _, l := range b.lines {
 		errs = append(errs, l.close(b.tracker))
 	}
-	return errors.Join(append(errs, b.tracker.Close(), b.pool.close())...)
+	return errors.Join(append(errs, b.tracker.Close(), b.exchange.close(), b.pool.close())...)
 }

@@ -56,8 +56,12 @@ func (b *Backend) explainAllReduce() []backend.Choice {
 		return []backend.Choice{c}
 	}
 	c.Algorithm = w.Name
+	how := ""
+	if w.Name == HostWork && b.exchange != nil {
+		how = fmt.Sprintf("; in chunks of up to %d bytes through page-locked memory that the ranks share, each rank's CPUs (%d) combining a part", b.options.Chunk, b.exchange.crew.n)
+	}
 	if b.options.AllReduce != "" {
-		c.Why = "Options.AllReduce asks for it"
+		c.Why = "Options.AllReduce asks for it" + how
 		return []backend.Choice{c}
 	}
 	c.Why = "the first of the registered works that is usable"
@@ -69,6 +73,7 @@ func (b *Backend) explainAllReduce() []backend.Choice {
 			c.Why += fmt.Sprintf("; not %s: %v", other.Name, err)
 		}
 	}
+	c.Why += how
 	return []backend.Choice{c}
 }
 

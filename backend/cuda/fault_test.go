@@ -179,6 +179,7 @@ func TestT03T04Mutations(t *testing.T) {
 func without(t *testing.T, s setup, m sim.Call, run func(*world) error) error {
 	// Streams may wait for what was left out until Close gives up.
 	defer cuda.SetCloseLimit(100 * time.Millisecond)()
+	defer cuda.KeepRegions()()
 	w := newWorld(t, s)
 	w.m.Skip(func(o sim.Call) bool { return o.Stream == m.Stream && o.Name == m.Name && o.K == m.K })
 	err := run(w)
@@ -287,9 +288,12 @@ func TestT07FailedCalls(t *testing.T) {
 				var leak *sim.Leak
 				require.False(t, errors.As(err, &leak), "%v: %v", failed, err)
 				for _, f := range w.m.Findings() {
-					// What was enqueued keeps its order.
+					// What was enqueued keeps its order, but for what the ranks share: nobody
+					// waits any more for who combines it, and it is of no use.
 					var unused *sim.Unused
-					require.True(t, errors.As(f, &unused), "%v: %v", failed, f)
+					var race *sim.Race
+					common := errors.As(f, &race) && strings.Contains(race.First+race.Second, "combining (host") && strings.HasPrefix(race.Memory, "page-locked")
+					require.True(t, common || errors.As(f, &unused), "%v: %v", failed, f)
 				}
 			}
 		})

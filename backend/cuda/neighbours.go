@@ -104,10 +104,11 @@ func (b *Backend) meet(ctx context.Context) error {
 	host := hostIdentity()
 	var name string
 	b.board, name = newBoard()
-	mine := make([]byte, sha256.Size+8+nameLen)
+	mine := make([]byte, sha256.Size+8+2*nameLen)
 	copy(mine, host[:])
 	binary.LittleEndian.PutUint64(mine[len(host):], uint64(b.options.DeviceChunk))
 	copy(mine[len(host)+8:], name)
+	copy(mine[len(host)+8+nameLen:], b.offerExchange())
 	reason, all, err := b.hear(ctx, 0, told(why, mine))
 	if err != nil {
 		return fmt.Errorf("cuda: meeting the other ranks: %w", err)
@@ -116,10 +117,13 @@ func (b *Backend) meet(ctx context.Context) error {
 	boards := make(map[int]string)
 	for r, x := range all {
 		if bytes.Equal(x[:len(host)], host[:]) && r != b.rank {
-			boards[r] = string(x[len(host)+8:])
+			boards[r] = string(x[len(host)+8:][:nameLen])
 		}
 	}
 	b.board.open(b.rank, boards)
+	if len(boards) == b.size-1 {
+		b.openExchange(string(all[0][len(host)+8+nameLen:]))
+	}
 	for r, x := range all {
 		if chunk := binary.LittleEndian.Uint64(x[len(host):]); chunk != uint64(b.options.DeviceChunk) {
 			return fmt.Errorf("cuda: rank %d has Options.DeviceChunk %d, rank %d %d", r, chunk, b.rank, b.options.DeviceChunk)

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/c10d-go/c10d/backend/cuda/driver"
@@ -155,6 +156,7 @@ type operation struct {
 	staging driver.HostMemory
 	raw     []rawPlace              // tensors that the host packs and unpacks
 	device  *deviceWork             // of an all-reduce that stays on the devices
+	shared  *shared                 // of an all-reduce through memory that the ranks share
 	relay   *oneToAll               // of a broadcast from rank to rank
 	relayed []int                   // its turns to send chunks on
 	sync    func(work.Stream) error // orders a stream after a work of somebody else's
@@ -289,7 +291,7 @@ func (o *operation) fill(batch *edges.Batch) {
 				batch.Copy(l.src.down, slot+driver.Ptr(o.at[i]), l.src.base+driver.Ptr(l.src.lo+lo*l.size()), (hi-lo)*l.size())
 			}
 		}
-		o.turns = append(o.turns, batch.Host(o.line.host, driver.Writes(slot, o.slot)))
+		o.turns = append(o.turns, batch.Host(o.line.host, o.touched(slot, o.slot)...))
 		for i := range o.legs {
 			l := &o.legs[i]
 			lo, hi := o.elements(l, k)
@@ -301,6 +303,19 @@ func (o *operation) fill(batch *edges.Batch) {
 		}
 	}
 }
+
+// touched is what the host uses in its turn: the staging and, if it copies to the
+// ranks' exchange itself, this rank's slots there.
+func (o *operation) touched(p driver.Ptr, n int) []driver.Access {
+	all := []driver.Access{driver.Writes(p, n)}
+	if s := o.shared; s != nil {
+		all = append(all, driver.Writes(s.x.ptr(s.x.in(s.x.rank, 0)), s.x.slots*s.x.chunk))
+	}
+	return all
+}
+
+// direct reports whether the devices copy to the ranks' exchange.
+func (o *operation) direct() bool { return o.shared != nil && o.shared.direct }
 
 // fillTurn moves everything down, gives the host one turn, and moves everything up.
 func (o *operation) fillTurn(batch *edges.Batch) {
@@ -323,7 +338,7 @@ func (o *operation) fillTurn(batch *edges.Batch) {
 		}
 		bytes = r.at + align(r.p.hi-r.p.lo)
 	}
-	o.turns = append(o.turns, batch.Host(o.line.host, driver.Writes(base, bytes)))
+	o.turns = append(o.turns, batch.Host(o.line.host, o.touched(base, bytes)...))
 	for i := range o.legs {
 		for _, d := range o.legs[i].dst {
 			if d.flat {
@@ -465,6 +480,8 @@ func (o *operation) run() error {
 	switch {
 	case o.alone():
 		return nil
+	case o.direct():
+		return o.shared.run(o)
 	case o.relay != nil && !o.inTurn():
 		return o.runOneToAll()
 	case len(o.turns) == 0:
@@ -575,7 +592,10 @@ func (o *operation) await(earlier *operation) error {
 func (o *operation) failed(err error) {
 	o.err = o.named(err)
 	o.b.fail(fmt.Errorf("the group has failed: %w", o.err), o.err)
-	if o.pending != nil {
+	switch {
+	case o.direct():
+		o.shared.abort()
+	case o.pending != nil:
 		o.pending.Abort()
 	}
 }
@@ -610,6 +630,13 @@ func (o *operation) end() {
 	ctx, cancel := context.Background(), func() {}
 	if o.err == nil {
 		ctx = o.ctx
+	}
+	if o.err == nil && o.direct() {
+		// A word costs the driver nothing, an event that is asked again and again a lot.
+		if err := o.shared.leave(o); err != nil {
+			o.failed(err)
+			limit = time.Now().Add(grace)
+		}
 	}
 	quiet := false
 	if o.pending == nil {
@@ -651,8 +678,13 @@ func (o *operation) settled(ctx context.Context) bool {
 		return true
 	}
 	if o.pending != nil {
-		if err := o.pending.Sync(ctx); err != nil && !o.drained(ctx) {
+		err := o.pending.Sync(ctx)
+		cut := o.direct() && o.shared.failed.Load() // then the last batch may lack the end of those before
+		if (err != nil || cut) && !o.drained(ctx) {
 			return false
+		}
+		if o.direct() {
+			o.shared.release()
 		}
 		o.pending.Release()
 	}
@@ -707,14 +739,25 @@ type fifo[T any] struct {
 	cond   sync.Cond
 	list   []*T
 	closed bool
+	ready  atomic.Bool // take would not wait
 }
 
 func (q *fifo[T]) init(mu *sync.Mutex) { q.cond.L = mu }
+
+// linger polls for a while, so that what comes next finds its goroutine awake.
+func (q *fifo[T]) linger(limit time.Duration) {
+	for i, start := 1, time.Now(); !q.ready.Load(); i++ {
+		if i%64 == 0 && time.Since(start) > limit {
+			return
+		}
+	}
+}
 
 // put, take and close need the mutex. take returns nil when the queue is closed
 // and empty.
 func (q *fifo[T]) put(o *T) {
 	q.list = append(q.list, o)
+	q.ready.Store(true)
 	q.cond.Signal()
 }
 
@@ -729,11 +772,13 @@ func (q *fifo[T]) take() *T {
 	n := copy(q.list, q.list[1:])
 	q.list[n] = nil
 	q.list = q.list[:n]
+	q.ready.Store(n > 0 || q.closed)
 	return o
 }
 
 func (q *fifo[T]) close() {
 	q.closed = true
+	q.ready.Store(true)
 	q.cond.Broadcast()
 }
 
@@ -749,9 +794,13 @@ func (b *Backend) work() {
 		if err := o.run(); err != nil {
 			o.failed(err)
 		}
+		linger := o.direct() && o.shared.x.eager
 		b.mu.Lock()
 		b.ending.put(o)
 		b.mu.Unlock()
+		if linger {
+			b.todo.linger(lingerFor)
+		}
 	}
 	b.mu.Lock()
 	b.ending.close()
@@ -767,7 +816,11 @@ func (b *Backend) finish() {
 		if o == nil {
 			return
 		}
+		linger := o.direct() && o.shared.x.eager
 		o.end()
+		if linger {
+			b.ending.linger(lingerFor)
+		}
 	}
 }
 
@@ -815,6 +868,11 @@ func (b *Backend) admit(ctx context.Context, op work.OpType, timeout time.Durati
 // stage gives the operation its streams and its memory on the host.
 func (o *operation) stage() error {
 	var err error
+	if o.shared != nil {
+		if err := o.shared.stage(o); err != nil {
+			return err
+		}
+	}
 	for i := range o.legs {
 		l := &o.legs[i]
 		if l.src != nil && o.device == nil && err == nil {
@@ -832,7 +890,7 @@ func (o *operation) stage() error {
 	if err != nil {
 		return err
 	}
-	if len(o.legs) == 0 || o.device != nil {
+	if len(o.legs) == 0 || o.device != nil || o.direct() {
 		return nil
 	}
 	if o.relay != nil {
@@ -862,9 +920,18 @@ func (b *Backend) issue(ctx context.Context, op work.OpType, timeout time.Durati
 	if err := b.launch(o, result); err != nil {
 		return nil, err
 	}
+	if !o.direct() {
+		b.queue(o)
+	}
 	b.collectives++
+	return o.Work(), nil
+}
+
+// queue hands a collective to the worker. The caller holds b.calls.
+func (b *Backend) queue(o *operation) {
 	b.mu.Lock()
-	if op == work.Barrier {
+	defer b.mu.Unlock()
+	if o.Info().Op == work.Barrier {
 		o.before = b.last
 	}
 	if o.relay != nil {
@@ -873,8 +940,6 @@ func (b *Backend) issue(ctx context.Context, op work.OpType, timeout time.Durati
 	}
 	b.last = o
 	b.todo.put(o)
-	b.mu.Unlock()
-	return o.Work(), nil
 }
 
 // launch gives an operation that was admitted to the streams. An error means that
@@ -896,6 +961,16 @@ func (b *Backend) launch(o *operation, result []*tensor.Tensor) error {
 	b.mu.Lock()
 	b.seq++
 	b.mu.Unlock()
+	if s := o.shared; s != nil {
+		s.first = s.x.next
+		s.x.next += uint32(s.chunks)
+	}
+	if o.direct() {
+		wrong := o.err != nil
+		b.queue(o)
+		o.shared.enqueue(o, wrong)
+		return nil
+	}
 	if o.err == nil && (len(o.legs) > 0 || o.device != nil) {
 		o.err = o.enqueue()
 	}

@@ -23,18 +23,25 @@ const (
 )
 
 // newPage returns a page of zeros.
-func newPage() (*page, error) {
+func newPage() (*page, error) { return newPages(pageSize) }
+
+// newPages returns n bytes of zeros, a multiple of pageSize. Those after the first
+// page take room once they are used.
+func newPages(n int) (*page, error) {
 	var id [nameLen / 2]byte
 	rand.Read(id[:])
-	return createPage(hex.EncodeToString(id[:]))
+	return createPages(hex.EncodeToString(id[:]), n)
 }
 
 // openPage returns the page of another process.
-func openPage(name string) (*page, error) {
+func openPage(name string) (*page, error) { return openPages(name, pageSize) }
+
+// openPages returns the n bytes of another process.
+func openPages(name string, n int) (*page, error) {
 	if _, err := hex.DecodeString(name); err != nil || len(name) != nameLen {
 		return nil, fmt.Errorf("no name of a page: %q", name)
 	}
-	return mapPage(name)
+	return mapPages(name, n)
 }
 
 // hide takes the page's name away.

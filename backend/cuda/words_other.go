@@ -15,10 +15,10 @@ var pages struct {
 	by map[string][]byte // those that have a name
 }
 
-func createPage(name string) (*page, error) {
-	b := make([]byte, 2*pageSize)
+func createPages(name string, n int) (*page, error) {
+	b := make([]byte, n+pageSize)
 	skip := int(-uintptr(unsafe.Pointer(unsafe.SliceData(b))) & (pageSize - 1))
-	p := &page{bytes: b[skip : skip+pageSize : skip+pageSize], name: name}
+	p := &page{bytes: b[skip : skip+n : skip+n], name: name}
 	pages.Lock()
 	defer pages.Unlock()
 	if pages.by == nil {
@@ -28,12 +28,15 @@ func createPage(name string) (*page, error) {
 	return p, nil
 }
 
-func mapPage(name string) (*page, error) {
+func mapPages(name string, n int) (*page, error) {
 	pages.Lock()
 	defer pages.Unlock()
 	b, ok := pages.by[name]
 	if !ok {
 		return nil, fmt.Errorf("processes share no memory on this system: %w", errors.ErrUnsupported)
+	}
+	if len(b) != n {
+		return nil, fmt.Errorf("page %s has %d bytes, want %d", name, len(b), n)
 	}
 	return &page{bytes: b}, nil
 }

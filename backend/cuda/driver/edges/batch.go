@@ -21,15 +21,17 @@ const (
 	kindLaunch
 	kindWaitValue
 	kindWriteValue
+	kindSignal
 	kindHost
 )
 
 // Batch is a list of operations that are enqueued together. It is used by one
 // goroutine, and once: Run ends it.
 type Batch struct {
-	t   *Tracker
-	ops []operation
-	acc []driver.Access
+	t    *Tracker
+	ops  []operation
+	acc  []driver.Access
+	more bool // another batch has the end of this one
 
 	// Made by Run, kept for the next batch.
 	waits  []wait
@@ -152,6 +154,12 @@ func (b *Batch) WriteValue(s driver.Stream, p driver.Ptr, v uint32, access ...dr
 	b.add(operation{kind: kindWriteValue, stream: s, dst: p, value: v}, access...)
 }
 
+// Signal is WriteValue for a word that is part of the batch too: what conflicts with
+// the accesses and follows comes after the word.
+func (b *Batch) Signal(s driver.Stream, p driver.Ptr, v uint32, access ...driver.Access) {
+	b.add(operation{kind: kindSignal, stream: s, dst: p, value: v}, access...)
+}
+
 // Host gives the host a turn, in which it uses page-locked memory so. It returns
 // the turn's number, for Pending.Begin and End.
 func (b *Batch) Host(h *Host, access ...driver.Access) int {
@@ -160,6 +168,11 @@ func (b *Batch) Host(h *Host, access ...driver.Access) int {
 
 // Len returns the number of operations, Before and After included.
 func (b *Batch) Len() int { return len(b.ops) }
+
+// Continues says that the next batch gives every stream of this one something more,
+// so that who waits for that one's end waits for this one's. The Pending of this one
+// then knows nothing of its end.
+func (b *Batch) Continues() { b.more = true }
 
 // check looks at what can be wrong with the batch as such.
 func (b *Batch) check() error {
@@ -225,7 +238,7 @@ func (b *Batch) free() {
 	for i := range b.ops {
 		b.ops[i] = operation{}
 	}
-	b.ops, b.acc, b.waits, b.clocks = b.ops[:0], b.acc[:0], b.waits[:0], b.clocks[:0]
+	b.ops, b.acc, b.waits, b.clocks, b.more = b.ops[:0], b.acc[:0], b.waits[:0], b.clocks[:0], false
 	b.t.batches = append(b.t.batches, b)
 }
 
@@ -279,7 +292,9 @@ func (b *Batch) plan() {
 			t.hist.add(a, use{lane: l.id, index: o.index, alone: in})
 		}
 	}
-	b.sinks()
+	if !b.more {
+		b.sinks()
+	}
 }
 
 // none stands for no operation in Batch.last, tail for a lane's tail.
@@ -518,7 +533,7 @@ func (b *Batch) enqueue(o *operation) error {
 		return o.stream.Launch(o.launch)
 	case kindWaitValue:
 		return o.stream.WaitValue(o.dst, o.value, o.cond)
-	case kindWriteValue:
+	case kindWriteValue, kindSignal:
 		return o.stream.WriteValue(o.dst, o.value)
 	}
 	return nil

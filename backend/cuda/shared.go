@@ -1,0 +1,488 @@
+package cuda
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"runtime"
+	"sync/atomic"
+	"time"
+
+	"github.com/c10d-go/c10d/backend"
+	"github.com/c10d-go/c10d/backend/cuda/driver"
+	"github.com/c10d-go/c10d/backend/cuda/driver/edges"
+	"github.com/c10d-go/c10d/tensor"
+	"github.com/c10d-go/c10d/work"
+)
+
+// What decides how an all-reduce goes through the exchange. BenchmarkHostStages
+// measures what they rest on.
+const (
+	// sharedPieces is into how many chunks an all-reduce is cut, so that the way
+	// down, the CPUs' part and the way up overlap, as long as they have smallestPiece
+	// bytes and at most Options.Chunk.
+	sharedPieces  = 8
+	smallestPiece = 512 << 10
+
+	// firstBatch is how many chunks are enqueued at first, and then twice as many each
+	// time: the host begins with them while the next are enqueued.
+	firstBatch = 2
+
+	// mostCrew is how many goroutines of a rank combine its share at most; spareCPUs are
+	// a rank's that they leave to who enqueues, who waits and the rank's worker.
+	mostCrew  = 12
+	spareCPUs = 3
+
+	// eagerCPUs is how many CPUs a rank needs for its goroutines to poll without
+	// letting others go first.
+	eagerCPUs = 4
+	eagerFor  = 2 * time.Millisecond
+	yieldFor  = 200 * time.Microsecond
+
+	// lingerFor is how long the worker and the finisher poll for the next operation
+	// before they sleep, where there are CPUs for that: waking a goroutine of another
+	// thread takes 5 to 50 us.
+	lingerFor = 200 * time.Microsecond
+
+	// askEvery is how often who polls asks whether to go on; every so many times
+	// that, the driver.
+	askEvery  = 100 * time.Microsecond
+	askDriver = 50
+)
+
+// smallestPart is the least that one goroutine of a rank's crew combines, of each
+// rank's bytes; a variable for tests, like crewOf.
+var smallestPart = 16 << 10
+
+// crewOf returns how many goroutines of a rank combine its share, if it may use so
+// many CPUs.
+var crewOf = func(cpus int) int { return min(cpus-spareCPUs, mostCrew) }
+
+// usableCPUs returns how many CPUs this process may use at a time.
+func usableCPUs() int { return min(runtime.NumCPU(), runtime.GOMAXPROCS(0)) }
+
+// shared is the part of an all-reduce that goes through the exchange.
+type shared struct {
+	x      *exchange
+	red    backend.Reduction
+	n, es  int
+	grain  int    // elements in a chunk
+	chunks int    // in all
+	first  uint32 // the number of the first chunk
+	parts  int    // into how many a rank's share of a chunk is cut
+
+	// direct: the device's streams copy to the exchange and from there. Otherwise this
+	// rank's host does: for tensors that are not contiguous, for several, and for those
+	// on another device than the first, whose streams do not count in order.
+	direct bool
+
+	turns   []sharedTurn     // of the chunks
+	batches []*edges.Pending // of chunks that were enqueued together
+	issued  atomic.Int32     // batches that are there
+	ended   chan struct{}    // closed when all have been enqueued, or an error has ended that
+	err     error            // that error
+
+	released int         // batches that were given back
+	failed   atomic.Bool // there is one
+}
+
+// sharedTurn is the host's turn for a chunk.
+type sharedTurn struct{ batch, turn int }
+
+var customKind = backend.Custom("", nil).Kind()
+
+// sharing returns the part of a call that goes through the exchange, nil if it does
+// not. What decides is the same on every rank.
+func (b *Backend) sharing(op backend.ReduceOp, ts []*tensor.Tensor) *shared {
+	x, n, d := b.exchange, ts[0].Len(), ts[0].DType()
+	if x == nil || n == 0 || op.Kind() == customKind {
+		return nil
+	}
+	red, err := op.Reduction(d, b.size)
+	if err != nil {
+		return nil
+	}
+	s := &shared{x: x, red: red, n: n, es: d.Size(), ended: make(chan struct{})}
+	s.grain = sharedGrain(n, s.es, b.options.Chunk)
+	if s.chunks = (n + s.grain - 1) / s.grain; s.chunks > mostPieces {
+		return nil
+	}
+	_, most := share(s.grain*s.es, 0, b.size)
+	s.parts = min(max(most/smallestPart, 1), x.crew.n)
+	for batches, many := 1, firstBatch; ; batches, many = batches+1, 2*many {
+		if many*2-firstBatch >= s.chunks {
+			s.batches, s.turns = make([]*edges.Pending, batches), make([]sharedTurn, s.chunks)
+			return s
+		}
+	}
+}
+
+// sharedGrain returns how many of n elements a chunk has.
+func sharedGrain(n, es, chunk int) int {
+	bytes := min(max((n*es+sharedPieces-1)/sharedPieces, smallestPiece), chunk)
+	return max((bytes&^15)/es, 1)
+}
+
+// elements returns the range of elements of a chunk.
+func (s *shared) elements(k int) (lo, hi int) { return k * s.grain, min((k+1)*s.grain, s.n) }
+
+// stage decides who copies. The caller holds Backend.calls.
+func (s *shared) stage(o *operation) error {
+	x, p := s.x, o.legs[0].src
+	if err := x.prepare(); err != nil {
+		return err
+	}
+	if x.dev < 0 {
+		x.dev = p.dev
+	}
+	if s.direct = len(o.legs) == 1 && p.flat && p.dev == x.dev; !s.direct {
+		o.whole, o.call = true, s.several
+	}
+	return nil
+}
+
+// enqueue gives the streams all that they will do, while the host begins with what
+// is there.
+func (s *shared) enqueue(o *operation, wrong bool) {
+	defer close(s.ended)
+	if wrong {
+		return
+	}
+	for from, many := 0, firstBatch; from < s.chunks; from, many = from+many, 2*many {
+		pending, err := s.batch(o, from, min(from+many, s.chunks))
+		if err != nil {
+			s.err = err
+			s.failed.Store(true) // before the host can see the batch, whose turns have been ended
+		}
+		if pending != nil {
+			o.mu.Lock()
+			o.pending = pending // its streams have done the earlier ones when they have done this
+			o.mu.Unlock()
+			s.batches[s.issued.Load()] = pending
+			s.issued.Add(1)
+		}
+		if err != nil {
+			return
+		}
+	}
+}
+
+// batch enqueues some chunks.
+func (s *shared) batch(o *operation, from, to int) (*edges.Pending, error) {
+	x, p := s.x, o.legs[0].src
+	batch := o.b.tracker.Batch()
+	if from == 0 {
+		o.line.places = append(o.line.places[:0], p)
+		o.prologue(batch, o.line.places...)
+		clear(o.line.places)
+	}
+	for k := from; k < to; k++ {
+		c := s.first + uint32(k)
+		lo, hi := s.elements(k)
+		n, at := (hi-lo)*s.es, p.base+driver.Ptr(p.lo+lo*s.es)
+		in, out := x.ptr(x.in(x.rank, c)), x.ptr(x.out(c))
+		batch.Copy(p.down, in, at, n)
+		batch.Signal(p.down, x.wordPtr(wordArrived, x.rank), c+1, driver.Writes(in, n))
+		// The host's turn has the tensor too, though the host does not touch it, so that it
+		// is between the copies. The common slot is ordered by words, among all ranks.
+		s.turns[k] = sharedTurn{int(s.issued.Load()), batch.Host(o.line.host, driver.Writes(in, n), driver.Writes(at, n))}
+		batch.Copy(p.up, at, out, n)
+		batch.WriteValue(p.up, x.wordPtr(wordTaken, x.rank), c+1, driver.Writes(out, n))
+	}
+	if to < s.chunks {
+		batch.Continues()
+	}
+	return batch.Run()
+}
+
+// run does the host's part of a direct one.
+func (s *shared) run(o *operation) error {
+	if s.parts > 1 {
+		for i := range s.x.left {
+			s.x.left[i].Store(int32(s.parts))
+		}
+		s.x.crew.start(s.parts, func(i int) { s.reduce(i) })
+	}
+	err := s.turn(o)
+	if s.parts > 1 {
+		s.x.crew.end(err != nil)
+	}
+	if err != nil {
+		return err
+	}
+	<-s.ended
+	return s.err
+}
+
+// turn takes the host's turns.
+func (s *shared) turn(o *operation) error {
+	x := s.x
+	for k := range s.chunks {
+		c := s.first + uint32(k)
+		if s.parts == 1 {
+			if err := s.inputs(c, o); err != nil {
+				return err
+			}
+			s.part(k, 0, nil)
+		}
+		if err := s.combined(c, o); err != nil {
+			return err
+		}
+		// Its device's copy has ended long ago, but the batch may not have been told of.
+		t := s.turns[k]
+		for w := (watch{eager: x.eager}); int(s.issued.Load()) <= t.batch; {
+			if err := w.poll(o); err != nil {
+				return err
+			}
+		}
+		if s.failed.Load() {
+			return o.ask()
+		}
+		if err := s.batches[t.batch].Begin(stopped{o}, t.turn); err != nil {
+			return err
+		}
+		s.batches[t.batch].End(t.turn)
+	}
+	return nil
+}
+
+// inputs waits until a chunk of all ranks has come, and all devices have copied
+// what was in the common slot before.
+func (s *shared) inputs(c uint32, o asker) error {
+	x := s.x
+	for w := (watch{eager: x.eager}); !x.all(wordArrived, c+1) || !x.all(wordTaken, c+1-uint32(x.slots)); {
+		if err := w.poll(o); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// combined waits until all ranks have combined their shares of a chunk.
+func (s *shared) combined(c uint32, o asker) error {
+	for w := (watch{eager: s.x.eager}); !s.x.all(wordDone, c+1); {
+		if err := w.poll(o); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// leave waits until the device has copied the last chunk.
+func (s *shared) leave(o *operation) error {
+	for w := (watch{eager: s.x.eager}); !s.x.has(wordTaken, s.first+uint32(s.chunks)); {
+		if err := w.poll((*leaving)(o)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// abort lets the streams go on, each after what it comes after. The host's part has
+// ended.
+func (s *shared) abort() {
+	for i := 0; ; time.Sleep(50 * time.Microsecond) {
+		over := false
+		select {
+		case <-s.ended:
+			over = true
+		default:
+		}
+		for ; i < int(s.issued.Load()); i++ {
+			s.batches[i].Abort()
+		}
+		if over {
+			return
+		}
+	}
+}
+
+// release gives the batches back but the last one, which the operation has. All have
+// left the device.
+func (s *shared) release() {
+	for _, p := range s.batches[:max(s.issued.Load()-1, 0)] {
+		// Without events of its own it has ended.
+		_, _ = p.Done()
+		p.Release()
+	}
+}
+
+// reduce is what a member of the crew does: its part of the rank's share of each
+// chunk.
+func (s *shared) reduce(i int) {
+	var scratch []byte
+	if s.red.Before != nil {
+		scratch = make([]byte, reduceBlock)
+	}
+	for k := range s.chunks {
+		if s.inputs(s.first+uint32(k), s.x.crew) != nil {
+			return
+		}
+		s.part(k, i, scratch)
+	}
+}
+
+// part combines a part of the rank's share of a chunk. Who is the last says that
+// the share is done.
+func (s *shared) part(k, i int, scratch []byte) {
+	x := s.x
+	if scratch == nil && s.red.Before != nil {
+		scratch = make([]byte, reduceBlock)
+	}
+	c := s.first + uint32(k)
+	from, to := s.elements(k)
+	lo, hi := share((to-from)*s.es, x.rank, x.size)
+	a, b := share(hi-lo, i, s.parts)
+	x.combine(c, &s.red, lo+a, lo+b, scratch)
+	if s.parts > 1 {
+		left := &x.left[c%uint32(x.slots)]
+		if left.Add(-1) > 0 {
+			return
+		}
+		left.Store(int32(s.parts))
+	}
+	x.store(wordDone, c+1)
+}
+
+// byHost all-reduces b, the elements in order in memory of this rank's own, with
+// others whose devices may do it.
+func (s *shared) byHost(o *operation, b []byte) error {
+	x := s.x
+	s.parts = 1
+	for k := range s.chunks {
+		c := s.first + uint32(k)
+		from, to := s.elements(k)
+		lo, hi := from*s.es, to*s.es
+		// All ranks have combined what was in the slot: this one has waited for that.
+		driver.HostAccess(x.d, "copying in", driver.Writes(x.ptr(x.in(x.rank, c)), hi-lo))
+		copy(x.memory.Bytes()[x.in(x.rank, c):], b[lo:hi])
+		x.store(wordArrived, c+1)
+		if err := s.inputs(c, o); err != nil {
+			return err
+		}
+		s.part(k, 0, nil)
+		if err := s.combined(c, o); err != nil {
+			return err
+		}
+		// The device may still be copying for earlier operations, and counts that.
+		for w := (watch{eager: x.eager}); !x.has(wordTaken, c); {
+			if err := w.poll(o); err != nil {
+				return err
+			}
+		}
+		driver.HostAccess(x.d, "copying out", driver.Reads(x.ptr(x.out(c)), hi-lo))
+		copy(b[lo:hi], x.memory.Bytes()[x.out(c):])
+		x.store(wordTaken, c+1)
+	}
+	return nil
+}
+
+// several is the host's part where devices do not do it: this rank's tensors are
+// combined first, in order.
+func (s *shared) several(o *operation, ts []*tensor.Tensor) error {
+	all := ts[0].Bytes()
+	for _, t := range ts[1:] {
+		s.red.Combine(all, t.Bytes())
+	}
+	if err := s.byHost(o, all); err != nil {
+		return err
+	}
+	for _, t := range ts[1:] {
+		copy(t.Bytes(), all)
+	}
+	return nil
+}
+
+// asker says whether to go on waiting. Ask is cheap, askDriver is not.
+type asker interface {
+	ask() error
+	askDriver() error
+}
+
+func (o *operation) ask() error {
+	if err := o.ctx.Err(); err != nil {
+		return canceled(o.ctx)
+	}
+	if time.Now().After(o.deadline) {
+		return fmt.Errorf("%w after %v", work.ErrTimeout, o.timeout)
+	}
+	if s := o.shared; s.failed.Load() {
+		<-s.ended
+		return s.err
+	}
+	return cmp.Or(o.b.broken(), o.b.cpuErr())
+}
+
+func (o *operation) askDriver() error { return stopped{o}.Err() }
+
+// leaving is an operation that has only to leave the device: what becomes of the
+// group does not matter to it.
+type leaving operation
+
+func (l *leaving) ask() error {
+	o := (*operation)(l)
+	if err := o.ctx.Err(); err != nil {
+		return canceled(o.ctx)
+	}
+	if time.Now().After(o.deadline) {
+		return fmt.Errorf("%w after %v, waiting for the device", work.ErrTimeout, o.timeout)
+	}
+	return nil
+}
+
+func (l *leaving) askDriver() error {
+	return cmp.Or(l.legs[0].src.down.Err(), l.legs[0].src.up.Err())
+}
+
+var errQuit = errors.New("no longer needed")
+
+func (c *crew) ask() error {
+	if c.quit.Load() {
+		return errQuit
+	}
+	return nil
+}
+
+func (c *crew) askDriver() error { return nil }
+
+// watch is how a goroutine waits for a word: it polls as fast as it can for a
+// while, then lets others go first, then pauses.
+type watch struct {
+	eager        bool
+	polls, asked int
+	start, last  time.Time
+}
+
+// poll is called when the word has not come. Its error ends the waiting.
+func (w *watch) poll(o asker) error {
+	const burst = 32
+	if w.polls++; w.polls%burst != 0 {
+		return nil
+	}
+	now := time.Now()
+	if w.start.IsZero() {
+		w.start, w.last = now, now
+	}
+	if now.Sub(w.last) >= askEvery {
+		w.last = now
+		if err := o.ask(); err != nil {
+			return err
+		}
+		if w.asked++; w.asked%askDriver == 0 {
+			if err := o.askDriver(); err != nil {
+				return err
+			}
+		}
+	}
+	switch waited := now.Sub(w.start); {
+	case w.eager && waited < eagerFor:
+		if w.polls%(64*burst) == 0 {
+			runtime.Gosched()
+		}
+	case waited < yieldFor:
+		runtime.Gosched()
+	default:
+		time.Sleep(min(waited/16, 200*time.Microsecond))
+	}
+	return nil
+}

@@ -88,6 +88,23 @@ type writerFunc func([]byte)
 
 func (f writerFunc) Write(p []byte) (int, error) { f(p); return len(p), nil }
 
+// TestRunSlowOutput: what a rank has written by its end is not lost where it is
+// not taken for a while.
+func TestRunSlowOutput(t *testing.T) {
+	j := sh(1, `for i in 0 1 2 3 4 5 6 7 8 9; do echo $i$(head -c 4000 /dev/zero | tr '\0' x); done`)
+	var out bytes.Buffer
+	j.Stdout = writerFunc(func(p []byte) {
+		if out.Len() == 0 {
+			time.Sleep(drain + time.Second/2)
+		}
+		out.Write(p)
+	})
+	s, err := Run(context.Background(), j)
+	require.NoError(t, err)
+	require.True(t, s.OK)
+	require.Equal(t, 10, strings.Count(out.String(), "\n"))
+}
+
 // TestRunEscape runs a rank whose output a process holds open that left its group.
 func TestRunEscape(t *testing.T) {
 	setsid, err := exec.LookPath("setsid")

@@ -3,6 +3,7 @@
 package agent
 
 import (
+	"io"
 	"os"
 	"os/exec"
 	"syscall"
@@ -26,3 +27,6 @@ func killGroup(pid int) {
 func endedBy(*os.ProcessState) (os.Signal, bool) { return nil, false }
 
 func signalName(sig os.Signal) string { return sig.String() }
+
+// readNow is not called: pipes have no deadlines here.
+func readNow(*os.File, []byte) (int, error) { return 0, io.EOF }

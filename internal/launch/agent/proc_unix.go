@@ -3,6 +3,7 @@
 package agent
 
 import (
+	"io"
 	"os"
 	"os/exec"
 	"syscall"
@@ -29,4 +30,19 @@ func signalName(sig os.Signal) string {
 		}
 	}
 	return sig.String()
+}
+
+// readNow reads what a pipe holds, and does not wait for more.
+func readNow(f *os.File, b []byte) (n int, err error) {
+	c, err := f.SyscallConn()
+	if err != nil {
+		return 0, err
+	}
+	if err := c.Control(func(fd uintptr) { n, _ = syscall.Read(int(fd), b) }); err != nil {
+		return 0, err
+	}
+	if n <= 0 {
+		return 0, io.EOF
+	}
+	return n, nil
 }

@@ -1,6 +1,7 @@
 package agent
 
 import (
+	"errors"
 	"os"
 	"os/exec"
 	"runtime"
@@ -9,9 +10,12 @@ import (
 	"time"
 )
 
-// drain is how long after a rank's end its output is still read. That takes no
+// drain is how long after a rank's end more output is waited for. That takes no
 // time unless a process that left the rank's group holds the pipe open.
 const drain = 2 * time.Second
+
+// mostInPipe is what a pipe may hold, on Linux.
+const mostInPipe = 1 << 20
 
 // rank is a process that was started.
 type rank struct {
@@ -55,7 +59,7 @@ func (r *rank) live(started chan<- error, exits chan<- exit) {
 	}
 	var readers sync.WaitGroup
 	for i, f := range ends {
-		readers.Go(func() { r.lines.copy(f, i == 1) })
+		readers.Go(func() { r.lines.copy(&pipe{File: f, rest: mostInPipe}, i == 1) })
 	}
 	pid := r.cmd.Process.Pid
 	awaitExit(r.cmd)
@@ -69,7 +73,9 @@ func (r *rank) live(started chan<- error, exits chan<- exit) {
 
 	late := time.AfterFunc(drain, func() {
 		for _, f := range ends {
-			f.Close()
+			if f.SetReadDeadline(time.Now()) != nil {
+				f.Close()
+			}
 		}
 	})
 	readers.Wait()
@@ -82,6 +88,27 @@ func (r *rank) live(started chan<- error, exits chan<- exit) {
 		x.code, x.signal = signalCode(sig), signalName(sig)
 	}
 	exits <- x
+}
+
+// pipe is the end of a rank's output. After its deadline it gives what is there:
+// whoever takes the output may be slow.
+type pipe struct {
+	*os.File
+	late bool
+	rest int // bytes that it still gives when late
+}
+
+func (p *pipe) Read(b []byte) (int, error) {
+	if !p.late {
+		n, err := p.File.Read(b)
+		if !errors.Is(err, os.ErrDeadlineExceeded) {
+			return n, err
+		}
+		p.late = true
+	}
+	n, err := readNow(p.File, b[:min(len(b), p.rest)])
+	p.rest -= n
+	return n, err
 }
 
 // open starts the process with its output in pipes and returns their ends.

@@ -33,8 +33,9 @@ type Driver interface {
 
 	// RegisterHost page-locks host memory that exists already, so that every
 	// device can reach it, until the HostMemory is closed. The bytes stay the
-	// caller's. It must not be empty; a range that is registered already, also in
-	// part, is refused. Memory that several processes map and register is
+	// caller's. It must not be empty; a range that this Driver has registered already,
+	// also in part, is refused, while several Drivers of a process may register
+	// the same range. Memory that several processes map and register is
 	// page-locked memory which they share.
 	RegisterHost(b []byte) (HostMemory, error)
 

@@ -329,6 +329,27 @@ func TestHostCopies(t *testing.T) {
 	require.Equal(t, calls, x.f.calls)
 }
 
+// TestRegisterTwice has two Drivers of a process register the same memory, which CUDA does once.
+func TestRegisterTwice(t *testing.T) {
+	f := newFake(1)
+	x := newFixture(t, f)
+	other, err := New(f, nil)
+	require.NoError(t, err)
+	room := make([]byte, 100)
+	a, err := x.d.RegisterHost(room)
+	require.NoError(t, err)
+	b, err := other.RegisterHost(room)
+	require.NoError(t, err)
+	require.Equal(t, 1, f.live["registration"])
+	require.Equal(t, 1, f.count("HostRegister"))
+	require.NoError(t, a.Close())
+	require.Equal(t, 1, f.live["registration"], "the other's")
+	require.NoError(t, b.Close())
+	require.Zero(t, f.live["registration"])
+	require.NoError(t, other.Close())
+	x.end()
+}
+
 func TestRegister(t *testing.T) {
 	x := newFixture(t, newFake(1))
 	room := make([]byte, 100)

@@ -3,6 +3,7 @@ package libcuda
 import (
 	"encoding/binary"
 	"fmt"
+	"sync"
 	"sync/atomic"
 	"unsafe"
 
@@ -335,17 +336,53 @@ func (d *Driver) RegisterHost(b []byte) (driver.HostMemory, error) {
 		return nil, err
 	}
 	defer v.leave(before)
-	if r := d.api.HostRegister(p, len(b)); r != Success {
+	if r := register(d.api, p, len(b)); r != Success {
 		return nil, v.failed(call, "cuMemHostRegister", r, fmt.Sprintf("%d bytes", len(b)))
 	}
 	if err := v.sameAddress(call, p); err != nil {
-		d.api.HostUnregister(p)
+		unregister(d.api, p)
 		return nil, err
 	}
 	h := &HostMemory{v: v, p: p, b: b[:len(b):len(b)], registered: true}
 	d.memory.insert(span{base: p, end: p + driver.Ptr(len(b)), device: -1})
 	d.made(h, "registered memory")
 	return h, nil
+}
+
+// registrations are the ranges that this process's Drivers have registered. CUDA knows one
+// registration of a range, whichever Driver made it.
+var registrations = struct {
+	sync.Mutex
+	by map[driver.Ptr]*registration
+}{by: make(map[driver.Ptr]*registration)}
+
+type registration struct{ bytes, uses int }
+
+// register registers a range, or shares another Driver's registration of it.
+func register(api API, p driver.Ptr, n int) Result {
+	registrations.Lock()
+	defer registrations.Unlock()
+	if r := registrations.by[p]; r != nil && r.bytes == n {
+		r.uses++
+		return Success
+	}
+	r := api.HostRegister(p, n)
+	if r == Success {
+		registrations.by[p] = &registration{bytes: n, uses: 1}
+	}
+	return r
+}
+
+// unregister ends one use of a registration, the last one with it.
+func unregister(api API, p driver.Ptr) Result {
+	registrations.Lock()
+	defer registrations.Unlock()
+	if r := registrations.by[p]; r.uses > 1 {
+		r.uses--
+		return Success
+	}
+	delete(registrations.by, p)
+	return api.HostUnregister(p)
 }
 
 // sameAddress returns an error unless devices reach page-locked memory at the
@@ -401,7 +438,7 @@ func (h *HostMemory) Close() error {
 	}
 	defer v.leave(before)
 	if h.registered {
-		return v.fail(call, "cuMemHostUnregister", v.d.api.HostUnregister(h.p))
+		return v.fail(call, "cuMemHostUnregister", unregister(v.d.api, h.p))
 	}
 	return v.fail(call, "cuMemFreeHost", v.d.api.HostFree(h.p))
 }

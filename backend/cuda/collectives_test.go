@@ -254,6 +254,60 @@ func (x *rank) prepare(ctx context.Context, p program, r int, rng *rand.Rand, on
 	return c, failed
 }
 
+// collectives does what ps say, all at a time, on device tensors and then on CPU
+// tensors, in stream order from the caller's copy into the tensors to the one out of
+// them, and compares every byte of the storages.
+func (x *rank) collectives(ps []program, rng *rand.Rand, r int) error {
+	var calls []call
+	var works []*work.Work
+	for _, p := range ps {
+		on := rng.IntN(2) == 0
+		ctx := x.ctx
+		if !on {
+			ctx = cuda.WithStreams(ctx, x.stream...)
+		}
+		c, err := x.prepare(ctx, p, r, rng, on)
+		if err != nil {
+			return err
+		}
+		v, err := c.run(x.b, func(q *pair) *tensor.Tensor { return q.dev })
+		if err != nil {
+			return fmt.Errorf("%+v: %w", p, err)
+		}
+		calls, works = append(calls, c), append(works, v)
+	}
+	for i, c := range calls {
+		for _, s := range x.stream {
+			if works[i] == nil {
+				continue
+			}
+			if err := works[i].Synchronize(s); err != nil {
+				return err
+			}
+		}
+		for _, q := range c.all {
+			if err := x.back(q); err != nil {
+				return err
+			}
+		}
+	}
+	for i, c := range calls {
+		v, err := c.run(x.cpu, func(q *pair) *tensor.Tensor { return q.cpu })
+		if err != nil {
+			return err
+		}
+		if err := work.WaitAll(x.ctx, works[i], v); err != nil {
+			return fmt.Errorf("%+v: %w", ps[i], err)
+		}
+		for _, q := range c.all {
+			if err := x.check(q); err != nil {
+				return fmt.Errorf("%+v: %w", ps[i], err)
+			}
+		}
+	}
+	return nil
+}
+
 // TestCollectives does every collective on device tensors and on CPU tensors, with
 // any dtype, operator, size, strides and device, several at a time, in stream
 // order from the caller's copy into the tensors to the one out of them, and
@@ -274,55 +328,7 @@ func TestCollectives(t *testing.T) {
 			ps = append(ps, draw(rng, names[(int(seed)*6+i)%len(names)], size))
 		}
 		w.each(func(x *rank, r int) error {
-			rng := rand.New(rand.NewPCG(seed, uint64(r)))
-			var calls []call
-			var works []*work.Work
-			for _, p := range ps {
-				on := rng.IntN(2) == 0
-				ctx := x.ctx
-				if !on {
-					ctx = cuda.WithStreams(ctx, x.stream...)
-				}
-				c, err := x.prepare(ctx, p, r, rng, on)
-				if err != nil {
-					return err
-				}
-				v, err := c.run(x.b, func(q *pair) *tensor.Tensor { return q.dev })
-				if err != nil {
-					return fmt.Errorf("%+v: %w", p, err)
-				}
-				calls, works = append(calls, c), append(works, v)
-			}
-			for i, c := range calls {
-				for _, s := range x.stream {
-					if works[i] == nil {
-						continue
-					}
-					if err := works[i].Synchronize(s); err != nil {
-						return err
-					}
-				}
-				for _, q := range c.all {
-					if err := x.back(q); err != nil {
-						return err
-					}
-				}
-			}
-			for i, c := range calls {
-				v, err := c.run(x.cpu, func(q *pair) *tensor.Tensor { return q.cpu })
-				if err != nil {
-					return err
-				}
-				if err := work.WaitAll(x.ctx, works[i], v); err != nil {
-					return fmt.Errorf("%+v: %w", ps[i], err)
-				}
-				for _, q := range c.all {
-					if err := x.check(q); err != nil {
-						return fmt.Errorf("%+v: %w", ps[i], err)
-					}
-				}
-			}
-			return nil
+			return x.collectives(ps, rand.New(rand.NewPCG(seed, uint64(r))), r)
 		})
 		w.end()
 	})

@@ -54,9 +54,9 @@ type member struct {
 	rank, size int
 	b          *cuda.Backend
 	cpu        backend.Backend // the same ranks on CPU tensors, as a reference
+	way        way             // of its all-reduces
 	s          driver.Stream
-	delay      driver.Function // nil on simulated devices, which have delays of their own
-	module     driver.Module
+	delay      *delay
 
 	// The jobs' memory. Closing memory may wait for the device, and with it for the
 	// other ranks that share it: nothing is made or closed while they work.
@@ -71,8 +71,55 @@ const room = 64 << 20
 // guard is how many bytes around a tensor must stay as they are.
 const guard = 256
 
-func newMember(ctx context.Context, d driver.Driver, dev, rank, ranks int, st store.Store, cpu func(name string) gloo.Options) (_ *member, err error) {
-	m := &member{ctx: ctx, d: d, dev: dev, rank: rank, size: ranks}
+// way is what does all-reduces: a work, and whether the host's part is in memory that
+// the ranks share or the CPU backend's.
+type way struct {
+	name, work string
+	sums       gloo.Sums
+}
+
+var ways = []way{
+	{"device", cuda.DeviceWork, gloo.SumsFast},
+	{"host", cuda.HostWork, gloo.SumsInRankOrder},
+	{"CPU backend", cuda.HostWork, gloo.SumsExact},
+}
+
+// delay is a kernel that takes time.
+type delay struct {
+	module driver.Module
+	f      driver.Function
+}
+
+// newDelay returns nil on simulated devices, which have delays of their own.
+func newDelay(d driver.Driver, v driver.Device) (*delay, error) {
+	if d.Name() == "sim" {
+		return nil, nil
+	}
+	m, err := v.Load([]byte(drivertest.PTX))
+	if err != nil {
+		return nil, err
+	}
+	f, err := m.Function(drivertest.Delay)
+	return &delay{m, f}, err
+}
+
+// hold keeps a stream busy for so many clock cycles.
+func (y *delay) hold(s driver.Stream, cycles uint64) error {
+	if y == nil {
+		return nil
+	}
+	return s.Launch(&driver.Launch{Function: y.f, Grid: driver.Dim{X: 1}, Block: driver.Dim{X: 1}, Args: new(driver.Args).Uint64(cycles)})
+}
+
+func (y *delay) Close() error {
+	if y == nil {
+		return nil
+	}
+	return y.module.Close()
+}
+
+func newMember(ctx context.Context, d driver.Driver, dev, rank, ranks int, st store.Store, way way, cpu func(name string) gloo.Options) (_ *member, err error) {
+	m := &member{ctx: ctx, d: d, dev: dev, rank: rank, size: ranks, way: way}
 	if m.v, err = d.Device(dev); err != nil {
 		return nil, err
 	}
@@ -89,16 +136,13 @@ func newMember(ctx context.Context, d driver.Driver, dev, rank, ranks int, st st
 	if m.h, err = d.AllocHost(2 * size); err != nil {
 		return nil, err
 	}
-	if d.Name() != "sim" {
-		if m.module, err = m.v.Load([]byte(drivertest.PTX)); err != nil {
-			return nil, err
-		}
-		if m.delay, err = m.module.Function(drivertest.Delay); err != nil {
-			return nil, err
-		}
+	if m.delay, err = newDelay(d, m.v); err != nil {
+		return nil, err
 	}
 	o := backend.Options{Store: store.Prefix("device", st), Rank: rank, Size: ranks, Timeout: patience, Group: "g"}
-	o.Specific = cuda.Options{Driver: d, AllReduce: cuda.DeviceWork, DeviceChunk: 1 << 18, CPUOptions: cpu("g")}
+	host := cpu("g")
+	host.Sums = way.sums
+	o.Specific = cuda.Options{Driver: d, AllReduce: way.work, DeviceChunk: 1 << 18, CPUOptions: host}
 	if m.b, err = cuda.New(ctx, o); err != nil {
 		return nil, err
 	}
@@ -108,19 +152,7 @@ func newMember(ctx context.Context, d driver.Driver, dev, rank, ranks int, st st
 }
 
 func (m *member) close() error {
-	errs := []error{m.b.Close(), m.cpu.Close(), m.s.Close(), m.mem.Close(), m.h.Close()}
-	if m.module != nil {
-		errs = append(errs, m.module.Close())
-	}
-	return errors.Join(errs...)
-}
-
-// busy gives the caller's stream some milliseconds of work.
-func (m *member) busy() error {
-	if m.delay == nil {
-		return nil
-	}
-	return m.s.Launch(&driver.Launch{Function: m.delay, Grid: driver.Dim{X: 1}, Block: driver.Dim{X: 1}, Args: new(driver.Args).Uint64(3_000_000)})
+	return errors.Join(m.b.Close(), m.cpu.Close(), m.s.Close(), m.mem.Close(), m.h.Close(), m.delay.Close())
 }
 
 // job is one all-reduce on its way.
@@ -164,7 +196,7 @@ func (m *member) start(d tensor.DType, op backend.ReduceOp, n int, rng *rand.Ran
 	if err != nil {
 		return nil, err
 	}
-	if err := errors.Join(m.s.Memset(dev, 0xee, j.n), m.busy(), m.s.Copy(dev, in, j.n)); err != nil {
+	if err := errors.Join(m.s.Memset(dev, 0xee, j.n), m.delay.hold(m.s, 3_000_000), m.s.Copy(dev, in, j.n)); err != nil {
 		return nil, err
 	}
 	if j.w, err = m.b.AllReduce(m.ctx, []*tensor.Tensor{t}, backend.AllReduceOptions{Op: op}); err != nil {
@@ -204,7 +236,7 @@ func (m *member) suite(sizes []int, burst int) error {
 	rng := rand.New(rand.NewPCG(11, uint64(m.rank)))
 	for _, d := range deviceTypes {
 		for _, op := range deviceOps {
-			if _, err := op.Reduction(d, m.size); err != nil {
+			if !promised(m.way.work, op, d, m.size) {
 				continue
 			}
 			for _, n := range sizes {
@@ -233,7 +265,7 @@ func (m *member) suite(sizes []int, burst int) error {
 		}
 	}
 	m.used = 0
-	if c := m.b.Explain().Choices[0]; c.Algorithm != cuda.DeviceWork {
+	if c := m.b.Explain().Choices[0]; c.Algorithm != m.way.work {
 		return fmt.Errorf("all_reduce was done by %q: %s", c.Algorithm, c.Why)
 	}
 	return nil
@@ -242,7 +274,7 @@ func (m *member) suite(sizes []int, burst int) error {
 var gpuSizes = []int{1, 1023, 100_003, 1<<20 + 5}
 
 // goroutines runs ranks of one process, each on its device.
-func goroutines(t *testing.T, d driver.Driver, devices []int, f func(m *member) error) {
+func goroutines(t *testing.T, d driver.Driver, way way, devices []int, f func(m *member) error) {
 	ctx, cancel := context.WithTimeout(t.Context(), 5*patience)
 	defer cancel()
 	st := store.NewHash()
@@ -262,7 +294,7 @@ func goroutines(t *testing.T, d driver.Driver, devices []int, f func(m *member) 
 		}
 	}
 	each(func(r int) (err error) {
-		members[r], err = newMember(ctx, d, devices[r], r, len(devices), st, func(string) gloo.Options { return join(fabric) })
+		members[r], err = newMember(ctx, d, devices[r], r, len(devices), st, way, func(string) gloo.Options { return join(fabric) })
 		return err
 	})
 	each(func(r int) error { return f(members[r]) })
@@ -272,7 +304,7 @@ func goroutines(t *testing.T, d driver.Driver, devices []int, f func(m *member) 
 // TestGPU runs ranks of one process that share a GPU.
 func TestGPU(t *testing.T) {
 	d := openGPU(t)
-	goroutines(t, d, []int{0, 0}, func(m *member) error { return m.suite(gpuSizes, 20) })
+	goroutines(t, d, ways[0], []int{0, 0}, func(m *member) error { return m.suite(gpuSizes, 20) })
 	require.NoError(t, d.Close())
 }
 
@@ -288,7 +320,7 @@ func TestGPUPeers(t *testing.T) {
 		for i := range devices {
 			devices[i] = i
 		}
-		goroutines(t, d, devices, func(m *member) error { return m.suite(gpuSizes, 20) })
+		goroutines(t, d, ways[0], devices, func(m *member) error { return m.suite(gpuSizes, 20) })
 	}
 }
 
@@ -296,15 +328,19 @@ func TestGPUPeers(t *testing.T) {
 func TestGPUMissing(t *testing.T) {
 	d := openGPU(t)
 	defer d.Close()
-	goroutines(t, d, []int{0, 0}, missing)
+	for _, way := range ways {
+		goroutines(t, d, way, []int{0, 0}, missing)
+	}
 }
 
 // TestSimulatedMissing is TestGPUMissing on simulated devices.
 func TestSimulatedMissing(t *testing.T) {
-	d, err := sim.Open(sim.Config{Kernels: simkernels.All(), NoCheck: true})
-	require.NoError(t, err)
-	goroutines(t, d, []int{0, 0}, missing)
-	require.NoError(t, d.Close())
+	for _, way := range ways {
+		d, err := sim.Open(sim.Config{Kernels: simkernels.All(), NoCheck: true})
+		require.NoError(t, err)
+		goroutines(t, d, way, []int{0, 0}, missing)
+		require.NoError(t, d.Close(), way.name)
+	}
 }
 
 func missing(m *member) error {
@@ -337,6 +373,8 @@ const (
 	envStore  = "C10D_CUDA_TEST_STORE"
 	envSim    = "C10D_CUDA_TEST_SIM" // the folder of simulated devices
 	envDevice = "C10D_CUDA_TEST_DEVICE"
+	envWay    = "C10D_CUDA_TEST_WAY"
+	envEnd    = "C10D_CUDA_TEST_END"
 )
 
 // loopback keeps a group on the host's own interface.
@@ -378,12 +416,27 @@ func TestRankProcess(t *testing.T) {
 	require.NoError(t, err)
 	st, err := store.NewFile(os.Getenv(envStore), 2)
 	require.NoError(t, err)
-	m, err := newMember(ctx, d, dev, rank, 2, st, loopback)
+	i, err := strconv.Atoi(os.Getenv(envWay))
 	require.NoError(t, err)
-	require.NoError(t, m.suite(sizes, 10))
-	if filepath.Base(os.Getenv(envStore)) == "killed" {
+	m, err := newMember(ctx, d, dev, rank, 2, st, ways[i], loopback)
+	require.NoError(t, err)
+	end := os.Getenv(envEnd)
+	require.NoError(t, m.before(end, sizes))
+	// What comes now lasts until somebody ends the process.
+	switch end {
+	case endAtWork:
+		t.Fatal(m.again())
+	case endHeld:
+		gate, err := d.AllocHost(4)
+		require.NoError(t, err)
+		gate.Store32(0, 0)
+		require.NoError(t, m.s.WaitValue(gate.Ptr(), 1, driver.Equal))
+		_, err = m.start(tensor.Float32, backend.Sum, 1000, rand.New(rand.NewPCG(1, 2)))
+		require.NoError(t, err)
+	}
+	if end != endWell {
 		fmt.Println("ready")
-		_, err := io.Copy(io.Discard, os.Stdin) // until somebody ends the process
+		_, err := io.Copy(io.Discard, os.Stdin)
 		require.NoError(t, err)
 	}
 	require.NoError(t, m.close())
@@ -410,79 +463,151 @@ func (t *transcript) String() string {
 	return string(t.text)
 }
 
-// processes runs rank 0 here and rank 1 in a process of its own, first to a good
-// end and then until that one is killed.
-func processes(t *testing.T, dir string, devices [2]int) {
-	self, err := os.Executable()
-	require.NoError(t, err)
-	for _, end := range []string{"well", "killed"} {
-		ctx, cancel := context.WithTimeout(t.Context(), 5*patience)
-		path := filepath.Join(t.TempDir(), end)
-		cmd := exec.CommandContext(ctx, self, "-test.run=^TestRankProcess$", "-test.v")
-		cmd.Env = append(os.Environ(), envRank+"=1", envStore+"="+path, envSim+"="+dir, fmt.Sprintf("%s=%d", envDevice, devices[1]))
-		var said transcript
-		out, err := cmd.StdoutPipe()
-		require.NoError(t, err)
-		cmd.Stderr = &said
-		in, err := cmd.StdinPipe()
-		require.NoError(t, err)
-		require.NoError(t, cmd.Start())
-		ready, heard := make(chan bool, 1), make(chan struct{})
-		go func() {
-			defer close(heard)
-			for s := bufio.NewScanner(out); s.Scan(); {
-				fmt.Fprintln(&said, s.Text())
-				if s.Text() == "ready" {
-					ready <- true
-				}
-			}
-		}()
-		d, sizes, err := openFor(dir)
-		require.NoError(t, err)
-		st, err := store.NewFile(path, 2)
-		require.NoError(t, err)
-		m, err := newMember(ctx, d, devices[0], 0, 2, st, loopback)
-		require.NoError(t, err, "%s", &said)
-		require.NoError(t, m.suite(sizes, 10), "%s", &said)
-		if end == "well" {
-			require.NoError(t, m.close())
-			<-heard
-			require.NoError(t, cmd.Wait(), "%s", &said)
-			require.NoError(t, d.Close())
-		} else {
-			select {
-			case <-ready:
-			case <-ctx.Done():
-				t.Fatalf("%s", &said)
-			}
-			j, err := m.start(tensor.Float32, backend.Sum, 1000, rand.New(rand.NewPCG(1, 2)))
-			require.NoError(t, err)
-			require.NoError(t, cmd.Process.Kill())
-			err = j.w.Wait(ctx)
-			require.ErrorIs(t, err, work.ErrPeerDied)
-			var e *work.Error
-			require.ErrorAs(t, err, &e)
-			require.Equal(t, 1, e.Peer)
-			require.NoError(t, j.seen.Sync(ctx))
-			j.seen.Release()
-			require.NoError(t, m.close())
-			<-heard
-			require.Error(t, cmd.Wait())
-			// The memory that the other process had open is kept.
-			err = d.Close()
-			require.Error(t, err)
-			t.Log(err)
+// How the other process ends.
+const (
+	endWell   = "well"
+	endIdle   = "killed before it calls"
+	endHeld   = "killed when it has called and its stream is held up"
+	endAtWork = "killed at work"
+)
+
+// before is what a member does before its peer ends so.
+func (m *member) before(end string, sizes []int) error {
+	if end == endWell {
+		return m.suite(sizes, 10)
+	}
+	return m.once(rand.New(rand.NewPCG(4, uint64(m.rank))))
+}
+
+// again all-reduces until that fails.
+func (m *member) again() error {
+	rng := rand.New(rand.NewPCG(3, uint64(m.rank)))
+	for {
+		if err := m.once(rng); err != nil {
+			return err
 		}
-		require.NoError(t, st.Close())
-		in.Close()
-		cancel()
 	}
 }
+
+// once all-reduces, and waits for the caller's stream whether that is well or not.
+func (m *member) once(rng *rand.Rand) error {
+	m.used = 0
+	j, err := m.start(tensor.Float32, backend.Sum, 1000, rng)
+	if err != nil {
+		e, failed := m.s.Record()
+		if failed == nil {
+			failed = e.Sync(m.ctx)
+			e.Release()
+		}
+		if failed != nil {
+			return fmt.Errorf("the caller's stream does not go on: %v after %v", failed, err)
+		}
+		return err
+	}
+	err = j.w.Wait(m.ctx)
+	if failed := j.seen.Sync(m.ctx); failed != nil {
+		return fmt.Errorf("the caller's stream does not go on: %v after %v", failed, err)
+	}
+	j.seen.Release()
+	return err
+}
+
+// processes runs rank 0 here and rank 1 in a process of its own, in every way, to a
+// good end and until that one is killed.
+func processes(t *testing.T, dir func() string, devices [2]int) {
+	for i, way := range ways {
+		for _, end := range []string{endWell, endIdle, endHeld, endAtWork} {
+			t.Run(way.name+"/"+end, func(t *testing.T) { process(t, dir(), devices, i, end) })
+		}
+	}
+}
+
+func process(t *testing.T, dir string, devices [2]int, way int, end string) {
+	self, err := os.Executable()
+	require.NoError(t, err)
+	ctx, cancel := context.WithTimeout(t.Context(), 5*patience)
+	defer cancel()
+	path := filepath.Join(t.TempDir(), "store")
+	cmd := exec.CommandContext(ctx, self, "-test.run=^TestRankProcess$", "-test.v")
+	cmd.Env = append(os.Environ(), envRank+"=1", envStore+"="+path, envSim+"="+dir, envEnd+"="+end,
+		fmt.Sprintf("%s=%d", envDevice, devices[1]), fmt.Sprintf("%s=%d", envWay, way))
+	var said transcript
+	out, err := cmd.StdoutPipe()
+	require.NoError(t, err)
+	cmd.Stderr = &said
+	in, err := cmd.StdinPipe()
+	require.NoError(t, err)
+	defer in.Close()
+	require.NoError(t, cmd.Start())
+	ready, heard := make(chan bool, 1), make(chan struct{})
+	go func() {
+		defer close(heard)
+		for s := bufio.NewScanner(out); s.Scan(); {
+			fmt.Fprintln(&said, s.Text())
+			if s.Text() == "ready" {
+				ready <- true
+			}
+		}
+	}()
+	d, sizes, err := openFor(dir)
+	require.NoError(t, err)
+	st, err := store.NewFile(path, 2)
+	require.NoError(t, err)
+	m, err := newMember(ctx, d, devices[0], 0, 2, st, ways[way], loopback)
+	require.NoError(t, err, "%s", &said)
+	require.NoError(t, m.before(end, sizes), "%s", &said)
+	if end == endWell {
+		require.NoError(t, m.close())
+		<-heard
+		require.NoError(t, cmd.Wait(), "%s", &said)
+		require.NoError(t, d.Close())
+		require.NoError(t, st.Close())
+		return
+	}
+	if end == endAtWork {
+		rng := rand.New(rand.NewPCG(3, 0))
+		for range 10 {
+			require.NoError(t, m.once(rng), "%s", &said)
+		}
+		require.NoError(t, cmd.Process.Kill())
+		err = m.again()
+	} else {
+		select {
+		case <-ready:
+		case <-ctx.Done():
+			t.Fatalf("%s", &said)
+		}
+		j, failed := m.start(tensor.Float32, backend.Sum, 1000, rand.New(rand.NewPCG(1, 2)))
+		require.NoError(t, failed)
+		require.NoError(t, cmd.Process.Kill())
+		err = j.w.Wait(ctx)
+		require.NoError(t, j.seen.Sync(ctx))
+		j.seen.Release()
+	}
+	t.Log(err)
+	require.ErrorIs(t, err, work.ErrPeerDied)
+	var e *work.Error
+	require.ErrorAs(t, err, &e)
+	require.Equal(t, 1, e.Peer)
+	require.Equal(t, work.AllReduce, e.Info.Op)
+	require.NoError(t, m.close())
+	<-heard
+	require.Error(t, cmd.Wait())
+	if err = d.Close(); ways[way].work == cuda.DeviceWork {
+		require.Error(t, err, "the memory that the other process had open is kept")
+	} else {
+		require.NoError(t, err)
+	}
+	require.NoError(t, st.Close())
+}
+
+// noDir is for devices that are not simulated.
+func noDir() string { return "" }
 
 // TestGPUProcesses runs ranks in processes of their own on one GPU.
 func TestGPUProcesses(t *testing.T) {
 	require.NoError(t, openGPU(t).Close())
-	processes(t, "", [2]int{0, 0})
+	processes(t, noDir, [2]int{0, 0})
 }
 
 // TestGPUProcessesPeers is the same on two GPUs.
@@ -493,7 +618,7 @@ func TestGPUProcessesPeers(t *testing.T) {
 	if n < 2 {
 		t.Skip("no usable device beside the first")
 	}
-	processes(t, "", [2]int{0, 1})
+	processes(t, noDir, [2]int{0, 1})
 }
 
 // TestSimulatedProcesses is the same on simulated devices, whose memory is in files.
@@ -501,7 +626,7 @@ func TestSimulatedProcesses(t *testing.T) {
 	if runtime.GOOS == "windows" {
 		t.Skip("simulated devices of several processes are not promised here")
 	}
-	processes(t, t.TempDir(), [2]int{0, 1})
+	processes(t, t.TempDir, [2]int{0, 1})
 }
 
 // BenchmarkGPU all-reduces float32s on all GPUs, one rank each, in one process: as

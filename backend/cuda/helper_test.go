@@ -44,11 +44,11 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 // patience bounds what must happen.
 const patience = 60 * time.Second
 
-// world is the ranks of a group on one simulated host.
+// world is the ranks of a group on one host.
 type world struct {
 	testing.TB
 	ctx    context.Context
-	m      *sim.Machine
+	m      *sim.Machine // nil for ranks that share a driver
 	fabric *mem.Fabric
 	ranks  []*rank
 }
@@ -58,13 +58,14 @@ type rank struct {
 	testing.TB
 	ctx     context.Context
 	w       *world
-	d       *sim.Driver
+	d       driver.Driver
 	b       *cuda.Backend
 	cpu     backend.Backend // the same ranks without devices, as a reference
 	stream  []driver.Stream // the caller's, one a device
 	close   []interface{ Close() error }
 	tensors []*tensor.Tensor
-	layout  *int // of what prepare makes; nil for any
+	layout  *int   // of what prepare makes; nil for any
+	arena   *arena // that pairs lie in; nil if each has memory of its own
 }
 
 type setup struct {
@@ -173,7 +174,9 @@ func (w *world) end() {
 	for _, x := range w.ranks {
 		x.free()
 	}
-	require.NoError(w, w.m.Close())
+	if w.m != nil {
+		require.NoError(w, w.m.Close())
+	}
 }
 
 func (x *rank) free() {
@@ -188,8 +191,9 @@ func (x *rank) free() {
 type pair struct {
 	dev, cpu *tensor.Tensor
 	mem      driver.Memory
-	storage  []byte // of cpu
-	in       driver.HostMemory
+	storage  []byte     // of cpu
+	host     []byte     // page-locked: what the storage begins with, and what comes back
+	at       driver.Ptr // of host
 	device   int
 	seen     driver.Event
 }
@@ -231,6 +235,9 @@ func laid(kind int, dims ...int) shape {
 	return s
 }
 
+// pattern is how many elements of a storage are drawn; the rest repeats them.
+const pattern = 10_007
+
 // pairOf makes a pair with small whole numbers, which every dtype adds exactly.
 // The device's copy is still on its way when it returns, on the caller's stream.
 func (x *rank) pairOf(rng *rand.Rand, d tensor.DType, device int, s shape, on bool) (*pair, error) {
@@ -238,7 +245,7 @@ func (x *rank) pairOf(rng *rand.Rand, d tensor.DType, device int, s shape, on bo
 	if err != nil {
 		return nil, err
 	}
-	for i := range s.len {
+	for i := range min(s.len, pattern) {
 		v := float64(rng.IntN(3))
 		if d == tensor.Bool {
 			v = float64(rng.IntN(2))
@@ -248,24 +255,18 @@ func (x *rank) pairOf(rng *rand.Rand, d tensor.DType, device int, s shape, on bo
 		}
 	}
 	p := &pair{storage: all.Bytes(), device: device}
+	for n := pattern * d.Size(); n < len(p.storage); n *= 2 {
+		copy(p.storage[n:], p.storage[:n])
+	}
 	if p.cpu, err = all.AsStrided(s.dims, s.strides, s.offset); err != nil {
 		return nil, err
 	}
-	v, err := x.d.Device(device)
-	if err != nil {
+	if err := x.place(p); err != nil {
 		return nil, err
 	}
-	if p.mem, err = v.Alloc(len(p.storage)); err != nil {
-		return nil, err
-	}
-	x.close = append(x.close, p.mem)
-	if p.in, err = x.d.AllocHost(2 * len(p.storage)); err != nil {
-		return nil, err
-	}
-	x.close = append(x.close, p.in)
-	driver.HostAccess(x.d, "filling", driver.Writes(p.in.Ptr(), len(p.storage)))
-	copy(p.in.Bytes(), p.storage)
-	if err := x.stream[device].Copy(p.mem.Ptr(), p.in.Ptr(), len(p.storage)); err != nil {
+	driver.HostAccess(x.d, "filling", driver.Writes(p.at, len(p.storage)))
+	copy(p.host, p.storage)
+	if err := x.stream[device].Copy(p.mem.Ptr(), p.at, len(p.storage)); err != nil {
 		return nil, err
 	}
 	m := p.mem
@@ -280,11 +281,33 @@ func (x *rank) pairOf(rng *rand.Rand, d tensor.DType, device int, s shape, on bo
 	return p, err
 }
 
+// place gives a pair its memory.
+func (x *rank) place(p *pair) error {
+	if x.arena != nil {
+		return x.arena.place(x, p)
+	}
+	v, err := x.d.Device(p.device)
+	if err != nil {
+		return err
+	}
+	if p.mem, err = v.Alloc(len(p.storage)); err != nil {
+		return err
+	}
+	x.close = append(x.close, p.mem)
+	h, err := x.d.AllocHost(2 * len(p.storage))
+	if err != nil {
+		return err
+	}
+	x.close = append(x.close, h)
+	p.host, p.at = h.Bytes(), h.Ptr()
+	return nil
+}
+
 // back starts the copy of a pair's storage to the host, on the caller's stream,
 // and a write that must not be seen by what came before.
 func (x *rank) back(p *pair) error {
 	s, n := x.stream[p.device], len(p.storage)
-	if err := s.Copy(p.in.Ptr()+driver.Ptr(n), p.mem.Ptr(), n); err != nil {
+	if err := s.Copy(p.at+driver.Ptr(n), p.mem.Ptr(), n); err != nil {
 		return err
 	}
 	if err := s.Memset(p.mem.Ptr(), 0xee, n); err != nil {
@@ -303,11 +326,25 @@ func (x *rank) check(p *pair) error {
 		return err
 	}
 	n := len(p.storage)
-	driver.HostAccess(x.d, "comparing", driver.Reads(p.in.Ptr()+driver.Ptr(n), n))
-	if got := p.in.Bytes()[n : 2*n]; !bytes.Equal(got, p.storage) {
-		return fmt.Errorf("%v with strides %v on the device:\n%x\nin CPU memory:\n%x", p.dev, p.dev.Strides(), got, p.storage)
+	driver.HostAccess(x.d, "comparing", driver.Reads(p.at+driver.Ptr(n), n))
+	if err := same(p.host[n:2*n], p.storage); err != nil {
+		return fmt.Errorf("%v with strides %v: on the device %w", p.dev, p.dev.Strides(), err)
 	}
 	return nil
+}
+
+// same says where bytes begin to differ, and with what.
+func same(got, want []byte) error {
+	if bytes.Equal(got, want) {
+		return nil
+	}
+	for i := range want {
+		if got[i] != want[i] {
+			end := min(i+64, len(want))
+			return fmt.Errorf("byte %d of %d and on is\n%x, want\n%x", i, len(want), got[i:end], want[i:end])
+		}
+	}
+	return fmt.Errorf("%d bytes more than the %d wanted", len(got)-len(want), len(want))
 }
 
 // checks is check for all pairs of an operation that has ended with err: if that was

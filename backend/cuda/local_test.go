@@ -59,9 +59,11 @@ func combiners(dtypes ...tensor.DType) (map[string]sim.Kernel, cuda.Kernels) {
 type locals struct {
 	testing.TB
 	ctx     context.Context
-	m       *sim.Machine
-	d       *sim.Driver
+	m       *sim.Machine // nil on real devices
+	d       driver.Driver
 	l       *cuda.Local
+	delays  []*delay        // one a tensor
+	wants   func() error    // looks at what went to the host
 	streams []driver.Stream // one a tensor
 	bufs    []driver.Memory
 	ts      []*tensor.Tensor
@@ -75,18 +77,25 @@ func newLocals(tb testing.TB, c sim.Config, kernels bool, n int, d tensor.DType,
 	c.Kernels = ks
 	dr, err := sim.Open(c)
 	require.NoError(tb, err)
+	if !kernels {
+		image = cuda.Kernels{}
+	}
+	x := localsOn(tb, dr, image, n, d, count, rng)
+	x.m = dr.Machine()
+	return x
+}
+
+// localsOn makes tensors on all devices in turn.
+func localsOn(tb testing.TB, dr driver.Driver, image cuda.Kernels, n int, d tensor.DType, count int, rng *rand.Rand) *locals {
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	tb.Cleanup(cancel)
-	x := &locals{TB: tb, ctx: ctx, m: dr.Machine(), d: dr}
-	o := cuda.LocalOptions{Timeout: patience}
-	if kernels {
-		o.Kernels = image
-	}
-	x.l, err = cuda.NewLocal(dr, o)
+	x := &locals{TB: tb, ctx: ctx, d: dr}
+	var err error
+	x.l, err = cuda.NewLocal(dr, cuda.LocalOptions{Timeout: patience, Kernels: image})
 	require.NoError(tb, err)
 	es := d.Size()
 	for i := range n {
-		v, err := dr.Device(i % c.Devices)
+		v, err := dr.Device(i % dr.Count())
 		require.NoError(tb, err)
 		s, err := v.NewStream(driver.StreamOptions{Name: fmt.Sprint("caller ", i)})
 		require.NoError(tb, err)
@@ -96,13 +105,18 @@ func newLocals(tb testing.TB, c sim.Config, kernels bool, n int, d tensor.DType,
 		require.NoError(tb, err)
 		out, err := dr.AllocHost(max((count+10)*es, 1))
 		require.NoError(tb, err)
-		x.closers = append(x.closers, s, m, h, out)
+		y, err := newDelay(dr, v)
+		require.NoError(tb, err)
+		x.closers, x.delays = append(x.closers, s, m, h, out, y), append(x.delays, y)
 		driver.HostAccess(dr, "filling", driver.Writes(h.Ptr(), h.Len()))
 		all, err := tensor.FromBytes(d, h.Bytes()[:(count+10)*es], count+10)
 		require.NoError(tb, err)
 		for k := range count + 10 {
 			f := rng.NormFloat64() * math.Ldexp(1, rng.IntN(20))
-			if !d.IsFloat() {
+			switch {
+			case d == tensor.Bool:
+				f = float64(rng.IntN(2))
+			case !d.IsFloat():
 				f = float64(rng.IntN(50))
 			}
 			require.NoError(tb, all.SetFloat64(f, k))
@@ -120,6 +134,9 @@ func newLocals(tb testing.TB, c sim.Config, kernels bool, n int, d tensor.DType,
 // produce is what the callers' streams do before, consume what they do after.
 func (x *locals) produce() error {
 	for i, s := range x.streams {
+		if err := x.delays[i].hold(s, 1_000_000); err != nil {
+			return err
+		}
 		if err := s.Copy(x.bufs[i].Ptr(), x.before[i].Ptr(), x.bufs[i].Len()); err != nil {
 			return err
 		}
@@ -170,8 +187,8 @@ func (x *locals) differs(want func(i int) []byte) error {
 		if p := want(i); p != nil {
 			copy(w[7*x.ts[i].DType().Size():], p)
 		}
-		if !bytes.Equal(w, x.after[i].Bytes()[:len(w)]) {
-			return fmt.Errorf("tensor %d of %d is\n%x, want\n%x", i, len(x.ts), x.after[i].Bytes(), w)
+		if err := same(x.after[i].Bytes()[:len(w)], w); err != nil {
+			return fmt.Errorf("tensor %d of %d: %w", i, len(x.ts), err)
 		}
 	}
 	return nil
@@ -205,12 +222,15 @@ func (x *locals) combined(op backend.ReduceOp) []byte {
 	return parts[0]
 }
 
-func (x *locals) end() error {
+func (x *locals) end() error { return errors.Join(x.free(), x.d.Close()) }
+
+// free is end for who goes on with the driver.
+func (x *locals) free() error {
 	err := x.l.Close()
 	for _, c := range x.closers {
 		err = errors.Join(err, c.Close())
 	}
-	return errors.Join(err, x.d.Close())
+	return err
 }
 
 // call runs an operation and says what each tensor has to be afterwards.
@@ -239,6 +259,15 @@ func (x *locals) call(kind string, root int, op backend.ReduceOp) (v *work.Work,
 			}
 			return x.combined(op)
 		}
+	case "to":
+		dst, e := tensor.New(x.ts[0].DType(), x.ts[0].Len())
+		if e != nil {
+			return nil, nil, e
+		}
+		if v, err = x.l.ReduceTo(x.ctx, dst, x.ts, op); err == nil {
+			x.wants = func() error { return same(dst.Bytes(), x.combined(op)) }
+		}
+		want = func(int) []byte { return nil }
 	case "all-reduce":
 		v, err = x.l.AllReduce(x.ctx, x.ts, op)
 		want = func(int) []byte { return x.combined(op) }
@@ -264,6 +293,9 @@ func localProgram(kind string, root int, op backend.ReduceOp) func(x *locals) er
 		err = errors.Join(wait(), v.Wait(x.ctx))
 		if err != nil {
 			return err
+		}
+		if kind == "to" {
+			return errors.Join(x.wants(), x.differs(want))
 		}
 		return x.differs(want)
 	}

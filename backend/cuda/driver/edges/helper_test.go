@@ -2,6 +2,7 @@ package edges_test
 
 import (
 	"context"
+	"errors"
 	"flag"
 	"fmt"
 	"math/rand/v2"
@@ -174,6 +175,18 @@ func (r *rig) enqueue(b *edges.Batch) (*edges.Pending, error) {
 	require.NoError(r, r.m.Quiesce(r.ctx), "after %v", err)
 	p.Release()
 	return nil, err
+}
+
+// settle is Settle while turns of aborted batches are yet to end, for which streams wait.
+func (r *rig) settle() error {
+	for {
+		err := r.m.Settle(r.ctx)
+		var stuck *sim.Stuck
+		if !errors.As(err, &stuck) || r.ctx.Err() != nil {
+			return err
+		}
+		time.Sleep(time.Millisecond)
+	}
 }
 
 // bytes returns what is at p.

@@ -316,7 +316,7 @@ func TestT7(t *testing.T) {
 				}
 				require.ErrorIs(t, err, injected, "call %d", k)
 				// What was enqueued still ends.
-				require.NoError(t, r.m.Settle(r.ctx), "call %d", k)
+				require.NoError(t, r.settle(), "call %d", k)
 				err = r.close()
 				var unused *sim.Unused
 				var race *sim.Race

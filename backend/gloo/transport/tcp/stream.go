@@ -361,7 +361,9 @@ func (s *stream) keep(slot uint64, a arrival) *transport.Fault {
 	case ok:
 		if f := s.fits(r, a.length); f != nil {
 			s.blocks.put(a.block)
-			r.Complete(f)
+			if r.Tag == noLanding { // else its landing still has it, which ends with the stream
+				r.Complete(f)
+			}
 			return f
 		}
 		return s.meet(r, a)

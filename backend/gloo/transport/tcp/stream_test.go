@@ -357,6 +357,33 @@ func TestStreamRefuses(t *testing.T) {
 	}
 }
 
+// ends counts how often a request does.
+type ends struct {
+	n   int
+	err error
+}
+
+func (e *ends) Ended(r *transport.Request) { e.n, e.err = e.n+1, r.Err() }
+
+// A small message meets a large receive that was posted between its header and its
+// bytes: the receive ends once.
+func TestReceiveInTheMidstOfAMessage(t *testing.T) {
+	s := newWirePair(t, 1000, 1<<20).s[0]
+	r, f := s.onEager(frame{kind: kEager, slot: 5, length: 4})
+	require.Nil(t, r)
+	require.Nil(t, f)
+	var e ends
+	late := req(1, 5, make([]byte, 2000))
+	late.Owner = &e
+	require.Nil(t, s.recv(late))
+	f = s.keep(5, arrival{length: 4, block: make([]byte, 4), here: true})
+	require.NotNil(t, f)
+	require.Equal(t, transport.FaultMismatch, f.Kind)
+	s.end(f)
+	require.Equal(t, 1, e.n)
+	require.ErrorIs(t, e.err, f)
+}
+
 // Receives beyond what a peer may be told of are granted in their order as others
 // are met.
 func TestGrantsAreBounded(t *testing.T) {

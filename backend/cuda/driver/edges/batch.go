@@ -32,6 +32,7 @@ type Batch struct {
 	ops  []operation
 	acc  []driver.Access
 	more bool // another batch has the end of this one
+	keep bool // Run does not end the turns
 
 	// Made by Run, kept for the next batch.
 	waits  []wait
@@ -169,10 +170,14 @@ func (b *Batch) Host(h *Host, access ...driver.Access) int {
 // Len returns the number of operations, Before and After included.
 func (b *Batch) Len() int { return len(b.ops) }
 
-// Continues says that the next batch gives every stream of this one something more,
-// so that who waits for that one's end waits for this one's. The Pending of this one
-// then knows nothing of its end.
+// Continues says that the next batch gives every stream and host of this one something
+// more, so that who waits for that one's end waits for this one's. The Pending of this
+// one has no end then: it is always done, and orders nothing.
 func (b *Batch) Continues() { b.more = true }
+
+// KeepTurns says that Run leaves the host's turns as they are if it fails: who has
+// somebody to tell first calls Pending.Abort afterwards.
+func (b *Batch) KeepTurns() { b.keep = true }
 
 // check looks at what can be wrong with the batch as such.
 func (b *Batch) check() error {
@@ -220,13 +225,20 @@ func (b *Batch) Run() (*Pending, error) {
 	t.trim()
 	b.plan()
 	p := t.newPending()
+	p.more = b.more
 	err := b.issue(p)
+	if err != nil {
+		p.more = false // nothing follows
+	}
 	b.settle(p, err != nil)
 	if err == nil {
 		return p, nil
 	}
-	p.abort()
-	if len(p.lanes) == 0 && len(p.events) == 0 {
+	nothing := len(p.lanes) == 0 && len(p.events) == 0
+	if !b.keep || nothing {
+		p.abort()
+	}
+	if nothing {
 		p.release()
 		return nil, err
 	}
@@ -238,7 +250,7 @@ func (b *Batch) free() {
 	for i := range b.ops {
 		b.ops[i] = operation{}
 	}
-	b.ops, b.acc, b.waits, b.clocks, b.more = b.ops[:0], b.acc[:0], b.waits[:0], b.clocks[:0], false
+	b.ops, b.acc, b.waits, b.clocks, b.more, b.keep = b.ops[:0], b.acc[:0], b.waits[:0], b.clocks[:0], false, false
 	b.t.batches = append(b.t.batches, b)
 }
 
@@ -626,6 +638,8 @@ type Pending struct {
 	turns    []turn
 	accesses []driver.Access
 
+	more bool // the next one has the end
+
 	mu     sync.Mutex
 	events []driver.Event
 	passed int // events that have passed
@@ -814,7 +828,7 @@ func (p *Pending) Sync(ctx context.Context) error {
 
 // finish tells the tracker that the batch has ended; the caller holds p.mu.
 func (p *Pending) finish() {
-	if p.done || p.err != nil {
+	if p.done || p.more || p.err != nil {
 		return
 	}
 	p.done = true
@@ -847,6 +861,6 @@ func (p *Pending) release() {
 	clear(p.needs)
 	clear(p.lanes)
 	p.events, p.turns, p.needs, p.lanes, p.accesses = p.events[:0], p.turns[:0], p.needs[:0], p.lanes[:0], p.accesses[:0]
-	p.passed, p.done, p.err = 0, false, nil
+	p.passed, p.more, p.done, p.err = 0, false, false, nil
 	p.t.pending = append(p.t.pending, p)
 }

@@ -109,6 +109,28 @@ func TestEdges(t *testing.T) {
 			b.WaitValue(w.s[2], w.p+4, 1, driver.AtLeast, driver.Writes(w.y, n)) // they have
 			b.Copy(w.s[3], w.x, w.y, n)
 		}}, "0>1 2>3 0>3"},
+		"a word for others that is waited for here": {[]func(*world, *edges.Batch){func(w *world, b *edges.Batch) {
+			b.Copy(w.s[0], w.p, w.x, 50)
+			b.Signal(w.s[0], w.p+96, 1, driver.Writes(w.p, 50))
+			b.Copy(w.s[1], w.y, w.p, 50) // after the word, not only after the copy
+			b.Host(w.h, driver.Reads(w.p, 50))
+		}}, "1>2 1~3"},
+		"a word for others only": {[]func(*world, *edges.Batch){func(w *world, b *edges.Batch) {
+			b.Copy(w.s[0], w.p, w.x, 50)
+			b.WriteValue(w.s[0], w.p+96, 1, driver.Writes(w.p, 50))
+			b.Copy(w.s[1], w.y, w.p, 50)
+			b.Host(w.h, driver.Reads(w.p, 50))
+		}}, "0>2 0~3"},
+		"a word of another stream": {[]func(*world, *edges.Batch){func(w *world, b *edges.Batch) {
+			b.Copy(w.s[0], w.p, w.x, 50)
+			b.Signal(w.s[1], w.p+96, 1, driver.Writes(w.p, 50)) // after the copy
+			b.Memset(w.s[0], w.p, 1, 50)
+		}}, "0>1 1>2"},
+		"a batch that continues": {[]func(*world, *edges.Batch){
+			func(w *world, b *edges.Batch) { b.Memset(w.s[0], w.x, 1, n); b.Continues() },
+			func(w *world, b *edges.Batch) { b.Memset(w.s[0], w.y, 1, n) },
+			func(w *world, b *edges.Batch) { b.Copy(w.s[1], w.p, w.y, n) },
+		}, "||->0"},
 		"nothing": {[]func(*world, *edges.Batch){func(w *world, b *edges.Batch) {
 			b.Copy(w.s[0], w.x, w.y, 0)
 			b.Memset(w.s[1], w.x, 1, 0)
@@ -271,6 +293,102 @@ func TestOrder(t *testing.T) {
 		p.Release()
 		require.NoError(t, r.close())
 	})
+}
+
+// TestContinues holds that a batch which another one continues records no end of its
+// own, that the other one's is the end of both, and that asking the first does not
+// make the tracker think that it has ended.
+func TestContinues(t *testing.T) {
+	r := newRig(t, 1, 0)
+	s, later, x, y := r.stream(0, "s"), r.stream(0, "later"), r.alloc(0, 10), r.alloc(0, 10)
+	gate := r.host(4)
+	require.NoError(t, s.WaitValue(gate.Ptr(), 1, driver.Equal))
+	records := 0
+	r.m.Skip(func(c sim.Call) bool {
+		if c.Name == "Record" {
+			records++
+		}
+		return false
+	})
+	b := r.t.Batch()
+	b.Memset(s, x, 1, 10)
+	b.Continues()
+	first, err := b.Run()
+	require.NoError(t, err)
+	require.Zero(t, records)
+	done, err := first.Done()
+	require.NoError(t, err)
+	require.True(t, done, "it has no end of its own")
+
+	b = r.t.Batch()
+	b.Memset(s, y, 1, 10)
+	last, err := b.Run()
+	require.NoError(t, err)
+	require.Equal(t, 1, records)
+	done, err = last.Done()
+	require.NoError(t, err)
+	require.False(t, done)
+
+	var found []edges.Edge
+	r.t.Trace = func(e edges.Edge) { found = append(found, e) }
+	b = r.t.Batch()
+	b.Memset(later, x, 2, 10)
+	third, err := b.Run()
+	require.NoError(t, err)
+	require.Len(t, found, 1, "the first memset has not ended")
+	require.NoError(t, first.Order(later))
+	first.Release()
+	gate.Store32(0, 1)
+	require.NoError(t, last.Sync(r.ctx))
+	last.Release()
+	require.NoError(t, third.Sync(r.ctx))
+	third.Release()
+	b = r.t.Batch()
+	b.Copy(s, y, x, 10)
+	r.run(b)
+	require.Len(t, found, 1, "now all have")
+	require.NoError(t, r.close())
+}
+
+// TestKeepTurns holds that the host's turns of a batch that fails end at once, or when
+// Abort is called if they are to be kept.
+func TestKeepTurns(t *testing.T) {
+	for _, keep := range []bool{false, true} {
+		r := newRigOf(t, sim.Config{Devices: 1, Quiet: true})
+		down, up, x, h := r.stream(0, "down"), r.stream(0, "up"), r.alloc(0, 10), r.host(10)
+		line, err := r.t.Host("host")
+		require.NoError(t, err)
+		b := r.t.Batch()
+		if keep {
+			b.KeepTurns()
+		}
+		b.Copy(down, h.Ptr(), x, 10)
+		b.Host(line, driver.Writes(h.Ptr(), 10))
+		b.Copy(up, x, h.Ptr(), 10)
+		injected := errors.New("injected")
+		r.m.Inject(func(c sim.Call) error {
+			if c.Name == "Copy" && c.Stream == "up" {
+				return injected
+			}
+			return nil
+		})
+		p, err := b.Run()
+		require.ErrorIs(t, err, injected)
+		require.NotNil(t, p)
+		r.m.Inject(nil)
+		if keep {
+			var stuck *sim.Stuck
+			require.ErrorAs(t, r.m.Quiesce(r.ctx), &stuck, "the stream waits for the host")
+			p.Abort()
+		}
+		require.NoError(t, p.Sync(r.ctx))
+		p.Release()
+		// What follows knows nothing of it.
+		b = r.t.Batch()
+		b.Memset(down, x, 1, 10)
+		r.run(b)
+		require.NoError(t, r.close())
+	}
 }
 
 // TestStreams holds that a borrowed stream is the stream itself, and that a

@@ -81,7 +81,8 @@ type Options struct {
 	// need the same.
 	Chunk int
 
-	// Slots is how many chunks are on their way at a time; 0 means 4.
+	// Slots is how many chunks are on their way at a time; 0 means 4. Ranks that share
+	// memory for all-reduces need the same.
 	Slots int
 
 	// Pinned is how many bytes of page-locked memory wait for their next use, at
@@ -150,11 +151,11 @@ type Backend struct {
 	pool       pool
 	line       *line // that collectives share
 	timeout    atomic.Int64
-	fault      atomic.Pointer[error] // what ended the group
-	neighbours *neighbours           // for work on the devices
-	board      *board                // of what ranks of this host call
-	exchange   *exchange             // what they all-reduce through; nil if they do not
-	offered    *region               // for one, while the ranks meet
+	fault      atomic.Pointer[error]    // what ended the group
+	neighbours *neighbours              // for work on the devices
+	board      *board                   // of what ranks of this host call
+	oneHost    bool                     // all ranks are on this one
+	exchange   atomic.Pointer[exchange] // what they all-reduce through; nil until it is clear whether they need it
 
 	calls       sync.Mutex // makes the order of calls that of what they enqueue
 	collectives uint64     // that were issued; guarded by calls
@@ -233,10 +234,14 @@ func New(ctx context.Context, o backend.Options) (*Backend, error) {
 	}
 	if err == nil {
 		// Who opens the board has done so.
-		err = errors.Join(b.board.hide(), b.settleExchange())
+		err = b.board.hide()
+	}
+	if err == nil && (b.neighbours.why != nil || own.AllReduce == HostWork) {
+		// Else it is the ring's part to find out whether it is needed.
+		err = b.share(ctx, 0)
 	}
 	if err != nil {
-		return nil, errors.Join(err, b.settleExchange(), b.exchange.close(), b.board.close(), b.cpu.Close(), b.tracker.Close())
+		return nil, errors.Join(err, b.usable().close(), b.board.close(), b.cpu.Close(), b.tracker.Close())
 	}
 	b.posted = make(map[post]chan struct{})
 	b.todo.init(&b.mu)
@@ -253,16 +258,10 @@ func (b *Backend) agree(ctx context.Context) error {
 		return fmt.Errorf("cuda: Options.AllReduce is a name of %d bytes, want at most %d", len(b.options.AllReduce), nameLen)
 	}
 	const wayLen = 8
-	// What comes last may differ.
-	const same = 8 + wayLen + nameLen
-	mine := make([]byte, same, same+1)
+	mine := make([]byte, 8+wayLen+nameLen)
 	binary.LittleEndian.PutUint64(mine, uint64(b.options.Chunk))
 	copy(mine[8:8+wayLen], b.options.Broadcast)
 	copy(mine[8+wayLen:], b.options.AllReduce)
-	mine = append(mine, 0)
-	if b.exchange != nil {
-		mine[same] = 1
-	}
 	in, err := tensor.Of(mine, len(mine))
 	if err != nil {
 		return err
@@ -281,10 +280,7 @@ func (b *Backend) agree(ctx context.Context) error {
 	}
 	for r := range b.size {
 		theirs := all[r*len(mine) : (r+1)*len(mine)]
-		if theirs[same] == 0 {
-			b.noExchange()
-		}
-		if theirs = theirs[:same]; !slices.Equal(theirs, mine[:same]) {
+		if !slices.Equal(theirs, mine) {
 			return fmt.Errorf("cuda: rank %d has Options.Chunk %d, AllReduce %q and Broadcast %q, rank %d %d, %q and %q", r,
 				binary.LittleEndian.Uint64(theirs), trimZeros(theirs[8+wayLen:]), trimZeros(theirs[8:8+wayLen]),
 				b.rank, b.options.Chunk, b.options.AllReduce, b.options.Broadcast)
@@ -403,6 +399,7 @@ func (b *Backend) Close() error {
 	b.mu.Unlock()
 	b.wg.Wait()
 
+	b.usable().rest()
 	err := b.neighbours.close()
 	err = errors.Join(err, b.cpu.Close(), b.board.close())
 	stuck := b.stuck(closeLimit)
@@ -422,5 +419,5 @@ func (b *Backend) Close() error {
 	for _, l := range b.lines {
 		errs = append(errs, l.close(b.tracker))
 	}
-	return errors.Join(append(errs, b.tracker.Close(), b.exchange.close(), b.pool.close())...)
+	return errors.Join(append(errs, b.tracker.Close(), b.usable().close(), b.pool.close())...)
 }

@@ -1,10 +1,12 @@
 package cuda
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"github.com/c10d-go/c10d/backend"
 	"github.com/c10d-go/c10d/backend/cuda/driver"
@@ -19,7 +21,14 @@ import (
 // Words order the ranks, which count chunks from the first one on, as all ranks do
 // alike. A rank's slot is written again when all ranks have combined what was
 // there, the common slot when all devices have copied it.
+//
+// A rank that fails lets its streams go on, which then write slots that others may
+// still be combining. It says so first, in a word. Who has seen all ranks' shares of
+// a chunk looks at these words before the chunk leaves the host, so that no
+// operation ends well with such a chunk.
 type exchange struct {
+	why error // why the ranks have none; what follows is not set then
+
 	rank, size int
 	slots      int
 	chunk      int // bytes of a slot
@@ -28,10 +37,25 @@ type exchange struct {
 	crew       *crew
 	eager      bool           // there is a CPU for everybody who waits
 	left       []atomic.Int32 // parts of the share that are still to be combined, by slot
+	members    []member       // what those who combine keep
 
-	memory driver.HostMemory // once it is page-locked; guarded by Backend.calls until then
-	next   uint32            // the chunk that comes next; guarded by Backend.calls
+	// unlocked is why this rank could not page-lock the memory: its host copies then,
+	// as it does for tensors that are not contiguous, and the others need not know.
+	unlocked atomic.Pointer[error]
+
+	memory driver.HostMemory // once it is page-locked; guarded by Backend.calls until the first operation
+	next   uint64            // the chunk that comes next; guarded by Backend.calls
+	number uint64            // of the operation that comes next; guarded by Backend.calls
 	dev    int               // whose streams count, -1 before the first; guarded by Backend.calls
+
+	mu   sync.Mutex
+	free []*shared // for later operations
+}
+
+// member is what one of a crew keeps from operation to operation.
+type member struct {
+	scratch  []byte // of reduceBlock bytes, once something needs it
+	accesses []driver.Access
 }
 
 // The words of the exchange, one of each kind for each rank.
@@ -39,6 +63,8 @@ const (
 	wordArrived = iota // chunks that have come from the rank's device
 	wordDone           // chunks whose share the rank has combined
 	wordTaken          // chunks that the rank's device has copied
+	wordCalled         // one more than the first chunk of the operation that the rank is at; what it calls follows
+	wordFailed         // not zero when the rank's streams do not wait for its host any more
 	wordKinds
 )
 
@@ -51,6 +77,13 @@ const (
 	shareAlign = 128
 )
 
+// sharedNameLen is the longest name of a region.
+const sharedNameLen = 64
+
+// firstChunk is the number of the first chunk; a variable for tests. Words have the
+// last 32 bits of such numbers.
+var firstChunk uint64
+
 func roundUp(n, to int) int { return (n + to - 1) / to * to }
 
 // exchangeBytes returns how large the memory is.
@@ -58,58 +91,84 @@ func exchangeBytes(size, slots, chunk int) int {
 	return roundUp(size*wordKinds*exchangeLine, slotAlign) + (size+1)*slots*roundUp(chunk, slotAlign)
 }
 
-// offerExchange makes the memory of an exchange, if this rank is who does that, and
-// returns its name; "" if there is none.
-func (b *Backend) offerExchange() string {
-	if b.rank != 0 || !b.exchangeable() {
-		return ""
+// unshared returns why this rank cannot all-reduce through shared memory.
+func (b *Backend) unshared() error {
+	o, ok := b.options.CPUOptions.(gloo.Options)
+	switch {
+	case b.missing != nil:
+		return b.missing
+	case b.options.CPU != gloo.Name || !ok:
+		return fmt.Errorf("the host's part is done by backend %q, with options of its own", b.options.CPU)
+	case o.Sums == gloo.SumsExact:
+		return errors.New("sums are to be exact")
 	}
-	r, err := newRegion(exchangeBytes(b.size, b.options.Slots, b.options.Chunk))
-	if err != nil {
-		return "" // all-reduces go by the CPU backend
-	}
-	b.offered = r
-	return r.name
+	return nil
 }
 
-// openExchange opens the memory of an exchange. All ranks are on this host.
-func (b *Backend) openExchange(name string) {
-	if !b.exchangeable() {
-		return
-	}
-	r, err := openRegion(name, exchangeBytes(b.size, b.options.Slots, b.options.Chunk))
-	if err != nil {
-		return
-	}
-	cpus := usableCPUs() / b.size
-	b.exchange = &exchange{
-		rank: b.rank, size: b.size, slots: b.options.Slots, chunk: roundUp(b.options.Chunk, slotAlign), region: r, d: b.driver, dev: -1,
-		crew: newCrew(crewOf(cpus)), eager: cpus >= eagerCPUs, left: make([]atomic.Int32, b.options.Slots),
-	}
-}
-
-// noExchange is for when another rank has none.
-func (b *Backend) noExchange() {
-	if b.exchange != nil {
-		b.exchange.region.leave()
-		b.exchange = nil
-	}
-}
-
-// settleExchange takes the memory's name away, when who opens it has done so.
-func (b *Backend) settleExchange() error {
-	r := b.offered
-	if r == nil {
+// share makes the exchange, with the other ranks. If one of them cannot, there is
+// none on any rank, and all know why. An error is one of telling each other.
+func (b *Backend) share(ctx context.Context, timeout time.Duration) error {
+	if b.size == 1 {
 		return nil
 	}
-	b.offered = nil
-	return errors.Join(r.hide(), r.leave())
+	if !b.oneHost {
+		b.exchange.Store(&exchange{why: errors.New("the ranks are on several hosts")})
+		return nil
+	}
+	bytes := exchangeBytes(b.size, b.options.Slots, b.options.Chunk)
+	why := b.unshared()
+	var r *region
+	if why == nil && b.rank == 0 {
+		r, why = newRegion(bytes)
+	}
+	mine := make([]byte, sharedNameLen)
+	if r != nil {
+		copy(mine, r.name)
+	}
+	why, all, err := b.hear(ctx, timeout, told(why, mine))
+	if err == nil && why == nil {
+		if b.rank != 0 {
+			r, why = openRegion(string(trimZeros(all[0])), bytes)
+		}
+		var x *exchange
+		if why == nil {
+			x = b.newExchange(r)
+		}
+		if why, _, err = b.hear(ctx, timeout, told(why, nil)); err == nil && why == nil {
+			// Who opens the memory has done so.
+			b.exchange.Store(x)
+			return r.hide()
+		}
+	}
+	if r != nil {
+		err = errors.Join(err, r.leave())
+	}
+	if err == nil {
+		b.exchange.Store(&exchange{why: why})
+	}
+	return err
 }
 
-// exchangeable reports whether the options leave the order of sums to this package.
-func (b *Backend) exchangeable() bool {
-	o, ok := b.options.CPUOptions.(gloo.Options)
-	return b.size > 1 && b.missing == nil && b.options.CPU == gloo.Name && ok && o.Sums != gloo.SumsExact
+func (b *Backend) newExchange(r *region) *exchange {
+	cpus := usableCPUs() / b.size
+	x := &exchange{
+		rank: b.rank, size: b.size, slots: b.options.Slots, chunk: roundUp(b.options.Chunk, slotAlign), region: r, d: b.driver,
+		crew: newCrew(crewOf(cpus)), eager: cpus >= eagerCPUs, left: make([]atomic.Int32, b.options.Slots), next: firstChunk, dev: -1,
+	}
+	x.members = make([]member, x.crew.n)
+	for kind := wordArrived; kind <= wordTaken; kind++ {
+		driver.StoreWord(r.bytes, x.word(kind, x.rank), uint32(firstChunk))
+	}
+	driver.StoreWord(r.bytes, x.word(wordCalled, x.rank), uint32(firstChunk))
+	return x
+}
+
+// usable returns the exchange that a backend's ranks have, nil if they have none.
+func (b *Backend) usable() *exchange {
+	if x := b.exchange.Load(); x != nil && x.why == nil {
+		return x
+	}
+	return nil
 }
 
 // word returns where a rank's word is.
@@ -120,29 +179,85 @@ func (x *exchange) wordPtr(kind, rank int) driver.Ptr {
 }
 
 // in returns where a rank's slot is for a chunk, out where the common one is.
-func (x *exchange) in(rank int, chunk uint32) int {
-	return roundUp(x.size*wordKinds*exchangeLine, slotAlign) + (rank*x.slots+int(chunk%uint32(x.slots)))*x.chunk
+func (x *exchange) in(rank int, chunk uint64) int {
+	return roundUp(x.size*wordKinds*exchangeLine, slotAlign) + (rank*x.slots+x.slot(chunk))*x.chunk
 }
 
-func (x *exchange) out(chunk uint32) int { return x.in(x.size, chunk) }
+func (x *exchange) out(chunk uint64) int { return x.in(x.size, chunk) }
+
+func (x *exchange) slot(chunk uint64) int { return int(chunk % uint64(x.slots)) }
 
 func (x *exchange) ptr(at int) driver.Ptr { return x.memory.Ptr() + driver.Ptr(at) }
 
+func (x *exchange) load(at int) uint32 {
+	if x.memory == nil {
+		return driver.LoadWord(x.region.bytes, at)
+	}
+	return x.memory.Load32(at)
+}
+
+func (x *exchange) store(at int, v uint32) {
+	if x.memory == nil {
+		driver.StoreWord(x.region.bytes, at, v)
+		return
+	}
+	x.memory.Store32(at, v)
+}
+
 // all reports whether the words of all ranks have counted to n.
-func (x *exchange) all(kind int, n uint32) bool {
+func (x *exchange) all(kind int, n uint64) bool {
 	for r := range x.size {
-		if !driver.AtLeast.Holds(x.memory.Load32(x.word(kind, r)), n) {
+		if !driver.AtLeast.Holds(x.load(x.word(kind, r)), uint32(n)) {
 			return false
 		}
 	}
 	return true
 }
 
-func (x *exchange) has(kind int, n uint32) bool {
-	return driver.AtLeast.Holds(x.memory.Load32(x.word(kind, x.rank)), n)
+func (x *exchange) has(kind int, n uint64) bool {
+	return driver.AtLeast.Holds(x.load(x.word(kind, x.rank)), uint32(n))
 }
 
-func (x *exchange) store(kind int, n uint32) { x.memory.Store32(x.word(kind, x.rank), n) }
+func (x *exchange) count(kind int, n uint64) { x.store(x.word(kind, x.rank), uint32(n)) }
+
+// fail says that this rank's streams go on by themselves, before they do.
+func (x *exchange) fail() { driver.StoreWord(x.region.bytes, x.word(wordFailed, x.rank), 1) }
+
+// failed reports whether a rank has said so.
+func (x *exchange) failed() bool {
+	for r := range x.size {
+		if driver.LoadWord(x.region.bytes, x.word(wordFailed, r)) != 0 {
+			return true
+		}
+	}
+	return false
+}
+
+// call tells the other ranks what this one is at, the operation with a number, which
+// begins with a chunk; called what another rank has told.
+//
+// A rank whose crew has combined its shares may not have looked yet when the others
+// go on to the next operation, but has when they go on to the one after that.
+func (x *exchange) call(number, chunk uint64, c said) {
+	at := x.said(x.rank, number)
+	for i, w := range c {
+		x.store(at+8*i, uint32(w))
+		x.store(at+8*i+4, uint32(w>>32))
+	}
+	x.store(x.word(wordCalled, x.rank), uint32(chunk+1))
+}
+
+func (x *exchange) called(rank int, number uint64) (c said) {
+	at := x.said(rank, number)
+	for i := range c {
+		c[i] = uint64(x.load(at+8*i)) | uint64(x.load(at+8*i+4))<<32
+	}
+	return c
+}
+
+func (x *exchange) said(rank int, number uint64) int {
+	return x.word(wordCalled, rank) + 4 + int(number%2)*len(said{})*8
+}
 
 // share returns the bytes of n that part i of so many has.
 func share(n, i, parts int) (lo, hi int) {
@@ -155,18 +270,22 @@ func share(n, i, parts int) (lo, hi int) {
 const reduceBlock = 16 << 10
 
 // combine combines bytes lo to hi of a chunk of all ranks, in rank order.
-func (x *exchange) combine(chunk uint32, red *backend.Reduction, lo, hi int, scratch []byte) {
+func (x *exchange) combine(chunk uint64, red *backend.Reduction, lo, hi int, m *member) {
 	if lo == hi {
 		return
 	}
-	if _, ok := x.d.(driver.Observer); ok {
-		all := make([]driver.Access, 0, x.size+1)
+	if _, ok := x.d.(driver.Observer); ok && x.memory != nil {
+		all := m.accesses[:0]
 		for r := range x.size {
 			all = append(all, driver.Reads(x.ptr(x.in(r, chunk)+lo), hi-lo))
 		}
-		driver.HostAccess(x.d, "combining", append(all, driver.Writes(x.ptr(x.out(chunk)+lo), hi-lo))...)
+		m.accesses = append(all, driver.Writes(x.ptr(x.out(chunk)+lo), hi-lo))
+		driver.HostAccess(x.d, "combining", m.accesses...)
 	}
-	mem := x.memory.Bytes()
+	if red.Before != nil && m.scratch == nil {
+		m.scratch = make([]byte, reduceBlock)
+	}
+	mem := x.region.bytes
 	for ; lo < hi; lo += reduceBlock {
 		n := min(reduceBlock, hi-lo)
 		out := mem[x.out(chunk)+lo:][:n]
@@ -180,7 +299,7 @@ func (x *exchange) combine(chunk uint32, red *backend.Reduction, lo, hi int, scr
 				continue
 			}
 			if red.Before != nil {
-				in = scratch[:copy(scratch, in)]
+				in = m.scratch[:copy(m.scratch, in)]
 				red.Before(in)
 			}
 			red.Combine(out, in)
@@ -191,17 +310,25 @@ func (x *exchange) combine(chunk uint32, red *backend.Reduction, lo, hi int, scr
 	}
 }
 
-// prepare page-locks the memory, on the first call. The caller holds Backend.calls.
-func (x *exchange) prepare() error {
-	if x.memory != nil {
-		return nil
+// prepare page-locks the memory, once. The caller holds Backend.calls.
+func (x *exchange) prepare() {
+	if x.memory != nil || x.unlocked.Load() != nil {
+		return
 	}
 	m, err := x.region.lock(x.d)
 	if err != nil {
-		return fmt.Errorf("page-locking %d bytes that the ranks share: %w", len(x.region.page.bytes), err)
+		err = fmt.Errorf("page-locking %d bytes that the ranks share: %w", len(x.region.bytes), err)
+		x.unlocked.Store(&err)
+		return
 	}
 	x.memory = m
-	return nil
+}
+
+// rest ends the goroutines that combine, which have nothing to do any more.
+func (x *exchange) rest() {
+	if x != nil {
+		x.crew.close()
+	}
 }
 
 // close frees everything. Nothing uses it any more.
@@ -209,201 +336,10 @@ func (x *exchange) close() error {
 	if x == nil {
 		return nil
 	}
-	x.crew.close()
+	x.rest()
 	var err error
 	if x.memory != nil {
 		err = x.region.unlock(x.d)
 	}
 	return errors.Join(err, x.region.leave())
-}
-
-// region is memory that processes of a host share. Ranks of one process have one,
-// and page-lock it once for each driver.
-type region struct {
-	page *page
-	name string
-
-	// Guarded by regions.
-	uses   int
-	locked map[driver.Driver]*lockedRegion
-}
-
-type lockedRegion struct {
-	memory driver.HostMemory
-	uses   int
-}
-
-var regions struct {
-	sync.Mutex
-	by map[string]*region
-}
-
-// newRegion makes a region of n bytes. Others open it by its name.
-func newRegion(n int) (*region, error) {
-	p, err := newPages(n)
-	if err != nil {
-		return nil, err
-	}
-	regions.Lock()
-	defer regions.Unlock()
-	return addRegion(p, p.name), nil
-}
-
-// addRegion notes a region; the caller holds regions.
-func addRegion(p *page, name string) *region {
-	r := &region{page: p, name: name, uses: 1, locked: make(map[driver.Driver]*lockedRegion)}
-	if regions.by == nil {
-		regions.by = make(map[string]*region)
-	}
-	regions.by[name] = r
-	return r
-}
-
-// openRegion opens a region of n bytes.
-func openRegion(name string, n int) (*region, error) {
-	regions.Lock()
-	defer regions.Unlock()
-	if r := regions.by[name]; r != nil {
-		if len(r.page.bytes) != n {
-			return nil, fmt.Errorf("shared memory has %d bytes, want %d", len(r.page.bytes), n)
-		}
-		r.uses++
-		return r, nil
-	}
-	p, err := openPages(name, n)
-	if err != nil {
-		return nil, err
-	}
-	return addRegion(p, name), nil
-}
-
-// hide takes the region's name away, when all who may open it have.
-func (r *region) hide() error {
-	regions.Lock()
-	defer regions.Unlock()
-	return r.page.hide()
-}
-
-// lock page-locks the region for a driver.
-func (r *region) lock(d driver.Driver) (driver.HostMemory, error) {
-	regions.Lock()
-	defer regions.Unlock()
-	l := r.locked[d]
-	if l == nil {
-		m, err := d.RegisterHost(r.page.bytes)
-		if err != nil {
-			return nil, err
-		}
-		l = &lockedRegion{memory: m}
-		r.locked[d] = l
-	}
-	l.uses++
-	return l.memory, nil
-}
-
-func (r *region) unlock(d driver.Driver) error {
-	regions.Lock()
-	defer regions.Unlock()
-	l := r.locked[d]
-	if l.uses--; l.uses > 0 {
-		return nil
-	}
-	delete(r.locked, d)
-	return l.memory.Close()
-}
-
-// unmap frees the memory of a region; a variable for tests of programs that use it
-// for too long.
-var unmap = (*page).close
-
-// leave ends one use, the last one with the memory.
-func (r *region) leave() error {
-	regions.Lock()
-	defer regions.Unlock()
-	if r.uses--; r.uses > 0 {
-		return nil
-	}
-	delete(regions.by, r.name)
-	return unmap(r.page)
-}
-
-// crew is goroutines that combine parts of a rank's share side by side. They sleep
-// while there is nothing to do.
-type crew struct {
-	n    int
-	quit atomic.Bool // what they do is of no use any more
-
-	mu     sync.Mutex
-	cond   sync.Cond
-	job    func(i int)
-	number uint64 // of the job
-	busy   int    // who has not done with it
-	closed bool
-	wg     sync.WaitGroup
-}
-
-func newCrew(n int) *crew {
-	c := &crew{n: max(n, 1)}
-	c.cond.L = &c.mu
-	return c
-}
-
-// start has the first n of the crew do f. The job before has ended.
-func (c *crew) start(n int, f func(i int)) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if c.number == 0 {
-		for i := range c.n {
-			c.wg.Go(func() { c.member(i) })
-		}
-	}
-	c.number++
-	c.quit.Store(false)
-	c.job, c.busy = func(i int) {
-		if i < n {
-			f(i)
-		}
-	}, c.n
-	c.cond.Broadcast()
-}
-
-// end waits for the job to end; with stop what is left of it is not done.
-func (c *crew) end(stop bool) {
-	c.quit.Store(stop)
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	for c.busy > 0 {
-		c.cond.Wait()
-	}
-	c.job = nil
-}
-
-func (c *crew) member(i int) {
-	for done := uint64(0); ; {
-		c.mu.Lock()
-		for c.number == done && !c.closed {
-			c.cond.Wait()
-		}
-		f := c.job
-		if c.number == done {
-			c.mu.Unlock()
-			return
-		}
-		done = c.number
-		c.mu.Unlock()
-		f(i)
-		c.mu.Lock()
-		if c.busy--; c.busy == 0 {
-			c.cond.Broadcast()
-		}
-		c.mu.Unlock()
-	}
-}
-
-func (c *crew) close() {
-	c.mu.Lock()
-	c.closed = true
-	c.cond.Broadcast()
-	c.mu.Unlock()
-	c.wg.Wait()
 }

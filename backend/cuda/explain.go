@@ -57,8 +57,8 @@ func (b *Backend) explainAllReduce() []backend.Choice {
 	}
 	c.Algorithm = w.Name
 	how := ""
-	if w.Name == HostWork && b.exchange != nil {
-		how = fmt.Sprintf("; in chunks of up to %d bytes through page-locked memory that the ranks share, each rank's CPUs (%d) combining a part", b.options.Chunk, b.exchange.crew.n)
+	if x := b.exchange.Load(); w.Name == HostWork && x != nil {
+		how = "; " + x.explain(b)
 	}
 	if b.options.AllReduce != "" {
 		c.Why = "Options.AllReduce asks for it" + how
@@ -75,6 +75,18 @@ func (b *Backend) explainAllReduce() []backend.Choice {
 	}
 	c.Why += how
 	return []backend.Choice{c}
+}
+
+// explain says how all-reduces go through the host.
+func (x *exchange) explain(b *Backend) string {
+	if x.why != nil {
+		return fmt.Sprintf("through backend %s, not memory that the ranks share: %v", b.cpu.Name(), x.why)
+	}
+	s := fmt.Sprintf("in chunks of up to %d bytes through page-locked memory that the ranks share, each rank's CPUs (%d) combining a part", b.options.Chunk, x.crew.n)
+	if err := x.unlocked.Load(); err != nil {
+		s += fmt.Sprintf("; this rank's host copies to it and from it: %v", *err)
+	}
+	return s
 }
 
 // nowhere is memory of one float32 that only stands for a device's.

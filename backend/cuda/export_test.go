@@ -18,11 +18,55 @@ func SetHostIdentity(f func() [32]byte) func() {
 	return func() { hostIdentity = old }
 }
 
-// KeepRegions leaves the memory that ranks shared where it is, for tests of programs
-// that use it for too long, until the function that it returns is called.
+// KeepRegions leaves the memory that ranks shared mapped, for tests of programs whose
+// orders were left out, until the function that it returns is called. Streams of such a
+// program may use the memory after it has been given back, which the simulator is to
+// report; without the mapping the test would end with a signal. Programs that keep
+// their orders are tested without this.
 func KeepRegions() func() {
-	unmap = (*page).hide
-	return func() { unmap = (*page).close }
+	old := unmap
+	unmap = func(*sharedMemory) error { return nil }
+	return func() { unmap = old }
+}
+
+// SetBefore has f called before the system is asked for memory that ranks share, until
+// the function that it returns is called.
+func SetBefore(f func(call string) error) func() {
+	old := before
+	before = f
+	return func() { before = old }
+}
+
+// OtherProcesses has ranks of this process open each other's memory as those of other
+// processes do, until the function that it returns is called.
+func OtherProcesses() func() {
+	ownProcess = false
+	return func() { ownProcess = true }
+}
+
+// SetFirstChunk changes the number of the first chunk that goes through shared memory,
+// until the function that it returns is called.
+func SetFirstChunk(n uint64) func() {
+	firstChunk = n
+	return func() { firstChunk = 0 }
+}
+
+// NewRegion makes memory that processes share, and returns its name and how to free
+// it; OpenRegion opens it.
+func NewRegion(n int) (name string, free func() error, err error) {
+	r, err := newRegion(n)
+	if err != nil {
+		return "", nil, err
+	}
+	return r.name, r.leave, nil
+}
+
+func OpenRegion(name string, n int) (free func() error, err error) {
+	r, err := openRegion(name, n)
+	if err != nil {
+		return nil, err
+	}
+	return r.leave, nil
 }
 
 // SetCrew changes how many goroutines of a rank combine its share, and the least that

@@ -267,7 +267,11 @@ func TestT07FailedCalls(t *testing.T) {
 					return
 				}
 				err := errors.Join(errs...)
-				require.ErrorIs(t, err, injected, "%v", failed)
+				if strings.Contains(failed, "RegisterHost") {
+					require.NoError(t, err, "the host can copy")
+				} else {
+					require.ErrorIs(t, err, injected, "%v", failed)
+				}
 				for r, err := range errs {
 					if err != nil {
 						var e *work.Error
@@ -288,8 +292,10 @@ func TestT07FailedCalls(t *testing.T) {
 				var leak *sim.Leak
 				require.False(t, errors.As(err, &leak), "%v: %v", failed, err)
 				for _, f := range w.m.Findings() {
-					// What was enqueued keeps its order, but for what the ranks share: nobody
-					// waits any more for who combines it, and it is of no use.
+					// What was enqueued keeps its order, but for what the ranks share: the streams
+					// of the rank that failed do not wait for the others' hosts any more, which
+					// may still be combining. These learn from the rank's word in that memory
+					// that what they combine is of no use; see TestOverwritten.
 					var unused *sim.Unused
 					var race *sim.Race
 					common := errors.As(f, &race) && strings.Contains(race.First+race.Second, "combining (host") && strings.HasPrefix(race.Memory, "page-locked")

@@ -74,6 +74,7 @@ type setup struct {
 	options cuda.Options
 	native  bool // the host's part goes over gloo's native wire
 	timeout time.Duration
+	vary    func(o *cuda.Options, r int) // what differs from rank to rank; nil if nothing
 }
 
 func join(f *mem.Fabric) gloo.Options {
@@ -103,6 +104,9 @@ func newWorld(tb testing.TB, s setup) *world {
 		o.Driver = x.d
 		if !s.native && o.CPUOptions == nil {
 			o.CPUOptions = join(w.fabric)
+		}
+		if s.vary != nil {
+			s.vary(&o, r)
 		}
 		bo := backend.Options{Store: st, Rank: r, Size: s.size, Timeout: max(s.timeout, 0), Group: "g", Specific: o}
 		if s.timeout > 0 {

@@ -104,11 +104,10 @@ func (b *Backend) meet(ctx context.Context) error {
 	host := hostIdentity()
 	var name string
 	b.board, name = newBoard()
-	mine := make([]byte, sha256.Size+8+2*nameLen)
+	mine := make([]byte, sha256.Size+8+nameLen)
 	copy(mine, host[:])
 	binary.LittleEndian.PutUint64(mine[len(host):], uint64(b.options.DeviceChunk))
 	copy(mine[len(host)+8:], name)
-	copy(mine[len(host)+8+nameLen:], b.offerExchange())
 	reason, all, err := b.hear(ctx, 0, told(why, mine))
 	if err != nil {
 		return fmt.Errorf("cuda: meeting the other ranks: %w", err)
@@ -121,9 +120,7 @@ func (b *Backend) meet(ctx context.Context) error {
 		}
 	}
 	b.board.open(b.rank, boards)
-	if len(boards) == b.size-1 {
-		b.openExchange(string(all[0][len(host)+8+nameLen:]))
-	}
+	b.oneHost = len(boards) == b.size-1
 	for r, x := range all {
 		if chunk := binary.LittleEndian.Uint64(x[len(host):]); chunk != uint64(b.options.DeviceChunk) {
 			return fmt.Errorf("cuda: rank %d has Options.DeviceChunk %d, rank %d %d", r, chunk, b.rank, b.options.DeviceChunk)
@@ -211,6 +208,13 @@ func (n *neighbours) ready(h *host, op work.OpType) error {
 // make makes the ring. It returns why it cannot be made, which is the same on all
 // ranks, or an error that ends the group. The caller frees what is there then.
 func (r *ring) make(q *operation) (why, err error) {
+	if why, err = r.meet(q); why != nil && err == nil {
+		err = r.b.share(q.ctx, q.left())
+	}
+	return why, err
+}
+
+func (r *ring) meet(q *operation) (why, err error) {
 	b := r.b
 	handle, words, why := r.prepare()
 	mine, err := handle.MarshalBinary()

@@ -161,6 +161,7 @@ type operation struct {
 	relayed []int                   // its turns to send chunks on
 	sync    func(work.Stream) error // orders a stream after a work of somebody else's
 	before  *operation              // of a barrier: what has to end first
+	queued  bool                    // the worker has it; for who issues it
 	unwatch func() bool             // stops watching ctx
 	err     error
 
@@ -207,7 +208,10 @@ func (o *operation) layout() (bytes int) {
 		wide = max(wide, l.size())
 	}
 	o.grain, o.pieces = max(longest, 1), 1
-	if !o.whole {
+	switch {
+	case o.shared != nil:
+		o.grain, o.pieces = o.shared.grain, o.shared.chunks
+	case !o.whole:
 		o.grain = o.b.grain(wide*max(o.width, 1), longest)
 		o.pieces = max(1, (longest+o.grain-1)/o.grain)
 	}
@@ -308,7 +312,7 @@ func (o *operation) fill(batch *edges.Batch) {
 // ranks' exchange itself, this rank's slots there.
 func (o *operation) touched(p driver.Ptr, n int) []driver.Access {
 	all := []driver.Access{driver.Writes(p, n)}
-	if s := o.shared; s != nil {
+	if s := o.shared; s != nil && s.x.memory != nil {
 		all = append(all, driver.Writes(s.x.ptr(s.x.in(s.x.rank, 0)), s.x.slots*s.x.chunk))
 	}
 	return all
@@ -592,6 +596,9 @@ func (o *operation) await(earlier *operation) error {
 func (o *operation) failed(err error) {
 	o.err = o.named(err)
 	o.b.fail(fmt.Errorf("the group has failed: %w", o.err), o.err)
+	if x := o.b.usable(); x != nil {
+		x.fail()
+	}
 	switch {
 	case o.direct():
 		o.shared.abort()
@@ -687,6 +694,10 @@ func (o *operation) settled(ctx context.Context) bool {
 			o.shared.release()
 		}
 		o.pending.Release()
+		if s := o.shared; s != nil && o.err == nil && !cut {
+			o.shared = nil
+			s.x.put(s)
+		}
 	}
 	o.over = true
 	if o.staging != nil {
@@ -869,9 +880,7 @@ func (b *Backend) admit(ctx context.Context, op work.OpType, timeout time.Durati
 func (o *operation) stage() error {
 	var err error
 	if o.shared != nil {
-		if err := o.shared.stage(o); err != nil {
-			return err
-		}
+		o.shared.stage(o)
 	}
 	for i := range o.legs {
 		l := &o.legs[i]
@@ -920,7 +929,7 @@ func (b *Backend) issue(ctx context.Context, op work.OpType, timeout time.Durati
 	if err := b.launch(o, result); err != nil {
 		return nil, err
 	}
-	if !o.direct() {
+	if !o.queued {
 		b.queue(o)
 	}
 	b.collectives++
@@ -962,14 +971,18 @@ func (b *Backend) launch(o *operation, result []*tensor.Tensor) error {
 	b.seq++
 	b.mu.Unlock()
 	if s := o.shared; s != nil {
-		s.first = s.x.next
-		s.x.next += uint32(s.chunks)
-	}
-	if o.direct() {
-		wrong := o.err != nil
-		b.queue(o)
-		o.shared.enqueue(o, wrong)
-		return nil
+		s.first, s.number = s.x.next, s.x.number
+		s.x.next += uint64(s.chunks)
+		s.x.number++
+		if s.direct {
+			// The operation may have ended, and given s back, before this returns.
+			wrong := o.err != nil
+			s.ending.Add(1)
+			o.queued = true
+			b.queue(o)
+			s.enqueue(o, wrong)
+			return nil
+		}
 	}
 	if o.err == nil && (len(o.legs) > 0 || o.device != nil) {
 		o.err = o.enqueue()

@@ -65,8 +65,8 @@ func (b *Backend) like(op work.OpType, name string, r role, want *tensor.Tensor,
 // typed checks that every tensor of a list is dense and of one dtype; shapes may differ.
 func (b *Backend) typed(op work.OpType, name string, r role, d tensor.DType, ts []*tensor.Tensor) error {
 	for i, t := range ts {
-		if err := b.dense(op, fmt.Sprintf("%s tensor %d", name, i), r, t); err != nil {
-			return err
+		if err := b.dense(op, name, r, t); err != nil {
+			return b.dense(op, fmt.Sprintf("%s tensor %d", name, i), r, t)
 		}
 		if t.DType() != d {
 			return bad(op, "invalid tensor type at index %d of %s (expected %v, got %v)", i, name, d, t.DType())

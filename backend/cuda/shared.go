@@ -4,7 +4,10 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"math/bits"
 	"runtime"
+	"slices"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -68,33 +71,36 @@ type shared struct {
 	n, es  int
 	grain  int    // elements in a chunk
 	chunks int    // in all
-	first  uint32 // the number of the first chunk
+	first  uint64 // the number of the first chunk
+	number uint64 // of the operation, among those that go through the exchange
 	parts  int    // into how many a rank's share of a chunk is cut
 
 	// direct: the device's streams copy to the exchange and from there. Otherwise this
-	// rank's host does: for tensors that are not contiguous, for several, and for those
-	// on another device than the first, whose streams do not count in order.
+	// rank's host does: for tensors that are not contiguous, for several, for those on
+	// another device than the first, whose streams do not count in order, and where the
+	// memory could not be page-locked.
 	direct bool
+	copied int // chunks that the host has done
 
-	turns   []sharedTurn     // of the chunks
+	turns   []int            // the host's, of the chunks
 	batches []*edges.Pending // of chunks that were enqueued together
 	issued  atomic.Int32     // batches that are there
-	ended   chan struct{}    // closed when all have been enqueued, or an error has ended that
+	ending  sync.WaitGroup   // until all have been enqueued, or an error has ended that
+	ended   atomic.Bool      // that is so
 	err     error            // that error
-
-	released int         // batches that were given back
-	failed   atomic.Bool // there is one
+	failed  atomic.Bool      // there is one
 }
 
-// sharedTurn is the host's turn for a chunk.
-type sharedTurn struct{ batch, turn int }
+// batchOf returns in which batch a chunk is: the first has firstBatch, each later one
+// twice as many as the one before.
+func batchOf(k int) int { return bits.Len(uint(k+firstBatch)/firstBatch) - 1 }
 
 var customKind = backend.Custom("", nil).Kind()
 
 // sharing returns the part of a call that goes through the exchange, nil if it does
 // not. What decides is the same on every rank.
 func (b *Backend) sharing(op backend.ReduceOp, ts []*tensor.Tensor) *shared {
-	x, n, d := b.exchange, ts[0].Len(), ts[0].DType()
+	x, n, d := b.usable(), ts[0].Len(), ts[0].DType()
 	if x == nil || n == 0 || op.Kind() == customKind {
 		return nil
 	}
@@ -102,19 +108,40 @@ func (b *Backend) sharing(op backend.ReduceOp, ts []*tensor.Tensor) *shared {
 	if err != nil {
 		return nil
 	}
-	s := &shared{x: x, red: red, n: n, es: d.Size(), ended: make(chan struct{})}
-	s.grain = sharedGrain(n, s.es, b.options.Chunk)
-	if s.chunks = (n + s.grain - 1) / s.grain; s.chunks > mostPieces {
+	grain := sharedGrain(n, d.Size(), b.options.Chunk)
+	chunks := (n + grain - 1) / grain
+	if chunks > mostPieces {
 		return nil
 	}
+	s := x.get()
+	s.red, s.n, s.es, s.grain, s.chunks = red, n, d.Size(), grain, chunks
 	_, most := share(s.grain*s.es, 0, b.size)
 	s.parts = min(max(most/smallestPart, 1), x.crew.n)
-	for batches, many := 1, firstBatch; ; batches, many = batches+1, 2*many {
-		if many*2-firstBatch >= s.chunks {
-			s.batches, s.turns = make([]*edges.Pending, batches), make([]sharedTurn, s.chunks)
-			return s
-		}
+	batches := batchOf(chunks-1) + 1
+	s.batches, s.turns = slices.Grow(s.batches[:0], batches)[:batches], slices.Grow(s.turns[:0], chunks)[:chunks]
+	return s
+}
+
+// get returns what an operation needs, put takes it back.
+func (x *exchange) get() *shared {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	if n := len(x.free); n > 0 {
+		s := x.free[n-1]
+		x.free = x.free[:n-1]
+		return s
 	}
+	return &shared{x: x}
+}
+
+func (x *exchange) put(s *shared) {
+	clear(s.batches)
+	s.red, s.direct, s.copied = backend.Reduction{}, false, 0
+	s.issued.Store(0)
+	s.ended.Store(false)
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	x.free = append(x.free, s)
 }
 
 // sharedGrain returns how many of n elements a chunk has.
@@ -127,24 +154,24 @@ func sharedGrain(n, es, chunk int) int {
 func (s *shared) elements(k int) (lo, hi int) { return k * s.grain, min((k+1)*s.grain, s.n) }
 
 // stage decides who copies. The caller holds Backend.calls.
-func (s *shared) stage(o *operation) error {
+func (s *shared) stage(o *operation) {
 	x, p := s.x, o.legs[0].src
-	if err := x.prepare(); err != nil {
-		return err
-	}
+	x.prepare()
 	if x.dev < 0 {
 		x.dev = p.dev
 	}
-	if s.direct = len(o.legs) == 1 && p.flat && p.dev == x.dev; !s.direct {
-		o.whole, o.call = true, s.several
+	if s.direct = x.memory != nil && len(o.legs) == 1 && p.flat && p.dev == x.dev; !s.direct {
+		o.call = s.several
 	}
-	return nil
 }
 
 // enqueue gives the streams all that they will do, while the host begins with what
 // is there.
 func (s *shared) enqueue(o *operation, wrong bool) {
-	defer close(s.ended)
+	defer func() {
+		s.ended.Store(true)
+		s.ending.Done()
+	}()
 	if wrong {
 		return
 	}
@@ -152,7 +179,7 @@ func (s *shared) enqueue(o *operation, wrong bool) {
 		pending, err := s.batch(o, from, min(from+many, s.chunks))
 		if err != nil {
 			s.err = err
-			s.failed.Store(true) // before the host can see the batch, whose turns have been ended
+			s.failed.Store(true) // before the host can see the batch, which is not whole
 		}
 		if pending != nil {
 			o.mu.Lock()
@@ -171,23 +198,24 @@ func (s *shared) enqueue(o *operation, wrong bool) {
 func (s *shared) batch(o *operation, from, to int) (*edges.Pending, error) {
 	x, p := s.x, o.legs[0].src
 	batch := o.b.tracker.Batch()
+	batch.KeepTurns() // nobody has been told yet
 	if from == 0 {
 		o.line.places = append(o.line.places[:0], p)
 		o.prologue(batch, o.line.places...)
 		clear(o.line.places)
 	}
 	for k := from; k < to; k++ {
-		c := s.first + uint32(k)
+		c := s.first + uint64(k)
 		lo, hi := s.elements(k)
 		n, at := (hi-lo)*s.es, p.base+driver.Ptr(p.lo+lo*s.es)
 		in, out := x.ptr(x.in(x.rank, c)), x.ptr(x.out(c))
 		batch.Copy(p.down, in, at, n)
-		batch.Signal(p.down, x.wordPtr(wordArrived, x.rank), c+1, driver.Writes(in, n))
+		batch.Signal(p.down, x.wordPtr(wordArrived, x.rank), uint32(c+1), driver.Writes(in, n))
 		// The host's turn has the tensor too, though the host does not touch it, so that it
 		// is between the copies. The common slot is ordered by words, among all ranks.
-		s.turns[k] = sharedTurn{int(s.issued.Load()), batch.Host(o.line.host, driver.Writes(in, n), driver.Writes(at, n))}
+		s.turns[k] = batch.Host(o.line.host, driver.Writes(in, n), driver.Writes(at, n))
 		batch.Copy(p.up, at, out, n)
-		batch.WriteValue(p.up, x.wordPtr(wordTaken, x.rank), c+1, driver.Writes(out, n))
+		batch.WriteValue(p.up, x.wordPtr(wordTaken, x.rank), uint32(c+1), driver.Writes(out, n))
 	}
 	if to < s.chunks {
 		batch.Continues()
@@ -201,7 +229,7 @@ func (s *shared) run(o *operation) error {
 		for i := range s.x.left {
 			s.x.left[i].Store(int32(s.parts))
 		}
-		s.x.crew.start(s.parts, func(i int) { s.reduce(i) })
+		s.x.crew.start(s.parts, s)
 	}
 	err := s.turn(o)
 	if s.parts > 1 {
@@ -210,27 +238,30 @@ func (s *shared) run(o *operation) error {
 	if err != nil {
 		return err
 	}
-	<-s.ended
+	s.ending.Wait()
 	return s.err
 }
 
 // turn takes the host's turns.
 func (s *shared) turn(o *operation) error {
 	x := s.x
+	if err := s.meet(o); err != nil {
+		return err
+	}
 	for k := range s.chunks {
-		c := s.first + uint32(k)
+		c := s.first + uint64(k)
 		if s.parts == 1 {
 			if err := s.inputs(c, o); err != nil {
 				return err
 			}
-			s.part(k, 0, nil)
+			s.combine(k, 0)
 		}
 		if err := s.combined(c, o); err != nil {
 			return err
 		}
 		// Its device's copy has ended long ago, but the batch may not have been told of.
-		t := s.turns[k]
-		for w := (watch{eager: x.eager}); int(s.issued.Load()) <= t.batch; {
+		batch := batchOf(k)
+		for w := (watch{eager: x.eager}); int(s.issued.Load()) <= batch; {
 			if err := w.poll(o); err != nil {
 				return err
 			}
@@ -238,19 +269,38 @@ func (s *shared) turn(o *operation) error {
 		if s.failed.Load() {
 			return o.ask()
 		}
-		if err := s.batches[t.batch].Begin(stopped{o}, t.turn); err != nil {
+		if err := s.batches[batch].Begin(stopped{o}, s.turns[k]); err != nil {
 			return err
 		}
-		s.batches[t.batch].End(t.turn)
+		s.batches[batch].End(s.turns[k])
+	}
+	return nil
+}
+
+// meet waits until all ranks are at the operation, and compares what they call.
+// Ranks that go on with what they combine meanwhile do no harm: it has not left the
+// host.
+func (s *shared) meet(o *operation) error {
+	x, mine := s.x, o.print.said()
+	x.call(s.number, s.first, mine)
+	for w := (watch{eager: x.eager}); !x.all(wordCalled, s.first+1); {
+		if err := w.poll(o); err != nil {
+			return err
+		}
+	}
+	for r := range x.size {
+		if theirs := x.called(r, s.number); theirs != mine {
+			return &work.Error{Info: o.Info(), Peer: r, Err: fmt.Errorf("cuda: %w", disagree(o.number, x.rank, mine, r, theirs))}
+		}
 	}
 	return nil
 }
 
 // inputs waits until a chunk of all ranks has come, and all devices have copied
 // what was in the common slot before.
-func (s *shared) inputs(c uint32, o asker) error {
+func (s *shared) inputs(c uint64, o asker) error {
 	x := s.x
-	for w := (watch{eager: x.eager}); !x.all(wordArrived, c+1) || !x.all(wordTaken, c+1-uint32(x.slots)); {
+	for w := (watch{eager: x.eager}); !x.all(wordArrived, c+1) || !x.all(wordTaken, c+1-uint64(x.slots)); {
 		if err := w.poll(o); err != nil {
 			return err
 		}
@@ -259,8 +309,16 @@ func (s *shared) inputs(c uint32, o asker) error {
 }
 
 // combined waits until all ranks have combined their shares of a chunk.
-func (s *shared) combined(c uint32, o asker) error {
-	for w := (watch{eager: s.x.eager}); !s.x.all(wordDone, c+1); {
+func (s *shared) combined(c uint64, o asker) error {
+	x := s.x
+	for w := (watch{eager: x.eager}); !x.all(wordDone, c+1); {
+		if err := w.poll(o); err != nil {
+			return err
+		}
+	}
+	// Some of what was combined may not be what its rank gave, if that rank's streams
+	// go on by themselves. Why they do is on its way.
+	for w := (watch{}); x.failed(); {
 		if err := w.poll(o); err != nil {
 			return err
 		}
@@ -270,7 +328,7 @@ func (s *shared) combined(c uint32, o asker) error {
 
 // leave waits until the device has copied the last chunk.
 func (s *shared) leave(o *operation) error {
-	for w := (watch{eager: s.x.eager}); !s.x.has(wordTaken, s.first+uint32(s.chunks)); {
+	for w := (watch{eager: s.x.eager}); !s.x.has(wordTaken, s.first+uint64(s.chunks)); {
 		if err := w.poll((*leaving)(o)); err != nil {
 			return err
 		}
@@ -282,12 +340,7 @@ func (s *shared) leave(o *operation) error {
 // ended.
 func (s *shared) abort() {
 	for i := 0; ; time.Sleep(50 * time.Microsecond) {
-		over := false
-		select {
-		case <-s.ended:
-			over = true
-		default:
-		}
+		over := s.ended.Load()
 		for ; i < int(s.issued.Load()); i++ {
 			s.batches[i].Abort()
 		}
@@ -301,84 +354,82 @@ func (s *shared) abort() {
 // left the device.
 func (s *shared) release() {
 	for _, p := range s.batches[:max(s.issued.Load()-1, 0)] {
-		// Without events of its own it has ended.
-		_, _ = p.Done()
 		p.Release()
 	}
 }
 
-// reduce is what a member of the crew does: its part of the rank's share of each
+// part is what a member of the crew does: its part of the rank's share of each
 // chunk.
-func (s *shared) reduce(i int) {
-	var scratch []byte
-	if s.red.Before != nil {
-		scratch = make([]byte, reduceBlock)
-	}
+func (s *shared) part(i int) {
 	for k := range s.chunks {
-		if s.inputs(s.first+uint32(k), s.x.crew) != nil {
+		if s.inputs(s.first+uint64(k), s.x.crew) != nil {
 			return
 		}
-		s.part(k, i, scratch)
+		s.combine(k, i)
 	}
 }
 
-// part combines a part of the rank's share of a chunk. Who is the last says that
+// combine combines a part of the rank's share of a chunk. Who is the last says that
 // the share is done.
-func (s *shared) part(k, i int, scratch []byte) {
+func (s *shared) combine(k, i int) {
 	x := s.x
-	if scratch == nil && s.red.Before != nil {
-		scratch = make([]byte, reduceBlock)
-	}
-	c := s.first + uint32(k)
+	c := s.first + uint64(k)
 	from, to := s.elements(k)
 	lo, hi := share((to-from)*s.es, x.rank, x.size)
 	a, b := share(hi-lo, i, s.parts)
-	x.combine(c, &s.red, lo+a, lo+b, scratch)
+	x.combine(c, &s.red, lo+a, lo+b, &x.members[i])
 	if s.parts > 1 {
-		left := &x.left[c%uint32(x.slots)]
+		left := &x.left[x.slot(c)]
 		if left.Add(-1) > 0 {
 			return
 		}
 		left.Store(int32(s.parts))
 	}
-	x.store(wordDone, c+1)
+	x.count(wordDone, c+1)
 }
 
-// byHost all-reduces b, the elements in order in memory of this rank's own, with
-// others whose devices may do it.
+// byHost all-reduces b, the elements in order of the next chunk in memory of this
+// rank's own, with others whose devices may do it.
 func (s *shared) byHost(o *operation, b []byte) error {
 	x := s.x
-	s.parts = 1
-	for k := range s.chunks {
-		c := s.first + uint32(k)
-		from, to := s.elements(k)
-		lo, hi := from*s.es, to*s.es
-		// All ranks have combined what was in the slot: this one has waited for that.
-		driver.HostAccess(x.d, "copying in", driver.Writes(x.ptr(x.in(x.rank, c)), hi-lo))
-		copy(x.memory.Bytes()[x.in(x.rank, c):], b[lo:hi])
-		x.store(wordArrived, c+1)
-		if err := s.inputs(c, o); err != nil {
+	if s.copied == 0 {
+		s.parts = 1
+		if err := s.meet(o); err != nil {
 			return err
 		}
-		s.part(k, 0, nil)
-		if err := s.combined(c, o); err != nil {
-			return err
-		}
-		// The device may still be copying for earlier operations, and counts that.
-		for w := (watch{eager: x.eager}); !x.has(wordTaken, c); {
-			if err := w.poll(o); err != nil {
-				return err
-			}
-		}
-		driver.HostAccess(x.d, "copying out", driver.Reads(x.ptr(x.out(c)), hi-lo))
-		copy(b[lo:hi], x.memory.Bytes()[x.out(c):])
-		x.store(wordTaken, c+1)
 	}
+	k := s.copied
+	s.copied++
+	c := s.first + uint64(k)
+	// All ranks have combined what was in the slot: this one has waited for that.
+	if x.memory != nil {
+		driver.HostAccess(x.d, "copying in", driver.Writes(x.ptr(x.in(x.rank, c)), len(b)))
+	}
+	copy(x.region.bytes[x.in(x.rank, c):], b)
+	x.count(wordArrived, c+1)
+	if err := s.inputs(c, o); err != nil {
+		return err
+	}
+	s.combine(k, 0)
+	if err := s.combined(c, o); err != nil {
+		return err
+	}
+	// The device may still be copying for earlier operations, and counts that.
+	for w := (watch{eager: x.eager}); !x.has(wordTaken, c); {
+		if err := w.poll(o); err != nil {
+			return err
+		}
+	}
+	if x.memory != nil {
+		driver.HostAccess(x.d, "copying out", driver.Reads(x.ptr(x.out(c)), len(b)))
+	}
+	copy(b, x.region.bytes[x.out(c):])
+	x.count(wordTaken, c+1)
 	return nil
 }
 
-// several is the host's part where devices do not do it: this rank's tensors are
-// combined first, in order.
+// several is the host's part of a chunk where devices do not do it: this rank's
+// tensors are combined first, in order.
 func (s *shared) several(o *operation, ts []*tensor.Tensor) error {
 	all := ts[0].Bytes()
 	for _, t := range ts[1:] {
@@ -407,7 +458,7 @@ func (o *operation) ask() error {
 		return fmt.Errorf("%w after %v", work.ErrTimeout, o.timeout)
 	}
 	if s := o.shared; s.failed.Load() {
-		<-s.ended
+		s.ending.Wait()
 		return s.err
 	}
 	return cmp.Or(o.b.broken(), o.b.cpuErr())

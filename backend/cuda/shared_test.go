@@ -1,7 +1,16 @@
 package cuda_test
 
 import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
 	"math/rand/v2"
+	"os"
+	"os/exec"
+	"strings"
+	"sync/atomic"
+	"syscall"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -9,87 +18,300 @@ import (
 	"github.com/c10d-go/c10d/backend"
 	"github.com/c10d-go/c10d/backend/cuda"
 	"github.com/c10d-go/c10d/backend/cuda/driver/sim"
+	"github.com/c10d-go/c10d/backend/gloo"
 	"github.com/c10d-go/c10d/tensor"
 	"github.com/c10d-go/c10d/work"
 )
+
+const throughShared = "through page-locked memory that the ranks share"
+
+// how says how rank r's all-reduces go.
+func (w *world) how(r int) string { return w.ranks[r].b.Explain().Choices[0].Why }
 
 // TestExchange all-reduces through memory that the ranks share, with crews of several
 // goroutines, several operations at a time. Ranks differ in how their tensors lie,
 // on which device, and how many there are.
 func TestExchange(t *testing.T) {
 	defer cuda.SetCrew(3, 128)()
-	dtypes := []tensor.DType{tensor.Float32, tensor.BFloat16, tensor.Int8, tensor.Complex64, tensor.Float64, tensor.Bool}
-	eachSeed(t, 1, func(t *testing.T, seed uint64, s sim.Semantics) {
-		rng := random(t, seed)
-		size := 2 + rng.IntN(3)
-		w := newWorld(t, setup{
-			size: size, timeout: patience, sim: sim.Config{Devices: 2, Seed: seed, Semantics: s},
-			options: cuda.Options{AllReduce: cuda.HostWork, Chunk: 64 + rng.IntN(3000), Slots: 1 + rng.IntN(4)},
+	all := func(t *testing.T, longer int) {
+		eachSeed(t, longer, func(t *testing.T, seed uint64, s sim.Semantics) {
+			w := exchanges(t, seed, s, func(*world) {})
+			require.Contains(t, w.how(0), throughShared)
+			w.end()
 		})
-		type program struct {
-			d  tensor.DType
-			op backend.ReduceOp
-			n  int
+	}
+	t.Run("one process", func(t *testing.T) { all(t, 1) })
+	t.Run("a process each", func(t *testing.T) {
+		if lonely {
+			t.Skip("other systems share no memory between processes")
 		}
-		var ps []program
-		for range 6 {
-			p := program{d: dtypes[rng.IntN(len(dtypes))], op: backend.Sum, n: 1 + rng.IntN(3000)}
-			if p.d == tensor.Float32 {
-				p.op = []backend.ReduceOp{backend.Avg, backend.Max, backend.PreMulSum(2), backend.Product}[rng.IntN(4)]
-			}
-			ps = append(ps, p)
-		}
-		w.each(func(x *rank, r int) error {
-			rng := rand.New(rand.NewPCG(seed, uint64(r)))
-			var calls [][]*pair
-			var works []*work.Work
-			for _, p := range ps {
-				var all []*pair
-				var ts []*tensor.Tensor
-				for range 1 + rng.IntN(4)/3 {
-					q, err := x.pairOf(rng, p.d, rng.IntN(4)/3, laid(rng.IntN(6)/2, p.n), true)
-					if err != nil {
-						return err
-					}
-					all, ts = append(all, q), append(ts, q.dev)
-				}
-				v, err := x.b.AllReduce(x.ctx, ts, backend.AllReduceOptions{Op: p.op})
-				if err != nil {
-					return err
-				}
-				calls, works = append(calls, all), append(works, v)
-			}
-			for i, all := range calls {
-				for _, q := range all {
-					if err := works[i].Synchronize(x.stream[q.device]); err != nil {
-						return err
-					}
-					if err := x.back(q); err != nil {
-						return err
-					}
-				}
-			}
-			for i, all := range calls {
-				var ts []*tensor.Tensor
-				for _, q := range all {
-					ts = append(ts, q.cpu)
-				}
-				v, err := x.cpu.AllReduce(x.ctx, ts, backend.AllReduceOptions{Op: ps[i].op})
-				if err != nil {
-					return err
-				}
-				if err := work.WaitAll(x.ctx, works[i], v); err != nil {
-					return err
-				}
-				for _, q := range all {
-					if err := x.check(q); err != nil {
-						return err
-					}
-				}
-			}
-			return nil
-		})
-		require.Contains(t, w.ranks[0].b.Explain().Choices[0].Why, "memory that the ranks share")
-		w.end()
+		defer cuda.OtherProcesses()()
+		all(t, 4)
 	})
+	t.Run("more chunks than a word counts", func(t *testing.T) {
+		defer cuda.SetFirstChunk(1<<32 - 7)()
+		all(t, 4)
+	})
+	t.Run("memory that some ranks cannot page-lock", func(t *testing.T) {
+		eachSeed(t, 4, func(t *testing.T, seed uint64, s sim.Semantics) {
+			refused := errors.New("refused")
+			var failed atomic.Int32
+			w := exchanges(t, seed, s, func(w *world) {
+				w.m.Inject(func(c sim.Call) error {
+					if c.Name == "RegisterHost" && failed.Add(1) <= 1+int32(seed%2) {
+						return refused
+					}
+					return nil
+				})
+			})
+			w.m.Inject(nil)
+			said := int32(0)
+			for r := range w.ranks {
+				if strings.Contains(w.how(r), "this rank's host copies") {
+					require.Contains(t, w.how(r), "refused")
+					said++
+				}
+			}
+			require.Equal(t, 1+int32(seed%2), said)
+			w.end()
+		})
+	})
+}
+
+// exchanges runs random all-reduces, after what prepare does, and compares them with
+// those of tensors in CPU memory.
+func exchanges(t *testing.T, seed uint64, s sim.Semantics, prepare func(w *world)) *world {
+	dtypes := []tensor.DType{tensor.Float32, tensor.BFloat16, tensor.Int8, tensor.Complex64, tensor.Float64, tensor.Bool}
+	rng := random(t, seed)
+	size := 2 + rng.IntN(3)
+	w := newWorld(t, setup{
+		size: size, timeout: patience, sim: sim.Config{Devices: 2, Seed: seed, Semantics: s},
+		options: cuda.Options{AllReduce: cuda.HostWork, Chunk: 64 + rng.IntN(3000), Slots: 1 + rng.IntN(4)},
+	})
+	prepare(w)
+	type program struct {
+		d  tensor.DType
+		op backend.ReduceOp
+		n  int
+	}
+	var ps []program
+	for range 6 {
+		p := program{d: dtypes[rng.IntN(len(dtypes))], op: backend.Sum, n: 1 + rng.IntN(3000)}
+		if p.d == tensor.Float32 {
+			p.op = []backend.ReduceOp{backend.Avg, backend.Max, backend.PreMulSum(2), backend.Product}[rng.IntN(4)]
+		}
+		ps = append(ps, p)
+	}
+	w.each(func(x *rank, r int) error {
+		rng := rand.New(rand.NewPCG(seed, uint64(r)))
+		var calls [][]*pair
+		var works []*work.Work
+		for _, p := range ps {
+			var all []*pair
+			var ts []*tensor.Tensor
+			for range 1 + rng.IntN(4)/3 {
+				q, err := x.pairOf(rng, p.d, rng.IntN(4)/3, laid(rng.IntN(6)/2, p.n), true)
+				if err != nil {
+					return err
+				}
+				all, ts = append(all, q), append(ts, q.dev)
+			}
+			v, err := x.b.AllReduce(x.ctx, ts, backend.AllReduceOptions{Op: p.op})
+			if err != nil {
+				return err
+			}
+			calls, works = append(calls, all), append(works, v)
+		}
+		for i, all := range calls {
+			for _, q := range all {
+				if err := works[i].Synchronize(x.stream[q.device]); err != nil {
+					return err
+				}
+				if err := x.back(q); err != nil {
+					return err
+				}
+			}
+		}
+		for i, all := range calls {
+			var ts []*tensor.Tensor
+			for _, q := range all {
+				ts = append(ts, q.cpu)
+			}
+			v, err := x.cpu.AllReduce(x.ctx, ts, backend.AllReduceOptions{Op: ps[i].op})
+			if err != nil {
+				return err
+			}
+			if err := work.WaitAll(x.ctx, works[i], v); err != nil {
+				return err
+			}
+			for _, q := range all {
+				if err := x.check(q); err != nil {
+					return err
+				}
+			}
+		}
+		return nil
+	})
+	return w
+}
+
+// TestSharedRefused has the system refuse each thing that memory which ranks share
+// needs, to the first rank that asks or to a later one: the group works, without it,
+// and each rank knows why.
+func TestSharedRefused(t *testing.T) {
+	if lonely {
+		t.Skip("other systems are not asked for anything")
+	}
+	defer cuda.OtherProcesses()()
+	for _, c := range []struct {
+		call string
+		k    int
+		err  error
+		rank string
+	}{
+		{"memfd_create", 0, syscall.EPERM, "rank 0"},
+		{"memfd_create", 0, syscall.ENOSYS, "rank 0"},
+		{"fallocate", 0, syscall.ENOSPC, "rank 0"},
+		{"fallocate", 0, syscall.ENOMEM, "rank 0"},
+		{"mmap", 0, syscall.ENOMEM, "rank 0"},
+		{"mmap", 1, syscall.ENOMEM, "rank"},
+		{"open", 0, syscall.EACCES, "rank"},
+		{"open", 1, syscall.ENOENT, "rank"},
+	} {
+		t.Run(fmt.Sprintf("%s %d %v", c.call, c.k, c.err), func(t *testing.T) {
+			var asked atomic.Int32
+			defer cuda.SetBefore(func(call string) error {
+				if call == c.call && int(asked.Add(1)) == c.k+1 {
+					return c.err
+				}
+				return nil
+			})()
+			w := exchanges(t, 1, sim.Snapshot, func(*world) {})
+			require.Greater(t, int(asked.Load()), c.k)
+			for r := range w.ranks {
+				for _, text := range []string{"not memory that the ranks share: " + c.rank, c.err.Error()} {
+					require.Contains(t, w.how(r), text)
+				}
+				require.Equal(t, w.how(0), w.how(r))
+			}
+			w.end()
+		})
+	}
+}
+
+// TestSharedNot holds when ranks share no memory, and what they say of it.
+func TestSharedNot(t *testing.T) {
+	for name, c := range map[string]struct {
+		change func(o *cuda.Options, r int)
+		why    string
+	}{
+		"exact sums": {func(o *cuda.Options, r int) {
+			j := o.CPUOptions.(gloo.Options)
+			j.Sums = gloo.SumsExact
+			o.CPUOptions = j
+		}, "rank 0: sums are to be exact"},
+		"other slots": {func(o *cuda.Options, r int) { o.Slots = 1 + r }, "rank 1: shared memory has"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t, setup{size: 2, timeout: patience, vary: c.change})
+			require.Contains(t, w.how(1), c.why)
+			w.each(func(x *rank, r int) error {
+				b, err := x.bucket(r)
+				if err != nil {
+					return err
+				}
+				if err := x.fill(r, b); err != nil {
+					return err
+				}
+				_, err = x.run(b.t)
+				return err
+			})
+			w.end()
+		})
+	}
+}
+
+// TestSharedLeftover kills a process that has made memory for others and holds that
+// nothing is left of it.
+func TestSharedLeftover(t *testing.T) {
+	if lonely {
+		t.Skip("other systems share no memory between processes")
+	}
+	const n = 1 << 20
+	if os.Getenv("C10D_TEST_REGION") != "" {
+		name, _, err := cuda.NewRegion(n)
+		fmt.Println("region", name, err)
+		select {} // until it is killed
+	}
+	self, err := os.Executable()
+	require.NoError(t, err)
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, self, "-test.run=^TestSharedLeftover$", "-test.v")
+	cmd.Env = append(os.Environ(), "C10D_TEST_REGION=1")
+	out, err := cmd.StdoutPipe()
+	require.NoError(t, err)
+	require.NoError(t, cmd.Start())
+	var name string
+	for lines := bufio.NewScanner(out); name == "" && lines.Scan(); {
+		if _, rest, ok := strings.Cut(lines.Text(), "region "); ok {
+			name = strings.TrimSuffix(rest, " <nil>")
+		}
+	}
+	free, err := cuda.OpenRegion(name, n)
+	require.NoError(t, err, "while it lives: %q", name)
+	require.NoError(t, free())
+	_, err = cuda.OpenRegion(name, 2*n)
+	require.ErrorContains(t, err, "1048576 bytes")
+	require.NoError(t, cmd.Process.Kill())
+	require.Error(t, cmd.Wait())
+	_, err = cuda.OpenRegion(name, n)
+	require.ErrorIs(t, err, os.ErrNotExist)
+
+	// In another PID namespace the number may be another process's.
+	parts := strings.Split(name, "/")
+	null, err := os.Open(os.DevNull)
+	require.NoError(t, err)
+	defer null.Close()
+	_, err = cuda.OpenRegion(fmt.Sprintf("%d/%d/%s", os.Getpid(), null.Fd(), parts[2]), n)
+	require.ErrorContains(t, err, "/dev/null")
+	for _, wrong := range []string{"", "1", "1/2", "../1/2", "1/-2/3", "1/2/3/4"} {
+		_, err = cuda.OpenRegion(wrong, n)
+		require.ErrorContains(t, err, "no name of shared memory", wrong)
+	}
+}
+
+// TestSharedMismatch lets a rank be so far ahead of the other that the board does not
+// tell any more what it has called.
+func TestSharedMismatch(t *testing.T) {
+	w := newWorld(t, setup{size: 2, timeout: patience, sim: sim.Config{Devices: 1, Quiet: true}})
+	ahead := make(chan struct{})
+	errs := runEach(w, func(x *rank, r int, _ chan struct{}) error {
+		b, err := x.bucket(r)
+		if err != nil {
+			return err
+		}
+		if r == 1 {
+			<-ahead
+		}
+		first, err := x.b.AllReduce(x.ctx, []*tensor.Tensor{b.t}, backend.AllReduceOptions{Op: []backend.ReduceOp{backend.Sum, backend.Max}[r]})
+		if err != nil {
+			return err
+		}
+		for range 200 * (1 - r) {
+			if _, err := x.b.AllReduce(x.ctx, []*tensor.Tensor{b.t}, backend.AllReduceOptions{}); err != nil {
+				return err
+			}
+		}
+		if r == 0 {
+			close(ahead)
+		}
+		return first.Wait(x.ctx)
+	})
+	for r, err := range errs {
+		named(t, err, r, 0)
+	}
+	require.ErrorIs(t, errors.Join(errs...), work.ErrMismatch)
+	require.ErrorContains(t, errors.Join(errs...), "all_reduce (max) of 100 elements")
+	w.drop(t)
 }

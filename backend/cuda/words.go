@@ -23,25 +23,18 @@ const (
 )
 
 // newPage returns a page of zeros.
-func newPage() (*page, error) { return newPages(pageSize) }
-
-// newPages returns n bytes of zeros, a multiple of pageSize. Those after the first
-// page take room once they are used.
-func newPages(n int) (*page, error) {
+func newPage() (*page, error) {
 	var id [nameLen / 2]byte
 	rand.Read(id[:])
-	return createPages(hex.EncodeToString(id[:]), n)
+	return createPage(hex.EncodeToString(id[:]))
 }
 
 // openPage returns the page of another process.
-func openPage(name string) (*page, error) { return openPages(name, pageSize) }
-
-// openPages returns the n bytes of another process.
-func openPages(name string, n int) (*page, error) {
+func openPage(name string) (*page, error) {
 	if _, err := hex.DecodeString(name); err != nil || len(name) != nameLen {
 		return nil, fmt.Errorf("no name of a page: %q", name)
 	}
-	return mapPages(name, n)
+	return mapPage(name)
 }
 
 // hide takes the page's name away.

@@ -15,10 +15,10 @@ var pages struct {
 	by map[string][]byte // those that have a name
 }
 
-func createPages(name string, n int) (*page, error) {
-	b := make([]byte, n+pageSize)
+func createPage(name string) (*page, error) {
+	b := make([]byte, 2*pageSize)
 	skip := int(-uintptr(unsafe.Pointer(unsafe.SliceData(b))) & (pageSize - 1))
-	p := &page{bytes: b[skip : skip+n : skip+n], name: name}
+	p := &page{bytes: b[skip : skip+pageSize : skip+pageSize], name: name}
 	pages.Lock()
 	defer pages.Unlock()
 	if pages.by == nil {
@@ -28,15 +28,12 @@ func createPages(name string, n int) (*page, error) {
 	return p, nil
 }
 
-func mapPages(name string, n int) (*page, error) {
+func mapPage(name string) (*page, error) {
 	pages.Lock()
 	defer pages.Unlock()
 	b, ok := pages.by[name]
 	if !ok {
 		return nil, fmt.Errorf("processes share no memory on this system: %w", errors.ErrUnsupported)
-	}
-	if len(b) != n {
-		return nil, fmt.Errorf("page %s has %d bytes, want %d", name, len(b), n)
 	}
 	return &page{bytes: b}, nil
 }

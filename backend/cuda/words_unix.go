@@ -21,7 +21,7 @@ func pagePath(name string) string {
 	return filepath.Join(dir, "c10d-cuda-"+name)
 }
 
-func createPages(name string, n int) (*page, error) {
+func createPage(name string) (*page, error) {
 	f, err := os.OpenFile(pagePath(name), os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o600)
 	if err != nil {
 		return nil, err
@@ -29,12 +29,9 @@ func createPages(name string, n int) (*page, error) {
 	defer f.Close()
 	// Written, so that a full file system is an error and no bus error later.
 	_, err = f.Write(make([]byte, pageSize))
-	if err == nil {
-		err = f.Truncate(int64(n))
-	}
 	var p *page
 	if err == nil {
-		p, err = mapped(f, n)
+		p, err = mapped(f)
 	}
 	if err != nil {
 		return nil, errors.Join(err, removePage(name))
@@ -43,7 +40,7 @@ func createPages(name string, n int) (*page, error) {
 	return p, nil
 }
 
-func mapPages(name string, n int) (*page, error) {
+func mapPage(name string) (*page, error) {
 	f, err := os.OpenFile(pagePath(name), os.O_RDWR|syscall.O_NOFOLLOW, 0)
 	if err != nil {
 		return nil, err
@@ -53,14 +50,14 @@ func mapPages(name string, n int) (*page, error) {
 	if err != nil {
 		return nil, err
 	}
-	if !s.Mode().IsRegular() || s.Size() != int64(n) {
-		return nil, fmt.Errorf("%s has %d bytes, want %d", f.Name(), s.Size(), n)
+	if !s.Mode().IsRegular() || s.Size() != pageSize {
+		return nil, fmt.Errorf("%s has %d bytes, want %d", f.Name(), s.Size(), pageSize)
 	}
-	return mapped(f, n)
+	return mapped(f)
 }
 
-func mapped(f *os.File, n int) (*page, error) {
-	b, err := syscall.Mmap(int(f.Fd()), 0, n, syscall.PROT_READ|syscall.PROT_WRITE, syscall.MAP_SHARED)
+func mapped(f *os.File) (*page, error) {
+	b, err := syscall.Mmap(int(f.Fd()), 0, pageSize, syscall.PROT_READ|syscall.PROT_WRITE, syscall.MAP_SHARED)
 	if err != nil {
 		return nil, fmt.Errorf("mapping %s: %w", f.Name(), err)
 	}

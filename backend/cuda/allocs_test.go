@@ -1,0 +1,121 @@
+package cuda_test
+
+import (
+	"runtime"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/c10d-go/c10d/backend"
+	"github.com/c10d-go/c10d/backend/cuda"
+	"github.com/c10d-go/c10d/backend/cuda/driver/sim"
+	"github.com/c10d-go/c10d/tensor"
+)
+
+// reduceLoop returns a function that all-reduces a tensor of n float32 once on every
+// rank of a group, through memory that the ranks share.
+func reduceLoop(tb testing.TB, w *world, n int) func() {
+	ts := make([][]*tensor.Tensor, len(w.ranks))
+	for r, x := range w.ranks {
+		v, err := x.d.Device(0)
+		require.NoError(tb, err)
+		m, err := v.Alloc(4 * n)
+		require.NoError(tb, err)
+		x.close = append(x.close, m)
+		t, err := tensor.OnDevice(tensor.Float32, cuda.OnStream(m, x.stream[0]), n)
+		require.NoError(tb, err)
+		ts[r] = []*tensor.Tensor{t}
+	}
+	start := make([]chan struct{}, len(w.ranks))
+	var done sync.WaitGroup
+	for r, x := range w.ranks {
+		start[r] = make(chan struct{})
+		go func() {
+			for range start[r] {
+				v, err := x.b.AllReduce(x.ctx, ts[r], backend.AllReduceOptions{Op: backend.Max})
+				if err == nil {
+					err = v.Wait(x.ctx)
+				}
+				if err != nil {
+					tb.Error(err)
+				}
+				done.Done()
+			}
+		}()
+	}
+	tb.Cleanup(func() {
+		for _, c := range start {
+			close(c)
+		}
+	})
+	return func() {
+		done.Add(len(start))
+		for _, c := range start {
+			c <- struct{}{}
+		}
+		done.Wait()
+	}
+}
+
+// callAllocs is how many objects an all-reduce takes, whatever its size: the Work, what
+// the call was, and three of the context's.
+const callAllocs = 16
+
+// TestExchangeAllocs counts what all-reduces through shared memory allocate, besides
+// the simulator: as much for one chunk as for many.
+func TestExchangeAllocs(t *testing.T) {
+	old := runtime.MemProfileRate
+	runtime.MemProfileRate = 1
+	defer func() { runtime.MemProfileRate = old }()
+	w := newWorld(t, setup{size: 2, sim: sim.Config{NoDelays: true, NoCheck: true}, options: cuda.Options{Chunk: 1024}})
+	const rounds = 50
+	for _, chunks := range []int{1, 40} {
+		run := reduceLoop(t, w, 256*chunks)
+		for range 10 {
+			run()
+		}
+		before := allocated()
+		for range rounds {
+			run()
+		}
+		each := float64(allocated()-before) / float64(rounds*len(w.ranks))
+		t.Logf("%d chunks: %.2f objects", chunks, each)
+		// A list may grow in between.
+		require.Less(t, each, callAllocs+0.5, "%d chunks", chunks)
+		require.Greater(t, each, 1.0, "the Work at least")
+	}
+	w.end()
+}
+
+// allocated returns how many objects the backend has allocated, those of the simulator
+// not counted.
+func allocated() (n int64) {
+	runtime.GC()
+	runtime.GC()
+	records := make([]runtime.MemProfileRecord, 1000)
+	for {
+		k, ok := runtime.MemProfile(records, true)
+		if ok {
+			records = records[:k]
+			break
+		}
+		records = make([]runtime.MemProfileRecord, 2*k)
+	}
+	for _, r := range records {
+		own, simulated := false, false
+		for frames := runtime.CallersFrames(r.Stack()); ; {
+			f, more := frames.Next()
+			own = own || strings.Contains(f.Function, "backend/cuda.")
+			simulated = simulated || strings.Contains(f.Function, "driver/sim.")
+			if !more {
+				break
+			}
+		}
+		if own && !simulated {
+			n += r.AllocObjects
+		}
+	}
+	return n
+}

@@ -1,0 +1,158 @@
+package cuda
+
+import (
+	"crypto/rand"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"sync"
+
+	"github.com/c10d-go/c10d/backend/cuda/driver"
+)
+
+// region is memory that processes of a host share. Ranks of one process have one,
+// and page-lock it once for each driver.
+type region struct {
+	*sharedMemory
+	key string // under which it is in regions
+
+	// Guarded by regions.
+	uses   int
+	locked map[driver.Driver]*lockedRegion
+}
+
+// sharedMemory is such memory as the system gives it. The name is for others to
+// open it, until forget is called.
+type sharedMemory struct {
+	bytes         []byte
+	name          string
+	forget, unmap func() error // nil if there is nothing to do
+}
+
+// before is called before the system is asked for something; a variable for tests
+// of systems that refuse it.
+var before = func(call string) error { return nil }
+
+type lockedRegion struct {
+	memory driver.HostMemory
+	uses   int
+}
+
+var regions struct {
+	sync.Mutex
+	by map[string]*region
+}
+
+// newRegion makes a region of n bytes. Others open it by its name.
+func newRegion(n int) (*region, error) {
+	var id [16]byte
+	rand.Read(id[:])
+	m, err := createShared(hex.EncodeToString(id[:]), n)
+	if err != nil {
+		return nil, err
+	}
+	regions.Lock()
+	defer regions.Unlock()
+	return addRegion(m, m.name), nil
+}
+
+// addRegion notes a region; the caller holds regions.
+func addRegion(m *sharedMemory, key string) *region {
+	r := &region{sharedMemory: m, key: key, uses: 1, locked: make(map[driver.Driver]*lockedRegion)}
+	if regions.by == nil {
+		regions.by = make(map[string]*region)
+	}
+	regions.by[key] = r
+	return r
+}
+
+// ownProcess reports whether a region of this process is used as such; a variable for
+// tests of several processes in one.
+var ownProcess = true
+
+// openRegion opens a region of n bytes.
+func openRegion(name string, n int) (*region, error) {
+	regions.Lock()
+	defer regions.Unlock()
+	if r := regions.by[name]; r != nil && ownProcess {
+		if len(r.bytes) != n {
+			return nil, fmt.Errorf("shared memory has %d bytes, want %d", len(r.bytes), n)
+		}
+		r.uses++
+		return r, nil
+	}
+	m, err := openShared(name, n)
+	if err != nil {
+		return nil, err
+	}
+	if ownProcess {
+		return addRegion(m, name), nil
+	}
+	return &region{sharedMemory: m, uses: 1, locked: make(map[driver.Driver]*lockedRegion)}, nil
+}
+
+// hide takes the region's name away, when all who may open it have.
+func (r *region) hide() error {
+	regions.Lock()
+	defer regions.Unlock()
+	if r.forget == nil {
+		return nil
+	}
+	f := r.forget
+	r.forget = nil
+	return f()
+}
+
+// lock page-locks the region for a driver.
+func (r *region) lock(d driver.Driver) (driver.HostMemory, error) {
+	regions.Lock()
+	defer regions.Unlock()
+	l := r.locked[d]
+	if l == nil {
+		m, err := d.RegisterHost(r.bytes)
+		if err != nil {
+			return nil, err
+		}
+		l = &lockedRegion{memory: m}
+		r.locked[d] = l
+	}
+	l.uses++
+	return l.memory, nil
+}
+
+func (r *region) unlock(d driver.Driver) error {
+	regions.Lock()
+	defer regions.Unlock()
+	l := r.locked[d]
+	if l.uses--; l.uses > 0 {
+		return nil
+	}
+	delete(r.locked, d)
+	return l.memory.Close()
+}
+
+// unmap gives the memory back; a variable for tests of programs that use it for too
+// long.
+var unmap = func(m *sharedMemory) error {
+	if m.unmap == nil {
+		return nil
+	}
+	return m.unmap()
+}
+
+// leave ends one use, the last one with the memory.
+func (r *region) leave() error {
+	regions.Lock()
+	defer regions.Unlock()
+	if r.uses--; r.uses > 0 {
+		return nil
+	}
+	if r.key != "" {
+		delete(regions.by, r.key)
+	}
+	var err error
+	if r.forget != nil {
+		err = r.forget()
+	}
+	return errors.Join(err, unmap(r.sharedMemory))
+}

@@ -1,0 +1,115 @@
+package cuda
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"strconv"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// seals keep anybody from making a region smaller under the others' feet.
+const seals = unix.F_SEAL_SHRINK | unix.F_SEAL_GROW | unix.F_SEAL_SEAL
+
+// createShared returns n bytes of zeros that processes of this host open by their
+// name. They are a file without a directory: nothing is left of it once nobody has
+// it, however the processes end. All bytes are there from the start, so that a lack
+// of memory is an error here and no bus error later.
+func createShared(id string, n int) (*sharedMemory, error) {
+	// Who makes a file that is too large gets a signal.
+	var l unix.Rlimit
+	if err := unix.Getrlimit(unix.RLIMIT_FSIZE, &l); err != nil {
+		return nil, fmt.Errorf("limit of file sizes: %w", err)
+	}
+	if uint64(l.Cur) < uint64(n) {
+		return nil, fmt.Errorf("%d bytes of shared memory: files may have %d", n, l.Cur)
+	}
+	if err := before("memfd_create"); err != nil {
+		return nil, err
+	}
+	fd, err := unix.MemfdCreate(memfdName(id), unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING)
+	if err != nil {
+		return nil, fmt.Errorf("memfd_create: %w", err)
+	}
+	f := os.NewFile(uintptr(fd), memfdName(id))
+	m, err := reserve(f, n)
+	if err != nil {
+		return nil, errors.Join(err, f.Close())
+	}
+	m.name, m.forget = fmt.Sprintf("%d/%d/%s", os.Getpid(), fd, id), f.Close
+	return m, nil
+}
+
+func memfdName(id string) string { return "c10d-cuda-" + id }
+
+func reserve(f *os.File, n int) (*sharedMemory, error) {
+	err := before("fallocate")
+	if err == nil {
+		for err = unix.EINTR; err == unix.EINTR; {
+			err = unix.Fallocate(int(f.Fd()), 0, 0, int64(n))
+		}
+	}
+	if err != nil {
+		return nil, fmt.Errorf("reserving %d bytes of shared memory: %w", n, err)
+	}
+	if _, err := unix.FcntlInt(f.Fd(), unix.F_ADD_SEALS, seals); err != nil {
+		return nil, fmt.Errorf("sealing shared memory: %w", err)
+	}
+	return mapShared(f, n)
+}
+
+// openShared opens n bytes of another process, which has them open.
+func openShared(name string, n int) (*sharedMemory, error) {
+	part := strings.Split(name, "/")
+	if len(part) != 3 {
+		return nil, fmt.Errorf("no name of shared memory: %q", name)
+	}
+	for _, p := range part[:2] {
+		if _, err := strconv.ParseUint(p, 10, 31); err != nil {
+			return nil, fmt.Errorf("no name of shared memory: %q: %w", name, err)
+		}
+	}
+	if err := before("open"); err != nil {
+		return nil, err
+	}
+	// In another PID namespace this is some other file, or none.
+	path := fmt.Sprintf("/proc/%s/fd/%s", part[0], part[1])
+	is, err := os.Readlink(path)
+	if err != nil {
+		return nil, fmt.Errorf("shared memory of process %s: %w", part[0], err)
+	}
+	if want := "/memfd:" + memfdName(part[2]) + " (deleted)"; is != want {
+		return nil, fmt.Errorf("%s is %s, want %s", path, is, want)
+	}
+	f, err := os.OpenFile(path, os.O_RDWR, 0)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	s, err := f.Stat()
+	if err != nil {
+		return nil, err
+	}
+	have, err := unix.FcntlInt(f.Fd(), unix.F_GET_SEALS, 0)
+	if err != nil {
+		return nil, fmt.Errorf("%s: seals: %w", path, err)
+	}
+	if s.Size() != int64(n) || have&seals != seals {
+		return nil, fmt.Errorf("%s has %d bytes and seals %#x, want %d and %#x", path, s.Size(), have, n, seals)
+	}
+	return mapShared(f, n)
+}
+
+func mapShared(f *os.File, n int) (*sharedMemory, error) {
+	err := before("mmap")
+	var b []byte
+	if err == nil {
+		b, err = unix.Mmap(int(f.Fd()), 0, n, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("mapping %d bytes of shared memory: %w", n, err)
+	}
+	return &sharedMemory{bytes: b, unmap: func() error { return unix.Munmap(b) }}, nil
+}

@@ -1,0 +1,4 @@
+package cuda_test
+
+// lonely is for systems whose processes share no memory.
+const lonely = false

@@ -1,0 +1,100 @@
+package cuda
+
+import (
+	"errors"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/c10d-go/c10d/backend/cuda/driver"
+)
+
+// reason is told after so many questions.
+type reason struct {
+	after int
+	err   error
+}
+
+func (r *reason) ask() error {
+	if r.after--; r.after < 0 {
+		return r.err
+	}
+	return nil
+}
+
+func (r *reason) askDriver() error { return nil }
+
+// TestOverwritten holds that no chunk leaves the host once a rank has let its streams
+// go on, though all ranks have combined their shares of it.
+func TestOverwritten(t *testing.T) {
+	ranks := make([]*exchange, 3)
+	r, err := newRegion(exchangeBytes(len(ranks), 2, 100))
+	require.NoError(t, err)
+	defer func() { require.NoError(t, r.leave()) }()
+	for i := range ranks {
+		ranks[i] = &exchange{rank: i, size: len(ranks), slots: 2, chunk: slotAlign, region: r}
+	}
+	s := &shared{x: ranks[0]}
+	why := &reason{after: 3, err: errors.New("the reason")}
+	for i, x := range ranks {
+		if i > 0 {
+			why := *why
+			require.ErrorIs(t, s.combined(0, &why), why.err, "not all have combined")
+		}
+		x.count(wordDone, 1)
+	}
+	require.NoError(t, s.combined(0, why))
+	ranks[2].fail()
+	require.ErrorIs(t, s.combined(0, why), why.err)
+	require.Negative(t, why.after, "it waited for the reason")
+	for _, x := range ranks {
+		require.True(t, x.failed())
+	}
+}
+
+// TestBatchOf compares with what enqueue does.
+func TestBatchOf(t *testing.T) {
+	batch := 0
+	for from, many := 0, firstBatch; from < mostPieces; from, many = from+many, 2*many {
+		for k := from; k < from+many; k++ {
+			require.Equal(t, batch, batchOf(k), "chunk %d", k)
+		}
+		batch++
+	}
+}
+
+// TestWords holds that the words of ranks, with what they call, do not lie on each
+// other or on the slots.
+func TestWords(t *testing.T) {
+	const size, slots, chunk = 5, 3, 5000
+	r, err := newRegion(exchangeBytes(size, slots, chunk))
+	require.NoError(t, err)
+	defer func() { require.NoError(t, r.leave()) }()
+	at := make(map[int]bool)
+	take := func(from, n int) {
+		for i := from; i < from+n; i++ {
+			require.False(t, at[i], "byte %d is used twice", i)
+			require.Less(t, i, len(r.bytes))
+			at[i] = true
+		}
+	}
+	for rank := range size {
+		x := &exchange{rank: rank, size: size, slots: slots, chunk: roundUp(chunk, slotAlign), region: r}
+		for kind := range wordKinds {
+			take(x.word(kind, rank), 4)
+		}
+		for number := range uint64(2) {
+			c := said{1<<63 | uint64(rank)<<32 | number, 7 << 40}
+			take(x.said(rank, number), 16)
+			x.call(number, 10*number, c)
+			require.Equal(t, c, x.called(rank, number))
+			require.True(t, driver.AtLeast.Holds(x.load(x.word(wordCalled, rank)), uint32(10*number+1)))
+		}
+		for c := range uint64(slots) {
+			take(x.in(rank, c), chunk)
+			if rank == 0 {
+				take(x.out(c), chunk)
+			}
+		}
+	}
+}

@@ -1,6 +1,7 @@
 package cuda
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -274,6 +275,11 @@ func (w *deviceWork) Run(context.Context) error {
 	pause := 10 * time.Microsecond
 	for i := 0; ; i++ {
 		if done, err := o.pending.Done(); done {
+			if err == nil {
+				// Streams that were let go end, too, and their neighbours' then do, with
+				// anything; but not before the group has failed.
+				err = cmp.Or(o.b.broken(), o.b.cpuErr())
+			}
 			return err
 		}
 		if i < 200 {

@@ -267,13 +267,13 @@ func (d *DDP) shadow(ctx context.Context) error {
 			}
 			return fmt.Errorf("%w: rank %d", ErrEarlyEnd, d.g.Rank())
 		}
-		if err := d.shadowIteration(ctx); err != nil {
+		if err := d.shadowIteration(ctx, int(active)); err != nil {
 			return d.fail(err)
 		}
 	}
 }
 
-func (d *DDP) shadowIteration(ctx context.Context) error {
+func (d *DDP) shadowIteration(ctx context.Context, active int) error {
 	if err := d.rebuild(ctx); err != nil {
 		return err
 	}
@@ -293,6 +293,9 @@ func (d *DDP) shadowIteration(ctx context.Context) error {
 	}
 	d.resetCounts()
 	d.divisor = d.g.Size()
+	if d.join.o.DivideByActive {
+		d.divisor = active // as the others do: a backend may take the factor of any rank
+	}
 	first := d.o.StaticGraph && !d.recorded
 	if first {
 		if err := d.reduceUsed(); err != nil {

@@ -241,18 +241,28 @@ func (x *exchange) failed() bool {
 func (x *exchange) call(number, chunk uint64, c said) {
 	at := x.said(x.rank, number)
 	for i, w := range c {
-		x.store(at+8*i, uint32(w))
-		x.store(at+8*i+4, uint32(w>>32))
+		driver.StoreWord(x.region.bytes, at+8*i, uint32(w))
+		driver.StoreWord(x.region.bytes, at+8*i+4, uint32(w>>32))
 	}
-	x.store(x.word(wordCalled, x.rank), uint32(chunk+1))
+	driver.StoreWord(x.region.bytes, x.word(wordCalled, x.rank), uint32(chunk+1))
 }
 
 func (x *exchange) called(rank int, number uint64) (c said) {
 	at := x.said(rank, number)
 	for i := range c {
-		c[i] = uint64(x.load(at+8*i)) | uint64(x.load(at+8*i+4))<<32
+		c[i] = uint64(driver.LoadWord(x.region.bytes, at+8*i)) | uint64(driver.LoadWord(x.region.bytes, at+8*i+4))<<32
 	}
 	return c
+}
+
+// met reports whether all ranks are at the operation that begins with a chunk.
+func (x *exchange) met(chunk uint64) bool {
+	for r := range x.size {
+		if !driver.AtLeast.Holds(driver.LoadWord(x.region.bytes, x.word(wordCalled, r)), uint32(chunk+1)) {
+			return false
+		}
+	}
+	return true
 }
 
 func (x *exchange) said(rank int, number uint64) int {

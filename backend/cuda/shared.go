@@ -283,7 +283,7 @@ func (s *shared) turn(o *operation) error {
 func (s *shared) meet(o *operation) error {
 	x, mine := s.x, o.print.said()
 	x.call(s.number, s.first, mine)
-	for w := (watch{eager: x.eager}); !x.all(wordCalled, s.first+1); {
+	for w := (watch{eager: x.eager}); !x.met(s.first); {
 		if err := w.poll(o); err != nil {
 			return err
 		}

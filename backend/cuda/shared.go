@@ -95,13 +95,15 @@ type shared struct {
 // twice as many as the one before.
 func batchOf(k int) int { return bits.Len(uint(k+firstBatch)/firstBatch) - 1 }
 
-var customKind = backend.Custom("", nil).Kind()
+// own are the kinds of operators that ranks may have each of their own: a rank cannot
+// combine others' elements with those.
+var own = []backend.ReduceKind{backend.Custom("", nil).Kind(), backend.PreMulSum(1).Kind()}
 
 // sharing returns the part of a call that goes through the exchange, nil if it does
 // not. What decides is the same on every rank.
 func (b *Backend) sharing(op backend.ReduceOp, ts []*tensor.Tensor) *shared {
 	x, n, d := b.usable(), ts[0].Len(), ts[0].DType()
-	if x == nil || n == 0 || op.Kind() == customKind {
+	if x == nil || n == 0 || slices.Contains(own, op.Kind()) {
 		return nil
 	}
 	red, err := op.Reduction(d, b.size)
@@ -259,10 +261,11 @@ func (s *shared) turn(o *operation) error {
 		if err := s.combined(c, o); err != nil {
 			return err
 		}
-		// Its device's copy has ended long ago, but the batch may not have been told of.
+		// Its device's copy has ended long ago, but the batch may not have been told of. The
+		// others may have all that they need, and have left.
 		batch := batchOf(k)
-		for w := (watch{eager: x.eager}); int(s.issued.Load()) <= batch; {
-			if err := w.poll(o); err != nil {
+		for w := (watch{eager: x.eager}); int(s.issued.Load()) <= batch && !s.failed.Load(); {
+			if err := w.poll((*leaving)(o)); err != nil {
 				return err
 			}
 		}

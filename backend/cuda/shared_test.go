@@ -91,14 +91,17 @@ func exchanges(t *testing.T, seed uint64, s sim.Semantics, prepare func(w *world
 	prepare(w)
 	type program struct {
 		d  tensor.DType
-		op backend.ReduceOp
+		op func(rank int) backend.ReduceOp
 		n  int
 	}
 	var ps []program
 	for range 6 {
-		p := program{d: dtypes[rng.IntN(len(dtypes))], op: backend.Sum, n: 1 + rng.IntN(3000)}
+		p := program{d: dtypes[rng.IntN(len(dtypes))], op: func(int) backend.ReduceOp { return backend.Sum }, n: 1 + rng.IntN(3000)}
 		if p.d == tensor.Float32 {
-			p.op = []backend.ReduceOp{backend.Avg, backend.Max, backend.PreMulSum(2), backend.Product}[rng.IntN(4)]
+			k := rng.IntN(4)
+			p.op = func(rank int) backend.ReduceOp {
+				return []backend.ReduceOp{backend.Avg, backend.Max, backend.PreMulSum(float64(1 + rank)), backend.Product}[k]
+			}
 		}
 		ps = append(ps, p)
 	}
@@ -116,7 +119,7 @@ func exchanges(t *testing.T, seed uint64, s sim.Semantics, prepare func(w *world
 				}
 				all, ts = append(all, q), append(ts, q.dev)
 			}
-			v, err := x.b.AllReduce(x.ctx, ts, backend.AllReduceOptions{Op: p.op})
+			v, err := x.b.AllReduce(x.ctx, ts, backend.AllReduceOptions{Op: p.op(r)})
 			if err != nil {
 				return err
 			}
@@ -137,7 +140,7 @@ func exchanges(t *testing.T, seed uint64, s sim.Semantics, prepare func(w *world
 			for _, q := range all {
 				ts = append(ts, q.cpu)
 			}
-			v, err := x.cpu.AllReduce(x.ctx, ts, backend.AllReduceOptions{Op: ps[i].op})
+			v, err := x.cpu.AllReduce(x.ctx, ts, backend.AllReduceOptions{Op: ps[i].op(r)})
 			if err != nil {
 				return err
 			}

@@ -303,7 +303,11 @@ func wholeOperation(b *testing.B, d driver.Driver, ranks []*stager, size, rounds
 				if err != nil {
 					return err
 				}
-				t, err := tensor.OnDevice(tensor.Float32, x.mem, max(size/4, 1))
+				whole, err := tensor.OnDevice(tensor.Float32, x.mem, x.mem.Len()/4)
+				if err != nil {
+					return err
+				}
+				t, err := whole.Slice(0, 0, max(size/4, 1))
 				ctx := cuda.WithStreams(b.Context(), x.down)
 				for range rounds + 3 {
 					if err != nil {

@@ -417,7 +417,7 @@ func TestF17Concurrent(t *testing.T) {
 		if !c.NoDelays {
 			pairs = min(pairs, 60)
 		}
-		w := newWorld(t, setup{size: 2, timeout: patience, sim: c, options: cuda.Options{Chunk: 8, Slots: 2}})
+		w := newWorld(t, setup{size: 2, timeout: 5 * patience, sim: c, options: cuda.Options{Chunk: 8, Slots: 2}})
 		w.each(func(x *rank, r int) error {
 			n := 4 * pairs
 			var mems []driver.Memory

@@ -87,7 +87,7 @@ func newWorld(tb testing.TB, s setup) *world {
 	s.sim.Devices = max(s.sim.Devices, 1)
 	m, err := sim.New(s.sim)
 	require.NoError(tb, err)
-	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	ctx, cancel := context.WithTimeout(context.Background(), max(patience, s.timeout))
 	tb.Cleanup(cancel)
 	w := &world{TB: tb, ctx: ctx, m: m, fabric: mem.NewFabric()}
 	st := store.NewHash()

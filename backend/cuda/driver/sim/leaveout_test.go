@@ -64,7 +64,6 @@ func small(fault string) func(m *sim.Machine) error {
 				return err
 			}
 			err = s[1].Wait(e)
-			_, _ = e.Done()
 			e.Release()
 			if err != nil {
 				if fault == "vague" {

@@ -109,7 +109,11 @@
 // of another waits for them.
 //
 // Ranks of one process must use one Driver, or drivers that both may register the
-// same host memory.
+// same host memory. CUDA holds a lock of the process while a call waits: for room in a
+// stream's queue, which has some 1000 places, or, to load kernels and to make memory, for
+// streams. So ranks of one process can stop each other for good where a
+// thousand operations are under way, or one of them is a group's first on devices. Give
+// each rank a process of its own then.
 //
 // Close waits for other processes to let go of a rank's slots: 5 s, or 1 s after a
 // failure. If they have not, the slots are kept until the process ends.

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math"
 	"math/rand/v2"
+	"runtime"
 	"slices"
 	"strings"
 	"testing"
@@ -521,14 +522,56 @@ func TestSmallAllReduceAllocates(t *testing.T) {
 	defer g.Close()
 	ts, ctx := []*tensor.Tensor{vec(16)}, context.Background()
 	var failed error
-	n := testing.AllocsPerRun(200, func() {
+	call := func() {
 		w, err := g.AllReduce(ctx, ts, backend.AllReduceOptions{})
 		if err == nil {
 			err = w.Wait(ctx)
 		}
 		failed = errors.Join(failed, err)
-	})
+	}
+	n := testing.AllocsPerRun(200, call)
+	var before, after runtime.MemStats
+	const runs = 5000
+	runtime.ReadMemStats(&before)
+	for range runs {
+		call()
+	}
+	runtime.ReadMemStats(&after)
+	bytes := (after.TotalAlloc - before.TotalAlloc) / runs
 	require.NoError(t, failed)
-	t.Logf("%v allocations", n)
+	t.Logf("%v allocations, %d bytes", n, bytes)
 	require.LessOrEqual(t, n, 2.0, "the Work, and under the race detector perhaps one more")
+	require.LessOrEqual(t, bytes, uint64(400), "of the Work 176, and under the race detector now and then what is used again otherwise")
+}
+
+// TestEndedWorks: whatever is done with the Work of an operation that has ended, or ends at
+// that moment, later operations do not feel it.
+func TestEndedWorks(t *testing.T) {
+	pgtest.Run(t, 2, func(t *testing.T, g *pg.ProcessGroup) {
+		x := vec(4)
+		ts, ctx := []*tensor.Tensor{x}, t.Context()
+		works, done := make(chan *work.Work, 64), make(chan struct{})
+		go func() {
+			defer close(done)
+			for w := range works {
+				<-w.Done()
+				w.Abort(errors.New("too late"))
+				if err := w.Wait(ctx); err != nil {
+					t.Errorf("%v: %v", w.Info(), err)
+				}
+			}
+		}()
+		for range 2000 {
+			require.NoError(t, x.Fill(1))
+			w, err := g.AllReduce(ctx, ts, backend.AllReduceOptions{})
+			require.NoError(t, err)
+			works <- w
+			require.NoError(t, w.Wait(ctx))
+			v, err := x.Float64At(3)
+			require.NoError(t, err)
+			require.InDelta(t, 2, v, 0)
+		}
+		close(works)
+		<-done
+	})
 }

@@ -174,7 +174,7 @@ func (b *Backend) AllReduce(ctx context.Context, ts []*tensor.Tensor, o backend.
 			return nil, bad(op, "invalid tensor size at index %d (expected %v, got %v)", i, ts[0].Shape(), t.Shape())
 		}
 	}
-	q := &operation{}
+	q := b.spare()
 	ts = append(q.room[:0], ts...)
 	call := &q.reduce
 	call.host = host{backend: b, op: q}
@@ -764,7 +764,7 @@ func (b *Backend) Barrier(ctx context.Context, o backend.BarrierOptions) (*work.
 	q.run = func(e *engine) error {
 		for _, earlier := range b.before(q) {
 			select {
-			case <-earlier.Work().Done():
+			case <-earlier.Done():
 			case <-e.ctx.Done():
 				b.giveUp(e.mesh, q, -1, canceled(e.ctx))
 			case <-e.late():
@@ -780,7 +780,7 @@ func (b *Backend) Barrier(ctx context.Context, o backend.BarrierOptions) (*work.
 }
 
 // before returns the collectives that were issued before o and have not ended.
-func (b *Backend) before(o *operation) []*operation {
+func (b *Backend) before(o *operation) []*work.Work {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	var earlier []*operation
@@ -789,5 +789,14 @@ func (b *Backend) before(o *operation) []*operation {
 			earlier = append(earlier, x)
 		}
 	}
-	return earlier
+	return works(earlier)
+}
+
+// works returns the futures of operations.
+func works(all []*operation) []*work.Work {
+	var ws []*work.Work
+	for _, o := range all {
+		ws = append(ws, o.Work())
+	}
+	return ws
 }

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -105,6 +104,7 @@ type Backend struct {
 	why        string // the wire is what it is
 	timeout    atomic.Int64
 	planner    planner
+	spares     sync.Pool // of operations that have ended
 
 	mu        sync.Mutex
 	queued    sync.Cond // a worker can go on, or the backend closes
@@ -328,10 +328,9 @@ func (b *Backend) SetTimeout(d time.Duration) {
 	b.timeout.Store(int64(d))
 }
 
-// operation is one call on its way. The Work is part of it.
+// operation is one call on its way.
 type operation struct {
-	work.Promise
-	backend    *Backend
+	*future
 	ctx        context.Context
 	timeout    time.Duration
 	prefix     uint8 // Gloo's number of the collective, in the slot
@@ -347,9 +346,36 @@ type operation struct {
 	sync       func(work.Stream) error // orders a stream after the result; may be nil
 	result     []*tensor.Tensor
 
-	// Room for what most operations need, so that it takes no memory of its own.
-	room   [1]*tensor.Tensor
-	reduce reduceCall
+	reduce reduceCall // of an all-reduce
+}
+
+// future is what a caller keeps of an operation. It is apart because the collector has to come
+// the more often the larger it is, and stops all ranks when it comes to one.
+type future struct {
+	work.Promise
+	backend *Backend
+	op      *operation // nil once it has ended; under backend.mu
+	room    [1]*tensor.Tensor
+}
+
+// spare returns an empty operation. One that has ended is used again if nobody else can have it.
+func (b *Backend) spare() *operation {
+	o, ok := b.spares.Get().(*operation)
+	if !ok {
+		o = new(operation)
+	}
+	o.future = new(future)
+	return o
+}
+
+// recycle keeps o, which has ended, for spare. Only dense all-reduces come again: works that
+// others have registered may hold on to their calls, and so may those who watch a context.
+func (b *Backend) recycle(o *operation) {
+	if o.reduce.runner != &o.reduce.dense || o.unwatch != nil {
+		return
+	}
+	*o = operation{}
+	b.spares.Put(o)
 }
 
 // Gloo's numbers of the collectives.
@@ -427,9 +453,13 @@ func (o *operation) begin(b *Backend, ctx context.Context, op work.OpType, timeo
 	if timeout <= 0 {
 		timeout = time.Duration(b.timeout.Load())
 	}
+	if o.future == nil {
+		o.future = new(future)
+	}
 	o.Init(work.Info{Op: op, Seq: b.seq, Group: b.group, Rank: b.rank})
-	o.backend, o.ctx, o.timeout = b, ctx, timeout
-	o.RunBy(o)
+	o.backend, o.op = b, o
+	o.ctx, o.timeout = ctx, timeout
+	o.RunBy(o.future)
 	if o.sync != nil {
 		o.OnSynchronize(o.sync)
 	}
@@ -437,7 +467,7 @@ func (o *operation) begin(b *Backend, ctx context.Context, op work.OpType, timeo
 }
 
 // Abort ends the group because of this operation.
-func (o *operation) Abort(cause error) { o.backend.abort(cause, o) }
+func (f *future) Abort(cause error) { f.backend.abort(cause, f) }
 
 // progress tells the peers, should they ask, how far this rank is. b.mu is held.
 func (b *Backend) progress() {
@@ -475,7 +505,7 @@ func cleanBools(ts []*tensor.Tensor) error {
 // Abort ends every operation with cause, on every rank.
 func (b *Backend) Abort(cause error) { b.abort(cause, nil) }
 
-func (b *Backend) abort(cause error, o *operation) {
+func (b *Backend) abort(cause error, o *future) {
 	if cause == nil {
 		cause = work.ErrAborted
 	}
@@ -508,10 +538,10 @@ func (b *Backend) Close() error {
 	b.closing = true
 	b.alarm.stop()
 	b.queued.Broadcast()
-	waiting := slices.Clone(b.inflight)
+	waiting := works(b.inflight)
 	b.mu.Unlock()
-	for _, o := range waiting {
-		<-o.Work().Done()
+	for _, w := range waiting {
+		<-w.Done()
 	}
 	b.p2p.Wait()
 	close(b.idled)

@@ -76,6 +76,7 @@ func (b *Backend) peer(op work.OpType, t *tensor.Tensor, rank int, r role) error
 // memory or a packed stand-in for it.
 func (b *Backend) p2pOp(ctx context.Context, op work.OpType, o backend.P2POptions, peer int, buf []byte, out *tensor.Tensor) (*work.Work, error) {
 	q := &message{mesh: b.meshOfMessages(o.Tag), peer: peer, out: out}
+	q.future = &q.own
 	if err := b.admit(ctx, op, &q.operation); err != nil {
 		return nil, err
 	}
@@ -115,6 +116,7 @@ func (b *Backend) meshOfMessages(tag uint32) transport.Mesh {
 // a caller does; the request tells it that it has ended.
 type message struct {
 	operation
+	own      future
 	r        transport.Request
 	mesh     transport.Mesh
 	peer     int // -1 for anyone

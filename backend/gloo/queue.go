@@ -107,15 +107,19 @@ func (b *Backend) work() {
 	}
 }
 
-// Help runs o, and what is queued before it, in the goroutine that waits for o.
-func (o *operation) Help(ctx context.Context) {
-	b := o.backend
+// Help runs the operation, and what is queued before it, in the goroutine that waits for it.
+func (f *future) Help(ctx context.Context) {
+	b := f.backend
 	b.mu.Lock()
 	defer b.mu.Unlock()
+	o := f.op
+	if o == nil {
+		return
+	}
 	if !o.issued.IsZero() && time.Since(o.issued) < atOnce {
 		b.streak = o.streak + 1
 	}
-	for o.queued && len(b.engines) > 0 {
+	for f.op != nil && o.queued && len(b.engines) > 0 {
 		// Contexts are the same if they end together.
 		if d := ctx.Done(); d != nil && d != b.queue[0].ctx.Done() {
 			b.queued.Signal()
@@ -196,5 +200,7 @@ func (b *Backend) ended(o *operation, err error) {
 	b.completed++
 	b.progress()
 	o.run = nil
+	o.op = nil
 	o.Complete(err)
+	b.recycle(o)
 }

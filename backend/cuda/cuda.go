@@ -15,6 +15,7 @@ import (
 	"github.com/c10d-go/c10d/backend/cuda/driver"
 	"github.com/c10d-go/c10d/backend/cuda/driver/edges"
 	"github.com/c10d-go/c10d/backend/cuda/driver/nvidia"
+	"github.com/c10d-go/c10d/backend/cuda/internal/kernels"
 	"github.com/c10d-go/c10d/backend/gloo"
 	"github.com/c10d-go/c10d/store"
 	"github.com/c10d-go/c10d/tensor"
@@ -235,6 +236,10 @@ func New(ctx context.Context, o backend.Options) (*Backend, error) {
 	if err == nil {
 		// Who opens the board has done so.
 		err = b.board.hide()
+	}
+	if err == nil && b.neighbours.why == nil {
+		// Not in an operation, when streams may wait for a word.
+		driver.Keep(b.driver, kernels.PTX, kernels.Names()...)
 	}
 	if err == nil && (b.neighbours.why != nil || own.AllReduce == HostWork) {
 		// Else it is the ring's part to find out whether it is needed.

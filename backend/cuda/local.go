@@ -67,13 +67,29 @@ type LocalOptions struct {
 
 // Kernels are functions that combine elements, for all devices.
 type Kernels struct {
-	// Image is what Device.Load takes: PTX, for GPUs.
+	// Image is what Device.Load takes: PTX, for GPUs. A driver.Keeper keeps it.
 	Image []byte
 
 	// Combine returns the name of the kernel that does c[i] = a[i] op b[i] for n
 	// elements, with parameters (c, a, b, n uint64), for any grid; "" if there is
 	// none. c may be a. All is in the memory of the device that it runs on.
 	Combine func(k backend.ReduceKind, d tensor.DType) string
+}
+
+// keep has the kernels loaded before there are streams that wait for something.
+func (k Kernels) keep(d driver.Driver) {
+	if k.Image == nil {
+		return
+	}
+	var names []string
+	for _, o := range []backend.ReduceOp{backend.Sum, backend.Product, backend.Min, backend.Max, backend.BAnd, backend.BOr, backend.BXor} {
+		for _, t := range tensor.DTypes() {
+			if name := k.Combine(o.Kind(), t); name != "" {
+				names = append(names, name)
+			}
+		}
+	}
+	driver.Keep(d, k.Image, names...)
 }
 
 type kernelKey struct {
@@ -115,6 +131,7 @@ func NewLocal(d driver.Driver, o LocalOptions) (*Local, error) {
 	if l.host, err = l.tracker.Host("host"); err != nil {
 		return nil, errors.Join(fmt.Errorf("cuda: %w", err), l.tracker.Close())
 	}
+	o.Kernels.keep(d)
 	l.todo.init(&l.mu)
 	l.ending.init(&l.mu)
 	l.wg.Go(l.work)

@@ -93,6 +93,24 @@ type Device interface {
 	Load(image []byte) (Module, error)
 }
 
+// Keeper is what a Driver has that can have kernels ready before they are needed.
+// CUDA may wait, while it loads some, for streams of the process that wait for a
+// word, and holds a lock that who writes the word needs.
+type Keeper interface {
+	// Keep loads functions of an image on the devices that are ready, and on each
+	// other one when it gets ready, until the Driver is closed. From then on
+	// Device.Load of this image returns what is there, and closing that unloads
+	// nothing. What cannot be loaded is an error of Load or Function.
+	Keep(image []byte, functions ...string)
+}
+
+// Keep has d keep functions of an image, if it can. See Keeper.
+func Keep(d Driver, image []byte, functions ...string) {
+	if k, ok := d.(Keeper); ok {
+		k.Keep(image, functions...)
+	}
+}
+
 // Info is what a device can do.
 type Info struct {
 	Name            string

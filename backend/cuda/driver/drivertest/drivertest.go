@@ -84,6 +84,7 @@ func Run(t *testing.T, c Config) {
 		{"parameters", testParams},
 		{"refused launches", testRefusedLaunches},
 		{"modules", testModules},
+		{"modules that are kept", testKeep},
 		{"kernels of several streams", testKernelStreams},
 		{"kernels use page-locked memory", testKernelHost},
 		{"kernels see words", testKernelAwait},

@@ -124,6 +124,47 @@ func testModules(t *suite) {
 	t.finish(t.stream(v))
 }
 
+// testKeep has kernels loaded in advance, launches them after a module that was loaded
+// like any other has been closed, and while a stream waits for a word.
+func testKeep(t *suite) {
+	if _, ok := t.d.(driver.Keeper); !ok {
+		t.Skip("the driver keeps no kernels")
+	}
+	driver.Keep(t.d, []byte("no image at all"), Fill)
+	driver.Keep(t.d, t.Image, Fill, "c10d_test_nothing")
+	for i := range t.d.Count() {
+		v := t.device(i)
+		// Before a stream waits: making memory may wait for that.
+		s, held, mem, h, g := t.stream(v), t.stream(v), t.alloc(v, 400), t.host(400), t.gates(1)[0]
+		_, err := v.Load([]byte("no image at all"))
+		t.refused(err, "Load", driver.ErrImage)
+		for round := range 3 {
+			m, err := v.Load(t.Image)
+			require.NoError(t, err)
+			f, err := m.Function(Fill)
+			require.NoError(t, err)
+			if round == 0 {
+				_, err = m.Function("c10d_test_nothing")
+				t.refused(err, "Function", driver.ErrNotFound)
+				g.hold(t, held)
+			}
+			t.fill(s, f, mem.Ptr(), uint32(round), 100)
+			require.NoError(t, s.Copy(h.Ptr(), mem.Ptr(), 400))
+			t.finish(s)
+			require.Equal(t, repeat(uint32(round), 100), h.Bytes())
+			require.NoError(t, m.Close())
+			t.refused(s.Launch(&driver.Launch{
+				Function: f, Grid: driver.Dim{X: 1}, Block: driver.Dim{X: 1},
+				Args: new(driver.Args).Ptr(mem.Ptr()).Uint32(0).Uint32(1), Access: []driver.Access{driver.Writes(mem.Ptr(), 4)},
+			}), "Launch", driver.ErrClosed)
+			_, err = m.Function(Fill)
+			t.refused(err, "Function", driver.ErrClosed)
+		}
+		g.open()
+		t.finish(held)
+	}
+}
+
 // testKernelStreams lets kernels of several streams work on one array, each
 // after the one before by an event.
 func testKernelStreams(t *suite) {

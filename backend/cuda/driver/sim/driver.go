@@ -239,6 +239,7 @@ type Device struct {
 	peers   []bool
 	enabled map[int]*op
 	modules map[*Module]bool
+	kept    map[string][]entryPoint // by the image
 }
 
 // ID returns the device as tensors name it: cuda.
@@ -355,6 +356,7 @@ func Slice[T tensor.Element](b []byte) []T {
 var (
 	_ driver.Driver      = (*Driver)(nil)
 	_ driver.Observer    = (*Driver)(nil)
+	_ driver.Keeper      = (*Driver)(nil)
 	_ driver.EventSharer = (*Driver)(nil)
 	_ driver.Device      = (*Device)(nil)
 )

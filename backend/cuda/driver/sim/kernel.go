@@ -273,21 +273,55 @@ func (v *Device) Load(image []byte) (driver.Module, error) {
 	if err := v.enter(call); err != nil {
 		return nil, err
 	}
-	entries, err := parsePTX(image)
-	if err != nil {
-		return nil, &driver.Error{Call: call, Device: v.index, Err: fmt.Errorf("%w: %w", driver.ErrImage, err)}
-	}
-	mod := &Module{dev: v, image: entries, made: &op{kind: opAlloc, name: call}}
+	mod := &Module{dev: v, made: &op{kind: opAlloc, name: call}}
 	mod.made.where()
+	v.d.mu.Lock()
+	mod.image = v.kept[string(image)]
+	v.d.mu.Unlock()
+	var loaded int
+	if mod.image == nil {
+		var err error
+		if mod.image, err = parsePTX(image); err != nil {
+			return nil, &driver.Error{Call: call, Device: v.index, Err: fmt.Errorf("%w: %w", driver.ErrImage, err)}
+		}
+		loaded = 1
+	}
 	v.d.mu.Lock()
 	if v.modules == nil {
 		v.modules = make(map[*Module]bool)
 	}
 	v.modules[mod] = true
 	v.d.stats.Modules++
-	v.d.stats.MadeModules++
+	v.d.stats.MadeModules += loaded
 	v.d.mu.Unlock()
 	return mod, nil
+}
+
+// Keep loads an image on every device of the process, until it is closed. It has all
+// its functions then.
+func (d *Driver) Keep(image []byte, _ ...string) {
+	for i := range d.devices {
+		v := &d.devices[i]
+		d.mu.Lock()
+		there := v.kept[string(image)] != nil
+		d.mu.Unlock()
+		if there || v.enter("Load") != nil {
+			continue
+		}
+		entries, err := parsePTX(image)
+		if err != nil {
+			continue // an error of Load
+		}
+		d.mu.Lock()
+		if v.kept == nil {
+			v.kept = make(map[string][]entryPoint)
+		}
+		if v.kept[string(image)] == nil {
+			v.kept[string(image)] = entries
+			d.stats.MadeModules++
+		}
+		d.mu.Unlock()
+	}
 }
 
 // Function returns a kernel. The image must have it as an entry point, and a

@@ -77,6 +77,13 @@ func Each(f func(o backend.ReduceOp, d tensor.DType, name string)) {
 	}
 }
 
+// Names returns the names of all kernels.
+func Names() []string {
+	all := []string{Copy, Pack, Unpack}
+	Each(func(_ backend.ReduceOp, _ tensor.DType, name string) { all = append(all, name) })
+	return all
+}
+
 // Block is the number of threads that launches have; Grid the most blocks. Pieces
 // of a few MiB take less than that many: a thread has 16 bytes at a time.
 const (

@@ -35,6 +35,9 @@ type Device struct {
 	buffers []driver.Ptr // all
 
 	events pool
+
+	loading sync.Mutex // held while kernels that stay are loaded
+	stays   map[*kept]*Module
 }
 
 // open retains the context, once.
@@ -42,6 +45,14 @@ func (v *Device) open(call string) error {
 	if v.ready.Load() {
 		return nil
 	}
+	if err := v.retain(call); err != nil {
+		return err
+	}
+	v.loadKept()
+	return nil
+}
+
+func (v *Device) retain(call string) error {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	if v.ready.Load() {
@@ -86,7 +97,7 @@ func (v *Device) close() error {
 		}
 	}
 	if v.lost.Load() == nil {
-		errs = append(errs, v.events.drain(v), v.freeBounces())
+		errs = append(errs, v.events.drain(v), v.freeBounces(), v.unloadKept())
 	}
 	if v.given == 0 {
 		if r := v.d.api.PrimaryRelease(v.ord); r != Success && v.lost.Load() == nil {

@@ -18,6 +18,8 @@
 //   - kernels are on the device when Function returns, whatever
 //     CUDA_MODULE_LOADING says: loading one for its first launch could wait for
 //     a kernel that waits for that launch;
+//   - an image that is to be kept is loaded when its device gets ready, and unloaded
+//     with the Driver: both may wait for what streams wait for;
 //   - an error that ends the context is remembered, and every later call on the
 //     device returns it without asking the driver;
 //   - events come from a pool, handles of other processes are opened once and

@@ -21,6 +21,7 @@ type Driver struct {
 
 	mu       sync.Mutex
 	live     map[closer]string // what was made and not closed
+	kept     []*kept
 	exported map[driver.EventHandle]bool
 }
 
@@ -221,4 +222,5 @@ var peers = struct {
 var (
 	_ driver.Driver      = (*Driver)(nil)
 	_ driver.EventSharer = (*Driver)(nil)
+	_ driver.Keeper      = (*Driver)(nil)
 )

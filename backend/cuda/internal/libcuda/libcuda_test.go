@@ -404,6 +404,80 @@ func TestParameters(t *testing.T) {
 	}
 }
 
+// TestKeep holds that what is kept is loaded with its functions when devices get ready,
+// once for all who load it, and unloaded with the driver.
+func TestKeep(t *testing.T) {
+	x := newFixture(t, newFake(2))
+	x.d.Keep([]byte(ptx), "f", "g")
+	x.d.Keep([]byte(ptx), "g", "h")
+	require.Equal(t, 1, x.f.count("ModuleLoad"))
+	require.Equal(t, 3, x.f.count("FunctionLoad"))
+	w := x.device(1)
+	require.Equal(t, 2, x.f.count("ModuleLoad"), "when it gets ready")
+	require.Equal(t, 6, x.f.count("FunctionLoad"))
+	calls := x.f.calls
+	for _, v := range []*Device{x.v, w, x.v} {
+		m, err := v.Load(slices.Clone([]byte(ptx)))
+		require.NoError(t, err)
+		f, err := m.Function("f")
+		require.NoError(t, err)
+		require.Equal(t, v.index, f.Device().Index)
+		require.NoError(t, m.Close())
+		require.NoError(t, m.Close(), "closed twice")
+		_, err = m.Function("f")
+		refused(t, err, "Function", driver.ErrClosed)
+		_, err = f.Blocks(1, 0)
+		refused(t, err, "Blocks", driver.ErrClosed)
+	}
+	require.Equal(t, calls, x.f.calls, "nothing was asked of CUDA")
+	m, err := x.v.Load([]byte(ptx))
+	require.NoError(t, err)
+	f, err := m.Function("another")
+	require.NoError(t, err)
+	require.Equal(t, "another", f.Name())
+	other, err := x.v.Load([]byte(ptx + "\n"))
+	require.NoError(t, err)
+	require.Equal(t, 3, x.f.count("ModuleLoad"), "another image")
+	require.NoError(t, other.Close())
+	require.Equal(t, 1, x.f.count("ModuleUnload"))
+	x.end(m)
+	require.Equal(t, 3, x.f.count("ModuleUnload"))
+}
+
+// TestKeepFails holds that what could not be kept is loaded, or refused, when it is
+// asked for.
+func TestKeepFails(t *testing.T) {
+	x := newFixture(t, newFake(1))
+	x.f.at, x.f.with = x.f.calls+2, 218
+	x.d.Keep([]byte(ptx), "f")
+	require.Equal(t, "ModuleLoad", x.f.failed)
+	require.Zero(t, x.f.live["module"])
+	x.f.failed, x.f.at, x.f.sticky = "", x.f.calls+2, true
+	_, err := x.v.Load([]byte(ptx))
+	refused(t, err, "Load", driver.ErrImage)
+	x.f.sticky, x.f.at = false, x.f.calls+4
+	m, err := x.v.Load([]byte(ptx))
+	require.NoError(t, err)
+	require.Equal(t, 1, x.f.live["module"])
+	require.Zero(t, x.f.count("FunctionAttribute"), "the function could not be loaded")
+	_, err = m.Function("f")
+	require.NoError(t, err)
+	x.end(m)
+	x = newFixture(t, newFake(1))
+	x.d.Keep([]byte("text"), "f")
+	_, err = x.v.Load([]byte("text"))
+	refused(t, err, "Load", driver.ErrImage)
+	x.d.Keep([]byte(ptx))
+	x.f.at, x.f.with, x.f.sticky = x.f.calls+1, 700, true
+	_, err = x.s.Record()
+	require.ErrorIs(t, err, driver.ErrDeviceLost)
+	x.f.at = 0
+	_, err = x.v.Load([]byte(ptx))
+	refused(t, err, "Load", driver.ErrDeviceLost)
+	require.NoError(t, x.s.Close())
+	require.NoError(t, x.d.Close())
+}
+
 // TestImages has images refused that CUDA would read beyond the end of.
 func TestImages(t *testing.T) {
 	x := newFixture(t, newFake(1))

@@ -3,7 +3,9 @@ package libcuda
 import (
 	"bytes"
 	"encoding/binary"
+	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"sync/atomic"
 
@@ -16,10 +18,124 @@ type Module struct {
 	v      *Device
 	h      ModuleHandle
 	closed atomic.Bool
+
+	of        *Module              // the one that stays, whose handle this has
+	functions map[string]*Function // of one that stays; guarded by Device.loading
+}
+
+// kept is an image that stays loaded.
+type kept struct {
+	image     []byte
+	functions []string // guarded by Driver.mu
+}
+
+// Keep loads functions for as long as the Driver is open.
+func (d *Driver) Keep(image []byte, functions ...string) {
+	d.mu.Lock()
+	k := d.keeps(image)
+	if k == nil {
+		k = &kept{image: bytes.Clone(image)}
+		d.kept = append(d.kept, k)
+	}
+	for _, name := range functions {
+		if !slices.Contains(k.functions, name) {
+			k.functions = append(k.functions, name)
+		}
+	}
+	d.mu.Unlock()
+	for _, v := range d.devices {
+		if v.ready.Load() {
+			_, _ = v.stay(k)
+		}
+	}
+}
+
+// keeps returns the image that stays loaded, nil if it is none of them; the caller
+// holds d.mu.
+func (d *Driver) keeps(image []byte) *kept {
+	for _, k := range d.kept {
+		if bytes.Equal(k.image, image) {
+			return k
+		}
+	}
+	return nil
+}
+
+// loadKept loads what stays on a device that has got ready.
+func (v *Device) loadKept() {
+	v.d.mu.Lock()
+	all := slices.Clone(v.d.kept)
+	v.d.mu.Unlock()
+	for _, k := range all {
+		_, _ = v.stay(k) // Load says why not
+	}
+}
+
+// stay returns an image that stays loaded, with its functions, as far as there are
+// such.
+func (v *Device) stay(k *kept) (*Module, error) {
+	v.loading.Lock()
+	defer v.loading.Unlock()
+	m := v.stays[k]
+	if m == nil {
+		var err error
+		if m, err = v.load(k.image); err != nil {
+			return nil, err
+		}
+		m.functions = make(map[string]*Function)
+		if v.stays == nil {
+			v.stays = make(map[*kept]*Module)
+		}
+		v.stays[k] = m
+	}
+	v.d.mu.Lock()
+	names := slices.Clone(k.functions)
+	v.d.mu.Unlock()
+	for _, name := range names {
+		if m.functions[name] == nil {
+			if f, err := m.function(name); err == nil {
+				m.functions[name] = f
+			}
+		}
+	}
+	return m, nil
+}
+
+// unloadKept unloads what stayed; the Driver is closing.
+func (v *Device) unloadKept() (err error) {
+	v.loading.Lock()
+	defer v.loading.Unlock()
+	for _, m := range v.stays {
+		err = errors.Join(err, m.unload("Close"))
+	}
+	v.stays = nil
+	return err
 }
 
 // Load returns the kernels of an image.
 func (v *Device) Load(image []byte) (driver.Module, error) {
+	const call = "Load"
+	if err := v.alive(call); err != nil {
+		return nil, err
+	}
+	v.d.mu.Lock()
+	k := v.d.keeps(image)
+	v.d.mu.Unlock()
+	var m *Module
+	var err error
+	if k == nil {
+		m, err = v.load(image)
+	} else if m, err = v.stay(k); err == nil {
+		m = &Module{v: v, h: m.h, of: m}
+	}
+	if err != nil {
+		return nil, err
+	}
+	v.d.made(m, "module")
+	return m, nil
+}
+
+func (v *Device) load(image []byte) (*Module, error) {
 	const call = "Load"
 	image, err := terminated(image)
 	if err != nil {
@@ -34,9 +150,7 @@ func (v *Device) Load(image []byte) (driver.Module, error) {
 	if r != Success {
 		return nil, v.failed(call, "cuModuleLoadDataEx", r, strings.TrimSpace(log))
 	}
-	m := &Module{v: v, h: h}
-	v.d.made(m, "module")
-	return m, nil
+	return &Module{v: v, h: h}, nil
 }
 
 // terminated returns the image as the driver takes it, which is not told how
@@ -91,6 +205,38 @@ func (m *Module) Function(name string) (driver.Function, error) {
 	if name == "" || strings.IndexByte(name, 0) >= 0 {
 		return nil, &driver.Error{Call: call, Device: v.index, Err: fmt.Errorf("%w: a kernel %q", driver.ErrNotFound, name)}
 	}
+	if f := m.stays(name); f != nil {
+		if err := v.alive(call); err != nil {
+			return nil, err
+		}
+		return f, nil
+	}
+	f, err := m.function(name)
+	if err != nil {
+		return nil, err
+	}
+	return f, nil
+}
+
+// stays returns a function of m that stays loaded, nil if it is none.
+func (m *Module) stays(name string) *Function {
+	if m.of == nil {
+		return nil
+	}
+	m.v.loading.Lock()
+	defer m.v.loading.Unlock()
+	f := m.of.functions[name]
+	if f == nil {
+		return nil
+	}
+	own := *f
+	own.m = m
+	return &own
+}
+
+func (m *Module) function(name string) (*Function, error) {
+	const call = "Function"
+	v := m.v
 	before, err := v.begin(call)
 	if err != nil {
 		return nil, err
@@ -127,12 +273,15 @@ func (m *Module) Close() error {
 	if m.closed.Swap(true) {
 		return nil
 	}
-	const call = "Close"
-	v := m.v
-	v.d.forget(m)
-	if v.lost.Load() != nil {
+	m.v.d.forget(m)
+	if m.of != nil || m.v.lost.Load() != nil {
 		return nil
 	}
+	return m.unload("Close")
+}
+
+func (m *Module) unload(call string) error {
+	v := m.v
 	before, r := v.enter()
 	if r != Success {
 		return v.fail(call, "cuCtxSetCurrent", r)

@@ -1,0 +1,47 @@
+package cuda_test
+
+import (
+	"math/rand/v2"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/c10d-go/c10d/backend"
+	"github.com/c10d-go/c10d/backend/cuda"
+	"github.com/c10d-go/c10d/backend/cuda/driver/sim"
+	"github.com/c10d-go/c10d/backend/cuda/driver/sim/simkernels"
+	"github.com/c10d-go/c10d/tensor"
+)
+
+// TestKernelsAreThere holds that a group finds its kernels loaded when its first operation
+// begins, that groups on the same devices have them together, and that they are gone
+// with the driver.
+func TestKernelsAreThere(t *testing.T) {
+	d, err := sim.Open(sim.Config{Devices: 2, Kernels: simkernels.All()})
+	require.NoError(t, err)
+	made := func() int { return d.Machine().Stats().MadeModules }
+	for _, group := range []string{"a", "b"} {
+		w := sharing{group: group, size: 3, room: 64 << 10, Options: cuda.Options{DeviceChunk: 256}}.world(t, d)
+		require.Equal(t, 2, made(), "one a device")
+		w.each(func(x *rank, r int) error {
+			return x.allReduces(tensor.Float32, backend.Sum, []int{100}, r, rand.New(rand.NewPCG(1, uint64(r))))
+		})
+		require.Equal(t, cuda.DeviceWork, w.ranks[0].b.Explain().Choices[0].Algorithm)
+		require.Equal(t, 2, made(), "none by an operation")
+		w.end()
+	}
+	require.Zero(t, d.Machine().Stats().Modules)
+	require.NoError(t, d.Close())
+}
+
+// TestLocalKernelsAreThere is TestKernelsAreThere for a Local.
+func TestLocalKernelsAreThere(t *testing.T) {
+	x := newLocals(t, sim.Config{Devices: 2}, true, 3, tensor.Float32, 100, random(t, 1))
+	require.Equal(t, 2, x.m.Stats().MadeModules)
+	w, err := x.l.AllReduce(x.ctx, x.ts, backend.Sum)
+	require.NoError(t, err)
+	require.NoError(t, w.Wait(x.ctx))
+	require.Equal(t, 2, x.m.Stats().Modules)
+	require.Equal(t, 2, x.m.Stats().MadeModules)
+	require.NoError(t, x.end())
+}

@@ -35,7 +35,7 @@ func TestGuardPages(t *testing.T) {
 				t.Errorf("%s: %v", at, r)
 			}
 		}()
-		for elements := range 131 {
+		for elements := range longest(d) + 1 {
 			n := elements * d.Size()
 			for i, dst := range [][]byte{a[:n], a[len(a)-n:]} {
 				for j, src := range [][]byte{b[:n], b[len(b)-n:]} {

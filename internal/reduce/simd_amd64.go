@@ -8,12 +8,9 @@ import (
 	"github.com/c10d-go/c10d/tensor"
 )
 
-//go:generate go run -C asm .
-
 // assemblies returns the sets of loops that this processor and its system can
 // run, the slowest first. A set has only what it does clearly faster than those
-// before it. Loops in assembly need no alignment: bounded calls them as loops over
-// bytes.
+// before it.
 func assemblies() []fast {
 	var sets []fast
 	if cpu.X86.HasAVX2 && hasF16C() {
@@ -23,19 +20,6 @@ func assemblies() []fast {
 		}
 	}
 	return sets
-}
-
-type loops = map[tensor.DType]map[Kind]func(dst, src []byte)
-
-// tabled returns the kernels that run loops.
-func tabled(all loops) map[pair]Func {
-	t := make(map[pair]Func)
-	for d, loops := range all {
-		for k, loop := range loops {
-			t[pair{k, d}] = bounded(d.Size(), loop)
-		}
-	}
-	return t
 }
 
 func withAVX2() fast {

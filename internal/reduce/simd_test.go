@@ -2,12 +2,15 @@ package reduce
 
 import (
 	"bytes"
+	"errors"
 	"fmt"
 	"math"
 	"os"
 	"os/exec"
+	"runtime"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -80,12 +83,16 @@ func eachTwin(t *testing.T, test func(t *testing.T, p pair, f, twin Func)) {
 	}
 }
 
+// longest is the number of elements up to which all are tried: loops over bytes
+// take 128 at a time, but for the last 32.
+func longest(d tensor.DType) int { return max(130, 200/d.Size()) }
+
 // TestTwins tries every number of elements that some path of a loop has to
 // itself, at aligned and other addresses, and in place.
 func TestTwins(t *testing.T) {
 	rng := newRand(t)
 	eachTwin(t, func(t *testing.T, p pair, f, twin Func) {
-		for elements := range 131 {
+		for elements := range longest(p.dtype) + 1 {
 			for _, skip := range [][2]int{{0, 0}, {1, 0}, {0, 1}, {rng.IntN(64), rng.IntN(64)}} {
 				n := elements * p.dtype.Size()
 				a, b := bytes.Repeat([]byte{0xee}, n+128), bytes.Repeat([]byte{0xdd}, n+128)
@@ -183,8 +190,12 @@ func TestTwinsScale(t *testing.T) {
 			}
 		}
 	}
-	sweep := func(t *testing.T, d tensor.DType, lengths int, f, twin func(b []byte)) {
+	sweep := func(t *testing.T, d tensor.DType, first bool, f, twin func(b []byte)) {
 		t.Helper()
+		lengths := 9
+		if first { // the factor does not change how a loop takes its bytes
+			lengths = longest(d) + 1
+		}
 		for n := range lengths {
 			b := make([]byte, n*d.Size())
 			fill(rng, d, b)
@@ -199,12 +210,11 @@ func TestTwinsScale(t *testing.T) {
 		}
 		try(t, d, f, twin, b)
 	}
-	lengths := []int{131, 9} // the factor does not change how a loop takes its bytes
 	for _, set := range assemblies() {
 		for d, loop := range set.dividers {
 			for i, n := range []int{3, 1, 2, 7, 48, 1000, 65537} {
 				t.Run(fmt.Sprintf("%s/%v/divide/%d", set.name, d, n), func(t *testing.T) {
-					sweep(t, d, lengths[min(i, 1)], by(d, loop, float64(n)), portableDivide(d, n))
+					sweep(t, d, i == 0, by(d, loop, float64(n)), portableDivide(d, n))
 				})
 			}
 		}
@@ -212,7 +222,7 @@ func TestTwinsScale(t *testing.T) {
 			for i, x := range []float64{-3, 0, 1, 7, 1 << 40, 0.1, 1.0 / 3, 1e-8, 1e30, math.Inf(-1), math.NaN()} {
 				if _, err := PreMul(d, x); err == nil {
 					t.Run(fmt.Sprintf("%s/%v/premul/%v", set.name, d, x), func(t *testing.T) {
-						sweep(t, d, lengths[min(i, 1)], by(d, loop, x), portablePreMul(d, x))
+						sweep(t, d, i == 0, by(d, loop, x), portablePreMul(d, x))
 					})
 				}
 			}
@@ -220,16 +230,23 @@ func TestTwinsScale(t *testing.T) {
 	}
 }
 
-// TestTable holds what goes by the portable loops: the scaling of fp8 alone.
+// TestTable holds what goes by the portable loops: the scaling of fp8 and, on
+// arm64, all else of fp8 and whatever multiplies 64-bit integers.
 func TestTable(t *testing.T) {
 	needAssembly(t)
+	inGo := func(k Kind, d tensor.DType) bool {
+		scales := k == Avg || k == PreMulSum
+		if d == tensor.Float8E4M3 || d == tensor.Float8E5M2 {
+			return scales || runtime.GOARCH == "arm64"
+		}
+		return runtime.GOARCH == "arm64" && d.IsInteger() && d.Size() == 8 && (scales || k == Product)
+	}
 	for p := range portable() {
-		require.NotNil(t, inAssembly.kernels[p], "%v of %v", p.kind, p.dtype)
+		require.Equal(t, !inGo(p.kind, p.dtype), inAssembly.kernels[p] != nil, "%v of %v", p.kind, p.dtype)
 	}
 	for _, d := range tensor.DTypes() {
-		fp8 := d == tensor.Float8E4M3 || d == tensor.Float8E5M2
-		require.Equal(t, !fp8 && supported(Avg, d) == nil, inAssembly.dividers[d] != nil, "divide %v", d)
-		require.Equal(t, !fp8 && supported(PreMulSum, d) == nil, inAssembly.multipliers[d] != nil, "multiply %v", d)
+		require.Equal(t, !inGo(Avg, d) && supported(Avg, d) == nil, inAssembly.dividers[d] != nil, "divide %v", d)
+		require.Equal(t, !inGo(PreMulSum, d) && supported(PreMulSum, d) == nil, inAssembly.multipliers[d] != nil, "multiply %v", d)
 	}
 }
 
@@ -245,10 +262,17 @@ func TestSwitchOff(t *testing.T) {
 		return
 	}
 	needAssembly(t)
-	for i, option := range []string{"cpu.avx2=off", "cpu.avx512f=off"}[:len(names)] {
+	options := map[string][]string{
+		"amd64": {"cpu.avx2=off", "cpu.avx512f=off"},
+		"arm64": {"cpu.asimd=off"},
+	}[runtime.GOARCH]
+	for i, option := range options[:len(names)] {
 		cmd := exec.Command(os.Args[0], "-test.run=^(TestSwitchOff|TestBool|TestNaN)$", "-test.v")
 		cmd.Env = append(os.Environ(), "GODEBUG="+option, "REDUCE_TEST_SETS="+strings.Join(names[:i], " "))
 		out, err := cmd.CombinedOutput()
+		if errors.Is(err, syscall.ENOEXEC) {
+			t.Skip("an emulated program can start no other; make arm64 runs this with REDUCE_TEST_SETS")
+		}
 		require.NoError(t, err, "%s: %s", option, out)
 		require.Contains(t, string(out), "--- PASS: TestSwitchOff")
 	}

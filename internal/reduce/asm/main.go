@@ -1,6 +1,6 @@
-// Command asm writes the loops of package reduce for amd64: those of AVX2 to
-// avx2_amd64.s, those of AVX-512 to avx512_amd64.s, and their declarations to the
-// .go files beside them.
+// Command asm writes the loops of package reduce for amd64 and arm64: those of AVX2
+// to avx2_amd64.s, those of AVX-512 to avx512_amd64.s, those of NEON to
+// neon_arm64.s, and their declarations to the .go files beside them.
 //
 // It is a module of its own, so that the core needs no generator. Its test
 // fails when the files in the tree are not what it writes; after a change here,
@@ -9,7 +9,8 @@
 //
 // A loop consists of a frame, the same for all of a level, which walks over the
 // bytes (frame.go), and of an operation, which maps a vector of each operand to a
-// vector of results (operations.go).
+// vector of results (operations.go). Those for arm64 are in neon.go and
+// neon_operations.go.
 package main
 
 import (
@@ -67,7 +68,9 @@ func files() (map[string][]byte, error) {
 			return nil, fmt.Errorf("%s.s: an operation needs more than 16 registers, for it has got %s", f.name, r)
 		}
 	}
-	return all, nil
+	var err error
+	all["neon_arm64.s"], all["neon_arm64.go"], err = neonFiles()
+	return all, err
 }
 
 func main() {

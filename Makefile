@@ -1,5 +1,5 @@
 # What people do with the tree. Go and make are all that is needed; race needs
-# a C compiler as well, for the race detector.
+# a C compiler as well, for the race detector, and arm64 an emulator.
 
 GO       ?= go
 RANKS    ?= 4
@@ -25,10 +25,10 @@ VETTED    = linux/386 windows/amd64
 # Modules of their own, below the core's.
 NESTED = $(patsubst ./%/go.mod,%,$(shell find . -mindepth 2 -name go.mod))
 
-.PHONY: help demo build test race nested gorgonia kernels lint fuzz bench bench-peers cover interop
+.PHONY: help demo build test race arm64 nested gorgonia kernels lint fuzz bench bench-peers cover interop
 
 help: ## this list
-	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 13
+	@sed -n 's/^\([a-z0-9-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 13
 
 demo: ## train a classifier on RANKS=4 ranks; the last line is the result
 	@$(GO) run ./examples/ddp -nproc $(RANKS)
@@ -42,6 +42,15 @@ test: ## all tests; names those that were skipped and why
 
 race: ## all tests under the race detector
 	@CGO_ENABLED=1 $(GO) run ./internal/gotest $(NOSKIP) -race -timeout $(TIMEOUT) $(TESTARGS) ./...
+
+# An emulated program can start no other: the last line is for TestSwitchOff.
+ARM64 = GOOS=linux GOARCH=arm64 CGO_ENABLED=0 $(GO)
+
+arm64: ## test the loops for arm64 under Debian's qemu-user-static
+	$(ARM64) vet ./internal/reduce
+	$(ARM64) test -count 1 -timeout $(TIMEOUT) -short -exec qemu-aarch64-static ./internal/reduce
+	$(ARM64) test -count 1 -timeout $(TIMEOUT) -run SwitchOff \
+	  -exec 'env GODEBUG=cpu.asimd=off REDUCE_TEST_SETS= qemu-aarch64-static' ./internal/reduce
 
 nested: ## build and test the modules below the core, which need more modules
 	@set -e; for dir in $(NESTED); do echo "module $$dir"; \

@@ -368,7 +368,8 @@ func TestDeviceChosen(t *testing.T) {
 		_, err = x.bytes(y, r)
 		return err
 	})
-	require.Equal(t, before+3, w.m.Stats().MadeModules)
+	require.Equal(t, before, w.m.Stats().MadeModules, "New has loaded the kernels")
+	require.Equal(t, cuda.DeviceWork, w.ranks[0].b.Explain().Choices[0].Algorithm)
 	w.end()
 
 	// Ranks with other chunks do not begin.

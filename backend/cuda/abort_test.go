@@ -1,16 +1,25 @@
 package cuda_test
 
 import (
+	"bytes"
+	"context"
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"strings"
+	"sync"
+	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
 	"github.com/c10d-go/c10d/backend"
 	"github.com/c10d-go/c10d/backend/cuda"
 	"github.com/c10d-go/c10d/backend/cuda/driver/sim"
+	"github.com/c10d-go/c10d/backend/gloo"
+	"github.com/c10d-go/c10d/backend/gloo/transport"
+	"github.com/c10d-go/c10d/backend/gloo/transport/mem"
 	"github.com/c10d-go/c10d/tensor"
 	"github.com/c10d-go/c10d/work"
 )
@@ -169,5 +178,293 @@ func TestLaterCalls(t *testing.T) {
 				w.drop(t)
 			})
 		}
+	}
+}
+
+// lateMesh is a mesh on which a fault takes its time: neither the other ranks nor this
+// one's CPU backend know of it before. As from another process comes only the text of an
+// error.
+type lateMesh struct {
+	transport.Mesh
+	delay time.Duration
+	first sync.Once
+	told  sync.WaitGroup
+}
+
+func (m *lateMesh) Abort(f *transport.Fault) {
+	m.first.Do(func() {
+		g := *f
+		g.Err = errors.New(f.Err.Error())
+		m.told.Go(func() {
+			time.Sleep(m.delay)
+			m.Mesh.Abort(&g)
+		})
+	})
+}
+
+func (m *lateMesh) Close() error {
+	m.told.Wait()
+	return m.Mesh.Close()
+}
+
+// released is a program whose ranks issue several operations that stay on the devices
+// before they wait for any, while one rank fails.
+type released struct {
+	size, culprit int
+	seed          uint64
+	fail          func(w *world, cancel func()) // makes the culprit fail, once all is set up
+	injected      error                         // what the culprit's error is, nil for any
+}
+
+// run returns how many operations have ended well, and how many not.
+func (p released) run(t *testing.T) (good, bad int) {
+	// The simulator does not see that words of another mapping order streams.
+	apart := p.seed%4 > 1
+	if apart {
+		defer cuda.OtherProcesses()()
+	}
+	fabric := mem.NewFabric()
+	s := onDevices(p.size, 2, 64).quietly()
+	s.sim.Seed, s.sim.Semantics = p.seed, sim.Semantics(p.seed%2)
+	s.vary = func(o *cuda.Options, r int) {
+		rng := rand.New(rand.NewPCG(p.seed, uint64(r)))
+		o.CPUOptions = gloo.Options{Join: func(_ context.Context, o backend.Options, index int) (transport.Mesh, error) {
+			m, err := fabric.Join(fmt.Sprintf("%s/%d", o.Group, index), o.Rank, o.Size)
+			return &lateMesh{Mesh: m, delay: time.Duration(rng.Int64N(int64(60 * time.Millisecond)))}, err
+		}}
+	}
+	w := newWorld(t, s)
+	const elements, ops = 40, 5
+	kinds := [ops]work.OpType{work.AllReduce, work.Barrier, work.AllReduce, work.Broadcast, work.AllReduce}
+	root := (p.culprit + 1) % p.size
+	var want [ops][]byte
+	vs := make([][ops]*vector, p.size)
+	device := func(r, i int) int {
+		if r == p.culprit && i == 2 {
+			return (r + 1) % 2 // not where the ring is: it takes memory for a copy
+		}
+		return r % 2
+	}
+	rng := random(t, p.seed)
+	for i := range ops {
+		want[i] = make([]byte, 4*elements)
+		for r, x := range w.ranks {
+			b := make([]byte, 4*elements)
+			for j := range b {
+				b[j] = byte(rng.IntN(50)) // so that no sum carries
+				if kinds[i] == work.AllReduce {
+					want[i][j] += b[j]
+				} else if r == root {
+					want[i][j] = b[j]
+				}
+			}
+			var err error
+			vs[r][i], err = x.vector(tensor.Int32, device(r, i), b)
+			require.NoError(t, err)
+		}
+	}
+	w.each(func(x *rank, r int) error {
+		_, err := x.warm(r)
+		return err
+	})
+	ctx, cancel := context.WithCancel(w.ctx)
+	defer cancel()
+	p.fail(w, cancel)
+	errs := make([][ops]error, p.size)
+	closed := runEach(w, func(x *rank, r int, _ chan struct{}) error {
+		ctx := ctx
+		if r != p.culprit {
+			ctx = x.ctx
+		}
+		var works [ops]*work.Work
+		for i := range ops {
+			ts := []*tensor.Tensor{vs[r][i].t}
+			switch kinds[i] {
+			case work.AllReduce:
+				works[i], errs[r][i] = x.b.AllReduce(ctx, ts, backend.AllReduceOptions{})
+			case work.Barrier:
+				works[i], errs[r][i] = x.b.Barrier(ctx, backend.BarrierOptions{})
+			case work.Broadcast:
+				works[i], errs[r][i] = x.b.Broadcast(ctx, ts, backend.BroadcastOptions{Root: root})
+			}
+			if errs[r][i] != nil {
+				if r == p.culprit {
+					x.b.Abort(errs[r][i]) // the others have been called
+				}
+				break
+			}
+		}
+		for i, v := range works {
+			if v == nil {
+				continue
+			}
+			if errs[r][i] = v.Wait(x.ctx); errs[r][i] != nil || kinds[i] == work.Barrier {
+				continue
+			}
+			got, err := x.bytes(vs[r][i], device(r, i))
+			if err != nil {
+				return err
+			}
+			if !bytes.Equal(got, want[i]) {
+				return fmt.Errorf("rank %d: operation %d has ended well with\n%x, want\n%x", r, i, got, want[i])
+			}
+		}
+		if r == p.culprit {
+			w.m.Inject(nil)
+		}
+		return x.b.Close() // while the others' streams still go on
+	})
+	require.NoError(t, errors.Join(closed...))
+	for r := range errs {
+		for i, err := range errs[r] {
+			if err == nil {
+				good++
+				continue
+			}
+			bad++
+			var e *work.Error
+			require.ErrorAs(t, err, &e)
+			require.Equal(t, kinds[i], e.Op)
+			require.Equal(t, r, e.Rank)
+			require.LessOrEqual(t, e.Seq, uint64(1+i))
+			require.Contains(t, err.Error(), fmt.Sprint("seq ", e.Seq))
+			if r != p.culprit {
+				require.Equal(t, p.culprit, e.Peer, "rank %d, operation %d: %v", r, i, err)
+			} else if p.injected != nil {
+				require.ErrorIs(t, err, p.injected)
+			}
+		}
+	}
+	for _, x := range w.ranks {
+		require.NoError(t, x.cpu.Close())
+	}
+	require.NoError(t, w.m.Settle(w.ctx))
+	for _, x := range w.ranks {
+		x.free()
+	}
+	w.m.Close()
+	for _, f := range w.m.Findings() {
+		var unused *sim.Unused
+		var race *sim.Race
+		require.True(t, errors.As(f, &race) && (apart || bad > 0) || errors.As(f, &unused) && bad > 0, "%v", f)
+	}
+	return good, bad
+}
+
+// TestReleasedStreams lets one rank fail while several operations on devices are under
+// way. Its stream goes on with anything, and its neighbours' streams with that, before
+// their hosts have heard of it. Still, whoever reports success has the right bits, the
+// others' errors name that rank, and nobody uses memory that has been given back.
+func TestReleasedStreams(t *testing.T) {
+	for size := 2; size <= 5; size++ {
+		t.Run(fmt.Sprintf("%d ranks, a call fails", size), func(t *testing.T) {
+			step := uint64(max(320 / *seeds, 1)) // each call with -seeds 320
+			if testing.Short() {
+				step = 20
+			}
+			good, bad := 0, 0
+			for k, hit := uint64(size), true; hit; k += step {
+				p := released{size: size, culprit: int(k) % size, seed: k, injected: errors.New("injected")}
+				own := fmt.Sprintf("rank %d/rank", p.culprit)
+				var n, failed atomic.Int64
+				p.fail = func(w *world, _ func()) {
+					w.m.Inject(func(c sim.Call) error {
+						if !strings.HasPrefix(c.Stream, own) && c.Name != "Alloc" || n.Add(1)-1 != int64(k) {
+							return nil
+						}
+						failed.Add(1)
+						return p.injected
+					})
+				}
+				g, b := p.run(t)
+				good, bad, hit = good+g, bad+b, failed.Load() > 0
+				require.Equal(t, hit, b > 0)
+			}
+			t.Logf("%d operations ended well, %d did not", good, bad)
+			require.NotZero(t, good)
+			require.NotZero(t, bad)
+		})
+	}
+	for name, fail := range map[string]func(p released, w *world, cancel func()){
+		"aborts":          func(p released, w *world, _ func()) { w.ranks[p.culprit].b.Abort(errors.New("no more")) },
+		"gives up":        func(_ released, _ *world, cancel func()) { cancel() },
+		"has little time": nil,
+	} {
+		t.Run("a rank "+name, func(t *testing.T) {
+			eachSeed(t, 4, func(t *testing.T, seed uint64, _ sim.Semantics) {
+				rng := random(t, seed)
+				p := released{size: 2 + rng.IntN(4), seed: seed}
+				p.culprit = rng.IntN(p.size)
+				after := time.Duration(rng.Int64N(int64(4 * time.Millisecond)))
+				p.fail = func(w *world, cancel func()) {
+					if fail == nil {
+						w.ranks[p.culprit].b.SetTimeout(after)
+						return
+					}
+					over := make(chan struct{})
+					w.Cleanup(func() { <-over })
+					time.AfterFunc(after, func() {
+						defer close(over)
+						fail(p, w, cancel)
+					})
+				}
+				p.run(t)
+			})
+		})
+	}
+}
+
+// TestNoReason holds that a rank which knows only that another one has failed, as nothing
+// more comes from there, names that one when its time is over.
+func TestNoReason(t *testing.T) {
+	w := newWorld(t, onDevices(3, 2, 64).quietly())
+	buckets := make([]*bucket, 3)
+	w.each(func(x *rank, r int) (err error) {
+		buckets[r], err = x.warm(r)
+		return err
+	})
+	w.fabric.Freeze("g/cuda/0", 1)
+	w.ranks[1].b.Abort(errors.New("no more"))
+	x := w.ranks[0]
+	x.b.SetTimeout(200 * time.Millisecond)
+	v, err := x.b.AllReduce(x.ctx, []*tensor.Tensor{buckets[0].t}, backend.AllReduceOptions{})
+	require.NoError(t, err)
+	err = v.Wait(x.ctx)
+	named(t, err, 0, 1)
+	require.ErrorIs(t, err, work.ErrTimeout)
+	require.ErrorContains(t, err, "rank 1 has failed and has not said why")
+	var e *work.Error
+	require.ErrorAs(t, err, &e)
+	require.Equal(t, 1, e.Peer)
+	w.drop(t)
+}
+
+// TestRingKept holds that a rank gives no memory back while it cannot tell whether its
+// stream still writes the next one's.
+func TestRingKept(t *testing.T) {
+	injected := errors.New("injected")
+	w := newWorld(t, onDevices(2, 2, 64).quietly())
+	w.each(func(x *rank, r int) error {
+		_, err := x.warm(r)
+		return err
+	})
+	w.m.Inject(func(c sim.Call) error {
+		if c.Name == "Record" && strings.HasSuffix(c.Stream, "rank 0 ring") {
+			return injected
+		}
+		return nil
+	})
+	errs := runEach(w, func(x *rank, _ int, _ chan struct{}) error { return x.b.Close() })
+	w.m.Inject(nil)
+	require.ErrorContains(t, errs[0], "the memory stays")
+	require.NoError(t, errs[1])
+	for _, x := range w.ranks {
+		require.NoError(t, x.cpu.Close())
+		x.free()
+	}
+	w.m.Close()
+	for _, f := range w.m.Findings() {
+		var life *sim.Lifetime
+		require.False(t, errors.As(f, &life), "%v", f)
 	}
 }

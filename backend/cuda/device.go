@@ -1,7 +1,6 @@
 package cuda
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -274,12 +273,9 @@ func (w *deviceWork) Run(context.Context) error {
 	o := w.op
 	pause := 10 * time.Microsecond
 	for i := 0; ; i++ {
-		if done, err := o.pending.Done(); done {
-			if err == nil {
-				// Streams that were let go end, too, and their neighbours' then do, with
-				// anything; but not before the group has failed.
-				err = cmp.Or(o.b.broken(), o.b.cpuErr())
-			}
+		// After a mark this may be the end of anything. Why the group has failed is on its
+		// way then.
+		if done, err := o.pending.Done(); done && (err != nil || w.ring.marked() < 0) {
 			return err
 		}
 		if i < 200 {
@@ -307,6 +303,9 @@ type progress struct{ sent, got uint64 }
 // for it.
 func (w *deviceWork) blame(err error) error {
 	r, o := w.ring, w.op
+	if by := r.marked(); errors.Is(err, work.ErrTimeout) && by >= 0 && by != o.b.rank {
+		return &work.Error{Info: o.Info(), Peer: by, Err: fmt.Errorf("cuda: %w; rank %d has failed and has not said why", err, by)}
+	}
 	due := progress{w.last.sent - w.first.sent, w.last.got - w.first.got}
 	if !errors.Is(err, work.ErrTimeout) || due.got == 0 || due.sent == 0 {
 		return err
@@ -385,6 +384,7 @@ type ring struct {
 	own         *workspace
 	left, right *mapping // the same one in a ring of two
 	opened      []*mapping
+	marks       *page // of rank 0; nil in a ring of one
 
 	sent, got uint64        // messages to the right and from the left, since the ring was made
 	top       atomic.Uint32 // no word has counted beyond it
@@ -518,11 +518,15 @@ func (r *ring) end() {
 	r.active--
 }
 
-// abandon lets the stream go on, whatever it waits for: the group has failed.
+// abandon lets the stream go on, whatever it waits for: the group has failed. The
+// stream then passes on anything, so the mark comes first.
 func (r *ring) abandon() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.failed = true
+	if r.marks != nil && !r.closed {
+		r.mark().CompareAndSwap(0, uint32(r.b.rank)+1)
+	}
 	r.letGo()
 }
 

@@ -13,6 +13,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
+	"unsafe"
 
 	"github.com/c10d-go/c10d/backend"
 	"github.com/c10d-go/c10d/backend/cuda/driver"
@@ -314,6 +315,9 @@ func (r *ring) connect(handles [][]byte) error {
 	if r.right, err = open(around((b.rank+1)%b.size, b.size)); err != nil {
 		return err
 	}
+	if r.marks, err = openPage(string(handles[0][driver.MemoryHandleSize:])); err != nil {
+		return fmt.Errorf("the words of rank 0: %w", err)
+	}
 	r.left.says = append(r.left.says, goneAt(0))
 	r.right.says = append(r.right.says, goneAt(1))
 	return nil
@@ -322,6 +326,22 @@ func (r *ring) connect(handles [][]byte) error {
 // goneAt is the word in which the right neighbour (0) and the left one (1) say that
 // they have let go of a rank's slots.
 func goneAt(neighbour int) int { return (2*ringSlots + neighbour) * wordEach }
+
+// markAt is the word of rank 0 in which all ranks can see whether one of them lets its
+// stream go on, whatever it waits for: the first to do so, plus one. That rank says so
+// before its stream goes on. Who finds no mark after its own stream has done an
+// operation therefore has what the ranks have given, though some may have failed since.
+const markAt = (2*ringSlots + 2) * wordEach
+
+func (r *ring) mark() *atomic.Uint32 { return (*atomic.Uint32)(unsafe.Pointer(&r.marks.bytes[markAt])) }
+
+// marked returns which rank has let its stream go on, -1 if none has.
+func (r *ring) marked() int {
+	if r.marks == nil {
+		return -1
+	}
+	return int(r.mark().Load()) - 1
+}
 
 // gone waits until both neighbours have let go; false if that takes too long.
 func (w *workspace) gone(limit time.Duration) bool {
@@ -386,6 +406,9 @@ func (w *workspace) publish(h driver.MemoryHandle) {
 // use returns the workspace that a handle is of, and counts one more use; nil if
 // it is not of this process.
 func use(h driver.MemoryHandle) *workspace {
+	if !ownProcess {
+		return nil
+	}
 	workspaces.Lock()
 	defer workspaces.Unlock()
 	w := workspaces.by[workspaceKey{h.Owner, h.ID}]
@@ -587,7 +610,11 @@ func (n *neighbours) close() error {
 		}
 	}
 	r.stop()
-	drained(ctx, []driver.Stream{r.stream})
+	idle, cancel := context.WithTimeout(context.Background(), closeLimit)
+	defer cancel()
+	if !drained(idle, []driver.Stream{r.stream}) {
+		return errors.Join(append(errs, fmt.Errorf("cuda: the ring's stream has not ended after %v, and the memory stays", closeLimit))...)
+	}
 	foreign := false
 	for _, m := range r.opened {
 		foreign = foreign || m.of == nil
@@ -686,6 +713,10 @@ func (r *ring) free() error {
 		}
 	}
 	r.opened, r.own = nil, nil
+	if r.marks != nil {
+		errs = append(errs, r.marks.close())
+		r.marks = nil
+	}
 	if r.stream != nil {
 		r.b.tracker.Forget(r.stream)
 		errs = append(errs, r.stream.Close())

@@ -468,3 +468,85 @@ func TestRingKept(t *testing.T) {
 		require.False(t, errors.As(f, &life), "%v", f)
 	}
 }
+
+// TestNothingAfterFailure lets an all-reduce on devices fail on rank 0 before any of it is
+// enqueued, while the rank's worker is busy with an earlier operation, and calls the next
+// one. Rank 1 must not take that one's elements for those that it waits for.
+func TestNothingAfterFailure(t *testing.T) {
+	injected := errors.New("injected")
+	w := newWorld(t, onDevices(2, 2, 64).quietly())
+	w.each(func(x *rank, r int) error {
+		_, err := x.warm(r)
+		return err
+	})
+	var vs [2][3]*vector
+	for r, x := range w.ranks {
+		for i := range vs[r] {
+			on := r
+			if r == 0 && i == 1 {
+				on = 1 // not where the ring is: it takes memory for a copy
+			}
+			var err error
+			vs[r][i], err = x.vector(tensor.Int32, on, bytes.Repeat([]byte{byte(1 + i)}, []int{4, 160, 160}[i]))
+			require.NoError(t, err)
+		}
+	}
+	w.m.Inject(func(c sim.Call) error {
+		if c.Name == "Alloc" {
+			return injected
+		}
+		return nil
+	})
+	busy := make(chan struct{})
+	free := sync.OnceFunc(func() { close(busy) })
+	errs := runEach(w, func(x *rank, r int, called chan struct{}) error {
+		slow := backend.Custom("slow", func(tensor.DType, []byte, []byte) {
+			if r == 0 {
+				<-busy
+			}
+		})
+		first, err := x.b.Reduce(x.ctx, vs[r][0].t, backend.ReduceOptions{Op: slow})
+		if err != nil {
+			return err
+		}
+		var next [2]*work.Work
+		for i := range next {
+			if next[i], err = x.b.AllReduce(x.ctx, []*tensor.Tensor{vs[r][1+i].t}, backend.AllReduceOptions{}); err != nil {
+				return err
+			}
+		}
+		if r == 0 {
+			close(called)
+		} else {
+			defer free()
+			select {
+			case <-called:
+			case <-x.ctx.Done():
+				return x.ctx.Err()
+			}
+			select {
+			case <-next[0].Done():
+			case <-time.After(100 * time.Millisecond): // if it is going to end well, it has by then
+			}
+			free()
+		}
+		if err := first.Wait(x.ctx); err != nil {
+			return err
+		}
+		for i, v := range next {
+			err := v.Wait(x.ctx)
+			named(t, err, r, uint64(2+i))
+			if r == 0 {
+				require.ErrorIs(t, err, injected)
+			} else {
+				var e *work.Error
+				require.ErrorAs(t, err, &e)
+				require.Zero(t, e.Peer)
+			}
+		}
+		return nil
+	})
+	require.NoError(t, errors.Join(errs...))
+	w.m.Inject(nil)
+	w.drop(t)
+}

@@ -109,6 +109,9 @@ func newDeviceWork(c *backend.AllReduceCall) (backend.AllReduceRunner, error) {
 // enqueue gives the ring's stream all that this rank does for the all-reduce.
 func (w *deviceWork) enqueue(o *operation) (err error) {
 	r, b := w.ring, o.b
+	if err := b.neighbours.spoiled; err != nil {
+		return fmt.Errorf("not enqueued after an operation that could not be: %w", err)
+	}
 	batch := b.tracker.Batch()
 	o.prologue(batch, w.places...)
 	// A driver may make the caller wait when it has been given very much: also

@@ -34,6 +34,12 @@ type neighbours struct {
 	ring    *ring
 	done    bool
 	current atomic.Pointer[ring] // ring, for who does not wait
+
+	// spoiled is why an operation was not enqueued as a whole. Nothing may come after it
+	// on the ring: it would be taken for what is missing, or carry on what that has left
+	// behind, before the worker comes to the operation and ends the group. Guarded by
+	// Backend.calls.
+	spoiled error
 }
 
 // hostIdentity tells the hosts of a group apart: by what the kernel drew when it

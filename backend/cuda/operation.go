@@ -981,11 +981,16 @@ func (b *Backend) launch(o *operation, result []*tensor.Tensor) error {
 			o.queued = true
 			b.queue(o)
 			s.enqueue(o, wrong)
+			if s.failed.Load() { // else s may be another operation's by now
+				b.neighbours.spoiled = s.err
+			}
 			return nil
 		}
 	}
 	if o.err == nil && (len(o.legs) > 0 || o.device != nil) {
-		o.err = o.enqueue()
+		if o.err = o.enqueue(); o.err != nil {
+			b.neighbours.spoiled = o.err
+		}
 	}
 	return nil
 }

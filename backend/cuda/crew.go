@@ -3,26 +3,32 @@ package cuda
 import (
 	"sync"
 	"sync/atomic"
+	"time"
 )
 
 // crew is goroutines that combine parts of a rank's share side by side. They sleep
-// while there is nothing to do.
+// while there is nothing to do, and poll for a while before they do, where there are CPUs for that:
+// when twelve had to be woken the last began 0.6 ms after the first.
 type crew struct {
-	n    int
-	quit atomic.Bool // what they do is of no use any more
+	n      int
+	linger time.Duration
+	quit   atomic.Bool   // what they do is of no use any more
+	number atomic.Uint64 // of the job; changed under mu
+	busy   atomic.Int32  // who has not done with it; comes to zero under mu
 
 	mu     sync.Mutex
 	cond   sync.Cond
 	job    job
-	parts  int    // of the job
-	number uint64 // of the job
-	busy   int    // who has not done with it
+	parts  int // of the job
 	closed bool
 	wg     sync.WaitGroup
 }
 
-func newCrew(n int) *crew {
+func newCrew(n int, eager bool) *crew {
 	c := &crew{n: max(n, 1)}
+	if eager {
+		c.linger = lingerFor
+	}
 	c.cond.L = &c.mu
 	return c
 }
@@ -34,49 +40,65 @@ type job interface{ part(i int) }
 func (c *crew) start(n int, j job) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.number == 0 {
+	if c.number.Load() == 0 {
 		for i := range c.n {
 			c.wg.Go(func() { c.member(i) })
 		}
 	}
-	c.number++
 	c.quit.Store(false)
-	c.job, c.parts, c.busy = j, n, c.n
+	c.job, c.parts = j, n
+	c.busy.Store(int32(n))
+	c.number.Add(1)
 	c.cond.Broadcast()
 }
 
 // end waits for the job to end; with stop what is left of it is not done.
 func (c *crew) end(stop bool) {
 	c.quit.Store(stop)
+	c.poll(func() bool { return c.busy.Load() == 0 })
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	for c.busy > 0 {
+	for c.busy.Load() > 0 {
 		c.cond.Wait()
 	}
 	c.job = nil
 }
 
+// poll returns when there is, or soon.
+func (c *crew) poll(there func() bool) {
+	if c.linger == 0 {
+		return
+	}
+	for i, start := 1, time.Now(); !there(); i++ {
+		if i%64 == 0 && time.Since(start) > c.linger {
+			return
+		}
+	}
+}
+
 func (c *crew) member(i int) {
 	for done := uint64(0); ; {
 		c.mu.Lock()
-		for c.number == done && !c.closed {
+		for c.number.Load() == done && !c.closed {
 			c.cond.Wait()
 		}
-		j, parts := c.job, c.parts
-		if c.number == done {
+		if c.number.Load() == done {
 			c.mu.Unlock()
 			return
 		}
-		done = c.number
+		// Who has no part may come when the job has ended.
+		j, parts := c.job, c.parts
+		done = c.number.Load()
 		c.mu.Unlock()
-		if i < parts {
+		if i < parts && j != nil {
 			j.part(i)
+			c.mu.Lock()
+			if c.busy.Add(-1) == 0 {
+				c.cond.Broadcast()
+			}
+			c.mu.Unlock()
 		}
-		c.mu.Lock()
-		if c.busy--; c.busy == 0 {
-			c.cond.Broadcast()
-		}
-		c.mu.Unlock()
+		c.poll(func() bool { return c.number.Load() != done })
 	}
 }
 

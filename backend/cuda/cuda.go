@@ -82,8 +82,9 @@ type Options struct {
 	// need the same.
 	Chunk int
 
-	// Slots is how many chunks are on their way at a time; 0 means 4. Ranks that share
-	// memory for all-reduces need the same.
+	// Slots is how many chunks are on their way at a time; 0 means 4, and for all-reduces
+	// through memory that ranks share as many as fill 128 MiB, if those are more. Such ranks
+	// need the same.
 	Slots int
 
 	// Pinned is how many bytes of page-locked memory wait for their next use, at
@@ -158,8 +159,12 @@ type Backend struct {
 	oneHost    bool                     // all ranks are on this one
 	exchange   atomic.Pointer[exchange] // what they all-reduce through; nil until it is clear whether they need it
 
+	sharedSlots int // of the exchange, for each rank
+
 	calls       sync.Mutex // makes the order of calls that of what they enqueue
 	collectives uint64     // that were issued; guarded by calls
+
+	queued atomic.Int64 // commands of operations that a stream may still have to do
 
 	mu      sync.Mutex
 	seq     uint64
@@ -186,6 +191,7 @@ func New(ctx context.Context, o backend.Options) (*Backend, error) {
 	default:
 		return nil, fmt.Errorf("cuda: options of type %T, want cuda.Options", v)
 	}
+	slots := own.Slots
 	if err := own.check(); err != nil {
 		return nil, err
 	}
@@ -215,6 +221,7 @@ func New(ctx context.Context, o backend.Options) (*Backend, error) {
 		tracker: edges.New(own.Driver), pool: pool{d: own.Driver, keep: own.Pinned}, closed: make(chan struct{}),
 	}
 	b.missing = missing
+	b.sharedSlots = cmp.Or(slots, sharedSlots(b.size, own.Chunk))
 	b.timeout.Store(int64(o.Timeout))
 	var err error
 	if missing == nil {

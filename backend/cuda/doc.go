@@ -62,13 +62,14 @@
 // copies the result. Custom operators and tensors of more than 256 chunks take the
 // other way, and so do ranks whose Options.Slots differ.
 //
-// The memory has (ranks+1) * Slots * Chunk bytes, each chunk rounded up to 4 KiB. It is
+// The memory has (ranks+1) * Slots * Chunk bytes, each chunk rounded up to 4 KiB, and by
+// default about 128 MiB: more than CPUs keep in caches of their own, from which devices are slow to take it. It is
 // reserved when the group is made or, where devices could have a ring, when that
 // turns out to be impossible. If a rank cannot have it, none has, and all-reduces go by
 // the CPU backend; Explain says which rank and why. A rank that cannot page-lock it
 // uses it all the same: its host copies.
 //
-// While an operation is under way its rank's goroutines poll, on up to 12 CPUs, and
+// While an operation is under way its rank's goroutines poll, on up to 6 CPUs, and
 // 0.2 ms longer where a rank has four CPUs or more.
 //
 // # Ways of an all-reduce

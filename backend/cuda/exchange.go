@@ -86,6 +86,18 @@ var firstChunk uint64
 
 func roundUp(n, to int) int { return (n + to - 1) / to * to }
 
+// sharedBytes is how much memory there is at least. A device writes memory at half its speed
+// or less while CPUs have it in caches of their own, as they have what they have combined not long ago:
+// of two ranks on 32 CPUs with 2 MiB of second-level cache each, an all-reduce of 256 MiB took 19.6 ms through
+// 24 MiB, 10.3 through 48, 9.2 through 96 and 8.5 through 144.
+const sharedBytes = 128 << 20
+
+// sharedSlots returns how many slots a rank has.
+func sharedSlots(size, chunk int) int {
+	const most = 64
+	return min(max(sharedBytes/((size+1)*roundUp(chunk, slotAlign)), defaultSlots), most)
+}
+
 // exchangeBytes returns how large the memory is.
 func exchangeBytes(size, slots, chunk int) int {
 	return roundUp(size*wordKinds*exchangeLine, slotAlign) + (size+1)*slots*roundUp(chunk, slotAlign)
@@ -115,7 +127,7 @@ func (b *Backend) share(ctx context.Context, timeout time.Duration) error {
 		b.exchange.Store(&exchange{why: errors.New("the ranks are on several hosts")})
 		return nil
 	}
-	bytes := exchangeBytes(b.size, b.options.Slots, b.options.Chunk)
+	bytes := exchangeBytes(b.size, b.sharedSlots, b.options.Chunk)
 	why := b.unshared()
 	var r *region
 	if why == nil && b.rank == 0 {
@@ -152,9 +164,10 @@ func (b *Backend) share(ctx context.Context, timeout time.Duration) error {
 func (b *Backend) newExchange(r *region) *exchange {
 	cpus := usableCPUs() / b.size
 	x := &exchange{
-		rank: b.rank, size: b.size, slots: b.options.Slots, chunk: roundUp(b.options.Chunk, slotAlign), region: r, d: b.driver,
-		crew: newCrew(crewOf(cpus)), eager: cpus >= eagerCPUs, left: make([]atomic.Int32, b.options.Slots), next: firstChunk, dev: -1,
+		rank: b.rank, size: b.size, slots: b.sharedSlots, chunk: roundUp(b.options.Chunk, slotAlign), region: r, d: b.driver,
+		eager: cpus >= eagerCPUs, left: make([]atomic.Int32, b.sharedSlots), next: firstChunk, dev: -1,
 	}
+	x.crew = newCrew(crewOf(cpus), x.eager)
 	x.members = make([]member, x.crew.n)
 	for kind := wordArrived; kind <= wordTaken; kind++ {
 		driver.StoreWord(r.bytes, x.word(kind, x.rank), uint32(firstChunk))

@@ -31,9 +31,11 @@ const (
 	// time: the host begins with them while the next are enqueued.
 	firstBatch = 2
 
-	// mostCrew is how many goroutines of a rank combine its share at most; spareCPUs are
+	// mostCrew is how many goroutines of a rank combine its share at most: as many as are
+	// as fast as the copies. With twelve, and threads that look for work beside them, the whole
+	// takes longer up to 1 MiB, from 4 bytes on. spareCPUs are
 	// a rank's that they leave to who enqueues, who waits and the rank's worker.
-	mostCrew  = 12
+	mostCrew  = 4
 	spareCPUs = 3
 
 	// eagerCPUs is how many CPUs a rank needs for its goroutines to poll without

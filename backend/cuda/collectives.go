@@ -84,7 +84,7 @@ func (b *Backend) refused(ctx context.Context, op work.OpType, q *operation, err
 
 // chunks returns in how many pieces an operation with one leg goes.
 func (b *Backend) chunks(l *leg) int {
-	grain := b.grain(l.size(), l.n)
+	grain := b.grain(l.size(), 1, l.n)
 	return max(1, (l.n-1)/grain+1)
 }
 

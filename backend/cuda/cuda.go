@@ -78,8 +78,9 @@ type Options struct {
 
 	// Chunk is how many bytes of each rank go through the host at a time, so that
 	// the way down, the CPU's part and the way up of large tensors overlap; 0
-	// means 2 MiB. What is more than 256 of them goes in 256 larger ones. All ranks
-	// need the same.
+	// means 2 MiB. Tensors of more than 60 of them go in 60 larger ones; operations of
+	// several tensors have fewer, all-reduces through memory that ranks share up to
+	// 256. All ranks need the same.
 	Chunk int
 
 	// Slots is how many chunks are on their way at a time; 0 means 4, and for all-reduces

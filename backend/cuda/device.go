@@ -70,6 +70,8 @@ type deviceWork struct {
 	by     int // what the result is divided by
 	held   []driver.Memory
 	issued bool
+	batch  *edges.Batch     // what comes next
+	parts  []*edges.Pending // what was enqueued before the last part
 
 	first, last progress // of the ring, before the operation and after it
 
@@ -123,10 +125,7 @@ func (w *deviceWork) enqueue(o *operation) (err error) {
 	defer late.Stop()
 	r.begin()
 	w.issued = true
-	if err := w.fill(batch); err != nil {
-		return err
-	}
-	o.pending, err = batch.Run()
+	o.pending, err = w.run(batch)
 	return err
 }
 
@@ -344,6 +343,13 @@ func (w *deviceWork) ended() error {
 		errs = append(errs, w.ring.scratch.put(m))
 	}
 	w.held = nil
+	for _, p := range w.parts {
+		if _, err := p.Done(); err != nil {
+			errs = append(errs, err)
+		}
+		p.Release()
+	}
+	w.parts = nil
 	if w.issued {
 		w.issued = false
 		w.ring.end()

@@ -53,6 +53,16 @@
 // Page-locked memory comes from a pool and streams are made once: in the steady
 // state an operation makes neither.
 //
+// # Queues
+//
+// A stream of CUDA's has room for some 1000 commands; who gives it more waits in the
+// driver, with locks that others need. So an operation gives a stream at most 256 at a
+// time, however large its tensors are: what goes through the host goes in up to 60
+// pieces, and a call of a broadcast on the devices waits until all but the last 40
+// pieces, or more, have been passed on. Only operations of more than 57 tensors have
+// more. A call also waits while those before it in its group have left more than 512 on
+// a stream. These waits end with the operation's time, its context and the group.
+//
 // # All-reduces within a host
 //
 // If all ranks are on one host, the system shares memory between their processes
@@ -93,8 +103,8 @@
 //
 // Whether the devices reach each other is found out by the first call that could
 // use it. It therefore waits until all ranks have made it, or the group's time is
-// over, and takes a while: it loads the kernels and makes four times
-// Options.DeviceChunk of device memory. The ring is on the device of that call's
+// over, and takes a while: it makes four times Options.DeviceChunk of device
+// memory. The ring is on the device of that call's
 // tensors; what lies on another one is copied there and back, and what is not
 // contiguous is packed and unpacked by kernels.
 //
@@ -110,10 +120,10 @@
 // of another waits for them.
 //
 // Ranks of one process must use one Driver, or drivers that both may register the
-// same host memory. CUDA holds a lock of the process while a call waits: for room in a
-// stream's queue, which has some 1000 places, or, to load kernels and to make memory, for
-// streams. So ranks of one process can stop each other for good where a
-// thousand operations are under way, or one of them is a group's first on devices. Give
+// same host memory. CUDA holds a lock of the process while a call waits for streams, to
+// make memory or to load kernels. New has the kernels loaded, for all groups of a Driver;
+// but memory is made by the first operations of a size. So ranks of one process can stop
+// each other for good where such a one is called while streams wait for another rank. Give
 // each rank a process of its own then.
 //
 // Close waits for other processes to let go of a rank's slots: 5 s, or 1 s after a

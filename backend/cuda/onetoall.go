@@ -141,12 +141,12 @@ func (b *Backend) explainBroadcast() []backend.Choice {
 	for n := 1; ; {
 		way, last := wayOf(b.size, n), wayUpTo(b.size, n)
 		c := backend.Choice{Op: op, UpTo: -1, Algorithm: way, Why: what[way] + tail + not}
-		if last >= 0 {
+		if last >= 0 && last < piecesOf(1) {
 			c.UpTo = int64(last) * int64(chunk)
 			c.Why = fmt.Sprintf("%s; the fewest messages one after the other for %d ranks and up to %d chunks", c.Why, b.size, last)
 		}
 		all = append(all, c)
-		if last < 0 {
+		if c.UpTo < 0 {
 			return all
 		}
 		n = last + 1
@@ -201,10 +201,12 @@ func (o *operation) alone() bool {
 
 // fillOneToAll enqueues a broadcast: at the root from the source to the host, in
 // whose turn a chunk is sent; elsewhere the host receives it in its turn, it goes
-// to the first tensor and from there to the others, while the host sends it on.
+// to the first tensor, while the host sends it on, and from there, alone or with
+// chunks before it, to the others.
 func (o *operation) fillOneToAll(batch *edges.Batch) {
 	l := &o.legs[0]
 	base := o.staging.Ptr()
+	every := spreads(o.pieces, len(l.dst))
 	for k := range o.pieces {
 		slot := base + driver.Ptr(k%o.slots)*driver.Ptr(o.slot)
 		lo, hi := o.elements(l, k)
@@ -218,7 +220,10 @@ func (o *operation) fillOneToAll(batch *edges.Batch) {
 			if n > 0 {
 				batch.Copy(l.dst[0].up, l.dst[0].at(lo), slot, n)
 			}
-			spread(batch, l.dst, lo, n)
+			if (k+1)%every == 0 || k+1 == o.pieces {
+				from, _ := o.elements(l, k-k%every)
+				spread(batch, l.dst, from, (hi-from)*l.size())
+			}
 		}
 		if len(o.relay.to) > 0 {
 			o.relayed = append(o.relayed, batch.Host(o.line.relay, driver.Reads(slot, n)))

@@ -56,8 +56,19 @@ func (w *deviceWork) broadcast(batch *edges.Batch, behind int) error {
 	if err != nil {
 		return err
 	}
-	chainHops(behind, r.b.size, n, r.chunk, func(h hop) { r.hop(batch, h, x, 1, nil, 1) })
+	chainHops(behind, r.b.size, n, r.chunk, func(h hop) {
+		if err == nil {
+			err = w.hop(h, x, 1, nil, 1)
+		}
+	})
+	if err != nil {
+		return err
+	}
 	r.count()
+	if batch = w.batch; len(w.parts) > 0 {
+		// A batch forgets what callers' streams did that nothing in it comes after.
+		w.op.prologue(batch, w.places[1:]...)
+	}
 	if behind > 0 {
 		w.putBack(batch, 0, x)
 	}

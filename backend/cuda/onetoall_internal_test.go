@@ -164,8 +164,8 @@ func TestF09Beyond2GiB(t *testing.T) {
 		o := &operation{b: b, line: b.line, legs: []leg{l}}
 		o.relay = newOneToAll(routeOf(BroadcastChain, rank, 3, 0), b.chunks(&l))
 		bytes := o.layout()
-		require.Less(t, bytes, 100<<20)
-		require.Equal(t, mostPieces, o.pieces)
+		require.Less(t, bytes, 400<<20)
+		require.Equal(t, piecesOf(1), o.pieces)
 		require.Len(t, o.relay.sent, o.pieces)
 		staging, err := d.AllocHost(bytes)
 		require.NoError(t, err)
@@ -213,10 +213,17 @@ type copied struct {
 	n        int
 }
 
-// notes is a stream that does nothing but to note its copies.
+// notes is a stream that does nothing but to note its copies, and how many commands
+// it is given.
 type notes struct {
-	device int
-	copies []copied
+	device   int
+	copies   []copied
+	commands int
+}
+
+func (s *notes) note() error {
+	s.commands++
+	return nil
 }
 
 func (s *notes) Device() tensor.Device { return tensor.Device{Type: tensor.CUDA, Index: s.device} }
@@ -226,14 +233,14 @@ func (s *notes) Copy(dst, src driver.Ptr, n int) error {
 		return fmt.Errorf("a copy of %d bytes", n)
 	}
 	s.copies = append(s.copies, copied{dst, src, n})
-	return nil
+	return s.note()
 }
-func (s *notes) Memset(driver.Ptr, byte, int) error                   { return nil }
-func (s *notes) Launch(*driver.Launch) error                          { return nil }
-func (s *notes) Record() (driver.Event, error)                        { return noted{}, nil }
-func (s *notes) Wait(driver.Event) error                              { return nil }
-func (s *notes) WaitValue(driver.Ptr, uint32, driver.Condition) error { return nil }
-func (s *notes) WriteValue(driver.Ptr, uint32) error                  { return nil }
+func (s *notes) Memset(driver.Ptr, byte, int) error                   { return s.note() }
+func (s *notes) Launch(*driver.Launch) error                          { return s.note() }
+func (s *notes) Record() (driver.Event, error)                        { return noted{}, s.note() }
+func (s *notes) Wait(driver.Event) error                              { return s.note() }
+func (s *notes) WaitValue(driver.Ptr, uint32, driver.Condition) error { return s.note() }
+func (s *notes) WriteValue(driver.Ptr, uint32) error                  { return s.note() }
 func (s *notes) Err() error                                           { return nil }
 func (s *notes) Close() error                                         { return nil }
 

@@ -169,6 +169,8 @@ type operation struct {
 	turns   []int
 	pending *edges.Pending
 	over    bool // pending has been released
+
+	commands int // of Backend.queued
 }
 
 // rawPlace is where the bytes of a tensor that is not contiguous are staged.
@@ -184,19 +186,8 @@ const stagingAlign = 256
 
 func align(n int) int { return (n + stagingAlign - 1) &^ (stagingAlign - 1) }
 
-// mostPieces is how many pieces an operation goes in. All are enqueued before the
-// host's first turn, and a driver makes the caller wait when a stream has been
-// given some thousand things: then that turn would not come.
+// mostPieces is how many chunks an all-reduce through memory that the ranks share has.
 const mostPieces = 256
-
-// grain returns how many of n elements, which take so many bytes each, a piece has.
-func (b *Backend) grain(bytes, n int) int {
-	g := max(1, b.options.Chunk/bytes)
-	if n/mostPieces >= g {
-		g = n/mostPieces + 1
-	}
-	return g
-}
 
 // layout decides on pieces and staging.
 func (o *operation) layout() (bytes int) {
@@ -212,7 +203,7 @@ func (o *operation) layout() (bytes int) {
 	case o.shared != nil:
 		o.grain, o.pieces = o.shared.grain, o.shared.chunks
 	case !o.whole:
-		o.grain = o.b.grain(wide*max(o.width, 1), longest)
+		o.grain = o.b.grain(wide, max(o.width, 1), longest)
 		o.pieces = max(1, (longest+o.grain-1)/o.grain)
 	}
 	o.slots = min(o.pieces, o.b.options.Slots)
@@ -259,6 +250,9 @@ func (o *operation) elements(l *leg, k int) (from, to int) {
 // enqueue gives the streams all that they will do for the operation. The host's
 // part comes later, in its turns.
 func (o *operation) enqueue() (err error) {
+	if err := o.room(); err != nil {
+		return err
+	}
 	if o.device != nil {
 		return o.device.enqueue(o)
 	}
@@ -280,7 +274,9 @@ func (o *operation) enqueue() (err error) {
 	default:
 		o.fill(batch)
 	}
-	o.pending, err = batch.Run()
+	if o.pending, err = batch.Run(); o.pending != nil {
+		o.occupy(o.pending.Calls())
+	}
 	return err
 }
 
@@ -700,6 +696,7 @@ func (o *operation) settled(ctx context.Context) bool {
 		}
 	}
 	o.over = true
+	o.b.queued.Add(int64(-o.commands))
 	if o.staging != nil {
 		if err := o.b.pool.put(o.staging); err != nil && o.err == nil {
 			o.err = o.named(err)
@@ -975,6 +972,10 @@ func (b *Backend) launch(o *operation, result []*tensor.Tensor) error {
 		s.x.next += uint64(s.chunks)
 		s.x.number++
 		if s.direct {
+			if o.err == nil {
+				o.err = o.room()
+			}
+			o.occupy(4*s.chunks + spareCommands)
 			// The operation may have ended, and given s back, before this returns.
 			wrong := o.err != nil
 			s.ending.Add(1)

@@ -10,8 +10,9 @@ import (
 // Stream is a queue of operations on one device. They run one after the other;
 // operations of different streams run at the same time unless a Wait or a
 // WaitValue orders them. Calls enqueue and return: they do not wait for the
-// device. A Stream may be used from many goroutines; operations run in the
-// order of the calls. It is a work.Stream.
+// device, as long as the stream has room, in CUDA for some 1000 operations. A
+// Stream may be used from many goroutines; operations run in the order of the calls.
+// It is a work.Stream.
 //
 // A call that returns an error has enqueued nothing.
 type Stream interface {

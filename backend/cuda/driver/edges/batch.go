@@ -230,6 +230,9 @@ func (b *Batch) Run() (*Pending, error) {
 	if err != nil {
 		p.more = false // nothing follows
 	}
+	for _, l := range t.lanes {
+		p.calls = max(p.calls, l.calls)
+	}
 	b.settle(p, err != nil)
 	if err == nil {
 		return p, nil
@@ -271,7 +274,7 @@ func (b *Batch) plan() {
 	}
 	lanes := len(t.lanes)
 	for _, l := range t.lanes {
-		l.base, l.signal, l.ops, l.tails, l.tailed = l.index, l.signals, l.ops[:0], 0, false
+		l.base, l.signal, l.ops, l.tails, l.tailed, l.calls = l.index, l.signals, l.ops[:0], 0, false, 0
 	}
 	b.last = slices.Grow(b.last[:0], lanes)[:lanes]
 	for i := range b.last {
@@ -448,7 +451,7 @@ func (b *Batch) issue(p *Pending) error {
 	t := b.t
 	for _, l := range t.lanes {
 		if l.tails > 0 {
-			e, err := l.stream.Record()
+			e, err := l.record()
 			if err != nil {
 				return err
 			}
@@ -458,10 +461,9 @@ func (b *Batch) issue(p *Pending) error {
 			if err := t.needWord(l); err != nil {
 				return err
 			}
-			if err := l.stream.WriteValue(l.wordPtr(), l.signals+1); err != nil {
+			if err := l.write(); err != nil {
 				return err
 			}
-			l.signals++
 			l.signal = l.signals
 		}
 	}
@@ -475,11 +477,15 @@ func (b *Batch) issue(p *Pending) error {
 			if t.Trace != nil {
 				t.Trace(Edge{int(w.op), i, w.lane.String(), o.lane.String(), w.lane.stream == nil})
 			}
+			o.lane.calls++
 			if err := b.waitFor(o.stream, w); err != nil {
 				return err
 			}
 		}
 		p.touch(o)
+		if o.kind != kindBefore && o.kind != kindAfter {
+			o.lane.calls++
+		}
 		if err := b.enqueue(o); err != nil {
 			return err
 		}
@@ -487,14 +493,13 @@ func (b *Batch) issue(p *Pending) error {
 			if err := t.needWord(o.lane); err != nil {
 				return err
 			}
-			if err := o.stream.WriteValue(o.lane.wordPtr(), o.lane.signals+1); err != nil {
+			if err := o.lane.write(); err != nil {
 				return err
 			}
-			o.lane.signals++
 			o.signal = o.lane.signals
 		}
 		if o.byEvent || o.sink {
-			e, err := o.stream.Record()
+			e, err := o.lane.record()
 			if err != nil {
 				return err
 			}
@@ -504,6 +509,21 @@ func (b *Batch) issue(p *Pending) error {
 			}
 		}
 	}
+	return nil
+}
+
+// record and write give a lane's stream an event and the next value of its word.
+func (l *lane) record() (driver.Event, error) {
+	l.calls++
+	return l.stream.Record()
+}
+
+func (l *lane) write() error {
+	l.calls++
+	if err := l.stream.WriteValue(l.wordPtr(), l.signals+1); err != nil {
+		return err
+	}
+	l.signals++
 	return nil
 }
 
@@ -637,6 +657,7 @@ type Pending struct {
 	needs    []need
 	turns    []turn
 	accesses []driver.Access
+	calls    int
 
 	more bool // the next one has the end
 
@@ -675,6 +696,10 @@ func (p *Pending) touch(o *operation) {
 	}
 	p.lanes = append(p.lanes, laneEnd{o.lane, o.index})
 }
+
+// Calls returns how many calls one stream was given at most, the batch's own and
+// those that order it. Streams have room for so many; see package driver's Stream.
+func (p *Pending) Calls() int { return p.calls }
 
 // find returns the turn with the number that Batch.Host returned.
 func (p *Pending) find(n int) (*turn, error) {
@@ -861,6 +886,6 @@ func (p *Pending) release() {
 	clear(p.needs)
 	clear(p.lanes)
 	p.events, p.turns, p.needs, p.lanes, p.accesses = p.events[:0], p.turns[:0], p.needs[:0], p.lanes[:0], p.accesses[:0]
-	p.passed, p.more, p.done, p.err = 0, false, false, nil
+	p.passed, p.calls, p.more, p.done, p.err = 0, 0, false, false, nil
 	p.t.pending = append(p.t.pending, p)
 }

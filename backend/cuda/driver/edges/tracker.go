@@ -71,6 +71,7 @@ type lane struct {
 	tails  int // waits for tail that are still to come
 	inUse  bool
 	tailed bool // the word was written for the tail
+	calls  int  // that the stream was given
 }
 
 // New returns a tracker for streams of d.

@@ -380,6 +380,7 @@ type Stats struct {
 	// Ever made, events apart: a fresh one each time is what Record promises.
 	MadeMemories, MadeHosts, MadeStreams, MadeModules int
 	Records, Waits, Operations                        int // calls that enqueued
+	Deepest                                           int // most operations that a stream had been given and had not ended
 }
 
 // Stats returns the machine's counts, all processes together.
@@ -412,6 +413,7 @@ func (s *Stats) add(o *Stats) {
 	s.Records += o.Records
 	s.Waits += o.Waits
 	s.Operations += o.Operations
+	s.Deepest = max(s.Deepest, o.Deepest)
 }
 
 // Close closes the processes and the machine and returns what was wrong: what

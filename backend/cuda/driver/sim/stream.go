@@ -293,6 +293,7 @@ func (s *stream) push(o *op) {
 		}
 		s.enq.Store(o.n)
 		s.d.stats.Operations++
+		s.d.stats.Deepest = max(s.d.stats.Deepest, int(o.n-s.done.Load()))
 	}
 	n := &node{op: o, more: make(chan struct{})}
 	last := s.tail

@@ -1,0 +1,150 @@
+package cuda
+
+import (
+	"cmp"
+	"fmt"
+	"runtime"
+	"time"
+
+	"github.com/c10d-go/c10d/backend/cuda/driver"
+	"github.com/c10d-go/c10d/backend/cuda/driver/edges"
+	"github.com/c10d-go/c10d/work"
+)
+
+// A stream of CUDA's has room for about a thousand commands. Who gives it more waits in
+// the driver, with locks that those need who would let the stream go on. So an operation
+// gives it few at a time, however large its tensors are, and begins when those before it
+// have left enough room.
+const (
+	// mostCommands is how many commands of one operation a stream has at a time.
+	mostCommands = 256
+
+	// mostQueued is how many a group's earlier operations may have left on a stream when
+	// the next one is enqueued.
+	mostQueued = 2 * mostCommands
+
+	// spareCommands is what an operation gives a stream besides what it does for each
+	// piece: waits for callers' streams and for earlier operations, and its end.
+	spareCommands = 16
+
+	// spreadCommands is the most that it gives a stream for the copies of a broadcast
+	// from a rank's first tensor to the others.
+	spreadCommands = 64
+)
+
+// piecesOf returns in how many pieces an operation goes at most that copies so many
+// tensors, the same on every rank. For a piece a stream waits, copies, and writes a word
+// or records an event. Operations of very many tensors go in a few pieces all the same,
+// for what is on its way has to lie on the host.
+func piecesOf(width int) int {
+	return max((mostCommands-spareCommands)/(width+3), defaultSlots)
+}
+
+// grain returns how many of n elements a piece has, which take so many bytes each, of
+// each of width tensors.
+func (b *Backend) grain(bytes, width, n int) int {
+	most := piecesOf(width)
+	return max(1, b.options.Chunk/(bytes*width), (n+most-1)/most)
+}
+
+// spreads returns how many pieces at a time a rank with m tensors copies from the first
+// to the others.
+func spreads(pieces, m int) int {
+	parts := max(spreadCommands/(2*max(m-1, 1)), 1)
+	return (pieces + parts - 1) / parts
+}
+
+// room waits until the operation may be enqueued.
+func (o *operation) room() error {
+	if o.line != o.b.line || o.b.queued.Load() <= mostQueued {
+		return nil
+	}
+	return o.poll(func() (bool, error) { return o.b.queued.Load() <= mostQueued, nil })
+}
+
+// occupy notes how many commands of the operation a stream has at most, until it has
+// left the devices.
+func (o *operation) occupy(commands int) {
+	if o.line == o.b.line {
+		o.commands = commands
+		o.b.queued.Add(int64(commands))
+	}
+}
+
+// poll waits until done returns true, or the operation cannot go on.
+func (o *operation) poll(done func() (bool, error)) error {
+	start, pause := time.Now(), 10*time.Microsecond
+	for i := 0; ; i++ {
+		if ok, err := done(); ok || err != nil {
+			return err
+		}
+		if o.ctx.Err() != nil {
+			return canceled(o.ctx)
+		}
+		if time.Since(start) > o.timeout {
+			return fmt.Errorf("%w after %v, while it was enqueued", work.ErrTimeout, o.timeout)
+		}
+		if err := cmp.Or(o.b.broken(), o.b.cpuErr()); err != nil {
+			return err
+		}
+		if i < 200 {
+			runtime.Gosched()
+			continue
+		}
+		time.Sleep(pause)
+		pause = min(2*pause, 200*time.Microsecond)
+	}
+}
+
+// hopCommands is the most that a step of the ring gives the stream.
+const hopCommands = 5
+
+// run enqueues all of the work. What is too much for the stream goes in parts, of which
+// it has two at a time. The Pending is that of the last one, which the stream comes to
+// when it has done the others.
+func (w *deviceWork) run(batch *edges.Batch) (p *edges.Pending, err error) {
+	w.batch = batch
+	if err = w.fill(batch); err == nil {
+		p, err = w.batch.Run()
+	}
+	commands := mostCommands
+	if n := len(w.parts); n == 0 && p != nil {
+		commands = p.Calls()
+	} else if n > 0 && p == nil {
+		p, w.parts = w.parts[n-1], w.parts[:n-1]
+	}
+	w.op.occupy(commands)
+	return p, err
+}
+
+// hop adds a step to the work. If the batch has no room for it, that goes to the stream
+// first, and so what comes last is never nothing.
+func (w *deviceWork) hop(h hop, x driver.Ptr, es int, step driver.Function, by int) error {
+	if w.batch.Len()+hopCommands > mostCommands/2-spareCommands {
+		if err := w.part(); err != nil {
+			return err
+		}
+	}
+	w.ring.hop(w.batch, h, x, es, step, by)
+	return nil
+}
+
+// part enqueues what is in the batch, waits until the part before that has ended, and
+// begins another batch.
+func (w *deviceWork) part() error {
+	r, o := w.ring, w.op
+	r.count()
+	p, err := w.batch.Run()
+	r.used = 0
+	if p != nil {
+		w.parts = append(w.parts, p)
+	}
+	if err != nil {
+		return err
+	}
+	w.batch = o.b.tracker.Batch()
+	if n := len(w.parts); n > 1 {
+		return o.poll(w.parts[n-2].Done)
+	}
+	return nil
+}

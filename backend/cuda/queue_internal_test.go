@@ -1,0 +1,345 @@
+package cuda
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/c10d-go/c10d/backend/cuda/driver"
+	"github.com/c10d-go/c10d/backend/cuda/driver/edges"
+	"github.com/c10d-go/c10d/backend/cuda/driver/sim"
+	"github.com/c10d-go/c10d/tensor"
+	"github.com/c10d-go/c10d/work"
+)
+
+// TestPieces holds that pieces are all of a tensor, not larger than Options.Chunk where
+// there may be that many, and few.
+func TestPieces(t *testing.T) {
+	b := &Backend{options: Options{Chunk: 2 << 20}}
+	for _, width := range []int{1, 2, 8, 17, 60, 300} {
+		for _, size := range []int{1, 2, 8, 16} {
+			for _, n := range []int{0, 1, 1000, 1 << 20, 120 << 20, math.MaxInt / 16} {
+				grain := b.grain(size, width, n)
+				pieces := n / grain
+				if n%grain > 0 {
+					pieces++
+				}
+				require.LessOrEqual(t, pieces, piecesOf(width))
+				if bytes := grain * size * width; bytes > b.options.Chunk && grain > 1 {
+					require.Greater(t, n/(grain-1), piecesOf(width)-1, "%d elements of %d bytes, %d tensors", n, size, width)
+				}
+			}
+		}
+		require.LessOrEqual(t, piecesOf(width)*(width+3), max(mostCommands-spareCommands, defaultSlots*(width+3)))
+	}
+	for pieces := 1; pieces <= piecesOf(1); pieces++ {
+		for m := 1; m < 100; m++ {
+			at := spreads(pieces, m)
+			require.LessOrEqual(t, (pieces+at-1)/at*2*(m-1), max(spreadCommands, 2*(m-1)))
+		}
+	}
+}
+
+// TestCommands enqueues operations of up to 8 GiB on streams that only take notes: none
+// is given more than few commands.
+func TestCommands(t *testing.T) {
+	if math.MaxInt == math.MaxInt32 {
+		t.Skip("memory of this size has no address here")
+	}
+	d, err := sim.Open(sim.Config{})
+	require.NoError(t, err)
+	defer func() { require.NoError(t, d.Close()) }()
+	staging, err := d.AllocHost(4096)
+	require.NoError(t, err)
+	defer staging.Close()
+	for _, c := range []struct {
+		name      string
+		src, dst  int  // tensors that are read, and written
+		both      bool // the first is one
+		width     int
+		role      route
+		broadcast bool
+		devices   int
+		most      int
+	}{
+		{"reduce", 1, 0, false, 1, route{}, false, 1, mostCommands},
+		{"all-reduce", 1, 1, true, 1, route{}, false, 1, mostCommands},
+		{"all_gather of 8", 1, 8, false, 8, route{}, false, 1, mostCommands},
+		{"reduce_scatter of 8", 8, 1, false, 8, route{}, false, 1, mostCommands},
+		{"all_gather of 40", 1, 40, false, 40, route{}, false, 1, mostCommands},
+		{"reduce_scatter of 57", 57, 1, false, 57, route{}, false, 1, mostCommands},
+		{"all_gather of 200", 1, 200, false, 200, route{}, false, 1, 900},
+		{"broadcast, root", 1, 0, false, 1, route{-1, []int{1, 2, 3}}, true, 1, mostCommands},
+		{"broadcast, root, 3 tensors", 1, 2, false, 1, route{-1, []int{1}}, true, 3, mostCommands},
+		{"broadcast, alone", 1, 7, false, 1, route{-1, nil}, true, 4, mostCommands},
+		{"broadcast, on the way", 0, 1, false, 1, route{0, []int{2, 3}}, true, 1, mostCommands},
+		{"broadcast, on the way, 2 tensors", 0, 2, false, 1, route{0, []int{2}}, true, 2, mostCommands},
+		{"broadcast, on the way, 8 tensors", 0, 8, false, 1, route{0, []int{2}}, true, 8, mostCommands},
+		{"broadcast, last, 8 tensors of a device", 0, 8, false, 1, route{0, nil}, true, 1, mostCommands},
+		{"broadcast, last, 30 tensors", 0, 30, false, 1, route{0, nil}, true, 3, mostCommands},
+	} {
+		for _, total := range []int{1, 1000, 1 << 20, 100 << 20, 1 << 30, 8<<30 + 5} {
+			n := total / 2 / max(c.width, 1)
+			tr := edges.New(d)
+			b := &Backend{rank: 1, size: 4, tracker: tr, options: Options{Chunk: 2 << 20, Slots: 4}}
+			if c.broadcast && c.role.from < 0 && c.role.to == nil {
+				b.size = 1
+			}
+			b.line, err = b.newLine()
+			require.NoError(t, err)
+			_, err = b.line.relays(tr)
+			require.NoError(t, err)
+			var streams []*notes
+			stream := func(i int) *notes {
+				for len(streams) <= i {
+					streams = append(streams, &notes{})
+				}
+				return streams[i]
+			}
+			next := 0
+			at := func() *place {
+				ten, err := tensor.OnDevice(tensor.Float16, huge{driver.Ptr(1+next) << 40, 2 * n}, n)
+				require.NoError(t, err)
+				p := placeOf(ten)
+				p.dev = next % c.devices
+				p.down, p.up = stream(2*p.dev), stream(2*p.dev+1)
+				next++
+				return p
+			}
+			o := &operation{b: b, ctx: t.Context(), line: b.line, width: c.width}
+			if c.broadcast {
+				l := leg{n: n, dtype: tensor.Float16}
+				if c.src > 0 {
+					l.src = at()
+				}
+				for range c.dst {
+					l.dst = append(l.dst, at())
+				}
+				o.legs = []leg{l}
+				o.relay = newOneToAll(c.role, b.chunks(&l))
+			} else if c.both {
+				p := at()
+				o.legs = []leg{{n: n, dtype: tensor.Float16, src: p, dst: []*place{p}}}
+			} else {
+				for range c.src {
+					o.legs = append(o.legs, leg{n: n, dtype: tensor.Float16, src: at()})
+				}
+				for range c.dst {
+					o.legs = append(o.legs, leg{n: n, dtype: tensor.Float16, dst: []*place{at()}})
+				}
+			}
+			o.layout()
+			o.staging = hugeHost{staging}
+			require.NoError(t, o.enqueue())
+			for i, s := range streams {
+				require.LessOrEqual(t, s.commands, c.most, "%s, %d bytes: stream %d", c.name, total, i)
+				require.LessOrEqual(t, s.commands, o.commands, "%s, %d bytes: stream %d", c.name, total, i)
+			}
+			require.EqualValues(t, o.commands, b.queued.Load())
+			written := make(map[driver.Ptr]int)
+			for _, s := range streams {
+				for _, x := range s.copies {
+					written[x.dst>>40] += x.n
+				}
+			}
+			for i := range o.legs {
+				for _, p := range o.legs[i].dst {
+					require.Equal(t, 2*n, written[p.base>>40], "%s, %d bytes", c.name, total)
+				}
+			}
+			o.pending.Abort()
+			o.pending.Release()
+			require.NoError(t, tr.Close())
+		}
+	}
+}
+
+// hugeHost is page-locked memory that only has an address.
+type hugeHost struct{ driver.HostMemory }
+
+func (hugeHost) Ptr() driver.Ptr { return 1 << 30 }
+
+// TestRoom lets an operation wait for those before it, until there is room, its context
+// ends, its time is over or the group has failed. Messages do not wait.
+func TestRoom(t *testing.T) {
+	b := &Backend{line: &line{}}
+	ctx, cancel := context.WithCancelCause(t.Context())
+	o := &operation{b: b, ctx: ctx, timeout: time.Hour, line: b.line}
+	o.occupy(mostQueued)
+	require.NoError(t, o.room())
+	o.occupy(1)
+	var ended sync.WaitGroup
+	ended.Go(func() { b.queued.Add(-1) })
+	require.NoError(t, o.room())
+	ended.Wait()
+	o.occupy(1)
+	message := &operation{b: b, ctx: ctx, line: &line{}}
+	message.occupy(100)
+	require.NoError(t, message.room())
+	require.EqualValues(t, mostQueued+1, b.queued.Load())
+	short := &operation{b: b, ctx: ctx, timeout: time.Millisecond, line: b.line}
+	require.ErrorIs(t, short.room(), work.ErrTimeout)
+	cause := errors.New("enough")
+	cancel(cause)
+	require.ErrorIs(t, o.room(), cause)
+	b.fault.Store(&cause)
+	require.ErrorIs(t, short.room(), cause)
+	require.NotErrorIs(t, short.room(), work.ErrTimeout)
+}
+
+// deep is a stream that notes how many commands it has, those before an event that has
+// passed left out. An event passes when it has been asked for a while.
+type deep struct {
+	notes
+	passed, deepest int
+	stuck           bool
+	reads           []driver.Access // of its kernels, the first one's
+}
+
+func (s *deep) note() error {
+	s.commands++
+	s.deepest = max(s.deepest, s.commands-s.passed)
+	return nil
+}
+
+func (s *deep) Launch(l *driver.Launch) error {
+	s.reads = append(s.reads, l.Access[0])
+	return s.note()
+}
+func (s *deep) Record() (driver.Event, error) {
+	err := s.note()
+	return &point{s: s, at: s.commands}, err
+}
+func (s *deep) Wait(driver.Event) error                              { return s.note() }
+func (s *deep) WaitValue(driver.Ptr, uint32, driver.Condition) error { return s.note() }
+func (s *deep) WriteValue(driver.Ptr, uint32) error                  { return s.note() }
+
+// point is an event of a deep stream.
+type point struct {
+	s     *deep
+	at    int
+	asked int
+}
+
+func (p *point) Done() (bool, error) {
+	if p.asked++; p.asked < 5 || p.s.stuck {
+		return false, nil
+	}
+	p.s.passed = max(p.s.passed, p.at)
+	return true, nil
+}
+func (p *point) Sync(context.Context) error { return nil }
+func (p *point) Release()                   {}
+
+// ringOf returns the ring of a rank whose neighbours are only addresses.
+func ringOf(t *testing.T, b *Backend, d driver.Driver, s driver.Stream, chunk int) *ring {
+	v, err := d.Device(0)
+	require.NoError(t, err)
+	mem, err := v.Alloc(ringSlots * chunk)
+	require.NoError(t, err)
+	words, err := d.AllocHost(pageSize)
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, errors.Join(mem.Close(), words.Close(), d.Close())) })
+	m := &mapping{mem: mem, words: words}
+	return &ring{b: b, v: v, chunk: chunk, stream: s, own: &workspace{mem: mem, words: words}, left: m, right: m}
+}
+
+// TestBroadcastInParts broadcasts up to 8 GiB round a ring, on a stream that only takes
+// notes: it has few commands at a time, and the pieces are the tensor (F-09).
+func TestBroadcastInParts(t *testing.T) {
+	if math.MaxInt == math.MaxInt32 {
+		t.Skip("memory of this size has no address here")
+	}
+	for _, c := range []struct{ n, chunk int }{{100, 16}, {5000, 16}, {100_001, 16}, {3<<30 + 5, 1 << 20}, {8<<30 + 5, 4 << 20}} {
+		for behind := range 3 {
+			t.Run(fmt.Sprintf("%d in pieces of %d, %d behind", c.n, c.chunk, behind), func(t *testing.T) {
+				d, err := sim.Open(sim.Config{})
+				require.NoError(t, err)
+				b := &Backend{rank: behind, size: 3, tracker: edges.New(d)}
+				b.line, err = b.newLine()
+				require.NoError(t, err)
+				s := &deep{}
+				ten, err := tensor.OnDevice(tensor.Uint8, huge{1 << 40, c.n}, c.n)
+				require.NoError(t, err)
+				r := ringOf(t, b, d, s, c.chunk)
+				o := &operation{b: b, ctx: t.Context(), timeout: time.Hour, line: b.line}
+				w := &deviceWork{op: o, ring: r, places: []*place{placeOf(ten)}, by: 1}
+				w.spread = func(batch *edges.Batch) error { return w.broadcast(batch, behind) }
+				o.device = w
+				o.pending, err = w.run(b.tracker.Batch())
+				require.NoError(t, err)
+				pieces := (c.n + c.chunk - 1) / c.chunk
+				require.LessOrEqual(t, s.deepest, mostCommands)
+				require.LessOrEqual(t, o.commands, mostCommands)
+				if 3*pieces > mostCommands {
+					require.Greater(t, s.deepest, mostCommands/2, "the stream has enough to do")
+					require.Greater(t, s.commands, 3*pieces)
+				} else {
+					require.Empty(t, w.parts)
+				}
+				require.Len(t, s.reads, pieces)
+				next := driver.Ptr(1 << 40)
+				for _, a := range s.reads {
+					require.Equal(t, next, a.Ptr)
+					next += driver.Ptr(a.Len)
+				}
+				require.Equal(t, driver.Ptr(1<<40+c.n), next)
+				require.NoError(t, o.pending.Sync(t.Context()))
+				require.NoError(t, w.ended())
+				require.Empty(t, w.parts)
+				o.pending.Release()
+				require.NoError(t, b.tracker.Close())
+			})
+		}
+	}
+}
+
+// TestPartsEnd ends a broadcast that waits for room: what it has enqueued by then is
+// waited for.
+func TestPartsEnd(t *testing.T) {
+	for _, how := range []string{"context", "time", "group"} {
+		d, err := sim.Open(sim.Config{})
+		require.NoError(t, err)
+		b := &Backend{size: 3, tracker: edges.New(d)}
+		s := &deep{stuck: true}
+		ten, err := tensor.OnDevice(tensor.Uint8, huge{1 << 40, 5000}, 5000)
+		require.NoError(t, err)
+		r := ringOf(t, b, d, s, 16)
+		ctx, cancel := context.WithCancel(t.Context())
+		o := &operation{b: b, ctx: ctx, timeout: time.Hour}
+		want := work.ErrCanceled
+		switch how {
+		case "context":
+			cancel()
+		case "time":
+			o.timeout, want = time.Millisecond, work.ErrTimeout
+		case "group":
+			want = errors.New("the group is no more")
+			b.fault.Store(&want)
+		}
+		w := &deviceWork{op: o, ring: r, places: []*place{placeOf(ten)}, by: 1}
+		w.spread = func(batch *edges.Batch) error { return w.broadcast(batch, 0) }
+		o.pending, err = w.run(b.tracker.Batch())
+		require.ErrorIs(t, err, want)
+		require.Len(t, w.parts, 1)
+		done, err := o.pending.Done()
+		require.NoError(t, err)
+		require.False(t, done)
+		s.stuck = false
+		for done := false; !done; {
+			done, err = o.pending.Done()
+			require.NoError(t, err)
+		}
+		require.Equal(t, s.commands, s.passed, "all that was enqueued")
+		require.NoError(t, w.ended())
+		o.pending.Release()
+		cancel()
+		require.NoError(t, b.tracker.Close())
+	}
+}

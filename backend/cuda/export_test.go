@@ -1,6 +1,10 @@
 package cuda
 
-import "time"
+import (
+	"time"
+
+	"github.com/c10d-go/c10d/backend/cuda/driver"
+)
 
 // SetCloseLimit changes how long Close waits for devices that do not go on after an
 // operation has failed, until the function that it returns is called.
@@ -75,4 +79,44 @@ func SetCrew(n, part int) func() {
 	oldCrew, oldPart := crewOf, smallestPart
 	crewOf, smallestPart = func(int) int { return n }, part
 	return func() { crewOf, smallestPart = oldCrew, oldPart }
+}
+
+// Fill makes memory in advance for so many operations under way, of every size up to so
+// many bytes: page-locked and, if there is a ring, its device's.
+func (b *Backend) Fill(bytes, operations int) error {
+	var hosts []driver.HostMemory
+	var devices []driver.Memory
+	r := b.neighbours.made()
+	for c := class(0); c <= class(bytes); c++ {
+		many := operations
+		if 1<<c <= 64<<10 {
+			many *= 4 // small ones are short
+		}
+		for range many {
+			h, err := b.pool.get(1 << c)
+			if err != nil {
+				return err
+			}
+			hosts = append(hosts, h)
+			if r == nil {
+				continue
+			}
+			m, err := r.scratch.get(r.dev, 1<<c)
+			if err != nil {
+				return err
+			}
+			devices = append(devices, m)
+		}
+	}
+	for _, h := range hosts {
+		if err := b.pool.put(h); err != nil {
+			return err
+		}
+	}
+	for _, m := range devices {
+		if err := r.scratch.put(m); err != nil {
+			return err
+		}
+	}
+	return nil
 }

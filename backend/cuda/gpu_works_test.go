@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math/bits"
 	"math/rand/v2"
+	"runtime"
 	"slices"
 	"strings"
 	"sync"
@@ -164,8 +165,10 @@ func clean(b []byte, at int) error {
 type sharing struct {
 	group  string
 	size   int
+	apart  *apart // nil if all ranks are in this process
 	room   int    // bytes for a rank's pairs on each device
 	cycles uint64 // that a caller's stream is busy before each pair
+	fill   int    // operations under way for which floods makes memory in advance
 	sums   gloo.Sums
 	cuda.Options
 }
@@ -173,16 +176,24 @@ type sharing struct {
 func (o sharing) world(t *testing.T, d driver.Driver) *world {
 	ctx, cancel := context.WithTimeout(context.Background(), 5*patience)
 	t.Cleanup(cancel)
-	w := &world{TB: t, ctx: ctx, fabric: mem.NewFabric()}
-	st := store.NewHash()
-	t.Cleanup(func() { st.Close() })
+	w := &world{TB: t, ctx: ctx, fabric: mem.NewFabric(), ranks: make([]*rank, o.size)}
+	var st store.Store
+	host := join(w.fabric)
+	if o.apart != nil {
+		st, host = store.Prefix(o.group, o.apart.st), loopback("")
+	} else {
+		st = store.NewHash()
+		t.Cleanup(func() { st.Close() })
+	}
 	for r := range o.size {
+		if o.apart != nil && r != o.apart.rank {
+			continue
+		}
 		x := &rank{TB: t, ctx: ctx, w: w, d: d}
 		require.NoError(t, x.makeStreams(fmt.Sprintf("%s caller %d", o.group, r)))
 		require.NoError(t, x.newArena(o.room, o.cycles))
-		w.ranks = append(w.ranks, x)
+		w.ranks[r] = x
 	}
-	host := join(w.fabric)
 	host.Sums = o.sums
 	o.Driver, o.CPUOptions = d, host
 	w.each(func(x *rank, r int) (err error) {
@@ -190,7 +201,12 @@ func (o sharing) world(t *testing.T, d driver.Driver) *world {
 		if x.b, err = cuda.New(ctx, bo); err != nil {
 			return err
 		}
-		x.cpu, err = x.reference(bo)
+		if o.apart == nil {
+			x.cpu, err = x.reference(bo)
+			return err
+		}
+		bo.Group, bo.Store, bo.Specific = o.group+"/reference", store.Prefix("reference", st), loopback("")
+		x.cpu, err = gloo.New(ctx, bo)
 		return err
 	})
 	return w
@@ -412,25 +428,39 @@ func floods(t *testing.T, d driver.Driver, o sharing, seed uint64, operations, l
 			o.AllReduce = "" // whichever is best
 		}
 		f := &flood{world: o.world(t, d)}
+		f.callers = make([][]*rank, o.size)
 		for r, x := range f.ranks {
+			if x == nil {
+				continue
+			}
 			second := &rank{TB: t, ctx: x.ctx, w: x.w, d: d, b: x.b, cpu: x.cpu}
 			require.NoError(t, second.makeStreams(fmt.Sprintf("%s caller %d again", o.group, r)))
 			require.NoError(t, second.newArena(o.room, o.cycles))
-			f.callers = append(f.callers, []*rank{x, second})
+			f.callers[r] = []*rank{x, second}
 		}
 		groups[g] = f
-		// What is made once, by the first operation, is made here.
+		// What operations make once is made here: a driver may wait in that for what others
+		// have on their way.
 		f.each(func(x *rank, r int) error {
 			if err := x.allReduces(tensor.Float32, backend.Sum, []int{16}, r, rand.New(rand.NewPCG(seed, uint64(r)))); err != nil {
 				return err
 			}
-			return x.arena.clear(x)
+			plan, rng := rand.New(rand.NewPCG(seed, uint64(g))), rand.New(rand.NewPCG(seed, uint64(r)))
+			for range 5 * len(floodKinds) {
+				if err := f.alone(r, plan, rng); err != nil {
+					return err
+				}
+			}
+			return errors.Join(x.b.Fill(16*o.size*largest, o.fill), x.arena.clear(x))
 		})
 	}
 	var all sync.WaitGroup
 	errs := make([]error, len(groups)*o.size)
 	for g, f := range groups {
-		for r := range o.size {
+		for r, x := range f.ranks {
+			if x == nil {
+				continue
+			}
 			all.Go(func() {
 				if err := f.run(r, rand.New(rand.NewPCG(seed, uint64(g))), rand.New(rand.NewPCG(seed+1, uint64(g*o.size+r))), operations/len(groups), largest); err != nil {
 					errs[g*o.size+r] = fmt.Errorf("group %d, rank %d: %w", g, r, err)
@@ -442,10 +472,42 @@ func floods(t *testing.T, d driver.Driver, o sharing, seed uint64, operations, l
 	require.NoError(t, errors.Join(errs...))
 	for _, f := range groups {
 		for _, callers := range f.callers {
-			callers[1].free()
+			if callers != nil {
+				callers[1].free()
+			}
 		}
 		f.end()
 	}
+}
+
+var floodKinds = []string{"all_reduce", "all_reduce", "all_reduce", "broadcast", "reduce", "all_gather_into_tensor", "reduce_scatter_tensor", "all_to_all_single"}
+
+// draw draws an operation with tensors of up to largest elements.
+func (f *flood) draw(plan *rand.Rand, largest int) program {
+	p := draw(plan, floodKinds[plan.IntN(len(floodKinds))], len(f.ranks))
+	for p.dtype = deviceTypes[plan.IntN(len(deviceTypes))]; !promised(cuda.DeviceWork, p.op, p.dtype, len(f.ranks)); {
+		p.op = deviceOps[plan.IntN(len(deviceOps))]
+	}
+	// As many of 1 to 2 elements as of 2 to 4, and so on.
+	n := 1 << plan.IntN(bits.Len(uint(largest)))
+	n = min(n+plan.IntN(n), largest)
+	if strings.Contains(p.name, "all_to") || strings.HasSuffix(p.name, "tensor") {
+		n /= len(f.ranks)
+	}
+	for k := range p.n {
+		p.n[k] = max(n/2, 1)
+	}
+	return p
+}
+
+// alone does an operation with small tensors, and waits for it.
+func (f *flood) alone(r int, plan, rng *rand.Rand) error {
+	x := f.callers[r][0]
+	x.layout = new(int)
+	if err := x.collectives([]program{f.draw(plan, 100)}, rng, r); err != nil {
+		return err
+	}
+	return x.arena.clear(x)
 }
 
 // run issues operations, which plan draws alike on all ranks, and then compares the
@@ -458,21 +520,8 @@ func (f *flood) run(r int, plan, rng *rand.Rand, operations, largest int) error 
 		w  *work.Work
 	}
 	var calls []issued
-	kinds := []string{"all_reduce", "all_reduce", "all_reduce", "broadcast", "reduce", "all_gather_into_tensor", "reduce_scatter_tensor", "all_to_all_single"}
 	for i := range operations {
-		p := draw(plan, kinds[plan.IntN(len(kinds))], len(f.ranks))
-		for p.dtype = deviceTypes[plan.IntN(len(deviceTypes))]; !promised(cuda.DeviceWork, p.op, p.dtype, len(f.ranks)); {
-			p.op = deviceOps[plan.IntN(len(deviceOps))]
-		}
-		// As many of 1 to 2 elements as of 2 to 4, and so on.
-		n := 1 << plan.IntN(bits.Len(uint(largest)))
-		n = min(n+plan.IntN(n), largest)
-		if strings.Contains(p.name, "all_to") || strings.HasSuffix(p.name, "tensor") {
-			n /= len(f.ranks)
-		}
-		for k := range p.n {
-			p.n[k] = max(n/2, 1)
-		}
+		p := f.draw(plan, largest)
 		x := f.callers[r][i%2]
 		x.layout = new(int)
 		c, err := x.prepare(x.ctx, p, r, rng, true)
@@ -517,14 +566,23 @@ func (f *flood) run(r int, plan, rng *rand.Rand, operations, largest int) error 
 	return nil
 }
 
-// TestGPUConcurrent has a thousand operations on their way.
+// TestGPUConcurrent has a thousand operations on their way, of ranks in processes of
+// their own.
 func TestGPUConcurrent(t *testing.T) {
 	d := openGPU(t)
-	for _, n := range groupSizes(d) {
-		o := sharing{size: n, room: 64 << 20, cycles: 100_000, Options: cuda.Options{Chunk: 1 << 18, DeviceChunk: 1 << 18}}
-		floods(t, d, o, 4, 1000, 1<<18)
-	}
+	sizes := groupSizes(d)
 	require.NoError(t, d.Close())
+	for _, n := range sizes {
+		runApart(t, "floods", n, "")
+	}
+}
+
+// TestSimulatedConcurrentApart is TestGPUConcurrent on simulated devices, with few.
+func TestSimulatedConcurrentApart(t *testing.T) {
+	if runtime.GOOS == "windows" {
+		t.Skip("simulated devices of several processes are not promised here")
+	}
+	runApart(t, "floods", 2, t.TempDir())
 }
 
 // TestSimulatedConcurrent has a hundred on simulated devices.

@@ -50,7 +50,7 @@ type world struct {
 	ctx    context.Context
 	m      *sim.Machine // nil for ranks that share a driver
 	fabric *mem.Fabric
-	ranks  []*rank
+	ranks  []*rank // nil for those of other processes
 }
 
 // rank is one rank: a process with a driver, the backend, and what its caller has.
@@ -154,7 +154,9 @@ func (w *world) each(f func(x *rank, r int) error) {
 	errs := make([]error, len(w.ranks))
 	var wg sync.WaitGroup
 	for r, x := range w.ranks {
-		wg.Go(func() { errs[r] = f(x, r) })
+		if x != nil {
+			wg.Go(func() { errs[r] = f(x, r) })
+		}
 	}
 	wg.Wait()
 	// One that failed first may be the reason why others did.
@@ -176,7 +178,9 @@ func (w *world) end() {
 		return x.cpu.Close()
 	})
 	for _, x := range w.ranks {
-		x.free()
+		if x != nil {
+			x.free()
+		}
 	}
 	if w.m != nil {
 		require.NoError(w, w.m.Close())

@@ -36,7 +36,8 @@ func (a *apart) run(t *testing.T, what string) {
 		}
 		floods(t, a.d, o, 4, operations, largest)
 	case "3 GiB":
-		n := 3<<30 + 5
+		gib := 1 << 30
+		n := 3*gib + 5
 		if a.simulated {
 			n = 1<<20 + 5
 		}

@@ -92,7 +92,7 @@ func (o *operation) poll(done func() (bool, error)) error {
 			continue
 		}
 		time.Sleep(pause)
-		pause = min(2*pause, 200*time.Microsecond)
+		pause = min(2*pause, 100*time.Microsecond)
 	}
 }
 

@@ -18,6 +18,9 @@ import (
 	"github.com/c10d-go/c10d/work"
 )
 
+// gib is a variable, as sizes of several are no constants everywhere.
+var gib = 1 << 30
+
 // TestPieces holds that pieces are all of a tensor, not larger than Options.Chunk where
 // there may be that many, and few.
 func TestPieces(t *testing.T) {
@@ -84,7 +87,7 @@ func TestCommands(t *testing.T) {
 		{"broadcast, last, 8 tensors of a device", 0, 8, false, 1, route{0, nil}, true, 1, mostCommands},
 		{"broadcast, last, 30 tensors", 0, 30, false, 1, route{0, nil}, true, 3, mostCommands},
 	} {
-		for _, total := range []int{1, 1000, 1 << 20, 100 << 20, 1 << 30, 8<<30 + 5} {
+		for _, total := range []int{1, 1000, 1 << 20, 100 << 20, gib, 8*gib + 5} {
 			n := total / 2 / max(c.width, 1)
 			tr := edges.New(d)
 			b := &Backend{rank: 1, size: 4, tracker: tr, options: Options{Chunk: 2 << 20, Slots: 4}}
@@ -256,7 +259,7 @@ func TestBroadcastInParts(t *testing.T) {
 	if math.MaxInt == math.MaxInt32 {
 		t.Skip("memory of this size has no address here")
 	}
-	for _, c := range []struct{ n, chunk int }{{100, 16}, {5000, 16}, {100_001, 16}, {3<<30 + 5, 1 << 20}, {8<<30 + 5, 4 << 20}} {
+	for _, c := range []struct{ n, chunk int }{{100, 16}, {5000, 16}, {100_001, 16}, {3*gib + 5, 1 << 20}, {8*gib + 5, 4 << 20}} {
 		for behind := range 3 {
 			t.Run(fmt.Sprintf("%d in pieces of %d, %d behind", c.n, c.chunk, behind), func(t *testing.T) {
 				d, err := sim.Open(sim.Config{})
@@ -289,7 +292,7 @@ func TestBroadcastInParts(t *testing.T) {
 					require.Equal(t, next, a.Ptr)
 					next += driver.Ptr(a.Len)
 				}
-				require.Equal(t, driver.Ptr(1<<40+c.n), next)
+				require.Equal(t, 1<<40+driver.Ptr(c.n), next)
 				require.NoError(t, o.pending.Sync(t.Context()))
 				require.NoError(t, w.ended())
 				require.Empty(t, w.parts)

@@ -323,10 +323,10 @@ func (g *Group) reduceShares(buf []byte, elem int, combine func(dst, src []byte)
 						return err
 					}
 				}
-				if r > 0 && lo < hi {
-					combine(acc, src[lo:hi])
-				}
+				g.srcs[r] = src[lo:hi]
 			}
+			g.srcs[0] = acc
+			g.weave(acc, u, combine)
 			g.all(p)
 			if inPlace {
 				copy(shared[lo:hi], acc)
@@ -348,6 +348,30 @@ func (g *Group) reduceShares(buf []byte, elem int, combine func(dst, src []byte)
 			}
 			return nil
 		})
+}
+
+// woven is how much of each operand is combined at a time by more than two ranks. All begin with rank
+// 0's: were it a whole share, they would all wait for one CPU's cache, and then for the next one's. Of 8
+// ranks on 16 CPUs, with shares of pieces and with 4 KiB in us: all-reduce of 64 KiB 24 and 21, of 256 KiB 82 and
+// 67; reduce 20 and 18, 68 and 58; reduce-scatter 20 and 17, 65 and 52; from 1 MiB on no difference. Memory of
+// Alloc takes more rounds of looking after the lenders so, and twice as long.
+const woven = 4 << 10
+
+// weave combines g.srcs, one of each rank and as long as acc, in the order of the ranks into acc,
+// which may be the first.
+func (g *Group) weave(acc []byte, unit int, combine func(dst, src []byte)) {
+	step := len(acc)
+	if g.size > 2 {
+		step = max(woven/unit, 1) * unit
+	}
+	for at := 0; at < len(acc); at += step {
+		end := min(at+step, len(acc))
+		copyTo(acc[at:end], g.srcs[0][at:end])
+		for _, src := range g.srcs[1:] {
+			combine(acc[at:end], src[at:end])
+		}
+	}
+	clear(g.srcs)
 }
 
 // ReduceScatter reduces in, a block a rank, and gives each rank its own block,
@@ -399,12 +423,9 @@ func (g *Group) ReduceScatter(out, in []byte, elem int, combine func(dst, src []
 					}
 					src = data[g.rank*piece:][:len(dst)]
 				}
-				if r == 0 {
-					copyTo(dst, src)
-				} else {
-					combine(dst, src)
-				}
+				g.srcs[r] = src
 			}
+			g.weave(dst, u, combine)
 			g.all(p)
 			return nil
 		})

@@ -172,7 +172,7 @@ func (g *Group) probe(o Options) {
 	if g.section = o.section; g.section == 0 {
 		g.section = defaultSection
 	}
-	g.places = make([]place, g.size)
+	g.places, g.srcs = make([]place, g.size), make([][]byte, g.size)
 	for r := range g.segs {
 		s := &g.segs[r]
 		g.places[r] = place{pid: int(*s.pid), mark: *s.mark, at: *s.markAt, local: *s.mark == *here() && o.glimpse == nil}

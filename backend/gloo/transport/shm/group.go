@@ -153,6 +153,7 @@ type Group struct {
 	lentBlocks [][]byte
 	addrs      []uint64 // where the others have what they lend
 	scratch    []byte   // two tiles
+	srcs       [][]byte // for weave
 	tile       int
 	section    int
 	private    bool // this call may lend other memory than that of Alloc

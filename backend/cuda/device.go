@@ -129,8 +129,9 @@ func (w *deviceWork) enqueue(o *operation) (err error) {
 	return err
 }
 
-// fill puts everything into the batch: the tensors' elements in order and on the
-// ring's device, all of this rank combined, the ring, and the way back.
+// fill puts everything into the batch, and into those that follow if it is too much for
+// one: the tensors' elements in order and on the ring's device, all of this rank
+// combined, the ring, and the way back.
 func (w *deviceWork) fill(batch *edges.Batch) error {
 	r := w.ring
 	r.used = 0
@@ -155,9 +156,19 @@ func (w *deviceWork) fill(batch *edges.Batch) error {
 			driver.Writes(at[0], n*es), driver.Reads(a, n*es))
 	}
 	w.first = progress{r.sent, r.got}
-	r.fill(batch, at[0], n, es, w.step, w.by)
+	unit := max(16/es, 1)
+	var err error
+	hops(r.b.rank, r.b.size, n, r.chunk/(unit*es)*unit, unit, func(h hop) {
+		if err == nil {
+			err = w.hop(h, at[0], es, w.step, w.by)
+		}
+	})
+	if err != nil {
+		return err
+	}
 	w.last = progress{r.sent, r.got}
 	r.count()
+	batch = w.batch
 	for _, a := range at[1:] {
 		batch.Copy(r.stream, a, at[0], n*es)
 	}
@@ -438,15 +449,8 @@ func (r *ring) slot(base driver.Ptr, i int) driver.Ptr {
 	return base + driver.Ptr(i*r.chunk)
 }
 
-// fill adds this rank's part of the all-reduce of n elements at x to the batch.
-// All is on one stream; the words order it against the neighbours'.
-func (r *ring) fill(batch *edges.Batch, x driver.Ptr, n, es int, step driver.Function, by int) {
-	unit := max(16/es, 1)
-	grain := r.chunk / (unit * es) * unit
-	hops(r.b.rank, r.b.size, n, grain, unit, func(h hop) { r.hop(batch, h, x, es, step, by) })
-}
-
-// hop adds one step to the batch.
+// hop adds one step to the batch. All is on one stream; the words order it against the
+// neighbours'.
 func (r *ring) hop(batch *edges.Batch, h hop, x driver.Ptr, es int, step driver.Function, by int) {
 	s := r.stream
 	at, bytes := x+driver.Ptr(h.lo*es), (h.hi-h.lo)*es

@@ -385,6 +385,62 @@ func TestDeviceChosen(t *testing.T) {
 	}
 }
 
+// TestDeviceParts all-reduces what a stream does not get at once: the call gives it the
+// rest while it goes on. If the others do not come, the call ends in time.
+func TestDeviceParts(t *testing.T) {
+	for _, size := range []int{2, 5} {
+		const n = 8000
+		s := onDevices(size, 2, 64)
+		s.sim.Seed = uint64(size)
+		w := newWorld(t, s)
+		w.each(func(x *rank, r int) error {
+			var all [2]*vector
+			var works [2]*work.Work
+			for i := range all {
+				var err error
+				if all[i], err = x.vector(tensor.Uint8, (r+i)%2, bytes.Repeat([]byte{byte(1 + r), byte(i)}, n/2)); err != nil {
+					return err
+				}
+				if works[i], err = x.b.AllReduce(x.ctx, []*tensor.Tensor{all[i].t}, backend.AllReduceOptions{}); err != nil {
+					return err
+				}
+				if err := works[i].Synchronize(x.stream[(r+i)%2]); err != nil {
+					return err
+				}
+			}
+			for i, y := range all {
+				got, err := x.bytes(y, (r+i)%2)
+				if err != nil {
+					return err
+				}
+				if err := same(got, bytes.Repeat([]byte{byte(size * (size + 1) / 2), byte(size * i)}, n/2)); err != nil {
+					return err
+				}
+			}
+			return work.WaitAll(x.ctx, works[:]...)
+		})
+		w.end()
+	}
+
+	s := onDevices(3, 2, 64).quietly()
+	w := newWorld(t, s)
+	w.each(func(x *rank, r int) error {
+		_, err := x.warm(r)
+		return err
+	})
+	x := w.ranks[1]
+	x.b.SetTimeout(200 * time.Millisecond)
+	y, err := x.vector(tensor.Int32, 1, make([]byte, 40_000))
+	require.NoError(t, err)
+	v, err := x.b.AllReduce(x.ctx, []*tensor.Tensor{y.t}, backend.AllReduceOptions{})
+	if err == nil {
+		err = v.Wait(x.ctx)
+	}
+	named(t, err, 1, 1)
+	require.ErrorIs(t, err, work.ErrTimeout)
+	w.drop(t)
+}
+
 // TestDeviceShared runs ranks of one process on one driver: they reach each
 // other's memory by its address.
 func TestDeviceShared(t *testing.T) {

@@ -2,9 +2,16 @@ package cuda
 
 import (
 	"fmt"
+	"math"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/c10d-go/c10d/backend/cuda/driver"
+	"github.com/c10d-go/c10d/backend/cuda/driver/edges"
+	"github.com/c10d-go/c10d/backend/cuda/driver/sim"
+	"github.com/c10d-go/c10d/tensor"
 )
 
 // TestHops runs the steps of all ranks on plain numbers: every element is the sum
@@ -94,5 +101,56 @@ func TestCollapsed(t *testing.T) {
 		s, u := collapsed(c.shape, c.strides)
 		require.Equal(t, c.wantShape, s)
 		require.Equal(t, c.wantStrides, u)
+	}
+}
+
+// TestAllReduceInParts all-reduces up to 8 GiB on a stream that only takes notes. The
+// commands grow with the bytes, some ten for each slot that they fill, but the stream has
+// few at a time. Every step of the plan is there once and in order.
+func TestAllReduceInParts(t *testing.T) {
+	if math.MaxInt == math.MaxInt32 {
+		t.Skip("memory of this size has no address here")
+	}
+	for _, c := range []struct{ n, chunk int }{{100, 16}, {5000, 16}, {100_001, 64}, {1 << 28, 4 << 20}, {2<<30 + 5, 4 << 20}} {
+		for _, size := range []int{2, 3, 8} {
+			t.Run(fmt.Sprintf("%d elements in slots of %d, %d ranks", c.n, c.chunk, size), func(t *testing.T) {
+				d, err := sim.Open(sim.Config{})
+				require.NoError(t, err)
+				b := &Backend{rank: 1, size: size, tracker: edges.New(d)}
+				b.line, err = b.newLine()
+				require.NoError(t, err)
+				s := &deep{}
+				const base = driver.Ptr(1 << 40)
+				ten, err := tensor.OnDevice(tensor.Float32, huge{base, 4 * c.n}, c.n)
+				require.NoError(t, err)
+				o := &operation{b: b, ctx: t.Context(), timeout: time.Hour, line: b.line}
+				w := &deviceWork{op: o, ring: ringOf(t, b, d, s, c.chunk), places: []*place{placeOf(ten)}, by: 1}
+				o.device = w
+				o.pending, err = w.run(b.tracker.Batch())
+				require.NoError(t, err)
+
+				rounds, steps := (4*c.n+size*c.chunk-1)/(size*c.chunk), 0
+				hops(1, size, c.n, c.chunk/4, 4, func(h hop) {
+					require.Less(t, steps, len(s.reads))
+					require.Equal(t, base+driver.Ptr(4*h.lo), s.reads[steps].Ptr)
+					require.Equal(t, 4*(h.hi-h.lo), s.reads[steps].Len)
+					steps++
+				})
+				require.Len(t, s.reads, steps)
+				require.LessOrEqual(t, steps, rounds*(2*size-1))
+				parts := len(w.parts) + 1
+				require.LessOrEqual(t, s.commands, rounds*(10*size-9)+parts*spareCommands)
+				require.LessOrEqual(t, s.deepest, mostCommands)
+				require.LessOrEqual(t, o.commands, mostCommands)
+				if s.commands > mostCommands {
+					require.Greater(t, parts, 1)
+					require.Greater(t, s.deepest, mostCommands/2, "the stream has enough to do")
+				}
+				require.NoError(t, o.pending.Sync(t.Context()))
+				require.NoError(t, w.ended())
+				o.pending.Release()
+				require.NoError(t, b.tracker.Close())
+			})
+		}
 	}
 }

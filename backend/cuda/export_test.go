@@ -73,6 +73,14 @@ func OpenRegion(name string, n int) (free func() error, err error) {
 	return r.leave, nil
 }
 
+// SetMostQueued changes how many commands operations may have left on a stream when the
+// next one is enqueued, until the function that it returns is called.
+func SetMostQueued(n int64) func() {
+	old := mostQueued
+	mostQueued = n
+	return func() { mostQueued = old }
+}
+
 // SetCrew changes how many goroutines of a rank combine its share, and the least that
 // one of them does, until the function that it returns is called.
 func SetCrew(n, part int) func() {

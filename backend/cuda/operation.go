@@ -975,7 +975,7 @@ func (b *Backend) launch(o *operation, result []*tensor.Tensor) error {
 			if o.err == nil {
 				o.err = o.room()
 			}
-			o.occupy(4*s.chunks + spareCommands)
+			o.occupy(3*s.chunks + 4)
 			// The operation may have ended, and given s back, before this returns.
 			wrong := o.err != nil
 			s.ending.Add(1)

@@ -19,10 +19,6 @@ const (
 	// mostCommands is how many commands of one operation a stream has at a time.
 	mostCommands = 256
 
-	// mostQueued is how many a group's earlier operations may have left on a stream when
-	// the next one is enqueued.
-	mostQueued = 2 * mostCommands
-
 	// spareCommands is what an operation gives a stream besides what it does for each
 	// piece: waits for callers' streams and for earlier operations, and its end.
 	spareCommands = 16
@@ -31,6 +27,10 @@ const (
 	// from a rank's first tensor to the others.
 	spreadCommands = 64
 )
+
+// mostQueued is how many commands a group's earlier operations may have left on a stream
+// when the next one is enqueued; a variable for tests.
+var mostQueued int64 = 2 * mostCommands
 
 // piecesOf returns in how many pieces an operation goes at most that copies so many
 // tensors, the same on every rank. For a piece a stream waits, copies, and writes a word

@@ -174,7 +174,7 @@ func TestRoom(t *testing.T) {
 	b := &Backend{line: &line{}}
 	ctx, cancel := context.WithCancelCause(t.Context())
 	o := &operation{b: b, ctx: ctx, timeout: time.Hour, line: b.line}
-	o.occupy(mostQueued)
+	o.occupy(int(mostQueued))
 	require.NoError(t, o.room())
 	o.occupy(1)
 	var ended sync.WaitGroup
@@ -330,7 +330,7 @@ func TestPartsEnd(t *testing.T) {
 		w.spread = func(batch *edges.Batch) error { return w.broadcast(batch, 0) }
 		o.pending, err = w.run(b.tracker.Batch())
 		require.ErrorIs(t, err, want)
-		require.Len(t, w.parts, 1)
+		require.Len(t, w.parts, ringParts-1)
 		done, err := o.pending.Done()
 		require.NoError(t, err)
 		require.False(t, done)

@@ -287,6 +287,7 @@ func TestSharedLeftover(t *testing.T) {
 // TestSharedMismatch lets a rank be so far ahead of the other that the board does not
 // tell any more what it has called.
 func TestSharedMismatch(t *testing.T) {
+	defer cuda.SetMostQueued(1 << 20)()
 	w := newWorld(t, setup{size: 2, timeout: patience, sim: sim.Config{Devices: 1, Quiet: true}})
 	ahead := make(chan struct{})
 	errs := runEach(w, func(x *rank, r int, _ chan struct{}) error {

@@ -211,6 +211,7 @@ func (m *lateMesh) Close() error {
 // before they wait for any, while one rank fails.
 type released struct {
 	size, culprit int
+	elements      int // of each operation; the stream gets 1000 in parts
 	seed          uint64
 	fail          func(w *world, cancel func()) // makes the culprit fail, once all is set up
 	injected      error                         // what the culprit's error is, nil for any
@@ -234,7 +235,7 @@ func (p released) run(t *testing.T) (good, bad int) {
 		}}
 	}
 	w := newWorld(t, s)
-	const elements, ops = 40, 5
+	const ops = 5
 	kinds := [ops]work.OpType{work.AllReduce, work.Barrier, work.AllReduce, work.Broadcast, work.AllReduce}
 	root := (p.culprit + 1) % p.size
 	var want [ops][]byte
@@ -247,9 +248,9 @@ func (p released) run(t *testing.T) (good, bad int) {
 	}
 	rng := random(t, p.seed)
 	for i := range ops {
-		want[i] = make([]byte, 4*elements)
+		want[i] = make([]byte, 4*p.elements)
 		for r, x := range w.ranks {
-			b := make([]byte, 4*elements)
+			b := make([]byte, 4*p.elements)
 			for j := range b {
 				b[j] = byte(rng.IntN(50)) // so that no sum carries
 				if kinds[i] == work.AllReduce {
@@ -364,7 +365,7 @@ func TestReleasedStreams(t *testing.T) {
 			}
 			good, bad := 0, 0
 			for k, hit := uint64(size), true; hit; k += step {
-				p := released{size: size, culprit: int(k) % size, seed: k, injected: errors.New("injected")}
+				p := released{size: size, culprit: int(k) % size, elements: 40, seed: k, injected: errors.New("injected")}
 				own := fmt.Sprintf("rank %d/rank", p.culprit)
 				var n, failed atomic.Int64
 				p.fail = func(w *world, _ func()) {
@@ -393,7 +394,7 @@ func TestReleasedStreams(t *testing.T) {
 		t.Run("a rank "+name, func(t *testing.T) {
 			eachSeed(t, 4, func(t *testing.T, seed uint64, _ sim.Semantics) {
 				rng := random(t, seed)
-				p := released{size: 2 + rng.IntN(4), seed: seed}
+				p := released{size: 2 + rng.IntN(4), elements: []int{40, 1000}[seed/4%2], seed: seed}
 				p.culprit = rng.IntN(p.size)
 				after := time.Duration(rng.Int64N(int64(4 * time.Millisecond)))
 				p.fail = func(w *world, cancel func()) {

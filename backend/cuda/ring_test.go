@@ -111,7 +111,7 @@ func TestAllReduceInParts(t *testing.T) {
 	if math.MaxInt == math.MaxInt32 {
 		t.Skip("memory of this size has no address here")
 	}
-	for _, c := range []struct{ n, chunk int }{{100, 16}, {5000, 16}, {100_001, 64}, {1 << 28, 4 << 20}, {2<<30 + 5, 4 << 20}} {
+	for _, c := range []struct{ n, chunk int }{{100, 16}, {5000, 16}, {100_001, 64}, {1 << 28, 4 << 20}, {2*gib + 5, 4 << 20}} {
 		for _, size := range []int{2, 3, 8} {
 			t.Run(fmt.Sprintf("%d elements in slots of %d, %d ranks", c.n, c.chunk, size), func(t *testing.T) {
 				d, err := sim.Open(sim.Config{})

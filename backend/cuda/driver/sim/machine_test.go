@@ -155,7 +155,26 @@ func TestStats(t *testing.T) {
 	require.Equal(t, 200, after.Records-before.Records)
 	require.Equal(t, 200, after.Waits-before.Waits)
 	before.Records, before.Waits, before.Operations = after.Records, after.Waits, after.Operations
+	before.Deepest = after.Deepest // as many as the stream was behind by
 	require.Equal(t, before, after)
+	require.NoError(t, h.settle())
+}
+
+// TestDeepest counts what a stream has been given while a word holds it up.
+func TestDeepest(t *testing.T) {
+	h := open(t, sim.Config{})
+	a, b, x, word := h.stream(0, "a"), h.stream(0, "b"), h.alloc(0, 100), h.pinned(4)
+	word.Store32(0, 0)
+	require.NoError(t, a.WaitValue(word.Ptr(), 1, driver.Equal))
+	for range 41 {
+		require.NoError(t, a.Memset(x.Ptr(), 1, 100))
+	}
+	require.Equal(t, 42, h.m.Stats().Deepest)
+	word.Store32(0, 1)
+	h.wait(a)
+	before := h.m.Stats().Deepest
+	require.NoError(t, b.Memset(x.Ptr(), 2, 100))
+	require.Equal(t, before, h.m.Stats().Deepest)
 	require.NoError(t, h.settle())
 }
 

@@ -565,7 +565,11 @@ func TestDeviceMutations(t *testing.T) {
 	s = s.quietly()
 	s.timeout = 300 * time.Millisecond
 	tried := map[string]int{}
-	for _, m := range calls {
+	for i, m := range calls {
+		record := func(o sim.Call) bool { return o.Name == "Record" && o.Stream == m.Stream }
+		if record(m) && strings.HasSuffix(m.Stream, "ring") && slices.ContainsFunc(calls[i+1:], record) {
+			continue // the end of a part that is not the last: the call waits for it before it goes on
+		}
 		if m.Name != "Record" && m.Name != "Wait" && m.Name != "WaitValue" && m.Name != "WriteValue" ||
 			strings.HasPrefix(m.Stream, "rank 0/caller") && m.Name == "Record" && m.K == 2 {
 			continue // the test's own

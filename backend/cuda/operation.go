@@ -250,7 +250,7 @@ func (o *operation) elements(l *leg, k int) (from, to int) {
 // enqueue gives the streams all that they will do for the operation. The host's
 // part comes later, in its turns.
 func (o *operation) enqueue() (err error) {
-	if err := o.room(); err != nil {
+	if err := o.room(mostCommands); err != nil {
 		return err
 	}
 	if o.device != nil {
@@ -973,9 +973,9 @@ func (b *Backend) launch(o *operation, result []*tensor.Tensor) error {
 		s.x.number++
 		if s.direct {
 			if o.err == nil {
-				o.err = o.room()
+				o.err = o.room(s.commands())
 			}
-			o.occupy(3*s.chunks + 4)
+			o.occupy(s.commands())
 			// The operation may have ended, and given s back, before this returns.
 			wrong := o.err != nil
 			s.ending.Add(1)

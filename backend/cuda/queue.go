@@ -54,12 +54,14 @@ func spreads(pieces, m int) int {
 	return (pieces + parts - 1) / parts
 }
 
-// room waits until the operation may be enqueued.
-func (o *operation) room() error {
-	if o.line != o.b.line || o.b.queued.Load() <= mostQueued {
+// room waits until the operation may be enqueued, which gives a stream at most so many
+// commands: the more they are, the fewer may be left of earlier operations.
+func (o *operation) room(commands int) error {
+	most := max(mostQueued-int64(max(commands-mostCommands, 0)), 0)
+	if o.line != o.b.line || o.b.queued.Load() <= most {
 		return nil
 	}
-	return o.poll(func() (bool, error) { return o.b.queued.Load() <= mostQueued, nil })
+	return o.poll(func() (bool, error) { return o.b.queued.Load() <= most, nil })
 }
 
 // occupy notes how many commands of the operation a stream has at most, until it has

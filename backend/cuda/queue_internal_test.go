@@ -175,25 +175,27 @@ func TestRoom(t *testing.T) {
 	ctx, cancel := context.WithCancelCause(t.Context())
 	o := &operation{b: b, ctx: ctx, timeout: time.Hour, line: b.line}
 	o.occupy(int(mostQueued))
-	require.NoError(t, o.room())
+	require.NoError(t, o.room(mostCommands))
+	hasty := &operation{b: b, ctx: ctx, timeout: time.Millisecond, line: b.line}
+	require.ErrorIs(t, hasty.room(mostCommands+1), work.ErrTimeout, "it takes more room than others")
 	o.occupy(1)
 	var ended sync.WaitGroup
 	ended.Go(func() { b.queued.Add(-1) })
-	require.NoError(t, o.room())
+	require.NoError(t, o.room(0))
 	ended.Wait()
 	o.occupy(1)
 	message := &operation{b: b, ctx: ctx, line: &line{}}
 	message.occupy(100)
-	require.NoError(t, message.room())
+	require.NoError(t, message.room(0))
 	require.EqualValues(t, mostQueued+1, b.queued.Load())
 	short := &operation{b: b, ctx: ctx, timeout: time.Millisecond, line: b.line}
-	require.ErrorIs(t, short.room(), work.ErrTimeout)
+	require.ErrorIs(t, short.room(0), work.ErrTimeout)
 	cause := errors.New("enough")
 	cancel(cause)
-	require.ErrorIs(t, o.room(), cause)
+	require.ErrorIs(t, o.room(0), cause)
 	b.fault.Store(&cause)
-	require.ErrorIs(t, short.room(), cause)
-	require.NotErrorIs(t, short.room(), work.ErrTimeout)
+	require.ErrorIs(t, short.room(0), cause)
+	require.NotErrorIs(t, short.room(0), work.ErrTimeout)
 }
 
 // deep is a stream that notes how many commands it has, those before an event that has

@@ -157,6 +157,9 @@ func sharedGrain(n, es, chunk int) int {
 // elements returns the range of elements of a chunk.
 func (s *shared) elements(k int) (lo, hi int) { return k * s.grain, min((k+1)*s.grain, s.n) }
 
+// commands returns how many commands a stream gets.
+func (s *shared) commands() int { return 3*s.chunks + 4 }
+
 // stage decides who copies. The caller holds Backend.calls.
 func (s *shared) stage(o *operation) {
 	x, p := s.x, o.legs[0].src

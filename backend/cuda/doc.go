@@ -57,10 +57,10 @@
 //
 // A stream of CUDA's has room for some 1000 commands; who gives it more waits in the
 // driver, with locks that others need. So an operation gives a stream at most 256 at a
-// time, however large its tensors are. What goes through the host goes in up to 60 pieces;
+// time, and 512 if it stays on the devices, however large its tensors are. What goes through the host goes in up to 60 pieces;
 // only operations of more than 57 tensors have more commands, and all-reduces through
 // memory that ranks share three for each of up to 256 chunks. What stays on the devices
-// is enqueued in parts: a call with more than some 100 MiB, in pieces of 4 MiB, returns
+// is enqueued in parts: a call with more than some 200 MiB, in pieces of 4 MiB, returns
 // when the rest has been done. A call also waits while those before it in its group have
 // left more than 512 commands on a stream. These waits end with the operation's time, its
 // context and the group.

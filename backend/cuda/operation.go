@@ -250,7 +250,11 @@ func (o *operation) elements(l *leg, k int) (from, to int) {
 // enqueue gives the streams all that they will do for the operation. The host's
 // part comes later, in its turns.
 func (o *operation) enqueue() (err error) {
-	if err := o.room(mostCommands); err != nil {
+	commands := mostCommands
+	if o.device != nil {
+		commands = o.device.most()
+	}
+	if err := o.room(commands); err != nil {
 		return err
 	}
 	if o.device != nil {

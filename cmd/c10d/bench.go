@@ -49,6 +49,7 @@ type bench struct {
 	work            string
 	broadcast       string
 	chunk           byteSize
+	slots           int
 	deviceChunk     byteSize
 	stream, inPlace bool
 	sumsGiven       bool
@@ -149,6 +150,7 @@ func setupBench(fs *flag.FlagSet) func(stdio, []string) (int, error) {
 	fs.StringVar(&b.work, "work", "", "with -device, the `work` that does every all_reduce: "+strings.Join(allReduceWorks(), ", ")+" (default the best that is usable)")
 	fs.StringVar(&b.broadcast, "broadcast", "", "with -device, the `way` of every broadcast: "+strings.Join(broadcastWays, ", ")+" (default by size and ranks)")
 	fs.Var(&b.chunk, "chunk", "with -device, the `size` of the pieces that go through the host; 0 is the backend's own")
+	fs.IntVar(&b.slots, "slots", 0, "with -device, how many such `pieces` are on their way at a time; 0 is the backend's own")
 	fs.Var(&b.deviceChunk, "device-chunk", "with -device, the `size` of the pieces that go from device to device; 0 is the backend's own")
 	fs.BoolVar(&b.stream, "stream", true, "with -device, call on a stream of the rank's own, and wait for the stream; without, wait for the operation")
 	fs.BoolVar(&b.inPlace, "in-place", false, "input and output in the same memory also where the operation has two tensors: "+strings.Join(inPlaceOps, ", "))
@@ -164,7 +166,7 @@ func setupBench(fs *flag.FlagSet) func(stdio, []string) (int, error) {
 		given := map[string]bool{}
 		fs.Visit(func(f *flag.Flag) { given[f.Name] = true })
 		b.sumsGiven = given["sums"]
-		for _, name := range []string{"work", "broadcast", "chunk", "device-chunk", "stream"} {
+		for _, name := range []string{"work", "broadcast", "chunk", "slots", "device-chunk", "stream"} {
 			if given[name] && b.device.onCPU() {
 				return 0, usagef("-%s is for -device cuda or sim", name)
 			}
@@ -303,7 +305,7 @@ func (b *bench) options(at *gpu) pg.InitOptions {
 	o := pg.Options{Timeout: 5 * time.Minute, Backend: at.backends(), BackendOptions: map[string]any{gloo.Name: host}}
 	if at != nil {
 		own := cuda.Options{
-			Driver: at.driver, AllReduce: b.work, Broadcast: b.broadcast, Chunk: int(b.chunk), DeviceChunk: int(b.deviceChunk),
+			Driver: at.driver, AllReduce: b.work, Broadcast: b.broadcast, Chunk: int(b.chunk), Slots: b.slots, DeviceChunk: int(b.deviceChunk),
 		}
 		if b.wire != string(gloo.WireAuto) || b.sumsGiven {
 			if !b.sumsGiven {

@@ -160,7 +160,7 @@ func TestBenchOnDeviceFindsWrongResults(t *testing.T) {
 // simulated host.
 func TestBenchDeviceProcesses(t *testing.T) {
 	p := start(t, nil, "bench", "-device", "sim", "-world", "2", "-op", "all_reduce,broadcast", "-sizes", "4,5000", "-n", "3",
-		"-repeat", "1", "-json", "-work", "host", "-broadcast", "host", "-chunk", "1K", "-device-chunk", "1K", "-sums", "")
+		"-repeat", "1", "-json", "-work", "host", "-broadcast", "host", "-chunk", "1K", "-slots", "2", "-device-chunk", "1K", "-sums", "")
 	require.Zero(t, p.wait(), p.stderr.String())
 	lines := strings.Split(strings.TrimSpace(p.output()), "\n")
 	require.Len(t, lines, 4)
@@ -220,6 +220,7 @@ func TestBenchDeviceFlags(t *testing.T) {
 		`unknown -work "telepathy" (known: `: {"-device", "sim", "-work", "telepathy"},
 		"-work is for -device cuda or sim":   {"-work", "host"},
 		"-device-chunk is for -device":       {"-device-chunk", "1M"},
+		"-slots is for -device":              {"-slots", "8"},
 		`unknown -broadcast "shout"`:         {"-device", "sim", "-broadcast", "shout"},
 		"has no tensors on -device sim":      {"-device", "sim", "-op", sparseOp},
 		"nothing to tune on -device sim":     {"-device", "sim", "-tune", "x"},

@@ -757,8 +757,11 @@ type fifo[T any] struct {
 func (q *fifo[T]) init(mu *sync.Mutex) { q.cond.L = mu }
 
 // linger polls for a while, so that what comes next finds its goroutine awake.
-func (q *fifo[T]) linger(limit time.Duration) {
-	for i, start := 1, time.Now(); !q.ready.Load(); i++ {
+func (q *fifo[T]) linger(limit time.Duration) { pollFor(limit, q.ready.Load) }
+
+// pollFor polls until something has come, for a while.
+func pollFor(limit time.Duration, come func() bool) {
+	for i, start := 1, time.Now(); !come(); i++ {
 		if i%64 == 0 && time.Since(start) > limit {
 			return
 		}

@@ -26,6 +26,8 @@ type Device struct {
 	ctx   Context
 	info  driver.Info
 	peers []atomic.Bool // by device; read by operations, which must not wait for mu
+	near  []atomic.Bool // likewise: those with which copies go directly
+	met   []atomic.Bool // likewise: those of higher index with which this was tried
 
 	maps   sync.Mutex // CUDA may wait for the device while it is held
 	opened map[[72]byte]*mapping
@@ -77,7 +79,9 @@ func (v *Device) retain(call string) error {
 		}
 	}
 	v.ctx, v.info = ctx, info
-	v.peers = make([]atomic.Bool, len(v.d.devices))
+	for _, flags := range []*[]atomic.Bool{&v.peers, &v.near, &v.met} {
+		*flags = make([]atomic.Bool, len(v.d.devices))
+	}
 	v.opened = make(map[[72]byte]*mapping)
 	v.ready.Store(true)
 	return nil
@@ -91,9 +95,11 @@ func (v *Device) close() error {
 		return nil
 	}
 	var errs []error
-	for peer := range v.peers {
-		if v.peers[peer].Swap(false) {
-			errs = append(errs, v.release("Close", v.d.devices[peer]))
+	for _, access := range [][]atomic.Bool{v.peers, v.near} {
+		for peer := range access {
+			if access[peer].Swap(false) {
+				errs = append(errs, v.release("Close", v.d.devices[peer]))
+			}
 		}
 	}
 	if v.lost.Load() == nil {
@@ -244,19 +250,39 @@ func (v *Device) EnablePeer(peer int) error {
 	if err != nil {
 		return err
 	}
+	return v.enable(call, p, v.peers)
+}
+
+// meet gives this device and another access to each other's memory, if they can have
+// it, at the first copy between them: without it CUDA takes copies through the host,
+// and those of one stream may wait there for another's.
+func (v *Device) meet(call string, p *Device) {
+	if v.met[p.index].Load() {
+		return
+	}
+	// What goes wrong the copy will say.
+	if v.enable(call, p, v.near) == nil {
+		_ = p.enable(call, v, p.near)
+	}
+	v.met[p.index].Store(true)
+}
+
+// enable gives kernels and copies of this device access to the memory of another,
+// and notes it.
+func (v *Device) enable(call string, p *Device, access []atomic.Bool) error {
 	can, r := v.d.api.CanAccessPeer(v.ord, p.ord)
 	if r != Success {
 		return v.fail(call, "cuDeviceCanAccessPeer", r)
 	}
 	if !can {
-		return &driver.Error{Call: call, Device: v.index, Err: fmt.Errorf("%w to device %d", driver.ErrPeerAccess, peer)}
+		return &driver.Error{Call: call, Device: v.index, Err: fmt.Errorf("%w to device %d", driver.ErrPeerAccess, p.index)}
 	}
 	if err := p.open(call); err != nil {
 		return err
 	}
 	v.mu.Lock()
 	defer v.mu.Unlock()
-	if v.peers[peer].Load() {
+	if access[p.index].Load() {
 		return nil
 	}
 	peers.Lock()
@@ -279,7 +305,7 @@ func (v *Device) EnablePeer(peer int) error {
 		}
 	}
 	peers.uses[key]++
-	v.peers[peer].Store(true)
+	access[p.index].Store(true)
 	return nil
 }
 

@@ -174,6 +174,45 @@ func TestLost(t *testing.T) {
 	require.NoError(t, x.d.Close())
 }
 
+// TestCopiesMeet has devices reach each other's memory from the first copy between them.
+func TestCopiesMeet(t *testing.T) {
+	f := newFake(2)
+	x := newFixture(t, f)
+	v := x.device(1)
+	there, err := v.NewStream(driver.StreamOptions{})
+	require.NoError(t, err)
+	a, b, c := x.alloc(x.v, 8), x.alloc(v, 8), x.alloc(x.v, 8)
+	keys := [][2]Context{{fakeContext(0), fakeContext(1)}, {fakeContext(1), fakeContext(0)}}
+
+	require.NoError(t, x.s.Copy(c.Ptr(), a.Ptr(), 8))
+	require.Empty(t, f.peers, "within a device")
+	require.NoError(t, there.Copy(b.Ptr(), a.Ptr(), 8))
+	for _, k := range keys {
+		require.True(t, f.peers[k], "%v", k)
+	}
+	f.names = nil
+	require.NoError(t, x.s.Copy(b.Ptr(), a.Ptr(), 8))
+	require.NoError(t, x.s.Copy(a.Ptr(), b.Ptr(), 8))
+	require.NotContains(t, f.names, "CanAccessPeer", "asked once")
+
+	require.NoError(t, x.v.EnablePeer(1))
+	require.NoError(t, x.v.DisablePeer(1))
+	require.True(t, f.peers[keys[0]], "copies have it yet")
+	for _, m := range []driver.Memory{a, b, c} {
+		require.NoError(t, m.Close())
+	}
+	require.NoError(t, errors.Join(there.Close(), x.s.Close(), x.d.Close()))
+	require.Empty(t, f.peers, "Close takes it back")
+
+	f.noPeer = true
+	y := newFixture(t, f)
+	a, b = y.alloc(y.v, 8), y.alloc(y.device(1), 8)
+	require.NoError(t, y.s.Copy(b.Ptr(), a.Ptr(), 8), "devices that cannot")
+	require.Empty(t, f.peers)
+	require.NoError(t, errors.Join(a.Close(), b.Close(), y.s.Close(), y.d.Close()))
+	require.Empty(t, f.left())
+}
+
 func TestPeers(t *testing.T) {
 	f := newFake(2)
 	x, y := newFixture(t, f), newFixture(t, f)

@@ -198,7 +198,13 @@ func (w *deviceWork) bring(batch *edges.Batch, i int) (driver.Ptr, error) {
 		if err != nil {
 			return 0, err
 		}
-		p.each(func(s span) { batch.Copy(r.stream, at+driver.Ptr(s.off-p.lo), p.base+driver.Ptr(s.off), s.n) })
+		// By its own device: what other devices fetch waits in one queue, see package driver.
+		line := w.op.line
+		from, err := line.stream(r.b, line.down, p.dev, "down")
+		if err != nil {
+			return 0, err
+		}
+		p.each(func(s span) { batch.Copy(from, at+driver.Ptr(s.off-p.lo), p.base+driver.Ptr(s.off), s.n) })
 		w.here[i] = at
 	}
 	if p.flat {

@@ -163,5 +163,5 @@ func TestSimulatedLocal(t *testing.T) {
 	d, err := sim.Open(sim.Config{Devices: 3, Seed: seed, Kernels: ks})
 	require.NoError(t, err)
 	everyLocal(t, d, 255)
-	require.NoError(t, d.Close())
+	closeSim(t, d)
 }

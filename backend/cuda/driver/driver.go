@@ -72,9 +72,8 @@ type Device interface {
 	OpenMemory(h MemoryHandle) (Memory, error)
 
 	// EnablePeer lets this device's kernels reach the memory of another device.
-	// Once it holds, further calls do nothing. Copies between devices work
-	// without it, at the price of a way through the host. Without a link between
-	// the devices it returns ErrPeerAccess.
+	// Once it holds, further calls do nothing. Copies between devices need no call.
+	// Without a link between the devices it returns ErrPeerAccess.
 	EnablePeer(peer int) error
 
 	// DisablePeer takes EnablePeer back, if it held.

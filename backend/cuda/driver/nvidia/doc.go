@@ -32,6 +32,12 @@
 // nothing to do. A program must not close any while a stream waits for a word
 // that the same goroutine is going to write.
 //
+// Streams that share a queue of the hardware wait for each other, with those of
+// other processes behind them. Open asks for 32 queues a device, the most there are, by
+// setting CUDA_DEVICE_MAX_CONNECTIONS for the C library of its process, unless the
+// environment has it. It is too late for a program that has made a context before, and
+// on Windows Open leaves that to who starts the program. See package driver.
+//
 // # Memory that can be registered
 //
 // Linux locks pages of the process itself, of memfd and of /dev/shm. It refuses

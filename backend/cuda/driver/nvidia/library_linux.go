@@ -3,8 +3,11 @@
 package nvidia
 
 import (
+	"cmp"
 	"fmt"
+	"os"
 	"runtime"
+	"unsafe"
 
 	"github.com/ebitengine/purego"
 )
@@ -31,4 +34,23 @@ func load() (uintptr, error) {
 
 func symbol(library uintptr, name string) (uintptr, error) {
 	return purego.Dlsym(library, name)
+}
+
+const (
+	// connections is how CUDA is told how many queues a device has.
+	connections     = "CUDA_DEVICE_MAX_CONNECTIONS"
+	mostConnections = "32"
+)
+
+// connect asks for as many queues as CUDA has, unless somebody has asked for others. CUDA
+// looks in the C library's environment, which without cgo is not Go's.
+func connect() {
+	setenv, err := symbol(purego.RTLD_DEFAULT, "setenv")
+	if err != nil {
+		return // CUDA's own number then
+	}
+	name, value := []byte(connections+"\x00"), []byte(cmp.Or(os.Getenv(connections), mostConnections)+"\x00")
+	purego.SyscallN(setenv, uintptr(unsafe.Pointer(&name[0])), uintptr(unsafe.Pointer(&value[0])), 1)
+	runtime.KeepAlive(name)
+	runtime.KeepAlive(value)
 }

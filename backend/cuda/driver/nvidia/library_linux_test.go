@@ -3,8 +3,10 @@
 package nvidia
 
 import (
+	"os"
 	"testing"
 	"time"
+	"unsafe"
 
 	"github.com/ebitengine/purego"
 	"github.com/stretchr/testify/require"
@@ -35,4 +37,29 @@ func TestCall(t *testing.T) {
 		a.call1(fnInit, 5)
 		a.get(fnMemAlloc, 0, 0, 0, 1)
 	}))
+}
+
+// TestConnect reads what connect has told the C library.
+func TestConnect(t *testing.T) {
+	getenv, err := symbol(purego.RTLD_DEFAULT, "getenv")
+	require.NoError(t, err)
+	get := func() string {
+		name := []byte(connections + "\x00")
+		p, _, _ := purego.SyscallN(getenv, uintptr(unsafe.Pointer(&name[0])))
+		require.NotZero(t, p)
+		var value []byte
+		for c := *(**byte)(unsafe.Pointer(&p)); *c != 0; c = (*byte)(unsafe.Add(unsafe.Pointer(c), 1)) {
+			value = append(value, *c)
+		}
+		return string(value)
+	}
+	for _, asked := range []string{"3", "17", ""} {
+		t.Setenv(connections, asked)
+		connect()
+		if asked == "" {
+			asked = mostConnections
+		}
+		require.Equal(t, asked, get())
+	}
+	require.Empty(t, os.Getenv(connections), "children get what the program's own environment says")
 }

@@ -13,3 +13,6 @@ func load() (uintptr, error) {
 func symbol(library uintptr, name string) (uintptr, error) {
 	return windows.GetProcAddress(windows.Handle(library), name)
 }
+
+// connect leaves CUDA its own number of queues: see [Open].
+func connect() {}

@@ -166,6 +166,7 @@ func library() (*api, error) {
 	if loaded.api != nil {
 		return loaded.api, nil
 	}
+	connect()
 	h, err := load()
 	if err != nil {
 		return nil, noDevice("the CUDA driver cannot be loaded: %w", err)

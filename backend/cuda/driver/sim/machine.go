@@ -381,6 +381,7 @@ type Stats struct {
 	MadeMemories, MadeHosts, MadeStreams, MadeModules int
 	Records, Waits, Operations                        int // calls that enqueued
 	Deepest                                           int // most operations that a stream had been given and had not ended
+	Fetches                                           int // copies from another device that a stream of the target's was given: see package driver
 }
 
 // Stats returns the machine's counts, all processes together.
@@ -414,6 +415,7 @@ func (s *Stats) add(o *Stats) {
 	s.Waits += o.Waits
 	s.Operations += o.Operations
 	s.Deepest = max(s.Deepest, o.Deepest)
+	s.Fetches += o.Fetches
 }
 
 // Close closes the processes and the machine and returns what was wrong: what

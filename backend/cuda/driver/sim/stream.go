@@ -336,6 +336,10 @@ func (s *Stream) enqueue(call string, o *op, kernel bool, access ...driver.Acces
 		close(o.rec.done)
 	}
 	switch o.kind {
+	case opCopy:
+		if from := o.spans[1].device; o.spans[0].device == c.dev.index && from >= 0 && from != c.dev.index {
+			c.d.stats.Fetches++
+		}
 	case opRecord:
 		c.d.stats.Records++
 	case opWait:

@@ -87,13 +87,10 @@ func (v *Device) retain(call string) error {
 	return nil
 }
 
-// close gives the context back.
-func (v *Device) close() error {
+// forgetPeers takes all access to other devices back.
+func (v *Device) forgetPeers() error {
 	v.mu.Lock()
 	defer v.mu.Unlock()
-	if !v.ready.Swap(false) {
-		return nil
-	}
 	var errs []error
 	for _, access := range [][]atomic.Bool{v.peers, v.near} {
 		for peer := range access {
@@ -102,6 +99,17 @@ func (v *Device) close() error {
 			}
 		}
 	}
+	return errors.Join(errs...)
+}
+
+// close gives the context back.
+func (v *Device) close() error {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	if !v.ready.Swap(false) {
+		return nil
+	}
+	var errs []error
 	if v.lost.Load() == nil {
 		errs = append(errs, v.events.drain(v), v.freeBounces(), v.unloadKept())
 	}

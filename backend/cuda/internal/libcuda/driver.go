@@ -174,6 +174,9 @@ func (d *Driver) Close() error {
 		errs = append(errs, c.Close())
 	}
 	for _, v := range d.devices {
+		errs = append(errs, v.forgetPeers()) // while all have their contexts
+	}
+	for _, v := range d.devices {
 		if n := v.events.out.Load(); n != 0 && v.lost.Load() == nil {
 			count["event"] += int(n)
 		}

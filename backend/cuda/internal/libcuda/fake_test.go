@@ -22,25 +22,26 @@ type fake struct {
 	with   Result
 	sticky bool // and all calls after it
 
-	calls   int
-	names   []string
-	failed  string // what failed
-	current Context
-	next    uint64
-	live    map[string]int    // how many of each there are
-	sizes   map[uint64]uint64 // allocations
-	where   map[uint64]int    // and their devices
-	ipc     map[[64]byte]uint64
-	peers   map[[2]Context]bool
-	copies  []string
-	host    map[uint64][]byte
-	unready bool // events have not passed
+	calls    int
+	names    []string
+	failed   string // what failed
+	current  Context
+	next     uint64
+	live     map[string]int    // how many of each there are
+	sizes    map[uint64]uint64 // allocations
+	where    map[uint64]int    // and their devices
+	ipc      map[[64]byte]uint64
+	peers    map[[2]Context]bool
+	retained map[Context]int
+	copies   []string
+	host     map[uint64][]byte
+	unready  bool // events have not passed
 }
 
 func newFake(devices int) *fake {
 	return &fake{
 		devices: devices, with: 2, next: 0x7000_0000, live: make(map[string]int), sizes: make(map[uint64]uint64),
-		where: make(map[uint64]int), ipc: make(map[[64]byte]uint64), peers: make(map[[2]Context]bool), host: make(map[uint64][]byte),
+		where: make(map[uint64]int), ipc: make(map[[64]byte]uint64), peers: make(map[[2]Context]bool), retained: make(map[Context]int), host: make(map[uint64][]byte),
 	}
 }
 
@@ -131,9 +132,23 @@ func (f *fake) DeviceUUID(v Ordinal) ([16]byte, Result) {
 func (f *fake) CanAccessPeer(_, _ Ordinal) (bool, Result) { return !f.noPeer, f.only("CanAccessPeer") }
 func (f *fake) PrimaryRetain(v Ordinal) (Context, Result) {
 	_, r := f.add("PrimaryRetain", "context", 0)
+	f.retain(v, 1)
 	return fakeContext(v), r
 }
-func (f *fake) PrimaryRelease(Ordinal) Result { return f.drop("PrimaryRelease", "context") }
+func (f *fake) PrimaryRelease(v Ordinal) Result {
+	f.retain(v, -1)
+	return f.drop("PrimaryRelease", "context")
+}
+
+// retain counts who has a primary context; -1: it is gone.
+func (f *fake) retain(v Ordinal, n int) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	c := fakeContext(v)
+	if f.retained[c] = max(f.retained[c], 0) + n; f.retained[c] == 0 {
+		f.retained[c] = -1
+	}
+}
 func (f *fake) DeviceAttribute(a Attribute, _ Ordinal) (int, Result) {
 	n := map[Attribute]int{attrMaxThreadsPerBlock: 1024, attrSharedOptin: 200 << 10}[a]
 	return max(n, 1), f.only("DeviceAttribute")
@@ -176,6 +191,9 @@ func (f *fake) DisablePeer(c Context) Result {
 	r := f.call("DisablePeer")
 	defer f.mu.Unlock()
 	k := [2]Context{f.current, c}
+	if r == Success && f.retained[c] < 0 {
+		return 709 // the context is no more
+	}
 	if r == Success && !f.peers[k] {
 		return errPeerNot
 	}

@@ -27,7 +27,6 @@ type Device struct {
 	info  driver.Info
 	peers []atomic.Bool // by device; read by operations, which must not wait for mu
 	near  []atomic.Bool // likewise: those with which copies go directly
-	met   []atomic.Bool // likewise: those of higher index with which this was tried
 
 	maps   sync.Mutex // CUDA may wait for the device while it is held
 	opened map[[72]byte]*mapping
@@ -51,6 +50,7 @@ func (v *Device) open(call string) error {
 		return err
 	}
 	v.loadKept()
+	v.meet(call)
 	return nil
 }
 
@@ -79,9 +79,7 @@ func (v *Device) retain(call string) error {
 		}
 	}
 	v.ctx, v.info = ctx, info
-	for _, flags := range []*[]atomic.Bool{&v.peers, &v.near, &v.met} {
-		*flags = make([]atomic.Bool, len(v.d.devices))
-	}
+	v.peers, v.near = make([]atomic.Bool, len(v.d.devices)), make([]atomic.Bool, len(v.d.devices))
 	v.opened = make(map[[72]byte]*mapping)
 	v.ready.Store(true)
 	return nil
@@ -258,21 +256,26 @@ func (v *Device) EnablePeer(peer int) error {
 	if err != nil {
 		return err
 	}
+	if err := p.open(call); err != nil {
+		return err
+	}
 	return v.enable(call, p, v.peers)
 }
 
-// meet gives this device and another access to each other's memory, if they can have
-// it, at the first copy between them: without it CUDA takes copies through the host,
-// and those of one stream may wait there for another's.
-func (v *Device) meet(call string, p *Device) {
-	if v.met[p.index].Load() {
-		return
+// meet gives this device and those that have a context already access to each other's
+// memory, where they can have it. Without it CUDA takes copies between two through the
+// host, in which those of one stream may wait for another's; and to give it later, when
+// streams wait for words, CUDA may wait for these.
+func (v *Device) meet(call string) {
+	for _, p := range v.d.devices {
+		if p == v || !p.ready.Load() {
+			continue
+		}
+		// Copies do without what cannot be had.
+		if v.enable(call, p, v.near) == nil {
+			_ = p.enable(call, v, p.near)
+		}
 	}
-	// What goes wrong the copy will say.
-	if v.enable(call, p, v.near) == nil {
-		_ = p.enable(call, v, p.near)
-	}
-	v.met[p.index].Store(true)
 }
 
 // enable gives kernels and copies of this device access to the memory of another,
@@ -284,9 +287,6 @@ func (v *Device) enable(call string, p *Device, access []atomic.Bool) error {
 	}
 	if !can {
 		return &driver.Error{Call: call, Device: v.index, Err: fmt.Errorf("%w to device %d", driver.ErrPeerAccess, p.index)}
-	}
-	if err := p.open(call); err != nil {
-		return err
 	}
 	v.mu.Lock()
 	defer v.mu.Unlock()

@@ -174,39 +174,31 @@ func TestLost(t *testing.T) {
 	require.NoError(t, x.d.Close())
 }
 
-// TestCopiesMeet has devices reach each other's memory from the first copy between them.
-func TestCopiesMeet(t *testing.T) {
-	f := newFake(2)
+// TestMeet has devices reach each other's memory as soon as two have contexts.
+func TestMeet(t *testing.T) {
+	f := newFake(3)
 	x := newFixture(t, f)
-	v := x.device(1)
-	there, err := v.NewStream(driver.StreamOptions{})
-	require.NoError(t, err)
-	a, b, c := x.alloc(x.v, 8), x.alloc(v, 8), x.alloc(x.v, 8)
 	keys := [][2]Context{{fakeContext(0), fakeContext(1)}, {fakeContext(1), fakeContext(0)}}
-
-	require.NoError(t, x.s.Copy(c.Ptr(), a.Ptr(), 8))
-	require.Empty(t, f.peers, "within a device")
-	require.NoError(t, there.Copy(b.Ptr(), a.Ptr(), 8))
+	require.Empty(t, f.peers, "there is one")
+	x.device(1)
+	require.Len(t, f.peers, 2)
 	for _, k := range keys {
 		require.True(t, f.peers[k], "%v", k)
 	}
 	f.names = nil
-	require.NoError(t, x.s.Copy(b.Ptr(), a.Ptr(), 8))
-	require.NoError(t, x.s.Copy(a.Ptr(), b.Ptr(), 8))
-	require.NotContains(t, f.names, "CanAccessPeer", "asked once")
-
+	x.device(1)
+	require.Empty(t, f.names, "it has met the other")
 	require.NoError(t, x.v.EnablePeer(1))
 	require.NoError(t, x.v.DisablePeer(1))
 	require.True(t, f.peers[keys[0]], "copies have it yet")
-	for _, m := range []driver.Memory{a, b, c} {
-		require.NoError(t, m.Close())
-	}
-	require.NoError(t, errors.Join(there.Close(), x.s.Close(), x.d.Close()))
+	x.device(2)
+	require.Len(t, f.peers, 6)
+	require.NoError(t, errors.Join(x.s.Close(), x.d.Close()))
 	require.Empty(t, f.peers, "Close takes it back")
 
 	f.noPeer = true
 	y := newFixture(t, f)
-	a, b = y.alloc(y.v, 8), y.alloc(y.device(1), 8)
+	a, b := y.alloc(y.v, 8), y.alloc(y.device(1), 8)
 	require.NoError(t, y.s.Copy(b.Ptr(), a.Ptr(), 8), "devices that cannot")
 	require.Empty(t, f.peers)
 	require.NoError(t, errors.Join(a.Close(), b.Close(), y.s.Close(), y.d.Close()))
@@ -226,16 +218,29 @@ func TestPeers(t *testing.T) {
 	require.True(t, f.peers[key], "the other driver of the process has it yet")
 	require.NoError(t, y.s.Close())
 	require.NoError(t, y.d.Close())
+	require.True(t, f.peers[key], "as has this one, for copies")
+	x.end()
 	require.False(t, f.peers[key], "Close takes it back")
 
 	f.peers[key] = true // another library did it
+	x = newFixture(t, f)
 	require.NoError(t, x.v.EnablePeer(1))
 	require.NoError(t, x.v.DisablePeer(1))
+	require.NoError(t, errors.Join(x.s.Close(), x.d.Close()))
 	require.True(t, f.peers[key], "what others enabled stays")
 	delete(f.peers, key)
 	peers.uses = make(map[[2]Context]int)
 
+	x = newFixture(t, f)
+	x.device(1)
+	f.at, f.with = f.calls+1, 711
+	refused(t, x.v.EnablePeer(1), "EnablePeer", driver.ErrPeerAccess)
+	f.at = 0
+	require.NoError(t, x.v.EnablePeer(1))
+	x.end()
+
 	f.noPeer = true
+	x = newFixture(t, f)
 	refused(t, x.v.EnablePeer(1), "EnablePeer", driver.ErrPeerAccess)
 	refused(t, x.v.EnablePeer(0), "EnablePeer", driver.ErrInvalid)
 	refused(t, x.v.EnablePeer(2), "EnablePeer", driver.ErrInvalid)
@@ -706,11 +711,14 @@ func TestFaults(t *testing.T) {
 		}
 		seen[f.failed] = true
 		restored := f.failed == "SetCurrent" || f.failed == "Current"
+		between := f.failed == "CanAccessPeer" || f.failed == "EnablePeer"
 		switch {
 		case f.failed == "DevicePCIBusID", f.failed == "FunctionParam", f.failed == "EventDestroy":
 			// Not needed, or too late to matter.
 		case restored && err == nil:
 			// A context that could not be put back, or an event that leaks.
+		case between && err == nil:
+			// When the devices met: copies do without.
 		default:
 			require.Error(t, err, "call %d, %s", k, f.failed)
 			var e *driver.Error

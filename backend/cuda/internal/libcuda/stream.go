@@ -121,10 +121,6 @@ func (s *Stream) Copy(dst, src driver.Ptr, n int) error {
 	if err != nil {
 		return err
 	}
-	if to.device >= 0 && from.device >= 0 && to.device != from.device {
-		all := s.v.d.devices
-		all[min(from.device, to.device)].meet(call, all[max(from.device, to.device)])
-	}
 	before, err := s.begin(call)
 	if err != nil {
 		return err

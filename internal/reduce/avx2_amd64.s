@@ -8570,3 +8570,30 @@ TEXT ·hasF16C(SB), NOSPLIT, $0-1
 	ANDL $0x01, CX
 	MOVB CL, ret+0(FP)
 	RET
+
+// func uncachedAVX(dst []byte, src []byte)
+// Requires: AVX, MMX+
+TEXT ·uncachedAVX(SB), NOSPLIT, $0-48
+	MOVQ dst_base+0(FP), AX
+	MOVQ src_base+24(FP), CX
+	MOVQ dst_len+8(FP), DX
+
+loop:
+	SUBQ     $0x80, DX
+	JL       done
+	VMOVDQU  (CX), Y0
+	VMOVDQU  32(CX), Y1
+	VMOVDQU  64(CX), Y2
+	VMOVDQU  96(CX), Y3
+	VMOVNTDQ Y0, (AX)
+	VMOVNTDQ Y1, 32(AX)
+	VMOVNTDQ Y2, 64(AX)
+	VMOVNTDQ Y3, 96(AX)
+	ADDQ     $0x80, CX
+	ADDQ     $0x80, AX
+	JMP      loop
+
+done:
+	SFENCE
+	VZEROUPPER
+	RET

@@ -46,6 +46,7 @@ func TestGuardPages(t *testing.T) {
 		}
 	}
 	eachKernel(t, func(t *testing.T, _ Kind, d tensor.DType, f Func) { edges(t, d, f) })
+	t.Run("uncached", func(t *testing.T) { edges(t, tensor.Uint8, Uncached) })
 	for _, d := range tensor.DTypes() {
 		if f, err := Divide(d, 3); err == nil {
 			t.Run(fmt.Sprintf("%v/divide", d), func(t *testing.T) { edges(t, d, func(dst, _ []byte) { f(dst) }) })

@@ -22,6 +22,13 @@ func assemblies() []fast {
 	return sets
 }
 
+func copier() func(dst, src []byte) {
+	if cpu.X86.HasAVX {
+		return uncachedAVX
+	}
+	return nil
+}
+
 func withAVX2() fast {
 	all := loops{
 		tensor.Float32:    {Sum: sumF32AVX2, Product: productF32AVX2, Min: minF32AVX2, Max: maxF32AVX2},

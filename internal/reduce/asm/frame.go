@@ -1,6 +1,8 @@
 package main
 
 import (
+	"fmt"
+
 	"github.com/mmcloughlin/avo/attr"
 	"github.com/mmcloughlin/avo/build"
 	"github.com/mmcloughlin/avo/operand"
@@ -390,5 +392,37 @@ func (g *generator) hasF16C() {
 	g.SHRL(operand.Imm(29), reg.ECX)
 	g.ANDL(operand.Imm(1), reg.ECX)
 	g.Store(reg.CL, g.ReturnIndex(0))
+	g.RET()
+}
+
+// uncachedStep is how many bytes the loop of uncached copies at a time.
+const uncachedStep = 128
+
+// uncached emits a copy with stores that leave nothing in the caches. They are ordered
+// with nothing but the fence.
+func (g *generator) uncached() {
+	g.Function("uncachedAVX")
+	g.Attributes(attr.NOSPLIT)
+	g.Doc(fmt.Sprintf("uncachedAVX copies src past the caches to dst, which begins at a multiple of 32. Both have the same multiple of %d bytes.", uncachedStep))
+	g.SignatureExpr("func(dst, src []byte)")
+	dst, src, n := g.Load(g.Param("dst").Base(), g.GP64()), g.Load(g.Param("src").Base(), g.GP64()), g.Load(g.Param("dst").Len(), g.GP64())
+	g.Label("loop")
+	g.SUBQ(operand.Imm(uncachedStep), n)
+	g.JL(operand.LabelRef("done"))
+	at := func(r reg.Register, off int) operand.Mem { return operand.Mem{Base: r, Disp: off} }
+	var v []reg.VecVirtual
+	for i := range uncachedStep / 32 {
+		v = append(v, g.YMM())
+		g.VMOVDQU(at(src, 32*i), v[i])
+	}
+	for i, y := range v {
+		g.VMOVNTDQ(y, at(dst, 32*i))
+	}
+	g.ADDQ(operand.Imm(uncachedStep), src)
+	g.ADDQ(operand.Imm(uncachedStep), dst)
+	g.JMP(operand.LabelRef("loop"))
+	g.Label("done")
+	g.SFENCE()
+	g.VZEROUPPER()
 	g.RET()
 }

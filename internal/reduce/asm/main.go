@@ -48,6 +48,7 @@ func files() (map[string][]byte, error) {
 		}
 		if f.level == avx2 {
 			g.hasF16C()
+			g.uncached()
 		}
 		file, err := g.Result()
 		if err != nil {

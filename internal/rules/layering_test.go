@@ -81,7 +81,7 @@ var layers = []layer{
 	}},
 	{"backend/cuda", []string{
 		"tensor", "work", "store", "backend", "backend/gloo",
-		"backend/cuda/driver", "backend/cuda/driver/edges", "backend/cuda/driver/nvidia", "backend/cuda/internal/kernels", "golang.org/x/sys/...",
+		"backend/cuda/driver", "backend/cuda/driver/edges", "backend/cuda/driver/nvidia", "backend/cuda/internal/kernels", "internal/reduce", "golang.org/x/sys/...",
 	}},
 	{"backend/cuda/gorgonia", []string{"tensor", "backend/cuda/driver", "backend/cuda/internal/libcuda"}},
 	{"backend/cuda/driver/drivertest", []string{"tensor", "backend/cuda/driver", "backend/cuda/driver/edges", "github.com/stretchr/testify/..."}},

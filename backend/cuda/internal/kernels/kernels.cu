@@ -184,3 +184,58 @@ DEVICE void gatherSize(void *packed, void *spread, const Layout &l, bool back) {
 // Spread is the address of the element whose indices are all 0.
 KERNEL c10d_pack(void *packed, void *spread, Layout l) { gatherSize(packed, spread, l, false); }
 KERNEL c10d_unpack(void *packed, void *spread, Layout l) { gatherSize(packed, spread, l, true); }
+
+// Words order a kernel against the host, which sees what was stored before a word
+// once it sees the word, and the other way round.
+DEVICE u32 load(const u32 *p) {
+  u32 v;
+  asm volatile("ld.acquire.sys.u32 %0, [%1];" : "=r"(v) : "l"(p) : "memory");
+  return v;
+}
+
+DEVICE void store(u32 *p, u32 v) { asm volatile("st.release.sys.u32 [%0], %1;" : : "l"(p), "r"(v) : "memory"); }
+
+DEVICE void barrier() { asm volatile("bar.sync 0;" : : : "memory"); }
+
+// move copies n values with all threads of the block. Each loads several before it
+// stores any: what comes from the host takes a microsecond.
+template <class T> DEVICE void move(T *to, const T *from, u64 n) {
+  const u64 each = 4, width = __nvvm_read_ptx_sreg_ntid_x();
+  for (u64 i = __nvvm_read_ptx_sreg_tid_x(); i < n; i += each * width) {
+    T v[each];
+    _Pragma("unroll") for (u64 k = 0; k < each; k++) if (i + k * width < n) v[k] = from[i + k * width];
+    _Pragma("unroll") for (u64 k = 0; k < each; k++) if (i + k * width < n) to[i + k * width] = v[k];
+  }
+}
+
+DEVICE void moveBytes(u8 *to, const u8 *from, u64 n) {
+  typedef u32 Words __attribute__((ext_vector_type(4)));
+  u64 all = (u64)to | (u64)from, done = 0;
+  if ((all & 15) == 0) {
+    done = n & ~15ull;
+    move((Words *)to, (const Words *)from, n / 16);
+  } else if ((all & 3) == 0) {
+    done = n & ~3ull;
+    move((u32 *)to, (const u32 *)from, n / 4);
+  }
+  move(to + done, from + done, n - done);
+}
+
+// c10d_exchange gives the host n bytes at x, in memory at in, says so in the word
+// arrived, waits until the word release has come to count, takes the bytes at out instead,
+// and says so in the word taken. It is one block.
+__attribute__((launch_bounds(1024)))
+KERNEL c10d_exchange(u8 *x, u8 *in, u8 *out, u64 n, u32 *arrived, u32 *release, u32 *taken, u32 count) {
+  bool first = __nvvm_read_ptx_sreg_tid_x() == 0;
+  moveBytes(in, x, n);
+  barrier();
+  if (first) {
+    store(arrived, count);
+    while ((i32)(load(release) - count) < 0) {
+    }
+  }
+  barrier();
+  moveBytes(x, out, n);
+  barrier();
+  if (first) store(taken, count);
+}

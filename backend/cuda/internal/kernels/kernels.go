@@ -23,6 +23,12 @@ const (
 	// bring elements that lie anyhow in row-major order, and put them back.
 	Pack   = "c10d_pack"
 	Unpack = "c10d_unpack"
+
+	// Exchange is c10d_exchange(x, in, out pointers, n uint64, arrived, release, taken
+	// pointers, count uint32), a launch of one block: it copies n bytes at x to in, sets
+	// the word arrived to count, waits until the word release has come to count, copies
+	// out to x, and sets the word taken.
+	Exchange = "c10d_exchange"
 )
 
 var (
@@ -79,7 +85,7 @@ func Each(f func(o backend.ReduceOp, d tensor.DType, name string)) {
 
 // Names returns the names of all kernels.
 func Names() []string {
-	all := []string{Copy, Pack, Unpack}
+	all := []string{Copy, Pack, Unpack, Exchange}
 	Each(func(_ backend.ReduceOp, _ tensor.DType, name string) { all = append(all, name) })
 	return all
 }
@@ -90,6 +96,12 @@ const (
 	Block = 512
 	Grid  = 1024
 )
+
+// OneBlock returns the threads of a block that is alone with n bytes.
+func OneBlock(n int) driver.Dim {
+	const warp, most = 32, 1024
+	return driver.Dim{X: uint32(min(max((n+16*warp-1)/(16*warp), 1)*warp, most))}
+}
 
 // Blocks returns the grid for n bytes.
 func Blocks(n int) driver.Dim {

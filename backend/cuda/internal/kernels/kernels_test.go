@@ -25,7 +25,7 @@ func TestSource(t *testing.T) {
 
 // TestNames holds that the text has exactly the kernels that can be asked for.
 func TestNames(t *testing.T) {
-	names := map[string]bool{Copy: true, Pack: true, Unpack: true}
+	names := map[string]bool{Copy: true, Pack: true, Unpack: true, Exchange: true}
 	Each(func(o backend.ReduceOp, d tensor.DType, name string) {
 		require.False(t, names[name], name)
 		names[name] = true

@@ -24,6 +24,8 @@ func All() map[string]sim.Kernel {
 		kernels.Copy:   copyBytes,
 		kernels.Pack:   func(k *sim.Run) error { return pack(k, false) },
 		kernels.Unpack: func(k *sim.Run) error { return pack(k, true) },
+
+		kernels.Exchange: exchange,
 	}
 	kernels.Each(func(o backend.ReduceOp, d tensor.DType, name string) {
 		all[name] = func(k *sim.Run) error { return step(k, o, d) }
@@ -62,6 +64,20 @@ func step(k *sim.Run, o backend.ReduceOp, d tensor.DType) error {
 
 func copyBytes(k *sim.Run) error {
 	write(k, bytes.Clone(k.Read(k.Ptr(2), k.Int(3))), k.Ptr(0), k.Ptr(1))
+	return nil
+}
+
+func exchange(k *sim.Run) error {
+	x, n, count := k.Ptr(0), k.Int(3), k.Uint32(7)
+	b := bytes.Clone(k.Read(x, n))
+	copy(k.Write(k.Ptr(1), n), b)
+	k.Store(k.Ptr(4), count)
+	if !k.Await(k.Ptr(5), count, driver.AtLeast) {
+		return nil
+	}
+	b = bytes.Clone(k.Read(k.Ptr(2), n))
+	copy(k.Write(x, n), b)
+	k.Store(k.Ptr(6), count)
 	return nil
 }
 

@@ -224,7 +224,7 @@ DEVICE void moveBytes(u8 *to, const u8 *from, u64 n) {
 // c10d_exchange gives the host n bytes at x, in memory at in, says so in the word
 // arrived, waits until the word release has come to count, takes the bytes at out instead,
 // and says so in the word taken. It is one block.
-__attribute__((launch_bounds(1024)))
+__attribute__((launch_bounds(512)))
 KERNEL c10d_exchange(u8 *x, u8 *in, u8 *out, u64 n, u32 *arrived, u32 *release, u32 *taken, u32 count) {
   bool first = __nvvm_read_ptx_sreg_tid_x() == 0;
   moveBytes(in, x, n);

@@ -99,7 +99,7 @@ const (
 
 // OneBlock returns the threads of a block that is alone with n bytes.
 func OneBlock(n int) driver.Dim {
-	const warp, most = 32, 1024
+	const warp, most = 32, 512
 	return driver.Dim{X: uint32(min(max((n+16*warp-1)/(16*warp), 1)*warp, most))}
 }
 

@@ -2,6 +2,7 @@ package cuda
 
 import (
 	"context"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"sync"
@@ -10,6 +11,7 @@ import (
 
 	"github.com/c10d-go/c10d/backend"
 	"github.com/c10d-go/c10d/backend/cuda/driver"
+	"github.com/c10d-go/c10d/backend/cuda/internal/kernels"
 	"github.com/c10d-go/c10d/backend/gloo"
 	"github.com/c10d-go/c10d/internal/reduce"
 )
@@ -49,6 +51,14 @@ type exchange struct {
 	number uint64            // of the operation that comes next; guarded by Backend.calls
 	dev    int               // whose streams count, -1 before the first; guarded by Backend.calls
 
+	// kernel does all that the device does for a small operation. There is none while the
+	// ranks do not know, and where they do not have, a device each: one that waits in a
+	// kernel keeps those of other processes waiting. Guarded by Backend.calls.
+	kernel driver.Function
+	module driver.Module
+	asked  bool          // whether there is one
+	device driver.Device // dev, once this rank has shown it
+
 	mu   sync.Mutex
 	free []*shared // for later operations
 }
@@ -65,10 +75,14 @@ const (
 	wordArrived = iota // chunks that have come from the rank's device
 	wordDone           // chunks whose share the rank has combined
 	wordTaken          // chunks that the rank's device has copied
+	wordGo             // chunks that the rank's host has let a kernel copy; the device's UUID follows
 	wordCalled         // one more than the first chunk of the operation that the rank is at; what it calls follows
 	wordFailed         // not zero when the rank's streams do not wait for its host any more
 	wordKinds
 )
+
+// uuidAt is where in the line of wordGo a rank has its device's UUID.
+const uuidAt = 16
 
 // exchangeLine keeps words apart: processors fetch lines of 64 bytes in pairs.
 const exchangeLine = 128
@@ -171,7 +185,7 @@ func (b *Backend) newExchange(r *region) *exchange {
 	}
 	x.crew = newCrew(crewOf(cpus), x.eager)
 	x.members = make([]member, x.crew.n)
-	for kind := wordArrived; kind <= wordTaken; kind++ {
+	for kind := wordArrived; kind <= wordGo; kind++ {
 		driver.StoreWord(r.bytes, x.word(kind, x.rank), uint32(firstChunk))
 	}
 	driver.StoreWord(r.bytes, x.word(wordCalled, x.rank), uint32(firstChunk))
@@ -355,6 +369,60 @@ func (x *exchange) prepare() {
 	x.memory = m
 }
 
+// show tells the other ranks which device this one has.
+func (x *exchange) show() error {
+	v, err := x.d.Device(x.dev)
+	if err != nil {
+		return err
+	}
+	uuid := v.Info().UUID
+	at := x.word(wordGo, x.rank) + uuidAt
+	for i := 0; i < len(uuid); i += 4 {
+		driver.StoreWord(x.region.bytes, at+i, binary.NativeEndian.Uint32(uuid[i:]))
+	}
+	x.device = v
+	return nil
+}
+
+// small finds out whether there is a kernel for small operations, once all ranks have
+// shown their devices. What lets it have none is no error: they do without.
+func (x *exchange) small() error {
+	if x.asked {
+		return nil
+	}
+	if x.device == nil {
+		if err := x.show(); err != nil {
+			return err
+		}
+	}
+	seen := make(map[[16]byte]bool)
+	for r := range x.size {
+		var uuid [16]byte
+		at := x.word(wordGo, r) + uuidAt
+		for i := 0; i < len(uuid); i += 4 {
+			binary.NativeEndian.PutUint32(uuid[i:], driver.LoadWord(x.region.bytes, at+i))
+		}
+		if uuid == [16]byte{} {
+			return nil
+		}
+		seen[uuid] = true
+	}
+	x.asked = true
+	if len(seen) < x.size {
+		return nil
+	}
+	m, err := x.device.Load(kernels.PTX)
+	if err != nil {
+		return nil
+	}
+	f, err := m.Function(kernels.Exchange)
+	if err != nil {
+		return m.Close()
+	}
+	x.module, x.kernel = m, f
+	return nil
+}
+
 // rest ends the goroutines that combine, which have nothing to do any more.
 func (x *exchange) rest() {
 	if x != nil {
@@ -369,8 +437,11 @@ func (x *exchange) close() error {
 	}
 	x.rest()
 	var err error
+	if x.module != nil {
+		err = x.module.Close()
+	}
 	if x.memory != nil {
-		err = x.region.unlock(x.d)
+		err = errors.Join(err, x.region.unlock(x.d))
 	}
 	return errors.Join(err, x.region.leave())
 }

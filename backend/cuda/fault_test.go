@@ -267,8 +267,8 @@ func TestT07FailedCalls(t *testing.T) {
 					return
 				}
 				err := errors.Join(errs...)
-				if strings.Contains(failed, "RegisterHost") {
-					require.NoError(t, err, "the host can copy")
+				if strings.Contains(failed, "RegisterHost") || strings.Contains(failed, "Load") || strings.Contains(failed, "Function") {
+					require.NoError(t, err, "the host can copy, and a small operation go as a large one does")
 				} else {
 					require.ErrorIs(t, err, injected, "%v", failed)
 				}

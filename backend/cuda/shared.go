@@ -14,6 +14,7 @@ import (
 	"github.com/c10d-go/c10d/backend"
 	"github.com/c10d-go/c10d/backend/cuda/driver"
 	"github.com/c10d-go/c10d/backend/cuda/driver/edges"
+	"github.com/c10d-go/c10d/backend/cuda/internal/kernels"
 	"github.com/c10d-go/c10d/tensor"
 	"github.com/c10d-go/c10d/work"
 )
@@ -26,6 +27,11 @@ const (
 	// bytes and at most Options.Chunk.
 	sharedPieces  = 8
 	smallestPiece = 512 << 10
+
+	// mostAtOnce is how many bytes a kernel does the device's part of. It writes to the
+	// host and reads from there with the threads of one block, and needs a third of the
+	// calls, and no wait of a stream for a word, which takes 4 to 11 us to notice it.
+	mostAtOnce = 128 << 10
 
 	// firstBatch is how many chunks are enqueued at first, and then twice as many each
 	// time: the host begins with them while the next are enqueued.
@@ -82,6 +88,10 @@ type shared struct {
 	// another device than the first, whose streams do not count in order, and where the
 	// memory could not be page-locked.
 	direct bool
+	atOnce bool // one kernel is all that the device does
+	launch driver.Launch
+	args   driver.Args
+	access [7]driver.Access
 	copied int // chunks that the host has done
 
 	turns   []int            // the host's, of the chunks
@@ -140,7 +150,7 @@ func (x *exchange) get() *shared {
 
 func (x *exchange) put(s *shared) {
 	clear(s.batches)
-	s.red, s.direct, s.copied = backend.Reduction{}, false, 0
+	s.red, s.direct, s.atOnce, s.copied = backend.Reduction{}, false, false, 0
 	s.issued.Store(0)
 	s.ended.Store(false)
 	x.mu.Lock()
@@ -169,7 +179,13 @@ func (s *shared) stage(o *operation) {
 	}
 	if s.direct = x.memory != nil && len(o.legs) == 1 && p.flat && p.dev == x.dev; !s.direct {
 		o.call = s.several
+		return
 	}
+	if err := x.small(); err != nil {
+		s.err = err
+		s.failed.Store(true)
+	}
+	s.atOnce = x.kernel != nil && s.chunks == 1 && s.n*s.es <= mostAtOnce
 }
 
 // enqueue gives the streams all that they will do, while the host begins with what
@@ -179,7 +195,7 @@ func (s *shared) enqueue(o *operation, wrong bool) {
 		s.ended.Store(true)
 		s.ending.Done()
 	}()
-	if wrong {
+	if wrong || s.failed.Load() {
 		return
 	}
 	for from, many := 0, firstBatch; from < s.chunks; from, many = from+many, 2*many {
@@ -216,8 +232,12 @@ func (s *shared) batch(o *operation, from, to int) (*edges.Pending, error) {
 		lo, hi := s.elements(k)
 		n, at := (hi-lo)*s.es, p.base+driver.Ptr(p.lo+lo*s.es)
 		in, out := x.ptr(x.in(x.rank, c)), x.ptr(x.out(c))
+		if s.atOnce {
+			s.exchange(batch, p.up, at, in, out, n, uint32(c+1))
+			break
+		}
 		batch.Copy(p.down, in, at, n)
-		batch.Signal(p.down, x.wordPtr(wordArrived, x.rank), uint32(c+1), driver.Writes(in, n))
+		batch.Signal(p.down, x.wordPtr(wordArrived, x.rank), uint32(c+1), driver.Writes(in, n), x.arrival())
 		// The host's turn has the tensor too, though the host does not touch it, so that it
 		// is between the copies. The common slot is ordered by words, among all ranks.
 		s.turns[k] = batch.Host(o.line.host, driver.Writes(in, n), driver.Writes(at, n))
@@ -228,6 +248,26 @@ func (s *shared) batch(o *operation, from, to int) (*edges.Pending, error) {
 		batch.Continues()
 	}
 	return batch.Run()
+}
+
+// arrival is what all that counts arrivals writes, so that they are counted in order.
+// The kernels count on another stream than the copies do; that is the one on which both
+// count what was taken.
+func (x *exchange) arrival() driver.Access {
+	return driver.Writes(x.wordPtr(wordArrived, x.rank)+exchangeLine/2, 4)
+}
+
+// exchange adds the kernel that does all of the device's part to the batch.
+func (s *shared) exchange(batch *edges.Batch, stream driver.Stream, at, in, out driver.Ptr, n int, count uint32) {
+	x := s.x
+	arrived, release, taken := x.wordPtr(wordArrived, x.rank), x.wordPtr(wordGo, x.rank), x.wordPtr(wordTaken, x.rank)
+	s.args.Reset().Ptr(at).Ptr(in).Ptr(out).Uint64(uint64(n)).Ptr(arrived).Ptr(release).Ptr(taken).Uint32(count)
+	s.access = [...]driver.Access{
+		driver.Writes(at, n), driver.Writes(in, n), driver.Reads(out, n),
+		driver.Shares(arrived, 4), driver.Shares(release, 4), driver.Shares(taken, 4), x.arrival(),
+	}
+	s.launch = driver.Launch{Function: x.kernel, Grid: driver.Dim{X: 1}, Block: kernels.OneBlock(n), Args: &s.args, Access: s.access[:]}
+	batch.Launch(stream, &s.launch)
 }
 
 // run does the host's part of a direct one.
@@ -259,12 +299,16 @@ func (s *shared) turn(o *operation) error {
 		c := s.first + uint64(k)
 		if s.parts == 1 {
 			if err := s.inputs(c, o); err != nil {
-				return err
+				return s.lateShare(o, err, c)
 			}
 			s.combine(k, 0)
 		}
 		if err := s.combined(c, o); err != nil {
-			return err
+			return s.lateShare(o, err, c)
+		}
+		if s.atOnce {
+			x.count(wordGo, c+1)
+			break
 		}
 		// Its device's copy has ended long ago, but the batch may not have been told of. The
 		// others may have all that they need, and have left.
@@ -293,7 +337,7 @@ func (s *shared) meet(o *operation) error {
 	x.call(s.number, s.first, mine)
 	for w := (watch{eager: x.eager}); !x.met(s.first); {
 		if err := w.poll(o); err != nil {
-			return err
+			return s.late(o, err, wordCalled, s.first+1, "has not called it")
 		}
 	}
 	for r := range x.size {
@@ -302,6 +346,28 @@ func (s *shared) meet(o *operation) error {
 		}
 	}
 	return nil
+}
+
+// late adds to the end of a time limit which rank has not counted to n, the first one.
+func (s *shared) late(o *operation, err error, kind int, n uint64, what string) error {
+	x := s.x
+	if !errors.Is(err, work.ErrTimeout) {
+		return err
+	}
+	for r := range x.size {
+		if r != x.rank && !driver.AtLeast.Holds(driver.LoadWord(x.region.bytes, x.word(kind, r)), uint32(n)) {
+			return &work.Error{Info: o.Info(), Peer: r, Err: fmt.Errorf("cuda: %w; rank %d %s", err, r, what)}
+		}
+	}
+	return err
+}
+
+// lateShare is late for a chunk.
+func (s *shared) lateShare(o *operation, err error, c uint64) error {
+	if late := s.late(o, err, wordArrived, c+1, "has not given the host its tensor"); late != err {
+		return late
+	}
+	return s.late(o, err, wordDone, c+1, "has not combined its share")
 }
 
 // inputs waits until a chunk of all ranks has come, and all devices have copied
@@ -353,8 +419,11 @@ func (s *shared) abort() {
 			s.batches[i].Abort()
 		}
 		if over {
-			return
+			break
 		}
+	}
+	if s.atOnce {
+		s.x.count(wordGo, s.first+1)
 	}
 }
 
@@ -416,11 +485,11 @@ func (s *shared) byHost(o *operation, b []byte) error {
 	copy(x.region.bytes[x.in(x.rank, c):], b)
 	x.count(wordArrived, c+1)
 	if err := s.inputs(c, o); err != nil {
-		return err
+		return s.lateShare(o, err, c)
 	}
 	s.combine(k, 0)
 	if err := s.combined(c, o); err != nil {
-		return err
+		return s.lateShare(o, err, c)
 	}
 	// The device may still be copying for earlier operations, and counts that.
 	for w := (watch{eager: x.eager}); !x.has(wordTaken, c); {

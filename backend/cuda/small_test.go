@@ -1,0 +1,148 @@
+package cuda_test
+
+import (
+	"errors"
+	"math/rand/v2"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/c10d-go/c10d/backend"
+	"github.com/c10d-go/c10d/backend/cuda"
+	"github.com/c10d-go/c10d/backend/cuda/driver/sim"
+	"github.com/c10d-go/c10d/backend/cuda/driver/sim/simkernels"
+	"github.com/c10d-go/c10d/tensor"
+	"github.com/c10d-go/c10d/work"
+)
+
+// smalls makes a world of ranks with a device each, and counts what is launched.
+func smalls(t *testing.T, seed uint64, s sim.Semantics, size int, o cuda.Options) (*world, *atomic.Int32) {
+	o.AllReduce = cuda.HostWork
+	w := newWorld(t, setup{
+		size: size, timeout: patience, options: o,
+		sim: sim.Config{Devices: size, Seed: seed, Semantics: s, Kernels: simkernels.All()},
+	})
+	launched := new(atomic.Int32)
+	w.m.Skip(func(c sim.Call) bool {
+		if c.Name == "Launch" {
+			launched.Add(1)
+		}
+		return false
+	})
+	return w, launched
+}
+
+// TestSmall has all-reduces that one kernel does the device's part of among others, all
+// of them on their way at a time.
+func TestSmall(t *testing.T) {
+	eachSeed(t, 1, func(t *testing.T, seed uint64, s sim.Semantics) {
+		rng := random(t, seed)
+		chunk := 64 + 16*rng.IntN(64)
+		w, launched := smalls(t, seed, s, 2+rng.IntN(2), cuda.Options{Chunk: chunk, Slots: 1 + rng.IntN(3)})
+		var sizes []int
+		for range 16 {
+			n := 1 + rng.IntN(chunk/4)
+			if len(sizes) == 0 || rng.IntN(3) == 0 {
+				n += chunk
+			}
+			sizes = append(sizes, n)
+		}
+		w.each(func(x *rank, r int) error {
+			rng := rand.New(rand.NewPCG(seed, uint64(r)))
+			var all []*pair
+			var works []*work.Work
+			for i, n := range sizes {
+				q, err := x.pairOf(rng, tensor.Float32, r, laid(0, n), true)
+				if err != nil {
+					return err
+				}
+				v, err := x.b.AllReduce(x.ctx, []*tensor.Tensor{q.dev}, backend.AllReduceOptions{})
+				if err == nil && i == 0 {
+					// Then all have shown their devices.
+					err = v.Wait(x.ctx)
+				}
+				if err = errors.Join(err, v.Synchronize(x.stream[r]), x.back(q)); err != nil {
+					return err
+				}
+				all, works = append(all, q), append(works, v)
+			}
+			for i, q := range all {
+				v, err := x.cpu.AllReduce(x.ctx, []*tensor.Tensor{q.cpu}, backend.AllReduceOptions{})
+				if err := errors.Join(err, work.WaitAll(x.ctx, works[i], v), x.check(q)); err != nil {
+					return err
+				}
+			}
+			return nil
+		})
+		small := 0
+		for _, n := range sizes[1:] {
+			if 4*n <= chunk {
+				small++
+			}
+		}
+		require.EqualValues(t, small*len(w.ranks), launched.Load())
+		w.end()
+	})
+}
+
+// TestSmallStops lets a rank fail whose peer's kernel waits: the kernel ends, and the
+// error says who.
+func TestSmallStops(t *testing.T) {
+	for _, how := range []string{"aborted", "timed out"} {
+		t.Run(how, func(t *testing.T) {
+			w, launched := smalls(t, 3, sim.Snapshot, 2, cuda.Options{})
+			w.each(func(x *rank, r int) error {
+				q, err := x.pairOf(rand.New(rand.NewPCG(1, uint64(r))), tensor.Float32, r, laid(0, 10), true)
+				if err != nil {
+					return err
+				}
+				for range 2 {
+					v, err := x.b.AllReduce(x.ctx, []*tensor.Tensor{q.dev}, backend.AllReduceOptions{})
+					if err := errors.Join(err, v.Wait(x.ctx)); err != nil {
+						return err
+					}
+				}
+				return nil
+			})
+			before := launched.Load()
+			require.Positive(t, before)
+			called := make(chan struct{})
+			errs := runEach(w, func(x *rank, r int, _ chan struct{}) error {
+				if r == 1 {
+					<-called
+					for launched.Load() == before {
+						time.Sleep(time.Millisecond)
+					}
+					if how == "aborted" {
+						x.b.Abort(errors.New("enough"))
+					}
+					return nil
+				}
+				b, err := x.bucket(r)
+				if err != nil {
+					return err
+				}
+				o := backend.AllReduceOptions{}
+				if how == "timed out" {
+					o.Timeout = 200 * time.Millisecond
+				}
+				v, err := x.b.AllReduce(x.ctx, []*tensor.Tensor{b.t}, o)
+				if err != nil {
+					return err
+				}
+				close(called)
+				return v.Wait(x.ctx)
+			})
+			require.NoError(t, errs[1])
+			var e *work.Error
+			require.ErrorAs(t, errs[0], &e)
+			require.Equal(t, 1, e.Peer, "%v", errs[0])
+			if how == "timed out" {
+				require.ErrorIs(t, errs[0], work.ErrTimeout)
+			}
+			w.drop(t)
+		})
+	}
+}

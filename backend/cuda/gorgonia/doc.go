@@ -41,6 +41,10 @@
 // drivers may refuse), and three queries that would allocate. Neither cu.Ctx.Do nor
 // cu.BatchedContext are used.
 //
+// Programs with several streams that wait for other ranks should be started with
+// CUDA_DEVICE_MAX_CONNECTIONS=32, which driver/nvidia sets by itself: cu initialises
+// CUDA before Open could. Package driver says why.
+//
 // A program with cu ends at its start where there is no driver or no device:
 // it is linked to the driver's library, and cu's init exits if that finds none,
 // before Open could say anything.

@@ -5,7 +5,9 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"os"
 	"slices"
+	"strconv"
 	"strings"
 	"text/tabwriter"
 
@@ -28,7 +30,16 @@ type hostGPUs struct {
 	Devices []deviceOf `json:"devices"`
 	Links   []gpuLink  `json:"links"`
 	Works   []string   `json:"all_reduce_works"` // ways of an all_reduce, the best first
+
+	Connections string `json:"max_connections,omitempty"` // CUDA_DEVICE_MAX_CONNECTIONS, if it is set
 }
+
+// maxConnections is what tells CUDA how many queues a device has, mostConnections the
+// most it can have, which driver/nvidia asks for if nothing is set.
+const (
+	maxConnections  = "CUDA_DEVICE_MAX_CONNECTIONS"
+	mostConnections = 32
+)
 
 // deviceOf is one of them.
 type deviceOf struct {
@@ -133,7 +144,7 @@ func (d *doctor) tryGPUs(ctx context.Context, g, group *pg.ProcessGroup, at *gpu
 
 // examine looks at all devices of the driver.
 func (g *gpu) examine() hostGPUs {
-	h := hostGPUs{Driver: g.driver.Name(), Works: allReduceWorks()}
+	h := hostGPUs{Driver: g.driver.Name(), Works: allReduceWorks(), Connections: os.Getenv(maxConnections)}
 	for i := range g.driver.Count() {
 		v, err := g.driver.Device(i)
 		if err != nil {
@@ -249,6 +260,9 @@ func gpuAdvice(ranks []patient, hosts []hostGPUs) []string {
 		}
 		if h.Error != "" {
 			add("the GPUs of host %s cannot be used: %s", h.Host, h.Error)
+		}
+		if n, err := strconv.Atoi(h.Connections); err == nil && n < mostConnections {
+			add("on host %s %s is %d: streams that wait for other ranks hold up others in so few queues; unset, it is %d", h.Host, maxConnections, n, mostConnections)
 		}
 		for _, v := range h.Devices {
 			if !v.StreamValues {

@@ -152,7 +152,8 @@ type Backend struct {
 	cpu        backend.Backend // of the same ranks, does the host's part
 	tracker    *edges.Tracker
 	pool       pool
-	line       *line // that collectives share
+	scratch    scratch // for elements in order
+	line       *line   // that collectives share
 	timeout    atomic.Int64
 	fault      atomic.Pointer[error]    // what ended the group
 	neighbours *neighbours              // for work on the devices
@@ -163,7 +164,8 @@ type Backend struct {
 	sharedSlots int // of the exchange, for each rank
 
 	calls       sync.Mutex // makes the order of calls that of what they enqueue
-	collectives uint64     // that were issued; guarded by calls
+	collectives uint64     // that were issued; guarded by calls, like packers
+	packers     map[int]*packer
 
 	queued atomic.Int64 // commands of operations that a stream may still have to do
 
@@ -219,7 +221,8 @@ func New(ctx context.Context, o backend.Options) (*Backend, error) {
 	}
 	b := &Backend{
 		rank: o.Rank, size: o.Size, group: o.Group, options: own, driver: own.Driver,
-		tracker: edges.New(own.Driver), pool: pool{d: own.Driver, keep: own.Pinned}, closed: make(chan struct{}),
+		tracker: edges.New(own.Driver), pool: pool{d: own.Driver, keep: own.Pinned},
+		scratch: scratch{d: own.Driver, keep: own.Pinned}, closed: make(chan struct{}),
 	}
 	b.missing = missing
 	b.sharedSlots = cmp.Or(slots, sharedSlots(b.size, own.Chunk))
@@ -245,9 +248,13 @@ func New(ctx context.Context, o backend.Options) (*Backend, error) {
 		// Who opens the board has done so.
 		err = b.board.hide()
 	}
-	if err == nil && b.neighbours.why == nil {
+	if err == nil && missing == nil && lacks(b.driver) == nil {
 		// Not in an operation, when streams may wait for a word.
-		driver.Keep(b.driver, kernels.PTX, kernels.Names()...)
+		names := []string{kernels.Pack, kernels.Unpack}
+		if b.neighbours.why == nil {
+			names = kernels.Names()
+		}
+		driver.Keep(b.driver, kernels.PTX, names...)
 	}
 	if err == nil && (b.neighbours.why != nil || own.AllReduce == HostWork) {
 		// Else it is the ring's part to find out whether it is needed.
@@ -432,5 +439,8 @@ func (b *Backend) Close() error {
 	for _, l := range b.lines {
 		errs = append(errs, l.close(b.tracker))
 	}
-	return errors.Join(append(errs, b.tracker.Close(), b.usable().close(), b.pool.close())...)
+	for _, k := range b.packers {
+		errs = append(errs, k.close())
+	}
+	return errors.Join(append(errs, b.tracker.Close(), b.usable().close(), b.pool.close(), b.scratch.close())...)
 }

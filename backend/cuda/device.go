@@ -1,11 +1,11 @@
 package cuda
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"runtime"
-	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -65,17 +65,19 @@ type deviceWork struct {
 	op     *operation
 	ring   *ring
 	places []*place
-	here   []driver.Ptr // of each place's lo, on the ring's device
+	own    []driver.Ptr    // of each place's elements in order, on its own device if that is another one
+	others []driver.Stream // that have done something for it, besides the ring's
 	step   driver.Function
 	by     int // what the result is divided by
 	held   []driver.Memory
 	issued bool
-	batch  *edges.Batch     // what comes next
-	parts  []*edges.Pending // what was enqueued before the last part
+	batch  *edges.Batch // what comes next
+	begins []*place     // what callers' streams have used that a later part may use
+	err    error        // nothing is enqueued any more
 
 	first, last progress // of the ring, before the operation and after it
 
-	spread func(*edges.Batch) error // of a broadcast, instead of all that makes an all-reduce
+	spread func() // of a broadcast, instead of all that makes an all-reduce
 }
 
 func newDeviceWork(c *backend.AllReduceCall) (backend.AllReduceRunner, error) {
@@ -132,158 +134,132 @@ func (w *deviceWork) enqueue(o *operation) (err error) {
 // fill puts everything into the batch, and into those that follow if it is too much for
 // one: the tensors' elements in order and on the ring's device, all of this rank
 // combined, the ring, and the way back.
-func (w *deviceWork) fill(batch *edges.Batch) error {
+func (w *deviceWork) fill() error {
 	r := w.ring
 	r.used = 0
+	w.own = make([]driver.Ptr, len(w.places))
 	if w.spread != nil {
-		return w.spread(batch)
+		w.spread()
+		return w.err
 	}
 	t := w.places[0].t
 	n, es := t.Len(), t.DType().Size()
 	if n == 0 {
 		return nil
 	}
+	w.begins = w.places
 	at := make([]driver.Ptr, len(w.places))
-	w.here = make([]driver.Ptr, len(w.places))
 	for i := range w.places {
-		var err error
-		if at[i], err = w.bring(batch, i); err != nil {
-			return err
-		}
+		at[i] = w.bring(i)
 	}
+	w.begins = nil
 	for _, a := range at[1:] {
-		r.launch(batch, w.step, n*es, func(x *driver.Args) { x.Ptr(at[0]).Ptr(0).Ptr(at[0]).Ptr(a).Uint64(uint64(n)).Uint32(1) },
+		w.launch(r.stream, w.step, n*es, func(x *driver.Args) { x.Ptr(at[0]).Ptr(0).Ptr(at[0]).Ptr(a).Uint64(uint64(n)).Uint32(1) },
 			driver.Writes(at[0], n*es), driver.Reads(a, n*es))
 	}
 	w.first = progress{r.sent, r.got}
 	unit := max(16/es, 1)
-	var err error
-	hops(r.b.rank, r.b.size, n, r.chunk/(unit*es)*unit, unit, func(h hop) {
-		if err == nil {
-			err = w.hop(h, at[0], es, w.step, w.by)
-		}
-	})
-	if err != nil {
-		return err
-	}
+	hops(r.b.rank, r.b.size, n, r.chunk/(unit*es)*unit, unit, func(h hop) { w.hop(h, at[0], es, w.step, w.by) })
 	w.last = progress{r.sent, r.got}
 	r.count()
-	batch = w.batch
 	for _, a := range at[1:] {
-		batch.Copy(r.stream, a, at[0], n*es)
+		w.Copy(r.stream, a, at[0], n*es)
 	}
 	for i := range w.places {
-		w.putBack(batch, i, at[i])
+		w.putBack(i, at[i])
 	}
-	return nil
+	return w.err
 }
 
-// scratch returns memory on the ring's device until the operation has ended.
-func (w *deviceWork) scratch(n int) (driver.Ptr, error) {
-	m, err := w.ring.scratch.get(w.ring.dev, n)
-	if err != nil {
-		return 0, err
+// scratch returns memory on a device until the operation has ended.
+func (w *deviceWork) scratch(dev, n int) driver.Ptr {
+	if w.err != nil {
+		return 0
+	}
+	m, err := w.ring.scratch.get(dev, n)
+	if w.err = err; err != nil {
+		return 0
 	}
 	w.held = append(w.held, m)
-	return m.Ptr(), nil
+	return m.Ptr()
+}
+
+// stream returns a stream of a device that is not the ring's.
+func (w *deviceWork) stream(m map[int]driver.Stream, name string, dev int) driver.Stream {
+	if w.err != nil {
+		return nil
+	}
+	s, err := w.op.line.stream(w.ring.b, m, dev, name)
+	if w.err = err; err == nil {
+		w.others = append(w.others, s)
+	}
+	return s
+}
+
+// packer returns the kernels of such a device.
+func (w *deviceWork) packer(dev int) *packer {
+	k := w.ring.b.packer(dev)
+	w.err = cmp.Or(w.err, k.err)
+	return k
 }
 
 // bring returns where a tensor's elements are in order on the ring's device: where
 // they are, or where they have been brought.
-func (w *deviceWork) bring(batch *edges.Batch, i int) (driver.Ptr, error) {
+func (w *deviceWork) bring(i int) driver.Ptr {
 	r, p := w.ring, w.places[i]
-	w.here[i] = p.base + driver.Ptr(p.lo)
-	if p.dev != r.dev {
-		at, err := w.scratch(p.hi - p.lo)
-		if err != nil {
-			return 0, err
-		}
-		// By its own device: what other devices fetch waits in one queue, see package driver.
-		line := w.op.line
-		from, err := line.stream(r.b, line.down, p.dev, "down")
-		if err != nil {
-			return 0, err
-		}
-		p.each(func(s span) { batch.Copy(from, at+driver.Ptr(s.off-p.lo), p.base+driver.Ptr(s.off), s.n) })
-		w.here[i] = at
+	from, n := p.base+driver.Ptr(p.lo), p.t.ByteLen()
+	if p.dev == r.dev && p.flat {
+		return from
 	}
-	if p.flat {
-		return w.here[i], nil
+	at := w.scratch(r.dev, n)
+	if p.dev == r.dev {
+		w.pack(r.stream, r.pack, p, at)
+		return at
 	}
-	at, err := w.scratch(p.t.ByteLen())
-	if err == nil {
-		w.pack(batch, r.pack, i, at)
+	// By its own device: what other devices fetch waits in one queue, see package driver.
+	s := w.stream(w.op.line.down, "down", p.dev)
+	if !p.flat {
+		from = w.scratch(p.dev, n)
+		w.pack(s, w.packer(p.dev).pack, p, from)
 	}
-	return at, err
+	w.own[i] = from
+	w.Copy(s, at, from, n)
+	return at
 }
 
 // putBack is the way back from bring.
-func (w *deviceWork) putBack(batch *edges.Batch, i int, at driver.Ptr) {
+func (w *deviceWork) putBack(i int, at driver.Ptr) {
 	r, p := w.ring, w.places[i]
-	if !p.flat {
-		w.pack(batch, r.unpack, i, at)
-	}
-	if p.dev != r.dev {
-		p.each(func(s span) { batch.Copy(r.stream, p.base+driver.Ptr(s.off), w.here[i]+driver.Ptr(s.off-p.lo), s.n) })
+	switch {
+	case p.dev != r.dev:
+		w.Copy(r.stream, w.own[i], at, p.t.ByteLen())
+		if !p.flat {
+			w.pack(w.stream(w.op.line.up, "up", p.dev), w.packer(p.dev).unpack, p, w.own[i])
+		}
+	case !p.flat:
+		w.pack(r.stream, r.unpack, p, at)
 	}
 }
 
 // pack brings the elements of a tensor in order, or puts them back.
-func (w *deviceWork) pack(batch *edges.Batch, f driver.Function, i int, at driver.Ptr) {
-	p := w.places[i]
-	es := p.t.DType().Size()
-	shape, strides := slices.Clone(p.t.Shape()), slices.Clone(p.t.Strides())
-	spread := w.here[i] + driver.Ptr(p.t.Offset()*es-p.lo)
-	if most := 8; es > most {
-		// To the kernels an element is several.
-		for d := range strides {
-			strides[d] *= es / most
-		}
-		shape, strides, es = append(shape, es/most), append(strides, 1), most
-	}
-	shape, strides = collapsed(shape, strides)
-	outer := max(len(shape)-kernels.MostDims, 0)
-	l := kernels.Layout{Size: es, Shape: shape[outer:], Strides: strides[outer:]}
-	inner := es
-	for _, k := range l.Shape {
-		inner *= k
-	}
-	// A layout of more dimensions than a kernel takes is several.
-	index := make([]int, outer)
-	for {
-		from, to := spread, at
-		for d, k := range index {
-			from += driver.Ptr(k * strides[d] * es)
-		}
-		w.ring.launch(batch, f, inner, func(a *driver.Args) { l.Append(a.Ptr(to).Ptr(from)) },
-			driver.Writes(to, inner), driver.Writes(w.here[i], p.hi-p.lo))
-		at += driver.Ptr(inner)
-		d := outer - 1
-		for ; d >= 0; d-- {
-			if index[d]++; index[d] < shape[d] {
-				break
-			}
-			index[d] = 0
-		}
-		if d < 0 {
-			return
-		}
+func (w *deviceWork) pack(s driver.Stream, f driver.Function, p *place, at driver.Ptr) {
+	p.inOrder(at, func(l kernels.Layout, packed, spread driver.Ptr, n int) {
+		w.launch(s, f, n, func(a *driver.Args) { l.Append(a.Ptr(packed).Ptr(spread)) },
+			driver.Writes(packed, n), driver.Writes(p.base+driver.Ptr(p.lo), p.hi-p.lo))
+	})
+}
+
+// launch adds a kernel over n bytes to the work, Copy a copy.
+func (w *deviceWork) launch(s driver.Stream, f driver.Function, n int, args func(*driver.Args), access ...driver.Access) {
+	if w.fits(1) {
+		w.ring.launch(w.batch, s, f, n, args, access...)
 	}
 }
 
-// collapsed returns shape and strides with as few dimensions as say the same.
-func collapsed(shape, strides []int) (s, t []int) {
-	for i, n := range shape {
-		if n == 1 {
-			continue
-		}
-		if k := len(s) - 1; k >= 0 && t[k] == n*strides[i] {
-			s[k], t[k] = s[k]*n, strides[i]
-			continue
-		}
-		s, t = append(s, n), append(t, strides[i])
+func (w *deviceWork) Copy(s driver.Stream, dst, src driver.Ptr, n int) {
+	if w.fits(1) {
+		w.batch.Copy(s, dst, src, n)
 	}
-	return s, t
 }
 
 // Run waits until the devices have done the all-reduce. Nothing of it is the
@@ -360,13 +336,6 @@ func (w *deviceWork) ended() error {
 		errs = append(errs, w.ring.scratch.put(m))
 	}
 	w.held = nil
-	for _, p := range w.parts {
-		if _, err := p.Done(); err != nil {
-			errs = append(errs, err)
-		}
-		p.Release()
-	}
-	w.parts = nil
 	if w.issued {
 		w.issued = false
 		w.ring.end()
@@ -435,7 +404,7 @@ type launchBox struct {
 }
 
 // launch adds a kernel over n bytes to the batch.
-func (r *ring) launch(batch *edges.Batch, f driver.Function, n int, args func(*driver.Args), access ...driver.Access) {
+func (r *ring) launch(batch *edges.Batch, s driver.Stream, f driver.Function, n int, args func(*driver.Args), access ...driver.Access) {
 	if r.used == len(r.boxes) {
 		r.boxes = append(r.boxes, new(launchBox))
 	}
@@ -443,7 +412,7 @@ func (r *ring) launch(batch *edges.Batch, f driver.Function, n int, args func(*d
 	r.used++
 	args(x.args.Reset())
 	x.Launch = driver.Launch{Function: f, Grid: kernels.Blocks(n), Block: driver.Dim{X: kernels.Block}, Args: &x.args, Access: x.access[:copy(x.access[:], access)]}
-	batch.Launch(r.stream, &x.Launch)
+	batch.Launch(s, &x.Launch)
 }
 
 // turn returns the slot of a message, and how often it has then been used.
@@ -498,7 +467,7 @@ func (r *ring) hop(batch *edges.Batch, h hop, x driver.Ptr, es int, step driver.
 		if h.whole {
 			divide = by
 		}
-		r.launch(batch, step, bytes, func(a *driver.Args) {
+		r.launch(batch, s, step, bytes, func(a *driver.Args) {
 			a.Ptr(out).Ptr(to).Ptr(at).Ptr(from).Uint64(uint64(h.hi - h.lo)).Uint32(uint32(divide))
 		}, uses...)
 	} else {
@@ -506,7 +475,7 @@ func (r *ring) hop(batch *edges.Batch, h hop, x driver.Ptr, es int, step driver.
 		if h.take {
 			source = from
 		}
-		r.launch(batch, r.copy, bytes, func(a *driver.Args) { a.Ptr(out).Ptr(to).Ptr(source).Uint64(uint64(bytes)) }, uses...)
+		r.launch(batch, s, r.copy, bytes, func(a *driver.Args) { a.Ptr(out).Ptr(to).Ptr(source).Uint64(uint64(bytes)) }, uses...)
 	}
 	if h.pass {
 		batch.WriteValue(s, r.right.word(arrivedAt(outSlot)), outCount, driver.Writes(to, bytes))

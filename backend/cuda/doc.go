@@ -48,7 +48,14 @@
 // all_to_all, gather of unequal sizes, send and receive go in one piece, because
 // a rank does not know the sizes of the others'. Tensors that are not contiguous
 // are copied run by run of their bytes, and the host brings the elements in
-// order: it works for any strides, and is slow for many short runs.
+// order. If the tensors of a call have more than 240 runs, kernels on their devices do
+// that, in device memory of as many bytes, which is kept for the next one like the
+// page-locked. What lies between the elements is not written. Where there are no kernels,
+// on devices of compute capability below 8.0, it works all the same, and is slow.
+//
+// Operations on memory that they share come one after the other, whoever calls them; that
+// of a tensor with more than 16384 runs is all between its first and its last byte. So who
+// receives one column of such a matrix and then sends another sends when that one has come.
 //
 // Page-locked memory comes from a pool and streams are made once: in the steady
 // state an operation makes neither.
@@ -57,13 +64,15 @@
 //
 // A stream of CUDA's has room for some 1000 commands; who gives it more waits in the
 // driver, with locks that others need. So an operation gives a stream at most 256 at a
-// time, and 512 if it stays on the devices, however large its tensors are. What goes through the host goes in up to 60 pieces;
-// only operations of more than 57 tensors have more commands, and all-reduces through
-// memory that ranks share three for each of up to 256 chunks. What stays on the devices
-// is enqueued in parts: a call with more than some 200 MiB, in pieces of 4 MiB, returns
-// when the rest has been done. A call also waits while those before it in its group have
-// left more than 512 commands on a stream. These waits end with the operation's time, its
-// context and the group.
+// time, and 512 if it gets them in parts, however large its tensors are. What goes through
+// the host goes in up to 60 pieces, and in parts with more than 57 tensors, or with many
+// runs of bytes where there are no kernels. Only all-reduces through memory that ranks share
+// have more commands, three for each of up to 256 chunks. What stays on the devices goes in
+// parts with more than some 200 MiB, in pieces of 4 MiB, or with many tensors. Such a call
+// returns when all but the last parts have been done, for which other ranks have to come. A
+// call also waits while those before it in its group have left more than 512 commands on a
+// stream. These waits end with the operation's time, its context and the group. Messages
+// that go in parts let other calls go on meanwhile.
 //
 // # All-reduces within a host
 //

@@ -2,6 +2,7 @@ package cuda_test
 
 import (
 	"math/rand/v2"
+	"sync/atomic"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -44,4 +45,24 @@ func TestLocalKernelsAreThere(t *testing.T) {
 	require.Equal(t, 2, x.m.Stats().Modules)
 	require.Equal(t, 2, x.m.Stats().MadeModules)
 	require.NoError(t, x.end())
+}
+
+// TestPackKernelsAreThere is TestKernelsAreThere for a group of several hosts, in which
+// kernels only bring elements in order.
+func TestPackKernelsAreThere(t *testing.T) {
+	var hosts atomic.Int32
+	defer cuda.SetHostIdentity(func() [32]byte { return [32]byte{byte(hosts.Add(1))} })()
+	w := newWorld(t, setup{size: 2, sim: sim.Config{Devices: 1, Kernels: simkernels.All()}})
+	before := w.m.Stats()
+	require.Equal(t, 2, before.MadeModules, "one a process")
+	w.each(func(x *rank, r int) error {
+		x.layout = new(int)
+		*x.layout = 3
+		p := program{name: "all_reduce", dtype: tensor.Float64, n: []int{500, 0, 0}}
+		return x.collectives([]program{p}, rand.New(rand.NewPCG(1, uint64(r))), r)
+	})
+	after := w.m.Stats()
+	require.Equal(t, 2, after.MadeModules)
+	require.Less(t, after.Operations-before.Operations, 100, "kernels, not copies")
+	w.end()
 }

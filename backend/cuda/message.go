@@ -78,25 +78,30 @@ func (b *Backend) message(ctx context.Context, op work.OpType, o backend.P2POpti
 	for _, d := range l.dst {
 		result = append(result, d.t)
 	}
+	q.post = func() {
+		b.mu.Lock()
+		earlier = b.posted[key.order()]
+		b.posted[key.order()] = mine
+		b.mu.Unlock()
+		go func() {
+			err := q.run()
+			b.done(key, mine)
+			if err != nil {
+				q.failed(err)
+			} else if r, err := source.SourceRank(); op == work.RecvAnySource && err == nil {
+				q.SetSource(r)
+			}
+			q.end()
+			b.giveLine(line)
+		}()
+	}
 	if err := b.launch(q, result); err != nil {
 		b.giveLine(line)
 		return nil, err
 	}
-	b.mu.Lock()
-	earlier = b.posted[key.order()]
-	b.posted[key.order()] = mine
-	b.mu.Unlock()
-	go func() {
-		err := q.run()
-		b.done(key, mine)
-		if err != nil {
-			q.failed(err)
-		} else if r, err := source.SourceRank(); op == work.RecvAnySource && err == nil {
-			q.SetSource(r)
-		}
-		q.end()
-		b.giveLine(line)
-	}()
+	if !q.queued {
+		q.post()
+	}
 	return q.Work(), nil
 }
 

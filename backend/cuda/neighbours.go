@@ -104,9 +104,8 @@ func (b *Backend) meet(ctx context.Context) error {
 	n := &neighbours{b: b}
 	b.neighbours = n
 	why := b.missing
-	// A simulated device has the kernels that it was given.
-	if k, ok := b.driver.(interface{ HasKernel(string) bool }); ok && why == nil && !k.HasKernel(kernels.Copy) {
-		why = fmt.Errorf("driver %s has no kernel %s", b.driver.Name(), kernels.Copy)
+	if why == nil {
+		why = lacks(b.driver)
 	}
 	host := hostIdentity()
 	var name string

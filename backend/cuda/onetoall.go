@@ -203,7 +203,7 @@ func (o *operation) alone() bool {
 // whose turn a chunk is sent; elsewhere the host receives it in its turn, it goes
 // to the first tensor, while the host sends it on, and from there, alone or with
 // chunks before it, to the others.
-func (o *operation) fillOneToAll(batch *edges.Batch) {
+func (o *operation) fillOneToAll(batch *feed) {
 	l := &o.legs[0]
 	base := o.staging.Ptr()
 	every := spreads(o.pieces, len(l.dst))
@@ -216,24 +216,24 @@ func (o *operation) fillOneToAll(batch *edges.Batch) {
 				batch.Copy(l.src.down, slot, l.src.at(lo), n)
 			}
 		} else {
-			o.turns = append(o.turns, batch.Host(o.line.host, driver.Writes(slot, n)))
+			batch.host(&o.turns, o.line.host, driver.Writes(slot, n))
 			if n > 0 {
 				batch.Copy(l.dst[0].up, l.dst[0].at(lo), slot, n)
 			}
-			if (k+1)%every == 0 || k+1 == o.pieces {
-				from, _ := o.elements(l, k-k%every)
-				spread(batch, l.dst, from, (hi-from)*l.size())
-			}
 		}
 		if len(o.relay.to) > 0 {
-			o.relayed = append(o.relayed, batch.Host(o.line.relay, driver.Reads(slot, n)))
+			batch.host(&o.relayed, o.line.relay, driver.Reads(slot, n))
+		}
+		if l.src == nil && ((k+1)%every == 0 || k+1 == o.pieces) {
+			from, _ := o.elements(l, k-k%every)
+			spread(batch, l.dst, from, (hi-from)*l.size())
 		}
 	}
 	o.fillLocal(batch)
 }
 
 // fillLocal enqueues what the root does with its other tensors.
-func (o *operation) fillLocal(batch *edges.Batch) {
+func (o *operation) fillLocal(batch *feed) {
 	l := &o.legs[0]
 	if l.src == nil {
 		return
@@ -251,9 +251,14 @@ func (p *place) at(i int) driver.Ptr {
 	return p.base + driver.Ptr(p.lo) + driver.Ptr(i)*driver.Ptr(p.t.DType().Size())
 }
 
+// copier has a stream copy.
+type copier interface {
+	Copy(s driver.Stream, dst, src driver.Ptr, n int)
+}
+
 // spread copies n bytes, from element lo on, from the first place to all others.
 // The writer of an edge of the tree is the stream of its source's device.
-func spread(batch *edges.Batch, all []*place, lo, n int) {
+func spread(batch copier, all []*place, lo, n int) {
 	if n == 0 {
 		return
 	}
@@ -271,10 +276,11 @@ func (o *operation) runOneToAll() error {
 	for _, rank := range x.to {
 		wg.Go(func() { o.sendChunks(rank) })
 	}
-	if len(x.to) > 0 && len(o.turns) > 0 {
+	receives := o.legs[0].src == nil
+	if receives {
 		wg.Go(func() { o.relayChunks() })
 	}
-	if len(o.turns) > 0 {
+	if receives {
 		if err := o.receiveChunks(); err != nil {
 			o.stop(err)
 		}
@@ -310,8 +316,8 @@ func (o *operation) chunk(k int) []byte {
 // relayChunks says of each chunk that it may be sent, when it is on the host.
 func (o *operation) relayChunks() {
 	x := o.relay
-	for k := range o.relayed {
-		if err := o.pending.Begin(stopped{o}, o.relayed[k]); err != nil {
+	for k := 0; k < o.pieces && len(x.to) > 0; k++ {
+		if err := o.begin(&o.relayed, k); err != nil {
 			o.stop(err)
 			return
 		}
@@ -344,7 +350,7 @@ func (o *operation) sendChunks(to int) {
 		last := x.sent[k] == len(x.to)
 		x.mu.Unlock()
 		if last {
-			o.pending.End(o.relayed[k])
+			o.done(&o.relayed, k)
 		}
 	}
 }
@@ -409,7 +415,7 @@ func (o *operation) receiveChunks() error {
 	next := 0
 	for k := range o.pieces {
 		for ; next < o.pieces && next < k+max(o.slots-1, 1); next++ {
-			err := o.pending.Begin(stopped{o}, o.turns[next])
+			err := o.begin(&o.turns, next)
 			if err == nil {
 				ahead[next%o.slots], err = o.expect(o.chunk(next))
 			}
@@ -420,7 +426,7 @@ func (o *operation) receiveChunks() error {
 		if err := o.arrived(ahead[k%o.slots]); err != nil {
 			return err
 		}
-		o.pending.End(o.turns[k])
+		o.done(&o.turns, k)
 	}
 	return nil
 }

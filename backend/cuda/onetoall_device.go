@@ -3,8 +3,6 @@ package cuda
 import (
 	"context"
 
-	"github.com/c10d-go/c10d/backend/cuda/driver"
-	"github.com/c10d-go/c10d/backend/cuda/driver/edges"
 	"github.com/c10d-go/c10d/tensor"
 	"github.com/c10d-go/c10d/work"
 )
@@ -37,40 +35,30 @@ func (b *Backend) broadcastOnDevices(q *operation, root int) {
 	}
 	w.places = append(w.places, l.dst...)
 	behind := around(b.rank-root, b.size)
-	w.spread = func(batch *edges.Batch) error { return w.broadcast(batch, behind) }
+	w.spread = func() { w.broadcast(behind) }
 	q.device = w
 	q.call = func(q *operation, _ []*tensor.Tensor) error { return w.Run(q.ctx) }
 }
 
-// broadcast adds this rank's part of a broadcast to the batch: from the left to
-// the first tensor and on to the right, piece by piece, and from the first to the
-// others.
-func (w *deviceWork) broadcast(batch *edges.Batch, behind int) error {
+// broadcast adds this rank's part of a broadcast: from the left to the first tensor and
+// on to the right, piece by piece, and from the first to the others.
+func (w *deviceWork) broadcast(behind int) {
 	r, first := w.ring, w.places[0]
 	n := first.t.ByteLen()
 	if n == 0 {
-		return nil
+		return
 	}
-	w.here = make([]driver.Ptr, len(w.places))
-	x, err := w.bring(batch, 0)
-	if err != nil {
-		return err
-	}
-	chainHops(behind, r.b.size, n, r.chunk, func(h hop) {
-		if err == nil {
-			err = w.hop(h, x, 1, nil, 1)
-		}
-	})
-	if err != nil {
-		return err
-	}
+	w.begins = w.places[:1]
+	x := w.bring(0)
+	w.begins = nil
+	chainHops(behind, r.b.size, n, r.chunk, func(h hop) { w.hop(h, x, 1, nil, 1) })
 	r.count()
-	if batch = w.batch; len(w.parts) > 0 {
-		// A batch forgets what callers' streams did that nothing in it comes after.
-		w.op.prologue(batch, w.places[1:]...)
+	w.begins = w.places[1:]
+	if len(w.op.parts) > 0 && w.err == nil {
+		w.op.prologue(w.batch, w.begins...)
 	}
 	if behind > 0 {
-		w.putBack(batch, 0, x)
+		w.putBack(0, x)
 	}
 	var flat []*place
 	for i, p := range w.places {
@@ -78,21 +66,17 @@ func (w *deviceWork) broadcast(batch *edges.Batch, behind int) error {
 		case p.flat:
 			flat = append(flat, p)
 		case i > 0:
-			at, err := w.bring(batch, i)
-			if err != nil {
-				return err
-			}
-			batch.Copy(r.stream, at, x, n)
-			w.putBack(batch, i, at)
+			at := w.bring(i)
+			w.Copy(r.stream, at, x, n)
+			w.putBack(i, at)
 		}
 	}
 	if !first.flat && len(flat) > 0 {
-		batch.Copy(r.stream, flat[0].at(0), x, n)
+		w.Copy(r.stream, flat[0].at(0), x, n)
 	}
 	if len(flat) > 1 {
-		spread(batch, flat, 0, n)
+		spread(w, flat, 0, n)
 	}
-	return nil
 }
 
 // deviceWay returns nil if broadcasts can stay on the devices. The first one makes

@@ -180,10 +180,10 @@ func TestF09Beyond2GiB(t *testing.T) {
 			}
 			require.Equal(t, base+driver.Ptr(4*total), next)
 		}
-		batch := tr.Batch()
+		batch := &b.line.feed
+		batch.begin(o, places)
 		o.fillOneToAll(batch)
-		p, err := batch.Run()
-		require.NoError(t, err)
+		require.NoError(t, batch.end())
 		dst := func(c copied) driver.Ptr { return c.dst }
 		src := func(c copied) driver.Ptr { return c.src }
 		if rank == 0 {
@@ -202,7 +202,7 @@ func TestF09Beyond2GiB(t *testing.T) {
 			}
 		}
 		tile(streams[0], dst, places[2].base)
-		p.Abort()
+		o.pending.Abort()
 		require.NoError(t, staging.Close())
 		require.NoError(t, tr.Close())
 	}

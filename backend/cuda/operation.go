@@ -27,10 +27,11 @@ type line struct {
 	// ranks count them alike, and operations not. The backend's calls guards it.
 	broadcasts uint32
 
-	// Of the prologue, kept for the next one.
+	// Of the prologue and what follows, kept for the next one.
 	places   []*place
 	callers  []driver.Stream
 	accesses []driver.Access
+	feed     feed
 }
 
 func (b *Backend) newLine() (*line, error) {
@@ -154,21 +155,28 @@ type operation struct {
 	slot    int   // bytes
 	at      []int // of each leg within a slot
 	staging driver.HostMemory
+	long    bool                    // it may get to the streams in parts
+	word    int                     // that those write then, in staging
 	raw     []rawPlace              // tensors that the host packs and unpacks
+	packed  []packedPlace           // those that devices do
 	device  *deviceWork             // of an all-reduce that stays on the devices
 	shared  *shared                 // of an all-reduce through memory that the ranks share
 	relay   *oneToAll               // of a broadcast from rank to rank
-	relayed []int                   // its turns to send chunks on
+	relayed []hostTurn              // its turns to send chunks on
 	sync    func(work.Stream) error // orders a stream after a work of somebody else's
 	before  *operation              // of a barrier: what has to end first
-	queued  bool                    // the worker has it; for who issues it
+	post    func()                  // gives a message to who does the host's part
+	queued  bool                    // who does the host's part has it; for who issues it
+	feeding sync.WaitGroup          // until it has been enqueued, if it was given to that one before
 	unwatch func() bool             // stops watching ctx
 	err     error
 
 	mu      sync.Mutex
-	turns   []int
-	pending *edges.Pending
-	over    bool // pending has been released
+	turns   []hostTurn
+	parts   []*edges.Pending // enqueued before the last one
+	pending *edges.Pending   // the last or only one
+	feedErr error            // why not all parts were
+	over    bool             // pending has been released
 
 	commands int // of Backend.queued
 }
@@ -249,7 +257,7 @@ func (o *operation) elements(l *leg, k int) (from, to int) {
 
 // enqueue gives the streams all that they will do for the operation. The host's
 // part comes later, in its turns.
-func (o *operation) enqueue() (err error) {
+func (o *operation) enqueue() error {
 	commands := mostCommands
 	if o.device != nil {
 		commands = o.device.most()
@@ -260,14 +268,13 @@ func (o *operation) enqueue() (err error) {
 	if o.device != nil {
 		return o.device.enqueue(o)
 	}
-	batch := o.b.tracker.Batch()
 	all := o.line.places[:0]
 	for i := range o.legs {
-		o.legs[i].each(func(p *place) { all = append(all, p) })
+		o.legs[i].each(func(p *place) { all = append(all, p.tensor()) })
 	}
-	o.prologue(batch, all...)
-	clear(all)
-	o.line.places = all
+	batch := &o.line.feed
+	batch.begin(o, all)
+	o.pack(batch)
 	switch {
 	case o.inTurn():
 		o.fillTurn(batch)
@@ -278,13 +285,14 @@ func (o *operation) enqueue() (err error) {
 	default:
 		o.fill(batch)
 	}
-	if o.pending, err = batch.Run(); o.pending != nil {
-		o.occupy(o.pending.Calls())
-	}
+	o.unpack(batch)
+	err := batch.end()
+	clear(all)
+	o.line.places = all
 	return err
 }
 
-func (o *operation) fill(batch *edges.Batch) {
+func (o *operation) fill(batch *feed) {
 	base := o.staging.Ptr()
 	for k := range o.pieces {
 		slot := base + driver.Ptr(k%o.slots*o.slot)
@@ -295,7 +303,7 @@ func (o *operation) fill(batch *edges.Batch) {
 				batch.Copy(l.src.down, slot+driver.Ptr(o.at[i]), l.src.base+driver.Ptr(l.src.lo+lo*l.size()), (hi-lo)*l.size())
 			}
 		}
-		o.turns = append(o.turns, batch.Host(o.line.host, o.touched(slot, o.slot)...))
+		batch.host(&o.turns, o.line.host, o.touched(slot, o.slot)...)
 		for i := range o.legs {
 			l := &o.legs[i]
 			lo, hi := o.elements(l, k)
@@ -322,7 +330,7 @@ func (o *operation) touched(p driver.Ptr, n int) []driver.Access {
 func (o *operation) direct() bool { return o.shared != nil && o.shared.direct }
 
 // fillTurn moves everything down, gives the host one turn, and moves everything up.
-func (o *operation) fillTurn(batch *edges.Batch) {
+func (o *operation) fillTurn(batch *feed) {
 	base := o.staging.Ptr()
 	down := func(p *place, at driver.Ptr) {
 		p.each(func(s span) { batch.Copy(p.down, at+driver.Ptr(s.off-p.lo), p.base+driver.Ptr(s.off), s.n) })
@@ -342,7 +350,7 @@ func (o *operation) fillTurn(batch *edges.Batch) {
 		}
 		bytes = r.at + align(r.p.hi-r.p.lo)
 	}
-	o.turns = append(o.turns, batch.Host(o.line.host, o.touched(base, bytes)...))
+	batch.host(&o.turns, o.line.host, o.touched(base, bytes)...)
 	for i := range o.legs {
 		for _, d := range o.legs[i].dst {
 			if d.flat {
@@ -376,7 +384,7 @@ func (o *operation) prologue(batch *edges.Batch, places ...*place) {
 		all := o.line.accesses[:0]
 		for _, p := range places {
 			if o.has || p.stream == s {
-				p.each(func(x span) { all = append(all, driver.Writes(p.base+driver.Ptr(x.off), x.n)) })
+				p.uses(func(x span) { all = append(all, driver.Writes(p.base+driver.Ptr(x.off), x.n)) })
 			}
 		}
 		batch.Before(s, all...)
@@ -397,7 +405,11 @@ func (o *operation) order(s work.Stream) error {
 		return o.Work().Wait(context.Background())
 	}
 	defer o.mu.Unlock()
-	if err := o.pending.Order(st); err != nil {
+	err := o.pending.Order(st)
+	for _, p := range o.parts {
+		err = cmp.Or(err, p.Order(st))
+	}
+	if err != nil {
 		return o.named(fmt.Errorf("synchronize: %w", err))
 	}
 	return o.Work().Err()
@@ -472,6 +484,14 @@ func (o *operation) run() error {
 	if o.err != nil {
 		return o.err
 	}
+	if err := o.runHost(); err != nil {
+		return err
+	}
+	o.feeding.Wait()
+	return o.feedErr
+}
+
+func (o *operation) runHost() error {
 	if o.before != nil {
 		if err := o.await(o.before); err != nil {
 			return err
@@ -488,15 +508,15 @@ func (o *operation) run() error {
 		return o.shared.run(o)
 	case o.relay != nil && !o.inTurn():
 		return o.runOneToAll()
-	case len(o.turns) == 0:
+	case o.device != nil || len(o.legs) == 0:
 		return o.call(o, nil)
 	}
 	if o.inTurn() {
 		return o.runTurn()
 	}
 	shadows := make([]*tensor.Tensor, len(o.legs))
-	for k, turn := range o.turns {
-		if err := o.pending.Begin(stopped{o}, turn); err != nil {
+	for k := range o.pieces {
+		if err := o.begin(&o.turns, k); err != nil {
 			return err
 		}
 		slot := o.staging.Bytes()[k%o.slots*o.slot:][:o.slot]
@@ -506,7 +526,7 @@ func (o *operation) run() error {
 		if err := o.call(o, shadows); err != nil {
 			return err
 		}
-		o.pending.End(turn)
+		o.done(&o.turns, k)
 	}
 	return nil
 }
@@ -532,8 +552,7 @@ func (o *operation) shadow(shadows []*tensor.Tensor, slot []byte, k int) error {
 // runTurn does all pieces in one turn, between bringing elements in order and
 // putting them back.
 func (o *operation) runTurn() error {
-	turn := o.turns[0]
-	if err := o.pending.Begin(stopped{o}, turn); err != nil {
+	if err := o.begin(&o.turns, 0); err != nil {
 		return err
 	}
 	packed := func(leg int) []byte {
@@ -573,7 +592,7 @@ func (o *operation) runTurn() error {
 			return err
 		}
 	}
-	o.pending.End(turn)
+	o.done(&o.turns, 0)
 	return nil
 }
 
@@ -599,10 +618,14 @@ func (o *operation) failed(err error) {
 	if x := o.b.usable(); x != nil {
 		x.fail()
 	}
+	o.feeding.Wait() // not for long: it has noticed
 	switch {
 	case o.direct():
 		o.shared.abort()
 	case o.pending != nil:
+		for _, p := range o.parts {
+			p.Abort()
+		}
 		o.pending.Abort()
 	}
 }
@@ -648,11 +671,11 @@ func (o *operation) end() {
 	quiet := false
 	if o.pending == nil {
 		quiet = o.settled(ctx)
-	} else if done, err := o.pending.Done(); done && err == nil {
+	} else if done, err := o.pending.Done(); done && err == nil && len(o.parts) == 0 {
 		quiet = o.settled(ctx)
 	} else {
 		ctx, cancel = context.WithDeadline(ctx, limit)
-		err := o.pending.Sync(ctx)
+		err := o.passed(ctx)
 		if err != nil && o.err == nil {
 			switch {
 			case o.ctx.Err() != nil:
@@ -685,7 +708,7 @@ func (o *operation) settled(ctx context.Context) bool {
 		return true
 	}
 	if o.pending != nil {
-		err := o.pending.Sync(ctx)
+		err := o.passed(ctx)
 		cut := o.direct() && o.shared.failed.Load() // then the last batch may lack the end of those before
 		if (err != nil || cut) && !o.drained(ctx) {
 			return false
@@ -693,6 +716,10 @@ func (o *operation) settled(ctx context.Context) bool {
 		if o.direct() {
 			o.shared.release()
 		}
+		for _, p := range o.parts {
+			p.Release()
+		}
+		o.parts = nil
 		o.pending.Release()
 		if s := o.shared; s != nil && o.err == nil && !cut {
 			o.shared = nil
@@ -707,6 +734,9 @@ func (o *operation) settled(ctx context.Context) bool {
 		}
 		o.staging = nil
 	}
+	if err := o.unstage(); err != nil && o.err == nil {
+		o.err = o.named(err)
+	}
 	if o.device != nil {
 		if err := o.device.ended(); err != nil && o.err == nil {
 			o.err = o.named(err)
@@ -715,18 +745,39 @@ func (o *operation) settled(ctx context.Context) bool {
 	return true
 }
 
+// passed waits until the streams have done all parts.
+func (o *operation) passed(ctx context.Context) error {
+	for _, p := range o.parts {
+		if err := p.Sync(ctx); err != nil {
+			return err
+		}
+	}
+	return o.pending.Sync(ctx)
+}
+
 // drained is for when the events of an operation do not tell whether it has
 // ended: it waits until the streams have done all that they were given. A device
 // that is lost does nothing any more.
 func (o *operation) drained(ctx context.Context) bool {
-	var all []driver.Stream
-	for i := range o.legs {
-		o.legs[i].each(func(p *place) { all = append(all, p.down, p.up) })
-	}
+	all := o.everyStream()
 	if o.device != nil {
-		all = append(all, o.device.ring.stream)
+		all = append(append(all, o.device.ring.stream), o.device.others...)
 	}
 	return drained(ctx, all)
+}
+
+// everyStream returns the streams that have the operation's copies.
+func (o *operation) everyStream() (all []driver.Stream) {
+	for i := range o.legs {
+		o.legs[i].each(func(p *place) {
+			for _, s := range []driver.Stream{p.down, p.up} {
+				if s != nil && !slices.Contains(all, s) {
+					all = append(all, s)
+				}
+			}
+		})
+	}
+	return all
 }
 
 func drained(ctx context.Context, streams []driver.Stream) bool {
@@ -911,13 +962,23 @@ func (o *operation) stage() error {
 			return err
 		}
 	}
+	if err := o.stagePacked(); err != nil {
+		return errors.Join(err, o.unstage())
+	}
 	bytes := o.layout()
 	if o.alone() {
 		bytes = 0
 	}
+	if o.measure(); o.long {
+		o.word = align(max(bytes, 1))
+		bytes = o.word + stagingAlign
+	}
 	h, err := o.b.pool.get(max(bytes, 1))
+	if err != nil {
+		return errors.Join(err, o.unstage())
+	}
 	o.staging = h
-	return err
+	return nil
 }
 
 // issue starts a collective.
@@ -996,8 +1057,11 @@ func (b *Backend) launch(o *operation, result []*tensor.Tensor) error {
 		}
 	}
 	if o.err == nil && (len(o.legs) > 0 || o.device != nil) {
-		if o.err = o.enqueue(); o.err != nil {
-			b.neighbours.spoiled = o.err
+		if err := o.enqueue(); err != nil {
+			b.neighbours.spoiled = err
+			if !o.queued {
+				o.err = err
+			}
 		}
 	}
 	return nil

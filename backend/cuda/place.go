@@ -171,6 +171,8 @@ type place struct {
 	stream driver.Stream // that the caller uses it with; may be nil
 
 	down, up driver.Stream // to the host and from there, once the operation has them
+
+	of *place // where the tensor is, if the place is not the tensor's own
 }
 
 // placeOf returns the place of a tensor that dense has checked.

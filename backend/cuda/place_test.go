@@ -6,6 +6,8 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/c10d-go/c10d/tensor"
 )
 
 // TestSpans compares the runs of bytes with those of each element.
@@ -49,5 +51,23 @@ func TestSpans(t *testing.T) {
 		}
 		slices.Sort(got)
 		require.Equal(t, want, got, "%v %v", shape, strides)
+	}
+}
+
+// TestUses holds that few runs count as used one by one, and of many all between them.
+func TestUses(t *testing.T) {
+	for _, n := range []int{1, mostRuns, mostRuns + 1} {
+		whole, err := tensor.OnDevice(tensor.Int16, huge{1 << 20, 6 * n}, 3*n)
+		require.NoError(t, err)
+		column, err := whole.AsStrided([]int{n}, []int{3}, 1)
+		require.NoError(t, err)
+		var all []span
+		placeOf(column).uses(func(s span) { all = append(all, s) })
+		if n > mostRuns {
+			require.Equal(t, []span{{2, 6*n - 4}}, all)
+			continue
+		}
+		require.Len(t, all, n)
+		require.Equal(t, span{6*n - 4, 2}, all[n-1])
 	}
 }

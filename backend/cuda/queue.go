@@ -16,9 +16,11 @@ import (
 // gives it few at a time, however large its tensors are, and begins when those before it
 // have left enough room.
 const (
-	// mostCommands is how many commands of one operation a stream has at a time, mostOnRing
-	// how many if it stays on the devices: half as many took 8 to 14 percent longer with 256 MiB.
+	// mostCommands is how many commands of one operation a stream has at a time, mostInParts
+	// how many if it gets them in parts, mostOnRing if they stay on the devices: half as many
+	// took 8 to 14 percent longer with 256 MiB there.
 	mostCommands = 256
+	mostInParts  = 2 * mostCommands
 	mostOnRing   = 2 * mostCommands
 
 	// spareCommands is what an operation gives a stream besides what it does for each
@@ -37,7 +39,7 @@ var mostQueued int64 = 2 * mostCommands
 // piecesOf returns in how many pieces an operation goes at most that copies so many
 // tensors, the same on every rank. For a piece a stream waits, copies, and writes a word
 // or records an event. Operations of very many tensors go in a few pieces all the same,
-// for what is on its way has to lie on the host.
+// for what is on its way has to lie on the host, and get to the streams in parts.
 func piecesOf(width int) int {
 	return max((mostCommands-spareCommands)/(width+3), defaultSlots)
 }
@@ -103,49 +105,57 @@ func (o *operation) poll(done func() (bool, error)) error {
 // hopCommands is the most that a step of the ring gives the stream.
 const hopCommands = 5
 
-// ringParts is how many parts of one operation the ring's stream has at a time. With two
-// of them it is left without work while the next one is made: all-reduces of 1 GiB took
+// mostParts is how many parts of one operation a stream has at a time. With two of them
+// the ring's is left without work while the next one is made: all-reduces of 1 GiB took
 // 9.2 ms between two H200 then, with four 7.9 ms.
-const ringParts = 4
+const mostParts = 4
 
-// run enqueues all of the work. What is too much for the stream goes in parts. The
-// Pending is that of the last one, which the stream comes to when it has done the others.
+// run enqueues all of the work. What is too much for the stream goes in parts.
 func (w *deviceWork) run(batch *edges.Batch) (p *edges.Pending, err error) {
 	w.batch = batch
-	if err = w.fill(batch); err == nil {
+	if err = w.fill(); err == nil {
 		p, err = w.batch.Run()
 	}
-	commands := w.most()
-	if n := len(w.parts); n == 0 && p != nil {
-		commands = p.Calls()
-	} else if n > 0 && p == nil {
-		p, w.parts = w.parts[n-1], w.parts[:n-1]
+	o, commands := w.op, 0
+	if n := len(o.parts); n > 0 && p == nil {
+		p, o.parts = o.parts[n-1], o.parts[:n-1]
 	}
-	w.op.occupy(commands)
+	for _, q := range o.parts {
+		commands += q.Calls()
+	}
+	if p != nil {
+		commands += p.Calls()
+	}
+	o.occupy(min(commands, mostOnRing))
 	return p, err
 }
 
-// most returns how many commands the ring's stream has at a time at most: a round of an
-// all-reduce takes fewer than ten a rank, a piece of a broadcast hopCommands.
+// most returns how many commands a stream nearly always has at a time at most: a round of
+// an all-reduce takes fewer than ten a rank, a piece of a broadcast hopCommands, bringing
+// a tensor and putting it back some four.
 func (w *deviceWork) most() int {
 	per := w.ring.b.size * w.ring.chunk
 	rounds := (w.places[0].t.ByteLen() + per - 1) / per
-	return min(rounds*2*hopCommands*w.ring.b.size+spareCommands, mostOnRing)
+	return min(rounds*2*hopCommands*w.ring.b.size+4*len(w.places)+spareCommands, mostOnRing)
 }
 
-// hop adds a step to the work. If the batch has no room for it, that goes to the stream
-// first, and so what comes last is never nothing.
-func (w *deviceWork) hop(h hop, x driver.Ptr, es int, step driver.Function, by int) error {
-	if w.batch.Len()+hopCommands > mostOnRing/ringParts-spareCommands {
-		if err := w.part(); err != nil {
-			return err
-		}
+// hop adds a step to the work.
+func (w *deviceWork) hop(h hop, x driver.Ptr, es int, step driver.Function, by int) {
+	if w.fits(hopCommands) {
+		w.ring.hop(w.batch, h, x, es, step, by)
 	}
-	w.ring.hop(w.batch, h, x, es, step, by)
-	return nil
 }
 
-// part enqueues what is in the batch, waits until the stream has room for another part,
+// fits makes room for n commands: if the batch has none, that goes to the streams first,
+// and so what comes last is never nothing. It returns false if nothing more is enqueued.
+func (w *deviceWork) fits(n int) bool {
+	if w.err == nil && w.batch.Len()+n > mostOnRing/mostParts-spareCommands {
+		w.err = w.part()
+	}
+	return w.err == nil
+}
+
+// part enqueues what is in the batch, waits until the streams have room for another part,
 // and begins that.
 func (w *deviceWork) part() error {
 	r, o := w.ring, w.op
@@ -153,14 +163,20 @@ func (w *deviceWork) part() error {
 	p, err := w.batch.Run()
 	r.used = 0
 	if p != nil {
-		w.parts = append(w.parts, p)
+		o.parts = append(o.parts, p)
 	}
 	if err != nil {
 		return err
 	}
+	if n := len(o.parts); n >= mostParts {
+		if err := o.poll(o.parts[n-mostParts].Done); err != nil {
+			return err
+		}
+	}
 	w.batch = o.b.tracker.Batch()
-	if n := len(w.parts); n >= ringParts {
-		return o.poll(w.parts[n-ringParts].Done)
+	if len(w.begins) > 0 {
+		// A batch forgets what callers' streams did that nothing in it comes after.
+		o.prologue(w.batch, w.begins...)
 	}
 	return nil
 }

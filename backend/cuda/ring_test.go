@@ -138,7 +138,7 @@ func TestAllReduceInParts(t *testing.T) {
 				})
 				require.Len(t, s.reads, steps)
 				require.LessOrEqual(t, steps, rounds*(2*size-1))
-				parts := len(w.parts) + 1
+				parts := len(o.parts) + 1
 				require.LessOrEqual(t, s.commands, rounds*(10*size-9)+parts*spareCommands)
 				require.LessOrEqual(t, s.deepest, mostOnRing)
 				require.LessOrEqual(t, o.commands, w.most())

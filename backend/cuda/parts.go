@@ -1,0 +1,273 @@
+package cuda
+
+import (
+	"time"
+
+	"github.com/c10d-go/c10d/backend/cuda/driver"
+	"github.com/c10d-go/c10d/backend/cuda/driver/edges"
+	"github.com/c10d-go/c10d/backend/cuda/internal/kernels"
+)
+
+// feed gives the streams what an operation through the host has them do. If that is
+// little, as it nearly always is, they get it at once. Otherwise, with hundreds of tensors
+// or of runs of bytes, they get it in parts, each when those before it have left room: the
+// operation goes to who does the host's part with the first one, for the host has to take
+// its turns meanwhile. The call returns when the last part has been enqueued.
+type feed struct {
+	o      *operation
+	batch  *edges.Batch
+	copies []given // of the batch
+	turns  int     // the host's, of the batch
+	relays int     // those in which it sends on, which are of the same pieces
+	limit  int
+	err    error // nothing is enqueued any more
+}
+
+// given is how many commands a stream gets, besides what orders it.
+type given struct {
+	s driver.Stream
+	n int
+}
+
+// hostTurn is a turn of the host's, in a part.
+type hostTurn struct{ part, number int }
+
+// begin begins an operation on tensors in these places.
+func (f *feed) begin(o *operation, places []*place) {
+	f.o, f.limit, f.err = o, mostCommands-spareCommands, nil
+	f.next()
+	o.prologue(f.batch, places...)
+	if !o.long {
+		return
+	}
+	// A batch forgets what callers' streams did that nothing in it comes after. So all
+	// streams of the operation wait for those at once, before they write a word for nobody.
+	l := o.line
+	all := l.accesses[:0]
+	for _, p := range places {
+		p.uses(func(x span) { all = append(all, driver.Reads(p.base+driver.Ptr(x.off), x.n)) })
+	}
+	for _, s := range o.everyStream() {
+		f.batch.Signal(s, o.staging.Ptr()+driver.Ptr(o.word), 0, all...)
+	}
+	l.accesses = all
+}
+
+func (f *feed) next() {
+	clear(f.copies)
+	f.batch, f.copies, f.turns, f.relays = f.o.b.tracker.Batch(), f.copies[:0], 0, 0
+}
+
+// measure finds out whether the operation may get to the streams in parts.
+func (o *operation) measure() {
+	count := func(p *place) (n int) {
+		switch {
+		case p.of != nil:
+			p.of.inOrder(0, func(kernels.Layout, driver.Ptr, driver.Ptr, int) { n++ })
+			return n + o.pieces
+		case p.flat:
+			return o.pieces
+		}
+		return max(len(p.holes), 1)
+	}
+	down, up := 0, 0
+	for i := range o.legs {
+		l := &o.legs[i]
+		if l.src != nil {
+			down += count(l.src)
+		}
+		for _, d := range l.dst {
+			up += count(d)
+		}
+	}
+	o.long = max(down, up)+2*o.pieces > mostCommands-spareCommands
+}
+
+// Copy is Batch.Copy.
+func (f *feed) Copy(s driver.Stream, dst, src driver.Ptr, n int) {
+	if f.fits(s) {
+		f.batch.Copy(s, dst, src, n)
+	}
+}
+
+// launch is Batch.Launch.
+func (f *feed) launch(s driver.Stream, l *driver.Launch) {
+	if f.fits(s) {
+		f.batch.Launch(s, l)
+	}
+}
+
+// host is Batch.Host, of a turn that is noted in a list of the operation's.
+func (f *feed) host(list *[]hostTurn, h *edges.Host, access ...driver.Access) {
+	most := 0
+	for _, c := range f.copies {
+		most = max(most, c.n)
+	}
+	if !f.room(most) {
+		return
+	}
+	o := f.o
+	if list == &o.relayed {
+		f.relays++
+	} else {
+		f.turns++
+	}
+	t := hostTurn{len(o.parts), f.batch.Host(h, access...)}
+	o.mu.Lock()
+	*list = append(*list, t)
+	o.mu.Unlock()
+}
+
+// fits counts a command, and reports whether the stream may get it.
+func (f *feed) fits(s driver.Stream) bool {
+	at := func() *given {
+		for i := range f.copies {
+			if f.copies[i].s == s {
+				return &f.copies[i]
+			}
+		}
+		f.copies = append(f.copies, given{s: s})
+		return &f.copies[len(f.copies)-1]
+	}
+	if !f.room(at().n) {
+		return false
+	}
+	at().n++
+	return true
+}
+
+// room makes sure that there is room for another command of who has so many. Each of
+// the host's turns takes two more: a stream waits for it, and tells the host of its end.
+func (f *feed) room(n int) bool {
+	if f.err == nil && n+2*max(f.turns, f.relays) >= f.limit {
+		f.part()
+	}
+	return f.err == nil
+}
+
+// part enqueues what is in the batch, waits until there is room for another part, and
+// begins that.
+func (f *feed) part() {
+	o := f.o
+	p, err := f.batch.Run()
+	o.mu.Lock()
+	if p != nil {
+		o.parts = append(o.parts, p)
+	}
+	o.feedErr = err // such a part lacks turns
+	o.mu.Unlock()
+	if f.err = err; err != nil {
+		return
+	}
+	if !o.queued {
+		f.limit = mostCommands/mostParts - spareCommands
+		o.feeding.Add(1)
+		o.occupy(mostInParts)
+		o.queued = true
+		o.hand()
+	}
+	if f.err = f.wait(); f.err == nil {
+		f.next()
+	}
+}
+
+// hand gives the operation to who does the host's part.
+func (o *operation) hand() {
+	if o.post != nil {
+		o.post()
+	} else {
+		o.b.queue(o)
+	}
+}
+
+// wait waits until the streams have room for a part.
+func (f *feed) wait() error {
+	o, b := f.o, f.o.b
+	room := func() (bool, error) {
+		if n := len(o.parts); n >= mostParts {
+			return o.parts[n-mostParts].Done()
+		}
+		return true, nil
+	}
+	if o.line == b.line {
+		most := max(mostQueued-(mostInParts-mostCommands), 0) + mostInParts
+		return o.poll(func() (bool, error) {
+			if b.queued.Load() > most {
+				return false, nil
+			}
+			return room()
+		})
+	}
+	// A message lets other calls go on: the other rank may be waiting for one of them.
+	b.calls.Unlock()
+	defer b.calls.Lock()
+	return o.poll(room)
+}
+
+// end enqueues the last part, or the only one.
+func (f *feed) end() error {
+	o := f.o
+	var p *edges.Pending
+	if f.err == nil {
+		p, f.err = f.batch.Run()
+	}
+	o.mu.Lock()
+	if n := len(o.parts); n > 0 && p == nil {
+		p, o.parts = o.parts[n-1], o.parts[:n-1]
+	}
+	err := f.err
+	o.pending, o.feedErr = p, err
+	o.mu.Unlock()
+	f.o, f.batch, f.err = nil, nil, nil
+	switch {
+	case o.queued:
+		o.feeding.Done()
+	case p != nil:
+		o.occupy(p.Calls())
+	}
+	return err
+}
+
+// begin waits until a turn is the host's, and its part has been enqueued.
+func (o *operation) begin(list *[]hostTurn, k int) error {
+	pause := 10 * time.Microsecond
+	for {
+		p, n, err := o.turn(list, k)
+		if err != nil {
+			return err
+		}
+		if p != nil {
+			return p.Begin(stopped{o}, n)
+		}
+		if err := (stopped{o}).Err(); err != nil {
+			return err
+		}
+		time.Sleep(pause)
+		pause = min(2*pause, 100*time.Microsecond)
+	}
+}
+
+// done ends a turn that has begun.
+func (o *operation) done(list *[]hostTurn, k int) {
+	if p, n, _ := o.turn(list, k); p != nil {
+		p.End(n)
+	}
+}
+
+// turn returns the part that a turn is of, nil if that has not been enqueued, and the
+// turn's number there.
+func (o *operation) turn(list *[]hostTurn, k int) (*edges.Pending, int, error) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if o.feedErr != nil {
+		return nil, 0, o.feedErr
+	}
+	if k >= len(*list) {
+		return nil, 0, nil
+	}
+	t := (*list)[k]
+	if t.part < len(o.parts) {
+		return o.parts[t.part], t.number, nil
+	}
+	return o.pending, t.number, nil // which is there when the last part is
+}

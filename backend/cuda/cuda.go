@@ -250,7 +250,7 @@ func New(ctx context.Context, o backend.Options) (*Backend, error) {
 	}
 	if err == nil && missing == nil && lacks(b.driver) == nil {
 		// Not in an operation, when streams may wait for a word.
-		names := []string{kernels.Pack, kernels.Unpack}
+		names := []string{kernels.Pack, kernels.Unpack, kernels.Exchange}
 		if b.neighbours.why == nil {
 			names = kernels.Names()
 		}

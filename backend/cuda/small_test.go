@@ -24,6 +24,11 @@ func smalls(t *testing.T, seed uint64, s sim.Semantics, size int, o cuda.Options
 		size: size, timeout: patience, options: o,
 		sim: sim.Config{Devices: size, Seed: seed, Semantics: s, Kernels: simkernels.All()},
 	})
+	return w, w.launches()
+}
+
+// launches counts what is launched.
+func (w *world) launches() *atomic.Int32 {
 	launched := new(atomic.Int32)
 	w.m.Skip(func(c sim.Call) bool {
 		if c.Name == "Launch" {
@@ -31,7 +36,7 @@ func smalls(t *testing.T, seed uint64, s sim.Semantics, size int, o cuda.Options
 		}
 		return false
 	})
-	return w, launched
+	return launched
 }
 
 // TestSmall has all-reduces that one kernel does the device's part of among others, all
@@ -145,4 +150,32 @@ func TestSmallStops(t *testing.T) {
 			w.drop(t)
 		})
 	}
+}
+
+// TestSmallKernelIsThere has the kernel loaded when the group is made, also where devices
+// do not reach each other: later streams may wait for words, and loading for them.
+func TestSmallKernelIsThere(t *testing.T) {
+	w := newWorld(t, setup{
+		size: 2, options: cuda.Options{AllReduce: cuda.HostWork},
+		sim: sim.Config{Devices: 2, Kernels: simkernels.All(), Topology: sim.Topology{NoPeer: func(int, int) bool { return true }}},
+	})
+	before := w.m.Stats()
+	launched := w.launches()
+	w.each(func(x *rank, r int) error {
+		q, err := x.pairOf(rand.New(rand.NewPCG(1, uint64(r))), tensor.Float32, r, laid(0, 10), true)
+		if err != nil {
+			return err
+		}
+		for range 2 {
+			v, err := x.b.AllReduce(x.ctx, []*tensor.Tensor{q.dev}, backend.AllReduceOptions{})
+			if err := errors.Join(err, v.Wait(x.ctx)); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+	require.Positive(t, launched.Load())
+	require.Equal(t, before.MadeModules, w.m.Stats().MadeModules)
+	require.Positive(t, before.MadeModules)
+	w.end()
 }

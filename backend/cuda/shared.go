@@ -30,7 +30,7 @@ const (
 
 	// mostAtOnce is how many bytes a kernel does the device's part of. It writes to the
 	// host and reads from there with the threads of one block, and needs a third of the
-	// calls, and no wait of a stream for a word, which takes 4 to 11 us to notice it.
+	// calls, and no wait of a stream for a word, which that notices late.
 	mostAtOnce = 128 << 10
 
 	// firstBatch is how many chunks are enqueued at first, and then twice as many each

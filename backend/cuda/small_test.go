@@ -68,6 +68,9 @@ func TestSmall(t *testing.T) {
 					// Then all have shown their devices.
 					err = v.Wait(x.ctx)
 				}
+				if err != nil {
+					return err
+				}
 				if err = errors.Join(err, v.Synchronize(x.stream[r]), x.back(q)); err != nil {
 					return err
 				}
@@ -92,25 +95,31 @@ func TestSmall(t *testing.T) {
 	})
 }
 
+// twice does two small all-reduces: in the first one the ranks show their devices.
+func (x *rank) twice(r int) error {
+	q, err := x.pairOf(rand.New(rand.NewPCG(1, uint64(r))), tensor.Float32, r, laid(0, 10), true)
+	if err != nil {
+		return err
+	}
+	for range 2 {
+		v, err := x.b.AllReduce(x.ctx, []*tensor.Tensor{q.dev}, backend.AllReduceOptions{})
+		if err == nil {
+			err = v.Wait(x.ctx)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
 // TestSmallStops lets a rank fail whose peer's kernel waits: the kernel ends, and the
 // error says who.
 func TestSmallStops(t *testing.T) {
 	for _, how := range []string{"aborted", "timed out"} {
 		t.Run(how, func(t *testing.T) {
 			w, launched := smalls(t, 3, sim.Snapshot, 2, cuda.Options{})
-			w.each(func(x *rank, r int) error {
-				q, err := x.pairOf(rand.New(rand.NewPCG(1, uint64(r))), tensor.Float32, r, laid(0, 10), true)
-				if err != nil {
-					return err
-				}
-				for range 2 {
-					v, err := x.b.AllReduce(x.ctx, []*tensor.Tensor{q.dev}, backend.AllReduceOptions{})
-					if err := errors.Join(err, v.Wait(x.ctx)); err != nil {
-						return err
-					}
-				}
-				return nil
-			})
+			w.each((*rank).twice)
 			before := launched.Load()
 			require.Positive(t, before)
 			called := make(chan struct{})
@@ -161,19 +170,7 @@ func TestSmallKernelIsThere(t *testing.T) {
 	})
 	before := w.m.Stats()
 	launched := w.launches()
-	w.each(func(x *rank, r int) error {
-		q, err := x.pairOf(rand.New(rand.NewPCG(1, uint64(r))), tensor.Float32, r, laid(0, 10), true)
-		if err != nil {
-			return err
-		}
-		for range 2 {
-			v, err := x.b.AllReduce(x.ctx, []*tensor.Tensor{q.dev}, backend.AllReduceOptions{})
-			if err := errors.Join(err, v.Wait(x.ctx)); err != nil {
-				return err
-			}
-		}
-		return nil
-	})
+	w.each((*rank).twice)
 	require.Positive(t, launched.Load())
 	require.Equal(t, before.MadeModules, w.m.Stats().MadeModules)
 	require.Positive(t, before.MadeModules)

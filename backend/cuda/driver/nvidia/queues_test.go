@@ -1,0 +1,95 @@
+package nvidia
+
+import (
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/c10d-go/c10d/backend/cuda/driver"
+)
+
+// BenchmarkQueues prints how many streams may wait for a word, with one copy behind the
+// wait, until the same copy of another stream stands still: how many queues of the
+// hardware such copies have. CUDA_DEVICE_MAX_CONNECTIONS=8 is what CUDA has by itself.
+func BenchmarkQueues(b *testing.B) {
+	d, err := Open()
+	if err != nil {
+		b.Skip(err)
+	}
+	defer d.Close()
+	for b.Loop() {
+		queues(b, d)
+	}
+}
+
+func queues(b *testing.B, d driver.Driver) {
+	const (
+		streams = 40
+		bytes   = 64 << 10
+		begin   = 0  // the word that they wait for
+		seen    = 64 // the word that the other one writes
+		limit   = 100 * time.Millisecond
+	)
+	near, err := d.Device(0)
+	require.NoError(b, err)
+	far, err := d.Device(d.Count() - 1)
+	require.NoError(b, err)
+	words, err := d.AllocHost(4096)
+	require.NoError(b, err)
+	defer words.Close()
+	host, err := d.AllocHost(bytes)
+	require.NoError(b, err)
+	defer host.Close()
+	mine, err := near.Alloc(bytes)
+	require.NoError(b, err)
+	defer mine.Close()
+	theirs, err := far.Alloc(bytes)
+	require.NoError(b, err)
+	defer theirs.Close()
+	kinds := []struct {
+		name     string
+		dst, src driver.Ptr
+	}{
+		{"to page-locked memory", host.Ptr(), mine.Ptr()},
+		{"from page-locked memory", mine.Ptr(), host.Ptr()},
+		{"sent to another device", theirs.Ptr(), mine.Ptr()},
+		{"fetched from another device", mine.Ptr(), theirs.Ptr()},
+	}
+	if d.Count() == 1 {
+		kinds = kinds[:2]
+	}
+	for _, k := range kinds {
+		var all []driver.Stream
+		for range streams {
+			s, err := near.NewStream(driver.StreamOptions{})
+			require.NoError(b, err)
+			all = append(all, s)
+		}
+		words.Store32(begin, 0)
+		last, found := all[streams-1], "over 38"
+		for i, s := range all[:streams-1] {
+			require.NoError(b, s.WaitValue(words.Ptr()+begin, 1, driver.AtLeast))
+			require.NoError(b, s.Copy(k.dst, k.src, bytes))
+			require.NoError(b, last.Copy(k.dst, k.src, bytes))
+			require.NoError(b, last.WriteValue(words.Ptr()+seen, uint32(i+1)))
+			for start := time.Now(); words.Load32(seen) != uint32(i+1) && time.Since(start) < limit; {
+			}
+			if words.Load32(seen) != uint32(i+1) {
+				found = fmt.Sprint(i + 1)
+				break
+			}
+		}
+		fmt.Printf("%-28s %s\n", k.name, found)
+		words.Store32(begin, 1)
+		for _, s := range all {
+			e, err := s.Record()
+			require.NoError(b, err)
+			require.NoError(b, e.Sync(b.Context()))
+			e.Release()
+			require.NoError(b, s.Close())
+		}
+		words.Store32(seen, 0)
+	}
+}

@@ -1,10 +1,16 @@
 package nvidia
 
 import (
+	"context"
+	"errors"
 	"fmt"
+	"runtime"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
 	"github.com/c10d-go/c10d/backend/cuda/driver"
@@ -91,5 +97,73 @@ func queues(b *testing.B, d driver.Driver) {
 			require.NoError(b, s.Close())
 		}
 		words.Store32(seen, 0)
+	}
+}
+
+// TestFirstCommands has many threads make streams and give them their first commands at
+// the same time, all but one behind a word that nobody has written yet: that one's get
+// through. Before the package took care of it, one in eight rounds failed.
+func TestFirstCommands(t *testing.T) {
+	d, err := Open()
+	if errors.Is(err, driver.ErrNoDevice) {
+		t.Skip(err)
+	}
+	require.NoError(t, err)
+	near, err := d.Device(0)
+	require.NoError(t, err)
+	far, err := d.Device(d.Count() - 1)
+	require.NoError(t, err)
+	const streams, line = 8, 64
+	words, err := d.AllocHost((streams + 1) * line)
+	require.NoError(t, err)
+	host, err := d.AllocHost(streams * line)
+	require.NoError(t, err)
+	mine, err := near.Alloc(streams * line)
+	require.NoError(t, err)
+	theirs, err := far.Alloc(streams * line)
+	require.NoError(t, err)
+	kinds := []func(s driver.Stream, at driver.Ptr) error{
+		func(s driver.Stream, at driver.Ptr) error { return s.Copy(host.Ptr()+at, mine.Ptr()+at, line) },
+		func(s driver.Stream, at driver.Ptr) error { return s.Copy(mine.Ptr()+at, host.Ptr()+at, line) },
+		func(s driver.Stream, at driver.Ptr) error { return s.Copy(theirs.Ptr()+at, mine.Ptr()+at, line) },
+		func(s driver.Stream, at driver.Ptr) error { return s.Memset(mine.Ptr()+at, 1, line) },
+	}
+	const gate = streams * line // the word that all but the last wait for
+	for round := range 400 {
+		clear(words.Bytes())
+		all := make([]driver.Stream, streams)
+		var ready atomic.Int32
+		var wg sync.WaitGroup
+		for i := range all {
+			wg.Go(func() {
+				for ready.Add(1); ready.Load() < streams; {
+					runtime.Gosched()
+				}
+				s, err := near.NewStream(driver.StreamOptions{})
+				if !assert.NoError(t, err) {
+					return
+				}
+				all[i] = s
+				if i < streams-1 {
+					assert.NoError(t, s.WaitValue(words.Ptr()+gate, 1, driver.AtLeast))
+				}
+				at := driver.Ptr(i * line)
+				assert.NoError(t, kinds[round%len(kinds)](s, at))
+				assert.NoError(t, s.WriteValue(words.Ptr()+at, 1))
+			})
+		}
+		wg.Wait()
+		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+		free := driver.AwaitWord(ctx, words, (streams-1)*line, 1, driver.Equal)
+		cancel()
+		words.Store32(gate, 1)
+		for i, s := range all {
+			require.NoError(t, driver.AwaitWord(t.Context(), words, i*line, 1, driver.Equal))
+			require.NoError(t, s.Close())
+		}
+		require.NoError(t, free, "round %d", round)
+	}
+	for _, c := range []interface{ Close() error }{words, host, mine, theirs, d} {
+		require.NoError(t, c.Close())
 	}
 }

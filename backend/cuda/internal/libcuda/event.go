@@ -161,7 +161,7 @@ func (d *Driver) RecordShared(st driver.Stream) (driver.Event, driver.EventHandl
 	if !ok || s == nil || s.v.d != d {
 		return nil, none, invalid(call, -1, "the stream is of another driver")
 	}
-	before, err := s.begin(call)
+	before, err := s.begin(call, recordEvent)
 	if err != nil {
 		return nil, none, err
 	}

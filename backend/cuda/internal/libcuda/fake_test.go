@@ -36,6 +36,7 @@ type fake struct {
 	copies   []string
 	host     map[uint64][]byte
 	unready  bool // events have not passed
+	during   func(name string)
 }
 
 func newFake(devices int) *fake {
@@ -47,6 +48,9 @@ func newFake(devices int) *fake {
 
 // call counts a call and says what it returns, with the mutex locked.
 func (f *fake) call(name string) Result {
+	if f.during != nil {
+		f.during(name)
+	}
 	f.mu.Lock()
 	f.calls++
 	f.names = append(f.names, name)

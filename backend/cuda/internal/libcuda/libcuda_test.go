@@ -8,9 +8,11 @@ import (
 	"math/rand/v2"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
 	"github.com/c10d-go/c10d/backend/cuda/driver"
@@ -374,6 +376,99 @@ func TestHostCopies(t *testing.T) {
 }
 
 // TestRegisterTwice has two Drivers of a process register the same memory, which CUDA does once.
+type release struct{ driver.Event }
+
+func (r release) Close() error {
+	r.Release()
+	return nil
+}
+
+// TestFirstCommands has streams of two drivers get their first command of every kind one
+// after the other, and later ones at the same time.
+func TestFirstCommands(t *testing.T) {
+	const drivers, streams = 2, 4
+	f := newFake(2)
+	type command struct {
+		call string
+		do   func() error
+	}
+	var lines [][]command // by stream
+	var closers []interface{ Close() error }
+	for range drivers {
+		x := newFixture(t, f)
+		near, far := x.alloc(x.v, 16), x.alloc(x.device(1), 8)
+		host, err := x.d.AllocHost(8)
+		require.NoError(t, err)
+		m, err := x.v.Load([]byte(ptx))
+		require.NoError(t, err)
+		k, err := m.Function("f")
+		require.NoError(t, err)
+		e, err := x.s.Record()
+		require.NoError(t, err)
+		l := &driver.Launch{
+			Function: k, Grid: driver.Dim{X: 1}, Block: driver.Dim{X: 1}, Args: new(driver.Args).Ptr(1).Uint32(2).Struct(make([]byte, 12), 4),
+		}
+		for range streams {
+			s, err := x.v.NewStream(driver.StreamOptions{})
+			require.NoError(t, err)
+			closers = append(closers, s)
+			lines = append(lines, []command{
+				{"MemcpyAsync", func() error { return s.Copy(host.Ptr(), near.Ptr(), 8) }},
+				{"MemcpyAsync", func() error { return s.Copy(near.Ptr(), host.Ptr(), 8) }},
+				{"MemcpyAsync", func() error { return s.Copy(far.Ptr(), near.Ptr(), 8) }},
+				{"MemcpyAsync", func() error { return s.Copy(near.Ptr()+8, near.Ptr(), 8) }},
+				{"MemsetAsync", func() error { return s.Memset(near.Ptr(), 0, 8) }},
+				{"Launch", func() error { return s.Launch(l) }},
+				{"StreamWaitValue", func() error { return s.WaitValue(host.Ptr(), 0, driver.AtLeast) }},
+				{"StreamWriteValue", func() error { return s.WriteValue(host.Ptr(), 0) }},
+				{"StreamWaitEvent", func() error { return s.Wait(e) }},
+				{"EventRecord", func() error {
+					e, err := s.Record()
+					if err == nil {
+						e.Release()
+					}
+					return err
+				}},
+			})
+		}
+		closers = append(closers, release{e}, near, far, host, m, x.s, x.d)
+	}
+	all := func(kind int, during func()) {
+		f.during = func(name string) {
+			if name == lines[0][kind].call {
+				during()
+			}
+		}
+		var wg sync.WaitGroup
+		for _, l := range lines {
+			wg.Go(func() { assert.NoError(t, l[kind].do()) })
+		}
+		wg.Wait()
+	}
+	for kind, c := range lines[0] {
+		var under, most atomic.Int32
+		all(kind, func() {
+			most.Store(max(most.Load(), under.Add(1)))
+			time.Sleep(100 * time.Microsecond)
+			under.Add(-1)
+		})
+		require.EqualValues(t, 1, most.Load(), "first commands of kind %d, %s", kind, c.call)
+	}
+	for kind := range lines[0] {
+		var met sync.WaitGroup
+		met.Add(len(lines))
+		all(kind, func() {
+			met.Done()
+			met.Wait()
+		})
+	}
+	f.during = nil
+	for _, c := range closers {
+		require.NoError(t, c.Close())
+	}
+	require.Empty(t, f.left())
+}
+
 func TestRegisterTwice(t *testing.T) {
 	f := newFake(1)
 	x := newFixture(t, f)

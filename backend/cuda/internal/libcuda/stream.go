@@ -20,7 +20,47 @@ type Stream struct {
 	mu     sync.Mutex
 	closed bool
 	bounce driver.Ptr // what copies within the host go through, once there is one
+	had    commands   // of which kinds it has had some
+	first  bool       // the call under way has firstCommands
 }
+
+// commands is a set of kinds of commands.
+type commands uint16
+
+const (
+	copyToHost commands = 1 << iota
+	copyFromHost
+	copyBetweenDevices
+	copyWithinDevice
+	memset
+	launch
+	waitValue
+	writeValue
+	recordEvent
+	waitEvent
+	none commands = 0
+)
+
+// copying returns the kind of a copy, two kinds if it goes through a device.
+func copying(to, from span) commands {
+	switch {
+	case to.device < 0 && from.device < 0:
+		return copyToHost | copyFromHost
+	case to.device < 0:
+		return copyToHost
+	case from.device < 0:
+		return copyFromHost
+	case to.device != from.device:
+		return copyBetweenDevices
+	}
+	return copyWithinDevice
+}
+
+// firstCommands is held while a stream is given its first command of a kind, of all
+// streams of the process, since drivers share contexts. That is when CUDA gives the
+// stream queues of the hardware. Of streams that get theirs at the same time some were
+// seen to get the same one, with others free, and then wait for each other for good.
+var firstCommands sync.Mutex
 
 // NewStream returns a stream.
 func (v *Device) NewStream(o driver.StreamOptions) (driver.Stream, error) {
@@ -79,8 +119,9 @@ func (s *Stream) Device() tensor.Device { return s.v.ID() }
 // Handle returns the CUstream.
 func (s *Stream) Handle() uintptr { return uintptr(s.h) }
 
-// begin locks the stream and makes its context current; end takes both back.
-func (s *Stream) begin(call string) (Context, error) {
+// begin locks the stream for a call that enqueues such commands, and makes its context
+// current; end takes both back.
+func (s *Stream) begin(call string, c commands) (Context, error) {
 	s.mu.Lock()
 	if s.closed {
 		s.mu.Unlock()
@@ -89,11 +130,21 @@ func (s *Stream) begin(call string) (Context, error) {
 	before, err := s.v.begin(call)
 	if err != nil {
 		s.mu.Unlock()
+		return before, err
 	}
-	return before, err
+	if c&^s.had != 0 {
+		firstCommands.Lock()
+		s.first = true
+		s.had |= c
+	}
+	return before, nil
 }
 
 func (s *Stream) end(before Context) {
+	if s.first {
+		s.first = false
+		firstCommands.Unlock()
+	}
 	s.v.leave(before)
 	s.mu.Unlock()
 }
@@ -121,7 +172,7 @@ func (s *Stream) Copy(dst, src driver.Ptr, n int) error {
 	if err != nil {
 		return err
 	}
-	before, err := s.begin(call)
+	before, err := s.begin(call, copying(to, from))
 	if err != nil {
 		return err
 	}
@@ -233,7 +284,7 @@ func (s *Stream) Memset(dst driver.Ptr, value byte, n int) error {
 	if _, err := s.where(call, dst, n); err != nil {
 		return err
 	}
-	before, err := s.begin(call)
+	before, err := s.begin(call, memset)
 	if err != nil {
 		return err
 	}
@@ -268,7 +319,7 @@ func (s *Stream) WaitValue(p driver.Ptr, v uint32, c driver.Condition) error {
 	if err := s.word(call, p, true); err != nil {
 		return err
 	}
-	before, err := s.begin(call)
+	before, err := s.begin(call, waitValue)
 	if err != nil {
 		return err
 	}
@@ -285,7 +336,7 @@ func (s *Stream) WriteValue(p driver.Ptr, v uint32) error {
 	if err := s.word(call, p, false); err != nil {
 		return err
 	}
-	before, err := s.begin(call)
+	before, err := s.begin(call, writeValue)
 	if err != nil {
 		return err
 	}
@@ -306,7 +357,7 @@ func (s *Stream) Launch(l *driver.Launch) error {
 	if err := f.check(l); err != nil {
 		return err
 	}
-	before, err := s.begin(call)
+	before, err := s.begin(call, launch)
 	if err != nil {
 		return err
 	}
@@ -324,7 +375,7 @@ func (s *Stream) Launch(l *driver.Launch) error {
 // Record returns a new event.
 func (s *Stream) Record() (driver.Event, error) {
 	const call = "Record"
-	before, err := s.begin(call)
+	before, err := s.begin(call, recordEvent)
 	if err != nil {
 		return nil, err
 	}
@@ -350,7 +401,7 @@ func (s *Stream) Wait(ev driver.Event) error {
 	if e.released.Load() {
 		return closedError(call, s.v.index, "event was released")
 	}
-	before, err := s.begin(call)
+	before, err := s.begin(call, waitEvent)
 	if err != nil {
 		return err
 	}
@@ -364,7 +415,7 @@ func (s *Stream) Err() error {
 	if s.v.lost.Load() != nil {
 		return s.v.alive(call)
 	}
-	before, err := s.begin(call)
+	before, err := s.begin(call, none)
 	if err != nil {
 		return nil
 	}

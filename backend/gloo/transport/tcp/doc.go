@@ -100,8 +100,9 @@
 // then at the latest; Mesh.See makes it at once. Who has polled in vain leaves it for
 // some times: on a host that is busy with something else it would do harm.
 //
-// That is for plain connections on Linux, and for ranks that have a CPU each. Otherwise Help
-// does nothing.
+// Where ranks share CPUs, who polls offers its own to the other processes after each look.
+//
+// That is for plain connections on Linux. Otherwise Help does nothing.
 //
 // # The end
 //

@@ -131,9 +131,7 @@ func (e *Endpoint) Join(ctx context.Context, rank int, addrs []string) (*Mesh, e
 	}
 	m := newMesh(rank, len(addrs), e.opts)
 	m.addrs = all
-	if m.opts.Poll == 0 && neighbours(all, rank) <= min(runtime.NumCPU(), runtime.GOMAXPROCS(0)) {
-		m.opts.Poll = pollFor
-	}
+	m.shareCPUs(neighbours(all, rank), min(runtime.NumCPU(), runtime.GOMAXPROCS(0)))
 	d := &door{m: m, listener: e.listener, connected: make(chan int, len(addrs)), taken: make(map[int]bool)}
 	m.door = d
 	m.wg.Add(1)

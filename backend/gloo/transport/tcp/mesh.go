@@ -70,6 +70,7 @@ type Mesh struct {
 	held     []*pair // where something is to be written once they have left
 
 	// Of those who poll:
+	shares  bool          // a CPU with other ranks
 	skip    atomic.Int64  // how often not to poll
 	vain    atomic.Int64  // what skip was last
 	helpers atomic.Int64  // how many there are

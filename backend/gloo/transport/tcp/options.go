@@ -34,9 +34,8 @@ type Options struct {
 	// Congestion is the kernel's congestion control for all connections, and
 	// LocalCongestion for those within the host, where it goes first. If both are empty
 	// that is reno within a host whose ranks poll (see Poll), where nothing is congested and
-	// others only hold messages back, and the system's choice elsewhere. (Ranks that share
-	// CPUs gain by being held back: 4 on 2 of them take 1.2 ms for an all-reduce of 1 MiB
-	// with bbr and 1.8 with reno.) Only Linux has a choice.
+	// others only hold messages back, and the system's choice elsewhere. Only Linux has a
+	// choice.
 	Congestion, LocalCongestion string
 
 	// SendBuffer and ReceiveBuffer are the sockets' buffers in bytes. 0 leaves
@@ -45,8 +44,8 @@ type Options struct {
 	SendBuffer, ReceiveBuffer int
 
 	// Poll is for how long a goroutine that waits for messages, and says so with
-	// Mesh.Help, polls the sockets before it sleeps. 0 means 100 us if this host has as many
-	// CPUs as ranks of the group, else not at all; so does a negative one. There is no
+	// Mesh.Help, polls the sockets before it sleeps. 0 means 100 us for each rank of the
+	// group that has to share a CPU of this host; a negative one not at all. There is no
 	// polling with TLS, and only on Linux.
 	Poll time.Duration
 

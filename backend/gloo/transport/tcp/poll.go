@@ -6,7 +6,7 @@ import (
 )
 
 const (
-	// pollFor is for how long who waits polls. It is several times what a message takes
+	// pollFor is for how long who waits polls where each rank has a CPU. It is several times what a message takes
 	// whose receiver sleeps (BenchmarkPingPong of 4 bytes, both ways: 25 us asleep, 9 us
 	// polling), or two ranks that have once missed each other would go on doing so:
 	// with 20 us, all-reduces of 64 KiB took 22 us in some runs and 130 in others.
@@ -34,6 +34,14 @@ const (
 	// crowd is how many connections are polled at a time.
 	crowd = 16
 )
+
+// shareCPUs sets how ranks of this host poll that have so many CPUs together.
+func (m *Mesh) shareCPUs(ranks, cpus int) {
+	m.shares = ranks > cpus
+	if m.opts.Poll == 0 {
+		m.opts.Poll = pollFor * time.Duration((ranks+cpus-1)/cpus)
+	}
+}
 
 // Waiter is somebody who waits for requests and lends the goroutine for it.
 type Waiter interface {
@@ -118,6 +126,9 @@ func (m *Mesh) poll(w Waiter) int {
 				return what
 			}
 			runtime.Gosched()
+		}
+		if m.shares && !moved {
+			yield()
 		}
 	}
 	return inTime

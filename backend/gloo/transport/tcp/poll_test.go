@@ -232,3 +232,28 @@ func TestHelpAllocatesNothing(t *testing.T) {
 	})
 	require.Less(t, allocs, 1.0)
 }
+
+// Ranks poll for as much longer as there are more of them than CPUs.
+func TestPollTime(t *testing.T) {
+	for _, c := range []struct {
+		given       time.Duration
+		ranks, cpus int
+		shares      bool
+		want        time.Duration
+	}{
+		{0, 1, 1, false, pollFor},
+		{0, 2, 16, false, pollFor},
+		{0, 16, 16, false, pollFor},
+		{0, 17, 16, true, 2 * pollFor},
+		{0, 4, 2, true, 2 * pollFor},
+		{0, 8, 1, true, 8 * pollFor},
+		{time.Second, 2, 2, false, time.Second},
+		{time.Second, 3, 2, true, time.Second},
+		{-1, 3, 2, true, -1},
+	} {
+		m := newMesh(0, c.ranks, Options{Poll: c.given})
+		m.shareCPUs(c.ranks, c.cpus)
+		require.Equal(t, c.shares, m.shares, "%+v", c)
+		require.Equal(t, c.want, m.opts.Poll, "%+v", c)
+	}
+}

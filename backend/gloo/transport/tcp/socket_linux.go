@@ -304,3 +304,6 @@ func (s *socket) SetDeadline(t time.Time) error {
 	}
 	return s.SetWriteDeadline(t)
 }
+
+// yield offers this thread's CPU to other threads and processes.
+func yield() { unix.RawSyscall(unix.SYS_SCHED_YIELD, 0, 0, 0) }

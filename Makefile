@@ -58,10 +58,12 @@ nested: ## build and test the modules below the core, which need more modules
 	@set -e; for dir in $(NESTED); do echo "module $$dir"; \
 	  (cd $$dir && $(GO) vet ./... && $(GO) test -count 1 -timeout $(TIMEOUT) ./...); done
 
-gorgonia: ## compile the driver on gorgonia.org/cu, for which this fetches 0.8 GB from Debian
+gorgonia: ## compile the driver on gorgonia.org/cu and tests for GPUs, for which this fetches 0.8 GB from Debian
 	cd backend/cuda/gorgonia && ./headers.sh $(CURDIR)/bin/cuda && \
 	  export CGO_CFLAGS=-I$(CURDIR)/bin/cuda/include CGO_LDFLAGS=-L$(CURDIR)/bin/cuda/lib && \
-	  $(GO) vet -tags cuda ./... && $(GO) test -c -tags cuda -o $(CURDIR)/bin/gorgonia.test .
+	  $(GO) vet -tags cuda ./... && $(GO) test -c -tags cuda -o $(CURDIR)/bin/gorgonia.test . && \
+	  ./workspace.sh $(CURDIR)/bin/cuda && GOWORK=$(CURDIR)/bin/cuda/go.work \
+	  $(GO) test -c -tags cuda -overlay $(CURDIR)/bin/cuda/overlay.json -o $(CURDIR)/bin/cuda-gorgonia.test ..
 
 kernels: ## compile the CUDA kernels to PTX again, with Debian's clang-19
 	backend/cuda/internal/kernels/recipe

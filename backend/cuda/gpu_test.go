@@ -24,7 +24,6 @@ import (
 	"github.com/c10d-go/c10d/backend/cuda"
 	"github.com/c10d-go/c10d/backend/cuda/driver"
 	"github.com/c10d-go/c10d/backend/cuda/driver/drivertest"
-	"github.com/c10d-go/c10d/backend/cuda/driver/nvidia"
 	"github.com/c10d-go/c10d/backend/cuda/driver/sim"
 	"github.com/c10d-go/c10d/backend/cuda/driver/sim/simkernels"
 	"github.com/c10d-go/c10d/backend/gloo"
@@ -37,7 +36,7 @@ import (
 // openGPU skips the test where there is no GPU.
 func openGPU(t *testing.T) driver.Driver {
 	t.Helper()
-	d, err := nvidia.Open()
+	d, err := openReal()
 	if errors.Is(err, driver.ErrNoDevice) {
 		t.Skip(err)
 	}
@@ -396,7 +395,7 @@ func openFor(dir string) (driver.Driver, []int, error) {
 		d, err := sim.Open(sim.Config{Devices: 2, Dir: dir, Kernels: simkernels.All()})
 		return d, []int{1, 7, 300}, err
 	}
-	d, err := nvidia.Open()
+	d, err := openReal()
 	return d, gpuSizes, err
 }
 
@@ -632,7 +631,7 @@ func TestSimulatedProcesses(t *testing.T) {
 // BenchmarkGPU all-reduces float32s on all GPUs, one rank each, in one process: as
 // calls that are waited for one by one, and back to back.
 func BenchmarkGPU(b *testing.B) {
-	d, err := nvidia.Open()
+	d, err := openReal()
 	if err != nil {
 		b.Skip(err)
 	}

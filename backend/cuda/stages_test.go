@@ -13,7 +13,6 @@ import (
 	"github.com/c10d-go/c10d/backend"
 	"github.com/c10d-go/c10d/backend/cuda"
 	"github.com/c10d-go/c10d/backend/cuda/driver"
-	"github.com/c10d-go/c10d/backend/cuda/driver/nvidia"
 	"github.com/c10d-go/c10d/backend/cuda/internal/kernels"
 	"github.com/c10d-go/c10d/backend/gloo"
 	"github.com/c10d-go/c10d/store"
@@ -25,7 +24,7 @@ import (
 // Run it with -test.benchtime 1x; it prints a table. Times are medians, of the
 // slowest rank where all do the same at a time.
 func BenchmarkHostStages(b *testing.B) {
-	d, err := nvidia.Open()
+	d, err := openReal()
 	if err != nil {
 		b.Skip(err)
 	}

@@ -32,6 +32,15 @@
 // One module cannot set another's flags, so whoever builds a program with this
 // package sets them, too.
 //
+// # Testing
+//
+// "make gorgonia", in the root of the repository, leaves two test programs in bin, for a
+// machine with GPUs: gorgonia.test is the suite of drivers, and what gives cu's streams and
+// memory to operations; cuda-gorgonia.test has every test of package cuda on GPUs, with this
+// driver under it, and runs in that package's folder:
+//
+//	CUDA_DEVICE_MAX_CONNECTIONS=32 ../../bin/cuda-gorgonia.test -test.run '^TestGPU'
+//
 // # What comes from cu, and what does not
 //
 // Functions are cu's own where it has them. A small part in C adds page-locked

@@ -468,6 +468,28 @@ func named(t *testing.T, err error, rank int, seq uint64) {
 	}
 }
 
+// crowded is a driver whose devices have so many streams and 32 queues.
+type crowded struct {
+	driver.Driver
+	streams int
+}
+
+type crowdedDevice struct {
+	driver.Device
+	streams int
+}
+
+func (d crowded) Device(i int) (driver.Device, error) {
+	v, err := d.Driver.Device(i)
+	return crowdedDevice{v, d.streams}, err
+}
+
+func (d crowded) HostAccess(what string, access ...driver.Access) {
+	driver.HostAccess(d.Driver, what, access...)
+}
+
+func (v crowdedDevice) Queues() (streams, queues int) { return v.streams, 32 }
+
 // TestF20Faults lets operations end that cannot end well (F-20, T8).
 func TestF20Faults(t *testing.T) {
 	all := func(int) bool { return true }
@@ -489,6 +511,25 @@ func TestF20Faults(t *testing.T) {
 		}
 		require.NotZero(t, timeouts)
 		w.drop(t)
+	})
+	t.Run("a rank does not come, and there are many streams", func(t *testing.T) {
+		for streams, told := range map[int]int{33: 1, 32: 0} {
+			s := s
+			s.timeout = 200 * time.Millisecond
+			s.options.AllReduce = cuda.HostWork
+			s.vary = func(o *cuda.Options, _ int) { o.Driver = crowded{o.Driver, streams} }
+			w := newWorld(t, s)
+			timeouts := 0
+			for r, err := range w.failure(t, some, nothing)[:2] {
+				named(t, err, r, 0)
+				if errors.Is(err, work.ErrTimeout) {
+					timeouts++
+					require.Equal(t, told, strings.Count(err.Error(), "; the 33 streams of device "), "%v", err)
+				}
+			}
+			require.NotZero(t, timeouts)
+			w.drop(t)
+		}
 	})
 	t.Run("a rank dies", func(t *testing.T) {
 		w := newWorld(t, s)

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -634,16 +635,49 @@ func (o *operation) failed(err error) {
 // numbers.
 func (o *operation) named(err error) error {
 	peer := o.b.culprit(err)
+	crowd := ""
+	if errors.Is(err, work.ErrTimeout) {
+		crowd = o.crowd()
+	}
 	var inner *work.Error
 	if errors.As(err, &inner) {
 		if inner.Info == o.Info() {
-			return err
+			if crowd == "" || strings.HasSuffix(inner.Err.Error(), crowd) {
+				return err
+			}
+			return &work.Error{Info: inner.Info, Peer: inner.Peer, Err: fmt.Errorf("%w%s", inner.Err, crowd)}
 		}
 		if inner.Group == o.b.group+cpuGroup {
 			err = fmt.Errorf("on the host: %w", inner.Err)
 		}
 	}
-	return &work.Error{Info: o.Info(), Peer: peer, Err: fmt.Errorf("cuda: %w", err)}
+	return &work.Error{Info: o.Info(), Peer: peer, Err: fmt.Errorf("cuda: %w%s", err, crowd)}
+}
+
+// crowd says, for an operation that was not done in time, that a device of it has more
+// streams than queues: then it may be another operation that held it up, while that one
+// waited for the same on another rank.
+func (o *operation) crowd() (crowd string) {
+	look := func(p *place) {
+		v, err := o.b.driver.Device(p.dev)
+		if err != nil {
+			return
+		}
+		if q, ok := v.(driver.Queuer); ok {
+			if streams, queues := q.Queues(); streams > queues {
+				crowd = fmt.Sprintf("; the %d streams of device %d share %d queues, in which those that wait for other ranks hold up others", streams, p.dev, queues)
+			}
+		}
+	}
+	for i := range o.legs {
+		o.legs[i].each(look)
+	}
+	if o.device != nil {
+		for _, p := range o.device.places {
+			look(p)
+		}
+	}
+	return crowd
 }
 
 // grace is how long the Work of an operation that failed waits for its streams

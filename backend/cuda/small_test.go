@@ -3,6 +3,7 @@ package cuda_test
 import (
 	"errors"
 	"math/rand/v2"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -118,7 +119,12 @@ func (x *rank) twice(r int) error {
 func TestSmallStops(t *testing.T) {
 	for _, how := range []string{"aborted", "timed out"} {
 		t.Run(how, func(t *testing.T) {
-			w, launched := smalls(t, 3, sim.Snapshot, 2, cuda.Options{})
+			w := newWorld(t, setup{
+				size: 2, timeout: patience, options: cuda.Options{AllReduce: cuda.HostWork},
+				sim:  sim.Config{Devices: 2, Seed: 3, Kernels: simkernels.All()},
+				vary: func(o *cuda.Options, _ int) { o.Driver = crowded{o.Driver, 40} },
+			})
+			launched := w.launches()
 			w.each((*rank).twice)
 			before := launched.Load()
 			require.Positive(t, before)
@@ -155,6 +161,7 @@ func TestSmallStops(t *testing.T) {
 			require.Equal(t, 1, e.Peer, "%v", errs[0])
 			if how == "timed out" {
 				require.ErrorIs(t, errs[0], work.ErrTimeout)
+				require.Equal(t, 1, strings.Count(errs[0].Error(), "; the 40 streams of device 0 share 32 queues"), "%v", errs[0])
 			}
 			w.drop(t)
 		})

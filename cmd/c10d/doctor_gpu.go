@@ -5,9 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"os"
 	"slices"
-	"strconv"
 	"strings"
 	"text/tabwriter"
 
@@ -30,16 +28,10 @@ type hostGPUs struct {
 	Devices []deviceOf `json:"devices"`
 	Links   []gpuLink  `json:"links"`
 	Works   []string   `json:"all_reduce_works"` // ways of an all_reduce, the best first
-
-	Connections string `json:"max_connections,omitempty"` // CUDA_DEVICE_MAX_CONNECTIONS, if it is set
 }
 
-// maxConnections is what tells CUDA how many queues a device has, mostConnections the
-// most it can have, which driver/nvidia asks for if nothing is set.
-const (
-	maxConnections  = "CUDA_DEVICE_MAX_CONNECTIONS"
-	mostConnections = 32
-)
+// enoughQueues is what driver/nvidia asks CUDA for, which has no more.
+const enoughQueues = 32
 
 // deviceOf is one of them.
 type deviceOf struct {
@@ -54,6 +46,7 @@ type deviceOf struct {
 	NUMA            int    `json:"numa"`
 	CUDA            string `json:"cuda"` // the version that the driver implements
 	StreamValues    bool   `json:"stream_values"`
+	Queues          int    `json:"queues,omitempty"` // that streams have, if the driver knows
 }
 
 // gpuLink is a way from one to another.
@@ -144,7 +137,7 @@ func (d *doctor) tryGPUs(ctx context.Context, g, group *pg.ProcessGroup, at *gpu
 
 // examine looks at all devices of the driver.
 func (g *gpu) examine() hostGPUs {
-	h := hostGPUs{Driver: g.driver.Name(), Works: allReduceWorks(), Connections: os.Getenv(maxConnections)}
+	h := hostGPUs{Driver: g.driver.Name(), Works: allReduceWorks()}
 	for i := range g.driver.Count() {
 		v, err := g.driver.Device(i)
 		if err != nil {
@@ -162,6 +155,9 @@ func (g *gpu) examine() hostGPUs {
 			Multiprocessors: info.Multiprocessors, CopyEngines: info.CopyEngines, Memory: total, Free: free, NUMA: info.NUMA,
 			CUDA: fmt.Sprintf("%d.%d", info.Driver/1000, info.Driver%1000/10), StreamValues: info.StreamValues,
 		})
+		if q, ok := v.(driver.Queuer); ok {
+			_, h.Devices[i].Queues = q.Queues()
+		}
 	}
 	for from := range h.Devices {
 		for to := range h.Devices {
@@ -261,10 +257,10 @@ func gpuAdvice(ranks []patient, hosts []hostGPUs) []string {
 		if h.Error != "" {
 			add("the GPUs of host %s cannot be used: %s", h.Host, h.Error)
 		}
-		if n, err := strconv.Atoi(h.Connections); err == nil && n < mostConnections {
-			add("on host %s %s is %d: streams that wait for other ranks hold up others in so few queues; unset, it is %d", h.Host, maxConnections, n, mostConnections)
-		}
 		for _, v := range h.Devices {
+			if 0 < v.Queues && v.Queues < enoughQueues {
+				add("streams of GPU %d of host %s share %d queues, in which one that waits for other ranks holds up others: CUDA_DEVICE_MAX_CONNECTIONS=%d gives more", v.Index, h.Host, v.Queues, enoughQueues)
+			}
 			if !v.StreamValues {
 				add("GPU %d of host %s cannot wait for values on its streams, which operations on its tensors need", v.Index, h.Host)
 			}

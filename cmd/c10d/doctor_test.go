@@ -119,12 +119,10 @@ func TestGPUAdvice(t *testing.T) {
 	hosts := []hostGPUs{
 		{
 			Host:    "a",
-			Devices: []deviceOf{{Index: 0, CUDA: "12.4", StreamValues: true}, {Index: 1, CUDA: "13.0"}},
+			Devices: []deviceOf{{Index: 0, CUDA: "12.4", StreamValues: true, Queues: 4}, {Index: 1, CUDA: "13.0"}},
 			Links:   []gpuLink{{From: 0, To: 1}, {From: 1, To: 0}},
-
-			Connections: "1",
 		},
-		{Host: "c", Connections: "32", Devices: []deviceOf{{CUDA: "13.0", StreamValues: true}}, Error: "it burns"},
+		{Host: "c", Devices: []deviceOf{{CUDA: "13.0", StreamValues: true, Queues: 32}}, Error: "it burns"},
 	}
 	all := gpuAdvice(ranks, hosts)
 	require.Len(t, all, 8)
@@ -133,7 +131,7 @@ func TestGPUAdvice(t *testing.T) {
 		"rank 2 could not join a group for tensors on GPUs: out of luck", "rank 3 has no GPU: no driver",
 		"host a has 3 ranks on 2 GPUs", "GPU 1 of host a cannot wait for values", "GPU 1 of host a has a driver for CUDA 13.0, GPU 0 one for 12.4",
 		"cannot reach each other's memory, so what is between them goes through the host: 0 and 1", "the GPUs of host c cannot be used: it burns",
-		"on host a CUDA_DEVICE_MAX_CONNECTIONS is 1: ",
+		"streams of GPU 0 of host a share 4 queues",
 	} {
 		require.Contains(t, text, want)
 	}

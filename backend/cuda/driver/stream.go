@@ -150,6 +150,15 @@ type EventSharer interface {
 	OpenEvent(device int, h EventHandle) (Event, error)
 }
 
+// Queuer is a Device whose streams have so many queues of the hardware. If there are more
+// streams, some share a queue: one that waits for a word holds the others up. See
+// "Queues" in the package's comment.
+type Queuer interface {
+	// Queues returns how many streams of this Driver the device has, without borrowed
+	// ones, and how many queues.
+	Queues() (streams, queues int)
+}
+
 // Observer is what a Driver has that wants to know what the host does. The
 // simulator is one: it then finds operations that are not ordered against the
 // host's own accesses to page-locked memory.

@@ -84,6 +84,8 @@ func integer(v uint64) int { return int(int32(uint32(v))) }
 
 func (a *api) Name() string { return "nvidia" }
 
+func (a *api) Queues() int { return a.queues }
+
 func (a *api) ErrorName(r libcuda.Result) string {
 	f := newFrame()
 	defer f.free()

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"os"
 	"runtime"
+	"strconv"
 	"unsafe"
 
 	"github.com/ebitengine/purego"
@@ -39,18 +40,22 @@ func symbol(library uintptr, name string) (uintptr, error) {
 const (
 	// connections is how CUDA is told how many queues a device has.
 	connections     = "CUDA_DEVICE_MAX_CONNECTIONS"
-	mostConnections = "32"
+	mostConnections = 32
 )
 
 // connect asks for as many queues as CUDA has, unless somebody has asked for others. CUDA
-// looks in the C library's environment, which without cgo is not Go's.
-func connect() {
+// looks in the C library's environment, which without cgo is not Go's. It returns how many
+// there are, 0 if that is CUDA's own choice.
+func connect() int {
+	asked := cmp.Or(os.Getenv(connections), strconv.Itoa(mostConnections))
 	setenv, err := symbol(purego.RTLD_DEFAULT, "setenv")
 	if err != nil {
-		return // CUDA's own number then
+		return 0
 	}
-	name, value := []byte(connections+"\x00"), []byte(cmp.Or(os.Getenv(connections), mostConnections)+"\x00")
+	name, value := []byte(connections+"\x00"), []byte(asked+"\x00")
 	purego.SyscallN(setenv, uintptr(unsafe.Pointer(&name[0])), uintptr(unsafe.Pointer(&value[0])), 1)
 	runtime.KeepAlive(name)
 	runtime.KeepAlive(value)
+	n, _ := strconv.Atoi(asked)
+	return min(max(n, 0), mostConnections)
 }

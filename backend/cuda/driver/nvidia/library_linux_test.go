@@ -53,13 +53,13 @@ func TestConnect(t *testing.T) {
 		}
 		return string(value)
 	}
-	for _, asked := range []string{"3", "17", ""} {
-		t.Setenv(connections, asked)
-		connect()
-		if asked == "" {
-			asked = mostConnections
-		}
-		require.Equal(t, asked, get())
+	for _, c := range []struct {
+		asked, want string
+		queues      int
+	}{{"3", "3", 3}, {"17", "17", 17}, {"100", "100", 32}, {"many", "many", 0}, {"-1", "-1", 0}, {"", "32", 32}} {
+		t.Setenv(connections, c.asked)
+		require.Equal(t, c.queues, connect())
+		require.Equal(t, c.want, get())
 	}
 	require.Empty(t, os.Getenv(connections), "children get what the program's own environment says")
 }

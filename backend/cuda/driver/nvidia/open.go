@@ -156,6 +156,7 @@ var names = [functions]string{
 type api struct {
 	at       [functions]uintptr
 	valuesV2 bool
+	queues   int // of a device, 0: CUDA's own number
 }
 
 // library returns the driver's functions. Only success is remembered: a driver
@@ -166,7 +167,7 @@ func library() (*api, error) {
 	if loaded.api != nil {
 		return loaded.api, nil
 	}
-	connect()
+	queues := connect()
 	h, err := load()
 	if err != nil {
 		return nil, noDevice("the CUDA driver cannot be loaded: %w", err)
@@ -175,6 +176,7 @@ func library() (*api, error) {
 	if err != nil {
 		return nil, err
 	}
+	a.queues = queues
 	loaded.api = a
 	return a, nil
 }

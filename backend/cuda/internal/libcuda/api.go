@@ -27,6 +27,10 @@ type API interface {
 	// ErrorName is cuGetErrorName, "" if it does not know r.
 	ErrorName(r Result) string
 
+	// Queues returns how many queues of the hardware a device has for streams, as far as
+	// the process has asked for a number; otherwise 0.
+	Queues() int
+
 	Version() (int, Result)
 	DeviceCount() (int, Result)
 	DeviceGet(i int) (Ordinal, Result)

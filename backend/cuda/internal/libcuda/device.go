@@ -1,6 +1,7 @@
 package libcuda
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"os"
@@ -35,7 +36,8 @@ type Device struct {
 	bounces []bounce     // buffers that no stream has
 	buffers []driver.Ptr // all
 
-	events pool
+	events  pool
+	streams atomic.Int32 // that were made and not closed
 
 	loading sync.Mutex // held while kernels that stay are loaded
 	stays   map[*kept]*Module
@@ -222,6 +224,12 @@ func (v *Device) ID() tensor.Device { return tensor.Device{Type: tensor.CUDA, In
 
 // Info returns the device's properties.
 func (v *Device) Info() driver.Info { return v.info }
+
+// Queues implements driver.Queuer. Where nobody has asked for a number, copies have
+// four.
+func (v *Device) Queues() (streams, queues int) {
+	return int(v.streams.Load()), cmp.Or(v.d.api.Queues(), 4)
+}
 
 // Context returns the device's context.
 func (v *Device) Context() Context { return v.ctx }

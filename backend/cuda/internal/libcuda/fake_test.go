@@ -36,6 +36,7 @@ type fake struct {
 	copies   []string
 	host     map[uint64][]byte
 	unready  bool // events have not passed
+	queues   int
 	during   func(name string)
 }
 
@@ -124,6 +125,7 @@ func (f *fake) Name() string { return "fake" }
 func (f *fake) ErrorName(r Result) string {
 	return map[Result]string{700: "CUDA_ERROR_ILLEGAL_ADDRESS"}[r]
 }
+func (f *fake) Queues() int                               { return f.queues }
 func (f *fake) Version() (int, Result)                    { return 12040, f.only("Version") }
 func (f *fake) DeviceCount() (int, Result)                { return f.devices, f.only("DeviceCount") }
 func (f *fake) DeviceGet(i int) (Ordinal, Result)         { return Ordinal(i), f.only("DeviceGet") }

@@ -376,6 +376,26 @@ func TestHostCopies(t *testing.T) {
 }
 
 // TestRegisterTwice has two Drivers of a process register the same memory, which CUDA does once.
+func TestQueues(t *testing.T) {
+	x := newFixture(t, newFake(2))
+	queues := func(v *Device, streams, queues int) {
+		t.Helper()
+		s, q := v.Queues()
+		require.Equal(t, []int{streams, queues}, []int{s, q})
+	}
+	queues(x.v, 1, 4)
+	x.f.queues = 32
+	s, err := x.v.NewStream(driver.StreamOptions{})
+	require.NoError(t, err)
+	b, err := x.v.BorrowStream(s.Handle())
+	require.NoError(t, err)
+	queues(x.v, 2, 32)
+	queues(x.device(1), 0, 32)
+	require.NoError(t, errors.Join(b.Close(), s.Close(), s.Close()))
+	queues(x.v, 1, 32)
+	x.end()
+}
+
 type release struct{ driver.Event }
 
 func (r release) Close() error {

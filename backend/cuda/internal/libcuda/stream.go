@@ -83,6 +83,7 @@ func (v *Device) NewStream(o driver.StreamOptions) (driver.Stream, error) {
 		return nil, v.fail(call, "cuStreamCreateWithPriority", r)
 	}
 	s := &Stream{v: v, h: h}
+	v.streams.Add(1)
 	v.d.made(s, "stream")
 	return s, nil
 }
@@ -437,6 +438,7 @@ func (s *Stream) Close() error {
 	s.closed = true
 	v := s.v
 	if !s.borrowed {
+		v.streams.Add(-1)
 		v.d.forget(s)
 	}
 	if v.lost.Load() != nil || s.borrowed && s.bounce == 0 || !v.ready.Load() {

@@ -65,11 +65,11 @@ func (x *collected) reduce(ctx context.Context) error {
 // next is the key that says whether there is another all-reduce.
 func (x *collected) next() string { return fmt.Sprint("go on ", x.done) }
 
-// TestCollectorRank is the other rank of BenchmarkCollector, and no test.
+// TestCollectorRank is the other rank of BenchmarkCollector. By itself it does nothing.
 func TestCollectorRank(t *testing.T) {
 	addr := os.Getenv(collectorStore)
 	if addr == "" {
-		t.Skip("it is for BenchmarkCollector")
+		return
 	}
 	ctx := t.Context()
 	x, err := newCollected(ctx, addr, gloo.Wire(os.Getenv(collectorWire)), 1)

@@ -102,7 +102,7 @@ func queues(b *testing.B, d driver.Driver) {
 
 // TestFirstCommands has many threads make streams and give them their first commands at
 // the same time, all but one behind a word that nobody has written yet: that one's get
-// through. Before the package took care of it, one in eight rounds failed.
+// through.
 func TestFirstCommands(t *testing.T) {
 	d, err := Open()
 	if errors.Is(err, driver.ErrNoDevice) {

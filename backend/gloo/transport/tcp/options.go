@@ -44,9 +44,9 @@ type Options struct {
 	SendBuffer, ReceiveBuffer int
 
 	// Poll is for how long a goroutine that waits for messages, and says so with
-	// Mesh.Help, polls the sockets before it sleeps. 0 means 100 us for each rank of the
-	// group that has to share a CPU of this host; a negative one not at all. There is no
-	// polling with TLS, and only on Linux.
+	// Mesh.Help, polls the sockets before it sleeps. 0 means 100 us times the number of ranks
+	// that share a CPU of this host, 1 if there are enough; a negative one not at all. There
+	// is no polling with TLS, and only on Linux.
 	Poll time.Duration
 
 	// Silence is how long a host may say nothing, with messages for it on

@@ -6,10 +6,10 @@ import (
 )
 
 const (
-	// pollFor is for how long who waits polls where each rank has a CPU. It is several times what a message takes
-	// whose receiver sleeps (BenchmarkPingPong of 4 bytes, both ways: 25 us asleep, 9 us
-	// polling), or two ranks that have once missed each other would go on doing so:
-	// with 20 us, all-reduces of 64 KiB took 22 us in some runs and 130 in others.
+	// pollFor is for how long who waits polls where each rank has a CPU. It is several times
+	// what a message takes whose receiver sleeps (BenchmarkPingPong of 4 bytes, both ways:
+	// 25 us asleep, 9 us polling), or two ranks that have once missed each other would go on
+	// doing so: with 20 us, all-reduces of 64 KiB took 22 us in some runs and 130 in others.
 	pollFor = 100 * time.Microsecond
 
 	// writersTurn divides the time where a goroutine of this rank waits to write, for which

@@ -1,0 +1,91 @@
+package cuda_test
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/c10d-go/c10d/backend"
+	"github.com/c10d-go/c10d/backend/cuda"
+	"github.com/c10d-go/c10d/backend/cuda/driver"
+	"github.com/c10d-go/c10d/backend/cuda/driver/sim"
+	"github.com/c10d-go/c10d/tensor"
+	"github.com/c10d-go/c10d/work"
+)
+
+// TestCloseWaitsForStreams cancels an all-reduce that a caller's stream holds up. Close waits for
+// the operation to leave the device, as long as it may, and frees nothing that it still uses.
+func TestCloseWaitsForStreams(t *testing.T) {
+	const limit = 50 * time.Millisecond
+	defer cuda.SetCloseLimit(limit)()
+	defer cuda.KeepRegions()()
+	w := newWorld(t, setup{size: 2, sim: sim.Config{Devices: 1, Quiet: true}, options: cuda.Options{Chunk: 160, Slots: 2}})
+	gate, err := w.ranks[0].d.AllocHost(4)
+	require.NoError(t, err)
+	gate.Store32(0, 0)
+	ctx, cancel := context.WithCancel(w.ctx)
+	defer cancel()
+	var works []*work.Work
+	for r, x := range w.ranks {
+		b, err := x.bucket(r)
+		require.NoError(t, err)
+		require.NoError(t, x.fill(r, b))
+		if r == 0 {
+			require.NoError(t, x.caller(r).WaitValue(gate.Ptr(), 1, driver.Equal))
+		}
+		v, err := x.b.AllReduce(ctx, []*tensor.Tensor{b.t}, backend.AllReduceOptions{})
+		require.NoError(t, err)
+		works = append(works, v)
+	}
+	cancel()
+	for _, v := range works {
+		require.ErrorIs(t, v.Wait(w.ctx), work.ErrCanceled)
+	}
+	begun := time.Now()
+	require.NoError(t, w.closed())
+	require.GreaterOrEqual(t, time.Since(begun), limit)
+	noLifetime(t, w.m)
+	gate.Store32(0, 1)
+	require.NoError(t, w.m.Settle(w.ctx))
+	noLifetime(t, w.m)
+	for _, x := range w.ranks {
+		x.free()
+	}
+	require.NoError(t, gate.Close())
+	w.m.Close() // reports what Close left
+	noLifetime(t, w.m)
+}
+
+// TestCloseOfALocalLeavesWhatStreamsUse is the same for the devices of one process.
+func TestCloseOfALocalLeavesWhatStreamsUse(t *testing.T) {
+	defer cuda.SetCloseLimit(50 * time.Millisecond)()
+	x := newLocals(t, sim.Config{Devices: 2, Quiet: true}, false, 2, tensor.Int32, 20, random(t, 9))
+	gate, err := x.d.AllocHost(4)
+	require.NoError(t, err)
+	gate.Store32(0, 0)
+	require.NoError(t, x.streams[1].WaitValue(gate.Ptr(), 1, driver.Equal))
+	ctx, cancel := context.WithCancel(x.ctx)
+	v, err := x.l.AllReduce(ctx, x.ts, backend.Sum)
+	require.NoError(t, err)
+	cancel()
+	require.ErrorIs(t, v.Wait(x.ctx), work.ErrCanceled)
+	require.ErrorContains(t, x.l.Close(), "1 operations that failed have not left the device")
+	gate.Store32(0, 1)
+	require.NoError(t, x.m.Settle(x.ctx))
+	noLifetime(t, x.m)
+	require.NoError(t, gate.Close())
+	x.m.Close() // reports what Close left
+	noLifetime(t, x.m)
+}
+
+// noLifetime requires that nothing was freed while streams used it, or used afterwards.
+func noLifetime(t *testing.T, m *sim.Machine) {
+	t.Helper()
+	for _, f := range m.Findings() {
+		var l *sim.Lifetime
+		require.False(t, errors.As(f, &l), "%v", f)
+	}
+}

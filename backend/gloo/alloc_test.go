@@ -46,7 +46,7 @@ func TestAlloc(t *testing.T) {
 	ctx := context.Background()
 	const p, n = 3, 150_001 // floats
 	onEveryWire(t, func(t *testing.T, wire gloo.Wire) {
-		bs := connected(t, time.Minute, same(wire, p)...)
+		bs := connected(t, gloo.GroupTimeout, same(wire, p)...)
 		var wg sync.WaitGroup
 		for r, b := range bs {
 			wg.Go(func() {
@@ -67,7 +67,7 @@ func TestAlloc(t *testing.T) {
 				assert.NoError(t, barrier(b))
 			})
 		}
-		wg.Wait()
+		gloo.Finish(t, "all ranks", &wg)
 	})
 }
 
@@ -142,7 +142,7 @@ func TestAllocExplained(t *testing.T) {
 	for wire, want := range map[gloo.Wire]string{
 		gloo.WireGloo: "ordinary memory", gloo.WireTCP: "ordinary memory", gloo.WireNative: "shared memory", onHosts: "shared memory",
 	} {
-		for _, b := range connected(t, time.Minute, same(wire, 4)...) {
+		for _, b := range connected(t, gloo.GroupTimeout, same(wire, 4)...) {
 			cs := choicesOf(b, "alloc")
 			require.Len(t, cs, 1)
 			require.Equal(t, want, cs[0].Algorithm, "%s: %s", wire, cs[0].Why)
@@ -154,7 +154,7 @@ func TestAllocExplained(t *testing.T) {
 func TestAllocErrors(t *testing.T) {
 	onLinux(t)
 	ctx := context.Background()
-	bs := connected(t, time.Minute, same(gloo.WireNative, 2)...)
+	bs := connected(t, gloo.GroupTimeout, same(gloo.WireNative, 2)...)
 	for _, shape := range [][]int{{-1}, {0, -1}, {math.MaxInt, 2}, {math.MaxInt >> 23, math.MaxInt >> 23}} {
 		_, err := bs[0].Alloc(ctx, tensor.Float32, shape...)
 		require.ErrorIs(t, err, tensor.ErrInvalid, "%v", shape)
@@ -180,7 +180,7 @@ func TestAllocErrors(t *testing.T) {
 			kept[r] = x
 		})
 	}
-	wg.Wait()
+	gloo.Finish(t, "all ranks", &wg)
 	require.Error(t, bs[0].Free(nil))
 	require.Error(t, bs[0].Free(vec(1)))
 	part, err := kept[0].Slice(0, 0, 10)
@@ -191,7 +191,7 @@ func TestAllocErrors(t *testing.T) {
 	for _, b := range bs {
 		wg.Go(func() { assert.NoError(t, b.Close()) })
 	}
-	wg.Wait()
+	gloo.Finish(t, "all ranks to close", &wg)
 	for r, b := range bs {
 		require.NoError(t, kept[r].Fill(3))
 		again, err := kept[r].Reshape(3, 100_000)
@@ -206,7 +206,7 @@ func TestAllocErrors(t *testing.T) {
 // TestAllocAlone: a rank that calls it alone waits for the others, no longer than it wants to.
 func TestAllocAlone(t *testing.T) {
 	onLinux(t)
-	bs := connected(t, time.Minute, same(gloo.WireNative, 2)...)
+	bs := connected(t, gloo.GroupTimeout, same(gloo.WireNative, 2)...)
 	ctx, cancel := context.WithCancelCause(context.Background())
 	why := errors.New("test: enough")
 	cancel(why)

@@ -44,7 +44,7 @@ func TestCopies(t *testing.T) {
 			if name == "override" {
 				first = gloo.CopyAuto
 			}
-			bs, errs := connectWith(t, time.Minute, gloo.Options{Copy: first}, gloo.Options{Copy: tc.second}, gloo.Options{Copy: first})
+			bs, errs := connectWith(t, gloo.GroupTimeout, gloo.Options{Copy: first}, gloo.Options{Copy: tc.second}, gloo.Options{Copy: first})
 			for r, err := range errs {
 				require.NoError(t, err)
 				e := bs[r].Explain()
@@ -79,13 +79,13 @@ func TestLargeMoves(t *testing.T) {
 	ctx := context.Background()
 	for _, c := range []gloo.Copy{gloo.CopyAuto, gloo.CopyStaged} {
 		t.Run(string(c), func(t *testing.T) {
-			bs, errs := connectWith(t, time.Minute, slices.Repeat([]gloo.Options{{Copy: c}}, p)...)
+			bs, errs := connectWith(t, gloo.GroupTimeout, slices.Repeat([]gloo.Options{{Copy: c}}, p)...)
 			var wg sync.WaitGroup
 			for r, b := range bs {
 				require.NoError(t, errs[r])
 				wg.Go(func() { largeMoves(ctx, t, b, p, n) })
 			}
-			wg.Wait()
+			gloo.Finish(t, "all ranks", &wg)
 		})
 	}
 }

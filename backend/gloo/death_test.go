@@ -11,7 +11,6 @@ import (
 	"os/exec"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -66,7 +65,7 @@ func (m *mortal) live() error {
 	defer st.Close()
 	ctx := context.Background()
 	b, err := gloo.New(ctx, backend.Options{
-		Store: st, Rank: m.Rank, Size: m.Size, Timeout: 2 * time.Minute, Dialect: store.DialectV2, Specific: gloo.Options{Host: m.Host},
+		Store: st, Rank: m.Rank, Size: m.Size, Timeout: gloo.GroupTimeout, Dialect: store.DialectV2, Specific: gloo.Options{Host: m.Host},
 	})
 	if err != nil {
 		return err

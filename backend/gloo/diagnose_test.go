@@ -2,7 +2,6 @@ package gloo
 
 import (
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/require"
@@ -64,7 +63,7 @@ func TestDiagnose(t *testing.T) {
 		{"one is stopped, and this one is slow", ms(0, 1, never), 1 << 20, diagnoseMost, 1},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
+			VirtualTime(t, func(t *testing.T) {
 				m := &patient{after: tc.after, begun: time.Now()}
 				lag := func() func() time.Duration {
 					return func() time.Duration {
@@ -84,7 +83,7 @@ func TestDiagnose(t *testing.T) {
 
 // TestWatchLag has a clock that is always in time.
 func TestWatchLag(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	VirtualTime(t, func(t *testing.T) {
 		stop := watchLag()
 		time.Sleep(diagnoseFor)
 		require.Zero(t, stop())

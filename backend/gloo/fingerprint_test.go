@@ -4,7 +4,6 @@ import (
 	"context"
 	"sync"
 	"testing"
-	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
@@ -77,12 +76,12 @@ func TestDisagreement(t *testing.T) {
 		}, reduce(tensor.Float32, 1, backend.Sum), "barrier with root 0", "all_reduce (sum)"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			bs := connected(t, 10*time.Minute, gloo.WireTCP, gloo.WireTCP, gloo.WireTCP)
+			bs := connected(t, gloo.GroupTimeout, gloo.WireTCP, gloo.WireTCP, gloo.WireTCP)
 			var wg sync.WaitGroup
 			for _, b := range bs {
 				wg.Go(func() { assert.NoError(t, barrier(b)) })
 			}
-			wg.Wait()
+			gloo.Finish(t, "all ranks", &wg)
 			for r, b := range bs {
 				wg.Go(func() {
 					run := tc.most
@@ -105,7 +104,7 @@ func TestDisagreement(t *testing.T) {
 					assert.Contains(t, err.Error(), "number 1")
 				})
 			}
-			wg.Wait()
+			gloo.Finish(t, "all ranks", &wg)
 		})
 	}
 }
@@ -113,7 +112,7 @@ func TestDisagreement(t *testing.T) {
 // What may differ between ranks is no disagreement.
 func TestMayDiffer(t *testing.T) {
 	ctx := context.Background()
-	bs := connected(t, time.Minute, gloo.WireTCP, gloo.WireTCP)
+	bs := connected(t, gloo.GroupTimeout, gloo.WireTCP, gloo.WireTCP)
 	var wg sync.WaitGroup
 	for r, b := range bs {
 		wg.Go(func() {
@@ -139,5 +138,5 @@ func TestMayDiffer(t *testing.T) {
 			assert.NoError(t, barrier(b))
 		})
 	}
-	wg.Wait()
+	gloo.Finish(t, "all ranks", &wg)
 }

@@ -48,7 +48,7 @@ func join(t *testing.T, o backend.Options) *gloo.Backend {
 // ranks runs f on every rank of a group under virtual time.
 func ranks(t *testing.T, f *mem.Fabric, size, interfaces, workers int, run func(t *testing.T, b *gloo.Backend)) {
 	t.Helper()
-	synctest.Test(t, func(t *testing.T) {
+	gloo.VirtualTime(t, func(t *testing.T) {
 		var wg sync.WaitGroup
 		for r := range size {
 			b := join(t, over(f, r, size, interfaces, workers))
@@ -172,7 +172,7 @@ func TestHostileSparse(t *testing.T) {
 		{"enormous", math.MaxInt64, []int{math.MaxInt / 16}},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
+			gloo.VirtualTime(t, func(t *testing.T) {
 				f := mem.NewFabric()
 				b := join(t, over(f, 0, 2, 1, 0))
 				defer b.Close()
@@ -266,7 +266,7 @@ func (r runner) Run(ctx context.Context) error { return r(ctx) }
 
 // TestMonitoredBarrierWithAWrongRank lets a peer say that it is another.
 func TestMonitoredBarrierWithAWrongRank(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	gloo.VirtualTime(t, func(t *testing.T) {
 		f := mem.NewFabric()
 		b, other := join(t, over(f, 0, 3, 1, 0)), join(t, over(f, 2, 3, 1, 0))
 		defer b.Close()
@@ -455,13 +455,13 @@ func TestBarrierAfterAFastOperation(t *testing.T) {
 		require.NoError(t, err)
 		second, err := b.Barrier(ctx, backend.BarrierOptions{})
 		require.NoError(t, err)
-		<-second.Done()
+		gloo.Await(t, "a barrier", second.Done())
 		require.True(t, first.IsCompleted())
 	}
 }
 
 func TestASecondCloseWaitsForTheFirst(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	gloo.VirtualTime(t, func(t *testing.T) {
 		o := over(mem.NewFabric(), 0, 1, 1, 0)
 		own := o.Specific.(gloo.Options)
 		meet, leave := own.Join, make(chan struct{})

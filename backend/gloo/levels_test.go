@@ -202,7 +202,7 @@ func TestLevels(t *testing.T) {
 			for _, err := range errs {
 				require.NoError(t, err)
 			}
-			onAll(bs, func(rank int, b *gloo.Backend) {
+			onAll(t, bs, func(rank int, b *gloo.Backend) {
 				common := rand.New(rand.NewPCG(seed, group+1000))
 				for i := range 25 {
 					x := drawLevelled(t, common, b, i)
@@ -303,11 +303,11 @@ func TestLevelsMismatch(t *testing.T) {
 		}},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			bs, errs := connectWith(t, time.Minute, gloo.Options{Host: "a"}, gloo.Options{Host: "a"}, gloo.Options{Host: "b"}, gloo.Options{Host: "b"})
+			bs, errs := connectWith(t, gloo.GroupTimeout, gloo.Options{Host: "a"}, gloo.Options{Host: "a"}, gloo.Options{Host: "b"}, gloo.Options{Host: "b"})
 			for _, err := range errs {
 				require.NoError(t, err)
 			}
-			onAll(bs, func(rank int, b *gloo.Backend) {
+			onAll(t, bs, func(rank int, b *gloo.Backend) {
 				err := wait(tc.call(b))
 				if err == nil { // its part was done
 					err = barrier(b)
@@ -337,11 +337,11 @@ func TestExactSumsDoNotDependOnHosts(t *testing.T) {
 		for r := range o {
 			o[r] = gloo.Options{Host: at[r : r+1], Sums: gloo.SumsExact}
 		}
-		bs, errs := connectWith(t, time.Minute, o...)
+		bs, errs := connectWith(t, gloo.GroupTimeout, o...)
 		for _, err := range errs {
 			require.NoError(t, err)
 		}
-		onAll(bs, func(rank int, b *gloo.Backend) {
+		onAll(t, bs, func(rank int, b *gloo.Backend) {
 			all, block := operand(rank, n), empty(t, n)
 			assert.NoError(t, wait(b.AllReduce(context.Background(), list(all), backend.AllReduceOptions{})))
 			assert.NoError(t, wait(b.ReduceScatterTensor(context.Background(), block, operand(rank, size*n), backend.ReduceScatterOptions{})))
@@ -433,13 +433,13 @@ func TestLevelsSendLess(t *testing.T) {
 					for r := range o {
 						o[r] = gloo.Options{Wire: wire, Host: at[r : r+1]}
 					}
-					bs, errs := connectWith(t, time.Minute, o...)
+					bs, errs := connectWith(t, gloo.GroupTimeout, o...)
 					traffic := make([]*gloo.Traffic, size)
 					for r, err := range errs {
 						require.NoError(t, err)
 						traffic[r] = bs[r].Count()
 					}
-					onAll(bs, func(_ int, b *gloo.Backend) { assert.NoError(t, wait(c.run(b))) })
+					onAll(t, bs, func(_ int, b *gloo.Backend) { assert.NoError(t, wait(c.run(b))) })
 					for from, sent := range traffic {
 						for to := range size {
 							if at[from] != at[to] {

@@ -3,7 +3,6 @@ package gloo_test
 import (
 	"sync"
 	"testing"
-	"time"
 
 	"github.com/stretchr/testify/assert"
 
@@ -31,7 +30,7 @@ func TestLists(t *testing.T) {
 		assert.Equal(t, want.Bytes(), packed, what)
 	}
 	onEveryWire(t, func(t *testing.T, wire gloo.Wire) {
-		bs := connected(t, time.Minute, same(wire, p)...)
+		bs := connected(t, gloo.GroupTimeout, same(wire, p)...)
 		for name, make := range map[string]func(from, to int) *tensor.Tensor{"contiguous": block, "strided": strided} {
 			t.Run(name, func(t *testing.T) {
 				var wg sync.WaitGroup
@@ -95,7 +94,7 @@ func TestLists(t *testing.T) {
 						}
 					})
 				}
-				wg.Wait()
+				gloo.Finish(t, "all ranks", &wg)
 			})
 		}
 	})

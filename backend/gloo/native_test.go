@@ -59,14 +59,14 @@ func connectWith(t testing.TB, timeout time.Duration, options ...gloo.Options) (
 			})
 		})
 	}
-	wg.Wait()
+	gloo.Finish(t, "all ranks to join", &wg)
 	t.Cleanup(func() {
 		for _, b := range bs {
 			if b != nil {
 				wg.Go(func() { b.Close() })
 			}
 		}
-		wg.Wait()
+		gloo.Finish(t, "all ranks to close", &wg)
 		st.Close()
 	})
 	return bs, errs
@@ -102,7 +102,7 @@ func TestWhichWire(t *testing.T) {
 		{"one does not have it", []gloo.Wire{"", "", gloo.WireGloo}, gloo.WireGloo, "rank 2 has not"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			bs := connected(t, time.Minute, tc.wires...)
+			bs := connected(t, gloo.GroupTimeout, tc.wires...)
 			for r, b := range bs {
 				e := b.Explain()
 				assert.Equal(t, string(tc.want), e.Wire, "rank %d", r)
@@ -121,7 +121,7 @@ func TestWhichWire(t *testing.T) {
 					assert.Equal(t, vec(float32(n*(n-1)/2), float32(n)).Bytes(), x.Bytes())
 				})
 			}
-			wg.Wait()
+			gloo.Finish(t, "all ranks", &wg)
 		})
 	}
 }
@@ -129,7 +129,7 @@ func TestWhichWire(t *testing.T) {
 func TestTwoLevels(t *testing.T) {
 	onLinux(t)
 	a, b := gloo.Options{Host: "a"}, gloo.Options{Host: "b"}
-	bs, errs := connectWith(t, time.Minute, a, b, a, b)
+	bs, errs := connectWith(t, gloo.GroupTimeout, a, b, a, b)
 	for r, err := range errs {
 		require.NoError(t, err)
 		e := bs[r].Explain()
@@ -156,7 +156,7 @@ func TestTwoLevels(t *testing.T) {
 func TestTwoLevelsInRankOrder(t *testing.T) {
 	onLinux(t)
 	o := func(host string) gloo.Options { return gloo.Options{Host: host, Sums: gloo.SumsInRankOrder} }
-	bs, errs := connectWith(t, time.Minute, o("a"), o("a"), o("b"))
+	bs, errs := connectWith(t, gloo.GroupTimeout, o("a"), o("a"), o("b"))
 	for r, err := range errs {
 		require.NoError(t, err)
 		for _, c := range bs[r].Explain().Choices {
@@ -172,13 +172,13 @@ func TestTwoLevelsInRankOrder(t *testing.T) {
 }
 
 func TestOptionsThatRanksHaveToShare(t *testing.T) {
-	_, errs := connectWith(t, time.Minute, gloo.Options{}, gloo.Options{Sums: gloo.SumsExact})
+	_, errs := connectWith(t, gloo.GroupTimeout, gloo.Options{}, gloo.Options{Sums: gloo.SumsExact})
 	require.ErrorContains(t, errs[0], `Options.Sums is "exact" on rank 1`)
 	file := filepath.Join(t.TempDir(), "table")
 	require.NoError(t, os.WriteFile(file, []byte("c10d-table 1\ncommand none\nmachine none\nall_reduce tcp 2 1 1024 ring 1\n"), 0o600))
-	_, errs = connectWith(t, time.Minute, gloo.Options{}, gloo.Options{Table: file})
+	_, errs = connectWith(t, gloo.GroupTimeout, gloo.Options{}, gloo.Options{Table: file})
 	require.ErrorContains(t, errs[0], "rank 1 has another table of algorithms")
-	_, errs = connectWith(t, time.Minute, gloo.Options{Table: file + ".not"})
+	_, errs = connectWith(t, gloo.GroupTimeout, gloo.Options{Table: file + ".not"})
 	require.ErrorIs(t, errs[0], os.ErrNotExist)
 }
 
@@ -190,7 +190,7 @@ func TestTheNativeWireOrNone(t *testing.T) {
 		errs[1] = barrier(bs[1])
 	}
 	require.Error(t, errs[1])
-	_, errs = connect(t, time.Minute, "carrier pigeon")
+	_, errs = connect(t, gloo.GroupTimeout, "carrier pigeon")
 	require.ErrorContains(t, errs[0], `unknown wire "carrier pigeon"`)
 }
 
@@ -277,7 +277,7 @@ func testNativeFaults(t *testing.T, wire gloo.Wire) {
 		}},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			bs := connected(t, time.Minute, wire, wire, wire)
+			bs := connected(t, gloo.GroupTimeout, wire, wire, wire)
 			if tc.is == work.ErrTimeout {
 				for _, b := range bs {
 					b.SetTimeout(2 * time.Second)
@@ -295,7 +295,7 @@ func testNativeFaults(t *testing.T, wire gloo.Wire) {
 					assert.ErrorAs(t, err, &said[r])
 				})
 			}
-			wg.Wait()
+			gloo.Finish(t, "all ranks", &wg)
 			var whys []string
 			for _, e := range said {
 				if e != nil {
@@ -341,7 +341,7 @@ func TestManyAtOnce(t *testing.T) {
 			if wire == gloo.WireNative || wire == onHosts {
 				onLinux(t)
 			}
-			bs := connected(t, time.Minute, wire, wire, wire)
+			bs := connected(t, gloo.GroupTimeout, wire, wire, wire)
 			own, cancel := context.WithCancel(context.Background())
 			defer cancel()
 			var wg sync.WaitGroup
@@ -377,7 +377,7 @@ func TestManyAtOnce(t *testing.T) {
 					}
 				})
 			}
-			wg.Wait()
+			gloo.Finish(t, "all ranks", &wg)
 		})
 	}
 }

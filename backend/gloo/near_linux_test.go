@@ -5,7 +5,6 @@ import (
 	"encoding/binary"
 	"sync"
 	"testing"
-	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
@@ -31,7 +30,7 @@ func TestNear(t *testing.T) {
 
 // nearMeshes connects ranks of which number i is on host i modulo hosts.
 func nearMeshes(t testing.TB, size, hosts int) []transport.Mesh {
-	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	ctx, cancel := context.WithTimeout(context.Background(), Patience)
 	defer cancel()
 	ends, addrs := make([]*tcp.Endpoint, size), make([]string, size)
 	near, places := make([]*shm.Endpoint, size), make([]string, size)
@@ -68,12 +67,12 @@ func nearMeshes(t testing.TB, size, hosts int) []transport.Mesh {
 			}
 		})
 	}
-	wg.Wait()
+	Finish(t, "all ranks to join", &wg)
 	t.Cleanup(func() {
 		for _, m := range ms {
 			wg.Go(func() { m.Close() })
 		}
-		wg.Wait()
+		Finish(t, "all ranks to close", &wg)
 	})
 	for _, err := range errs {
 		require.NoError(t, err)
@@ -102,16 +101,16 @@ func TestNearLastWords(t *testing.T) {
 		s := transport.NewRequest()
 		s.Peer, s.Slot, s.Buf = 0, 7, []byte("bye")
 		ms[last].Send(s)
-		<-s.Done()
+		Await(t, "the last message of a rank", s.Done())
 		require.NoError(t, s.Err())
 		require.NoError(t, ms[last].Close())
-		<-waiting.Done()
+		Await(t, "a receive from any rank", waiting.Done())
 		require.NoError(t, waiting.Err())
 		require.Equal(t, last, waiting.Peer)
 		require.Equal(t, "bye", string(waiting.Buf))
 
 		after := any()
-		<-after.Done()
+		Await(t, "a receive from any rank after all have left", after.Done())
 		var f *transport.Fault
 		require.ErrorAs(t, after.Err(), &f)
 		require.Equal(t, transport.FaultPeerLeft, f.Kind)
@@ -153,12 +152,12 @@ func TestNearFromAnybody(t *testing.T) {
 				continue
 			}
 			r := posted[i-window]
-			<-r.Done()
+			Await(t, "a receive from any rank", r.Done())
 			require.NoError(t, r.Err())
 			require.Equal(t, next[r.Peer], binary.LittleEndian.Uint32(r.Buf[n-4:]), "from rank %d", r.Peer)
 			next[r.Peer]++
 		}
 		require.Equal(t, []uint32{0, each, each, each}, next)
-		wg.Wait()
+		Finish(t, "all senders", &wg)
 	}
 }

@@ -47,7 +47,7 @@ func TestMessages(t *testing.T) {
 	t.Logf("seed %d", seed)
 	onEveryWire(t, func(t *testing.T, wire gloo.Wire) {
 		const size, rounds = 3, 25
-		bs := connected(t, time.Minute, same(wire, size)...)
+		bs := connected(t, gloo.GroupTimeout, same(wire, size)...)
 		lengths := func(from, to int) []int {
 			rng := rand.New(rand.NewPCG(seed, uint64(from*size+to)))
 			ns := make([]int, rounds)
@@ -132,14 +132,14 @@ func TestMessages(t *testing.T) {
 				}
 			})
 		}
-		wg.Wait()
+		gloo.Finish(t, "all ranks", &wg)
 	})
 }
 
 // TestMessagesIntoViews receives into tensors that are not contiguous, and bools.
 func TestMessagesIntoViews(t *testing.T) {
 	onEveryWire(t, func(t *testing.T, wire gloo.Wire) {
-		bs := connected(t, time.Minute, same(wire, 2)...)
+		bs := connected(t, gloo.GroupTimeout, same(wire, 2)...)
 		x, err := tensor.Of([]float32{1, 2, 3, 4, 5, 6}, 2, 3)
 		require.NoError(t, err)
 		m, err := x.Transpose(0, 1)
@@ -201,7 +201,7 @@ func TestFaultsOfMessages(t *testing.T) {
 			onEveryWire(t, func(t *testing.T, wire gloo.Wire) {
 				for _, helps := range []bool{true, false} {
 					t.Run(fmt.Sprintf("helps %v", helps), func(t *testing.T) {
-						bs := connected(t, time.Minute, same(wire, 3)...)
+						bs := connected(t, gloo.GroupTimeout, same(wire, 3)...)
 						ctx, cancel := context.WithCancelCause(context.Background())
 						defer cancel(nil)
 						o := backend.P2POptions{}
@@ -211,7 +211,7 @@ func TestFaultsOfMessages(t *testing.T) {
 						x := big()
 						before := bytes.Repeat([]byte{0xEE}, len(x.Bytes()))
 						copy(x.Bytes(), before)
-						s, err := bs[2].Send(context.Background(), big(), 1, backend.P2POptions{Timeout: time.Minute})
+						s, err := bs[2].Send(context.Background(), big(), 1, backend.P2POptions{Timeout: gloo.GroupTimeout})
 						require.NoError(t, err)
 						w, err := bs[0].Recv(ctx, x, 1, o)
 						require.NoError(t, err)
@@ -221,7 +221,7 @@ func TestFaultsOfMessages(t *testing.T) {
 							if helps {
 								return w.Wait(context.Background())
 							}
-							<-w.Done()
+							gloo.Await(t, "a message", w.Done())
 							return w.Err()
 						}
 						err = end(w)
@@ -247,7 +247,7 @@ func TestFaultsOfMessages(t *testing.T) {
 // TestCloseWaitsForMessages: Close of a rank ends once its messages have.
 func TestCloseWaitsForMessages(t *testing.T) {
 	onEveryWire(t, func(t *testing.T, wire gloo.Wire) {
-		bs := connected(t, time.Minute, same(wire, 2)...)
+		bs := connected(t, gloo.GroupTimeout, same(wire, 2)...)
 		const n = 1 << 20
 		x, err := tensor.New(tensor.Float32, n)
 		require.NoError(t, err)
@@ -258,7 +258,7 @@ func TestCloseWaitsForMessages(t *testing.T) {
 		y, err := tensor.New(tensor.Float32, n)
 		require.NoError(t, err)
 		require.NoError(t, wait(bs[1].Recv(context.Background(), y, 0, backend.P2POptions{})))
-		require.NoError(t, <-closed)
+		require.NoError(t, gloo.Await(t, "Close of rank 0", closed))
 		require.True(t, s.IsSuccess())
 	})
 }
@@ -267,7 +267,7 @@ func TestCloseWaitsForMessages(t *testing.T) {
 func TestMessagesAllocateTheirWork(t *testing.T) {
 	onLinux(t)
 	for _, wires := range [][]gloo.Wire{same(gloo.WireNative, 2), same(onHosts, 3)} {
-		testMessagesAllocate(t, connected(t, time.Minute, wires...)[:2])
+		testMessagesAllocate(t, connected(t, gloo.GroupTimeout, wires...)[:2])
 	}
 }
 
@@ -302,6 +302,6 @@ func testMessagesAllocate(t *testing.T, bs []*gloo.Backend) {
 		}()
 		// Four works a round; now and then a watcher when the machine is busy.
 		require.Less(t, testing.AllocsPerRun(runs, func() { pingPong(bs[0]) }), 5.5)
-		<-other
+		gloo.Await(t, "rank 1", other)
 	}
 }

@@ -27,13 +27,13 @@ func TestWhoRunsLargeCollectives(t *testing.T) {
 	onEveryWire(t, func(t *testing.T, wire gloo.Wire) {
 		t.Run("waits at once", func(t *testing.T) {
 			defer gloo.SetAtOnce(time.Hour)()
-			bs := connected(t, time.Minute, same(wire, 2)...)
+			bs := connected(t, gloo.GroupTimeout, same(wire, 2)...)
 			for n := 0; bs[0].Streak() < gloo.Habit || bs[1].Streak() < gloo.Habit; n++ {
 				var wg sync.WaitGroup
 				for _, b := range bs {
 					wg.Go(func() { assert.NoError(t, large(b)) })
 				}
-				wg.Wait()
+				gloo.Finish(t, "all ranks", &wg)
 				if t.Failed() || !assert.Less(t, n, enough) {
 					return
 				}
@@ -44,7 +44,7 @@ func TestWhoRunsLargeCollectives(t *testing.T) {
 				w, err := b.AllReduce(context.Background(), list(x), backend.AllReduceOptions{})
 				assert.NoError(t, err)
 				defer func() {
-					<-w.Done()
+					gloo.Await(t, "an all-reduce", w.Done())
 					assert.NoError(t, w.Err())
 				}()
 				assert.Zero(t, b.Streak())
@@ -53,7 +53,7 @@ func TestWhoRunsLargeCollectives(t *testing.T) {
 		t.Run("waits late", func(t *testing.T) {
 			defer gloo.SetAtOnce(0)()
 			var wg sync.WaitGroup
-			for _, b := range connected(t, time.Minute, same(wire, 2)...) {
+			for _, b := range connected(t, gloo.GroupTimeout, same(wire, 2)...) {
 				wg.Go(func() {
 					for range 2 * gloo.Habit {
 						assert.NoError(t, large(b))
@@ -61,7 +61,7 @@ func TestWhoRunsLargeCollectives(t *testing.T) {
 					}
 				})
 			}
-			wg.Wait()
+			gloo.Finish(t, "all ranks", &wg)
 		})
 	})
 }

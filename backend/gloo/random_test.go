@@ -6,7 +6,6 @@ import (
 	"math/rand/v2"
 	"sync"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/require"
@@ -25,7 +24,7 @@ func TestNothingHangs(t *testing.T) {
 	for range 150 {
 		seed := rand.Uint64()
 		t.Logf("seed %d", seed)
-		synctest.Test(t, func(t *testing.T) {
+		gloo.VirtualTime(t, func(t *testing.T) {
 			common := rand.New(rand.NewPCG(seed, 0))
 			size, interfaces, workers := 1+common.IntN(4), 1+common.IntN(2), 1+common.IntN(3)
 			culprit, fault, at := common.IntN(size), common.IntN(7), common.IntN(20)

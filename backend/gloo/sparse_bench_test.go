@@ -5,8 +5,8 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"slices"
+	"sync"
 	"testing"
-	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -42,7 +42,7 @@ func BenchmarkSparse(b *testing.B) {
 }
 
 func benchmarkSparse(b *testing.B, options []gloo.Options, coords, row, n int) {
-	bs, errs := connectWith(b, time.Minute, options...)
+	bs, errs := connectWith(b, gloo.GroupTimeout, options...)
 	for _, err := range errs {
 		require.NoError(b, err)
 	}
@@ -62,14 +62,18 @@ func benchmarkSparse(b *testing.B, options []gloo.Options, coords, row, n int) {
 	}
 	b.ReportAllocs()
 	b.ResetTimer()
-	onAll(bs, func(r int, g *gloo.Backend) {
-		for range b.N {
-			if err := ts[r].SetSparse(at[r], values[r], true); err != nil {
-				b.Error(err)
+	var wg sync.WaitGroup
+	for r, g := range bs {
+		wg.Go(func() {
+			for range b.N {
+				if err := ts[r].SetSparse(at[r], values[r], true); err != nil {
+					b.Error(err)
+				}
+				if err := wait(g.AllReduce(context.Background(), list(ts[r]), backend.AllReduceOptions{})); err != nil {
+					b.Error(err)
+				}
 			}
-			if err := wait(g.AllReduce(context.Background(), list(ts[r]), backend.AllReduceOptions{})); err != nil {
-				b.Error(err)
-			}
-		}
-	})
+		})
+	}
+	wg.Wait()
 }

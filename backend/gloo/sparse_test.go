@@ -36,12 +36,13 @@ func sparseGroups(size int) map[string][]gloo.Options {
 }
 
 // onAll calls run once for each rank, at the same time.
-func onAll(bs []*gloo.Backend, run func(r int, b *gloo.Backend)) {
+func onAll(t testing.TB, bs []*gloo.Backend, run func(r int, b *gloo.Backend)) {
+	t.Helper()
 	var wg sync.WaitGroup
 	for r, b := range bs {
 		wg.Go(func() { run(r, b) })
 	}
-	wg.Wait()
+	gloo.Finish(t, "all ranks", &wg)
 }
 
 // sparseShape is a shape of which the first dims dimensions are sparse.
@@ -123,7 +124,7 @@ func TestF18SparseAgainstSumSparse(t *testing.T) {
 					for r := range options {
 						options[r].Sparse = form
 					}
-					bs, errs := connectWith(t, time.Minute, options...)
+					bs, errs := connectWith(t, gloo.GroupTimeout, options...)
 					for _, err := range errs {
 						require.NoError(t, err)
 					}
@@ -194,7 +195,7 @@ func sparseRound(t *testing.T, r *rand.Rand, bs []*gloo.Backend) {
 	if red.After != nil {
 		red.After(want.Values().Bytes())
 	}
-	onAll(bs, func(rank int, b *gloo.Backend) {
+	onAll(t, bs, func(rank int, b *gloo.Backend) {
 		kept := ts[rank][0].Values()
 		before := slices.Clone(kept.Bytes())
 		if !assert.NoError(t, wait(b.AllReduce(context.Background(), ts[rank], backend.AllReduceOptions{Op: op}))) {
@@ -217,7 +218,7 @@ func TestSparseInRounds(t *testing.T) {
 				for r := range options {
 					options[r].Sparse = form
 				}
-				bs, errs := connectWith(t, time.Minute, options...)
+				bs, errs := connectWith(t, gloo.GroupTimeout, options...)
 				for _, err := range errs {
 					require.NoError(t, err)
 				}
@@ -243,7 +244,7 @@ func TestSparseFarApart(t *testing.T) {
 				for r := range options {
 					options[r].Sparse = form
 				}
-				bs, errs := connectWith(t, time.Minute, options...)
+				bs, errs := connectWith(t, gloo.GroupTimeout, options...)
 				for _, err := range errs {
 					require.NoError(t, err)
 				}
@@ -270,7 +271,7 @@ func TestSparseFarApart(t *testing.T) {
 				}
 				want, err := tensor.SumSparse(all...)
 				require.NoError(t, err)
-				onAll(bs, func(rank int, b *gloo.Backend) {
+				onAll(t, bs, func(rank int, b *gloo.Backend) {
 					if assert.NoError(t, wait(b.AllReduce(context.Background(), list(ts[rank]), backend.AllReduceOptions{}))) {
 						sameSparse(t, want, ts[rank], "rank %d", rank)
 					}
@@ -294,12 +295,12 @@ func TestSparseSumsAreInRankOrder(t *testing.T) {
 					for r := range options {
 						options[r].Sparse, options[r].Sums = form, sums
 					}
-					bs, errs := connectWith(t, time.Minute, options...)
+					bs, errs := connectWith(t, gloo.GroupTimeout, options...)
 					for _, err := range errs {
 						require.NoError(t, err)
 					}
 					values := []float32{1, 1e8, 1, -1e8}
-					onAll(bs, func(rank int, b *gloo.Backend) {
+					onAll(t, bs, func(rank int, b *gloo.Backend) {
 						x := sparse(t, 1000, []int64{5, 700}, []float32{values[rank], 1})
 						if !assert.NoError(t, wait(b.AllReduce(context.Background(), list(x), backend.AllReduceOptions{}))) {
 							return
@@ -349,11 +350,11 @@ func TestF18SparseMismatch(t *testing.T) {
 	} {
 		for name, options := range sparseGroups(4) {
 			t.Run(tc.name+", "+name, func(t *testing.T) {
-				bs, errs := connectWith(t, time.Minute, options...)
+				bs, errs := connectWith(t, gloo.GroupTimeout, options...)
 				for _, err := range errs {
 					require.NoError(t, err)
 				}
-				onAll(bs, func(rank int, b *gloo.Backend) {
+				onAll(t, bs, func(rank int, b *gloo.Backend) {
 					x, op := mk(t, tensor.Float32, 1, 30, 2), backend.Sum
 					if rank == 2 {
 						x, op = tc.other(t)
@@ -378,13 +379,13 @@ func TestF18SparseMismatch(t *testing.T) {
 
 func TestSparseOptions(t *testing.T) {
 	onLinux(t)
-	_, errs := connectWith(t, time.Minute, gloo.Options{}, gloo.Options{Sparse: gloo.SparseDense})
+	_, errs := connectWith(t, gloo.GroupTimeout, gloo.Options{}, gloo.Options{Sparse: gloo.SparseDense})
 	require.ErrorContains(t, errs[0], `Options.Sparse is "dense" on rank 1`)
-	_, errs = connectWith(t, time.Minute, gloo.Options{Sparse: "thin"})
+	_, errs = connectWith(t, gloo.GroupTimeout, gloo.Options{Sparse: "thin"})
 	require.ErrorContains(t, errs[0], `unknown form of sparse all-reduce "thin"`)
 
 	for _, form := range sparseForms {
-		bs, errs := connectWith(t, time.Minute, gloo.Options{Sparse: form}, gloo.Options{Sparse: form})
+		bs, errs := connectWith(t, gloo.GroupTimeout, gloo.Options{Sparse: form}, gloo.Options{Sparse: form})
 		require.NoError(t, errs[0])
 		var got []string
 		for _, c := range bs[0].Explain().Choices {
@@ -398,7 +399,7 @@ func TestSparseOptions(t *testing.T) {
 		}
 		require.Equal(t, want, got)
 	}
-	bs := connected(t, time.Minute, gloo.WireTCP, gloo.WireTCP)
+	bs := connected(t, gloo.GroupTimeout, gloo.WireTCP, gloo.WireTCP)
 	_, err := bs[0].AllReduce(context.Background(), list(sparse(t, 3, []int64{1}, []float32{1})), backend.AllReduceOptions{Op: backend.Max})
 	require.ErrorContains(t, err, "only works with ReduceOp.SUM")
 }
@@ -505,12 +506,12 @@ func TestHostileSparseNative(t *testing.T) {
 				for r := range options {
 					options[r].Sparse = tc.form
 				}
-				bs, errs := connectWith(t, time.Minute, options...)
+				bs, errs := connectWith(t, gloo.GroupTimeout, options...)
 				for _, err := range errs {
 					require.NoError(t, err)
 				}
 				ctx, cancel := context.WithCancel(ctx)
-				onAll(bs, func(rank int, b *gloo.Backend) {
+				onAll(t, bs, func(rank int, b *gloo.Backend) {
 					x := sparse(t, 1000, []int64{10, 600}, []float32{1, 2})
 					if rank == 1 {
 						lie.Store(x, tc.tell)
@@ -542,7 +543,7 @@ func TestHostileSparseTakesNoMemory(t *testing.T) {
 	for _, form := range sparseForms {
 		t.Run(string(form), func(t *testing.T) {
 			o := gloo.Options{Wire: gloo.WireTCP, Sparse: form}
-			bs, errs := connectWith(t, time.Minute, o, o)
+			bs, errs := connectWith(t, gloo.GroupTimeout, o, o)
 			for _, err := range errs {
 				require.NoError(t, err)
 			}
@@ -555,7 +556,7 @@ func TestHostileSparseTakesNoMemory(t *testing.T) {
 			defer cancel()
 			var before, now runtime.MemStats
 			runtime.ReadMemStats(&before)
-			onAll(bs, func(rank int, b *gloo.Backend) {
+			onAll(t, bs, func(rank int, b *gloo.Backend) {
 				x, op := mk(), backend.Sum
 				if rank == 1 {
 					op = lies
@@ -593,7 +594,7 @@ func TestSparseSteadyState(t *testing.T) {
 				for r := range options {
 					options[r].Sparse = form
 				}
-				bs, errs := connectWith(t, time.Minute, options...)
+				bs, errs := connectWith(t, gloo.GroupTimeout, options...)
 				for _, err := range errs {
 					require.NoError(t, err)
 				}
@@ -605,7 +606,7 @@ func TestSparseSteadyState(t *testing.T) {
 				var before, now runtime.MemStats
 				var result int64
 				run := func(rounds int) {
-					onAll(bs, func(rank int, b *gloo.Backend) {
+					onAll(t, bs, func(rank int, b *gloo.Backend) {
 						indices, v := of(t, at, 1, n), of(t, values, n, row)
 						x, err := tensor.Sparse(indices, v, 5*n, row)
 						assert.NoError(t, err)
@@ -635,12 +636,12 @@ func TestSparseSteadyState(t *testing.T) {
 func TestAllGatherVInTwoLevels(t *testing.T) {
 	onLinux(t)
 	for _, size := range []int{2, 4, 5, 6} {
-		bs, errs := connectWith(t, time.Minute, sparseGroups(size)["two levels"]...)
+		bs, errs := connectWith(t, gloo.GroupTimeout, sparseGroups(size)["two levels"]...)
 		for _, err := range errs {
 			require.NoError(t, err)
 		}
 		length := func(rank int) int { return (rank + 1) % 4 * 50_000 }
-		onAll(bs, func(rank int, b *gloo.Backend) {
+		onAll(t, bs, func(rank int, b *gloo.Backend) {
 			in := make([]float32, length(rank))
 			for i := range in {
 				in[i] = float32(rank*1_000_000 + i)

@@ -1,0 +1,129 @@
+package gloo
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/c10d-go/c10d/backend/gloo/transport"
+	"github.com/c10d-go/c10d/backend/gloo/transport/mem"
+	"github.com/c10d-go/c10d/backend/gloo/transport/shm"
+	"github.com/c10d-go/c10d/internal/plan"
+)
+
+// onMeshes calls run once for each rank of a mesh in memory.
+func onMeshes(t *testing.T, size int, run func(r int, m transport.Mesh)) {
+	t.Helper()
+	f := mem.NewFabric()
+	var wg sync.WaitGroup
+	for r := range size {
+		m, err := f.Join("vote", r, size)
+		require.NoError(t, err)
+		t.Cleanup(func() { m.Close() })
+		wg.Go(func() { run(r, m) })
+	}
+	Finish(t, "all ranks", &wg)
+}
+
+// TestVotes: every rank hears of every vote against, with its reason.
+func TestVotes(t *testing.T) {
+	const size = 3
+	for _, against := range [][]int{nil, {0}, {2}, {0, 1}, {0, 1, 2}} {
+		t.Run(fmt.Sprint("against: ", against), func(t *testing.T) {
+			onMeshes(t, size, func(r int, m transport.Mesh) {
+				ctx, cancel := context.WithTimeout(context.Background(), GroupTimeout)
+				defer cancel()
+				var err error
+				if slices.Contains(against, r) {
+					err = fmt.Errorf("rank %d cannot", r)
+				}
+				v := newVote(m)
+				v.cast(err)
+				told := 0
+				got := v.hear(ctx, func(error) { told++ })
+				assert.NoError(t, v.end(ctx), "rank %d", r)
+				others := slices.DeleteFunc(slices.Clone(against), func(q int) bool { return q == r })
+				if len(others) == 0 {
+					assert.NoError(t, got, "rank %d", r)
+					assert.Zero(t, told, "rank %d", r)
+					return
+				}
+				var d *dissent
+				if assert.ErrorAs(t, got, &d, "rank %d", r) {
+					assert.Contains(t, others, d.rank, "rank %d", r)
+					assert.Equal(t, fmt.Sprintf("%q", fmt.Sprintf("rank %d cannot", d.rank)), d.why, "rank %d", r)
+				}
+				assert.Equal(t, 1, told, "rank %d", r)
+			})
+		})
+	}
+}
+
+// TestVotesWait: who waits for a vote that does not come ends with its context, and ends the mesh.
+func TestVotesWait(t *testing.T) {
+	onMeshes(t, 2, func(r int, m transport.Mesh) {
+		if r == 1 {
+			return
+		}
+		ctx, cancel := context.WithTimeout(context.Background(), 10*time.Millisecond)
+		defer cancel()
+		v := newVote(m)
+		v.cast(nil)
+		err := v.hear(ctx, func(error) {})
+		var f *transport.Fault
+		if assert.ErrorAs(t, err, &f) {
+			assert.Equal(t, transport.FaultTimeout, f.Kind)
+			assert.Equal(t, 1, f.Rank)
+		}
+		assert.Error(t, v.end(ctx))
+	})
+}
+
+// TestFailedJoinOfMemory has one rank fail to join the memory that the others join: they hear of it
+// at once, and none of them has memory.
+func TestFailedJoinOfMemory(t *testing.T) {
+	if _, err := shm.NewEndpoint(); errors.Is(err, errors.ErrUnsupported) {
+		t.Skip("memory is shared on Linux only")
+	}
+	const size = 3
+	for culprit := range size {
+		t.Run(fmt.Sprintf("rank %d", culprit), func(t *testing.T) {
+			natives := make([]*native, size)
+			records := make([]record, size)
+			for r := range natives {
+				e, err := shm.NewEndpoint()
+				require.NoError(t, err)
+				natives[r] = &native{rank: r, size: size, shm: e}
+				records[r].Shm = e.Addr()
+				t.Cleanup(natives[r].close)
+			}
+			begun := time.Now()
+			errs := make([]error, size)
+			onMeshes(t, size, func(r int, m transport.Mesh) {
+				n := natives[r]
+				n.all = records
+				if r == culprit {
+					n.all = slices.Clone(records)
+					n.all[r].Shm = "no address"
+				}
+				ctx, cancel := context.WithTimeout(context.Background(), GroupTimeout)
+				defer cancel()
+				g, err := n.share(ctx, m, plan.NewLayout(make([]int, size)))
+				assert.Nil(t, g, "rank %d", r)
+				assert.ErrorIs(t, err, errApart, "rank %d", r)
+				errs[r] = err
+			})
+			require.Less(t, time.Since(begun), joinLimit)
+			if culprit > 0 { // who cannot reach rank 0 says that
+				require.ErrorContains(t, errors.Join(errs...), "no address")
+			}
+		})
+	}
+}

@@ -61,10 +61,10 @@ func pause[T any](ctx context.Context, h *handle, ready <-chan T) error {
 	}
 }
 
-// fail makes the error of an operation; start is when it began.
+// fail makes the error of an operation; start is when it began, zero if it does not wait.
 func (h *handle) fail(op string, err error, start time.Time, keys ...string) error {
 	e := &Error{Store: h.name, Op: op, Keys: keys, Err: err}
-	if e.Timeout() {
+	if e.Timeout() && !start.IsZero() {
 		e.After = time.Since(start)
 	}
 	return e

@@ -213,10 +213,16 @@ func (w *world) finishV1(ctx context.Context, g *ProcessGroup, s groupSpec) erro
 		// PyTorch polls as often; nobody else is told when the count is reached.
 		select {
 		case <-ctx.Done():
-			return fmt.Errorf("pg: store barrier of group %q: %d of %d ranks came: %w", s.name, n, w.size, ctx.Err())
+			err = ctx.Err()
 		case <-time.After(10 * time.Millisecond):
+			var now int64
+			if now, err = w.store.Add(ctx, key, 0); err == nil {
+				n = now
+			}
 		}
-		n, err = w.store.Add(ctx, key, 0)
+		if ctx.Err() != nil && n < int64(w.size) {
+			return fmt.Errorf("pg: store barrier of group %q: %d of %d ranks came: %w", s.name, n, w.size, ctx.Err())
+		}
 	}
 	if err == nil && g.rank > 0 {
 		_, err = g.store.Get(ctx, seqKey)

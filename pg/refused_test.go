@@ -1,0 +1,163 @@
+package pg_test
+
+import (
+	"context"
+	"errors"
+	"reflect"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/c10d-go/c10d/backend"
+	"github.com/c10d-go/c10d/pg"
+	"github.com/c10d-go/c10d/pg/pgtest"
+	"github.com/c10d-go/c10d/store"
+	"github.com/c10d-go/c10d/tensor"
+	"github.com/c10d-go/c10d/work"
+)
+
+// onNoBackend is memory of a device that no backend of the tests serves.
+type onNoBackend struct{}
+
+func (onNoBackend) Device() tensor.Device { return tensor.Device{Type: tensor.CUDA} }
+func (onNoBackend) Len() int              { return 4 }
+
+// operations calls f with every operation of g, found by its signature, so that one which is
+// new cannot be forgotten. Its tensors are t.
+func operations(g *pg.ProcessGroup, t *tensor.Tensor, f func(name string, w *work.Work, err error)) (n int) {
+	v := reflect.ValueOf(g)
+	for i := range v.NumMethod() {
+		name, m := v.Type().Method(i).Name, v.Method(i)
+		if m.Type().NumOut() != 2 || m.Type().Out(0) != reflect.TypeFor[*work.Work]() || m.Type().NumIn() == 0 ||
+			m.Type().In(0) != reflect.TypeFor[context.Context]() {
+			continue
+		}
+		args := make([]reflect.Value, m.Type().NumIn())
+		for k := range args {
+			args[k] = argument(m.Type().In(k), t)
+		}
+		out := m.Call(args)
+		w, _ := out[0].Interface().(*work.Work)
+		err, _ := out[1].Interface().(error)
+		f(name, w, err)
+		n++
+	}
+	return n
+}
+
+func argument(typ reflect.Type, t *tensor.Tensor) reflect.Value {
+	switch typ {
+	case reflect.TypeFor[context.Context]():
+		return reflect.ValueOf(context.Background())
+	case reflect.TypeFor[*tensor.Tensor]():
+		return reflect.ValueOf(t)
+	case reflect.TypeFor[backend.BarrierOptions]():
+		return reflect.ValueOf(backend.BarrierOptions{Device: t.Device().Type})
+	}
+	if typ.Kind() == reflect.Slice {
+		return reflect.Append(reflect.Zero(typ), argument(typ.Elem(), t))
+	}
+	return reflect.Zero(typ)
+}
+
+// TestOperationsAreRefused: an operation without a backend, of a group that is closed, or of a
+// rank that is no member, returns an error and no Work.
+func TestOperationsAreRefused(t *testing.T) {
+	foreign, err := tensor.OnDevice(tensor.Float32, onNoBackend{}, 1)
+	require.NoError(t, err)
+	here, err := tensor.New(tensor.Float32, 1)
+	require.NoError(t, err)
+	pgtest.Run(t, 1, func(t *testing.T, g *pg.ProcessGroup) {
+		other, err := g.NewGroup(t.Context(), []int{0}, pg.GroupOptions{})
+		require.NoError(t, err)
+		require.NoError(t, other.Close())
+		for _, tc := range []struct {
+			name string
+			g    *pg.ProcessGroup
+			t    *tensor.Tensor
+			is   error
+			text string
+		}{
+			{"no backend", g, foreign, nil, `pg: no backend for device type cuda in group "0"`},
+			{"closed", other, here, pg.ErrClosed, `pg: group "1": `},
+		} {
+			n := operations(tc.g, tc.t, func(name string, w *work.Work, err error) {
+				require.ErrorContains(t, err, tc.text, "%s: %s", tc.name, name)
+				require.Nil(t, w, "%s: %s", tc.name, name)
+				if tc.is != nil {
+					require.ErrorIs(t, err, tc.is, "%s: %s", tc.name, name)
+				}
+			})
+			require.GreaterOrEqual(t, n, 20, tc.name)
+		}
+		require.ErrorIs(t, other.MonitoredBarrier(t.Context(), backend.MonitoredBarrierOptions{}), pg.ErrClosed)
+	})
+}
+
+// objects calls f with what each collective on objects returns for v.
+func objects[T any](ctx context.Context, g *pg.ProcessGroup, v T, c pg.Codec[T], f func(op string, err error)) {
+	_, err := pg.AllGatherObject(ctx, g, v, c)
+	f("AllGatherObject", err)
+	_, err = pg.GatherObject(ctx, g, v, 0, c)
+	f("GatherObject", err)
+	_, err = pg.BroadcastObject(ctx, g, []T{v}, 0, c)
+	f("BroadcastObject", err)
+	_, err = pg.ScatterObject(ctx, g, []T{v}, 0, c)
+	f("ScatterObject", err)
+}
+
+// TestObjectsAreRefused: collectives on objects return the error of a group that is closed, and of
+// an object that cannot be encoded.
+func TestObjectsAreRefused(t *testing.T) {
+	pgtest.Run(t, 1, func(t *testing.T, g *pg.ProcessGroup) {
+		ctx := t.Context()
+		other, err := g.NewGroup(ctx, []int{0}, pg.GroupOptions{})
+		require.NoError(t, err)
+		objects(ctx, other, func() {}, pg.JSON[func()]{}, func(op string, err error) {
+			var e *pg.ObjectError
+			require.ErrorAs(t, err, &e, op)
+			require.Equal(t, op, e.Op)
+			require.Zero(t, e.Rank, op)
+		})
+		require.NoError(t, other.Close())
+		objects(ctx, other, 1, pg.JSON[int]{}, func(op string, err error) { require.ErrorIs(t, err, pg.ErrClosed, op) })
+	})
+}
+
+// TestTheDefaultTimeout: a group without Options.Timeout has the default, and so have its operations.
+func TestTheDefaultTimeout(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		j := pgtest.NewJob(2)
+		defer j.Close()
+		o := j.Options()
+		o.Timeout = 0
+		g, err := pg.New(t.Context(), j.Store, 0, 2, o)
+		require.NoError(t, err)
+		defer g.Close()
+		other, err := j.Fabric().Join("0/0", 1, 2) // which calls nothing
+		require.NoError(t, err)
+		defer other.Close()
+		begun := time.Now()
+		err = wait(g.Barrier(t.Context(), backend.BarrierOptions{}))
+		require.ErrorIs(t, err, work.ErrTimeout)
+		require.GreaterOrEqual(t, time.Since(begun), backend.DefaultTimeout)
+	})
+}
+
+// TestBarrierOfTheStoreTimesOut: the barrier that ranks make as PyTorch up to 2.0 does ends with
+// the timeout, and says how many came.
+func TestBarrierOfTheStoreTimesOut(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		j := pgtest.NewJob(2)
+		defer j.Close()
+		o := j.Options()
+		o.Dialect = store.DialectV1
+		begun := time.Now()
+		_, err := pg.New(t.Context(), j.Store, 0, 2, o)
+		require.True(t, errors.Is(err, context.DeadlineExceeded), "%v", err)
+		require.ErrorContains(t, err, `pg: store barrier of group "0": 1 of 2 ranks came`)
+		require.Less(t, time.Since(begun), pgtest.Timeout+time.Second)
+	})
+}

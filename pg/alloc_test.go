@@ -3,7 +3,6 @@ package pg_test
 import (
 	"context"
 	"testing"
-	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -45,7 +44,7 @@ func TestAllocElsewhere(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			st := store.NewHash()
 			defer st.Close()
-			o.Timeout = time.Minute
+			o.Timeout = pgtest.Timeout
 			o.Backend = "cpu:gloo"
 			ended := make(chan bool, 2)
 			for r := range 2 {

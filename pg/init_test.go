@@ -62,11 +62,14 @@ func environ(vars string) func(string) string {
 	return func(k string) string { return m[k] }
 }
 
+// patience bounds what the tests wait for.
+const patience = 20 * time.Second
+
 // initAll runs Init on every rank, with "%d" in url and env standing for the rank.
 func initAll(t *testing.T, size int, url, env string, o InitOptions) []*ProcessGroup {
 	t.Helper()
 	require.NoError(t, registerMeet())
-	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
 	o.Backend = "init-meet"
 	groups := make([]*ProcessGroup, size)
@@ -204,7 +207,7 @@ func TestInitAgentStore(t *testing.T) {
 		{store.DialectV2, "default_pg/0//cpu//1"},
 	} {
 		t.Run(c.dialect.String(), func(t *testing.T) {
-			ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+			ctx, cancel := context.WithTimeout(context.Background(), patience)
 			defer cancel()
 			for _, scheme := range []string{"env", "tcp"} {
 				agent, err := tcp.New(ctx, "127.0.0.1:0", tcp.Options{Server: true})
@@ -299,7 +302,7 @@ func TestInitRedis(t *testing.T) {
 			conn.Close()
 		}
 		return err == nil
-	}, time.Minute, 10*time.Millisecond)
+	}, patience, 10*time.Millisecond)
 	groups := initAll(t, 3, "redis://"+addr+"/0?prefix=run-1&rank=%d&world_size=3", "", InitOptions{})
 	require.Contains(t, keys(t, groups[0].world.owned), "default_pg/0//cpu//2")
 	closeAll(t, groups)

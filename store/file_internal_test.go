@@ -85,7 +85,7 @@ func TestFileLockHeldByAnother(t *testing.T) {
 	ctx, cancel := context.WithCancelCause(t.Context())
 	waiting := make(chan error, 1)
 	go func() { waiting <- f.Set(ctx, "k", nil) }()
-	require.Eventually(t, func() bool { return len(f.turn) == 1 }, time.Minute, time.Millisecond)
+	require.Eventually(t, func() bool { return len(f.turn) == 1 }, 20*time.Second, time.Millisecond)
 	cancel(ErrTimeout)
 	err = <-waiting
 	require.ErrorIs(t, err, ErrTimeout)

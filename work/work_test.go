@@ -208,7 +208,14 @@ func TestSynchronizeUsesTheBackendsOrder(t *testing.T) {
 	p := work.NewPromise(info)
 	var ordered work.Stream
 	p.OnSynchronize(func(s work.Stream) error { ordered = s; return nil })
-	require.NoError(t, p.Work().Synchronize(stream{}), "must not wait for the operation")
+	ended := make(chan error, 1)
+	go func() { ended <- p.Work().Synchronize(stream{}) }()
+	select {
+	case err := <-ended:
+		require.NoError(t, err)
+	case <-time.After(20 * time.Second):
+		require.Fail(t, "Synchronize waits for the operation")
+	}
 	require.Equal(t, stream{}, ordered)
 	p.Complete(nil)
 	require.NoError(t, p.Work().Synchronize(nil))

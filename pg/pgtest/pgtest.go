@@ -28,7 +28,7 @@ import (
 
 // Timeout is the limit of an operation in a test group. It is generous: a test
 // that reaches it hangs.
-const Timeout = time.Minute
+const Timeout = 20 * time.Second
 
 // Job is a set of ranks in one process.
 type Job struct {

@@ -24,7 +24,8 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-const patience = time.Minute
+// patience bounds what the tests wait for.
+const patience = 20 * time.Second
 
 var loopback = netip.MustParseAddr("127.0.0.1")
 

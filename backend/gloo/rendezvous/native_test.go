@@ -1,0 +1,136 @@
+package rendezvous
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/c10d-go/c10d/backend/gloo/transport"
+	"github.com/c10d-go/c10d/backend/gloo/transport/mem"
+	"github.com/c10d-go/c10d/backend/gloo/transport/wire"
+	"github.com/c10d-go/c10d/store"
+)
+
+// TestNative: every rank gets the records of all, and takes the mesh that they lead to, or Gloo's.
+func TestNative(t *testing.T) {
+	const size = 3
+	for _, tc := range []struct {
+		name    string
+		without int // which rank has none, -1 if all have one
+		takes   bool
+	}{
+		{"all have one and take it", -1, true},
+		{"all have one and take Gloo's wire", -1, false},
+		{"one has none", 1, false},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			f := mem.NewFabric()
+			var meshes [size]transport.Mesh
+			var got [size][][]byte
+			ms := connect(t, store.NewHash(), size, func(c *Config) {
+				c.Generation = G2
+				r := c.Rank
+				if r == tc.without {
+					return
+				}
+				c.Native = &Native{Record: fmt.Appendf(nil, "record %d", r), Connect: func(_ context.Context, records [][]byte) (transport.Mesh, error) {
+					got[r] = records
+					if !tc.takes {
+						return nil, nil
+					}
+					m, err := f.Join("native", r, size)
+					meshes[r] = m
+					return m, err
+				}}
+			})
+			var want [][]byte
+			for r := range size {
+				if r == tc.without {
+					want = append(want, nil)
+				} else {
+					want = append(want, fmt.Appendf(nil, "record %d", r))
+				}
+			}
+			for r, m := range ms {
+				if r != tc.without {
+					require.Equal(t, want, got[r], "rank %d", r)
+				}
+				if tc.takes {
+					require.Same(t, meshes[r], m, "rank %d", r)
+				} else {
+					require.IsType(t, &wire.Mesh{}, m, "rank %d", r)
+				}
+			}
+			everyPair(t, ms)
+		})
+	}
+}
+
+// withoutMultiSet is a store that cannot set two keys at once.
+type withoutMultiSet struct {
+	store.Store
+	err error
+}
+
+func (s withoutMultiSet) MultiSet(context.Context, []string, [][]byte) error { return s.err }
+
+// TestNativeFails: a rank that cannot publish its record, or connect by the others', says why.
+func TestNativeFails(t *testing.T) {
+	no := errors.New("no room")
+	native := func(c *Config) {
+		c.Generation = G2
+		c.Native = &Native{Connect: func(context.Context, [][]byte) (transport.Mesh, error) { return nil, no }}
+	}
+	e := failure(t, start(context.Background(), withoutMultiSet{store.NewHash(), no}, 2, native, 0))
+	require.ErrorIs(t, e, no)
+	out := start(context.Background(), store.NewHash(), 2, native, 0, 1)
+	for range 2 {
+		require.ErrorIs(t, failure(t, out), no)
+	}
+}
+
+// TestFailuresAreTold: who is connected to a rank that gives up hears why, and who is at fault.
+func TestFailuresAreTold(t *testing.T) {
+	for _, tc := range []struct {
+		name    string
+		timeout time.Duration
+		kind    transport.FaultKind
+		rank    int // who is at fault
+		end     func(t *testing.T, st store.Store, cancel func())
+	}{
+		{"cancelled", patience, transport.FaultCanceled, 0, func(_ *testing.T, _ store.Store, cancel func()) { cancel() }},
+		{"an address is unusable", patience, transport.FaultMismatch, 1, func(t *testing.T, st store.Store, _ func()) {
+			require.NoError(t, st.Set(t.Context(), "1", []byte("no address")))
+		}},
+		{"a rank does not come", 3 * time.Second, transport.FaultTimeout, 2, func(*testing.T, store.Store, func()) {}},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			t.Parallel()
+			st := store.NewHash()
+			ctx, cancel := context.WithCancel(context.Background())
+			defer cancel()
+			out := start(ctx, st, 3, func(c *Config) { c.Generation, c.Timeout = G2, tc.timeout }, 0)
+			peer := wire.New(1, 3, wire.Options{})
+			defer peer.Close()
+			require.NoError(t, peer.Attach(0, introduce(t, published(t, st, 0, 3).at[0].at, 1)))
+			for limit := time.Now().Add(patience); !peer.Diagnose(time.Second)[0].Answered; {
+				require.True(t, time.Now().Before(limit), "rank 0 does not answer")
+			}
+			tc.end(t, st, cancel)
+			failure(t, out)
+			select {
+			case <-peer.Failed():
+			case <-time.After(patience):
+				require.FailNow(t, "rank 1 hears nothing")
+			}
+			f := peer.Fault()
+			require.Equal(t, tc.kind, f.Kind, "%v", f)
+			require.Equal(t, tc.rank, f.Rank, "%v", f)
+			require.Equal(t, 0, f.Reporter, "%v", f)
+		})
+	}
+}

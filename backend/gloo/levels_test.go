@@ -91,8 +91,14 @@ type levelled struct {
 }
 
 func drawLevelled(t testing.TB, r *rand.Rand, b *gloo.Backend, salt int) levelled {
+	return drawLevelledOf(t, r, b, salt, r.IntN(levelledKinds))
+}
+
+const levelledKinds = 12
+
+func drawLevelledOf(t testing.TB, r *rand.Rand, b *gloo.Backend, salt, kind int) levelled {
 	ctx, size, me := context.Background(), b.Size(), b.Rank()
-	kind, root := r.IntN(12), r.IntN(size)
+	root := r.IntN(size)
 	n := []int{0, 1, 3, 100, 1024, 1025, 2048, 2049, 5000, 20_000}[r.IntN(10)]
 	lengths := make([]int, size*size)
 	for i := range lengths {

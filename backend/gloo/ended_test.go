@@ -1,0 +1,133 @@
+package gloo_test
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/c10d-go/c10d/backend"
+	"github.com/c10d-go/c10d/backend/gloo"
+	"github.com/c10d-go/c10d/backend/gloo/transport/mem"
+	"github.com/c10d-go/c10d/tensor"
+	"github.com/c10d-go/c10d/work"
+)
+
+// TestErrorsNameTheOperation: an error that is another operation's fault names that one too.
+func TestErrorsNameTheOperation(t *testing.T) {
+	ctx := context.Background()
+	ranks(t, mem.NewFabric(), 2, 1, 0, func(t *testing.T, b *gloo.Backend) {
+		first, err := b.AllReduce(ctx, list(vec(1)), backend.AllReduceOptions{})
+		require.NoError(t, err)
+		if b.Rank() == 1 {
+			require.NoError(t, first.Wait(ctx))
+			_, err = b.Barrier(ctx, backend.BarrierOptions{}) // and nothing else
+			require.NoError(t, err)
+			<-time.After(time.Second)
+			return
+		}
+		require.NoError(t, first.Wait(ctx))
+		second, err := b.Barrier(ctx, backend.BarrierOptions{})
+		require.NoError(t, err)
+		require.NoError(t, second.Wait(ctx))
+		third, err := b.AllReduce(ctx, list(vec(1)), backend.AllReduceOptions{})
+		require.NoError(t, err)
+		fourth, err := b.Barrier(ctx, backend.BarrierOptions{})
+		require.NoError(t, err)
+		third.Abort(errors.New("enough"))
+		err = third.Wait(ctx)
+		require.ErrorIs(t, err, work.ErrAborted)
+		require.NotContains(t, err.Error(), "(in ")
+		err = fourth.Wait(ctx)
+		require.ErrorIs(t, err, work.ErrAborted)
+		require.ErrorContains(t, err, "(in all_reduce seq 2)")
+	})
+}
+
+// TestAbortWithoutACause: the error says that the group was aborted.
+func TestAbortWithoutACause(t *testing.T) {
+	ranks(t, mem.NewFabric(), 2, 1, 0, func(t *testing.T, b *gloo.Backend) {
+		require.NoError(t, barrier(b))
+		if b.Rank() == 0 {
+			b.Abort(nil)
+		}
+		err := barrier(b)
+		require.ErrorIs(t, err, work.ErrAborted)
+		require.ErrorContains(t, err, "rank 0 aborted the group")
+	})
+}
+
+// TestCloseWakesEveryWorker closes a group while callers run two operations and a third one is in
+// the queue: Close returns when that one has run.
+func TestCloseWakesEveryWorker(t *testing.T) {
+	ctx := context.Background()
+	ranks(t, mem.NewFabric(), 2, 1, 2, func(t *testing.T, b *gloo.Backend) {
+		if b.Rank() == 1 {
+			time.Sleep(time.Second)
+		}
+		works := make([]*work.Work, 3)
+		for i := range works {
+			var err error
+			works[i], err = b.AllReduce(ctx, list(vec(1)), backend.AllReduceOptions{})
+			require.NoError(t, err)
+			if i < 2 {
+				go works[i].Wait(ctx)
+			}
+		}
+		if b.Rank() == 0 {
+			synctest.Wait()
+		}
+		require.NoError(t, b.Close())
+		for _, w := range works {
+			require.True(t, w.IsSuccess())
+		}
+	})
+}
+
+// TestSparseResultsAreApart: the tensors of a list get the same result, and no memory of each other's.
+func TestSparseResultsAreApart(t *testing.T) {
+	ranks(t, mem.NewFabric(), 2, 1, 0, func(t *testing.T, b *gloo.Backend) {
+		ts := list(sparse(t, 3, []int64{1}, []float32{1}), sparse(t, 3, []int64{2}, []float32{2}))
+		require.NoError(t, wait(b.AllReduce(context.Background(), ts, backend.AllReduceOptions{})))
+		require.Equal(t, vec(2, 4).Bytes(), ts[1].Values().Bytes())
+		clear(ts[0].Values().Bytes())
+		clear(ts[0].Indices().Bytes())
+		require.Equal(t, vec(2, 4).Bytes(), ts[1].Values().Bytes())
+		require.Equal(t, of(t, []int64{1, 2}, 1, 2).Bytes(), ts[1].Indices().Bytes())
+	})
+}
+
+// TestLargeAllToAllInPlace has outputs that are inputs too, and long enough to be copied once.
+func TestLargeAllToAllInPlace(t *testing.T) {
+	const p, n = 3, 300_001
+	ctx := context.Background()
+	onEveryWire(t, func(t *testing.T, wire gloo.Wire) {
+		bs := connected(t, gloo.GroupTimeout, same(wire, p)...)
+		onAll(t, bs, func(r int, b *gloo.Backend) {
+			block := func(from, to int) *tensor.Tensor { return filled(n, (from*p+to)*1000) }
+			blocks := func() (ts []*tensor.Tensor) {
+				for to := range p {
+					ts = append(ts, block(r, to))
+				}
+				return ts
+			}
+			ts := blocks()
+			assert.NoError(t, wait(b.AllToAll(ctx, ts, ts, backend.AllToAllOptions{})))
+			for from, x := range ts {
+				assert.True(t, slices.Equal(block(from, r).Bytes(), x.Bytes()), "rank %d, block of rank %d", r, from)
+			}
+			// The inputs of one rank are the outputs, in another order.
+			ts = blocks()
+			turned := list(ts[1], ts[2], ts[0])
+			assert.NoError(t, wait(b.AllToAll(ctx, turned, ts, backend.AllToAllOptions{})))
+			for from, x := range turned {
+				assert.True(t, slices.Equal(block(from, r).Bytes(), x.Bytes()), "turned, rank %d, block of rank %d", r, from)
+			}
+		})
+	})
+}

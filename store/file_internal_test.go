@@ -70,7 +70,21 @@ func TestFileRecordCompletedLate(t *testing.T) {
 	time.Sleep(settle)
 	_, err = file.Write(rec[7:])
 	require.NoError(t, err)
-	require.Equal(t, "value", <-got)
+	require.Equal(t, "value", within(t, "Get", got))
+}
+
+// patience bounds what the tests wait for.
+const patience = 20 * time.Second
+
+// within returns what c delivers, and fails the test if that takes too long.
+func within[T any](t *testing.T, what string, c <-chan T) (v T) {
+	t.Helper()
+	select {
+	case v = <-c:
+	case <-time.After(patience):
+		require.FailNow(t, what+" does not return")
+	}
+	return v
 }
 
 func TestFileLockHeldByAnother(t *testing.T) {
@@ -85,9 +99,9 @@ func TestFileLockHeldByAnother(t *testing.T) {
 	ctx, cancel := context.WithCancelCause(t.Context())
 	waiting := make(chan error, 1)
 	go func() { waiting <- f.Set(ctx, "k", nil) }()
-	require.Eventually(t, func() bool { return len(f.turn) == 1 }, 20*time.Second, time.Millisecond)
+	require.Eventually(t, func() bool { return len(f.turn) == 1 }, patience, time.Millisecond)
 	cancel(ErrTimeout)
-	err = <-waiting
+	err = within(t, "Set, which waits for the lock", waiting)
 	require.ErrorIs(t, err, ErrTimeout)
 	require.ErrorContains(t, err, "lock")
 	f.SetTimeout(settle)
@@ -100,14 +114,14 @@ func TestFileLockHeldByAnother(t *testing.T) {
 	go func() { cancelled <- f.Set(ctx, "k", nil) }()
 	time.Sleep(settle)
 	cancel(nil)
-	require.ErrorIs(t, <-cancelled, context.Canceled)
+	require.ErrorIs(t, within(t, "Set, which was cancelled", cancelled), context.Canceled)
 
 	go func() { ended <- f.Set(t.Context(), "k", nil) }()
 	time.Sleep(settle)
 	closed := make(chan error, 1)
 	go func() { closed <- f.Close() }()
-	require.ErrorIs(t, <-ended, ErrClosed)
+	require.ErrorIs(t, within(t, "Set of a store that closes", ended), ErrClosed)
 	require.NoError(t, other.Close())
-	require.NoError(t, <-closed)
+	require.NoError(t, within(t, "Close", closed))
 	require.NoFileExists(t, f.path)
 }

@@ -96,6 +96,59 @@ func TestOperationsAreRefused(t *testing.T) {
 	})
 }
 
+// onlyCUDA is a backend that refuses every operation.
+type onlyCUDA struct{ backend.Unsupported }
+
+func (onlyCUDA) Name() string             { return "pg-test-cuda" }
+func (onlyCUDA) Rank() int                { return 0 }
+func (onlyCUDA) Size() int                { return 1 }
+func (onlyCUDA) Seq() uint64              { return 0 }
+func (onlyCUDA) SetTimeout(time.Duration) {}
+func (onlyCUDA) Abort(error)              {}
+func (onlyCUDA) Close() error             { return nil }
+
+func init() {
+	err := backend.Register(backend.Registration{Name: onlyCUDA{}.Name(), Devices: []tensor.DeviceType{tensor.CUDA},
+		New: func(context.Context, backend.Options) (backend.Backend, error) {
+			return onlyCUDA{backend.Unsupported{Backend: "pg-test-cuda"}}, nil
+		}})
+	if err != nil {
+		panic(err)
+	}
+}
+
+// TestTheTensorsChooseTheBackend: an operation goes to the backend of its first tensor's device, and
+// returns what that one returns.
+func TestTheTensorsChooseTheBackend(t *testing.T) {
+	foreign, err := tensor.OnDevice(tensor.Float32, onNoBackend{}, 1)
+	require.NoError(t, err)
+	here, err := tensor.New(tensor.Float32, 1)
+	require.NoError(t, err)
+	j := pgtest.NewJob(1)
+	defer j.Close()
+	o := j.Options()
+	o.Backend = "cpu:gloo,cuda:pg-test-cuda"
+	g, err := pg.New(t.Context(), j.Store, 0, 1, o)
+	require.NoError(t, err)
+	defer g.Close()
+	operations(g, foreign, func(name string, w *work.Work, err error) {
+		require.ErrorIs(t, err, errors.ErrUnsupported, name)
+		require.ErrorContains(t, err, "pg-test-cuda", name)
+	})
+	ended := 0
+	operations(g, here, func(name string, w *work.Work, err error) {
+		if err != nil {
+			require.ErrorIs(t, err, backend.ErrInvalidArgument, "%s: a rank cannot send to itself", name)
+			return
+		}
+		require.NoError(t, w.Wait(t.Context()), name)
+		ended++
+	})
+	require.GreaterOrEqual(t, ended, 15)
+	_, err = g.AllReduce(t.Context(), []*tensor.Tensor{nil, foreign}, backend.AllReduceOptions{})
+	require.ErrorContains(t, err, "pg-test-cuda", "the first tensor that there is")
+}
+
 // objects calls f with what each collective on objects returns for v.
 func objects[T any](ctx context.Context, g *pg.ProcessGroup, v T, c pg.Codec[T], f func(op string, err error)) {
 	_, err := pg.AllGatherObject(ctx, g, v, c)

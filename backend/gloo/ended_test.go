@@ -62,6 +62,42 @@ func TestAbortWithoutACause(t *testing.T) {
 	})
 }
 
+// TestAbortKeepsItsCause for the operations of the rank that aborted.
+func TestAbortKeepsItsCause(t *testing.T) {
+	cause := errors.New("the loss is not a number")
+	ranks(t, mem.NewFabric(), 2, 1, 0, func(t *testing.T, b *gloo.Backend) {
+		if b.Rank() == 0 {
+			b.Abort(cause)
+			require.ErrorIs(t, barrier(b), cause)
+		} else {
+			require.ErrorIs(t, barrier(b), work.ErrAborted)
+		}
+	})
+}
+
+// TestMonitoredBarrierNamesWhoIsMissing: rank 0 names all ranks that have not come in time, and
+// those that have.
+func TestMonitoredBarrierNamesWhoIsMissing(t *testing.T) {
+	ranks(t, mem.NewFabric(), 4, 1, 0, func(t *testing.T, b *gloo.Backend) {
+		if b.Rank() == 1 || b.Rank() == 3 {
+			time.Sleep(10 * time.Second) // does not come
+			return
+		}
+		limit := 5 * time.Second
+		if b.Rank() == 2 {
+			limit = 8 * time.Second // rank 0 is the first to give up
+		}
+		err := b.MonitoredBarrier(context.Background(), backend.MonitoredBarrierOptions{Timeout: limit})
+		require.ErrorIs(t, err, work.ErrTimeout)
+		var e *work.Error
+		require.ErrorAs(t, err, &e)
+		require.Equal(t, 1, e.Peer)
+		if b.Rank() == 0 {
+			require.ErrorContains(t, err, "Ranks 1, 3 failed to pass monitoredBarrier in 5000 ms; these came: 2")
+		}
+	})
+}
+
 // TestCloseWakesEveryWorker closes a group while callers run two operations and a third one is in
 // the queue: Close returns when that one has run.
 func TestCloseWakesEveryWorker(t *testing.T) {

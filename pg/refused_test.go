@@ -24,8 +24,8 @@ type onNoBackend struct{}
 func (onNoBackend) Device() tensor.Device { return tensor.Device{Type: tensor.CUDA} }
 func (onNoBackend) Len() int              { return 4 }
 
-// operations calls f with every operation of g, found by its signature, so that one which is
-// new cannot be forgotten. Its tensors are t.
+// operations calls every operation of g with tensors t, and f with what it returns. It finds
+// them by their signature, so that no new one is forgotten.
 func operations(g *pg.ProcessGroup, t *tensor.Tensor, f func(name string, w *work.Work, err error)) (n int) {
 	v := reflect.ValueOf(g)
 	for i := range v.NumMethod() {
@@ -62,8 +62,8 @@ func argument(typ reflect.Type, t *tensor.Tensor) reflect.Value {
 	return reflect.Zero(typ)
 }
 
-// TestOperationsAreRefused: an operation without a backend, of a group that is closed, or of a
-// rank that is no member, returns an error and no Work.
+// TestOperationsAreRefused: operations without a backend, and those of a closed group, return an
+// error and no Work.
 func TestOperationsAreRefused(t *testing.T) {
 	foreign, err := tensor.OnDevice(tensor.Float32, onNoBackend{}, 1)
 	require.NoError(t, err)
@@ -117,8 +117,7 @@ func init() {
 	}
 }
 
-// TestTheTensorsChooseTheBackend: an operation goes to the backend of its first tensor's device, and
-// returns what that one returns.
+// TestTheTensorsChooseTheBackend: an operation goes to the backend of its first tensor's device.
 func TestTheTensorsChooseTheBackend(t *testing.T) {
 	foreign, err := tensor.OnDevice(tensor.Float32, onNoBackend{}, 1)
 	require.NoError(t, err)

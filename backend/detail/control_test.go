@@ -72,8 +72,8 @@ func (i *inner) Broadcast(context.Context, []*tensor.Tensor, backend.BroadcastOp
 	return work.Completed(work.Info{}, nil), nil
 }
 
-// TestABrokenCheck: a check that fails at any of its steps ends the group with an error that names
-// the operation, and the operation does not run.
+// TestABrokenCheck lets each step of a check fail. The group ends, the error names the operation,
+// and the operation does not run.
 func TestABrokenCheck(t *testing.T) {
 	const rank1 = 1
 	for _, tc := range []struct {

@@ -9,12 +9,11 @@ import (
 	"time"
 )
 
-// Patience bounds what the tests wait for. A fault then ends a test, which says what it
-// waited for.
+// Patience bounds what the tests wait for. After it a test fails and says what it waited for.
 const Patience = 20 * time.Second
 
-// GroupTimeout is the timeout of the groups in these tests. It is less than Patience, so that
-// an operation that does not end says first which rank was missing.
+// GroupTimeout is the timeout of the groups in these tests. It is less than Patience: an operation
+// that times out names the missing rank, and the test that waits for it does not.
 const GroupTimeout = 15 * time.Second
 
 // Await returns what c delivers. If that takes longer than Patience, the test fails with the

@@ -18,7 +18,7 @@ import (
 	"github.com/c10d-go/c10d/work"
 )
 
-// TestErrorsNameTheOperation: an error that is another operation's fault names that one too.
+// TestErrorsNameTheOperation: when one operation ends the group, the errors of others name it.
 func TestErrorsNameTheOperation(t *testing.T) {
 	ctx := context.Background()
 	ranks(t, mem.NewFabric(), 2, 1, 0, func(t *testing.T, b *gloo.Backend) {
@@ -98,16 +98,16 @@ func TestMonitoredBarrierNamesWhoIsMissing(t *testing.T) {
 	})
 }
 
-// TestCloseWakesEveryWorker closes a group while callers run two operations and a third one is in
+// TestCloseRunsTheQueue closes a group while callers run two operations and a third one is in
 // the queue: Close returns when that one has run.
-func TestCloseWakesEveryWorker(t *testing.T) {
+func TestCloseRunsTheQueue(t *testing.T) {
 	ctx := context.Background()
 	ranks(t, mem.NewFabric(), 2, 1, 2, func(t *testing.T, b *gloo.Backend) {
-		if b.Rank() == 1 {
-			time.Sleep(time.Second)
-		}
 		works := make([]*work.Work, 3)
 		for i := range works {
+			if b.Rank() == 1 {
+				time.Sleep(time.Second) // they end one after the other
+			}
 			var err error
 			works[i], err = b.AllReduce(ctx, list(vec(1)), backend.AllReduceOptions{})
 			require.NoError(t, err)

@@ -14,8 +14,8 @@ import (
 	"github.com/c10d-go/c10d/tensor"
 )
 
-// TestLevelsRemainder all-reduces, between hosts of as many ranks, lengths that the ranks of a host
-// cannot share evenly: the elements that are left over are reduced too.
+// TestLevelsRemainder all-reduces between hosts with equal numbers of ranks. The ranks of a host
+// cannot share the elements evenly. Those left over are reduced too.
 func TestLevelsRemainder(t *testing.T) {
 	onLinux(t)
 	ctx := context.Background()

@@ -66,7 +66,7 @@ func TestVotes(t *testing.T) {
 	}
 }
 
-// TestVotesWait: who waits for a vote that does not come ends with its context, and ends the mesh.
+// TestVotesWait: waiting for a vote ends with its context, and then ends the mesh.
 func TestVotesWait(t *testing.T) {
 	onMeshes(t, 2, func(r int, m transport.Mesh) {
 		if r == 1 {

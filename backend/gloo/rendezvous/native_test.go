@@ -93,7 +93,7 @@ func TestNativeFails(t *testing.T) {
 	}
 }
 
-// TestFailuresAreTold: who is connected to a rank that gives up hears why, and who is at fault.
+// TestFailuresAreTold: a rank that gives up tells connected ranks why, and who is at fault.
 func TestFailuresAreTold(t *testing.T) {
 	for _, tc := range []struct {
 		name    string

@@ -152,6 +152,11 @@ type Options struct {
 
 	// Specific is an options value of the backend's own type, or nil.
 	Specific any
+
+	// Failed, if not nil, is called when the group fails, before the first operation
+	// that fails by it ends, perhaps with locks held and perhaps more than once. It must
+	// not call the backend. A backend may ignore it.
+	Failed func(*work.Error)
 }
 
 // BroadcastOptions are the options of Broadcast. In every options struct

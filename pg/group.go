@@ -155,7 +155,7 @@ func (g *ProcessGroup) connect(ctx context.Context, v1 bool) error {
 		b, err := r.New(ctx, backend.Options{
 			Store: st, Rank: g.rank, Size: g.size, Timeout: g.timeout, Group: g.name,
 			GlobalRanks: slices.Clone(g.ranks), Device: d.Device, Dialect: g.world.options.Dialect,
-			Specific: g.world.options.BackendOptions[d.Backend],
+			Specific: g.world.options.BackendOptions[d.Backend], Failed: g.noteFailure(),
 		})
 		if err != nil {
 			return fail(err)
@@ -190,7 +190,7 @@ func (g *ProcessGroup) checked(ctx context.Context, inner backend.Backend, d ten
 	return detail.New(ctx, inner, r.New, backend.Options{
 		Store: st, Rank: g.rank, Size: g.size, Timeout: g.timeout, Group: g.name,
 		GlobalRanks: slices.Clone(g.ranks), Device: d, Dialect: g.world.options.Dialect,
-		Specific: g.world.options.BackendOptions[controlBackend],
+		Specific: g.world.options.BackendOptions[controlBackend], Failed: g.noteFailure(),
 	})
 }
 

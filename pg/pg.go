@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"os"
 	"slices"
 	"sync"
 	"time"
@@ -116,6 +117,9 @@ func New(ctx context.Context, st store.Store, rank, size int, o Options) (*Proce
 		o.Dialect = store.DialectV2
 	}
 	w := &world{store: st, rank: rank, size: size, options: o, next: counted}
+	if path := w.blameFile(); path != "" {
+		os.Remove(path) // of a group that this one takes the place of
+	}
 	ranks := make([]int, size)
 	for i := range ranks {
 		ranks[i] = i

@@ -388,7 +388,15 @@ func (b *Backend) failed(m transport.Mesh, o *operation, r *transport.Request, e
 func (b *Backend) mismatch(m transport.Mesh, o *operation, rank int, err error) error {
 	err = fmt.Errorf("%w: %w", work.ErrMismatch, err)
 	b.fail(m, o, err, rank)
-	return &work.Error{Info: o.Info(), Peer: rank, Err: err}
+	return b.tell(&work.Error{Info: o.Info(), Peer: rank, Err: err})
+}
+
+// tell tells Options.Failed of the failure of the group.
+func (b *Backend) tell(err *work.Error) error {
+	if b.onFailure != nil {
+		b.onFailure(err)
+	}
+	return err
 }
 
 func (b *Backend) requestError(info work.Info, peer int, err error) error {
@@ -396,7 +404,7 @@ func (b *Backend) requestError(info work.Info, peer int, err error) error {
 	var f *transport.Fault
 	switch {
 	case errors.As(err, &size):
-		err, peer = fmt.Errorf("%w: %w", work.ErrMismatch, err), size.Peer
+		return b.tell(&work.Error{Info: info, Peer: size.Peer, Err: fmt.Errorf("%w: %w", work.ErrMismatch, err)})
 	case errors.As(err, &f):
 		return b.faultError(info, f)
 	case errors.Is(err, transport.ErrClosed):
@@ -417,7 +425,7 @@ func (b *Backend) faultError(info work.Info, f *transport.Fault) error {
 	if f.Op != noOp && (f.Op != uint8(info.Op) || f.Seq != info.Seq) {
 		where = fmt.Sprintf(" (in %v seq %d)", work.OpType(f.Op), f.Seq)
 	}
-	return &work.Error{Info: info, Peer: f.Rank, Err: &fault{what: f.Error() + where, kind: kind, f: f}}
+	return b.tell(&work.Error{Info: info, Peer: f.Rank, Err: &fault{what: f.Error() + where, kind: kind, f: f}})
 }
 
 // noOp stands for no operation in a transport.Fault.

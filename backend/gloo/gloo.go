@@ -102,6 +102,7 @@ type Backend struct {
 	sums       Sums
 	sparse     Sparse
 	why        string // the wire is what it is
+	onFailure  func(*work.Error) // may be nil
 	timeout    atomic.Int64
 	planner    planner
 	spares     sync.Pool // of operations that have ended
@@ -194,7 +195,7 @@ func New(ctx context.Context, o backend.Options) (*Backend, error) {
 	if o.Timeout <= 0 {
 		o.Timeout = backend.DefaultTimeout
 	}
-	b := &Backend{rank: o.Rank, size: o.Size, group: o.Group, idled: make(chan struct{}), done: make(chan struct{})}
+	b := &Backend{rank: o.Rank, size: o.Size, group: o.Group, onFailure: o.Failed, idled: make(chan struct{}), done: make(chan struct{})}
 	b.queued.L = &b.mu
 	b.timeout.Store(int64(o.Timeout))
 	closeAll := func() {

@@ -1,0 +1,45 @@
+package launch
+
+import (
+	"encoding/json"
+	"errors"
+	"os"
+	"time"
+)
+
+// FailureVariable names the environment variable by which "c10d run" tells a rank
+// where to note why its group failed.
+const FailureVariable = "C10D_FAILURE_FILE"
+
+// Blame is what one rank says about the failure of its group. Ranks are those of
+// the whole job.
+type Blame struct {
+	Time    time.Time `json:"time"`
+	Rank    int       `json:"rank"` // who says it
+	Peer    int       `json:"peer"` // the rank at fault; -1 if it is not known
+	Message string    `json:"message"`
+}
+
+// WriteBlame writes b to a file that does not exist: the first failure counts.
+func WriteBlame(path string, b Blame) error {
+	text, err := json.Marshal(b)
+	if err != nil {
+		return err
+	}
+	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o644)
+	if err != nil {
+		return err
+	}
+	_, err = f.Write(text)
+	return errors.Join(err, f.Close())
+}
+
+// ReadBlame reads what WriteBlame wrote.
+func ReadBlame(path string) (Blame, error) {
+	var b Blame
+	text, err := os.ReadFile(path)
+	if err == nil {
+		err = json.Unmarshal(text, &b)
+	}
+	return b, err
+}

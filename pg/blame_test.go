@@ -1,0 +1,49 @@
+package pg_test
+
+import (
+	"context"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/c10d-go/c10d/backend"
+	"github.com/c10d-go/c10d/internal/launch"
+	"github.com/c10d-go/c10d/pg"
+	"github.com/c10d-go/c10d/tensor"
+	"github.com/c10d-go/c10d/work"
+)
+
+// TestBlame: a rank that "c10d run" started notes for it which rank of the job ended a
+// group, before the operation ends; other ranks of the process do not.
+func TestBlame(t *testing.T) {
+	for _, detail := range []bool{false, true} {
+		path := filepath.Join(t.TempDir(), "blame")
+		t.Setenv(launch.FailureVariable, path)
+		t.Setenv("RANK", "1")
+		t.Setenv("WORLD_SIZE", "4")
+		run := func() {
+			job(t, 4, func(o *pg.Options) { o.Detail = detail }, func(g *pg.ProcessGroup) {
+				ctx := context.Background()
+				sub, err := g.NewGroup(ctx, []int{1, 3}, pg.GroupOptions{})
+				require.NoError(t, err)
+				switch g.Rank() {
+				case 3:
+					require.NoError(t, sub.Close())
+				case 1:
+					err := wait(sub.AllReduce(ctx, []*tensor.Tensor{vec(3)}, backend.AllReduceOptions{}))
+					require.ErrorIs(t, err, work.ErrPeerLeft)
+					b, err := launch.ReadBlame(path)
+					require.NoError(t, err)
+					require.Equal(t, []int{1, 3}, []int{b.Rank, b.Peer})
+					require.Contains(t, b.Message, "rank 1 left the group")
+				}
+			})
+		}
+		run()
+		// A new default group begins anew.
+		require.NoError(t, os.WriteFile(path, []byte(`{"rank":1,"peer":0}`), 0o600))
+		run()
+	}
+}

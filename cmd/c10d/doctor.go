@@ -93,7 +93,7 @@ func runLocal(std stdio, ranks int, args []string, env ...string) (int, error) {
 		return 1, err
 	}
 	signals := make(chan os.Signal, 2)
-	signal.Notify(signals, os.Interrupt, syscall.SIGTERM, syscall.SIGHUP)
+	signal.Notify(signals, os.Interrupt, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGQUIT)
 	defer signal.Stop(signals)
 	s, err := agent.Run(context.Background(), agent.Job{
 		Procs: ranks, Nodes: 1, Command: append([]string{self}, args...), NoPrefix: true, Grace: time.Second, Env: append(os.Environ(), env...),
@@ -102,6 +102,9 @@ func runLocal(std stdio, ranks int, args []string, env ...string) (int, error) {
 	})
 	if err != nil {
 		return 1, err
+	}
+	if s.Signal == "SIGQUIT" {
+		quit()
 	}
 	if !s.OK && s.Signal == "" {
 		fmt.Fprint(std.err, s.Report())

@@ -20,11 +20,13 @@
 // they come, -log-dir writes one file a rank instead, -tee does both.
 //
 // The store that the ranks meet in lives in the launcher. When a rank fails, the
-// others get SIGTERM, then, after -grace, SIGKILL, and a summary says which rank
-// was first, how and when it ended, what it left in the file that
-// TORCHELASTIC_ERROR_FILE names, and its last lines of standard error. With
-// -max-restarts the ranks are started again, with TORCHELASTIC_RESTART_COUNT one
-// higher. SIGINT, SIGTERM and SIGHUP are passed on; a second one kills at once.
+// launcher waits 200 ms for others, longer while one prints a panic: the rank that ends
+// first is often not the one at fault. The others get SIGTERM, then, after -grace,
+// SIGKILL. A summary names the rank at fault, how and when it ended, its panic or last
+// error line, what it left in the file that TORCHELASTIC_ERROR_FILE names, its log file,
+// and the other ranks that failed. With -max-restarts the ranks are started again, with
+// TORCHELASTIC_RESTART_COUNT one higher. SIGINT, SIGTERM and SIGHUP are passed on; a
+// second one kills at once. SIGQUIT shows the stacks of all ranks and ends the job.
 // Nothing survives the launcher, not even after kill -9.
 //
 // On several nodes, run it once on each:
@@ -35,7 +37,8 @@
 // Node 0 needs that port open to the other nodes, and one more that it picks for
 // the ranks' store. The variables PET_NNODES, PET_NPROC_PER_NODE, PET_NODE_RANK,
 // PET_MASTER_ADDR, PET_MASTER_PORT, PET_RDZV_ID and PET_MAX_RESTARTS, which
-// Kubeflow sets for torchrun, are the flags' defaults.
+// Kubeflow sets for torchrun, are the flags' defaults. torchrun's spellings with the same
+// meaning do as well: --nproc_per_node, --node_rank, --rdzv_endpoint and so on.
 //
 // With -json, the last line of standard output is the summary as a JSON object.
 //
@@ -110,8 +113,9 @@
 //	1    something failed; for run, the launcher itself
 //	2    wrong flags or arguments
 //
-// run otherwise ends with the exit code of the rank that failed first, 128 plus
-// the signal's number if a signal ended that.
+// run otherwise ends with the exit code of the rank at fault, 128 plus the signal's
+// number if a signal ended that. If that rank had not ended, or with 0, it is the code
+// of the first rank that failed.
 package main
 
 import (
@@ -239,8 +243,15 @@ func usage(w io.Writer) {
 }
 
 func (c command) usage(w io.Writer, flags *flag.FlagSet) {
+	shown := flag.NewFlagSet(c.name, flag.ContinueOnError)
 	hasFlags := false
-	flags.VisitAll(func(*flag.Flag) { hasFlags = true })
+	flags.VisitAll(func(f *flag.Flag) {
+		if f.Usage != hidden {
+			shown.Var(f.Value, f.Name, f.Usage)
+			shown.Lookup(f.Name).DefValue = f.DefValue
+			hasFlags = true
+		}
+	})
 	line := "c10d " + c.name
 	if hasFlags {
 		line += " [FLAGS]"
@@ -248,8 +259,8 @@ func (c command) usage(w io.Writer, flags *flag.FlagSet) {
 	fmt.Fprintf(w, "%s%s\n\nUsage: %s\n", strings.ToUpper(c.summary[:1])+c.summary[1:], ".", strings.TrimSpace(line+" "+c.args))
 	if hasFlags {
 		fmt.Fprint(w, "\nFlags:\n")
-		flags.SetOutput(w)
-		flags.PrintDefaults()
+		shown.SetOutput(w)
+		shown.PrintDefaults()
 	}
 }
 

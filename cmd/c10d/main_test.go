@@ -127,6 +127,9 @@ func testRank(steps []string) {
 			check(s.Wait(ctx, "all"))
 			check(s.Close())
 			fmt.Println("met", e.Size)
+		case "train": // "train:1:panic": rank 1 does that amidst all-reduces
+			who, how, _ := strings.Cut(arg, ":")
+			check(train(who == rank, how))
 		case "env":
 			fmt.Println(arg + "=" + os.Getenv(arg))
 		default:
@@ -402,9 +405,8 @@ func TestRunFirstFailure(t *testing.T) {
 			require.Empty(t, s.Others)
 			require.Contains(t, p.stderr.String(), "c10d run: rank 1 of 3 failed first\n  ended with  "+map[bool]string{true: "signal " + c.signal, false: fmt.Sprint("exit code ", c.code)}[c.signal != ""]+"\n")
 			if c.message != "" {
-				require.Contains(t, p.stderr.String(), "error       "+c.message)
-				require.FileExists(t, f.ErrorFile)
-				os.RemoveAll(filepath.Dir(filepath.Dir(filepath.Dir(f.ErrorFile))))
+				require.Contains(t, p.stderr.String(), "message     "+c.message)
+				require.Empty(t, f.ErrorFile)
 			}
 			gone(t, []int{f.PID})
 		})
@@ -420,7 +422,7 @@ func TestRunOthers(t *testing.T) {
 	require.Equal(t, 1, s.First.Rank)
 	require.Len(t, s.Others, 1)
 	require.Equal(t, []int{0, 6}, []int{s.Others[0].Rank, s.Others[0].ExitCode})
-	require.Contains(t, p.stderr.String(), "  then        rank 0, exit code 6, ")
+	require.Regexp(t, `  also        rank 0 at [0-9:.]+, exit code 6`, p.stderr.String())
 }
 
 // TestRunEndsOthers checks that the others of a failed rank end, also those that
@@ -481,12 +483,84 @@ func TestRunForwardsSignals(t *testing.T) {
 
 // TestRunKilled kills the launcher, with no chance to clean up.
 func TestRunKilled(t *testing.T) {
+	t.Setenv("TMPDIR", t.TempDir())
 	p := runRanks(t, "-n 3", "ignore", "child", "hold")
 	children := numbers(t, p.await(3, "child"))
 	ranks := numbers(t, p.await(3, "pid"))
 	require.NoError(t, p.cmd.Process.Kill())
 	gone(t, ranks)
 	gone(t, children)
+	require.Eventually(t, func() bool {
+		left, err := os.ReadDir(os.Getenv("TMPDIR"))
+		return err == nil && len(left) == 0
+	}, patience, 10*time.Millisecond)
+}
+
+// TestRunQuit: SIGQUIT shows the stacks of the ranks and of the launcher.
+func TestRunQuit(t *testing.T) {
+	p := runRanks(t, "-n 2", "pid", "hold")
+	pids := numbers(t, p.await(4, "pid"))
+	require.NoError(t, p.cmd.Process.Signal(syscall.SIGQUIT))
+	require.Equal(t, 2, p.wait())
+	text := p.stderr.String()
+	for _, line := range []string{"[rank0] SIGQUIT: quit\n", "[rank1] SIGQUIT: quit\n", "[rank1] goroutine ", "[rank0] goroutine ", "\nSIGQUIT: quit\n", "\ngoroutine "} {
+		require.Contains(t, text, line)
+	}
+	require.Greater(t, strings.Index(text, "\nSIGQUIT: quit\n"), strings.LastIndex(text, "[rank"), "the launcher's stacks are last")
+	gone(t, pids)
+}
+
+// TestRunErrorFile: the error file of a failed rank is kept where the user wants to have logs.
+func TestRunErrorFile(t *testing.T) {
+	dir := t.TempDir()
+	p := runRanks(t, "-n 2 -json -log-dir "+dir, "only-reason:1:{\"message\":\"text\"}", "only-exit:1:3", "hold")
+	require.Equal(t, 3, p.wait(), p.stderr.String())
+	f := p.summary().First
+	require.Equal(t, filepath.Join(dir, "rank1.error.json"), f.ErrorFile)
+	text, err := os.ReadFile(f.ErrorFile)
+	require.NoError(t, err)
+	require.Equal(t, `{"message":"text"}`, string(text))
+	require.Contains(t, p.stderr.String(), "  error       text\n")
+	left, err := os.ReadDir(dir)
+	require.NoError(t, err)
+	require.Len(t, left, 3, "two logs and the error file")
+}
+
+// TestRunTorchrun starts ranks with torchrun's spellings.
+func TestRunTorchrun(t *testing.T) {
+	for _, flags := range []string{
+		"--nproc_per_node 2 --nnodes=1 --node_rank 0 --master_addr 127.0.0.1 --rdzv_id job --max_restarts 1 --no-python",
+		"--standalone --nproc-per-node=2 --rdzv-backend=c10d --rdzv-id=job --rdzv-endpoint=elsewhere:1 --max-restarts=1",
+		"--nproc_per_node=2 --nnodes=1:1 --rdzv_backend static --rdzv_endpoint=127.0.0.1:0 --run_id job --max_restarts=1",
+	} {
+		p := runRanks(t, flags, "store", "env:TORCHELASTIC_RUN_ID", "env:TORCHELASTIC_MAX_RESTARTS", "env:WORLD_SIZE")
+		require.Zero(t, p.wait(), p.stderr.String())
+		for _, line := range []string{"TORCHELASTIC_RUN_ID=job", "TORCHELASTIC_MAX_RESTARTS=1", "WORLD_SIZE=2"} {
+			require.Contains(t, p.lines, "[rank1] "+line, flags)
+		}
+	}
+	for flags, want := range map[string]string{
+		"--nproc_per_node gpu true":                     "c10d run does not count devices: give the number of ranks",
+		"--nproc-per-node x true":                       "want a number of ranks",
+		"--nnodes 1:4 true":                             "c10d run has no elastic jobs",
+		"--rdzv_backend etcd true":                      "c10d run has no etcd",
+		"--nnodes 2 --rdzv_endpoint h:1 true":           "-rdzv-endpoint with -nnodes 2 needs -node-rank too",
+		"--rdzv-endpoint h:x true":                      `-rdzv-endpoint "h:x" has no port within 0 and 65535`,
+		"--rdzv-endpoint h:1 --master_addr h true":      "stands for -master-addr and -master-port: give either",
+		"--standalone --nnodes 2 true":                  "-standalone is for one node",
+		"--redirects 3 true":                            "this is a flag of torchrun; use -log-dir",
+		"--rdzv_conf timeout=9 true":                    "use -rdzv-timeout",
+		"--monitor_interval 5 true":                     "leave it out",
+		"-m package":                                    "python3 -m MODULE",
+		"--log_dir " + t.TempDir() + " --tee 3 program": `-tee takes no value, and no program is called "3"`,
+	} {
+		var out, errs bytes.Buffer
+		require.Equal(t, exitUsage, dispatch(stdio{nil, &out, &errs}, strings.Fields("run "+flags)), flags)
+		require.Contains(t, errs.String(), want, flags)
+	}
+	var out, errs bytes.Buffer
+	require.Equal(t, 1, dispatch(stdio{nil, &out, &errs}, []string{"run", "no-such.py"}))
+	require.Contains(t, errs.String(), "name its interpreter: c10d run -n 2 -- python3 no-such.py")
 }
 
 func TestRunRestarts(t *testing.T) {
@@ -505,10 +579,16 @@ func TestRunRestarts(t *testing.T) {
 
 // nodes starts a c10d run for each of two nodes, with 1 and 2 ranks.
 func nodes(t *testing.T, flags string, steps ...string) (all [2]*program) {
+	return nodesOf(t, [2]int{1, 2}, flags, steps...)
+}
+
+// nodesOf is nodes with so many ranks on each.
+func nodesOf(t *testing.T, ranks [2]int, flags string, steps ...string) (all [2]*program) {
+	t.Helper()
 	_, port, err := net.SplitHostPort(freeport.Loopback(t))
 	require.NoError(t, err)
 	for n := range all {
-		all[n] = runRanks(t, fmt.Sprintf("-json -n %d -nnodes 2 -node-rank %d -master-addr 127.0.0.1 -master-port %s %s", n+1, n, port, flags), steps...)
+		all[n] = runRanks(t, fmt.Sprintf("-json -n %d -nnodes 2 -node-rank %d -master-addr 127.0.0.1 -master-port %s %s", ranks[n], n, port, flags), steps...)
 	}
 	return all
 }
@@ -593,7 +673,6 @@ except ValueError:
 	f := p.summary().First
 	require.Equal(t, 1, f.Rank)
 	require.Contains(t, f.Message, "ValueError: on purpose")
-	os.RemoveAll(filepath.Dir(filepath.Dir(filepath.Dir(f.ErrorFile))))
 }
 
 // TestRunNohup checks that SIGHUP stays ignored where it was.
@@ -610,8 +689,8 @@ func TestRunNohup(t *testing.T) {
 
 func TestRunUsage(t *testing.T) {
 	for args, want := range map[string]string{
-		"run":                      "which command?",
-		"run -n 0 true":            "-n 0",
+		"run":                      "no command to run: c10d run -n 2 -- PROGRAM",
+		"run -n 0 true":            "-n 0: there must be at least 1 rank",
 		"run -tee true":            "-tee needs -log-dir",
 		"run -no-such true":        "flag provided but not defined",
 		"store x":                  `unexpected argument "x"`,

@@ -1,11 +1,14 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
+	"errors"
 	"flag"
 	"fmt"
 	"os"
+	"os/exec"
 	"os/signal"
 	"runtime"
 	"strconv"
@@ -59,34 +62,47 @@ func (d defaults) number(flag, variable string, otherwise int) int {
 func setupRun(flags *flag.FlagSet) func(stdio, []string) (int, error) {
 	var j agent.Job
 	pet := make(defaults)
-	flags.IntVar(&j.Procs, "n", pet.number("n", "PET_NPROC_PER_NODE", 1), "start `N` ranks on this node")
-	flags.IntVar(&j.Nodes, "nnodes", pet.number("nnodes", "PET_NNODES", 1), "`number` of nodes, each with a c10d run of its own")
+	j.Procs, j.Nodes = pet.number("n", "PET_NPROC_PER_NODE", 1), pet.number("nnodes", "PET_NNODES", 1)
+	flags.Var((*rankCount)(&j.Procs), "n", "start this `number` of ranks on this node; cpu is one on each CPU")
+	flags.Var((*nodeCount)(&j.Nodes), "nnodes", "`number` of nodes, each with a c10d run of its own")
 	flags.IntVar(&j.NodeRank, "node-rank", pet.number("node-rank", "PET_NODE_RANK", 0), "which `node` this is, from 0")
 	flags.StringVar(&j.MasterAddr, "master-addr", os.Getenv("PET_MASTER_ADDR"), "`host` of node 0 (one node: 127.0.0.1)")
 	flags.IntVar(&j.MasterPort, "master-port", pet.number("master-port", "PET_MASTER_PORT", 0), "`port` on node 0 (one node: a free one)")
 	flags.StringVar(&j.RunID, "run-id", os.Getenv("PET_RDZV_ID"), "the job's `name`, TORCHELASTIC_RUN_ID (default a random one)")
-	flags.IntVar(&j.MaxRestarts, "max-restarts", pet.number("max-restarts", "PET_MAX_RESTARTS", 0), "start all ranks again after a failure, up to `N` times")
+	flags.IntVar(&j.MaxRestarts, "max-restarts", pet.number("max-restarts", "PET_MAX_RESTARTS", 0), "start all ranks again after a failure, up to this `number` of times")
 	flags.DurationVar(&j.Grace, "grace", agent.DefaultGrace, "`time` between a signal and SIGKILL; 0 is none")
-	flags.DurationVar(&j.Meeting, "rdzv-timeout", agent.DefaultMeeting, "how `long` to wait for the other nodes")
+	flags.DurationVar(&j.Meeting, "rdzv-timeout", agent.DefaultMeeting, "`time` to wait for the other nodes")
 	flags.BoolVar(&j.NoPrefix, "no-prefix", false, "pass output on as it comes, without the rank's number")
-	flags.StringVar(&j.LogDir, "log-dir", "", "write each rank's output to rank<k>.log in `DIR` instead of showing it")
+	flags.StringVar(&j.LogDir, "log-dir", "", "write each rank's output to rank<k>.log in this `folder` instead of showing it")
 	flags.BoolVar(&j.Tee, "tee", false, "with -log-dir, show the output as well")
 	asJSON := flags.Bool("json", false, "print a summary as one JSON line at the end")
 	quiet := flags.Bool("q", false, "print no summary of a failure")
 
+	var meet rendezvous
+	ours := torchrunFlags(flags, &meet)
+
 	return func(std stdio, args []string) (int, error) {
-		flags.Visit(func(f *flag.Flag) { delete(pet, f.Name) })
-		for _, err := range pet {
-			return 0, err
+		given := make(map[string]bool)
+		flags.Visit(func(f *flag.Flag) { given[cmp.Or(ours[f.Name], f.Name)] = true })
+		for name, err := range pet {
+			if !given[name] {
+				return 0, err
+			}
 		}
 		if len(args) == 0 {
-			return 0, usagef("which command?")
+			return 0, usagef("no command to run: c10d run -n 2 -- PROGRAM")
+		}
+		if err := meet.apply(given, &j.MasterAddr, &j.MasterPort, j.Nodes); err != nil {
+			return 0, err
 		}
 		if j.Tee && j.LogDir == "" {
 			return 0, usagef("-tee needs -log-dir")
 		}
 		if j.Procs < 1 {
-			return 0, usagef("-n %d", j.Procs)
+			return 0, usagef("-n %d: there must be at least 1 rank", j.Procs)
+		}
+		if _, err := strconv.Atoi(args[0]); err == nil && j.Tee {
+			return 0, usagef("-tee takes no value, and no program is called %q", args[0])
 		}
 		if j.Grace <= 0 {
 			j.Grace = -1
@@ -103,13 +119,16 @@ func setupRun(flags *flag.FlagSet) func(stdio, []string) (int, error) {
 
 		// Two, because the second one matters; more are the same as that.
 		signals := make(chan os.Signal, 2)
-		signal.Notify(signals, endings()...)
+		signal.Notify(signals, append(endings(), syscall.SIGQUIT)...)
 		defer signal.Stop(signals)
 		j.Signals = signals
 
 		s, err := agent.Run(context.Background(), j)
 		if err != nil {
-			return 1, err
+			return 1, explainStart(err, args[0])
+		}
+		if s.Signal == "SIGQUIT" {
+			quit()
 		}
 		if !s.OK && s.Signal == "" && !*quiet {
 			fmt.Fprintf(std.err, "c10d run: %s", s.Report())
@@ -121,6 +140,27 @@ func setupRun(flags *flag.FlagSet) func(stdio, []string) (int, error) {
 		}
 		return s.ExitCode, nil
 	}
+}
+
+// quit does what SIGQUIT does to a Go program: it prints the stacks of all goroutines and
+// ends with exit code 2.
+func quit() {
+	signal.Reset(syscall.SIGQUIT)
+	self, err := os.FindProcess(os.Getpid())
+	if err == nil {
+		err = self.Signal(syscall.SIGQUIT)
+	}
+	if err == nil {
+		select {}
+	}
+}
+
+// explainStart adds what to do to the error of a command that cannot be started.
+func explainStart(err error, command string) error {
+	if strings.HasSuffix(command, ".py") && (errors.Is(err, exec.ErrNotFound) || errors.Is(err, os.ErrPermission) || errors.Is(err, syscall.ENOEXEC)) {
+		return fmt.Errorf("%w; to run a script name its interpreter: c10d run -n 2 -- python3 %s", err, command)
+	}
+	return err
 }
 
 // endings are the signals that end the program, without SIGHUP under nohup.

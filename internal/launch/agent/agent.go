@@ -1,6 +1,7 @@
 package agent
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
 	"encoding/json"
@@ -15,9 +16,9 @@ import (
 	"strconv"
 	"strings"
 	"sync"
-	"syscall"
 	"time"
 
+	"github.com/c10d-go/c10d/internal/launch"
 	"github.com/c10d-go/c10d/store"
 	"github.com/c10d-go/c10d/store/tcp"
 )
@@ -33,6 +34,22 @@ const (
 	// giveUp is how long after SIGKILL the agent waits for a process to go. One
 	// that is stuck in the kernel (a dead network file system) may never.
 	giveUp = 10 * time.Second
+
+	// settleFor is how long the agent waits after the first failure for those of other
+	// ranks: innocent ranks may end before the one at fault. While a rank writes to its
+	// standard error it waits longer, up to settleMost; for a rank that others name or
+	// that is printing a panic, up to settleCulprit.
+	settleFor     = 200 * time.Millisecond
+	settleQuiet   = 100 * time.Millisecond
+	settleMost    = time.Second
+	settleCulprit = 3 * time.Second
+	settleLook    = 20 * time.Millisecond // between two looks
+
+	// reportsWithin is how long node 0 waits for the other nodes' reports.
+	reportsWithin = settleCulprit + 5*time.Second
+
+	// scratchName begins the name of the agent's own directory.
+	scratchName = "c10d-run-"
 
 	// farewell is how long node 0 keeps the agents' store for the others to
 	// read the result.
@@ -57,7 +74,7 @@ type Job struct {
 	Stdout, Stderr io.Writer // what the ranks print; nil discards. The agent uses them from one goroutine at a time
 	Color          bool      // colour the prefixes
 	NoPrefix       bool      // pass output on byte by byte
-	LogDir         string    // if set, rank k's output goes to the file rank<k>.log there
+	LogDir         string    // if set, rank k's output goes to the file rank<k>.log there, and the error file of a failed one to rank<k>.error.json
 	Tee            bool      // with LogDir, also to Stdout and Stderr
 
 	Signals <-chan os.Signal                 // passed on to the ranks
@@ -65,22 +82,36 @@ type Job struct {
 	Logf    func(format string, args ...any) // told of attempts and signals; nil means silence
 }
 
-// Failure is the end of a rank that failed.
+// Failure is the end of a rank that failed, or the state of one that others name as
+// the reason of their failure.
 type Failure struct {
 	Rank      int       `json:"rank"` // -1 if no rank failed, but the agents lost each other
 	LocalRank int       `json:"local_rank"`
 	Host      string    `json:"host"`
 	PID       int       `json:"pid"`
-	ExitCode  int       `json:"exit_code"` // 128 plus the signal for one that a signal ended
+	State     string    `json:"state,omitempty"` // of a rank that had not ended when the launcher ended the job: running, stopped or unknown
+	ExitCode  int       `json:"exit_code"`       // 128 plus the signal for one that a signal ended
 	Signal    string    `json:"signal,omitempty"`
 	Time      time.Time `json:"time"`
-	ErrorFile string    `json:"error_file,omitempty"` // if the rank wrote one
+	Error     string    `json:"error,omitempty"`      // one line that says why
+	ErrorFile string    `json:"error_file,omitempty"` // if the rank wrote one, and there is a log directory to keep it in
 	Message   string    `json:"message,omitempty"`    // what is in it
 	Stderr    []string  `json:"stderr,omitempty"`     // last lines
+	Crash     []string  `json:"crash,omitempty"`      // first lines of a Go panic or a Python traceback
+	Log       string    `json:"log,omitempty"`        // the rank's file in the log directory
+
+	Blames  *launch.Blame `json:"blames,omitempty"`   // what the rank's group noted when it failed
+	NamedBy []int         `json:"named_by,omitempty"` // ranks that failed because of this one
+	Said    string        `json:"said,omitempty"`     // what one of them says
 }
 
 func (f *Failure) how() string {
-	if f.Signal != "" {
+	switch {
+	case f.State == stateUnknown:
+		return "unknown: the agent of its node has not reported"
+	case f.State != "":
+		return f.State + "; the launcher ended it"
+	case f.Signal != "":
 		return "signal " + f.Signal
 	}
 	return "exit code " + strconv.Itoa(f.ExitCode)
@@ -89,14 +120,14 @@ func (f *Failure) how() string {
 // Summary is how a job ended.
 type Summary struct {
 	OK       bool      `json:"ok"`
-	ExitCode int       `json:"exit_code"` // the first failure's
+	ExitCode int       `json:"exit_code"` // First's; if that rank had not ended, or with 0, the first failed one's
 	RunID    string    `json:"run_id"`
 	Ranks    int       `json:"ranks"` // of all nodes
 	Restarts int       `json:"restarts"`
 	Signal   string    `json:"signal,omitempty"` // the first that the agent passed on
 	Seconds  float64   `json:"seconds"`
-	First    *Failure  `json:"first,omitempty"`  // of the last attempt, on any node
-	Others   []Failure `json:"others,omitempty"` // on this node, in order, of ranks that a signal of the agent did not end
+	First    *Failure  `json:"first,omitempty"`  // of the last attempt, on any node: the rank at fault
+	Others   []Failure `json:"others,omitempty"` // on this node, in the order of their ends, of ranks that a signal of the agent did not end
 }
 
 // Report describes the failure to a reader. It is empty for a job that succeeded.
@@ -110,30 +141,70 @@ func (s *Summary) Report() string {
 		text := strings.TrimRight(fmt.Sprintf(format, args...), "\n")
 		fmt.Fprintf(&b, "  %-11s %s\n", name, strings.ReplaceAll(text, "\n", "\n"+strings.Repeat(" ", 14)))
 	}
-	if f.Rank < 0 {
+	const clock = "15:04:05.000"
+	switch {
+	case f.Rank < 0:
 		fmt.Fprintf(&b, "%s\n", f.Message)
-	} else {
+	case f.State != "":
+		fmt.Fprintf(&b, "rank %d of %d is at fault\n", f.Rank, s.Ranks)
+		line("state", "%s", f.how())
+	default:
 		fmt.Fprintf(&b, "rank %d of %d failed first\n", f.Rank, s.Ranks)
 		line("ended with", "%s", f.how())
 	}
-	line("time", "%s", f.Time.Format("2006-01-02 15:04:05.000 MST"))
+	if f.Rank >= 0 && f.Error != "" {
+		line("error", "%s", f.Error)
+	}
+	if !f.Time.IsZero() {
+		line("time", "%s", f.Time.Format("2006-01-02 "+clock+" MST"))
+	}
 	if f.PID != 0 {
 		line("where", "host %s, local rank %d, pid %d", f.Host, f.LocalRank, f.PID)
 	}
+	if f.Log != "" {
+		line("log", "%s", f.Log)
+	}
+	if len(f.NamedBy) > 0 {
+		line("named by", "%s", strings.Trim("rank "+rankList(f.NamedBy)+": "+f.Said, ": "))
+	}
 	if f.ErrorFile != "" {
 		line("error file", "%s", f.ErrorFile)
-		line("error", "%s", f.Message)
 	}
-	if len(f.Stderr) > 0 {
+	if f.Rank >= 0 && f.Message != "" {
+		line("message", "%s", f.Message)
+	}
+	if len(f.Crash) > 0 && !slices.Contains(f.Stderr, f.Crash[0]) {
+		line("crash", "%s", strings.Join(f.Crash, "\n"))
+	} else if len(f.Stderr) > 0 {
 		line("last lines", "%s", strings.Join(f.Stderr, "\n"))
 	}
-	for _, o := range s.Others {
-		line("then", "rank %d, %s, %v later", o.Rank, o.how(), o.Time.Sub(f.Time).Round(time.Millisecond))
+	for i, o := range s.Others {
+		if i == mostOthers {
+			line("also", "%d more ranks", len(s.Others)-i)
+			break
+		}
+		line("also", "%s", strings.TrimSuffix(fmt.Sprintf("rank %d at %s, %s: %s", o.Rank, o.Time.Format(clock), o.how(), o.Error), ": "))
 	}
 	if s.Restarts > 0 {
 		line("restarts", "%d", s.Restarts)
 	}
 	return b.String()
+}
+
+// mostOthers is how many other failed ranks a report lists.
+const mostOthers = 16
+
+// rankList shows numbers of ranks, the first ones of many.
+func rankList(ranks []int) string {
+	const most = 8
+	var words []string
+	for i, r := range ranks {
+		if i == most {
+			return strings.Join(words, ", ") + fmt.Sprintf(" and %d more", len(ranks)-most)
+		}
+		words = append(words, strconv.Itoa(r))
+	}
+	return strings.Join(words, ", ")
 }
 
 func (j *Job) check() error {
@@ -194,7 +265,7 @@ type agent struct {
 	Job
 	out   *output
 	host  string
-	dir   string      // of error files
+	dir   string      // of the files that ranks write for the agent; removed at the end, by the guard if the agent is killed
 	nodes store.Store // where the agents meet
 	guard *guard
 
@@ -204,24 +275,20 @@ type agent struct {
 
 func (a *agent) run(ctx context.Context) (_ *Summary, err error) {
 	start := time.Now()
-	if a.dir, err = os.MkdirTemp("", "c10d-run-"); err != nil {
-		return nil, err
-	}
-	keep := false
-	defer func() {
-		if !keep {
-			os.RemoveAll(a.dir)
-		}
-	}()
 	if a.LogDir != "" {
 		if err := os.MkdirAll(a.LogDir, 0o777); err != nil {
 			return nil, err
 		}
 	}
+	if a.dir, err = os.MkdirTemp(a.LogDir, scratchName); err != nil {
+		return nil, err
+	}
+	defer os.RemoveAll(a.dir)
 	if a.guard, err = startGuard(a.Guard); err != nil {
 		return nil, err
 	}
 	defer a.guard.close()
+	a.guard.remove(a.dir)
 	if err := a.meet(ctx); a.signal != nil {
 		return a.interrupted(start, err == nil), nil
 	} else if err != nil {
@@ -230,13 +297,14 @@ func (a *agent) run(ctx context.Context) (_ *Summary, err error) {
 	defer a.part()
 
 	s := &Summary{RunID: a.RunID, Ranks: a.size}
+	exitCode := 0
 	for {
 		end, failures, err := a.attempt(ctx, s.Restarts)
 		if err != nil {
 			return nil, err
 		}
 		if end.OK || a.signal != nil || ctx.Err() != nil || s.Restarts == a.MaxRestarts || end.First.Rank < 0 {
-			s.OK, s.First = end.OK, end.First
+			s.OK, s.First, exitCode = end.OK, end.First, end.code()
 			s.Others = slices.DeleteFunc(failures, func(f Failure) bool { return end.First != nil && f.Rank == end.First.Rank })
 			break
 		}
@@ -244,9 +312,8 @@ func (a *agent) run(ctx context.Context) (_ *Summary, err error) {
 		a.Logf("rank %d failed (%s); restart %d of %d", end.First.Rank, end.First.how(), s.Restarts, a.MaxRestarts)
 	}
 	if s.First != nil {
-		s.ExitCode = s.First.ExitCode
+		s.ExitCode = exitCode
 	}
-	keep = s.First != nil && s.First.ErrorFile != ""
 	if a.signal != nil {
 		s.Signal = signalName(a.signal)
 	}
@@ -361,6 +428,14 @@ func (a *agent) part() {
 type ending struct {
 	OK    bool
 	First *Failure
+	Code  int // the exit code of the job if First has none: it had not ended, or with 0
+}
+
+func (e *ending) code() int {
+	if e.First == nil {
+		return 0
+	}
+	return cmp.Or(e.First.ExitCode, e.Code, 1)
 }
 
 // declare makes e the attempt's ending unless it has one.
@@ -383,135 +458,6 @@ func (a *agent) done(doneKey, endKey string) {
 	if n, err := a.nodes.Add(ctx, doneKey, 1); err == nil && n == int64(a.Nodes) {
 		a.declare(endKey, ending{OK: true})
 	}
-}
-
-// attempt runs the ranks once. The failures are this node's, in order.
-func (a *agent) attempt(ctx context.Context, restarts int) (end ending, failures []Failure, err error) {
-	prefix := "attempt/" + strconv.Itoa(restarts) + "/"
-	endKey := prefix + "end"
-	addr, closeStore, err := a.rankStore(ctx, prefix+"store")
-	if a.signal != nil && err != nil {
-		end.First = &Failure{
-			Rank: a.base, Host: a.host, ExitCode: signalCode(a.signal), Signal: signalName(a.signal), Time: time.Now(),
-		}
-		a.declare(endKey, end)
-		return end, nil, nil
-	}
-	if err != nil {
-		return end, nil, err
-	}
-	defer closeStore()
-
-	watching, stopWatching := context.WithCancel(context.Background())
-	ends := make(chan ending, 1)
-	var watcher sync.WaitGroup
-	watcher.Go(func() {
-		text, err := a.nodes.Get(watching, endKey)
-		var e ending
-		if err == nil {
-			err = json.Unmarshal(text, &e)
-		}
-		if err != nil {
-			e = ending{First: &Failure{
-				Rank: -1, ExitCode: 1, Host: a.MasterAddr, Time: time.Now(),
-				Message: "the agent of node 0 is gone, or cannot be reached", Stderr: []string{err.Error()},
-			}}
-		}
-		ends <- e
-	})
-	defer watcher.Wait()
-	defer stopWatching()
-
-	exits := make(chan exit, a.Procs)
-	var ranks []*rank
-	var startErr error
-	for local := range a.Procs {
-		r, err := a.start(local, restarts, addr, exits)
-		if err != nil {
-			startErr = err
-			break
-		}
-		ranks = append(ranks, r)
-	}
-	each := func(sig syscall.Signal) {
-		for _, r := range ranks {
-			r.signal(sig)
-		}
-	}
-	var grace, hopeless <-chan time.Time
-	var told, failed, over bool // ranks were told to end; one failed; the attempt has its ending
-	var sent []string           // signals
-	terminate := func(sig syscall.Signal) {
-		if hopeless != nil {
-			return
-		}
-		told = true
-		sent = append(sent, signalName(sig), signalName(syscall.SIGKILL))
-		if sig == syscall.SIGKILL || a.Grace < 0 {
-			each(syscall.SIGKILL)
-			hopeless = time.After(giveUp)
-		} else if each(sig); grace == nil {
-			grace = time.After(a.Grace)
-		}
-	}
-	if startErr != nil {
-		failed = true
-		terminate(syscall.SIGKILL)
-		a.declare(endKey, ending{First: &Failure{
-			Rank: a.base + len(ranks), LocalRank: len(ranks), Host: a.host, ExitCode: 127, Time: time.Now(),
-			Stderr: []string{startErr.Error()},
-		}})
-	}
-
-	canceled := ctx.Done()
-	live := len(ranks)
-	for live > 0 || !over {
-		select {
-		case x := <-exits:
-			live--
-			if x.code != 0 {
-				f := a.failure(x)
-				if !told || !slices.Contains(sent, f.Signal) {
-					failures = append(failures, f)
-				}
-				failed = true
-				if !told {
-					terminate(syscall.SIGTERM)
-				}
-				if !over {
-					a.declare(endKey, ending{First: &f})
-				}
-			}
-			if live == 0 && !failed && !over {
-				a.done(prefix+"done", endKey)
-			}
-		case e := <-ends:
-			end, over = e, true
-			if live > 0 && !told {
-				terminate(syscall.SIGTERM)
-			}
-		case sig := <-a.Signals:
-			if a.signal == nil {
-				a.signal = sig
-				a.Logf("%s: passed on to the ranks", signalName(sig))
-				s, _ := sig.(syscall.Signal)
-				terminate(s)
-			} else {
-				a.Logf("%s again: killing the ranks", signalName(sig))
-				terminate(syscall.SIGKILL)
-			}
-		case <-canceled:
-			canceled = nil
-			terminate(syscall.SIGTERM)
-		case <-grace:
-			grace = nil
-			a.Logf("killing the ranks that are left after %v", a.Grace)
-			terminate(syscall.SIGKILL)
-		case <-hopeless:
-			return end, nil, fmt.Errorf("%d of %d ranks did not end %v after SIGKILL", live, len(ranks), giveUp)
-		}
-	}
-	return end, failures, startErr
 }
 
 // rankStore makes the store that the ranks of an attempt meet in.
@@ -587,10 +533,10 @@ func (a *agent) start(local, restarts int, addr string, exits chan<- exit) (*ran
 		return nil, err
 	}
 	r := &rank{
-		rank: a.base + local, local: local, errorFile: filepath.Join(dir, "error.json"),
+		rank: a.base + local, local: local, errorFile: filepath.Join(dir, "error.json"), blameFile: filepath.Join(dir, "blame.json"),
 		cmd: exec.Command(a.Command[0], a.Command[1:]...), guard: a.guard,
 	}
-	r.cmd.Env = a.environ(local, restarts, addr, r.errorFile)
+	r.cmd.Env = append(a.environ(local, restarts, addr, r.errorFile), launch.FailureVariable+"="+r.blameFile)
 	setProcAttr(r.cmd)
 	var log *os.File
 	if a.LogDir != "" {
@@ -599,7 +545,7 @@ func (a *agent) start(local, restarts int, addr string, exits chan<- exit) (*ran
 			flags |= os.O_TRUNC
 		}
 		var err error
-		if log, err = os.OpenFile(filepath.Join(a.LogDir, fmt.Sprintf("rank%d.log", r.rank)), flags, 0o666); err != nil {
+		if log, err = os.OpenFile(a.logFile(r.rank), flags, 0o666); err != nil {
 			return nil, err
 		}
 		if restarts > 0 {
@@ -614,17 +560,58 @@ func (a *agent) start(local, restarts int, addr string, exits chan<- exit) (*ran
 	return r, r.start(exits)
 }
 
-// failure describes a rank that ended badly.
+// failure describes a rank that has ended.
 func (a *agent) failure(x exit) Failure {
-	f := Failure{
-		Rank: x.rank.rank, LocalRank: x.rank.local, Host: a.host, PID: x.pid,
-		ExitCode: x.code, Signal: x.signal, Time: x.at, Stderr: x.rank.lines.lastLines(),
+	f := a.stateOf(x.rank)
+	f.State, f.ExitCode, f.Signal, f.Time = "", x.code, x.signal, x.at
+	if x.code == 0 {
+		return f
 	}
+	f.Stderr, f.Crash = x.rank.lines.lastLines(), x.rank.lines.crashed()
 	f.Message = readErrorFile(x.rank.errorFile)
-	if f.Message != "" {
-		f.ErrorFile = x.rank.errorFile
+	f.Blames = readBlame(x.rank.blameFile)
+	if f.Message != "" && a.LogDir != "" {
+		f.ErrorFile = filepath.Join(a.LogDir, fmt.Sprintf("rank%d.error.json", f.Rank))
+		if err := os.Rename(x.rank.errorFile, f.ErrorFile); err != nil {
+			a.Logf("keeping the error file of rank %d: %v", f.Rank, err)
+			f.ErrorFile = ""
+		}
+	}
+	f.Error = f.reason(x.rank.lines.whyCrashed())
+	return f
+}
+
+// stateOf describes a rank that may not have ended.
+func (a *agent) stateOf(r *rank) Failure {
+	f := Failure{Rank: r.rank, LocalRank: r.local, Host: a.host, PID: r.cmd.Process.Pid, State: stateRunning}
+	if isStopped(f.PID) {
+		f.State = stateStopped
+	}
+	if a.LogDir != "" {
+		f.Log = a.logFile(r.rank)
 	}
 	return f
+}
+
+func (a *agent) logFile(rank int) string {
+	return filepath.Join(a.LogDir, fmt.Sprintf("rank%d.log", rank))
+}
+
+// reason is the line that says why a rank failed, where crash is the one of a panic or
+// a traceback.
+func (f *Failure) reason(crash string) string {
+	text := cmp.Or(crash, lastLine(strings.Split(f.Message, "\n")), lastLine(f.Stderr))
+	return text[:min(len(text), tailWidth)]
+}
+
+// lastLine returns the last line that is not empty.
+func lastLine(lines []string) string {
+	for _, line := range slices.Backward(lines) {
+		if line = strings.TrimSpace(line); line != "" {
+			return line
+		}
+	}
+	return ""
 }
 
 // readErrorFile returns what a rank left in its error file: in torchrun's form

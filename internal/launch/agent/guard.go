@@ -7,13 +7,17 @@ import (
 	"os"
 	"os/exec"
 	"os/signal"
+	"path/filepath"
 	"strconv"
+	"strings"
 	"syscall"
+	"time"
 )
 
 // guard is a process that outlives the agent by a moment: when its standard
 // input ends, it kills the process groups that it was told of, one line each,
-// "+123", and not told to forget, "-123". A nil guard does nothing.
+// "+123", and not told to forget, "-123". Then it removes the agent's own
+// directory, "=/path". A nil guard does nothing.
 type guard struct {
 	cmd *exec.Cmd
 	in  *os.File
@@ -28,10 +32,15 @@ func Guard(in io.Reader) {
 
 func outlive(in io.Reader) {
 	groups := make(map[int]bool)
+	scratch := ""
 	lines := bufio.NewScanner(in)
 	for lines.Scan() {
 		text := lines.Text()
 		if len(text) < 2 {
+			continue
+		}
+		if text[0] == '=' && strings.HasPrefix(filepath.Base(text[1:]), scratchName) {
+			scratch = text[1:]
 			continue
 		}
 		pid, err := strconv.Atoi(text[1:])
@@ -46,6 +55,13 @@ func outlive(in io.Reader) {
 	}
 	for pid := range groups {
 		killGroup(pid)
+	}
+	if scratch == "" {
+		return
+	}
+	// The ranks may still be dying, and write.
+	for deadline := time.Now().Add(giveUp); os.RemoveAll(scratch) != nil && time.Now().Before(deadline); {
+		time.Sleep(10 * time.Millisecond)
 	}
 }
 
@@ -77,6 +93,16 @@ func (g *guard) watch(pid int) {
 func (g *guard) forget(pid int) {
 	if g != nil {
 		fmt.Fprintf(g.in, "-%d\n", pid)
+	}
+}
+
+// remove has the directory removed if the agent is killed.
+func (g *guard) remove(dir string) {
+	if g == nil {
+		return
+	}
+	if abs, err := filepath.Abs(dir); err == nil {
+		fmt.Fprintf(g.in, "=%s\n", abs)
 	}
 }
 

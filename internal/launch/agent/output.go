@@ -5,8 +5,10 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"regexp"
 	"strings"
 	"sync"
+	"time"
 )
 
 const (
@@ -51,10 +53,44 @@ type rankOutput struct {
 	prefix string // empty: pass bytes on as they come
 	show   bool
 
-	mu   sync.Mutex
-	log  *os.File // nil if there is none
-	tail []string
-	torn bool // the last of tail has no end yet
+	mu    sync.Mutex
+	log   *os.File // nil if there is none
+	tail  []string
+	torn  bool      // the last of tail has no end yet
+	wrote time.Time // when standard error last had something
+	crash crash
+}
+
+// crash is what a rank's standard error has of a Go panic or a Python traceback, the last
+// one.
+type crash struct {
+	head   []string // its first lines
+	why    string   // the line that says what happened; "" if it has not come
+	python bool
+}
+
+// rankPrefix is what PyTorch puts before each line of a traceback.
+var rankPrefix = regexp.MustCompile(`^\[rank\d+\]: ?`)
+
+// line takes the next line of standard error.
+func (c *crash) line(text string) {
+	text = rankPrefix.ReplaceAllString(strings.TrimSuffix(text, "\r"), "")
+	switch {
+	case strings.HasPrefix(text, "panic: "), strings.HasPrefix(text, "fatal error: "), strings.HasPrefix(text, "unexpected fault address "):
+		*c = crash{head: []string{text}, why: text}
+	case strings.HasPrefix(text, "Traceback (most recent call last):"):
+		*c = crash{head: []string{text}, python: true}
+	case len(c.head) > 0:
+		if len(c.head) < tailLines {
+			c.head = append(c.head, text)
+		}
+		if c.python && c.why == "" && text != "" && text[0] != ' ' && text[0] != '\t' {
+			c.why = text
+			if len(c.head) == tailLines {
+				c.head[tailLines-1] = text
+			}
+		}
+	}
 }
 
 // copy passes on what comes from r, until its end.
@@ -118,15 +154,20 @@ func (o *rankOutput) record(piece []byte, isErr bool) {
 	if !isErr {
 		return
 	}
+	o.wrote = time.Now()
 	for line := range strings.Lines(string(piece)) {
 		text, whole := strings.CutSuffix(line, "\n")
 		if o.torn {
 			text = o.tail[len(o.tail)-1] + text
 			o.tail = o.tail[:len(o.tail)-1]
 		}
-		o.tail = append(o.tail, text[:min(len(text), tailWidth)])
+		text = text[:min(len(text), tailWidth)]
+		o.tail = append(o.tail, text)
 		o.tail = o.tail[max(0, len(o.tail)-tailLines):]
 		o.torn = !whole
+		if whole {
+			o.crash.line(text)
+		}
 	}
 }
 
@@ -134,6 +175,27 @@ func (o *rankOutput) lastLines() []string {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	return append([]string(nil), o.tail...)
+}
+
+// crashed returns the first lines of the rank's panic or traceback, nil if there is none.
+func (o *rankOutput) crashed() []string {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return append([]string(nil), o.crash.head...)
+}
+
+// whyCrashed returns the line of the rank's panic or traceback that says what happened.
+func (o *rankOutput) whyCrashed() string {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.crash.why
+}
+
+// lastWrote returns when standard error last had something.
+func (o *rankOutput) lastWrote() time.Time {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.wrote
 }
 
 func (o *rankOutput) close() {

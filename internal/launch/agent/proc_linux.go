@@ -1,7 +1,10 @@
 package agent
 
 import (
+	"fmt"
+	"os"
 	"os/exec"
+	"strings"
 	"syscall"
 
 	"golang.org/x/sys/unix"
@@ -18,4 +21,14 @@ func setProcAttr(cmd *exec.Cmd) {
 func awaitExit(cmd *exec.Cmd) {
 	for unix.Waitid(unix.P_PID, cmd.Process.Pid, nil, unix.WEXITED|unix.WNOWAIT, nil) == unix.EINTR {
 	}
+}
+
+// isStopped reports whether a signal or a debugger has stopped the process.
+func isStopped(pid int) bool {
+	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	if err != nil {
+		return false
+	}
+	_, after, _ := strings.Cut(string(stat), ") ") // a name may have spaces
+	return strings.HasPrefix(after, "T") || strings.HasPrefix(after, "t")
 }

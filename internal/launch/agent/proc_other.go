@@ -30,3 +30,6 @@ func signalName(sig os.Signal) string { return sig.String() }
 
 // readNow is not called: pipes have no deadlines here.
 func readNow(*os.File, []byte) (int, error) { return 0, io.EOF }
+
+// isStopped would need more than this system's standard library tells.
+func isStopped(int) bool { return false }

@@ -13,7 +13,13 @@ import (
 
 func setGroup(cmd *exec.Cmd) { cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} }
 
-func signalGroup(p *os.Process, sig syscall.Signal) { syscall.Kill(-p.Pid, sig) }
+// signalGroup sends sig, and has stopped processes go on so that they take it.
+func signalGroup(p *os.Process, sig syscall.Signal) {
+	syscall.Kill(-p.Pid, sig)
+	if sig != syscall.SIGKILL {
+		syscall.Kill(-p.Pid, syscall.SIGCONT)
+	}
+}
 
 func killGroup(pid int) { syscall.Kill(-pid, syscall.SIGKILL) }
 

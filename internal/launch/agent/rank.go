@@ -21,6 +21,7 @@ const mostInPipe = 1 << 20
 type rank struct {
 	rank, local int
 	errorFile   string
+	blameFile   string
 	cmd         *exec.Cmd
 	lines       *rankOutput
 	guard       *guard

@@ -1,0 +1,369 @@
+package agent
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"slices"
+	"strconv"
+	"sync"
+	"syscall"
+	"time"
+)
+
+// attempt is one run of all ranks, as far as they are on this node.
+//
+// After the first failure on any node every agent waits for a moment, so that the rank
+// at fault can end too (see settled). Then it ends its ranks and reports what is known of
+// each. Node 0 judges the reports and declares the ending.
+type attempt struct {
+	*agent
+	key    string // of what the agents store for this attempt
+	ranks  []*rank
+	states map[*rank]Failure // of the ranks that have ended
+	failed []Failure         // those that failed and that no signal of the agent ended, in order
+	end    ending
+
+	told     bool     // the ranks were told to end
+	over     bool     // the attempt has its ending
+	failing  bool     // a rank of this node failed
+	reported bool     // to node 0
+	sent     []string // signals of the agent
+	grace    <-chan time.Time
+	hopeless <-chan time.Time
+
+	look     *time.Ticker // nil if no rank of any node has failed
+	settling time.Time    // since when
+	culprit  int          // the rank that another node's failed rank names; -1 if none
+
+	watching context.Context
+	watchers sync.WaitGroup
+	ends     chan ending
+	alarms   chan alarm
+}
+
+// alarm tells the other nodes that a rank has failed.
+type alarm struct {
+	Peer int `json:"peer"` // the rank that it names; -1 if none
+}
+
+// attempt runs the ranks once. The failures are this node's, in order.
+func (a *agent) attempt(ctx context.Context, restarts int) (end ending, failures []Failure, err error) {
+	t := &attempt{
+		agent: a, key: "attempt/" + strconv.Itoa(restarts) + "/", culprit: -1,
+		states: make(map[*rank]Failure), ends: make(chan ending, 1), alarms: make(chan alarm, 1),
+	}
+	addr, closeStore, err := a.rankStore(ctx, t.key+"store")
+	if a.signal != nil && err != nil {
+		end.First = &Failure{
+			Rank: a.base, Host: a.host, ExitCode: signalCode(a.signal), Signal: signalName(a.signal), Time: time.Now(),
+		}
+		a.declare(t.endKey(), end)
+		return end, nil, nil
+	}
+	if err != nil {
+		return end, nil, err
+	}
+	defer closeStore()
+
+	watching, stopWatching := context.WithCancel(context.Background())
+	t.watching = watching
+	defer t.watchers.Wait()
+	defer stopWatching()
+	t.watchers.Go(t.awaitEnd)
+	if a.Nodes > 1 {
+		t.watchers.Go(t.awaitAlarm)
+	}
+
+	exits := make(chan exit, a.Procs)
+	var startErr error
+	for local := range a.Procs {
+		r, err := a.start(local, restarts, addr, exits)
+		if err != nil {
+			startErr = err
+			break
+		}
+		t.ranks = append(t.ranks, r)
+	}
+	if startErr != nil {
+		t.failing = true
+		t.terminate(syscall.SIGKILL)
+		a.declare(t.endKey(), ending{First: &Failure{
+			Rank: a.base + len(t.ranks), LocalRank: len(t.ranks), Host: a.host, ExitCode: 127, Time: time.Now(),
+			Error: startErr.Error(), Stderr: []string{startErr.Error()},
+		}})
+	}
+	if err := t.run(ctx, exits); err != nil {
+		return t.end, nil, err
+	}
+	t.complete()
+	return t.end, t.failed, startErr
+}
+
+func (t *attempt) endKey() string   { return t.key + "end" }
+func (t *attempt) alarmKey() string { return t.key + "alarm" }
+
+func (t *attempt) reportKey(node int) string { return t.key + "report/" + strconv.Itoa(node) }
+
+// live returns how many ranks have not ended.
+func (t *attempt) live() int { return len(t.ranks) - len(t.states) }
+
+// run waits until all ranks have ended and the attempt has its ending.
+func (t *attempt) run(ctx context.Context, exits <-chan exit) error {
+	canceled := ctx.Done()
+	defer func() {
+		if t.look != nil {
+			t.look.Stop()
+		}
+	}()
+	for t.live() > 0 || !t.over {
+		var look <-chan time.Time
+		if t.look != nil && !t.reported {
+			look = t.look.C
+		}
+		select {
+		case x := <-exits:
+			t.exited(x)
+		case e := <-t.ends:
+			t.end, t.over = e, true
+			if t.live() > 0 && !t.told {
+				t.terminate(syscall.SIGTERM)
+			}
+		case m := <-t.alarms:
+			t.culprit = m.Peer
+			t.settle()
+		case <-look:
+		case sig := <-t.Signals:
+			if t.signal == nil {
+				t.signal = sig
+				t.Logf("%s: passed on to the ranks", signalName(sig))
+				s, _ := sig.(syscall.Signal)
+				t.terminate(s)
+			} else {
+				t.Logf("%s again: killing the ranks", signalName(sig))
+				t.terminate(syscall.SIGKILL)
+			}
+		case <-canceled:
+			canceled = nil
+			t.terminate(syscall.SIGTERM)
+		case <-t.grace:
+			t.grace = nil
+			t.Logf("killing the ranks that are left after %v", t.Grace)
+			t.terminate(syscall.SIGKILL)
+		case <-t.hopeless:
+			return fmt.Errorf("%d of %d ranks did not end %v after SIGKILL", t.live(), len(t.ranks), giveUp)
+		}
+		if t.look != nil && !t.reported && (t.told || t.settled(time.Now())) {
+			t.report()
+		}
+	}
+	return nil
+}
+
+// terminate has the ranks end. After SIGKILL it does nothing.
+func (t *attempt) terminate(sig syscall.Signal) {
+	if t.hopeless != nil {
+		return
+	}
+	each := func(sig syscall.Signal) {
+		for _, r := range t.ranks {
+			r.signal(sig)
+		}
+	}
+	t.told = true
+	t.sent = append(t.sent, signalName(sig), signalName(syscall.SIGKILL))
+	if sig == syscall.SIGKILL || t.Grace < 0 {
+		each(syscall.SIGKILL)
+		t.hopeless = time.After(giveUp)
+	} else if each(sig); t.grace == nil {
+		t.grace = time.After(t.Grace)
+	}
+}
+
+// exited takes the end of a rank.
+func (t *attempt) exited(x exit) {
+	f := t.failure(x)
+	t.states[x.rank] = f
+	if x.code == 0 {
+		if t.live() == 0 && !t.failing && !t.over {
+			t.done(t.key+"done", t.endKey())
+		}
+		return
+	}
+	t.failing = true
+	if !t.told || !slices.Contains(t.sent, f.Signal) {
+		t.failed = append(t.failed, f)
+	}
+	switch {
+	case t.over || t.reported:
+	case t.told: // by somebody's signal: there is nobody to blame
+		t.declare(t.endKey(), ending{First: &f})
+	default:
+		if t.look == nil && t.Nodes > 1 {
+			t.alarm(alarm{Peer: evidenceOf(&f, t.size).peer})
+		}
+		t.settle()
+	}
+}
+
+// settle begins to wait for the ends of other ranks.
+func (t *attempt) settle() {
+	if t.look == nil {
+		t.settling = time.Now()
+		t.look = time.NewTicker(settleLook)
+	}
+}
+
+// settled reports whether the failures that have a common reason have come.
+func (t *attempt) settled(now time.Time) bool {
+	if t.live() == 0 {
+		return true
+	}
+	waited := now.Sub(t.settling)
+	if waited < settleFor {
+		return false
+	}
+	named := []int{t.culprit}
+	for i := range t.failed {
+		named = append(named, evidenceOf(&t.failed[i], t.size).peer)
+	}
+	limit := settleFor
+	for _, r := range t.ranks {
+		if _, ended := t.states[r]; ended {
+			continue
+		}
+		if now.Sub(r.lines.lastWrote()) < settleQuiet {
+			limit = max(limit, settleMost)
+		}
+		if (slices.Contains(named, r.rank) || r.lines.whyCrashed() != "") && !isStopped(r.cmd.Process.Pid) {
+			limit = settleCulprit
+		}
+	}
+	return waited >= limit
+}
+
+// report tells node 0 what is known of this node's ranks, and ends them.
+func (t *attempt) report() {
+	t.reported = true
+	var all []Failure
+	for i, r := range t.ranks {
+		f, ended := t.states[r]
+		if !ended {
+			f = t.stateOf(r)
+		}
+		if t.Nodes > 1 && i >= mostDetailed {
+			f.Message, f.Crash, f.Stderr = "", nil, nil
+		}
+		all = append(all, f)
+	}
+	if !t.told {
+		t.terminate(syscall.SIGTERM)
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), farewell)
+	defer cancel()
+	text, err := json.Marshal(all)
+	if err == nil {
+		err = t.nodes.Set(ctx, t.reportKey(t.NodeRank), text)
+	}
+	if err != nil {
+		t.Logf("reporting to node 0: %v", err)
+	}
+	if t.NodeRank == 0 {
+		t.watchers.Go(t.decide)
+	}
+}
+
+// mostDetailed is of how many ranks a node tells the other nodes all that they wrote.
+const mostDetailed = 64
+
+// decide judges the reports of all nodes.
+func (t *attempt) decide() {
+	ctx, cancel := context.WithTimeout(t.watching, reportsWithin)
+	defer cancel()
+	var all []Failure
+	for n := range t.Nodes {
+		var some []Failure
+		text, err := t.nodes.Get(ctx, t.reportKey(n))
+		if err == nil {
+			err = json.Unmarshal(text, &some)
+		}
+		if err != nil && t.watching.Err() == nil {
+			t.Logf("node %d has not reported on its ranks: %v", n, err)
+		}
+		all = append(all, some...)
+	}
+	e := ending{First: judge(all, t.size)}
+	if e.First == nil {
+		e.First = &Failure{
+			Rank: -1, ExitCode: 1, Host: t.host, Time: time.Now(), Message: "a rank failed on a node that has not reported which",
+		}
+	}
+	var first time.Time
+	for _, f := range all {
+		if f.failed() && (e.Code == 0 || f.Time.Before(first)) {
+			e.Code, first = f.ExitCode, f.Time
+		}
+	}
+	t.declare(t.endKey(), e)
+}
+
+// alarm tells the other nodes that a rank has failed.
+func (t *attempt) alarm(m alarm) {
+	ctx, cancel := context.WithTimeout(context.Background(), farewell)
+	defer cancel()
+	text, err := json.Marshal(m)
+	if err == nil {
+		_, err = t.nodes.CompareSet(ctx, t.alarmKey(), nil, text)
+	}
+	if err != nil {
+		t.Logf("telling the other nodes: %v", err)
+	}
+}
+
+func (t *attempt) awaitAlarm() {
+	text, err := t.nodes.Get(t.watching, t.alarmKey())
+	if err != nil {
+		return // awaitEnd says so
+	}
+	m := alarm{Peer: -1}
+	if err := json.Unmarshal(text, &m); err != nil {
+		t.Logf("another node's alarm: %v", err)
+	}
+	t.alarms <- m
+}
+
+func (t *attempt) awaitEnd() {
+	text, err := t.nodes.Get(t.watching, t.endKey())
+	var e ending
+	if err == nil {
+		err = json.Unmarshal(text, &e)
+	}
+	if err != nil {
+		e = ending{First: &Failure{
+			Rank: -1, ExitCode: 1, Host: t.MasterAddr, Time: time.Now(),
+			Message: "the agent of node 0 is gone, or cannot be reached", Stderr: []string{err.Error()},
+		}}
+	}
+	t.ends <- e
+}
+
+// complete adds what this node knows of the rank at fault: all that it wrote, also
+// after the ending was declared.
+func (t *attempt) complete() {
+	first := t.end.First
+	if first == nil {
+		return
+	}
+	for r, f := range t.states {
+		if r.rank != first.Rank {
+			continue
+		}
+		f.NamedBy, f.Said = first.NamedBy, first.Said
+		if first.State != "" {
+			f.State, f.ExitCode, f.Signal, f.Time = first.State, 0, "", first.Time
+			f.Stderr, f.Crash = r.lines.lastLines(), r.lines.crashed()
+		}
+		*first = f
+		return
+	}
+}

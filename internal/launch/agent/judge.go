@@ -1,0 +1,244 @@
+package agent
+
+import (
+	"cmp"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/c10d-go/c10d/internal/launch"
+)
+
+// States of a rank that had not ended when the launcher ended the job.
+const (
+	stateRunning = "running"
+	stateStopped = "stopped" // by SIGSTOP or a terminal
+	stateUnknown = "unknown" // the agent of its node has not reported
+)
+
+// blaming finds the rank that a line of an error names as the one at fault. These are
+// the words of this library's faults, and those of PyTorch's monitored barrier.
+var blaming = regexp.MustCompile(`\b[Rr]ank (\d+)\b[^:;,\n]{0,60}?\b(?:died|left|panicked|crashed|ended|stopped|aborted|cancelled|did not|has not|sent (?:a message|bytes)|published no|failed to pass monitoredBarrier)\b`)
+
+// subgroup finds the group of an operation that is not the default group: the ranks in
+// its error are counted otherwise.
+var subgroup = regexp.MustCompile(`of group "([^"]*)"`)
+
+// cutOff are the words of a rank that lost another one and does not know which.
+var cutOff = regexp.MustCompile(`(?i)connection (?:closed|reset) by peer|broken pipe|timed out waiting|socket timeout|some rank `)
+
+// evidence is what is known of the reason for which a rank failed.
+type evidence struct {
+	peer   int  // the rank that it names; -1 if none
+	noted  bool // by its group, not found in its output
+	victim bool // it failed because of another rank, known or not
+}
+
+// evidenceOf looks at what the rank's group noted, else at what the rank wrote.
+func evidenceOf(f *Failure, size int) evidence {
+	within := func(r int) bool { return r >= 0 && r < size }
+	if b := f.Blames; b != nil {
+		if within(b.Peer) {
+			return evidence{peer: b.Peer, noted: true, victim: b.Peer != f.Rank}
+		}
+		return evidence{peer: -1, noted: true, victim: true}
+	}
+	for _, line := range f.reasons() {
+		if m := blaming.FindStringSubmatch(line); m != nil {
+			if g := subgroup.FindStringSubmatch(line); g != nil && g[1] != "0" {
+				return evidence{peer: -1, victim: true}
+			}
+			if r, err := strconv.Atoi(m[1]); err == nil && within(r) {
+				return evidence{peer: r, victim: r != f.Rank}
+			}
+		}
+		if cutOff.MatchString(line) {
+			return evidence{peer: -1, victim: true}
+		}
+	}
+	return evidence{peer: -1}
+}
+
+// reasons are the lines that may say why a rank failed, the most telling first: its
+// panic, its error file, its last words.
+func (f *Failure) reasons() []string {
+	var all []string
+	if len(f.Crash) > 0 {
+		for _, line := range f.Crash {
+			if strings.HasPrefix(line, "goroutine ") {
+				break // what follows are calls
+			}
+			all = append(all, line)
+		}
+		return append(all, strings.Split(f.Message, "\n")...)
+	}
+	all = strings.Split(f.Message, "\n")
+	const lastWords = 5
+	for _, line := range slices.Backward(f.Stderr) {
+		if len(all) > lastWords {
+			break
+		}
+		if strings.TrimSpace(line) != "" {
+			all = append(all, line)
+		}
+	}
+	return all
+}
+
+// suspect is a rank that may be the one at fault.
+type suspect struct {
+	*Failure
+	cut     bool  // it lost another rank, nobody knows which
+	noted   bool  // groups name it
+	namedBy []int // the ranks that failed because of it, by what they say
+}
+
+// judge finds the rank at fault among what is known of a job's ranks. A rank that names
+// another one is followed to that one, from there on to the rank which that one names, and
+// so on. Of the ranks at which this ends the first by these rules is at fault:
+//
+//  1. ranks that did not lose an unknown other one
+//  2. ranks that groups have noted as the reason of their failure
+//  3. ranks that a signal ended, that panicked or that ended with a traceback
+//  4. ranks that more others name
+//  5. the rank that ended first
+//
+// It returns nil if no rank has failed.
+func judge(ranks []Failure, size int) *Failure {
+	known := make(map[int]*Failure, len(ranks))
+	for i := range ranks {
+		known[ranks[i].Rank] = &ranks[i]
+	}
+	suspects := make(map[int]*suspect)
+	at := func(r int) *suspect {
+		s := suspects[r]
+		if s == nil {
+			f := known[r]
+			if f == nil {
+				f = &Failure{Rank: r, LocalRank: -1, State: stateUnknown}
+			}
+			s = &suspect{Failure: f}
+			suspects[r] = s
+		}
+		return s
+	}
+	for i := range ranks {
+		f := &ranks[i]
+		if !f.failed() {
+			continue
+		}
+		e := evidenceOf(f, size)
+		if !e.victim || e.peer < 0 {
+			s := at(f.Rank)
+			s.cut = e.victim
+			s.noted = s.noted || e.noted && !e.victim
+			continue
+		}
+		s := at(follow(known, f.Rank, size))
+		s.namedBy = append(s.namedBy, f.Rank)
+		s.noted = s.noted || e.noted
+	}
+	var first *suspect
+	for _, s := range suspects {
+		if first == nil || s.before(first) {
+			first = s
+		}
+	}
+	if first == nil {
+		return nil
+	}
+	f := *first.Failure
+	slices.Sort(first.namedBy)
+	f.NamedBy = first.namedBy
+	var said *Failure
+	for _, r := range f.NamedBy {
+		if o := known[r]; evidenceOf(o, size).peer == f.Rank && (said == nil || o.noticed().Before(said.noticed())) {
+			said = o
+		}
+	}
+	if said != nil {
+		f.Said = said.said()
+	}
+	return &f
+}
+
+// follow returns where the ranks lead that each name the next. Of ranks that name each other
+// in a circle it returns the one that the first rank names.
+func follow(known map[int]*Failure, rank, size int) int {
+	seen := map[int]bool{rank: true}
+	next := evidenceOf(known[rank], size).peer
+	for at := next; ; {
+		f := known[at]
+		if f == nil || !f.failed() {
+			return at
+		}
+		e := evidenceOf(f, size)
+		if !e.victim || e.peer < 0 {
+			return at
+		}
+		if seen[e.peer] {
+			return next
+		}
+		seen[at] = true
+		at = e.peer
+	}
+}
+
+func (s *suspect) before(o *suspect) bool {
+	yes := func(a, b bool) int {
+		switch {
+		case a == b:
+			return 0
+		case a:
+			return -1
+		}
+		return 1
+	}
+	return cmp.Or(
+		yes(!s.cut, !o.cut),
+		yes(s.noted, o.noted),
+		yes(s.violent(), o.violent()),
+		cmp.Compare(len(o.namedBy), len(s.namedBy)),
+		yes(!s.Time.IsZero(), !o.Time.IsZero()),
+		s.Time.Compare(o.Time),
+		cmp.Compare(s.Rank, o.Rank),
+	) < 0
+}
+
+// violent reports whether a rank ended as no program means to.
+func (f *Failure) violent() bool { return f.Signal != "" || len(f.Crash) > 0 && f.failed() }
+
+// noticed is when the rank failed because of another one.
+func (f *Failure) noticed() time.Time {
+	if f.Blames != nil {
+		return f.Blames.Time
+	}
+	return f.Time
+}
+
+// said is what a rank said of the one that it names.
+func (f *Failure) said() string {
+	if f.Blames != nil {
+		return f.Blames.Message
+	}
+	for _, line := range f.reasons() {
+		if blaming.MatchString(line) {
+			return line
+		}
+	}
+	return ""
+}
+
+// failed reports whether the rank ended by itself and not well.
+func (f *Failure) failed() bool { return f.State == "" && f.ExitCode != 0 }
+
+// readBlame returns what the rank's group noted, nil if nothing.
+func readBlame(path string) *launch.Blame {
+	b, err := launch.ReadBlame(path)
+	if err != nil {
+		return nil
+	}
+	return &b
+}

@@ -40,6 +40,10 @@ type InitOptions struct {
 	Token string
 }
 
+// ErrNoLauncher is matched by the error of Init in a process that no launcher has started,
+// where rank and size are not given either.
+var ErrNoLauncher = launch.ErrNone
+
 // Init makes the default group as c10d's init_process_group does: it opens the
 // store that a URL names, finds out rank and size, and calls New. An empty url
 // means env://.
@@ -187,7 +191,7 @@ func resolve(rawURL string, o InitOptions, getenv func(string) string) (*meeting
 	switch m.scheme {
 	case "env":
 		m.addr, err = m.env.Address()
-		return m, err
+		return m, sayGiven(err, rank, size)
 	case "tcp":
 		m.env.Addr = u.Hostname()
 		if m.env.Port, err = strconv.Atoi(u.Port()); m.env.Port == 0 && m.env.Size > 1 {
@@ -243,6 +247,13 @@ func detect(scheme, rank, size string, getenv func(string) string) (launch.Env, 
 		}
 	}
 	all := rank != "" && size != ""
+	if all {
+		r, err := strconv.Atoi(rank)
+		n, err2 := strconv.Atoi(size)
+		if err == nil && err2 == nil && (r < 0 || r >= n) {
+			return launch.Env{}, fmt.Errorf("rank %d is not within a world of %d: the caller gave both, in InitOptions or in the URL", r, n)
+		}
+	}
 	e, err := launch.Detect(func(name string) string {
 		switch {
 		case name == "RANK" && rank != "":
@@ -261,7 +272,35 @@ func detect(scheme, rank, size string, getenv func(string) string) (launch.Env, 
 	if all {
 		e.Source = "the caller"
 	}
+	err = sayGiven(err, rank, size)
+	if scheme != "env" && errors.Is(err, launch.ErrNone) {
+		err = fmt.Errorf("%w, or give rank and size in InitOptions or in the URL (?rank=0&world_size=2)", err)
+	}
 	return e, err
+}
+
+// sayGiven names the caller in an error about a launcher's variables in whose place the
+// caller has given the rank, the size or both.
+func sayGiven(err error, rank, size string) error {
+	var e *launch.Error
+	if !errors.As(err, &e) || rank == "" && size == "" {
+		return err
+	}
+	said := *e
+	said.Found = nil
+	for _, kv := range e.Found {
+		switch name, value, _ := strings.Cut(kv, "="); {
+		case name == "RANK" && rank != "":
+			kv = "rank " + value + " given by the caller"
+		case name == "WORLD_SIZE" && size != "":
+			kv = "world size " + value + " given by the caller"
+		}
+		said.Found = append(said.Found, kv)
+	}
+	if rank != "" && size != "" {
+		said.Launcher = ""
+	}
+	return &said
 }
 
 // open opens the store. Errors name it, and no password.

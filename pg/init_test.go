@@ -232,9 +232,12 @@ func TestInitRefuses(t *testing.T) {
 		url, env, want string
 		o              InitOptions
 	}{
-		{url: "env://", want: "launch: environment variable RANK expected, but not set; no launcher's environment variables are set"},
+		{url: "env://", want: "launch: environment variable RANK expected, but not set, nor are those of any launcher: start the program with a launcher, for example `c10d run -n 2 -- PROGRAM`"},
+		{url: "tcp://h:1", want: "launch: environment variable RANK expected, but not set, nor are those of any launcher: start the program with a launcher, for example `c10d run -n 2 -- PROGRAM`, or give rank and size in InitOptions or in the URL (?rank=0&world_size=2)"},
 		{url: "env://", env: "RANK=0 WORLD_SIZE=1", want: "launch: torchrun/env: environment variables MASTER_ADDR and MASTER_PORT expected, but not set; found RANK=0, WORLD_SIZE=1"},
-		{url: "env://", o: InitOptions{Size: 2}, want: "launch: torchrun/env: environment variables MASTER_ADDR and MASTER_PORT expected, but not set; found RANK=0, WORLD_SIZE=2"},
+		{url: "env://", o: InitOptions{Size: 2}, want: "launch: environment variables MASTER_ADDR and MASTER_PORT expected, but not set; found rank 0 given by the caller, world size 2 given by the caller"},
+		{url: "env://", o: InitOptions{Rank: 4, Size: 4}, want: "rank 4 is not within a world of 4: the caller gave both, in InitOptions or in the URL"},
+		{url: "env://?rank=4", env: "RANK=0 WORLD_SIZE=4", want: "launch: torchrun/env: rank 4 is not within a world of 4; found rank 4 given by the caller, WORLD_SIZE=4"},
 		{url: "env://?worldsize=1", want: `env:// has no parameter "worldsize"`},
 		{url: "tcp://127.0.0.1?rank=0&world_size=1", want: `tcp:// needs host and port, not "127.0.0.1"`},
 		{url: "tcp://127.0.0.1:0?rank=0&world_size=2", want: "tcp:// with port 0, which the other ranks would not find"},
@@ -242,7 +245,7 @@ func TestInitRefuses(t *testing.T) {
 		{url: "tcp://127.0.0.1:1?world_size=2", env: "RANK=0 WORLD_SIZE=3", want: "tcp:// with a world_size needs rank too"},
 		{url: "tcp://127.0.0.1:1?rank=1&world_size=2", o: InitOptions{Rank: 0, Size: 2}, want: "rank is 1 in the URL and 0 in the options"},
 		{url: "tcp://127.0.0.1:1?rank=x&world_size=2", want: `rank="x" in the URL is not a number of 0 or more`},
-		{url: "tcp://127.0.0.1:1?rank=2&world_size=2", want: "launch: torchrun/env: rank 2 is not within a world of 2; found RANK=2, WORLD_SIZE=2"},
+		{url: "tcp://127.0.0.1:1?rank=2&world_size=2", want: "rank 2 is not within a world of 2: the caller gave both, in InitOptions or in the URL"},
 		{url: "tcp://127.0.0.1:1", o: InitOptions{Rank: 1}, want: "rank 1 of 0 given"},
 		{url: "file://a/b?rank=0&world_size=1", want: `file:// needs the absolute path of a file, not "a/b"`},
 		{url: "redis://h?rank=0&world_size=1", want: "redis:// needs a name that tells this run from others: ?prefix=NAME"},

@@ -129,16 +129,16 @@ func setupBench(fs *flag.FlagSet) func(stdio, []string) (int, error) {
 	fs.Var(&b.end, "e", "largest `size`")
 	fs.IntVar(&b.factor, "f", 4, "`factor` from one size to the next")
 	fs.Var(&b.sizes, "sizes", "these `sizes`, with commas, instead of -b, -e and -f")
-	fs.IntVar(&b.iters, "n", 0, "`iterations` of a size; 0 takes what -budget allows")
-	fs.IntVar(&b.warmup, "w", 5, "`iterations` before the measurement")
-	fs.IntVar(&b.repeat, "repeat", 3, "`times` to measure a size; the best is kept")
+	fs.IntVar(&b.iters, "n", 0, "measure `n` iterations of a size; 0 takes as many as -budget allows")
+	fs.IntVar(&b.warmup, "w", 5, "run `n` iterations before the measurement")
+	fs.IntVar(&b.repeat, "repeat", 3, "measure each size `n` times and keep the best")
 	fs.DurationVar(&b.budget, "budget", 500*time.Millisecond, "`time` for one measurement of one size")
 	fs.StringVar(&b.dtype, "dtype", "float32", "element `type`")
 	fs.StringVar(&b.reduce, "reduce", "sum", "`operator` of reductions")
-	fs.IntVar(&b.world, "world", 0, "start this `number` of local ranks; 0 joins by -init")
+	fs.IntVar(&b.world, "world", 0, "start `n` local ranks; 0 joins by -init")
 	fs.StringVar(&b.init, "init", "env://", "where to meet the others: `URL`")
-	fs.StringVar(&b.wire, "wire", "auto", "`wire` to speak: auto, gloo, native, or tcp, which is native without shared memory")
-	fs.StringVar(&b.sums, "sums", "", "what sums depend on: empty for the fastest, \"rank order\" or exact")
+	fs.StringVar(&b.wire, "wire", "", "`wire` to speak: auto, gloo, native, or tcp, which is native without shared memory"+wireDefault)
+	fs.StringVar(&b.sums, "sums", "", "`order` of sums: empty for the fastest, \"rank order\" or exact")
 	fs.BoolVar(&b.json, "json", false, "print one JSON record a line")
 	fs.Var(&b.beside, "beside", "`files` of peers' records, to print with their ratio and to plot")
 	fs.Var(&b.load, "load", "report on the records in these `files`, which -json printed, and measure nothing")
@@ -150,7 +150,7 @@ func setupBench(fs *flag.FlagSet) func(stdio, []string) (int, error) {
 	fs.StringVar(&b.work, "work", "", "with -device, the `work` that does every all_reduce: "+strings.Join(allReduceWorks(), ", ")+" (default the best that is usable)")
 	fs.StringVar(&b.broadcast, "broadcast", "", "with -device, the `way` of every broadcast: "+strings.Join(broadcastWays, ", ")+" (default by size and ranks)")
 	fs.Var(&b.chunk, "chunk", "with -device, the `size` of the pieces that go through the host; 0 is the backend's own")
-	fs.IntVar(&b.slots, "slots", 0, "with -device, how many such `pieces` are on their way at a time; 0 is the backend's own")
+	fs.IntVar(&b.slots, "slots", 0, "with -device, `n` such pieces are on their way at a time; 0 is the backend's own")
 	fs.Var(&b.deviceChunk, "device-chunk", "with -device, the `size` of the pieces that go from device to device; 0 is the backend's own")
 	fs.BoolVar(&b.stream, "stream", true, "with -device, call on a stream of the rank's own, and wait for the stream; without, wait for the operation")
 	fs.BoolVar(&b.inPlace, "in-place", false, "input and output in the same memory also where the operation has two tensors: "+strings.Join(inPlaceOps, ", "))
@@ -213,7 +213,7 @@ func (b *bench) complete() error {
 	if b.factor < 2 || b.begin > b.end || b.iters < 0 || b.warmup < 0 || b.repeat < 1 || b.world < 0 {
 		return usagef("-b %v -e %v -f %d -n %d -w %d -repeat %d -world %d make no series", &b.begin, &b.end, b.factor, b.iters, b.warmup, b.repeat, b.world)
 	}
-	if _, err := gloo.ParseWire(b.wire); err != nil {
+	if _, err := wireOf(b.wire); err != nil {
 		return usagef("-wire: %v", err)
 	}
 	if len(b.load) > 0 && b.world > 0 {
@@ -286,7 +286,7 @@ func (b *bench) run(std stdio) error {
 	}
 	g, err := pg.Init(ctx, b.init, b.options(at))
 	if err != nil {
-		return errors.Join(err, at.free())
+		return errors.Join(orWorld(err), at.free())
 	}
 	if err = at.take(ctx, g, b.stream); err == nil && b.tune != "" {
 		err = b.tuneAll(ctx, g, d, op, std)
@@ -307,7 +307,7 @@ func (b *bench) options(at *gpu) pg.InitOptions {
 		own := cuda.Options{
 			Driver: at.driver, AllReduce: b.work, Broadcast: b.broadcast, Chunk: int(b.chunk), Slots: b.slots, DeviceChunk: int(b.deviceChunk),
 		}
-		if b.wire != string(gloo.WireAuto) || b.sumsGiven {
+		if b.wire != "" || b.sumsGiven {
 			if !b.sumsGiven {
 				host.Sums = gloo.SumsInRankOrder // the backend's own default
 			}

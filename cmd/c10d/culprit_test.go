@@ -51,10 +51,12 @@ func train(culprit bool, how string) (err error) {
 			case "return": // as if the rank had done all its steps
 				g.Close()
 				os.Exit(0)
-			case "kill":
-				return syscall.Kill(os.Getpid(), syscall.SIGKILL)
-			case "stop":
-				return syscall.Kill(os.Getpid(), syscall.SIGSTOP)
+			case "kill", "stop":
+				err := syscall.Kill(os.Getpid(), map[string]syscall.Signal{"kill": syscall.SIGKILL, "stop": syscall.SIGSTOP}[how])
+				for err == nil { // the signal may take effect a moment later
+					time.Sleep(time.Second)
+				}
+				return err
 			}
 		}
 		w, err := g.AllReduce(ctx, []*tensor.Tensor{t}, backend.AllReduceOptions{Timeout: stepTimeout})

@@ -42,9 +42,9 @@ type doctor struct {
 
 func setupDoctor(fs *flag.FlagSet) func(stdio, []string) (int, error) {
 	var d doctor
-	fs.IntVar(&d.world, "world", 0, "start this `number` of local ranks; 0 joins by -init")
+	fs.IntVar(&d.world, "world", 0, "start `n` local ranks; 0 joins by -init")
 	fs.StringVar(&d.init, "init", "env://", "where to meet the others: `URL`")
-	fs.StringVar(&d.wire, "wire", "auto", "`wire` to speak: auto, gloo, native or tcp")
+	fs.StringVar(&d.wire, "wire", "", "`wire` to speak: auto, gloo, native or tcp"+wireDefault)
 	fs.StringVar(&d.device, "device", anyDevice, "`devices` to look at: auto (GPUs if there are any), cpu (none), cuda, or sim, which is GPUs in software")
 	fs.BoolVar(&d.json, "json", false, "print one JSON object")
 	fs.BoolVar(&d.links, "links", true, "measure what is between each two ranks")
@@ -56,7 +56,7 @@ func setupDoctor(fs *flag.FlagSet) func(stdio, []string) (int, error) {
 		if d.world < 0 || d.timeout <= 0 {
 			return 0, usagef("-world %d and -timeout %v are not both positive", d.world, d.timeout)
 		}
-		wire, err := gloo.ParseWire(d.wire)
+		wire, err := wireOf(d.wire)
 		if err != nil {
 			return 0, usagef("-wire: %v", err)
 		}
@@ -162,7 +162,7 @@ func (d *doctor) run(std stdio, wire gloo.Wire, on *devices) error {
 	begun := time.Now()
 	g, err := pg.Init(ctx, d.init, pg.InitOptions{Options: o})
 	if err != nil {
-		return errors.Join(err, at.free())
+		return errors.Join(orWorld(err), at.free())
 	}
 	err = d.examine(ctx, g, at, missing, time.Since(begun), std.out)
 	if err != nil {

@@ -7,6 +7,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"flag"
 	"fmt"
 	"net"
 	"os"
@@ -728,6 +729,54 @@ func TestHelp(t *testing.T) {
 		require.Empty(t, errs.String(), args)
 		require.Contains(t, out.String(), "c10d ", args)
 		require.NotContains(t, out.String(), "guard", args)
+	}
+}
+
+// TestFlagsNameTheirValues: a flag's placeholder is the kind of its value.
+func TestFlagsNameTheirValues(t *testing.T) {
+	kinds := strings.Fields(`algorithms bytes devices factor file files folder generation host host:port n n,n,... name
+		operations operator order port rank seed size sizes time type URL way wire work`)
+	for name, c := range commands {
+		fs := flag.NewFlagSet(name, flag.ContinueOnError)
+		c.setup(fs)
+		fs.VisitAll(func(f *flag.Flag) {
+			if kind, _ := flag.UnquoteUsage(f); kind != "" && f.Usage != hidden {
+				require.Contains(t, kinds, kind, "c10d %s -%s", name, f.Name)
+			}
+		})
+	}
+}
+
+// TestNoLauncher: programs that find no launcher say how to start them.
+func TestNoLauncher(t *testing.T) {
+	for _, v := range []string{"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"} {
+		t.Setenv(v, "")
+	}
+	script := filepath.Join(t.TempDir(), "script")
+	require.NoError(t, os.WriteFile(script, nil, 0o600))
+	for args, want := range map[string]string{
+		"bench":                  "`c10d run -n 2 -- PROGRAM`; or have this command start 2 ranks here: -world 2",
+		"doctor":                 "`c10d run -n 2 -- PROGRAM`; or have this command start 2 ranks here: -world 2",
+		"rank -script " + script: "`c10d run -n 2 -- PROGRAM`; or name the others by -init tcp://HOST:PORT?rank=R&world_size=N",
+	} {
+		var out, errs bytes.Buffer
+		require.Equal(t, 1, dispatch(stdio{nil, &out, &errs}, strings.Fields(args)), args)
+		require.Contains(t, errs.String(), want, args)
+	}
+}
+
+// TestWireVariable: commands leave the wire to C10D_WIRE unless -wire is given.
+func TestWireVariable(t *testing.T) {
+	t.Setenv("C10D_WIRE", "nonsense")
+	script := filepath.Join(t.TempDir(), "script")
+	require.NoError(t, os.WriteFile(script, nil, 0o600))
+	for _, args := range []string{"bench -sizes 4 -n 1", "doctor -device cpu", "rank -script " + script} {
+		for flags, want := range map[string]string{"": `gloo: unknown wire "nonsense"`, " -wire auto": ""} {
+			var out, errs bytes.Buffer
+			code := dispatch(stdio{nil, &out, &errs}, strings.Fields(args+flags+" -init file://"+filepath.Join(t.TempDir(), "store")+"?rank=0&world_size=1"))
+			require.Equal(t, want == "", code == 0, "%s: %s", args+flags, errs.String())
+			require.Contains(t, errs.String(), want, args)
+		}
 	}
 }
 

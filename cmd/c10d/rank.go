@@ -27,6 +27,30 @@ func init() {
 	})
 }
 
+// wireDefault is what the flag -wire says of its default.
+const wireDefault = " (default C10D_WIRE, without that auto)"
+
+// wireOf checks the value of the flag -wire. An empty one is left to the backend, which
+// looks at C10D_WIRE.
+func wireOf(name string) (gloo.Wire, error) {
+	if name == "" {
+		return "", nil
+	}
+	return gloo.ParseWire(name)
+}
+
+// orInstead adds to the error of a rank that no launcher has started what this command
+// could do instead.
+func orInstead(err error, what string) error {
+	if errors.Is(err, pg.ErrNoLauncher) {
+		return fmt.Errorf("%w; %s", err, what)
+	}
+	return err
+}
+
+// orWorld is orInstead for commands with -world.
+func orWorld(err error) error { return orInstead(err, "or have this command start 2 ranks here: -world 2") }
+
 // rankFlags are the flags of "c10d rank".
 type rankFlags struct {
 	script, url, wire, torch string
@@ -37,9 +61,9 @@ func setupRank(fs *flag.FlagSet) func(stdio, []string) (int, error) {
 	var f rankFlags
 	fs.StringVar(&f.script, "script", "", "`file` with one JSON object a line, the same on every rank; - is standard input")
 	fs.StringVar(&f.url, "init", "env://", "where to meet the others: env://, tcp://, file:// or redis:// `URL`")
-	fs.StringVar(&f.wire, "wire", "auto", "`wire` to speak: auto, gloo, or for ranks of this library alone native or tcp")
+	fs.StringVar(&f.wire, "wire", "", "`wire` to speak: auto, gloo, or for ranks of this library alone native or tcp"+wireDefault)
 	fs.StringVar(&f.torch, "torch", "auto", "`generation` of PyTorch in the job: 1 (up to 2.0), 2 (2.2 and later), or auto")
-	fs.DurationVar(&f.timeout, "timeout", time.Minute, "limit of the rendezvous and of each operation")
+	fs.DurationVar(&f.timeout, "timeout", time.Minute, "longest `time` for the rendezvous and for each operation")
 	return func(std stdio, args []string) (int, error) {
 		if len(args) > 0 {
 			return 0, usagef("unexpected argument %q", args[0])
@@ -52,7 +76,7 @@ func (f *rankFlags) run(std stdio) error {
 	if f.script == "" {
 		return usagef("-script is missing")
 	}
-	wire, err := gloo.ParseWire(f.wire)
+	wire, err := wireOf(f.wire)
 	if err != nil {
 		return usagef("-wire: %v", err)
 	}
@@ -79,7 +103,7 @@ func (f *rankFlags) run(std stdio) error {
 		Timeout: f.timeout, Dialect: dialect, Backend: "cpu:" + gloo.Name, BackendOptions: map[string]any{gloo.Name: gloo.Options{Wire: wire}},
 	}})
 	if err != nil {
-		return err
+		return orInstead(err, "or name the others by -init tcp://HOST:PORT?rank=R&world_size=N")
 	}
 	lines, err := script.Parse(in, g.Size())
 	if err != nil {

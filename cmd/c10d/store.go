@@ -25,9 +25,9 @@ func setupStore(flags *flag.FlagSet) func(stdio, []string) (int, error) {
 	cert := flags.String("tls-cert", "", "PEM `file` with the certificate; the store then speaks TLS, which only Go ranks do")
 	key := flags.String("tls-key", "", "PEM `file` with the certificate's key")
 	token := flags.String("token-file", "", "`file` with a secret that clients must know, which only Go ranks do")
-	flags.IntVar(&o.MaxClients, "max-clients", 0, "most `connections` at a time (0: no limit)")
+	flags.IntVar(&o.MaxClients, "max-clients", 0, "accept `n` connections at a time (0: no limit)")
 	flags.Int64Var(&o.MaxMemory, "max-memory", 0, "most `bytes` of keys and values (0: no limit)")
-	stats := flags.Duration("stats", 0, "print the store's figures to standard error at this `interval`, and at the end")
+	stats := flags.Duration("stats", 0, "print the store's figures to standard error every `time`, and at the end")
 	verbose := flags.Bool("v", false, "log clients that are refused")
 	asJSON := flags.Bool("json", false, "print the address, the figures and the end as JSON lines")
 

@@ -91,14 +91,14 @@ func parseFlags(args []string, stderr io.Writer) (*config, error) {
 	c := &config{hidden: []int{128, 64}}
 	f := flag.NewFlagSet("ddp", flag.ContinueOnError)
 	f.SetOutput(stderr)
-	f.IntVar(&c.nproc, "nproc", 0, "start this `number` of ranks on this machine; 0: this process is one rank of a job that a launcher started")
+	f.IntVar(&c.nproc, "nproc", 0, "start `n` ranks on this machine; 0: this process is one rank of a job that a launcher started")
 	f.StringVar(&c.store, "store", "tcp", "with -nproc: the `kind` of store that the ranks meet in: tcp, redis or file")
 	f.StringVar(&c.redisURL, "redis-url", "redis://127.0.0.1:6379/0", "with -store redis: the server's `URL`")
 	f.StringVar(&c.init, "init", "env://", "without -nproc: the `URL` of the store, see pg.Init")
 	f.StringVar(&c.backend, "backend", "gloo", "the backend's `name`")
-	f.StringVar(&c.device, "device", onCPU, "`where` the model is and computes: cpu; cuda, one of the machine's GPUs (ranks share them if they are more); sim, a GPU in software, which every rank has for itself")
+	f.StringVar(&c.device, "device", onCPU, "`device` that has the model and computes: cpu; cuda, one of the machine's GPUs (ranks share them if they are more); sim, a GPU in software, which every rank has for itself")
 	f.BoolVar(&c.checkSim, "check", false, "with -device sim: delay operations at random and look for those that lack an order; the ranks fail if there are any")
-	f.StringVar(&c.work, "work", "", "with -device: `how` gradients are averaged: device, from device to device; host, by way of the CPUs; empty: device where it can be done")
+	f.StringVar(&c.work, "work", "", "with -device: the `work` that averages gradients: device, from device to device; host, by way of the CPUs; empty: device where it can be done")
 	f.DurationVar(&c.timeout, "timeout", time.Minute, "the longest `time` that ranks wait for each other")
 
 	f.StringVar(&c.data, "data", "", "a `folder` with the IDX files of MNIST, Fashion-MNIST or the like; empty: the embedded digits")
@@ -113,8 +113,8 @@ func parseFlags(args []string, stderr io.Writer) (*config, error) {
 		}
 		return nil
 	})
-	f.IntVar(&c.epochs, "epochs", 20, "how `often` each image is seen")
-	f.IntVar(&c.batch, "batch", 64, "the `number` of images that all ranks together see in a step")
+	f.IntVar(&c.epochs, "epochs", 20, "see each image `n` times")
+	f.IntVar(&c.batch, "batch", 64, "all ranks together see `n` images in a step")
 	f.Float64Var(&c.rate, "lr", 0.1, "the learning `rate`")
 	f.Float64Var(&c.momentum, "momentum", 0.9, "the `share` of the last step in the next")
 	f.Uint64Var(&c.seed, "seed", 1, "the `seed` of the first parameters and of the order of the images")

@@ -38,6 +38,9 @@ func runRank(ctx context.Context, c *config, stdout io.Writer, stderr *os.File) 
 		return err
 	}
 	g, err := pg.Init(ctx, c.init, pg.InitOptions{Options: groupOptions(c, devices)})
+	if errors.Is(err, pg.ErrNoLauncher) {
+		return fmt.Errorf("%w; or have this program start 4 ranks here: -nproc 4", err)
+	}
 	if err != nil {
 		return err
 	}

@@ -38,8 +38,8 @@ import (
 )
 
 func main() {
-	nproc := flag.Int("nproc", 0, "run this `number` of ranks in this process; 0: this process is one rank of a job that a launcher started")
-	epochs := flag.Int("epochs", 8, "how `often` each image is seen")
+	nproc := flag.Int("nproc", 0, "run `n` ranks in this process; 0: this process is one rank of a job that a launcher started")
+	epochs := flag.Int("epochs", 8, "see each image `n` times")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
 	defer stop()

@@ -45,7 +45,7 @@ func onCPU(k *sim.Run) error {
 const elements = 1000
 
 func main() {
-	where := flag.String("device", "sim", "`where` the kernel runs: sim or cuda")
+	where := flag.String("device", "sim", "`device` that runs the kernel: sim or cuda")
 	flag.Parse()
 	sums, err := run(*where, 2)
 	if err != nil {

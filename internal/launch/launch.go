@@ -16,7 +16,7 @@ import (
 const DefaultPort = 29500
 
 // ErrNone is matched by the error of a Detect that found no launcher at all.
-var ErrNone = errors.New("no launcher's environment variables are set")
+var ErrNone = errors.New("start the program with a launcher, for example `c10d run -n 2 -- PROGRAM`")
 
 // Env is what a launcher says about this process.
 type Env struct {
@@ -113,7 +113,10 @@ func (e *Error) Error() string {
 		fmt.Fprintf(&b, "environment variable%s %s expected, but not set", plural, strings.Join(e.Missing, " and "))
 	}
 	if e.Err != nil {
-		if len(e.Missing) > 0 {
+		switch {
+		case e.Err == ErrNone:
+			b.WriteString(", nor are those of any launcher: ")
+		case len(e.Missing) > 0:
 			b.WriteString("; ")
 		}
 		b.WriteString(e.Err.Error())

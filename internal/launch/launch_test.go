@@ -128,7 +128,7 @@ func TestDetect(t *testing.T) {
 
 func TestDetectRefuses(t *testing.T) {
 	for _, c := range []struct{ name, vars, want string }{
-		{"nothing", "", "launch: environment variable RANK expected, but not set; no launcher's environment variables are set"},
+		{"nothing", "", "launch: environment variable RANK expected, but not set, nor are those of any launcher: start the program with a launcher, for example `c10d run -n 2 -- PROGRAM`"},
 		{"no rank", "WORLD_SIZE=4", "launch: torchrun/env: environment variable RANK expected, but not set; found WORLD_SIZE=4"},
 		{
 			"no world size", "RANK=1 MASTER_ADDR=10.0.0.1",

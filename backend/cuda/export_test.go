@@ -65,6 +65,23 @@ func NewRegion(n int) (name string, free func() error, err error) {
 	return r.name, r.leave, nil
 }
 
+// NewPage makes a page that others open by its name; OpenPage opens it and gives it back.
+func NewPage() (name string, err error) {
+	p, err := newPage()
+	if err != nil {
+		return "", err
+	}
+	return p.name, nil
+}
+
+func OpenPage(name string) error {
+	p, err := openPage(name)
+	if err != nil {
+		return err
+	}
+	return p.close()
+}
+
 func OpenRegion(name string, n int) (free func() error, err error) {
 	r, err := openRegion(name, n)
 	if err != nil {

@@ -17,7 +17,10 @@ const seals = unix.F_SEAL_SHRINK | unix.F_SEAL_GROW | unix.F_SEAL_SEAL
 // name. They are a file without a directory: nothing is left of it once nobody has
 // it, however the processes end. All bytes are there from the start, so that a lack
 // of memory is an error here and no bus error later.
-func createShared(id string, n int) (*sharedMemory, error) {
+func createShared(id string, n int) (*sharedMemory, error) { return createFile(id, n, before) }
+
+// createFile is createShared; ask is called before the system is asked for something.
+func createFile(id string, n int, ask func(string) error) (*sharedMemory, error) {
 	// Who makes a file that is too large gets a signal.
 	var l unix.Rlimit
 	if err := unix.Getrlimit(unix.RLIMIT_FSIZE, &l); err != nil {
@@ -26,7 +29,7 @@ func createShared(id string, n int) (*sharedMemory, error) {
 	if uint64(l.Cur) < uint64(n) {
 		return nil, fmt.Errorf("%d bytes of shared memory: files may have %d", n, l.Cur)
 	}
-	if err := before("memfd_create"); err != nil {
+	if err := ask("memfd_create"); err != nil {
 		return nil, err
 	}
 	fd, err := unix.MemfdCreate(memfdName(id), unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING)
@@ -34,7 +37,7 @@ func createShared(id string, n int) (*sharedMemory, error) {
 		return nil, fmt.Errorf("memfd_create: %w", err)
 	}
 	f := os.NewFile(uintptr(fd), memfdName(id))
-	m, err := reserve(f, n)
+	m, err := reserve(f, n, ask)
 	if err != nil {
 		return nil, errors.Join(err, f.Close())
 	}
@@ -44,8 +47,8 @@ func createShared(id string, n int) (*sharedMemory, error) {
 
 func memfdName(id string) string { return "c10d-cuda-" + id }
 
-func reserve(f *os.File, n int) (*sharedMemory, error) {
-	err := before("fallocate")
+func reserve(f *os.File, n int, ask func(string) error) (*sharedMemory, error) {
+	err := ask("fallocate")
 	if err == nil {
 		for err = unix.EINTR; err == unix.EINTR; {
 			err = unix.Fallocate(int(f.Fd()), 0, 0, int64(n))
@@ -57,11 +60,13 @@ func reserve(f *os.File, n int) (*sharedMemory, error) {
 	if _, err := unix.FcntlInt(f.Fd(), unix.F_ADD_SEALS, seals); err != nil {
 		return nil, fmt.Errorf("sealing shared memory: %w", err)
 	}
-	return mapShared(f, n)
+	return mapShared(f, n, ask)
 }
 
 // openShared opens n bytes of another process, which has them open.
-func openShared(name string, n int) (*sharedMemory, error) {
+func openShared(name string, n int) (*sharedMemory, error) { return openFile(name, n, before) }
+
+func openFile(name string, n int, ask func(string) error) (*sharedMemory, error) {
 	part := strings.Split(name, "/")
 	if len(part) != 3 {
 		return nil, fmt.Errorf("no name of shared memory: %q", name)
@@ -71,7 +76,7 @@ func openShared(name string, n int) (*sharedMemory, error) {
 			return nil, fmt.Errorf("no name of shared memory: %q: %w", name, err)
 		}
 	}
-	if err := before("open"); err != nil {
+	if err := ask("open"); err != nil {
 		return nil, err
 	}
 	// In another PID namespace this is some other file, or none.
@@ -99,11 +104,11 @@ func openShared(name string, n int) (*sharedMemory, error) {
 	if s.Size() != int64(n) || have&seals != seals {
 		return nil, fmt.Errorf("%s has %d bytes and seals %#x, want %d and %#x", path, s.Size(), have, n, seals)
 	}
-	return mapShared(f, n)
+	return mapShared(f, n, ask)
 }
 
-func mapShared(f *os.File, n int) (*sharedMemory, error) {
-	err := before("mmap")
+func mapShared(f *os.File, n int, ask func(string) error) (*sharedMemory, error) {
+	err := ask("mmap")
 	var b []byte
 	if err == nil {
 		b, err = unix.Mmap(int(f.Fd()), 0, n, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)

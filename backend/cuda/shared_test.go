@@ -8,6 +8,7 @@ import (
 	"math/rand/v2"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"strings"
 	"sync/atomic"
 	"syscall"
@@ -318,4 +319,42 @@ func TestSharedMismatch(t *testing.T) {
 	require.ErrorIs(t, errors.Join(errs...), work.ErrMismatch)
 	require.ErrorContains(t, errors.Join(errs...), "all_reduce (max) of 100 elements")
 	w.drop(t)
+}
+
+// TestPageLeftover kills a process that has made a page for others, which they can open
+// by its name, and holds that nothing is left of it.
+func TestPageLeftover(t *testing.T) {
+	if lonely {
+		t.Skip("other systems share no memory between processes, or have pages in files")
+	}
+	if os.Getenv("C10D_TEST_PAGE") != "" {
+		name, err := cuda.NewPage()
+		fmt.Println("page", name, err)
+		select {} // until it is killed
+	}
+	self, err := os.Executable()
+	require.NoError(t, err)
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	folder := t.TempDir()
+	cmd := exec.CommandContext(ctx, self, "-test.run=^TestPageLeftover$", "-test.v")
+	cmd.Env = append(os.Environ(), "C10D_TEST_PAGE=1", "TMPDIR="+folder)
+	out, err := cmd.StdoutPipe()
+	require.NoError(t, err)
+	require.NoError(t, cmd.Start())
+	var name string
+	for lines := bufio.NewScanner(out); name == "" && lines.Scan(); {
+		if _, rest, ok := strings.Cut(lines.Text(), "page "); ok {
+			name = strings.Fields(rest)[0]
+		}
+	}
+	require.NoError(t, cuda.OpenPage(name))
+	require.NoError(t, cmd.Process.Kill())
+	cmd.Wait()
+	require.Error(t, cuda.OpenPage(name), "the page outlives its process")
+	for _, pattern := range []string{"/dev/shm/c10d-cuda-*" + name[16:] + "*", filepath.Join(folder, "*")} {
+		left, err := filepath.Glob(pattern)
+		require.NoError(t, err)
+		require.Empty(t, left)
+	}
 }

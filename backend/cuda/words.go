@@ -13,8 +13,9 @@ import (
 // the driver is busy with.
 type page struct {
 	bytes []byte
-	name  string // of the file while others may open it; "" if they cannot
-	unmap func() error
+	name  string // by which others may open it; "" if they cannot
+	// forget takes the name away, unmap the memory; nil if there is nothing to do.
+	forget, unmap func() error
 }
 
 const (
@@ -26,25 +27,30 @@ const (
 func newPage() (*page, error) {
 	var id [nameLen / 2]byte
 	rand.Read(id[:])
-	return createPage(hex.EncodeToString(id[:]))
+	return createPage(id)
 }
 
 // openPage returns the page of another process.
 func openPage(name string) (*page, error) {
-	if _, err := hex.DecodeString(name); err != nil || len(name) != nameLen {
+	var id [nameLen / 2]byte
+	if len(name) != nameLen {
 		return nil, fmt.Errorf("no name of a page: %q", name)
 	}
-	return mapPage(name)
+	if _, err := hex.Decode(id[:], []byte(name)); err != nil {
+		return nil, fmt.Errorf("no name of a page: %q", name)
+	}
+	return mapPage(id)
 }
 
 // hide takes the page's name away.
 func (p *page) hide() error {
-	if p.name == "" {
+	p.name = ""
+	forget := p.forget
+	p.forget = nil
+	if forget == nil {
 		return nil
 	}
-	name := p.name
-	p.name = ""
-	return removePage(name)
+	return forget()
 }
 
 func (p *page) close() error {

@@ -1,8 +1,9 @@
-//go:build linux || darwin || freebsd || netbsd || openbsd
+//go:build darwin || freebsd || netbsd || openbsd
 
 package cuda
 
 import (
+	"encoding/hex"
 	"errors"
 	"fmt"
 	"os"
@@ -10,19 +11,14 @@ import (
 	"syscall"
 )
 
-// pagePath returns where the file of a page is: in memory if there is such a
-// place. CUDA locks no pages of files that are written back to a disk.
-func pagePath(name string) string {
-	const shm = "/dev/shm"
-	dir := os.TempDir()
-	if s, err := os.Stat(shm); err == nil && s.IsDir() {
-		dir = shm
-	}
-	return filepath.Join(dir, "c10d-cuda-"+name)
+// pagePath returns where the file of a page is, until all who may open it have.
+func pagePath(id [nameLen / 2]byte) string {
+	return filepath.Join(os.TempDir(), "c10d-cuda-"+hex.EncodeToString(id[:]))
 }
 
-func createPage(name string) (*page, error) {
-	f, err := os.OpenFile(pagePath(name), os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o600)
+func createPage(id [nameLen / 2]byte) (*page, error) {
+	path := pagePath(id)
+	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o600)
 	if err != nil {
 		return nil, err
 	}
@@ -34,14 +30,14 @@ func createPage(name string) (*page, error) {
 		p, err = mapped(f)
 	}
 	if err != nil {
-		return nil, errors.Join(err, removePage(name))
+		return nil, errors.Join(err, os.Remove(path))
 	}
-	p.name = name
+	p.name, p.forget = hex.EncodeToString(id[:]), func() error { return os.Remove(path) }
 	return p, nil
 }
 
-func mapPage(name string) (*page, error) {
-	f, err := os.OpenFile(pagePath(name), os.O_RDWR|syscall.O_NOFOLLOW, 0)
+func mapPage(id [nameLen / 2]byte) (*page, error) {
+	f, err := os.OpenFile(pagePath(id), os.O_RDWR|syscall.O_NOFOLLOW, 0)
 	if err != nil {
 		return nil, err
 	}
@@ -63,5 +59,3 @@ func mapped(f *os.File) (*page, error) {
 	}
 	return &page{bytes: b, unmap: func() error { return syscall.Munmap(b) }}, nil
 }
-
-func removePage(name string) error { return os.Remove(pagePath(name)) }

@@ -31,7 +31,8 @@ help: ## this list
 	@sed -n 's/^\([a-z0-9-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 13
 
 demo: ## train a classifier on RANKS=4 ranks; the last line is the result
-	@$(GO) run ./examples/ddp -nproc $(RANKS)
+	@echo "compiling the demo: a minute the first time, seconds after that" >&2
+	@$(GO) run -tags noredis ./examples/ddp -nproc $(RANKS)
 
 build: ## compile everything; the program c10d goes to bin/
 	$(GO) build ./...
@@ -73,6 +74,7 @@ lint: ## format, vet, staticcheck, other platforms, the rules of the tree
 	@out=$$(gofmt -l .); test -z "$$out" || { echo "not formatted:"; echo "$$out"; exit 1; }
 	$(GO) mod tidy -diff
 	$(GO) vet ./...
+	$(GO) vet -tags noredis ./pg ./examples/ddp
 	$(GO) run $(STATICCHECK) ./...
 	$(GO) test -count 1 ./internal/rules
 	CGO_ENABLED=0 $(GO) build ./...

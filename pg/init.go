@@ -16,7 +16,6 @@ import (
 	"github.com/c10d-go/c10d/backend"
 	"github.com/c10d-go/c10d/internal/launch"
 	"github.com/c10d-go/c10d/store"
-	"github.com/c10d-go/c10d/store/redis"
 	"github.com/c10d-go/c10d/store/tcp"
 )
 
@@ -55,7 +54,8 @@ var ErrNoLauncher = launch.ErrNone
 //	file:///path                     a file on a disk that all ranks share; it
 //	                                 must not exist before
 //	redis://[user:password@]host:port/db?prefix=NAME
-//	                                 a Redis server (rediss:// with TLS), see redis.New
+//	                                 a Redis server (rediss:// with TLS), see redis.New;
+//	                                 not in programs built with the tag noredis
 //
 // Rank and size come from o, or from the URL's parameters rank and world_size;
 // if both say so they must agree. Where neither does, a launcher's environment
@@ -314,7 +314,7 @@ func (m *meeting) open(ctx context.Context, o InitOptions) (store.Store, error) 
 		f.SetTimeout(o.Timeout)
 		return f, nil
 	case "redis", "rediss":
-		return redis.New(ctx, m.url, redis.Options{Prefix: m.prefix, Timeout: o.Timeout})
+		return openRedis(ctx, m.url, m.prefix, o.Timeout)
 	}
 	listen := o.Listen
 	if listen == "" {

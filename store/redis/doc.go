@@ -34,6 +34,10 @@
 // behind the caller's back, because an Add might then count twice. A call that
 // ended with an error or with its context may still have been carried out.
 //
+// go-redis logs such errors to standard error too. This package turns that off, because
+// its calls return them, with redis.SetLogger for all clients of the process: a program
+// with clients of its own sets a logger in main.
+//
 // # What it needs
 //
 // Redis 4 or later, or a server that speaks its protocol and runs Lua scripts.

@@ -44,6 +44,14 @@ const (
 	scanCount = 1000
 )
 
+// quiet is go-redis' logger from when this package is initialised: what it would write to
+// standard error is in the errors of the calls. go-redis has one logger for all clients.
+type quiet struct{}
+
+func (quiet) Printf(context.Context, string, ...any) {}
+
+func init() { redis.SetLogger(quiet{}) }
+
 // Options of a store. The zero value is good.
 type Options struct {
 	// Prefix is the job's part of all names, without braces. Empty: what the

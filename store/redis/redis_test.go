@@ -32,14 +32,26 @@ import (
 	"github.com/c10d-go/c10d/store/storetest"
 )
 
-// quiet drops what go-redis writes to standard error when a server goes away.
-type quiet struct{}
-
-func (quiet) Printf(context.Context, string, ...any) {}
-
 func TestMain(m *testing.M) {
-	redis.SetLogger(quiet{})
+	if addr := os.Getenv("REDIS_TEST_DOWN"); addr != "" { // what TestQuiet starts
+		_, err := New(context.Background(), "redis://"+addr, Options{})
+		fmt.Println(err)
+		return
+	}
 	goleak.VerifyTestMain(m)
+}
+
+// TestQuiet: go-redis writes nothing to standard error by itself.
+func TestQuiet(t *testing.T) {
+	self, err := os.Executable()
+	require.NoError(t, err)
+	cmd := exec.Command(self)
+	cmd.Env = append(os.Environ(), "REDIS_TEST_DOWN="+freeport.Loopback(t))
+	var out, errs bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &out, &errs
+	require.NoError(t, cmd.Run())
+	require.Contains(t, out.String(), "connection refused")
+	require.Empty(t, errs.String())
 }
 
 // server is a redis-server of the test's own.

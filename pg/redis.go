@@ -1,0 +1,17 @@
+//go:build !noredis
+
+package pg
+
+import (
+	"context"
+	"time"
+
+	"github.com/c10d-go/c10d/store"
+	"github.com/c10d-go/c10d/store/redis"
+)
+
+// openRedis opens the store of redis:// and rediss://. Compiling go-redis takes as long
+// as everything else together, so a program can be built without it (-tags noredis).
+func openRedis(ctx context.Context, url, prefix string, timeout time.Duration) (store.Store, error) {
+	return redis.New(ctx, url, redis.Options{Prefix: prefix, Timeout: timeout})
+}

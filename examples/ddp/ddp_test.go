@@ -293,7 +293,9 @@ func TestRankWithoutLauncher(t *testing.T) {
 	for _, name := range []string{"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"} {
 		t.Setenv(name, "")
 	}
-	require.Contains(t, failing(t), "RANK")
+	said := failing(t)
+	require.Contains(t, said, "RANK")
+	require.Contains(t, said, "or have this program start 4 ranks here: -nproc 4")
 }
 
 func TestDiverged(t *testing.T) {

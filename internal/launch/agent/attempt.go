@@ -232,10 +232,12 @@ func (t *attempt) settled(now time.Time) bool {
 		if _, ended := t.states[r]; ended {
 			continue
 		}
-		if now.Sub(r.lines.lastWrote()) < settleQuiet {
+		silent := now.Sub(r.lines.lastWrote())
+		crashing := silent < settleMost && r.lines.crashed() != nil
+		if silent < settleQuiet {
 			limit = max(limit, settleMost)
 		}
-		if (slices.Contains(named, r.rank) || r.lines.whyCrashed() != "") && !isStopped(r.cmd.Process.Pid) {
+		if (crashing || slices.Contains(named, r.rank)) && !isStopped(r.cmd.Process.Pid) {
 			limit = settleCulprit
 		}
 	}

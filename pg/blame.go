@@ -10,9 +10,9 @@ import (
 	"github.com/c10d-go/c10d/work"
 )
 
-// blameFile returns the file in which "c10d run" wants to find why this rank's groups
-// failed, "" if this rank is not one that it started: a program may have ranks of its own
-// in one process.
+// blameFile returns the file in which "c10d run" looks for the reason why this rank's
+// groups failed. It is "" for a rank that no such launcher started, such as one of several
+// in a process.
 func (w *world) blameFile() string {
 	if os.Getenv("RANK") != strconv.Itoa(w.rank) || os.Getenv("WORLD_SIZE") != strconv.Itoa(w.size) {
 		return ""
@@ -20,9 +20,8 @@ func (w *world) blameFile() string {
 	return os.Getenv(launch.FailureVariable)
 }
 
-// noteFailure returns what tells the launcher which rank ended the group, nil without such
-// a launcher. The first failure of a process's groups counts, from when the default group
-// was made.
+// noteFailure returns the function that tells the launcher which rank ended the group, nil
+// without such a launcher. The first failure since the default group was made counts.
 func (g *ProcessGroup) noteFailure() func(*work.Error) {
 	path := g.world.blameFile()
 	if path == "" {

@@ -15,8 +15,8 @@ import (
 	"github.com/c10d-go/c10d/work"
 )
 
-// TestBlame: a rank that "c10d run" started notes for it which rank of the job ended a
-// group, before the operation ends; other ranks of the process do not.
+// TestBlame: before an operation fails, a rank that "c10d run" started notes which rank of
+// the job ended the group. Other ranks of the process note nothing.
 func TestBlame(t *testing.T) {
 	for _, detail := range []bool{false, true} {
 		path := filepath.Join(t.TempDir(), "blame")

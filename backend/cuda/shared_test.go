@@ -321,8 +321,8 @@ func TestSharedMismatch(t *testing.T) {
 	w.drop(t)
 }
 
-// TestPageLeftover kills a process that has made a page for others, which they can open
-// by its name, and holds that nothing is left of it.
+// TestPageLeftover kills a process that has made a page, which this one can open. It checks
+// that nothing is left of the page.
 func TestPageLeftover(t *testing.T) {
 	if lonely {
 		t.Skip("other systems share no memory between processes, or have pages in files")

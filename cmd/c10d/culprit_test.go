@@ -70,7 +70,7 @@ func train(culprit bool, how string) (err error) {
 }
 
 // TestRunCulprit: the launcher names the rank at fault, whichever ends first, and shows
-// what it printed, also where that goes to a file and where the ranks are on two nodes.
+// what it printed: on one node, with a log directory, and on two nodes.
 func TestRunCulprit(t *testing.T) {
 	const culprit, panicked = 1, "panic: runtime error: index out of range [3] with length 3"
 	for _, c := range []struct {

@@ -20,11 +20,11 @@
 // they come, -log-dir writes one file a rank instead, -tee does both.
 //
 // The store that the ranks meet in lives in the launcher. When a rank fails, the
-// launcher waits 200 ms for others, longer while one prints a panic: the rank that ends
-// first is often not the one at fault. The others get SIGTERM, then, after -grace,
-// SIGKILL. A summary names the rank at fault, how and when it ended, its panic or last
-// error line, what it left in the file that TORCHELASTIC_ERROR_FILE names, its log file,
-// and the other ranks that failed. With -max-restarts the ranks are started again, with
+// launcher waits 200 ms for others, and longer while one prints a panic. (The rank that
+// ends first is often not the one at fault.) The others get SIGTERM, then, after -grace,
+// SIGKILL. A summary then shows of the rank at fault: how and when it ended, its error
+// line or panic, its log file, and what it wrote to the file that TORCHELASTIC_ERROR_FILE
+// names. One line follows for each other rank that failed. With -max-restarts the ranks are started again, with
 // TORCHELASTIC_RESTART_COUNT one higher. SIGINT, SIGTERM and SIGHUP are passed on; a
 // second one kills at once. SIGQUIT shows the stacks of all ranks and ends the job.
 // Nothing survives the launcher, not even after kill -9.

@@ -49,7 +49,9 @@ func orInstead(err error, what string) error {
 }
 
 // orWorld is orInstead for commands with -world.
-func orWorld(err error) error { return orInstead(err, "or have this command start 2 ranks here: -world 2") }
+func orWorld(err error) error {
+	return orInstead(err, "or have this command start 2 ranks here: -world 2")
+}
 
 // rankFlags are the flags of "c10d rank".
 type rankFlags struct {

@@ -34,9 +34,9 @@
 // behind the caller's back, because an Add might then count twice. A call that
 // ended with an error or with its context may still have been carried out.
 //
-// go-redis logs such errors to standard error too. This package turns that off, because
-// its calls return them, with redis.SetLogger for all clients of the process: a program
-// with clients of its own sets a logger in main.
+// go-redis also logs such errors to standard error. This package turns that off with
+// redis.SetLogger, because its calls return them. The logger is that of all clients in the
+// process. A program with clients of its own can set another in main.
 //
 // # What it needs
 //

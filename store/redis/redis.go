@@ -44,8 +44,8 @@ const (
 	scanCount = 1000
 )
 
-// quiet is go-redis' logger from when this package is initialised: what it would write to
-// standard error is in the errors of the calls. go-redis has one logger for all clients.
+// quiet drops what go-redis would log to standard error: the calls return those errors.
+// go-redis has one logger for all clients.
 type quiet struct{}
 
 func (quiet) Printf(context.Context, string, ...any) {}

@@ -35,10 +35,10 @@ const (
 	// that is stuck in the kernel (a dead network file system) may never.
 	giveUp = 10 * time.Second
 
-	// settleFor is how long the agent waits after the first failure for those of other
-	// ranks: innocent ranks may end before the one at fault. While a rank writes to its
-	// standard error it waits longer, up to settleMost; for a rank that others name or
-	// that is printing a panic, up to settleCulprit.
+	// settleFor is how long the agent waits after the first failure for other ranks to
+	// end: innocent ranks may end before the one at fault. It waits up to settleMost while
+	// a rank has written to its standard error within settleQuiet. It waits up to
+	// settleCulprit for a rank that others name, or that is printing a panic.
 	settleFor     = 200 * time.Millisecond
 	settleQuiet   = 100 * time.Millisecond
 	settleMost    = time.Second

@@ -29,7 +29,7 @@ var subgroup = regexp.MustCompile(`of group "([^"]*)"`)
 // cutOff are the words of a rank that lost another one and does not know which.
 var cutOff = regexp.MustCompile(`(?i)connection (?:closed|reset) by peer|broken pipe|timed out waiting|socket timeout|some rank `)
 
-// evidence is what is known of the reason for which a rank failed.
+// evidence is what a rank's end tells about its reason.
 type evidence struct {
 	peer   int  // the rank that it names; -1 if none
 	noted  bool // by its group, not found in its output
@@ -95,9 +95,9 @@ type suspect struct {
 	namedBy []int // the ranks that failed because of it, by what they say
 }
 
-// judge finds the rank at fault among what is known of a job's ranks. A rank that names
-// another one is followed to that one, from there on to the rank which that one names, and
-// so on. Of the ranks at which this ends the first by these rules is at fault:
+// judge finds the rank at fault, given what is known of a job's ranks. From each rank that
+// failed it goes to the rank that this one names, and on until a rank names no other. Among
+// the ranks at which it arrives these rules decide, the first one first:
 //
 //  1. ranks that did not lose an unknown other one
 //  2. ranks that groups have noted as the reason of their failure

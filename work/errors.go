@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"runtime/debug"
 )
 
 var (
@@ -25,6 +26,10 @@ var (
 
 	// ErrMismatch is matched when ranks called operations that do not fit together.
 	ErrMismatch = errors.New("ranks disagree on the operation")
+
+	// ErrPanicked is matched when a function of the program panicked on some rank: in an
+	// operation, which then has a *PanicError on that rank, or while that rank closed its group.
+	ErrPanicked = errors.New("panicked")
 
 	// ErrClosed is matched when the group was closed on this rank.
 	ErrClosed = errors.New("group closed")
@@ -65,3 +70,38 @@ func (e *Error) Timeout() bool {
 
 // Temporary is there for net.Error; it reports the same as Timeout.
 func (e *Error) Temporary() bool { return e.Timeout() }
+
+// PanicError is the cause of an operation's error on the rank whose program panicked: a function
+// that the operation called, such as a custom operator, did not return. errors.Is finds
+// ErrPanicked in it, and Value if that is an error.
+type PanicError struct {
+	Value any    // the argument of panic, ErrExited if the function called runtime.Goexit
+	Stack []byte // of the goroutine that panicked
+}
+
+// ErrExited is the Value of a PanicError when a function called runtime.Goexit, as
+// testing.T.FailNow does.
+var ErrExited = errors.New("the function called runtime.Goexit")
+
+// Recovered makes a PanicError of what recover returned in a deferred function that runs because
+// a function of the program did not return. It takes the stack of the calling goroutine.
+func Recovered(value any) *PanicError {
+	if value == nil {
+		value = ErrExited
+	}
+	return &PanicError{Value: value, Stack: debug.Stack()}
+}
+
+// Error returns the value and, after an empty line, the stack.
+func (e *PanicError) Error() string { return fmt.Sprintf("panic: %v\n\n%s", e.Value, e.Stack) }
+
+// Words returns the value alone: what the other ranks are told.
+func (e *PanicError) Words() string { return fmt.Sprint(e.Value) }
+
+// Unwrap returns ErrPanicked, and Value if it is an error.
+func (e *PanicError) Unwrap() []error {
+	if err, ok := e.Value.(error); ok {
+		return []error{ErrPanicked, err}
+	}
+	return []error{ErrPanicked}
+}

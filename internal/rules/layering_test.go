@@ -37,6 +37,7 @@ var layers = []layer{
 	{"internal/gotest", nil},
 	{"internal/freeport", nil},
 	{"internal/rules", nil},
+	{"internal/unwind", nil},
 
 	{"store", nil},
 	{"store/storetest", []string{"store", "github.com/stretchr/testify/..."}},
@@ -62,7 +63,7 @@ var layers = []layer{
 	{"backend/gloo/rendezvous", []string{"store", "backend/gloo/transport", "backend/gloo/transport/wire"}},
 	{"backend/gloo", []string{
 		"tensor", "work", "store", "backend",
-		"internal/plan", "internal/choice", "internal/exact",
+		"internal/plan", "internal/choice", "internal/exact", "internal/unwind",
 		"backend/gloo/transport", "backend/gloo/transport/shm", "backend/gloo/transport/tcp", "backend/gloo/rendezvous",
 		"backend/gloo/internal/runs",
 	}},
@@ -81,7 +82,7 @@ var layers = []layer{
 	}},
 	{"backend/cuda", []string{
 		"tensor", "work", "store", "backend", "backend/gloo",
-		"backend/cuda/driver", "backend/cuda/driver/edges", "backend/cuda/driver/nvidia", "backend/cuda/internal/kernels", "internal/reduce", "golang.org/x/sys/...",
+		"backend/cuda/driver", "backend/cuda/driver/edges", "backend/cuda/driver/nvidia", "backend/cuda/internal/kernels", "internal/reduce", "internal/unwind", "golang.org/x/sys/...",
 	}},
 	{"backend/cuda/gorgonia", []string{"tensor", "backend/cuda/driver", "backend/cuda/internal/libcuda"}},
 	{"backend/cuda/driver/drivertest", []string{"tensor", "backend/cuda/driver", "backend/cuda/driver/edges", "github.com/stretchr/testify/..."}},

@@ -45,6 +45,8 @@
 //   - bytes come that are no message (FaultProtocol);
 //   - a peer reports a fault of its own.
 //
+// The words of a fault's cause go to the other ranks as well, up to [MaxWords] bytes of them.
+//
 // # Implementations
 //
 // Package wire speaks Gloo's TCP protocol and so reaches PyTorch ranks. Package

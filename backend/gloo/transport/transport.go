@@ -3,7 +3,9 @@ package transport
 import (
 	"errors"
 	"fmt"
+	"strings"
 	"time"
+	"unicode"
 )
 
 // Mesh connects one rank of a group with all the others. Messages match by
@@ -178,6 +180,11 @@ const (
 	FaultMismatch
 	// FaultProtocol: bytes came from Rank that no rank sends.
 	FaultProtocol
+	// FaultPanicked: the program of Rank panicked, in an operation or while it closed the group.
+	FaultPanicked
+
+	// FaultLast is the last kind that there is.
+	FaultLast = FaultPanicked
 )
 
 func (k FaultKind) String() string {
@@ -185,7 +192,7 @@ func (k FaultKind) String() string {
 	case FaultPeerDied:
 		return "died"
 	case FaultPeerLeft:
-		return "left the group"
+		return "left the group while others needed it"
 	case FaultTimeout:
 		return "did not take part in time"
 	case FaultCanceled:
@@ -196,6 +203,8 @@ func (k FaultKind) String() string {
 		return "sent a message that does not fit"
 	case FaultProtocol:
 		return "sent bytes that are no message"
+	case FaultPanicked:
+		return "panicked"
 	}
 	return fmt.Sprintf("fault %d", uint8(k))
 }
@@ -218,11 +227,50 @@ func (f *Fault) Error() string {
 	if f.Reporter != f.Rank && f.Reporter >= 0 {
 		s += fmt.Sprintf(" (noticed by rank %d)", f.Reporter)
 	}
-	if f.Err != nil {
-		s += ": " + f.Err.Error()
+	if why := f.why(); why != "" {
+		s += ": " + why
 	}
 	return s
 }
 
 // Unwrap returns what was noticed.
 func (f *Fault) Unwrap() error { return f.Err }
+
+// MaxWords is how many bytes of a fault's cause go to other ranks.
+const MaxWords = 512
+
+// why is the cause in words. If f.Err has a method Words, that decides, otherwise its text.
+func (f *Fault) why() string {
+	if w, ok := f.Err.(interface{ Words() string }); ok {
+		return w.Words()
+	}
+	if f.Err == nil {
+		return ""
+	}
+	return f.Err.Error()
+}
+
+// Words returns what the other ranks are told of the cause: at most MaxWords bytes, on one line,
+// up to the first empty one.
+func (f *Fault) Words() string {
+	said, _, _ := strings.Cut(f.why(), "\n\n")
+	said = strings.ReplaceAll(strings.TrimSpace(said), "\n", "; ")
+	if len(said) > MaxWords {
+		said = strings.ToValidUTF8(said[:MaxWords], "")
+	}
+	return said
+}
+
+// Heard returns the cause of a fault that another rank told with these words, nil if there are
+// none. What cannot be printed becomes a question mark.
+func Heard(words []byte) error {
+	if len(words) == 0 {
+		return nil
+	}
+	return errors.New(strings.Map(func(r rune) rune {
+		if !unicode.IsPrint(r) {
+			return '?'
+		}
+		return r
+	}, string(words)))
+}

@@ -107,7 +107,7 @@
 // # The end
 //
 // BYE is the last frame of a rank that closes, ABORT that of one whose mesh
-// failed. The end of a first connection without either is the death of the peer. The
+// failed, with up to 512 bytes of why, for people. The end of a first connection without either is the death of the peer. The
 // end of another connection is not, for a moment: the first one will tell why. A host
 // that vanishes is noticed by TCP's own means, after Options.Silence.
 package tcp

@@ -2,10 +2,7 @@ package tcp
 
 import (
 	"encoding/binary"
-	"errors"
 	"fmt"
-	"strings"
-	"unicode"
 
 	"github.com/c10d-go/c10d/backend/gloo/transport"
 )
@@ -15,7 +12,7 @@ import (
 const headerLen = 48
 
 // maxWords bounds what an ABORT says for people.
-const maxWords = 512
+const maxWords = transport.MaxWords
 
 // The kinds of frames.
 const (
@@ -119,25 +116,22 @@ func abortFrame(f *transport.Fault) frame {
 	}
 }
 
-// abortItem is abortFrame with words for people: what is wrong where ranks disagree, which
-// only who noticed can tell.
+// abortItem is abortFrame with words for people: why the mesh failed, which only who noticed
+// can tell.
 func abortItem(f *transport.Fault) item {
 	it := item{f: abortFrame(f)}
-	if f.Kind != transport.FaultMismatch || f.Err == nil {
-		return it
+	if words := f.Words(); words != "" {
+		it.f.call[0] = uint64(len(words))
+		it.req = transport.NewRequest()
+		it.req.Buf = []byte(words)
 	}
-	words := f.Err.Error()
-	words = words[:min(len(words), maxWords)]
-	it.f.call[0] = uint64(len(words))
-	it.req = transport.NewRequest()
-	it.req.Buf = []byte(words)
 	return it
 }
 
 // parseAbort returns the fault that an ABORT carries to a group of size ranks.
 func parseAbort(h frame, words []byte, size int) (*transport.Fault, error) {
 	kind := h.handle >> 8
-	if kind == 0 || kind > uint32(transport.FaultProtocol) {
+	if kind == 0 || kind > uint32(transport.FaultLast) {
 		return nil, fmt.Errorf("tcp: ABORT of unknown kind %d", kind)
 	}
 	rank, reporter := int64(h.slot), int64(h.length)
@@ -145,13 +139,6 @@ func parseAbort(h frame, words []byte, size int) (*transport.Fault, error) {
 		return nil, fmt.Errorf("tcp: ABORT about rank %d by rank %d in a group of %d", rank, reporter, size)
 	}
 	f := &transport.Fault{Kind: transport.FaultKind(kind), Rank: int(rank), Reporter: int(reporter), Op: uint8(h.handle), Seq: h.credit}
-	if len(words) > 0 {
-		f.Err = errors.New(strings.Map(func(r rune) rune {
-			if !unicode.IsPrint(r) {
-				return '?'
-			}
-			return r
-		}, string(words)))
-	}
+	f.Err = transport.Heard(words)
 	return f, nil
 }

@@ -520,9 +520,9 @@ func (d *door) greet(tcp *net.TCPConn) bool {
 	if err := m.attach(peer, conn, h.eager, h.window); err != nil {
 		if f := m.Fault(); f != nil {
 			var b [headerLen]byte
-			abort := abortFrame(f)
-			abort.put(b[:])
-			conn.Write(b[:])
+			abort := abortItem(f)
+			abort.f.put(b[:])
+			conn.Write(append(b[:], f.Words()...))
 		}
 		return false
 	}

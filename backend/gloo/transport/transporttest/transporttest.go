@@ -566,9 +566,18 @@ func (s *suite) die(t *testing.T) {
 	require.Equal(t, 3, faultOf(t, recv(ms[0], 1, 1, nil)).Rank)
 }
 
-// abort reaches every rank with its reason, and only the first one counts.
+// abort reaches every rank with its reason in words, and only the first one counts.
 func (s *suite) abort(t *testing.T) {
 	ms := s.group(t, 4)
+	for i := range ms { // ranks may have to hear of each other before they exchange words
+		for j := range ms {
+			if i != j {
+				sent := send(ms[i], j, 9, []byte("x"))
+				require.NoError(t, wait(t, recv(ms[j], i, 9, make([]byte, 1))))
+				require.NoError(t, wait(t, sent))
+			}
+		}
+	}
 	cause := &transport.Fault{Kind: transport.FaultCanceled, Rank: 1, Reporter: 1, Op: 3, Seq: 42, Err: errors.New("why")}
 	near := recv(ms[1], 0, 1, make([]byte, 4))
 	far := recv(ms[3], 2, 1, make([]byte, 4<<20))
@@ -578,7 +587,8 @@ func (s *suite) abort(t *testing.T) {
 	require.Same(t, cause, ms[1].Fault())
 	for _, f := range []*transport.Fault{faultOf(t, far), failed(t, ms[0]), failed(t, ms[2])} {
 		got := *f
-		got.Err = cause.Err // it may be known on other ranks or not
+		require.EqualError(t, f.Err, "why")
+		got.Err = cause.Err
 		require.Equal(t, *cause, got)
 	}
 	require.Same(t, cause, faultOf(t, send(ms[1], 0, 1, nil)))

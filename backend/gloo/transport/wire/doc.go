@@ -40,6 +40,7 @@
 //
 //	HELLO  first on each connection: this is a rank of this library
 //	BYE    the last message of a rank that closes the group
+//	WORDS  part of the cause of the ABORT that follows, for people; for peers whose HELLO has version 2
 //	ABORT  the last message of a rank whose mesh failed: kind, rank, reporter, operation
 //	PING   asks how many operations the peer has issued and completed
 //	PONG   answers

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -422,6 +423,11 @@ func TestForeignPeerEnds(t *testing.T) {
 func TestAbort(t *testing.T) {
 	ms := group(t, 4)
 	cause := &transport.Fault{Kind: transport.FaultCanceled, Rank: 1, Reporter: 1, Op: 3, Seq: 42, Err: errors.New("why")}
+	for i, m := range ms {
+		for peer := range ms {
+			require.True(t, peer == i || m.Newer(t.Context(), peer))
+		}
+	}
 	r := recv(ms[1], 0, 1, make([]byte, 4))
 	far := recv(ms[3], 2, 1, make([]byte, 4))
 	ms[1].Abort(cause)
@@ -429,7 +435,6 @@ func TestAbort(t *testing.T) {
 	require.Same(t, cause, faultOf(t, r))
 	require.Same(t, cause, ms[1].Fault())
 	want := *cause
-	want.Err = nil
 	require.Equal(t, want, *faultOf(t, far))
 	for _, i := range []int{0, 2} {
 		require.Equal(t, want, *failed(t, ms[i]))
@@ -662,10 +667,11 @@ func TestGolden(t *testing.T) {
 		{note(opSendReady, 4<<56, 4), "3000000000000000 0200000000000000 0000000000000004 0000000000000000 0400000000000000 0000000000000000"},
 		{data(4<<56, 4), "3400000000000000 0100000000000000 0000000000000004 0000000000000000 0400000000000000 0000000000000000"},
 		{note(opRecvReady, 7<<56|2<<24, 0), "3000000000000000 0300000000000000 0000000200000007 0000000000000000 0000000000000000 0000000000000000"},
-		{helloHeader(), "3000000000000000 0200000000000000 00000000000001c1 0000000000000000 0100000000000000 0000000000000000"},
+		{helloHeader(), "3000000000000000 0200000000000000 00000000000001c1 0000000000000000 0200000000000000 0000000000000000"},
 		{control(ctlBye), "3000000000000000 0200000000000000 00000000000002c1 0000000000000000 0000000000000000 0000000000000000"},
 		{abortHeader(&transport.Fault{Kind: transport.FaultPeerDied, Rank: -1, Reporter: 3, Op: 7, Seq: 258}),
 			"3000000000000000 0200000000000000 07010000000003c1 ffffffffffffffff 0300000000000000 0201000000000000"},
+		{wordsHeaders("no disk")[0], "3000000000000000 0200000000000000 07000000000006c1 6e6f206469736b00 0000000000000000 0000000000000000"},
 	} {
 		b := raw(c.h)
 		got := ""
@@ -679,12 +685,57 @@ func TestGolden(t *testing.T) {
 	}
 }
 
+// TestWords: the cause of an ABORT goes before it, but not to peers that would not understand it.
+func TestWords(t *testing.T) {
+	long := strings.Repeat("é", transport.MaxWords)
+	for _, c := range []struct {
+		name    string
+		version uint64
+		cause   error
+		want    string
+	}{
+		{"short", 2, errors.New("no disk"), "no disk"},
+		{"long", 2, errors.New(long), long[:transport.MaxWords]},
+		{"several lines", 2, errors.New("one\ntwo\n\nstack"), "one; two"},
+		{"a peer of version 1", 1, errors.New("no disk"), ""},
+		{"nothing to say", 2, nil, ""},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			m, far := alone(t)
+			require.Equal(t, helloHeader(), next(t, far))
+			hello := control(ctlHello)
+			hello.length = c.version
+			put(t, far, hello)
+			m.Newer(t.Context(), 1)
+			m.Abort(&transport.Fault{Kind: transport.FaultAborted, Err: c.cause})
+			var words []byte
+			h := next(t, far)
+			for ; controlCode(h.slot) == ctlWords; h = next(t, far) {
+				var err error
+				words, err = parseWords(words, h)
+				require.NoError(t, err)
+			}
+			require.Equal(t, uint64(ctlAbort), controlCode(h.slot))
+			require.Equal(t, c.want, string(words))
+		})
+	}
+	for name, h := range map[string]header{"none": control(ctlWords), "too many": {slot: 25}, "over the limit": {slot: 1}} {
+		words := make([]byte, 0, transport.MaxWords)
+		if name == "over the limit" {
+			words = words[:transport.MaxWords]
+		}
+		_, err := parseWords(words, h)
+		require.ErrorContains(t, err, "WORDS", name)
+	}
+}
+
 // Any bytes from a peer end in a fault or are used; the mesh always closes, and
 // never writes outside a posted buffer.
 func FuzzPeer(f *testing.F) {
 	f.Add(raw(note(opSendReady, 1, 4), data(1, 4), "abcd"))
 	f.Add(raw(helloHeader(), note(opRecvReady, 2, 4), control(ctlPing), control(ctlBye)))
 	f.Add(raw(helloHeader(), abortHeader(&transport.Fault{Kind: transport.FaultAborted})))
+	f.Add(raw(helloHeader(), wordsHeaders("why")[0], abortHeader(&transport.Fault{Kind: transport.FaultAborted})))
 	f.Add(raw(note(opSendReady, 3, 4), data(3, 4), "abcd", data(1, 1<<60)))
 	f.Add(raw(note(opRecvReady, 2, 4), note(opRecvReady, 2, 4), note(opRecvReady, 9, 1<<63)))
 	f.Fuzz(func(t *testing.T, b []byte) {

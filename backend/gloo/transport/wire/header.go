@@ -63,13 +63,14 @@ func parseHeader(b []byte) (header, error) {
 // controlPrefix; the next byte is one of the codes.
 const (
 	controlPrefix  = 0xC1
-	controlVersion = 1
+	controlVersion = 2 // 2: the rank reads WORDS, and uses slots of its own for monitored barriers
 
 	ctlHello = 1 // length: version
 	ctlBye   = 2
 	ctlAbort = 3 // slot, low 16 bits: kind and operation; offset: rank; length: reporter; roffset: seq
 	ctlPing  = 4 // offset: round
 	ctlPong  = 5 // offset: round; length: issued; roffset: completed
+	ctlWords = 6 // slot, low 16 bits: how many bytes; offset, length, roffset: part of the words of the ABORT that follows
 )
 
 func isControl(slot uint64) bool { return slot>>56 == controlPrefix }
@@ -96,7 +97,7 @@ func abortHeader(f *transport.Fault) header {
 // parseAbort returns the fault that an ABORT carries to a group of size ranks.
 func parseAbort(h header, size int) (*transport.Fault, error) {
 	f := &transport.Fault{Kind: transport.FaultKind(h.slot >> 8), Op: uint8(h.slot), Seq: h.roffset}
-	if f.Kind == 0 || f.Kind > transport.FaultProtocol {
+	if f.Kind == 0 || f.Kind > transport.FaultLast {
 		return nil, fmt.Errorf("wire: ABORT of unknown kind %d", f.Kind)
 	}
 	rank, reporter := int64(h.offset), int64(h.length)
@@ -105,4 +106,37 @@ func parseAbort(h header, size int) (*transport.Fault, error) {
 	}
 	f.Rank, f.Reporter = int(rank), int(reporter)
 	return f, nil
+}
+
+// wordsLen is how many bytes a WORDS header carries.
+const wordsLen = 24
+
+// wordsHeaders returns the headers that carry words for people.
+func wordsHeaders(words string) []header {
+	var all []header
+	for len(words) > 0 {
+		var b [wordsLen]byte
+		n := copy(b[:], words)
+		words = words[n:]
+		le := binary.LittleEndian
+		h := control(ctlWords)
+		h.slot |= uint64(n)
+		h.offset, h.length, h.roffset = le.Uint64(b[0:]), le.Uint64(b[8:]), le.Uint64(b[16:])
+		all = append(all, h)
+	}
+	return all
+}
+
+// parseWords appends the words that a header carries.
+func parseWords(words []byte, h header) ([]byte, error) {
+	n := int(h.slot & 0xffff)
+	if n == 0 || n > wordsLen || len(words)+n > transport.MaxWords {
+		return nil, fmt.Errorf("wire: WORDS of %d bytes after %d", n, len(words))
+	}
+	var b [wordsLen]byte
+	le := binary.LittleEndian
+	le.PutUint64(b[0:], h.offset)
+	le.PutUint64(b[8:], h.length)
+	le.PutUint64(b[16:], h.roffset)
+	return append(words, b[:n]...), nil
 }

@@ -1,6 +1,7 @@
 package wire
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"net"
@@ -56,10 +57,10 @@ type Mesh struct {
 	any      map[uint64]*slot // receives from any rank that wait, by slot, in recvs
 	fault    *transport.Fault
 	closed   bool
-	endBy    time.Time // when connections are cut, once the mesh has ended
-	arrivals uint64    // SEND_READYs noted so far: their order across peers
-	round    uint64    // of Diagnose
-	answered chan struct{}
+	endBy    time.Time     // when connections are cut, once the mesh has ended
+	arrivals uint64        // SEND_READYs noted so far: their order across peers
+	round    uint64        // of Diagnose
+	answered chan struct{} // closed and replaced at each PONG, and at each peer's first message
 
 	freeSlots   *slot
 	freeNotices *notice
@@ -279,10 +280,15 @@ func (m *Mesh) fail(f *transport.Fault) {
 	m.fault = f
 	close(m.failed)
 	m.end(f, m.limits.abort)
-	now := time.Now()
+	now, words := time.Now(), wordsHeaders(f.Words())
 	for _, p := range m.pairs {
 		if p != nil {
 			p.dropSends(f)
+			if p.version >= 2 && p.gone == nil {
+				for _, h := range words {
+					p.enqueue(item{h: h})
+				}
+			}
 			p.finish(abortHeader(f), now.Add(m.limits.abortStep))
 		}
 	}
@@ -382,6 +388,25 @@ func (m *Mesh) allAnswered(round uint64) bool {
 func (m *Mesh) wakeDiagnose() {
 	close(m.answered)
 	m.answered = make(chan struct{})
+}
+
+// Newer reports whether peer is a rank of this library that speaks version 2 of the control
+// messages. It waits for the first message of a peer that has sent none, until ctx or the mesh
+// ends: PyTorch's ranks say nothing before they have something to say.
+func (m *Mesh) Newer(ctx context.Context, peer int) bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	p := m.pairs[peer]
+	for !p.spoke && p.gone == nil && m.ended() == nil && ctx.Err() == nil {
+		spoken := m.answered
+		m.mu.Unlock()
+		select {
+		case <-spoken:
+		case <-ctx.Done():
+		}
+		m.mu.Lock()
+	}
+	return p.version >= 2
 }
 
 // slot is what a pair knows of one slot. It exists while it holds something.

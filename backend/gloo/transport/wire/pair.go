@@ -49,12 +49,15 @@ type pair struct {
 	broken   bool   // a write failed; the writer has left, and the reader will know why
 	running  int    // goroutines
 
-	native bool             // HELLO came
-	gone   *transport.Fault // what a request that needs this peer makes of the mesh, once it has left
-	goneAt uint64           // order of departure
-	ping   uint64           // the round of a PING to answer, 0 if there is none
-	pinged uint64           // the round of the last PING sent
-	pong   struct{ round, issued, completed uint64 }
+	native  bool             // HELLO came
+	version uint64           // that it named
+	spoke   bool             // any message came
+	words   []byte           // WORDS that came
+	gone    *transport.Fault // what a request that needs this peer makes of the mesh, once it has left
+	goneAt  uint64           // order of departure
+	ping    uint64           // the round of a PING to answer, 0 if there is none
+	pinged  uint64           // the round of the last PING sent
+	pong    struct{ round, issued, completed uint64 }
 
 	heard bool // of the reader: a message has come
 
@@ -485,7 +488,13 @@ func (p *pair) receive() error {
 		if err != nil {
 			return err
 		}
-		p.heard = true
+		if !p.heard {
+			p.heard = true
+			p.m.mu.Lock()
+			p.spoke = true
+			p.m.wakeDiagnose()
+			p.m.mu.Unlock()
+		}
 	}
 }
 
@@ -586,14 +595,21 @@ func (p *pair) onControl(h header) error {
 	}
 	switch code {
 	case ctlHello:
-		p.native = true
+		p.native, p.version = true, h.length
 	case ctlBye:
 		return errBye
+	case ctlWords:
+		words, err := parseWords(p.words, h)
+		if err != nil {
+			return p.protocolFault(err)
+		}
+		p.words = words
 	case ctlAbort:
 		f, err := parseAbort(h, m.size)
 		if err != nil {
 			return p.protocolFault(err)
 		}
+		f.Err = transport.Heard(p.words)
 		p.gone = f
 		return f
 	case ctlPing:

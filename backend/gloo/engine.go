@@ -283,14 +283,33 @@ func (e *engine) drain() {
 // a timeout, whatever cause it was given.
 func canceled(ctx context.Context) error {
 	err := ctx.Err()
-	kind := work.ErrCanceled
 	if errors.Is(err, context.DeadlineExceeded) {
-		kind = work.ErrTimeout
+		if cause := context.Cause(ctx); cause != err {
+			return fmt.Errorf("%w: %w: %w", work.ErrTimeout, err, cause)
+		}
+		return fmt.Errorf("%w: %w", work.ErrTimeout, err)
 	}
-	if cause := context.Cause(ctx); cause != err {
-		return fmt.Errorf("%w: %w: %w", kind, err, cause)
+	return &cancellation{err: err, cause: context.Cause(ctx)}
+}
+
+// cancellation is the end of a context that was cancelled.
+type cancellation struct{ err, cause error }
+
+func (c *cancellation) Error() string {
+	if c.cause != c.err {
+		return fmt.Sprintf("%v: %v: %v", work.ErrCanceled, c.err, c.cause)
 	}
-	return fmt.Errorf("%w: %w", kind, err)
+	return fmt.Sprintf("%v: %v", work.ErrCanceled, c.err)
+}
+
+func (c *cancellation) Unwrap() []error { return []error{work.ErrCanceled, c.err, c.cause} }
+
+// Words is what other ranks are told: the cause that the program gave, if any.
+func (c *cancellation) Words() string {
+	if c.cause != c.err {
+		return c.cause.Error()
+	}
+	return ""
 }
 
 func tooLate(o *operation) error { return fmt.Errorf("%w after %v", work.ErrTimeout, o.timeout) }
@@ -307,18 +326,7 @@ func (b *Backend) giveUp(m transport.Mesh, o *operation, peer int, cause error) 
 
 // fail ends the group on all ranks because of something that happened here.
 func (b *Backend) fail(m transport.Mesh, o *operation, cause error, culprit int) {
-	f := &transport.Fault{Rank: culprit, Reporter: b.rank, Op: uint8(o.Info().Op), Seq: o.Info().Seq, Err: cause}
-	switch {
-	case errors.Is(cause, work.ErrTimeout):
-		f.Kind = transport.FaultTimeout
-	case errors.Is(cause, work.ErrCanceled):
-		f.Kind = transport.FaultCanceled
-	case errors.Is(cause, work.ErrMismatch):
-		f.Kind = transport.FaultMismatch
-	default:
-		f.Kind = transport.FaultAborted
-	}
-	m.Abort(f)
+	m.Abort(&transport.Fault{Kind: kindOf(cause), Rank: culprit, Reporter: b.rank, Op: uint8(o.Info().Op), Seq: o.Info().Seq, Err: cause})
 }
 
 // timeOut is giveUp for want of time: it finds out who was missing.
@@ -415,17 +423,40 @@ func (b *Backend) requestError(info work.Info, peer int, err error) error {
 
 // faultError is what an operation says when the group has failed with f.
 func (b *Backend) faultError(info work.Info, f *transport.Fault) error {
-	kind := map[transport.FaultKind]error{
-		transport.FaultPeerDied: work.ErrPeerDied, transport.FaultPeerLeft: work.ErrPeerLeft,
-		transport.FaultTimeout: work.ErrTimeout, transport.FaultCanceled: work.ErrCanceled,
-		transport.FaultAborted: work.ErrAborted, transport.FaultMismatch: work.ErrMismatch,
-		transport.FaultProtocol: work.ErrMismatch,
-	}[f.Kind]
+	var left *departure
+	if f.Rank == b.rank && errors.As(f.Err, &left) {
+		return &work.Error{Info: info, Peer: -1, Err: work.ErrClosed}
+	}
 	where := ""
 	if f.Op != noOp && (f.Op != uint8(info.Op) || f.Seq != info.Seq) {
 		where = fmt.Sprintf(" (in %v seq %d)", work.OpType(f.Op), f.Seq)
 	}
-	return b.tell(&work.Error{Info: info, Peer: f.Rank, Err: &fault{what: f.Error() + where, kind: kind, f: f}})
+	return b.tell(&work.Error{Info: info, Peer: f.Rank, Err: &fault{what: f.Error() + where, kind: sentinels[f.Kind], f: f}})
+}
+
+// sentinels are work's errors for the kinds of faults.
+var sentinels = map[transport.FaultKind]error{
+	transport.FaultPeerDied: work.ErrPeerDied, transport.FaultPeerLeft: work.ErrPeerLeft,
+	transport.FaultTimeout: work.ErrTimeout, transport.FaultCanceled: work.ErrCanceled,
+	transport.FaultAborted: work.ErrAborted, transport.FaultMismatch: work.ErrMismatch,
+	transport.FaultProtocol: work.ErrMismatch, transport.FaultPanicked: work.ErrPanicked,
+}
+
+// kindOf returns the kind of a fault whose cause is err.
+func kindOf(err error) transport.FaultKind {
+	var was *transport.Fault
+	if errors.As(err, &was) {
+		return was.Kind
+	}
+	for _, k := range []transport.FaultKind{
+		transport.FaultPanicked, transport.FaultPeerDied, transport.FaultPeerLeft,
+		transport.FaultTimeout, transport.FaultCanceled, transport.FaultMismatch,
+	} {
+		if errors.Is(err, sentinels[k]) {
+			return k
+		}
+	}
+	return transport.FaultAborted
 }
 
 // noOp stands for no operation in a transport.Fault.

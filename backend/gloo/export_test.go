@@ -36,6 +36,16 @@ func SparseMeta(shape []int, entries int64, keys ...int64) []byte {
 // Numbers are as a rank sends them.
 func Numbers(v ...int64) []byte { return bytesOf(v) }
 
+// MonitoredSlot is the slot of a monitored barrier's messages.
+var MonitoredSlot = monitoredSlot
+
+// SetCloseWithin sets for how long Close waits for operations.
+func SetCloseWithin(d time.Duration) (restore func()) {
+	before := closeWithin
+	closeWithin = d
+	return func() { closeWithin = before }
+}
+
 // AllToAll is a collective that backend.Host does not have.
 func AllToAll(h backend.Host, out, in []byte, recv, send []int64) error {
 	return h.(*host).engine.allToAll(out, in, recv, send)

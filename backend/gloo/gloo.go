@@ -117,8 +117,10 @@ type Backend struct {
 	calls     uint64 // collectives issued
 	completed uint64 // collectives ended
 	alarm     alarm
-	streak    int // large collectives in a row that were waited for at once
+	streak    int  // large collectives in a row that were waited for at once
+	draining  bool // Shutdown has begun
 	closing   bool
+	stopped   bool          // queued operations end without being run
 	idled     chan struct{} // closed when nothing is under way any more
 	done      chan struct{} // closed when Close has finished
 	workers   sync.WaitGroup
@@ -389,6 +391,9 @@ const (
 	prefixBroadcast = 6
 	prefixBarrier   = 7
 	prefixAllToAll  = 8
+
+	// prefixMonitored is this library's own; see Backend.monitoredSlot.
+	prefixMonitored = 0x80
 )
 
 // issue gives a collective on so many bytes its number and its tags and queues it.
@@ -414,7 +419,7 @@ func (b *Backend) admit(ctx context.Context, op work.OpType, o *operation) error
 	info := work.Info{Op: op, Seq: b.seq, Group: b.group, Rank: b.rank}
 	var err error
 	switch f := b.fault(); {
-	case b.closing:
+	case b.closing || b.draining:
 		err = &work.Error{Info: info, Peer: -1, Err: work.ErrClosed}
 	case f != nil:
 		err = b.faultError(info, f)
@@ -507,53 +512,60 @@ func cleanBools(ts []*tensor.Tensor) error {
 func (b *Backend) Abort(cause error) { b.abort(cause, nil) }
 
 func (b *Backend) abort(cause error, o *future) {
-	if cause == nil {
-		cause = work.ErrAborted
-	}
-	f := transport.Fault{Kind: transport.FaultAborted, Rank: b.rank, Reporter: b.rank, Op: noOp, Err: cause}
-	if errors.Is(cause, work.ErrMismatch) {
-		// Of a backend above, which may know whose call does not fit.
-		f.Kind = transport.FaultMismatch
-		var e *work.Error
-		if errors.As(cause, &e) && e.Peer >= 0 && e.Peer < b.size {
-			f.Rank = e.Peer
-		}
-	}
+	f := b.causedBy(cause)
 	if o != nil {
 		f.Op, f.Seq = uint8(o.Info().Op), o.Info().Seq
 	}
+	b.end(f)
+}
+
+// end ends the group with f on all ranks.
+func (b *Backend) end(f transport.Fault) {
 	for _, m := range b.meshes {
 		g := f
 		m.Abort(&g)
 	}
 }
 
-// Close waits until what was issued has ended, says goodbye and frees everything.
-func (b *Backend) Close() error {
-	b.mu.Lock()
-	if b.closing {
-		b.mu.Unlock()
-		<-b.done
-		return nil
+// causedBy makes a fault of the cause of an abort. The error of an operation keeps its kind, and
+// the rank that was to blame for it: backends above abort this one because operations of theirs
+// failed. Its ranks are numbered as in this group.
+func (b *Backend) causedBy(cause error) transport.Fault {
+	f := transport.Fault{Kind: transport.FaultAborted, Rank: b.rank, Reporter: b.rank, Op: noOp, Err: cause}
+	var e *work.Error
+	var was *transport.Fault
+	switch {
+	case cause == nil || cause == work.ErrAborted:
+		f.Err = nil
+	case errors.As(cause, &e) && e.Peer >= 0 && e.Peer < b.size:
+		kind, told := kindOf(e), errors.As(e, &was) && was.Reporter < b.size
+		if e.Peer == b.rank && !told && blamesOthers(kind) {
+			break // other ranks said nothing of the kind
+		}
+		f.Kind, f.Rank, f.Op, f.Seq = kind, e.Peer, uint8(e.Op), e.Seq
+		first := &transport.Fault{Err: e.Err}
+		if told {
+			first, f.Reporter = was, was.Reporter
+		}
+		f.Err = &relayed{cause, first.Words()}
+	case errors.Is(cause, work.ErrMismatch):
+		f.Kind = transport.FaultMismatch
 	}
-	b.closing = true
-	b.alarm.stop()
-	b.queued.Broadcast()
-	waiting := works(b.inflight)
-	b.mu.Unlock()
-	for _, w := range waiting {
-		<-w.Done()
-	}
-	b.p2p.Wait()
-	close(b.idled)
-	b.workers.Wait()
-	defer close(b.done)
-	var errs []error
-	if b.direct != nil {
-		errs = append(errs, b.direct.Close())
-	}
-	for _, m := range b.meshes {
-		errs = append(errs, m.Close())
-	}
-	return errors.Join(errs...)
+	return f
 }
+
+// blamesOthers reports whether no rank finds such a fault with itself.
+func blamesOthers(k transport.FaultKind) bool {
+	return k == transport.FaultPeerDied || k == transport.FaultTimeout || k == transport.FaultProtocol
+}
+
+// relayed is the cause of an abort because of another fault, whose words it keeps.
+type relayed struct {
+	error
+	words string
+}
+
+func (r *relayed) Unwrap() error { return r.error }
+
+// Words is what the fault says that came first.
+func (r *relayed) Words() string { return r.words }

@@ -101,7 +101,7 @@ func TestSlots(t *testing.T) {
 	ctx := context.Background()
 	for _, tc := range []struct {
 		name string
-		want []uint64 // prefix << 56 | tag << 24, a user's or a monitored barrier's tag as it is
+		want []uint64 // prefix << 56 | tag << 24, a user's tag as it is
 		call func(b *gloo.Backend) error
 	}{
 		{"all_reduce", []uint64{4 << 56}, func(b *gloo.Backend) error {
@@ -119,7 +119,7 @@ func TestSlots(t *testing.T) {
 			}
 			return wait(b.AllGather(ctx, list(vec(0), vec(0)), vec(1), backend.AllGatherOptions{}))
 		}},
-		{"monitored_barrier, barrier", []uint64{0, 1, 7<<56 | 2<<24}, func(b *gloo.Backend) error {
+		{"monitored_barrier, barrier", []uint64{7<<56 | 2<<24, 0x80 << 56, 0x80<<56 | 1<<24}, func(b *gloo.Backend) error {
 			if err := b.MonitoredBarrier(ctx, backend.MonitoredBarrierOptions{}); err != nil {
 				return err
 			}
@@ -275,7 +275,7 @@ func TestMonitoredBarrierWithAWrongRank(t *testing.T) {
 		require.NoError(t, err)
 		defer peer.Close()
 		r := transport.NewRequest()
-		r.Buf = []byte{2, 0, 0, 0}
+		r.Slot, r.Buf = gloo.MonitoredSlot(t.Context(), peer, 0, 0), []byte{2, 0, 0, 0}
 		peer.Send(r)
 		var wg sync.WaitGroup
 		start := time.Now()

@@ -369,6 +369,7 @@ func (b *Backend) MonitoredBarrier(ctx context.Context, o backend.MonitoredBarri
 	b.progress()
 	q.tag, q.print = in, fingerprint{op: work.Barrier, root: 0}.call()
 	b.enter(q)
+	b.inflight = append(b.inflight, q)
 	b.p2p.Add(1)
 	b.mu.Unlock()
 	defer b.p2p.Done()
@@ -379,10 +380,16 @@ func (b *Backend) MonitoredBarrier(ctx context.Context, o backend.MonitoredBarri
 }
 
 func (b *Backend) monitored(q *operation, in, out uint32) error {
+	if deadline, ok := q.ctx.Deadline(); ok {
+		q.timeout = min(q.timeout, time.Until(deadline).Round(time.Millisecond))
+	}
+	known, cancel := context.WithTimeout(q.ctx, q.timeout)
+	defer cancel()
 	post := func(tag uint32, peer int, send bool, buf []byte) *transport.Request {
+		m := b.meshFor(tag)
 		r := transport.NewRequest()
-		r.Peer, r.Slot, r.Buf = peer, uint64(tag), buf
-		if m := b.meshFor(tag); send {
+		r.Peer, r.Slot, r.Buf = peer, monitoredSlot(known, m, tag, peer), buf
+		if send {
 			m.Send(r)
 		} else {
 			m.Recv(r)
@@ -404,7 +411,7 @@ func (b *Backend) monitored(q *operation, in, out uint32) error {
 		came[r] = make([]byte, 4)
 		reqs[r] = post(in, r, false, came[r])
 	}
-	if err := b.hearAll(q, reqs, b.meshFor(in)); err != nil {
+	if err := b.hearAll(known, q, reqs, b.meshFor(in)); err != nil {
 		return err
 	}
 	for r := 1; r < b.size; r++ {
@@ -424,16 +431,25 @@ func (b *Backend) monitored(q *operation, in, out uint32) error {
 	return first
 }
 
+// monitoredSlot returns the slot of a monitored barrier's messages with peer. PyTorch sends them
+// like messages of the program, with the barrier's tags, which count from 0: there they meet
+// messages that the program sends with the same tag. Ranks of this library use slots of their
+// own among each other. On Gloo's wire a rank finds out by the peer's first message, for which
+// it waits until ctx ends; in a monitored barrier every peer sends one.
+func monitoredSlot(ctx context.Context, m transport.Mesh, tag uint32, peer int) uint64 {
+	if w, ok := m.(interface {
+		Newer(ctx context.Context, peer int) bool
+	}); ok && !w.Newer(ctx, peer) {
+		return uint64(tag)
+	}
+	return slotOf(prefixMonitored, tag)
+}
+
 func (b *Backend) meshFor(tag uint32) transport.Mesh { return b.meshes[tag%uint32(len(b.meshes))] }
 
 // hearAll is rank 0's first half of a monitored barrier. Its error names every
-// rank that is missing when the time is over.
-func (b *Backend) hearAll(q *operation, reqs []*transport.Request, m transport.Mesh) error {
-	if deadline, ok := q.ctx.Deadline(); ok {
-		q.timeout = min(q.timeout, time.Until(deadline).Round(time.Millisecond))
-	}
-	late, cancel := context.WithTimeout(q.ctx, q.timeout)
-	defer cancel()
+// rank that is missing when late, which is q's context with its timeout, has ended.
+func (b *Backend) hearAll(late context.Context, q *operation, reqs []*transport.Request, m transport.Mesh) error {
 	var missing, here []int
 	var failed error
 	for r := 1; r < b.size; r++ {

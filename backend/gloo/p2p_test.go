@@ -244,8 +244,8 @@ func TestFaultsOfMessages(t *testing.T) {
 	}
 }
 
-// TestCloseWaitsForMessages: Close of a rank ends once its messages have.
-func TestCloseWaitsForMessages(t *testing.T) {
+// TestShutdownWaitsForMessages: Shutdown of a rank ends once its messages have.
+func TestShutdownWaitsForMessages(t *testing.T) {
 	onEveryWire(t, func(t *testing.T, wire gloo.Wire) {
 		bs := connected(t, gloo.GroupTimeout, same(wire, 2)...)
 		const n = 1 << 20
@@ -254,7 +254,7 @@ func TestCloseWaitsForMessages(t *testing.T) {
 		s, err := bs[0].Send(context.Background(), x, 1, backend.P2POptions{})
 		require.NoError(t, err)
 		closed := make(chan error)
-		go func() { closed <- bs[0].Close() }()
+		go func() { closed <- bs[0].Shutdown(context.Background()) }()
 		y, err := tensor.New(tensor.Float32, n)
 		require.NoError(t, err)
 		require.NoError(t, wait(bs[1].Recv(context.Background(), y, 0, backend.P2POptions{})))

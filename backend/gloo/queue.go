@@ -4,6 +4,9 @@ import (
 	"context"
 	"slices"
 	"time"
+
+	"github.com/c10d-go/c10d/backend/gloo/transport/shm"
+	"github.com/c10d-go/c10d/work"
 )
 
 const (
@@ -96,11 +99,18 @@ func (b *Backend) ring() {
 func (b *Backend) work() {
 	b.mu.Lock()
 	defer b.mu.Unlock()
+	left := false
+	defer func() {
+		if !left { // runtime.Goexit in an operation: others may be queued
+			b.workers.Go(b.work)
+		}
+	}()
 	for {
 		for len(b.queue) > 0 && len(b.engines) > 0 {
 			b.next()
 		}
 		if b.closing && len(b.queue) == 0 {
+			left = true
 			return
 		}
 		b.queued.Wait()
@@ -131,6 +141,9 @@ func (f *future) Help(ctx context.Context) {
 
 // next runs the oldest collective in the queue on an engine that is free. b.mu
 // is held, but not while it runs.
+//
+// It takes the lock again whatever the operation does: a function of the program, such as a
+// custom operator, may panic, or end the goroutine by runtime.Goexit.
 func (b *Backend) next() {
 	o := b.queue[0]
 	copy(b.queue, b.queue[1:])
@@ -139,6 +152,7 @@ func (b *Backend) next() {
 	o.queued = false
 	e := b.engines[len(b.engines)-1]
 	b.engines = b.engines[:len(b.engines)-1]
+	refused := b.stopped
 	b.mu.Unlock()
 
 	if o.unwatch != nil && o.unwatch() {
@@ -146,18 +160,59 @@ func (b *Backend) next() {
 	}
 	o.Start()
 	e.begin(o)
-	err := o.run(e)
-	e.end()
-	err = b.settle(o, err)
-
-	b.mu.Lock()
-	b.engines = append(b.engines, e)
-	if len(b.queue) > 0 {
-		b.queued.Signal()
-	} else if b.closing {
-		b.queued.Broadcast()
+	var err error
+	returned := false
+	defer func() {
+		panicked := false
+		if !returned {
+			err, panicked = b.panicked(e, recover()), true
+		}
+		e.end()
+		err = b.settle(o, err)
+		b.mu.Lock()
+		b.stopped = b.stopped || panicked
+		b.engines = append(b.engines, e)
+		if len(b.queue) > 0 {
+			b.queued.Signal()
+		} else if b.closing {
+			b.queued.Broadcast()
+		}
+		b.ended(o, err)
+	}()
+	if refused {
+		err = b.stopError(o.Info())
+	} else {
+		err = o.run(e)
 	}
-	b.ended(o, err)
+	returned = true
+}
+
+// panicked ends the group because a function that e's operation called has not returned: it
+// panicked with value, or ended its goroutine.
+func (b *Backend) panicked(e *engine, value any) error {
+	p := work.Recovered(value)
+	b.fail(e.mesh, e.op, p, b.rank)
+	if g := b.neighbours(); g != nil {
+		g.Abort(p) // or an operation that begins before the mesh's end gets there would disturb the others
+	}
+	e.drain()
+	return b.tell(&work.Error{Info: e.op.Info(), Peer: b.rank, Err: p})
+}
+
+// neighbours returns the group of the ranks that share memory with this one, nil if there is none.
+func (b *Backend) neighbours() *shm.Group {
+	if b.levels != nil {
+		return b.levels.local
+	}
+	return b.shared
+}
+
+// stopError is what an operation ends with that was queued when the backend stopped.
+func (b *Backend) stopError(info work.Info) error {
+	if f := b.fault(); f != nil {
+		return b.faultError(info, f)
+	}
+	return &work.Error{Info: info, Peer: -1, Err: work.ErrClosed}
 }
 
 // cancelQueued ends the group because the context of o ended before anybody

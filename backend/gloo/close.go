@@ -1,0 +1,142 @@
+package gloo
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/c10d-go/c10d/backend/gloo/transport"
+	"github.com/c10d-go/c10d/internal/unwind"
+	"github.com/c10d-go/c10d/work"
+)
+
+// closeWithin is how long Close waits for operations that it has ended. They end at once, but for
+// those inside a function of the program, such as a custom operator.
+var closeWithin = 500 * time.Millisecond // a variable for tests
+
+// departure is the cause of a fault with which a rank ends its own group in Close.
+type departure struct{ words string }
+
+func (d *departure) Error() string { return d.words }
+
+// Close frees everything within about a second, whatever is pending. Operations of this rank that
+// have not ended fail with work.ErrClosed.
+//
+// If no collective is open, Close says goodbye: the other ranks can finish what does not need this
+// one. If one is, or if the calling goroutine panics, the group ends on all ranks, with this rank
+// to blame.
+//
+// An operation that is inside a function of the program cannot be ended. Close then returns an
+// error that names it, and what it uses is freed when it returns.
+func (b *Backend) Close() error {
+	dying := unwind.ByPanic()
+	b.mu.Lock()
+	if b.closing {
+		b.mu.Unlock()
+		<-b.done
+		return nil
+	}
+	b.closing, b.stopped = true, true
+	b.alarm.stop()
+	b.queued.Broadcast()
+	open := works(b.inflight)
+	b.mu.Unlock()
+	defer close(b.done)
+
+	why := transport.Fault{Kind: transport.FaultPeerLeft, Rank: b.rank, Reporter: b.rank, Op: noOp}
+	switch {
+	case dying:
+		why.Kind, why.Err = transport.FaultPanicked, &departure{"its program called Close while it panicked"}
+	case len(open) > 0:
+		why.Err = &departure{"it called Close with " + named(open) + " open"}
+	}
+	if why.Err != nil {
+		b.end(why)
+		if g := b.neighbours(); g != nil {
+			g.Abort(why.Err) // before the others see there that this rank has left
+		}
+	}
+	if late := unfinished(open, closeWithin); len(late) > 0 {
+		go b.free(open)
+		return fmt.Errorf("gloo: Close: %s has not returned from a function of the program", named(late))
+	}
+	return b.free(nil)
+}
+
+// free frees everything once these operations have ended.
+func (b *Backend) free(open []*work.Work) error {
+	for _, w := range open {
+		<-w.Done()
+	}
+	var errs []error
+	if b.direct != nil {
+		errs = append(errs, b.direct.Close())
+	}
+	for _, m := range b.meshes {
+		errs = append(errs, m.Close())
+	}
+	b.p2p.Wait() // sends and receives, which have ended with the meshes
+	close(b.idled)
+	b.workers.Wait()
+	return errors.Join(errs...)
+}
+
+// Shutdown waits until what was issued has ended, then closes the backend. When ctx ends first,
+// Close ends what is left, and the error wraps that of ctx. New operations are refused from the
+// start.
+func (b *Backend) Shutdown(ctx context.Context) error {
+	b.mu.Lock()
+	b.draining = true
+	open := works(b.inflight)
+	b.mu.Unlock()
+	messages := make(chan struct{})
+	go func() {
+		b.p2p.Wait()
+		close(messages)
+	}()
+	for _, w := range open {
+		w.Wait(ctx) // its error is for whoever waits for the operation
+	}
+	select {
+	case <-messages:
+		if ctx.Err() == nil || len(unfinished(open, 0)) == 0 {
+			return b.Close()
+		}
+	case <-ctx.Done():
+	}
+	cut := "sends or receives"
+	if late := unfinished(open, 0); len(late) > 0 {
+		cut = named(late)
+	}
+	return errors.Join(fmt.Errorf("gloo: Shutdown gave up waiting for %s: %w", cut, canceled(ctx)), b.Close())
+}
+
+// unfinished returns those operations that have not ended after so long.
+func unfinished(ws []*work.Work, limit time.Duration) (late []*work.Work) {
+	t := time.NewTimer(limit)
+	defer t.Stop()
+	over := limit <= 0
+	for _, w := range ws {
+		if !over {
+			select {
+			case <-w.Done():
+			case <-t.C:
+				over = true
+			}
+		}
+		if !w.IsCompleted() {
+			late = append(late, w)
+		}
+	}
+	return late
+}
+
+// named is "all_reduce seq 3", or "2 operations (the first is all_reduce seq 3)".
+func named(ws []*work.Work) string {
+	first := fmt.Sprintf("%v seq %d", ws[0].OpType(), ws[0].Seq())
+	if len(ws) == 1 {
+		return first
+	}
+	return fmt.Sprintf("%d operations (the first is %s)", len(ws), first)
+}

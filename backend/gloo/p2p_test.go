@@ -5,7 +5,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"math/rand/v2"
+	"net"
 	"sync"
 	"testing"
 	"time"
@@ -15,6 +17,7 @@ import (
 
 	"github.com/c10d-go/c10d/backend"
 	"github.com/c10d-go/c10d/backend/gloo"
+	gloowire "github.com/c10d-go/c10d/backend/gloo/transport/wire"
 	"github.com/c10d-go/c10d/tensor"
 	"github.com/c10d-go/c10d/work"
 )
@@ -304,4 +307,65 @@ func testMessagesAllocate(t *testing.T, bs []*gloo.Backend) {
 		require.Less(t, testing.AllocsPerRun(runs, func() { pingPong(bs[0]) }), 5.5)
 		gloo.Await(t, "rank 1", other)
 	}
+}
+
+// TestMonitoredBarrierBesideMessages: messages of the program with the tags that PyTorch's monitored
+// barrier takes, 0 and 1 in a new group, and that are under way meanwhile.
+func TestMonitoredBarrierBesideMessages(t *testing.T) {
+	ctx := context.Background()
+	onEveryWire(t, func(t *testing.T, wire gloo.Wire) {
+		const size = 3
+		bs := connected(t, time.Minute, same(wire, size)...)
+		var wg sync.WaitGroup
+		for r, b := range bs {
+			wg.Go(func() {
+				var sent []*work.Work
+				for peer := range size {
+					for tag := range uint32(2) {
+						if peer != r {
+							w, err := b.Send(ctx, vec(float32(10*r+peer), float32(tag)), peer, backend.P2POptions{Tag: tag})
+							assert.NoError(t, err)
+							sent = append(sent, w)
+						}
+					}
+				}
+				assert.NoError(t, b.MonitoredBarrier(ctx, backend.MonitoredBarrierOptions{}))
+				for peer := range size {
+					for tag := range uint32(2) {
+						if peer != r {
+							x := vec(0, 0)
+							assert.NoError(t, wait(b.Recv(ctx, x, peer, backend.P2POptions{Tag: tag})))
+							assert.Equal(t, vec(float32(10*peer+r), float32(tag)).Bytes(), x.Bytes())
+						}
+					}
+				}
+				assert.NoError(t, work.WaitAll(ctx, sent...))
+			})
+		}
+		inTime(t, "a rank", wg.Wait)
+	})
+}
+
+// TestMonitoredBarrierWithPyTorch uses the slots that PyTorch does with peers that send no HELLO, also
+// where those have sent nothing when the barrier begins.
+func TestMonitoredBarrierWithPyTorch(t *testing.T) {
+	m := gloowire.New(0, 2, gloowire.Options{})
+	defer m.Close()
+	near, far := net.Pipe()
+	defer far.Close()
+	require.NoError(t, m.Attach(1, near))
+	go io.Copy(io.Discard, far)
+	slot := make(chan uint64)
+	go func() { slot <- gloo.MonitoredSlot(t.Context(), m, 6, 1) }()
+	ready := make([]byte, 48) // SEND_READY of 4 bytes on slot 6
+	ready[0], ready[8], ready[16], ready[32] = 48, 2, 6, 4
+	_, err := far.Write(ready)
+	require.NoError(t, err)
+	require.EqualValues(t, 6, <-slot)
+
+	ended, cancel := context.WithCancel(t.Context())
+	cancel()
+	silent := gloowire.New(0, 2, gloowire.Options{})
+	defer silent.Close()
+	require.EqualValues(t, 6, gloo.MonitoredSlot(ended, silent, 6, 1), "nobody knows")
 }

@@ -122,12 +122,30 @@ type Backend interface {
 	MonitoredBarrier(ctx context.Context, o MonitoredBarrierOptions) error
 
 	// Abort ends all operations with cause, on every rank. The group is of no
-	// more use; Close it.
+	// more use; Close it. If cause is the error of an operation of this group (a
+	// *work.Error), the other ranks hear whose fault that was, and not that this rank aborted.
 	Abort(cause error)
 
-	// Close waits until the operations issued so far have ended, says goodbye
-	// and frees what the backend holds. It may be called more than once.
+	// Close ends what is pending with work.ErrClosed, says goodbye and frees what the
+	// backend holds, all within about a second. Wait for operations before, or call
+	// Shutdown. It may be called more than once.
 	Close() error
+}
+
+// Shutdowner is a backend that can wait for its operations before it closes.
+type Shutdowner interface {
+	// Shutdown refuses new operations, waits until those that were issued have ended, and
+	// closes the backend. When ctx ends first it closes the backend at once, and returns an
+	// error that wraps ctx's.
+	Shutdown(ctx context.Context) error
+}
+
+// Shutdown calls b.Shutdown, or b.Close if there is none.
+func Shutdown(ctx context.Context, b Backend) error {
+	if s, ok := b.(Shutdowner); ok {
+		return s.Shutdown(ctx)
+	}
+	return b.Close()
 }
 
 // Options is what a backend is made with, c10d's DistributedBackendOptions.

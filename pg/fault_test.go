@@ -3,6 +3,7 @@ package pg_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net"
 	"strings"
 	"sync"
@@ -467,4 +468,37 @@ func TestAbortOfTheDefaultGroupReachesItsSubgroups(t *testing.T) {
 	})
 	culprit(t, errs[0], work.ErrAborted, 1)
 	culprit(t, errs[2], work.ErrAborted, 1)
+}
+
+// TestAbortForAnotherGroupsFailure: the rank at fault has another number in each group.
+func TestAbortForAnotherGroupsFailure(t *testing.T) {
+	errs := faulty(t, 4, func(j *pgtest.Job, g *pg.ProcessGroup) error {
+		sub, err := g.NewGroup(context.Background(), []int{1, 3}, pg.GroupOptions{})
+		require.NoError(t, err)
+		other, err := g.NewGroup(context.Background(), []int{2, 3}, pg.GroupOptions{})
+		require.NoError(t, err)
+		third, err := g.NewGroup(context.Background(), []int{1, 2}, pg.GroupOptions{})
+		require.NoError(t, err)
+		switch g.Rank() {
+		case 1: // rank 3 does not come: rank 1 of sub
+			w, err := sub.Barrier(context.Background(), backend.BarrierOptions{Timeout: time.Second})
+			require.NoError(t, err)
+			err = w.Wait(context.Background())
+			culprit(t, err, work.ErrTimeout, 1)
+			g.Abort(fmt.Errorf("in step 7: %w", err))
+			return nil
+		case 2:
+			err := pending["barrier"](third) // rank 3 is not in it
+			culprit(t, err, work.ErrAborted, 0)
+			require.ErrorContains(t, err, "rank 0 aborted the group: in step 7")
+			require.ErrorContains(t, err, `on rank 0 of group "1": rank 1 did not take part in time`)
+			return pending["barrier"](g)
+		case 3:
+			defer other.Close()
+		}
+		return pending["barrier"](g)
+	})
+	for _, r := range []int{0, 2, 3} {
+		culprit(t, errs[r], work.ErrTimeout, 3)
+	}
 }

@@ -61,6 +61,16 @@ func (w *world) below(g *ProcessGroup) []*ProcessGroup {
 	return slices.DeleteFunc(slices.Clone(w.groups), func(x *ProcessGroup) bool { return x == g })
 }
 
+// find returns the group of a name, nil if this rank has none.
+func (w *world) find(name string) *ProcessGroup {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if i := slices.IndexFunc(w.groups, func(g *ProcessGroup) bool { return g.name == name }); i >= 0 {
+		return w.groups[i]
+	}
+	return nil
+}
+
 type groupSpec struct {
 	name     string
 	desc     string

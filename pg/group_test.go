@@ -188,7 +188,7 @@ func TestTimeoutMayChangeAtAnyTime(t *testing.T) {
 	})
 }
 
-func TestASecondCloseWaitsForTheFirst(t *testing.T) {
+func TestASecondShutdownWaitsForTheFirst(t *testing.T) {
 	pgtest.Run(t, 2, func(t *testing.T, g *pg.ProcessGroup) {
 		if g.Rank() == 1 {
 			time.Sleep(50 * time.Millisecond)
@@ -200,7 +200,7 @@ func TestASecondCloseWaitsForTheFirst(t *testing.T) {
 		var wg sync.WaitGroup
 		for range 2 {
 			wg.Go(func() {
-				require.NoError(t, g.Close())
+				require.NoError(t, g.Shutdown(t.Context()))
 				require.True(t, w.IsSuccess())
 			})
 		}

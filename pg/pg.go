@@ -257,25 +257,64 @@ func (g *ProcessGroup) of(ts ...*tensor.Tensor) (backend.Backend, error) {
 // Abort ends every operation of the group with cause, on every rank. The group
 // is of no more use; Close it. Aborting the default group aborts the groups
 // made from it that this rank is in.
+//
+// If cause is the error of an operation, the other ranks hear which rank that was the fault of.
+// The operation may be another group's of this job.
 func (g *ProcessGroup) Abort(cause error) {
 	for _, sub := range g.world.below(g) {
 		sub.Abort(cause)
 	}
+	cause = g.own(cause)
 	for _, b := range g.distinct {
 		b.Abort(cause)
 	}
 }
 
-// Close waits until the operations issued so far have ended, says goodbye to
-// the other ranks and frees what the group holds. Ranks that still need this
-// one get an error that says that it left: meet in a Barrier first where that
-// matters. Closing the default group closes the groups made from it. It may be
-// called more than once.
+// own returns cause with the rank at fault as this group numbers it, if it is the error of an
+// operation of another group. If that rank is not in this group, cause blames no rank of it.
+func (g *ProcessGroup) own(cause error) error {
+	var e *work.Error
+	if !errors.As(cause, &e) || e.Group == g.name || e.Peer < 0 {
+		return cause
+	}
+	there := g.world.find(e.Group)
+	if there == nil || e.Peer >= len(there.ranks) || !slices.Contains(g.ranks, there.ranks[e.Peer]) {
+		return &foreign{cause}
+	}
+	here := *e
+	here.Group, here.Rank, here.Peer = g.name, g.rank, slices.Index(g.ranks, there.ranks[e.Peer])
+	here.Err = &translated{cause, e.Err}
+	return &here
+}
+
+// translated is the cause of an abort of another group than the one where it happened.
+type translated struct {
+	whole error // as the program gave it
+	cause error // of the operation's error
+}
+
+func (t *translated) Error() string   { return t.whole.Error() }
+func (t *translated) Unwrap() []error { return []error{t.cause, t.whole} }
+
+// foreign is an error whose ranks mean nothing in a group: errors.As finds none of them.
+type foreign struct{ err error }
+
+func (f *foreign) Error() string        { return f.err.Error() }
+func (f *foreign) Is(target error) bool { return errors.Is(f.err, target) }
+
+// Close frees what the group holds within about a second, whatever is pending. It says goodbye to
+// the other ranks; those that still need this one get an error that names it. Operations of this
+// rank that have not ended fail with ErrClosed, and if collectives are among them, the group ends
+// on all ranks. So wait for operations before Close, or call Shutdown. Where other ranks still
+// need this one, meet them in a Barrier first.
+//
+// A deferred Close that runs because of a panic says so: the other ranks' errors then match
+// work.ErrPanicked and name this rank.
+//
+// Closing the default group closes the groups made from it. Close may be called more than once.
 func (g *ProcessGroup) Close() error {
 	g.closing.Do(func() {
-		g.mu.Lock()
-		g.closed = true
-		g.mu.Unlock()
+		g.refuse()
 		var errs []error
 		for _, sub := range g.world.leave(g) {
 			errs = append(errs, sub.Close())
@@ -287,6 +326,30 @@ func (g *ProcessGroup) Close() error {
 		g.closeErr = errors.Join(errs...)
 	})
 	return g.closeErr
+}
+
+// Shutdown refuses new operations, waits until those that this rank has issued have ended, and
+// calls Close. When ctx ends first, Close ends what is left, and the error wraps ctx's. Shutting
+// down the default group does the same with the groups made from it.
+func (g *ProcessGroup) Shutdown(ctx context.Context) error {
+	groups := append(g.world.below(g), g)
+	for _, x := range groups {
+		x.refuse()
+	}
+	var errs []error
+	for _, x := range groups {
+		for _, b := range x.distinct {
+			errs = append(errs, backend.Shutdown(ctx, b))
+		}
+	}
+	return errors.Join(append(errs, g.Close())...)
+}
+
+// refuse makes later operations return ErrClosed.
+func (g *ProcessGroup) refuse() {
+	g.mu.Lock()
+	g.closed = true
+	g.mu.Unlock()
 }
 
 func (g *ProcessGroup) closeBackends() error {

@@ -104,6 +104,12 @@ func (b *Backend) Abort(cause error) {
 	b.control.Abort(cause)
 }
 
+// Shutdown waits for the operations, not for checks: a check that waits for other ranks has issued
+// nothing yet.
+func (b *Backend) Shutdown(ctx context.Context) error {
+	return errors.Join(backend.Shutdown(ctx, b.Backend), b.control.Close())
+}
+
 // Close closes both groups.
 func (b *Backend) Close() error {
 	return errors.Join(b.Backend.Close(), b.control.Close())

@@ -505,6 +505,84 @@ func testCancel(t *testing.T) {
 	require.Error(t, errs.of[1])
 }
 
+// TestTheCulpritStaysTheCulprit: what goes wrong in the control group of some ranks is told as it is to
+// those that wait for something else, in the group itself.
+func TestTheCulpritStaysTheCulprit(t *testing.T) {
+	stop := errors.New("user pressed stop")
+	for _, tc := range []struct {
+		name string
+		end  func(j *pgtest.Job, g *pg.ProcessGroup) error // on rank 0
+		is   error
+		peer int
+		text string
+	}{
+		{"a rank dies", func(j *pgtest.Job, g *pg.ProcessGroup) error {
+			j.Fabric().Kill("pg_wrapper:0/0", 2)
+			return barrier(g)
+		}, work.ErrPeerDied, 2, "rank 2 died"},
+		{"a context is cancelled", func(_ *pgtest.Job, g *pg.ProcessGroup) error {
+			ctx, cancel := context.WithCancelCause(context.Background())
+			time.AfterFunc(time.Millisecond, func() { cancel(stop) })
+			_, err := g.Barrier(ctx, backend.BarrierOptions{})
+			return err
+		}, work.ErrCanceled, 0, "rank 0 cancelled the operation: user pressed stop"},
+		{"time runs out", func(_ *pgtest.Job, g *pg.ProcessGroup) error {
+			_, err := g.Barrier(context.Background(), backend.BarrierOptions{Timeout: time.Millisecond})
+			return err
+		}, work.ErrTimeout, 1, "rank 1 did not take part in time (noticed by rank 0): detail: before barrier: timed out: [Rank 0]: Ranks 1, 2 failed"},
+		{"an abort", func(_ *pgtest.Job, g *pg.ProcessGroup) error {
+			g.Abort(stop)
+			return barrier(g)
+		}, work.ErrAborted, 0, "rank 0 aborted the group: user pressed stop"},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				j := pgtest.NewJob(3)
+				defer j.Close()
+				o := j.Options()
+				o.Detail = true
+				var errs each[error]
+				var met, wg sync.WaitGroup
+				met.Add(3)
+				for r := range 3 {
+					wg.Go(func() {
+						g, err := pg.New(context.Background(), j.Store, r, 3, o)
+						met.Done()
+						if err != nil {
+							t.Errorf("rank %d: %v", r, err)
+							return
+						}
+						defer g.Close()
+						met.Wait()
+						switch r {
+						case 0:
+							errs.put(r, tc.end(j, g))
+						case 1:
+							errs.put(r, do(g, func(ctx context.Context) (*work.Work, error) {
+								return g.Recv(ctx, zeros(tensor.Float32, 1), 0, backend.P2POptions{})
+							}))
+						default:
+							errs.put(r, do(g, func(ctx context.Context) (*work.Work, error) {
+								return g.Recv(ctx, zeros(tensor.Float32, 1), 1, backend.P2POptions{})
+							}))
+						}
+					})
+				}
+				wg.Wait()
+				for r, err := range errs.of {
+					require.ErrorIs(t, err, tc.is, "rank %d", r)
+					if r > 0 {
+						require.ErrorContains(t, err, tc.text, "rank %d", r)
+					}
+					var e *work.Error
+					require.ErrorAs(t, err, &e)
+					require.Equal(t, tc.peer, e.Peer, "rank %d: %v", r, err)
+				}
+			})
+		})
+	}
+}
+
 // TestKeys states where the control groups meet, which PyTorch's do too.
 func TestKeys(t *testing.T) {
 	for d, want := range map[store.Dialect][]string{

@@ -548,6 +548,9 @@ func (b *Backend) causedBy(cause error) transport.Fault {
 			first, f.Reporter = was, was.Reporter
 		}
 		f.Err = &relayed{cause, first.Words()}
+	case e == nil && errors.As(cause, &was) && was.Rank >= 0 && was.Rank < b.size: // of a rendezvous
+		f.Kind, f.Rank, f.Reporter = was.Kind, was.Rank, was.Reporter
+		f.Err = &relayed{cause, was.Words()}
 	case errors.Is(cause, work.ErrMismatch):
 		f.Kind = transport.FaultMismatch
 	}

@@ -50,6 +50,8 @@ type Error struct {
 	After      time.Duration
 	Missing    []Missing // ascending; only the culprit where one rank is to blame
 	Err        error
+
+	fault *transport.Fault // that the other ranks are told
 }
 
 func (e *Error) Error() string {
@@ -73,8 +75,13 @@ func (e *Error) Error() string {
 	return s + e.Err.Error()
 }
 
-// Unwrap returns the cause.
-func (e *Error) Unwrap() error { return e.Err }
+// Unwrap returns the cause, and the *transport.Fault that the other ranks are told.
+func (e *Error) Unwrap() []error {
+	if e.fault == nil {
+		return []error{e.Err}
+	}
+	return []error{e.Err, e.fault}
+}
 
 // Timeout reports whether time ran out, so that an Error is a net.Error.
 func (e *Error) Timeout() bool { return errors.Is(e.Err, context.DeadlineExceeded) }

@@ -600,12 +600,23 @@ func (m *meeting) blameLocked(i int, kind transport.FaultKind, what string, err 
 // ranks that are connected already are told.
 func (m *meeting) explain(ctx context.Context, cause error) (*Error, *transport.Fault) {
 	e := &Error{Rank: m.cfg.Rank, Size: m.cfg.Size, After: time.Since(m.begun), Err: cause}
-	f := &transport.Fault{Kind: transport.FaultAborted, Rank: m.cfg.Rank, Reporter: m.cfg.Rank, Op: noOp, Err: e}
+	// What the others are told has the text of e now, and not e, which has the fault.
+	f := &transport.Fault{Kind: transport.FaultAborted, Rank: m.cfg.Rank, Reporter: m.cfg.Rank, Op: noOp}
+	defer func() {
+		if f.Err == nil {
+			f.Err = errors.New(e.Error())
+		}
+		e.fault = f
+	}()
 	var c *culprit
+	var was *transport.Fault
 	switch {
 	case errors.As(cause, &c):
 		e.Missing, e.Err = []Missing{c.Missing}, c.err
 		f.Kind, f.Rank = c.kind, c.Rank
+		return e, f
+	case errors.As(cause, &was): // of a peer, or of the native wire
+		f.Kind, f.Rank, f.Reporter, f.Err = was.Kind, was.Rank, was.Reporter, was.Err
 		return e, f
 	case errors.Is(ctx.Err(), context.Canceled):
 		f.Kind = transport.FaultCanceled
@@ -614,8 +625,11 @@ func (m *meeting) explain(ctx context.Context, cause error) (*Error, *transport.
 	default:
 		return e, f
 	}
-	if ctx.Err() != nil {
-		e.Err = ctx.Err()
+	if err := ctx.Err(); err != nil {
+		e.Err = err
+		if why := context.Cause(ctx); why != err {
+			e.Err = fmt.Errorf("%w: %w", err, why)
+		}
 	}
 	e.Missing = m.missing(ctx)
 	if f.Kind == transport.FaultTimeout && len(e.Missing) > 0 {

@@ -13,6 +13,8 @@ import (
 	"strings"
 	"sync"
 	"time"
+
+	"github.com/c10d-go/c10d/backend/gloo/transport"
 )
 
 const (
@@ -202,16 +204,31 @@ func (e *Endpoint) Join(ctx context.Context, rank int, addrs []string) (*Mesh, e
 	if len(failure.Missing) == 0 {
 		return m, nil
 	}
+	f := &transport.Fault{Kind: transport.FaultAborted, Rank: rank, Reporter: rank, Op: noOp, Err: failure}
+	switch err := ctx.Err(); {
+	case errors.Is(err, context.Canceled):
+		f.Kind, f.Err = transport.FaultCanceled, context.Cause(ctx)
+	case err != nil:
+		f.Kind, f.Rank = transport.FaultTimeout, failure.Missing[0].Rank
+	}
+	m.Abort(f)
+	m.Close()
 	cause := error(failure)
 	if err := ctx.Err(); err != nil {
 		cause = fmt.Errorf("%w: %w", failure, context.Cause(ctx))
-	} else if f := m.Fault(); f != nil {
+	} else if f := m.Fault(); f.Reporter != rank {
 		cause = fmt.Errorf("%w: %w", failure, f)
 	}
-	m.Abort(joinFault(rank, cause))
-	m.Close()
-	return nil, cause
+	return nil, &ended{cause, m.Fault()}
 }
+
+// ended is the error of a Join with the fault that all ranks are told.
+type ended struct {
+	error
+	fault *transport.Fault
+}
+
+func (e *ended) Unwrap() []error { return []error{e.error, e.fault} }
 
 // connect makes the first connection with rank r.
 func (m *Mesh) connect(ctx context.Context, r int) error {

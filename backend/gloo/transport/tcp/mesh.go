@@ -571,8 +571,3 @@ func (m *Mesh) wakeDiagnose() {
 	close(m.answered)
 	m.answered = make(chan struct{})
 }
-
-// joinFault is what a rank tells the others when it cannot join.
-func joinFault(rank int, err error) *transport.Fault {
-	return &transport.Fault{Kind: transport.FaultAborted, Rank: rank, Reporter: rank, Op: noOp, Err: err}
-}

@@ -275,6 +275,7 @@ func TestTimeouts(t *testing.T) {
 		require.Equal(t, transport.FaultTimeout, f.Kind)
 		require.Equal(t, 2, f.Rank)
 		require.Equal(t, 0, f.Reporter)
+		require.ErrorContains(t, f, "rank 2 published no address within")
 	})
 	t.Run("did not connect", func(t *testing.T) {
 		t.Parallel()
@@ -302,6 +303,35 @@ func TestTimeouts(t *testing.T) {
 		require.ErrorIs(t, e, context.Canceled)
 		require.False(t, e.Timeout())
 		require.Equal(t, 1, e.Missing[0].Rank)
+	})
+	t.Run("cancelled with a cause", func(t *testing.T) {
+		ctx, cancel := context.WithCancelCause(context.Background())
+		st := store.NewHash()
+		out := start(ctx, st, 3, g2, 0)
+		c := introduce(t, published(t, st, 0, 3).at[0].at, 1)
+		defer c.Close()
+		control := func(code, offset, length byte) []byte {
+			h := make([]byte, 48)
+			h[0], h[8], h[22], h[23], h[24], h[32] = 48, 2, code, 0xC1, offset, length
+			return h
+		}
+		_, err := c.Write(append(control(1, 0, 2), control(4, 1, 0)...)) // HELLO of version 2, PING
+		require.NoError(t, err)
+		_, err = io.ReadFull(c, make([]byte, 2*48)) // HELLO, PONG
+		require.NoError(t, err)
+		cancel(errors.New("user pressed stop"))
+		e := failure(t, out)
+		require.ErrorIs(t, e, context.Canceled)
+		require.ErrorContains(t, e, "user pressed stop")
+		var f *transport.Fault
+		require.ErrorAs(t, e, &f)
+		require.Equal(t, transport.FaultCanceled, f.Kind)
+		told, _ := io.ReadAll(c)
+		var words []byte
+		for ; len(told) >= 48 && told[22] == 6; told = told[48:] {
+			words = append(words, told[24:24+told[16]]...)
+		}
+		require.Contains(t, string(words), "user pressed stop", "the other rank hears why")
 	})
 	t.Run("closed store", func(t *testing.T) {
 		st := store.NewHash()

@@ -5,7 +5,10 @@ import (
 	"context"
 	"encoding/gob"
 	"encoding/json"
+	"errors"
 	"fmt"
+	"strings"
+	"unicode"
 
 	"github.com/c10d-go/c10d/backend"
 	"github.com/c10d-go/c10d/tensor"
@@ -72,14 +75,44 @@ func (e *ObjectError) Error() string {
 // Unwrap returns the cause.
 func (e *ObjectError) Unwrap() error { return e.Err }
 
-// The object functions block, as in c10d. An encoding error on one rank is
-// returned there before anything is sent; the others then wait for that rank
-// until their context or the group's timeout ends, so treat it as fatal.
+// The object functions block, as in c10d.
+//
+// An object that cannot be encoded is an *ObjectError on its own rank, and on those that should
+// have got it: they get the text of the error in its place, in bytes that no encoding may begin
+// with. The group can be used on. A PyTorch rank gets the same bytes, which its unpickler refuses
+// at once.
+
+// failedMark begins the bytes that stand for an object that could not be encoded. No pickle and
+// no JSON begins with a zero byte.
+const failedMark = "\x00c10d-go: not encoded \x9a\x61\xd4\x0e\xb7\x38\x5c\xf2: "
+
+// maxReason is how many bytes of an encoding error go to other ranks.
+const maxReason = 4 << 10
+
+// failed returns what stands for an object that could not be encoded.
+func failed(err error) []byte {
+	why := err.Error()
+	return []byte(failedMark + why[:min(len(why), maxReason)])
+}
+
+// reason returns why another rank could not encode the object for which b stands, nil if it is one.
+func reason(b []byte) error {
+	why, bad := bytes.CutPrefix(b, []byte(failedMark))
+	if !bad {
+		return nil
+	}
+	return fmt.Errorf("it could not be encoded there: %s", strings.Map(func(r rune) rune {
+		if unicode.IsPrint(r) || r == '\n' {
+			return r
+		}
+		return '?'
+	}, string(why)))
+}
 
 // AllGatherObject returns every rank's v, in rank order.
 func AllGatherObject[T any](ctx context.Context, g *ProcessGroup, v T, c Codec[T]) ([]T, error) {
 	const op = "AllGatherObject"
-	mine, sizes, err := exchangeSizes(ctx, g, op, v, c)
+	mine, sizes, own, err := exchangeSizes(ctx, g, op, v, c)
 	if err != nil {
 		return nil, err
 	}
@@ -87,7 +120,10 @@ func AllGatherObject[T any](ctx context.Context, g *ProcessGroup, v T, c Codec[T
 	in := flatTensor(append(mine, make([]byte, widest-len(mine))...))
 	all := make([]byte, widest*g.size)
 	if err := await(ctx)(g.AllGather(ctx, cut(all, g.size), in, backend.AllGatherOptions{})); err != nil {
-		return nil, err
+		return nil, errors.Join(own, err)
+	}
+	if own != nil {
+		return nil, own
 	}
 	return decodeAll(op, all, widest, sizes, c)
 }
@@ -98,7 +134,7 @@ func GatherObject[T any](ctx context.Context, g *ProcessGroup, v T, root int, c 
 	if _, err := g.GlobalRank(root); err != nil {
 		return nil, err
 	}
-	mine, sizes, err := exchangeSizes(ctx, g, op, v, c)
+	mine, sizes, own, err := exchangeSizes(ctx, g, op, v, c)
 	if err != nil {
 		return nil, err
 	}
@@ -110,7 +146,11 @@ func GatherObject[T any](ctx context.Context, g *ProcessGroup, v T, root int, c 
 		all = make([]byte, widest*g.size)
 		out = cut(all, g.size)
 	}
-	if err := await(ctx)(g.Gather(ctx, out, in, backend.GatherOptions{Root: root})); err != nil || g.rank != root {
+	err = await(ctx)(g.Gather(ctx, out, in, backend.GatherOptions{Root: root}))
+	if own != nil {
+		err = errors.Join(own, err)
+	}
+	if err != nil || g.rank != root {
 		return nil, err
 	}
 	return decodeAll(op, all, widest, sizes, c)
@@ -128,15 +168,13 @@ func BroadcastObject[T any](ctx context.Context, g *ProcessGroup, vs []T, root i
 	}
 	sizes := make([]int64, len(vs))
 	var all []byte
+	var own error
 	if g.rank == root {
-		var err error
-		if all, err = encodeList(op, g.rank, vs, sizes, c); err != nil {
-			return nil, err
-		}
+		all, own = encodeList(op, g.rank, vs, sizes, c)
 	}
 	o := backend.BroadcastOptions{Root: root}
 	if err := await(ctx)(g.Broadcast(ctx, list(flatTensor(sizes)), o)); err != nil {
-		return nil, err
+		return nil, errors.Join(own, err)
 	}
 	total, err := sum(op, root, sizes)
 	if err != nil {
@@ -146,7 +184,10 @@ func BroadcastObject[T any](ctx context.Context, g *ProcessGroup, vs []T, root i
 		all = make([]byte, total)
 	}
 	if err := await(ctx)(g.Broadcast(ctx, list(flatTensor(all)), o)); err != nil {
-		return nil, err
+		return nil, errors.Join(own, err)
+	}
+	if own != nil {
+		return nil, own
 	}
 	return decodeList(op, root, all, sizes, c)
 }
@@ -163,14 +204,20 @@ func ScatterObject[T any](ctx context.Context, g *ProcessGroup, vs []T, root int
 	}
 	var parts, sizeParts []*tensor.Tensor
 	widest := []int64{0}
+	var own error
 	if g.rank == root {
-		if len(vs) != g.size {
-			return none, fmt.Errorf("pg: %s: %d objects for %d ranks", op, len(vs), g.size)
+		sizes := make([]int64, g.size)
+		var all []byte
+		if len(vs) == g.size {
+			all, own = encodeList(op, g.rank, vs, sizes, c)
+		} else {
+			own = &ObjectError{op, g.rank, fmt.Errorf("%d objects for %d ranks", len(vs), g.size)}
 		}
-		sizes := make([]int64, len(vs))
-		all, err := encodeList(op, g.rank, vs, sizes, c)
-		if err != nil {
-			return none, err
+		if own != nil { // every rank hears why
+			all = bytes.Repeat(failed(own.(*ObjectError).Err), g.size)
+			for r := range sizes {
+				sizes[r] = int64(len(all) / g.size)
+			}
 		}
 		widest[0] = int64(maxSize(sizes))
 		padded := make([]byte, int(widest[0])*g.size)
@@ -182,7 +229,7 @@ func ScatterObject[T any](ctx context.Context, g *ProcessGroup, vs []T, root int
 		parts = cut(padded, g.size)
 	}
 	if err := await(ctx)(g.Broadcast(ctx, list(flatTensor(widest)), backend.BroadcastOptions{Root: root})); err != nil {
-		return none, err
+		return none, errors.Join(own, err)
 	}
 	if _, err := sum(op, root, widest); err != nil {
 		return none, err
@@ -190,10 +237,13 @@ func ScatterObject[T any](ctx context.Context, g *ProcessGroup, vs []T, root int
 	mine, size := make([]byte, widest[0]), make([]int64, 1)
 	o := backend.ScatterOptions{Root: root}
 	if err := await(ctx)(g.Scatter(ctx, flatTensor(mine), parts, o)); err != nil {
-		return none, err
+		return none, errors.Join(own, err)
 	}
 	if err := await(ctx)(g.Scatter(ctx, flatTensor(size), sizeParts, o)); err != nil {
-		return none, err
+		return none, errors.Join(own, err)
+	}
+	if own != nil {
+		return none, own
 	}
 	if size[0] < 0 || size[0] > widest[0] {
 		return none, &ObjectError{op, root, fmt.Errorf("length %d is not within the %d bytes sent", size[0], widest[0])}
@@ -209,14 +259,14 @@ func ScatterObject[T any](ctx context.Context, g *ProcessGroup, vs []T, root int
 func SendObject[T any](ctx context.Context, g *ProcessGroup, vs []T, dst int, c Codec[T], o backend.P2POptions) error {
 	const op = "SendObject"
 	sizes := make([]int64, len(vs))
-	all, err := encodeList(op, g.rank, vs, sizes, c)
-	if err != nil {
-		return err
-	}
+	all, own := encodeList(op, g.rank, vs, sizes, c)
 	if err := await(ctx)(g.Send(ctx, flatTensor(sizes), dst, o)); err != nil {
-		return err
+		return errors.Join(own, err)
 	}
-	return await(ctx)(g.Send(ctx, flatTensor(all), dst, o))
+	if err := await(ctx)(g.Send(ctx, flatTensor(all), dst, o)); err != nil {
+		return errors.Join(own, err)
+	}
+	return own
 }
 
 // RecvObject receives n objects from rank src.
@@ -250,41 +300,48 @@ func await(ctx context.Context) func(*work.Work, error) error {
 	}
 }
 
-// exchangeSizes encodes v and tells every rank how long each one's is.
-func exchangeSizes[T any](ctx context.Context, g *ProcessGroup, op string, v T, c Codec[T]) (mine []byte, sizes []int64, err error) {
+// exchangeSizes encodes v and tells every rank how long each one's is. Own is why v could not be
+// encoded; mine then says so, and the ranks go on.
+func exchangeSizes[T any](ctx context.Context, g *ProcessGroup, op string, v T, c Codec[T]) (mine []byte, sizes []int64, own, err error) {
 	if !g.IsMember() {
-		return nil, nil, ErrNotMember
+		return nil, nil, nil, ErrNotMember
 	}
 	size := make([]int64, 1)
-	mine, err = encodeList(op, g.rank, []T{v}, size, c)
-	if err != nil {
-		return nil, nil, err
-	}
+	mine, own = encodeList(op, g.rank, []T{v}, size, c)
 	sizes = make([]int64, g.size)
 	out := make([]*tensor.Tensor, g.size)
 	for r := range out {
 		out[r] = flatTensor(sizes[r : r+1])
 	}
 	if err := await(ctx)(g.AllGather(ctx, out, flatTensor(size), backend.AllGatherOptions{})); err != nil {
-		return nil, nil, err
+		return nil, nil, nil, errors.Join(own, err)
 	}
 	for r := range sizes {
 		if _, err := sum(op, r, sizes[r:r+1]); err != nil {
-			return nil, nil, err
+			return nil, nil, nil, err
 		}
 	}
-	return mine, sizes, nil
+	return mine, sizes, own, nil
 }
 
+// encodeList encodes the objects one after the other. If one cannot be encoded, it returns an
+// *ObjectError and what to send instead: the reason as the first object, the others empty.
 func encodeList[T any](op string, rank int, vs []T, sizes []int64, c Codec[T]) ([]byte, error) {
 	var all []byte
 	for i, v := range vs {
 		b, err := c.Encode(v)
-		if err == nil && len(b) > MaxObject-len(all) {
+		switch {
+		case err != nil:
+		case len(b) > MaxObject-len(all):
 			err = fmt.Errorf("%d bytes are over the limit of %d", len(b)+len(all), MaxObject)
+		case reason(b) != nil:
+			err = errors.New("its encoding begins as what stands for objects that could not be encoded")
 		}
 		if err != nil {
-			return nil, &ObjectError{op, rank, err}
+			instead := failed(err)
+			clear(sizes)
+			sizes[0] = int64(len(instead))
+			return instead, &ObjectError{op, rank, err}
 		}
 		sizes[i] = int64(len(b))
 		all = append(all, b...)
@@ -295,6 +352,9 @@ func encodeList[T any](op string, rank int, vs []T, sizes []int64, c Codec[T]) (
 func decodeList[T any](op string, rank int, all []byte, sizes []int64, c Codec[T]) ([]T, error) {
 	out := make([]T, len(sizes))
 	for i, n := range sizes {
+		if err := reason(all[:n]); err != nil {
+			return nil, &ObjectError{op, rank, err}
+		}
 		v, err := c.Decode(all[:n:n])
 		if err != nil {
 			return nil, &ObjectError{op, rank, err}
@@ -305,6 +365,11 @@ func decodeList[T any](op string, rank int, all []byte, sizes []int64, c Codec[T
 }
 
 func decodeAll[T any](op string, all []byte, widest int, sizes []int64, c Codec[T]) ([]T, error) {
+	for r, n := range sizes { // of several errors, every rank returns this one
+		if err := reason(all[r*widest : r*widest+int(n)]); err != nil {
+			return nil, &ObjectError{op, r, err}
+		}
+	}
 	out := make([]T, len(sizes))
 	for r, n := range sizes {
 		v, err := decodeList(op, r, all[r*widest:r*widest+int(n)], sizes[r:r+1], c)

@@ -200,21 +200,30 @@ func (w *Work) Duration() (time.Duration, bool) {
 }
 
 // Then returns a Work that ends after w with f's error. If w fails, f does not
-// run and the error is passed on. The result is w's. f runs in a goroutine of its own.
+// run and the error is passed on. The result is w's. f runs in a goroutine of its own. If it
+// panics, the Work fails with a *PanicError.
 func (w *Work) Then(f func(*Work) error) *Work {
 	p := NewPromise(w.info)
 	p.RunBy(w)
 	p.Start()
 	go func() {
 		err := w.Wait(context.Background())
+		returned := true
+		defer func() {
+			if !returned {
+				err = Recovered(recover())
+			}
+			if s := w.source.Load(); s >= 0 {
+				p.SetSource(int(s))
+			}
+			p.Complete(err)
+		}()
 		if err == nil {
 			p.SetResult(w.result...)
+			returned = false
 			err = f(w)
+			returned = true
 		}
-		if s := w.source.Load(); s >= 0 {
-			p.SetSource(int(s))
-		}
-		p.Complete(err)
 	}()
 	return p.Work()
 }

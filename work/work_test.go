@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"runtime"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -136,6 +137,32 @@ func TestThen(t *testing.T) {
 			src, err := next.SourceRank()
 			require.NoError(t, err)
 			require.Equal(t, 3, src)
+		})
+	}
+}
+
+// TestThenPanics: a function that does not return fails its Work and not the process.
+func TestThenPanics(t *testing.T) {
+	boom := errors.New("boom")
+	for _, tc := range []struct {
+		name string
+		f    func()
+		is   error
+		text string
+	}{
+		{"an error", func() { panic(boom) }, boom, "panic: boom"},
+		{"text", func() { panic("no") }, work.ErrPanicked, "panic: no"},
+		{"Goexit", runtime.Goexit, work.ErrExited, "the function called runtime.Goexit"},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			w := work.Completed(info, nil).Then(func(*work.Work) error { tc.f(); return nil })
+			err := w.Wait(t.Context())
+			require.ErrorIs(t, err, work.ErrPanicked)
+			require.ErrorIs(t, err, tc.is)
+			require.ErrorContains(t, err, tc.text)
+			var p *work.PanicError
+			require.ErrorAs(t, err, &p)
+			require.Contains(t, string(p.Stack), "work_test.go")
 		})
 	}
 }

@@ -42,7 +42,7 @@ func (c *crew) start(n int, j job) {
 	defer c.mu.Unlock()
 	if c.number.Load() == 0 {
 		for i := range c.n {
-			c.wg.Go(func() { c.member(i) })
+			c.wg.Go(func() { c.member(i, 0) })
 		}
 	}
 	c.quit.Store(false)
@@ -64,14 +64,22 @@ func (c *crew) end(stop bool) {
 	c.job = nil
 }
 
-func (c *crew) member(i int) {
-	for done := uint64(0); ; {
+// member does parts of the jobs after number done.
+func (c *crew) member(i int, done uint64) {
+	left := false
+	defer func() {
+		if !left { // a part has ended the goroutine: runtime.Goexit
+			c.wg.Go(func() { c.member(i, done) })
+		}
+	}()
+	for {
 		c.mu.Lock()
 		for c.number.Load() == done && !c.closed {
 			c.cond.Wait()
 		}
 		if c.number.Load() == done {
 			c.mu.Unlock()
+			left = true
 			return
 		}
 		// Who has no part may come when the job has ended.
@@ -79,15 +87,22 @@ func (c *crew) member(i int) {
 		done = c.number.Load()
 		c.mu.Unlock()
 		if i < parts && j != nil {
-			j.part(i)
-			c.mu.Lock()
-			if c.busy.Add(-1) == 0 {
-				c.cond.Broadcast()
-			}
-			c.mu.Unlock()
+			c.do(j, i)
 		}
 		pollFor(c.linger, func() bool { return c.number.Load() != done })
 	}
+}
+
+// do does part i of j, and counts it whether it returns or not.
+func (c *crew) do(j job, i int) {
+	defer func() {
+		c.mu.Lock()
+		if c.busy.Add(-1) == 0 {
+			c.cond.Broadcast()
+		}
+		c.mu.Unlock()
+	}()
+	j.part(i)
 }
 
 func (c *crew) close() {

@@ -1,6 +1,7 @@
 package cuda
 
 import (
+	"runtime"
 	"sync/atomic"
 	"testing"
 
@@ -43,4 +44,29 @@ func TestSharedSlots(t *testing.T) {
 	} {
 		require.Equal(t, tc.want, sharedSlots(tc.size, tc.chunk), "%d ranks, chunks of %d", tc.size, tc.chunk)
 	}
+}
+
+// leaver is a job of which one part ends its goroutine.
+type leaver struct {
+	who  int
+	done atomic.Int32
+}
+
+func (l *leaver) part(i int) {
+	if i == l.who {
+		runtime.Goexit()
+	}
+	l.done.Add(1)
+}
+
+// TestCrewOutlivesGoexit: a part that ends its goroutine is counted, and its member comes back.
+func TestCrewOutlivesGoexit(t *testing.T) {
+	c := newCrew(3, false)
+	for range 3 {
+		l := &leaver{who: 1}
+		c.start(3, l)
+		c.end(false)
+		require.EqualValues(t, 2, l.done.Load())
+	}
+	c.close()
 }

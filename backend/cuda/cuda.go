@@ -17,6 +17,7 @@ import (
 	"github.com/c10d-go/c10d/backend/cuda/driver/nvidia"
 	"github.com/c10d-go/c10d/backend/cuda/internal/kernels"
 	"github.com/c10d-go/c10d/backend/gloo"
+	"github.com/c10d-go/c10d/internal/unwind"
 	"github.com/c10d-go/c10d/store"
 	"github.com/c10d-go/c10d/tensor"
 	"github.com/c10d-go/c10d/work"
@@ -167,20 +168,23 @@ type Backend struct {
 	collectives uint64     // that were issued; guarded by calls, like packers
 	packers     map[int]*packer
 
+	cut    atomic.Bool  // Close has ended what was pending
+	open   atomic.Int64 // sends and receives
 	queued atomic.Int64 // commands of operations that a stream may still have to do
 
-	mu      sync.Mutex
-	seq     uint64
-	closing bool
-	closed  chan struct{}
-	last    *operation      // the last collective that was issued
-	todo    fifo[operation] // for the worker
-	ending  fifo[operation] // for the finisher
-	late    []*operation
-	lines   []*line // that no message uses
-	posted  map[post]chan struct{}
-	wg      sync.WaitGroup
-	p2p     sync.WaitGroup
+	mu       sync.Mutex
+	seq      uint64
+	draining bool // Shutdown has begun
+	closing  bool
+	closed   chan struct{}
+	last     *operation      // the last collective that was issued
+	todo     fifo[operation] // for the worker
+	ending   fifo[operation] // for the finisher
+	late     []*operation
+	lines    []*line // that no message uses
+	posted   map[post]chan struct{}
+	wg       sync.WaitGroup
+	p2p      sync.WaitGroup
 }
 
 // New connects a rank with the others of its group. It returns when all are
@@ -359,11 +363,14 @@ func (e *aborted) Unwrap() []error { return []error{work.ErrAborted, e.cause} }
 func (b *Backend) culprit(err error) int {
 	var own *aborted
 	var first *work.Error
+	var panicked *work.PanicError
 	switch {
 	case errors.As(err, &own):
 		return b.rank
 	case errors.As(err, &first):
 		return first.Peer
+	case errors.As(err, &panicked):
+		return b.rank
 	}
 	return -1
 }
@@ -400,8 +407,97 @@ func (b *Backend) stuck(limit time.Duration) (n int) {
 	return n
 }
 
-// Close waits until what was issued has ended, says goodbye and frees everything.
+// departure is why this rank has ended the group in Close.
+type departure struct {
+	kind  error
+	words string
+}
+
+func (d *departure) Error() string { return d.words }
+func (d *departure) Unwrap() error { return d.kind }
+
+// closeGrace is how long Close lets operations end by themselves. A caller that has ordered its
+// stream after one (Work.Synchronize) and seen the result may close before the Work has ended.
+const closeGrace = 500 * time.Millisecond
+
+// drain waits until what was issued has ended, or ctx has. It reports whether something is open.
+func (b *Backend) drain(ctx context.Context) (open bool) {
+	b.mu.Lock()
+	last := b.last
+	b.mu.Unlock()
+	if last != nil {
+		last.Work().Wait(ctx) // its error is for whoever waits for the operation
+		open = !last.Work().IsCompleted()
+	}
+	messages := make(chan struct{})
+	go func() {
+		b.p2p.Wait()
+		close(messages)
+	}()
+	select {
+	case <-messages:
+	case <-ctx.Done():
+		open = open || b.open.Load() > 0
+	}
+	return open
+}
+
+// leave ends what is pending, because this rank closes the group, and tells the others.
+func (b *Backend) leave(dying bool) {
+	if b.broken() != nil || b.cpuErr() != nil {
+		return // all has ended
+	}
+	if !dying {
+		ctx, cancel := context.WithTimeout(context.Background(), closeGrace)
+		b.drain(ctx)
+		cancel()
+	}
+	b.mu.Lock()
+	last, messages := b.last, b.open.Load()
+	info := work.Info{Op: work.Barrier, Seq: b.seq, Group: b.group, Rank: b.rank}
+	b.mu.Unlock()
+	why := &departure{kind: work.ErrPeerLeft}
+	switch {
+	case dying:
+		why.kind, why.words = work.ErrPanicked, "its program called Close while it panicked"
+	case last != nil && !last.Work().IsCompleted():
+		info = last.Info()
+		why.words = fmt.Sprintf("it called Close with %v seq %d open", info.Op, info.Seq)
+	case messages > 0:
+		why.words = fmt.Sprintf("it called Close with %d sends or receives open", messages)
+	default:
+		return
+	}
+	b.cut.Store(true)
+	err := &work.Error{Info: info, Peer: b.rank, Err: why}
+	b.fail(err, err)
+}
+
+// Shutdown waits until what was issued has ended, then closes the backend. When ctx ends first,
+// Close ends what is left, and the error wraps that of ctx.
+func (b *Backend) Shutdown(ctx context.Context) error {
+	b.calls.Lock()
+	b.mu.Lock()
+	b.draining = true
+	last := b.last
+	b.mu.Unlock()
+	b.calls.Unlock()
+	open := b.drain(ctx)
+	var cut error
+	switch {
+	case last != nil && !last.Work().IsCompleted():
+		cut = fmt.Errorf("cuda: Shutdown gave up waiting for %v seq %d: %w", last.Info().Op, last.Info().Seq, canceled(ctx))
+	case open:
+		cut = fmt.Errorf("cuda: Shutdown gave up waiting for sends or receives: %w", canceled(ctx))
+	}
+	return errors.Join(cut, b.Close())
+}
+
+// Close lets operations go on for half a second, ends those still pending with work.ErrClosed, says
+// goodbye and frees everything. It takes about a second, and what devices take to leave an
+// operation that was ended, closeLimit at most.
 func (b *Backend) Close() error {
+	dying := unwind.ByPanic()
 	b.calls.Lock()
 	b.mu.Lock()
 	again := b.closing
@@ -413,6 +509,7 @@ func (b *Backend) Close() error {
 		return nil
 	}
 	defer close(b.closed)
+	b.leave(dying)
 	b.p2p.Wait()
 	b.mu.Lock()
 	b.todo.close()

@@ -557,6 +557,12 @@ func (w localWait) Err() error {
 
 // work does the host's turns, in order.
 func (l *Local) work() {
+	left := false
+	defer func() {
+		if !left { // an operator has ended the goroutine: runtime.Goexit
+			l.wg.Go(l.work)
+		}
+	}()
 	for {
 		l.mu.Lock()
 		o := l.todo.take()
@@ -564,10 +570,23 @@ func (l *Local) work() {
 		if o == nil {
 			break
 		}
-		if o.err == nil && o.turn >= 0 {
-			if o.err = o.pending.Begin(localWait{o}, o.turn); o.err == nil {
-				o.err = o.part()
-			}
+		l.perform(o)
+	}
+	l.mu.Lock()
+	l.ending.close()
+	l.mu.Unlock()
+	left = true
+}
+
+// perform does the host's part of an operation, and hands it to the finisher also if a function of
+// the program has panicked in it.
+func (l *Local) perform(o *localOp) {
+	begun, returned := false, false
+	defer func() {
+		if !returned {
+			o.err = work.Recovered(recover())
+		}
+		if begun {
 			o.pending.End(o.turn)
 		}
 		if o.err != nil {
@@ -576,10 +595,14 @@ func (l *Local) work() {
 		l.mu.Lock()
 		l.ending.put(o)
 		l.mu.Unlock()
+	}()
+	if o.err == nil && o.turn >= 0 {
+		begun = true
+		if o.err = o.pending.Begin(localWait{o}, o.turn); o.err == nil {
+			o.err = o.part()
+		}
 	}
-	l.mu.Lock()
-	l.ending.close()
-	l.mu.Unlock()
+	returned = true
 }
 
 // finish ends operations when the devices are done with them.

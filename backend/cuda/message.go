@@ -21,7 +21,7 @@ type post struct {
 func (b *Backend) takeLine() (*line, error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if b.closing {
+	if b.closing || b.draining {
 		return nil, work.ErrClosed
 	}
 	var l *line
@@ -35,6 +35,7 @@ func (b *Backend) takeLine() (*line, error) {
 		}
 	}
 	b.p2p.Add(1)
+	b.open.Add(1)
 	return l, nil
 }
 
@@ -42,6 +43,7 @@ func (b *Backend) giveLine(l *line) {
 	b.mu.Lock()
 	b.lines = append(b.lines, l)
 	b.mu.Unlock()
+	b.open.Add(-1)
 	b.p2p.Done()
 }
 

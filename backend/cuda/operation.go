@@ -634,6 +634,9 @@ func (o *operation) failed(err error) {
 // named makes an error that names this operation. The CPU backend's has its own
 // numbers.
 func (o *operation) named(err error) error {
+	if o.b.cut.Load() {
+		return &work.Error{Info: o.Info(), Peer: -1, Err: work.ErrClosed}
+	}
 	peer := o.b.culprit(err)
 	crowd := ""
 	if errors.Is(err, work.ErrTimeout) {
@@ -884,6 +887,12 @@ func (q *fifo[T]) close() {
 
 // work does the host's part of collectives, in the order of the calls.
 func (b *Backend) work() {
+	left := false
+	defer func() {
+		if !left { // an operator has ended the goroutine: runtime.Goexit
+			b.wg.Go(b.work)
+		}
+	}()
 	for {
 		b.mu.Lock()
 		o := b.todo.take()
@@ -891,20 +900,36 @@ func (b *Backend) work() {
 		if o == nil {
 			break
 		}
-		if err := o.run(); err != nil {
-			o.failed(err)
-		}
-		linger := o.direct() && o.shared.x.eager
-		b.mu.Lock()
-		b.ending.put(o)
-		b.mu.Unlock()
-		if linger {
+		if b.perform(o) {
 			b.todo.linger(lingerFor)
 		}
 	}
 	b.mu.Lock()
 	b.ending.close()
 	b.mu.Unlock()
+	left = true
+}
+
+// perform does the host's part of an operation, and hands it to the finisher also if a function of
+// the program has panicked in it. It reports whether the next one may come soon.
+func (b *Backend) perform(o *operation) (linger bool) {
+	var err error
+	returned := false
+	defer func() {
+		if !returned {
+			err = work.Recovered(recover())
+		}
+		if err != nil {
+			o.failed(err)
+		}
+		linger = o.direct() && o.shared.x.eager
+		b.mu.Lock()
+		b.ending.put(o)
+		b.mu.Unlock()
+	}()
+	err = o.run()
+	returned = true
+	return linger
 }
 
 // finish ends operations when the devices are done with them.
@@ -939,7 +964,7 @@ func (b *Backend) admit(ctx context.Context, op work.OpType, timeout time.Durati
 	var err error
 	peer := -1
 	switch {
-	case b.closing:
+	case b.closing || b.draining:
 		err = work.ErrClosed
 	case failed != nil:
 		err, peer = failed, b.culprit(failed)

@@ -101,6 +101,8 @@ type shared struct {
 	ended   atomic.Bool      // that is so
 	err     error            // that error
 	failed  atomic.Bool      // there is one
+
+	panicked atomic.Pointer[work.PanicError] // what a member of the crew ran into
 }
 
 // batchOf returns in which batch a chunk is: the first has firstBatch, each later one
@@ -438,6 +440,17 @@ func (s *shared) release() {
 // part is what a member of the crew does: its part of the rank's share of each
 // chunk.
 func (s *shared) part(i int) {
+	returned := false
+	defer func() {
+		if !returned {
+			s.panicked.CompareAndSwap(nil, work.Recovered(recover())) // of a custom operator
+		}
+	}()
+	s.combineParts(i)
+	returned = true
+}
+
+func (s *shared) combineParts(i int) {
 	for k := range s.chunks {
 		if s.inputs(s.first+uint64(k), s.x.crew) != nil {
 			return
@@ -537,6 +550,9 @@ func (o *operation) ask() error {
 	if s := o.shared; s.failed.Load() {
 		s.ending.Wait()
 		return s.err
+	}
+	if p := o.shared.panicked.Load(); p != nil {
+		return p
 	}
 	return cmp.Or(o.b.broken(), o.b.cpuErr())
 }

@@ -51,7 +51,19 @@
 // context, with the death of a rank, or with Close. When it fails, so does the
 // group, at once and on every rank, and the error (a *work.Error) names the
 // operation, its number, and the rank whose fault it was: who died, who stopped
-// answering, who has not called the operation, who cancelled.
+// answering, who has not called the operation, who cancelled, who panicked. What that
+// rank knew of the reason is in the text, on all ranks.
+//
+// # The end
+//
+// Close takes about a second, whatever is pending: operations of this rank that have not ended
+// fail with ErrClosed, and if collectives are among them, the group ends on all ranks. Wait for
+// operations before Close, or call Shutdown, which waits for all that this rank has
+// issued.
+//
+// A panic in a function that an operation calls, such as a custom operator, ends the
+// operation with a *work.PanicError. A panic elsewhere ends the program as always; a deferred
+// Close notices it and tells the other ranks.
 //
 // # Beside PyTorch
 //

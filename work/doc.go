@@ -29,7 +29,8 @@
 // A failed Work has an *Error with the operation, its sequence number, the
 // group, the rank, and the peer whose fault it was. What callers branch on are
 // the sentinels: ErrTimeout, ErrPeerDied, ErrPeerLeft, ErrCanceled, ErrAborted,
-// ErrMismatch and ErrClosed, all found by errors.Is.
+// ErrMismatch, ErrPanicked and ErrClosed, all found by errors.Is. On the rank that panicked, the
+// cause is a *PanicError, with the panic's value and stack.
 //
 // # Making a Work
 //

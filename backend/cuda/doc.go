@@ -137,7 +137,8 @@
 // each other for good where such a one is called while streams wait for another rank. Give
 // each rank a process of its own then.
 //
-// Close waits for other processes to let go of a rank's slots: 5 s, or 1 s after a
+// Close lets operations end by themselves for half a second, and ends what is left then. It
+// waits for other processes to let go of a rank's slots: 5 s, or 1 s after a
 // failure. If they have not, the slots are kept until the process ends.
 //
 // On simulated devices there is a ring if they have the kernels of package

@@ -2,6 +2,7 @@ package gloo_test
 
 import (
 	"bufio"
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -33,6 +34,7 @@ type mortal struct {
 	Size    int
 	Culprit int    // who is to die, while the others are in
 	Op      string // this
+	Panics  bool   // it dies of a panic, with a deferred Close
 }
 
 // lastWords are what it says then.
@@ -77,6 +79,10 @@ func (m *mortal) live() error {
 	fmt.Println("ready")
 	if m.Rank == m.Culprit {
 		_, err := io.Copy(io.Discard, os.Stdin) // until it is killed, or the parent is
+		if m.Panics {
+			var none []int
+			none[m.Rank]++
+		}
 		return err
 	}
 	x := vec(make([]float32, 50_000)...)
@@ -98,6 +104,46 @@ func (m *mortal) live() error {
 	return json.NewEncoder(os.Stdout).Encode(words)
 }
 
+// begin starts ranks in processes of their own. Closing the input of one lets it die.
+func begin(t *testing.T, size int, how mortal) (cmds []*exec.Cmd, ins []io.Closer, outs []*bufio.Reader, errs []*bytes.Buffer) {
+	how.File, how.Size = t.TempDir()+"/store", size
+	for r := range size {
+		m := how
+		m.Host, m.Rank = "ab"[r/2:r/2+1], r
+		text, err := json.Marshal(m)
+		require.NoError(t, err)
+		c := exec.Command(os.Args[0])
+		c.Env = append(os.Environ(), mortalVariable+"="+string(text))
+		stderr := new(bytes.Buffer)
+		c.Stderr = stderr
+		in, err := c.StdinPipe()
+		require.NoError(t, err)
+		out, err := c.StdoutPipe()
+		require.NoError(t, err)
+		require.NoError(t, c.Start())
+		t.Cleanup(func() {
+			in.Close()
+			c.Process.Kill()
+			c.Wait()
+		})
+		cmds, ins, outs, errs = append(cmds, c), append(ins, in), append(outs, bufio.NewReader(out)), append(errs, stderr)
+	}
+	for r, out := range outs {
+		line, err := out.ReadString('\n')
+		require.NoError(t, err, "rank %d", r)
+		require.Equal(t, "ready", strings.TrimSpace(line), "rank %d", r)
+	}
+	return cmds, ins, outs, errs
+}
+
+// said returns what a rank has to say in the end.
+func said(t *testing.T, r int, out *bufio.Reader) (words lastWords) {
+	line, err := out.ReadString('\n')
+	require.NoError(t, err, "rank %d", r)
+	require.NoError(t, json.Unmarshal([]byte(line), &words), "rank %d: %s", r, line)
+	return words
+}
+
 // TestTheDeadRankIsNamed kills one of two ranks on one of two hosts: those on its host and on the other
 // name it, whatever they wait in.
 func TestTheDeadRankIsNamed(t *testing.T) {
@@ -105,40 +151,33 @@ func TestTheDeadRankIsNamed(t *testing.T) {
 	for _, op := range []string{"all_reduce", "recv", "recv_anysource", "send"} {
 		t.Run(op, func(t *testing.T) {
 			const size, culprit = 4, 3
-			file := t.TempDir() + "/store"
-			cmds, outs := make([]*exec.Cmd, size), make([]*bufio.Reader, size)
-			for r := range size {
-				text, err := json.Marshal(mortal{File: file, Host: "ab"[r/2 : r/2+1], Rank: r, Size: size, Culprit: culprit, Op: op})
-				require.NoError(t, err)
-				c := exec.Command(os.Args[0])
-				c.Env = append(os.Environ(), mortalVariable+"="+string(text))
-				c.Stderr = os.Stderr
-				in, err := c.StdinPipe()
-				require.NoError(t, err)
-				out, err := c.StdoutPipe()
-				require.NoError(t, err)
-				require.NoError(t, c.Start())
-				t.Cleanup(func() {
-					in.Close()
-					c.Process.Kill()
-					c.Wait()
-				})
-				cmds[r], outs[r] = c, bufio.NewReader(out)
-			}
-			for r, out := range outs {
-				line, err := out.ReadString('\n')
-				require.NoError(t, err, "rank %d", r)
-				require.Equal(t, "ready", strings.TrimSpace(line), "rank %d", r)
-			}
+			cmds, _, outs, _ := begin(t, size, mortal{Culprit: culprit, Op: op})
 			require.NoError(t, cmds[culprit].Process.Kill())
 			for r, out := range outs[:culprit] {
-				line, err := out.ReadString('\n')
-				require.NoError(t, err, "rank %d", r)
-				var words lastWords
-				require.NoError(t, json.Unmarshal([]byte(line), &words), "rank %d: %s", r, line)
+				words := said(t, r, out)
 				require.True(t, words.Died, "rank %d: %s", r, words.Error)
 				require.Equal(t, culprit, words.Peer, "rank %d: %s", r, words.Error)
 			}
+		})
+	}
+}
+
+// TestThePanickingRankIsNamed: the program of one rank panics, with the deferred Close that programs
+// have. The others say so, and it prints its panic.
+func TestThePanickingRankIsNamed(t *testing.T) {
+	onLinux(t)
+	for _, op := range []string{"all_reduce", "recv"} {
+		t.Run(op, func(t *testing.T) {
+			const size, culprit = 4, 3
+			cmds, ins, outs, errs := begin(t, size, mortal{Culprit: culprit, Op: op, Panics: true})
+			require.NoError(t, ins[culprit].Close())
+			for r, out := range outs[:culprit] {
+				words := said(t, r, out)
+				require.Equal(t, culprit, words.Peer, "rank %d: %s", r, words.Error)
+				require.Contains(t, words.Error, "rank 3 panicked: its program called Close while it panicked")
+			}
+			require.Error(t, cmds[culprit].Wait())
+			require.Contains(t, errs[culprit].String(), "panic: runtime error: index out of range [3] with length 0")
 		})
 	}
 }

@@ -124,7 +124,7 @@ func (f *rankFlags) run(std stdio) error {
 		// The group may work still, when it was the reading that failed.
 		g.Abort(err)
 	}
-	if closed := g.Close(); err == nil {
+	if closed := g.Shutdown(ctx); err == nil { // a script need not wait for all that it calls
 		err = closed
 	}
 	if err != nil {

@@ -38,10 +38,11 @@ var layers = []layer{
 	{"internal/freeport", nil},
 	{"internal/rules", nil},
 	{"internal/unwind", nil},
+	{"internal/waiting", nil},
 
 	{"store", nil},
 	{"store/storetest", []string{"store", "github.com/stretchr/testify/..."}},
-	{"store/tcp", []string{"store"}},
+	{"store/tcp", []string{"store", "internal/waiting"}},
 	{"store/redis", []string{"store", "github.com/redis/go-redis/v9/..."}},
 
 	{"backend", []string{"tensor", "work", "store", "internal/reduce"}},
@@ -60,10 +61,10 @@ var layers = []layer{
 	{"backend/gloo/transport/transporttest", []string{"backend/gloo/transport", "github.com/stretchr/testify/..."}},
 	{"backend/gloo/transport/shm", []string{"backend/gloo/transport", "golang.org/x/sys/..."}},
 	{"backend/gloo/transport/...", []string{"backend/gloo/transport"}},
-	{"backend/gloo/rendezvous", []string{"store", "backend/gloo/transport", "backend/gloo/transport/wire"}},
+	{"backend/gloo/rendezvous", []string{"store", "internal/waiting", "backend/gloo/transport", "backend/gloo/transport/wire"}},
 	{"backend/gloo", []string{
 		"tensor", "work", "store", "backend",
-		"internal/plan", "internal/choice", "internal/exact", "internal/unwind",
+		"internal/plan", "internal/choice", "internal/exact", "internal/unwind", "internal/waiting",
 		"backend/gloo/transport", "backend/gloo/transport/shm", "backend/gloo/transport/tcp", "backend/gloo/rendezvous",
 		"backend/gloo/internal/runs",
 	}},
@@ -89,7 +90,7 @@ var layers = []layer{
 
 	{"internal/launch/...", []string{"store", "store/tcp", "golang.org/x/sys/..."}},
 	{"pg/default.go", []string{"backend/gloo"}},
-	{"pg", []string{"tensor", "work", "store", "store/tcp", "store/redis", "backend", "backend/detail", "internal/launch"}},
+	{"pg", []string{"tensor", "work", "store", "store/tcp", "store/redis", "backend", "backend/detail", "internal/launch", "internal/waiting"}},
 	{"pg/pgtest", []string{"store", "backend", "backend/gloo", "backend/gloo/transport", "backend/gloo/transport/mem", "pg"}},
 	{"ddp", []string{"tensor", "work", "store", "backend", "pg"}},
 	{"ddp/gpu", []string{"tensor", "work", "backend/cuda", "backend/cuda/driver", "ddp"}},

@@ -6,6 +6,7 @@ import (
 	"crypto/tls"
 	"errors"
 	"fmt"
+	"log/slog"
 	"net"
 	"os"
 	"slices"
@@ -14,6 +15,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/c10d-go/c10d/internal/waiting"
 	"github.com/c10d-go/c10d/store"
 )
 
@@ -43,12 +45,30 @@ type Options struct {
 	// others do not wait. 0 means not to count.
 	WorldSize int
 
+	// Rank is this process's rank among WorldSize. It is written to a server of this
+	// package, so that messages can name the ranks that are missing; see Store.Worker.
+	// It is not used if WorldSize is 0.
+	Rank int
+
 	// NoWait joins without counting and waiting, whatever WorldSize is.
 	NoWait bool
 
 	// Timeout is the store's, see store.Store, and where New's context has no
 	// deadline also New's.
 	Timeout time.Duration
+
+	// Logger gets a line at level Warn when New has waited for 10 s for the server or,
+	// as Server, for the other ranks, and more of them at growing intervals. Nil means
+	// slog.Default().
+	Logger *slog.Logger
+
+	// HostedBy is what those lines call the process that hosts the server, for example
+	// "rank 0". Empty means that nobody knows.
+	HostedBy string
+
+	// ResolveTimeout is for how long New looks up a host name that does not exist.
+	// 0 means 30 s: time for a cluster's DNS to learn the names of other pods.
+	ResolveTimeout time.Duration
 
 	// Dialect is the server's. Unknown means to find out, which costs an old
 	// server one connection and a new one nothing.
@@ -121,7 +141,10 @@ const workers = "init/"
 
 // New connects to the TCPStore server at addr, "host:port", after starting it
 // if opts.Server is set. It tries again for as long as ctx, or else
-// opts.Timeout, allows, so the server may come later than its clients.
+// opts.Timeout, allows, so the server may come later than its clients. It gives up
+// sooner where waiting does not help: a host name that does not exist (see
+// Options.ResolveTimeout), a service that is no TCPStore, a certificate or token that is
+// refused.
 func New(ctx context.Context, addr string, opts Options) (*Store, error) {
 	start := time.Now()
 	s, err := open(ctx, addr, opts)
@@ -183,6 +206,9 @@ func open(ctx context.Context, addr string, opts Options) (*Store, error) {
 	if ours && d.dialect == store.DialectUnknown {
 		d.dialect = store.DialectV2
 	}
+	o := &progress{addr: d.addr, hostedBy: opts.HostedBy}
+	defer waiting.Start(ctx, opts.Logger, o.report)()
+	d.progress, d.resolveFor = o, opts.ResolveTimeout
 	c, err := d.dialRetry(ctx)
 	if err != nil {
 		if server != nil {
@@ -190,7 +216,7 @@ func open(ctx context.Context, addr string, opts Options) (*Store, error) {
 		}
 		return nil, ended(ctx, err)
 	}
-	d.plain = c.dialect != native
+	d.plain, d.progress = c.dialect != native, nil
 	s := newStore(d, limits, c)
 	s.server = server
 	s.SetTimeout(opts.Timeout)
@@ -199,7 +225,7 @@ func open(ctx context.Context, addr string, opts Options) (*Store, error) {
 		s.listing.Store(has)
 	}
 	if opts.WorldSize > 0 && !opts.NoWait {
-		if err := s.join(ctx, opts.WorldSize); err != nil {
+		if err := s.join(ctx, opts.Rank, opts.WorldSize, o); err != nil {
 			s.Close()
 			return nil, err
 		}
@@ -236,12 +262,16 @@ func ended(ctx context.Context, err error) error {
 }
 
 // join counts this process in, and if it hosts the server waits for the others.
-func (s *Store) join(ctx context.Context, size int) error {
+func (s *Store) join(ctx context.Context, rank, size int, o *progress) error {
+	if err := s.enroll(ctx, rank); err != nil {
+		return err
+	}
 	const longest = 10 * time.Millisecond // PyTorch's interval
 	pause := longest / 16
 	rep, err := s.call(ctx, "join", &request{query: qAdd, keys: one(workers), num: 1})
 	n := rep.num
 	for ; err == nil && s.server != nil && n < int64(size); pause = min(2*pause, longest) {
+		o.count(s, n, size)
 		select {
 		case <-time.After(pause):
 		case <-ctx.Done():
@@ -252,7 +282,7 @@ func (s *Store) join(ctx context.Context, size int) error {
 		}
 	}
 	if err != nil && n > 0 && ctx.Err() != nil {
-		return fmt.Errorf("%d of %d workers have joined: %w", n, size, store.WaitErr(ctx))
+		return s.notJoined(ctx, n, size)
 	}
 	return err
 }

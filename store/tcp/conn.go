@@ -2,13 +2,17 @@ package tcp
 
 import (
 	"bufio"
+	"cmp"
 	"context"
 	"crypto/tls"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"io"
+	"math"
 	"math/rand/v2"
 	"net"
+	"os"
 	"syscall"
 	"time"
 
@@ -87,16 +91,26 @@ type dialer struct {
 	plain   bool          // do not offer the native dialect
 	tls     *tls.Config
 	token   string
+
+	progress   *progress     // hears of the tries; may be nil
+	resolveFor time.Duration // how long to look up a name that does not exist; 0: the default
+
+	connectTo func(ctx context.Context, network, addr string) (net.Conn, error) // nil: a net.Dialer's
 }
 
 // dialRetry connects, trying until ctx ends.
 func (d *dialer) dialRetry(ctx context.Context) (*conn, error) {
 	pause := firstPause
 	var last error
+	name := unresolved{limit: cmp.Or(d.resolveFor, resolveFor)}
 	for tries := 1; ; tries++ {
 		c, err := d.dial(ctx)
 		if err == nil {
 			return c, nil
+		}
+		left, final := name.see(err)
+		if final != nil && ctx.Err() == nil {
+			err = final
 		}
 		if ctx.Err() != nil && last != nil {
 			// This try was cut short and says less than the one before it.
@@ -104,9 +118,10 @@ func (d *dialer) dialRetry(ctx context.Context) (*conn, error) {
 			tries--
 		}
 		last = err
+		d.progress.tried(err)
 		var p permanent
 		if ctx.Err() == nil && !errors.As(err, &p) {
-			t := time.NewTimer(time.Duration(float64(pause) * (0.5 + rand.Float64())))
+			t := time.NewTimer(min(left, time.Duration(float64(pause)*(0.5+rand.Float64()))))
 			pause = min(pause*3/2, longestPause)
 			select {
 			case <-t.C:
@@ -152,12 +167,17 @@ func (d *dialer) dial(ctx context.Context) (*conn, error) {
 	release := guard(short, c)
 	v1err = c.send(&request{query: qNumKeys})
 	if v1err == nil {
-		_, v1err = readInt64(c.r)
+		var keys int64
+		if keys, v1err = readInt64(c.r); v1err == nil && (keys < 0 || keys > math.MaxInt32) {
+			release()
+			c.Close()
+			return nil, stranger(binary.LittleEndian.AppendUint64(nil, uint64(keys)))
+		}
 	}
 	release()
 	if v1err != nil {
 		c.Close()
-		return nil, fmt.Errorf("neither as new client: %w; nor as one of PyTorch up to 2.0: %w", err, v1err)
+		return nil, fmt.Errorf("the server at this port is no TCPStore, or is ending; as a client of PyTorch 2.2 or later: %w; as one up to 2.0: %w", err, v1err)
 	}
 	d.dialect = store.DialectV1
 	return c, nil
@@ -165,8 +185,11 @@ func (d *dialer) dial(ctx context.Context) (*conn, error) {
 
 // connect does what comes before the store's protocol.
 func (d *dialer) connect(ctx context.Context, dialect store.Dialect) (*conn, error) {
-	var nd net.Dialer
-	nc, err := nd.DialContext(ctx, "tcp", d.addr)
+	connect := d.connectTo
+	if connect == nil {
+		connect = new(net.Dialer).DialContext
+	}
+	nc, err := connect(ctx, "tcp", d.addr)
 	if err != nil {
 		return nil, err
 	}
@@ -207,6 +230,7 @@ func (d *dialer) validated(ctx context.Context) (*conn, error) {
 	if err != nil {
 		return nil, err
 	}
+	d.progress.connected()
 	release := guard(ctx, c)
 	if d.plain {
 		err = c.ping(validate)
@@ -216,6 +240,9 @@ func (d *dialer) validated(ctx context.Context) (*conn, error) {
 	release()
 	if err != nil {
 		c.Close()
+		if errors.Is(err, os.ErrDeadlineExceeded) && errors.Is(ctx.Err(), context.DeadlineExceeded) {
+			err = mute(err)
+		}
 		return nil, fmt.Errorf("handshake: %w", err)
 	}
 	return c, nil

@@ -23,7 +23,7 @@
 //		rank, _ := strconv.Atoi(os.Getenv("RANK"))
 //		size, _ := strconv.Atoi(os.Getenv("WORLD_SIZE"))
 //		ctx := context.Background()
-//		s, err := tcp.New(ctx, "10.0.0.1:29500", tcp.Options{Server: rank == 0, WorldSize: size})
+//		s, err := tcp.New(ctx, "10.0.0.1:29500", tcp.Options{Server: rank == 0, WorldSize: size, Rank: rank})
 //		if err != nil {
 //			log.Fatal(err)
 //		}
@@ -79,6 +79,10 @@
 // BenchmarkPipelined and BenchmarkCalls measure it.
 //
 // # Guarantees
+//
+// New says in the log what it waits for when it waits longer than 10 s, see
+// Options.Logger: the server, with the error of the last try, or the ranks that have not
+// joined.
 //
 // Every call ends with its context, or if that has no deadline, with the store's
 // timeout, or with Close. A call that waits holds up no other: calls share a

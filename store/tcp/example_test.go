@@ -20,7 +20,7 @@ func Example() {
 	defer server.Close()
 
 	rank := func(rank int) error {
-		s, err := tcp.New(ctx, server.Addr().String(), tcp.Options{WorldSize: 2})
+		s, err := tcp.New(ctx, server.Addr().String(), tcp.Options{WorldSize: 2, Rank: rank})
 		if err != nil {
 			return err
 		}
@@ -39,8 +39,8 @@ func Example() {
 	if err := ranks.Wait(); err != nil {
 		log.Fatal(err)
 	}
-	fmt.Println("keys:", server.Stats().Keys)
+	fmt.Println("keys:", server.Stats().Keys) // with the counter of ranks, and a name for each
 	// Output:
 	// rank 1: hello
-	// keys: 2
+	// keys: 4
 }

@@ -489,7 +489,7 @@ func (c *conn) offerNative() error {
 	case echo == nonce^accept:
 		c.dialect = native
 	case echo != nonce:
-		return malformedf("the server answered %#x to a ping with %#x", echo, nonce)
+		return stranger(binary.LittleEndian.AppendUint32(nil, echo))
 	}
 	return nil
 }

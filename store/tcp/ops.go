@@ -122,7 +122,8 @@ func (s *Store) Delete(ctx context.Context, key string) (bool, error) {
 	return rep.num > 0, err
 }
 
-// NumKeys returns the number of keys, the counter of workers included.
+// NumKeys returns the number of keys. The counter of workers and what Options.Rank has
+// written are among them.
 func (s *Store) NumKeys(ctx context.Context) (int64, error) {
 	rep, err := s.call(ctx, "num keys", &request{query: qNumKeys})
 	return rep.num, err

@@ -1,0 +1,193 @@
+package tcp
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"os"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/c10d-go/c10d/internal/waiting"
+	"github.com/c10d-go/c10d/store"
+)
+
+// progress is what New waits for. Its lines in the log say so.
+type progress struct {
+	addr     string
+	hostedBy string
+
+	mu    sync.Mutex
+	tries int
+	last  error // of the last try to connect
+
+	host   *Store // nil until this process, which hosts, waits for others
+	size   int
+	joined int64
+}
+
+// tried notes that a try to connect has failed.
+func (o *progress) tried(err error) {
+	if o == nil {
+		return
+	}
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.tries++
+	o.last = err
+}
+
+// connected notes that the server has accepted a connection and is to answer.
+func (o *progress) connected() {
+	if o == nil {
+		return
+	}
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.last = errMute
+}
+
+// count notes how many workers have joined host.
+func (o *progress) count(host *Store, joined int64, size int) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.host, o.joined, o.size = host, joined, size
+}
+
+func (o *progress) report(ctx context.Context) (string, []slog.Attr) {
+	o.mu.Lock()
+	host, joined, size, tries, last := o.host, o.joined, o.size, o.tries, o.last
+	o.mu.Unlock()
+	if host != nil {
+		return fmt.Sprintf("waiting for %s: %d of %d ranks have joined the store", host.absent(ctx, joined, size), joined, size),
+			[]slog.Attr{slog.String("store", o.addr)}
+	}
+	text := "waiting for the store at " + o.addr
+	if o.hostedBy != "" {
+		text = fmt.Sprintf("waiting for %s, which hosts the store at %s", o.hostedBy, o.addr)
+	}
+	attrs := []slog.Attr{slog.Int("attempts", tries)}
+	if last != nil {
+		attrs = append(attrs, slog.String("last", last.Error()))
+	}
+	return text, attrs
+}
+
+// workerKey is where a worker writes who it is, beside the counter of workers. PyTorch
+// has no such key and does not look at it.
+func workerKey(rank int) string { return workers + "rank_" + strconv.Itoa(rank) }
+
+// enroll writes who this worker is. Only servers of this package are told.
+func (s *Store) enroll(ctx context.Context, rank int) error {
+	if s.mux.Load() == nil {
+		return nil
+	}
+	host, _ := os.Hostname()
+	who := fmt.Sprintf("host %s, process %d", host, os.Getpid())
+	_, err := s.call(ctx, "join", &request{query: qSet, keys: one(workerKey(rank)), vals: [][]byte{[]byte(who)}})
+	return err
+}
+
+// Worker returns the host and the process of a rank that joined with Options.WorldSize
+// and Options.Rank. Ok is false if none did. It is for messages about ranks that are
+// missing: ranks of PyTorch and those that joined over a server of PyTorch's do not tell.
+func (s *Store) Worker(ctx context.Context, rank int) (who string, ok bool, err error) {
+	wire := one(workerKey(rank))
+	rep, err := s.call(ctx, "worker", &request{query: qCheck, keys: wire})
+	if err != nil || rep.num != ready {
+		return "", false, err
+	}
+	who, err = s.workerText(ctx, wire[0])
+	return who, err == nil, err
+}
+
+func (s *Store) workerText(ctx context.Context, wire string) (string, error) {
+	v, err := s.get(ctx, "worker", wire)
+	const most = 300
+	if len(v) > most {
+		v = v[:most]
+	}
+	return strings.ToValidUTF8(string(v), "?"), err
+}
+
+// absent names the ranks that have not joined, as far as the others have told who they are.
+func (s *Store) absent(ctx context.Context, joined int64, size int) string {
+	var unknown []int
+	for r := range size {
+		_, there, err := s.Worker(ctx, r)
+		if err != nil {
+			return fmt.Sprintf("%d ranks", int64(size)-joined)
+		}
+		if !there {
+			unknown = append(unknown, r)
+		}
+	}
+	if missing := int64(size) - joined; int64(len(unknown)) != missing {
+		return fmt.Sprintf("%d of the %s", missing, waiting.Ranks(unknown))
+	}
+	return waiting.Ranks(unknown)
+}
+
+// lastLook bounds the look, after time has run out, for the ranks that are missing.
+const lastLook = 500 * time.Millisecond
+
+// notJoined is the error of a host whose workers did not all come.
+func (s *Store) notJoined(ctx context.Context, joined int64, size int) error {
+	look, cancel := context.WithTimeout(context.WithoutCancel(ctx), lastLook)
+	defer cancel()
+	return fmt.Errorf("%d of %d workers have joined; missing: %s: %w", joined, size, s.absent(look, joined, size), store.WaitErr(ctx))
+}
+
+// resolveFor is how long a host name that does not exist is looked up again. The names of
+// other pods appear in a cluster's DNS some seconds after the first pods run.
+const resolveFor = 30 * time.Second
+
+// noSuchHost reports whether err says that a host name does not exist. A name server that
+// cannot be asked does not say so.
+func noSuchHost(err error) bool {
+	var e *net.DNSError
+	return errors.As(err, &e) && e.IsNotFound
+}
+
+// unresolved keeps since when a name has not existed, and says when that is too long.
+type unresolved struct {
+	since time.Time // zero while the name exists
+	limit time.Duration
+}
+
+// see notes the outcome of a try. It returns how long to try on, and the error that
+// ends it when the time is over.
+func (u *unresolved) see(err error) (left time.Duration, final error) {
+	if !noSuchHost(err) {
+		u.since = time.Time{}
+		return longestPause, nil
+	}
+	if u.since.IsZero() {
+		u.since = time.Now()
+	}
+	if left = u.limit - time.Since(u.since); left > 0 {
+		return left, nil
+	}
+	return 0, permanent{fmt.Errorf("the host name has not existed for %v; check the address: %w", u.limit, err)}
+}
+
+// errNoStore says that what answers is another service.
+var errNoStore = errors.New("answers, but is no TCPStore; check the port")
+
+// stranger is the error about an answer to the handshake that no TCPStore gives.
+func stranger(answer []byte) error {
+	const tlsAlert, tlsHandshake = 0x15, 0x16
+	if (answer[0] == tlsAlert || answer[0] == tlsHandshake) && answer[1] == 3 {
+		return permanent{fmt.Errorf("%w: it speaks TLS (a TCPStore with TLS needs Options.TLS here)", errNoStore)}
+	}
+	return permanent{fmt.Errorf("%w: its answer begins with %q", errNoStore, answer)}
+}
+
+// errMute says that a handshake has had no answer.
+var errMute = errors.New("accepts connections but does not answer: it is no TCPStore, or its process has stopped")
+
+func mute(err error) error { return fmt.Errorf("%w: %w", errMute, err) }

@@ -1,0 +1,262 @@
+package tcp
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"io"
+	"log/slog"
+	"net"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/c10d-go/c10d/internal/freeport"
+	"github.com/c10d-go/c10d/internal/waiting"
+	"github.com/c10d-go/c10d/store"
+)
+
+// lines are what a logger has written.
+type lines struct {
+	mu sync.Mutex
+	b  bytes.Buffer
+}
+
+func (l *lines) Write(b []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.b.Write(b)
+}
+
+func (l *lines) String() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.b.String()
+}
+
+func (l *lines) logger() *slog.Logger { return slog.New(slog.NewTextHandler(l, nil)) }
+
+// soon is a context under which the log tells of waits at once.
+func soon(t *testing.T) context.Context {
+	ctx, cancel := context.WithCancel(waiting.WithFirst(t.Context(), time.Millisecond))
+	t.Cleanup(cancel)
+	return ctx
+}
+
+// failed returns how a New ends whose context ends now.
+func failed(t *testing.T, cancel context.CancelFunc, done <-chan error) error {
+	cancel()
+	err := await(t, done)
+	require.Error(t, err)
+	return err
+}
+
+func TestHostNamesWhoIsMissing(t *testing.T) {
+	for name, test := range map[string]struct {
+		came []Options
+		want string
+	}{
+		"named":   {[]Options{{Rank: 2}}, "waiting for rank 1: 2 of 3 ranks have joined the store"},
+		"nobody":  {nil, "waiting for ranks 1 and 2: 1 of 3 ranks have joined the store"},
+		"unnamed": {[]Options{{Dialect: store.DialectV1}}, "waiting for 1 of the ranks 1 and 2: 2 of 3 ranks have joined the store"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			addr := freeport.Loopback(t)
+			var log lines
+			ctx, cancel := context.WithCancel(soon(t))
+			defer cancel()
+			host := go1(func() error {
+				_, err := New(ctx, addr, Options{Server: true, WorldSize: 3, Logger: log.logger(), Timeout: time.Hour})
+				return err
+			})
+			for _, o := range test.came {
+				o.WorldSize = 3
+				join(t, addr, o)
+			}
+			until(t, func() bool { return strings.Contains(log.String(), test.want) })
+			require.Contains(t, log.String(), "level=WARN")
+			require.Contains(t, log.String(), addr)
+			require.Contains(t, log.String(), "until=")
+			err := failed(t, cancel, host)
+			_, missing, _ := strings.Cut(test.want, "waiting for ")
+			missing, _, _ = strings.Cut(missing, ":")
+			require.ErrorContains(t, err, "missing: "+missing)
+		})
+	}
+}
+
+func TestWorkerTellsWhoItIs(t *testing.T) {
+	for name, plain := range map[string]bool{"own server": false, "PyTorch's": true} {
+		t.Run(name, func(t *testing.T) {
+			server := serve(t, ServerOptions{plain: plain})
+			s := join(t, server.Addr().String(), Options{WorldSize: 2, Rank: 1})
+			_, ok, err := s.Worker(t.Context(), 0)
+			require.NoError(t, err)
+			require.False(t, ok)
+			who, ok, err := s.Worker(t.Context(), 1)
+			require.NoError(t, err)
+			require.Equal(t, !plain, ok)
+			if ok {
+				require.Regexp(t, `^host .+, process \d+$`, who)
+			}
+			keys, err := s.NumKeys(t.Context())
+			require.NoError(t, err)
+			require.EqualValues(t, server.Stats().Keys, keys)
+			if plain {
+				require.EqualValues(t, 1, keys, "PyTorch's servers keep the counter alone")
+			}
+		})
+	}
+}
+
+func TestClientTellsWhatItWaitsFor(t *testing.T) {
+	silent, err := net.Listen("tcp", local)
+	require.NoError(t, err)
+	defer silent.Close()
+	for name, test := range map[string]struct {
+		addr string
+		want []string
+	}{
+		"nobody listens": {freeport.Loopback(t), []string{"waiting for rank 0, which hosts the store at", "refused", "attempts=1"}},
+		"silence":        {silent.Addr().String(), []string{"waiting for rank 0", "accepts connections but does not answer"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			var log lines
+			ctx, cancel := context.WithCancel(soon(t))
+			defer cancel()
+			done := go1(func() error {
+				_, err := New(ctx, test.addr, Options{HostedBy: "rank 0", Logger: log.logger(), Timeout: time.Hour})
+				return err
+			})
+			for _, want := range append(test.want, test.addr) {
+				until(t, func() bool { return strings.Contains(log.String(), want) })
+			}
+			failed(t, cancel, done)
+		})
+	}
+}
+
+// banner answers every connection with some bytes, as other services do.
+func banner(t *testing.T, first bool, answer string) string {
+	ln, err := net.Listen("tcp", local)
+	require.NoError(t, err)
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		for {
+			c, err := ln.Accept()
+			if err != nil {
+				return
+			}
+			wg.Go(func() {
+				defer c.Close()
+				b := make([]byte, 10)
+				if !first {
+					if _, err := io.ReadFull(c, b); err != nil {
+						return
+					}
+				}
+				io.WriteString(c, answer)
+				io.Copy(io.Discard, c)
+			})
+		}
+	})
+	t.Cleanup(func() { ln.Close(); wg.Wait() })
+	return ln.Addr().String()
+}
+
+// Another service on the port ends New at once, and its answer is shown.
+func TestOtherServices(t *testing.T) {
+	for name, test := range map[string]struct {
+		first  bool
+		answer string
+		want   string
+	}{
+		"HTTP": {false, "HTTP/1.1 400 Bad Request\r\n\r\n", `is no TCPStore; check the port: its answer begins with "HTTP"`},
+		"SSH":  {true, "SSH-2.0-OpenSSH_9.6\r\n", `its answer begins with "SSH-"`},
+		"TLS":  {false, "\x15\x03\x03\x00\x02\x02\x0a", "it speaks TLS"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			addr := banner(t, test.first, test.answer)
+			done := go1(func() error { _, err := New(t.Context(), addr, Options{Timeout: time.Hour}); return err })
+			err := await(t, done)
+			require.ErrorContains(t, err, test.want)
+			require.ErrorContains(t, err, addr)
+		})
+	}
+}
+
+func TestSilentPort(t *testing.T) {
+	ln, err := net.Listen("tcp", local)
+	require.NoError(t, err)
+	defer ln.Close()
+	_, err = New(t.Context(), ln.Addr().String(), Options{Timeout: 100 * time.Millisecond})
+	require.ErrorIs(t, err, store.ErrTimeout)
+	require.ErrorContains(t, err, "it is no TCPStore, or its process has stopped")
+}
+
+// A server that closes every connection may be ending, so it is tried again.
+func TestServiceThatCloses(t *testing.T) {
+	ln, err := net.Listen("tcp", local)
+	require.NoError(t, err)
+	closed := go1(func() error {
+		for {
+			c, err := ln.Accept()
+			if err != nil {
+				return nil
+			}
+			c.Close()
+		}
+	})
+	_, err = New(t.Context(), ln.Addr().String(), Options{Timeout: time.Second})
+	require.ErrorContains(t, err, "is no TCPStore, or is ending")
+	ln.Close()
+	await(t, closed)
+}
+
+// A host name that does not exist ends New long before the timeout; a name server that
+// does not answer does not.
+func TestNoSuchHost(t *testing.T) {
+	absent := &net.DNSError{Err: "no such host", Name: "nowhere.invalid", IsNotFound: true}
+	unsure := &net.DNSError{Err: "server misbehaving", Name: "nowhere.invalid", IsTemporary: true}
+	const limit = 20 * time.Millisecond
+	tries := 0
+	d := dialer{addr: "nowhere.invalid:29500", resolveFor: limit}
+	d.connectTo = func(context.Context, string, string) (net.Conn, error) { tries++; return nil, absent }
+	begun := time.Now()
+	_, err := d.dialRetry(t.Context())
+	require.ErrorIs(t, err, absent)
+	require.ErrorContains(t, err, "has not existed for 20ms; check the address")
+	require.GreaterOrEqual(t, time.Since(begun), limit)
+	require.GreaterOrEqual(t, tries, 2)
+
+	// With a later answer of another kind the time begins again.
+	u := unresolved{limit: limit}
+	left, final := u.see(absent)
+	require.NoError(t, final)
+	require.LessOrEqual(t, left, limit)
+	u.since = u.since.Add(-limit)
+	_, final = u.see(unsure)
+	require.NoError(t, final)
+	left, final = u.see(absent)
+	require.NoError(t, final)
+	require.Positive(t, left)
+
+	// Names that come up later are found.
+	tries = 0
+	server := serve(t, ServerOptions{})
+	d = dialer{addr: "nowhere.invalid:29500"}
+	d.connectTo = func(ctx context.Context, network, _ string) (net.Conn, error) {
+		if tries++; tries == 1 {
+			return nil, absent
+		}
+		return new(net.Dialer).DialContext(ctx, network, server.Addr().String())
+	}
+	c, err := d.dialRetry(t.Context())
+	require.NoError(t, err)
+	c.Close()
+	require.Equal(t, 2, tries)
+	require.False(t, noSuchHost(errors.New("refused")))
+}

@@ -105,6 +105,12 @@ func (s *Store) Worker(ctx context.Context, rank int) (who string, ok bool, err 
 	return who, err == nil, err
 }
 
+// Joined returns how many workers have joined with Options.WorldSize, those of PyTorch included.
+func (s *Store) Joined(ctx context.Context) (int64, error) {
+	rep, err := s.call(ctx, "joined", &request{query: qAdd, keys: one(workers)})
+	return rep.num, err
+}
+
 func (s *Store) workerText(ctx context.Context, wire string) (string, error) {
 	v, err := s.get(ctx, "worker", wire)
 	const most = 300

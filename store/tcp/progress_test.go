@@ -102,6 +102,9 @@ func TestWorkerTellsWhoItIs(t *testing.T) {
 			if ok {
 				require.Regexp(t, `^host .+, process \d+$`, who)
 			}
+			n, err := s.Joined(t.Context())
+			require.NoError(t, err)
+			require.EqualValues(t, 1, n)
 			keys, err := s.NumKeys(t.Context())
 			require.NoError(t, err)
 			require.EqualValues(t, server.Stats().Keys, keys)

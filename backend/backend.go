@@ -2,6 +2,7 @@ package backend
 
 import (
 	"context"
+	"log/slog"
 	"time"
 
 	"github.com/c10d-go/c10d/store"
@@ -167,6 +168,15 @@ type Options struct {
 
 	// Dialect is the generation of PyTorch whose ranks may be in the group.
 	Dialect store.Dialect
+
+	// Logger gets a line at level Warn when this rank has waited for 10 s for others, and
+	// more of them at growing intervals. Nil means slog.Default().
+	Logger *slog.Logger
+
+	// LastSeen says what is known of a rank that has not come to the group's meeting, by
+	// its rank in the group: "it has not joined the store". With waits, it waits for other
+	// ranks itself. It is for messages. Nil, and an empty text, mean that nothing is known.
+	LastSeen func(ctx context.Context, rank int) (what string, waits bool)
 
 	// Specific is an options value of the backend's own type, or nil.
 	Specific any

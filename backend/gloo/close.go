@@ -69,6 +69,7 @@ func (b *Backend) free(open []*work.Work) error {
 	for _, w := range open {
 		<-w.Done()
 	}
+	b.silence.stop(b)
 	var errs []error
 	if b.direct != nil {
 		errs = append(errs, b.direct.Close())

@@ -125,6 +125,7 @@ type Backend struct {
 	done      chan struct{} // closed when Close has finished
 	workers   sync.WaitGroup
 	messages  messages
+	silence   silence
 	p2p       sync.WaitGroup // and whatever else runs beside the queue
 }
 
@@ -177,12 +178,14 @@ func New(ctx context.Context, o backend.Options) (*Backend, error) {
 			return nil, err
 		}
 		defer nat.close()
+		nat.log = logger(o)
 	}
 	if join == nil {
 		join = func(ctx context.Context, o backend.Options, index int) (transport.Mesh, error) {
 			c := rendezvous.Config{
 				Store: store.Prefix(fmt.Sprint(index), o.Store), Rank: o.Rank, Size: o.Size,
 				Interface: names[index], Timeout: o.Timeout, Generation: generation(o.Dialect),
+				Logger: logger(o), LastSeen: o.LastSeen,
 			}
 			if nat != nil && index == 0 {
 				record, err := json.Marshal(nat.record)
@@ -199,6 +202,7 @@ func New(ctx context.Context, o backend.Options) (*Backend, error) {
 	}
 	b := &Backend{rank: o.Rank, size: o.Size, group: o.Group, onFailure: o.Failed, idled: make(chan struct{}), done: make(chan struct{})}
 	b.queued.L = &b.mu
+	b.silence.init(ctx, b, o)
 	b.timeout.Store(int64(o.Timeout))
 	closeAll := func() {
 		for _, made := range b.meshes {

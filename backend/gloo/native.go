@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"log/slog"
 	"os"
 	"slices"
 	"strings"
@@ -16,6 +17,7 @@ import (
 	"github.com/c10d-go/c10d/backend/gloo/transport/tcp"
 	"github.com/c10d-go/c10d/internal/choice"
 	"github.com/c10d-go/c10d/internal/plan"
+	"github.com/c10d-go/c10d/internal/waiting"
 )
 
 // Wire is how the ranks of a group talk to each other.
@@ -87,6 +89,7 @@ type native struct {
 	record     record
 	all        []record // nil until all ranks are known to have one
 	why        string   // why there is no native wire
+	log        *slog.Logger
 }
 
 // hostVariable is the environment variable for Options.Host.
@@ -151,7 +154,9 @@ func (n *native) connect(ctx context.Context, records [][]byte) (transport.Mesh,
 	n.all = all
 	e := n.tcp
 	n.tcp = nil // Join closes it
+	stop := waiting.Start(ctx, n.log, joining(e))
 	mesh, err := e.Join(ctx, n.rank, addrs)
+	stop()
 	if err != nil {
 		return nil, err
 	}
@@ -216,6 +221,7 @@ func (n *native) share(ctx context.Context, m transport.Mesh, layout *plan.Layou
 	defer cancel()
 	joining, stop := context.WithCancelCause(joining)
 	defer stop(nil)
+	defer waiting.Start(ctx, n.log, v.report)()
 	heard := make(chan error, 1)
 	go func() { heard <- v.hear(ctx, stop) }()
 	var g *shm.Group

@@ -243,6 +243,7 @@ func (q *message) watch() {
 		defer b.p2p.Done()
 		q.giveUp()
 	})
+	b.silence.watch(q)
 }
 
 // giveUp ends the group if q's context or time is over. A message that has come
@@ -291,12 +292,16 @@ func (q *message) Ended(r *transport.Request) {
 	s.mu.Lock()
 	q.over = true
 	s.unlist(q)
+	watched := q.limit != nil
 	s.mu.Unlock()
 	if q.unwatch != nil && q.unwatch() {
 		b.p2p.Done()
 	}
 	if q.limit != nil && q.limit.Stop() {
 		b.p2p.Done()
+	}
+	if watched {
+		b.silence.forget(q)
 	}
 	// The mesh is not to be asked nor held up in here.
 	if r.Err() != nil || q.out != nil && q.out.Bytes() == nil {
@@ -373,6 +378,7 @@ func (b *Backend) MonitoredBarrier(ctx context.Context, o backend.MonitoredBarri
 	b.p2p.Add(1)
 	b.mu.Unlock()
 	defer b.p2p.Done()
+	defer b.silence.during(ctx, b, q)()
 	q.Start()
 	err := b.monitored(q, in, out)
 	b.finish(q, err)

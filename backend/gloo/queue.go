@@ -51,6 +51,9 @@ func (b *Backend) enqueue(o *operation, bytes int) {
 	o.queued = true
 	b.queue = append(b.queue, o)
 	b.inflight = append(b.inflight, o)
+	if !b.silence.collectives.armed {
+		b.silence.collectives.arm(o.future)
+	}
 	if len(b.queue) > len(b.engines) && o.ctx.Done() != nil {
 		b.p2p.Add(1)
 		o.unwatch = context.AfterFunc(o.ctx, func() {

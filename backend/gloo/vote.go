@@ -14,6 +14,7 @@ type vote struct {
 	mine  [voteSize]byte
 	sends []*transport.Request
 	recvs []*transport.Request // by rank, nil for the own one
+	votes votes
 }
 
 const (
@@ -66,6 +67,7 @@ func (v *vote) hear(ctx context.Context, against func(error)) error {
 		}
 		go func() {
 			err := v.wait(ctx, peer, r)
+			v.votes.add(peer)
 			if err == nil && r.Buf[0] != voteYes {
 				err = &dissent{peer, text(r.Buf[1:])}
 			}

@@ -82,7 +82,7 @@ func Start(ctx context.Context, log *slog.Logger, report Report) (stop func()) {
 	}
 }
 
-// Write writes one line about a wait that began and that ends at the latest at until, if that
+// Write writes one line, "c10d: " and text, about a wait that began and that ends at the latest at until, if that
 // is not zero.
 func Write(ctx context.Context, log *slog.Logger, text string, attrs []slog.Attr, begun, until time.Time) {
 	if log == nil {
@@ -92,7 +92,7 @@ func Write(ctx context.Context, log *slog.Logger, text string, attrs []slog.Attr
 	if !until.IsZero() {
 		attrs = append(attrs, slog.Time("until", until.Round(time.Second)))
 	}
-	log.LogAttrs(ctx, slog.LevelWarn, text, attrs...)
+	log.LogAttrs(ctx, slog.LevelWarn, "c10d: "+text, attrs...)
 }
 
 // most is how many ranks a line lists.

@@ -52,7 +52,7 @@ func TestLine(t *testing.T) {
 		stop()
 		time.Sleep(time.Minute)
 		until := time.Date(2000, 1, 1, 0, 1, 0, 0, time.UTC).Local().Format("2006-01-02T15:04:05.000Z07:00")
-		require.Equal(t, `level=WARN msg="waiting for rank 1" rank=0 waited=10s until=`+until, strings.TrimSpace(b.String()))
+		require.Equal(t, `level=WARN msg="c10d: waiting for rank 1" rank=0 waited=10s until=`+until, strings.TrimSpace(b.String()))
 	})
 }
 

@@ -27,9 +27,13 @@ type Missing struct {
 	Host string         // its host name, if it told
 	Addr netip.AddrPort // where it listens, if it told
 	What string         // what it did not do: "published no address", "did not connect", ...
+	Last string         // what is known of it besides, see Config.LastSeen
 }
 
-func (m Missing) String() string {
+func (m Missing) String() string { return m.within("") }
+
+// within is String with a time limit.
+func (m Missing) within(limit string) string {
 	s := fmt.Sprintf("rank %d", m.Rank)
 	switch {
 	case m.Host != "" && m.Addr.IsValid():
@@ -39,7 +43,11 @@ func (m Missing) String() string {
 	case m.Host != "":
 		s += fmt.Sprintf(" (host %s)", m.Host)
 	}
-	return s + " " + m.What
+	s += " " + m.What + limit
+	if m.Last != "" {
+		s += " (" + m.Last + ")"
+	}
+	return s
 }
 
 // Error is why the ranks of a group could not be connected. It unwraps to the
@@ -62,10 +70,11 @@ func (e *Error) Error() string {
 			fmt.Fprintf(&b, "%d more ranks are missing; ", len(e.Missing)-i)
 			break
 		}
-		b.WriteString(m.String())
+		limit := ""
 		if e.Timeout() {
-			fmt.Fprintf(&b, " within %v", e.After.Round(time.Millisecond))
+			limit = fmt.Sprintf(" within %v", e.After.Round(time.Millisecond))
 		}
+		b.WriteString(m.within(limit))
 		b.WriteString("; ")
 	}
 	s := strings.TrimSuffix(b.String(), "; ")

@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"log/slog"
 	"net"
 	"net/netip"
 	"os"
@@ -15,6 +16,7 @@ import (
 
 	"github.com/c10d-go/c10d/backend/gloo/transport"
 	"github.com/c10d-go/c10d/backend/gloo/transport/wire"
+	"github.com/c10d-go/c10d/internal/waiting"
 	"github.com/c10d-go/c10d/store"
 )
 
@@ -71,6 +73,14 @@ type Config struct {
 	// Timeout bounds Connect together with its context; 0 or less means
 	// store.DefaultTimeout.
 	Timeout time.Duration
+
+	// Logger gets a line when this rank has waited for 10 s for others, and more of them
+	// at growing intervals. Nil means slog.Default().
+	Logger *slog.Logger
+
+	// LastSeen, if not nil, says what is known of a rank that has published nothing, and
+	// whether it waits for other ranks itself.
+	LastSeen func(ctx context.Context, rank int) (what string, waits bool)
 
 	// Native, if not nil, is another way to connect ranks that have it.
 	Native *Native
@@ -139,6 +149,9 @@ type meeting struct {
 
 	open   bool           // it is not known yet whether all ranks have a native wire
 	native transport.Mesh // instead of mesh, if not nil
+
+	elsewhere bool      // Native.Connect waits for the others
+	reported  []Missing // in the last line of the log
 }
 
 // peer is what is known of another rank.
@@ -178,6 +191,7 @@ func newMeeting(cfg Config) *meeting {
 func (m *meeting) run(ctx context.Context) (*Error, *transport.Fault) {
 	ctx, cancel := context.WithTimeout(ctx, m.cfg.Timeout)
 	defer cancel()
+	defer waiting.Start(ctx, m.cfg.Logger, m.report)()
 	work, stop := context.WithCancelCause(ctx)
 	m.workers.Go(func() {
 		if err := m.work(work, stop); err != nil {
@@ -258,7 +272,9 @@ func (m *meeting) publish(ctx context.Context, address []byte) (bool, error) {
 	if err != nil {
 		return false, err
 	}
+	m.away(true)
 	mesh, err := n.Connect(ctx, records)
+	m.away(false)
 	if err != nil {
 		return false, err
 	}
@@ -593,7 +609,7 @@ func (m *meeting) blame(i int, kind transport.FaultKind, what string, err error)
 
 func (m *meeting) blameLocked(i int, kind transport.FaultKind, what string, err error) error {
 	p := m.peers[i]
-	return &culprit{Missing{i, p.host, p.at.at, what}, kind, err}
+	return &culprit{Missing{Rank: i, Host: p.host, Addr: p.at.at, What: what}, kind, err}
 }
 
 // explain makes the error of a failed meeting out of its cause, and what the
@@ -623,6 +639,12 @@ func (m *meeting) explain(ctx context.Context, cause error) (*Error, *transport.
 	case ctx.Err() != nil, errors.Is(cause, store.ErrTimeout):
 		f.Kind = transport.FaultTimeout
 	default:
+		var lost *store.Error
+		if errors.As(cause, &lost) {
+			m.mu.Lock()
+			e.Missing = m.reported
+			m.mu.Unlock()
+		}
 		return e, f
 	}
 	if err := ctx.Err(); err != nil {
@@ -631,18 +653,23 @@ func (m *meeting) explain(ctx context.Context, cause error) (*Error, *transport.
 			e.Err = fmt.Errorf("%w: %w", err, why)
 		}
 	}
-	e.Missing = m.missing(ctx)
+	look, cancel := context.WithTimeout(context.WithoutCancel(ctx), lastLook)
+	defer cancel()
+	e.Missing = m.missing(look)
 	if f.Kind == transport.FaultTimeout && len(e.Missing) > 0 {
 		f.Rank = e.Missing[0].Rank
 	}
 	return e, f
 }
 
-// missing lists the ranks that are not connected.
+// missing lists the ranks that are not connected. Those that only wait for others are left
+// out: for the others to join the store, or to publish, while nobody knows the generation or
+// whether all have a native wire.
 func (m *meeting) missing(ctx context.Context) []Missing {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), lastLook)
-	defer cancel()
-	var all []Missing
+	m.mu.Lock()
+	open, sniffing := m.open, len(m.own.at) == 0
+	m.mu.Unlock()
+	var all, ready []Missing
 	for i := range m.peers {
 		m.mu.Lock()
 		p := m.peers[i]
@@ -650,19 +677,39 @@ func (m *meeting) missing(ctx context.Context) []Missing {
 		if i == m.cfg.Rank || p.stage == connected {
 			continue
 		}
-		what := "did not connect"
+		x := Missing{Rank: i, Host: p.host, Addr: p.at.at, What: "did not connect"}
 		switch p.stage {
 		case dialed:
-			what = "took no connection"
+			x.What = "took no connection"
 		case unpublished:
-			if ok, err := m.cfg.Store.Check(ctx, strconv.Itoa(i)); err != nil || !ok {
-				what = "published no address"
-			}
-			if p.shown {
-				what = "came but " + what
+			ok, err := m.cfg.Store.Check(ctx, strconv.Itoa(i))
+			published := err == nil && ok
+			switch {
+			case published && open:
+				ready = append(ready, x)
+				continue
+			case published:
+			case p.shown && sniffing:
+				x.What = "came but published no address"
+				ready = append(ready, x)
+				continue
+			case p.shown:
+				x.What = "came but published no address"
+			default:
+				x.What = "published no address"
+				if len(all) < asked && m.cfg.LastSeen != nil {
+					waits := false
+					if x.Last, waits = m.cfg.LastSeen(ctx, i); waits {
+						ready = append(ready, x)
+						continue
+					}
+				}
 			}
 		}
-		all = append(all, Missing{i, p.host, p.at.at, what})
+		all = append(all, x)
+	}
+	if len(all) == 0 {
+		return ready
 	}
 	return all
 }

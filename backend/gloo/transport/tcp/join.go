@@ -38,6 +38,7 @@ type Endpoint struct {
 	opts     Options
 	addr     address
 	listener net.Listener
+	pending  pending
 }
 
 // Listen returns an endpoint. It has to be closed unless Join is called.
@@ -167,6 +168,7 @@ func (e *Endpoint) Join(ctx context.Context, rank int, addrs []string) (*Mesh, e
 		wg.Wait()
 		close(dialed)
 	}()
+	e.pending.watch(&mu, why)
 	missing := len(addrs) - rank - 1
 	for missing > 0 || dialed != nil {
 		select {

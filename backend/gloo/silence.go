@@ -1,0 +1,330 @@
+package gloo
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"sync"
+	"time"
+
+	"github.com/c10d-go/c10d/backend"
+	"github.com/c10d-go/c10d/backend/gloo/transport/tcp"
+	"github.com/c10d-go/c10d/internal/waiting"
+	"github.com/c10d-go/c10d/work"
+)
+
+// silence writes to the log while an operation waits long for other ranks: about the oldest
+// collective, and about the oldest send or receive. Receives from any rank name nobody to
+// wait for, so nothing is written about them.
+type silence struct {
+	options backend.Options
+	first   time.Duration
+	running sync.WaitGroup // lines being written
+
+	collectives vigil // under Backend.mu
+
+	mu       sync.Mutex
+	messages vigil
+	late     map[*message]struct{} // that have watchers
+}
+
+// vigil notices that the oldest of some operations has stayed the same. Its timer runs only
+// while there are any, and looks ticks times in the time to the first line.
+type vigil struct {
+	timer   *time.Timer
+	look    func() // calls see
+	first   time.Duration
+	armed   bool
+	stopped bool
+	oldest  *future
+	since   time.Time
+	due     time.Time // for a line
+	pause   time.Duration
+}
+
+const ticks = 8
+
+// arm sets the timer.
+func (v *vigil) arm(oldest *future) {
+	if v.armed || v.stopped {
+		return
+	}
+	v.armed = true
+	if v.timer == nil {
+		v.timer = time.AfterFunc(v.first/ticks, v.look)
+	} else {
+		v.timer.Reset(v.first / ticks)
+	}
+	v.begin(oldest)
+}
+
+func (v *vigil) begin(oldest *future) {
+	v.oldest, v.since, v.pause = oldest, time.Now(), v.first
+	v.due = v.since.Add(v.first)
+}
+
+// see takes note of the oldest operation, nil if there is none, and reports whether a line is due.
+func (v *vigil) see(oldest *future) bool {
+	if oldest == nil || v.stopped {
+		v.armed, v.oldest = false, nil
+		return false
+	}
+	v.timer.Reset(v.first / ticks)
+	if oldest != v.oldest {
+		v.begin(oldest)
+	}
+	now := time.Now()
+	if now.Before(v.due) {
+		return false
+	}
+	v.pause = waiting.Next(v.pause)
+	v.due = now.Add(v.pause)
+	return true
+}
+
+func (v *vigil) stop() {
+	v.stopped, v.oldest = true, nil
+	if v.timer != nil {
+		v.timer.Stop()
+	}
+}
+
+func (s *silence) init(ctx context.Context, b *Backend, o backend.Options) {
+	s.options, s.first = o, waiting.First(ctx)
+	s.collectives.first, s.collectives.look = s.first, b.lookAtCollectives
+	s.messages.first, s.messages.look = s.first, b.lookAtMessages
+}
+
+// logger returns where o's lines go, with who writes them.
+func logger(o backend.Options) *slog.Logger {
+	l := o.Logger
+	if l == nil {
+		l = slog.Default()
+	}
+	return l.With("group", o.Group, "rank", o.Rank)
+}
+
+// lookAtCollectives is a timer's function.
+func (b *Backend) lookAtCollectives() {
+	s := &b.silence
+	oldest := func() (*operation, *future) {
+		if len(b.inflight) == 0 {
+			return nil, nil
+		}
+		return b.inflight[0], b.inflight[0].future
+	}
+	b.mu.Lock()
+	o, f := oldest()
+	if !s.collectives.see(f) {
+		b.mu.Unlock()
+		return
+	}
+	w := waitOf(o, -1, s.collectives.since)
+	s.running.Add(1)
+	b.mu.Unlock()
+	defer s.running.Done()
+	s.tell(b, w, func() bool {
+		b.mu.Lock()
+		defer b.mu.Unlock()
+		_, now := oldest()
+		return now == f
+	})
+}
+
+// watch notes a send or a receive that has taken more than some milliseconds.
+func (s *silence) watch(q *message) {
+	if q.peer < 0 {
+		return
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.late == nil {
+		s.late = make(map[*message]struct{})
+	}
+	s.late[q] = struct{}{}
+	s.messages.arm(q.future)
+}
+
+// forget ends watch.
+func (s *silence) forget(q *message) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	delete(s.late, q)
+}
+
+// lookAtMessages is a timer's function.
+func (b *Backend) lookAtMessages() {
+	s := &b.silence
+	s.mu.Lock()
+	var q *message
+	var f *future
+	for x := range s.late {
+		if q == nil || x.Info().Seq < q.Info().Seq {
+			q, f = x, x.future
+		}
+	}
+	if !s.messages.see(f) {
+		s.mu.Unlock()
+		return
+	}
+	w := waitOf(&q.operation, q.peer, s.messages.since)
+	s.running.Add(1)
+	s.mu.Unlock()
+	defer s.running.Done()
+	s.tell(b, w, func() bool {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		_, still := s.late[q]
+		return still
+	})
+}
+
+// during writes about o, which is not queued, until the returned function is called.
+func (s *silence) during(ctx context.Context, b *Backend, o *operation) (stop func()) {
+	w := waitOf(o, -1, time.Now())
+	ctx, cancel := context.WithDeadline(waiting.WithFirst(ctx, s.first), w.until)
+	end := waiting.Start(ctx, logger(s.options), func(context.Context) (string, []slog.Attr) { return s.missing(b, w) })
+	return func() {
+		end()
+		cancel()
+	}
+}
+
+// stop returns when nothing is written any more. b.mu is not held.
+func (s *silence) stop(b *Backend) {
+	b.mu.Lock()
+	s.collectives.stop()
+	b.mu.Unlock()
+	s.mu.Lock()
+	s.messages.stop()
+	s.mu.Unlock()
+	s.running.Wait()
+}
+
+// wait is what is told of an operation that waits.
+type wait struct {
+	info         work.Info
+	collective   bool
+	call         uint64
+	tag          uint32
+	peer         int // of a send or a receive, else -1
+	since, until time.Time
+}
+
+// waitOf is for an operation that has not ended, so that nobody uses it again.
+func waitOf(o *operation, peer int, since time.Time) wait {
+	w := wait{info: o.Info(), collective: o.collective, call: o.call, tag: o.tag, peer: peer, since: since, until: since.Add(o.timeout)}
+	if d, ok := o.ctx.Deadline(); ok && d.Before(w.until) {
+		w.until = d
+	}
+	return w
+}
+
+// tell writes a line about w, unless it has ended by then.
+func (s *silence) tell(b *Backend, w wait, still func() bool) {
+	text, attrs := s.missing(b, w)
+	if text != "" && still() {
+		waiting.Write(context.Background(), logger(s.options), text, attrs, w.since, w.until)
+	}
+}
+
+// missing asks the other ranks how far they are and says whom w waits for.
+func (s *silence) missing(b *Backend, w wait) (text string, attrs []slog.Attr) {
+	m := b.meshFor(w.tag)
+	health := m.Diagnose(diagnoseFor)
+	if b.fault() != nil {
+		return "", nil
+	}
+	attrs = []slog.Attr{slog.String("op", w.info.Op.String()), slog.Uint64("seq", w.info.Seq)}
+	var ranks, foreign []int
+	var each []string
+	add := func(rank int, format string, args ...any) {
+		ranks = append(ranks, rank)
+		each = append(each, s.name(rank)+" "+fmt.Sprintf(format, args...))
+	}
+	for _, h := range health {
+		switch {
+		case h.Rank == b.rank || w.peer >= 0 && h.Rank != w.peer:
+		case h.Departed:
+			// It has mostly done its part of a collective: who needs it is told at once.
+			if !w.collective {
+				add(h.Rank, "has left the group")
+			}
+		case !h.Native && w.collective:
+			foreign = append(foreign, h.Rank)
+		case isSilent(h):
+			add(h.Rank, "does not answer (stopped or unreachable)")
+		case w.collective && h.Issued <= w.call:
+			add(h.Rank, "has not called it: it has issued %d collectives, this is number %d", h.Issued, w.call+1)
+		case w.peer >= 0 && w.info.Op == work.Send:
+			add(h.Rank, "has not received it (tag %d)", w.tag)
+		case w.peer >= 0:
+			add(h.Rank, "has not sent it (tag %d)", w.tag)
+		}
+	}
+	switch {
+	case len(ranks) > 0:
+		text = fmt.Sprintf("%v waits for %s", w.info.Op, waiting.Ranks(ranks))
+		attrs = append(attrs, slog.String("missing", waiting.Some(each)))
+	case len(foreign) > 0:
+		text = fmt.Sprintf("%v waits for one of %s, which cannot say how far they are (PyTorch)", w.info.Op, waiting.Ranks(foreign))
+	default:
+		text = fmt.Sprintf("%v takes long; every rank has called it", w.info.Op)
+	}
+	return text, attrs
+}
+
+// name is a rank of the group, with its number in the default group if that is another.
+func (s *silence) name(rank int) string {
+	if g := s.options.GlobalRanks; rank < len(g) && g[rank] != rank {
+		return fmt.Sprintf("rank %d (rank %d of the default group)", rank, g[rank])
+	}
+	return fmt.Sprintf("rank %d", rank)
+}
+
+// joining says which ranks have published their addresses but are not connected.
+func joining(e *tcp.Endpoint) waiting.Report {
+	return func(context.Context) (string, []slog.Attr) {
+		var ranks []int
+		var each []string
+		for _, m := range e.Missing() {
+			ranks = append(ranks, m.Rank)
+			each = append(each, fmt.Sprintf("rank %d published its address: %v", m.Rank, m.Err))
+		}
+		if len(ranks) == 0 {
+			return "", nil
+		}
+		return "waiting for " + waiting.Ranks(ranks) + " to connect", []slog.Attr{slog.String("missing", waiting.Some(each))}
+	}
+}
+
+// votes are the ranks that have voted.
+type votes struct {
+	mu   sync.Mutex
+	have map[int]bool
+}
+
+func (v *votes) add(rank int) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	if v.have == nil {
+		v.have = make(map[int]bool)
+	}
+	v.have[rank] = true
+}
+
+// report says which ranks are connected but have not said whether they share memory.
+func (v *vote) report(context.Context) (string, []slog.Attr) {
+	v.votes.mu.Lock()
+	defer v.votes.mu.Unlock()
+	var ranks []int
+	for r := range v.recvs {
+		if r != v.mesh.Rank() && !v.votes.have[r] {
+			ranks = append(ranks, r)
+		}
+	}
+	if len(ranks) == 0 {
+		return "", nil
+	}
+	return "waiting for " + waiting.Ranks(ranks) + " to say whether they share memory", nil
+}

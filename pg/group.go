@@ -15,6 +15,7 @@ import (
 
 	"github.com/c10d-go/c10d/backend"
 	"github.com/c10d-go/c10d/backend/detail"
+	"github.com/c10d-go/c10d/internal/waiting"
 	"github.com/c10d-go/c10d/store"
 	"github.com/c10d-go/c10d/tensor"
 )
@@ -29,6 +30,8 @@ type world struct {
 	options Options
 	root    *ProcessGroup
 	owned   store.Store // closed with root; nil if the caller's
+
+	seen func(ctx context.Context, rank int) (what string, waits bool) // see newWorld; may be nil
 
 	mu     sync.Mutex
 	next   int // number of the next group, counted on every rank alike
@@ -86,6 +89,14 @@ type groupSpec struct {
 // newGroup makes a group as PyTorch's _new_process_group_helper does, with the
 // same keys: a PyTorch rank may be on the other side.
 func (w *world) newGroup(ctx context.Context, s groupSpec) (*ProcessGroup, error) {
+	g, err := w.makeGroup(ctx, s)
+	if err != nil {
+		w.options.failed(s.name, slices.Index(s.ranks, w.rank), len(s.ranks), err)
+	}
+	return g, err
+}
+
+func (w *world) makeGroup(ctx context.Context, s groupSpec) (*ProcessGroup, error) {
 	devices, err := backend.ParseDevices(s.backend)
 	if err != nil {
 		return nil, fmt.Errorf("pg: %w", err)
@@ -166,6 +177,7 @@ func (g *ProcessGroup) connect(ctx context.Context, v1 bool) error {
 			Store: st, Rank: g.rank, Size: g.size, Timeout: g.timeout, Group: g.name,
 			GlobalRanks: slices.Clone(g.ranks), Device: d.Device, Dialect: g.world.options.Dialect,
 			Specific: g.world.options.BackendOptions[d.Backend], Failed: g.noteFailure(),
+			Logger: g.world.options.Logger, LastSeen: g.lastSeen,
 		})
 		if err != nil {
 			return fail(err)
@@ -201,6 +213,7 @@ func (g *ProcessGroup) checked(ctx context.Context, inner backend.Backend, d ten
 		Store: st, Rank: g.rank, Size: g.size, Timeout: g.timeout, Group: g.name,
 		GlobalRanks: slices.Clone(g.ranks), Device: d, Dialect: g.world.options.Dialect,
 		Specific: g.world.options.BackendOptions[controlBackend], Failed: g.noteFailure(),
+		Logger: g.world.options.Logger, LastSeen: g.lastSeen,
 	})
 }
 
@@ -218,6 +231,8 @@ func (w *world) finishV1(ctx context.Context, g *ProcessGroup, s groupSpec) erro
 		}
 	}
 	key := "store_based_barrier_key:" + strconv.Itoa(s.counted)
+	came := func(ctx context.Context) (int64, error) { return w.store.Add(ctx, key, 0) }
+	defer waiting.Start(ctx, w.options.Logger, g.barrierReport(came, int64(w.size)))()
 	n, err := w.store.Add(ctx, key, 1)
 	for err == nil && n < int64(w.size) {
 		// PyTorch polls as often; nobody else is told when the count is reached.
@@ -269,6 +284,8 @@ func (w *world) initBarrier(ctx context.Context, g *ProcessGroup, s groupSpec) e
 			return err
 		}
 	}
+	came := func(ctx context.Context) (int64, error) { return st.Add(ctx, key, 0) }
+	defer waiting.Start(ctx, w.options.Logger, g.barrierReport(came, count))()
 	if err := st.Wait(ctx, key+":last_worker"); err != nil {
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), lastLook)
 		defer cancel()

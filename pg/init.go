@@ -1,6 +1,7 @@
 package pg
 
 import (
+	"cmp"
 	"context"
 	"crypto/tls"
 	"errors"
@@ -109,7 +110,12 @@ func initFrom(ctx context.Context, rawURL string, o InitOptions, getenv func(str
 	}
 	st, err := m.open(ctx, o)
 	if err != nil {
+		o.failed(cmp.Or(o.Name, "0"), m.env.Rank, m.env.Size, err)
 		return nil, err
+	}
+	var seen func(context.Context, int) (string, bool)
+	if t, ok := st.(*tcp.Store); ok {
+		seen = m.seenIn(t)
 	}
 	keys := st
 	// PyTorch up to 2.0 keeps the agent's store over restarts; later ones get a
@@ -117,7 +123,7 @@ func initFrom(ctx context.Context, rawURL string, o InitOptions, getenv func(str
 	if v1 := o.Dialect == store.DialectV1 || o.Dialect == store.DialectUnknown && store.DialectOf(st) == store.DialectV1; v1 && m.env.AgentStore {
 		keys = store.Prefix("/worker/attempt_"+strconv.Itoa(m.env.RestartCount), keys)
 	}
-	g, err := New(ctx, store.Prefix("default_pg", keys), m.env.Rank, m.env.Size, o.Options)
+	g, err := newWorld(ctx, store.Prefix("default_pg", keys), m.env.Rank, m.env.Size, o.Options, seen)
 	if err != nil {
 		return nil, errors.Join(err, st.Close())
 	}
@@ -329,6 +335,9 @@ func (m *meeting) open(ctx context.Context, o InitOptions) (store.Store, error) 
 		Server:    m.env.Rank == 0 && !m.env.AgentStore,
 		Listen:    listen,
 		WorldSize: m.env.Size,
+		Rank:      m.env.Rank,
+		HostedBy:  m.hostedBy(),
+		Logger:    m.logger(o),
 		Timeout:   o.Timeout,
 		Dialect:   o.Dialect,
 		TLS:       o.TLS,

@@ -283,7 +283,9 @@ func TestInitCloses(t *testing.T) {
 	require.NoError(t, ln.Close())
 }
 
-func TestInitRedis(t *testing.T) {
+// startRedis returns the address of a Redis server of the test's own.
+func startRedis(t *testing.T) string {
+	t.Helper()
 	server, err := exec.LookPath("redis-server")
 	if err != nil {
 		if os.Getenv("C10D_REQUIRE_SERVICES") == "1" {
@@ -295,10 +297,10 @@ func TestInitRedis(t *testing.T) {
 	_, port, _ := net.SplitHostPort(addr)
 	cmd := exec.Command(server, "--port", port, "--bind", "127.0.0.1", "--save", "", "--dir", t.TempDir())
 	require.NoError(t, cmd.Start())
-	defer func() {
+	t.Cleanup(func() {
 		cmd.Process.Kill()
 		cmd.Wait()
-	}()
+	})
 	require.Eventually(t, func() bool {
 		conn, err := net.Dial("tcp", addr)
 		if err == nil {
@@ -306,6 +308,11 @@ func TestInitRedis(t *testing.T) {
 		}
 		return err == nil
 	}, patience, 10*time.Millisecond)
+	return addr
+}
+
+func TestInitRedis(t *testing.T) {
+	addr := startRedis(t)
 	groups := initAll(t, 3, "redis://"+addr+"/0?prefix=run-1&rank=%d&world_size=3", "", InitOptions{})
 	require.Contains(t, keys(t, groups[0].world.owned), "default_pg/0//cpu//2")
 	closeAll(t, groups)

@@ -52,7 +52,11 @@ type Options struct {
 	// backend/detail. All ranks must agree, those of PyTorch included.
 	Detail bool
 
-	// Logger gets one line when a group is made or fails; nil means silence.
+	// Logger gets a line when a group has been made (level Info), when one could not be made
+	// (Error), and while this rank waits for others (Warn): after 10 s, then at growing
+	// intervals, with whom it waits for, what is known of them, and until when. Nil means that
+	// only the last of these are written, to slog.Default(). A logger with
+	// slog.DiscardHandler keeps all of them quiet.
 	Logger *slog.Logger
 }
 
@@ -97,6 +101,11 @@ type ProcessGroup struct {
 // ranks 0 to size-1. It returns when the rank is connected to all the others.
 // Closing the group leaves the store open.
 func New(ctx context.Context, st store.Store, rank, size int, o Options) (*ProcessGroup, error) {
+	return newWorld(ctx, st, rank, size, o, nil)
+}
+
+// newWorld is New. Seen, if not nil, says what is known of a rank that does not come.
+func newWorld(ctx context.Context, st store.Store, rank, size int, o Options, seen func(context.Context, int) (string, bool)) (*ProcessGroup, error) {
 	if st == nil {
 		return nil, errors.New("pg: New needs a store")
 	}
@@ -116,7 +125,7 @@ func New(ctx context.Context, st store.Store, rank, size int, o Options) (*Proce
 	if o.Dialect == store.DialectUnknown {
 		o.Dialect = store.DialectV2
 	}
-	w := &world{store: st, rank: rank, size: size, options: o, next: counted}
+	w := &world{store: st, rank: rank, size: size, options: o, next: counted, seen: seen}
 	if path := w.blameFile(); path != "" {
 		os.Remove(path) // of a group that this one takes the place of
 	}

@@ -101,7 +101,7 @@ type Backend struct {
 	hosts      int
 	sums       Sums
 	sparse     Sparse
-	why        string // the wire is what it is
+	why        string            // the wire is what it is
 	onFailure  func(*work.Error) // may be nil
 	timeout    atomic.Int64
 	planner    planner

@@ -1,0 +1,193 @@
+package pg
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/c10d-go/c10d/internal/freeport"
+	"github.com/c10d-go/c10d/internal/waiting"
+	"github.com/c10d-go/c10d/store"
+	"github.com/c10d-go/c10d/store/tcp"
+)
+
+// lines are what a logger has written.
+type lines struct {
+	mu sync.Mutex
+	b  bytes.Buffer
+}
+
+func (l *lines) Write(b []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.b.Write(b)
+}
+
+func (l *lines) String() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.b.String()
+}
+
+func (l *lines) logger() *slog.Logger { return slog.New(slog.NewTextHandler(l, nil)) }
+
+// TestForgottenRankIsNamed: of 3 ranks one is never started. All others name it, in the log
+// while they wait, and in their errors.
+func TestForgottenRankIsNamed(t *testing.T) {
+	const noTrace = `msg="c10d: waiting for rank 1 to connect" group=0 rank=RANK missing="rank 1 published no address`
+	for _, tc := range []struct {
+		name    string
+		url     func(t *testing.T) (url, env string)
+		missing int
+		want    map[int]string // by rank; -1 for all others
+	}{
+		{"tcp", atPort, 1, map[int]string{
+			0:  `msg="c10d: waiting for rank 1: 2 of 3 ranks have joined the store" rank=0`,
+			-1: noTrace + ` (it has not joined the store)"`,
+		}},
+		{"tcp, the host", atPort, 0, map[int]string{
+			-1: `msg="c10d: waiting for rank 0, which hosts the store at 127.0.0.1:`,
+		}},
+		{"tcp, of the launcher", atAgent, 0, map[int]string{
+			-1: `missing="rank 0 published no address (it has not joined the store)"`,
+		}},
+		{"Redis", func(t *testing.T) (string, string) {
+			return "redis://" + startRedis(t) + "/0?prefix=run&rank=%d&world_size=3", ""
+		}, 1, map[int]string{-1: noTrace + `"`}},
+		{"file", func(t *testing.T) (string, string) {
+			return "file://" + filepath.Join(t.TempDir(), "f") + "?rank=%d&world_size=3", ""
+		}, 1, map[int]string{-1: noTrace + `"`}},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			url, env := tc.url(t)
+			ctx, cancel := context.WithCancelCause(waiting.WithFirst(context.Background(), 50*time.Millisecond))
+			defer cancel(nil)
+			logs := make([]lines, 3)
+			var wg sync.WaitGroup
+			errs := make([]error, 3)
+			for r := range 3 {
+				if r == tc.missing {
+					continue
+				}
+				fill := func(s string) string { return strings.ReplaceAll(s, "%d", fmt.Sprint(r)) }
+				wg.Go(func() {
+					_, errs[r] = initFrom(ctx, fill(url), InitOptions{Options: Options{Logger: logs[r].logger()}}, environ(fill(env)))
+				})
+			}
+			for r := range 3 {
+				want, ok := tc.want[r]
+				if !ok {
+					want = tc.want[-1]
+				}
+				want = strings.ReplaceAll(want, "RANK", fmt.Sprint(r))
+				if r != tc.missing {
+					require.Eventually(t, func() bool { return strings.Contains(logs[r].String(), want) }, 20*time.Second, time.Millisecond,
+						"rank %d: %s\nwant %s", r, &logs[r], want)
+				}
+			}
+			cancel(nil)
+			wg.Wait()
+			for r := range 3 {
+				if r != tc.missing {
+					require.Error(t, errs[r])
+					require.Contains(t, logs[r].String(), `level=ERROR msg="c10d: process group failed" group=0 rank=`+fmt.Sprint(r)+" size=3 err=")
+				}
+			}
+			if tc.missing != 0 {
+				require.ErrorContains(t, errs[0], fmt.Sprint("rank ", tc.missing))
+				require.ErrorContains(t, errs[2], fmt.Sprint("rank ", tc.missing))
+			}
+		})
+	}
+}
+
+// atPort is a store that rank 0 hosts.
+func atPort(t *testing.T) (url, env string) {
+	return "tcp://" + freeport.Loopback(t) + "?rank=%d&world_size=3", ""
+}
+
+// atAgent is a store that a launcher hosts.
+func atAgent(t *testing.T) (url, env string) {
+	agent, err := tcp.Listen(t.Context(), "127.0.0.1:0", tcp.ServerOptions{})
+	require.NoError(t, err)
+	t.Cleanup(func() { agent.Close() })
+	host, port, _ := net.SplitHostPort(agent.Addr().String())
+	return "env://", "RANK=%d WORLD_SIZE=3 MASTER_ADDR=" + host + " MASTER_PORT=" + port + " TORCHELASTIC_USE_AGENT_STORE=True"
+}
+
+// TestForgottenGroupIsNamed: a rank that does not make a group which others make is named
+// with its number in both groups.
+func TestForgottenGroupIsNamed(t *testing.T) {
+	ctx, cancel := context.WithCancel(waiting.WithFirst(context.Background(), 50*time.Millisecond))
+	defer cancel()
+	st := store.NewHash()
+	defer st.Close()
+	logs, groups := make([]lines, 3), make([]*ProcessGroup, 3)
+	var wg sync.WaitGroup
+	for r := range 3 {
+		wg.Go(func() {
+			var err error
+			groups[r], err = New(ctx, st, r, 3, Options{Logger: logs[r].logger(), Timeout: time.Minute})
+			require.NoError(t, err)
+		})
+	}
+	wg.Wait()
+	wg.Go(func() {
+		_, err := groups[1].NewGroup(ctx, []int{1, 2}, GroupOptions{})
+		require.Error(t, err)
+	})
+	const want = `msg="c10d: waiting for rank 1 to connect" group=1 rank=0 missing="rank 1 published no address (rank 2 of the default group; it has not made this group`
+	require.Eventually(t, func() bool { return strings.Contains(logs[1].String(), want) }, 20*time.Second, time.Millisecond, "%s", &logs[1])
+	cancel()
+	wg.Wait()
+	require.Contains(t, logs[1].String(), `msg="c10d: process group failed" group=1 rank=0 size=2`)
+	for _, g := range groups {
+		g.Abort(errors.New("over"))
+		wg.Go(func() { g.Close() })
+	}
+	wg.Wait()
+}
+
+// TestStoreBarrierTellsHowManyCame is about the barrier after a group has been made.
+func TestStoreBarrierTellsHowManyCame(t *testing.T) {
+	for name, o := range map[string]Options{
+		"InitBarrier": {InitBarrier: true},
+		"V1":          {Dialect: store.DialectV1},
+	} {
+		t.Run(name, func(t *testing.T) {
+			require.NoError(t, registerMeet())
+			ctx, cancel := context.WithCancel(waiting.WithFirst(context.Background(), 20*time.Millisecond))
+			defer cancel()
+			st := store.NewHash()
+			defer st.Close()
+			var log lines
+			o.Backend, o.Logger = "init-meet", log.logger()
+			prefix := "0//cpu//"
+			if o.Dialect == store.DialectV1 {
+				prefix = "0"
+			}
+			sep := ""
+			if o.Dialect == store.DialectV1 {
+				sep = "/"
+			}
+			require.NoError(t, st.Set(ctx, prefix+sep+"1", nil))
+			done := make(chan error, 1)
+			go func() { _, err := New(ctx, st, 0, 2, o); done <- err }()
+			require.Eventually(t, func() bool {
+				return strings.Contains(log.String(), `group \"0\": 1 of 2 ranks have come" rank=0`)
+			}, 20*time.Second, time.Millisecond, "%s", &log)
+			cancel()
+			require.Error(t, <-done)
+		})
+	}
+}

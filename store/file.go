@@ -44,6 +44,30 @@ const (
 	cleanupKey  = "cleanup/"
 )
 
+var errNoStore = errors.New("the file is no store")
+
+// headLen is how many bytes show whether a file is a store: a length and the start of a key.
+const headLen = 4 + len(refcountKey)
+
+// begins reports whether head, at most headLen bytes, can be the start of a store: a record
+// of one of the stores' own keys or of a user's, whole or cut off.
+func begins(head []byte) bool {
+	if len(head) < 4 {
+		return true
+	}
+	length, key := binary.LittleEndian.Uint32(head), string(head[4:])
+	if length == 0 || length > maxBlob {
+		return false
+	}
+	for _, own := range []string{refcountKey, cleanupKey, "/", "-/"} {
+		n := min(len(own), len(key))
+		if own[:n] == key[:n] && int(length) >= len(own) {
+			return true
+		}
+	}
+	return false
+}
+
 var errTorn = errors.New("the file ends in the middle of a record (its writer died?)")
 
 // File is a store in a file that processes share, c10d's FileStore with its
@@ -298,6 +322,11 @@ func (f *File) refresh(ctx context.Context, file *os.File) error {
 		return fmt.Errorf("the file shrank from %d bytes to %d", f.pos, info.Size())
 	}
 	r := bufio.NewReader(io.NewSectionReader(file, f.pos, left))
+	if f.pos == 0 && left > 0 {
+		if head, _ := r.Peek(int(min(left, int64(headLen)))); !begins(head) {
+			return fmt.Errorf("%w: it begins with %q; give the path of a file that does not exist yet", errNoStore, head)
+		}
+	}
 	for left > 0 {
 		if err := ctx.Err(); err != nil {
 			return WaitErr(ctx)

@@ -5,6 +5,8 @@ import (
 	"context"
 	"os"
 	"path/filepath"
+	"runtime"
+	"strings"
 	"testing"
 	"time"
 
@@ -48,6 +50,35 @@ func newTestFile(t *testing.T) *File {
 // settle is long enough for a goroutine to come to its wait, and no test fails
 // if it is not.
 const settle = 30 * time.Millisecond
+
+// TestFilesThatAreNoStore: NewFile names what the path has instead, and does not wait for the
+// rest of a record. A store whose first writer died is still told apart.
+func TestFilesThatAreNoStore(t *testing.T) {
+	if runtime.GOOS == "windows" {
+		t.Skip("no file store")
+	}
+	for name, test := range map[string]struct{ text, want string }{
+		"text":         {"127.0.0.1 localhost\n", `the file is no store: it begins with "127.0.0.1 loc"`},
+		"binary":       {"\x7fELF\x02\x01\x01\x00\x00\x00\x00\x00", "the file is no store"},
+		"zeros":        {strings.Repeat("\x00", 64), "the file is no store"},
+		"short length": {"\x03\x00\x00\x00abc\x00\x00\x00\x00", "the file is no store"},
+		"dead writer":  {"\x09\x00\x00\x00refc", errTorn.Error()},
+		"own key":      {"\x02\x00\x00\x00/k", errTorn.Error()},
+		"two bytes":    {"\x02\x00", errTorn.Error()},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			path := filepath.Join(t.TempDir(), "f")
+			require.NoError(t, os.WriteFile(path, []byte(test.text), 0o644))
+			_, err := NewFile(path, 1)
+			require.ErrorContains(t, err, test.want)
+			require.ErrorContains(t, err, path)
+			left, err := os.ReadFile(path)
+			require.NoError(t, err)
+			require.Equal(t, test.text, string(left), "the file was changed")
+		})
+	}
+}
 
 func TestFileRecordCompletedLate(t *testing.T) {
 	f := newTestFile(t)

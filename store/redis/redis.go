@@ -154,6 +154,9 @@ func parse(rawURL string, opts *Options) (*redis.Options, error) {
 	config.DialerRetries = 1
 	config.DisableIdentity = true
 	config.MaintNotificationsConfig = &maintnotifications.Config{Mode: maintnotifications.ModeDisabled}
+	if config.TLSConfig != nil {
+		config.Dialer = tlsDialer(config)
+	}
 	if config.Protocol == 0 {
 		config.Protocol = 2
 	}
@@ -363,8 +366,8 @@ func pollKeys[T any](ctx context.Context, s *Store, op string, keys []string, f 
 
 // transact sends what f queues as one transaction.
 func (s *Store) transact(ctx context.Context, f func(redis.Pipeliner)) error {
-	_, err := s.client.TxPipelined(ctx, func(p redis.Pipeliner) error { f(p); return nil })
-	return err
+	cmds, err := s.client.TxPipelined(ctx, func(p redis.Pipeliner) error { f(p); return nil })
+	return refusal(cmds, err)
 }
 
 // write is transact for a method that changes one Redis key and returns

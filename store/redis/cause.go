@@ -1,0 +1,59 @@
+package redis
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"net"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+)
+
+// refusal is the error of a transaction. A server that refuses a command, for it is a
+// replica or out of memory, refuses EXEC for that alone: the cause is the command's error.
+func refusal(cmds []redis.Cmder, err error) error {
+	if !redis.HasErrorPrefix(err, "EXECABORT") {
+		return err
+	}
+	for _, c := range cmds {
+		if cause := c.Err(); cause != nil && !redis.HasErrorPrefix(cause, "EXECABORT") {
+			return cause
+		}
+	}
+	return err
+}
+
+// tlsDialer connects and does the TLS handshake, whose errors say so. A server without TLS
+// takes the handshake for the start of a command, and waits for its end.
+func tlsDialer(o *redis.Options) func(ctx context.Context, network, addr string) (net.Conn, error) {
+	return func(ctx context.Context, network, addr string) (net.Conn, error) {
+		limit := o.DialTimeout
+		if limit == 0 {
+			limit = dialTimeout
+		}
+		ctx, cancel := context.WithTimeout(ctx, limit)
+		defer cancel()
+		conn, err := (&net.Dialer{KeepAlive: keepAlive}).DialContext(ctx, network, addr)
+		if err != nil {
+			return nil, err
+		}
+		t := tls.Client(conn, o.TLSConfig)
+		if err = t.HandshakeContext(ctx); err == nil {
+			return t, nil
+		}
+		conn.Close()
+		var plain tls.RecordHeaderError
+		if errors.As(err, &plain) || errors.Is(err, context.DeadlineExceeded) {
+			return nil, fmt.Errorf("TLS handshake: %w; is it a server without TLS? Then use redis://", err)
+		}
+		return nil, fmt.Errorf("TLS handshake: %w", err)
+	}
+}
+
+// go-redis's own values.
+const (
+	dialTimeout = 5 * time.Second
+	keepAlive   = 5 * time.Minute
+)

@@ -62,6 +62,9 @@ func Of[T Element](data []T, shape ...int) (*Tensor, error) {
 	if err != nil {
 		return nil, err
 	}
+	if n != len(data) && len(shape) == 0 {
+		return nil, invalid("Of", "no shape is given, which stands for a single element, and the slice has %d: give the shape, Of(v, %d)", len(data), len(data))
+	}
 	if n != len(data) {
 		return nil, invalid("Of", "shape %v has %d elements, the slice has %d", slices.Clone(shape), n, len(data))
 	}

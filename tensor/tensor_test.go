@@ -134,6 +134,11 @@ func TestWrongArguments(t *testing.T) {
 	dev := onDevice(t, tensor.Float32, 2, 3)
 	room := make([]byte, 24)
 	for name, call := range map[string]func() error{
+		"no shape": func() error {
+			_, err := tensor.Of([]float32{1, 2, 3})
+			require.ErrorContains(t, err, "give the shape, Of(v, 3)")
+			return err
+		},
 		"too few":  func() error { _, err := tensor.Of([]int8{1}, 2); return err },
 		"negative": func() error { _, err := tensor.Of([]int8{}, -1, 0); return err },
 		"overflow": func() error {

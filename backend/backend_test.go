@@ -213,7 +213,7 @@ func ExampleParseDevices() {
 	}
 	m, err := backend.ParseDevices("cpu:slow,cuda:fast")
 	fmt.Println(m, err)
-	// Output: [{cpu slow} {cuda fast}] <nil>
+	// Output: [cpu:slow cuda:fast] <nil>
 }
 
 func ExampleCustomOf() {

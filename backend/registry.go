@@ -72,6 +72,9 @@ type DeviceBackend struct {
 	Backend string
 }
 
+// String returns "cpu:gloo", as in a backend string.
+func (d DeviceBackend) String() string { return d.Device.String() + ":" + d.Backend }
+
 // defaults is what the empty backend string means, as far as it is linked in.
 var defaults = []DeviceBackend{{tensor.CPU, "gloo"}, {tensor.CUDA, "cuda"}}
 

@@ -85,6 +85,9 @@ func Init(ctx context.Context, url string, o InitOptions) (*ProcessGroup, error)
 }
 
 func initFrom(ctx context.Context, rawURL string, o InitOptions, getenv func(string) string) (*ProcessGroup, error) {
+	if err := o.check(); err != nil {
+		return nil, err
+	}
 	if o.Timeout <= 0 {
 		o.Timeout = backend.DefaultTimeout
 	}

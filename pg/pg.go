@@ -5,8 +5,10 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"os"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -38,7 +40,8 @@ type Options struct {
 	Dialect store.Dialect
 
 	// BackendOptions are values of the backends' own option types by backend
-	// name, for example {"gloo": gloo.Options{...}}.
+	// name, for example {"gloo": gloo.Options{...}}. A name that no package in the
+	// program has registered is an error.
 	BackendOptions map[string]any
 
 	// InitBarrier makes the ranks meet in the store after each group is made,
@@ -58,6 +61,17 @@ type Options struct {
 	// only the last of these are written, to slog.Default(). A logger with
 	// slog.DiscardHandler keeps all of them quiet.
 	Logger *slog.Logger
+}
+
+// check refuses options for backends that there are not.
+func (o *Options) check() error {
+	known := backend.Names()
+	for _, name := range slices.Sorted(maps.Keys(o.BackendOptions)) {
+		if !slices.Contains(known, name) {
+			return fmt.Errorf("BackendOptions has %q, which is no backend of this program (it has %s; others must be imported)", name, strings.Join(known, ", "))
+		}
+	}
+	return nil
 }
 
 var (
@@ -115,6 +129,9 @@ func newWorld(ctx context.Context, st store.Store, rank, size int, o Options, se
 	counted := 0
 	if o.Name == "" {
 		o.Name, counted = "0", 1
+	}
+	if err := o.check(); err != nil {
+		return nil, fmt.Errorf("pg: %w", err)
 	}
 	if o.Timeout <= 0 {
 		o.Timeout = backend.DefaultTimeout
@@ -227,17 +244,39 @@ func (g *ProcessGroup) Devices() []backend.DeviceBackend { return slices.Clone(g
 
 // Backend returns the backend for a device type.
 func (g *ProcessGroup) Backend(d tensor.DeviceType) (backend.Backend, error) {
+	if err := g.open(); g.rank >= 0 && err != nil {
+		return nil, err
+	}
+	return g.serving(d)
+}
+
+// backend is Backend for an operation, which its error names.
+func (g *ProcessGroup) backend(op work.OpType, d tensor.DeviceType) (backend.Backend, error) {
+	if err := g.open(); g.rank >= 0 && err != nil {
+		return nil, fmt.Errorf("pg: %v in group %q: %w", op, g.name, ErrClosed)
+	}
+	return g.serving(d)
+}
+
+// serving returns the backend for a device type.
+func (g *ProcessGroup) serving(d tensor.DeviceType) (backend.Backend, error) {
 	if g.rank < 0 {
 		return nil, ErrNotMember
 	}
-	if err := g.open(); err != nil {
-		return nil, err
-	}
 	b, ok := g.backends[d]
 	if !ok {
-		return nil, fmt.Errorf("pg: no backend for device type %v in group %q (it has %v)", d, g.name, g.devices)
+		return nil, fmt.Errorf("pg: no backend for device type %v in group %q (it has %s)", d, g.name, pairs(g.devices))
 	}
 	return b, nil
+}
+
+// pairs is a list of backends as in a backend string.
+func pairs(devices []backend.DeviceBackend) string {
+	texts := make([]string, len(devices))
+	for i, d := range devices {
+		texts[i] = d.String()
+	}
+	return strings.Join(texts, ",")
 }
 
 // open returns an error if the group is closed.
@@ -251,16 +290,16 @@ func (g *ProcessGroup) open() error {
 }
 
 // of returns the backend for the first tensor that there is.
-func (g *ProcessGroup) of(ts ...*tensor.Tensor) (backend.Backend, error) {
+func (g *ProcessGroup) of(op work.OpType, ts ...*tensor.Tensor) (backend.Backend, error) {
 	for _, t := range ts {
 		if t != nil {
-			return g.Backend(t.Device().Type)
+			return g.backend(op, t.Device().Type)
 		}
 	}
 	if len(g.devices) > 0 {
-		return g.Backend(g.devices[0].Device) // it will say what is missing
+		return g.backend(op, g.devices[0].Device) // it will say what is missing
 	}
-	return g.Backend(tensor.CPU)
+	return g.backend(op, tensor.CPU)
 }
 
 // Abort ends every operation of the group with cause, on every rank. The group
@@ -372,7 +411,7 @@ func (g *ProcessGroup) closeBackends() error {
 // Broadcast gives every tensor on every rank the elements of tensor number
 // o.RootTensor of rank o.Root.
 func (g *ProcessGroup) Broadcast(ctx context.Context, ts []*tensor.Tensor, o backend.BroadcastOptions) (*work.Work, error) {
-	b, err := g.of(ts...)
+	b, err := g.of(work.Broadcast, ts...)
 	if err != nil {
 		return nil, err
 	}
@@ -381,7 +420,7 @@ func (g *ProcessGroup) Broadcast(ctx context.Context, ts []*tensor.Tensor, o bac
 
 // AllReduce combines all tensors of all ranks and puts the result in each.
 func (g *ProcessGroup) AllReduce(ctx context.Context, ts []*tensor.Tensor, o backend.AllReduceOptions) (*work.Work, error) {
-	b, err := g.of(ts...)
+	b, err := g.of(work.AllReduce, ts...)
 	if err != nil {
 		return nil, err
 	}
@@ -390,7 +429,7 @@ func (g *ProcessGroup) AllReduce(ctx context.Context, ts []*tensor.Tensor, o bac
 
 // AllReduceCoalesced combines ts[i] with every other rank's ts[i], for all i at once.
 func (g *ProcessGroup) AllReduceCoalesced(ctx context.Context, ts []*tensor.Tensor, o backend.AllReduceOptions) (*work.Work, error) {
-	b, err := g.of(ts...)
+	b, err := g.of(work.AllReduceCoalesced, ts...)
 	if err != nil {
 		return nil, err
 	}
@@ -399,7 +438,7 @@ func (g *ProcessGroup) AllReduceCoalesced(ctx context.Context, ts []*tensor.Tens
 
 // Reduce combines t of all ranks into rank o.Root's.
 func (g *ProcessGroup) Reduce(ctx context.Context, t *tensor.Tensor, o backend.ReduceOptions) (*work.Work, error) {
-	b, err := g.of(t)
+	b, err := g.of(work.Reduce, t)
 	if err != nil {
 		return nil, err
 	}
@@ -408,7 +447,7 @@ func (g *ProcessGroup) Reduce(ctx context.Context, t *tensor.Tensor, o backend.R
 
 // AllGather copies rank i's in to every rank's out[i].
 func (g *ProcessGroup) AllGather(ctx context.Context, out []*tensor.Tensor, in *tensor.Tensor, o backend.AllGatherOptions) (*work.Work, error) {
-	b, err := g.of(in)
+	b, err := g.of(work.AllGather, in)
 	if err != nil {
 		return nil, err
 	}
@@ -417,7 +456,7 @@ func (g *ProcessGroup) AllGather(ctx context.Context, out []*tensor.Tensor, in *
 
 // AllGatherV is AllGather where the ranks' inputs may differ in shape.
 func (g *ProcessGroup) AllGatherV(ctx context.Context, out []*tensor.Tensor, in *tensor.Tensor, o backend.AllGatherOptions) (*work.Work, error) {
-	b, err := g.of(in)
+	b, err := g.of(work.AllGather, in)
 	if err != nil {
 		return nil, err
 	}
@@ -426,7 +465,7 @@ func (g *ProcessGroup) AllGatherV(ctx context.Context, out []*tensor.Tensor, in 
 
 // AllGatherIntoTensor copies rank i's in to part i of every rank's out.
 func (g *ProcessGroup) AllGatherIntoTensor(ctx context.Context, out, in *tensor.Tensor, o backend.AllGatherOptions) (*work.Work, error) {
-	b, err := g.of(in)
+	b, err := g.of(work.AllGatherIntoTensor, in)
 	if err != nil {
 		return nil, err
 	}
@@ -435,7 +474,7 @@ func (g *ProcessGroup) AllGatherIntoTensor(ctx context.Context, out, in *tensor.
 
 // AllGatherCoalesced does AllGather for several inputs at once: out[i][k] becomes rank i's in[k].
 func (g *ProcessGroup) AllGatherCoalesced(ctx context.Context, out [][]*tensor.Tensor, in []*tensor.Tensor, o backend.AllGatherOptions) (*work.Work, error) {
-	b, err := g.of(in...)
+	b, err := g.of(work.AllGatherCoalesced, in...)
 	if err != nil {
 		return nil, err
 	}
@@ -444,7 +483,7 @@ func (g *ProcessGroup) AllGatherCoalesced(ctx context.Context, out [][]*tensor.T
 
 // AllGatherIntoTensorCoalesced does AllGatherIntoTensor for each pair at once.
 func (g *ProcessGroup) AllGatherIntoTensorCoalesced(ctx context.Context, out, in []*tensor.Tensor, o backend.AllGatherOptions) (*work.Work, error) {
-	b, err := g.of(in...)
+	b, err := g.of(work.AllGatherCoalesced, in...)
 	if err != nil {
 		return nil, err
 	}
@@ -453,7 +492,7 @@ func (g *ProcessGroup) AllGatherIntoTensorCoalesced(ctx context.Context, out, in
 
 // Gather copies rank i's in to out[i] on rank o.Root. Other ranks pass no out.
 func (g *ProcessGroup) Gather(ctx context.Context, out []*tensor.Tensor, in *tensor.Tensor, o backend.GatherOptions) (*work.Work, error) {
-	b, err := g.of(in)
+	b, err := g.of(work.Gather, in)
 	if err != nil {
 		return nil, err
 	}
@@ -462,7 +501,7 @@ func (g *ProcessGroup) Gather(ctx context.Context, out []*tensor.Tensor, in *ten
 
 // GatherV is Gather where the ranks' inputs may differ in shape.
 func (g *ProcessGroup) GatherV(ctx context.Context, out []*tensor.Tensor, in *tensor.Tensor, o backend.GatherOptions) (*work.Work, error) {
-	b, err := g.of(in)
+	b, err := g.of(work.Gather, in)
 	if err != nil {
 		return nil, err
 	}
@@ -471,7 +510,7 @@ func (g *ProcessGroup) GatherV(ctx context.Context, out []*tensor.Tensor, in *te
 
 // Scatter copies in[i] of rank o.Root to rank i's out. Other ranks pass no in.
 func (g *ProcessGroup) Scatter(ctx context.Context, out *tensor.Tensor, in []*tensor.Tensor, o backend.ScatterOptions) (*work.Work, error) {
-	b, err := g.of(out)
+	b, err := g.of(work.Scatter, out)
 	if err != nil {
 		return nil, err
 	}
@@ -480,7 +519,7 @@ func (g *ProcessGroup) Scatter(ctx context.Context, out *tensor.Tensor, in []*te
 
 // ReduceScatter combines in[r] of all ranks into rank r's out.
 func (g *ProcessGroup) ReduceScatter(ctx context.Context, out *tensor.Tensor, in []*tensor.Tensor, o backend.ReduceScatterOptions) (*work.Work, error) {
-	b, err := g.of(out)
+	b, err := g.of(work.ReduceScatter, out)
 	if err != nil {
 		return nil, err
 	}
@@ -489,7 +528,7 @@ func (g *ProcessGroup) ReduceScatter(ctx context.Context, out *tensor.Tensor, in
 
 // ReduceScatterTensor combines part r of all ranks' in into rank r's out.
 func (g *ProcessGroup) ReduceScatterTensor(ctx context.Context, out, in *tensor.Tensor, o backend.ReduceScatterOptions) (*work.Work, error) {
-	b, err := g.of(out)
+	b, err := g.of(work.ReduceScatterTensor, out)
 	if err != nil {
 		return nil, err
 	}
@@ -498,7 +537,7 @@ func (g *ProcessGroup) ReduceScatterTensor(ctx context.Context, out, in *tensor.
 
 // ReduceScatterTensorCoalesced does ReduceScatterTensor for each pair at once.
 func (g *ProcessGroup) ReduceScatterTensorCoalesced(ctx context.Context, out, in []*tensor.Tensor, o backend.ReduceScatterOptions) (*work.Work, error) {
-	b, err := g.of(out...)
+	b, err := g.of(work.ReduceScatterTensorCoalesced, out...)
 	if err != nil {
 		return nil, err
 	}
@@ -507,7 +546,7 @@ func (g *ProcessGroup) ReduceScatterTensorCoalesced(ctx context.Context, out, in
 
 // AllToAll copies rank i's in[j] to rank j's out[i].
 func (g *ProcessGroup) AllToAll(ctx context.Context, out, in []*tensor.Tensor, o backend.AllToAllOptions) (*work.Work, error) {
-	b, err := g.of(out...)
+	b, err := g.of(work.AllToAll, out...)
 	if err != nil {
 		return nil, err
 	}
@@ -517,7 +556,7 @@ func (g *ProcessGroup) AllToAll(ctx context.Context, out, in []*tensor.Tensor, o
 // AllToAllSingle sends the parts of in to the ranks and puts together out from
 // the parts that come. Nil splits mean equal parts.
 func (g *ProcessGroup) AllToAllSingle(ctx context.Context, out, in *tensor.Tensor, outSplits, inSplits []int, o backend.AllToAllOptions) (*work.Work, error) {
-	b, err := g.of(out)
+	b, err := g.of(work.AllToAllSingle, out)
 	if err != nil {
 		return nil, err
 	}
@@ -526,7 +565,7 @@ func (g *ProcessGroup) AllToAllSingle(ctx context.Context, out, in *tensor.Tenso
 
 // Send sends t to rank dst of the group.
 func (g *ProcessGroup) Send(ctx context.Context, t *tensor.Tensor, dst int, o backend.P2POptions) (*work.Work, error) {
-	b, err := g.of(t)
+	b, err := g.of(work.Send, t)
 	if err != nil {
 		return nil, err
 	}
@@ -535,7 +574,7 @@ func (g *ProcessGroup) Send(ctx context.Context, t *tensor.Tensor, dst int, o ba
 
 // Recv receives into t from rank src of the group.
 func (g *ProcessGroup) Recv(ctx context.Context, t *tensor.Tensor, src int, o backend.P2POptions) (*work.Work, error) {
-	b, err := g.of(t)
+	b, err := g.of(work.Recv, t)
 	if err != nil {
 		return nil, err
 	}
@@ -545,7 +584,7 @@ func (g *ProcessGroup) Recv(ctx context.Context, t *tensor.Tensor, src int, o ba
 // RecvAnySource receives into t from the first rank that sends on the tag;
 // the Work's SourceRank tells which.
 func (g *ProcessGroup) RecvAnySource(ctx context.Context, t *tensor.Tensor, o backend.P2POptions) (*work.Work, error) {
-	b, err := g.of(t)
+	b, err := g.of(work.RecvAnySource, t)
 	if err != nil {
 		return nil, err
 	}
@@ -554,9 +593,9 @@ func (g *ProcessGroup) RecvAnySource(ctx context.Context, t *tensor.Tensor, o ba
 
 // Barrier ends when every rank has come to it.
 func (g *ProcessGroup) Barrier(ctx context.Context, o backend.BarrierOptions) (*work.Work, error) {
-	b, err := g.Backend(o.Device)
+	b, err := g.backend(work.Barrier, o.Device)
 	if o.Device == tensor.CPU && g.backends[tensor.CPU] == nil {
-		b, err = g.of() // CPU is what no choice looks like
+		b, err = g.of(work.Barrier) // CPU is what no choice looks like
 	}
 	if err != nil {
 		return nil, err
@@ -567,7 +606,7 @@ func (g *ProcessGroup) Barrier(ctx context.Context, o backend.BarrierOptions) (*
 // MonitoredBarrier blocks until every rank has come to it; its error names
 // those that did not.
 func (g *ProcessGroup) MonitoredBarrier(ctx context.Context, o backend.MonitoredBarrierOptions) error {
-	b, err := g.of()
+	b, err := g.of(work.Barrier)
 	if err != nil {
 		return err
 	}

@@ -1,0 +1,52 @@
+package pg
+
+import (
+	"context"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/c10d-go/c10d/backend"
+	"github.com/c10d-go/c10d/backend/gloo"
+	"github.com/c10d-go/c10d/store"
+	"github.com/c10d-go/c10d/tensor"
+)
+
+// TestMisspeltBackendOptions: options that no backend would get are refused, before the store is
+// opened.
+func TestMisspeltBackendOptions(t *testing.T) {
+	o := Options{BackendOptions: map[string]any{"gloo": gloo.Options{}, "glooo": gloo.Options{}}}
+	const want = `BackendOptions has "glooo", which is no backend of this program (it has `
+	st := store.NewHash()
+	defer st.Close()
+	_, err := New(t.Context(), st, 0, 1, o)
+	require.ErrorContains(t, err, want)
+	require.ErrorContains(t, err, "gloo")
+	_, err = initFrom(context.Background(), "tcp://nowhere.invalid:1?rank=1&world_size=2", InitOptions{Options: o}, environ(""))
+	require.ErrorContains(t, err, want)
+}
+
+// TestErrorsNameTheCall: a call on a closed group, and one that no backend serves, say which.
+func TestErrorsNameTheCall(t *testing.T) {
+	st := store.NewHash()
+	defer st.Close()
+	g, err := New(t.Context(), st, 0, 1, Options{Backend: "cpu:gloo"})
+	require.NoError(t, err)
+	_, err = g.Backend(tensor.CUDA)
+	require.EqualError(t, err, `pg: no backend for device type cuda in group "0" (it has cpu:gloo)`)
+	require.NoError(t, g.Close())
+	x, err := tensor.New(tensor.Float32, 1)
+	require.NoError(t, err)
+	list := []*tensor.Tensor{x}
+	ctx := t.Context()
+	for want, call := range map[string]func() error{
+		"all_reduce": func() error { _, err := g.AllReduce(ctx, list, backend.AllReduceOptions{}); return err },
+		"broadcast":  func() error { _, err := g.Broadcast(ctx, list, backend.BroadcastOptions{}); return err },
+		"send":       func() error { _, err := g.Send(ctx, x, 1, backend.P2POptions{}); return err },
+		"barrier":    func() error { _, err := g.Barrier(ctx, backend.BarrierOptions{}); return err },
+	} {
+		err := call()
+		require.ErrorIs(t, err, ErrClosed)
+		require.EqualError(t, err, `pg: `+want+` in group "0": group closed`)
+	}
+}

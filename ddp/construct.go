@@ -31,12 +31,15 @@ import (
 // rank what differs.
 
 func (d *DDP) construct(ctx context.Context) error {
-	if err := d.verifyCounts(ctx); err != nil {
-		return err
-	}
+	err := d.verifyCounts(ctx)
 	verify := d.verifyDigests
 	if d.o.PyTorch {
 		verify = d.verifyShapes
+	} else if foreign := d.refuseForeign(); foreign != nil {
+		return foreign // why err, if it is one: another rank has noticed it first
+	}
+	if err != nil {
+		return err
 	}
 	if err := verify(ctx); err != nil {
 		return err
@@ -49,7 +52,7 @@ func (d *DDP) construct(ctx context.Context) error {
 	if d.o.NoInitSync {
 		return nil
 	}
-	err := d.syncModel(ctx, 0)
+	err = d.syncModel(ctx, 0)
 	var w *work.Error
 	if d.o.PyTorch && errors.Is(err, work.ErrPeerDied) && errors.As(err, &w) {
 		// PyTorch's ranks leave without a word.

@@ -103,7 +103,7 @@ type Options struct {
 	// in the group. New then sends only what PyTorch sends, which does not
 	// cover dtypes and options. A shape that differs from rank 0's is found, and
 	// named, by the rank that has it alone: New ends the group there, so that
-	// the others get an error too.
+	// the others get an error too. Without it, New fails where it meets such a rank.
 	PyTorch bool
 }
 

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net"
 	"os/exec"
+	"strings"
 	"sync"
 	"testing"
 
@@ -73,7 +74,7 @@ func TestMismatchWithPyTorch(t *testing.T) {
 						said[r], errs[r] = torchSays(soon(t), python, r, port, c.shapes[r])
 						return
 					}
-					errs[r] = construct(t, r, port, c.shapes[r])
+					errs[r] = construct(t, r, port, c.shapes[r], true)
 				})
 			}
 			wg.Wait()
@@ -93,6 +94,43 @@ func TestMismatchWithPyTorch(t *testing.T) {
 	}
 }
 
+// Without Options.PyTorch a Go rank notices that it is missing and ends the group. One that has
+// heard nothing of the PyTorch rank by then learns who ended it.
+func TestPyTorchRankIsNoticed(t *testing.T) {
+	python := ddp.NeedTorch(t)
+	t.Setenv("GLOO_SOCKET_IFNAME", "lo")
+	for torch := range 3 {
+		t.Run(fmt.Sprint("rank ", torch), func(t *testing.T) {
+			_, port, err := net.SplitHostPort(freeport.Loopback(t))
+			require.NoError(t, err)
+			shapes := [][]int{{4}, {2, 3}}
+			var errs [3]error
+			var wg sync.WaitGroup
+			for r := range errs {
+				wg.Go(func() {
+					if r == torch {
+						_, errs[r] = torchSays(soon(t), python, r, port, shapes)
+						return
+					}
+					errs[r] = construct(t, r, port, shapes, false)
+				})
+			}
+			wg.Wait()
+			noticed, want := 0, fmt.Sprintf("rank %d is PyTorch's: set Options.PyTorch on every Go rank", torch)
+			for r, err := range errs {
+				switch {
+				case r == torch:
+				case err != nil && strings.Contains(err.Error(), want):
+					noticed++
+				default:
+					require.ErrorContains(t, err, "aborted the group", "rank %d", r)
+				}
+			}
+			require.Positive(t, noticed)
+		})
+	}
+}
+
 func torchSays(ctx context.Context, python string, rank int, port string, shapes [][]int) (string, error) {
 	b, err := json.Marshal(shapes)
 	if err != nil {
@@ -103,7 +141,7 @@ func torchSays(ctx context.Context, python string, rank int, port string, shapes
 }
 
 // construct makes a DDP in a group with PyTorch ranks and, if that works, an iteration.
-func construct(t *testing.T, rank int, port string, shapes [][]int) error {
+func construct(t *testing.T, rank int, port string, shapes [][]int, told bool) error {
 	ctx := soon(t)
 	g, err := pg.Init(ctx, fmt.Sprintf("tcp://127.0.0.1:%s", port), pg.InitOptions{
 		Rank: rank, Size: 3, Options: pg.Options{Dialect: store.DialectV1, Timeout: patience},
@@ -116,7 +154,7 @@ func construct(t *testing.T, rank int, port string, shapes [][]int) error {
 	for i, shape := range shapes {
 		ps = append(ps, ddp.Param{Name: fmt.Sprintf("p%d", i), Value: zeros(t, tensor.Float32, shape...), Grad: zeros(t, tensor.Float32, shape...)})
 	}
-	d, err := ddp.New(ctx, g, ps, ddp.Options{PyTorch: true})
+	d, err := ddp.New(ctx, g, ps, ddp.Options{PyTorch: told})
 	if err != nil {
 		return err
 	}

@@ -282,6 +282,19 @@ func (s *silence) name(rank int) string {
 	return fmt.Sprintf("rank %d", rank)
 }
 
+// Foreign returns the ranks that have shown that they are not of this library but PyTorch's.
+// A rank shows that with its first message to this one.
+func (b *Backend) Foreign() []int {
+	for _, m := range b.meshes {
+		if f, ok := m.(interface{ Foreign() []int }); ok {
+			if ranks := f.Foreign(); len(ranks) > 0 {
+				return ranks
+			}
+		}
+	}
+	return nil
+}
+
 // joining says which ranks have published their addresses but are not connected.
 func joining(e *tcp.Endpoint) waiting.Report {
 	return func(context.Context) (string, []slog.Attr) {

@@ -333,6 +333,20 @@ func (m *Mesh) end(err error, limit time.Duration) {
 	m.wakeDiagnose()
 }
 
+// Foreign returns the ranks that have shown that they are not of this library: PyTorch's. A
+// rank shows what it is with its first message.
+func (m *Mesh) Foreign() []int {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	var ranks []int
+	for r, p := range m.pairs {
+		if p != nil && p.other {
+			ranks = append(ranks, r)
+		}
+	}
+	return ranks
+}
+
 // Diagnose implements transport.Mesh.
 func (m *Mesh) Diagnose(limit time.Duration) []transport.Health {
 	timeout := time.NewTimer(limit)

@@ -52,6 +52,7 @@ type pair struct {
 	native  bool             // HELLO came
 	version uint64           // that it named
 	spoke   bool             // any message came
+	other   bool             // its first message was no HELLO: the peer is no rank of this library
 	words   []byte           // WORDS that came
 	gone    *transport.Fault // what a request that needs this peer makes of the mesh, once it has left
 	goneAt  uint64           // order of departure
@@ -490,12 +491,17 @@ func (p *pair) receive() error {
 		}
 		if !p.heard {
 			p.heard = true
-			p.m.mu.Lock()
-			p.spoke = true
-			p.m.wakeDiagnose()
-			p.m.mu.Unlock()
+			p.recognise()
 		}
 	}
+}
+
+// recognise notes what the peer is, by its first message.
+func (p *pair) recognise() {
+	p.m.mu.Lock()
+	defer p.m.mu.Unlock()
+	p.spoke, p.other = true, !p.native
+	p.m.wakeDiagnose()
 }
 
 func (p *pair) onData(h header, in *bufio.Reader) error {

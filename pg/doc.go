@@ -65,6 +65,10 @@
 // operation with a *work.PanicError. A panic elsewhere ends the program as always; a deferred
 // Close notices it and tells the other ranks.
 //
+// A rank that waits longer than 10 s writes a line to Options.Logger, or to
+// slog.Default(). The line names the missing ranks and until when this one waits. More
+// follow at growing intervals. This holds for Init, NewGroup and operations.
+//
 // # Beside PyTorch
 //
 // Keys in the store and bytes on the wire are PyTorch's, so that ranks of a

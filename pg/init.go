@@ -13,6 +13,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/c10d-go/c10d/backend"
 	"github.com/c10d-go/c10d/internal/launch"
@@ -44,6 +45,10 @@ type InitOptions struct {
 // where rank and size are not given either.
 var ErrNoLauncher = launch.ErrNone
 
+// podTimeout is for how long the name of rank 0 is looked up in a Kubernetes cluster. The name
+// appears when the pod runs, which may have to pull an image first.
+const podTimeout = 5 * time.Minute
+
 // Init makes the default group as c10d's init_process_group does: it opens the
 // store that a URL names, finds out rank and size, and calls New. An empty url
 // means env://.
@@ -72,6 +77,11 @@ var ErrNoLauncher = launch.ErrNone
 // rank does. TORCH_DIST_INIT_BARRIER=1 sets Options.InitBarrier, and
 // TORCH_DISTRIBUTED_DEBUG=DETAIL sets Options.Detail. A torchrun that is older
 // than PyTorch 2.2 makes store.DialectV1 the default of Options.Dialect.
+//
+// While it waits, Init writes to Options.Logger after 10 s and then at growing intervals
+// whom it waits for. It gives up before Options.Timeout where waiting does not help: the
+// server is no TCPStore, or its host name has not existed for 30 s (5 minutes in a
+// Kubernetes cluster).
 //
 // The keys of all groups are under "default_pg", as in c10d, so that PyTorch
 // ranks can be in the group. The store belongs to the group: its Close closes
@@ -142,6 +152,8 @@ type meeting struct {
 	url    string // of a Redis server, without our parameters
 	prefix string // of the keys there
 	env    launch.Env
+
+	resolveTimeout time.Duration // see tcp.Options
 }
 
 // resolve turns a URL, options and environment into a meeting.
@@ -154,6 +166,9 @@ func resolve(rawURL string, o InitOptions, getenv func(string) string) (*meeting
 		return nil, errors.New("the URL cannot be parsed") // its text may hold a password
 	}
 	m := &meeting{scheme: u.Scheme}
+	if getenv("KUBERNETES_SERVICE_HOST") != "" {
+		m.resolveTimeout = podTimeout
+	}
 	q := u.Query()
 	param := func(name string) string {
 		v := q.Get(name)
@@ -338,12 +353,11 @@ func (m *meeting) open(ctx context.Context, o InitOptions) (store.Store, error) 
 		Server:    m.env.Rank == 0 && !m.env.AgentStore,
 		Listen:    listen,
 		WorldSize: m.env.Size,
-		Rank:      m.env.Rank,
-		HostedBy:  m.hostedBy(),
-		Logger:    m.logger(o),
 		Timeout:   o.Timeout,
 		Dialect:   o.Dialect,
 		TLS:       o.TLS,
 		Token:     o.Token,
+
+		Rank: m.env.Rank, HostedBy: m.hostedBy(), Logger: m.logger(o), ResolveTimeout: m.resolveTimeout,
 	})
 }

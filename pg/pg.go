@@ -55,11 +55,11 @@ type Options struct {
 	// backend/detail. All ranks must agree, those of PyTorch included.
 	Detail bool
 
-	// Logger gets a line when a group has been made (level Info), when one could not be made
-	// (Error), and while this rank waits for others (Warn): after 10 s, then at growing
-	// intervals, with whom it waits for, what is known of them, and until when. Nil means that
-	// only the last of these are written, to slog.Default(). A logger with
-	// slog.DiscardHandler keeps all of them quiet.
+	// Logger gets a line at level Info when a group has been made, and at level Error when
+	// one could not be made. While this rank waits for others it gets lines at level Warn:
+	// the first after 10 s, more at growing intervals. They name the missing ranks, what is
+	// known of them, and until when this rank waits. With nil only the lines at level Warn
+	// are written, to slog.Default(). A logger with slog.DiscardHandler writes nothing.
 	Logger *slog.Logger
 }
 

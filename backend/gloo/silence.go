@@ -95,7 +95,7 @@ func (s *silence) init(ctx context.Context, b *Backend, o backend.Options) {
 	s.messages.first, s.messages.look = s.first, b.lookAtMessages
 }
 
-// logger returns where o's lines go, with who writes them.
+// logger returns the logger of o. Its lines name the group and this rank.
 func logger(o backend.Options) *slog.Logger {
 	l := o.Logger
 	if l == nil {
@@ -201,7 +201,7 @@ func (s *silence) stop(b *Backend) {
 	s.running.Wait()
 }
 
-// wait is what is told of an operation that waits.
+// wait describes an operation that waits.
 type wait struct {
 	info         work.Info
 	collective   bool
@@ -211,7 +211,7 @@ type wait struct {
 	since, until time.Time
 }
 
-// waitOf is for an operation that has not ended, so that nobody uses it again.
+// waitOf describes an operation, which must not have ended.
 func waitOf(o *operation, peer int, since time.Time) wait {
 	w := wait{info: o.Info(), collective: o.collective, call: o.call, tag: o.tag, peer: peer, since: since, until: since.Add(o.timeout)}
 	if d, ok := o.ctx.Deadline(); ok && d.Before(w.until) {

@@ -67,8 +67,8 @@ func loud(t *testing.T, f *mem.Fabric, size int) ([]*gloo.Backend, []*lines) {
 	return bs, logs
 }
 
-// TestLateRankIsNamed: every rank that waits for another names it within 12 s, what it does
-// and until when, and repeats it at growing intervals.
+// TestLateRankIsNamed: every rank that waits for another names it within 12 s, and again at
+// growing intervals.
 func TestLateRankIsNamed(t *testing.T) {
 	for _, tc := range []struct {
 		name   string

@@ -57,8 +57,8 @@ type Options struct {
 	// deadline also New's.
 	Timeout time.Duration
 
-	// Logger gets a line at level Warn when New has waited for 10 s for the server or,
-	// as Server, for the other ranks, and more of them at growing intervals. Nil means
+	// Logger gets a line at level Warn when New has waited for 10 s, and more at growing
+	// intervals: for the server or, as Server, for the other ranks. Nil means
 	// slog.Default().
 	Logger *slog.Logger
 
@@ -142,9 +142,8 @@ const workers = "init/"
 // New connects to the TCPStore server at addr, "host:port", after starting it
 // if opts.Server is set. It tries again for as long as ctx, or else
 // opts.Timeout, allows, so the server may come later than its clients. It gives up
-// sooner where waiting does not help: a host name that does not exist (see
-// Options.ResolveTimeout), a service that is no TCPStore, a certificate or token that is
-// refused.
+// sooner if the host name does not exist (see Options.ResolveTimeout), if the port is that
+// of another service, and if a certificate or a token is refused.
 func New(ctx context.Context, addr string, opts Options) (*Store, error) {
 	start := time.Now()
 	s, err := open(ctx, addr, opts)

@@ -80,9 +80,8 @@
 //
 // # Guarantees
 //
-// New says in the log what it waits for when it waits longer than 10 s, see
-// Options.Logger: the server, with the error of the last try, or the ranks that have not
-// joined.
+// When New waits longer than 10 s it writes to Options.Logger what it waits for: the
+// server, with the error of the last try, or the ranks that have not joined.
 //
 // Every call ends with its context, or if that has no deadline, with the store's
 // timeout, or with Close. A call that waits holds up no other: calls share a

@@ -120,7 +120,8 @@ func (s *Store) workerText(ctx context.Context, wire string) (string, error) {
 	return strings.ToValidUTF8(string(v), "?"), err
 }
 
-// absent names the ranks that have not joined, as far as the others have told who they are.
+// absent names the ranks that have not joined. If some have joined without a name, it lists
+// the ranks that may be missing.
 func (s *Store) absent(ctx context.Context, joined int64, size int) string {
 	var unknown []int
 	for r := range size {

@@ -662,9 +662,9 @@ func (m *meeting) explain(ctx context.Context, cause error) (*Error, *transport.
 	return e, f
 }
 
-// missing lists the ranks that are not connected. Those that only wait for others are left
-// out: for the others to join the store, or to publish, while nobody knows the generation or
-// whether all have a native wire.
+// missing lists the ranks that are not connected. It leaves out those that wait for others
+// themselves, unless all do: ranks wait until all have joined the store, until the generation
+// is known, and until it is known whether all have a native wire.
 func (m *meeting) missing(ctx context.Context) []Missing {
 	m.mu.Lock()
 	open, sniffing := m.open, len(m.own.at) == 0

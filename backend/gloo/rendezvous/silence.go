@@ -33,7 +33,7 @@ func (m *meeting) report(ctx context.Context) (string, []slog.Attr) {
 	return "waiting for " + waiting.Ranks(ranks) + " to connect", []slog.Attr{slog.String("missing", waiting.Some(each))}
 }
 
-// away notes that Native.Connect waits for the other ranks now, which reports for itself.
+// away notes whether Native.Connect is running. It writes lines of its own.
 func (m *meeting) away(yes bool) {
 	m.mu.Lock()
 	m.elsewhere = yes

@@ -34,8 +34,8 @@ func (l *lines) String() string {
 	return l.b.String()
 }
 
-// TestMissingRankIsLogged: ranks 0 and 2 of 3 say that they wait for rank 1 and what is known
-// of it, with and without a native wire; nobody is blamed who has published.
+// TestMissingRankIsLogged: ranks 0 and 2 of 3 say that they wait for rank 1, and what is known
+// of it. They do not name each other.
 func TestMissingRankIsLogged(t *testing.T) {
 	for name, native := range map[string]bool{"Gloo's wire": false, "native": true} {
 		t.Run(name, func(t *testing.T) {

@@ -46,10 +46,31 @@ func soon(t *testing.T) context.Context {
 	return ctx
 }
 
+// bound is for what a fault would keep from happening.
+const bound = 20 * time.Second
+
+// says waits until the log has a text.
+func (l *lines) says(t *testing.T, want string) {
+	t.Helper()
+	require.Eventually(t, func() bool { return strings.Contains(l.String(), want) }, bound, time.Millisecond, "%s\nwant %s", l, want)
+}
+
+// ends returns the result of a New.
+func ends(t *testing.T, done <-chan error) error {
+	t.Helper()
+	select {
+	case err := <-done:
+		return err
+	case <-time.After(bound):
+		require.FailNow(t, "New does not end")
+		return nil
+	}
+}
+
 // failed returns how a New ends whose context ends now.
 func failed(t *testing.T, cancel context.CancelFunc, done <-chan error) error {
 	cancel()
-	err := await(t, done)
+	err := ends(t, done)
 	require.Error(t, err)
 	return err
 }
@@ -76,7 +97,7 @@ func TestHostNamesWhoIsMissing(t *testing.T) {
 				o.WorldSize = 3
 				join(t, addr, o)
 			}
-			until(t, func() bool { return strings.Contains(log.String(), test.want) })
+			log.says(t, test.want)
 			require.Contains(t, log.String(), "level=WARN")
 			require.Contains(t, log.String(), addr)
 			require.Contains(t, log.String(), "until=")
@@ -135,7 +156,7 @@ func TestClientTellsWhatItWaitsFor(t *testing.T) {
 				return err
 			})
 			for _, want := range append(test.want, test.addr) {
-				until(t, func() bool { return strings.Contains(log.String(), want) })
+				log.says(t, want)
 			}
 			failed(t, cancel, done)
 		})
@@ -183,8 +204,9 @@ func TestOtherServices(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			addr := banner(t, test.first, test.answer)
-			done := go1(func() error { _, err := New(t.Context(), addr, Options{Timeout: time.Hour}); return err })
-			err := await(t, done)
+			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+			defer cancel()
+			err := ends(t, go1(func() error { _, err := New(ctx, addr, Options{}); return err }))
 			require.ErrorContains(t, err, test.want)
 			require.ErrorContains(t, err, addr)
 		})

@@ -662,14 +662,15 @@ func (m *meeting) explain(ctx context.Context, cause error) (*Error, *transport.
 	return e, f
 }
 
-// missing lists the ranks that are not connected. It leaves out those that wait for others
-// themselves, unless all do: ranks wait until all have joined the store, until the generation
-// is known, and until it is known whether all have a native wire.
+// missing lists the ranks that are not connected. It leaves out those that may wait for others
+// themselves, unless all may: ranks wait until all have joined the store, until the
+// generation is known, until it is known whether all have a native wire, and for the address
+// of each rank before they connect to the next.
 func (m *meeting) missing(ctx context.Context) []Missing {
 	m.mu.Lock()
-	open, sniffing := m.open, len(m.own.at) == 0
+	sniffing := len(m.own.at) == 0
 	m.mu.Unlock()
-	var all, ready []Missing
+	var all, patient []Missing
 	for i := range m.peers {
 		m.mu.Lock()
 		p := m.peers[i]
@@ -677,39 +678,34 @@ func (m *meeting) missing(ctx context.Context) []Missing {
 		if i == m.cfg.Rank || p.stage == connected {
 			continue
 		}
-		x := Missing{Rank: i, Host: p.host, Addr: p.at.at, What: "did not connect"}
+		x, waits := Missing{Rank: i, Host: p.host, Addr: p.at.at}, false
 		switch p.stage {
 		case dialed:
 			x.What = "took no connection"
+		case awaited:
+			x.What, waits = "did not connect", true
 		case unpublished:
 			ok, err := m.cfg.Store.Check(ctx, strconv.Itoa(i))
-			published := err == nil && ok
 			switch {
-			case published && open:
-				ready = append(ready, x)
-				continue
-			case published:
-			case p.shown && sniffing:
-				x.What = "came but published no address"
-				ready = append(ready, x)
-				continue
+			case err == nil && ok:
+				x.What, waits = "did not connect", true
 			case p.shown:
-				x.What = "came but published no address"
+				x.What, waits = "came but published no address", sniffing
 			default:
 				x.What = "published no address"
 				if len(all) < asked && m.cfg.LastSeen != nil {
-					waits := false
-					if x.Last, waits = m.cfg.LastSeen(ctx, i); waits {
-						ready = append(ready, x)
-						continue
-					}
+					x.Last, waits = m.cfg.LastSeen(ctx, i)
 				}
 			}
 		}
-		all = append(all, x)
+		if waits {
+			patient = append(patient, x)
+		} else {
+			all = append(all, x)
+		}
 	}
 	if len(all) == 0 {
-		return ready
+		return patient
 	}
 	return all
 }

@@ -37,7 +37,10 @@ func (l *lines) String() string {
 // TestMissingRankIsLogged: ranks 0 and 2 of 3 say that they wait for rank 1, and what is known
 // of it. They do not name each other.
 func TestMissingRankIsLogged(t *testing.T) {
-	for name, native := range map[string]bool{"Gloo's wire": false, "native": true} {
+	for name, tc := range map[string]struct {
+		native     bool
+		generation Generation
+	}{"Gloo's wire": {false, Auto}, "native": {true, Auto}, "Gloo's wire, PyTorch 2": {false, G2}, "native, PyTorch 2": {true, G2}} {
 		t.Run(name, func(t *testing.T) {
 			st := store.NewHash()
 			defer st.Close()
@@ -45,11 +48,12 @@ func TestMissingRankIsLogged(t *testing.T) {
 			defer cancel()
 			logs := make([]lines, 3)
 			out := start(ctx, st, 3, func(c *Config) {
+				c.Generation = tc.generation
 				c.Logger = slog.New(slog.NewTextHandler(&logs[c.Rank], nil))
 				c.LastSeen = func(_ context.Context, rank int) (string, bool) {
 					return fmt.Sprintf("rank %d has not joined the store", rank), false
 				}
-				if native {
+				if tc.native {
 					c.Native = &Native{Record: []byte("x"), Connect: func(context.Context, [][]byte) (transport.Mesh, error) { return nil, nil }}
 				}
 			}, 0, 2)

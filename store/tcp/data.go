@@ -89,7 +89,7 @@ func (d *data) do(p *peer, id uint32, r *request) (woken []*peer, err error) {
 	defer d.mu.Unlock()
 	defer d.settle()
 	if p.dialect == native {
-		return woken, d.serve(p, id, r, &woken)
+		return woken, d.take(p, id, r, &woken)
 	}
 	if p.handed != "" && (r.query != qQueuePop || r.keys[0] != p.handed) {
 		d.passOn(p, &woken)
@@ -139,6 +139,19 @@ func (d *data) resume(p *peer) {
 }
 
 // The rest is called with mu held.
+
+// take carries out a request of the native dialect that has just come.
+func (d *data) take(p *peer, id uint32, r *request, woken *[]*peer) error {
+	if r.query != qGiveUp && p.uses(id) {
+		return malformedf("%v with id %d, which a request that waits has", r.query, id)
+	}
+	return d.serve(p, id, r, woken)
+}
+
+// uses reports whether a native request with this id has no reply yet.
+func (p *peer) uses(id uint32) bool {
+	return p.waits[id] != nil || slices.ContainsFunc(p.parked, func(w *waiter) bool { return w.id == id })
+}
 
 // serve carries out a request of the native dialect, whose replies are framed.
 func (d *data) serve(p *peer, id uint32, r *request, woken *[]*peer) error {

@@ -37,6 +37,8 @@ import (
 //     its own.
 //   - What the server refuses has a status and a text that says why, and the
 //     connection goes on.
+//   - A request's id is its own until its reply is sent. The server closes the
+//     connection of a client that gives a second request the id of one that waits.
 //   - CANCEL_WAIT and BARRIER are not there.
 const native store.Dialect = -1
 

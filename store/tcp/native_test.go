@@ -428,6 +428,82 @@ func TestNativeTake(t *testing.T) {
 	server.answers(id, done)
 }
 
+// A client that gives two requests one id loses its connection, and the server keeps nothing
+// of it: no wait, none of the bytes that it waited with, and no element of a queue.
+func TestNativeIDInUse(t *testing.T) {
+	const clients, long = 30, 32 << 10
+	key := strings.Repeat("k", long-10)
+	second := map[string]*request{
+		"wait":       waitFor(key, "never 2"),
+		"queue take": keyed(qQueueTake, "q"),
+		"set":        keyed(qSet, "a", []byte("A")),
+	}
+	for name, req := range second {
+		t.Run(name, func(t *testing.T) {
+			server := serve(t, ServerOptions{MaxClients: 4, MaxMemory: 4 << 20, Limits: Limits{Key: long}})
+			for range clients {
+				c := talkNative(t, server)
+				require.NoError(t, c.SetDeadline(time.Now().Add(20*time.Second)))
+				c.ask(1, keyed(qQueueTake, "q"))
+				c.ask(2, waitFor(key, "never"))
+				until(t, func() bool { return server.Stats().Waiting == 2 })
+				c.ask(2, req)
+				c.closed()
+				until(t, func() bool { return server.Stats().Clients == 0 })
+				require.Zero(t, server.Stats().Waiting)
+			}
+			require.Zero(t, server.Stats().Bytes)
+			require.EqualValues(t, clients, server.Stats().Refused)
+			elementIsThere(t, server)
+		})
+	}
+}
+
+// elementIsThere pushes an element and expects that it waits for whoever comes.
+func elementIsThere(t *testing.T, server *Server) {
+	t.Helper()
+	s := join(t, server.Addr().String(), Options{})
+	require.NoError(t, s.QueuePush(t.Context(), "q", []byte("element")))
+	n, err := s.QueueLen(t.Context(), "q")
+	require.NoError(t, err)
+	require.EqualValues(t, 1, n)
+	got, err := s.QueuePop(t.Context(), "q", false)
+	require.NoError(t, err)
+	require.Equal(t, "element", string(got))
+}
+
+// A client that goes away while it waits for an element does not get one.
+func TestNativeTakerLeaves(t *testing.T) {
+	server := serve(t, ServerOptions{})
+	for range 3 {
+		c := talkNative(t, server)
+		c.ask(1, keyed(qQueueTake, "q"))
+		c.ask(2, keyed(qQueueTake, "q"))
+		until(t, func() bool { return server.Stats().Waiting == 1 })
+		require.NoError(t, c.Close())
+		until(t, func() bool { return server.Stats().Clients == 0 })
+		require.Zero(t, server.Stats().Waiting)
+	}
+	elementIsThere(t, server)
+}
+
+// An id is in use until its reply is sent, also if the reply waits for room.
+func TestNativeIDOfAParkedReply(t *testing.T) {
+	d := newData(Limits{Message: 100}.withDefaults(), 0)
+	p := &peer{dialect: native}
+	_, err := d.do(p, 1, keyed(qQueueTake, "q"))
+	require.NoError(t, err)
+	p.out.blob(make([]byte, 200)) // more than a message is to be sent
+	_, err = d.do(new(peer), 0, keyed(qQueuePush, "q", []byte("element")))
+	require.NoError(t, err)
+	require.Len(t, p.parked, 1)
+	_, err = d.do(p, 1, keyed(qNumKeys, ""))
+	require.ErrorContains(t, err, "id 1")
+	d.leave(p)
+	require.Empty(t, d.waits)
+	require.Len(t, d.queues["/q"], 1)
+}
+
 func TestNativeRepliesThatAreNone(t *testing.T) {
 	for name, reply := range map[string][]byte{
 		"to no request":       cat(u32(5), u32(77), 0),

@@ -30,9 +30,10 @@ type InitOptions struct {
 	Rank, Size int
 
 	// Listen is where rank 0 hosts the store of tcp:// and env://. Empty means
-	// the port of the address on all interfaces, as PyTorch does, because a
-	// host's own name may mean another address on that host than outside
-	// (127.0.1.1 on Debian); but only loopback if the address is a loopback one.
+	// the address that the ranks connect to, if that is a loopback address or
+	// another numeric address of this host. If it is a name, it means the port on
+	// all interfaces, as in PyTorch, because a host's own name may mean another
+	// address on that host than outside (127.0.1.1 on Debian).
 	Listen string
 
 	// TLS and Token protect the store of tcp:// and env://, see tcp.Options.
@@ -342,12 +343,7 @@ func (m *meeting) open(ctx context.Context, o InitOptions) (store.Store, error) 
 	}
 	listen := o.Listen
 	if listen == "" {
-		host, port, _ := net.SplitHostPort(m.addr)
-		if ip := net.ParseIP(host); host == "localhost" || ip != nil && ip.IsLoopback() {
-			listen = m.addr
-		} else {
-			listen = ":" + port
-		}
+		listen = launch.ListenAddr(m.addr)
 	}
 	return tcp.New(ctx, m.addr, tcp.Options{
 		Server:    m.env.Rank == 0 && !m.env.AgentStore,

@@ -3,6 +3,7 @@ package store
 import (
 	"bytes"
 	"context"
+	"net/netip"
 	"strconv"
 	"sync"
 	"time"
@@ -41,6 +42,9 @@ func NewHash() *Hash {
 		signals: make(map[string]*signal),
 	})
 }
+
+// LocalAddr returns a loopback address: whoever uses the store is in this process.
+func (h *Hash) LocalAddr() netip.Addr { return netip.AddrFrom4([4]byte{127, 0, 0, 1}) }
 
 func newHash(t *table) *Hash {
 	h := &Hash{table: t}

@@ -2,6 +2,7 @@ package store
 
 import (
 	"context"
+	"net/netip"
 	"strings"
 	"time"
 )
@@ -17,7 +18,7 @@ import (
 // name keys as inner knows them.
 //
 // Close ends the calls of the view and leaves inner open, because other views
-// share it. The view has a dialect and can be cloned if inner does; a clone
+// share it. The view has a dialect and a LocalAddr and can be cloned if inner does; a clone
 // owns the connection it was given, and its Close closes that.
 func Prefix(prefix string, inner Store) Store {
 	return newPrefix(prefix, inner, false)
@@ -57,6 +58,8 @@ func (p *clonablePrefixed) Clone(ctx context.Context) (Store, error) {
 }
 
 func (p *prefixed) Dialect() Dialect { return DialectOf(p.inner) }
+
+func (p *prefixed) LocalAddr() netip.Addr { return LocalAddrOf(p.inner) }
 
 // prefixCall runs f with a context that Close ends too.
 func prefixCall[T any](p *prefixed, ctx context.Context, op string, f func(context.Context) (T, error)) (T, error) {

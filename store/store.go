@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
+	"net/netip"
 	"strings"
 	"time"
 )
@@ -127,6 +129,46 @@ func DialectOf(s Store) Dialect {
 		return d.Dialect()
 	}
 	return DialectUnknown
+}
+
+// LocalAddresser is a store that knows by which address of this host it is
+// reached. Ranks listen there for each other unless they are told otherwise.
+type LocalAddresser interface {
+	// LocalAddr returns that address: a loopback one if only this host reaches
+	// the store. It is not valid where the store cannot tell.
+	LocalAddr() netip.Addr
+}
+
+// LocalAddrOf returns the address of this host by which s is reached, or one that
+// is not valid.
+func LocalAddrOf(s Store) netip.Addr {
+	if l, ok := s.(LocalAddresser); ok {
+		return l.LocalAddr()
+	}
+	return netip.Addr{}
+}
+
+// LocalAddrFor is LocalAddr of a store whose clients connect to host, where local
+// is this end of the connection. A loopback connection to a name, such as the
+// host's own one, does not tell: other hosts may reach the same store by another
+// address.
+func LocalAddrFor(local net.Addr, host string) netip.Addr {
+	tcp, ok := local.(*net.TCPAddr)
+	if !ok {
+		return netip.Addr{}
+	}
+	a := tcp.AddrPort().Addr().Unmap()
+	if a.IsLinkLocalUnicast() || a.IsLoopback() && !IsLoopback(host) {
+		return netip.Addr{}
+	}
+	return a
+}
+
+// IsLoopback reports whether host, a name or an address, means the host itself
+// wherever it is used.
+func IsLoopback(host string) bool {
+	a, err := netip.ParseAddr(host)
+	return host == "localhost" || err == nil && a.IsLoopback()
 }
 
 var (

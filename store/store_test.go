@@ -3,6 +3,7 @@ package store_test
 import (
 	"context"
 	"net"
+	"net/netip"
 	"strings"
 	"testing"
 	"time"
@@ -82,12 +83,34 @@ func TestPrefixPassesAbilities(t *testing.T) {
 	_, can := p.(store.Cloner)
 	require.False(t, can, "the inner store hides Clone")
 
+	require.False(t, store.LocalAddrOf(p).IsValid())
+	require.True(t, store.LocalAddrOf(store.Prefix("b", store.Prefix("a", inner))).IsLoopback())
+
 	clone, err := store.Prefix("a", inner).(store.Cloner).Clone(t.Context())
 	require.NoError(t, err)
 	require.NoError(t, clone.Set(t.Context(), "k", nil))
 	require.NoError(t, inner.Wait(t.Context(), "a/k"))
 	require.NoError(t, clone.Close())
 	require.NoError(t, inner.Set(t.Context(), "k", nil))
+}
+
+func TestLocalAddrFor(t *testing.T) {
+	for _, c := range []struct{ local, host, want string }{
+		{"127.0.0.1", "127.0.0.1", "127.0.0.1"},
+		{"127.0.0.1", "localhost", "127.0.0.1"},
+		{"::1", "::1", "::1"},
+		{"192.0.2.7", "store.example", "192.0.2.7"},
+		{"192.0.2.7", "192.0.2.7", "192.0.2.7"},
+		{"2001:db8::7", "store.example", "2001:db8::7"},
+		{"::ffff:192.0.2.7", "store.example", "192.0.2.7"},
+		{"127.0.1.1", "myhost", ""}, // Debian's address of the host's own name
+		{"fe80::7%eth0", "store.example", ""},
+	} {
+		local := net.TCPAddrFromAddrPort(netip.AddrPortFrom(netip.MustParseAddr(c.local), 9))
+		want, _ := netip.ParseAddr(c.want)
+		require.Equal(t, want, store.LocalAddrFor(local, c.host), "%+v", c)
+	}
+	require.False(t, store.LocalAddrFor(&net.UnixAddr{}, "localhost").IsValid())
 }
 
 func TestHashClonesAreIndependent(t *testing.T) {

@@ -41,8 +41,11 @@ func init() {
 type Options struct {
 	// Interfaces are names of network interfaces; each gets connections of its
 	// own, and collectives take turns over them. All ranks need the same
-	// number. Empty means GLOO_SOCKET_IFNAME, and without that the address of the
-	// host's name, or 127.0.0.1 if that cannot be bound.
+	// number. Empty means GLOO_SOCKET_IFNAME, and without that the address by which
+	// this host reaches the store (store.LocalAddrOf): if that is a loopback address,
+	// nothing leaves the host. Where the store cannot tell, Gloo's wire takes the
+	// address of the host's name, or 127.0.0.1 if that cannot be bound, as PyTorch
+	// does, and the native wire all addresses.
 	Interfaces []string
 
 	// Workers is how many collectives may run at a time; 0 means two for each
@@ -72,7 +75,7 @@ type Options struct {
 	Table string
 
 	// TCP are the native wire's connections. An empty Host stands for the first
-	// of Interfaces and, without any, for all of the host's.
+	// of Interfaces.
 	TCP tcp.Options
 
 	// Host is what ranks on one host have the same, for the native wire: they
@@ -168,11 +171,15 @@ func New(ctx context.Context, o backend.Options) (*Backend, error) {
 	if err != nil {
 		return nil, err
 	}
+	near := store.LocalAddrOf(o.Store)
 	join := own.Join
 	var nat *native
 	if wire != WireGloo && join == nil && o.Size > 1 {
 		if own.TCP.Host == "" {
 			own.TCP.Host = names[0]
+		}
+		if own.TCP.Host == "" && near.IsValid() {
+			own.TCP.Host = near.String()
 		}
 		if nat, err = newNative(wire, o.Rank, o.Size, own, table); err != nil {
 			return nil, err
@@ -184,7 +191,7 @@ func New(ctx context.Context, o backend.Options) (*Backend, error) {
 		join = func(ctx context.Context, o backend.Options, index int) (transport.Mesh, error) {
 			c := rendezvous.Config{
 				Store: store.Prefix(fmt.Sprint(index), o.Store), Rank: o.Rank, Size: o.Size,
-				Interface: names[index], Timeout: o.Timeout, Generation: generation(o.Dialect),
+				Interface: names[index], Near: near, Timeout: o.Timeout, Generation: generation(o.Dialect),
 				Logger: logger(o), LastSeen: o.LastSeen,
 			}
 			if nat != nil && index == 0 {

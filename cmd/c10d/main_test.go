@@ -24,9 +24,12 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/c10d-go/c10d/backend"
 	"github.com/c10d-go/c10d/internal/freeport"
 	"github.com/c10d-go/c10d/internal/launch"
 	"github.com/c10d-go/c10d/internal/launch/agent"
+	"github.com/c10d-go/c10d/internal/sockets"
+	"github.com/c10d-go/c10d/pg"
 	"github.com/c10d-go/c10d/store/tcp"
 )
 
@@ -131,6 +134,24 @@ func testRank(steps []string) {
 		case "train": // "train:1:panic": rank 1 does that amidst all-reduces
 			who, how, _ := strings.Cut(arg, ":")
 			check(train(who == rank, how))
+		case "sockets": // makes a group and prints the TCP sockets of the rank and of its launcher
+			ctx, cancel := context.WithTimeout(context.Background(), patience)
+			defer cancel()
+			g, err := pg.Init(ctx, "env://", pg.InitOptions{})
+			check(err)
+			check(pg.AllReduceSlice(ctx, g, []float32{1}, backend.Sum))
+			for _, pid := range []int{os.Getpid(), os.Getppid()} {
+				all, err := sockets.Of(pid)
+				check(err)
+				for _, s := range all {
+					fmt.Println("socket", s.IsLoopback(), s)
+				}
+			}
+			all, err := g.Barrier(ctx, backend.BarrierOptions{})
+			check(err)
+			check(all.Wait(ctx))
+			fmt.Println("wire", g.Explain()[0].Wire)
+			check(g.Close())
 		case "env":
 			fmt.Println(arg + "=" + os.Getenv(arg))
 		default:
@@ -576,6 +597,23 @@ func TestRunRestarts(t *testing.T) {
 	p = runRanks(t, "-n 2 -max-restarts 2 -json", "only-exit:1:8", "hold")
 	require.Equal(t, 8, p.wait())
 	require.Equal(t, 2, p.summary().Restarts)
+}
+
+// TestRunLoopback has the ranks of one host, and their launcher, listen and connect
+// within it.
+func TestRunLoopback(t *testing.T) {
+	if runtime.GOOS != "linux" {
+		t.Skip("looks into /proc")
+	}
+	self, err := os.Executable()
+	require.NoError(t, err)
+	for wire, want := range map[string]string{"auto": "native", "tcp": "native", "gloo": "gloo"} {
+		p := start(t, []string{"C10D_WIRE=" + wire, "GLOO_SOCKET_IFNAME="}, "run", "-n", "4", "--", self, "sockets")
+		require.Zero(t, p.wait(), p.stderr.String())
+		require.Contains(t, p.lines, "[rank3] wire "+want)
+		require.Contains(t, p.output(), "socket true listens on 127.0.0.1:")
+		require.NotContains(t, p.output(), "socket false")
+	}
 }
 
 // nodes starts a c10d run for each of two nodes, with 1 and 2 ranks.

@@ -2,6 +2,7 @@ package launch
 
 import (
 	"errors"
+	"net"
 	"os"
 	"path/filepath"
 	"strings"
@@ -263,5 +264,28 @@ func TestOldTorchrun(t *testing.T) {
 		e, err := Detect(environ(rank + vars))
 		require.NoError(t, err)
 		require.Equal(t, old, e.OldTorchrun, vars)
+	}
+}
+
+// TestListenAddr has a store listen where its address says, if that is this host's.
+func TestListenAddr(t *testing.T) {
+	want := map[string]string{
+		"127.0.0.1:29500":     "127.0.0.1:29500",
+		"127.0.0.9:29500":     "127.0.0.9:29500",
+		"[::1]:29500":         "[::1]:29500",
+		"localhost:29500":     "localhost:29500",
+		"node0.example:29500": ":29500",
+		"203.0.113.77:29500":  ":29500", // of documentation: nobody's
+	}
+	addrs, err := net.InterfaceAddrs()
+	require.NoError(t, err)
+	for _, a := range addrs {
+		if n, ok := a.(*net.IPNet); ok {
+			at := net.JoinHostPort(n.IP.String(), "29500")
+			want[at] = at
+		}
+	}
+	for addr, listen := range want {
+		require.Equal(t, listen, ListenAddr(addr))
 	}
 }

@@ -36,6 +36,7 @@ var layers = []layer{
 	{"internal/exact", []string{"tensor"}},
 	{"internal/gotest", nil},
 	{"internal/freeport", nil},
+	{"internal/sockets", nil},
 	{"internal/rules", nil},
 	{"internal/unwind", nil},
 	{"internal/waiting", nil},
@@ -88,7 +89,8 @@ var layers = []layer{
 	{"backend/cuda/gorgonia", []string{"tensor", "backend/cuda/driver", "backend/cuda/internal/libcuda"}},
 	{"backend/cuda/driver/drivertest", []string{"tensor", "backend/cuda/driver", "backend/cuda/driver/edges", "github.com/stretchr/testify/..."}},
 
-	{"internal/launch/...", []string{"store", "store/tcp", "golang.org/x/sys/..."}},
+	{"internal/launch", []string{"store"}},
+	{"internal/launch/agent", []string{"internal/launch", "store", "store/tcp", "golang.org/x/sys/..."}},
 	{"pg/default.go", []string{"backend/gloo"}},
 	{"pg", []string{"tensor", "work", "store", "store/tcp", "store/redis", "backend", "backend/detail", "internal/launch", "internal/waiting"}},
 	{"pg/pgtest", []string{"store", "backend", "backend/gloo", "backend/gloo/transport", "backend/gloo/transport/mem", "pg"}},

@@ -1,6 +1,7 @@
 package redis
 
 import (
+	"cmp"
 	"context"
 	"crypto/tls"
 	"errors"
@@ -29,11 +30,7 @@ func refusal(cmds []redis.Cmder, err error) error {
 // takes the handshake for the start of a command, and waits for its end.
 func tlsDialer(o *redis.Options) func(ctx context.Context, network, addr string) (net.Conn, error) {
 	return func(ctx context.Context, network, addr string) (net.Conn, error) {
-		limit := o.DialTimeout
-		if limit == 0 {
-			limit = dialTimeout
-		}
-		ctx, cancel := context.WithTimeout(ctx, limit)
+		ctx, cancel := context.WithTimeout(ctx, cmp.Or(o.DialTimeout, dialTimeout))
 		defer cancel()
 		conn, err := (&net.Dialer{KeepAlive: keepAlive}).DialContext(ctx, network, addr)
 		if err != nil {
@@ -52,8 +49,5 @@ func tlsDialer(o *redis.Options) func(ctx context.Context, network, addr string)
 	}
 }
 
-// go-redis's own values.
-const (
-	dialTimeout = 5 * time.Second
-	keepAlive   = 5 * time.Minute
-)
+// keepAlive is go-redis's own value.
+const keepAlive = 5 * time.Minute

@@ -7,6 +7,8 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net"
+	"net/netip"
 	"net/url"
 	"slices"
 	"strconv"
@@ -38,6 +40,9 @@ const (
 	// value of 512 MiB, Redis' largest, pass at 150 Mbit/s; cancellation does
 	// not wait for it.
 	ioTimeout = 30 * time.Second
+
+	// dialTimeout is go-redis' limit of a connection attempt if the URL has none.
+	dialTimeout = 5 * time.Second
 
 	// scanCount is how many keys a step of SCAN looks at. The server serves
 	// nobody else during a step: 1000 keys are well below a millisecond.
@@ -80,6 +85,7 @@ type Store struct {
 	prefix  string // with braces
 	expiry  time.Duration
 	timeout atomic.Int64
+	local   atomic.Pointer[netip.Addr] // see LocalAddr
 
 	mu     sync.Mutex // guards calls.Add against Close
 	closed chan struct{}
@@ -160,6 +166,9 @@ func parse(rawURL string, opts *Options) (*redis.Options, error) {
 	if config.Protocol == 0 {
 		config.Protocol = 2
 	}
+	if config.DialTimeout == 0 {
+		config.DialTimeout = dialTimeout
+	}
 	if config.ReadTimeout == 0 {
 		config.ReadTimeout = ioTimeout
 	}
@@ -169,11 +178,13 @@ func parse(rawURL string, opts *Options) (*redis.Options, error) {
 func open(ctx context.Context, config *redis.Options, opts Options) (*Store, error) {
 	s := &Store{
 		config: config,
-		client: redis.NewClient(config),
 		prefix: "{" + opts.Prefix + "}",
 		expiry: max(opts.Expiry, 0),
 		closed: make(chan struct{}),
 	}
+	own := *config
+	own.Dialer = s.dial
+	s.client = redis.NewClient(&own)
 	s.SetTimeout(opts.Timeout)
 	_, err := do(ctx, s, "connect", nil, func(ctx context.Context) (string, error) {
 		return s.client.Ping(ctx).Result()
@@ -186,6 +197,30 @@ func open(ctx context.Context, config *redis.Options, opts Options) (*Store, err
 		s.calls.Go(s.renewUntilClosed)
 	}
 	return s, nil
+}
+
+// dial connects, with tlsDialer or as go-redis does, and notes the address of this host.
+func (s *Store) dial(ctx context.Context, network, addr string) (net.Conn, error) {
+	connect := s.config.Dialer
+	if connect == nil {
+		connect = redis.NewDialer(s.config)
+	}
+	c, err := connect(ctx, network, addr)
+	if err == nil {
+		host, _, _ := net.SplitHostPort(addr)
+		local := store.LocalAddrFor(c.LocalAddr(), host)
+		s.local.Store(&local)
+	}
+	return c, err
+}
+
+// LocalAddr returns the address of this host by which it reaches the server, see
+// store.LocalAddresser. It is not valid with a Unix socket.
+func (s *Store) LocalAddr() netip.Addr {
+	if a := s.local.Load(); a != nil {
+		return *a
+	}
+	return netip.Addr{}
 }
 
 // Clone opens another store on the same data with the same settings.

@@ -13,6 +13,7 @@ import (
 	"fmt"
 	"math/big"
 	"net"
+	"net/netip"
 	"net/url"
 	"os"
 	"os/exec"
@@ -157,6 +158,12 @@ func TestConformance(t *testing.T) {
 type unclosed struct{ store.Store }
 
 func (unclosed) Close() error { return nil }
+
+func TestLocalAddr(t *testing.T) {
+	srv := startServer(t, "--port", "PORT")
+	s := connect(t, "redis://"+srv.addr, Options{})
+	require.Equal(t, netip.MustParseAddr("127.0.0.1"), store.LocalAddrOf(s))
+}
 
 func TestPassword(t *testing.T) {
 	const password = "p@ss/w:rd"

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
+	"net/netip"
 	"os"
 	"slices"
 	"strconv"
@@ -89,7 +90,7 @@ type Options struct {
 }
 
 // Store is a client of a TCPStore server. Make one with New. It implements
-// store.Store, store.Cloner and store.Dialecter.
+// store.Store, store.Cloner, store.Dialecter and store.LocalAddresser.
 //
 // To a server of this package it opens one connection, which all calls share;
 // they are under way together, a Get takes one round trip, and a call that waits
@@ -103,6 +104,7 @@ type Store struct {
 	dialer  dialer
 	name    string
 	limits  Limits
+	local   netip.Addr
 	server  *Server
 	grace   time.Duration // see there
 	timeout atomic.Int64
@@ -123,6 +125,8 @@ var (
 	_ store.Store     = (*Store)(nil)
 	_ store.Cloner    = (*Store)(nil)
 	_ store.Dialecter = (*Store)(nil)
+
+	_ store.LocalAddresser = (*Store)(nil)
 )
 
 // Whether the server knows a query that came after PyTorch 2.2.
@@ -218,6 +222,9 @@ func open(ctx context.Context, addr string, opts Options) (*Store, error) {
 	d.plain, d.progress = c.dialect != native, nil
 	s := newStore(d, limits, c)
 	s.server = server
+	if server != nil && !server.isLoopback() && s.local.IsLoopback() {
+		s.local = netip.Addr{} // others may reach the server by another address
+	}
 	s.SetTimeout(opts.Timeout)
 	if ours && d.dialect == store.DialectV2 {
 		s.queues.Store(has)
@@ -237,6 +244,7 @@ func newStore(d dialer, limits Limits, c *conn) *Store {
 		dialer: d,
 		name:   "tcp " + d.addr,
 		limits: limits,
+		local:  localAddr(c, d.addr),
 		grace:  grace,
 		turn:   make(chan struct{}, 1),
 		conns:  map[*conn]struct{}{c: {}},
@@ -290,6 +298,15 @@ func (s *Store) join(ctx context.Context, rank, size int, o *progress) error {
 // store the port is the one it listens on.
 func (s *Store) Addr() string { return s.dialer.addr }
 
+// LocalAddr returns the address of this host by which it reaches the server, see
+// store.LocalAddresser.
+func (s *Store) LocalAddr() netip.Addr { return s.local }
+
+func localAddr(c *conn, addr string) netip.Addr {
+	host, _, _ := net.SplitHostPort(addr)
+	return store.LocalAddrFor(c.LocalAddr(), host)
+}
+
 // Server returns the server that this store hosts, or nil.
 func (s *Store) Server() *Server { return s.server }
 
@@ -324,6 +341,7 @@ func (s *Store) Clone(ctx context.Context) (store.Store, error) {
 	}
 	d.plain = c.dialect != native
 	clone := newStore(d, s.limits, c)
+	clone.local = s.local
 	clone.SetTimeout(s.Timeout())
 	clone.queues.Store(s.queues.Load())
 	clone.listing.Store(s.listing.Load())

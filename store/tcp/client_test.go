@@ -6,6 +6,7 @@ import (
 	"errors"
 	"io"
 	"net"
+	"net/netip"
 	"slices"
 	"strings"
 	"testing"
@@ -256,6 +257,27 @@ func (r *raw) takes(q query) *request {
 	require.NoError(r, err)
 	require.Equal(r, q, req.query)
 	return req
+}
+
+// A store tells by which address its ranks are reached: a loopback one if only
+// this host reaches the server, none if it cannot tell.
+func TestLocalAddr(t *testing.T) {
+	local := func(addr string, o Options) netip.Addr {
+		s := join(t, addr, o)
+		c, err := s.Clone(t.Context())
+		require.NoError(t, err)
+		defer c.Close()
+		require.Equal(t, s.LocalAddr(), store.LocalAddrOf(store.Prefix("p", c)))
+		return s.LocalAddr()
+	}
+	loopback := netip.MustParseAddr("127.0.0.1")
+	require.Equal(t, loopback, local("127.0.0.1:0", Options{Server: true}))
+	require.False(t, local("127.0.0.1:0", Options{Server: true, Listen: ":0"}).IsValid())
+	server := serve(t, ServerOptions{})
+	_, port, err := net.SplitHostPort(server.Addr().String())
+	require.NoError(t, err)
+	require.Equal(t, loopback, local(server.Addr().String(), Options{}))
+	require.Equal(t, loopback, local(net.JoinHostPort("localhost", port), Options{}))
 }
 
 // The key comes when the wait has just been given up: then the wait succeeds.

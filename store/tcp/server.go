@@ -136,6 +136,12 @@ func (o *ServerOptions) validate() error {
 // Addr is the address that the server listens on.
 func (s *Server) Addr() net.Addr { return s.ln.Addr() }
 
+// isLoopback reports whether only this host reaches the server.
+func (s *Server) isLoopback() bool {
+	at, ok := s.ln.Addr().(*net.TCPAddr)
+	return ok && at.IP.IsLoopback()
+}
+
 // Close ends all connections and returns when the server's goroutines have
 // ended. The data are gone.
 func (s *Server) Close() error {

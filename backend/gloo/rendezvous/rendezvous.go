@@ -62,10 +62,16 @@ type Config struct {
 	Address netip.Addr
 
 	// Interface names the network interface whose first address is listened on,
-	// as a name in GLOO_SOCKET_IFNAME does. If empty, it is the address that the
-	// local host name resolves to, and 127.0.0.1 if there is none that this host
-	// has: Gloo's rule.
+	// as a name in GLOO_SOCKET_IFNAME does. If empty, Near counts.
 	Interface string
+
+	// Near is the address of this host by which it reaches the store. If it is not
+	// valid, it is the address that the local host name resolves to, and 127.0.0.1
+	// if there is none that this host has: Gloo's rule. That also chooses between
+	// IPv4 and IPv6, as PyTorch's ranks follow it: a loopback Near then stands for
+	// the loopback address of that family, another Near of the other family for
+	// Gloo's rule.
+	Near netip.Addr
 
 	// HostName is published for others' information; if empty, the system's.
 	HostName string
@@ -453,14 +459,46 @@ func listenAddr(ctx context.Context, cfg Config) (netip.Addr, error) {
 	if host, err := os.Hostname(); err == nil {
 		addrs, _ := net.DefaultResolver.LookupNetIP(ctx, "ip", host)
 		for _, a := range addrs {
-			a = a.Unmap()
-			if l, err := net.Listen("tcp", netip.AddrPortFrom(a, 0).String()); err == nil {
-				l.Close()
-				return a, nil
+			if a = a.Unmap(); canListen(a) {
+				return nearer(a, cfg.Near), nil
 			}
 		}
 	}
-	return netip.AddrFrom4([4]byte{127, 0, 0, 1}), nil
+	return nearer(loopback4, cfg.Near), nil
+}
+
+var loopback4 = netip.AddrFrom4([4]byte{127, 0, 0, 1})
+
+// nearer returns where to listen instead of at Gloo's choice, see Config.Near.
+func nearer(choice, near netip.Addr) netip.Addr {
+	switch {
+	case !near.IsValid():
+		return choice
+	case !near.IsLoopback():
+		if near.Is4() == choice.Is4() {
+			return near
+		}
+		return choice
+	case choice.IsLoopback():
+		return choice
+	}
+	same := loopback4
+	if choice.Is6() {
+		same = netip.IPv6Loopback()
+	}
+	if canListen(same) {
+		return same
+	}
+	return near
+}
+
+func canListen(a netip.Addr) bool {
+	l, err := net.Listen("tcp", netip.AddrPortFrom(a, 0).String())
+	if err != nil {
+		return false
+	}
+	l.Close()
+	return true
 }
 
 func interfaceAddr(name string) (netip.Addr, error) {

@@ -167,6 +167,28 @@ func TestInterface(t *testing.T) {
 	everyPair(t, connect(t, store.NewHash(), 2, func(c *Config) { c.Address = netip.Addr{} }))
 }
 
+// TestNearer has ranks listen by which they reach the store, in the family of
+// addresses that PyTorch's ranks choose.
+func TestNearer(t *testing.T) {
+	for _, c := range []struct{ choice, near, want string }{
+		{"192.0.2.7", "", "192.0.2.7"},
+		{"192.0.2.7", "127.0.0.1", "127.0.0.1"},
+		{"192.0.2.7", "::1", "127.0.0.1"},
+		{"127.0.1.1", "127.0.0.1", "127.0.1.1"},
+		{"::1", "127.0.0.1", "::1"},
+		{"127.0.1.1", "198.51.100.7", "198.51.100.7"},
+		{"192.0.2.7", "198.51.100.7", "198.51.100.7"},
+		{"2001:db8::7", "198.51.100.7", "2001:db8::7"},
+		{"2001:db8::7", "2001:db8::8", "2001:db8::8"},
+	} {
+		near, _ := netip.ParseAddr(c.near)
+		require.Equal(t, netip.MustParseAddr(c.want), nearer(netip.MustParseAddr(c.choice), near), "%+v", c)
+	}
+	addr, err := listenAddr(t.Context(), Config{Near: loopback})
+	require.NoError(t, err)
+	require.True(t, addr.IsLoopback())
+}
+
 // dialect is a store that knows its dialect.
 type dialect struct {
 	store.Store

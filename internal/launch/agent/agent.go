@@ -344,8 +344,9 @@ func (a *agent) meet(ctx context.Context) error {
 	if a.Nodes == 1 {
 		a.nodes = store.NewHash()
 	} else {
-		st, err := tcp.New(ctx, net.JoinHostPort(a.MasterAddr, strconv.Itoa(a.MasterPort)), tcp.Options{
-			Server: a.NodeRank == 0, Listen: ":" + strconv.Itoa(a.MasterPort), Timeout: a.Meeting,
+		addr := net.JoinHostPort(a.MasterAddr, strconv.Itoa(a.MasterPort))
+		st, err := tcp.New(ctx, addr, tcp.Options{
+			Server: a.NodeRank == 0, Listen: launch.ListenAddr(addr), Timeout: a.Meeting,
 		})
 		if err != nil {
 			return err
@@ -468,14 +469,12 @@ func (a *agent) rankStore(ctx context.Context, key string) (addr string, done fu
 		v, err := a.nodes.Get(ctx, key)
 		return string(v), func() {}, err
 	}
-	host, port := "", 0
+	port := 0
 	if a.Nodes == 1 {
 		port = a.MasterPort
-		if ip := net.ParseIP(a.MasterAddr); a.MasterAddr == "localhost" || ip != nil && ip.IsLoopback() {
-			host = a.MasterAddr
-		}
 	}
-	server, err := tcp.Listen(ctx, net.JoinHostPort(host, strconv.Itoa(port)), tcp.ServerOptions{})
+	listen := launch.ListenAddr(net.JoinHostPort(a.MasterAddr, strconv.Itoa(port)))
+	server, err := tcp.Listen(ctx, listen, tcp.ServerOptions{})
 	if err != nil {
 		return "", nil, err
 	}

@@ -2,6 +2,7 @@ package backend
 
 import (
 	"context"
+	"crypto/tls"
 	"log/slog"
 	"time"
 
@@ -177,6 +178,10 @@ type Options struct {
 	// its rank in the group: "it has not joined the store". With waits, it waits for other
 	// ranks itself. It is for messages. Nil, and an empty text, mean that nothing is known.
 	LastSeen func(ctx context.Context, rank int) (what string, waits bool)
+
+	// TLS, if not nil, is how the ranks encrypt what they send each other and prove
+	// who they are. A backend that cannot do so over a connection returns an error.
+	TLS *tls.Config
 
 	// Specific is an options value of the backend's own type, or nil.
 	Specific any

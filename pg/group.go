@@ -28,10 +28,9 @@ type world struct {
 	rank    int
 	size    int
 	options Options
-	root    *ProcessGroup
-	owned   store.Store // closed with root; nil if the caller's
-
-	seen func(ctx context.Context, rank int) (what string, waits bool) // see newWorld; may be nil
+	origin
+	root  *ProcessGroup
+	owned store.Store // closed with root; nil if the caller's
 
 	mu     sync.Mutex
 	next   int // number of the next group, counted on every rank alike
@@ -175,7 +174,7 @@ func (g *ProcessGroup) connect(ctx context.Context, v1 bool) error {
 		}
 		b, err := r.New(ctx, backend.Options{
 			Store: st, Rank: g.rank, Size: g.size, Timeout: g.timeout, Group: g.name,
-			GlobalRanks: slices.Clone(g.ranks), Device: d.Device, Dialect: g.world.options.Dialect,
+			GlobalRanks: slices.Clone(g.ranks), Device: d.Device, Dialect: g.world.options.Dialect, TLS: g.world.tls,
 			Specific: g.world.options.BackendOptions[d.Backend], Failed: g.noteFailure(),
 			Logger: g.world.options.Logger, LastSeen: g.lastSeen,
 		})
@@ -211,7 +210,7 @@ func (g *ProcessGroup) checked(ctx context.Context, inner backend.Backend, d ten
 	}
 	return detail.New(ctx, inner, r.New, backend.Options{
 		Store: st, Rank: g.rank, Size: g.size, Timeout: g.timeout, Group: g.name,
-		GlobalRanks: slices.Clone(g.ranks), Device: d, Dialect: g.world.options.Dialect,
+		GlobalRanks: slices.Clone(g.ranks), Device: d, Dialect: g.world.options.Dialect, TLS: g.world.tls,
 		Specific: g.world.options.BackendOptions[controlBackend], Failed: g.noteFailure(),
 		Logger: g.world.options.Logger, LastSeen: g.lastSeen,
 	})

@@ -137,7 +137,7 @@ func initFrom(ctx context.Context, rawURL string, o InitOptions, getenv func(str
 	if v1 := o.Dialect == store.DialectV1 || o.Dialect == store.DialectUnknown && store.DialectOf(st) == store.DialectV1; v1 && m.env.AgentStore {
 		keys = store.Prefix("/worker/attempt_"+strconv.Itoa(m.env.RestartCount), keys)
 	}
-	g, err := newWorld(ctx, store.Prefix("default_pg", keys), m.env.Rank, m.env.Size, o.Options, seen)
+	g, err := newWorld(ctx, store.Prefix("default_pg", keys), m.env.Rank, m.env.Size, o.Options, origin{seen: seen, tls: o.TLS})
 	if err != nil {
 		return nil, errors.Join(err, st.Close())
 	}

@@ -2,6 +2,7 @@ package pg
 
 import (
 	"context"
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -115,11 +116,17 @@ type ProcessGroup struct {
 // ranks 0 to size-1. It returns when the rank is connected to all the others.
 // Closing the group leaves the store open.
 func New(ctx context.Context, st store.Store, rank, size int, o Options) (*ProcessGroup, error) {
-	return newWorld(ctx, st, rank, size, o, nil)
+	return newWorld(ctx, st, rank, size, o, origin{})
 }
 
-// newWorld is New. Seen, if not nil, says what is known of a rank that does not come.
-func newWorld(ctx context.Context, st store.Store, rank, size int, o Options, seen func(context.Context, int) (string, bool)) (*ProcessGroup, error) {
+// origin is what Init knows of the ranks beyond the arguments of New.
+type origin struct {
+	seen func(ctx context.Context, rank int) (what string, waits bool) // of a rank that does not come; may be nil
+	tls  *tls.Config                                                   // for backends that have none of their own
+}
+
+// newWorld is New for Init.
+func newWorld(ctx context.Context, st store.Store, rank, size int, o Options, from origin) (*ProcessGroup, error) {
 	if st == nil {
 		return nil, errors.New("pg: New needs a store")
 	}
@@ -142,7 +149,7 @@ func newWorld(ctx context.Context, st store.Store, rank, size int, o Options, se
 	if o.Dialect == store.DialectUnknown {
 		o.Dialect = store.DialectV2
 	}
-	w := &world{store: st, rank: rank, size: size, options: o, next: counted, seen: seen}
+	w := &world{store: st, rank: rank, size: size, options: o, next: counted, origin: from}
 	if path := w.blameFile(); path != "" {
 		os.Remove(path) // of a group that this one takes the place of
 	}

@@ -17,7 +17,9 @@
 //
 //   - a rank has none, because it is one of PyTorch or was told not to
 //     (Options.Wire, C10D_WIRE): Gloo's wire;
-//   - all have one: the native wire. Ranks that truly share memory, which each host
+//   - all have one: the native wire. A rank with TLS, or with Options.Wire native or tcp,
+//     takes no other: it does not listen for Gloo's, and where a rank has no record
+//     New returns an error on every rank. Ranks that truly share memory, which each host
 //     tries out, do their collectives and messages there (transport/shm); others
 //     over connections of our own (transport/tcp), by the algorithm that a table of
 //     measurements has for the operation, its size and the group (internal/choice);

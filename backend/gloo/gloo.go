@@ -75,7 +75,8 @@ type Options struct {
 	Table string
 
 	// TCP are the native wire's connections. An empty Host stands for the first
-	// of Interfaces.
+	// of Interfaces. TLS, if nil, is that of backend.Options. With TLS the group takes
+	// the native wire, or New returns an error that names a rank without it.
 	TCP tcp.Options
 
 	// Host is what ranks on one host have the same, for the native wire: they
@@ -171,6 +172,13 @@ func New(ctx context.Context, o backend.Options) (*Backend, error) {
 	if err != nil {
 		return nil, err
 	}
+	if own.TCP.TLS == nil {
+		own.TCP.TLS = o.TLS
+	}
+	only := own.TCP.TLS != nil || wire == WireNative || wire == WireTCP
+	if own.TCP.TLS != nil && wire == WireGloo && own.Join == nil {
+		return nil, errors.New("gloo: Options.Wire or C10D_WIRE is gloo, whose wire has no TLS: choose another wire, or no TLS")
+	}
 	near := store.LocalAddrOf(o.Store)
 	join := own.Join
 	var nat *native
@@ -181,7 +189,7 @@ func New(ctx context.Context, o backend.Options) (*Backend, error) {
 		if own.TCP.Host == "" && near.IsValid() {
 			own.TCP.Host = near.String()
 		}
-		if nat, err = newNative(wire, o.Rank, o.Size, own, table); err != nil {
+		if nat, err = newNative(wire, only, o.Rank, o.Size, own, table); err != nil {
 			return nil, err
 		}
 		defer nat.close()
@@ -199,7 +207,7 @@ func New(ctx context.Context, o backend.Options) (*Backend, error) {
 				if err != nil {
 					return nil, err
 				}
-				c.Native = &rendezvous.Native{Record: record, Connect: nat.connect}
+				c.Native = &rendezvous.Native{Record: record, Connect: nat.connect, Only: only}
 			}
 			return rendezvous.Connect(ctx, c)
 		}
@@ -251,6 +259,9 @@ func New(ctx context.Context, o backend.Options) (*Backend, error) {
 		ctx, cancel := context.WithTimeout(ctx, o.Timeout)
 		defer cancel()
 		b.why = "all ranks have it"
+		if own.TCP.TLS != nil {
+			b.why += ", and TLS"
+		}
 		group, err := nat.share(ctx, b.meshes[0], hosts)
 		switch {
 		case err != nil && !errors.Is(err, errApart):

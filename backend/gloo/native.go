@@ -31,7 +31,8 @@ const (
 	// Gloo's bits.
 	WireGloo Wire = "gloo"
 	// WireNative is this library's own. A group with a rank that does not have it
-	// cannot be made then.
+	// cannot be made then: New returns an error on every rank. Nothing listens for
+	// Gloo's wire. With TLS, WireAuto is WireNative too.
 	WireNative Wire = "native"
 	// WireTCP is WireNative without shared memory.
 	WireTCP Wire = "tcp"
@@ -70,6 +71,7 @@ type record struct {
 	Table   string `json:"table"` // fingerprint of its table of algorithms
 	Sums    Sums   `json:"sums,omitempty"`
 	Sparse  Sparse `json:"sparse,omitempty"`
+	Only    bool   `json:"only,omitempty"` // it takes no other wire
 }
 
 // recordVersion changes when ranks of different releases could not talk to each
@@ -81,7 +83,8 @@ const maxRecord = 64 << 10
 
 // native is one rank's way to the transports of this library.
 type native struct {
-	wire       Wire
+	only       bool // there is no other wire for this rank
+	secure     bool // with TLS
 	copies     Copy
 	rank, size int
 	tcp        *tcp.Endpoint
@@ -95,13 +98,13 @@ type native struct {
 // hostVariable is the environment variable for Options.Host.
 const hostVariable = "C10D_HOST"
 
-func newNative(wire Wire, rank, size int, o Options, table *choice.Table) (*native, error) {
-	n := &native{wire: wire, copies: o.Copy, rank: rank, size: size}
+func newNative(wire Wire, only bool, rank, size int, o Options, table *choice.Table) (*native, error) {
+	n := &native{only: only, secure: o.TCP.TLS != nil, copies: o.Copy, rank: rank, size: size}
 	var err error
 	if n.tcp, err = tcp.Listen(o.TCP); err != nil {
 		return nil, err
 	}
-	n.record = record{Version: recordVersion, TCP: n.tcp.Addr(), Table: table.Fingerprint(), Sums: o.Sums, Sparse: o.Sparse}
+	n.record = record{Version: recordVersion, TCP: n.tcp.Addr(), Table: table.Fingerprint(), Sums: o.Sums, Sparse: o.Sparse, Only: only}
 	if n.record.Host = cmp.Or(o.Host, os.Getenv(hostVariable)); n.record.Host == "" {
 		n.record.Host, _ = os.Hostname()
 		if id, err := os.ReadFile("/proc/sys/kernel/random/boot_id"); err == nil {
@@ -131,9 +134,8 @@ func (n *native) close() {
 // connect is for rendezvous.Native.
 func (n *native) connect(ctx context.Context, records [][]byte) (transport.Mesh, error) {
 	all, err := parseRecords(records)
-	if errors.Is(err, errForeign) && n.wire == WireAuto {
-		n.why = err.Error()
-		return nil, nil
+	if errors.Is(err, errForeign) {
+		return nil, n.decline(all, err)
 	}
 	if err != nil {
 		return nil, err
@@ -164,6 +166,21 @@ func (n *native) connect(ctx context.Context, records [][]byte) (transport.Mesh,
 	return mesh, nil
 }
 
+// decline takes Gloo's wire because of err, or returns an error if a rank takes only
+// the native one. Records that cannot be used are zero.
+func (n *native) decline(all []record, err error) error {
+	switch only := slices.IndexFunc(all, func(r record) bool { return r.Only }); {
+	case n.secure:
+		return fmt.Errorf("%w, and TLS allows no other (set the same TLS and C10D_WIRE on every rank; PyTorch has neither)", err)
+	case n.only:
+		return err
+	case only >= 0:
+		return fmt.Errorf("%w, and rank %d takes no other: it has TLS, or its Options.Wire or C10D_WIRE is native or tcp", err, only)
+	}
+	n.why = err.Error()
+	return nil
+}
+
 // hosts numbers the ranks' hosts in the order of their first ranks.
 func (n *native) hosts() []int {
 	number, hosts := map[string]int{}, make([]int, n.size)
@@ -176,12 +193,16 @@ func (n *native) hosts() []int {
 	return hosts
 }
 
+// parseRecords returns the records of all ranks. With errForeign, the error about the
+// first rank that has none that this release knows, come the records of the others.
 func parseRecords(records [][]byte) ([]record, error) {
 	all := make([]record, len(records))
+	var foreign error
 	for r, v := range records {
 		switch {
 		case v == nil:
-			return nil, fmt.Errorf("%w: rank %d has not", errForeign, r)
+			foreign = cmp.Or(foreign, fmt.Errorf("%w: rank %d has not", errForeign, r))
+			continue
 		case len(v) > maxRecord:
 			return nil, fmt.Errorf("gloo: rank %d published a record of %d bytes, want at most %d", r, len(v), maxRecord)
 		}
@@ -189,10 +210,11 @@ func parseRecords(records [][]byte) ([]record, error) {
 			return nil, fmt.Errorf("gloo: record of rank %d: %w", r, err)
 		}
 		if all[r].Version != recordVersion {
-			return nil, fmt.Errorf("%w: rank %d has version %d of it, this release %d", errForeign, r, all[r].Version, recordVersion)
+			foreign = cmp.Or(foreign, fmt.Errorf("%w: rank %d has version %d of it, this release %d", errForeign, r, all[r].Version, recordVersion))
+			all[r] = record{Only: all[r].Only}
 		}
 	}
-	return all, nil
+	return all, foreign
 }
 
 // errForeign says that a rank does not have the native wire.

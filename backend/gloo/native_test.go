@@ -18,6 +18,7 @@ import (
 
 	"github.com/c10d-go/c10d/backend"
 	"github.com/c10d-go/c10d/backend/gloo"
+	"github.com/c10d-go/c10d/backend/gloo/rendezvous"
 	"github.com/c10d-go/c10d/internal/plan"
 	"github.com/c10d-go/c10d/store"
 	"github.com/c10d-go/c10d/tensor"
@@ -183,14 +184,14 @@ func TestOptionsThatRanksHaveToShare(t *testing.T) {
 }
 
 func TestTheNativeWireOrNone(t *testing.T) {
-	// Rank 1 may wait for rank 0 until its time ends.
-	bs, errs := connect(t, 10*time.Second, gloo.WireNative, gloo.WireGloo)
-	require.ErrorContains(t, errs[0], "not every rank has the native wire: rank 1 has not")
-	if errs[1] == nil { // it had connected by then
-		errs[1] = barrier(bs[1])
+	for _, wire := range []gloo.Wire{gloo.WireNative, gloo.WireTCP} {
+		_, errs := connect(t, gloo.GroupTimeout, wire, gloo.WireGloo, gloo.WireAuto)
+		require.ErrorContains(t, errs[0], "not every rank has the native wire: rank 1 has not")
+		require.ErrorIs(t, errs[1], rendezvous.ErrWire)
+		require.ErrorContains(t, errs[1], "takes only the native wire")
+		require.ErrorContains(t, errs[2], "rank 1 has not, and rank 0 takes no other")
 	}
-	require.Error(t, errs[1])
-	_, errs = connect(t, gloo.GroupTimeout, "carrier pigeon")
+	_, errs := connect(t, gloo.GroupTimeout, "carrier pigeon")
 	require.ErrorContains(t, errs[0], `unknown wire "carrier pigeon"`)
 }
 

@@ -37,6 +37,8 @@ var layers = []layer{
 	{"internal/gotest", nil},
 	{"internal/freeport", nil},
 	{"internal/sockets", nil},
+	{"internal/testcerts", nil},
+	{"internal/credentials", nil},
 	{"internal/rules", nil},
 	{"internal/unwind", nil},
 	{"internal/waiting", nil},

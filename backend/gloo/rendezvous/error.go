@@ -16,6 +16,10 @@ var (
 	// addresses in different forms: PyTorch up to 2.0 and later ones do not mix.
 	ErrGeneration = errors.New("ranks publish addresses in different forms")
 
+	// ErrWire is matched by the error about a rank that does not listen for Gloo's
+	// wire (Native.Only), where another one needs it.
+	ErrWire = errors.New("the ranks have no wire in common")
+
 	// ErrAddress is matched by the error about a rank that published something
 	// that is no address, or none that this rank could connect with.
 	ErrAddress = errors.New("unusable address")

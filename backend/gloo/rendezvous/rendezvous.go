@@ -102,6 +102,10 @@ type Native struct {
 	// records of those that have published one, by rank, nil for the others: every
 	// rank gets the same. It returns the mesh, or nil to go on with Gloo's wire.
 	Connect func(ctx context.Context, records [][]byte) (transport.Mesh, error)
+
+	// Only says that this rank takes no other wire: it does not listen for Gloo's, and
+	// publishes that it does not. Connect must not return nil then.
+	Only bool
 }
 
 // recordKey is where a rank's record lies.
@@ -222,6 +226,9 @@ func (m *meeting) run(ctx context.Context) (*Error, *transport.Fault) {
 
 // work publishes this rank's address and goes through the others'.
 func (m *meeting) work(ctx context.Context, stop context.CancelCauseFunc) error {
+	if n := m.cfg.Native; n != nil && n.Only {
+		return m.workNative(ctx)
+	}
 	addr, err := listenAddr(ctx, m.cfg)
 	if err != nil {
 		return err
@@ -261,6 +268,26 @@ func (m *meeting) work(ctx context.Context, stop context.CancelCauseFunc) error 
 	}
 	m.check()
 	return nil
+}
+
+// workNative is work of a rank that does not listen for Gloo's wire. Ranks that do
+// wait for its value, and those of PyTorch up to 2.0 for its host name.
+func (m *meeting) workNative(ctx context.Context) error {
+	gen := m.knownGeneration()
+	if gen == G1 {
+		if err := m.showHost(ctx); err != nil {
+			return err
+		}
+	}
+	m.mu.Lock()
+	m.own = absent(gen, m.cfg.HostName, m.cfg.Size)
+	published := m.own.encode()
+	m.mu.Unlock()
+	met, err := m.publish(ctx, published)
+	if err == nil && !met {
+		err = ErrWire
+	}
+	return err
 }
 
 // publish tells the others this rank's address and, if they all have another
@@ -343,26 +370,35 @@ func (m *meeting) watch(ctx context.Context, stop context.CancelCauseFunc) {
 // generation returns the form of addresses to use. It publishes this rank's
 // host name where PyTorch up to 2.0 needs it.
 func (m *meeting) generation(ctx context.Context) (Generation, error) {
-	gen := m.cfg.Generation
-	if gen == Auto {
-		switch store.DialectOf(m.cfg.Store) {
-		case store.DialectV1:
-			gen = G1
-		case store.DialectV2:
-			gen = G2
-		}
-	}
+	gen := m.knownGeneration()
 	if gen == G2 {
 		return gen, nil
 	}
-	host := []byte(m.cfg.HostName)
-	if err := m.cfg.Store.Set(ctx, fmt.Sprintf("rank_%d", m.cfg.Rank), host); err != nil || gen == G1 {
+	if err := m.showHost(ctx); err != nil || gen == G1 {
 		return gen, err
 	}
-	if err := m.cfg.Store.Set(ctx, fmt.Sprintf("auto_%d", m.cfg.Rank), host); err != nil {
+	if err := m.cfg.Store.Set(ctx, fmt.Sprintf("auto_%d", m.cfg.Rank), []byte(m.cfg.HostName)); err != nil {
 		return gen, err
 	}
 	return m.sniff(ctx)
+}
+
+// knownGeneration is the form of addresses as far as options and store tell.
+func (m *meeting) knownGeneration() Generation {
+	if m.cfg.Generation == Auto {
+		switch store.DialectOf(m.cfg.Store) {
+		case store.DialectV1:
+			return G1
+		case store.DialectV2:
+			return G2
+		}
+	}
+	return m.cfg.Generation
+}
+
+// showHost publishes the host name where ranks of PyTorch up to 2.0 wait for it.
+func (m *meeting) showHost(ctx context.Context) error {
+	return m.cfg.Store.Set(ctx, fmt.Sprintf("rank_%d", m.cfg.Rank), []byte(m.cfg.HostName))
 }
 
 // sniff waits until a rank has published an address, and returns its form, or
@@ -585,6 +621,11 @@ func (m *meeting) learn(i int, b []byte) (peer, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	p := &m.peers[i]
+	if v.at[0] == nowhere {
+		p.host = v.host
+		return peer{}, m.blameLocked(i, transport.FaultMismatch,
+			"takes only the native wire (it has TLS, or Options.Wire is native or tcp), and this rank needs Gloo's", ErrWire)
+	}
 	if v.gen != m.own.gen {
 		return peer{}, m.blameLocked(i, transport.FaultMismatch,
 			fmt.Sprintf("published its address in the form %v where this rank uses %v", v.gen, m.own.gen), ErrGeneration)

@@ -2,12 +2,14 @@ package rendezvous
 
 import (
 	"cmp"
+	"crypto/rand"
 	"encoding/binary"
 	"errors"
 	"fmt"
 	"math/bits"
 	"net"
 	"net/netip"
+	"slices"
 	"strconv"
 )
 
@@ -51,6 +53,9 @@ type endpoint struct {
 	at  netip.AddrPort
 	seq int64
 }
+
+// nowhere is published by a rank that does not listen: nobody can connect to it.
+var nowhere = endpoint{netip.AddrPortFrom(netip.IPv4Unspecified(), 0), noSeq}
 
 // appendBlob appends the 136 bytes of e.
 func (e endpoint) appendBlob(b []byte) []byte {
@@ -96,6 +101,9 @@ func parseBlob(b []byte) (endpoint, error) {
 		return endpoint{}, fmt.Errorf("address family %d, want %d or %d", family, familyIPv4, familyIPv6)
 	}
 	e := endpoint{netip.AddrPortFrom(addr, binary.BigEndian.Uint16(b[2:])), int64(le.Uint64(b[128:]))}
+	if e == nowhere {
+		return e, nil
+	}
 	if e.at.Port() == 0 || addr.IsUnspecified() || addr.IsMulticast() {
 		return endpoint{}, fmt.Errorf("address %v, which nobody can listen on", e.at)
 	}
@@ -127,6 +135,29 @@ type value struct {
 	host string     // G2
 	at   []endpoint // G1: one for each other rank, ascending; G2: one
 	ids  []int64    // G2: one for each rank, or none
+}
+
+// absent is the value of a rank that does not listen. It is whole, so that a rank of
+// PyTorch that reads it fails to connect, and does not read past its end.
+func absent(gen Generation, host string, size int) value {
+	v := value{gen: gen, host: host}
+	if gen == G1 {
+		v.at = slices.Repeat([]endpoint{nowhere}, size-1)
+	} else {
+		v.at, v.ids = []endpoint{nowhere}, newIDs(size)
+	}
+	return v
+}
+
+// newIDs makes numbers that nobody can guess: who says one has read it in the store.
+func newIDs(n int) []int64 {
+	ids := make([]int64, n)
+	var b [8]byte
+	for i := range ids {
+		rand.Read(b[:])
+		ids[i] = int64(binary.LittleEndian.Uint64(b[:]) >> 1)
+	}
+	return ids
 }
 
 // forPeer returns the endpoint for rank in the value of rank owner.

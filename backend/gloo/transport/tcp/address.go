@@ -7,7 +7,6 @@ import (
 	"net"
 	"net/netip"
 	"slices"
-	"strconv"
 	"strings"
 )
 
@@ -167,7 +166,11 @@ func checkAddresses(rank int, own address, addrs []string) ([]address, error) {
 			return nil, fmt.Errorf("%w (rank %d)", err, r)
 		}
 		if a.secure != own.secure {
-			return nil, fmt.Errorf("tcp: rank %d uses TLS: %s, rank %d: %s; all ranks have to agree", rank, strconv.FormatBool(own.secure), r, strconv.FormatBool(a.secure))
+			with, without := rank, r
+			if a.secure {
+				with, without = r, rank
+			}
+			return nil, fmt.Errorf("tcp: rank %d has TLS and rank %d has none: set it on every rank or on none", with, without)
 		}
 		all[r] = a
 	}

@@ -35,9 +35,13 @@
 // where that is its part, lets them come later where it is theirs, and both
 // sides say their rank in place of a number.
 //
+// The numbers that a rank of this library publishes are random: who says one has
+// read it in the store.
+//
 // Ranks that have another wire, too, publish a record of it, under native_<r>,
 // before their address. So whoever has all addresses knows which ranks have one,
-// and all come to the same decision ([Native]).
+// and all come to the same decision ([Native]). A rank that takes only the other wire
+// does not listen, and publishes 0.0.0.0:0 as its address.
 //
 // # When ranks do not come
 //
@@ -50,8 +54,19 @@
 //
 // # Strangers
 //
-// Gloo has no authentication: whoever can reach the port and says a rank's
-// number first is that rank. Connections that say another number, or one that
-// is taken, are closed, and silent ones hold nobody up; more than that needs a
-// network that keeps strangers out.
+// A connection that says a number of its own rank in the store is that rank, and no
+// other connection costs the group anything: those that say something else are closed
+// at once, silent ones after 10 s, or earlier if there are more than 1024.
+//
+// Two kinds of ranks have nothing to prove who they are: G1 ranks, which say nothing,
+// and those that say their rank. All connections that may be such a rank get the
+// announcements meant for it, which are messages without payload. The connection from
+// which a valid message of Gloo comes first is the rank, and the others are closed. So
+// strangers who are silent, or send something else, cost the group nothing; at most
+// 16 are kept a rank, and those from where the rank listens stay longest.
+//
+// What Gloo's wire cannot do: tell such a rank from a stranger who speaks Gloo, tell one
+// that died before it said anything from a stranger (it counts as dead 5 s after all
+// ranks have met), encrypt, or protect a connection from who can change its bytes. That
+// needs the native wire with TLS, or a network that keeps strangers out.
 package rendezvous

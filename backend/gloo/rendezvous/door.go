@@ -1,10 +1,12 @@
 package rendezvous
 
 import (
+	"context"
 	"encoding/binary"
 	"errors"
 	"io"
 	"net"
+	"slices"
 	"sync"
 	"time"
 )
@@ -13,7 +15,8 @@ const (
 	// introduction is how long a connection may take to say its number.
 	introduction = 10 * time.Second
 
-	// maxStrangers bounds the connections that have not said it yet.
+	// maxStrangers bounds the connections that have not said it yet. One more closes
+	// the oldest, so that whoever holds many does not keep ranks out.
 	maxStrangers = 1024
 
 	// acceptPause is the pause after a failed accept: out of descriptors, mostly.
@@ -29,10 +32,16 @@ type door struct {
 	mu        sync.Mutex
 	closed    bool
 	listeners []net.Listener
-	strangers map[net.Conn]bool
+	strangers []net.Conn      // oldest first
+	ctx       context.Context // until the door is locked
+	cancel    context.CancelFunc
 }
 
-func newDoor() *door { return &door{strangers: make(map[net.Conn]bool)} }
+func newDoor() *door {
+	d := new(door)
+	d.ctx, d.cancel = context.WithCancel(context.Background())
+	return d
+}
 
 // add makes l part of the door. Each connection goes to enter, in a goroutine
 // of its own, which owns it.
@@ -60,10 +69,11 @@ func (d *door) lock() {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.closed = true
+	d.cancel()
 	for _, l := range d.listeners {
 		l.Close()
 	}
-	for conn := range d.strangers {
+	for _, conn := range d.strangers {
 		conn.SetReadDeadline(time.Unix(1, 0))
 	}
 }
@@ -77,11 +87,15 @@ func (d *door) close() {
 // number reads the 8 bytes that a connection begins with.
 func (d *door) number(conn net.Conn) (int64, error) {
 	d.mu.Lock()
-	if d.closed || len(d.strangers) == maxStrangers {
+	if d.closed {
 		d.mu.Unlock()
 		return 0, errTurnedAway
 	}
-	d.strangers[conn] = true
+	if len(d.strangers) == maxStrangers {
+		d.strangers[0].Close()
+		d.strangers = slices.Delete(d.strangers, 0, 1)
+	}
+	d.strangers = append(d.strangers, conn)
 	conn.SetReadDeadline(time.Now().Add(introduction))
 	d.mu.Unlock()
 
@@ -89,7 +103,9 @@ func (d *door) number(conn net.Conn) (int64, error) {
 	_, err := io.ReadFull(conn, b[:])
 
 	d.mu.Lock()
-	delete(d.strangers, conn)
+	if i := slices.Index(d.strangers, conn); i >= 0 {
+		d.strangers = slices.Delete(d.strangers, i, i+1)
+	}
 	d.mu.Unlock()
 	if err != nil {
 		return 0, err

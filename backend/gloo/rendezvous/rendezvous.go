@@ -9,6 +9,7 @@ import (
 	"net"
 	"net/netip"
 	"os"
+	"slices"
 	"strconv"
 	"sync"
 	"syscall"
@@ -170,9 +171,21 @@ type peer struct {
 	shown bool // it has shown itself while the generation was open
 	host  string
 	at    endpoint
+	known bool  // what it published has been read
 	id    int64 // what to say when connecting to it
-	lazy  bool  // it may connect when it needs us, and not before
+	lazy  bool  // it may connect when it needs us, and not before; it says its rank then
+
+	claims *candidates // its connection, if it cannot prove who it is
+	found  bool        // one of claims is the peer
 }
+
+// absent reports whether no connection is, or may be, the peer's.
+func (p *peer) absent() bool {
+	return p.stage != connected || p.claims != nil && !p.found && p.claims.empty()
+}
+
+// late reports whether the door has to stay open for the peer.
+func (p *peer) late() bool { return p.stage != connected || p.claims != nil && !p.found }
 
 type stage int
 
@@ -463,17 +476,11 @@ func (m *meeting) listen(addr netip.Addr, gen Generation) error {
 	}
 	if gen == G2 {
 		err = open(func(conn net.Conn, _ net.Listener) { m.welcome(conn) })
-		for i := range m.cfg.Size {
-			v.ids = append(v.ids, int64(i))
-		}
+		v.ids = newIDs(m.cfg.Size)
 	}
 	for i := range m.peers {
 		if gen == G1 && i != m.cfg.Rank && err == nil {
-			err = open(func(conn net.Conn, l net.Listener) {
-				if m.attach(i, conn, awaited) {
-					l.Close()
-				}
-			})
+			err = open(func(conn net.Conn, l net.Listener) { m.claim(i, conn, l) })
 		}
 	}
 	m.mu.Lock()
@@ -557,16 +564,102 @@ func interfaceAddr(name string) (netip.Addr, error) {
 	return netip.Addr{}, fmt.Errorf("interface %s has no address", name)
 }
 
-// welcome takes a connection of the shared listener: its first 8 bytes say for
-// which rank it is. Numbers given out are rank numbers, which is also what
-// peers say that go without numbers.
+// welcome takes a connection of the shared listener: its first 8 bytes say which rank
+// it is, by the number that this rank has published for it, or by its rank if it has
+// published no numbers itself.
 func (m *meeting) welcome(conn net.Conn) {
 	n, err := m.door.number(conn)
-	if err != nil || n < 0 || n >= int64(m.cfg.Size) || n == int64(m.cfg.Rank) {
+	if err != nil {
 		conn.Close()
 		return
 	}
-	m.attach(int(n), conn, awaited)
+	m.mu.Lock()
+	i := slices.Index(m.own.ids, n)
+	m.mu.Unlock()
+	switch {
+	case i >= 0 && i != m.cfg.Rank:
+		m.attach(i, conn, awaited)
+	case n >= 0 && n < int64(m.cfg.Size) && n != int64(m.cfg.Rank):
+		m.claim(int(n), conn, nil)
+	default:
+		conn.Close()
+	}
+}
+
+// claim lets conn, which cannot prove it, claim to be rank i. That is possible if the
+// rank has published its address, as it does before it connects, by which it is its
+// part to connect, and no numbers. The listener, if not nil, is for this rank alone.
+func (m *meeting) claim(i int, conn net.Conn, l net.Listener) {
+	if !m.know(i) {
+		conn.Close()
+		return
+	}
+	m.mu.Lock()
+	p := &m.peers[i]
+	first := p.claims == nil
+	if first && p.stage != awaited || l == nil && !p.lazy {
+		m.mu.Unlock()
+		conn.Close()
+		return
+	}
+	if first {
+		from := p.at.at.Addr().WithZone("")
+		p.claims = newCandidates(
+			func(c net.Conn) bool {
+				a, ok := c.RemoteAddr().(*net.TCPAddr)
+				return ok && a.AddrPort().Addr().Unmap().WithZone("") == from
+			},
+			func() bool { return l != nil && m.hasMet() },
+			func() {
+				m.mu.Lock()
+				m.peers[i].found = true
+				m.mu.Unlock()
+				if l != nil {
+					l.Close()
+				}
+				m.check()
+			})
+		p.stage = connected
+	}
+	claims := p.claims
+	m.mu.Unlock()
+	claims.add(conn)
+	if first && m.mesh.Attach(i, claims) != nil {
+		return
+	}
+	m.check()
+}
+
+// know reports whether rank i has published a usable address, which it looks up if
+// it has not been read yet.
+func (m *meeting) know(i int) bool {
+	m.mu.Lock()
+	known, ready := m.peers[i].known, len(m.own.at) > 0
+	m.mu.Unlock()
+	if known || !ready {
+		return known
+	}
+	ctx, cancel := context.WithTimeout(m.door.ctx, introduction)
+	defer cancel()
+	key := strconv.Itoa(i)
+	if ok, err := m.cfg.Store.Check(ctx, key); err != nil || !ok {
+		return false
+	}
+	b, err := m.cfg.Store.Get(ctx, key)
+	if err != nil {
+		return false
+	}
+	_, err = m.learn(i, b)
+	return err == nil
+}
+
+func (m *meeting) hasMet() bool {
+	select {
+	case <-m.met:
+		return true
+	default:
+		return false
+	}
 }
 
 // attach makes conn the connection with rank i, which it is only if the other
@@ -595,9 +688,9 @@ func (m *meeting) check() {
 	defer m.mu.Unlock()
 	missing, late := m.open, m.open
 	for i := range m.peers {
-		if p := &m.peers[i]; i != m.cfg.Rank && p.stage != connected {
+		if p := &m.peers[i]; i != m.cfg.Rank && p.late() {
 			late = true
-			missing = missing || p.stage != awaited || !p.lazy
+			missing = missing || p.absent() && !(p.lazy && p.stage != dialed && p.stage != unpublished)
 		}
 	}
 	if !late {
@@ -631,7 +724,7 @@ func (m *meeting) learn(i int, b []byte) (peer, error) {
 			fmt.Sprintf("published its address in the form %v where this rank uses %v", v.gen, m.own.gen), ErrGeneration)
 	}
 	p.host, p.at = v.host, v.forPeer(i, m.cfg.Rank)
-	p.id, p.lazy = int64(m.cfg.Rank), v.gen == G2 && len(v.ids) == 0
+	p.known, p.id, p.lazy = true, int64(m.cfg.Rank), v.gen == G2 && len(v.ids) == 0
 	if len(v.ids) > 0 {
 		p.id = v.ids[m.cfg.Rank]
 	}
@@ -754,7 +847,7 @@ func (m *meeting) missing(ctx context.Context) []Missing {
 		m.mu.Lock()
 		p := m.peers[i]
 		m.mu.Unlock()
-		if i == m.cfg.Rank || p.stage == connected {
+		if i == m.cfg.Rank || !p.absent() {
 			continue
 		}
 		x, waits := Missing{Rank: i, Host: p.host, Addr: p.at.at}, false
@@ -799,7 +892,7 @@ func (m *meeting) result() transport.Mesh {
 	m.mu.Lock()
 	late := false
 	for i := range m.peers {
-		late = late || i != m.cfg.Rank && m.peers[i].stage != connected
+		late = late || i != m.cfg.Rank && m.peers[i].late()
 	}
 	m.mu.Unlock()
 	if late {

@@ -1,6 +1,7 @@
 package rendezvous
 
 import (
+	"bytes"
 	"context"
 	"encoding/binary"
 	"errors"
@@ -11,7 +12,9 @@ import (
 	"os"
 	"path/filepath"
 	"strconv"
+	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -434,8 +437,12 @@ func TestStrangers(t *testing.T) {
 	require.NoError(t, err)
 	half.Write([]byte{1, 0, 0})
 	half.Close()
-	for _, id := range []int64{0, 3, -1, 1 << 40, 0x2f20544547} {
-		closed(t, introduce(t, v.at[0].at, id))
+	require.Len(t, v.ids, 3)
+	// The numbers of ranks, the one for this rank itself, and numbers of nobody.
+	for _, id := range []int64{0, 1, 2, v.ids[0], 3, -1, 1 << 40, 0x2f20544547} {
+		c := introduce(t, v.at[0].at, id)
+		c.Write(bytes.Repeat([]byte("garbage!"), 100))
+		closed(t, c)
 	}
 	rest := start(context.Background(), st, 3, g2, 1, 2)
 	ms := make([]transport.Mesh, 3)
@@ -459,11 +466,11 @@ func TestNumberIsTaken(t *testing.T) {
 	st := store.NewHash()
 	out := start(context.Background(), st, 3, g2, 0)
 	v := published(t, st, 0, 3)
-	first := introduce(t, v.at[0].at, 1)
+	first := introduce(t, v.at[0].at, v.ids[1])
 	_, err := io.ReadFull(first, make([]byte, 48)) // its mesh speaks
 	require.NoError(t, err)
-	closed(t, introduce(t, v.at[0].at, 1))
-	second := introduce(t, v.at[0].at, 2)
+	closed(t, introduce(t, v.at[0].at, v.ids[1]))
+	second := introduce(t, v.at[0].at, v.ids[2])
 	o := <-out
 	require.NoError(t, o.err)
 	require.NoError(t, second.Close())
@@ -479,7 +486,8 @@ func TestPeerDiesMeanwhile(t *testing.T) {
 	t.Run("rank of this library", func(t *testing.T) {
 		st := store.NewHash()
 		out := start(context.Background(), st, 3, g2, 0)
-		c := introduce(t, published(t, st, 0, 3).at[0].at, 1)
+		v := published(t, st, 0, 3)
+		c := introduce(t, v.at[0].at, v.ids[1])
 		c.Write(hello)
 		c.Close()
 		var f *transport.Fault
@@ -490,7 +498,8 @@ func TestPeerDiesMeanwhile(t *testing.T) {
 	t.Run("PyTorch rank", func(t *testing.T) {
 		st := store.NewHash()
 		out := start(context.Background(), st, 3, g2, 0)
-		introduce(t, published(t, st, 0, 3).at[0].at, 1).Close()
+		v := published(t, st, 0, 3)
+		introduce(t, v.at[0].at, v.ids[1]).Close()
 		e := failure(t, out)
 		require.Contains(t, e.Error(), "rank 1 closed its connection before all ranks had met")
 		require.Less(t, e.After, patience)
@@ -543,6 +552,36 @@ func TestLazyPeer(t *testing.T) {
 		require.NoError(t, await(t, r))
 		require.Equal(t, "ok", string(r.Buf))
 	})
+	t.Run("strangers claim to be the peer", func(t *testing.T) {
+		st := store.NewHash()
+		v := peerValue(2, listen(t, "127.0.0.9:0"))
+		v.ids = nil
+		set(t, st, "1", v.encode())
+		o := <-start(context.Background(), st, 2, g2, 0)
+		require.NoError(t, o.err)
+		defer o.mesh.Close()
+		at := published(t, st, 0, 2).at[0].at
+		garbage := introduce(t, at, 1)
+		_, err := garbage.Write(bytes.Repeat([]byte("garbage!"), 100))
+		require.NoError(t, err)
+		ended(t, garbage)
+		silent := introduce(t, at, 1)
+		awaitHello(t, silent)
+		// The peer receives from any rank: it connects and says nothing, and is told
+		// of the message as all others are that may be it.
+		s := transport.NewRequest()
+		s.Peer, s.Slot, s.Buf = 1, 4, []byte("ok")
+		o.mesh.Send(s)
+		c := introduce(t, at, 1)
+		awaitHello(t, c)
+		require.Equal(t, words(48, 2, 4, 0, 2, 0), take(t, c, 48))
+		_, err = c.Write(words(48, 3, 4, 0, 2, 0))
+		require.NoError(t, err)
+		require.Equal(t, append(words(50, 1, 4, 0, 2, 0), "ok"...), take(t, c, 50))
+		require.NoError(t, await(t, s))
+		require.Equal(t, words(48, 2, 4, 0, 2, 0), take(t, silent, 48))
+		closed(t, silent)
+	})
 	t.Run("the peer never connects", func(t *testing.T) {
 		st := store.NewHash()
 		v := peerValue(2, listen(t, "127.0.0.9:0"))
@@ -552,6 +591,176 @@ func TestLazyPeer(t *testing.T) {
 		require.NoError(t, o.err)
 		require.NoError(t, o.mesh.Close())
 	})
+}
+
+// words are 64-bit numbers as bytes: a message.
+func words(ns ...uint64) (b []byte) {
+	for _, n := range ns {
+		b = binary.LittleEndian.AppendUint64(b, n)
+	}
+	return b
+}
+
+func take(t *testing.T, c net.Conn, n int) []byte {
+	t.Helper()
+	require.NoError(t, c.SetReadDeadline(time.Now().Add(patience)))
+	b := make([]byte, n)
+	_, err := io.ReadFull(c, b)
+	require.NoError(t, err)
+	return b
+}
+
+// ended waits for the end of a connection, whatever comes before.
+func ended(t *testing.T, c net.Conn) {
+	t.Helper()
+	require.NoError(t, c.SetReadDeadline(time.Now().Add(20*time.Second)))
+	_, err := io.Copy(io.Discard, c)
+	require.False(t, errors.Is(err, os.ErrDeadlineExceeded), "the connection is still there")
+}
+
+func awaitHello(t *testing.T, c net.Conn) {
+	t.Helper()
+	require.Equal(t, words(48, 2, 0xC101<<48, 0, 1, 0), take(t, c, 48))
+}
+
+// Strangers at a listener that is for one peer, without numbers, cost the group
+// nothing either, whether they come before the peer or not.
+func TestStrangersWithoutNumbers(t *testing.T) {
+	const size = 3
+	g1 := func(c *Config) { c.Generation = G1 }
+	st := store.NewHash()
+	var ends []<-chan outcome
+	var strangers []net.Conn
+	knock := func(at netip.AddrPort, say string) {
+		c, err := net.Dial("tcp", at.String())
+		if err != nil {
+			require.ErrorIs(t, err, syscall.ECONNREFUSED) // the peer is known already
+			return
+		}
+		t.Cleanup(func() { c.Close() })
+		io.WriteString(c, say)
+		strangers = append(strangers, c)
+	}
+	for r := range size {
+		ends = append(ends, start(context.Background(), st, size, g1, r))
+		for _, e := range published(t, st, r, size).at {
+			knock(e.at, strings.Repeat("garbage!", 100))
+			knock(e.at, "")
+		}
+	}
+	ms := make([]transport.Mesh, size)
+	for _, end := range ends {
+		o := <-end
+		require.NoError(t, o.err)
+		ms[o.rank] = o.mesh
+	}
+	defer closeAll(ms)
+	everyPair(t, ms)
+	for _, c := range strangers {
+		ended(t, c)
+	}
+}
+
+// A stranger at the listener for a peer that has not connected yet is not the peer.
+func TestStrangersBeforeThePeer(t *testing.T) {
+	for name, leave := range map[string]bool{"silent": false, "gone": true} {
+		t.Run(name, func(t *testing.T) {
+			st := store.NewHash()
+			peer := value{gen: G1, at: []endpoint{{listen(t, "127.0.0.9:0").Addr().(*net.TCPAddr).AddrPort(), noSeq}}}
+			set(t, st, "1", peer.encode())
+			out := start(context.Background(), st, 2, func(c *Config) { c.Generation = G1 }, 0)
+			at := published(t, st, 0, 2).at[0].at
+			stranger, err := net.Dial("tcp", at.String())
+			require.NoError(t, err)
+			defer stranger.Close()
+			awaitHello(t, stranger)
+			if leave {
+				_, err = stranger.Write(bytes.Repeat([]byte("garbage!"), 100))
+				require.NoError(t, err)
+				ended(t, stranger)
+			}
+			c, err := net.Dial("tcp", at.String())
+			require.NoError(t, err)
+			defer c.Close()
+			awaitHello(t, c)
+			o := <-out
+			require.NoError(t, o.err)
+			defer o.mesh.Close()
+			r := transport.NewRequest()
+			r.Peer, r.Slot, r.Buf = 1, 4, make([]byte, 2)
+			o.mesh.Recv(r)
+			require.Equal(t, words(48, 3, 4, 0, 2, 0), take(t, c, 48))
+			_, err = c.Write(append(append(words(48, 2, 4, 0, 2, 0), words(50, 1, 4, 0, 2, 0)...), "ok"...))
+			require.NoError(t, err)
+			require.NoError(t, await(t, r))
+			require.Equal(t, "ok", string(r.Buf))
+			_, err = net.Dial("tcp", at.String())
+			require.Error(t, err, "nobody else is taken for the peer")
+		})
+	}
+}
+
+// A peer that says nothing and ends counts as gone, once all ranks have met.
+func TestASilentPeerDies(t *testing.T) {
+	st := store.NewHash()
+	peer := value{gen: G1, at: []endpoint{{listen(t, "127.0.0.9:0").Addr().(*net.TCPAddr).AddrPort(), noSeq}}}
+	set(t, st, "1", peer.encode())
+	out := start(context.Background(), st, 2, func(c *Config) { c.Generation = G1 }, 0)
+	c, err := net.Dial("tcp", published(t, st, 0, 2).at[0].at.String())
+	require.NoError(t, err)
+	awaitHello(t, c)
+	o := <-out
+	require.NoError(t, o.err)
+	defer o.mesh.Close()
+	r := transport.NewRequest()
+	r.Peer, r.Slot, r.Buf = 1, 4, make([]byte, 2)
+	o.mesh.Recv(r)
+	require.NoError(t, c.Close())
+	var f *transport.Fault
+	require.ErrorAs(t, await(t, r), &f)
+	require.Equal(t, transport.FaultPeerDied, f.Kind)
+	require.Equal(t, 1, f.Rank)
+}
+
+// As many connections as one likes may claim to be a peer: those from where it
+// listens stay.
+func TestManyCandidates(t *testing.T) {
+	here := netip.MustParseAddr("127.0.0.1")
+	found := make(chan struct{})
+	c := newCandidates(
+		func(c net.Conn) bool { return c.RemoteAddr().(*net.TCPAddr).AddrPort().Addr() == here },
+		func() bool { return true }, func() { close(found) })
+	l := listen(t, "127.0.0.1:0")
+	dial := func(from string) net.Conn {
+		d := net.Dialer{LocalAddr: &net.TCPAddr{IP: net.ParseIP(from)}}
+		conn, err := d.Dial("tcp", l.Addr().String())
+		require.NoError(t, err)
+		t.Cleanup(func() { conn.Close() })
+		accepted, err := l.Accept()
+		require.NoError(t, err)
+		c.add(accepted)
+		return conn
+	}
+	_, err := c.Write(words(48, 2, 0xC101<<48, 0, 1, 0))
+	require.NoError(t, err)
+	peer := dial("127.0.0.1")
+	awaitHello(t, peer)
+	first := dial("127.0.0.5")
+	awaitHello(t, first)
+	for range 3 * maxCandidates {
+		awaitHello(t, dial("127.0.0.5"))
+	}
+	closed(t, first)
+	_, err = peer.Write(words(48, 2, 4, 0, 2, 0))
+	require.NoError(t, err)
+	<-found
+	closed(t, dial("127.0.0.1"))
+	b := make([]byte, 48)
+	_, err = io.ReadFull(c, b)
+	require.NoError(t, err)
+	require.Equal(t, words(48, 2, 4, 0, 2, 0), b)
+	require.NoError(t, c.Close())
+	closed(t, peer)
 }
 
 // Neither a group that met nor one that did not leaves a descriptor open.

@@ -9,6 +9,19 @@ import (
 
 const headerLen = 48
 
+// HeaderLen is the length of a message without payload.
+const HeaderLen = headerLen
+
+// CheckFirst returns why the HeaderLen bytes of b are not the first that a rank sends:
+// an announcement, because a payload is sent to who has asked for it.
+func CheckFirst(b []byte) error {
+	h, err := parseHeader(b)
+	if err == nil && h.opcode == opData {
+		err = fmt.Errorf("wire: DATA of %d bytes that nobody has asked for", h.length)
+	}
+	return err
+}
+
 const (
 	opSendBuffer = 0
 	opData       = 1

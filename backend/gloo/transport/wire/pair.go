@@ -78,6 +78,10 @@ func notification(opcode uint64, r *transport.Request) item {
 	return item{h: header{nbytes: headerLen, opcode: opcode, slot: r.Slot, length: uint64(len(r.Buf))}}
 }
 
+// chooser is a connection that stands for another one, which takes what is to be
+// written in one piece. Chosen returns that, nil while it is not known.
+type chooser interface{ Chosen() net.Conn }
+
 func newPair(m *Mesh, peer int) *pair {
 	return &pair{
 		m: m, peer: peer,
@@ -334,8 +338,14 @@ func (p *pair) transmit(batch []item) (int, error) {
 // moves on while the peer keeps reading.
 func (p *pair) flush() error {
 	p.rest = p.buffers
+	var to io.Writer = p.conn
+	if c, ok := p.conn.(chooser); ok {
+		if conn := c.Chosen(); conn != nil {
+			to = conn
+		}
+	}
 	for {
-		n, err := p.rest.WriteTo(p.conn)
+		n, err := p.rest.WriteTo(to)
 		if err == nil || n == 0 || !errors.Is(err, os.ErrDeadlineExceeded) || !p.moreTime() {
 			return err
 		}

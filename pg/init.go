@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/c10d-go/c10d/backend"
+	"github.com/c10d-go/c10d/internal/credentials"
 	"github.com/c10d-go/c10d/internal/launch"
 	"github.com/c10d-go/c10d/store"
 	"github.com/c10d-go/c10d/store/tcp"
@@ -36,9 +37,19 @@ type InitOptions struct {
 	// address on that host than outside (127.0.1.1 on Debian).
 	Listen string
 
-	// TLS and Token protect the store of tcp:// and env://, see tcp.Options.
-	// PyTorch ranks know neither.
-	TLS   *tls.Config
+	// TLS protects the store of tcp://, env:// and rediss://, see tcp.Options, and
+	// what the ranks send each other: the gloo backend then takes its native wire,
+	// with TLS 1.3 and this configuration unless its own options have another. Each
+	// rank needs a certificate for both sides of a connection, good for the address
+	// at which the others reach it (or for ServerName), and RootCAs. Nil means the
+	// files that the environment names in C10D_TLS_CERT, C10D_TLS_KEY and
+	// C10D_TLS_CA, as c10d run sets them, and no TLS if it names none.
+	TLS *tls.Config
+
+	// Token protects the store of tcp:// and env://, see tcp.Options. Empty means
+	// what is in the file that C10D_TOKEN_FILE names.
+	//
+	// PyTorch ranks know neither TLS nor Token.
 	Token string
 }
 
@@ -106,6 +117,9 @@ func initFrom(ctx context.Context, rawURL string, o InitOptions, getenv func(str
 	if err != nil {
 		return nil, err
 	}
+	if err := o.secrets(getenv); err != nil {
+		return nil, err
+	}
 	if o.Logger != nil {
 		o.Logger.Info("launch: " + m.env.String())
 	}
@@ -143,6 +157,29 @@ func initFrom(ctx context.Context, rawURL string, o InitOptions, getenv func(str
 	}
 	g.world.owned = st
 	return g, nil
+}
+
+// secrets takes what o does not say about TLS and token from the environment.
+func (o *InitOptions) secrets(getenv func(string) string) error {
+	f := credentials.FromEnv(getenv)
+	if o.TLS != nil {
+		f.Cert, f.Key, f.CA = "", "", ""
+	}
+	if o.Token != "" {
+		f.Token = ""
+	}
+	err := f.CheckMutual()
+	if err != nil {
+		return err
+	}
+	secure, token, err := f.Load()
+	if secure != nil {
+		o.TLS = secure
+	}
+	if token != "" {
+		o.Token = token
+	}
+	return err
 }
 
 // meeting is where and as whom to meet the other ranks.
@@ -339,7 +376,7 @@ func (m *meeting) open(ctx context.Context, o InitOptions) (store.Store, error) 
 		f.SetTimeout(o.Timeout)
 		return f, nil
 	case "redis", "rediss":
-		return openRedis(ctx, m.url, m.prefix, o.Timeout)
+		return openRedis(ctx, m.url, m.prefix, o)
 	}
 	listen := o.Listen
 	if listen == "" {

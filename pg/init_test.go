@@ -21,7 +21,9 @@ import (
 	"github.com/c10d-go/c10d/backend/gloo"
 	"github.com/c10d-go/c10d/backend/gloo/transport"
 	"github.com/c10d-go/c10d/backend/gloo/transport/mem"
+	wiretcp "github.com/c10d-go/c10d/backend/gloo/transport/tcp"
 	"github.com/c10d-go/c10d/internal/freeport"
+	"github.com/c10d-go/c10d/internal/testcerts"
 	"github.com/c10d-go/c10d/store"
 	"github.com/c10d-go/c10d/store/tcp"
 	"github.com/c10d-go/c10d/tensor"
@@ -316,4 +318,61 @@ func TestInitRedis(t *testing.T) {
 	groups := initAll(t, 3, "redis://"+addr+"/0?prefix=run-1&rank=%d&world_size=3", "", InitOptions{})
 	require.Contains(t, keys(t, groups[0].world.owned), "default_pg/0//cpu//2")
 	closeAll(t, groups)
+}
+
+// TestInitTLS has TLS of Init, or of the environment, cover what the ranks send each
+// other as well as the store.
+func TestInitTLS(t *testing.T) {
+	cert, key, ca := testcerts.Files(t)
+	token := filepath.Join(t.TempDir(), "token")
+	require.NoError(t, os.WriteFile(token, []byte("secret"), 0o600))
+	env := fmt.Sprintf("C10D_TLS_CERT=%s C10D_TLS_KEY=%s C10D_TLS_CA=%s C10D_TOKEN_FILE=%s", cert, key, ca, token)
+	config := testcerts.Config(t)
+	for name, c := range map[string]struct {
+		env string
+		o   InitOptions
+	}{
+		"options":                      {"", InitOptions{TLS: config, Token: "secret"}},
+		"environment":                  {env, InitOptions{}},
+		"options win":                  {"C10D_TLS_CERT=/no/such C10D_TOKEN_FILE=/no/such", InitOptions{TLS: config, Token: "secret"}},
+		"only a token, in the backend": {"", InitOptions{Token: "secret", Options: Options{BackendOptions: map[string]any{"gloo": gloo.Options{TCP: wiretcp.Options{TLS: config}}}}}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			addr := freeport.Loopback(t)
+			var ranks errgroup.Group
+			for r := range 2 {
+				ranks.Go(func() error {
+					ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+					defer cancel()
+					o := c.o
+					o.Rank, o.Size = r, 2
+					g, err := initFrom(ctx, "tcp://"+addr, o, environ(c.env))
+					if err != nil {
+						return err
+					}
+					defer g.Close()
+					sub, err := g.NewGroup(ctx, []int{0, 1}, GroupOptions{})
+					if err != nil {
+						return err
+					}
+					for _, of := range []*ProcessGroup{g, sub} {
+						if e := of.Explain()[0]; e.Wire != "native" || !strings.Contains(e.Why, "TLS") {
+							return fmt.Errorf("wire %s: %s", e.Wire, e.Why)
+						}
+					}
+					return AllReduceSlice(ctx, sub, []float32{1}, backend.Sum)
+				})
+			}
+			require.NoError(t, ranks.Wait())
+		})
+	}
+	for want, c := range map[string]struct{ url, env string }{
+		"go together":                    {"tcp://127.0.0.1:0", "C10D_TLS_CERT=a"},
+		"need -tls-ca (C10D_TLS_CA)":     {"tcp://127.0.0.1:0", "C10D_TLS_CERT=a C10D_TLS_KEY=a"},
+		"no such file":                   {"tcp://127.0.0.1:0", "C10D_TOKEN_FILE=/no/such"},
+		"the URL's scheme is not rediss": {"redis://127.0.0.1:1?prefix=p", env},
+	} {
+		_, err := initFrom(t.Context(), c.url, InitOptions{Size: 1}, environ(c.env))
+		require.ErrorContains(t, err, want)
+	}
 }

@@ -4,7 +4,6 @@ package pg
 
 import (
 	"context"
-	"time"
 
 	"github.com/c10d-go/c10d/store"
 	"github.com/c10d-go/c10d/store/redis"
@@ -12,6 +11,6 @@ import (
 
 // openRedis opens the store of redis:// and rediss://. Compiling go-redis takes as long
 // as everything else together, so a program can be built without it (-tags noredis).
-func openRedis(ctx context.Context, url, prefix string, timeout time.Duration) (store.Store, error) {
-	return redis.New(ctx, url, redis.Options{Prefix: prefix, Timeout: timeout})
+func openRedis(ctx context.Context, url, prefix string, o InitOptions) (store.Store, error) {
+	return redis.New(ctx, url, redis.Options{Prefix: prefix, Timeout: o.Timeout, TLS: o.TLS})
 }

@@ -6,7 +6,9 @@ import (
 	"bufio"
 	"bytes"
 	"context"
+	"crypto/tls"
 	"encoding/json"
+	"errors"
 	"flag"
 	"fmt"
 	"net"
@@ -25,10 +27,12 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/c10d-go/c10d/backend"
+	"github.com/c10d-go/c10d/internal/credentials"
 	"github.com/c10d-go/c10d/internal/freeport"
 	"github.com/c10d-go/c10d/internal/launch"
 	"github.com/c10d-go/c10d/internal/launch/agent"
 	"github.com/c10d-go/c10d/internal/sockets"
+	"github.com/c10d-go/c10d/internal/testcerts"
 	"github.com/c10d-go/c10d/pg"
 	"github.com/c10d-go/c10d/store/tcp"
 )
@@ -150,7 +154,7 @@ func testRank(steps []string) {
 			all, err := g.Barrier(ctx, backend.BarrierOptions{})
 			check(err)
 			check(all.Wait(ctx))
-			fmt.Println("wire", g.Explain()[0].Wire)
+			fmt.Println("wire", g.Explain()[0].Wire+":", g.Explain()[0].Why)
 			check(g.Close())
 		case "env":
 			fmt.Println(arg + "=" + os.Getenv(arg))
@@ -610,10 +614,89 @@ func TestRunLoopback(t *testing.T) {
 	for wire, want := range map[string]string{"auto": "native", "tcp": "native", "gloo": "gloo"} {
 		p := start(t, []string{"C10D_WIRE=" + wire, "GLOO_SOCKET_IFNAME="}, "run", "-n", "4", "--", self, "sockets")
 		require.Zero(t, p.wait(), p.stderr.String())
-		require.Contains(t, p.lines, "[rank3] wire "+want)
+		require.Contains(t, p.output(), "[rank3] wire "+want)
 		require.Contains(t, p.output(), "socket true listens on 127.0.0.1:")
 		require.NotContains(t, p.output(), "socket false")
 	}
+}
+
+// TestRunWithSecrets has the launcher's stores and the ranks use TLS and a token, and
+// nobody without them get in.
+func TestRunWithSecrets(t *testing.T) {
+	cert, key, ca := testcerts.Files(t)
+	token := filepath.Join(t.TempDir(), "token")
+	require.NoError(t, os.WriteFile(token, []byte("secret\n"), 0o600))
+	flags := fmt.Sprintf("-tls-cert %s -tls-key %s -tls-ca %s -token-file %s", cert, key, ca, token)
+	for r, p := range nodes(t, flags, "sockets", "env:MASTER_PORT", "env:C10D_TLS_CERT", "env:C10D_TOKEN_FILE") {
+		require.Zero(t, p.wait(), p.stderr.String())
+		require.Contains(t, p.output(), fmt.Sprintf("[rank%d] wire native: all ranks have it, and TLS", r))
+		require.Contains(t, p.lines, fmt.Sprintf("[rank%d] C10D_TLS_CERT=%s", r, cert))
+		require.Contains(t, p.lines, fmt.Sprintf("[rank%d] C10D_TOKEN_FILE=%s", r, token))
+		require.NotContains(t, p.output(), "secret")
+	}
+
+	p := runRanks(t, "-n 1 "+flags, "env:MASTER_PORT", "hold")
+	_, port, _ := strings.Cut(p.await(1, "MASTER_PORT=")[0], "=")
+	p.await(1, "pid")
+	secrets := credentials.Files{Cert: cert, Key: key, CA: ca, Token: token}
+	secure, word, err := secrets.Load()
+	require.NoError(t, err)
+	noCert := &tls.Config{RootCAs: secure.RootCAs}
+	open := func(o tcp.Options, limit time.Duration) error {
+		ctx, cancel := context.WithTimeout(context.Background(), limit)
+		defer cancel()
+		s, err := tcp.New(ctx, "127.0.0.1:"+port, o)
+		if err == nil {
+			err = s.Set(ctx, "k", nil)
+			s.Close()
+		}
+		return err
+	}
+	require.NoError(t, open(tcp.Options{TLS: secure, Token: word}, patience))
+	require.Error(t, open(tcp.Options{}, time.Second))
+	require.ErrorIs(t, open(tcp.Options{TLS: secure, Token: "guess"}, patience), tcp.ErrToken)
+	require.ErrorContains(t, open(tcp.Options{TLS: noCert, Token: word}, patience), "the server refuses this side's certificate")
+	require.NoError(t, p.cmd.Process.Signal(syscall.SIGTERM))
+	p.wait()
+}
+
+// TestStoreTLS has c10d store speak TLS 1.3, and with authorities ask for a certificate.
+func TestStoreTLS(t *testing.T) {
+	cert, key, ca := testcerts.Files(t)
+	secure, _, err := credentials.Files{Cert: cert, Key: key, CA: ca}.Load()
+	require.NoError(t, err)
+	noCert := &tls.Config{RootCAs: secure.RootCAs}
+	old := secure.Clone()
+	old.MinVersion, old.MaxVersion = tls.VersionTLS12, tls.VersionTLS12
+	open := func(addr string, c *tls.Config) error {
+		ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+		defer cancel()
+		conn, err := new(tls.Dialer).DialContext(ctx, "tcp", addr)
+		if err == nil {
+			conn.Close()
+			return errors.New("a certificate of no authority was taken")
+		}
+		d := tls.Dialer{Config: c}
+		if conn, err = d.DialContext(ctx, "tcp", addr); err != nil {
+			return err
+		}
+		conn.Close()
+		s, err := tcp.New(ctx, addr, tcp.Options{TLS: c})
+		if err == nil {
+			err = s.Set(ctx, "k", nil)
+			s.Close()
+		}
+		return err
+	}
+	args := []string{"store", "-listen", "127.0.0.1:0", "-tls-cert", cert, "-tls-key", key}
+	p := start(t, nil, args...)
+	addr := strings.Fields(p.await(1, "listening on ")[0])[2]
+	require.NoError(t, open(addr, noCert))
+	require.ErrorContains(t, open(addr, old), "protocol version")
+	p = start(t, nil, append(args, "-tls-ca", ca)...)
+	addr = strings.Fields(p.await(1, "listening on ")[0])[2]
+	require.NoError(t, open(addr, secure))
+	require.ErrorContains(t, open(addr, noCert), "certificate")
 }
 
 // nodes starts a c10d run for each of two nodes, with 1 and 2 ranks.
@@ -728,17 +811,20 @@ func TestRunNohup(t *testing.T) {
 
 func TestRunUsage(t *testing.T) {
 	for args, want := range map[string]string{
-		"run":                      "no command to run: c10d run -n 2 -- PROGRAM",
-		"run -n 0 true":            "-n 0: there must be at least 1 rank",
-		"run -tee true":            "-tee needs -log-dir",
-		"run -no-such true":        "flag provided but not defined",
-		"store x":                  `unexpected argument "x"`,
-		"store -tls-cert a":        "-tls-cert and -tls-key go together",
-		"version x":                `unexpected argument "x"`,
-		"no-such":                  `no command "no-such"`,
-		"":                         "Usage: c10d COMMAND",
-		"help no-such":             `no command "no-such"`,
-		"store -listen nowhere -x": "flag provided but not defined: -x",
+		"run":                             "no command to run: c10d run -n 2 -- PROGRAM",
+		"run -n 0 true":                   "-n 0: there must be at least 1 rank",
+		"run -tee true":                   "-tee needs -log-dir",
+		"run -no-such true":               "flag provided but not defined",
+		"store x":                         `unexpected argument "x"`,
+		"store -tls-cert a":               "-tls-cert and -tls-key go together",
+		"version x":                       `unexpected argument "x"`,
+		"no-such":                         `no command "no-such"`,
+		"":                                "Usage: c10d COMMAND",
+		"help no-such":                    `no command "no-such"`,
+		"store -listen nowhere -x":        "flag provided but not defined: -x",
+		"store -tls-ca a":                 "-tls-ca needs -tls-cert and -tls-key",
+		"run -tls-key a true":             "-tls-cert and -tls-key go together",
+		"run -tls-cert a -tls-key a true": "need -tls-ca",
 	} {
 		var out, errs bytes.Buffer
 		require.Equal(t, exitUsage, dispatch(stdio{nil, &out, &errs}, strings.Fields(args)), args)
@@ -750,6 +836,7 @@ func TestRunUsage(t *testing.T) {
 		"run -nnodes 2 true":                       "2 nodes need the address and port of node 0",
 		"run -nnodes 2 -node-rank 2 true":          "node 2 is not within 2 nodes",
 		"store -token-file /no/such":               "no such file",
+		"run -token-file /no/such true":            "no such file",
 		"store -tls-cert /no/such -tls-key /no":    "no such file",
 		"store -listen 127.0.0.1:0:0":              "too many colons",
 		"store -listen 127.0.0.1:0 -max-memory -1": "must not be negative",

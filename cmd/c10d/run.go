@@ -17,6 +17,7 @@ import (
 
 	"golang.org/x/term"
 
+	"github.com/c10d-go/c10d/internal/credentials"
 	"github.com/c10d-go/c10d/internal/launch/agent"
 )
 
@@ -75,6 +76,8 @@ func setupRun(flags *flag.FlagSet) func(stdio, []string) (int, error) {
 	flags.BoolVar(&j.NoPrefix, "no-prefix", false, "pass output on as it comes, without the rank's number")
 	flags.StringVar(&j.LogDir, "log-dir", "", "write each rank's output to rank<k>.log in this `folder` instead of showing it")
 	flags.BoolVar(&j.Tee, "tee", false, "with -log-dir, show the output as well")
+	j.Secrets = credentials.FromEnv(os.Getenv)
+	j.Secrets.Flags(flags)
 	asJSON := flags.Bool("json", false, "print a summary as one JSON line at the end")
 	quiet := flags.Bool("q", false, "print no summary of a failure")
 
@@ -103,6 +106,9 @@ func setupRun(flags *flag.FlagSet) func(stdio, []string) (int, error) {
 		}
 		if _, err := strconv.Atoi(args[0]); err == nil && j.Tee {
 			return 0, usagef("-tee takes no value, and no program is called %q", args[0])
+		}
+		if err := j.Secrets.CheckMutual(); err != nil {
+			return 0, usagef("%v", err)
 		}
 		if j.Grace <= 0 {
 			j.Grace = -1

@@ -2,16 +2,15 @@ package main
 
 import (
 	"context"
-	"crypto/tls"
 	"encoding/json"
 	"flag"
 	"fmt"
 	"log/slog"
 	"os"
 	"os/signal"
-	"strings"
 	"time"
 
+	"github.com/c10d-go/c10d/internal/credentials"
 	"github.com/c10d-go/c10d/store/tcp"
 )
 
@@ -22,9 +21,8 @@ func init() {
 func setupStore(flags *flag.FlagSet) func(stdio, []string) (int, error) {
 	var o tcp.ServerOptions
 	listen := flags.String("listen", "127.0.0.1:29500", "`host:port` to listen on; port 0 picks a free one, no host means all interfaces")
-	cert := flags.String("tls-cert", "", "PEM `file` with the certificate; the store then speaks TLS, which only Go ranks do")
-	key := flags.String("tls-key", "", "PEM `file` with the certificate's key")
-	token := flags.String("token-file", "", "`file` with a secret that clients must know, which only Go ranks do")
+	secrets := credentials.FromEnv(os.Getenv)
+	secrets.Flags(flags)
 	flags.IntVar(&o.MaxClients, "max-clients", 0, "accept `n` connections at a time (0: no limit)")
 	flags.Int64Var(&o.MaxMemory, "max-memory", 0, "most `bytes` of keys and values (0: no limit)")
 	stats := flags.Duration("stats", 0, "print the store's figures to standard error every `time`, and at the end")
@@ -35,27 +33,15 @@ func setupStore(flags *flag.FlagSet) func(stdio, []string) (int, error) {
 		if len(args) > 0 {
 			return 0, usagef("unexpected argument %q", args[0])
 		}
-		if (*cert == "") != (*key == "") {
-			return 0, usagef("-tls-cert and -tls-key go together")
+		if err := secrets.Check(); err != nil {
+			return 0, usagef("%v", err)
 		}
 		if *stats < 0 {
 			return 0, usagef("-stats %v", *stats)
 		}
-		if *cert != "" {
-			pair, err := tls.LoadX509KeyPair(*cert, *key)
-			if err != nil {
-				return 1, err
-			}
-			o.TLS = &tls.Config{Certificates: []tls.Certificate{pair}, MinVersion: tls.VersionTLS12}
-		}
-		if *token != "" {
-			text, err := os.ReadFile(*token)
-			if err != nil {
-				return 1, err
-			}
-			if o.Token = strings.TrimSpace(string(text)); o.Token == "" {
-				return 1, fmt.Errorf("%s holds no token", *token)
-			}
+		var err error
+		if o.TLS, o.Token, err = secrets.Load(); err != nil {
+			return 1, err
 		}
 		if *verbose {
 			o.Logger = slog.New(slog.NewTextHandler(std.err, nil))

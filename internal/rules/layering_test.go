@@ -92,9 +92,9 @@ var layers = []layer{
 	{"backend/cuda/driver/drivertest", []string{"tensor", "backend/cuda/driver", "backend/cuda/driver/edges", "github.com/stretchr/testify/..."}},
 
 	{"internal/launch", []string{"store"}},
-	{"internal/launch/agent", []string{"internal/launch", "store", "store/tcp", "golang.org/x/sys/..."}},
+	{"internal/launch/agent", []string{"internal/credentials", "internal/launch", "store", "store/tcp", "golang.org/x/sys/..."}},
 	{"pg/default.go", []string{"backend/gloo"}},
-	{"pg", []string{"tensor", "work", "store", "store/tcp", "store/redis", "backend", "backend/detail", "internal/launch", "internal/waiting"}},
+	{"pg", []string{"tensor", "work", "store", "store/tcp", "store/redis", "backend", "backend/detail", "internal/credentials", "internal/launch", "internal/waiting"}},
 	{"pg/pgtest", []string{"store", "backend", "backend/gloo", "backend/gloo/transport", "backend/gloo/transport/mem", "pg"}},
 	{"ddp", []string{"tensor", "work", "store", "backend", "pg"}},
 	{"ddp/gpu", []string{"tensor", "work", "backend/cuda", "backend/cuda/driver", "ddp"}},
@@ -102,7 +102,7 @@ var layers = []layer{
 	{"internal/script", []string{"tensor", "work", "backend", "pg"}},
 	{"cmd/...", []string{
 		"tensor", "work", "store/...", "backend/...", "pg", "ddp",
-		"internal/launch/...", "internal/script", "internal/plan", "internal/choice", "internal/simulate",
+		"internal/credentials", "internal/launch/...", "internal/script", "internal/plan", "internal/choice", "internal/simulate",
 		"golang.org/x/sys/...", "golang.org/x/term",
 	}},
 

@@ -218,7 +218,7 @@ func (d *dialer) connect(ctx context.Context, dialect store.Dialect) (*conn, err
 	if d.token != "" {
 		if err := authenticate(nc, d.token); err != nil {
 			raw.Close()
-			return nil, err
+			return nil, settled(err)
 		}
 	}
 	return &conn{Conn: nc, r: bufio.NewReaderSize(nc, 4<<10), dialect: dialect}, nil
@@ -243,9 +243,19 @@ func (d *dialer) validated(ctx context.Context) (*conn, error) {
 		if errors.Is(err, os.ErrDeadlineExceeded) && errors.Is(ctx.Err(), context.DeadlineExceeded) {
 			err = mute(err)
 		}
-		return nil, fmt.Errorf("handshake: %w", err)
+		return nil, fmt.Errorf("handshake: %w", settled(err))
 	}
 	return c, nil
+}
+
+// settled makes permanent what the server says through TLS: it refuses the client's
+// certificate, or has none, after its own part of the handshake.
+func settled(err error) error {
+	var op *net.OpError
+	if errors.As(err, &op) && op.Op == "remote error" {
+		return permanent{fmt.Errorf("the server refuses this side's certificate: %w", err)}
+	}
+	return err
 }
 
 // ping sends a request that has no reply, and PING, whose reply then says that

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"crypto/rand"
+	"crypto/tls"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -18,6 +19,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/c10d-go/c10d/internal/credentials"
 	"github.com/c10d-go/c10d/internal/launch"
 	"github.com/c10d-go/c10d/store"
 	"github.com/c10d-go/c10d/store/tcp"
@@ -65,6 +67,11 @@ type Job struct {
 	MasterAddr      string // this host's, for node 0; empty means 127.0.0.1, for one node only
 	MasterPort      int    // 0 means a free one, for one node only
 	RunID           string // the job's name; node 0's counts; empty means a random one
+
+	// Secrets protect the stores of agents and ranks. The ranks find the files' names in
+	// their environment. With TLS all three files are needed, and each certificate has to
+	// be good for the addresses of its host and, on node 0, for MasterAddr.
+	Secrets credentials.Files
 
 	MaxRestarts int           // attempts after the first
 	Grace       time.Duration // between a signal and SIGKILL; 0 means DefaultGrace, below 0 none
@@ -224,7 +231,7 @@ func (j *Job) check() error {
 	case j.Tee && j.LogDir == "":
 		return errors.New("tee without a log directory")
 	}
-	return nil
+	return j.Secrets.CheckMutual()
 }
 
 // Run runs the job to its end. Its error is one of the agent: a command that
@@ -254,6 +261,13 @@ func Run(ctx context.Context, j Job) (*Summary, error) {
 	}
 	a := &agent{Job: j, out: newOutput(j.Stdout, j.Stderr)}
 	a.host, _ = os.Hostname()
+	var err error
+	if a.tls, a.token, err = j.Secrets.Load(); err == nil {
+		a.secretsEnv, err = j.Secrets.Environ()
+	}
+	if err != nil {
+		return nil, fmt.Errorf("agent: %w", err)
+	}
 	s, err := a.run(ctx)
 	if err != nil {
 		return nil, fmt.Errorf("agent: %w", err)
@@ -268,6 +282,10 @@ type agent struct {
 	dir   string      // of the files that ranks write for the agent; removed at the end, by the guard if the agent is killed
 	nodes store.Store // where the agents meet
 	guard *guard
+
+	tls        *tls.Config // of the stores
+	token      string
+	secretsEnv []string // for the ranks
 
 	base, size int       // this node's first rank; ranks of all nodes
 	signal     os.Signal // the first one passed on
@@ -347,6 +365,7 @@ func (a *agent) meet(ctx context.Context) error {
 		addr := net.JoinHostPort(a.MasterAddr, strconv.Itoa(a.MasterPort))
 		st, err := tcp.New(ctx, addr, tcp.Options{
 			Server: a.NodeRank == 0, Listen: launch.ListenAddr(addr), Timeout: a.Meeting,
+			TLS: a.tls, Token: a.token,
 		})
 		if err != nil {
 			return err
@@ -474,7 +493,7 @@ func (a *agent) rankStore(ctx context.Context, key string) (addr string, done fu
 		port = a.MasterPort
 	}
 	listen := launch.ListenAddr(net.JoinHostPort(a.MasterAddr, strconv.Itoa(port)))
-	server, err := tcp.Listen(ctx, listen, tcp.ServerOptions{})
+	server, err := tcp.Listen(ctx, listen, tcp.ServerOptions{TLS: a.tls, Token: a.token})
 	if err != nil {
 		return "", nil, err
 	}
@@ -522,6 +541,7 @@ func (a *agent) environ(local, restarts int, addr, errorFile string) []string {
 	for _, kv := range set {
 		env = append(env, kv[0]+"="+kv[1])
 	}
+	env = append(env, a.secretsEnv...)
 	return env // the last of a name counts, see exec.Cmd
 }
 

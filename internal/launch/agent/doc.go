@@ -54,4 +54,13 @@
 // of ranks. A failure on one node ends the attempt on all. Every agent tells node 0 what
 // it knows of its ranks. Node 0 finds the one at fault, and every agent reports it. The ranks' store is beside it on a port that
 // node 0 picks.
+//
+// # Strangers
+//
+// Job.Secrets protect the stores of agents and ranks with TLS, a token, or both. The
+// ranks get the names of the files in C10D_TLS_CERT, C10D_TLS_KEY, C10D_TLS_CA and
+// C10D_TOKEN_FILE, where pg.Init finds them, so that TLS covers what they send each
+// other too. Ranks of PyTorch can use neither. Without secrets, whoever reaches a store
+// can read and change what is in it: the addresses of the ranks, and the secrets by
+// which ranks without TLS know each other.
 package agent

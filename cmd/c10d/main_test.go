@@ -653,9 +653,10 @@ func TestRunWithSecrets(t *testing.T) {
 		return err
 	}
 	require.NoError(t, open(tcp.Options{TLS: secure, Token: word}, patience))
-	require.Error(t, open(tcp.Options{}, time.Second))
+	require.ErrorContains(t, open(tcp.Options{}, patience), "the server speaks TLS")
+	require.ErrorContains(t, open(tcp.Options{Token: word}, patience), "the server speaks TLS")
 	require.ErrorIs(t, open(tcp.Options{TLS: secure, Token: "guess"}, patience), tcp.ErrToken)
-	require.ErrorContains(t, open(tcp.Options{TLS: noCert, Token: word}, patience), "the server refuses this side's certificate")
+	require.ErrorContains(t, open(tcp.Options{TLS: noCert, Token: word}, patience), "the server refuses this side's TLS or certificate")
 	require.NoError(t, p.cmd.Process.Signal(syscall.SIGTERM))
 	p.wait()
 }

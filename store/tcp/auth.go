@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net"
 )
 
 // The token handshake, before anything of the store's protocol:
@@ -28,6 +29,29 @@ const (
 // or whose server has none.
 var ErrToken = errors.New("the token was not accepted")
 
+// alert is what a server answers to a client that speaks TLS where it does not, or the
+// other way round: the alert protocol_version of TLS. Both kinds of clients know it.
+const alert = "\x15\x03\x03\x00\x02\x02\x46"
+
+// tlsBegin is what a connection with TLS begins with: a handshake record of version 3.
+const tlsBegin = "\x16\x03"
+
+// errNeedsTLS is the error of a client without TLS that is answered by alert.
+var errNeedsTLS = permanent{errors.New("the server speaks TLS, and this side does not: give it the job's certificate (InitOptions.TLS, Options.TLS or C10D_TLS_CERT, C10D_TLS_KEY and C10D_TLS_CA)")}
+
+// errSpeaksTLS is a server's error about a client that begins as TLS does.
+var errSpeaksTLS = malformedf("the connection begins as TLS does, which this server does not speak")
+
+// settled makes permanent what a server says through TLS, during its handshake or
+// after this side's part of it.
+func settled(err error) error {
+	var op *net.OpError
+	if errors.As(err, &op) && op.Op == "remote error" {
+		return permanent{fmt.Errorf("the server refuses this side's TLS or certificate: %w", err)}
+	}
+	return err
+}
+
 func proof(token, side string, nonces []byte) []byte {
 	m := hmac.New(sha256.New, []byte(token))
 	io.WriteString(m, side)
@@ -40,6 +64,9 @@ func admit(conn io.ReadWriter, token string) error {
 	in := make([]byte, len(hello)+nonceLen)
 	if _, err := io.ReadFull(conn, in[:1]); err != nil {
 		return err
+	}
+	if in[0] == tlsBegin[0] {
+		return errSpeaksTLS
 	}
 	if in[0] != hello[0] {
 		return malformedf("the connection begins with %#x: a client without token", in[0])
@@ -75,7 +102,10 @@ func authenticate(conn io.ReadWriter, token string) error {
 	if _, err := conn.Write(append([]byte(hello), nonces[:nonceLen]...)); err != nil {
 		return err
 	}
-	if _, err := io.ReadFull(conn, nonces[nonceLen:]); err != nil {
+	if n, err := io.ReadFull(conn, nonces[nonceLen:]); err != nil {
+		if string(nonces[nonceLen:nonceLen+n]) == alert {
+			return errNeedsTLS
+		}
 		if disconnected(err) {
 			return fmt.Errorf("%w: the server takes none", ErrToken)
 		}

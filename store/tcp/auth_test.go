@@ -109,6 +109,26 @@ func TestTLSAndToken(t *testing.T) {
 	}
 }
 
+// A client and a server of which only one has TLS say so, and do not try again.
+func TestTLSOnOneSide(t *testing.T) {
+	certs := newCerts(t)
+	for _, c := range []struct {
+		server ServerOptions
+		client Options
+		want   string
+	}{
+		{ServerOptions{TLS: certs.both}, Options{}, "the server speaks TLS, and this side does not"},
+		{ServerOptions{TLS: certs.both}, Options{Token: "secret"}, "the server speaks TLS, and this side does not"},
+		{ServerOptions{}, Options{TLS: certs.trust}, "the server refuses this side's TLS"},
+		{ServerOptions{Token: "secret"}, Options{TLS: certs.trust, Token: "secret"}, "the server refuses this side's TLS"},
+	} {
+		c.client.Timeout = 20 * time.Second
+		_, err := New(t.Context(), serve(t, c.server).Addr().String(), c.client)
+		require.ErrorContains(t, err, c.want)
+		require.NotErrorIs(t, err, store.ErrTimeout)
+	}
+}
+
 // A server that only pretends to know the token is found out.
 func TestTokenProvesTheServer(t *testing.T) {
 	client, server := net.Pipe()

@@ -205,7 +205,7 @@ func (d *dialer) connect(ctx context.Context, dialect store.Dialect) (*conn, err
 		t := tls.Client(nc, cfg)
 		if err := t.HandshakeContext(ctx); err != nil {
 			raw.Close()
-			err = fmt.Errorf("TLS handshake: %w", err)
+			err = settled(fmt.Errorf("TLS handshake: %w", err))
 			var refused *tls.CertificateVerificationError
 			var alert tls.AlertError
 			if errors.As(err, &refused) || errors.As(err, &alert) {
@@ -248,16 +248,6 @@ func (d *dialer) validated(ctx context.Context) (*conn, error) {
 	return c, nil
 }
 
-// settled makes permanent what the server says through TLS: it refuses the client's
-// certificate, or has none, after its own part of the handshake.
-func settled(err error) error {
-	var op *net.OpError
-	if errors.As(err, &op) && op.Op == "remote error" {
-		return permanent{fmt.Errorf("the server refuses this side's certificate: %w", err)}
-	}
-	return err
-}
-
 // ping sends a request that has no reply, and PING, whose reply then says that
 // the first was carried out. They go out in one write, as PyTorch's newer server
 // forgets that it is in a handshake when the bytes of VALIDATE come in pieces.
@@ -271,9 +261,17 @@ func (c *conn) ping(before *request) error {
 	if err := c.send(before, &request{query: qPing, num: int64(nonce)}); err != nil {
 		return err
 	}
-	echo, err := readUint32(c.r)
+	echo, err := c.echo()
 	if err == nil && echo != nonce {
 		err = malformedf("the server answered %#x to a ping with %#x", echo, nonce)
 	}
 	return err
+}
+
+// echo reads the answer to a PING.
+func (c *conn) echo() (uint32, error) {
+	if b, err := c.r.Peek(4); err == nil && string(b) == alert[:4] {
+		return 0, errNeedsTLS
+	}
+	return readUint32(c.r)
 }

@@ -484,7 +484,7 @@ func (c *conn) offerNative() error {
 	if err := c.send(validate, &request{query: qPing, num: int64(nonce)}); err != nil {
 		return err
 	}
-	echo, err := readUint32(c.r)
+	echo, err := c.echo()
 	switch {
 	case err != nil:
 		return err

@@ -276,12 +276,19 @@ func (c *session) run() error {
 		if s.opts.TLS != nil {
 			t := tls.Server(c.conn, s.opts.TLS)
 			if err := t.HandshakeContext(s.ctx); err != nil {
+				var plain tls.RecordHeaderError
+				if errors.As(err, &plain) {
+					c.alert()
+				}
 				return fmt.Errorf("TLS: %w", err)
 			}
 			c.conn = t
 		}
 		if s.opts.Token != "" {
 			if err := admit(c.conn, s.opts.Token); err != nil {
+				if errors.Is(err, errSpeaksTLS) {
+					c.alert()
+				}
 				return err
 			}
 		}
@@ -366,6 +373,17 @@ func (c *session) requests(r *bufio.Reader, src *flushed) error {
 	}
 }
 
+// alert tells a client that only one side speaks TLS. What the client has sent is read
+// first: a connection that is closed before would be reset, and the alert lost.
+func (c *session) alert() {
+	io.WriteString(c.raw, alert)
+	if w, ok := c.raw.(*net.TCPConn); ok {
+		w.CloseWrite()
+	}
+	c.raw.SetReadDeadline(time.Now().Add(time.Second))
+	io.Copy(io.Discard, io.LimitReader(c.raw, 64<<10))
+}
+
 // open finds out the client's dialect and takes VALIDATE.
 func (c *session) open(r *bufio.Reader) error {
 	first, err := r.Peek(1)
@@ -373,6 +391,13 @@ func (c *session) open(r *bufio.Reader) error {
 		return err
 	}
 	c.conn.SetReadDeadline(time.Now().Add(c.server.opts.OpeningTimeout))
+	if first[0] == tlsBegin[0] {
+		// No query of any dialect.
+		if b, err := r.Peek(len(tlsBegin)); err == nil && string(b) == tlsBegin {
+			c.alert()
+		}
+		return errSpeaksTLS
+	}
 	c.peer.dialect = store.DialectV1
 	if first[0] == 0 {
 		// VALIDATE, or else a SET of the old dialect: then these are the lower

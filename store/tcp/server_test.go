@@ -170,6 +170,9 @@ func TestStrangers(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			s := serve(t, ServerOptions{})
 			c := dialRaw(t, s.Addr().String(), first...)
+			if name == "TLS" {
+				c.expect([]byte(alert)...)
+			}
 			c.closed()
 			until(t, func() bool { return s.Stats().Refused == 1 })
 		})

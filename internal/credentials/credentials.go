@@ -1,7 +1,7 @@
-// Package credentials reads the files with which the processes of a job prove who
-// they are: a certificate with its key, the authorities that sign the others', and a
-// token. c10d store and c10d run take their names as flags; c10d run hands them to its
-// ranks in environment variables, where pg.Init finds them.
+// Package credentials reads the files that protect a job's connections: a certificate
+// with its key, the certificates of authorities, and a token. c10d store and c10d run
+// take the names of these files as flags. c10d run passes them to its ranks in
+// environment variables, which pg.Init reads.
 package credentials
 
 import (

@@ -29,8 +29,8 @@ const (
 // or whose server has none.
 var ErrToken = errors.New("the token was not accepted")
 
-// alert is what a server answers to a client that speaks TLS where it does not, or the
-// other way round: the alert protocol_version of TLS. Both kinds of clients know it.
+// alert is a server's answer if only one of client and server speaks TLS. It is TLS's
+// alert protocol_version. Clients of this package recognise it with and without TLS.
 const alert = "\x15\x03\x03\x00\x02\x02\x46"
 
 // tlsBegin is what a connection with TLS begins with: a handshake record of version 3.

@@ -14,12 +14,12 @@ import (
 // maxCandidates bounds the connections that claim to be one peer.
 const maxCandidates = 16
 
-// candidates is the connection with a peer that cannot prove who it is: a rank of
-// PyTorch up to 2.0, which says nothing when it connects, or one that says its rank in
-// place of a number that it would have read in the store. Several connections may claim
-// to be the peer. The one from which a valid message comes first is it, and the others
-// are closed. Until then all of them are sent what the mesh writes: messages without
-// payload, as a payload is sent only to who has asked for it.
+// candidates is the connection with a peer that cannot prove who it is. Such peers are
+// ranks of PyTorch up to 2.0, which say nothing when they connect, and ranks that say
+// their rank instead of a secret number. Several connections may claim to be the peer.
+// The first one that sends a valid message is the peer, and the others are closed.
+// Until then every candidate gets what the mesh writes. That contains no payload,
+// because a payload is sent only after the peer has asked for it.
 type candidates struct {
 	near  func(net.Conn) bool // whether it comes from where the peer listens
 	dead  func() bool         // whether a peer without a connection counts as gone

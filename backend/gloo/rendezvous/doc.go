@@ -54,9 +54,9 @@
 //
 // # Strangers
 //
-// A connection that says a number of its own rank in the store is that rank, and no
-// other connection costs the group anything: those that say something else are closed
-// at once, silent ones after 10 s, or earlier if there are more than 1024.
+// A connection that says the number published for a rank is that rank. A connection
+// that says anything else is closed at once. A silent one is closed after 10 s, or
+// earlier if there are more than 1024. None of them costs the group anything.
 //
 // Two kinds of ranks have nothing to prove who they are: G1 ranks, which say nothing,
 // and those that say their rank. All connections that may be such a rank get the
@@ -65,8 +65,8 @@
 // strangers who are silent, or send something else, cost the group nothing; at most
 // 16 are kept a rank, and those from where the rank listens stay longest.
 //
-// What Gloo's wire cannot do: tell such a rank from a stranger who speaks Gloo, tell one
-// that died before it said anything from a stranger (it counts as dead 5 s after all
-// ranks have met), encrypt, or protect a connection from who can change its bytes. That
-// needs the native wire with TLS, or a network that keeps strangers out.
+// Gloo's wire cannot tell such a rank from a stranger who speaks Gloo. Nor can it tell
+// a rank that died before it sent anything: that counts as dead 5 s after all ranks have
+// met. It encrypts nothing. Use the native wire with TLS, or a network that keeps
+// strangers out.
 package rendezvous

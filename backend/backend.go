@@ -125,7 +125,7 @@ type Backend interface {
 
 	// Abort ends all operations with cause, on every rank. The group is of no
 	// more use; Close it. If cause is the error of an operation of this group (a
-	// *work.Error), the other ranks hear whose fault that was, and not that this rank aborted.
+	// *work.Error), the other ranks are told of that operation's fault instead of an abort.
 	Abort(cause error)
 
 	// Close ends what is pending with work.ErrClosed, says goodbye and frees what the

@@ -56,8 +56,8 @@
 //
 // # The end
 //
-// Close takes about a second, whatever is pending: operations of this rank that have not ended
-// fail with ErrClosed, and if collectives are among them, the group ends on all ranks. Wait for
+// Close takes about a second, whatever is pending. Operations of this rank that have not ended
+// fail with ErrClosed. If there are collectives among them, the group ends on all ranks. Wait for
 // operations before Close, or call Shutdown, which waits for all that this rank has
 // issued.
 //

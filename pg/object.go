@@ -77,10 +77,10 @@ func (e *ObjectError) Unwrap() error { return e.Err }
 
 // The object functions block, as in c10d.
 //
-// An object that cannot be encoded is an *ObjectError on its own rank, and on those that should
-// have got it: they get the text of the error in its place, in bytes that no encoding may begin
-// with. The group can be used on. A PyTorch rank gets the same bytes, which its unpickler refuses
-// at once.
+// An object that cannot be encoded is an *ObjectError on its own rank, and on the ranks that should
+// have got it. They get the text of the error in its place, behind a mark that no encoding may
+// begin with. The group can be used on. A PyTorch rank gets the same bytes. Its unpickler refuses
+// them at once.
 
 // failedMark begins the bytes that stand for an object that could not be encoded. No pickle and
 // no JSON begins with a zero byte.

@@ -28,8 +28,8 @@ func (picky) Encode(s string) ([]byte, error) {
 
 func (picky) Decode(b []byte) (string, error) { return string(b), nil }
 
-// TestObjectsThatCannotBeEncoded: every rank that should have got the object hears at once that it
-// could not be encoded, and where, and why; the group can be used on.
+// TestObjectsThatCannotBeEncoded: every rank that should have got the object gets an error at once. It
+// names the rank and the reason. The group can be used on.
 func TestObjectsThatCannotBeEncoded(t *testing.T) {
 	const culprit = 1
 	say := func(g *pg.ProcessGroup) string {

@@ -27,8 +27,8 @@ var (
 	// ErrMismatch is matched when ranks called operations that do not fit together.
 	ErrMismatch = errors.New("ranks disagree on the operation")
 
-	// ErrPanicked is matched when a function of the program panicked on some rank: in an
-	// operation, which then has a *PanicError on that rank, or while that rank closed its group.
+	// ErrPanicked is matched when the program of some rank panicked, in an operation or while it
+	// closed its group.
 	ErrPanicked = errors.New("panicked")
 
 	// ErrClosed is matched when the group was closed on this rank.
@@ -71,8 +71,8 @@ func (e *Error) Timeout() bool {
 // Temporary is there for net.Error; it reports the same as Timeout.
 func (e *Error) Temporary() bool { return e.Timeout() }
 
-// PanicError is the cause of an operation's error on the rank whose program panicked: a function
-// that the operation called, such as a custom operator, did not return. errors.Is finds
+// PanicError is the cause of an operation's error when a function that the operation called did not
+// return, for example a custom operator. Only the rank where that happened has it. errors.Is finds
 // ErrPanicked in it, and Value if that is an error.
 type PanicError struct {
 	Value any    // the argument of panic, ErrExited if the function called runtime.Goexit
@@ -83,8 +83,8 @@ type PanicError struct {
 // testing.T.FailNow does.
 var ErrExited = errors.New("the function called runtime.Goexit")
 
-// Recovered makes a PanicError of what recover returned in a deferred function that runs because
-// a function of the program did not return. It takes the stack of the calling goroutine.
+// Recovered makes a PanicError of what recover returned, and of the stack of the calling goroutine.
+// A deferred function calls it. A nil value stands for runtime.Goexit.
 func Recovered(value any) *PanicError {
 	if value == nil {
 		value = ErrExited

@@ -505,8 +505,8 @@ func testCancel(t *testing.T) {
 	require.Error(t, errs.of[1])
 }
 
-// TestTheCulpritStaysTheCulprit: what goes wrong in the control group of some ranks is told as it is to
-// those that wait for something else, in the group itself.
+// TestTheCulpritStaysTheCulprit: ranks that wait in the group itself hear the same fault as those
+// whose control group has failed.
 func TestTheCulpritStaysTheCulprit(t *testing.T) {
 	stop := errors.New("user pressed stop")
 	for _, tc := range []struct {

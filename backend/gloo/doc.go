@@ -97,8 +97,8 @@
 // operation fails with a *work.Error that names the rank whose fault it was.
 // A rank that is asked has a third of a second to answer, or ten times that while the one
 // that asks is itself kept waiting for a CPU, or others answer late.
-// A function of the program that panics in an operation, such as a custom operator, ends the
-// operation with a *work.PanicError on its rank, and the group with that rank to blame.
+// A panic in a custom operator ends the operation with a *work.PanicError on its rank. The other
+// ranks' errors name that rank.
 // Ranks of PyTorch in the group see a closed connection. The native wire keeps
 // to the same rules. Death and faults are always told over connections: memory
 // does not know who is alive.
@@ -107,14 +107,14 @@
 //
 // Close takes about a second. Operations that have not ended fail with work.ErrClosed. If there are
 // collectives among them, the group ends on all ranks, and their errors name the one that
-// closed; so it does when Close is deferred and the program panics. Shutdown waits first.
+// closed. The same happens when Close is deferred and the program panics. Shutdown waits first.
 //
 // # Messages and monitored barriers
 //
 // PyTorch's monitored barrier sends messages whose tags are the numbers of collectives, from 0 on.
-// With a PyTorch rank they meet messages of the program on the same tags, in both directions
-// between that rank and rank 0: use tags above the number of collectives there. Among ranks of
-// this library they have slots of their own.
+// Between a PyTorch rank and rank 0 they meet messages of the program with the same tags. Use tags
+// above the number of collectives there. Among ranks of this library they have slots of their
+// own.
 //
 // # What it does not do
 //

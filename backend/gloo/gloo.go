@@ -549,9 +549,9 @@ func (b *Backend) end(f transport.Fault) {
 	}
 }
 
-// causedBy makes a fault of the cause of an abort. The error of an operation keeps its kind, and
-// the rank that was to blame for it: backends above abort this one because operations of theirs
-// failed. Its ranks are numbered as in this group.
+// causedBy makes a fault of the cause of an abort. If the cause is the error of an operation, the fault
+// has the kind of that error and its Peer, which is a rank of this group. Backends above abort this
+// one when operations of theirs fail.
 func (b *Backend) causedBy(cause error) transport.Fault {
 	f := transport.Fault{Kind: transport.FaultAborted, Rank: b.rank, Reporter: b.rank, Op: noOp, Err: cause}
 	var e *work.Error

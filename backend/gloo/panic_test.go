@@ -42,8 +42,8 @@ func broken(how func()) backend.ReduceOp {
 	return backend.Custom("broken", func(tensor.DType, []byte, []byte) { how() })
 }
 
-// TestAPanicInAnOperator ends the operation and the group: on the rank itself with the panic and its
-// stack, on the others with that rank and what it said. The process goes on.
+// TestAPanicInAnOperator ends the operation and the group. The rank itself gets the panic and its
+// stack, the others get that rank and the panic's value. The process goes on.
 func TestAPanicInAnOperator(t *testing.T) {
 	ctx := context.Background()
 	cause := errors.New("no such row")

@@ -168,9 +168,9 @@ type Backend struct {
 	collectives uint64     // that were issued; guarded by calls, like packers
 	packers     map[int]*packer
 
-	cut    atomic.Bool  // Close has ended what was pending
-	open   atomic.Int64 // sends and receives
-	queued atomic.Int64 // commands of operations that a stream may still have to do
+	cut    atomic.Pointer[work.Error] // what the others are told when Close has ended what was pending
+	open   atomic.Int64               // sends and receives
+	queued atomic.Int64               // commands of operations that a stream may still have to do
 
 	mu       sync.Mutex
 	seq      uint64
@@ -379,6 +379,9 @@ func (b *Backend) culprit(err error) int {
 // the other ranks are told.
 func (b *Backend) fail(err, cause error) {
 	b.fault.CompareAndSwap(nil, &err)
+	if left := b.cut.Load(); left != nil {
+		cause = left // an operation that Close has ended may be here first
+	}
 	b.cpu.Abort(cause)
 	b.neighbours.abandon()
 }
@@ -468,8 +471,8 @@ func (b *Backend) leave(dying bool) {
 	default:
 		return
 	}
-	b.cut.Store(true)
 	err := &work.Error{Info: info, Peer: b.rank, Err: why}
+	b.cut.Store(err)
 	b.fail(err, err)
 }
 

@@ -634,7 +634,7 @@ func (o *operation) failed(err error) {
 // named makes an error that names this operation. The CPU backend's has its own
 // numbers.
 func (o *operation) named(err error) error {
-	if o.b.cut.Load() {
+	if o.b.cut.Load() != nil {
 		return &work.Error{Info: o.Info(), Peer: -1, Err: work.ErrClosed}
 	}
 	peer := o.b.culprit(err)

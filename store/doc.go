@@ -60,6 +60,7 @@
 // # What it is not
 //
 // It is not for bulk data: values are copied, often more than once. It
-// remembers nothing beyond its server or its file. It keeps nobody out who can
-// reach it, unless the store's own documentation says how.
+// remembers nothing beyond its server or its file. It does not know which run
+// wrote a key; package pg does. It keeps nobody out who can reach it, unless the
+// store's own documentation says how.
 package store

@@ -37,7 +37,7 @@ type Options struct {
 	// it is needed where the host's name means another address outside.
 	Listen string
 
-	// ServerOptions are those of the hosted server. Of them TLS, Token and
+	// ServerOptions are those of the hosted server. Of them TLS, Token, Job and
 	// Limits, where not set, are taken from here.
 	ServerOptions ServerOptions
 
@@ -83,6 +83,12 @@ type Options struct {
 	// Token is the secret of ServerOptions.Token.
 	Token string
 
+	// Job names the job that this process is of. A server of this package that
+	// knows its job too refuses clients of others, with both names, and New then
+	// fails at once with ErrOtherJob. Empty means that there is no name: such
+	// clients, and PyTorch's, are served by every server.
+	Job string
+
 	// Limits are what calls are checked against before anything is sent, with
 	// store.ErrTooLarge. Larger ones make sense only with a server that has
 	// larger ones too.
@@ -99,7 +105,9 @@ type Options struct {
 // for later calls; calls that do not wait for a key use one connection in turns.
 //
 // A store does not outlive its server. Calls fail with ErrDisconnected when it
-// ends and with "connection refused" after that.
+// ends and with "connection refused" after that. If another server of this
+// package takes its place, they fail with ErrRestarted: it is empty, and would
+// hand out the same numbers again. PyTorch's servers do not tell.
 type Store struct {
 	dialer  dialer
 	name    string
@@ -189,6 +197,9 @@ func open(ctx context.Context, addr string, opts Options) (*Store, error) {
 		if so.Token == "" {
 			so.Token = opts.Token
 		}
+		if so.Job == "" {
+			so.Job = opts.Job
+		}
 		if so.Limits == (Limits{}) {
 			so.Limits = opts.Limits
 		}
@@ -197,14 +208,14 @@ func open(ctx context.Context, addr string, opts Options) (*Store, error) {
 			listen = addr
 		}
 		if server, err = Listen(ctx, listen, so); err != nil {
-			return nil, err
+			return nil, inUse(ctx, err, listen, opts)
 		}
 		port = strconv.Itoa(server.Addr().(*net.TCPAddr).Port)
 		if ip := net.ParseIP(host); host == "" || ip != nil && ip.IsUnspecified() {
 			host = "localhost"
 		}
 	}
-	d := dialer{addr: net.JoinHostPort(host, port), dialect: opts.Dialect, tls: opts.TLS, token: opts.Token}
+	d := dialer{addr: net.JoinHostPort(host, port), dialect: opts.Dialect, tls: opts.TLS, token: opts.Token, job: opts.Job}
 	ours := server != nil || d.tls != nil || d.token != ""
 	if ours && d.dialect == store.DialectUnknown {
 		d.dialect = store.DialectV2

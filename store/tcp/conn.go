@@ -96,6 +96,9 @@ type dialer struct {
 	resolveFor time.Duration // how long to look up a name that does not exist; 0: the default
 
 	connectTo func(ctx context.Context, network, addr string) (net.Conn, error) // nil: a net.Dialer's
+
+	job    string    // see Options.Job
+	server *greeting // of the first native connection; nil before, and for other servers
 }
 
 // dialRetry connects, trying until ctx ends.
@@ -236,6 +239,9 @@ func (d *dialer) validated(ctx context.Context) (*conn, error) {
 		err = c.ping(validate)
 	} else {
 		err = c.offerNative()
+	}
+	if err == nil && c.dialect == native {
+		err = d.greet(c)
 	}
 	release()
 	if err != nil {

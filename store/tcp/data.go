@@ -24,6 +24,7 @@ type data struct {
 	bytes   int64                // see cost
 	limits  Limits
 	memory  int64     // limit of bytes, 0 for none
+	self    greeting  // what HELLO is answered with
 	scratch output    // the body of a native reply
 	due     []*waiter // native, with nothing missing any more
 }
@@ -193,6 +194,8 @@ func refused(err error) byte {
 		return notNumber
 	case errors.Is(err, store.ErrTooLarge):
 		return tooLarge
+	case errors.Is(err, ErrOtherJob):
+		return otherJob
 	}
 	return done
 }
@@ -406,6 +409,12 @@ func (d *data) apply(p *peer, r *request, out *output, woken *[]*peer) error {
 
 	case qWatch:
 		out.byte(watched)
+
+	case qHello:
+		if err := d.self.admit(key); err != nil {
+			return err
+		}
+		out.blob(d.self.encode())
 
 	default:
 		return malformedf("unexpected %v", r.query)

@@ -78,6 +78,10 @@
 //
 // BenchmarkPipelined and BenchmarkCalls measure it.
 //
+// They also tell each other who they are. A client of another job than the
+// server's is refused (Options.Job). A client that has lost its connection and
+// finds another server at the address gets ErrRestarted instead of an empty store.
+//
 // # Guarantees
 //
 // When New waits longer than 10 s it writes to Options.Logger what it waits for: the

@@ -40,13 +40,18 @@ import (
 //   - A request's id is its own until its reply is sent. The server closes the
 //     connection of a client that gives a second request the id of one that waits.
 //   - CANCEL_WAIT and BARRIER are not there.
+//   - HELLO, the client's first request, names its job. The reply is the server's
+//     incarnation and job; to a client of another job it is a refusal.
 const native store.Dialect = -1
 
 // offer is the upper half of the nonce that offers the native dialect, and
 // accept what changes in it. A PyTorch client's nonce is its process id, which
 // is never so large. The third byte has its top bit set, see ping.
+//
+// Releases before HELLO offered 0xc1d0. Beside one of them both sides speak
+// PyTorch's protocol.
 const (
-	offer  = 0xc1d0
+	offer  = 0xc1d1
 	accept = 1 << 16
 )
 
@@ -59,6 +64,7 @@ const (
 	givenUp
 	notNumber
 	tooLarge
+	otherJob
 )
 
 // offered reports whether req, the first after VALIDATE, offers the native
@@ -301,7 +307,7 @@ func readNative(r *bufio.Reader, q query, keys int, status byte, n uint32) (o ou
 		}
 		o.err = errGivenUp
 		return o, nil
-	case notNumber, tooLarge:
+	case notNumber, tooLarge, otherJob:
 		if n > maxText {
 			return o, malformedf("a refusal of %v in %d bytes", q, n)
 		}
@@ -310,8 +316,11 @@ func readNative(r *bufio.Reader, q query, keys int, status byte, n uint32) (o ou
 			return o, err
 		}
 		why := store.ErrNotNumber
-		if status == tooLarge {
+		switch status {
+		case tooLarge:
 			why = store.ErrTooLarge
+		case otherJob:
+			why = ErrOtherJob
 		}
 		o.err = &refusal{string(text), why}
 		return o, nil

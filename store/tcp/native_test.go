@@ -35,6 +35,11 @@ func scriptedNative(t *testing.T) (*Store, *raw) {
 			return nil
 		}
 		c.Write(binary.LittleEndian.AppendUint32(nil, binary.LittleEndian.Uint32(b[6:])^accept))
+		hello := make([]byte, 4+4+1+8)
+		if _, err := io.ReadFull(c, hello); err != nil {
+			return nil
+		}
+		c.Write(cat(u32(frameHead+8+8), u32(0), int(done), u64(8), u64(1)))
 		return c
 	})
 	s := join(t, ln.Addr().String(), Options{})

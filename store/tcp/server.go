@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"math/rand/v2"
 	"net"
 	"sync"
 	"sync/atomic"
@@ -56,6 +57,10 @@ type ServerOptions struct {
 	// which only Go clients can. It is not sent. What follows is neither
 	// encrypted nor protected against a man in the middle, unless TLS is set.
 	Token string
+
+	// Job, if not empty, names the job that the server is for. Go clients that
+	// name another one in Options.Job are refused, with both names.
+	Job string
 
 	// Logger is told of clients: at level Info when one is refused or sends
 	// what makes the server close its connection, at level Debug when one
@@ -120,6 +125,7 @@ func Listen(ctx context.Context, addr string, opts ServerOptions) (*Server, erro
 		data:     newData(opts.Limits, opts.MaxMemory),
 		sessions: make(map[*session]struct{}),
 	}
+	s.data.self = greeting{rand.Uint64(), opts.Job}
 	s.ctx, s.cancel = context.WithCancel(context.Background())
 	s.wg.Go(s.accept)
 	return s, nil
@@ -129,6 +135,9 @@ func (o *ServerOptions) validate() error {
 	if o.MaxClients < 0 || o.MaxMemory < 0 || o.OpeningTimeout < 0 {
 		return fmt.Errorf("MaxClients %d, MaxMemory %d and OpeningTimeout %v must not be negative",
 			o.MaxClients, o.MaxMemory, o.OpeningTimeout)
+	}
+	if limit := min(o.Limits.Key, maxGreeting); len(o.Job) > limit {
+		return fmt.Errorf("the name of a job of %d bytes: %w of %d", len(o.Job), store.ErrTooLarge, limit)
 	}
 	return o.Limits.validate()
 }

@@ -38,6 +38,7 @@ const (
 	qWatch     // only in the old dialect
 	qGiveUp    // only in the native one
 	qQueueTake // the same: a pop that waits
+	qHello     // the same: the client's job, for the server's
 )
 
 // v1 lists the queries of PyTorch up to 2.0 in the order of their numbers.
@@ -75,6 +76,7 @@ var forms = [...]form{
 	qWatch:      {name: "WATCH_KEY", keys: 1},
 	qGiveUp:     {name: "GIVE_UP", num: 4},
 	qQueueTake:  {name: "QUEUE_TAKE", keys: 1},
+	qHello:      {name: "HELLO", keys: 1},
 }
 
 func (q query) String() string { return forms[q].name }
@@ -509,6 +511,7 @@ var answers = [len(forms)]byte{
 	qQueueLen:   aNumber,
 	qListKeys:   aList,
 	qQueueTake:  popped,
+	qHello:      aBlob,
 }
 
 // readReply reads the reply to a query about a number of keys.

@@ -1,0 +1,135 @@
+package tcp
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"net"
+	"syscall"
+	"time"
+
+	"github.com/c10d-go/c10d/store"
+)
+
+var (
+	// ErrOtherJob is matched by the error of a client whose Options.Job is not
+	// the ServerOptions.Job of the server.
+	ErrOtherJob = errors.New("the store is another job's")
+
+	// ErrRestarted is matched by the error of a call that found another server at
+	// the address than the one that this Store joined. What that one held is gone.
+	ErrRestarted = errors.New("the server has been restarted, and what it held is gone")
+)
+
+// greeting is what a server says of itself.
+type greeting struct {
+	incarnation uint64 // random, another one each time a server starts
+	job         string
+}
+
+func (g greeting) encode() []byte {
+	return append(binary.LittleEndian.AppendUint64(nil, g.incarnation), g.job...)
+}
+
+func parseGreeting(b []byte) (greeting, error) {
+	if len(b) < 8 {
+		return greeting{}, malformedf("a greeting of %d bytes", len(b))
+	}
+	return greeting{binary.LittleEndian.Uint64(b), string(b[8:])}, nil
+}
+
+// maxShown bounds what is repeated of a job's name.
+const maxShown = 200
+
+func shownJob(name string) string {
+	if len(name) > maxShown {
+		name = name[:maxShown] + "..."
+	}
+	return fmt.Sprintf("%q", name)
+}
+
+// admit returns an error if a client of a job is not to be served. Without a name
+// on either side nothing is known.
+func (g greeting) admit(job string) error {
+	if g.job == "" || job == "" || g.job == job {
+		return nil
+	}
+	return fmt.Errorf("%w: this store is of job %s, the client of job %s", ErrOtherJob, shownJob(g.job), shownJob(job))
+}
+
+// greet is the first request of a native connection. The first time it learns which
+// server this is, and after that it wants the same.
+func (d *dialer) greet(c *conn) error {
+	req := &request{query: qHello, keys: one(d.job)}
+	if _, err := c.Write(appendFrame(nil, 0, req)); err != nil {
+		return err
+	}
+	n, err := readUint32(c.r)
+	if err != nil {
+		return cut(err)
+	}
+	id, err := readUint32(c.r)
+	if err != nil {
+		return cut(err)
+	}
+	status, err := c.r.ReadByte()
+	if err != nil {
+		return cut(err)
+	}
+	if id != 0 || n < frameHead || n > frameHead+8+maxGreeting {
+		return malformedf("a reply of %d bytes to request %d instead of a greeting", n, id)
+	}
+	got, err := readNative(c.r, qHello, 1, status, n-frameHead)
+	if err != nil {
+		return cut(err)
+	}
+	if errors.Is(got.err, ErrOtherJob) {
+		return permanent{fmt.Errorf("%w; give this job an address of its own (MASTER_PORT)", got.err)}
+	} else if got.err != nil {
+		return got.err
+	}
+	g, err := parseGreeting(got.value)
+	if err != nil {
+		return err
+	}
+	if d.server != nil && d.server.incarnation != g.incarnation {
+		return permanent{fmt.Errorf("%w: incarnation %016x of it answers at %s, and this process joined %016x; start the job again",
+			ErrRestarted, g.incarnation, d.addr, d.server.incarnation)}
+	}
+	d.server = &g
+	return nil
+}
+
+// maxGreeting bounds the reply to HELLO, which holds a job's name.
+const maxGreeting = 64 << 10
+
+// inUse adds to the error of a Listen on a port that is in use what answers there.
+func inUse(ctx context.Context, err error, addr string, opts Options) error {
+	if !errors.Is(err, syscall.EADDRINUSE) {
+		return err
+	}
+	if host, port, e := net.SplitHostPort(addr); e == nil {
+		if ip := net.ParseIP(host); host == "" || ip != nil && ip.IsUnspecified() {
+			addr = net.JoinHostPort("localhost", port)
+		}
+	}
+	const long = 2 * time.Second // for a server that answers late, not for one that never does
+	ctx, cancel := context.WithTimeout(ctx, long)
+	defer cancel()
+	d := dialer{addr: addr, tls: opts.TLS, token: opts.Token, dialect: store.DialectV2}
+	what := "a service that is no TCPStore answers there"
+	c, e := d.dial(ctx)
+	switch {
+	case e == nil && d.server != nil && d.server.job != "":
+		what = "the store of job " + shownJob(d.server.job) + " answers there"
+	case e == nil:
+		what = "the TCPStore of another job answers there"
+	case errors.Is(e, syscall.ECONNREFUSED):
+		what = "whoever has it accepts no connections"
+	}
+	if e == nil {
+		c.Close()
+	}
+	return fmt.Errorf("%w: %s; wait until it has ended, or choose another port (MASTER_PORT)", err, what)
+}

@@ -1,0 +1,118 @@
+package tcp
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"net"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/c10d-go/c10d/store"
+)
+
+func TestAnotherJobIsRefused(t *testing.T) {
+	server := serve(t, ServerOptions{Job: "A"})
+	addr := server.Addr().String()
+	join(t, addr, Options{Job: "A"})
+	join(t, addr, Options{})
+	join(t, serve(t, ServerOptions{}).Addr().String(), Options{Job: "A"})
+
+	start := time.Now()
+	_, err := New(t.Context(), addr, Options{Job: "B", Timeout: patience})
+	require.ErrorIs(t, err, ErrOtherJob)
+	require.ErrorContains(t, err, `this store is of job "A", the client of job "B"`)
+	require.Less(t, time.Since(start), patience/2, "the client tried again")
+	until(t, func() bool { return server.Stats().Clients == 2 })
+
+	_, err = Listen(t.Context(), local, ServerOptions{Job: string(make([]byte, 1<<20))})
+	require.ErrorIs(t, err, store.ErrTooLarge)
+}
+
+// TestARestartedServer states that a client does not take an empty server for
+// the one that it joined.
+func TestARestartedServer(t *testing.T) {
+	first := serve(t, ServerOptions{})
+	addr := first.Addr().String()
+	s := join(t, addr, Options{})
+	n, err := s.Add(t.Context(), "n", 1)
+	require.NoError(t, err)
+	require.EqualValues(t, 1, n)
+	require.NoError(t, first.Close())
+	second, err := Listen(t.Context(), addr, ServerOptions{})
+	require.NoError(t, err)
+	defer second.Close()
+
+	until(t, func() bool {
+		_, err = s.Add(t.Context(), "n", 1)
+		require.Error(t, err)
+		return !errors.Is(err, ErrDisconnected) // of the connection to the first
+	})
+	require.ErrorIs(t, err, ErrRestarted)
+	require.ErrorContains(t, err, addr)
+	_, err = s.Clone(t.Context())
+	require.ErrorIs(t, err, ErrRestarted)
+	until(t, func() bool { return second.Stats().Keys == 0 && second.Stats().Clients == 0 })
+}
+
+func TestPortInUse(t *testing.T) {
+	named := serve(t, ServerOptions{Job: "A"}).Addr().String()
+	nameless := serve(t, ServerOptions{}).Addr().String()
+	other, err := net.Listen("tcp", local)
+	require.NoError(t, err)
+	defer other.Close()
+	go func() {
+		for {
+			c, err := other.Accept()
+			if err != nil {
+				return
+			}
+			c.Write([]byte("HTTP/1.1 400 Bad Request\r\n\r\n"))
+			c.Close()
+		}
+	}()
+	for addr, want := range map[string]string{
+		named:                 `the store of job "A" answers there`,
+		nameless:              "the TCPStore of another job answers there",
+		other.Addr().String(): "a service that is no TCPStore answers there",
+	} {
+		ctx, cancel := context.WithTimeout(t.Context(), patience)
+		_, err := New(ctx, addr, Options{Server: true, Job: "B"})
+		cancel()
+		require.ErrorContains(t, err, "address already in use")
+		require.ErrorContains(t, err, addr)
+		require.ErrorContains(t, err, want)
+		require.ErrorContains(t, err, "choose another port (MASTER_PORT)")
+	}
+}
+
+func TestGreetingsThatAreNone(t *testing.T) {
+	for name, reply := range map[string][]byte{
+		"short":            cat(u32(frameHead+8+3), u32(0), int(done), u64(3), 1, 2, 3),
+		"of other request": cat(u32(frameHead+8+8), u32(1), int(done), u64(8), u64(1)),
+		"too long":         cat(u32(1<<30), u32(0), int(done), u64(1<<30)),
+		"too short":        cat(u32(1), u32(0), int(done)),
+		"not a frame":      cat(u32(frameHead+8), u32(0), int(done), u64(9)),
+	} {
+		t.Run(name, func(t *testing.T) {
+			client, server := net.Pipe()
+			defer client.Close()
+			defer server.Close()
+			answered := go1(func() error {
+				b := make([]byte, 64)
+				if _, err := server.Read(b); err != nil {
+					return err
+				}
+				server.Write(reply)
+				return server.Close()
+			})
+			d := dialer{addr: "there"}
+			require.Error(t, d.greet(&conn{Conn: client, r: bufio.NewReader(client), dialect: native}))
+			client.Close()
+			require.NoError(t, await(t, answered))
+			require.Nil(t, d.server)
+		})
+	}
+}

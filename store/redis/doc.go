@@ -38,6 +38,10 @@
 // redis.SetLogger, because its calls return them. The logger is that of all clients in the
 // process. A program with clients of its own can set another in main.
 //
+// A server that is started again without its data, or another that takes its place,
+// is no empty store: New writes a random value under "{prefix}i", and a connection
+// that does not find it fails with ErrEmptied.
+//
 // # What it needs
 //
 // Redis 4 or later, or a server that speaks its protocol and runs Lua scripts.

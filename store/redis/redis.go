@@ -3,6 +3,7 @@ package redis
 import (
 	"bytes"
 	"context"
+	"crypto/rand"
 	"crypto/tls"
 	"errors"
 	"fmt"
@@ -86,6 +87,8 @@ type Store struct {
 	expiry  time.Duration
 	timeout atomic.Int64
 	local   atomic.Pointer[netip.Addr] // see LocalAddr
+
+	incarnation atomic.Pointer[string] // of what the prefix holds; nil until joined
 
 	mu     sync.Mutex // guards calls.Add against Close
 	closed chan struct{}
@@ -184,10 +187,11 @@ func open(ctx context.Context, config *redis.Options, opts Options) (*Store, err
 	}
 	own := *config
 	own.Dialer = s.dial
+	own.OnConnect = s.check
 	s.client = redis.NewClient(&own)
 	s.SetTimeout(opts.Timeout)
 	_, err := do(ctx, s, "connect", nil, func(ctx context.Context) (string, error) {
-		return s.client.Ping(ctx).Result()
+		return "", s.join(ctx)
 	})
 	if err != nil {
 		s.Close()
@@ -222,6 +226,50 @@ func (s *Store) LocalAddr() netip.Addr {
 	}
 	return netip.Addr{}
 }
+
+// ErrEmptied is matched by the error of a call whose server has lost the data that
+// it had when the store was opened. It was started again without them, was emptied,
+// or another one took its place. Each new connection looks.
+var ErrEmptied = errors.New("the server has lost what this store's prefix held")
+
+// emptied is an ErrEmptied. It has no Unwrap, because the client strips a layer.
+type emptied struct{ prefix string }
+
+func (e emptied) Error() string {
+	return fmt.Sprintf("%v (%s): it was started again without its data, or emptied; start the job again", ErrEmptied, e.prefix)
+}
+
+func (e emptied) Is(target error) bool { return target == ErrEmptied }
+
+// join writes the incarnation of what the prefix holds, unless it has one.
+func (s *Store) join(ctx context.Context) error {
+	key := s.prefix + incarnationKey
+	if err := s.client.SetNX(ctx, key, rand.Text(), s.expiry).Err(); err != nil {
+		return err
+	}
+	found, err := s.client.Get(ctx, key).Result()
+	if err == nil {
+		s.incarnation.Store(&found)
+	}
+	return err
+}
+
+// check is called for each new connection: the pool opens them whenever it likes.
+func (s *Store) check(ctx context.Context, conn *redis.Conn) error {
+	want := s.incarnation.Load()
+	if want == nil {
+		return nil
+	}
+	found, err := conn.Get(ctx, s.prefix+incarnationKey).Result()
+	if err == redis.Nil || err == nil && found != *want {
+		return emptied{strings.Trim(s.prefix, "{}")}
+	}
+	return err
+}
+
+// incarnationKey is, after the prefix, where the incarnation is. Users' keys begin
+// with another letter.
+const incarnationKey = "i"
 
 // Clone opens another store on the same data with the same settings.
 func (s *Store) Clone(ctx context.Context) (store.Store, error) {

@@ -10,6 +10,7 @@ import (
 	"crypto/x509"
 	"crypto/x509/pkix"
 	"encoding/pem"
+	"errors"
 	"fmt"
 	"math/big"
 	"net"
@@ -68,6 +69,11 @@ type server struct {
 // for a free port.
 func startServer(t *testing.T, args ...string) *server {
 	t.Helper()
+	return startServerAt(t, freeport.Loopback(t), args...)
+}
+
+func startServerAt(t *testing.T, addr string, args ...string) *server {
+	t.Helper()
 	program, err := exec.LookPath("redis-server")
 	if err != nil {
 		if os.Getenv("C10D_REQUIRE_SERVICES") == "1" {
@@ -75,7 +81,7 @@ func startServer(t *testing.T, args ...string) *server {
 		}
 		t.Skip("needs redis-server in PATH")
 	}
-	s := &server{addr: freeport.Loopback(t), log: new(bytes.Buffer), ended: make(chan struct{})}
+	s := &server{addr: addr, log: new(bytes.Buffer), ended: make(chan struct{})}
 	_, port, _ := net.SplitHostPort(s.addr)
 	full := []string{"--bind", "127.0.0.1", "--save", "", "--appendonly", "no", "--dir", t.TempDir()}
 	for _, a := range args {
@@ -399,4 +405,33 @@ func TestServerGoesAway(t *testing.T) {
 	}
 	_, err := New(ctx, "redis://"+srv.addr, Options{})
 	require.ErrorContains(t, err, "store: redis "+srv.addr+": connect: ")
+}
+
+// TestEmptiedServer: a server comes back without its data. Open stores do not take
+// it for the one that was there. New ones use it.
+func TestEmptiedServer(t *testing.T) {
+	first := plainServer(t)
+	url := "redis://" + first.addr + "?prefix=" + "job"
+	s := connect(t, url, Options{})
+	n, err := s.Add(t.Context(), "n", 1)
+	require.NoError(t, err)
+	require.EqualValues(t, 1, n)
+	first.kill()
+	<-first.ended
+	second := startServerAt(t, first.addr, "--port", "PORT")
+
+	require.Eventually(t, func() bool {
+		_, err = s.Add(t.Context(), "n", 1)
+		require.Error(t, err)
+		return errors.Is(err, ErrEmptied) // and not that the old connection has ended
+	}, 20*time.Second, 10*time.Millisecond)
+	require.ErrorContains(t, err, second.addr)
+	require.ErrorContains(t, err, "the server has lost what this store's prefix held (job)")
+
+	fresh := connect(t, url, Options{})
+	n, err = fresh.Add(t.Context(), "n", 1)
+	require.NoError(t, err)
+	require.EqualValues(t, 1, n)
+	_, err = s.Add(t.Context(), "n", 1)
+	require.ErrorIs(t, err, ErrEmptied)
 }

@@ -15,7 +15,6 @@ import (
 	"github.com/c10d-go/c10d/ddp"
 	"github.com/c10d-go/c10d/internal/freeport"
 	"github.com/c10d-go/c10d/pg"
-	"github.com/c10d-go/c10d/store"
 	"github.com/c10d-go/c10d/tensor"
 )
 
@@ -144,7 +143,7 @@ func torchSays(ctx context.Context, python string, rank int, port string, shapes
 func construct(t *testing.T, rank int, port string, shapes [][]int, told bool) error {
 	ctx := soon(t)
 	g, err := pg.Init(ctx, fmt.Sprintf("tcp://127.0.0.1:%s", port), pg.InitOptions{
-		Rank: rank, Size: 3, Options: pg.Options{Dialect: store.DialectV1, Timeout: patience},
+		Rank: rank, Size: 3, Options: pg.Options{Timeout: patience},
 	})
 	if err != nil {
 		return err

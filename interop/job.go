@@ -186,7 +186,7 @@ func (l *lab) start(ctx context.Context, j job) (_ *group, err error) {
 	}
 	env = append(env, j.Env...)
 	python := slices.Concat(prefix, l.python)
-	goRank := slices.Concat(prefix, []string{l.c10d(), "rank", "-wire", "gloo", "-timeout", patience.String(), "-script", file, "-torch", l.version.generation()})
+	goRank := slices.Concat(prefix, []string{l.c10d(), "rank", "-wire", "gloo", "-timeout", patience.String(), "-script", file})
 	torchRank := slices.Concat(python, []string{l.rank(), file})
 
 	switch j.Store {
@@ -237,10 +237,10 @@ func (l *lab) wrapper(g *group, file string) (string, error) {
 	return path, os.WriteFile(path, fmt.Appendf(nil, `#!/bin/sh
 exec >%[1]s/out.$RANK 2>%[1]s/err.$RANK
 case "%[2]s" in
-*" $RANK "*) exec %[3]s rank -wire gloo -timeout %[8]s -script %[4]s -torch %[5]s ;;
+*" $RANK "*) exec %[3]s rank -wire gloo -timeout %[7]s -script %[4]s ;;
 esac
-exec %[6]s %[7]s %[4]s
-`, g.dir, ours.String(), l.c10d(), file, l.version.generation(), l.inner, l.rank(), patience), 0o755)
+exec %[5]s %[6]s %[4]s
+`, g.dir, ours.String(), l.c10d(), file, l.inner, l.rank(), patience), 0o755)
 }
 
 // launch starts one process. Rank -1 is none, whose output matters only if it fails.

@@ -25,14 +25,6 @@ func parseVersion(s string) (version, error) {
 
 func (v version) String() string { return fmt.Sprintf("%d.%d", v/100, v%100) }
 
-// generation is what "c10d rank -torch" wants: Gloo's rendezvous changed with 2.1.
-func (v version) generation() string {
-	if v < 201 {
-		return "1"
-	}
-	return "2"
-}
-
 var (
 	wide      = []string{"uint16", "uint32", "uint64"}
 	float8    = []string{"float8_e5m2", "float8_e4m3fn"}

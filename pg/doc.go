@@ -71,15 +71,33 @@
 //
 // # Beside PyTorch
 //
-// Keys in the store and bytes on the wire are PyTorch's, so that ranks of a
-// PyTorch gloo group can be in the world. Where the store cannot tell which
-// generation of PyTorch they are (one hosted by this process, a file, Redis),
-// Options.Dialect says so; without it, it is PyTorch 2.2 or later.
+// Ranks of a PyTorch gloo group can be in the world. They show themselves in the
+// store, whoever hosts it and whenever they come, and their first keys tell the
+// generation of PyTorch. Keys and bytes on the wire are then PyTorch's. Options.Dialect
+// is not needed; if it is given and wrong, New says so.
+//
+// # One store, several runs
+//
+// A store may outlive a run, or serve several. New begins with a roll call: each
+// rank makes up a random number, and trusts only what answers to it. So keys of
+// runs that have ended are never read, and need not be removed. All keys of a run of
+// this library's ranks are under a name that no other run has. Some mistakes are
+// errors at once, on every rank that is there:
+//
+//   - ErrTwice: a rank has two processes.
+//   - ErrDiffer: ranks were started with different numbers of ranks.
+//   - ErrLists: ranks call NewGroup with different lists.
+//
+// With PyTorch ranks keys are where PyTorch has them, and each run needs a store or
+// a prefix of its own. A rank that finds its own key of an earlier run gets ErrStale.
+//
+// Two runs may have the same size, store and prefix, and no name from a launcher. If
+// both start at the same time, their ranks get ErrTwice. But a rank 0 of one run and
+// a rank 1 of the other that come first make a group, and cannot know it.
 //
 // # What it does not do
 //
-// A group that has failed stays failed: close it and make a new one under
-// another name or store prefix. Ranks are not checked to call the same
+// A group that has failed stays failed: close it and make a new one. Ranks are not checked to call the same
 // operation; operations that do not fit are noticed when their sizes differ.
 // Options.Detail has every call compared, at the price of speed.
 package pg

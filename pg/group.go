@@ -32,6 +32,10 @@ type world struct {
 	root  *ProcessGroup
 	owned store.Store // closed with root; nil if the caller's
 
+	// compares says that lists of ranks are compared in the store, which then has
+	// nothing of other runs.
+	compares bool
+
 	mu     sync.Mutex
 	next   int // number of the next group, counted on every rank alike
 	groups []*ProcessGroup
@@ -115,8 +119,13 @@ func (w *world) makeGroup(ctx context.Context, s groupSpec) (*ProcessGroup, erro
 		rank: slices.Index(s.ranks, w.rank), timeout: s.timeout, store: st, devices: devices,
 		backends: make(map[tensor.DeviceType]backend.Backend), split: s.split,
 	}
+	if w.compares && w.root != nil {
+		if err := w.compareLists(ctx, s); err != nil {
+			return nil, err
+		}
+	}
 	if g.rank >= 0 {
-		if err := g.connect(ctx, v1); err != nil {
+		if err := w.joinGroup(ctx, g, s, v1); err != nil {
 			return nil, err
 		}
 	}

@@ -69,8 +69,7 @@ const podTimeout = 5 * time.Minute
 //	                                 (RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT),
 //	                                 Kubeflow, Slurm, mpirun, Kubernetes
 //	tcp://host:port                  rank 0 hosts a TCP store there
-//	file:///path                     a file on a disk that all ranks share; it
-//	                                 must not exist before
+//	file:///path                     a file on a disk that all ranks share
 //	redis://[user:password@]host:port/db?prefix=NAME
 //	                                 a Redis server (rediss:// with TLS), see redis.New;
 //	                                 not in programs built with the tag noredis
@@ -81,14 +80,18 @@ const podTimeout = 5 * time.Minute
 // ranks and sizes that are given win over the environment's, and the address
 // must then be in MASTER_ADDR and MASTER_PORT.
 //
-// Redis keeps what a job wrote, so each run needs a prefix of its own; without
-// that parameter it is the launcher's name for the job: a Slurm job's number, a torchrun's
-// --rdzv_id. Restarts by a launcher count as runs.
+// Redis keeps what a job wrote. The prefix tells jobs apart that run at the same
+// time. Its default is the launcher's name for the job, such as a torchrun's
+// --rdzv_id. Runs of one job may have one prefix, one file or
+// one server: see "One store, several runs" in the package's documentation.
+//
+// Launchers such as mpirun, srun and torchrun name their job. A store that rank 0
+// hosts refuses the ranks of another job; the error has both names. Jobs of mpirun
+// get ports of their own, unless MASTER_PORT is set.
 //
 // If TORCHELASTIC_USE_AGENT_STORE is True, the launcher hosts the store and no
 // rank does. TORCH_DIST_INIT_BARRIER=1 sets Options.InitBarrier, and
-// TORCH_DISTRIBUTED_DEBUG=DETAIL sets Options.Detail. A torchrun that is older
-// than PyTorch 2.2 makes store.DialectV1 the default of Options.Dialect.
+// TORCH_DISTRIBUTED_DEBUG=DETAIL sets Options.Detail.
 //
 // While it waits, Init writes to Options.Logger after 10 s and then at growing intervals
 // whom it waits for. It gives up before Options.Timeout where waiting does not help: the
@@ -133,25 +136,21 @@ func initFrom(ctx context.Context, rawURL string, o InitOptions, getenv func(str
 	default:
 		return nil, fmt.Errorf("TORCH_DISTRIBUTED_DEBUG is %q; it must be OFF, INFO or DETAIL", level)
 	}
-	if o.Dialect == store.DialectUnknown && m.env.OldTorchrun {
-		o.Dialect = store.DialectV1
-	}
 	st, err := m.open(ctx, o)
 	if err != nil {
 		o.failed(cmp.Or(o.Name, "0"), m.env.Rank, m.env.Size, err)
 		return nil, err
 	}
-	var seen func(context.Context, int) (string, bool)
+	from := origin{job: m.job, tls: o.TLS}
 	if t, ok := st.(*tcp.Store); ok {
-		seen = m.seenIn(t)
+		from.seen = m.seenIn(t)
 	}
-	keys := st
 	// PyTorch up to 2.0 keeps the agent's store over restarts; later ones get a
 	// new one each time.
-	if v1 := o.Dialect == store.DialectV1 || o.Dialect == store.DialectUnknown && store.DialectOf(st) == store.DialectV1; v1 && m.env.AgentStore {
-		keys = store.Prefix("/worker/attempt_"+strconv.Itoa(m.env.RestartCount), keys)
+	if m.env.AgentStore {
+		from.v1 = store.Prefix("/worker/attempt_"+strconv.Itoa(m.env.RestartCount)+"/default_pg", st)
 	}
-	g, err := newWorld(ctx, store.Prefix("default_pg", keys), m.env.Rank, m.env.Size, o.Options, origin{seen: seen, tls: o.TLS})
+	g, err := newWorld(ctx, store.Prefix("default_pg", st), m.env.Rank, m.env.Size, o.Options, from)
 	if err != nil {
 		return nil, errors.Join(err, st.Close())
 	}
@@ -189,6 +188,7 @@ type meeting struct {
 	path   string // of a file
 	url    string // of a Redis server, without our parameters
 	prefix string // of the keys there
+	job    string // the launcher's name for it
 	env    launch.Env
 
 	resolveTimeout time.Duration // see tcp.Options
@@ -250,6 +250,10 @@ func resolve(rawURL string, o InitOptions, getenv func(string) string) (*meeting
 	if m.env, err = detect(m.scheme, rank, size, getenv); err != nil {
 		return nil, err
 	}
+	// The ranks of a world that the caller numbers may come from several launchers.
+	if rank == "" || size == "" {
+		m.job = m.env.RunID
+	}
 	switch m.scheme {
 	case "env":
 		m.addr, err = m.env.Address()
@@ -270,7 +274,7 @@ func resolve(rawURL string, o InitOptions, getenv func(string) string) (*meeting
 
 // choosePrefix chooses where a job's keys go in a store that outlives it.
 func (m *meeting) choosePrefix() error {
-	if m.prefix == "" && m.env.RunID != "none" { // torchrun's default
+	if m.prefix == "" {
 		m.prefix = m.env.RunID
 	}
 	if m.prefix == "" {
@@ -390,6 +394,7 @@ func (m *meeting) open(ctx context.Context, o InitOptions) (store.Store, error) 
 		Dialect:   o.Dialect,
 		TLS:       o.TLS,
 		Token:     o.Token,
+		Job:       m.job,
 
 		Rank: m.env.Rank, HostedBy: m.hostedBy(), Logger: m.logger(o), ResolveTimeout: m.resolveTimeout,
 	})

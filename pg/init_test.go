@@ -7,6 +7,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"strconv"
 	"strings"
 	"sync"
@@ -23,6 +24,7 @@ import (
 	"github.com/c10d-go/c10d/backend/gloo/transport/mem"
 	wiretcp "github.com/c10d-go/c10d/backend/gloo/transport/tcp"
 	"github.com/c10d-go/c10d/internal/freeport"
+	"github.com/c10d-go/c10d/internal/launch"
 	"github.com/c10d-go/c10d/internal/testcerts"
 	"github.com/c10d-go/c10d/store"
 	"github.com/c10d-go/c10d/store/tcp"
@@ -111,6 +113,11 @@ func keys(t *testing.T, st store.Store) string {
 	return fmt.Sprint(all)
 }
 
+// runKey matches the key of a run of Go ranks alone that stands for one of PyTorch's.
+func runKey(key string) string {
+	return strings.Replace(regexp.QuoteMeta(key), "default_pg/", "default_pg/c10d-go/run/[0-9a-f]{32}/", 1)
+}
+
 // A limit below 0 is no limit to a store, but not to Init.
 func TestInitTimeout(t *testing.T) {
 	for _, limit := range []time.Duration{-1, 0, time.Hour} {
@@ -153,8 +160,8 @@ func TestInitURLs(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			groups := initAll(t, 3, c.url, c.env, c.o)
 			got := keys(t, groups[0].world.owned)
-			require.Contains(t, got, "default_pg/0//cpu//2")
-			require.Equal(t, c.name == "barrier", strings.Contains(got, "default_pg/store_based_barrier_key:0:last_worker"), got)
+			require.Regexp(t, runKey("default_pg/0//cpu//2"), got)
+			require.Equal(t, c.name == "barrier", strings.Contains(got, "/store_based_barrier_key:0:last_worker"), got)
 			closeAll(t, groups)
 		})
 	}
@@ -185,7 +192,7 @@ func TestInitDetail(t *testing.T) {
 				}})
 			got := keys(t, groups[0].world.owned)
 			require.Equal(t, c.key != "", strings.Contains(got, "pg_wrapper"), got)
-			require.Contains(t, got, c.key)
+			require.Regexp(t, runKey(c.key), got)
 			for _, g := range groups {
 				b, err := g.Backend(tensor.CPU)
 				require.NoError(t, err)
@@ -221,9 +228,7 @@ func TestInitAgentStore(t *testing.T) {
 					" TORCHELASTIC_USE_AGENT_STORE=True TORCHELASTIC_RESTART_COUNT=4",
 					InitOptions{Options: Options{Dialect: c.dialect}})
 				closeAll(t, groups)
-				ok, err := agent.Check(ctx, c.key)
-				require.NoError(t, err)
-				require.True(t, ok, keys(t, agent))
+				require.Regexp(t, runKey(c.key), keys(t, agent))
 			}
 		})
 	}
@@ -266,7 +271,7 @@ func TestInitRefuses(t *testing.T) {
 func TestInitPrefix(t *testing.T) {
 	for env, want := range map[string]string{
 		"RANK=0 WORLD_SIZE=1 TORCHELASTIC_RUN_ID=job-3 TORCHELASTIC_RESTART_COUNT=2": "job-3/attempt_2",
-		"SLURM_PROCID=0 SLURM_NTASKS=1 SLURM_JOB_ID=77":                              "77",
+		"SLURM_PROCID=0 SLURM_NTASKS=1 SLURM_JOB_ID=77 SLURM_STEP_ID=3":              "77.3",
 	} {
 		m, err := resolve("redis://u:secret@h:1/2?pool_size=4", InitOptions{}, environ(env))
 		require.NoError(t, err)
@@ -316,7 +321,7 @@ func startRedis(t *testing.T) string {
 func TestInitRedis(t *testing.T) {
 	addr := startRedis(t)
 	groups := initAll(t, 3, "redis://"+addr+"/0?prefix=run-1&rank=%d&world_size=3", "", InitOptions{})
-	require.Contains(t, keys(t, groups[0].world.owned), "default_pg/0//cpu//2")
+	require.Regexp(t, runKey("default_pg/0//cpu//2"), keys(t, groups[0].world.owned))
 	closeAll(t, groups)
 }
 
@@ -375,4 +380,74 @@ func TestInitTLS(t *testing.T) {
 		_, err := initFrom(t.Context(), c.url, InitOptions{Size: 1}, environ(c.env))
 		require.ErrorContains(t, err, want)
 	}
+}
+
+// freeJob returns a name for a job whose port nobody listens on.
+func freeJob(t *testing.T, prefix string) (name string, port int) {
+	t.Helper()
+	for i := range 1000 {
+		name := fmt.Sprint(prefix, i)
+		e, err := launch.Detect(environ("OMPI_COMM_WORLD_RANK=0 OMPI_COMM_WORLD_SIZE=2 OMPI_COMM_WORLD_LOCAL_SIZE=2 OMPI_COMM_WORLD_LOCAL_RANK=0 PMIX_NAMESPACE=" + name))
+		require.NoError(t, err)
+		if ln, err := net.Listen("tcp", net.JoinHostPort(e.Addr, strconv.Itoa(e.Port))); err == nil {
+			require.NoError(t, ln.Close())
+			return name, e.Port
+		}
+	}
+	t.Fatal("no port is free")
+	return "", 0
+}
+
+// TestInitTwoJobsOfMPI starts two jobs with the variables that mpirun sets, rank 1
+// of each before rank 0.
+func TestInitTwoJobsOfMPI(t *testing.T) {
+	require.NoError(t, registerMeet())
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	var mu sync.Mutex
+	var groups []*ProcessGroup
+	var all errgroup.Group
+	for _, job := range []string{"a", "b"} {
+		name, port := freeJob(t, job)
+		for _, r := range []int{1, 0} {
+			all.Go(func() error {
+				g, err := initFrom(ctx, "", InitOptions{Options: Options{Backend: "init-meet"}}, environ(fmt.Sprintf(
+					"OMPI_COMM_WORLD_RANK=%d OMPI_COMM_WORLD_SIZE=2 OMPI_COMM_WORLD_LOCAL_RANK=%[1]d OMPI_COMM_WORLD_LOCAL_SIZE=2 PMIX_NAMESPACE=%s", r, name)))
+				if err != nil {
+					return err
+				}
+				mu.Lock()
+				defer mu.Unlock()
+				groups = append(groups, g)
+				if got := g.world.owned.(*tcp.Store).Addr(); got != net.JoinHostPort("127.0.0.1", strconv.Itoa(port)) {
+					return fmt.Errorf("job %s met at %s", name, got)
+				}
+				return nil
+			})
+		}
+	}
+	require.NoError(t, all.Wait())
+	closeAll(t, groups)
+}
+
+// TestInitStrangers: where two jobs have one port nevertheless, every rank of the
+// second is told whose store it is.
+func TestInitStrangers(t *testing.T) {
+	addr := freeport.Loopback(t)
+	host, port, _ := net.SplitHostPort(addr)
+	first, err := tcp.New(t.Context(), addr, tcp.Options{Server: true, Job: "a"})
+	require.NoError(t, err)
+	defer first.Close()
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	for r, want := range []string{
+		"bind: address already in use: the store of job \"a\" answers there; wait until it has ended, or choose another port (MASTER_PORT)",
+		`this store is of job "a", the client of job "b"; give this job an address of its own (MASTER_PORT)`,
+	} {
+		_, err := initFrom(ctx, "", InitOptions{}, environ(fmt.Sprintf(
+			"OMPI_COMM_WORLD_RANK=%d OMPI_COMM_WORLD_SIZE=2 OMPI_COMM_WORLD_LOCAL_RANK=%[1]d OMPI_COMM_WORLD_LOCAL_SIZE=2 PMIX_NAMESPACE=b MASTER_ADDR=%s MASTER_PORT=%s", r, host, port)))
+		require.ErrorContains(t, err, want)
+		require.ErrorContains(t, err, port)
+	}
+	require.Zero(t, first.Server().Stats().Keys, "a stranger has joined")
 }

@@ -2,7 +2,6 @@ package pg
 
 import (
 	"context"
-	"crypto/tls"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -35,9 +34,9 @@ type Options struct {
 	// Description is free text that errors and logs show.
 	Description string
 
-	// Dialect is the generation of PyTorch whose ranks may be in the job. It
-	// decides key names and Gloo's rendezvous. Unknown means what the store
-	// says, and where it does not say, PyTorch 2.2 and later.
+	// Dialect is the generation of PyTorch whose ranks are in the job. It decides
+	// key names and Gloo's rendezvous. Unknown means what PyTorch's ranks show in
+	// the store. If there are none, nothing depends on it.
 	Dialect store.Dialect
 
 	// BackendOptions are values of the backends' own option types by backend
@@ -115,14 +114,12 @@ type ProcessGroup struct {
 // New makes the default group over a store: all size ranks must call it, with
 // ranks 0 to size-1. It returns when the rank is connected to all the others.
 // Closing the group leaves the store open.
+//
+// Other runs may have used the store, under the same prefix: ranks of this library
+// recognise what those left and do not read it. If a PyTorch rank takes part, keys
+// are PyTorch's, those of an earlier run are in the way, and New says so.
 func New(ctx context.Context, st store.Store, rank, size int, o Options) (*ProcessGroup, error) {
 	return newWorld(ctx, st, rank, size, o, origin{})
-}
-
-// origin is what Init knows of the ranks beyond the arguments of New.
-type origin struct {
-	seen func(ctx context.Context, rank int) (what string, waits bool) // of a rank that does not come; may be nil
-	tls  *tls.Config                                                   // for backends that have none of their own
 }
 
 // newWorld is New for Init.
@@ -143,13 +140,12 @@ func newWorld(ctx context.Context, st store.Store, rank, size int, o Options, fr
 	if o.Timeout <= 0 {
 		o.Timeout = backend.DefaultTimeout
 	}
-	if o.Dialect == store.DialectUnknown {
-		o.Dialect = store.DialectOf(st)
+	st, own, err := findRun(ctx, st, &o, rank, size, from)
+	if err != nil {
+		o.failed(o.Name, rank, size, err)
+		return nil, err
 	}
-	if o.Dialect == store.DialectUnknown {
-		o.Dialect = store.DialectV2
-	}
-	w := &world{store: st, rank: rank, size: size, options: o, next: counted, origin: from}
+	w := &world{store: st, rank: rank, size: size, options: o, next: counted, compares: own, origin: from}
 	if path := w.blameFile(); path != "" {
 		os.Remove(path) // of a group that this one takes the place of
 	}

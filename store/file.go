@@ -92,8 +92,9 @@ type File struct {
 }
 
 // NewFile opens the store in the file at path and creates the file if need be.
-// A file that an earlier job left behind counts as this job's data, so it must
-// not exist when the first process comes.
+// What an earlier job left in the file counts as this job's data. Package pg knows
+// which keys are of which run. Without it, and with PyTorch ranks, the file must not
+// exist when the first process comes.
 //
 // The file is removed by the Close that finds every handle closed, once at
 // least worldSize of them are. With a worldSize below 1 nobody removes it.

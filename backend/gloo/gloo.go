@@ -133,6 +133,9 @@ type Backend struct {
 	p2p       sync.WaitGroup // and whatever else runs beside the queue
 }
 
+// MeetsElsewhere reports whether the ranks find each other without the store.
+func (o Options) MeetsElsewhere() bool { return o.Join != nil }
+
 // New connects a rank with the others of its group. It returns when all are
 // connected, when ctx ends or when the timeout is over.
 func New(ctx context.Context, o backend.Options) (*Backend, error) {

@@ -19,7 +19,6 @@ import (
 	"github.com/c10d-go/c10d/internal/freeport"
 	"github.com/c10d-go/c10d/internal/script"
 	"github.com/c10d-go/c10d/pg"
-	"github.com/c10d-go/c10d/store"
 )
 
 // python is Debian's, whose torch is 1.13.1.
@@ -66,7 +65,7 @@ func mixed(t *testing.T, size int, torch map[int]bool, text string, detail bool,
 				return
 			}
 			g, err := pg.Init(t.Context(), fmt.Sprintf("tcp://127.0.0.1:%s?rank=%d&world_size=%d", port, r, size),
-				pg.InitOptions{Options: pg.Options{Dialect: store.DialectV1, Timeout: patience}})
+				pg.InitOptions{Options: pg.Options{Timeout: patience}})
 			if err != nil {
 				errs[r] = err
 				return

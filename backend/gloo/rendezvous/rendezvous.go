@@ -768,7 +768,7 @@ func (m *meeting) dial(ctx context.Context, i int, p peer) error {
 	case ctx.Err() != nil:
 		return ctx.Err()
 	case errors.Is(err, syscall.ECONNREFUSED):
-		return m.blame(i, transport.FaultPeerDied, "refused the connection", err)
+		return m.blame(i, transport.FaultPeerDied, "refused the connection: it has ended, or an earlier run left its address in the store", err)
 	}
 	return m.blame(i, transport.FaultPeerDied, "could not be reached", err)
 }

@@ -1,0 +1,707 @@
+package rollcall
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"math/rand/v2"
+	"os"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/c10d-go/c10d/store"
+)
+
+// Config says who meets where. Store, Rank and Size are required.
+type Config struct {
+	// Store is where the ranks meet.
+	Store store.Store
+
+	// Name tells calls that several groups make at one time apart.
+	Name string
+
+	Rank, Size int
+
+	// Job is the launcher's name for the job. Runs of different jobs do not see
+	// each other. Empty: there is none.
+	Job string
+
+	// Foreign is where ranks show themselves that do not take part in the call.
+	Foreign []Foreign
+}
+
+// Foreign is a generation of PyTorch.
+type Foreign struct {
+	Dialect store.Dialect
+	Store   store.Store
+	Keys    func(rank int) []string // one of them is written when the rank comes
+}
+
+// Run is what the ranks have found out together.
+type Run struct {
+	// ID is the run's name, "" if foreign ranks take part.
+	ID string
+
+	// Dialect is that of the foreign ranks.
+	Dialect store.Dialect
+}
+
+var (
+	// ErrStale is matched by the error of a rank whose key of PyTorch's form is
+	// there before it has written it.
+	ErrStale = errors.New("keys of an earlier run are in the store")
+
+	// ErrTwice is matched by the error about a rank that has two processes.
+	ErrTwice = errors.New("started twice")
+
+	// ErrDiffer is matched by the error of ranks that do not fit together, and of
+	// those whose rank 0 gave up.
+	ErrDiffer = errors.New("the ranks are not of one run")
+)
+
+// Error is why Meet gave up. It unwraps to a context's or store's error, or to one
+// of this package's.
+type Error struct {
+	Rank, Size int
+	After      time.Duration
+	Missing    []int // ranks that did not come, as far as this rank knows; ascending
+	Err        error
+}
+
+func (e *Error) Error() string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "rendezvous: rank %d of %d: ", e.Rank, e.Size)
+	for i, r := range e.Missing {
+		if i == mostNamed {
+			fmt.Fprintf(&b, "%d more ranks are missing; ", len(e.Missing)-i)
+			break
+		}
+		fmt.Fprintf(&b, "rank %d published no address", r)
+		if e.Timeout() {
+			fmt.Fprintf(&b, " within %v", e.After.Round(time.Millisecond))
+		}
+		b.WriteString("; ")
+	}
+	s := strings.TrimSuffix(b.String(), "; ")
+	if len(e.Missing) > 0 {
+		s += ": "
+	}
+	return s + e.Err.Error()
+}
+
+// Unwrap returns the cause.
+func (e *Error) Unwrap() error { return e.Err }
+
+// Timeout reports whether time ran out, so that an Error is a net.Error.
+func (e *Error) Timeout() bool {
+	return errors.Is(e.Err, context.DeadlineExceeded) || errors.Is(e.Err, store.ErrTimeout)
+}
+
+// Temporary is there for net.Error; it reports the same as Timeout.
+func (e *Error) Temporary() bool { return e.Timeout() }
+
+const (
+	mostNamed = 8
+
+	// Rank 0 looks for ranks after firstPause, then less often up to longestPause.
+	firstPause   = time.Millisecond
+	longestPause = 50 * time.Millisecond
+
+	// The other ranks wait for their answers. At these intervals they look for a
+	// foreign rank 0 and for a second process of their own rank.
+	firstLook   = 10 * time.Millisecond
+	longestLook = 250 * time.Millisecond
+
+	// window is for how many ranks rank 0 looks at a time.
+	window = 32
+
+	// lastWord bounds what a rank does in the store after its call has failed.
+	lastWord = 500 * time.Millisecond
+)
+
+// lastKey has the record of the last rank 0 of any job.
+const lastKey = "c10d-go/rollcall/last"
+
+// never is no value that a rank writes.
+const never = "\x00"
+
+// record is what a rank says of itself.
+type record struct {
+	Nonce string `json:"nonce"`
+	Rank  int    `json:"rank"`
+	Size  int    `json:"size"`
+	Job   string `json:"job,omitempty"`
+	Host  string `json:"host"`
+	PID   int    `json:"pid"`
+	Fault *fault `json:"fault,omitempty"` // why there is no run, in an answer
+}
+
+func (r record) process() string { return fmt.Sprintf("pid %d on host %s", r.PID, r.Host) }
+
+// fault is an error that ranks tell each other.
+type fault struct {
+	Text  string `json:"text,omitempty"` // "" is no fault
+	Twice bool   `json:"twice,omitempty"`
+
+	// Of a rank 0 whose time ran out.
+	Late    bool  `json:"late,omitempty"`
+	Missing []int `json:"missing,omitempty"`
+}
+
+func (f *fault) Error() string { return f.Text }
+
+func (f *fault) Is(target error) bool {
+	switch target {
+	case ErrTwice:
+		return f.Twice
+	case context.DeadlineExceeded, store.ErrTimeout:
+		return f.Late
+	case ErrDiffer:
+		return !f.Twice && !f.Late
+	}
+	return false
+}
+
+// Call is one rank's part in the roll call.
+type Call struct {
+	cfg    Config
+	corner store.Store
+	self   record
+	mine   []byte // self, as written
+	begun  time.Time
+
+	mu     sync.Mutex
+	run    string       // nonce of rank 0, once known
+	come   map[int]bool // rank 0: who has joined
+	answer bool         // rank r: rank 0 has answered
+}
+
+// New prepares a call. Nothing is written before Meet.
+func New(cfg Config) *Call {
+	job := cfg.Job
+	if job == "" {
+		job = "-"
+	}
+	c := &Call{cfg: cfg, begun: time.Now(), come: make(map[int]bool)}
+	c.corner = store.Prefix("c10d-go/rollcall/"+job+"/"+cfg.Name, cfg.Store)
+	host, _ := os.Hostname()
+	c.self = record{Nonce: nonce(), Rank: cfg.Rank, Size: cfg.Size, Job: cfg.Job, Host: host, PID: os.Getpid()}
+	c.mine = encode(c.self)
+	return c
+}
+
+// NewID returns a name for a run of one rank, which has nobody to meet.
+func NewID() string { return nonce() }
+
+func nonce() string { return fmt.Sprintf("%016x%016x", rand.Uint64(), rand.Uint64()) }
+
+func encode(v any) []byte {
+	b, err := json.Marshal(v)
+	if err != nil {
+		panic(err) // strings, numbers and booleans
+	}
+	return b
+}
+
+func rankKey(r int) string             { return "rank/" + strconv.Itoa(r) }
+func answerKey(n string) string        { return "answer/" + n }
+func joinedKey(n string, r int) string { return "joined/" + n + "/" + strconv.Itoa(r) }
+func begunKey(n string) string         { return "begun/" + n }
+func faultKey(n string) string         { return "fault/" + n }
+
+// Meet returns when all ranks have come, or a foreign one is known to take part.
+// An error is an *Error.
+func (c *Call) Meet(ctx context.Context) (Run, error) {
+	run, err := c.meet(ctx)
+	if err == nil {
+		return run, nil
+	}
+	e := &Error{Rank: c.cfg.Rank, Size: c.cfg.Size, After: time.Since(c.begun), Err: err}
+	var f *fault
+	if errors.As(err, &f) {
+		for _, r := range f.Missing {
+			if r != c.cfg.Rank {
+				e.Missing = append(e.Missing, r)
+			}
+		}
+		return Run{}, e
+	}
+	if ctx.Err() != nil || errors.Is(err, store.ErrTimeout) {
+		if ctx.Err() != nil {
+			e.Err = ctx.Err()
+		}
+		last, cancel := context.WithTimeout(context.WithoutCancel(ctx), lastWord)
+		defer cancel()
+		e.Missing = c.Missing(last)
+		e.Err = c.otherJob(last, e.Err)
+	}
+	return Run{}, e
+}
+
+// otherJob adds to err that rank 0 may be of another job, if it is.
+func (c *Call) otherJob(ctx context.Context, err error) error {
+	c.mu.Lock()
+	met := c.run != ""
+	c.mu.Unlock()
+	var last record
+	if met {
+		return err
+	}
+	b, e := c.cfg.Store.CompareSet(ctx, lastKey, []byte(never), []byte(never))
+	if e != nil || json.Unmarshal(b, &last) != nil || last.Job == c.self.Job {
+		return err
+	}
+	return fmt.Errorf("%w (the last rank 0 in this store, %s, is of job %q; this rank is of job %q)", err, last.process(), last.Job, c.self.Job)
+}
+
+func (c *Call) meet(ctx context.Context) (Run, error) {
+	for _, f := range c.cfg.Foreign {
+		for _, key := range f.Keys(c.cfg.Rank) {
+			if there, err := f.Store.Check(ctx, key); err != nil {
+				return Run{}, err
+			} else if there {
+				return Run{}, fmt.Errorf("%w: rank %d has an address there already, at %q: use another prefix or a new store",
+					ErrStale, c.cfg.Rank, key)
+			}
+		}
+	}
+	if err := c.corner.Set(ctx, rankKey(c.cfg.Rank), c.mine); err != nil {
+		return Run{}, err
+	}
+	if c.cfg.Rank == 0 {
+		if err := c.cfg.Store.Set(ctx, lastKey, c.mine); err != nil {
+			return Run{}, err
+		}
+		return c.lead(ctx)
+	}
+	return c.follow(ctx)
+}
+
+// peek returns what key holds, "" if it is missing. It does not wait.
+func (c *Call) peek(ctx context.Context, key string) (string, error) {
+	v, err := c.corner.CompareSet(ctx, key, []byte(never), []byte(never))
+	if string(v) == never {
+		v = nil
+	}
+	return string(v), err
+}
+
+// foreign reports whether rank r has shown itself as a foreign one.
+func (c *Call) foreign(ctx context.Context, r int) (Run, bool, error) {
+	for _, f := range c.cfg.Foreign {
+		for _, key := range f.Keys(r) {
+			if there, err := f.Store.Check(ctx, key); err != nil || there {
+				return Run{Dialect: f.Dialect}, there, err
+			}
+		}
+	}
+	return Run{}, false, nil
+}
+
+// twice is the fault of a rank with two processes, of which other is the later.
+func (c *Call) twice(other string) (record, *fault) {
+	var o record
+	if json.Unmarshal([]byte(other), &o) != nil || o.Nonce == "" {
+		return o, &fault{Text: fmt.Sprintf("the key of rank %d holds %.80q, which no rank writes", c.self.Rank, other)}
+	}
+	return o, &fault{Twice: true, Text: fmt.Sprintf(
+		"rank %d was started twice: %s and %s; give each process a rank of its own, and each run a prefix of its own",
+		c.self.Rank, c.self.process(), o.process())}
+}
+
+// fit returns why two ranks cannot be in one run.
+func fit(zero, r record) *fault {
+	if zero.Size != r.Size {
+		return &fault{Text: fmt.Sprintf("rank %d (%s) was started with a world of %d ranks, rank 0 (%s) with one of %d",
+			r.Rank, r.process(), r.Size, zero.process(), zero.Size)}
+	}
+	return nil
+}
+
+// parseFault reads a fault that another rank has written, nil for "".
+func parseFault(text string) error {
+	if text == "" {
+		return nil
+	}
+	var f fault
+	if err := json.Unmarshal([]byte(text), &f); err != nil {
+		return fmt.Errorf("another rank wrote %.80q, which is no record", text)
+	}
+	if f.Text == "" {
+		return nil
+	}
+	return &f
+}
+
+// lead is rank 0's part.
+func (c *Call) lead(ctx context.Context) (run Run, err error) {
+	c.mu.Lock()
+	c.run = c.self.Nonce
+	c.mu.Unlock()
+	answered := make([]string, c.cfg.Size) // nonces
+	seen := make(map[int]string)           // records, "" for none
+	defer func() {
+		if err != nil {
+			c.dismiss(ctx, answered, err)
+		}
+	}()
+	for pause := firstPause; ; pause = min(2*pause, longestPause) {
+		if err := c.watch(ctx); err != nil {
+			return Run{}, err
+		}
+		progress, missing := false, 0
+		for r := 1; r < c.cfg.Size && missing < window; r++ {
+			if c.has(r) {
+				continue
+			}
+			missing++
+			moved, err := c.look(ctx, r, answered, seen)
+			if err != nil {
+				return Run{}, err
+			}
+			if moved {
+				progress = true
+				continue
+			}
+			if run, foreign, err := c.foreign(ctx, r); err != nil || foreign {
+				return run, err
+			}
+		}
+		if missing == 0 {
+			return c.begin(ctx, answered)
+		}
+		if progress {
+			pause = firstPause
+		}
+		if err := sleep(ctx, pause); err != nil {
+			return Run{}, err
+		}
+	}
+}
+
+func (c *Call) has(r int) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.come[r]
+}
+
+// look looks once for rank r, and reports whether it has done anything new.
+func (c *Call) look(ctx context.Context, r int, answered []string, seen map[int]string) (bool, error) {
+	if answered[r] != "" {
+		text, err := c.peek(ctx, joinedKey(c.self.Nonce, r))
+		if err != nil {
+			return false, err
+		}
+		if text != "" {
+			c.mu.Lock()
+			c.come[r] = true
+			c.mu.Unlock()
+			return true, parseFault(text)
+		}
+	}
+	text, err := c.peek(ctx, rankKey(r))
+	if err != nil {
+		return false, err
+	}
+	before, again := seen[r]
+	seen[r] = text
+	var other record
+	if again && text == before || json.Unmarshal([]byte(text), &other) != nil || other.Nonce == "" {
+		return false, nil
+	}
+	if other.Fault != nil {
+		if again { // a process that runs now has written it
+			return true, other.Fault
+		}
+		return false, nil
+	}
+	answered[r] = other.Nonce
+	// It may be of an earlier run: then nobody reads the answer.
+	return true, c.corner.Set(ctx, answerKey(other.Nonce), c.mine)
+}
+
+// watch returns what rank 0 was told, or that it has been started twice.
+func (c *Call) watch(ctx context.Context) error {
+	now, err := c.peek(ctx, rankKey(0))
+	if err != nil {
+		return err
+	}
+	if now != "" && now != string(c.mine) {
+		other, f := c.twice(now)
+		c.tell(ctx, other.Nonce, f)
+		return f
+	}
+	for _, key := range []string{answerKey(c.self.Nonce), faultKey(c.self.Nonce)} {
+		text, err := c.peek(ctx, key)
+		if err != nil {
+			return err
+		}
+		var told record
+		if json.Unmarshal([]byte(text), &told) == nil && told.Fault != nil {
+			return told.Fault
+		}
+	}
+	return nil
+}
+
+// tell answers the process that has a nonce with a fault.
+func (c *Call) tell(ctx context.Context, nonce string, f *fault) {
+	if nonce == "" {
+		return
+	}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), lastWord)
+	defer cancel()
+	// If this fails, the other one waits until its timeout. Rank 0 may overwrite the
+	// first of the keys with its own answer.
+	told := encode(c.withFault(f))
+	c.corner.MultiSet(ctx, []string{answerKey(nonce), faultKey(nonce)}, [][]byte{told, told})
+}
+
+func (c *Call) withFault(f *fault) record {
+	r := c.self
+	r.Fault = f
+	return r
+}
+
+// leave tells rank 0 why this rank ends. Rank 0 trusts the rank's record if it
+// changes while rank 0 looks at it.
+func (c *Call) leave(ctx context.Context, f *fault) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), lastWord)
+	defer cancel()
+	key := rankKey(c.cfg.Rank)
+	c.mu.Lock()
+	if c.run != "" {
+		key = faultKey(c.run)
+	}
+	c.mu.Unlock()
+	c.corner.Set(ctx, key, encode(c.withFault(f)))
+}
+
+// begin ends the call of rank 0: all ranks have joined.
+func (c *Call) begin(ctx context.Context, answered []string) (Run, error) {
+	keys := make([]string, c.cfg.Size)
+	for r := range keys {
+		keys[r] = rankKey(r)
+	}
+	now, err := c.corner.MultiGet(ctx, keys)
+	if err != nil {
+		return Run{}, err
+	}
+	for r := 1; r < c.cfg.Size; r++ {
+		var other record
+		if json.Unmarshal(now[r], &other) == nil && other.Nonce != answered[r] {
+			return Run{}, &fault{Twice: true, Text: fmt.Sprintf(
+				"rank %d was started twice: the later process is %s; give each process a rank of its own, and each run a prefix of its own", r, other.process())}
+		}
+	}
+	if err := c.corner.Set(ctx, begunKey(c.self.Nonce), encode(fault{})); err != nil {
+		return Run{}, err
+	}
+	return Run{ID: c.self.Nonce}, c.forget(ctx)
+}
+
+// dismiss tells the other ranks that there is no run. Errors of it are of no use:
+// who is not told waits until its timeout.
+func (c *Call) dismiss(ctx context.Context, answered []string, why error) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), lastWord)
+	defer cancel()
+	var f *fault
+	if !errors.As(why, &f) {
+		f = &fault{Text: fmt.Sprintf("rank 0 (%s) gave up: %v", c.self.process(), why)}
+		if errors.Is(why, context.DeadlineExceeded) || errors.Is(why, store.ErrTimeout) {
+			f.Late, f.Missing = true, c.Missing(ctx)
+		}
+	}
+	c.corner.Set(ctx, begunKey(c.self.Nonce), encode(f))
+	for r := 1; r < c.cfg.Size; r++ {
+		if text, err := c.peek(ctx, rankKey(r)); err != nil {
+			return
+		} else if text != "" {
+			var other record
+			if json.Unmarshal([]byte(text), &other) == nil && (!c.has(r) || other.Nonce != answered[r]) {
+				c.tell(ctx, other.Nonce, f)
+			}
+		}
+	}
+}
+
+// forget empties this rank's record, so that the next run of it is not taken for a
+// second process.
+func (c *Call) forget(ctx context.Context) error {
+	_, err := c.corner.CompareSet(ctx, rankKey(c.cfg.Rank), c.mine, nil)
+	return err
+}
+
+// follow is the part of the other ranks.
+func (c *Call) follow(ctx context.Context) (Run, error) {
+	waiting, stop := context.WithCancelCause(ctx)
+	defer stop(nil)
+	var found Run
+	var looks sync.WaitGroup
+	looks.Go(func() {
+		run, err := c.lookAround(waiting)
+		if found = run; err == nil {
+			err = errFound
+		}
+		stop(err)
+	})
+	run, err := c.join(waiting)
+	cause := context.Cause(waiting)
+	stop(nil)
+	looks.Wait()
+	switch {
+	case err == nil:
+		return run, c.forget(ctx)
+	case cause == errFound:
+		return found, c.forget(ctx)
+	case cause != nil && ctx.Err() == nil:
+		err = cause
+	}
+	if f := (*fault)(nil); errors.As(err, &f) && f.Twice {
+		c.leave(ctx, f)
+	}
+	return Run{}, err
+}
+
+var errFound = errors.New("rank 0 is a foreign one")
+
+// lookAround returns when rank 0 shows itself as a foreign one, or this rank has
+// been started twice.
+func (c *Call) lookAround(ctx context.Context) (Run, error) {
+	for pause := firstLook; ; pause = min(2*pause, longestLook) {
+		if err := sleep(ctx, pause); err != nil {
+			return Run{}, err
+		}
+		if run, foreign, err := c.foreign(ctx, 0); err != nil || foreign {
+			return run, err
+		}
+		told, err := c.peek(ctx, faultKey(c.self.Nonce))
+		if err != nil {
+			return Run{}, err
+		}
+		var by record
+		if json.Unmarshal([]byte(told), &by) == nil && by.Fault != nil {
+			return Run{}, by.Fault
+		}
+		now, err := c.peek(ctx, rankKey(c.cfg.Rank))
+		if err != nil {
+			return Run{}, err
+		}
+		var other record
+		if json.Unmarshal([]byte(now), &other) == nil && other.Fault != nil {
+			return Run{}, other.Fault // this process was told, or the one that took its place
+		}
+		if now != "" && now != string(c.mine) {
+			other, f := c.twice(now)
+			c.tell(ctx, other.Nonce, f)
+			return Run{}, f
+		}
+	}
+}
+
+// join waits for rank 0's answer and until all have joined.
+func (c *Call) join(ctx context.Context) (Run, error) {
+	text, err := c.corner.Get(ctx, answerKey(c.self.Nonce))
+	if err != nil {
+		return Run{}, err
+	}
+	var zero record
+	if json.Unmarshal(text, &zero) != nil || zero.Nonce == "" {
+		return Run{}, fmt.Errorf("rank 0 wrote %.80q, which is no record", text)
+	}
+	if zero.Fault != nil {
+		return Run{}, zero.Fault
+	}
+	c.mu.Lock()
+	c.run, c.answer = zero.Nonce, true
+	c.mu.Unlock()
+	f := fit(zero, c.self)
+	if f == nil {
+		f = new(fault)
+	}
+	if err := c.corner.Set(ctx, joinedKey(zero.Nonce, c.cfg.Rank), encode(f)); err != nil {
+		return Run{}, err
+	}
+	if f.Text != "" {
+		return Run{}, f
+	}
+	begun, err := c.corner.Get(ctx, begunKey(zero.Nonce))
+	if err != nil {
+		return Run{}, err
+	}
+	if err := parseFault(string(begun)); err != nil {
+		return Run{}, err
+	}
+	for _, key := range []string{answerKey(c.self.Nonce), joinedKey(zero.Nonce, c.cfg.Rank)} {
+		if _, err := c.corner.Delete(ctx, key); err != nil {
+			return Run{}, err
+		}
+	}
+	return Run{ID: zero.Nonce}, nil
+}
+
+// Missing returns the ranks that have not come, as far as the store tells.
+func (c *Call) Missing(ctx context.Context) []int {
+	c.mu.Lock()
+	zero, answered := c.run, c.answer
+	c.mu.Unlock()
+	var missing []int
+	for r := range c.cfg.Size {
+		if r == c.cfg.Rank {
+			continue
+		}
+		there := true
+		var err error
+		switch {
+		case r == 0:
+			there = answered
+		case c.cfg.Rank == 0 && c.has(r):
+		case zero != "":
+			there, err = c.corner.Check(ctx, joinedKey(zero, r))
+		default:
+			var text string
+			text, err = c.peek(ctx, rankKey(r))
+			there = text != "" // or of an earlier run
+		}
+		if err == nil && !there {
+			missing = append(missing, r)
+		}
+	}
+	return missing
+}
+
+// Report says whom the call waits for, in one line, with attributes for a log; "" if
+// it is not known.
+func (c *Call) Report(ctx context.Context) (string, []slog.Attr) {
+	missing := c.Missing(ctx)
+	if len(missing) == 0 {
+		return "", nil
+	}
+	names := make([]string, 0, mostNamed)
+	for _, r := range missing[:min(len(missing), mostNamed)] {
+		names = append(names, strconv.Itoa(r))
+	}
+	text := "waiting for rank " + names[0]
+	if len(names) > 1 {
+		text = "waiting for ranks " + strings.Join(names, ", ")
+	}
+	if n := len(missing) - len(names); n > 0 {
+		text += fmt.Sprintf(" and %d more", n)
+	}
+	return text + " to come to the store", []slog.Attr{slog.Int("missing", len(missing)), slog.Int("size", c.cfg.Size)}
+}
+
+func sleep(ctx context.Context, d time.Duration) error {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-t.C:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}

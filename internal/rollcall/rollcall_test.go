@@ -1,0 +1,354 @@
+package rollcall
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"go.uber.org/goleak"
+
+	"github.com/c10d-go/c10d/store"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// patience bounds what must happen; only a failing test waits for it.
+const patience = 20 * time.Second
+
+// outcome is what a rank's call came to.
+type outcome struct {
+	Run
+	err error
+}
+
+// start calls a rank.
+func start(ctx context.Context, cfg Config) <-chan outcome {
+	over := make(chan outcome, 1)
+	go func() {
+		run, err := New(cfg).Meet(ctx)
+		over <- outcome{run, err}
+	}()
+	return over
+}
+
+// meet calls all ranks of a world and returns what each came to.
+func meet(t *testing.T, st store.Store, size int) []outcome {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	var calls []<-chan outcome
+	for r := range size {
+		calls = append(calls, start(ctx, Config{Store: st, Name: "0", Rank: r, Size: size}))
+	}
+	var all []outcome
+	for _, c := range calls {
+		all = append(all, <-c)
+	}
+	return all
+}
+
+// here waits until a rank has written its record.
+func here(t *testing.T, st store.Store, rank int) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	require.NoError(t, st.Wait(ctx, "c10d-go/rollcall/-/0/"+rankKey(rank)))
+}
+
+func TestRunsOneAfterTheOther(t *testing.T) {
+	st := store.NewHash()
+	defer st.Close()
+	ids := make(map[string]bool)
+	for range 10 {
+		all := meet(t, st, 4)
+		for r, o := range all {
+			require.NoError(t, o.err, "rank %d", r)
+			require.Equal(t, all[0].Run, o.Run)
+		}
+		ids[all[0].ID] = true
+	}
+	require.Len(t, ids, 10)
+	keys, err := st.ListKeys(t.Context())
+	require.NoError(t, err)
+	require.Less(t, len(keys), 4+1+10+1, "%v", keys)
+}
+
+// TestAfterACrash: records of processes that are gone harm nobody.
+func TestAfterACrash(t *testing.T) {
+	for name, crashed := range map[string][]int{
+		"rank 0 came alone": {0}, "rank 1 came alone": {1}, "all but one came": {0, 1, 2}, "all but rank 0 came": {1, 2, 3},
+	} {
+		t.Run(name, func(t *testing.T) {
+			st := store.NewHash()
+			defer st.Close()
+			// To the others a rank whose store fails looks like one that has crashed.
+			dead, crash := context.WithCancel(t.Context())
+			var calls []<-chan outcome
+			for _, r := range crashed {
+				calls = append(calls, start(dead, Config{Store: mortal{st, dead}, Name: "0", Rank: r, Size: 4}))
+				here(t, st, r)
+			}
+			crash()
+			for _, c := range calls {
+				require.Error(t, (<-c).err)
+			}
+			for r, o := range meet(t, st, 4) {
+				require.NoError(t, o.err, "rank %d", r)
+			}
+		})
+	}
+}
+
+// mortal is a store that nothing can be done with once life ends.
+type mortal struct {
+	store.Store
+	life context.Context
+}
+
+func (m mortal) Set(ctx context.Context, key string, value []byte) error {
+	if m.life.Err() != nil {
+		return m.life.Err()
+	}
+	return m.Store.Set(ctx, key, value)
+}
+
+func (m mortal) CompareSet(ctx context.Context, key string, expected, desired []byte) ([]byte, error) {
+	if m.life.Err() != nil {
+		return nil, m.life.Err()
+	}
+	return m.Store.CompareSet(ctx, key, expected, desired)
+}
+
+// TestStartedTwice: every process that is there is told.
+func TestStartedTwice(t *testing.T) {
+	for name, ranks := range map[string][]int{
+		"rank 1, rank 2 missing": {0, 1, 1}, "rank 0": {0, 0, 1}, "rank 0, before others": {0, 0}, "rank 1, rank 0 missing": {1, 1},
+	} {
+		t.Run(name, func(t *testing.T) {
+			st := store.NewHash()
+			defer st.Close()
+			ctx, cancel := context.WithTimeout(t.Context(), patience)
+			defer cancel()
+			var calls []<-chan outcome
+			for _, r := range ranks {
+				calls = append(calls, start(ctx, Config{Store: st, Name: "0", Rank: r, Size: 3}))
+				here(t, st, r)
+			}
+			for i, c := range calls {
+				o := <-c
+				require.ErrorIs(t, o.err, ErrTwice, "process %d", i)
+				require.Regexp(t, `rank [01] was started twice: pid \d+ on host .+ and pid \d+ on host `, o.err.Error())
+				var e *Error
+				require.ErrorAs(t, o.err, &e)
+				require.False(t, e.Timeout())
+			}
+		})
+	}
+}
+
+func TestWorldsDiffer(t *testing.T) {
+	st := store.NewHash()
+	defer st.Close()
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	calls := []<-chan outcome{
+		start(ctx, Config{Store: st, Name: "0", Rank: 0, Size: 3}),
+		start(ctx, Config{Store: st, Name: "0", Rank: 1, Size: 2}),
+		start(ctx, Config{Store: st, Name: "0", Rank: 2, Size: 3}),
+	}
+	for i, c := range calls {
+		o := <-c
+		require.ErrorIs(t, o.err, ErrDiffer, "rank %d", i)
+		require.Regexp(t, `rank 1 \(pid \d+ on host .+\) was started with a world of 2 ranks, rank 0 \(pid \d+ on host .+\) with one of 3`, o.err.Error())
+	}
+}
+
+// TestTwoRunsAtOnce: two runs that nothing tells apart are never mixed up: a run
+// that comes about has each rank once.
+func TestTwoRunsAtOnce(t *testing.T) {
+	const size = 3
+	for range 20 {
+		st := store.NewHash()
+		ctx, cancel := context.WithTimeout(t.Context(), patience)
+		var mu sync.Mutex
+		runs := make(map[string]map[int]int)
+		var all sync.WaitGroup
+		for i := range 2 * size {
+			all.Go(func() {
+				run, err := New(Config{Store: st, Name: "0", Rank: i % size, Size: size}).Meet(ctx)
+				mu.Lock()
+				defer mu.Unlock()
+				if err != nil {
+					if !errors.Is(err, ErrTwice) && !errors.Is(err, context.Canceled) {
+						t.Error(err)
+					}
+					return
+				}
+				if runs[run.ID] == nil {
+					runs[run.ID] = make(map[int]int)
+				}
+				if runs[run.ID][i%size]++; runs[run.ID][i%size] > 1 {
+					t.Errorf("rank %d is in run %s twice", i%size, run.ID)
+				}
+			})
+		}
+		settled := make(chan struct{})
+		go func() { all.Wait(); close(settled) }()
+		select {
+		case <-settled:
+		case <-time.After(2 * time.Second): // a run whose rank 0 was told to end misses it
+		}
+		cancel()
+		<-settled
+		st.Close()
+	}
+}
+
+// TestJobsAtOnce: jobs with names share a store.
+func TestJobsAtOnce(t *testing.T) {
+	st := store.NewHash()
+	defer st.Close()
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	calls := make(map[string][]<-chan outcome)
+	for r := range 2 {
+		for _, job := range []string{"A", "B", ""} {
+			calls[job] = append(calls[job], start(ctx, Config{Store: st, Name: "0", Rank: r, Size: 2, Job: job}))
+		}
+	}
+	ids := make(map[string]bool)
+	for job, ranks := range calls {
+		zero, one := <-ranks[0], <-ranks[1]
+		require.NoError(t, errors.Join(zero.err, one.err), job)
+		require.Equal(t, zero.Run, one.Run)
+		ids[zero.ID] = true
+	}
+	require.Len(t, ids, 3)
+}
+
+func TestMissing(t *testing.T) {
+	st := store.NewHash()
+	defer st.Close()
+	ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+	defer cancel()
+	zero := start(ctx, Config{Store: st, Name: "0", Rank: 0, Size: 4})
+	three := start(t.Context(), Config{Store: st, Name: "0", Rank: 3, Size: 4}) // learns from rank 0
+	for _, c := range []<-chan outcome{zero, three} {
+		var e *Error
+		err := (<-c).err
+		require.ErrorAs(t, err, &e)
+		require.Equal(t, []int{1, 2}, e.Missing)
+		require.ErrorIs(t, err, context.DeadlineExceeded)
+		require.True(t, e.Timeout())
+		require.ErrorContains(t, err, "rank 1 published no address within")
+	}
+	// Without a rank 0 nobody can tell more.
+	ctx, cancel = context.WithTimeout(t.Context(), 300*time.Millisecond)
+	defer cancel()
+	other := store.Prefix("other", st)
+	require.NoError(t, other.Set(ctx, lastKey, encode(record{Nonce: "x", Job: "B", PID: 7, Host: "h"})))
+	c := New(Config{Store: other, Name: "0", Rank: 2, Size: 3, Job: "A"})
+	_, err := c.Meet(ctx)
+	require.ErrorContains(t, err, "rank 0 published no address")
+	require.ErrorContains(t, err, `the last rank 0 in this store, pid 7 on host h, is of job "B"; this rank is of job "A"`)
+	text, _ := c.Report(t.Context())
+	require.Equal(t, "waiting for ranks 0, 1 to come to the store", text)
+}
+
+func TestCancelled(t *testing.T) {
+	st := store.NewHash()
+	defer st.Close()
+	ctx, cancel := context.WithCancel(t.Context())
+	one := start(t.Context(), Config{Store: st, Name: "0", Rank: 1, Size: 3})
+	zero := start(ctx, Config{Store: st, Name: "0", Rank: 0, Size: 3})
+	here(t, st, 0)
+	here(t, st, 1)
+	cancel()
+	require.ErrorIs(t, (<-zero).err, context.Canceled)
+	err := (<-one).err
+	require.ErrorContains(t, err, "rank 0 (pid ")
+	require.ErrorContains(t, err, "gave up")
+}
+
+// foreign are the keys of two generations.
+func foreign(st store.Store) []Foreign {
+	return []Foreign{
+		{store.DialectV2, st, func(r int) []string { return []string{fmt.Sprint("v2/", r)} }},
+		{store.DialectV1, st, func(r int) []string { return []string{fmt.Sprint("v1/", r)} }},
+	}
+}
+
+// TestForeign: whichever rank is foreign, whenever it comes, the others learn its
+// generation, once rank 0 of theirs has shown itself like it.
+func TestForeign(t *testing.T) {
+	const size = 3
+	for _, dialect := range []store.Dialect{store.DialectV1, store.DialectV2} {
+		for stranger := range size {
+			for _, late := range []bool{false, true} {
+				t.Run(fmt.Sprintf("%v/rank %d/late %v", dialect, stranger, late), func(t *testing.T) {
+					st := store.NewHash()
+					defer st.Close()
+					ctx, cancel := context.WithTimeout(t.Context(), patience)
+					defer cancel()
+					show := func(r int) {
+						require.NoError(t, st.Set(ctx, fmt.Sprintf("v%d/%d", int(dialect), r), nil))
+					}
+					if !late {
+						show(stranger)
+					}
+					calls := make([]<-chan outcome, size)
+					for r := range size {
+						if r != stranger {
+							calls[r] = start(ctx, Config{Store: st, Name: "0", Rank: r, Size: size, Foreign: foreign(st)})
+							here(t, st, r)
+						}
+					}
+					if late {
+						show(stranger)
+					}
+					for r, c := range calls {
+						if r != stranger {
+							o := <-c
+							require.NoError(t, o.err)
+							require.Equal(t, Run{Dialect: dialect}, o.Run)
+							if r == 0 {
+								show(0)
+							}
+						}
+					}
+				})
+			}
+		}
+	}
+}
+
+func TestStaleForeignKeys(t *testing.T) {
+	st := store.NewHash()
+	defer st.Close()
+	for r := range 2 {
+		require.NoError(t, st.Set(t.Context(), fmt.Sprint("v2/", r), nil))
+	}
+	for r := range 2 {
+		_, err := New(Config{Store: st, Name: "0", Rank: r, Size: 2, Foreign: foreign(st)}).Meet(t.Context())
+		require.ErrorIs(t, err, ErrStale)
+		require.ErrorContains(t, err, fmt.Sprintf(`keys of an earlier run are in the store: rank %d has an address there already, at "v2/%[1]d": use another prefix or a new store`, r))
+	}
+}
+
+// TestGarbage: ranks overwrite values that are no records, or pass over them.
+func TestGarbage(t *testing.T) {
+	st := store.NewHash()
+	defer st.Close()
+	corner := store.Prefix("c10d-go/rollcall/-/0", st)
+	for _, text := range []string{"{", "null", "7", `{"nonce":7}`} {
+		require.NoError(t, corner.Set(t.Context(), rankKey(1), []byte(text)))
+		require.NoError(t, corner.Set(t.Context(), rankKey(0), []byte(text)))
+		for r, o := range meet(t, st, 2) {
+			require.NoError(t, o.err, "rank %d", r)
+		}
+	}
+}

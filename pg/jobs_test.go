@@ -1,0 +1,281 @@
+package pg_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"golang.org/x/sync/errgroup"
+
+	"github.com/c10d-go/c10d/backend"
+	"github.com/c10d-go/c10d/internal/freeport"
+	"github.com/c10d-go/c10d/pg"
+	"github.com/c10d-go/c10d/store"
+	"github.com/c10d-go/c10d/store/tcp"
+	"github.com/c10d-go/c10d/tensor"
+)
+
+// jobVariable makes TestRank a rank of the job that it names by a number.
+const jobVariable = "C10D_TEST_JOB"
+
+// jobLimit bounds a whole job of processes on a loaded machine.
+const jobLimit = 2 * time.Minute
+
+// TestRank is no test but a small program that launchers start.
+func TestRank(t *testing.T) {
+	job, err := strconv.Atoi(os.Getenv(jobVariable))
+	if err != nil {
+		t.Skip("only within a job")
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), jobLimit)
+	defer cancel()
+	g, err := pg.Init(ctx, "", pg.InitOptions{Options: pg.Options{Backend: "cpu:gloo", Timeout: jobLimit}})
+	require.NoError(t, err)
+	defer g.Close()
+	require.NoError(t, sum(ctx, g, job))
+}
+
+// sum adds up what the ranks of a job have, and fails if a rank of another job
+// is among them.
+func sum(ctx context.Context, g *pg.ProcessGroup, job int) error {
+	v := []float64{float64(job), 1}
+	x, err := tensor.Of(v, 2)
+	if err != nil {
+		return err
+	}
+	w, err := g.AllReduce(ctx, []*tensor.Tensor{x}, backend.AllReduceOptions{})
+	if err == nil {
+		err = w.Wait(ctx)
+	}
+	if err == nil && (v[0] != float64(job*g.Size()) || v[1] != float64(g.Size())) {
+		err = fmt.Errorf("rank %d of job %d has a sum of %v", g.Rank(), job, v)
+	}
+	return err
+}
+
+// TestTwoMpiruns starts pairs of jobs at the same time on this host, as two users
+// would. -count=7 makes twenty pairs and more.
+func TestTwoMpiruns(t *testing.T) {
+	mpirun, err := exec.LookPath("mpirun")
+	if err != nil {
+		if os.Getenv("C10D_REQUIRE_SERVICES") == "1" {
+			require.NoError(t, err, "C10D_REQUIRE_SERVICES is set")
+		}
+		t.Skip("mpirun is not installed: ", err)
+	}
+	self, err := os.Executable()
+	require.NoError(t, err)
+	for pair := range 3 {
+		var all errgroup.Group
+		for job := range 2 {
+			all.Go(func() error {
+				ctx, cancel := context.WithTimeout(t.Context(), jobLimit)
+				defer cancel()
+				cmd := exec.CommandContext(ctx, mpirun, "-n", "2", "--allow-run-as-root", "--oversubscribe",
+					self, "-test.run=^TestRank$", "-test.count=1")
+				// Two mpiruns that make Open MPI's folder under /tmp at the same moment
+				// fail by themselves.
+				cmd.Env = append(os.Environ(), jobVariable+"="+strconv.Itoa(job+1), "OMPI_MCA_orte_tmpdir_base="+t.TempDir())
+				cmd.WaitDelay = time.Second
+				out, err := cmd.CombinedOutput()
+				if err == nil && bytes.Contains(out, []byte("SKIP")) {
+					err = errors.New("the program did nothing")
+				}
+				if err != nil {
+					return fmt.Errorf("pair %d, job %d: %w\n%s", pair, job, err, out)
+				}
+				return nil
+			})
+		}
+		require.NoError(t, all.Wait())
+	}
+}
+
+// TestTenJobsInOneStore runs jobs one after the other where each leaves its keys:
+// the launcher gives no name, and every rank is of this library.
+func TestTenJobsInOneStore(t *testing.T) {
+	server, err := tcp.Listen(t.Context(), "127.0.0.1:0", tcp.ServerOptions{})
+	require.NoError(t, err)
+	defer server.Close()
+	host, port, _ := net.SplitHostPort(server.Addr().String())
+	t.Setenv("MASTER_ADDR", host)
+	t.Setenv("MASTER_PORT", port)
+	t.Setenv("TORCHELASTIC_USE_AGENT_STORE", "True")
+	urls := map[string]string{
+		"c10d store": "tcp://" + server.Addr().String(),
+		"file":       "file://" + filepath.Join(t.TempDir(), "store"),
+	}
+	if redis := redisServer(t); redis != "" {
+		urls["redis"] = "redis://" + redis + "/0?prefix=jobs"
+	}
+	for name, url := range urls {
+		t.Run(name, func(t *testing.T) {
+			for job := range 10 {
+				const size = 3
+				ctx, cancel := context.WithTimeout(t.Context(), jobLimit)
+				if job == 4 {
+					crash(t, ctx, url, size)
+				}
+				var all errgroup.Group
+				for r := range size {
+					all.Go(func() error {
+						g, err := pg.Init(ctx, url, pg.InitOptions{Rank: r, Size: size, Options: pg.Options{Backend: "cpu:gloo", Timeout: jobLimit}})
+						if err != nil {
+							return err
+						}
+						defer g.Close()
+						if err := sum(ctx, g, job+1); err != nil {
+							return err
+						}
+						sub, err := g.NewGroup(ctx, []int{0, 2}, pg.GroupOptions{})
+						if err != nil || !sub.IsMember() {
+							return err
+						}
+						return sum(ctx, sub, job+1)
+					})
+				}
+				require.NoError(t, all.Wait(), "job %d", job)
+				cancel()
+			}
+		})
+	}
+}
+
+// crash is a job of which only some ranks come, and end.
+func crash(t *testing.T, ctx context.Context, url string, size int) {
+	t.Helper()
+	for _, r := range []int{0, 2} {
+		ctx, cancel := context.WithTimeout(ctx, 300*time.Millisecond)
+		_, err := pg.Init(ctx, url, pg.InitOptions{Rank: r, Size: size, Options: pg.Options{Backend: "cpu:gloo", Timeout: jobLimit}})
+		cancel()
+		require.Error(t, err)
+	}
+}
+
+// redisServer starts a Redis server and returns its address, "" if there is none.
+func redisServer(t *testing.T) string {
+	path, err := exec.LookPath("redis-server")
+	if err != nil {
+		if os.Getenv("C10D_REQUIRE_SERVICES") == "1" {
+			require.NoError(t, err, "C10D_REQUIRE_SERVICES is set")
+		}
+		return ""
+	}
+	addr := freeport.Loopback(t)
+	_, port, _ := net.SplitHostPort(addr)
+	cmd := exec.Command(path, "--port", port, "--bind", "127.0.0.1", "--save", "", "--dir", t.TempDir())
+	require.NoError(t, cmd.Start())
+	t.Cleanup(func() {
+		cmd.Process.Kill()
+		cmd.Wait()
+	})
+	require.Eventually(t, func() bool {
+		conn, err := net.Dial("tcp", addr)
+		if err == nil {
+			conn.Close()
+		}
+		return err == nil
+	}, time.Minute, 10*time.Millisecond)
+	return addr
+}
+
+// TestStartedTwice, TestWorldsDiffer and TestStaleKeys state what users of Init see.
+func TestStartedTwice(t *testing.T) {
+	st := store.NewHash()
+	defer st.Close()
+	ctx, cancel := context.WithTimeout(t.Context(), jobLimit)
+	defer cancel()
+	var all sync.WaitGroup
+	for _, r := range []int{0, 1, 1} {
+		all.Go(func() {
+			_, err := pg.New(ctx, store.Prefix("default_pg", st), r, 3, pg.Options{Backend: "cpu:gloo", Timeout: jobLimit})
+			if !errors.Is(err, pg.ErrTwice) {
+				t.Errorf("rank %d: %v", r, err)
+			}
+		})
+	}
+	all.Wait()
+}
+
+func TestWorldsDiffer(t *testing.T) {
+	st := store.NewHash()
+	defer st.Close()
+	ctx, cancel := context.WithTimeout(t.Context(), jobLimit)
+	defer cancel()
+	var all sync.WaitGroup
+	for r, size := range []int{2, 3} {
+		all.Go(func() {
+			_, err := pg.New(ctx, st, r, size, pg.Options{Backend: "cpu:gloo", Timeout: jobLimit})
+			var e *pg.MeetingError
+			if !errors.Is(err, pg.ErrDiffer) || !errors.As(err, &e) {
+				t.Errorf("rank %d: %v", r, err)
+			}
+		})
+	}
+	all.Wait()
+}
+
+func TestStaleKeys(t *testing.T) {
+	st := store.NewHash()
+	defer st.Close()
+	for r, key := range []string{"0//cpu//0/0", "0/0/rank_1"} {
+		require.NoError(t, st.Set(t.Context(), key, []byte("of PyTorch")))
+		_, err := pg.New(t.Context(), st, r, 2, pg.Options{Backend: "cpu:gloo", Timeout: jobLimit})
+		require.ErrorIs(t, err, pg.ErrStale)
+		require.ErrorContains(t, err, "use another prefix or a new store")
+	}
+}
+
+// TestListsDiffer: every rank that waits in NewGroup learns that the lists differ,
+// whoever came first.
+func TestListsDiffer(t *testing.T) {
+	const size = 3
+	for name, lists := range map[string][size][]int{
+		"a member less":    {{0, 1, 2}, {0, 1}, {0, 1, 2}},
+		"another one":      {{0, 1}, {1, 2}, {0, 1}},
+		"each another one": {{0, 1}, {1, 2}, {0, 2}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			st := store.NewHash()
+			defer st.Close()
+			ctx, cancel := context.WithTimeout(t.Context(), jobLimit)
+			defer cancel()
+			var mu sync.Mutex
+			told := 0
+			var all sync.WaitGroup
+			for r := range size {
+				all.Go(func() {
+					g, err := pg.New(ctx, st, r, size, pg.Options{Backend: "cpu:gloo", Timeout: jobLimit})
+					if err != nil {
+						t.Error(err)
+						return
+					}
+					defer g.Close()
+					sub, err := g.NewGroup(ctx, lists[r], pg.GroupOptions{})
+					switch {
+					case err == nil && sub.IsMember():
+						t.Errorf("rank %d has a group of %v", r, sub.Ranks())
+					case err != nil && !errors.Is(err, pg.ErrLists):
+						t.Errorf("rank %d: %v", r, err)
+					case err != nil:
+						mu.Lock()
+						told++
+						mu.Unlock()
+					}
+				})
+			}
+			all.Wait()
+			require.GreaterOrEqual(t, told, 2)
+		})
+	}
+}

@@ -1,0 +1,126 @@
+package pg
+
+import (
+	"cmp"
+	"context"
+	"crypto/tls"
+	"fmt"
+	"strconv"
+
+	"github.com/c10d-go/c10d/backend"
+	"github.com/c10d-go/c10d/internal/rollcall"
+	"github.com/c10d-go/c10d/internal/waiting"
+	"github.com/c10d-go/c10d/store"
+)
+
+// origin is what Init knows of a job beyond its store.
+type origin struct {
+	job string      // the launcher's name for it, "" if there is none
+	v1  store.Store // where ranks of PyTorch up to 2.0 have their keys; nil if in the same place as others
+	tls *tls.Config // for backends that have none of their own; nil is none
+
+	// seen says what is known of a rank that does not come; may be nil.
+	seen func(ctx context.Context, rank int) (what string, waits bool)
+}
+
+// MeetingError is why the ranks of a job did not meet in the store. It unwraps to
+// the cause: a context's error, a store's, or one of the Err... below.
+type MeetingError = rollcall.Error
+
+var (
+	// ErrStale is matched by the error of a rank that finds PyTorch's keys of an
+	// earlier run in the store.
+	ErrStale = rollcall.ErrStale
+
+	// ErrTwice is matched by the error of the processes that were started as one rank.
+	ErrTwice = rollcall.ErrTwice
+
+	// ErrDiffer is matched by the error of ranks that were started with different
+	// numbers of ranks, or that rank 0 has given up.
+	ErrDiffer = rollcall.ErrDiffer
+)
+
+// elsewhere is implemented by options of a backend whose ranks may find each other
+// without the store.
+type elsewhere interface{ MeetsElsewhere() bool }
+
+// findRun finds out in st which run this is, and returns where its keys go. If
+// PyTorch ranks take part that is st, or from.v1, and the generation is in o. known
+// is false if the ranks do not meet in the store.
+func findRun(ctx context.Context, st store.Store, o *Options, rank, size int, from origin) (keys store.Store, known bool, err error) {
+	given := o.Dialect
+	if given == store.DialectUnknown && store.DialectOf(st) == store.DialectV1 {
+		given = store.DialectV1 // a server of PyTorch up to 2.0 serves no others
+	}
+	o.Dialect = cmp.Or(given, store.DialectV2)
+	v1 := from.v1
+	if v1 == nil {
+		v1 = st
+	}
+	own := st
+	if given == store.DialectV1 {
+		own = v1
+	}
+	devices, err := backend.ParseDevices(o.Backend)
+	if err != nil {
+		return nil, false, fmt.Errorf("pg: %w", err)
+	}
+	apart := true
+	for _, d := range devices {
+		e, ok := o.BackendOptions[d.Backend].(elsewhere)
+		apart = apart && ok && e.MeetsElsewhere()
+	}
+	if apart {
+		return own, false, nil
+	}
+	run := rollcall.Run{ID: rollcall.NewID()}
+	if size > 1 {
+		run, err = rollCall(ctx, st, v1, devices, *o, rank, size, from.job)
+		if err != nil {
+			return nil, false, fmt.Errorf("pg: group %q: %w", o.Name, err)
+		}
+	}
+	switch {
+	case run.ID != "":
+		return store.Prefix("c10d-go/run/"+run.ID, own), true, nil
+	case given != store.DialectUnknown && given != run.Dialect:
+		return nil, false, fmt.Errorf("pg: group %q: a rank of PyTorch %v is in the job, and Options.Dialect, or the store, says %v", o.Name, run.Dialect, given)
+	}
+	o.Dialect = run.Dialect
+	if run.Dialect == store.DialectV1 {
+		return v1, true, nil
+	}
+	return st, true, nil
+}
+
+// rollCall calls the ranks of the default group. PyTorch's ranks show themselves by
+// the first key of the rendezvous of its Gloo.
+func rollCall(ctx context.Context, st, v1 store.Store, devices []backend.DeviceBackend, o Options, rank, size int, job string) (rollcall.Run, error) {
+	made := make(map[string]bool)
+	var prefixes []string // of each backend that newGroup makes
+	for _, d := range devices {
+		if !made[d.Backend] {
+			made[d.Backend] = true
+			prefixes = append(prefixes, o.Name+"//"+d.Device.String()+"//0/")
+		}
+	}
+	call := rollcall.New(rollcall.Config{
+		Store: st, Name: o.Name, Rank: rank, Size: size, Job: job,
+		Foreign: []rollcall.Foreign{
+			{Dialect: store.DialectV2, Store: st, Keys: func(r int) []string {
+				var keys []string
+				for _, p := range prefixes {
+					keys = append(keys, p+strconv.Itoa(r))
+				}
+				return keys
+			}},
+			{Dialect: store.DialectV1, Store: v1, Keys: func(r int) []string {
+				return []string{o.Name + "/0/rank_" + strconv.Itoa(r)}
+			}},
+		},
+	})
+	ctx, cancel := context.WithTimeout(ctx, o.Timeout)
+	defer cancel()
+	defer waiting.Start(ctx, o.Logger, call.Report)()
+	return call.Meet(ctx)
+}

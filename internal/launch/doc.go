@@ -29,6 +29,25 @@
 // stand in for a size that the launcher does not tell (a Kubernetes Job has
 // none); where the launcher tells one, the two must agree.
 //
+// # The job's name and port
+//
+// Env.RunID is a name for the job that all its ranks have and other jobs have not:
+//
+//	torchrun, c10d run   TORCHELASTIC_RUN_ID, PET_RDZV_ID, unless it is torchrun's default, "none"
+//	Open MPI, PMIx       PMIX_NAMESPACE or OMPI_MCA_ess_base_jobid, with the random key
+//	                     OMPI_MCA_orte_precondition_transports where there is one
+//	other MPI            PMI_JOBID, or SLURM_JOB_ID
+//	Horovod              HOROVOD_GLOO_RENDEZVOUS_ADDR and _PORT
+//	Slurm                SLURM_JOB_ID and SLURM_STEP_ID; none in a heterogeneous job
+//	LeaderWorkerSet      LWS_LEADER_ADDRESS
+//	JobSet               JOBSET_UID or JOBSET_NAME
+//	Indexed Job          JOB_UID or JOB_NAME
+//
+// Where an MPI launcher tells no port, the store's is made from that name: one of
+// 20000 to 29999. Without a name it is 29500. MASTER_PORT wins over both. So two
+// jobs of mpirun on one host have two stores. Should their ports be the same, the
+// store refuses the other job's ranks (tcp.Options.Job).
+//
 // Kubernetes gives a JobSet's pods labels, not variables. Expose them through
 // the downward API under these names:
 //
@@ -38,7 +57,13 @@
 //	JOB_INDEX                 jobset.sigs.k8s.io/job-index
 //	JOBSET_RESTART_ATTEMPT    jobset.sigs.k8s.io/restart-attempt
 //	JOBSET_COORDINATOR        jobset.sigs.k8s.io/coordinator
+//	JOBSET_UID                jobset.sigs.k8s.io/jobset-uid
 //	PROCESSES_IN_JOB          the pods of one job (its completions), a number of yours
+//
+// and those of an Indexed Job that shares a store with others under these:
+//
+//	JOB_UID                   batch.kubernetes.io/controller-uid
+//	JOB_NAME                  batch.kubernetes.io/job-name
 //
 // What is set by halves is refused, never completed by a guess or from another
 // launcher's variables: the ranks of a job that guesses differently wait for

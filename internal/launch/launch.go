@@ -3,6 +3,7 @@ package launch
 import (
 	"errors"
 	"fmt"
+	"hash/fnv"
 	"net"
 	"os"
 	"runtime"
@@ -11,9 +12,24 @@ import (
 	"strings"
 )
 
-// DefaultPort is where rank 0's store is if the launcher tells only its host,
-// torchrun's default.
+// DefaultPort is where rank 0's store is if the launcher tells neither its port nor
+// a name for the job. It is torchrun's default.
 const DefaultPort = 29500
+
+// Detect makes a port from a job's name by adding 0 to portSpan-1 to lowPort. The
+// ports of common services are lower. Linux gives out ports by itself from 32768 up.
+const (
+	lowPort  = 20000
+	portSpan = 10000
+)
+
+// portOf returns the port for a job: the same on all its ranks, and most likely
+// another one for other jobs.
+func portOf(id string) int {
+	h := fnv.New32a()
+	h.Write([]byte(id))
+	return lowPort + int(h.Sum32()%portSpan)
+}
 
 // ErrNone is matched by the error of a Detect that found no launcher at all.
 var ErrNone = errors.New("start the program with a launcher, for example `c10d run -n 2 -- PROGRAM`")
@@ -38,11 +54,8 @@ type Env struct {
 	// Port, so that rank 0 must not.
 	AgentStore bool
 
-	// OldTorchrun says that the launcher is a torchrun of PyTorch before 2.2, and
-	// so, presumably, are the Python ranks.
-	OldTorchrun bool
-
-	// RunID tells this job from others; empty if the launcher has no name for it.
+	// RunID tells this job from others and is the same on all its ranks; empty if
+	// the launcher has no such name. Restarts by the launcher do not change it.
 	RunID string
 
 	noAddr *Error
@@ -373,11 +386,8 @@ func readEnv(r *reading) Env {
 		NodeRank:     r.number(-1, "GROUP_RANK"),
 		Nodes:        r.number(0, "GROUP_WORLD_SIZE"),
 		RestartCount: r.number(0, "TORCHELASTIC_RESTART_COUNT"),
-		RunID:        r.getenv("TORCHELASTIC_RUN_ID"),
+		RunID:        r.torchrunID("TORCHELASTIC_RUN_ID"),
 		AgentStore:   r.getenv("TORCHELASTIC_USE_AGENT_STORE") == "True",
-		// torchrun sets this variable for every rank; since 2.2 under its new name.
-		OldTorchrun: r.getenv("TORCHELASTIC_RUN_ID") != "" &&
-			r.getenv("NCCL_ASYNC_ERROR_HANDLING") != "" && r.getenv("TORCH_NCCL_ASYNC_ERROR_HANDLING") == "",
 	}
 	// An address by halves is one that somebody forgot to complete; without
 	// any, the ranks may meet elsewhere.
@@ -387,6 +397,14 @@ func readEnv(r *reading) Env {
 		r.need("MASTER_PORT")
 	}
 	return e
+}
+
+// torchrunID returns the --rdzv_id of a torchrun. Its default, "none", is no name.
+func (r *reading) torchrunID(name string) string {
+	if id := r.getenv(name); id != "none" {
+		return id
+	}
+	return ""
 }
 
 func readPET(r *reading) Env {
@@ -441,7 +459,7 @@ func readPET(r *reading) Env {
 			e.Port = r.parse("PET_RDZV_ENDPOINT's port", port)
 		}
 	}
-	e.RunID = r.getenv("PET_RDZV_ID")
+	e.RunID = r.torchrunID("PET_RDZV_ID")
 	return e
 }
 
@@ -461,10 +479,33 @@ func mpi(name, rank, size, localRank, localSize string) launcher {
 			NodeRank:  -1,
 		}
 		e.Addr, e.Port = r.mpiAddress(e)
-		_, e.RunID = r.first("PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid", "SLURM_JOB_ID")
+		if id := r.mpiJob(); id != "" {
+			e.RunID, e.Port = id, portOf(id)
+		} else {
+			e.RunID = r.getenv("SLURM_JOB_ID")
+		}
 		return e
 	}
 	return l
+}
+
+// mpiJob returns the name that an mpirun gives its job, "" if it gives none. It is
+// for variables that the launcher itself sets for every rank: those of a batch
+// system may be missing on other hosts than mpirun's own.
+func (r *reading) mpiJob() string {
+	if r.launcher.name == "Horovod" {
+		host, port := r.getenv("HOROVOD_GLOO_RENDEZVOUS_ADDR"), r.getenv("HOROVOD_GLOO_RENDEZVOUS_PORT")
+		if host != "" && port != "" {
+			return net.JoinHostPort(host, port)
+		}
+	}
+	_, id := r.first("PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid", "PMI_JOBID")
+	// Open MPI 4 makes its number from 16 bits of a hash, which repeat. This key is
+	// random, and also the same for all ranks.
+	if key := r.getenv("OMPI_MCA_orte_precondition_transports"); id != "" && key != "" {
+		id += "/" + key
+	}
+	return id
 }
 
 // hydra tells MPICH's and Intel MPI's mpirun from srun, which sets PMI_RANK too.
@@ -507,19 +548,21 @@ func readLWS(r *reading) Env {
 		Rank: r.count("LWS_WORKER_INDEX"), Size: r.size("LWS_GROUP_SIZE"),
 		LocalRank: 0, LocalSize: 1,
 		NodeRank: r.number(0, "LWS_WORKER_INDEX"), Nodes: r.number(0, "LWS_GROUP_SIZE", "WORLD_SIZE"),
-		Addr: r.getenv("LWS_LEADER_ADDRESS"),
+		Addr: r.getenv("LWS_LEADER_ADDRESS"), RunID: r.getenv("LWS_LEADER_ADDRESS"),
 	}
 }
 
 func readJobSet(r *reading) Env {
-	e := Env{LocalSize: 1, RunID: r.getenv("JOBSET_NAME"), RestartCount: r.number(0, "JOBSET_RESTART_ATTEMPT")}
+	name := r.getenv("JOBSET_NAME")
+	_, id := r.first("JOBSET_UID", "JOBSET_NAME")
+	e := Env{LocalSize: 1, RunID: id, RestartCount: r.number(0, "JOBSET_RESTART_ATTEMPT")}
 	index := r.count("JOB_COMPLETION_INDEX")
 	jobs := r.number(1, "REPLICATED_JOB_REPLICAS")
 	job := r.number(0, "JOB_INDEX")
-	name, value := r.first("PROCESSES_IN_JOB")
+	variable, value := r.first("PROCESSES_IN_JOB")
 	switch {
-	case name != "":
-		pods := r.parse(name, value)
+	case variable != "":
+		pods := r.parse(variable, value)
 		size := int64(jobs) * int64(pods)
 		if index >= pods || job >= jobs || size != int64(int32(size)) {
 			r.failf("pod %d of %d in job %d of %d", index, pods, job, jobs)
@@ -536,7 +579,7 @@ func readJobSet(r *reading) Env {
 	e.Addr = r.getenv("JOBSET_COORDINATOR")
 	if replicated := r.getenv("REPLICATED_JOB_NAME"); e.Addr == "" && replicated != "" {
 		// The pods' names and the default subdomain, as JobSet makes them.
-		e.Addr = fmt.Sprintf("%s-%s-0-0.%[1]s", e.RunID, replicated)
+		e.Addr = fmt.Sprintf("%s-%s-0-0.%[1]s", name, replicated)
 	}
 	if host, port, err := net.SplitHostPort(e.Addr); err == nil {
 		e.Addr, e.Port = host, r.parse("JOBSET_COORDINATOR's port", port)
@@ -546,6 +589,7 @@ func readJobSet(r *reading) Env {
 
 func readIndexedJob(r *reading) Env {
 	e := Env{Rank: r.count("JOB_COMPLETION_INDEX"), Size: r.count("WORLD_SIZE"), LocalSize: 1}
+	_, e.RunID = r.first("JOB_UID", "JOB_NAME")
 	e.NodeRank, e.Nodes = e.Rank, e.Size
 	return e
 }

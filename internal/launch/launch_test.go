@@ -252,21 +252,6 @@ func FuzzParseTasks(f *testing.F) {
 	})
 }
 
-func TestOldTorchrun(t *testing.T) {
-	const rank = "RANK=1 WORLD_SIZE=2 MASTER_ADDR=h MASTER_PORT=1 "
-	for vars, old := range map[string]bool{
-		"NCCL_ASYNC_ERROR_HANDLING=1":                                                            false, // no torchrun: the user's
-		"TORCHELASTIC_RUN_ID=none":                                                               false, // no torchrun either: c10d run
-		"TORCHELASTIC_RUN_ID=none NCCL_ASYNC_ERROR_HANDLING=1":                                   true,
-		"TORCHELASTIC_RUN_ID=none TORCH_NCCL_ASYNC_ERROR_HANDLING=1":                             false,
-		"TORCHELASTIC_RUN_ID=none TORCH_NCCL_ASYNC_ERROR_HANDLING=1 NCCL_ASYNC_ERROR_HANDLING=0": false,
-	} {
-		e, err := Detect(environ(rank + vars))
-		require.NoError(t, err)
-		require.Equal(t, old, e.OldTorchrun, vars)
-	}
-}
-
 // TestListenAddr has a store listen where its address says, if that is this host's.
 func TestListenAddr(t *testing.T) {
 	want := map[string]string{

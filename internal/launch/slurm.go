@@ -15,12 +15,25 @@ func readSlurm(r *reading) Env {
 		NodeRank:     r.number(-1, "SLURM_NODEID"),
 		Nodes:        r.number(0, "SLURM_STEP_NUM_NODES", "SLURM_NNODES", "SLURM_JOB_NUM_NODES"),
 		RestartCount: r.number(0, "SLURM_RESTART_COUNT"),
-		RunID:        r.getenv("SLURM_JOB_ID"),
+		RunID:        r.slurmID(),
 	}
 	e.LocalSize = r.slurmLocalSize(e)
 	e.Addr = r.slurmHost("SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST", "SLURM_NODELIST")
 	e.Port = r.slurmPort(true)
 	return e
+}
+
+// slurmID names the step. The parts of a heterogeneous job may be one group and
+// have numbers of their own, so that one has no name.
+func (r *reading) slurmID() string {
+	_, id := r.first("SLURM_JOB_ID", "SLURM_JOBID")
+	if _, parts := r.first("SLURM_HET_SIZE", "SLURM_PACK_SIZE"); parts != "" {
+		return ""
+	}
+	if step := r.getenv("SLURM_STEP_ID"); id != "" && step != "" {
+		id += "." + step
+	}
+	return id
 }
 
 // slurmLocalSize finds this node's number of tasks. The variables may be those
@@ -74,15 +87,13 @@ func (r *reading) slurmPort(step bool) int {
 		first, _, _ = strings.Cut(first, "-")
 		return r.parse("SLURM_STEP_RESV_PORTS", first)
 	}
-	// Ten thousand ports between those of common services and 32768, where
-	// Linux begins to give out ports by itself. Jobs on one node mostly have
-	// neighbouring numbers; 101 keeps their first steps apart as well.
-	const low, span = 20000, 10000
-	id := r.number(0, "SLURM_JOB_ID", "SLURM_JOBID") % span
+	// Jobs on one node mostly have neighbouring numbers; 101 keeps their first
+	// steps apart as well.
+	id := r.number(0, "SLURM_JOB_ID", "SLURM_JOBID") % portSpan
 	if step {
-		id += 101 * (r.slurmStep() % span)
+		id += 101 * (r.slurmStep() % portSpan)
 	}
-	return low + id%span
+	return lowPort + id%portSpan
 }
 
 // slurmStep is the number of the step; Slurm's special ones (batch, extern) are

@@ -493,7 +493,7 @@ func (a *agent) rankStore(ctx context.Context, key string) (addr string, done fu
 		port = a.MasterPort
 	}
 	listen := launch.ListenAddr(net.JoinHostPort(a.MasterAddr, strconv.Itoa(port)))
-	server, err := tcp.Listen(ctx, listen, tcp.ServerOptions{TLS: a.tls, Token: a.token})
+	server, err := tcp.Listen(ctx, listen, tcp.ServerOptions{TLS: a.tls, Token: a.token, Job: a.jobName()})
 	if err != nil {
 		return "", nil, err
 	}
@@ -504,6 +504,15 @@ func (a *agent) rankStore(ctx context.Context, key string) (addr string, done fu
 		return "", nil, err
 	}
 	return addr, func() { server.Close() }, nil
+}
+
+// jobName is what the ranks find in TORCHELASTIC_RUN_ID. "none" is torchrun's word for
+// a job without a name.
+func (a *agent) jobName() string {
+	if a.RunID == "none" {
+		return ""
+	}
+	return a.RunID
 }
 
 // environ is the environment of a rank, the caller's with torchrun's variables.

@@ -97,7 +97,17 @@
 //
 // # What it does not do
 //
-// A group that has failed stays failed: close it and make a new one. Ranks are not checked to call the same
-// operation; operations that do not fit are noticed when their sizes differ.
-// Options.Detail has every call compared, at the price of speed.
+// A group that has failed stays failed: close it and make a new one.
+//
+// # Calls that do not fit
+//
+// All ranks of a group call the same collectives in the same order. What happens if they do not
+// depends on the wire:
+//
+//   - On the native wires every rank gets an error that shows two calls which differ, in
+//     operation, operator, dtype, root or number of elements. It is the error of that call if the
+//     rank needs all others for it, else of a later one, or of Close. Data may be wrong by then, and
+//     the group has ended. A shape of [2 3] fits one of [6].
+//   - On Gloo's wire only sizes that differ are noticed.
+//   - With Options.Detail calls are compared before they run, on every wire, at the price of speed.
 package pg

@@ -50,7 +50,7 @@ func (b *Backend) Alloc(ctx context.Context, dtype tensor.DType, shape ...int) (
 	var buf []byte
 	var full error
 	g := b.memory()
-	q := &operation{print: fingerprint{op: op, root: -1}.call()}
+	q := &operation{print: fingerprint{op: opAlloc, root: -1}.call()}
 	q.run = func(e *engine) error {
 		if g == nil {
 			return nil

@@ -23,6 +23,10 @@ func (d *departure) Error() string { return d.words }
 // Close frees everything within about a second, whatever is pending. Operations of this rank that
 // have not ended fail with work.ErrClosed.
 //
+// On the native wires Close returns how the ranks disagree on their collectives, if they do and no
+// operation has returned it. To find out, a rank whose last collective did not need all others waits
+// for up to 300 ms for those that have not called it.
+//
 // If no collective is open, Close says goodbye: the other ranks can finish what does not need this
 // one. If one is, or if the calling goroutine panics, the group ends on all ranks, with this rank
 // to blame.
@@ -61,7 +65,11 @@ func (b *Backend) Close() error {
 		go b.free(open)
 		return fmt.Errorf("gloo: Close: %s has not returned from a function of the program", named(late))
 	}
-	return b.free(nil)
+	var differ error
+	if why.Err == nil {
+		differ = b.settleCalls()
+	}
+	return errors.Join(differ, b.free(nil))
 }
 
 // free frees everything once these operations have ended.

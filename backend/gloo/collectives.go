@@ -151,7 +151,7 @@ func (b *Backend) Broadcast(ctx context.Context, ts []*tensor.Tensor, o backend.
 		return err
 	}
 	return b.issue(ctx, op, o.Timeout, prefixBroadcast, 1, t.ByteLen(), &operation{
-		run: run, result: ts, print: fingerprint{op: op, dtype: t.DType(), root: o.Root, bytes: t.ByteLen()}.call(),
+		run: run, result: ts, print: fingerprint{op: op, dtype: t.DType(), root: o.Root, elements: t.Len(), sized: true}.call(),
 	})
 }
 
@@ -194,9 +194,15 @@ func (b *Backend) AllReduce(ctx context.Context, ts []*tensor.Tensor, o backend.
 	called := fingerprint{op: op, sparse: true, root: -1}
 	if ts[0].Layout() == tensor.Strided {
 		bytes = ts[0].ByteLen()
-		called = fingerprint{op: op, with: &o.Op, dtype: ts[0].DType(), root: -1, bytes: bytes}
+		called = fingerprint{op: op, with: &o.Op, dtype: ts[0].DType(), root: -1, elements: ts[0].Len(), sized: true}
 	}
 	q.print = called.call()
+	switch call.runner.(type) {
+	case *denseWork:
+		q.meets = bytes > 0
+	case *sparseWork:
+		q.meets = true
+	}
 	return b.issue(ctx, op, o.Timeout, prefixAllReduce, 1, bytes, q)
 }
 
@@ -235,7 +241,8 @@ func (b *Backend) AllReduceCoalesced(ctx context.Context, ts []*tensor.Tensor, o
 		return unpack(ts, buf)
 	}
 	return b.issue(ctx, op, o.Timeout, prefixAllReduce, 1, bytes, &operation{
-		run: run, result: ts, print: fingerprint{op: op, with: &o.Op, dtype: ts[0].DType(), root: -1, bytes: bytes}.call(),
+		run: run, result: ts, meets: bytes > 0,
+		print: fingerprint{op: op, with: &o.Op, dtype: ts[0].DType(), root: -1, elements: bytes / ts[0].DType().Size(), sized: true}.call(),
 	})
 }
 
@@ -284,7 +291,10 @@ func (b *Backend) Reduce(ctx context.Context, t *tensor.Tensor, o backend.Reduce
 		before(red, buf)
 		return e.reduce(buf, o.Root, red)
 	}
-	q := &operation{run: run, print: fingerprint{op: op, with: &o.Op, dtype: t.DType(), root: o.Root, bytes: t.ByteLen()}.call()}
+	q := &operation{
+		run: run, meets: b.rank == o.Root && t.Len() > 0,
+		print: fingerprint{op: op, with: &o.Op, dtype: t.DType(), root: o.Root, elements: t.Len(), sized: true}.call(),
+	}
 	if b.rank == o.Root {
 		q.result = one(t)
 	}
@@ -320,7 +330,8 @@ func (b *Backend) gatherAll(ctx context.Context, op work.OpType, timeout time.Du
 	}
 	bytes := b.size * total(in)
 	return b.issue(ctx, op, timeout, prefixAllGather, 1, bytes, &operation{
-		run: run, result: result, print: fingerprint{op: op, dtype: in[0].DType(), root: -1, bytes: bytes}.call(),
+		run: run, result: result, meets: bytes > 0,
+		print: fingerprint{op: op, dtype: in[0].DType(), root: -1, elements: total(in) / in[0].DType().Size(), sized: true}.call(),
 	})
 }
 
@@ -345,7 +356,7 @@ func (b *Backend) AllGatherV(ctx context.Context, out []*tensor.Tensor, in *tens
 		return e.pair(out, one(in), func(o, i []byte) error { return e.allGatherV(o, i, counts) })
 	}
 	return b.issue(ctx, op, o.Timeout, prefixAllGather, 1, total(out), &operation{
-		run: run, result: out, print: fingerprint{op: op, dtype: in.DType(), root: -1, bytes: total(out)}.call(),
+		run: run, result: out, print: fingerprint{op: op, dtype: in.DType(), root: -1}.blocks(counts).call(),
 	})
 }
 
@@ -492,9 +503,11 @@ func (b *Backend) gather(ctx context.Context, out []*tensor.Tensor, in *tensor.T
 	}
 	call := fingerprint{op: op, dtype: in.DType(), root: o.Root}
 	if even {
-		call.bytes = b.size * in.ByteLen()
+		call.elements, call.sized = in.Len(), true
 	}
-	return b.issue(ctx, op, o.Timeout, prefixGather, 1, b.size*in.ByteLen(), &operation{run: run, result: out, print: call.call()})
+	return b.issue(ctx, op, o.Timeout, prefixGather, 1, b.size*in.ByteLen(), &operation{
+		run: run, result: out, print: call.call(), meets: even && b.rank == o.Root && in.Len() > 0,
+	})
 }
 
 // Scatter sends the root's inputs straight to their ranks.
@@ -526,7 +539,7 @@ func (b *Backend) Scatter(ctx context.Context, out *tensor.Tensor, in []*tensor.
 		return e.pair(one(out), in, func(mine, all []byte) error { return e.scatter(mine, all, o.Root) })
 	}
 	return b.issue(ctx, op, o.Timeout, prefixScatter, 1, b.size*out.ByteLen(), &operation{
-		run: run, result: one(out), print: fingerprint{op: op, dtype: out.DType(), root: o.Root, bytes: b.size * out.ByteLen()}.call(),
+		run: run, result: one(out), print: fingerprint{op: op, dtype: out.DType(), root: o.Root, elements: out.Len(), sized: true}.call(),
 	})
 }
 
@@ -546,7 +559,7 @@ func (b *Backend) ReduceScatter(ctx context.Context, out *tensor.Tensor, in []*t
 		return nil, bad(op, "input %d has shape %v, this rank's output %v", b.rank, in[b.rank].Shape(), out.Shape())
 	}
 	in = slices.Clone(in)
-	return b.reduceScatter(ctx, op, o, b.size, total(in), func(e *engine, red backend.Reduction, tag uint32) error {
+	return b.reduceScatter(ctx, op, o, b.size, total(in), counted(in), func(e *engine, red backend.Reduction, tag uint32) error {
 		if b.native {
 			return e.scattered(one(out), in, counted(in), red)
 		}
@@ -591,13 +604,20 @@ func (e *engine) scattered(out, in []*tensor.Tensor, counts []int64, red backend
 	return e.pair(out, nil, func(mine, _ []byte) error { return run(mine, changed) })
 }
 
-// reduceScatter issues an operation that uses so many tags.
-func (b *Backend) reduceScatter(ctx context.Context, op work.OpType, o backend.ReduceScatterOptions, tags, bytes int, run func(*engine, backend.Reduction, uint32) error, out []*tensor.Tensor) (*work.Work, error) {
+// reduceScatter issues an operation that uses so many tags and bytes. counts are the lengths of
+// the blocks, nil if there are several tensors with blocks.
+func (b *Backend) reduceScatter(ctx context.Context, op work.OpType, o backend.ReduceScatterOptions, tags, bytes int, counts []int64, run func(*engine, backend.Reduction, uint32) error, out []*tensor.Tensor) (*work.Work, error) {
 	red, err := b.reduction(op, o.Op, out[0].DType())
 	if err != nil {
 		return nil, err
 	}
-	q := &operation{result: out, print: fingerprint{op: op, with: &o.Op, dtype: out[0].DType(), root: -1, bytes: bytes}.call()}
+	print := fingerprint{op: op, with: &o.Op, dtype: out[0].DType(), root: -1}
+	if counts != nil {
+		print = print.blocks(counts)
+	} else {
+		print = print.parted(counted(out), b.size)
+	}
+	q := &operation{result: out, print: print.call(), meets: counts != nil && even(counts) && counts[0] > 0}
 	q.run = func(e *engine) error { return run(e, red, q.tag) }
 	return b.issue(ctx, op, o.Timeout, prefixAllReduce, tags, bytes, q)
 }
@@ -631,7 +651,11 @@ func (b *Backend) reduceScatterTensors(ctx context.Context, op work.OpType, out,
 		}
 	}
 	in, out = slices.Clone(in), slices.Clone(out)
-	return b.reduceScatter(ctx, op, o, len(in), total(in), func(e *engine, red backend.Reduction, tag uint32) error {
+	var counts []int64
+	if len(in) == 1 {
+		counts = slices.Repeat([]int64{int64(out[0].ByteLen())}, b.size)
+	}
+	return b.reduceScatter(ctx, op, o, len(in), total(in), counts, func(e *engine, red backend.Reduction, tag uint32) error {
 		for i, t := range in {
 			if b.native {
 				counts := slices.Repeat([]int64{int64(out[i].ByteLen())}, b.size)
@@ -760,7 +784,7 @@ func (b *Backend) splits(op work.OpType, name string, t *tensor.Tensor, splits [
 
 // Barrier waits for this rank's earlier collectives, then meets the others.
 func (b *Backend) Barrier(ctx context.Context, o backend.BarrierOptions) (*work.Work, error) {
-	q := &operation{print: fingerprint{op: work.Barrier, root: -1}.call()}
+	q := &operation{meets: true, print: fingerprint{op: work.Barrier, root: -1}.call()}
 	q.run = func(e *engine) error {
 		for _, earlier := range b.before(q) {
 			select {

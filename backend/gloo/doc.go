@@ -116,11 +116,32 @@
 // above the number of collectives there. Among ranks of this library they have slots of their
 // own.
 //
+// # Calls that do not fit
+//
+// The native wires compare what the ranks call: operation, operator, dtype, root, and how many
+// elements. What a collective sends carries these words and a digest of all calls before, in
+// memory, over connections and in two levels alike. A rank that takes something from another one
+// compares first. If the calls differ the group ends, on all ranks, with work.ErrMismatch:
+//
+//	the ranks disagree on the operation: as collective number 3 rank 0 called all_reduce(sum) of
+//	float32[5], rank 1 called all_reduce(max) of float32[5]
+//
+// So no collective in which a rank needs all others succeeds there, if any call before it or the
+// collective itself differs. Some need fewer: the root of a broadcast or scatter, and the ranks of a
+// reduce or gather other than the root, only send. They may return nil, and find out in the next
+// collective that needs all ranks. If there is none, Close returns the error: it waits for up to
+// 300 ms for ranks that have not called as much.
+//
+// Calls count elements, not shapes: [2 3] fits [6]. Operations that move the same may be mixed, as
+// AllReduce and AllReduceCoalesced or AllGather and AllGatherIntoTensor. Ranks may differ in
+// the factor of PreMulSum, the number of tensors of one AllReduce, and in sizes that only some of
+// them know (GatherV, AllToAll). Messages are compared by their sizes only.
+//
+// Gloo's wire has no room for it: there only sizes that differ are noticed, when the messages do not
+// fit. Package backend/detail compares calls on every wire, before they run.
+//
 // # What it does not do
 //
-// Over connections it does not check that ranks call the same operation with
-// the same dtype; only sizes that differ are noticed, when the messages do not
-// fit. (In shared memory operation, size, element and root are compared; package
-// backend/detail compares everything.) On Gloo's wire ReduceScatter and its
-// relatives move as much as an all-reduce, because Gloo does them so.
+// On Gloo's wire ReduceScatter and its relatives move as much as an all-reduce, because Gloo
+// does them so.
 package gloo

@@ -98,9 +98,9 @@ func TestMonitoredBarrierNamesWhoIsMissing(t *testing.T) {
 	})
 }
 
-// TestCloseRunsTheQueue closes a group while callers run two operations and a third one is in
-// the queue: Close returns when that one has run.
-func TestCloseRunsTheQueue(t *testing.T) {
+// TestShutdownRunsTheQueue shuts a group down while callers run two operations and a third one is in
+// the queue: Shutdown returns when that one has run.
+func TestShutdownRunsTheQueue(t *testing.T) {
 	ctx := context.Background()
 	ranks(t, mem.NewFabric(), 2, 1, 2, func(t *testing.T, b *gloo.Backend) {
 		works := make([]*work.Work, 3)
@@ -118,7 +118,7 @@ func TestCloseRunsTheQueue(t *testing.T) {
 		if b.Rank() == 0 {
 			synctest.Wait()
 		}
-		require.NoError(t, b.Close())
+		require.NoError(t, b.Shutdown(ctx))
 		for _, w := range works {
 			require.True(t, w.IsSuccess())
 		}

@@ -48,7 +48,7 @@ type engine struct {
 	deadline time.Time
 	armed    bool // the timer is set
 	early    bool // to when the operation is announced, not to the deadline
-	told     bool // that is over
+	told     bool // the rank that is waited for has been told of the operation
 	tag      uint32
 	slot     uint64
 	peers    []int // the ranks that a plan is for, by their number in it; nil if all
@@ -65,6 +65,9 @@ func newEngine(b *Backend) *engine {
 // begin readies the engine for an operation; its time starts to run.
 func (e *engine) begin(o *operation) {
 	e.ctx, e.op = o.ctx, o
+	if g := e.backend.local(); g != nil {
+		g.Begin(uint32(o.call), o.print.History)
+	}
 	e.useTag(o.tag)
 	e.deadline = time.Now().Add(o.timeout)
 	e.told = false
@@ -90,7 +93,7 @@ func (e *engine) restless() <-chan time.Time {
 	if e.told {
 		return e.late()
 	}
-	if !e.armed {
+	if !e.armed || !e.early {
 		e.timer.Reset(min(announceAfter, time.Until(e.deadline)))
 		e.armed, e.early = true, true
 	}
@@ -98,7 +101,7 @@ func (e *engine) restless() <-chan time.Time {
 }
 
 // announce tells a rank that this one waits for what the operation is, the first time
-// that restless delivers. It returns false at the deadline.
+// that restless delivers in a wait. It returns false at the deadline.
 func (e *engine) announce(peer int) bool {
 	if e.told || !time.Now().Before(e.deadline) {
 		return false
@@ -241,6 +244,7 @@ func (e *engine) wait(i int32) error {
 
 // sleep ends r, which has not ended yet.
 func (e *engine) sleep(r *transport.Request) {
+	e.told = false
 	for {
 		select {
 		case <-r.Done():
@@ -395,6 +399,7 @@ func (b *Backend) failed(m transport.Mesh, o *operation, r *transport.Request, e
 // mismatch ends the group because what rank sent for o does not fit.
 func (b *Backend) mismatch(m transport.Mesh, o *operation, rank int, err error) error {
 	err = fmt.Errorf("%w: %w", work.ErrMismatch, err)
+	b.told.Store(true)
 	b.fail(m, o, err, rank)
 	return b.tell(&work.Error{Info: o.Info(), Peer: rank, Err: err})
 }
@@ -412,6 +417,7 @@ func (b *Backend) requestError(info work.Info, peer int, err error) error {
 	var f *transport.Fault
 	switch {
 	case errors.As(err, &size):
+		b.told.Store(true)
 		return b.tell(&work.Error{Info: info, Peer: size.Peer, Err: fmt.Errorf("%w: %w", work.ErrMismatch, err)})
 	case errors.As(err, &f):
 		return b.faultError(info, f)
@@ -426,6 +432,9 @@ func (b *Backend) faultError(info work.Info, f *transport.Fault) error {
 	var left *departure
 	if f.Rank == b.rank && errors.As(f.Err, &left) {
 		return &work.Error{Info: info, Peer: -1, Err: work.ErrClosed}
+	}
+	if f.Kind == transport.FaultMismatch {
+		b.told.Store(true)
 	}
 	where := ""
 	if f.Op != noOp && (f.Op != uint8(info.Op) || f.Seq != info.Seq) {

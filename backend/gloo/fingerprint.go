@@ -1,24 +1,45 @@
 package gloo
 
 import (
+	"encoding/binary"
+	"errors"
 	"fmt"
+	"hash/fnv"
+	"time"
 
 	"github.com/c10d-go/c10d/backend"
+	"github.com/c10d-go/c10d/backend/gloo/transport"
+	"github.com/c10d-go/c10d/backend/gloo/transport/shm"
 	"github.com/c10d-go/c10d/backend/gloo/transport/tcp"
 	"github.com/c10d-go/c10d/tensor"
 	"github.com/c10d-go/c10d/work"
 )
 
-// fingerprint is what all ranks have to call alike under one number. Where it may differ,
-// as the bytes of an all-to-all may, it is left zero. The native wire carries it.
+// fingerprint is what all ranks have to call alike as one collective. What they may call
+// differently, as the sizes of an all-to-all, is left zero. The native wires carry it, and compare
+// it on every rank.
 type fingerprint struct {
-	op     work.OpType
-	with   *backend.ReduceOp // nil if nothing is reduced
-	dtype  tensor.DType
-	root   int // -1 if there is none
-	bytes  int
+	op    work.OpType
+	with  *backend.ReduceOp // nil if nothing is reduced
+	dtype tensor.DType      // Invalid if there are no tensors
+	root  int               // -1 if there is none
+
+	// elements is how many the tensor has that each rank gives or gets: of operations with a block
+	// for each rank, how many a block has. A shape of [2 3] is the same as one of [6].
+	elements int
+	sized    bool // elements counts; else ranks may have different sizes
+
+	// parts is a digest of the lengths of several tensors, or of blocks that are not alike. Then
+	// elements is the sum of all. It is 0 if all blocks are alike.
+	parts  uint16
 	sparse bool // the ranks tell each other the rest themselves
 }
+
+// Operations that c10d has no number for.
+const (
+	opAlloc            work.OpType = 200
+	opMonitoredBarrier work.OpType = 201
+)
 
 // kinds has what works alike on the wire, so that ranks may mix it.
 var kinds = map[work.OpType]work.OpType{
@@ -30,52 +51,157 @@ var kinds = map[work.OpType]work.OpType{
 	work.AllToAllSingle:               work.AllToAll,
 }
 
-// The first word of a tcp.Call has a one, so that it is never zero, the operation, the
-// operator plus one, the dtype, whether it is sparse, and the root plus one; the
-// second has the bytes.
-func (f fingerprint) call() tcp.Call {
+// The words of a transport.Call. The first has a one, so that it is never zero, the operation, the
+// operator plus one, the dtype, flags, and the root plus one. The second has parts and elements.
+const (
+	callMarked = 1 << 63
+	callSparse = 1 << 35
+	callSized  = 1 << 34
+
+	callOpAt, callWithAt, callDTypeAt = 52, 44, 36
+	callPartsAt                       = 48
+)
+
+func (f fingerprint) call() transport.Call {
 	op := f.op
 	if kind, ok := kinds[op]; ok {
 		op = kind
 	}
-	w := uint64(1)<<63 | uint64(op)<<52 | uint64(f.dtype)<<36 | uint64(uint32(f.root+1))
+	w := callMarked | uint64(op)<<callOpAt | uint64(f.dtype)<<callDTypeAt | uint64(uint32(f.root+1))
 	if f.with != nil {
-		w |= (uint64(f.with.Kind()) + 1) << 44
+		w |= (uint64(f.with.Kind()) + 1) << callWithAt
 	}
 	if f.sparse {
-		w |= 1 << 35
+		w |= callSparse
 	}
-	return tcp.Call{w, uint64(f.bytes)}
+	if f.sized {
+		w |= callSized
+	}
+	return transport.Call{What: [2]uint64{w, uint64(f.parts)<<callPartsAt | uint64(f.elements)}}
 }
 
-// describe shows the call of any rank.
-func describe(c tcp.Call) string {
-	s := work.OpType(c[0] >> 52).String()
-	if k := uint8(c[0] >> 44); k > 0 {
-		s += fmt.Sprintf(" (%v)", backend.ReduceKind(k-1))
+// blocks sets elements and parts for a block of so many bytes for each rank.
+func (f fingerprint) blocks(counts []int64) fingerprint {
+	if !even(counts) {
+		return f.parted(counts, 1)
 	}
-	dtype := tensor.DType(c[0] >> 36 & 0xff)
-	switch {
-	case c[0]>>35&1 != 0:
+	f.sized, f.elements = true, int(counts[0])/f.dtype.Size()
+	return f
+}
+
+// parted sets elements and parts for so many times parts of so many bytes.
+func (f fingerprint) parted(counts []int64, times int) fingerprint {
+	f.sized, f.elements, f.parts = true, times*int(totalOf(counts))/f.dtype.Size(), digestOf(counts)
+	return f
+}
+
+// digestOf is never zero.
+func digestOf(counts []int64) uint16 {
+	h := fnv.New64a()
+	var b [8]byte
+	for _, n := range counts {
+		binary.LittleEndian.PutUint64(b[:], uint64(n))
+		h.Write(b[:])
+	}
+	sum := h.Sum64()
+	return uint16(sum^sum>>16^sum>>32^sum>>48) | 1
+}
+
+// describe shows the call of any rank, or any words that one has sent.
+func describe(what [2]uint64) string {
+	w := what[0]
+	op, dtype := work.OpType(w>>callOpAt), tensor.DType(w>>callDTypeAt)
+	s := op.String()
+	switch op {
+	case opAlloc:
+		return "Alloc"
+	case opMonitoredBarrier:
+		return "monitored_barrier"
+	}
+	if k := uint8(w >> callWithAt); k > 0 {
+		s += fmt.Sprintf("(%v)", backend.ReduceKind(k-1))
+	}
+	if w&callSparse != 0 {
 		return s + " of a sparse tensor"
-	case dtype != tensor.Invalid && c[1] > 0:
-		s += fmt.Sprintf(" of %d bytes of %v", c[1], dtype)
-	case dtype != tensor.Invalid:
+	}
+	if dtype != tensor.Invalid {
 		s += fmt.Sprintf(" of %v", dtype)
 	}
-	if root := uint32(c[0]); root > 0 {
-		s += fmt.Sprintf(" with root %d", root-1)
+	if w&callSized != 0 {
+		s += fmt.Sprintf("[%d]", what[1]&(1<<callPartsAt-1))
+	}
+	if parts := what[1] >> callPartsAt; parts != 0 {
+		s += fmt.Sprintf(" in parts (digest of their sizes %04x)", parts)
+	}
+	if root := uint32(w); root > 0 {
+		how := "to"
+		if op == work.Broadcast || op == work.Scatter {
+			how = "from"
+		}
+		s += fmt.Sprintf(" %s root %d", how, root-1)
 	}
 	return s
 }
 
-// enter lets the native wire compare what this rank calls with what others do. In shared
-// memory the ranks compare it there.
+// local is the memory that this rank shares with others of its host, nil if it shares none.
+func (b *Backend) local() *shm.Group {
+	if b.levels != nil {
+		return b.levels.local
+	}
+	return b.shared
+}
+
+// latest is the last collective that this rank has called.
+type latest struct {
+	op      work.OpType
+	seq     uint64
+	what    [2]uint64 // see transport.Call
+	history uint64
+}
+
+// enter has the native wires compare what this rank calls with what the others call. b.mu is held.
 func (b *Backend) enter(o *operation) {
-	if !b.native || b.shared != nil {
+	b.latest.op, b.latest.seq = o.Info().Op, o.Info().Seq
+	if !b.native {
 		return
 	}
-	if m, ok := b.meshFor(o.tag).(*tcp.Mesh); ok {
-		m.Enter(o.tag, o.print, uint8(o.Info().Op), o.Info().Seq)
+	o.print.Follow(b.latest.what, b.latest.history)
+	b.latest.what, b.latest.history = o.print.What, o.print.History
+	if g := b.local(); g != nil {
+		g.Enter(uint32(o.call), &o.print)
 	}
+	if b.shared == nil {
+		if m, ok := b.meshFor(o.tag).(*tcp.Mesh); ok {
+			m.Enter(o.tag, o.print, uint8(o.Info().Op), o.Info().Seq)
+		}
+	}
+}
+
+// settleFor is how long Close waits for ranks that have not called what this rank has called.
+const settleFor = 300 * time.Millisecond
+
+// settleCalls returns how this rank's calls differ from those of the others, if no operation of this
+// rank has returned it, before the group closes. A rank that only sent, as the root of a
+// broadcast, may not have heard from the others: it waits for them.
+func (b *Backend) settleCalls() error {
+	b.mu.Lock()
+	heard := b.met == b.calls
+	last := work.Info{Op: b.latest.op, Seq: b.latest.seq, Group: b.group, Rank: b.rank}
+	b.mu.Unlock()
+	switch f := b.fault(); {
+	case f != nil || heard || !b.native:
+	case b.shared != nil:
+		if err := b.inMemory(b.meshes[0], last, b.shared.Settle(settleFor)); errors.Is(err, work.ErrMismatch) {
+			return err
+		}
+	default:
+		if m, ok := b.meshes[0].(*tcp.Mesh); ok {
+			m.Settle(settleFor)
+		}
+	}
+	// A fault without an operation is of a backend above, which returns it.
+	if f := b.fault(); f != nil && f.Kind == transport.FaultMismatch && f.Op != noOp && !b.told.Load() {
+		return b.faultError(last, f)
+	}
+	return nil
 }

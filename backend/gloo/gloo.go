@@ -120,6 +120,9 @@ type Backend struct {
 	tag       uint32
 	calls     uint64 // collectives issued
 	completed uint64 // collectives ended
+	met       uint64 // collectives up to the last that has shown that all ranks called the same
+	latest    latest
+	told      atomic.Bool // an operation has returned how the ranks disagree
 	alarm     alarm
 	streak    int  // large collectives in a row that were waited for at once
 	draining  bool // Shutdown has begun
@@ -364,7 +367,8 @@ type operation struct {
 	prefix     uint8 // Gloo's number of the collective, in the slot
 	tag        uint32
 	call       uint64 // which collective this is, counted from 0
-	print      tcp.Call
+	print      transport.Call
+	meets      bool // it cannot succeed before every rank has called it
 	collective bool
 	queued     bool        // in the queue
 	issued     time.Time   // when, if it is large
@@ -428,6 +432,9 @@ func (b *Backend) issue(ctx context.Context, op work.OpType, timeout time.Durati
 	}
 	defer b.mu.Unlock()
 	o.begin(b, ctx, op, timeout)
+	if b.native {
+		tags = 1
+	}
 	o.collective, o.prefix, o.tag, o.call = true, prefix, b.tag, b.calls
 	b.tag += uint32(tags)
 	b.calls++
@@ -537,6 +544,9 @@ func cleanBools(ts []*tensor.Tensor) error {
 func (b *Backend) Abort(cause error) { b.abort(cause, nil) }
 
 func (b *Backend) abort(cause error, o *future) {
+	if errors.Is(cause, work.ErrMismatch) {
+		b.told.Store(true)
+	}
 	f := b.causedBy(cause)
 	if o != nil {
 		f.Op, f.Seq = uint8(o.Info().Op), o.Info().Seq
@@ -567,7 +577,10 @@ func (b *Backend) causedBy(cause error) transport.Fault {
 		if e.Peer == b.rank && !told && blamesOthers(kind) {
 			break // other ranks said nothing of the kind
 		}
-		f.Kind, f.Rank, f.Op, f.Seq = kind, e.Peer, uint8(e.Op), e.Seq
+		f.Kind, f.Rank = kind, e.Peer
+		if kind != transport.FaultMismatch { // which the backend above tells on every rank, see settleCalls
+			f.Op, f.Seq = uint8(e.Op), e.Seq
+		}
 		first := &transport.Fault{Err: e.Err}
 		if told {
 			first, f.Reporter = was, was.Reporter

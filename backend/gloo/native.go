@@ -76,7 +76,7 @@ type record struct {
 
 // recordVersion changes when ranks of different releases could not talk to each
 // other natively.
-const recordVersion = 2
+const recordVersion = 3
 
 // maxRecord bounds what a rank may publish.
 const maxRecord = 64 << 10
@@ -250,6 +250,9 @@ func (n *native) share(ctx context.Context, m transport.Mesh, layout *plan.Layou
 	var err error
 	if len(host) > 1 {
 		g, err = n.shm.Join(joining, slices.Index(host, n.rank), addrs, shm.Options{Staged: n.copies == CopyStaged})
+	}
+	if err == nil && g != nil {
+		g.Describe(describe)
 	}
 	v.cast(err)
 	if others := <-heard; others != nil {

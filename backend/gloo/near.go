@@ -265,8 +265,15 @@ func (n *neighbours) of(number int) int {
 // renumbered is an error of the ranks of one host with the numbers that all ranks know.
 func renumbered(err error, members []int) error {
 	var size *transport.SizeError
+	var calls *transport.Disagreement
 	var at *shm.RankError
 	switch {
+	case errors.As(err, &calls):
+		all := *calls
+		for i, r := range all.Ranks {
+			all.Ranks[i] = members[r]
+		}
+		return &all
 	case errors.As(err, &size):
 		all := *size
 		all.Peer = members[size.Peer]

@@ -372,7 +372,7 @@ func (b *Backend) MonitoredBarrier(ctx context.Context, o backend.MonitoredBarri
 	b.tag += 2
 	b.calls++
 	b.progress()
-	q.tag, q.print = in, fingerprint{op: work.Barrier, root: 0}.call()
+	q.tag, q.print = in, fingerprint{op: opMonitoredBarrier, root: -1}.call()
 	b.enter(q)
 	b.inflight = append(b.inflight, q)
 	b.p2p.Add(1)
@@ -381,6 +381,9 @@ func (b *Backend) MonitoredBarrier(ctx context.Context, o backend.MonitoredBarri
 	defer b.silence.during(ctx, b, q)()
 	q.Start()
 	err := b.monitored(q, in, out)
+	if err == nil && b.shared != nil {
+		err = b.inMemory(b.meshes[0], q.Info(), b.shared.Settle(0))
+	}
 	b.finish(q, err)
 	return q.Work().Err()
 }

@@ -256,6 +256,9 @@ func (b *Backend) ended(o *operation, err error) {
 		b.inflight = slices.Delete(b.inflight, i, i+1)
 	}
 	b.completed++
+	if err == nil && o.meets {
+		b.met = max(b.met, o.call+1)
+	}
 	b.progress()
 	o.run = nil
 	o.op = nil

@@ -310,39 +310,56 @@ func (e *engine) over() error {
 const wordOfFault = time.Second
 
 // shared turns the error of a collective in shared memory into the operation's.
-func (e *engine) shared(err error) error {
+func (e *engine) shared(err error) error { return e.backend.inMemory(e.mesh, e.op.Info(), err) }
+
+// inMemory turns an error from shared memory into that of an operation, and tells the other ranks.
+func (b *Backend) inMemory(m transport.Mesh, info work.Info, err error) error {
 	if err == nil {
 		return nil
 	}
-	b, info := e.backend, e.op.Info()
 	var at *shm.RankError
-	if errors.As(err, &at) && e.mesh.Fault() == nil {
+	if errors.As(err, &at) && m.Fault() == nil {
 		culprit := at.Rank
 		if b.levels != nil {
-			members := b.levels.members[b.levels.host]
-			culprit, err = members[culprit], renumbered(err, members)
+			culprit = b.levels.members[b.levels.host][culprit]
 		}
+		err = b.renumbered(err)
 		f := &transport.Fault{Rank: culprit, Reporter: b.rank, Op: uint8(info.Op), Seq: info.Seq, Err: err}
+		var calls *transport.Disagreement
 		switch {
+		case errors.As(err, &calls):
+			f.Kind, f.Err = transport.FaultMismatch, calls
+			m.Abort(f)
 		case errors.Is(err, shm.ErrMismatch):
 			f.Kind = transport.FaultMismatch
-			e.mesh.Abort(f)
+			m.Abort(f)
 		case errors.Is(err, shm.ErrLeft):
 			f.Kind = transport.FaultPeerLeft
-			e.mesh.Abort(f)
+			m.Abort(f)
 		default:
 			t := time.NewTimer(wordOfFault)
 			defer t.Stop()
 			select {
-			case <-e.mesh.Failed():
+			case <-m.Failed():
 			case <-t.C:
 				f.Kind = transport.FaultAborted
-				e.mesh.Abort(f)
+				if errors.As(b.renumbered(b.local().Settle(0)), &calls) {
+					f.Kind, f.Err = transport.FaultMismatch, calls
+				}
+				m.Abort(f)
 			}
 		}
 	}
-	if f := e.mesh.Fault(); f != nil {
+	if f := m.Fault(); f != nil {
 		return b.faultError(info, f)
 	}
 	return &work.Error{Info: info, Peer: -1, Err: err}
+}
+
+// renumbered is an error from shared memory with the numbers that all ranks know.
+func (b *Backend) renumbered(err error) error {
+	if b.levels == nil {
+		return err
+	}
+	return renumbered(err, b.levels.members[b.levels.host])
 }

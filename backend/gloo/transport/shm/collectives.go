@@ -13,6 +13,7 @@ func (g *Group) start(h header, stop func() error) error {
 	if err := g.aborted(); err != nil {
 		return err
 	}
+	h.history = g.history
 	g.op, g.stop = h, stop
 	return nil
 }
@@ -40,8 +41,7 @@ func (g *Group) pipeline(n int, stage func(k int, data []byte), take func(k int,
 				h.piece = p
 				*s.op = h
 			}
-			g.next = p + 1
-			g.announce(s.in, p+1)
+			g.issue(p)
 		}
 		if k >= 0 && take != nil {
 			if err := take(k, first+uint32(k)); err != nil {
@@ -52,8 +52,19 @@ func (g *Group) pipeline(n int, stage func(k int, data []byte), take func(k int,
 	return nil
 }
 
+// issue publishes piece p, whose slot is ready.
+func (g *Group) issue(p uint32) {
+	g.past[p%depth] = g.op.history
+	g.next = p + 1
+	g.announce(g.self.slots[p%depth].in, p+1)
+}
+
 // reserve waits until nobody reads the piece that p replaces, p-depth: until all
 // have published p-depth+2.
+//
+// Ranks that only send, as the root of a broadcast, wait for others nowhere else. So it also
+// compares the calls that the others published that piece in with this rank's. Their headers stay
+// until this rank has published p.
 func (g *Group) reserve(p uint32) error {
 	need := p - depth + 3
 	if int32(g.seen-need) >= 0 {
@@ -61,8 +72,12 @@ func (g *Group) reserve(p uint32) error {
 	}
 	for r := range g.segs {
 		if r != g.rank {
-			if err := g.wait(r, g.segs[r].slots[(need-1)%depth].in, need); err != nil {
+			s := &g.segs[r].slots[(need-1)%depth]
+			if err := g.wait(r, s.in, need); err != nil {
 				return err
+			}
+			if s.op.tells(need-1) && s.op.history != g.past[(need-1)%depth] {
+				return g.mismatch(r, *s.op, g.op)
 			}
 		}
 	}
@@ -82,14 +97,6 @@ func (g *Group) arrived(r int, p uint32) ([]byte, error) {
 		return nil, g.mismatch(r, *s.op, want)
 	}
 	return s.data, nil
-}
-
-func (g *Group) mismatch(r int, got, want header) error {
-	if got.piece != want.piece {
-		return g.giveUp(&RankError{Rank: r, Err: fmt.Errorf("%w: %v here, where it sends nothing", ErrMismatch, want.kind)})
-	}
-	return g.giveUp(&RankError{Rank: r, Err: fmt.Errorf("%w: %v of %d bytes (elements of %d, root %d) here, %v of %d bytes (elements of %d, root %d) there",
-		ErrMismatch, want.kind, want.bytes, want.elem, want.root, got.kind, got.bytes, got.elem, got.root)})
 }
 
 // all notes that every rank has published piece p.
@@ -826,7 +833,7 @@ func (g *Group) agree(out, in [][]byte) (longest int, err error) {
 				for to := range g.size {
 					n := *word64(data, 8*to)
 					if to == g.rank && n != uint64(len(out[r])) {
-						return g.giveUp(&RankError{Rank: r, Err: fmt.Errorf("%w: it sends %d bytes to rank %d, which expects %d", ErrMismatch, n, g.rank, len(out[r]))})
+						return g.unfit(r, "rank %d sends %d bytes to rank %d, which expects %d", r, n, g.rank, len(out[r]))
 					}
 					if to != r {
 						longest = max(longest, int(n))

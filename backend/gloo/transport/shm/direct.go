@@ -284,8 +284,7 @@ func (g *Group) publish(p uint32) {
 	h := g.op
 	h.piece = p
 	*s.op = h
-	g.next = p + 1
-	g.announce(s.in, p+1)
+	g.issue(p)
 }
 
 func yesOrNo(ok bool) uint64 {
@@ -298,8 +297,7 @@ func yesOrNo(ok bool) uint64 {
 // pass publishes a piece that nobody looks at.
 func (g *Group) pass() (p uint32) {
 	p = g.next
-	g.next = p + 1
-	g.announce(g.self.slots[p%depth].in, p+1)
+	g.issue(p)
 	return p
 }
 
@@ -357,7 +355,7 @@ func (g *Group) borrow(r int, p uint32, n int) (uint64, error) {
 	}
 	at, has := *word64(data, 0), *word64(data, 8)
 	if has != uint64(n) {
-		return 0, g.giveUp(&RankError{Rank: r, Err: fmt.Errorf("%w: it lends %d bytes to rank %d, which expects %d", ErrMismatch, has, g.rank, n)})
+		return 0, g.unfit(r, "rank %d sends %d bytes to rank %d, which expects %d", r, has, g.rank, n)
 	}
 	return at, nil
 }

@@ -44,10 +44,16 @@
 //
 //   - waits until nobody needs what the slot holds, which it nearly always knows
 //     already: a rank that has published piece p has done with those before p-1;
-//   - copies its data into the slot, and with it what call they belong to, by which a
-//     rank that calls something else is found out;
+//   - copies its data into the slot, and with it what call they belong to;
 //   - publishes: it stores p+1 in the slot's first word;
 //   - waits for the words of those whose data it needs, and takes the data.
+//
+// With the data come the collective, its size and root, and a digest of all operations that the
+// rank has called ([Group.Enter], [Group.Begin]). Another rank compares them before it takes the
+// data. A rank that only sends compares it two pieces later, when it looks
+// whether a slot is free. Each rank also shows its latest 64 operations in a list. The others look
+// into it to say how the ranks disagree, while they wait for long, and before they close
+// ([Group.Settle]).
 //
 // It publishes piece p+1 before it takes piece p, so that the others have
 // something to do while it is busy. Pieces are small enough to stay in cache:

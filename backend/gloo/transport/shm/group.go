@@ -141,6 +141,12 @@ type Group struct {
 	seen uint32 // all ranks have published the pieces before this one
 	stop func() error
 	op   header
+	past [depth]uint64 // history of the piece that was published last with each slot
+
+	// The operation that collectives belong to; see call.go.
+	number   uint32
+	history  uint64
+	describe func(what [2]uint64) string
 
 	// What is copied straight out of other ranks' memory; see direct.go.
 	limits     Limits
@@ -188,6 +194,8 @@ type segment struct {
 	found   *uint64 // whether this rank can read that of the others
 	mapped  *uint64 // whether it has mapped their arenas
 	reading *uint32 // rank+1 of the one in this process that it reads from at the moment
+	last    *uint64 // entered, and the number of its last call; see call.go
+	calls   *[rememberCalls]called
 	slots   [depth]slot
 }
 
@@ -203,12 +211,16 @@ type slot struct {
 // header tells which call a staged piece belongs to. It lies beside slot.in, so
 // that looking at it costs nothing.
 type header struct {
-	piece uint32
-	kind  kind
-	elem  uint8
-	root  uint16
-	bytes uint64
+	piece   uint32
+	kind    kind
+	elem    uint8
+	root    uint16
+	bytes   uint64
+	history uint64 // of the operation, see transport.Call
 }
+
+// tells reports whether it is of piece p. A rank that publishes a piece without data writes none.
+func (h *header) tells(p uint32) bool { return h.piece == p && h.kind != 0 }
 
 type kind uint8
 
@@ -228,7 +240,7 @@ const (
 )
 
 func (k kind) String() string {
-	names := [...]string{"nothing", "all-reduce", "reduce", "broadcast", "all-gather", "reduce-scatter", "all-to-all", "all-to-all-v", "gather", "scatter", "barrier", "all-gather-v", "alloc"}
+	names := [...]string{"nothing", "all_reduce", "reduce", "broadcast", "all_gather", "reduce_scatter", "all_to_all", "all_to_all", "gather", "scatter", "barrier", "all_gather", "Alloc"}
 	if int(k) < len(names) {
 		return names[k]
 	}
@@ -255,6 +267,8 @@ const (
 	atProcess = 8 * line // pid, address of the mark, the mark
 	atFound   = 9 * line // and whether it has the arenas
 	atReading = 10 * line
+	atLast    = 11 * line
+	atCalls   = 18 * line // to page; line 16 is atCPU
 
 	atReduced = 0
 	atIn      = 64
@@ -262,8 +276,8 @@ const (
 	atData    = line
 )
 
-// magic is "c10dshm4".
-const magic = 0x346d687364303163
+// magic is "c10dshm5".
+const magic = 0x356d687364303163
 
 func segmentSize(piece int) int { return (page + depth*(atData+piece) + page - 1) &^ (page - 1) }
 
@@ -299,6 +313,7 @@ func newGroup(mem []byte, rank, size, piece, oneShot int) *Group {
 		s.ack, s.cpus, s.quota = word64(b, atAck), b[atCPUs:atQuota:atQuota], word32(b, atQuota)
 		s.pid, s.markAt, s.mark = word64(b, atProcess), word64(b, atProcess+8), (*mark)(b[atProcess+16:])
 		s.found, s.mapped, s.reading = word64(b, atFound), word64(b, atFound+8), word32(b, atReading)
+		s.last, s.calls = word64(b, atLast), (*[rememberCalls]called)(unsafe.Pointer(&b[atCalls:page][0]))
 		for i := range s.slots {
 			p := b[page+i*(atData+piece):][:atData+piece]
 			s.slots[i] = slot{

@@ -112,6 +112,9 @@ func (g *Group) ended(owner int, w *uint32, want uint32) error {
 	if err := g.refused(); err != nil {
 		return err
 	}
+	if err := g.compare(owner, g.number); err != nil {
+		return g.giveUp(&RankError{Rank: owner, Err: err})
+	}
 	if atomic.LoadUint32(g.segs[owner].left) != 0 && !reached(w, want) {
 		return g.giveUp(&RankError{Rank: owner, Err: ErrLeft})
 	}

@@ -24,7 +24,7 @@
 //
 // # Messages
 //
-// Everything between two ranks is a sequence of frames with a header of 48 bytes. A
+// Everything between two ranks is a sequence of frames with a header of 72 bytes. A
 // message goes one of two ways, by its size:
 //
 //	up to Options.Eager   EAGER with the message behind it, at once
@@ -44,16 +44,20 @@
 // # Agreement
 //
 // Slots of collectives have the operation's number in them. With Enter a rank tells the mesh
-// what it calls under a number, in 16 bytes that only have to be the same on all ranks:
+// what it calls under a number, in words that have to be the same on all ranks:
 //
-//	m.Enter(number, tcp.Call{kindDtypeAndRoot, bytes}, op, seq)
+//	m.Enter(number, call, op, seq) // call is a transport.Call
 //
-// The messages of the operation carry them, and the mesh compares what comes with the
-// first that it has heard for that number, its own or another's. Ranks that
-// disagree thus find out with the first message between them, not by their deadlines, and
-// the ABORT says in words who called what, on every rank. Two ranks that wait for each other
-// send nothing: who has waited for long says CALL (Announce). Numbers are remembered for the
-// latest 256 operations.
+// The messages of the operation carry the call: its words, those of the call before, and a digest of
+// all calls up to it. The mesh compares it with the first call that it knows of for
+// that number, its own or another's. Ranks that disagree find out with the first message between
+// them. The ABORT then shows both calls to every rank. A message is compared before a
+// receive can take it. So an operation that needs something of every rank, directly or by way of
+// others, does not succeed if a call of any rank differs, up to this one.
+//
+// Two ranks that wait for each other send nothing: a rank that has waited for 20 ms says CALL
+// (Announce). A rank that has only sent asks all others with CALL before it closes (Settle). They
+// answer once they have called as much. Numbers are remembered for the latest 256 operations.
 //
 // # Back-pressure
 //

@@ -9,7 +9,7 @@ import (
 
 // headerLen is the size of every frame's header; EAGER, DATA and ABORT have a
 // payload behind it.
-const headerLen = 48
+const headerLen = 72
 
 // maxWords bounds what an ABORT says for people.
 const maxWords = transport.MaxWords
@@ -26,7 +26,7 @@ const (
 	kAbort             // handle: kind, operation; slot: rank; length: reporter; credit: sequence number; call: bytes of the payload, which is why, for people
 	kPing              // slot: round
 	kPong              // slot: round; length: issued; credit: completed
-	kCall              // slot, credit, call: what the sender has called and waits for
+	kCall              // handle: callTold, callAsked or callAnswered; slot, credit, call: what the sender has called
 	kindEnd
 )
 
@@ -35,21 +35,21 @@ var kindNames = [kindEnd]string{
 	kCredit: "CREDIT", kBye: "BYE", kAbort: "ABORT", kPing: "PING", kPong: "PONG", kCall: "CALL",
 }
 
-// frame is a header: 48 bytes, little endian.
+// frame is a header: 72 bytes, little endian.
 //
 //	0   kind, and three bytes of zero
 //	4   handle
 //	8   slot
 //	16  length
 //	24  credit
-//	32  call, in two words
+//	32  call, in five words
 type frame struct {
 	kind   uint8
 	handle uint32
 	slot   uint64
 	length uint64
 	credit uint64
-	call   Call
+	call   transport.Call
 }
 
 func (f *frame) put(b []byte) {
@@ -59,11 +59,14 @@ func (f *frame) put(b []byte) {
 	le.PutUint64(b[8:], f.slot)
 	le.PutUint64(b[16:], f.length)
 	le.PutUint64(b[24:], f.credit)
-	le.PutUint64(b[32:], f.call[0])
-	le.PutUint64(b[40:], f.call[1])
+	le.PutUint64(b[32:], f.call.What[0])
+	le.PutUint64(b[40:], f.call.What[1])
+	le.PutUint64(b[48:], f.call.Before[0])
+	le.PutUint64(b[56:], f.call.Before[1])
+	le.PutUint64(b[64:], f.call.History)
 }
 
-// parseFrame reads the first 48 bytes of b and checks all that can be checked
+// parseFrame reads the first 72 bytes of b and checks all that can be checked
 // without knowing what came before.
 func parseFrame(b []byte) (frame, error) {
 	le := binary.LittleEndian
@@ -74,7 +77,11 @@ func parseFrame(b []byte) (frame, error) {
 		slot:   le.Uint64(b[8:]),
 		length: le.Uint64(b[16:]),
 		credit: le.Uint64(b[24:]),
-		call:   Call{le.Uint64(b[32:]), le.Uint64(b[40:])},
+		call: transport.Call{
+			What:    [2]uint64{le.Uint64(b[32:]), le.Uint64(b[40:])},
+			Before:  [2]uint64{le.Uint64(b[48:]), le.Uint64(b[56:])},
+			History: le.Uint64(b[64:]),
+		},
 	}
 	if kind == 0 || kind >= kindEnd {
 		return f, fmt.Errorf("tcp: frame of kind %#x, want 1 to %d", kind, kindEnd-1)
@@ -94,14 +101,14 @@ func parseFrame(b []byte) (frame, error) {
 	case kPong:
 		bad = f.handle != 0
 	case kCall:
-		bad = f.handle != 0 || f.length != 0
+		bad = f.handle > callAnswered || f.length != 0
 	}
 	switch f.kind {
 	case kEager, kOffer, kStart, kGrant, kCall:
 	case kAbort:
-		bad = bad || f.call[0] > maxWords || f.call[1] != 0
+		bad = bad || f.call.What[0] > maxWords || f.call != transport.Call{What: [2]uint64{f.call.What[0]}}
 	default:
-		bad = bad || f.call != Call{}
+		bad = bad || f.call != transport.Call{}
 	}
 	if bad {
 		return f, fmt.Errorf("tcp: %v with fields that it does not have: %+v", kindNames[f.kind], f)
@@ -121,7 +128,7 @@ func abortFrame(f *transport.Fault) frame {
 func abortItem(f *transport.Fault) item {
 	it := item{f: abortFrame(f)}
 	if words := f.Words(); words != "" {
-		it.f.call[0] = uint64(len(words))
+		it.f.call.What[0] = uint64(len(words))
 		it.req = transport.NewRequest()
 		it.req.Buf = []byte(words)
 	}

@@ -66,6 +66,7 @@ type Mesh struct {
 	answered chan struct{}
 	blocks   blocks
 	calls    calls
+	asking   int     // peers that have asked and not been answered
 	holding  int     // how many are in Post
 	held     []*pair // where something is to be written once they have left
 

@@ -43,6 +43,9 @@ type pair struct {
 	ping   uint64 // the round of a PING to answer, 0 if there is none
 	pinged uint64 // the round of the last PING sent
 	pong   struct{ round, issued, completed uint64 }
+
+	asked    maybe // the operation that the peer asks about, until this rank has answered
+	answered maybe // the last operation of which the peer has answered what it called
 }
 
 func (p *pair) fault(kind transport.FaultKind, err error) *transport.Fault {

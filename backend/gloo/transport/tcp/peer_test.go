@@ -157,7 +157,7 @@ func TestConversation(t *testing.T) {
 	s := send(m, 1, 7, []byte("abc"))
 	require.NoError(t, wait(t, s))
 	want := append([]byte{kEager, 0, 0, 0, 0, 0, 0, 0, 7, 0, 0, 0, 0, 0, 0, 0, 3, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0,
-		0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0}, "abc"...)
+		0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0}, "abc"...)
 	got := make([]byte, len(want))
 	_, err := io.ReadFull(c, got)
 	require.NoError(t, err)
@@ -244,14 +244,15 @@ func TestProtocolFaults(t *testing.T) {
 		"GRANT nobody offered":           {frame{kind: kGrant, slot: 99, length: 4}},
 		"credit from nowhere":            {frame{kind: kCredit, credit: 1 << 63}},
 		"BYE with a slot":                {frame{kind: kBye, slot: 1}},
-		"BYE with a call":                {frame{kind: kBye, call: Call{1, 2}}},
+		"BYE with a call":                {frame{kind: kBye, call: what(1, 2)}},
 		"CALL with a length":             {frame{kind: kCall, length: 1}},
-		"ABORT with too much to say":     {frame{kind: kAbort, handle: 0x100, call: Call{maxWords + 1}}},
+		"CALL for nothing":               {frame{kind: kCall, handle: callAnswered + 1}},
+		"ABORT with too much to say":     {frame{kind: kAbort, handle: 0x100, call: what(maxWords+1, 0)}},
 		"ABORT of kind 0":                {abort(0, 0, 0)},
 		"ABORT of unknown kind":          {abort(99, 0, 0)},
 		"ABORT about a rank that is not": {abort(transport.FaultAborted, 2, 0)},
 		"ABORT by a rank that is not":    {abort(transport.FaultAborted, 0, -2)},
-		"garbage":                        {"GET / HTTP/1.1\r\nHost: example.org\r\nAccept: */*\r\n\r\n"},
+		"garbage":                        {"GET / HTTP/1.1\r\nHost: example.org\r\nUser-Agent: curl/8\r\nAccept: */*\r\nConnection: close\r\n\r\n"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			m, _, c := alone(t)

@@ -250,7 +250,7 @@ func (in *input) begin(f frame) error {
 	case kEager:
 		return in.beginEager(f)
 	case kAbort:
-		in.expect(f, make([]byte, f.call[0]))
+		in.expect(f, make([]byte, f.call.What[0]))
 		in.kept = in.to
 		return nil
 	}
@@ -292,7 +292,7 @@ func (in *input) beginEager(f frame) error {
 		return errEnded
 	}
 	fault := p.s.repay(f.credit)
-	if fault == nil && f.call != (Call{}) {
+	if fault == nil && f.call != (transport.Call{}) {
 		fault = p.heard(f)
 	}
 	var r *transport.Request
@@ -445,7 +445,7 @@ func (p *pair) onFrame(f frame) error {
 	case kOffer, kStart, kGrant, kCredit, kCall:
 		fault = p.s.repay(f.credit)
 	}
-	if fault == nil && f.call != (Call{}) {
+	if fault == nil && f.call != (transport.Call{}) {
 		fault = p.heard(f)
 	}
 	if fault != nil {
@@ -472,6 +472,8 @@ func (p *pair) onFrame(f frame) error {
 		m.begun.Broadcast()
 	case kGrant:
 		fault = p.s.onGrant(f)
+	case kCall:
+		p.onCall(f)
 	case kBye:
 		return errBye
 	case kPing:

@@ -41,7 +41,7 @@ func (b *Backend) Close() error {
 		<-b.done
 		return nil
 	}
-	b.closing, b.stopped = true, true
+	b.closing = true
 	b.alarm.stop()
 	b.queued.Broadcast()
 	open := works(b.inflight)
@@ -60,6 +60,9 @@ func (b *Backend) Close() error {
 		if g := b.neighbours(); g != nil {
 			g.Abort(why.Err) // before the others see there that this rank has left
 		}
+		b.mu.Lock()
+		b.stopped = true // after the fault, of which queued operations would make another one
+		b.mu.Unlock()
 	}
 	if late := unfinished(open, closeWithin); len(late) > 0 {
 		go b.free(open)

@@ -73,11 +73,12 @@ func TestAPanicInAnOperator(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			onEveryWire(t, func(t *testing.T, wire gloo.Wire) {
 				for op, call := range call {
+					if op != "all_reduce, small" && name != "panic" {
+						continue // one operation is enough
+					}
 					t.Run(op, func(t *testing.T) {
-						if op != "all_reduce, small" && name != "panic" {
-							t.Skip("one operation is enough")
-						}
 						bs := connected(t, time.Minute, same(wire, 3)...)
+						meet(t, bs) // on Gloo's wire words go to ranks that have been heard of
 						errs := make([]error, len(bs))
 						var culprit atomic.Int32 // 1 more than the first rank that combines: not every one does
 						inTime(t, op, func() {

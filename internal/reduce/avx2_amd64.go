@@ -49,11 +49,6 @@ func maxF64AVX2(dst []byte, src []byte)
 //go:noescape
 func sumI8AVX2(dst []byte, src []byte)
 
-// productI8AVX2 is the product of int8s.
-//
-//go:noescape
-func productI8AVX2(dst []byte, src []byte)
-
 // minI8AVX2 is the min of int8s.
 //
 //go:noescape
@@ -73,36 +68,6 @@ func minU8AVX2(dst []byte, src []byte)
 //
 //go:noescape
 func maxU8AVX2(dst []byte, src []byte)
-
-// sumI16AVX2 is the sum of int16s.
-//
-//go:noescape
-func sumI16AVX2(dst []byte, src []byte)
-
-// productI16AVX2 is the product of int16s.
-//
-//go:noescape
-func productI16AVX2(dst []byte, src []byte)
-
-// minI16AVX2 is the min of int16s.
-//
-//go:noescape
-func minI16AVX2(dst []byte, src []byte)
-
-// maxI16AVX2 is the max of int16s.
-//
-//go:noescape
-func maxI16AVX2(dst []byte, src []byte)
-
-// minU16AVX2 is the min of uint16s.
-//
-//go:noescape
-func minU16AVX2(dst []byte, src []byte)
-
-// maxU16AVX2 is the max of uint16s.
-//
-//go:noescape
-func maxU16AVX2(dst []byte, src []byte)
 
 // sumI32AVX2 is the sum of int32s.
 //
@@ -124,16 +89,6 @@ func minI32AVX2(dst []byte, src []byte)
 //go:noescape
 func maxI32AVX2(dst []byte, src []byte)
 
-// minU32AVX2 is the min of uint32s.
-//
-//go:noescape
-func minU32AVX2(dst []byte, src []byte)
-
-// maxU32AVX2 is the max of uint32s.
-//
-//go:noescape
-func maxU32AVX2(dst []byte, src []byte)
-
 // sumI64AVX2 is the sum of int64s.
 //
 //go:noescape
@@ -153,16 +108,6 @@ func minI64AVX2(dst []byte, src []byte)
 //
 //go:noescape
 func maxI64AVX2(dst []byte, src []byte)
-
-// minU64AVX2 is the min of uint64s.
-//
-//go:noescape
-func minU64AVX2(dst []byte, src []byte)
-
-// maxU64AVX2 is the max of uint64s.
-//
-//go:noescape
-func maxU64AVX2(dst []byte, src []byte)
 
 // sumBF16AVX2 is the sum of bfloat16s.
 //
@@ -204,45 +149,25 @@ func minF16AVX2(dst []byte, src []byte)
 //go:noescape
 func maxF16AVX2(dst []byte, src []byte)
 
-// sumE5M2AVX2 is the sum of float8_e5m2s.
+// divideF32AVX2 scales float32s by the lowest 4 bytes of by.
 //
 //go:noescape
-func sumE5M2AVX2(dst []byte, src []byte)
+func divideF32AVX2(b []byte, by uint64)
 
-// productE5M2AVX2 is the product of float8_e5m2s.
+// multiplyF32AVX2 scales float32s by the lowest 4 bytes of by.
 //
 //go:noescape
-func productE5M2AVX2(dst []byte, src []byte)
+func multiplyF32AVX2(b []byte, by uint64)
 
-// minE5M2AVX2 is the min of float8_e5m2s.
+// divideF64AVX2 scales float64s by the lowest 8 bytes of by.
 //
 //go:noescape
-func minE5M2AVX2(dst []byte, src []byte)
+func divideF64AVX2(b []byte, by uint64)
 
-// maxE5M2AVX2 is the max of float8_e5m2s.
+// multiplyF64AVX2 scales float64s by the lowest 8 bytes of by.
 //
 //go:noescape
-func maxE5M2AVX2(dst []byte, src []byte)
-
-// sumE4M3AVX2 is the sum of float8_e4m3fns.
-//
-//go:noescape
-func sumE4M3AVX2(dst []byte, src []byte)
-
-// productE4M3AVX2 is the product of float8_e4m3fns.
-//
-//go:noescape
-func productE4M3AVX2(dst []byte, src []byte)
-
-// minE4M3AVX2 is the min of float8_e4m3fns.
-//
-//go:noescape
-func minE4M3AVX2(dst []byte, src []byte)
-
-// maxE4M3AVX2 is the max of float8_e4m3fns.
-//
-//go:noescape
-func maxE4M3AVX2(dst []byte, src []byte)
+func multiplyF64AVX2(b []byte, by uint64)
 
 // divideBF16AVX2 scales bfloat16s by the lowest 4 bytes of by.
 //
@@ -263,46 +188,6 @@ func divideF16AVX2(b []byte, by uint64)
 //
 //go:noescape
 func multiplyF16AVX2(b []byte, by uint64)
-
-// divideF32AVX2 scales float32s by the lowest 4 bytes of by.
-//
-//go:noescape
-func divideF32AVX2(b []byte, by uint64)
-
-// divideF64AVX2 scales float64s by the lowest 8 bytes of by.
-//
-//go:noescape
-func divideF64AVX2(b []byte, by uint64)
-
-// multiplyF32AVX2 scales float32s by the lowest 4 bytes of by.
-//
-//go:noescape
-func multiplyF32AVX2(b []byte, by uint64)
-
-// multiplyF64AVX2 scales float64s by the lowest 8 bytes of by.
-//
-//go:noescape
-func multiplyF64AVX2(b []byte, by uint64)
-
-// multiplyI8AVX2 scales int8s by the lowest 1 bytes of by.
-//
-//go:noescape
-func multiplyI8AVX2(b []byte, by uint64)
-
-// multiplyI16AVX2 scales int16s by the lowest 2 bytes of by.
-//
-//go:noescape
-func multiplyI16AVX2(b []byte, by uint64)
-
-// multiplyI32AVX2 scales int32s by the lowest 4 bytes of by.
-//
-//go:noescape
-func multiplyI32AVX2(b []byte, by uint64)
-
-// multiplyI64AVX2 scales int64s by the lowest 8 bytes of by.
-//
-//go:noescape
-func multiplyI64AVX2(b []byte, by uint64)
 
 // andAVX2 is and, by vectors.
 //
@@ -337,5 +222,5 @@ func xorBoolAVX2(dst []byte, src []byte)
 // hasF16C reports whether the processor converts float16.
 func hasF16C() bool
 
-// uncachedAVX copies src past the caches to dst, which begins at a multiple of 32. Both have the same multiple of 128 bytes.
+// uncachedAVX copies src past the caches to dst, which begins at a multiple of 32. Both have the same positive multiple of 64 bytes.
 func uncachedAVX(dst []byte, src []byte)

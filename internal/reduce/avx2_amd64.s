@@ -5,3197 +5,393 @@
 #include "textflag.h"
 
 // func sumF32AVX2(dst []byte, src []byte)
-// Requires: AVX, AVX2
+// Requires: AVX
 TEXT ·sumF32AVX2(SB), NOSPLIT, $0-48
-	MOVQ    dst_base+0(FP), AX
-	MOVQ    src_base+24(FP), CX
-	MOVQ    dst_len+8(FP), DX
-	CMPQ    DX, $0x20
-	JB      loadShort
-	VMOVDQU -32(AX)(DX*1), Y0
-	VMOVDQU -32(CX)(DX*1), Y1
+	MOVQ dst_base+0(FP), AX
+	MOVQ src_base+24(FP), CX
+	MOVQ dst_len+8(FP), DX
 
-compute:
-	VADDPS Y1, Y0, Y0
-	CMPQ   DX, $0x20
-	JB     storeShort
-	LEAQ   -32(AX)(DX*1), BX
-	SUBQ   $0x20, DX
-	SUBQ   $0x80, DX
-	JL     single
-
-unrolled:
-	VMOVDQU (AX), Y1
-	VADDPS  (CX), Y1, Y1
-	VMOVDQU Y1, (AX)
-	VMOVDQU 32(AX), Y1
-	VADDPS  32(CX), Y1, Y1
-	VMOVDQU Y1, 32(AX)
-	VMOVDQU 64(AX), Y1
-	VADDPS  64(CX), Y1, Y1
-	VMOVDQU Y1, 64(AX)
-	VMOVDQU 96(AX), Y1
-	VADDPS  96(CX), Y1, Y1
-	VMOVDQU Y1, 96(AX)
-	ADDQ    $+128, AX
-	ADDQ    $+128, CX
-	SUBQ    $+128, DX
-	JGE     unrolled
-
-single:
-	ADDQ  $0x80, DX
-	TESTQ DX, DX
-	JLE   storeLast
-
-vector:
-	VMOVDQU (AX), Y1
-	VADDPS  (CX), Y1, Y1
-	VMOVDQU Y1, (AX)
-	ADDQ    $+32, AX
-	ADDQ    $+32, CX
-	SUBQ    $+32, DX
-	JG      vector
-
-storeLast:
-	VMOVDQU Y0, (BX)
-
-done:
+loop:
+	VMOVDQU (AX), Y0
+	VADDPS  (CX), Y0, Y0
+	VMOVDQU Y0, (AX)
+	VMOVDQU 32(AX), Y0
+	VADDPS  32(CX), Y0, Y0
+	VMOVDQU Y0, 32(AX)
+	ADDQ    $0x40, AX
+	ADDQ    $0x40, CX
+	SUBQ    $0x40, DX
+	JG      loop
 	VZEROUPPER
 	RET
-
-loadShort:
-	CMPQ        DX, $0x10
-	JB          loadLess16
-	VMOVDQU     (AX), X0
-	VINSERTI128 $0x01, -16(AX)(DX*1), Y0, Y0
-	VMOVDQU     (CX), X1
-	VINSERTI128 $0x01, -16(CX)(DX*1), Y1, Y1
-	JMP         compute
-
-loadLess16:
-	CMPQ    DX, $0x08
-	JB      loadLess8
-	VMOVQ   (AX), X0
-	VPINSRQ $0x01, -8(AX)(DX*1), X0, X0
-	VMOVQ   (CX), X1
-	VPINSRQ $0x01, -8(CX)(DX*1), X1, X1
-	JMP     compute
-
-loadLess8:
-	CMPQ    DX, $0x04
-	JB      loadLess4
-	VMOVD   (AX), X0
-	VPINSRD $0x01, -4(AX)(DX*1), X0, X0
-	VMOVD   (CX), X1
-	VPINSRD $0x01, -4(CX)(DX*1), X1, X1
-	JMP     compute
-
-loadLess4:
-	JMP done
-
-storeShort:
-	CMPQ         DX, $0x10
-	JB           storeLess16
-	VMOVDQU      X0, (AX)
-	VEXTRACTI128 $0x01, Y0, -16(AX)(DX*1)
-	JMP          done
-
-storeLess16:
-	CMPQ    DX, $0x08
-	JB      storeLess8
-	VMOVQ   X0, (AX)
-	VPEXTRQ $0x01, X0, -8(AX)(DX*1)
-	JMP     done
-
-storeLess8:
-	VMOVD   X0, (AX)
-	VPEXTRD $0x01, X0, -4(AX)(DX*1)
-	JMP     done
 
 // func productF32AVX2(dst []byte, src []byte)
-// Requires: AVX, AVX2
+// Requires: AVX
 TEXT ·productF32AVX2(SB), NOSPLIT, $0-48
-	MOVQ    dst_base+0(FP), AX
-	MOVQ    src_base+24(FP), CX
-	MOVQ    dst_len+8(FP), DX
-	CMPQ    DX, $0x20
-	JB      loadShort
-	VMOVDQU -32(AX)(DX*1), Y0
-	VMOVDQU -32(CX)(DX*1), Y1
+	MOVQ dst_base+0(FP), AX
+	MOVQ src_base+24(FP), CX
+	MOVQ dst_len+8(FP), DX
 
-compute:
-	VMULPS Y1, Y0, Y0
-	CMPQ   DX, $0x20
-	JB     storeShort
-	LEAQ   -32(AX)(DX*1), BX
-	SUBQ   $0x20, DX
-	SUBQ   $0x80, DX
-	JL     single
-
-unrolled:
-	VMOVDQU (AX), Y1
-	VMULPS  (CX), Y1, Y1
-	VMOVDQU Y1, (AX)
-	VMOVDQU 32(AX), Y1
-	VMULPS  32(CX), Y1, Y1
-	VMOVDQU Y1, 32(AX)
-	VMOVDQU 64(AX), Y1
-	VMULPS  64(CX), Y1, Y1
-	VMOVDQU Y1, 64(AX)
-	VMOVDQU 96(AX), Y1
-	VMULPS  96(CX), Y1, Y1
-	VMOVDQU Y1, 96(AX)
-	ADDQ    $+128, AX
-	ADDQ    $+128, CX
-	SUBQ    $+128, DX
-	JGE     unrolled
-
-single:
-	ADDQ  $0x80, DX
-	TESTQ DX, DX
-	JLE   storeLast
-
-vector:
-	VMOVDQU (AX), Y1
-	VMULPS  (CX), Y1, Y1
-	VMOVDQU Y1, (AX)
-	ADDQ    $+32, AX
-	ADDQ    $+32, CX
-	SUBQ    $+32, DX
-	JG      vector
-
-storeLast:
-	VMOVDQU Y0, (BX)
-
-done:
+loop:
+	VMOVDQU (AX), Y0
+	VMULPS  (CX), Y0, Y0
+	VMOVDQU Y0, (AX)
+	VMOVDQU 32(AX), Y0
+	VMULPS  32(CX), Y0, Y0
+	VMOVDQU Y0, 32(AX)
+	ADDQ    $0x40, AX
+	ADDQ    $0x40, CX
+	SUBQ    $0x40, DX
+	JG      loop
 	VZEROUPPER
 	RET
-
-loadShort:
-	CMPQ        DX, $0x10
-	JB          loadLess16
-	VMOVDQU     (AX), X0
-	VINSERTI128 $0x01, -16(AX)(DX*1), Y0, Y0
-	VMOVDQU     (CX), X1
-	VINSERTI128 $0x01, -16(CX)(DX*1), Y1, Y1
-	JMP         compute
-
-loadLess16:
-	CMPQ    DX, $0x08
-	JB      loadLess8
-	VMOVQ   (AX), X0
-	VPINSRQ $0x01, -8(AX)(DX*1), X0, X0
-	VMOVQ   (CX), X1
-	VPINSRQ $0x01, -8(CX)(DX*1), X1, X1
-	JMP     compute
-
-loadLess8:
-	CMPQ    DX, $0x04
-	JB      loadLess4
-	VMOVD   (AX), X0
-	VPINSRD $0x01, -4(AX)(DX*1), X0, X0
-	VMOVD   (CX), X1
-	VPINSRD $0x01, -4(CX)(DX*1), X1, X1
-	JMP     compute
-
-loadLess4:
-	JMP done
-
-storeShort:
-	CMPQ         DX, $0x10
-	JB           storeLess16
-	VMOVDQU      X0, (AX)
-	VEXTRACTI128 $0x01, Y0, -16(AX)(DX*1)
-	JMP          done
-
-storeLess16:
-	CMPQ    DX, $0x08
-	JB      storeLess8
-	VMOVQ   X0, (AX)
-	VPEXTRQ $0x01, X0, -8(AX)(DX*1)
-	JMP     done
-
-storeLess8:
-	VMOVD   X0, (AX)
-	VPEXTRD $0x01, X0, -4(AX)(DX*1)
-	JMP     done
 
 // func minF32AVX2(dst []byte, src []byte)
-// Requires: AVX, AVX2
+// Requires: AVX
 TEXT ·minF32AVX2(SB), NOSPLIT, $0-48
-	MOVQ    dst_base+0(FP), AX
-	MOVQ    src_base+24(FP), CX
-	MOVQ    dst_len+8(FP), DX
-	CMPQ    DX, $0x20
-	JB      loadShort
-	VMOVDQU -32(AX)(DX*1), Y0
-	VMOVDQU -32(CX)(DX*1), Y1
+	MOVQ dst_base+0(FP), AX
+	MOVQ src_base+24(FP), CX
+	MOVQ dst_len+8(FP), DX
 
-compute:
-	VMINPS Y0, Y1, Y0
-	CMPQ   DX, $0x20
-	JB     storeShort
-	LEAQ   -32(AX)(DX*1), BX
-	SUBQ   $0x20, DX
-	SUBQ   $0x80, DX
-	JL     single
-
-unrolled:
-	VMOVDQU (CX), Y1
-	VMINPS  (AX), Y1, Y1
-	VMOVDQU Y1, (AX)
-	VMOVDQU 32(CX), Y1
-	VMINPS  32(AX), Y1, Y1
-	VMOVDQU Y1, 32(AX)
-	VMOVDQU 64(CX), Y1
-	VMINPS  64(AX), Y1, Y1
-	VMOVDQU Y1, 64(AX)
-	VMOVDQU 96(CX), Y1
-	VMINPS  96(AX), Y1, Y1
-	VMOVDQU Y1, 96(AX)
-	ADDQ    $+128, AX
-	ADDQ    $+128, CX
-	SUBQ    $+128, DX
-	JGE     unrolled
-
-single:
-	ADDQ  $0x80, DX
-	TESTQ DX, DX
-	JLE   storeLast
-
-vector:
-	VMOVDQU (CX), Y1
-	VMINPS  (AX), Y1, Y1
-	VMOVDQU Y1, (AX)
-	ADDQ    $+32, AX
-	ADDQ    $+32, CX
-	SUBQ    $+32, DX
-	JG      vector
-
-storeLast:
-	VMOVDQU Y0, (BX)
-
-done:
+loop:
+	VMOVDQU (CX), Y0
+	VMINPS  (AX), Y0, Y0
+	VMOVDQU Y0, (AX)
+	VMOVDQU 32(CX), Y0
+	VMINPS  32(AX), Y0, Y0
+	VMOVDQU Y0, 32(AX)
+	ADDQ    $0x40, AX
+	ADDQ    $0x40, CX
+	SUBQ    $0x40, DX
+	JG      loop
 	VZEROUPPER
 	RET
-
-loadShort:
-	CMPQ        DX, $0x10
-	JB          loadLess16
-	VMOVDQU     (AX), X0
-	VINSERTI128 $0x01, -16(AX)(DX*1), Y0, Y0
-	VMOVDQU     (CX), X1
-	VINSERTI128 $0x01, -16(CX)(DX*1), Y1, Y1
-	JMP         compute
-
-loadLess16:
-	CMPQ    DX, $0x08
-	JB      loadLess8
-	VMOVQ   (AX), X0
-	VPINSRQ $0x01, -8(AX)(DX*1), X0, X0
-	VMOVQ   (CX), X1
-	VPINSRQ $0x01, -8(CX)(DX*1), X1, X1
-	JMP     compute
-
-loadLess8:
-	CMPQ    DX, $0x04
-	JB      loadLess4
-	VMOVD   (AX), X0
-	VPINSRD $0x01, -4(AX)(DX*1), X0, X0
-	VMOVD   (CX), X1
-	VPINSRD $0x01, -4(CX)(DX*1), X1, X1
-	JMP     compute
-
-loadLess4:
-	JMP done
-
-storeShort:
-	CMPQ         DX, $0x10
-	JB           storeLess16
-	VMOVDQU      X0, (AX)
-	VEXTRACTI128 $0x01, Y0, -16(AX)(DX*1)
-	JMP          done
-
-storeLess16:
-	CMPQ    DX, $0x08
-	JB      storeLess8
-	VMOVQ   X0, (AX)
-	VPEXTRQ $0x01, X0, -8(AX)(DX*1)
-	JMP     done
-
-storeLess8:
-	VMOVD   X0, (AX)
-	VPEXTRD $0x01, X0, -4(AX)(DX*1)
-	JMP     done
 
 // func maxF32AVX2(dst []byte, src []byte)
-// Requires: AVX, AVX2
+// Requires: AVX
 TEXT ·maxF32AVX2(SB), NOSPLIT, $0-48
-	MOVQ    dst_base+0(FP), AX
-	MOVQ    src_base+24(FP), CX
-	MOVQ    dst_len+8(FP), DX
-	CMPQ    DX, $0x20
-	JB      loadShort
-	VMOVDQU -32(AX)(DX*1), Y0
-	VMOVDQU -32(CX)(DX*1), Y1
+	MOVQ dst_base+0(FP), AX
+	MOVQ src_base+24(FP), CX
+	MOVQ dst_len+8(FP), DX
 
-compute:
-	VMAXPS Y0, Y1, Y0
-	CMPQ   DX, $0x20
-	JB     storeShort
-	LEAQ   -32(AX)(DX*1), BX
-	SUBQ   $0x20, DX
-	SUBQ   $0x80, DX
-	JL     single
-
-unrolled:
-	VMOVDQU (CX), Y1
-	VMAXPS  (AX), Y1, Y1
-	VMOVDQU Y1, (AX)
-	VMOVDQU 32(CX), Y1
-	VMAXPS  32(AX), Y1, Y1
-	VMOVDQU Y1, 32(AX)
-	VMOVDQU 64(CX), Y1
-	VMAXPS  64(AX), Y1, Y1
-	VMOVDQU Y1, 64(AX)
-	VMOVDQU 96(CX), Y1
-	VMAXPS  96(AX), Y1, Y1
-	VMOVDQU Y1, 96(AX)
-	ADDQ    $+128, AX
-	ADDQ    $+128, CX
-	SUBQ    $+128, DX
-	JGE     unrolled
-
-single:
-	ADDQ  $0x80, DX
-	TESTQ DX, DX
-	JLE   storeLast
-
-vector:
-	VMOVDQU (CX), Y1
-	VMAXPS  (AX), Y1, Y1
-	VMOVDQU Y1, (AX)
-	ADDQ    $+32, AX
-	ADDQ    $+32, CX
-	SUBQ    $+32, DX
-	JG      vector
-
-storeLast:
-	VMOVDQU Y0, (BX)
-
-done:
+loop:
+	VMOVDQU (CX), Y0
+	VMAXPS  (AX), Y0, Y0
+	VMOVDQU Y0, (AX)
+	VMOVDQU 32(CX), Y0
+	VMAXPS  32(AX), Y0, Y0
+	VMOVDQU Y0, 32(AX)
+	ADDQ    $0x40, AX
+	ADDQ    $0x40, CX
+	SUBQ    $0x40, DX
+	JG      loop
 	VZEROUPPER
 	RET
-
-loadShort:
-	CMPQ        DX, $0x10
-	JB          loadLess16
-	VMOVDQU     (AX), X0
-	VINSERTI128 $0x01, -16(AX)(DX*1), Y0, Y0
-	VMOVDQU     (CX), X1
-	VINSERTI128 $0x01, -16(CX)(DX*1), Y1, Y1
-	JMP         compute
-
-loadLess16:
-	CMPQ    DX, $0x08
-	JB      loadLess8
-	VMOVQ   (AX), X0
-	VPINSRQ $0x01, -8(AX)(DX*1), X0, X0
-	VMOVQ   (CX), X1
-	VPINSRQ $0x01, -8(CX)(DX*1), X1, X1
-	JMP     compute
-
-loadLess8:
-	CMPQ    DX, $0x04
-	JB      loadLess4
-	VMOVD   (AX), X0
-	VPINSRD $0x01, -4(AX)(DX*1), X0, X0
-	VMOVD   (CX), X1
-	VPINSRD $0x01, -4(CX)(DX*1), X1, X1
-	JMP     compute
-
-loadLess4:
-	JMP done
-
-storeShort:
-	CMPQ         DX, $0x10
-	JB           storeLess16
-	VMOVDQU      X0, (AX)
-	VEXTRACTI128 $0x01, Y0, -16(AX)(DX*1)
-	JMP          done
-
-storeLess16:
-	CMPQ    DX, $0x08
-	JB      storeLess8
-	VMOVQ   X0, (AX)
-	VPEXTRQ $0x01, X0, -8(AX)(DX*1)
-	JMP     done
-
-storeLess8:
-	VMOVD   X0, (AX)
-	VPEXTRD $0x01, X0, -4(AX)(DX*1)
-	JMP     done
 
 // func sumF64AVX2(dst []byte, src []byte)
-// Requires: AVX, AVX2
+// Requires: AVX
 TEXT ·sumF64AVX2(SB), NOSPLIT, $0-48
-	MOVQ    dst_base+0(FP), AX
-	MOVQ    src_base+24(FP), CX
-	MOVQ    dst_len+8(FP), DX
-	CMPQ    DX, $0x20
-	JB      loadShort
-	VMOVDQU -32(AX)(DX*1), Y0
-	VMOVDQU -32(CX)(DX*1), Y1
+	MOVQ dst_base+0(FP), AX
+	MOVQ src_base+24(FP), CX
+	MOVQ dst_len+8(FP), DX
 
-compute:
-	VADDPD Y1, Y0, Y0
-	CMPQ   DX, $0x20
-	JB     storeShort
-	LEAQ   -32(AX)(DX*1), BX
-	SUBQ   $0x20, DX
-	SUBQ   $0x80, DX
-	JL     single
-
-unrolled:
-	VMOVDQU (AX), Y1
-	VADDPD  (CX), Y1, Y1
-	VMOVDQU Y1, (AX)
-	VMOVDQU 32(AX), Y1
-	VADDPD  32(CX), Y1, Y1
-	VMOVDQU Y1, 32(AX)
-	VMOVDQU 64(AX), Y1
-	VADDPD  64(CX), Y1, Y1
-	VMOVDQU Y1, 64(AX)
-	VMOVDQU 96(AX), Y1
-	VADDPD  96(CX), Y1, Y1
-	VMOVDQU Y1, 96(AX)
-	ADDQ    $+128, AX
-	ADDQ    $+128, CX
-	SUBQ    $+128, DX
-	JGE     unrolled
-
-single:
-	ADDQ  $0x80, DX
-	TESTQ DX, DX
-	JLE   storeLast
-
-vector:
-	VMOVDQU (AX), Y1
-	VADDPD  (CX), Y1, Y1
-	VMOVDQU Y1, (AX)
-	ADDQ    $+32, AX
-	ADDQ    $+32, CX
-	SUBQ    $+32, DX
-	JG      vector
-
-storeLast:
-	VMOVDQU Y0, (BX)
-
-done:
+loop:
+	VMOVDQU (AX), Y0
+	VADDPD  (CX), Y0, Y0
+	VMOVDQU Y0, (AX)
+	VMOVDQU 32(AX), Y0
+	VADDPD  32(CX), Y0, Y0
+	VMOVDQU Y0, 32(AX)
+	ADDQ    $0x40, AX
+	ADDQ    $0x40, CX
+	SUBQ    $0x40, DX
+	JG      loop
 	VZEROUPPER
 	RET
-
-loadShort:
-	CMPQ        DX, $0x10
-	JB          loadLess16
-	VMOVDQU     (AX), X0
-	VINSERTI128 $0x01, -16(AX)(DX*1), Y0, Y0
-	VMOVDQU     (CX), X1
-	VINSERTI128 $0x01, -16(CX)(DX*1), Y1, Y1
-	JMP         compute
-
-loadLess16:
-	CMPQ    DX, $0x08
-	JB      loadLess8
-	VMOVQ   (AX), X0
-	VPINSRQ $0x01, -8(AX)(DX*1), X0, X0
-	VMOVQ   (CX), X1
-	VPINSRQ $0x01, -8(CX)(DX*1), X1, X1
-	JMP     compute
-
-loadLess8:
-	JMP done
-
-storeShort:
-	CMPQ         DX, $0x10
-	JB           storeLess16
-	VMOVDQU      X0, (AX)
-	VEXTRACTI128 $0x01, Y0, -16(AX)(DX*1)
-	JMP          done
-
-storeLess16:
-	VMOVQ   X0, (AX)
-	VPEXTRQ $0x01, X0, -8(AX)(DX*1)
-	JMP     done
 
 // func productF64AVX2(dst []byte, src []byte)
-// Requires: AVX, AVX2
+// Requires: AVX
 TEXT ·productF64AVX2(SB), NOSPLIT, $0-48
-	MOVQ    dst_base+0(FP), AX
-	MOVQ    src_base+24(FP), CX
-	MOVQ    dst_len+8(FP), DX
-	CMPQ    DX, $0x20
-	JB      loadShort
-	VMOVDQU -32(AX)(DX*1), Y0
-	VMOVDQU -32(CX)(DX*1), Y1
+	MOVQ dst_base+0(FP), AX
+	MOVQ src_base+24(FP), CX
+	MOVQ dst_len+8(FP), DX
 
-compute:
-	VMULPD Y1, Y0, Y0
-	CMPQ   DX, $0x20
-	JB     storeShort
-	LEAQ   -32(AX)(DX*1), BX
-	SUBQ   $0x20, DX
-	SUBQ   $0x80, DX
-	JL     single
-
-unrolled:
-	VMOVDQU (AX), Y1
-	VMULPD  (CX), Y1, Y1
-	VMOVDQU Y1, (AX)
-	VMOVDQU 32(AX), Y1
-	VMULPD  32(CX), Y1, Y1
-	VMOVDQU Y1, 32(AX)
-	VMOVDQU 64(AX), Y1
-	VMULPD  64(CX), Y1, Y1
-	VMOVDQU Y1, 64(AX)
-	VMOVDQU 96(AX), Y1
-	VMULPD  96(CX), Y1, Y1
-	VMOVDQU Y1, 96(AX)
-	ADDQ    $+128, AX
-	ADDQ    $+128, CX
-	SUBQ    $+128, DX
-	JGE     unrolled
-
-single:
-	ADDQ  $0x80, DX
-	TESTQ DX, DX
-	JLE   storeLast
-
-vector:
-	VMOVDQU (AX), Y1
-	VMULPD  (CX), Y1, Y1
-	VMOVDQU Y1, (AX)
-	ADDQ    $+32, AX
-	ADDQ    $+32, CX
-	SUBQ    $+32, DX
-	JG      vector
-
-storeLast:
-	VMOVDQU Y0, (BX)
-
-done:
+loop:
+	VMOVDQU (AX), Y0
+	VMULPD  (CX), Y0, Y0
+	VMOVDQU Y0, (AX)
+	VMOVDQU 32(AX), Y0
+	VMULPD  32(CX), Y0, Y0
+	VMOVDQU Y0, 32(AX)
+	ADDQ    $0x40, AX
+	ADDQ    $0x40, CX
+	SUBQ    $0x40, DX
+	JG      loop
 	VZEROUPPER
 	RET
-
-loadShort:
-	CMPQ        DX, $0x10
-	JB          loadLess16
-	VMOVDQU     (AX), X0
-	VINSERTI128 $0x01, -16(AX)(DX*1), Y0, Y0
-	VMOVDQU     (CX), X1
-	VINSERTI128 $0x01, -16(CX)(DX*1), Y1, Y1
-	JMP         compute
-
-loadLess16:
-	CMPQ    DX, $0x08
-	JB      loadLess8
-	VMOVQ   (AX), X0
-	VPINSRQ $0x01, -8(AX)(DX*1), X0, X0
-	VMOVQ   (CX), X1
-	VPINSRQ $0x01, -8(CX)(DX*1), X1, X1
-	JMP     compute
-
-loadLess8:
-	JMP done
-
-storeShort:
-	CMPQ         DX, $0x10
-	JB           storeLess16
-	VMOVDQU      X0, (AX)
-	VEXTRACTI128 $0x01, Y0, -16(AX)(DX*1)
-	JMP          done
-
-storeLess16:
-	VMOVQ   X0, (AX)
-	VPEXTRQ $0x01, X0, -8(AX)(DX*1)
-	JMP     done
 
 // func minF64AVX2(dst []byte, src []byte)
-// Requires: AVX, AVX2
+// Requires: AVX
 TEXT ·minF64AVX2(SB), NOSPLIT, $0-48
-	MOVQ    dst_base+0(FP), AX
-	MOVQ    src_base+24(FP), CX
-	MOVQ    dst_len+8(FP), DX
-	CMPQ    DX, $0x20
-	JB      loadShort
-	VMOVDQU -32(AX)(DX*1), Y0
-	VMOVDQU -32(CX)(DX*1), Y1
+	MOVQ dst_base+0(FP), AX
+	MOVQ src_base+24(FP), CX
+	MOVQ dst_len+8(FP), DX
 
-compute:
-	VMINPD Y0, Y1, Y0
-	CMPQ   DX, $0x20
-	JB     storeShort
-	LEAQ   -32(AX)(DX*1), BX
-	SUBQ   $0x20, DX
-	SUBQ   $0x80, DX
-	JL     single
-
-unrolled:
-	VMOVDQU (CX), Y1
-	VMINPD  (AX), Y1, Y1
-	VMOVDQU Y1, (AX)
-	VMOVDQU 32(CX), Y1
-	VMINPD  32(AX), Y1, Y1
-	VMOVDQU Y1, 32(AX)
-	VMOVDQU 64(CX), Y1
-	VMINPD  64(AX), Y1, Y1
-	VMOVDQU Y1, 64(AX)
-	VMOVDQU 96(CX), Y1
-	VMINPD  96(AX), Y1, Y1
-	VMOVDQU Y1, 96(AX)
-	ADDQ    $+128, AX
-	ADDQ    $+128, CX
-	SUBQ    $+128, DX
-	JGE     unrolled
-
-single:
-	ADDQ  $0x80, DX
-	TESTQ DX, DX
-	JLE   storeLast
-
-vector:
-	VMOVDQU (CX), Y1
-	VMINPD  (AX), Y1, Y1
-	VMOVDQU Y1, (AX)
-	ADDQ    $+32, AX
-	ADDQ    $+32, CX
-	SUBQ    $+32, DX
-	JG      vector
-
-storeLast:
-	VMOVDQU Y0, (BX)
-
-done:
+loop:
+	VMOVDQU (CX), Y0
+	VMINPD  (AX), Y0, Y0
+	VMOVDQU Y0, (AX)
+	VMOVDQU 32(CX), Y0
+	VMINPD  32(AX), Y0, Y0
+	VMOVDQU Y0, 32(AX)
+	ADDQ    $0x40, AX
+	ADDQ    $0x40, CX
+	SUBQ    $0x40, DX
+	JG      loop
 	VZEROUPPER
 	RET
-
-loadShort:
-	CMPQ        DX, $0x10
-	JB          loadLess16
-	VMOVDQU     (AX), X0
-	VINSERTI128 $0x01, -16(AX)(DX*1), Y0, Y0
-	VMOVDQU     (CX), X1
-	VINSERTI128 $0x01, -16(CX)(DX*1), Y1, Y1
-	JMP         compute
-
-loadLess16:
-	CMPQ    DX, $0x08
-	JB      loadLess8
-	VMOVQ   (AX), X0
-	VPINSRQ $0x01, -8(AX)(DX*1), X0, X0
-	VMOVQ   (CX), X1
-	VPINSRQ $0x01, -8(CX)(DX*1), X1, X1
-	JMP     compute
-
-loadLess8:
-	JMP done
-
-storeShort:
-	CMPQ         DX, $0x10
-	JB           storeLess16
-	VMOVDQU      X0, (AX)
-	VEXTRACTI128 $0x01, Y0, -16(AX)(DX*1)
-	JMP          done
-
-storeLess16:
-	VMOVQ   X0, (AX)
-	VPEXTRQ $0x01, X0, -8(AX)(DX*1)
-	JMP     done
 
 // func maxF64AVX2(dst []byte, src []byte)
-// Requires: AVX, AVX2
+// Requires: AVX
 TEXT ·maxF64AVX2(SB), NOSPLIT, $0-48
-	MOVQ    dst_base+0(FP), AX
-	MOVQ    src_base+24(FP), CX
-	MOVQ    dst_len+8(FP), DX
-	CMPQ    DX, $0x20
-	JB      loadShort
-	VMOVDQU -32(AX)(DX*1), Y0
-	VMOVDQU -32(CX)(DX*1), Y1
+	MOVQ dst_base+0(FP), AX
+	MOVQ src_base+24(FP), CX
+	MOVQ dst_len+8(FP), DX
 
-compute:
-	VMAXPD Y0, Y1, Y0
-	CMPQ   DX, $0x20
-	JB     storeShort
-	LEAQ   -32(AX)(DX*1), BX
-	SUBQ   $0x20, DX
-	SUBQ   $0x80, DX
-	JL     single
-
-unrolled:
-	VMOVDQU (CX), Y1
-	VMAXPD  (AX), Y1, Y1
-	VMOVDQU Y1, (AX)
-	VMOVDQU 32(CX), Y1
-	VMAXPD  32(AX), Y1, Y1
-	VMOVDQU Y1, 32(AX)
-	VMOVDQU 64(CX), Y1
-	VMAXPD  64(AX), Y1, Y1
-	VMOVDQU Y1, 64(AX)
-	VMOVDQU 96(CX), Y1
-	VMAXPD  96(AX), Y1, Y1
-	VMOVDQU Y1, 96(AX)
-	ADDQ    $+128, AX
-	ADDQ    $+128, CX
-	SUBQ    $+128, DX
-	JGE     unrolled
-
-single:
-	ADDQ  $0x80, DX
-	TESTQ DX, DX
-	JLE   storeLast
-
-vector:
-	VMOVDQU (CX), Y1
-	VMAXPD  (AX), Y1, Y1
-	VMOVDQU Y1, (AX)
-	ADDQ    $+32, AX
-	ADDQ    $+32, CX
-	SUBQ    $+32, DX
-	JG      vector
-
-storeLast:
-	VMOVDQU Y0, (BX)
-
-done:
+loop:
+	VMOVDQU (CX), Y0
+	VMAXPD  (AX), Y0, Y0
+	VMOVDQU Y0, (AX)
+	VMOVDQU 32(CX), Y0
+	VMAXPD  32(AX), Y0, Y0
+	VMOVDQU Y0, 32(AX)
+	ADDQ    $0x40, AX
+	ADDQ    $0x40, CX
+	SUBQ    $0x40, DX
+	JG      loop
 	VZEROUPPER
 	RET
-
-loadShort:
-	CMPQ        DX, $0x10
-	JB          loadLess16
-	VMOVDQU     (AX), X0
-	VINSERTI128 $0x01, -16(AX)(DX*1), Y0, Y0
-	VMOVDQU     (CX), X1
-	VINSERTI128 $0x01, -16(CX)(DX*1), Y1, Y1
-	JMP         compute
-
-loadLess16:
-	CMPQ    DX, $0x08
-	JB      loadLess8
-	VMOVQ   (AX), X0
-	VPINSRQ $0x01, -8(AX)(DX*1), X0, X0
-	VMOVQ   (CX), X1
-	VPINSRQ $0x01, -8(CX)(DX*1), X1, X1
-	JMP     compute
-
-loadLess8:
-	JMP done
-
-storeShort:
-	CMPQ         DX, $0x10
-	JB           storeLess16
-	VMOVDQU      X0, (AX)
-	VEXTRACTI128 $0x01, Y0, -16(AX)(DX*1)
-	JMP          done
-
-storeLess16:
-	VMOVQ   X0, (AX)
-	VPEXTRQ $0x01, X0, -8(AX)(DX*1)
-	JMP     done
 
 // func sumI8AVX2(dst []byte, src []byte)
 // Requires: AVX, AVX2
 TEXT ·sumI8AVX2(SB), NOSPLIT, $0-48
-	MOVQ    dst_base+0(FP), AX
-	MOVQ    src_base+24(FP), CX
-	MOVQ    dst_len+8(FP), DX
-	CMPQ    DX, $0x20
-	JB      loadShort
-	VMOVDQU -32(AX)(DX*1), Y0
-	VMOVDQU -32(CX)(DX*1), Y1
+	MOVQ dst_base+0(FP), AX
+	MOVQ src_base+24(FP), CX
+	MOVQ dst_len+8(FP), DX
 
-compute:
-	VPADDB Y1, Y0, Y0
-	CMPQ   DX, $0x20
-	JB     storeShort
-	LEAQ   -32(AX)(DX*1), BX
-	SUBQ   $0x20, DX
-	SUBQ   $0x80, DX
-	JL     single
-
-unrolled:
-	VMOVDQU (AX), Y1
-	VPADDB  (CX), Y1, Y1
-	VMOVDQU Y1, (AX)
-	VMOVDQU 32(AX), Y1
-	VPADDB  32(CX), Y1, Y1
-	VMOVDQU Y1, 32(AX)
-	VMOVDQU 64(AX), Y1
-	VPADDB  64(CX), Y1, Y1
-	VMOVDQU Y1, 64(AX)
-	VMOVDQU 96(AX), Y1
-	VPADDB  96(CX), Y1, Y1
-	VMOVDQU Y1, 96(AX)
-	ADDQ    $+128, AX
-	ADDQ    $+128, CX
-	SUBQ    $+128, DX
-	JGE     unrolled
-
-single:
-	ADDQ  $0x80, DX
-	TESTQ DX, DX
-	JLE   storeLast
-
-vector:
-	VMOVDQU (AX), Y1
-	VPADDB  (CX), Y1, Y1
-	VMOVDQU Y1, (AX)
-	ADDQ    $+32, AX
-	ADDQ    $+32, CX
-	SUBQ    $+32, DX
-	JG      vector
-
-storeLast:
-	VMOVDQU Y0, (BX)
-
-done:
+loop:
+	VMOVDQU (AX), Y0
+	VPADDB  (CX), Y0, Y0
+	VMOVDQU Y0, (AX)
+	VMOVDQU 32(AX), Y0
+	VPADDB  32(CX), Y0, Y0
+	VMOVDQU Y0, 32(AX)
+	ADDQ    $0x40, AX
+	ADDQ    $0x40, CX
+	SUBQ    $0x40, DX
+	JG      loop
 	VZEROUPPER
 	RET
-
-loadShort:
-	CMPQ        DX, $0x10
-	JB          loadLess16
-	VMOVDQU     (AX), X0
-	VINSERTI128 $0x01, -16(AX)(DX*1), Y0, Y0
-	VMOVDQU     (CX), X1
-	VINSERTI128 $0x01, -16(CX)(DX*1), Y1, Y1
-	JMP         compute
-
-loadLess16:
-	CMPQ    DX, $0x08
-	JB      loadLess8
-	VMOVQ   (AX), X0
-	VPINSRQ $0x01, -8(AX)(DX*1), X0, X0
-	VMOVQ   (CX), X1
-	VPINSRQ $0x01, -8(CX)(DX*1), X1, X1
-	JMP     compute
-
-loadLess8:
-	CMPQ    DX, $0x04
-	JB      loadLess4
-	VMOVD   (AX), X0
-	VPINSRD $0x01, -4(AX)(DX*1), X0, X0
-	VMOVD   (CX), X1
-	VPINSRD $0x01, -4(CX)(DX*1), X1, X1
-	JMP     compute
-
-loadLess4:
-	CMPQ    DX, $0x02
-	JB      loadLess2
-	VPXOR   Y0, Y0, Y0
-	VPINSRW $0x00, (AX), X0, X0
-	VPINSRW $0x01, -2(AX)(DX*1), X0, X0
-	VPXOR   Y1, Y1, Y1
-	VPINSRW $0x00, (CX), X1, X1
-	VPINSRW $0x01, -2(CX)(DX*1), X1, X1
-	JMP     compute
-
-loadLess2:
-	CMPQ    DX, $0x01
-	JB      loadLess1
-	VPXOR   Y0, Y0, Y0
-	VPINSRB $0x00, (AX), X0, X0
-	VPXOR   Y1, Y1, Y1
-	VPINSRB $0x00, (CX), X1, X1
-	JMP     compute
-
-loadLess1:
-	JMP done
-
-storeShort:
-	CMPQ         DX, $0x10
-	JB           storeLess16
-	VMOVDQU      X0, (AX)
-	VEXTRACTI128 $0x01, Y0, -16(AX)(DX*1)
-	JMP          done
-
-storeLess16:
-	CMPQ    DX, $0x08
-	JB      storeLess8
-	VMOVQ   X0, (AX)
-	VPEXTRQ $0x01, X0, -8(AX)(DX*1)
-	JMP     done
-
-storeLess8:
-	CMPQ    DX, $0x04
-	JB      storeLess4
-	VMOVD   X0, (AX)
-	VPEXTRD $0x01, X0, -4(AX)(DX*1)
-	JMP     done
-
-storeLess4:
-	CMPQ    DX, $0x02
-	JB      storeLess2
-	VPEXTRW $0x00, X0, (AX)
-	VPEXTRW $0x01, X0, -2(AX)(DX*1)
-	JMP     done
-
-storeLess2:
-	VPEXTRB $0x00, X0, (AX)
-	JMP     done
-
-// func productI8AVX2(dst []byte, src []byte)
-// Requires: AVX, AVX2
-TEXT ·productI8AVX2(SB), NOSPLIT, $0-48
-	MOVQ         dst_base+0(FP), AX
-	MOVQ         src_base+24(FP), CX
-	MOVQ         dst_len+8(FP), DX
-	MOVQ         $0xff00ff00ff00ff00, BX
-	VMOVQ        BX, X0
-	VPBROADCASTQ X0, Y0
-	CMPQ         DX, $0x20
-	JB           loadShort
-	VMOVDQU      -32(AX)(DX*1), Y1
-	VMOVDQU      -32(CX)(DX*1), Y2
-
-compute:
-	VPMULLW Y1, Y2, Y3
-	VPANDN  Y3, Y0, Y3
-	VPSRLW  $0x08, Y1, Y1
-	VPAND   Y0, Y2, Y2
-	VPMULLW Y2, Y1, Y1
-	VPOR    Y1, Y3, Y1
-	CMPQ    DX, $0x20
-	JB      storeShort
-	LEAQ    -32(AX)(DX*1), BX
-	SUBQ    $0x20, DX
-	SUBQ    $0x80, DX
-	JL      single
-
-unrolled:
-	VMOVDQU (AX), Y2
-	VMOVDQU (CX), Y3
-	VPMULLW Y2, Y3, Y4
-	VPANDN  Y4, Y0, Y4
-	VPSRLW  $0x08, Y2, Y2
-	VPAND   Y0, Y3, Y3
-	VPMULLW Y3, Y2, Y2
-	VPOR    Y2, Y4, Y2
-	VMOVDQU Y2, (AX)
-	VMOVDQU 32(AX), Y2
-	VMOVDQU 32(CX), Y3
-	VPMULLW Y2, Y3, Y4
-	VPANDN  Y4, Y0, Y4
-	VPSRLW  $0x08, Y2, Y2
-	VPAND   Y0, Y3, Y3
-	VPMULLW Y3, Y2, Y2
-	VPOR    Y2, Y4, Y2
-	VMOVDQU Y2, 32(AX)
-	VMOVDQU 64(AX), Y2
-	VMOVDQU 64(CX), Y3
-	VPMULLW Y2, Y3, Y4
-	VPANDN  Y4, Y0, Y4
-	VPSRLW  $0x08, Y2, Y2
-	VPAND   Y0, Y3, Y3
-	VPMULLW Y3, Y2, Y2
-	VPOR    Y2, Y4, Y2
-	VMOVDQU Y2, 64(AX)
-	VMOVDQU 96(AX), Y2
-	VMOVDQU 96(CX), Y3
-	VPMULLW Y2, Y3, Y4
-	VPANDN  Y4, Y0, Y4
-	VPSRLW  $0x08, Y2, Y2
-	VPAND   Y0, Y3, Y3
-	VPMULLW Y3, Y2, Y2
-	VPOR    Y2, Y4, Y2
-	VMOVDQU Y2, 96(AX)
-	ADDQ    $+128, AX
-	ADDQ    $+128, CX
-	SUBQ    $+128, DX
-	JGE     unrolled
-
-single:
-	ADDQ  $0x80, DX
-	TESTQ DX, DX
-	JLE   storeLast
-
-vector:
-	VMOVDQU (AX), Y2
-	VMOVDQU (CX), Y3
-	VPMULLW Y2, Y3, Y4
-	VPANDN  Y4, Y0, Y4
-	VPSRLW  $0x08, Y2, Y2
-	VPAND   Y0, Y3, Y3
-	VPMULLW Y3, Y2, Y2
-	VPOR    Y2, Y4, Y2
-	VMOVDQU Y2, (AX)
-	ADDQ    $+32, AX
-	ADDQ    $+32, CX
-	SUBQ    $+32, DX
-	JG      vector
-
-storeLast:
-	VMOVDQU Y1, (BX)
-
-done:
-	VZEROUPPER
-	RET
-
-loadShort:
-	CMPQ        DX, $0x10
-	JB          loadLess16
-	VMOVDQU     (AX), X1
-	VINSERTI128 $0x01, -16(AX)(DX*1), Y1, Y1
-	VMOVDQU     (CX), X2
-	VINSERTI128 $0x01, -16(CX)(DX*1), Y2, Y2
-	JMP         compute
-
-loadLess16:
-	CMPQ    DX, $0x08
-	JB      loadLess8
-	VMOVQ   (AX), X1
-	VPINSRQ $0x01, -8(AX)(DX*1), X1, X1
-	VMOVQ   (CX), X2
-	VPINSRQ $0x01, -8(CX)(DX*1), X2, X2
-	JMP     compute
-
-loadLess8:
-	CMPQ    DX, $0x04
-	JB      loadLess4
-	VMOVD   (AX), X1
-	VPINSRD $0x01, -4(AX)(DX*1), X1, X1
-	VMOVD   (CX), X2
-	VPINSRD $0x01, -4(CX)(DX*1), X2, X2
-	JMP     compute
-
-loadLess4:
-	CMPQ    DX, $0x02
-	JB      loadLess2
-	VPXOR   Y1, Y1, Y1
-	VPINSRW $0x00, (AX), X1, X1
-	VPINSRW $0x01, -2(AX)(DX*1), X1, X1
-	VPXOR   Y2, Y2, Y2
-	VPINSRW $0x00, (CX), X2, X2
-	VPINSRW $0x01, -2(CX)(DX*1), X2, X2
-	JMP     compute
-
-loadLess2:
-	CMPQ    DX, $0x01
-	JB      loadLess1
-	VPXOR   Y1, Y1, Y1
-	VPINSRB $0x00, (AX), X1, X1
-	VPXOR   Y2, Y2, Y2
-	VPINSRB $0x00, (CX), X2, X2
-	JMP     compute
-
-loadLess1:
-	JMP done
-
-storeShort:
-	CMPQ         DX, $0x10
-	JB           storeLess16
-	VMOVDQU      X1, (AX)
-	VEXTRACTI128 $0x01, Y1, -16(AX)(DX*1)
-	JMP          done
-
-storeLess16:
-	CMPQ    DX, $0x08
-	JB      storeLess8
-	VMOVQ   X1, (AX)
-	VPEXTRQ $0x01, X1, -8(AX)(DX*1)
-	JMP     done
-
-storeLess8:
-	CMPQ    DX, $0x04
-	JB      storeLess4
-	VMOVD   X1, (AX)
-	VPEXTRD $0x01, X1, -4(AX)(DX*1)
-	JMP     done
-
-storeLess4:
-	CMPQ    DX, $0x02
-	JB      storeLess2
-	VPEXTRW $0x00, X1, (AX)
-	VPEXTRW $0x01, X1, -2(AX)(DX*1)
-	JMP     done
-
-storeLess2:
-	VPEXTRB $0x00, X1, (AX)
-	JMP     done
 
 // func minI8AVX2(dst []byte, src []byte)
 // Requires: AVX, AVX2
 TEXT ·minI8AVX2(SB), NOSPLIT, $0-48
-	MOVQ    dst_base+0(FP), AX
-	MOVQ    src_base+24(FP), CX
-	MOVQ    dst_len+8(FP), DX
-	CMPQ    DX, $0x20
-	JB      loadShort
-	VMOVDQU -32(AX)(DX*1), Y0
-	VMOVDQU -32(CX)(DX*1), Y1
+	MOVQ dst_base+0(FP), AX
+	MOVQ src_base+24(FP), CX
+	MOVQ dst_len+8(FP), DX
 
-compute:
-	VPMINSB Y1, Y0, Y0
-	CMPQ    DX, $0x20
-	JB      storeShort
-	LEAQ    -32(AX)(DX*1), BX
-	SUBQ    $0x20, DX
-	SUBQ    $0x80, DX
-	JL      single
-
-unrolled:
-	VMOVDQU (AX), Y1
-	VPMINSB (CX), Y1, Y1
-	VMOVDQU Y1, (AX)
-	VMOVDQU 32(AX), Y1
-	VPMINSB 32(CX), Y1, Y1
-	VMOVDQU Y1, 32(AX)
-	VMOVDQU 64(AX), Y1
-	VPMINSB 64(CX), Y1, Y1
-	VMOVDQU Y1, 64(AX)
-	VMOVDQU 96(AX), Y1
-	VPMINSB 96(CX), Y1, Y1
-	VMOVDQU Y1, 96(AX)
-	ADDQ    $+128, AX
-	ADDQ    $+128, CX
-	SUBQ    $+128, DX
-	JGE     unrolled
-
-single:
-	ADDQ  $0x80, DX
-	TESTQ DX, DX
-	JLE   storeLast
-
-vector:
-	VMOVDQU (AX), Y1
-	VPMINSB (CX), Y1, Y1
-	VMOVDQU Y1, (AX)
-	ADDQ    $+32, AX
-	ADDQ    $+32, CX
-	SUBQ    $+32, DX
-	JG      vector
-
-storeLast:
-	VMOVDQU Y0, (BX)
-
-done:
+loop:
+	VMOVDQU (AX), Y0
+	VPMINSB (CX), Y0, Y0
+	VMOVDQU Y0, (AX)
+	VMOVDQU 32(AX), Y0
+	VPMINSB 32(CX), Y0, Y0
+	VMOVDQU Y0, 32(AX)
+	ADDQ    $0x40, AX
+	ADDQ    $0x40, CX
+	SUBQ    $0x40, DX
+	JG      loop
 	VZEROUPPER
 	RET
-
-loadShort:
-	CMPQ        DX, $0x10
-	JB          loadLess16
-	VMOVDQU     (AX), X0
-	VINSERTI128 $0x01, -16(AX)(DX*1), Y0, Y0
-	VMOVDQU     (CX), X1
-	VINSERTI128 $0x01, -16(CX)(DX*1), Y1, Y1
-	JMP         compute
-
-loadLess16:
-	CMPQ    DX, $0x08
-	JB      loadLess8
-	VMOVQ   (AX), X0
-	VPINSRQ $0x01, -8(AX)(DX*1), X0, X0
-	VMOVQ   (CX), X1
-	VPINSRQ $0x01, -8(CX)(DX*1), X1, X1
-	JMP     compute
-
-loadLess8:
-	CMPQ    DX, $0x04
-	JB      loadLess4
-	VMOVD   (AX), X0
-	VPINSRD $0x01, -4(AX)(DX*1), X0, X0
-	VMOVD   (CX), X1
-	VPINSRD $0x01, -4(CX)(DX*1), X1, X1
-	JMP     compute
-
-loadLess4:
-	CMPQ    DX, $0x02
-	JB      loadLess2
-	VPXOR   Y0, Y0, Y0
-	VPINSRW $0x00, (AX), X0, X0
-	VPINSRW $0x01, -2(AX)(DX*1), X0, X0
-	VPXOR   Y1, Y1, Y1
-	VPINSRW $0x00, (CX), X1, X1
-	VPINSRW $0x01, -2(CX)(DX*1), X1, X1
-	JMP     compute
-
-loadLess2:
-	CMPQ    DX, $0x01
-	JB      loadLess1
-	VPXOR   Y0, Y0, Y0
-	VPINSRB $0x00, (AX), X0, X0
-	VPXOR   Y1, Y1, Y1
-	VPINSRB $0x00, (CX), X1, X1
-	JMP     compute
-
-loadLess1:
-	JMP done
-
-storeShort:
-	CMPQ         DX, $0x10
-	JB           storeLess16
-	VMOVDQU      X0, (AX)
-	VEXTRACTI128 $0x01, Y0, -16(AX)(DX*1)
-	JMP          done
-
-storeLess16:
-	CMPQ    DX, $0x08
-	JB      storeLess8
-	VMOVQ   X0, (AX)
-	VPEXTRQ $0x01, X0, -8(AX)(DX*1)
-	JMP     done
-
-storeLess8:
-	CMPQ    DX, $0x04
-	JB      storeLess4
-	VMOVD   X0, (AX)
-	VPEXTRD $0x01, X0, -4(AX)(DX*1)
-	JMP     done
-
-storeLess4:
-	CMPQ    DX, $0x02
-	JB      storeLess2
-	VPEXTRW $0x00, X0, (AX)
-	VPEXTRW $0x01, X0, -2(AX)(DX*1)
-	JMP     done
-
-storeLess2:
-	VPEXTRB $0x00, X0, (AX)
-	JMP     done
 
 // func maxI8AVX2(dst []byte, src []byte)
 // Requires: AVX, AVX2
 TEXT ·maxI8AVX2(SB), NOSPLIT, $0-48
-	MOVQ    dst_base+0(FP), AX
-	MOVQ    src_base+24(FP), CX
-	MOVQ    dst_len+8(FP), DX
-	CMPQ    DX, $0x20
-	JB      loadShort
-	VMOVDQU -32(AX)(DX*1), Y0
-	VMOVDQU -32(CX)(DX*1), Y1
+	MOVQ dst_base+0(FP), AX
+	MOVQ src_base+24(FP), CX
+	MOVQ dst_len+8(FP), DX
 
-compute:
-	VPMAXSB Y1, Y0, Y0
-	CMPQ    DX, $0x20
-	JB      storeShort
-	LEAQ    -32(AX)(DX*1), BX
-	SUBQ    $0x20, DX
-	SUBQ    $0x80, DX
-	JL      single
-
-unrolled:
-	VMOVDQU (AX), Y1
-	VPMAXSB (CX), Y1, Y1
-	VMOVDQU Y1, (AX)
-	VMOVDQU 32(AX), Y1
-	VPMAXSB 32(CX), Y1, Y1
-	VMOVDQU Y1, 32(AX)
-	VMOVDQU 64(AX), Y1
-	VPMAXSB 64(CX), Y1, Y1
-	VMOVDQU Y1, 64(AX)
-	VMOVDQU 96(AX), Y1
-	VPMAXSB 96(CX), Y1, Y1
-	VMOVDQU Y1, 96(AX)
-	ADDQ    $+128, AX
-	ADDQ    $+128, CX
-	SUBQ    $+128, DX
-	JGE     unrolled
-
-single:
-	ADDQ  $0x80, DX
-	TESTQ DX, DX
-	JLE   storeLast
-
-vector:
-	VMOVDQU (AX), Y1
-	VPMAXSB (CX), Y1, Y1
-	VMOVDQU Y1, (AX)
-	ADDQ    $+32, AX
-	ADDQ    $+32, CX
-	SUBQ    $+32, DX
-	JG      vector
-
-storeLast:
-	VMOVDQU Y0, (BX)
-
-done:
+loop:
+	VMOVDQU (AX), Y0
+	VPMAXSB (CX), Y0, Y0
+	VMOVDQU Y0, (AX)
+	VMOVDQU 32(AX), Y0
+	VPMAXSB 32(CX), Y0, Y0
+	VMOVDQU Y0, 32(AX)
+	ADDQ    $0x40, AX
+	ADDQ    $0x40, CX
+	SUBQ    $0x40, DX
+	JG      loop
 	VZEROUPPER
 	RET
-
-loadShort:
-	CMPQ        DX, $0x10
-	JB          loadLess16
-	VMOVDQU     (AX), X0
-	VINSERTI128 $0x01, -16(AX)(DX*1), Y0, Y0
-	VMOVDQU     (CX), X1
-	VINSERTI128 $0x01, -16(CX)(DX*1), Y1, Y1
-	JMP         compute
-
-loadLess16:
-	CMPQ    DX, $0x08
-	JB      loadLess8
-	VMOVQ   (AX), X0
-	VPINSRQ $0x01, -8(AX)(DX*1), X0, X0
-	VMOVQ   (CX), X1
-	VPINSRQ $0x01, -8(CX)(DX*1), X1, X1
-	JMP     compute
-
-loadLess8:
-	CMPQ    DX, $0x04
-	JB      loadLess4
-	VMOVD   (AX), X0
-	VPINSRD $0x01, -4(AX)(DX*1), X0, X0
-	VMOVD   (CX), X1
-	VPINSRD $0x01, -4(CX)(DX*1), X1, X1
-	JMP     compute
-
-loadLess4:
-	CMPQ    DX, $0x02
-	JB      loadLess2
-	VPXOR   Y0, Y0, Y0
-	VPINSRW $0x00, (AX), X0, X0
-	VPINSRW $0x01, -2(AX)(DX*1), X0, X0
-	VPXOR   Y1, Y1, Y1
-	VPINSRW $0x00, (CX), X1, X1
-	VPINSRW $0x01, -2(CX)(DX*1), X1, X1
-	JMP     compute
-
-loadLess2:
-	CMPQ    DX, $0x01
-	JB      loadLess1
-	VPXOR   Y0, Y0, Y0
-	VPINSRB $0x00, (AX), X0, X0
-	VPXOR   Y1, Y1, Y1
-	VPINSRB $0x00, (CX), X1, X1
-	JMP     compute
-
-loadLess1:
-	JMP done
-
-storeShort:
-	CMPQ         DX, $0x10
-	JB           storeLess16
-	VMOVDQU      X0, (AX)
-	VEXTRACTI128 $0x01, Y0, -16(AX)(DX*1)
-	JMP          done
-
-storeLess16:
-	CMPQ    DX, $0x08
-	JB      storeLess8
-	VMOVQ   X0, (AX)
-	VPEXTRQ $0x01, X0, -8(AX)(DX*1)
-	JMP     done
-
-storeLess8:
-	CMPQ    DX, $0x04
-	JB      storeLess4
-	VMOVD   X0, (AX)
-	VPEXTRD $0x01, X0, -4(AX)(DX*1)
-	JMP     done
-
-storeLess4:
-	CMPQ    DX, $0x02
-	JB      storeLess2
-	VPEXTRW $0x00, X0, (AX)
-	VPEXTRW $0x01, X0, -2(AX)(DX*1)
-	JMP     done
-
-storeLess2:
-	VPEXTRB $0x00, X0, (AX)
-	JMP     done
 
 // func minU8AVX2(dst []byte, src []byte)
 // Requires: AVX, AVX2
 TEXT ·minU8AVX2(SB), NOSPLIT, $0-48
-	MOVQ    dst_base+0(FP), AX
-	MOVQ    src_base+24(FP), CX
-	MOVQ    dst_len+8(FP), DX
-	CMPQ    DX, $0x20
-	JB      loadShort
-	VMOVDQU -32(AX)(DX*1), Y0
-	VMOVDQU -32(CX)(DX*1), Y1
+	MOVQ dst_base+0(FP), AX
+	MOVQ src_base+24(FP), CX
+	MOVQ dst_len+8(FP), DX
 
-compute:
-	VPMINUB Y1, Y0, Y0
-	CMPQ    DX, $0x20
-	JB      storeShort
-	LEAQ    -32(AX)(DX*1), BX
-	SUBQ    $0x20, DX
-	SUBQ    $0x80, DX
-	JL      single
-
-unrolled:
-	VMOVDQU (AX), Y1
-	VPMINUB (CX), Y1, Y1
-	VMOVDQU Y1, (AX)
-	VMOVDQU 32(AX), Y1
-	VPMINUB 32(CX), Y1, Y1
-	VMOVDQU Y1, 32(AX)
-	VMOVDQU 64(AX), Y1
-	VPMINUB 64(CX), Y1, Y1
-	VMOVDQU Y1, 64(AX)
-	VMOVDQU 96(AX), Y1
-	VPMINUB 96(CX), Y1, Y1
-	VMOVDQU Y1, 96(AX)
-	ADDQ    $+128, AX
-	ADDQ    $+128, CX
-	SUBQ    $+128, DX
-	JGE     unrolled
-
-single:
-	ADDQ  $0x80, DX
-	TESTQ DX, DX
-	JLE   storeLast
-
-vector:
-	VMOVDQU (AX), Y1
-	VPMINUB (CX), Y1, Y1
-	VMOVDQU Y1, (AX)
-	ADDQ    $+32, AX
-	ADDQ    $+32, CX
-	SUBQ    $+32, DX
-	JG      vector
-
-storeLast:
-	VMOVDQU Y0, (BX)
-
-done:
+loop:
+	VMOVDQU (AX), Y0
+	VPMINUB (CX), Y0, Y0
+	VMOVDQU Y0, (AX)
+	VMOVDQU 32(AX), Y0
+	VPMINUB 32(CX), Y0, Y0
+	VMOVDQU Y0, 32(AX)
+	ADDQ    $0x40, AX
+	ADDQ    $0x40, CX
+	SUBQ    $0x40, DX
+	JG      loop
 	VZEROUPPER
 	RET
-
-loadShort:
-	CMPQ        DX, $0x10
-	JB          loadLess16
-	VMOVDQU     (AX), X0
-	VINSERTI128 $0x01, -16(AX)(DX*1), Y0, Y0
-	VMOVDQU     (CX), X1
-	VINSERTI128 $0x01, -16(CX)(DX*1), Y1, Y1
-	JMP         compute
-
-loadLess16:
-	CMPQ    DX, $0x08
-	JB      loadLess8
-	VMOVQ   (AX), X0
-	VPINSRQ $0x01, -8(AX)(DX*1), X0, X0
-	VMOVQ   (CX), X1
-	VPINSRQ $0x01, -8(CX)(DX*1), X1, X1
-	JMP     compute
-
-loadLess8:
-	CMPQ    DX, $0x04
-	JB      loadLess4
-	VMOVD   (AX), X0
-	VPINSRD $0x01, -4(AX)(DX*1), X0, X0
-	VMOVD   (CX), X1
-	VPINSRD $0x01, -4(CX)(DX*1), X1, X1
-	JMP     compute
-
-loadLess4:
-	CMPQ    DX, $0x02
-	JB      loadLess2
-	VPXOR   Y0, Y0, Y0
-	VPINSRW $0x00, (AX), X0, X0
-	VPINSRW $0x01, -2(AX)(DX*1), X0, X0
-	VPXOR   Y1, Y1, Y1
-	VPINSRW $0x00, (CX), X1, X1
-	VPINSRW $0x01, -2(CX)(DX*1), X1, X1
-	JMP     compute
-
-loadLess2:
-	CMPQ    DX, $0x01
-	JB      loadLess1
-	VPXOR   Y0, Y0, Y0
-	VPINSRB $0x00, (AX), X0, X0
-	VPXOR   Y1, Y1, Y1
-	VPINSRB $0x00, (CX), X1, X1
-	JMP     compute
-
-loadLess1:
-	JMP done
-
-storeShort:
-	CMPQ         DX, $0x10
-	JB           storeLess16
-	VMOVDQU      X0, (AX)
-	VEXTRACTI128 $0x01, Y0, -16(AX)(DX*1)
-	JMP          done
-
-storeLess16:
-	CMPQ    DX, $0x08
-	JB      storeLess8
-	VMOVQ   X0, (AX)
-	VPEXTRQ $0x01, X0, -8(AX)(DX*1)
-	JMP     done
-
-storeLess8:
-	CMPQ    DX, $0x04
-	JB      storeLess4
-	VMOVD   X0, (AX)
-	VPEXTRD $0x01, X0, -4(AX)(DX*1)
-	JMP     done
-
-storeLess4:
-	CMPQ    DX, $0x02
-	JB      storeLess2
-	VPEXTRW $0x00, X0, (AX)
-	VPEXTRW $0x01, X0, -2(AX)(DX*1)
-	JMP     done
-
-storeLess2:
-	VPEXTRB $0x00, X0, (AX)
-	JMP     done
 
 // func maxU8AVX2(dst []byte, src []byte)
 // Requires: AVX, AVX2
 TEXT ·maxU8AVX2(SB), NOSPLIT, $0-48
-	MOVQ    dst_base+0(FP), AX
-	MOVQ    src_base+24(FP), CX
-	MOVQ    dst_len+8(FP), DX
-	CMPQ    DX, $0x20
-	JB      loadShort
-	VMOVDQU -32(AX)(DX*1), Y0
-	VMOVDQU -32(CX)(DX*1), Y1
+	MOVQ dst_base+0(FP), AX
+	MOVQ src_base+24(FP), CX
+	MOVQ dst_len+8(FP), DX
 
-compute:
-	VPMAXUB Y1, Y0, Y0
-	CMPQ    DX, $0x20
-	JB      storeShort
-	LEAQ    -32(AX)(DX*1), BX
-	SUBQ    $0x20, DX
-	SUBQ    $0x80, DX
-	JL      single
-
-unrolled:
-	VMOVDQU (AX), Y1
-	VPMAXUB (CX), Y1, Y1
-	VMOVDQU Y1, (AX)
-	VMOVDQU 32(AX), Y1
-	VPMAXUB 32(CX), Y1, Y1
-	VMOVDQU Y1, 32(AX)
-	VMOVDQU 64(AX), Y1
-	VPMAXUB 64(CX), Y1, Y1
-	VMOVDQU Y1, 64(AX)
-	VMOVDQU 96(AX), Y1
-	VPMAXUB 96(CX), Y1, Y1
-	VMOVDQU Y1, 96(AX)
-	ADDQ    $+128, AX
-	ADDQ    $+128, CX
-	SUBQ    $+128, DX
-	JGE     unrolled
-
-single:
-	ADDQ  $0x80, DX
-	TESTQ DX, DX
-	JLE   storeLast
-
-vector:
-	VMOVDQU (AX), Y1
-	VPMAXUB (CX), Y1, Y1
-	VMOVDQU Y1, (AX)
-	ADDQ    $+32, AX
-	ADDQ    $+32, CX
-	SUBQ    $+32, DX
-	JG      vector
-
-storeLast:
-	VMOVDQU Y0, (BX)
-
-done:
+loop:
+	VMOVDQU (AX), Y0
+	VPMAXUB (CX), Y0, Y0
+	VMOVDQU Y0, (AX)
+	VMOVDQU 32(AX), Y0
+	VPMAXUB 32(CX), Y0, Y0
+	VMOVDQU Y0, 32(AX)
+	ADDQ    $0x40, AX
+	ADDQ    $0x40, CX
+	SUBQ    $0x40, DX
+	JG      loop
 	VZEROUPPER
 	RET
-
-loadShort:
-	CMPQ        DX, $0x10
-	JB          loadLess16
-	VMOVDQU     (AX), X0
-	VINSERTI128 $0x01, -16(AX)(DX*1), Y0, Y0
-	VMOVDQU     (CX), X1
-	VINSERTI128 $0x01, -16(CX)(DX*1), Y1, Y1
-	JMP         compute
-
-loadLess16:
-	CMPQ    DX, $0x08
-	JB      loadLess8
-	VMOVQ   (AX), X0
-	VPINSRQ $0x01, -8(AX)(DX*1), X0, X0
-	VMOVQ   (CX), X1
-	VPINSRQ $0x01, -8(CX)(DX*1), X1, X1
-	JMP     compute
-
-loadLess8:
-	CMPQ    DX, $0x04
-	JB      loadLess4
-	VMOVD   (AX), X0
-	VPINSRD $0x01, -4(AX)(DX*1), X0, X0
-	VMOVD   (CX), X1
-	VPINSRD $0x01, -4(CX)(DX*1), X1, X1
-	JMP     compute
-
-loadLess4:
-	CMPQ    DX, $0x02
-	JB      loadLess2
-	VPXOR   Y0, Y0, Y0
-	VPINSRW $0x00, (AX), X0, X0
-	VPINSRW $0x01, -2(AX)(DX*1), X0, X0
-	VPXOR   Y1, Y1, Y1
-	VPINSRW $0x00, (CX), X1, X1
-	VPINSRW $0x01, -2(CX)(DX*1), X1, X1
-	JMP     compute
-
-loadLess2:
-	CMPQ    DX, $0x01
-	JB      loadLess1
-	VPXOR   Y0, Y0, Y0
-	VPINSRB $0x00, (AX), X0, X0
-	VPXOR   Y1, Y1, Y1
-	VPINSRB $0x00, (CX), X1, X1
-	JMP     compute
-
-loadLess1:
-	JMP done
-
-storeShort:
-	CMPQ         DX, $0x10
-	JB           storeLess16
-	VMOVDQU      X0, (AX)
-	VEXTRACTI128 $0x01, Y0, -16(AX)(DX*1)
-	JMP          done
-
-storeLess16:
-	CMPQ    DX, $0x08
-	JB      storeLess8
-	VMOVQ   X0, (AX)
-	VPEXTRQ $0x01, X0, -8(AX)(DX*1)
-	JMP     done
-
-storeLess8:
-	CMPQ    DX, $0x04
-	JB      storeLess4
-	VMOVD   X0, (AX)
-	VPEXTRD $0x01, X0, -4(AX)(DX*1)
-	JMP     done
-
-storeLess4:
-	CMPQ    DX, $0x02
-	JB      storeLess2
-	VPEXTRW $0x00, X0, (AX)
-	VPEXTRW $0x01, X0, -2(AX)(DX*1)
-	JMP     done
-
-storeLess2:
-	VPEXTRB $0x00, X0, (AX)
-	JMP     done
-
-// func sumI16AVX2(dst []byte, src []byte)
-// Requires: AVX, AVX2
-TEXT ·sumI16AVX2(SB), NOSPLIT, $0-48
-	MOVQ    dst_base+0(FP), AX
-	MOVQ    src_base+24(FP), CX
-	MOVQ    dst_len+8(FP), DX
-	CMPQ    DX, $0x20
-	JB      loadShort
-	VMOVDQU -32(AX)(DX*1), Y0
-	VMOVDQU -32(CX)(DX*1), Y1
-
-compute:
-	VPADDW Y1, Y0, Y0
-	CMPQ   DX, $0x20
-	JB     storeShort
-	LEAQ   -32(AX)(DX*1), BX
-	SUBQ   $0x20, DX
-	SUBQ   $0x80, DX
-	JL     single
-
-unrolled:
-	VMOVDQU (AX), Y1
-	VPADDW  (CX), Y1, Y1
-	VMOVDQU Y1, (AX)
-	VMOVDQU 32(AX), Y1
-	VPADDW  32(CX), Y1, Y1
-	VMOVDQU Y1, 32(AX)
-	VMOVDQU 64(AX), Y1
-	VPADDW  64(CX), Y1, Y1
-	VMOVDQU Y1, 64(AX)
-	VMOVDQU 96(AX), Y1
-	VPADDW  96(CX), Y1, Y1
-	VMOVDQU Y1, 96(AX)
-	ADDQ    $+128, AX
-	ADDQ    $+128, CX
-	SUBQ    $+128, DX
-	JGE     unrolled
-
-single:
-	ADDQ  $0x80, DX
-	TESTQ DX, DX
-	JLE   storeLast
-
-vector:
-	VMOVDQU (AX), Y1
-	VPADDW  (CX), Y1, Y1
-	VMOVDQU Y1, (AX)
-	ADDQ    $+32, AX
-	ADDQ    $+32, CX
-	SUBQ    $+32, DX
-	JG      vector
-
-storeLast:
-	VMOVDQU Y0, (BX)
-
-done:
-	VZEROUPPER
-	RET
-
-loadShort:
-	CMPQ        DX, $0x10
-	JB          loadLess16
-	VMOVDQU     (AX), X0
-	VINSERTI128 $0x01, -16(AX)(DX*1), Y0, Y0
-	VMOVDQU     (CX), X1
-	VINSERTI128 $0x01, -16(CX)(DX*1), Y1, Y1
-	JMP         compute
-
-loadLess16:
-	CMPQ    DX, $0x08
-	JB      loadLess8
-	VMOVQ   (AX), X0
-	VPINSRQ $0x01, -8(AX)(DX*1), X0, X0
-	VMOVQ   (CX), X1
-	VPINSRQ $0x01, -8(CX)(DX*1), X1, X1
-	JMP     compute
-
-loadLess8:
-	CMPQ    DX, $0x04
-	JB      loadLess4
-	VMOVD   (AX), X0
-	VPINSRD $0x01, -4(AX)(DX*1), X0, X0
-	VMOVD   (CX), X1
-	VPINSRD $0x01, -4(CX)(DX*1), X1, X1
-	JMP     compute
-
-loadLess4:
-	CMPQ    DX, $0x02
-	JB      loadLess2
-	VPXOR   Y0, Y0, Y0
-	VPINSRW $0x00, (AX), X0, X0
-	VPINSRW $0x01, -2(AX)(DX*1), X0, X0
-	VPXOR   Y1, Y1, Y1
-	VPINSRW $0x00, (CX), X1, X1
-	VPINSRW $0x01, -2(CX)(DX*1), X1, X1
-	JMP     compute
-
-loadLess2:
-	JMP done
-
-storeShort:
-	CMPQ         DX, $0x10
-	JB           storeLess16
-	VMOVDQU      X0, (AX)
-	VEXTRACTI128 $0x01, Y0, -16(AX)(DX*1)
-	JMP          done
-
-storeLess16:
-	CMPQ    DX, $0x08
-	JB      storeLess8
-	VMOVQ   X0, (AX)
-	VPEXTRQ $0x01, X0, -8(AX)(DX*1)
-	JMP     done
-
-storeLess8:
-	CMPQ    DX, $0x04
-	JB      storeLess4
-	VMOVD   X0, (AX)
-	VPEXTRD $0x01, X0, -4(AX)(DX*1)
-	JMP     done
-
-storeLess4:
-	VPEXTRW $0x00, X0, (AX)
-	VPEXTRW $0x01, X0, -2(AX)(DX*1)
-	JMP     done
-
-// func productI16AVX2(dst []byte, src []byte)
-// Requires: AVX, AVX2
-TEXT ·productI16AVX2(SB), NOSPLIT, $0-48
-	MOVQ    dst_base+0(FP), AX
-	MOVQ    src_base+24(FP), CX
-	MOVQ    dst_len+8(FP), DX
-	CMPQ    DX, $0x20
-	JB      loadShort
-	VMOVDQU -32(AX)(DX*1), Y0
-	VMOVDQU -32(CX)(DX*1), Y1
-
-compute:
-	VPMULLW Y1, Y0, Y0
-	CMPQ    DX, $0x20
-	JB      storeShort
-	LEAQ    -32(AX)(DX*1), BX
-	SUBQ    $0x20, DX
-	SUBQ    $0x80, DX
-	JL      single
-
-unrolled:
-	VMOVDQU (AX), Y1
-	VPMULLW (CX), Y1, Y1
-	VMOVDQU Y1, (AX)
-	VMOVDQU 32(AX), Y1
-	VPMULLW 32(CX), Y1, Y1
-	VMOVDQU Y1, 32(AX)
-	VMOVDQU 64(AX), Y1
-	VPMULLW 64(CX), Y1, Y1
-	VMOVDQU Y1, 64(AX)
-	VMOVDQU 96(AX), Y1
-	VPMULLW 96(CX), Y1, Y1
-	VMOVDQU Y1, 96(AX)
-	ADDQ    $+128, AX
-	ADDQ    $+128, CX
-	SUBQ    $+128, DX
-	JGE     unrolled
-
-single:
-	ADDQ  $0x80, DX
-	TESTQ DX, DX
-	JLE   storeLast
-
-vector:
-	VMOVDQU (AX), Y1
-	VPMULLW (CX), Y1, Y1
-	VMOVDQU Y1, (AX)
-	ADDQ    $+32, AX
-	ADDQ    $+32, CX
-	SUBQ    $+32, DX
-	JG      vector
-
-storeLast:
-	VMOVDQU Y0, (BX)
-
-done:
-	VZEROUPPER
-	RET
-
-loadShort:
-	CMPQ        DX, $0x10
-	JB          loadLess16
-	VMOVDQU     (AX), X0
-	VINSERTI128 $0x01, -16(AX)(DX*1), Y0, Y0
-	VMOVDQU     (CX), X1
-	VINSERTI128 $0x01, -16(CX)(DX*1), Y1, Y1
-	JMP         compute
-
-loadLess16:
-	CMPQ    DX, $0x08
-	JB      loadLess8
-	VMOVQ   (AX), X0
-	VPINSRQ $0x01, -8(AX)(DX*1), X0, X0
-	VMOVQ   (CX), X1
-	VPINSRQ $0x01, -8(CX)(DX*1), X1, X1
-	JMP     compute
-
-loadLess8:
-	CMPQ    DX, $0x04
-	JB      loadLess4
-	VMOVD   (AX), X0
-	VPINSRD $0x01, -4(AX)(DX*1), X0, X0
-	VMOVD   (CX), X1
-	VPINSRD $0x01, -4(CX)(DX*1), X1, X1
-	JMP     compute
-
-loadLess4:
-	CMPQ    DX, $0x02
-	JB      loadLess2
-	VPXOR   Y0, Y0, Y0
-	VPINSRW $0x00, (AX), X0, X0
-	VPINSRW $0x01, -2(AX)(DX*1), X0, X0
-	VPXOR   Y1, Y1, Y1
-	VPINSRW $0x00, (CX), X1, X1
-	VPINSRW $0x01, -2(CX)(DX*1), X1, X1
-	JMP     compute
-
-loadLess2:
-	JMP done
-
-storeShort:
-	CMPQ         DX, $0x10
-	JB           storeLess16
-	VMOVDQU      X0, (AX)
-	VEXTRACTI128 $0x01, Y0, -16(AX)(DX*1)
-	JMP          done
-
-storeLess16:
-	CMPQ    DX, $0x08
-	JB      storeLess8
-	VMOVQ   X0, (AX)
-	VPEXTRQ $0x01, X0, -8(AX)(DX*1)
-	JMP     done
-
-storeLess8:
-	CMPQ    DX, $0x04
-	JB      storeLess4
-	VMOVD   X0, (AX)
-	VPEXTRD $0x01, X0, -4(AX)(DX*1)
-	JMP     done
-
-storeLess4:
-	VPEXTRW $0x00, X0, (AX)
-	VPEXTRW $0x01, X0, -2(AX)(DX*1)
-	JMP     done
-
-// func minI16AVX2(dst []byte, src []byte)
-// Requires: AVX, AVX2
-TEXT ·minI16AVX2(SB), NOSPLIT, $0-48
-	MOVQ    dst_base+0(FP), AX
-	MOVQ    src_base+24(FP), CX
-	MOVQ    dst_len+8(FP), DX
-	CMPQ    DX, $0x20
-	JB      loadShort
-	VMOVDQU -32(AX)(DX*1), Y0
-	VMOVDQU -32(CX)(DX*1), Y1
-
-compute:
-	VPMINSW Y1, Y0, Y0
-	CMPQ    DX, $0x20
-	JB      storeShort
-	LEAQ    -32(AX)(DX*1), BX
-	SUBQ    $0x20, DX
-	SUBQ    $0x80, DX
-	JL      single
-
-unrolled:
-	VMOVDQU (AX), Y1
-	VPMINSW (CX), Y1, Y1
-	VMOVDQU Y1, (AX)
-	VMOVDQU 32(AX), Y1
-	VPMINSW 32(CX), Y1, Y1
-	VMOVDQU Y1, 32(AX)
-	VMOVDQU 64(AX), Y1
-	VPMINSW 64(CX), Y1, Y1
-	VMOVDQU Y1, 64(AX)
-	VMOVDQU 96(AX), Y1
-	VPMINSW 96(CX), Y1, Y1
-	VMOVDQU Y1, 96(AX)
-	ADDQ    $+128, AX
-	ADDQ    $+128, CX
-	SUBQ    $+128, DX
-	JGE     unrolled
-
-single:
-	ADDQ  $0x80, DX
-	TESTQ DX, DX
-	JLE   storeLast
-
-vector:
-	VMOVDQU (AX), Y1
-	VPMINSW (CX), Y1, Y1
-	VMOVDQU Y1, (AX)
-	ADDQ    $+32, AX
-	ADDQ    $+32, CX
-	SUBQ    $+32, DX
-	JG      vector
-
-storeLast:
-	VMOVDQU Y0, (BX)
-
-done:
-	VZEROUPPER
-	RET
-
-loadShort:
-	CMPQ        DX, $0x10
-	JB          loadLess16
-	VMOVDQU     (AX), X0
-	VINSERTI128 $0x01, -16(AX)(DX*1), Y0, Y0
-	VMOVDQU     (CX), X1
-	VINSERTI128 $0x01, -16(CX)(DX*1), Y1, Y1
-	JMP         compute
-
-loadLess16:
-	CMPQ    DX, $0x08
-	JB      loadLess8
-	VMOVQ   (AX), X0
-	VPINSRQ $0x01, -8(AX)(DX*1), X0, X0
-	VMOVQ   (CX), X1
-	VPINSRQ $0x01, -8(CX)(DX*1), X1, X1
-	JMP     compute
-
-loadLess8:
-	CMPQ    DX, $0x04
-	JB      loadLess4
-	VMOVD   (AX), X0
-	VPINSRD $0x01, -4(AX)(DX*1), X0, X0
-	VMOVD   (CX), X1
-	VPINSRD $0x01, -4(CX)(DX*1), X1, X1
-	JMP     compute
-
-loadLess4:
-	CMPQ    DX, $0x02
-	JB      loadLess2
-	VPXOR   Y0, Y0, Y0
-	VPINSRW $0x00, (AX), X0, X0
-	VPINSRW $0x01, -2(AX)(DX*1), X0, X0
-	VPXOR   Y1, Y1, Y1
-	VPINSRW $0x00, (CX), X1, X1
-	VPINSRW $0x01, -2(CX)(DX*1), X1, X1
-	JMP     compute
-
-loadLess2:
-	JMP done
-
-storeShort:
-	CMPQ         DX, $0x10
-	JB           storeLess16
-	VMOVDQU      X0, (AX)
-	VEXTRACTI128 $0x01, Y0, -16(AX)(DX*1)
-	JMP          done
-
-storeLess16:
-	CMPQ    DX, $0x08
-	JB      storeLess8
-	VMOVQ   X0, (AX)
-	VPEXTRQ $0x01, X0, -8(AX)(DX*1)
-	JMP     done
-
-storeLess8:
-	CMPQ    DX, $0x04
-	JB      storeLess4
-	VMOVD   X0, (AX)
-	VPEXTRD $0x01, X0, -4(AX)(DX*1)
-	JMP     done
-
-storeLess4:
-	VPEXTRW $0x00, X0, (AX)
-	VPEXTRW $0x01, X0, -2(AX)(DX*1)
-	JMP     done
-
-// func maxI16AVX2(dst []byte, src []byte)
-// Requires: AVX, AVX2
-TEXT ·maxI16AVX2(SB), NOSPLIT, $0-48
-	MOVQ    dst_base+0(FP), AX
-	MOVQ    src_base+24(FP), CX
-	MOVQ    dst_len+8(FP), DX
-	CMPQ    DX, $0x20
-	JB      loadShort
-	VMOVDQU -32(AX)(DX*1), Y0
-	VMOVDQU -32(CX)(DX*1), Y1
-
-compute:
-	VPMAXSW Y1, Y0, Y0
-	CMPQ    DX, $0x20
-	JB      storeShort
-	LEAQ    -32(AX)(DX*1), BX
-	SUBQ    $0x20, DX
-	SUBQ    $0x80, DX
-	JL      single
-
-unrolled:
-	VMOVDQU (AX), Y1
-	VPMAXSW (CX), Y1, Y1
-	VMOVDQU Y1, (AX)
-	VMOVDQU 32(AX), Y1
-	VPMAXSW 32(CX), Y1, Y1
-	VMOVDQU Y1, 32(AX)
-	VMOVDQU 64(AX), Y1
-	VPMAXSW 64(CX), Y1, Y1
-	VMOVDQU Y1, 64(AX)
-	VMOVDQU 96(AX), Y1
-	VPMAXSW 96(CX), Y1, Y1
-	VMOVDQU Y1, 96(AX)
-	ADDQ    $+128, AX
-	ADDQ    $+128, CX
-	SUBQ    $+128, DX
-	JGE     unrolled
-
-single:
-	ADDQ  $0x80, DX
-	TESTQ DX, DX
-	JLE   storeLast
-
-vector:
-	VMOVDQU (AX), Y1
-	VPMAXSW (CX), Y1, Y1
-	VMOVDQU Y1, (AX)
-	ADDQ    $+32, AX
-	ADDQ    $+32, CX
-	SUBQ    $+32, DX
-	JG      vector
-
-storeLast:
-	VMOVDQU Y0, (BX)
-
-done:
-	VZEROUPPER
-	RET
-
-loadShort:
-	CMPQ        DX, $0x10
-	JB          loadLess16
-	VMOVDQU     (AX), X0
-	VINSERTI128 $0x01, -16(AX)(DX*1), Y0, Y0
-	VMOVDQU     (CX), X1
-	VINSERTI128 $0x01, -16(CX)(DX*1), Y1, Y1
-	JMP         compute
-
-loadLess16:
-	CMPQ    DX, $0x08
-	JB      loadLess8
-	VMOVQ   (AX), X0
-	VPINSRQ $0x01, -8(AX)(DX*1), X0, X0
-	VMOVQ   (CX), X1
-	VPINSRQ $0x01, -8(CX)(DX*1), X1, X1
-	JMP     compute
-
-loadLess8:
-	CMPQ    DX, $0x04
-	JB      loadLess4
-	VMOVD   (AX), X0
-	VPINSRD $0x01, -4(AX)(DX*1), X0, X0
-	VMOVD   (CX), X1
-	VPINSRD $0x01, -4(CX)(DX*1), X1, X1
-	JMP     compute
-
-loadLess4:
-	CMPQ    DX, $0x02
-	JB      loadLess2
-	VPXOR   Y0, Y0, Y0
-	VPINSRW $0x00, (AX), X0, X0
-	VPINSRW $0x01, -2(AX)(DX*1), X0, X0
-	VPXOR   Y1, Y1, Y1
-	VPINSRW $0x00, (CX), X1, X1
-	VPINSRW $0x01, -2(CX)(DX*1), X1, X1
-	JMP     compute
-
-loadLess2:
-	JMP done
-
-storeShort:
-	CMPQ         DX, $0x10
-	JB           storeLess16
-	VMOVDQU      X0, (AX)
-	VEXTRACTI128 $0x01, Y0, -16(AX)(DX*1)
-	JMP          done
-
-storeLess16:
-	CMPQ    DX, $0x08
-	JB      storeLess8
-	VMOVQ   X0, (AX)
-	VPEXTRQ $0x01, X0, -8(AX)(DX*1)
-	JMP     done
-
-storeLess8:
-	CMPQ    DX, $0x04
-	JB      storeLess4
-	VMOVD   X0, (AX)
-	VPEXTRD $0x01, X0, -4(AX)(DX*1)
-	JMP     done
-
-storeLess4:
-	VPEXTRW $0x00, X0, (AX)
-	VPEXTRW $0x01, X0, -2(AX)(DX*1)
-	JMP     done
-
-// func minU16AVX2(dst []byte, src []byte)
-// Requires: AVX, AVX2
-TEXT ·minU16AVX2(SB), NOSPLIT, $0-48
-	MOVQ    dst_base+0(FP), AX
-	MOVQ    src_base+24(FP), CX
-	MOVQ    dst_len+8(FP), DX
-	CMPQ    DX, $0x20
-	JB      loadShort
-	VMOVDQU -32(AX)(DX*1), Y0
-	VMOVDQU -32(CX)(DX*1), Y1
-
-compute:
-	VPMINUW Y1, Y0, Y0
-	CMPQ    DX, $0x20
-	JB      storeShort
-	LEAQ    -32(AX)(DX*1), BX
-	SUBQ    $0x20, DX
-	SUBQ    $0x80, DX
-	JL      single
-
-unrolled:
-	VMOVDQU (AX), Y1
-	VPMINUW (CX), Y1, Y1
-	VMOVDQU Y1, (AX)
-	VMOVDQU 32(AX), Y1
-	VPMINUW 32(CX), Y1, Y1
-	VMOVDQU Y1, 32(AX)
-	VMOVDQU 64(AX), Y1
-	VPMINUW 64(CX), Y1, Y1
-	VMOVDQU Y1, 64(AX)
-	VMOVDQU 96(AX), Y1
-	VPMINUW 96(CX), Y1, Y1
-	VMOVDQU Y1, 96(AX)
-	ADDQ    $+128, AX
-	ADDQ    $+128, CX
-	SUBQ    $+128, DX
-	JGE     unrolled
-
-single:
-	ADDQ  $0x80, DX
-	TESTQ DX, DX
-	JLE   storeLast
-
-vector:
-	VMOVDQU (AX), Y1
-	VPMINUW (CX), Y1, Y1
-	VMOVDQU Y1, (AX)
-	ADDQ    $+32, AX
-	ADDQ    $+32, CX
-	SUBQ    $+32, DX
-	JG      vector
-
-storeLast:
-	VMOVDQU Y0, (BX)
-
-done:
-	VZEROUPPER
-	RET
-
-loadShort:
-	CMPQ        DX, $0x10
-	JB          loadLess16
-	VMOVDQU     (AX), X0
-	VINSERTI128 $0x01, -16(AX)(DX*1), Y0, Y0
-	VMOVDQU     (CX), X1
-	VINSERTI128 $0x01, -16(CX)(DX*1), Y1, Y1
-	JMP         compute
-
-loadLess16:
-	CMPQ    DX, $0x08
-	JB      loadLess8
-	VMOVQ   (AX), X0
-	VPINSRQ $0x01, -8(AX)(DX*1), X0, X0
-	VMOVQ   (CX), X1
-	VPINSRQ $0x01, -8(CX)(DX*1), X1, X1
-	JMP     compute
-
-loadLess8:
-	CMPQ    DX, $0x04
-	JB      loadLess4
-	VMOVD   (AX), X0
-	VPINSRD $0x01, -4(AX)(DX*1), X0, X0
-	VMOVD   (CX), X1
-	VPINSRD $0x01, -4(CX)(DX*1), X1, X1
-	JMP     compute
-
-loadLess4:
-	CMPQ    DX, $0x02
-	JB      loadLess2
-	VPXOR   Y0, Y0, Y0
-	VPINSRW $0x00, (AX), X0, X0
-	VPINSRW $0x01, -2(AX)(DX*1), X0, X0
-	VPXOR   Y1, Y1, Y1
-	VPINSRW $0x00, (CX), X1, X1
-	VPINSRW $0x01, -2(CX)(DX*1), X1, X1
-	JMP     compute
-
-loadLess2:
-	JMP done
-
-storeShort:
-	CMPQ         DX, $0x10
-	JB           storeLess16
-	VMOVDQU      X0, (AX)
-	VEXTRACTI128 $0x01, Y0, -16(AX)(DX*1)
-	JMP          done
-
-storeLess16:
-	CMPQ    DX, $0x08
-	JB      storeLess8
-	VMOVQ   X0, (AX)
-	VPEXTRQ $0x01, X0, -8(AX)(DX*1)
-	JMP     done
-
-storeLess8:
-	CMPQ    DX, $0x04
-	JB      storeLess4
-	VMOVD   X0, (AX)
-	VPEXTRD $0x01, X0, -4(AX)(DX*1)
-	JMP     done
-
-storeLess4:
-	VPEXTRW $0x00, X0, (AX)
-	VPEXTRW $0x01, X0, -2(AX)(DX*1)
-	JMP     done
-
-// func maxU16AVX2(dst []byte, src []byte)
-// Requires: AVX, AVX2
-TEXT ·maxU16AVX2(SB), NOSPLIT, $0-48
-	MOVQ    dst_base+0(FP), AX
-	MOVQ    src_base+24(FP), CX
-	MOVQ    dst_len+8(FP), DX
-	CMPQ    DX, $0x20
-	JB      loadShort
-	VMOVDQU -32(AX)(DX*1), Y0
-	VMOVDQU -32(CX)(DX*1), Y1
-
-compute:
-	VPMAXUW Y1, Y0, Y0
-	CMPQ    DX, $0x20
-	JB      storeShort
-	LEAQ    -32(AX)(DX*1), BX
-	SUBQ    $0x20, DX
-	SUBQ    $0x80, DX
-	JL      single
-
-unrolled:
-	VMOVDQU (AX), Y1
-	VPMAXUW (CX), Y1, Y1
-	VMOVDQU Y1, (AX)
-	VMOVDQU 32(AX), Y1
-	VPMAXUW 32(CX), Y1, Y1
-	VMOVDQU Y1, 32(AX)
-	VMOVDQU 64(AX), Y1
-	VPMAXUW 64(CX), Y1, Y1
-	VMOVDQU Y1, 64(AX)
-	VMOVDQU 96(AX), Y1
-	VPMAXUW 96(CX), Y1, Y1
-	VMOVDQU Y1, 96(AX)
-	ADDQ    $+128, AX
-	ADDQ    $+128, CX
-	SUBQ    $+128, DX
-	JGE     unrolled
-
-single:
-	ADDQ  $0x80, DX
-	TESTQ DX, DX
-	JLE   storeLast
-
-vector:
-	VMOVDQU (AX), Y1
-	VPMAXUW (CX), Y1, Y1
-	VMOVDQU Y1, (AX)
-	ADDQ    $+32, AX
-	ADDQ    $+32, CX
-	SUBQ    $+32, DX
-	JG      vector
-
-storeLast:
-	VMOVDQU Y0, (BX)
-
-done:
-	VZEROUPPER
-	RET
-
-loadShort:
-	CMPQ        DX, $0x10
-	JB          loadLess16
-	VMOVDQU     (AX), X0
-	VINSERTI128 $0x01, -16(AX)(DX*1), Y0, Y0
-	VMOVDQU     (CX), X1
-	VINSERTI128 $0x01, -16(CX)(DX*1), Y1, Y1
-	JMP         compute
-
-loadLess16:
-	CMPQ    DX, $0x08
-	JB      loadLess8
-	VMOVQ   (AX), X0
-	VPINSRQ $0x01, -8(AX)(DX*1), X0, X0
-	VMOVQ   (CX), X1
-	VPINSRQ $0x01, -8(CX)(DX*1), X1, X1
-	JMP     compute
-
-loadLess8:
-	CMPQ    DX, $0x04
-	JB      loadLess4
-	VMOVD   (AX), X0
-	VPINSRD $0x01, -4(AX)(DX*1), X0, X0
-	VMOVD   (CX), X1
-	VPINSRD $0x01, -4(CX)(DX*1), X1, X1
-	JMP     compute
-
-loadLess4:
-	CMPQ    DX, $0x02
-	JB      loadLess2
-	VPXOR   Y0, Y0, Y0
-	VPINSRW $0x00, (AX), X0, X0
-	VPINSRW $0x01, -2(AX)(DX*1), X0, X0
-	VPXOR   Y1, Y1, Y1
-	VPINSRW $0x00, (CX), X1, X1
-	VPINSRW $0x01, -2(CX)(DX*1), X1, X1
-	JMP     compute
-
-loadLess2:
-	JMP done
-
-storeShort:
-	CMPQ         DX, $0x10
-	JB           storeLess16
-	VMOVDQU      X0, (AX)
-	VEXTRACTI128 $0x01, Y0, -16(AX)(DX*1)
-	JMP          done
-
-storeLess16:
-	CMPQ    DX, $0x08
-	JB      storeLess8
-	VMOVQ   X0, (AX)
-	VPEXTRQ $0x01, X0, -8(AX)(DX*1)
-	JMP     done
-
-storeLess8:
-	CMPQ    DX, $0x04
-	JB      storeLess4
-	VMOVD   X0, (AX)
-	VPEXTRD $0x01, X0, -4(AX)(DX*1)
-	JMP     done
-
-storeLess4:
-	VPEXTRW $0x00, X0, (AX)
-	VPEXTRW $0x01, X0, -2(AX)(DX*1)
-	JMP     done
 
 // func sumI32AVX2(dst []byte, src []byte)
 // Requires: AVX, AVX2
 TEXT ·sumI32AVX2(SB), NOSPLIT, $0-48
-	MOVQ    dst_base+0(FP), AX
-	MOVQ    src_base+24(FP), CX
-	MOVQ    dst_len+8(FP), DX
-	CMPQ    DX, $0x20
-	JB      loadShort
-	VMOVDQU -32(AX)(DX*1), Y0
-	VMOVDQU -32(CX)(DX*1), Y1
+	MOVQ dst_base+0(FP), AX
+	MOVQ src_base+24(FP), CX
+	MOVQ dst_len+8(FP), DX
 
-compute:
-	VPADDD Y1, Y0, Y0
-	CMPQ   DX, $0x20
-	JB     storeShort
-	LEAQ   -32(AX)(DX*1), BX
-	SUBQ   $0x20, DX
-	SUBQ   $0x80, DX
-	JL     single
-
-unrolled:
-	VMOVDQU (AX), Y1
-	VPADDD  (CX), Y1, Y1
-	VMOVDQU Y1, (AX)
-	VMOVDQU 32(AX), Y1
-	VPADDD  32(CX), Y1, Y1
-	VMOVDQU Y1, 32(AX)
-	VMOVDQU 64(AX), Y1
-	VPADDD  64(CX), Y1, Y1
-	VMOVDQU Y1, 64(AX)
-	VMOVDQU 96(AX), Y1
-	VPADDD  96(CX), Y1, Y1
-	VMOVDQU Y1, 96(AX)
-	ADDQ    $+128, AX
-	ADDQ    $+128, CX
-	SUBQ    $+128, DX
-	JGE     unrolled
-
-single:
-	ADDQ  $0x80, DX
-	TESTQ DX, DX
-	JLE   storeLast
-
-vector:
-	VMOVDQU (AX), Y1
-	VPADDD  (CX), Y1, Y1
-	VMOVDQU Y1, (AX)
-	ADDQ    $+32, AX
-	ADDQ    $+32, CX
-	SUBQ    $+32, DX
-	JG      vector
-
-storeLast:
-	VMOVDQU Y0, (BX)
-
-done:
+loop:
+	VMOVDQU (AX), Y0
+	VPADDD  (CX), Y0, Y0
+	VMOVDQU Y0, (AX)
+	VMOVDQU 32(AX), Y0
+	VPADDD  32(CX), Y0, Y0
+	VMOVDQU Y0, 32(AX)
+	ADDQ    $0x40, AX
+	ADDQ    $0x40, CX
+	SUBQ    $0x40, DX
+	JG      loop
 	VZEROUPPER
 	RET
-
-loadShort:
-	CMPQ        DX, $0x10
-	JB          loadLess16
-	VMOVDQU     (AX), X0
-	VINSERTI128 $0x01, -16(AX)(DX*1), Y0, Y0
-	VMOVDQU     (CX), X1
-	VINSERTI128 $0x01, -16(CX)(DX*1), Y1, Y1
-	JMP         compute
-
-loadLess16:
-	CMPQ    DX, $0x08
-	JB      loadLess8
-	VMOVQ   (AX), X0
-	VPINSRQ $0x01, -8(AX)(DX*1), X0, X0
-	VMOVQ   (CX), X1
-	VPINSRQ $0x01, -8(CX)(DX*1), X1, X1
-	JMP     compute
-
-loadLess8:
-	CMPQ    DX, $0x04
-	JB      loadLess4
-	VMOVD   (AX), X0
-	VPINSRD $0x01, -4(AX)(DX*1), X0, X0
-	VMOVD   (CX), X1
-	VPINSRD $0x01, -4(CX)(DX*1), X1, X1
-	JMP     compute
-
-loadLess4:
-	JMP done
-
-storeShort:
-	CMPQ         DX, $0x10
-	JB           storeLess16
-	VMOVDQU      X0, (AX)
-	VEXTRACTI128 $0x01, Y0, -16(AX)(DX*1)
-	JMP          done
-
-storeLess16:
-	CMPQ    DX, $0x08
-	JB      storeLess8
-	VMOVQ   X0, (AX)
-	VPEXTRQ $0x01, X0, -8(AX)(DX*1)
-	JMP     done
-
-storeLess8:
-	VMOVD   X0, (AX)
-	VPEXTRD $0x01, X0, -4(AX)(DX*1)
-	JMP     done
 
 // func productI32AVX2(dst []byte, src []byte)
 // Requires: AVX, AVX2
 TEXT ·productI32AVX2(SB), NOSPLIT, $0-48
-	MOVQ    dst_base+0(FP), AX
-	MOVQ    src_base+24(FP), CX
-	MOVQ    dst_len+8(FP), DX
-	CMPQ    DX, $0x20
-	JB      loadShort
-	VMOVDQU -32(AX)(DX*1), Y0
-	VMOVDQU -32(CX)(DX*1), Y1
+	MOVQ dst_base+0(FP), AX
+	MOVQ src_base+24(FP), CX
+	MOVQ dst_len+8(FP), DX
 
-compute:
-	VPMULLD Y1, Y0, Y0
-	CMPQ    DX, $0x20
-	JB      storeShort
-	LEAQ    -32(AX)(DX*1), BX
-	SUBQ    $0x20, DX
-	SUBQ    $0x80, DX
-	JL      single
-
-unrolled:
-	VMOVDQU (AX), Y1
-	VPMULLD (CX), Y1, Y1
-	VMOVDQU Y1, (AX)
-	VMOVDQU 32(AX), Y1
-	VPMULLD 32(CX), Y1, Y1
-	VMOVDQU Y1, 32(AX)
-	VMOVDQU 64(AX), Y1
-	VPMULLD 64(CX), Y1, Y1
-	VMOVDQU Y1, 64(AX)
-	VMOVDQU 96(AX), Y1
-	VPMULLD 96(CX), Y1, Y1
-	VMOVDQU Y1, 96(AX)
-	ADDQ    $+128, AX
-	ADDQ    $+128, CX
-	SUBQ    $+128, DX
-	JGE     unrolled
-
-single:
-	ADDQ  $0x80, DX
-	TESTQ DX, DX
-	JLE   storeLast
-
-vector:
-	VMOVDQU (AX), Y1
-	VPMULLD (CX), Y1, Y1
-	VMOVDQU Y1, (AX)
-	ADDQ    $+32, AX
-	ADDQ    $+32, CX
-	SUBQ    $+32, DX
-	JG      vector
-
-storeLast:
-	VMOVDQU Y0, (BX)
-
-done:
+loop:
+	VMOVDQU (AX), Y0
+	VPMULLD (CX), Y0, Y0
+	VMOVDQU Y0, (AX)
+	VMOVDQU 32(AX), Y0
+	VPMULLD 32(CX), Y0, Y0
+	VMOVDQU Y0, 32(AX)
+	ADDQ    $0x40, AX
+	ADDQ    $0x40, CX
+	SUBQ    $0x40, DX
+	JG      loop
 	VZEROUPPER
 	RET
-
-loadShort:
-	CMPQ        DX, $0x10
-	JB          loadLess16
-	VMOVDQU     (AX), X0
-	VINSERTI128 $0x01, -16(AX)(DX*1), Y0, Y0
-	VMOVDQU     (CX), X1
-	VINSERTI128 $0x01, -16(CX)(DX*1), Y1, Y1
-	JMP         compute
-
-loadLess16:
-	CMPQ    DX, $0x08
-	JB      loadLess8
-	VMOVQ   (AX), X0
-	VPINSRQ $0x01, -8(AX)(DX*1), X0, X0
-	VMOVQ   (CX), X1
-	VPINSRQ $0x01, -8(CX)(DX*1), X1, X1
-	JMP     compute
-
-loadLess8:
-	CMPQ    DX, $0x04
-	JB      loadLess4
-	VMOVD   (AX), X0
-	VPINSRD $0x01, -4(AX)(DX*1), X0, X0
-	VMOVD   (CX), X1
-	VPINSRD $0x01, -4(CX)(DX*1), X1, X1
-	JMP     compute
-
-loadLess4:
-	JMP done
-
-storeShort:
-	CMPQ         DX, $0x10
-	JB           storeLess16
-	VMOVDQU      X0, (AX)
-	VEXTRACTI128 $0x01, Y0, -16(AX)(DX*1)
-	JMP          done
-
-storeLess16:
-	CMPQ    DX, $0x08
-	JB      storeLess8
-	VMOVQ   X0, (AX)
-	VPEXTRQ $0x01, X0, -8(AX)(DX*1)
-	JMP     done
-
-storeLess8:
-	VMOVD   X0, (AX)
-	VPEXTRD $0x01, X0, -4(AX)(DX*1)
-	JMP     done
 
 // func minI32AVX2(dst []byte, src []byte)
 // Requires: AVX, AVX2
 TEXT ·minI32AVX2(SB), NOSPLIT, $0-48
-	MOVQ    dst_base+0(FP), AX
-	MOVQ    src_base+24(FP), CX
-	MOVQ    dst_len+8(FP), DX
-	CMPQ    DX, $0x20
-	JB      loadShort
-	VMOVDQU -32(AX)(DX*1), Y0
-	VMOVDQU -32(CX)(DX*1), Y1
+	MOVQ dst_base+0(FP), AX
+	MOVQ src_base+24(FP), CX
+	MOVQ dst_len+8(FP), DX
 
-compute:
-	VPMINSD Y1, Y0, Y0
-	CMPQ    DX, $0x20
-	JB      storeShort
-	LEAQ    -32(AX)(DX*1), BX
-	SUBQ    $0x20, DX
-	SUBQ    $0x80, DX
-	JL      single
-
-unrolled:
-	VMOVDQU (AX), Y1
-	VPMINSD (CX), Y1, Y1
-	VMOVDQU Y1, (AX)
-	VMOVDQU 32(AX), Y1
-	VPMINSD 32(CX), Y1, Y1
-	VMOVDQU Y1, 32(AX)
-	VMOVDQU 64(AX), Y1
-	VPMINSD 64(CX), Y1, Y1
-	VMOVDQU Y1, 64(AX)
-	VMOVDQU 96(AX), Y1
-	VPMINSD 96(CX), Y1, Y1
-	VMOVDQU Y1, 96(AX)
-	ADDQ    $+128, AX
-	ADDQ    $+128, CX
-	SUBQ    $+128, DX
-	JGE     unrolled
-
-single:
-	ADDQ  $0x80, DX
-	TESTQ DX, DX
-	JLE   storeLast
-
-vector:
-	VMOVDQU (AX), Y1
-	VPMINSD (CX), Y1, Y1
-	VMOVDQU Y1, (AX)
-	ADDQ    $+32, AX
-	ADDQ    $+32, CX
-	SUBQ    $+32, DX
-	JG      vector
-
-storeLast:
-	VMOVDQU Y0, (BX)
-
-done:
+loop:
+	VMOVDQU (AX), Y0
+	VPMINSD (CX), Y0, Y0
+	VMOVDQU Y0, (AX)
+	VMOVDQU 32(AX), Y0
+	VPMINSD 32(CX), Y0, Y0
+	VMOVDQU Y0, 32(AX)
+	ADDQ    $0x40, AX
+	ADDQ    $0x40, CX
+	SUBQ    $0x40, DX
+	JG      loop
 	VZEROUPPER
 	RET
-
-loadShort:
-	CMPQ        DX, $0x10
-	JB          loadLess16
-	VMOVDQU     (AX), X0
-	VINSERTI128 $0x01, -16(AX)(DX*1), Y0, Y0
-	VMOVDQU     (CX), X1
-	VINSERTI128 $0x01, -16(CX)(DX*1), Y1, Y1
-	JMP         compute
-
-loadLess16:
-	CMPQ    DX, $0x08
-	JB      loadLess8
-	VMOVQ   (AX), X0
-	VPINSRQ $0x01, -8(AX)(DX*1), X0, X0
-	VMOVQ   (CX), X1
-	VPINSRQ $0x01, -8(CX)(DX*1), X1, X1
-	JMP     compute
-
-loadLess8:
-	CMPQ    DX, $0x04
-	JB      loadLess4
-	VMOVD   (AX), X0
-	VPINSRD $0x01, -4(AX)(DX*1), X0, X0
-	VMOVD   (CX), X1
-	VPINSRD $0x01, -4(CX)(DX*1), X1, X1
-	JMP     compute
-
-loadLess4:
-	JMP done
-
-storeShort:
-	CMPQ         DX, $0x10
-	JB           storeLess16
-	VMOVDQU      X0, (AX)
-	VEXTRACTI128 $0x01, Y0, -16(AX)(DX*1)
-	JMP          done
-
-storeLess16:
-	CMPQ    DX, $0x08
-	JB      storeLess8
-	VMOVQ   X0, (AX)
-	VPEXTRQ $0x01, X0, -8(AX)(DX*1)
-	JMP     done
-
-storeLess8:
-	VMOVD   X0, (AX)
-	VPEXTRD $0x01, X0, -4(AX)(DX*1)
-	JMP     done
 
 // func maxI32AVX2(dst []byte, src []byte)
 // Requires: AVX, AVX2
 TEXT ·maxI32AVX2(SB), NOSPLIT, $0-48
-	MOVQ    dst_base+0(FP), AX
-	MOVQ    src_base+24(FP), CX
-	MOVQ    dst_len+8(FP), DX
-	CMPQ    DX, $0x20
-	JB      loadShort
-	VMOVDQU -32(AX)(DX*1), Y0
-	VMOVDQU -32(CX)(DX*1), Y1
+	MOVQ dst_base+0(FP), AX
+	MOVQ src_base+24(FP), CX
+	MOVQ dst_len+8(FP), DX
 
-compute:
-	VPMAXSD Y1, Y0, Y0
-	CMPQ    DX, $0x20
-	JB      storeShort
-	LEAQ    -32(AX)(DX*1), BX
-	SUBQ    $0x20, DX
-	SUBQ    $0x80, DX
-	JL      single
-
-unrolled:
-	VMOVDQU (AX), Y1
-	VPMAXSD (CX), Y1, Y1
-	VMOVDQU Y1, (AX)
-	VMOVDQU 32(AX), Y1
-	VPMAXSD 32(CX), Y1, Y1
-	VMOVDQU Y1, 32(AX)
-	VMOVDQU 64(AX), Y1
-	VPMAXSD 64(CX), Y1, Y1
-	VMOVDQU Y1, 64(AX)
-	VMOVDQU 96(AX), Y1
-	VPMAXSD 96(CX), Y1, Y1
-	VMOVDQU Y1, 96(AX)
-	ADDQ    $+128, AX
-	ADDQ    $+128, CX
-	SUBQ    $+128, DX
-	JGE     unrolled
-
-single:
-	ADDQ  $0x80, DX
-	TESTQ DX, DX
-	JLE   storeLast
-
-vector:
-	VMOVDQU (AX), Y1
-	VPMAXSD (CX), Y1, Y1
-	VMOVDQU Y1, (AX)
-	ADDQ    $+32, AX
-	ADDQ    $+32, CX
-	SUBQ    $+32, DX
-	JG      vector
-
-storeLast:
-	VMOVDQU Y0, (BX)
-
-done:
+loop:
+	VMOVDQU (AX), Y0
+	VPMAXSD (CX), Y0, Y0
+	VMOVDQU Y0, (AX)
+	VMOVDQU 32(AX), Y0
+	VPMAXSD 32(CX), Y0, Y0
+	VMOVDQU Y0, 32(AX)
+	ADDQ    $0x40, AX
+	ADDQ    $0x40, CX
+	SUBQ    $0x40, DX
+	JG      loop
 	VZEROUPPER
 	RET
-
-loadShort:
-	CMPQ        DX, $0x10
-	JB          loadLess16
-	VMOVDQU     (AX), X0
-	VINSERTI128 $0x01, -16(AX)(DX*1), Y0, Y0
-	VMOVDQU     (CX), X1
-	VINSERTI128 $0x01, -16(CX)(DX*1), Y1, Y1
-	JMP         compute
-
-loadLess16:
-	CMPQ    DX, $0x08
-	JB      loadLess8
-	VMOVQ   (AX), X0
-	VPINSRQ $0x01, -8(AX)(DX*1), X0, X0
-	VMOVQ   (CX), X1
-	VPINSRQ $0x01, -8(CX)(DX*1), X1, X1
-	JMP     compute
-
-loadLess8:
-	CMPQ    DX, $0x04
-	JB      loadLess4
-	VMOVD   (AX), X0
-	VPINSRD $0x01, -4(AX)(DX*1), X0, X0
-	VMOVD   (CX), X1
-	VPINSRD $0x01, -4(CX)(DX*1), X1, X1
-	JMP     compute
-
-loadLess4:
-	JMP done
-
-storeShort:
-	CMPQ         DX, $0x10
-	JB           storeLess16
-	VMOVDQU      X0, (AX)
-	VEXTRACTI128 $0x01, Y0, -16(AX)(DX*1)
-	JMP          done
-
-storeLess16:
-	CMPQ    DX, $0x08
-	JB      storeLess8
-	VMOVQ   X0, (AX)
-	VPEXTRQ $0x01, X0, -8(AX)(DX*1)
-	JMP     done
-
-storeLess8:
-	VMOVD   X0, (AX)
-	VPEXTRD $0x01, X0, -4(AX)(DX*1)
-	JMP     done
-
-// func minU32AVX2(dst []byte, src []byte)
-// Requires: AVX, AVX2
-TEXT ·minU32AVX2(SB), NOSPLIT, $0-48
-	MOVQ    dst_base+0(FP), AX
-	MOVQ    src_base+24(FP), CX
-	MOVQ    dst_len+8(FP), DX
-	CMPQ    DX, $0x20
-	JB      loadShort
-	VMOVDQU -32(AX)(DX*1), Y0
-	VMOVDQU -32(CX)(DX*1), Y1
-
-compute:
-	VPMINUD Y1, Y0, Y0
-	CMPQ    DX, $0x20
-	JB      storeShort
-	LEAQ    -32(AX)(DX*1), BX
-	SUBQ    $0x20, DX
-	SUBQ    $0x80, DX
-	JL      single
-
-unrolled:
-	VMOVDQU (AX), Y1
-	VPMINUD (CX), Y1, Y1
-	VMOVDQU Y1, (AX)
-	VMOVDQU 32(AX), Y1
-	VPMINUD 32(CX), Y1, Y1
-	VMOVDQU Y1, 32(AX)
-	VMOVDQU 64(AX), Y1
-	VPMINUD 64(CX), Y1, Y1
-	VMOVDQU Y1, 64(AX)
-	VMOVDQU 96(AX), Y1
-	VPMINUD 96(CX), Y1, Y1
-	VMOVDQU Y1, 96(AX)
-	ADDQ    $+128, AX
-	ADDQ    $+128, CX
-	SUBQ    $+128, DX
-	JGE     unrolled
-
-single:
-	ADDQ  $0x80, DX
-	TESTQ DX, DX
-	JLE   storeLast
-
-vector:
-	VMOVDQU (AX), Y1
-	VPMINUD (CX), Y1, Y1
-	VMOVDQU Y1, (AX)
-	ADDQ    $+32, AX
-	ADDQ    $+32, CX
-	SUBQ    $+32, DX
-	JG      vector
-
-storeLast:
-	VMOVDQU Y0, (BX)
-
-done:
-	VZEROUPPER
-	RET
-
-loadShort:
-	CMPQ        DX, $0x10
-	JB          loadLess16
-	VMOVDQU     (AX), X0
-	VINSERTI128 $0x01, -16(AX)(DX*1), Y0, Y0
-	VMOVDQU     (CX), X1
-	VINSERTI128 $0x01, -16(CX)(DX*1), Y1, Y1
-	JMP         compute
-
-loadLess16:
-	CMPQ    DX, $0x08
-	JB      loadLess8
-	VMOVQ   (AX), X0
-	VPINSRQ $0x01, -8(AX)(DX*1), X0, X0
-	VMOVQ   (CX), X1
-	VPINSRQ $0x01, -8(CX)(DX*1), X1, X1
-	JMP     compute
-
-loadLess8:
-	CMPQ    DX, $0x04
-	JB      loadLess4
-	VMOVD   (AX), X0
-	VPINSRD $0x01, -4(AX)(DX*1), X0, X0
-	VMOVD   (CX), X1
-	VPINSRD $0x01, -4(CX)(DX*1), X1, X1
-	JMP     compute
-
-loadLess4:
-	JMP done
-
-storeShort:
-	CMPQ         DX, $0x10
-	JB           storeLess16
-	VMOVDQU      X0, (AX)
-	VEXTRACTI128 $0x01, Y0, -16(AX)(DX*1)
-	JMP          done
-
-storeLess16:
-	CMPQ    DX, $0x08
-	JB      storeLess8
-	VMOVQ   X0, (AX)
-	VPEXTRQ $0x01, X0, -8(AX)(DX*1)
-	JMP     done
-
-storeLess8:
-	VMOVD   X0, (AX)
-	VPEXTRD $0x01, X0, -4(AX)(DX*1)
-	JMP     done
-
-// func maxU32AVX2(dst []byte, src []byte)
-// Requires: AVX, AVX2
-TEXT ·maxU32AVX2(SB), NOSPLIT, $0-48
-	MOVQ    dst_base+0(FP), AX
-	MOVQ    src_base+24(FP), CX
-	MOVQ    dst_len+8(FP), DX
-	CMPQ    DX, $0x20
-	JB      loadShort
-	VMOVDQU -32(AX)(DX*1), Y0
-	VMOVDQU -32(CX)(DX*1), Y1
-
-compute:
-	VPMAXUD Y1, Y0, Y0
-	CMPQ    DX, $0x20
-	JB      storeShort
-	LEAQ    -32(AX)(DX*1), BX
-	SUBQ    $0x20, DX
-	SUBQ    $0x80, DX
-	JL      single
-
-unrolled:
-	VMOVDQU (AX), Y1
-	VPMAXUD (CX), Y1, Y1
-	VMOVDQU Y1, (AX)
-	VMOVDQU 32(AX), Y1
-	VPMAXUD 32(CX), Y1, Y1
-	VMOVDQU Y1, 32(AX)
-	VMOVDQU 64(AX), Y1
-	VPMAXUD 64(CX), Y1, Y1
-	VMOVDQU Y1, 64(AX)
-	VMOVDQU 96(AX), Y1
-	VPMAXUD 96(CX), Y1, Y1
-	VMOVDQU Y1, 96(AX)
-	ADDQ    $+128, AX
-	ADDQ    $+128, CX
-	SUBQ    $+128, DX
-	JGE     unrolled
-
-single:
-	ADDQ  $0x80, DX
-	TESTQ DX, DX
-	JLE   storeLast
-
-vector:
-	VMOVDQU (AX), Y1
-	VPMAXUD (CX), Y1, Y1
-	VMOVDQU Y1, (AX)
-	ADDQ    $+32, AX
-	ADDQ    $+32, CX
-	SUBQ    $+32, DX
-	JG      vector
-
-storeLast:
-	VMOVDQU Y0, (BX)
-
-done:
-	VZEROUPPER
-	RET
-
-loadShort:
-	CMPQ        DX, $0x10
-	JB          loadLess16
-	VMOVDQU     (AX), X0
-	VINSERTI128 $0x01, -16(AX)(DX*1), Y0, Y0
-	VMOVDQU     (CX), X1
-	VINSERTI128 $0x01, -16(CX)(DX*1), Y1, Y1
-	JMP         compute
-
-loadLess16:
-	CMPQ    DX, $0x08
-	JB      loadLess8
-	VMOVQ   (AX), X0
-	VPINSRQ $0x01, -8(AX)(DX*1), X0, X0
-	VMOVQ   (CX), X1
-	VPINSRQ $0x01, -8(CX)(DX*1), X1, X1
-	JMP     compute
-
-loadLess8:
-	CMPQ    DX, $0x04
-	JB      loadLess4
-	VMOVD   (AX), X0
-	VPINSRD $0x01, -4(AX)(DX*1), X0, X0
-	VMOVD   (CX), X1
-	VPINSRD $0x01, -4(CX)(DX*1), X1, X1
-	JMP     compute
-
-loadLess4:
-	JMP done
-
-storeShort:
-	CMPQ         DX, $0x10
-	JB           storeLess16
-	VMOVDQU      X0, (AX)
-	VEXTRACTI128 $0x01, Y0, -16(AX)(DX*1)
-	JMP          done
-
-storeLess16:
-	CMPQ    DX, $0x08
-	JB      storeLess8
-	VMOVQ   X0, (AX)
-	VPEXTRQ $0x01, X0, -8(AX)(DX*1)
-	JMP     done
-
-storeLess8:
-	VMOVD   X0, (AX)
-	VPEXTRD $0x01, X0, -4(AX)(DX*1)
-	JMP     done
 
 // func sumI64AVX2(dst []byte, src []byte)
 // Requires: AVX, AVX2
 TEXT ·sumI64AVX2(SB), NOSPLIT, $0-48
-	MOVQ    dst_base+0(FP), AX
-	MOVQ    src_base+24(FP), CX
-	MOVQ    dst_len+8(FP), DX
-	CMPQ    DX, $0x20
-	JB      loadShort
-	VMOVDQU -32(AX)(DX*1), Y0
-	VMOVDQU -32(CX)(DX*1), Y1
+	MOVQ dst_base+0(FP), AX
+	MOVQ src_base+24(FP), CX
+	MOVQ dst_len+8(FP), DX
 
-compute:
-	VPADDQ Y1, Y0, Y0
-	CMPQ   DX, $0x20
-	JB     storeShort
-	LEAQ   -32(AX)(DX*1), BX
-	SUBQ   $0x20, DX
-	SUBQ   $0x80, DX
-	JL     single
-
-unrolled:
-	VMOVDQU (AX), Y1
-	VPADDQ  (CX), Y1, Y1
-	VMOVDQU Y1, (AX)
-	VMOVDQU 32(AX), Y1
-	VPADDQ  32(CX), Y1, Y1
-	VMOVDQU Y1, 32(AX)
-	VMOVDQU 64(AX), Y1
-	VPADDQ  64(CX), Y1, Y1
-	VMOVDQU Y1, 64(AX)
-	VMOVDQU 96(AX), Y1
-	VPADDQ  96(CX), Y1, Y1
-	VMOVDQU Y1, 96(AX)
-	ADDQ    $+128, AX
-	ADDQ    $+128, CX
-	SUBQ    $+128, DX
-	JGE     unrolled
-
-single:
-	ADDQ  $0x80, DX
-	TESTQ DX, DX
-	JLE   storeLast
-
-vector:
-	VMOVDQU (AX), Y1
-	VPADDQ  (CX), Y1, Y1
-	VMOVDQU Y1, (AX)
-	ADDQ    $+32, AX
-	ADDQ    $+32, CX
-	SUBQ    $+32, DX
-	JG      vector
-
-storeLast:
-	VMOVDQU Y0, (BX)
-
-done:
+loop:
+	VMOVDQU (AX), Y0
+	VPADDQ  (CX), Y0, Y0
+	VMOVDQU Y0, (AX)
+	VMOVDQU 32(AX), Y0
+	VPADDQ  32(CX), Y0, Y0
+	VMOVDQU Y0, 32(AX)
+	ADDQ    $0x40, AX
+	ADDQ    $0x40, CX
+	SUBQ    $0x40, DX
+	JG      loop
 	VZEROUPPER
 	RET
-
-loadShort:
-	CMPQ        DX, $0x10
-	JB          loadLess16
-	VMOVDQU     (AX), X0
-	VINSERTI128 $0x01, -16(AX)(DX*1), Y0, Y0
-	VMOVDQU     (CX), X1
-	VINSERTI128 $0x01, -16(CX)(DX*1), Y1, Y1
-	JMP         compute
-
-loadLess16:
-	CMPQ    DX, $0x08
-	JB      loadLess8
-	VMOVQ   (AX), X0
-	VPINSRQ $0x01, -8(AX)(DX*1), X0, X0
-	VMOVQ   (CX), X1
-	VPINSRQ $0x01, -8(CX)(DX*1), X1, X1
-	JMP     compute
-
-loadLess8:
-	JMP done
-
-storeShort:
-	CMPQ         DX, $0x10
-	JB           storeLess16
-	VMOVDQU      X0, (AX)
-	VEXTRACTI128 $0x01, Y0, -16(AX)(DX*1)
-	JMP          done
-
-storeLess16:
-	VMOVQ   X0, (AX)
-	VPEXTRQ $0x01, X0, -8(AX)(DX*1)
-	JMP     done
 
 // func productI64AVX2(dst []byte, src []byte)
 // Requires: AVX, AVX2
 TEXT ·productI64AVX2(SB), NOSPLIT, $0-48
-	MOVQ    dst_base+0(FP), AX
-	MOVQ    src_base+24(FP), CX
-	MOVQ    dst_len+8(FP), DX
-	CMPQ    DX, $0x20
-	JB      loadShort
-	VMOVDQU -32(AX)(DX*1), Y0
-	VMOVDQU -32(CX)(DX*1), Y1
+	MOVQ dst_base+0(FP), AX
+	MOVQ src_base+24(FP), CX
+	MOVQ dst_len+8(FP), DX
 
-compute:
+loop:
+	VMOVDQU  (AX), Y0
+	VMOVDQU  (CX), Y1
 	VPSRLQ   $0x20, Y0, Y2
 	VPMULUDQ Y2, Y1, Y2
 	VPSRLQ   $0x20, Y1, Y3
@@ -3204,566 +400,74 @@ compute:
 	VPSLLQ   $0x20, Y2, Y2
 	VPMULUDQ Y0, Y1, Y3
 	VPADDQ   Y2, Y3, Y2
-	CMPQ     DX, $0x20
-	JB       storeShort
-	LEAQ     -32(AX)(DX*1), BX
-	SUBQ     $0x20, DX
-	SUBQ     $0x80, DX
-	JL       single
-
-unrolled:
-	VMOVDQU  (AX), Y0
-	VMOVDQU  (CX), Y1
-	VPSRLQ   $0x20, Y0, Y3
-	VPMULUDQ Y3, Y1, Y3
-	VPSRLQ   $0x20, Y1, Y4
-	VPMULUDQ Y4, Y0, Y4
-	VPADDQ   Y3, Y4, Y3
-	VPSLLQ   $0x20, Y3, Y3
-	VPMULUDQ Y0, Y1, Y4
-	VPADDQ   Y3, Y4, Y3
-	VMOVDQU  Y3, (AX)
+	VMOVDQU  Y2, (AX)
 	VMOVDQU  32(AX), Y0
 	VMOVDQU  32(CX), Y1
-	VPSRLQ   $0x20, Y0, Y3
-	VPMULUDQ Y3, Y1, Y3
-	VPSRLQ   $0x20, Y1, Y4
-	VPMULUDQ Y4, Y0, Y4
-	VPADDQ   Y3, Y4, Y3
-	VPSLLQ   $0x20, Y3, Y3
-	VPMULUDQ Y0, Y1, Y4
-	VPADDQ   Y3, Y4, Y3
-	VMOVDQU  Y3, 32(AX)
-	VMOVDQU  64(AX), Y0
-	VMOVDQU  64(CX), Y1
-	VPSRLQ   $0x20, Y0, Y3
-	VPMULUDQ Y3, Y1, Y3
-	VPSRLQ   $0x20, Y1, Y4
-	VPMULUDQ Y4, Y0, Y4
-	VPADDQ   Y3, Y4, Y3
-	VPSLLQ   $0x20, Y3, Y3
-	VPMULUDQ Y0, Y1, Y4
-	VPADDQ   Y3, Y4, Y3
-	VMOVDQU  Y3, 64(AX)
-	VMOVDQU  96(AX), Y0
-	VMOVDQU  96(CX), Y1
-	VPSRLQ   $0x20, Y0, Y3
-	VPMULUDQ Y3, Y1, Y3
-	VPSRLQ   $0x20, Y1, Y4
-	VPMULUDQ Y4, Y0, Y4
-	VPADDQ   Y3, Y4, Y3
-	VPSLLQ   $0x20, Y3, Y3
-	VPMULUDQ Y0, Y1, Y4
-	VPADDQ   Y3, Y4, Y3
-	VMOVDQU  Y3, 96(AX)
-	ADDQ     $+128, AX
-	ADDQ     $+128, CX
-	SUBQ     $+128, DX
-	JGE      unrolled
-
-single:
-	ADDQ  $0x80, DX
-	TESTQ DX, DX
-	JLE   storeLast
-
-vector:
-	VMOVDQU  (AX), Y0
-	VMOVDQU  (CX), Y1
-	VPSRLQ   $0x20, Y0, Y3
-	VPMULUDQ Y3, Y1, Y3
-	VPSRLQ   $0x20, Y1, Y4
-	VPMULUDQ Y4, Y0, Y4
-	VPADDQ   Y3, Y4, Y3
-	VPSLLQ   $0x20, Y3, Y3
-	VPMULUDQ Y0, Y1, Y4
-	VPADDQ   Y3, Y4, Y3
-	VMOVDQU  Y3, (AX)
-	ADDQ     $+32, AX
-	ADDQ     $+32, CX
-	SUBQ     $+32, DX
-	JG       vector
-
-storeLast:
-	VMOVDQU Y2, (BX)
-
-done:
+	VPSRLQ   $0x20, Y0, Y2
+	VPMULUDQ Y2, Y1, Y2
+	VPSRLQ   $0x20, Y1, Y3
+	VPMULUDQ Y3, Y0, Y3
+	VPADDQ   Y2, Y3, Y2
+	VPSLLQ   $0x20, Y2, Y2
+	VPMULUDQ Y0, Y1, Y3
+	VPADDQ   Y2, Y3, Y2
+	VMOVDQU  Y2, 32(AX)
+	ADDQ     $0x40, AX
+	ADDQ     $0x40, CX
+	SUBQ     $0x40, DX
+	JG       loop
 	VZEROUPPER
 	RET
-
-loadShort:
-	CMPQ        DX, $0x10
-	JB          loadLess16
-	VMOVDQU     (AX), X0
-	VINSERTI128 $0x01, -16(AX)(DX*1), Y0, Y0
-	VMOVDQU     (CX), X1
-	VINSERTI128 $0x01, -16(CX)(DX*1), Y1, Y1
-	JMP         compute
-
-loadLess16:
-	CMPQ    DX, $0x08
-	JB      loadLess8
-	VMOVQ   (AX), X0
-	VPINSRQ $0x01, -8(AX)(DX*1), X0, X0
-	VMOVQ   (CX), X1
-	VPINSRQ $0x01, -8(CX)(DX*1), X1, X1
-	JMP     compute
-
-loadLess8:
-	JMP done
-
-storeShort:
-	CMPQ         DX, $0x10
-	JB           storeLess16
-	VMOVDQU      X2, (AX)
-	VEXTRACTI128 $0x01, Y2, -16(AX)(DX*1)
-	JMP          done
-
-storeLess16:
-	VMOVQ   X2, (AX)
-	VPEXTRQ $0x01, X2, -8(AX)(DX*1)
-	JMP     done
 
 // func minI64AVX2(dst []byte, src []byte)
 // Requires: AVX, AVX2
 TEXT ·minI64AVX2(SB), NOSPLIT, $0-48
-	MOVQ    dst_base+0(FP), AX
-	MOVQ    src_base+24(FP), CX
-	MOVQ    dst_len+8(FP), DX
-	CMPQ    DX, $0x20
-	JB      loadShort
-	VMOVDQU -32(AX)(DX*1), Y0
-	VMOVDQU -32(CX)(DX*1), Y1
+	MOVQ dst_base+0(FP), AX
+	MOVQ src_base+24(FP), CX
+	MOVQ dst_len+8(FP), DX
 
-compute:
+loop:
+	VMOVDQU   (AX), Y0
+	VMOVDQU   (CX), Y1
 	VPCMPGTQ  Y1, Y0, Y2
 	VBLENDVPD Y2, Y1, Y0, Y2
-	CMPQ      DX, $0x20
-	JB        storeShort
-	LEAQ      -32(AX)(DX*1), BX
-	SUBQ      $0x20, DX
-	SUBQ      $0x80, DX
-	JL        single
-
-unrolled:
-	VMOVDQU   (AX), Y0
-	VMOVDQU   (CX), Y1
-	VPCMPGTQ  Y1, Y0, Y3
-	VBLENDVPD Y3, Y1, Y0, Y3
-	VMOVDQU   Y3, (AX)
+	VMOVDQU   Y2, (AX)
 	VMOVDQU   32(AX), Y0
 	VMOVDQU   32(CX), Y1
-	VPCMPGTQ  Y1, Y0, Y3
-	VBLENDVPD Y3, Y1, Y0, Y3
-	VMOVDQU   Y3, 32(AX)
-	VMOVDQU   64(AX), Y0
-	VMOVDQU   64(CX), Y1
-	VPCMPGTQ  Y1, Y0, Y3
-	VBLENDVPD Y3, Y1, Y0, Y3
-	VMOVDQU   Y3, 64(AX)
-	VMOVDQU   96(AX), Y0
-	VMOVDQU   96(CX), Y1
-	VPCMPGTQ  Y1, Y0, Y3
-	VBLENDVPD Y3, Y1, Y0, Y3
-	VMOVDQU   Y3, 96(AX)
-	ADDQ      $+128, AX
-	ADDQ      $+128, CX
-	SUBQ      $+128, DX
-	JGE       unrolled
-
-single:
-	ADDQ  $0x80, DX
-	TESTQ DX, DX
-	JLE   storeLast
-
-vector:
-	VMOVDQU   (AX), Y0
-	VMOVDQU   (CX), Y1
-	VPCMPGTQ  Y1, Y0, Y3
-	VBLENDVPD Y3, Y1, Y0, Y3
-	VMOVDQU   Y3, (AX)
-	ADDQ      $+32, AX
-	ADDQ      $+32, CX
-	SUBQ      $+32, DX
-	JG        vector
-
-storeLast:
-	VMOVDQU Y2, (BX)
-
-done:
+	VPCMPGTQ  Y1, Y0, Y2
+	VBLENDVPD Y2, Y1, Y0, Y2
+	VMOVDQU   Y2, 32(AX)
+	ADDQ      $0x40, AX
+	ADDQ      $0x40, CX
+	SUBQ      $0x40, DX
+	JG        loop
 	VZEROUPPER
 	RET
-
-loadShort:
-	CMPQ        DX, $0x10
-	JB          loadLess16
-	VMOVDQU     (AX), X0
-	VINSERTI128 $0x01, -16(AX)(DX*1), Y0, Y0
-	VMOVDQU     (CX), X1
-	VINSERTI128 $0x01, -16(CX)(DX*1), Y1, Y1
-	JMP         compute
-
-loadLess16:
-	CMPQ    DX, $0x08
-	JB      loadLess8
-	VMOVQ   (AX), X0
-	VPINSRQ $0x01, -8(AX)(DX*1), X0, X0
-	VMOVQ   (CX), X1
-	VPINSRQ $0x01, -8(CX)(DX*1), X1, X1
-	JMP     compute
-
-loadLess8:
-	JMP done
-
-storeShort:
-	CMPQ         DX, $0x10
-	JB           storeLess16
-	VMOVDQU      X2, (AX)
-	VEXTRACTI128 $0x01, Y2, -16(AX)(DX*1)
-	JMP          done
-
-storeLess16:
-	VMOVQ   X2, (AX)
-	VPEXTRQ $0x01, X2, -8(AX)(DX*1)
-	JMP     done
 
 // func maxI64AVX2(dst []byte, src []byte)
 // Requires: AVX, AVX2
 TEXT ·maxI64AVX2(SB), NOSPLIT, $0-48
-	MOVQ    dst_base+0(FP), AX
-	MOVQ    src_base+24(FP), CX
-	MOVQ    dst_len+8(FP), DX
-	CMPQ    DX, $0x20
-	JB      loadShort
-	VMOVDQU -32(AX)(DX*1), Y0
-	VMOVDQU -32(CX)(DX*1), Y1
+	MOVQ dst_base+0(FP), AX
+	MOVQ src_base+24(FP), CX
+	MOVQ dst_len+8(FP), DX
 
-compute:
+loop:
+	VMOVDQU   (AX), Y0
+	VMOVDQU   (CX), Y1
 	VPCMPGTQ  Y0, Y1, Y2
 	VBLENDVPD Y2, Y1, Y0, Y2
-	CMPQ      DX, $0x20
-	JB        storeShort
-	LEAQ      -32(AX)(DX*1), BX
-	SUBQ      $0x20, DX
-	SUBQ      $0x80, DX
-	JL        single
-
-unrolled:
-	VMOVDQU   (AX), Y0
-	VMOVDQU   (CX), Y1
-	VPCMPGTQ  Y0, Y1, Y3
-	VBLENDVPD Y3, Y1, Y0, Y3
-	VMOVDQU   Y3, (AX)
+	VMOVDQU   Y2, (AX)
 	VMOVDQU   32(AX), Y0
 	VMOVDQU   32(CX), Y1
-	VPCMPGTQ  Y0, Y1, Y3
-	VBLENDVPD Y3, Y1, Y0, Y3
-	VMOVDQU   Y3, 32(AX)
-	VMOVDQU   64(AX), Y0
-	VMOVDQU   64(CX), Y1
-	VPCMPGTQ  Y0, Y1, Y3
-	VBLENDVPD Y3, Y1, Y0, Y3
-	VMOVDQU   Y3, 64(AX)
-	VMOVDQU   96(AX), Y0
-	VMOVDQU   96(CX), Y1
-	VPCMPGTQ  Y0, Y1, Y3
-	VBLENDVPD Y3, Y1, Y0, Y3
-	VMOVDQU   Y3, 96(AX)
-	ADDQ      $+128, AX
-	ADDQ      $+128, CX
-	SUBQ      $+128, DX
-	JGE       unrolled
-
-single:
-	ADDQ  $0x80, DX
-	TESTQ DX, DX
-	JLE   storeLast
-
-vector:
-	VMOVDQU   (AX), Y0
-	VMOVDQU   (CX), Y1
-	VPCMPGTQ  Y0, Y1, Y3
-	VBLENDVPD Y3, Y1, Y0, Y3
-	VMOVDQU   Y3, (AX)
-	ADDQ      $+32, AX
-	ADDQ      $+32, CX
-	SUBQ      $+32, DX
-	JG        vector
-
-storeLast:
-	VMOVDQU Y2, (BX)
-
-done:
+	VPCMPGTQ  Y0, Y1, Y2
+	VBLENDVPD Y2, Y1, Y0, Y2
+	VMOVDQU   Y2, 32(AX)
+	ADDQ      $0x40, AX
+	ADDQ      $0x40, CX
+	SUBQ      $0x40, DX
+	JG        loop
 	VZEROUPPER
 	RET
-
-loadShort:
-	CMPQ        DX, $0x10
-	JB          loadLess16
-	VMOVDQU     (AX), X0
-	VINSERTI128 $0x01, -16(AX)(DX*1), Y0, Y0
-	VMOVDQU     (CX), X1
-	VINSERTI128 $0x01, -16(CX)(DX*1), Y1, Y1
-	JMP         compute
-
-loadLess16:
-	CMPQ    DX, $0x08
-	JB      loadLess8
-	VMOVQ   (AX), X0
-	VPINSRQ $0x01, -8(AX)(DX*1), X0, X0
-	VMOVQ   (CX), X1
-	VPINSRQ $0x01, -8(CX)(DX*1), X1, X1
-	JMP     compute
-
-loadLess8:
-	JMP done
-
-storeShort:
-	CMPQ         DX, $0x10
-	JB           storeLess16
-	VMOVDQU      X2, (AX)
-	VEXTRACTI128 $0x01, Y2, -16(AX)(DX*1)
-	JMP          done
-
-storeLess16:
-	VMOVQ   X2, (AX)
-	VPEXTRQ $0x01, X2, -8(AX)(DX*1)
-	JMP     done
-
-// func minU64AVX2(dst []byte, src []byte)
-// Requires: AVX, AVX2
-TEXT ·minU64AVX2(SB), NOSPLIT, $0-48
-	MOVQ         dst_base+0(FP), AX
-	MOVQ         src_base+24(FP), CX
-	MOVQ         dst_len+8(FP), DX
-	MOVQ         $0x8000000000000000, BX
-	VMOVQ        BX, X0
-	VPBROADCASTQ X0, Y0
-	CMPQ         DX, $0x20
-	JB           loadShort
-	VMOVDQU      -32(AX)(DX*1), Y1
-	VMOVDQU      -32(CX)(DX*1), Y2
-
-compute:
-	VPXOR     Y0, Y1, Y3
-	VPXOR     Y0, Y2, Y4
-	VPCMPGTQ  Y4, Y3, Y3
-	VBLENDVPD Y3, Y2, Y1, Y3
-	CMPQ      DX, $0x20
-	JB        storeShort
-	LEAQ      -32(AX)(DX*1), BX
-	SUBQ      $0x20, DX
-	SUBQ      $0x80, DX
-	JL        single
-
-unrolled:
-	VMOVDQU   (AX), Y1
-	VMOVDQU   (CX), Y2
-	VPXOR     Y0, Y1, Y4
-	VPXOR     Y0, Y2, Y5
-	VPCMPGTQ  Y5, Y4, Y4
-	VBLENDVPD Y4, Y2, Y1, Y4
-	VMOVDQU   Y4, (AX)
-	VMOVDQU   32(AX), Y1
-	VMOVDQU   32(CX), Y2
-	VPXOR     Y0, Y1, Y4
-	VPXOR     Y0, Y2, Y5
-	VPCMPGTQ  Y5, Y4, Y4
-	VBLENDVPD Y4, Y2, Y1, Y4
-	VMOVDQU   Y4, 32(AX)
-	VMOVDQU   64(AX), Y1
-	VMOVDQU   64(CX), Y2
-	VPXOR     Y0, Y1, Y4
-	VPXOR     Y0, Y2, Y5
-	VPCMPGTQ  Y5, Y4, Y4
-	VBLENDVPD Y4, Y2, Y1, Y4
-	VMOVDQU   Y4, 64(AX)
-	VMOVDQU   96(AX), Y1
-	VMOVDQU   96(CX), Y2
-	VPXOR     Y0, Y1, Y4
-	VPXOR     Y0, Y2, Y5
-	VPCMPGTQ  Y5, Y4, Y4
-	VBLENDVPD Y4, Y2, Y1, Y4
-	VMOVDQU   Y4, 96(AX)
-	ADDQ      $+128, AX
-	ADDQ      $+128, CX
-	SUBQ      $+128, DX
-	JGE       unrolled
-
-single:
-	ADDQ  $0x80, DX
-	TESTQ DX, DX
-	JLE   storeLast
-
-vector:
-	VMOVDQU   (AX), Y1
-	VMOVDQU   (CX), Y2
-	VPXOR     Y0, Y1, Y4
-	VPXOR     Y0, Y2, Y5
-	VPCMPGTQ  Y5, Y4, Y4
-	VBLENDVPD Y4, Y2, Y1, Y4
-	VMOVDQU   Y4, (AX)
-	ADDQ      $+32, AX
-	ADDQ      $+32, CX
-	SUBQ      $+32, DX
-	JG        vector
-
-storeLast:
-	VMOVDQU Y3, (BX)
-
-done:
-	VZEROUPPER
-	RET
-
-loadShort:
-	CMPQ        DX, $0x10
-	JB          loadLess16
-	VMOVDQU     (AX), X1
-	VINSERTI128 $0x01, -16(AX)(DX*1), Y1, Y1
-	VMOVDQU     (CX), X2
-	VINSERTI128 $0x01, -16(CX)(DX*1), Y2, Y2
-	JMP         compute
-
-loadLess16:
-	CMPQ    DX, $0x08
-	JB      loadLess8
-	VMOVQ   (AX), X1
-	VPINSRQ $0x01, -8(AX)(DX*1), X1, X1
-	VMOVQ   (CX), X2
-	VPINSRQ $0x01, -8(CX)(DX*1), X2, X2
-	JMP     compute
-
-loadLess8:
-	JMP done
-
-storeShort:
-	CMPQ         DX, $0x10
-	JB           storeLess16
-	VMOVDQU      X3, (AX)
-	VEXTRACTI128 $0x01, Y3, -16(AX)(DX*1)
-	JMP          done
-
-storeLess16:
-	VMOVQ   X3, (AX)
-	VPEXTRQ $0x01, X3, -8(AX)(DX*1)
-	JMP     done
-
-// func maxU64AVX2(dst []byte, src []byte)
-// Requires: AVX, AVX2
-TEXT ·maxU64AVX2(SB), NOSPLIT, $0-48
-	MOVQ         dst_base+0(FP), AX
-	MOVQ         src_base+24(FP), CX
-	MOVQ         dst_len+8(FP), DX
-	MOVQ         $0x8000000000000000, BX
-	VMOVQ        BX, X0
-	VPBROADCASTQ X0, Y0
-	CMPQ         DX, $0x20
-	JB           loadShort
-	VMOVDQU      -32(AX)(DX*1), Y1
-	VMOVDQU      -32(CX)(DX*1), Y2
-
-compute:
-	VPXOR     Y0, Y2, Y3
-	VPXOR     Y0, Y1, Y4
-	VPCMPGTQ  Y4, Y3, Y3
-	VBLENDVPD Y3, Y2, Y1, Y3
-	CMPQ      DX, $0x20
-	JB        storeShort
-	LEAQ      -32(AX)(DX*1), BX
-	SUBQ      $0x20, DX
-	SUBQ      $0x80, DX
-	JL        single
-
-unrolled:
-	VMOVDQU   (AX), Y1
-	VMOVDQU   (CX), Y2
-	VPXOR     Y0, Y2, Y4
-	VPXOR     Y0, Y1, Y5
-	VPCMPGTQ  Y5, Y4, Y4
-	VBLENDVPD Y4, Y2, Y1, Y4
-	VMOVDQU   Y4, (AX)
-	VMOVDQU   32(AX), Y1
-	VMOVDQU   32(CX), Y2
-	VPXOR     Y0, Y2, Y4
-	VPXOR     Y0, Y1, Y5
-	VPCMPGTQ  Y5, Y4, Y4
-	VBLENDVPD Y4, Y2, Y1, Y4
-	VMOVDQU   Y4, 32(AX)
-	VMOVDQU   64(AX), Y1
-	VMOVDQU   64(CX), Y2
-	VPXOR     Y0, Y2, Y4
-	VPXOR     Y0, Y1, Y5
-	VPCMPGTQ  Y5, Y4, Y4
-	VBLENDVPD Y4, Y2, Y1, Y4
-	VMOVDQU   Y4, 64(AX)
-	VMOVDQU   96(AX), Y1
-	VMOVDQU   96(CX), Y2
-	VPXOR     Y0, Y2, Y4
-	VPXOR     Y0, Y1, Y5
-	VPCMPGTQ  Y5, Y4, Y4
-	VBLENDVPD Y4, Y2, Y1, Y4
-	VMOVDQU   Y4, 96(AX)
-	ADDQ      $+128, AX
-	ADDQ      $+128, CX
-	SUBQ      $+128, DX
-	JGE       unrolled
-
-single:
-	ADDQ  $0x80, DX
-	TESTQ DX, DX
-	JLE   storeLast
-
-vector:
-	VMOVDQU   (AX), Y1
-	VMOVDQU   (CX), Y2
-	VPXOR     Y0, Y2, Y4
-	VPXOR     Y0, Y1, Y5
-	VPCMPGTQ  Y5, Y4, Y4
-	VBLENDVPD Y4, Y2, Y1, Y4
-	VMOVDQU   Y4, (AX)
-	ADDQ      $+32, AX
-	ADDQ      $+32, CX
-	SUBQ      $+32, DX
-	JG        vector
-
-storeLast:
-	VMOVDQU Y3, (BX)
-
-done:
-	VZEROUPPER
-	RET
-
-loadShort:
-	CMPQ        DX, $0x10
-	JB          loadLess16
-	VMOVDQU     (AX), X1
-	VINSERTI128 $0x01, -16(AX)(DX*1), Y1, Y1
-	VMOVDQU     (CX), X2
-	VINSERTI128 $0x01, -16(CX)(DX*1), Y2, Y2
-	JMP         compute
-
-loadLess16:
-	CMPQ    DX, $0x08
-	JB      loadLess8
-	VMOVQ   (AX), X1
-	VPINSRQ $0x01, -8(AX)(DX*1), X1, X1
-	VMOVQ   (CX), X2
-	VPINSRQ $0x01, -8(CX)(DX*1), X2, X2
-	JMP     compute
-
-loadLess8:
-	JMP done
-
-storeShort:
-	CMPQ         DX, $0x10
-	JB           storeLess16
-	VMOVDQU      X3, (AX)
-	VEXTRACTI128 $0x01, Y3, -16(AX)(DX*1)
-	JMP          done
-
-storeLess16:
-	VMOVQ   X3, (AX)
-	VPEXTRQ $0x01, X3, -8(AX)(DX*1)
-	JMP     done
 
 // func sumBF16AVX2(dst []byte, src []byte)
 // Requires: AVX, AVX2
@@ -3786,135 +490,54 @@ TEXT ·sumBF16AVX2(SB), NOSPLIT, $0-48
 	MOVQ         $0x7fc07fc07fc07fc0, BX
 	VMOVQ        BX, X4
 	VPBROADCASTQ X4, Y4
-	CMPQ         DX, $0x20
-	JB           loadShort
-	VMOVDQU      -32(AX)(DX*1), Y5
-	VMOVDQU      -32(CX)(DX*1), Y6
 
-compute:
-	VPSLLD    $0x10, Y5, Y7
-	VPAND     Y0, Y5, Y5
-	VPSLLD    $0x10, Y6, Y8
-	VPAND     Y0, Y6, Y6
-	VADDPS    Y8, Y7, Y7
-	VADDPS    Y6, Y5, Y5
-	VPSRLD    $0x10, Y7, Y6
-	VPBLENDW  $0xaa, Y5, Y6, Y6
-	VPSLLD    $0x10, Y5, Y5
-	VPBLENDW  $0xaa, Y5, Y7, Y5
-	VPANDN    Y1, Y6, Y7
-	VPSUBUSW  Y7, Y5, Y7
-	VPSRLW    $0x0f, Y7, Y7
-	VPADDW    Y7, Y6, Y7
-	VPAND     Y2, Y6, Y5
-	VPCMPGTW  Y3, Y5, Y5
-	VPBLENDVB Y5, Y4, Y7, Y7
-	CMPQ      DX, $0x20
-	JB        storeShort
-	LEAQ      -32(AX)(DX*1), BX
-	SUBQ      $0x20, DX
-	TESTQ     DX, DX
-	JLE       storeLast
-
-vector:
+loop:
 	VMOVDQU   (AX), Y5
 	VPSLLD    $0x10, Y5, Y6
 	VPAND     Y0, Y5, Y5
-	VMOVDQU   (CX), Y8
-	VPSLLD    $0x10, Y8, Y9
-	VPAND     Y0, Y8, Y8
-	VADDPS    Y9, Y6, Y6
-	VADDPS    Y8, Y5, Y5
-	VPSRLD    $0x10, Y6, Y8
-	VPBLENDW  $0xaa, Y5, Y8, Y8
+	VMOVDQU   (CX), Y7
+	VPSLLD    $0x10, Y7, Y8
+	VPAND     Y0, Y7, Y7
+	VADDPS    Y8, Y6, Y6
+	VADDPS    Y7, Y5, Y5
+	VPSRLD    $0x10, Y6, Y7
+	VPBLENDW  $0xaa, Y5, Y7, Y7
 	VPSLLD    $0x10, Y5, Y5
 	VPBLENDW  $0xaa, Y5, Y6, Y5
-	VPANDN    Y1, Y8, Y6
+	VPANDN    Y1, Y7, Y6
 	VPSUBUSW  Y6, Y5, Y6
 	VPSRLW    $0x0f, Y6, Y6
-	VPADDW    Y6, Y8, Y6
-	VPAND     Y2, Y8, Y5
+	VPADDW    Y6, Y7, Y6
+	VPAND     Y2, Y7, Y5
 	VPCMPGTW  Y3, Y5, Y5
 	VPBLENDVB Y5, Y4, Y6, Y6
 	VMOVDQU   Y6, (AX)
-	ADDQ      $+32, AX
-	ADDQ      $+32, CX
-	SUBQ      $+32, DX
-	JG        vector
-
-storeLast:
-	VMOVDQU Y7, (BX)
-
-done:
+	VMOVDQU   32(AX), Y5
+	VPSLLD    $0x10, Y5, Y6
+	VPAND     Y0, Y5, Y5
+	VMOVDQU   32(CX), Y7
+	VPSLLD    $0x10, Y7, Y8
+	VPAND     Y0, Y7, Y7
+	VADDPS    Y8, Y6, Y6
+	VADDPS    Y7, Y5, Y5
+	VPSRLD    $0x10, Y6, Y7
+	VPBLENDW  $0xaa, Y5, Y7, Y7
+	VPSLLD    $0x10, Y5, Y5
+	VPBLENDW  $0xaa, Y5, Y6, Y5
+	VPANDN    Y1, Y7, Y6
+	VPSUBUSW  Y6, Y5, Y6
+	VPSRLW    $0x0f, Y6, Y6
+	VPADDW    Y6, Y7, Y6
+	VPAND     Y2, Y7, Y5
+	VPCMPGTW  Y3, Y5, Y5
+	VPBLENDVB Y5, Y4, Y6, Y6
+	VMOVDQU   Y6, 32(AX)
+	ADDQ      $0x40, AX
+	ADDQ      $0x40, CX
+	SUBQ      $0x40, DX
+	JG        loop
 	VZEROUPPER
 	RET
-
-loadShort:
-	CMPQ        DX, $0x10
-	JB          loadLess16
-	VMOVDQU     (AX), X5
-	VINSERTI128 $0x01, -16(AX)(DX*1), Y5, Y5
-	VMOVDQU     (CX), X6
-	VINSERTI128 $0x01, -16(CX)(DX*1), Y6, Y6
-	JMP         compute
-
-loadLess16:
-	CMPQ    DX, $0x08
-	JB      loadLess8
-	VMOVQ   (AX), X5
-	VPINSRQ $0x01, -8(AX)(DX*1), X5, X5
-	VMOVQ   (CX), X6
-	VPINSRQ $0x01, -8(CX)(DX*1), X6, X6
-	JMP     compute
-
-loadLess8:
-	CMPQ    DX, $0x04
-	JB      loadLess4
-	VMOVD   (AX), X5
-	VPINSRD $0x01, -4(AX)(DX*1), X5, X5
-	VMOVD   (CX), X6
-	VPINSRD $0x01, -4(CX)(DX*1), X6, X6
-	JMP     compute
-
-loadLess4:
-	CMPQ    DX, $0x02
-	JB      loadLess2
-	VPXOR   Y5, Y5, Y5
-	VPINSRW $0x00, (AX), X5, X5
-	VPINSRW $0x01, -2(AX)(DX*1), X5, X5
-	VPXOR   Y6, Y6, Y6
-	VPINSRW $0x00, (CX), X6, X6
-	VPINSRW $0x01, -2(CX)(DX*1), X6, X6
-	JMP     compute
-
-loadLess2:
-	JMP done
-
-storeShort:
-	CMPQ         DX, $0x10
-	JB           storeLess16
-	VMOVDQU      X7, (AX)
-	VEXTRACTI128 $0x01, Y7, -16(AX)(DX*1)
-	JMP          done
-
-storeLess16:
-	CMPQ    DX, $0x08
-	JB      storeLess8
-	VMOVQ   X7, (AX)
-	VPEXTRQ $0x01, X7, -8(AX)(DX*1)
-	JMP     done
-
-storeLess8:
-	CMPQ    DX, $0x04
-	JB      storeLess4
-	VMOVD   X7, (AX)
-	VPEXTRD $0x01, X7, -4(AX)(DX*1)
-	JMP     done
-
-storeLess4:
-	VPEXTRW $0x00, X7, (AX)
-	VPEXTRW $0x01, X7, -2(AX)(DX*1)
-	JMP     done
 
 // func productBF16AVX2(dst []byte, src []byte)
 // Requires: AVX, AVX2
@@ -3937,135 +560,54 @@ TEXT ·productBF16AVX2(SB), NOSPLIT, $0-48
 	MOVQ         $0x7fc07fc07fc07fc0, BX
 	VMOVQ        BX, X4
 	VPBROADCASTQ X4, Y4
-	CMPQ         DX, $0x20
-	JB           loadShort
-	VMOVDQU      -32(AX)(DX*1), Y5
-	VMOVDQU      -32(CX)(DX*1), Y6
 
-compute:
-	VPSLLD    $0x10, Y5, Y7
-	VPAND     Y0, Y5, Y5
-	VPSLLD    $0x10, Y6, Y8
-	VPAND     Y0, Y6, Y6
-	VMULPS    Y8, Y7, Y7
-	VMULPS    Y6, Y5, Y5
-	VPSRLD    $0x10, Y7, Y6
-	VPBLENDW  $0xaa, Y5, Y6, Y6
-	VPSLLD    $0x10, Y5, Y5
-	VPBLENDW  $0xaa, Y5, Y7, Y5
-	VPANDN    Y1, Y6, Y7
-	VPSUBUSW  Y7, Y5, Y7
-	VPSRLW    $0x0f, Y7, Y7
-	VPADDW    Y7, Y6, Y7
-	VPAND     Y2, Y6, Y5
-	VPCMPGTW  Y3, Y5, Y5
-	VPBLENDVB Y5, Y4, Y7, Y7
-	CMPQ      DX, $0x20
-	JB        storeShort
-	LEAQ      -32(AX)(DX*1), BX
-	SUBQ      $0x20, DX
-	TESTQ     DX, DX
-	JLE       storeLast
-
-vector:
+loop:
 	VMOVDQU   (AX), Y5
 	VPSLLD    $0x10, Y5, Y6
 	VPAND     Y0, Y5, Y5
-	VMOVDQU   (CX), Y8
-	VPSLLD    $0x10, Y8, Y9
-	VPAND     Y0, Y8, Y8
-	VMULPS    Y9, Y6, Y6
-	VMULPS    Y8, Y5, Y5
-	VPSRLD    $0x10, Y6, Y8
-	VPBLENDW  $0xaa, Y5, Y8, Y8
+	VMOVDQU   (CX), Y7
+	VPSLLD    $0x10, Y7, Y8
+	VPAND     Y0, Y7, Y7
+	VMULPS    Y8, Y6, Y6
+	VMULPS    Y7, Y5, Y5
+	VPSRLD    $0x10, Y6, Y7
+	VPBLENDW  $0xaa, Y5, Y7, Y7
 	VPSLLD    $0x10, Y5, Y5
 	VPBLENDW  $0xaa, Y5, Y6, Y5
-	VPANDN    Y1, Y8, Y6
+	VPANDN    Y1, Y7, Y6
 	VPSUBUSW  Y6, Y5, Y6
 	VPSRLW    $0x0f, Y6, Y6
-	VPADDW    Y6, Y8, Y6
-	VPAND     Y2, Y8, Y5
+	VPADDW    Y6, Y7, Y6
+	VPAND     Y2, Y7, Y5
 	VPCMPGTW  Y3, Y5, Y5
 	VPBLENDVB Y5, Y4, Y6, Y6
 	VMOVDQU   Y6, (AX)
-	ADDQ      $+32, AX
-	ADDQ      $+32, CX
-	SUBQ      $+32, DX
-	JG        vector
-
-storeLast:
-	VMOVDQU Y7, (BX)
-
-done:
+	VMOVDQU   32(AX), Y5
+	VPSLLD    $0x10, Y5, Y6
+	VPAND     Y0, Y5, Y5
+	VMOVDQU   32(CX), Y7
+	VPSLLD    $0x10, Y7, Y8
+	VPAND     Y0, Y7, Y7
+	VMULPS    Y8, Y6, Y6
+	VMULPS    Y7, Y5, Y5
+	VPSRLD    $0x10, Y6, Y7
+	VPBLENDW  $0xaa, Y5, Y7, Y7
+	VPSLLD    $0x10, Y5, Y5
+	VPBLENDW  $0xaa, Y5, Y6, Y5
+	VPANDN    Y1, Y7, Y6
+	VPSUBUSW  Y6, Y5, Y6
+	VPSRLW    $0x0f, Y6, Y6
+	VPADDW    Y6, Y7, Y6
+	VPAND     Y2, Y7, Y5
+	VPCMPGTW  Y3, Y5, Y5
+	VPBLENDVB Y5, Y4, Y6, Y6
+	VMOVDQU   Y6, 32(AX)
+	ADDQ      $0x40, AX
+	ADDQ      $0x40, CX
+	SUBQ      $0x40, DX
+	JG        loop
 	VZEROUPPER
 	RET
-
-loadShort:
-	CMPQ        DX, $0x10
-	JB          loadLess16
-	VMOVDQU     (AX), X5
-	VINSERTI128 $0x01, -16(AX)(DX*1), Y5, Y5
-	VMOVDQU     (CX), X6
-	VINSERTI128 $0x01, -16(CX)(DX*1), Y6, Y6
-	JMP         compute
-
-loadLess16:
-	CMPQ    DX, $0x08
-	JB      loadLess8
-	VMOVQ   (AX), X5
-	VPINSRQ $0x01, -8(AX)(DX*1), X5, X5
-	VMOVQ   (CX), X6
-	VPINSRQ $0x01, -8(CX)(DX*1), X6, X6
-	JMP     compute
-
-loadLess8:
-	CMPQ    DX, $0x04
-	JB      loadLess4
-	VMOVD   (AX), X5
-	VPINSRD $0x01, -4(AX)(DX*1), X5, X5
-	VMOVD   (CX), X6
-	VPINSRD $0x01, -4(CX)(DX*1), X6, X6
-	JMP     compute
-
-loadLess4:
-	CMPQ    DX, $0x02
-	JB      loadLess2
-	VPXOR   Y5, Y5, Y5
-	VPINSRW $0x00, (AX), X5, X5
-	VPINSRW $0x01, -2(AX)(DX*1), X5, X5
-	VPXOR   Y6, Y6, Y6
-	VPINSRW $0x00, (CX), X6, X6
-	VPINSRW $0x01, -2(CX)(DX*1), X6, X6
-	JMP     compute
-
-loadLess2:
-	JMP done
-
-storeShort:
-	CMPQ         DX, $0x10
-	JB           storeLess16
-	VMOVDQU      X7, (AX)
-	VEXTRACTI128 $0x01, Y7, -16(AX)(DX*1)
-	JMP          done
-
-storeLess16:
-	CMPQ    DX, $0x08
-	JB      storeLess8
-	VMOVQ   X7, (AX)
-	VPEXTRQ $0x01, X7, -8(AX)(DX*1)
-	JMP     done
-
-storeLess8:
-	CMPQ    DX, $0x04
-	JB      storeLess4
-	VMOVD   X7, (AX)
-	VPEXTRD $0x01, X7, -4(AX)(DX*1)
-	JMP     done
-
-storeLess4:
-	VPEXTRW $0x00, X7, (AX)
-	VPEXTRW $0x01, X7, -2(AX)(DX*1)
-	JMP     done
 
 // func minBF16AVX2(dst []byte, src []byte)
 // Requires: AVX, AVX2
@@ -4076,117 +618,36 @@ TEXT ·minBF16AVX2(SB), NOSPLIT, $0-48
 	MOVQ         $0xffff0000ffff0000, BX
 	VMOVQ        BX, X0
 	VPBROADCASTQ X0, Y0
-	CMPQ         DX, $0x20
-	JB           loadShort
-	VMOVDQU      -32(AX)(DX*1), Y1
-	VMOVDQU      -32(CX)(DX*1), Y2
 
-compute:
-	VPSLLD   $0x10, Y1, Y3
+loop:
+	VMOVDQU  (AX), Y1
+	VPSLLD   $0x10, Y1, Y2
 	VPAND    Y0, Y1, Y1
-	VPSLLD   $0x10, Y2, Y4
-	VPAND    Y0, Y2, Y2
-	VMINPS   Y3, Y4, Y3
-	VMINPS   Y1, Y2, Y1
-	VPSRLD   $0x10, Y3, Y2
-	VPBLENDW $0xaa, Y1, Y2, Y1
-	CMPQ     DX, $0x20
-	JB       storeShort
-	LEAQ     -32(AX)(DX*1), BX
-	SUBQ     $0x20, DX
-	TESTQ    DX, DX
-	JLE      storeLast
-
-vector:
-	VMOVDQU  (AX), Y2
-	VPSLLD   $0x10, Y2, Y3
-	VPAND    Y0, Y2, Y2
-	VMOVDQU  (CX), Y4
-	VPSLLD   $0x10, Y4, Y5
-	VPAND    Y0, Y4, Y4
-	VMINPS   Y3, Y5, Y3
+	VMOVDQU  (CX), Y3
+	VPSLLD   $0x10, Y3, Y4
+	VPAND    Y0, Y3, Y3
 	VMINPS   Y2, Y4, Y2
-	VPSRLD   $0x10, Y3, Y3
-	VPBLENDW $0xaa, Y2, Y3, Y2
-	VMOVDQU  Y2, (AX)
-	ADDQ     $+32, AX
-	ADDQ     $+32, CX
-	SUBQ     $+32, DX
-	JG       vector
-
-storeLast:
-	VMOVDQU Y1, (BX)
-
-done:
+	VMINPS   Y1, Y3, Y1
+	VPSRLD   $0x10, Y2, Y2
+	VPBLENDW $0xaa, Y1, Y2, Y1
+	VMOVDQU  Y1, (AX)
+	VMOVDQU  32(AX), Y1
+	VPSLLD   $0x10, Y1, Y2
+	VPAND    Y0, Y1, Y1
+	VMOVDQU  32(CX), Y3
+	VPSLLD   $0x10, Y3, Y4
+	VPAND    Y0, Y3, Y3
+	VMINPS   Y2, Y4, Y2
+	VMINPS   Y1, Y3, Y1
+	VPSRLD   $0x10, Y2, Y2
+	VPBLENDW $0xaa, Y1, Y2, Y1
+	VMOVDQU  Y1, 32(AX)
+	ADDQ     $0x40, AX
+	ADDQ     $0x40, CX
+	SUBQ     $0x40, DX
+	JG       loop
 	VZEROUPPER
 	RET
-
-loadShort:
-	CMPQ        DX, $0x10
-	JB          loadLess16
-	VMOVDQU     (AX), X1
-	VINSERTI128 $0x01, -16(AX)(DX*1), Y1, Y1
-	VMOVDQU     (CX), X2
-	VINSERTI128 $0x01, -16(CX)(DX*1), Y2, Y2
-	JMP         compute
-
-loadLess16:
-	CMPQ    DX, $0x08
-	JB      loadLess8
-	VMOVQ   (AX), X1
-	VPINSRQ $0x01, -8(AX)(DX*1), X1, X1
-	VMOVQ   (CX), X2
-	VPINSRQ $0x01, -8(CX)(DX*1), X2, X2
-	JMP     compute
-
-loadLess8:
-	CMPQ    DX, $0x04
-	JB      loadLess4
-	VMOVD   (AX), X1
-	VPINSRD $0x01, -4(AX)(DX*1), X1, X1
-	VMOVD   (CX), X2
-	VPINSRD $0x01, -4(CX)(DX*1), X2, X2
-	JMP     compute
-
-loadLess4:
-	CMPQ    DX, $0x02
-	JB      loadLess2
-	VPXOR   Y1, Y1, Y1
-	VPINSRW $0x00, (AX), X1, X1
-	VPINSRW $0x01, -2(AX)(DX*1), X1, X1
-	VPXOR   Y2, Y2, Y2
-	VPINSRW $0x00, (CX), X2, X2
-	VPINSRW $0x01, -2(CX)(DX*1), X2, X2
-	JMP     compute
-
-loadLess2:
-	JMP done
-
-storeShort:
-	CMPQ         DX, $0x10
-	JB           storeLess16
-	VMOVDQU      X1, (AX)
-	VEXTRACTI128 $0x01, Y1, -16(AX)(DX*1)
-	JMP          done
-
-storeLess16:
-	CMPQ    DX, $0x08
-	JB      storeLess8
-	VMOVQ   X1, (AX)
-	VPEXTRQ $0x01, X1, -8(AX)(DX*1)
-	JMP     done
-
-storeLess8:
-	CMPQ    DX, $0x04
-	JB      storeLess4
-	VMOVD   X1, (AX)
-	VPEXTRD $0x01, X1, -4(AX)(DX*1)
-	JMP     done
-
-storeLess4:
-	VPEXTRW $0x00, X1, (AX)
-	VPEXTRW $0x01, X1, -2(AX)(DX*1)
-	JMP     done
 
 // func maxBF16AVX2(dst []byte, src []byte)
 // Requires: AVX, AVX2
@@ -4197,353 +658,98 @@ TEXT ·maxBF16AVX2(SB), NOSPLIT, $0-48
 	MOVQ         $0xffff0000ffff0000, BX
 	VMOVQ        BX, X0
 	VPBROADCASTQ X0, Y0
-	CMPQ         DX, $0x20
-	JB           loadShort
-	VMOVDQU      -32(AX)(DX*1), Y1
-	VMOVDQU      -32(CX)(DX*1), Y2
 
-compute:
-	VPSLLD   $0x10, Y1, Y3
+loop:
+	VMOVDQU  (AX), Y1
+	VPSLLD   $0x10, Y1, Y2
 	VPAND    Y0, Y1, Y1
-	VPSLLD   $0x10, Y2, Y4
-	VPAND    Y0, Y2, Y2
-	VMAXPS   Y3, Y4, Y3
-	VMAXPS   Y1, Y2, Y1
-	VPSRLD   $0x10, Y3, Y2
-	VPBLENDW $0xaa, Y1, Y2, Y1
-	CMPQ     DX, $0x20
-	JB       storeShort
-	LEAQ     -32(AX)(DX*1), BX
-	SUBQ     $0x20, DX
-	TESTQ    DX, DX
-	JLE      storeLast
-
-vector:
-	VMOVDQU  (AX), Y2
-	VPSLLD   $0x10, Y2, Y3
-	VPAND    Y0, Y2, Y2
-	VMOVDQU  (CX), Y4
-	VPSLLD   $0x10, Y4, Y5
-	VPAND    Y0, Y4, Y4
-	VMAXPS   Y3, Y5, Y3
+	VMOVDQU  (CX), Y3
+	VPSLLD   $0x10, Y3, Y4
+	VPAND    Y0, Y3, Y3
 	VMAXPS   Y2, Y4, Y2
-	VPSRLD   $0x10, Y3, Y3
-	VPBLENDW $0xaa, Y2, Y3, Y2
-	VMOVDQU  Y2, (AX)
-	ADDQ     $+32, AX
-	ADDQ     $+32, CX
-	SUBQ     $+32, DX
-	JG       vector
-
-storeLast:
-	VMOVDQU Y1, (BX)
-
-done:
+	VMAXPS   Y1, Y3, Y1
+	VPSRLD   $0x10, Y2, Y2
+	VPBLENDW $0xaa, Y1, Y2, Y1
+	VMOVDQU  Y1, (AX)
+	VMOVDQU  32(AX), Y1
+	VPSLLD   $0x10, Y1, Y2
+	VPAND    Y0, Y1, Y1
+	VMOVDQU  32(CX), Y3
+	VPSLLD   $0x10, Y3, Y4
+	VPAND    Y0, Y3, Y3
+	VMAXPS   Y2, Y4, Y2
+	VMAXPS   Y1, Y3, Y1
+	VPSRLD   $0x10, Y2, Y2
+	VPBLENDW $0xaa, Y1, Y2, Y1
+	VMOVDQU  Y1, 32(AX)
+	ADDQ     $0x40, AX
+	ADDQ     $0x40, CX
+	SUBQ     $0x40, DX
+	JG       loop
 	VZEROUPPER
 	RET
-
-loadShort:
-	CMPQ        DX, $0x10
-	JB          loadLess16
-	VMOVDQU     (AX), X1
-	VINSERTI128 $0x01, -16(AX)(DX*1), Y1, Y1
-	VMOVDQU     (CX), X2
-	VINSERTI128 $0x01, -16(CX)(DX*1), Y2, Y2
-	JMP         compute
-
-loadLess16:
-	CMPQ    DX, $0x08
-	JB      loadLess8
-	VMOVQ   (AX), X1
-	VPINSRQ $0x01, -8(AX)(DX*1), X1, X1
-	VMOVQ   (CX), X2
-	VPINSRQ $0x01, -8(CX)(DX*1), X2, X2
-	JMP     compute
-
-loadLess8:
-	CMPQ    DX, $0x04
-	JB      loadLess4
-	VMOVD   (AX), X1
-	VPINSRD $0x01, -4(AX)(DX*1), X1, X1
-	VMOVD   (CX), X2
-	VPINSRD $0x01, -4(CX)(DX*1), X2, X2
-	JMP     compute
-
-loadLess4:
-	CMPQ    DX, $0x02
-	JB      loadLess2
-	VPXOR   Y1, Y1, Y1
-	VPINSRW $0x00, (AX), X1, X1
-	VPINSRW $0x01, -2(AX)(DX*1), X1, X1
-	VPXOR   Y2, Y2, Y2
-	VPINSRW $0x00, (CX), X2, X2
-	VPINSRW $0x01, -2(CX)(DX*1), X2, X2
-	JMP     compute
-
-loadLess2:
-	JMP done
-
-storeShort:
-	CMPQ         DX, $0x10
-	JB           storeLess16
-	VMOVDQU      X1, (AX)
-	VEXTRACTI128 $0x01, Y1, -16(AX)(DX*1)
-	JMP          done
-
-storeLess16:
-	CMPQ    DX, $0x08
-	JB      storeLess8
-	VMOVQ   X1, (AX)
-	VPEXTRQ $0x01, X1, -8(AX)(DX*1)
-	JMP     done
-
-storeLess8:
-	CMPQ    DX, $0x04
-	JB      storeLess4
-	VMOVD   X1, (AX)
-	VPEXTRD $0x01, X1, -4(AX)(DX*1)
-	JMP     done
-
-storeLess4:
-	VPEXTRW $0x00, X1, (AX)
-	VPEXTRW $0x01, X1, -2(AX)(DX*1)
-	JMP     done
 
 // func sumF16AVX2(dst []byte, src []byte)
-// Requires: AVX, AVX2, F16C
+// Requires: AVX, F16C
 TEXT ·sumF16AVX2(SB), NOSPLIT, $0-48
-	MOVQ    dst_base+0(FP), AX
-	MOVQ    src_base+24(FP), CX
-	MOVQ    dst_len+8(FP), DX
-	CMPQ    DX, $0x20
-	JB      loadShort
-	VMOVDQU -32(AX)(DX*1), Y0
-	VMOVDQU -32(CX)(DX*1), Y1
+	MOVQ dst_base+0(FP), AX
+	MOVQ src_base+24(FP), CX
+	MOVQ dst_len+8(FP), DX
 
-compute:
-	VEXTRACTI128 $0x01, Y0, X2
-	VCVTPH2PS    X0, Y0
-	VCVTPH2PS    X2, Y2
-	VEXTRACTI128 $0x01, Y1, X4
-	VCVTPH2PS    X1, Y1
-	VCVTPH2PS    X4, Y4
-	VADDPS       Y1, Y0, Y0
-	VADDPS       Y4, Y2, Y1
-	VCVTPS2PH    $0x00, Y0, X3
-	VCVTPS2PH    $0x00, Y1, X0
-	VINSERTI128  $0x01, X0, Y3, Y3
-	CMPQ         DX, $0x20
-	JB           storeShort
-	LEAQ         -32(AX)(DX*1), BX
-	SUBQ         $0x20, DX
-	TESTQ        DX, DX
-	JLE          storeLast
-
-vector:
+loop:
 	VCVTPH2PS (AX), Y0
-	VCVTPH2PS 16(AX), Y1
-	VCVTPH2PS (CX), Y2
-	VCVTPH2PS 16(CX), Y4
-	VADDPS    Y2, Y0, Y0
+	VCVTPH2PS (CX), Y1
+	VADDPS    Y1, Y0, Y0
 	VCVTPS2PH $0x00, Y0, (AX)
-	VADDPS    Y4, Y1, Y0
+	VCVTPH2PS 16(AX), Y0
+	VCVTPH2PS 16(CX), Y1
+	VADDPS    Y1, Y0, Y0
 	VCVTPS2PH $0x00, Y0, 16(AX)
-	ADDQ      $+32, AX
-	ADDQ      $+32, CX
-	SUBQ      $+32, DX
-	JG        vector
-
-storeLast:
-	VMOVDQU Y3, (BX)
-
-done:
+	VCVTPH2PS 32(AX), Y0
+	VCVTPH2PS 32(CX), Y1
+	VADDPS    Y1, Y0, Y0
+	VCVTPS2PH $0x00, Y0, 32(AX)
+	VCVTPH2PS 48(AX), Y0
+	VCVTPH2PS 48(CX), Y1
+	VADDPS    Y1, Y0, Y0
+	VCVTPS2PH $0x00, Y0, 48(AX)
+	ADDQ      $0x40, AX
+	ADDQ      $0x40, CX
+	SUBQ      $0x40, DX
+	JG        loop
 	VZEROUPPER
 	RET
-
-loadShort:
-	CMPQ        DX, $0x10
-	JB          loadLess16
-	VMOVDQU     (AX), X0
-	VINSERTI128 $0x01, -16(AX)(DX*1), Y0, Y0
-	VMOVDQU     (CX), X1
-	VINSERTI128 $0x01, -16(CX)(DX*1), Y1, Y1
-	JMP         compute
-
-loadLess16:
-	CMPQ    DX, $0x08
-	JB      loadLess8
-	VMOVQ   (AX), X0
-	VPINSRQ $0x01, -8(AX)(DX*1), X0, X0
-	VMOVQ   (CX), X1
-	VPINSRQ $0x01, -8(CX)(DX*1), X1, X1
-	JMP     compute
-
-loadLess8:
-	CMPQ    DX, $0x04
-	JB      loadLess4
-	VMOVD   (AX), X0
-	VPINSRD $0x01, -4(AX)(DX*1), X0, X0
-	VMOVD   (CX), X1
-	VPINSRD $0x01, -4(CX)(DX*1), X1, X1
-	JMP     compute
-
-loadLess4:
-	CMPQ    DX, $0x02
-	JB      loadLess2
-	VPXOR   Y0, Y0, Y0
-	VPINSRW $0x00, (AX), X0, X0
-	VPINSRW $0x01, -2(AX)(DX*1), X0, X0
-	VPXOR   Y1, Y1, Y1
-	VPINSRW $0x00, (CX), X1, X1
-	VPINSRW $0x01, -2(CX)(DX*1), X1, X1
-	JMP     compute
-
-loadLess2:
-	JMP done
-
-storeShort:
-	CMPQ         DX, $0x10
-	JB           storeLess16
-	VMOVDQU      X3, (AX)
-	VEXTRACTI128 $0x01, Y3, -16(AX)(DX*1)
-	JMP          done
-
-storeLess16:
-	CMPQ    DX, $0x08
-	JB      storeLess8
-	VMOVQ   X3, (AX)
-	VPEXTRQ $0x01, X3, -8(AX)(DX*1)
-	JMP     done
-
-storeLess8:
-	CMPQ    DX, $0x04
-	JB      storeLess4
-	VMOVD   X3, (AX)
-	VPEXTRD $0x01, X3, -4(AX)(DX*1)
-	JMP     done
-
-storeLess4:
-	VPEXTRW $0x00, X3, (AX)
-	VPEXTRW $0x01, X3, -2(AX)(DX*1)
-	JMP     done
 
 // func productF16AVX2(dst []byte, src []byte)
-// Requires: AVX, AVX2, F16C
+// Requires: AVX, F16C
 TEXT ·productF16AVX2(SB), NOSPLIT, $0-48
-	MOVQ    dst_base+0(FP), AX
-	MOVQ    src_base+24(FP), CX
-	MOVQ    dst_len+8(FP), DX
-	CMPQ    DX, $0x20
-	JB      loadShort
-	VMOVDQU -32(AX)(DX*1), Y0
-	VMOVDQU -32(CX)(DX*1), Y1
+	MOVQ dst_base+0(FP), AX
+	MOVQ src_base+24(FP), CX
+	MOVQ dst_len+8(FP), DX
 
-compute:
-	VEXTRACTI128 $0x01, Y0, X2
-	VCVTPH2PS    X0, Y0
-	VCVTPH2PS    X2, Y2
-	VEXTRACTI128 $0x01, Y1, X4
-	VCVTPH2PS    X1, Y1
-	VCVTPH2PS    X4, Y4
-	VMULPS       Y1, Y0, Y0
-	VMULPS       Y4, Y2, Y1
-	VCVTPS2PH    $0x00, Y0, X3
-	VCVTPS2PH    $0x00, Y1, X0
-	VINSERTI128  $0x01, X0, Y3, Y3
-	CMPQ         DX, $0x20
-	JB           storeShort
-	LEAQ         -32(AX)(DX*1), BX
-	SUBQ         $0x20, DX
-	TESTQ        DX, DX
-	JLE          storeLast
-
-vector:
+loop:
 	VCVTPH2PS (AX), Y0
-	VCVTPH2PS 16(AX), Y1
-	VCVTPH2PS (CX), Y2
-	VCVTPH2PS 16(CX), Y4
-	VMULPS    Y2, Y0, Y0
+	VCVTPH2PS (CX), Y1
+	VMULPS    Y1, Y0, Y0
 	VCVTPS2PH $0x00, Y0, (AX)
-	VMULPS    Y4, Y1, Y0
+	VCVTPH2PS 16(AX), Y0
+	VCVTPH2PS 16(CX), Y1
+	VMULPS    Y1, Y0, Y0
 	VCVTPS2PH $0x00, Y0, 16(AX)
-	ADDQ      $+32, AX
-	ADDQ      $+32, CX
-	SUBQ      $+32, DX
-	JG        vector
-
-storeLast:
-	VMOVDQU Y3, (BX)
-
-done:
+	VCVTPH2PS 32(AX), Y0
+	VCVTPH2PS 32(CX), Y1
+	VMULPS    Y1, Y0, Y0
+	VCVTPS2PH $0x00, Y0, 32(AX)
+	VCVTPH2PS 48(AX), Y0
+	VCVTPH2PS 48(CX), Y1
+	VMULPS    Y1, Y0, Y0
+	VCVTPS2PH $0x00, Y0, 48(AX)
+	ADDQ      $0x40, AX
+	ADDQ      $0x40, CX
+	SUBQ      $0x40, DX
+	JG        loop
 	VZEROUPPER
 	RET
-
-loadShort:
-	CMPQ        DX, $0x10
-	JB          loadLess16
-	VMOVDQU     (AX), X0
-	VINSERTI128 $0x01, -16(AX)(DX*1), Y0, Y0
-	VMOVDQU     (CX), X1
-	VINSERTI128 $0x01, -16(CX)(DX*1), Y1, Y1
-	JMP         compute
-
-loadLess16:
-	CMPQ    DX, $0x08
-	JB      loadLess8
-	VMOVQ   (AX), X0
-	VPINSRQ $0x01, -8(AX)(DX*1), X0, X0
-	VMOVQ   (CX), X1
-	VPINSRQ $0x01, -8(CX)(DX*1), X1, X1
-	JMP     compute
-
-loadLess8:
-	CMPQ    DX, $0x04
-	JB      loadLess4
-	VMOVD   (AX), X0
-	VPINSRD $0x01, -4(AX)(DX*1), X0, X0
-	VMOVD   (CX), X1
-	VPINSRD $0x01, -4(CX)(DX*1), X1, X1
-	JMP     compute
-
-loadLess4:
-	CMPQ    DX, $0x02
-	JB      loadLess2
-	VPXOR   Y0, Y0, Y0
-	VPINSRW $0x00, (AX), X0, X0
-	VPINSRW $0x01, -2(AX)(DX*1), X0, X0
-	VPXOR   Y1, Y1, Y1
-	VPINSRW $0x00, (CX), X1, X1
-	VPINSRW $0x01, -2(CX)(DX*1), X1, X1
-	JMP     compute
-
-loadLess2:
-	JMP done
-
-storeShort:
-	CMPQ         DX, $0x10
-	JB           storeLess16
-	VMOVDQU      X3, (AX)
-	VEXTRACTI128 $0x01, Y3, -16(AX)(DX*1)
-	JMP          done
-
-storeLess16:
-	CMPQ    DX, $0x08
-	JB      storeLess8
-	VMOVQ   X3, (AX)
-	VPEXTRQ $0x01, X3, -8(AX)(DX*1)
-	JMP     done
-
-storeLess8:
-	CMPQ    DX, $0x04
-	JB      storeLess4
-	VMOVD   X3, (AX)
-	VPEXTRD $0x01, X3, -4(AX)(DX*1)
-	JMP     done
-
-storeLess4:
-	VPEXTRW $0x00, X3, (AX)
-	VPEXTRW $0x01, X3, -2(AX)(DX*1)
-	JMP     done
 
 // func minF16AVX2(dst []byte, src []byte)
 // Requires: AVX, AVX2
@@ -4557,12 +763,10 @@ TEXT ·minF16AVX2(SB), NOSPLIT, $0-48
 	MOVQ         $0x7c007c007c007c00, BX
 	VMOVQ        BX, X1
 	VPBROADCASTQ X1, Y1
-	CMPQ         DX, $0x20
-	JB           loadShort
-	VMOVDQU      -32(AX)(DX*1), Y2
-	VMOVDQU      -32(CX)(DX*1), Y3
 
-compute:
+loop:
+	VMOVDQU   (AX), Y2
+	VMOVDQU   (CX), Y3
 	VPAND     Y0, Y2, Y4
 	VPAND     Y0, Y3, Y5
 	VPCMPGTW  Y1, Y4, Y6
@@ -4573,105 +777,26 @@ compute:
 	VPCMPGTW  Y5, Y4, Y4
 	VPANDN    Y4, Y6, Y4
 	VPBLENDVB Y4, Y3, Y2, Y2
-	CMPQ      DX, $0x20
-	JB        storeShort
-	LEAQ      -32(AX)(DX*1), BX
-	SUBQ      $0x20, DX
-	TESTQ     DX, DX
-	JLE       storeLast
-
-vector:
-	VMOVDQU   (AX), Y3
-	VMOVDQU   (CX), Y4
+	VMOVDQU   Y2, (AX)
+	VMOVDQU   32(AX), Y2
+	VMOVDQU   32(CX), Y3
+	VPAND     Y0, Y2, Y4
 	VPAND     Y0, Y3, Y5
-	VPAND     Y0, Y4, Y6
+	VPCMPGTW  Y1, Y4, Y6
 	VPCMPGTW  Y1, Y5, Y7
-	VPCMPGTW  Y1, Y6, Y8
-	VPOR      Y7, Y8, Y7
+	VPOR      Y6, Y7, Y6
+	VPSIGNW   Y2, Y4, Y4
 	VPSIGNW   Y3, Y5, Y5
-	VPSIGNW   Y4, Y6, Y6
-	VPCMPGTW  Y6, Y5, Y5
-	VPANDN    Y5, Y7, Y5
-	VPBLENDVB Y5, Y4, Y3, Y3
-	VMOVDQU   Y3, (AX)
-	ADDQ      $+32, AX
-	ADDQ      $+32, CX
-	SUBQ      $+32, DX
-	JG        vector
-
-storeLast:
-	VMOVDQU Y2, (BX)
-
-done:
+	VPCMPGTW  Y5, Y4, Y4
+	VPANDN    Y4, Y6, Y4
+	VPBLENDVB Y4, Y3, Y2, Y2
+	VMOVDQU   Y2, 32(AX)
+	ADDQ      $0x40, AX
+	ADDQ      $0x40, CX
+	SUBQ      $0x40, DX
+	JG        loop
 	VZEROUPPER
 	RET
-
-loadShort:
-	CMPQ        DX, $0x10
-	JB          loadLess16
-	VMOVDQU     (AX), X2
-	VINSERTI128 $0x01, -16(AX)(DX*1), Y2, Y2
-	VMOVDQU     (CX), X3
-	VINSERTI128 $0x01, -16(CX)(DX*1), Y3, Y3
-	JMP         compute
-
-loadLess16:
-	CMPQ    DX, $0x08
-	JB      loadLess8
-	VMOVQ   (AX), X2
-	VPINSRQ $0x01, -8(AX)(DX*1), X2, X2
-	VMOVQ   (CX), X3
-	VPINSRQ $0x01, -8(CX)(DX*1), X3, X3
-	JMP     compute
-
-loadLess8:
-	CMPQ    DX, $0x04
-	JB      loadLess4
-	VMOVD   (AX), X2
-	VPINSRD $0x01, -4(AX)(DX*1), X2, X2
-	VMOVD   (CX), X3
-	VPINSRD $0x01, -4(CX)(DX*1), X3, X3
-	JMP     compute
-
-loadLess4:
-	CMPQ    DX, $0x02
-	JB      loadLess2
-	VPXOR   Y2, Y2, Y2
-	VPINSRW $0x00, (AX), X2, X2
-	VPINSRW $0x01, -2(AX)(DX*1), X2, X2
-	VPXOR   Y3, Y3, Y3
-	VPINSRW $0x00, (CX), X3, X3
-	VPINSRW $0x01, -2(CX)(DX*1), X3, X3
-	JMP     compute
-
-loadLess2:
-	JMP done
-
-storeShort:
-	CMPQ         DX, $0x10
-	JB           storeLess16
-	VMOVDQU      X2, (AX)
-	VEXTRACTI128 $0x01, Y2, -16(AX)(DX*1)
-	JMP          done
-
-storeLess16:
-	CMPQ    DX, $0x08
-	JB      storeLess8
-	VMOVQ   X2, (AX)
-	VPEXTRQ $0x01, X2, -8(AX)(DX*1)
-	JMP     done
-
-storeLess8:
-	CMPQ    DX, $0x04
-	JB      storeLess4
-	VMOVD   X2, (AX)
-	VPEXTRD $0x01, X2, -4(AX)(DX*1)
-	JMP     done
-
-storeLess4:
-	VPEXTRW $0x00, X2, (AX)
-	VPEXTRW $0x01, X2, -2(AX)(DX*1)
-	JMP     done
 
 // func maxF16AVX2(dst []byte, src []byte)
 // Requires: AVX, AVX2
@@ -4685,12 +810,10 @@ TEXT ·maxF16AVX2(SB), NOSPLIT, $0-48
 	MOVQ         $0x7c007c007c007c00, BX
 	VMOVQ        BX, X1
 	VPBROADCASTQ X1, Y1
-	CMPQ         DX, $0x20
-	JB           loadShort
-	VMOVDQU      -32(AX)(DX*1), Y2
-	VMOVDQU      -32(CX)(DX*1), Y3
 
-compute:
+loop:
+	VMOVDQU   (AX), Y2
+	VMOVDQU   (CX), Y3
 	VPAND     Y0, Y2, Y4
 	VPAND     Y0, Y3, Y5
 	VPCMPGTW  Y1, Y4, Y6
@@ -4701,1622 +824,114 @@ compute:
 	VPCMPGTW  Y4, Y5, Y4
 	VPANDN    Y4, Y6, Y4
 	VPBLENDVB Y4, Y3, Y2, Y2
-	CMPQ      DX, $0x20
-	JB        storeShort
-	LEAQ      -32(AX)(DX*1), BX
-	SUBQ      $0x20, DX
-	TESTQ     DX, DX
-	JLE       storeLast
-
-vector:
-	VMOVDQU   (AX), Y3
-	VMOVDQU   (CX), Y4
+	VMOVDQU   Y2, (AX)
+	VMOVDQU   32(AX), Y2
+	VMOVDQU   32(CX), Y3
+	VPAND     Y0, Y2, Y4
 	VPAND     Y0, Y3, Y5
-	VPAND     Y0, Y4, Y6
+	VPCMPGTW  Y1, Y4, Y6
 	VPCMPGTW  Y1, Y5, Y7
-	VPCMPGTW  Y1, Y6, Y8
-	VPOR      Y7, Y8, Y7
+	VPOR      Y6, Y7, Y6
+	VPSIGNW   Y2, Y4, Y4
 	VPSIGNW   Y3, Y5, Y5
-	VPSIGNW   Y4, Y6, Y6
-	VPCMPGTW  Y5, Y6, Y5
-	VPANDN    Y5, Y7, Y5
-	VPBLENDVB Y5, Y4, Y3, Y3
-	VMOVDQU   Y3, (AX)
-	ADDQ      $+32, AX
-	ADDQ      $+32, CX
-	SUBQ      $+32, DX
-	JG        vector
-
-storeLast:
-	VMOVDQU Y2, (BX)
-
-done:
-	VZEROUPPER
-	RET
-
-loadShort:
-	CMPQ        DX, $0x10
-	JB          loadLess16
-	VMOVDQU     (AX), X2
-	VINSERTI128 $0x01, -16(AX)(DX*1), Y2, Y2
-	VMOVDQU     (CX), X3
-	VINSERTI128 $0x01, -16(CX)(DX*1), Y3, Y3
-	JMP         compute
-
-loadLess16:
-	CMPQ    DX, $0x08
-	JB      loadLess8
-	VMOVQ   (AX), X2
-	VPINSRQ $0x01, -8(AX)(DX*1), X2, X2
-	VMOVQ   (CX), X3
-	VPINSRQ $0x01, -8(CX)(DX*1), X3, X3
-	JMP     compute
-
-loadLess8:
-	CMPQ    DX, $0x04
-	JB      loadLess4
-	VMOVD   (AX), X2
-	VPINSRD $0x01, -4(AX)(DX*1), X2, X2
-	VMOVD   (CX), X3
-	VPINSRD $0x01, -4(CX)(DX*1), X3, X3
-	JMP     compute
-
-loadLess4:
-	CMPQ    DX, $0x02
-	JB      loadLess2
-	VPXOR   Y2, Y2, Y2
-	VPINSRW $0x00, (AX), X2, X2
-	VPINSRW $0x01, -2(AX)(DX*1), X2, X2
-	VPXOR   Y3, Y3, Y3
-	VPINSRW $0x00, (CX), X3, X3
-	VPINSRW $0x01, -2(CX)(DX*1), X3, X3
-	JMP     compute
-
-loadLess2:
-	JMP done
-
-storeShort:
-	CMPQ         DX, $0x10
-	JB           storeLess16
-	VMOVDQU      X2, (AX)
-	VEXTRACTI128 $0x01, Y2, -16(AX)(DX*1)
-	JMP          done
-
-storeLess16:
-	CMPQ    DX, $0x08
-	JB      storeLess8
-	VMOVQ   X2, (AX)
-	VPEXTRQ $0x01, X2, -8(AX)(DX*1)
-	JMP     done
-
-storeLess8:
-	CMPQ    DX, $0x04
-	JB      storeLess4
-	VMOVD   X2, (AX)
-	VPEXTRD $0x01, X2, -4(AX)(DX*1)
-	JMP     done
-
-storeLess4:
-	VPEXTRW $0x00, X2, (AX)
-	VPEXTRW $0x01, X2, -2(AX)(DX*1)
-	JMP     done
-
-// func sumE5M2AVX2(dst []byte, src []byte)
-// Requires: AVX, AVX2, F16C
-TEXT ·sumE5M2AVX2(SB), NOSPLIT, $0-48
-	MOVQ         dst_base+0(FP), AX
-	MOVQ         src_base+24(FP), CX
-	MOVQ         dst_len+8(FP), DX
-	MOVQ         $0xff00ff00ff00ff00, BX
-	VMOVQ        BX, X0
-	VPBROADCASTQ X0, Y0
-	MOVQ         $0x007f007f007f007f, BX
-	VMOVQ        BX, X1
-	VPBROADCASTQ X1, Y1
-	MOVQ         $0x7f7f7f7f7f7f7f7f, BX
-	VMOVQ        BX, X2
-	VPBROADCASTQ X2, Y2
-	MOVQ         $0x7c7c7c7c7c7c7c7c, BX
-	VMOVQ        BX, X3
-	VPBROADCASTQ X3, Y3
-	CMPQ         DX, $0x20
-	JB           loadShort
-	VMOVDQU      -32(AX)(DX*1), Y4
-	VMOVDQU      -32(CX)(DX*1), Y5
-
-compute:
-	VPSLLW       $0x08, Y4, Y6
-	VEXTRACTI128 $0x01, Y6, X7
-	VCVTPH2PS    X6, Y6
-	VCVTPH2PS    X7, Y7
-	VPSLLW       $0x08, Y5, Y12
-	VEXTRACTI128 $0x01, Y12, X13
-	VCVTPH2PS    X12, Y12
-	VCVTPH2PS    X13, Y13
-	VADDPS       Y12, Y6, Y6
-	VADDPS       Y13, Y7, Y7
-	VCVTPS2PH    $0x00, Y6, X8
-	VCVTPS2PH    $0x00, Y7, X6
-	VINSERTI128  $0x01, X6, Y8, Y8
-	VPAND        Y4, Y0, Y4
-	VEXTRACTI128 $0x01, Y4, X6
-	VCVTPH2PS    X4, Y4
-	VCVTPH2PS    X6, Y6
-	VPAND        Y5, Y0, Y5
-	VEXTRACTI128 $0x01, Y5, X7
-	VCVTPH2PS    X5, Y5
-	VCVTPH2PS    X7, Y7
-	VADDPS       Y5, Y4, Y4
-	VADDPS       Y7, Y6, Y5
-	VCVTPS2PH    $0x00, Y4, X9
-	VCVTPS2PH    $0x00, Y5, X4
-	VINSERTI128  $0x01, X4, Y9, Y9
-	VPSLLW       $0x07, Y8, Y4
-	VPSRLW       $0x0f, Y4, Y4
-	VPADDW       Y1, Y8, Y5
-	VPADDW       Y4, Y5, Y4
-	VPSLLW       $0x07, Y9, Y5
-	VPSRLW       $0x0f, Y5, Y5
-	VPADDW       Y1, Y9, Y6
-	VPADDW       Y5, Y6, Y5
-	VPSRLW       $0x08, Y4, Y4
-	VPSRLW       $0x08, Y5, Y5
-	VPSLLW       $0x08, Y5, Y5
-	VPOR         Y4, Y5, Y4
-	VPAND        Y2, Y4, Y5
-	VPCMPGTB     Y3, Y5, Y5
-	VPAND        Y2, Y5, Y5
-	VPOR         Y5, Y4, Y4
-	CMPQ         DX, $0x20
-	JB           storeShort
-	LEAQ         -32(AX)(DX*1), BX
-	SUBQ         $0x20, DX
-	TESTQ        DX, DX
-	JLE          storeLast
-
-vector:
-	VMOVDQU      (AX), Y5
-	VPSLLW       $0x08, Y5, Y5
-	VEXTRACTI128 $0x01, Y5, X6
-	VCVTPH2PS    X5, Y5
-	VCVTPH2PS    X6, Y6
-	VMOVDQU      (CX), Y7
-	VPSLLW       $0x08, Y7, Y7
-	VEXTRACTI128 $0x01, Y7, X8
-	VCVTPH2PS    X7, Y7
-	VCVTPH2PS    X8, Y8
-	VADDPS       Y7, Y5, Y5
-	VADDPS       Y8, Y6, Y6
-	VCVTPS2PH    $0x00, Y5, X10
-	VCVTPS2PH    $0x00, Y6, X5
-	VINSERTI128  $0x01, X5, Y10, Y10
-	VPAND        (AX), Y0, Y5
-	VEXTRACTI128 $0x01, Y5, X6
-	VCVTPH2PS    X5, Y5
-	VCVTPH2PS    X6, Y6
-	VPAND        (CX), Y0, Y7
-	VEXTRACTI128 $0x01, Y7, X8
-	VCVTPH2PS    X7, Y7
-	VCVTPH2PS    X8, Y8
-	VADDPS       Y7, Y5, Y5
-	VADDPS       Y8, Y6, Y6
-	VCVTPS2PH    $0x00, Y5, X11
-	VCVTPS2PH    $0x00, Y6, X5
-	VINSERTI128  $0x01, X5, Y11, Y11
-	VPSLLW       $0x07, Y10, Y5
-	VPSRLW       $0x0f, Y5, Y5
-	VPADDW       Y1, Y10, Y6
-	VPADDW       Y5, Y6, Y5
-	VPSLLW       $0x07, Y11, Y6
-	VPSRLW       $0x0f, Y6, Y6
-	VPADDW       Y1, Y11, Y7
-	VPADDW       Y6, Y7, Y6
-	VPSRLW       $0x08, Y5, Y5
-	VPSRLW       $0x08, Y6, Y6
-	VPSLLW       $0x08, Y6, Y6
-	VPOR         Y5, Y6, Y5
-	VPAND        Y2, Y5, Y6
-	VPCMPGTB     Y3, Y6, Y6
-	VPAND        Y2, Y6, Y6
-	VPOR         Y6, Y5, Y5
-	VMOVDQU      Y5, (AX)
-	ADDQ         $+32, AX
-	ADDQ         $+32, CX
-	SUBQ         $+32, DX
-	JG           vector
-
-storeLast:
-	VMOVDQU Y4, (BX)
-
-done:
-	VZEROUPPER
-	RET
-
-loadShort:
-	CMPQ        DX, $0x10
-	JB          loadLess16
-	VMOVDQU     (AX), X4
-	VINSERTI128 $0x01, -16(AX)(DX*1), Y4, Y4
-	VMOVDQU     (CX), X5
-	VINSERTI128 $0x01, -16(CX)(DX*1), Y5, Y5
-	JMP         compute
-
-loadLess16:
-	CMPQ    DX, $0x08
-	JB      loadLess8
-	VMOVQ   (AX), X4
-	VPINSRQ $0x01, -8(AX)(DX*1), X4, X4
-	VMOVQ   (CX), X5
-	VPINSRQ $0x01, -8(CX)(DX*1), X5, X5
-	JMP     compute
-
-loadLess8:
-	CMPQ    DX, $0x04
-	JB      loadLess4
-	VMOVD   (AX), X4
-	VPINSRD $0x01, -4(AX)(DX*1), X4, X4
-	VMOVD   (CX), X5
-	VPINSRD $0x01, -4(CX)(DX*1), X5, X5
-	JMP     compute
-
-loadLess4:
-	CMPQ    DX, $0x02
-	JB      loadLess2
-	VPXOR   Y4, Y4, Y4
-	VPINSRW $0x00, (AX), X4, X4
-	VPINSRW $0x01, -2(AX)(DX*1), X4, X4
-	VPXOR   Y5, Y5, Y5
-	VPINSRW $0x00, (CX), X5, X5
-	VPINSRW $0x01, -2(CX)(DX*1), X5, X5
-	JMP     compute
-
-loadLess2:
-	CMPQ    DX, $0x01
-	JB      loadLess1
-	VPXOR   Y4, Y4, Y4
-	VPINSRB $0x00, (AX), X4, X4
-	VPXOR   Y5, Y5, Y5
-	VPINSRB $0x00, (CX), X5, X5
-	JMP     compute
-
-loadLess1:
-	JMP done
-
-storeShort:
-	CMPQ         DX, $0x10
-	JB           storeLess16
-	VMOVDQU      X4, (AX)
-	VEXTRACTI128 $0x01, Y4, -16(AX)(DX*1)
-	JMP          done
-
-storeLess16:
-	CMPQ    DX, $0x08
-	JB      storeLess8
-	VMOVQ   X4, (AX)
-	VPEXTRQ $0x01, X4, -8(AX)(DX*1)
-	JMP     done
-
-storeLess8:
-	CMPQ    DX, $0x04
-	JB      storeLess4
-	VMOVD   X4, (AX)
-	VPEXTRD $0x01, X4, -4(AX)(DX*1)
-	JMP     done
-
-storeLess4:
-	CMPQ    DX, $0x02
-	JB      storeLess2
-	VPEXTRW $0x00, X4, (AX)
-	VPEXTRW $0x01, X4, -2(AX)(DX*1)
-	JMP     done
-
-storeLess2:
-	VPEXTRB $0x00, X4, (AX)
-	JMP     done
-
-// func productE5M2AVX2(dst []byte, src []byte)
-// Requires: AVX, AVX2, F16C
-TEXT ·productE5M2AVX2(SB), NOSPLIT, $0-48
-	MOVQ         dst_base+0(FP), AX
-	MOVQ         src_base+24(FP), CX
-	MOVQ         dst_len+8(FP), DX
-	MOVQ         $0xff00ff00ff00ff00, BX
-	VMOVQ        BX, X0
-	VPBROADCASTQ X0, Y0
-	MOVQ         $0x007f007f007f007f, BX
-	VMOVQ        BX, X1
-	VPBROADCASTQ X1, Y1
-	MOVQ         $0x7f7f7f7f7f7f7f7f, BX
-	VMOVQ        BX, X2
-	VPBROADCASTQ X2, Y2
-	MOVQ         $0x7c7c7c7c7c7c7c7c, BX
-	VMOVQ        BX, X3
-	VPBROADCASTQ X3, Y3
-	CMPQ         DX, $0x20
-	JB           loadShort
-	VMOVDQU      -32(AX)(DX*1), Y4
-	VMOVDQU      -32(CX)(DX*1), Y5
-
-compute:
-	VPSLLW       $0x08, Y4, Y6
-	VEXTRACTI128 $0x01, Y6, X7
-	VCVTPH2PS    X6, Y6
-	VCVTPH2PS    X7, Y7
-	VPSLLW       $0x08, Y5, Y12
-	VEXTRACTI128 $0x01, Y12, X13
-	VCVTPH2PS    X12, Y12
-	VCVTPH2PS    X13, Y13
-	VMULPS       Y12, Y6, Y6
-	VMULPS       Y13, Y7, Y7
-	VCVTPS2PH    $0x00, Y6, X8
-	VCVTPS2PH    $0x00, Y7, X6
-	VINSERTI128  $0x01, X6, Y8, Y8
-	VPAND        Y4, Y0, Y4
-	VEXTRACTI128 $0x01, Y4, X6
-	VCVTPH2PS    X4, Y4
-	VCVTPH2PS    X6, Y6
-	VPAND        Y5, Y0, Y5
-	VEXTRACTI128 $0x01, Y5, X7
-	VCVTPH2PS    X5, Y5
-	VCVTPH2PS    X7, Y7
-	VMULPS       Y5, Y4, Y4
-	VMULPS       Y7, Y6, Y5
-	VCVTPS2PH    $0x00, Y4, X9
-	VCVTPS2PH    $0x00, Y5, X4
-	VINSERTI128  $0x01, X4, Y9, Y9
-	VPSLLW       $0x07, Y8, Y4
-	VPSRLW       $0x0f, Y4, Y4
-	VPADDW       Y1, Y8, Y5
-	VPADDW       Y4, Y5, Y4
-	VPSLLW       $0x07, Y9, Y5
-	VPSRLW       $0x0f, Y5, Y5
-	VPADDW       Y1, Y9, Y6
-	VPADDW       Y5, Y6, Y5
-	VPSRLW       $0x08, Y4, Y4
-	VPSRLW       $0x08, Y5, Y5
-	VPSLLW       $0x08, Y5, Y5
-	VPOR         Y4, Y5, Y4
-	VPAND        Y2, Y4, Y5
-	VPCMPGTB     Y3, Y5, Y5
-	VPAND        Y2, Y5, Y5
-	VPOR         Y5, Y4, Y4
-	CMPQ         DX, $0x20
-	JB           storeShort
-	LEAQ         -32(AX)(DX*1), BX
-	SUBQ         $0x20, DX
-	TESTQ        DX, DX
-	JLE          storeLast
-
-vector:
-	VMOVDQU      (AX), Y5
-	VPSLLW       $0x08, Y5, Y5
-	VEXTRACTI128 $0x01, Y5, X6
-	VCVTPH2PS    X5, Y5
-	VCVTPH2PS    X6, Y6
-	VMOVDQU      (CX), Y7
-	VPSLLW       $0x08, Y7, Y7
-	VEXTRACTI128 $0x01, Y7, X8
-	VCVTPH2PS    X7, Y7
-	VCVTPH2PS    X8, Y8
-	VMULPS       Y7, Y5, Y5
-	VMULPS       Y8, Y6, Y6
-	VCVTPS2PH    $0x00, Y5, X10
-	VCVTPS2PH    $0x00, Y6, X5
-	VINSERTI128  $0x01, X5, Y10, Y10
-	VPAND        (AX), Y0, Y5
-	VEXTRACTI128 $0x01, Y5, X6
-	VCVTPH2PS    X5, Y5
-	VCVTPH2PS    X6, Y6
-	VPAND        (CX), Y0, Y7
-	VEXTRACTI128 $0x01, Y7, X8
-	VCVTPH2PS    X7, Y7
-	VCVTPH2PS    X8, Y8
-	VMULPS       Y7, Y5, Y5
-	VMULPS       Y8, Y6, Y6
-	VCVTPS2PH    $0x00, Y5, X11
-	VCVTPS2PH    $0x00, Y6, X5
-	VINSERTI128  $0x01, X5, Y11, Y11
-	VPSLLW       $0x07, Y10, Y5
-	VPSRLW       $0x0f, Y5, Y5
-	VPADDW       Y1, Y10, Y6
-	VPADDW       Y5, Y6, Y5
-	VPSLLW       $0x07, Y11, Y6
-	VPSRLW       $0x0f, Y6, Y6
-	VPADDW       Y1, Y11, Y7
-	VPADDW       Y6, Y7, Y6
-	VPSRLW       $0x08, Y5, Y5
-	VPSRLW       $0x08, Y6, Y6
-	VPSLLW       $0x08, Y6, Y6
-	VPOR         Y5, Y6, Y5
-	VPAND        Y2, Y5, Y6
-	VPCMPGTB     Y3, Y6, Y6
-	VPAND        Y2, Y6, Y6
-	VPOR         Y6, Y5, Y5
-	VMOVDQU      Y5, (AX)
-	ADDQ         $+32, AX
-	ADDQ         $+32, CX
-	SUBQ         $+32, DX
-	JG           vector
-
-storeLast:
-	VMOVDQU Y4, (BX)
-
-done:
-	VZEROUPPER
-	RET
-
-loadShort:
-	CMPQ        DX, $0x10
-	JB          loadLess16
-	VMOVDQU     (AX), X4
-	VINSERTI128 $0x01, -16(AX)(DX*1), Y4, Y4
-	VMOVDQU     (CX), X5
-	VINSERTI128 $0x01, -16(CX)(DX*1), Y5, Y5
-	JMP         compute
-
-loadLess16:
-	CMPQ    DX, $0x08
-	JB      loadLess8
-	VMOVQ   (AX), X4
-	VPINSRQ $0x01, -8(AX)(DX*1), X4, X4
-	VMOVQ   (CX), X5
-	VPINSRQ $0x01, -8(CX)(DX*1), X5, X5
-	JMP     compute
-
-loadLess8:
-	CMPQ    DX, $0x04
-	JB      loadLess4
-	VMOVD   (AX), X4
-	VPINSRD $0x01, -4(AX)(DX*1), X4, X4
-	VMOVD   (CX), X5
-	VPINSRD $0x01, -4(CX)(DX*1), X5, X5
-	JMP     compute
-
-loadLess4:
-	CMPQ    DX, $0x02
-	JB      loadLess2
-	VPXOR   Y4, Y4, Y4
-	VPINSRW $0x00, (AX), X4, X4
-	VPINSRW $0x01, -2(AX)(DX*1), X4, X4
-	VPXOR   Y5, Y5, Y5
-	VPINSRW $0x00, (CX), X5, X5
-	VPINSRW $0x01, -2(CX)(DX*1), X5, X5
-	JMP     compute
-
-loadLess2:
-	CMPQ    DX, $0x01
-	JB      loadLess1
-	VPXOR   Y4, Y4, Y4
-	VPINSRB $0x00, (AX), X4, X4
-	VPXOR   Y5, Y5, Y5
-	VPINSRB $0x00, (CX), X5, X5
-	JMP     compute
-
-loadLess1:
-	JMP done
-
-storeShort:
-	CMPQ         DX, $0x10
-	JB           storeLess16
-	VMOVDQU      X4, (AX)
-	VEXTRACTI128 $0x01, Y4, -16(AX)(DX*1)
-	JMP          done
-
-storeLess16:
-	CMPQ    DX, $0x08
-	JB      storeLess8
-	VMOVQ   X4, (AX)
-	VPEXTRQ $0x01, X4, -8(AX)(DX*1)
-	JMP     done
-
-storeLess8:
-	CMPQ    DX, $0x04
-	JB      storeLess4
-	VMOVD   X4, (AX)
-	VPEXTRD $0x01, X4, -4(AX)(DX*1)
-	JMP     done
-
-storeLess4:
-	CMPQ    DX, $0x02
-	JB      storeLess2
-	VPEXTRW $0x00, X4, (AX)
-	VPEXTRW $0x01, X4, -2(AX)(DX*1)
-	JMP     done
-
-storeLess2:
-	VPEXTRB $0x00, X4, (AX)
-	JMP     done
-
-// func minE5M2AVX2(dst []byte, src []byte)
-// Requires: AVX, AVX2
-TEXT ·minE5M2AVX2(SB), NOSPLIT, $0-48
-	MOVQ         dst_base+0(FP), AX
-	MOVQ         src_base+24(FP), CX
-	MOVQ         dst_len+8(FP), DX
-	MOVQ         $0x7f7f7f7f7f7f7f7f, BX
-	VMOVQ        BX, X0
-	VPBROADCASTQ X0, Y0
-	MOVQ         $0x7c7c7c7c7c7c7c7c, BX
-	VMOVQ        BX, X1
-	VPBROADCASTQ X1, Y1
-	CMPQ         DX, $0x20
-	JB           loadShort
-	VMOVDQU      -32(AX)(DX*1), Y2
-	VMOVDQU      -32(CX)(DX*1), Y3
-
-compute:
-	VPAND     Y0, Y2, Y4
-	VPAND     Y0, Y3, Y5
-	VPCMPGTB  Y1, Y4, Y6
-	VPCMPGTB  Y1, Y5, Y7
-	VPOR      Y6, Y7, Y6
-	VPSIGNB   Y2, Y4, Y4
-	VPSIGNB   Y3, Y5, Y5
-	VPCMPGTB  Y5, Y4, Y4
+	VPCMPGTW  Y4, Y5, Y4
 	VPANDN    Y4, Y6, Y4
 	VPBLENDVB Y4, Y3, Y2, Y2
-	CMPQ      DX, $0x20
-	JB        storeShort
-	LEAQ      -32(AX)(DX*1), BX
-	SUBQ      $0x20, DX
-	TESTQ     DX, DX
-	JLE       storeLast
-
-vector:
-	VMOVDQU   (AX), Y3
-	VMOVDQU   (CX), Y4
-	VPAND     Y0, Y3, Y5
-	VPAND     Y0, Y4, Y6
-	VPCMPGTB  Y1, Y5, Y7
-	VPCMPGTB  Y1, Y6, Y8
-	VPOR      Y7, Y8, Y7
-	VPSIGNB   Y3, Y5, Y5
-	VPSIGNB   Y4, Y6, Y6
-	VPCMPGTB  Y6, Y5, Y5
-	VPANDN    Y5, Y7, Y5
-	VPBLENDVB Y5, Y4, Y3, Y3
-	VMOVDQU   Y3, (AX)
-	ADDQ      $+32, AX
-	ADDQ      $+32, CX
-	SUBQ      $+32, DX
-	JG        vector
-
-storeLast:
-	VMOVDQU Y2, (BX)
-
-done:
+	VMOVDQU   Y2, 32(AX)
+	ADDQ      $0x40, AX
+	ADDQ      $0x40, CX
+	SUBQ      $0x40, DX
+	JG        loop
 	VZEROUPPER
 	RET
 
-loadShort:
-	CMPQ        DX, $0x10
-	JB          loadLess16
-	VMOVDQU     (AX), X2
-	VINSERTI128 $0x01, -16(AX)(DX*1), Y2, Y2
-	VMOVDQU     (CX), X3
-	VINSERTI128 $0x01, -16(CX)(DX*1), Y3, Y3
-	JMP         compute
-
-loadLess16:
-	CMPQ    DX, $0x08
-	JB      loadLess8
-	VMOVQ   (AX), X2
-	VPINSRQ $0x01, -8(AX)(DX*1), X2, X2
-	VMOVQ   (CX), X3
-	VPINSRQ $0x01, -8(CX)(DX*1), X3, X3
-	JMP     compute
-
-loadLess8:
-	CMPQ    DX, $0x04
-	JB      loadLess4
-	VMOVD   (AX), X2
-	VPINSRD $0x01, -4(AX)(DX*1), X2, X2
-	VMOVD   (CX), X3
-	VPINSRD $0x01, -4(CX)(DX*1), X3, X3
-	JMP     compute
-
-loadLess4:
-	CMPQ    DX, $0x02
-	JB      loadLess2
-	VPXOR   Y2, Y2, Y2
-	VPINSRW $0x00, (AX), X2, X2
-	VPINSRW $0x01, -2(AX)(DX*1), X2, X2
-	VPXOR   Y3, Y3, Y3
-	VPINSRW $0x00, (CX), X3, X3
-	VPINSRW $0x01, -2(CX)(DX*1), X3, X3
-	JMP     compute
-
-loadLess2:
-	CMPQ    DX, $0x01
-	JB      loadLess1
-	VPXOR   Y2, Y2, Y2
-	VPINSRB $0x00, (AX), X2, X2
-	VPXOR   Y3, Y3, Y3
-	VPINSRB $0x00, (CX), X3, X3
-	JMP     compute
-
-loadLess1:
-	JMP done
-
-storeShort:
-	CMPQ         DX, $0x10
-	JB           storeLess16
-	VMOVDQU      X2, (AX)
-	VEXTRACTI128 $0x01, Y2, -16(AX)(DX*1)
-	JMP          done
-
-storeLess16:
-	CMPQ    DX, $0x08
-	JB      storeLess8
-	VMOVQ   X2, (AX)
-	VPEXTRQ $0x01, X2, -8(AX)(DX*1)
-	JMP     done
-
-storeLess8:
-	CMPQ    DX, $0x04
-	JB      storeLess4
-	VMOVD   X2, (AX)
-	VPEXTRD $0x01, X2, -4(AX)(DX*1)
-	JMP     done
-
-storeLess4:
-	CMPQ    DX, $0x02
-	JB      storeLess2
-	VPEXTRW $0x00, X2, (AX)
-	VPEXTRW $0x01, X2, -2(AX)(DX*1)
-	JMP     done
-
-storeLess2:
-	VPEXTRB $0x00, X2, (AX)
-	JMP     done
-
-// func maxE5M2AVX2(dst []byte, src []byte)
+// func divideF32AVX2(b []byte, by uint64)
 // Requires: AVX, AVX2
-TEXT ·maxE5M2AVX2(SB), NOSPLIT, $0-48
-	MOVQ         dst_base+0(FP), AX
-	MOVQ         src_base+24(FP), CX
-	MOVQ         dst_len+8(FP), DX
-	MOVQ         $0x7f7f7f7f7f7f7f7f, BX
-	VMOVQ        BX, X0
-	VPBROADCASTQ X0, Y0
-	MOVQ         $0x7c7c7c7c7c7c7c7c, BX
-	VMOVQ        BX, X1
-	VPBROADCASTQ X1, Y1
-	CMPQ         DX, $0x20
-	JB           loadShort
-	VMOVDQU      -32(AX)(DX*1), Y2
-	VMOVDQU      -32(CX)(DX*1), Y3
+TEXT ·divideF32AVX2(SB), NOSPLIT, $0-32
+	MOVQ         b_base+0(FP), AX
+	MOVQ         b_len+8(FP), CX
+	MOVQ         by+24(FP), DX
+	VMOVQ        DX, X0
+	VPBROADCASTD X0, Y0
 
-compute:
-	VPAND     Y0, Y2, Y4
-	VPAND     Y0, Y3, Y5
-	VPCMPGTB  Y1, Y4, Y6
-	VPCMPGTB  Y1, Y5, Y7
-	VPOR      Y6, Y7, Y6
-	VPSIGNB   Y2, Y4, Y4
-	VPSIGNB   Y3, Y5, Y5
-	VPCMPGTB  Y4, Y5, Y4
-	VPANDN    Y4, Y6, Y4
-	VPBLENDVB Y4, Y3, Y2, Y2
-	CMPQ      DX, $0x20
-	JB        storeShort
-	LEAQ      -32(AX)(DX*1), BX
-	SUBQ      $0x20, DX
-	TESTQ     DX, DX
-	JLE       storeLast
-
-vector:
-	VMOVDQU   (AX), Y3
-	VMOVDQU   (CX), Y4
-	VPAND     Y0, Y3, Y5
-	VPAND     Y0, Y4, Y6
-	VPCMPGTB  Y1, Y5, Y7
-	VPCMPGTB  Y1, Y6, Y8
-	VPOR      Y7, Y8, Y7
-	VPSIGNB   Y3, Y5, Y5
-	VPSIGNB   Y4, Y6, Y6
-	VPCMPGTB  Y5, Y6, Y5
-	VPANDN    Y5, Y7, Y5
-	VPBLENDVB Y5, Y4, Y3, Y3
-	VMOVDQU   Y3, (AX)
-	ADDQ      $+32, AX
-	ADDQ      $+32, CX
-	SUBQ      $+32, DX
-	JG        vector
-
-storeLast:
-	VMOVDQU Y2, (BX)
-
-done:
+loop:
+	VMOVDQU (AX), Y1
+	VDIVPS  Y0, Y1, Y1
+	VMOVDQU Y1, (AX)
+	VMOVDQU 32(AX), Y1
+	VDIVPS  Y0, Y1, Y1
+	VMOVDQU Y1, 32(AX)
+	ADDQ    $0x40, AX
+	SUBQ    $0x40, CX
+	JG      loop
 	VZEROUPPER
 	RET
 
-loadShort:
-	CMPQ        DX, $0x10
-	JB          loadLess16
-	VMOVDQU     (AX), X2
-	VINSERTI128 $0x01, -16(AX)(DX*1), Y2, Y2
-	VMOVDQU     (CX), X3
-	VINSERTI128 $0x01, -16(CX)(DX*1), Y3, Y3
-	JMP         compute
-
-loadLess16:
-	CMPQ    DX, $0x08
-	JB      loadLess8
-	VMOVQ   (AX), X2
-	VPINSRQ $0x01, -8(AX)(DX*1), X2, X2
-	VMOVQ   (CX), X3
-	VPINSRQ $0x01, -8(CX)(DX*1), X3, X3
-	JMP     compute
-
-loadLess8:
-	CMPQ    DX, $0x04
-	JB      loadLess4
-	VMOVD   (AX), X2
-	VPINSRD $0x01, -4(AX)(DX*1), X2, X2
-	VMOVD   (CX), X3
-	VPINSRD $0x01, -4(CX)(DX*1), X3, X3
-	JMP     compute
-
-loadLess4:
-	CMPQ    DX, $0x02
-	JB      loadLess2
-	VPXOR   Y2, Y2, Y2
-	VPINSRW $0x00, (AX), X2, X2
-	VPINSRW $0x01, -2(AX)(DX*1), X2, X2
-	VPXOR   Y3, Y3, Y3
-	VPINSRW $0x00, (CX), X3, X3
-	VPINSRW $0x01, -2(CX)(DX*1), X3, X3
-	JMP     compute
-
-loadLess2:
-	CMPQ    DX, $0x01
-	JB      loadLess1
-	VPXOR   Y2, Y2, Y2
-	VPINSRB $0x00, (AX), X2, X2
-	VPXOR   Y3, Y3, Y3
-	VPINSRB $0x00, (CX), X3, X3
-	JMP     compute
-
-loadLess1:
-	JMP done
-
-storeShort:
-	CMPQ         DX, $0x10
-	JB           storeLess16
-	VMOVDQU      X2, (AX)
-	VEXTRACTI128 $0x01, Y2, -16(AX)(DX*1)
-	JMP          done
-
-storeLess16:
-	CMPQ    DX, $0x08
-	JB      storeLess8
-	VMOVQ   X2, (AX)
-	VPEXTRQ $0x01, X2, -8(AX)(DX*1)
-	JMP     done
-
-storeLess8:
-	CMPQ    DX, $0x04
-	JB      storeLess4
-	VMOVD   X2, (AX)
-	VPEXTRD $0x01, X2, -4(AX)(DX*1)
-	JMP     done
-
-storeLess4:
-	CMPQ    DX, $0x02
-	JB      storeLess2
-	VPEXTRW $0x00, X2, (AX)
-	VPEXTRW $0x01, X2, -2(AX)(DX*1)
-	JMP     done
-
-storeLess2:
-	VPEXTRB $0x00, X2, (AX)
-	JMP     done
-
-// func sumE4M3AVX2(dst []byte, src []byte)
-// Requires: AVX, AVX2, F16C
-TEXT ·sumE4M3AVX2(SB), NOSPLIT, $0-48
-	MOVQ         dst_base+0(FP), AX
-	MOVQ         src_base+24(FP), CX
-	MOVQ         dst_len+8(FP), DX
-	MOVQ         $0xbf80bf80bf80bf80, BX
-	VMOVQ        BX, X0
-	VPBROADCASTQ X0, Y0
-	MOVQ         $0x7fff7fff7fff7fff, BX
-	VMOVQ        BX, X1
-	VPBROADCASTQ X1, Y1
-	MOVQ         $0x3f803f803f803f80, BX
-	VMOVQ        BX, X2
-	VPBROADCASTQ X2, Y2
-	MOVQ         $0x003f003f003f003f, BX
-	VMOVQ        BX, X3
-	VPBROADCASTQ X3, Y3
-	MOVQ         $0x7f7f7f7f7f7f7f7f, BX
-	VMOVQ        BX, X4
-	VPBROADCASTQ X4, Y4
-	CMPQ         DX, $0x20
-	JB           loadShort
-	VMOVDQU      -32(AX)(DX*1), Y5
-	VMOVDQU      -32(CX)(DX*1), Y6
-
-compute:
-	VPSLLW       $0x08, Y5, Y7
-	VPSRAW       $0x01, Y7, Y7
-	VPAND        Y0, Y7, Y7
-	VEXTRACTI128 $0x01, Y7, X12
-	VCVTPH2PS    X7, Y7
-	VCVTPH2PS    X12, Y12
-	VPSLLW       $0x08, Y6, Y13
-	VPSRAW       $0x01, Y13, Y13
-	VPAND        Y0, Y13, Y13
-	VEXTRACTI128 $0x01, Y13, X14
-	VCVTPH2PS    X13, Y13
-	VCVTPH2PS    X14, Y14
-	VADDPS       Y13, Y7, Y7
-	VADDPS       Y14, Y12, Y12
-	VCVTPS2PH    $0x00, Y7, X8
-	VCVTPS2PH    $0x00, Y12, X7
-	VINSERTI128  $0x01, X7, Y8, Y8
-	VPSRAW       $0x01, Y5, Y7
-	VPAND        Y0, Y7, Y7
-	VEXTRACTI128 $0x01, Y7, X12
-	VCVTPH2PS    X7, Y7
-	VCVTPH2PS    X12, Y12
-	VPSRAW       $0x01, Y6, Y13
-	VPAND        Y0, Y13, Y13
-	VEXTRACTI128 $0x01, Y13, X14
-	VCVTPH2PS    X13, Y13
-	VCVTPH2PS    X14, Y14
-	VADDPS       Y13, Y7, Y7
-	VADDPS       Y14, Y12, Y12
-	VCVTPS2PH    $0x00, Y7, X9
-	VCVTPS2PH    $0x00, Y12, X7
-	VINSERTI128  $0x01, X7, Y9, Y9
-	VPAND        Y1, Y8, Y7
-	VPXOR        Y7, Y8, Y12
-	VPMINSW      Y2, Y7, Y7
-	VPSLLW       $0x08, Y7, Y8
-	VPSRLW       $0x0f, Y8, Y8
-	VPADDW       Y3, Y7, Y7
-	VPADDW       Y8, Y7, Y7
-	VPADDW       Y7, Y7, Y7
-	VPOR         Y12, Y7, Y7
-	VPAND        Y1, Y9, Y8
-	VPXOR        Y8, Y9, Y12
-	VPMINSW      Y2, Y8, Y8
-	VPSLLW       $0x08, Y8, Y9
-	VPSRLW       $0x0f, Y9, Y9
-	VPADDW       Y3, Y8, Y8
-	VPADDW       Y9, Y8, Y8
-	VPADDW       Y8, Y8, Y8
-	VPOR         Y12, Y8, Y8
-	VPSRLW       $0x08, Y7, Y7
-	VPSRLW       $0x08, Y8, Y8
-	VPSLLW       $0x08, Y8, Y8
-	VPOR         Y7, Y8, Y7
-	VPAND        Y6, Y4, Y8
-	VPCMPEQB     Y4, Y8, Y8
-	VPBLENDVB    Y8, Y6, Y7, Y8
-	VPAND        Y5, Y4, Y6
-	VPCMPEQB     Y4, Y6, Y6
-	VPBLENDVB    Y6, Y5, Y8, Y6
-	CMPQ         DX, $0x20
-	JB           storeShort
-	LEAQ         -32(AX)(DX*1), BX
-	SUBQ         $0x20, DX
-	TESTQ        DX, DX
-	JLE          storeLast
-
-vector:
-	VMOVDQU      (AX), Y5
-	VPSLLW       $0x08, Y5, Y5
-	VPSRAW       $0x01, Y5, Y5
-	VPAND        Y0, Y5, Y5
-	VEXTRACTI128 $0x01, Y5, X7
-	VCVTPH2PS    X5, Y5
-	VCVTPH2PS    X7, Y7
-	VMOVDQU      (CX), Y8
-	VPSLLW       $0x08, Y8, Y8
-	VPSRAW       $0x01, Y8, Y8
-	VPAND        Y0, Y8, Y8
-	VEXTRACTI128 $0x01, Y8, X9
-	VCVTPH2PS    X8, Y8
-	VCVTPH2PS    X9, Y9
-	VADDPS       Y8, Y5, Y5
-	VADDPS       Y9, Y7, Y7
-	VCVTPS2PH    $0x00, Y5, X10
-	VCVTPS2PH    $0x00, Y7, X5
-	VINSERTI128  $0x01, X5, Y10, Y10
-	VMOVDQU      (AX), Y5
-	VPSRAW       $0x01, Y5, Y5
-	VPAND        Y0, Y5, Y5
-	VEXTRACTI128 $0x01, Y5, X7
-	VCVTPH2PS    X5, Y5
-	VCVTPH2PS    X7, Y7
-	VMOVDQU      (CX), Y8
-	VPSRAW       $0x01, Y8, Y8
-	VPAND        Y0, Y8, Y8
-	VEXTRACTI128 $0x01, Y8, X9
-	VCVTPH2PS    X8, Y8
-	VCVTPH2PS    X9, Y9
-	VADDPS       Y8, Y5, Y5
-	VADDPS       Y9, Y7, Y7
-	VCVTPS2PH    $0x00, Y5, X11
-	VCVTPS2PH    $0x00, Y7, X5
-	VINSERTI128  $0x01, X5, Y11, Y11
-	VPAND        Y1, Y10, Y5
-	VPXOR        Y5, Y10, Y8
-	VPMINSW      Y2, Y5, Y5
-	VPSLLW       $0x08, Y5, Y7
-	VPSRLW       $0x0f, Y7, Y7
-	VPADDW       Y3, Y5, Y5
-	VPADDW       Y7, Y5, Y5
-	VPADDW       Y5, Y5, Y5
-	VPOR         Y8, Y5, Y5
-	VPAND        Y1, Y11, Y7
-	VPXOR        Y7, Y11, Y9
-	VPMINSW      Y2, Y7, Y7
-	VPSLLW       $0x08, Y7, Y8
-	VPSRLW       $0x0f, Y8, Y8
-	VPADDW       Y3, Y7, Y7
-	VPADDW       Y8, Y7, Y7
-	VPADDW       Y7, Y7, Y7
-	VPOR         Y9, Y7, Y7
-	VPSRLW       $0x08, Y5, Y5
-	VPSRLW       $0x08, Y7, Y7
-	VPSLLW       $0x08, Y7, Y7
-	VPOR         Y5, Y7, Y5
-	VPAND        (CX), Y4, Y7
-	VPCMPEQB     Y4, Y7, Y7
-	VPBLENDVB    Y7, (CX), Y5, Y7
-	VPAND        (AX), Y4, Y5
-	VPCMPEQB     Y4, Y5, Y5
-	VPBLENDVB    Y5, (AX), Y7, Y5
-	VMOVDQU      Y5, (AX)
-	ADDQ         $+32, AX
-	ADDQ         $+32, CX
-	SUBQ         $+32, DX
-	JG           vector
-
-storeLast:
-	VMOVDQU Y6, (BX)
-
-done:
-	VZEROUPPER
-	RET
-
-loadShort:
-	CMPQ        DX, $0x10
-	JB          loadLess16
-	VMOVDQU     (AX), X5
-	VINSERTI128 $0x01, -16(AX)(DX*1), Y5, Y5
-	VMOVDQU     (CX), X6
-	VINSERTI128 $0x01, -16(CX)(DX*1), Y6, Y6
-	JMP         compute
-
-loadLess16:
-	CMPQ    DX, $0x08
-	JB      loadLess8
-	VMOVQ   (AX), X5
-	VPINSRQ $0x01, -8(AX)(DX*1), X5, X5
-	VMOVQ   (CX), X6
-	VPINSRQ $0x01, -8(CX)(DX*1), X6, X6
-	JMP     compute
-
-loadLess8:
-	CMPQ    DX, $0x04
-	JB      loadLess4
-	VMOVD   (AX), X5
-	VPINSRD $0x01, -4(AX)(DX*1), X5, X5
-	VMOVD   (CX), X6
-	VPINSRD $0x01, -4(CX)(DX*1), X6, X6
-	JMP     compute
-
-loadLess4:
-	CMPQ    DX, $0x02
-	JB      loadLess2
-	VPXOR   Y5, Y5, Y5
-	VPINSRW $0x00, (AX), X5, X5
-	VPINSRW $0x01, -2(AX)(DX*1), X5, X5
-	VPXOR   Y6, Y6, Y6
-	VPINSRW $0x00, (CX), X6, X6
-	VPINSRW $0x01, -2(CX)(DX*1), X6, X6
-	JMP     compute
-
-loadLess2:
-	CMPQ    DX, $0x01
-	JB      loadLess1
-	VPXOR   Y5, Y5, Y5
-	VPINSRB $0x00, (AX), X5, X5
-	VPXOR   Y6, Y6, Y6
-	VPINSRB $0x00, (CX), X6, X6
-	JMP     compute
-
-loadLess1:
-	JMP done
-
-storeShort:
-	CMPQ         DX, $0x10
-	JB           storeLess16
-	VMOVDQU      X6, (AX)
-	VEXTRACTI128 $0x01, Y6, -16(AX)(DX*1)
-	JMP          done
-
-storeLess16:
-	CMPQ    DX, $0x08
-	JB      storeLess8
-	VMOVQ   X6, (AX)
-	VPEXTRQ $0x01, X6, -8(AX)(DX*1)
-	JMP     done
-
-storeLess8:
-	CMPQ    DX, $0x04
-	JB      storeLess4
-	VMOVD   X6, (AX)
-	VPEXTRD $0x01, X6, -4(AX)(DX*1)
-	JMP     done
-
-storeLess4:
-	CMPQ    DX, $0x02
-	JB      storeLess2
-	VPEXTRW $0x00, X6, (AX)
-	VPEXTRW $0x01, X6, -2(AX)(DX*1)
-	JMP     done
-
-storeLess2:
-	VPEXTRB $0x00, X6, (AX)
-	JMP     done
-
-// func productE4M3AVX2(dst []byte, src []byte)
-// Requires: AVX, AVX2, F16C
-TEXT ·productE4M3AVX2(SB), NOSPLIT, $0-48
-	MOVQ         dst_base+0(FP), AX
-	MOVQ         src_base+24(FP), CX
-	MOVQ         dst_len+8(FP), DX
-	MOVQ         $0xbf80bf80bf80bf80, BX
-	VMOVQ        BX, X0
-	VPBROADCASTQ X0, Y0
-	MOVQ         $0x7fff7fff7fff7fff, BX
-	VMOVQ        BX, X1
-	VPBROADCASTQ X1, Y1
-	MOVQ         $0x3f803f803f803f80, BX
-	VMOVQ        BX, X2
-	VPBROADCASTQ X2, Y2
-	MOVQ         $0x003f003f003f003f, BX
-	VMOVQ        BX, X3
-	VPBROADCASTQ X3, Y3
-	MOVQ         $0x7f7f7f7f7f7f7f7f, BX
-	VMOVQ        BX, X4
-	VPBROADCASTQ X4, Y4
-	MOVQ         $0x4380000043800000, BX
-	VMOVQ        BX, X5
-	VPBROADCASTQ X5, Y5
-	CMPQ         DX, $0x20
-	JB           loadShort
-	VMOVDQU      -32(AX)(DX*1), Y6
-	VMOVDQU      -32(CX)(DX*1), Y7
-
-compute:
-	VPSLLW       $0x08, Y6, Y8
-	VPSRAW       $0x01, Y8, Y8
-	VPAND        Y0, Y8, Y8
-	VEXTRACTI128 $0x01, Y8, X13
-	VCVTPH2PS    X8, Y8
-	VCVTPH2PS    X13, Y13
-	VPSLLW       $0x08, Y7, Y14
-	VPSRAW       $0x01, Y14, Y14
-	VPAND        Y0, Y14, Y14
-	VEXTRACTI128 $0x01, Y14, X15
-	VCVTPH2PS    X14, Y14
-	VCVTPH2PS    X15, Y15
-	VMULPS       Y5, Y8, Y8
-	VMULPS       Y14, Y8, Y8
-	VMULPS       Y5, Y13, Y13
-	VMULPS       Y15, Y13, Y13
-	VCVTPS2PH    $0x00, Y8, X9
-	VCVTPS2PH    $0x00, Y13, X8
-	VINSERTI128  $0x01, X8, Y9, Y9
-	VPSRAW       $0x01, Y6, Y8
-	VPAND        Y0, Y8, Y8
-	VEXTRACTI128 $0x01, Y8, X13
-	VCVTPH2PS    X8, Y8
-	VCVTPH2PS    X13, Y13
-	VPSRAW       $0x01, Y7, Y14
-	VPAND        Y0, Y14, Y14
-	VEXTRACTI128 $0x01, Y14, X15
-	VCVTPH2PS    X14, Y14
-	VCVTPH2PS    X15, Y15
-	VMULPS       Y5, Y8, Y8
-	VMULPS       Y14, Y8, Y8
-	VMULPS       Y5, Y13, Y13
-	VMULPS       Y15, Y13, Y13
-	VCVTPS2PH    $0x00, Y8, X10
-	VCVTPS2PH    $0x00, Y13, X8
-	VINSERTI128  $0x01, X8, Y10, Y10
-	VPAND        Y1, Y9, Y8
-	VPXOR        Y8, Y9, Y13
-	VPMINSW      Y2, Y8, Y8
-	VPSLLW       $0x08, Y8, Y9
-	VPSRLW       $0x0f, Y9, Y9
-	VPADDW       Y3, Y8, Y8
-	VPADDW       Y9, Y8, Y8
-	VPADDW       Y8, Y8, Y8
-	VPOR         Y13, Y8, Y8
-	VPAND        Y1, Y10, Y9
-	VPXOR        Y9, Y10, Y13
-	VPMINSW      Y2, Y9, Y9
-	VPSLLW       $0x08, Y9, Y10
-	VPSRLW       $0x0f, Y10, Y10
-	VPADDW       Y3, Y9, Y9
-	VPADDW       Y10, Y9, Y9
-	VPADDW       Y9, Y9, Y9
-	VPOR         Y13, Y9, Y9
-	VPSRLW       $0x08, Y8, Y8
-	VPSRLW       $0x08, Y9, Y9
-	VPSLLW       $0x08, Y9, Y9
-	VPOR         Y8, Y9, Y8
-	VPAND        Y7, Y4, Y9
-	VPCMPEQB     Y4, Y9, Y9
-	VPBLENDVB    Y9, Y7, Y8, Y9
-	VPAND        Y6, Y4, Y7
-	VPCMPEQB     Y4, Y7, Y7
-	VPBLENDVB    Y7, Y6, Y9, Y7
-	CMPQ         DX, $0x20
-	JB           storeShort
-	LEAQ         -32(AX)(DX*1), BX
-	SUBQ         $0x20, DX
-	TESTQ        DX, DX
-	JLE          storeLast
-
-vector:
-	VMOVDQU      (AX), Y6
-	VPSLLW       $0x08, Y6, Y6
-	VPSRAW       $0x01, Y6, Y6
-	VPAND        Y0, Y6, Y6
-	VEXTRACTI128 $0x01, Y6, X8
-	VCVTPH2PS    X6, Y6
-	VCVTPH2PS    X8, Y8
-	VMOVDQU      (CX), Y9
-	VPSLLW       $0x08, Y9, Y9
-	VPSRAW       $0x01, Y9, Y9
-	VPAND        Y0, Y9, Y9
-	VEXTRACTI128 $0x01, Y9, X10
-	VCVTPH2PS    X9, Y9
-	VCVTPH2PS    X10, Y10
-	VMULPS       Y5, Y6, Y6
-	VMULPS       Y9, Y6, Y6
-	VMULPS       Y5, Y8, Y8
-	VMULPS       Y10, Y8, Y8
-	VCVTPS2PH    $0x00, Y6, X11
-	VCVTPS2PH    $0x00, Y8, X6
-	VINSERTI128  $0x01, X6, Y11, Y11
-	VMOVDQU      (AX), Y6
-	VPSRAW       $0x01, Y6, Y6
-	VPAND        Y0, Y6, Y6
-	VEXTRACTI128 $0x01, Y6, X8
-	VCVTPH2PS    X6, Y6
-	VCVTPH2PS    X8, Y8
-	VMOVDQU      (CX), Y9
-	VPSRAW       $0x01, Y9, Y9
-	VPAND        Y0, Y9, Y9
-	VEXTRACTI128 $0x01, Y9, X10
-	VCVTPH2PS    X9, Y9
-	VCVTPH2PS    X10, Y10
-	VMULPS       Y5, Y6, Y6
-	VMULPS       Y9, Y6, Y6
-	VMULPS       Y5, Y8, Y8
-	VMULPS       Y10, Y8, Y8
-	VCVTPS2PH    $0x00, Y6, X12
-	VCVTPS2PH    $0x00, Y8, X6
-	VINSERTI128  $0x01, X6, Y12, Y12
-	VPAND        Y1, Y11, Y6
-	VPXOR        Y6, Y11, Y9
-	VPMINSW      Y2, Y6, Y6
-	VPSLLW       $0x08, Y6, Y8
-	VPSRLW       $0x0f, Y8, Y8
-	VPADDW       Y3, Y6, Y6
-	VPADDW       Y8, Y6, Y6
-	VPADDW       Y6, Y6, Y6
-	VPOR         Y9, Y6, Y6
-	VPAND        Y1, Y12, Y8
-	VPXOR        Y8, Y12, Y10
-	VPMINSW      Y2, Y8, Y8
-	VPSLLW       $0x08, Y8, Y9
-	VPSRLW       $0x0f, Y9, Y9
-	VPADDW       Y3, Y8, Y8
-	VPADDW       Y9, Y8, Y8
-	VPADDW       Y8, Y8, Y8
-	VPOR         Y10, Y8, Y8
-	VPSRLW       $0x08, Y6, Y6
-	VPSRLW       $0x08, Y8, Y8
-	VPSLLW       $0x08, Y8, Y8
-	VPOR         Y6, Y8, Y6
-	VPAND        (CX), Y4, Y8
-	VPCMPEQB     Y4, Y8, Y8
-	VPBLENDVB    Y8, (CX), Y6, Y8
-	VPAND        (AX), Y4, Y6
-	VPCMPEQB     Y4, Y6, Y6
-	VPBLENDVB    Y6, (AX), Y8, Y6
-	VMOVDQU      Y6, (AX)
-	ADDQ         $+32, AX
-	ADDQ         $+32, CX
-	SUBQ         $+32, DX
-	JG           vector
-
-storeLast:
-	VMOVDQU Y7, (BX)
-
-done:
-	VZEROUPPER
-	RET
-
-loadShort:
-	CMPQ        DX, $0x10
-	JB          loadLess16
-	VMOVDQU     (AX), X6
-	VINSERTI128 $0x01, -16(AX)(DX*1), Y6, Y6
-	VMOVDQU     (CX), X7
-	VINSERTI128 $0x01, -16(CX)(DX*1), Y7, Y7
-	JMP         compute
-
-loadLess16:
-	CMPQ    DX, $0x08
-	JB      loadLess8
-	VMOVQ   (AX), X6
-	VPINSRQ $0x01, -8(AX)(DX*1), X6, X6
-	VMOVQ   (CX), X7
-	VPINSRQ $0x01, -8(CX)(DX*1), X7, X7
-	JMP     compute
-
-loadLess8:
-	CMPQ    DX, $0x04
-	JB      loadLess4
-	VMOVD   (AX), X6
-	VPINSRD $0x01, -4(AX)(DX*1), X6, X6
-	VMOVD   (CX), X7
-	VPINSRD $0x01, -4(CX)(DX*1), X7, X7
-	JMP     compute
-
-loadLess4:
-	CMPQ    DX, $0x02
-	JB      loadLess2
-	VPXOR   Y6, Y6, Y6
-	VPINSRW $0x00, (AX), X6, X6
-	VPINSRW $0x01, -2(AX)(DX*1), X6, X6
-	VPXOR   Y7, Y7, Y7
-	VPINSRW $0x00, (CX), X7, X7
-	VPINSRW $0x01, -2(CX)(DX*1), X7, X7
-	JMP     compute
-
-loadLess2:
-	CMPQ    DX, $0x01
-	JB      loadLess1
-	VPXOR   Y6, Y6, Y6
-	VPINSRB $0x00, (AX), X6, X6
-	VPXOR   Y7, Y7, Y7
-	VPINSRB $0x00, (CX), X7, X7
-	JMP     compute
-
-loadLess1:
-	JMP done
-
-storeShort:
-	CMPQ         DX, $0x10
-	JB           storeLess16
-	VMOVDQU      X7, (AX)
-	VEXTRACTI128 $0x01, Y7, -16(AX)(DX*1)
-	JMP          done
-
-storeLess16:
-	CMPQ    DX, $0x08
-	JB      storeLess8
-	VMOVQ   X7, (AX)
-	VPEXTRQ $0x01, X7, -8(AX)(DX*1)
-	JMP     done
-
-storeLess8:
-	CMPQ    DX, $0x04
-	JB      storeLess4
-	VMOVD   X7, (AX)
-	VPEXTRD $0x01, X7, -4(AX)(DX*1)
-	JMP     done
-
-storeLess4:
-	CMPQ    DX, $0x02
-	JB      storeLess2
-	VPEXTRW $0x00, X7, (AX)
-	VPEXTRW $0x01, X7, -2(AX)(DX*1)
-	JMP     done
-
-storeLess2:
-	VPEXTRB $0x00, X7, (AX)
-	JMP     done
-
-// func minE4M3AVX2(dst []byte, src []byte)
+// func multiplyF32AVX2(b []byte, by uint64)
 // Requires: AVX, AVX2
-TEXT ·minE4M3AVX2(SB), NOSPLIT, $0-48
-	MOVQ         dst_base+0(FP), AX
-	MOVQ         src_base+24(FP), CX
-	MOVQ         dst_len+8(FP), DX
-	MOVQ         $0x7f7f7f7f7f7f7f7f, BX
-	VMOVQ        BX, X0
-	VPBROADCASTQ X0, Y0
-	MOVQ         $0x7e7e7e7e7e7e7e7e, BX
-	VMOVQ        BX, X1
-	VPBROADCASTQ X1, Y1
-	CMPQ         DX, $0x20
-	JB           loadShort
-	VMOVDQU      -32(AX)(DX*1), Y2
-	VMOVDQU      -32(CX)(DX*1), Y3
+TEXT ·multiplyF32AVX2(SB), NOSPLIT, $0-32
+	MOVQ         b_base+0(FP), AX
+	MOVQ         b_len+8(FP), CX
+	MOVQ         by+24(FP), DX
+	VMOVQ        DX, X0
+	VPBROADCASTD X0, Y0
 
-compute:
-	VPAND     Y0, Y2, Y4
-	VPAND     Y0, Y3, Y5
-	VPCMPGTB  Y1, Y4, Y6
-	VPCMPGTB  Y1, Y5, Y7
-	VPOR      Y6, Y7, Y6
-	VPSIGNB   Y2, Y4, Y4
-	VPSIGNB   Y3, Y5, Y5
-	VPCMPGTB  Y5, Y4, Y4
-	VPANDN    Y4, Y6, Y4
-	VPBLENDVB Y4, Y3, Y2, Y2
-	CMPQ      DX, $0x20
-	JB        storeShort
-	LEAQ      -32(AX)(DX*1), BX
-	SUBQ      $0x20, DX
-	TESTQ     DX, DX
-	JLE       storeLast
-
-vector:
-	VMOVDQU   (AX), Y3
-	VMOVDQU   (CX), Y4
-	VPAND     Y0, Y3, Y5
-	VPAND     Y0, Y4, Y6
-	VPCMPGTB  Y1, Y5, Y7
-	VPCMPGTB  Y1, Y6, Y8
-	VPOR      Y7, Y8, Y7
-	VPSIGNB   Y3, Y5, Y5
-	VPSIGNB   Y4, Y6, Y6
-	VPCMPGTB  Y6, Y5, Y5
-	VPANDN    Y5, Y7, Y5
-	VPBLENDVB Y5, Y4, Y3, Y3
-	VMOVDQU   Y3, (AX)
-	ADDQ      $+32, AX
-	ADDQ      $+32, CX
-	SUBQ      $+32, DX
-	JG        vector
-
-storeLast:
-	VMOVDQU Y2, (BX)
-
-done:
+loop:
+	VMOVDQU (AX), Y1
+	VMULPS  Y0, Y1, Y1
+	VMOVDQU Y1, (AX)
+	VMOVDQU 32(AX), Y1
+	VMULPS  Y0, Y1, Y1
+	VMOVDQU Y1, 32(AX)
+	ADDQ    $0x40, AX
+	SUBQ    $0x40, CX
+	JG      loop
 	VZEROUPPER
 	RET
 
-loadShort:
-	CMPQ        DX, $0x10
-	JB          loadLess16
-	VMOVDQU     (AX), X2
-	VINSERTI128 $0x01, -16(AX)(DX*1), Y2, Y2
-	VMOVDQU     (CX), X3
-	VINSERTI128 $0x01, -16(CX)(DX*1), Y3, Y3
-	JMP         compute
-
-loadLess16:
-	CMPQ    DX, $0x08
-	JB      loadLess8
-	VMOVQ   (AX), X2
-	VPINSRQ $0x01, -8(AX)(DX*1), X2, X2
-	VMOVQ   (CX), X3
-	VPINSRQ $0x01, -8(CX)(DX*1), X3, X3
-	JMP     compute
-
-loadLess8:
-	CMPQ    DX, $0x04
-	JB      loadLess4
-	VMOVD   (AX), X2
-	VPINSRD $0x01, -4(AX)(DX*1), X2, X2
-	VMOVD   (CX), X3
-	VPINSRD $0x01, -4(CX)(DX*1), X3, X3
-	JMP     compute
-
-loadLess4:
-	CMPQ    DX, $0x02
-	JB      loadLess2
-	VPXOR   Y2, Y2, Y2
-	VPINSRW $0x00, (AX), X2, X2
-	VPINSRW $0x01, -2(AX)(DX*1), X2, X2
-	VPXOR   Y3, Y3, Y3
-	VPINSRW $0x00, (CX), X3, X3
-	VPINSRW $0x01, -2(CX)(DX*1), X3, X3
-	JMP     compute
-
-loadLess2:
-	CMPQ    DX, $0x01
-	JB      loadLess1
-	VPXOR   Y2, Y2, Y2
-	VPINSRB $0x00, (AX), X2, X2
-	VPXOR   Y3, Y3, Y3
-	VPINSRB $0x00, (CX), X3, X3
-	JMP     compute
-
-loadLess1:
-	JMP done
-
-storeShort:
-	CMPQ         DX, $0x10
-	JB           storeLess16
-	VMOVDQU      X2, (AX)
-	VEXTRACTI128 $0x01, Y2, -16(AX)(DX*1)
-	JMP          done
-
-storeLess16:
-	CMPQ    DX, $0x08
-	JB      storeLess8
-	VMOVQ   X2, (AX)
-	VPEXTRQ $0x01, X2, -8(AX)(DX*1)
-	JMP     done
-
-storeLess8:
-	CMPQ    DX, $0x04
-	JB      storeLess4
-	VMOVD   X2, (AX)
-	VPEXTRD $0x01, X2, -4(AX)(DX*1)
-	JMP     done
-
-storeLess4:
-	CMPQ    DX, $0x02
-	JB      storeLess2
-	VPEXTRW $0x00, X2, (AX)
-	VPEXTRW $0x01, X2, -2(AX)(DX*1)
-	JMP     done
-
-storeLess2:
-	VPEXTRB $0x00, X2, (AX)
-	JMP     done
-
-// func maxE4M3AVX2(dst []byte, src []byte)
+// func divideF64AVX2(b []byte, by uint64)
 // Requires: AVX, AVX2
-TEXT ·maxE4M3AVX2(SB), NOSPLIT, $0-48
-	MOVQ         dst_base+0(FP), AX
-	MOVQ         src_base+24(FP), CX
-	MOVQ         dst_len+8(FP), DX
-	MOVQ         $0x7f7f7f7f7f7f7f7f, BX
-	VMOVQ        BX, X0
+TEXT ·divideF64AVX2(SB), NOSPLIT, $0-32
+	MOVQ         b_base+0(FP), AX
+	MOVQ         b_len+8(FP), CX
+	MOVQ         by+24(FP), DX
+	VMOVQ        DX, X0
 	VPBROADCASTQ X0, Y0
-	MOVQ         $0x7e7e7e7e7e7e7e7e, BX
-	VMOVQ        BX, X1
-	VPBROADCASTQ X1, Y1
-	CMPQ         DX, $0x20
-	JB           loadShort
-	VMOVDQU      -32(AX)(DX*1), Y2
-	VMOVDQU      -32(CX)(DX*1), Y3
 
-compute:
-	VPAND     Y0, Y2, Y4
-	VPAND     Y0, Y3, Y5
-	VPCMPGTB  Y1, Y4, Y6
-	VPCMPGTB  Y1, Y5, Y7
-	VPOR      Y6, Y7, Y6
-	VPSIGNB   Y2, Y4, Y4
-	VPSIGNB   Y3, Y5, Y5
-	VPCMPGTB  Y4, Y5, Y4
-	VPANDN    Y4, Y6, Y4
-	VPBLENDVB Y4, Y3, Y2, Y2
-	CMPQ      DX, $0x20
-	JB        storeShort
-	LEAQ      -32(AX)(DX*1), BX
-	SUBQ      $0x20, DX
-	TESTQ     DX, DX
-	JLE       storeLast
-
-vector:
-	VMOVDQU   (AX), Y3
-	VMOVDQU   (CX), Y4
-	VPAND     Y0, Y3, Y5
-	VPAND     Y0, Y4, Y6
-	VPCMPGTB  Y1, Y5, Y7
-	VPCMPGTB  Y1, Y6, Y8
-	VPOR      Y7, Y8, Y7
-	VPSIGNB   Y3, Y5, Y5
-	VPSIGNB   Y4, Y6, Y6
-	VPCMPGTB  Y5, Y6, Y5
-	VPANDN    Y5, Y7, Y5
-	VPBLENDVB Y5, Y4, Y3, Y3
-	VMOVDQU   Y3, (AX)
-	ADDQ      $+32, AX
-	ADDQ      $+32, CX
-	SUBQ      $+32, DX
-	JG        vector
-
-storeLast:
-	VMOVDQU Y2, (BX)
-
-done:
+loop:
+	VMOVDQU (AX), Y1
+	VDIVPD  Y0, Y1, Y1
+	VMOVDQU Y1, (AX)
+	VMOVDQU 32(AX), Y1
+	VDIVPD  Y0, Y1, Y1
+	VMOVDQU Y1, 32(AX)
+	ADDQ    $0x40, AX
+	SUBQ    $0x40, CX
+	JG      loop
 	VZEROUPPER
 	RET
 
-loadShort:
-	CMPQ        DX, $0x10
-	JB          loadLess16
-	VMOVDQU     (AX), X2
-	VINSERTI128 $0x01, -16(AX)(DX*1), Y2, Y2
-	VMOVDQU     (CX), X3
-	VINSERTI128 $0x01, -16(CX)(DX*1), Y3, Y3
-	JMP         compute
+// func multiplyF64AVX2(b []byte, by uint64)
+// Requires: AVX, AVX2
+TEXT ·multiplyF64AVX2(SB), NOSPLIT, $0-32
+	MOVQ         b_base+0(FP), AX
+	MOVQ         b_len+8(FP), CX
+	MOVQ         by+24(FP), DX
+	VMOVQ        DX, X0
+	VPBROADCASTQ X0, Y0
 
-loadLess16:
-	CMPQ    DX, $0x08
-	JB      loadLess8
-	VMOVQ   (AX), X2
-	VPINSRQ $0x01, -8(AX)(DX*1), X2, X2
-	VMOVQ   (CX), X3
-	VPINSRQ $0x01, -8(CX)(DX*1), X3, X3
-	JMP     compute
-
-loadLess8:
-	CMPQ    DX, $0x04
-	JB      loadLess4
-	VMOVD   (AX), X2
-	VPINSRD $0x01, -4(AX)(DX*1), X2, X2
-	VMOVD   (CX), X3
-	VPINSRD $0x01, -4(CX)(DX*1), X3, X3
-	JMP     compute
-
-loadLess4:
-	CMPQ    DX, $0x02
-	JB      loadLess2
-	VPXOR   Y2, Y2, Y2
-	VPINSRW $0x00, (AX), X2, X2
-	VPINSRW $0x01, -2(AX)(DX*1), X2, X2
-	VPXOR   Y3, Y3, Y3
-	VPINSRW $0x00, (CX), X3, X3
-	VPINSRW $0x01, -2(CX)(DX*1), X3, X3
-	JMP     compute
-
-loadLess2:
-	CMPQ    DX, $0x01
-	JB      loadLess1
-	VPXOR   Y2, Y2, Y2
-	VPINSRB $0x00, (AX), X2, X2
-	VPXOR   Y3, Y3, Y3
-	VPINSRB $0x00, (CX), X3, X3
-	JMP     compute
-
-loadLess1:
-	JMP done
-
-storeShort:
-	CMPQ         DX, $0x10
-	JB           storeLess16
-	VMOVDQU      X2, (AX)
-	VEXTRACTI128 $0x01, Y2, -16(AX)(DX*1)
-	JMP          done
-
-storeLess16:
-	CMPQ    DX, $0x08
-	JB      storeLess8
-	VMOVQ   X2, (AX)
-	VPEXTRQ $0x01, X2, -8(AX)(DX*1)
-	JMP     done
-
-storeLess8:
-	CMPQ    DX, $0x04
-	JB      storeLess4
-	VMOVD   X2, (AX)
-	VPEXTRD $0x01, X2, -4(AX)(DX*1)
-	JMP     done
-
-storeLess4:
-	CMPQ    DX, $0x02
-	JB      storeLess2
-	VPEXTRW $0x00, X2, (AX)
-	VPEXTRW $0x01, X2, -2(AX)(DX*1)
-	JMP     done
-
-storeLess2:
-	VPEXTRB $0x00, X2, (AX)
-	JMP     done
+loop:
+	VMOVDQU (AX), Y1
+	VMULPD  Y0, Y1, Y1
+	VMOVDQU Y1, (AX)
+	VMOVDQU 32(AX), Y1
+	VMULPD  Y0, Y1, Y1
+	VMOVDQU Y1, 32(AX)
+	ADDQ    $0x40, AX
+	SUBQ    $0x40, CX
+	JG      loop
+	VZEROUPPER
+	RET
 
 // func divideBF16AVX2(b []byte, by uint64)
 // Requires: AVX, AVX2
@@ -6341,11 +956,9 @@ TEXT ·divideBF16AVX2(SB), NOSPLIT, $0-32
 	MOVQ         $0x7fc07fc07fc07fc0, DX
 	VMOVQ        DX, X5
 	VPBROADCASTQ X5, Y5
-	CMPQ         CX, $0x20
-	JB           loadShort
-	VMOVDQU      -32(AX)(CX*1), Y6
 
-compute:
+loop:
+	VMOVDQU   (AX), Y6
 	VPSLLD    $0x10, Y6, Y7
 	VPAND     Y1, Y6, Y6
 	VDIVPS    Y0, Y7, Y7
@@ -6361,99 +974,29 @@ compute:
 	VPAND     Y3, Y8, Y6
 	VPCMPGTW  Y4, Y6, Y6
 	VPBLENDVB Y6, Y5, Y7, Y7
-	CMPQ      CX, $0x20
-	JB        storeShort
-	LEAQ      -32(AX)(CX*1), DX
-	SUBQ      $0x20, CX
-	TESTQ     CX, CX
-	JLE       storeLast
-
-vector:
-	VMOVDQU   (AX), Y6
-	VPSLLD    $0x10, Y6, Y8
+	VMOVDQU   Y7, (AX)
+	VMOVDQU   32(AX), Y6
+	VPSLLD    $0x10, Y6, Y7
 	VPAND     Y1, Y6, Y6
-	VDIVPS    Y0, Y8, Y8
+	VDIVPS    Y0, Y7, Y7
 	VDIVPS    Y0, Y6, Y6
-	VPSRLD    $0x10, Y8, Y9
-	VPBLENDW  $0xaa, Y6, Y9, Y9
+	VPSRLD    $0x10, Y7, Y8
+	VPBLENDW  $0xaa, Y6, Y8, Y8
 	VPSLLD    $0x10, Y6, Y6
-	VPBLENDW  $0xaa, Y6, Y8, Y6
-	VPANDN    Y2, Y9, Y8
-	VPSUBUSW  Y8, Y6, Y8
-	VPSRLW    $0x0f, Y8, Y8
-	VPADDW    Y8, Y9, Y8
-	VPAND     Y3, Y9, Y6
+	VPBLENDW  $0xaa, Y6, Y7, Y6
+	VPANDN    Y2, Y8, Y7
+	VPSUBUSW  Y7, Y6, Y7
+	VPSRLW    $0x0f, Y7, Y7
+	VPADDW    Y7, Y8, Y7
+	VPAND     Y3, Y8, Y6
 	VPCMPGTW  Y4, Y6, Y6
-	VPBLENDVB Y6, Y5, Y8, Y8
-	VMOVDQU   Y8, (AX)
-	ADDQ      $+32, AX
-	SUBQ      $+32, CX
-	JG        vector
-
-storeLast:
-	VMOVDQU Y7, (DX)
-
-done:
+	VPBLENDVB Y6, Y5, Y7, Y7
+	VMOVDQU   Y7, 32(AX)
+	ADDQ      $0x40, AX
+	SUBQ      $0x40, CX
+	JG        loop
 	VZEROUPPER
 	RET
-
-loadShort:
-	CMPQ        CX, $0x10
-	JB          loadLess16
-	VMOVDQU     (AX), X6
-	VINSERTI128 $0x01, -16(AX)(CX*1), Y6, Y6
-	JMP         compute
-
-loadLess16:
-	CMPQ    CX, $0x08
-	JB      loadLess8
-	VMOVQ   (AX), X6
-	VPINSRQ $0x01, -8(AX)(CX*1), X6, X6
-	JMP     compute
-
-loadLess8:
-	CMPQ    CX, $0x04
-	JB      loadLess4
-	VMOVD   (AX), X6
-	VPINSRD $0x01, -4(AX)(CX*1), X6, X6
-	JMP     compute
-
-loadLess4:
-	CMPQ    CX, $0x02
-	JB      loadLess2
-	VPXOR   Y6, Y6, Y6
-	VPINSRW $0x00, (AX), X6, X6
-	VPINSRW $0x01, -2(AX)(CX*1), X6, X6
-	JMP     compute
-
-loadLess2:
-	JMP done
-
-storeShort:
-	CMPQ         CX, $0x10
-	JB           storeLess16
-	VMOVDQU      X7, (AX)
-	VEXTRACTI128 $0x01, Y7, -16(AX)(CX*1)
-	JMP          done
-
-storeLess16:
-	CMPQ    CX, $0x08
-	JB      storeLess8
-	VMOVQ   X7, (AX)
-	VPEXTRQ $0x01, X7, -8(AX)(CX*1)
-	JMP     done
-
-storeLess8:
-	CMPQ    CX, $0x04
-	JB      storeLess4
-	VMOVD   X7, (AX)
-	VPEXTRD $0x01, X7, -4(AX)(CX*1)
-	JMP     done
-
-storeLess4:
-	VPEXTRW $0x00, X7, (AX)
-	VPEXTRW $0x01, X7, -2(AX)(CX*1)
-	JMP     done
 
 // func multiplyBF16AVX2(b []byte, by uint64)
 // Requires: AVX, AVX2
@@ -6478,11 +1021,9 @@ TEXT ·multiplyBF16AVX2(SB), NOSPLIT, $0-32
 	MOVQ         $0x7fc07fc07fc07fc0, DX
 	VMOVQ        DX, X5
 	VPBROADCASTQ X5, Y5
-	CMPQ         CX, $0x20
-	JB           loadShort
-	VMOVDQU      -32(AX)(CX*1), Y6
 
-compute:
+loop:
+	VMOVDQU   (AX), Y6
 	VPSLLD    $0x10, Y6, Y7
 	VPAND     Y1, Y6, Y6
 	VMULPS    Y0, Y7, Y7
@@ -6498,99 +1039,29 @@ compute:
 	VPAND     Y3, Y8, Y6
 	VPCMPGTW  Y4, Y6, Y6
 	VPBLENDVB Y6, Y5, Y7, Y7
-	CMPQ      CX, $0x20
-	JB        storeShort
-	LEAQ      -32(AX)(CX*1), DX
-	SUBQ      $0x20, CX
-	TESTQ     CX, CX
-	JLE       storeLast
-
-vector:
-	VMOVDQU   (AX), Y6
-	VPSLLD    $0x10, Y6, Y8
+	VMOVDQU   Y7, (AX)
+	VMOVDQU   32(AX), Y6
+	VPSLLD    $0x10, Y6, Y7
 	VPAND     Y1, Y6, Y6
-	VMULPS    Y0, Y8, Y8
+	VMULPS    Y0, Y7, Y7
 	VMULPS    Y0, Y6, Y6
-	VPSRLD    $0x10, Y8, Y9
-	VPBLENDW  $0xaa, Y6, Y9, Y9
+	VPSRLD    $0x10, Y7, Y8
+	VPBLENDW  $0xaa, Y6, Y8, Y8
 	VPSLLD    $0x10, Y6, Y6
-	VPBLENDW  $0xaa, Y6, Y8, Y6
-	VPANDN    Y2, Y9, Y8
-	VPSUBUSW  Y8, Y6, Y8
-	VPSRLW    $0x0f, Y8, Y8
-	VPADDW    Y8, Y9, Y8
-	VPAND     Y3, Y9, Y6
+	VPBLENDW  $0xaa, Y6, Y7, Y6
+	VPANDN    Y2, Y8, Y7
+	VPSUBUSW  Y7, Y6, Y7
+	VPSRLW    $0x0f, Y7, Y7
+	VPADDW    Y7, Y8, Y7
+	VPAND     Y3, Y8, Y6
 	VPCMPGTW  Y4, Y6, Y6
-	VPBLENDVB Y6, Y5, Y8, Y8
-	VMOVDQU   Y8, (AX)
-	ADDQ      $+32, AX
-	SUBQ      $+32, CX
-	JG        vector
-
-storeLast:
-	VMOVDQU Y7, (DX)
-
-done:
+	VPBLENDVB Y6, Y5, Y7, Y7
+	VMOVDQU   Y7, 32(AX)
+	ADDQ      $0x40, AX
+	SUBQ      $0x40, CX
+	JG        loop
 	VZEROUPPER
 	RET
-
-loadShort:
-	CMPQ        CX, $0x10
-	JB          loadLess16
-	VMOVDQU     (AX), X6
-	VINSERTI128 $0x01, -16(AX)(CX*1), Y6, Y6
-	JMP         compute
-
-loadLess16:
-	CMPQ    CX, $0x08
-	JB      loadLess8
-	VMOVQ   (AX), X6
-	VPINSRQ $0x01, -8(AX)(CX*1), X6, X6
-	JMP     compute
-
-loadLess8:
-	CMPQ    CX, $0x04
-	JB      loadLess4
-	VMOVD   (AX), X6
-	VPINSRD $0x01, -4(AX)(CX*1), X6, X6
-	JMP     compute
-
-loadLess4:
-	CMPQ    CX, $0x02
-	JB      loadLess2
-	VPXOR   Y6, Y6, Y6
-	VPINSRW $0x00, (AX), X6, X6
-	VPINSRW $0x01, -2(AX)(CX*1), X6, X6
-	JMP     compute
-
-loadLess2:
-	JMP done
-
-storeShort:
-	CMPQ         CX, $0x10
-	JB           storeLess16
-	VMOVDQU      X7, (AX)
-	VEXTRACTI128 $0x01, Y7, -16(AX)(CX*1)
-	JMP          done
-
-storeLess16:
-	CMPQ    CX, $0x08
-	JB      storeLess8
-	VMOVQ   X7, (AX)
-	VPEXTRQ $0x01, X7, -8(AX)(CX*1)
-	JMP     done
-
-storeLess8:
-	CMPQ    CX, $0x04
-	JB      storeLess4
-	VMOVD   X7, (AX)
-	VPEXTRD $0x01, X7, -4(AX)(CX*1)
-	JMP     done
-
-storeLess4:
-	VPEXTRW $0x00, X7, (AX)
-	VPEXTRW $0x01, X7, -2(AX)(CX*1)
-	JMP     done
 
 // func divideF16AVX2(b []byte, by uint64)
 // Requires: AVX, AVX2, F16C
@@ -6600,101 +1071,25 @@ TEXT ·divideF16AVX2(SB), NOSPLIT, $0-32
 	MOVQ         by+24(FP), DX
 	VMOVQ        DX, X0
 	VPBROADCASTD X0, Y0
-	CMPQ         CX, $0x20
-	JB           loadShort
-	VMOVDQU      -32(AX)(CX*1), Y1
 
-compute:
-	VEXTRACTI128 $0x01, Y1, X2
-	VCVTPH2PS    X1, Y1
-	VCVTPH2PS    X2, Y2
-	VDIVPS       Y0, Y1, Y1
-	VDIVPS       Y0, Y2, Y2
-	VCVTPS2PH    $0x00, Y1, X3
-	VCVTPS2PH    $0x00, Y2, X1
-	VINSERTI128  $0x01, X1, Y3, Y3
-	CMPQ         CX, $0x20
-	JB           storeShort
-	LEAQ         -32(AX)(CX*1), DX
-	SUBQ         $0x20, CX
-	TESTQ        CX, CX
-	JLE          storeLast
-
-vector:
+loop:
 	VCVTPH2PS (AX), Y1
-	VCVTPH2PS 16(AX), Y2
 	VDIVPS    Y0, Y1, Y1
 	VCVTPS2PH $0x00, Y1, (AX)
-	VDIVPS    Y0, Y2, Y1
+	VCVTPH2PS 16(AX), Y1
+	VDIVPS    Y0, Y1, Y1
 	VCVTPS2PH $0x00, Y1, 16(AX)
-	ADDQ      $+32, AX
-	SUBQ      $+32, CX
-	JG        vector
-
-storeLast:
-	VMOVDQU Y3, (DX)
-
-done:
+	VCVTPH2PS 32(AX), Y1
+	VDIVPS    Y0, Y1, Y1
+	VCVTPS2PH $0x00, Y1, 32(AX)
+	VCVTPH2PS 48(AX), Y1
+	VDIVPS    Y0, Y1, Y1
+	VCVTPS2PH $0x00, Y1, 48(AX)
+	ADDQ      $0x40, AX
+	SUBQ      $0x40, CX
+	JG        loop
 	VZEROUPPER
 	RET
-
-loadShort:
-	CMPQ        CX, $0x10
-	JB          loadLess16
-	VMOVDQU     (AX), X1
-	VINSERTI128 $0x01, -16(AX)(CX*1), Y1, Y1
-	JMP         compute
-
-loadLess16:
-	CMPQ    CX, $0x08
-	JB      loadLess8
-	VMOVQ   (AX), X1
-	VPINSRQ $0x01, -8(AX)(CX*1), X1, X1
-	JMP     compute
-
-loadLess8:
-	CMPQ    CX, $0x04
-	JB      loadLess4
-	VMOVD   (AX), X1
-	VPINSRD $0x01, -4(AX)(CX*1), X1, X1
-	JMP     compute
-
-loadLess4:
-	CMPQ    CX, $0x02
-	JB      loadLess2
-	VPXOR   Y1, Y1, Y1
-	VPINSRW $0x00, (AX), X1, X1
-	VPINSRW $0x01, -2(AX)(CX*1), X1, X1
-	JMP     compute
-
-loadLess2:
-	JMP done
-
-storeShort:
-	CMPQ         CX, $0x10
-	JB           storeLess16
-	VMOVDQU      X3, (AX)
-	VEXTRACTI128 $0x01, Y3, -16(AX)(CX*1)
-	JMP          done
-
-storeLess16:
-	CMPQ    CX, $0x08
-	JB      storeLess8
-	VMOVQ   X3, (AX)
-	VPEXTRQ $0x01, X3, -8(AX)(CX*1)
-	JMP     done
-
-storeLess8:
-	CMPQ    CX, $0x04
-	JB      storeLess4
-	VMOVD   X3, (AX)
-	VPEXTRD $0x01, X3, -4(AX)(CX*1)
-	JMP     done
-
-storeLess4:
-	VPEXTRW $0x00, X3, (AX)
-	VPEXTRW $0x01, X3, -2(AX)(CX*1)
-	JMP     done
 
 // func multiplyF16AVX2(b []byte, by uint64)
 // Requires: AVX, AVX2, F16C
@@ -6704,1408 +1099,88 @@ TEXT ·multiplyF16AVX2(SB), NOSPLIT, $0-32
 	MOVQ         by+24(FP), DX
 	VMOVQ        DX, X0
 	VPBROADCASTD X0, Y0
-	CMPQ         CX, $0x20
-	JB           loadShort
-	VMOVDQU      -32(AX)(CX*1), Y1
 
-compute:
-	VEXTRACTI128 $0x01, Y1, X2
-	VCVTPH2PS    X1, Y1
-	VCVTPH2PS    X2, Y2
-	VMULPS       Y0, Y1, Y1
-	VMULPS       Y0, Y2, Y2
-	VCVTPS2PH    $0x00, Y1, X3
-	VCVTPS2PH    $0x00, Y2, X1
-	VINSERTI128  $0x01, X1, Y3, Y3
-	CMPQ         CX, $0x20
-	JB           storeShort
-	LEAQ         -32(AX)(CX*1), DX
-	SUBQ         $0x20, CX
-	TESTQ        CX, CX
-	JLE          storeLast
-
-vector:
+loop:
 	VCVTPH2PS (AX), Y1
-	VCVTPH2PS 16(AX), Y2
 	VMULPS    Y0, Y1, Y1
 	VCVTPS2PH $0x00, Y1, (AX)
-	VMULPS    Y0, Y2, Y1
+	VCVTPH2PS 16(AX), Y1
+	VMULPS    Y0, Y1, Y1
 	VCVTPS2PH $0x00, Y1, 16(AX)
-	ADDQ      $+32, AX
-	SUBQ      $+32, CX
-	JG        vector
-
-storeLast:
-	VMOVDQU Y3, (DX)
-
-done:
+	VCVTPH2PS 32(AX), Y1
+	VMULPS    Y0, Y1, Y1
+	VCVTPS2PH $0x00, Y1, 32(AX)
+	VCVTPH2PS 48(AX), Y1
+	VMULPS    Y0, Y1, Y1
+	VCVTPS2PH $0x00, Y1, 48(AX)
+	ADDQ      $0x40, AX
+	SUBQ      $0x40, CX
+	JG        loop
 	VZEROUPPER
 	RET
-
-loadShort:
-	CMPQ        CX, $0x10
-	JB          loadLess16
-	VMOVDQU     (AX), X1
-	VINSERTI128 $0x01, -16(AX)(CX*1), Y1, Y1
-	JMP         compute
-
-loadLess16:
-	CMPQ    CX, $0x08
-	JB      loadLess8
-	VMOVQ   (AX), X1
-	VPINSRQ $0x01, -8(AX)(CX*1), X1, X1
-	JMP     compute
-
-loadLess8:
-	CMPQ    CX, $0x04
-	JB      loadLess4
-	VMOVD   (AX), X1
-	VPINSRD $0x01, -4(AX)(CX*1), X1, X1
-	JMP     compute
-
-loadLess4:
-	CMPQ    CX, $0x02
-	JB      loadLess2
-	VPXOR   Y1, Y1, Y1
-	VPINSRW $0x00, (AX), X1, X1
-	VPINSRW $0x01, -2(AX)(CX*1), X1, X1
-	JMP     compute
-
-loadLess2:
-	JMP done
-
-storeShort:
-	CMPQ         CX, $0x10
-	JB           storeLess16
-	VMOVDQU      X3, (AX)
-	VEXTRACTI128 $0x01, Y3, -16(AX)(CX*1)
-	JMP          done
-
-storeLess16:
-	CMPQ    CX, $0x08
-	JB      storeLess8
-	VMOVQ   X3, (AX)
-	VPEXTRQ $0x01, X3, -8(AX)(CX*1)
-	JMP     done
-
-storeLess8:
-	CMPQ    CX, $0x04
-	JB      storeLess4
-	VMOVD   X3, (AX)
-	VPEXTRD $0x01, X3, -4(AX)(CX*1)
-	JMP     done
-
-storeLess4:
-	VPEXTRW $0x00, X3, (AX)
-	VPEXTRW $0x01, X3, -2(AX)(CX*1)
-	JMP     done
-
-// func divideF32AVX2(b []byte, by uint64)
-// Requires: AVX, AVX2
-TEXT ·divideF32AVX2(SB), NOSPLIT, $0-32
-	MOVQ         b_base+0(FP), AX
-	MOVQ         b_len+8(FP), CX
-	MOVQ         by+24(FP), DX
-	VMOVQ        DX, X0
-	VPBROADCASTD X0, Y0
-	CMPQ         CX, $0x20
-	JB           loadShort
-	VMOVDQU      -32(AX)(CX*1), Y1
-
-compute:
-	VDIVPS Y0, Y1, Y1
-	CMPQ   CX, $0x20
-	JB     storeShort
-	LEAQ   -32(AX)(CX*1), DX
-	SUBQ   $0x20, CX
-	SUBQ   $0x80, CX
-	JL     single
-
-unrolled:
-	VMOVDQU (AX), Y2
-	VDIVPS  Y0, Y2, Y2
-	VMOVDQU Y2, (AX)
-	VMOVDQU 32(AX), Y2
-	VDIVPS  Y0, Y2, Y2
-	VMOVDQU Y2, 32(AX)
-	VMOVDQU 64(AX), Y2
-	VDIVPS  Y0, Y2, Y2
-	VMOVDQU Y2, 64(AX)
-	VMOVDQU 96(AX), Y2
-	VDIVPS  Y0, Y2, Y2
-	VMOVDQU Y2, 96(AX)
-	ADDQ    $+128, AX
-	SUBQ    $+128, CX
-	JGE     unrolled
-
-single:
-	ADDQ  $0x80, CX
-	TESTQ CX, CX
-	JLE   storeLast
-
-vector:
-	VMOVDQU (AX), Y2
-	VDIVPS  Y0, Y2, Y2
-	VMOVDQU Y2, (AX)
-	ADDQ    $+32, AX
-	SUBQ    $+32, CX
-	JG      vector
-
-storeLast:
-	VMOVDQU Y1, (DX)
-
-done:
-	VZEROUPPER
-	RET
-
-loadShort:
-	CMPQ        CX, $0x10
-	JB          loadLess16
-	VMOVDQU     (AX), X1
-	VINSERTI128 $0x01, -16(AX)(CX*1), Y1, Y1
-	JMP         compute
-
-loadLess16:
-	CMPQ    CX, $0x08
-	JB      loadLess8
-	VMOVQ   (AX), X1
-	VPINSRQ $0x01, -8(AX)(CX*1), X1, X1
-	JMP     compute
-
-loadLess8:
-	CMPQ    CX, $0x04
-	JB      loadLess4
-	VMOVD   (AX), X1
-	VPINSRD $0x01, -4(AX)(CX*1), X1, X1
-	JMP     compute
-
-loadLess4:
-	JMP done
-
-storeShort:
-	CMPQ         CX, $0x10
-	JB           storeLess16
-	VMOVDQU      X1, (AX)
-	VEXTRACTI128 $0x01, Y1, -16(AX)(CX*1)
-	JMP          done
-
-storeLess16:
-	CMPQ    CX, $0x08
-	JB      storeLess8
-	VMOVQ   X1, (AX)
-	VPEXTRQ $0x01, X1, -8(AX)(CX*1)
-	JMP     done
-
-storeLess8:
-	VMOVD   X1, (AX)
-	VPEXTRD $0x01, X1, -4(AX)(CX*1)
-	JMP     done
-
-// func divideF64AVX2(b []byte, by uint64)
-// Requires: AVX, AVX2
-TEXT ·divideF64AVX2(SB), NOSPLIT, $0-32
-	MOVQ         b_base+0(FP), AX
-	MOVQ         b_len+8(FP), CX
-	MOVQ         by+24(FP), DX
-	VMOVQ        DX, X0
-	VPBROADCASTQ X0, Y0
-	CMPQ         CX, $0x20
-	JB           loadShort
-	VMOVDQU      -32(AX)(CX*1), Y1
-
-compute:
-	VDIVPD Y0, Y1, Y1
-	CMPQ   CX, $0x20
-	JB     storeShort
-	LEAQ   -32(AX)(CX*1), DX
-	SUBQ   $0x20, CX
-	SUBQ   $0x80, CX
-	JL     single
-
-unrolled:
-	VMOVDQU (AX), Y2
-	VDIVPD  Y0, Y2, Y2
-	VMOVDQU Y2, (AX)
-	VMOVDQU 32(AX), Y2
-	VDIVPD  Y0, Y2, Y2
-	VMOVDQU Y2, 32(AX)
-	VMOVDQU 64(AX), Y2
-	VDIVPD  Y0, Y2, Y2
-	VMOVDQU Y2, 64(AX)
-	VMOVDQU 96(AX), Y2
-	VDIVPD  Y0, Y2, Y2
-	VMOVDQU Y2, 96(AX)
-	ADDQ    $+128, AX
-	SUBQ    $+128, CX
-	JGE     unrolled
-
-single:
-	ADDQ  $0x80, CX
-	TESTQ CX, CX
-	JLE   storeLast
-
-vector:
-	VMOVDQU (AX), Y2
-	VDIVPD  Y0, Y2, Y2
-	VMOVDQU Y2, (AX)
-	ADDQ    $+32, AX
-	SUBQ    $+32, CX
-	JG      vector
-
-storeLast:
-	VMOVDQU Y1, (DX)
-
-done:
-	VZEROUPPER
-	RET
-
-loadShort:
-	CMPQ        CX, $0x10
-	JB          loadLess16
-	VMOVDQU     (AX), X1
-	VINSERTI128 $0x01, -16(AX)(CX*1), Y1, Y1
-	JMP         compute
-
-loadLess16:
-	CMPQ    CX, $0x08
-	JB      loadLess8
-	VMOVQ   (AX), X1
-	VPINSRQ $0x01, -8(AX)(CX*1), X1, X1
-	JMP     compute
-
-loadLess8:
-	JMP done
-
-storeShort:
-	CMPQ         CX, $0x10
-	JB           storeLess16
-	VMOVDQU      X1, (AX)
-	VEXTRACTI128 $0x01, Y1, -16(AX)(CX*1)
-	JMP          done
-
-storeLess16:
-	VMOVQ   X1, (AX)
-	VPEXTRQ $0x01, X1, -8(AX)(CX*1)
-	JMP     done
-
-// func multiplyF32AVX2(b []byte, by uint64)
-// Requires: AVX, AVX2
-TEXT ·multiplyF32AVX2(SB), NOSPLIT, $0-32
-	MOVQ         b_base+0(FP), AX
-	MOVQ         b_len+8(FP), CX
-	MOVQ         by+24(FP), DX
-	VMOVQ        DX, X0
-	VPBROADCASTD X0, Y0
-	CMPQ         CX, $0x20
-	JB           loadShort
-	VMOVDQU      -32(AX)(CX*1), Y1
-
-compute:
-	VMULPS Y0, Y1, Y1
-	CMPQ   CX, $0x20
-	JB     storeShort
-	LEAQ   -32(AX)(CX*1), DX
-	SUBQ   $0x20, CX
-	SUBQ   $0x80, CX
-	JL     single
-
-unrolled:
-	VMOVDQU (AX), Y2
-	VMULPS  Y0, Y2, Y2
-	VMOVDQU Y2, (AX)
-	VMOVDQU 32(AX), Y2
-	VMULPS  Y0, Y2, Y2
-	VMOVDQU Y2, 32(AX)
-	VMOVDQU 64(AX), Y2
-	VMULPS  Y0, Y2, Y2
-	VMOVDQU Y2, 64(AX)
-	VMOVDQU 96(AX), Y2
-	VMULPS  Y0, Y2, Y2
-	VMOVDQU Y2, 96(AX)
-	ADDQ    $+128, AX
-	SUBQ    $+128, CX
-	JGE     unrolled
-
-single:
-	ADDQ  $0x80, CX
-	TESTQ CX, CX
-	JLE   storeLast
-
-vector:
-	VMOVDQU (AX), Y2
-	VMULPS  Y0, Y2, Y2
-	VMOVDQU Y2, (AX)
-	ADDQ    $+32, AX
-	SUBQ    $+32, CX
-	JG      vector
-
-storeLast:
-	VMOVDQU Y1, (DX)
-
-done:
-	VZEROUPPER
-	RET
-
-loadShort:
-	CMPQ        CX, $0x10
-	JB          loadLess16
-	VMOVDQU     (AX), X1
-	VINSERTI128 $0x01, -16(AX)(CX*1), Y1, Y1
-	JMP         compute
-
-loadLess16:
-	CMPQ    CX, $0x08
-	JB      loadLess8
-	VMOVQ   (AX), X1
-	VPINSRQ $0x01, -8(AX)(CX*1), X1, X1
-	JMP     compute
-
-loadLess8:
-	CMPQ    CX, $0x04
-	JB      loadLess4
-	VMOVD   (AX), X1
-	VPINSRD $0x01, -4(AX)(CX*1), X1, X1
-	JMP     compute
-
-loadLess4:
-	JMP done
-
-storeShort:
-	CMPQ         CX, $0x10
-	JB           storeLess16
-	VMOVDQU      X1, (AX)
-	VEXTRACTI128 $0x01, Y1, -16(AX)(CX*1)
-	JMP          done
-
-storeLess16:
-	CMPQ    CX, $0x08
-	JB      storeLess8
-	VMOVQ   X1, (AX)
-	VPEXTRQ $0x01, X1, -8(AX)(CX*1)
-	JMP     done
-
-storeLess8:
-	VMOVD   X1, (AX)
-	VPEXTRD $0x01, X1, -4(AX)(CX*1)
-	JMP     done
-
-// func multiplyF64AVX2(b []byte, by uint64)
-// Requires: AVX, AVX2
-TEXT ·multiplyF64AVX2(SB), NOSPLIT, $0-32
-	MOVQ         b_base+0(FP), AX
-	MOVQ         b_len+8(FP), CX
-	MOVQ         by+24(FP), DX
-	VMOVQ        DX, X0
-	VPBROADCASTQ X0, Y0
-	CMPQ         CX, $0x20
-	JB           loadShort
-	VMOVDQU      -32(AX)(CX*1), Y1
-
-compute:
-	VMULPD Y0, Y1, Y1
-	CMPQ   CX, $0x20
-	JB     storeShort
-	LEAQ   -32(AX)(CX*1), DX
-	SUBQ   $0x20, CX
-	SUBQ   $0x80, CX
-	JL     single
-
-unrolled:
-	VMOVDQU (AX), Y2
-	VMULPD  Y0, Y2, Y2
-	VMOVDQU Y2, (AX)
-	VMOVDQU 32(AX), Y2
-	VMULPD  Y0, Y2, Y2
-	VMOVDQU Y2, 32(AX)
-	VMOVDQU 64(AX), Y2
-	VMULPD  Y0, Y2, Y2
-	VMOVDQU Y2, 64(AX)
-	VMOVDQU 96(AX), Y2
-	VMULPD  Y0, Y2, Y2
-	VMOVDQU Y2, 96(AX)
-	ADDQ    $+128, AX
-	SUBQ    $+128, CX
-	JGE     unrolled
-
-single:
-	ADDQ  $0x80, CX
-	TESTQ CX, CX
-	JLE   storeLast
-
-vector:
-	VMOVDQU (AX), Y2
-	VMULPD  Y0, Y2, Y2
-	VMOVDQU Y2, (AX)
-	ADDQ    $+32, AX
-	SUBQ    $+32, CX
-	JG      vector
-
-storeLast:
-	VMOVDQU Y1, (DX)
-
-done:
-	VZEROUPPER
-	RET
-
-loadShort:
-	CMPQ        CX, $0x10
-	JB          loadLess16
-	VMOVDQU     (AX), X1
-	VINSERTI128 $0x01, -16(AX)(CX*1), Y1, Y1
-	JMP         compute
-
-loadLess16:
-	CMPQ    CX, $0x08
-	JB      loadLess8
-	VMOVQ   (AX), X1
-	VPINSRQ $0x01, -8(AX)(CX*1), X1, X1
-	JMP     compute
-
-loadLess8:
-	JMP done
-
-storeShort:
-	CMPQ         CX, $0x10
-	JB           storeLess16
-	VMOVDQU      X1, (AX)
-	VEXTRACTI128 $0x01, Y1, -16(AX)(CX*1)
-	JMP          done
-
-storeLess16:
-	VMOVQ   X1, (AX)
-	VPEXTRQ $0x01, X1, -8(AX)(CX*1)
-	JMP     done
-
-// func multiplyI8AVX2(b []byte, by uint64)
-// Requires: AVX, AVX2
-TEXT ·multiplyI8AVX2(SB), NOSPLIT, $0-32
-	MOVQ         b_base+0(FP), AX
-	MOVQ         b_len+8(FP), CX
-	MOVQ         by+24(FP), DX
-	VMOVQ        DX, X0
-	VPBROADCASTB X0, Y0
-	MOVQ         $0xff00ff00ff00ff00, DX
-	VMOVQ        DX, X1
-	VPBROADCASTQ X1, Y1
-	CMPQ         CX, $0x20
-	JB           loadShort
-	VMOVDQU      -32(AX)(CX*1), Y2
-
-compute:
-	VPMULLW Y2, Y0, Y3
-	VPANDN  Y3, Y1, Y3
-	VPSRLW  $0x08, Y2, Y2
-	VPAND   Y1, Y0, Y4
-	VPMULLW Y4, Y2, Y2
-	VPOR    Y2, Y3, Y2
-	CMPQ    CX, $0x20
-	JB      storeShort
-	LEAQ    -32(AX)(CX*1), DX
-	SUBQ    $0x20, CX
-	SUBQ    $0x80, CX
-	JL      single
-
-unrolled:
-	VMOVDQU (AX), Y3
-	VPMULLW Y3, Y0, Y4
-	VPANDN  Y4, Y1, Y4
-	VPSRLW  $0x08, Y3, Y3
-	VPAND   Y1, Y0, Y5
-	VPMULLW Y5, Y3, Y3
-	VPOR    Y3, Y4, Y3
-	VMOVDQU Y3, (AX)
-	VMOVDQU 32(AX), Y3
-	VPMULLW Y3, Y0, Y4
-	VPANDN  Y4, Y1, Y4
-	VPSRLW  $0x08, Y3, Y3
-	VPAND   Y1, Y0, Y5
-	VPMULLW Y5, Y3, Y3
-	VPOR    Y3, Y4, Y3
-	VMOVDQU Y3, 32(AX)
-	VMOVDQU 64(AX), Y3
-	VPMULLW Y3, Y0, Y4
-	VPANDN  Y4, Y1, Y4
-	VPSRLW  $0x08, Y3, Y3
-	VPAND   Y1, Y0, Y5
-	VPMULLW Y5, Y3, Y3
-	VPOR    Y3, Y4, Y3
-	VMOVDQU Y3, 64(AX)
-	VMOVDQU 96(AX), Y3
-	VPMULLW Y3, Y0, Y4
-	VPANDN  Y4, Y1, Y4
-	VPSRLW  $0x08, Y3, Y3
-	VPAND   Y1, Y0, Y5
-	VPMULLW Y5, Y3, Y3
-	VPOR    Y3, Y4, Y3
-	VMOVDQU Y3, 96(AX)
-	ADDQ    $+128, AX
-	SUBQ    $+128, CX
-	JGE     unrolled
-
-single:
-	ADDQ  $0x80, CX
-	TESTQ CX, CX
-	JLE   storeLast
-
-vector:
-	VMOVDQU (AX), Y3
-	VPMULLW Y3, Y0, Y4
-	VPANDN  Y4, Y1, Y4
-	VPSRLW  $0x08, Y3, Y3
-	VPAND   Y1, Y0, Y5
-	VPMULLW Y5, Y3, Y3
-	VPOR    Y3, Y4, Y3
-	VMOVDQU Y3, (AX)
-	ADDQ    $+32, AX
-	SUBQ    $+32, CX
-	JG      vector
-
-storeLast:
-	VMOVDQU Y2, (DX)
-
-done:
-	VZEROUPPER
-	RET
-
-loadShort:
-	CMPQ        CX, $0x10
-	JB          loadLess16
-	VMOVDQU     (AX), X2
-	VINSERTI128 $0x01, -16(AX)(CX*1), Y2, Y2
-	JMP         compute
-
-loadLess16:
-	CMPQ    CX, $0x08
-	JB      loadLess8
-	VMOVQ   (AX), X2
-	VPINSRQ $0x01, -8(AX)(CX*1), X2, X2
-	JMP     compute
-
-loadLess8:
-	CMPQ    CX, $0x04
-	JB      loadLess4
-	VMOVD   (AX), X2
-	VPINSRD $0x01, -4(AX)(CX*1), X2, X2
-	JMP     compute
-
-loadLess4:
-	CMPQ    CX, $0x02
-	JB      loadLess2
-	VPXOR   Y2, Y2, Y2
-	VPINSRW $0x00, (AX), X2, X2
-	VPINSRW $0x01, -2(AX)(CX*1), X2, X2
-	JMP     compute
-
-loadLess2:
-	CMPQ    CX, $0x01
-	JB      loadLess1
-	VPXOR   Y2, Y2, Y2
-	VPINSRB $0x00, (AX), X2, X2
-	JMP     compute
-
-loadLess1:
-	JMP done
-
-storeShort:
-	CMPQ         CX, $0x10
-	JB           storeLess16
-	VMOVDQU      X2, (AX)
-	VEXTRACTI128 $0x01, Y2, -16(AX)(CX*1)
-	JMP          done
-
-storeLess16:
-	CMPQ    CX, $0x08
-	JB      storeLess8
-	VMOVQ   X2, (AX)
-	VPEXTRQ $0x01, X2, -8(AX)(CX*1)
-	JMP     done
-
-storeLess8:
-	CMPQ    CX, $0x04
-	JB      storeLess4
-	VMOVD   X2, (AX)
-	VPEXTRD $0x01, X2, -4(AX)(CX*1)
-	JMP     done
-
-storeLess4:
-	CMPQ    CX, $0x02
-	JB      storeLess2
-	VPEXTRW $0x00, X2, (AX)
-	VPEXTRW $0x01, X2, -2(AX)(CX*1)
-	JMP     done
-
-storeLess2:
-	VPEXTRB $0x00, X2, (AX)
-	JMP     done
-
-// func multiplyI16AVX2(b []byte, by uint64)
-// Requires: AVX, AVX2
-TEXT ·multiplyI16AVX2(SB), NOSPLIT, $0-32
-	MOVQ         b_base+0(FP), AX
-	MOVQ         b_len+8(FP), CX
-	MOVQ         by+24(FP), DX
-	VMOVQ        DX, X0
-	VPBROADCASTW X0, Y0
-	CMPQ         CX, $0x20
-	JB           loadShort
-	VMOVDQU      -32(AX)(CX*1), Y1
-
-compute:
-	VPMULLW Y0, Y1, Y1
-	CMPQ    CX, $0x20
-	JB      storeShort
-	LEAQ    -32(AX)(CX*1), DX
-	SUBQ    $0x20, CX
-	SUBQ    $0x80, CX
-	JL      single
-
-unrolled:
-	VMOVDQU (AX), Y2
-	VPMULLW Y0, Y2, Y2
-	VMOVDQU Y2, (AX)
-	VMOVDQU 32(AX), Y2
-	VPMULLW Y0, Y2, Y2
-	VMOVDQU Y2, 32(AX)
-	VMOVDQU 64(AX), Y2
-	VPMULLW Y0, Y2, Y2
-	VMOVDQU Y2, 64(AX)
-	VMOVDQU 96(AX), Y2
-	VPMULLW Y0, Y2, Y2
-	VMOVDQU Y2, 96(AX)
-	ADDQ    $+128, AX
-	SUBQ    $+128, CX
-	JGE     unrolled
-
-single:
-	ADDQ  $0x80, CX
-	TESTQ CX, CX
-	JLE   storeLast
-
-vector:
-	VMOVDQU (AX), Y2
-	VPMULLW Y0, Y2, Y2
-	VMOVDQU Y2, (AX)
-	ADDQ    $+32, AX
-	SUBQ    $+32, CX
-	JG      vector
-
-storeLast:
-	VMOVDQU Y1, (DX)
-
-done:
-	VZEROUPPER
-	RET
-
-loadShort:
-	CMPQ        CX, $0x10
-	JB          loadLess16
-	VMOVDQU     (AX), X1
-	VINSERTI128 $0x01, -16(AX)(CX*1), Y1, Y1
-	JMP         compute
-
-loadLess16:
-	CMPQ    CX, $0x08
-	JB      loadLess8
-	VMOVQ   (AX), X1
-	VPINSRQ $0x01, -8(AX)(CX*1), X1, X1
-	JMP     compute
-
-loadLess8:
-	CMPQ    CX, $0x04
-	JB      loadLess4
-	VMOVD   (AX), X1
-	VPINSRD $0x01, -4(AX)(CX*1), X1, X1
-	JMP     compute
-
-loadLess4:
-	CMPQ    CX, $0x02
-	JB      loadLess2
-	VPXOR   Y1, Y1, Y1
-	VPINSRW $0x00, (AX), X1, X1
-	VPINSRW $0x01, -2(AX)(CX*1), X1, X1
-	JMP     compute
-
-loadLess2:
-	JMP done
-
-storeShort:
-	CMPQ         CX, $0x10
-	JB           storeLess16
-	VMOVDQU      X1, (AX)
-	VEXTRACTI128 $0x01, Y1, -16(AX)(CX*1)
-	JMP          done
-
-storeLess16:
-	CMPQ    CX, $0x08
-	JB      storeLess8
-	VMOVQ   X1, (AX)
-	VPEXTRQ $0x01, X1, -8(AX)(CX*1)
-	JMP     done
-
-storeLess8:
-	CMPQ    CX, $0x04
-	JB      storeLess4
-	VMOVD   X1, (AX)
-	VPEXTRD $0x01, X1, -4(AX)(CX*1)
-	JMP     done
-
-storeLess4:
-	VPEXTRW $0x00, X1, (AX)
-	VPEXTRW $0x01, X1, -2(AX)(CX*1)
-	JMP     done
-
-// func multiplyI32AVX2(b []byte, by uint64)
-// Requires: AVX, AVX2
-TEXT ·multiplyI32AVX2(SB), NOSPLIT, $0-32
-	MOVQ         b_base+0(FP), AX
-	MOVQ         b_len+8(FP), CX
-	MOVQ         by+24(FP), DX
-	VMOVQ        DX, X0
-	VPBROADCASTD X0, Y0
-	CMPQ         CX, $0x20
-	JB           loadShort
-	VMOVDQU      -32(AX)(CX*1), Y1
-
-compute:
-	VPMULLD Y0, Y1, Y1
-	CMPQ    CX, $0x20
-	JB      storeShort
-	LEAQ    -32(AX)(CX*1), DX
-	SUBQ    $0x20, CX
-	SUBQ    $0x80, CX
-	JL      single
-
-unrolled:
-	VMOVDQU (AX), Y2
-	VPMULLD Y0, Y2, Y2
-	VMOVDQU Y2, (AX)
-	VMOVDQU 32(AX), Y2
-	VPMULLD Y0, Y2, Y2
-	VMOVDQU Y2, 32(AX)
-	VMOVDQU 64(AX), Y2
-	VPMULLD Y0, Y2, Y2
-	VMOVDQU Y2, 64(AX)
-	VMOVDQU 96(AX), Y2
-	VPMULLD Y0, Y2, Y2
-	VMOVDQU Y2, 96(AX)
-	ADDQ    $+128, AX
-	SUBQ    $+128, CX
-	JGE     unrolled
-
-single:
-	ADDQ  $0x80, CX
-	TESTQ CX, CX
-	JLE   storeLast
-
-vector:
-	VMOVDQU (AX), Y2
-	VPMULLD Y0, Y2, Y2
-	VMOVDQU Y2, (AX)
-	ADDQ    $+32, AX
-	SUBQ    $+32, CX
-	JG      vector
-
-storeLast:
-	VMOVDQU Y1, (DX)
-
-done:
-	VZEROUPPER
-	RET
-
-loadShort:
-	CMPQ        CX, $0x10
-	JB          loadLess16
-	VMOVDQU     (AX), X1
-	VINSERTI128 $0x01, -16(AX)(CX*1), Y1, Y1
-	JMP         compute
-
-loadLess16:
-	CMPQ    CX, $0x08
-	JB      loadLess8
-	VMOVQ   (AX), X1
-	VPINSRQ $0x01, -8(AX)(CX*1), X1, X1
-	JMP     compute
-
-loadLess8:
-	CMPQ    CX, $0x04
-	JB      loadLess4
-	VMOVD   (AX), X1
-	VPINSRD $0x01, -4(AX)(CX*1), X1, X1
-	JMP     compute
-
-loadLess4:
-	JMP done
-
-storeShort:
-	CMPQ         CX, $0x10
-	JB           storeLess16
-	VMOVDQU      X1, (AX)
-	VEXTRACTI128 $0x01, Y1, -16(AX)(CX*1)
-	JMP          done
-
-storeLess16:
-	CMPQ    CX, $0x08
-	JB      storeLess8
-	VMOVQ   X1, (AX)
-	VPEXTRQ $0x01, X1, -8(AX)(CX*1)
-	JMP     done
-
-storeLess8:
-	VMOVD   X1, (AX)
-	VPEXTRD $0x01, X1, -4(AX)(CX*1)
-	JMP     done
-
-// func multiplyI64AVX2(b []byte, by uint64)
-// Requires: AVX, AVX2
-TEXT ·multiplyI64AVX2(SB), NOSPLIT, $0-32
-	MOVQ         b_base+0(FP), AX
-	MOVQ         b_len+8(FP), CX
-	MOVQ         by+24(FP), DX
-	VMOVQ        DX, X0
-	VPBROADCASTQ X0, Y0
-	CMPQ         CX, $0x20
-	JB           loadShort
-	VMOVDQU      -32(AX)(CX*1), Y1
-
-compute:
-	VPSRLQ   $0x20, Y1, Y2
-	VPMULUDQ Y2, Y0, Y2
-	VPSRLQ   $0x20, Y0, Y3
-	VPMULUDQ Y3, Y1, Y3
-	VPADDQ   Y2, Y3, Y2
-	VPSLLQ   $0x20, Y2, Y2
-	VPMULUDQ Y1, Y0, Y3
-	VPADDQ   Y2, Y3, Y2
-	CMPQ     CX, $0x20
-	JB       storeShort
-	LEAQ     -32(AX)(CX*1), DX
-	SUBQ     $0x20, CX
-	SUBQ     $0x80, CX
-	JL       single
-
-unrolled:
-	VMOVDQU  (AX), Y1
-	VPSRLQ   $0x20, Y1, Y3
-	VPMULUDQ Y3, Y0, Y3
-	VPSRLQ   $0x20, Y0, Y4
-	VPMULUDQ Y4, Y1, Y4
-	VPADDQ   Y3, Y4, Y3
-	VPSLLQ   $0x20, Y3, Y3
-	VPMULUDQ Y1, Y0, Y4
-	VPADDQ   Y3, Y4, Y3
-	VMOVDQU  Y3, (AX)
-	VMOVDQU  32(AX), Y1
-	VPSRLQ   $0x20, Y1, Y3
-	VPMULUDQ Y3, Y0, Y3
-	VPSRLQ   $0x20, Y0, Y4
-	VPMULUDQ Y4, Y1, Y4
-	VPADDQ   Y3, Y4, Y3
-	VPSLLQ   $0x20, Y3, Y3
-	VPMULUDQ Y1, Y0, Y4
-	VPADDQ   Y3, Y4, Y3
-	VMOVDQU  Y3, 32(AX)
-	VMOVDQU  64(AX), Y1
-	VPSRLQ   $0x20, Y1, Y3
-	VPMULUDQ Y3, Y0, Y3
-	VPSRLQ   $0x20, Y0, Y4
-	VPMULUDQ Y4, Y1, Y4
-	VPADDQ   Y3, Y4, Y3
-	VPSLLQ   $0x20, Y3, Y3
-	VPMULUDQ Y1, Y0, Y4
-	VPADDQ   Y3, Y4, Y3
-	VMOVDQU  Y3, 64(AX)
-	VMOVDQU  96(AX), Y1
-	VPSRLQ   $0x20, Y1, Y3
-	VPMULUDQ Y3, Y0, Y3
-	VPSRLQ   $0x20, Y0, Y4
-	VPMULUDQ Y4, Y1, Y4
-	VPADDQ   Y3, Y4, Y3
-	VPSLLQ   $0x20, Y3, Y3
-	VPMULUDQ Y1, Y0, Y4
-	VPADDQ   Y3, Y4, Y3
-	VMOVDQU  Y3, 96(AX)
-	ADDQ     $+128, AX
-	SUBQ     $+128, CX
-	JGE      unrolled
-
-single:
-	ADDQ  $0x80, CX
-	TESTQ CX, CX
-	JLE   storeLast
-
-vector:
-	VMOVDQU  (AX), Y1
-	VPSRLQ   $0x20, Y1, Y3
-	VPMULUDQ Y3, Y0, Y3
-	VPSRLQ   $0x20, Y0, Y4
-	VPMULUDQ Y4, Y1, Y4
-	VPADDQ   Y3, Y4, Y3
-	VPSLLQ   $0x20, Y3, Y3
-	VPMULUDQ Y1, Y0, Y4
-	VPADDQ   Y3, Y4, Y3
-	VMOVDQU  Y3, (AX)
-	ADDQ     $+32, AX
-	SUBQ     $+32, CX
-	JG       vector
-
-storeLast:
-	VMOVDQU Y2, (DX)
-
-done:
-	VZEROUPPER
-	RET
-
-loadShort:
-	CMPQ        CX, $0x10
-	JB          loadLess16
-	VMOVDQU     (AX), X1
-	VINSERTI128 $0x01, -16(AX)(CX*1), Y1, Y1
-	JMP         compute
-
-loadLess16:
-	CMPQ    CX, $0x08
-	JB      loadLess8
-	VMOVQ   (AX), X1
-	VPINSRQ $0x01, -8(AX)(CX*1), X1, X1
-	JMP     compute
-
-loadLess8:
-	JMP done
-
-storeShort:
-	CMPQ         CX, $0x10
-	JB           storeLess16
-	VMOVDQU      X2, (AX)
-	VEXTRACTI128 $0x01, Y2, -16(AX)(CX*1)
-	JMP          done
-
-storeLess16:
-	VMOVQ   X2, (AX)
-	VPEXTRQ $0x01, X2, -8(AX)(CX*1)
-	JMP     done
 
 // func andAVX2(dst []byte, src []byte)
 // Requires: AVX, AVX2
 TEXT ·andAVX2(SB), NOSPLIT, $0-48
-	MOVQ    dst_base+0(FP), AX
-	MOVQ    src_base+24(FP), CX
-	MOVQ    dst_len+8(FP), DX
-	CMPQ    DX, $0x20
-	JB      loadShort
-	VMOVDQU -32(AX)(DX*1), Y0
-	VMOVDQU -32(CX)(DX*1), Y1
+	MOVQ dst_base+0(FP), AX
+	MOVQ src_base+24(FP), CX
+	MOVQ dst_len+8(FP), DX
 
-compute:
-	VPAND Y1, Y0, Y0
-	CMPQ  DX, $0x20
-	JB    storeShort
-	LEAQ  -32(AX)(DX*1), BX
-	SUBQ  $0x20, DX
-	SUBQ  $0x80, DX
-	JL    single
-
-unrolled:
-	VMOVDQU (AX), Y1
-	VPAND   (CX), Y1, Y1
-	VMOVDQU Y1, (AX)
-	VMOVDQU 32(AX), Y1
-	VPAND   32(CX), Y1, Y1
-	VMOVDQU Y1, 32(AX)
-	VMOVDQU 64(AX), Y1
-	VPAND   64(CX), Y1, Y1
-	VMOVDQU Y1, 64(AX)
-	VMOVDQU 96(AX), Y1
-	VPAND   96(CX), Y1, Y1
-	VMOVDQU Y1, 96(AX)
-	ADDQ    $+128, AX
-	ADDQ    $+128, CX
-	SUBQ    $+128, DX
-	JGE     unrolled
-
-single:
-	ADDQ  $0x80, DX
-	TESTQ DX, DX
-	JLE   storeLast
-
-vector:
-	VMOVDQU (AX), Y1
-	VPAND   (CX), Y1, Y1
-	VMOVDQU Y1, (AX)
-	ADDQ    $+32, AX
-	ADDQ    $+32, CX
-	SUBQ    $+32, DX
-	JG      vector
-
-storeLast:
-	VMOVDQU Y0, (BX)
-
-done:
+loop:
+	VMOVDQU (AX), Y0
+	VPAND   (CX), Y0, Y0
+	VMOVDQU Y0, (AX)
+	VMOVDQU 32(AX), Y0
+	VPAND   32(CX), Y0, Y0
+	VMOVDQU Y0, 32(AX)
+	ADDQ    $0x40, AX
+	ADDQ    $0x40, CX
+	SUBQ    $0x40, DX
+	JG      loop
 	VZEROUPPER
 	RET
-
-loadShort:
-	CMPQ        DX, $0x10
-	JB          loadLess16
-	VMOVDQU     (AX), X0
-	VINSERTI128 $0x01, -16(AX)(DX*1), Y0, Y0
-	VMOVDQU     (CX), X1
-	VINSERTI128 $0x01, -16(CX)(DX*1), Y1, Y1
-	JMP         compute
-
-loadLess16:
-	CMPQ    DX, $0x08
-	JB      loadLess8
-	VMOVQ   (AX), X0
-	VPINSRQ $0x01, -8(AX)(DX*1), X0, X0
-	VMOVQ   (CX), X1
-	VPINSRQ $0x01, -8(CX)(DX*1), X1, X1
-	JMP     compute
-
-loadLess8:
-	CMPQ    DX, $0x04
-	JB      loadLess4
-	VMOVD   (AX), X0
-	VPINSRD $0x01, -4(AX)(DX*1), X0, X0
-	VMOVD   (CX), X1
-	VPINSRD $0x01, -4(CX)(DX*1), X1, X1
-	JMP     compute
-
-loadLess4:
-	CMPQ    DX, $0x02
-	JB      loadLess2
-	VPXOR   Y0, Y0, Y0
-	VPINSRW $0x00, (AX), X0, X0
-	VPINSRW $0x01, -2(AX)(DX*1), X0, X0
-	VPXOR   Y1, Y1, Y1
-	VPINSRW $0x00, (CX), X1, X1
-	VPINSRW $0x01, -2(CX)(DX*1), X1, X1
-	JMP     compute
-
-loadLess2:
-	CMPQ    DX, $0x01
-	JB      loadLess1
-	VPXOR   Y0, Y0, Y0
-	VPINSRB $0x00, (AX), X0, X0
-	VPXOR   Y1, Y1, Y1
-	VPINSRB $0x00, (CX), X1, X1
-	JMP     compute
-
-loadLess1:
-	JMP done
-
-storeShort:
-	CMPQ         DX, $0x10
-	JB           storeLess16
-	VMOVDQU      X0, (AX)
-	VEXTRACTI128 $0x01, Y0, -16(AX)(DX*1)
-	JMP          done
-
-storeLess16:
-	CMPQ    DX, $0x08
-	JB      storeLess8
-	VMOVQ   X0, (AX)
-	VPEXTRQ $0x01, X0, -8(AX)(DX*1)
-	JMP     done
-
-storeLess8:
-	CMPQ    DX, $0x04
-	JB      storeLess4
-	VMOVD   X0, (AX)
-	VPEXTRD $0x01, X0, -4(AX)(DX*1)
-	JMP     done
-
-storeLess4:
-	CMPQ    DX, $0x02
-	JB      storeLess2
-	VPEXTRW $0x00, X0, (AX)
-	VPEXTRW $0x01, X0, -2(AX)(DX*1)
-	JMP     done
-
-storeLess2:
-	VPEXTRB $0x00, X0, (AX)
-	JMP     done
 
 // func orAVX2(dst []byte, src []byte)
 // Requires: AVX, AVX2
 TEXT ·orAVX2(SB), NOSPLIT, $0-48
-	MOVQ    dst_base+0(FP), AX
-	MOVQ    src_base+24(FP), CX
-	MOVQ    dst_len+8(FP), DX
-	CMPQ    DX, $0x20
-	JB      loadShort
-	VMOVDQU -32(AX)(DX*1), Y0
-	VMOVDQU -32(CX)(DX*1), Y1
+	MOVQ dst_base+0(FP), AX
+	MOVQ src_base+24(FP), CX
+	MOVQ dst_len+8(FP), DX
 
-compute:
-	VPOR Y1, Y0, Y0
-	CMPQ DX, $0x20
-	JB   storeShort
-	LEAQ -32(AX)(DX*1), BX
-	SUBQ $0x20, DX
-	SUBQ $0x80, DX
-	JL   single
-
-unrolled:
-	VMOVDQU (AX), Y1
-	VPOR    (CX), Y1, Y1
-	VMOVDQU Y1, (AX)
-	VMOVDQU 32(AX), Y1
-	VPOR    32(CX), Y1, Y1
-	VMOVDQU Y1, 32(AX)
-	VMOVDQU 64(AX), Y1
-	VPOR    64(CX), Y1, Y1
-	VMOVDQU Y1, 64(AX)
-	VMOVDQU 96(AX), Y1
-	VPOR    96(CX), Y1, Y1
-	VMOVDQU Y1, 96(AX)
-	ADDQ    $+128, AX
-	ADDQ    $+128, CX
-	SUBQ    $+128, DX
-	JGE     unrolled
-
-single:
-	ADDQ  $0x80, DX
-	TESTQ DX, DX
-	JLE   storeLast
-
-vector:
-	VMOVDQU (AX), Y1
-	VPOR    (CX), Y1, Y1
-	VMOVDQU Y1, (AX)
-	ADDQ    $+32, AX
-	ADDQ    $+32, CX
-	SUBQ    $+32, DX
-	JG      vector
-
-storeLast:
-	VMOVDQU Y0, (BX)
-
-done:
+loop:
+	VMOVDQU (AX), Y0
+	VPOR    (CX), Y0, Y0
+	VMOVDQU Y0, (AX)
+	VMOVDQU 32(AX), Y0
+	VPOR    32(CX), Y0, Y0
+	VMOVDQU Y0, 32(AX)
+	ADDQ    $0x40, AX
+	ADDQ    $0x40, CX
+	SUBQ    $0x40, DX
+	JG      loop
 	VZEROUPPER
 	RET
-
-loadShort:
-	CMPQ        DX, $0x10
-	JB          loadLess16
-	VMOVDQU     (AX), X0
-	VINSERTI128 $0x01, -16(AX)(DX*1), Y0, Y0
-	VMOVDQU     (CX), X1
-	VINSERTI128 $0x01, -16(CX)(DX*1), Y1, Y1
-	JMP         compute
-
-loadLess16:
-	CMPQ    DX, $0x08
-	JB      loadLess8
-	VMOVQ   (AX), X0
-	VPINSRQ $0x01, -8(AX)(DX*1), X0, X0
-	VMOVQ   (CX), X1
-	VPINSRQ $0x01, -8(CX)(DX*1), X1, X1
-	JMP     compute
-
-loadLess8:
-	CMPQ    DX, $0x04
-	JB      loadLess4
-	VMOVD   (AX), X0
-	VPINSRD $0x01, -4(AX)(DX*1), X0, X0
-	VMOVD   (CX), X1
-	VPINSRD $0x01, -4(CX)(DX*1), X1, X1
-	JMP     compute
-
-loadLess4:
-	CMPQ    DX, $0x02
-	JB      loadLess2
-	VPXOR   Y0, Y0, Y0
-	VPINSRW $0x00, (AX), X0, X0
-	VPINSRW $0x01, -2(AX)(DX*1), X0, X0
-	VPXOR   Y1, Y1, Y1
-	VPINSRW $0x00, (CX), X1, X1
-	VPINSRW $0x01, -2(CX)(DX*1), X1, X1
-	JMP     compute
-
-loadLess2:
-	CMPQ    DX, $0x01
-	JB      loadLess1
-	VPXOR   Y0, Y0, Y0
-	VPINSRB $0x00, (AX), X0, X0
-	VPXOR   Y1, Y1, Y1
-	VPINSRB $0x00, (CX), X1, X1
-	JMP     compute
-
-loadLess1:
-	JMP done
-
-storeShort:
-	CMPQ         DX, $0x10
-	JB           storeLess16
-	VMOVDQU      X0, (AX)
-	VEXTRACTI128 $0x01, Y0, -16(AX)(DX*1)
-	JMP          done
-
-storeLess16:
-	CMPQ    DX, $0x08
-	JB      storeLess8
-	VMOVQ   X0, (AX)
-	VPEXTRQ $0x01, X0, -8(AX)(DX*1)
-	JMP     done
-
-storeLess8:
-	CMPQ    DX, $0x04
-	JB      storeLess4
-	VMOVD   X0, (AX)
-	VPEXTRD $0x01, X0, -4(AX)(DX*1)
-	JMP     done
-
-storeLess4:
-	CMPQ    DX, $0x02
-	JB      storeLess2
-	VPEXTRW $0x00, X0, (AX)
-	VPEXTRW $0x01, X0, -2(AX)(DX*1)
-	JMP     done
-
-storeLess2:
-	VPEXTRB $0x00, X0, (AX)
-	JMP     done
 
 // func xorAVX2(dst []byte, src []byte)
 // Requires: AVX, AVX2
 TEXT ·xorAVX2(SB), NOSPLIT, $0-48
-	MOVQ    dst_base+0(FP), AX
-	MOVQ    src_base+24(FP), CX
-	MOVQ    dst_len+8(FP), DX
-	CMPQ    DX, $0x20
-	JB      loadShort
-	VMOVDQU -32(AX)(DX*1), Y0
-	VMOVDQU -32(CX)(DX*1), Y1
+	MOVQ dst_base+0(FP), AX
+	MOVQ src_base+24(FP), CX
+	MOVQ dst_len+8(FP), DX
 
-compute:
-	VPXOR Y1, Y0, Y0
-	CMPQ  DX, $0x20
-	JB    storeShort
-	LEAQ  -32(AX)(DX*1), BX
-	SUBQ  $0x20, DX
-	SUBQ  $0x80, DX
-	JL    single
-
-unrolled:
-	VMOVDQU (AX), Y1
-	VPXOR   (CX), Y1, Y1
-	VMOVDQU Y1, (AX)
-	VMOVDQU 32(AX), Y1
-	VPXOR   32(CX), Y1, Y1
-	VMOVDQU Y1, 32(AX)
-	VMOVDQU 64(AX), Y1
-	VPXOR   64(CX), Y1, Y1
-	VMOVDQU Y1, 64(AX)
-	VMOVDQU 96(AX), Y1
-	VPXOR   96(CX), Y1, Y1
-	VMOVDQU Y1, 96(AX)
-	ADDQ    $+128, AX
-	ADDQ    $+128, CX
-	SUBQ    $+128, DX
-	JGE     unrolled
-
-single:
-	ADDQ  $0x80, DX
-	TESTQ DX, DX
-	JLE   storeLast
-
-vector:
-	VMOVDQU (AX), Y1
-	VPXOR   (CX), Y1, Y1
-	VMOVDQU Y1, (AX)
-	ADDQ    $+32, AX
-	ADDQ    $+32, CX
-	SUBQ    $+32, DX
-	JG      vector
-
-storeLast:
-	VMOVDQU Y0, (BX)
-
-done:
+loop:
+	VMOVDQU (AX), Y0
+	VPXOR   (CX), Y0, Y0
+	VMOVDQU Y0, (AX)
+	VMOVDQU 32(AX), Y0
+	VPXOR   32(CX), Y0, Y0
+	VMOVDQU Y0, 32(AX)
+	ADDQ    $0x40, AX
+	ADDQ    $0x40, CX
+	SUBQ    $0x40, DX
+	JG      loop
 	VZEROUPPER
 	RET
-
-loadShort:
-	CMPQ        DX, $0x10
-	JB          loadLess16
-	VMOVDQU     (AX), X0
-	VINSERTI128 $0x01, -16(AX)(DX*1), Y0, Y0
-	VMOVDQU     (CX), X1
-	VINSERTI128 $0x01, -16(CX)(DX*1), Y1, Y1
-	JMP         compute
-
-loadLess16:
-	CMPQ    DX, $0x08
-	JB      loadLess8
-	VMOVQ   (AX), X0
-	VPINSRQ $0x01, -8(AX)(DX*1), X0, X0
-	VMOVQ   (CX), X1
-	VPINSRQ $0x01, -8(CX)(DX*1), X1, X1
-	JMP     compute
-
-loadLess8:
-	CMPQ    DX, $0x04
-	JB      loadLess4
-	VMOVD   (AX), X0
-	VPINSRD $0x01, -4(AX)(DX*1), X0, X0
-	VMOVD   (CX), X1
-	VPINSRD $0x01, -4(CX)(DX*1), X1, X1
-	JMP     compute
-
-loadLess4:
-	CMPQ    DX, $0x02
-	JB      loadLess2
-	VPXOR   Y0, Y0, Y0
-	VPINSRW $0x00, (AX), X0, X0
-	VPINSRW $0x01, -2(AX)(DX*1), X0, X0
-	VPXOR   Y1, Y1, Y1
-	VPINSRW $0x00, (CX), X1, X1
-	VPINSRW $0x01, -2(CX)(DX*1), X1, X1
-	JMP     compute
-
-loadLess2:
-	CMPQ    DX, $0x01
-	JB      loadLess1
-	VPXOR   Y0, Y0, Y0
-	VPINSRB $0x00, (AX), X0, X0
-	VPXOR   Y1, Y1, Y1
-	VPINSRB $0x00, (CX), X1, X1
-	JMP     compute
-
-loadLess1:
-	JMP done
-
-storeShort:
-	CMPQ         DX, $0x10
-	JB           storeLess16
-	VMOVDQU      X0, (AX)
-	VEXTRACTI128 $0x01, Y0, -16(AX)(DX*1)
-	JMP          done
-
-storeLess16:
-	CMPQ    DX, $0x08
-	JB      storeLess8
-	VMOVQ   X0, (AX)
-	VPEXTRQ $0x01, X0, -8(AX)(DX*1)
-	JMP     done
-
-storeLess8:
-	CMPQ    DX, $0x04
-	JB      storeLess4
-	VMOVD   X0, (AX)
-	VPEXTRD $0x01, X0, -4(AX)(DX*1)
-	JMP     done
-
-storeLess4:
-	CMPQ    DX, $0x02
-	JB      storeLess2
-	VPEXTRW $0x00, X0, (AX)
-	VPEXTRW $0x01, X0, -2(AX)(DX*1)
-	JMP     done
-
-storeLess2:
-	VPEXTRB $0x00, X0, (AX)
-	JMP     done
 
 // func andBoolAVX2(dst []byte, src []byte)
 // Requires: AVX, AVX2
@@ -8116,147 +1191,22 @@ TEXT ·andBoolAVX2(SB), NOSPLIT, $0-48
 	MOVQ         $0x0101010101010101, BX
 	VMOVQ        BX, X0
 	VPBROADCASTQ X0, Y0
-	CMPQ         DX, $0x20
-	JB           loadShort
-	VMOVDQU      -32(AX)(DX*1), Y1
-	VMOVDQU      -32(CX)(DX*1), Y2
 
-compute:
-	VPMINUB Y1, Y0, Y1
-	VPMINUB Y2, Y0, Y2
+loop:
+	VPMINUB (AX), Y0, Y1
+	VPMINUB (CX), Y0, Y2
 	VPAND   Y1, Y2, Y1
-	CMPQ    DX, $0x20
-	JB      storeShort
-	LEAQ    -32(AX)(DX*1), BX
-	SUBQ    $0x20, DX
-	SUBQ    $0x80, DX
-	JL      single
-
-unrolled:
-	VPMINUB (AX), Y0, Y2
-	VPMINUB (CX), Y0, Y3
-	VPAND   Y2, Y3, Y2
-	VMOVDQU Y2, (AX)
-	VPMINUB 32(AX), Y0, Y2
-	VPMINUB 32(CX), Y0, Y3
-	VPAND   Y2, Y3, Y2
-	VMOVDQU Y2, 32(AX)
-	VPMINUB 64(AX), Y0, Y2
-	VPMINUB 64(CX), Y0, Y3
-	VPAND   Y2, Y3, Y2
-	VMOVDQU Y2, 64(AX)
-	VPMINUB 96(AX), Y0, Y2
-	VPMINUB 96(CX), Y0, Y3
-	VPAND   Y2, Y3, Y2
-	VMOVDQU Y2, 96(AX)
-	ADDQ    $+128, AX
-	ADDQ    $+128, CX
-	SUBQ    $+128, DX
-	JGE     unrolled
-
-single:
-	ADDQ  $0x80, DX
-	TESTQ DX, DX
-	JLE   storeLast
-
-vector:
-	VPMINUB (AX), Y0, Y2
-	VPMINUB (CX), Y0, Y3
-	VPAND   Y2, Y3, Y2
-	VMOVDQU Y2, (AX)
-	ADDQ    $+32, AX
-	ADDQ    $+32, CX
-	SUBQ    $+32, DX
-	JG      vector
-
-storeLast:
-	VMOVDQU Y1, (BX)
-
-done:
+	VMOVDQU Y1, (AX)
+	VPMINUB 32(AX), Y0, Y1
+	VPMINUB 32(CX), Y0, Y2
+	VPAND   Y1, Y2, Y1
+	VMOVDQU Y1, 32(AX)
+	ADDQ    $0x40, AX
+	ADDQ    $0x40, CX
+	SUBQ    $0x40, DX
+	JG      loop
 	VZEROUPPER
 	RET
-
-loadShort:
-	CMPQ        DX, $0x10
-	JB          loadLess16
-	VMOVDQU     (AX), X1
-	VINSERTI128 $0x01, -16(AX)(DX*1), Y1, Y1
-	VMOVDQU     (CX), X2
-	VINSERTI128 $0x01, -16(CX)(DX*1), Y2, Y2
-	JMP         compute
-
-loadLess16:
-	CMPQ    DX, $0x08
-	JB      loadLess8
-	VMOVQ   (AX), X1
-	VPINSRQ $0x01, -8(AX)(DX*1), X1, X1
-	VMOVQ   (CX), X2
-	VPINSRQ $0x01, -8(CX)(DX*1), X2, X2
-	JMP     compute
-
-loadLess8:
-	CMPQ    DX, $0x04
-	JB      loadLess4
-	VMOVD   (AX), X1
-	VPINSRD $0x01, -4(AX)(DX*1), X1, X1
-	VMOVD   (CX), X2
-	VPINSRD $0x01, -4(CX)(DX*1), X2, X2
-	JMP     compute
-
-loadLess4:
-	CMPQ    DX, $0x02
-	JB      loadLess2
-	VPXOR   Y1, Y1, Y1
-	VPINSRW $0x00, (AX), X1, X1
-	VPINSRW $0x01, -2(AX)(DX*1), X1, X1
-	VPXOR   Y2, Y2, Y2
-	VPINSRW $0x00, (CX), X2, X2
-	VPINSRW $0x01, -2(CX)(DX*1), X2, X2
-	JMP     compute
-
-loadLess2:
-	CMPQ    DX, $0x01
-	JB      loadLess1
-	VPXOR   Y1, Y1, Y1
-	VPINSRB $0x00, (AX), X1, X1
-	VPXOR   Y2, Y2, Y2
-	VPINSRB $0x00, (CX), X2, X2
-	JMP     compute
-
-loadLess1:
-	JMP done
-
-storeShort:
-	CMPQ         DX, $0x10
-	JB           storeLess16
-	VMOVDQU      X1, (AX)
-	VEXTRACTI128 $0x01, Y1, -16(AX)(DX*1)
-	JMP          done
-
-storeLess16:
-	CMPQ    DX, $0x08
-	JB      storeLess8
-	VMOVQ   X1, (AX)
-	VPEXTRQ $0x01, X1, -8(AX)(DX*1)
-	JMP     done
-
-storeLess8:
-	CMPQ    DX, $0x04
-	JB      storeLess4
-	VMOVD   X1, (AX)
-	VPEXTRD $0x01, X1, -4(AX)(DX*1)
-	JMP     done
-
-storeLess4:
-	CMPQ    DX, $0x02
-	JB      storeLess2
-	VPEXTRW $0x00, X1, (AX)
-	VPEXTRW $0x01, X1, -2(AX)(DX*1)
-	JMP     done
-
-storeLess2:
-	VPEXTRB $0x00, X1, (AX)
-	JMP     done
 
 // func orBoolAVX2(dst []byte, src []byte)
 // Requires: AVX, AVX2
@@ -8267,147 +1217,22 @@ TEXT ·orBoolAVX2(SB), NOSPLIT, $0-48
 	MOVQ         $0x0101010101010101, BX
 	VMOVQ        BX, X0
 	VPBROADCASTQ X0, Y0
-	CMPQ         DX, $0x20
-	JB           loadShort
-	VMOVDQU      -32(AX)(DX*1), Y1
-	VMOVDQU      -32(CX)(DX*1), Y2
 
-compute:
-	VPMINUB Y1, Y0, Y1
-	VPMINUB Y2, Y0, Y2
+loop:
+	VPMINUB (AX), Y0, Y1
+	VPMINUB (CX), Y0, Y2
 	VPOR    Y1, Y2, Y1
-	CMPQ    DX, $0x20
-	JB      storeShort
-	LEAQ    -32(AX)(DX*1), BX
-	SUBQ    $0x20, DX
-	SUBQ    $0x80, DX
-	JL      single
-
-unrolled:
-	VPMINUB (AX), Y0, Y2
-	VPMINUB (CX), Y0, Y3
-	VPOR    Y2, Y3, Y2
-	VMOVDQU Y2, (AX)
-	VPMINUB 32(AX), Y0, Y2
-	VPMINUB 32(CX), Y0, Y3
-	VPOR    Y2, Y3, Y2
-	VMOVDQU Y2, 32(AX)
-	VPMINUB 64(AX), Y0, Y2
-	VPMINUB 64(CX), Y0, Y3
-	VPOR    Y2, Y3, Y2
-	VMOVDQU Y2, 64(AX)
-	VPMINUB 96(AX), Y0, Y2
-	VPMINUB 96(CX), Y0, Y3
-	VPOR    Y2, Y3, Y2
-	VMOVDQU Y2, 96(AX)
-	ADDQ    $+128, AX
-	ADDQ    $+128, CX
-	SUBQ    $+128, DX
-	JGE     unrolled
-
-single:
-	ADDQ  $0x80, DX
-	TESTQ DX, DX
-	JLE   storeLast
-
-vector:
-	VPMINUB (AX), Y0, Y2
-	VPMINUB (CX), Y0, Y3
-	VPOR    Y2, Y3, Y2
-	VMOVDQU Y2, (AX)
-	ADDQ    $+32, AX
-	ADDQ    $+32, CX
-	SUBQ    $+32, DX
-	JG      vector
-
-storeLast:
-	VMOVDQU Y1, (BX)
-
-done:
+	VMOVDQU Y1, (AX)
+	VPMINUB 32(AX), Y0, Y1
+	VPMINUB 32(CX), Y0, Y2
+	VPOR    Y1, Y2, Y1
+	VMOVDQU Y1, 32(AX)
+	ADDQ    $0x40, AX
+	ADDQ    $0x40, CX
+	SUBQ    $0x40, DX
+	JG      loop
 	VZEROUPPER
 	RET
-
-loadShort:
-	CMPQ        DX, $0x10
-	JB          loadLess16
-	VMOVDQU     (AX), X1
-	VINSERTI128 $0x01, -16(AX)(DX*1), Y1, Y1
-	VMOVDQU     (CX), X2
-	VINSERTI128 $0x01, -16(CX)(DX*1), Y2, Y2
-	JMP         compute
-
-loadLess16:
-	CMPQ    DX, $0x08
-	JB      loadLess8
-	VMOVQ   (AX), X1
-	VPINSRQ $0x01, -8(AX)(DX*1), X1, X1
-	VMOVQ   (CX), X2
-	VPINSRQ $0x01, -8(CX)(DX*1), X2, X2
-	JMP     compute
-
-loadLess8:
-	CMPQ    DX, $0x04
-	JB      loadLess4
-	VMOVD   (AX), X1
-	VPINSRD $0x01, -4(AX)(DX*1), X1, X1
-	VMOVD   (CX), X2
-	VPINSRD $0x01, -4(CX)(DX*1), X2, X2
-	JMP     compute
-
-loadLess4:
-	CMPQ    DX, $0x02
-	JB      loadLess2
-	VPXOR   Y1, Y1, Y1
-	VPINSRW $0x00, (AX), X1, X1
-	VPINSRW $0x01, -2(AX)(DX*1), X1, X1
-	VPXOR   Y2, Y2, Y2
-	VPINSRW $0x00, (CX), X2, X2
-	VPINSRW $0x01, -2(CX)(DX*1), X2, X2
-	JMP     compute
-
-loadLess2:
-	CMPQ    DX, $0x01
-	JB      loadLess1
-	VPXOR   Y1, Y1, Y1
-	VPINSRB $0x00, (AX), X1, X1
-	VPXOR   Y2, Y2, Y2
-	VPINSRB $0x00, (CX), X2, X2
-	JMP     compute
-
-loadLess1:
-	JMP done
-
-storeShort:
-	CMPQ         DX, $0x10
-	JB           storeLess16
-	VMOVDQU      X1, (AX)
-	VEXTRACTI128 $0x01, Y1, -16(AX)(DX*1)
-	JMP          done
-
-storeLess16:
-	CMPQ    DX, $0x08
-	JB      storeLess8
-	VMOVQ   X1, (AX)
-	VPEXTRQ $0x01, X1, -8(AX)(DX*1)
-	JMP     done
-
-storeLess8:
-	CMPQ    DX, $0x04
-	JB      storeLess4
-	VMOVD   X1, (AX)
-	VPEXTRD $0x01, X1, -4(AX)(DX*1)
-	JMP     done
-
-storeLess4:
-	CMPQ    DX, $0x02
-	JB      storeLess2
-	VPEXTRW $0x00, X1, (AX)
-	VPEXTRW $0x01, X1, -2(AX)(DX*1)
-	JMP     done
-
-storeLess2:
-	VPEXTRB $0x00, X1, (AX)
-	JMP     done
 
 // func xorBoolAVX2(dst []byte, src []byte)
 // Requires: AVX, AVX2
@@ -8418,147 +1243,22 @@ TEXT ·xorBoolAVX2(SB), NOSPLIT, $0-48
 	MOVQ         $0x0101010101010101, BX
 	VMOVQ        BX, X0
 	VPBROADCASTQ X0, Y0
-	CMPQ         DX, $0x20
-	JB           loadShort
-	VMOVDQU      -32(AX)(DX*1), Y1
-	VMOVDQU      -32(CX)(DX*1), Y2
 
-compute:
-	VPMINUB Y1, Y0, Y1
-	VPMINUB Y2, Y0, Y2
+loop:
+	VPMINUB (AX), Y0, Y1
+	VPMINUB (CX), Y0, Y2
 	VPXOR   Y1, Y2, Y1
-	CMPQ    DX, $0x20
-	JB      storeShort
-	LEAQ    -32(AX)(DX*1), BX
-	SUBQ    $0x20, DX
-	SUBQ    $0x80, DX
-	JL      single
-
-unrolled:
-	VPMINUB (AX), Y0, Y2
-	VPMINUB (CX), Y0, Y3
-	VPXOR   Y2, Y3, Y2
-	VMOVDQU Y2, (AX)
-	VPMINUB 32(AX), Y0, Y2
-	VPMINUB 32(CX), Y0, Y3
-	VPXOR   Y2, Y3, Y2
-	VMOVDQU Y2, 32(AX)
-	VPMINUB 64(AX), Y0, Y2
-	VPMINUB 64(CX), Y0, Y3
-	VPXOR   Y2, Y3, Y2
-	VMOVDQU Y2, 64(AX)
-	VPMINUB 96(AX), Y0, Y2
-	VPMINUB 96(CX), Y0, Y3
-	VPXOR   Y2, Y3, Y2
-	VMOVDQU Y2, 96(AX)
-	ADDQ    $+128, AX
-	ADDQ    $+128, CX
-	SUBQ    $+128, DX
-	JGE     unrolled
-
-single:
-	ADDQ  $0x80, DX
-	TESTQ DX, DX
-	JLE   storeLast
-
-vector:
-	VPMINUB (AX), Y0, Y2
-	VPMINUB (CX), Y0, Y3
-	VPXOR   Y2, Y3, Y2
-	VMOVDQU Y2, (AX)
-	ADDQ    $+32, AX
-	ADDQ    $+32, CX
-	SUBQ    $+32, DX
-	JG      vector
-
-storeLast:
-	VMOVDQU Y1, (BX)
-
-done:
+	VMOVDQU Y1, (AX)
+	VPMINUB 32(AX), Y0, Y1
+	VPMINUB 32(CX), Y0, Y2
+	VPXOR   Y1, Y2, Y1
+	VMOVDQU Y1, 32(AX)
+	ADDQ    $0x40, AX
+	ADDQ    $0x40, CX
+	SUBQ    $0x40, DX
+	JG      loop
 	VZEROUPPER
 	RET
-
-loadShort:
-	CMPQ        DX, $0x10
-	JB          loadLess16
-	VMOVDQU     (AX), X1
-	VINSERTI128 $0x01, -16(AX)(DX*1), Y1, Y1
-	VMOVDQU     (CX), X2
-	VINSERTI128 $0x01, -16(CX)(DX*1), Y2, Y2
-	JMP         compute
-
-loadLess16:
-	CMPQ    DX, $0x08
-	JB      loadLess8
-	VMOVQ   (AX), X1
-	VPINSRQ $0x01, -8(AX)(DX*1), X1, X1
-	VMOVQ   (CX), X2
-	VPINSRQ $0x01, -8(CX)(DX*1), X2, X2
-	JMP     compute
-
-loadLess8:
-	CMPQ    DX, $0x04
-	JB      loadLess4
-	VMOVD   (AX), X1
-	VPINSRD $0x01, -4(AX)(DX*1), X1, X1
-	VMOVD   (CX), X2
-	VPINSRD $0x01, -4(CX)(DX*1), X2, X2
-	JMP     compute
-
-loadLess4:
-	CMPQ    DX, $0x02
-	JB      loadLess2
-	VPXOR   Y1, Y1, Y1
-	VPINSRW $0x00, (AX), X1, X1
-	VPINSRW $0x01, -2(AX)(DX*1), X1, X1
-	VPXOR   Y2, Y2, Y2
-	VPINSRW $0x00, (CX), X2, X2
-	VPINSRW $0x01, -2(CX)(DX*1), X2, X2
-	JMP     compute
-
-loadLess2:
-	CMPQ    DX, $0x01
-	JB      loadLess1
-	VPXOR   Y1, Y1, Y1
-	VPINSRB $0x00, (AX), X1, X1
-	VPXOR   Y2, Y2, Y2
-	VPINSRB $0x00, (CX), X2, X2
-	JMP     compute
-
-loadLess1:
-	JMP done
-
-storeShort:
-	CMPQ         DX, $0x10
-	JB           storeLess16
-	VMOVDQU      X1, (AX)
-	VEXTRACTI128 $0x01, Y1, -16(AX)(DX*1)
-	JMP          done
-
-storeLess16:
-	CMPQ    DX, $0x08
-	JB      storeLess8
-	VMOVQ   X1, (AX)
-	VPEXTRQ $0x01, X1, -8(AX)(DX*1)
-	JMP     done
-
-storeLess8:
-	CMPQ    DX, $0x04
-	JB      storeLess4
-	VMOVD   X1, (AX)
-	VPEXTRD $0x01, X1, -4(AX)(DX*1)
-	JMP     done
-
-storeLess4:
-	CMPQ    DX, $0x02
-	JB      storeLess2
-	VPEXTRW $0x00, X1, (AX)
-	VPEXTRW $0x01, X1, -2(AX)(DX*1)
-	JMP     done
-
-storeLess2:
-	VPEXTRB $0x00, X1, (AX)
-	JMP     done
 
 // func hasF16C() bool
 // Requires: CPUID
@@ -8579,21 +1279,14 @@ TEXT ·uncachedAVX(SB), NOSPLIT, $0-48
 	MOVQ dst_len+8(FP), DX
 
 loop:
-	SUBQ     $0x80, DX
-	JL       done
 	VMOVDQU  (CX), Y0
 	VMOVDQU  32(CX), Y1
-	VMOVDQU  64(CX), Y2
-	VMOVDQU  96(CX), Y3
 	VMOVNTDQ Y0, (AX)
 	VMOVNTDQ Y1, 32(AX)
-	VMOVNTDQ Y2, 64(AX)
-	VMOVNTDQ Y3, 96(AX)
-	ADDQ     $0x80, CX
-	ADDQ     $0x80, AX
-	JMP      loop
-
-done:
+	ADDQ     $0x40, CX
+	ADDQ     $0x40, AX
+	SUBQ     $0x40, DX
+	JG       loop
 	SFENCE
 	VZEROUPPER
 	RET

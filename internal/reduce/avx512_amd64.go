@@ -14,76 +14,6 @@ func sumBF16AVX512(dst []byte, src []byte)
 //go:noescape
 func productBF16AVX512(dst []byte, src []byte)
 
-// minBF16AVX512 is the min of bfloat16s.
-//
-//go:noescape
-func minBF16AVX512(dst []byte, src []byte)
-
-// maxBF16AVX512 is the max of bfloat16s.
-//
-//go:noescape
-func maxBF16AVX512(dst []byte, src []byte)
-
-// productF16AVX512 is the product of float16s.
-//
-//go:noescape
-func productF16AVX512(dst []byte, src []byte)
-
-// minF16AVX512 is the min of float16s.
-//
-//go:noescape
-func minF16AVX512(dst []byte, src []byte)
-
-// maxF16AVX512 is the max of float16s.
-//
-//go:noescape
-func maxF16AVX512(dst []byte, src []byte)
-
-// sumE5M2AVX512 is the sum of float8_e5m2s.
-//
-//go:noescape
-func sumE5M2AVX512(dst []byte, src []byte)
-
-// productE5M2AVX512 is the product of float8_e5m2s.
-//
-//go:noescape
-func productE5M2AVX512(dst []byte, src []byte)
-
-// sumE4M3AVX512 is the sum of float8_e4m3fns.
-//
-//go:noescape
-func sumE4M3AVX512(dst []byte, src []byte)
-
-// productE4M3AVX512 is the product of float8_e4m3fns.
-//
-//go:noescape
-func productE4M3AVX512(dst []byte, src []byte)
-
-// productI64AVX512 is the product of int64s.
-//
-//go:noescape
-func productI64AVX512(dst []byte, src []byte)
-
-// minI64AVX512 is the min of int64s.
-//
-//go:noescape
-func minI64AVX512(dst []byte, src []byte)
-
-// maxI64AVX512 is the max of int64s.
-//
-//go:noescape
-func maxI64AVX512(dst []byte, src []byte)
-
-// minU64AVX512 is the min of uint64s.
-//
-//go:noescape
-func minU64AVX512(dst []byte, src []byte)
-
-// maxU64AVX512 is the max of uint64s.
-//
-//go:noescape
-func maxU64AVX512(dst []byte, src []byte)
-
 // divideBF16AVX512 scales bfloat16s by the lowest 4 bytes of by.
 //
 //go:noescape
@@ -93,8 +23,3 @@ func divideBF16AVX512(b []byte, by uint64)
 //
 //go:noescape
 func multiplyBF16AVX512(b []byte, by uint64)
-
-// multiplyI64AVX512 scales int64s by the lowest 8 bytes of by.
-//
-//go:noescape
-func multiplyI64AVX512(b []byte, by uint64)

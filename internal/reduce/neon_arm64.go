@@ -49,11 +49,6 @@ func maxF64NEON(dst, src []byte)
 //go:noescape
 func sumI8NEON(dst, src []byte)
 
-// productI8NEON is the product of int8s.
-//
-//go:noescape
-func productI8NEON(dst, src []byte)
-
 // minI8NEON is the min of int8s.
 //
 //go:noescape
@@ -73,36 +68,6 @@ func minU8NEON(dst, src []byte)
 //
 //go:noescape
 func maxU8NEON(dst, src []byte)
-
-// sumI16NEON is the sum of int16s.
-//
-//go:noescape
-func sumI16NEON(dst, src []byte)
-
-// productI16NEON is the product of int16s.
-//
-//go:noescape
-func productI16NEON(dst, src []byte)
-
-// minI16NEON is the min of int16s.
-//
-//go:noescape
-func minI16NEON(dst, src []byte)
-
-// maxI16NEON is the max of int16s.
-//
-//go:noescape
-func maxI16NEON(dst, src []byte)
-
-// minU16NEON is the min of uint16s.
-//
-//go:noescape
-func minU16NEON(dst, src []byte)
-
-// maxU16NEON is the max of uint16s.
-//
-//go:noescape
-func maxU16NEON(dst, src []byte)
 
 // sumI32NEON is the sum of int32s.
 //
@@ -124,16 +89,6 @@ func minI32NEON(dst, src []byte)
 //go:noescape
 func maxI32NEON(dst, src []byte)
 
-// minU32NEON is the min of uint32s.
-//
-//go:noescape
-func minU32NEON(dst, src []byte)
-
-// maxU32NEON is the max of uint32s.
-//
-//go:noescape
-func maxU32NEON(dst, src []byte)
-
 // sumI64NEON is the sum of int64s.
 //
 //go:noescape
@@ -148,16 +103,6 @@ func minI64NEON(dst, src []byte)
 //
 //go:noescape
 func maxI64NEON(dst, src []byte)
-
-// minU64NEON is the min of uint64s.
-//
-//go:noescape
-func minU64NEON(dst, src []byte)
-
-// maxU64NEON is the max of uint64s.
-//
-//go:noescape
-func maxU64NEON(dst, src []byte)
 
 // sumBF16NEON is the sum of bfloat16s.
 //
@@ -199,6 +144,26 @@ func minF16NEON(dst, src []byte)
 //go:noescape
 func maxF16NEON(dst, src []byte)
 
+// divideF32NEON scales float32s by the lowest 4 bytes of by.
+//
+//go:noescape
+func divideF32NEON(b []byte, by uint64)
+
+// multiplyF32NEON scales float32s by the lowest 4 bytes of by.
+//
+//go:noescape
+func multiplyF32NEON(b []byte, by uint64)
+
+// divideF64NEON scales float64s by the lowest 8 bytes of by.
+//
+//go:noescape
+func divideF64NEON(b []byte, by uint64)
+
+// multiplyF64NEON scales float64s by the lowest 8 bytes of by.
+//
+//go:noescape
+func multiplyF64NEON(b []byte, by uint64)
+
 // divideBF16NEON scales bfloat16s by the lowest 4 bytes of by.
 //
 //go:noescape
@@ -218,41 +183,6 @@ func divideF16NEON(b []byte, by uint64)
 //
 //go:noescape
 func multiplyF16NEON(b []byte, by uint64)
-
-// divideF32NEON scales float32s by the lowest 4 bytes of by.
-//
-//go:noescape
-func divideF32NEON(b []byte, by uint64)
-
-// divideF64NEON scales float64s by the lowest 8 bytes of by.
-//
-//go:noescape
-func divideF64NEON(b []byte, by uint64)
-
-// multiplyF32NEON scales float32s by the lowest 4 bytes of by.
-//
-//go:noescape
-func multiplyF32NEON(b []byte, by uint64)
-
-// multiplyF64NEON scales float64s by the lowest 8 bytes of by.
-//
-//go:noescape
-func multiplyF64NEON(b []byte, by uint64)
-
-// multiplyI8NEON scales int8s by the lowest 1 bytes of by.
-//
-//go:noescape
-func multiplyI8NEON(b []byte, by uint64)
-
-// multiplyI16NEON scales int16s by the lowest 2 bytes of by.
-//
-//go:noescape
-func multiplyI16NEON(b []byte, by uint64)
-
-// multiplyI32NEON scales int32s by the lowest 4 bytes of by.
-//
-//go:noescape
-func multiplyI32NEON(b []byte, by uint64)
 
 // andNEON is and, by vectors.
 //

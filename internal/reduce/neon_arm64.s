@@ -9,20 +9,8 @@ TEXT ·sumF32NEON(SB), NOSPLIT, $0-48
 	MOVD	dst_base+0(FP), R0
 	MOVD	src_base+24(FP), R1
 	MOVD	dst_len+8(FP), R2
-	CMP	$16, R2
-	BLT	short
-	ADD	R2, R0, R3
-	SUB	$16, R3
-	FMOVQ	(R3), F0
-	ADD	R2, R1, R4
-	SUB	$16, R4
-	FMOVQ	(R4), F4
-	WORD	$0x4e24d400	// fadd v0.4s, v0.4s, v4.4s
-	VMOV	V0.B16, V31.B16
-	SUBS	$80, R2
-	BLT	single
 
-unrolled:
+loop:
 	FLDPQ	(R0), (F0, F1)
 	FLDPQ	32(R0), (F2, F3)
 	FLDPQ	(R1), (F4, F5)
@@ -36,36 +24,7 @@ unrolled:
 	FSTPQ	(F2, F3), 32(R0)
 	ADD	$64, R0
 	SUBS	$64, R2
-	BGE	unrolled
-
-single:
-	ADDS	$64, R2
-	BLE	last
-
-vector:
-	FMOVQ	(R0), F0
-	FMOVQ.P	16(R1), F4
-	WORD	$0x4e24d400	// fadd v0.4s, v0.4s, v4.4s
-	FMOVQ.P	F0, 16(R0)
-	SUBS	$16, R2
-	BGT	vector
-
-last:
-	FMOVQ	F31, (R3)
-	RET
-
-short:
-	CBZ	R2, done
-
-element:
-	VLD1	(R0), V0.S[0]
-	VLD1.P	4(R1), V4.S[0]
-	WORD	$0x4e24d400	// fadd v0.4s, v0.4s, v4.4s
-	VST1.P	V0.S[0], 4(R0)
-	SUBS	$4, R2
-	BNE	element
-
-done:
+	BGT	loop
 	RET
 
 // func productF32NEON(dst, src []byte)
@@ -73,20 +32,8 @@ TEXT ·productF32NEON(SB), NOSPLIT, $0-48
 	MOVD	dst_base+0(FP), R0
 	MOVD	src_base+24(FP), R1
 	MOVD	dst_len+8(FP), R2
-	CMP	$16, R2
-	BLT	short
-	ADD	R2, R0, R3
-	SUB	$16, R3
-	FMOVQ	(R3), F0
-	ADD	R2, R1, R4
-	SUB	$16, R4
-	FMOVQ	(R4), F4
-	WORD	$0x6e24dc00	// fmul v0.4s, v0.4s, v4.4s
-	VMOV	V0.B16, V31.B16
-	SUBS	$80, R2
-	BLT	single
 
-unrolled:
+loop:
 	FLDPQ	(R0), (F0, F1)
 	FLDPQ	32(R0), (F2, F3)
 	FLDPQ	(R1), (F4, F5)
@@ -100,36 +47,7 @@ unrolled:
 	FSTPQ	(F2, F3), 32(R0)
 	ADD	$64, R0
 	SUBS	$64, R2
-	BGE	unrolled
-
-single:
-	ADDS	$64, R2
-	BLE	last
-
-vector:
-	FMOVQ	(R0), F0
-	FMOVQ.P	16(R1), F4
-	WORD	$0x6e24dc00	// fmul v0.4s, v0.4s, v4.4s
-	FMOVQ.P	F0, 16(R0)
-	SUBS	$16, R2
-	BGT	vector
-
-last:
-	FMOVQ	F31, (R3)
-	RET
-
-short:
-	CBZ	R2, done
-
-element:
-	VLD1	(R0), V0.S[0]
-	VLD1.P	4(R1), V4.S[0]
-	WORD	$0x6e24dc00	// fmul v0.4s, v0.4s, v4.4s
-	VST1.P	V0.S[0], 4(R0)
-	SUBS	$4, R2
-	BNE	element
-
-done:
+	BGT	loop
 	RET
 
 // func minF32NEON(dst, src []byte)
@@ -137,21 +55,8 @@ TEXT ·minF32NEON(SB), NOSPLIT, $0-48
 	MOVD	dst_base+0(FP), R0
 	MOVD	src_base+24(FP), R1
 	MOVD	dst_len+8(FP), R2
-	CMP	$16, R2
-	BLT	short
-	ADD	R2, R0, R3
-	SUB	$16, R3
-	FMOVQ	(R3), F0
-	ADD	R2, R1, R4
-	SUB	$16, R4
-	FMOVQ	(R4), F4
-	WORD	$0x6ea4e408	// fcmgt v8.4s, v0.4s, v4.4s
-	VBIT	V8.B16, V4.B16, V0.B16
-	VMOV	V0.B16, V31.B16
-	SUBS	$80, R2
-	BLT	single
 
-unrolled:
+loop:
 	FLDPQ	(R0), (F0, F1)
 	FLDPQ	32(R0), (F2, F3)
 	FLDPQ	(R1), (F4, F5)
@@ -169,38 +74,7 @@ unrolled:
 	FSTPQ	(F2, F3), 32(R0)
 	ADD	$64, R0
 	SUBS	$64, R2
-	BGE	unrolled
-
-single:
-	ADDS	$64, R2
-	BLE	last
-
-vector:
-	FMOVQ	(R0), F0
-	FMOVQ.P	16(R1), F4
-	WORD	$0x6ea4e408	// fcmgt v8.4s, v0.4s, v4.4s
-	VBIT	V8.B16, V4.B16, V0.B16
-	FMOVQ.P	F0, 16(R0)
-	SUBS	$16, R2
-	BGT	vector
-
-last:
-	FMOVQ	F31, (R3)
-	RET
-
-short:
-	CBZ	R2, done
-
-element:
-	VLD1	(R0), V0.S[0]
-	VLD1.P	4(R1), V4.S[0]
-	WORD	$0x6ea4e408	// fcmgt v8.4s, v0.4s, v4.4s
-	VBIT	V8.B16, V4.B16, V0.B16
-	VST1.P	V0.S[0], 4(R0)
-	SUBS	$4, R2
-	BNE	element
-
-done:
+	BGT	loop
 	RET
 
 // func maxF32NEON(dst, src []byte)
@@ -208,21 +82,8 @@ TEXT ·maxF32NEON(SB), NOSPLIT, $0-48
 	MOVD	dst_base+0(FP), R0
 	MOVD	src_base+24(FP), R1
 	MOVD	dst_len+8(FP), R2
-	CMP	$16, R2
-	BLT	short
-	ADD	R2, R0, R3
-	SUB	$16, R3
-	FMOVQ	(R3), F0
-	ADD	R2, R1, R4
-	SUB	$16, R4
-	FMOVQ	(R4), F4
-	WORD	$0x6ea0e488	// fcmgt v8.4s, v4.4s, v0.4s
-	VBIT	V8.B16, V4.B16, V0.B16
-	VMOV	V0.B16, V31.B16
-	SUBS	$80, R2
-	BLT	single
 
-unrolled:
+loop:
 	FLDPQ	(R0), (F0, F1)
 	FLDPQ	32(R0), (F2, F3)
 	FLDPQ	(R1), (F4, F5)
@@ -240,38 +101,7 @@ unrolled:
 	FSTPQ	(F2, F3), 32(R0)
 	ADD	$64, R0
 	SUBS	$64, R2
-	BGE	unrolled
-
-single:
-	ADDS	$64, R2
-	BLE	last
-
-vector:
-	FMOVQ	(R0), F0
-	FMOVQ.P	16(R1), F4
-	WORD	$0x6ea0e488	// fcmgt v8.4s, v4.4s, v0.4s
-	VBIT	V8.B16, V4.B16, V0.B16
-	FMOVQ.P	F0, 16(R0)
-	SUBS	$16, R2
-	BGT	vector
-
-last:
-	FMOVQ	F31, (R3)
-	RET
-
-short:
-	CBZ	R2, done
-
-element:
-	VLD1	(R0), V0.S[0]
-	VLD1.P	4(R1), V4.S[0]
-	WORD	$0x6ea0e488	// fcmgt v8.4s, v4.4s, v0.4s
-	VBIT	V8.B16, V4.B16, V0.B16
-	VST1.P	V0.S[0], 4(R0)
-	SUBS	$4, R2
-	BNE	element
-
-done:
+	BGT	loop
 	RET
 
 // func sumF64NEON(dst, src []byte)
@@ -279,20 +109,8 @@ TEXT ·sumF64NEON(SB), NOSPLIT, $0-48
 	MOVD	dst_base+0(FP), R0
 	MOVD	src_base+24(FP), R1
 	MOVD	dst_len+8(FP), R2
-	CMP	$16, R2
-	BLT	short
-	ADD	R2, R0, R3
-	SUB	$16, R3
-	FMOVQ	(R3), F0
-	ADD	R2, R1, R4
-	SUB	$16, R4
-	FMOVQ	(R4), F4
-	WORD	$0x4e64d400	// fadd v0.2d, v0.2d, v4.2d
-	VMOV	V0.B16, V31.B16
-	SUBS	$80, R2
-	BLT	single
 
-unrolled:
+loop:
 	FLDPQ	(R0), (F0, F1)
 	FLDPQ	32(R0), (F2, F3)
 	FLDPQ	(R1), (F4, F5)
@@ -306,36 +124,7 @@ unrolled:
 	FSTPQ	(F2, F3), 32(R0)
 	ADD	$64, R0
 	SUBS	$64, R2
-	BGE	unrolled
-
-single:
-	ADDS	$64, R2
-	BLE	last
-
-vector:
-	FMOVQ	(R0), F0
-	FMOVQ.P	16(R1), F4
-	WORD	$0x4e64d400	// fadd v0.2d, v0.2d, v4.2d
-	FMOVQ.P	F0, 16(R0)
-	SUBS	$16, R2
-	BGT	vector
-
-last:
-	FMOVQ	F31, (R3)
-	RET
-
-short:
-	CBZ	R2, done
-
-element:
-	VLD1	(R0), V0.D[0]
-	VLD1.P	8(R1), V4.D[0]
-	WORD	$0x4e64d400	// fadd v0.2d, v0.2d, v4.2d
-	VST1.P	V0.D[0], 8(R0)
-	SUBS	$8, R2
-	BNE	element
-
-done:
+	BGT	loop
 	RET
 
 // func productF64NEON(dst, src []byte)
@@ -343,20 +132,8 @@ TEXT ·productF64NEON(SB), NOSPLIT, $0-48
 	MOVD	dst_base+0(FP), R0
 	MOVD	src_base+24(FP), R1
 	MOVD	dst_len+8(FP), R2
-	CMP	$16, R2
-	BLT	short
-	ADD	R2, R0, R3
-	SUB	$16, R3
-	FMOVQ	(R3), F0
-	ADD	R2, R1, R4
-	SUB	$16, R4
-	FMOVQ	(R4), F4
-	WORD	$0x6e64dc00	// fmul v0.2d, v0.2d, v4.2d
-	VMOV	V0.B16, V31.B16
-	SUBS	$80, R2
-	BLT	single
 
-unrolled:
+loop:
 	FLDPQ	(R0), (F0, F1)
 	FLDPQ	32(R0), (F2, F3)
 	FLDPQ	(R1), (F4, F5)
@@ -370,36 +147,7 @@ unrolled:
 	FSTPQ	(F2, F3), 32(R0)
 	ADD	$64, R0
 	SUBS	$64, R2
-	BGE	unrolled
-
-single:
-	ADDS	$64, R2
-	BLE	last
-
-vector:
-	FMOVQ	(R0), F0
-	FMOVQ.P	16(R1), F4
-	WORD	$0x6e64dc00	// fmul v0.2d, v0.2d, v4.2d
-	FMOVQ.P	F0, 16(R0)
-	SUBS	$16, R2
-	BGT	vector
-
-last:
-	FMOVQ	F31, (R3)
-	RET
-
-short:
-	CBZ	R2, done
-
-element:
-	VLD1	(R0), V0.D[0]
-	VLD1.P	8(R1), V4.D[0]
-	WORD	$0x6e64dc00	// fmul v0.2d, v0.2d, v4.2d
-	VST1.P	V0.D[0], 8(R0)
-	SUBS	$8, R2
-	BNE	element
-
-done:
+	BGT	loop
 	RET
 
 // func minF64NEON(dst, src []byte)
@@ -407,21 +155,8 @@ TEXT ·minF64NEON(SB), NOSPLIT, $0-48
 	MOVD	dst_base+0(FP), R0
 	MOVD	src_base+24(FP), R1
 	MOVD	dst_len+8(FP), R2
-	CMP	$16, R2
-	BLT	short
-	ADD	R2, R0, R3
-	SUB	$16, R3
-	FMOVQ	(R3), F0
-	ADD	R2, R1, R4
-	SUB	$16, R4
-	FMOVQ	(R4), F4
-	WORD	$0x6ee4e408	// fcmgt v8.2d, v0.2d, v4.2d
-	VBIT	V8.B16, V4.B16, V0.B16
-	VMOV	V0.B16, V31.B16
-	SUBS	$80, R2
-	BLT	single
 
-unrolled:
+loop:
 	FLDPQ	(R0), (F0, F1)
 	FLDPQ	32(R0), (F2, F3)
 	FLDPQ	(R1), (F4, F5)
@@ -439,38 +174,7 @@ unrolled:
 	FSTPQ	(F2, F3), 32(R0)
 	ADD	$64, R0
 	SUBS	$64, R2
-	BGE	unrolled
-
-single:
-	ADDS	$64, R2
-	BLE	last
-
-vector:
-	FMOVQ	(R0), F0
-	FMOVQ.P	16(R1), F4
-	WORD	$0x6ee4e408	// fcmgt v8.2d, v0.2d, v4.2d
-	VBIT	V8.B16, V4.B16, V0.B16
-	FMOVQ.P	F0, 16(R0)
-	SUBS	$16, R2
-	BGT	vector
-
-last:
-	FMOVQ	F31, (R3)
-	RET
-
-short:
-	CBZ	R2, done
-
-element:
-	VLD1	(R0), V0.D[0]
-	VLD1.P	8(R1), V4.D[0]
-	WORD	$0x6ee4e408	// fcmgt v8.2d, v0.2d, v4.2d
-	VBIT	V8.B16, V4.B16, V0.B16
-	VST1.P	V0.D[0], 8(R0)
-	SUBS	$8, R2
-	BNE	element
-
-done:
+	BGT	loop
 	RET
 
 // func maxF64NEON(dst, src []byte)
@@ -478,21 +182,8 @@ TEXT ·maxF64NEON(SB), NOSPLIT, $0-48
 	MOVD	dst_base+0(FP), R0
 	MOVD	src_base+24(FP), R1
 	MOVD	dst_len+8(FP), R2
-	CMP	$16, R2
-	BLT	short
-	ADD	R2, R0, R3
-	SUB	$16, R3
-	FMOVQ	(R3), F0
-	ADD	R2, R1, R4
-	SUB	$16, R4
-	FMOVQ	(R4), F4
-	WORD	$0x6ee0e488	// fcmgt v8.2d, v4.2d, v0.2d
-	VBIT	V8.B16, V4.B16, V0.B16
-	VMOV	V0.B16, V31.B16
-	SUBS	$80, R2
-	BLT	single
 
-unrolled:
+loop:
 	FLDPQ	(R0), (F0, F1)
 	FLDPQ	32(R0), (F2, F3)
 	FLDPQ	(R1), (F4, F5)
@@ -510,38 +201,7 @@ unrolled:
 	FSTPQ	(F2, F3), 32(R0)
 	ADD	$64, R0
 	SUBS	$64, R2
-	BGE	unrolled
-
-single:
-	ADDS	$64, R2
-	BLE	last
-
-vector:
-	FMOVQ	(R0), F0
-	FMOVQ.P	16(R1), F4
-	WORD	$0x6ee0e488	// fcmgt v8.2d, v4.2d, v0.2d
-	VBIT	V8.B16, V4.B16, V0.B16
-	FMOVQ.P	F0, 16(R0)
-	SUBS	$16, R2
-	BGT	vector
-
-last:
-	FMOVQ	F31, (R3)
-	RET
-
-short:
-	CBZ	R2, done
-
-element:
-	VLD1	(R0), V0.D[0]
-	VLD1.P	8(R1), V4.D[0]
-	WORD	$0x6ee0e488	// fcmgt v8.2d, v4.2d, v0.2d
-	VBIT	V8.B16, V4.B16, V0.B16
-	VST1.P	V0.D[0], 8(R0)
-	SUBS	$8, R2
-	BNE	element
-
-done:
+	BGT	loop
 	RET
 
 // func sumI8NEON(dst, src []byte)
@@ -549,20 +209,8 @@ TEXT ·sumI8NEON(SB), NOSPLIT, $0-48
 	MOVD	dst_base+0(FP), R0
 	MOVD	src_base+24(FP), R1
 	MOVD	dst_len+8(FP), R2
-	CMP	$16, R2
-	BLT	short
-	ADD	R2, R0, R3
-	SUB	$16, R3
-	FMOVQ	(R3), F0
-	ADD	R2, R1, R4
-	SUB	$16, R4
-	FMOVQ	(R4), F4
-	VADD	V4.B16, V0.B16, V0.B16
-	VMOV	V0.B16, V31.B16
-	SUBS	$80, R2
-	BLT	single
 
-unrolled:
+loop:
 	FLDPQ	(R0), (F0, F1)
 	FLDPQ	32(R0), (F2, F3)
 	FLDPQ	(R1), (F4, F5)
@@ -576,100 +224,7 @@ unrolled:
 	FSTPQ	(F2, F3), 32(R0)
 	ADD	$64, R0
 	SUBS	$64, R2
-	BGE	unrolled
-
-single:
-	ADDS	$64, R2
-	BLE	last
-
-vector:
-	FMOVQ	(R0), F0
-	FMOVQ.P	16(R1), F4
-	VADD	V4.B16, V0.B16, V0.B16
-	FMOVQ.P	F0, 16(R0)
-	SUBS	$16, R2
-	BGT	vector
-
-last:
-	FMOVQ	F31, (R3)
-	RET
-
-short:
-	CBZ	R2, done
-
-element:
-	VLD1	(R0), V0.B[0]
-	VLD1.P	1(R1), V4.B[0]
-	VADD	V4.B16, V0.B16, V0.B16
-	VST1.P	V0.B[0], 1(R0)
-	SUBS	$1, R2
-	BNE	element
-
-done:
-	RET
-
-// func productI8NEON(dst, src []byte)
-TEXT ·productI8NEON(SB), NOSPLIT, $0-48
-	MOVD	dst_base+0(FP), R0
-	MOVD	src_base+24(FP), R1
-	MOVD	dst_len+8(FP), R2
-	CMP	$16, R2
-	BLT	short
-	ADD	R2, R0, R3
-	SUB	$16, R3
-	FMOVQ	(R3), F0
-	ADD	R2, R1, R4
-	SUB	$16, R4
-	FMOVQ	(R4), F4
-	WORD	$0x4e249c00	// mul v0.16b, v0.16b, v4.16b
-	VMOV	V0.B16, V31.B16
-	SUBS	$80, R2
-	BLT	single
-
-unrolled:
-	FLDPQ	(R0), (F0, F1)
-	FLDPQ	32(R0), (F2, F3)
-	FLDPQ	(R1), (F4, F5)
-	FLDPQ	32(R1), (F6, F7)
-	ADD	$64, R1
-	WORD	$0x4e249c00	// mul v0.16b, v0.16b, v4.16b
-	WORD	$0x4e259c21	// mul v1.16b, v1.16b, v5.16b
-	WORD	$0x4e269c42	// mul v2.16b, v2.16b, v6.16b
-	WORD	$0x4e279c63	// mul v3.16b, v3.16b, v7.16b
-	FSTPQ	(F0, F1), (R0)
-	FSTPQ	(F2, F3), 32(R0)
-	ADD	$64, R0
-	SUBS	$64, R2
-	BGE	unrolled
-
-single:
-	ADDS	$64, R2
-	BLE	last
-
-vector:
-	FMOVQ	(R0), F0
-	FMOVQ.P	16(R1), F4
-	WORD	$0x4e249c00	// mul v0.16b, v0.16b, v4.16b
-	FMOVQ.P	F0, 16(R0)
-	SUBS	$16, R2
-	BGT	vector
-
-last:
-	FMOVQ	F31, (R3)
-	RET
-
-short:
-	CBZ	R2, done
-
-element:
-	VLD1	(R0), V0.B[0]
-	VLD1.P	1(R1), V4.B[0]
-	WORD	$0x4e249c00	// mul v0.16b, v0.16b, v4.16b
-	VST1.P	V0.B[0], 1(R0)
-	SUBS	$1, R2
-	BNE	element
-
-done:
+	BGT	loop
 	RET
 
 // func minI8NEON(dst, src []byte)
@@ -677,20 +232,8 @@ TEXT ·minI8NEON(SB), NOSPLIT, $0-48
 	MOVD	dst_base+0(FP), R0
 	MOVD	src_base+24(FP), R1
 	MOVD	dst_len+8(FP), R2
-	CMP	$16, R2
-	BLT	short
-	ADD	R2, R0, R3
-	SUB	$16, R3
-	FMOVQ	(R3), F0
-	ADD	R2, R1, R4
-	SUB	$16, R4
-	FMOVQ	(R4), F4
-	WORD	$0x4e246c00	// smin v0.16b, v0.16b, v4.16b
-	VMOV	V0.B16, V31.B16
-	SUBS	$80, R2
-	BLT	single
 
-unrolled:
+loop:
 	FLDPQ	(R0), (F0, F1)
 	FLDPQ	32(R0), (F2, F3)
 	FLDPQ	(R1), (F4, F5)
@@ -704,36 +247,7 @@ unrolled:
 	FSTPQ	(F2, F3), 32(R0)
 	ADD	$64, R0
 	SUBS	$64, R2
-	BGE	unrolled
-
-single:
-	ADDS	$64, R2
-	BLE	last
-
-vector:
-	FMOVQ	(R0), F0
-	FMOVQ.P	16(R1), F4
-	WORD	$0x4e246c00	// smin v0.16b, v0.16b, v4.16b
-	FMOVQ.P	F0, 16(R0)
-	SUBS	$16, R2
-	BGT	vector
-
-last:
-	FMOVQ	F31, (R3)
-	RET
-
-short:
-	CBZ	R2, done
-
-element:
-	VLD1	(R0), V0.B[0]
-	VLD1.P	1(R1), V4.B[0]
-	WORD	$0x4e246c00	// smin v0.16b, v0.16b, v4.16b
-	VST1.P	V0.B[0], 1(R0)
-	SUBS	$1, R2
-	BNE	element
-
-done:
+	BGT	loop
 	RET
 
 // func maxI8NEON(dst, src []byte)
@@ -741,20 +255,8 @@ TEXT ·maxI8NEON(SB), NOSPLIT, $0-48
 	MOVD	dst_base+0(FP), R0
 	MOVD	src_base+24(FP), R1
 	MOVD	dst_len+8(FP), R2
-	CMP	$16, R2
-	BLT	short
-	ADD	R2, R0, R3
-	SUB	$16, R3
-	FMOVQ	(R3), F0
-	ADD	R2, R1, R4
-	SUB	$16, R4
-	FMOVQ	(R4), F4
-	WORD	$0x4e246400	// smax v0.16b, v0.16b, v4.16b
-	VMOV	V0.B16, V31.B16
-	SUBS	$80, R2
-	BLT	single
 
-unrolled:
+loop:
 	FLDPQ	(R0), (F0, F1)
 	FLDPQ	32(R0), (F2, F3)
 	FLDPQ	(R1), (F4, F5)
@@ -768,36 +270,7 @@ unrolled:
 	FSTPQ	(F2, F3), 32(R0)
 	ADD	$64, R0
 	SUBS	$64, R2
-	BGE	unrolled
-
-single:
-	ADDS	$64, R2
-	BLE	last
-
-vector:
-	FMOVQ	(R0), F0
-	FMOVQ.P	16(R1), F4
-	WORD	$0x4e246400	// smax v0.16b, v0.16b, v4.16b
-	FMOVQ.P	F0, 16(R0)
-	SUBS	$16, R2
-	BGT	vector
-
-last:
-	FMOVQ	F31, (R3)
-	RET
-
-short:
-	CBZ	R2, done
-
-element:
-	VLD1	(R0), V0.B[0]
-	VLD1.P	1(R1), V4.B[0]
-	WORD	$0x4e246400	// smax v0.16b, v0.16b, v4.16b
-	VST1.P	V0.B[0], 1(R0)
-	SUBS	$1, R2
-	BNE	element
-
-done:
+	BGT	loop
 	RET
 
 // func minU8NEON(dst, src []byte)
@@ -805,20 +278,8 @@ TEXT ·minU8NEON(SB), NOSPLIT, $0-48
 	MOVD	dst_base+0(FP), R0
 	MOVD	src_base+24(FP), R1
 	MOVD	dst_len+8(FP), R2
-	CMP	$16, R2
-	BLT	short
-	ADD	R2, R0, R3
-	SUB	$16, R3
-	FMOVQ	(R3), F0
-	ADD	R2, R1, R4
-	SUB	$16, R4
-	FMOVQ	(R4), F4
-	VUMIN	V4.B16, V0.B16, V0.B16
-	VMOV	V0.B16, V31.B16
-	SUBS	$80, R2
-	BLT	single
 
-unrolled:
+loop:
 	FLDPQ	(R0), (F0, F1)
 	FLDPQ	32(R0), (F2, F3)
 	FLDPQ	(R1), (F4, F5)
@@ -832,36 +293,7 @@ unrolled:
 	FSTPQ	(F2, F3), 32(R0)
 	ADD	$64, R0
 	SUBS	$64, R2
-	BGE	unrolled
-
-single:
-	ADDS	$64, R2
-	BLE	last
-
-vector:
-	FMOVQ	(R0), F0
-	FMOVQ.P	16(R1), F4
-	VUMIN	V4.B16, V0.B16, V0.B16
-	FMOVQ.P	F0, 16(R0)
-	SUBS	$16, R2
-	BGT	vector
-
-last:
-	FMOVQ	F31, (R3)
-	RET
-
-short:
-	CBZ	R2, done
-
-element:
-	VLD1	(R0), V0.B[0]
-	VLD1.P	1(R1), V4.B[0]
-	VUMIN	V4.B16, V0.B16, V0.B16
-	VST1.P	V0.B[0], 1(R0)
-	SUBS	$1, R2
-	BNE	element
-
-done:
+	BGT	loop
 	RET
 
 // func maxU8NEON(dst, src []byte)
@@ -869,20 +301,8 @@ TEXT ·maxU8NEON(SB), NOSPLIT, $0-48
 	MOVD	dst_base+0(FP), R0
 	MOVD	src_base+24(FP), R1
 	MOVD	dst_len+8(FP), R2
-	CMP	$16, R2
-	BLT	short
-	ADD	R2, R0, R3
-	SUB	$16, R3
-	FMOVQ	(R3), F0
-	ADD	R2, R1, R4
-	SUB	$16, R4
-	FMOVQ	(R4), F4
-	VUMAX	V4.B16, V0.B16, V0.B16
-	VMOV	V0.B16, V31.B16
-	SUBS	$80, R2
-	BLT	single
 
-unrolled:
+loop:
 	FLDPQ	(R0), (F0, F1)
 	FLDPQ	32(R0), (F2, F3)
 	FLDPQ	(R1), (F4, F5)
@@ -896,420 +316,7 @@ unrolled:
 	FSTPQ	(F2, F3), 32(R0)
 	ADD	$64, R0
 	SUBS	$64, R2
-	BGE	unrolled
-
-single:
-	ADDS	$64, R2
-	BLE	last
-
-vector:
-	FMOVQ	(R0), F0
-	FMOVQ.P	16(R1), F4
-	VUMAX	V4.B16, V0.B16, V0.B16
-	FMOVQ.P	F0, 16(R0)
-	SUBS	$16, R2
-	BGT	vector
-
-last:
-	FMOVQ	F31, (R3)
-	RET
-
-short:
-	CBZ	R2, done
-
-element:
-	VLD1	(R0), V0.B[0]
-	VLD1.P	1(R1), V4.B[0]
-	VUMAX	V4.B16, V0.B16, V0.B16
-	VST1.P	V0.B[0], 1(R0)
-	SUBS	$1, R2
-	BNE	element
-
-done:
-	RET
-
-// func sumI16NEON(dst, src []byte)
-TEXT ·sumI16NEON(SB), NOSPLIT, $0-48
-	MOVD	dst_base+0(FP), R0
-	MOVD	src_base+24(FP), R1
-	MOVD	dst_len+8(FP), R2
-	CMP	$16, R2
-	BLT	short
-	ADD	R2, R0, R3
-	SUB	$16, R3
-	FMOVQ	(R3), F0
-	ADD	R2, R1, R4
-	SUB	$16, R4
-	FMOVQ	(R4), F4
-	VADD	V4.H8, V0.H8, V0.H8
-	VMOV	V0.B16, V31.B16
-	SUBS	$80, R2
-	BLT	single
-
-unrolled:
-	FLDPQ	(R0), (F0, F1)
-	FLDPQ	32(R0), (F2, F3)
-	FLDPQ	(R1), (F4, F5)
-	FLDPQ	32(R1), (F6, F7)
-	ADD	$64, R1
-	VADD	V4.H8, V0.H8, V0.H8
-	VADD	V5.H8, V1.H8, V1.H8
-	VADD	V6.H8, V2.H8, V2.H8
-	VADD	V7.H8, V3.H8, V3.H8
-	FSTPQ	(F0, F1), (R0)
-	FSTPQ	(F2, F3), 32(R0)
-	ADD	$64, R0
-	SUBS	$64, R2
-	BGE	unrolled
-
-single:
-	ADDS	$64, R2
-	BLE	last
-
-vector:
-	FMOVQ	(R0), F0
-	FMOVQ.P	16(R1), F4
-	VADD	V4.H8, V0.H8, V0.H8
-	FMOVQ.P	F0, 16(R0)
-	SUBS	$16, R2
-	BGT	vector
-
-last:
-	FMOVQ	F31, (R3)
-	RET
-
-short:
-	CBZ	R2, done
-
-element:
-	VLD1	(R0), V0.H[0]
-	VLD1.P	2(R1), V4.H[0]
-	VADD	V4.H8, V0.H8, V0.H8
-	VST1.P	V0.H[0], 2(R0)
-	SUBS	$2, R2
-	BNE	element
-
-done:
-	RET
-
-// func productI16NEON(dst, src []byte)
-TEXT ·productI16NEON(SB), NOSPLIT, $0-48
-	MOVD	dst_base+0(FP), R0
-	MOVD	src_base+24(FP), R1
-	MOVD	dst_len+8(FP), R2
-	CMP	$16, R2
-	BLT	short
-	ADD	R2, R0, R3
-	SUB	$16, R3
-	FMOVQ	(R3), F0
-	ADD	R2, R1, R4
-	SUB	$16, R4
-	FMOVQ	(R4), F4
-	WORD	$0x4e649c00	// mul v0.8h, v0.8h, v4.8h
-	VMOV	V0.B16, V31.B16
-	SUBS	$80, R2
-	BLT	single
-
-unrolled:
-	FLDPQ	(R0), (F0, F1)
-	FLDPQ	32(R0), (F2, F3)
-	FLDPQ	(R1), (F4, F5)
-	FLDPQ	32(R1), (F6, F7)
-	ADD	$64, R1
-	WORD	$0x4e649c00	// mul v0.8h, v0.8h, v4.8h
-	WORD	$0x4e659c21	// mul v1.8h, v1.8h, v5.8h
-	WORD	$0x4e669c42	// mul v2.8h, v2.8h, v6.8h
-	WORD	$0x4e679c63	// mul v3.8h, v3.8h, v7.8h
-	FSTPQ	(F0, F1), (R0)
-	FSTPQ	(F2, F3), 32(R0)
-	ADD	$64, R0
-	SUBS	$64, R2
-	BGE	unrolled
-
-single:
-	ADDS	$64, R2
-	BLE	last
-
-vector:
-	FMOVQ	(R0), F0
-	FMOVQ.P	16(R1), F4
-	WORD	$0x4e649c00	// mul v0.8h, v0.8h, v4.8h
-	FMOVQ.P	F0, 16(R0)
-	SUBS	$16, R2
-	BGT	vector
-
-last:
-	FMOVQ	F31, (R3)
-	RET
-
-short:
-	CBZ	R2, done
-
-element:
-	VLD1	(R0), V0.H[0]
-	VLD1.P	2(R1), V4.H[0]
-	WORD	$0x4e649c00	// mul v0.8h, v0.8h, v4.8h
-	VST1.P	V0.H[0], 2(R0)
-	SUBS	$2, R2
-	BNE	element
-
-done:
-	RET
-
-// func minI16NEON(dst, src []byte)
-TEXT ·minI16NEON(SB), NOSPLIT, $0-48
-	MOVD	dst_base+0(FP), R0
-	MOVD	src_base+24(FP), R1
-	MOVD	dst_len+8(FP), R2
-	CMP	$16, R2
-	BLT	short
-	ADD	R2, R0, R3
-	SUB	$16, R3
-	FMOVQ	(R3), F0
-	ADD	R2, R1, R4
-	SUB	$16, R4
-	FMOVQ	(R4), F4
-	WORD	$0x4e646c00	// smin v0.8h, v0.8h, v4.8h
-	VMOV	V0.B16, V31.B16
-	SUBS	$80, R2
-	BLT	single
-
-unrolled:
-	FLDPQ	(R0), (F0, F1)
-	FLDPQ	32(R0), (F2, F3)
-	FLDPQ	(R1), (F4, F5)
-	FLDPQ	32(R1), (F6, F7)
-	ADD	$64, R1
-	WORD	$0x4e646c00	// smin v0.8h, v0.8h, v4.8h
-	WORD	$0x4e656c21	// smin v1.8h, v1.8h, v5.8h
-	WORD	$0x4e666c42	// smin v2.8h, v2.8h, v6.8h
-	WORD	$0x4e676c63	// smin v3.8h, v3.8h, v7.8h
-	FSTPQ	(F0, F1), (R0)
-	FSTPQ	(F2, F3), 32(R0)
-	ADD	$64, R0
-	SUBS	$64, R2
-	BGE	unrolled
-
-single:
-	ADDS	$64, R2
-	BLE	last
-
-vector:
-	FMOVQ	(R0), F0
-	FMOVQ.P	16(R1), F4
-	WORD	$0x4e646c00	// smin v0.8h, v0.8h, v4.8h
-	FMOVQ.P	F0, 16(R0)
-	SUBS	$16, R2
-	BGT	vector
-
-last:
-	FMOVQ	F31, (R3)
-	RET
-
-short:
-	CBZ	R2, done
-
-element:
-	VLD1	(R0), V0.H[0]
-	VLD1.P	2(R1), V4.H[0]
-	WORD	$0x4e646c00	// smin v0.8h, v0.8h, v4.8h
-	VST1.P	V0.H[0], 2(R0)
-	SUBS	$2, R2
-	BNE	element
-
-done:
-	RET
-
-// func maxI16NEON(dst, src []byte)
-TEXT ·maxI16NEON(SB), NOSPLIT, $0-48
-	MOVD	dst_base+0(FP), R0
-	MOVD	src_base+24(FP), R1
-	MOVD	dst_len+8(FP), R2
-	CMP	$16, R2
-	BLT	short
-	ADD	R2, R0, R3
-	SUB	$16, R3
-	FMOVQ	(R3), F0
-	ADD	R2, R1, R4
-	SUB	$16, R4
-	FMOVQ	(R4), F4
-	WORD	$0x4e646400	// smax v0.8h, v0.8h, v4.8h
-	VMOV	V0.B16, V31.B16
-	SUBS	$80, R2
-	BLT	single
-
-unrolled:
-	FLDPQ	(R0), (F0, F1)
-	FLDPQ	32(R0), (F2, F3)
-	FLDPQ	(R1), (F4, F5)
-	FLDPQ	32(R1), (F6, F7)
-	ADD	$64, R1
-	WORD	$0x4e646400	// smax v0.8h, v0.8h, v4.8h
-	WORD	$0x4e656421	// smax v1.8h, v1.8h, v5.8h
-	WORD	$0x4e666442	// smax v2.8h, v2.8h, v6.8h
-	WORD	$0x4e676463	// smax v3.8h, v3.8h, v7.8h
-	FSTPQ	(F0, F1), (R0)
-	FSTPQ	(F2, F3), 32(R0)
-	ADD	$64, R0
-	SUBS	$64, R2
-	BGE	unrolled
-
-single:
-	ADDS	$64, R2
-	BLE	last
-
-vector:
-	FMOVQ	(R0), F0
-	FMOVQ.P	16(R1), F4
-	WORD	$0x4e646400	// smax v0.8h, v0.8h, v4.8h
-	FMOVQ.P	F0, 16(R0)
-	SUBS	$16, R2
-	BGT	vector
-
-last:
-	FMOVQ	F31, (R3)
-	RET
-
-short:
-	CBZ	R2, done
-
-element:
-	VLD1	(R0), V0.H[0]
-	VLD1.P	2(R1), V4.H[0]
-	WORD	$0x4e646400	// smax v0.8h, v0.8h, v4.8h
-	VST1.P	V0.H[0], 2(R0)
-	SUBS	$2, R2
-	BNE	element
-
-done:
-	RET
-
-// func minU16NEON(dst, src []byte)
-TEXT ·minU16NEON(SB), NOSPLIT, $0-48
-	MOVD	dst_base+0(FP), R0
-	MOVD	src_base+24(FP), R1
-	MOVD	dst_len+8(FP), R2
-	CMP	$16, R2
-	BLT	short
-	ADD	R2, R0, R3
-	SUB	$16, R3
-	FMOVQ	(R3), F0
-	ADD	R2, R1, R4
-	SUB	$16, R4
-	FMOVQ	(R4), F4
-	VUMIN	V4.H8, V0.H8, V0.H8
-	VMOV	V0.B16, V31.B16
-	SUBS	$80, R2
-	BLT	single
-
-unrolled:
-	FLDPQ	(R0), (F0, F1)
-	FLDPQ	32(R0), (F2, F3)
-	FLDPQ	(R1), (F4, F5)
-	FLDPQ	32(R1), (F6, F7)
-	ADD	$64, R1
-	VUMIN	V4.H8, V0.H8, V0.H8
-	VUMIN	V5.H8, V1.H8, V1.H8
-	VUMIN	V6.H8, V2.H8, V2.H8
-	VUMIN	V7.H8, V3.H8, V3.H8
-	FSTPQ	(F0, F1), (R0)
-	FSTPQ	(F2, F3), 32(R0)
-	ADD	$64, R0
-	SUBS	$64, R2
-	BGE	unrolled
-
-single:
-	ADDS	$64, R2
-	BLE	last
-
-vector:
-	FMOVQ	(R0), F0
-	FMOVQ.P	16(R1), F4
-	VUMIN	V4.H8, V0.H8, V0.H8
-	FMOVQ.P	F0, 16(R0)
-	SUBS	$16, R2
-	BGT	vector
-
-last:
-	FMOVQ	F31, (R3)
-	RET
-
-short:
-	CBZ	R2, done
-
-element:
-	VLD1	(R0), V0.H[0]
-	VLD1.P	2(R1), V4.H[0]
-	VUMIN	V4.H8, V0.H8, V0.H8
-	VST1.P	V0.H[0], 2(R0)
-	SUBS	$2, R2
-	BNE	element
-
-done:
-	RET
-
-// func maxU16NEON(dst, src []byte)
-TEXT ·maxU16NEON(SB), NOSPLIT, $0-48
-	MOVD	dst_base+0(FP), R0
-	MOVD	src_base+24(FP), R1
-	MOVD	dst_len+8(FP), R2
-	CMP	$16, R2
-	BLT	short
-	ADD	R2, R0, R3
-	SUB	$16, R3
-	FMOVQ	(R3), F0
-	ADD	R2, R1, R4
-	SUB	$16, R4
-	FMOVQ	(R4), F4
-	VUMAX	V4.H8, V0.H8, V0.H8
-	VMOV	V0.B16, V31.B16
-	SUBS	$80, R2
-	BLT	single
-
-unrolled:
-	FLDPQ	(R0), (F0, F1)
-	FLDPQ	32(R0), (F2, F3)
-	FLDPQ	(R1), (F4, F5)
-	FLDPQ	32(R1), (F6, F7)
-	ADD	$64, R1
-	VUMAX	V4.H8, V0.H8, V0.H8
-	VUMAX	V5.H8, V1.H8, V1.H8
-	VUMAX	V6.H8, V2.H8, V2.H8
-	VUMAX	V7.H8, V3.H8, V3.H8
-	FSTPQ	(F0, F1), (R0)
-	FSTPQ	(F2, F3), 32(R0)
-	ADD	$64, R0
-	SUBS	$64, R2
-	BGE	unrolled
-
-single:
-	ADDS	$64, R2
-	BLE	last
-
-vector:
-	FMOVQ	(R0), F0
-	FMOVQ.P	16(R1), F4
-	VUMAX	V4.H8, V0.H8, V0.H8
-	FMOVQ.P	F0, 16(R0)
-	SUBS	$16, R2
-	BGT	vector
-
-last:
-	FMOVQ	F31, (R3)
-	RET
-
-short:
-	CBZ	R2, done
-
-element:
-	VLD1	(R0), V0.H[0]
-	VLD1.P	2(R1), V4.H[0]
-	VUMAX	V4.H8, V0.H8, V0.H8
-	VST1.P	V0.H[0], 2(R0)
-	SUBS	$2, R2
-	BNE	element
-
-done:
+	BGT	loop
 	RET
 
 // func sumI32NEON(dst, src []byte)
@@ -1317,20 +324,8 @@ TEXT ·sumI32NEON(SB), NOSPLIT, $0-48
 	MOVD	dst_base+0(FP), R0
 	MOVD	src_base+24(FP), R1
 	MOVD	dst_len+8(FP), R2
-	CMP	$16, R2
-	BLT	short
-	ADD	R2, R0, R3
-	SUB	$16, R3
-	FMOVQ	(R3), F0
-	ADD	R2, R1, R4
-	SUB	$16, R4
-	FMOVQ	(R4), F4
-	VADD	V4.S4, V0.S4, V0.S4
-	VMOV	V0.B16, V31.B16
-	SUBS	$80, R2
-	BLT	single
 
-unrolled:
+loop:
 	FLDPQ	(R0), (F0, F1)
 	FLDPQ	32(R0), (F2, F3)
 	FLDPQ	(R1), (F4, F5)
@@ -1344,36 +339,7 @@ unrolled:
 	FSTPQ	(F2, F3), 32(R0)
 	ADD	$64, R0
 	SUBS	$64, R2
-	BGE	unrolled
-
-single:
-	ADDS	$64, R2
-	BLE	last
-
-vector:
-	FMOVQ	(R0), F0
-	FMOVQ.P	16(R1), F4
-	VADD	V4.S4, V0.S4, V0.S4
-	FMOVQ.P	F0, 16(R0)
-	SUBS	$16, R2
-	BGT	vector
-
-last:
-	FMOVQ	F31, (R3)
-	RET
-
-short:
-	CBZ	R2, done
-
-element:
-	VLD1	(R0), V0.S[0]
-	VLD1.P	4(R1), V4.S[0]
-	VADD	V4.S4, V0.S4, V0.S4
-	VST1.P	V0.S[0], 4(R0)
-	SUBS	$4, R2
-	BNE	element
-
-done:
+	BGT	loop
 	RET
 
 // func productI32NEON(dst, src []byte)
@@ -1381,20 +347,8 @@ TEXT ·productI32NEON(SB), NOSPLIT, $0-48
 	MOVD	dst_base+0(FP), R0
 	MOVD	src_base+24(FP), R1
 	MOVD	dst_len+8(FP), R2
-	CMP	$16, R2
-	BLT	short
-	ADD	R2, R0, R3
-	SUB	$16, R3
-	FMOVQ	(R3), F0
-	ADD	R2, R1, R4
-	SUB	$16, R4
-	FMOVQ	(R4), F4
-	WORD	$0x4ea49c00	// mul v0.4s, v0.4s, v4.4s
-	VMOV	V0.B16, V31.B16
-	SUBS	$80, R2
-	BLT	single
 
-unrolled:
+loop:
 	FLDPQ	(R0), (F0, F1)
 	FLDPQ	32(R0), (F2, F3)
 	FLDPQ	(R1), (F4, F5)
@@ -1408,36 +362,7 @@ unrolled:
 	FSTPQ	(F2, F3), 32(R0)
 	ADD	$64, R0
 	SUBS	$64, R2
-	BGE	unrolled
-
-single:
-	ADDS	$64, R2
-	BLE	last
-
-vector:
-	FMOVQ	(R0), F0
-	FMOVQ.P	16(R1), F4
-	WORD	$0x4ea49c00	// mul v0.4s, v0.4s, v4.4s
-	FMOVQ.P	F0, 16(R0)
-	SUBS	$16, R2
-	BGT	vector
-
-last:
-	FMOVQ	F31, (R3)
-	RET
-
-short:
-	CBZ	R2, done
-
-element:
-	VLD1	(R0), V0.S[0]
-	VLD1.P	4(R1), V4.S[0]
-	WORD	$0x4ea49c00	// mul v0.4s, v0.4s, v4.4s
-	VST1.P	V0.S[0], 4(R0)
-	SUBS	$4, R2
-	BNE	element
-
-done:
+	BGT	loop
 	RET
 
 // func minI32NEON(dst, src []byte)
@@ -1445,20 +370,8 @@ TEXT ·minI32NEON(SB), NOSPLIT, $0-48
 	MOVD	dst_base+0(FP), R0
 	MOVD	src_base+24(FP), R1
 	MOVD	dst_len+8(FP), R2
-	CMP	$16, R2
-	BLT	short
-	ADD	R2, R0, R3
-	SUB	$16, R3
-	FMOVQ	(R3), F0
-	ADD	R2, R1, R4
-	SUB	$16, R4
-	FMOVQ	(R4), F4
-	WORD	$0x4ea46c00	// smin v0.4s, v0.4s, v4.4s
-	VMOV	V0.B16, V31.B16
-	SUBS	$80, R2
-	BLT	single
 
-unrolled:
+loop:
 	FLDPQ	(R0), (F0, F1)
 	FLDPQ	32(R0), (F2, F3)
 	FLDPQ	(R1), (F4, F5)
@@ -1472,36 +385,7 @@ unrolled:
 	FSTPQ	(F2, F3), 32(R0)
 	ADD	$64, R0
 	SUBS	$64, R2
-	BGE	unrolled
-
-single:
-	ADDS	$64, R2
-	BLE	last
-
-vector:
-	FMOVQ	(R0), F0
-	FMOVQ.P	16(R1), F4
-	WORD	$0x4ea46c00	// smin v0.4s, v0.4s, v4.4s
-	FMOVQ.P	F0, 16(R0)
-	SUBS	$16, R2
-	BGT	vector
-
-last:
-	FMOVQ	F31, (R3)
-	RET
-
-short:
-	CBZ	R2, done
-
-element:
-	VLD1	(R0), V0.S[0]
-	VLD1.P	4(R1), V4.S[0]
-	WORD	$0x4ea46c00	// smin v0.4s, v0.4s, v4.4s
-	VST1.P	V0.S[0], 4(R0)
-	SUBS	$4, R2
-	BNE	element
-
-done:
+	BGT	loop
 	RET
 
 // func maxI32NEON(dst, src []byte)
@@ -1509,20 +393,8 @@ TEXT ·maxI32NEON(SB), NOSPLIT, $0-48
 	MOVD	dst_base+0(FP), R0
 	MOVD	src_base+24(FP), R1
 	MOVD	dst_len+8(FP), R2
-	CMP	$16, R2
-	BLT	short
-	ADD	R2, R0, R3
-	SUB	$16, R3
-	FMOVQ	(R3), F0
-	ADD	R2, R1, R4
-	SUB	$16, R4
-	FMOVQ	(R4), F4
-	WORD	$0x4ea46400	// smax v0.4s, v0.4s, v4.4s
-	VMOV	V0.B16, V31.B16
-	SUBS	$80, R2
-	BLT	single
 
-unrolled:
+loop:
 	FLDPQ	(R0), (F0, F1)
 	FLDPQ	32(R0), (F2, F3)
 	FLDPQ	(R1), (F4, F5)
@@ -1536,164 +408,7 @@ unrolled:
 	FSTPQ	(F2, F3), 32(R0)
 	ADD	$64, R0
 	SUBS	$64, R2
-	BGE	unrolled
-
-single:
-	ADDS	$64, R2
-	BLE	last
-
-vector:
-	FMOVQ	(R0), F0
-	FMOVQ.P	16(R1), F4
-	WORD	$0x4ea46400	// smax v0.4s, v0.4s, v4.4s
-	FMOVQ.P	F0, 16(R0)
-	SUBS	$16, R2
-	BGT	vector
-
-last:
-	FMOVQ	F31, (R3)
-	RET
-
-short:
-	CBZ	R2, done
-
-element:
-	VLD1	(R0), V0.S[0]
-	VLD1.P	4(R1), V4.S[0]
-	WORD	$0x4ea46400	// smax v0.4s, v0.4s, v4.4s
-	VST1.P	V0.S[0], 4(R0)
-	SUBS	$4, R2
-	BNE	element
-
-done:
-	RET
-
-// func minU32NEON(dst, src []byte)
-TEXT ·minU32NEON(SB), NOSPLIT, $0-48
-	MOVD	dst_base+0(FP), R0
-	MOVD	src_base+24(FP), R1
-	MOVD	dst_len+8(FP), R2
-	CMP	$16, R2
-	BLT	short
-	ADD	R2, R0, R3
-	SUB	$16, R3
-	FMOVQ	(R3), F0
-	ADD	R2, R1, R4
-	SUB	$16, R4
-	FMOVQ	(R4), F4
-	VUMIN	V4.S4, V0.S4, V0.S4
-	VMOV	V0.B16, V31.B16
-	SUBS	$80, R2
-	BLT	single
-
-unrolled:
-	FLDPQ	(R0), (F0, F1)
-	FLDPQ	32(R0), (F2, F3)
-	FLDPQ	(R1), (F4, F5)
-	FLDPQ	32(R1), (F6, F7)
-	ADD	$64, R1
-	VUMIN	V4.S4, V0.S4, V0.S4
-	VUMIN	V5.S4, V1.S4, V1.S4
-	VUMIN	V6.S4, V2.S4, V2.S4
-	VUMIN	V7.S4, V3.S4, V3.S4
-	FSTPQ	(F0, F1), (R0)
-	FSTPQ	(F2, F3), 32(R0)
-	ADD	$64, R0
-	SUBS	$64, R2
-	BGE	unrolled
-
-single:
-	ADDS	$64, R2
-	BLE	last
-
-vector:
-	FMOVQ	(R0), F0
-	FMOVQ.P	16(R1), F4
-	VUMIN	V4.S4, V0.S4, V0.S4
-	FMOVQ.P	F0, 16(R0)
-	SUBS	$16, R2
-	BGT	vector
-
-last:
-	FMOVQ	F31, (R3)
-	RET
-
-short:
-	CBZ	R2, done
-
-element:
-	VLD1	(R0), V0.S[0]
-	VLD1.P	4(R1), V4.S[0]
-	VUMIN	V4.S4, V0.S4, V0.S4
-	VST1.P	V0.S[0], 4(R0)
-	SUBS	$4, R2
-	BNE	element
-
-done:
-	RET
-
-// func maxU32NEON(dst, src []byte)
-TEXT ·maxU32NEON(SB), NOSPLIT, $0-48
-	MOVD	dst_base+0(FP), R0
-	MOVD	src_base+24(FP), R1
-	MOVD	dst_len+8(FP), R2
-	CMP	$16, R2
-	BLT	short
-	ADD	R2, R0, R3
-	SUB	$16, R3
-	FMOVQ	(R3), F0
-	ADD	R2, R1, R4
-	SUB	$16, R4
-	FMOVQ	(R4), F4
-	VUMAX	V4.S4, V0.S4, V0.S4
-	VMOV	V0.B16, V31.B16
-	SUBS	$80, R2
-	BLT	single
-
-unrolled:
-	FLDPQ	(R0), (F0, F1)
-	FLDPQ	32(R0), (F2, F3)
-	FLDPQ	(R1), (F4, F5)
-	FLDPQ	32(R1), (F6, F7)
-	ADD	$64, R1
-	VUMAX	V4.S4, V0.S4, V0.S4
-	VUMAX	V5.S4, V1.S4, V1.S4
-	VUMAX	V6.S4, V2.S4, V2.S4
-	VUMAX	V7.S4, V3.S4, V3.S4
-	FSTPQ	(F0, F1), (R0)
-	FSTPQ	(F2, F3), 32(R0)
-	ADD	$64, R0
-	SUBS	$64, R2
-	BGE	unrolled
-
-single:
-	ADDS	$64, R2
-	BLE	last
-
-vector:
-	FMOVQ	(R0), F0
-	FMOVQ.P	16(R1), F4
-	VUMAX	V4.S4, V0.S4, V0.S4
-	FMOVQ.P	F0, 16(R0)
-	SUBS	$16, R2
-	BGT	vector
-
-last:
-	FMOVQ	F31, (R3)
-	RET
-
-short:
-	CBZ	R2, done
-
-element:
-	VLD1	(R0), V0.S[0]
-	VLD1.P	4(R1), V4.S[0]
-	VUMAX	V4.S4, V0.S4, V0.S4
-	VST1.P	V0.S[0], 4(R0)
-	SUBS	$4, R2
-	BNE	element
-
-done:
+	BGT	loop
 	RET
 
 // func sumI64NEON(dst, src []byte)
@@ -1701,20 +416,8 @@ TEXT ·sumI64NEON(SB), NOSPLIT, $0-48
 	MOVD	dst_base+0(FP), R0
 	MOVD	src_base+24(FP), R1
 	MOVD	dst_len+8(FP), R2
-	CMP	$16, R2
-	BLT	short
-	ADD	R2, R0, R3
-	SUB	$16, R3
-	FMOVQ	(R3), F0
-	ADD	R2, R1, R4
-	SUB	$16, R4
-	FMOVQ	(R4), F4
-	VADD	V4.D2, V0.D2, V0.D2
-	VMOV	V0.B16, V31.B16
-	SUBS	$80, R2
-	BLT	single
 
-unrolled:
+loop:
 	FLDPQ	(R0), (F0, F1)
 	FLDPQ	32(R0), (F2, F3)
 	FLDPQ	(R1), (F4, F5)
@@ -1728,36 +431,7 @@ unrolled:
 	FSTPQ	(F2, F3), 32(R0)
 	ADD	$64, R0
 	SUBS	$64, R2
-	BGE	unrolled
-
-single:
-	ADDS	$64, R2
-	BLE	last
-
-vector:
-	FMOVQ	(R0), F0
-	FMOVQ.P	16(R1), F4
-	VADD	V4.D2, V0.D2, V0.D2
-	FMOVQ.P	F0, 16(R0)
-	SUBS	$16, R2
-	BGT	vector
-
-last:
-	FMOVQ	F31, (R3)
-	RET
-
-short:
-	CBZ	R2, done
-
-element:
-	VLD1	(R0), V0.D[0]
-	VLD1.P	8(R1), V4.D[0]
-	VADD	V4.D2, V0.D2, V0.D2
-	VST1.P	V0.D[0], 8(R0)
-	SUBS	$8, R2
-	BNE	element
-
-done:
+	BGT	loop
 	RET
 
 // func minI64NEON(dst, src []byte)
@@ -1765,21 +439,8 @@ TEXT ·minI64NEON(SB), NOSPLIT, $0-48
 	MOVD	dst_base+0(FP), R0
 	MOVD	src_base+24(FP), R1
 	MOVD	dst_len+8(FP), R2
-	CMP	$16, R2
-	BLT	short
-	ADD	R2, R0, R3
-	SUB	$16, R3
-	FMOVQ	(R3), F0
-	ADD	R2, R1, R4
-	SUB	$16, R4
-	FMOVQ	(R4), F4
-	WORD	$0x4ee43408	// cmgt v8.2d, v0.2d, v4.2d
-	VBIT	V8.B16, V4.B16, V0.B16
-	VMOV	V0.B16, V31.B16
-	SUBS	$80, R2
-	BLT	single
 
-unrolled:
+loop:
 	FLDPQ	(R0), (F0, F1)
 	FLDPQ	32(R0), (F2, F3)
 	FLDPQ	(R1), (F4, F5)
@@ -1797,38 +458,7 @@ unrolled:
 	FSTPQ	(F2, F3), 32(R0)
 	ADD	$64, R0
 	SUBS	$64, R2
-	BGE	unrolled
-
-single:
-	ADDS	$64, R2
-	BLE	last
-
-vector:
-	FMOVQ	(R0), F0
-	FMOVQ.P	16(R1), F4
-	WORD	$0x4ee43408	// cmgt v8.2d, v0.2d, v4.2d
-	VBIT	V8.B16, V4.B16, V0.B16
-	FMOVQ.P	F0, 16(R0)
-	SUBS	$16, R2
-	BGT	vector
-
-last:
-	FMOVQ	F31, (R3)
-	RET
-
-short:
-	CBZ	R2, done
-
-element:
-	VLD1	(R0), V0.D[0]
-	VLD1.P	8(R1), V4.D[0]
-	WORD	$0x4ee43408	// cmgt v8.2d, v0.2d, v4.2d
-	VBIT	V8.B16, V4.B16, V0.B16
-	VST1.P	V0.D[0], 8(R0)
-	SUBS	$8, R2
-	BNE	element
-
-done:
+	BGT	loop
 	RET
 
 // func maxI64NEON(dst, src []byte)
@@ -1836,21 +466,8 @@ TEXT ·maxI64NEON(SB), NOSPLIT, $0-48
 	MOVD	dst_base+0(FP), R0
 	MOVD	src_base+24(FP), R1
 	MOVD	dst_len+8(FP), R2
-	CMP	$16, R2
-	BLT	short
-	ADD	R2, R0, R3
-	SUB	$16, R3
-	FMOVQ	(R3), F0
-	ADD	R2, R1, R4
-	SUB	$16, R4
-	FMOVQ	(R4), F4
-	WORD	$0x4ee03488	// cmgt v8.2d, v4.2d, v0.2d
-	VBIT	V8.B16, V4.B16, V0.B16
-	VMOV	V0.B16, V31.B16
-	SUBS	$80, R2
-	BLT	single
 
-unrolled:
+loop:
 	FLDPQ	(R0), (F0, F1)
 	FLDPQ	32(R0), (F2, F3)
 	FLDPQ	(R1), (F4, F5)
@@ -1868,180 +485,7 @@ unrolled:
 	FSTPQ	(F2, F3), 32(R0)
 	ADD	$64, R0
 	SUBS	$64, R2
-	BGE	unrolled
-
-single:
-	ADDS	$64, R2
-	BLE	last
-
-vector:
-	FMOVQ	(R0), F0
-	FMOVQ.P	16(R1), F4
-	WORD	$0x4ee03488	// cmgt v8.2d, v4.2d, v0.2d
-	VBIT	V8.B16, V4.B16, V0.B16
-	FMOVQ.P	F0, 16(R0)
-	SUBS	$16, R2
-	BGT	vector
-
-last:
-	FMOVQ	F31, (R3)
-	RET
-
-short:
-	CBZ	R2, done
-
-element:
-	VLD1	(R0), V0.D[0]
-	VLD1.P	8(R1), V4.D[0]
-	WORD	$0x4ee03488	// cmgt v8.2d, v4.2d, v0.2d
-	VBIT	V8.B16, V4.B16, V0.B16
-	VST1.P	V0.D[0], 8(R0)
-	SUBS	$8, R2
-	BNE	element
-
-done:
-	RET
-
-// func minU64NEON(dst, src []byte)
-TEXT ·minU64NEON(SB), NOSPLIT, $0-48
-	MOVD	dst_base+0(FP), R0
-	MOVD	src_base+24(FP), R1
-	MOVD	dst_len+8(FP), R2
-	CMP	$16, R2
-	BLT	short
-	ADD	R2, R0, R3
-	SUB	$16, R3
-	FMOVQ	(R3), F0
-	ADD	R2, R1, R4
-	SUB	$16, R4
-	FMOVQ	(R4), F4
-	WORD	$0x6ee43408	// cmhi v8.2d, v0.2d, v4.2d
-	VBIT	V8.B16, V4.B16, V0.B16
-	VMOV	V0.B16, V31.B16
-	SUBS	$80, R2
-	BLT	single
-
-unrolled:
-	FLDPQ	(R0), (F0, F1)
-	FLDPQ	32(R0), (F2, F3)
-	FLDPQ	(R1), (F4, F5)
-	FLDPQ	32(R1), (F6, F7)
-	ADD	$64, R1
-	WORD	$0x6ee43408	// cmhi v8.2d, v0.2d, v4.2d
-	WORD	$0x6ee53429	// cmhi v9.2d, v1.2d, v5.2d
-	WORD	$0x6ee6344a	// cmhi v10.2d, v2.2d, v6.2d
-	WORD	$0x6ee7346b	// cmhi v11.2d, v3.2d, v7.2d
-	VBIT	V8.B16, V4.B16, V0.B16
-	VBIT	V9.B16, V5.B16, V1.B16
-	VBIT	V10.B16, V6.B16, V2.B16
-	VBIT	V11.B16, V7.B16, V3.B16
-	FSTPQ	(F0, F1), (R0)
-	FSTPQ	(F2, F3), 32(R0)
-	ADD	$64, R0
-	SUBS	$64, R2
-	BGE	unrolled
-
-single:
-	ADDS	$64, R2
-	BLE	last
-
-vector:
-	FMOVQ	(R0), F0
-	FMOVQ.P	16(R1), F4
-	WORD	$0x6ee43408	// cmhi v8.2d, v0.2d, v4.2d
-	VBIT	V8.B16, V4.B16, V0.B16
-	FMOVQ.P	F0, 16(R0)
-	SUBS	$16, R2
-	BGT	vector
-
-last:
-	FMOVQ	F31, (R3)
-	RET
-
-short:
-	CBZ	R2, done
-
-element:
-	VLD1	(R0), V0.D[0]
-	VLD1.P	8(R1), V4.D[0]
-	WORD	$0x6ee43408	// cmhi v8.2d, v0.2d, v4.2d
-	VBIT	V8.B16, V4.B16, V0.B16
-	VST1.P	V0.D[0], 8(R0)
-	SUBS	$8, R2
-	BNE	element
-
-done:
-	RET
-
-// func maxU64NEON(dst, src []byte)
-TEXT ·maxU64NEON(SB), NOSPLIT, $0-48
-	MOVD	dst_base+0(FP), R0
-	MOVD	src_base+24(FP), R1
-	MOVD	dst_len+8(FP), R2
-	CMP	$16, R2
-	BLT	short
-	ADD	R2, R0, R3
-	SUB	$16, R3
-	FMOVQ	(R3), F0
-	ADD	R2, R1, R4
-	SUB	$16, R4
-	FMOVQ	(R4), F4
-	WORD	$0x6ee03488	// cmhi v8.2d, v4.2d, v0.2d
-	VBIT	V8.B16, V4.B16, V0.B16
-	VMOV	V0.B16, V31.B16
-	SUBS	$80, R2
-	BLT	single
-
-unrolled:
-	FLDPQ	(R0), (F0, F1)
-	FLDPQ	32(R0), (F2, F3)
-	FLDPQ	(R1), (F4, F5)
-	FLDPQ	32(R1), (F6, F7)
-	ADD	$64, R1
-	WORD	$0x6ee03488	// cmhi v8.2d, v4.2d, v0.2d
-	WORD	$0x6ee134a9	// cmhi v9.2d, v5.2d, v1.2d
-	WORD	$0x6ee234ca	// cmhi v10.2d, v6.2d, v2.2d
-	WORD	$0x6ee334eb	// cmhi v11.2d, v7.2d, v3.2d
-	VBIT	V8.B16, V4.B16, V0.B16
-	VBIT	V9.B16, V5.B16, V1.B16
-	VBIT	V10.B16, V6.B16, V2.B16
-	VBIT	V11.B16, V7.B16, V3.B16
-	FSTPQ	(F0, F1), (R0)
-	FSTPQ	(F2, F3), 32(R0)
-	ADD	$64, R0
-	SUBS	$64, R2
-	BGE	unrolled
-
-single:
-	ADDS	$64, R2
-	BLE	last
-
-vector:
-	FMOVQ	(R0), F0
-	FMOVQ.P	16(R1), F4
-	WORD	$0x6ee03488	// cmhi v8.2d, v4.2d, v0.2d
-	VBIT	V8.B16, V4.B16, V0.B16
-	FMOVQ.P	F0, 16(R0)
-	SUBS	$16, R2
-	BGT	vector
-
-last:
-	FMOVQ	F31, (R3)
-	RET
-
-short:
-	CBZ	R2, done
-
-element:
-	VLD1	(R0), V0.D[0]
-	VLD1.P	8(R1), V4.D[0]
-	WORD	$0x6ee03488	// cmhi v8.2d, v4.2d, v0.2d
-	VBIT	V8.B16, V4.B16, V0.B16
-	VST1.P	V0.D[0], 8(R0)
-	SUBS	$8, R2
-	BNE	element
-
-done:
+	BGT	loop
 	RET
 
 // func sumBF16NEON(dst, src []byte)
@@ -2057,33 +501,8 @@ TEXT ·sumBF16NEON(SB), NOSPLIT, $0-48
 	VDUP	R3, V27.D2
 	MOVD	$0x7fc07fc07fc07fc0, R3
 	VDUP	R3, V28.D2
-	CMP	$16, R2
-	BLT	short
-	ADD	R2, R0, R3
-	SUB	$16, R3
-	FMOVQ	(R3), F0
-	ADD	R2, R1, R4
-	SUB	$16, R4
-	FMOVQ	(R4), F4
-	VZIP1	V0.H8, V25.H8, V8.H8
-	VZIP2	V0.H8, V25.H8, V12.H8
-	VZIP1	V4.H8, V25.H8, V16.H8
-	VZIP2	V4.H8, V25.H8, V20.H8
-	WORD	$0x4e30d508	// fadd v8.4s, v8.4s, v16.4s
-	WORD	$0x4e34d58c	// fadd v12.4s, v12.4s, v20.4s
-	VUZP2	V12.H8, V8.H8, V0.H8
-	VUZP1	V12.H8, V8.H8, V16.H8
-	WORD	$0x4e601f54	// bic v20.16b, v26.16b, v0.16b
-	WORD	$0x6e742e14	// uqsub v20.8h, v16.8h, v20.8h
-	VADD	V0.H8, V0.H8, V16.H8
-	WORD	$0x6e7b3610	// cmhi v16.8h, v16.8h, v27.8h
-	VUSRA	$15, V20.H8, V0.H8
-	VBIT	V16.B16, V28.B16, V0.B16
-	VMOV	V0.B16, V31.B16
-	SUBS	$80, R2
-	BLT	single
 
-unrolled:
+loop:
 	FLDPQ	(R0), (F0, F1)
 	FLDPQ	32(R0), (F2, F3)
 	FLDPQ	(R1), (F4, F5)
@@ -2149,62 +568,7 @@ unrolled:
 	FSTPQ	(F2, F3), 32(R0)
 	ADD	$64, R0
 	SUBS	$64, R2
-	BGE	unrolled
-
-single:
-	ADDS	$64, R2
-	BLE	last
-
-vector:
-	FMOVQ	(R0), F0
-	FMOVQ.P	16(R1), F4
-	VZIP1	V0.H8, V25.H8, V8.H8
-	VZIP2	V0.H8, V25.H8, V12.H8
-	VZIP1	V4.H8, V25.H8, V16.H8
-	VZIP2	V4.H8, V25.H8, V20.H8
-	WORD	$0x4e30d508	// fadd v8.4s, v8.4s, v16.4s
-	WORD	$0x4e34d58c	// fadd v12.4s, v12.4s, v20.4s
-	VUZP2	V12.H8, V8.H8, V0.H8
-	VUZP1	V12.H8, V8.H8, V16.H8
-	WORD	$0x4e601f54	// bic v20.16b, v26.16b, v0.16b
-	WORD	$0x6e742e14	// uqsub v20.8h, v16.8h, v20.8h
-	VADD	V0.H8, V0.H8, V16.H8
-	WORD	$0x6e7b3610	// cmhi v16.8h, v16.8h, v27.8h
-	VUSRA	$15, V20.H8, V0.H8
-	VBIT	V16.B16, V28.B16, V0.B16
-	FMOVQ.P	F0, 16(R0)
-	SUBS	$16, R2
-	BGT	vector
-
-last:
-	FMOVQ	F31, (R3)
-	RET
-
-short:
-	CBZ	R2, done
-
-element:
-	VLD1	(R0), V0.H[0]
-	VLD1.P	2(R1), V4.H[0]
-	VZIP1	V0.H8, V25.H8, V8.H8
-	VZIP2	V0.H8, V25.H8, V12.H8
-	VZIP1	V4.H8, V25.H8, V16.H8
-	VZIP2	V4.H8, V25.H8, V20.H8
-	WORD	$0x4e30d508	// fadd v8.4s, v8.4s, v16.4s
-	WORD	$0x4e34d58c	// fadd v12.4s, v12.4s, v20.4s
-	VUZP2	V12.H8, V8.H8, V0.H8
-	VUZP1	V12.H8, V8.H8, V16.H8
-	WORD	$0x4e601f54	// bic v20.16b, v26.16b, v0.16b
-	WORD	$0x6e742e14	// uqsub v20.8h, v16.8h, v20.8h
-	VADD	V0.H8, V0.H8, V16.H8
-	WORD	$0x6e7b3610	// cmhi v16.8h, v16.8h, v27.8h
-	VUSRA	$15, V20.H8, V0.H8
-	VBIT	V16.B16, V28.B16, V0.B16
-	VST1.P	V0.H[0], 2(R0)
-	SUBS	$2, R2
-	BNE	element
-
-done:
+	BGT	loop
 	RET
 
 // func productBF16NEON(dst, src []byte)
@@ -2220,33 +584,8 @@ TEXT ·productBF16NEON(SB), NOSPLIT, $0-48
 	VDUP	R3, V27.D2
 	MOVD	$0x7fc07fc07fc07fc0, R3
 	VDUP	R3, V28.D2
-	CMP	$16, R2
-	BLT	short
-	ADD	R2, R0, R3
-	SUB	$16, R3
-	FMOVQ	(R3), F0
-	ADD	R2, R1, R4
-	SUB	$16, R4
-	FMOVQ	(R4), F4
-	VZIP1	V0.H8, V25.H8, V8.H8
-	VZIP2	V0.H8, V25.H8, V12.H8
-	VZIP1	V4.H8, V25.H8, V16.H8
-	VZIP2	V4.H8, V25.H8, V20.H8
-	WORD	$0x6e30dd08	// fmul v8.4s, v8.4s, v16.4s
-	WORD	$0x6e34dd8c	// fmul v12.4s, v12.4s, v20.4s
-	VUZP2	V12.H8, V8.H8, V0.H8
-	VUZP1	V12.H8, V8.H8, V16.H8
-	WORD	$0x4e601f54	// bic v20.16b, v26.16b, v0.16b
-	WORD	$0x6e742e14	// uqsub v20.8h, v16.8h, v20.8h
-	VADD	V0.H8, V0.H8, V16.H8
-	WORD	$0x6e7b3610	// cmhi v16.8h, v16.8h, v27.8h
-	VUSRA	$15, V20.H8, V0.H8
-	VBIT	V16.B16, V28.B16, V0.B16
-	VMOV	V0.B16, V31.B16
-	SUBS	$80, R2
-	BLT	single
 
-unrolled:
+loop:
 	FLDPQ	(R0), (F0, F1)
 	FLDPQ	32(R0), (F2, F3)
 	FLDPQ	(R1), (F4, F5)
@@ -2312,62 +651,7 @@ unrolled:
 	FSTPQ	(F2, F3), 32(R0)
 	ADD	$64, R0
 	SUBS	$64, R2
-	BGE	unrolled
-
-single:
-	ADDS	$64, R2
-	BLE	last
-
-vector:
-	FMOVQ	(R0), F0
-	FMOVQ.P	16(R1), F4
-	VZIP1	V0.H8, V25.H8, V8.H8
-	VZIP2	V0.H8, V25.H8, V12.H8
-	VZIP1	V4.H8, V25.H8, V16.H8
-	VZIP2	V4.H8, V25.H8, V20.H8
-	WORD	$0x6e30dd08	// fmul v8.4s, v8.4s, v16.4s
-	WORD	$0x6e34dd8c	// fmul v12.4s, v12.4s, v20.4s
-	VUZP2	V12.H8, V8.H8, V0.H8
-	VUZP1	V12.H8, V8.H8, V16.H8
-	WORD	$0x4e601f54	// bic v20.16b, v26.16b, v0.16b
-	WORD	$0x6e742e14	// uqsub v20.8h, v16.8h, v20.8h
-	VADD	V0.H8, V0.H8, V16.H8
-	WORD	$0x6e7b3610	// cmhi v16.8h, v16.8h, v27.8h
-	VUSRA	$15, V20.H8, V0.H8
-	VBIT	V16.B16, V28.B16, V0.B16
-	FMOVQ.P	F0, 16(R0)
-	SUBS	$16, R2
-	BGT	vector
-
-last:
-	FMOVQ	F31, (R3)
-	RET
-
-short:
-	CBZ	R2, done
-
-element:
-	VLD1	(R0), V0.H[0]
-	VLD1.P	2(R1), V4.H[0]
-	VZIP1	V0.H8, V25.H8, V8.H8
-	VZIP2	V0.H8, V25.H8, V12.H8
-	VZIP1	V4.H8, V25.H8, V16.H8
-	VZIP2	V4.H8, V25.H8, V20.H8
-	WORD	$0x6e30dd08	// fmul v8.4s, v8.4s, v16.4s
-	WORD	$0x6e34dd8c	// fmul v12.4s, v12.4s, v20.4s
-	VUZP2	V12.H8, V8.H8, V0.H8
-	VUZP1	V12.H8, V8.H8, V16.H8
-	WORD	$0x4e601f54	// bic v20.16b, v26.16b, v0.16b
-	WORD	$0x6e742e14	// uqsub v20.8h, v16.8h, v20.8h
-	VADD	V0.H8, V0.H8, V16.H8
-	WORD	$0x6e7b3610	// cmhi v16.8h, v16.8h, v27.8h
-	VUSRA	$15, V20.H8, V0.H8
-	VBIT	V16.B16, V28.B16, V0.B16
-	VST1.P	V0.H[0], 2(R0)
-	SUBS	$2, R2
-	BNE	element
-
-done:
+	BGT	loop
 	RET
 
 // func minBF16NEON(dst, src []byte)
@@ -2383,27 +667,8 @@ TEXT ·minBF16NEON(SB), NOSPLIT, $0-48
 	VDUP	R3, V27.D2
 	MOVD	$0x7fc07fc07fc07fc0, R3
 	VDUP	R3, V28.D2
-	CMP	$16, R2
-	BLT	short
-	ADD	R2, R0, R3
-	SUB	$16, R3
-	FMOVQ	(R3), F0
-	ADD	R2, R1, R4
-	SUB	$16, R4
-	FMOVQ	(R4), F4
-	VZIP1	V0.H8, V25.H8, V8.H8
-	VZIP2	V0.H8, V25.H8, V12.H8
-	VZIP1	V4.H8, V25.H8, V16.H8
-	VZIP2	V4.H8, V25.H8, V20.H8
-	WORD	$0x6eb0e508	// fcmgt v8.4s, v8.4s, v16.4s
-	WORD	$0x6eb4e58c	// fcmgt v12.4s, v12.4s, v20.4s
-	VUZP1	V12.H8, V8.H8, V8.H8
-	VBIT	V8.B16, V4.B16, V0.B16
-	VMOV	V0.B16, V31.B16
-	SUBS	$80, R2
-	BLT	single
 
-unrolled:
+loop:
 	FLDPQ	(R0), (F0, F1)
 	FLDPQ	32(R0), (F2, F3)
 	FLDPQ	(R1), (F4, F5)
@@ -2445,50 +710,7 @@ unrolled:
 	FSTPQ	(F2, F3), 32(R0)
 	ADD	$64, R0
 	SUBS	$64, R2
-	BGE	unrolled
-
-single:
-	ADDS	$64, R2
-	BLE	last
-
-vector:
-	FMOVQ	(R0), F0
-	FMOVQ.P	16(R1), F4
-	VZIP1	V0.H8, V25.H8, V8.H8
-	VZIP2	V0.H8, V25.H8, V12.H8
-	VZIP1	V4.H8, V25.H8, V16.H8
-	VZIP2	V4.H8, V25.H8, V20.H8
-	WORD	$0x6eb0e508	// fcmgt v8.4s, v8.4s, v16.4s
-	WORD	$0x6eb4e58c	// fcmgt v12.4s, v12.4s, v20.4s
-	VUZP1	V12.H8, V8.H8, V8.H8
-	VBIT	V8.B16, V4.B16, V0.B16
-	FMOVQ.P	F0, 16(R0)
-	SUBS	$16, R2
-	BGT	vector
-
-last:
-	FMOVQ	F31, (R3)
-	RET
-
-short:
-	CBZ	R2, done
-
-element:
-	VLD1	(R0), V0.H[0]
-	VLD1.P	2(R1), V4.H[0]
-	VZIP1	V0.H8, V25.H8, V8.H8
-	VZIP2	V0.H8, V25.H8, V12.H8
-	VZIP1	V4.H8, V25.H8, V16.H8
-	VZIP2	V4.H8, V25.H8, V20.H8
-	WORD	$0x6eb0e508	// fcmgt v8.4s, v8.4s, v16.4s
-	WORD	$0x6eb4e58c	// fcmgt v12.4s, v12.4s, v20.4s
-	VUZP1	V12.H8, V8.H8, V8.H8
-	VBIT	V8.B16, V4.B16, V0.B16
-	VST1.P	V0.H[0], 2(R0)
-	SUBS	$2, R2
-	BNE	element
-
-done:
+	BGT	loop
 	RET
 
 // func maxBF16NEON(dst, src []byte)
@@ -2504,27 +726,8 @@ TEXT ·maxBF16NEON(SB), NOSPLIT, $0-48
 	VDUP	R3, V27.D2
 	MOVD	$0x7fc07fc07fc07fc0, R3
 	VDUP	R3, V28.D2
-	CMP	$16, R2
-	BLT	short
-	ADD	R2, R0, R3
-	SUB	$16, R3
-	FMOVQ	(R3), F0
-	ADD	R2, R1, R4
-	SUB	$16, R4
-	FMOVQ	(R4), F4
-	VZIP1	V0.H8, V25.H8, V8.H8
-	VZIP2	V0.H8, V25.H8, V12.H8
-	VZIP1	V4.H8, V25.H8, V16.H8
-	VZIP2	V4.H8, V25.H8, V20.H8
-	WORD	$0x6ea8e608	// fcmgt v8.4s, v16.4s, v8.4s
-	WORD	$0x6eace68c	// fcmgt v12.4s, v20.4s, v12.4s
-	VUZP1	V12.H8, V8.H8, V8.H8
-	VBIT	V8.B16, V4.B16, V0.B16
-	VMOV	V0.B16, V31.B16
-	SUBS	$80, R2
-	BLT	single
 
-unrolled:
+loop:
 	FLDPQ	(R0), (F0, F1)
 	FLDPQ	32(R0), (F2, F3)
 	FLDPQ	(R1), (F4, F5)
@@ -2566,50 +769,7 @@ unrolled:
 	FSTPQ	(F2, F3), 32(R0)
 	ADD	$64, R0
 	SUBS	$64, R2
-	BGE	unrolled
-
-single:
-	ADDS	$64, R2
-	BLE	last
-
-vector:
-	FMOVQ	(R0), F0
-	FMOVQ.P	16(R1), F4
-	VZIP1	V0.H8, V25.H8, V8.H8
-	VZIP2	V0.H8, V25.H8, V12.H8
-	VZIP1	V4.H8, V25.H8, V16.H8
-	VZIP2	V4.H8, V25.H8, V20.H8
-	WORD	$0x6ea8e608	// fcmgt v8.4s, v16.4s, v8.4s
-	WORD	$0x6eace68c	// fcmgt v12.4s, v20.4s, v12.4s
-	VUZP1	V12.H8, V8.H8, V8.H8
-	VBIT	V8.B16, V4.B16, V0.B16
-	FMOVQ.P	F0, 16(R0)
-	SUBS	$16, R2
-	BGT	vector
-
-last:
-	FMOVQ	F31, (R3)
-	RET
-
-short:
-	CBZ	R2, done
-
-element:
-	VLD1	(R0), V0.H[0]
-	VLD1.P	2(R1), V4.H[0]
-	VZIP1	V0.H8, V25.H8, V8.H8
-	VZIP2	V0.H8, V25.H8, V12.H8
-	VZIP1	V4.H8, V25.H8, V16.H8
-	VZIP2	V4.H8, V25.H8, V20.H8
-	WORD	$0x6ea8e608	// fcmgt v8.4s, v16.4s, v8.4s
-	WORD	$0x6eace68c	// fcmgt v12.4s, v20.4s, v12.4s
-	VUZP1	V12.H8, V8.H8, V8.H8
-	VBIT	V8.B16, V4.B16, V0.B16
-	VST1.P	V0.H[0], 2(R0)
-	SUBS	$2, R2
-	BNE	element
-
-done:
+	BGT	loop
 	RET
 
 // func sumF16NEON(dst, src []byte)
@@ -2617,27 +777,8 @@ TEXT ·sumF16NEON(SB), NOSPLIT, $0-48
 	MOVD	dst_base+0(FP), R0
 	MOVD	src_base+24(FP), R1
 	MOVD	dst_len+8(FP), R2
-	CMP	$16, R2
-	BLT	short
-	ADD	R2, R0, R3
-	SUB	$16, R3
-	FMOVQ	(R3), F0
-	ADD	R2, R1, R4
-	SUB	$16, R4
-	FMOVQ	(R4), F4
-	WORD	$0x0e217808	// fcvtl v8.4s, v0.4h
-	WORD	$0x4e21780c	// fcvtl2 v12.4s, v0.8h
-	WORD	$0x0e217890	// fcvtl v16.4s, v4.4h
-	WORD	$0x4e217894	// fcvtl2 v20.4s, v4.8h
-	WORD	$0x4e30d508	// fadd v8.4s, v8.4s, v16.4s
-	WORD	$0x4e34d58c	// fadd v12.4s, v12.4s, v20.4s
-	WORD	$0x0e216900	// fcvtn v0.4h, v8.4s
-	WORD	$0x4e216980	// fcvtn2 v0.8h, v12.4s
-	VMOV	V0.B16, V31.B16
-	SUBS	$80, R2
-	BLT	single
 
-unrolled:
+loop:
 	FLDPQ	(R0), (F0, F1)
 	FLDPQ	32(R0), (F2, F3)
 	FLDPQ	(R1), (F4, F5)
@@ -2679,50 +820,7 @@ unrolled:
 	FSTPQ	(F2, F3), 32(R0)
 	ADD	$64, R0
 	SUBS	$64, R2
-	BGE	unrolled
-
-single:
-	ADDS	$64, R2
-	BLE	last
-
-vector:
-	FMOVQ	(R0), F0
-	FMOVQ.P	16(R1), F4
-	WORD	$0x0e217808	// fcvtl v8.4s, v0.4h
-	WORD	$0x4e21780c	// fcvtl2 v12.4s, v0.8h
-	WORD	$0x0e217890	// fcvtl v16.4s, v4.4h
-	WORD	$0x4e217894	// fcvtl2 v20.4s, v4.8h
-	WORD	$0x4e30d508	// fadd v8.4s, v8.4s, v16.4s
-	WORD	$0x4e34d58c	// fadd v12.4s, v12.4s, v20.4s
-	WORD	$0x0e216900	// fcvtn v0.4h, v8.4s
-	WORD	$0x4e216980	// fcvtn2 v0.8h, v12.4s
-	FMOVQ.P	F0, 16(R0)
-	SUBS	$16, R2
-	BGT	vector
-
-last:
-	FMOVQ	F31, (R3)
-	RET
-
-short:
-	CBZ	R2, done
-
-element:
-	VLD1	(R0), V0.H[0]
-	VLD1.P	2(R1), V4.H[0]
-	WORD	$0x0e217808	// fcvtl v8.4s, v0.4h
-	WORD	$0x4e21780c	// fcvtl2 v12.4s, v0.8h
-	WORD	$0x0e217890	// fcvtl v16.4s, v4.4h
-	WORD	$0x4e217894	// fcvtl2 v20.4s, v4.8h
-	WORD	$0x4e30d508	// fadd v8.4s, v8.4s, v16.4s
-	WORD	$0x4e34d58c	// fadd v12.4s, v12.4s, v20.4s
-	WORD	$0x0e216900	// fcvtn v0.4h, v8.4s
-	WORD	$0x4e216980	// fcvtn2 v0.8h, v12.4s
-	VST1.P	V0.H[0], 2(R0)
-	SUBS	$2, R2
-	BNE	element
-
-done:
+	BGT	loop
 	RET
 
 // func productF16NEON(dst, src []byte)
@@ -2730,27 +828,8 @@ TEXT ·productF16NEON(SB), NOSPLIT, $0-48
 	MOVD	dst_base+0(FP), R0
 	MOVD	src_base+24(FP), R1
 	MOVD	dst_len+8(FP), R2
-	CMP	$16, R2
-	BLT	short
-	ADD	R2, R0, R3
-	SUB	$16, R3
-	FMOVQ	(R3), F0
-	ADD	R2, R1, R4
-	SUB	$16, R4
-	FMOVQ	(R4), F4
-	WORD	$0x0e217808	// fcvtl v8.4s, v0.4h
-	WORD	$0x4e21780c	// fcvtl2 v12.4s, v0.8h
-	WORD	$0x0e217890	// fcvtl v16.4s, v4.4h
-	WORD	$0x4e217894	// fcvtl2 v20.4s, v4.8h
-	WORD	$0x6e30dd08	// fmul v8.4s, v8.4s, v16.4s
-	WORD	$0x6e34dd8c	// fmul v12.4s, v12.4s, v20.4s
-	WORD	$0x0e216900	// fcvtn v0.4h, v8.4s
-	WORD	$0x4e216980	// fcvtn2 v0.8h, v12.4s
-	VMOV	V0.B16, V31.B16
-	SUBS	$80, R2
-	BLT	single
 
-unrolled:
+loop:
 	FLDPQ	(R0), (F0, F1)
 	FLDPQ	32(R0), (F2, F3)
 	FLDPQ	(R1), (F4, F5)
@@ -2792,50 +871,7 @@ unrolled:
 	FSTPQ	(F2, F3), 32(R0)
 	ADD	$64, R0
 	SUBS	$64, R2
-	BGE	unrolled
-
-single:
-	ADDS	$64, R2
-	BLE	last
-
-vector:
-	FMOVQ	(R0), F0
-	FMOVQ.P	16(R1), F4
-	WORD	$0x0e217808	// fcvtl v8.4s, v0.4h
-	WORD	$0x4e21780c	// fcvtl2 v12.4s, v0.8h
-	WORD	$0x0e217890	// fcvtl v16.4s, v4.4h
-	WORD	$0x4e217894	// fcvtl2 v20.4s, v4.8h
-	WORD	$0x6e30dd08	// fmul v8.4s, v8.4s, v16.4s
-	WORD	$0x6e34dd8c	// fmul v12.4s, v12.4s, v20.4s
-	WORD	$0x0e216900	// fcvtn v0.4h, v8.4s
-	WORD	$0x4e216980	// fcvtn2 v0.8h, v12.4s
-	FMOVQ.P	F0, 16(R0)
-	SUBS	$16, R2
-	BGT	vector
-
-last:
-	FMOVQ	F31, (R3)
-	RET
-
-short:
-	CBZ	R2, done
-
-element:
-	VLD1	(R0), V0.H[0]
-	VLD1.P	2(R1), V4.H[0]
-	WORD	$0x0e217808	// fcvtl v8.4s, v0.4h
-	WORD	$0x4e21780c	// fcvtl2 v12.4s, v0.8h
-	WORD	$0x0e217890	// fcvtl v16.4s, v4.4h
-	WORD	$0x4e217894	// fcvtl2 v20.4s, v4.8h
-	WORD	$0x6e30dd08	// fmul v8.4s, v8.4s, v16.4s
-	WORD	$0x6e34dd8c	// fmul v12.4s, v12.4s, v20.4s
-	WORD	$0x0e216900	// fcvtn v0.4h, v8.4s
-	WORD	$0x4e216980	// fcvtn2 v0.8h, v12.4s
-	VST1.P	V0.H[0], 2(R0)
-	SUBS	$2, R2
-	BNE	element
-
-done:
+	BGT	loop
 	RET
 
 // func minF16NEON(dst, src []byte)
@@ -2843,27 +879,8 @@ TEXT ·minF16NEON(SB), NOSPLIT, $0-48
 	MOVD	dst_base+0(FP), R0
 	MOVD	src_base+24(FP), R1
 	MOVD	dst_len+8(FP), R2
-	CMP	$16, R2
-	BLT	short
-	ADD	R2, R0, R3
-	SUB	$16, R3
-	FMOVQ	(R3), F0
-	ADD	R2, R1, R4
-	SUB	$16, R4
-	FMOVQ	(R4), F4
-	WORD	$0x0e217808	// fcvtl v8.4s, v0.4h
-	WORD	$0x4e21780c	// fcvtl2 v12.4s, v0.8h
-	WORD	$0x0e217890	// fcvtl v16.4s, v4.4h
-	WORD	$0x4e217894	// fcvtl2 v20.4s, v4.8h
-	WORD	$0x6eb0e508	// fcmgt v8.4s, v8.4s, v16.4s
-	WORD	$0x6eb4e58c	// fcmgt v12.4s, v12.4s, v20.4s
-	VUZP1	V12.H8, V8.H8, V8.H8
-	VBIT	V8.B16, V4.B16, V0.B16
-	VMOV	V0.B16, V31.B16
-	SUBS	$80, R2
-	BLT	single
 
-unrolled:
+loop:
 	FLDPQ	(R0), (F0, F1)
 	FLDPQ	32(R0), (F2, F3)
 	FLDPQ	(R1), (F4, F5)
@@ -2905,50 +922,7 @@ unrolled:
 	FSTPQ	(F2, F3), 32(R0)
 	ADD	$64, R0
 	SUBS	$64, R2
-	BGE	unrolled
-
-single:
-	ADDS	$64, R2
-	BLE	last
-
-vector:
-	FMOVQ	(R0), F0
-	FMOVQ.P	16(R1), F4
-	WORD	$0x0e217808	// fcvtl v8.4s, v0.4h
-	WORD	$0x4e21780c	// fcvtl2 v12.4s, v0.8h
-	WORD	$0x0e217890	// fcvtl v16.4s, v4.4h
-	WORD	$0x4e217894	// fcvtl2 v20.4s, v4.8h
-	WORD	$0x6eb0e508	// fcmgt v8.4s, v8.4s, v16.4s
-	WORD	$0x6eb4e58c	// fcmgt v12.4s, v12.4s, v20.4s
-	VUZP1	V12.H8, V8.H8, V8.H8
-	VBIT	V8.B16, V4.B16, V0.B16
-	FMOVQ.P	F0, 16(R0)
-	SUBS	$16, R2
-	BGT	vector
-
-last:
-	FMOVQ	F31, (R3)
-	RET
-
-short:
-	CBZ	R2, done
-
-element:
-	VLD1	(R0), V0.H[0]
-	VLD1.P	2(R1), V4.H[0]
-	WORD	$0x0e217808	// fcvtl v8.4s, v0.4h
-	WORD	$0x4e21780c	// fcvtl2 v12.4s, v0.8h
-	WORD	$0x0e217890	// fcvtl v16.4s, v4.4h
-	WORD	$0x4e217894	// fcvtl2 v20.4s, v4.8h
-	WORD	$0x6eb0e508	// fcmgt v8.4s, v8.4s, v16.4s
-	WORD	$0x6eb4e58c	// fcmgt v12.4s, v12.4s, v20.4s
-	VUZP1	V12.H8, V8.H8, V8.H8
-	VBIT	V8.B16, V4.B16, V0.B16
-	VST1.P	V0.H[0], 2(R0)
-	SUBS	$2, R2
-	BNE	element
-
-done:
+	BGT	loop
 	RET
 
 // func maxF16NEON(dst, src []byte)
@@ -2956,27 +930,8 @@ TEXT ·maxF16NEON(SB), NOSPLIT, $0-48
 	MOVD	dst_base+0(FP), R0
 	MOVD	src_base+24(FP), R1
 	MOVD	dst_len+8(FP), R2
-	CMP	$16, R2
-	BLT	short
-	ADD	R2, R0, R3
-	SUB	$16, R3
-	FMOVQ	(R3), F0
-	ADD	R2, R1, R4
-	SUB	$16, R4
-	FMOVQ	(R4), F4
-	WORD	$0x0e217808	// fcvtl v8.4s, v0.4h
-	WORD	$0x4e21780c	// fcvtl2 v12.4s, v0.8h
-	WORD	$0x0e217890	// fcvtl v16.4s, v4.4h
-	WORD	$0x4e217894	// fcvtl2 v20.4s, v4.8h
-	WORD	$0x6ea8e608	// fcmgt v8.4s, v16.4s, v8.4s
-	WORD	$0x6eace68c	// fcmgt v12.4s, v20.4s, v12.4s
-	VUZP1	V12.H8, V8.H8, V8.H8
-	VBIT	V8.B16, V4.B16, V0.B16
-	VMOV	V0.B16, V31.B16
-	SUBS	$80, R2
-	BLT	single
 
-unrolled:
+loop:
 	FLDPQ	(R0), (F0, F1)
 	FLDPQ	32(R0), (F2, F3)
 	FLDPQ	(R1), (F4, F5)
@@ -3018,50 +973,91 @@ unrolled:
 	FSTPQ	(F2, F3), 32(R0)
 	ADD	$64, R0
 	SUBS	$64, R2
-	BGE	unrolled
-
-single:
-	ADDS	$64, R2
-	BLE	last
-
-vector:
-	FMOVQ	(R0), F0
-	FMOVQ.P	16(R1), F4
-	WORD	$0x0e217808	// fcvtl v8.4s, v0.4h
-	WORD	$0x4e21780c	// fcvtl2 v12.4s, v0.8h
-	WORD	$0x0e217890	// fcvtl v16.4s, v4.4h
-	WORD	$0x4e217894	// fcvtl2 v20.4s, v4.8h
-	WORD	$0x6ea8e608	// fcmgt v8.4s, v16.4s, v8.4s
-	WORD	$0x6eace68c	// fcmgt v12.4s, v20.4s, v12.4s
-	VUZP1	V12.H8, V8.H8, V8.H8
-	VBIT	V8.B16, V4.B16, V0.B16
-	FMOVQ.P	F0, 16(R0)
-	SUBS	$16, R2
-	BGT	vector
-
-last:
-	FMOVQ	F31, (R3)
+	BGT	loop
 	RET
 
-short:
-	CBZ	R2, done
+// func divideF32NEON(b []byte, by uint64)
+TEXT ·divideF32NEON(SB), NOSPLIT, $0-32
+	MOVD	b_base+0(FP), R0
+	MOVD	b_len+8(FP), R2
+	MOVD	by+24(FP), R3
+	VDUP	R3, V24.S4
 
-element:
-	VLD1	(R0), V0.H[0]
-	VLD1.P	2(R1), V4.H[0]
-	WORD	$0x0e217808	// fcvtl v8.4s, v0.4h
-	WORD	$0x4e21780c	// fcvtl2 v12.4s, v0.8h
-	WORD	$0x0e217890	// fcvtl v16.4s, v4.4h
-	WORD	$0x4e217894	// fcvtl2 v20.4s, v4.8h
-	WORD	$0x6ea8e608	// fcmgt v8.4s, v16.4s, v8.4s
-	WORD	$0x6eace68c	// fcmgt v12.4s, v20.4s, v12.4s
-	VUZP1	V12.H8, V8.H8, V8.H8
-	VBIT	V8.B16, V4.B16, V0.B16
-	VST1.P	V0.H[0], 2(R0)
-	SUBS	$2, R2
-	BNE	element
+loop:
+	FLDPQ	(R0), (F0, F1)
+	FLDPQ	32(R0), (F2, F3)
+	WORD	$0x6e38fc00	// fdiv v0.4s, v0.4s, v24.4s
+	WORD	$0x6e38fc21	// fdiv v1.4s, v1.4s, v24.4s
+	WORD	$0x6e38fc42	// fdiv v2.4s, v2.4s, v24.4s
+	WORD	$0x6e38fc63	// fdiv v3.4s, v3.4s, v24.4s
+	FSTPQ	(F0, F1), (R0)
+	FSTPQ	(F2, F3), 32(R0)
+	ADD	$64, R0
+	SUBS	$64, R2
+	BGT	loop
+	RET
 
-done:
+// func multiplyF32NEON(b []byte, by uint64)
+TEXT ·multiplyF32NEON(SB), NOSPLIT, $0-32
+	MOVD	b_base+0(FP), R0
+	MOVD	b_len+8(FP), R2
+	MOVD	by+24(FP), R3
+	VDUP	R3, V24.S4
+
+loop:
+	FLDPQ	(R0), (F0, F1)
+	FLDPQ	32(R0), (F2, F3)
+	WORD	$0x6e38dc00	// fmul v0.4s, v0.4s, v24.4s
+	WORD	$0x6e38dc21	// fmul v1.4s, v1.4s, v24.4s
+	WORD	$0x6e38dc42	// fmul v2.4s, v2.4s, v24.4s
+	WORD	$0x6e38dc63	// fmul v3.4s, v3.4s, v24.4s
+	FSTPQ	(F0, F1), (R0)
+	FSTPQ	(F2, F3), 32(R0)
+	ADD	$64, R0
+	SUBS	$64, R2
+	BGT	loop
+	RET
+
+// func divideF64NEON(b []byte, by uint64)
+TEXT ·divideF64NEON(SB), NOSPLIT, $0-32
+	MOVD	b_base+0(FP), R0
+	MOVD	b_len+8(FP), R2
+	MOVD	by+24(FP), R3
+	VDUP	R3, V24.D2
+
+loop:
+	FLDPQ	(R0), (F0, F1)
+	FLDPQ	32(R0), (F2, F3)
+	WORD	$0x6e78fc00	// fdiv v0.2d, v0.2d, v24.2d
+	WORD	$0x6e78fc21	// fdiv v1.2d, v1.2d, v24.2d
+	WORD	$0x6e78fc42	// fdiv v2.2d, v2.2d, v24.2d
+	WORD	$0x6e78fc63	// fdiv v3.2d, v3.2d, v24.2d
+	FSTPQ	(F0, F1), (R0)
+	FSTPQ	(F2, F3), 32(R0)
+	ADD	$64, R0
+	SUBS	$64, R2
+	BGT	loop
+	RET
+
+// func multiplyF64NEON(b []byte, by uint64)
+TEXT ·multiplyF64NEON(SB), NOSPLIT, $0-32
+	MOVD	b_base+0(FP), R0
+	MOVD	b_len+8(FP), R2
+	MOVD	by+24(FP), R3
+	VDUP	R3, V24.D2
+
+loop:
+	FLDPQ	(R0), (F0, F1)
+	FLDPQ	32(R0), (F2, F3)
+	WORD	$0x6e78dc00	// fmul v0.2d, v0.2d, v24.2d
+	WORD	$0x6e78dc21	// fmul v1.2d, v1.2d, v24.2d
+	WORD	$0x6e78dc42	// fmul v2.2d, v2.2d, v24.2d
+	WORD	$0x6e78dc63	// fmul v3.2d, v3.2d, v24.2d
+	FSTPQ	(F0, F1), (R0)
+	FSTPQ	(F2, F3), 32(R0)
+	ADD	$64, R0
+	SUBS	$64, R2
+	BGT	loop
 	RET
 
 // func divideBF16NEON(b []byte, by uint64)
@@ -3078,28 +1074,8 @@ TEXT ·divideBF16NEON(SB), NOSPLIT, $0-32
 	VDUP	R3, V27.D2
 	MOVD	$0x7fc07fc07fc07fc0, R3
 	VDUP	R3, V28.D2
-	CMP	$16, R2
-	BLT	short
-	ADD	R2, R0, R3
-	SUB	$16, R3
-	FMOVQ	(R3), F0
-	VZIP1	V0.H8, V25.H8, V8.H8
-	VZIP2	V0.H8, V25.H8, V12.H8
-	WORD	$0x6e38fd08	// fdiv v8.4s, v8.4s, v24.4s
-	WORD	$0x6e38fd8c	// fdiv v12.4s, v12.4s, v24.4s
-	VUZP2	V12.H8, V8.H8, V0.H8
-	VUZP1	V12.H8, V8.H8, V16.H8
-	WORD	$0x4e601f54	// bic v20.16b, v26.16b, v0.16b
-	WORD	$0x6e742e14	// uqsub v20.8h, v16.8h, v20.8h
-	VADD	V0.H8, V0.H8, V16.H8
-	WORD	$0x6e7b3610	// cmhi v16.8h, v16.8h, v27.8h
-	VUSRA	$15, V20.H8, V0.H8
-	VBIT	V16.B16, V28.B16, V0.B16
-	VMOV	V0.B16, V31.B16
-	SUBS	$80, R2
-	BLT	single
 
-unrolled:
+loop:
 	FLDPQ	(R0), (F0, F1)
 	FLDPQ	32(R0), (F2, F3)
 	VZIP1	V0.H8, V25.H8, V8.H8
@@ -3154,56 +1130,7 @@ unrolled:
 	FSTPQ	(F2, F3), 32(R0)
 	ADD	$64, R0
 	SUBS	$64, R2
-	BGE	unrolled
-
-single:
-	ADDS	$64, R2
-	BLE	last
-
-vector:
-	FMOVQ	(R0), F0
-	VZIP1	V0.H8, V25.H8, V8.H8
-	VZIP2	V0.H8, V25.H8, V12.H8
-	WORD	$0x6e38fd08	// fdiv v8.4s, v8.4s, v24.4s
-	WORD	$0x6e38fd8c	// fdiv v12.4s, v12.4s, v24.4s
-	VUZP2	V12.H8, V8.H8, V0.H8
-	VUZP1	V12.H8, V8.H8, V16.H8
-	WORD	$0x4e601f54	// bic v20.16b, v26.16b, v0.16b
-	WORD	$0x6e742e14	// uqsub v20.8h, v16.8h, v20.8h
-	VADD	V0.H8, V0.H8, V16.H8
-	WORD	$0x6e7b3610	// cmhi v16.8h, v16.8h, v27.8h
-	VUSRA	$15, V20.H8, V0.H8
-	VBIT	V16.B16, V28.B16, V0.B16
-	FMOVQ.P	F0, 16(R0)
-	SUBS	$16, R2
-	BGT	vector
-
-last:
-	FMOVQ	F31, (R3)
-	RET
-
-short:
-	CBZ	R2, done
-
-element:
-	VLD1	(R0), V0.H[0]
-	VZIP1	V0.H8, V25.H8, V8.H8
-	VZIP2	V0.H8, V25.H8, V12.H8
-	WORD	$0x6e38fd08	// fdiv v8.4s, v8.4s, v24.4s
-	WORD	$0x6e38fd8c	// fdiv v12.4s, v12.4s, v24.4s
-	VUZP2	V12.H8, V8.H8, V0.H8
-	VUZP1	V12.H8, V8.H8, V16.H8
-	WORD	$0x4e601f54	// bic v20.16b, v26.16b, v0.16b
-	WORD	$0x6e742e14	// uqsub v20.8h, v16.8h, v20.8h
-	VADD	V0.H8, V0.H8, V16.H8
-	WORD	$0x6e7b3610	// cmhi v16.8h, v16.8h, v27.8h
-	VUSRA	$15, V20.H8, V0.H8
-	VBIT	V16.B16, V28.B16, V0.B16
-	VST1.P	V0.H[0], 2(R0)
-	SUBS	$2, R2
-	BNE	element
-
-done:
+	BGT	loop
 	RET
 
 // func multiplyBF16NEON(b []byte, by uint64)
@@ -3220,28 +1147,8 @@ TEXT ·multiplyBF16NEON(SB), NOSPLIT, $0-32
 	VDUP	R3, V27.D2
 	MOVD	$0x7fc07fc07fc07fc0, R3
 	VDUP	R3, V28.D2
-	CMP	$16, R2
-	BLT	short
-	ADD	R2, R0, R3
-	SUB	$16, R3
-	FMOVQ	(R3), F0
-	VZIP1	V0.H8, V25.H8, V8.H8
-	VZIP2	V0.H8, V25.H8, V12.H8
-	WORD	$0x6e38dd08	// fmul v8.4s, v8.4s, v24.4s
-	WORD	$0x6e38dd8c	// fmul v12.4s, v12.4s, v24.4s
-	VUZP2	V12.H8, V8.H8, V0.H8
-	VUZP1	V12.H8, V8.H8, V16.H8
-	WORD	$0x4e601f54	// bic v20.16b, v26.16b, v0.16b
-	WORD	$0x6e742e14	// uqsub v20.8h, v16.8h, v20.8h
-	VADD	V0.H8, V0.H8, V16.H8
-	WORD	$0x6e7b3610	// cmhi v16.8h, v16.8h, v27.8h
-	VUSRA	$15, V20.H8, V0.H8
-	VBIT	V16.B16, V28.B16, V0.B16
-	VMOV	V0.B16, V31.B16
-	SUBS	$80, R2
-	BLT	single
 
-unrolled:
+loop:
 	FLDPQ	(R0), (F0, F1)
 	FLDPQ	32(R0), (F2, F3)
 	VZIP1	V0.H8, V25.H8, V8.H8
@@ -3296,56 +1203,7 @@ unrolled:
 	FSTPQ	(F2, F3), 32(R0)
 	ADD	$64, R0
 	SUBS	$64, R2
-	BGE	unrolled
-
-single:
-	ADDS	$64, R2
-	BLE	last
-
-vector:
-	FMOVQ	(R0), F0
-	VZIP1	V0.H8, V25.H8, V8.H8
-	VZIP2	V0.H8, V25.H8, V12.H8
-	WORD	$0x6e38dd08	// fmul v8.4s, v8.4s, v24.4s
-	WORD	$0x6e38dd8c	// fmul v12.4s, v12.4s, v24.4s
-	VUZP2	V12.H8, V8.H8, V0.H8
-	VUZP1	V12.H8, V8.H8, V16.H8
-	WORD	$0x4e601f54	// bic v20.16b, v26.16b, v0.16b
-	WORD	$0x6e742e14	// uqsub v20.8h, v16.8h, v20.8h
-	VADD	V0.H8, V0.H8, V16.H8
-	WORD	$0x6e7b3610	// cmhi v16.8h, v16.8h, v27.8h
-	VUSRA	$15, V20.H8, V0.H8
-	VBIT	V16.B16, V28.B16, V0.B16
-	FMOVQ.P	F0, 16(R0)
-	SUBS	$16, R2
-	BGT	vector
-
-last:
-	FMOVQ	F31, (R3)
-	RET
-
-short:
-	CBZ	R2, done
-
-element:
-	VLD1	(R0), V0.H[0]
-	VZIP1	V0.H8, V25.H8, V8.H8
-	VZIP2	V0.H8, V25.H8, V12.H8
-	WORD	$0x6e38dd08	// fmul v8.4s, v8.4s, v24.4s
-	WORD	$0x6e38dd8c	// fmul v12.4s, v12.4s, v24.4s
-	VUZP2	V12.H8, V8.H8, V0.H8
-	VUZP1	V12.H8, V8.H8, V16.H8
-	WORD	$0x4e601f54	// bic v20.16b, v26.16b, v0.16b
-	WORD	$0x6e742e14	// uqsub v20.8h, v16.8h, v20.8h
-	VADD	V0.H8, V0.H8, V16.H8
-	WORD	$0x6e7b3610	// cmhi v16.8h, v16.8h, v27.8h
-	VUSRA	$15, V20.H8, V0.H8
-	VBIT	V16.B16, V28.B16, V0.B16
-	VST1.P	V0.H[0], 2(R0)
-	SUBS	$2, R2
-	BNE	element
-
-done:
+	BGT	loop
 	RET
 
 // func divideF16NEON(b []byte, by uint64)
@@ -3354,22 +1212,8 @@ TEXT ·divideF16NEON(SB), NOSPLIT, $0-32
 	MOVD	b_len+8(FP), R2
 	MOVD	by+24(FP), R3
 	VDUP	R3, V24.S4
-	CMP	$16, R2
-	BLT	short
-	ADD	R2, R0, R3
-	SUB	$16, R3
-	FMOVQ	(R3), F0
-	WORD	$0x0e217808	// fcvtl v8.4s, v0.4h
-	WORD	$0x4e21780c	// fcvtl2 v12.4s, v0.8h
-	WORD	$0x6e38fd08	// fdiv v8.4s, v8.4s, v24.4s
-	WORD	$0x6e38fd8c	// fdiv v12.4s, v12.4s, v24.4s
-	WORD	$0x0e216900	// fcvtn v0.4h, v8.4s
-	WORD	$0x4e216980	// fcvtn2 v0.8h, v12.4s
-	VMOV	V0.B16, V31.B16
-	SUBS	$80, R2
-	BLT	single
 
-unrolled:
+loop:
 	FLDPQ	(R0), (F0, F1)
 	FLDPQ	32(R0), (F2, F3)
 	WORD	$0x0e217808	// fcvtl v8.4s, v0.4h
@@ -3400,44 +1244,7 @@ unrolled:
 	FSTPQ	(F2, F3), 32(R0)
 	ADD	$64, R0
 	SUBS	$64, R2
-	BGE	unrolled
-
-single:
-	ADDS	$64, R2
-	BLE	last
-
-vector:
-	FMOVQ	(R0), F0
-	WORD	$0x0e217808	// fcvtl v8.4s, v0.4h
-	WORD	$0x4e21780c	// fcvtl2 v12.4s, v0.8h
-	WORD	$0x6e38fd08	// fdiv v8.4s, v8.4s, v24.4s
-	WORD	$0x6e38fd8c	// fdiv v12.4s, v12.4s, v24.4s
-	WORD	$0x0e216900	// fcvtn v0.4h, v8.4s
-	WORD	$0x4e216980	// fcvtn2 v0.8h, v12.4s
-	FMOVQ.P	F0, 16(R0)
-	SUBS	$16, R2
-	BGT	vector
-
-last:
-	FMOVQ	F31, (R3)
-	RET
-
-short:
-	CBZ	R2, done
-
-element:
-	VLD1	(R0), V0.H[0]
-	WORD	$0x0e217808	// fcvtl v8.4s, v0.4h
-	WORD	$0x4e21780c	// fcvtl2 v12.4s, v0.8h
-	WORD	$0x6e38fd08	// fdiv v8.4s, v8.4s, v24.4s
-	WORD	$0x6e38fd8c	// fdiv v12.4s, v12.4s, v24.4s
-	WORD	$0x0e216900	// fcvtn v0.4h, v8.4s
-	WORD	$0x4e216980	// fcvtn2 v0.8h, v12.4s
-	VST1.P	V0.H[0], 2(R0)
-	SUBS	$2, R2
-	BNE	element
-
-done:
+	BGT	loop
 	RET
 
 // func multiplyF16NEON(b []byte, by uint64)
@@ -3446,22 +1253,8 @@ TEXT ·multiplyF16NEON(SB), NOSPLIT, $0-32
 	MOVD	b_len+8(FP), R2
 	MOVD	by+24(FP), R3
 	VDUP	R3, V24.S4
-	CMP	$16, R2
-	BLT	short
-	ADD	R2, R0, R3
-	SUB	$16, R3
-	FMOVQ	(R3), F0
-	WORD	$0x0e217808	// fcvtl v8.4s, v0.4h
-	WORD	$0x4e21780c	// fcvtl2 v12.4s, v0.8h
-	WORD	$0x6e38dd08	// fmul v8.4s, v8.4s, v24.4s
-	WORD	$0x6e38dd8c	// fmul v12.4s, v12.4s, v24.4s
-	WORD	$0x0e216900	// fcvtn v0.4h, v8.4s
-	WORD	$0x4e216980	// fcvtn2 v0.8h, v12.4s
-	VMOV	V0.B16, V31.B16
-	SUBS	$80, R2
-	BLT	single
 
-unrolled:
+loop:
 	FLDPQ	(R0), (F0, F1)
 	FLDPQ	32(R0), (F2, F3)
 	WORD	$0x0e217808	// fcvtl v8.4s, v0.4h
@@ -3492,443 +1285,7 @@ unrolled:
 	FSTPQ	(F2, F3), 32(R0)
 	ADD	$64, R0
 	SUBS	$64, R2
-	BGE	unrolled
-
-single:
-	ADDS	$64, R2
-	BLE	last
-
-vector:
-	FMOVQ	(R0), F0
-	WORD	$0x0e217808	// fcvtl v8.4s, v0.4h
-	WORD	$0x4e21780c	// fcvtl2 v12.4s, v0.8h
-	WORD	$0x6e38dd08	// fmul v8.4s, v8.4s, v24.4s
-	WORD	$0x6e38dd8c	// fmul v12.4s, v12.4s, v24.4s
-	WORD	$0x0e216900	// fcvtn v0.4h, v8.4s
-	WORD	$0x4e216980	// fcvtn2 v0.8h, v12.4s
-	FMOVQ.P	F0, 16(R0)
-	SUBS	$16, R2
-	BGT	vector
-
-last:
-	FMOVQ	F31, (R3)
-	RET
-
-short:
-	CBZ	R2, done
-
-element:
-	VLD1	(R0), V0.H[0]
-	WORD	$0x0e217808	// fcvtl v8.4s, v0.4h
-	WORD	$0x4e21780c	// fcvtl2 v12.4s, v0.8h
-	WORD	$0x6e38dd08	// fmul v8.4s, v8.4s, v24.4s
-	WORD	$0x6e38dd8c	// fmul v12.4s, v12.4s, v24.4s
-	WORD	$0x0e216900	// fcvtn v0.4h, v8.4s
-	WORD	$0x4e216980	// fcvtn2 v0.8h, v12.4s
-	VST1.P	V0.H[0], 2(R0)
-	SUBS	$2, R2
-	BNE	element
-
-done:
-	RET
-
-// func divideF32NEON(b []byte, by uint64)
-TEXT ·divideF32NEON(SB), NOSPLIT, $0-32
-	MOVD	b_base+0(FP), R0
-	MOVD	b_len+8(FP), R2
-	MOVD	by+24(FP), R3
-	VDUP	R3, V24.S4
-	CMP	$16, R2
-	BLT	short
-	ADD	R2, R0, R3
-	SUB	$16, R3
-	FMOVQ	(R3), F0
-	WORD	$0x6e38fc00	// fdiv v0.4s, v0.4s, v24.4s
-	VMOV	V0.B16, V31.B16
-	SUBS	$80, R2
-	BLT	single
-
-unrolled:
-	FLDPQ	(R0), (F0, F1)
-	FLDPQ	32(R0), (F2, F3)
-	WORD	$0x6e38fc00	// fdiv v0.4s, v0.4s, v24.4s
-	WORD	$0x6e38fc21	// fdiv v1.4s, v1.4s, v24.4s
-	WORD	$0x6e38fc42	// fdiv v2.4s, v2.4s, v24.4s
-	WORD	$0x6e38fc63	// fdiv v3.4s, v3.4s, v24.4s
-	FSTPQ	(F0, F1), (R0)
-	FSTPQ	(F2, F3), 32(R0)
-	ADD	$64, R0
-	SUBS	$64, R2
-	BGE	unrolled
-
-single:
-	ADDS	$64, R2
-	BLE	last
-
-vector:
-	FMOVQ	(R0), F0
-	WORD	$0x6e38fc00	// fdiv v0.4s, v0.4s, v24.4s
-	FMOVQ.P	F0, 16(R0)
-	SUBS	$16, R2
-	BGT	vector
-
-last:
-	FMOVQ	F31, (R3)
-	RET
-
-short:
-	CBZ	R2, done
-
-element:
-	VLD1	(R0), V0.S[0]
-	WORD	$0x6e38fc00	// fdiv v0.4s, v0.4s, v24.4s
-	VST1.P	V0.S[0], 4(R0)
-	SUBS	$4, R2
-	BNE	element
-
-done:
-	RET
-
-// func divideF64NEON(b []byte, by uint64)
-TEXT ·divideF64NEON(SB), NOSPLIT, $0-32
-	MOVD	b_base+0(FP), R0
-	MOVD	b_len+8(FP), R2
-	MOVD	by+24(FP), R3
-	VDUP	R3, V24.D2
-	CMP	$16, R2
-	BLT	short
-	ADD	R2, R0, R3
-	SUB	$16, R3
-	FMOVQ	(R3), F0
-	WORD	$0x6e78fc00	// fdiv v0.2d, v0.2d, v24.2d
-	VMOV	V0.B16, V31.B16
-	SUBS	$80, R2
-	BLT	single
-
-unrolled:
-	FLDPQ	(R0), (F0, F1)
-	FLDPQ	32(R0), (F2, F3)
-	WORD	$0x6e78fc00	// fdiv v0.2d, v0.2d, v24.2d
-	WORD	$0x6e78fc21	// fdiv v1.2d, v1.2d, v24.2d
-	WORD	$0x6e78fc42	// fdiv v2.2d, v2.2d, v24.2d
-	WORD	$0x6e78fc63	// fdiv v3.2d, v3.2d, v24.2d
-	FSTPQ	(F0, F1), (R0)
-	FSTPQ	(F2, F3), 32(R0)
-	ADD	$64, R0
-	SUBS	$64, R2
-	BGE	unrolled
-
-single:
-	ADDS	$64, R2
-	BLE	last
-
-vector:
-	FMOVQ	(R0), F0
-	WORD	$0x6e78fc00	// fdiv v0.2d, v0.2d, v24.2d
-	FMOVQ.P	F0, 16(R0)
-	SUBS	$16, R2
-	BGT	vector
-
-last:
-	FMOVQ	F31, (R3)
-	RET
-
-short:
-	CBZ	R2, done
-
-element:
-	VLD1	(R0), V0.D[0]
-	WORD	$0x6e78fc00	// fdiv v0.2d, v0.2d, v24.2d
-	VST1.P	V0.D[0], 8(R0)
-	SUBS	$8, R2
-	BNE	element
-
-done:
-	RET
-
-// func multiplyF32NEON(b []byte, by uint64)
-TEXT ·multiplyF32NEON(SB), NOSPLIT, $0-32
-	MOVD	b_base+0(FP), R0
-	MOVD	b_len+8(FP), R2
-	MOVD	by+24(FP), R3
-	VDUP	R3, V24.S4
-	CMP	$16, R2
-	BLT	short
-	ADD	R2, R0, R3
-	SUB	$16, R3
-	FMOVQ	(R3), F0
-	WORD	$0x6e38dc00	// fmul v0.4s, v0.4s, v24.4s
-	VMOV	V0.B16, V31.B16
-	SUBS	$80, R2
-	BLT	single
-
-unrolled:
-	FLDPQ	(R0), (F0, F1)
-	FLDPQ	32(R0), (F2, F3)
-	WORD	$0x6e38dc00	// fmul v0.4s, v0.4s, v24.4s
-	WORD	$0x6e38dc21	// fmul v1.4s, v1.4s, v24.4s
-	WORD	$0x6e38dc42	// fmul v2.4s, v2.4s, v24.4s
-	WORD	$0x6e38dc63	// fmul v3.4s, v3.4s, v24.4s
-	FSTPQ	(F0, F1), (R0)
-	FSTPQ	(F2, F3), 32(R0)
-	ADD	$64, R0
-	SUBS	$64, R2
-	BGE	unrolled
-
-single:
-	ADDS	$64, R2
-	BLE	last
-
-vector:
-	FMOVQ	(R0), F0
-	WORD	$0x6e38dc00	// fmul v0.4s, v0.4s, v24.4s
-	FMOVQ.P	F0, 16(R0)
-	SUBS	$16, R2
-	BGT	vector
-
-last:
-	FMOVQ	F31, (R3)
-	RET
-
-short:
-	CBZ	R2, done
-
-element:
-	VLD1	(R0), V0.S[0]
-	WORD	$0x6e38dc00	// fmul v0.4s, v0.4s, v24.4s
-	VST1.P	V0.S[0], 4(R0)
-	SUBS	$4, R2
-	BNE	element
-
-done:
-	RET
-
-// func multiplyF64NEON(b []byte, by uint64)
-TEXT ·multiplyF64NEON(SB), NOSPLIT, $0-32
-	MOVD	b_base+0(FP), R0
-	MOVD	b_len+8(FP), R2
-	MOVD	by+24(FP), R3
-	VDUP	R3, V24.D2
-	CMP	$16, R2
-	BLT	short
-	ADD	R2, R0, R3
-	SUB	$16, R3
-	FMOVQ	(R3), F0
-	WORD	$0x6e78dc00	// fmul v0.2d, v0.2d, v24.2d
-	VMOV	V0.B16, V31.B16
-	SUBS	$80, R2
-	BLT	single
-
-unrolled:
-	FLDPQ	(R0), (F0, F1)
-	FLDPQ	32(R0), (F2, F3)
-	WORD	$0x6e78dc00	// fmul v0.2d, v0.2d, v24.2d
-	WORD	$0x6e78dc21	// fmul v1.2d, v1.2d, v24.2d
-	WORD	$0x6e78dc42	// fmul v2.2d, v2.2d, v24.2d
-	WORD	$0x6e78dc63	// fmul v3.2d, v3.2d, v24.2d
-	FSTPQ	(F0, F1), (R0)
-	FSTPQ	(F2, F3), 32(R0)
-	ADD	$64, R0
-	SUBS	$64, R2
-	BGE	unrolled
-
-single:
-	ADDS	$64, R2
-	BLE	last
-
-vector:
-	FMOVQ	(R0), F0
-	WORD	$0x6e78dc00	// fmul v0.2d, v0.2d, v24.2d
-	FMOVQ.P	F0, 16(R0)
-	SUBS	$16, R2
-	BGT	vector
-
-last:
-	FMOVQ	F31, (R3)
-	RET
-
-short:
-	CBZ	R2, done
-
-element:
-	VLD1	(R0), V0.D[0]
-	WORD	$0x6e78dc00	// fmul v0.2d, v0.2d, v24.2d
-	VST1.P	V0.D[0], 8(R0)
-	SUBS	$8, R2
-	BNE	element
-
-done:
-	RET
-
-// func multiplyI8NEON(b []byte, by uint64)
-TEXT ·multiplyI8NEON(SB), NOSPLIT, $0-32
-	MOVD	b_base+0(FP), R0
-	MOVD	b_len+8(FP), R2
-	MOVD	by+24(FP), R3
-	VDUP	R3, V24.B16
-	CMP	$16, R2
-	BLT	short
-	ADD	R2, R0, R3
-	SUB	$16, R3
-	FMOVQ	(R3), F0
-	WORD	$0x4e389c00	// mul v0.16b, v0.16b, v24.16b
-	VMOV	V0.B16, V31.B16
-	SUBS	$80, R2
-	BLT	single
-
-unrolled:
-	FLDPQ	(R0), (F0, F1)
-	FLDPQ	32(R0), (F2, F3)
-	WORD	$0x4e389c00	// mul v0.16b, v0.16b, v24.16b
-	WORD	$0x4e389c21	// mul v1.16b, v1.16b, v24.16b
-	WORD	$0x4e389c42	// mul v2.16b, v2.16b, v24.16b
-	WORD	$0x4e389c63	// mul v3.16b, v3.16b, v24.16b
-	FSTPQ	(F0, F1), (R0)
-	FSTPQ	(F2, F3), 32(R0)
-	ADD	$64, R0
-	SUBS	$64, R2
-	BGE	unrolled
-
-single:
-	ADDS	$64, R2
-	BLE	last
-
-vector:
-	FMOVQ	(R0), F0
-	WORD	$0x4e389c00	// mul v0.16b, v0.16b, v24.16b
-	FMOVQ.P	F0, 16(R0)
-	SUBS	$16, R2
-	BGT	vector
-
-last:
-	FMOVQ	F31, (R3)
-	RET
-
-short:
-	CBZ	R2, done
-
-element:
-	VLD1	(R0), V0.B[0]
-	WORD	$0x4e389c00	// mul v0.16b, v0.16b, v24.16b
-	VST1.P	V0.B[0], 1(R0)
-	SUBS	$1, R2
-	BNE	element
-
-done:
-	RET
-
-// func multiplyI16NEON(b []byte, by uint64)
-TEXT ·multiplyI16NEON(SB), NOSPLIT, $0-32
-	MOVD	b_base+0(FP), R0
-	MOVD	b_len+8(FP), R2
-	MOVD	by+24(FP), R3
-	VDUP	R3, V24.H8
-	CMP	$16, R2
-	BLT	short
-	ADD	R2, R0, R3
-	SUB	$16, R3
-	FMOVQ	(R3), F0
-	WORD	$0x4e789c00	// mul v0.8h, v0.8h, v24.8h
-	VMOV	V0.B16, V31.B16
-	SUBS	$80, R2
-	BLT	single
-
-unrolled:
-	FLDPQ	(R0), (F0, F1)
-	FLDPQ	32(R0), (F2, F3)
-	WORD	$0x4e789c00	// mul v0.8h, v0.8h, v24.8h
-	WORD	$0x4e789c21	// mul v1.8h, v1.8h, v24.8h
-	WORD	$0x4e789c42	// mul v2.8h, v2.8h, v24.8h
-	WORD	$0x4e789c63	// mul v3.8h, v3.8h, v24.8h
-	FSTPQ	(F0, F1), (R0)
-	FSTPQ	(F2, F3), 32(R0)
-	ADD	$64, R0
-	SUBS	$64, R2
-	BGE	unrolled
-
-single:
-	ADDS	$64, R2
-	BLE	last
-
-vector:
-	FMOVQ	(R0), F0
-	WORD	$0x4e789c00	// mul v0.8h, v0.8h, v24.8h
-	FMOVQ.P	F0, 16(R0)
-	SUBS	$16, R2
-	BGT	vector
-
-last:
-	FMOVQ	F31, (R3)
-	RET
-
-short:
-	CBZ	R2, done
-
-element:
-	VLD1	(R0), V0.H[0]
-	WORD	$0x4e789c00	// mul v0.8h, v0.8h, v24.8h
-	VST1.P	V0.H[0], 2(R0)
-	SUBS	$2, R2
-	BNE	element
-
-done:
-	RET
-
-// func multiplyI32NEON(b []byte, by uint64)
-TEXT ·multiplyI32NEON(SB), NOSPLIT, $0-32
-	MOVD	b_base+0(FP), R0
-	MOVD	b_len+8(FP), R2
-	MOVD	by+24(FP), R3
-	VDUP	R3, V24.S4
-	CMP	$16, R2
-	BLT	short
-	ADD	R2, R0, R3
-	SUB	$16, R3
-	FMOVQ	(R3), F0
-	WORD	$0x4eb89c00	// mul v0.4s, v0.4s, v24.4s
-	VMOV	V0.B16, V31.B16
-	SUBS	$80, R2
-	BLT	single
-
-unrolled:
-	FLDPQ	(R0), (F0, F1)
-	FLDPQ	32(R0), (F2, F3)
-	WORD	$0x4eb89c00	// mul v0.4s, v0.4s, v24.4s
-	WORD	$0x4eb89c21	// mul v1.4s, v1.4s, v24.4s
-	WORD	$0x4eb89c42	// mul v2.4s, v2.4s, v24.4s
-	WORD	$0x4eb89c63	// mul v3.4s, v3.4s, v24.4s
-	FSTPQ	(F0, F1), (R0)
-	FSTPQ	(F2, F3), 32(R0)
-	ADD	$64, R0
-	SUBS	$64, R2
-	BGE	unrolled
-
-single:
-	ADDS	$64, R2
-	BLE	last
-
-vector:
-	FMOVQ	(R0), F0
-	WORD	$0x4eb89c00	// mul v0.4s, v0.4s, v24.4s
-	FMOVQ.P	F0, 16(R0)
-	SUBS	$16, R2
-	BGT	vector
-
-last:
-	FMOVQ	F31, (R3)
-	RET
-
-short:
-	CBZ	R2, done
-
-element:
-	VLD1	(R0), V0.S[0]
-	WORD	$0x4eb89c00	// mul v0.4s, v0.4s, v24.4s
-	VST1.P	V0.S[0], 4(R0)
-	SUBS	$4, R2
-	BNE	element
-
-done:
+	BGT	loop
 	RET
 
 // func andNEON(dst, src []byte)
@@ -3936,20 +1293,8 @@ TEXT ·andNEON(SB), NOSPLIT, $0-48
 	MOVD	dst_base+0(FP), R0
 	MOVD	src_base+24(FP), R1
 	MOVD	dst_len+8(FP), R2
-	CMP	$16, R2
-	BLT	short
-	ADD	R2, R0, R3
-	SUB	$16, R3
-	FMOVQ	(R3), F0
-	ADD	R2, R1, R4
-	SUB	$16, R4
-	FMOVQ	(R4), F4
-	VAND	V4.B16, V0.B16, V0.B16
-	VMOV	V0.B16, V31.B16
-	SUBS	$80, R2
-	BLT	single
 
-unrolled:
+loop:
 	FLDPQ	(R0), (F0, F1)
 	FLDPQ	32(R0), (F2, F3)
 	FLDPQ	(R1), (F4, F5)
@@ -3963,36 +1308,7 @@ unrolled:
 	FSTPQ	(F2, F3), 32(R0)
 	ADD	$64, R0
 	SUBS	$64, R2
-	BGE	unrolled
-
-single:
-	ADDS	$64, R2
-	BLE	last
-
-vector:
-	FMOVQ	(R0), F0
-	FMOVQ.P	16(R1), F4
-	VAND	V4.B16, V0.B16, V0.B16
-	FMOVQ.P	F0, 16(R0)
-	SUBS	$16, R2
-	BGT	vector
-
-last:
-	FMOVQ	F31, (R3)
-	RET
-
-short:
-	CBZ	R2, done
-
-element:
-	VLD1	(R0), V0.B[0]
-	VLD1.P	1(R1), V4.B[0]
-	VAND	V4.B16, V0.B16, V0.B16
-	VST1.P	V0.B[0], 1(R0)
-	SUBS	$1, R2
-	BNE	element
-
-done:
+	BGT	loop
 	RET
 
 // func andBoolNEON(dst, src []byte)
@@ -4002,22 +1318,8 @@ TEXT ·andBoolNEON(SB), NOSPLIT, $0-48
 	MOVD	dst_len+8(FP), R2
 	MOVD	$0x0101010101010101, R3
 	VDUP	R3, V25.D2
-	CMP	$16, R2
-	BLT	short
-	ADD	R2, R0, R3
-	SUB	$16, R3
-	FMOVQ	(R3), F0
-	ADD	R2, R1, R4
-	SUB	$16, R4
-	FMOVQ	(R4), F4
-	VUMIN	V25.B16, V0.B16, V0.B16
-	VUMIN	V25.B16, V4.B16, V4.B16
-	VAND	V4.B16, V0.B16, V0.B16
-	VMOV	V0.B16, V31.B16
-	SUBS	$80, R2
-	BLT	single
 
-unrolled:
+loop:
 	FLDPQ	(R0), (F0, F1)
 	FLDPQ	32(R0), (F2, F3)
 	FLDPQ	(R1), (F4, F5)
@@ -4039,40 +1341,7 @@ unrolled:
 	FSTPQ	(F2, F3), 32(R0)
 	ADD	$64, R0
 	SUBS	$64, R2
-	BGE	unrolled
-
-single:
-	ADDS	$64, R2
-	BLE	last
-
-vector:
-	FMOVQ	(R0), F0
-	FMOVQ.P	16(R1), F4
-	VUMIN	V25.B16, V0.B16, V0.B16
-	VUMIN	V25.B16, V4.B16, V4.B16
-	VAND	V4.B16, V0.B16, V0.B16
-	FMOVQ.P	F0, 16(R0)
-	SUBS	$16, R2
-	BGT	vector
-
-last:
-	FMOVQ	F31, (R3)
-	RET
-
-short:
-	CBZ	R2, done
-
-element:
-	VLD1	(R0), V0.B[0]
-	VLD1.P	1(R1), V4.B[0]
-	VUMIN	V25.B16, V0.B16, V0.B16
-	VUMIN	V25.B16, V4.B16, V4.B16
-	VAND	V4.B16, V0.B16, V0.B16
-	VST1.P	V0.B[0], 1(R0)
-	SUBS	$1, R2
-	BNE	element
-
-done:
+	BGT	loop
 	RET
 
 // func orNEON(dst, src []byte)
@@ -4080,20 +1349,8 @@ TEXT ·orNEON(SB), NOSPLIT, $0-48
 	MOVD	dst_base+0(FP), R0
 	MOVD	src_base+24(FP), R1
 	MOVD	dst_len+8(FP), R2
-	CMP	$16, R2
-	BLT	short
-	ADD	R2, R0, R3
-	SUB	$16, R3
-	FMOVQ	(R3), F0
-	ADD	R2, R1, R4
-	SUB	$16, R4
-	FMOVQ	(R4), F4
-	VORR	V4.B16, V0.B16, V0.B16
-	VMOV	V0.B16, V31.B16
-	SUBS	$80, R2
-	BLT	single
 
-unrolled:
+loop:
 	FLDPQ	(R0), (F0, F1)
 	FLDPQ	32(R0), (F2, F3)
 	FLDPQ	(R1), (F4, F5)
@@ -4107,36 +1364,7 @@ unrolled:
 	FSTPQ	(F2, F3), 32(R0)
 	ADD	$64, R0
 	SUBS	$64, R2
-	BGE	unrolled
-
-single:
-	ADDS	$64, R2
-	BLE	last
-
-vector:
-	FMOVQ	(R0), F0
-	FMOVQ.P	16(R1), F4
-	VORR	V4.B16, V0.B16, V0.B16
-	FMOVQ.P	F0, 16(R0)
-	SUBS	$16, R2
-	BGT	vector
-
-last:
-	FMOVQ	F31, (R3)
-	RET
-
-short:
-	CBZ	R2, done
-
-element:
-	VLD1	(R0), V0.B[0]
-	VLD1.P	1(R1), V4.B[0]
-	VORR	V4.B16, V0.B16, V0.B16
-	VST1.P	V0.B[0], 1(R0)
-	SUBS	$1, R2
-	BNE	element
-
-done:
+	BGT	loop
 	RET
 
 // func orBoolNEON(dst, src []byte)
@@ -4146,22 +1374,8 @@ TEXT ·orBoolNEON(SB), NOSPLIT, $0-48
 	MOVD	dst_len+8(FP), R2
 	MOVD	$0x0101010101010101, R3
 	VDUP	R3, V25.D2
-	CMP	$16, R2
-	BLT	short
-	ADD	R2, R0, R3
-	SUB	$16, R3
-	FMOVQ	(R3), F0
-	ADD	R2, R1, R4
-	SUB	$16, R4
-	FMOVQ	(R4), F4
-	VUMIN	V25.B16, V0.B16, V0.B16
-	VUMIN	V25.B16, V4.B16, V4.B16
-	VORR	V4.B16, V0.B16, V0.B16
-	VMOV	V0.B16, V31.B16
-	SUBS	$80, R2
-	BLT	single
 
-unrolled:
+loop:
 	FLDPQ	(R0), (F0, F1)
 	FLDPQ	32(R0), (F2, F3)
 	FLDPQ	(R1), (F4, F5)
@@ -4183,40 +1397,7 @@ unrolled:
 	FSTPQ	(F2, F3), 32(R0)
 	ADD	$64, R0
 	SUBS	$64, R2
-	BGE	unrolled
-
-single:
-	ADDS	$64, R2
-	BLE	last
-
-vector:
-	FMOVQ	(R0), F0
-	FMOVQ.P	16(R1), F4
-	VUMIN	V25.B16, V0.B16, V0.B16
-	VUMIN	V25.B16, V4.B16, V4.B16
-	VORR	V4.B16, V0.B16, V0.B16
-	FMOVQ.P	F0, 16(R0)
-	SUBS	$16, R2
-	BGT	vector
-
-last:
-	FMOVQ	F31, (R3)
-	RET
-
-short:
-	CBZ	R2, done
-
-element:
-	VLD1	(R0), V0.B[0]
-	VLD1.P	1(R1), V4.B[0]
-	VUMIN	V25.B16, V0.B16, V0.B16
-	VUMIN	V25.B16, V4.B16, V4.B16
-	VORR	V4.B16, V0.B16, V0.B16
-	VST1.P	V0.B[0], 1(R0)
-	SUBS	$1, R2
-	BNE	element
-
-done:
+	BGT	loop
 	RET
 
 // func xorNEON(dst, src []byte)
@@ -4224,20 +1405,8 @@ TEXT ·xorNEON(SB), NOSPLIT, $0-48
 	MOVD	dst_base+0(FP), R0
 	MOVD	src_base+24(FP), R1
 	MOVD	dst_len+8(FP), R2
-	CMP	$16, R2
-	BLT	short
-	ADD	R2, R0, R3
-	SUB	$16, R3
-	FMOVQ	(R3), F0
-	ADD	R2, R1, R4
-	SUB	$16, R4
-	FMOVQ	(R4), F4
-	VEOR	V4.B16, V0.B16, V0.B16
-	VMOV	V0.B16, V31.B16
-	SUBS	$80, R2
-	BLT	single
 
-unrolled:
+loop:
 	FLDPQ	(R0), (F0, F1)
 	FLDPQ	32(R0), (F2, F3)
 	FLDPQ	(R1), (F4, F5)
@@ -4251,36 +1420,7 @@ unrolled:
 	FSTPQ	(F2, F3), 32(R0)
 	ADD	$64, R0
 	SUBS	$64, R2
-	BGE	unrolled
-
-single:
-	ADDS	$64, R2
-	BLE	last
-
-vector:
-	FMOVQ	(R0), F0
-	FMOVQ.P	16(R1), F4
-	VEOR	V4.B16, V0.B16, V0.B16
-	FMOVQ.P	F0, 16(R0)
-	SUBS	$16, R2
-	BGT	vector
-
-last:
-	FMOVQ	F31, (R3)
-	RET
-
-short:
-	CBZ	R2, done
-
-element:
-	VLD1	(R0), V0.B[0]
-	VLD1.P	1(R1), V4.B[0]
-	VEOR	V4.B16, V0.B16, V0.B16
-	VST1.P	V0.B[0], 1(R0)
-	SUBS	$1, R2
-	BNE	element
-
-done:
+	BGT	loop
 	RET
 
 // func xorBoolNEON(dst, src []byte)
@@ -4290,22 +1430,8 @@ TEXT ·xorBoolNEON(SB), NOSPLIT, $0-48
 	MOVD	dst_len+8(FP), R2
 	MOVD	$0x0101010101010101, R3
 	VDUP	R3, V25.D2
-	CMP	$16, R2
-	BLT	short
-	ADD	R2, R0, R3
-	SUB	$16, R3
-	FMOVQ	(R3), F0
-	ADD	R2, R1, R4
-	SUB	$16, R4
-	FMOVQ	(R4), F4
-	VUMIN	V25.B16, V0.B16, V0.B16
-	VUMIN	V25.B16, V4.B16, V4.B16
-	VEOR	V4.B16, V0.B16, V0.B16
-	VMOV	V0.B16, V31.B16
-	SUBS	$80, R2
-	BLT	single
 
-unrolled:
+loop:
 	FLDPQ	(R0), (F0, F1)
 	FLDPQ	32(R0), (F2, F3)
 	FLDPQ	(R1), (F4, F5)
@@ -4327,38 +1453,5 @@ unrolled:
 	FSTPQ	(F2, F3), 32(R0)
 	ADD	$64, R0
 	SUBS	$64, R2
-	BGE	unrolled
-
-single:
-	ADDS	$64, R2
-	BLE	last
-
-vector:
-	FMOVQ	(R0), F0
-	FMOVQ.P	16(R1), F4
-	VUMIN	V25.B16, V0.B16, V0.B16
-	VUMIN	V25.B16, V4.B16, V4.B16
-	VEOR	V4.B16, V0.B16, V0.B16
-	FMOVQ.P	F0, 16(R0)
-	SUBS	$16, R2
-	BGT	vector
-
-last:
-	FMOVQ	F31, (R3)
-	RET
-
-short:
-	CBZ	R2, done
-
-element:
-	VLD1	(R0), V0.B[0]
-	VLD1.P	1(R1), V4.B[0]
-	VUMIN	V25.B16, V0.B16, V0.B16
-	VUMIN	V25.B16, V4.B16, V4.B16
-	VEOR	V4.B16, V0.B16, V0.B16
-	VST1.P	V0.B[0], 1(R0)
-	SUBS	$1, R2
-	BNE	element
-
-done:
+	BGT	loop
 	RET

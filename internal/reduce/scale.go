@@ -20,7 +20,7 @@ func Divide(d tensor.DType, n int) (func(b []byte), error) {
 		return nil, fmt.Errorf("reduce: average over %d ranks", n)
 	}
 	if loop := inAssembly.dividers[d]; loop != nil {
-		return by(d, loop, float64(n)), nil
+		return loop.by(d, float64(n)), nil
 	}
 	return portableDivide(d, n), nil
 }
@@ -47,7 +47,7 @@ func PreMul(d tensor.DType, factor float64) (func(b []byte), error) {
 		return nil, &UnsupportedError{PreMulSum, d, fmt.Sprintf("the factor %v is no whole number within 2^53", factor)}
 	}
 	if loop := inAssembly.multipliers[d]; loop != nil {
-		return by(d, loop, factor), nil
+		return loop.by(d, factor), nil
 	}
 	return portablePreMul(d, factor), nil
 }
@@ -74,23 +74,18 @@ func portablePreMul(d tensor.DType, factor float64) func(b []byte) {
 	return eachNarrow(d, float32(factor), 1)
 }
 
-// A scaler divides or multiplies elements by a number of which it takes the
-// lowest bits, as many as the arithmetic has.
+// A scaler is a loop in assembly that divides or multiplies elements by a number. The
+// lowest bits of by are the number, as many as the arithmetic has.
 type scaler func(b []byte, by uint64)
 
-// by returns the function that runs loop with factor, which a loop for integers
-// has as one.
-func by(d tensor.DType, loop scaler, factor float64) func(b []byte) {
-	var bits uint64
-	switch {
-	case d.IsInteger():
-		bits = uint64(int64(factor))
-	case d == tensor.Float64 || d == tensor.Complex128:
+// by returns the function that runs the loop with factor.
+func (loop scaler) by(d tensor.DType, factor float64) func(b []byte) {
+	bits := uint64(math.Float32bits(float32(factor)))
+	if d == tensor.Float64 || d == tensor.Complex128 {
 		bits = math.Float64bits(factor)
-	default:
-		bits = uint64(math.Float32bits(float32(factor)))
 	}
-	return each(d.Size(), func(b []byte) { loop(b, bits) })
+	f := stepped(d.Size(), func(dst, _ []byte) { loop(dst, bits) })
+	return func(b []byte) { f(b, b) }
 }
 
 func divide[T float32 | float64](by T) func(b []T) {

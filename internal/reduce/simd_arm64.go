@@ -8,8 +8,8 @@ import (
 	"github.com/c10d-go/c10d/tensor"
 )
 
-// assemblies returns the loops of NEON, which has none for fp8 and cannot multiply
-// 64-bit integers. Every processor has it, unless GODEBUG says otherwise.
+// assemblies returns the loops of NEON, which cannot multiply 64-bit integers.
+// Every processor has it, unless GODEBUG says otherwise.
 func assemblies() []fast {
 	if !cpu.ARM64.HasASIMD {
 		return nil
@@ -21,28 +21,22 @@ func assemblies() []fast {
 		tensor.Complex128: {Sum: sumF64NEON},
 		tensor.BFloat16:   {Sum: sumBF16NEON, Product: productBF16NEON, Min: minBF16NEON, Max: maxBF16NEON},
 		tensor.Float16:    {Sum: sumF16NEON, Product: productF16NEON, Min: minF16NEON, Max: maxF16NEON},
-		tensor.Int8:       {Sum: sumI8NEON, Product: productI8NEON, Min: minI8NEON, Max: maxI8NEON},
-		tensor.Uint8:      {Sum: sumI8NEON, Product: productI8NEON, Min: minU8NEON, Max: maxU8NEON},
-		tensor.Int16:      {Sum: sumI16NEON, Product: productI16NEON, Min: minI16NEON, Max: maxI16NEON},
-		tensor.Uint16:     {Sum: sumI16NEON, Product: productI16NEON, Min: minU16NEON, Max: maxU16NEON},
+		tensor.Int8:       {Sum: sumI8NEON, Min: minI8NEON, Max: maxI8NEON},
+		tensor.Uint8:      {Sum: sumI8NEON, Min: minU8NEON, Max: maxU8NEON},
 		tensor.Int32:      {Sum: sumI32NEON, Product: productI32NEON, Min: minI32NEON, Max: maxI32NEON},
-		tensor.Uint32:     {Sum: sumI32NEON, Product: productI32NEON, Min: minU32NEON, Max: maxU32NEON},
+		tensor.Uint32:     {Sum: sumI32NEON, Product: productI32NEON},
 		tensor.Int64:      {Sum: sumI64NEON, Min: minI64NEON, Max: maxI64NEON},
-		tensor.Uint64:     {Sum: sumI64NEON, Min: minU64NEON, Max: maxU64NEON},
+		tensor.Uint64:     {Sum: sumI64NEON},
 		tensor.Bool: {
 			Sum: orBoolNEON, Max: orBoolNEON, BOr: orBoolNEON,
 			Product: andBoolNEON, Min: andBoolNEON, BAnd: andBoolNEON,
 			BXor: xorBoolNEON,
 		},
 	}
-	for d, loops := range all {
-		if d.IsInteger() {
-			loops[BAnd], loops[BOr], loops[BXor] = andNEON, orNEON, xorNEON
-		}
-	}
+	all.addBitwise(andNEON, orNEON, xorNEON)
 	return []fast{{
 		name:    "neon",
-		kernels: tabled(all),
+		kernels: all.kernels(),
 		dividers: map[tensor.DType]scaler{
 			tensor.Float32:    divideF32NEON,
 			tensor.Float64:    divideF64NEON,
@@ -58,12 +52,6 @@ func assemblies() []fast {
 			tensor.Complex128: multiplyF64NEON,
 			tensor.BFloat16:   multiplyBF16NEON,
 			tensor.Float16:    multiplyF16NEON,
-			tensor.Int8:       multiplyI8NEON,
-			tensor.Uint8:      multiplyI8NEON,
-			tensor.Int16:      multiplyI16NEON,
-			tensor.Uint16:     multiplyI16NEON,
-			tensor.Int32:      multiplyI32NEON,
-			tensor.Uint32:     multiplyI32NEON,
 		},
 	}}
 }

@@ -83,8 +83,7 @@ func eachTwin(t *testing.T, test func(t *testing.T, p pair, f, twin Func)) {
 	}
 }
 
-// longest is the number of elements up to which all are tried: loops over bytes
-// take 128 at a time, but for the last 32.
+// longest is the number of elements up to which all are tried: three steps and more.
 func longest(d tensor.DType) int { return max(130, 200/d.Size()) }
 
 // TestTwins tries every number of elements that some path of a loop has to
@@ -214,7 +213,7 @@ func TestTwinsScale(t *testing.T) {
 		for d, loop := range set.dividers {
 			for i, n := range []int{3, 1, 2, 7, 48, 1000, 65537} {
 				t.Run(fmt.Sprintf("%s/%v/divide/%d", set.name, d, n), func(t *testing.T) {
-					sweep(t, d, i == 0, by(d, loop, float64(n)), portableDivide(d, n))
+					sweep(t, d, i == 0, loop.by(d, float64(n)), portableDivide(d, n))
 				})
 			}
 		}
@@ -222,7 +221,7 @@ func TestTwinsScale(t *testing.T) {
 			for i, x := range []float64{-3, 0, 1, 7, 1 << 40, 0.1, 1.0 / 3, 1e-8, 1e30, math.Inf(-1), math.NaN()} {
 				if _, err := PreMul(d, x); err == nil {
 					t.Run(fmt.Sprintf("%s/%v/premul/%v", set.name, d, x), func(t *testing.T) {
-						sweep(t, d, i == 0, by(d, loop, x), portablePreMul(d, x))
+						sweep(t, d, i == 0, loop.by(d, x), portablePreMul(d, x))
 					})
 				}
 			}
@@ -230,16 +229,29 @@ func TestTwinsScale(t *testing.T) {
 	}
 }
 
-// TestTable holds what goes by the portable loops: the scaling of fp8 and, on
-// arm64, all else of fp8 and whatever multiplies 64-bit integers.
+// TestTable holds what goes by loops in assembly.
 func TestTable(t *testing.T) {
 	needAssembly(t)
 	inGo := func(k Kind, d tensor.DType) bool {
-		scales := k == Avg || k == PreMulSum
-		if d == tensor.Float8E4M3 || d == tensor.Float8E5M2 {
-			return scales || runtime.GOARCH == "arm64"
+		switch {
+		case d == tensor.Float8E4M3 || d == tensor.Float8E5M2:
+			return true
+		case !d.IsInteger() || k == BAnd || k == BOr || k == BXor:
+			return false
+		case k == PreMulSum:
+			return true
 		}
-		return runtime.GOARCH == "arm64" && d.IsInteger() && d.Size() == 8 && (scales || k == Product)
+		switch d {
+		case tensor.Int8, tensor.Uint8:
+			return k == Product
+		case tensor.Int16, tensor.Uint16:
+			return true
+		case tensor.Uint32:
+			return k == Min || k == Max
+		case tensor.Uint64:
+			return k != Sum && (k != Product || runtime.GOARCH == "arm64")
+		}
+		return d == tensor.Int64 && k == Product && runtime.GOARCH == "arm64"
 	}
 	for p := range portable() {
 		require.Equal(t, !inGo(p.kind, p.dtype), inAssembly.kernels[p] != nil, "%v of %v", p.kind, p.dtype)

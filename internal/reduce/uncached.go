@@ -5,14 +5,10 @@ import (
 	"unsafe"
 )
 
-// uncachedStep is what the loops in assembly copy a multiple of, uncachedAlign what
-// their dst begins at a multiple of.
-const (
-	uncachedStep  = 128
-	uncachedAlign = 32
-)
+// uncachedAlign is what the dst of the loop in assembly begins at a multiple of.
+const uncachedAlign = 32
 
-// past copies so, nil where nothing can.
+// past is the loop, which copies whole steps; nil where there is none.
 var past = copier()
 
 // Uncached copies src to dst, which have the same length, and leaves dst in no cache of
@@ -31,7 +27,7 @@ func Uncached(dst, src []byte) {
 		n := min(len(dst), piece)
 		head := min(int(-uintptr(unsafe.Pointer(unsafe.SliceData(dst)))%uncachedAlign), n)
 		copy(dst[:head], src[:head])
-		tail := head + (n-head)&^(uncachedStep-1)
+		tail := head + (n-head)&^(step-1)
 		if tail > head {
 			accessed(dst[head:tail], src[head:tail])
 			past(dst[head:tail], src[head:tail])

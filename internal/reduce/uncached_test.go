@@ -10,11 +10,11 @@ import (
 // TestUncached copies from and to every alignment, in sizes around the loop's step.
 func TestUncached(t *testing.T) {
 	rng := rand.New(rand.NewPCG(1, 2))
-	src, dst := make([]byte, piece+3*uncachedStep), make([]byte, piece+3*uncachedStep)
+	src, dst := make([]byte, piece+3*step), make([]byte, piece+3*step)
 	for i := range src {
 		src[i] = byte(rng.Uint32())
 	}
-	sizes := []int{0, 1, 31, 127, 128, 129, 255, 256, 300, 4096, piece, piece + 1, piece + 2*uncachedStep - 1}
+	sizes := []int{0, 1, 31, 127, 128, 129, 255, 256, 300, 4096, piece, piece + 1, piece + 2*step - 1}
 	for to := range 2 * uncachedAlign {
 		for i, n := range sizes {
 			if n > 4096 && to > 1 {

@@ -7,10 +7,9 @@
 //
 //	go generate ./internal/reduce
 //
-// A loop consists of a frame, the same for all of a level, which walks over the
-// bytes (frame.go), and of an operation, which maps a vector of each operand to a
-// vector of results (operations.go). Those for arm64 are in neon.go and
-// neon_operations.go.
+// A loop consists of a frame, the same for all, which walks over a multiple of step
+// bytes (frame.go), and of an operation, which combines a vector of each operand
+// (operations.go). Those for arm64 are in neon.go and neon_operations.go.
 package main
 
 import (

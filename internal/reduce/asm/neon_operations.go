@@ -46,16 +46,16 @@ func fadd(size int) neonInstruction  { return floating("fadd", 0x4e20d400, size)
 func fmul(size int) neonInstruction  { return floating("fmul", 0x6e20dc00, size) }
 func fdiv(size int) neonInstruction  { return floating("fdiv", 0x6e20fc00, size) }
 func fcmgt(size int) neonInstruction { return floating("fcmgt", 0x6ea0e400, size) }
-func mul(size int) neonInstruction   { return integral("mul", 0x4e209c00, size) }
 func smin(size int) neonInstruction  { return integral("smin", 0x4e206c00, size) }
 func smax(size int) neonInstruction  { return integral("smax", 0x4e206400, size) }
-func umin(size int) neonInstruction  { return known("VUMIN", size) }
-func umax(size int) neonInstruction  { return known("VUMAX", size) }
-func cmgt(size int) neonInstruction  { return integral("cmgt", 0x4e203400, size) }
-func cmhi(size int) neonInstruction  { return integral("cmhi", 0x6e203400, size) }
 
 var (
+	mul   = integral("mul", 0x4e209c00, 4)
+	cmgt  = integral("cmgt", 0x4e203400, 8)
+	cmhi  = integral("cmhi", 0x6e203400, 2)
 	uqsub = integral("uqsub", 0x6e202c00, 2)
+	umin  = known("VUMIN", 1)
+	umax  = known("VUMAX", 1)
 	bic   = word("bic", 0x4e601c00, 1) // n and not m
 	bit   = known("VBIT", 1)           // takes n where m is 1
 	zip1  = known("VZIP1", 2)
@@ -64,27 +64,22 @@ var (
 	uzp2  = known("VUZP2", 2)
 )
 
-// kernelsNEON returns what NEON has instructions for: everything but products of
-// 64-bit integers, which it cannot multiply, and fp8.
+// kernelsNEON returns what kernelsAVX2 does, but for products of 64-bit integers,
+// which NEON cannot multiply.
 func kernelsNEON() []neonKernel {
 	var list []neonKernel
 	for _, typ := range []struct {
 		name                   string
-		size                   int
 		sum, product, min, max neonOperation
 	}{
-		{"F32", 4, direct(fadd(4)), direct(fmul(4)), lesser(fcmgt(4)), greater(fcmgt(4))},
-		{"F64", 8, direct(fadd(8)), direct(fmul(8)), lesser(fcmgt(8)), greater(fcmgt(8))},
-		{"I8", 1, direct(known("VADD", 1)), direct(mul(1)), direct(smin(1)), direct(smax(1))},
-		{"U8", 1, neonOperation{}, neonOperation{}, direct(umin(1)), direct(umax(1))},
-		{"I16", 2, direct(known("VADD", 2)), direct(mul(2)), direct(smin(2)), direct(smax(2))},
-		{"U16", 2, neonOperation{}, neonOperation{}, direct(umin(2)), direct(umax(2))},
-		{"I32", 4, direct(known("VADD", 4)), direct(mul(4)), direct(smin(4)), direct(smax(4))},
-		{"U32", 4, neonOperation{}, neonOperation{}, direct(umin(4)), direct(umax(4))},
-		{"I64", 8, direct(known("VADD", 8)), neonOperation{}, lesser(cmgt(8)), greater(cmgt(8))},
-		{"U64", 8, neonOperation{}, neonOperation{}, lesser(cmhi(8)), greater(cmhi(8))},
-		{"BF16", 2, bf16.combined(fadd(4)), bf16.combined(fmul(4)), bf16.lesser(), bf16.greater()},
-		{"F16", 2, f16.combined(fadd(4)), f16.combined(fmul(4)), f16.lesser(), f16.greater()},
+		{"F32", direct(fadd(4)), direct(fmul(4)), lesser(fcmgt(4)), greater(fcmgt(4))},
+		{"F64", direct(fadd(8)), direct(fmul(8)), lesser(fcmgt(8)), greater(fcmgt(8))},
+		{"I8", direct(known("VADD", 1)), neonOperation{}, direct(smin(1)), direct(smax(1))},
+		{"U8", neonOperation{}, neonOperation{}, direct(umin), direct(umax)},
+		{"I32", direct(known("VADD", 4)), direct(mul), direct(smin(4)), direct(smax(4))},
+		{"I64", direct(known("VADD", 8)), neonOperation{}, lesser(cmgt), greater(cmgt)},
+		{"BF16", bf16.combined(fadd(4)), bf16.combined(fmul(4)), bf16.lesser(), bf16.greater()},
+		{"F16", f16.combined(fadd(4)), f16.combined(fmul(4)), f16.lesser(), f16.greater()},
 	} {
 		for _, op := range []struct {
 			name string
@@ -92,42 +87,34 @@ func kernelsNEON() []neonKernel {
 		}{{"sum", typ.sum}, {"product", typ.product}, {"min", typ.min}, {"max", typ.max}} {
 			if op.code != nil {
 				list = append(list, neonKernel{
-					Name: op.name + typ.name, Doc: "is the " + op.name + " of " + names[typ.name] + "s.",
-					Size: typ.size, neonOperation: op.neonOperation,
+					Name: op.name + typ.name, Doc: "is the " + op.name + " of " + names[typ.name] + "s.", neonOperation: op.neonOperation,
 				})
 			}
 		}
 	}
 	for _, s := range []struct {
-		name, typ    string
-		size, factor int
-		op           neonOperation
+		typ              string
+		factor           int
+		divide, multiply neonOperation
 	}{
-		{"divide", "BF16", 2, 4, bf16.scaled(fdiv(4))},
-		{"multiply", "BF16", 2, 4, bf16.scaled(fmul(4))},
-		{"divide", "F16", 2, 4, f16.scaled(fdiv(4))},
-		{"multiply", "F16", 2, 4, f16.scaled(fmul(4))},
-		{"divide", "F32", 4, 4, direct(fdiv(4))},
-		{"divide", "F64", 8, 8, direct(fdiv(8))},
-		{"multiply", "F32", 4, 4, direct(fmul(4))},
-		{"multiply", "F64", 8, 8, direct(fmul(8))},
-		{"multiply", "I8", 1, 1, direct(mul(1))},
-		{"multiply", "I16", 2, 2, direct(mul(2))},
-		{"multiply", "I32", 4, 4, direct(mul(4))},
+		{"F32", 4, direct(fdiv(4)), direct(fmul(4))},
+		{"F64", 8, direct(fdiv(8)), direct(fmul(8))},
+		{"BF16", 4, bf16.scaled(fdiv(4)), bf16.scaled(fmul(4))},
+		{"F16", 4, f16.scaled(fdiv(4)), f16.scaled(fmul(4))},
 	} {
-		list = append(list, neonKernel{
-			Name: s.name + s.typ,
-			Doc:  fmt.Sprintf("scales %ss by the lowest %d bytes of by.", names[s.typ], s.factor),
-			Size: s.size, Factor: s.factor, neonOperation: s.op,
-		})
+		doc := fmt.Sprintf("scales %ss by the lowest %d bytes of by.", names[s.typ], s.factor)
+		list = append(list,
+			neonKernel{Name: "divide" + s.typ, Doc: doc, Factor: s.factor, neonOperation: s.divide},
+			neonKernel{Name: "multiply" + s.typ, Doc: doc, Factor: s.factor, neonOperation: s.multiply},
+		)
 	}
 	for _, b := range []struct {
 		name string
 		in   neonInstruction
 	}{{"and", known("VAND", 1)}, {"or", known("VORR", 1)}, {"xor", known("VEOR", 1)}} {
 		list = append(list,
-			neonKernel{Name: b.name, Doc: "is " + b.name + ", by vectors.", Size: 1, neonOperation: direct(b.in)},
-			neonKernel{Name: b.name + "Bool", Doc: "is " + b.name + "Bool, by vectors.", Size: 1, neonOperation: boolean(b.in)},
+			neonKernel{Name: b.name, Doc: "is " + b.name + ", by vectors.", neonOperation: direct(b.in)},
+			neonKernel{Name: b.name + "Bool", Doc: "is " + b.name + "Bool, by vectors.", neonOperation: boolean(b.in)},
 		)
 	}
 	for i := range list {
@@ -162,7 +149,7 @@ func boolean(in neonInstruction) neonOperation {
 	return neonOperation{
 		constants: []uint64{0x0101010101010101},
 		code: func(r neonRegisters) []string {
-			return []string{umin(1)(r.d, r.d, r.k[0]), umin(1)(r.s, r.s, r.k[0]), in(r.d, r.d, r.s)}
+			return []string{umin(r.d, r.d, r.k[0]), umin(r.s, r.s, r.k[0]), in(r.d, r.d, r.s)}
 		},
 	}
 }
@@ -197,7 +184,7 @@ var bf16 = neonNarrow{
 			bic(r.w, one, r.d),
 			uqsub(r.w, r.v, r.w),
 			known("VADD", 2)(r.v, r.d, r.d),
-			cmhi(2)(r.v, r.v, infinity),
+			cmhi(r.v, r.v, infinity),
 			fmt.Sprintf("VUSRA\t$15, V%d.H8, V%d.H8", r.w, r.d),
 			bit(r.d, nan, r.v),
 		}

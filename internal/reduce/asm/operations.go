@@ -27,207 +27,93 @@ func (g *generator) do(in instruction, ops ...operand.Op) reg.VecVirtual {
 	return y
 }
 
-// and, or and xor are bitwise; the names of the instructions are their levels'.
-
-func (g *generator) and(a, b operand.Op) reg.VecVirtual {
-	if g.level == avx512 {
-		return g.do((*ctx).VPANDD, a, b)
-	}
-	return g.do(three((*ctx).VPAND), a, b)
+// names are those of dtypes, by the ends of kernels' names.
+var names = map[string]string{
+	"BF16": "bfloat16", "F16": "float16", "F32": "float32", "F64": "float64",
+	"I8": "int8", "U8": "uint8", "I32": "int32", "I64": "int64",
 }
 
-func (g *generator) or(a, b operand.Op) reg.VecVirtual {
-	if g.level == avx512 {
-		return g.do((*ctx).VPORD, a, b)
-	}
-	return g.do(three((*ctx).VPOR), a, b)
-}
+// A begin loads constants and returns an operation.
+type begin = func(g *generator) operation
 
-func (g *generator) xor(a, b operand.Op) reg.VecVirtual {
-	if g.level == avx512 {
-		return g.do((*ctx).VPXORD, a, b)
-	}
-	return g.do(three((*ctx).VPXOR), a, b)
-}
-
-// A list collects kernels.
-type list []kernel
-
-var names = map[string]string{"BF16": "bfloat16", "F16": "float16", "E5M2": "float8_e5m2", "E4M3": "float8_e4m3fn", "F32": "float32", "F64": "float64", "I8": "int8", "U8": "uint8",
-	"I16": "int16", "U16": "uint16", "I32": "int32", "U32": "uint32", "I64": "int64", "U64": "uint64"}
-
-// elements adds what combines elements of a type.
-func (l *list) elements(typ string, size, unroll int, ops map[string]func(g *generator) operation) {
-	for _, name := range []string{"sum", "product", "min", "max"} {
-		if begin, ok := ops[name]; ok {
-			*l = append(*l, kernel{
-				name: name + typ, doc: "is the " + name + " of " + names[typ] + "s.",
-				size: size, unroll: unroll, begin: begin,
-			})
+// combining returns the kernels of a type, but for those that are nil.
+func combining(typ string, sum, product, least, largest begin) []kernel {
+	var list []kernel
+	for _, op := range []struct {
+		name string
+		begin
+	}{{"sum", sum}, {"product", product}, {"min", least}, {"max", largest}} {
+		if op.begin != nil {
+			list = append(list, kernel{name: op.name + typ, doc: "is the " + op.name + " of " + names[typ] + "s.", begin: op.begin})
 		}
 	}
+	return list
 }
 
-// find returns the kernel of a name.
-func (l list) find(name string) *kernel {
-	return &l[slices.IndexFunc(l, func(k kernel) bool { return k.name == name })]
-}
-
-// scale adds what divides or multiplies elements of a type.
-func (l *list) scale(name, typ string, size, unroll, factor int, begin func(g *generator) operation) {
-	*l = append(*l, kernel{
-		name: name + typ,
-		doc:  fmt.Sprintf("scales %ss by the lowest %d bytes of by.", names[typ], factor),
-		size: size, unroll: unroll, factor: factor, begin: begin,
-	})
+// scaling returns the kernels that divide and multiply elements of a type by a
+// factor of so many bytes.
+func scaling(typ string, factor int, divide, multiply begin) []kernel {
+	doc := fmt.Sprintf("scales %ss by the lowest %d bytes of by.", names[typ], factor)
+	return []kernel{
+		{name: "divide" + typ, doc: doc, begin: divide, factor: factor},
+		{name: "multiply" + typ, doc: doc, begin: multiply, factor: factor},
+	}
 }
 
 func kernelsAVX2() []kernel {
-	var l list
-	l.elements("F32", 4, 4, map[string]func(g *generator) operation{
-		"sum":     plain((*ctx).VADDPS),
-		"product": plain((*ctx).VMULPS),
-		"min":     receivedFirst((*ctx).VMINPS),
-		"max":     receivedFirst((*ctx).VMAXPS),
-	})
-	l.elements("F64", 8, 4, map[string]func(g *generator) operation{
-		"sum":     plain((*ctx).VADDPD),
-		"product": plain((*ctx).VMULPD),
-		"min":     receivedFirst((*ctx).VMINPD),
-		"max":     receivedFirst((*ctx).VMAXPD),
-	})
-	l.elements("I8", 1, 4, map[string]func(g *generator) operation{
-		"sum":     plain((*ctx).VPADDB),
-		"product": multiply8,
-		"min":     plain((*ctx).VPMINSB),
-		"max":     plain((*ctx).VPMAXSB),
-	})
-	l.elements("U8", 1, 4, map[string]func(g *generator) operation{
-		"min": plain((*ctx).VPMINUB),
-		"max": plain((*ctx).VPMAXUB),
-	})
-	l.elements("I16", 2, 4, map[string]func(g *generator) operation{
-		"sum":     plain((*ctx).VPADDW),
-		"product": plain((*ctx).VPMULLW),
-		"min":     plain((*ctx).VPMINSW),
-		"max":     plain((*ctx).VPMAXSW),
-	})
-	l.elements("U16", 2, 4, map[string]func(g *generator) operation{
-		"min": plain((*ctx).VPMINUW),
-		"max": plain((*ctx).VPMAXUW),
-	})
-	l.elements("I32", 4, 4, map[string]func(g *generator) operation{
-		"sum":     plain((*ctx).VPADDD),
-		"product": plain((*ctx).VPMULLD),
-		"min":     plain((*ctx).VPMINSD),
-		"max":     plain((*ctx).VPMAXSD),
-	})
-	l.elements("U32", 4, 4, map[string]func(g *generator) operation{
-		"min": plain((*ctx).VPMINUD),
-		"max": plain((*ctx).VPMAXUD),
-	})
-	l.elements("I64", 8, 4, map[string]func(g *generator) operation{
-		"sum":     plain((*ctx).VPADDQ),
-		"product": multiply64,
-		"min":     select64(true, false),
-		"max":     select64(false, false),
-	})
-	l.elements("U64", 8, 4, map[string]func(g *generator) operation{
-		"min": select64(true, true),
-		"max": select64(false, true),
-	})
-	l.elements("BF16", 2, 1, map[string]func(g *generator) operation{
-		"sum":     widened(bfloat16, (*ctx).VADDPS),
-		"product": widened(bfloat16, (*ctx).VMULPS),
-		"min":     picked(bfloat16, (*ctx).VMINPS),
-		"max":     picked(bfloat16, (*ctx).VMAXPS),
-	})
-	l.elements("F16", 2, 1, map[string]func(g *generator) operation{
-		"sum":     widened(float16, (*ctx).VADDPS),
-		"product": widened(float16, (*ctx).VMULPS),
-		"min":     ordered(2, 0x7c00, true),
-		"max":     ordered(2, 0x7c00, false),
-	})
-	l.elements("E5M2", 1, 1, map[string]func(g *generator) operation{
-		"sum":     octets(float8E5M2, (*ctx).VADDPS, false),
-		"product": octets(float8E5M2, (*ctx).VMULPS, true),
-		"min":     ordered(1, 0x7c, true),
-		"max":     ordered(1, 0x7c, false),
-	})
-	l.elements("E4M3", 1, 1, map[string]func(g *generator) operation{
-		"sum":     octets(float8E4M3, (*ctx).VADDPS, false),
-		"product": octets(float8E4M3, (*ctx).VMULPS, true),
-		"min":     ordered(1, 0x7e, true),
-		"max":     ordered(1, 0x7e, false),
-	})
-	l.scale("divide", "BF16", 2, 1, 4, scaled(bfloat16, (*ctx).VDIVPS))
-	l.scale("multiply", "BF16", 2, 1, 4, scaled(bfloat16, (*ctx).VMULPS))
-	l.scale("divide", "F16", 2, 1, 4, scaled(float16, (*ctx).VDIVPS))
-	l.scale("multiply", "F16", 2, 1, 4, scaled(float16, (*ctx).VMULPS))
-	for name, in := range map[string]instruction{
-		"sumF16": (*ctx).VADDPS, "productF16": (*ctx).VMULPS, "divideF16": (*ctx).VDIVPS, "multiplyF16": (*ctx).VMULPS,
-	} {
-		l.find(name).store = storeFloat16(in)
-	}
-	l.scale("divide", "F32", 4, 4, 4, plain((*ctx).VDIVPS))
-	l.scale("divide", "F64", 8, 4, 8, plain((*ctx).VDIVPD))
-	l.scale("multiply", "F32", 4, 4, 4, plain((*ctx).VMULPS))
-	l.scale("multiply", "F64", 8, 4, 8, plain((*ctx).VMULPD))
-	l.scale("multiply", "I8", 1, 4, 1, multiply8)
-	l.scale("multiply", "I16", 2, 4, 2, plain((*ctx).VPMULLW))
-	l.scale("multiply", "I32", 4, 4, 4, plain((*ctx).VPMULLD))
-	l.scale("multiply", "I64", 8, 4, 8, multiply64)
+	return slices.Concat(
+		combining("F32", plain((*ctx).VADDPS), plain((*ctx).VMULPS), receivedFirst((*ctx).VMINPS), receivedFirst((*ctx).VMAXPS)),
+		combining("F64", plain((*ctx).VADDPD), plain((*ctx).VMULPD), receivedFirst((*ctx).VMINPD), receivedFirst((*ctx).VMAXPD)),
+		combining("I8", plain((*ctx).VPADDB), nil, plain((*ctx).VPMINSB), plain((*ctx).VPMAXSB)),
+		combining("U8", nil, nil, plain((*ctx).VPMINUB), plain((*ctx).VPMAXUB)),
+		combining("I32", plain((*ctx).VPADDD), plain((*ctx).VPMULLD), plain((*ctx).VPMINSD), plain((*ctx).VPMAXSD)),
+		combining("I64", plain((*ctx).VPADDQ), multiply64, select64(true), select64(false)),
+		combining("BF16", bfloat16((*ctx).VADDPS), bfloat16((*ctx).VMULPS), bfloat16Picked((*ctx).VMINPS), bfloat16Picked((*ctx).VMAXPS)),
+		combining("F16", float16((*ctx).VADDPS), float16((*ctx).VMULPS), float16Ordered(true), float16Ordered(false)),
+		scaling("F32", 4, plain((*ctx).VDIVPS), plain((*ctx).VMULPS)),
+		scaling("F64", 8, plain((*ctx).VDIVPD), plain((*ctx).VMULPD)),
+		scaling("BF16", 4, bfloat16((*ctx).VDIVPS), bfloat16((*ctx).VMULPS)),
+		scaling("F16", 4, float16((*ctx).VDIVPS), float16((*ctx).VMULPS)),
+		[]kernel{
+			{name: "and", doc: "is and, by vectors.", begin: plain(three((*ctx).VPAND))},
+			{name: "or", doc: "is or, by vectors.", begin: plain(three((*ctx).VPOR))},
+			{name: "xor", doc: "is xor, by vectors.", begin: plain(three((*ctx).VPXOR))},
+			{name: "andBool", doc: "is andBool, by vectors.", begin: logical(three((*ctx).VPAND))},
+			{name: "orBool", doc: "is orBool, by vectors.", begin: logical(three((*ctx).VPOR))},
+			{name: "xorBool", doc: "is xorBool, by vectors.", begin: logical(three((*ctx).VPXOR))},
+		},
+	)
+}
 
-	for _, k := range []kernel{
-		{name: "and", doc: "is and, by vectors.", begin: plain(three((*ctx).VPAND))},
-		{name: "or", doc: "is or, by vectors.", begin: plain(three((*ctx).VPOR))},
-		{name: "xor", doc: "is xor, by vectors.", begin: plain(three((*ctx).VPXOR))},
-		{name: "andBool", doc: "is andBool, by vectors.", begin: logical(three((*ctx).VPAND))},
-		{name: "orBool", doc: "is orBool, by vectors.", begin: logical(three((*ctx).VPOR))},
-		{name: "xorBool", doc: "is xorBool, by vectors.", begin: logical(three((*ctx).VPXOR))},
-	} {
-		k.size, k.unroll = 1, 4
-		l = append(l, k)
-	}
-	return l
+// kernelsAVX512 returns what AVX-512 does clearly faster than AVX2: the rounding of
+// bfloat16.
+func kernelsAVX512() []kernel {
+	return slices.Concat(
+		combining("BF16", bfloat16((*ctx).VADDPS), bfloat16((*ctx).VMULPS), nil, nil),
+		scaling("BF16", 4, bfloat16((*ctx).VDIVPS), bfloat16((*ctx).VMULPS)),
+	)
 }
 
 // plain is an operation that is one instruction. d is its first source, whose
 // NaN is the result if both are.
-func plain(in instruction) func(g *generator) operation {
+func plain(in instruction) begin {
 	return func(g *generator) operation {
-		return func(d, s operand.Op) reg.VecVirtual { return g.do(in, s, g.load(d)) }
+		return func(d operand.Mem, s operand.Op) { g.move(g.do(in, s, g.load(d)), d) }
 	}
 }
 
 // receivedFirst is plain with s as the first source: minimum and maximum of
 // floats give the second one if either is NaN, and of zeros, and that has to be
 // the local operand.
-func receivedFirst(in instruction) func(g *generator) operation {
+func receivedFirst(in instruction) begin {
 	return func(g *generator) operation {
-		return func(d, s operand.Op) reg.VecVirtual { return g.do(in, d, g.load(s)) }
-	}
-}
-
-// multiply8 multiplies bytes, for which there is no instruction, as the lower
-// and the upper halves of words.
-func multiply8(g *generator) operation {
-	upper := g.constant(0xff00ff00ff00ff00)
-	return func(d, s operand.Op) reg.VecVirtual {
-		a, b := g.load(d), g.load(s)
-		even := g.do((*ctx).VPMULLW, a, b)
-		even = g.do(three((*ctx).VPANDN), even, upper)
-		shifted := g.vector()
-		g.VPSRLW(operand.Imm(8), a, shifted)
-		odd := g.do(three((*ctx).VPAND), upper, b)
-		odd = g.do((*ctx).VPMULLW, odd, shifted)
-		return g.do(three((*ctx).VPOR), odd, even)
+		return func(d operand.Mem, s operand.Op) { g.move(g.do(in, d, g.load(s)), d) }
 	}
 }
 
 // multiply64 adds up the three products of halves that reach the lower 64 bits.
 func multiply64(g *generator) operation {
-	return func(d, s operand.Op) reg.VecVirtual {
+	return func(d operand.Mem, s operand.Op) {
 		a, b := g.load(d), g.load(s)
 		t, u := g.vector(), g.vector()
 		g.VPSRLQ(operand.Imm(32), a, t)
@@ -238,285 +124,208 @@ func multiply64(g *generator) operation {
 		g.VPSLLQ(operand.Imm(32), t, t)
 		g.VPMULUDQ(a, b, u)
 		g.VPADDQ(t, u, t)
-		return t
+		g.move(t, d)
 	}
 }
 
-// select64 is min or max of 64-bit integers. Only signed ones can be compared;
-// turning their highest bits over puts unsigned ones into the same order.
-func select64(least, unsigned bool) func(g *generator) operation {
+// select64 is min or max of 64-bit integers, which can only be compared.
+func select64(least bool) begin {
 	return func(g *generator) operation {
-		var sign reg.VecVirtual
-		if unsigned {
-			sign = g.constant(1 << 63)
-		}
-		return func(d, s operand.Op) reg.VecVirtual {
+		return func(d operand.Mem, s operand.Op) {
 			a, b := g.load(d), g.load(s)
 			large, small := a, b // the received one is taken if large > small
 			if !least {
 				large, small = b, a
 			}
-			if unsigned {
-				large = g.do(three((*ctx).VPXOR), sign, large)
-				small = g.do(three((*ctx).VPXOR), sign, small)
-			}
 			y := g.vector()
 			g.VPCMPGTQ(small, large, y)
 			g.VBLENDVPD(y, b, a, y)
-			return y
+			g.move(y, d)
 		}
 	}
 }
 
 // logical is an operation on bools: min(x, 1) tells whether x is not 0.
-func logical(in instruction) func(g *generator) operation {
+func logical(in instruction) begin {
 	return func(g *generator) operation {
 		ones := g.constant(0x0101010101010101)
-		return func(d, s operand.Op) reg.VecVirtual {
-			a := g.do((*ctx).VPMINUB, d, ones)
-			b := g.do((*ctx).VPMINUB, s, ones)
-			return g.do(in, a, b)
+		return func(d operand.Mem, s operand.Op) {
+			g.move(g.do(in, g.do((*ctx).VPMINUB, d, ones), g.do((*ctx).VPMINUB, s, ones)), d)
 		}
 	}
 }
 
-// narrow is a float of two bytes. A vector of them makes two vectors of
-// float32, in an order of its own.
-type narrow struct {
-	widen func(x operand.Op) [2]reg.VecVirtual
-
-	// round loads constants and returns what rounds.
-	round func() func(f [2]reg.VecVirtual) reg.VecVirtual
-
-	// take returns the elements of s where the first float32 of a pair is less
-	// than the second, and those of d elsewhere. Float16 has it, with AVX-512.
-	take func(d, s operand.Op, less [2][2]reg.VecVirtual) reg.VecVirtual
-
-	// narrow returns what widen was given. Bfloat16 has it.
-	narrow func(f [2]reg.VecVirtual) reg.VecVirtual
-}
-
-// widened is an operation on float32, whose result is rounded.
-func widened(begin func(g *generator) narrow, in instruction) func(g *generator) operation {
+// float16 is an operation on float32, from and to which the processor converts
+// half a vector.
+func float16(in instruction) begin {
+	const nearestEven = 0
 	return func(g *generator) operation {
-		n := begin(g)
-		round := n.round()
-		return func(d, s operand.Op) reg.VecVirtual {
-			a, b := n.widen(d), n.widen(s)
-			return round([2]reg.VecVirtual{g.do(in, b[0], a[0]), g.do(in, b[1], a[1])})
-		}
-	}
-}
-
-// scaled is widened with a float32 as s.
-func scaled(begin func(g *generator) narrow, in instruction) func(g *generator) operation {
-	return func(g *generator) operation {
-		n := begin(g)
-		round := n.round()
-		return func(d, factor operand.Op) reg.VecVirtual {
-			a := n.widen(d)
-			return round([2]reg.VecVirtual{g.do(in, factor, a[0]), g.do(in, factor, a[1])})
-		}
-	}
-}
-
-// picked is min or max as receivedFirst is: the processor's minimum and maximum
-// of float32 give one operand, to the bit.
-func picked(begin func(g *generator) narrow, in instruction) func(g *generator) operation {
-	return func(g *generator) operation {
-		n := begin(g)
-		return func(d, s operand.Op) reg.VecVirtual {
-			a, b := n.widen(d), n.widen(s)
-			return n.narrow([2]reg.VecVirtual{g.do(in, a[0], b[0]), g.do(in, a[1], b[1])})
-		}
-	}
-}
-
-// selected is min or max of what widening changes, a signalling NaN: it
-// compares float32 and selects an operand's bits.
-func selected(begin func(g *generator) narrow, least bool) func(g *generator) operation {
-	return func(g *generator) operation {
-		n := begin(g)
-		return func(d, s operand.Op) reg.VecVirtual {
-			a, b := n.widen(d), n.widen(s)
-			if !least {
-				a, b = b, a
+		widen := func(x operand.Op, off int) operand.Op {
+			if m, ok := x.(operand.Mem); ok {
+				y := g.vector()
+				g.VCVTPH2PS(m.Offset(off), y)
+				return y
 			}
-			return n.take(d, s, [2][2]reg.VecVirtual{{b[0], a[0]}, {b[1], a[1]}})
+			return x // a factor is a float32
+		}
+		return func(d operand.Mem, s operand.Op) {
+			for _, off := range []int{0, g.width / 2} {
+				a, b := widen(d, off), widen(s, off)
+				g.VCVTPS2PH(operand.Imm(nearestEven), g.do(in, b, a), d.Offset(off))
+			}
 		}
 	}
 }
 
-// bfloat16 is the upper half of a float32: one vector of the even elements, one
-// of the odd.
-//
-// Results are rounded after their upper halves, high, and their lower ones, low,
-// were brought together, in one step for both vectors: high goes up where low is
-// above one half of a step of it, or is one half and high is odd. A NaN can be
-// told from high alone, for arithmetic makes them quiet.
-func bfloat16(g *generator) narrow {
-	if g.level == avx512 {
-		return bfloat16Masked(g)
+// float16Ordered is min or max of float16s as integers, by their magnitudes and
+// signs: so zeros are equal. A NaN, whose magnitude is above infinity's, is looked
+// for apart.
+func float16Ordered(least bool) begin {
+	return func(g *generator) operation {
+		magnitude, infinity := g.constant(0x7fff7fff7fff7fff), g.constant(0x7c007c007c007c00)
+		return func(d operand.Mem, s operand.Op) {
+			a, b := g.load(d), g.load(s)
+			m, n := g.do(three((*ctx).VPAND), magnitude, a), g.do(three((*ctx).VPAND), magnitude, b)
+			nan := g.do(three((*ctx).VPOR), g.do((*ctx).VPCMPGTW, infinity, m), g.do((*ctx).VPCMPGTW, infinity, n))
+			large, small := g.do(three((*ctx).VPSIGNW), a, m), g.do(three((*ctx).VPSIGNW), b, n)
+			if !least {
+				large, small = small, large
+			}
+			take := g.do(three((*ctx).VPANDN), g.do((*ctx).VPCMPGTW, small, large), nan)
+			y := g.vector()
+			g.VPBLENDVB(take, b, a, y)
+			g.move(y, d)
+		}
 	}
+}
+
+// A bfloat16 is the upper half of a float32. A vector of them makes a pair of
+// vectors of float32: one of the even elements, one of the odd.
+type pair [2]reg.VecVirtual
+
+// bfloat16 is an operation on float32, whose result is rounded.
+func bfloat16(in instruction) begin {
+	return func(g *generator) operation {
+		widen, join := g.bfloat16()
+		round := g.round(join)
+		return func(d operand.Mem, s operand.Op) {
+			a, b := widen(d), pair{}
+			if factor, ok := s.(reg.VecVirtual); ok {
+				b = pair{factor, factor}
+			} else {
+				b = widen(s)
+			}
+			g.move(round(pair{g.do(in, b[0], a[0]), g.do(in, b[1], a[1])}), d)
+		}
+	}
+}
+
+// bfloat16Picked is min or max as receivedFirst is: the processor's minimum and
+// maximum of float32 give one operand, to the bit.
+func bfloat16Picked(in instruction) begin {
+	return func(g *generator) operation {
+		widen, join := g.bfloat16()
+		return func(d operand.Mem, s operand.Op) {
+			a, b := widen(d), widen(s)
+			g.move(g.highs(join, pair{g.do(in, a[0], b[0]), g.do(in, a[1], b[1])}), d)
+		}
+	}
+}
+
+// bfloat16 returns what widens, and what joins the even words of a vector and the
+// odd ones of another.
+func (g *generator) bfloat16() (widen func(x operand.Op) pair, join func(even, odd reg.VecVirtual) reg.VecVirtual) {
 	upper := g.constant(0xffff0000ffff0000)
-	// oddWords takes the lower words of even and the upper ones of odd.
-	oddWords := func(even, odd reg.VecVirtual) reg.VecVirtual {
+	and := three((*ctx).VPAND)
+	join = func(even, odd reg.VecVirtual) reg.VecVirtual {
 		y := g.vector()
 		g.VPBLENDW(operand.Imm(0xaa), odd, even, y)
 		return y
 	}
-	highs := func(f [2]reg.VecVirtual) reg.VecVirtual {
-		y := g.vector()
-		g.VPSRLD(operand.Imm(16), f[0], y)
-		return oddWords(y, f[1])
-	}
-	return narrow{
-		widen: func(x operand.Op) [2]reg.VecVirtual {
-			r := g.load(x)
-			even := g.vector()
-			g.VPSLLD(operand.Imm(16), r, even)
-			return [2]reg.VecVirtual{even, g.do(three((*ctx).VPAND), upper, r)}
-		},
-		round: func() func(f [2]reg.VecVirtual) reg.VecVirtual {
-			var (
-				one       = g.constant(0x0001000100010001)
-				magnitude = g.constant(0x7fff7fff7fff7fff)
-				infinity  = g.constant(0x7f807f807f807f80)
-				nan       = g.constant(0x7fc07fc07fc07fc0)
-			)
-			return func(f [2]reg.VecVirtual) reg.VecVirtual {
-				high := highs(f)
-				low := g.vector()
-				g.VPSLLD(operand.Imm(16), f[1], low)
-				low = oddWords(f[0], low)
-				// The highest bit of low less 1, or less 0 if high is odd, says up.
-				t := g.do(three((*ctx).VPANDN), one, high)
-				g.VPSUBUSW(t, low, t)
-				g.VPSRLW(operand.Imm(15), t, t)
-				g.VPADDW(t, high, t)
-				isNaN := g.do(three((*ctx).VPAND), magnitude, high)
-				g.VPCMPGTW(infinity, isNaN, isNaN)
-				g.VPBLENDVB(isNaN, nan, t, t)
-				return t
-			}
-		},
-		narrow: highs,
-	}
-}
-
-// bfloat16Masked is bfloat16 for AVX-512.
-func bfloat16Masked(g *generator) narrow {
-	const greater = 6
-	upper := g.constant(0xffff0000ffff0000)
-	odd := g.mask(0xaaaaaaaa)
-	oddWords := func(even, from reg.VecVirtual) reg.VecVirtual {
-		y := g.vector()
-		g.VPBLENDMW(from, even, odd, y)
-		return y
-	}
-	highs := func(f [2]reg.VecVirtual) reg.VecVirtual {
-		y := g.vector()
-		g.VPSRLD(operand.Imm(16), f[0], y)
-		return oddWords(y, f[1])
-	}
-	return narrow{
-		widen: func(x operand.Op) [2]reg.VecVirtual {
-			even := g.vector()
-			g.VPSLLD(operand.Imm(16), x, even)
-			return [2]reg.VecVirtual{even, g.do((*ctx).VPANDD, x, upper)}
-		},
-		round: func() func(f [2]reg.VecVirtual) reg.VecVirtual {
-			const orAnd = 0b1111_1000 // of the first operand, and of both others
-			var (
-				one       = g.constant(0x0001000100010001)
-				half      = g.constant(0x8000800080008000)
-				up        = g.constant(0xffffffffffffffff)
-				nan       = g.constant(0x7fc000007fc00000)
-				unlessNaN = g.constant(0x1111110011111100) // by class: the constant stays, or the number is taken
-			)
-			return func(f [2]reg.VecVirtual) reg.VecVirtual {
-				for i, from := range f {
-					f[i] = g.vector()
-					g.move(nan, f[i])
-					g.VFIXUPIMMPS(operand.Imm(0), unlessNaN, from, f[i])
-				}
-				high := highs(f)
-				low := g.vector()
-				g.VPSLLD(operand.Imm(16), f[1], low)
-				low = oddWords(f[0], low)
-				above := g.K()
-				g.VPTERNLOGD(operand.Imm(orAnd), one, high, low)
-				g.VPCMPUW(operand.Imm(greater), half, low, above)
-				g.VPSUBW(up, high, above, high)
-				return high
-			}
-		},
-		narrow: highs,
-	}
-}
-
-const nearestEven = 0 // of the conversion to float16
-
-// float16 is converted by the processor: one vector of the first half of the
-// elements, one of the last.
-func float16(g *generator) narrow {
-	const less = 0x11 // ordered, so that NaN is not less, and quiet
-	n := narrow{
-		widen: func(x operand.Op) [2]reg.VecVirtual {
-			low, high := g.vector(), g.vector()
-			switch x := x.(type) {
-			case operand.Mem:
-				g.VCVTPH2PS(x, low)
-				g.VCVTPH2PS(x.Offset(g.width/2), high)
-			case reg.VecVirtual:
-				half := g.half(high)
-				if g.level == avx512 {
-					g.VEXTRACTI64X4(operand.Imm(1), x, half)
-				} else {
-					g.VEXTRACTI128(operand.Imm(1), x, half)
-				}
-				g.VCVTPH2PS(g.half(x), low)
-				g.VCVTPH2PS(half, high)
-			}
-			return [2]reg.VecVirtual{low, high}
-		},
-		round: func() func(f [2]reg.VecVirtual) reg.VecVirtual {
-			return func(f [2]reg.VecVirtual) reg.VecVirtual {
-				low, high := g.vector(), g.half(g.vector())
-				g.VCVTPS2PH(operand.Imm(nearestEven), f[0], g.half(low))
-				g.VCVTPS2PH(operand.Imm(nearestEven), f[1], high)
-				if g.level == avx512 {
-					g.VINSERTI64X4(operand.Imm(1), high, low, low)
-				} else {
-					g.VINSERTI128(operand.Imm(1), high, low, low)
-				}
-				return low
-			}
-		},
-	}
-	n.take = func(d, s operand.Op, f [2][2]reg.VecVirtual) reg.VecVirtual {
-		low, high, y := g.K(), g.K(), g.vector()
-		g.VCMPPS(operand.Imm(less), f[0][1], f[0][0], low)
-		g.VCMPPS(operand.Imm(less), f[1][1], f[1][0], high)
-		g.KUNPCKWD(low, high, low)
-		g.VPBLENDMW(s, g.load(d), low, y)
-		return y
-	}
-	return n
-}
-
-// storeFloat16 is widened or scaled for float16. The conversion stores half a
-// vector, and then leaves out a step on the way to a register.
-func storeFloat16(in instruction) func(g *generator, d, s operand.Op, to operand.Mem) {
-	return func(g *generator, d, s operand.Op, to operand.Mem) {
-		n := float16(g)
-		a, b := n.widen(d), [2]operand.Op{s, s}
-		if m, ok := s.(operand.Mem); ok {
-			wide := n.widen(m)
-			b = [2]operand.Op{wide[0], wide[1]}
+	if g.level == avx512 {
+		and = (*ctx).VPANDD
+		odds := g.mask(0xaaaaaaaa)
+		join = func(even, odd reg.VecVirtual) reg.VecVirtual {
+			y := g.vector()
+			g.VPBLENDMW(odd, even, odds, y)
+			return y
 		}
-		for i := range a {
-			g.VCVTPS2PH(operand.Imm(nearestEven), g.do(in, b[i], a[i]), to.Offset(i*g.width/2))
+	}
+	widen = func(x operand.Op) pair {
+		r, even := g.load(x), g.vector()
+		g.VPSLLD(operand.Imm(16), r, even)
+		return pair{even, g.do(and, upper, r)}
+	}
+	return widen, join
+}
+
+// highs returns the upper halves of float32s.
+func (g *generator) highs(join func(even, odd reg.VecVirtual) reg.VecVirtual, f pair) reg.VecVirtual {
+	y := g.vector()
+	g.VPSRLD(operand.Imm(16), f[0], y)
+	return join(y, f[1])
+}
+
+// lows returns the lower halves.
+func (g *generator) lows(join func(even, odd reg.VecVirtual) reg.VecVirtual, f pair) reg.VecVirtual {
+	y := g.vector()
+	g.VPSLLD(operand.Imm(16), f[1], y)
+	return join(f[0], y)
+}
+
+// round returns what makes bfloat16s of float32s.
+//
+// It rounds after the upper halves, high, and the lower ones, low, were brought
+// together, in one step for both vectors: high goes up where low is above one half
+// of a step of it, or is one half and high is odd.
+func (g *generator) round(join func(even, odd reg.VecVirtual) reg.VecVirtual) func(f pair) reg.VecVirtual {
+	if g.level == avx512 {
+		return g.roundMasked(join)
+	}
+	var (
+		one       = g.constant(0x0001000100010001)
+		magnitude = g.constant(0x7fff7fff7fff7fff)
+		infinity  = g.constant(0x7f807f807f807f80)
+		nan       = g.constant(0x7fc07fc07fc07fc0)
+	)
+	return func(f pair) reg.VecVirtual {
+		high, low := g.highs(join, f), g.lows(join, f)
+		// The highest bit of low less 1, or less 0 if high is odd, says up.
+		t := g.do(three((*ctx).VPANDN), one, high)
+		g.VPSUBUSW(t, low, t)
+		g.VPSRLW(operand.Imm(15), t, t)
+		g.VPADDW(t, high, t)
+		// A NaN can be told from high alone, for arithmetic makes them quiet.
+		isNaN := g.do(three((*ctx).VPAND), magnitude, high)
+		g.VPCMPGTW(infinity, isNaN, isNaN)
+		g.VPBLENDVB(isNaN, nan, t, t)
+		return t
+	}
+}
+
+// roundMasked is round for AVX-512.
+func (g *generator) roundMasked(join func(even, odd reg.VecVirtual) reg.VecVirtual) func(f pair) reg.VecVirtual {
+	const (
+		orAnd   = 0b1111_1000 // of the first operand, and of both others
+		greater = 6
+	)
+	var (
+		one       = g.constant(0x0001000100010001)
+		half      = g.constant(0x8000800080008000)
+		up        = g.constant(0xffffffffffffffff)
+		nan       = g.constant(0x7fc000007fc00000)
+		unlessNaN = g.constant(0x1111110011111100) // by class: the constant stays, or the number is taken
+	)
+	return func(f pair) reg.VecVirtual {
+		for i, from := range f {
+			f[i] = g.vector()
+			g.move(nan, f[i])
+			g.VFIXUPIMMPS(operand.Imm(0), unlessNaN, from, f[i])
 		}
+		high, low, above := g.highs(join, f), g.lows(join, f), g.K()
+		g.VPTERNLOGD(operand.Imm(orAnd), one, high, low)
+		g.VPCMPUW(operand.Imm(greater), half, low, above)
+		g.VPSUBW(up, high, above, high)
+		return high
 	}
 }

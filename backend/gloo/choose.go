@@ -55,8 +55,8 @@ func (o Options) table() (*choice.Table, error) {
 
 // choose returns the algorithm of a collective on the native mesh. Ranks that
 // ask the same get the same.
-func (b *Backend) choose(op plan.Op, bytes int64, counts bool) choice.Choice {
+func (b *Backend) choose(op plan.Op, bytes int64) choice.Choice {
 	return b.table.Choose(choice.Query{
-		Op: op, Bytes: bytes, Wire: "tcp", Ranks: b.size, Hosts: b.hosts, RankOrder: b.sums != SumsFast, Counts: counts,
+		Op: op, Bytes: bytes, Wire: "tcp", Ranks: b.size, Hosts: b.hosts, RankOrder: b.sums != SumsFast,
 	})
 }

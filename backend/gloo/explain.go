@@ -129,7 +129,7 @@ func explainMessages(g *shm.Group) string {
 // explainNative looks up every power of two and joins those with one algorithm.
 func (b *Backend) explainNative(op plan.Op) []backend.Choice {
 	c := func(bytes int64) backend.Choice {
-		way := b.choose(op, bytes, false)
+		way := b.choose(op, bytes)
 		return backend.Choice{Op: op.String(), UpTo: bytes, Algorithm: way.Algorithm.Name, Why: way.Why}
 	}
 	if op == plan.OpBarrier || op == plan.OpAllToAll {

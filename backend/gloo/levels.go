@@ -69,7 +69,7 @@ func (e *engine) between(ranks []int, op plan.Op, out, in []byte, c plan.Call, c
 	e.peers = ranks
 	defer func() { e.peers = nil }()
 	planned := func() *plan.Plan {
-		way := b.chooseBetween(op, bytes, c.Counts != nil)
+		way := b.chooseBetween(op, bytes)
 		c.Chunk = way.Chunk
 		return way.Algorithm.Plan(c)
 	}
@@ -80,9 +80,9 @@ func (e *engine) between(ranks []int, op plan.Op, out, in []byte, c plan.Call, c
 }
 
 // chooseBetween is choose for one rank a host.
-func (b *Backend) chooseBetween(op plan.Op, bytes int64, counts bool) choice.Choice {
+func (b *Backend) chooseBetween(op plan.Op, bytes int64) choice.Choice {
 	hosts := len(b.levels.members)
-	return b.table.Choose(choice.Query{Op: op, Bytes: bytes, Wire: "tcp", Ranks: hosts, Hosts: hosts, Counts: counts})
+	return b.table.Choose(choice.Query{Op: op, Bytes: bytes, Wire: "tcp", Ranks: hosts, Hosts: hosts})
 }
 
 // inside runs a collective in the memory of this host.

@@ -278,7 +278,7 @@ func (e *engine) plan(op plan.Op, out, in []byte, c plan.Call, combine func(dst,
 		bytes /= int64(b.size)
 	}
 	planned := func() *plan.Plan {
-		way := b.choose(op, bytes, c.Counts != nil)
+		way := b.choose(op, bytes)
 		c.Chunk = way.Chunk
 		return way.Algorithm.Plan(c)
 	}

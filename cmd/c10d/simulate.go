@@ -415,7 +415,8 @@ func orNone(us float64) string {
 }
 
 // makeTable prints a table of the algorithms that are the fastest somewhere, of
-// all, or of those that reduce in rank order or take blocks that differ.
+// all or of those that reduce in rank order. It has no rows for operations with one
+// algorithm.
 func (s *simulation) makeTable(ctx context.Context, out io.Writer, fs *flag.FlagSet) error {
 	if s.json {
 		return usagef("-json and -table: want one of them")
@@ -425,6 +426,9 @@ func (s *simulation) makeTable(ctx context.Context, out io.Writer, fs *flag.Flag
 	var rows []choice.Row
 	algorithms := make(map[choice.Row]*plan.Algorithm)
 	err := s.each(ctx, func(r simulated) error {
+		if len(plan.Algorithms(r.op)) == 1 {
+			return nil // nothing to choose
+		}
 		row := choice.Row{Op: r.op, Ranks: r.World, Hosts: r.Hosts, Bytes: r.block, Algorithm: r.cand.Algorithm.Name, Chunk: r.cand.Chunk}
 		if _, again := algorithms[row]; r.Time > 0 && !again {
 			algorithms[row] = r.cand.Algorithm
@@ -437,7 +441,7 @@ func (s *simulation) makeTable(ctx context.Context, out io.Writer, fs *flag.Flag
 		return err
 	}
 	if len(rows) == 0 {
-		return errors.New("nothing takes any time, so there is nothing to choose by")
+		return errors.New("no case takes any time and has several algorithms, so there is nothing to choose by")
 	}
 	// Who is the fastest in one case stays in all: a time that lacks would be
 	// guessed from others.
@@ -460,7 +464,6 @@ func (s *simulation) makeTable(ctx context.Context, out io.Writer, fs *flag.Flag
 	for _, wanted := range []func(a *plan.Algorithm) bool{
 		func(*plan.Algorithm) bool { return true },
 		func(a *plan.Algorithm) bool { return a.Order == plan.RankOrder },
-		func(a *plan.Algorithm) bool { return a.Counts },
 	} {
 		best := make(map[choice.Row]choice.Row)
 		for _, r := range rows {

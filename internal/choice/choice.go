@@ -6,7 +6,6 @@ import (
 	"math"
 	"math/bits"
 	"slices"
-	"strings"
 	"time"
 
 	"github.com/c10d-go/c10d/internal/plan"
@@ -22,7 +21,6 @@ type Query struct {
 	Hosts int // on how many hosts the ranks are; 0 means that nobody knows: each on its own
 
 	RankOrder bool // only algorithms of plan.RankOrder, where Op reduces
-	Counts    bool // blocks differ, of collectives that have blocks
 }
 
 // Choice is what a table says.
@@ -107,9 +105,8 @@ func (t *Table) build() {
 
 // serves reports whether an algorithm can serve a query, and is meant for it.
 func (q *Query) serves(a *plan.Algorithm) bool {
-	whole := q.Op == plan.OpAllReduce || q.Op == plan.OpReduce || q.Op == plan.OpBroadcast || q.Op == plan.OpBarrier
 	return (!q.RankOrder || !q.Op.Reduces() || a.Order == plan.RankOrder) &&
-		(!q.Counts || whole || a.Counts) && (!a.Hosts || q.Hosts > 1 && q.Hosts < q.Ranks)
+		(!a.Hosts || q.Hosts > 1 && q.Hosts < q.Ranks)
 }
 
 // instead has the shapes whose measurements count for a shape, the best first.
@@ -274,7 +271,7 @@ var rules = [...][4]string{
 	plan.OpReduceScatter: {"direct", "direct", "direct", "direct"},
 	plan.OpAllGather:     {"recursive-doubling", "ring", "", ""},
 	plan.OpBroadcast:     {"binomial", "scatter-ring", "", ""},
-	plan.OpAllToAll:      {"direct", "pairwise", "", ""},
+	plan.OpAllToAll:      {"direct", "direct", "", ""},
 	plan.OpGather:        {"direct", "direct", "", ""},
 	plan.OpScatter:       {"direct", "direct", "", ""},
 	plan.OpBarrier:       {"dissemination", "dissemination", "", ""},
@@ -311,11 +308,11 @@ func Candidates(op plan.Op, bytes int64, ranks, hosts int) []Candidate {
 	var all []Candidate
 	for _, a := range plan.Algorithms(op) {
 		switch {
-		case strings.HasPrefix(a.Name, "gloo-") || a.Name == "bcube":
-			continue // others send the same in fewer messages
+		case a.Name == "gloo-ring":
+			continue // a table made by hand can have it; the one in the program was made without it
 		case a.Hosts && (hosts < 2 || hosts >= ranks):
 			continue
-		case bytes > wasteful && (a.String() == "all_reduce direct" || a.Name == "bruck" && op == plan.OpAllToAll):
+		case bytes > wasteful && a.String() == "all_reduce direct":
 			continue
 		}
 		all = append(all, Candidate{Algorithm: a})
@@ -329,6 +326,6 @@ func Candidates(op plan.Op, bytes int64, ranks, hosts int) []Candidate {
 	return all
 }
 
-// wasteful is the length above which algorithms that send a multiple of what
-// others send are not measured.
+// wasteful is the length above which an algorithm that sends a multiple of what
+// others send is not measured.
 const wasteful = 256 << 10

@@ -59,6 +59,11 @@ func (o Op) Rooted() bool {
 	return o == OpReduce || o == OpBroadcast || o == OpGather || o == OpScatter
 }
 
+// counts reports whether the ranks' blocks may differ, which all ranks have to know.
+func (o Op) counts() bool {
+	return o == OpReduceScatter || o == OpAllGather || o == OpGather || o == OpScatter
+}
+
 // Order is in which order an algorithm combines the operands of an element.
 type Order uint8
 
@@ -72,7 +77,7 @@ const (
 )
 
 // Call is a collective as one rank of a group sees it. All ranks' calls differ
-// in Rank only, and for an all-to-all with counts in these.
+// in Rank only.
 type Call struct {
 	Rank, Size int
 	Root       int // of the collectives that have one
@@ -81,12 +86,9 @@ type Call struct {
 	// broadcast, and of one rank's block otherwise.
 	Bytes int64
 
-	// Counts are the lengths of the ranks' blocks where they differ, instead of
-	// Bytes: for an all-to-all, of those that the rank sends, and Recv of those
-	// that it receives. So ranks know different lengths in an all-to-all; they may
-	// even choose different algorithms of those that take counts, which all send
-	// one message for each block.
-	Counts, Recv []int64
+	// Counts are the lengths of the ranks' blocks of a reduce-scatter, all-gather,
+	// gather or scatter where they differ, instead of Bytes.
+	Counts []int64
 
 	Elem   int64   // bytes of an element that is to stay in one piece; 0 means 1
 	Chunk  int64   // bytes of a message of the algorithms that cut them; 0 means Algorithm.ChunkOf
@@ -121,7 +123,6 @@ type Algorithm struct {
 	Summary string // one line
 	Order   Order  // where Op reduces
 	Chunks  bool   // Call.Chunk matters
-	Counts  bool   // takes blocks that differ, all of whose lengths every rank knows
 
 	// Hosts says that the algorithm needs a Layout and is meant for groups of
 	// several hosts with several ranks.
@@ -161,8 +162,8 @@ func (a *Algorithm) Fits(c Call) error {
 	switch {
 	case a.Hosts && c.Layout == nil:
 		return fmt.Errorf("plan: %v needs to know who shares a host", a)
-	case c.Counts != nil && !a.Counts:
-		return fmt.Errorf("plan: %v has blocks of one size only", a)
+	case c.Counts != nil && !a.Op.counts():
+		return fmt.Errorf("plan: %v takes no counts", a.Op)
 	}
 	return nil
 }
@@ -217,8 +218,6 @@ func (a *Algorithm) check(c *Call) {
 	case c.Counts == nil:
 	case len(c.Counts) != c.Size:
 		panic(fmt.Sprintf("plan: %d counts in a group of %d", len(c.Counts), c.Size))
-	case a.Op == OpAllToAll:
-		checkExchange(c.Rank, c.Counts, c.Recv)
 	default:
 		for _, n := range c.Counts {
 			checkElements(n, c.Elem)
@@ -232,14 +231,6 @@ func (c *Call) blocks() blocks {
 		return listed(c.Counts)
 	}
 	return equal(c.Size, c.Bytes)
-}
-
-// exchange is blocks for both sides of an all-to-all.
-func (c *Call) exchange() (from, to blocks) {
-	if c.Counts != nil {
-		return listed(c.Counts), listed(c.Recv)
-	}
-	return equal(c.Size, c.Bytes), equal(c.Size, c.Bytes)
 }
 
 // gathered starts an all-gather that works in place in Out.
@@ -259,51 +250,12 @@ func some(plan func(b *builder, c *Call)) func(b *builder, c *Call) {
 	}
 }
 
-// outer has the all-reduces that hierarchical ones do between hosts.
-var outer = []struct {
-	name string
-	plan func(b *builder, rank, size int, bytes, elem, chunk int64)
-}{
-	{"ring", (*builder).allReduceRing},
-	{"halving-doubling", func(b *builder, rank, size int, bytes, elem, _ int64) { b.allReduceHalving(rank, size, bytes, elem) }},
-	{"recursive-doubling", func(b *builder, rank, size int, bytes, _, _ int64) { b.allReduceDoubling(rank, size, bytes) }},
-	{"two-step", func(b *builder, rank, size int, bytes, elem, _ int64) { b.allReduceTwoStep(rank, size, bytes, elem) }},
-}
-
-func init() {
-	for _, o := range outer {
-		algorithms = append(algorithms, Algorithm{
-			Op: OpAllReduce, Name: "hierarchical-" + o.name, Hosts: true, Chunks: o.name == "ring",
-			Summary: "reduce-scatter on each host, " + o.name + " between hosts, all-gather on each host",
-			plan: some(func(b *builder, c *Call) {
-				b.allReduceHierarchical(c.Rank, c.Layout, c.Bytes, c.Elem, func(b *builder, rank, size int, bytes int64) {
-					o.plan(b, rank, size, bytes, c.Elem, c.Chunk)
-				})
-			}),
-		})
-	}
-}
-
 var algorithms = []Algorithm{
 	{
 		Op: OpAllReduce, Name: "ring", Chunks: true,
 		Summary: "ring reduce-scatter, then ring all-gather, blocks above a chunk in several messages",
 		plan: some(func(b *builder, c *Call) {
 			b.allReduceRing(c.Rank, c.Size, c.Bytes, c.Elem, c.Chunk)
-		}),
-	},
-	{
-		Op: OpAllReduce, Name: "gloo-ring",
-		Summary: "the ring as PyTorch's ranks run it: at least two messages a block",
-		plan: some(func(b *builder, c *Call) {
-			b.glooRing(c.Rank, c.Size, c.Bytes, c.Elem, maxSegment)
-		}),
-	},
-	{
-		Op: OpAllReduce, Name: "bcube",
-		Summary: "generalised hypercube over the factors of the group's size",
-		plan: some(func(b *builder, c *Call) {
-			b.bcube(cube(c.Rank, c.Size, c.Bytes/c.Elem, c.Elem))
 		}),
 	},
 	{
@@ -314,10 +266,10 @@ var algorithms = []Algorithm{
 		}),
 	},
 	{
-		Op: OpAllReduce, Name: "rabenseifner",
-		Summary: "halving and doubling over a power of two, into which the other ranks are folded",
+		Op: OpAllReduce, Name: "bcube",
+		Summary: "generalised hypercube over the factors of the group's size",
 		plan: some(func(b *builder, c *Call) {
-			b.allReduceFolded(c.Rank, c.Size, c.Bytes, c.Elem)
+			b.bcube(c.Rank, c.Size, c.Bytes, c.Elem)
 		}),
 	},
 	{
@@ -354,6 +306,31 @@ var algorithms = []Algorithm{
 		hops:    func(c *Call) int { return 2 * (c.Size - 1) },
 		plan: some(func(b *builder, c *Call) {
 			b.allReduceChain(c.Rank, c.Size, c.Bytes, c.Elem, c.Chunk)
+		}),
+	},
+	{
+		Op: OpAllReduce, Name: "hierarchical-halving-doubling", Hosts: true,
+		Summary: "reduce-scatter on each host, halving and doubling between hosts, all-gather on each host",
+		plan: some(func(b *builder, c *Call) {
+			b.allReduceHierarchical(c.Rank, c.Layout, c.Bytes, c.Elem, func(b *builder, rank, size int, bytes int64) {
+				b.allReduceHalving(rank, size, bytes, c.Elem)
+			})
+		}),
+	},
+	{
+		Op: OpAllReduce, Name: "hierarchical-recursive-doubling", Hosts: true,
+		Summary: "reduce-scatter on each host, recursive doubling between hosts, all-gather on each host",
+		plan: some(func(b *builder, c *Call) {
+			b.allReduceHierarchical(c.Rank, c.Layout, c.Bytes, c.Elem, (*builder).allReduceDoubling)
+		}),
+	},
+	{
+		Op: OpAllReduce, Name: "hierarchical-two-step", Hosts: true,
+		Summary: "reduce-scatter on each host, two-step between hosts, all-gather on each host",
+		plan: some(func(b *builder, c *Call) {
+			b.allReduceHierarchical(c.Rank, c.Layout, c.Bytes, c.Elem, func(b *builder, rank, size int, bytes int64) {
+				b.allReduceTwoStep(rank, size, bytes, c.Elem)
+			})
 		}),
 	},
 
@@ -394,28 +371,28 @@ var algorithms = []Algorithm{
 	},
 
 	{
-		Op: OpReduceScatter, Name: "direct", Order: RankOrder, Counts: true,
+		Op: OpReduceScatter, Name: "direct", Order: RankOrder,
 		Summary: "each rank's block straight to it",
 		plan: func(b *builder, c *Call) {
 			b.reduceParts(c.Rank, c.blocks(), In, Out, 0)
 		},
 	},
 	{
-		Op: OpReduceScatter, Name: "ring", Counts: true, Chunks: true,
+		Op: OpReduceScatter, Name: "ring", Chunks: true,
 		Summary: "partial results around a ring, blocks above a chunk in several messages",
 		plan: func(b *builder, c *Call) {
 			b.reduceScatterRing(c.Rank, c.blocks(), c.Elem, c.Chunk)
 		},
 	},
 	{
-		Op: OpReduceScatter, Name: "halving", Counts: true,
+		Op: OpReduceScatter, Name: "halving",
 		Summary: "recursive halving, in halves that may differ by a rank",
 		plan: func(b *builder, c *Call) {
 			b.reduceScatterHalving(c.Rank, c.blocks())
 		},
 	},
 	{
-		Op: OpReduceScatter, Name: "hierarchical", Hosts: true, Counts: true,
+		Op: OpReduceScatter, Name: "hierarchical", Hosts: true,
 		Summary: "on each host, then between likes",
 		plan: func(b *builder, c *Call) {
 			b.reduceScatterHierarchical(c.Rank, c.Layout, c.blocks())
@@ -423,42 +400,35 @@ var algorithms = []Algorithm{
 	},
 
 	{
-		Op: OpAllGather, Name: "ring", Counts: true,
+		Op: OpAllGather, Name: "ring",
 		Summary: "blocks around a ring",
 		plan: func(b *builder, c *Call) {
 			b.gathered(c, func(all blocks) { b.passAround(c.Rank, all) })
 		},
 	},
 	{
-		Op: OpAllGather, Name: "gloo-ring",
-		Summary: "blocks around a ring in halves, as PyTorch's ranks run it",
-		plan: func(b *builder, c *Call) {
-			b.allGatherHalves(c.Rank, c.Size, c.Bytes)
-		},
-	},
-	{
-		Op: OpAllGather, Name: "bruck", Counts: true,
+		Op: OpAllGather, Name: "bruck",
 		Summary: "as few rounds as there can be, turned into place at the end",
 		plan: func(b *builder, c *Call) {
 			b.allGatherBruck(c.Rank, c.blocks())
 		},
 	},
 	{
-		Op: OpAllGather, Name: "recursive-doubling", Counts: true,
+		Op: OpAllGather, Name: "recursive-doubling",
 		Summary: "halves trade all they have, pairs first",
 		plan: func(b *builder, c *Call) {
 			b.gathered(c, func(all blocks) { b.gatherDoubling(c.Rank, all) })
 		},
 	},
 	{
-		Op: OpAllGather, Name: "direct", Counts: true,
+		Op: OpAllGather, Name: "direct",
 		Summary: "each block straight to everybody",
 		plan: func(b *builder, c *Call) {
 			b.gathered(c, func(all blocks) { b.gatherParts(c.Rank, all) })
 		},
 	},
 	{
-		Op: OpAllGather, Name: "hierarchical", Hosts: true, Counts: true,
+		Op: OpAllGather, Name: "hierarchical", Hosts: true,
 		Summary: "around a ring of hosts, then on each host",
 		plan: func(b *builder, c *Call) {
 			b.gathered(c, func(all blocks) { b.allGatherHierarchical(c.Rank, c.Layout, all) })
@@ -520,52 +490,37 @@ var algorithms = []Algorithm{
 	},
 
 	{
-		Op: OpAllToAll, Name: "direct", Counts: true,
+		Op: OpAllToAll, Name: "direct",
 		Summary: "every block straight to its rank, all posted at once",
 		plan: func(b *builder, c *Call) {
-			from, to := c.exchange()
-			b.allToAllDirect(c.Rank, from, to, false)
-		},
-	},
-	{
-		Op: OpAllToAll, Name: "pairwise", Counts: true,
-		Summary: "every block straight to its rank, in rounds in which nobody has two",
-		plan: func(b *builder, c *Call) {
-			from, to := c.exchange()
-			b.allToAllPairwise(c.Rank, from, to)
-		},
-	},
-	{
-		Op: OpAllToAll, Name: "bruck",
-		Summary: "as few rounds as there can be, each with half of the blocks",
-		plan: func(b *builder, c *Call) {
-			b.allToAllBruck(c.Rank, c.Size, c.Bytes)
+			all := c.blocks()
+			b.allToAllDirect(c.Rank, all, all, false)
 		},
 	},
 
 	{
-		Op: OpGather, Name: "direct", Counts: true,
+		Op: OpGather, Name: "direct",
 		Summary: "each block straight to the root",
 		plan: func(b *builder, c *Call) {
 			b.gatherDirect(c.Rank, c.Root, c.blocks(), false)
 		},
 	},
 	{
-		Op: OpGather, Name: "binomial", Counts: true,
+		Op: OpGather, Name: "binomial",
 		Summary: "up a binomial tree",
 		plan: func(b *builder, c *Call) {
 			b.gatherTree(c.Rank, c.Root, c.blocks())
 		},
 	},
 	{
-		Op: OpScatter, Name: "direct", Counts: true,
+		Op: OpScatter, Name: "direct",
 		Summary: "each block straight from the root",
 		plan: func(b *builder, c *Call) {
 			b.scatterDirect(c.Rank, c.Root, c.blocks(), false)
 		},
 	},
 	{
-		Op: OpScatter, Name: "binomial", Counts: true,
+		Op: OpScatter, Name: "binomial",
 		Summary: "down a binomial tree",
 		plan: func(b *builder, c *Call) {
 			b.scatterTree(c.Rank, c.Root, c.blocks())
@@ -577,13 +532,6 @@ var algorithms = []Algorithm{
 		Summary: "empty messages over distances 1, 2, 4 and so on",
 		plan: func(b *builder, c *Call) {
 			b.disseminate(c.Rank, c.Size)
-		},
-	},
-	{
-		Op: OpBarrier, Name: "hierarchical", Hosts: true,
-		Summary: "on each host, then dissemination between hosts",
-		plan: func(b *builder, c *Call) {
-			b.barrierHierarchical(c.Rank, c.Layout)
 		},
 	},
 }

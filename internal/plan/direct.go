@@ -9,8 +9,8 @@ const window = 16
 // which each round is a permutation: to rank-1 and from rank+1 first. In this
 // order the parts of ranks 0, 1, .. come to a rank last and one after the
 // other, and can be reduced as they come.
-func (b *builder) trade(rank, size, depth int, send, recv func(peer int) int32, done func(from int)) {
-	b.rounds(int64(size-1), depth, func(i int64) (int32, int32) {
+func (b *builder) trade(rank, size int, send, recv func(peer int) int32, done func(from int)) {
+	b.rounds(int64(size-1), window, func(i int64) (int32, int32) {
 		d := int(i) + 1
 		r := recv((rank + d) % size)
 		return r, send((rank - d + size) % size)
@@ -57,7 +57,7 @@ func (b *builder) reduceParts(rank int, all blocks, src, acc Buffer, accOff int6
 		}
 	}
 	b.scratch(first + n*int64(max(0, size-1-min(rank, 1))))
-	b.trade(rank, size, window, func(to int) int32 {
+	b.trade(rank, size, func(to int) int32 {
 		off, n := all.at(to)
 		return b.sendSome(to, src, off, n)
 	}, func(from int) int32 {
@@ -79,7 +79,7 @@ func (b *builder) reduceParts(rank int, all blocks, src, acc Buffer, accOff int6
 // gatherParts sends rank's block in Out to everybody.
 func (b *builder) gatherParts(rank int, all blocks) {
 	own, n := all.at(rank)
-	b.trade(rank, all.size, window, func(to int) int32 {
+	b.trade(rank, all.size, func(to int) int32 {
 		return b.sendSome(to, Out, own, n)
 	}, func(from int) int32 {
 		off, n := all.at(from)
@@ -109,7 +109,7 @@ func (b *builder) allReduceOneShot(rank, size int, bytes int64) {
 		return int64(from) * bytes
 	}
 	b.scratch(int64(size-1) * bytes)
-	b.trade(rank, size, window, func(to int) int32 {
+	b.trade(rank, size, func(to int) int32 {
 		return b.send(to, Out, 0, bytes)
 	}, func(from int) int32 {
 		return b.recv(from, Scratch, at(from), bytes)
@@ -172,19 +172,6 @@ func (b *builder) reduceScatterRing(rank int, all blocks, elem, chunk int64) {
 			b.local(Reduce, Out, off-start, In, off, n)
 		}
 	})
-}
-
-// allToAllPairwise is an exchange in rounds that are permutations, two of them
-// outstanding.
-func (b *builder) allToAllPairwise(rank int, from, to blocks) {
-	b.keep(rank, from, to)
-	b.trade(rank, from.size, 2, func(dst int) int32 {
-		off, n := from.at(dst)
-		return b.sendSome(dst, In, off, n)
-	}, func(src int) int32 {
-		off, n := to.at(src)
-		return b.recvSome(src, Out, off, n)
-	}, nil)
 }
 
 // broadcastFlat has root send to everybody.

@@ -70,13 +70,14 @@
 // With P ranks, n bytes (of an operand, or of all blocks), and s messages for a
 // part that is cut into chunks. Messages are those that a rank sends one after
 // another on the longest way; bytes are what the busiest rank sends. log is to
-// base two, rounded up; h is (P-1)/P.
+// base two, rounded up; h is (P-1)/P; G is the sum of g-1 over the factors g into
+// which bcube divides P.
 //
 //	                                    messages          bytes
 //	all-reduce      direct              P-1               (P-1) n
 //	                recursive-doubling  log P             n log P
 //	                halving-doubling    2 log P           2 h n
-//	                rabenseifner        2 log P           2 h n
+//	                bcube               2 G               2 h n
 //	                two-step            2 (P-1)           2 h n
 //	                ring                2 (P-1) s         2 h n
 //	                chain               2 (P-1+s)         2 n
@@ -96,8 +97,7 @@
 //	                chain               P-2+s             n
 //	                scatter-doubling    2 log P           2 h n
 //	                scatter-ring        log P + P-1       2 h n
-//	all-to-all      direct, pairwise    P-1               h n
-//	                bruck               log P             about n/2 log P
+//	all-to-all      direct              P-1               h n
 //	gather,         direct              P-1               h n
 //	scatter         binomial            log P             about n/2 log P
 //	barrier         dissemination       log P             0
@@ -105,8 +105,7 @@
 // Halving and doubling work for every P without folding: a group parts into
 // halves that may differ by a rank, of which the odd one sends to another's
 // counterpart. Where P is no power of two a few ranks receive up to twice what
-// they send; rabenseifner folds instead, which costs two or three messages of
-// n/2 to n bytes more. Reduce-scatters send h n from every rank for any P.
+// they send. Reduce-scatters send h n from every rank for any P.
 //
 // Hierarchical algorithms need a [Layout], and do the same in two levels: on a
 // host as two-step does, between hosts by the algorithm that their name ends
@@ -143,9 +142,8 @@
 //
 // # Empty operations
 //
-// Algorithms send nothing that both sides know to be empty, but for barriers and
-// those named after Gloo. For Gloo's planners, whether nothing to do still means a message is part of
-// the protocol:
+// Algorithms send nothing that both sides know to be empty, except for barriers. For
+// Gloo's planners, whether nothing to do still means a message is part of the protocol:
 // all-reduce, reduce and the all-gathers send nothing if the whole result is
 // empty. Broadcast, gather, scatter and all-to-all send empty messages, as
 // does an all-gather for an empty block of a result that is not. A group of

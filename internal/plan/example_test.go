@@ -8,7 +8,7 @@ import (
 
 func Example() {
 	// Rank 1 of three gathers eight bytes from each.
-	fmt.Print(plan.Gather(1, 3, 1, 8))
+	fmt.Print(plan.GatherV(1, 1, []int64{8, 8, 8}))
 	// Output:
 	// requests 2, scratch 0
 	// recv   #0 from 0 out[0:8]

@@ -61,15 +61,17 @@ func TestF10Ring(t *testing.T) {
 		}
 		return []int64{1, 4, 100}
 	}
-	for _, name := range []string{"ring", "gloo-ring"} {
-		all(t, name, upTo(15), counts, func(c Call, plans []*Plan) {
-			for r, p := range plans {
-				_, bytes, only := sent(p, (r+c.Size-1)%c.Size)
-				require.True(t, only, "%s: %+v, rank %d", name, c, r)
-				require.LessOrEqual(t, bytes, int64(c.Size-1)*max(c.Bytes, 8), "%s: %+v, rank %d", name, c, r)
-			}
-		})
+	toOne := func(c Call, plans []*Plan) {
+		for r, p := range plans {
+			_, bytes, only := sent(p, (r+c.Size-1)%c.Size)
+			require.True(t, only, "%+v, rank %d", c, r)
+			require.LessOrEqual(t, bytes, int64(c.Size-1)*max(c.Bytes, 8), "%+v, rank %d", c, r)
+		}
 	}
+	all(t, "ring", upTo(15), counts, func(c Call, plans []*Plan) {
+		toOne(c, plans)
+		toOne(c, group(c.Size, func(r int) *Plan { return AllReduceRing(r, c.Size, c.Bytes, c.Elem) }))
+	})
 }
 
 // TestF11RingChunked: 2(P-1)/P of the bytes but for rounding to elements, in

@@ -202,35 +202,6 @@ func (f folded) rank(n int) int {
 	return n + f.pairs
 }
 
-// allReduceFolded is halving and doubling over a power of two of ranks
-// (Rabenseifner, "Optimization of collective reduction operations", 2004): of
-// each pair that is folded together, both ranks reduce one half of the operand,
-// then one of them goes on with all of it.
-func (b *builder) allReduceFolded(rank, size int, bytes, elem int64) {
-	f, halves := fold(size), cut(2, bytes, elem)
-	n, stays := f.number(rank)
-	if rank < 2*f.pairs {
-		mine, mate := rank%2, rank^1
-		off, length := halves.at(mine)
-		give, m := halves.at(1 - mine)
-		b.scratch(length)
-		recv := b.recvSome(mate, Scratch, 0, length)
-		send := b.sendSome(mate, Out, give, m)
-		b.wait(recv)
-		b.local(Reduce, Out, off, Scratch, 0, length)
-		b.wait(send)
-		if stays {
-			b.wait(b.recvSome(mate, Out, give, m))
-		} else {
-			b.wait(b.sendSome(mate, Out, off, length))
-		}
-	}
-	if stays {
-		b.within(f.rank, 0, func() { b.allReduceHalving(n, f.size, bytes, elem) })
-	}
-	b.unfold(rank, f, bytes)
-}
-
 // unfold hands the result of those who went on to those who did not.
 func (b *builder) unfold(rank int, f folded, bytes int64) {
 	switch {

@@ -1,7 +1,5 @@
 package plan
 
-import "fmt"
-
 // Layout tells which ranks of a group share a host. It is immutable.
 type Layout struct {
 	host, index []int32   // by rank: its host, and which of the host's ranks it is
@@ -33,19 +31,6 @@ func NewLayout(hosts []int) *Layout {
 		}
 	}
 	return l
-}
-
-// Grid returns the layout of hosts with perHost ranks each, the first ones on
-// the first host and so on.
-func Grid(hosts, perHost int) *Layout {
-	if hosts < 1 || perHost < 1 {
-		panic(fmt.Sprintf("plan: %d hosts of %d ranks", hosts, perHost))
-	}
-	at := make([]int, hosts*perHost)
-	for r := range at {
-		at[r] = r / perHost
-	}
-	return NewLayout(at)
 }
 
 // Ranks returns how many ranks there are.
@@ -140,26 +125,6 @@ func (b *builder) reduceHierarchical(rank, root int, l *Layout, bytes int64) {
 	if rank == head {
 		b.between(l, rank, heads, 0, func(host, hosts int) { b.reduceTree(host, hosts, int(l.host[root]), bytes) })
 	}
-}
-
-// barrierHierarchical collects the ranks of a host at its first, which wait for
-// each other.
-func (b *builder) barrierHierarchical(rank int, l *Layout) {
-	tell := func(post func(peer int) int32) func(index, size int) {
-		return func(_, size int) {
-			b.rounds(int64(size-1), window, func(i int64) (recv, send int32) { return none, post(int(i) + 1) }, nil)
-		}
-	}
-	if l.index[rank] != 0 {
-		b.inside(l, rank, func(index, size int) {
-			b.wait(b.send(0, Out, 0, 0))
-			b.wait(b.recv(0, Out, 0, 0))
-		})
-		return
-	}
-	b.inside(l, rank, tell(func(peer int) int32 { return b.recv(peer, Out, 0, 0) }))
-	b.between(l, rank, l.first, 0, b.disseminate)
-	b.inside(l, rank, tell(func(peer int) int32 { return b.send(peer, Out, 0, 0) }))
 }
 
 // allGatherHierarchical gathers the blocks in Out, of which every rank has its

@@ -84,16 +84,8 @@ func (b *builder) allGatherRing(rank int, all blocks) {
 	}
 }
 
-// Gather plans a gather of blocks of bytes bytes to root: one message straight
+// GatherV plans a gather of counts[r] bytes from rank r to root: one message straight
 // from each other rank.
-func Gather(rank, size, root int, bytes int64) *Plan {
-	checkRank(rank, size)
-	checkRoot(root, size)
-	checkBytes(bytes)
-	return build(2*size, func(b *builder) { b.gatherDirect(rank, root, equal(size, bytes), true) })
-}
-
-// GatherV plans a gather of counts[r] bytes from rank r to root.
 func GatherV(rank, root int, counts []int64) *Plan {
 	checkRank(rank, len(counts))
 	checkRoot(root, len(counts))
@@ -129,14 +121,6 @@ func Scatter(rank, size, root int, bytes int64) *Plan {
 	return build(2*size, func(b *builder) { b.scatterDirect(rank, root, equal(size, bytes), true) })
 }
 
-// ScatterV plans a scatter of counts[r] bytes to rank r from root.
-func ScatterV(rank, root int, counts []int64) *Plan {
-	checkRank(rank, len(counts))
-	checkRoot(root, len(counts))
-	all := listed(counts)
-	return build(2*len(counts), func(b *builder) { b.scatterDirect(rank, root, all, true) })
-}
-
 // scatterDirect sends empty blocks if empty is set.
 func (b *builder) scatterDirect(rank, root int, all blocks, empty bool) {
 	own, n := all.at(rank)
@@ -156,29 +140,16 @@ func (b *builder) scatterDirect(rank, root int, all blocks, empty bool) {
 	b.wait(posted...)
 }
 
-// AllToAll plans the exchange of one block of bytes bytes between every two
-// ranks, all posted at once.
-func AllToAll(rank, size int, bytes int64) *Plan {
-	checkRank(rank, size)
-	checkBytes(bytes)
-	all := equal(size, bytes)
-	return build(4*(size-1)+1, func(b *builder) { b.allToAllDirect(rank, all, all, true) })
-}
-
 // AllToAllV plans an exchange in which rank sends send[r] bytes to rank r and
-// receives recv[r] bytes from it. What a rank keeps for itself has to have the
-// same size in both.
+// receives recv[r] bytes from it, all posted at once. What a rank keeps for itself
+// has to have the same size in both.
 func AllToAllV(rank int, send, recv []int64) *Plan {
-	checkExchange(rank, send, recv)
-	from, to := listed(send), listed(recv)
-	return build(4*(len(send)-1)+1, func(b *builder) { b.allToAllDirect(rank, from, to, true) })
-}
-
-func checkExchange(rank int, send, recv []int64) {
 	checkRank(rank, len(send))
 	if len(recv) != len(send) || send[rank] != recv[rank] {
 		panic(fmt.Sprintf("plan: rank %d sends %v and receives %v", rank, send, recv))
 	}
+	from, to := listed(send), listed(recv)
+	return build(4*(len(send)-1)+1, func(b *builder) { b.allToAllDirect(rank, from, to, true) })
 }
 
 // allToAllDirect sends empty blocks if empty is set.
@@ -194,15 +165,10 @@ func (b *builder) allToAllDirect(rank int, from, to blocks, empty bool) {
 			posted = append(posted, b.recv(src, Out, off, n))
 		}
 	}
-	b.keep(rank, from, to)
-	b.wait(posted...)
-}
-
-// keep copies what a rank of an exchange sends to itself.
-func (b *builder) keep(rank int, from, to blocks) {
 	srcOff, n := from.at(rank)
 	off, _ := to.at(rank)
 	b.local(Copy, Out, off, In, srcOff, n)
+	b.wait(posted...)
 }
 
 // Barrier plans a dissemination barrier (Hensgen, Finkel and Manber, "Two

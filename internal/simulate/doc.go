@@ -57,8 +57,8 @@
 // on the messages under way: some 25 KiB for each rank, and 100 bytes for each
 // message. The ring all-reduce of 4096 ranks, with its 34 million messages, takes
 // about 140 MiB and 13 s of a server's core (BenchmarkRing). What
-// posts everything at once does not scale so: a direct all-to-all of 4096 ranks
-// has 17 million messages under way; its pairwise twin has not.
+// posts everything at once does not scale so: an all-to-all of 4096 ranks has
+// 17 million messages under way.
 //
 // There is one goroutine. Plans are coroutines of it.
 package simulate

@@ -18,8 +18,8 @@ import (
 //	all-reduce      ring                2 (P-1) (alpha + n/P beta) + (P-1) n/P gamma
 //	                binomial            2 log P (alpha + n beta) + log P n gamma
 //	                recursive-doubling  log P (alpha + n beta + n gamma) + n delta
-//	                halving-doubling,   2 log P alpha + 2 (P-1)/P n beta
-//	                rabenseifner          + (P-1)/P n gamma
+//	                halving-doubling    2 log P alpha + 2 (P-1)/P n beta
+//	                                      + (P-1)/P n gamma
 //	reduce          binomial            log P (alpha + n beta + n gamma)
 //	reduce-scatter  ring                (P-1) (alpha + n/P (beta + gamma))
 //	                halving             log P alpha + (P-1)/P n (beta + gamma) + n/P delta
@@ -55,7 +55,7 @@ func Formula(a *plan.Algorithm, c plan.Call, n Network) (t time.Duration, ok boo
 		s = 2*log*(alpha+bytes*beta) + log*bytes*gamma
 	case "all_reduce recursive-doubling":
 		s = log*(alpha+bytes*(beta+gamma)) + bytes*delta
-	case "all_reduce halving-doubling", "all_reduce rabenseifner":
+	case "all_reduce halving-doubling":
 		s = 2*log*alpha + most*(2*beta+gamma)
 	case "reduce binomial":
 		s = log * (alpha + bytes*(beta+gamma))

@@ -37,6 +37,16 @@ var network = Network{
 	Reduce: 8e9, Copy: 10e9,
 }
 
+// grid returns the layout of hosts with perHost ranks each, the first ones on the
+// first host and so on.
+func grid(hosts, perHost int) *plan.Layout {
+	at := make([]int, hosts*perHost)
+	for r := range at {
+		at[r] = r / perHost
+	}
+	return plan.NewLayout(at)
+}
+
 func lookup(t testing.TB, op plan.Op, name string) *plan.Algorithm {
 	t.Helper()
 	a, err := plan.Lookup(op, name)
@@ -115,7 +125,7 @@ func TestThousands(t *testing.T) {
 
 // TestTraffic compares what a run reports with the plans.
 func TestTraffic(t *testing.T) {
-	l := plan.Grid(4, 3)
+	l := grid(4, 3)
 	for _, a := range plan.Algorithms(plan.OpAllReduce) {
 		c := plan.Call{Size: 12, Bytes: 8 * 120, Elem: 8, Chunk: 64, Layout: l}
 		var want Result
@@ -155,7 +165,7 @@ func TestTraffic(t *testing.T) {
 func TestSharing(t *testing.T) {
 	const n = 1 << 20
 	run := func(network Network, hosts, each int, name string) time.Duration {
-		r, err := Run(t.Context(), Job{Network: network, Layout: plan.Grid(hosts, each)}, lookup(t, plan.OpAllToAll, name), plan.Call{Size: hosts * each, Bytes: n})
+		r, err := Run(t.Context(), Job{Network: network, Layout: grid(hosts, each)}, lookup(t, plan.OpAllToAll, name), plan.Call{Size: hosts * each, Bytes: n})
 		require.NoError(t, err)
 		return r.Time
 	}
@@ -184,7 +194,7 @@ func TestSharing(t *testing.T) {
 // TestHierarchyPays has ranks share an interface: what goes between hosts only
 // once is faster.
 func TestHierarchyPays(t *testing.T) {
-	j := Job{Network: network, Layout: plan.Grid(8, 8)}
+	j := Job{Network: network, Layout: grid(8, 8)}
 	for _, c := range []struct {
 		op          plan.Op
 		bytes       int64
@@ -253,7 +263,7 @@ func TestEager(t *testing.T) {
 		for _, a := range plan.Algorithms(op) {
 			n := network
 			n.Eager = 1
-			_, err := Run(t.Context(), Job{Network: n, Layout: plan.Grid(7, 3)}, a, plan.Call{Size: 21, Bytes: 2100, Elem: 4, Chunk: 32})
+			_, err := Run(t.Context(), Job{Network: n, Layout: grid(7, 3)}, a, plan.Call{Size: 21, Bytes: 2100, Elem: 4, Chunk: 32})
 			require.NoError(t, err, a)
 		}
 	}
@@ -345,7 +355,7 @@ func TestJobs(t *testing.T) {
 		"a bandwidth of 0.5 bytes a second":          {Network: Network{Reduce: 0.5}},
 		"3 stragglers among 2 ranks":                 {Stragglers: Stragglers{Count: 3}},
 		"a number of stragglers of -1, want 0":       {Stragglers: Stragglers{Count: -1}},
-		"simulate: a layout of 3 ranks for 2":        {Layout: plan.Grid(3, 1)},
+		"simulate: a layout of 3 ranks for 2":        {Layout: grid(3, 1)},
 		"simulate: a jitter of -1e+09, want 0 or mo": {Stragglers: Stragglers{Jitter: -time.Second}},
 	} {
 		_, err := Run(t.Context(), j, ring, plan.Call{Size: 2, Bytes: 8})
@@ -355,7 +365,7 @@ func TestJobs(t *testing.T) {
 		_, err := Run(t.Context(), Job{}, ring, plan.Call{Size: size, Bytes: 8})
 		require.ErrorContains(t, err, "ranks, want 1 to 65536")
 	}
-	_, err := Run(t.Context(), Job{}, lookup(t, plan.OpBarrier, "hierarchical"), plan.Call{Size: 2})
+	_, err := Run(t.Context(), Job{}, lookup(t, plan.OpReduce, "hierarchical"), plan.Call{Size: 2})
 	require.ErrorContains(t, err, "who shares a host")
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
@@ -471,7 +481,7 @@ func TestReference(t *testing.T) {
 		for _, a := range plan.Algorithms(op) {
 			for range 5 {
 				size := 1 + rng.IntN(20)
-				c := plan.Call{Size: size, Root: rng.IntN(size), Bytes: 4 * rng.Int64N(5000), Elem: 4, Chunk: 1 << rng.IntN(14), Layout: plan.Grid(size, 1)}
+				c := plan.Call{Size: size, Root: rng.IntN(size), Bytes: 4 * rng.Int64N(5000), Elem: 4, Chunk: 1 << rng.IntN(14), Layout: grid(size, 1)}
 				n := Network{
 					Latency: time.Duration(rng.IntN(20000)), Bandwidth: 1e8 + 1e9*rng.Float64(), Overhead: time.Duration(rng.IntN(2000)),
 					Reduce: 1e9 * (1 + rng.Float64()), Copy: 5e9,

@@ -326,6 +326,6 @@ func Candidates(op plan.Op, bytes int64, ranks, hosts int) []Candidate {
 	return all
 }
 
-// wasteful is the length above which an algorithm that sends a multiple of what
-// others send is not measured.
+// wasteful is the length above which all_reduce direct is not measured: it sends a
+// multiple of what others send.
 const wasteful = 256 << 10

@@ -7,9 +7,10 @@
 //
 //	go generate ./internal/reduce
 //
-// A loop consists of a frame, the same for all, which walks over a multiple of step
-// bytes (frame.go), and of an operation, which combines a vector of each operand
-// (operations.go). Those for arm64 are in neon.go and neon_operations.go.
+// A loop consists of a frame and an operation. The frame (frame.go) is the same for
+// all loops: it walks over a multiple of step bytes. The operation (operations.go)
+// combines a vector of each operand. For arm64 they are in neon.go and
+// neon_operations.go.
 package main
 
 import (

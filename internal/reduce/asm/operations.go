@@ -275,9 +275,9 @@ func (g *generator) lows(join func(even, odd reg.VecVirtual) reg.VecVirtual, f p
 
 // round returns what makes bfloat16s of float32s.
 //
-// It rounds after the upper halves, high, and the lower ones, low, were brought
-// together, in one step for both vectors: high goes up where low is above one half
-// of a step of it, or is one half and high is odd.
+// It rounds both vectors in one step. First it collects the upper halves in high and
+// the lower ones in low. Then high goes up in two cases: low is more than one half of
+// a step of high; or it is one half, and high is odd.
 func (g *generator) round(join func(even, odd reg.VecVirtual) reg.VecVirtual) func(f pair) reg.VecVirtual {
 	if g.level == avx512 {
 		return g.roundMasked(join)

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
 	"testing"
 	"time"
 
@@ -93,44 +94,88 @@ func TestNativeFails(t *testing.T) {
 	}
 }
 
-// TestFailuresAreTold: a rank that gives up tells connected ranks why, and who is at fault.
+// TestFailuresAreTold: a rank that gives up tells connected ranks why, and who is at fault,
+// in both forms of addresses.
 func TestFailuresAreTold(t *testing.T) {
 	for _, tc := range []struct {
 		name    string
 		timeout time.Duration
 		kind    transport.FaultKind
 		rank    int // who is at fault
+		words   string
 		end     func(t *testing.T, st store.Store, cancel func())
 	}{
-		{"cancelled", patience, transport.FaultCanceled, 0, func(_ *testing.T, _ store.Store, cancel func()) { cancel() }},
-		{"an address is unusable", patience, transport.FaultMismatch, 1, func(t *testing.T, st store.Store, _ func()) {
-			require.NoError(t, st.Set(t.Context(), "1", []byte("no address")))
+		{"cancelled", patience, transport.FaultCanceled, 0, "context canceled", func(_ *testing.T, _ store.Store, cancel func()) { cancel() }},
+		{"an address is unusable", patience, transport.FaultMismatch, 2, "rank 2 published 10 bytes that are no Gloo address", func(t *testing.T, st store.Store, _ func()) {
+			require.NoError(t, st.Set(t.Context(), "2", []byte("no address")))
 		}},
-		{"a rank does not come", 3 * time.Second, transport.FaultTimeout, 2, func(*testing.T, store.Store, func()) {}},
+		{"a rank does not come", 3 * time.Second, transport.FaultTimeout, 2, "rank 2 published no address within", func(*testing.T, store.Store, func()) {}},
 	} {
-		t.Run(tc.name, func(t *testing.T) {
-			t.Parallel()
-			st := store.NewHash()
-			ctx, cancel := context.WithCancel(context.Background())
-			defer cancel()
-			out := start(ctx, st, 3, func(c *Config) { c.Generation, c.Timeout = G2, tc.timeout }, 0)
-			peer := wire.New(1, 3, wire.Options{})
-			defer peer.Close()
-			require.NoError(t, peer.Attach(0, introduce(t, published(t, st, 0, 3).at[0].at, 1)))
-			for limit := time.Now().Add(patience); !peer.Diagnose(time.Second)[0].Answered; {
-				require.True(t, time.Now().Before(limit), "rank 0 does not answer")
-			}
-			tc.end(t, st, cancel)
-			failure(t, out)
-			select {
-			case <-peer.Failed():
-			case <-time.After(patience):
-				require.FailNow(t, "rank 1 hears nothing")
-			}
-			f := peer.Fault()
-			require.Equal(t, tc.kind, f.Kind, "%v", f)
-			require.Equal(t, tc.rank, f.Rank, "%v", f)
-			require.Equal(t, 0, f.Reporter, "%v", f)
-		})
+		for _, gen := range []Generation{G1, G2} {
+			t.Run(fmt.Sprint(tc.name, ", ", gen), func(t *testing.T) {
+				t.Parallel()
+				st := store.NewHash()
+				ctx, cancel := context.WithCancel(context.Background())
+				defer cancel()
+				own := peerValue(3, listen(t, "127.0.0.9:0")) // greater: rank 1 connects
+				if gen == G1 {
+					own = value{gen: G1, at: []endpoint{own.at[0], own.at[0]}}
+				}
+				set(t, st, "1", own.encode())
+				out := start(ctx, st, 3, func(c *Config) { c.Generation, c.Timeout = gen, tc.timeout }, 0)
+				v := published(t, st, 0, 3)
+				conn, err := net.Dial("tcp", v.at[0].at.String())
+				require.NoError(t, err)
+				if gen == G2 {
+					_, err = conn.Write(words(uint64(v.ids[1])))
+					require.NoError(t, err)
+				}
+				peer := wire.New(1, 3, wire.Options{})
+				defer peer.Close()
+				require.NoError(t, peer.Attach(0, conn))
+				for limit := time.Now().Add(patience); !peer.Diagnose(time.Second)[0].Answered; {
+					require.True(t, time.Now().Before(limit), "rank 0 does not answer")
+				}
+				tc.end(t, st, cancel)
+				failure(t, out)
+				select {
+				case <-peer.Failed():
+				case <-time.After(patience):
+					require.FailNow(t, "rank 1 hears nothing")
+				}
+				f := peer.Fault()
+				require.Equal(t, tc.kind, f.Kind, "%v", f)
+				require.Equal(t, tc.rank, f.Rank, "%v", f)
+				require.Equal(t, 0, f.Reporter, "%v", f)
+				require.ErrorContains(t, f, tc.words)
+			})
+		}
+	}
+}
+
+// TestSilentRanksAreTold: a rank that gives up says so on every connection that may be a peer's,
+// though none of them has said anything.
+func TestSilentRanksAreTold(t *testing.T) {
+	st := store.NewHash()
+	ctx, cancel := context.WithCancel(context.Background())
+	defer cancel()
+	at := peerValue(3, listen(t, "127.0.0.9:0")).at[0]
+	set(t, st, "1", value{gen: G1, at: []endpoint{at, at}}.encode())
+	out := start(ctx, st, 3, func(c *Config) { c.Generation = G1 }, 0)
+	v := published(t, st, 0, 3)
+	var silent []net.Conn
+	for range 2 {
+		c, err := net.Dial("tcp", v.at[0].at.String())
+		require.NoError(t, err)
+		defer c.Close()
+		awaitHello(t, c)
+		silent = append(silent, c)
+	}
+	cancel()
+	failure(t, out)
+	for _, c := range silent {
+		abort := 0xC103<<48 | uint64(transport.FaultCanceled)<<8 | noOp
+		require.Equal(t, words(48, 2, abort, 0, 0, 0), take(t, c, 48))
+		closed(t, c)
 	}
 }

@@ -332,7 +332,8 @@ func TestTimeouts(t *testing.T) {
 		ctx, cancel := context.WithCancelCause(context.Background())
 		st := store.NewHash()
 		out := start(ctx, st, 3, g2, 0)
-		c := introduce(t, published(t, st, 0, 3).at[0].at, 1)
+		v := published(t, st, 0, 3)
+		c := introduce(t, v.at[0].at, v.ids[1])
 		defer c.Close()
 		control := func(code, offset, length byte) []byte {
 			h := make([]byte, 48)
@@ -619,7 +620,7 @@ func ended(t *testing.T, c net.Conn) {
 
 func awaitHello(t *testing.T, c net.Conn) {
 	t.Helper()
-	require.Equal(t, words(48, 2, 0xC101<<48, 0, 1, 0), take(t, c, 48))
+	require.Equal(t, words(48, 2, 0xC101<<48, 0, 2, 0), take(t, c, 48))
 }
 
 // Strangers at a listener that is for one peer, without numbers, cost the group
@@ -740,7 +741,7 @@ func TestManyCandidates(t *testing.T) {
 		c.add(accepted)
 		return conn
 	}
-	_, err := c.Write(words(48, 2, 0xC101<<48, 0, 1, 0))
+	_, err := c.Write(words(48, 2, 0xC101<<48, 0, 2, 0))
 	require.NoError(t, err)
 	peer := dial("127.0.0.1")
 	awaitHello(t, peer)

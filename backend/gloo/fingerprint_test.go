@@ -52,15 +52,15 @@ func repeated(n int, f func(i int) gloo.Options) []gloo.Options {
 	return all
 }
 
-// onNative runs f with each way of connecting so many ranks.
-func onNative(t *testing.T, ranks int, f func(t *testing.T, way string, connect func(t *testing.T) []*gloo.Backend)) {
+// onNative runs f with each way of connecting so many ranks, except some.
+func onNative(t *testing.T, ranks int, f func(t *testing.T, connect func(t *testing.T) []*gloo.Backend), except ...string) {
 	for _, way := range nativeGroups {
 		options := way.options(ranks)
-		if options == nil || way.name != "tcp" && runtime.GOOS != "linux" {
+		if options == nil || slices.Contains(except, way.name) || way.name != "tcp" && runtime.GOOS != "linux" {
 			continue
 		}
 		t.Run(fmt.Sprint(way.name, ", ", ranks, " ranks"), func(t *testing.T) {
-			f(t, way.name, func(t *testing.T) []*gloo.Backend {
+			f(t, func(t *testing.T) []*gloo.Backend {
 				bs, errs := connectWith(t, 20*time.Second, options...)
 				require.NoError(t, errors.Join(errs...))
 				return bs
@@ -276,7 +276,7 @@ func TestDisagreement(t *testing.T) {
 		sizes = sizes[:2]
 	}
 	for _, ranks := range []int{2, 4} {
-		onNative(t, ranks, func(t *testing.T, _ string, connect func(t *testing.T) []*gloo.Backend) {
+		onNative(t, ranks, func(t *testing.T, connect func(t *testing.T) []*gloo.Backend) {
 			for _, x := range small(t) {
 				t.Run(x.name, func(t *testing.T) { disagree(t, connect, x, ordinary(t)) })
 			}
@@ -360,10 +360,7 @@ func TestDisagreementInAlloc(t *testing.T) {
 		sizes = sizes[:1]
 	}
 	for _, ranks := range []int{2, 4} {
-		onNative(t, ranks, func(t *testing.T, way string, connect func(t *testing.T) []*gloo.Backend) {
-			if way == "tcp" {
-				t.Skip("no memory is shared")
-			}
+		onNative(t, ranks, func(t *testing.T, connect func(t *testing.T) []*gloo.Backend) {
 			t.Run("alloc", func(t *testing.T) {
 				disagree(t, connect, wrong{"", callAlloc, callBroadcast(0, 5), "Alloc", "broadcast of float32[5] from root 0", false}, ordinary(t))
 			})
@@ -378,7 +375,7 @@ func TestDisagreementInAlloc(t *testing.T) {
 					})
 				}
 			}
-		})
+		}, "tcp") // no memory is shared
 	}
 }
 
@@ -523,7 +520,7 @@ func TestNoFalseAlarm(t *testing.T) {
 		rounds = 1
 	}
 	for _, ranks := range []int{2, 3, 5} {
-		onNative(t, ranks, func(t *testing.T, _ string, connect func(t *testing.T) []*gloo.Backend) {
+		onNative(t, ranks, func(t *testing.T, connect func(t *testing.T) []*gloo.Backend) {
 			for range rounds {
 				seed := rand.Uint64()
 				t.Logf("seed %d", seed)

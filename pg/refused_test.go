@@ -81,7 +81,7 @@ func TestOperationsAreRefused(t *testing.T) {
 			text string
 		}{
 			{"no backend", g, foreign, nil, `pg: no backend for device type cuda in group "0"`},
-			{"closed", other, here, pg.ErrClosed, `pg: group "1": `},
+			{"closed", other, here, pg.ErrClosed, ` in group "1": group closed`},
 		} {
 			n := operations(tc.g, tc.t, func(name string, w *work.Work, err error) {
 				require.ErrorContains(t, err, tc.text, "%s: %s", tc.name, name)

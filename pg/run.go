@@ -75,7 +75,7 @@ func findRun(ctx context.Context, st store.Store, o *Options, rank, size int, fr
 	}
 	run := rollcall.Run{ID: rollcall.NewID()}
 	if size > 1 {
-		run, err = rollCall(ctx, st, v1, devices, *o, rank, size, from.job)
+		run, err = rollCall(ctx, st, v1, devices, *o, rank, size, from)
 		if err != nil {
 			return nil, false, fmt.Errorf("pg: group %q: %w", o.Name, err)
 		}
@@ -95,7 +95,7 @@ func findRun(ctx context.Context, st store.Store, o *Options, rank, size int, fr
 
 // rollCall calls the ranks of the default group. PyTorch's ranks show themselves by
 // the first key of the rendezvous of its Gloo.
-func rollCall(ctx context.Context, st, v1 store.Store, devices []backend.DeviceBackend, o Options, rank, size int, job string) (rollcall.Run, error) {
+func rollCall(ctx context.Context, st, v1 store.Store, devices []backend.DeviceBackend, o Options, rank, size int, from origin) (rollcall.Run, error) {
 	made := make(map[string]bool)
 	var prefixes []string // of each backend that newGroup makes
 	for _, d := range devices {
@@ -105,7 +105,7 @@ func rollCall(ctx context.Context, st, v1 store.Store, devices []backend.DeviceB
 		}
 	}
 	call := rollcall.New(rollcall.Config{
-		Store: st, Name: o.Name, Rank: rank, Size: size, Job: job,
+		Store: st, Name: o.Name, Rank: rank, Size: size, Job: from.job,
 		Foreign: []rollcall.Foreign{
 			{Dialect: store.DialectV2, Store: st, Keys: func(r int) []string {
 				var keys []string
@@ -121,6 +121,6 @@ func rollCall(ctx context.Context, st, v1 store.Store, devices []backend.DeviceB
 	})
 	ctx, cancel := context.WithTimeout(ctx, o.Timeout)
 	defer cancel()
-	defer waiting.Start(ctx, o.Logger, call.Report)()
+	defer waiting.Start(ctx, o.Logger, rollReport(call, o.Name, rank, from.seen))()
 	return call.Meet(ctx)
 }

@@ -6,6 +6,7 @@ import (
 	"log/slog"
 	"strconv"
 
+	"github.com/c10d-go/c10d/internal/rollcall"
 	"github.com/c10d-go/c10d/internal/waiting"
 	"github.com/c10d-go/c10d/store/tcp"
 )
@@ -31,6 +32,39 @@ func (g *ProcessGroup) lastSeen(ctx context.Context, rank int) (what string, wai
 		return "", false
 	}
 	return w.seen(ctx, rank)
+}
+
+// rollReport says which ranks have not come to the roll call of the default group.
+func rollReport(call *rollcall.Call, group string, rank int, seen func(context.Context, int) (string, bool)) waiting.Report {
+	return func(ctx context.Context) (string, []slog.Attr) {
+		var ranks, busy []int
+		var each []string
+		for _, r := range call.Missing(ctx) {
+			what, waits := "", false
+			if seen != nil {
+				what, waits = seen(ctx, r)
+			}
+			if waits { // for one of the others
+				busy = append(busy, r)
+				continue
+			}
+			said := fmt.Sprintf("rank %d has not called Init", r)
+			if what != "" {
+				said += " (" + what + ")"
+			}
+			ranks, each = append(ranks, r), append(each, said)
+		}
+		switch {
+		case len(ranks) > 0:
+		case len(busy) > 0:
+			ranks, each = busy, []string{"they wait for others"}
+		default:
+			return "", nil
+		}
+		return "waiting for " + waiting.Ranks(ranks) + " to call Init", []slog.Attr{
+			slog.String("group", group), slog.Int("rank", rank), slog.String("missing", waiting.Some(each)),
+		}
+	}
 }
 
 // seenIn says whether a rank has joined a TCP store. It knows nothing of ranks that have

@@ -44,7 +44,7 @@ func (l *lines) logger() *slog.Logger { return slog.New(slog.NewTextHandler(l, n
 // TestForgottenRankIsNamed: of 3 ranks one is never started. All others name it, in the log
 // while they wait, and in their errors.
 func TestForgottenRankIsNamed(t *testing.T) {
-	const noTrace = `msg="c10d: waiting for rank 1 to connect" group=0 rank=RANK missing="rank 1 published no address`
+	const noTrace = `msg="c10d: waiting for rank 1 to call Init" group=0 rank=RANK missing="rank 1 has not called Init`
 	for _, tc := range []struct {
 		name    string
 		url     func(t *testing.T) (url, env string)
@@ -59,7 +59,7 @@ func TestForgottenRankIsNamed(t *testing.T) {
 			-1: `msg="c10d: waiting for rank 0, which hosts the store at 127.0.0.1:`,
 		}},
 		{"tcp, of the launcher", atAgent, 0, map[int]string{
-			-1: `missing="rank 0 published no address (it has not joined the store)"`,
+			-1: `missing="rank 0 has not called Init (it has not joined the store)"`,
 		}},
 		{"Redis", func(t *testing.T) (string, string) {
 			return "redis://" + startRedis(t) + "/0?prefix=run&rank=%d&world_size=3", ""
@@ -172,15 +172,12 @@ func TestStoreBarrierTellsHowManyCame(t *testing.T) {
 			defer st.Close()
 			var log lines
 			o.Backend, o.Logger = "init-meet", log.logger()
-			prefix := "0//cpu//"
+			// Rank 1 is one of PyTorch: this is its first key, and that of "init-meet".
+			first, meets := "0//cpu//0/1", "0//cpu//1"
 			if o.Dialect == store.DialectV1 {
-				prefix = "0"
+				first, meets = "0/0/rank_1", "0/1"
 			}
-			sep := ""
-			if o.Dialect == store.DialectV1 {
-				sep = "/"
-			}
-			require.NoError(t, st.Set(ctx, prefix+sep+"1", nil))
+			require.NoError(t, st.MultiSet(ctx, []string{first, meets}, [][]byte{nil, nil}))
 			done := make(chan error, 1)
 			go func() { _, err := New(ctx, st, 0, 2, o); done <- err }()
 			require.Eventually(t, func() bool {

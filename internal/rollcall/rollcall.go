@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"log/slog"
 	"math/rand/v2"
 	"os"
 	"strconv"
@@ -80,7 +79,7 @@ func (e *Error) Error() string {
 			fmt.Fprintf(&b, "%d more ranks are missing; ", len(e.Missing)-i)
 			break
 		}
-		fmt.Fprintf(&b, "rank %d published no address", r)
+		fmt.Fprintf(&b, "rank %d has not called Init", r)
 		if e.Timeout() {
 			fmt.Fprintf(&b, " within %v", e.After.Round(time.Millisecond))
 		}
@@ -672,27 +671,6 @@ func (c *Call) Missing(ctx context.Context) []int {
 		}
 	}
 	return missing
-}
-
-// Report says whom the call waits for, in one line, with attributes for a log; "" if
-// it is not known.
-func (c *Call) Report(ctx context.Context) (string, []slog.Attr) {
-	missing := c.Missing(ctx)
-	if len(missing) == 0 {
-		return "", nil
-	}
-	names := make([]string, 0, mostNamed)
-	for _, r := range missing[:min(len(missing), mostNamed)] {
-		names = append(names, strconv.Itoa(r))
-	}
-	text := "waiting for rank " + names[0]
-	if len(names) > 1 {
-		text = "waiting for ranks " + strings.Join(names, ", ")
-	}
-	if n := len(missing) - len(names); n > 0 {
-		text += fmt.Sprintf(" and %d more", n)
-	}
-	return text + " to come to the store", []slog.Attr{slog.Int("missing", len(missing)), slog.Int("size", c.cfg.Size)}
 }
 
 func sleep(ctx context.Context, d time.Duration) error {

@@ -244,7 +244,7 @@ func TestMissing(t *testing.T) {
 		require.Equal(t, []int{1, 2}, e.Missing)
 		require.ErrorIs(t, err, context.DeadlineExceeded)
 		require.True(t, e.Timeout())
-		require.ErrorContains(t, err, "rank 1 published no address within")
+		require.ErrorContains(t, err, "rank 1 has not called Init within")
 	}
 	// Without a rank 0 nobody can tell more.
 	ctx, cancel = context.WithTimeout(t.Context(), 300*time.Millisecond)
@@ -253,10 +253,9 @@ func TestMissing(t *testing.T) {
 	require.NoError(t, other.Set(ctx, lastKey, encode(record{Nonce: "x", Job: "B", PID: 7, Host: "h"})))
 	c := New(Config{Store: other, Name: "0", Rank: 2, Size: 3, Job: "A"})
 	_, err := c.Meet(ctx)
-	require.ErrorContains(t, err, "rank 0 published no address")
+	require.ErrorContains(t, err, "rank 0 has not called Init")
 	require.ErrorContains(t, err, `the last rank 0 in this store, pid 7 on host h, is of job "B"; this rank is of job "A"`)
-	text, _ := c.Report(t.Context())
-	require.Equal(t, "waiting for ranks 0, 1 to come to the store", text)
+	require.Equal(t, []int{0, 1}, c.Missing(t.Context()))
 }
 
 func TestCancelled(t *testing.T) {

@@ -188,7 +188,7 @@ func TestDeathDuringRendezvous(t *testing.T) {
 		var got report
 		require.NoError(t, json.Unmarshal([]byte(ranks[r].next(t)), &got))
 		t.Logf("rank %d, after %v: %s", r, time.Since(killed).Round(time.Millisecond), got.Error)
-		require.Contains(t, got.Error, "rank 3 published no address")
+		require.Contains(t, got.Error, "rank 3 has not called Init")
 	}
 }
 

@@ -15,15 +15,18 @@ import (
 // discarded.
 func TestRefusedWrites(t *testing.T) {
 	for name, test := range map[string]struct {
-		args []string
+		args []any
 		want string
 	}{
-		"replica":       {[]string{"--replicaof", "127.0.0.1 1"}, "READONLY"},
-		"out of memory": {[]string{"--maxmemory", "1"}, "OOM"},
+		"replica":       {[]any{"REPLICAOF", "127.0.0.1", "1"}, "READONLY"},
+		"out of memory": {[]any{"CONFIG", "SET", "maxmemory", "1"}, "OOM"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			srv := startServer(t, append([]string{"--port", "PORT"}, test.args...)...)
+			srv := startServer(t, "--port", "PORT")
 			s := connect(t, "redis://"+srv.addr, Options{})
+			require.NoError(t, s.client.Do(t.Context(), test.args...).Err())
+			_, err := New(t.Context(), "redis://"+srv.addr, Options{Prefix: "another"})
+			require.ErrorContains(t, err, test.want)
 			_, addErr := s.Add(t.Context(), "k", 1)
 			for op, err := range map[string]error{"set": s.Set(t.Context(), "k", nil), "add": addErr, "append": s.Append(t.Context(), "k", []byte("x"))} {
 				require.ErrorContains(t, err, test.want, op)

@@ -189,7 +189,7 @@ var errNoStore = errors.New("answers, but is no TCPStore; check the port")
 func stranger(answer []byte) error {
 	const tlsAlert, tlsHandshake = 0x15, 0x16
 	if (answer[0] == tlsAlert || answer[0] == tlsHandshake) && answer[1] == 3 {
-		return permanent{fmt.Errorf("%w: it speaks TLS (a TCPStore with TLS needs Options.TLS here)", errNoStore)}
+		return errNeedsTLS
 	}
 	return permanent{fmt.Errorf("%w: its answer begins with %q", errNoStore, answer)}
 }

@@ -200,7 +200,7 @@ func TestOtherServices(t *testing.T) {
 	}{
 		"HTTP": {false, "HTTP/1.1 400 Bad Request\r\n\r\n", `is no TCPStore; check the port: its answer begins with "HTTP"`},
 		"SSH":  {true, "SSH-2.0-OpenSSH_9.6\r\n", `its answer begins with "SSH-"`},
-		"TLS":  {false, "\x15\x03\x03\x00\x02\x02\x0a", "it speaks TLS"},
+		"TLS":  {false, "\x15\x03\x03\x00\x02\x02\x0a", "the server speaks TLS, and this side does not"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			addr := banner(t, test.first, test.answer)

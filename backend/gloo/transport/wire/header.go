@@ -13,11 +13,14 @@ const headerLen = 48
 const HeaderLen = headerLen
 
 // CheckFirst returns why the HeaderLen bytes of b are not the first that a rank sends:
-// an announcement, because a payload is sent to who has asked for it.
+// HELLO, or an announcement, because a payload is sent to who has asked for it.
 func CheckFirst(b []byte) error {
 	h, err := parseHeader(b)
 	if err == nil && h.opcode == opData {
 		err = fmt.Errorf("wire: DATA of %d bytes that nobody has asked for", h.length)
+	}
+	if err == nil && isControl(h.slot) && controlCode(h.slot) != ctlHello {
+		err = fmt.Errorf("wire: control message %d before HELLO", controlCode(h.slot))
 	}
 	return err
 }

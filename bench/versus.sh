@@ -28,6 +28,10 @@ trap 'exit 1' INT TERM HUP
 measure() { # name, program
 	time=$("$2" bench -json -check=false -repeat 1 -budget "$BUDGET" -wire "$wire" -world "$world" -op "$op" -sizes "$size" |
 		sed -n 's/.*"time_us_p50":\([0-9.e+-]*\).*/\1/p')
+	if [ -z "$time" ]; then
+		echo "versus: $2 measured nothing (wire $wire, $world ranks, $op, $size bytes)" >&2
+		exit 1
+	fi
 	echo "$wire $world $op $size $1 $time" >>"$records"
 }
 

@@ -45,10 +45,10 @@ type engine struct {
 	// Of the operation being run:
 	ctx      context.Context
 	op       *operation
-	deadline time.Time
-	armed    bool // the timer is set
-	early    bool // to when the operation is announced, not to the deadline
-	told     bool // the rank that is waited for has been told of the operation
+	deadline time.Time // zero until somebody asks, see until
+	armed    bool      // the timer is set
+	early    bool      // to when the operation is announced, not to the deadline
+	told     bool      // the rank that is waited for has been told of the operation
 	tag      uint32
 	slot     uint64
 	peers    []int // the ranks that a plan is for, by their number in it; nil if all
@@ -62,22 +62,31 @@ func newEngine(b *Backend) *engine {
 	return e
 }
 
-// begin readies the engine for an operation; its time starts to run.
+// begin readies the engine for an operation.
 func (e *engine) begin(o *operation) {
 	e.ctx, e.op = o.ctx, o
 	if g := e.backend.local(); g != nil {
 		g.Begin(uint32(o.call), o.print.History)
 	}
 	e.useTag(o.tag)
-	e.deadline = time.Now().Add(o.timeout)
+	e.deadline = time.Time{}
 	e.told = false
+}
+
+// until returns when the operation's time is over. The time begins to run when the operation first
+// has to wait: reading the clock takes a good part of a small one.
+func (e *engine) until() time.Time {
+	if e.deadline.IsZero() {
+		e.deadline = time.Now().Add(e.op.timeout)
+	}
+	return e.deadline
 }
 
 // late delivers when the operation's time is over. The timer is set only when
 // somebody has to wait.
 func (e *engine) late() <-chan time.Time {
 	if !e.armed || e.early {
-		e.timer.Reset(time.Until(e.deadline))
+		e.timer.Reset(time.Until(e.until()))
 		e.armed, e.early = true, false
 	}
 	return e.timer.C
@@ -94,7 +103,7 @@ func (e *engine) restless() <-chan time.Time {
 		return e.late()
 	}
 	if !e.armed || !e.early {
-		e.timer.Reset(min(announceAfter, time.Until(e.deadline)))
+		e.timer.Reset(min(announceAfter, time.Until(e.until())))
 		e.armed, e.early = true, true
 	}
 	return e.timer.C
@@ -103,7 +112,7 @@ func (e *engine) restless() <-chan time.Time {
 // announce tells a rank that this one waits for what the operation is, the first time
 // that restless delivers in a wait. It returns false at the deadline.
 func (e *engine) announce(peer int) bool {
-	if e.told || !time.Now().Before(e.deadline) {
+	if e.told || !time.Now().Before(e.until()) {
 		return false
 	}
 	e.told = true

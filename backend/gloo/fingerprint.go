@@ -41,14 +41,20 @@ const (
 	opMonitoredBarrier work.OpType = 201
 )
 
-// kinds has what works alike on the wire, so that ranks may mix it.
-var kinds = map[work.OpType]work.OpType{
-	work.AllReduceCoalesced:           work.AllReduce,
-	work.AllGatherIntoTensor:          work.AllGather,
-	work.AllGatherCoalesced:           work.AllGather,
-	work.ReduceScatterTensor:          work.ReduceScatter,
-	work.ReduceScatterTensorCoalesced: work.ReduceScatter,
-	work.AllToAllSingle:               work.AllToAll,
+// alike returns the operation that stands for all that work as op does on the wire. Ranks may mix
+// them.
+func alike(op work.OpType) work.OpType {
+	switch op {
+	case work.AllReduceCoalesced:
+		return work.AllReduce
+	case work.AllGatherIntoTensor, work.AllGatherCoalesced:
+		return work.AllGather
+	case work.ReduceScatterTensor, work.ReduceScatterTensorCoalesced:
+		return work.ReduceScatter
+	case work.AllToAllSingle:
+		return work.AllToAll
+	}
+	return op
 }
 
 // The words of a transport.Call. The first has a one, so that it is never zero, the operation, the
@@ -63,11 +69,7 @@ const (
 )
 
 func (f fingerprint) call() transport.Call {
-	op := f.op
-	if kind, ok := kinds[op]; ok {
-		op = kind
-	}
-	w := callMarked | uint64(op)<<callOpAt | uint64(f.dtype)<<callDTypeAt | uint64(uint32(f.root+1))
+	w := callMarked | uint64(alike(f.op))<<callOpAt | uint64(f.dtype)<<callDTypeAt | uint64(uint32(f.root+1))
 	if f.with != nil {
 		w |= (uint64(f.with.Kind()) + 1) << callWithAt
 	}

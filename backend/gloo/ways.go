@@ -297,7 +297,7 @@ func (e *engine) over() error {
 	case <-e.ctx.Done():
 		b.giveUp(e.mesh, e.op, -1, canceled(e.ctx))
 	default:
-		if time.Now().Before(e.deadline) {
+		if time.Now().Before(e.until()) {
 			return nil
 		}
 		b.giveUp(e.mesh, e.op, -1, tooLate(e.op))

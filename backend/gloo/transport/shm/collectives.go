@@ -91,9 +91,9 @@ func (g *Group) arrived(r int, p uint32) ([]byte, error) {
 	if err := g.wait(r, s.in, p+1); err != nil {
 		return nil, err
 	}
-	want := g.op
-	want.piece = p
-	if *s.op != want {
+	if !s.op.isFor(&g.op, p) {
+		want := g.op
+		want.piece = p
 		return nil, g.mismatch(r, *s.op, want)
 	}
 	return s.data, nil

@@ -219,6 +219,11 @@ type header struct {
 	history uint64 // of the operation, see transport.Call
 }
 
+// isFor reports whether h is that of piece p of an operation. (For == the compiler makes a call.)
+func (h *header) isFor(op *header, p uint32) bool {
+	return h.history == op.history && h.bytes == op.bytes && h.piece == p && h.kind == op.kind && h.elem == op.elem && h.root == op.root
+}
+
 // tells reports whether it is of piece p. A rank that publishes a piece without data writes none.
 func (h *header) tells(p uint32) bool { return h.piece == p && h.kind != 0 }
 

@@ -121,6 +121,9 @@ func rollCall(ctx context.Context, st, v1 store.Store, devices []backend.DeviceB
 	})
 	ctx, cancel := context.WithTimeout(ctx, o.Timeout)
 	defer cancel()
-	defer waiting.Start(ctx, o.Logger, rollReport(call, o.Name, rank, from.seen))()
-	return call.Meet(ctx)
+	r := &roll{call: call, store: st, group: o.Name, rank: rank, seen: from.seen}
+	stop := waiting.Start(ctx, o.Logger, r.report)
+	run, err := call.Meet(ctx)
+	stop()
+	return run, r.blame(err)
 }

@@ -2,12 +2,14 @@ package pg
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"strconv"
 
 	"github.com/c10d-go/c10d/internal/rollcall"
 	"github.com/c10d-go/c10d/internal/waiting"
+	"github.com/c10d-go/c10d/store"
 	"github.com/c10d-go/c10d/store/tcp"
 )
 
@@ -34,37 +36,68 @@ func (g *ProcessGroup) lastSeen(ctx context.Context, rank int) (what string, wai
 	return w.seen(ctx, rank)
 }
 
-// rollReport says which ranks have not come to the roll call of the default group.
-func rollReport(call *rollcall.Call, group string, rank int, seen func(context.Context, int) (string, bool)) waiting.Report {
-	return func(ctx context.Context) (string, []slog.Attr) {
-		var ranks, busy []int
-		var each []string
-		for _, r := range call.Missing(ctx) {
-			what, waits := "", false
-			if seen != nil {
-				what, waits = seen(ctx, r)
-			}
-			if waits { // for one of the others
-				busy = append(busy, r)
-				continue
-			}
-			said := fmt.Sprintf("rank %d has not called Init", r)
-			if what != "" {
-				said += " (" + what + ")"
-			}
-			ranks, each = append(ranks, r), append(each, said)
+// roll knows which ranks have not come to the roll call of the default group.
+type roll struct {
+	call  *rollcall.Call
+	store store.Store
+	group string
+	rank  int
+	seen  func(ctx context.Context, rank int) (what string, waits bool) // may be nil
+
+	last []int // ranks that were missing when the store could be asked last
+}
+
+// missing returns the ranks that have not come, and what is known of each. Ranks that wait for
+// others in the store are left out, unless there are no more.
+func (r *roll) missing(ctx context.Context) (ranks []int, each []string) {
+	if _, err := r.store.Check(ctx, "asked"); err != nil {
+		return r.last, nil
+	}
+	var busy []int
+	for _, m := range r.call.Missing(ctx) {
+		what, waits := "", false
+		if r.seen != nil {
+			what, waits = r.seen(ctx, m)
 		}
-		switch {
-		case len(ranks) > 0:
-		case len(busy) > 0:
-			ranks, each = busy, []string{"they wait for others"}
-		default:
-			return "", nil
+		if waits {
+			busy = append(busy, m)
+			continue
 		}
-		return "waiting for " + waiting.Ranks(ranks) + " to call Init", []slog.Attr{
-			slog.String("group", group), slog.Int("rank", rank), slog.String("missing", waiting.Some(each)),
+		said := fmt.Sprintf("rank %d has not called Init", m)
+		if what != "" {
+			said += " (" + what + ")"
+		}
+		ranks, each = append(ranks, m), append(each, said)
+	}
+	if len(ranks) == 0 && len(busy) > 0 {
+		ranks, each = busy, []string{"they wait for others"}
+	}
+	r.last = ranks
+	return ranks, each
+}
+
+// report is for waiting.Start.
+func (r *roll) report(ctx context.Context) (string, []slog.Attr) {
+	ranks, each := r.missing(ctx)
+	if len(ranks) == 0 {
+		return "", nil
+	}
+	return "waiting for " + waiting.Ranks(ranks) + " to call Init", []slog.Attr{
+		slog.String("group", r.group), slog.Int("rank", r.rank), slog.String("missing", waiting.Some(each)),
+	}
+}
+
+// blame has the error of a roll call name the same ranks as the log.
+func (r *roll) blame(err error) error {
+	var e *rollcall.Error
+	if errors.As(err, &e) && len(e.Missing) > 0 {
+		ctx, cancel := context.WithTimeout(context.Background(), lastLook)
+		defer cancel()
+		if ranks, _ := r.missing(ctx); len(ranks) > 0 {
+			e.Missing = ranks
 		}
 	}
+	return err
 }
 
 // seenIn says whether a rank has joined a TCP store. It knows nothing of ranks that have

@@ -211,15 +211,21 @@ func FuzzToken(f *testing.F) {
 // noConn is a connection with nothing behind it.
 type noConn struct{ net.Conn }
 
-func (noConn) SetReadDeadline(time.Time) error { return nil }
+func (noConn) SetReadDeadline(time.Time) error  { return nil }
+func (noConn) SetWriteDeadline(time.Time) error { return nil }
+func (noConn) SetDeadline(time.Time) error      { return nil }
+func (noConn) Read([]byte) (int, error)         { return 0, io.EOF }
+func (noConn) Write(b []byte) (int, error)      { return len(b), nil }
 
 // FuzzOpening holds the two dialects apart, whatever comes.
 func FuzzOpening(f *testing.F) {
 	f.Add(opening)
 	f.Add([]byte{0, 1, 2, 3, 4})
 	f.Add([]byte{3})
+	f.Add([]byte{0x16})
+	f.Add([]byte(tlsBegin))
 	f.Fuzz(func(t *testing.T, b []byte) {
-		c := &session{server: &Server{}, conn: noConn{}}
+		c := &session{server: &Server{}, conn: noConn{}, raw: noConn{}}
 		err := c.open(bufio.NewReader(bytes.NewReader(b)))
 		switch {
 		case len(b) == 0 || b[0] == 0 && len(b) < len(opening):
@@ -227,6 +233,8 @@ func FuzzOpening(f *testing.F) {
 		case bytes.HasPrefix(b, opening):
 			require.NoError(t, err)
 			require.Equal(t, store.DialectV2, c.peer.dialect)
+		case b[0] == 0x16: // a client with TLS
+			require.Error(t, err)
 		default:
 			require.NoError(t, err)
 			require.Equal(t, store.DialectV1, c.peer.dialect)

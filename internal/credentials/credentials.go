@@ -1,7 +1,7 @@
-// Package credentials reads the files that protect a job's connections: a certificate
-// with its key, the certificates of authorities, and a token. c10d store and c10d run
-// take the names of these files as flags. c10d run passes them to its ranks in
-// environment variables, which pg.Init reads.
+// Package credentials reads the files that protect a job's connections. They are a
+// certificate, its key, the certificates of authorities, and a token. c10d store and
+// c10d run have a flag for each file. c10d run passes the names to its ranks in
+// environment variables. pg.Init reads those.
 package credentials
 
 import (

@@ -564,9 +564,9 @@ func interfaceAddr(name string) (netip.Addr, error) {
 	return netip.Addr{}, fmt.Errorf("interface %s has no address", name)
 }
 
-// welcome takes a connection of the shared listener: its first 8 bytes say which rank
-// it is, by the number that this rank has published for it, or by its rank if it has
-// published no numbers itself.
+// welcome takes a connection of the shared listener. Its first 8 bytes say which rank it is:
+// the number that this rank has published for it. A peer that has published no numbers itself
+// says its rank.
 func (m *meeting) welcome(conn net.Conn) {
 	n, err := m.door.number(conn)
 	if err != nil {
@@ -834,10 +834,10 @@ func (m *meeting) explain(ctx context.Context, cause error) (*Error, *transport.
 	return e, f
 }
 
-// missing lists the ranks that are not connected. It leaves out those that may wait for others
-// themselves, unless all may: ranks wait until all have joined the store, until the
-// generation is known, until it is known whether all have a native wire, and for the address
-// of each rank before they connect to the next.
+// missing lists the ranks that are not connected. It leaves out ranks that may be waiting for
+// others themselves, unless that is all of them. A rank waits until all have joined the store. Then
+// it waits for the generation, and for the answer whether all have a native wire. At last it waits
+// for each rank's address before it connects to the next.
 func (m *meeting) missing(ctx context.Context) []Missing {
 	m.mu.Lock()
 	sniffing := len(m.own.at) == 0

@@ -163,6 +163,12 @@ func stepped(size int, loop func(dst, src []byte)) Func {
 
 // kept returns a as a slice and keeps it on the stack. The compiler would move it to
 // the heap, because it cannot know that loops in assembly keep no pointers.
+//
+// While the address is a number, the stack must not grow: the number would stay as it is. Hence the
+// directives. Without them, builds with the race detector call a checker of pointers in between.
+//
+//go:nosplit
+//go:nocheckptr
 func kept(a *[step]byte) []byte {
 	address := uintptr(unsafe.Pointer(a))
 	return unsafe.Slice(*(**byte)(unsafe.Pointer(&address)), step)

@@ -346,3 +346,30 @@ func BenchmarkTwins(b *testing.B) {
 		}
 	}
 }
+
+// TestStackGrows has kernels run at every depth of a goroutine's stack, so that the stack grows in
+// the middle of one: what does not fill a step is copied to the stack.
+func TestStackGrows(t *testing.T) {
+	sum, err := Kernel(Sum, tensor.Int32)
+	require.NoError(t, err)
+	for depth := range 600 {
+		done := make(chan []byte)
+		go func() {
+			dst := []byte{1, 0, 0, 0, 2, 0, 0, 0}
+			deeper(depth, func() { sum(dst, []byte{10, 0, 0, 0, 20, 0, 0, 0}) })
+			done <- dst
+		}()
+		require.Equal(t, []byte{11, 0, 0, 0, 22, 0, 0, 0}, <-done, "depth %d", depth)
+	}
+}
+
+// deeper calls f from a stack with so many more frames.
+//
+//go:noinline
+func deeper(depth int, f func()) int {
+	if depth > 0 {
+		return deeper(depth-1, f) + 1
+	}
+	f()
+	return 0
+}

@@ -44,15 +44,15 @@ func (h *host) AllReduceBytes(_ context.Context, b []byte, d tensor.DType, r bac
 	if r.Grain == 0 {
 		r.Grain = d.Size()
 	}
-	return h.engine.allReduce(b, r)
+	return h.engine.backend.route.allReduce(h.engine, b, r)
 }
 
 func (h *host) AllGatherBytes(_ context.Context, out, in []byte) error {
-	return h.engine.allGather(out, in)
+	return h.engine.backend.route.allGather(h.engine, out, in)
 }
 
 func (h *host) AllGatherVBytes(_ context.Context, out, in []byte, counts []int64) error {
-	return h.engine.allGatherV(out, in, counts)
+	return h.engine.backend.route.allGatherV(h.engine, out, in, counts)
 }
 
 func (h *host) mismatch(rank int, err error) error {

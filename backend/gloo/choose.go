@@ -53,6 +53,9 @@ func (o Options) table() (*choice.Table, error) {
 	return t, nil
 }
 
+// chooser returns the algorithm for an operation on so many bytes, the same on every rank.
+type chooser func(op plan.Op, bytes int64) choice.Choice
+
 // choose returns the algorithm of a collective on the native mesh. Ranks that
 // ask the same get the same.
 func (b *Backend) choose(op plan.Op, bytes int64) choice.Choice {

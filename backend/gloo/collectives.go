@@ -142,7 +142,7 @@ func (b *Backend) Broadcast(ctx context.Context, ts []*tensor.Tensor, o backend.
 		t = ts[o.RootTensor]
 	}
 	run := func(e *engine) error {
-		err := e.inPlace(t, b.rank == o.Root, func(buf []byte) error { return e.broadcast(buf, o.Root) })
+		err := e.inPlace(t, b.rank == o.Root, func(buf []byte) error { return b.route.broadcast(e, buf, o.Root) })
 		for _, other := range ts {
 			if err == nil && other != t {
 				err = other.CopyFrom(t)
@@ -249,7 +249,7 @@ func (b *Backend) AllReduceCoalesced(ctx context.Context, ts []*tensor.Tensor, o
 // reduceInto all-reduces packed elements in place.
 func (e *engine) reduceInto(buf []byte, red backend.Reduction) error {
 	before(red, buf)
-	if err := e.allReduce(buf, red); err != nil {
+	if err := e.backend.route.allReduce(e, buf, red); err != nil {
 		return err
 	}
 	after(red, buf)
@@ -274,22 +274,22 @@ func (b *Backend) Reduce(ctx context.Context, t *tensor.Tensor, o backend.Reduce
 		if b.rank == o.Root {
 			return e.inPlace(t, false, func(buf []byte) error {
 				before(red, buf)
-				if err := e.reduce(buf, o.Root, red); err != nil {
+				if err := b.route.reduce(e, buf, o.Root, red); err != nil {
 					return err
 				}
 				after(red, buf)
 				return nil
 			})
 		}
-		if b.shared != nil && red.Before == nil && !b.exact(red) {
-			return e.inPlace(t, true, func(buf []byte) error { return e.reduce(buf, o.Root, red) })
+		if red.Before == nil && !b.route.overwrites(red) {
+			return e.inPlace(t, true, func(buf []byte) error { return b.route.reduce(e, buf, o.Root, red) })
 		}
 		buf := grow(&e.packed, t.ByteLen())
 		if err := t.Pack(buf); err != nil {
 			return err
 		}
 		before(red, buf)
-		return e.reduce(buf, o.Root, red)
+		return b.route.reduce(e, buf, o.Root, red)
 	}
 	q := &operation{
 		run: run, meets: b.rank == o.Root && t.Len() > 0,
@@ -320,13 +320,13 @@ func (b *Backend) AllGather(ctx context.Context, out []*tensor.Tensor, in *tenso
 // gatherAll issues an all-gather of the joined inputs into the joined outputs.
 func (b *Backend) gatherAll(ctx context.Context, op work.OpType, timeout time.Duration, out, in, result []*tensor.Tensor) (*work.Work, error) {
 	run := func(e *engine) error {
-		if b.shared != nil && len(in) == 1 && len(out) == b.size {
+		if b.lists != nil && len(in) == 1 && len(out) == b.size {
 			mine := in[0].Bytes()
 			if list := e.list(0, out, nil); list != nil && apart(mine, list, b.rank) {
-				return e.inPlace(in[0], true, func(mine []byte) error { return e.shared(b.shared.AllGatherList(list, mine, e.stop)) })
+				return e.inPlace(in[0], true, func(mine []byte) error { return b.lists.allGatherList(e, list, mine) })
 			}
 		}
-		return e.pair(out, in, e.allGather)
+		return e.pair(out, in, func(o, i []byte) error { return b.route.allGather(e, o, i) })
 	}
 	bytes := b.size * total(in)
 	return b.issue(ctx, op, timeout, prefixAllGather, 1, bytes, &operation{
@@ -353,7 +353,7 @@ func (b *Backend) AllGatherV(ctx context.Context, out []*tensor.Tensor, in *tens
 	out = slices.Clone(out)
 	counts := counted(out)
 	run := func(e *engine) error {
-		return e.pair(out, one(in), func(o, i []byte) error { return e.allGatherV(o, i, counts) })
+		return e.pair(out, one(in), func(o, i []byte) error { return b.route.allGatherV(e, o, i, counts) })
 	}
 	return b.issue(ctx, op, o.Timeout, prefixAllGather, 1, total(out), &operation{
 		run: run, result: out, print: fingerprint{op: op, dtype: in.DType(), root: -1}.blocks(counts).call(),
@@ -494,12 +494,12 @@ func (b *Backend) gather(ctx context.Context, out []*tensor.Tensor, in *tensor.T
 	}
 	out = slices.Clone(out)
 	run := func(e *engine) error {
-		if b.shared != nil && even {
+		if b.lists != nil && even {
 			if list := e.list(0, out, nil); b.rank != o.Root || list != nil && apart(in.Bytes(), list, b.rank) {
-				return e.inPlace(in, true, func(mine []byte) error { return e.shared(b.shared.GatherList(list, mine, o.Root, e.stop)) })
+				return e.inPlace(in, true, func(mine []byte) error { return b.lists.gatherList(e, list, mine, o.Root) })
 			}
 		}
-		return e.pair(out, one(in), func(all, mine []byte) error { return e.gather(all, mine, o.Root, counts, even) })
+		return e.pair(out, one(in), func(all, mine []byte) error { return b.route.gather(e, all, mine, o.Root, counts, even) })
 	}
 	call := fingerprint{op: op, dtype: in.DType(), root: o.Root}
 	if even {
@@ -531,12 +531,12 @@ func (b *Backend) Scatter(ctx context.Context, out *tensor.Tensor, in []*tensor.
 	}
 	in = slices.Clone(in)
 	run := func(e *engine) error {
-		if b.shared != nil {
+		if b.lists != nil {
 			if list := e.list(0, in, nil); b.rank != o.Root || list != nil && apart(out.Bytes(), list, b.rank) {
-				return e.inPlace(out, false, func(mine []byte) error { return e.shared(b.shared.ScatterList(mine, list, o.Root, e.stop)) })
+				return e.inPlace(out, false, func(mine []byte) error { return b.lists.scatterList(e, mine, list, o.Root) })
 			}
 		}
-		return e.pair(one(out), in, func(mine, all []byte) error { return e.scatter(mine, all, o.Root) })
+		return e.pair(one(out), in, func(mine, all []byte) error { return b.route.scatter(e, mine, all, o.Root) })
 	}
 	return b.issue(ctx, op, o.Timeout, prefixScatter, 1, b.size*out.ByteLen(), &operation{
 		run: run, result: one(out), print: fingerprint{op: op, dtype: out.DType(), root: o.Root, elements: out.Len(), sized: true}.call(),
@@ -559,35 +559,17 @@ func (b *Backend) ReduceScatter(ctx context.Context, out *tensor.Tensor, in []*t
 		return nil, bad(op, "input %d has shape %v, this rank's output %v", b.rank, in[b.rank].Shape(), out.Shape())
 	}
 	in = slices.Clone(in)
-	return b.reduceScatter(ctx, op, o, b.size, total(in), counted(in), func(e *engine, red backend.Reduction, tag uint32) error {
-		if b.native {
-			return e.scattered(one(out), in, counted(in), red)
-		}
-		// Gloo has no such collective: PyTorch all-reduces every input.
-		for i, t := range in {
-			e.useTag(tag + uint32(i))
-			buf := grow(&e.packed, t.ByteLen())
-			if err := t.Pack(buf); err != nil {
-				return err
-			}
-			if err := e.reduceInto(buf, red); err != nil {
-				return err
-			}
-			if i == b.rank {
-				if err := out.Unpack(buf); err != nil {
-					return err
-				}
-			}
-		}
-		return nil
-	}, one(out))
+	counts := counted(in)
+	return b.reduceScatter(ctx, op, o, b.size, total(in), counts, one(out), func(e *engine, red backend.Reduction) error {
+		return e.reduceScatter(one(out), in, counts, red)
+	})
 }
 
-// scattered combines the joined inputs, of which rank i gets the counts[i] bytes
+// reduceScatter combines the joined inputs, of which rank i gets the counts[i] bytes
 // that follow those of the ranks before it.
-func (e *engine) scattered(out, in []*tensor.Tensor, counts []int64, red backend.Reduction) error {
+func (e *engine) reduceScatter(out, in []*tensor.Tensor, counts []int64, red backend.Reduction) error {
 	run := func(mine, all []byte) error {
-		if err := e.reduceScatter(mine, all, counts, red); err != nil {
+		if err := e.backend.route.reduceScatter(e, mine, all, counts, len(in), red); err != nil {
 			return err
 		}
 		after(red, mine)
@@ -606,7 +588,7 @@ func (e *engine) scattered(out, in []*tensor.Tensor, counts []int64, red backend
 
 // reduceScatter issues an operation that uses so many tags and bytes. counts are the lengths of
 // the blocks, nil if there are several tensors with blocks.
-func (b *Backend) reduceScatter(ctx context.Context, op work.OpType, o backend.ReduceScatterOptions, tags, bytes int, counts []int64, run func(*engine, backend.Reduction, uint32) error, out []*tensor.Tensor) (*work.Work, error) {
+func (b *Backend) reduceScatter(ctx context.Context, op work.OpType, o backend.ReduceScatterOptions, tags, bytes int, counts []int64, out []*tensor.Tensor, run func(*engine, backend.Reduction) error) (*work.Work, error) {
 	red, err := b.reduction(op, o.Op, out[0].DType())
 	if err != nil {
 		return nil, err
@@ -618,7 +600,7 @@ func (b *Backend) reduceScatter(ctx context.Context, op work.OpType, o backend.R
 		print = print.parted(counted(out), b.size)
 	}
 	q := &operation{result: out, print: print.call(), meets: counts != nil && even(counts) && counts[0] > 0}
-	q.run = func(e *engine) error { return run(e, red, q.tag) }
+	q.run = func(e *engine) error { return run(e, red) }
 	return b.issue(ctx, op, o.Timeout, prefixAllReduce, tags, bytes, q)
 }
 
@@ -655,31 +637,15 @@ func (b *Backend) reduceScatterTensors(ctx context.Context, op work.OpType, out,
 	if len(in) == 1 {
 		counts = slices.Repeat([]int64{int64(out[0].ByteLen())}, b.size)
 	}
-	return b.reduceScatter(ctx, op, o, len(in), total(in), counts, func(e *engine, red backend.Reduction, tag uint32) error {
-		for i, t := range in {
-			if b.native {
-				counts := slices.Repeat([]int64{int64(out[i].ByteLen())}, b.size)
-				if err := e.scattered(one(out[i]), one(t), counts, red); err != nil {
-					return err
-				}
-				continue
-			}
-			// Gloo has no such collective: PyTorch all-reduces the whole.
-			e.useTag(tag + uint32(i))
-			buf := grow(&e.packed, t.ByteLen())
-			if err := t.Pack(buf); err != nil {
-				return err
-			}
-			if err := e.reduceInto(buf, red); err != nil {
-				return err
-			}
-			n := out[i].ByteLen()
-			if err := out[i].Unpack(buf[b.rank*n : (b.rank+1)*n]); err != nil {
+	return b.reduceScatter(ctx, op, o, len(in), total(in), counts, out, func(e *engine, red backend.Reduction) error {
+		for i := range in {
+			counts := slices.Repeat([]int64{int64(out[i].ByteLen())}, b.size)
+			if err := e.reduceScatter(one(out[i]), one(in[i]), counts, red); err != nil {
 				return err
 			}
 		}
 		return nil
-	}, out)
+	})
 }
 
 // AllToAll sends in[j] straight to rank j.
@@ -709,12 +675,12 @@ func (b *Backend) AllToAll(ctx context.Context, out, in []*tensor.Tensor, o back
 
 func (b *Backend) allToAll(ctx context.Context, op work.OpType, timeout time.Duration, out, in []*tensor.Tensor, recv, send []int64) (*work.Work, error) {
 	run := func(e *engine) error {
-		if b.shared != nil {
+		if b.lists != nil {
 			if to, from := e.list(0, out, recv), e.list(1, in, send); to != nil && from != nil && allApart(to, from) {
-				return e.shared(b.shared.AllToAllV(to, from, e.stop))
+				return b.lists.allToAllList(e, to, from)
 			}
 		}
-		return e.pair(out, in, func(o, i []byte) error { return e.allToAll(o, i, recv, send) })
+		return e.pair(out, in, func(o, i []byte) error { return b.route.allToAll(e, o, i, recv, send) })
 	}
 	return b.issue(ctx, op, timeout, prefixAllToAll, 1, total(out)+total(in), &operation{
 		run: run, result: out, print: fingerprint{op: op, dtype: in[0].DType(), root: -1}.call(),
@@ -798,7 +764,7 @@ func (b *Backend) Barrier(ctx context.Context, o backend.BarrierOptions) (*work.
 				return b.faultError(q.Info(), f)
 			}
 		}
-		return e.barrier()
+		return b.route.barrier(e)
 	}
 	return b.issue(ctx, work.Barrier, o.Timeout, prefixBarrier, 1, 0, q)
 }

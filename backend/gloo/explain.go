@@ -37,59 +37,22 @@ func (b *Backend) Explain() backend.Explanation {
 		e.Links = append(e.Links, l)
 	}
 	for _, op := range plan.Ops() {
-		switch {
-		case b.native && b.sums == SumsExact && op.Reduces():
-			e.Choices = append(e.Choices, backend.Choice{Op: op.String(), UpTo: -1, Algorithm: "exact", Why: "sums of floats: all operands of an element go to the rank that adds them"})
-		case b.shared != nil:
-			e.Choices = append(e.Choices, b.explainShared(op)...)
-		case b.levels != nil && (!op.Reduces() || b.sums == SumsFast):
-			e.Choices = append(e.Choices, b.explainLevels(op)...)
-		case b.native:
-			e.Choices = append(e.Choices, b.explainNative(op)...)
-		default:
-			e.Choices = append(e.Choices, backend.Choice{Op: op.String(), UpTo: -1, Algorithm: glooAlgorithms[op], Why: "as Gloo does it"})
-		}
+		e.Choices = append(e.Choices, b.route.explain(op)...)
 	}
 	e.Choices = append(e.Choices, b.explainSparse()...)
 	e.Choices = append(e.Choices, b.explainAlloc())
 	return e
 }
 
+// always is what a route explains that does the same whatever the size.
+func always(op plan.Op, algorithm, why string) []backend.Choice {
+	return []backend.Choice{{Op: op.String(), UpTo: -1, Algorithm: algorithm, Why: why}}
+}
+
 var glooAlgorithms = map[plan.Op]string{
 	plan.OpBroadcast: "binomial", plan.OpAllReduce: "segmented ring", plan.OpReduce: "segmented ring",
 	plan.OpAllGather: "ring", plan.OpGather: "direct", plan.OpScatter: "direct",
 	plan.OpReduceScatter: "all_reduce", plan.OpAllToAll: "direct", plan.OpBarrier: "dissemination",
-}
-
-func (b *Backend) explainShared(op plan.Op) []backend.Choice {
-	c := backend.Choice{Op: op.String(), UpTo: -1, Algorithm: "staged", Why: "a copy into the memory that the ranks share, and one out of it"}
-	var all []backend.Choice
-	switch {
-	case op == plan.OpBarrier:
-		c.Algorithm, c.Why = "flat", "each rank sets a word that the others see"
-	case op == plan.OpAllReduce, op == plan.OpReduce:
-		c.UpTo, c.Algorithm, c.Why = int64(b.shared.OneShot()), "one-shot", "who needs the result reduces all, straight out of the shared memory"
-		all = append(all, c)
-		c.UpTo = -1
-		fallthrough
-	case op.Reduces():
-		c.Algorithm, c.Why = "shares", "each rank reduces a share, straight out of the shared memory"
-	case b.shared.WhyStaged() != "":
-		c.Why += "; one copy is impossible: " + b.shared.WhyStaged()
-	}
-	from := limitOf(b.shared.Limits(), op)
-	if from < 0 {
-		return append(all, c)
-	}
-	if from > 0 && (len(all) == 0 || from-1 > all[0].UpTo) {
-		c.UpTo = from - 1
-		all = append(all, c)
-	}
-	c.UpTo, c.Algorithm, c.Why = -1, "single copy", "straight out of the other processes' memory (process_vm_readv)"
-	if op.Reduces() {
-		c.Why = "each rank reduces a share, " + c.Why
-	}
-	return append(all, c)
 }
 
 // limitOf returns from how many bytes on a collective is lent for, -1 for never.
@@ -126,14 +89,14 @@ func explainMessages(g *shm.Group) string {
 	return ""
 }
 
-// explainNative looks up every power of two and joins those with one algorithm.
-func (b *Backend) explainNative(op plan.Op) []backend.Choice {
+// explain looks up every power of two and joins those with one algorithm.
+func (t *tableRoute) explain(op plan.Op) []backend.Choice {
 	c := func(bytes int64) backend.Choice {
-		way := b.choose(op, bytes)
+		way := t.b.choose(op, bytes)
 		return backend.Choice{Op: op.String(), UpTo: bytes, Algorithm: way.Algorithm.Name, Why: way.Why}
 	}
 	if op == plan.OpBarrier || op == plan.OpAllToAll {
-		return []backend.Choice{{Op: op.String(), UpTo: -1, Algorithm: glooAlgorithms[op], Why: "the only one"}}
+		return always(op, glooAlgorithms[op], "the only one")
 	}
 	all := []backend.Choice{c(1)}
 	for bytes := int64(2); bytes <= explainTo; bytes *= 2 {
@@ -155,8 +118,7 @@ func join(a, b string) string {
 	return a + "; " + b
 }
 
-func (b *Backend) explainLevels(op plan.Op) []backend.Choice {
-	l := b.levels
+func (l *levels) explain(op plan.Op) []backend.Choice {
 	one := backend.Choice{Op: op.String(), UpTo: -1, Algorithm: "two levels", Why: "in memory on each host, and one rank a host over tcp"}
 	two := func(upTo int64, why string) []backend.Choice {
 		other := one
@@ -177,7 +139,7 @@ func (b *Backend) explainLevels(op plan.Op) []backend.Choice {
 		return two(aggregateRooted, "in memory on the root's host, and a message for each rank of the others over tcp")
 	case plan.OpAllToAll:
 		one.Why = "in memory on each host, and one message for each pair of hosts over tcp"
-		return two(int64(aggregate*b.size), "in memory within a host, and a message for each pair of ranks over tcp; by what hosts have for each other")
+		return two(int64(aggregate*l.size()), "in memory within a host, and a message for each pair of ranks over tcp; by what hosts have for each other")
 	}
 	return []backend.Choice{one}
 }

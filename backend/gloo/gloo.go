@@ -105,7 +105,9 @@ type Backend struct {
 	hosts      int
 	sums       Sums
 	sparse     Sparse
-	why        string            // the wire is what it is
+	why        string // the wire is what it is
+	route      route
+	lists      listRoute         // nil unless the route takes lists
 	onFailure  func(*work.Error) // may be nil
 	timeout    atomic.Int64
 	planner    planner
@@ -300,6 +302,7 @@ func New(ctx context.Context, o backend.Options) (*Backend, error) {
 			workers = 1 // collectives in shared memory run in the order of the calls
 		}
 	}
+	b.chooseRoute()
 	for range workers {
 		b.engines = append(b.engines, newEngine(b))
 		b.workers.Go(b.work)

@@ -40,6 +40,14 @@ func newLevels(local *shm.Group, layout *plan.Layout, rank int) *levels {
 	return l
 }
 
+// size is how many ranks the group has.
+func (l *levels) size() (n int) {
+	for _, m := range l.members {
+		n += len(m)
+	}
+	return n
+}
+
 // leaders are the ranks that speak for their hosts when root speaks for its own, and the
 // number of this host's among its ranks.
 func (l *levels) leaders(root int) (ranks []int, rootHost, local int) {
@@ -59,24 +67,11 @@ func (l *levels) leaders(root int) (ranks []int, rootHost, local int) {
 }
 
 // between runs a collective among one rank a host, of which this must be one.
-func (e *engine) between(ranks []int, op plan.Op, out, in []byte, c plan.Call, combine func(dst, src []byte)) error {
-	b := e.backend
-	c.Rank, c.Size = b.levels.host, len(ranks)
-	bytes := c.Bytes
-	for _, n := range c.Counts {
-		bytes += n / int64(len(c.Counts))
-	}
+func (l *levels) between(e *engine, ranks []int, op plan.Op, out, in []byte, c plan.Call, combine func(dst, src []byte)) error {
+	c.Rank, c.Size = l.host, len(ranks)
 	e.peers = ranks
 	defer func() { e.peers = nil }()
-	planned := func() *plan.Plan {
-		way := b.chooseBetween(op, bytes)
-		c.Chunk = way.Chunk
-		return way.Algorithm.Plan(c)
-	}
-	if c.Counts != nil {
-		return e.run(planned(), out, in, combine)
-	}
-	return e.run(b.planner.get(planKey{op, c.Root, bytes, c.Elem, true}, planned), out, in, combine)
+	return e.planned(planKey{op: op, hosts: true}, c, out, in, combine, e.backend.chooseBetween)
 }
 
 // chooseBetween is choose for one rank a host.
@@ -86,8 +81,7 @@ func (b *Backend) chooseBetween(op plan.Op, bytes int64) choice.Choice {
 }
 
 // inside runs a collective in the memory of this host.
-func (e *engine) inside(run func(g *shm.Group) error) error {
-	l := e.backend.levels
+func (l *levels) inside(e *engine, run func(g *shm.Group) error) error {
 	if l.local == nil {
 		return nil
 	}
@@ -98,40 +92,39 @@ func (e *engine) inside(run func(g *shm.Group) error) error {
 // each about its share, rather than one for all.
 const wholeBytes = 64 << 10
 
-func (e *engine) allReduceLevels(buf []byte, r backend.Reduction) error {
-	l := e.backend.levels
+func (l *levels) allReduce(e *engine, buf []byte, r backend.Reduction) error {
 	ranks := len(l.members[l.host])
 	if l.even && len(buf) >= wholeBytes {
 		share := len(buf) / (ranks * r.Grain) * r.Grain
 		even, rest := buf[:share*ranks], buf[share*ranks:]
 		mine := even[l.index*share : (l.index+1)*share]
-		err := e.inside(func(g *shm.Group) error { return g.ReduceScatter(mine, even, r.Grain, r.Combine, e.stop) })
+		err := l.inside(e, func(g *shm.Group) error { return g.ReduceScatter(mine, even, r.Grain, r.Combine, e.stop) })
 		if err == nil {
-			err = e.between(l.same, plan.OpAllReduce, mine, nil, plan.Call{Bytes: int64(share), Elem: int64(r.Grain)}, r.Combine)
+			err = l.between(e, l.same, plan.OpAllReduce, mine, nil, plan.Call{Bytes: int64(share), Elem: int64(r.Grain)}, r.Combine)
 		}
 		if err == nil {
-			err = e.inside(func(g *shm.Group) error { return g.AllGather(even, mine, e.stop) })
+			err = l.inside(e, func(g *shm.Group) error { return g.AllGather(even, mine, e.stop) })
 		}
 		if err != nil || len(rest) == 0 {
 			return err
 		}
 		buf = rest
 	}
-	if err := e.reduceInside(buf, 0, r); err != nil {
+	if err := l.reduceInside(e, buf, 0, r); err != nil {
 		return err
 	}
 	if l.index == 0 {
-		err := e.between(l.first, plan.OpAllReduce, buf, nil, plan.Call{Bytes: int64(len(buf)), Elem: int64(r.Grain)}, r.Combine)
+		err := l.between(e, l.first, plan.OpAllReduce, buf, nil, plan.Call{Bytes: int64(len(buf)), Elem: int64(r.Grain)}, r.Combine)
 		if err != nil {
 			return err
 		}
 	}
-	return e.inside(func(g *shm.Group) error { return g.Broadcast(buf, 0, e.stop) })
+	return l.inside(e, func(g *shm.Group) error { return g.Broadcast(buf, 0, e.stop) })
 }
 
 // reduceInside leaves a host's sum in the buf of one of its ranks.
-func (e *engine) reduceInside(buf []byte, leader int, r backend.Reduction) error {
-	return e.inside(func(g *shm.Group) error {
+func (l *levels) reduceInside(e *engine, buf []byte, leader int, r backend.Reduction) error {
+	return l.inside(e, func(g *shm.Group) error {
 		var out []byte
 		if g.Rank() == leader {
 			out = buf
@@ -140,36 +133,35 @@ func (e *engine) reduceInside(buf []byte, leader int, r backend.Reduction) error
 	})
 }
 
-func (e *engine) reduceLevels(buf []byte, root int, r backend.Reduction) error {
-	l := e.backend.levels
+func (l *levels) reduce(e *engine, buf []byte, root int, r backend.Reduction) error {
 	ranks, rootHost, leader := l.leaders(root)
-	if err := e.reduceInside(buf, leader, r); err != nil || l.index != leader {
+	if err := l.reduceInside(e, buf, leader, r); err != nil || l.index != leader {
 		return err
 	}
-	return e.between(ranks, plan.OpReduce, buf, nil, plan.Call{Root: rootHost, Bytes: int64(len(buf)), Elem: int64(r.Grain)}, r.Combine)
+	return l.between(e, ranks, plan.OpReduce, buf, nil, plan.Call{Root: rootHost, Bytes: int64(len(buf)), Elem: int64(r.Grain)}, r.Combine)
 }
 
-func (e *engine) broadcastLevels(buf []byte, root int) error {
-	l := e.backend.levels
+func (l *levels) overwrites(backend.Reduction) bool { return true }
+
+func (l *levels) broadcast(e *engine, buf []byte, root int) error {
 	ranks, rootHost, leader := l.leaders(root)
 	if l.index == leader {
-		err := e.between(ranks, plan.OpBroadcast, buf, nil, plan.Call{Root: rootHost, Bytes: int64(len(buf))}, nil)
+		err := l.between(e, ranks, plan.OpBroadcast, buf, nil, plan.Call{Root: rootHost, Bytes: int64(len(buf))}, nil)
 		if err != nil {
 			return err
 		}
 	}
-	return e.inside(func(g *shm.Group) error { return g.Broadcast(buf, leader, e.stop) })
+	return l.inside(e, func(g *shm.Group) error { return g.Broadcast(buf, leader, e.stop) })
 }
 
-func (e *engine) barrierLevels() error {
-	l := e.backend.levels
-	if err := e.inside(func(g *shm.Group) error { return g.Barrier(e.stop) }); err != nil {
+func (l *levels) barrier(e *engine) error {
+	if err := l.inside(e, func(g *shm.Group) error { return g.Barrier(e.stop) }); err != nil {
 		return err
 	}
 	if l.index == 0 {
-		if err := e.between(l.first, plan.OpBarrier, nil, nil, plan.Call{}, nil); err != nil {
+		if err := l.between(e, l.first, plan.OpBarrier, nil, nil, plan.Call{}, nil); err != nil {
 			return err
 		}
 	}
-	return e.inside(func(g *shm.Group) error { return g.Barrier(e.stop) })
+	return l.inside(e, func(g *shm.Group) error { return g.Barrier(e.stop) })
 }

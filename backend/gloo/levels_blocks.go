@@ -73,19 +73,17 @@ func (e *engine) settle(err error) error {
 	return err
 }
 
-// reduceScatterLevels is reduceScatter in two levels.
-func (e *engine) reduceScatterLevels(out, in []byte, counts []int64, r backend.Reduction) error {
-	l, b := e.backend.levels, e.backend
+func (l *levels) reduceScatter(e *engine, out, in []byte, counts []int64, _ int, r backend.Reduction) error {
+	b := e.backend
 	blocks := split(in, counts)
-	mine, err := e.reduceColumns(blocks, r)
+	mine, err := l.reduceColumns(e, blocks, r)
 	if err != nil {
 		return err
 	}
 	column := l.column(l.index)
 	if l.even {
-		c := callOf(column, counts)
-		c.Elem = int64(r.Grain)
-		return e.between(l.same, plan.OpReduceScatter, out, mine, c, r.Combine)
+		c := blocksOf(of(column, counts), int64(r.Grain))
+		return l.between(e, l.same, plan.OpReduceScatter, out, mine, c, r.Combine)
 	}
 	parts := make([][]byte, len(l.members)) // of this rank's block, by host
 	received := grow(&e.joined, len(out)*len(parts))
@@ -127,8 +125,7 @@ func (l *levels) column(i int) []int {
 
 // reduceColumns adds up the blocks of this host's ranks, and returns the sums of those in
 // this rank's column.
-func (e *engine) reduceColumns(blocks [][]byte, r backend.Reduction) ([]byte, error) {
-	l := e.backend.levels
+func (l *levels) reduceColumns(e *engine, blocks [][]byte, r backend.Reduction) ([]byte, error) {
 	k := len(l.members[l.host])
 	columns, lengths, n := make([][]byte, k), make([]int64, k), 0
 	for i := range k {
@@ -150,7 +147,7 @@ func (e *engine) reduceColumns(blocks [][]byte, r backend.Reduction) ([]byte, er
 	if l.local == nil {
 		return columns[0], nil
 	}
-	return mine, e.inside(func(g *shm.Group) error {
+	return mine, l.inside(e, func(g *shm.Group) error {
 		if even(lengths) {
 			return g.ReduceScatter(mine, packed[:n], r.Grain, r.Combine, e.stop)
 		}
@@ -167,9 +164,16 @@ func (e *engine) reduceColumns(blocks [][]byte, r backend.Reduction) ([]byte, er
 	})
 }
 
-// allGatherLevels is an all-gather, of blocks of any size, in two levels.
-func (e *engine) allGatherLevels(out, in []byte, counts []int64) error {
-	l, b := e.backend.levels, e.backend
+func (l *levels) allGather(e *engine, out, in []byte) error {
+	return l.allGatherV(e, out, in, slices.Repeat([]int64{int64(len(in))}, e.backend.size))
+}
+
+func (l *levels) allGatherV(e *engine, out, in []byte, counts []int64) error {
+	return e.onSlot(prefixAllGather, func() error { return l.allGatherBlocks(e, out, in, counts) })
+}
+
+func (l *levels) allGatherBlocks(e *engine, out, in []byte, counts []int64) error {
+	b := e.backend
 	blocks := split(out, counts)
 	k := len(l.members[l.host])
 	lengths, sum := make([]int64, k), 0 // of what each rank of this host gets to know
@@ -182,7 +186,7 @@ func (e *engine) allGatherLevels(out, in []byte, counts []int64) error {
 	all := grow(&e.joined, sum)
 	columns := split(all, lengths)
 	mine, column := columns[l.index], l.column(l.index)
-	if err := e.allGatherColumn(mine, in, column, counts); err != nil {
+	if err := l.allGatherColumn(e, mine, in, column, counts); err != nil {
 		return err
 	}
 	spread := func(i int) {
@@ -193,7 +197,7 @@ func (e *engine) allGatherLevels(out, in []byte, counts []int64) error {
 	}
 	if len(out) >= wholeBytes*b.size {
 		spread(l.index)
-		return e.inside(func(g *shm.Group) error {
+		return l.inside(e, func(g *shm.Group) error {
 			for i := range k {
 				for _, q := range l.column(i) {
 					if err := g.Broadcast(blocks[q], i, e.stop); err != nil {
@@ -204,7 +208,7 @@ func (e *engine) allGatherLevels(out, in []byte, counts []int64) error {
 			return nil
 		})
 	}
-	err := e.inside(func(g *shm.Group) error { return g.AllGatherV(all, mine, lengths, e.stop) })
+	err := l.inside(e, func(g *shm.Group) error { return g.AllGatherV(all, mine, lengths, e.stop) })
 	if err != nil {
 		return err
 	}
@@ -215,11 +219,11 @@ func (e *engine) allGatherLevels(out, in []byte, counts []int64) error {
 }
 
 // allGatherColumn gets the blocks of a column to this rank.
-func (e *engine) allGatherColumn(out, in []byte, column []int, counts []int64) error {
-	l, b := e.backend.levels, e.backend
+func (l *levels) allGatherColumn(e *engine, out, in []byte, column []int, counts []int64) error {
+	b := e.backend
 	if l.even {
-		c := callOf(column, counts)
-		return e.between(l.same, plan.OpAllGather, out, in, c, nil)
+		c := blocksOf(of(column, counts), 0)
+		return l.between(e, l.same, plan.OpAllGather, out, in, c, nil)
 	}
 	for _, q := range column {
 		part := out[:counts[q]]
@@ -236,18 +240,6 @@ func (e *engine) allGatherColumn(out, in []byte, column []int, counts []int64) e
 		}
 	}
 	return e.settle(nil)
-}
-
-// callOf has the blocks of some ranks.
-func callOf(ranks []int, counts []int64) plan.Call {
-	c := plan.Call{Counts: make([]int64, len(ranks))}
-	for i, r := range ranks {
-		c.Counts[i] = counts[r]
-	}
-	if even(c.Counts) {
-		c.Bytes, c.Counts = c.Counts[0], nil
-	}
-	return c
 }
 
 // sumOf returns how many bytes counts has for some ranks.
@@ -294,13 +286,12 @@ func (e *engine) unseal(buf []byte, lengths []int64, from int) ([][]byte, error)
 }
 
 // gatherHere brings what this host's ranks have to one of them, number leader.
-func (e *engine) gatherHere(blocks [][]byte, in []byte, leader int, alike bool) error {
-	l := e.backend.levels
+func (l *levels) gatherHere(e *engine, blocks [][]byte, in []byte, leader int, alike bool) error {
 	if l.local == nil {
 		copy(blocks[0], in)
 		return nil
 	}
-	return e.inside(func(g *shm.Group) error {
+	return l.inside(e, func(g *shm.Group) error {
 		if alike {
 			return g.GatherList(blocks, in, leader, e.stop)
 		}
@@ -313,14 +304,12 @@ func (e *engine) gatherHere(blocks [][]byte, in []byte, leader int, alike bool) 
 	})
 }
 
-// gatherLevels is gather in two levels. If the blocks are not alike, the root
-// knows all lengths and the others their own.
-func (e *engine) gatherLevels(out, in []byte, root int, counts []int64, alike bool) error {
-	l, b := e.backend.levels, e.backend
+func (l *levels) gather(e *engine, out, in []byte, root int, counts []int64, alike bool) error {
+	b := e.backend
 	_, rootHost, leader := l.leaders(root)
 	here := l.members[l.host]
 	if l.host != rootHost {
-		lengths, err := e.lengthsHere(len(in), alike)
+		lengths, err := l.lengthsHere(e, len(in), alike)
 		if err != nil {
 			return err
 		}
@@ -330,10 +319,10 @@ func (e *engine) gatherLevels(out, in []byte, root int, counts []int64, alike bo
 			return e.settle(nil)
 		}
 		if l.index != 0 {
-			return e.gatherHere(nil, in, 0, alike)
+			return l.gatherHere(e, nil, in, 0, alike)
 		}
 		packed := grow(&e.joined, n+sealed)
-		if err := e.gatherHere(split(packed, lengths), in, 0, alike); err != nil {
+		if err := l.gatherHere(e, split(packed, lengths), in, 0, alike); err != nil {
 			return err
 		}
 		seal(packed, lengths)
@@ -341,7 +330,7 @@ func (e *engine) gatherLevels(out, in []byte, root int, counts []int64, alike bo
 		return e.settle(nil)
 	}
 	if b.rank != root {
-		return e.gatherHere(nil, in, leader, alike)
+		return l.gatherHere(e, nil, in, leader, alike)
 	}
 	blocks := split(out, counts)
 	together := func(h int) (n int, yes bool) {
@@ -367,7 +356,7 @@ func (e *engine) gatherLevels(out, in []byte, root int, counts []int64, alike bo
 			}
 		}
 	}
-	if err := e.settle(e.gatherHere(of(here, blocks), in, leader, alike)); err != nil {
+	if err := e.settle(l.gatherHere(e, of(here, blocks), in, leader, alike)); err != nil {
 		return err
 	}
 	for h, m := range l.members {
@@ -386,14 +375,13 @@ func (e *engine) gatherLevels(out, in []byte, root int, counts []int64, alike bo
 }
 
 // lengthsHere returns how many bytes each of this host's ranks has.
-func (e *engine) lengthsHere(n int, alike bool) ([]int64, error) {
-	l := e.backend.levels
+func (l *levels) lengthsHere(e *engine, n int, alike bool) ([]int64, error) {
 	lengths := slices.Repeat([]int64{int64(n)}, len(l.members[l.host]))
 	if alike {
 		return lengths, nil
 	}
 	mine := []int64{int64(n)}
-	return lengths, e.inside(func(g *shm.Group) error { return g.AllGather(bytesOf(lengths), bytesOf(mine), e.stop) })
+	return lengths, l.inside(e, func(g *shm.Group) error { return g.AllGather(bytesOf(lengths), bytesOf(mine), e.stop) })
 }
 
 func totalOf(lengths []int64) (n int64) {
@@ -403,9 +391,8 @@ func totalOf(lengths []int64) (n int64) {
 	return n
 }
 
-// scatterLevels is scatter in two levels.
-func (e *engine) scatterLevels(out, in []byte, root int) error {
-	l, b := e.backend.levels, e.backend
+func (l *levels) scatter(e *engine, out, in []byte, root int) error {
+	b := e.backend
 	_, rootHost, leader := l.leaders(root)
 	n, here := len(out), l.members[l.host]
 	together := n <= aggregateRooted
@@ -431,37 +418,37 @@ func (e *engine) scatterLevels(out, in []byte, root int) error {
 				}
 			}
 		}
-		return e.settle(e.scatterHere(out, of(here, blocks), leader))
+		return e.settle(l.scatterHere(e, out, of(here, blocks), leader))
 	case l.host == rootHost:
-		return e.scatterHere(out, nil, leader)
+		return l.scatterHere(e, out, nil, leader)
 	case !together:
 		e.post(false, root, out)
 		return e.settle(nil)
 	case l.index != 0:
-		return e.scatterHere(out, nil, 0)
+		return l.scatterHere(e, out, nil, 0)
 	}
 	packed := grow(&e.joined, n*len(here))
 	e.post(false, root, packed)
 	if err := e.settle(nil); err != nil {
 		return err
 	}
-	return e.scatterHere(out, split(packed, slices.Repeat([]int64{int64(n)}, len(here))), 0)
+	return l.scatterHere(e, out, split(packed, slices.Repeat([]int64{int64(n)}, len(here))), 0)
 }
 
 // scatterHere gives this host's ranks what one of them has for each.
-func (e *engine) scatterHere(out []byte, blocks [][]byte, leader int) error {
-	if e.backend.levels.local == nil {
+func (l *levels) scatterHere(e *engine, out []byte, blocks [][]byte, leader int) error {
+	if l.local == nil {
 		copy(out, blocks[0])
 		return nil
 	}
-	return e.inside(func(g *shm.Group) error { return g.ScatterList(out, blocks, leader, e.stop) })
+	return l.inside(e, func(g *shm.Group) error { return g.ScatterList(out, blocks, leader, e.stop) })
 }
 
-// allToAllLevels is allToAll in two levels. The ranks of a host tell each other what they send
+// allToAll: the ranks of a host tell each other what they send
 // and receive; of both ends of a pair of hosts, each then knows what goes from the one to
 // the other.
-func (e *engine) allToAllLevels(out, in []byte, recv, send []int64) error {
-	l, b := e.backend.levels, e.backend
+func (l *levels) allToAll(e *engine, out, in []byte, recv, send []int64) error {
+	b := e.backend
 	here, p := l.members[l.host], b.size
 	k := len(here)
 	told := room(e.lengths, 2*p*(k+1))
@@ -470,7 +457,7 @@ func (e *engine) allToAllLevels(out, in []byte, recv, send []int64) error {
 	copy(mine, send)
 	copy(mine[p:], recv)
 	copy(all, mine) // if it is alone
-	err := e.inside(func(g *shm.Group) error { return g.AllGather(bytesOf(all), bytesOf(mine), e.stop) })
+	err := l.inside(e, func(g *shm.Group) error { return g.AllGather(bytesOf(all), bytesOf(mine), e.stop) })
 	if err != nil {
 		return err
 	}
@@ -519,7 +506,7 @@ func (e *engine) allToAllLevels(out, in []byte, recv, send []int64) error {
 		return buf
 	}
 
-	err = e.bundle(going, ins, sends, take)
+	err = l.bundle(e, going, ins, sends, take)
 	if err == nil {
 		for i := range coming {
 			x := &coming[i]
@@ -533,12 +520,12 @@ func (e *engine) allToAllLevels(out, in []byte, recv, send []int64) error {
 				e.post(true, l.opposite(x.host), x.buf)
 			}
 		}
-		err = e.exchangeHere(of(here, outs), of(here, ins))
+		err = l.exchangeHere(e, of(here, outs), of(here, ins))
 	}
 	if err = e.settle(err); err != nil {
 		return err
 	}
-	return e.unbundle(coming, outs, recvs, take)
+	return l.unbundle(e, coming, outs, recvs, take)
 }
 
 // bundle is what goes together from one host to another. Rank number turns(h, k) of a host with k
@@ -559,11 +546,10 @@ func (l *levels) opposite(h int) int {
 }
 
 // bundle brings what is to go to other hosts to those who see to it.
-func (e *engine) bundle(going []bundle, ins [][]byte, sends func(i int) []int64, take func(n int) []byte) error {
+func (l *levels) bundle(e *engine, going []bundle, ins [][]byte, sends func(i int) []int64, take func(n int) []byte) error {
 	if len(going) == 0 {
 		return nil
 	}
-	l := e.backend.levels
 	k := len(l.members[l.host])
 	to, from := make([][]byte, k), make([][]byte, k)
 	for i := range k {
@@ -586,7 +572,7 @@ func (e *engine) bundle(going []bundle, ins [][]byte, sends func(i int) []int64,
 			}
 		}
 	}
-	if err := e.exchangeHere(from, to); err != nil {
+	if err := l.exchangeHere(e, from, to); err != nil {
 		return err
 	}
 	for j := range going {
@@ -607,11 +593,10 @@ func (e *engine) bundle(going []bundle, ins [][]byte, sends func(i int) []int64,
 }
 
 // unbundle gives what has come from other hosts to the ranks that it is for.
-func (e *engine) unbundle(coming []bundle, outs [][]byte, recvs func(i int) []int64, take func(n int) []byte) error {
+func (l *levels) unbundle(e *engine, coming []bundle, outs [][]byte, recvs func(i int) []int64, take func(n int) []byte) error {
 	if len(coming) == 0 {
 		return nil
 	}
-	l := e.backend.levels
 	k := len(l.members[l.host])
 	to, from := make([][]byte, k), make([][]byte, k)
 	rest := make([][]byte, k)
@@ -640,7 +625,7 @@ func (e *engine) unbundle(coming []bundle, outs [][]byte, recvs func(i int) []in
 			rest[j%k] = rest[j%k][copy(rest[j%k], part):]
 		}
 	}
-	if err := e.exchangeHere(from, to); err != nil {
+	if err := l.exchangeHere(e, from, to); err != nil {
 		return err
 	}
 	for _, x := range coming {
@@ -653,10 +638,10 @@ func (e *engine) unbundle(coming []bundle, outs [][]byte, recvs func(i int) []in
 }
 
 // exchangeHere is an all-to-all among the ranks of this host.
-func (e *engine) exchangeHere(out, in [][]byte) error {
-	if e.backend.levels.local == nil {
+func (l *levels) exchangeHere(e *engine, out, in [][]byte) error {
+	if l.local == nil {
 		copy(out[0], in[0])
 		return nil
 	}
-	return e.inside(func(g *shm.Group) error { return g.AllToAllV(out, in, e.stop) })
+	return l.inside(e, func(g *shm.Group) error { return g.AllToAllV(out, in, e.stop) })
 }

@@ -247,7 +247,7 @@ func (x *sparseRun) agree() ([]sparseMeta, error) {
 	x.meta = room(x.meta, metaLen*(x.n+1))
 	own, all := x.meta[:metaLen], x.meta[metaLen:]
 	m.encode(own)
-	if err := x.e.allGather(bytesOf(all), bytesOf(own)); err != nil {
+	if err := x.e.backend.route.allGather(x.e, bytesOf(all), bytesOf(own)); err != nil {
 		return nil, err
 	}
 	x.metas = room(x.metas, x.n)
@@ -257,7 +257,7 @@ func (x *sparseRun) agree() ([]sparseMeta, error) {
 	if culprit, usual := odd(x.metas); culprit >= 0 {
 		// The first to say so ends the group. When all have come here, all have the
 		// reason by themselves, so an error of the barrier tells nothing new.
-		_ = x.e.barrier()
+		_ = x.e.backend.route.barrier(x.e)
 		return nil, x.w.host.mismatch(culprit, fmt.Errorf("sparse tensors do not match: rank %d has %v, rank %d %v", culprit, &x.metas[culprit], usual, &x.metas[usual]))
 	}
 	// Ranks coalesce first, so that nobody has more entries than there are coordinates.
@@ -398,7 +398,7 @@ func (x *sparseRun) owners(metas []sparseMeta) ([]uint64, []byte, error) {
 		x.cuts[o+1], _ = slices.BinarySearch(x.mine, bounds[o+1])
 		own[o] = int64(x.cuts[o+1] - x.cuts[o])
 	}
-	if err := x.e.allGather(bytesOf(counts), bytesOf(own)); err != nil {
+	if err := x.e.backend.route.allGather(x.e, bytesOf(counts), bytesOf(own)); err != nil {
 		return nil, nil, err
 	}
 	// to[r*n+o] is how many entries rank r has for owner o.
@@ -451,7 +451,7 @@ func (x *sparseRun) owners(metas []sparseMeta) ([]uint64, []byte, error) {
 	got := room(x.got, x.n)
 	x.got = got
 	mine := [1]int64{int64(len(union))}
-	if err := x.e.allGather(bytesOf(got), bytesOf(mine[:])); err != nil {
+	if err := x.e.backend.route.allGather(x.e, bytesOf(got), bytesOf(mine[:])); err != nil {
 		return nil, nil, err
 	}
 	x.lengths = room(x.lengths, x.n)
@@ -518,7 +518,7 @@ func (x *sparseRun) owners(metas []sparseMeta) ([]uint64, []byte, error) {
 	if err := x.sum(part); err != nil {
 		return nil, nil, err
 	}
-	return x.union, sums, x.e.allGatherV(sums, part, x.lengths)
+	return x.union, sums, x.e.backend.route.allGatherV(x.e, sums, part, x.lengths)
 }
 
 // ranges cuts the coordinates so that, by the samples, each rank owns as many
@@ -565,7 +565,7 @@ func (x *sparseRun) exchange(in []byte, longest int64) error {
 		}
 		out := grow(&x.in, int(sum))
 		copy(x.values, split(out, x.recv))
-		return x.e.allToAll(out, in, x.recv, x.send)
+		return x.e.backend.route.allToAll(x.e, out, in, x.recv, x.send)
 	}
 	from := split(in, x.send)
 	to := make([][]byte, x.n)
@@ -580,7 +580,7 @@ func (x *sparseRun) exchange(in []byte, longest int64) error {
 			sum += recv[r]
 		}
 		out := grow(&x.in, int(sum))
-		if err := x.e.allToAll(out, packed, recv, send); err != nil {
+		if err := x.e.backend.route.allToAll(x.e, out, packed, recv, send); err != nil {
 			return err
 		}
 		for r, b := range split(out, recv) {
@@ -612,7 +612,7 @@ func (x *sparseRun) spread(into *[]byte, part []byte, counts []int64) ([]byte, e
 	}
 	if sum <= window {
 		all := grow(into, int(sum))
-		return all, x.e.allGatherV(all, part, counts)
+		return all, x.e.backend.route.allGatherV(x.e, all, part, counts)
 	}
 	var all []byte
 	now := make([]int64, x.n)
@@ -631,7 +631,7 @@ func (x *sparseRun) spread(into *[]byte, part []byte, counts []int64) ([]byte, e
 		if now[x.rank] > 0 {
 			mine = part[max(at-offset, 0):][:now[x.rank]]
 		}
-		if err := x.e.allGatherV(all[at:end], mine, now); err != nil {
+		if err := x.e.backend.route.allGatherV(x.e, all[at:end], mine, now); err != nil {
 			return nil, err
 		}
 		at = end
@@ -685,7 +685,7 @@ func (x *sparseRun) dense() ([]byte, error) {
 			}
 			copy(all[first*x.row:], x.vals[from*x.row:next*x.row])
 		}
-		if err := x.e.allReduce(all[at*x.row:end*x.row], x.w.red); err != nil {
+		if err := x.e.backend.route.allReduce(x.e, all[at*x.row:end*x.row], x.w.red); err != nil {
 			return nil, err
 		}
 		at = end

@@ -87,7 +87,8 @@ func (v *Device) retain(call string) error {
 	return nil
 }
 
-// forgetPeers takes all access to other devices back.
+// forgetPeers takes all access to other devices back. There is nothing to take back from a device
+// that is lost.
 func (v *Device) forgetPeers() error {
 	v.mu.Lock()
 	defer v.mu.Unlock()
@@ -95,7 +96,9 @@ func (v *Device) forgetPeers() error {
 	for _, access := range [][]atomic.Bool{v.peers, v.near} {
 		for peer := range access {
 			if access[peer].Swap(false) {
-				errs = append(errs, v.release("Close", v.d.devices[peer]))
+				if err := v.release("Close", v.d.devices[peer]); !errors.Is(err, driver.ErrDeviceLost) {
+					errs = append(errs, err)
+				}
 			}
 		}
 	}

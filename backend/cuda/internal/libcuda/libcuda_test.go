@@ -177,6 +177,17 @@ func TestLost(t *testing.T) {
 }
 
 // TestMeet has devices reach each other's memory as soon as two have contexts.
+// TestLostPeers: devices that have met are lost before anything has noticed.
+func TestLostPeers(t *testing.T) {
+	f := newFake(2)
+	x := newFixture(t, f)
+	x.device(1)
+	require.NoError(t, x.s.Close())
+	f.at, f.with, f.sticky = f.calls+1, 700, true
+	require.NoError(t, x.d.Close())
+	require.NotEmpty(t, f.failed)
+}
+
 func TestMeet(t *testing.T) {
 	f := newFake(3)
 	x := newFixture(t, f)

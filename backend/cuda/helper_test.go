@@ -22,8 +22,8 @@ import (
 	"github.com/c10d-go/c10d/backend/cuda/driver"
 	"github.com/c10d-go/c10d/backend/cuda/driver/sim"
 	"github.com/c10d-go/c10d/backend/gloo"
-	"github.com/c10d-go/c10d/backend/gloo/transport"
-	"github.com/c10d-go/c10d/backend/gloo/transport/mem"
+	"github.com/c10d-go/c10d/internal/transport"
+	"github.com/c10d-go/c10d/internal/transport/mem"
 	"github.com/c10d-go/c10d/store"
 	"github.com/c10d-go/c10d/tensor"
 )

@@ -8,8 +8,8 @@ import (
 	"strings"
 
 	"github.com/c10d-go/c10d/backend"
-	"github.com/c10d-go/c10d/backend/gloo/transport/shm"
 	"github.com/c10d-go/c10d/internal/plan"
+	"github.com/c10d-go/c10d/internal/transport/shm"
 	"github.com/c10d-go/c10d/tensor"
 	"github.com/c10d-go/c10d/work"
 )

@@ -6,7 +6,7 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/c10d-go/c10d/backend/gloo/transport"
+	"github.com/c10d-go/c10d/internal/transport"
 	"github.com/c10d-go/c10d/internal/unwind"
 	"github.com/c10d-go/c10d/work"
 )

@@ -3,7 +3,7 @@ package gloo
 import (
 	"time"
 
-	"github.com/c10d-go/c10d/backend/gloo/transport"
+	"github.com/c10d-go/c10d/internal/transport"
 )
 
 const (

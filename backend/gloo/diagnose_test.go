@@ -6,7 +6,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/c10d-go/c10d/backend/gloo/transport"
+	"github.com/c10d-go/c10d/internal/transport"
 )
 
 // patient is a mesh of ranks that answer after some time, the negative never.

@@ -4,8 +4,8 @@ import (
 	"fmt"
 
 	"github.com/c10d-go/c10d/backend"
-	"github.com/c10d-go/c10d/backend/gloo/transport/shm"
 	"github.com/c10d-go/c10d/internal/plan"
+	"github.com/c10d-go/c10d/internal/transport/shm"
 )
 
 // explainTo is up to which size algorithms are looked up one by one.

@@ -5,7 +5,7 @@ import (
 	"time"
 
 	"github.com/c10d-go/c10d/backend"
-	"github.com/c10d-go/c10d/backend/gloo/transport"
+	"github.com/c10d-go/c10d/internal/transport"
 	"github.com/c10d-go/c10d/tensor"
 )
 

@@ -16,8 +16,8 @@ import (
 
 	"github.com/c10d-go/c10d/backend"
 	"github.com/c10d-go/c10d/backend/gloo"
-	"github.com/c10d-go/c10d/backend/gloo/transport"
-	"github.com/c10d-go/c10d/backend/gloo/transport/mem"
+	"github.com/c10d-go/c10d/internal/transport"
+	"github.com/c10d-go/c10d/internal/transport/mem"
 	"github.com/c10d-go/c10d/tensor"
 	"github.com/c10d-go/c10d/work"
 )

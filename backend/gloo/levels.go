@@ -4,9 +4,9 @@ import (
 	"slices"
 
 	"github.com/c10d-go/c10d/backend"
-	"github.com/c10d-go/c10d/backend/gloo/transport/shm"
 	"github.com/c10d-go/c10d/internal/choice"
 	"github.com/c10d-go/c10d/internal/plan"
+	"github.com/c10d-go/c10d/internal/transport/shm"
 )
 
 // levels are the two levels of a group whose ranks share memory on each of

@@ -12,9 +12,9 @@ import (
 
 	"github.com/c10d-go/c10d/backend"
 	"github.com/c10d-go/c10d/backend/gloo"
-	"github.com/c10d-go/c10d/backend/gloo/transport/tcp"
 	"github.com/c10d-go/c10d/internal/sockets"
 	"github.com/c10d-go/c10d/internal/testcerts"
+	"github.com/c10d-go/c10d/internal/transport/tcp"
 	"github.com/c10d-go/c10d/store"
 )
 

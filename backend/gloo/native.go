@@ -12,11 +12,11 @@ import (
 	"strings"
 	"time"
 
-	"github.com/c10d-go/c10d/backend/gloo/transport"
-	"github.com/c10d-go/c10d/backend/gloo/transport/shm"
-	"github.com/c10d-go/c10d/backend/gloo/transport/tcp"
 	"github.com/c10d-go/c10d/internal/choice"
 	"github.com/c10d-go/c10d/internal/plan"
+	"github.com/c10d-go/c10d/internal/transport"
+	"github.com/c10d-go/c10d/internal/transport/shm"
+	"github.com/c10d-go/c10d/internal/transport/tcp"
 	"github.com/c10d-go/c10d/internal/waiting"
 )
 

@@ -18,8 +18,8 @@ import (
 
 	"github.com/c10d-go/c10d/backend"
 	"github.com/c10d-go/c10d/backend/gloo"
-	"github.com/c10d-go/c10d/backend/gloo/rendezvous"
 	"github.com/c10d-go/c10d/internal/plan"
+	"github.com/c10d-go/c10d/internal/rendezvous"
 	"github.com/c10d-go/c10d/store"
 	"github.com/c10d-go/c10d/tensor"
 	"github.com/c10d-go/c10d/work"

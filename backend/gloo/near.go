@@ -7,8 +7,8 @@ import (
 	"sync"
 	"sync/atomic"
 
-	"github.com/c10d-go/c10d/backend/gloo/transport"
-	"github.com/c10d-go/c10d/backend/gloo/transport/shm"
+	"github.com/c10d-go/c10d/internal/transport"
+	"github.com/c10d-go/c10d/internal/transport/shm"
 )
 
 // messenger is a mesh for messages of which some go through memory, where somebody has

@@ -9,10 +9,10 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
-	"github.com/c10d-go/c10d/backend/gloo/transport"
-	"github.com/c10d-go/c10d/backend/gloo/transport/shm"
-	"github.com/c10d-go/c10d/backend/gloo/transport/tcp"
-	"github.com/c10d-go/c10d/backend/gloo/transport/transporttest"
+	"github.com/c10d-go/c10d/internal/transport"
+	"github.com/c10d-go/c10d/internal/transport/shm"
+	"github.com/c10d-go/c10d/internal/transport/tcp"
+	"github.com/c10d-go/c10d/internal/transport/transporttest"
 )
 
 // TestNear has meshes of ranks of which every other is on another host.

@@ -17,7 +17,7 @@ import (
 
 	"github.com/c10d-go/c10d/backend"
 	"github.com/c10d-go/c10d/backend/gloo"
-	gloowire "github.com/c10d-go/c10d/backend/gloo/transport/wire"
+	gloowire "github.com/c10d-go/c10d/internal/transport/wire"
 	"github.com/c10d-go/c10d/tensor"
 	"github.com/c10d-go/c10d/work"
 )

@@ -5,7 +5,7 @@ import (
 	"slices"
 	"time"
 
-	"github.com/c10d-go/c10d/backend/gloo/transport/shm"
+	"github.com/c10d-go/c10d/internal/transport/shm"
 	"github.com/c10d-go/c10d/work"
 )
 

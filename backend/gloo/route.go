@@ -6,10 +6,10 @@ import (
 	"time"
 
 	"github.com/c10d-go/c10d/backend"
-	"github.com/c10d-go/c10d/backend/gloo/transport"
-	"github.com/c10d-go/c10d/backend/gloo/transport/shm"
 	"github.com/c10d-go/c10d/internal/exact"
 	"github.com/c10d-go/c10d/internal/plan"
+	"github.com/c10d-go/c10d/internal/transport"
+	"github.com/c10d-go/c10d/internal/transport/shm"
 	"github.com/c10d-go/c10d/tensor"
 	"github.com/c10d-go/c10d/work"
 )

@@ -2,8 +2,8 @@ package gloo
 
 import (
 	"github.com/c10d-go/c10d/backend"
-	"github.com/c10d-go/c10d/backend/gloo/transport/shm"
 	"github.com/c10d-go/c10d/internal/plan"
+	"github.com/c10d-go/c10d/internal/transport/shm"
 )
 
 // sharedRoute is for groups whose ranks all share memory: package shm has the collectives.

@@ -8,7 +8,7 @@ import (
 	"time"
 
 	"github.com/c10d-go/c10d/backend"
-	"github.com/c10d-go/c10d/backend/gloo/transport/tcp"
+	"github.com/c10d-go/c10d/internal/transport/tcp"
 	"github.com/c10d-go/c10d/internal/waiting"
 	"github.com/c10d-go/c10d/work"
 )

@@ -8,9 +8,9 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/c10d-go/c10d/backend/gloo/transport"
-	"github.com/c10d-go/c10d/backend/gloo/transport/mem"
-	"github.com/c10d-go/c10d/backend/gloo/transport/tcp"
+	"github.com/c10d-go/c10d/internal/transport"
+	"github.com/c10d-go/c10d/internal/transport/mem"
+	"github.com/c10d-go/c10d/internal/transport/tcp"
 )
 
 // TestJoiningNamesRanks: ranks that have published where they listen but do not connect are

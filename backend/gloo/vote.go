@@ -4,7 +4,7 @@ import (
 	"context"
 	"fmt"
 
-	"github.com/c10d-go/c10d/backend/gloo/transport"
+	"github.com/c10d-go/c10d/internal/transport"
 )
 
 // vote is how ranks agree that something has succeeded on all of them: each

@@ -1,0 +1,914 @@
+package rendezvous
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/netip"
+	"os"
+	"slices"
+	"strconv"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/c10d-go/c10d/internal/transport"
+	"github.com/c10d-go/c10d/internal/transport/wire"
+	"github.com/c10d-go/c10d/internal/waiting"
+	"github.com/c10d-go/c10d/store"
+)
+
+const (
+	// refusals is how often a refused connection is tried again: as often as
+	// Gloo, but with a pause, for a listener whose queue is full.
+	refusals     = 3
+	refusalPause = 100 * time.Millisecond
+
+	// departureGrace is how long the others may take to connect after a peer
+	// that is no rank of this library has closed its connection: it may be done,
+	// or dead.
+	departureGrace = 5 * time.Second
+
+	// lastLook bounds the look at the store, after time has run out, that tells
+	// ranks that published nothing from those that were not asked.
+	lastLook = 200 * time.Millisecond
+
+	// resolveLimit bounds the look-up of the local host name.
+	resolveLimit = 5 * time.Second
+
+	// noOp says that a fault belongs to no operation.
+	noOp = 0xff
+
+	// sniffPause is the first pause between looks for other ranks; it doubles up
+	// to sniffPauseMax.
+	sniffPause    = 2 * time.Millisecond
+	sniffPauseMax = 100 * time.Millisecond
+)
+
+// Config says who meets where. Store, Rank and Size are required.
+type Config struct {
+	// Store is where the ranks meet, with the prefix of the group and of the
+	// Gloo context, below which PyTorch has nothing but rank numbers.
+	Store store.Store
+
+	Rank, Size int
+
+	// Generation is the form of addresses. Auto finds out.
+	Generation Generation
+
+	// Address is where to listen. If it is not valid, Interface counts.
+	Address netip.Addr
+
+	// Interface names the network interface whose first address is listened on,
+	// as a name in GLOO_SOCKET_IFNAME does. If empty, Near counts.
+	Interface string
+
+	// Near is the address of this host by which it reaches the store. If it is not
+	// valid, it is the address that the local host name resolves to, and 127.0.0.1
+	// if there is none that this host has: Gloo's rule. That also chooses between
+	// IPv4 and IPv6, as PyTorch's ranks follow it: a loopback Near then stands for
+	// the loopback address of that family, another Near of the other family for
+	// Gloo's rule.
+	Near netip.Addr
+
+	// HostName is published for others' information; if empty, the system's.
+	HostName string
+
+	// Timeout bounds Connect together with its context; 0 or less means
+	// store.DefaultTimeout.
+	Timeout time.Duration
+
+	// Logger gets a line when this rank has waited for 10 s for others, and more of them
+	// at growing intervals. Nil means slog.Default().
+	Logger *slog.Logger
+
+	// LastSeen, if not nil, says what is known of a rank that has published nothing, and
+	// whether it waits for other ranks itself.
+	LastSeen func(ctx context.Context, rank int) (what string, waits bool)
+
+	// Native, if not nil, is another way to connect ranks that have it.
+	Native *Native
+}
+
+// Native is a wire that ranks may have besides Gloo's.
+type Native struct {
+	// Record is what the other ranks need to know of this one. It is published
+	// before the Gloo address, under a key of its own.
+	Record []byte
+
+	// Connect is called once every rank has published its Gloo address, with the
+	// records of those that have published one, by rank, nil for the others: every
+	// rank gets the same. It returns the mesh, or nil to go on with Gloo's wire.
+	Connect func(ctx context.Context, records [][]byte) (transport.Mesh, error)
+
+	// Only says that this rank takes no other wire: it does not listen for Gloo's, and
+	// publishes that it does not. Connect must not return nil then.
+	Only bool
+}
+
+// recordKey is where a rank's record lies.
+func recordKey(rank int) string { return fmt.Sprintf("native_%d", rank) }
+
+// Connect meets the other ranks and returns the mesh that joins them, which the
+// caller has to close. An error is an *Error, unless cfg is wrong.
+func Connect(ctx context.Context, cfg Config) (transport.Mesh, error) {
+	switch {
+	case cfg.Size < 1 || cfg.Rank < 0 || cfg.Rank >= cfg.Size:
+		return nil, fmt.Errorf("rendezvous: rank %d in a group of %d", cfg.Rank, cfg.Size)
+	case cfg.Generation < Auto || cfg.Generation > G2:
+		return nil, fmt.Errorf("rendezvous: unknown %v", cfg.Generation)
+	case cfg.Size == 1:
+		return wire.New(0, 1, wire.Options{}), nil
+	case cfg.Store == nil:
+		return nil, errors.New("rendezvous: no store")
+	}
+	if cfg.Timeout <= 0 {
+		cfg.Timeout = store.DefaultTimeout
+	}
+	if cfg.HostName == "" {
+		cfg.HostName, _ = os.Hostname()
+	}
+	if len(cfg.HostName) > maxHost {
+		cfg.HostName = cfg.HostName[:maxHost]
+	}
+	m := newMeeting(cfg)
+	if err, fault := m.run(ctx); err != nil {
+		m.mesh.Abort(fault)
+		m.door.close()
+		m.mesh.Close()
+		return nil, err
+	}
+	return m.result(), nil
+}
+
+// meeting is one call of Connect.
+type meeting struct {
+	cfg     Config
+	begun   time.Time
+	mesh    *wire.Mesh
+	door    *door
+	gone    chan int // peers whose connection has ended
+	met     chan struct{}
+	workers sync.WaitGroup
+
+	mu    sync.Mutex
+	own   value
+	peers []peer
+
+	open   bool           // it is not known yet whether all ranks have a native wire
+	native transport.Mesh // instead of mesh, if not nil
+
+	elsewhere bool      // Native.Connect waits for the others
+	reported  []Missing // in the last line of the log
+}
+
+// peer is what is known of another rank.
+type peer struct {
+	stage stage
+	shown bool // it has shown itself while the generation was open
+	host  string
+	at    endpoint
+	known bool  // what it published has been read
+	id    int64 // what to say when connecting to it
+	lazy  bool  // it may connect when it needs us, and not before; it says its rank then
+
+	claims *candidates // its connection, if it cannot prove who it is
+	found  bool        // one of claims is the peer
+}
+
+// absent reports whether no connection is, or may be, the peer's.
+func (p *peer) absent() bool {
+	return p.stage != connected || p.claims != nil && !p.found && p.claims.empty()
+}
+
+// late reports whether the door has to stay open for the peer.
+func (p *peer) late() bool { return p.stage != connected || p.claims != nil && !p.found }
+
+type stage int
+
+const (
+	unpublished stage = iota
+	awaited           // it connects to us
+	dialed            // we connect to it
+	connected
+)
+
+func newMeeting(cfg Config) *meeting {
+	m := &meeting{
+		cfg:   cfg,
+		begun: time.Now(),
+		door:  newDoor(),
+		gone:  make(chan int, cfg.Size),
+		met:   make(chan struct{}),
+		peers: make([]peer, cfg.Size),
+		open:  cfg.Native != nil,
+	}
+	m.mesh = wire.New(cfg.Rank, cfg.Size, wire.Options{Departed: func(peer int) { m.gone <- peer }})
+	return m
+}
+
+// run meets the other ranks. With an error comes what to tell them.
+func (m *meeting) run(ctx context.Context) (*Error, *transport.Fault) {
+	ctx, cancel := context.WithTimeout(ctx, m.cfg.Timeout)
+	defer cancel()
+	defer waiting.Start(ctx, m.cfg.Logger, m.report)()
+	work, stop := context.WithCancelCause(ctx)
+	m.workers.Go(func() {
+		if err := m.work(work, stop); err != nil {
+			stop(err)
+		}
+	})
+	m.workers.Go(func() { m.watch(work, stop) })
+	select {
+	case <-m.met:
+	case <-work.Done():
+	}
+	cause := context.Cause(work)
+	stop(nil)
+	m.workers.Wait()
+	select {
+	case <-m.met:
+		return nil, nil
+	default:
+		return m.explain(ctx, cause)
+	}
+}
+
+// work publishes this rank's address and goes through the others'.
+func (m *meeting) work(ctx context.Context, stop context.CancelCauseFunc) error {
+	if n := m.cfg.Native; n != nil && n.Only {
+		return m.workNative(ctx)
+	}
+	addr, err := listenAddr(ctx, m.cfg)
+	if err != nil {
+		return err
+	}
+	gen, err := m.generation(ctx)
+	if err != nil {
+		return err
+	}
+	if err := m.listen(addr, gen); err != nil {
+		return err
+	}
+	m.mu.Lock()
+	published := m.own.encode()
+	m.mu.Unlock()
+	if met, err := m.publish(ctx, published); err != nil || met {
+		return err
+	}
+	for i := range m.peers {
+		if i == m.cfg.Rank {
+			continue
+		}
+		b, err := m.cfg.Store.Get(ctx, strconv.Itoa(i))
+		if err != nil {
+			return err
+		}
+		at, err := m.learn(i, b)
+		if err != nil {
+			return err
+		}
+		if at.stage == dialed {
+			m.workers.Go(func() {
+				if err := m.dial(ctx, i, at); err != nil {
+					stop(err)
+				}
+			})
+		}
+	}
+	m.check()
+	return nil
+}
+
+// workNative is work of a rank that does not listen for Gloo's wire. Ranks that do
+// wait for its value, and those of PyTorch up to 2.0 for its host name.
+func (m *meeting) workNative(ctx context.Context) error {
+	gen := m.knownGeneration()
+	if gen == G1 {
+		if err := m.showHost(ctx); err != nil {
+			return err
+		}
+	}
+	m.mu.Lock()
+	m.own = absent(gen, m.cfg.HostName, m.cfg.Size)
+	published := m.own.encode()
+	m.mu.Unlock()
+	met, err := m.publish(ctx, published)
+	if err == nil && !met {
+		err = ErrWire
+	}
+	return err
+}
+
+// publish tells the others this rank's address and, if they all have another
+// way to connect, takes that and reports true.
+func (m *meeting) publish(ctx context.Context, address []byte) (bool, error) {
+	own, n := strconv.Itoa(m.cfg.Rank), m.cfg.Native
+	if n == nil {
+		return false, m.cfg.Store.Set(ctx, own, address)
+	}
+	err := m.cfg.Store.MultiSet(ctx, []string{recordKey(m.cfg.Rank), own}, [][]byte{n.Record, address})
+	if err != nil {
+		return false, err
+	}
+	records, err := m.records(ctx)
+	if err != nil {
+		return false, err
+	}
+	m.away(true)
+	mesh, err := n.Connect(ctx, records)
+	m.away(false)
+	if err != nil {
+		return false, err
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.open, m.native = false, mesh
+	if mesh != nil {
+		m.door.lock()
+		close(m.met)
+	}
+	return mesh != nil, nil
+}
+
+// records returns what the ranks have published besides their addresses.
+func (m *meeting) records(ctx context.Context) ([][]byte, error) {
+	addresses, keys := make([]string, m.cfg.Size), make([]string, m.cfg.Size)
+	for r := range keys {
+		addresses[r], keys[r] = strconv.Itoa(r), recordKey(r)
+	}
+	if err := m.cfg.Store.Wait(ctx, addresses...); err != nil {
+		return nil, err
+	}
+	if all, err := m.cfg.Store.Check(ctx, keys...); err != nil {
+		return nil, err
+	} else if all {
+		return m.cfg.Store.MultiGet(ctx, keys)
+	}
+	records := make([][]byte, m.cfg.Size)
+	for r, key := range keys {
+		has, err := m.cfg.Store.Check(ctx, key)
+		if err == nil && has {
+			records[r], err = m.cfg.Store.Get(ctx, key)
+		}
+		if err != nil {
+			return nil, err
+		}
+	}
+	return records, nil
+}
+
+// watch notices the end of the mesh and of peers.
+func (m *meeting) watch(ctx context.Context, stop context.CancelCauseFunc) {
+	select {
+	case <-ctx.Done():
+	case <-m.mesh.Failed():
+		stop(m.mesh.Fault())
+	case i := <-m.gone:
+		grace := time.NewTimer(departureGrace)
+		defer grace.Stop()
+		select {
+		case <-ctx.Done():
+		case <-m.mesh.Failed():
+			stop(m.mesh.Fault())
+		case <-grace.C:
+			stop(m.blame(i, transport.FaultPeerDied, "closed its connection before all ranks had met", net.ErrClosed))
+		}
+	}
+}
+
+// generation returns the form of addresses to use. It publishes this rank's
+// host name where PyTorch up to 2.0 needs it.
+func (m *meeting) generation(ctx context.Context) (Generation, error) {
+	gen := m.knownGeneration()
+	if gen == G2 {
+		return gen, nil
+	}
+	if err := m.showHost(ctx); err != nil || gen == G1 {
+		return gen, err
+	}
+	if err := m.cfg.Store.Set(ctx, fmt.Sprintf("auto_%d", m.cfg.Rank), []byte(m.cfg.HostName)); err != nil {
+		return gen, err
+	}
+	return m.sniff(ctx)
+}
+
+// knownGeneration is the form of addresses as far as options and store tell.
+func (m *meeting) knownGeneration() Generation {
+	if m.cfg.Generation == Auto {
+		switch store.DialectOf(m.cfg.Store) {
+		case store.DialectV1:
+			return G1
+		case store.DialectV2:
+			return G2
+		}
+	}
+	return m.cfg.Generation
+}
+
+// showHost publishes the host name where ranks of PyTorch up to 2.0 wait for it.
+func (m *meeting) showHost(ctx context.Context) error {
+	return m.cfg.Store.Set(ctx, fmt.Sprintf("rank_%d", m.cfg.Rank), []byte(m.cfg.HostName))
+}
+
+// sniff waits until a rank has published an address, and returns its form, or
+// until all ranks wait like this one.
+func (m *meeting) sniff(ctx context.Context) (Generation, error) {
+	for pause := sniffPause; ; pause = min(2*pause, sniffPauseMax) {
+		undecided := false
+		for i := range m.peers {
+			if i == m.cfg.Rank {
+				continue
+			}
+			key := strconv.Itoa(i)
+			if ok, err := m.cfg.Store.Check(ctx, key); err != nil {
+				return Auto, err
+			} else if ok {
+				b, err := m.cfg.Store.Get(ctx, key)
+				if err != nil {
+					return Auto, err
+				}
+				v, err := parseValue(b, m.cfg.Size)
+				if err != nil {
+					return Auto, m.blame(i, transport.FaultMismatch, "published "+err.Error(), ErrAddress)
+				}
+				return v.gen, nil
+			}
+			if m.peers[i].shown {
+				continue
+			}
+			ok, err := m.cfg.Store.Check(ctx, "auto_"+key)
+			if err != nil {
+				return Auto, err
+			}
+			m.mu.Lock()
+			m.peers[i].shown = ok
+			m.mu.Unlock()
+			undecided = undecided || !ok
+		}
+		if !undecided {
+			return G2, nil
+		}
+		select {
+		case <-ctx.Done():
+			return Auto, ctx.Err()
+		case <-time.After(pause):
+		}
+	}
+}
+
+// listen opens this rank's listeners and makes the value to publish.
+func (m *meeting) listen(addr netip.Addr, gen Generation) error {
+	var err error
+	v := value{gen: gen, host: m.cfg.HostName}
+	open := func(enter func(net.Conn, net.Listener)) error {
+		l, err := net.Listen("tcp", netip.AddrPortFrom(addr, 0).String())
+		if err != nil {
+			return err
+		}
+		port := l.Addr().(*net.TCPAddr).AddrPort().Port()
+		v.at = append(v.at, endpoint{netip.AddrPortFrom(addr, port), noSeq})
+		m.door.add(l, func(conn net.Conn) { enter(conn, l) })
+		return nil
+	}
+	if gen == G2 {
+		err = open(func(conn net.Conn, _ net.Listener) { m.welcome(conn) })
+		v.ids = newIDs(m.cfg.Size)
+	}
+	for i := range m.peers {
+		if gen == G1 && i != m.cfg.Rank && err == nil {
+			err = open(func(conn net.Conn, l net.Listener) { m.claim(i, conn, l) })
+		}
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.own = v
+	return err
+}
+
+// listenAddr returns the address that cfg asks for.
+func listenAddr(ctx context.Context, cfg Config) (netip.Addr, error) {
+	if cfg.Address.IsValid() {
+		return cfg.Address.Unmap(), nil
+	}
+	if cfg.Interface != "" {
+		return interfaceAddr(cfg.Interface)
+	}
+	ctx, cancel := context.WithTimeout(ctx, resolveLimit)
+	defer cancel()
+	if host, err := os.Hostname(); err == nil {
+		addrs, _ := net.DefaultResolver.LookupNetIP(ctx, "ip", host)
+		for _, a := range addrs {
+			if a = a.Unmap(); canListen(a) {
+				return nearer(a, cfg.Near), nil
+			}
+		}
+	}
+	return nearer(loopback4, cfg.Near), nil
+}
+
+var loopback4 = netip.AddrFrom4([4]byte{127, 0, 0, 1})
+
+// nearer returns where to listen instead of at Gloo's choice, see Config.Near.
+func nearer(choice, near netip.Addr) netip.Addr {
+	switch {
+	case !near.IsValid():
+		return choice
+	case !near.IsLoopback():
+		if near.Is4() == choice.Is4() {
+			return near
+		}
+		return choice
+	case choice.IsLoopback():
+		return choice
+	}
+	same := loopback4
+	if choice.Is6() {
+		same = netip.IPv6Loopback()
+	}
+	if canListen(same) {
+		return same
+	}
+	return near
+}
+
+func canListen(a netip.Addr) bool {
+	l, err := net.Listen("tcp", netip.AddrPortFrom(a, 0).String())
+	if err != nil {
+		return false
+	}
+	l.Close()
+	return true
+}
+
+func interfaceAddr(name string) (netip.Addr, error) {
+	i, err := net.InterfaceByName(name)
+	if err != nil {
+		return netip.Addr{}, fmt.Errorf("interface %s: %w", name, err)
+	}
+	addrs, err := i.Addrs()
+	if err != nil {
+		return netip.Addr{}, fmt.Errorf("interface %s: %w", name, err)
+	}
+	for _, a := range addrs {
+		if p, err := netip.ParsePrefix(a.String()); err == nil {
+			if p.Addr().IsLinkLocalUnicast() && p.Addr().Is6() {
+				return p.Addr().WithZone(name), nil
+			}
+			return p.Addr().Unmap(), nil
+		}
+	}
+	return netip.Addr{}, fmt.Errorf("interface %s has no address", name)
+}
+
+// welcome takes a connection of the shared listener. Its first 8 bytes say which rank it is:
+// the number that this rank has published for it. A peer that has published no numbers itself
+// says its rank.
+func (m *meeting) welcome(conn net.Conn) {
+	n, err := m.door.number(conn)
+	if err != nil {
+		conn.Close()
+		return
+	}
+	m.mu.Lock()
+	i := slices.Index(m.own.ids, n)
+	m.mu.Unlock()
+	switch {
+	case i >= 0 && i != m.cfg.Rank:
+		m.attach(i, conn, awaited)
+	case n >= 0 && n < int64(m.cfg.Size) && n != int64(m.cfg.Rank):
+		m.claim(int(n), conn, nil)
+	default:
+		conn.Close()
+	}
+}
+
+// claim lets conn, which cannot prove it, claim to be rank i. That is possible if the
+// rank has published its address, as it does before it connects, by which it is its
+// part to connect, and no numbers. The listener, if not nil, is for this rank alone.
+func (m *meeting) claim(i int, conn net.Conn, l net.Listener) {
+	if !m.know(i) {
+		conn.Close()
+		return
+	}
+	m.mu.Lock()
+	p := &m.peers[i]
+	first := p.claims == nil
+	if first && p.stage != awaited || l == nil && !p.lazy {
+		m.mu.Unlock()
+		conn.Close()
+		return
+	}
+	if first {
+		from := p.at.at.Addr().WithZone("")
+		p.claims = newCandidates(
+			func(c net.Conn) bool {
+				a, ok := c.RemoteAddr().(*net.TCPAddr)
+				return ok && a.AddrPort().Addr().Unmap().WithZone("") == from
+			},
+			func() bool { return l != nil && m.hasMet() },
+			func() {
+				m.mu.Lock()
+				m.peers[i].found = true
+				m.mu.Unlock()
+				if l != nil {
+					l.Close()
+				}
+				m.check()
+			})
+		p.stage = connected
+	}
+	claims := p.claims
+	m.mu.Unlock()
+	claims.add(conn)
+	if first && m.mesh.Attach(i, claims) != nil {
+		return
+	}
+	m.check()
+}
+
+// know reports whether rank i has published a usable address, which it looks up if
+// it has not been read yet.
+func (m *meeting) know(i int) bool {
+	m.mu.Lock()
+	known, ready := m.peers[i].known, len(m.own.at) > 0
+	m.mu.Unlock()
+	if known || !ready {
+		return known
+	}
+	ctx, cancel := context.WithTimeout(m.door.ctx, introduction)
+	defer cancel()
+	key := strconv.Itoa(i)
+	if ok, err := m.cfg.Store.Check(ctx, key); err != nil || !ok {
+		return false
+	}
+	b, err := m.cfg.Store.Get(ctx, key)
+	if err != nil {
+		return false
+	}
+	_, err = m.learn(i, b)
+	return err == nil
+}
+
+func (m *meeting) hasMet() bool {
+	select {
+	case <-m.met:
+		return true
+	default:
+		return false
+	}
+}
+
+// attach makes conn the connection with rank i, which it is only if the other
+// side was the one to connect, or is not known yet. It owns conn and reports
+// whether it was used.
+func (m *meeting) attach(i int, conn net.Conn, as stage) bool {
+	m.mu.Lock()
+	now := m.peers[i].stage
+	if now != as && now != unpublished {
+		m.mu.Unlock()
+		conn.Close()
+		return false
+	}
+	m.peers[i].stage = connected
+	m.mu.Unlock()
+	if m.mesh.Attach(i, conn) != nil {
+		return false
+	}
+	m.check()
+	return true
+}
+
+// check closes met once nobody is missing, and the door once nobody is to come.
+func (m *meeting) check() {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	missing, late := m.open, m.open
+	for i := range m.peers {
+		if p := &m.peers[i]; i != m.cfg.Rank && p.late() {
+			late = true
+			missing = missing || p.absent() && !(p.lazy && p.stage != dialed && p.stage != unpublished)
+		}
+	}
+	if !late {
+		m.door.lock()
+	}
+	select {
+	case <-m.met:
+	default:
+		if !missing {
+			close(m.met)
+		}
+	}
+}
+
+// learn takes in what rank i published.
+func (m *meeting) learn(i int, b []byte) (peer, error) {
+	v, err := parseValue(b, m.cfg.Size)
+	if err != nil {
+		return peer{}, m.blame(i, transport.FaultMismatch, "published "+err.Error(), ErrAddress)
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	p := &m.peers[i]
+	if v.at[0] == nowhere {
+		p.host = v.host
+		return peer{}, m.blameLocked(i, transport.FaultMismatch,
+			"takes only the native wire (it has TLS, or Options.Wire is native or tcp), and this rank needs Gloo's", ErrWire)
+	}
+	if v.gen != m.own.gen {
+		return peer{}, m.blameLocked(i, transport.FaultMismatch,
+			fmt.Sprintf("published its address in the form %v where this rank uses %v", v.gen, m.own.gen), ErrGeneration)
+	}
+	p.host, p.at = v.host, v.forPeer(i, m.cfg.Rank)
+	p.known, p.id, p.lazy = true, int64(m.cfg.Rank), v.gen == G2 && len(v.ids) == 0
+	if len(v.ids) > 0 {
+		p.id = v.ids[m.cfg.Rank]
+	}
+	own := m.own.forPeer(m.cfg.Rank, i)
+	order, err := compare(own, p.at)
+	if err != nil {
+		return peer{}, m.blameLocked(i, transport.FaultMismatch, fmt.Sprintf("listens where it cannot meet this rank at %v: %v", own.at, err), ErrAddress)
+	}
+	if p.stage == unpublished {
+		p.stage = awaited
+		if order > 0 {
+			p.stage = dialed
+		}
+	}
+	return *p, nil
+}
+
+// dial connects to rank i.
+func (m *meeting) dial(ctx context.Context, i int, p peer) error {
+	var d net.Dialer
+	var conn net.Conn
+	var err error
+	for try := 0; ; try++ {
+		conn, err = d.DialContext(ctx, "tcp", p.at.at.String())
+		if try == refusals || !errors.Is(err, syscall.ECONNREFUSED) {
+			break
+		}
+		select {
+		case <-ctx.Done():
+		case <-time.After(refusalPause):
+		}
+	}
+	if err == nil && m.own.gen == G2 {
+		// Gloo expects all 8 bytes in its first read.
+		_, err = conn.Write(binary.LittleEndian.AppendUint64(nil, uint64(p.id)))
+	}
+	switch {
+	case err == nil:
+		m.attach(i, conn, dialed)
+		return nil
+	case ctx.Err() != nil:
+		return ctx.Err()
+	case errors.Is(err, syscall.ECONNREFUSED):
+		return m.blame(i, transport.FaultPeerDied, "refused the connection: it has ended, or an earlier run left its address in the store", err)
+	}
+	return m.blame(i, transport.FaultPeerDied, "could not be reached", err)
+}
+
+func (m *meeting) blame(i int, kind transport.FaultKind, what string, err error) error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.blameLocked(i, kind, what, err)
+}
+
+func (m *meeting) blameLocked(i int, kind transport.FaultKind, what string, err error) error {
+	p := m.peers[i]
+	return &culprit{Missing{Rank: i, Host: p.host, Addr: p.at.at, What: what}, kind, err}
+}
+
+// explain makes the error of a failed meeting out of its cause, and what the
+// ranks that are connected already are told.
+func (m *meeting) explain(ctx context.Context, cause error) (*Error, *transport.Fault) {
+	e := &Error{Rank: m.cfg.Rank, Size: m.cfg.Size, After: time.Since(m.begun), Err: cause}
+	// What the others are told has the text of e now, and not e, which has the fault.
+	f := &transport.Fault{Kind: transport.FaultAborted, Rank: m.cfg.Rank, Reporter: m.cfg.Rank, Op: noOp}
+	defer func() {
+		if f.Err == nil {
+			f.Err = errors.New(e.Error())
+		}
+		e.fault = f
+	}()
+	var c *culprit
+	var was *transport.Fault
+	switch {
+	case errors.As(cause, &c):
+		e.Missing, e.Err = []Missing{c.Missing}, c.err
+		f.Kind, f.Rank = c.kind, c.Rank
+		return e, f
+	case errors.As(cause, &was): // of a peer, or of the native wire
+		f.Kind, f.Rank, f.Reporter, f.Err = was.Kind, was.Rank, was.Reporter, was.Err
+		return e, f
+	case errors.Is(ctx.Err(), context.Canceled):
+		f.Kind = transport.FaultCanceled
+	case ctx.Err() != nil, errors.Is(cause, store.ErrTimeout):
+		f.Kind = transport.FaultTimeout
+	default:
+		var lost *store.Error
+		if errors.As(cause, &lost) {
+			m.mu.Lock()
+			e.Missing = m.reported
+			m.mu.Unlock()
+		}
+		return e, f
+	}
+	if err := ctx.Err(); err != nil {
+		e.Err = err
+		if why := context.Cause(ctx); why != err {
+			e.Err = fmt.Errorf("%w: %w", err, why)
+		}
+	}
+	look, cancel := context.WithTimeout(context.WithoutCancel(ctx), lastLook)
+	defer cancel()
+	e.Missing = m.missing(look)
+	if f.Kind == transport.FaultTimeout && len(e.Missing) > 0 {
+		f.Rank = e.Missing[0].Rank
+	}
+	return e, f
+}
+
+// missing lists the ranks that are not connected. It leaves out ranks that may be waiting for
+// others themselves, unless that is all of them. A rank waits until all have joined the store. Then
+// it waits for the generation, and for the answer whether all have a native wire. At last it waits
+// for each rank's address before it connects to the next.
+func (m *meeting) missing(ctx context.Context) []Missing {
+	m.mu.Lock()
+	sniffing := len(m.own.at) == 0
+	m.mu.Unlock()
+	var all, patient []Missing
+	for i := range m.peers {
+		m.mu.Lock()
+		p := m.peers[i]
+		m.mu.Unlock()
+		if i == m.cfg.Rank || !p.absent() {
+			continue
+		}
+		x, waits := Missing{Rank: i, Host: p.host, Addr: p.at.at}, false
+		switch p.stage {
+		case dialed:
+			x.What = "took no connection"
+		case awaited:
+			x.What, waits = "did not connect", true
+		case unpublished:
+			ok, err := m.cfg.Store.Check(ctx, strconv.Itoa(i))
+			switch {
+			case err == nil && ok:
+				x.What, waits = "did not connect", true
+			case p.shown:
+				x.What, waits = "came but published no address", sniffing
+			default:
+				x.What = "published no address"
+				if len(all) < asked && m.cfg.LastSeen != nil {
+					x.Last, waits = m.cfg.LastSeen(ctx, i)
+				}
+			}
+		}
+		if waits {
+			patient = append(patient, x)
+		} else {
+			all = append(all, x)
+		}
+	}
+	if len(all) == 0 {
+		return patient
+	}
+	return all
+}
+
+// result is the mesh of a meeting that came about.
+func (m *meeting) result() transport.Mesh {
+	if m.native != nil {
+		m.door.close()
+		m.mesh.Close()
+		return m.native
+	}
+	m.mu.Lock()
+	late := false
+	for i := range m.peers {
+		late = late || i != m.cfg.Rank && m.peers[i].late()
+	}
+	m.mu.Unlock()
+	if late {
+		return &openMesh{m.mesh, m.door}
+	}
+	m.door.close()
+	return m.mesh
+}
+
+// openMesh is a mesh to which peers may still come.
+type openMesh struct {
+	*wire.Mesh
+	door *door
+}
+
+func (m *openMesh) Close() error {
+	m.door.close()
+	return m.Mesh.Close()
+}

@@ -1,0 +1,818 @@
+package rendezvous
+
+import (
+	"bytes"
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"go.uber.org/goleak"
+
+	"github.com/c10d-go/c10d/internal/transport"
+	"github.com/c10d-go/c10d/store"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// patience bounds what the tests wait for.
+const patience = 20 * time.Second
+
+var loopback = netip.MustParseAddr("127.0.0.1")
+
+type outcome struct {
+	rank int
+	mesh transport.Mesh
+	err  error
+}
+
+// start runs Connect for some ranks of a group.
+func start(ctx context.Context, st store.Store, size int, edit func(*Config), ranks ...int) <-chan outcome {
+	out := make(chan outcome, len(ranks))
+	for _, r := range ranks {
+		go func() {
+			cfg := Config{Store: st, Rank: r, Size: size, Address: loopback, Timeout: patience, HostName: "host" + strconv.Itoa(r)}
+			if edit != nil {
+				edit(&cfg)
+			}
+			m, err := Connect(ctx, cfg)
+			out <- outcome{r, m, err}
+		}()
+	}
+	return out
+}
+
+// connect returns the meshes of a whole group.
+func connect(t *testing.T, st store.Store, size int, edit func(*Config)) []transport.Mesh {
+	var ranks []int
+	for r := range size {
+		ranks = append(ranks, r)
+	}
+	ms := make([]transport.Mesh, size)
+	out := start(context.Background(), st, size, edit, ranks...)
+	for range ranks {
+		o := <-out
+		require.NoError(t, o.err)
+		ms[o.rank] = o.mesh
+	}
+	t.Cleanup(func() { closeAll(ms) })
+	return ms
+}
+
+func closeAll(ms []transport.Mesh) {
+	var wg sync.WaitGroup
+	for _, m := range ms {
+		wg.Go(func() { m.Close() })
+	}
+	wg.Wait()
+}
+
+// everyPair sends a message both ways between every two ranks.
+func everyPair(t *testing.T, ms []transport.Mesh) {
+	var all []*transport.Request
+	for _, m := range ms {
+		for j := range ms {
+			if j == m.Rank() {
+				continue
+			}
+			s, r := transport.NewRequest(), transport.NewRequest()
+			s.Peer, s.Slot, s.Buf = j, 3, []byte{byte(m.Rank()), byte(j)}
+			r.Peer, r.Slot, r.Buf = j, 3, make([]byte, 2)
+			m.Recv(r)
+			m.Send(s)
+			all = append(all, s, r)
+			t.Cleanup(func() { require.Equal(t, []byte{byte(j), byte(m.Rank())}, r.Buf) })
+		}
+	}
+	for _, r := range all {
+		require.NoError(t, await(t, r))
+	}
+}
+
+func await(t *testing.T, r *transport.Request) error {
+	t.Helper()
+	select {
+	case <-r.Done():
+		return r.Err()
+	case <-time.After(patience):
+		require.FailNow(t, "request does not end")
+		return nil
+	}
+}
+
+func TestWholeGroups(t *testing.T) {
+	for _, gen := range []Generation{Auto, G1, G2} {
+		for size := 1; size <= 9; size++ {
+			t.Run(fmt.Sprintf("%v/%d", gen, size), func(t *testing.T) {
+				ms := connect(t, store.NewHash(), size, func(c *Config) { c.Generation = gen })
+				for i, m := range ms {
+					require.Equal(t, i, m.Rank())
+					require.Equal(t, size, m.Size())
+				}
+				everyPair(t, ms)
+			})
+		}
+	}
+}
+
+func TestFileStore(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "store")
+	ms := connect(t, nil, 3, func(c *Config) {
+		f, err := store.NewFile(path, 3)
+		if err != nil {
+			panic(err)
+		}
+		t.Cleanup(func() { f.Close() })
+		c.Store = store.Prefix("0", f)
+	})
+	everyPair(t, ms)
+}
+
+func TestIPv6(t *testing.T) {
+	l, err := net.Listen("tcp", "[::1]:0")
+	if err != nil {
+		t.Skip("no IPv6 loopback: ", err)
+	}
+	l.Close()
+	for _, gen := range []Generation{G1, G2} {
+		ms := connect(t, store.NewHash(), 3, func(c *Config) {
+			c.Generation, c.Address = gen, netip.MustParseAddr("::1")
+		})
+		everyPair(t, ms)
+	}
+}
+
+func TestInterface(t *testing.T) {
+	ifs, err := net.Interfaces()
+	require.NoError(t, err)
+	for _, i := range ifs {
+		if i.Flags&net.FlagLoopback != 0 && i.Flags&net.FlagUp != 0 {
+			ms := connect(t, store.NewHash(), 2, func(c *Config) { c.Address, c.Interface = netip.Addr{}, i.Name })
+			everyPair(t, ms)
+		}
+	}
+	_, err = Connect(context.Background(), Config{Store: store.NewHash(), Size: 2, Interface: "no-such-if"})
+	require.ErrorContains(t, err, "no-such-if")
+
+	// The host's own name, whatever it resolves to.
+	everyPair(t, connect(t, store.NewHash(), 2, func(c *Config) { c.Address = netip.Addr{} }))
+}
+
+// TestNearer has ranks listen by which they reach the store, in the family of
+// addresses that PyTorch's ranks choose.
+func TestNearer(t *testing.T) {
+	for _, c := range []struct{ choice, near, want string }{
+		{"192.0.2.7", "", "192.0.2.7"},
+		{"192.0.2.7", "127.0.0.1", "127.0.0.1"},
+		{"192.0.2.7", "::1", "127.0.0.1"},
+		{"127.0.1.1", "127.0.0.1", "127.0.1.1"},
+		{"::1", "127.0.0.1", "::1"},
+		{"127.0.1.1", "198.51.100.7", "198.51.100.7"},
+		{"192.0.2.7", "198.51.100.7", "198.51.100.7"},
+		{"2001:db8::7", "198.51.100.7", "2001:db8::7"},
+		{"2001:db8::7", "2001:db8::8", "2001:db8::8"},
+	} {
+		near, _ := netip.ParseAddr(c.near)
+		require.Equal(t, netip.MustParseAddr(c.want), nearer(netip.MustParseAddr(c.choice), near), "%+v", c)
+	}
+	addr, err := listenAddr(t.Context(), Config{Near: loopback})
+	require.NoError(t, err)
+	require.True(t, addr.IsLoopback())
+}
+
+// dialect is a store that knows its dialect.
+type dialect struct {
+	store.Store
+	d store.Dialect
+}
+
+func (d dialect) Dialect() store.Dialect { return d.d }
+
+func TestDialectDecides(t *testing.T) {
+	for d, want := range map[store.Dialect]Generation{store.DialectV1: G1, store.DialectV2: G2} {
+		st := store.NewHash()
+		connect(t, dialect{st, d}, 2, nil)
+		b, err := st.Get(context.Background(), "1")
+		require.NoError(t, err)
+		v, err := parseValue(b, 2)
+		require.NoError(t, err)
+		require.Equal(t, want, v.gen)
+		g1, err := st.Check(context.Background(), "rank_0", "rank_1")
+		require.NoError(t, err)
+		require.Equal(t, want == G1, g1)
+	}
+}
+
+// A rank that is free to choose follows the one that is not, whoever is first.
+func TestAutoFollows(t *testing.T) {
+	for _, gen := range []Generation{G1, G2} {
+		for fixed := range 3 {
+			everyPair(t, connect(t, store.NewHash(), 3, func(c *Config) {
+				if c.Rank == fixed {
+					c.Generation = gen
+				}
+			}))
+		}
+	}
+}
+
+// peerValue is a G2 value of a peer at a port of 127.0.0.1.
+func peerValue(size int, l net.Listener) value {
+	v := value{gen: G2, host: "peer", at: []endpoint{{l.Addr().(*net.TCPAddr).AddrPort(), noSeq}}}
+	for i := range size {
+		v.ids = append(v.ids, int64(i))
+	}
+	return v
+}
+
+func listen(t *testing.T, addr string) net.Listener {
+	l, err := net.Listen("tcp", addr)
+	require.NoError(t, err)
+	t.Cleanup(func() { l.Close() })
+	return l
+}
+
+func set(t *testing.T, st store.Store, key string, b []byte) {
+	require.NoError(t, st.Set(context.Background(), key, b))
+}
+
+// published waits for what a rank publishes.
+func published(t *testing.T, st store.Store, rank, size int) value {
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	b, err := st.Get(ctx, strconv.Itoa(rank))
+	require.NoError(t, err)
+	v, err := parseValue(b, size)
+	require.NoError(t, err)
+	return v
+}
+
+// failure waits for a Connect that fails and returns its error.
+func failure(t *testing.T, out <-chan outcome) *Error {
+	t.Helper()
+	select {
+	case o := <-out:
+		var e *Error
+		require.ErrorAs(t, o.err, &e)
+		return e
+	case <-time.After(patience + 10*time.Second):
+		require.FailNow(t, "Connect does not return")
+		return nil
+	}
+}
+
+func g2(c *Config) { c.Generation = G2 }
+
+func TestTimeouts(t *testing.T) {
+	// limit is time enough for what has to happen before.
+	const limit = 5 * time.Second
+	short := func(c *Config) { c.Generation, c.Timeout = G2, limit }
+	t.Run("published nothing", func(t *testing.T) {
+		t.Parallel()
+		e := failure(t, start(context.Background(), store.NewHash(), 3, short, 1))
+		require.Regexp(t, `^rendezvous: rank 1 of 3: rank 0 published no address within [\d.]+m?s; rank 2 published no address within`, e.Error())
+		require.ErrorIs(t, e, context.DeadlineExceeded)
+		require.True(t, e.Timeout())
+	})
+	t.Run("some are there", func(t *testing.T) {
+		t.Parallel()
+		// Rank 1 waits with rank 0 for rank 2, and learns from it.
+		st := store.NewHash()
+		patient := start(context.Background(), st, 3, g2, 1)
+		e := failure(t, start(context.Background(), st, 3, short, 0))
+		require.Len(t, e.Missing, 1)
+		require.Equal(t, 2, e.Missing[0].Rank)
+		e = failure(t, patient)
+		var f *transport.Fault
+		require.ErrorAs(t, e, &f)
+		require.Equal(t, transport.FaultTimeout, f.Kind)
+		require.Equal(t, 2, f.Rank)
+		require.Equal(t, 0, f.Reporter)
+		require.ErrorContains(t, f, "rank 2 published no address within")
+	})
+	t.Run("did not connect", func(t *testing.T) {
+		t.Parallel()
+		st := store.NewHash()
+		l := listen(t, "127.0.0.9:0") // greater: it would connect
+		set(t, st, "1", peerValue(2, l).encode())
+		e := failure(t, start(context.Background(), st, 2, short, 0))
+		require.Contains(t, e.Error(), fmt.Sprintf("rank 1 (host peer, %v) did not connect within", l.Addr()))
+	})
+	t.Run("undecided", func(t *testing.T) {
+		t.Parallel()
+		st := store.NewHash()
+		set(t, st, "auto_1", []byte("h"))
+		e := failure(t, start(context.Background(), st, 3, func(c *Config) { c.Timeout = limit }, 0))
+		require.NotContains(t, e.Error(), "rank 1", "it waits for rank 2 as well")
+		require.Contains(t, e.Error(), "rank 2 published no address")
+	})
+	t.Run("cancelled", func(t *testing.T) {
+		ctx, cancel := context.WithCancel(context.Background())
+		st := store.NewHash()
+		out := start(ctx, st, 2, g2, 0)
+		published(t, st, 0, 2)
+		cancel()
+		e := failure(t, out)
+		require.ErrorIs(t, e, context.Canceled)
+		require.False(t, e.Timeout())
+		require.Equal(t, 1, e.Missing[0].Rank)
+	})
+	t.Run("cancelled with a cause", func(t *testing.T) {
+		ctx, cancel := context.WithCancelCause(context.Background())
+		st := store.NewHash()
+		out := start(ctx, st, 3, g2, 0)
+		v := published(t, st, 0, 3)
+		c := introduce(t, v.at[0].at, v.ids[1])
+		defer c.Close()
+		control := func(code, offset, length byte) []byte {
+			h := make([]byte, 48)
+			h[0], h[8], h[22], h[23], h[24], h[32] = 48, 2, code, 0xC1, offset, length
+			return h
+		}
+		_, err := c.Write(append(control(1, 0, 2), control(4, 1, 0)...)) // HELLO of version 2, PING
+		require.NoError(t, err)
+		_, err = io.ReadFull(c, make([]byte, 2*48)) // HELLO, PONG
+		require.NoError(t, err)
+		cancel(errors.New("user pressed stop"))
+		e := failure(t, out)
+		require.ErrorIs(t, e, context.Canceled)
+		require.ErrorContains(t, e, "user pressed stop")
+		var f *transport.Fault
+		require.ErrorAs(t, e, &f)
+		require.Equal(t, transport.FaultCanceled, f.Kind)
+		told, _ := io.ReadAll(c)
+		var words []byte
+		for ; len(told) >= 48 && told[22] == 6; told = told[48:] {
+			words = append(words, told[24:24+told[16]]...)
+		}
+		require.Contains(t, string(words), "user pressed stop", "the other rank hears why")
+	})
+	t.Run("closed store", func(t *testing.T) {
+		st := store.NewHash()
+		out := start(context.Background(), st, 2, g2, 0)
+		published(t, st, 0, 2)
+		require.NoError(t, st.Close())
+		require.ErrorIs(t, failure(t, out), store.ErrClosed)
+	})
+}
+
+func TestRefused(t *testing.T) {
+	st := store.NewHash()
+	l := listen(t, "127.0.0.8:0") // where nobody else takes the port
+	v := peerValue(2, l)
+	l.Close()
+	set(t, st, "1", v.encode())
+	e := failure(t, start(context.Background(), st, 2, func(c *Config) {
+		c.Generation, c.Address = G2, netip.MustParseAddr("127.0.0.9")
+	}, 0))
+	require.Contains(t, e.Error(), fmt.Sprintf("rank 1 (host peer, %v) refused the connection", l.Addr()))
+	require.False(t, e.Timeout())
+}
+
+func TestUnusableValues(t *testing.T) {
+	g1 := value{gen: G1, at: []endpoint{at("127.0.0.1:9")}}
+	for name, c := range map[string]struct {
+		value []byte
+		gen   Generation
+		want  string
+		is    error
+	}{
+		"other form":    {g1.encode(), G2, "rank 1 published its address in the form G1 (PyTorch up to 2.0) where this rank uses G2 (PyTorch 2.1 and later)", ErrGeneration},
+		"other form 2":  {value{gen: G2, at: g1.at}.encode(), G1, "rank 1 (127.0.0.1:9) published", ErrGeneration},
+		"garbage":       {[]byte("garbage"), G2, "rank 1 published 7 bytes that are no Gloo address", ErrAddress},
+		"garbage, auto": {[]byte("garbage"), Auto, "rank 1 published 7 bytes that are no Gloo address", ErrAddress},
+		"other family":  {value{gen: G2, at: []endpoint{at("[::1]:9")}}.encode(), G2, "IPv6", ErrAddress},
+	} {
+		t.Run(name, func(t *testing.T) {
+			st := store.NewHash()
+			set(t, st, "1", c.value)
+			e := failure(t, start(context.Background(), st, 2, func(cfg *Config) { cfg.Generation = c.gen }, 0))
+			if name != "other form 2" {
+				require.Contains(t, e.Error(), c.want)
+			}
+			require.ErrorIs(t, e, c.is)
+			require.Equal(t, 1, e.Missing[0].Rank)
+		})
+	}
+}
+
+func introduce(t *testing.T, addr netip.AddrPort, id int64) net.Conn {
+	c, err := net.Dial("tcp", addr.String())
+	require.NoError(t, err)
+	t.Cleanup(func() { c.Close() })
+	_, err = c.Write(binary.LittleEndian.AppendUint64(nil, uint64(id)))
+	require.NoError(t, err)
+	return c
+}
+
+func closed(t *testing.T, c net.Conn) {
+	t.Helper()
+	require.NoError(t, c.SetReadDeadline(time.Now().Add(patience)))
+	_, err := c.Read(make([]byte, 1))
+	require.Error(t, err)
+	require.False(t, errors.Is(err, os.ErrDeadlineExceeded))
+}
+
+// Strangers with a wrong number, a taken one or none are sent away, and the
+// group meets in spite of them.
+func TestStrangers(t *testing.T) {
+	st := store.NewHash()
+	out := start(context.Background(), st, 3, g2, 0)
+	v := published(t, st, 0, 3)
+	silent, err := net.Dial("tcp", v.at[0].at.String())
+	require.NoError(t, err)
+	defer silent.Close()
+	half, err := net.Dial("tcp", v.at[0].at.String())
+	require.NoError(t, err)
+	half.Write([]byte{1, 0, 0})
+	half.Close()
+	require.Len(t, v.ids, 3)
+	// The numbers of ranks, the one for this rank itself, and numbers of nobody.
+	for _, id := range []int64{0, 1, 2, v.ids[0], 3, -1, 1 << 40, 0x2f20544547} {
+		c := introduce(t, v.at[0].at, id)
+		c.Write(bytes.Repeat([]byte("garbage!"), 100))
+		closed(t, c)
+	}
+	rest := start(context.Background(), st, 3, g2, 1, 2)
+	ms := make([]transport.Mesh, 3)
+	for range 3 {
+		select {
+		case o := <-out:
+			require.NoError(t, o.err)
+			ms[o.rank] = o.mesh
+		case o := <-rest:
+			require.NoError(t, o.err)
+			ms[o.rank] = o.mesh
+		}
+	}
+	defer closeAll(ms)
+	closed(t, silent)
+	everyPair(t, ms)
+}
+
+// A number counts once.
+func TestNumberIsTaken(t *testing.T) {
+	st := store.NewHash()
+	out := start(context.Background(), st, 3, g2, 0)
+	v := published(t, st, 0, 3)
+	first := introduce(t, v.at[0].at, v.ids[1])
+	_, err := io.ReadFull(first, make([]byte, 48)) // its mesh speaks
+	require.NoError(t, err)
+	closed(t, introduce(t, v.at[0].at, v.ids[1]))
+	second := introduce(t, v.at[0].at, v.ids[2])
+	o := <-out
+	require.NoError(t, o.err)
+	require.NoError(t, second.Close())
+	require.NoError(t, first.Close())
+	require.NoError(t, o.mesh.Close())
+}
+
+// A rank that dies once it is connected ends the rendezvous of the others, who
+// wait for a third.
+func TestPeerDiesMeanwhile(t *testing.T) {
+	hello := make([]byte, 48)
+	hello[0], hello[8], hello[22], hello[23], hello[32] = 48, 2, 1, 0xC1, 1
+	t.Run("rank of this library", func(t *testing.T) {
+		st := store.NewHash()
+		out := start(context.Background(), st, 3, g2, 0)
+		v := published(t, st, 0, 3)
+		c := introduce(t, v.at[0].at, v.ids[1])
+		c.Write(hello)
+		c.Close()
+		var f *transport.Fault
+		require.ErrorAs(t, failure(t, out), &f)
+		require.Equal(t, transport.FaultPeerDied, f.Kind)
+		require.Equal(t, 1, f.Rank)
+	})
+	t.Run("PyTorch rank", func(t *testing.T) {
+		st := store.NewHash()
+		out := start(context.Background(), st, 3, g2, 0)
+		v := published(t, st, 0, 3)
+		introduce(t, v.at[0].at, v.ids[1]).Close()
+		e := failure(t, out)
+		require.Contains(t, e.Error(), "rank 1 closed its connection before all ranks had met")
+		require.Less(t, e.After, patience)
+	})
+}
+
+// A peer that published no pair numbers may connect when it needs us: its
+// number is its rank, and ours is ours.
+func TestLazyPeer(t *testing.T) {
+	t.Run("this rank connects", func(t *testing.T) {
+		st := store.NewHash()
+		l := listen(t, "127.0.0.1:0")
+		v := peerValue(2, l)
+		v.ids = nil
+		set(t, st, "1", v.encode())
+		out := start(context.Background(), st, 2, func(c *Config) {
+			c.Generation, c.Address = G2, netip.MustParseAddr("127.0.0.9")
+		}, 0)
+		c, err := l.Accept()
+		require.NoError(t, err)
+		defer c.Close()
+		b := make([]byte, 8)
+		_, err = io.ReadFull(c, b)
+		require.NoError(t, err)
+		require.Equal(t, make([]byte, 8), b)
+		o := <-out
+		require.NoError(t, o.err)
+		c.Close()
+		require.NoError(t, o.mesh.Close())
+	})
+	t.Run("the peer connects late", func(t *testing.T) {
+		st := store.NewHash()
+		v := peerValue(2, listen(t, "127.0.0.9:0"))
+		v.ids = nil
+		set(t, st, "1", v.encode())
+		out := start(context.Background(), st, 2, g2, 0)
+		o := <-out
+		require.NoError(t, o.err)
+		defer o.mesh.Close()
+		r := transport.NewRequest()
+		r.Peer, r.Slot, r.Buf = 1, 4, make([]byte, 2)
+		o.mesh.Recv(r)
+		c := introduce(t, published(t, st, 0, 2).at[0].at, 1)
+		var b [96]byte // SEND_READY and DATA
+		for i, w := range []uint64{48, 2, 4, 0, 2, 0, 50, 1, 4, 0, 2, 0} {
+			binary.LittleEndian.PutUint64(b[8*i:], w)
+		}
+		_, err := c.Write(append(b[:], "ok"...))
+		require.NoError(t, err)
+		require.NoError(t, await(t, r))
+		require.Equal(t, "ok", string(r.Buf))
+	})
+	t.Run("strangers claim to be the peer", func(t *testing.T) {
+		st := store.NewHash()
+		v := peerValue(2, listen(t, "127.0.0.9:0"))
+		v.ids = nil
+		set(t, st, "1", v.encode())
+		o := <-start(context.Background(), st, 2, g2, 0)
+		require.NoError(t, o.err)
+		defer o.mesh.Close()
+		at := published(t, st, 0, 2).at[0].at
+		garbage := introduce(t, at, 1)
+		_, err := garbage.Write(bytes.Repeat([]byte("garbage!"), 100))
+		require.NoError(t, err)
+		ended(t, garbage)
+		silent := introduce(t, at, 1)
+		awaitHello(t, silent)
+		// The peer receives from any rank: it connects and says nothing, and is told
+		// of the message as all others are that may be it.
+		s := transport.NewRequest()
+		s.Peer, s.Slot, s.Buf = 1, 4, []byte("ok")
+		o.mesh.Send(s)
+		c := introduce(t, at, 1)
+		awaitHello(t, c)
+		require.Equal(t, words(48, 2, 4, 0, 2, 0), take(t, c, 48))
+		_, err = c.Write(words(48, 3, 4, 0, 2, 0))
+		require.NoError(t, err)
+		require.Equal(t, append(words(50, 1, 4, 0, 2, 0), "ok"...), take(t, c, 50))
+		require.NoError(t, await(t, s))
+		require.Equal(t, words(48, 2, 4, 0, 2, 0), take(t, silent, 48))
+		closed(t, silent)
+	})
+	t.Run("the peer never connects", func(t *testing.T) {
+		st := store.NewHash()
+		v := peerValue(2, listen(t, "127.0.0.9:0"))
+		v.ids = nil
+		set(t, st, "1", v.encode())
+		o := <-start(context.Background(), st, 2, g2, 0)
+		require.NoError(t, o.err)
+		require.NoError(t, o.mesh.Close())
+	})
+}
+
+// words are 64-bit numbers as bytes: a message.
+func words(ns ...uint64) (b []byte) {
+	for _, n := range ns {
+		b = binary.LittleEndian.AppendUint64(b, n)
+	}
+	return b
+}
+
+func take(t *testing.T, c net.Conn, n int) []byte {
+	t.Helper()
+	require.NoError(t, c.SetReadDeadline(time.Now().Add(patience)))
+	b := make([]byte, n)
+	_, err := io.ReadFull(c, b)
+	require.NoError(t, err)
+	return b
+}
+
+// ended waits for the end of a connection, whatever comes before.
+func ended(t *testing.T, c net.Conn) {
+	t.Helper()
+	require.NoError(t, c.SetReadDeadline(time.Now().Add(20*time.Second)))
+	_, err := io.Copy(io.Discard, c)
+	require.False(t, errors.Is(err, os.ErrDeadlineExceeded), "the connection is still there")
+}
+
+func awaitHello(t *testing.T, c net.Conn) {
+	t.Helper()
+	require.Equal(t, words(48, 2, 0xC101<<48, 0, 2, 0), take(t, c, 48))
+}
+
+// Strangers at a listener that is for one peer, without numbers, cost the group
+// nothing either, whether they come before the peer or not.
+func TestStrangersWithoutNumbers(t *testing.T) {
+	const size = 3
+	g1 := func(c *Config) { c.Generation = G1 }
+	st := store.NewHash()
+	var ends []<-chan outcome
+	var strangers []net.Conn
+	knock := func(at netip.AddrPort, say string) {
+		c, err := net.Dial("tcp", at.String())
+		if err != nil {
+			return // the peer is known already, and nobody listens any more
+		}
+		t.Cleanup(func() { c.Close() })
+		io.WriteString(c, say)
+		strangers = append(strangers, c)
+	}
+	for r := range size {
+		ends = append(ends, start(context.Background(), st, size, g1, r))
+		for _, e := range published(t, st, r, size).at {
+			knock(e.at, strings.Repeat("garbage!", 100))
+			knock(e.at, "")
+		}
+	}
+	ms := make([]transport.Mesh, size)
+	for _, end := range ends {
+		o := <-end
+		require.NoError(t, o.err)
+		ms[o.rank] = o.mesh
+	}
+	defer closeAll(ms)
+	everyPair(t, ms)
+	require.NotEmpty(t, strangers)
+	for _, c := range strangers {
+		ended(t, c)
+	}
+}
+
+// A stranger at the listener for a peer that has not connected yet is not the peer.
+func TestStrangersBeforeThePeer(t *testing.T) {
+	for name, leave := range map[string]bool{"silent": false, "gone": true} {
+		t.Run(name, func(t *testing.T) {
+			st := store.NewHash()
+			peer := value{gen: G1, at: []endpoint{{listen(t, "127.0.0.9:0").Addr().(*net.TCPAddr).AddrPort(), noSeq}}}
+			set(t, st, "1", peer.encode())
+			out := start(context.Background(), st, 2, func(c *Config) { c.Generation = G1 }, 0)
+			at := published(t, st, 0, 2).at[0].at
+			stranger, err := net.Dial("tcp", at.String())
+			require.NoError(t, err)
+			defer stranger.Close()
+			awaitHello(t, stranger)
+			if leave {
+				_, err = stranger.Write(bytes.Repeat([]byte("garbage!"), 100))
+				require.NoError(t, err)
+				ended(t, stranger)
+			}
+			c, err := net.Dial("tcp", at.String())
+			require.NoError(t, err)
+			defer c.Close()
+			awaitHello(t, c)
+			o := <-out
+			require.NoError(t, o.err)
+			defer o.mesh.Close()
+			r := transport.NewRequest()
+			r.Peer, r.Slot, r.Buf = 1, 4, make([]byte, 2)
+			o.mesh.Recv(r)
+			require.Equal(t, words(48, 3, 4, 0, 2, 0), take(t, c, 48))
+			_, err = c.Write(append(append(words(48, 2, 4, 0, 2, 0), words(50, 1, 4, 0, 2, 0)...), "ok"...))
+			require.NoError(t, err)
+			require.NoError(t, await(t, r))
+			require.Equal(t, "ok", string(r.Buf))
+			_, err = net.Dial("tcp", at.String())
+			require.Error(t, err, "nobody else is taken for the peer")
+		})
+	}
+}
+
+// A peer that says nothing and ends counts as gone, once all ranks have met.
+func TestASilentPeerDies(t *testing.T) {
+	st := store.NewHash()
+	peer := value{gen: G1, at: []endpoint{{listen(t, "127.0.0.9:0").Addr().(*net.TCPAddr).AddrPort(), noSeq}}}
+	set(t, st, "1", peer.encode())
+	out := start(context.Background(), st, 2, func(c *Config) { c.Generation = G1 }, 0)
+	c, err := net.Dial("tcp", published(t, st, 0, 2).at[0].at.String())
+	require.NoError(t, err)
+	awaitHello(t, c)
+	o := <-out
+	require.NoError(t, o.err)
+	defer o.mesh.Close()
+	r := transport.NewRequest()
+	r.Peer, r.Slot, r.Buf = 1, 4, make([]byte, 2)
+	o.mesh.Recv(r)
+	require.NoError(t, c.Close())
+	var f *transport.Fault
+	require.ErrorAs(t, await(t, r), &f)
+	require.Equal(t, transport.FaultPeerDied, f.Kind)
+	require.Equal(t, 1, f.Rank)
+}
+
+// As many connections as one likes may claim to be a peer: those from where it
+// listens stay.
+func TestManyCandidates(t *testing.T) {
+	here := netip.MustParseAddr("127.0.0.1")
+	found := make(chan struct{})
+	c := newCandidates(
+		func(c net.Conn) bool { return c.RemoteAddr().(*net.TCPAddr).AddrPort().Addr() == here },
+		func() bool { return true }, func() { close(found) })
+	l := listen(t, "127.0.0.1:0")
+	dial := func(from string) net.Conn {
+		d := net.Dialer{LocalAddr: &net.TCPAddr{IP: net.ParseIP(from)}}
+		conn, err := d.Dial("tcp", l.Addr().String())
+		require.NoError(t, err)
+		t.Cleanup(func() { conn.Close() })
+		accepted, err := l.Accept()
+		require.NoError(t, err)
+		c.add(accepted)
+		return conn
+	}
+	_, err := c.Write(words(48, 2, 0xC101<<48, 0, 2, 0))
+	require.NoError(t, err)
+	peer := dial("127.0.0.1")
+	awaitHello(t, peer)
+	first := dial("127.0.0.5")
+	awaitHello(t, first)
+	for range 3 * maxCandidates {
+		awaitHello(t, dial("127.0.0.5"))
+	}
+	closed(t, first)
+	_, err = peer.Write(words(48, 2, 4, 0, 2, 0))
+	require.NoError(t, err)
+	<-found
+	closed(t, dial("127.0.0.1"))
+	b := make([]byte, 48)
+	_, err = io.ReadFull(c, b)
+	require.NoError(t, err)
+	require.Equal(t, words(48, 2, 4, 0, 2, 0), b)
+	require.NoError(t, c.Close())
+	closed(t, peer)
+}
+
+// Neither a group that met nor one that did not leaves a descriptor open.
+func TestDescriptors(t *testing.T) {
+	count := func() int {
+		fds, err := os.ReadDir("/proc/self/fd")
+		if err != nil {
+			t.Skip("cannot count descriptors: ", err)
+		}
+		return len(fds)
+	}
+	round := func() {
+		for _, gen := range []Generation{G1, G2} {
+			st, edit := store.NewHash(), func(c *Config) { c.Generation = gen }
+			ms := make([]transport.Mesh, 4)
+			out := start(context.Background(), st, 4, edit, 0, 1, 2, 3)
+			for i := range ms {
+				o := <-out
+				require.NoError(t, o.err)
+				ms[i] = o.mesh
+			}
+			closeAll(ms)
+			out = start(context.Background(), store.NewHash(), 4, func(c *Config) {
+				c.Generation, c.Timeout = gen, 50*time.Millisecond
+			}, 0, 1)
+			failure(t, out)
+			failure(t, out)
+		}
+	}
+	round()
+	before := count()
+	for range 3 {
+		round()
+	}
+	require.Eventually(t, func() bool { return count() <= before }, patience, time.Millisecond)
+}
+
+func TestTimeoutBelowZero(t *testing.T) {
+	st := store.NewHash()
+	defer st.Close()
+	everyPair(t, connect(t, st, 2, func(c *Config) { c.Timeout = -1 }))
+}
+
+func TestBadConfig(t *testing.T) {
+	for _, c := range []Config{
+		{Store: store.NewHash()},
+		{Store: store.NewHash(), Size: 2, Rank: 2},
+		{Store: store.NewHash(), Size: 2, Rank: -1},
+		{Size: 2},
+		{Store: store.NewHash(), Size: 2, Generation: 7},
+	} {
+		_, err := Connect(context.Background(), c)
+		require.ErrorContains(t, err, "rendezvous: ")
+	}
+}

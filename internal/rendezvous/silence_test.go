@@ -1,0 +1,87 @@
+package rendezvous
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"log/slog"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/c10d-go/c10d/internal/transport"
+	"github.com/c10d-go/c10d/internal/waiting"
+	"github.com/c10d-go/c10d/store"
+)
+
+type lines struct {
+	mu sync.Mutex
+	b  bytes.Buffer
+}
+
+func (l *lines) Write(b []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.b.Write(b)
+}
+
+func (l *lines) String() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.b.String()
+}
+
+// TestMissingRankIsLogged: ranks 0 and 2 of 3 say that they wait for rank 1, and what is known
+// of it. They do not name each other.
+func TestMissingRankIsLogged(t *testing.T) {
+	for name, tc := range map[string]struct {
+		native     bool
+		generation Generation
+	}{"Gloo's wire": {false, Auto}, "native": {true, Auto}, "Gloo's wire, PyTorch 2": {false, G2}, "native, PyTorch 2": {true, G2}} {
+		t.Run(name, func(t *testing.T) {
+			st := store.NewHash()
+			defer st.Close()
+			ctx, cancel := context.WithCancel(waiting.WithFirst(context.Background(), 20*time.Millisecond))
+			defer cancel()
+			logs := make([]lines, 3)
+			out := start(ctx, st, 3, func(c *Config) {
+				c.Generation = tc.generation
+				c.Logger = slog.New(slog.NewTextHandler(&logs[c.Rank], nil))
+				c.LastSeen = func(_ context.Context, rank int) (string, bool) {
+					return fmt.Sprintf("rank %d has not joined the store", rank), false
+				}
+				if tc.native {
+					c.Native = &Native{Record: []byte("x"), Connect: func(context.Context, [][]byte) (transport.Mesh, error) { return nil, nil }}
+				}
+			}, 0, 2)
+			for _, r := range []int{0, 2} {
+				require.Eventually(t, func() bool {
+					s := logs[r].String()
+					return strings.Contains(s, `msg="c10d: waiting for rank 1 to connect" missing="rank 1 published no address (rank 1 has not joined the store)" waited=`) &&
+						strings.Contains(s, "until=")
+				}, 20*time.Second, time.Millisecond, "rank %d: %s", r, &logs[r])
+			}
+			cancel()
+			for range 2 {
+				o := <-out
+				var e *Error
+				require.ErrorAs(t, o.err, &e)
+				require.Contains(t, e.Error(), "rank 1 published no address (rank 1 has not joined the store)")
+			}
+		})
+	}
+}
+
+// TestStoreThatEnds: a rank whose store ends while it waits still says whom it waited for.
+func TestStoreThatEnds(t *testing.T) {
+	st := store.NewHash()
+	var log lines
+	ctx := waiting.WithFirst(t.Context(), 10*time.Millisecond)
+	out := start(ctx, st, 2, func(c *Config) { c.Logger = slog.New(slog.NewTextHandler(&log, nil)) }, 0)
+	require.Eventually(t, func() bool { return strings.Contains(log.String(), "rank 1") }, 20*time.Second, time.Millisecond)
+	require.NoError(t, st.Close())
+	require.ErrorContains(t, (<-out).err, "rank 1 published no address: ")
+}

@@ -1,0 +1,420 @@
+// Package mem carries the messages of a group whose ranks all live in one
+// process: a transport.Mesh without sockets, for tests and for trying things
+// out. It can also play the faults of a network.
+//
+// A Fabric holds any number of groups. Each rank joins by the group's name:
+//
+//	f := mem.NewFabric()
+//	m, err := f.Join("0", rank, size)
+//
+// Sends are matched with receives as on Gloo's wire and copied straight from
+// one buffer to the other, so a send completes when its receive does. Every
+// rank counts as native: it answers Diagnose and takes faults from others.
+package mem
+
+import (
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/c10d-go/c10d/internal/transport"
+)
+
+// Fabric connects ranks of one process. It is safe for many goroutines.
+type Fabric struct {
+	mu       sync.Mutex
+	networks map[string]*network
+	drop     func(group string, from, to int, slot uint64) bool
+}
+
+// NewFabric returns a fabric without groups.
+func NewFabric() *Fabric { return &Fabric{networks: make(map[string]*network)} }
+
+// DropIf makes every message lost for which f returns true: its send
+// completes, its receive never does. Set it before ranks join.
+func (f *Fabric) DropIf(drop func(group string, from, to int, slot uint64) bool) { f.drop = drop }
+
+// Join returns rank's end of the group called name. It does not wait for the
+// other ranks: what is sent to a rank that has not joined yet waits for it.
+func (f *Fabric) Join(name string, rank, size int) (transport.Mesh, error) {
+	if rank < 0 || rank >= size {
+		return nil, fmt.Errorf("mem: rank %d is not within a group of %d", rank, size)
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	n := f.networks[name]
+	if n == nil {
+		n = &network{name: name, drop: f.drop, ends: make([]*end, size), pairs: make(map[pairKey]*pairQueue), any: make(map[anyKey]*queue)}
+		f.networks[name] = n
+	}
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if len(n.ends) != size {
+		return nil, fmt.Errorf("mem: rank %d joins group %q with size %d, others with %d", rank, name, size, len(n.ends))
+	}
+	if n.ends[rank] != nil {
+		return nil, fmt.Errorf("mem: rank %d is in group %q already", rank, name)
+	}
+	e := &end{net: n, rank: rank, failed: make(chan struct{})}
+	n.ends[rank] = e
+	if n.fault != nil { // the group failed before this rank came
+		n.failLocked(rank, n.fault)
+	}
+	return e, nil
+}
+
+// Kill makes a rank of a group die as a process does: the others see its
+// connections end without a goodbye.
+func (f *Fabric) Kill(name string, rank int) {
+	f.mu.Lock()
+	n := f.networks[name]
+	f.mu.Unlock()
+	if n == nil {
+		return
+	}
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.failLocked(rank, &transport.Fault{Kind: transport.FaultAborted, Rank: rank, Reporter: rank, Op: 0xff, Err: fmt.Errorf("mem: rank %d was killed", rank)})
+	n.failAllLocked(&transport.Fault{Kind: transport.FaultPeerDied, Rank: rank, Reporter: -1, Op: 0xff})
+}
+
+// Freeze makes a rank stop as SIGSTOP does: nothing it sends arrives any more
+// and it answers nobody.
+func (f *Fabric) Freeze(name string, rank int) {
+	f.mu.Lock()
+	n := f.networks[name]
+	f.mu.Unlock()
+	if n == nil {
+		return
+	}
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.frozen == nil {
+		n.frozen = make(map[int]bool)
+	}
+	n.frozen[rank] = true
+}
+
+type (
+	pairKey struct {
+		from, to int
+		slot     uint64
+	}
+	anyKey struct {
+		to   int
+		slot uint64
+	}
+	pairQueue struct{ sends, recvs queue }
+)
+
+// queue is a FIFO of requests linked through their Next.
+type queue struct{ head, tail *transport.Request }
+
+func (q *queue) push(r *transport.Request) {
+	r.Next = nil
+	if q.head == nil {
+		q.head = r
+	} else {
+		q.tail.Next = r
+	}
+	q.tail = r
+}
+
+func (q *queue) pop() *transport.Request {
+	r := q.head
+	if r != nil {
+		q.head, r.Next = r.Next, nil
+	}
+	return r
+}
+
+type network struct {
+	name string
+	drop func(group string, from, to int, slot uint64) bool
+
+	mu     sync.Mutex
+	fault  *transport.Fault // of the whole group, for ranks that join later
+	ends   []*end
+	frozen map[int]bool
+	pairs  map[pairKey]*pairQueue
+	free   []*pairQueue // empty queues to use again
+	any    map[anyKey]*queue
+	last   int // who left last
+}
+
+type end struct {
+	net               *network
+	rank              int
+	issued, completed atomic.Uint64
+	fault             atomic.Pointer[transport.Fault]
+	failed            chan struct{}
+	closed, departed  bool // under net.mu
+}
+
+func (e *end) Rank() int                     { return e.rank }
+func (e *end) Size() int                     { return len(e.net.ends) }
+func (e *end) Fault() *transport.Fault       { return e.fault.Load() }
+func (e *end) Failed() <-chan struct{}       { return e.failed }
+func (e *end) SetProgress(issued, ok uint64) { e.issued.Store(issued); e.completed.Store(ok) }
+
+// refuse returns why no request can be posted, nil if one can.
+func (e *end) refuse() error {
+	if e.closed {
+		return transport.ErrClosed
+	}
+	if f := e.fault.Load(); f != nil {
+		return f
+	}
+	return nil
+}
+
+func (n *network) pair(k pairKey) *pairQueue {
+	q := n.pairs[k]
+	if q == nil {
+		if i := len(n.free); i > 0 {
+			q, n.free = n.free[i-1], n.free[:i-1]
+		} else {
+			q = new(pairQueue)
+		}
+		n.pairs[k] = q
+	}
+	return q
+}
+
+// release forgets an empty queue: slots count up and never come back.
+func (n *network) release(k pairKey, q *pairQueue) {
+	if q.sends.head == nil && q.recvs.head == nil && n.pairs[k] == q {
+		delete(n.pairs, k)
+		n.free = append(n.free, q)
+	}
+}
+
+func (e *end) Send(r *transport.Request) {
+	n := e.net
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if err := e.refuse(); err != nil {
+		r.Complete(err)
+		return
+	}
+	if n.left(r.Peer) {
+		e.leftLocked(r)
+		return
+	}
+	if n.frozen[e.rank] || n.drop != nil && n.drop(n.name, e.rank, r.Peer, r.Slot) {
+		r.Complete(nil)
+		return
+	}
+	k := pairKey{e.rank, r.Peer, r.Slot}
+	q := n.pair(k)
+	if q.recvs.head == nil {
+		if a := n.any[anyKey{r.Peer, r.Slot}]; a != nil && !n.frozen[r.Peer] {
+			recv := a.pop()
+			if a.head == nil {
+				delete(n.any, anyKey{r.Peer, r.Slot})
+			}
+			recv.Peer = e.rank
+			q.recvs.push(recv)
+		}
+	}
+	q.sends.push(r)
+	n.match(k, q)
+}
+
+func (e *end) Recv(r *transport.Request) {
+	n := e.net
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if err := e.refuse(); err != nil {
+		r.Complete(err)
+		return
+	}
+	k := pairKey{r.Peer, e.rank, r.Slot}
+	q := n.pair(k)
+	if q.sends.head == nil && n.left(r.Peer) {
+		n.release(k, q)
+		e.leftLocked(r)
+		return
+	}
+	q.recvs.push(r)
+	n.match(k, q)
+}
+
+func (e *end) RecvAny(r *transport.Request) {
+	n := e.net
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if err := e.refuse(); err != nil {
+		r.Complete(err)
+		return
+	}
+	for from := range n.ends {
+		k := pairKey{from, e.rank, r.Slot}
+		if q := n.pairs[k]; q != nil && q.sends.head != nil {
+			r.Peer = from
+			q.recvs.push(r)
+			n.match(k, q)
+			return
+		}
+	}
+	if len(n.ends) > 1 && n.alone(e.rank) {
+		r.Peer = n.last
+		e.leftLocked(r)
+		return
+	}
+	k := anyKey{e.rank, r.Slot}
+	if n.any[k] == nil {
+		n.any[k] = new(queue)
+	}
+	n.any[k].push(r)
+}
+
+func (n *network) left(rank int) bool { return n.ends[rank] != nil && n.ends[rank].departed }
+
+// leftLocked fails an end that needs a rank that is gone.
+func (e *end) leftLocked(r *transport.Request) {
+	f := &transport.Fault{Kind: transport.FaultPeerLeft, Rank: r.Peer, Reporter: e.rank, Op: 0xff}
+	r.Complete(f)
+	e.net.failAllLocked(f)
+}
+
+// match copies what can be copied on one pair and slot.
+func (n *network) match(k pairKey, q *pairQueue) {
+	defer n.release(k, q)
+	if n.frozen[k.from] || n.frozen[k.to] {
+		return
+	}
+	for q.sends.head != nil && q.recvs.head != nil {
+		s, r := q.sends.pop(), q.recvs.pop()
+		if len(s.Buf) != len(r.Buf) {
+			err := &transport.SizeError{Peer: k.from, Slot: k.slot, Want: uint64(len(r.Buf)), Got: uint64(len(s.Buf))}
+			f := &transport.Fault{Kind: transport.FaultMismatch, Rank: k.from, Reporter: k.to, Op: 0xff, Err: err}
+			s.Complete(f)
+			r.Complete(f)
+			n.failAllLocked(f)
+			return
+		}
+		copy(r.Buf, s.Buf)
+		s.Complete(nil)
+		r.Complete(nil)
+	}
+}
+
+func (n *network) failAllLocked(f *transport.Fault) {
+	if n.fault == nil {
+		n.fault = f
+	}
+	for r := range n.ends {
+		if !n.frozen[r] {
+			n.failLocked(r, f)
+		}
+	}
+}
+
+// failLocked ends rank's mesh with f, unless it has ended already.
+func (n *network) failLocked(rank int, f *transport.Fault) {
+	e := n.ends[rank]
+	if e == nil || e.closed || !e.fault.CompareAndSwap(nil, f) {
+		return
+	}
+	n.dropRequests(rank, f)
+	close(e.failed)
+}
+
+// dropRequests completes everything that rank has posted.
+func (n *network) dropRequests(rank int, err error) {
+	for k, q := range n.pairs {
+		if k.from == rank {
+			for r := q.sends.pop(); r != nil; r = q.sends.pop() {
+				r.Complete(err)
+			}
+		}
+		if k.to == rank {
+			for r := q.recvs.pop(); r != nil; r = q.recvs.pop() {
+				r.Complete(err)
+			}
+		}
+		n.release(k, q)
+	}
+	for k, q := range n.any {
+		if k.to == rank {
+			for r := q.pop(); r != nil; r = q.pop() {
+				r.Complete(err)
+			}
+			delete(n.any, k)
+		}
+	}
+}
+
+func (e *end) Abort(f *transport.Fault) {
+	e.net.mu.Lock()
+	defer e.net.mu.Unlock()
+	if e.closed || e.fault.Load() != nil {
+		return
+	}
+	if e.net.frozen[e.rank] {
+		e.net.failLocked(e.rank, f)
+		return
+	}
+	e.net.failAllLocked(f)
+}
+
+// alone reports whether every rank but rank has left.
+func (n *network) alone(rank int) bool {
+	for r := range n.ends {
+		if r != rank && !n.left(r) {
+			return false
+		}
+	}
+	return true
+}
+
+func (e *end) Diagnose(time.Duration) []transport.Health {
+	e.net.mu.Lock()
+	defer e.net.mu.Unlock()
+	out := make([]transport.Health, len(e.net.ends))
+	for r, p := range e.net.ends {
+		out[r] = transport.Health{Rank: r, Native: true}
+		if p == nil || e.net.frozen[r] || e.net.frozen[e.rank] && r != e.rank {
+			continue
+		}
+		out[r].Answered = p.fault.Load() == nil && !p.closed
+		out[r].Departed = p.departed
+		out[r].Issued, out[r].Completed = p.issued.Load(), p.completed.Load()
+	}
+	return out
+}
+
+func (e *end) Close() error {
+	n := e.net
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if e.closed {
+		return nil
+	}
+	e.closed = true
+	if e.fault.Load() == nil {
+		e.departed = true
+	}
+	n.dropRequests(e.rank, transport.ErrClosed)
+	if !e.departed {
+		return nil
+	}
+	n.last = e.rank
+	// Whoever waits for a message of this rank waits in vain.
+	gone := &transport.Fault{Kind: transport.FaultPeerLeft, Rank: e.rank, Reporter: -1, Op: 0xff}
+	for k, q := range n.pairs {
+		if k.from == e.rank && q.recvs.head != nil || k.to == e.rank && q.sends.head != nil {
+			n.failAllLocked(gone)
+			break
+		}
+	}
+	for k := range n.any {
+		if n.alone(k.to) {
+			n.failAllLocked(gone)
+			break
+		}
+	}
+	return nil
+}

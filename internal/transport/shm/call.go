@@ -1,0 +1,197 @@
+package shm
+
+import (
+	"fmt"
+	"runtime"
+	"sync/atomic"
+	"time"
+	"unsafe"
+
+	"github.com/c10d-go/c10d/internal/transport"
+)
+
+// rememberCalls is how many of its latest calls a rank shows to the others. It is a power of two.
+const rememberCalls = 64
+
+// called is a call of one rank, in its part of the memory. Its owner writes it before it stores the
+// call's number in segment.last, and again rememberCalls numbers later. Others read it only to
+// find out how ranks disagree.
+type called struct {
+	what    [2]uint64
+	history uint64
+}
+
+// There is room for the calls.
+const _ = uint(page - atCalls - rememberCalls*unsafe.Sizeof(called{}))
+
+// entered marks a number in segment.last: the rank has called something.
+const entered = 1 << 63
+
+// Describe sets how the What of calls is shown to people. It has to be called before Enter, and f
+// has to make something of any words.
+func (g *Group) Describe(f func(what [2]uint64) string) { g.describe = f }
+
+// Enter shows the other ranks what this rank calls as operation number. Numbers count up by
+// one. One goroutine at a time calls it, and none after Close.
+func (g *Group) Enter(number uint32, c *transport.Call) {
+	e := &g.self.calls[number%rememberCalls]
+	e.what, e.history = c.What, c.History
+	atomic.StoreUint64(g.self.last, entered|uint64(number))
+}
+
+// Begin tells which operation the collectives that follow belong to. Their pieces carry its
+// history, and ranks whose history differs find out. It is called by the goroutine that calls the
+// collectives.
+func (g *Group) Begin(number uint32, history uint64) { g.number, g.history = number, history }
+
+// called returns the rank's call of a number, if it has called it and it is still there.
+func (s *segment) called(number uint32) (c transport.Call, ok bool) {
+	there := func() bool {
+		last := atomic.LoadUint64(s.last)
+		since := int32(uint32(last) - number)
+		// The owner may be writing the next ones.
+		return last&entered != 0 && since >= 0 && since < rememberCalls-4
+	}
+	if !there() {
+		return c, false
+	}
+	e := &s.calls[number%rememberCalls]
+	c.What[0], c.What[1] = atomic.LoadUint64(&e.what[0]), atomic.LoadUint64(&e.what[1])
+	c.History = atomic.LoadUint64(&e.history)
+	return c, c.What[0] != 0 && there()
+}
+
+// compare returns how the calls of rank r differ from this rank's, up to a number. It returns nil if
+// they are the same, or are no longer remembered.
+func (g *Group) compare(r int, number uint32) error {
+	last := atomic.LoadUint64(g.segs[r].last)
+	if last&entered == 0 {
+		return nil
+	}
+	if int32(uint32(last)-number) < 0 {
+		number = uint32(last)
+	}
+	mine, theirs, differ := g.differ(r, number)
+	if !differ {
+		return nil
+	}
+	for {
+		m, t, differ := g.differ(r, number-1)
+		if !differ {
+			break
+		}
+		mine, theirs, number = m, t, number-1
+	}
+	d := transport.Disagree(number, g.rank, g.text(mine), r, g.text(theirs))
+	d.Earlier = mine.What == theirs.What
+	return &disagreement{d}
+}
+
+// differ returns what this rank and rank r have called as operation number, and whether that is
+// known and not the same.
+func (g *Group) differ(r int, number uint32) (mine, theirs transport.Call, differ bool) {
+	mine, known := g.self.called(number)
+	theirs, ok := g.segs[r].called(number)
+	return mine, theirs, known && ok && mine.History != theirs.History
+}
+
+func (g *Group) text(c transport.Call) string {
+	if g.describe == nil {
+		return fmt.Sprintf("%#x", c.What)
+	}
+	return g.describe(c.What)
+}
+
+// disagreement is a transport.Disagreement that is an ErrMismatch too.
+type disagreement struct{ *transport.Disagreement }
+
+func (d *disagreement) Is(target error) bool { return target == ErrMismatch }
+func (d *disagreement) Unwrap() error        { return d.Disagreement }
+
+// mismatch ends the group because what rank r has published is not what this rank expects.
+func (g *Group) mismatch(r int, got, want header) error {
+	if err := g.compare(r, g.number); err != nil {
+		return g.giveUp(&RankError{Rank: r, Err: err})
+	}
+	there := "nothing"
+	if got.tells(want.piece) {
+		there = got.String()
+	}
+	return g.unfit(r, "rank %d expects %v, rank %d publishes %s", g.rank, want, r, there)
+}
+
+// unfit ends the group because what rank r does in a collective does not fit, though it has
+// called the same.
+func (g *Group) unfit(r int, format string, args ...any) error {
+	during := ""
+	if c, ok := g.self.called(g.number); ok {
+		during = fmt.Sprintf(" in collective number %d, %s", g.number, g.text(c))
+	}
+	return g.giveUp(&RankError{Rank: r, Err: fmt.Errorf("%w%s: %s", ErrMismatch, during, fmt.Sprintf(format, args...))})
+}
+
+// String returns the name of the step and what is known of its size.
+func (h header) String() string {
+	s := h.kind.String()
+	switch h.kind {
+	case opBarrier, opAlloc, opAllToAllV:
+		return s
+	case opReduce, opBroadcast, opGather, opScatter:
+		s += fmt.Sprintf(" with root %d", h.root)
+	}
+	s += fmt.Sprintf(" of %d bytes", h.bytes)
+	if h.elem > 0 {
+		s += fmt.Sprintf(" in elements of %d", h.elem)
+	}
+	return s
+}
+
+// Settle waits until every other rank has called as much as this rank, or has left, and compares
+// the calls. If they differ the group ends, with a *RankError. After limit it compares what has
+// been called by then; a limit of 0 waits for nobody. It may be called at any time.
+func (g *Group) Settle(limit time.Duration) error {
+	end := time.Now().Add(limit)
+	for r := range g.size {
+		if r == g.rank {
+			continue
+		}
+		behind, err := g.catchUp(r)
+		for sleep := minSettle; behind && err == nil && time.Now().Before(end); behind, err = g.catchUp(r) {
+			if sleep < yieldFor {
+				sleep += minSettle
+				yield()
+				runtime.Gosched()
+				continue
+			}
+			sleep = min(2*sleep, maxSleep)
+			time.Sleep(sleep)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return g.Err()
+}
+
+// catchUp compares the calls of rank r, and reports whether there are others to come.
+func (g *Group) catchUp(r int) (behind bool, err error) {
+	g.life.Lock()
+	defer g.life.Unlock()
+	if g.closed {
+		return false, ErrClosed
+	}
+	mine := atomic.LoadUint64(g.self.last)
+	if r == g.rank || mine&entered == 0 {
+		return false, nil
+	}
+	left := atomic.LoadUint32(g.segs[r].left) != 0
+	theirs := atomic.LoadUint64(g.segs[r].last)
+	if err := g.compare(r, uint32(mine)); err != nil {
+		return false, g.giveUp(&RankError{Rank: r, Err: err})
+	}
+	behind = theirs&entered == 0 || int32(uint32(theirs)-uint32(mine)) < 0
+	return behind && !left && g.refused() == nil, nil
+}
+
+// minSettle bounds from below how often Settle looks.
+const minSettle = 10 * time.Microsecond

@@ -1,0 +1,192 @@
+package shm
+
+import (
+	"math/bits"
+
+	"github.com/c10d-go/c10d/internal/transport"
+)
+
+// buckets is how many lists requests and messages that wait are spread over, by slot.
+const buckets = 256
+
+func bucketOf(slot uint64) int { return int(slot * 0x9e3779b97f4a7c15 >> 56) }
+
+type requests struct{ head, tail *transport.Request }
+
+type arrivals struct{ head, tail *arrival }
+
+// arrival is a message that came before its receive was posted.
+type arrival struct {
+	next  *arrival
+	from  int
+	slot  uint64
+	total uint64
+	addr  uint64 // where it is in the sender's memory, 0 if it is sent
+	id    uint32 // the sender's transfer of the rest
+	data  []byte // what there is of it
+	class int
+}
+
+// transfer is a message of several frames, on either side.
+type transfer struct {
+	next *transfer
+	r    *transport.Request
+	peer int
+	id   uint32 // here
+	far  uint32 // at the other rank
+	n    int    // bytes that have gone through
+	addr uint64 // of the message in the sender's memory, which the receiver reads; 0 if it is sent
+}
+
+type transfers struct{ head, tail *transfer }
+
+// table numbers transfers, from 1.
+type table struct {
+	all  []*transfer
+	free *transfer
+}
+
+func (m *Mesh) transfer(t *table, r *transport.Request, p *peer) *transfer {
+	x := t.free
+	if x != nil {
+		t.free = x.next
+	} else {
+		x = &transfer{id: uint32(len(t.all)) + 1}
+		t.all = append(t.all, x)
+	}
+	*x = transfer{id: x.id, r: r, peer: p.rank}
+	return x
+}
+
+func (m *Mesh) release(t *table, x *transfer) {
+	x.r, x.next = nil, t.free
+	t.free = x
+}
+
+func (t *table) get(id uint32, p *peer) *transfer {
+	if id == 0 || id > uint32(len(t.all)) {
+		return nil
+	}
+	if x := t.all[id-1]; x.r != nil && x.peer == p.rank {
+		return x
+	}
+	return nil
+}
+
+func (t *table) drop(err error) {
+	for _, x := range t.all {
+		if r := x.r; r != nil {
+			x.r = nil
+			r.Complete(err)
+		}
+	}
+}
+
+func (q *transfers) push(t *transfer) {
+	t.next = nil
+	if q.head == nil {
+		q.head = t
+	} else {
+		q.tail.next = t
+	}
+	q.tail = t
+}
+
+func (q *transfers) pop() {
+	t := q.head
+	q.head, t.next = t.next, nil
+}
+
+func (q *requests) push(r *transport.Request) {
+	r.Next = nil
+	if q.head == nil {
+		q.head = r
+	} else {
+		q.tail.Next = r
+	}
+	q.tail = r
+}
+
+// remove takes out r, which is in q.
+func (q *requests) remove(r *transport.Request) {
+	var before *transport.Request
+	for x := q.head; x != r; x = x.Next {
+		before = x
+	}
+	if before == nil {
+		q.head = r.Next
+	} else {
+		before.Next = r.Next
+	}
+	if q.tail == r {
+		q.tail = before
+	}
+	r.Next = nil
+}
+
+func (q *requests) drop(err error) {
+	for r := q.head; r != nil; r = q.head {
+		q.head, r.Next = r.Next, nil
+		r.Complete(err)
+	}
+}
+
+func (q *arrivals) push(a *arrival) {
+	a.next = nil
+	if q.head == nil {
+		q.head = a
+	} else {
+		q.tail.next = a
+	}
+	q.tail = a
+}
+
+func (q *arrivals) remove(before, a *arrival) {
+	if before == nil {
+		q.head = a.next
+	} else {
+		before.next = a.next
+	}
+	if q.tail == a {
+		q.tail = before
+	}
+	a.next = nil
+}
+
+// stashClasses are the sizes of what arrivals hold: none, 64 bytes, and twice
+// as much each, up to eager.
+const stashClasses = 12
+
+func classOf(n int) int {
+	if n == 0 {
+		return 0
+	}
+	return max(bits.Len(uint(n-1))-6, 0) + 1
+}
+
+func (m *Mesh) getArrival(n int) *arrival {
+	c := classOf(n)
+	a := m.spares[c]
+	if a == nil {
+		a = &arrival{class: c}
+		if c > 0 {
+			a.data = make([]byte, 32<<c)
+		}
+	} else {
+		m.spares[c], a.next = a.next, nil
+		m.spare -= a.cost()
+	}
+	a.data = a.data[:n]
+	return a
+}
+
+func (m *Mesh) putArrival(a *arrival) {
+	if m.spare < maxSpare {
+		a.next = m.spares[a.class]
+		m.spares[a.class] = a
+		m.spare += a.cost()
+	}
+}
+
+// cost is about what a takes.
+func (a *arrival) cost() int { return 128 + cap(a.data) }

@@ -1,0 +1,151 @@
+package tcp
+
+import (
+	"encoding/binary"
+	"fmt"
+
+	"github.com/c10d-go/c10d/internal/transport"
+)
+
+// headerLen is the size of every frame's header; EAGER, DATA and ABORT have a
+// payload behind it.
+const headerLen = 72
+
+// maxWords bounds what an ABORT says for people.
+const maxWords = transport.MaxWords
+
+// The kinds of frames.
+const (
+	kEager  = iota + 1 // slot, length, credit, call; payload: the whole message
+	kOffer             // slot, length, credit, call: a message that waits for a GRANT
+	kStart             // slot, length, credit, call, handle: a message that has a GRANT begins
+	kGrant             // slot, length, credit, call, handle: where a message may be written
+	kData              // handle, offset (in slot), length; payload: a piece of a message
+	kCredit            // credit
+	kBye               // the last frame of a rank that closes the group
+	kAbort             // handle: kind, operation; slot: rank; length: reporter; credit: sequence number; call: bytes of the payload, which is why, for people
+	kPing              // slot: round
+	kPong              // slot: round; length: issued; credit: completed
+	kCall              // handle: callTold, callAsked or callAnswered; slot, credit, call: what the sender has called
+	kindEnd
+)
+
+var kindNames = [kindEnd]string{
+	kEager: "EAGER", kOffer: "OFFER", kStart: "START", kGrant: "GRANT", kData: "DATA",
+	kCredit: "CREDIT", kBye: "BYE", kAbort: "ABORT", kPing: "PING", kPong: "PONG", kCall: "CALL",
+}
+
+// frame is a header: 72 bytes, little endian.
+//
+//	0   kind, and three bytes of zero
+//	4   handle
+//	8   slot
+//	16  length
+//	24  credit
+//	32  call, in five words
+type frame struct {
+	kind   uint8
+	handle uint32
+	slot   uint64
+	length uint64
+	credit uint64
+	call   transport.Call
+}
+
+func (f *frame) put(b []byte) {
+	le := binary.LittleEndian
+	le.PutUint32(b[0:], uint32(f.kind))
+	le.PutUint32(b[4:], f.handle)
+	le.PutUint64(b[8:], f.slot)
+	le.PutUint64(b[16:], f.length)
+	le.PutUint64(b[24:], f.credit)
+	le.PutUint64(b[32:], f.call.What[0])
+	le.PutUint64(b[40:], f.call.What[1])
+	le.PutUint64(b[48:], f.call.Before[0])
+	le.PutUint64(b[56:], f.call.Before[1])
+	le.PutUint64(b[64:], f.call.History)
+}
+
+// parseFrame reads the first 72 bytes of b and checks all that can be checked
+// without knowing what came before.
+func parseFrame(b []byte) (frame, error) {
+	le := binary.LittleEndian
+	kind := le.Uint32(b[0:])
+	f := frame{
+		kind:   uint8(kind),
+		handle: le.Uint32(b[4:]),
+		slot:   le.Uint64(b[8:]),
+		length: le.Uint64(b[16:]),
+		credit: le.Uint64(b[24:]),
+		call: transport.Call{
+			What:    [2]uint64{le.Uint64(b[32:]), le.Uint64(b[40:])},
+			Before:  [2]uint64{le.Uint64(b[48:]), le.Uint64(b[56:])},
+			History: le.Uint64(b[64:]),
+		},
+	}
+	if kind == 0 || kind >= kindEnd {
+		return f, fmt.Errorf("tcp: frame of kind %#x, want 1 to %d", kind, kindEnd-1)
+	}
+	bad := false
+	switch f.kind {
+	case kEager, kOffer:
+		bad = f.handle != 0
+	case kData:
+		bad = f.length == 0 || f.credit != 0
+	case kCredit:
+		bad = f.handle != 0 || f.slot != 0 || f.length != 0
+	case kBye:
+		bad = f.handle != 0 || f.slot != 0 || f.length != 0 || f.credit != 0
+	case kPing:
+		bad = f.handle != 0 || f.length != 0 || f.credit != 0
+	case kPong:
+		bad = f.handle != 0
+	case kCall:
+		bad = f.handle > callAnswered || f.length != 0
+	}
+	switch f.kind {
+	case kEager, kOffer, kStart, kGrant, kCall:
+	case kAbort:
+		bad = bad || f.call.What[0] > maxWords || f.call != transport.Call{What: [2]uint64{f.call.What[0]}}
+	default:
+		bad = bad || f.call != transport.Call{}
+	}
+	if bad {
+		return f, fmt.Errorf("tcp: %v with fields that it does not have: %+v", kindNames[f.kind], f)
+	}
+	return f, nil
+}
+
+func abortFrame(f *transport.Fault) frame {
+	return frame{
+		kind: kAbort, handle: uint32(f.Kind)<<8 | uint32(f.Op),
+		slot: uint64(int64(f.Rank)), length: uint64(int64(f.Reporter)), credit: f.Seq,
+	}
+}
+
+// abortItem is abortFrame with words for people: why the mesh failed, which only who noticed
+// can tell.
+func abortItem(f *transport.Fault) item {
+	it := item{f: abortFrame(f)}
+	if words := f.Words(); words != "" {
+		it.f.call.What[0] = uint64(len(words))
+		it.req = transport.NewRequest()
+		it.req.Buf = []byte(words)
+	}
+	return it
+}
+
+// parseAbort returns the fault that an ABORT carries to a group of size ranks.
+func parseAbort(h frame, words []byte, size int) (*transport.Fault, error) {
+	kind := h.handle >> 8
+	if kind == 0 || kind > uint32(transport.FaultLast) {
+		return nil, fmt.Errorf("tcp: ABORT of unknown kind %d", kind)
+	}
+	rank, reporter := int64(h.slot), int64(h.length)
+	if rank < -1 || rank >= int64(size) || reporter < -1 || reporter >= int64(size) {
+		return nil, fmt.Errorf("tcp: ABORT about rank %d by rank %d in a group of %d", rank, reporter, size)
+	}
+	f := &transport.Fault{Kind: transport.FaultKind(kind), Rank: int(rank), Reporter: int(reporter), Op: uint8(h.handle), Seq: h.credit}
+	f.Err = transport.Heard(words)
+	return f, nil
+}

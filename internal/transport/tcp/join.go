@@ -1,0 +1,569 @@
+package tcp
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/netip"
+	"runtime"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/c10d-go/c10d/internal/transport"
+)
+
+const (
+	// maxStrangers is how many connections may be in their handshake. One more
+	// closes the oldest, so that whoever holds many does not keep ranks out.
+	maxStrangers = 512
+
+	// dialers bounds the connections that a rank makes at a time.
+	dialers = 32
+
+	// stagger is how long the next place of an address waits for the one before.
+	stagger = 200 * time.Millisecond
+
+	// joinLimit bounds a Join whose context has no deadline.
+	joinLimit = 5 * time.Minute
+)
+
+// Endpoint is a rank that may join a group: a listening socket. Every rank makes
+// one and tells the others its address; then each calls Join, once.
+type Endpoint struct {
+	opts     Options
+	addr     address
+	listener net.Listener
+	pending  pending
+}
+
+// Listen returns an endpoint. It has to be closed unless Join is called.
+func Listen(o Options) (*Endpoint, error) {
+	o, err := o.filled()
+	if err != nil {
+		return nil, err
+	}
+	l, places, err := listen(o.Host)
+	if err != nil {
+		return nil, fmt.Errorf("tcp: %w", err)
+	}
+	if len(places) == 0 {
+		l.Close()
+		return nil, errors.New("tcp: this host has no address to be reached at")
+	}
+	return &Endpoint{opts: o, addr: address{secure: o.TLS != nil, token: newToken(), places: places}, listener: l}, nil
+}
+
+// Addr returns what the other ranks need to reach this one. It is a secret of
+// the group: who knows it can take a rank's place, unless there is TLS.
+func (e *Endpoint) Addr() string { return e.addr.String() }
+
+// Close frees what the endpoint holds. Join takes that over.
+func (e *Endpoint) Close() error {
+	if err := e.listener.Close(); err != nil && !errors.Is(err, net.ErrClosed) {
+		return fmt.Errorf("tcp: %w", err)
+	}
+	return nil
+}
+
+// JoinError says which ranks could not be connected and why.
+type JoinError struct {
+	Rank, Size int
+	Missing    []Missing // by rank
+}
+
+// Missing is a rank that is not connected.
+type Missing struct {
+	Rank int
+	Err  error
+}
+
+func (e *JoinError) Error() string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "tcp: rank %d of %d is not connected with ", e.Rank, e.Size)
+	for i, m := range e.Missing {
+		if i > 0 {
+			b.WriteString("; ")
+		}
+		if i == 8 {
+			fmt.Fprintf(&b, "and %d more", len(e.Missing)-i)
+			break
+		}
+		fmt.Fprintf(&b, "rank %d: %v", m.Rank, m.Err)
+	}
+	return b.String()
+}
+
+// Unwrap returns the reasons.
+func (e *JoinError) Unwrap() []error {
+	errs := make([]error, len(e.Missing))
+	for i, m := range e.Missing {
+		errs[i] = m.Err
+	}
+	return errs
+}
+
+var (
+	errNotCalled = errors.New("it has not connected to this rank")
+	errInVain    = errors.New("given up because the group has failed")
+)
+
+// decisive reports whether err is a reason for the group to fail.
+func decisive(err error) bool {
+	return err != nil && !errors.Is(err, errNotCalled) && !errors.Is(err, errInVain)
+}
+
+// Join makes this rank one of the group whose addresses are addrs, in the order
+// of their ranks; its own must be addrs[rank]. All ranks call it. It returns once
+// every other rank is connected, or with a *[JoinError]. Each pair is
+// connected by the greater rank; a rank that fails tells those that it is connected
+// with, whose meshes fail in turn. The endpoint belongs to the mesh afterwards.
+func (e *Endpoint) Join(ctx context.Context, rank int, addrs []string) (*Mesh, error) {
+	all, err := checkAddresses(rank, e.addr, addrs)
+	if err != nil {
+		return nil, errors.Join(err, e.Close())
+	}
+	if _, ok := ctx.Deadline(); !ok {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(ctx, joinLimit)
+		defer cancel()
+	}
+	m := newMesh(rank, len(addrs), e.opts)
+	m.addrs = all
+	m.shareCPUs(neighbours(all, rank), min(runtime.NumCPU(), runtime.GOMAXPROCS(0)))
+	d := &door{m: m, listener: e.listener, connected: make(chan int, len(addrs)), taken: make(map[int]bool)}
+	m.door = d
+	m.wg.Add(1)
+	go d.accept()
+
+	why := make([]error, len(addrs))
+	for r := rank + 1; r < len(addrs); r++ {
+		why[r] = errNotCalled
+	}
+	dialing, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	var mu sync.Mutex
+	turn := make(chan struct{}, dialers)
+	var wg sync.WaitGroup
+	for r := range rank {
+		why[r] = errors.New("no answer")
+		wg.Go(func() {
+			turn <- struct{}{}
+			defer func() { <-turn }()
+			err := m.connect(dialing, r)
+			mu.Lock()
+			why[r] = err
+			mu.Unlock()
+			if err != nil {
+				cancel(errInVain)
+			}
+		})
+	}
+	dialed := make(chan struct{})
+	go func() {
+		wg.Wait()
+		close(dialed)
+	}()
+	e.pending.watch(&mu, why)
+	missing := len(addrs) - rank - 1
+	for missing > 0 || dialed != nil {
+		select {
+		case r := <-d.connected:
+			mu.Lock()
+			why[r] = nil
+			mu.Unlock()
+			missing--
+			continue
+		case <-dialed:
+			dialed = nil
+			if dialing.Err() == nil {
+				continue
+			}
+		case <-dialing.Done():
+		case <-m.failed:
+		}
+		if dialing.Err() == nil && m.Fault() == nil {
+			continue
+		}
+		cancel(errInVain)
+		if dialed != nil {
+			<-dialed
+		}
+		break
+	}
+	failure := &JoinError{Rank: rank, Size: len(addrs)}
+	// Once one rank has failed, the others were not waited for.
+	own := ctx.Err() == nil && m.Fault() == nil && slices.ContainsFunc(why, decisive)
+	for r, err := range why {
+		if err != nil && (!own || decisive(err)) {
+			failure.Missing = append(failure.Missing, Missing{r, err})
+		}
+	}
+	if len(failure.Missing) == 0 {
+		return m, nil
+	}
+	f := &transport.Fault{Kind: transport.FaultAborted, Rank: rank, Reporter: rank, Op: noOp, Err: failure}
+	switch err := ctx.Err(); {
+	case errors.Is(err, context.Canceled):
+		f.Kind, f.Err = transport.FaultCanceled, context.Cause(ctx)
+	case err != nil:
+		f.Kind, f.Rank = transport.FaultTimeout, failure.Missing[0].Rank
+	}
+	m.Abort(f)
+	m.Close()
+	cause := error(failure)
+	if err := ctx.Err(); err != nil {
+		cause = fmt.Errorf("%w: %w", failure, context.Cause(ctx))
+	} else if f := m.Fault(); f.Reporter != rank {
+		cause = fmt.Errorf("%w: %w", failure, f)
+	}
+	return nil, &ended{cause, m.Fault()}
+}
+
+// ended is the error of a Join with the fault that all ranks are told.
+type ended struct {
+	error
+	fault *transport.Fault
+}
+
+func (e *ended) Unwrap() []error { return []error{e.error, e.fault} }
+
+// connect makes the first connection with rank r.
+func (m *Mesh) connect(ctx context.Context, r int) error {
+	conn, answer, err := m.dial(ctx, r, 0)
+	if err != nil {
+		return err
+	}
+	if err := m.attach(r, conn, answer.eager, answer.window); err != nil {
+		conn.Close()
+		return err
+	}
+	return nil
+}
+
+// dial connects with rank r, at whichever of its places is it.
+func (m *Mesh) dial(ctx context.Context, r int, lane uint32) (net.Conn, hello, error) {
+	type result struct {
+		conn  net.Conn
+		hello hello
+		err   error
+	}
+	places := m.addrs[r].places
+	if len(places) == 1 {
+		conn, h, err := m.dialPlace(ctx, r, lane, places[0])
+		return conn, h, err
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	results := make(chan result)
+	next := make(chan struct{}, 1)
+	timer := time.NewTimer(stagger)
+	defer timer.Stop()
+	begin := func(i int) {
+		go func() {
+			conn, h, err := m.dialPlace(ctx, r, lane, places[i])
+			results <- result{conn, h, err}
+		}()
+	}
+	begin(0)
+	begun, ended := 1, 0
+	var won result
+	var failure error
+	for ended < begun {
+		select {
+		case res := <-results:
+			ended++
+			switch {
+			case res.err == nil && won.conn == nil:
+				won = res
+				cancel()
+			case res.err == nil:
+				res.conn.Close()
+			case won.conn == nil:
+				if failure == nil {
+					failure = res.err
+				} else {
+					failure = fmt.Errorf("%w; %w", failure, res.err)
+				}
+				select {
+				case next <- struct{}{}:
+				default:
+				}
+			}
+		case <-timer.C:
+			select {
+			case next <- struct{}{}:
+			default:
+			}
+		}
+		select {
+		case <-next:
+			if begun < len(places) && won.conn == nil && ctx.Err() == nil {
+				begin(begun)
+				begun++
+				timer.Reset(stagger)
+			}
+		default:
+		}
+	}
+	if won.conn != nil {
+		return won.conn, won.hello, nil
+	}
+	return nil, hello{}, failure
+}
+
+// dialPlace connects with rank r at one place and lets both prove who they are.
+func (m *Mesh) dialPlace(ctx context.Context, r int, lane uint32, place netip.AddrPort) (net.Conn, hello, error) {
+	fail := func(err error) (net.Conn, hello, error) {
+		return nil, hello{}, fmt.Errorf("at %v: %w", place, err)
+	}
+	var d net.Dialer
+	d.KeepAlive = -1 // tune sets it
+	c, err := d.DialContext(ctx, "tcp", place.String())
+	if err != nil {
+		if ctx.Err() != nil {
+			err = context.Cause(ctx)
+		}
+		return fail(err)
+	}
+	tcp := c.(*net.TCPConn)
+	stop := context.AfterFunc(ctx, func() { tcp.SetDeadline(time.Unix(1, 0)) })
+	conn, h, err := m.introduce(tcp, r, lane, place)
+	if !stop() && err == nil {
+		err = context.Cause(ctx)
+	}
+	if err != nil {
+		tcp.Close()
+		if ctx.Err() != nil {
+			err = fmt.Errorf("%w: %w", context.Cause(ctx), err)
+		}
+		return fail(err)
+	}
+	return conn, h, nil
+}
+
+// introduce says hello and waits for the answer. That comes once the peer has called
+// Join, so it may take as long as the caller has time.
+func (m *Mesh) introduce(tcp *net.TCPConn, r int, lane uint32, place netip.AddrPort) (net.Conn, hello, error) {
+	if err := m.opts.tune(tcp); err != nil {
+		return nil, hello{}, err
+	}
+	conn := net.Conn(tcp)
+	if c := m.opts.TLS; c != nil {
+		if c.ServerName == "" {
+			c = c.Clone()
+			c.ServerName = place.Addr().String()
+		}
+		conn = tls.Client(tcp, c)
+	}
+	h := m.hello(m.addrs[r].token, lane)
+	if _, err := conn.Write(h.encode()); err != nil {
+		return nil, hello{}, err
+	}
+	var b [helloLen]byte
+	if _, err := io.ReadFull(conn, b[:]); err != nil {
+		return nil, hello{}, fmt.Errorf("no answer: %w", err)
+	}
+	answer, err := parseHello(b[:], m.addrs[m.rank].token)
+	switch {
+	case err != nil:
+		return nil, hello{}, err
+	case answer.verdict != verdictOK:
+		return nil, hello{}, fmt.Errorf("rank %d refuses: %s", r, verdicts[answer.verdict])
+	case int(answer.rank) != r || int(answer.size) != m.size || answer.lane != lane:
+		return nil, hello{}, fmt.Errorf("an answer of rank %d of %d on connection %d, want rank %d of %d on %d", answer.rank, answer.size, answer.lane, r, m.size, lane)
+	}
+	return conn, answer, nil
+}
+
+func (m *Mesh) hello(t token, lane uint32) hello {
+	return hello{
+		lane: lane, rank: uint32(m.rank), size: uint32(m.size),
+		eager: uint64(m.opts.Eager), window: uint64(m.opts.Window), token: t,
+	}
+}
+
+// open makes the other connections to a peer, in the background. Messages use them
+// as they come; if there are none, the first one serves as well.
+func (m *Mesh) open(p *pair) {
+	for i := range m.opts.lanes(p.first.conn) {
+		m.wg.Add(1)
+		go func() {
+			defer m.wg.Done()
+			ctx, cancel := context.WithTimeout(m.ctx, m.opts.Handshake)
+			defer cancel()
+			conn, _, err := m.dial(ctx, p.peer, uint32(i+1))
+			if err == nil && m.attachBulk(p, conn) != nil {
+				conn.Close()
+			}
+		}()
+	}
+}
+
+// door takes the connections that others make to this rank.
+type door struct {
+	m         *Mesh
+	listener  net.Listener
+	connected chan int // the ranks that have made their first connection
+
+	mu        sync.Mutex
+	strangers []net.Conn   // oldest first
+	taken     map[int]bool // the ranks of which a first connection has been taken
+	closed    bool
+}
+
+func (d *door) accept() {
+	defer d.m.wg.Done()
+	for {
+		c, err := d.listener.Accept()
+		if err != nil {
+			if errors.Is(err, net.ErrClosed) {
+				return
+			}
+			// Out of descriptors, or the connection has ended already.
+			select {
+			case <-d.m.ctx.Done():
+				return
+			case <-time.After(10 * time.Millisecond):
+			}
+			continue
+		}
+		if !d.enter(c) {
+			c.Close()
+			return
+		}
+		d.m.wg.Add(1)
+		go func() {
+			defer d.m.wg.Done()
+			if !d.greet(c.(*net.TCPConn)) {
+				c.Close()
+			}
+			d.done(c)
+		}()
+	}
+}
+
+// enter makes room for one more stranger.
+func (d *door) enter(c net.Conn) bool {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.closed {
+		return false
+	}
+	if len(d.strangers) == maxStrangers {
+		d.strangers[0].Close()
+		d.strangers = slices.Delete(d.strangers, 0, 1)
+	}
+	d.strangers = append(d.strangers, c)
+	c.SetDeadline(time.Now().Add(d.m.opts.Handshake))
+	return true
+}
+
+func (d *door) done(c net.Conn) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if i := slices.Index(d.strangers, c); i >= 0 {
+		d.strangers = slices.Delete(d.strangers, i, i+1)
+	}
+}
+
+// close ends the accepting and every handshake.
+func (d *door) close() {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.closed = true
+	d.listener.Close()
+	for _, c := range d.strangers {
+		c.SetDeadline(time.Unix(1, 0))
+	}
+}
+
+// greet finds out who has connected and reports whether the mesh has taken the
+// connection. Who cannot show the token gets no answer.
+func (d *door) greet(tcp *net.TCPConn) bool {
+	m := d.m
+	conn := net.Conn(tcp)
+	if m.opts.TLS != nil {
+		conn = tls.Server(tcp, m.opts.TLS)
+	}
+	var b [helloLen]byte
+	if _, err := io.ReadFull(conn, b[:]); err != nil {
+		return false
+	}
+	h, err := parseHello(b[:], m.addrs[m.rank].token)
+	if err != nil {
+		return false
+	}
+	verdict := uint32(verdictOK)
+	peer := int(h.rank)
+	switch {
+	case int(h.size) != m.size:
+		verdict = verdictSize
+	case peer >= m.size || peer == m.rank || h.lane == 0 && peer < m.rank:
+		verdict = verdictRank
+	case h.lane == 0 && !d.take(peer):
+		verdict = verdictTwice
+	case h.lane > 0 && !m.expect(peer, conn):
+		// From here on the peer has not left before this connection has ended,
+		// even if its goodbye on the first one is faster than this goroutine.
+		verdict = verdictEnded
+	}
+	answer := m.hello(token{}, h.lane)
+	answer.verdict = verdict
+	if peer < m.size {
+		answer.token = m.addrs[peer].token
+	}
+	err = m.opts.tune(tcp)
+	if err == nil {
+		_, err = conn.Write(answer.encode())
+	}
+	if verdict != verdictOK {
+		return false
+	}
+	d.mu.Lock()
+	if !d.closed {
+		tcp.SetDeadline(time.Time{})
+	}
+	d.mu.Unlock()
+	switch {
+	case h.lane > 0:
+		return m.attachInbound(peer, conn, err == nil)
+	case err != nil:
+		d.release(peer)
+		return false
+	}
+	if err := m.attach(peer, conn, h.eager, h.window); err != nil {
+		if f := m.Fault(); f != nil {
+			var b [headerLen]byte
+			abort := abortItem(f)
+			abort.f.put(b[:])
+			conn.Write(append(b[:], f.Words()...))
+		}
+		return false
+	}
+	d.connected <- peer
+	return true
+}
+
+// take reports whether this is the one first connection of a peer, before that is
+// told: of two that a peer tries at once, both sides have to mean the same.
+func (d *door) take(peer int) bool {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.taken[peer] {
+		return false
+	}
+	d.taken[peer] = true
+	return true
+}
+
+// release undoes take for a connection that ended before it was of use.
+func (d *door) release(peer int) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	delete(d.taken, peer)
+}

@@ -1,0 +1,259 @@
+package tcp
+
+import (
+	"math/rand/v2"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/c10d-go/c10d/internal/transport"
+	"github.com/c10d-go/c10d/internal/transport/transporttest"
+)
+
+// waiter waits for a request.
+type waiter struct{ *transport.Request }
+
+func (w waiter) Finished() bool { return len(w.Done()) > 0 }
+
+// polling is how tests make ranks that poll whatever the number of CPUs.
+func polling() Options {
+	o := local
+	o.Poll = pollFor
+	return o
+}
+
+// fickle waits for something until it has been asked a number of times.
+type fickle struct{ left int }
+
+func (f *fickle) Finished() bool { f.left--; return f.left < 0 }
+
+// restless is a mesh that somebody helps now and then, for a while, until it is closed.
+type restless struct {
+	*Mesh
+	stop chan struct{}
+	once sync.Once
+	wg   sync.WaitGroup
+}
+
+func disturb(m *Mesh, seed uint64, helpers int) *restless {
+	r := &restless{Mesh: m, stop: make(chan struct{})}
+	for i := range helpers {
+		r.wg.Go(func() {
+			rnd := rand.New(rand.NewPCG(seed, uint64(i)))
+			pause, w := time.NewTimer(0), new(fickle)
+			for {
+				select {
+				case <-r.stop:
+					return
+				case <-pause.C:
+				}
+				m.skip.Store(0)
+				w.left = rnd.IntN(50)
+				m.Help(w)
+				pause.Reset(time.Duration(rnd.IntN(200)) * time.Microsecond)
+			}
+		})
+	}
+	return r
+}
+
+// Send and Recv post as who has several requests does.
+func (r *restless) Send(x *transport.Request) { r.Post(nil, []*transport.Request{x}) }
+func (r *restless) Recv(x *transport.Request) { r.Post([]*transport.Request{x}, nil) }
+
+func (r *restless) Close() error {
+	err := r.Mesh.Close()
+	r.once.Do(func() { close(r.stop) })
+	r.wg.Wait()
+	return err
+}
+
+// Everything that a mesh promises it keeps while readers change all the time.
+func TestHelpWhileOthersRead(t *testing.T) {
+	rnd := seeded(t)
+	small := polling()
+	small.Eager, small.Window = 512, minWindow
+	small.Lanes, small.bulkyBytes, small.pieceBytes = 2, 64<<10, 20000
+	transporttest.Run(t, transporttest.Config{
+		New: func(t testing.TB, size int) []transport.Mesh {
+			out := make([]transport.Mesh, size)
+			for i, m := range join(t, size, small) {
+				r := disturb(m, rnd.Uint64(), 2)
+				t.Cleanup(func() { r.Close() })
+				out[i] = r
+			}
+			return out
+		},
+		Kill:  kill,
+		Sizes: []int{511, 512, 513, copyLimit, copyLimit + 1, readBuffer - headerLen, readBuffer, 512 << 10},
+	})
+}
+
+// help polls for r until it has ended, however often that is given up in between.
+func help(t testing.TB, m *Mesh, r *transport.Request) error {
+	t.Helper()
+	for by := time.Now().Add(patience); len(r.Done()) == 0; {
+		require.True(t, time.Now().Before(by), "request does not end")
+		m.skip.Store(0)
+		m.Help(waiter{r})
+	}
+	return wait(t, r)
+}
+
+// blind reports whether nothing wakes the reader of the connection with a peer.
+func blind(m *Mesh, peer int) bool {
+	in := m.pairs[peer].in
+	in.mu.Lock()
+	defer in.mu.Unlock()
+	return in.blind
+}
+
+// What nobody waits for any more comes all the same, and so does what was to be
+// answered while nobody looked.
+func TestReadersComeBack(t *testing.T) {
+	if _, ok := join(t, 2, polling())[0].pairs[1].first.conn.(pollable); !ok {
+		t.Skip("connections cannot be polled here")
+	}
+	ms := join(t, 2, polling())
+	late := recv(ms[0], 1, 7, make([]byte, 4))
+	for i := range 100 {
+		r := recv(ms[0], 1, 1, make([]byte, 4))
+		send(ms[1], 0, 1, []byte{1, 2, 3, byte(i)})
+		require.NoError(t, help(t, ms[0], r))
+		require.EqualValues(t, i, r.Buf[3])
+	}
+	require.False(t, blind(ms[0], 1), "a request is left")
+	send(ms[1], 0, 7, make([]byte, 4))
+	require.NoError(t, wait(t, late))
+
+	r := recv(ms[0], 1, 1, make([]byte, 4))
+	send(ms[1], 0, 1, make([]byte, 4))
+	require.NoError(t, help(t, ms[0], r))
+	require.True(t, ms[1].Diagnose(patience)[0].Answered)
+	eventually(t, "a reader", func() bool { return !blind(ms[0], 1) })
+	r, s := recv(ms[1], 0, 2, make([]byte, 1<<20)), send(ms[0], 1, 2, make([]byte, 1<<20))
+	require.NoError(t, wait(t, r))
+	require.NoError(t, wait(t, s))
+}
+
+// Polling ends with the mesh, whatever ends it, and with the peer.
+func TestHelpEnds(t *testing.T) {
+	for name, end := range map[string]func(ms []*Mesh){
+		"closed":      func(ms []*Mesh) { ms[0].Close() },
+		"aborted":     func(ms []*Mesh) { ms[0].Abort(&transport.Fault{Kind: transport.FaultAborted, Reporter: 0}) },
+		"peer dead":   func(ms []*Mesh) { kill(nil, meshes(ms), 1) },
+		"peer closed": func(ms []*Mesh) { ms[1].Close() },
+		"peer failed": func(ms []*Mesh) { ms[1].Abort(&transport.Fault{Kind: transport.FaultCanceled, Rank: 1, Reporter: 1}) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			o := polling()
+			o.Poll = time.Hour
+			ms := join(t, 2, o)
+			var wg sync.WaitGroup
+			for slot := range 3 {
+				r := recv(ms[0], 1, uint64(slot), make([]byte, 4))
+				wg.Go(func() {
+					ms[0].Help(waiter{r})
+					if err := wait(t, r); err == nil {
+						t.Error("a message from nowhere")
+					}
+				})
+			}
+			eventually(t, "who polls", func() bool { return ms[0].helpers.Load() == 3 })
+			end(ms)
+			wg.Wait()
+		})
+	}
+}
+
+// Two that poll for each other's messages, large and small, take turns.
+func TestHelpAtBothEnds(t *testing.T) {
+	ms := join(t, 3, polling())
+	var wg sync.WaitGroup
+	for i, m := range ms {
+		for other := range ms {
+			if other == i {
+				continue
+			}
+			wg.Go(func() {
+				rnd := rand.New(rand.NewPCG(uint64(i+other), 1))
+				for k := range 200 {
+					n := rnd.IntN(100)
+					if k%10 == 0 {
+						n = rnd.IntN(1 << 20)
+					}
+					out := make([]byte, n)
+					for j := range out {
+						out[j] = byte(j + k)
+					}
+					slot := uint64(i + other)
+					r, s := recv(m, other, slot, make([]byte, n)), send(m, other, slot, out)
+					if err := help(t, m, s); err != nil {
+						t.Error(err)
+						return
+					}
+					if err := help(t, m, r); err != nil || string(r.Buf) != string(out) {
+						t.Error("another message:", err)
+						return
+					}
+				}
+			})
+		}
+	}
+	wg.Wait()
+}
+
+// Who polls in vain stops trying for a while.
+func TestPollingInVain(t *testing.T) {
+	ms := join(t, 2, polling())
+	r := recv(ms[0], 1, 1, make([]byte, 1))
+	for range 20 {
+		ms[0].Help(waiter{r})
+	}
+	require.EqualValues(t, 15, ms[0].vain.Load(), "after 4 times, with 1 + 3 + 7 calls left out in between")
+	send(ms[1], 0, 1, []byte{1})
+	require.NoError(t, help(t, ms[0], r))
+}
+
+// Polling allocates nothing.
+func TestHelpAllocatesNothing(t *testing.T) {
+	ms := join(t, 2, polling())
+	out, in := req(0, 1, make([]byte, 100)), req(1, 1, make([]byte, 100))
+	w := &waiter{in}
+	allocs := testing.AllocsPerRun(200, func() {
+		ms[0].Recv(in)
+		ms[1].Send(out)
+		<-out.Done()
+		ms[0].skip.Store(0)
+		ms[0].Help(w)
+		<-in.Done()
+	})
+	require.Less(t, allocs, 1.0)
+}
+
+// Ranks poll for as much longer as there are more of them than CPUs.
+func TestPollTime(t *testing.T) {
+	for _, c := range []struct {
+		given       time.Duration
+		ranks, cpus int
+		shares      bool
+		want        time.Duration
+	}{
+		{0, 1, 1, false, pollFor},
+		{0, 2, 16, false, pollFor},
+		{0, 16, 16, false, pollFor},
+		{0, 17, 16, true, 2 * pollFor},
+		{0, 4, 2, true, 2 * pollFor},
+		{0, 8, 1, true, 8 * pollFor},
+		{time.Second, 2, 2, false, time.Second},
+		{time.Second, 3, 2, true, time.Second},
+		{-1, 3, 2, true, -1},
+	} {
+		m := newMesh(0, c.ranks, Options{Poll: c.given})
+		m.shareCPUs(c.ranks, c.cpus)
+		require.Equal(t, c.shares, m.shares, "%+v", c)
+		require.Equal(t, c.want, m.opts.Poll, "%+v", c)
+	}
+}

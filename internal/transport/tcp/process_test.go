@@ -1,0 +1,266 @@
+package tcp
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"math"
+	"os"
+	"os/exec"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/c10d-go/c10d/internal/transport"
+)
+
+// Ranks in processes of their own: each is this test binary, started again.
+
+const (
+	processRank       = "C10D_TEST_TCP_RANK"
+	processCongestion = "C10D_TEST_TCP_CONGESTION"
+)
+
+// order is what a parent tells a rank.
+type order struct {
+	Addrs []string
+	Bytes int
+	Times int
+	Depth int // messages under way, 2 if 0
+}
+
+type report struct {
+	Seconds float64 // from the first byte to the last word of all
+	P50     float64 // seconds from one message's end to the next one's
+	Error   string
+}
+
+func init() {
+	if rank := os.Getenv(processRank); rank != "" {
+		n, _ := strconv.Atoi(rank)
+		err := processMain(n, os.Stdin, os.Stdout)
+		if err != nil {
+			json.NewEncoder(os.Stdout).Encode(report{Error: err.Error()})
+		}
+		os.Exit(0)
+	}
+}
+
+// processMain joins a group and sends messages to the next rank, Times of them,
+// while it receives as many; it checks every byte of the last ones.
+func processMain(rank int, in io.Reader, out io.Writer) error {
+	e, err := Listen(Options{Congestion: os.Getenv(processCongestion)})
+	if err != nil {
+		return err
+	}
+	fmt.Fprintln(out, e.Addr())
+	orders := json.NewDecoder(in)
+	var o order
+	if err := orders.Decode(&o); err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	m, err := e.Join(ctx, rank, o.Addrs)
+	if err != nil {
+		return err
+	}
+	defer m.Close()
+	for ; err == nil; err = orders.Decode(&o) {
+		r, err := exchange(m, rank, m.Size(), o)
+		if err != nil {
+			return err
+		}
+		if err := json.NewEncoder(out).Encode(r); err != nil {
+			return err
+		}
+		o = order{}
+	}
+	return nil
+}
+
+func exchange(m *Mesh, rank, size int, o order) (report, error) {
+	to, from := (rank+1)%size, (rank+size-1)%size
+	fill := func(b []byte, rank, i int) {
+		for j := range b {
+			b[j] = byte(j>>3 + 31*rank + i)
+		}
+	}
+	depth := o.Depth
+	if depth == 0 {
+		depth = 2
+	}
+	sends, recvs := make([]*transport.Request, depth), make([]*transport.Request, depth)
+	for i := range depth {
+		sends[i], recvs[i] = req(to, 1, make([]byte, o.Bytes)), req(from, 1, make([]byte, o.Bytes))
+		fill(sends[i].Buf, rank, i)
+		clear(recvs[i].Buf) // so that its memory is there
+	}
+	laps := make([]time.Duration, 0, o.Times)
+	// A word goes round first, for ranks are not ready at the same time, and one after
+	// the last message, so that the time includes the arrival of all.
+	s, r := req(to, 2, []byte{1}), req(from, 2, make([]byte, 1))
+	word := func() error {
+		m.Recv(r)
+		m.Send(s)
+		<-s.Done()
+		<-r.Done()
+		return errors.Join(r.Err(), s.Err())
+	}
+	if err := word(); err != nil {
+		return report{}, err
+	}
+	begun := time.Now()
+	last := begun
+	for i := range o.Times + depth {
+		s, r := sends[i%depth], recvs[i%depth]
+		if i >= depth {
+			<-r.Done()
+			<-s.Done()
+			if err := errors.Join(r.Err(), s.Err()); err != nil {
+				return report{}, err
+			}
+			now := time.Now()
+			laps = append(laps, now.Sub(last))
+			last = now
+		}
+		if i < o.Times {
+			m.Recv(r)
+			m.Send(s)
+		}
+	}
+	if err := word(); err != nil {
+		return report{}, err
+	}
+	seconds := time.Since(begun).Seconds()
+	want := make([]byte, o.Bytes)
+	for i := range min(depth, o.Times) {
+		if fill(want, from, i); !bytes.Equal(want, recvs[i].Buf) {
+			return report{}, fmt.Errorf("a message from rank %d is another", from)
+		}
+	}
+	slices.Sort(laps)
+	return report{Seconds: seconds, P50: laps[len(laps)/2].Seconds()}, nil
+}
+
+type processes struct {
+	ranks []*process
+	addrs []string
+}
+
+type process struct {
+	cmd *exec.Cmd
+	in  io.WriteCloser
+	out *bufio.Reader
+}
+
+// startProcesses starts a rank with each of the commands before it, and joins
+// them. Who has started them stops them.
+func startProcesses(t testing.TB, commands [][]string, settings []string) *processes {
+	ps := &processes{}
+	exe, err := os.Executable()
+	require.NoError(t, err)
+	for i, c := range commands {
+		c = append(c, exe)
+		cmd := exec.Command(c[0], c[1:]...)
+		cmd.Env = append(append(os.Environ(), processRank+"="+strconv.Itoa(i)), settings...)
+		cmd.Stderr = os.Stderr
+		in, err := cmd.StdinPipe()
+		require.NoError(t, err)
+		out, err := cmd.StdoutPipe()
+		require.NoError(t, err)
+		require.NoError(t, cmd.Start())
+		ps.ranks = append(ps.ranks, &process{cmd, in, bufio.NewReader(out)})
+	}
+	for _, r := range ps.ranks {
+		line, err := r.out.ReadString('\n')
+		require.NoError(t, err)
+		ps.addrs = append(ps.addrs, strings.TrimSpace(line))
+	}
+	ps.run(t, order{Addrs: ps.addrs, Bytes: 1000, Times: 3})
+	return ps
+}
+
+func (ps *processes) stop() {
+	for _, r := range ps.ranks {
+		r.in.Close()
+		r.cmd.Wait()
+	}
+}
+
+// run gives all ranks an order and returns the longest times.
+func (ps *processes) run(t testing.TB, o order) report {
+	var wg sync.WaitGroup
+	reports := make([]report, len(ps.ranks))
+	errs := make([]error, len(ps.ranks))
+	for i, r := range ps.ranks {
+		wg.Go(func() {
+			if errs[i] = json.NewEncoder(r.in).Encode(o); errs[i] != nil {
+				return
+			}
+			var line []byte
+			if line, errs[i] = r.out.ReadBytes('\n'); errs[i] == nil {
+				errs[i] = json.Unmarshal(line, &reports[i])
+			}
+		})
+	}
+	wg.Wait()
+	var longest report
+	for i, r := range reports {
+		require.NoError(t, errs[i], "rank %d", i)
+		require.Empty(t, r.Error, "rank %d", i)
+		longest = report{Seconds: max(longest.Seconds, r.Seconds), P50: max(longest.P50, r.P50)}
+	}
+	return longest
+}
+
+// A process that is killed is noticed by the others at once, by name.
+func TestProcessIsKilled(t *testing.T) {
+	ps := startProcesses(t, make([][]string, 3), nil)
+	defer ps.stop()
+	for _, r := range ps.ranks[:2] {
+		require.NoError(t, json.NewEncoder(r.in).Encode(order{Bytes: 1 << 20, Times: 4}))
+	}
+	require.NoError(t, ps.ranks[2].cmd.Process.Kill())
+	for i, r := range ps.ranks[:2] {
+		line, err := r.out.ReadBytes('\n')
+		require.NoError(t, err)
+		var got report
+		require.NoError(t, json.Unmarshal(line, &got))
+		require.Contains(t, got.Error, "rank 2 died", "rank %d", i)
+	}
+}
+
+// BenchmarkProcesses is what the exchange of a message takes between neighbours of
+// a ring, each in a process of its own, one message after the other: the best median
+// of all runs.
+func BenchmarkProcesses(b *testing.B) {
+	for _, size := range []int{2, 4} {
+		for _, congestion := range []string{"", "cubic"} {
+			b.Run(fmt.Sprintf("%d/%s", size, congestion), func(b *testing.B) {
+				ps := startProcesses(b, make([][]string, size), []string{processCongestion + "=" + congestion})
+				defer ps.stop()
+				for _, n := range []int{4, 1 << 10, 32 << 10, 64 << 10, 512 << 10, 8 << 20, 32 << 20} {
+					b.Run(fmt.Sprint(n), func(b *testing.B) {
+						ps.run(b, order{Bytes: n, Times: 3, Depth: 1})
+						p50 := math.Inf(1)
+						for b.Loop() {
+							p50 = min(p50, ps.run(b, order{Bytes: n, Times: max(5, min(3000, (64<<20)/n)), Depth: 1}).P50)
+						}
+						b.ReportMetric(p50*1e6, "us-p50")
+						b.ReportMetric(0, "ns/op")
+					})
+				}
+			})
+		}
+	}
+}

@@ -1,0 +1,726 @@
+package transporttest
+
+import (
+	"bytes"
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"slices"
+	"strconv"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/c10d-go/c10d/internal/transport"
+)
+
+// Feature is something a mesh may lack.
+type Feature int
+
+const (
+	// Misuse: requests for ranks that do not exist, and for the own one, end with
+	// an error and leave the mesh as it was.
+	Misuse Feature = iota
+	// Allocations: a message allocates nothing in the steady state.
+	Allocations
+)
+
+// Config says what to test.
+type Config struct {
+	// New returns the meshes of a group, by rank, all connected.
+	New func(t testing.TB, size int) []transport.Mesh
+
+	// Kill makes a rank die as a process does. Nil leaves those tests out.
+	Kill func(t testing.TB, ms []transport.Mesh, rank int)
+
+	// Sizes are lengths of messages that matter to the mesh, besides the usual ones.
+	Sizes []int
+
+	// No lists what the mesh lacks.
+	No []Feature
+}
+
+// patience bounds what must happen; only a broken mesh makes a test wait for it.
+const patience = 60 * time.Second
+
+type suite struct{ Config }
+
+// Run tests the meshes that c.New makes.
+func Run(t *testing.T, c Config) {
+	s := suite{c}
+	for _, test := range []struct {
+		name string
+		run  func(*testing.T)
+		need []Feature
+	}{
+		{name: "Sizes", run: s.sizes},
+		{name: "Order", run: s.order},
+		{name: "Storm", run: s.storm},
+		{name: "Any", run: s.any},
+		{name: "Misuse", run: s.misuse, need: []Feature{Misuse}},
+		{name: "One", run: s.one},
+		{name: "LengthsDiffer", run: s.lengthsDiffer},
+		{name: "Leave", run: s.leave},
+		{name: "LeaveWhileNeeded", run: s.leaveWhileNeeded},
+		{name: "Die", run: s.die},
+		{name: "Abort", run: s.abort},
+		{name: "AbortUnderLoad", run: s.abortUnderLoad},
+		{name: "Close", run: s.close},
+		{name: "Diagnose", run: s.diagnose},
+		{name: "Allocations", run: s.allocations, need: []Feature{Allocations}},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			for _, f := range test.need {
+				if slices.Contains(c.No, f) {
+					t.Skip("this mesh does not promise it")
+				}
+			}
+			test.run(t)
+		})
+	}
+}
+
+func (s *suite) group(t testing.TB, size int) []transport.Mesh {
+	ms := s.New(t, size)
+	require.Len(t, ms, size)
+	t.Cleanup(func() { closeAll(t, ms) })
+	for r, m := range ms {
+		require.Equal(t, r, m.Rank())
+		require.Equal(t, size, m.Size())
+		require.Nil(t, m.Fault())
+	}
+	return ms
+}
+
+func closeAll(t testing.TB, ms []transport.Mesh) {
+	var wg sync.WaitGroup
+	for _, m := range ms {
+		wg.Go(func() {
+			if err := m.Close(); err != nil {
+				t.Errorf("Close: %v", err)
+			}
+		})
+	}
+	wg.Wait()
+}
+
+func request(peer int, slot uint64, buf []byte) *transport.Request {
+	r := transport.NewRequest()
+	r.Peer, r.Slot, r.Buf = peer, slot, buf
+	return r
+}
+
+func send(m transport.Mesh, peer int, slot uint64, buf []byte) *transport.Request {
+	r := request(peer, slot, buf)
+	m.Send(r)
+	return r
+}
+
+func recv(m transport.Mesh, peer int, slot uint64, buf []byte) *transport.Request {
+	r := request(peer, slot, buf)
+	m.Recv(r)
+	return r
+}
+
+func recvAny(m transport.Mesh, slot uint64, buf []byte) *transport.Request {
+	r := request(-1, slot, buf)
+	m.RecvAny(r)
+	return r
+}
+
+// wait returns how r ended. It may be called from any goroutine.
+func wait(t testing.TB, r *transport.Request) error {
+	select {
+	case <-r.Done():
+		return r.Err()
+	case <-time.After(patience):
+		t.Errorf("a request to or from rank %d on slot %#x does not end", r.Peer, r.Slot)
+		return errors.New("no end")
+	}
+}
+
+func faultOf(t testing.TB, r *transport.Request) *transport.Fault {
+	t.Helper()
+	var f *transport.Fault
+	require.ErrorAs(t, wait(t, r), &f)
+	return f
+}
+
+func failed(t testing.TB, m transport.Mesh) *transport.Fault {
+	t.Helper()
+	select {
+	case <-m.Failed():
+		require.NotNil(t, m.Fault())
+		return m.Fault()
+	case <-time.After(patience):
+		require.FailNow(t, "the mesh does not fail")
+		return nil
+	}
+}
+
+func eventually(t testing.TB, what string, ok func() bool) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	for !ok() {
+		select {
+		case <-ctx.Done():
+			require.FailNow(t, what)
+		case <-time.After(time.Millisecond):
+		}
+	}
+}
+
+func pattern(n, seed int) []byte {
+	b := make([]byte, n)
+	for i := range b {
+		b[i] = byte(i*7 + i>>8 + seed)
+	}
+	return b
+}
+
+func seed(t testing.TB) uint64 {
+	n := uint64(time.Now().UnixNano())
+	if s := os.Getenv("C10D_SEED"); s != "" {
+		var err error
+		n, err = strconv.ParseUint(s, 10, 64)
+		require.NoError(t, err)
+	}
+	t.Logf("C10D_SEED=%d", n)
+	return n
+}
+
+// sizes sends messages of every length both ways, receive and send first, inside
+// larger buffers whose rest must stay as it was.
+func (s *suite) sizes(t *testing.T) {
+	sizes := append([]int{0, 1, 4, 31, 32, 33, 4096, 65535, 65536, 65537, 1 << 20, 5<<20 + 3}, s.Sizes...)
+	for _, first := range []string{"receive", "send"} {
+		t.Run(first+" first", func(t *testing.T) {
+			ms := s.group(t, 2)
+			for i, n := range sizes {
+				from := i % 2
+				out, in := pattern(n, i), bytes.Repeat([]byte{0xEE}, n+32)
+				var a, b *transport.Request
+				if first == "receive" {
+					b = recv(ms[1-from], from, 9, in[16:16+n])
+					a = send(ms[from], 1-from, 9, out)
+				} else {
+					a = send(ms[from], 1-from, 9, out)
+					b = recv(ms[1-from], from, 9, in[16:16+n])
+				}
+				require.NoError(t, wait(t, b), "%d bytes", n)
+				require.NoError(t, wait(t, a), "%d bytes", n)
+				require.True(t, bytes.Equal(out, in[16:16+n]), "%d bytes", n)
+				around := append(bytes.Clone(in[:16]), in[16+n:]...)
+				require.Equal(t, bytes.Repeat([]byte{0xEE}, 32), around, "%d bytes: something around the buffer has changed", n)
+			}
+		})
+	}
+}
+
+// order posts many messages of mixed sizes on one slot before any is waited
+// for, on either side first.
+func (s *suite) order(t *testing.T) {
+	for _, first := range []int{0, 1} {
+		ms := s.group(t, 2)
+		rng := rand.New(rand.NewPCG(seed(t), 0))
+		lengths := make([]int, 64)
+		for i := range lengths {
+			lengths[i] = []int{0, rng.IntN(100), rng.IntN(100 << 10), rng.IntN(1 << 20)}[rng.IntN(4)]
+		}
+		var sends, recvs []*transport.Request
+		for turn := range 2 {
+			for i, n := range lengths {
+				if turn == first {
+					sends = append(sends, send(ms[0], 1, 3, pattern(n, i)))
+				} else {
+					recvs = append(recvs, recv(ms[1], 0, 3, make([]byte, n)))
+				}
+			}
+		}
+		for i := range lengths {
+			require.NoError(t, wait(t, recvs[i]))
+			require.NoError(t, wait(t, sends[i]))
+			require.True(t, bytes.Equal(sends[i].Buf, recvs[i].Buf), "message %d", i)
+		}
+	}
+}
+
+// storm is messages between all ranks on few slots, with receives from any rank
+// mixed in. Every message says where it comes from and its place in the order of
+// its (sender, receiver, slot).
+func (s *suite) storm(t *testing.T) {
+	seed := seed(t)
+	for size := 2; size <= 9; size++ {
+		t.Run(fmt.Sprint(size), func(t *testing.T) {
+			s.stormOf(t, size, rand.New(rand.NewPCG(seed, uint64(size))))
+		})
+	}
+}
+
+type flow struct{ from, to, slot int }
+
+func (s *suite) stormOf(t *testing.T, size int, rng *rand.Rand) {
+	const slots, messages = 4, 40
+	ms := s.group(t, size)
+	lengths := make(map[flow][]int)
+	for from := range size {
+		for to := range size {
+			if from == to {
+				continue
+			}
+			for range messages {
+				f := flow{from, to, rng.IntN(slots)}
+				n := 16 + rng.IntN(64)
+				if rng.IntN(16) == 0 {
+					n = 16 + rng.IntN(300<<10)
+				}
+				if f.slot == 0 {
+					n = 16 // receives from any rank cannot know a length beforehand
+				}
+				lengths[f] = append(lengths[f], n)
+			}
+		}
+	}
+	var wg sync.WaitGroup
+	for f, ns := range lengths {
+		batch := 1 + rng.IntN(8)
+		wg.Go(func() { stormSend(t, ms[f.from], f, ns, batch) })
+		if f.slot != 0 {
+			wg.Go(func() { stormRecv(t, ms[f.to], f, ns, batch) })
+		}
+	}
+	for to := range size {
+		wg.Go(func() { stormAny(t, ms[to], to, lengths) })
+	}
+	wg.Wait()
+	for _, m := range ms {
+		require.Nil(t, m.Fault())
+	}
+}
+
+func stamp(b []byte, f flow, i int) {
+	binary.LittleEndian.PutUint64(b, uint64(f.from)<<32|uint64(f.slot))
+	binary.LittleEndian.PutUint64(b[8:], uint64(i))
+	copy(b[16:], pattern(len(b)-16, f.from*31+i))
+}
+
+func sound(t testing.TB, r *transport.Request) bool {
+	err := wait(t, r)
+	if err != nil {
+		t.Errorf("request: %v", err)
+	}
+	return err == nil
+}
+
+func stormSend(t testing.TB, m transport.Mesh, f flow, ns []int, batch int) {
+	var open []*transport.Request
+	for i, n := range ns {
+		b := make([]byte, n)
+		stamp(b, f, i)
+		open = append(open, send(m, f.to, uint64(f.slot), b))
+		if len(open) == batch {
+			if !sound(t, open[0]) {
+				return
+			}
+			open = open[1:]
+		}
+	}
+	for _, r := range open {
+		sound(t, r)
+	}
+}
+
+func stormRecv(t testing.TB, m transport.Mesh, f flow, ns []int, batch int) {
+	var open []*transport.Request
+	check := func(i int) bool {
+		want := make([]byte, ns[i])
+		stamp(want, f, i)
+		if !sound(t, open[i]) {
+			return false
+		}
+		if !bytes.Equal(want, open[i].Buf) {
+			t.Errorf("message %d of %v is another", i, f)
+			return false
+		}
+		return true
+	}
+	for i, n := range ns {
+		open = append(open, recv(m, f.from, uint64(f.slot), make([]byte, n)))
+		if i >= batch && !check(i-batch) {
+			return
+		}
+	}
+	for i := max(0, len(ns)-batch); i < len(ns); i++ {
+		check(i)
+	}
+}
+
+func stormAny(t testing.TB, m transport.Mesh, rank int, lengths map[flow][]int) {
+	total := 0
+	for f, ns := range lengths {
+		if f.to == rank && f.slot == 0 {
+			total += len(ns)
+		}
+	}
+	next := make(map[int]int)
+	var open []*transport.Request
+	for i := range total + 3 {
+		if i < total {
+			open = append(open, recvAny(m, 0, make([]byte, 16)))
+		}
+		if i < 3 {
+			continue
+		}
+		r := open[i-3]
+		if !sound(t, r) {
+			return
+		}
+		from := int(binary.LittleEndian.Uint64(r.Buf) >> 32)
+		if from != r.Peer {
+			t.Errorf("Peer is %d, message is from %d", r.Peer, from)
+		}
+		if got := int(binary.LittleEndian.Uint64(r.Buf[8:])); got != next[from] {
+			t.Errorf("message %d from %d, want %d", got, from, next[from])
+		}
+		next[from]++
+	}
+}
+
+// any: receives from any rank take what is there and what comes, small and
+// large, and leave alone what a receive from one rank has claimed.
+func (s *suite) any(t *testing.T) {
+	for _, n := range []int{0, 8, 1 << 20} {
+		t.Run(fmt.Sprint(n), func(t *testing.T) {
+			ms := s.group(t, 3)
+			claimed := recv(ms[0], 1, 5, make([]byte, n))
+			a := send(ms[1], 0, 5, pattern(n, 1))
+			require.NoError(t, wait(t, claimed))
+			require.NoError(t, wait(t, a))
+			require.True(t, bytes.Equal(a.Buf, claimed.Buf))
+
+			// Both orders, from either rank.
+			for _, from := range []int{2, 1} {
+				late := recvAny(ms[0], 6, make([]byte, n))
+				b := send(ms[from], 0, 6, pattern(n, from))
+				require.NoError(t, wait(t, late))
+				require.NoError(t, wait(t, b))
+				require.Equal(t, from, late.Peer)
+				require.True(t, bytes.Equal(b.Buf, late.Buf))
+
+				b = send(ms[from], 0, 7, pattern(n, from+9))
+				early := recvAny(ms[0], 7, make([]byte, n))
+				require.NoError(t, wait(t, early))
+				require.NoError(t, wait(t, b))
+				require.Equal(t, from, early.Peer)
+				require.True(t, bytes.Equal(b.Buf, early.Buf))
+			}
+		})
+	}
+}
+
+func (s *suite) misuse(t *testing.T) {
+	ms := s.group(t, 2)
+	b := make([]byte, 1)
+	for _, r := range []*transport.Request{
+		send(ms[0], 0, 1, b), recv(ms[0], 0, 1, b),
+		send(ms[0], 2, 1, b), recv(ms[0], 2, 1, b),
+		send(ms[0], -1, 1, b), recv(ms[0], -1, 1, b),
+	} {
+		require.ErrorContains(t, wait(t, r), fmt.Sprintf("no peer %d", r.Peer))
+	}
+	require.Nil(t, ms[0].Fault())
+	in := recv(ms[1], 0, 1, make([]byte, 1))
+	require.NoError(t, wait(t, send(ms[0], 1, 1, []byte{7})))
+	require.NoError(t, wait(t, in))
+	require.Equal(t, []byte{7}, in.Buf)
+}
+
+func (s *suite) one(t *testing.T) {
+	m := s.group(t, 1)[0]
+	h := m.Diagnose(time.Second)
+	require.Len(t, h, 1)
+	require.True(t, h[0].Answered)
+	r := recvAny(m, 1, make([]byte, 1))
+	require.NoError(t, m.Close())
+	require.Error(t, wait(t, r))
+	require.ErrorIs(t, wait(t, recvAny(m, 1, nil)), transport.ErrClosed)
+}
+
+// lengthsDiffer: the receiver ends with a *SizeError, nothing was written outside
+// its buffer, and the group ends on both sides with a mismatch.
+func (s *suite) lengthsDiffer(t *testing.T) {
+	const large = 1 << 20
+	for _, c := range []struct{ sent, wanted int }{
+		{5, 4}, {4, 5}, {0, 4}, {4, 0}, {100 << 10, 4}, {4, 100 << 10}, {large, large + 1}, {large + 1, large}, {large, 3}, {3, large},
+	} {
+		for _, first := range []string{"send", "receive", "any"} {
+			t.Run(fmt.Sprintf("%d for %d, %s first", c.sent, c.wanted, first), func(t *testing.T) {
+				ms := s.group(t, 2)
+				in := bytes.Repeat([]byte{0xEE}, c.wanted+64)
+				var r *transport.Request
+				switch first {
+				case "receive":
+					r = recv(ms[1], 0, 5, in[:c.wanted])
+				case "any":
+					r = recvAny(ms[1], 5, in[:c.wanted])
+				}
+				o := send(ms[0], 1, 5, pattern(c.sent, 1))
+				if first == "send" {
+					r = recv(ms[1], 0, 5, in[:c.wanted])
+				}
+				require.Equal(t, transport.FaultMismatch, faultOf(t, r).Kind)
+				for _, m := range ms {
+					f := failed(t, m)
+					require.Equal(t, transport.FaultMismatch, f.Kind)
+					require.Contains(t, []int{0, 1}, f.Rank)
+				}
+				wait(t, o)
+				require.Equal(t, bytes.Repeat([]byte{0xEE}, len(in)), in, "bytes were written")
+			})
+		}
+	}
+}
+
+// leave: a goodbye alone is no fault: others go on, and what the leaver sent is there.
+func (s *suite) leave(t *testing.T) {
+	for _, n := range []int{4, 3 << 20} {
+		t.Run(fmt.Sprint(n), func(t *testing.T) {
+			ms := s.group(t, 3)
+			in := make([]byte, n)
+			r := recv(ms[0], 2, 1, in)
+			require.NoError(t, wait(t, send(ms[2], 0, 1, pattern(n, 3))))
+			require.NoError(t, ms[2].Close())
+			require.NoError(t, wait(t, r))
+			require.True(t, bytes.Equal(pattern(n, 3), in))
+
+			eventually(t, "goodbye", func() bool { return ms[0].Diagnose(patience)[2].Departed })
+			a, b := recvAny(ms[0], 4, in[:1]), send(ms[1], 0, 4, []byte{5})
+			require.NoError(t, wait(t, a))
+			require.NoError(t, wait(t, b))
+			require.Nil(t, ms[0].Fault())
+
+			f := faultOf(t, send(ms[0], 2, 1, in))
+			require.Equal(t, transport.FaultPeerLeft, f.Kind)
+			require.Equal(t, 2, f.Rank)
+			f = failed(t, ms[1]) // which learns it from rank 0
+			require.Equal(t, transport.FaultPeerLeft, f.Kind)
+			require.Equal(t, 2, f.Rank)
+		})
+	}
+}
+
+func (s *suite) leaveWhileNeeded(t *testing.T) {
+	for name, post := range map[string]func(m transport.Mesh) *transport.Request{
+		"receive":       func(m transport.Mesh) *transport.Request { return recv(m, 1, 1, make([]byte, 1)) },
+		"large receive": func(m transport.Mesh) *transport.Request { return recv(m, 1, 1, make([]byte, 2<<20)) },
+		"large send":    func(m transport.Mesh) *transport.Request { return send(m, 1, 1, make([]byte, 2<<20)) },
+		"any":           func(m transport.Mesh) *transport.Request { return recvAny(m, 1, make([]byte, 1)) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			ms := s.group(t, 2)
+			r := post(ms[0])
+			require.NoError(t, ms[1].Close())
+			f := faultOf(t, r)
+			require.Equal(t, transport.FaultPeerLeft, f.Kind)
+			require.Equal(t, 1, f.Rank)
+		})
+		t.Run(name+" later", func(t *testing.T) {
+			ms := s.group(t, 2)
+			require.NoError(t, ms[1].Close())
+			eventually(t, "goodbye", func() bool { return ms[0].Diagnose(patience)[1].Departed })
+			require.Nil(t, ms[0].Fault())
+			require.Equal(t, transport.FaultPeerLeft, faultOf(t, post(ms[0])).Kind)
+		})
+	}
+}
+
+// die: all ranks end at once with the number of the dead one, whatever they wait for.
+func (s *suite) die(t *testing.T) {
+	if s.Kill == nil {
+		t.Skip("nobody can be killed here")
+	}
+	ms := s.group(t, 4)
+	rs := []*transport.Request{
+		recv(ms[0], 3, 1, make([]byte, 4)),
+		recv(ms[0], 1, 1, make([]byte, 2<<20)),
+		recvAny(ms[0], 2, make([]byte, 4)),
+		send(ms[0], 2, 3, make([]byte, 2<<20)),
+		send(ms[1], 3, 3, make([]byte, 2<<20)),
+		recv(ms[2], 0, 9, make([]byte, 1)),
+	}
+	s.Kill(t, ms, 3)
+	for _, r := range rs {
+		f := faultOf(t, r)
+		require.Equal(t, transport.FaultPeerDied, f.Kind)
+		require.Equal(t, 3, f.Rank)
+	}
+	for _, m := range ms[:3] {
+		require.Equal(t, 3, failed(t, m).Rank)
+	}
+	require.Equal(t, 3, faultOf(t, recv(ms[0], 1, 1, nil)).Rank)
+}
+
+// abort reaches every rank with its reason in words, and only the first one counts.
+func (s *suite) abort(t *testing.T) {
+	ms := s.group(t, 4)
+	for i := range ms { // ranks may have to hear of each other before they exchange words
+		for j := range ms {
+			if i != j {
+				sent := send(ms[i], j, 9, []byte("x"))
+				require.NoError(t, wait(t, recv(ms[j], i, 9, make([]byte, 1))))
+				require.NoError(t, wait(t, sent))
+			}
+		}
+	}
+	cause := &transport.Fault{Kind: transport.FaultCanceled, Rank: 1, Reporter: 1, Op: 3, Seq: 42, Err: errors.New("why")}
+	near := recv(ms[1], 0, 1, make([]byte, 4))
+	far := recv(ms[3], 2, 1, make([]byte, 4<<20))
+	ms[1].Abort(cause)
+	ms[1].Abort(&transport.Fault{Kind: transport.FaultTimeout})
+	require.Same(t, cause, faultOf(t, near))
+	require.Same(t, cause, ms[1].Fault())
+	for _, f := range []*transport.Fault{faultOf(t, far), failed(t, ms[0]), failed(t, ms[2])} {
+		got := *f
+		require.EqualError(t, f.Err, "why")
+		got.Err = cause.Err
+		require.Equal(t, *cause, got)
+	}
+	require.Same(t, cause, faultOf(t, send(ms[1], 0, 1, nil)))
+	for _, m := range ms {
+		require.NoError(t, m.Close())
+		require.NoError(t, m.Close())
+	}
+	require.Error(t, wait(t, recvAny(ms[1], 1, nil)))
+}
+
+// abortUnderLoad ends a group in the middle of many messages of all sizes. Every
+// request ends, and no buffer is touched after that (the race detector looks).
+func (s *suite) abortUnderLoad(t *testing.T) {
+	ms := s.group(t, 3)
+	var wg sync.WaitGroup
+	started := make(chan struct{}, 1<<16)
+	for r, m := range ms {
+		for peer := range ms {
+			if peer == r {
+				continue
+			}
+			for _, n := range []int{1, 10 << 10, 200 << 10, 3 << 20} {
+				wg.Go(func() {
+					out, in := make([]byte, n), make([]byte, n)
+					for {
+						a := send(m, peer, uint64(n), out)
+						b := recv(m, peer, uint64(n), in)
+						errA, errB := wait(t, a), wait(t, b)
+						clear(out)
+						clear(in)
+						if errA != nil || errB != nil {
+							return
+						}
+						select {
+						case started <- struct{}{}:
+						default:
+						}
+					}
+				})
+			}
+		}
+	}
+	for range 200 {
+		<-started
+	}
+	ms[0].Abort(&transport.Fault{Kind: transport.FaultAborted, Rank: 0, Reporter: 0, Op: 1, Seq: 7})
+	wg.Wait()
+	for _, m := range ms {
+		f := failed(t, m)
+		require.Equal(t, transport.FaultAborted, f.Kind, "%v", f)
+		require.Equal(t, 0, f.Rank)
+		require.Equal(t, uint64(7), f.Seq)
+	}
+}
+
+func (s *suite) close(t *testing.T) {
+	ms := s.group(t, 2)
+	rs := []*transport.Request{
+		recv(ms[0], 1, 1, make([]byte, 4)),
+		recv(ms[0], 1, 2, make([]byte, 4<<20)),
+		recvAny(ms[0], 3, make([]byte, 4)),
+	}
+	require.NoError(t, ms[0].Close())
+	for _, r := range rs {
+		require.ErrorIs(t, wait(t, r), transport.ErrClosed)
+	}
+	require.ErrorIs(t, wait(t, send(ms[0], 1, 1, nil)), transport.ErrClosed)
+	require.Nil(t, ms[0].Fault())
+	require.NoError(t, ms[0].Close())
+}
+
+func (s *suite) diagnose(t *testing.T) {
+	ms := s.group(t, 3)
+	ms[0].SetProgress(4, 3)
+	ms[1].SetProgress(7, 5)
+	ms[2].SetProgress(9, 8)
+	eventually(t, "everybody answers", func() bool {
+		return !slices.ContainsFunc(ms[0].Diagnose(patience), func(h transport.Health) bool { return !h.Answered })
+	})
+	require.Equal(t, []transport.Health{
+		{Rank: 0, Native: true, Answered: true, Issued: 4, Completed: 3},
+		{Rank: 1, Native: true, Answered: true, Issued: 7, Completed: 5},
+		{Rank: 2, Native: true, Answered: true, Issued: 9, Completed: 8},
+	}, ms[0].Diagnose(patience))
+	require.NoError(t, ms[2].Close())
+	eventually(t, "rank 2 has left", func() bool { return ms[0].Diagnose(patience)[2].Departed })
+	h := ms[0].Diagnose(patience)
+	require.False(t, h[2].Answered)
+	require.True(t, h[1].Answered)
+}
+
+func (s *suite) allocations(t *testing.T) {
+	ms := s.group(t, 2)
+	large := make([]byte, 3<<20)
+	in := make([]byte, len(large))
+	a, b := transport.NewRequest(), transport.NewRequest()
+	slot := uint64(0)
+	round := func(early, any bool, n int) func() {
+		return func() {
+			slot++
+			a.Peer, a.Slot, a.Buf = 1, slot, large[:n]
+			b.Peer, b.Slot, b.Buf = 0, slot, in[:n]
+			if early {
+				ms[0].Send(a)
+			}
+			if any {
+				ms[1].RecvAny(b)
+			} else {
+				ms[1].Recv(b)
+			}
+			if !early {
+				ms[0].Send(a)
+			}
+			<-b.Done()
+			<-a.Done()
+		}
+	}
+	for _, n := range []int{0, 4, 32 << 10, 200 << 10, len(large)} {
+		for _, early := range []bool{false, true} {
+			for _, any := range []bool{false, true} {
+				f := round(early, any, n)
+				runs := 1000
+				if n > 1<<20 {
+					runs = 50
+				}
+				for range runs {
+					f()
+				}
+				require.Zero(t, testing.AllocsPerRun(runs, f), "%d bytes, send first: %v, from any: %v", n, early, any)
+			}
+		}
+	}
+	require.NoError(t, a.Err())
+	require.NoError(t, b.Err())
+}

@@ -1,0 +1,21 @@
+package wire
+
+import (
+	"testing"
+
+	"github.com/c10d-go/c10d/internal/transport"
+	"github.com/c10d-go/c10d/internal/transport/transporttest"
+)
+
+func TestConformance(t *testing.T) {
+	transporttest.Run(t, transporttest.Config{
+		New: func(t testing.TB, size int) []transport.Mesh {
+			ms := make([]transport.Mesh, size)
+			for i, m := range group(t, size) {
+				m.limits = patient
+				ms[i] = m
+			}
+			return ms
+		},
+	})
+}

@@ -1,0 +1,171 @@
+package wire
+
+import (
+	"context"
+	"net"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"go.uber.org/goleak"
+
+	"github.com/c10d-go/c10d/internal/transport"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// patience is how long a test waits for what must come at once.
+const patience = time.Minute
+
+// patient are limits for peers that read, however slow the machine is.
+var patient = limits{close: patience, abort: patience, abortStep: patience}
+
+// tcpPair returns both ends of a loopback connection.
+func tcpPair(t testing.TB) (net.Conn, net.Conn) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	defer l.Close()
+	a, err := net.Dial("tcp", l.Addr().String())
+	require.NoError(t, err)
+	b, err := l.Accept()
+	require.NoError(t, err)
+	return a, b
+}
+
+// group returns the meshes of a whole group over loopback.
+func group(t testing.TB, size int) []*Mesh {
+	ms := make([]*Mesh, size)
+	for i := range ms {
+		ms[i] = New(i, size, Options{})
+		m := ms[i]
+		t.Cleanup(func() { m.Close() })
+	}
+	for i := range ms {
+		for j := range i {
+			a, b := tcpPair(t)
+			require.NoError(t, ms[i].Attach(j, a))
+			require.NoError(t, ms[j].Attach(i, b))
+		}
+	}
+	return ms
+}
+
+// alone returns rank 0 of two and the bare connection that its peer has.
+func alone(t testing.TB) (*Mesh, net.Conn) {
+	m := New(0, 2, Options{})
+	a, b := tcpPair(t)
+	require.NoError(t, m.Attach(1, a))
+	t.Cleanup(func() { b.Close(); m.Close() })
+	return m, b
+}
+
+func req(peer int, slot uint64, buf []byte) *transport.Request {
+	r := transport.NewRequest()
+	r.Peer, r.Slot, r.Buf = peer, slot, buf
+	return r
+}
+
+func send(m *Mesh, peer int, slot uint64, buf []byte) *transport.Request {
+	r := req(peer, slot, buf)
+	m.Send(r)
+	return r
+}
+
+func recv(m *Mesh, peer int, slot uint64, buf []byte) *transport.Request {
+	r := req(peer, slot, buf)
+	m.Recv(r)
+	return r
+}
+
+func recvAny(m *Mesh, slot uint64, buf []byte) *transport.Request {
+	r := req(-1, slot, buf)
+	m.RecvAny(r)
+	return r
+}
+
+// wait returns how r ended.
+func wait(t testing.TB, r *transport.Request) error {
+	t.Helper()
+	select {
+	case <-r.Done():
+		return r.Err()
+	case <-time.After(patience):
+		require.FailNow(t, "request does not end")
+		return nil
+	}
+}
+
+// pending asserts that r has not ended.
+func pending(t testing.TB, r *transport.Request) {
+	t.Helper()
+	select {
+	case <-r.Done():
+		require.FailNow(t, "request has ended", "%v", r.Err())
+	default:
+	}
+}
+
+// failed waits for the mesh's fault.
+func failed(t testing.TB, m *Mesh) *transport.Fault {
+	t.Helper()
+	select {
+	case <-m.Failed():
+		return m.Fault()
+	case <-time.After(patience):
+		require.FailNow(t, "mesh does not fail")
+		return nil
+	}
+}
+
+// faultOf returns the fault that r ended with.
+func faultOf(t testing.TB, r *transport.Request) *transport.Fault {
+	t.Helper()
+	var f *transport.Fault
+	require.ErrorAs(t, wait(t, r), &f)
+	return f
+}
+
+func eventually(t testing.TB, what string, ok func() bool) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	for !ok() {
+		select {
+		case <-ctx.Done():
+			require.FailNow(t, what)
+		case <-time.After(time.Millisecond):
+		}
+	}
+}
+
+// state returns how many slots and notices m holds.
+func state(m *Mesh) (slots, notices int) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for _, p := range m.pairs {
+		if p != nil {
+			slots += len(p.slots)
+			notices += p.notices
+		}
+	}
+	return slots + len(m.any), notices
+}
+
+// TestCheckFirst: a rank begins with HELLO or an announcement.
+func TestCheckFirst(t *testing.T) {
+	announcement := header{nbytes: headerLen, opcode: opSendReady, slot: 7, length: 4}
+	for name, c := range map[string]struct {
+		h  header
+		ok bool
+	}{
+		"HELLO": {control(ctlHello), true}, "announcement": {announcement, true},
+		"BYE": {control(ctlBye), false}, "ABORT": {control(ctlAbort), false}, "PING": {control(ctlPing), false},
+		"DATA": {header{nbytes: headerLen + 4, opcode: opData, slot: 7, length: 4}, false},
+	} {
+		var b [headerLen]byte
+		c.h.put(b[:])
+		if err := CheckFirst(b[:]); (err == nil) != c.ok {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}

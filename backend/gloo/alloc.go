@@ -18,12 +18,9 @@ import (
 // them has no room left for it.
 var ErrExhausted = shm.ErrExhausted
 
-// memory returns what Alloc allocates in, nil if that is ordinary memory.
-func (b *Backend) memory() *shm.Group {
-	g := b.shared
-	if b.levels != nil {
-		g = b.levels.local
-	}
+// arenas returns what Alloc allocates in, nil if that is ordinary memory.
+func (s *session) arenas() *shm.Group {
+	g := s.memory()
 	if g == nil || g.WhyNoArenas() != "" {
 		return nil
 	}
@@ -49,7 +46,7 @@ func (b *Backend) Alloc(ctx context.Context, dtype tensor.DType, shape ...int) (
 	}
 	var buf []byte
 	var full error
-	g := b.memory()
+	g := b.arenas()
 	q := &operation{print: fingerprint{op: opAlloc, root: -1}.call()}
 	q.run = func(e *engine) error {
 		if g == nil {
@@ -121,7 +118,7 @@ func (b *Backend) Free(t *tensor.Tensor) error {
 	if t == nil {
 		return errors.New("gloo: Free of no tensor")
 	}
-	g := b.memory()
+	g := b.arenas()
 	if g == nil || t.Len() == 0 {
 		return nil
 	}
@@ -134,10 +131,7 @@ func (b *Backend) Free(t *tensor.Tensor) error {
 // explainAlloc says where tensors of Alloc are, and what for.
 func (b *Backend) explainAlloc() backend.Choice {
 	c := backend.Choice{Op: "alloc", UpTo: -1, Algorithm: "ordinary memory", Why: "the ranks do not share any"}
-	g := b.shared
-	if b.levels != nil {
-		g = b.levels.local
-	}
+	g := b.memory()
 	switch {
 	case g == nil:
 		return c

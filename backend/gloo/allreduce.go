@@ -30,13 +30,13 @@ type reduceCall struct {
 // host is what an all-reduce work sees of the backend: its collectives on host
 // memory, under the tag of the one operation.
 type host struct {
-	backend *Backend
-	op      *operation
-	engine  *engine // set while the operation runs
+	*session
+	op     *operation
+	engine *engine // set while the operation runs
 }
 
-func (h *host) Rank() int { return h.backend.rank }
-func (h *host) Size() int { return h.backend.size }
+func (h *host) Rank() int { return h.rank }
+func (h *host) Size() int { return h.size }
 
 // AllReduceBytes does not apply r.Before and r.After: a work that joins several
 // tensors applies them itself.
@@ -44,19 +44,19 @@ func (h *host) AllReduceBytes(_ context.Context, b []byte, d tensor.DType, r bac
 	if r.Grain == 0 {
 		r.Grain = d.Size()
 	}
-	return h.engine.backend.route.allReduce(h.engine, b, r)
+	return h.engine.session.route.allReduce(h.engine, b, r)
 }
 
 func (h *host) AllGatherBytes(_ context.Context, out, in []byte) error {
-	return h.engine.backend.route.allGather(h.engine, out, in)
+	return h.engine.session.route.allGather(h.engine, out, in)
 }
 
 func (h *host) AllGatherVBytes(_ context.Context, out, in []byte, counts []int64) error {
-	return h.engine.backend.route.allGatherV(h.engine, out, in, counts)
+	return h.engine.session.route.allGatherV(h.engine, out, in, counts)
 }
 
 func (h *host) mismatch(rank int, err error) error {
-	return h.backend.mismatch(h.engine.mesh, h.engine.op, rank, err)
+	return h.session.mismatch(h.engine.mesh, h.engine.op, rank, err)
 }
 
 // denseWork is the all-reduce of strided CPU tensors: this rank's tensors are

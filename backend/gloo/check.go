@@ -104,36 +104,3 @@ func (b *Backend) reduction(op work.OpType, r backend.ReduceOp, d tensor.DType) 
 	}
 	return red, nil
 }
-
-// total is the packed length of a list.
-func total(ts []*tensor.Tensor) int {
-	n := 0
-	for _, t := range ts {
-		n += t.ByteLen()
-	}
-	return n
-}
-
-// pack copies a list one after the other.
-func pack(dst []byte, ts []*tensor.Tensor) error {
-	for _, t := range ts {
-		n := t.ByteLen()
-		if err := t.Pack(dst[:n]); err != nil {
-			return err
-		}
-		dst = dst[n:]
-	}
-	return nil
-}
-
-// unpack is the inverse of pack.
-func unpack(ts []*tensor.Tensor, src []byte) error {
-	for _, t := range ts {
-		n := t.ByteLen()
-		if err := t.Unpack(src[:n]); err != nil {
-			return err
-		}
-		src = src[n:]
-	}
-	return nil
-}

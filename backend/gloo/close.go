@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/c10d-go/c10d/internal/transport"
+	"github.com/c10d-go/c10d/internal/transport/tcp"
 	"github.com/c10d-go/c10d/internal/unwind"
 	"github.com/c10d-go/c10d/work"
 )
@@ -57,7 +58,7 @@ func (b *Backend) Close() error {
 	}
 	if why.Err != nil {
 		b.end(why)
-		if g := b.neighbours(); g != nil {
+		if g := b.memory(); g != nil {
 			g.Abort(why.Err) // before the others see there that this rank has left
 		}
 		b.mu.Lock()
@@ -81,17 +82,10 @@ func (b *Backend) free(open []*work.Work) error {
 		<-w.Done()
 	}
 	b.silence.stop(b)
-	var errs []error
-	if b.direct != nil {
-		errs = append(errs, b.direct.Close())
-	}
-	for _, m := range b.meshes {
-		errs = append(errs, m.Close())
-	}
-	b.p2p.Wait() // sends and receives, which have ended with the meshes
-	close(b.idled)
+	err := b.session.close()
+	b.p2p.Wait() // sends and receives, which have ended with the session
 	b.workers.Wait()
-	return errors.Join(errs...)
+	return err
 }
 
 // Shutdown waits until what was issued has ended, then closes the backend. When ctx ends first,
@@ -151,4 +145,33 @@ func named(ws []*work.Work) string {
 		return first
 	}
 	return fmt.Sprintf("%d operations (the first is %s)", len(ws), first)
+}
+
+// settleFor is how long Close waits for ranks that have not called what this rank has called.
+const settleFor = 300 * time.Millisecond
+
+// settleCalls returns how this rank's calls differ from those of the others, if no operation of this
+// rank has returned it, before the group closes. A rank that only sent, as the root of a
+// broadcast, may not have heard from the others: it waits for them.
+func (b *Backend) settleCalls() error {
+	b.mu.Lock()
+	heard := b.met == b.calls
+	last := work.Info{Op: b.latest.op, Seq: b.latest.seq, Group: b.group, Rank: b.rank}
+	b.mu.Unlock()
+	switch f := b.fault(); {
+	case f != nil || heard || !b.native:
+	case b.shared != nil:
+		if err := b.inMemory(b.meshes[0], last, b.shared.Settle(settleFor)); errors.Is(err, work.ErrMismatch) {
+			return err
+		}
+	default:
+		if m, ok := b.meshes[0].(*tcp.Mesh); ok {
+			m.Settle(settleFor)
+		}
+	}
+	// A fault without an operation is of a backend above, which returns it.
+	if f := b.fault(); f != nil && f.Kind == transport.FaultMismatch && f.Op != noOp && !b.told.Load() {
+		return b.faultError(last, f)
+	}
+	return nil
 }

@@ -4,119 +4,11 @@ import (
 	"context"
 	"slices"
 	"time"
-	"unsafe"
 
 	"github.com/c10d-go/c10d/backend"
 	"github.com/c10d-go/c10d/tensor"
 	"github.com/c10d-go/c10d/work"
 )
-
-// inPlace gives the bytes of t to f: its own if they lie one after the other,
-// else a packed copy that is written back afterwards unless readOnly is set.
-func (e *engine) inPlace(t *tensor.Tensor, readOnly bool, f func(buf []byte) error) error {
-	if buf := t.Bytes(); buf != nil || t.Len() == 0 {
-		return f(buf)
-	}
-	buf := grow(&e.packed, t.ByteLen())
-	if err := t.Pack(buf); err != nil {
-		return err
-	}
-	if err := f(buf); err != nil || readOnly {
-		return err
-	}
-	return t.Unpack(buf)
-}
-
-// pair gives the bytes of an output and an input to f, packed where they must be.
-func (e *engine) pair(out, in []*tensor.Tensor, f func(out, in []byte) error) error {
-	var o, i []byte
-	needOut, needIn := !flat(out, &o), !flat(in, &i)
-	n, m := 0, 0
-	if needOut {
-		n = total(out)
-	}
-	if needIn {
-		m = total(in)
-	}
-	// Both halves aligned for every element type.
-	n16 := (n + 15) &^ 15
-	buf := grow(&e.packed, n16+m)
-	if needOut {
-		o = buf[:n]
-	}
-	if needIn {
-		i = buf[n16 : n16+m]
-		if err := pack(i, in); err != nil {
-			return err
-		}
-	}
-	if err := f(o, i); err != nil || !needOut {
-		return err
-	}
-	return unpack(out, o)
-}
-
-// flat sets *b to the bytes of a list that needs no packing and reports whether it is one.
-func flat(ts []*tensor.Tensor, b *[]byte) bool {
-	if len(ts) == 0 {
-		return true
-	}
-	if len(ts) == 1 && (ts[0].Len() == 0 || ts[0].Bytes() != nil) {
-		*b = ts[0].Bytes()
-		return true
-	}
-	return false
-}
-
-// list returns the bytes of each tensor, nil if one needs packing. A single tensor
-// instead of a list is cut in parts of so many bytes. There are two lists in an engine.
-func (e *engine) list(i int, ts []*tensor.Tensor, counts []int64) [][]byte {
-	l := e.lists[i][:0]
-	var whole []byte
-	if cut := len(ts) == 1 && len(counts) > 1; cut && flat(ts, &whole) {
-		for _, n := range counts {
-			l, whole = append(l, whole[:n:n]), whole[n:]
-		}
-	} else if !cut {
-		for _, t := range ts {
-			l = append(l, t.Bytes())
-		}
-	}
-	e.lists[i] = l
-	for j, buf := range l {
-		if buf == nil && len(l) == len(ts) && ts[j].Len() > 0 {
-			return nil
-		}
-	}
-	if len(l) == 0 {
-		return nil
-	}
-	return l
-}
-
-// apart reports whether buf lies apart from all in a list but for number same, which it
-// may be.
-func apart(buf []byte, list [][]byte, same int) bool {
-	at, n := uintptr(unsafe.Pointer(unsafe.SliceData(buf))), uintptr(len(buf))
-	for i, b := range list {
-		from, m := uintptr(unsafe.Pointer(unsafe.SliceData(b))), uintptr(len(b))
-		if n > 0 && m > 0 && at < from+m && from < at+n && (i != same || at != from) {
-			return false
-		}
-	}
-	return true
-}
-
-func allApart(a, b [][]byte) bool {
-	for _, buf := range a {
-		if !apart(buf, b, -1) {
-			return false
-		}
-	}
-	return true
-}
-
-func one(t *tensor.Tensor) []*tensor.Tensor { return []*tensor.Tensor{t} }
 
 // Broadcast sends the root's tensor down a binomial tree.
 func (b *Backend) Broadcast(ctx context.Context, ts []*tensor.Tensor, o backend.BroadcastOptions) (*work.Work, error) {
@@ -177,7 +69,7 @@ func (b *Backend) AllReduce(ctx context.Context, ts []*tensor.Tensor, o backend.
 	q := b.spare()
 	ts = append(q.room[:0], ts...)
 	call := &q.reduce
-	call.host = host{backend: b, op: q}
+	call.host = host{session: b.session, op: q}
 	call.AllReduceCall = backend.AllReduceCall{Tensors: ts, Op: o.Op, Host: &call.host}
 	kind, err := backend.ChooseAllReduce(&call.AllReduceCall)
 	if err != nil {
@@ -249,7 +141,7 @@ func (b *Backend) AllReduceCoalesced(ctx context.Context, ts []*tensor.Tensor, o
 // reduceInto all-reduces packed elements in place.
 func (e *engine) reduceInto(buf []byte, red backend.Reduction) error {
 	before(red, buf)
-	if err := e.backend.route.allReduce(e, buf, red); err != nil {
+	if err := e.session.route.allReduce(e, buf, red); err != nil {
 		return err
 	}
 	after(red, buf)
@@ -569,7 +461,7 @@ func (b *Backend) ReduceScatter(ctx context.Context, out *tensor.Tensor, in []*t
 // that follow those of the ranks before it.
 func (e *engine) reduceScatter(out, in []*tensor.Tensor, counts []int64, red backend.Reduction) error {
 	run := func(mine, all []byte) error {
-		if err := e.backend.route.reduceScatter(e, mine, all, counts, len(in), red); err != nil {
+		if err := e.session.route.reduceScatter(e, mine, all, counts, len(in), red); err != nil {
 			return err
 		}
 		after(red, mine)

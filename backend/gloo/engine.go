@@ -2,18 +2,12 @@ package gloo
 
 import (
 	"context"
-	"errors"
-	"fmt"
-	"strings"
-	"sync"
 	"time"
 
 	"github.com/c10d-go/c10d/backend"
 	"github.com/c10d-go/c10d/internal/plan"
 	"github.com/c10d-go/c10d/internal/transport"
 	"github.com/c10d-go/c10d/internal/transport/tcp"
-	"github.com/c10d-go/c10d/tensor"
-	"github.com/c10d-go/c10d/work"
 )
 
 // keepScratch is how much memory an engine keeps between operations. A DDP
@@ -24,7 +18,7 @@ const keepScratch = 64 << 20
 // engine runs one operation at a time. A backend has as many as it runs
 // collectives at a time, and uses them again and again.
 type engine struct {
-	backend *Backend
+	session *session
 	mesh    transport.Mesh
 	awaited *transport.Request // while this goroutine drives the mesh
 	timer   *time.Timer
@@ -54,10 +48,10 @@ type engine struct {
 	peers    []int // the ranks that a plan is for, by their number in it; nil if all
 }
 
-func newEngine(b *Backend) *engine {
+func newEngine(s *session) *engine {
 	t := time.NewTimer(time.Hour)
 	t.Stop()
-	e := &engine{backend: b, timer: t}
+	e := &engine{session: s, timer: t}
 	e.stop = e.over
 	return e
 }
@@ -65,7 +59,7 @@ func newEngine(b *Backend) *engine {
 // begin readies the engine for an operation.
 func (e *engine) begin(o *operation) {
 	e.ctx, e.op = o.ctx, o
-	if g := e.backend.local(); g != nil {
+	if g := e.session.memory(); g != nil {
 		g.Begin(uint32(o.call), o.print.History)
 	}
 	e.useTag(o.tag)
@@ -117,7 +111,7 @@ func (e *engine) announce(peer int) bool {
 	}
 	e.told = true
 	e.armed = false
-	if m, ok := e.mesh.(*tcp.Mesh); ok && e.backend.native {
+	if m, ok := e.mesh.(*tcp.Mesh); ok && e.session.native {
 		m.Announce(peer, e.tag)
 	}
 	return true
@@ -127,7 +121,7 @@ func (e *engine) announce(peer int) bool {
 // several tags call it again.
 func (e *engine) useTag(tag uint32) {
 	e.tag = tag
-	e.mesh = e.backend.meshFor(tag)
+	e.mesh = e.session.meshFor(tag)
 	e.slot = slotOf(e.op.prefix, tag)
 }
 
@@ -153,22 +147,6 @@ func (e *engine) end() {
 	if cap(e.blocks) > keepScratch {
 		e.blocks = nil
 	}
-}
-
-// slotOf is Gloo's number of a collective's messages: prefix, tag, step (always 0).
-func slotOf(prefix uint8, tag uint32) uint64 { return uint64(prefix)<<56 | uint64(tag)<<24 }
-
-// grow returns n bytes of *b, which it replaces if it is too small.
-func grow(b *[]byte, n int) []byte {
-	if cap(*b) < n {
-		// New returns bytes that are aligned for every element type.
-		t, err := tensor.New(tensor.Uint8, n)
-		if err != nil {
-			panic(err) // n is the size of tensors that exist
-		}
-		*b = t.Bytes()
-	}
-	return (*b)[:n]
 }
 
 // run executes a plan. Out is changed in place; in may be nil. When it returns,
@@ -246,7 +224,7 @@ func (e *engine) wait(i int32) error {
 	}
 	e.busy[i] = false
 	if err := r.Err(); err != nil {
-		return e.backend.failed(e.mesh, e.op, r, err)
+		return e.session.failed(e.mesh, e.op, r, err)
 	}
 	return nil
 }
@@ -259,12 +237,12 @@ func (e *engine) sleep(r *transport.Request) {
 		case <-r.Done():
 			return
 		case <-e.ctx.Done():
-			e.backend.giveUp(e.mesh, e.op, r.Peer, canceled(e.ctx))
+			e.session.giveUp(e.mesh, e.op, r.Peer, canceled(e.ctx))
 		case <-e.restless():
 			if e.announce(r.Peer) {
 				continue
 			}
-			e.backend.giveUp(e.mesh, e.op, r.Peer, tooLate(e.op))
+			e.session.giveUp(e.mesh, e.op, r.Peer, tooLate(e.op))
 		}
 		<-r.Done()
 		return
@@ -292,241 +270,6 @@ func (e *engine) drain() {
 	}
 }
 
-// canceled says why a context ended. A context that ended by its deadline is
-// a timeout, whatever cause it was given.
-func canceled(ctx context.Context) error {
-	err := ctx.Err()
-	if errors.Is(err, context.DeadlineExceeded) {
-		if cause := context.Cause(ctx); cause != err {
-			return fmt.Errorf("%w: %w: %w", work.ErrTimeout, err, cause)
-		}
-		return fmt.Errorf("%w: %w", work.ErrTimeout, err)
-	}
-	return &cancellation{err: err, cause: context.Cause(ctx)}
-}
-
-// cancellation is the end of a context that was cancelled.
-type cancellation struct{ err, cause error }
-
-func (c *cancellation) Error() string {
-	if c.cause != c.err {
-		return fmt.Sprintf("%v: %v: %v", work.ErrCanceled, c.err, c.cause)
-	}
-	return fmt.Sprintf("%v: %v", work.ErrCanceled, c.err)
-}
-
-func (c *cancellation) Unwrap() []error { return []error{work.ErrCanceled, c.err, c.cause} }
-
-// Words is what other ranks are told: the cause that the program gave, if any.
-func (c *cancellation) Words() string {
-	if c.cause != c.err {
-		return c.cause.Error()
-	}
-	return ""
-}
-
-func tooLate(o *operation) error { return fmt.Errorf("%w after %v", work.ErrTimeout, o.timeout) }
-
-// giveUp ends the group because o ran out of time or was cancelled while it
-// waited for peer, -1 if for no one rank.
-func (b *Backend) giveUp(m transport.Mesh, o *operation, peer int, cause error) {
-	if errors.Is(cause, work.ErrTimeout) {
-		b.timeOut(m, o, peer, cause)
-	} else {
-		b.fail(m, o, cause, b.rank)
-	}
-}
-
-// fail ends the group on all ranks because of something that happened here.
-func (b *Backend) fail(m transport.Mesh, o *operation, cause error, culprit int) {
-	m.Abort(&transport.Fault{Kind: kindOf(cause), Rank: culprit, Reporter: b.rank, Op: uint8(o.Info().Op), Seq: o.Info().Seq, Err: cause})
-}
-
-// timeOut is giveUp for want of time: it finds out who was missing.
-func (b *Backend) timeOut(m transport.Mesh, o *operation, peer int, cause error) {
-	culprit := -1
-	var missing []string
-	blame := func(rank int, format string, args ...any) {
-		if culprit < 0 {
-			culprit = rank
-		}
-		missing = append(missing, fmt.Sprintf("rank %d ", rank)+fmt.Sprintf(format, args...))
-	}
-	health := diagnose(m, watchLag)
-	if m.Fault() != nil {
-		return // somebody else was faster
-	}
-	// Who does not answer comes before who is behind, for that one may be
-	// waiting for the other; and who is behind and idle before who is behind
-	// inside an earlier operation.
-	for _, h := range health {
-		if isSilent(h) && h.Rank != b.rank {
-			blame(h.Rank, "does not answer (stopped or unreachable)")
-		}
-	}
-	for _, busy := range []bool{false, true} {
-		for _, h := range health {
-			if o.collective && h.Answered && h.Rank != b.rank && h.Issued <= o.call && busy == (h.Completed < h.Issued) {
-				blame(h.Rank, "has not called it: it has issued %d collectives, this is number %d", h.Issued, o.call+1)
-			}
-		}
-	}
-	// A rank that left has mostly done its part before: who needs it hears so
-	// at once and does not run out of time.
-	for _, h := range health {
-		if h.Departed && culprit < 0 && o.collective {
-			blame(h.Rank, "has left the group")
-		}
-	}
-	if culprit < 0 && peer >= 0 && peer != b.rank {
-		blame(peer, "did not send or receive what was expected")
-	}
-	why := strings.Join(missing, "; ")
-	switch {
-	case why != "":
-	case o.collective:
-		why = "no rank is missing: the operation was too slow"
-	default:
-		why = fmt.Sprintf("no rank sent on tag %d", o.tag)
-	}
-	b.fail(m, o, fmt.Errorf("%w; %s", cause, why), culprit)
-}
-
-// failed turns the error of a request into the operation's. A request that
-// fails always means that the mesh does.
-func (b *Backend) failed(m transport.Mesh, o *operation, r *transport.Request, err error) error {
-	if m.Fault() == nil && !errors.Is(err, transport.ErrClosed) {
-		b.fail(m, o, err, r.Peer)
-	}
-	var size *transport.SizeError
-	if f := m.Fault(); f != nil && !errors.As(err, &size) {
-		return b.faultError(o.Info(), f)
-	}
-	return b.requestError(o.Info(), r.Peer, err)
-}
-
-// mismatch ends the group because what rank sent for o does not fit.
-func (b *Backend) mismatch(m transport.Mesh, o *operation, rank int, err error) error {
-	err = fmt.Errorf("%w: %w", work.ErrMismatch, err)
-	b.told.Store(true)
-	b.fail(m, o, err, rank)
-	return b.tell(&work.Error{Info: o.Info(), Peer: rank, Err: err})
-}
-
-// tell tells Options.Failed of the failure of the group.
-func (b *Backend) tell(err *work.Error) error {
-	if b.onFailure != nil {
-		b.onFailure(err)
-	}
-	return err
-}
-
-func (b *Backend) requestError(info work.Info, peer int, err error) error {
-	var size *transport.SizeError
-	var f *transport.Fault
-	switch {
-	case errors.As(err, &size):
-		b.told.Store(true)
-		return b.tell(&work.Error{Info: info, Peer: size.Peer, Err: fmt.Errorf("%w: %w", work.ErrMismatch, err)})
-	case errors.As(err, &f):
-		return b.faultError(info, f)
-	case errors.Is(err, transport.ErrClosed):
-		err, peer = work.ErrClosed, -1
-	}
-	return &work.Error{Info: info, Peer: peer, Err: err}
-}
-
-// faultError is what an operation says when the group has failed with f.
-func (b *Backend) faultError(info work.Info, f *transport.Fault) error {
-	var left *departure
-	if f.Rank == b.rank && errors.As(f.Err, &left) {
-		return &work.Error{Info: info, Peer: -1, Err: work.ErrClosed}
-	}
-	if f.Kind == transport.FaultMismatch {
-		b.told.Store(true)
-	}
-	where := ""
-	if f.Op != noOp && (f.Op != uint8(info.Op) || f.Seq != info.Seq) {
-		where = fmt.Sprintf(" (in %v seq %d)", work.OpType(f.Op), f.Seq)
-	}
-	return b.tell(&work.Error{Info: info, Peer: f.Rank, Err: &fault{what: f.Error() + where, kind: sentinels[f.Kind], f: f}})
-}
-
-// sentinels are work's errors for the kinds of faults.
-var sentinels = map[transport.FaultKind]error{
-	transport.FaultPeerDied: work.ErrPeerDied, transport.FaultPeerLeft: work.ErrPeerLeft,
-	transport.FaultTimeout: work.ErrTimeout, transport.FaultCanceled: work.ErrCanceled,
-	transport.FaultAborted: work.ErrAborted, transport.FaultMismatch: work.ErrMismatch,
-	transport.FaultProtocol: work.ErrMismatch, transport.FaultPanicked: work.ErrPanicked,
-}
-
-// kindOf returns the kind of a fault whose cause is err.
-func kindOf(err error) transport.FaultKind {
-	var was *transport.Fault
-	if errors.As(err, &was) {
-		return was.Kind
-	}
-	for _, k := range []transport.FaultKind{
-		transport.FaultPanicked, transport.FaultPeerDied, transport.FaultPeerLeft,
-		transport.FaultTimeout, transport.FaultCanceled, transport.FaultMismatch,
-	} {
-		if errors.Is(err, sentinels[k]) {
-			return k
-		}
-	}
-	return transport.FaultAborted
-}
-
-// noOp stands for no operation in a transport.Fault.
-const noOp = 0xff
-
-// fault is the cause of an operation's error when its group failed: errors.Is
-// finds work's sentinel, errors.As the transport's fault.
-type fault struct {
-	what string
-	kind error
-	f    *transport.Fault
-}
-
-func (e *fault) Error() string   { return e.what }
-func (e *fault) Unwrap() []error { return []error{e.kind, e.f} }
-
-// planner caches plans: they depend on little, and a trainer repeats few shapes.
-type planner struct {
-	mu    sync.Mutex
-	plans map[planKey]*plan.Plan
-	steps int // in all plans
-}
-
-type planKey struct {
-	op          plan.Op
-	root        int
-	bytes, elem int64
-	hosts       bool // among one rank a host
-}
-
-// maxPlans and maxSteps bound the cache; past them, it starts over. A step has
-// 48 bytes, so the cache keeps to about 50 MiB where every size is a new one.
-const (
-	maxPlans = 4096
-	maxSteps = 1 << 20
-)
-
-func (p *planner) get(k planKey, make func() *plan.Plan) *plan.Plan {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if have := p.plans[k]; have != nil {
-		return have
-	}
-	made := make()
-	if p.plans == nil || len(p.plans) >= maxPlans || p.steps+len(made.Steps) > maxSteps {
-		p.plans, p.steps = map[planKey]*plan.Plan{}, 0
-	}
-	p.plans[k] = made
-	p.steps += len(made.Steps)
-	return made
-}
-
 // reduction is backend.Reduction with nil functions left out of the way.
 func before(r backend.Reduction, b []byte) {
 	if r.Before != nil {
@@ -538,4 +281,69 @@ func after(r backend.Reduction, b []byte) {
 	if r.After != nil {
 		r.After(b)
 	}
+}
+
+// onSlot runs a collective within another one on a slot of its own, as Gloo does
+// with all-gathers within an all-reduce.
+func (e *engine) onSlot(prefix uint8, run func() error) error {
+	before := e.slot
+	defer func() { e.slot = before }()
+	e.slot = slotOf(prefix, e.tag)
+	return run()
+}
+
+// over returns why the operation has to end, nil while it may go on. It is what
+// waits in shared memory ask.
+func (e *engine) over() error {
+	s := e.session
+	select {
+	case <-e.mesh.Failed():
+	case <-e.ctx.Done():
+		s.giveUp(e.mesh, e.op, -1, canceled(e.ctx))
+	default:
+		if time.Now().Before(e.until()) {
+			return nil
+		}
+		s.giveUp(e.mesh, e.op, -1, tooLate(e.op))
+	}
+	return e.mesh.Fault()
+}
+
+// shared turns the error of a collective in shared memory into the operation's.
+func (e *engine) shared(err error) error { return e.session.inMemory(e.mesh, e.op.Info(), err) }
+
+// post begins to send to a rank, or to receive from one. Settle waits for it.
+func (e *engine) post(send bool, peer int, buf []byte) {
+	if e.posted == len(e.reqs) {
+		e.reqs = append(e.reqs, transport.NewRequest())
+		e.busy = append(e.busy, false)
+	}
+	r := e.reqs[e.posted]
+	r.Peer, r.Slot, r.Buf = peer, e.slot, buf
+	e.busy[e.posted] = true
+	e.posted++
+	if send {
+		e.mesh.Send(r)
+	} else {
+		e.mesh.Recv(r)
+	}
+}
+
+// settle ends what has been posted. If err is not nil the operation has failed
+// otherwise.
+func (e *engine) settle(err error) error {
+	n := e.posted
+	e.posted = 0
+	if err != nil && n > 0 && e.mesh.Fault() == nil {
+		e.session.fail(e.mesh, e.op, err, e.session.rank)
+	}
+	for i := range n {
+		if err == nil {
+			err = e.wait(int32(i))
+		}
+	}
+	if err != nil {
+		e.drain()
+	}
+	return err
 }

@@ -48,7 +48,7 @@ func SetCloseWithin(d time.Duration) (restore func()) {
 
 // AllToAll is a collective that backend.Host does not have.
 func AllToAll(h backend.Host, out, in []byte, recv, send []int64) error {
-	return h.(*host).backend.route.allToAll(h.(*host).engine, out, in, recv, send)
+	return h.(*host).route.allToAll(h.(*host).engine, out, in, recv, send)
 }
 
 // SetAtOnce sets how soon a wait has to come to be one at once.

@@ -2,15 +2,11 @@ package gloo
 
 import (
 	"encoding/binary"
-	"errors"
 	"fmt"
 	"hash/fnv"
-	"time"
 
 	"github.com/c10d-go/c10d/backend"
 	"github.com/c10d-go/c10d/internal/transport"
-	"github.com/c10d-go/c10d/internal/transport/shm"
-	"github.com/c10d-go/c10d/internal/transport/tcp"
 	"github.com/c10d-go/c10d/tensor"
 	"github.com/c10d-go/c10d/work"
 )
@@ -143,67 +139,4 @@ func describe(what [2]uint64) string {
 		s += fmt.Sprintf(" %s root %d", how, root-1)
 	}
 	return s
-}
-
-// local is the memory that this rank shares with others of its host, nil if it shares none.
-func (b *Backend) local() *shm.Group {
-	if b.levels != nil {
-		return b.levels.local
-	}
-	return b.shared
-}
-
-// latest is the last collective that this rank has called.
-type latest struct {
-	op      work.OpType
-	seq     uint64
-	what    [2]uint64 // see transport.Call
-	history uint64
-}
-
-// enter has the native wires compare what this rank calls with what the others call. b.mu is held.
-func (b *Backend) enter(o *operation) {
-	b.latest.op, b.latest.seq = o.Info().Op, o.Info().Seq
-	if !b.native {
-		return
-	}
-	o.print.Follow(b.latest.what, b.latest.history)
-	b.latest.what, b.latest.history = o.print.What, o.print.History
-	if g := b.local(); g != nil {
-		g.Enter(uint32(o.call), &o.print)
-	}
-	if b.shared == nil {
-		if m, ok := b.meshFor(o.tag).(*tcp.Mesh); ok {
-			m.Enter(o.tag, o.print, uint8(o.Info().Op), o.Info().Seq)
-		}
-	}
-}
-
-// settleFor is how long Close waits for ranks that have not called what this rank has called.
-const settleFor = 300 * time.Millisecond
-
-// settleCalls returns how this rank's calls differ from those of the others, if no operation of this
-// rank has returned it, before the group closes. A rank that only sent, as the root of a
-// broadcast, may not have heard from the others: it waits for them.
-func (b *Backend) settleCalls() error {
-	b.mu.Lock()
-	heard := b.met == b.calls
-	last := work.Info{Op: b.latest.op, Seq: b.latest.seq, Group: b.group, Rank: b.rank}
-	b.mu.Unlock()
-	switch f := b.fault(); {
-	case f != nil || heard || !b.native:
-	case b.shared != nil:
-		if err := b.inMemory(b.meshes[0], last, b.shared.Settle(settleFor)); errors.Is(err, work.ErrMismatch) {
-			return err
-		}
-	default:
-		if m, ok := b.meshes[0].(*tcp.Mesh); ok {
-			m.Settle(settleFor)
-		}
-	}
-	// A fault without an operation is of a backend above, which returns it.
-	if f := b.fault(); f != nil && f.Kind == transport.FaultMismatch && f.Op != noOp && !b.told.Load() {
-		return b.faultError(last, f)
-	}
-	return nil
 }

@@ -71,13 +71,7 @@ func (l *levels) between(e *engine, ranks []int, op plan.Op, out, in []byte, c p
 	c.Rank, c.Size = l.host, len(ranks)
 	e.peers = ranks
 	defer func() { e.peers = nil }()
-	return e.planned(planKey{op: op, hosts: true}, c, out, in, combine, e.backend.chooseBetween)
-}
-
-// chooseBetween is choose for one rank a host.
-func (b *Backend) chooseBetween(op plan.Op, bytes int64) choice.Choice {
-	hosts := len(b.levels.members)
-	return b.table.Choose(choice.Query{Op: op, Bytes: bytes, Wire: "tcp", Ranks: hosts, Hosts: hosts})
+	return e.planned(planKey{op: op, hosts: true}, c, out, in, combine, e.session.chooseBetween)
 }
 
 // inside runs a collective in the memory of this host.
@@ -164,4 +158,36 @@ func (l *levels) barrier(e *engine) error {
 		}
 	}
 	return l.inside(e, func(g *shm.Group) error { return g.Barrier(e.stop) })
+}
+
+func (l *levels) explain(op plan.Op) []backend.Choice {
+	one := backend.Choice{Op: op.String(), UpTo: -1, Algorithm: "two levels", Why: "in memory on each host, and one rank a host over tcp"}
+	two := func(upTo int64, why string) []backend.Choice {
+		other := one
+		one.UpTo, other.Why = upTo, why
+		return []backend.Choice{one, other}
+	}
+	switch op {
+	case plan.OpAllReduce:
+		if l.even {
+			return two(wholeBytes-1, "in memory on each host, and each rank a share over tcp")
+		}
+	case plan.OpReduceScatter:
+		one.Why = "added up in memory on each host, of which one sum for each block goes to each other over tcp"
+	case plan.OpAllGather:
+		one.Why = "each block once to each other host over tcp, and in memory there"
+	case plan.OpGather, plan.OpScatter:
+		one.Why = "in memory on each host, and one message a host over tcp"
+		return two(aggregateRooted, "in memory on the root's host, and a message for each rank of the others over tcp")
+	case plan.OpAllToAll:
+		one.Why = "in memory on each host, and one message for each pair of hosts over tcp"
+		return two(int64(aggregate*l.size()), "in memory within a host, and a message for each pair of ranks over tcp; by what hosts have for each other")
+	}
+	return []backend.Choice{one}
+}
+
+// chooseBetween is choose for one rank a host.
+func (s *session) chooseBetween(op plan.Op, bytes int64) choice.Choice {
+	hosts := len(s.levels.members)
+	return s.table.Choose(choice.Query{Op: op, Bytes: bytes, Wire: "tcp", Ranks: hosts, Hosts: hosts})
 }

@@ -8,7 +8,6 @@ import (
 
 	"github.com/c10d-go/c10d/backend"
 	"github.com/c10d-go/c10d/internal/plan"
-	"github.com/c10d-go/c10d/internal/transport"
 	"github.com/c10d-go/c10d/internal/transport/shm"
 )
 
@@ -37,44 +36,8 @@ const (
 // turns is who on a host of k ranks sees to what concerns number i of another host.
 func turns(i, k int) int { return i % k }
 
-// post begins to send to a rank, or to receive from one. Settle waits for it.
-func (e *engine) post(send bool, peer int, buf []byte) {
-	if e.posted == len(e.reqs) {
-		e.reqs = append(e.reqs, transport.NewRequest())
-		e.busy = append(e.busy, false)
-	}
-	r := e.reqs[e.posted]
-	r.Peer, r.Slot, r.Buf = peer, e.slot, buf
-	e.busy[e.posted] = true
-	e.posted++
-	if send {
-		e.mesh.Send(r)
-	} else {
-		e.mesh.Recv(r)
-	}
-}
-
-// settle ends what has been posted. If err is not nil the operation has failed
-// otherwise.
-func (e *engine) settle(err error) error {
-	n := e.posted
-	e.posted = 0
-	if err != nil && n > 0 && e.mesh.Fault() == nil {
-		e.backend.fail(e.mesh, e.op, err, e.backend.rank)
-	}
-	for i := range n {
-		if err == nil {
-			err = e.wait(int32(i))
-		}
-	}
-	if err != nil {
-		e.drain()
-	}
-	return err
-}
-
 func (l *levels) reduceScatter(e *engine, out, in []byte, counts []int64, _ int, r backend.Reduction) error {
-	b := e.backend
+	s := e.session
 	blocks := split(in, counts)
 	mine, err := l.reduceColumns(e, blocks, r)
 	if err != nil {
@@ -95,7 +58,7 @@ func (l *levels) reduceScatter(e *engine, out, in []byte, counts []int64, _ int,
 	for _, q := range column {
 		block := mine[:counts[q]]
 		mine = mine[counts[q]:]
-		if q == b.rank {
+		if q == s.rank {
 			parts[l.host] = block
 		} else if len(block) > 0 {
 			e.post(true, q, block)
@@ -165,7 +128,7 @@ func (l *levels) reduceColumns(e *engine, blocks [][]byte, r backend.Reduction) 
 }
 
 func (l *levels) allGather(e *engine, out, in []byte) error {
-	return l.allGatherV(e, out, in, slices.Repeat([]int64{int64(len(in))}, e.backend.size))
+	return l.allGatherV(e, out, in, slices.Repeat([]int64{int64(len(in))}, e.session.size))
 }
 
 func (l *levels) allGatherV(e *engine, out, in []byte, counts []int64) error {
@@ -173,7 +136,7 @@ func (l *levels) allGatherV(e *engine, out, in []byte, counts []int64) error {
 }
 
 func (l *levels) allGatherBlocks(e *engine, out, in []byte, counts []int64) error {
-	b := e.backend
+	s := e.session
 	blocks := split(out, counts)
 	k := len(l.members[l.host])
 	lengths, sum := make([]int64, k), 0 // of what each rank of this host gets to know
@@ -195,7 +158,7 @@ func (l *levels) allGatherBlocks(e *engine, out, in []byte, counts []int64) erro
 			rest = rest[copy(blocks[q], rest):]
 		}
 	}
-	if len(out) >= wholeBytes*b.size {
+	if len(out) >= wholeBytes*s.size {
 		spread(l.index)
 		return l.inside(e, func(g *shm.Group) error {
 			for i := range k {
@@ -220,7 +183,7 @@ func (l *levels) allGatherBlocks(e *engine, out, in []byte, counts []int64) erro
 
 // allGatherColumn gets the blocks of a column to this rank.
 func (l *levels) allGatherColumn(e *engine, out, in []byte, column []int, counts []int64) error {
-	b := e.backend
+	s := e.session
 	if l.even {
 		c := blocksOf(of(column, counts), 0)
 		return l.between(e, l.same, plan.OpAllGather, out, in, c, nil)
@@ -228,7 +191,7 @@ func (l *levels) allGatherColumn(e *engine, out, in []byte, column []int, counts
 	for _, q := range column {
 		part := out[:counts[q]]
 		out = out[len(part):]
-		if q == b.rank {
+		if q == s.rank {
 			copy(part, in)
 		} else if len(part) > 0 {
 			e.post(false, q, part)
@@ -248,15 +211,6 @@ func sumOf(ranks []int, counts []int64) (n int) {
 		n += int(counts[r])
 	}
 	return n
-}
-
-// of picks what some ranks have in a list.
-func of[T any](ranks []int, list []T) []T {
-	some := make([]T, len(ranks))
-	for i, r := range ranks {
-		some[i] = list[r]
-	}
-	return some
 }
 
 // A message of several blocks ends with a sum over their lengths, of which the
@@ -280,7 +234,7 @@ func sumOver(lengths []int64) uint64 {
 // unseal returns the blocks of a message from a rank.
 func (e *engine) unseal(buf []byte, lengths []int64, from int) ([][]byte, error) {
 	if binary.LittleEndian.Uint64(buf[len(buf)-sealed:]) != sumOver(lengths) {
-		return nil, e.backend.mismatch(e.mesh, e.op, from, fmt.Errorf("blocks of %v bytes were expected, others came", lengths))
+		return nil, e.session.mismatch(e.mesh, e.op, from, fmt.Errorf("blocks of %v bytes were expected, others came", lengths))
 	}
 	return split(buf, lengths), nil
 }
@@ -305,7 +259,7 @@ func (l *levels) gatherHere(e *engine, blocks [][]byte, in []byte, leader int, a
 }
 
 func (l *levels) gather(e *engine, out, in []byte, root int, counts []int64, alike bool) error {
-	b := e.backend
+	s := e.session
 	_, rootHost, leader := l.leaders(root)
 	here := l.members[l.host]
 	if l.host != rootHost {
@@ -329,7 +283,7 @@ func (l *levels) gather(e *engine, out, in []byte, root int, counts []int64, ali
 		e.post(true, root, packed)
 		return e.settle(nil)
 	}
-	if b.rank != root {
+	if s.rank != root {
 		return l.gatherHere(e, nil, in, leader, alike)
 	}
 	blocks := split(out, counts)
@@ -384,24 +338,17 @@ func (l *levels) lengthsHere(e *engine, n int, alike bool) ([]int64, error) {
 	return lengths, l.inside(e, func(g *shm.Group) error { return g.AllGather(bytesOf(lengths), bytesOf(mine), e.stop) })
 }
 
-func totalOf(lengths []int64) (n int64) {
-	for _, m := range lengths {
-		n += m
-	}
-	return n
-}
-
 func (l *levels) scatter(e *engine, out, in []byte, root int) error {
-	b := e.backend
+	s := e.session
 	_, rootHost, leader := l.leaders(root)
 	n, here := len(out), l.members[l.host]
 	together := n <= aggregateRooted
 	switch {
-	case b.rank == root:
-		blocks := split(in, slices.Repeat([]int64{int64(n)}, b.size))
+	case s.rank == root:
+		blocks := split(in, slices.Repeat([]int64{int64(n)}, s.size))
 		var packed []byte
 		if together {
-			packed = grow(&e.joined, n*b.size)
+			packed = grow(&e.joined, n*s.size)
 		}
 		for h, m := range l.members {
 			switch {
@@ -448,8 +395,8 @@ func (l *levels) scatterHere(e *engine, out []byte, blocks [][]byte, leader int)
 // and receive; of both ends of a pair of hosts, each then knows what goes from the one to
 // the other.
 func (l *levels) allToAll(e *engine, out, in []byte, recv, send []int64) error {
-	b := e.backend
-	here, p := l.members[l.host], b.size
+	s := e.session
+	here, p := l.members[l.host], s.size
 	k := len(here)
 	told := room(e.lengths, 2*p*(k+1))
 	e.lengths = told

@@ -12,53 +12,12 @@ import (
 	"strings"
 	"time"
 
-	"github.com/c10d-go/c10d/internal/choice"
 	"github.com/c10d-go/c10d/internal/plan"
 	"github.com/c10d-go/c10d/internal/transport"
 	"github.com/c10d-go/c10d/internal/transport/shm"
 	"github.com/c10d-go/c10d/internal/transport/tcp"
 	"github.com/c10d-go/c10d/internal/waiting"
 )
-
-// Wire is how the ranks of a group talk to each other.
-type Wire string
-
-const (
-	// WireAuto, which "" stands for too, takes the native wire if every rank of
-	// the group has it, else Gloo's.
-	WireAuto Wire = "auto"
-	// WireGloo is Gloo's, which PyTorch ranks understand. Results then have
-	// Gloo's bits.
-	WireGloo Wire = "gloo"
-	// WireNative is this library's own. A group with a rank that does not have it
-	// cannot be made then: New returns an error on every rank. Nothing listens for
-	// Gloo's wire. With TLS, WireAuto is WireNative too.
-	WireNative Wire = "native"
-	// WireTCP is WireNative without shared memory.
-	WireTCP Wire = "tcp"
-)
-
-// ParseWire reads the name of a wire; "" is WireAuto.
-func ParseWire(name string) (Wire, error) {
-	switch w := Wire(name); w {
-	case "":
-		return WireAuto, nil
-	case WireAuto, WireGloo, WireNative, WireTCP:
-		return w, nil
-	}
-	return "", fmt.Errorf("gloo: unknown wire %q, want %s, %s, %s or %s", name, WireAuto, WireGloo, WireNative, WireTCP)
-}
-
-// wireVariable is the environment variable for Options.Wire.
-const wireVariable = "C10D_WIRE"
-
-func (o Options) wire() (Wire, error) {
-	name := string(o.Wire)
-	if name == "" {
-		name = os.Getenv(wireVariable)
-	}
-	return ParseWire(name)
-}
 
 // record is what a rank of this library tells the others of its kind, under a key
 // of its own beside its Gloo address.
@@ -95,23 +54,20 @@ type native struct {
 	log        *slog.Logger
 }
 
-// hostVariable is the environment variable for Options.Host.
-const hostVariable = "C10D_HOST"
-
-func newNative(wire Wire, only bool, rank, size int, o Options, table *choice.Table) (*native, error) {
-	n := &native{only: only, secure: o.TCP.TLS != nil, copies: o.Copy, rank: rank, size: size}
+func newNative(o settings, rank, size int) (*native, error) {
+	n := &native{only: o.only, secure: o.TCP.TLS != nil, copies: o.Copy, rank: rank, size: size}
 	var err error
 	if n.tcp, err = tcp.Listen(o.TCP); err != nil {
 		return nil, err
 	}
-	n.record = record{Version: recordVersion, TCP: n.tcp.Addr(), Table: table.Fingerprint(), Sums: o.Sums, Sparse: o.Sparse, Only: only}
+	n.record = record{Version: recordVersion, TCP: n.tcp.Addr(), Table: o.table.Fingerprint(), Sums: o.Sums, Sparse: o.Sparse, Only: o.only}
 	if n.record.Host = cmp.Or(o.Host, os.Getenv(hostVariable)); n.record.Host == "" {
 		n.record.Host, _ = os.Hostname()
 		if id, err := os.ReadFile("/proc/sys/kernel/random/boot_id"); err == nil {
 			n.record.Host += "/" + strings.TrimSpace(string(id))
 		}
 	}
-	if wire == WireTCP {
+	if o.wire == WireTCP {
 		n.record.NoShm = "asked for TCP"
 	} else if n.shm, err = shm.NewEndpoint(); err != nil {
 		n.record.NoShm = err.Error()
@@ -275,3 +231,19 @@ func (n *native) share(ctx context.Context, m transport.Mesh, layout *plan.Layou
 
 // errApart says that the ranks do not share memory.
 var errApart = errors.New("the ranks do not share memory")
+
+// joining says which ranks have published their addresses but are not connected.
+func joining(e *tcp.Endpoint) waiting.Report {
+	return func(context.Context) (string, []slog.Attr) {
+		var ranks []int
+		var each []string
+		for _, m := range e.Missing() {
+			ranks = append(ranks, m.Rank)
+			each = append(each, fmt.Sprintf("rank %d published its address: %v", m.Rank, m.Err))
+		}
+		if len(ranks) == 0 {
+			return "", nil
+		}
+		return "waiting for " + waiting.Ranks(ranks) + " to connect", []slog.Attr{slog.String("missing", waiting.Some(each))}
+	}
+}

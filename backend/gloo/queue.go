@@ -5,7 +5,7 @@ import (
 	"slices"
 	"time"
 
-	"github.com/c10d-go/c10d/internal/transport/shm"
+	"github.com/c10d-go/c10d/tensor"
 	"github.com/c10d-go/c10d/work"
 )
 
@@ -195,19 +195,11 @@ func (b *Backend) next() {
 func (b *Backend) panicked(e *engine, value any) error {
 	p := work.Recovered(value)
 	b.fail(e.mesh, e.op, p, b.rank)
-	if g := b.neighbours(); g != nil {
+	if g := b.memory(); g != nil {
 		g.Abort(p) // or an operation that begins before the mesh's end gets there would disturb the others
 	}
 	e.drain()
 	return b.tell(&work.Error{Info: e.op.Info(), Peer: b.rank, Err: p})
-}
-
-// neighbours returns the group of the ranks that share memory with this one, nil if there is none.
-func (b *Backend) neighbours() *shm.Group {
-	if b.levels != nil {
-		return b.levels.local
-	}
-	return b.shared
 }
 
 // stopError is what an operation ends with that was queued when the backend stopped.
@@ -264,4 +256,30 @@ func (b *Backend) ended(o *operation, err error) {
 	o.op = nil
 	o.Complete(err)
 	b.recycle(o)
+}
+
+// cleanBools makes every true byte 1: PyTorch adds bools as bytes, and in Go
+// any other value is no bool.
+func cleanBools(ts []*tensor.Tensor) error {
+	for _, t := range ts {
+		if t.DType() != tensor.Bool || t.Layout() != tensor.Strided {
+			continue
+		}
+		c, err := t.Contiguous()
+		if err != nil {
+			return err
+		}
+		buf, dirty := c.Bytes(), false
+		for i, v := range buf {
+			if v > 1 {
+				buf[i], dirty = 1, true
+			}
+		}
+		if dirty && c != t {
+			if err := t.Unpack(buf); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
 }

@@ -8,7 +8,6 @@ import (
 	"time"
 
 	"github.com/c10d-go/c10d/backend"
-	"github.com/c10d-go/c10d/internal/transport/tcp"
 	"github.com/c10d-go/c10d/internal/waiting"
 	"github.com/c10d-go/c10d/work"
 )
@@ -293,51 +292,4 @@ func (b *Backend) Foreign() []int {
 		}
 	}
 	return nil
-}
-
-// joining says which ranks have published their addresses but are not connected.
-func joining(e *tcp.Endpoint) waiting.Report {
-	return func(context.Context) (string, []slog.Attr) {
-		var ranks []int
-		var each []string
-		for _, m := range e.Missing() {
-			ranks = append(ranks, m.Rank)
-			each = append(each, fmt.Sprintf("rank %d published its address: %v", m.Rank, m.Err))
-		}
-		if len(ranks) == 0 {
-			return "", nil
-		}
-		return "waiting for " + waiting.Ranks(ranks) + " to connect", []slog.Attr{slog.String("missing", waiting.Some(each))}
-	}
-}
-
-// votes are the ranks that have voted.
-type votes struct {
-	mu   sync.Mutex
-	have map[int]bool
-}
-
-func (v *votes) add(rank int) {
-	v.mu.Lock()
-	defer v.mu.Unlock()
-	if v.have == nil {
-		v.have = make(map[int]bool)
-	}
-	v.have[rank] = true
-}
-
-// report says which ranks are connected but have not said whether they share memory.
-func (v *vote) report(context.Context) (string, []slog.Attr) {
-	v.votes.mu.Lock()
-	defer v.votes.mu.Unlock()
-	var ranks []int
-	for r := range v.recvs {
-		if r != v.mesh.Rank() && !v.votes.have[r] {
-			ranks = append(ranks, r)
-		}
-	}
-	if len(ranks) == 0 {
-		return "", nil
-	}
-	return "waiting for " + waiting.Ranks(ranks) + " to say whether they share memory", nil
 }

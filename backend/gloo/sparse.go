@@ -26,7 +26,7 @@ func newSparse(c *backend.AllReduceCall) (backend.AllReduceRunner, error) {
 		return nil, fmt.Errorf("host is a %T, not gloo's", c.Host)
 	}
 	switch k := c.Op.Kind(); {
-	case k == backend.Sum.Kind(), k == backend.Avg.Kind(), k == backend.PreMulSum(1).Kind() && h.backend.native:
+	case k == backend.Sum.Kind(), k == backend.Avg.Kind(), k == backend.PreMulSum(1).Kind() && h.native:
 	default:
 		return nil, fmt.Errorf("unsupported reduction operation %v (allreduce of sparse tensors only works with ReduceOp.SUM, here with AVG, and on the native wire with PREMUL_SUM)", c.Op)
 	}
@@ -40,7 +40,7 @@ func newSparse(c *backend.AllReduceCall) (backend.AllReduceRunner, error) {
 			return nil, fmt.Errorf("tensor %d has %d sparse dimensions, tensor 0 %d", i, x.SparseDims(), t.SparseDims())
 		}
 	}
-	if h.backend.native {
+	if h.native {
 		return &sparseWork{host: h, ts: c.Tensors, kind: c.Op.Kind(), red: red}, nil
 	}
 	if s, d := t.SparseDims(), t.Dims()-t.SparseDims(); s > maxSparseDims || d > maxSparseDims {
@@ -54,7 +54,7 @@ func (w *sparseWork) Run(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if w.host.backend.native {
+	if w.host.native {
 		return w.runNative(mine)
 	}
 	return w.runGloo(ctx, mine)

@@ -14,35 +14,6 @@ import (
 	"github.com/c10d-go/c10d/tensor"
 )
 
-// Sparse is how groups on the native wire all-reduce sparse tensors. Whatever
-// it is, all ranks get the same bits. Entries of one coordinate are added in the
-// order of the ranks, or as SumsExact says; the dense form adds as the group's
-// all-reduce of dense tensors does.
-type Sparse string
-
-const (
-	// SparseAuto chooses by how many entries the ranks have together, and by how
-	// many of their coordinates are the same. It is the zero value.
-	SparseAuto Sparse = ""
-	// SparseGather gives every rank all entries of all ranks to add up: the fewest
-	// messages.
-	SparseGather Sparse = "gather"
-	// SparseOwners cuts the coordinates into ranges, one for each rank to add up:
-	// the fewest additions, and what is spread is as short as the result.
-	SparseOwners Sparse = "owners"
-	// SparseDense has owners find out which coordinates there are; the values of
-	// all of these are then all-reduced as a dense tensor, with zeros where a rank has none.
-	SparseDense Sparse = "dense"
-)
-
-func (s Sparse) check() error {
-	switch s {
-	case SparseAuto, SparseGather, SparseOwners, SparseDense:
-		return nil
-	}
-	return fmt.Errorf("gloo: unknown form of sparse all-reduce %q, want %q, %q, %q or none", string(s), SparseGather, SparseOwners, SparseDense)
-}
-
 const (
 	// gatherBytes is up to how many bytes of entries a rank has on average for the
 	// gathering form to be taken. BenchmarkSparse, on 2 processors under a load of 10:
@@ -171,7 +142,7 @@ func (w *sparseWork) runNative(mine *tensor.Tensor) error {
 		e.sparse = &sparseScratch{}
 	}
 	x := &sparseRun{
-		sparseScratch: e.sparse, w: w, e: e, rank: e.backend.rank, n: e.backend.size,
+		sparseScratch: e.sparse, w: w, e: e, rank: e.session.rank, n: e.session.size,
 		sparse: mine.SparseDims(), shape: mine.Shape(), dtype: mine.DType(),
 	}
 	defer func() {
@@ -189,7 +160,7 @@ func (w *sparseWork) runNative(mine *tensor.Tensor) error {
 		return err
 	}
 	do := x.owners
-	form := e.backend.sparse
+	form := e.session.sparse
 	if form == SparseGather || form == SparseAuto && gathers(metas, x.row) {
 		do = x.gather
 	}
@@ -247,7 +218,7 @@ func (x *sparseRun) agree() ([]sparseMeta, error) {
 	x.meta = room(x.meta, metaLen*(x.n+1))
 	own, all := x.meta[:metaLen], x.meta[metaLen:]
 	m.encode(own)
-	if err := x.e.backend.route.allGather(x.e, bytesOf(all), bytesOf(own)); err != nil {
+	if err := x.e.session.route.allGather(x.e, bytesOf(all), bytesOf(own)); err != nil {
 		return nil, err
 	}
 	x.metas = room(x.metas, x.n)
@@ -257,7 +228,7 @@ func (x *sparseRun) agree() ([]sparseMeta, error) {
 	if culprit, usual := odd(x.metas); culprit >= 0 {
 		// The first to say so ends the group. When all have come here, all have the
 		// reason by themselves, so an error of the barrier tells nothing new.
-		_ = x.e.backend.route.barrier(x.e)
+		_ = x.e.session.route.barrier(x.e)
 		return nil, x.w.host.mismatch(culprit, fmt.Errorf("sparse tensors do not match: rank %d has %v, rank %d %v", culprit, &x.metas[culprit], usual, &x.metas[usual]))
 	}
 	// Ranks coalesce first, so that nobody has more entries than there are coordinates.
@@ -322,14 +293,14 @@ func densely(total, union int64, ranks int) bool {
 // more than the union once for each host. (BenchmarkSparse has no network between its hosts;
 // there both take as long with full ranks, and owners are faster below that.)
 func (x *sparseRun) denseIsBetter(total, union int64) bool {
-	b := x.e.backend
+	s := x.e.session
 	switch {
-	case b.sparse != SparseAuto:
-		return b.sparse == SparseDense
-	case b.levels != nil:
-		return b.sums == SumsFast && densely(total, union, fullness*b.hosts)
+	case s.sparse != SparseAuto:
+		return s.sparse == SparseDense
+	case s.levels != nil:
+		return s.sums == SumsFast && densely(total, union, fullness*s.hosts)
 	}
-	return b.shared != nil && densely(total, union, x.n)
+	return s.shared != nil && densely(total, union, x.n)
 }
 
 // gather has every rank add up everything.
@@ -372,7 +343,7 @@ func (x *sparseRun) gather(metas []sparseMeta) ([]uint64, []byte, error) {
 
 // sum adds up what the merger has joined.
 func (x *sparseRun) sum(sums []byte) error {
-	if x.e.backend.exact(x.w.red) {
+	if x.e.session.exact(x.w.red) {
 		add, err := exact.Sum(x.w.red.Adds)
 		if err != nil {
 			return err
@@ -398,7 +369,7 @@ func (x *sparseRun) owners(metas []sparseMeta) ([]uint64, []byte, error) {
 		x.cuts[o+1], _ = slices.BinarySearch(x.mine, bounds[o+1])
 		own[o] = int64(x.cuts[o+1] - x.cuts[o])
 	}
-	if err := x.e.backend.route.allGather(x.e, bytesOf(counts), bytesOf(own)); err != nil {
+	if err := x.e.session.route.allGather(x.e, bytesOf(counts), bytesOf(own)); err != nil {
 		return nil, nil, err
 	}
 	// to[r*n+o] is how many entries rank r has for owner o.
@@ -451,7 +422,7 @@ func (x *sparseRun) owners(metas []sparseMeta) ([]uint64, []byte, error) {
 	got := room(x.got, x.n)
 	x.got = got
 	mine := [1]int64{int64(len(union))}
-	if err := x.e.backend.route.allGather(x.e, bytesOf(got), bytesOf(mine[:])); err != nil {
+	if err := x.e.session.route.allGather(x.e, bytesOf(got), bytesOf(mine[:])); err != nil {
 		return nil, nil, err
 	}
 	x.lengths = room(x.lengths, x.n)
@@ -518,7 +489,7 @@ func (x *sparseRun) owners(metas []sparseMeta) ([]uint64, []byte, error) {
 	if err := x.sum(part); err != nil {
 		return nil, nil, err
 	}
-	return x.union, sums, x.e.backend.route.allGatherV(x.e, sums, part, x.lengths)
+	return x.union, sums, x.e.session.route.allGatherV(x.e, sums, part, x.lengths)
 }
 
 // ranges cuts the coordinates so that, by the samples, each rank owns as many
@@ -565,7 +536,7 @@ func (x *sparseRun) exchange(in []byte, longest int64) error {
 		}
 		out := grow(&x.in, int(sum))
 		copy(x.values, split(out, x.recv))
-		return x.e.backend.route.allToAll(x.e, out, in, x.recv, x.send)
+		return x.e.session.route.allToAll(x.e, out, in, x.recv, x.send)
 	}
 	from := split(in, x.send)
 	to := make([][]byte, x.n)
@@ -580,7 +551,7 @@ func (x *sparseRun) exchange(in []byte, longest int64) error {
 			sum += recv[r]
 		}
 		out := grow(&x.in, int(sum))
-		if err := x.e.backend.route.allToAll(x.e, out, packed, recv, send); err != nil {
+		if err := x.e.session.route.allToAll(x.e, out, packed, recv, send); err != nil {
 			return err
 		}
 		for r, b := range split(out, recv) {
@@ -612,7 +583,7 @@ func (x *sparseRun) spread(into *[]byte, part []byte, counts []int64) ([]byte, e
 	}
 	if sum <= window {
 		all := grow(into, int(sum))
-		return all, x.e.backend.route.allGatherV(x.e, all, part, counts)
+		return all, x.e.session.route.allGatherV(x.e, all, part, counts)
 	}
 	var all []byte
 	now := make([]int64, x.n)
@@ -631,7 +602,7 @@ func (x *sparseRun) spread(into *[]byte, part []byte, counts []int64) ([]byte, e
 		if now[x.rank] > 0 {
 			mine = part[max(at-offset, 0):][:now[x.rank]]
 		}
-		if err := x.e.backend.route.allGatherV(x.e, all[at:end], mine, now); err != nil {
+		if err := x.e.session.route.allGatherV(x.e, all[at:end], mine, now); err != nil {
 			return nil, err
 		}
 		at = end
@@ -685,7 +656,7 @@ func (x *sparseRun) dense() ([]byte, error) {
 			}
 			copy(all[first*x.row:], x.vals[from*x.row:next*x.row])
 		}
-		if err := x.e.backend.route.allReduce(x.e, all[at*x.row:end*x.row], x.w.red); err != nil {
+		if err := x.e.session.route.allReduce(x.e, all[at*x.row:end*x.row], x.w.red); err != nil {
 			return nil, err
 		}
 		at = end

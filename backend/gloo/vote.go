@@ -3,8 +3,11 @@ package gloo
 import (
 	"context"
 	"fmt"
+	"log/slog"
+	"sync"
 
 	"github.com/c10d-go/c10d/internal/transport"
+	"github.com/c10d-go/c10d/internal/waiting"
 )
 
 // vote is how ranks agree that something has succeeded on all of them: each
@@ -123,4 +126,35 @@ func (v *vote) wait(ctx context.Context, peer int, r *transport.Request) error {
 		<-r.Done()
 	}
 	return r.Err()
+}
+
+// votes are the ranks that have voted.
+type votes struct {
+	mu   sync.Mutex
+	have map[int]bool
+}
+
+func (v *votes) add(rank int) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	if v.have == nil {
+		v.have = make(map[int]bool)
+	}
+	v.have[rank] = true
+}
+
+// report says which ranks are connected but have not said whether they share memory.
+func (v *vote) report(context.Context) (string, []slog.Attr) {
+	v.votes.mu.Lock()
+	defer v.votes.mu.Unlock()
+	var ranks []int
+	for r := range v.recvs {
+		if r != v.mesh.Rank() && !v.votes.have[r] {
+			ranks = append(ranks, r)
+		}
+	}
+	if len(ranks) == 0 {
+		return "", nil
+	}
+	return "waiting for " + waiting.Ranks(ranks) + " to say whether they share memory", nil
 }

@@ -1,12 +1,7 @@
 package gloo
 
 import (
-	"bytes"
 	"context"
-	"encoding/binary"
-	"errors"
-	"fmt"
-	"strings"
 	"sync"
 	"time"
 
@@ -102,14 +97,6 @@ func (b *Backend) p2pOp(ctx context.Context, op work.OpType, o backend.P2POption
 	b.mu.Unlock()
 	b.messages.add(b, q)
 	return q.Work(), nil
-}
-
-// meshOfMessages returns the way that messages take.
-func (b *Backend) meshOfMessages(tag uint32) transport.Mesh {
-	if b.direct != nil {
-		return b.direct
-	}
-	return b.meshFor(tag)
 }
 
 // message is a send or a receive on its way. No goroutine waits for it, unless
@@ -272,13 +259,6 @@ func (q *message) Help(ctx context.Context) {
 	}
 }
 
-// see makes a mesh work by itself.
-func see(m transport.Mesh) {
-	if h, ok := m.(helper); ok {
-		h.See()
-	}
-}
-
 // Finished implements shm.Waiter and tcp.Waiter.
 func (q *message) Finished() bool { return q.Work().IsCompleted() }
 
@@ -329,178 +309,4 @@ func (q *message) finish() {
 		}
 	}
 	q.Complete(err)
-}
-
-// await ends a request that no engine waits for, posted to or from peer. A
-// message that has come wins over a context that has ended.
-func (b *Backend) await(m transport.Mesh, o *operation, r *transport.Request, peer int) error {
-	t := time.NewTimer(o.timeout)
-	defer t.Stop()
-	select {
-	case <-r.Done():
-	default:
-		see(m)
-		select {
-		case <-r.Done():
-		case <-o.ctx.Done():
-			b.giveUp(m, o, peer, canceled(o.ctx))
-			<-r.Done()
-		case <-t.C:
-			b.giveUp(m, o, peer, tooLate(o))
-			<-r.Done()
-		}
-	}
-	if err := r.Err(); err != nil {
-		return b.failed(m, o, r, err)
-	}
-	return nil
-}
-
-// MonitoredBarrier meets at rank 0, which hears from every rank and then
-// answers all. Either all ranks leave it successfully or none does.
-func (b *Backend) MonitoredBarrier(ctx context.Context, o backend.MonitoredBarrierOptions) error {
-	if b.size == 1 {
-		return nil
-	}
-	q := &operation{}
-	if err := b.admit(ctx, work.Barrier, q); err != nil {
-		return err
-	}
-	q.begin(b, ctx, work.Barrier, o.Timeout)
-	q.collective, q.call = true, b.calls
-	in, out := b.tag, b.tag+1
-	b.tag += 2
-	b.calls++
-	b.progress()
-	q.tag, q.print = in, fingerprint{op: opMonitoredBarrier, root: -1}.call()
-	b.enter(q)
-	b.inflight = append(b.inflight, q)
-	b.p2p.Add(1)
-	b.mu.Unlock()
-	defer b.p2p.Done()
-	defer b.silence.during(ctx, b, q)()
-	q.Start()
-	err := b.monitored(q, in, out)
-	if err == nil && b.shared != nil {
-		err = b.inMemory(b.meshes[0], q.Info(), b.shared.Settle(0))
-	}
-	b.finish(q, err)
-	return q.Work().Err()
-}
-
-func (b *Backend) monitored(q *operation, in, out uint32) error {
-	if deadline, ok := q.ctx.Deadline(); ok {
-		q.timeout = min(q.timeout, time.Until(deadline).Round(time.Millisecond))
-	}
-	known, cancel := context.WithTimeout(q.ctx, q.timeout)
-	defer cancel()
-	post := func(tag uint32, peer int, send bool, buf []byte) *transport.Request {
-		m := b.meshFor(tag)
-		r := transport.NewRequest()
-		r.Peer, r.Slot, r.Buf = peer, monitoredSlot(known, m, tag, peer), buf
-		if send {
-			m.Send(r)
-		} else {
-			m.Recv(r)
-		}
-		return r
-	}
-	me := binary.LittleEndian.AppendUint32(nil, uint32(b.rank))
-	if b.rank != 0 {
-		hello, bye := post(in, 0, true, me), post(out, 0, false, make([]byte, 4))
-		err := b.await(b.meshFor(in), q, hello, 0)
-		if e := b.await(b.meshFor(out), q, bye, 0); err == nil {
-			err = e
-		}
-		return err
-	}
-	came := make([][]byte, b.size)
-	reqs := make([]*transport.Request, b.size)
-	for r := 1; r < b.size; r++ {
-		came[r] = make([]byte, 4)
-		reqs[r] = post(in, r, false, came[r])
-	}
-	if err := b.hearAll(known, q, reqs, b.meshFor(in)); err != nil {
-		return err
-	}
-	for r := 1; r < b.size; r++ {
-		if want := binary.LittleEndian.AppendUint32(nil, uint32(r)); !bytes.Equal(came[r], want) {
-			return b.mismatch(b.meshFor(in), q, r, fmt.Errorf("rank %d said it was rank %d", r, int32(binary.LittleEndian.Uint32(came[r]))))
-		}
-	}
-	for r := 1; r < b.size; r++ {
-		reqs[r] = post(out, r, true, me)
-	}
-	var first error
-	for r := 1; r < b.size; r++ {
-		if err := b.await(b.meshFor(out), q, reqs[r], r); err != nil && first == nil {
-			first = err
-		}
-	}
-	return first
-}
-
-// monitoredSlot returns the slot of a monitored barrier's messages with peer. PyTorch sends them
-// like messages of the program, with the barrier's tags, which count from 0: there they meet
-// messages that the program sends with the same tag. Ranks of this library use slots of their
-// own among each other. On Gloo's wire a rank finds out by the peer's first message, for which
-// it waits until ctx ends; in a monitored barrier every peer sends one.
-func monitoredSlot(ctx context.Context, m transport.Mesh, tag uint32, peer int) uint64 {
-	if w, ok := m.(interface {
-		Newer(ctx context.Context, peer int) bool
-	}); ok && !w.Newer(ctx, peer) {
-		return uint64(tag)
-	}
-	return slotOf(prefixMonitored, tag)
-}
-
-func (b *Backend) meshFor(tag uint32) transport.Mesh { return b.meshes[tag%uint32(len(b.meshes))] }
-
-// hearAll is rank 0's first half of a monitored barrier. Its error names every
-// rank that is missing when late, which is q's context with its timeout, has ended.
-func (b *Backend) hearAll(late context.Context, q *operation, reqs []*transport.Request, m transport.Mesh) error {
-	var missing, here []int
-	var failed error
-	for r := 1; r < b.size; r++ {
-		select {
-		case <-reqs[r].Done():
-		default:
-			see(m)
-			select {
-			case <-reqs[r].Done():
-			case <-late.Done():
-				if errors.Is(late.Err(), context.DeadlineExceeded) {
-					missing = append(missing, r)
-					continue
-				}
-				b.giveUp(m, q, r, canceled(q.ctx))
-				<-reqs[r].Done()
-			}
-		}
-		here = append(here, r)
-		if err := reqs[r].Err(); err != nil && failed == nil {
-			failed = b.failed(m, q, reqs[r], err)
-		}
-	}
-	if len(missing) == 0 {
-		return failed
-	}
-	err := fmt.Errorf("%w: [Rank 0]: Ranks %s failed to pass monitoredBarrier in %d ms; these came: %s",
-		work.ErrTimeout, list(missing), q.timeout.Milliseconds(), list(here))
-	b.fail(m, q, err, missing[0])
-	for _, r := range missing {
-		<-reqs[r].Done()
-	}
-	if failed != nil {
-		return failed
-	}
-	return &work.Error{Info: q.Info(), Peer: missing[0], Err: err}
-}
-
-// list formats ranks as "1, 3", or "none".
-func list(ranks []int) string {
-	if len(ranks) == 0 {
-		return "none"
-	}
-	return strings.Trim(strings.ReplaceAll(fmt.Sprint(ranks), " ", ", "), "[]")
 }

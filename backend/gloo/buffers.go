@@ -1,0 +1,203 @@
+package gloo
+
+import (
+	"unsafe"
+
+	"github.com/c10d-go/c10d/internal/plan"
+	"github.com/c10d-go/c10d/tensor"
+)
+
+// inPlace gives the bytes of t to f: its own if they lie one after the other,
+// else a packed copy that is written back afterwards unless readOnly is set.
+func (e *engine) inPlace(t *tensor.Tensor, readOnly bool, f func(buf []byte) error) error {
+	if buf := t.Bytes(); buf != nil || t.Len() == 0 {
+		return f(buf)
+	}
+	buf := grow(&e.packed, t.ByteLen())
+	if err := t.Pack(buf); err != nil {
+		return err
+	}
+	if err := f(buf); err != nil || readOnly {
+		return err
+	}
+	return t.Unpack(buf)
+}
+
+// pair gives the bytes of an output and an input to f, packed where they must be.
+func (e *engine) pair(out, in []*tensor.Tensor, f func(out, in []byte) error) error {
+	var o, i []byte
+	needOut, needIn := !flat(out, &o), !flat(in, &i)
+	n, m := 0, 0
+	if needOut {
+		n = total(out)
+	}
+	if needIn {
+		m = total(in)
+	}
+	// Both halves aligned for every element type.
+	n16 := (n + 15) &^ 15
+	buf := grow(&e.packed, n16+m)
+	if needOut {
+		o = buf[:n]
+	}
+	if needIn {
+		i = buf[n16 : n16+m]
+		if err := pack(i, in); err != nil {
+			return err
+		}
+	}
+	if err := f(o, i); err != nil || !needOut {
+		return err
+	}
+	return unpack(out, o)
+}
+
+// flat sets *b to the bytes of a list that needs no packing and reports whether it is one.
+func flat(ts []*tensor.Tensor, b *[]byte) bool {
+	if len(ts) == 0 {
+		return true
+	}
+	if len(ts) == 1 && (ts[0].Len() == 0 || ts[0].Bytes() != nil) {
+		*b = ts[0].Bytes()
+		return true
+	}
+	return false
+}
+
+// list returns the bytes of each tensor, nil if one needs packing. A single tensor
+// instead of a list is cut in parts of so many bytes. There are two lists in an engine.
+func (e *engine) list(i int, ts []*tensor.Tensor, counts []int64) [][]byte {
+	l := e.lists[i][:0]
+	var whole []byte
+	if cut := len(ts) == 1 && len(counts) > 1; cut && flat(ts, &whole) {
+		for _, n := range counts {
+			l, whole = append(l, whole[:n:n]), whole[n:]
+		}
+	} else if !cut {
+		for _, t := range ts {
+			l = append(l, t.Bytes())
+		}
+	}
+	e.lists[i] = l
+	for j, buf := range l {
+		if buf == nil && len(l) == len(ts) && ts[j].Len() > 0 {
+			return nil
+		}
+	}
+	if len(l) == 0 {
+		return nil
+	}
+	return l
+}
+
+// apart reports whether buf lies apart from all in a list but for number same, which it
+// may be.
+func apart(buf []byte, list [][]byte, same int) bool {
+	at, n := uintptr(unsafe.Pointer(unsafe.SliceData(buf))), uintptr(len(buf))
+	for i, b := range list {
+		from, m := uintptr(unsafe.Pointer(unsafe.SliceData(b))), uintptr(len(b))
+		if n > 0 && m > 0 && at < from+m && from < at+n && (i != same || at != from) {
+			return false
+		}
+	}
+	return true
+}
+
+func allApart(a, b [][]byte) bool {
+	for _, buf := range a {
+		if !apart(buf, b, -1) {
+			return false
+		}
+	}
+	return true
+}
+
+func one(t *tensor.Tensor) []*tensor.Tensor { return []*tensor.Tensor{t} }
+
+// grow returns n bytes of *b, which it replaces if it is too small.
+func grow(b *[]byte, n int) []byte {
+	if cap(*b) < n {
+		// New returns bytes that are aligned for every element type.
+		t, err := tensor.New(tensor.Uint8, n)
+		if err != nil {
+			panic(err) // n is the size of tensors that exist
+		}
+		*b = t.Bytes()
+	}
+	return (*b)[:n]
+}
+
+// total is the packed length of a list.
+func total(ts []*tensor.Tensor) int {
+	n := 0
+	for _, t := range ts {
+		n += t.ByteLen()
+	}
+	return n
+}
+
+// pack copies a list one after the other.
+func pack(dst []byte, ts []*tensor.Tensor) error {
+	for _, t := range ts {
+		n := t.ByteLen()
+		if err := t.Pack(dst[:n]); err != nil {
+			return err
+		}
+		dst = dst[n:]
+	}
+	return nil
+}
+
+// unpack is the inverse of pack.
+func unpack(ts []*tensor.Tensor, src []byte) error {
+	for _, t := range ts {
+		n := t.ByteLen()
+		if err := t.Unpack(src[:n]); err != nil {
+			return err
+		}
+		src = src[n:]
+	}
+	return nil
+}
+
+// blocksOf is a call with a block of counts[i] bytes for rank i.
+func blocksOf(counts []int64, elem int64) plan.Call {
+	if even(counts) {
+		return plan.Call{Bytes: counts[0], Elem: elem}
+	}
+	return plan.Call{Counts: counts, Elem: elem}
+}
+
+func even(counts []int64) bool {
+	for _, n := range counts {
+		if n != counts[0] {
+			return false
+		}
+	}
+	return true
+}
+
+// split cuts buf into consecutive parts.
+func split(buf []byte, counts []int64) [][]byte {
+	parts := make([][]byte, len(counts))
+	for i, n := range counts {
+		parts[i], buf = buf[:n:n], buf[n:]
+	}
+	return parts
+}
+
+func totalOf(lengths []int64) (n int64) {
+	for _, m := range lengths {
+		n += m
+	}
+	return n
+}
+
+// of picks what some ranks have in a list.
+func of[T any](ranks []int, list []T) []T {
+	some := make([]T, len(ranks))
+	for i, r := range ranks {
+		some[i] = list[r]
+	}
+	return some
+}

@@ -1,0 +1,158 @@
+package gloo
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+
+	"github.com/c10d-go/c10d/backend"
+	"github.com/c10d-go/c10d/internal/plan"
+	"github.com/c10d-go/c10d/internal/rendezvous"
+	"github.com/c10d-go/c10d/internal/transport"
+	"github.com/c10d-go/c10d/internal/transport/shm"
+	"github.com/c10d-go/c10d/store"
+)
+
+// connect connects a rank with the others of its group. It returns when all are connected, when
+// ctx ends or when the group's timeout is over.
+func connect(ctx context.Context, o backend.Options, set settings) (*session, error) {
+	near := store.LocalAddrOf(o.Store)
+	join := set.Join
+	var nat *native
+	if set.wire != WireGloo && join == nil && o.Size > 1 {
+		if set.TCP.Host == "" {
+			set.TCP.Host = set.Interfaces[0]
+		}
+		if set.TCP.Host == "" && near.IsValid() {
+			set.TCP.Host = near.String()
+		}
+		var err error
+		if nat, err = newNative(set, o.Rank, o.Size); err != nil {
+			return nil, err
+		}
+		defer nat.close()
+		nat.log = logger(o)
+	}
+	if join == nil {
+		join = func(ctx context.Context, o backend.Options, index int) (transport.Mesh, error) {
+			c := rendezvous.Config{
+				Store: store.Prefix(fmt.Sprint(index), o.Store), Rank: o.Rank, Size: o.Size,
+				Interface: set.Interfaces[index], Near: near, Timeout: o.Timeout, Generation: generation(o.Dialect),
+				Logger: logger(o), LastSeen: o.LastSeen,
+			}
+			if nat != nil && index == 0 {
+				record, err := json.Marshal(nat.record)
+				if err != nil {
+					return nil, err
+				}
+				c.Native = &rendezvous.Native{Record: record, Connect: nat.connect, Only: set.only}
+			}
+			return rendezvous.Connect(ctx, c)
+		}
+	}
+	s := &session{rank: o.Rank, size: o.Size, onFailure: o.Failed, closing: make(chan struct{})}
+	for i := range set.Interfaces {
+		m, err := join(ctx, o, i)
+		if err != nil {
+			return nil, errors.Join(err, s.close())
+		}
+		s.meshes = append(s.meshes, m)
+		if nat != nil && nat.all != nil {
+			break // one mesh is enough
+		}
+	}
+	switch {
+	case set.Join != nil:
+		s.why = "over what Options.Join connects"
+	case set.wire == WireGloo:
+		s.why = "as asked for"
+	case o.Size == 1:
+		s.why = "one rank has nobody to talk to"
+	default:
+		s.why = nat.why
+	}
+	if nat != nil && nat.all != nil {
+		s.native, s.table, s.sums, s.sparse = true, set.table, set.Sums, set.Sparse
+		s.why = "all ranks have it"
+		if set.TCP.TLS != nil {
+			s.why += ", and TLS"
+		}
+		ctx, cancel := context.WithTimeout(ctx, o.Timeout)
+		defer cancel()
+		if err := s.shareMemory(ctx, nat); err != nil {
+			return nil, errors.Join(err, s.close())
+		}
+	}
+	s.chooseRoute()
+	s.watch()
+	return s, nil
+}
+
+// shareMemory makes the ranks of each host share memory, if they can.
+func (s *session) shareMemory(ctx context.Context, nat *native) error {
+	hosts := plan.NewLayout(nat.hosts())
+	s.hosts = hosts.Hosts()
+	if s.hosts < s.size {
+		s.layout = hosts
+	}
+	group, err := nat.share(ctx, s.meshes[0], hosts)
+	switch {
+	case errors.Is(err, errApart):
+		s.why += "; " + err.Error()
+		return nil
+	case err != nil:
+		return err
+	case s.hosts == 1:
+		s.shared = group
+		s.why += ", and share memory"
+		direct, err := shm.NewMesh(group, s.meshes[0], shm.MeshOptions{Lazy: true})
+		if err != nil {
+			return errors.Join(err, group.Close())
+		}
+		s.direct = direct
+	case s.layout != nil:
+		s.levels = newLevels(group, hosts, s.rank)
+		if group != nil {
+			direct, err := newNear(group, s.meshes[0].(connections), s.levels.members[s.levels.host], shm.MeshOptions{Lazy: true})
+			if err != nil {
+				return errors.Join(err, group.Close())
+			}
+			s.direct = direct
+		}
+		s.why += ", and share memory on each host"
+	}
+	return nil
+}
+
+func generation(d store.Dialect) rendezvous.Generation {
+	switch d {
+	case store.DialectV1:
+		return rendezvous.G1
+	case store.DialectV2:
+		return rendezvous.G2
+	}
+	return rendezvous.Auto
+}
+
+// chooseRoute sets the route of a group whose ranks are connected.
+func (s *session) chooseRoute() {
+	table := &tableRoute{s}
+	switch {
+	case !s.native:
+		s.route = &glooRoute{s}
+		return
+	case s.shared != nil:
+		shared := &sharedRoute{s.shared, s.rank}
+		s.route, s.lists = shared, shared
+	case s.levels != nil && s.sums == SumsFast:
+		s.route = s.levels
+	case s.levels != nil:
+		s.route = reductionsBy{s.levels, table} // in two levels they would not be in rank order
+	default:
+		s.route = table
+	}
+	if s.sums == SumsExact {
+		s.route = exactSums{s.route}
+	}
+}

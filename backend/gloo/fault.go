@@ -1,0 +1,326 @@
+package gloo
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/c10d-go/c10d/internal/transport"
+	"github.com/c10d-go/c10d/internal/transport/shm"
+	"github.com/c10d-go/c10d/work"
+)
+
+// canceled says why a context ended. A context that ended by its deadline is
+// a timeout, whatever cause it was given.
+func canceled(ctx context.Context) error {
+	err := ctx.Err()
+	if errors.Is(err, context.DeadlineExceeded) {
+		if cause := context.Cause(ctx); cause != err {
+			return fmt.Errorf("%w: %w: %w", work.ErrTimeout, err, cause)
+		}
+		return fmt.Errorf("%w: %w", work.ErrTimeout, err)
+	}
+	return &cancellation{err: err, cause: context.Cause(ctx)}
+}
+
+// cancellation is the end of a context that was cancelled.
+type cancellation struct{ err, cause error }
+
+func (c *cancellation) Error() string {
+	if c.cause != c.err {
+		return fmt.Sprintf("%v: %v: %v", work.ErrCanceled, c.err, c.cause)
+	}
+	return fmt.Sprintf("%v: %v", work.ErrCanceled, c.err)
+}
+
+func (c *cancellation) Unwrap() []error { return []error{work.ErrCanceled, c.err, c.cause} }
+
+// Words is what other ranks are told: the cause that the program gave, if any.
+func (c *cancellation) Words() string {
+	if c.cause != c.err {
+		return c.cause.Error()
+	}
+	return ""
+}
+
+func tooLate(o *operation) error { return fmt.Errorf("%w after %v", work.ErrTimeout, o.timeout) }
+
+// giveUp ends the group because o ran out of time or was cancelled while it
+// waited for peer, -1 if for no one rank.
+func (s *session) giveUp(m transport.Mesh, o *operation, peer int, cause error) {
+	if errors.Is(cause, work.ErrTimeout) {
+		s.timeOut(m, o, peer, cause)
+	} else {
+		s.fail(m, o, cause, s.rank)
+	}
+}
+
+// fail ends the group on all ranks because of something that happened here.
+func (s *session) fail(m transport.Mesh, o *operation, cause error, culprit int) {
+	m.Abort(&transport.Fault{Kind: kindOf(cause), Rank: culprit, Reporter: s.rank, Op: uint8(o.Info().Op), Seq: o.Info().Seq, Err: cause})
+}
+
+// timeOut is giveUp for want of time: it finds out who was missing.
+func (s *session) timeOut(m transport.Mesh, o *operation, peer int, cause error) {
+	culprit := -1
+	var missing []string
+	blame := func(rank int, format string, args ...any) {
+		if culprit < 0 {
+			culprit = rank
+		}
+		missing = append(missing, fmt.Sprintf("rank %d ", rank)+fmt.Sprintf(format, args...))
+	}
+	health := diagnose(m, watchLag)
+	if m.Fault() != nil {
+		return // somebody else was faster
+	}
+	// Who does not answer comes before who is behind, for that one may be
+	// waiting for the other; and who is behind and idle before who is behind
+	// inside an earlier operation.
+	for _, h := range health {
+		if isSilent(h) && h.Rank != s.rank {
+			blame(h.Rank, "does not answer (stopped or unreachable)")
+		}
+	}
+	for _, busy := range []bool{false, true} {
+		for _, h := range health {
+			if o.collective && h.Answered && h.Rank != s.rank && h.Issued <= o.call && busy == (h.Completed < h.Issued) {
+				blame(h.Rank, "has not called it: it has issued %d collectives, this is number %d", h.Issued, o.call+1)
+			}
+		}
+	}
+	// A rank that left has mostly done its part before: who needs it hears so
+	// at once and does not run out of time.
+	for _, h := range health {
+		if h.Departed && culprit < 0 && o.collective {
+			blame(h.Rank, "has left the group")
+		}
+	}
+	if culprit < 0 && peer >= 0 && peer != s.rank {
+		blame(peer, "did not send or receive what was expected")
+	}
+	why := strings.Join(missing, "; ")
+	switch {
+	case why != "":
+	case o.collective:
+		why = "no rank is missing: the operation was too slow"
+	default:
+		why = fmt.Sprintf("no rank sent on tag %d", o.tag)
+	}
+	s.fail(m, o, fmt.Errorf("%w; %s", cause, why), culprit)
+}
+
+// failed turns the error of a request into the operation's. A request that
+// fails always means that the mesh does.
+func (s *session) failed(m transport.Mesh, o *operation, r *transport.Request, err error) error {
+	if m.Fault() == nil && !errors.Is(err, transport.ErrClosed) {
+		s.fail(m, o, err, r.Peer)
+	}
+	var size *transport.SizeError
+	if f := m.Fault(); f != nil && !errors.As(err, &size) {
+		return s.faultError(o.Info(), f)
+	}
+	return s.requestError(o.Info(), r.Peer, err)
+}
+
+// mismatch ends the group because what rank sent for o does not fit.
+func (s *session) mismatch(m transport.Mesh, o *operation, rank int, err error) error {
+	err = fmt.Errorf("%w: %w", work.ErrMismatch, err)
+	s.told.Store(true)
+	s.fail(m, o, err, rank)
+	return s.tell(&work.Error{Info: o.Info(), Peer: rank, Err: err})
+}
+
+// tell tells Options.Failed of the failure of the group.
+func (s *session) tell(err *work.Error) error {
+	if s.onFailure != nil {
+		s.onFailure(err)
+	}
+	return err
+}
+
+func (s *session) requestError(info work.Info, peer int, err error) error {
+	var size *transport.SizeError
+	var f *transport.Fault
+	switch {
+	case errors.As(err, &size):
+		s.told.Store(true)
+		return s.tell(&work.Error{Info: info, Peer: size.Peer, Err: fmt.Errorf("%w: %w", work.ErrMismatch, err)})
+	case errors.As(err, &f):
+		return s.faultError(info, f)
+	case errors.Is(err, transport.ErrClosed):
+		err, peer = work.ErrClosed, -1
+	}
+	return &work.Error{Info: info, Peer: peer, Err: err}
+}
+
+// faultError is what an operation says when the group has failed with f.
+func (s *session) faultError(info work.Info, f *transport.Fault) error {
+	var left *departure
+	if f.Rank == s.rank && errors.As(f.Err, &left) {
+		return &work.Error{Info: info, Peer: -1, Err: work.ErrClosed}
+	}
+	if f.Kind == transport.FaultMismatch {
+		s.told.Store(true)
+	}
+	where := ""
+	if f.Op != noOp && (f.Op != uint8(info.Op) || f.Seq != info.Seq) {
+		where = fmt.Sprintf(" (in %v seq %d)", work.OpType(f.Op), f.Seq)
+	}
+	return s.tell(&work.Error{Info: info, Peer: f.Rank, Err: &fault{what: f.Error() + where, kind: sentinels[f.Kind], f: f}})
+}
+
+// sentinels are work's errors for the kinds of faults.
+var sentinels = map[transport.FaultKind]error{
+	transport.FaultPeerDied: work.ErrPeerDied, transport.FaultPeerLeft: work.ErrPeerLeft,
+	transport.FaultTimeout: work.ErrTimeout, transport.FaultCanceled: work.ErrCanceled,
+	transport.FaultAborted: work.ErrAborted, transport.FaultMismatch: work.ErrMismatch,
+	transport.FaultProtocol: work.ErrMismatch, transport.FaultPanicked: work.ErrPanicked,
+}
+
+// kindOf returns the kind of a fault whose cause is err.
+func kindOf(err error) transport.FaultKind {
+	var was *transport.Fault
+	if errors.As(err, &was) {
+		return was.Kind
+	}
+	for _, k := range []transport.FaultKind{
+		transport.FaultPanicked, transport.FaultPeerDied, transport.FaultPeerLeft,
+		transport.FaultTimeout, transport.FaultCanceled, transport.FaultMismatch,
+	} {
+		if errors.Is(err, sentinels[k]) {
+			return k
+		}
+	}
+	return transport.FaultAborted
+}
+
+// noOp stands for no operation in a transport.Fault.
+const noOp = 0xff
+
+// fault is the cause of an operation's error when its group failed: errors.Is
+// finds work's sentinel, errors.As the transport's fault.
+type fault struct {
+	what string
+	kind error
+	f    *transport.Fault
+}
+
+func (e *fault) Error() string { return e.what }
+
+func (e *fault) Unwrap() []error { return []error{e.kind, e.f} }
+
+// causedBy makes a fault of the cause of an abort. If the cause is the error of an operation, the fault
+// has the kind of that error and its Peer, which is a rank of this group. Backends above abort this
+// one when operations of theirs fail.
+func (s *session) causedBy(cause error) transport.Fault {
+	f := transport.Fault{Kind: transport.FaultAborted, Rank: s.rank, Reporter: s.rank, Op: noOp, Err: cause}
+	var e *work.Error
+	var was *transport.Fault
+	switch {
+	case cause == nil || cause == work.ErrAborted:
+		f.Err = nil
+	case errors.As(cause, &e) && e.Peer >= 0 && e.Peer < s.size:
+		kind, told := kindOf(e), errors.As(e, &was) && was.Reporter < s.size
+		if e.Peer == s.rank && !told && blamesOthers(kind) {
+			break // other ranks said nothing of the kind
+		}
+		f.Kind, f.Rank = kind, e.Peer
+		if kind != transport.FaultMismatch { // which the backend above tells on every rank, see settleCalls
+			f.Op, f.Seq = uint8(e.Op), e.Seq
+		}
+		first := &transport.Fault{Err: e.Err}
+		if told {
+			first, f.Reporter = was, was.Reporter
+		}
+		f.Err = &relayed{cause, first.Words()}
+	case e == nil && errors.As(cause, &was) && was.Rank >= 0 && was.Rank < s.size: // of a rendezvous
+		f.Kind, f.Rank, f.Reporter = was.Kind, was.Rank, was.Reporter
+		f.Err = &relayed{cause, was.Words()}
+	case errors.Is(cause, work.ErrMismatch):
+		f.Kind = transport.FaultMismatch
+	}
+	return f
+}
+
+// blamesOthers reports whether no rank finds such a fault with itself.
+func blamesOthers(k transport.FaultKind) bool {
+	return k == transport.FaultPeerDied || k == transport.FaultTimeout || k == transport.FaultProtocol
+}
+
+// relayed is the cause of an abort because of another fault, whose words it keeps.
+type relayed struct {
+	error
+	words string
+}
+
+func (r *relayed) Unwrap() error { return r.error }
+
+// Words is what the fault says that came first.
+func (r *relayed) Words() string { return r.words }
+
+// wordOfFault is how long a rank waits for the mesh to say why the others have
+// ended an operation in shared memory, which they say there first.
+const wordOfFault = time.Second
+
+// inMemory turns an error from shared memory into that of an operation, and tells the other ranks.
+func (s *session) inMemory(m transport.Mesh, info work.Info, err error) error {
+	if err == nil {
+		return nil
+	}
+	var at *shm.RankError
+	if errors.As(err, &at) && m.Fault() == nil {
+		culprit := at.Rank
+		if s.levels != nil {
+			culprit = s.levels.members[s.levels.host][culprit]
+		}
+		err = s.renumbered(err)
+		f := &transport.Fault{Rank: culprit, Reporter: s.rank, Op: uint8(info.Op), Seq: info.Seq, Err: err}
+		var calls *transport.Disagreement
+		switch {
+		case errors.As(err, &calls):
+			f.Kind, f.Err = transport.FaultMismatch, calls
+			m.Abort(f)
+		case errors.Is(err, shm.ErrMismatch):
+			f.Kind = transport.FaultMismatch
+			m.Abort(f)
+		case errors.Is(err, shm.ErrLeft):
+			f.Kind = transport.FaultPeerLeft
+			m.Abort(f)
+		default:
+			t := time.NewTimer(wordOfFault)
+			defer t.Stop()
+			select {
+			case <-m.Failed():
+			case <-t.C:
+				f.Kind = transport.FaultAborted
+				if errors.As(s.renumbered(s.memory().Settle(0)), &calls) {
+					f.Kind, f.Err = transport.FaultMismatch, calls
+				}
+				m.Abort(f)
+			}
+		}
+	}
+	if f := m.Fault(); f != nil {
+		return s.faultError(info, f)
+	}
+	return &work.Error{Info: info, Peer: -1, Err: err}
+}
+
+// renumbered is an error from shared memory with the numbers that all ranks know.
+func (s *session) renumbered(err error) error {
+	if s.levels == nil {
+		return err
+	}
+	return renumbered(err, s.levels.members[s.levels.host])
+}
+
+// list formats ranks as "1, 3", or "none".
+func list(ranks []int) string {
+	if len(ranks) == 0 {
+		return "none"
+	}
+	return strings.Trim(strings.ReplaceAll(fmt.Sprint(ranks), " ", ", "), "[]")
+}

@@ -1,0 +1,113 @@
+package gloo
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/c10d-go/c10d/work"
+)
+
+// spare returns an empty operation. One that has ended is used again if nobody else can have it.
+func (b *Backend) spare() *operation {
+	o, ok := b.spares.Get().(*operation)
+	if !ok {
+		o = new(operation)
+	}
+	o.future = new(future)
+	return o
+}
+
+// recycle keeps o, which has ended, for spare. Only dense all-reduces come again: works that
+// others have registered may hold on to their calls, and so may those who watch a context.
+func (b *Backend) recycle(o *operation) {
+	if o.reduce.runner != &o.reduce.dense || o.unwatch != nil {
+		return
+	}
+	*o = operation{}
+	b.spares.Put(o)
+}
+
+// issue gives a collective on so many bytes its number and its tags and queues it.
+func (b *Backend) issue(ctx context.Context, op work.OpType, timeout time.Duration, prefix uint8, tags, bytes int, o *operation) (*work.Work, error) {
+	if err := b.admit(ctx, op, o); err != nil {
+		return nil, err
+	}
+	defer b.mu.Unlock()
+	o.begin(b, ctx, op, timeout)
+	if b.native {
+		tags = 1
+	}
+	o.collective, o.prefix, o.tag, o.call = true, prefix, b.tag, b.calls
+	b.tag += uint32(tags)
+	b.calls++
+	b.progress()
+	b.enter(o)
+	b.enqueue(o, bytes)
+	return o.Work(), nil
+}
+
+// admit checks that an operation can start; on success b.mu is held.
+func (b *Backend) admit(ctx context.Context, op work.OpType, o *operation) error {
+	ended := ctx.Err() != nil // a nil context panics here, not under the lock
+	b.mu.Lock()
+	info := work.Info{Op: op, Seq: b.seq, Group: b.group, Rank: b.rank}
+	var err error
+	switch f := b.fault(); {
+	case b.closing || b.draining:
+		err = &work.Error{Info: info, Peer: -1, Err: work.ErrClosed}
+	case f != nil:
+		err = b.faultError(info, f)
+	case ended:
+		err = &work.Error{Info: info, Peer: -1, Err: fmt.Errorf("not started: %w", canceled(ctx))}
+	default:
+		return nil
+	}
+	b.mu.Unlock()
+	return err
+}
+
+// begin fills in an operation that has been admitted. b.mu is held.
+func (o *operation) begin(b *Backend, ctx context.Context, op work.OpType, timeout time.Duration) {
+	if timeout <= 0 {
+		timeout = time.Duration(b.timeout.Load())
+	}
+	if o.future == nil {
+		o.future = new(future)
+	}
+	o.Init(work.Info{Op: op, Seq: b.seq, Group: b.group, Rank: b.rank})
+	o.backend, o.op = b, o
+	o.ctx, o.timeout = ctx, timeout
+	o.RunBy(o.future)
+	if o.sync != nil {
+		o.OnSynchronize(o.sync)
+	}
+	b.seq++
+}
+
+// Abort ends the group because of this operation.
+func (f *future) Abort(cause error) { f.backend.abort(cause, f) }
+
+// progress tells the peers, should they ask, how far this rank is. b.mu is held.
+func (b *Backend) progress() {
+	b.setProgress(b.calls, b.completed)
+}
+
+// latest is the last collective that this rank has called.
+type latest struct {
+	op      work.OpType
+	seq     uint64
+	what    [2]uint64 // see transport.Call
+	history uint64
+}
+
+// enter has the native wires compare what this rank calls with what the others call. b.mu is held.
+func (b *Backend) enter(o *operation) {
+	b.latest.op, b.latest.seq = o.Info().Op, o.Info().Seq
+	if !b.native {
+		return
+	}
+	o.print.Follow(b.latest.what, b.latest.history)
+	b.latest.what, b.latest.history = o.print.What, o.print.History
+	b.session.enter(o.call, o.tag, &o.print, o.Info().Op, o.Info().Seq)
+}

@@ -1,0 +1,59 @@
+package gloo
+
+import (
+	"context"
+	"time"
+
+	"github.com/c10d-go/c10d/internal/transport"
+	"github.com/c10d-go/c10d/tensor"
+	"github.com/c10d-go/c10d/work"
+)
+
+// operation is one call on its way.
+type operation struct {
+	*future
+	ctx        context.Context
+	timeout    time.Duration
+	prefix     uint8 // Gloo's number of the collective, in the slot
+	tag        uint32
+	call       uint64 // which collective this is, counted from 0
+	print      transport.Call
+	meets      bool // it cannot succeed before every rank has called it
+	collective bool
+	queued     bool        // in the queue
+	issued     time.Time   // when, if it is large
+	streak     int         // how many before it were waited for at once
+	unwatch    func() bool // stops watching ctx on behalf of the queue; may be nil
+	run        func(e *engine) error
+	sync       func(work.Stream) error // orders a stream after the result; may be nil
+	result     []*tensor.Tensor
+
+	reduce reduceCall // of an all-reduce
+}
+
+// future is what a caller keeps of an operation. It is apart because the collector has to come
+// the more often the larger it is, and stops all ranks when it comes to one.
+type future struct {
+	work.Promise
+	backend *Backend
+	op      *operation // nil once it has ended; under backend.mu
+	room    [1]*tensor.Tensor
+}
+
+// Gloo's numbers of the collectives.
+const (
+	prefixGather    = 1
+	prefixAllGather = 2
+	prefixReduce    = 3
+	prefixAllReduce = 4
+	prefixScatter   = 5
+	prefixBroadcast = 6
+	prefixBarrier   = 7
+	prefixAllToAll  = 8
+
+	// prefixMonitored is this library's own; see Backend.monitoredSlot.
+	prefixMonitored = 0x80
+)
+
+// slotOf is Gloo's number of a collective's messages: prefix, tag, step (always 0).
+func slotOf(prefix uint8, tag uint32) uint64 { return uint64(prefix)<<56 | uint64(tag)<<24 }

@@ -1,0 +1,65 @@
+package gloo
+
+import (
+	"sync"
+
+	"github.com/c10d-go/c10d/internal/choice"
+	"github.com/c10d-go/c10d/internal/plan"
+)
+
+// planner caches plans: they depend on little, and a trainer repeats few shapes.
+type planner struct {
+	mu    sync.Mutex
+	plans map[planKey]*plan.Plan
+	steps int // in all plans
+}
+
+type planKey struct {
+	op          plan.Op
+	root        int
+	bytes, elem int64
+	hosts       bool // among one rank a host
+}
+
+// maxPlans and maxSteps bound the cache; past them, it starts over. A step has
+// 48 bytes, so the cache keeps to about 50 MiB where every size is a new one.
+const (
+	maxPlans = 4096
+	maxSteps = 1 << 20
+)
+
+func (p *planner) get(k planKey, make func() *plan.Plan) *plan.Plan {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if have := p.plans[k]; have != nil {
+		return have
+	}
+	made := make()
+	if p.plans == nil || len(p.plans) >= maxPlans || p.steps+len(made.Steps) > maxSteps {
+		p.plans, p.steps = map[planKey]*plan.Plan{}, 0
+	}
+	p.plans[k] = made
+	p.steps += len(made.Steps)
+	return made
+}
+
+// planned runs the algorithm that choose picks for a call. Plans of calls without counts are kept.
+func (e *engine) planned(k planKey, c plan.Call, out, in []byte, combine func(dst, src []byte), choose chooser) error {
+	bytes := c.Bytes // what the table goes by: the mean of a rank's bytes
+	if c.Counts != nil {
+		bytes = totalOf(c.Counts) / int64(len(c.Counts))
+	}
+	build := func() *plan.Plan {
+		way := choose(k.op, bytes)
+		c.Chunk = way.Chunk
+		return way.Algorithm.Plan(c)
+	}
+	if c.Counts != nil {
+		return e.run(build(), out, in, combine)
+	}
+	k.root, k.bytes, k.elem = c.Root, bytes, c.Elem
+	return e.run(e.session.planner.get(k, build), out, in, combine)
+}
+
+// chooser returns the algorithm for an operation on so many bytes, the same on every rank.
+type chooser func(op plan.Op, bytes int64) choice.Choice

@@ -1,0 +1,92 @@
+package gloo
+
+import (
+	"github.com/c10d-go/c10d/backend"
+	"github.com/c10d-go/c10d/internal/plan"
+)
+
+// glooRoute runs Gloo's algorithms with Gloo's messages, which PyTorch ranks understand.
+type glooRoute struct{ s *session }
+
+// run executes the plan of a key, which build makes the first time.
+func (g *glooRoute) run(e *engine, k planKey, out, in []byte, combine func(dst, src []byte), build func() *plan.Plan) error {
+	return e.run(g.s.planner.get(k, build), out, in, combine)
+}
+
+func (g *glooRoute) allReduce(e *engine, buf []byte, r backend.Reduction) error {
+	n, grain := int64(len(buf)), int64(r.Grain)
+	return g.run(e, planKey{op: plan.OpAllReduce, bytes: n, elem: grain}, buf, nil, r.Combine,
+		func() *plan.Plan { return plan.AllReduceRing(g.s.rank, g.s.size, n, grain) })
+}
+
+func (g *glooRoute) reduce(e *engine, buf []byte, root int, r backend.Reduction) error {
+	n, grain := int64(len(buf)), int64(r.Grain)
+	return g.run(e, planKey{op: plan.OpReduce, root: root, bytes: n, elem: grain}, buf, nil, r.Combine,
+		func() *plan.Plan { return plan.ReduceRing(g.s.rank, g.s.size, root, n, grain) })
+}
+
+func (g *glooRoute) overwrites(backend.Reduction) bool { return true }
+
+// reduceScatter does what PyTorch does, for Gloo has no such collective: it all-reduces each
+// tensor of in, under a tag of its own, and keeps this rank's part.
+func (g *glooRoute) reduceScatter(e *engine, out, in []byte, counts []int64, tensors int, r backend.Reduction) error {
+	parts := [][]byte{in}
+	if tensors > 1 {
+		parts = split(in, counts)
+	}
+	own := int(totalOf(counts[:g.s.rank])) // where this rank's part begins
+	for i, part := range parts {
+		buf := grow(&e.joined, len(part))
+		copy(buf, part)
+		if err := g.allReduce(e, buf, r); err != nil {
+			return err
+		}
+		if tensors == 1 {
+			copy(out, buf[own:])
+		} else if i == g.s.rank {
+			copy(out, buf)
+		}
+		e.useTag(e.tag + 1)
+	}
+	return nil
+}
+
+func (g *glooRoute) broadcast(e *engine, buf []byte, root int) error {
+	n := int64(len(buf))
+	return g.run(e, planKey{op: plan.OpBroadcast, root: root, bytes: n}, buf, nil, nil,
+		func() *plan.Plan { return plan.Broadcast(g.s.rank, g.s.size, root, n) })
+}
+
+func (g *glooRoute) allGather(e *engine, out, in []byte) error {
+	n := int64(len(in))
+	return e.onSlot(prefixAllGather, func() error {
+		return g.run(e, planKey{op: plan.OpAllGather, bytes: n}, out, in, nil,
+			func() *plan.Plan { return plan.AllGather(g.s.rank, g.s.size, n) })
+	})
+}
+
+func (g *glooRoute) allGatherV(e *engine, out, in []byte, counts []int64) error {
+	return e.onSlot(prefixAllGather, func() error { return e.run(plan.AllGatherV(g.s.rank, counts), out, in, nil) })
+}
+
+func (g *glooRoute) gather(e *engine, out, in []byte, root int, counts []int64, _ bool) error {
+	return e.run(plan.GatherV(g.s.rank, root, counts), out, in, nil)
+}
+
+func (g *glooRoute) scatter(e *engine, out, in []byte, root int) error {
+	n := int64(len(out))
+	return g.run(e, planKey{op: plan.OpScatter, root: root, bytes: n}, out, in, nil,
+		func() *plan.Plan { return plan.Scatter(g.s.rank, g.s.size, root, n) })
+}
+
+func (g *glooRoute) allToAll(e *engine, out, in []byte, recv, send []int64) error {
+	return e.run(plan.AllToAllV(g.s.rank, send, recv), out, in, nil)
+}
+
+func (g *glooRoute) barrier(e *engine) error {
+	return g.run(e, planKey{op: plan.OpBarrier}, nil, nil, nil, func() *plan.Plan { return plan.Barrier(g.s.rank, g.s.size) })
+}
+
+func (g *glooRoute) explain(op plan.Op) []backend.Choice {
+	return always(op, glooAlgorithms[op], "as Gloo does it")
+}

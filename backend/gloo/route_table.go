@@ -1,0 +1,126 @@
+package gloo
+
+import (
+	"github.com/c10d-go/c10d/backend"
+	"github.com/c10d-go/c10d/internal/choice"
+	"github.com/c10d-go/c10d/internal/plan"
+)
+
+// tableRoute runs the algorithms that a table of measurements picks, over the native TCP wire.
+type tableRoute struct{ s *session }
+
+// plan runs the algorithm for a call whose arguments all ranks have alike.
+func (t *tableRoute) plan(e *engine, op plan.Op, out, in []byte, c plan.Call, combine func(dst, src []byte)) error {
+	c.Rank, c.Size, c.Layout = t.s.rank, t.s.size, t.s.layout
+	return e.planned(planKey{op: op}, c, out, in, combine, t.s.choose)
+}
+
+func (t *tableRoute) allReduce(e *engine, buf []byte, r backend.Reduction) error {
+	return t.plan(e, plan.OpAllReduce, buf, nil, plan.Call{Bytes: int64(len(buf)), Elem: int64(r.Grain)}, r.Combine)
+}
+
+func (t *tableRoute) reduce(e *engine, buf []byte, root int, r backend.Reduction) error {
+	return t.plan(e, plan.OpReduce, buf, nil, plan.Call{Root: root, Bytes: int64(len(buf)), Elem: int64(r.Grain)}, r.Combine)
+}
+
+func (t *tableRoute) overwrites(backend.Reduction) bool { return true }
+
+func (t *tableRoute) reduceScatter(e *engine, out, in []byte, counts []int64, _ int, r backend.Reduction) error {
+	return t.plan(e, plan.OpReduceScatter, out, in, blocksOf(counts, int64(r.Grain)), r.Combine)
+}
+
+func (t *tableRoute) broadcast(e *engine, buf []byte, root int) error {
+	return t.plan(e, plan.OpBroadcast, buf, nil, plan.Call{Root: root, Bytes: int64(len(buf))}, nil)
+}
+
+func (t *tableRoute) allGather(e *engine, out, in []byte) error {
+	return e.onSlot(prefixAllGather, func() error {
+		return t.plan(e, plan.OpAllGather, out, in, plan.Call{Bytes: int64(len(in))}, nil)
+	})
+}
+
+func (t *tableRoute) allGatherV(e *engine, out, in []byte, counts []int64) error {
+	return e.onSlot(prefixAllGather, func() error { return t.plan(e, plan.OpAllGather, out, in, plan.Call{Counts: counts}, nil) })
+}
+
+func (t *tableRoute) gather(e *engine, out, in []byte, root int, counts []int64, even bool) error {
+	if !even {
+		return e.run(plan.GatherV(t.s.rank, root, counts), out, in, nil)
+	}
+	return t.plan(e, plan.OpGather, out, in, plan.Call{Root: root, Bytes: int64(len(in))}, nil)
+}
+
+func (t *tableRoute) scatter(e *engine, out, in []byte, root int) error {
+	return t.plan(e, plan.OpScatter, out, in, plan.Call{Root: root, Bytes: int64(len(out))}, nil)
+}
+
+// allToAll always sends straight: only the sender and the receiver of a block know its length,
+// so the ranks could not choose alike by the lengths.
+func (t *tableRoute) allToAll(e *engine, out, in []byte, recv, send []int64) error {
+	return e.run(plan.AllToAllV(t.s.rank, send, recv), out, in, nil)
+}
+
+func (t *tableRoute) barrier(e *engine) error {
+	p := t.s.planner.get(planKey{op: plan.OpBarrier}, func() *plan.Plan { return plan.Barrier(t.s.rank, t.s.size) })
+	return e.run(p, nil, nil, nil)
+}
+
+// reductionsBy is a route whose reductions take another one.
+type reductionsBy struct {
+	route
+	reductions route
+}
+
+func (s reductionsBy) allReduce(e *engine, buf []byte, r backend.Reduction) error {
+	return s.reductions.allReduce(e, buf, r)
+}
+
+func (s reductionsBy) reduce(e *engine, buf []byte, root int, r backend.Reduction) error {
+	return s.reductions.reduce(e, buf, root, r)
+}
+
+func (s reductionsBy) overwrites(r backend.Reduction) bool { return s.reductions.overwrites(r) }
+
+func (s reductionsBy) reduceScatter(e *engine, out, in []byte, counts []int64, tensors int, r backend.Reduction) error {
+	return s.reductions.reduceScatter(e, out, in, counts, tensors, r)
+}
+
+func (s reductionsBy) explain(op plan.Op) []backend.Choice {
+	if op.Reduces() {
+		return s.reductions.explain(op)
+	}
+	return s.route.explain(op)
+}
+
+// explainTo is up to which size algorithms are looked up one by one.
+const explainTo = 1 << 30
+
+// explain looks up every power of two and joins those with one algorithm.
+func (t *tableRoute) explain(op plan.Op) []backend.Choice {
+	c := func(bytes int64) backend.Choice {
+		way := t.s.choose(op, bytes)
+		return backend.Choice{Op: op.String(), UpTo: bytes, Algorithm: way.Algorithm.Name, Why: way.Why}
+	}
+	if op == plan.OpBarrier || op == plan.OpAllToAll {
+		return always(op, glooAlgorithms[op], "the only one")
+	}
+	all := []backend.Choice{c(1)}
+	for bytes := int64(2); bytes <= explainTo; bytes *= 2 {
+		last := &all[len(all)-1]
+		if next := c(bytes); next.Algorithm != last.Algorithm {
+			all = append(all, next)
+		} else {
+			last.UpTo = bytes
+		}
+	}
+	all[len(all)-1].UpTo = -1
+	return all
+}
+
+// choose returns the algorithm of a collective on the native mesh. Ranks that
+// ask the same get the same.
+func (s *session) choose(op plan.Op, bytes int64) choice.Choice {
+	return s.table.Choose(choice.Query{
+		Op: op, Bytes: bytes, Wire: "tcp", Ranks: s.size, Hosts: s.hosts, RankOrder: s.sums != SumsFast,
+	})
+}

@@ -1,0 +1,141 @@
+package gloo
+
+import (
+	"errors"
+	"sync"
+	"sync/atomic"
+
+	"github.com/c10d-go/c10d/internal/choice"
+	"github.com/c10d-go/c10d/internal/plan"
+	"github.com/c10d-go/c10d/internal/transport"
+	"github.com/c10d-go/c10d/internal/transport/shm"
+	"github.com/c10d-go/c10d/internal/transport/tcp"
+	"github.com/c10d-go/c10d/work"
+)
+
+// session is what a rank has together with the other ranks of its group: connections, shared
+// memory, and the route that collectives take over them. connect makes it. It fails as one and is
+// closed as one. Nothing above it keeps a mesh or a route.
+type session struct {
+	rank, size int
+	meshes     []transport.Mesh // one for each network interface
+	native     bool             // all ranks have this library's wire
+	shared     *shm.Group       // nil unless all ranks share memory
+	levels     *levels          // nil unless the ranks of each of several hosts share memory
+	direct     messenger        // carries sends and receives if some go through memory, else nil
+	layout     *plan.Layout     // nil if no two ranks are on one host, or if that is unknown
+	hosts      int              // 0 if unknown
+	why        string           // why the ranks have this wire
+
+	// What all ranks have alike:
+	table  *choice.Table
+	sums   Sums
+	sparse Sparse
+
+	route   route
+	lists   listRoute // nil unless the route takes lists
+	planner planner
+
+	onFailure func(*work.Error) // may be nil
+	told      atomic.Bool       // an operation has returned how the ranks disagree
+
+	closing  chan struct{} // closed by close
+	watchers sync.WaitGroup
+}
+
+// watch makes the failure of one mesh the failure of all.
+func (s *session) watch() {
+	if len(s.meshes) < 2 {
+		return
+	}
+	for _, m := range s.meshes {
+		s.watchers.Go(func() {
+			select {
+			case <-s.closing:
+			case <-m.Failed():
+				for _, other := range s.meshes {
+					if other != m {
+						other.Abort(m.Fault())
+					}
+				}
+			}
+		})
+	}
+}
+
+// close ends what is under way and frees the connections and the memory.
+func (s *session) close() error {
+	var errs []error
+	if s.direct != nil {
+		errs = append(errs, s.direct.Close())
+	}
+	for _, m := range s.meshes {
+		errs = append(errs, m.Close())
+	}
+	close(s.closing)
+	s.watchers.Wait()
+	return errors.Join(errs...)
+}
+
+// setProgress tells the other ranks, should they ask, how far this rank is.
+func (s *session) setProgress(issued, completed uint64) {
+	for _, m := range s.meshes {
+		m.SetProgress(issued, completed)
+	}
+}
+
+// enter has the native wires compare a call of this rank with the calls of the others.
+func (s *session) enter(number uint64, tag uint32, call *transport.Call, op work.OpType, seq uint64) {
+	if g := s.memory(); g != nil {
+		g.Enter(uint32(number), call)
+	}
+	if s.shared == nil {
+		if m, ok := s.meshFor(tag).(*tcp.Mesh); ok {
+			m.Enter(tag, *call, uint8(op), seq)
+		}
+	}
+}
+
+// meshFor returns the mesh for an operation with a tag: operations take turns over the interfaces.
+func (s *session) meshFor(tag uint32) transport.Mesh { return s.meshes[tag%uint32(len(s.meshes))] }
+
+// meshOfMessages returns the mesh for a send or a receive.
+func (s *session) meshOfMessages(tag uint32) transport.Mesh {
+	if s.direct != nil {
+		return s.direct
+	}
+	return s.meshFor(tag)
+}
+
+// see makes a mesh move data by itself, without a goroutine that waits for it.
+func see(m transport.Mesh) {
+	if h, ok := m.(helper); ok {
+		h.See()
+	}
+}
+
+// fault returns what ended the group, nil while it works.
+func (s *session) fault() *transport.Fault {
+	for _, m := range s.meshes {
+		if f := m.Fault(); f != nil {
+			return f
+		}
+	}
+	return nil
+}
+
+// end ends the group with f on all ranks.
+func (s *session) end(f transport.Fault) {
+	for _, m := range s.meshes {
+		g := f
+		m.Abort(&g)
+	}
+}
+
+// memory returns the memory that this rank shares with others of its host, nil if it shares none.
+func (s *session) memory() *shm.Group {
+	if s.levels != nil {
+		return s.levels.local
+	}
+	return s.shared
+}

@@ -90,9 +90,9 @@ func (e *engine) list(i int, ts []*tensor.Tensor, counts []int64) [][]byte {
 	return l
 }
 
-// apart reports whether buf lies apart from all in a list but for number same, which it
+// disjoint reports whether buf lies disjoint from all in a list but for number same, which it
 // may be.
-func apart(buf []byte, list [][]byte, same int) bool {
+func disjoint(buf []byte, list [][]byte, same int) bool {
 	at, n := uintptr(unsafe.Pointer(unsafe.SliceData(buf))), uintptr(len(buf))
 	for i, b := range list {
 		from, m := uintptr(unsafe.Pointer(unsafe.SliceData(b))), uintptr(len(b))
@@ -103,16 +103,16 @@ func apart(buf []byte, list [][]byte, same int) bool {
 	return true
 }
 
-func allApart(a, b [][]byte) bool {
+func allDisjoint(a, b [][]byte) bool {
 	for _, buf := range a {
-		if !apart(buf, b, -1) {
+		if !disjoint(buf, b, -1) {
 			return false
 		}
 	}
 	return true
 }
 
-func one(t *tensor.Tensor) []*tensor.Tensor { return []*tensor.Tensor{t} }
+func single(t *tensor.Tensor) []*tensor.Tensor { return []*tensor.Tensor{t} }
 
 // grow returns n bytes of *b, which it replaces if it is too small.
 func grow(b *[]byte, n int) []byte {
@@ -193,8 +193,8 @@ func totalOf(lengths []int64) (n int64) {
 	return n
 }
 
-// of picks what some ranks have in a list.
-func of[T any](ranks []int, list []T) []T {
+// pick picks what some ranks have in a list.
+func pick[T any](ranks []int, list []T) []T {
 	some := make([]T, len(ranks))
 	for i, r := range ranks {
 		some[i] = list[r]

@@ -43,7 +43,7 @@ func (b *Backend) Close() error {
 		return nil
 	}
 	b.closing = true
-	b.alarm.stop()
+	b.unbegun.stop()
 	b.queued.Broadcast()
 	open := works(b.inflight)
 	b.mu.Unlock()
@@ -71,7 +71,7 @@ func (b *Backend) Close() error {
 	}
 	var differ error
 	if why.Err == nil {
-		differ = b.settleCalls()
+		differ = b.compareCalls()
 	}
 	return errors.Join(differ, b.free(nil))
 }
@@ -81,7 +81,7 @@ func (b *Backend) free(open []*work.Work) error {
 	for _, w := range open {
 		<-w.Done()
 	}
-	b.silence.stop(b)
+	b.waits.stop(b)
 	err := b.session.close()
 	b.p2p.Wait() // sends and receives, which have ended with the session
 	b.workers.Wait()
@@ -147,13 +147,13 @@ func named(ws []*work.Work) string {
 	return fmt.Sprintf("%d operations (the first is %s)", len(ws), first)
 }
 
-// settleFor is how long Close waits for ranks that have not called what this rank has called.
-const settleFor = 300 * time.Millisecond
+// compareWithin is how long Close waits for ranks that have not called what this rank has called.
+const compareWithin = 300 * time.Millisecond
 
-// settleCalls returns how this rank's calls differ from those of the others, if no operation of this
+// compareCalls returns how this rank's calls differ from those of the others, if no operation of this
 // rank has returned it, before the group closes. A rank that only sent, as the root of a
 // broadcast, may not have heard from the others: it waits for them.
-func (b *Backend) settleCalls() error {
+func (b *Backend) compareCalls() error {
 	b.mu.Lock()
 	heard := b.met == b.calls
 	last := work.Info{Op: b.latest.op, Seq: b.latest.seq, Group: b.group, Rank: b.rank}
@@ -161,16 +161,16 @@ func (b *Backend) settleCalls() error {
 	switch f := b.fault(); {
 	case f != nil || heard || !b.native:
 	case b.shared != nil:
-		if err := b.inMemory(b.meshes[0], last, b.shared.Settle(settleFor)); errors.Is(err, work.ErrMismatch) {
+		if err := b.inMemory(b.meshes[0], last, b.shared.Settle(compareWithin)); errors.Is(err, work.ErrMismatch) {
 			return err
 		}
 	default:
 		if m, ok := b.meshes[0].(*tcp.Mesh); ok {
-			m.Settle(settleFor)
+			m.Settle(compareWithin)
 		}
 	}
 	// A fault without an operation is of a backend above, which returns it.
-	if f := b.fault(); f != nil && f.Kind == transport.FaultMismatch && f.Op != noOp && !b.told.Load() {
+	if f := b.fault(); f != nil && f.Kind == transport.FaultMismatch && f.Op != noOp && !b.mismatchTold.Load() {
 		return b.faultError(last, f)
 	}
 	return nil

@@ -82,7 +82,7 @@ func (b *Backend) AllReduce(ctx context.Context, ts []*tensor.Tensor, o backend.
 	if s, ok := call.runner.(backend.StreamRunner); ok {
 		q.sync = s.Synchronize
 	}
-	bytes := handOver + 1 // of a sparse tensor, nobody knows
+	bytes := largeBytes + 1 // of a sparse tensor, nobody knows
 	called := fingerprint{op: op, sparse: true, root: -1}
 	if ts[0].Layout() == tensor.Strided {
 		bytes = ts[0].ByteLen()
@@ -91,9 +91,9 @@ func (b *Backend) AllReduce(ctx context.Context, ts []*tensor.Tensor, o backend.
 	q.print = called.call()
 	switch call.runner.(type) {
 	case *denseWork:
-		q.meets = bytes > 0
+		q.needsAll = bytes > 0
 	case *sparseWork:
-		q.meets = true
+		q.needsAll = true
 	}
 	return b.issue(ctx, op, o.Timeout, prefixAllReduce, 1, bytes, q)
 }
@@ -133,7 +133,7 @@ func (b *Backend) AllReduceCoalesced(ctx context.Context, ts []*tensor.Tensor, o
 		return unpack(ts, buf)
 	}
 	return b.issue(ctx, op, o.Timeout, prefixAllReduce, 1, bytes, &operation{
-		run: run, result: ts, meets: bytes > 0,
+		run: run, result: ts, needsAll: bytes > 0,
 		print: fingerprint{op: op, with: &o.Op, dtype: ts[0].DType(), root: -1, elements: bytes / ts[0].DType().Size(), sized: true}.call(),
 	})
 }
@@ -184,11 +184,11 @@ func (b *Backend) Reduce(ctx context.Context, t *tensor.Tensor, o backend.Reduce
 		return b.route.reduce(e, buf, o.Root, red)
 	}
 	q := &operation{
-		run: run, meets: b.rank == o.Root && t.Len() > 0,
+		run: run, needsAll: b.rank == o.Root && t.Len() > 0,
 		print: fingerprint{op: op, with: &o.Op, dtype: t.DType(), root: o.Root, elements: t.Len(), sized: true}.call(),
 	}
 	if b.rank == o.Root {
-		q.result = one(t)
+		q.result = single(t)
 	}
 	return b.issue(ctx, op, o.Timeout, prefixReduce, 1, t.ByteLen(), q)
 }
@@ -206,7 +206,7 @@ func (b *Backend) AllGather(ctx context.Context, out []*tensor.Tensor, in *tenso
 		return nil, err
 	}
 	out = slices.Clone(out)
-	return b.gatherAll(ctx, op, o.Timeout, out, one(in), out)
+	return b.gatherAll(ctx, op, o.Timeout, out, single(in), out)
 }
 
 // gatherAll issues an all-gather of the joined inputs into the joined outputs.
@@ -214,7 +214,7 @@ func (b *Backend) gatherAll(ctx context.Context, op work.OpType, timeout time.Du
 	run := func(e *engine) error {
 		if b.lists != nil && len(in) == 1 && len(out) == b.size {
 			mine := in[0].Bytes()
-			if list := e.list(0, out, nil); list != nil && apart(mine, list, b.rank) {
+			if list := e.list(0, out, nil); list != nil && disjoint(mine, list, b.rank) {
 				return e.inPlace(in[0], true, func(mine []byte) error { return b.lists.allGatherList(e, list, mine) })
 			}
 		}
@@ -222,7 +222,7 @@ func (b *Backend) gatherAll(ctx context.Context, op work.OpType, timeout time.Du
 	}
 	bytes := b.size * total(in)
 	return b.issue(ctx, op, timeout, prefixAllGather, 1, bytes, &operation{
-		run: run, result: result, meets: bytes > 0,
+		run: run, result: result, needsAll: bytes > 0,
 		print: fingerprint{op: op, dtype: in[0].DType(), root: -1, elements: total(in) / in[0].DType().Size(), sized: true}.call(),
 	})
 }
@@ -245,7 +245,7 @@ func (b *Backend) AllGatherV(ctx context.Context, out []*tensor.Tensor, in *tens
 	out = slices.Clone(out)
 	counts := counted(out)
 	run := func(e *engine) error {
-		return e.pair(out, one(in), func(o, i []byte) error { return b.route.allGatherV(e, o, i, counts) })
+		return e.pair(out, single(in), func(o, i []byte) error { return b.route.allGatherV(e, o, i, counts) })
 	}
 	return b.issue(ctx, op, o.Timeout, prefixAllGather, 1, total(out), &operation{
 		run: run, result: out, print: fingerprint{op: op, dtype: in.DType(), root: -1}.blocks(counts).call(),
@@ -272,7 +272,7 @@ func (b *Backend) AllGatherIntoTensor(ctx context.Context, out, in *tensor.Tenso
 	if err := b.parts(op, out, in, true); err != nil {
 		return nil, err
 	}
-	return b.gatherAll(ctx, op, o.Timeout, one(out), one(in), one(out))
+	return b.gatherAll(ctx, op, o.Timeout, single(out), single(in), single(out))
 }
 
 // AllGatherCoalesced joins the inputs and gathers them as one.
@@ -387,18 +387,18 @@ func (b *Backend) gather(ctx context.Context, out []*tensor.Tensor, in *tensor.T
 	out = slices.Clone(out)
 	run := func(e *engine) error {
 		if b.lists != nil && even {
-			if list := e.list(0, out, nil); b.rank != o.Root || list != nil && apart(in.Bytes(), list, b.rank) {
+			if list := e.list(0, out, nil); b.rank != o.Root || list != nil && disjoint(in.Bytes(), list, b.rank) {
 				return e.inPlace(in, true, func(mine []byte) error { return b.lists.gatherList(e, list, mine, o.Root) })
 			}
 		}
-		return e.pair(out, one(in), func(all, mine []byte) error { return b.route.gather(e, all, mine, o.Root, counts, even) })
+		return e.pair(out, single(in), func(all, mine []byte) error { return b.route.gather(e, all, mine, o.Root, counts, even) })
 	}
 	call := fingerprint{op: op, dtype: in.DType(), root: o.Root}
 	if even {
 		call.elements, call.sized = in.Len(), true
 	}
 	return b.issue(ctx, op, o.Timeout, prefixGather, 1, b.size*in.ByteLen(), &operation{
-		run: run, result: out, print: call.call(), meets: even && b.rank == o.Root && in.Len() > 0,
+		run: run, result: out, print: call.call(), needsAll: even && b.rank == o.Root && in.Len() > 0,
 	})
 }
 
@@ -424,14 +424,14 @@ func (b *Backend) Scatter(ctx context.Context, out *tensor.Tensor, in []*tensor.
 	in = slices.Clone(in)
 	run := func(e *engine) error {
 		if b.lists != nil {
-			if list := e.list(0, in, nil); b.rank != o.Root || list != nil && apart(out.Bytes(), list, b.rank) {
+			if list := e.list(0, in, nil); b.rank != o.Root || list != nil && disjoint(out.Bytes(), list, b.rank) {
 				return e.inPlace(out, false, func(mine []byte) error { return b.lists.scatterList(e, mine, list, o.Root) })
 			}
 		}
-		return e.pair(one(out), in, func(mine, all []byte) error { return b.route.scatter(e, mine, all, o.Root) })
+		return e.pair(single(out), in, func(mine, all []byte) error { return b.route.scatter(e, mine, all, o.Root) })
 	}
 	return b.issue(ctx, op, o.Timeout, prefixScatter, 1, b.size*out.ByteLen(), &operation{
-		run: run, result: one(out), print: fingerprint{op: op, dtype: out.DType(), root: o.Root, elements: out.Len(), sized: true}.call(),
+		run: run, result: single(out), print: fingerprint{op: op, dtype: out.DType(), root: o.Root, elements: out.Len(), sized: true}.call(),
 	})
 }
 
@@ -452,8 +452,8 @@ func (b *Backend) ReduceScatter(ctx context.Context, out *tensor.Tensor, in []*t
 	}
 	in = slices.Clone(in)
 	counts := counted(in)
-	return b.reduceScatter(ctx, op, o, b.size, total(in), counts, one(out), func(e *engine, red backend.Reduction) error {
-		return e.reduceScatter(one(out), in, counts, red)
+	return b.reduceScatter(ctx, op, o, b.size, total(in), counts, single(out), func(e *engine, red backend.Reduction) error {
+		return e.reduceScatter(single(out), in, counts, red)
 	})
 }
 
@@ -491,14 +491,14 @@ func (b *Backend) reduceScatter(ctx context.Context, op work.OpType, o backend.R
 	} else {
 		print = print.parted(counted(out), b.size)
 	}
-	q := &operation{result: out, print: print.call(), meets: counts != nil && even(counts) && counts[0] > 0}
+	q := &operation{result: out, print: print.call(), needsAll: counts != nil && even(counts) && counts[0] > 0}
 	q.run = func(e *engine) error { return run(e, red) }
 	return b.issue(ctx, op, o.Timeout, prefixAllReduce, tags, bytes, q)
 }
 
 // ReduceScatterTensor combines part i of all ranks' inputs into rank i's output.
 func (b *Backend) ReduceScatterTensor(ctx context.Context, out, in *tensor.Tensor, o backend.ReduceScatterOptions) (*work.Work, error) {
-	return b.reduceScatterTensors(ctx, work.ReduceScatterTensor, one(out), one(in), o)
+	return b.reduceScatterTensors(ctx, work.ReduceScatterTensor, single(out), single(in), o)
 }
 
 // ReduceScatterTensorCoalesced does ReduceScatterTensor for each pair.
@@ -532,7 +532,7 @@ func (b *Backend) reduceScatterTensors(ctx context.Context, op work.OpType, out,
 	return b.reduceScatter(ctx, op, o, len(in), total(in), counts, out, func(e *engine, red backend.Reduction) error {
 		for i := range in {
 			counts := slices.Repeat([]int64{int64(out[i].ByteLen())}, b.size)
-			if err := e.reduceScatter(one(out[i]), one(in[i]), counts, red); err != nil {
+			if err := e.reduceScatter(single(out[i]), single(in[i]), counts, red); err != nil {
 				return err
 			}
 		}
@@ -568,7 +568,7 @@ func (b *Backend) AllToAll(ctx context.Context, out, in []*tensor.Tensor, o back
 func (b *Backend) allToAll(ctx context.Context, op work.OpType, timeout time.Duration, out, in []*tensor.Tensor, recv, send []int64) (*work.Work, error) {
 	run := func(e *engine) error {
 		if b.lists != nil {
-			if to, from := e.list(0, out, recv), e.list(1, in, send); to != nil && from != nil && allApart(to, from) {
+			if to, from := e.list(0, out, recv), e.list(1, in, send); to != nil && from != nil && allDisjoint(to, from) {
 				return b.lists.allToAllList(e, to, from)
 			}
 		}
@@ -602,7 +602,7 @@ func (b *Backend) AllToAllSingle(ctx context.Context, out, in *tensor.Tensor, ou
 	if send[b.rank] != recv[b.rank] {
 		return nil, bad(op, "rank %d sends itself %d bytes but receives %d", b.rank, send[b.rank], recv[b.rank])
 	}
-	return b.allToAll(ctx, op, o.Timeout, one(out), one(in), recv, send)
+	return b.allToAll(ctx, op, o.Timeout, single(out), single(in), recv, send)
 }
 
 // splits returns the bytes of each rank's part of t.
@@ -642,7 +642,7 @@ func (b *Backend) splits(op work.OpType, name string, t *tensor.Tensor, splits [
 
 // Barrier waits for this rank's earlier collectives, then meets the others.
 func (b *Backend) Barrier(ctx context.Context, o backend.BarrierOptions) (*work.Work, error) {
-	q := &operation{meets: true, print: fingerprint{op: work.Barrier, root: -1}.call()}
+	q := &operation{needsAll: true, print: fingerprint{op: work.Barrier, root: -1}.call()}
 	q.run = func(e *engine) error {
 		for _, earlier := range b.before(q) {
 			select {

@@ -114,7 +114,7 @@ func (s *session) shareMemory(ctx context.Context, nat *native) error {
 	case s.layout != nil:
 		s.levels = newLevels(group, hosts, s.rank)
 		if group != nil {
-			direct, err := newNear(group, s.meshes[0].(connections), s.levels.members[s.levels.host], shm.MeshOptions{Lazy: true})
+			direct, err := newHostMesh(group, s.meshes[0].(tcpMesh), s.levels.members[s.levels.host], shm.MeshOptions{Lazy: true})
 			if err != nil {
 				return errors.Join(err, group.Close())
 			}

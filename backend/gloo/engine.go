@@ -329,9 +329,9 @@ func (e *engine) post(send bool, peer int, buf []byte) {
 	}
 }
 
-// settle ends what has been posted. If err is not nil the operation has failed
+// finishPosted ends what has been posted. If err is not nil the operation has failed
 // otherwise.
-func (e *engine) settle(err error) error {
+func (e *engine) finishPosted(err error) error {
 	n := e.posted
 	e.posted = 0
 	if err != nil && n > 0 && e.mesh.Fault() == nil {

@@ -53,13 +53,13 @@ func AllToAll(h backend.Host, out, in []byte, recv, send []int64) error {
 
 // SetAtOnce sets how soon a wait has to come to be one at once.
 func SetAtOnce(d time.Duration) (restore func()) {
-	before := atOnce
-	atOnce = d
-	return func() { atOnce = before }
+	before := promptly
+	promptly = d
+	return func() { promptly = before }
 }
 
 // Habit is how many such waits in a row make one.
-const Habit = habit
+const Habit = promptWaits
 
 // Streak returns how many there were.
 func (b *Backend) Streak() int {
@@ -70,7 +70,7 @@ func (b *Backend) Streak() int {
 
 // Traffic is what a rank's collectives send over connections.
 type Traffic struct {
-	connections
+	tcpMesh
 	Messages, Bytes atomic.Int64
 	To              []atomic.Int64 // bytes, by rank
 }
@@ -80,12 +80,12 @@ func (c *Traffic) Send(r *transport.Request) {
 	c.Messages.Add(1)
 	c.Bytes.Add(int64(len(r.Buf)))
 	c.To[r.Peer].Add(int64(len(r.Buf)))
-	c.connections.Send(r)
+	c.tcpMesh.Send(r)
 }
 
 // Count counts from now on, before the first operation.
 func (b *Backend) Count() *Traffic {
-	c := &Traffic{connections: b.meshes[0].(connections), To: make([]atomic.Int64, b.size)}
+	c := &Traffic{tcpMesh: b.meshes[0].(tcpMesh), To: make([]atomic.Int64, b.size)}
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.meshes[0] = c

@@ -128,7 +128,7 @@ func (s *session) failed(m transport.Mesh, o *operation, r *transport.Request, e
 // mismatch ends the group because what rank sent for o does not fit.
 func (s *session) mismatch(m transport.Mesh, o *operation, rank int, err error) error {
 	err = fmt.Errorf("%w: %w", work.ErrMismatch, err)
-	s.told.Store(true)
+	s.mismatchTold.Store(true)
 	s.fail(m, o, err, rank)
 	return s.tell(&work.Error{Info: o.Info(), Peer: rank, Err: err})
 }
@@ -146,7 +146,7 @@ func (s *session) requestError(info work.Info, peer int, err error) error {
 	var f *transport.Fault
 	switch {
 	case errors.As(err, &size):
-		s.told.Store(true)
+		s.mismatchTold.Store(true)
 		return s.tell(&work.Error{Info: info, Peer: size.Peer, Err: fmt.Errorf("%w: %w", work.ErrMismatch, err)})
 	case errors.As(err, &f):
 		return s.faultError(info, f)
@@ -163,7 +163,7 @@ func (s *session) faultError(info work.Info, f *transport.Fault) error {
 		return &work.Error{Info: info, Peer: -1, Err: work.ErrClosed}
 	}
 	if f.Kind == transport.FaultMismatch {
-		s.told.Store(true)
+		s.mismatchTold.Store(true)
 	}
 	where := ""
 	if f.Op != noOp && (f.Op != uint8(info.Op) || f.Seq != info.Seq) {

@@ -43,16 +43,17 @@ type Backend struct {
 	calls     uint64 // collectives issued
 	completed uint64 // collectives ended
 	met       uint64 // collectives up to the last that has shown that all ranks called the same
-	latest    latest
-	alarm     alarm
-	streak    int  // large collectives in a row that were waited for at once
-	draining  bool // Shutdown has begun
+	latest    lastCall
+	unbegun   recheck // of collectives that wait in the queue
+	checked   uint64  // collectives issued at the last check
+	streak    int     // large collectives in a row that were waited for at once
+	draining  bool    // Shutdown has begun
 	closing   bool
 	stopped   bool          // queued operations end without being run
 	done      chan struct{} // closed when Close has finished
 	workers   sync.WaitGroup
 	messages  messages
-	silence   silence
+	waits     waitLog
 	p2p       sync.WaitGroup // and whatever else runs beside the queue
 }
 
@@ -83,7 +84,9 @@ func New(ctx context.Context, o backend.Options) (*Backend, error) {
 	}
 	b := &Backend{session: s, group: o.Group, done: make(chan struct{})}
 	b.queued.L = &b.mu
-	b.silence.init(ctx, b, o)
+	b.unbegun.check = b.checkUnbegun
+	b.messages.recheck.check = b.checkMessages
+	b.waits.init(ctx, b, o)
 	b.timeout.Store(int64(o.Timeout))
 	for range set.workers(s) {
 		b.engines = append(b.engines, newEngine(s))
@@ -133,7 +136,7 @@ func (b *Backend) Abort(cause error) { b.abort(cause, nil) }
 
 func (b *Backend) abort(cause error, o *future) {
 	if errors.Is(cause, work.ErrMismatch) {
-		b.told.Store(true)
+		b.mismatchTold.Store(true)
 	}
 	f := b.causedBy(cause)
 	if o != nil {

@@ -93,8 +93,8 @@ func (b *Backend) progress() {
 	b.setProgress(b.calls, b.completed)
 }
 
-// latest is the last collective that this rank has called.
-type latest struct {
+// lastCall is the last collective that this rank has called.
+type lastCall struct {
 	op      work.OpType
 	seq     uint64
 	what    [2]uint64 // see transport.Call

@@ -33,8 +33,8 @@ const (
 	aggregate       = 4 << 10
 )
 
-// turns is who on a host of k ranks sees to what concerns number i of another host.
-func turns(i, k int) int { return i % k }
+// handlerOf is who on a host of k ranks sees to what concerns number i of another host.
+func handlerOf(i, k int) int { return i % k }
 
 func (l *levels) reduceScatter(e *engine, out, in []byte, counts []int64, _ int, r backend.Reduction) error {
 	s := e.session
@@ -45,14 +45,14 @@ func (l *levels) reduceScatter(e *engine, out, in []byte, counts []int64, _ int,
 	}
 	column := l.column(l.index)
 	if l.even {
-		c := blocksOf(of(column, counts), int64(r.Grain))
+		c := blocksOf(pick(column, counts), int64(r.Grain))
 		return l.between(e, l.same, plan.OpReduceScatter, out, mine, c, r.Combine)
 	}
 	parts := make([][]byte, len(l.members)) // of this rank's block, by host
 	received := grow(&e.joined, len(out)*len(parts))
 	for h, m := range l.members {
 		if parts[h] = received[h*len(out):][:len(out)]; h != l.host && len(out) > 0 {
-			e.post(false, m[turns(l.index, len(m))], parts[h])
+			e.post(false, m[handlerOf(l.index, len(m))], parts[h])
 		}
 	}
 	for _, q := range column {
@@ -64,7 +64,7 @@ func (l *levels) reduceScatter(e *engine, out, in []byte, counts []int64, _ int,
 			e.post(true, q, block)
 		}
 	}
-	if err := e.settle(nil); err != nil {
+	if err := e.finishPosted(nil); err != nil {
 		return err
 	}
 	copy(out, parts[0])
@@ -185,7 +185,7 @@ func (l *levels) allGatherBlocks(e *engine, out, in []byte, counts []int64) erro
 func (l *levels) allGatherColumn(e *engine, out, in []byte, column []int, counts []int64) error {
 	s := e.session
 	if l.even {
-		c := blocksOf(of(column, counts), 0)
+		c := blocksOf(pick(column, counts), 0)
 		return l.between(e, l.same, plan.OpAllGather, out, in, c, nil)
 	}
 	for _, q := range column {
@@ -199,10 +199,10 @@ func (l *levels) allGatherColumn(e *engine, out, in []byte, column []int, counts
 	}
 	for h, m := range l.members {
 		if h != l.host && len(in) > 0 {
-			e.post(true, m[turns(l.index, len(m))], in)
+			e.post(true, m[handlerOf(l.index, len(m))], in)
 		}
 	}
-	return e.settle(nil)
+	return e.finishPosted(nil)
 }
 
 // sumOf returns how many bytes counts has for some ranks.
@@ -270,7 +270,7 @@ func (l *levels) gather(e *engine, out, in []byte, root int, counts []int64, ali
 		n := int(totalOf(lengths))
 		if n > aggregateRooted*len(here) {
 			e.post(true, root, in)
-			return e.settle(nil)
+			return e.finishPosted(nil)
 		}
 		if l.index != 0 {
 			return l.gatherHere(e, nil, in, 0, alike)
@@ -281,7 +281,7 @@ func (l *levels) gather(e *engine, out, in []byte, root int, counts []int64, ali
 		}
 		seal(packed, lengths)
 		e.post(true, root, packed)
-		return e.settle(nil)
+		return e.finishPosted(nil)
 	}
 	if s.rank != root {
 		return l.gatherHere(e, nil, in, leader, alike)
@@ -310,14 +310,14 @@ func (l *levels) gather(e *engine, out, in []byte, root int, counts []int64, ali
 			}
 		}
 	}
-	if err := e.settle(l.gatherHere(e, of(here, blocks), in, leader, alike)); err != nil {
+	if err := e.finishPosted(l.gatherHere(e, pick(here, blocks), in, leader, alike)); err != nil {
 		return err
 	}
 	for h, m := range l.members {
 		if received[h] == nil {
 			continue
 		}
-		parts, err := e.unseal(received[h], of(m, counts), m[0])
+		parts, err := e.unseal(received[h], pick(m, counts), m[0])
 		if err != nil {
 			return err
 		}
@@ -365,18 +365,18 @@ func (l *levels) scatter(e *engine, out, in []byte, root int) error {
 				}
 			}
 		}
-		return e.settle(l.scatterHere(e, out, of(here, blocks), leader))
+		return e.finishPosted(l.scatterHere(e, out, pick(here, blocks), leader))
 	case l.host == rootHost:
 		return l.scatterHere(e, out, nil, leader)
 	case !together:
 		e.post(false, root, out)
-		return e.settle(nil)
+		return e.finishPosted(nil)
 	case l.index != 0:
 		return l.scatterHere(e, out, nil, 0)
 	}
 	packed := grow(&e.joined, n*len(here))
 	e.post(false, root, packed)
-	if err := e.settle(nil); err != nil {
+	if err := e.finishPosted(nil); err != nil {
 		return err
 	}
 	return l.scatterHere(e, out, split(packed, slices.Repeat([]int64{int64(n)}, len(here))), 0)
@@ -421,7 +421,7 @@ func (l *levels) allToAll(e *engine, out, in []byte, recv, send []int64) error {
 		}
 		gone, come := bundle{host: h}, bundle{host: h}
 		for i := range here {
-			gone.lengths = append(gone.lengths, of(m, sends(i))...)
+			gone.lengths = append(gone.lengths, pick(m, sends(i))...)
 		}
 		for _, r := range m {
 			for i := range here {
@@ -467,9 +467,9 @@ func (l *levels) allToAll(e *engine, out, in []byte, recv, send []int64) error {
 				e.post(true, l.opposite(x.host), x.buf)
 			}
 		}
-		err = l.exchangeHere(e, of(here, outs), of(here, ins))
+		err = l.exchangeHere(e, pick(here, outs), pick(here, ins))
 	}
-	if err = e.settle(err); err != nil {
+	if err = e.finishPosted(err); err != nil {
 		return err
 	}
 	return l.unbundle(e, coming, outs, recvs, take)
@@ -484,12 +484,12 @@ type bundle struct {
 }
 
 // mine reports whether this rank sees to bundles to and from host h.
-func (l *levels) mine(h int) bool { return turns(h, len(l.members[l.host])) == l.index }
+func (l *levels) mine(h int) bool { return handlerOf(h, len(l.members[l.host])) == l.index }
 
 // opposite is who on host h sees to bundles to and from this one.
 func (l *levels) opposite(h int) int {
 	m := l.members[h]
-	return m[turns(l.host, len(m))]
+	return m[handlerOf(l.host, len(m))]
 }
 
 // bundle brings what is to go to other hosts to those who see to it.
@@ -502,7 +502,7 @@ func (l *levels) bundle(e *engine, going []bundle, ins [][]byte, sends func(i in
 	for i := range k {
 		out, in := 0, 0
 		for _, x := range going {
-			if turns(x.host, k) == i {
+			if handlerOf(x.host, k) == i {
 				out += sumOf(l.members[x.host], sends(l.index))
 			}
 			if l.mine(x.host) {
@@ -512,7 +512,7 @@ func (l *levels) bundle(e *engine, going []bundle, ins [][]byte, sends func(i in
 		to[i], from[i] = take(out), take(in)
 		rest := to[i]
 		for _, x := range going {
-			if turns(x.host, k) == i {
+			if handlerOf(x.host, k) == i {
 				for _, r := range l.members[x.host] {
 					rest = rest[copy(rest, ins[r]):]
 				}
@@ -553,7 +553,7 @@ func (l *levels) unbundle(e *engine, coming []bundle, outs [][]byte, recvs func(
 			if l.mine(x.host) {
 				out += sumOf(l.members[x.host], recvs(i))
 			}
-			if turns(x.host, k) == i {
+			if handlerOf(x.host, k) == i {
 				in += sumOf(l.members[x.host], recvs(l.index))
 			}
 		}
@@ -576,7 +576,7 @@ func (l *levels) unbundle(e *engine, coming []bundle, outs [][]byte, recvs func(
 		return err
 	}
 	for _, x := range coming {
-		buf := &from[turns(x.host, k)]
+		buf := &from[handlerOf(x.host, k)]
 		for _, r := range l.members[x.host] {
 			*buf = (*buf)[copy(outs[r], *buf):]
 		}

@@ -95,7 +95,7 @@ func (b *Backend) p2pOp(ctx context.Context, op work.OpType, o backend.P2POption
 		q.mesh.RecvAny(&q.r)
 	}
 	b.mu.Unlock()
-	b.messages.add(b, q)
+	b.messages.add(q)
 	return q.Work(), nil
 }
 
@@ -112,40 +112,37 @@ type message struct {
 
 	// Under messages.mu:
 	next, before *message
-	since        uint64 // rings of the alarm when it was posted
+	since        uint64 // checks when it was posted
 	listed       bool
 	over         bool
 	unwatch      func() bool // stops watching the context
 	limit        *time.Timer
 }
 
-// messages are those without watchers of their contexts and deadlines, which
-// cost more than most messages. What is under way when the alarm rings for the
-// second time is left to the goroutine of the mesh, as nobody may be waiting for
-// it; what takes long gets watchers.
+// messages are the sends and receives whose contexts and deadlines nobody watches yet: watching
+// costs more than most messages take. At the second check after it was posted, the mesh moves a
+// message by itself, as nobody may be waiting for it. A message that takes long is watched.
 type messages struct {
-	mu    sync.Mutex
-	head  *message
-	last  *message
-	timer *time.Timer
-	wait  time.Duration // to the next ring
-	armed bool
-	rings uint64
-	posts uint64 // since the alarm rang
+	mu      sync.Mutex
+	head    *message
+	last    *message
+	recheck recheck
+	checks  uint64
+	posts   uint64 // since the last check
 }
 
 // watchAfter is how long a message may take without watchers, unless a caller
 // waits for it.
 const watchAfter = 10 * time.Millisecond
 
-// add sets the alarm for q, unless it has ended.
-func (s *messages) add(b *Backend, q *message) {
+// add has q checked, unless it has ended.
+func (s *messages) add(q *message) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if q.over {
 		return
 	}
-	q.listed, q.since = true, s.rings
+	q.listed, q.since = true, s.checks
 	if q.before = s.last; s.last != nil {
 		s.last.next = q
 	} else {
@@ -153,13 +150,7 @@ func (s *messages) add(b *Backend, q *message) {
 	}
 	s.last = q
 	s.posts++
-	switch {
-	case s.timer == nil:
-		s.timer = time.AfterFunc(leaveFor, func() { s.ring(b) })
-	case !s.armed || s.wait > leaveFor:
-		s.timer.Reset(leaveFor)
-	}
-	s.armed, s.wait = true, leaveFor
+	s.recheck.within(waiterFirst)
 }
 
 // unlist forgets q. s.mu is held.
@@ -181,12 +172,13 @@ func (s *messages) unlist(q *message) {
 	q.next, q.before = nil, nil
 }
 
-// ring sees to the messages that were there when it rang last.
-func (s *messages) ring(b *Backend) {
+// checkMessages sees to the messages that were there at the last check.
+func (b *Backend) checkMessages() {
+	s := &b.messages
 	s.mu.Lock()
 	late, now := false, time.Now()
-	for q := s.head; q != nil && q.since < s.rings; {
-		late = late || q.since == s.rings-1
+	for q := s.head; q != nil && q.since < s.checks; {
+		late = late || q.since == s.checks-1
 		next := q.next
 		if left := q.deadline.Sub(now); left < watchAfter || left < q.timeout-watchAfter {
 			s.unlist(q)
@@ -194,15 +186,16 @@ func (s *messages) ring(b *Backend) {
 		}
 		q = next
 	}
-	s.rings++
-	s.armed = s.head != nil || s.posts > 0
-	if s.posts == 0 {
-		s.wait = min(2*s.wait, watchAfter/2)
+	s.checks++
+	switch pause := s.recheck.pause; {
+	case s.posts > 0:
+		s.recheck.after(pause)
+	case s.head != nil:
+		s.recheck.after(min(2*pause, watchAfter/2))
+	default:
+		s.recheck.rest()
 	}
 	s.posts = 0
-	if s.armed {
-		s.timer.Reset(s.wait)
-	}
 	s.mu.Unlock()
 	switch {
 	case !late:
@@ -210,7 +203,7 @@ func (s *messages) ring(b *Backend) {
 		b.direct.Kick()
 	default:
 		for _, m := range b.meshes {
-			see(m)
+			moveBySelf(m)
 		}
 	}
 }
@@ -230,7 +223,7 @@ func (q *message) watch() {
 		defer b.p2p.Done()
 		q.giveUp()
 	})
-	b.silence.watch(q)
+	b.waits.watch(q)
 }
 
 // giveUp ends the group if q's context or time is over. A message that has come
@@ -281,7 +274,7 @@ func (q *message) Ended(r *transport.Request) {
 		b.p2p.Done()
 	}
 	if watched {
-		b.silence.forget(q)
+		b.waits.forget(q)
 	}
 	// The mesh is not to be asked nor held up in here.
 	if r.Err() != nil || q.out != nil && q.out.Bytes() == nil {

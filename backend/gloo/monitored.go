@@ -21,7 +21,7 @@ func (b *Backend) await(m transport.Mesh, o *operation, r *transport.Request, pe
 	select {
 	case <-r.Done():
 	default:
-		see(m)
+		moveBySelf(m)
 		select {
 		case <-r.Done():
 		case <-o.ctx.Done():
@@ -60,7 +60,7 @@ func (b *Backend) MonitoredBarrier(ctx context.Context, o backend.MonitoredBarri
 	b.p2p.Add(1)
 	b.mu.Unlock()
 	defer b.p2p.Done()
-	defer b.silence.during(ctx, b, q)()
+	defer b.waits.during(ctx, b, q)()
 	q.Start()
 	err := b.monitored(q, in, out)
 	if err == nil && b.shared != nil {
@@ -145,7 +145,7 @@ func (b *Backend) hearAll(late context.Context, q *operation, reqs []*transport.
 		select {
 		case <-reqs[r].Done():
 		default:
-			see(m)
+			moveBySelf(m)
 			select {
 			case <-reqs[r].Done():
 			case <-late.Done():

@@ -18,7 +18,7 @@ type operation struct {
 	tag        uint32
 	call       uint64 // which collective this is, counted from 0
 	print      transport.Call
-	meets      bool // it cannot succeed before every rank has called it
+	needsAll   bool // it cannot succeed before every rank has called it
 	collective bool
 	queued     bool        // in the queue
 	issued     time.Time   // when, if it is large

@@ -9,51 +9,32 @@ import (
 	"github.com/c10d-go/c10d/work"
 )
 
+// Who runs a collective? The goroutine that waits for it, if it comes soon: waking another one
+// costs microseconds on both sides. Otherwise a worker does.
 const (
-	// handOver is how many bytes make a collective worth a goroutine of its own
-	// from the start: waking one costs microseconds on both sides. Smaller ones
-	// are left for a while to whoever waits for them, and so are all once habit
-	// of the larger ones in a row were waited for as soon as they were called: on
-	// two CPUs an all-to-all of 64 KiB took 72 us by way of a worker.
-	handOver = 64 << 10
-	habit    = 2
+	// Workers run collectives of more than largeBytes from the start, until promptWaits of them in a
+	// row were waited for at once. On two CPUs an all-to-all of 64 KiB took 72 us by way of a worker.
+	largeBytes  = 64 << 10
+	promptWaits = 2
 
-	// leaveFor is for how long: at least once and at most twice that, which is
-	// what a small collective loses that nobody waits for at once. While somebody
-	// always does, it grows to leaveForMax, since a timer that goes off wakes
-	// threads, on all ranks: every 100 us, they took a barrier of 8 ranks on 16 CPUs
-	// from 1 to 26 us.
-	leaveFor    = 100 * time.Microsecond
-	leaveForMax = 10 * time.Millisecond
+	// The other collectives are left to their callers for waiterFirst to twice that. While every
+	// one is waited for in that time, the pause doubles, up to waiterFirstMax: a timer that goes off
+	// wakes threads on all ranks. With one every 100 us a barrier of 8 ranks on 16 CPUs took 26 us
+	// instead of 1.
+	waiterFirst    = 100 * time.Microsecond
+	waiterFirstMax = 10 * time.Millisecond
 )
 
-// atOnce is how soon after its call a large collective is waited for by those who wait at once.
-var atOnce = 100 * time.Microsecond
-
-// alarm rings for collectives that nobody has begun. It goes on by itself
-// while there are any, because setting a timer for each costs more than some of them.
-type alarm struct {
-	timer *time.Timer
-	armed bool
-	wait  time.Duration
-	seen  uint64 // collectives issued when it rang last
-}
-
-// stop silences the alarm; the backend's lock is held.
-func (a *alarm) stop() {
-	if a.timer != nil {
-		a.timer.Stop()
-	}
-}
+// promptly is how soon after its call a large collective has to be waited for to count as waited
+// for at once.
+var promptly = 100 * time.Microsecond
 
 // enqueue appends o to the queue. b.mu is held.
 func (b *Backend) enqueue(o *operation, bytes int) {
 	o.queued = true
 	b.queue = append(b.queue, o)
 	b.inflight = append(b.inflight, o)
-	if !b.silence.collectives.armed {
-		b.silence.collectives.arm(o.future)
-	}
+	b.waits.collectives.start(o.future)
 	if len(b.queue) > len(b.engines) && o.ctx.Done() != nil {
 		b.p2p.Add(1)
 		o.unwatch = context.AfterFunc(o.ctx, func() {
@@ -61,40 +42,36 @@ func (b *Backend) enqueue(o *operation, bytes int) {
 			b.cancelQueued(o)
 		})
 	}
-	large := bytes > handOver
+	large := bytes > largeBytes
 	if large {
 		o.issued, o.streak, b.streak = time.Now(), b.streak, 0
 	}
-	if large && o.streak < habit || len(b.queue) > 1 {
+	if large && o.streak < promptWaits || len(b.queue) > 1 {
 		b.queued.Signal()
 		return
 	}
-	switch {
-	case b.alarm.timer == nil:
-		b.alarm.wait = leaveFor
-		b.alarm.timer = time.AfterFunc(leaveFor, b.ring)
-	case !b.alarm.armed:
-		b.alarm.timer.Reset(b.alarm.wait)
+	if !b.unbegun.pending {
+		b.unbegun.after(max(b.unbegun.pause, waiterFirst))
 	}
-	b.alarm.armed = true
 }
 
-// ring wakes a worker if the oldest collective has been there since the last time.
-func (b *Backend) ring() {
+// checkUnbegun wakes a worker if the oldest collective was in the queue at the last check too.
+func (b *Backend) checkUnbegun() {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	a := &b.alarm
-	idle := len(b.queue) == 0 && b.calls == a.seen
-	if len(b.queue) > 0 && b.queue[0].call < a.seen {
+	pause := b.unbegun.pause
+	idle := len(b.queue) == 0 && b.calls == b.checked
+	if len(b.queue) > 0 && b.queue[0].call < b.checked {
 		b.queued.Signal()
-		a.wait = leaveFor
+		pause = waiterFirst
 	} else if !idle {
-		a.wait = min(2*a.wait, leaveForMax)
+		pause = min(2*pause, waiterFirstMax)
 	}
-	a.seen = b.calls
-	a.armed = !idle && !b.closing
-	if a.armed {
-		a.timer.Reset(a.wait)
+	b.checked = b.calls
+	if idle {
+		b.unbegun.rest()
+	} else {
+		b.unbegun.after(pause)
 	}
 }
 
@@ -129,7 +106,7 @@ func (f *future) Help(ctx context.Context) {
 	if o == nil {
 		return
 	}
-	if !o.issued.IsZero() && time.Since(o.issued) < atOnce {
+	if !o.issued.IsZero() && time.Since(o.issued) < promptly {
 		b.streak = o.streak + 1
 	}
 	for f.op != nil && o.queued && len(b.engines) > 0 {
@@ -171,7 +148,7 @@ func (b *Backend) next() {
 			err, panicked = b.panicked(e, recover()), true
 		}
 		e.end()
-		err = b.settle(o, err)
+		err = b.setResult(o, err)
 		b.mu.Lock()
 		b.stopped = b.stopped || panicked
 		b.engines = append(b.engines, e)
@@ -222,14 +199,14 @@ func (b *Backend) cancelQueued(o *operation) {
 }
 
 func (b *Backend) finish(o *operation, err error) {
-	err = b.settle(o, err)
+	err = b.setResult(o, err)
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.ended(o, err)
 }
 
-// settle sets the result of an operation that ran.
-func (b *Backend) settle(o *operation, err error) error {
+// setResult sets the result of an operation that ran.
+func (b *Backend) setResult(o *operation, err error) error {
 	if err == nil {
 		err = cleanBools(o.result)
 		o.SetResult(o.result...)
@@ -248,7 +225,7 @@ func (b *Backend) ended(o *operation, err error) {
 		b.inflight = slices.Delete(b.inflight, i, i+1)
 	}
 	b.completed++
-	if err == nil && o.meets {
+	if err == nil && o.needsAll {
 		b.met = max(b.met, o.call+1)
 	}
 	b.progress()

@@ -22,7 +22,7 @@ type session struct {
 	native     bool             // all ranks have this library's wire
 	shared     *shm.Group       // nil unless all ranks share memory
 	levels     *levels          // nil unless the ranks of each of several hosts share memory
-	direct     messenger        // carries sends and receives if some go through memory, else nil
+	direct     messageMesh      // carries sends and receives if some go through memory, else nil
 	layout     *plan.Layout     // nil if no two ranks are on one host, or if that is unknown
 	hosts      int              // 0 if unknown
 	why        string           // why the ranks have this wire
@@ -36,8 +36,8 @@ type session struct {
 	lists   listRoute // nil unless the route takes lists
 	planner planner
 
-	onFailure func(*work.Error) // may be nil
-	told      atomic.Bool       // an operation has returned how the ranks disagree
+	onFailure    func(*work.Error) // may be nil
+	mismatchTold atomic.Bool       // an operation has returned how the ranks disagree
 
 	closing  chan struct{} // closed by close
 	watchers sync.WaitGroup
@@ -107,8 +107,8 @@ func (s *session) meshOfMessages(tag uint32) transport.Mesh {
 	return s.meshFor(tag)
 }
 
-// see makes a mesh move data by itself, without a goroutine that waits for it.
-func see(m transport.Mesh) {
+// moveBySelf makes a mesh move data by itself, without a goroutine that waits for it.
+func moveBySelf(m transport.Mesh) {
 	if h, ok := m.(helper); ok {
 		h.See()
 	}

@@ -12,86 +12,71 @@ import (
 	"github.com/c10d-go/c10d/work"
 )
 
-// silence writes to the log while an operation waits long for other ranks: about the oldest
+// waitLog writes to the log while an operation waits long for other ranks: about the oldest
 // collective, and about the oldest send or receive. Receives from any rank name nobody to
 // wait for, so nothing is written about them.
-type silence struct {
+type waitLog struct {
 	options backend.Options
 	first   time.Duration
 	running sync.WaitGroup // lines being written
 
-	collectives vigil // under Backend.mu
+	collectives oldestWatch // under Backend.mu
 
 	mu       sync.Mutex
-	messages vigil
+	messages oldestWatch
 	late     map[*message]struct{} // that have watchers
 }
 
-// vigil notices that the oldest of some operations has stayed the same. Its timer runs only
-// while there are any, and looks ticks times in the time to the first line.
-type vigil struct {
-	timer   *time.Timer
-	look    func() // calls see
-	first   time.Duration
-	armed   bool
-	stopped bool
-	oldest  *future
-	since   time.Time
-	due     time.Time // for a line
-	pause   time.Duration
+// oldestWatch notices that the oldest of some operations has stayed the same. It looks ticks times
+// before the first line.
+type oldestWatch struct {
+	recheck
+	first    time.Duration
+	oldest   *future
+	since    time.Time
+	due      time.Time     // for a line
+	interval time.Duration // between lines
 }
 
 const ticks = 8
 
-// arm sets the timer.
-func (v *vigil) arm(oldest *future) {
-	if v.armed || v.stopped {
-		return
+// start begins to look, if no look is due.
+func (w *oldestWatch) start(oldest *future) {
+	if !w.pending && !w.stopped {
+		w.after(w.first / ticks)
+		w.begin(oldest)
 	}
-	v.armed = true
-	if v.timer == nil {
-		v.timer = time.AfterFunc(v.first/ticks, v.look)
-	} else {
-		v.timer.Reset(v.first / ticks)
-	}
-	v.begin(oldest)
 }
 
-func (v *vigil) begin(oldest *future) {
-	v.oldest, v.since, v.pause = oldest, time.Now(), v.first
-	v.due = v.since.Add(v.first)
+func (w *oldestWatch) begin(oldest *future) {
+	w.oldest, w.since, w.interval = oldest, time.Now(), w.first
+	w.due = w.since.Add(w.first)
 }
 
-// see takes note of the oldest operation, nil if there is none, and reports whether a line is due.
-func (v *vigil) see(oldest *future) bool {
-	if oldest == nil || v.stopped {
-		v.armed, v.oldest = false, nil
+// look takes note of the oldest operation, nil if there is none, and reports whether a line is due.
+func (w *oldestWatch) look(oldest *future) bool {
+	if oldest == nil || w.stopped {
+		w.rest()
+		w.oldest = nil
 		return false
 	}
-	v.timer.Reset(v.first / ticks)
-	if oldest != v.oldest {
-		v.begin(oldest)
+	w.after(w.first / ticks)
+	if oldest != w.oldest {
+		w.begin(oldest)
 	}
 	now := time.Now()
-	if now.Before(v.due) {
+	if now.Before(w.due) {
 		return false
 	}
-	v.pause = waiting.Next(v.pause)
-	v.due = now.Add(v.pause)
+	w.interval = waiting.Next(w.interval)
+	w.due = now.Add(w.interval)
 	return true
 }
 
-func (v *vigil) stop() {
-	v.stopped, v.oldest = true, nil
-	if v.timer != nil {
-		v.timer.Stop()
-	}
-}
-
-func (s *silence) init(ctx context.Context, b *Backend, o backend.Options) {
+func (s *waitLog) init(ctx context.Context, b *Backend, o backend.Options) {
 	s.options, s.first = o, waiting.First(ctx)
-	s.collectives.first, s.collectives.look = s.first, b.lookAtCollectives
-	s.messages.first, s.messages.look = s.first, b.lookAtMessages
+	s.collectives.first, s.collectives.check = s.first, b.lookAtCollectives
+	s.messages.first, s.messages.check = s.first, b.lookAtMessages
 }
 
 // logger returns the logger of o. Its lines name the group and this rank.
@@ -105,7 +90,7 @@ func logger(o backend.Options) *slog.Logger {
 
 // lookAtCollectives is a timer's function.
 func (b *Backend) lookAtCollectives() {
-	s := &b.silence
+	s := &b.waits
 	oldest := func() (*operation, *future) {
 		if len(b.inflight) == 0 {
 			return nil, nil
@@ -114,7 +99,7 @@ func (b *Backend) lookAtCollectives() {
 	}
 	b.mu.Lock()
 	o, f := oldest()
-	if !s.collectives.see(f) {
+	if !s.collectives.look(f) {
 		b.mu.Unlock()
 		return
 	}
@@ -131,7 +116,7 @@ func (b *Backend) lookAtCollectives() {
 }
 
 // watch notes a send or a receive that has taken more than some milliseconds.
-func (s *silence) watch(q *message) {
+func (s *waitLog) watch(q *message) {
 	if q.peer < 0 {
 		return
 	}
@@ -141,11 +126,11 @@ func (s *silence) watch(q *message) {
 		s.late = make(map[*message]struct{})
 	}
 	s.late[q] = struct{}{}
-	s.messages.arm(q.future)
+	s.messages.start(q.future)
 }
 
 // forget ends watch.
-func (s *silence) forget(q *message) {
+func (s *waitLog) forget(q *message) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	delete(s.late, q)
@@ -153,7 +138,7 @@ func (s *silence) forget(q *message) {
 
 // lookAtMessages is a timer's function.
 func (b *Backend) lookAtMessages() {
-	s := &b.silence
+	s := &b.waits
 	s.mu.Lock()
 	var q *message
 	var f *future
@@ -162,7 +147,7 @@ func (b *Backend) lookAtMessages() {
 			q, f = x, x.future
 		}
 	}
-	if !s.messages.see(f) {
+	if !s.messages.look(f) {
 		s.mu.Unlock()
 		return
 	}
@@ -179,7 +164,7 @@ func (b *Backend) lookAtMessages() {
 }
 
 // during writes about o, which is not queued, until the returned function is called.
-func (s *silence) during(ctx context.Context, b *Backend, o *operation) (stop func()) {
+func (s *waitLog) during(ctx context.Context, b *Backend, o *operation) (stop func()) {
 	w := waitOf(o, -1, time.Now())
 	ctx, cancel := context.WithDeadline(waiting.WithFirst(ctx, s.first), w.until)
 	end := waiting.Start(ctx, logger(s.options), func(context.Context) (string, []slog.Attr) { return s.missing(b, w) })
@@ -190,7 +175,7 @@ func (s *silence) during(ctx context.Context, b *Backend, o *operation) (stop fu
 }
 
 // stop returns when nothing is written any more. b.mu is not held.
-func (s *silence) stop(b *Backend) {
+func (s *waitLog) stop(b *Backend) {
 	b.mu.Lock()
 	s.collectives.stop()
 	b.mu.Unlock()
@@ -220,7 +205,7 @@ func waitOf(o *operation, peer int, since time.Time) wait {
 }
 
 // tell writes a line about w, unless it has ended by then.
-func (s *silence) tell(b *Backend, w wait, still func() bool) {
+func (s *waitLog) tell(b *Backend, w wait, still func() bool) {
 	text, attrs := s.missing(b, w)
 	if text != "" && still() {
 		waiting.Write(context.Background(), logger(s.options), text, attrs, w.since, w.until)
@@ -228,7 +213,7 @@ func (s *silence) tell(b *Backend, w wait, still func() bool) {
 }
 
 // missing asks the other ranks how far they are and says whom w waits for.
-func (s *silence) missing(b *Backend, w wait) (text string, attrs []slog.Attr) {
+func (s *waitLog) missing(b *Backend, w wait) (text string, attrs []slog.Attr) {
 	m := b.meshFor(w.tag)
 	health := m.Diagnose(diagnoseFor)
 	if b.fault() != nil {
@@ -274,7 +259,7 @@ func (s *silence) missing(b *Backend, w wait) (text string, attrs []slog.Attr) {
 }
 
 // name is a rank of the group, with its number in the default group if that is another.
-func (s *silence) name(rank int) string {
+func (s *waitLog) name(rank int) string {
 	if g := s.options.GlobalRanks; rank < len(g) && g[rank] != rank {
 		return fmt.Sprintf("rank %d (rank %d of the default group)", rank, g[rank])
 	}

@@ -63,7 +63,7 @@ func nearMeshes(t testing.TB, size, hosts int) []transport.Mesh {
 			}
 			local, err := near[r].Join(ctx, r/hosts, here, shm.Options{})
 			if errs[r] = err; err == nil {
-				ms[r], errs[r] = newNear(local, all, members, shm.MeshOptions{})
+				ms[r], errs[r] = newHostMesh(local, all, members, shm.MeshOptions{})
 			}
 		})
 	}

@@ -11,9 +11,9 @@ import (
 	"github.com/c10d-go/c10d/internal/transport/shm"
 )
 
-// messenger is a mesh for messages of which some go through memory, where somebody has
+// messageMesh is a mesh for messages of which some go through memory, where somebody has
 // to see to them.
-type messenger interface {
+type messageMesh interface {
 	transport.Mesh
 	// Help makes w's message go on in the calling goroutine, until it has finished or is
 	// over, or done is closed; or returns at once, where that is of no use.
@@ -24,21 +24,21 @@ type messenger interface {
 	Kick()
 }
 
-// connections are the mesh of all ranks of a group on several hosts.
-type connections interface {
+// tcpMesh are the mesh of all ranks of a group on several hosts.
+type tcpMesh interface {
 	transport.Mesh
 	helper
 	// Withdraw is for receives with a transport.Sharer.
 	Withdraw(r *transport.Request)
 }
 
-// near is the mesh of a group on several hosts, of which this rank's has several ranks:
+// hostMesh is the mesh of a group on several hosts, of which this rank's has several ranks:
 // messages between them go through memory, the others over connections, which also
 // carry everything that is no message. Both ends of a pair know which way theirs go, so
 // messages match as on any mesh. A receive from any rank is posted on
 // both ways, and the first message on either is its.
-type near struct {
-	connections
+type hostMesh struct {
+	tcpMesh
 	memory  *shm.Mesh
 	members []int // the ranks on this host
 	number  []int // by rank: its place in members, -1 if it is not there
@@ -48,9 +48,9 @@ type near struct {
 	wg     sync.WaitGroup // what withdraws
 }
 
-// newNear takes over local, which the mesh closes. The connections are closed with it too.
-func newNear(local *shm.Group, all connections, members []int, o shm.MeshOptions) (*near, error) {
-	m := &near{connections: all, members: members, number: make([]int, all.Size())}
+// newHostMesh takes over local, which the mesh closes. The connections are closed with it too.
+func newHostMesh(local *shm.Group, all tcpMesh, members []int, o shm.MeshOptions) (*hostMesh, error) {
+	m := &hostMesh{tcpMesh: all, members: members, number: make([]int, all.Size())}
 	for r := range m.number {
 		m.number[r] = -1
 	}
@@ -58,32 +58,32 @@ func newNear(local *shm.Group, all connections, members []int, o shm.MeshOptions
 		m.number[r] = i
 	}
 	var err error
-	m.memory, err = shm.NewMesh(local, &neighbours{Mesh: all, rank: m.number[all.Rank()], members: members}, o)
+	m.memory, err = shm.NewMesh(local, &hostView{Mesh: all, rank: m.number[all.Rank()], members: members}, o)
 	return m, err
 }
 
 // Send implements transport.Mesh.
-func (m *near) Send(r *transport.Request) {
+func (m *hostMesh) Send(r *transport.Request) {
 	if x := m.relay(r); x != nil {
 		m.memory.Send(&x.Request)
 	} else {
-		m.connections.Send(r)
+		m.tcpMesh.Send(r)
 	}
 }
 
 // Recv implements transport.Mesh.
-func (m *near) Recv(r *transport.Request) {
+func (m *hostMesh) Recv(r *transport.Request) {
 	if x := m.relay(r); x != nil {
 		m.memory.Recv(&x.Request)
 	} else {
-		m.connections.Recv(r)
+		m.tcpMesh.Recv(r)
 	}
 }
 
 // RecvAny implements transport.Mesh.
-func (m *near) RecvAny(r *transport.Request) {
-	e := &either{m: m, r: r}
-	for _, h := range []*half{&e.near, &e.far} {
+func (m *hostMesh) RecvAny(r *transport.Request) {
+	e := &anyRecv{m: m, r: r}
+	for _, h := range []*anyRecvPart{&e.near, &e.far} {
 		h.either = e
 		h.Slot, h.Buf, h.Owner = r.Slot, r.Buf, h
 	}
@@ -91,21 +91,21 @@ func (m *near) RecvAny(r *transport.Request) {
 	if e.taker.Load() != nil {
 		return
 	}
-	m.connections.RecvAny(&e.far.Request)
+	m.tcpMesh.RecvAny(&e.far.Request)
 	if e.taker.Load() == &e.near {
-		m.connections.Withdraw(&e.far.Request)
+		m.tcpMesh.Withdraw(&e.far.Request)
 	}
 }
 
 // Close implements transport.Mesh.
-func (m *near) Close() error {
+func (m *hostMesh) Close() error {
 	err := m.memory.Close()
 	m.wg.Wait()
 	return err
 }
 
 // Help implements messenger.
-func (m *near) Help(w shm.Waiter, done <-chan struct{}) {
+func (m *hostMesh) Help(w shm.Waiter, done <-chan struct{}) {
 	peer := anyRank
 	if q, ok := w.(*message); ok {
 		peer = q.peer
@@ -116,7 +116,7 @@ func (m *near) Help(w shm.Waiter, done <-chan struct{}) {
 	case m.number[peer] >= 0:
 		m.memory.Help(w, done)
 	default:
-		m.connections.Help(w)
+		m.tcpMesh.Help(w)
 	}
 }
 
@@ -124,16 +124,16 @@ func (m *near) Help(w shm.Waiter, done <-chan struct{}) {
 const anyRank = -1
 
 // Poll implements messenger.
-func (m *near) Poll() { m.memory.Poll() }
+func (m *hostMesh) Poll() { m.memory.Poll() }
 
 // Kick implements messenger.
-func (m *near) Kick() {
+func (m *hostMesh) Kick() {
 	m.memory.Kick()
-	m.connections.See()
+	m.tcpMesh.See()
 }
 
 // relay returns a request that goes through memory for r, nil if r's peer is not on this host.
-func (m *near) relay(r *transport.Request) *relay {
+func (m *hostMesh) relay(r *transport.Request) *relay {
 	if r.Peer < 0 || r.Peer >= len(m.number) || m.number[r.Peer] < 0 || r.Peer == m.Rank() {
 		return nil
 	}
@@ -154,7 +154,7 @@ func (m *near) relay(r *transport.Request) *relay {
 // relay stands for a request whose peer has another number among the ranks of the host.
 type relay struct {
 	transport.Request
-	m    *near
+	m    *hostMesh
 	r    *transport.Request
 	next *relay
 }
@@ -169,27 +169,27 @@ func (x *relay) Ended(*transport.Request) {
 	r.Complete(err)
 }
 
-// either is a receive from any rank, posted on both ways.
-type either struct {
-	m         *near
+// anyRecv is a receive from any rank, posted on both ways.
+type anyRecv struct {
+	m         *hostMesh
 	r         *transport.Request
-	near, far half
-	taker     atomic.Pointer[half] // whose mesh has a message for it, or has failed
-	forsaken  atomic.Int32         // on how many ways nobody is left
+	near, far anyRecvPart
+	taker     atomic.Pointer[anyRecvPart] // whose mesh has a message for it, or has failed
+	forsaken  atomic.Int32                // on how many ways nobody is left
 }
 
-type half struct {
+type anyRecvPart struct {
 	transport.Request
-	either *either
+	either *anyRecv
 }
 
 // Claim implements transport.Sharer.
-func (h *half) Claim(*transport.Request) bool {
+func (h *anyRecvPart) Claim(*transport.Request) bool {
 	return h.either.taker.CompareAndSwap(nil, h) || h.either.taker.Load() == h
 }
 
 // Ended implements transport.Owner.
-func (h *half) Ended(*transport.Request) {
+func (h *anyRecvPart) Ended(*transport.Request) {
 	e, err := h.either, h.Err()
 	m := e.m
 	var f *transport.Fault
@@ -217,7 +217,7 @@ func (h *half) Ended(*transport.Request) {
 		if err == nil {
 			e.r.Peer = m.members[h.Peer]
 		}
-		m.later(func() { m.connections.Withdraw(&e.far.Request) })
+		m.later(func() { m.tcpMesh.Withdraw(&e.far.Request) })
 	} else {
 		if err == nil {
 			e.r.Peer = h.Peer
@@ -228,34 +228,34 @@ func (h *half) Ended(*transport.Request) {
 }
 
 // last returns who left last, for all that the connections say.
-func (e *either) last() int {
+func (e *anyRecv) last() int {
 	var f *transport.Fault
 	errors.As(e.far.Err(), &f)
 	return f.Rank
 }
 
 // later calls f when the caller's locks are free again.
-func (m *near) later(f func()) { m.wg.Go(f) }
+func (m *hostMesh) later(f func()) { m.wg.Go(f) }
 
-// neighbours is the mesh of all ranks as those on one host see it who number
+// hostView is the mesh of all ranks as those on one host see it who number
 // themselves: what is left to it by the mesh that goes through memory.
-type neighbours struct {
+type hostView struct {
 	transport.Mesh
 	rank    int
 	members []int
 }
 
-func (n *neighbours) Rank() int { return n.rank }
-func (n *neighbours) Size() int { return len(n.members) }
+func (n *hostView) Rank() int { return n.rank }
+func (n *hostView) Size() int { return len(n.members) }
 
 // Abort tells f with the numbers that all ranks know.
-func (n *neighbours) Abort(f *transport.Fault) {
+func (n *hostView) Abort(f *transport.Fault) {
 	all := *f
 	all.Rank, all.Reporter, all.Err = n.of(f.Rank), n.of(f.Reporter), renumbered(f.Err, n.members)
 	n.Mesh.Abort(&all)
 }
 
-func (n *neighbours) of(number int) int {
+func (n *hostView) of(number int) int {
 	if number < 0 || number >= len(n.members) {
 		return number
 	}

@@ -14,11 +14,11 @@ import (
 	"github.com/c10d-go/c10d/work"
 )
 
-// ErrExhausted is matched by the error of Alloc, on all ranks that share memory, when one of
-// them has no room left for it.
+// ErrExhausted says that one of the ranks that share memory has no room for Alloc. All of them
+// return it.
 var ErrExhausted = shm.ErrExhausted
 
-// arenas returns what Alloc allocates in, nil if that is ordinary memory.
+// arenas returns the memory in which Alloc allocates, nil if that is ordinary memory.
 func (s *session) arenas() *shm.Group {
 	g := s.memory()
 	if g == nil || g.WhyNoArenas() != "" {
@@ -27,17 +27,18 @@ func (s *session) arenas() *shm.Group {
 	return g
 }
 
-// Alloc returns a contiguous CPU tensor of zeros, in memory that the other ranks of the host
-// see: collectives and messages that would stage its data, or have the kernel copy
-// them, take them where they are. It is collective: all ranks call it, in the same order as
-// other collectives, and it waits for those of this rank that came before. The shape may
-// differ from rank to rank, and so may the dtype. An error that matches
-// ErrExhausted says that some rank has no room, and leaves the group as it was.
+// Alloc returns a contiguous CPU tensor of zeros in memory that all ranks of the host see.
+// Collectives and messages then read its data in place: they need no staging copy, and no copy by
+// the kernel.
 //
-// Where ranks do not share memory it is ordinary memory, and all works the same;
+// Alloc is a collective: all ranks call it, in the same order as other collectives. It waits for
+// the collectives that this rank has called before. Shape and dtype may differ between ranks. If
+// one rank has no room, all return an error that matches ErrExhausted, and the group stays usable.
+//
+// Where ranks do not share memory, Alloc returns ordinary memory, and operations work the same.
 // [Backend.Explain] says which it is.
 //
-// The memory is not the garbage collector's. It stays, after Close too, until Free.
+// The garbage collector does not free this memory. It stays until Free, also after Close.
 func (b *Backend) Alloc(ctx context.Context, dtype tensor.DType, shape ...int) (*tensor.Tensor, error) {
 	const op = work.Barrier // c10d has no number for it
 	n, err := byteLen(dtype, shape)
@@ -110,10 +111,9 @@ func byteLen(dtype tensor.DType, shape []int) (int, error) {
 	return n, nil
 }
 
-// Free gives back the memory of a tensor from Alloc, which neither it nor its views, nor
-// slices of its elements, may be used for any more. No operation with it may be
-// under way on this rank. It waits for nobody, and may be called after Close. Where
-// tensors of Alloc are in ordinary memory it does nothing.
+// Free gives back the memory of a tensor from Alloc. After it, do not use the tensor, its views, or
+// slices of its elements. No operation with the tensor may be under way on this rank. Free waits
+// for nobody and may be called after Close. For a tensor in ordinary memory it does nothing.
 func (b *Backend) Free(t *tensor.Tensor) error {
 	if t == nil {
 		return errors.New("gloo: Free of no tensor")
@@ -128,7 +128,7 @@ func (b *Backend) Free(t *tensor.Tensor) error {
 	return nil
 }
 
-// explainAlloc says where tensors of Alloc are, and what for.
+// explainAlloc says where tensors of Alloc are, and which operations gain.
 func (b *Backend) explainAlloc() backend.Choice {
 	c := backend.Choice{Op: "alloc", UpTo: -1, Algorithm: "ordinary memory", Why: "the ranks do not share any"}
 	g := b.memory()

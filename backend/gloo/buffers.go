@@ -7,8 +7,8 @@ import (
 	"github.com/c10d-go/c10d/tensor"
 )
 
-// inPlace gives the bytes of t to f: its own if they lie one after the other,
-// else a packed copy that is written back afterwards unless readOnly is set.
+// inPlace calls f with the bytes of t. If they are not contiguous, f gets a packed copy, which is
+// written back unless readOnly is set.
 func (e *engine) inPlace(t *tensor.Tensor, readOnly bool, f func(buf []byte) error) error {
 	if buf := t.Bytes(); buf != nil || t.Len() == 0 {
 		return f(buf)

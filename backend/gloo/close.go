@@ -24,16 +24,16 @@ func (d *departure) Error() string { return d.words }
 // Close frees everything within about a second, whatever is pending. Operations of this rank that
 // have not ended fail with work.ErrClosed.
 //
-// On the native wires Close returns how the ranks disagree on their collectives, if they do and no
-// operation has returned it. To find out, a rank whose last collective did not need all others waits
-// for up to 300 ms for those that have not called it.
+// On the native wire Close returns how the ranks' collectives differ, if they do and no operation
+// has returned it. For that, a rank whose last collective did not need all others waits up to 300
+// ms for ranks that have not called it.
 //
 // If no collective is open, Close says goodbye: the other ranks can finish what does not need this
-// one. If one is, or if the calling goroutine panics, the group ends on all ranks, with this rank
-// to blame.
+// one. If a collective is open, or if the calling goroutine panics, the group ends on all ranks,
+// and this rank is to blame.
 //
-// An operation that is inside a function of the program cannot be ended. Close then returns an
-// error that names it, and what it uses is freed when it returns.
+// Close cannot end an operation inside a function of the program, such as a custom operator. It
+// then returns an error that names the operation. Its memory is freed when the function returns.
 func (b *Backend) Close() error {
 	dying := unwind.ByPanic()
 	b.mu.Lock()
@@ -88,8 +88,8 @@ func (b *Backend) free(open []*work.Work) error {
 	return err
 }
 
-// Shutdown waits until what was issued has ended, then closes the backend. When ctx ends first,
-// Close ends what is left, and the error wraps that of ctx. New operations are refused from the
+// Shutdown waits until all issued operations have ended, then closes the backend. If ctx ends
+// first, Close ends the rest, and the error wraps that of ctx. New operations are refused from the
 // start.
 func (b *Backend) Shutdown(ctx context.Context) error {
 	b.mu.Lock()
@@ -155,8 +155,8 @@ const compareWithin = 300 * time.Millisecond
 // broadcast, may not have heard from the others: it waits for them.
 func (b *Backend) compareCalls() error {
 	b.mu.Lock()
-	heard := b.met == b.calls
-	last := work.Info{Op: b.latest.op, Seq: b.latest.seq, Group: b.group, Rank: b.rank}
+	heard := b.agreed == b.calls
+	last := work.Info{Op: b.last.op, Seq: b.last.seq, Group: b.group, Rank: b.rank}
 	b.mu.Unlock()
 	switch f := b.fault(); {
 	case f != nil || heard || !b.native:

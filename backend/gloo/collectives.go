@@ -457,8 +457,8 @@ func (b *Backend) ReduceScatter(ctx context.Context, out *tensor.Tensor, in []*t
 	})
 }
 
-// reduceScatter combines the joined inputs, of which rank i gets the counts[i] bytes
-// that follow those of the ranks before it.
+// reduceScatter combines the joined inputs. Rank i gets counts[i] bytes, which follow those of the
+// ranks before it.
 func (e *engine) reduceScatter(out, in []*tensor.Tensor, counts []int64, red backend.Reduction) error {
 	run := func(mine, all []byte) error {
 		if err := e.session.route.reduceScatter(e, mine, all, counts, len(in), red); err != nil {

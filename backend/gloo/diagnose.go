@@ -7,21 +7,21 @@ import (
 )
 
 const (
-	// diagnoseFor is how long a rank that ran out of time waits for the answers of the
-	// others before it says whose fault it was.
+	// diagnoseFor is how long a rank that timed out waits for the others' answers before it blames
+	// one.
 	diagnoseFor = 350 * time.Millisecond
 
-	// diagnoseMost bounds it where answers may be on their way.
+	// diagnoseMost bounds it when answers may still be on their way.
 	diagnoseMost = 10 * diagnoseFor
 
-	// lagTick is how often a rank looks whether it gets to run when it should.
+	// lagTick is how often watchLag checks for delays.
 	lagTick = 5 * time.Millisecond
 )
 
-// diagnose asks the other ranks how far they are. A rank that is alive answers as soon as it
-// gets a CPU, and one that is stopped never does; which it is nobody can tell from silence. But
-// who is starved is so with others: while this rank itself was kept waiting for a CPU, or
-// answers came from ranks that had none at first, there is reason to ask again.
+// diagnose asks the other ranks how far they are. A rank that is alive answers as soon as it gets a
+// CPU. A stopped rank never does. Silence does not tell the two apart, but on a busy machine other
+// processes are late too. So diagnose asks again while this process itself is late, or while more
+// answers come in.
 func diagnose(m transport.Mesh, lag func() (stop func() time.Duration)) []transport.Health {
 	const round = diagnoseFor / 2
 	begun := time.Now()
@@ -38,7 +38,7 @@ func diagnose(m transport.Mesh, lag func() (stop func() time.Duration)) []transp
 	return health
 }
 
-// silent counts those that should have answered.
+// silent returns the number of ranks that should have answered and have not.
 func silent(m transport.Mesh, health []transport.Health) (n int) {
 	for _, h := range health {
 		if isSilent(h) && h.Rank != m.Rank() && m.Fault() == nil {
@@ -51,7 +51,7 @@ func silent(m transport.Mesh, health []transport.Health) (n int) {
 // isSilent reports whether a peer should have answered and has not.
 func isSilent(h transport.Health) bool { return h.Native && !h.Answered && !h.Departed }
 
-// watchLag measures until stop is called for how long this process was kept waiting for a CPU.
+// watchLag measures, until stop is called, for how long this process waited for a CPU.
 func watchLag() (stop func() time.Duration) {
 	end, kept := make(chan struct{}), make(chan time.Duration)
 	go func() {

@@ -86,9 +86,9 @@ func (e *engine) late() <-chan time.Time {
 	return e.timer.C
 }
 
-// announceAfter is for how long an operation waits for a rank before it tells that rank
-// what it is. Ranks that disagree mostly find out by their first messages; but two
-// that both wait, for they mean different roots, send none.
+// announceAfter is how long an operation waits for a rank before it sends that rank its
+// description. Ranks that disagree usually notice by their first messages. Two ranks that both
+// wait, because they mean different roots, send none.
 const announceAfter = 20 * time.Millisecond
 
 // restless is late that delivers once before, when the operation is to be announced.
@@ -103,8 +103,8 @@ func (e *engine) restless() <-chan time.Time {
 	return e.timer.C
 }
 
-// announce tells a rank that this one waits for what the operation is, the first time
-// that restless delivers in a wait. It returns false at the deadline.
+// announce sends a rank the description of the operation that waits for it, once in a wait. It
+// returns false at the deadline.
 func (e *engine) announce(peer int) bool {
 	if e.told || !time.Now().Before(e.until()) {
 		return false

@@ -12,8 +12,8 @@ import (
 	"github.com/c10d-go/c10d/work"
 )
 
-// canceled says why a context ended. A context that ended by its deadline is
-// a timeout, whatever cause it was given.
+// canceled says why a context ended. A context that ended by its deadline is a timeout, whatever
+// its cause.
 func canceled(ctx context.Context) error {
 	err := ctx.Err()
 	if errors.Is(err, context.DeadlineExceeded) {
@@ -37,7 +37,7 @@ func (c *cancellation) Error() string {
 
 func (c *cancellation) Unwrap() []error { return []error{work.ErrCanceled, c.err, c.cause} }
 
-// Words is what other ranks are told: the cause that the program gave, if any.
+// Words is what other ranks are told: the cause that the program gave, or nothing.
 func (c *cancellation) Words() string {
 	if c.cause != c.err {
 		return c.cause.Error()
@@ -47,8 +47,8 @@ func (c *cancellation) Words() string {
 
 func tooLate(o *operation) error { return fmt.Errorf("%w after %v", work.ErrTimeout, o.timeout) }
 
-// giveUp ends the group because o ran out of time or was cancelled while it
-// waited for peer, -1 if for no one rank.
+// giveUp ends the group because o timed out or was cancelled while it waited for peer. peer is -1
+// if o waited for no one rank.
 func (s *session) giveUp(m transport.Mesh, o *operation, peer int, cause error) {
 	if errors.Is(cause, work.ErrTimeout) {
 		s.timeOut(m, o, peer, cause)
@@ -62,7 +62,8 @@ func (s *session) fail(m transport.Mesh, o *operation, cause error, culprit int)
 	m.Abort(&transport.Fault{Kind: kindOf(cause), Rank: culprit, Reporter: s.rank, Op: uint8(o.Info().Op), Seq: o.Info().Seq, Err: cause})
 }
 
-// timeOut is giveUp for want of time: it finds out who was missing.
+// timeOut ends the group because o timed out. It asks the other ranks and blames one that is
+// missing.
 func (s *session) timeOut(m transport.Mesh, o *operation, peer int, cause error) {
 	culprit := -1
 	var missing []string
@@ -76,9 +77,8 @@ func (s *session) timeOut(m transport.Mesh, o *operation, peer int, cause error)
 	if m.Fault() != nil {
 		return // somebody else was faster
 	}
-	// Who does not answer comes before who is behind, for that one may be
-	// waiting for the other; and who is behind and idle before who is behind
-	// inside an earlier operation.
+	// Blame first a rank that does not answer: others may wait for it. Then an idle rank that has
+	// not called the operation. Last a rank that is still in an earlier operation.
 	for _, h := range health {
 		if isSilent(h) && h.Rank != s.rank {
 			blame(h.Rank, "does not answer (stopped or unreachable)")
@@ -91,8 +91,8 @@ func (s *session) timeOut(m transport.Mesh, o *operation, peer int, cause error)
 			}
 		}
 	}
-	// A rank that left has mostly done its part before: who needs it hears so
-	// at once and does not run out of time.
+	// A rank that left has usually done its part before. A rank that still needs it learns so at
+	// once, and does not time out.
 	for _, h := range health {
 		if h.Departed && culprit < 0 && o.collective {
 			blame(h.Rank, "has left the group")
@@ -112,8 +112,8 @@ func (s *session) timeOut(m transport.Mesh, o *operation, peer int, cause error)
 	s.fail(m, o, fmt.Errorf("%w; %s", cause, why), culprit)
 }
 
-// failed turns the error of a request into the operation's. A request that
-// fails always means that the mesh does.
+// failed turns the error of a request into the error of its operation. The mesh fails with any
+// request.
 func (s *session) failed(m transport.Mesh, o *operation, r *transport.Request, err error) error {
 	if m.Fault() == nil && !errors.Is(err, transport.ErrClosed) {
 		s.fail(m, o, err, r.Peer)
@@ -133,7 +133,7 @@ func (s *session) mismatch(m transport.Mesh, o *operation, rank int, err error) 
 	return s.tell(&work.Error{Info: o.Info(), Peer: rank, Err: err})
 }
 
-// tell tells Options.Failed of the failure of the group.
+// tell reports the failure of the group to backend.Options.Failed.
 func (s *session) tell(err *work.Error) error {
 	if s.onFailure != nil {
 		s.onFailure(err)
@@ -156,7 +156,7 @@ func (s *session) requestError(info work.Info, peer int, err error) error {
 	return &work.Error{Info: info, Peer: peer, Err: err}
 }
 
-// faultError is what an operation says when the group has failed with f.
+// faultError is the error of an operation in a group that has failed with f.
 func (s *session) faultError(info work.Info, f *transport.Fault) error {
 	var left *departure
 	if f.Rank == s.rank && errors.As(f.Err, &left) {
@@ -200,8 +200,8 @@ func kindOf(err error) transport.FaultKind {
 // noOp stands for no operation in a transport.Fault.
 const noOp = 0xff
 
-// fault is the cause of an operation's error when its group failed: errors.Is
-// finds work's sentinel, errors.As the transport's fault.
+// fault is the cause of an operation's error in a failed group. errors.Is finds the sentinel of
+// package work in it, errors.As the transport.Fault.
 type fault struct {
 	what string
 	kind error
@@ -212,9 +212,9 @@ func (e *fault) Error() string { return e.what }
 
 func (e *fault) Unwrap() []error { return []error{e.kind, e.f} }
 
-// causedBy makes a fault of the cause of an abort. If the cause is the error of an operation, the fault
-// has the kind of that error and its Peer, which is a rank of this group. Backends above abort this
-// one when operations of theirs fail.
+// causedBy returns the fault for an abort with a cause. Backends above this one abort it when an
+// operation of theirs fails. If the cause is such an operation's error, the fault takes its kind
+// and its Peer.
 func (s *session) causedBy(cause error) transport.Fault {
 	f := transport.Fault{Kind: transport.FaultAborted, Rank: s.rank, Reporter: s.rank, Op: noOp, Err: cause}
 	var e *work.Error
@@ -228,7 +228,7 @@ func (s *session) causedBy(cause error) transport.Fault {
 			break // other ranks said nothing of the kind
 		}
 		f.Kind, f.Rank = kind, e.Peer
-		if kind != transport.FaultMismatch { // which the backend above tells on every rank, see settleCalls
+		if kind != transport.FaultMismatch { // which the backend above tells on every rank, see compareCalls
 			f.Op, f.Seq = uint8(e.Op), e.Seq
 		}
 		first := &transport.Fault{Err: e.Err}
@@ -245,12 +245,12 @@ func (s *session) causedBy(cause error) transport.Fault {
 	return f
 }
 
-// blamesOthers reports whether no rank finds such a fault with itself.
+// blamesOthers reports whether a fault of kind k can only be another rank's.
 func blamesOthers(k transport.FaultKind) bool {
 	return k == transport.FaultPeerDied || k == transport.FaultTimeout || k == transport.FaultProtocol
 }
 
-// relayed is the cause of an abort because of another fault, whose words it keeps.
+// relayed is the cause of an abort after another fault. It keeps that fault's words.
 type relayed struct {
 	error
 	words string
@@ -258,14 +258,15 @@ type relayed struct {
 
 func (r *relayed) Unwrap() error { return r.error }
 
-// Words is what the fault says that came first.
+// Words returns the words of the first fault.
 func (r *relayed) Words() string { return r.words }
 
-// wordOfFault is how long a rank waits for the mesh to say why the others have
-// ended an operation in shared memory, which they say there first.
+// wordOfFault is how long a rank waits for the mesh to report the reason. The other ranks end an
+// operation in shared memory before they report on the mesh.
 const wordOfFault = time.Second
 
-// inMemory turns an error from shared memory into that of an operation, and tells the other ranks.
+// inMemory turns an error from shared memory into the error of an operation, and tells the other
+// ranks.
 func (s *session) inMemory(m transport.Mesh, info work.Info, err error) error {
 	if err == nil {
 		return nil
@@ -309,7 +310,7 @@ func (s *session) inMemory(m transport.Mesh, info work.Info, err error) error {
 	return &work.Error{Info: info, Peer: -1, Err: err}
 }
 
-// renumbered is an error from shared memory with the numbers that all ranks know.
+// renumbered returns err with ranks of the group in place of ranks of the host.
 func (s *session) renumbered(err error) error {
 	if s.levels == nil {
 		return err

@@ -26,35 +26,17 @@ func init() {
 	}
 }
 
-// Backend is Gloo's engine for tensors in CPU memory; see backend.Backend.
+// Backend is the backend for tensors in CPU memory; see backend.Backend.
 type Backend struct {
 	*session
-	group   string
-	timeout atomic.Int64
-	spares  sync.Pool // of operations that have ended
-
-	mu        sync.Mutex
-	queued    sync.Cond // a worker can go on, or the backend closes
-	queue     []*operation
-	engines   []*engine    // that run nothing
-	inflight  []*operation // collectives queued or running
-	seq       uint64
-	tag       uint32
-	calls     uint64 // collectives issued
-	completed uint64 // collectives ended
-	met       uint64 // collectives up to the last that has shown that all ranks called the same
-	latest    lastCall
-	unbegun   recheck // of collectives that wait in the queue
-	checked   uint64  // collectives issued at the last check
-	streak    int     // large collectives in a row that were waited for at once
-	draining  bool    // Shutdown has begun
-	closing   bool
-	stopped   bool          // queued operations end without being run
-	done      chan struct{} // closed when Close has finished
-	workers   sync.WaitGroup
-	messages  messages
-	waits     waitLog
-	p2p       sync.WaitGroup // and whatever else runs beside the queue
+	queue
+	group    string
+	timeout  atomic.Int64
+	spares   sync.Pool // operations that have ended
+	messages messages
+	waits    waitLog
+	p2p      sync.WaitGroup // sends, receives, and what else runs beside the queue
+	done     chan struct{}  // closed when Close has finished
 }
 
 // New connects a rank with the others of its group. It returns when all are
@@ -119,8 +101,8 @@ func (b *Backend) SetTimeout(d time.Duration) {
 	b.timeout.Store(int64(d))
 }
 
-// Err returns what ended the group, nil while it works. It is for those who wait
-// for something that is not the backend's and needs all ranks.
+// Err returns the fault that ended the group, nil while it works. Backends above this one, which
+// need all ranks for their own operations, call it.
 func (b *Backend) Err() error {
 	b.mu.Lock()
 	defer b.mu.Unlock()

@@ -11,32 +11,31 @@ import (
 	"github.com/c10d-go/c10d/internal/transport/shm"
 )
 
-// messageMesh is a mesh for messages of which some go through memory, where somebody has
-// to see to them.
+// messageMesh carries sends and receives, some of them through memory. Memory moves data only while
+// a rank looks after it.
 type messageMesh interface {
 	transport.Mesh
-	// Help makes w's message go on in the calling goroutine, until it has finished or is
-	// over, or done is closed; or returns at once, where that is of no use.
+	// Help moves w's message in the calling goroutine until w has finished or is over, or done is
+	// closed. It returns at once if it cannot help.
 	Help(w shm.Waiter, done <-chan struct{})
-	// Poll moves what can be moved at once.
+	// Poll moves the data that can be moved at once.
 	Poll()
-	// Kick has the messages that are under way seen to without Help.
+	// Kick starts a goroutine that moves the messages under way.
 	Kick()
 }
 
-// tcpMesh are the mesh of all ranks of a group on several hosts.
+// tcpMesh is the mesh of all ranks of a group on several hosts.
 type tcpMesh interface {
 	transport.Mesh
 	helper
-	// Withdraw is for receives with a transport.Sharer.
+	// Withdraw takes a receive with a transport.Sharer back.
 	Withdraw(r *transport.Request)
 }
 
-// hostMesh is the mesh of a group on several hosts, of which this rank's has several ranks:
-// messages between them go through memory, the others over connections, which also
-// carry everything that is no message. Both ends of a pair know which way theirs go, so
-// messages match as on any mesh. A receive from any rank is posted on
-// both ways, and the first message on either is its.
+// hostMesh is the mesh of a rank whose host has other ranks of the group, in a group on several
+// hosts. Messages between ranks of the host go through memory. Everything else goes over
+// connections. Both ranks of a pair know which way their messages go, so messages match as on any
+// mesh. A receive from any rank is posted on both ways, and takes the first message on either.
 type hostMesh struct {
 	tcpMesh
 	memory  *shm.Mesh
@@ -48,7 +47,7 @@ type hostMesh struct {
 	wg     sync.WaitGroup // what withdraws
 }
 
-// newHostMesh takes over local, which the mesh closes. The connections are closed with it too.
+// newHostMesh returns a mesh that owns local and the connections: it closes both.
 func newHostMesh(local *shm.Group, all tcpMesh, members []int, o shm.MeshOptions) (*hostMesh, error) {
 	m := &hostMesh{tcpMesh: all, members: members, number: make([]int, all.Size())}
 	for r := range m.number {
@@ -132,7 +131,7 @@ func (m *hostMesh) Kick() {
 	m.tcpMesh.See()
 }
 
-// relay returns a request that goes through memory for r, nil if r's peer is not on this host.
+// relay returns a request through memory in place of r, nil if r's peer is on another host.
 func (m *hostMesh) relay(r *transport.Request) *relay {
 	if r.Peer < 0 || r.Peer >= len(m.number) || m.number[r.Peer] < 0 || r.Peer == m.Rank() {
 		return nil
@@ -151,7 +150,8 @@ func (m *hostMesh) relay(r *transport.Request) *relay {
 	return x
 }
 
-// relay stands for a request whose peer has another number among the ranks of the host.
+// relay stands for a request through memory. There a peer has its number among the ranks of the
+// host.
 type relay struct {
 	transport.Request
 	m    *hostMesh
@@ -227,18 +227,17 @@ func (h *anyRecvPart) Ended(*transport.Request) {
 	e.r.Complete(err)
 }
 
-// last returns who left last, for all that the connections say.
+// last returns the rank that left last, as far as the connections know.
 func (e *anyRecv) last() int {
 	var f *transport.Fault
 	errors.As(e.far.Err(), &f)
 	return f.Rank
 }
 
-// later calls f when the caller's locks are free again.
+// later calls f in a goroutine, when the caller has released its locks.
 func (m *hostMesh) later(f func()) { m.wg.Go(f) }
 
-// hostView is the mesh of all ranks as those on one host see it who number
-// themselves: what is left to it by the mesh that goes through memory.
+// hostView is the mesh of all ranks for the ranks of one host, under their numbers on the host.
 type hostView struct {
 	transport.Mesh
 	rank    int
@@ -248,7 +247,7 @@ type hostView struct {
 func (n *hostView) Rank() int { return n.rank }
 func (n *hostView) Size() int { return len(n.members) }
 
-// Abort tells f with the numbers that all ranks know.
+// Abort aborts the mesh of all ranks with f, under the numbers of the group.
 func (n *hostView) Abort(f *transport.Fault) {
 	all := *f
 	all.Rank, all.Reporter, all.Err = n.of(f.Rank), n.of(f.Reporter), renumbered(f.Err, n.members)
@@ -262,7 +261,7 @@ func (n *hostView) of(number int) int {
 	return n.members[number]
 }
 
-// renumbered is an error of the ranks of one host with the numbers that all ranks know.
+// renumbered returns an error of the ranks of one host with the numbers of the group.
 func renumbered(err error, members []int) error {
 	var size *transport.SizeError
 	var calls *transport.Disagreement

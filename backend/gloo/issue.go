@@ -18,8 +18,8 @@ func (b *Backend) spare() *operation {
 	return o
 }
 
-// recycle keeps o, which has ended, for spare. Only dense all-reduces come again: works that
-// others have registered may hold on to their calls, and so may those who watch a context.
+// recycle keeps o, which has ended, for spare. It keeps only dense all-reduces: registered works
+// and watchers of a context may still hold other operations.
 func (b *Backend) recycle(o *operation) {
 	if o.reduce.runner != &o.reduce.dense || o.unwatch != nil {
 		return
@@ -101,13 +101,13 @@ type lastCall struct {
 	history uint64
 }
 
-// enter has the native wires compare what this rank calls with what the others call. b.mu is held.
+// enter has the native wire compare this call with the other ranks' calls. b.mu is held.
 func (b *Backend) enter(o *operation) {
-	b.latest.op, b.latest.seq = o.Info().Op, o.Info().Seq
+	b.last.op, b.last.seq = o.Info().Op, o.Info().Seq
 	if !b.native {
 		return
 	}
-	o.print.Follow(b.latest.what, b.latest.history)
-	b.latest.what, b.latest.history = o.print.What, o.print.History
+	o.print.Follow(b.last.what, b.last.history)
+	b.last.what, b.last.history = o.print.What, o.print.History
 	b.session.enter(o.call, o.tag, &o.print, o.Info().Op, o.Info().Seq)
 }

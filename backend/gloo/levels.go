@@ -9,10 +9,10 @@ import (
 	"github.com/c10d-go/c10d/internal/transport/shm"
 )
 
-// levels are the two levels of a group whose ranks share memory on each of
-// several hosts. Inside a host, collectives go through memory; between hosts, over the
-// mesh, one rank a host or, where hosts have as many ranks, each rank with those of
-// its number on the others.
+// levels is the route of a group on several hosts whose ranks share memory on each host. Within a
+// host collectives go through memory. Between hosts they go over the mesh. There one rank speaks
+// for its host; or, if all hosts have as many ranks, each rank exchanges a share with the ranks of
+// its number on the other hosts.
 type levels struct {
 	local   *shm.Group // of this host's ranks, nil if there is one alone
 	host    int        // this rank's host
@@ -40,7 +40,7 @@ func newLevels(local *shm.Group, layout *plan.Layout, rank int) *levels {
 	return l
 }
 
-// size is how many ranks the group has.
+// size returns the number of ranks in the group.
 func (l *levels) size() (n int) {
 	for _, m := range l.members {
 		n += len(m)
@@ -48,8 +48,8 @@ func (l *levels) size() (n int) {
 	return n
 }
 
-// leaders are the ranks that speak for their hosts when root speaks for its own, and the
-// number of this host's among its ranks.
+// leaders returns a rank of each host that speaks for it. On root's host that is root. local is the
+// number of this host's leader among the host's ranks.
 func (l *levels) leaders(root int) (ranks []int, rootHost, local int) {
 	ranks = l.first
 	for h, m := range l.members {
@@ -66,7 +66,7 @@ func (l *levels) leaders(root int) (ranks []int, rootHost, local int) {
 	return ranks, rootHost, local
 }
 
-// between runs a collective among one rank a host, of which this must be one.
+// between runs a collective among one rank of each host. This rank must be one of them.
 func (l *levels) between(e *engine, ranks []int, op plan.Op, out, in []byte, c plan.Call, combine func(dst, src []byte)) error {
 	c.Rank, c.Size = l.host, len(ranks)
 	e.peers = ranks
@@ -82,8 +82,8 @@ func (l *levels) inside(e *engine, run func(g *shm.Group) error) error {
 	return e.shared(run(l.local))
 }
 
-// wholeBytes is from how many bytes on all ranks of a host talk to other hosts,
-// each about its share, rather than one for all.
+// wholeBytes is the size from which all ranks of a host talk to other hosts, each about a share.
+// For smaller sizes one rank does.
 const wholeBytes = 64 << 10
 
 func (l *levels) allReduce(e *engine, buf []byte, r backend.Reduction) error {
@@ -116,7 +116,7 @@ func (l *levels) allReduce(e *engine, buf []byte, r backend.Reduction) error {
 	return l.inside(e, func(g *shm.Group) error { return g.Broadcast(buf, 0, e.stop) })
 }
 
-// reduceInside leaves a host's sum in the buf of one of its ranks.
+// reduceInside leaves the host's sum in the buf of one of its ranks.
 func (l *levels) reduceInside(e *engine, buf []byte, leader int, r backend.Reduction) error {
 	return l.inside(e, func(g *shm.Group) error {
 		var out []byte
@@ -186,7 +186,7 @@ func (l *levels) explain(op plan.Op) []backend.Choice {
 	return []backend.Choice{one}
 }
 
-// chooseBetween is choose for one rank a host.
+// chooseBetween is choose for a collective among one rank of each host.
 func (s *session) chooseBetween(op plan.Op, bytes int64) choice.Choice {
 	hosts := len(s.levels.members)
 	return s.table.Choose(choice.Query{Op: op, Bytes: bytes, Wire: "tcp", Ranks: hosts, Hosts: hosts})

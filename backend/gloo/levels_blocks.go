@@ -11,29 +11,27 @@ import (
 	"github.com/c10d-go/c10d/internal/transport/shm"
 )
 
-// The collectives that have a block for each rank, in two levels. What counts is what goes between
-// hosts, of which g has k(g) ranks, and how many messages that takes.
+// Collectives with a block for each rank, in two levels. The cost is the bytes and messages between
+// hosts. Host g has k(g) ranks.
 //
-//   - Reduce-scatter of n bytes: a host adds up what its ranks have before it sends
-//     anything, so that n bytes leave it, less its own ranks' blocks; rank to rank it
-//     would be k(g) times as many. Each block's part goes straight to the rank whose it is.
-//   - All-gather: a block goes to each other host once, not to each rank there.
-//   - Gather and scatter move the same bytes in any way. A message for each of a host's
-//     ranks costs the root some microsecond of CPU time; all in one costs two copies of a
-//     block, at some 10 GB/s, on each host at the same time. So blocks of up to
-//     aggregateRooted go together, and larger ones straight.
-//   - All-to-all, the same: instead of k(g) k(h) messages from host g to host h there is one, and
-//     a block is copied four times more, on either side into the memory and out of it. So
-//     that is done where the blocks from g to h have at most aggregate bytes on average.
+//   - Reduce-scatter of n bytes: a host adds its ranks' operands first. Then n bytes leave it, less its
+//     own ranks' blocks; from rank to rank it would be k(g) times as many. A block's partial sum goes
+//     straight to the block's rank.
+//   - All-gather: a block goes to each other host once.
+//   - Gather and scatter move the same bytes in any case. A message for each rank of a host costs the
+//     root about 1 us of CPU time each. One message for the host costs two more copies of a block, at
+//     about 10 GB/s, on every host at once. Blocks of up to aggregateRooted go together.
+//   - All-to-all: one message from host g to host h replaces k(g) k(h) messages, and a block is copied
+//     four times more. Blocks from g to h go together if they have at most aggregate bytes on average.
 //
-// Everything else stays in the memory of a host. Blocks need not be alike, nor hosts; a
-// host's ranks share what its other ranks have in turns.
+// Everything else stays in a host's memory. Blocks may differ in size, and hosts in ranks. The
+// ranks of a host share the work for other hosts' ranks in turns.
 const (
 	aggregateRooted = 8 << 10
 	aggregate       = 4 << 10
 )
 
-// handlerOf is who on a host of k ranks sees to what concerns number i of another host.
+// handlerOf is the rank, by number on a host of k ranks, that handles number i of another host.
 func handlerOf(i, k int) int { return i % k }
 
 func (l *levels) reduceScatter(e *engine, out, in []byte, counts []int64, _ int, r backend.Reduction) error {
@@ -74,7 +72,7 @@ func (l *levels) reduceScatter(e *engine, out, in []byte, counts []int64, _ int,
 	return nil
 }
 
-// column are the ranks whose blocks number i of this host adds up, by host.
+// column returns the ranks whose blocks rank number i of this host adds, by host.
 func (l *levels) column(i int) []int {
 	var ranks []int
 	k := len(l.members[l.host])
@@ -86,8 +84,7 @@ func (l *levels) column(i int) []int {
 	return ranks
 }
 
-// reduceColumns adds up the blocks of this host's ranks, and returns the sums of those in
-// this rank's column.
+// reduceColumns adds the blocks of this host's ranks, and returns the sums of this rank's column.
 func (l *levels) reduceColumns(e *engine, blocks [][]byte, r backend.Reduction) ([]byte, error) {
 	k := len(l.members[l.host])
 	columns, lengths, n := make([][]byte, k), make([]int64, k), 0
@@ -181,7 +178,7 @@ func (l *levels) allGatherBlocks(e *engine, out, in []byte, counts []int64) erro
 	return nil
 }
 
-// allGatherColumn gets the blocks of a column to this rank.
+// allGatherColumn brings the blocks of a column to this rank.
 func (l *levels) allGatherColumn(e *engine, out, in []byte, column []int, counts []int64) error {
 	s := e.session
 	if l.even {
@@ -205,7 +202,7 @@ func (l *levels) allGatherColumn(e *engine, out, in []byte, column []int, counts
 	return e.finishPosted(nil)
 }
 
-// sumOf returns how many bytes counts has for some ranks.
+// sumOf returns the bytes of some ranks' blocks.
 func sumOf(ranks []int, counts []int64) (n int) {
 	for _, r := range ranks {
 		n += int(counts[r])
@@ -213,8 +210,8 @@ func sumOf(ranks []int, counts []int64) (n int) {
 	return n
 }
 
-// A message of several blocks ends with a sum over their lengths, of which the
-// receiver has its own idea.
+// A message of several blocks ends with a checksum of their lengths. The receiver compares it with
+// the lengths that it expects.
 const sealed = 8
 
 func seal(buf []byte, lengths []int64) {
@@ -239,7 +236,7 @@ func (e *engine) unseal(buf []byte, lengths []int64, from int) ([][]byte, error)
 	return split(buf, lengths), nil
 }
 
-// gatherHere brings what this host's ranks have to one of them, number leader.
+// gatherHere brings the blocks of this host's ranks to its rank number leader.
 func (l *levels) gatherHere(e *engine, blocks [][]byte, in []byte, leader int, alike bool) error {
 	if l.local == nil {
 		copy(blocks[0], in)
@@ -328,7 +325,7 @@ func (l *levels) gather(e *engine, out, in []byte, root int, counts []int64, ali
 	return nil
 }
 
-// lengthsHere returns how many bytes each of this host's ranks has.
+// lengthsHere returns the length of each block of this host's ranks.
 func (l *levels) lengthsHere(e *engine, n int, alike bool) ([]int64, error) {
 	lengths := slices.Repeat([]int64{int64(n)}, len(l.members[l.host]))
 	if alike {
@@ -382,7 +379,7 @@ func (l *levels) scatter(e *engine, out, in []byte, root int) error {
 	return l.scatterHere(e, out, split(packed, slices.Repeat([]int64{int64(n)}, len(here))), 0)
 }
 
-// scatterHere gives this host's ranks what one of them has for each.
+// scatterHere gives each rank of this host its block from rank number leader.
 func (l *levels) scatterHere(e *engine, out []byte, blocks [][]byte, leader int) error {
 	if l.local == nil {
 		copy(out, blocks[0])
@@ -391,9 +388,8 @@ func (l *levels) scatterHere(e *engine, out []byte, blocks [][]byte, leader int)
 	return l.inside(e, func(g *shm.Group) error { return g.ScatterList(out, blocks, leader, e.stop) })
 }
 
-// allToAll: the ranks of a host tell each other what they send
-// and receive; of both ends of a pair of hosts, each then knows what goes from the one to
-// the other.
+// allToAll first exchanges the block lengths among the ranks of a host. Then both hosts of a pair
+// know what goes from one to the other.
 func (l *levels) allToAll(e *engine, out, in []byte, recv, send []int64) error {
 	s := e.session
 	here, p := l.members[l.host], s.size
@@ -412,7 +408,7 @@ func (l *levels) allToAll(e *engine, out, in []byte, recv, send []int64) error {
 	recvs := func(i int) []int64 { return all[2*p*i+p:][:p] }
 	outs, ins := split(out, recv), split(in, send)
 
-	// What goes and comes straight is posted before anything else.
+	// Post the messages between single ranks before anything else.
 	var going, coming []bundle
 	need := 0
 	for h, m := range l.members {
@@ -475,24 +471,24 @@ func (l *levels) allToAll(e *engine, out, in []byte, recv, send []int64) error {
 	return l.unbundle(e, coming, outs, recvs, take)
 }
 
-// bundle is what goes together from one host to another. Rank number turns(h, k) of a host with k
-// ranks sees to those to and from host h.
+// bundle is the blocks that go together from one host to another. Of a host with k ranks, number
+// handlerOf(h, k) handles the bundles to and from host h.
 type bundle struct {
 	host    int     // the other
 	lengths []int64 // of the blocks: of the first sender's, by receiver, and so on
 	buf     []byte  // the blocks and a seal, on who sees to it
 }
 
-// mine reports whether this rank sees to bundles to and from host h.
+// mine reports whether this rank handles the bundles to and from host h.
 func (l *levels) mine(h int) bool { return handlerOf(h, len(l.members[l.host])) == l.index }
 
-// opposite is who on host h sees to bundles to and from this one.
+// opposite is the rank of host h that handles the bundles to and from this host.
 func (l *levels) opposite(h int) int {
 	m := l.members[h]
 	return m[handlerOf(l.host, len(m))]
 }
 
-// bundle brings what is to go to other hosts to those who see to it.
+// bundle brings the blocks for other hosts to the ranks that send them.
 func (l *levels) bundle(e *engine, going []bundle, ins [][]byte, sends func(i int) []int64, take func(n int) []byte) error {
 	if len(going) == 0 {
 		return nil
@@ -539,7 +535,7 @@ func (l *levels) bundle(e *engine, going []bundle, ins [][]byte, sends func(i in
 	return nil
 }
 
-// unbundle gives what has come from other hosts to the ranks that it is for.
+// unbundle gives the blocks from other hosts to their ranks.
 func (l *levels) unbundle(e *engine, coming []bundle, outs [][]byte, recvs func(i int) []int64, take func(n int) []byte) error {
 	if len(coming) == 0 {
 		return nil

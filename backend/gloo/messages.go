@@ -120,8 +120,9 @@ type message struct {
 }
 
 // messages are the sends and receives whose contexts and deadlines nobody watches yet: watching
-// costs more than most messages take. At the second check after it was posted, the mesh moves a
-// message by itself, as nobody may be waiting for it. A message that takes long is watched.
+// costs more than most messages take. A message that is still there at the second check after its
+// post is moved by the mesh itself, since perhaps nobody waits for it. A message that takes long is
+// watched.
 type messages struct {
 	mu      sync.Mutex
 	head    *message

@@ -122,11 +122,10 @@ func (b *Backend) monitored(q *operation, in, out uint32) error {
 	return first
 }
 
-// monitoredSlot returns the slot of a monitored barrier's messages with peer. PyTorch sends them
-// like messages of the program, with the barrier's tags, which count from 0: there they meet
-// messages that the program sends with the same tag. Ranks of this library use slots of their
-// own among each other. On Gloo's wire a rank finds out by the peer's first message, for which
-// it waits until ctx ends; in a monitored barrier every peer sends one.
+// monitoredSlot returns the slot of a monitored barrier's messages with peer. PyTorch uses the
+// barrier's tags, which count from 0: there they meet messages of the program with the same tag.
+// Ranks of this library use slots of their own. On Gloo's wire the peer's first message shows which
+// it is: a rank waits for that message until ctx ends. Every peer of a monitored barrier sends one.
 func monitoredSlot(ctx context.Context, m transport.Mesh, tag uint32, peer int) uint64 {
 	if w, ok := m.(interface {
 		Newer(ctx context.Context, peer int) bool

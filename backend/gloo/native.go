@@ -19,8 +19,8 @@ import (
 	"github.com/c10d-go/c10d/internal/waiting"
 )
 
-// record is what a rank of this library tells the others of its kind, under a key
-// of its own beside its Gloo address.
+// record is what a rank of this library publishes for the others, under a key beside its Gloo
+// address.
 type record struct {
 	Version int    `json:"version"`
 	Host    string `json:"host"`          // the same for ranks on one host
@@ -149,8 +149,8 @@ func (n *native) hosts() []int {
 	return hosts
 }
 
-// parseRecords returns the records of all ranks. With errForeign, the error about the
-// first rank that has none that this release knows, come the records of the others.
+// parseRecords returns the records of all ranks. With errForeign it returns the records that it
+// could read; the error names the first rank without one.
 func parseRecords(records [][]byte) ([]record, error) {
 	all := make([]record, len(records))
 	var foreign error

@@ -14,83 +14,80 @@ import (
 	"github.com/c10d-go/c10d/internal/transport/tcp"
 )
 
-// Options are the backend's own options, for pg.Options.BackendOptions["gloo"].
-// The zero value takes them from Gloo's environment variables.
+// Options are this backend's options. The zero value takes them from environment variables, Gloo's
+// where Gloo has one.
 type Options struct {
-	// Interfaces are names of network interfaces; each gets connections of its
-	// own, and collectives take turns over them. All ranks need the same
-	// number. Empty means GLOO_SOCKET_IFNAME, and without that the address by which
-	// this host reaches the store (store.LocalAddrOf): if that is a loopback address,
-	// nothing leaves the host. Where the store cannot tell, Gloo's wire takes the
-	// address of the host's name, or 127.0.0.1 if that cannot be bound, as PyTorch
-	// does, and the native wire all addresses.
+	// Interfaces are names of network interfaces. Each gets connections of its own, and
+	// collectives take turns over them. All ranks need the same number.
+	//
+	// Empty means GLOO_SOCKET_IFNAME. If that is empty too, the connections use the address by
+	// which this host reaches the store (store.LocalAddrOf): with a store on a loopback address
+	// nothing leaves the host. If the store has no such address, Gloo's wire uses the address of
+	// the host's name, or else 127.0.0.1, as PyTorch does; the native wire listens on all
+	// addresses.
 	Interfaces []string
 
-	// Workers is how many collectives may run at a time; 0 means two for each
-	// interface, as in PyTorch.
+	// Workers is how many collectives may run at a time. 0 means two for each interface, as in
+	// PyTorch.
 	Workers int
 
-	// Wire is how the ranks talk to each other. Empty means the environment
-	// variable C10D_WIRE, and without that WireAuto.
+	// Wire is the protocol between the ranks. Empty means the environment variable C10D_WIRE; if
+	// that is empty too, WireAuto.
 	Wire Wire
 
-	// Sums is what the bits of a sum depend on, on the native wire. All ranks need
-	// the same.
+	// Sums says what the bits of a sum depend on, on the native wire. All ranks need the same.
 	Sums Sums
 
-	// Sparse is how sparse tensors are all-reduced, on the native wire; empty lets the
-	// library choose. All ranks need the same.
+	// Sparse is the algorithm for sparse tensors on the native wire. Empty lets the library
+	// choose. All ranks need the same.
 	Sparse Sparse
 
-	// Copy is how many copies large data take between ranks that share memory. Empty means
-	// the environment variable C10D_COPY, and without that CopyAuto.
+	// Copy says how often large data are copied between ranks that share memory. Empty means the
+	// environment variable C10D_COPY; if that is empty too, CopyAuto.
 	Copy Copy
 
-	// Table is a file with measured times of algorithms, made by "c10d bench
-	// -tune", by which the native wire chooses between them where ranks do not
-	// share memory. Empty means the environment variable C10D_TABLE, and without that
-	// the table in the library. All ranks need the same.
+	// Table is a file with measured times of algorithms, which "c10d bench -tune" writes. The
+	// native wire chooses algorithms by it where ranks do not share memory. Empty means the
+	// environment variable C10D_TABLE; if that is empty too, the table in the library. All ranks
+	// need the same.
 	Table string
 
-	// TCP are the native wire's connections. An empty Host stands for the first
-	// of Interfaces. TLS, if nil, is that of backend.Options. With TLS the group takes
-	// the native wire, or New returns an error that names a rank without it.
+	// TCP are the options of the native wire's connections. An empty Host means the first of
+	// Interfaces. A nil TLS means the TLS of backend.Options. With TLS the group takes the native
+	// wire; if a rank does not have it, New returns an error that names the rank.
 	TCP tcp.Options
 
-	// Host is what ranks on one host have the same, for the native wire: they
-	// try to share memory, and collectives between hosts go in two levels. Empty means
-	// the environment variable C10D_HOST, and without that whatever tells this
-	// host from others. One host can play several by it.
+	// Host names this host, for the native wire. Ranks with the same Host try to share memory, and
+	// collectives between hosts go in two levels. Empty means the environment variable C10D_HOST;
+	// if that is empty too, the host's name and boot id. Ranks of one host may use several names
+	// to play several hosts.
 	Host string
 
-	// Join connects the ranks instead of the rendezvous over the store, for
-	// groups that need no network; they run Gloo's algorithms. index counts the
-	// interfaces.
+	// Join connects the ranks in place of the rendezvous over the store, for groups without a
+	// network. They run Gloo's algorithms. index is the number of the interface.
 	Join func(ctx context.Context, o backend.Options, index int) (transport.Mesh, error)
 }
 
 // MeetsElsewhere reports whether the ranks find each other without the store.
 func (o Options) MeetsElsewhere() bool { return o.Join != nil }
 
-// Wire is how the ranks of a group talk to each other.
+// Wire is the protocol between the ranks of a group.
 type Wire string
 
 const (
-	// WireAuto, which "" stands for too, takes the native wire if every rank of
-	// the group has it, else Gloo's.
+	// WireAuto is the native wire if every rank of the group has it, else Gloo's. "" means
+	// WireAuto too.
 	WireAuto Wire = "auto"
-	// WireGloo is Gloo's, which PyTorch ranks understand. Results then have
-	// Gloo's bits.
+	// WireGloo is Gloo's wire, which PyTorch ranks speak. Results have Gloo's bits.
 	WireGloo Wire = "gloo"
-	// WireNative is this library's own. A group with a rank that does not have it
-	// cannot be made then: New returns an error on every rank. Nothing listens for
-	// Gloo's wire. With TLS, WireAuto is WireNative too.
+	// WireNative is this library's own wire. New returns an error on every rank if one does not
+	// have it. The rank does not listen for Gloo's wire. With TLS, WireAuto means WireNative.
 	WireNative Wire = "native"
 	// WireTCP is WireNative without shared memory.
 	WireTCP Wire = "tcp"
 )
 
-// ParseWire reads the name of a wire; "" is WireAuto.
+// ParseWire returns the wire of a name. "" is WireAuto.
 func ParseWire(name string) (Wire, error) {
 	switch w := Wire(name); w {
 	case "":
@@ -112,17 +109,16 @@ func (o Options) wire() (Wire, error) {
 	return ParseWire(name)
 }
 
-// Copy is how data get from one rank's memory into another's where ranks share memory, on
-// the native wire.
+// Copy says how data get from one rank's memory into another's, on the native wire, where ranks
+// share memory.
 type Copy string
 
 const (
-	// CopyAuto copies large data once, straight out of the other process, if the
-	// kernel lets every rank of the host read the memory of every other. "" stands for it
-	// too, unless C10D_COPY says otherwise.
+	// CopyAuto copies large data once, straight out of the other process, if the kernel lets all
+	// ranks of the host read each other's memory. "" means C10D_COPY, and without that CopyAuto.
 	CopyAuto Copy = "auto"
-	// CopyStaged copies into the shared memory and out of it, whatever the size. It is enough
-	// that one rank of a host says so.
+	// CopyStaged copies into the shared memory and out of it, whatever the size. One rank of a
+	// host that has it decides for all ranks of the host.
 	CopyStaged Copy = "staged"
 )
 
@@ -138,22 +134,19 @@ func (o Options) copies() (Copy, error) {
 	}
 }
 
-// Sums is what the bits of a floating-point sum depend on, on the native wire.
-// (On Gloo's they are Gloo's.) Whatever it is, all ranks get the same bits, and
-// the same call gives them again.
+// Sums says what the bits of a floating-point sum depend on, on the native wire. All ranks get the
+// same bits, and the same call gives the same bits again. On Gloo's wire the bits are Gloo's.
 type Sums string
 
 const (
-	// SumsFast depend on the algorithm too, and so on sizes and on how the ranks
-	// are connected. It is the zero value.
+	// SumsFast depends on the operands, their order and the algorithm, and so on the size and on
+	// how the ranks are connected. It is the zero value.
 	SumsFast Sums = ""
-	// SumsInRankOrder are ((x0 + x1) + x2) and so on. Ranks that share memory
-	// always add so.
+	// SumsInRankOrder adds ((x0 + x1) + x2) and so on. Ranks that share memory always add so.
 	SumsInRankOrder Sums = "rank order"
-	// SumsExact are as if computed without an error and rounded once, for Sum and
-	// Avg of floats: they do not depend on the order, nor on the number of ranks as
-	// long as what these have to add is the same. Other operators are applied in rank
-	// order.
+	// SumsExact adds without error and rounds once, for Sum and Avg of floats. The result depends
+	// neither on the order of the operands nor on how they are spread over ranks. Other operators
+	// are applied in rank order.
 	SumsExact Sums = "exact"
 )
 
@@ -183,24 +176,22 @@ func (o Options) table() (*choice.Table, error) {
 	return t, nil
 }
 
-// Sparse is how groups on the native wire all-reduce sparse tensors. Whatever
-// it is, all ranks get the same bits. Entries of one coordinate are added in the
-// order of the ranks, or as SumsExact says; the dense form adds as the group's
-// all-reduce of dense tensors does.
+// Sparse is the algorithm by which groups on the native wire all-reduce sparse tensors. All ranks
+// get the same bits with each. Values at one coordinate are added in rank order, or exactly with
+// SumsExact; SparseDense adds as an all_reduce of dense tensors does.
 type Sparse string
 
 const (
-	// SparseAuto chooses by how many entries the ranks have together, and by how
-	// many of their coordinates are the same. It is the zero value.
+	// SparseAuto chooses by the total number of entries and by how many coordinates the ranks
+	// share. It is the zero value.
 	SparseAuto Sparse = ""
-	// SparseGather gives every rank all entries of all ranks to add up: the fewest
-	// messages.
+	// SparseGather gives every rank all entries, to add them itself. It sends the fewest messages.
 	SparseGather Sparse = "gather"
-	// SparseOwners cuts the coordinates into ranges, one for each rank to add up:
-	// the fewest additions, and what is spread is as short as the result.
+	// SparseOwners cuts the coordinates into ranges. Each rank adds one range and spreads its
+	// sums. It adds the least, and spreads no more than the result.
 	SparseOwners Sparse = "owners"
-	// SparseDense has owners find out which coordinates there are; the values of
-	// all of these are then all-reduced as a dense tensor, with zeros where a rank has none.
+	// SparseDense finds the union of the coordinates, as SparseOwners does. It then all-reduces
+	// the values at all of them as a dense tensor, with zeros where a rank has none.
 	SparseDense Sparse = "dense"
 )
 
@@ -215,7 +206,7 @@ func (s Sparse) check() error {
 // hostVariable is the environment variable for Options.Host.
 const hostVariable = "C10D_HOST"
 
-// settings are Options with the environment's values in place of zeros.
+// settings are Options with defaults and the environment's values in place of zeros.
 type settings struct {
 	Options
 	wire  Wire

@@ -3,6 +3,7 @@ package gloo
 import (
 	"context"
 	"slices"
+	"sync"
 	"time"
 
 	"github.com/c10d-go/c10d/tensor"
@@ -29,13 +30,35 @@ const (
 // for at once.
 var promptly = 100 * time.Microsecond
 
+// queue is the collectives in the order of the calls, and what runs them.
+type queue struct {
+	mu        sync.Mutex   // guards what follows
+	queued    sync.Cond    // a worker can go on, or the backend closes
+	waiting   []*operation // not begun
+	inflight  []*operation // not ended: waiting or running
+	engines   []*engine    // that run nothing
+	workers   sync.WaitGroup
+	seq       uint64 // operations issued
+	tag       uint32 // of the next collective
+	calls     uint64 // collectives issued
+	completed uint64 // collectives ended
+	agreed    uint64 // collectives up to the last that has shown that all ranks called the same
+	last      lastCall
+	unbegun   recheck // of the collectives that wait
+	checked   uint64  // collectives issued at the last check
+	streak    int     // large collectives in a row that were waited for at once
+	draining  bool    // Shutdown has begun
+	closing   bool    // Close has begun
+	stopped   bool    // what waits ends without being run
+}
+
 // enqueue appends o to the queue. b.mu is held.
 func (b *Backend) enqueue(o *operation, bytes int) {
 	o.queued = true
-	b.queue = append(b.queue, o)
+	b.waiting = append(b.waiting, o)
 	b.inflight = append(b.inflight, o)
 	b.waits.collectives.start(o.future)
-	if len(b.queue) > len(b.engines) && o.ctx.Done() != nil {
+	if len(b.waiting) > len(b.engines) && o.ctx.Done() != nil {
 		b.p2p.Add(1)
 		o.unwatch = context.AfterFunc(o.ctx, func() {
 			defer b.p2p.Done()
@@ -46,7 +69,7 @@ func (b *Backend) enqueue(o *operation, bytes int) {
 	if large {
 		o.issued, o.streak, b.streak = time.Now(), b.streak, 0
 	}
-	if large && o.streak < promptWaits || len(b.queue) > 1 {
+	if large && o.streak < promptWaits || len(b.waiting) > 1 {
 		b.queued.Signal()
 		return
 	}
@@ -60,8 +83,8 @@ func (b *Backend) checkUnbegun() {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	pause := b.unbegun.pause
-	idle := len(b.queue) == 0 && b.calls == b.checked
-	if len(b.queue) > 0 && b.queue[0].call < b.checked {
+	idle := len(b.waiting) == 0 && b.calls == b.checked
+	if len(b.waiting) > 0 && b.waiting[0].call < b.checked {
 		b.queued.Signal()
 		pause = waiterFirst
 	} else if !idle {
@@ -86,10 +109,10 @@ func (b *Backend) work() {
 		}
 	}()
 	for {
-		for len(b.queue) > 0 && len(b.engines) > 0 {
+		for len(b.waiting) > 0 && len(b.engines) > 0 {
 			b.next()
 		}
-		if b.closing && len(b.queue) == 0 {
+		if b.closing && len(b.waiting) == 0 {
 			left = true
 			return
 		}
@@ -97,7 +120,8 @@ func (b *Backend) work() {
 	}
 }
 
-// Help runs the operation, and what is queued before it, in the goroutine that waits for it.
+// Help runs the operation, and those queued before it, in the calling goroutine, which waits for
+// it.
 func (f *future) Help(ctx context.Context) {
 	b := f.backend
 	b.mu.Lock()
@@ -111,7 +135,7 @@ func (f *future) Help(ctx context.Context) {
 	}
 	for f.op != nil && o.queued && len(b.engines) > 0 {
 		// Contexts are the same if they end together.
-		if d := ctx.Done(); d != nil && d != b.queue[0].ctx.Done() {
+		if d := ctx.Done(); d != nil && d != b.waiting[0].ctx.Done() {
 			b.queued.Signal()
 			return
 		}
@@ -125,10 +149,10 @@ func (f *future) Help(ctx context.Context) {
 // It takes the lock again whatever the operation does: a function of the program, such as a
 // custom operator, may panic, or end the goroutine by runtime.Goexit.
 func (b *Backend) next() {
-	o := b.queue[0]
-	copy(b.queue, b.queue[1:])
-	b.queue[len(b.queue)-1] = nil
-	b.queue = b.queue[:len(b.queue)-1]
+	o := b.waiting[0]
+	copy(b.waiting, b.waiting[1:])
+	b.waiting[len(b.waiting)-1] = nil
+	b.waiting = b.waiting[:len(b.waiting)-1]
 	o.queued = false
 	e := b.engines[len(b.engines)-1]
 	b.engines = b.engines[:len(b.engines)-1]
@@ -152,7 +176,7 @@ func (b *Backend) next() {
 		b.mu.Lock()
 		b.stopped = b.stopped || panicked
 		b.engines = append(b.engines, e)
-		if len(b.queue) > 0 {
+		if len(b.waiting) > 0 {
 			b.queued.Signal()
 		} else if b.closing {
 			b.queued.Broadcast()
@@ -226,7 +250,7 @@ func (b *Backend) ended(o *operation, err error) {
 	}
 	b.completed++
 	if err == nil && o.needsAll {
-		b.met = max(b.met, o.call+1)
+		b.agreed = max(b.agreed, o.call+1)
 	}
 	b.progress()
 	o.run = nil

@@ -44,7 +44,7 @@ type listRoute interface {
 	allToAllList(e *engine, out, in [][]byte) error
 }
 
-// always is what a route explains that does the same whatever the size.
+// always returns the choice of a route that does the same for every size.
 func always(op plan.Op, algorithm, why string) []backend.Choice {
 	return []backend.Choice{{Op: op.String(), UpTo: -1, Algorithm: algorithm, Why: why}}
 }

@@ -27,8 +27,8 @@ func (g *glooRoute) reduce(e *engine, buf []byte, root int, r backend.Reduction)
 
 func (g *glooRoute) overwrites(backend.Reduction) bool { return true }
 
-// reduceScatter does what PyTorch does, for Gloo has no such collective: it all-reduces each
-// tensor of in, under a tag of its own, and keeps this rank's part.
+// reduceScatter all-reduces each tensor of in, under a tag of its own, and keeps this rank's part.
+// Gloo has no such collective; PyTorch does the same.
 func (g *glooRoute) reduceScatter(e *engine, out, in []byte, counts []int64, tensors int, r backend.Reduction) error {
 	parts := [][]byte{in}
 	if tensors > 1 {

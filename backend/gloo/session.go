@@ -13,9 +13,9 @@ import (
 	"github.com/c10d-go/c10d/work"
 )
 
-// session is what a rank has together with the other ranks of its group: connections, shared
-// memory, and the route that collectives take over them. connect makes it. It fails as one and is
-// closed as one. Nothing above it keeps a mesh or a route.
+// session is what a rank shares with the other ranks of its group: connections, shared memory, and
+// the route of collectives over them. connect makes one. A session fails as one and is closed as
+// one. Only the session keeps meshes and routes.
 type session struct {
 	rank, size int
 	meshes     []transport.Mesh // one for each network interface
@@ -39,7 +39,7 @@ type session struct {
 	onFailure    func(*work.Error) // may be nil
 	mismatchTold atomic.Bool       // an operation has returned how the ranks disagree
 
-	closing  chan struct{} // closed by close
+	closed   chan struct{} // by close
 	watchers sync.WaitGroup
 }
 
@@ -51,7 +51,7 @@ func (s *session) watch() {
 	for _, m := range s.meshes {
 		s.watchers.Go(func() {
 			select {
-			case <-s.closing:
+			case <-s.closed:
 			case <-m.Failed():
 				for _, other := range s.meshes {
 					if other != m {
@@ -72,7 +72,7 @@ func (s *session) close() error {
 	for _, m := range s.meshes {
 		errs = append(errs, m.Close())
 	}
-	close(s.closing)
+	close(s.closed)
 	s.watchers.Wait()
 	return errors.Join(errs...)
 }

@@ -82,8 +82,8 @@ func (w *sparseWork) runGloo(ctx context.Context, mine *tensor.Tensor) error {
 	for _, d := range shape[s:] {
 		row *= d
 	}
-	// Ranks coalesce first, so that nobody has more entries than there are
-	// coordinates. (With that, no product below leaves an int64.)
+	// Ranks coalesce first, so no rank has more entries than there are coordinates. No product
+	// below overflows an int64.
 	most := int64(1)
 	for _, d := range shape[:s] {
 		most *= int64(d)

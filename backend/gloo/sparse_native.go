@@ -15,33 +15,32 @@ import (
 )
 
 const (
-	// gatherBytes is up to how many bytes of entries a rank has on average for the
-	// gathering form to be taken. BenchmarkSparse, on 2 processors under a load of 10:
-	// with 45 KB a rank gathering takes as long as owners do with 8 ranks, at 85 KB
-	// two thirds with 8 ranks and more with 2; from 0.8 MB on owners are faster throughout.
+	// gatherBytes is the mean number of bytes of a rank's entries up to which ranks gather.
+	// BenchmarkSparse on 2 busy CPUs: at 45 KB gathering and owners take equally long with 8
+	// ranks; at 85 KB owners take two thirds with 8 ranks, and longer with 2; from 0.8 MB on
+	// owners are faster.
 	gatherBytes = 64 << 10
 
-	// fullness is the least part of the union's coordinates, one in so many, that ranks
-	// in shared memory must have on average for the dense form. BenchmarkSparse as
-	// above, rows of 64 floats in memory: with 1 in 2 it takes 0.6 (2 ranks) to 0.85 (8
-	// ranks) of the owners' time, with 1 in 4 as long or longer, with all of them 0.5 to
-	// 0.7. Over TCP it takes longer with 8 ranks whatever they have: it never moves less.
+	// fullness bounds the dense form in shared memory: ranks must have, on average, at least one
+	// in fullness of the union's coordinates. BenchmarkSparse as above, rows of 64 floats: if they
+	// have 1 in 2, dense takes 0.6 (2 ranks) to 0.85 (8 ranks) of the owners' time; 1 in 4, as
+	// long or longer; all of them, 0.5 to 0.7. Over TCP with 8 ranks it always takes longer, since
+	// it never moves less.
 	fullness = 2
 
-	// samples is how many of its keys a rank tells the others, for the ranges to
-	// hold as many entries each: a range then has at most 1/samples of a rank's
-	// more than its share.
+	// samples is how many of its keys a rank publishes, so that ranges can be cut evenly. A range
+	// then has at most 1/samples of a rank's entries more than its share.
 	samples = 32
 
-	// shownDims is how many dimensions are sent as they are, to be named in an error.
+	// shownDims is how many dimensions are sent in full, to be named in an error.
 	shownDims = 8
 )
 
-// window is how many bytes a rank makes room for on the word of the others:
-// more is taken as it comes, so that who announces has to send. Tests shrink it.
+// window is how many bytes a rank allocates because others announced them. For more than that,
+// memory grows as data arrive. Tests shrink it.
 var window int64 = 256 << 20
 
-// sparseMeta is what a rank says first of its tensor.
+// sparseMeta describes a rank's tensor to the others.
 type sparseMeta struct {
 	same    [4 + 1 + shownDims]int64 // dtype, kind, sparse dimensions, dimensions, digest of the shape, the first of it
 	entries int64
@@ -71,11 +70,11 @@ func (m *sparseMeta) String() string {
 	return fmt.Sprintf("%v of %v%v%s with %d sparse dimensions", backend.ReduceKind(m.same[1]), tensor.DType(m.same[0]), m.same[5:5+dims], more, m.same[2])
 }
 
-// sampled is how many keys a rank with that many entries tells.
+// sampled is how many keys a rank with so many entries publishes.
 func sampled(entries int64) int { return int(min(entries, samples)) }
 
-// odd returns the first rank that says something else of its tensor than most do, and
-// one of these; -1 if all say the same. All ranks come to the same answer.
+// odd returns the first rank whose tensor differs from most others', and one of these; -1 if all
+// are alike. All ranks get the same answer.
 func odd(all []sparseMeta) (culprit, usual int) {
 	best := 0
 	for r := range all {
@@ -121,7 +120,7 @@ func (s *sparseScratch) size() int {
 
 type sample struct{ key, weight uint64 }
 
-// sparseRun is one all-reduce under way.
+// sparseRun is one all-reduce of a sparse tensor.
 type sparseRun struct {
 	*sparseScratch
 	w       *sparseWork
@@ -171,7 +170,7 @@ func (w *sparseWork) runNative(mine *tensor.Tensor) error {
 	return x.finish(union, sums)
 }
 
-// begin finds the keys of this rank's entries and what has to be added of them.
+// begin finds the keys of this rank's entries, and their values.
 func (x *sparseRun) begin(mine *tensor.Tensor) error {
 	x.coords, x.row = 1, x.dtype.Size()
 	for i, d := range x.shape {
@@ -204,7 +203,7 @@ func (x *sparseRun) begin(mine *tensor.Tensor) error {
 	return nil
 }
 
-// agree tells the ranks of each other's tensors, and checks that they fit.
+// agree exchanges the descriptions of all ranks' tensors and checks that they match.
 func (x *sparseRun) agree() ([]sparseMeta, error) {
 	var m sparseMeta
 	m.same = [...]int64{int64(x.dtype), int64(x.w.kind), int64(x.sparse), int64(len(x.shape)), digest(x.shape), 4 + shownDims: 0}
@@ -231,7 +230,8 @@ func (x *sparseRun) agree() ([]sparseMeta, error) {
 		_ = x.e.session.route.barrier(x.e)
 		return nil, x.w.host.mismatch(culprit, fmt.Errorf("sparse tensors do not match: rank %d has %v, rank %d %v", culprit, &x.metas[culprit], usual, &x.metas[usual]))
 	}
-	// Ranks coalesce first, so that nobody has more entries than there are coordinates.
+	// Ranks coalesce first, so no rank has more entries than there are coordinates. No product
+	// below overflows an int64.
 	most := min(x.coords, maxEntries, math.MaxInt)
 	for r := range x.metas {
 		m := &x.metas[r]
@@ -271,7 +271,7 @@ func digest(shape []int) int64 {
 	return int64(h.Sum64())
 }
 
-// gathers is the first rule, by numbers that all ranks have the same.
+// gathers is the first rule. All ranks have the numbers it uses.
 func gathers(metas []sparseMeta, row int) bool {
 	total := int64(0)
 	for r := range metas {
@@ -280,18 +280,17 @@ func gathers(metas []sparseMeta, row int) bool {
 	return total <= int64(len(metas))*(gatherBytes/(int64(row)+8))
 }
 
-// densely is the second rule, once the union is known: whether total entries of so many
-// ranks fill it enough.
+// densely is the second rule, once the union is known: do the ranks' entries, total in all, fill it
+// enough?
 func densely(total, union int64, ranks int) bool {
 	hi, all := bits.Mul64(uint64(union), uint64(ranks))
 	return hi == 0 && uint64(total) >= all/fullness
 }
 
-// denseIsBetter says whether to add up the values as a dense tensor. In two levels a host
-// then takes in twice the union; from owners it takes in the union and, for each of its
-// ranks, what the others have for it, which is more if all ranks have
-// more than the union once for each host. (BenchmarkSparse has no network between its hosts;
-// there both take as long with full ranks, and owners are faster below that.)
+// denseIsBetter reports whether to all-reduce the values as a dense tensor. In two levels a host
+// then receives twice the union. With owners it receives the union once, and for each of its ranks
+// the other hosts' values in that rank's range. (BenchmarkSparse has no network between its hosts:
+// there both forms take equally long with full ranks, and owners are faster below that.)
 func (x *sparseRun) denseIsBetter(total, union int64) bool {
 	s := x.e.session
 	switch {
@@ -303,9 +302,9 @@ func (x *sparseRun) denseIsBetter(total, union int64) bool {
 	return s.shared != nil && densely(total, union, x.n)
 }
 
-// gather has every rank add up everything.
+// gather sends all entries to every rank, which adds them.
 func (x *sparseRun) gather(metas []sparseMeta) ([]uint64, []byte, error) {
-	// A block is the values, which need to be aligned, then the keys.
+	// A block holds the values, which must be aligned, then the keys.
 	total := 0
 	x.lengths = room(x.lengths, x.n)
 	for r := range metas {
@@ -341,7 +340,7 @@ func (x *sparseRun) gather(metas []sparseMeta) ([]uint64, []byte, error) {
 	return union, sums, x.sum(sums)
 }
 
-// sum adds up what the merger has joined.
+// sum adds the values that the merger has put together.
 func (x *sparseRun) sum(sums []byte) error {
 	if x.e.session.exact(x.w.red) {
 		add, err := exact.Sum(x.w.red.Adds)
@@ -356,7 +355,7 @@ func (x *sparseRun) sum(sums []byte) error {
 	return nil
 }
 
-// owners has each rank add up a range of coordinates and give the others the result.
+// owners has each rank add the entries of a range of coordinates and send the sums to all.
 func (x *sparseRun) owners(metas []sparseMeta) ([]uint64, []byte, error) {
 	bounds := x.ranges(metas)
 	span := func(r int) uint64 { return bounds[r+1] - bounds[r] }
@@ -406,7 +405,7 @@ func (x *sparseRun) owners(metas []sparseMeta) ([]uint64, []byte, error) {
 	if err := x.exchange(packed, 8*longest); err != nil {
 		return nil, nil, err
 	}
-	// All of these keys have come, so that there may be room for them.
+	// All of these keys have arrived, so memory for them may be allocated.
 	x.theirs, x.runs = room(x.theirs, int(total)), room(x.runs, x.n)
 	rest := x.theirs
 	for r := range x.n {
@@ -418,7 +417,7 @@ func (x *sparseRun) owners(metas []sparseMeta) ([]uint64, []byte, error) {
 	}
 	union := x.merger.Union(x.runs, bounds[x.rank], span(x.rank))
 
-	// How long are the results? Each is as long as its longest run at least.
+	// How long is a result? At least as long as its longest run.
 	got := room(x.got, x.n)
 	x.got = got
 	mine := [1]int64{int64(len(union))}
@@ -471,8 +470,7 @@ func (x *sparseRun) owners(metas []sparseMeta) ([]uint64, []byte, error) {
 	if err := x.exchange(x.vals, longest*int64(x.row)); err != nil {
 		return nil, nil, err
 	}
-	// The sums go to where they stay, which is a block of the result if there may
-	// be room for it.
+	// The sums go straight into the result, if it may be allocated.
 	if sum > window/int64(x.row) {
 		part := grow(&x.rows, int(x.lengths[x.rank]))
 		if err := x.sum(part); err != nil {
@@ -492,8 +490,8 @@ func (x *sparseRun) owners(metas []sparseMeta) ([]uint64, []byte, error) {
 	return x.union, sums, x.e.session.route.allGatherV(x.e, sums, part, x.lengths)
 }
 
-// ranges cuts the coordinates so that, by the samples, each rank owns as many
-// entries: rank r those from bounds[r] on, and before bounds[r+1].
+// ranges cuts the coordinates by the samples, so that each rank owns about as many entries. Rank r
+// owns bounds[r] up to but not including bounds[r+1].
 func (x *sparseRun) ranges(metas []sparseMeta) (bounds []uint64) {
 	const whole = 1 << 10 // so that a sample's weight is rounded by little
 	all, total := x.samples[:0], uint64(0)
@@ -524,9 +522,9 @@ func (x *sparseRun) ranges(metas []sparseMeta) (bounds []uint64) {
 	return x.bounds
 }
 
-// exchange sends x.send[r] bytes of in to rank r and leaves the x.recv[r] from there in
-// x.values[r]. No rank sends another more than longest. What all ranks together may
-// send one does not fit the window goes in rounds.
+// exchange sends x.send[r] bytes of in to rank r, and leaves the x.recv[r] bytes from rank r in
+// x.values[r]. No rank sends another one more than longest. If what one rank may receive exceeds
+// the window, it goes in rounds.
 func (x *sparseRun) exchange(in []byte, longest int64) error {
 	per := max(window/int64(x.n), 1)
 	if longest <= per {
@@ -566,9 +564,9 @@ func (x *sparseRun) exchange(in []byte, longest int64) error {
 	return nil
 }
 
-// spread gives all ranks every rank's part, of counts[r] bytes, one after the other.
-// What does not fit the window goes in rounds, of which each may be as long as all
-// before. Into is memory to use, nil for memory of the result's own.
+// spread gives all ranks every rank's part of counts[r] bytes, one after the other. If they exceed
+// the window they go in rounds, each at most as long as all before it. into is memory to use, nil
+// for new memory.
 func (x *sparseRun) spread(into *[]byte, part []byte, counts []int64) ([]byte, error) {
 	sum, offset := int64(0), int64(0)
 	for r, n := range counts {
@@ -610,8 +608,7 @@ func (x *sparseRun) spread(into *[]byte, part []byte, counts []int64) ([]byte, e
 	return all, nil
 }
 
-// extend makes b longer by more, of as much as it will have in the end. Its memory
-// at most doubles.
+// extend makes b longer by more, towards a final length. Its memory at most doubles.
 func extend(b []byte, more int, end int64) ([]byte, error) {
 	n := len(b) + more
 	if n <= cap(b) {
@@ -634,8 +631,8 @@ func fresh(n, row int) ([]byte, error) {
 	return t.Bytes(), nil
 }
 
-// dense all-reduces the values of the union, in rounds of which each may be as long as
-// all before.
+// dense all-reduces the values at the union's coordinates, in rounds that are each at most as long
+// as all before.
 func (x *sparseRun) dense() ([]byte, error) {
 	var all []byte
 	n, next := len(x.union), 0 // the next of this rank's entries
@@ -665,7 +662,7 @@ func (x *sparseRun) dense() ([]byte, error) {
 	return all, nil
 }
 
-// finish makes tensors of the result.
+// finish makes the tensors of the result.
 func (x *sparseRun) finish(union []uint64, sums []byte) error {
 	n := len(union)
 	indices, err := tensor.New(tensor.Int64, x.sparse, n)
@@ -676,7 +673,7 @@ func (x *sparseRun) finish(union []uint64, sums []byte) error {
 	if err != nil {
 		return err
 	}
-	// The first dimension has what the others leave.
+	// The first dimension is what the others leave of the coordinate.
 	for dim := x.sparse - 1; dim >= 0; dim-- {
 		size := uint64(x.shape[dim])
 		to := at[dim*n : (dim+1)*n]
@@ -698,7 +695,7 @@ func (x *sparseRun) finish(union []uint64, sums []byte) error {
 	return x.w.set(indices, values)
 }
 
-// room returns s with length n, and what is in it undefined.
+// room returns s with length n and undefined contents.
 func room[T any](s []T, n int) []T {
 	if cap(s) < n {
 		return make([]T, n)
@@ -706,7 +703,7 @@ func room[T any](s []T, n int) []T {
 	return s[:n]
 }
 
-// explainSparse says what the rules come to.
+// explainSparse says which form the rules choose.
 func (b *Backend) explainSparse() []backend.Choice {
 	c := func(upTo int64, s Sparse, why string) backend.Choice {
 		return backend.Choice{Op: "all_reduce, sparse", UpTo: upTo, Algorithm: string(s), Why: why}

@@ -60,8 +60,8 @@ func (v *vote) cast(err error) {
 	}
 }
 
-// hear returns once all the others have voted. Of those who vote against, it
-// tells the first at once, for this rank may wait for them in vain.
+// hear returns once all other ranks have voted. It calls against with the first vote against at
+// once: this rank may be waiting for that rank in vain.
 func (v *vote) hear(ctx context.Context, against func(error)) error {
 	heard := make(chan error)
 	for peer, r := range v.recvs {

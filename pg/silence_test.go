@@ -1,11 +1,9 @@
 package pg
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
-	"log/slog"
 	"net"
 	"path/filepath"
 	"strings"
@@ -17,29 +15,10 @@ import (
 
 	"github.com/c10d-go/c10d/internal/freeport"
 	"github.com/c10d-go/c10d/internal/waiting"
+	"github.com/c10d-go/c10d/internal/waiting/waitingtest"
 	"github.com/c10d-go/c10d/store"
 	"github.com/c10d-go/c10d/store/tcp"
 )
-
-// lines are what a logger has written.
-type lines struct {
-	mu sync.Mutex
-	b  bytes.Buffer
-}
-
-func (l *lines) Write(b []byte) (int, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.b.Write(b)
-}
-
-func (l *lines) String() string {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.b.String()
-}
-
-func (l *lines) logger() *slog.Logger { return slog.New(slog.NewTextHandler(l, nil)) }
 
 // TestForgottenRankIsNamed: of 3 ranks one is never started. All others name it, in the log
 // while they wait, and in their errors.
@@ -72,7 +51,7 @@ func TestForgottenRankIsNamed(t *testing.T) {
 			url, env := tc.url(t)
 			ctx, cancel := context.WithCancelCause(waiting.WithFirst(context.Background(), 50*time.Millisecond))
 			defer cancel(nil)
-			logs := make([]lines, 3)
+			logs := make([]waitingtest.Log, 3)
 			var wg sync.WaitGroup
 			errs := make([]error, 3)
 			for r := range 3 {
@@ -81,7 +60,7 @@ func TestForgottenRankIsNamed(t *testing.T) {
 				}
 				fill := func(s string) string { return strings.ReplaceAll(s, "%d", fmt.Sprint(r)) }
 				wg.Go(func() {
-					_, errs[r] = initFrom(ctx, fill(url), InitOptions{Options: Options{Logger: logs[r].logger()}}, environ(fill(env)))
+					_, errs[r] = initFrom(ctx, fill(url), InitOptions{Options: Options{Logger: logs[r].Logger()}}, environ(fill(env)))
 				})
 			}
 			for r := range 3 {
@@ -132,12 +111,12 @@ func TestForgottenGroupIsNamed(t *testing.T) {
 	defer cancel()
 	st := store.NewHash()
 	defer st.Close()
-	logs, groups := make([]lines, 3), make([]*ProcessGroup, 3)
+	logs, groups := make([]waitingtest.Log, 3), make([]*ProcessGroup, 3)
 	var wg sync.WaitGroup
 	for r := range 3 {
 		wg.Go(func() {
 			var err error
-			groups[r], err = New(ctx, st, r, 3, Options{Logger: logs[r].logger(), Timeout: time.Minute})
+			groups[r], err = New(ctx, st, r, 3, Options{Logger: logs[r].Logger(), Timeout: time.Minute})
 			require.NoError(t, err)
 		})
 	}
@@ -170,8 +149,8 @@ func TestStoreBarrierTellsHowManyCame(t *testing.T) {
 			defer cancel()
 			st := store.NewHash()
 			defer st.Close()
-			var log lines
-			o.Backend, o.Logger = "init-meet", log.logger()
+			var log waitingtest.Log
+			o.Backend, o.Logger = "init-meet", log.Logger()
 			// Rank 1 is one of PyTorch: this is its first key, and that of "init-meet".
 			first, meets := "0//cpu//0/1", "0//cpu//1"
 			if o.Dialect == store.DialectV1 {

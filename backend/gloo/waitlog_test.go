@@ -1,9 +1,7 @@
 package gloo_test
 
 import (
-	"bytes"
 	"context"
-	"log/slog"
 	"strconv"
 	"strings"
 	"sync"
@@ -17,38 +15,9 @@ import (
 	"github.com/c10d-go/c10d/backend/gloo"
 	"github.com/c10d-go/c10d/internal/transport/mem"
 	"github.com/c10d-go/c10d/internal/waiting"
+	"github.com/c10d-go/c10d/internal/waiting/waitingtest"
 	"github.com/c10d-go/c10d/store"
 )
-
-// lines are what a logger has written, without the time of each line.
-type lines struct {
-	mu sync.Mutex
-	b  bytes.Buffer
-}
-
-func (l *lines) Write(b []byte) (int, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.b.Write(b)
-}
-
-func (l *lines) all() []string {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return strings.FieldsFunc(l.b.String(), func(r rune) bool { return r == '\n' })
-}
-
-func (l *lines) logger() *slog.Logger {
-	return slog.New(slog.NewTextHandler(l, &slog.HandlerOptions{ReplaceAttr: func(_ []string, a slog.Attr) slog.Attr {
-		switch a.Key {
-		case slog.TimeKey:
-			return slog.Attr{}
-		case "until":
-			return slog.String("until", a.Value.Time().UTC().Format(time.RFC3339))
-		}
-		return a
-	}}))
-}
 
 // reduce is an all-reduce of one element.
 func reduce(b *gloo.Backend) error {
@@ -56,12 +25,12 @@ func reduce(b *gloo.Backend) error {
 }
 
 // loud makes a group over f whose ranks write to logs.
-func loud(t *testing.T, f *mem.Fabric, size int) ([]*gloo.Backend, []*lines) {
-	bs, logs := make([]*gloo.Backend, size), make([]*lines, size)
+func loud(t *testing.T, f *mem.Fabric, size int) ([]*gloo.Backend, []*waitingtest.Log) {
+	bs, logs := make([]*gloo.Backend, size), make([]*waitingtest.Log, size)
 	for r := range bs {
 		o := over(f, r, size, 1, 2)
-		logs[r] = new(lines)
-		o.Logger, o.Group, o.Timeout = logs[r].logger(), "0", 2*time.Minute
+		logs[r] = new(waitingtest.Log)
+		o.Logger, o.Group, o.Timeout = logs[r].Logger(), "0", 2*time.Minute
 		bs[r] = join(t, o)
 	}
 	return bs, logs
@@ -110,13 +79,13 @@ func TestLateRankIsNamed(t *testing.T) {
 					time.Sleep(time.Until(begun.Add(n.at * time.Second)))
 					synctest.Wait()
 					for _, r := range []int{0, 2} {
-						require.Len(t, logs[r].all(), n.lines, "after %v s: %v", int(n.at), logs[r].all())
+						require.Len(t, logs[r].Lines(), n.lines, "after %v s: %v", int(n.at), logs[r].Lines())
 					}
 				}
 				for _, r := range []int{0, 2} {
-					require.Regexp(t, strings.ReplaceAll(tc.want, "RANK", strconv.Itoa(r)), logs[r].all()[0])
+					require.Regexp(t, strings.ReplaceAll(tc.want, "RANK", strconv.Itoa(r)), logs[r].Lines()[0])
 				}
-				require.Empty(t, logs[1].all())
+				require.Empty(t, logs[1].Lines())
 				bs[1].Abort(nil)
 				wg.Wait()
 				for _, b := range bs {
@@ -148,7 +117,7 @@ func TestSteadyRanksAreSilent(t *testing.T) {
 		time.Sleep(10 * time.Minute)
 		for r, b := range bs {
 			wg.Go(func() { b.Close() })
-			require.Empty(t, logs[r].all())
+			require.Empty(t, logs[r].Lines())
 		}
 		wg.Wait()
 	})
@@ -165,15 +134,15 @@ func TestLateMessagesAreNamed(t *testing.T) {
 		require.NoError(t, err)
 		time.Sleep(12 * time.Second)
 		synctest.Wait()
-		require.Len(t, logs[0].all(), 1, "one line at a time")
-		require.Contains(t, logs[0].all()[0], `msg="c10d: recv waits for rank 1" group=0 rank=0 op=recv seq=0 missing="rank 1 has not sent it (tag 7)"`)
-		require.Empty(t, logs[2].all(), "a receive from any rank waits for nobody in particular")
+		require.Len(t, logs[0].Lines(), 1, "one line at a time")
+		require.Contains(t, logs[0].Lines()[0], `msg="c10d: recv waits for rank 1" group=0 rank=0 op=recv seq=0 missing="rank 1 has not sent it (tag 7)"`)
+		require.Empty(t, logs[2].Lines(), "a receive from any rank waits for nobody in particular")
 		require.NoError(t, wait(bs[1].Send(context.Background(), vec(1), 0, backend.P2POptions{Tag: 7})))
 		require.NoError(t, x.Wait(context.Background()))
 		time.Sleep(12 * time.Second)
 		synctest.Wait()
-		require.Len(t, logs[0].all(), 2)
-		require.Contains(t, logs[0].all()[1], "recv waits for rank 2")
+		require.Len(t, logs[0].Lines(), 2)
+		require.Contains(t, logs[0].Lines()[1], "recv waits for rank 2")
 		bs[1].Abort(nil)
 		require.Error(t, y.Wait(context.Background()))
 		require.Error(t, z.Wait(context.Background()))
@@ -191,10 +160,10 @@ func TestLateRankIsNamedOnEveryWire(t *testing.T) {
 			ctx := waiting.WithFirst(t.Context(), 20*time.Millisecond)
 			st := store.NewHash()
 			defer st.Close()
-			bs, logs := make([]*gloo.Backend, 3), make([]*lines, 3)
+			bs, logs := make([]*gloo.Backend, 3), make([]*waitingtest.Log, 3)
 			var wg sync.WaitGroup
 			for r := range bs {
-				logs[r] = new(lines)
+				logs[r] = new(waitingtest.Log)
 				o := gloo.Options{Wire: wire}
 				if wire == onHosts {
 					o = gloo.Options{Host: string(rune('a' + r/2))}
@@ -202,7 +171,7 @@ func TestLateRankIsNamedOnEveryWire(t *testing.T) {
 				wg.Go(func() {
 					var err error
 					bs[r], err = gloo.New(ctx, backend.Options{
-						Store: st, Rank: r, Size: 3, Timeout: time.Minute, Dialect: store.DialectV2, Specific: o, Logger: logs[r].logger(),
+						Store: st, Rank: r, Size: 3, Timeout: time.Minute, Dialect: store.DialectV2, Specific: o, Logger: logs[r].Logger(),
 					})
 					require.NoError(t, err)
 				})
@@ -213,7 +182,7 @@ func TestLateRankIsNamedOnEveryWire(t *testing.T) {
 			}
 			for _, r := range []int{0, 2} {
 				require.Eventually(t, func() bool {
-					return strings.Contains(strings.Join(logs[r].all(), "\n"), "all_reduce waits for rank 1")
+					return strings.Contains(strings.Join(logs[r].Lines(), "\n"), "all_reduce waits for rank 1")
 				}, 20*time.Second, time.Millisecond)
 			}
 			require.NoError(t, reduce(bs[1]))

@@ -1,12 +1,9 @@
 package rendezvous
 
 import (
-	"bytes"
 	"context"
 	"fmt"
-	"log/slog"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
@@ -14,25 +11,9 @@ import (
 
 	"github.com/c10d-go/c10d/internal/transport"
 	"github.com/c10d-go/c10d/internal/waiting"
+	"github.com/c10d-go/c10d/internal/waiting/waitingtest"
 	"github.com/c10d-go/c10d/store"
 )
-
-type lines struct {
-	mu sync.Mutex
-	b  bytes.Buffer
-}
-
-func (l *lines) Write(b []byte) (int, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.b.Write(b)
-}
-
-func (l *lines) String() string {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.b.String()
-}
 
 // TestMissingRankIsLogged: ranks 0 and 2 of 3 say that they wait for rank 1, and what is known
 // of it. They do not name each other.
@@ -46,10 +27,10 @@ func TestMissingRankIsLogged(t *testing.T) {
 			defer st.Close()
 			ctx, cancel := context.WithCancel(waiting.WithFirst(context.Background(), 20*time.Millisecond))
 			defer cancel()
-			logs := make([]lines, 3)
+			logs := make([]waitingtest.Log, 3)
 			out := start(ctx, st, 3, func(c *Config) {
 				c.Generation = tc.generation
-				c.Logger = slog.New(slog.NewTextHandler(&logs[c.Rank], nil))
+				c.Logger = logs[c.Rank].Logger()
 				c.LastSeen = func(_ context.Context, rank int) (string, bool) {
 					return fmt.Sprintf("rank %d has not joined the store", rank), false
 				}
@@ -78,9 +59,9 @@ func TestMissingRankIsLogged(t *testing.T) {
 // TestStoreThatEnds: a rank whose store ends while it waits still says whom it waited for.
 func TestStoreThatEnds(t *testing.T) {
 	st := store.NewHash()
-	var log lines
+	var log waitingtest.Log
 	ctx := waiting.WithFirst(t.Context(), 10*time.Millisecond)
-	out := start(ctx, st, 2, func(c *Config) { c.Logger = slog.New(slog.NewTextHandler(&log, nil)) }, 0)
+	out := start(ctx, st, 2, func(c *Config) { c.Logger = log.Logger() }, 0)
 	require.Eventually(t, func() bool { return strings.Contains(log.String(), "rank 1") }, 20*time.Second, time.Millisecond)
 	require.NoError(t, st.Close())
 	require.ErrorContains(t, (<-out).err, "rank 1 published no address: ")

@@ -41,7 +41,7 @@ var layers = []layer{
 	{"internal/credentials", nil},
 	{"internal/rules", nil},
 	{"internal/unwind", nil},
-	{"internal/waiting", nil},
+	{"internal/waiting/...", nil},
 
 	{"store", nil},
 	{"store/storetest", []string{"store", "github.com/stretchr/testify/..."}},

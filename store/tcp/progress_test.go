@@ -1,11 +1,9 @@
 package tcp
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"io"
-	"log/slog"
 	"net"
 	"strings"
 	"sync"
@@ -16,28 +14,9 @@ import (
 
 	"github.com/c10d-go/c10d/internal/freeport"
 	"github.com/c10d-go/c10d/internal/waiting"
+	"github.com/c10d-go/c10d/internal/waiting/waitingtest"
 	"github.com/c10d-go/c10d/store"
 )
-
-// lines are what a logger has written.
-type lines struct {
-	mu sync.Mutex
-	b  bytes.Buffer
-}
-
-func (l *lines) Write(b []byte) (int, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.b.Write(b)
-}
-
-func (l *lines) String() string {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.b.String()
-}
-
-func (l *lines) logger() *slog.Logger { return slog.New(slog.NewTextHandler(l, nil)) }
 
 // soon is a context under which the log tells of waits at once.
 func soon(t *testing.T) context.Context {
@@ -50,7 +29,7 @@ func soon(t *testing.T) context.Context {
 const bound = 20 * time.Second
 
 // says waits until the log has a text.
-func (l *lines) says(t *testing.T, want string) {
+func says(t *testing.T, l *waitingtest.Log, want string) {
 	t.Helper()
 	require.Eventually(t, func() bool { return strings.Contains(l.String(), want) }, bound, time.Millisecond, "%s\nwant %s", l, want)
 }
@@ -86,18 +65,18 @@ func TestHostNamesWhoIsMissing(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			addr := freeport.Loopback(t)
-			var log lines
+			var log waitingtest.Log
 			ctx, cancel := context.WithCancel(soon(t))
 			defer cancel()
 			host := go1(func() error {
-				_, err := New(ctx, addr, Options{Server: true, WorldSize: 3, Logger: log.logger(), Timeout: time.Hour})
+				_, err := New(ctx, addr, Options{Server: true, WorldSize: 3, Logger: log.Logger(), Timeout: time.Hour})
 				return err
 			})
 			for _, o := range test.came {
 				o.WorldSize = 3
 				join(t, addr, o)
 			}
-			log.says(t, test.want)
+			says(t, &log, test.want)
 			require.Contains(t, log.String(), "level=WARN")
 			require.Contains(t, log.String(), addr)
 			require.Contains(t, log.String(), "until=")
@@ -148,15 +127,15 @@ func TestClientTellsWhatItWaitsFor(t *testing.T) {
 		"silence":        {silent.Addr().String(), []string{"waiting for rank 0", "accepts connections but does not answer"}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			var log lines
+			var log waitingtest.Log
 			ctx, cancel := context.WithCancel(soon(t))
 			defer cancel()
 			done := go1(func() error {
-				_, err := New(ctx, test.addr, Options{HostedBy: "rank 0", Logger: log.logger(), Timeout: time.Hour})
+				_, err := New(ctx, test.addr, Options{HostedBy: "rank 0", Logger: log.Logger(), Timeout: time.Hour})
 				return err
 			})
 			for _, want := range append(test.want, test.addr) {
-				log.says(t, want)
+				says(t, &log, want)
 			}
 			failed(t, cancel, done)
 		})

@@ -156,10 +156,10 @@ func TestReductions(t *testing.T) {
 		want []float32 // of a = {6, -4} and b = {3, 5} in a group of 2
 	}{
 		{backend.ReduceOp{}, "sum", []float32{9, 1}},
-		{backend.Avg, "avg", []float32{4.5, 0.5}},
-		{backend.Product, "product", []float32{18, -20}},
-		{backend.Min, "min", []float32{3, -4}},
-		{backend.Max, "max", []float32{6, 5}},
+		{backend.Avg(), "avg", []float32{4.5, 0.5}},
+		{backend.Product(), "product", []float32{18, -20}},
+		{backend.Min(), "min", []float32{3, -4}},
+		{backend.Max(), "max", []float32{6, 5}},
 		{backend.PreMulSum(0.5), "premul_sum(0.5)", []float32{4.5, 0.5}},
 		{backend.CustomOf("left", func(a, b float32) float32 { return a }), "custom(left)", []float32{6, -4}},
 	} {
@@ -183,7 +183,7 @@ func TestReductions(t *testing.T) {
 		op backend.ReduceOp
 		d  tensor.DType
 	}{
-		{backend.BAnd, tensor.Float32}, {backend.Max, tensor.Complex64}, {backend.Avg, tensor.Int32},
+		{backend.BAnd(), tensor.Float32}, {backend.Max(), tensor.Complex64}, {backend.Avg(), tensor.Int32},
 		{backend.PreMulSum(0.5), tensor.Int32}, {backend.Custom("nothing", nil), tensor.Float32},
 		{backend.CustomOf("f", func(a, b int8) int8 { return a }), tensor.Uint8},
 	} {

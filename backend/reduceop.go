@@ -12,7 +12,8 @@ import (
 // ReduceKind is a kind of reduction. The numbers are c10d's.
 type ReduceKind = reduce.Kind
 
-// ReduceOp is how elements are combined. The zero value is Sum.
+// ReduceOp is how elements are combined. The zero value is Sum(). The operators are functions, so
+// that no program can change them for the others.
 //
 // Integers wrap. Bool is logical: Sum, Max and BOr are or, Product, Min and
 // BAnd are and, BXor is exclusive or. (PyTorch's gloo adds bools as bytes.) Min
@@ -31,17 +32,29 @@ type customOp struct {
 	dtype  tensor.DType // Invalid: any
 }
 
-// The operators. Do not assign to them.
-var (
-	Sum     = ReduceOp{kind: reduce.Sum}
-	Avg     = ReduceOp{kind: reduce.Avg} // sum divided by the group's size; floats and complex only
-	Product = ReduceOp{kind: reduce.Product}
-	Min     = ReduceOp{kind: reduce.Min}
-	Max     = ReduceOp{kind: reduce.Max}
-	BAnd    = ReduceOp{kind: reduce.BAnd}
-	BOr     = ReduceOp{kind: reduce.BOr}
-	BXor    = ReduceOp{kind: reduce.BXor}
-)
+// Sum adds.
+func Sum() ReduceOp { return ReduceOp{kind: reduce.Sum} }
+
+// Avg adds and divides the sum by the group's size. It is for floats and complex numbers only.
+func Avg() ReduceOp { return ReduceOp{kind: reduce.Avg} }
+
+// Product multiplies.
+func Product() ReduceOp { return ReduceOp{kind: reduce.Product} }
+
+// Min takes the smallest element.
+func Min() ReduceOp { return ReduceOp{kind: reduce.Min} }
+
+// Max takes the largest element.
+func Max() ReduceOp { return ReduceOp{kind: reduce.Max} }
+
+// BAnd is the bitwise and.
+func BAnd() ReduceOp { return ReduceOp{kind: reduce.BAnd} }
+
+// BOr is the bitwise or.
+func BOr() ReduceOp { return ReduceOp{kind: reduce.BOr} }
+
+// BXor is the bitwise exclusive or.
+func BXor() ReduceOp { return ReduceOp{kind: reduce.BXor} }
 
 // PreMulSum multiplies each rank's input by factor before the sum. The factor
 // may differ between ranks.

@@ -551,7 +551,7 @@ func (d *DDP) reduceUsed() error {
 			m[k] = 1
 		}
 	}
-	if err := d.used.start(d.ctx, d.g, backend.Sum); err != nil {
+	if err := d.used.start(d.ctx, d.g, backend.Sum()); err != nil {
 		return d.fail(fmt.Errorf("ddp: map of used parameters: %w", err))
 	}
 	return nil

@@ -46,7 +46,7 @@ type Device interface {
 }
 
 // errOnDevice is what a helper for hooks that works on CPU memory says.
-var errOnDevice = errors.New("ddp: only gradients in CPU memory can be divided and cast; on a device reduce with backend.Avg and use kernels")
+var errOnDevice = errors.New("ddp: only gradients in CPU memory can be divided and cast; on a device reduce with backend.Avg() and use kernels")
 
 // deviceOf returns the Device that has t, nil for CPU memory.
 func (d *DDP) deviceOf(t *tensor.Tensor) Device {
@@ -143,7 +143,7 @@ func (d *DDP) average() backend.ReduceOp {
 	if d.join.on && d.join.o.DivideByActive {
 		return backend.PreMulSum(1 / float64(d.divisor))
 	}
-	return backend.Avg
+	return backend.Avg()
 }
 
 // flight is a collective on device tensors: the stream is ordered after it, and

@@ -99,7 +99,7 @@
 // its gradients, and the optimizer's kernels come after the averages. FindUnused,
 // which has to know what the others used, blocks all the same.
 //
-// The group divides (backend.Avg), and the hooks that cast gradients are for
+// The group divides (backend.Avg()), and the hooks that cast gradients are for
 // CPU memory. Wait tells, before anything leaves the program, how the collectives
 // have ended.
 //

@@ -26,7 +26,7 @@ type Hook func(ctx context.Context, b *Bucket) (*work.Work, error)
 // ranks: the average, as without a hook. On a device the group does both.
 func AllReduceHook(ctx context.Context, b *Bucket) (*work.Work, error) {
 	if b.dev != nil {
-		return b.AllReduce(ctx, backend.AllReduceOptions{Op: backend.Avg})
+		return b.AllReduce(ctx, backend.AllReduceOptions{Op: backend.Avg()})
 	}
 	b.Divide()
 	return b.AllReduce(ctx, backend.AllReduceOptions{})

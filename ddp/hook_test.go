@@ -112,7 +112,7 @@ func TestOwnHook(t *testing.T) {
 				return b.Buffer().SetFloat64(v+1, 0)
 			})
 		}
-		return b.AllReduce(ctx, backend.AllReduceOptions{Op: backend.Max})
+		return b.AllReduce(ctx, backend.AllReduceOptions{Op: backend.Max()})
 	}
 	ps := vectors(t, 2, 3, 1)
 	d, err := ddp.New(soon(t), newInstant(), ps, ddp.Options{Hook: hook, FirstBucket: 4, BucketCap: 100, FindUnused: true})

@@ -117,13 +117,13 @@ func (d *DDP) notifyActive(ctx context.Context) error {
 	if !j.on {
 		return nil
 	}
-	if err := j.active.start(ctx, d.g, 1, backend.Sum); err != nil {
+	if err := j.active.start(ctx, d.g, 1, backend.Sum()); err != nil {
 		return d.fail(fmt.Errorf("ddp: join: %w", err))
 	}
 	if !j.o.ErrorOnEarlyEnd {
 		return nil
 	}
-	stop, err := j.stop.run(ctx, d.g, 0, backend.Sum)
+	stop, err := j.stop.run(ctx, d.g, 0, backend.Sum())
 	if err != nil {
 		return d.fail(fmt.Errorf("ddp: join: %w", err))
 	}
@@ -142,7 +142,7 @@ func (d *DDP) notifySync(ctx context.Context, syncs bool) error {
 	if syncs {
 		v = 1
 	}
-	if err := d.join.syncs.start(ctx, d.g, v, backend.Sum); err != nil {
+	if err := d.join.syncs.start(ctx, d.g, v, backend.Sum()); err != nil {
 		return fmt.Errorf("ddp: join: %w", err)
 	}
 	return nil
@@ -193,7 +193,7 @@ func (d *DDP) commonRank(ctx context.Context, candidate bool) (int, error) {
 	if candidate {
 		v = float64(d.g.Rank())
 	}
-	r, err := d.join.rank.run(ctx, d.g, v, backend.Max)
+	r, err := d.join.rank.run(ctx, d.g, v, backend.Max())
 	if err == nil && (r < 0 || r >= float64(d.g.Size())) {
 		err = fmt.Errorf("no rank is the source (%v)", r)
 	}
@@ -247,7 +247,7 @@ func (d *DDP) shadow(ctx context.Context) error {
 	d.ctx = ctx
 	j := &d.join
 	for last := true; ; last = false {
-		active, err := j.active.run(ctx, d.g, 0, backend.Sum)
+		active, err := j.active.run(ctx, d.g, 0, backend.Sum())
 		if err != nil {
 			return d.fail(fmt.Errorf("ddp: join: %w", err))
 		}
@@ -262,7 +262,7 @@ func (d *DDP) shadow(ctx context.Context) error {
 			return nil
 		}
 		if j.o.ErrorOnEarlyEnd {
-			if _, err := j.stop.run(ctx, d.g, 1, backend.Sum); err != nil {
+			if _, err := j.stop.run(ctx, d.g, 1, backend.Sum()); err != nil {
 				return d.fail(fmt.Errorf("ddp: join: %w", err))
 			}
 			return fmt.Errorf("%w: rank %d", ErrEarlyEnd, d.g.Rank())

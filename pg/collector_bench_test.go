@@ -54,7 +54,7 @@ func newCollected(ctx context.Context, addr string, wire gloo.Wire, rank int) (x
 }
 
 func (x *collected) reduce(ctx context.Context) error {
-	w, err := x.g.AllReduce(ctx, []*tensor.Tensor{x.t}, backend.AllReduceOptions{Op: backend.Max})
+	w, err := x.g.AllReduce(ctx, []*tensor.Tensor{x.t}, backend.AllReduceOptions{Op: backend.Max()})
 	if err == nil {
 		err = w.Wait(ctx)
 	}

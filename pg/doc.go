@@ -14,7 +14,7 @@
 //	if err != nil {
 //		return err
 //	}
-//	w, err := g.AllReduce(ctx, []*tensor.Tensor{t}, backend.AllReduceOptions{Op: backend.Avg})
+//	w, err := g.AllReduce(ctx, []*tensor.Tensor{t}, backend.AllReduceOptions{Op: backend.Avg()})
 //	if err != nil {
 //		return err // the call was wrong: nothing was sent
 //	}

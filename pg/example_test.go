@@ -44,7 +44,7 @@ func ExampleProcessGroup_AllReduce() {
 		if err != nil {
 			return "", err
 		}
-		w, err := g.AllReduce(ctx, []*tensor.Tensor{t}, backend.AllReduceOptions{Op: backend.Avg})
+		w, err := g.AllReduce(ctx, []*tensor.Tensor{t}, backend.AllReduceOptions{Op: backend.Avg()})
 		if err != nil {
 			return "", err
 		}
@@ -62,7 +62,7 @@ func ExampleProcessGroup_AllReduce() {
 func ExampleAllReduceSlice() {
 	ranks(2, func(ctx context.Context, g *pg.ProcessGroup) (string, error) {
 		loss := []float64{1.5 + float64(g.Rank())}
-		err := pg.AllReduceSlice(ctx, g, loss, backend.Max)
+		err := pg.AllReduceSlice(ctx, g, loss, backend.Max())
 		return fmt.Sprint(loss), err
 	})
 	// Output:
@@ -92,7 +92,7 @@ func ExampleProcessGroup_NewSubgroups() {
 			return "", err
 		}
 		sum := []int32{int32(g.Rank())}
-		err = pg.AllReduceSlice(ctx, pair, sum, backend.Sum)
+		err = pg.AllReduceSlice(ctx, pair, sum, backend.Sum())
 		return fmt.Sprintf("rank %d is rank %d of %v: %d", g.Rank(), pair.Rank(), pair.Ranks(), sum[0]), err
 	})
 	// Output:

@@ -365,7 +365,7 @@ func TestInitTLS(t *testing.T) {
 							return fmt.Errorf("wire %s: %s", e.Wire, e.Why)
 						}
 					}
-					return AllReduceSlice(ctx, sub, []float32{1}, backend.Sum)
+					return AllReduceSlice(ctx, sub, []float32{1}, backend.Sum())
 				})
 			}
 			require.NoError(t, ranks.Wait())

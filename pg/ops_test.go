@@ -74,7 +74,7 @@ func TestViews(t *testing.T) {
 		_, a := grid(t, r, 4, 5)
 		b, err := a.Clone()
 		require.NoError(t, err)
-		require.NoError(t, wait(g.AllReduce(ctx, []*tensor.Tensor{a, b}, backend.AllReduceOptions{Op: backend.Max})))
+		require.NoError(t, wait(g.AllReduce(ctx, []*tensor.Tensor{a, b}, backend.AllReduceOptions{Op: backend.Max()})))
 		check(a, func(i, j int) float32 { return elem(2, i, j) })
 		check(b, func(i, j int) float32 { return elem(2, i, j) })
 
@@ -201,19 +201,19 @@ func TestVariants(t *testing.T) {
 
 		c = g.Coalesce()
 		p1, p2 := vec(1), vec(2)
-		c.ReduceScatterTensor(p1, o1, backend.Sum)
-		c.ReduceScatterTensor(p2, o2, backend.Sum)
+		c.ReduceScatterTensor(p1, o1, backend.Sum())
+		c.ReduceScatterTensor(p2, o2, backend.Sum())
 		require.NoError(t, wait(c.End(ctx)))
 		require.Equal(t, []float32{float32(3 * r)}, data[float32](t, p1))
 		require.Equal(t, []float32{float32(3 * r), 21}, data[float32](t, p2))
 
 		c = g.Coalesce()
-		c.AllReduce(o1, backend.Sum)
-		c.AllReduce(o2, backend.Max)
+		c.AllReduce(o1, backend.Sum())
+		c.AllReduce(o2, backend.Max())
 		_, err := c.End(ctx)
 		require.ErrorContains(t, err, "operator max among")
 		c = g.Coalesce()
-		c.AllReduce(o1, backend.Sum)
+		c.AllReduce(o1, backend.Sum())
 		c.AllGatherIntoTensor(o1, ins[0])
 		_, err = c.End(ctx)
 		require.ErrorContains(t, err, "among operations of kind all_reduce")
@@ -249,7 +249,7 @@ func TestOperators(t *testing.T) {
 			require.NoError(t, pg.AllReduceSlice(ctx, g, x, op))
 			return x[0]
 		}
-		require.Equal(t, float32(2), one(backend.Avg, r+1))
+		require.Equal(t, float32(2), one(backend.Avg(), r+1))
 		require.Equal(t, float32(1.5), one(backend.PreMulSum(0.5), r))
 		require.Equal(t, float32(0*1+1*2+2*3), one(backend.PreMulSum(float64(r+1)), r), "the factor may differ")
 		require.Equal(t, float32(2), one(backend.CustomOf("farther from zero", func(a, b float32) float32 {
@@ -267,10 +267,10 @@ func TestOperators(t *testing.T) {
 		require.Equal(t, []float32{2*(0+1+2) + 2*30}, data[float32](t, a))
 		require.Equal(t, data[float32](t, a), data[float32](t, b))
 
-		v, err := pg.ReduceScatterSlice(ctx, g, []float64{1, 2, 3, 4, 5, 6}, backend.Avg)
+		v, err := pg.ReduceScatterSlice(ctx, g, []float64{1, 2, 3, 4, 5, 6}, backend.Avg())
 		require.NoError(t, err)
 		require.Equal(t, []float64{float64(2*g.Rank() + 1), float64(2*g.Rank() + 2)}, v)
-		_, err = pg.ReduceScatterSlice(ctx, g, []float64{1, 2}, backend.Sum)
+		_, err = pg.ReduceScatterSlice(ctx, g, []float64{1, 2}, backend.Sum())
 		require.ErrorContains(t, err, "do not divide")
 		all, err := pg.AllGatherSlice(ctx, g, []bool{g.Rank() == 1})
 		require.NoError(t, err)
@@ -312,7 +312,7 @@ func TestSparse(t *testing.T) {
 			require.NoError(t, err)
 			require.Equal(t, want, data[float32](t, d))
 
-			_, err = g.AllReduce(t.Context(), []*tensor.Tensor{mine}, backend.AllReduceOptions{Op: backend.Max})
+			_, err = g.AllReduce(t.Context(), []*tensor.Tensor{mine}, backend.AllReduceOptions{Op: backend.Max()})
 			require.ErrorContains(t, err, "only works with ReduceOp.SUM")
 		})
 	}
@@ -406,7 +406,7 @@ func TestGroups(t *testing.T) {
 		ctx := t.Context()
 		sum := func(sub *pg.ProcessGroup) int32 {
 			v := []int32{int32(g.Rank())}
-			require.NoError(t, pg.AllReduceSlice(ctx, sub, v, backend.Sum))
+			require.NoError(t, pg.AllReduceSlice(ctx, sub, v, backend.Sum()))
 			return v[0]
 		}
 		sub, err := g.NewSubgroups(ctx, 2, pg.GroupOptions{})
@@ -476,8 +476,10 @@ func TestRefusedCalls(t *testing.T) {
 			{"invalid tensor layout at index 1", func() (*work.Work, error) {
 				return g.AllReduce(ctx, ts(f, sparse), backend.AllReduceOptions{})
 			}},
-			{"band", func() (*work.Work, error) { return g.AllReduce(ctx, ts(f), backend.AllReduceOptions{Op: backend.BAnd}) }},
-			{"avg", func() (*work.Work, error) { return g.Reduce(ctx, i, backend.ReduceOptions{Op: backend.Avg}) }},
+			{"band", func() (*work.Work, error) {
+				return g.AllReduce(ctx, ts(f), backend.AllReduceOptions{Op: backend.BAnd()})
+			}},
+			{"avg", func() (*work.Work, error) { return g.Reduce(ctx, i, backend.ReduceOptions{Op: backend.Avg()}) }},
 			{"only supports dense tensors", func() (*work.Work, error) { return g.Reduce(ctx, sparse, backend.ReduceOptions{}) }},
 			{"invalid output tensor list (expected length 2, got 1)", func() (*work.Work, error) { return g.AllGather(ctx, ts(f), f, backend.AllGatherOptions{}) }},
 			{"invalid tensor size at index 1", func() (*work.Work, error) { return g.AllGather(ctx, ts(vec(4), vec(5)), f, backend.AllGatherOptions{}) }},

@@ -34,7 +34,7 @@ func reduceLoop(tb testing.TB, w *world, n int) func() {
 		start[r] = make(chan struct{})
 		go func() {
 			for range start[r] {
-				v, err := x.b.AllReduce(x.ctx, ts[r], backend.AllReduceOptions{Op: backend.Max})
+				v, err := x.b.AllReduce(x.ctx, ts[r], backend.AllReduceOptions{Op: backend.Max()})
 				if err == nil {
 					err = v.Wait(x.ctx)
 				}

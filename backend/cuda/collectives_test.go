@@ -39,7 +39,7 @@ func draw(rng *rand.Rand, name string, size int) program {
 	for strings.Contains(name, "reduce") && !addsExactly(p.dtype, size) {
 		p.dtype = all[rng.IntN(len(all))]
 	}
-	ops := []backend.ReduceOp{backend.Sum, backend.Avg, backend.Product, backend.Min, backend.Max, backend.BAnd, backend.BOr, backend.BXor, backend.PreMulSum(2)}
+	ops := []backend.ReduceOp{backend.Sum(), backend.Avg(), backend.Product(), backend.Min(), backend.Max(), backend.BAnd(), backend.BOr(), backend.BXor(), backend.PreMulSum(2)}
 	for {
 		p.op = ops[rng.IntN(len(ops))]
 		if _, err := p.op.Reduction(p.dtype, size); err == nil {

@@ -94,7 +94,7 @@ func newDeviceWork(c *backend.AllReduceCall) (backend.AllReduceRunner, error) {
 	}
 	w := &deviceWork{op: h.op, ring: b.neighbours.made(), by: 1}
 	w.step = w.ring.steps[kernels.Step(c.Op.Kind(), d)]
-	if c.Op.Kind() == backend.Avg.Kind() {
+	if c.Op.Kind() == backend.Avg().Kind() {
 		w.by = b.size
 	}
 	for i, t := range c.Tensors {

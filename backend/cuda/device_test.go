@@ -87,7 +87,7 @@ var deviceTypes = []tensor.DType{
 }
 
 var deviceOps = []backend.ReduceOp{
-	backend.Sum, backend.Avg, backend.Product, backend.Min, backend.Max, backend.BAnd, backend.BOr, backend.BXor,
+	backend.Sum(), backend.Avg(), backend.Product(), backend.Min(), backend.Max(), backend.BAnd(), backend.BOr(), backend.BXor(),
 }
 
 // TestF16Device does all-reduces of any dtype, operator, size and layout, on any
@@ -264,7 +264,7 @@ func TestDeviceBits(t *testing.T) {
 				if err != nil {
 					return err
 				}
-				v, err := x.b.AllReduce(x.ctx, []*tensor.Tensor{y.t}, backend.AllReduceOptions{Op: backend.Avg})
+				v, err := x.b.AllReduce(x.ctx, []*tensor.Tensor{y.t}, backend.AllReduceOptions{Op: backend.Avg()})
 				if err != nil {
 					return err
 				}
@@ -306,7 +306,7 @@ func TestDeviceChosen(t *testing.T) {
 		t.Helper()
 		w := newWorld(t, o)
 		w.each(func(x *rank, r int) error {
-			v, err := reduce(x, r, tensor.Float32, backend.Sum)
+			v, err := reduce(x, r, tensor.Float32, backend.Sum())
 			if err != nil {
 				return err
 			}
@@ -348,7 +348,7 @@ func TestDeviceChosen(t *testing.T) {
 		for _, c := range []struct {
 			d  tensor.DType
 			op backend.ReduceOp
-		}{{tensor.Float32, backend.PreMulSum(2)}, {tensor.Bool, backend.Sum}, {tensor.Complex64, backend.Sum}, {tensor.Int32, backend.Sum}} {
+		}{{tensor.Float32, backend.PreMulSum(2)}, {tensor.Bool, backend.Sum()}, {tensor.Complex64, backend.Sum()}, {tensor.Int32, backend.Sum()}} {
 			v, err := reduce(x, r, c.d, c.op)
 			if err == nil {
 				err = v.Wait(x.ctx)
@@ -361,7 +361,7 @@ func TestDeviceChosen(t *testing.T) {
 		if err != nil {
 			return err
 		}
-		_, err = x.b.AllReduce(x.ctx, []*tensor.Tensor{y.t}, backend.AllReduceOptions{Op: backend.BAnd})
+		_, err = x.b.AllReduce(x.ctx, []*tensor.Tensor{y.t}, backend.AllReduceOptions{Op: backend.BAnd()})
 		if !errors.Is(err, backend.ErrInvalidArgument) {
 			return fmt.Errorf("bits of floats: %w", err)
 		}
@@ -470,7 +470,7 @@ func TestDeviceShared(t *testing.T) {
 					return err
 				}
 				for range 3 {
-					v, err := b.AllReduce(x.ctx, []*tensor.Tensor{y.t}, backend.AllReduceOptions{Op: backend.Max})
+					v, err := b.AllReduce(x.ctx, []*tensor.Tensor{y.t}, backend.AllReduceOptions{Op: backend.Max()})
 					if err != nil {
 						return err
 					}
@@ -826,7 +826,7 @@ func TestDeviceSteady(t *testing.T) {
 	before := w.m.Stats()
 	w.each(func(x *rank, r int) error {
 		for range 100 {
-			v, err := x.b.AllReduce(x.ctx, []*tensor.Tensor{buckets[r].t}, backend.AllReduceOptions{Op: backend.BXor})
+			v, err := x.b.AllReduce(x.ctx, []*tensor.Tensor{buckets[r].t}, backend.AllReduceOptions{Op: backend.BXor()})
 			if err != nil {
 				return err
 			}
@@ -876,7 +876,7 @@ func TestDeviceConcurrent(t *testing.T) {
 					if err != nil {
 						return err
 					}
-					v, err := b.AllReduce(x.ctx, []*tensor.Tensor{y.t}, backend.AllReduceOptions{Op: backend.Max})
+					v, err := b.AllReduce(x.ctx, []*tensor.Tensor{y.t}, backend.AllReduceOptions{Op: backend.Max()})
 					if err != nil {
 						return err
 					}

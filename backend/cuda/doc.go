@@ -12,7 +12,7 @@
 //	mem, err := gpu.Alloc(4 * n)
 //	grad, err := tensor.OnDevice(tensor.Float32, mem, n)
 //	...
-//	w, err := g.AllReduce(cuda.WithStreams(ctx, stream), []*tensor.Tensor{grad}, backend.AllReduceOptions{Op: backend.Avg})
+//	w, err := g.AllReduce(cuda.WithStreams(ctx, stream), []*tensor.Tensor{grad}, backend.AllReduceOptions{Op: backend.Avg()})
 //	...
 //	err = w.Synchronize(stream)        // stream goes on when grad is there; nobody blocks
 //

@@ -48,7 +48,7 @@ func (b *Backend) explainAllReduce() []backend.Choice {
 		return nil
 	}
 	h := &host{b: b, op: &operation{b: b}}
-	h.call = backend.AllReduceCall{Tensors: []*tensor.Tensor{t}, Op: backend.Sum, Host: h}
+	h.call = backend.AllReduceCall{Tensors: []*tensor.Tensor{t}, Op: backend.Sum(), Host: h}
 	c := backend.Choice{Op: work.AllReduce.String(), UpTo: -1}
 	w, err := b.choose(&h.call)
 	if err != nil {

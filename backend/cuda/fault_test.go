@@ -348,11 +348,13 @@ func TestRefused(t *testing.T) {
 			"overlap":      func() (*work.Work, error) { return b.AllReduce(ctx, l(twice), backend.AllReduceOptions{}) },
 			"no device":    func() (*work.Work, error) { return b.AllReduce(ctx, l(far), backend.AllReduceOptions{}) },
 			"other memory": func() (*work.Work, error) { return b.AllReduce(ctx, l(alien), backend.AllReduceOptions{}) },
-			"operator":     func() (*work.Work, error) { return b.AllReduce(ctx, l(f), backend.AllReduceOptions{Op: backend.BAnd}) },
-			"integer mean": func() (*work.Work, error) { return b.AllReduce(ctx, l(i), backend.AllReduceOptions{Op: backend.Avg}) },
+			"operator": func() (*work.Work, error) {
+				return b.AllReduce(ctx, l(f), backend.AllReduceOptions{Op: backend.BAnd()})
+			},
+			"integer mean": func() (*work.Work, error) { return b.AllReduce(ctx, l(i), backend.AllReduceOptions{Op: backend.Avg()}) },
 			"coalesced":    func() (*work.Work, error) { return b.AllReduceCoalesced(ctx, l(f, i), backend.AllReduceOptions{}) },
 			"coalesced op": func() (*work.Work, error) {
-				return b.AllReduceCoalesced(ctx, l(f), backend.AllReduceOptions{Op: backend.BXor})
+				return b.AllReduceCoalesced(ctx, l(f), backend.AllReduceOptions{Op: backend.BXor()})
 			},
 			"root":          func() (*work.Work, error) { return b.Broadcast(ctx, l(f), backend.BroadcastOptions{Root: 2}) },
 			"root tensor":   func() (*work.Work, error) { return b.Broadcast(ctx, l(f), backend.BroadcastOptions{RootTensor: 1}) },

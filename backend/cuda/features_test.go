@@ -45,7 +45,7 @@ func TestF01LocalBroadcast(t *testing.T) {
 					}
 					return false
 				})
-				require.NoError(t, localProgram(kind, root, backend.Sum)(x), "%s of %d, %d bytes, root %d", kind, n, size, root)
+				require.NoError(t, localProgram(kind, root, backend.Sum())(x), "%s of %d, %d bytes, root %d", kind, n, size, root)
 				want := n - 1
 				if kind == "from" {
 					want = n
@@ -71,7 +71,7 @@ func TestF02Range(t *testing.T) {
 			require.NoError(t, err)
 			x.ts[i] = part
 		}
-		require.NoError(t, localProgram("broadcast", n-1, backend.Sum)(x))
+		require.NoError(t, localProgram("broadcast", n-1, backend.Sum())(x))
 		require.NoError(t, x.end())
 	}
 }
@@ -113,7 +113,7 @@ func TestF04LocalReduce(t *testing.T) {
 		tensor.Float16, tensor.Float32, tensor.Float64, tensor.BFloat16,
 	}
 	for _, d := range dtypes {
-		for _, op := range []backend.ReduceOp{backend.Sum, backend.Product, backend.Min, backend.Max} {
+		for _, op := range []backend.ReduceOp{backend.Sum(), backend.Product(), backend.Min(), backend.Max()} {
 			for n := 1; n <= 5; n++ {
 				var first []byte
 				for k, kernels := range []bool{false, true} {
@@ -153,14 +153,14 @@ func TestF04LocalReduce(t *testing.T) {
 	same, err := one.AsStrided([]int{10}, []int{0}, 0)
 	require.NoError(t, err)
 	for name, dst := range map[string]*tensor.Tensor{"nil": nil, "size": short, "device": x.ts[0], "overlap": same} {
-		_, err := x.l.ReduceTo(x.ctx, dst, x.ts, backend.Sum)
+		_, err := x.l.ReduceTo(x.ctx, dst, x.ts, backend.Sum())
 		require.ErrorIs(t, err, backend.ErrInvalidArgument, name)
 	}
 	long, err := tensor.New(tensor.Float32, 10)
 	require.NoError(t, err)
-	_, err = x.l.ReduceTo(x.ctx, long, x.ts, backend.BXor)
+	_, err = x.l.ReduceTo(x.ctx, long, x.ts, backend.BXor())
 	require.ErrorIs(t, err, backend.ErrInvalidArgument)
-	_, err = x.l.ReduceTo(x.ctx, long, nil, backend.Sum)
+	_, err = x.l.ReduceTo(x.ctx, long, nil, backend.Sum())
 	require.ErrorIs(t, err, backend.ErrInvalidArgument)
 	require.NoError(t, x.end())
 }
@@ -213,7 +213,7 @@ func TestF04Mutations(t *testing.T) {
 		if err != nil {
 			return err
 		}
-		v, err := l.ReduceTo(ctx, out, ts, backend.Sum)
+		v, err := l.ReduceTo(ctx, out, ts, backend.Sum())
 		if err != nil {
 			return err
 		}
@@ -259,7 +259,7 @@ func TestF05LocalAllReduce(t *testing.T) {
 		for k, d := range []tensor.DType{tensor.Float32, tensor.Int64, tensor.BFloat16} {
 			for _, count := range []int{0, 1, 255} {
 				x := newLocals(t, sim.Config{Devices: n, Seed: uint64(n), Semantics: sim.Semantics(n % 2)}, k%2 == 0, n, d, count, random(t, 5))
-				require.NoError(t, localProgram("all-reduce", 0, backend.Sum)(x), "%d of %v", n, d)
+				require.NoError(t, localProgram("all-reduce", 0, backend.Sum())(x), "%d of %v", n, d)
 				require.NoError(t, x.end())
 			}
 		}
@@ -346,7 +346,7 @@ func TestF13Pipelined(t *testing.T) {
 // the caller's stream has yet to write them (F-15).
 func TestF15HostWork(t *testing.T) {
 	dtypes := []tensor.DType{tensor.Float32, tensor.Float16, tensor.BFloat16, tensor.Int64}
-	ops := []backend.ReduceOp{backend.Sum, backend.Avg, backend.Min, backend.Max, backend.Product, backend.BAnd, backend.BOr, backend.BXor}
+	ops := []backend.ReduceOp{backend.Sum(), backend.Avg(), backend.Min(), backend.Max(), backend.Product(), backend.BAnd(), backend.BOr(), backend.BXor()}
 	for i, d := range dtypes {
 		w := newWorld(t, setup{
 			size: 2 + i%3, sim: sim.Config{Devices: 2, Seed: uint64(i)},

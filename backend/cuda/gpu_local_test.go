@@ -82,7 +82,7 @@ func combinePTXs() []byte {
 	for _, c := range combining {
 		for _, o := range kernelOps {
 			op := map[backend.ReduceKind]string{
-				backend.Sum.Kind(): "add", backend.Product.Kind(): "mul", backend.Min.Kind(): "min", backend.Max.Kind(): "max",
+				backend.Sum().Kind(): "add", backend.Product().Kind(): "mul", backend.Min().Kind(): "min", backend.Max().Kind(): "max",
 			}[o.Kind()]
 			switch arithmetic := op == "add" || op == "mul"; {
 			case arithmetic && c.d.IsFloat():
@@ -115,7 +115,7 @@ func everyLocal(t *testing.T, d driver.Driver, counts ...int) {
 	done := 0
 	for _, image := range []cuda.Kernels{{}, {Image: combinePTXs(), Combine: combineNames}} {
 		for _, dt := range tensor.DTypes() {
-			if image.Image != nil && combineNames(backend.Sum.Kind(), dt) == "" {
+			if image.Image != nil && combineNames(backend.Sum().Kind(), dt) == "" {
 				continue // the host combines
 			}
 			for _, n := range counts {
@@ -125,9 +125,9 @@ func everyLocal(t *testing.T, d driver.Driver, counts ...int) {
 					done++
 					require.NoError(t, localProgram(kind, root, op)(x), "%s of %d x %v, root %d, %v, kernels %v", kind, n, dt, root, op, image.Image != nil)
 				}
-				run("broadcast", backend.Sum)
-				if _, err := backend.Max.Reduction(dt, tensors); err == nil {
-					run("from", backend.Sum)
+				run("broadcast", backend.Sum())
+				if _, err := backend.Max().Reduction(dt, tensors); err == nil {
+					run("from", backend.Sum())
 				}
 				for _, op := range ops {
 					if _, err := op.Reduction(dt, tensors); err != nil {

@@ -252,14 +252,14 @@ func (m *member) suite(sizes []int, burst int) error {
 	}
 	var jobs []*job
 	for i := range burst {
-		j, err := m.start(deviceTypes[i%len(deviceTypes)], backend.Max, sizes[i%max(len(sizes)-1, 1)], rng)
+		j, err := m.start(deviceTypes[i%len(deviceTypes)], backend.Max(), sizes[i%max(len(sizes)-1, 1)], rng)
 		if err != nil {
 			return err
 		}
 		jobs = append(jobs, j)
 	}
 	for _, j := range jobs {
-		if err := m.finish(j, backend.Max); err != nil {
+		if err := m.finish(j, backend.Max()); err != nil {
 			return err
 		}
 	}
@@ -344,15 +344,15 @@ func TestSimulatedMissing(t *testing.T) {
 
 func missing(m *member) error {
 	rng := rand.New(rand.NewPCG(1, 2))
-	j, err := m.start(tensor.Float32, backend.Sum, 1000, rng)
+	j, err := m.start(tensor.Float32, backend.Sum(), 1000, rng)
 	if err != nil {
 		return err
 	}
-	if err := m.finish(j, backend.Sum); err != nil || m.rank == 1 {
+	if err := m.finish(j, backend.Sum()); err != nil || m.rank == 1 {
 		return err
 	}
 	m.b.SetTimeout(500 * time.Millisecond)
-	if j, err = m.start(tensor.Float32, backend.Sum, 100_000, rng); err != nil {
+	if j, err = m.start(tensor.Float32, backend.Sum(), 100_000, rng); err != nil {
 		return err
 	}
 	err = j.w.Wait(m.ctx)
@@ -430,7 +430,7 @@ func TestRankProcess(t *testing.T) {
 		require.NoError(t, err)
 		gate.Store32(0, 0)
 		require.NoError(t, m.s.WaitValue(gate.Ptr(), 1, driver.Equal))
-		_, err = m.start(tensor.Float32, backend.Sum, 1000, rand.New(rand.NewPCG(1, 2)))
+		_, err = m.start(tensor.Float32, backend.Sum(), 1000, rand.New(rand.NewPCG(1, 2)))
 		require.NoError(t, err)
 	}
 	if end != endWell {
@@ -491,7 +491,7 @@ func (m *member) again() error {
 // once all-reduces, and waits for the caller's stream whether that is well or not.
 func (m *member) once(rng *rand.Rand) error {
 	m.used = 0
-	j, err := m.start(tensor.Float32, backend.Sum, 1000, rng)
+	j, err := m.start(tensor.Float32, backend.Sum(), 1000, rng)
 	if err != nil {
 		e, failed := m.s.Record()
 		if failed == nil {
@@ -576,7 +576,7 @@ func process(t *testing.T, dir string, devices [2]int, way int, end string) {
 		case <-ctx.Done():
 			t.Fatalf("%s", &said)
 		}
-		j, failed := m.start(tensor.Float32, backend.Sum, 1000, rand.New(rand.NewPCG(1, 2)))
+		j, failed := m.start(tensor.Float32, backend.Sum(), 1000, rand.New(rand.NewPCG(1, 2)))
 		require.NoError(t, failed)
 		require.NoError(t, cmd.Process.Kill())
 		err = j.w.Wait(ctx)
@@ -669,7 +669,7 @@ func BenchmarkGPU(b *testing.B) {
 								return err
 							}
 							call := func(wait bool) error {
-								w, err := g.AllReduce(b.Context(), []*tensor.Tensor{t}, backend.AllReduceOptions{Op: backend.Max})
+								w, err := g.AllReduce(b.Context(), []*tensor.Tensor{t}, backend.AllReduceOptions{Op: backend.Max()})
 								if err == nil && wait {
 									err = w.Wait(b.Context())
 								}

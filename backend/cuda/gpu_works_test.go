@@ -453,7 +453,7 @@ func floods(t *testing.T, d driver.Driver, o sharing, seed uint64, operations, l
 		// What operations make once is made here: a driver may wait in that for what others
 		// have on their way.
 		f.each(func(x *rank, r int) error {
-			if err := x.allReduces(tensor.Float32, backend.Sum, []int{16}, r, rand.New(rand.NewPCG(seed, uint64(r)))); err != nil {
+			if err := x.allReduces(tensor.Float32, backend.Sum(), []int{16}, r, rand.New(rand.NewPCG(seed, uint64(r)))); err != nil {
 				return err
 			}
 			plan, rng := rand.New(rand.NewPCG(seed, uint64(g))), rand.New(rand.NewPCG(seed, uint64(r)))

@@ -25,7 +25,7 @@ func TestKernelsAreThere(t *testing.T) {
 		w := sharing{group: group, size: 3, room: 64 << 10, Options: cuda.Options{DeviceChunk: 256}}.world(t, d)
 		require.Equal(t, 2, made(), "one a device")
 		w.each(func(x *rank, r int) error {
-			return x.allReduces(tensor.Float32, backend.Sum, []int{100}, r, rand.New(rand.NewPCG(1, uint64(r))))
+			return x.allReduces(tensor.Float32, backend.Sum(), []int{100}, r, rand.New(rand.NewPCG(1, uint64(r))))
 		})
 		require.Equal(t, cuda.DeviceWork, w.ranks[0].b.Explain().Choices[0].Algorithm)
 		require.Equal(t, 2, made(), "none by an operation")
@@ -39,7 +39,7 @@ func TestKernelsAreThere(t *testing.T) {
 func TestLocalKernelsAreThere(t *testing.T) {
 	x := newLocals(t, sim.Config{Devices: 2}, true, 3, tensor.Float32, 100, random(t, 1))
 	require.Equal(t, 2, x.m.Stats().MadeModules)
-	w, err := x.l.AllReduce(x.ctx, x.ts, backend.Sum)
+	w, err := x.l.AllReduce(x.ctx, x.ts, backend.Sum())
 	require.NoError(t, err)
 	require.NoError(t, w.Wait(x.ctx))
 	require.Equal(t, 2, x.m.Stats().Modules)

@@ -82,7 +82,7 @@ func (k Kernels) keep(d driver.Driver) {
 		return
 	}
 	var names []string
-	for _, o := range []backend.ReduceOp{backend.Sum, backend.Product, backend.Min, backend.Max, backend.BAnd, backend.BOr, backend.BXor} {
+	for _, o := range []backend.ReduceOp{backend.Sum(), backend.Product(), backend.Min(), backend.Max(), backend.BAnd(), backend.BOr(), backend.BXor()} {
 		for _, t := range tensor.DTypes() {
 			if name := k.Combine(o.Kind(), t); name != "" {
 				names = append(names, name)

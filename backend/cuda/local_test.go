@@ -22,7 +22,7 @@ import (
 	"github.com/c10d-go/c10d/work"
 )
 
-var kernelOps = []backend.ReduceOp{backend.Sum, backend.Product, backend.Min, backend.Max}
+var kernelOps = []backend.ReduceOp{backend.Sum(), backend.Product(), backend.Min(), backend.Max()}
 
 func kernelName(k backend.ReduceKind, d tensor.DType) string {
 	if !slices.ContainsFunc(kernelOps, func(o backend.ReduceOp) bool { return o.Kind() == k }) {
@@ -244,7 +244,7 @@ func (x *locals) call(kind string, root int, op backend.ReduceOp) (v *work.Work,
 		if e != nil {
 			return nil, nil, e
 		}
-		biggest := x.combined(backend.Max)
+		biggest := x.combined(backend.Max())
 		if e := src.Unpack(biggest); e != nil {
 			return nil, nil, e
 		}
@@ -313,9 +313,9 @@ func TestLocal(t *testing.T) {
 			d := dtypes[rng.IntN(len(dtypes))]
 			ops := append(kernelOps[:len(kernelOps):len(kernelOps)], backend.PreMulSum(2))
 			if d.IsFloat() {
-				ops = append(ops, backend.Avg)
+				ops = append(ops, backend.Avg())
 			} else {
-				ops[len(ops)-1] = backend.BXor
+				ops[len(ops)-1] = backend.BXor()
 			}
 			root, op, kernels := rng.IntN(n), ops[rng.IntN(len(ops))], rng.IntN(2) == 0
 			x := newLocals(t, sim.Config{Devices: 1 + rng.IntN(n), Seed: seed, Semantics: s}, kernels, n, d, counts[rng.IntN(len(counts))], rng)
@@ -350,7 +350,7 @@ func TestLocalRoots(t *testing.T) {
 		for root := range n {
 			for _, kind := range []string{"broadcast", "reduce"} {
 				x := newLocals(t, sim.Config{Devices: n, Seed: uint64(n*root + 1)}, true, n, tensor.Int32, 10, random(t, 1))
-				require.NoError(t, localProgram(kind, root, backend.Sum)(x), "%s of %d, root %d", kind, n, root)
+				require.NoError(t, localProgram(kind, root, backend.Sum())(x), "%s of %d, root %d", kind, n, root)
 				require.NoError(t, x.end(), "%s of %d, root %d", kind, n, root)
 			}
 		}
@@ -377,7 +377,7 @@ func TestT03T04Local(t *testing.T) {
 			cfg.Seed = seed
 			x := newLocals(t, cfg, c.kernels, c.n, tensor.Int32, 50, random(t, 2))
 			x.m.Skip(skip)
-			err := localProgram(c.kind, c.root, backend.Sum)(x)
+			err := localProgram(c.kind, c.root, backend.Sum())(x)
 			return errors.Join(err, x.end())
 		}
 		var calls []sim.Call
@@ -428,7 +428,7 @@ func TestT07Local(t *testing.T) {
 				failed = c.String()
 				return injected
 			})
-			v, _, err := x.call(c.kind, 2, backend.Sum)
+			v, _, err := x.call(c.kind, 2, backend.Sum())
 			if err == nil {
 				err = v.Wait(x.ctx)
 			}
@@ -443,7 +443,7 @@ func TestT07Local(t *testing.T) {
 			var e *work.Error
 			require.ErrorAs(t, err, &e, failed)
 			require.NoError(t, x.m.Settle(x.ctx), failed)
-			require.NoError(t, localProgram(c.kind, 2, backend.Sum)(x), "after %s", failed)
+			require.NoError(t, localProgram(c.kind, 2, backend.Sum())(x), "after %s", failed)
 			err = x.end()
 			var leak *sim.Leak
 			require.False(t, errors.As(err, &leak), "%s: %v", failed, err)
@@ -470,7 +470,7 @@ func TestLocalDoesNotBlock(t *testing.T) {
 		if kind == "broadcast" {
 			v, err = x.l.Broadcast(x.ctx, x.ts, 1)
 		} else {
-			v, err = x.l.AllReduce(x.ctx, x.ts, backend.Sum)
+			v, err = x.l.AllReduce(x.ctx, x.ts, backend.Sum())
 		}
 		require.NoError(t, err)
 		wait, err := x.consume()
@@ -491,7 +491,7 @@ func TestLocalDoesNotBlock(t *testing.T) {
 		if kind == "broadcast" {
 			v, err = x.l.Broadcast(ctx, x.ts, 1)
 		} else {
-			v, err = x.l.AllReduce(ctx, x.ts, backend.Sum)
+			v, err = x.l.AllReduce(ctx, x.ts, backend.Sum())
 		}
 		require.NoError(t, err)
 		err = v.Wait(x.ctx)
@@ -522,14 +522,14 @@ func TestLocalRefused(t *testing.T) {
 	for name, ts := range map[string][]*tensor.Tensor{
 		"none": nil, "nil": l(nil), "CPU": l(cpu), "sizes": l(x.ts[0], short), "gaps": l(gaps), "shared": l(x.ts[0], overlap),
 	} {
-		_, err := x.l.AllReduce(x.ctx, ts, backend.Sum)
+		_, err := x.l.AllReduce(x.ctx, ts, backend.Sum())
 		require.ErrorIs(t, err, backend.ErrInvalidArgument, name)
 		_, err = x.l.Broadcast(x.ctx, ts, 0)
 		require.ErrorIs(t, err, backend.ErrInvalidArgument, name)
 	}
-	_, err = x.l.Reduce(x.ctx, x.ts, 2, backend.Sum)
+	_, err = x.l.Reduce(x.ctx, x.ts, 2, backend.Sum())
 	require.ErrorIs(t, err, backend.ErrInvalidArgument)
-	_, err = x.l.Reduce(x.ctx, x.ts, 0, backend.BAnd)
+	_, err = x.l.Reduce(x.ctx, x.ts, 0, backend.BAnd())
 	require.ErrorIs(t, err, backend.ErrInvalidArgument)
 	_, err = x.l.BroadcastFrom(x.ctx, x.ts[0], x.ts, 0)
 	require.ErrorIs(t, err, backend.ErrInvalidArgument)
@@ -539,7 +539,7 @@ func TestLocalRefused(t *testing.T) {
 	cancel()
 	_, err = x.l.Broadcast(ctx, x.ts, 0)
 	require.ErrorIs(t, err, work.ErrCanceled)
-	require.NoError(t, localProgram("all-reduce", 0, backend.Sum)(x))
+	require.NoError(t, localProgram("all-reduce", 0, backend.Sum())(x))
 	require.NoError(t, x.end())
 	_, err = cuda.NewLocal(x.d, cuda.LocalOptions{Pinned: -1})
 	require.ErrorContains(t, err, "Pinned")

@@ -33,7 +33,7 @@ func calledBroadcast(what string, n, root int) called {
 }
 
 var (
-	sum40         = calledAllReduce("all_reduce (sum) of 40 elements of int32", tensor.Int32, 40, backend.Sum)
+	sum40         = calledAllReduce("all_reduce (sum) of 40 elements of int32", tensor.Int32, 40, backend.Sum())
 	broadcast12   = calledBroadcast("broadcast of 12 elements of int32 with root 0", 12, 0)
 	barrierCalled = called{"barrier", func(x *rank, _ func(tensor.DType, int) *tensor.Tensor) (*work.Work, error) {
 		return x.b.Barrier(x.ctx, backend.BarrierOptions{})
@@ -49,11 +49,11 @@ var mismatches = []struct {
 	name string
 	a, b called
 }{
-	{"operator", sum40, calledAllReduce("all_reduce (max) of 40 elements of int32", tensor.Int32, 40, backend.Max)},
-	{"dtype", sum40, calledAllReduce("all_reduce (sum) of 40 elements of float32", tensor.Float32, 40, backend.Sum)},
-	{"count", sum40, calledAllReduce("all_reduce (sum) of 80 elements of int32", tensor.Int32, 80, backend.Sum)},
-	{"nothing", calledAllReduce("all_reduce (sum) of int32", tensor.Int32, 0, backend.Sum), sum40},
-	{"no kernel", sum40, calledAllReduce("all_reduce (bor) of 40 elements of bool", tensor.Bool, 40, backend.BOr)},
+	{"operator", sum40, calledAllReduce("all_reduce (max) of 40 elements of int32", tensor.Int32, 40, backend.Max())},
+	{"dtype", sum40, calledAllReduce("all_reduce (sum) of 40 elements of float32", tensor.Float32, 40, backend.Sum())},
+	{"count", sum40, calledAllReduce("all_reduce (sum) of 80 elements of int32", tensor.Int32, 80, backend.Sum())},
+	{"nothing", calledAllReduce("all_reduce (sum) of int32", tensor.Int32, 0, backend.Sum()), sum40},
+	{"no kernel", sum40, calledAllReduce("all_reduce (bor) of 40 elements of bool", tensor.Bool, 40, backend.BOr())},
 	{"operation", sum40, broadcast12},
 	{"host work", sum40, gathered},
 	{"barrier", broadcast12, barrierCalled},

@@ -65,9 +65,9 @@ func TestManyRuns(t *testing.T) {
 			rng := random(t, 4)
 			for i, name := range names {
 				p := draw(rng, name, 3)
-				p.op = backend.Max
+				p.op = backend.Max()
 				if p.dtype = dtypes[i%len(dtypes)]; strings.Contains(name, "reduce") && p.dtype == tensor.Complex128 {
-					p.op = backend.Sum
+					p.op = backend.Sum()
 				}
 				for k := range p.n {
 					p.n[k] = 130 + 3*k
@@ -125,9 +125,9 @@ func TestScattered(t *testing.T) {
 				if way == cuda.DeviceWork {
 					w.each(func(x *rank, r int) error { return x.ring(r) })
 				}
-				op := backend.Max
+				op := backend.Max()
 				if c.d == tensor.Complex128 {
-					op = backend.Sum
+					op = backend.Sum()
 				}
 				kinds := []func(b backend.Backend, x *rank, r int, ts []*tensor.Tensor) (*work.Work, error){
 					func(b backend.Backend, x *rank, _ int, ts []*tensor.Tensor) (*work.Work, error) {

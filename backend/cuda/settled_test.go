@@ -68,7 +68,7 @@ func TestCloseOfALocalLeavesWhatStreamsUse(t *testing.T) {
 	gate.Store32(0, 0)
 	require.NoError(t, x.streams[1].WaitValue(gate.Ptr(), 1, driver.Equal))
 	ctx, cancel := context.WithCancel(x.ctx)
-	v, err := x.l.AllReduce(ctx, x.ts, backend.Sum)
+	v, err := x.l.AllReduce(ctx, x.ts, backend.Sum())
 	require.NoError(t, err)
 	cancel()
 	require.ErrorIs(t, v.Wait(x.ctx), work.ErrCanceled)

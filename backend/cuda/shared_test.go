@@ -97,11 +97,11 @@ func exchanges(t *testing.T, seed uint64, s sim.Semantics, prepare func(w *world
 	}
 	var ps []program
 	for range 6 {
-		p := program{d: dtypes[rng.IntN(len(dtypes))], op: func(int) backend.ReduceOp { return backend.Sum }, n: 1 + rng.IntN(3000)}
+		p := program{d: dtypes[rng.IntN(len(dtypes))], op: func(int) backend.ReduceOp { return backend.Sum() }, n: 1 + rng.IntN(3000)}
 		if p.d == tensor.Float32 {
 			k := rng.IntN(4)
 			p.op = func(rank int) backend.ReduceOp {
-				return []backend.ReduceOp{backend.Avg, backend.Max, backend.PreMulSum(float64(1 + rank)), backend.Product}[k]
+				return []backend.ReduceOp{backend.Avg(), backend.Max(), backend.PreMulSum(float64(1 + rank)), backend.Product()}[k]
 			}
 		}
 		ps = append(ps, p)
@@ -299,7 +299,7 @@ func TestSharedMismatch(t *testing.T) {
 		if r == 1 {
 			<-ahead
 		}
-		first, err := x.b.AllReduce(x.ctx, []*tensor.Tensor{b.t}, backend.AllReduceOptions{Op: []backend.ReduceOp{backend.Sum, backend.Max}[r]})
+		first, err := x.b.AllReduce(x.ctx, []*tensor.Tensor{b.t}, backend.AllReduceOptions{Op: []backend.ReduceOp{backend.Sum(), backend.Max()}[r]})
 		if err != nil {
 			return err
 		}

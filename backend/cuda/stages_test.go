@@ -253,7 +253,7 @@ func calls(each func(int, func(*stager, int) error) time.Duration, staging drive
 
 // combineStaged combines a rank's share of n buffers, as an exchange does.
 func combineStaged(mem []byte, r, n, size, threads int) error {
-	red, err := backend.Sum.Reduction(tensor.Float32, n)
+	red, err := backend.Sum().Reduction(tensor.Float32, n)
 	if err != nil {
 		return err
 	}
@@ -315,7 +315,7 @@ func wholeOperation(b *testing.B, d driver.Driver, ranks []*stager, size, rounds
 					start.meet()
 					from := time.Now()
 					err = func() error {
-						w, err := g.AllReduce(ctx, []*tensor.Tensor{t}, backend.AllReduceOptions{Op: backend.Max})
+						w, err := g.AllReduce(ctx, []*tensor.Tensor{t}, backend.AllReduceOptions{Op: backend.Max()})
 						if err != nil {
 							return err
 						}

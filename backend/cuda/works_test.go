@@ -516,7 +516,7 @@ func TestT03T04Collectives(t *testing.T) {
 			rng := rand.New(rand.NewPCG(34, uint64(i)))
 			p := draw(rng, name, 2)
 			p.dtype, p.n = tensor.Int32, []int{30, 21, 10}
-			p.op = backend.Sum
+			p.op = backend.Sum()
 			s := setup{size: 2, timeout: patience, sim: sim.Config{Devices: 2, Seed: 3}, options: cuda.Options{Chunk: 100, Slots: 1 + i%2}}
 			kinds := []string{"Record", "Wait", "WaitValue"}
 			if s.options.Slots == 1 || layout != 0 {

@@ -268,9 +268,9 @@ func TestOperatorsAndRoots(t *testing.T) {
 	}
 	reduce := func(odd bool) backend.ReduceOp {
 		if odd {
-			return backend.Max
+			return backend.Max()
 		}
-		return backend.Sum
+		return backend.Sum()
 	}
 	for _, c := range []struct {
 		name       string

@@ -23,9 +23,10 @@ var v1, v2 = formOf(store.DialectV1, false), formOf(store.DialectV2, false)
 
 // TestOwn: what ranks of this library tell each other besides.
 func TestOwn(t *testing.T) {
+	max := backend.Max()
 	c := call{
 		op: work.Reduce, tensors: one(zeros(t, tensor.Int32, 7)), more: one(zeros(t, tensor.Complex64, 2)),
-		root: 3, reduce: &backend.Max,
+		root: 3, reduce: &max,
 	}
 	f := c.fingerprint(true)
 	require.Equal(t, "reduce with max of int32 [7] on cpu, complex64 [2] on cpu, root 2", f.String())

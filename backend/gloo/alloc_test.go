@@ -92,7 +92,7 @@ func allocatedMoves(ctx context.Context, t *testing.T, b *gloo.Backend, p, n int
 
 	part := get(n, -1)
 	whole := get(n*p, 0)
-	assert.NoError(t, wait(b.ReduceScatterTensor(ctx, part, whole, backend.ReduceScatterOptions{Op: backend.Max})))
+	assert.NoError(t, wait(b.ReduceScatterTensor(ctx, part, whole, backend.ReduceScatterOptions{Op: backend.Max()})))
 	equal("reduce_scatter", filled(n, r*n), part)
 
 	in = get(n*p, 0)

@@ -24,7 +24,7 @@ func TestScaledLists(t *testing.T) {
 		// What x becomes if each rank adds it, times so many.
 		of func(x, times float64) float64
 	}{
-		{"avg", backend.Avg, func(x, times float64) float64 { return x * times / p }},
+		{"avg", backend.Avg(), func(x, times float64) float64 { return x * times / p }},
 		{"premul_sum", backend.PreMulSum(4), func(x, times float64) float64 { return 4 * x * times }},
 	} {
 		t.Run(tc.name, func(t *testing.T) {

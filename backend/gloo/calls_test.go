@@ -134,17 +134,17 @@ func TestWrongCalls(t *testing.T) {
 		return b.AllReduce(ctx, list(vec(1, 2), sparse(t, 2, []int64{1}, []float32{1})), backend.AllReduceOptions{})
 	})
 	add("all_reduce: average of integers", func(b *gloo.Backend, _ int) (*work.Work, error) {
-		return b.AllReduce(ctx, list(ints(1)), backend.AllReduceOptions{Op: backend.Avg})
+		return b.AllReduce(ctx, list(ints(1)), backend.AllReduceOptions{Op: backend.Avg()})
 	})
 	add("all_reduce_coalesced: average of integers", func(b *gloo.Backend, _ int) (*work.Work, error) {
-		return b.AllReduceCoalesced(ctx, list(ints(1)), backend.AllReduceOptions{Op: backend.Avg})
+		return b.AllReduceCoalesced(ctx, list(ints(1)), backend.AllReduceOptions{Op: backend.Avg()})
 	})
 	add("reduce: average of integers", func(b *gloo.Backend, _ int) (*work.Work, error) {
-		return b.Reduce(ctx, ints(1), backend.ReduceOptions{Op: backend.Avg})
+		return b.Reduce(ctx, ints(1), backend.ReduceOptions{Op: backend.Avg()})
 	})
 	add("reduce: nil", func(b *gloo.Backend, _ int) (*work.Work, error) { return b.Reduce(ctx, nil, backend.ReduceOptions{}) })
 	add("reduce_scatter: average of integers", func(b *gloo.Backend, _ int) (*work.Work, error) {
-		return b.ReduceScatter(ctx, ints(1), list(ints(1), ints(2)), backend.ReduceScatterOptions{Op: backend.Avg})
+		return b.ReduceScatter(ctx, ints(1), list(ints(1), ints(2)), backend.ReduceScatterOptions{Op: backend.Avg()})
 	})
 	add("reduce_scatter: own shape", func(b *gloo.Backend, _ int) (*work.Work, error) {
 		return b.ReduceScatter(ctx, vec(1), list(vec(1, 2), vec(1, 2)), backend.ReduceScatterOptions{})

@@ -12,21 +12,22 @@ import (
 )
 
 func TestDescribe(t *testing.T) {
+	sum, avg, max := backend.Sum(), backend.Avg(), backend.Max()
 	f := tensor.Float32
 	for want, print := range map[string]fingerprint{
-		"all_reduce(sum) of float32[5]":              {op: work.AllReduce, with: &backend.Sum, dtype: f, root: -1, elements: 5, sized: true},
-		"all_reduce(max) of float32[0]":              {op: work.AllReduceCoalesced, with: &backend.Max, dtype: f, root: -1, sized: true},
+		"all_reduce(sum) of float32[5]":              {op: work.AllReduce, with: &sum, dtype: f, root: -1, elements: 5, sized: true},
+		"all_reduce(max) of float32[0]":              {op: work.AllReduceCoalesced, with: &max, dtype: f, root: -1, sized: true},
 		"all_reduce of a sparse tensor":              {op: work.AllReduce, root: -1, sparse: true},
 		"broadcast of float32[7] from root 0":        {op: work.Broadcast, dtype: f, elements: 7, sized: true},
 		"scatter of int64[1] from root 3":            {op: work.Scatter, dtype: tensor.Int64, root: 3, elements: 1, sized: true},
-		"reduce(avg) of float32[2] to root 1":        {op: work.Reduce, with: &backend.Avg, dtype: f, root: 1, elements: 2, sized: true},
+		"reduce(avg) of float32[2] to root 1":        {op: work.Reduce, with: &avg, dtype: f, root: 1, elements: 2, sized: true},
 		"gather of float32 to root 1":                {op: work.Gather, dtype: f, root: 1},
 		"all_to_all of float32":                      {op: work.AllToAllSingle, dtype: f, root: -1},
 		"barrier":                                    {op: work.Barrier, root: -1},
 		"monitored_barrier":                          {op: opMonitoredBarrier, root: -1},
 		"Alloc":                                      {op: opAlloc, root: -1},
 		"all_gather of float32[3]":                   fingerprint{op: work.AllGather, dtype: f, root: -1}.blocks([]int64{12, 12}),
-		"reduce_scatter(sum) of float32[1073741824]": {op: work.ReduceScatter, with: &backend.Sum, dtype: f, root: -1, elements: 1 << 30, sized: true},
+		"reduce_scatter(sum) of float32[1073741824]": {op: work.ReduceScatter, with: &sum, dtype: f, root: -1, elements: 1 << 30, sized: true},
 	} {
 		require.Equal(t, want, describe(print.call().What))
 		require.NotZero(t, print.call().What[0])

@@ -23,7 +23,7 @@ var Densely = densely
 // dimension, truly or not.
 func SparseMeta(shape []int, entries int64, keys ...int64) []byte {
 	m := sparseMeta{entries: entries}
-	m.same = [...]int64{int64(tensor.Float32), int64(backend.Sum.Kind()), 1, int64(len(shape)), digest(shape), 4 + shownDims: 0}
+	m.same = [...]int64{int64(tensor.Float32), int64(backend.Sum().Kind()), 1, int64(len(shape)), digest(shape), 4 + shownDims: 0}
 	for i, d := range shape {
 		m.same[5+i] = int64(d)
 	}

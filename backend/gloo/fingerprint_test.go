@@ -213,11 +213,11 @@ func wrongs(t *testing.T, ranks, n int) []wrong {
 	f, last := tensor.Float32, ranks-1
 	sized := func(format string, args ...any) string { return fmt.Sprintf(format, args...) }
 	return []wrong{
-		{"dtype", callAllReduce(f, backend.Sum, n), callAllReduce(tensor.Int32, backend.Sum, n),
+		{"dtype", callAllReduce(f, backend.Sum(), n), callAllReduce(tensor.Int32, backend.Sum(), n),
 			sized("all_reduce(sum) of float32[%d]", n), sized("all_reduce(sum) of int32[%d]", n), true},
-		{"operator", callAllReduce(f, backend.Sum, n), callAllReduce(f, backend.Max, n),
+		{"operator", callAllReduce(f, backend.Sum(), n), callAllReduce(f, backend.Max(), n),
 			sized("all_reduce(sum) of float32[%d]", n), sized("all_reduce(max) of float32[%d]", n), true},
-		{"count", callAllReduce(f, backend.Sum, n), callAllReduce(f, backend.Sum, n+1),
+		{"count", callAllReduce(f, backend.Sum(), n), callAllReduce(f, backend.Sum(), n+1),
 			sized("all_reduce(sum) of float32[%d]", n), sized("all_reduce(sum) of float32[%d]", n+1), true},
 		{"broadcast's root", callBroadcast(0, n), callBroadcast(1, n),
 			sized("broadcast of float32[%d] from root 0", n), sized("broadcast of float32[%d] from root 1", n), false},
@@ -233,13 +233,13 @@ func wrongs(t *testing.T, ranks, n int) []wrong {
 			sized("gather of float32[%d] to root 0", n), sized("gather of float32[%d] to root 1", n), false},
 		{"scatter's root", callScatter(0, n), callScatter(1, n),
 			sized("scatter of float32[%d] from root 0", n), sized("scatter of float32[%d] from root 1", n), false},
-		{"order", inTurn(callAllReduce(f, backend.Sum, n), callBroadcast(0, n)), inTurn(callBroadcast(0, n), callAllReduce(f, backend.Sum, n)),
+		{"order", inTurn(callAllReduce(f, backend.Sum(), n), callBroadcast(0, n)), inTurn(callBroadcast(0, n), callAllReduce(f, backend.Sum(), n)),
 			sized("all_reduce(sum) of float32[%d]", n), sized("broadcast of float32[%d] from root 0", n), false},
-		{"order of reductions", inTurn(callReduce(0, n), callAllReduce(f, backend.Max, n)), inTurn(callAllReduce(f, backend.Max, n), callReduce(0, n)),
+		{"order of reductions", inTurn(callReduce(0, n), callAllReduce(f, backend.Max(), n)), inTurn(callAllReduce(f, backend.Max(), n), callReduce(0, n)),
 			sized("reduce(sum) of float32[%d] to root 0", n), sized("all_reduce(max) of float32[%d]", n), false},
-		{"operation", callAllReduce(f, backend.Sum, ranks*n), callAllGather(n),
+		{"operation", callAllReduce(f, backend.Sum(), ranks*n), callAllGather(n),
 			sized("all_reduce(sum) of float32[%d]", ranks*n), sized("all_gather of float32[%d]", n), true},
-		{"a list", callAllReduce(f, backend.Sum, n), callAllReduceList(n, n),
+		{"a list", callAllReduce(f, backend.Sum(), n), callAllReduceList(n, n),
 			sized("all_reduce(sum) of float32[%d]", n), sized("all_reduce(sum) of float32[%d]", 2*n), true},
 		{"uneven blocks", callAllGatherV(n, 0, 2), callAllGatherV(n, 1, 2),
 			sized("all_gather of float32[%d] in parts", ranks*n+2), sized("all_gather of float32[%d] in parts", ranks*n+2), true},
@@ -253,12 +253,12 @@ func wrongs(t *testing.T, ranks, n int) []wrong {
 func small(t *testing.T) []wrong {
 	f := tensor.Float32
 	return []wrong{
-		{"barrier", callAllReduce(f, backend.Sum, 1), callBarrier, "all_reduce(sum) of float32[1]", "barrier", true},
-		{"monitored", callMonitored, callAllReduce(f, backend.Sum, 1), "monitored_barrier", "all_reduce(sum) of float32[1]", true},
-		{"sparse", callSparse(t), callAllReduce(f, backend.Sum, 1), "all_reduce of a sparse tensor", "all_reduce(sum) of float32[1]", true},
-		{"nothing to send", callAllReduce(f, backend.Sum, 0), callBroadcast(0, 0), "all_reduce(sum) of float32[0]", "broadcast of float32[0] from root 0", false},
+		{"barrier", callAllReduce(f, backend.Sum(), 1), callBarrier, "all_reduce(sum) of float32[1]", "barrier", true},
+		{"monitored", callMonitored, callAllReduce(f, backend.Sum(), 1), "monitored_barrier", "all_reduce(sum) of float32[1]", true},
+		{"sparse", callSparse(t), callAllReduce(f, backend.Sum(), 1), "all_reduce of a sparse tensor", "all_reduce(sum) of float32[1]", true},
+		{"nothing to send", callAllReduce(f, backend.Sum(), 0), callBroadcast(0, 0), "all_reduce(sum) of float32[0]", "broadcast of float32[0] from root 0", false},
 		// What comes later fits.
-		{"then all_reduce", inTurn(callBroadcast(0, 3), callAllReduce(f, backend.Sum, 7)), inTurn(callBroadcast(1, 3), callAllReduce(f, backend.Sum, 7)),
+		{"then all_reduce", inTurn(callBroadcast(0, 3), callAllReduce(f, backend.Sum(), 7)), inTurn(callBroadcast(1, 3), callAllReduce(f, backend.Sum(), 7)),
 			"broadcast of float32[3] from root 0", "broadcast of float32[3] from root 1", true},
 		{"then a barrier", inTurn(callReduce(0, 3), callMonitored), inTurn(callReduce(1, 3), callMonitored),
 			"reduce(sum) of float32[3] to root 0", "reduce(sum) of float32[3] to root 1", true},
@@ -384,7 +384,7 @@ func TestDisagreementInAlloc(t *testing.T) {
 func legal(t *testing.T, b *gloo.Backend, all, own *rand.Rand) (*work.Work, error) {
 	ctx, size, me := context.Background(), b.Size(), b.Rank()
 	kind, root, n := all.IntN(16), all.IntN(size), []int{0, 1, 4, 6, 1024, 5000, 40_000}[all.IntN(7)]
-	op := []backend.ReduceOp{backend.Sum, backend.Max, backend.Avg}[all.IntN(3)]
+	op := []backend.ReduceOp{backend.Sum(), backend.Max(), backend.Avg()}[all.IntN(3)]
 	counts := make([]int, size)
 	for i := range counts {
 		counts[i] = []int{n, n, 0, 1, 300}[all.IntN(5)]

@@ -20,7 +20,7 @@ func TestLevelsRemainder(t *testing.T) {
 	onLinux(t)
 	ctx := context.Background()
 	custom := backend.Custom("add", func(d tensor.DType, dst, src []byte) {
-		red, err := backend.Sum.Reduction(d, 1)
+		red, err := backend.Sum().Reduction(d, 1)
 		if err == nil {
 			red.Combine(dst, src)
 		}
@@ -41,7 +41,7 @@ func TestLevelsRemainder(t *testing.T) {
 					dtype tensor.DType
 					op    backend.ReduceOp
 				}{
-					{tensor.Uint8, backend.Sum}, {tensor.Float32, backend.Sum}, {tensor.Complex128, custom},
+					{tensor.Uint8, backend.Sum()}, {tensor.Float32, backend.Sum()}, {tensor.Complex128, custom},
 				} {
 					for over := range per + 1 {
 						n := (64<<10)/tc.dtype.Size()/per*per + per + over

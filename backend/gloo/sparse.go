@@ -26,7 +26,7 @@ func newSparse(c *backend.AllReduceCall) (backend.AllReduceRunner, error) {
 		return nil, fmt.Errorf("host is a %T, not gloo's", c.Host)
 	}
 	switch k := c.Op.Kind(); {
-	case k == backend.Sum.Kind(), k == backend.Avg.Kind(), k == backend.PreMulSum(1).Kind() && h.native:
+	case k == backend.Sum().Kind(), k == backend.Avg().Kind(), k == backend.PreMulSum(1).Kind() && h.native:
 	default:
 		return nil, fmt.Errorf("unsupported reduction operation %v (allreduce of sparse tensors only works with ReduceOp.SUM, here with AVG, and on the native wire with PREMUL_SUM)", c.Op)
 	}

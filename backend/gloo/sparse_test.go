@@ -179,12 +179,12 @@ func sparseRound(t *testing.T, r *rand.Rand, bs []*gloo.Backend) {
 		want, err = want.Clone()
 		require.NoError(t, err)
 	}
-	op := backend.Sum
+	op := backend.Sum()
 	native := bs[0].Explain().Wire == string(gloo.WireNative)
 	if d.IsFloat() && d.Size() >= 4 {
-		op = []backend.ReduceOp{backend.Sum, backend.Avg, backend.PreMulSum(4)}[r.IntN(3)]
+		op = []backend.ReduceOp{backend.Sum(), backend.Avg(), backend.PreMulSum(4)}[r.IntN(3)]
 		if op.Kind() == backend.PreMulSum(4).Kind() && !native {
-			op = backend.Sum
+			op = backend.Sum()
 		}
 	}
 	red, err := op.Reduction(d, len(bs))
@@ -333,19 +333,19 @@ func TestF18SparseMismatch(t *testing.T) {
 		want  string
 	}{
 		{"dtype", func(t *testing.T) (*tensor.Tensor, backend.ReduceOp) {
-			return mk(t, tensor.Int32, 1, 30, 2), backend.Sum
+			return mk(t, tensor.Int32, 1, 30, 2), backend.Sum()
 		}, "int32"},
 		{"shape", func(t *testing.T) (*tensor.Tensor, backend.ReduceOp) {
-			return mk(t, tensor.Float32, 1, 31, 2), backend.Sum
+			return mk(t, tensor.Float32, 1, 31, 2), backend.Sum()
 		}, "[31 2]"},
 		{"dense shape", func(t *testing.T) (*tensor.Tensor, backend.ReduceOp) {
-			return mk(t, tensor.Float32, 1, 30, 3), backend.Sum
+			return mk(t, tensor.Float32, 1, 30, 3), backend.Sum()
 		}, "[30 3]"},
 		{"sparse dimensions", func(t *testing.T) (*tensor.Tensor, backend.ReduceOp) {
-			return mk(t, tensor.Float32, 2, 30, 2), backend.Sum
+			return mk(t, tensor.Float32, 2, 30, 2), backend.Sum()
 		}, "with 2 sparse dimensions"},
 		{"operator", func(t *testing.T) (*tensor.Tensor, backend.ReduceOp) {
-			return mk(t, tensor.Float32, 1, 30, 2), backend.Avg
+			return mk(t, tensor.Float32, 1, 30, 2), backend.Avg()
 		}, "avg of float32"},
 	} {
 		for name, options := range sparseGroups(4) {
@@ -355,7 +355,7 @@ func TestF18SparseMismatch(t *testing.T) {
 					require.NoError(t, err)
 				}
 				onAll(t, bs, func(rank int, b *gloo.Backend) {
-					x, op := mk(t, tensor.Float32, 1, 30, 2), backend.Sum
+					x, op := mk(t, tensor.Float32, 1, 30, 2), backend.Sum()
 					if rank == 2 {
 						x, op = tc.other(t)
 					}
@@ -400,7 +400,7 @@ func TestSparseOptions(t *testing.T) {
 		require.Equal(t, want, got)
 	}
 	bs := connected(t, gloo.GroupTimeout, gloo.WireTCP, gloo.WireTCP)
-	_, err := bs[0].AllReduce(context.Background(), list(sparse(t, 3, []int64{1}, []float32{1})), backend.AllReduceOptions{Op: backend.Max})
+	_, err := bs[0].AllReduce(context.Background(), list(sparse(t, 3, []int64{1}, []float32{1})), backend.AllReduceOptions{Op: backend.Max()})
 	require.ErrorContains(t, err, "only works with ReduceOp.SUM")
 }
 
@@ -557,7 +557,7 @@ func TestHostileSparseTakesNoMemory(t *testing.T) {
 			var before, now runtime.MemStats
 			runtime.ReadMemStats(&before)
 			onAll(t, bs, func(rank int, b *gloo.Backend) {
-				x, op := mk(), backend.Sum
+				x, op := mk(), backend.Sum()
 				if rank == 1 {
 					op = lies
 					lie.Store(x, func(h backend.Host) {

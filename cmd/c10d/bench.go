@@ -449,7 +449,7 @@ func (b *bench) measure(ctx context.Context, g *pg.ProcessGroup, at *gpu, name s
 	}
 	// What is explained of an all_reduce is that of float32 sums.
 	allReduce := strings.HasPrefix(name, "all_reduce")
-	if how, ok := wayOf(g.Explain(), at, name, size); ok && (!allReduce || d == tensor.Float32 && op.Kind() == backend.Sum.Kind()) {
+	if how, ok := wayOf(g.Explain(), at, name, size); ok && (!allReduce || d == tensor.Float32 && op.Kind() == backend.Sum().Kind()) {
 		best.Work = how.Algorithm
 	}
 	if name == "all_reduce" && b.work != "" {
@@ -483,10 +483,10 @@ func (b *bench) measure(ctx context.Context, g *pg.ProcessGroup, at *gpu, name s
 			}
 			wall[1] = int64(each)
 		}
-		if err := pg.AllReduceSlice(ctx, g, stamps, backend.Max); err != nil {
+		if err := pg.AllReduceSlice(ctx, g, stamps, backend.Max()); err != nil {
 			return record{}, err
 		}
-		if err := pg.AllReduceSlice(ctx, g, wall, backend.Max); err != nil {
+		if err := pg.AllReduceSlice(ctx, g, wall, backend.Max()); err != nil {
 			return record{}, err
 		}
 		slices.Sort(stamps)

@@ -71,14 +71,14 @@ func reduction(op backend.ReduceOp, d tensor.DType, n int) (want expected, perio
 		above := float64(period - 1)
 		highest := sum + float64(n)*above
 		switch op.Kind() {
-		case backend.Sum.Kind():
+		case backend.Sum().Kind():
 			want = expected{base: sum, slope: float64(n)}
-		case backend.Avg.Kind():
+		case backend.Avg().Kind():
 			want = expected{base: sum / float64(n), slope: 1}
 			highest *= 2 // it may be a half
-		case backend.Max.Kind():
+		case backend.Max().Kind():
 			want, highest = expected{base: most, slope: 1}, most+above
-		case backend.Min.Kind():
+		case backend.Min().Kind():
 			want, highest = expected{base: 1, slope: 1}, most+above
 		default:
 			return want, period, false
@@ -356,7 +356,7 @@ func (c *benchCase) sparse(g *pg.ProcessGroup, d tensor.DType, op backend.Reduce
 		return g.AllReduce(ctx, list, backend.AllReduceOptions{Op: op})
 	}
 	c.own = func(ctx context.Context) error {
-		if k := op.Kind(); k != backend.Sum.Kind() {
+		if k := op.Kind(); k != backend.Sum().Kind() {
 			return nil // of which Avg remains, whose values are rounded
 		}
 		w, err := c.issue(ctx)

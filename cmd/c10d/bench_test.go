@@ -31,7 +31,7 @@ func TestBenchChecksEveryOperation(t *testing.T) {
 			pgtest.Run(t, 3, func(t *testing.T, g *pg.ProcessGroup) {
 				b := bench{ops: list{op}, begin: 4, end: 1024, factor: 16, iters: 3, warmup: 1, repeat: 2, json: true, check: true}
 				var out bytes.Buffer
-				require.NoError(t, b.series(t.Context(), g, nil, tensor.Float32, backend.Sum, stdio{out: &out}))
+				require.NoError(t, b.series(t.Context(), g, nil, tensor.Float32, backend.Sum(), stdio{out: &out}))
 				lines := strings.Split(strings.TrimSpace(out.String()), "\n")
 				if g.Rank() != 0 {
 					require.Empty(t, out.String())
@@ -63,7 +63,7 @@ func TestBenchAlloc(t *testing.T) {
 		pgtest.Run(t, 2, func(t *testing.T, g *pg.ProcessGroup) {
 			b := bench{ops: benchOps(), sizes: sizeList{256 << 10}, iters: 2, repeat: 1, json: json, check: true, alloc: true}
 			var out bytes.Buffer
-			require.NoError(t, b.series(t.Context(), g, nil, tensor.Float32, backend.Sum, stdio{out: &out}))
+			require.NoError(t, b.series(t.Context(), g, nil, tensor.Float32, backend.Sum(), stdio{out: &out}))
 			switch {
 			case g.Rank() != 0:
 			case json:
@@ -99,7 +99,7 @@ func TestBenchTune(t *testing.T) {
 // TestBenchFindsWrongResults lets one rank contribute what it should not.
 func TestBenchFindsWrongResults(t *testing.T) {
 	pgtest.Run(t, 2, func(t *testing.T, g *pg.ProcessGroup) {
-		c, err := newCase("all_reduce", g, nil, tensor.Float32, backend.Sum, 64, false)
+		c, err := newCase("all_reduce", g, nil, tensor.Float32, backend.Sum(), 64, false)
 		require.NoError(t, err)
 		wrong := g.Rank()
 		require.ErrorContains(t, c.check(t.Context(), 2*wrong), "wrong result: element 0 is 4, want 3")
@@ -163,7 +163,7 @@ func TestBenchBesidePeers(t *testing.T) {
 	pgtest.Run(t, 2, func(t *testing.T, g *pg.ProcessGroup) {
 		b := bench{ops: list{"all_reduce"}, begin: 16, end: 64, factor: 4, iters: 2, warmup: 1, repeat: 1, beside: list{file}}
 		var out bytes.Buffer
-		require.NoError(t, b.series(t.Context(), g, nil, tensor.Float32, backend.Sum, stdio{out: &out}))
+		require.NoError(t, b.series(t.Context(), g, nil, tensor.Float32, backend.Sum(), stdio{out: &out}))
 		if g.Rank() == 0 {
 			lines := strings.Split(strings.TrimSpace(out.String()), "\n")
 			require.Len(t, lines, 4)
@@ -174,7 +174,7 @@ func TestBenchBesidePeers(t *testing.T) {
 	})
 	pgtest.Run(t, 2, func(t *testing.T, g *pg.ProcessGroup) {
 		b := bench{ops: list{"reduce"}, begin: 16, end: 64, factor: 4, iters: 2, warmup: 1, repeat: 1, beside: list{file}}
-		err := b.series(t.Context(), g, nil, tensor.Float32, backend.Sum, stdio{out: new(bytes.Buffer)})
+		err := b.series(t.Context(), g, nil, tensor.Float32, backend.Sum(), stdio{out: new(bytes.Buffer)})
 		if g.Rank() == 0 {
 			require.ErrorContains(t, err, "no record of reduce")
 			g.Abort(err)

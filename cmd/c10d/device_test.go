@@ -93,7 +93,7 @@ func TestBenchOnDevices(t *testing.T) {
 					if g.Rank() == 0 {
 						std.out = &out
 					}
-					return b.series(t.Context(), g, at, tensor.Float32, backend.Sum, std)
+					return b.series(t.Context(), g, at, tensor.Float32, backend.Sum(), std)
 				})
 				lines := strings.Split(strings.TrimSpace(out.String()), "\n")
 				require.Len(t, lines, 2*(len(b.ops)-1)+1)
@@ -119,14 +119,14 @@ func TestBenchOnDevices(t *testing.T) {
 // in a type of two bytes and in a later piece of a large tensor.
 func TestBenchOnDeviceFindsWrongResults(t *testing.T) {
 	runOnSim(t, 2, "sim", "", true, func(g *pg.ProcessGroup, at *gpu) error {
-		c, err := newCase("all_reduce", g, at, tensor.BFloat16, backend.Sum, 64, false)
+		c, err := newCase("all_reduce", g, at, tensor.BFloat16, backend.Sum(), 64, false)
 		if err != nil {
 			return err
 		}
 		err = c.check(at.context(t.Context()), 2*g.Rank())
 		assert.ErrorContains(t, err, "wrong result: element 0 is 4, want 3")
 
-		c, err = newCase("broadcast", g, at, tensor.Uint8, backend.Sum, stageBytes+100, false)
+		c, err = newCase("broadcast", g, at, tensor.Uint8, backend.Sum(), stageBytes+100, false)
 		if err != nil {
 			return err
 		}
@@ -277,7 +277,7 @@ func TestSeries(t *testing.T) {
 func TestReduction(t *testing.T) {
 	for _, d := range tensor.DTypes() {
 		for n := 1; n <= 64; n++ {
-			for _, op := range []backend.ReduceOp{backend.Sum, backend.Avg, backend.Max, backend.Min} {
+			for _, op := range []backend.ReduceOp{backend.Sum(), backend.Avg(), backend.Max(), backend.Min()} {
 				want, period, ok := reduction(op, d, n)
 				if !ok {
 					continue
@@ -289,25 +289,25 @@ func TestReduction(t *testing.T) {
 					}
 					require.LessOrEqual(t, want.base+want.slope*float64(i), exactTo(d))
 					switch op.Kind() {
-					case backend.Sum.Kind():
+					case backend.Sum().Kind():
 						require.Equal(t, sum, want.base+want.slope*float64(i))
 						require.LessOrEqual(t, sum, exactTo(d))
-					case backend.Avg.Kind():
+					case backend.Avg().Kind():
 						require.InDelta(t, sum/float64(n), want.base+want.slope*float64(i), 1e-9)
-					case backend.Max.Kind():
+					case backend.Max().Kind():
 						require.Equal(t, float64(n+i), want.base+want.slope*float64(i))
-					case backend.Min.Kind():
+					case backend.Min().Kind():
 						require.Equal(t, float64(1+i), want.base+want.slope*float64(i))
 					}
 				}
 			}
 		}
 	}
-	_, period, ok := reduction(backend.Sum, tensor.Float32, 8)
+	_, period, ok := reduction(backend.Sum(), tensor.Float32, 8)
 	require.True(t, ok)
 	require.Equal(t, 13, period)
-	_, _, ok = reduction(backend.Product, tensor.Float32, 2)
+	_, _, ok = reduction(backend.Product(), tensor.Float32, 2)
 	require.False(t, ok)
-	_, _, ok = reduction(backend.Sum, tensor.Int8, 16)
+	_, _, ok = reduction(backend.Sum(), tensor.Int8, 16)
 	require.False(t, ok)
 }

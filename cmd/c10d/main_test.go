@@ -143,7 +143,7 @@ func testRank(steps []string) {
 			defer cancel()
 			g, err := pg.Init(ctx, "env://", pg.InitOptions{})
 			check(err)
-			check(pg.AllReduceSlice(ctx, g, []float32{1}, backend.Sum))
+			check(pg.AllReduceSlice(ctx, g, []float32{1}, backend.Sum()))
 			for _, pid := range []int{os.Getpid(), os.Getppid()} {
 				all, err := sockets.Of(pid)
 				check(err)

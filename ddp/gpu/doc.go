@@ -28,7 +28,7 @@
 // its own.
 //
 // Buckets are device memory, copies to and from them are the stream's, and the
-// group divides: an average is one all-reduce with backend.Avg and nothing else.
+// group divides: an average is one all-reduce with backend.Avg() and nothing else.
 // What ranks tell each other about the model goes through CPU memory, so the
 // group needs a backend for it too: "cpu:gloo,cuda:cuda".
 //

@@ -300,7 +300,7 @@ func gradient(r float64, iteration, param, element int) float64 {
 // TestAverage runs iterations in every way in which gradients get into buckets.
 func TestAverage(t *testing.T) {
 	plain := func(ctx context.Context, b *ddp.Bucket) (*work.Work, error) {
-		return b.AllReduce(ctx, backend.AllReduceOptions{Op: backend.Avg})
+		return b.AllReduce(ctx, backend.AllReduceOptions{Op: backend.Avg()})
 	}
 	for name, o := range map[string]ddp.Options{
 		"plain":           {},

@@ -35,7 +35,7 @@ func run(ctx context.Context, out io.Writer, o pg.InitOptions) error {
 	if err != nil {
 		return err
 	}
-	w, err := g.AllReduce(ctx, []*tensor.Tensor{t}, backend.AllReduceOptions{Op: backend.Sum})
+	w, err := g.AllReduce(ctx, []*tensor.Tensor{t}, backend.AllReduceOptions{Op: backend.Sum()})
 	if err != nil {
 		return err // the call was wrong: nothing was sent
 	}

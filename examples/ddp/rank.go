@@ -170,7 +170,7 @@ func (r *rank) train(ctx context.Context, from int, progress *progress) error {
 		if err != nil {
 			return err
 		}
-		if err := wait(ctx)(r.group.AllReduce(ctx, []*tensor.Tensor{t}, backend.AllReduceOptions{Op: backend.Sum})); err != nil {
+		if err := wait(ctx)(r.group.AllReduce(ctx, []*tensor.Tensor{t}, backend.AllReduceOptions{Op: backend.Sum()})); err != nil {
 			return err
 		}
 		if r.rank != 0 {

@@ -134,7 +134,7 @@ func (t *trainer) allReduce(ctx context.Context, gradients []*tensors.Tensor) er
 	if err != nil {
 		return err
 	}
-	if err := wait(ctx)(t.group.AllReduce(ctx, []*tensor.Tensor{all}, backend.AllReduceOptions{Op: backend.Avg})); err != nil {
+	if err := wait(ctx)(t.group.AllReduce(ctx, []*tensor.Tensor{all}, backend.AllReduceOptions{Op: backend.Avg()})); err != nil {
 		return err
 	}
 	from := t.flat

@@ -139,7 +139,7 @@ func rank(ctx context.Context, d driver.Driver, st store.Store, r, ranks int) (s
 	if err != nil {
 		return nil, err
 	}
-	w, err := g.AllReduce(cuda.WithStreams(ctx, stream), []*tensor.Tensor{t}, backend.AllReduceOptions{Op: backend.Sum})
+	w, err := g.AllReduce(cuda.WithStreams(ctx, stream), []*tensor.Tensor{t}, backend.AllReduceOptions{Op: backend.Sum()})
 	if err != nil {
 		return nil, err
 	}

@@ -189,7 +189,7 @@ func parseLine(text []byte, size int, groups map[string][]int) (Line, error) {
 func (l *Line) reduceOp() (backend.ReduceOp, error) {
 	switch l.Reduce {
 	case "":
-		return backend.Sum, nil
+		return backend.Sum(), nil
 	case "premul_sum":
 		return backend.PreMulSum(l.Factor), nil
 	}

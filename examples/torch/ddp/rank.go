@@ -172,7 +172,7 @@ func (t *trainer) epoch(ctx context.Context, order []int) (loss, accuracy float6
 	t.centre.forward(x, false)
 	_, right := t.model.Forward(x, y)
 	total[1] = float64(right)
-	if err := pg.AllReduceSlice(ctx, t.group, total, backend.Sum); err != nil {
+	if err := pg.AllReduceSlice(ctx, t.group, total, backend.Sum()); err != nil {
 		return 0, 0, err
 	}
 	return total[0] / float64(len(order)), total[1] / float64(t.heldOut.Len()), nil

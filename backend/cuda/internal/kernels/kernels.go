@@ -36,8 +36,8 @@ var (
 		tensor.Float32, tensor.Float64, tensor.Float16, tensor.BFloat16,
 		tensor.Int8, tensor.Uint8, tensor.Int32, tensor.Int64,
 	}
-	arithmetic = []backend.ReduceOp{backend.Sum, backend.Product, backend.Min, backend.Max}
-	bitwise    = []backend.ReduceOp{backend.BAnd, backend.BOr, backend.BXor}
+	arithmetic = []backend.ReduceOp{backend.Sum(), backend.Product(), backend.Min(), backend.Max()}
+	bitwise    = []backend.ReduceOp{backend.BAnd(), backend.BOr(), backend.BXor()}
 )
 
 // Step returns the name of the kernel that combines elements, "" if there is none:
@@ -46,9 +46,9 @@ var (
 // One of out and push may be 0, and out may be a or b. The kernel of Avg is that of
 // Sum: by is for it.
 func Step(k backend.ReduceKind, d tensor.DType) string {
-	name, avg := k.String(), k == backend.Avg.Kind()
+	name, avg := k.String(), k == backend.Avg().Kind()
 	if avg {
-		name = backend.Sum.String()
+		name = backend.Sum().String()
 	}
 	ok := false
 	for _, t := range numbers {

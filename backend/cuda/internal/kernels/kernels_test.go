@@ -37,12 +37,12 @@ func TestNames(t *testing.T) {
 	}
 	require.Equal(t, len(names), bytes.Count(PTX, []byte(".entry ")))
 
-	require.Equal(t, "c10d_sum_float16", Step(backend.Avg.Kind(), tensor.Float16))
+	require.Equal(t, "c10d_sum_float16", Step(backend.Avg().Kind(), tensor.Float16))
 	for _, c := range []struct {
 		o backend.ReduceOp
 		d tensor.DType
 	}{
-		{backend.Avg, tensor.Int32}, {backend.BOr, tensor.Float32}, {backend.Sum, tensor.Bool}, {backend.Sum, tensor.Complex64},
+		{backend.Avg(), tensor.Int32}, {backend.BOr(), tensor.Float32}, {backend.Sum(), tensor.Bool}, {backend.Sum(), tensor.Complex64},
 		{backend.PreMulSum(2), tensor.Float32}, {backend.Custom("f", nil), tensor.Float32},
 	} {
 		require.Empty(t, Step(c.o.Kind(), c.d), "%v of %v", c.o, c.d)

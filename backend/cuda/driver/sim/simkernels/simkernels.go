@@ -52,7 +52,7 @@ func step(k *sim.Run, o backend.ReduceOp, d tensor.DType) error {
 	b := bytes.Clone(k.Read(k.Ptr(2), n*d.Size()))
 	red.Combine(b, k.Read(k.Ptr(3), n*d.Size()))
 	if by > 1 {
-		avg, err := backend.Avg.Reduction(d, by)
+		avg, err := backend.Avg().Reduction(d, by)
 		if err != nil {
 			return err
 		}

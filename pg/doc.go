@@ -37,9 +37,9 @@
 //
 // # Groups
 //
-// NewGroup makes a group of some ranks, NewSubgroups and Split cut a group into
-// parts. Ranks outside a group hold one for which IsMember is false, so that all
-// ranks can run the same lines. Ranks in calls and options are those of the
+// NewGroup makes a group of some ranks. NewSubgroups cuts the default group into parts, and Split
+// any group, by a colour and a key of each rank. Ranks outside a group of NewGroup hold one for
+// which IsMember is false, so that all ranks can run the same lines. Ranks in calls and options are those of the
 // group called; GlobalRank and GroupRank translate.
 //
 // # What is promised

@@ -1,6 +1,7 @@
 package pg
 
 import (
+	"cmp"
 	"context"
 	"crypto/sha1"
 	"encoding/binary"
@@ -85,7 +86,7 @@ type groupSpec struct {
 	timeout  time.Duration
 	prefixes []string // of the groups around it, outermost first
 	local    bool     // only members take part in making it
-	split    bool     // made by Split
+	split    bool     // made by Split or SplitRanks
 	counted  int      // how many groups the counter has named, this one included
 }
 
@@ -324,7 +325,7 @@ type GroupOptions struct {
 func (g *ProcessGroup) NewGroup(ctx context.Context, ranks []int, o GroupOptions) (*ProcessGroup, error) {
 	w := g.world
 	if g != w.root {
-		return nil, fmt.Errorf("pg: NewGroup is for the default group, not for %q; see Split", g.name)
+		return nil, fmt.Errorf("pg: NewGroup is for the default group, not for %q; see Split and SplitRanks", g.name)
 	}
 	ranks = slices.Clone(ranks)
 	slices.Sort(ranks)
@@ -432,11 +433,33 @@ func (g *ProcessGroup) NewSubgroupsByEnumeration(ctx context.Context, lists [][]
 	return mine, nil
 }
 
-// Split makes a group from each list of this group's ranks, and returns the
-// one that this rank is in, nil if it is in none. Every member calls it with
-// the same lists; only the ranks of a list take part in making its group. A
-// list's order does not matter: ranks are sorted.
-func (g *ProcessGroup) Split(ctx context.Context, lists [][]int, o GroupOptions) (*ProcessGroup, error) {
+// Split makes one group for each colour, as MPI_Comm_split and ncclCommSplit do, and returns the
+// one of this rank's colour. Every member calls it, in the same order as the group's collectives.
+// The new group's ranks are in the order of their keys; ranks with equal keys are in the order of
+// this group. A rank with a negative colour gets no group: Split returns nil.
+//
+// The ranks tell each other colours and keys in an all_gather, so the group needs a backend for CPU
+// tensors. SplitRanks is for ranks that know the members already. o.Local has no meaning here.
+func (g *ProcessGroup) Split(ctx context.Context, color, key int, o GroupOptions) (*ProcessGroup, error) {
+	all, err := AllGatherSlice(ctx, g, []int64{int64(color), int64(key)})
+	if err != nil {
+		return nil, err
+	}
+	var members []int
+	for r := range g.size {
+		if color >= 0 && all[2*r] == int64(color) {
+			members = append(members, r)
+		}
+	}
+	slices.SortStableFunc(members, func(a, b int) int { return cmp.Compare(all[2*a+1], all[2*b+1]) })
+	return g.makePart(ctx, members, color, o)
+}
+
+// SplitRanks makes a group from each list of this group's ranks, as torch.distributed.split_group
+// does, and returns the one that this rank is in, nil if it is in none. Every member calls it with
+// the same lists; only the ranks of a list take part in making its group. A list's order does not
+// matter: ranks are sorted, as in c10d. o.Local has no meaning here.
+func (g *ProcessGroup) SplitRanks(ctx context.Context, lists [][]int, o GroupOptions) (*ProcessGroup, error) {
 	if g.rank < 0 {
 		return nil, ErrNotMember
 	}
@@ -448,38 +471,39 @@ func (g *ProcessGroup) Split(ctx context.Context, lists [][]int, o GroupOptions)
 			return nil, fmt.Errorf("pg: list %d of the split is empty", i)
 		}
 	}
-	all := slices.Concat(lists...)
-	slices.Sort(all)
+	all := slices.Sorted(slices.Values(slices.Concat(lists...)))
 	if err := checkRanks(all, g.size); err != nil {
 		return nil, err
 	}
-	w := g.world
-	for i, list := range lists {
-		if !slices.Contains(list, g.rank) {
-			continue
-		}
-		ranks := make([]int, len(list))
-		for k, r := range list {
-			ranks[k] = g.ranks[r]
-		}
-		slices.Sort(ranks)
-		if o.Backend == "" {
-			o.Backend = w.options.Backend
-		}
-		if o.Timeout <= 0 {
-			o.Timeout = g.Timeout()
-		}
-		g.mu.Lock()
-		g.splits++
-		name := fmt.Sprintf("%s:split:%d:%d", g.name, g.splits, i)
-		g.mu.Unlock()
-		return w.newGroup(ctx, groupSpec{
-			name: name, desc: o.Description, ranks: ranks, backend: o.Backend, timeout: o.Timeout,
-			prefixes: []string{w.root.name}, local: true, split: true,
-		})
+	i := slices.IndexFunc(lists, func(list []int) bool { return slices.Contains(list, g.rank) })
+	if i < 0 {
+		return g.makePart(ctx, nil, i, o)
 	}
+	return g.makePart(ctx, slices.Sorted(slices.Values(lists[i])), i, o)
+}
+
+// makePart makes a group of the members of part i, which are ranks of this group in the new group's
+// order. No members stand for no group.
+func (g *ProcessGroup) makePart(ctx context.Context, members []int, i int, o GroupOptions) (*ProcessGroup, error) {
 	g.mu.Lock()
 	g.splits++
+	n := g.splits
 	g.mu.Unlock()
-	return nil, nil
+	if len(members) == 0 {
+		return nil, nil
+	}
+	w, ranks := g.world, make([]int, len(members))
+	for k, r := range members {
+		ranks[k] = g.ranks[r]
+	}
+	if o.Backend == "" {
+		o.Backend = w.options.Backend
+	}
+	if o.Timeout <= 0 {
+		o.Timeout = g.Timeout()
+	}
+	return w.newGroup(ctx, groupSpec{
+		name: fmt.Sprintf("%s:split:%d:%d", g.name, n, i), desc: o.Description, ranks: ranks, backend: o.Backend,
+		timeout: o.Timeout, prefixes: []string{w.root.name}, local: true, split: true,
+	})
 }

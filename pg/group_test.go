@@ -2,6 +2,7 @@ package pg_test
 
 import (
 	"context"
+	"fmt"
 	"slices"
 	"strings"
 	"sync"
@@ -10,12 +11,14 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
 	"github.com/c10d-go/c10d/backend"
 	"github.com/c10d-go/c10d/pg"
 	"github.com/c10d-go/c10d/pg/pgtest"
 	"github.com/c10d-go/c10d/store"
+	"github.com/c10d-go/c10d/work"
 )
 
 // job runs f on size ranks of a job with options.
@@ -131,12 +134,65 @@ func TestARefusedNewGroupUsesNoName(t *testing.T) {
 // TestARefusedSplitIsRefusedOnEveryRank: a rank that went ahead would wait for the others.
 func TestARefusedSplitIsRefusedOnEveryRank(t *testing.T) {
 	pgtest.Run(t, 2, func(t *testing.T, g *pg.ProcessGroup) {
-		_, err := g.Split(t.Context(), [][]int{{0}, {}, {1}}, pg.GroupOptions{})
+		_, err := g.SplitRanks(t.Context(), [][]int{{0}, {}, {1}}, pg.GroupOptions{})
 		require.ErrorContains(t, err, "list 1 of the split is empty")
-		sub, err := g.Split(t.Context(), [][]int{{0, 1}}, pg.GroupOptions{})
+		sub, err := g.SplitRanks(t.Context(), [][]int{{0, 1}}, pg.GroupOptions{})
 		require.NoError(t, err)
 		require.NoError(t, pending["barrier"](sub))
 	})
+}
+
+// TestSplitByColourAndKey: ranks of one colour make a group in the order of their keys, and equal
+// keys leave the order of the group that is cut.
+func TestSplitByColourAndKey(t *testing.T) {
+	// Rank 5 wants no group.
+	colors, keys := []int{7, 0, 7, 0, 7, -1}, []int{3, 0, -2, 0, 3, 0}
+	want := map[int][]int{7: {2, 0, 4}, 0: {1, 3}}
+	pgtest.Run(t, len(colors), func(t *testing.T, g *pg.ProcessGroup) {
+		r := g.Rank()
+		for round := range 2 {
+			part, err := g.Split(t.Context(), colors[r], keys[r], pg.GroupOptions{Description: "part"})
+			require.NoError(t, err)
+			if colors[r] < 0 {
+				require.Nil(t, part)
+				continue
+			}
+			require.Equal(t, want[colors[r]], part.Ranks())
+			require.Equal(t, r, part.Ranks()[part.Rank()])
+			require.Equal(t, fmt.Sprintf("0:split:%d:%d", round+1, colors[r]), part.Name())
+			all, err := pg.AllGatherSlice(t.Context(), part, []int64{int64(r)})
+			require.NoError(t, err)
+			require.Equal(t, fmt.Sprint(want[colors[r]]), fmt.Sprint(all))
+			// A part of a part: the order turns round.
+			back, err := part.Split(t.Context(), 0, -part.Rank(), pg.GroupOptions{})
+			require.NoError(t, err)
+			turned := slices.Clone(want[colors[r]])
+			slices.Reverse(turned)
+			require.Equal(t, turned, back.Ranks())
+			require.NoError(t, pending["barrier"](back))
+		}
+	})
+}
+
+// TestSplitNamesADeadRank: a rank that dies before it calls Split is named at once.
+func TestSplitNamesADeadRank(t *testing.T) {
+	j := pgtest.NewJob(2)
+	defer j.Close()
+	var ranks sync.WaitGroup
+	for r := range 2 {
+		g, err := j.Join(t.Context(), r)
+		require.NoError(t, err)
+		ranks.Go(func() {
+			defer g.Close()
+			if r == 1 {
+				j.Kill(1)
+				return
+			}
+			_, err := g.Split(t.Context(), 0, 0, pg.GroupOptions{})
+			assert.ErrorIs(t, err, work.ErrPeerDied)
+		})
+	}
+	ranks.Wait()
 }
 
 func TestNoGroupsFromAClosedOne(t *testing.T) {
@@ -144,12 +200,14 @@ func TestNoGroupsFromAClosedOne(t *testing.T) {
 		sub, err := g.NewGroup(t.Context(), []int{0}, pg.GroupOptions{})
 		require.NoError(t, err)
 		require.NoError(t, sub.Close())
-		_, err = sub.Split(t.Context(), [][]int{{0}}, pg.GroupOptions{})
+		_, err = sub.SplitRanks(t.Context(), [][]int{{0}}, pg.GroupOptions{})
 		require.ErrorIs(t, err, pg.ErrClosed)
 		require.NoError(t, g.Close())
 		_, err = g.NewGroup(t.Context(), []int{0}, pg.GroupOptions{})
 		require.ErrorIs(t, err, pg.ErrClosed)
-		_, err = g.Split(t.Context(), [][]int{{0}}, pg.GroupOptions{})
+		_, err = g.SplitRanks(t.Context(), [][]int{{0}}, pg.GroupOptions{})
+		require.ErrorIs(t, err, pg.ErrClosed)
+		_, err = g.Split(t.Context(), 0, 0, pg.GroupOptions{})
 		require.ErrorIs(t, err, pg.ErrClosed)
 	})
 }

@@ -10,7 +10,7 @@ import (
 	"time"
 )
 
-// ErrLists is matched by the error of ranks that called NewGroup or Split, for the
+// ErrLists is matched by the error of ranks that called NewGroup or SplitRanks, for the
 // same group, with different ranks.
 var ErrLists = errors.New("ranks make one group with different lists of ranks")
 

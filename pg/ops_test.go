@@ -430,16 +430,16 @@ func TestGroups(t *testing.T) {
 			require.EqualValues(t, 5, sum(outer))
 		}
 
-		half, err := g.Split(ctx, [][]int{{0, 1, 2}, {3, 4, 5}}, pg.GroupOptions{})
+		half, err := g.SplitRanks(ctx, [][]int{{0, 1, 2}, {3, 4, 5}}, pg.GroupOptions{})
 		require.NoError(t, err)
 		require.EqualValues(t, []int32{3, 12}[g.Rank()/3], sum(half))
-		again, err := half.Split(ctx, [][]int{{2}, {0, 1}}, pg.GroupOptions{})
+		again, err := half.SplitRanks(ctx, [][]int{{2}, {0, 1}}, pg.GroupOptions{})
 		require.NoError(t, err)
 		global, err := again.GlobalRank(again.Rank())
 		require.NoError(t, err)
 		require.Equal(t, g.Rank(), global)
 		require.NotEqual(t, half.Name(), again.Name())
-		none, err := half.Split(ctx, [][]int{{0}}, pg.GroupOptions{})
+		none, err := half.SplitRanks(ctx, [][]int{{0}}, pg.GroupOptions{})
 		require.NoError(t, err)
 		require.Equal(t, half.Rank() == 0, none != nil)
 

@@ -101,14 +101,14 @@ type ProcessGroup struct {
 	devices  []backend.DeviceBackend
 	backends map[tensor.DeviceType]backend.Backend
 	distinct []backend.Backend // in order of devices, each once
-	split    bool              // made by Split
+	split    bool              // made by Split or SplitRanks
 
 	closing  sync.Once
 	closeErr error
 
 	mu     sync.Mutex
 	closed bool
-	splits int // how often Split was called
+	splits int // how often Split and SplitRanks were called
 }
 
 // New makes the default group over a store: all size ranks must call it, with

@@ -36,6 +36,6 @@
 //
 // A backend makes a Promise, gives its Work to the caller, and completes it on
 // every path. What the backend does not say, the Work does not claim: a Work
-// without a Runner cannot be aborted, one without OnSynchronize is synchronised
+// without RunBy cannot be aborted, one without OnSynchronize is synchronised
 // by waiting.
 package work

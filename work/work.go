@@ -29,7 +29,7 @@ type Stream interface {
 // goroutines. Works come from operations; a backend makes them through a Promise.
 type Work struct {
 	info    Info
-	runner  Runner // may be nil
+	runner  runner // may be nil
 	state   atomic.Uint32
 	source  atomic.Int64
 	started atomic.Int64 // nanoseconds since base, 0 = not yet
@@ -42,21 +42,11 @@ type Work struct {
 	order    func(Stream) error
 }
 
-// Runner is what runs an operation, as far as its Work has to know it.
-type Runner interface {
-	// Abort ends the operation with cause, which is not nil.
-	Abort(cause error)
-}
+// runner is what runs an operation, see Promise.RunBy.
+type runner interface{ Abort(cause error) }
 
-// Helper is a Runner that can use the goroutine of somebody who waits. Wait
-// calls Help before it blocks: the backend may then run the operation, and
-// others before it, rather than wake a goroutine of its own. Help returns when
-// the operation has ended or there is nothing to help with. It may go on for
-// longer than ctx only if the end of ctx ends the operation.
-type Helper interface {
-	Runner
-	Help(ctx context.Context)
-}
+// helper is a runner whose operation Wait can run, see Promise.RunBy.
+type helper interface{ Help(ctx context.Context) }
 
 const (
 	pending uint32 = iota
@@ -72,7 +62,7 @@ var base = time.Now()
 // error that wraps ctx's and the operation goes on.
 func (w *Work) Wait(ctx context.Context) error {
 	if w.state.Load() == pending {
-		if h, ok := w.runner.(Helper); ok {
+		if h, ok := w.runner.(helper); ok {
 			h.Help(ctx)
 		}
 	}
@@ -179,12 +169,6 @@ func (w *Work) SourceRank() (int, error) {
 	return -1, &Error{Info: w.info, Peer: -1, Err: ErrPending}
 }
 
-// OpType returns the kind of operation.
-func (w *Work) OpType() OpType { return w.info.Op }
-
-// Seq returns the operation's number in its group, counted from 0.
-func (w *Work) Seq() uint64 { return w.info.Seq }
-
 // Info returns what was known of the operation from the start.
 func (w *Work) Info() Info { return w.info }
 
@@ -255,8 +239,8 @@ func WaitAll(ctx context.Context, works ...*Work) error {
 	return errors.Join(errs...)
 }
 
-// Promise is the backend's end of a Work. The backend must call Complete once
-// on every path.
+// Promise is the backend's end of a Work. It is exported for backends outside this module: nothing
+// else makes a Work. The backend must call Complete once on every path.
 type Promise struct{ w Work }
 
 // NewPromise returns the promise of an operation that has just been issued.
@@ -301,9 +285,15 @@ func (p *Promise) SetResult(result ...*tensor.Tensor) {
 	p.w.mu.Unlock()
 }
 
-// RunBy sets who runs the operation: what Work.Abort asks to end it and, if it
-// is a Helper, Work.Wait to go on. It has to be set before anybody has the Work.
-func (p *Promise) RunBy(r Runner) { p.w.runner = r }
+// RunBy sets what runs the operation. Work.Abort calls r.Abort, which ends the operation with
+// cause; cause is not nil. RunBy has to be called before anybody has the Work. Without it Work.Abort
+// does nothing.
+//
+// If r also has a method Help(context.Context), Work.Wait calls it with its own context before it
+// blocks. Help may run the operation, and others before it, in the goroutine of whoever waits, which
+// saves the wake-up of another. It returns when the operation has ended or when it can do nothing.
+// It may go on after the end of ctx only if that end ends the operation too.
+func (p *Promise) RunBy(r interface{ Abort(cause error) }) { p.w.runner = r }
 
 // OnSynchronize sets how a stream is ordered after the operation's outputs.
 func (p *Promise) OnSynchronize(f func(Stream) error) {

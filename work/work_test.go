@@ -53,8 +53,7 @@ func TestLifeOfASuccess(t *testing.T) {
 		d, ok := w.Duration()
 		require.True(t, ok)
 		require.InDelta(t, 3*time.Second, d, float64(time.Microsecond))
-		require.Equal(t, work.AllReduce, w.OpType())
-		require.EqualValues(t, 7, w.Seq())
+		require.Equal(t, info, w.Info())
 		require.NoError(t, w.Synchronize(nil))
 	})
 }

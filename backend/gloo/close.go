@@ -140,7 +140,7 @@ func unfinished(ws []*work.Work, limit time.Duration) (late []*work.Work) {
 
 // named is "all_reduce seq 3", or "2 operations (the first is all_reduce seq 3)".
 func named(ws []*work.Work) string {
-	first := fmt.Sprintf("%v seq %d", ws[0].OpType(), ws[0].Seq())
+	first := fmt.Sprintf("%v seq %d", ws[0].Info().Op, ws[0].Info().Seq)
 	if len(ws) == 1 {
 		return first
 	}

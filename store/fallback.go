@@ -23,7 +23,7 @@ func WithTimeout(ctx context.Context, d time.Duration) (context.Context, context
 }
 
 // WaitErr returns why a context of WithTimeout ended: ErrTimeout for the
-// store's limit, else what ctx.Err says.
+// store's limit, else what ctx.Err says. Stores outside this package need it for their errors.
 func WaitErr(ctx context.Context) error {
 	if context.Cause(ctx) == ErrTimeout {
 		return ErrTimeout
@@ -78,9 +78,9 @@ func MultiGetByGet(ctx context.Context, s Store, keys []string) ([][]byte, error
 	return values, nil
 }
 
-// MultiSetBySet is MultiSet made of Set.
+// MultiSetBySet is MultiSet made of Set. It returns an error unless there are as many values as keys.
 func MultiSetBySet(ctx context.Context, s Store, keys []string, values [][]byte) error {
-	if err := CheckMultiSet(keys, values); err != nil {
+	if err := checkMultiSet(keys, values); err != nil {
 		return err
 	}
 	for i, key := range keys {
@@ -91,8 +91,8 @@ func MultiSetBySet(ctx context.Context, s Store, keys []string, values [][]byte)
 	return nil
 }
 
-// CheckMultiSet returns an error unless there are as many values as keys.
-func CheckMultiSet(keys []string, values [][]byte) error {
+// checkMultiSet returns an error unless there are as many values as keys.
+func checkMultiSet(keys []string, values [][]byte) error {
 	if len(keys) != len(values) {
 		return fmt.Errorf("store: multi set: %d keys but %d values", len(keys), len(values))
 	}

@@ -556,7 +556,7 @@ func (f *File) MultiGet(ctx context.Context, keys []string) ([][]byte, error) {
 
 // MultiSet sets keys[i] to values[i], all in one change.
 func (f *File) MultiSet(ctx context.Context, keys []string, values [][]byte) error {
-	if err := CheckMultiSet(keys, values); err != nil {
+	if err := checkMultiSet(keys, values); err != nil {
 		return err
 	}
 	return f.do(ctx, "multi set", keys, func() (records []record, err error) {

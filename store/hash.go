@@ -278,7 +278,7 @@ func (h *Hash) MultiGet(ctx context.Context, keys []string) ([][]byte, error) {
 }
 
 func (h *Hash) MultiSet(ctx context.Context, keys []string, values [][]byte) error {
-	if err := CheckMultiSet(keys, values); err != nil {
+	if err := checkMultiSet(keys, values); err != nil {
 		return err
 	}
 	return h.do(ctx, "multi set", keys, func() error {

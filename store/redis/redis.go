@@ -676,8 +676,8 @@ func (s *Store) MultiGet(ctx context.Context, keys []string) ([][]byte, error) {
 
 // MultiSet sets keys[i] to values[i], all in one transaction.
 func (s *Store) MultiSet(ctx context.Context, keys []string, values [][]byte) error {
-	if err := store.CheckMultiSet(keys, values); err != nil || len(keys) == 0 {
-		return err
+	if len(keys) == 0 || len(keys) != len(values) { // which MultiSetBySet refuses
+		return store.MultiSetBySet(ctx, s, keys, values)
 	}
 	keys = slices.Clone(keys)
 	copies := make([][]byte, len(values))

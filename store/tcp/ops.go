@@ -175,11 +175,8 @@ func (s *Store) MultiGet(ctx context.Context, keys []string) ([][]byte, error) {
 
 // MultiSet sets keys[i] to values[i], in order.
 func (s *Store) MultiSet(ctx context.Context, keys []string, values [][]byte) error {
-	if s.Dialect() == store.DialectV1 {
+	if s.Dialect() == store.DialectV1 || len(keys) != len(values) { // which MultiSetBySet refuses
 		return store.MultiSetBySet(ctx, s, keys, values)
-	}
-	if err := store.CheckMultiSet(keys, values); err != nil {
-		return err
 	}
 	_, err := s.call(ctx, "multi set", &request{query: qMultiSet, keys: wireKeys(keys), vals: values})
 	return err

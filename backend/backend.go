@@ -183,13 +183,20 @@ type Options struct {
 	// who they are. A backend that cannot do so over a connection returns an error.
 	TLS *tls.Config
 
-	// Specific is an options value of the backend's own type, or nil.
-	Specific any
+	// Specific are the options of the backend's own type, or nil.
+	Specific SpecificOptions
 
 	// Failed, if not nil, is called when the group fails, before the first operation
 	// that fails by it ends, perhaps with locks held and perhaps more than once. It must
 	// not call the backend. A backend may ignore it.
 	Failed func(*work.Error)
+}
+
+// SpecificOptions are the options that only one backend has, as gloo.Options and cuda.Options. A
+// backend outside this module gives its options type this method.
+type SpecificOptions interface {
+	// BackendName returns the name that the backend is registered as.
+	BackendName() string
 }
 
 // BroadcastOptions are the options of Broadcast. In every options struct

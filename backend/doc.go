@@ -27,6 +27,9 @@
 //		...
 //	}
 //
+// Options that only one backend has are a SpecificOptions. New gets them in Options.Specific, and
+// asserts their type.
+//
 // # Works of an all-reduce
 //
 // How an all-reduce is done depends on where its tensors are and how they are

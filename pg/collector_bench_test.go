@@ -41,7 +41,7 @@ func newCollected(ctx context.Context, addr string, wire gloo.Wire, rank int) (x
 	if x.st, err = tcp.New(ctx, addr, tcp.Options{}); err != nil {
 		return nil, err
 	}
-	o := pg.Options{BackendOptions: map[string]any{gloo.Name: gloo.Options{Wire: wire}}}
+	o := pg.Options{BackendOptions: []backend.SpecificOptions{gloo.Options{Wire: wire}}}
 	if x.g, err = pg.New(ctx, x.st, rank, 2, o); err != nil {
 		return nil, err
 	}

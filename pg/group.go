@@ -185,7 +185,7 @@ func (g *ProcessGroup) connect(ctx context.Context, v1 bool) error {
 		b, err := r.New(ctx, backend.Options{
 			Store: st, Rank: g.rank, Size: g.size, Timeout: g.timeout, Group: g.name,
 			GlobalRanks: slices.Clone(g.ranks), Device: d.Device, Dialect: g.world.options.Dialect, TLS: g.world.tls,
-			Specific: g.world.options.BackendOptions[d.Backend], Failed: g.noteFailure(),
+			Specific: g.world.options.specific(d.Backend), Failed: g.noteFailure(),
 			Logger: g.world.options.Logger, LastSeen: g.lastSeen,
 		})
 		if err != nil {
@@ -221,7 +221,7 @@ func (g *ProcessGroup) checked(ctx context.Context, inner backend.Backend, d ten
 	return detail.New(ctx, inner, r.New, backend.Options{
 		Store: st, Rank: g.rank, Size: g.size, Timeout: g.timeout, Group: g.name,
 		GlobalRanks: slices.Clone(g.ranks), Device: d, Dialect: g.world.options.Dialect, TLS: g.world.tls,
-		Specific: g.world.options.BackendOptions[controlBackend], Failed: g.noteFailure(),
+		Specific: g.world.options.specific(controlBackend), Failed: g.noteFailure(),
 		Logger: g.world.options.Logger, LastSeen: g.lastSeen,
 	})
 }

@@ -23,9 +23,6 @@ import (
 	"github.com/c10d-go/c10d/internal/freeport"
 	"github.com/c10d-go/c10d/internal/launch"
 	"github.com/c10d-go/c10d/internal/testcerts"
-	"github.com/c10d-go/c10d/internal/transport"
-	"github.com/c10d-go/c10d/internal/transport/mem"
-	wiretcp "github.com/c10d-go/c10d/internal/transport/tcp"
 	"github.com/c10d-go/c10d/store"
 	"github.com/c10d-go/c10d/store/tcp"
 	"github.com/c10d-go/c10d/tensor"
@@ -182,13 +179,10 @@ func TestInitDetail(t *testing.T) {
 		{"detail", store.DialectV1, "default_pg/pg_wrapper:0/c10d-go/1"},
 	} {
 		t.Run(c.level, func(t *testing.T) {
-			fabric := mem.NewFabric()
-			inMemory := gloo.Options{Join: func(_ context.Context, o backend.Options, _ int) (transport.Mesh, error) {
-				return fabric.Join(o.Group, o.Rank, o.Size)
-			}}
+			inMemory := gloo.Options{Fabric: gloo.NewFabric()}
 			groups := initAll(t, 2, "file://"+filepath.Join(t.TempDir(), "store")+"?rank=%d&world_size=2",
 				"TORCH_DISTRIBUTED_DEBUG="+c.level, InitOptions{Options: Options{
-					Dialect: c.dialect, BackendOptions: map[string]any{gloo.Name: inMemory},
+					Dialect: c.dialect, BackendOptions: []backend.SpecificOptions{inMemory},
 				}})
 			got := keys(t, groups[0].world.owned)
 			require.Equal(t, c.key != "", strings.Contains(got, "pg_wrapper"), got)
@@ -340,7 +334,7 @@ func TestInitTLS(t *testing.T) {
 		"options":                      {"", InitOptions{TLS: config, Token: "secret"}},
 		"environment":                  {env, InitOptions{}},
 		"options win":                  {"C10D_TLS_CERT=/no/such C10D_TOKEN_FILE=/no/such", InitOptions{TLS: config, Token: "secret"}},
-		"only a token, in the backend": {"", InitOptions{Token: "secret", Options: Options{BackendOptions: map[string]any{"gloo": gloo.Options{TCP: wiretcp.Options{TLS: config}}}}}},
+		"only a token, in the backend": {"", InitOptions{Token: "secret", Options: Options{BackendOptions: []backend.SpecificOptions{gloo.Options{TCP: gloo.TCPOptions{TLS: config}}}}}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			addr := freeport.Loopback(t)

@@ -12,18 +12,27 @@ import (
 	"github.com/c10d-go/c10d/tensor"
 )
 
-// TestMisspeltBackendOptions: options that no backend would get are refused, before the store is
+// mislaid are the options of a backend that no package has registered.
+type mislaid struct{}
+
+func (mislaid) BackendName() string { return "glooo" }
+
+// TestBackendOptionsNobodyGets: options that no backend would get are refused, before the store is
 // opened.
-func TestMisspeltBackendOptions(t *testing.T) {
-	o := Options{BackendOptions: map[string]any{"gloo": gloo.Options{}, "glooo": gloo.Options{}}}
-	const want = `BackendOptions has "glooo", which is no backend of this program (it has `
-	st := store.NewHash()
-	defer st.Close()
-	_, err := New(t.Context(), st, 0, 1, o)
-	require.ErrorContains(t, err, want)
-	require.ErrorContains(t, err, "gloo")
-	_, err = initFrom(context.Background(), "tcp://nowhere.invalid:1?rank=1&world_size=2", InitOptions{Options: o}, environ(""))
-	require.ErrorContains(t, err, want)
+func TestBackendOptionsNobodyGets(t *testing.T) {
+	for want, o := range map[string][]backend.SpecificOptions{
+		`BackendOptions[1], a pg.mislaid, is for "glooo", which is no backend of this program (it has `: {gloo.Options{}, mislaid{}},
+		`BackendOptions[1], a gloo.Options, is the second for backend "gloo"`:                           {gloo.Options{}, gloo.Options{}},
+		`BackendOptions[0] is nil`: {nil},
+	} {
+		o := Options{BackendOptions: o}
+		st := store.NewHash()
+		defer st.Close()
+		_, err := New(t.Context(), st, 0, 1, o)
+		require.ErrorContains(t, err, want)
+		_, err = initFrom(context.Background(), "tcp://nowhere.invalid:1?rank=1&world_size=2", InitOptions{Options: o}, environ(""))
+		require.ErrorContains(t, err, want)
+	}
 }
 
 // TestErrorsNameTheCall: a call on a closed group, and one that no backend serves, say which.

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"maps"
 	"os"
 	"slices"
 	"strings"
@@ -39,10 +38,10 @@ type Options struct {
 	// the store. If there are none, nothing depends on it.
 	Dialect store.Dialect
 
-	// BackendOptions are values of the backends' own option types by backend
-	// name, for example {"gloo": gloo.Options{...}}. A name that no package in the
-	// program has registered is an error.
-	BackendOptions map[string]any
+	// BackendOptions are the backends' own options, at most one for each backend, for
+	// example {gloo.Options{...}, cuda.Options{...}}. Options of a backend that the group
+	// does not have are not used.
+	BackendOptions []backend.SpecificOptions
 
 	// InitBarrier makes the ranks meet in the store after each group is made,
 	// as PyTorch 2 does under TORCH_DIST_INIT_BARRIER=1. All ranks must agree.
@@ -63,12 +62,28 @@ type Options struct {
 	Logger *slog.Logger
 }
 
-// check refuses options for backends that there are not.
+// check refuses backends' options that no backend would get.
 func (o *Options) check() error {
-	known := backend.Names()
-	for _, name := range slices.Sorted(maps.Keys(o.BackendOptions)) {
-		if !slices.Contains(known, name) {
-			return fmt.Errorf("BackendOptions has %q, which is no backend of this program (it has %s; others must be imported)", name, strings.Join(known, ", "))
+	for i, b := range o.BackendOptions {
+		if b == nil {
+			return fmt.Errorf("BackendOptions[%d] is nil", i)
+		}
+		name := b.BackendName()
+		if known := backend.Names(); !slices.Contains(known, name) {
+			return fmt.Errorf("BackendOptions[%d], a %T, is for %q, which is no backend of this program (it has %s; others must be imported)", i, b, name, strings.Join(known, ", "))
+		}
+		if slices.ContainsFunc(o.BackendOptions[:i], func(other backend.SpecificOptions) bool { return other.BackendName() == name }) {
+			return fmt.Errorf("BackendOptions[%d], a %T, is the second for backend %q", i, b, name)
+		}
+	}
+	return nil
+}
+
+// specific returns the options of a backend, nil if there are none.
+func (o *Options) specific(name string) backend.SpecificOptions {
+	for _, b := range o.BackendOptions {
+		if b.BackendName() == name {
+			return b
 		}
 	}
 	return nil

@@ -11,6 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/c10d-go/c10d/backend"
+	"github.com/c10d-go/c10d/internal/transport/mem"
 	"github.com/c10d-go/c10d/pg"
 	"github.com/c10d-go/c10d/pg/pgtest"
 	"github.com/c10d-go/c10d/store"
@@ -188,7 +189,7 @@ func TestTheDefaultTimeout(t *testing.T) {
 		g, err := pg.New(t.Context(), j.Store, 0, 2, o)
 		require.NoError(t, err)
 		defer g.Close()
-		other, err := j.Fabric().Join("0/0", 1, 2) // which calls nothing
+		other, err := j.Fabric().(*mem.Fabric).Join("0/0", 1, 2) // which calls nothing
 		require.NoError(t, err)
 		defer other.Close()
 		begun := time.Now()

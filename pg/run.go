@@ -67,7 +67,7 @@ func findRun(ctx context.Context, st store.Store, o *Options, rank, size int, fr
 	}
 	apart := true
 	for _, d := range devices {
-		e, ok := o.BackendOptions[d.Backend].(elsewhere)
+		e, ok := o.specific(d.Backend).(elsewhere)
 		apart = apart && ok && e.MeetsElsewhere()
 	}
 	if apart {

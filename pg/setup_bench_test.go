@@ -9,6 +9,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/c10d-go/c10d/backend"
 	"github.com/c10d-go/c10d/backend/gloo"
 	"github.com/c10d-go/c10d/pg"
 	"github.com/c10d-go/c10d/store"
@@ -34,7 +35,7 @@ func BenchmarkSetup(b *testing.B) {
 				}
 				groups, errs := make([]*pg.ProcessGroup, size), make([]error, size)
 				for i := 0; b.Loop(); i++ {
-					o := pg.Options{Name: fmt.Sprint(i), BackendOptions: map[string]any{gloo.Name: gloo.Options{Wire: wire}}}
+					o := pg.Options{Name: fmt.Sprint(i), BackendOptions: []backend.SpecificOptions{gloo.Options{Wire: wire}}}
 					var wg sync.WaitGroup
 					for r := range size {
 						wg.Go(func() { groups[r], errs[r] = pg.New(ctx, stores[r], r, size, o) })

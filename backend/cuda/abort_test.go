@@ -207,6 +207,17 @@ func (m *lateMesh) Close() error {
 	return m.Mesh.Close()
 }
 
+// lateFabric makes a rank's lateMesh.
+type lateFabric struct {
+	*mem.Fabric
+	delay time.Duration
+}
+
+func (f lateFabric) Join(name string, rank, size int) (transport.Mesh, error) {
+	m, err := f.Fabric.Join(name, rank, size)
+	return &lateMesh{Mesh: m, delay: f.delay}, err
+}
+
 // released is a program whose ranks issue several operations that stay on the devices
 // before they wait for any, while one rank fails.
 type released struct {
@@ -229,10 +240,7 @@ func (p released) run(t *testing.T) (good, bad int) {
 	s.sim.Seed, s.sim.Semantics = p.seed, sim.Semantics(p.seed%2)
 	s.vary = func(o *cuda.Options, r int) {
 		rng := rand.New(rand.NewPCG(p.seed, uint64(r)))
-		o.CPUOptions = gloo.Options{Join: func(_ context.Context, o backend.Options, index int) (transport.Mesh, error) {
-			m, err := fabric.Join(fmt.Sprintf("%s/%d", o.Group, index), o.Rank, o.Size)
-			return &lateMesh{Mesh: m, delay: time.Duration(rng.Int64N(int64(60 * time.Millisecond)))}, err
-		}}
+		o.CPUOptions = gloo.Options{Fabric: lateFabric{fabric, time.Duration(rng.Int64N(int64(60 * time.Millisecond)))}}
 	}
 	w := newWorld(t, s)
 	const ops = 5

@@ -17,6 +17,7 @@ import (
 	"github.com/c10d-go/c10d/backend/cuda"
 	"github.com/c10d-go/c10d/backend/cuda/driver"
 	"github.com/c10d-go/c10d/backend/cuda/driver/sim"
+	"github.com/c10d-go/c10d/backend/gloo"
 	"github.com/c10d-go/c10d/store"
 	"github.com/c10d-go/c10d/tensor"
 	"github.com/c10d-go/c10d/work"
@@ -433,9 +434,10 @@ func TestF19Choice(t *testing.T) {
 func TestOptions(t *testing.T) {
 	reg, ok := backend.Lookup(cuda.Name)
 	require.True(t, ok)
-	for name, specific := range map[string]any{
-		"want cuda.Options": 5, "Chunk": cuda.Options{Chunk: -1}, "Slots": cuda.Options{Slots: -1}, "Pinned": cuda.Options{Pinned: -1},
+	for name, specific := range map[string]backend.SpecificOptions{
+		"want cuda.Options": gloo.Options{}, "Chunk": cuda.Options{Chunk: -1}, "Slots": cuda.Options{Slots: -1}, "Pinned": cuda.Options{Pinned: -1},
 		"no all-reduce work": cuda.Options{AllReduce: "magic"}, "not registered": cuda.Options{CPU: "mpi"}, "does not serve": cuda.Options{CPU: "cuda"},
+		`for backend "gloo", and Options.CPU is "mpi"`: cuda.Options{CPU: "mpi", CPUOptions: gloo.Options{}},
 	} {
 		_, err := reg.New(t.Context(), backend.Options{Size: 1, Specific: specific})
 		require.ErrorContains(t, err, name)

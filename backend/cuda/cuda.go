@@ -70,7 +70,7 @@ const (
 	mostDeviceChunk    = 1 << 30
 )
 
-// Options are the backend's own options, for pg.Options.BackendOptions["cuda"].
+// Options are the backend's own options, for pg.Options.BackendOptions.
 type Options struct {
 	// Driver has the devices that tensors are on; nil means Default. The backend
 	// does not close it. Where Default finds no device the group can be made all the
@@ -109,12 +109,15 @@ type Options struct {
 	// messages for the number of ranks and chunks. All ranks need the same.
 	Broadcast string
 
-	// CPU is the backend that does the host's part; empty means gloo. CPUOptions
-	// are its own options. Nil means, for gloo, sums in rank order: then bits do
+	// CPU is the backend that does the host's part; empty means that of CPUOptions, or gloo.
+	// CPUOptions are its own options. Nil means, for gloo, sums in rank order: then bits do
 	// not depend on Chunk.
 	CPU        string
-	CPUOptions any
+	CPUOptions backend.SpecificOptions
 }
+
+// BackendName returns Name: these are the options of this backend.
+func (Options) BackendName() string { return Name }
 
 func (o *Options) check() error {
 	switch {
@@ -131,11 +134,15 @@ func (o *Options) check() error {
 	}
 	o.Chunk, o.Slots, o.Pinned = cmp.Or(o.Chunk, defaultChunk), cmp.Or(o.Slots, defaultSlots), cmp.Or(o.Pinned, defaultPinned)
 	o.DeviceChunk = cmp.Or(o.DeviceChunk, defaultDeviceChunk) &^ 15
-	if o.CPU == "" {
-		o.CPU = gloo.Name
+	if o.CPU == "" && o.CPUOptions != nil {
+		o.CPU = o.CPUOptions.BackendName()
 	}
+	o.CPU = cmp.Or(o.CPU, gloo.Name)
 	if o.CPUOptions == nil && o.CPU == gloo.Name {
 		o.CPUOptions = gloo.Options{Sums: gloo.SumsInRankOrder}
+	}
+	if o.CPUOptions != nil && o.CPUOptions.BackendName() != o.CPU {
+		return fmt.Errorf("cuda: Options.CPUOptions is a %T, for backend %q, and Options.CPU is %q", o.CPUOptions, o.CPUOptions.BackendName(), o.CPU)
 	}
 	if o.AllReduce != "" && !slices.ContainsFunc(backend.AllReduceWorks(tensor.CUDA, tensor.Strided), func(w backend.AllReduceWork) bool { return w.Name == o.AllReduce }) {
 		return fmt.Errorf("cuda: no all-reduce work is called %q", o.AllReduce)

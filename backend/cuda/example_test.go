@@ -29,7 +29,7 @@ func Example() {
 			d, err := machine.Process(fmt.Sprint("rank ", rank))
 			check(err)
 			g, err := pg.New(ctx, st, rank, 2, pg.Options{
-				Backend: "cpu:gloo,cuda:cuda", BackendOptions: map[string]any{"cuda": cuda.Options{Driver: d}},
+				Backend: "cpu:gloo,cuda:cuda", BackendOptions: []backend.SpecificOptions{cuda.Options{Driver: d}},
 			})
 			check(err)
 			check(train(ctx, g, d, rank))

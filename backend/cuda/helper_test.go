@@ -22,7 +22,6 @@ import (
 	"github.com/c10d-go/c10d/backend/cuda/driver"
 	"github.com/c10d-go/c10d/backend/cuda/driver/sim"
 	"github.com/c10d-go/c10d/backend/gloo"
-	"github.com/c10d-go/c10d/internal/transport"
 	"github.com/c10d-go/c10d/internal/transport/mem"
 	"github.com/c10d-go/c10d/store"
 	"github.com/c10d-go/c10d/tensor"
@@ -78,9 +77,7 @@ type setup struct {
 }
 
 func join(f *mem.Fabric) gloo.Options {
-	return gloo.Options{Join: func(_ context.Context, o backend.Options, index int) (transport.Mesh, error) {
-		return f.Join(fmt.Sprintf("%s/%d", o.Group, index), o.Rank, o.Size)
-	}}
+	return gloo.Options{Fabric: f}
 }
 
 func newWorld(tb testing.TB, s setup) *world {

@@ -18,9 +18,8 @@ import (
 // ctx ends or when the group's timeout is over.
 func connect(ctx context.Context, o backend.Options, set settings) (*session, error) {
 	near := store.LocalAddrOf(o.Store)
-	join := set.Join
 	var nat *native
-	if set.wire != WireGloo && join == nil && o.Size > 1 {
+	if set.wire != WireGloo && set.Fabric == nil && o.Size > 1 {
 		if set.TCP.Host == "" {
 			set.TCP.Host = set.Interfaces[0]
 		}
@@ -34,6 +33,7 @@ func connect(ctx context.Context, o backend.Options, set settings) (*session, er
 		defer nat.close()
 		nat.log = logger(o)
 	}
+	join := set.join
 	if join == nil {
 		join = func(ctx context.Context, o backend.Options, index int) (transport.Mesh, error) {
 			c := rendezvous.Config{
@@ -63,8 +63,8 @@ func connect(ctx context.Context, o backend.Options, set settings) (*session, er
 		}
 	}
 	switch {
-	case set.Join != nil:
-		s.why = "over what Options.Join connects"
+	case set.Fabric != nil:
+		s.why = "Options.Fabric connects ranks of one process"
 	case set.wire == WireGloo:
 		s.why = "as asked for"
 	case o.Size == 1:

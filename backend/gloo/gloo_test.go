@@ -25,15 +25,13 @@ import (
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 // over returns the options of a rank that meets the others on f, with one
-// mesh, named after its index, for each of interfaces.
+// mesh for each of interfaces. The first is "/0".
 func over(f *mem.Fabric, rank, size, interfaces, workers int) backend.Options {
 	return backend.Options{
 		Rank: rank, Size: size, Timeout: time.Minute,
 		Specific: gloo.Options{
 			Interfaces: slices.Repeat([]string{"lo"}, interfaces), Workers: workers,
-			Join: func(_ context.Context, o backend.Options, index int) (transport.Mesh, error) {
-				return f.Join(fmt.Sprint(index), o.Rank, o.Size)
-			},
+			Fabric: f,
 		},
 	}
 }
@@ -176,7 +174,7 @@ func TestHostileSparse(t *testing.T) {
 				f := mem.NewFabric()
 				b := join(t, over(f, 0, 2, 1, 0))
 				defer b.Close()
-				peer, err := f.Join("0", 1, 2)
+				peer, err := f.Join("/0", 1, 2)
 				require.NoError(t, err)
 				defer peer.Close()
 
@@ -271,7 +269,7 @@ func TestMonitoredBarrierWithAWrongRank(t *testing.T) {
 		b, other := join(t, over(f, 0, 3, 1, 0)), join(t, over(f, 2, 3, 1, 0))
 		defer b.Close()
 		defer other.Close()
-		peer, err := f.Join("0", 1, 3)
+		peer, err := f.Join("/0", 1, 3)
 		require.NoError(t, err)
 		defer peer.Close()
 		r := transport.NewRequest()
@@ -462,15 +460,8 @@ func TestBarrierAfterAFastOperation(t *testing.T) {
 
 func TestASecondCloseWaitsForTheFirst(t *testing.T) {
 	gloo.VirtualTime(t, func(t *testing.T) {
-		o := over(mem.NewFabric(), 0, 1, 1, 0)
-		own := o.Specific.(gloo.Options)
-		meet, leave := own.Join, make(chan struct{})
-		own.Join = func(ctx context.Context, o backend.Options, index int) (transport.Mesh, error) {
-			m, err := meet(ctx, o, index)
-			return slowClose{m, leave}, err
-		}
-		o.Specific = own
-		b := join(t, o)
+		leave := make(chan struct{})
+		b := join(t, backend.Options{Size: 1, Specific: gloo.Options{Fabric: slowFabric{mem.NewFabric(), leave}}})
 		go b.Close()
 		synctest.Wait()
 		second := make(chan error, 1)
@@ -480,6 +471,16 @@ func TestASecondCloseWaitsForTheFirst(t *testing.T) {
 		close(leave)
 		require.NoError(t, <-second)
 	})
+}
+
+type slowFabric struct {
+	*mem.Fabric
+	leave chan struct{}
+}
+
+func (f slowFabric) Join(name string, rank, size int) (transport.Mesh, error) {
+	m, err := f.Fabric.Join(name, rank, size)
+	return slowClose{m, f.leave}, err
 }
 
 type slowClose struct {

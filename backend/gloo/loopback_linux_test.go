@@ -14,7 +14,6 @@ import (
 	"github.com/c10d-go/c10d/backend/gloo"
 	"github.com/c10d-go/c10d/internal/sockets"
 	"github.com/c10d-go/c10d/internal/testcerts"
-	"github.com/c10d-go/c10d/internal/transport/tcp"
 	"github.com/c10d-go/c10d/store"
 )
 
@@ -74,8 +73,8 @@ func TestWhereRanksListen(t *testing.T) {
 	for _, wire := range []gloo.Wire{gloo.WireNative, gloo.WireTCP} {
 		require.Len(t, listens(store.NewHash(), gloo.Options{Wire: wire}), 1, "nothing listens for Gloo's wire")
 	}
-	require.Len(t, listens(store.NewHash(), gloo.Options{TCP: tcp.Options{TLS: testcerts.Config(t)}}), 1)
-	open = listens(store.NewHash(), gloo.Options{TCP: tcp.Options{Host: "0.0.0.0"}})
+	require.Len(t, listens(store.NewHash(), gloo.Options{TCP: gloo.TCPOptions{TLS: testcerts.Config(t)}}), 1)
+	open = listens(store.NewHash(), gloo.Options{TCP: gloo.TCPOptions{Host: "0.0.0.0"}})
 	require.Len(t, open, 2)
 	require.NotEqual(t, open[0].IsLoopback(), open[1].IsLoopback(), "%v", open)
 }

@@ -57,7 +57,7 @@ type native struct {
 func newNative(o settings, rank, size int) (*native, error) {
 	n := &native{only: o.only, secure: o.TCP.TLS != nil, copies: o.Copy, rank: rank, size: size}
 	var err error
-	if n.tcp, err = tcp.Listen(o.TCP); err != nil {
+	if n.tcp, err = tcp.Listen(o.TCP.options()); err != nil {
 		return nil, err
 	}
 	n.record = record{Version: recordVersion, TCP: n.tcp.Addr(), Table: o.table.Fingerprint(), Sums: o.Sums, Sparse: o.Sparse, Only: o.only}

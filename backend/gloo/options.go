@@ -3,10 +3,12 @@ package gloo
 import (
 	"cmp"
 	"context"
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"os"
 	"strings"
+	"time"
 
 	"github.com/c10d-go/c10d/backend"
 	"github.com/c10d-go/c10d/internal/choice"
@@ -14,8 +16,8 @@ import (
 	"github.com/c10d-go/c10d/internal/transport/tcp"
 )
 
-// Options are this backend's options. The zero value takes them from environment variables, Gloo's
-// where Gloo has one.
+// Options are this backend's options, for pg.Options.BackendOptions. The zero value takes them from
+// environment variables, Gloo's where Gloo has one.
 type Options struct {
 	// Interfaces are names of network interfaces. Each gets connections of its own, and
 	// collectives take turns over them. All ranks need the same number.
@@ -55,7 +57,7 @@ type Options struct {
 	// TCP are the options of the native wire's connections. An empty Host means the first of
 	// Interfaces. A nil TLS means the TLS of backend.Options. With TLS the group takes the native
 	// wire; if a rank does not have it, New returns an error that names the rank.
-	TCP tcp.Options
+	TCP TCPOptions
 
 	// Host names this host, for the native wire. Ranks with the same Host try to share memory, and
 	// collectives between hosts go in two levels. Empty means the environment variable C10D_HOST;
@@ -63,13 +65,61 @@ type Options struct {
 	// to play several hosts.
 	Host string
 
-	// Join connects the ranks in place of the rendezvous over the store, for groups without a
-	// network. They run Gloo's algorithms. index is the number of the interface.
-	Join func(ctx context.Context, o backend.Options, index int) (transport.Mesh, error)
+	// Fabric, if not nil, connects ranks of one process. They need no network and do not meet
+	// in the store, and they run Gloo's algorithms. All ranks need the same.
+	Fabric Fabric
 }
 
+// BackendName returns Name: these are the options of this backend.
+func (Options) BackendName() string { return Name }
+
 // MeetsElsewhere reports whether the ranks find each other without the store.
-func (o Options) MeetsElsewhere() bool { return o.Join != nil }
+func (o Options) MeetsElsewhere() bool { return o.Fabric != nil }
+
+// TCPOptions are the options of the native wire's connections.
+type TCPOptions struct {
+	// Host is the address, host name or network interface to be reached at.
+	Host string
+
+	// Lanes is how many more connections than one a rank opens to a peer, for
+	// large messages, once there is one. 0 means 2 to other hosts and none within
+	// the host, where they gain nothing; negative means none; at most 64.
+	Lanes int
+
+	// Congestion is the kernel's congestion control for all connections. Empty
+	// means reno within a host whose ranks poll (see Poll), and the system's choice
+	// elsewhere. Only Linux has a choice.
+	Congestion string
+
+	// SendBuffer and ReceiveBuffer are the sockets' buffers in bytes. 0 means 1 MiB
+	// within the host, and else leaves them to the kernel, which adapts them.
+	SendBuffer, ReceiveBuffer int
+
+	// Poll is for how long a goroutine that waits for messages polls the sockets before it
+	// sleeps. 0 means 100 us times the number of ranks that share a CPU of this host, 1 if
+	// there are enough CPUs; negative means not at all. There is no polling with TLS, and
+	// only on Linux.
+	Poll time.Duration
+
+	// Silence is how long a host may say nothing, with messages for it under way, until
+	// it counts as dead. A process that was stopped for as long with messages unread
+	// counts as dead too. 0 means one minute, negative means for ever.
+	Silence time.Duration
+
+	// TLS makes all connections TLS 1.3 with both sides authenticated. It needs
+	// certificates, for use on both sides of a connection, and RootCAs. ClientCAs
+	// are RootCAs if nil. A peer's certificate has to be good for ServerName or, if
+	// that is empty, for the address that it was reached at. Nil means plain TCP.
+	TLS *tls.Config
+}
+
+// options returns o as the transport has them.
+func (o TCPOptions) options() tcp.Options {
+	return tcp.Options{
+		Host: o.Host, Lanes: o.Lanes, Congestion: o.Congestion, SendBuffer: o.SendBuffer, ReceiveBuffer: o.ReceiveBuffer,
+		Poll: o.Poll, Silence: o.Silence, TLS: o.TLS,
+	}
+}
 
 // Wire is the protocol between the ranks of a group.
 type Wire string
@@ -212,6 +262,9 @@ type settings struct {
 	wire  Wire
 	table *choice.Table
 	only  bool // no other wire than the native one will do
+
+	// join connects the ranks over Options.Fabric; nil without one.
+	join func(ctx context.Context, o backend.Options, index int) (transport.Mesh, error)
 }
 
 // settings checks o and fills it in for a group.
@@ -243,8 +296,13 @@ func (o Options) settings(group backend.Options) (settings, error) {
 	if set.TCP.TLS == nil {
 		set.TCP.TLS = group.TLS
 	}
-	if set.TCP.TLS != nil && set.wire == WireGloo && o.Join == nil {
+	if set.TCP.TLS != nil && set.wire == WireGloo && o.Fabric == nil {
 		return set, errors.New("gloo: Options.Wire or C10D_WIRE is gloo, whose wire has no TLS: choose another wire, or no TLS")
+	}
+	if o.Fabric != nil {
+		if set.join, err = within(o.Fabric); err != nil {
+			return set, err
+		}
 	}
 	set.only = set.TCP.TLS != nil || set.wire == WireNative || set.wire == WireTCP
 	return set, nil

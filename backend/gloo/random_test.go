@@ -47,9 +47,9 @@ func TestNothingHangs(t *testing.T) {
 						if r == culprit && i == at {
 							switch fault {
 							case 0:
-								f.Kill("0", r)
+								f.Kill("", r)
 							case 1:
-								f.Freeze("0", r)
+								f.Freeze("", r)
 							case 2:
 								b.Abort(errors.New("enough"))
 							case 3:

@@ -13,14 +13,13 @@ import (
 	"github.com/c10d-go/c10d/backend"
 	"github.com/c10d-go/c10d/backend/gloo"
 	"github.com/c10d-go/c10d/internal/testcerts"
-	"github.com/c10d-go/c10d/internal/transport/tcp"
 	"github.com/c10d-go/c10d/store"
 )
 
 // TestTLSMeansTheNativeWire has groups with TLS take the native wire, or end with an
 // error on every rank that names the rank at fault, long before their timeout.
 func TestTLSMeansTheNativeWire(t *testing.T) {
-	secure := gloo.Options{TCP: tcp.Options{TLS: testcerts.Config(t)}}
+	secure := gloo.Options{TCP: gloo.TCPOptions{TLS: testcerts.Config(t)}}
 	plain, onGloo := gloo.Options{}, gloo.Options{Wire: gloo.WireGloo}
 	const notGloo = "takes only the native wire"
 	for name, tc := range map[string]struct {
@@ -60,7 +59,7 @@ func TestTLSMeansTheNativeWire(t *testing.T) {
 // TestARecordThatIsOverwritten has somebody who can write one key of the store not
 // put a group with TLS on another wire.
 func TestARecordThatIsOverwritten(t *testing.T) {
-	o := gloo.Options{TCP: tcp.Options{TLS: testcerts.Config(t)}}
+	o := gloo.Options{TCP: gloo.TCPOptions{TLS: testcerts.Config(t)}}
 	for _, forged := range []string{`{"version":1}`, `{"version":1,"only":true}`, `{}`, ``, `null`} {
 		st := &forging{Store: store.NewHash(), key: "0/native_1", value: []byte(forged)}
 		var wg sync.WaitGroup
@@ -121,10 +120,10 @@ func TestTheGroupsTLS(t *testing.T) {
 		return errs
 	}
 	require.Equal(t, make([]error, 2), connect(time.Minute, func(int) gloo.Options { return gloo.Options{} }))
-	require.Equal(t, make([]error, 2), connect(time.Minute, func(int) gloo.Options { return gloo.Options{TCP: tcp.Options{TLS: own}} }))
+	require.Equal(t, make([]error, 2), connect(time.Minute, func(int) gloo.Options { return gloo.Options{TCP: gloo.TCPOptions{TLS: own}} }))
 	for _, err := range connect(2*time.Second, func(r int) gloo.Options {
 		if r == 0 {
-			return gloo.Options{TCP: tcp.Options{TLS: own}}
+			return gloo.Options{TCP: gloo.TCPOptions{TLS: own}}
 		}
 		return gloo.Options{}
 	}) {

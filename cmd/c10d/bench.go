@@ -302,7 +302,7 @@ func (b *bench) run(std stdio) error {
 // options are those of the group that is measured.
 func (b *bench) options(at *gpu) pg.InitOptions {
 	host := gloo.Options{Wire: gloo.Wire(b.wire), Sums: gloo.Sums(b.sums)}
-	o := pg.Options{Timeout: 5 * time.Minute, Backend: at.backends(), BackendOptions: map[string]any{gloo.Name: host}}
+	o := pg.Options{Timeout: 5 * time.Minute, Backend: at.backends(), BackendOptions: []backend.SpecificOptions{host}}
 	if at != nil {
 		own := cuda.Options{
 			Driver: at.driver, AllReduce: b.work, Broadcast: b.broadcast, Chunk: int(b.chunk), Slots: b.slots, DeviceChunk: int(b.deviceChunk),
@@ -313,7 +313,7 @@ func (b *bench) options(at *gpu) pg.InitOptions {
 			}
 			own.CPUOptions = host
 		}
-		o.BackendOptions[cuda.Name] = own
+		o.BackendOptions = append(o.BackendOptions, own)
 	}
 	return pg.InitOptions{Options: o}
 }

@@ -130,7 +130,7 @@ func (b *bench) tuneOne(ctx context.Context, g *pg.ProcessGroup, d tensor.DType,
 		return nil, err
 	}
 	one, err := pg.New(ctx, store.Prefix(filepath.Base(file), g.Store()), g.Rank(), g.Size(), pg.Options{
-		Timeout: 5 * time.Minute, Backend: "cpu:" + gloo.Name, BackendOptions: map[string]any{gloo.Name: gloo.Options{Wire: gloo.WireTCP, Table: file}},
+		Timeout: 5 * time.Minute, Backend: "cpu:" + gloo.Name, BackendOptions: []backend.SpecificOptions{gloo.Options{Wire: gloo.WireTCP, Table: file}},
 	})
 	if err != nil {
 		return nil, err

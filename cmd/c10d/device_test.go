@@ -18,7 +18,6 @@ import (
 	"github.com/c10d-go/c10d/backend/cuda"
 	"github.com/c10d-go/c10d/backend/cuda/driver/sim"
 	"github.com/c10d-go/c10d/backend/cuda/driver/sim/simkernels"
-	"github.com/c10d-go/c10d/backend/gloo"
 	"github.com/c10d-go/c10d/pg"
 	"github.com/c10d-go/c10d/pg/pgtest"
 	"github.com/c10d-go/c10d/tensor"
@@ -44,7 +43,7 @@ func runOnSim(t *testing.T, ranks int, flag, work string, stream bool, f func(g 
 				at := &gpu{devices: d, driver: p, close: p.Close}
 				o := j.Options()
 				o.Backend = at.backends()
-				o.BackendOptions[cuda.Name] = cuda.Options{Driver: p, Chunk: 1 << 10, AllReduce: work, CPUOptions: o.BackendOptions[gloo.Name]}
+				o.BackendOptions = append(o.BackendOptions, cuda.Options{Driver: p, Chunk: 1 << 10, AllReduce: work, CPUOptions: o.BackendOptions[0]})
 				g, err := pg.New(t.Context(), j.Store, r, ranks, o)
 				if err != nil {
 					return err

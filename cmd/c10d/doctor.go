@@ -155,9 +155,9 @@ func (d *doctor) run(std stdio, wire gloo.Wire, on *devices) error {
 	if err != nil {
 		return err
 	}
-	o := pg.Options{Timeout: d.timeout, Backend: "cpu:" + gloo.Name, BackendOptions: map[string]any{gloo.Name: gloo.Options{Wire: wire}}}
+	o := pg.Options{Timeout: d.timeout, Backend: "cpu:" + gloo.Name, BackendOptions: []backend.SpecificOptions{gloo.Options{Wire: wire}}}
 	if at != nil {
-		o.BackendOptions[cuda.Name] = cuda.Options{Driver: at.driver, CPUOptions: gloo.Options{Wire: wire, Sums: gloo.SumsInRankOrder}}
+		o.BackendOptions = append(o.BackendOptions, cuda.Options{Driver: at.driver, CPUOptions: gloo.Options{Wire: wire, Sums: gloo.SumsInRankOrder}})
 	}
 	begun := time.Now()
 	g, err := pg.Init(ctx, d.init, pg.InitOptions{Options: o})

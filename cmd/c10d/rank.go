@@ -13,6 +13,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/c10d-go/c10d/backend"
 	"github.com/c10d-go/c10d/backend/gloo"
 	"github.com/c10d-go/c10d/internal/script"
 	"github.com/c10d-go/c10d/pg"
@@ -102,7 +103,7 @@ func (f *rankFlags) run(std stdio) error {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
 	g, err := pg.Init(ctx, f.url, pg.InitOptions{Options: pg.Options{
-		Timeout: f.timeout, Dialect: dialect, Backend: "cpu:" + gloo.Name, BackendOptions: map[string]any{gloo.Name: gloo.Options{Wire: wire}},
+		Timeout: f.timeout, Dialect: dialect, Backend: "cpu:" + gloo.Name, BackendOptions: []backend.SpecificOptions{gloo.Options{Wire: wire}},
 	}})
 	if err != nil {
 		return orInstead(err, "or name the others by -init tcp://HOST:PORT?rank=R&world_size=N")

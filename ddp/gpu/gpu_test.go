@@ -22,8 +22,6 @@ import (
 	"github.com/c10d-go/c10d/backend/gloo"
 	"github.com/c10d-go/c10d/ddp"
 	"github.com/c10d-go/c10d/ddp/gpu"
-	"github.com/c10d-go/c10d/internal/transport"
-	"github.com/c10d-go/c10d/internal/transport/mem"
 	"github.com/c10d-go/c10d/pg"
 	"github.com/c10d-go/c10d/store"
 	"github.com/c10d-go/c10d/tensor"
@@ -88,11 +86,8 @@ func run(t *testing.T, m machine, size int, f func(x *rank) error) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
-	fabric, st := mem.NewFabric(), store.NewHash()
+	st, join := store.NewHash(), gloo.Options{Fabric: gloo.NewFabric()}
 	defer st.Close()
-	join := gloo.Options{Join: func(_ context.Context, o backend.Options, index int) (transport.Mesh, error) {
-		return fabric.Join(fmt.Sprintf("%s/%d", o.Group, index), o.Rank, o.Size)
-	}}
 	errs := make([]error, size)
 	var wg sync.WaitGroup
 	for r := range size {
@@ -129,7 +124,7 @@ func (x *rank) begin(m machine, st store.Store, join gloo.Options) (err error) {
 	x.closers = append(x.closers, x.own)
 	x.g, err = pg.New(x, st, x.rank, x.size, pg.Options{
 		Backend: "cpu:gloo,cuda:cuda", Timeout: patience,
-		BackendOptions: map[string]any{"gloo": join, "cuda": cuda.Options{Driver: x.driver, CPUOptions: join}},
+		BackendOptions: []backend.SpecificOptions{join, cuda.Options{Driver: x.driver, CPUOptions: join}},
 	})
 	return err
 }

@@ -8,6 +8,7 @@ import (
 	"os"
 	"strconv"
 
+	"github.com/c10d-go/c10d/backend"
 	"github.com/c10d-go/c10d/backend/cuda"
 	"github.com/c10d-go/c10d/backend/cuda/driver"
 	"github.com/c10d-go/c10d/backend/cuda/driver/nvidia"
@@ -70,7 +71,7 @@ func groupOptions(c *config, d driver.Driver) pg.Options {
 	o := pg.Options{Backend: c.backend, Timeout: c.timeout}
 	if d != nil {
 		o.Backend = "cpu:" + c.backend + ",cuda:" + cuda.Name
-		o.BackendOptions = map[string]any{cuda.Name: cuda.Options{Driver: d, CPU: c.backend, AllReduce: c.work}}
+		o.BackendOptions = []backend.SpecificOptions{cuda.Options{Driver: d, CPU: c.backend, AllReduce: c.work}}
 	}
 	return o
 }

@@ -85,7 +85,7 @@ func run(where string, ranks int) (sums []uint32, err error) {
 // rank is what every rank does: launch, sum, read.
 func rank(ctx context.Context, d driver.Driver, st store.Store, r, ranks int) (sums []uint32, err error) {
 	g, err := pg.New(ctx, st, r, ranks, pg.Options{
-		Backend: "cpu:gloo,cuda:cuda", BackendOptions: map[string]any{"cuda": cuda.Options{Driver: d}},
+		Backend: "cpu:gloo,cuda:cuda", BackendOptions: []backend.SpecificOptions{cuda.Options{Driver: d}},
 	})
 	if err != nil {
 		return nil, err

@@ -68,7 +68,7 @@ var layers = []layer{
 	{"backend/gloo", []string{
 		"tensor", "work", "store", "backend",
 		"internal/plan", "internal/choice", "internal/exact", "internal/unwind", "internal/waiting",
-		"internal/transport", "internal/transport/shm", "internal/transport/tcp", "internal/rendezvous",
+		"internal/transport", "internal/transport/mem", "internal/transport/shm", "internal/transport/tcp", "internal/rendezvous",
 		"backend/gloo/internal/runs",
 	}},
 
@@ -96,7 +96,7 @@ var layers = []layer{
 	{"internal/launch/agent", []string{"internal/credentials", "internal/launch", "store", "store/tcp", "golang.org/x/sys/..."}},
 	{"pg/default.go", []string{"backend/gloo"}},
 	{"pg", []string{"tensor", "work", "store", "store/tcp", "store/redis", "backend", "backend/detail", "internal/credentials", "internal/launch", "internal/rollcall", "internal/waiting"}},
-	{"pg/pgtest", []string{"store", "backend", "backend/gloo", "internal/transport", "internal/transport/mem", "pg"}},
+	{"pg/pgtest", []string{"store", "backend", "backend/gloo", "pg"}},
 	{"ddp", []string{"tensor", "work", "store", "backend", "pg"}},
 	{"ddp/gpu", []string{"tensor", "work", "backend/cuda", "backend/cuda/driver", "ddp"}},
 

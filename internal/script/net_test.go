@@ -9,6 +9,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/c10d-go/c10d/backend"
 	"github.com/c10d-go/c10d/backend/gloo"
 	"github.com/c10d-go/c10d/internal/script"
 	"github.com/c10d-go/c10d/pg"
@@ -122,7 +123,7 @@ func runOver(t *testing.T, size int, text string, d store.Dialect, specific func
 	var wg sync.WaitGroup
 	for r := range size {
 		wg.Go(func() {
-			o := pg.Options{Dialect: d, Timeout: time.Minute, BackendOptions: map[string]any{gloo.Name: specific(r)}}
+			o := pg.Options{Dialect: d, Timeout: time.Minute, BackendOptions: []backend.SpecificOptions{specific(r)}}
 			g, err := pg.New(t.Context(), st, r, size, o)
 			if err != nil {
 				errs[r] = err

@@ -20,8 +20,6 @@ import (
 
 	"github.com/c10d-go/c10d/backend"
 	"github.com/c10d-go/c10d/backend/gloo"
-	"github.com/c10d-go/c10d/internal/transport"
-	"github.com/c10d-go/c10d/internal/transport/mem"
 	"github.com/c10d-go/c10d/pg"
 	"github.com/c10d-go/c10d/store"
 )
@@ -32,34 +30,30 @@ const Timeout = 20 * time.Second
 
 // Job is a set of ranks in one process.
 type Job struct {
-	Size  int
-	Store store.Store
-	mem   *mem.Fabric
+	Size   int
+	Store  store.Store
+	fabric gloo.Fabric
 }
 
 // NewJob returns a job of size ranks with a store of its own.
 func NewJob(size int) *Job {
-	return &Job{Size: size, Store: store.NewHash(), mem: mem.NewFabric()}
+	return &Job{Size: size, Store: store.NewHash(), fabric: gloo.NewFabric()}
 }
 
-// Fabric returns what carries the job's messages. The default group is called "0/0".
-func (j *Job) Fabric() *mem.Fabric { return j.mem }
+// Fabric returns what carries the job's messages. The default group is called "0".
+func (j *Job) Fabric() gloo.Fabric { return j.fabric }
 
 // Kill makes a rank of the default group die.
-func (j *Job) Kill(rank int) { j.mem.Kill("0/0", rank) }
+func (j *Job) Kill(rank int) { j.fabric.Kill("0", rank) }
 
 // Freeze makes a rank of the default group stop.
-func (j *Job) Freeze(rank int) { j.mem.Freeze("0/0", rank) }
+func (j *Job) Freeze(rank int) { j.fabric.Freeze("0", rank) }
 
 // Options are the options with which a rank of the job calls pg.New.
 func (j *Job) Options() pg.Options {
 	return pg.Options{
 		Timeout: Timeout, Backend: "cpu:" + gloo.Name,
-		BackendOptions: map[string]any{gloo.Name: gloo.Options{
-			Join: func(_ context.Context, o backend.Options, index int) (transport.Mesh, error) {
-				return j.mem.Join(fmt.Sprintf("%s/%d", o.Group, index), o.Rank, o.Size)
-			},
-		}},
+		BackendOptions: []backend.SpecificOptions{gloo.Options{Fabric: j.fabric}},
 	}
 }
 

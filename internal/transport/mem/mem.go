@@ -64,36 +64,46 @@ func (f *Fabric) Join(name string, rank, size int) (transport.Mesh, error) {
 	return e, nil
 }
 
-// Kill makes a rank of a group die as a process does: the others see its
-// connections end without a goodbye.
-func (f *Fabric) Kill(name string, rank int) {
+// of returns the networks of a group: name/0, name/1 and so on if there are any, else name.
+func (f *Fabric) of(name string) (all []*network) {
 	f.mu.Lock()
-	n := f.networks[name]
-	f.mu.Unlock()
-	if n == nil {
-		return
+	defer f.mu.Unlock()
+	for i := 0; ; i++ {
+		n := f.networks[fmt.Sprintf("%s/%d", name, i)]
+		if n == nil {
+			break
+		}
+		all = append(all, n)
 	}
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	n.failLocked(rank, &transport.Fault{Kind: transport.FaultAborted, Rank: rank, Reporter: rank, Op: 0xff, Err: fmt.Errorf("mem: rank %d was killed", rank)})
-	n.failAllLocked(&transport.Fault{Kind: transport.FaultPeerDied, Rank: rank, Reporter: -1, Op: 0xff})
+	if n := f.networks[name]; len(all) == 0 && n != nil {
+		all = append(all, n)
+	}
+	return all
+}
+
+// Kill makes a rank of a group die as a process does: the others see its
+// connections end without a goodbye. A group that has several networks, joined as
+// name/0, name/1 and so on, loses the rank on all of them.
+func (f *Fabric) Kill(name string, rank int) {
+	for _, n := range f.of(name) {
+		n.mu.Lock()
+		n.failLocked(rank, &transport.Fault{Kind: transport.FaultAborted, Rank: rank, Reporter: rank, Op: 0xff, Err: fmt.Errorf("mem: rank %d was killed", rank)})
+		n.failAllLocked(&transport.Fault{Kind: transport.FaultPeerDied, Rank: rank, Reporter: -1, Op: 0xff})
+		n.mu.Unlock()
+	}
 }
 
 // Freeze makes a rank stop as SIGSTOP does: nothing it sends arrives any more
-// and it answers nobody.
+// and it answers nobody. Networks are those of Kill.
 func (f *Fabric) Freeze(name string, rank int) {
-	f.mu.Lock()
-	n := f.networks[name]
-	f.mu.Unlock()
-	if n == nil {
-		return
+	for _, n := range f.of(name) {
+		n.mu.Lock()
+		if n.frozen == nil {
+			n.frozen = make(map[int]bool)
+		}
+		n.frozen[rank] = true
+		n.mu.Unlock()
 	}
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	if n.frozen == nil {
-		n.frozen = make(map[int]bool)
-	}
-	n.frozen[rank] = true
 }
 
 type (

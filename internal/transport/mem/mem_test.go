@@ -21,6 +21,24 @@ func group(t *testing.T, f *mem.Fabric, size int) []transport.Mesh {
 	return ms
 }
 
+// TestKillOfAGroupWithSeveralNetworks: the rank dies on all of them, and on no other group's.
+func TestKillOfAGroupWithSeveralNetworks(t *testing.T) {
+	f := mem.NewFabric()
+	ms := make(map[string]transport.Mesh)
+	for _, name := range []string{"g/0", "g/1", "g/sub/0", "g"} {
+		for r := range 2 {
+			m, err := f.Join(name, r, 2)
+			require.NoError(t, err)
+			defer m.Close()
+			ms[name] = m // of rank 1
+		}
+	}
+	f.Kill("g", 0)
+	for name, m := range ms {
+		require.Equal(t, name == "g/0" || name == "g/1", m.Fault() != nil, name)
+	}
+}
+
 func post(f func(*transport.Request), peer int, slot uint64, n int) *transport.Request {
 	r := transport.NewRequest()
 	r.Peer, r.Slot, r.Buf = peer, slot, make([]byte, n)

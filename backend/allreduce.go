@@ -5,19 +5,19 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
-	"strings"
 	"sync"
+	"sync/atomic"
 
 	"github.com/c10d-go/c10d/tensor"
-	"github.com/c10d-go/c10d/work"
 )
 
-// Host is what a backend offers to the works that run an all-reduce: its
+// Collectives are what a backend offers to a registered all-reduce work: its own
 // collectives on host memory, all under the tag of the one operation that the
 // work belongs to. Calls block until done and must be made one after the
 // other, in the same order on every rank.
-type Host interface {
+type Collectives interface {
 	Rank() int
 	Size() int
 
@@ -34,102 +34,95 @@ type Host interface {
 
 // AllReduceCall is one all-reduce on its way to a work.
 type AllReduceCall struct {
-	Tensors []*tensor.Tensor // at least one; all of one layout, dtype, device and shape
-	Op      ReduceOp
-	Host    Host
+	Tensors     []*tensor.Tensor // at least one; all of one layout, dtype, device and shape
+	Op          ReduceOp
+	Collectives Collectives
 }
 
-// AllReduceRunner is one all-reduce ready to run. Run is called once, from a
-// worker of the backend, and returns when the host's part is done. A runner
-// whose result is ordered by a stream also has Synchronize, as work.Work has it.
+// AllReduceRunner is one all-reduce ready to run. The backend calls Run once, from a
+// worker, and Run returns when the host's part is done. A runner whose result is
+// ordered by a stream also has the method Synchronize(work.Stream) error, with the
+// meaning that work.Work.Synchronize has.
 type AllReduceRunner interface {
 	Run(ctx context.Context) error
 }
 
-// StreamRunner is a runner that orders streams after its result.
-type StreamRunner interface {
-	AllReduceRunner
-	Synchronize(s work.Stream) error
-}
-
-// AllReduceWork is a way of doing an all-reduce for tensors of one device type
+// AllReduceWork declares a way of doing an all-reduce for tensors of one device type
 // and layout. This is c10d's registry of gloo all-reduce works, with the reason
 // for each choice within reach.
+//
+// The backends' own works are not registered. Their priorities are:
+//
+//	gloo  dense tensors, and sparse ones  0
+//	cuda  through the host                0
+//	cuda  from device to device           100
+//
+// A backend's own work comes before a registered one of the same priority.
 type AllReduceWork struct {
 	Name   string
 	Device tensor.DeviceType
 	Layout tensor.Layout
 
-	// Rank orders the works of one device and layout: the highest that is
-	// usable is taken. Two of one device and layout must not have the same.
-	Rank int
+	// Priority orders the works of one device type and layout: a call goes to the work of the
+	// highest priority that can do it. No two have the same.
+	Priority int
 
-	// Usable returns nil if the work can do the call, else the reason why not.
-	// A nil Usable is always usable. It must give the same answer on every rank.
-	Usable func(c *AllReduceCall) error
+	// Can returns nil if the work can do the call, else the reason why not. It must give the same
+	// answer on every rank without asking the others: it does not communicate. A nil Can
+	// stands for a work that can do every call.
+	Can func(c *AllReduceCall) error
 
 	// New checks the call and makes it ready, in the caller's goroutine. An
 	// error means that nothing was sent and no byte changed.
 	New func(c *AllReduceCall) (AllReduceRunner, error)
 }
 
-var works struct {
-	sync.RWMutex
-	list []AllReduceWork
+// worksKey is what works are looked up by.
+type worksKey struct {
+	device tensor.DeviceType
+	layout tensor.Layout
 }
 
-// RegisterAllReduce makes a way of doing an all-reduce known.
+// works are the registered works, those of the highest priority first. A change replaces the map and
+// the list in it, so readers need no lock.
+var works struct {
+	sync.Mutex // of those who change it
+	byKey      atomic.Pointer[map[worksKey][]AllReduceWork]
+}
+
+// RegisterAllReduce makes a way of doing an all-reduce known to all groups, on every rank alike.
 func RegisterAllReduce(w AllReduceWork) error {
 	if w.Name == "" || w.New == nil {
 		return errors.New("backend: an all-reduce work needs a name and a constructor")
 	}
+	if w.Can == nil {
+		w.Can = func(*AllReduceCall) error { return nil }
+	}
 	works.Lock()
 	defer works.Unlock()
-	for _, o := range works.list {
-		if o.Device == w.Device && o.Layout == w.Layout && (o.Rank == w.Rank || o.Name == w.Name) {
+	key := worksKey{w.Device, w.Layout}
+	for _, o := range AllReduceWorks(w.Device, w.Layout) {
+		if o.Priority == w.Priority || o.Name == w.Name {
 			return fmt.Errorf("backend: all-reduce work %q clashes with %q for %v %v", w.Name, o.Name, w.Device, w.Layout)
 		}
 	}
-	works.list = append(works.list, w)
-	slices.SortStableFunc(works.list, func(a, b AllReduceWork) int { return cmp.Compare(b.Rank, a.Rank) })
+	all := make(map[worksKey][]AllReduceWork)
+	if old := works.byKey.Load(); old != nil {
+		maps.Copy(all, *old)
+	}
+	list := append(slices.Clone(all[key]), w)
+	slices.SortFunc(list, func(a, b AllReduceWork) int { return cmp.Compare(b.Priority, a.Priority) })
+	all[key] = slices.Clip(list)
+	works.byKey.Store(&all)
 	return nil
 }
 
-// AllReduceWorks returns the works for a device type and a layout, the best
-// first. What ChooseAllReduce takes is the first that is usable.
+// AllReduceWorks returns the registered works for a device type and a layout, the highest priority
+// first. All have a Can. The list is shared: do not change it.
 func AllReduceWorks(d tensor.DeviceType, l tensor.Layout) []AllReduceWork {
-	works.RLock()
-	defer works.RUnlock()
-	var list []AllReduceWork
-	for _, w := range works.list {
-		if w.Device == d && w.Layout == l {
-			list = append(list, w)
-		}
+	all := works.byKey.Load()
+	if all == nil {
+		return nil
 	}
-	return list
-}
-
-// ChooseAllReduce returns the work that does the call.
-func ChooseAllReduce(c *AllReduceCall) (AllReduceWork, error) {
-	t := c.Tensors[0]
-	works.RLock()
-	defer works.RUnlock()
-	var no []string
-	for _, w := range works.list {
-		if w.Device != t.Device().Type || w.Layout != t.Layout() {
-			continue
-		}
-		if w.Usable == nil {
-			return w, nil
-		}
-		err := w.Usable(c)
-		if err == nil {
-			return w, nil
-		}
-		no = append(no, w.Name+": "+err.Error())
-	}
-	if no != nil {
-		return AllReduceWork{}, fmt.Errorf("backend: no all-reduce work for %v: %s", t, strings.Join(no, "; "))
-	}
-	return AllReduceWork{}, fmt.Errorf("backend: unsupported layout %v on device type %v", t.Layout(), t.Device().Type)
+	return (*all)[worksKey{d, l}]
 }

@@ -102,43 +102,31 @@ func TestUnsupportedRefusesEverything(t *testing.T) {
 	require.Equal(t, want, ops, "every operation of Backend")
 }
 
-type device struct{ d tensor.Device }
-
-func (m device) Device() tensor.Device { return m.d }
-func (m device) Len() int              { return 8 }
-
-func TestAllReduceWorksAreChosen(t *testing.T) {
+func TestAllReduceWorksAreInOrder(t *testing.T) {
 	defer backend.Forget()()
 	const odd tensor.DeviceType = 77 // a device type of a user's own
-	x, err := tensor.OnDevice(tensor.Float32, device{tensor.Device{Type: odd}}, 2)
-	require.NoError(t, err)
-	call := &backend.AllReduceCall{Tensors: []*tensor.Tensor{x}}
-	_, err = backend.ChooseAllReduce(call)
-	require.ErrorContains(t, err, "unsupported layout strided on device type device(77)")
-
-	direct := errors.New("no peer access")
+	names := func(l tensor.Layout) (names []string) {
+		for _, w := range backend.AllReduceWorks(odd, l) {
+			require.NoError(t, w.Can(nil), "a work without a Can can do every call")
+			names = append(names, w.Name)
+		}
+		return names
+	}
+	require.Empty(t, names(tensor.Strided))
 	nop := func(*backend.AllReduceCall) (backend.AllReduceRunner, error) { return nil, nil }
-	staged := backend.AllReduceWork{Name: "staged", Device: odd, New: nop, Usable: func(*backend.AllReduceCall) error { return nil }}
-	fast := backend.AllReduceWork{Name: "direct", Device: odd, Rank: 1, New: nop, Usable: func(*backend.AllReduceCall) error { return direct }}
-	require.NoError(t, backend.RegisterAllReduce(fast))
-	_, err = backend.ChooseAllReduce(call)
-	require.ErrorContains(t, err, "direct: no peer access")
-	require.NoError(t, backend.RegisterAllReduce(staged))
-	w, err := backend.ChooseAllReduce(call)
-	require.NoError(t, err)
-	require.Equal(t, "staged", w.Name)
-	direct = nil
-	w, err = backend.ChooseAllReduce(call)
-	require.NoError(t, err)
-	require.Equal(t, "direct", w.Name, "the higher rank wins once it is usable")
-
-	last := backend.AllReduceWork{Name: "last", Device: odd, Rank: math.MinInt, New: nop}
-	require.NoError(t, backend.RegisterAllReduce(last))
-	w, err = backend.ChooseAllReduce(call)
-	require.NoError(t, err)
-	require.Equal(t, "direct", w.Name)
-
-	require.ErrorContains(t, backend.RegisterAllReduce(fast), "clashes")
+	for i, name := range []string{"middle", "first", "last"} {
+		w := backend.AllReduceWork{Name: name, Device: odd, Priority: []int{0, 1, math.MinInt}[i], New: nop}
+		before := backend.AllReduceWorks(odd, tensor.Strided)
+		require.NoError(t, backend.RegisterAllReduce(w))
+		require.Len(t, before, i, "a list that somebody has does not change")
+		require.ErrorContains(t, backend.RegisterAllReduce(w), "clashes")
+	}
+	require.Equal(t, []string{"first", "middle", "last"}, names(tensor.Strided))
+	require.Empty(t, names(tensor.SparseCOO))
+	sparse := backend.AllReduceWork{Name: "first", Device: odd, Layout: tensor.SparseCOO, Priority: 1, New: nop}
+	require.NoError(t, backend.RegisterAllReduce(sparse))
+	require.Equal(t, []string{"first"}, names(tensor.SparseCOO))
+	require.Len(t, names(tensor.Strided), 3)
 	require.Error(t, backend.RegisterAllReduce(backend.AllReduceWork{Name: "x"}))
 }
 

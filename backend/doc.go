@@ -34,10 +34,10 @@
 //
 // How an all-reduce is done depends on where its tensors are and how they are
 // laid out: dense in CPU memory, dense on a device that peers can reach, dense on
-// one that they cannot, sparse. Each way is an AllReduceWork in a registry keyed
-// by device type and layout; the most specific one that says it is usable is
-// taken. This is the registry of works that PyTorch's gloo backend has, with
-// room for device types that somebody else brings.
+// one that they cannot, sparse. Each way is a work. The backends hold their own works; a program adds
+// others with RegisterAllReduce, as an AllReduceWork with a device type, a layout and a priority. The
+// work of the highest priority that can do a call does it. This is the registry of works that
+// PyTorch's gloo backend has, with room for device types that somebody else brings.
 //
 // # Calls and their errors
 //

@@ -6,13 +6,14 @@ func Forget() (restore func()) {
 	works.Lock()
 	defer registry.Unlock()
 	defer works.Unlock()
-	backends, list := registry.backends, works.list
-	registry.backends, works.list = nil, nil
+	backends, list := registry.backends, works.byKey.Swap(nil)
+	registry.backends = nil
 	return func() {
 		registry.Lock()
 		works.Lock()
 		defer registry.Unlock()
 		defer works.Unlock()
-		registry.backends, works.list = backends, list
+		registry.backends = backends
+		works.byKey.Store(list)
 	}
 }

@@ -1,9 +1,11 @@
 package cuda
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"slices"
+	"strings"
 
 	"github.com/c10d-go/c10d/backend"
 	"github.com/c10d-go/c10d/tensor"
@@ -11,40 +13,107 @@ import (
 )
 
 // HostWork is the name of the all-reduce work that goes through the host, which
-// every device and every pair of ranks can do. It ranks 0 in the registry: a
-// better one that is usable comes first.
+// every device and every pair of ranks can do. Its priority is 0.
 const HostWork = "host"
 
-func init() {
-	err := backend.RegisterAllReduce(backend.AllReduceWork{
-		Name: HostWork, Device: tensor.CUDA, Layout: tensor.Strided, New: newHostWork,
-	})
-	if err != nil {
-		panic(err)
-	}
+// allReduceWork is a work that an all-reduce may take: one of the backend's own or a registered one.
+type allReduceWork struct {
+	name     string
+	priority int // see backend.AllReduceWork
+
+	// can returns why the work cannot do a call; nil stands for a work that can do all. It does not
+	// communicate.
+	can func(h *host) error
+
+	// meet sets the work up with the other ranks at the first call that can says it can do. An error
+	// says why the work cannot do the call after all. Nil stands for a work without a set-up.
+	meet func(h *host) error
+
+	// prepare checks the call and makes its operation ready.
+	prepare func(h *host) error
 }
 
-// choose returns the work that does the call.
-func (b *Backend) choose(c *backend.AllReduceCall) (backend.AllReduceWork, error) {
-	name := b.options.AllReduce
-	if name == "" {
-		return backend.ChooseAllReduce(c)
+// ownWorks are the backend's own works, those of the highest priority first.
+var ownWorks = []allReduceWork{
+	{name: DeviceWork, priority: 100, can: deviceCan, meet: deviceMeet, prepare: prepareDeviceWork},
+	{name: HostWork, priority: 0, prepare: prepareHostWork},
+}
+
+// allReduceWorks returns the works for tensors of a layout, those of the highest priority first.
+func allReduceWorks(l tensor.Layout) []allReduceWork {
+	var all []allReduceWork
+	if l == tensor.Strided {
+		all = ownWorks
 	}
-	works := backend.AllReduceWorks(tensor.CUDA, c.Tensors[0].Layout())
-	i := slices.IndexFunc(works, func(w backend.AllReduceWork) bool { return w.Name == name })
-	if i < 0 {
-		return backend.AllReduceWork{}, fmt.Errorf("no all-reduce work is called %q for %v", name, c.Tensors[0])
+	registered := backend.AllReduceWorks(tensor.CUDA, l)
+	if len(registered) == 0 {
+		return all
 	}
-	if w := works[i]; w.Usable != nil {
-		if err := w.Usable(c); err != nil {
-			return w, fmt.Errorf("all-reduce work %q, which Options.AllReduce asks for: %w", name, err)
+	all = slices.Clone(all)
+	for _, w := range registered {
+		all = append(all, allReduceWork{
+			name: w.Name, priority: w.Priority,
+			can:     func(h *host) error { return w.Can(&h.call) },
+			prepare: func(h *host) error { return h.registered(w) },
+		})
+	}
+	slices.SortStableFunc(all, func(a, b allReduceWork) int { return cmp.Compare(b.priority, a.priority) })
+	return all
+}
+
+// AllReduceWorks returns the names that Options.AllReduce may have, the backend's own works and
+// registered ones, those of the highest priority first.
+func AllReduceWorks() []string {
+	var names []string
+	for _, w := range allReduceWorks(tensor.Strided) {
+		names = append(names, w.name)
+	}
+	return names
+}
+
+// allows returns nil if the work does the call, else the reason why not.
+func (w *allReduceWork) allows(h *host) error {
+	if w.can != nil {
+		if err := w.can(h); err != nil {
+			return err
 		}
 	}
-	return works[i], nil
+	if w.meet != nil {
+		return w.meet(h)
+	}
+	return nil
 }
 
-// host is what an all-reduce work sees of the backend: the CPU backend's
-// collectives, in the order of the group's operations.
+// choose returns the work that does the call. cannot has the reasons of the works of a higher
+// priority, which do not.
+func (b *Backend) choose(h *host) (w allReduceWork, cannot []string, err error) {
+	t, name := h.call.Tensors[0], b.options.AllReduce
+	works := allReduceWorks(t.Layout())
+	if name != "" {
+		i := slices.IndexFunc(works, func(w allReduceWork) bool { return w.name == name })
+		if i < 0 {
+			return w, nil, fmt.Errorf("no all-reduce work is called %q for %v", name, t)
+		}
+		if err := works[i].allows(h); err != nil {
+			return w, nil, fmt.Errorf("all-reduce work %q, which Options.AllReduce asks for: %w", name, err)
+		}
+		return works[i], nil, nil
+	}
+	for _, w := range works {
+		err := w.allows(h)
+		if err == nil {
+			return w, cannot, nil
+		}
+		cannot = append(cannot, w.name+": "+err.Error())
+	}
+	if cannot != nil {
+		return w, cannot, fmt.Errorf("no all-reduce work for %v: %s", t, strings.Join(cannot, "; "))
+	}
+	return w, nil, fmt.Errorf("unsupported layout %v on device type %v", t.Layout(), t.Device().Type)
+}
+
+// host is the backend's backend.Collectives: those of the CPU backend, in the order of the group's
+// operations.
 type host struct {
 	b    *Backend
 	ctx  context.Context // of the call; nil for none
@@ -96,32 +165,34 @@ func (h *host) AllGatherVBytes(ctx context.Context, out, in []byte, counts []int
 	return h.op.wait(h.b.cpu.AllGatherV(ctx, parts, i, backend.AllGatherOptions{Timeout: h.op.left()}))
 }
 
-// hostWork is the all-reduce of dense tensors through the host. The backend runs
-// it as it runs all its collectives.
-type hostWork struct{ op *operation }
-
-func newHostWork(c *backend.AllReduceCall) (backend.AllReduceRunner, error) {
-	h, ok := c.Host.(*host)
-	if !ok {
-		return nil, fmt.Errorf("the work %q runs in backend %q, not with a %T", HostWork, Name, c.Host)
+// registered makes the call's operation one of a registered work.
+func (h *host) registered(w backend.AllReduceWork) error {
+	runner, err := w.New(&h.call)
+	if err != nil {
+		return err
 	}
-	b, ts := h.b, c.Tensors
-	if err := b.typed(work.AllReduce, "tensors", output, ts[0].DType(), ts); err != nil {
-		return nil, err
+	h.op.call = func(q *operation, _ []*tensor.Tensor) error { return runner.Run(q.ctx) }
+	if s, ok := runner.(interface{ Synchronize(work.Stream) error }); ok {
+		h.op.sync = s.Synchronize
 	}
-	if err := b.reduction(work.AllReduce, c.Op, ts[0].DType()); err != nil {
-		return nil, err
-	}
-	h.op.legs = legs(both, ts...)
-	if h.op.shared = b.sharing(c.Op, ts); h.op.shared != nil {
-		return &hostWork{h.op}, nil
-	}
-	h.op.call = func(q *operation, shadows []*tensor.Tensor) error {
-		return q.wait(b.cpu.AllReduce(q.ctx, shadows, backend.AllReduceOptions{Op: c.Op, Timeout: q.left()}))
-	}
-	return &hostWork{h.op}, nil
+	return nil
 }
 
-// Run is for other backends' sake: the one that the work was made for does not
-// call it.
-func (w *hostWork) Run(context.Context) error { return w.op.run() }
+// prepareHostWork makes the call's operation an all-reduce of dense tensors through the host. The
+// backend runs it as it runs all its collectives.
+func prepareHostWork(h *host) error {
+	b, ts, op := h.b, h.call.Tensors, h.call.Op
+	if err := b.typed(work.AllReduce, "tensors", output, ts[0].DType(), ts); err != nil {
+		return err
+	}
+	if err := b.reduction(work.AllReduce, op, ts[0].DType()); err != nil {
+		return err
+	}
+	h.op.legs = legs(both, ts...)
+	if h.op.shared = b.sharing(op, ts); h.op.shared == nil {
+		h.op.call = func(q *operation, shadows []*tensor.Tensor) error {
+			return q.wait(b.cpu.AllReduce(q.ctx, shadows, backend.AllReduceOptions{Op: op, Timeout: q.left()}))
+		}
+	}
+	return nil
+}

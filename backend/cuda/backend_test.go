@@ -333,27 +333,27 @@ var (
 
 func (o other) Run(ctx context.Context) error {
 	otherCalls++
-	mine := []byte{byte(o.c.Host.Rank()), 1}
-	all := make([]byte, 2*o.c.Host.Size())
-	if err := o.c.Host.AllGatherBytes(ctx, all, mine); err != nil {
+	mine := []byte{byte(o.c.Collectives.Rank()), 1}
+	all := make([]byte, 2*o.c.Collectives.Size())
+	if err := o.c.Collectives.AllGatherBytes(ctx, all, mine); err != nil {
 		return err
 	}
-	counts := make([]int64, o.c.Host.Size())
+	counts := make([]int64, o.c.Collectives.Size())
 	for i := range counts {
 		counts[i] = 2
 	}
 	again := make([]byte, len(all))
-	if err := o.c.Host.AllGatherVBytes(ctx, again, mine, counts); err != nil {
+	if err := o.c.Collectives.AllGatherVBytes(ctx, again, mine, counts); err != nil {
 		return err
 	}
-	red, err := o.c.Op.Reduction(tensor.Uint8, o.c.Host.Size())
+	red, err := o.c.Op.Reduction(tensor.Uint8, o.c.Collectives.Size())
 	if err != nil {
 		return err
 	}
-	if err := o.c.Host.AllReduceBytes(ctx, mine, tensor.Uint8, red); err != nil {
+	if err := o.c.Collectives.AllReduceBytes(ctx, mine, tensor.Uint8, red); err != nil {
 		return err
 	}
-	if !bytes.Equal(all, again) || int(mine[1]) != o.c.Host.Size() {
+	if !bytes.Equal(all, again) || int(mine[1]) != o.c.Collectives.Size() {
 		return fmt.Errorf("%v %v %v", all, again, mine)
 	}
 	return nil
@@ -364,9 +364,9 @@ func (o other) Synchronize(work.Stream) error { return errors.New("other's own")
 // registerOther makes the work known; a registry has no way to take it back.
 var registerOther = sync.OnceValue(func() error {
 	return backend.RegisterAllReduce(backend.AllReduceWork{
-		Name: "other", Device: tensor.CUDA, Layout: tensor.Strided, Rank: 5,
-		Usable: func(*backend.AllReduceCall) error { return errUnusable },
-		New:    func(c *backend.AllReduceCall) (backend.AllReduceRunner, error) { return other{c}, nil },
+		Name: "other", Device: tensor.CUDA, Layout: tensor.Strided, Priority: 5,
+		Can: func(*backend.AllReduceCall) error { return errUnusable },
+		New: func(c *backend.AllReduceCall) (backend.AllReduceRunner, error) { return other{c}, nil },
 	})
 })
 

@@ -112,21 +112,13 @@ func (b *Backend) AllReduce(ctx context.Context, ts []*tensor.Tensor, o backend.
 	q := &operation{print: call{with: &o.Op, dtype: ts[0].DType(), n: ts[0].Len(), root: -1, sparse: ts[0].Layout() != tensor.Strided}}
 	ts = slices.Clone(ts)
 	h := &host{b: b, ctx: ctx, op: q}
-	h.call = backend.AllReduceCall{Tensors: ts, Op: o.Op, Host: h}
-	kind, err := b.choose(&h.call)
+	h.call = backend.AllReduceCall{Tensors: ts, Op: o.Op, Collectives: h}
+	w, _, err := b.choose(h)
 	if err != nil {
 		return nil, b.refused(ctx, op, q, err)
 	}
-	runner, err := kind.New(&h.call)
-	if err != nil {
+	if err := w.prepare(h); err != nil {
 		return nil, bad(op, "%v", err)
-	}
-	if w, ok := runner.(*hostWork); ok && w.op == q {
-		return b.issue(ctx, op, o.Timeout, q, ts...)
-	}
-	q.call = func(q *operation, _ []*tensor.Tensor) error { return runner.Run(q.ctx) }
-	if s, ok := runner.(backend.StreamRunner); ok {
-		q.sync = s.Synchronize
 	}
 	return b.issue(ctx, op, o.Timeout, q, ts...)
 }

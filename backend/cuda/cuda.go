@@ -99,8 +99,8 @@ type Options struct {
 	// need the same.
 	DeviceChunk int
 
-	// AllReduce is the name of the registered work that does every all-reduce,
-	// for tests; empty lets the registry choose. All ranks need the same.
+	// AllReduce is the name of the work that does every all-reduce, for tests: one of
+	// AllReduceWorks. Empty lets the backend choose. All ranks need the same.
 	AllReduce string
 
 	// Broadcast is the way in which every broadcast goes from rank to rank:
@@ -144,7 +144,7 @@ func (o *Options) check() error {
 	if o.CPUOptions != nil && o.CPUOptions.BackendName() != o.CPU {
 		return fmt.Errorf("cuda: Options.CPUOptions is a %T, for backend %q, and Options.CPU is %q", o.CPUOptions, o.CPUOptions.BackendName(), o.CPU)
 	}
-	if o.AllReduce != "" && !slices.ContainsFunc(backend.AllReduceWorks(tensor.CUDA, tensor.Strided), func(w backend.AllReduceWork) bool { return w.Name == o.AllReduce }) {
+	if o.AllReduce != "" && !slices.Contains(AllReduceWorks(), o.AllReduce) {
 		return fmt.Errorf("cuda: no all-reduce work is called %q", o.AllReduce)
 	}
 	return nil

@@ -21,43 +21,28 @@ import (
 // DeviceWork is the name of the all-reduce work that stays on the devices: a ring
 // in which each rank's kernels write into the next rank's memory. It is usable
 // where all ranks are on one host, their devices reach their neighbours', and
-// there are kernels for the operator and the dtype.
+// there are kernels for the operator and the dtype. Its priority is 100.
 const DeviceWork = "device"
 
-func init() {
-	err := backend.RegisterAllReduce(backend.AllReduceWork{
-		Name: DeviceWork, Device: tensor.CUDA, Layout: tensor.Strided, Rank: 100, Usable: deviceUsable, New: newDeviceWork,
-	})
-	if err != nil {
-		panic(err)
+// deviceCan returns why the ring cannot do a call. For a correct call the answer is the same on every
+// rank: it depends on the operator, the dtype, and what the ranks told each other before.
+func deviceCan(h *host) error {
+	t, op := h.call.Tensors[0], h.call.Op
+	if kernels.Step(op.Kind(), t.DType()) == "" {
+		return fmt.Errorf("no kernel for %v of %v", op, t.DType())
 	}
+	if why := h.b.neighbours.why; why != nil {
+		return why
+	}
+	if _, probe := t.Memory().(nowhere); probe {
+		return nil
+	}
+	// Wrong calls are refused by the work that comes next.
+	return h.b.typed(work.AllReduce, "tensors", output, t.DType(), h.call.Tensors)
 }
 
-// deviceUsable says whether the ring does a call. What it says of a call that is
-// right is the same on every rank: it depends on the operator, the dtype, and on
-// what the ranks have told each other. The first call that gets that far makes
-// the ring, which waits for all ranks to come to it.
-func deviceUsable(c *backend.AllReduceCall) error {
-	h, ok := c.Host.(*host)
-	if !ok {
-		return fmt.Errorf("it runs in backend %q, not with a %T", Name, c.Host)
-	}
-	t := c.Tensors[0]
-	if kernels.Step(c.Op.Kind(), t.DType()) == "" {
-		return fmt.Errorf("no kernel for %v of %v", c.Op, t.DType())
-	}
-	n := h.b.neighbours
-	if n.why != nil {
-		return n.why
-	}
-	if _, probe := t.Memory().(nowhere); !probe {
-		// Wrong calls are refused by who comes next.
-		if err := h.b.typed(work.AllReduce, "tensors", output, t.DType(), c.Tensors); err != nil {
-			return err
-		}
-	}
-	return n.ready(h, work.AllReduce)
-}
+// deviceMeet makes the ring at the first call, together with the other ranks.
+func deviceMeet(h *host) error { return h.b.neighbours.ready(h, work.AllReduce) }
 
 // deviceWork is an all-reduce on the devices. The operation that it belongs to
 // enqueues it, waits for it, and ends it.
@@ -80,17 +65,14 @@ type deviceWork struct {
 	spread func() // of a broadcast, instead of all that makes an all-reduce
 }
 
-func newDeviceWork(c *backend.AllReduceCall) (backend.AllReduceRunner, error) {
-	h, ok := c.Host.(*host)
-	if !ok {
-		return nil, fmt.Errorf("the work %q runs in backend %q, not with a %T", DeviceWork, Name, c.Host)
-	}
-	b, d := h.b, c.Tensors[0].DType()
+// prepareDeviceWork makes the call's operation an all-reduce on the devices.
+func prepareDeviceWork(h *host) error {
+	b, c, d := h.b, &h.call, h.call.Tensors[0].DType()
 	if err := b.typed(work.AllReduce, "tensors", output, d, c.Tensors); err != nil {
-		return nil, err
+		return err
 	}
 	if err := b.reduction(work.AllReduce, c.Op, d); err != nil {
-		return nil, err
+		return err
 	}
 	w := &deviceWork{op: h.op, ring: b.neighbours.made(), by: 1}
 	w.step = w.ring.steps[kernels.Step(c.Op.Kind(), d)]
@@ -101,13 +83,14 @@ func newDeviceWork(c *backend.AllReduceCall) (backend.AllReduceRunner, error) {
 		p := placeOf(t)
 		for j, q := range w.places {
 			if lo, hi := q.base+driver.Ptr(q.lo), q.base+driver.Ptr(q.hi); p.base+driver.Ptr(p.lo) < hi && lo < p.base+driver.Ptr(p.hi) {
-				return nil, fmt.Errorf("tensors %d and %d share memory", j, i)
+				return fmt.Errorf("tensors %d and %d share memory", j, i)
 			}
 		}
 		w.places = append(w.places, p)
 	}
 	h.op.device = w
-	return w, nil
+	h.op.call = func(q *operation, _ []*tensor.Tensor) error { return w.Run(q.ctx) }
+	return nil
 }
 
 // enqueue gives the ring's stream all that this rank does for the all-reduce.

@@ -321,7 +321,7 @@ func TestDeviceChosen(t *testing.T) {
 	}
 	auto := onDevices(3, 3, 0)
 	auto.options.AllReduce = ""
-	run(auto, cuda.DeviceWork, "first of the registered works")
+	run(auto, cuda.DeviceWork, "the work of the highest priority")
 
 	none := auto
 	none.sim.Kernels = nil

@@ -95,17 +95,16 @@
 //
 // # Ways of an all-reduce
 //
-// An all-reduce is done by a work from the registry of package backend, the best
-// that is usable for the tensors. This package registers HostWork, the way through
-// the host, and DeviceWork. Explain tells what was chosen and why,
-// Options.AllReduce forces one.
+// An all-reduce is done by a work: DeviceWork, HostWork, which goes through the host, or one that the
+// program has registered with backend.RegisterAllReduce. The work of the highest priority that can do
+// the call does it. Explain tells which and why, Options.AllReduce forces one.
 //
 // # On the devices
 //
 // DeviceWork is a ring: a kernel combines what the left neighbour has written into
 // this rank's memory with the rank's own elements, and writes the outcome into the
 // right neighbour's. Each rank sends 2(n-1)/n of the data, and nothing goes through
-// the host. It is usable where all ranks are on one host, each device reaches its
+// the host. It can be used where all ranks are on one host, each device reaches its
 // neighbours' (by peer access; between processes by CUDA IPC; two ranks may share a
 // device), and there is a kernel for the operator and the dtype: SUM, AVG, PRODUCT,
 // MIN and MAX of float32, float64, float16, bfloat16, int8, uint8, int32 and int64,

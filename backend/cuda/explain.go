@@ -41,37 +41,32 @@ func (b *Backend) Explain() backend.Explanation {
 	return e
 }
 
-// explainAllReduce asks the registered works about a tensor of one element.
+// explainAllReduce asks the works about a tensor of one element.
 func (b *Backend) explainAllReduce() []backend.Choice {
 	t, err := tensor.OnDevice(tensor.Float32, nowhere{}, 1)
 	if err != nil {
 		return nil
 	}
 	h := &host{b: b, op: &operation{b: b}}
-	h.call = backend.AllReduceCall{Tensors: []*tensor.Tensor{t}, Op: backend.Sum(), Host: h}
+	h.call = backend.AllReduceCall{Tensors: []*tensor.Tensor{t}, Op: backend.Sum(), Collectives: h}
 	c := backend.Choice{Op: work.AllReduce.String(), UpTo: -1}
-	w, err := b.choose(&h.call)
+	w, cannot, err := b.choose(h)
 	if err != nil {
 		c.Algorithm, c.Why = "none", err.Error()
 		return []backend.Choice{c}
 	}
-	c.Algorithm = w.Name
+	c.Algorithm = w.name
 	how := ""
-	if x := b.exchange.Load(); w.Name == HostWork && x != nil {
+	if x := b.exchange.Load(); w.name == HostWork && x != nil {
 		how = "; " + x.explain(b)
 	}
 	if b.options.AllReduce != "" {
 		c.Why = "Options.AllReduce asks for it" + how
 		return []backend.Choice{c}
 	}
-	c.Why = "the first of the registered works that is usable"
-	for _, other := range backend.AllReduceWorks(tensor.CUDA, tensor.Strided) {
-		if other.Name == w.Name {
-			break
-		}
-		if err := other.Usable(&h.call); err != nil {
-			c.Why += fmt.Sprintf("; not %s: %v", other.Name, err)
-		}
+	c.Why = "the work of the highest priority that can do it"
+	for _, why := range cannot {
+		c.Why += "; not " + why
 	}
 	c.Why += how
 	return []backend.Choice{c}

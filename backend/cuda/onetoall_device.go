@@ -87,7 +87,7 @@ func (b *Backend) deviceWay(ctx context.Context, q *operation, ts []*tensor.Tens
 		return n.why
 	}
 	h := &host{b: b, ctx: ctx, op: q}
-	h.call.Tensors, h.call.Host = ts, h
+	h.call.Tensors, h.call.Collectives = ts, h
 	return n.ready(h, work.Broadcast)
 }
 

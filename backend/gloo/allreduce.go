@@ -3,32 +3,74 @@ package gloo
 import (
 	"context"
 	"fmt"
+	"strings"
 
 	"github.com/c10d-go/c10d/backend"
 	"github.com/c10d-go/c10d/tensor"
+	"github.com/c10d-go/c10d/work"
 )
 
-func init() {
-	for _, w := range []backend.AllReduceWork{
-		{Name: "cpu dense", Device: tensor.CPU, Layout: tensor.Strided, New: newDense},
-		{Name: "cpu sparse", Device: tensor.CPU, Layout: tensor.SparseCOO, New: newSparse},
-	} {
-		if err := backend.RegisterAllReduce(w); err != nil {
-			panic(err)
-		}
-	}
-}
+// ownPriority is that of the backend's own works, which are not registered.
+const ownPriority = 0
 
 // reduceCall is the state of an all-reduce, kept within its operation.
 type reduceCall struct {
 	backend.AllReduceCall
 	host   host
-	runner backend.AllReduceRunner
+	runner backend.AllReduceRunner // nil for dense
 	dense  denseWork
 }
 
-// host is what an all-reduce work sees of the backend: its collectives on host
-// memory, under the tag of the one operation.
+// chooseAllReduce makes the work ready that does the call: a registered one whose priority is higher,
+// or the backend's own.
+func (q *operation) chooseAllReduce() error {
+	c, t := &q.reduce, q.reduce.Tensors[0]
+	own := t.Device().Type == tensor.CPU
+	var cannot []string
+	for _, w := range backend.AllReduceWorks(t.Device().Type, t.Layout()) {
+		if own && w.Priority <= ownPriority {
+			break
+		}
+		err := w.Can(&c.AllReduceCall)
+		if err == nil {
+			return q.registered(w)
+		}
+		if !own {
+			cannot = append(cannot, w.Name+": "+err.Error())
+		}
+	}
+	switch {
+	case own && t.Layout() == tensor.Strided:
+		return q.newDense()
+	case own && t.Layout() == tensor.SparseCOO:
+		return q.newSparse()
+	case cannot != nil:
+		return fmt.Errorf("no all-reduce work for %v: %s", t, strings.Join(cannot, "; "))
+	}
+	return fmt.Errorf("unsupported layout %v on device type %v", t.Layout(), t.Device().Type)
+}
+
+// registered makes a registered work ready.
+func (q *operation) registered(w backend.AllReduceWork) (err error) {
+	if q.reduce.runner, err = w.New(&q.reduce.AllReduceCall); err != nil {
+		return err
+	}
+	if s, ok := q.reduce.runner.(interface{ Synchronize(work.Stream) error }); ok {
+		q.sync = s.Synchronize
+	}
+	q.run = runAllReduce
+	return nil
+}
+
+// runAllReduce runs a work that is not dense.
+func runAllReduce(e *engine) error {
+	call := &e.op.reduce
+	call.host.engine = e
+	return call.runner.Run(e.ctx)
+}
+
+// host is the backend's backend.Collectives: its collectives on host memory, under the tag of the one
+// operation.
 type host struct {
 	*session
 	op     *operation
@@ -60,34 +102,30 @@ func (h *host) mismatch(rank int, err error) error {
 }
 
 // denseWork is the all-reduce of strided CPU tensors: this rank's tensors are
-// combined first, in order, then the ranks' around a ring.
+// combined first, in order, then the ranks' on the group's route.
 type denseWork struct {
-	host *host
-	ts   []*tensor.Tensor
-	red  backend.Reduction
+	ts  []*tensor.Tensor
+	red backend.Reduction
 }
 
-func newDense(c *backend.AllReduceCall) (backend.AllReduceRunner, error) {
-	for i, t := range c.Tensors {
+func (q *operation) newDense() error {
+	ts := q.reduce.Tensors
+	for i, t := range ts {
 		if t.HasOverlap() {
-			return nil, fmt.Errorf("elements of tensor %d (%v with strides %v) overlap in memory", i, t, t.Strides())
+			return fmt.Errorf("elements of tensor %d (%v with strides %v) overlap in memory", i, t, t.Strides())
 		}
 	}
-	red, err := c.Op.Reduction(c.Tensors[0].DType(), c.Host.Size())
+	red, err := q.reduce.Op.Reduction(ts[0].DType(), q.reduce.host.size)
 	if err != nil {
-		return nil, err
+		return err
 	}
-	h, ok := c.Host.(*host)
-	if !ok {
-		return nil, fmt.Errorf("host is a %T, not gloo's", c.Host)
-	}
-	w := &h.op.reduce.dense
-	*w = denseWork{host: h, ts: c.Tensors, red: red}
-	return w, nil
+	q.reduce.dense = denseWork{ts, red}
+	q.run, q.needsAll = runDense, ts[0].ByteLen() > 0
+	return nil
 }
 
-func (w *denseWork) Run(ctx context.Context) error {
-	e := w.host.engine
+func runDense(e *engine) error {
+	w := &e.op.reduce.dense
 	return e.inPlace(w.ts[0], false, func(buf []byte) error {
 		before(w.red, buf)
 		for _, t := range w.ts[1:] {
@@ -103,7 +141,7 @@ func (w *denseWork) Run(ctx context.Context) error {
 			before(w.red, in.Bytes())
 			w.red.Combine(buf, in.Bytes())
 		}
-		if err := w.host.AllReduceBytes(ctx, buf, w.ts[0].DType(), w.red); err != nil {
+		if err := e.session.route.allReduce(e, buf, w.red); err != nil {
 			return err
 		}
 		after(w.red, buf)

@@ -47,8 +47,7 @@ func (b *Backend) Broadcast(ctx context.Context, ts []*tensor.Tensor, o backend.
 	})
 }
 
-// AllReduce runs the all-reduce work that is registered for the tensors'
-// device type and layout.
+// AllReduce runs the all-reduce work for the tensors' device type and layout.
 func (b *Backend) AllReduce(ctx context.Context, ts []*tensor.Tensor, o backend.AllReduceOptions) (*work.Work, error) {
 	const op = work.AllReduce
 	if len(ts) == 0 {
@@ -70,18 +69,11 @@ func (b *Backend) AllReduce(ctx context.Context, ts []*tensor.Tensor, o backend.
 	ts = append(q.room[:0], ts...)
 	call := &q.reduce
 	call.host = host{session: b.session, op: q}
-	call.AllReduceCall = backend.AllReduceCall{Tensors: ts, Op: o.Op, Host: &call.host}
-	kind, err := backend.ChooseAllReduce(&call.AllReduceCall)
-	if err != nil {
+	call.AllReduceCall = backend.AllReduceCall{Tensors: ts, Op: o.Op, Collectives: &call.host}
+	if err := q.chooseAllReduce(); err != nil {
 		return nil, bad(op, "%v", err)
 	}
-	if call.runner, err = kind.New(&call.AllReduceCall); err != nil {
-		return nil, bad(op, "%v", err)
-	}
-	q.result, q.run = ts, runAllReduce
-	if s, ok := call.runner.(backend.StreamRunner); ok {
-		q.sync = s.Synchronize
-	}
+	q.result = ts
 	bytes := largeBytes + 1 // of a sparse tensor, nobody knows
 	called := fingerprint{op: op, sparse: true, root: -1}
 	if ts[0].Layout() == tensor.Strided {
@@ -89,19 +81,7 @@ func (b *Backend) AllReduce(ctx context.Context, ts []*tensor.Tensor, o backend.
 		called = fingerprint{op: op, with: &o.Op, dtype: ts[0].DType(), root: -1, elements: ts[0].Len(), sized: true}
 	}
 	q.print = called.call()
-	switch call.runner.(type) {
-	case *denseWork:
-		q.needsAll = bytes > 0
-	case *sparseWork:
-		q.needsAll = true
-	}
 	return b.issue(ctx, op, o.Timeout, prefixAllReduce, 1, bytes, q)
-}
-
-func runAllReduce(e *engine) error {
-	call := &e.op.reduce
-	call.host.engine = e
-	return call.runner.Run(e.ctx)
 }
 
 // AllReduceCoalesced joins the tensors and all-reduces them as one.

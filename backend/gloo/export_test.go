@@ -46,8 +46,8 @@ func SetCloseWithin(d time.Duration) (restore func()) {
 	return func() { closeWithin = before }
 }
 
-// AllToAll is a collective that backend.Host does not have.
-func AllToAll(h backend.Host, out, in []byte, recv, send []int64) error {
+// AllToAll is a collective that backend.Collectives does not have.
+func AllToAll(h backend.Collectives, out, in []byte, recv, send []int64) error {
 	return h.(*host).route.allToAll(h.(*host).engine, out, in, recv, send)
 }
 

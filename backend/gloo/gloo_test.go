@@ -220,8 +220,8 @@ var breaks = backend.CustomOf("breaks", func(a, b float32) float32 { return a })
 
 func init() {
 	err := backend.RegisterAllReduce(backend.AllReduceWork{
-		Name: "broken", Device: tensor.CPU, Layout: tensor.Strided, Rank: 1,
-		Usable: func(c *backend.AllReduceCall) error {
+		Name: "broken", Device: tensor.CPU, Layout: tensor.Strided, Priority: 1,
+		Can: func(c *backend.AllReduceCall) error {
 			if c.Op != breaks {
 				return errors.New("for a test")
 			}
@@ -229,10 +229,10 @@ func init() {
 		},
 		New: func(c *backend.AllReduceCall) (backend.AllReduceRunner, error) {
 			return runner(func(ctx context.Context) error {
-				if c.Host.Rank() == 1 {
+				if c.Collectives.Rank() == 1 {
 					return errBroken
 				}
-				return c.Host.AllGatherBytes(ctx, make([]byte, 3), make([]byte, 1))
+				return c.Collectives.AllGatherBytes(ctx, make([]byte, 3), make([]byte, 1))
 			}), nil
 		},
 	})

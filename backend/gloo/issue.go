@@ -21,7 +21,7 @@ func (b *Backend) spare() *operation {
 // recycle keeps o, which has ended, for spare. It keeps only dense all-reduces: registered works
 // and watchers of a context may still hold other operations.
 func (b *Backend) recycle(o *operation) {
-	if o.reduce.runner != &o.reduce.dense || o.unwatch != nil {
+	if o.reduce.dense.ts == nil || o.unwatch != nil {
 		return
 	}
 	*o = operation{}

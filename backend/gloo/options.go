@@ -81,9 +81,9 @@ type TCPOptions struct {
 	// Host is the address, host name or network interface to be reached at.
 	Host string
 
-	// Lanes is how many more connections than one a rank opens to a peer, for
-	// large messages, once there is one. 0 means 2 to other hosts and none within
-	// the host, where they gain nothing; negative means none; at most 64.
+	// Lanes is the number of further connections to a peer, which the first large
+	// message opens. 0 means 2 to other hosts, and none within the host, where they gain
+	// nothing. Negative means none. The limit is 64.
 	Lanes int
 
 	// Congestion is the kernel's congestion control for all connections. Empty
@@ -95,10 +95,10 @@ type TCPOptions struct {
 	// within the host, and else leaves them to the kernel, which adapts them.
 	SendBuffer, ReceiveBuffer int
 
-	// Poll is for how long a goroutine that waits for messages polls the sockets before it
-	// sleeps. 0 means 100 us times the number of ranks that share a CPU of this host, 1 if
-	// there are enough CPUs; negative means not at all. There is no polling with TLS, and
-	// only on Linux.
+	// Poll is how long a goroutine that waits for messages polls the sockets before it
+	// sleeps. 0 means 100 us, times the number of ranks for each CPU of this host if there
+	// are more ranks than CPUs. Negative means that it does not poll. Only Linux has polling,
+	// and not with TLS.
 	Poll time.Duration
 
 	// Silence is how long a host may say nothing, with messages for it under way, until

@@ -20,33 +20,29 @@ type sparseWork struct {
 // nine numbers have room for.
 const maxSparseDims = 4
 
-func newSparse(c *backend.AllReduceCall) (backend.AllReduceRunner, error) {
-	h, ok := c.Host.(*host)
-	if !ok {
-		return nil, fmt.Errorf("host is a %T, not gloo's", c.Host)
-	}
+func (q *operation) newSparse() error {
+	c, h := &q.reduce, &q.reduce.host
 	switch k := c.Op.Kind(); {
 	case k == backend.Sum().Kind(), k == backend.Avg().Kind(), k == backend.PreMulSum(1).Kind() && h.native:
 	default:
-		return nil, fmt.Errorf("unsupported reduction operation %v (allreduce of sparse tensors only works with ReduceOp.SUM, here with AVG, and on the native wire with PREMUL_SUM)", c.Op)
+		return fmt.Errorf("unsupported reduction operation %v (allreduce of sparse tensors only works with ReduceOp.SUM, here with AVG, and on the native wire with PREMUL_SUM)", c.Op)
 	}
 	t := c.Tensors[0]
-	red, err := c.Op.Reduction(t.DType(), c.Host.Size())
+	red, err := c.Op.Reduction(t.DType(), h.size)
 	if err != nil {
-		return nil, err
+		return err
 	}
 	for i, x := range c.Tensors {
 		if x.SparseDims() != t.SparseDims() {
-			return nil, fmt.Errorf("tensor %d has %d sparse dimensions, tensor 0 %d", i, x.SparseDims(), t.SparseDims())
+			return fmt.Errorf("tensor %d has %d sparse dimensions, tensor 0 %d", i, x.SparseDims(), t.SparseDims())
 		}
 	}
-	if h.native {
-		return &sparseWork{host: h, ts: c.Tensors, kind: c.Op.Kind(), red: red}, nil
+	if s, d := t.SparseDims(), t.Dims()-t.SparseDims(); !h.native && (s > maxSparseDims || d > maxSparseDims) {
+		return fmt.Errorf("%d sparse and %d dense dimensions; the wire has room for %d each", s, d, maxSparseDims)
 	}
-	if s, d := t.SparseDims(), t.Dims()-t.SparseDims(); s > maxSparseDims || d > maxSparseDims {
-		return nil, fmt.Errorf("%d sparse and %d dense dimensions; the wire has room for %d each", s, d, maxSparseDims)
-	}
-	return &sparseWork{host: h, ts: c.Tensors, kind: c.Op.Kind(), red: red}, nil
+	c.runner = &sparseWork{host: h, ts: c.Tensors, kind: c.Op.Kind(), red: red}
+	q.run, q.needsAll = runAllReduce, true
+	return nil
 }
 
 func (w *sparseWork) Run(ctx context.Context) error {

@@ -433,8 +433,8 @@ var lie sync.Map
 
 func init() {
 	err := backend.RegisterAllReduce(backend.AllReduceWork{
-		Name: "lying", Device: tensor.CPU, Layout: tensor.SparseCOO, Rank: 1,
-		Usable: func(c *backend.AllReduceCall) error {
+		Name: "lying", Device: tensor.CPU, Layout: tensor.SparseCOO, Priority: 1,
+		Can: func(c *backend.AllReduceCall) error {
 			if c.Op != lies {
 				return errors.New("for a test")
 			}
@@ -443,7 +443,7 @@ func init() {
 		New: func(c *backend.AllReduceCall) (backend.AllReduceRunner, error) {
 			return runner(func(ctx context.Context) error {
 				tell, _ := lie.Load(c.Tensors[0])
-				tell.(func(h backend.Host))(c.Host)
+				tell.(func(h backend.Collectives))(c.Collectives)
 				<-ctx.Done() // until the other has had enough
 				return ctx.Err()
 			}), nil
@@ -460,37 +460,37 @@ func init() {
 func TestHostileSparseNative(t *testing.T) {
 	onLinux(t)
 	ctx := context.Background()
-	says := func(h backend.Host, b []byte) { h.AllGatherBytes(ctx, make([]byte, 2*len(b)), b) }
+	says := func(h backend.Collectives, b []byte) { h.AllGatherBytes(ctx, make([]byte, 2*len(b)), b) }
 	shape := []int{1000}
-	honest := func(h backend.Host) { says(h, gloo.SparseMeta(shape, 2, 20, 700)) }
-	counts := func(h backend.Host) { honest(h); says(h, gloo.Numbers(1, 1)) }
-	keys := func(h backend.Host, k ...byte) {
+	honest := func(h backend.Collectives) { says(h, gloo.SparseMeta(shape, 2, 20, 700)) }
+	counts := func(h backend.Collectives) { honest(h); says(h, gloo.Numbers(1, 1)) }
+	keys := func(h backend.Collectives, k ...byte) {
 		counts(h)
 		gloo.AllToAll(h, make([]byte, 4), k, []int64{2, 2}, []int64{2, 2})
 	}
 	for _, tc := range []struct {
 		name string
 		form gloo.Sparse
-		tell func(h backend.Host)
+		tell func(h backend.Collectives)
 		want string
 	}{
-		{"fewer than none", "", func(h backend.Host) { says(h, gloo.SparseMeta(shape, -1)) }, "rank 1 announces -1 entries, of at most 1000"},
-		{"more than there are", "", func(h backend.Host) { says(h, gloo.SparseMeta(shape, 1001)) }, "rank 1 announces 1001 entries, of at most 1000"},
-		{"enormous", "", func(h backend.Host) { says(h, gloo.SparseMeta(shape, math.MaxInt64)) }, "of at most 1000"},
-		{"samples that descend", "", func(h backend.Host) { says(h, gloo.SparseMeta(shape, 2, 700, 20)) }, "rank 1 announces coordinates [700 20], of 1000"},
-		{"samples outside", "", func(h backend.Host) { says(h, gloo.SparseMeta(shape, 2, 20, 1000)) }, "rank 1 announces coordinates [20 1000], of 1000"},
-		{"negative samples", "", func(h backend.Host) { says(h, gloo.SparseMeta(shape, 2, -20, 1)) }, "rank 1 announces coordinates [-20 1], of 1000"},
-		{"negative count", "owners", func(h backend.Host) { honest(h); says(h, gloo.Numbers(-1, 3)) }, "rank 1 announces -1 of its 2 entries"},
-		{"other counts", "owners", func(h backend.Host) { honest(h); says(h, gloo.Numbers(1, 0)) }, "rank 1 announces 2 entries, then 1"},
-		{"a key outside its range", "owners", func(h backend.Host) { keys(h, 0x58, 2, 100, 0) }, "entries of rank 1: key 0 is 600, outside a range of 600"},
-		{"a sum that is too long", "owners", func(h backend.Host) { keys(h, 20, 0, 100, 0); says(h, gloo.Numbers(3)) }, "rank 1 announces a sum of 3 entries, of 1 to 2"},
-		{"a sum that is too short", "owners", func(h backend.Host) { keys(h, 20, 0, 100, 0); says(h, gloo.Numbers(0)) }, "rank 1 announces a sum of 0 entries, of 1 to 2"},
-		{"a sum twice the same", "dense", func(h backend.Host) {
+		{"fewer than none", "", func(h backend.Collectives) { says(h, gloo.SparseMeta(shape, -1)) }, "rank 1 announces -1 entries, of at most 1000"},
+		{"more than there are", "", func(h backend.Collectives) { says(h, gloo.SparseMeta(shape, 1001)) }, "rank 1 announces 1001 entries, of at most 1000"},
+		{"enormous", "", func(h backend.Collectives) { says(h, gloo.SparseMeta(shape, math.MaxInt64)) }, "of at most 1000"},
+		{"samples that descend", "", func(h backend.Collectives) { says(h, gloo.SparseMeta(shape, 2, 700, 20)) }, "rank 1 announces coordinates [700 20], of 1000"},
+		{"samples outside", "", func(h backend.Collectives) { says(h, gloo.SparseMeta(shape, 2, 20, 1000)) }, "rank 1 announces coordinates [20 1000], of 1000"},
+		{"negative samples", "", func(h backend.Collectives) { says(h, gloo.SparseMeta(shape, 2, -20, 1)) }, "rank 1 announces coordinates [-20 1], of 1000"},
+		{"negative count", "owners", func(h backend.Collectives) { honest(h); says(h, gloo.Numbers(-1, 3)) }, "rank 1 announces -1 of its 2 entries"},
+		{"other counts", "owners", func(h backend.Collectives) { honest(h); says(h, gloo.Numbers(1, 0)) }, "rank 1 announces 2 entries, then 1"},
+		{"a key outside its range", "owners", func(h backend.Collectives) { keys(h, 0x58, 2, 100, 0) }, "entries of rank 1: key 0 is 600, outside a range of 600"},
+		{"a sum that is too long", "owners", func(h backend.Collectives) { keys(h, 20, 0, 100, 0); says(h, gloo.Numbers(3)) }, "rank 1 announces a sum of 3 entries, of 1 to 2"},
+		{"a sum that is too short", "owners", func(h backend.Collectives) { keys(h, 20, 0, 100, 0); says(h, gloo.Numbers(0)) }, "rank 1 announces a sum of 0 entries, of 1 to 2"},
+		{"a sum twice the same", "dense", func(h backend.Collectives) {
 			keys(h, 20, 0, 100, 0)
 			says(h, gloo.Numbers(2))
 			h.AllGatherVBytes(ctx, make([]byte, 8), []byte{0, 0, 0, 0}, []int64{4, 4})
 		}, "sum of rank 1: key 1 does not come after"},
-		{"gathered keys that descend", "gather", func(h backend.Host) {
+		{"gathered keys that descend", "gather", func(h backend.Collectives) {
 			honest(h)
 			block := make([]byte, 16)
 			block[8], block[10] = 200, 20
@@ -560,7 +560,7 @@ func TestHostileSparseTakesNoMemory(t *testing.T) {
 				x, op := mk(), backend.Sum()
 				if rank == 1 {
 					op = lies
-					lie.Store(x, func(h backend.Host) {
+					lie.Store(x, func(h backend.Collectives) {
 						const n = 1 << 30
 						all := make([]int64, 32)
 						for i := range all {

@@ -147,7 +147,7 @@ func setupBench(fs *flag.FlagSet) func(stdio, []string) (int, error) {
 	fs.StringVar(&b.tune, "tune", "", "measure the algorithms of the native wire over TCP, and write which is how fast to this `file`")
 	fs.BoolVar(&b.check, "check", true, "check every element of the results of each size once")
 	fs.Var(&b.device, "device", devicesUsage)
-	fs.StringVar(&b.work, "work", "", "with -device, the `work` that does every all_reduce: "+strings.Join(allReduceWorks(), ", ")+" (default the best that is usable)")
+	fs.StringVar(&b.work, "work", "", "with -device, the `work` that does every all_reduce: "+strings.Join(cuda.AllReduceWorks(), ", ")+" (default the best that is usable)")
 	fs.StringVar(&b.broadcast, "broadcast", "", "with -device, the `way` of every broadcast: "+strings.Join(broadcastWays, ", ")+" (default by size and ranks)")
 	fs.Var(&b.chunk, "chunk", "with -device, the `size` of the pieces that go through the host; 0 is the backend's own")
 	fs.IntVar(&b.slots, "slots", 0, "with -device, `n` such pieces are on their way at a time; 0 is the backend's own")
@@ -219,8 +219,8 @@ func (b *bench) complete() error {
 	if len(b.load) > 0 && b.world > 0 {
 		return usagef("-load measures nothing, so there is nothing to do for -world %d", b.world)
 	}
-	if b.work != "" && !slices.Contains(allReduceWorks(), b.work) {
-		return usagef("unknown -work %q (known: %s)", b.work, strings.Join(allReduceWorks(), ", "))
+	if b.work != "" && !slices.Contains(cuda.AllReduceWorks(), b.work) {
+		return usagef("unknown -work %q (known: %s)", b.work, strings.Join(cuda.AllReduceWorks(), ", "))
 	}
 	if b.broadcast != "" && !slices.Contains(broadcastWays, b.broadcast) {
 		return usagef("unknown -broadcast %q (known: %s)", b.broadcast, strings.Join(broadcastWays, ", "))
@@ -238,15 +238,6 @@ func (b *bench) complete() error {
 		return usagef("-plot writes SVG only; %q does not end in .svg", b.plot)
 	}
 	return nil
-}
-
-// allReduceWorks names the ways of an all-reduce on devices, the best first.
-func allReduceWorks() []string {
-	var names []string
-	for _, w := range backend.AllReduceWorks(tensor.CUDA, tensor.Strided) {
-		names = append(names, w.Name)
-	}
-	return names
 }
 
 // broadcastWays are the ways of a broadcast on devices that the backend may have.

@@ -137,7 +137,7 @@ func (d *doctor) tryGPUs(ctx context.Context, g, group *pg.ProcessGroup, at *gpu
 
 // examine looks at all devices of the driver.
 func (g *gpu) examine() hostGPUs {
-	h := hostGPUs{Driver: g.driver.Name(), Works: allReduceWorks()}
+	h := hostGPUs{Driver: g.driver.Name(), Works: cuda.AllReduceWorks()}
 	for i := range g.driver.Count() {
 		v, err := g.driver.Device(i)
 		if err != nil {

@@ -126,30 +126,49 @@ func (q *operation) newDense() error {
 
 func runDense(e *engine) error {
 	w := &e.op.reduce.dense
-	return e.inPlace(w.ts[0], false, func(buf []byte) error {
-		before(w.red, buf)
-		for _, t := range w.ts[1:] {
-			in, err := t.Contiguous()
-			if err != nil {
-				return err
-			}
-			if w.red.Before != nil && in == t {
-				if in, err = t.Clone(); err != nil {
-					return err
-				}
-			}
-			before(w.red, in.Bytes())
-			w.red.Combine(buf, in.Bytes())
-		}
-		if err := e.session.route.allReduce(e, buf, w.red); err != nil {
+	t, buf := w.ts[0], w.ts[0].Bytes()
+	packed := buf == nil && t.Len() > 0
+	if packed {
+		buf = grow(&e.packed, t.ByteLen())
+		if err := t.Pack(buf); err != nil {
 			return err
 		}
-		after(w.red, buf)
-		for _, t := range w.ts[1:] {
-			if err := t.Unpack(buf); err != nil {
+	}
+	if err := w.combineOwn(buf); err != nil {
+		return err
+	}
+	if err := e.session.route.allReduce(e, buf, w.red); err != nil {
+		return err
+	}
+	after(w.red, buf)
+	if packed {
+		if err := t.Unpack(buf); err != nil {
+			return err
+		}
+	}
+	for _, t := range w.ts[1:] {
+		if err := t.Unpack(buf); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// combineOwn combines this rank's tensors. buf has the bytes of the first one.
+func (w *denseWork) combineOwn(buf []byte) error {
+	before(w.red, buf)
+	for _, t := range w.ts[1:] {
+		in, err := t.Contiguous()
+		if err != nil {
+			return err
+		}
+		if w.red.Before != nil && in == t {
+			if in, err = t.Clone(); err != nil {
 				return err
 			}
 		}
-		return nil
-	})
+		before(w.red, in.Bytes())
+		w.red.Combine(buf, in.Bytes())
+	}
+	return nil
 }

@@ -71,7 +71,7 @@ func (l *levels) between(e *engine, ranks []int, op plan.Op, out, in []byte, c p
 	c.Rank, c.Size = l.host, len(ranks)
 	e.peers = ranks
 	defer func() { e.peers = nil }()
-	return e.planned(planKey{op: op, hosts: true}, c, out, in, combine, e.session.chooseBetween)
+	return e.run(e.session.planFor(planKey{op: op, hosts: true}, c, e.session.chooseBetween), out, in, combine)
 }
 
 // inside runs a collective in the memory of this host.

@@ -43,8 +43,9 @@ func (p *planner) get(k planKey, make func() *plan.Plan) *plan.Plan {
 	return made
 }
 
-// planned runs the algorithm that choose picks for a call. Plans of calls without counts are kept.
-func (e *engine) planned(k planKey, c plan.Call, out, in []byte, combine func(dst, src []byte), choose chooser) error {
+// planFor returns the plan for a call, with the algorithm that choose picks. It keeps plans of calls
+// without counts.
+func (s *session) planFor(k planKey, c plan.Call, choose chooser) *plan.Plan {
 	bytes := c.Bytes // what the table goes by: the mean of a rank's bytes
 	if c.Counts != nil {
 		bytes = totalOf(c.Counts) / int64(len(c.Counts))
@@ -55,10 +56,10 @@ func (e *engine) planned(k planKey, c plan.Call, out, in []byte, combine func(ds
 		return way.Algorithm.Plan(c)
 	}
 	if c.Counts != nil {
-		return e.run(build(), out, in, combine)
+		return build()
 	}
 	k.root, k.bytes, k.elem = c.Root, bytes, c.Elem
-	return e.run(e.session.planner.get(k, build), out, in, combine)
+	return s.planner.get(k, build)
 }
 
 // chooser returns the algorithm for an operation on so many bytes, the same on every rank.

@@ -8,21 +8,18 @@ import (
 // glooRoute runs Gloo's algorithms with Gloo's messages, which PyTorch ranks understand.
 type glooRoute struct{ s *session }
 
-// run executes the plan of a key, which build makes the first time.
-func (g *glooRoute) run(e *engine, k planKey, out, in []byte, combine func(dst, src []byte), build func() *plan.Plan) error {
-	return e.run(g.s.planner.get(k, build), out, in, combine)
-}
-
 func (g *glooRoute) allReduce(e *engine, buf []byte, r backend.Reduction) error {
 	n, grain := int64(len(buf)), int64(r.Grain)
-	return g.run(e, planKey{op: plan.OpAllReduce, bytes: n, elem: grain}, buf, nil, r.Combine,
+	p := g.s.planner.get(planKey{op: plan.OpAllReduce, bytes: n, elem: grain},
 		func() *plan.Plan { return plan.AllReduceRing(g.s.rank, g.s.size, n, grain) })
+	return e.run(p, buf, nil, r.Combine)
 }
 
 func (g *glooRoute) reduce(e *engine, buf []byte, root int, r backend.Reduction) error {
 	n, grain := int64(len(buf)), int64(r.Grain)
-	return g.run(e, planKey{op: plan.OpReduce, root: root, bytes: n, elem: grain}, buf, nil, r.Combine,
+	p := g.s.planner.get(planKey{op: plan.OpReduce, root: root, bytes: n, elem: grain},
 		func() *plan.Plan { return plan.ReduceRing(g.s.rank, g.s.size, root, n, grain) })
+	return e.run(p, buf, nil, r.Combine)
 }
 
 func (g *glooRoute) overwrites(backend.Reduction) bool { return true }
@@ -53,15 +50,17 @@ func (g *glooRoute) reduceScatter(e *engine, out, in []byte, counts []int64, ten
 
 func (g *glooRoute) broadcast(e *engine, buf []byte, root int) error {
 	n := int64(len(buf))
-	return g.run(e, planKey{op: plan.OpBroadcast, root: root, bytes: n}, buf, nil, nil,
+	p := g.s.planner.get(planKey{op: plan.OpBroadcast, root: root, bytes: n},
 		func() *plan.Plan { return plan.Broadcast(g.s.rank, g.s.size, root, n) })
+	return e.run(p, buf, nil, nil)
 }
 
 func (g *glooRoute) allGather(e *engine, out, in []byte) error {
 	n := int64(len(in))
 	return e.onSlot(prefixAllGather, func() error {
-		return g.run(e, planKey{op: plan.OpAllGather, bytes: n}, out, in, nil,
+		p := g.s.planner.get(planKey{op: plan.OpAllGather, bytes: n},
 			func() *plan.Plan { return plan.AllGather(g.s.rank, g.s.size, n) })
+		return e.run(p, out, in, nil)
 	})
 }
 
@@ -75,8 +74,9 @@ func (g *glooRoute) gather(e *engine, out, in []byte, root int, counts []int64, 
 
 func (g *glooRoute) scatter(e *engine, out, in []byte, root int) error {
 	n := int64(len(out))
-	return g.run(e, planKey{op: plan.OpScatter, root: root, bytes: n}, out, in, nil,
+	p := g.s.planner.get(planKey{op: plan.OpScatter, root: root, bytes: n},
 		func() *plan.Plan { return plan.Scatter(g.s.rank, g.s.size, root, n) })
+	return e.run(p, out, in, nil)
 }
 
 func (g *glooRoute) allToAll(e *engine, out, in []byte, recv, send []int64) error {
@@ -84,7 +84,9 @@ func (g *glooRoute) allToAll(e *engine, out, in []byte, recv, send []int64) erro
 }
 
 func (g *glooRoute) barrier(e *engine) error {
-	return g.run(e, planKey{op: plan.OpBarrier}, nil, nil, nil, func() *plan.Plan { return plan.Barrier(g.s.rank, g.s.size) })
+	p := g.s.planner.get(planKey{op: plan.OpBarrier},
+		func() *plan.Plan { return plan.Barrier(g.s.rank, g.s.size) })
+	return e.run(p, nil, nil, nil)
 }
 
 func (g *glooRoute) explain(op plan.Op) []backend.Choice {

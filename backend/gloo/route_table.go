@@ -9,49 +9,49 @@ import (
 // tableRoute runs the algorithms that a table of measurements picks, over the native TCP wire.
 type tableRoute struct{ s *session }
 
-// plan runs the algorithm for a call whose arguments all ranks have alike.
-func (t *tableRoute) plan(e *engine, op plan.Op, out, in []byte, c plan.Call, combine func(dst, src []byte)) error {
+// plan returns the plan for a call whose arguments all ranks have alike.
+func (t *tableRoute) plan(op plan.Op, c plan.Call) *plan.Plan {
 	c.Rank, c.Size, c.Layout = t.s.rank, t.s.size, t.s.layout
-	return e.planned(planKey{op: op}, c, out, in, combine, t.s.choose)
+	return t.s.planFor(planKey{op: op}, c, t.s.choose)
 }
 
 func (t *tableRoute) allReduce(e *engine, buf []byte, r backend.Reduction) error {
-	return t.plan(e, plan.OpAllReduce, buf, nil, plan.Call{Bytes: int64(len(buf)), Elem: int64(r.Grain)}, r.Combine)
+	return e.run(t.plan(plan.OpAllReduce, plan.Call{Bytes: int64(len(buf)), Elem: int64(r.Grain)}), buf, nil, r.Combine)
 }
 
 func (t *tableRoute) reduce(e *engine, buf []byte, root int, r backend.Reduction) error {
-	return t.plan(e, plan.OpReduce, buf, nil, plan.Call{Root: root, Bytes: int64(len(buf)), Elem: int64(r.Grain)}, r.Combine)
+	return e.run(t.plan(plan.OpReduce, plan.Call{Root: root, Bytes: int64(len(buf)), Elem: int64(r.Grain)}), buf, nil, r.Combine)
 }
 
 func (t *tableRoute) overwrites(backend.Reduction) bool { return true }
 
 func (t *tableRoute) reduceScatter(e *engine, out, in []byte, counts []int64, _ int, r backend.Reduction) error {
-	return t.plan(e, plan.OpReduceScatter, out, in, blocksOf(counts, int64(r.Grain)), r.Combine)
+	return e.run(t.plan(plan.OpReduceScatter, blocksOf(counts, int64(r.Grain))), out, in, r.Combine)
 }
 
 func (t *tableRoute) broadcast(e *engine, buf []byte, root int) error {
-	return t.plan(e, plan.OpBroadcast, buf, nil, plan.Call{Root: root, Bytes: int64(len(buf))}, nil)
+	return e.run(t.plan(plan.OpBroadcast, plan.Call{Root: root, Bytes: int64(len(buf))}), buf, nil, nil)
 }
 
 func (t *tableRoute) allGather(e *engine, out, in []byte) error {
 	return e.onSlot(prefixAllGather, func() error {
-		return t.plan(e, plan.OpAllGather, out, in, plan.Call{Bytes: int64(len(in))}, nil)
+		return e.run(t.plan(plan.OpAllGather, plan.Call{Bytes: int64(len(in))}), out, in, nil)
 	})
 }
 
 func (t *tableRoute) allGatherV(e *engine, out, in []byte, counts []int64) error {
-	return e.onSlot(prefixAllGather, func() error { return t.plan(e, plan.OpAllGather, out, in, plan.Call{Counts: counts}, nil) })
+	return e.onSlot(prefixAllGather, func() error { return e.run(t.plan(plan.OpAllGather, plan.Call{Counts: counts}), out, in, nil) })
 }
 
 func (t *tableRoute) gather(e *engine, out, in []byte, root int, counts []int64, even bool) error {
 	if !even {
 		return e.run(plan.GatherV(t.s.rank, root, counts), out, in, nil)
 	}
-	return t.plan(e, plan.OpGather, out, in, plan.Call{Root: root, Bytes: int64(len(in))}, nil)
+	return e.run(t.plan(plan.OpGather, plan.Call{Root: root, Bytes: int64(len(in))}), out, in, nil)
 }
 
 func (t *tableRoute) scatter(e *engine, out, in []byte, root int) error {
-	return t.plan(e, plan.OpScatter, out, in, plan.Call{Root: root, Bytes: int64(len(out))}, nil)
+	return e.run(t.plan(plan.OpScatter, plan.Call{Root: root, Bytes: int64(len(out))}), out, in, nil)
 }
 
 // allToAll always sends straight: only the sender and the receiver of a block know its length,

@@ -12,9 +12,12 @@ OP       ?= all_reduce
 SIZES    ?= 4,1K,64K,1M,16M
 PYTHON   ?= /usr/bin/python3
 TESTARGS ?=
-NOSKIP   ?=
 
 STATICCHECK = honnef.co/go/tools/cmd/staticcheck@v0.7.0
+GOTESTSUM   = gotest.tools/gotestsum@v1.13.0
+
+# go test, and then the tests that failed or were skipped, with their reasons.
+TEST = $(GO) run $(GOTESTSUM) --format standard-quiet -- -timeout $(TIMEOUT)
 
 # Other platforms on which everything must compile, and those on which the tests
 # must, too: 386 finds numbers that do not fit an int of 32 bits, Windows what is
@@ -38,11 +41,11 @@ build: ## compile everything; the program c10d goes to bin/
 	$(GO) build ./...
 	$(GO) build -o bin/ ./cmd/...
 
-test: ## all tests; names those that were skipped and why
-	@$(GO) run ./internal/gotest $(NOSKIP) -timeout $(TIMEOUT) $(TESTARGS) ./...
+test: ## all tests; lists those that were skipped, and why
+	@$(TEST) $(TESTARGS) ./...
 
 race: ## all tests under the race detector
-	@CGO_ENABLED=1 $(GO) run ./internal/gotest $(NOSKIP) -race -timeout $(TIMEOUT) $(TESTARGS) ./...
+	@CGO_ENABLED=1 $(TEST) -race $(TESTARGS) ./...
 
 # The emulated processor has what every one has, Armv8.0. A program there can start
 # no other: the last line is for TestSwitchOff.
@@ -100,7 +103,7 @@ bench-peers: ## this library, PyTorch's gloo and Open MPI, in turn; WORLD=2 OP=a
 	@WORLD='$(WORLD)' OP='$(OP)' SIZES='$(SIZES)' PYTHON='$(PYTHON)' GO='$(GO)' bench/peers.sh
 
 cover: ## share of the statements that the tests reach; details in coverage.out
-	@$(GO) run ./internal/gotest $(NOSKIP) -timeout $(TIMEOUT) -coverpkg ./... -coverprofile coverage.out $(TESTARGS) ./...
+	@$(TEST) -coverpkg ./... -coverprofile coverage.out $(TESTARGS) ./...
 	@$(GO) tool cover -func coverage.out | tail -1
 
 interop: ## Go ranks beside PyTorch ranks: Debian 12's 1.13 and, as root, Debian 13's 2.6

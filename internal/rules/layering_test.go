@@ -34,7 +34,6 @@ var layers = []layer{
 	{"internal/reduce", []string{"tensor", "golang.org/x/sys/cpu"}},
 	{"internal/reduce/asm", nil},
 	{"internal/exact", []string{"tensor"}},
-	{"internal/gotest", nil},
 	{"internal/freeport", nil},
 	{"internal/sockets", nil},
 	{"internal/testcerts", nil},

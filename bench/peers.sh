@@ -15,8 +15,8 @@
 # begins no case after so many seconds. Records and the plot are left in the
 # directory OUT, which is bin/bench if not set.
 #
-# Without Go: C10D is the program c10d, built elsewhere, and MPI what mpicc makes
-# of bench/mpi.c.
+# Without Go: C10D is the program c10d and PLOT that of bench/plot, both built
+# elsewhere, and MPI is what mpicc makes of bench/mpi.c.
 set -eu
 cd "$(dirname "$0")/.."
 
@@ -39,6 +39,7 @@ WITHIN=${WITHIN:-}
 OUT=${OUT:-bin/bench}
 GO=${GO:-go}
 C10D=${C10D:-}
+PLOT=${PLOT:-}
 MPI=${MPI:-}
 PYTHON=${PYTHON:-/usr/bin/python3}
 
@@ -189,11 +190,13 @@ peers=
 for file in torch-gloo torch-nccl openmpi openmpi-tcp; do
 	if [ -s "$OUT/$file.jsonl" ]; then peers="$peers${peers:+,}$OUT/$file.jsonl"; fi
 done
-plot=
-if grep -qv ' barrier ' "$pipes/cases"; then plot="-plot $OUT/peers.svg"; fi # which has no sizes
-# shellcheck disable=SC2086 # plot is two words or none
-"$C10D" bench -load "$OUT/c10d-go.jsonl" ${peers:+-beside "$peers"} ${BARS:+-bars "$BARS" -dtype "$DTYPE" -device "$DEVICE"} $plot
-if [ "$plot" ]; then say "records and the plot peers.svg are in $OUT"; fi
+# shellcheck disable=SC2086 # BARS is several words or none
+"$C10D" bench -load "$OUT/c10d-go.jsonl" ${peers:+-beside "$peers"} ${BARS:+-bars "$BARS" -dtype "$DTYPE" -device "$DEVICE"}
+if grep -qv ' barrier ' "$pipes/cases"; then # which has no sizes
+	if [ -z "$PLOT" ] && $GO build -C bench/plot -o "$(cd "$OUT" && pwd)/plot" .; then PLOT=$OUT/plot; fi
+	if [ "$PLOT" ]; then "$PLOT" -o "$OUT/peers.svg" $(words "$OUT/c10d-go.jsonl${peers:+,$peers}"); fi
+fi
+say "records${PLOT:+ and the plot peers.svg} are in $OUT"
 if [ "$failed" ]; then
 	say "this library failed in some cases"
 	exit 1

@@ -36,7 +36,7 @@ type bench struct {
 	dtype, reduce, init   string
 	wire, sums            string
 	beside, load          list
-	plot, tune            string
+	tune                  string
 	begin, end            byteSize
 	sizes                 sizeList
 	factor, iters, warmup int
@@ -140,10 +140,9 @@ func setupBench(fs *flag.FlagSet) func(stdio, []string) (int, error) {
 	fs.StringVar(&b.wire, "wire", "", "`wire` to speak: auto, gloo, native, or tcp, which is native without shared memory"+wireDefault)
 	fs.StringVar(&b.sums, "sums", "", "`order` of sums: empty for the fastest, \"rank order\" or exact")
 	fs.BoolVar(&b.json, "json", false, "print one JSON record a line")
-	fs.Var(&b.beside, "beside", "`files` of peers' records, to print with their ratio and to plot")
+	fs.Var(&b.beside, "beside", "`files` of peers' records, to print with the ratio of the times")
 	fs.Var(&b.load, "load", "report on the records in these `files`, which -json printed, and measure nothing")
 	fs.StringVar(&b.bars, "bars", "", "with -load, tell which bars of this `file` hold; without, list their cases. A line is operation, ranks, sizes, peer, and a factor (2x) or a time (2us)")
-	fs.StringVar(&b.plot, "plot", "", "write curves of time and bus bandwidth to this `file`, an SVG")
 	fs.StringVar(&b.tune, "tune", "", "measure the algorithms of the native wire over TCP, and write which is how fast to this `file`")
 	fs.BoolVar(&b.check, "check", true, "check every element of the results of each size once")
 	fs.Var(&b.device, "device", devicesUsage)
@@ -233,9 +232,6 @@ func (b *bench) complete() error {
 	}
 	if b.bars != "" && len(b.load) == 0 && b.world > 0 {
 		return usagef("-bars measures nothing, so there is nothing to do for -world %d", b.world)
-	}
-	if b.plot != "" && !strings.HasSuffix(b.plot, ".svg") {
-		return usagef("-plot writes SVG only; %q does not end in .svg", b.plot)
 	}
 	return nil
 }
@@ -352,10 +348,7 @@ func (b *bench) series(ctx context.Context, g *pg.ProcessGroup, at *gpu, d tenso
 			}
 		}
 	}
-	if rep == nil {
-		return nil
-	}
-	return rep.finish(b.plot)
+	return nil
 }
 
 // sizesOf lists the sizes of one operation. A barrier has none.

@@ -112,9 +112,10 @@ while read -r world op size; do
 	if [ "$5" = nccl ]; then exit 3; fi
 done
 `)
+	plot := write("plot", "#!/bin/sh\necho \"$@\" >\"$2\"\n")
 	bars := write("bars", "all_reduce 2 4,64 torch-gloo 2x\nbarrier 2 - torch-nccl 2x\nall_reduce 2 4 torch-nccl 2x\n")
 	p := startCommand(t, []string{
-		"C10D=" + self, "PYTHON=" + python, "BARS=" + bars, "DEVICE=sim", "OUT=" + filepath.Join(dir, "out"), "PASSES=1", "BUDGET=0.01", "GO=none",
+		"C10D=" + self, "PYTHON=" + python, "BARS=" + bars, "DEVICE=sim", "OUT=" + filepath.Join(dir, "out"), "PASSES=1", "BUDGET=0.01", "GO=none", "PLOT=" + plot,
 	}, exec.Command("../../bench/peers.sh"))
 	require.Zero(t, p.wait(), p.stderr.String())
 	asked, err := os.ReadFile(filepath.Join(dir, "asked"))

@@ -3,7 +3,6 @@ package main
 import (
 	"cmp"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -54,7 +53,7 @@ func (t table) String() string {
 	return fmt.Sprintf("%s of %s%s, %d ranks", t.op, t.dtype, on(t.device), t.world)
 }
 
-// on says which device it is, if it is one.
+// on names a device, and nothing for the CPU.
 func on(device string) string {
 	if device == "" {
 		return ""
@@ -154,8 +153,7 @@ func (rs records) at(system string, size int) (record, bool) {
 	return rs[i], true
 }
 
-// report prints records as they come, a table for each operation, and plots
-// them at the end.
+// report prints records as they come, a table for each operation.
 type report struct {
 	out   io.Writer
 	json  bool
@@ -220,31 +218,6 @@ func (p *report) add(r record) error {
 
 func width(system string) int { return max(12, len(system)) }
 
-// finish writes the curves if a file is named.
-func (p *report) finish(plot string) error {
-	if plot == "" {
-		return nil
-	}
-	var figures []figure
-	var seen []table
-	for _, r := range p.ours {
-		t := r.table()
-		if slices.Contains(seen, t) || r.Bytes == 0 {
-			continue
-		}
-		seen = append(seen, t)
-		figures = append(figures, figure{t.String(), append(p.ours.of(t), p.peers.of(t)...)})
-	}
-	if len(figures) == 0 {
-		return fmt.Errorf("-plot %s: nothing that was measured has a size", plot)
-	}
-	f, err := os.Create(plot)
-	if err != nil {
-		return err
-	}
-	return errors.Join(plotSVG(f, figures), f.Close())
-}
-
 // report is -load.
 func (b *bench) report(std stdio) error {
 	ours, err := loadRecords(b.load)
@@ -274,11 +247,9 @@ func (b *bench) report(std stdio) error {
 		return fmt.Errorf("%v: no record of %v", b.load, b.ops)
 	}
 	if b.bars != "" {
-		if err := b.reportBars(std, ours, peers); err != nil {
-			return err
-		}
+		return b.reportBars(std, ours, peers)
 	}
-	return rep.finish(b.plot)
+	return nil
 }
 
 // progress is a line on a terminal that says how far a long run is. Nil shows

@@ -5,9 +5,7 @@ package main
 import (
 	"bytes"
 	"encoding/json"
-	"encoding/xml"
 	"fmt"
-	"io"
 	"os"
 	"path/filepath"
 	"strings"
@@ -137,7 +135,6 @@ func TestBenchFlags(t *testing.T) {
 		`unknown -op "nothing"`:      {"-op", "all_reduce,nothing"},
 		"make no series":             {"-f", "1"},
 		"-alloc is for tensors":      {"-alloc", "-tune", "x"},
-		"SVG only":                   {"-plot", "x.png"},
 		"-load measures nothing":     {"-load", "x", "-world", "2"},
 		`unexpected argument "more"`: {"more"},
 		"no such file":               {"-load", "/nowhere/records"},
@@ -185,7 +182,7 @@ func TestBenchBesidePeers(t *testing.T) {
 }
 
 // TestBenchLoad reports on records without measuring: the best of each case, by
-// operation and size, and plots them.
+// operation and size.
 func TestBenchLoad(t *testing.T) {
 	dir := t.TempDir()
 	write := func(name string, rs ...record) string {
@@ -203,9 +200,8 @@ func TestBenchLoad(t *testing.T) {
 	ours := write("ours", rec("c10d-go", "broadcast", 1024, 10), rec("c10d-go", "all_reduce", 1024, 30), rec("c10d-go", "all_reduce", 4, 9),
 		rec("c10d-go", "all_reduce", 1024, 20), record{System: "c10d-go", Op: "barrier", DType: "float32", World: 4, P50: 3})
 	peer := write("peer", rec("<other> & co", "all_reduce", 1024, 50), rec("<other> & co", "all_reduce", 4, 0.9))
-	plot := filepath.Join(dir, "curves.svg")
 	var out, errs bytes.Buffer
-	code := dispatch(stdio{out: &out, err: &errs}, []string{"bench", "-load", ours, "-beside", peer, "-plot", plot})
+	code := dispatch(stdio{out: &out, err: &errs}, []string{"bench", "-load", ours, "-beside", peer})
 	require.Zero(t, code, errs.String())
 	text := out.String()
 	require.Equal(t, 3, strings.Count(text, "# "))
@@ -213,53 +209,6 @@ func TestBenchLoad(t *testing.T) {
 	require.Regexp(t, `(?m)^ +4 +0 +9\.00 +18\.00 .* 0\.90 +0\.10x$`, text)
 	require.Regexp(t, `(?m)^ +1024 +0 +20\.00 +40\.00 .* 50\.00 +2\.50x$`, text)
 	require.NotContains(t, text, "30.00")
-
-	svg, err := os.ReadFile(plot)
-	require.NoError(t, err)
-	var names []string
-	paths := 0
-	for dec := xml.NewDecoder(bytes.NewReader(svg)); ; {
-		token, err := dec.Token()
-		if err == io.EOF {
-			break
-		}
-		require.NoError(t, err, "the plot is no XML")
-		switch token := token.(type) {
-		case xml.CharData:
-			names = append(names, strings.TrimSpace(string(token)))
-		case xml.StartElement:
-			if token.Name.Local == "path" {
-				paths++
-			}
-		}
-	}
-	for _, want := range []string{"c10d-go", "<other> & co", "all_reduce of float32, 4 ranks", "broadcast of float32, 4 ranks",
-		"p50", "bus bandwidth", "bytes", "4", "1K", "1 µs", "100 µs", "10 MB/s", "<other> & co, 4: 900 ns"} {
-		require.Contains(t, names, want)
-	}
-	require.NotContains(t, string(svg), "NaN")
-	require.Greater(t, paths, 2*(2+2)+1)
-}
-
-// TestAxis maps the ends of the data into the panel, and never to infinity.
-func TestAxis(t *testing.T) {
-	for _, values := range [][]float64{{4, 64 << 20}, {1}, {1000, 1000}, {0.05, 7e6}, {3, 5}} {
-		a := newAxis(10, values, 100, 20)
-		for _, v := range values {
-			require.GreaterOrEqual(t, a.at(v), 20.0-1e-6)
-			require.LessOrEqual(t, a.at(v), 100.0+1e-6)
-		}
-		ticks := a.ticks(6)
-		require.NotEmpty(t, ticks)
-		require.LessOrEqual(t, len(ticks), 7)
-		require.InDelta(t, 100, a.at(ticks[0]), 1e-6)
-	}
-	require.Equal(t, "100 µs", timeName(100))
-	require.Equal(t, "1 ms", timeName(1000))
-	require.Equal(t, "2.5 s", timeName(2.5e6))
-	require.Equal(t, "50 ns", timeName(0.05))
-	require.Equal(t, "12.5 MB/s", bandwidthName(0.0125))
-	require.Equal(t, 12300.0, rounded(12345))
 }
 
 // TestProgress shows nothing in the first second, and then leaves no rest of a

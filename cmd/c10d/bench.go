@@ -241,8 +241,7 @@ var broadcastWays = []string{cuda.BroadcastFlat, cuda.BroadcastTree, cuda.Broadc
 
 // launch starts the ranks on this host.
 func (b *bench) launch(std stdio, fs *flag.FlagSet) (int, error) {
-	env, undo, err := b.device.prepare()
-	if err != nil {
+	if err := b.device.check(); err != nil {
 		return 0, err
 	}
 	args := []string{"bench"}
@@ -251,8 +250,7 @@ func (b *bench) launch(std stdio, fs *flag.FlagSet) (int, error) {
 			args = append(args, "-"+f.Name+"="+f.Value.String())
 		}
 	})
-	code, err := runLocal(std, b.world, append(args, fmt.Sprintf("-progress=%t", b.progress)), env...)
-	return code, errors.Join(err, undo())
+	return runLocal(std, b.world, append(args, fmt.Sprintf("-progress=%t", b.progress)))
 }
 
 // run joins the group and measures every size.

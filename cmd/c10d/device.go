@@ -70,31 +70,17 @@ func (d *devices) Set(s string) error {
 
 func (d *devices) onCPU() bool { return d.kind == onCPU || d.kind == "" }
 
-// simFolder is the variable by which the launcher tells local ranks the folder of
-// the simulated host that they share.
-const simFolder = "C10D_SIM_DIR"
-
-// prepare finds out, before ranks start on this host, whether they can have their
-// devices, and makes a simulated host for them: its variable goes into their
-// environment. The function takes it away.
-func (d *devices) prepare() (env []string, undo func() error, err error) {
-	undo = func() error { return nil }
-	switch d.kind {
-	case onCUDA:
-		all, err := cuda.Default()
-		if err != nil {
-			return nil, nil, fmt.Errorf("-device %v: %w", d, err)
-		}
-		_, err = d.list(all.Count())
-		return nil, undo, err
-	case onSim:
-		dir, err := os.MkdirTemp("", "c10d-sim")
-		if err != nil {
-			return nil, nil, err
-		}
-		return []string{simFolder + "=" + dir}, func() error { return os.RemoveAll(dir) }, nil
+// check reports, before ranks start on this host, whether they can have their devices.
+func (d *devices) check() error {
+	if d.kind != onCUDA {
+		return nil
 	}
-	return nil, undo, nil
+	all, err := cuda.Default()
+	if err != nil {
+		return fmt.Errorf("-device %v: %w", d, err)
+	}
+	_, err = d.list(all.Count())
+	return err
 }
 
 // list returns the devices to use of so many.
@@ -158,7 +144,7 @@ func (d *devices) open() (*gpu, error) {
 		}
 		g.driver = all
 	case onSim:
-		s, err := sim.Open(sim.Config{Devices: d.simulated(), NoDelays: true, Memory: simMemory, Kernels: simkernels.All(), Dir: os.Getenv(simFolder)})
+		s, err := sim.Open(sim.Config{Devices: d.simulated(), NoDelays: true, Memory: simMemory, Kernels: simkernels.All(), Dir: os.Getenv(launch.ScratchVariable)})
 		if err != nil {
 			return nil, err
 		}

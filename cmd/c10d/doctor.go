@@ -75,19 +75,17 @@ func setupDoctor(fs *flag.FlagSet) func(stdio, []string) (int, error) {
 
 // launch starts the ranks on this host.
 func (d *doctor) launch(std stdio, on *devices) (int, error) {
-	env, undo, err := on.prepare()
-	if err != nil {
+	if err := on.check(); err != nil {
 		return 0, err
 	}
-	code, err := runLocal(std, d.world, []string{
+	return runLocal(std, d.world, []string{
 		"doctor", "-wire", d.wire, fmt.Sprintf("-json=%t", d.json), fmt.Sprintf("-links=%t", d.links), "-timeout", d.timeout.String(),
 		"-device", d.device,
-	}, env...)
-	return code, errors.Join(err, undo())
+	})
 }
 
 // runLocal runs a command of this program as every rank of a job on this host.
-func runLocal(std stdio, ranks int, args []string, env ...string) (int, error) {
+func runLocal(std stdio, ranks int, args []string) (int, error) {
 	self, err := os.Executable()
 	if err != nil {
 		return 1, err
@@ -96,7 +94,7 @@ func runLocal(std stdio, ranks int, args []string, env ...string) (int, error) {
 	signal.Notify(signals, os.Interrupt, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGQUIT)
 	defer signal.Stop(signals)
 	s, err := agent.Run(context.Background(), agent.Job{
-		Procs: ranks, Nodes: 1, Command: append([]string{self}, args...), NoPrefix: true, Grace: time.Second, Env: append(os.Environ(), env...),
+		Procs: ranks, Nodes: 1, Command: append([]string{self}, args...), NoPrefix: true, Grace: time.Second,
 		Stdout: std.out, Stderr: std.err, Guard: []string{self, "guard"}, Signals: signals,
 		Meeting: agent.DefaultMeeting, Logf: func(string, ...any) {},
 	})

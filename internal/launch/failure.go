@@ -11,6 +11,10 @@ import (
 // where to note why its group failed.
 const FailureVariable = "C10D_FAILURE_FILE"
 
+// ScratchVariable names the environment variable by which "c10d run" tells the ranks of a
+// node a directory that they share. The launcher removes it when the attempt is over.
+const ScratchVariable = "C10D_SCRATCH_DIR"
+
 // Blame is what one rank says about the failure of its group. Ranks are those of
 // the whole job.
 type Blame struct {

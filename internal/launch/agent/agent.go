@@ -556,15 +556,19 @@ func (a *agent) environ(local, restarts int, addr, errorFile string) []string {
 
 // start starts a rank. What ends it later comes through exits.
 func (a *agent) start(local, restarts int, addr string, exits chan<- exit) (*rank, error) {
-	dir := filepath.Join(a.dir, "attempt_"+strconv.Itoa(restarts), strconv.Itoa(local))
-	if err := os.MkdirAll(dir, 0o777); err != nil {
+	attempt, err := filepath.Abs(filepath.Join(a.dir, "attempt_"+strconv.Itoa(restarts)))
+	if err != nil {
+		return nil, err
+	}
+	dir, scratch := filepath.Join(attempt, strconv.Itoa(local)), filepath.Join(attempt, "scratch")
+	if err := errors.Join(os.MkdirAll(dir, 0o777), os.MkdirAll(scratch, 0o777)); err != nil {
 		return nil, err
 	}
 	r := &rank{
 		rank: a.base + local, local: local, errorFile: filepath.Join(dir, "error.json"), blameFile: filepath.Join(dir, "blame.json"),
 		cmd: exec.Command(a.Command[0], a.Command[1:]...), guard: a.guard,
 	}
-	r.cmd.Env = append(a.environ(local, restarts, addr, r.errorFile), launch.FailureVariable+"="+r.blameFile)
+	r.cmd.Env = append(a.environ(local, restarts, addr, r.errorFile), launch.FailureVariable+"="+r.blameFile, launch.ScratchVariable+"="+scratch)
 	setProcAttr(r.cmd)
 	var log *os.File
 	if a.LogDir != "" {

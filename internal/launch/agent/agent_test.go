@@ -44,6 +44,8 @@ func TestRun(t *testing.T) {
 	require.Empty(t, s.Report())
 	require.ElementsMatch(t, []string{"[rank0] 0\n", "[rank1] 1\n"}, strings.SplitAfter(out, "\n")[:2])
 	require.ElementsMatch(t, []string{"[rank0] e0\n", "[rank1] e1\n"}, strings.SplitAfter(errs, "\n")[:2])
+	s, _, errs = run(t, sh(2, `[ -d "$C10D_SCRATCH_DIR" ] && touch "$C10D_SCRATCH_DIR/$RANK" && until [ -e "$C10D_SCRATCH_DIR/$((1 - RANK))" ]; do :; done`))
+	require.True(t, s.OK, "the ranks share no directory: %s", errs)
 	left, err := os.ReadDir(os.Getenv("TMPDIR"))
 	require.NoError(t, err)
 	require.Empty(t, left)

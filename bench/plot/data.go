@@ -196,7 +196,7 @@ func (d *data) trainingRows() []row {
 			})
 		}
 		loss, accuracy := &rows[i][0], &rows[i][1]
-		c := curve{name: t.Training, color: len(accuracy.curves), x: places(len(t.Loss), 1), y: t.Loss}
+		c := curve{name: t.Training, color: len(accuracy.curves), dashed: len(accuracy.curves) > 0, x: places(len(t.Loss), 1), y: t.Loss}
 		loss.curves = append(loss.curves, c)
 		c.x, c.y = places(len(t.Accuracy), 1), t.Accuracy
 		accuracy.curves = append(accuracy.curves, c)

@@ -89,10 +89,11 @@ type corner struct{ top, left bool }
 
 // curve is a line through points. Points that the axes cannot show are left out.
 type curve struct {
-	name  string
-	color int  // the number of a colour and of a mark
-	faint bool // a thin grey line without marks
-	x, y  []float64
+	name   string
+	color  int  // the number of a colour and of a mark
+	faint  bool // a thin grey line without marks
+	dashed bool // it may cover another curve
+	x, y   []float64
 }
 
 const (
@@ -157,6 +158,9 @@ func (p *panel) draw() (*plot.Plot, error) {
 			return nil, err
 		}
 		line.Color, line.Width = plotutil.Color(c.color), vg.Points(1.5)
+		if c.dashed {
+			line.Dashes = []vg.Length{vg.Points(6), vg.Points(6)}
+		}
 		if c.faint {
 			line.Color, line.Width = color.Gray{Y: 0xc0}, vg.Points(0.7)
 		}

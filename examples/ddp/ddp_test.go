@@ -2,34 +2,44 @@ package main
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
-	"errors"
-	"fmt"
 	"io"
 	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"strconv"
 	"strings"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
 
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
 	"github.com/c10d-go/c10d/examples/internal/dataset"
 	"github.com/c10d-go/c10d/internal/freeport"
-	"github.com/c10d-go/c10d/work"
+	"github.com/c10d-go/c10d/internal/launch/agent"
 )
 
-// asProgram makes the test binary the program itself, so that the tests run
-// what users run, launcher and ranks.
-const asProgram = "C10D_DEMO_TEST_MAIN"
+// asProgram makes the test binary the program itself. Each rank writes its process id to a
+// file in the directory pidsIn, if that is set.
+const (
+	asProgram = "C10D_DEMO_TEST_MAIN"
+	pidsIn    = "C10D_DEMO_TEST_PIDS"
+)
 
 func TestMain(m *testing.M) {
 	if os.Getenv(asProgram) != "" {
+		if dir := os.Getenv(pidsIn); dir != "" {
+			if err := os.WriteFile(filepath.Join(dir, os.Getenv("RANK")), []byte(strconv.Itoa(os.Getpid())), 0o644); err != nil {
+				panic(err)
+			}
+		}
 		main()
 		return
 	}
@@ -39,6 +49,7 @@ func TestMain(m *testing.M) {
 // limit is far more than any of these runs takes; it turns a hang into a failure.
 const limit = 5 * time.Minute
 
+// program is the program without a launcher.
 func program(t *testing.T, args ...string) *exec.Cmd {
 	t.Helper()
 	self, err := os.Executable()
@@ -51,14 +62,27 @@ func program(t *testing.T, args ...string) *exec.Cmd {
 	return cmd
 }
 
-// demo runs the program and returns its report.
-func demo(t *testing.T, args ...string) report {
+// launch runs n ranks of the program as "c10d run" does.
+func launch(t *testing.T, n int, j agent.Job, args ...string) (s *agent.Summary, stdout, stderr string) {
 	t.Helper()
-	cmd := program(t, args...)
-	var stdout, stderr bytes.Buffer
-	cmd.Stdout, cmd.Stderr = &stdout, &stderr
-	require.NoError(t, cmd.Run(), "%s", &stderr)
-	return parseReport(t, stdout.Bytes())
+	self, err := os.Executable()
+	require.NoError(t, err)
+	ctx, cancel := context.WithTimeout(context.Background(), limit)
+	defer cancel()
+	var out, errs bytes.Buffer
+	j.Procs, j.Command, j.Env = n, append([]string{self}, args...), append(os.Environ(), asProgram+"=1")
+	j.Stdout, j.Stderr = &out, io.MultiWriter(&errs, cmp.Or[io.Writer](j.Stderr, io.Discard))
+	s, err = agent.Run(ctx, j)
+	require.NoError(t, err)
+	return s, out.String(), errs.String()
+}
+
+// demo runs n ranks and returns their report.
+func demo(t *testing.T, n int, args ...string) report {
+	t.Helper()
+	s, stdout, stderr := launch(t, n, agent.Job{NoPrefix: true}, args...)
+	require.True(t, s.OK, "%s", stderr)
+	return parseReport(t, []byte(stdout))
 }
 
 func parseReport(t *testing.T, stdout []byte) report {
@@ -71,23 +95,21 @@ func parseReport(t *testing.T, stdout []byte) report {
 	return r
 }
 
-// failing runs the program, which must fail, and returns what it says.
-func failing(t *testing.T, args ...string) string {
+// failing runs n ranks, which must fail, and returns the launcher's summary and what the
+// ranks say.
+func failing(t *testing.T, n int, args ...string) (*agent.Summary, string) {
 	t.Helper()
-	cmd := program(t, args...)
-	var stdout, stderr bytes.Buffer
-	cmd.Stdout, cmd.Stderr = &stdout, &stderr
-	var exit *exec.ExitError
-	require.ErrorAs(t, cmd.Run(), &exit)
-	require.Empty(t, stdout.String())
-	return stderr.String()
+	s, stdout, stderr := launch(t, n, agent.Job{}, args...)
+	require.False(t, s.OK)
+	require.Empty(t, stdout)
+	return s, stderr
 }
 
 // TestDemo is the whole demo on a short schedule, with a number of ranks that
 // does not divide the batch.
 func TestDemo(t *testing.T) {
-	picture := filepath.Join(t.TempDir(), "loss.svg")
-	r := demo(t, "-nproc", "3", "-epochs", "8", "-compare", "-plot", picture)
+	curves := filepath.Join(t.TempDir(), "curves.jsonl")
+	r := demo(t, 3, "-epochs", "8", "-compare", "-curves", curves)
 	require.Equal(t, 3, r.Ranks)
 	require.True(t, r.ParamsIdentical)
 	require.Greater(t, r.Accuracy, 0.93)
@@ -100,28 +122,37 @@ func TestDemo(t *testing.T) {
 	require.LessOrEqual(t, r.Compare.Relative, compareTolerance)
 	require.Positive(t, r.Compare.Relative, "three ranks cannot add up in the order of one")
 	require.InDelta(t, r.Accuracy, r.Compare.Accuracy, 1./359)
-	b, err := os.ReadFile(picture)
+	b, err := os.ReadFile(curves)
 	require.NoError(t, err)
-	require.Contains(t, string(b), "digits, MLP 64-128-64-10, 3 ranks, global batch 64")
+	lines := strings.Split(strings.TrimSpace(string(b)), "\n")
+	require.Len(t, lines, 2)
+	for i, who := range []string{"3 ranks", "one process"} {
+		var c training
+		require.NoError(t, json.Unmarshal([]byte(lines[i]), &c))
+		require.Equal(t, []string{who, "digits, MLP 64-128-64-10, global batch 64"}, []string{c.Training, c.Title})
+		require.Len(t, c.Steps, 8*c.PerEpoch)
+		require.Len(t, c.Loss, 8)
+		require.Len(t, c.Accuracy, 8)
+	}
 }
 
 // TestOneRank: a group of one computes the very bits of a process without a group.
 func TestOneRank(t *testing.T) {
-	r := demo(t, "-nproc", "1", "-epochs", "2", "-compare")
+	r := demo(t, 1, "-epochs", "2", "-compare")
 	require.True(t, r.ParamsIdentical)
 	require.Zero(t, r.Compare.MaxAbs)
 }
 
 // TestStores: whatever store the ranks meet in, they compute the same bits.
 func TestStores(t *testing.T) {
-	want := demo(t, "-nproc", "2", "-epochs", "1", "-store", "tcp").ParamsSHA256
+	want := demo(t, 2, "-epochs", "1").ParamsSHA256
 	t.Run("file", func(t *testing.T) {
-		r := demo(t, "-nproc", "2", "-epochs", "1", "-store", "file")
+		r := demo(t, 2, "-epochs", "1", "-init", "file://"+filepath.ToSlash(filepath.Join(t.TempDir(), "store")))
 		require.Equal(t, "file", r.Store)
 		require.Equal(t, want, r.ParamsSHA256)
 	})
 	t.Run("redis", func(t *testing.T) {
-		r := demo(t, "-nproc", "2", "-epochs", "1", "-store", "redis", "-redis-url", startRedis(t))
+		r := demo(t, 2, "-epochs", "1", "-init", startRedis(t))
 		require.Equal(t, "redis", r.Store)
 		require.Equal(t, want, r.ParamsSHA256)
 	})
@@ -177,15 +208,15 @@ func TestEnvironment(t *testing.T) {
 // TestResume: two epochs, an end, and two more are the same bits as four epochs.
 func TestResume(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "state")
-	whole := demo(t, "-nproc", "2", "-epochs", "4")
-	first := demo(t, "-nproc", "2", "-epochs", "2", "-checkpoint", file)
+	whole := demo(t, 2, "-epochs", "4")
+	first := demo(t, 2, "-epochs", "2", "-checkpoint", file)
 	require.NotEqual(t, whole.ParamsSHA256, first.ParamsSHA256)
-	resumed := demo(t, "-nproc", "2", "-epochs", "4", "-checkpoint", file, "-resume")
+	resumed := demo(t, 2, "-epochs", "4", "-checkpoint", file, "-resume")
 	require.Equal(t, whole.ParamsSHA256, resumed.ParamsSHA256)
 	require.Equal(t, []float64{whole.Accuracy, whole.Loss, whole.HeldOutLoss}, []float64{resumed.Accuracy, resumed.Loss, resumed.HeldOutLoss})
 
 	t.Run("refused", func(t *testing.T) {
-		args := []string{"-nproc", "2", "-checkpoint", file, "-resume"}
+		args := []string{"-checkpoint", file, "-resume"}
 		for _, c := range []struct{ add, want string }{
 			{"-epochs=4", "is after epoch 4; -epochs 4 leaves nothing to do"},
 			{"-hidden=32", "-hidden: layers is [64 128 64 10] there and [64 32 10] here"},
@@ -193,16 +224,17 @@ func TestResume(t *testing.T) {
 			{"-seed=2", "-seed is 1 there and 2 here"},
 			{"-checkpoint=" + file + ".none", "no such file"},
 		} {
-			says := failing(t, append(args, c.add)...)
+			s, says := failing(t, 2, append(args, c.add)...)
 			require.Contains(t, says, c.want)
-			require.Contains(t, says, "[rank 1] ddp: rank 0 could not resume")
-			require.Contains(t, says, "ddp: rank 0: exit status 1 (of 2 ranks)", "the rank at fault")
+			require.Contains(t, says, "[rank1] ddp: rank 0 has not read the checkpoint")
+			require.Equal(t, []int{0, 1}, []int{s.First.Rank, s.ExitCode}, "the rank at fault")
 		}
 		b, err := os.ReadFile(file)
 		require.NoError(t, err)
 		b[len(b)/2] ^= 1
 		require.NoError(t, os.WriteFile(file, b, 0o644))
-		require.Contains(t, failing(t, args...), "the checksum does not fit")
+		_, says := failing(t, 2, args...)
+		require.Contains(t, says, "the checksum does not fit")
 	})
 }
 
@@ -225,7 +257,7 @@ func TestCompareSees(t *testing.T) {
 				at = 5
 			}
 			got.reducer = &shrink{t: got, step: at}
-			_, err := got.epoch(t.Context(), e, func(float64, int) {})
+			_, err := got.epoch(t.Context(), e)
 			require.NoError(t, err)
 		}
 		d := difference(want.model.Params(), got.model.Params())
@@ -254,78 +286,88 @@ func (s *shrink) Finish(context.Context) error {
 }
 
 func TestFlags(t *testing.T) {
-	c, err := parseFlags([]string{"-hidden", "10,20", "-nproc", "2"}, io.Discard)
+	c, err := parseFlags([]string{"-hidden", "10,20"}, io.Discard)
 	require.NoError(t, err)
 	require.Equal(t, []int{10, 20}, c.hidden)
 	c, err = parseFlags([]string{"-hidden", ""}, io.Discard)
 	require.NoError(t, err)
 	require.Empty(t, c.hidden)
 	for _, bad := range []string{
-		"-nproc=-1", "-nproc=100000", "-store=etcd", "-epochs=0", "-batch=0", "-bucket=0", "-timeout=0s",
-		"-device=gpu", "-check", "-work=host", "-work=gpu", "-resume", "-plot=x.pdf", "-hidden=3,x", "-hidden=-3", "more",
+		"-epochs=0", "-batch=0", "-bucket=0", "-timeout=0s",
+		"-device=gpu", "-check", "-work=host", "-work=gpu", "-resume", "-hidden=3,x", "-hidden=-3", "more",
 	} {
 		_, err := parseFlags([]string{bad}, io.Discard)
 		require.Error(t, err, bad)
 	}
 	_, err = parseFlags([]string{"-device=sim", "-backend=cpu:gloo"}, io.Discard)
-	require.EqualError(t, err, `ddp: -backend "cpu:gloo": with -device sim it is the one for CPU tensors, a name alone`)
-}
-
-// TestExitCode: who failed because of another rank says so.
-func TestExitCode(t *testing.T) {
-	died := &work.Error{Peer: 2, Err: work.ErrPeerDied}
-	own := &work.Error{Peer: -1, Err: errors.New("no room")}
-	for _, c := range []struct {
-		err  error
-		want int
-	}{
-		{errDiffer, exitFailed},
-		{own, exitFailed},
-		{fmt.Errorf("ddp: %w", died), exitPeer},
-		{&work.Error{Peer: -1, Err: fmt.Errorf("the group has failed: %w", own)}, exitFailed},
-		{fmt.Errorf("ddp: %w", errOtherRank), exitPeer},
-	} {
-		require.Equal(t, c.want, exitCode(c.err), "%v", c.err)
-	}
+	require.EqualError(t, err, `ddp: -backend "cpu:gloo": with -device sim it must be the name of a backend for CPU tensors`)
 }
 
 func TestRankWithoutLauncher(t *testing.T) {
 	for _, name := range []string{"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"} {
 		t.Setenv(name, "")
 	}
-	said := failing(t)
-	require.Contains(t, said, "RANK")
-	require.Contains(t, said, "or have this program start 4 ranks here: -nproc 4")
+	said, err := program(t).CombinedOutput()
+	require.Error(t, err)
+	require.Contains(t, string(said), "c10d run")
 }
 
 func TestDiverged(t *testing.T) {
-	require.Contains(t, failing(t, "-nproc", "1", "-epochs", "2", "-lr", "1e38"), "the training diverged")
+	_, says := failing(t, 1, "-epochs", "2", "-lr", "1e38")
+	require.Contains(t, says, "the training diverged")
+}
+
+// TestEnds ends a training that would take hours: by the death of a rank, whom the
+// launcher blames, and by a signal, after which all ranks end by themselves.
+func TestEnds(t *testing.T) {
+	if runtime.GOOS != "linux" {
+		t.Skip("needs /proc and signals: not promised on this system")
+	}
+	for _, device := range []string{onCPU, onSim} {
+		t.Run(device, func(t *testing.T) {
+			args := []string{"-epochs", "1000000", "-device", device}
+			pids := t.TempDir()
+			t.Setenv(pidsIn, pids)
+			s, _, stderr := launch(t, 3, agent.Job{Stderr: onEpoch(func() {
+				b, err := os.ReadFile(filepath.Join(pids, "2"))
+				assert.NoError(t, err)
+				pid, err := strconv.Atoi(string(b))
+				assert.NoError(t, err)
+				p, err := os.FindProcess(pid)
+				assert.NoError(t, err)
+				assert.NoError(t, p.Kill())
+			})}, args...)
+			require.NotNil(t, s.First, stderr)
+			require.Equal(t, []any{2, "SIGKILL"}, []any{s.First.Rank, s.First.Signal}, stderr)
+
+			signals := make(chan os.Signal, 1)
+			s, _, stderr = launch(t, 3, agent.Job{Grace: limit, Signals: signals, Stderr: onEpoch(func() { signals <- os.Interrupt })}, args...)
+			require.Equal(t, "SIGINT", s.Signal, stderr)
+			for _, f := range append(s.Others, *s.First) {
+				require.NotEqual(t, "SIGKILL", f.Signal)
+			}
+		})
+	}
+}
+
+// onEpoch calls f when the first epoch is reported.
+func onEpoch(f func()) io.Writer { return &trigger{call: sync.OnceFunc(f)} }
+
+type trigger struct{ call func() }
+
+func (w *trigger) Write(b []byte) (int, error) {
+	if bytes.Contains(b, []byte("epoch ")) {
+		w.call()
+	}
+	return len(b), nil
 }
 
 func TestProgress(t *testing.T) { synctest.Test(t, testProgress) }
 
 func testProgress(t *testing.T) {
 	var out bytes.Buffer
-	columns := 0
-	p := &progress{
-		out: &out, epochs: 20, images: 1000, size: 4, begun: time.Now().Add(-10 * time.Second), accuracy: -1,
-		terminal: func() (int, bool) { return columns, columns > 0 },
-	}
-	p.step(25*0.5, 25)
-	require.Empty(t, out.String(), "nothing between epochs where there is no terminal")
-	p.done = 2500 // of 5000 for this rank
-	p.epoch(&history{Train: []float64{0.25}, Accuracy: []float64{0.95}})
-	require.Equal(t, "epoch  1/20  loss 0.2500  held-out accuracy 95.00%    1000 images/s  ETA 0:10\n", out.String())
-
-	for _, columns = range []int{minColumns, 60, 100, 300} {
-		bar := p.bar(columns, p.begun.Add(10*time.Second))
-		require.Less(t, len([]rune(bar)), columns)
-		require.True(t, strings.HasPrefix(bar, "epoch 11/20 ━"), bar)
-		require.Contains(t, bar, " 50%  loss 0.5000")
-	}
-	require.Contains(t, p.bar(100, p.begun.Add(10*time.Second)), "accuracy 95.0%  1000 images/s  ETA 0:10")
-	out.Reset()
-	columns = 80
-	p.end()
-	require.Regexp(t, "^\repoch .*\x1b\\[K\n$", out.String())
+	p := &progress{out: &out, epochs: 20, from: 8, images: 1000, begun: time.Now()}
+	time.Sleep(10 * time.Second)
+	p.epoch(&history{Train: make([]float64, 10), Accuracy: append(make([]float64, 9), 0.95)})
+	require.Equal(t, "epoch 10/20  loss 0.0000  held-out accuracy 95.00%     200 images/s  50s left\n", out.String())
 }

@@ -6,12 +6,12 @@ import (
 	"fmt"
 	"maps"
 	"os"
+	"runtime"
 	"strconv"
 
 	"github.com/c10d-go/c10d/backend"
 	"github.com/c10d-go/c10d/backend/cuda"
 	"github.com/c10d-go/c10d/backend/cuda/driver"
-	"github.com/c10d-go/c10d/backend/cuda/driver/nvidia"
 	"github.com/c10d-go/c10d/backend/cuda/driver/sim"
 	"github.com/c10d-go/c10d/backend/cuda/driver/sim/simkernels"
 	"github.com/c10d-go/c10d/ddp"
@@ -29,12 +29,9 @@ const (
 	onCUDA = "cuda"
 )
 
-// simHost is the folder in which the launcher's ranks share a simulated host.
-const simHost = "C10D_DEMO_SIM"
-
-// openDriver returns the devices that the parameters lie on, nil for CPU
-// memory. The launcher's ranks on the simulator have one host with a GPU for each;
-// others have a machine with one GPU for themselves, and average through the host.
+// openDriver returns the devices that the parameters lie on, nil for CPU memory. Ranks
+// that "c10d run" started share a simulated host with a GPU for each. Other ranks have a
+// simulated host each, and average through CPU memory.
 func openDriver(c *config) (driver.Driver, error) {
 	var d driver.Driver
 	var err error
@@ -42,7 +39,10 @@ func openDriver(c *config) (driver.Driver, error) {
 	case onSim:
 		o := sim.Config{Kernels: gpumlp.Kernels(), NoDelays: !c.checkSim, NoCheck: !c.checkSim, Seed: c.seed}
 		maps.Copy(o.Kernels, simkernels.All())
-		if o.Dir = os.Getenv(simHost); o.Dir != "" {
+		if o.Dir = os.Getenv("C10D_SCRATCH_DIR"); runtime.GOOS == "windows" {
+			o.Dir = "" // the simulator cannot share memory there
+		}
+		if o.Dir != "" {
 			if o.Devices, err = strconv.Atoi(os.Getenv("LOCAL_WORLD_SIZE")); err != nil {
 				return nil, fmt.Errorf("ddp: LOCAL_WORLD_SIZE: %w", err)
 			}
@@ -55,15 +55,6 @@ func openDriver(c *config) (driver.Driver, error) {
 		return nil, fmt.Errorf("ddp: -device %s: %w", c.device, err)
 	}
 	return d, nil
-}
-
-// haveGPU returns why -device cuda cannot work, before ranks are started.
-func haveGPU() error {
-	d, err := nvidia.Open()
-	if err != nil {
-		return fmt.Errorf("ddp: -device %s: %w", onCUDA, err)
-	}
-	return d.Close()
 }
 
 // groupOptions are the group's, for tensors in CPU memory and on d's devices.

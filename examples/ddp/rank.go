@@ -9,7 +9,6 @@ import (
 	"fmt"
 	"io"
 	"math"
-	"os"
 	"strings"
 	"time"
 
@@ -23,11 +22,8 @@ import (
 	"github.com/c10d-go/c10d/work"
 )
 
-// errOtherRank is matched when this rank ends because of what another one found.
-var errOtherRank = errors.New("another rank failed")
-
 // runRank joins the group, trains, and on rank 0 reports.
-func runRank(ctx context.Context, c *config, stdout io.Writer, stderr *os.File) (err error) {
+func runRank(ctx context.Context, c *config, stdout, stderr io.Writer) (err error) {
 	start := time.Now()
 	data, err := loadData(c)
 	if err != nil {
@@ -38,9 +34,6 @@ func runRank(ctx context.Context, c *config, stdout io.Writer, stderr *os.File) 
 		return err
 	}
 	g, err := pg.Init(ctx, c.init, pg.InitOptions{Options: groupOptions(c, devices)})
-	if errors.Is(err, pg.ErrNoLauncher) {
-		return fmt.Errorf("%w; or have this program start 4 ranks here: -nproc 4", err)
-	}
 	if err != nil {
 		return err
 	}
@@ -79,13 +72,10 @@ func runRank(ctx context.Context, c *config, stdout io.Writer, stderr *os.File) 
 	r.reducer = d
 	r.engine.reduced(d)
 
-	progress := newProgress(stderr, g.Rank() == 0, c, from, data.Train.Len(), g.Size())
 	training := time.Now()
-	if err := r.train(ctx, from, progress); err != nil {
-		progress.end()
+	if err := r.train(ctx, from, &progress{stderr, c.epochs, from, data.Train.Len(), training}); err != nil {
 		return err
 	}
-	progress.end()
 	if err := r.engine.pull(ctx); err != nil {
 		return err
 	}
@@ -155,7 +145,7 @@ type rank struct {
 // train runs the epochs from the given one on.
 func (r *rank) train(ctx context.Context, from int, progress *progress) error {
 	for epoch := from; epoch < r.config.epochs; epoch++ {
-		losses, err := r.epoch(ctx, epoch, progress.step)
+		losses, err := r.epoch(ctx, epoch)
 		if err != nil {
 			return err
 		}

@@ -1,16 +1,15 @@
 package main
 
 import (
+	"bytes"
 	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"math"
-	"strconv"
+	"os"
 	"strings"
-
-	"github.com/c10d-go/c10d/examples/internal/plot"
 )
 
 // report is the last line of the output.
@@ -76,10 +75,10 @@ func (r *rank) report(identical bool, sum [32]byte) *report {
 	return rep
 }
 
-// publish draws the plot, prints the report, and returns what is wrong with the result.
+// publish writes the curves, prints the report, and returns what is wrong with the result.
 func (r *rank) publish(stdout io.Writer, rep *report, single *history) error {
-	if r.config.plot != "" {
-		if err := r.chart(single).WriteFile(r.config.plot); err != nil {
+	if r.config.curves != "" {
+		if err := r.writeCurves(r.config.curves, single); err != nil {
 			return err
 		}
 	}
@@ -99,43 +98,34 @@ func (r *rank) publish(stdout io.Writer, rep *report, single *history) error {
 	return nil
 }
 
-// chart shows the training, and the one of a single process where there is one.
-func (r *rank) chart(single *history) *plot.Chart {
-	sizes := make([]string, 0, len(r.config.hidden)+2)
-	for _, s := range r.state(0).Sizes {
-		sizes = append(sizes, strconv.Itoa(s))
-	}
-	ranks := fmt.Sprintf("%d ranks", r.size)
-	if r.size == 1 {
-		ranks = "1 rank"
-	}
-	h := &r.history
-	loss := plot.Panel{Title: "training loss", Log: true, Curves: []plot.Curve{
-		{Label: "each step", Style: plot.Faint, X: places(len(h.Steps), r.sampler.Steps()), Y: h.Steps},
-		{Label: "each epoch", X: places(len(h.Train), 1), Y: h.Train},
-	}}
-	accuracy := plot.Panel{Title: "held-out accuracy", Percent: true, Curves: []plot.Curve{
-		{Label: ranks, X: places(len(h.Accuracy), 1), Y: h.Accuracy},
-	}}
-	if single != nil {
-		x := places(len(single.Train), 1)
-		loss.Curves = append(loss.Curves, plot.Curve{Label: "one process", Style: plot.Dashed, X: x, Y: single.Train})
-		accuracy.Curves = append(accuracy.Curves, plot.Curve{Label: "one process", Style: plot.Dashed, X: x, Y: single.Accuracy})
-	}
-	return &plot.Chart{
-		Title:  fmt.Sprintf("%s, MLP %s, %s, global batch %d", r.data.Name, strings.Join(sizes, "-"), ranks, r.config.batch),
-		XLabel: "epoch",
-		Panels: []plot.Panel{loss, accuracy},
-	}
+// training is the curves of one training, as bench/plot reads them.
+type training struct {
+	Training string    `json:"training"` // who trained
+	Title    string    `json:"title"`    // on what
+	PerEpoch int       `json:"steps_per_epoch"`
+	Steps    []float64 `json:"steps"` // loss of each step
+	Loss     []float64 `json:"loss"`  // of each epoch
+	Accuracy []float64 `json:"accuracy"`
 }
 
-// places are the ends of n steps, of which an epoch has the given number, in epochs.
-func places(n, perEpoch int) []float64 {
-	x := make([]float64, n)
-	for i := range x {
-		x[i] = float64(i+1) / float64(perEpoch)
+// writeCurves writes the course of the training to a file, and of the single process where
+// there is one.
+func (r *rank) writeCurves(file string, single *history) error {
+	sizes := strings.Trim(strings.ReplaceAll(fmt.Sprint(r.state(0).Sizes), " ", "-"), "[]")
+	title := fmt.Sprintf("%s, MLP %s, global batch %d", r.data.Name, sizes, r.config.batch)
+	var out bytes.Buffer
+	enc := json.NewEncoder(&out)
+	write := func(name string, h *history) error {
+		return enc.Encode(training{name, title, r.sampler.Steps(), h.Steps, h.Train, h.Accuracy})
 	}
-	return x
+	err := write(fmt.Sprintf("%d ranks", r.size), &r.history)
+	if err == nil && single != nil {
+		err = write("one process", single)
+	}
+	if err != nil {
+		return fmt.Errorf("ddp: -curves: %w", err)
+	}
+	return os.WriteFile(file, out.Bytes(), 0o644)
 }
 
 func round(v float64, digits int) float64 {

@@ -71,7 +71,7 @@ func (r *rank) resume(ctx context.Context) (epoch int, err error) {
 		return 0, err
 	}
 	if at[0] < 0 {
-		return 0, fmt.Errorf("ddp: rank 0 could not resume: %w", errOtherRank)
+		return 0, errors.New("ddp: rank 0 has not read the checkpoint: see its error")
 	}
 	for _, s := range r.numbers() {
 		if err := broadcast(ctx, r, s); err != nil {

@@ -56,9 +56,8 @@ func newTrainer(c *config, data *dataset.Data, rank, size int) (*trainer, error)
 func (t *trainer) most(c *config) int { return max(c.batch/t.size+1, evalBatch) }
 
 // epoch trains on every image once and returns the summed loss of this rank's
-// images in each step. after is called when a step is done, with the loss and
-// the number of images of this rank.
-func (t *trainer) epoch(ctx context.Context, epoch int, after func(loss float64, images int)) ([]float64, error) {
+// images in each step.
+func (t *trainer) epoch(ctx context.Context, epoch int) ([]float64, error) {
 	t.sampler.SetEpoch(epoch)
 	losses := make([]float64, t.sampler.Steps())
 	for step := range losses {
@@ -83,7 +82,6 @@ func (t *trainer) epoch(ctx context.Context, epoch int, after func(loss float64,
 		if losses[step], _, err = t.engine.result(ctx); err != nil {
 			return nil, err
 		}
-		after(losses[step], len(b.Indices))
 	}
 	return losses, nil
 }
@@ -144,7 +142,7 @@ func trainAlone(ctx context.Context, c *config, data *dataset.Data) (*trainer, *
 	}
 	h := new(history)
 	for epoch := range c.epochs {
-		losses, err := t.epoch(ctx, epoch, func(float64, int) {})
+		losses, err := t.epoch(ctx, epoch)
 		if err == nil {
 			err = context.Cause(ctx)
 		}

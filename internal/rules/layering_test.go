@@ -109,7 +109,7 @@ var layers = []layer{
 	{"interop", append([]string{"internal/freeport", "internal/script"}, public...)},
 
 	// Examples use what users can use.
-	{"examples/...", append([]string{"examples/internal/...", "golang.org/x/term"}, public...)},
+	{"examples/...", append([]string{"examples/internal/..."}, public...)},
 }
 
 // public is what users can use. Modules below the core are users too, where they
@@ -132,7 +132,7 @@ var requirements = map[string]string{
 	"go.uber.org/goleak":           "tests",
 	"golang.org/x/sync":            "errgroup, in tests",
 	"golang.org/x/sys":             "what a CPU can do, and the launcher's processes",
-	"golang.org/x/term":            "progress bars: is this a terminal, and how wide",
+	"golang.org/x/term":            "cmd/c10d: colours and progress are for terminals",
 }
 
 // cgoUnder is the only place where a file may import "C".

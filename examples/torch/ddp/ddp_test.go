@@ -6,9 +6,7 @@ import (
 	"encoding/json"
 	"os"
 	"os/exec"
-	"path/filepath"
 	"runtime"
-	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -16,6 +14,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/c10d-go/c10d/examples/internal/mlp"
+	"github.com/c10d-go/c10d/internal/launch/agent"
 	"github.com/c10d-go/c10d/store"
 )
 
@@ -47,29 +46,30 @@ func needTorch(t *testing.T) {
 	}
 }
 
-// program runs the program and returns what it writes.
-func program(t *testing.T, args ...string) (stdout, stderr string, err error) {
+// program runs the program as the ranks of one job and returns what they print.
+func program(t *testing.T, ranks int, args ...string) (s *agent.Summary, stdout, stderr string) {
 	t.Helper()
 	self, err := os.Executable()
 	require.NoError(t, err)
 	ctx, cancel := context.WithTimeout(context.Background(), limit)
 	defer cancel()
-	cmd := exec.CommandContext(ctx, self, append([]string{"-python-exe", python, "-timeout", "4m"}, args...)...)
-	cmd.Env = append(os.Environ(), asProgram+"=1")
-	cmd.WaitDelay = 10 * time.Second
 	var out, errs bytes.Buffer
-	cmd.Stdout, cmd.Stderr = &out, &errs
-	err = cmd.Run()
-	return out.String(), errs.String(), err
+	s, err = agent.Run(ctx, agent.Job{
+		Procs: ranks, Command: append([]string{self, "-python-exe", python, "-timeout", "4m"}, args...),
+		Env: append(os.Environ(), asProgram+"=1"), Stdout: &out, Stderr: &errs,
+	})
+	require.NoError(t, err)
+	return s, out.String(), errs.String()
 }
 
-func train(t *testing.T, args ...string) report {
+func trained(t *testing.T, ranks int, args ...string) report {
 	t.Helper()
-	stdout, stderr, err := program(t, args...)
-	require.NoError(t, err, stderr)
-	lines := strings.Split(strings.TrimSpace(stdout), "\n")
+	s, stdout, stderr := program(t, ranks, args...)
+	require.True(t, s.OK, stderr)
+	line, found := strings.CutPrefix(stdout, "[rank0] ")
+	require.True(t, found, stdout)
 	var r report
-	d := json.NewDecoder(strings.NewReader(lines[len(lines)-1]))
+	d := json.NewDecoder(strings.NewReader(line))
 	d.DisallowUnknownFields()
 	require.NoError(t, d.Decode(&r), stdout)
 	return r
@@ -79,22 +79,21 @@ func train(t *testing.T, args ...string) report {
 // epochs of 23 steps: 2.4e-7.
 const tolerance = 2e-6
 
-// TestMixed trains with every kind of rank 0, both kinds in the majority, and
-// the store on either side.
+// TestMixed trains with every kind of rank 0, and both kinds in the majority.
 func TestMixed(t *testing.T) {
 	needTorch(t)
 	for _, c := range []struct {
 		args  string
 		kinds []kind
 	}{
-		{"-go 1 -python 1", []kind{pythonRank, goRank}},
-		{"-go 1 -python 1 -go-first -bucket 1", []kind{goRank, pythonRank}},
-		{"-go 1 -python 1 -store go -batch 1438", []kind{pythonRank, goRank}}, // one step, then an evaluation
-		{"-go 1 -python 2 -go-first -store python", []kind{goRank, pythonRank, pythonRank}},
-		{"-go 2 -python 1 -batch 7 -lr 0.02", []kind{pythonRank, goRank, goRank}}, // shares of two and three images
+		{"-python 1", []kind{pythonRank, goRank}},
+		{"-python 1 -go-first -bucket 1", []kind{goRank, pythonRank}},
+		{"-python 1 -batch 1438", []kind{pythonRank, goRank}}, // one step, then an evaluation
+		{"-python 2 -go-first", []kind{goRank, pythonRank, pythonRank}},
+		{"-python 1 -batch 7 -lr 0.02", []kind{pythonRank, goRank, goRank}}, // shares of two and three images
 	} {
 		t.Run(c.args, func(t *testing.T) {
-			r := train(t, append(strings.Fields(c.args), "-epochs", "3")...)
+			r := trained(t, len(c.kinds), append(strings.Fields(c.args), "-epochs", "3")...)
 			require.Equal(t, c.kinds, r.Kinds)
 			require.Equal(t, len(c.kinds), r.Ranks)
 			require.True(t, r.GradsIdentical)
@@ -123,7 +122,7 @@ func TestSameRounding(t *testing.T) {
 		t.Skip("on other processors Go's compiler fuses multiplications with additions")
 	}
 	t.Setenv("ATEN_CPU_CAPABILITY", "default")
-	r := train(t, "-epochs", "3")
+	r := trained(t, 2, "-epochs", "3")
 	require.Zero(t, r.MaxAbs)
 	require.Equal(t, 1., r.Equal)
 }
@@ -131,7 +130,7 @@ func TestSameRounding(t *testing.T) {
 // TestCompare: a mixed group trains as well as groups of one kind.
 func TestCompare(t *testing.T) {
 	needTorch(t)
-	r := train(t, "-epochs", "3", "-compare")
+	r := trained(t, 2, "-epochs", "3", "-compare")
 	require.Len(t, r.Compare, 2)
 	for k, c := range r.Compare {
 		require.InDelta(t, r.Accuracy, c.Accuracy, 2./359, "%s", k)
@@ -141,7 +140,7 @@ func TestCompare(t *testing.T) {
 }
 
 func TestWithoutPython(t *testing.T) {
-	r := train(t, "-go", "2", "-python", "0", "-epochs", "2")
+	r := trained(t, 2, "-python", "0", "-epochs", "2")
 	require.Equal(t, []kind{goRank, goRank}, r.Kinds)
 	require.True(t, r.GradsIdentical)
 	require.True(t, r.BuffersIdentical)
@@ -150,48 +149,38 @@ func TestWithoutPython(t *testing.T) {
 	require.Greater(t, r.Accuracy, 0.9)
 }
 
-// TestMismatch: the rank whose model differs says so, and the other one ends too.
+// TestMismatch: the rank whose model differs says so, and the launcher blames it.
 func TestMismatch(t *testing.T) {
 	needTorch(t)
-	for args, want := range map[string][]string{
-		"-mismatch 1": {
-			"[rank 1 go] ddp: ranks disagree on parameter 0: rank 0 has sizes [128 64] and strides [64 1], rank 1 has layer0.weight with sizes [129 64] and strides [64 1]",
-			"ddp: 2 of 2 ranks failed: ", // PyTorch's, which sends, can miss the end of the connection, and is then ended
-		},
-		"-mismatch 0 -go-first": {
-			"[rank 1 python] RuntimeError: [1]: params[0] in this process with sizes [128, 64] appears not to match sizes of the same param in process 0.",
-			"[rank 0 go] ddp: parameters and buffers from rank 0: ",
-			"ddp: 2 of 2 ranks failed: ",
-		},
+	for args, want := range map[string]string{
+		"-mismatch 1":           "[rank1] ddp: ranks disagree on parameter 0: rank 0 has sizes [128 64] and strides [64 1], rank 1 has layer0.weight with sizes [129 64] and strides [64 1]",
+		"-mismatch 0 -go-first": "[rank1] RuntimeError: [1]: params[0] in this process with sizes [128, 64] appears not to match sizes of the same param in process 0.",
 	} {
 		t.Run(args, func(t *testing.T) {
-			stdout, stderr, err := program(t, strings.Fields(args)...)
-			require.Error(t, err)
+			s, stdout, stderr := program(t, 2, strings.Fields(args)...)
+			require.False(t, s.OK)
 			require.Empty(t, stdout)
-			for _, s := range want {
-				require.Contains(t, stderr, s)
-			}
+			require.Contains(t, stderr, want)
+			require.Equal(t, 1, s.First.Rank, s.Report())
 		})
 	}
 }
 
 func TestRefused(t *testing.T) {
 	for args, want := range map[string]string{
-		"-go 0 -python 0":                 "at least one",
-		"-store redis":                    "there are rank0, go and python",
-		"-epochs 0":                       "-epochs 0",
-		"-batch 0":                        "-batch 0 is not within",
-		"-bucket 0":                       "-bucket 0 is not within",
-		"-timeout 1ms":                    "less than a second",
-		"more":                            `unexpected argument "more"`,
-		"-python-exe /does/not/exist":     "-python-exe /does/not/exist has no PyTorch",
-		"-job /does/not/exist":            "no such file",
-		"-python 0 -go 1 -mismatch -1 -x": "flag provided but not defined",
-		"-python 0 -go 2 -mismatch 1":     "ranks disagree",
+		"-python -1":                  "-python -1: must not be negative",
+		"-python 2":                   "-python 2: the job has 1 ranks",
+		"-epochs 0":                   "-epochs 0",
+		"-batch 0":                    "-batch 0 must be between",
+		"-bucket 0":                   "-bucket 0 must be between",
+		"-timeout 1ms":                "less than a second",
+		"more":                        `unexpected argument "more"`,
+		"-python-exe /does/not/exist": "-python-exe /does/not/exist has no PyTorch",
+		"-x":                          "flag provided but not defined",
 	} {
 		t.Run(args, func(t *testing.T) {
-			stdout, stderr, err := program(t, strings.Fields(args)...)
-			require.Error(t, err)
+			s, stdout, stderr := program(t, 1, strings.Fields(args)...)
+			require.False(t, s.OK)
 			require.Empty(t, stdout)
 			require.Contains(t, stderr, want)
 		})
@@ -283,20 +272,4 @@ func TestDialect(t *testing.T) {
 		_, err := (&job{Torch: version}).dialect()
 		require.ErrorContains(t, err, want)
 	}
-}
-
-// TestOrphan: a Go rank ends when its launcher does.
-func TestOrphan(t *testing.T) {
-	l, err := newLauncher(t.Context(), &config{goRanks: 2, epochs: 1, batch: 64, bucketKiB: 16, timeout: limit, mismatch: -1}, os.Stderr)
-	require.NoError(t, err)
-	defer l.close()
-	port, err := freePort("127.0.0.1")
-	require.NoError(t, err)
-	t.Setenv("MASTER_ADDR", "127.0.0.1")
-	t.Setenv("MASTER_PORT", strconv.Itoa(port))
-	t.Setenv("WORLD_SIZE", "2") // the other one never comes
-	t.Setenv("RANK", "0")
-	_, stderr, err := program(t, "-job", filepath.Join(l.dir, "job.json")) // its standard input is empty
-	require.Error(t, err)
-	require.Contains(t, stderr, errOrphaned.Error())
 }

@@ -1,9 +1,7 @@
 package main
 
 import (
-	"encoding/json"
 	"fmt"
-	"os"
 	"strconv"
 	"strings"
 
@@ -13,8 +11,8 @@ import (
 	"github.com/c10d-go/c10d/store"
 )
 
-// job is the file that ranks of both kinds read, so that they see the same
-// images in the same order. Bytes are base64 there, float32s little-endian.
+// job is what ranks of both kinds train on: the same images in the same order. Python
+// ranks get it as JSON. Bytes are base64 there, float32s little-endian.
 type job struct {
 	Torch     string  `json:"torch"`   // version on the Python ranks
 	Timeout   float64 `json:"timeout"` // seconds
@@ -75,18 +73,6 @@ func newJob(c *config, torch string) (*job, error) {
 	}
 	j.Initial, err = pack(nil, layout.values)
 	return j, err
-}
-
-func readJob(name string) (*job, error) {
-	b, err := os.ReadFile(name)
-	if err != nil {
-		return nil, fmt.Errorf("ddp: %w", err)
-	}
-	j := new(job)
-	if err := json.Unmarshal(b, j); err != nil {
-		return nil, fmt.Errorf("ddp: job %s: %w", name, err)
-	}
-	return j, nil
 }
 
 // dialect is the generation of PyTorch that the job's version belongs to.

@@ -4,12 +4,10 @@ import (
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"hash"
 	"io"
-	"os"
 	"slices"
 	"time"
 
@@ -21,63 +19,41 @@ import (
 	"github.com/c10d-go/c10d/tensor"
 )
 
-var errOrphaned = errors.New("ddp: the launcher is gone")
-
-// runRank is a Go rank: it joins the job that the environment names, trains
-// and writes its result to stdout. It ends when stdin does.
-func runRank(ctx context.Context, name string, stdin io.Reader, stdout, stderr io.Writer) (err error) {
-	ctx, cancel := context.WithCancelCause(ctx)
-	defer cancel(nil)
-	go func() {
-		_, _ = io.Copy(io.Discard, stdin) // ends with the launcher, whatever the error
-		cancel(errOrphaned)
-		time.AfterFunc(grace, func() { os.Exit(1) })
-	}()
-	defer func() {
-		if cause := context.Cause(ctx); err != nil && cause == errOrphaned {
-			err = fmt.Errorf("%w: %w", cause, err)
-		}
-	}()
-	j, err := readJob(name)
-	if err != nil {
-		return err
-	}
+// trainGo is a Go rank of the training that the environment names.
+func trainGo(ctx context.Context, j *job, stderr io.Writer) (r result, err error) {
 	dialect, err := j.dialect()
 	if err != nil {
-		return err
+		return r, err
 	}
 	g, err := pg.Init(ctx, "env://", pg.InitOptions{Options: pg.Options{
 		Dialect: dialect, Timeout: time.Duration(j.Timeout * float64(time.Second)),
 	}})
 	if err != nil {
-		return err
+		return r, err
 	}
 	defer func() { err = errors.Join(err, g.Close()) }()
 	t, err := newTrainer(ctx, j, g)
 	if err != nil {
-		return err
+		return r, err
 	}
-	r := result{Rank: g.Rank(), Kind: goRank}
+	r.Rank, r.Kind = g.Rank(), goRank
 	for epoch, order := range j.Orders {
 		if r.Loss, r.Accuracy, err = t.epoch(ctx, order); err != nil {
-			return err
+			return r, err
 		}
 		if g.Rank() == 0 {
 			fmt.Fprintf(stderr, "epoch %d/%d  loss %.4f  held-out accuracy %.2f%%\n", epoch+1, len(j.Orders), r.Loss, 100*r.Accuracy)
 		}
 	}
 	if err := t.describe(&r); err != nil {
-		return err
-	}
-	if err := json.NewEncoder(stdout).Encode(r); err != nil {
-		return err
+		return r, err
 	}
 	// Close tells the others that this rank has left. Nobody must need it then.
 	w, err := g.Barrier(ctx, backend.BarrierOptions{})
 	if err != nil {
-		return err
+		return r, err
 	}
-	return w.Wait(ctx)
+	return r, w.Wait(ctx)
 }
 
 // trainer is what a Go rank trains with.

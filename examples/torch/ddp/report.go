@@ -34,7 +34,6 @@ type report struct {
 	Ranks    int     `json:"ranks"`
 	Kinds    []kind  `json:"kinds"`
 	Torch    string  `json:"torch,omitempty"`
-	Store    string  `json:"store"`
 	Loss     float64 `json:"loss"`
 	Accuracy float64 `json:"accuracy"`
 

@@ -1,14 +1,10 @@
 #!/usr/bin/env python3
 """A Python rank of a job in which Python and Go ranks train one model.
 
-trainer.py JOB trains: an ordinary PyTorch program, which does not know that
-there are Go ranks. JOB is the file with the data and the schedule that the
-launcher wrote; RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT are the
-environment's, as under torchrun. The last line of the output is the result.
-
-trainer.py --store hosts the store that all ranks meet in, as torchrun does.
-
-Both end when the standard input does.
+An ordinary PyTorch program, which does not know that there are Go ranks. The first line
+of the standard input is the job: the data and the schedule, as JSON. RANK, WORLD_SIZE,
+MASTER_ADDR and MASTER_PORT are the environment's, as under torchrun. The output is the
+result. The program ends when the standard input does.
 """
 import base64
 import datetime
@@ -60,10 +56,9 @@ def raw(t):
     return t.detach().contiguous().numpy().tobytes()
 
 
-def end_with_launcher():
+def end_with_input():
     def wait():
-        while os.read(0, 1 << 10):
-            pass
+        sys.stdin.read()
         os._exit(4)
 
     threading.Thread(target=wait, daemon=True).start()
@@ -131,22 +126,12 @@ def train(job):
     os._exit(0)  # threads of gloo may abort a process that takes its leave
 
 
-def host():
-    store = dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), int(os.environ["WORLD_SIZE"]),
-                          True, wait_for_workers=False)
-    print("ready", flush=True)
-    threading.Event().wait()
-    del store
-
-
 if __name__ == "__main__":
-    end_with_launcher()
-    if sys.argv[1] == "--store":
-        host()
-    with open(sys.argv[1]) as f:
-        try:
-            train(json.load(f))
-        except Exception:
-            sys.excepthook(*sys.exc_info())
-            sys.stderr.flush()
-            os._exit(1)  # threads of gloo may keep a process from its leave
+    job = json.loads(sys.stdin.readline())
+    end_with_input()
+    try:
+        train(job)
+    except Exception:
+        sys.excepthook(*sys.exc_info())
+        sys.stderr.flush()
+        os._exit(1)  # threads of gloo may keep a process from its leave

@@ -19,7 +19,6 @@ import (
 	"github.com/c10d-go/c10d/examples/internal/mlp"
 	"github.com/c10d-go/c10d/pg"
 	"github.com/c10d-go/c10d/tensor"
-	"github.com/c10d-go/c10d/work"
 )
 
 // runRank joins the group, trains, and on rank 0 reports.
@@ -87,7 +86,11 @@ func runRank(ctx context.Context, c *config, stdout, stderr io.Writer) (err erro
 		return err
 	}
 	// Close tells the others that this rank has left. Nobody must need it then.
-	if err := wait(ctx)(g.Barrier(ctx, backend.BarrierOptions{})); err != nil {
+	w, err := g.Barrier(ctx, backend.BarrierOptions{})
+	if err == nil {
+		err = w.Wait(ctx)
+	}
+	if err != nil {
 		return err
 	}
 	if g.Rank() != 0 {
@@ -156,11 +159,7 @@ func (r *rank) train(ctx context.Context, from int, progress *progress) error {
 
 		// Every rank knows its own share. One all-reduce an epoch makes sums of all of them.
 		sums := append(losses, loss, float64(correct))
-		t, err := tensor.Of(sums, len(sums))
-		if err != nil {
-			return err
-		}
-		if err := wait(ctx)(r.group.AllReduce(ctx, []*tensor.Tensor{t}, backend.AllReduceOptions{Op: backend.Sum()})); err != nil {
+		if err := pg.AllReduceSlice(ctx, r.group, sums, backend.Sum()); err != nil {
 			return err
 		}
 		if r.rank != 0 {
@@ -174,16 +173,6 @@ func (r *rank) train(ctx context.Context, from int, progress *progress) error {
 		}
 	}
 	return nil
-}
-
-// wait returns a function that waits for the Work of a call, unless the call was wrong.
-func wait(ctx context.Context) func(*work.Work, error) error {
-	return func(w *work.Work, err error) error {
-		if err != nil {
-			return err
-		}
-		return w.Wait(ctx)
-	}
 }
 
 // tensors are the parameters as DDP wants them: tensors over the model's own slices.
@@ -219,19 +208,8 @@ func digest(params []*mlp.Param) [sha256.Size]byte {
 
 // sameEverywhere reports whether all ranks have the same digest.
 func (r *rank) sameEverywhere(ctx context.Context, sum [sha256.Size]byte) (bool, error) {
-	mine, err := tensor.Of(sum[:], len(sum))
-	if err != nil {
-		return false, err
-	}
-	gathered := make([]byte, r.size*len(sum))
-	all, err := tensor.Of(gathered, r.size, len(sum))
-	if err != nil {
-		return false, err
-	}
-	if err := wait(ctx)(r.group.AllGatherIntoTensor(ctx, all, mine, backend.AllGatherOptions{})); err != nil {
-		return false, err
-	}
-	return bytes.Equal(gathered, bytes.Repeat(sum[:], r.size)), nil
+	all, err := pg.AllGatherSlice(ctx, r.group, sum[:])
+	return bytes.Equal(all, bytes.Repeat(sum[:], r.size)), err
 }
 
 // compare trains once more in this process alone and writes into the report

@@ -6,9 +6,8 @@ import (
 	"fmt"
 	"slices"
 
-	"github.com/c10d-go/c10d/backend"
 	"github.com/c10d-go/c10d/examples/internal/checkpoint"
-	"github.com/c10d-go/c10d/tensor"
+	"github.com/c10d-go/c10d/pg"
 )
 
 // state describes a checkpoint: what the training was, and how far it came.
@@ -67,27 +66,18 @@ func (r *rank) resume(ctx context.Context) (epoch int, err error) {
 		epoch = -1
 	}
 	at := []int64{int64(epoch)}
-	if err := errors.Join(err, broadcast(ctx, r, at)); err != nil {
+	if err := errors.Join(err, pg.BroadcastSlice(ctx, r.group, at, 0)); err != nil {
 		return 0, err
 	}
 	if at[0] < 0 {
 		return 0, errors.New("ddp: rank 0 has not read the checkpoint: see its error")
 	}
 	for _, s := range r.numbers() {
-		if err := broadcast(ctx, r, s); err != nil {
+		if err := pg.BroadcastSlice(ctx, r.group, s, 0); err != nil {
 			return 0, err
 		}
 	}
 	return int(at[0]), nil
-}
-
-// broadcast gives every rank the elements of rank 0.
-func broadcast[T tensor.Element](ctx context.Context, r *rank, elements []T) error {
-	t, err := tensor.Of(elements, len(elements))
-	if err != nil {
-		return err
-	}
-	return wait(ctx)(r.group.Broadcast(ctx, []*tensor.Tensor{t}, backend.BroadcastOptions{Root: 0}))
 }
 
 // load reads the checkpoint into the model, unless it is of another training.

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"slices"
 	"time"
 
 	"github.com/gomlx/compute"
@@ -22,8 +23,6 @@ import (
 	"github.com/c10d-go/c10d/examples/internal/dataset"
 	"github.com/c10d-go/c10d/examples/internal/sampler"
 	"github.com/c10d-go/c10d/pg"
-	"github.com/c10d-go/c10d/tensor"
-	"github.com/c10d-go/c10d/work"
 )
 
 const batch = 64 // images of all ranks in a step
@@ -91,16 +90,6 @@ func newTrainer(b compute.Backend, g *pg.ProcessGroup, data *dataset.Data) (*tra
 	return t, err
 }
 
-// wait returns a function that waits for the Work of a call, unless the call was wrong.
-func wait(ctx context.Context) func(*work.Work, error) error {
-	return func(w *work.Work, err error) error {
-		if err != nil {
-			return err
-		}
-		return w.Wait(ctx)
-	}
-}
-
 // step trains on this rank's part of a global batch and returns weight times its mean loss.
 func (t *trainer) step(ctx context.Context, images, labels *tensors.Tensor, weight float32) (float64, error) {
 	out, err := t.gradients.Call(images, labels, weight)
@@ -130,11 +119,7 @@ func (t *trainer) allReduce(ctx context.Context, gradients []*tensors.Tensor) er
 			return err
 		}
 	}
-	all, err := tensor.Of(t.flat, len(t.flat))
-	if err != nil {
-		return err
-	}
-	if err := wait(ctx)(t.group.AllReduce(ctx, []*tensor.Tensor{all}, backend.AllReduceOptions{Op: backend.Avg()})); err != nil {
+	if err := pg.AllReduceSlice(ctx, t.group, t.flat, backend.Avg()); err != nil {
 		return err
 	}
 	from := t.flat
@@ -171,13 +156,7 @@ func (t *trainer) variables(f func(elements []float32) error) error {
 
 // broadcast gives every rank the variables of rank 0.
 func (t *trainer) broadcast(ctx context.Context) error {
-	return t.variables(func(elements []float32) error {
-		e, err := tensor.Of(elements, len(elements))
-		if err != nil {
-			return err
-		}
-		return wait(ctx)(t.group.Broadcast(ctx, []*tensor.Tensor{e}, backend.BroadcastOptions{Root: 0}))
-	})
+	return t.variables(func(elements []float32) error { return pg.BroadcastSlice(ctx, t.group, elements, 0) })
 }
 
 // identical reports whether the variables are the same on all ranks.
@@ -186,24 +165,9 @@ func (t *trainer) identical(ctx context.Context) (bool, error) {
 	if err := t.variables(func(e []float32) error { values = append(values, append([]float32(nil), e...)); return nil }); err != nil {
 		return false, err
 	}
-	mine, all := []int64{digest(values)}, make([]int64, t.group.Size())
-	in, err := tensor.Of(mine, 1)
-	if err != nil {
-		return false, err
-	}
-	out, err := tensor.Of(all, len(all))
-	if err != nil {
-		return false, err
-	}
-	if err := wait(ctx)(t.group.AllGatherIntoTensor(ctx, out, in, backend.AllGatherOptions{})); err != nil {
-		return false, err
-	}
-	for _, d := range all {
-		if d != mine[0] {
-			return false, nil
-		}
-	}
-	return true, nil
+	mine := digest(values)
+	all, err := pg.AllGatherSlice(ctx, t.group, []int64{mine})
+	return !slices.ContainsFunc(all, func(d int64) bool { return d != mine }), err
 }
 
 // correct returns how many held-out images the model gets right.
@@ -216,13 +180,8 @@ func (t *trainer) correct() (int, error) {
 	n := 0
 	err = tensors.ConstFlatData(scores, func(flat []float32) {
 		for i, label := range set.Labels {
-			best := 0
-			for j, s := range flat[i*set.Classes : (i+1)*set.Classes] {
-				if s > flat[i*set.Classes+best] {
-					best = j
-				}
-			}
-			if best == int(label) {
+			scores := flat[i*set.Classes : (i+1)*set.Classes]
+			if slices.Index(scores, slices.Max(scores)) == int(label) {
 				n++
 			}
 		}
@@ -275,7 +234,11 @@ func trainRank(ctx context.Context, g *pg.ProcessGroup, epochs int, out io.Write
 		return err
 	}
 	// Close tells the others that this rank has left. Nobody must need it then.
-	if err := wait(ctx)(g.Barrier(ctx, backend.BarrierOptions{})); err != nil {
+	w, err := g.Barrier(ctx, backend.BarrierOptions{})
+	if err == nil {
+		err = w.Wait(ctx)
+	}
+	if err != nil {
 		return err
 	}
 	if g.Rank() != 0 {
@@ -316,10 +279,6 @@ func (t *trainer) epoch(ctx context.Context, s *sampler.Sampler, epoch int) (flo
 		sum += l / float64(part.Scale) // the summed loss of this rank's images
 	}
 	total := []float64{sum}
-	e, err := tensor.Of(total, 1)
-	if err != nil {
-		return 0, err
-	}
-	err = wait(ctx)(t.group.AllReduce(ctx, []*tensor.Tensor{e}, backend.AllReduceOptions{}))
+	err := pg.AllReduceSlice(ctx, t.group, total, backend.Sum())
 	return total[0] / float64(set.Len()), err
 }

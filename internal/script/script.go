@@ -247,72 +247,29 @@ func (l *Line) checkSplits(size int) error {
 
 // Input returns rank's input tensor number j of a shape, by the rule of the package.
 func (l *Line) Input(rank, j int, shape ...int) (*tensor.Tensor, error) {
-	t, err := tensor.New(l.dtype, shape...)
+	n := 1
+	for _, d := range shape {
+		n *= d
+	}
+	t, err := tensor.New(l.dtype, n)
 	if err != nil {
 		return nil, err
 	}
 	base := 13*rank + 31*l.Seed + 7*1009*j
-	for i := range t.Len() {
+	for i := range n {
 		k := (7*i+base)%17 - 8
-		put(t, i, k, l.Fill == "frac")
-	}
-	return t, nil
-}
-
-// put sets element i of a contiguous tensor.
-func put(t *tensor.Tensor, i, k int, frac bool) {
-	v := float64(k)
-	if frac {
-		v /= 7
-	}
-	switch d := t.DType(); {
-	case d == tensor.Bool:
-		at[bool](t)[i] = k&1 != 0
-	case d.IsUnsigned():
-		switch d {
-		case tensor.Uint8:
-			at[uint8](t)[i] = uint8(k + 8)
-		case tensor.Uint16:
-			at[uint16](t)[i] = uint16(k + 8)
-		case tensor.Uint32:
-			at[uint32](t)[i] = uint32(k + 8)
-		case tensor.Uint64:
-			at[uint64](t)[i] = uint64(k + 8)
+		v := float64(k)
+		switch {
+		case l.Fill == "frac":
+			v /= 7
+		case l.dtype == tensor.Bool:
+			v = float64(k & 1)
+		case l.dtype.IsUnsigned():
+			v += 8
 		}
-	default:
-		switch d {
-		case tensor.Int8:
-			at[int8](t)[i] = int8(k)
-		case tensor.Int16:
-			at[int16](t)[i] = int16(k)
-		case tensor.Int32:
-			at[int32](t)[i] = int32(k)
-		case tensor.Int64:
-			at[int64](t)[i] = int64(k)
-		case tensor.Float16:
-			at[tensor.F16](t)[i] = tensor.F16From(float32(v))
-		case tensor.BFloat16:
-			at[tensor.BF16](t)[i] = tensor.BF16From(float32(v))
-		case tensor.Float8E4M3:
-			at[tensor.F8E4M3](t)[i] = tensor.F8E4M3From(float32(v))
-		case tensor.Float8E5M2:
-			at[tensor.F8E5M2](t)[i] = tensor.F8E5M2From(float32(v))
-		case tensor.Float32:
-			at[float32](t)[i] = float32(v)
-		case tensor.Float64:
-			at[float64](t)[i] = v
-		case tensor.Complex64:
-			at[complex64](t)[i] = complex(float32(v), 0)
-		case tensor.Complex128:
-			at[complex128](t)[i] = complex(v, 0)
+		if err := t.SetFloat64(v, i); err != nil {
+			return nil, err
 		}
 	}
-}
-
-func at[T tensor.Element](t *tensor.Tensor) []T {
-	v, err := tensor.Data[T](t)
-	if err != nil {
-		panic(err) // the caller has just switched on the dtype
-	}
-	return v
+	return t.Reshape(shape...)
 }

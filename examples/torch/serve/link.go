@@ -245,26 +245,17 @@ func (l *link) answer(ctx context.Context, a *announcement, text string) error {
 	return l.store.Set(ctx, keyAnswer+strconv.Itoa(a.number), []byte(text))
 }
 
-// receive fills parameters from the trainer. When it returns, nothing writes to
-// them any more.
+// receive fills parameters from the trainer.
 func receive(ctx context.Context, g *pg.ProcessGroup, n network, parameters []float32) error {
 	var works []*work.Work
-	var failed error
 	for _, k := range n.lengths() {
 		w, err := issue(ctx, g, parameters[:k], 0)
 		if err != nil {
-			failed = err
-			break
+			return err
 		}
 		works, parameters = append(works, w), parameters[k:]
 	}
-	for _, w := range works {
-		// ctx ends the operations; waiting for their end is what keeps the buffer safe.
-		if err := w.Wait(context.WithoutCancel(ctx)); failed == nil {
-			failed = err
-		}
-	}
-	return failed
+	return work.WaitAll(ctx, works...)
 }
 
 // issue begins a broadcast of the trainer into elements.

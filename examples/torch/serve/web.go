@@ -86,26 +86,23 @@ type prediction struct {
 
 func (s *web) predict(w http.ResponseWriter, r *http.Request) {
 	start := time.Now()
-	var p picture
-	if err := json.NewDecoder(http.MaxBytesReader(w, r.Body, 1<<16)).Decode(&p); err != nil {
+	var image picture
+	if err := json.NewDecoder(http.MaxBytesReader(w, r.Body, 1<<16)).Decode(&image); err != nil {
 		fail(w, http.StatusBadRequest, "%v", err)
 		return
 	}
-	pixels, err := p.pixels()
+	pixels, err := image.pixels()
 	if err != nil {
 		fail(w, http.StatusBadRequest, "%v", err)
 		return
 	}
-	var answer prediction
-	if !s.weights.use(func(set *set) {
-		answer.Set = set.label
-		answer.Probabilities = set.network.probabilities(set.parameters, pixels)
-	}) {
+	set := s.weights.current.Load()
+	if set == nil {
 		fail(w, http.StatusServiceUnavailable, "no trainer has sent parameters yet")
 		return
 	}
-	answer.Digit = slices.Index(answer.Probabilities, slices.Max(answer.Probabilities))
-	reply(w, http.StatusOK, answer)
+	p := set.network.probabilities(set.parameters, pixels)
+	reply(w, http.StatusOK, prediction{Digit: slices.Index(p, slices.Max(p)), Probabilities: p, Set: set.label})
 	s.latency.add(time.Since(start))
 }
 
@@ -141,9 +138,9 @@ type overview struct {
 func (s *web) version(w http.ResponseWriter, _ *http.Request) {
 	t := s.link.get()
 	v := overview{Sets: s.weights.received.Load(), Trainer: trainer{t, time.Since(t.Since).Seconds()}}
-	s.weights.use(func(set *set) {
+	if set := s.weights.current.Load(); set != nil {
 		v.Set = &current{label: set.label, Age: time.Since(set.Received).Seconds(), Parameters: len(set.parameters)}
-	})
+	}
 	v.Predictions, v.P50, v.P99 = s.latency.figures()
 	reply(w, http.StatusOK, v)
 }

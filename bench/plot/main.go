@@ -219,8 +219,8 @@ func (p *powers) set(a *plot.Axis) {
 	a.Tick.Marker = plot.ConstantTicks(ticks)
 }
 
-// unit returns a label of values in units that follow each other by factors of step, of
-// which the one with number base has the factor 1.
+// unit returns a function that labels values with units. Each unit is step times the one
+// before. Values are in unit number base.
 func unit(step float64, base int, names ...string) func(float64) string {
 	return func(v float64) string {
 		i := int(math.Floor(math.Log(v)/math.Log(step)+1e-9)) + base

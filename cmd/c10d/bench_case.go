@@ -32,8 +32,8 @@ type benchCase struct {
 	own    func(context.Context) error // a check of the case's own, instead
 }
 
-// expected is what the check expects in a part of an output: base, and slope more
-// from one element to the next, from element first of the period on.
+// expected has the numbers that the check expects in a part of an output: base, plus slope
+// for each further element, from element first of the period on.
 type expected struct {
 	base, slope float64
 	first       int
@@ -44,7 +44,7 @@ func baseOf(rank int) float64 { return float64(rank%100 + 1) }
 
 const sparseOp = "sparse_all_reduce"
 
-// inPlaceOps have an input and an output of which one can be a part of the other.
+// inPlaceOps have an input and an output. One of them can be a part of the other.
 var inPlaceOps = []string{"all_gather", "all_gather_into_tensor", "reduce_scatter", "reduce_scatter_tensor"}
 
 func benchOps() []string {
@@ -59,8 +59,9 @@ func benchOps() []string {
 // no factor in common with the sizes of pieces.
 var periods = []int{13, 7, 5, 3, 1}
 
-// reduction is what the check expects of a reduction over n ranks, and with which
-// period; not ok if the elements cannot hold it exactly, or nobody knows.
+// reduction returns the numbers that the check expects from a reduction over n ranks, and
+// their period. It is not ok if the elements cannot hold them exactly or the operator is
+// another one.
 func reduction(op backend.ReduceOp, d tensor.DType, n int) (want expected, period int, ok bool) {
 	sum, most := 0.0, 0.0
 	for r := range n {

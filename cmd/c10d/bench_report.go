@@ -61,7 +61,7 @@ func on(device string) string {
 	return " on " + device
 }
 
-// name is who measured, by which work, and in which memory.
+// name is the system that measured, the work that it used, and its kind of memory.
 func (r record) name() string {
 	name := r.System
 	if r.Work != "" {

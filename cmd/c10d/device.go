@@ -100,8 +100,8 @@ func (d *devices) list(count int) ([]int, error) {
 	return d.index, nil
 }
 
-// simulated is how many devices the simulated host has: up to the last that is
-// named, or one for each local rank, as far as a launcher tells how many there are.
+// simulated returns the number of devices of the simulated host. It includes the last one
+// that is named. If none is named it is the number of local ranks.
 func (d *devices) simulated() int {
 	if len(d.index) > 0 {
 		return slices.Max(d.index) + 1
@@ -305,9 +305,9 @@ func drain(ctx context.Context, s driver.Stream) error {
 	return e.Sync(ctx)
 }
 
-// pieces shows a contiguous tensor in CPU memory, one piece after the other: f is
-// called with the bytes and the number of their first element. With write what f
-// puts there becomes the tensor's.
+// pieces calls f with the bytes of a contiguous tensor, one piece in CPU memory after the
+// other, and the number of their first element. With write it copies the bytes that f
+// changed into the tensor.
 func (g *gpu) pieces(ctx context.Context, t *tensor.Tensor, write bool, f func(b []byte, first int) error) error {
 	if g == nil {
 		return f(t.Bytes(), 0)
@@ -350,8 +350,8 @@ func (g *gpu) poison(ctx context.Context, t *tensor.Tensor) error {
 	})
 }
 
-// series are numbers that go up by slope from one element to the next and begin
-// again every period elements, so that one out of place is noticed.
+// series are numbers that grow by slope from one element to the next and repeat after
+// period elements. An element in the wrong place has another number.
 type series struct {
 	dtype  tensor.DType
 	period int
@@ -389,8 +389,8 @@ func (s *series) fill(b []byte, first int) {
 	}
 }
 
-// check returns the number of the first element that differs, what it is and
-// what it should be; -1 if there is none.
+// check returns the number of the first wrong element, its value and the right one. The
+// number is -1 if all elements are right.
 func (s *series) check(b []byte, first int) (i int, got, want float64, err error) {
 	es := s.dtype.Size()
 	for at := 0; at < len(b); {
@@ -505,7 +505,7 @@ type seat struct {
 
 type seats []seat
 
-// gather tells every rank who has which device. There are none on the CPU.
+// gather tells every rank the devices of all ranks. On the CPU it returns none.
 func (g *gpu) gather(ctx context.Context, group *pg.ProcessGroup) (seats, error) {
 	if g == nil {
 		return nil, nil

@@ -1,111 +1,114 @@
-// C10d is the companion program of the module: a launcher, a store server, a
-// probe and a benchmark, in one binary.
+// C10d is the companion program of the module: a launcher, a store server, a benchmark and
+// diagnostic tools, in one binary.
 //
 //	c10d COMMAND [FLAGS] [ARGUMENTS]
 //
-// "c10d help" lists the commands, "c10d help COMMAND" or "c10d COMMAND -h" tells
-// a command's flags.
+// "c10d help" lists the commands. "c10d help COMMAND" lists a command's flags.
 //
 // # Running ranks
 //
 //	c10d run -n 4 -- ./train -epochs 3
 //
-// starts four ranks of a program on this host with the environment variables of
-// torchrun, so that pg.Init(ctx, "env://") or PyTorch's init_process_group finds
-// the others. Each line that a rank prints comes out behind its number:
+// starts four ranks of a program on this host. They have the environment variables of
+// torchrun, so pg.Init(ctx, "env://") and PyTorch's init_process_group find the other
+// ranks. Each line that a rank prints begins with its number:
 //
 //	[rank2] epoch 1: loss 0.31
 //
-// Standard output and standard error stay apart. -no-prefix passes bytes on as
-// they come, -log-dir writes one file a rank instead, -tee does both.
+// Standard output and standard error stay separate. -no-prefix passes bytes on unchanged,
+// -log-dir writes one file for each rank instead, -tee does both.
 //
-// The store that the ranks meet in lives in the launcher. When a rank fails, the
-// launcher waits 200 ms for others, and longer while one prints a panic. (The rank that
-// ends first is often not the one at fault.) The others get SIGTERM, then, after -grace,
-// SIGKILL. A summary then shows of the rank at fault: how and when it ended, its error
-// line or panic, its log file, and what it wrote to the file that TORCHELASTIC_ERROR_FILE
-// names. One line follows for each other rank that failed. With -max-restarts the ranks are started again, with
-// TORCHELASTIC_RESTART_COUNT one higher. SIGINT, SIGTERM and SIGHUP are passed on; a
-// second one kills at once. SIGQUIT shows the stacks of all ranks and ends the job.
-// Nothing survives the launcher, not even after kill -9.
+// The launcher hosts the store in which the ranks meet. When a rank fails, the launcher
+// waits 200 ms for other ranks, and longer while one prints a panic: the rank that ends
+// first is often not the one at fault. The other ranks get SIGTERM and, after -grace,
+// SIGKILL. Then a summary describes the rank at fault:
+//
+//   - how and when it ended
+//   - its error line or panic
+//   - its log file
+//   - what it wrote to the file that TORCHELASTIC_ERROR_FILE names
+//
+// One line follows for each other rank that failed. With -max-restarts the ranks start
+// again, with TORCHELASTIC_RESTART_COUNT one higher. The launcher passes SIGINT, SIGTERM
+// and SIGHUP on; a second one kills the ranks. SIGQUIT shows the stacks of all ranks and
+// ends the job. No rank survives the launcher, not even after kill -9. With -json, the
+// last line of standard output is the summary as a JSON object.
 //
 // On several nodes, run it once on each:
 //
 //	c10d run -n 8 -nnodes 2 -node-rank 0 -master-addr 10.0.0.1 -master-port 29500 -- ./train
 //	c10d run -n 8 -nnodes 2 -node-rank 1 -master-addr 10.0.0.1 -master-port 29500 -- ./train
 //
-// Node 0 needs that port open to the other nodes, and one more that it picks for
-// the ranks' store. The variables PET_NNODES, PET_NPROC_PER_NODE, PET_NODE_RANK,
-// PET_MASTER_ADDR, PET_MASTER_PORT, PET_RDZV_ID and PET_MAX_RESTARTS, which
-// Kubeflow sets for torchrun, are the flags' defaults. torchrun's spellings with the same
-// meaning do as well: --nproc_per_node, --node_rank, --rdzv_endpoint and so on.
-//
-// With -json, the last line of standard output is the summary as a JSON object.
+// The other nodes must reach two ports of node 0: this one, and one that node 0 picks for
+// the ranks' store. The variables that Kubeflow sets for torchrun (PET_NNODES,
+// PET_NPROC_PER_NODE, PET_NODE_RANK, PET_MASTER_ADDR, PET_MASTER_PORT, PET_RDZV_ID,
+// PET_MAX_RESTARTS) are the defaults of the flags. torchrun's spellings of the flags work
+// as well: --nproc_per_node, --node_rank, --rdzv_endpoint and so on.
 //
 // # Hosting a store
 //
 //	c10d store -listen :29500 -stats 1m
 //
-// serves PyTorch's TCPStore until SIGINT or SIGTERM, for ranks that come and go.
-// Ranks use it with TORCHELASTIC_USE_AGENT_STORE=True beside MASTER_ADDR and
-// MASTER_PORT. With -tls-cert and -tls-key or -token-file only Go ranks can join.
+// serves PyTorch's TCPStore until SIGINT or SIGTERM. Ranks may come and go. A rank uses it
+// with MASTER_ADDR, MASTER_PORT and TORCHELASTIC_USE_AGENT_STORE=True. With -tls-cert and
+// -tls-key or -token-file only Go ranks can join.
 //
 // # Looking at a group
 //
 //	c10d doctor -world 4
 //
-// starts that many local ranks, or joins a group by the environment or -init, and
-// tells which wire and which transport its ranks have to each other and why, which
-// algorithm an operation takes up to which size, what two ranks get of the
-// link between them, and what could be better. Where there are GPUs it tells their
-// driver, what they are, which of them reach each other's memory, and how operations
-// on their tensors are done and why; where there are none, why not. -json prints the
-// same for programs.
+// starts four local ranks, or joins a group by the environment or -init. It prints the
+// wire and the transport between the ranks with the reasons, the algorithm of each
+// operation by size, the time and bandwidth between two ranks, and advice. For GPUs it
+// prints the driver, the devices, which of them reach each other's memory, and how
+// operations on their tensors run. Without GPUs it prints why there are none. -json prints
+// the same as JSON.
 //
 // # Trying a cluster
 //
 //	c10d rank -script ops.jsonl
 //
-// is one rank of a job, joined by the environment or -init, that runs the
-// operations of a file, one JSON object a line, the same on every rank:
+// is one rank of a job, found by the environment or -init. It runs the operations of a
+// file, which is the same on every rank and has one JSON object a line:
 //
 //	{"op":"all_reduce","dtype":"float32","shape":[3,5],"reduce":"sum","seed":7}
 //
-// and prints a digest of what each gave. Ranks of PyTorch may be in the job: -torch
-// tells which generation where the store cannot.
+// It prints a digest of each result. Ranks of PyTorch may be in the job: -torch tells
+// their generation where the store cannot.
+//
+// # Measuring
 //
 //	c10d bench -world 4 -op all_reduce -e 64M
 //
-// measures an operation over a range of sizes and prints what nccl-tests
-// prints; -json prints records instead. Every element of the results of each size is
-// checked once, in outputs that held no numbers before.
+// measures an operation over a range of sizes and prints the columns of nccl-tests; -json
+// prints records instead, which bench/plot draws. Every element of the results of each
+// size is checked once.
 //
 //	c10d bench -world 4 -device cuda -op all_reduce -e 1G
 //
-// does so with tensors in the memory of GPUs, which the local ranks take in turn
-// (-device cuda:0,1 says which). The time is that of a call, of the rank's stream
-// ordered after it by Synchronize, and of waiting for the stream; "queued" is what
-// an operation takes when 20 are called before the stream is waited for. -work has
-// one work do every all_reduce, where the best usable would have been taken.
-// -device sim is GPUs in software: it tries the same way on any machine, and its
-// times mean nothing.
+// measures tensors in the memory of GPUs. Local rank r has GPU r modulo their number
+// (-device cuda:0,1 chooses some). The time includes the call, the wait of the rank's
+// stream for the operation, and the wait for the stream. The column "queued" has the time
+// of one of 20 calls that are made before the rank waits for the stream. -work chooses how
+// every all_reduce is done. -device sim simulates GPUs: its results are checked, its times
+// mean nothing.
 //
 //	c10d bench -world 8 -tune table.txt
 //
-// measures the algorithms between which a group chooses over TCP and writes how fast
-// each is; groups take the table from gloo.Options.Table or C10D_TABLE. It concerns
-// neither shared memory nor GPUs. Run it where the ranks will be: on one host with
-// -world, on several with "c10d run -nnodes ... -- c10d bench -tune table.txt".
+// measures the algorithms that a group can choose over TCP, and writes their times.
+// Groups read the table from gloo.Options.Table or C10D_TABLE. It does not concern shared
+// memory and GPUs. Run it where the ranks will be: on one host with -world, on several
+// with "c10d run -nnodes ... -- c10d bench -tune table.txt".
 //
 //	c10d bench -load ours.jsonl -beside gloo.jsonl,openmpi.jsonl -bars bars.txt
 //
-// prints tables of records that there are, with peers' times and the ratios, and
-// tells which bars of a file hold. The folder bench has programs that measure peers.
+// prints tables of earlier records, beside those of peers, and tells which targets ("bars")
+// of a file are met. The directory bench has programs that measure peers.
 //
 //	c10d simulate -op all_reduce -ranks 64,512,4096 -per-host 8 -latency 5us -bandwidth 400Gbit
 //
-// runs the same algorithms on a model of a network, and prints their times and
-// traffic beside the formulas of ring and tree.
+// runs the same algorithms on a model of a network, and prints their times and traffic
+// beside the formulas of ring and tree.
 //
 // # Exit codes
 //
@@ -113,8 +116,8 @@
 //	1    something failed; for run, the launcher itself
 //	2    wrong flags or arguments
 //
-// run otherwise ends with the exit code of the rank at fault, 128 plus the signal's
-// number if a signal ended that. If that rank had not ended, or with 0, it is the code
+// run otherwise ends with the exit code of the rank at fault, or 128 plus the number of the
+// signal that ended it. If that rank has not ended, or ended with 0, the exit code is that
 // of the first rank that failed.
 package main
 
@@ -130,19 +133,19 @@ import (
 	"strings"
 )
 
-// command is a subcommand. A file adds one by registering it in its init.
+// command is a subcommand. Each file registers its own in an init function.
 type command struct {
 	name    string
 	args    string // what follows the flags, for the usage line
 	summary string // one line, no full stop
 	hidden  bool   // not for people
 
-	// setup defines the flags and returns what runs once they are parsed. It
-	// returns the exit code; an error is printed behind "c10d NAME: ".
+	// setup defines the flags, and returns a function that runs the command after they are
+	// parsed. That function returns the exit code. Its error is printed after "c10d NAME: ".
 	setup func(*flag.FlagSet) func(stdio, []string) (int, error)
 }
 
-// stdio is what a command reads and writes.
+// stdio has the streams that a command reads and writes.
 type stdio struct {
 	in       io.Reader
 	out, err io.Writer
@@ -236,7 +239,7 @@ func usage(w io.Writer) {
 	for _, name := range names {
 		summary := commands[name].summary
 		if name == "help" {
-			summary = "tell about a command: c10d help COMMAND"
+			summary = "list the flags of a command: c10d help COMMAND"
 		}
 		fmt.Fprintf(w, "  %-9s %s\n", name, summary)
 	}
@@ -264,7 +267,7 @@ func (c command) usage(w io.Writer, flags *flag.FlagSet) {
 	}
 }
 
-// version tells the module's version, or the commit that the binary is of.
+// version returns the module's version, or the commit from which the binary was built.
 func version() string {
 	v := "unknown"
 	if info, ok := debug.ReadBuildInfo(); ok {

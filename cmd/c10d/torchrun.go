@@ -13,9 +13,9 @@ import (
 // hidden is the usage text of a flag that help does not list.
 const hidden = "\x00hidden"
 
-// torchrunFlags adds torchrun's spellings to the flags of "c10d run": those with the
-// same meaning set the same value, the others say what to do instead. It returns which
-// flag of ours stands for each of torchrun's.
+// torchrunFlags adds torchrun's spellings to the flags of "c10d run". Flags with the same
+// meaning set the same value. The others return an error that says what to do instead. It
+// returns a map from torchrun's flags to the flags of "c10d run".
 func torchrunFlags(flags *flag.FlagSet, r *rendezvous) map[string]string {
 	ours := make(map[string]string)
 	both := func(name string, add func(string)) {

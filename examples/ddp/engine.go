@@ -15,9 +15,9 @@ type engine interface {
 	// forward starts a pass over the first n images of the batch.
 	forward(n int) error
 
-	// backward starts a pass and the one back, which computes scale times the
-	// gradients of the summed loss. ready is called for each parameter whose
-	// gradient is there, or will be for what is enqueued later.
+	// backward starts a pass and the backward pass, which computes scale times the
+	// gradients of the summed loss. It calls ready for each parameter whose gradient is
+	// computed or, on a device, enqueued.
 	backward(n int, scale float32, ready func(param int) error) error
 
 	// step is the optimizer's.

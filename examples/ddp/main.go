@@ -17,14 +17,14 @@
 //
 // # How closely N ranks and one process agree
 //
-// In exact arithmetic they compute the same. In a step the ranks see together the images
-// that one process sees (package sampler), and the average of their gradients is the
-// gradient over all those images. In float32 the sums differ in the last bits, because
-// additions are grouped differently. One process adds up the gradients of 64 images, one
+// In exact arithmetic they compute the same. In a step the ranks together see the images
+// that one process sees (package sampler). The average of their gradients is the gradient
+// over all those images. In float32 the sums differ in the last bits, because
+// additions are grouped differently: one process adds up the gradients of 64 images, one
 // after the other. Four ranks do so for 16 images each, and the all-reduce adds the four
 // results. Each step differs by about the rounding error of float32, 6e-8 of the sum.
-// -compare measures the difference at the end of the training: with the defaults the
-// vectors of all parameters differ by 3e-7 of their length (README.md has more numbers).
+// -compare measures the difference at the end of the training. With the defaults the
+// vectors of all parameters differ by 3e-7 of their length. README.md has more numbers.
 // A network with ReLU would differ more, see package mlp.
 //
 // All ranks have the same bits. Each rank gets the same bits from the all-reduce and

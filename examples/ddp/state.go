@@ -53,8 +53,8 @@ func (r *rank) save(ctx context.Context, epoch int) error {
 	return checkpoint.Write(r.config.checkpoint, r.state(epoch), r.numbers())
 }
 
-// resume returns the epoch to begin with. Rank 0 alone reads the checkpoint, so
-// that the file need not be on every machine, and gives the others what is in it.
+// resume returns the epoch to begin with. Rank 0 reads the checkpoint and broadcasts it:
+// the file need not be on every machine.
 func (r *rank) resume(ctx context.Context) (epoch int, err error) {
 	if !r.config.resume {
 		return 0, nil

@@ -5,18 +5,19 @@
 //	go run . -nproc 2                         ranks as goroutines of one process
 //	c10d run -n 2 -- go run .                 ranks as processes
 //
-// GoMLX computes gradients and applies an optimizer within one graph. To train
-// on several ranks, cut the graph where the gradients are: one graph returns
-// them to Go, Go averages them over the ranks, and a second graph, which takes
-// gradients as its input, updates the variables. The place is trainer.step; what
-// is around it is the same as on one rank, except that every rank begins with
-// the variables of rank 0 and trains on its share of the images.
+// GoMLX computes gradients and applies an optimizer within one graph. To train on several
+// ranks, cut the graph at the gradients (trainer.step):
 //
-// The gradients are in memory that GoMLX lends to a callback. They are packed
-// into one buffer and reduced by one all-reduce. A trainer that gets its
-// gradients one after the other would rather use package ddp, which sends the
-// first ones while the others are being computed; GoMLX's Go backend returns
-// them all at once.
+//  1. One graph returns the gradients to Go.
+//  2. Go averages them over the ranks.
+//  3. A second graph takes them as input and updates the variables.
+//
+// The rest is the same as on one rank, except that every rank begins with the variables of
+// rank 0 and trains on its share of the images.
+//
+// The gradients are packed into one buffer and reduced by one all-reduce, because GoMLX's
+// Go backend returns them all at once. A trainer that gets its gradients one after the
+// other should use package ddp, which sends the first ones while others are computed.
 package main
 
 import (
@@ -38,8 +39,8 @@ import (
 )
 
 func main() {
-	nproc := flag.Int("nproc", 0, "run `n` ranks in this process; 0: this process is one rank of a job that a launcher started")
-	epochs := flag.Int("epochs", 8, "see each image `n` times")
+	nproc := flag.Int("nproc", 0, "run `n` ranks in this process; 0 means that a launcher starts the ranks")
+	epochs := flag.Int("epochs", 8, "train for `n` epochs")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
 	defer stop()

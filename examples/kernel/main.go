@@ -1,6 +1,5 @@
-// Command kernel launches a kernel of its own on two devices and sums what it
-// computed over them: what a program with CUDA kernels has to do to use this
-// library's collectives.
+// Command kernel launches a kernel of its own on two devices, and sums the results over
+// them. It shows how a program with CUDA kernels uses this library's collectives.
 //
 //	go run ./examples/kernel             on GPUs in software
 //	go run ./examples/kernel -device cuda
@@ -45,7 +44,7 @@ func onCPU(k *sim.Run) error {
 const elements = 1000
 
 func main() {
-	where := flag.String("device", "sim", "`device` that runs the kernel: sim or cuda")
+	where := flag.String("device", "sim", "`kind` of device that runs the kernel: sim or cuda")
 	flag.Parse()
 	sums, err := run(*where, 2)
 	if err != nil {
@@ -63,7 +62,7 @@ func run(where string, ranks int) (sums []uint32, err error) {
 	case "cuda":
 		d, err = cuda.Default()
 	default:
-		err = fmt.Errorf("there are sim and cuda, not %q", where)
+		err = fmt.Errorf("%q must be sim or cuda", where)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("kernel: -device: %w", err)
@@ -123,8 +122,8 @@ func rank(ctx context.Context, d driver.Driver, st store.Store, r, ranks int) (s
 		return nil, err
 	}
 
-	// The parameters, in the order of the kernel's; and what it does with memory,
-	// which the simulator holds it to.
+	// Args are in the order of the kernel's parameters. The simulator fails a kernel that
+	// uses other memory than Access declares.
 	err = stream.Launch(&driver.Launch{
 		Function: kernel, Grid: driver.Dim{X: (elements + 255) / 256}, Block: driver.Dim{X: 256},
 		Args:   new(driver.Args).Ptr(mem.Ptr()).Uint32(elements).Uint32(uint32(r)),

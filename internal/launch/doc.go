@@ -1,5 +1,5 @@
-// Package launch finds out, from the environment that a launcher gave this
-// process, which rank of how many it is and where rank 0 keeps the store.
+// Package launch reads the environment variables of launchers: which rank this process is,
+// how many ranks there are, and where rank 0 hosts the store.
 //
 // Every launcher has its own variables: torchrun says RANK and WORLD_SIZE, srun
 // SLURM_PROCID and SLURM_NTASKS, mpirun OMPI_COMM_WORLD_RANK. Detect reads the
@@ -24,10 +24,9 @@
 // variables its ranks then inherit, with one and the same SLURM_PROCID. Plain
 // PMI variables come after it, because srun itself sets them.
 //
-// MASTER_ADDR and MASTER_PORT, where set, win over what a launcher says about
-// rank 0: `MASTER_ADDR=... srun prog` is a common idiom. So does WORLD_SIZE
-// stand in for a size that the launcher does not tell (a Kubernetes Job has
-// none); where the launcher tells one, the two must agree.
+// MASTER_ADDR and MASTER_PORT replace the address of rank 0 that a launcher tells:
+// `MASTER_ADDR=... srun prog` is a common idiom. WORLD_SIZE is the size if the launcher
+// tells none, as for a Kubernetes Job. If the launcher tells one, both must be equal.
 //
 // # The job's name and port
 //
@@ -43,10 +42,10 @@
 //	JobSet               JOBSET_UID or JOBSET_NAME
 //	Indexed Job          JOB_UID or JOB_NAME
 //
-// Where an MPI launcher tells no port, the store's is made from that name: one of
-// 20000 to 29999. Without a name it is 29500. MASTER_PORT wins over both. So two
-// jobs of mpirun on one host have two stores. Should their ports be the same, the
-// store refuses the other job's ranks (tcp.Options.Job).
+// If an MPI launcher tells no port, Detect makes the store's port from that name: 20000 to
+// 29999. Without a name it is 29500. MASTER_PORT replaces both. Two jobs of mpirun on one
+// host therefore have two stores. If their ports are equal, the store refuses the other
+// job's ranks (tcp.Options.Job).
 //
 // Kubernetes gives a JobSet's pods labels, not variables. Expose them through
 // the downward API under these names:
@@ -65,8 +64,8 @@
 //	JOB_UID                   batch.kubernetes.io/controller-uid
 //	JOB_NAME                  batch.kubernetes.io/job-name
 //
-// What is set by halves is refused, never completed by a guess or from another
-// launcher's variables: the ranks of a job that guesses differently wait for
-// each other until their timeout. The error is an *Error, which lists what was
-// found and what is missing.
+// Incomplete variables are an error. Detect does not guess, and does not complete them from
+// another launcher's variables: ranks that guess differently would wait for each other
+// until their timeout. The error is an *Error and lists the variables that were found and
+// those that are missing.
 package launch

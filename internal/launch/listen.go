@@ -6,11 +6,10 @@ import (
 	"github.com/c10d-go/c10d/store"
 )
 
-// ListenAddr returns where to listen for those who connect to addr, "host:port".
-// That is addr itself if it names this host alone ("localhost", 127.0.0.1) or is an
-// address that this host has. Anything else is the port on all interfaces: a name
-// may mean another address here than elsewhere (127.0.1.1 on Debian), and the
-// address may be that of a router in front.
+// ListenAddr returns the address to listen on, given the address "host:port" to which
+// others connect. It is the same address if that is loopback or an address of this host.
+// Otherwise it is the port on all interfaces: a name may mean another address on this host
+// (127.0.1.1 on Debian), and the address may be that of a router.
 func ListenAddr(addr string) string {
 	host, port, err := net.SplitHostPort(addr)
 	if err != nil || store.IsLoopback(host) || ownAddr(net.ParseIP(host)) {

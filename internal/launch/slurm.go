@@ -78,9 +78,9 @@ func (r *reading) slurmHost(names ...string) string {
 	return hosts[0]
 }
 
-// slurmPort returns a port that the ranks agree on without talking: the first
-// that Slurm reserved for the step (srun --resv-ports), or one made from the
-// job's number, and the step's where it is the same for all ranks.
+// slurmPort returns a port that every rank computes alike. It is the first port that Slurm
+// reserved for the step (srun --resv-ports). Without one it is made from the job's number,
+// and the step's if that is the same on all ranks.
 func (r *reading) slurmPort(step bool) int {
 	if ports := r.getenv("SLURM_STEP_RESV_PORTS"); step && ports != "" {
 		first, _, _ := strings.Cut(ports, ",")
@@ -106,9 +106,8 @@ func (r *reading) slurmStep() int {
 	return int(n)
 }
 
-// maxNodes is the most entries that a list may expand to: four times the
-// nodes of the largest machine so far, and small enough that a garbled list does
-// no harm.
+// maxNodes limits the entries to which a list may expand. It is four times the nodes of the
+// largest machine so far.
 const maxNodes = 1 << 16
 
 // maxName is the longest name with its brackets. A host name has at most 253

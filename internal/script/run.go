@@ -23,10 +23,9 @@ type Result struct {
 	Error  string `json:"error,omitempty"`
 }
 
-// Run does the operations on g, the default group, and reports each. After the
-// last, all ranks meet in a barrier. An operation that is refused at the call
-// is reported and the script goes on, for nothing was sent; one that fails on
-// the wire ends the script with its error.
+// Run does the operations on g, the default group, and reports each. After the last one all
+// ranks meet in a barrier. If a call is refused, Run reports it and continues, because
+// nothing was sent. An operation that fails later ends the script with its error.
 func Run(ctx context.Context, g *pg.ProcessGroup, lines []Line, report func(Result)) error {
 	groups := map[string]*pg.ProcessGroup{"": g}
 	for i := range lines {

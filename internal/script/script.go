@@ -16,8 +16,8 @@
 // to i. Ranks in a script are those of the default group,
 // except that rows of splits go by rank in the line's group.
 //
-// A rank does not wait for the others between lines, so each recv_any needs a
-// tag of its own: with a shared one it may take a later line's message.
+// A rank does not wait for the other ranks between lines. Each recv_any therefore needs a
+// tag of its own. With a shared tag it may take the message of a later line.
 package script
 
 import (

@@ -1,10 +1,9 @@
 package simulate
 
-// agenda has what happens when: the earliest first and, of events of one time,
-// by the rank whose they are, then in the order in which they were entered. So
-// ties do not depend on how far ranks ran ahead. What is a rank or, inverted, a
-// transfer. It has four children a node: half as deep as a binary one, and the
-// four lie side by side.
+// agenda is a heap of events by time. Events of one time are ordered by their rank, then by
+// the order in which they were entered, so ties do not depend on how far ranks ran ahead.
+// The field what is a rank or, inverted, a transfer. A node has four children: the heap is
+// half as deep as a binary one, and the four are adjacent in memory.
 type agenda struct {
 	events []event
 	count  uint64

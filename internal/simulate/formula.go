@@ -8,12 +8,11 @@ import (
 	"github.com/c10d-go/c10d/internal/plan"
 )
 
-// Formula returns what the textbooks say that an algorithm takes on an even
-// network with one rank a host, with alpha, beta and gamma as in the package's
-// documentation and delta for a copied byte (for all but the first three see
-// Thakur, Rabenseifner and Gropp, "Optimization of collective communication
-// operations in MPICH", 2005). With P ranks, and n bytes of an operand or of all
-// blocks:
+// Formula returns the time of an algorithm by the formulas of textbooks, on an even network
+// with one rank a host. The package's documentation defines alpha, beta and gamma; delta is
+// the time of a copied byte. All but the first three formulas are from Thakur, Rabenseifner
+// and Gropp, "Optimization of collective communication operations in MPICH", 2005. With P
+// ranks, and n bytes of an operand or of all blocks:
 //
 //	all-reduce      ring                2 (P-1) (alpha + n/P beta) + (P-1) n/P gamma
 //	                binomial            2 log P (alpha + n beta) + log P n gamma
@@ -32,9 +31,8 @@ import (
 //	                scatter-ring        (log P + P-1) alpha + 2 (P-1)/P n beta
 //	barrier         dissemination       log P alpha
 //
-// log P is rounded up; formulas with it are exact for powers of two only, and
-// those of rings where blocks are not cut into chunks. Ok is false for other
-// algorithms.
+// log P is rounded up: formulas with it are exact for powers of two. Those of rings are
+// exact if blocks are not cut into chunks. Ok is false for other algorithms.
 func Formula(a *plan.Algorithm, c plan.Call, n Network) (t time.Duration, ok bool) {
 	p := float64(c.Size)
 	log := float64(bits.Len(uint(c.Size - 1)))

@@ -73,9 +73,8 @@ func RunSteps(ctx context.Context, j Job, ranks int, steps func(rank int) iter.S
 	return s.run(ctx)
 }
 
-// simulation is a run. Everything happens in the order of virtual time, but
-// that a rank goes on by itself as long as it needs nothing that others might
-// need before: its clock may be ahead.
+// simulation is a run. Events happen in the order of virtual time. A rank may run ahead of
+// it until it needs something that other ranks might need earlier.
 type simulation struct {
 	job    *Job
 	rng    *rand.Rand
@@ -481,7 +480,7 @@ func (s *simulation) fail(id int32, why string) {
 // named is how many ranks an error names.
 const named = 8
 
-// ErrDeadlock says that ranks wait for what nobody sends.
+// ErrDeadlock says that ranks wait for messages that nobody sends.
 var ErrDeadlock = errors.New("deadlock")
 
 // leftOver returns what is wrong when nothing happens any more.

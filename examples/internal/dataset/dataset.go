@@ -22,8 +22,8 @@ type Set struct {
 // Len returns the number of images.
 func (s *Set) Len() int { return len(s.Labels) }
 
-// Gather copies the images with the given indices, in that order, to the front
-// of inputs and labels, which must have room, and returns the parts it filled.
+// Gather copies the images with the given indices to the front of inputs and labels, and
+// returns the parts that it filled. Both must have room for them.
 func (s *Set) Gather(inputs []float32, labels []uint8, indices []int) ([]float32, []uint8) {
 	for k, i := range indices {
 		copy(inputs[k*s.Features:(k+1)*s.Features], s.Inputs[i*s.Features:])

@@ -2,9 +2,10 @@
 // label each, cut into a training part and a held-out part that no training
 // step sees.
 //
-// [Digits] is embedded, so that the examples run with nothing installed: 1797
+// [Digits] is in the program, so the examples need no other files. It has 1797
 // scanned digits of 8x8 pixels (see NOTICE for the source and the licence).
-// [LoadIDX] reads the files of MNIST and of its descendants, for instance
-// Fashion-MNIST, from a folder; a file says how long it is, and none of what it
-// says is believed before the bytes are there.
+//
+// [LoadIDX] reads the files of MNIST, Fashion-MNIST and others of their format from a
+// directory. It does not trust the lengths in a file: it allocates memory for bytes that
+// it has read.
 package dataset

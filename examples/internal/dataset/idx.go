@@ -95,10 +95,10 @@ type array struct {
 	data []byte
 }
 
-// parseIDX reads an IDX file with the given number of dimensions: two zero
-// bytes, the element type (8 is uint8), the number of dimensions, each
-// dimension as a big-endian uint32, the elements. It accepts gzip as well.
-// Memory grows with the bytes that come, not with what the header promises.
+// parseIDX reads an IDX file with the given number of dimensions. The file has two zero
+// bytes, the element type (8 is uint8), the number of dimensions, each dimension as a
+// big-endian uint32, and the elements. It may be compressed by gzip. Memory grows with
+// the bytes that were read, not with the lengths in the header.
 func parseIDX(r io.Reader, dims int) (array, error) {
 	in := bufio.NewReader(r)
 	if head, err := in.Peek(2); err == nil && head[0] == 0x1f && head[1] == 0x8b {

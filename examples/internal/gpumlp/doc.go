@@ -1,5 +1,5 @@
-// Package gpumlp is the perceptron of package mlp in device memory: what a
-// trainer with kernels of its own looks like on this library.
+// Package gpumlp is the perceptron of package mlp in device memory. It shows how a trainer
+// with kernels of its own uses this library.
 //
 // A [Model] has the parameters, the activations, the gradients' way back and the
 // optimizer's state on one device, and one stream on which everything happens in
@@ -14,15 +14,15 @@
 // 8.0 on. On the simulator, which does not run PTX, [Kernels] has Go functions of
 // the same names, made of package mlp's loops.
 //
-// Both add up in the order of package mlp and round as it does, so a training
-// differs from the CPU's only where the ranks' sums are added in another order,
-// and on a GPU by the rounding of tanh and exp, which are computed to 1e-13.
+// Both add up in the order of package mlp and round as it does. A training differs from
+// the CPU's where the ranks' sums are added in another order. On a GPU it also differs by
+// the rounding of tanh and exp, which are computed with a relative error of 1e-13.
 //
 // # How a launch is written
 //
-// Three things have to agree: the parameters in kernels.cu, those in the launch,
-// and what the kernel reads and writes. The simulator, and drivers since CUDA 12.4,
-// refuse parameters of other sizes; the simulator also fails a kernel that touches
-// what its launch has not declared, and reports two launches on different streams
-// that nothing orders.
+// Three things must agree: the parameters in kernels.cu, those in the launch, and the
+// memory that the kernel reads and writes. The simulator, and drivers since CUDA 12.4,
+// refuse parameters of other sizes. The simulator also fails a kernel that uses memory
+// which its launch does not declare, and reports two launches on different streams
+// without an order between them.
 package gpumlp

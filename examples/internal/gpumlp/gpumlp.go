@@ -173,10 +173,10 @@ func (m *Model) Batch() (inputs []float32, labels []uint8) {
 // computes what Result returns.
 func (m *Model) Forward(n int) error { return m.forward(n, 0, 0) }
 
-// Backward enqueues the same pass and the one back, which writes scale times
-// the gradients of the summed loss to where grad says, a tensor for each
-// parameter. ready is called when a gradient's kernel has been enqueued, last
-// layer first. No images give zero gradients.
+// Backward enqueues the same pass and the backward pass. That pass writes scale times the
+// gradients of the summed loss into the tensors that grad returns. Backward calls ready
+// when it has enqueued the kernel of a gradient, last layer first. Without images all
+// gradients are zero.
 func (m *Model) Backward(n int, scale float32, grad func(param int) *tensor.Tensor, ready func(param int) error) error {
 	last := len(m.sizes) - 2
 	if err := m.forward(n, m.deltas[last].Ptr(), scale); err != nil {

@@ -1,22 +1,18 @@
-// Package mlp is a multi-layer perceptron written by hand, without a tensor
-// library or automatic differentiation, so that an example can show every line
-// between an image and a gradient.
+// Package mlp is a multi-layer perceptron without a tensor library or automatic
+// differentiation: it shows every line between an image and a gradient.
 //
-// The layers compute y = x W + b with tanh between them; the loss is the cross
-// entropy of a softmax. [Model.Backward] goes through the layers from the last
-// to the first and tells of each parameter as soon as its gradient is there:
-// what makes it possible to send the gradients of the last layers to the other
-// ranks while the first layers are still being computed.
+// The layers compute y = x W + b with tanh between them. The loss is the cross entropy of
+// a softmax. [Model.Backward] goes through the layers from the last to the first, and
+// reports each parameter as soon as its gradient is there. A trainer can therefore send
+// the gradients of the last layers while the first layers are still being computed.
 //
-// It is tanh and not ReLU because tanh is smooth. ReLU's derivative jumps at 0,
-// and among the ten million neurons that an epoch of Fashion-MNIST computes
-// there are some within a rounding error of it. A training that adds up in
-// another order, as a distributed one does, then takes the other side of the
-// jump, and is 2 to 5 % away from the first after two epochs, while with tanh
-// the two stay within 2e-6. Both are right; but only one of them shows that
-// nothing else differs.
+// The layers use tanh and not ReLU because tanh is smooth. ReLU's derivative jumps at 0.
+// Of the ten million neurons that an epoch of Fashion-MNIST computes, some are within a
+// rounding error of 0. A training that adds up in another order, as a distributed one
+// does, then takes the other side of the jump. After two epochs its parameters differ by
+// 2 to 5 %. With tanh they differ by 2e-6, and a comparison shows that nothing else
+// differs.
 //
-// Everything is float32 and runs on the calling goroutine. Given one seed, the
-// same images in the same order and one kind of processor, a model computes the
-// same bits each time.
+// Everything is float32 and runs on the calling goroutine. A model computes the same bits
+// each time, given the same seed, images, order and kind of processor.
 package mlp

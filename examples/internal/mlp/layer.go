@@ -6,8 +6,8 @@ import (
 )
 
 // The functions here are the arithmetic of a training, of n images at a time.
-// Every matrix is row-major. Each element of a result is summed in one order, the
-// one that the loops show, so that others who keep to it get the same bits.
+// Every matrix is row-major. Each element of a result is summed in the order of the
+// loops. Code that keeps this order gets the same bits.
 
 // Linear sets the n rows of y to those of x times w plus b.
 func Linear(y, x, w, b []float32, n, in, out int) {

@@ -61,11 +61,10 @@ func (m *Model) Forward(inputs []float32, labels []uint8) (loss float64, correct
 	return m.forward(inputs, labels, nil, 0)
 }
 
-// Backward does what Forward does and sets every gradient to scale times the
-// derivative of the summed loss: a scale of 1/len(labels) gives the gradient
-// of the mean. ready, which may be nil, is called once for every parameter,
-// with its index, when its gradient is final, last layer first. No images give
-// zero gradients.
+// Backward does what Forward does and sets every gradient to scale times the derivative
+// of the summed loss. A scale of 1/len(labels) gives the gradient of the mean. Backward
+// calls ready, unless it is nil, with the index of each parameter whose gradient is final,
+// last layer first. Without images all gradients are zero.
 func (m *Model) Backward(inputs []float32, labels []uint8, scale float32, ready func(param int)) (loss float64, correct int) {
 	n, last := len(labels), len(m.sizes)-2
 	m.deltas[last] = resize(m.deltas[last], n*m.sizes[last+1])

@@ -1,19 +1,17 @@
 // Package sampler deals the images of a data set out to the ranks that train on it.
 //
-// The rule is that of PyTorch's DistributedSampler: every rank shuffles the
-// same list with the same seed, another one for each epoch, and rank r takes
-// the places r, r+N, r+2N and so on of the shuffled list. Nothing is sent; and
-// the places that N ranks take in one step are a connected piece of the list,
-// so that together they see exactly the images that a single process with the
-// same global batch sees.
+// The rule is that of PyTorch's DistributedSampler. Every rank shuffles the same list with
+// the same seed, a new one for each epoch. Rank r of N takes the places r, r+N, r+2N and
+// so on. The ranks exchange nothing. The places of all ranks in one step are consecutive,
+// so the ranks see together the images that a single process with the same global batch
+// sees.
 //
-// DistributedSampler makes the shares equal, by repeating images until N
-// divides their number (or, with drop_last, by leaving some out). Then the last
-// step of an epoch would differ from a single process's. Here shares differ by
-// up to one image, none is repeated and none left out, and [Batch.Scale] says
-// what to multiply the gradient of the rank's summed loss with, so that the
-// average over the ranks, which is what data parallel training computes, is
-// the gradient of the mean over the global batch:
+// DistributedSampler makes the shares equal: it repeats images until N divides their
+// number, or leaves some out (drop_last). The last step of an epoch would then differ from
+// that of a single process. Here shares differ by up to one image. No image is repeated or
+// left out. A rank multiplies the gradient of its summed loss by [Batch.Scale]. The
+// average of these gradients over the ranks is then the gradient of the mean over the
+// global batch:
 //
 //	1/N * sum over ranks ( N/B * sum over the rank's images ) = 1/B * sum over the batch
 package sampler
@@ -30,9 +28,8 @@ type Sampler struct {
 	order                      []int
 }
 
-// New returns the sampler of a rank for a data set of the given number of
-// images and a global batch: the number of images that all ranks together take
-// in a step. SetEpoch must be called before Batch.
+// New returns the sampler of a rank. batch is the global batch: the number of images that
+// all ranks together take in a step. SetEpoch must be called before Batch.
 func New(images, batch, rank, ranks int, seed uint64) (*Sampler, error) {
 	switch {
 	case images < 1:

@@ -23,9 +23,8 @@ type parameter struct {
 }
 
 // network is a multi-layer perceptron with tanh between the layers: the layers'
-// sizes from the pixels to the classes. Its parameters are kept one after the
-// other in one slice, as torch.nn.Linear has them: of each layer a weight of
-// outputs x inputs, row by row, and a bias.
+// sizes from the pixels to the classes. One slice has all parameters, as torch.nn.Linear
+// stores them: for each layer a weight of outputs x inputs, row by row, and then a bias.
 type network []int
 
 // networkOf returns the network with these parameters, which come from outside.

@@ -1,18 +1,20 @@
-// Package agent is a launcher: it starts the ranks of a job on this host as
-// torchrun does, with torchrun's environment variables, shows what they print,
-// and ends all of them when one fails. The command "c10d run" is its front.
+// Package agent is the launcher of the command "c10d run". It starts the ranks of a job on
+// this host with torchrun's environment variables, shows what they print, and ends all of
+// them when one fails.
 //
 // # What a rank gets
 //
-// The agent of node 0 hosts the store, a fresh one for each attempt, and tells
-// the ranks so (TORCHELASTIC_USE_AGENT_STORE=True): any of them may die without
-// taking the store along. Each rank has a process group of its own, no standard
-// input, and two files. In one it may leave the reason of its failure
-// (TORCHELASTIC_ERROR_FILE, torchrun's JSON form). In the other package pg notes which
-// rank ended its group (C10D_FAILURE_FILE). Both are in a directory of the agent, under
-// Job.LogDir or else under the system's temporary directory. The agent removes the
-// directory; if the agent is killed, its guard does. The error files of failed ranks stay
-// in Job.LogDir.
+// The agent of node 0 hosts the store, a new one for each attempt. The ranks know this by
+// TORCHELASTIC_USE_AGENT_STORE=True. The store stays when a rank dies. Each rank has a
+// process group of its own, no standard input, and the names of two files and a directory:
+//
+//	TORCHELASTIC_ERROR_FILE   the rank may write the reason of its failure there, in torchrun's JSON form
+//	C10D_FAILURE_FILE         package pg notes there which rank ended its group
+//	C10D_SCRATCH_DIR          a directory that the ranks of the node share during an attempt
+//
+// They are in a directory of the agent, under Job.LogDir or else under the system's
+// temporary directory. The agent removes it at the end; if the agent is killed, its guard
+// does. The error files of failed ranks stay in Job.LogDir.
 //
 // # How a job ends
 //
@@ -41,26 +43,25 @@
 // that are still there Job.Grace later get SIGKILL; a second signal has that
 // effect at once. There is no further attempt.
 //
-// If the agent itself is killed, the kernel kills the ranks (on Linux), and
-// the guard, a process that does nothing but wait for the agent's end, kills
-// what they left in their process groups (on every Unix), and removes the agent's
-// directory. Only a process that
-// has made a session or group of its own escapes.
+// The guard is a process that waits for the agent's end. If the agent is killed, the kernel
+// kills the ranks (on Linux). The guard kills all processes in their process groups (on
+// every Unix) and removes the agent's directory. Only a process that has made a session or
+// process group of its own survives.
 //
 // # Several nodes
 //
 // With Job.Nodes above 1, an agent runs on each. They meet in a store that node
 // 0 hosts at Job.MasterAddr and Job.MasterPort; nodes may have different numbers
 // of ranks. A failure on one node ends the attempt on all. Every agent tells node 0 what
-// it knows of its ranks. Node 0 finds the one at fault, and every agent reports it. The ranks' store is beside it on a port that
-// node 0 picks.
+// it knows of its ranks. Node 0 finds the one at fault, and every agent reports it. The
+// ranks' store is another one, on a port that node 0 picks.
 //
 // # Strangers
 //
-// Job.Secrets protect the stores of agents and ranks with TLS, a token, or both. The
-// ranks get the names of the files in C10D_TLS_CERT, C10D_TLS_KEY, C10D_TLS_CA and
-// C10D_TOKEN_FILE, where pg.Init finds them, so that TLS covers what they send each
-// other too. Ranks of PyTorch can use neither. Without secrets, whoever reaches a store
-// can read and change what is in it: the addresses of the ranks, and the secrets by
-// which ranks without TLS know each other.
+// Job.Secrets protect the stores of agents and ranks with TLS, a token, or both. The ranks
+// get the names of the files in C10D_TLS_CERT, C10D_TLS_KEY, C10D_TLS_CA and
+// C10D_TOKEN_FILE. pg.Init reads these, so TLS also protects the connections between
+// ranks. Ranks of PyTorch can use neither. Without secrets, anyone who reaches a store can
+// read and change its keys: the addresses of the ranks, and the secrets by which ranks
+// without TLS recognise each other.
 package agent

@@ -14,10 +14,10 @@ import (
 	"time"
 )
 
-// guard is a process that outlives the agent by a moment: when its standard
-// input ends, it kills the process groups that it was told of, one line each,
-// "+123", and not told to forget, "-123". Then it removes the agent's own
-// directory, "=/path". A nil guard does nothing.
+// guard is a process that kills the ranks after the agent's end. Lines of its standard
+// input add a process group ("+123"), remove one ("-123"), or name the agent's directory
+// ("=/path"). When the input ends, it kills the groups and removes the directory. A nil
+// guard does nothing.
 type guard struct {
 	cmd *exec.Cmd
 	in  *os.File

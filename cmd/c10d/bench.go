@@ -124,37 +124,37 @@ func sizeName(n int) string {
 
 func setupBench(fs *flag.FlagSet) func(stdio, []string) (int, error) {
 	b := bench{begin: 4, end: 64 << 20, device: devices{kind: onCPU}}
-	fs.Var(&b.ops, "op", "`operations`, with commas: "+strings.Join(benchOps(), ", ")+"; or all (default all_reduce, with -load all)")
-	fs.Var(&b.begin, "b", "smallest `size` in bytes, with K, M or G")
+	fs.Var(&b.ops, "op", "`operations`, separated by commas: "+strings.Join(benchOps(), ", ")+", or all (default all_reduce, with -load all)")
+	fs.Var(&b.begin, "b", "smallest `size` in bytes, or with K, M or G")
 	fs.Var(&b.end, "e", "largest `size`")
 	fs.IntVar(&b.factor, "f", 4, "`factor` from one size to the next")
-	fs.Var(&b.sizes, "sizes", "these `sizes`, with commas, instead of -b, -e and -f")
-	fs.IntVar(&b.iters, "n", 0, "measure `n` iterations of a size; 0 takes as many as -budget allows")
-	fs.IntVar(&b.warmup, "w", 5, "run `n` iterations before the measurement")
-	fs.IntVar(&b.repeat, "repeat", 3, "measure each size `n` times and keep the best")
-	fs.DurationVar(&b.budget, "budget", 500*time.Millisecond, "`time` for one measurement of one size")
+	fs.Var(&b.sizes, "sizes", "`sizes`, separated by commas, instead of -b, -e and -f")
+	fs.IntVar(&b.iters, "n", 0, "`n` iterations in a measurement; 0 means as many as fit into -budget")
+	fs.IntVar(&b.warmup, "w", 5, "`n` iterations before the measurement")
+	fs.IntVar(&b.repeat, "repeat", 3, "`n` measurements of each size, of which the best is kept")
+	fs.DurationVar(&b.budget, "budget", 500*time.Millisecond, "`duration` of one measurement of one size")
 	fs.StringVar(&b.dtype, "dtype", "float32", "element `type`")
 	fs.StringVar(&b.reduce, "reduce", "sum", "`operator` of reductions")
-	fs.IntVar(&b.world, "world", 0, "start `n` local ranks; 0 joins by -init")
-	fs.StringVar(&b.init, "init", "env://", "where to meet the others: `URL`")
-	fs.StringVar(&b.wire, "wire", "", "`wire` to speak: auto, gloo, native, or tcp, which is native without shared memory"+wireDefault)
-	fs.StringVar(&b.sums, "sums", "", "`order` of sums: empty for the fastest, \"rank order\" or exact")
+	fs.IntVar(&b.world, "world", 0, "start `n` local ranks; 0 means that this is one rank of a job, see -init")
+	fs.StringVar(&b.init, "init", "env://", "`URL` of the job's store: env://, tcp://, file:// or redis://")
+	fs.StringVar(&b.wire, "wire", "", "`wire`: auto, gloo, native, or tcp, which is native without shared memory"+wireDefault)
+	fs.StringVar(&b.sums, "sums", "", "`order` of sums: \"rank order\" or exact; empty means the fastest")
 	fs.BoolVar(&b.json, "json", false, "print one JSON record a line")
-	fs.Var(&b.beside, "beside", "`files` of peers' records, to print with the ratio of the times")
-	fs.Var(&b.load, "load", "report on the records in these `files`, which -json printed, and measure nothing")
-	fs.StringVar(&b.bars, "bars", "", "with -load, tell which bars of this `file` hold; without, list their cases. A line is operation, ranks, sizes, peer, and a factor (2x) or a time (2us)")
-	fs.StringVar(&b.tune, "tune", "", "measure the algorithms of the native wire over TCP, and write which is how fast to this `file`")
+	fs.Var(&b.beside, "beside", "`files` of peers' records, to print their times and the ratios")
+	fs.Var(&b.load, "load", "print tables of the records in these `files`, and measure nothing")
+	fs.StringVar(&b.bars, "bars", "", "`file` of bars, that is targets: with -load, print which hold; without, print their cases. A line has operation, ranks, sizes, peer, and a factor (2x) or a time (2us)")
+	fs.StringVar(&b.tune, "tune", "", "measure the algorithms of the native wire over TCP, and write their times to this `file`")
 	fs.BoolVar(&b.check, "check", true, "check every element of the results of each size once")
 	fs.Var(&b.device, "device", devicesUsage)
-	fs.StringVar(&b.work, "work", "", "with -device, the `work` that does every all_reduce: "+strings.Join(cuda.AllReduceWorks(), ", ")+" (default the best that is usable)")
-	fs.StringVar(&b.broadcast, "broadcast", "", "with -device, the `way` of every broadcast: "+strings.Join(broadcastWays, ", ")+" (default by size and ranks)")
-	fs.Var(&b.chunk, "chunk", "with -device, the `size` of the pieces that go through the host; 0 is the backend's own")
-	fs.IntVar(&b.slots, "slots", 0, "with -device, `n` such pieces are on their way at a time; 0 is the backend's own")
-	fs.Var(&b.deviceChunk, "device-chunk", "with -device, the `size` of the pieces that go from device to device; 0 is the backend's own")
-	fs.BoolVar(&b.stream, "stream", true, "with -device, call on a stream of the rank's own, and wait for the stream; without, wait for the operation")
-	fs.BoolVar(&b.inPlace, "in-place", false, "input and output in the same memory also where the operation has two tensors: "+strings.Join(inPlaceOps, ", "))
-	fs.BoolVar(&b.alloc, "alloc", false, "tensors of Alloc, in memory that the ranks of a host share; not for -device, and not for "+sparseOp)
-	fs.BoolVar(&b.progress, "progress", false, "tell on standard error how far it is (default if that is a terminal)")
+	fs.StringVar(&b.work, "work", "", "with -device: `name` of the implementation of all_reduce: "+strings.Join(cuda.AllReduceWorks(), ", ")+" (default the best usable one)")
+	fs.StringVar(&b.broadcast, "broadcast", "", "with -device: `name` of the implementation of broadcast: "+strings.Join(broadcastWays, ", ")+" (default by size and ranks)")
+	fs.Var(&b.chunk, "chunk", "with -device: `size` of the pieces that go through CPU memory; 0 means the backend's default")
+	fs.IntVar(&b.slots, "slots", 0, "with -device: `n` such pieces at a time; 0 means the backend's default")
+	fs.Var(&b.deviceChunk, "device-chunk", "with -device: `size` of the pieces that go from device to device; 0 means the backend's default")
+	fs.BoolVar(&b.stream, "stream", true, "with -device: order calls on a stream and wait for the stream; false means to wait for each operation")
+	fs.BoolVar(&b.inPlace, "in-place", false, "input and output share memory also for operations with two tensors: "+strings.Join(inPlaceOps, ", "))
+	fs.BoolVar(&b.alloc, "alloc", false, "tensors of Alloc, in memory that the ranks of a host share; not with -device, and not for "+sparseOp)
+	fs.BoolVar(&b.progress, "progress", false, "print progress to standard error (default true if that is a terminal)")
 	return func(std stdio, args []string) (int, error) {
 		if len(args) > 0 {
 			return 0, usagef("unexpected argument %q", args[0])
@@ -185,7 +185,7 @@ func setupBench(fs *flag.FlagSet) func(stdio, []string) (int, error) {
 	}
 }
 
-// complete checks the flags and fills in what follows from others.
+// complete checks the flags and fills in defaults that depend on other flags.
 func (b *bench) complete() error {
 	known := benchOps()
 	if !b.device.onCPU() && len(b.load) == 0 {
@@ -204,19 +204,20 @@ func (b *bench) complete() error {
 	for _, op := range b.ops {
 		if !slices.Contains(known, op) {
 			if op == sparseOp {
-				return usagef("-op %s has no tensors on -device %v", op, &b.device)
+				return usagef("-op %s is for tensors in CPU memory, not for -device %v", op, &b.device)
 			}
 			return usagef("unknown -op %q (known: %s, all)", op, strings.Join(known, ", "))
 		}
 	}
 	if b.factor < 2 || b.begin > b.end || b.iters < 0 || b.warmup < 0 || b.repeat < 1 || b.world < 0 {
-		return usagef("-b %v -e %v -f %d -n %d -w %d -repeat %d -world %d make no series", &b.begin, &b.end, b.factor, b.iters, b.warmup, b.repeat, b.world)
+		return usagef("-b %v -e %v -f %d -n %d -w %d -repeat %d -world %d: -b must not exceed -e, -f must be at least 2, -repeat at least 1, and no number negative",
+			&b.begin, &b.end, b.factor, b.iters, b.warmup, b.repeat, b.world)
 	}
 	if _, err := wireOf(b.wire); err != nil {
 		return usagef("-wire: %v", err)
 	}
 	if len(b.load) > 0 && b.world > 0 {
-		return usagef("-load measures nothing, so there is nothing to do for -world %d", b.world)
+		return usagef("-load measures nothing: leave out -world %d", b.world)
 	}
 	if b.work != "" && !slices.Contains(cuda.AllReduceWorks(), b.work) {
 		return usagef("unknown -work %q (known: %s)", b.work, strings.Join(cuda.AllReduceWorks(), ", "))
@@ -225,18 +226,18 @@ func (b *bench) complete() error {
 		return usagef("unknown -broadcast %q (known: %s)", b.broadcast, strings.Join(broadcastWays, ", "))
 	}
 	if b.alloc && (!b.device.onCPU() || b.tune != "") {
-		return usagef("-alloc is for tensors in the hosts' memory, and not for -tune")
+		return usagef("-alloc is for tensors in CPU memory, and not for -tune")
 	}
 	if b.tune != "" && !b.device.onCPU() {
-		return usagef("-tune measures what is between the hosts' memory: there is nothing to tune on -device %v", &b.device)
+		return usagef("-tune measures operations on CPU memory: leave out -device %v", &b.device)
 	}
 	if b.bars != "" && len(b.load) == 0 && b.world > 0 {
-		return usagef("-bars measures nothing, so there is nothing to do for -world %d", b.world)
+		return usagef("-bars measures nothing: leave out -world %d", b.world)
 	}
 	return nil
 }
 
-// broadcastWays are the ways of a broadcast on devices that the backend may have.
+// broadcastWays are the names of the implementations of a broadcast on devices.
 var broadcastWays = []string{cuda.BroadcastFlat, cuda.BroadcastTree, cuda.BroadcastChain, cuda.BroadcastHost, cuda.DeviceWork}
 
 // launch starts the ranks on this host.
@@ -364,8 +365,7 @@ func (b *bench) sizesOf(op string) []int {
 	return sizes
 }
 
-// queued is how many calls are made before the stream is waited for, where that is
-// measured: as many as nccl-tests makes.
+// queued is the number of calls before one wait for the stream, as in nccl-tests.
 const queued = 20
 
 // measure times one size.
@@ -406,8 +406,8 @@ func (b *bench) measure(ctx context.Context, g *pg.ProcessGroup, at *gpu, name s
 	}
 	iters := []int64{int64(b.iters)}
 	if b.iters == 0 {
-		// The first calls connect the ranks. Those of a part of the budget let the kernel
-		// find a CPU for each, and tell how many to measure.
+		// The first calls connect the ranks. Further calls let the kernel find a CPU for
+		// each rank, and give the number of calls to measure.
 		for _, part := range []struct {
 			budget time.Duration
 			least  int64
@@ -429,7 +429,7 @@ func (b *bench) measure(ctx context.Context, g *pg.ProcessGroup, at *gpu, name s
 		System: "c10d-go", Version: version(), Op: name, DType: d.String(), Size: size, World: g.Size(), Bytes: c.bytes,
 		Iters: int(iters[0]), Repeat: b.repeat, P50: math.Inf(1), Device: at.where(), InPlace: c.inPlace, Alloc: b.alloc,
 	}
-	// What is explained of an all_reduce is that of float32 sums.
+	// Explain tells how all_reduce works for float32 sums only.
 	allReduce := strings.HasPrefix(name, "all_reduce")
 	if how, ok := wayOf(g.Explain(), at, name, size); ok && (!allReduce || d == tensor.Float32 && op.Kind() == backend.Sum().Kind()) {
 		best.Work = how.Algorithm
@@ -493,7 +493,7 @@ func (b *bench) measure(ctx context.Context, g *pg.ProcessGroup, at *gpu, name s
 	return best, free()
 }
 
-// memoryOf says where tensors of Alloc are.
+// memoryOf describes the memory of tensors of Alloc.
 func memoryOf(all []backend.Explanation) string {
 	for _, e := range all {
 		for _, c := range e.Choices {
@@ -505,7 +505,7 @@ func memoryOf(all []backend.Explanation) string {
 	return "ordinary memory"
 }
 
-// allocated returns how tensors are made with Alloc, and freed, all of them.
+// allocated returns a function that makes tensors with Alloc, and one that frees them all.
 func allocated(ctx context.Context, g *pg.ProcessGroup) (mk tensors, free func() error) {
 	var all []*tensor.Tensor
 	mk = func(d tensor.DType, count int) (*tensor.Tensor, error) {

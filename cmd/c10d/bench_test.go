@@ -133,7 +133,7 @@ func TestBenchSizes(t *testing.T) {
 func TestBenchFlags(t *testing.T) {
 	for want, args := range map[string][]string{
 		`unknown -op "nothing"`:      {"-op", "all_reduce,nothing"},
-		"make no series":             {"-f", "1"},
+		"-f must be at least 2":      {"-f", "1"},
 		"-alloc is for tensors":      {"-alloc", "-tune", "x"},
 		"-load measures nothing":     {"-load", "x", "-world", "2"},
 		`unexpected argument "more"`: {"more"},

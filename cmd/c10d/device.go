@@ -29,14 +29,14 @@ const (
 	onSim  = "sim"
 )
 
-// devices is a flag such as cpu, cuda, cuda:0,1 or sim:0,1: where the ranks'
-// tensors are. Local rank r takes the device at r modulo their number.
+// devices is a flag such as cpu, cuda, cuda:0,1 or sim:0,1: the devices that hold the
+// ranks' tensors. Local rank r takes device r modulo their number.
 type devices struct {
 	kind  string
 	index []int // empty means all
 }
 
-const devicesUsage = "where tensors are: cpu, cuda, sim, or `devices` such as cuda:0,1, of which local rank r takes that at r modulo their number; sim is a GPU in software"
+const devicesUsage = "`devices` that hold the tensors: cpu, cuda, sim (GPUs in software), or a list such as cuda:0,1; local rank r takes number r modulo their count"
 
 func (d *devices) String() string {
 	s := d.kind
@@ -113,10 +113,10 @@ func (d *devices) simulated() int {
 	return max(e.LocalSize, 1)
 }
 
-// simMemory is how much a simulated device has. What is not used takes no room.
+// simMemory is the memory of a simulated device. Unused memory takes no space.
 const simMemory = 64 << 30
 
-// gpu is a rank's device and what the rank does with it. Nil is the CPU.
+// gpu is a rank's device, with its streams and memory. Nil is the CPU.
 type gpu struct {
 	devices
 	driver driver.Driver
@@ -130,7 +130,7 @@ type gpu struct {
 	memory []driver.Memory // of the tensors that there are
 }
 
-// stageBytes is how much of a tensor on a device is looked at in one piece.
+// stageBytes is the size of the pieces in which a tensor on a device is checked.
 const stageBytes = 4 << 20
 
 // open opens the driver, which a group needs to be made. Nil for tensors in CPU memory.
@@ -158,8 +158,8 @@ func (d *devices) open() (*gpu, error) {
 	return g, nil
 }
 
-// take makes the device of this rank ready, with a stream of the rank's own if
-// asked for. Ranks are counted on each host.
+// take prepares the device of this rank, with a stream if asked for. Ranks are counted on
+// each host.
 func (g *gpu) take(ctx context.Context, group *pg.ProcessGroup, stream bool) error {
 	if g == nil {
 		return nil
@@ -198,7 +198,7 @@ func (g *gpu) take(ctx context.Context, group *pg.ProcessGroup, stream bool) err
 	return err
 }
 
-// free gives everything back. Operations have ended.
+// free frees everything. No operation may be running.
 func (g *gpu) free() error {
 	if g == nil {
 		return nil
@@ -263,7 +263,7 @@ func (g *gpu) tensor(d tensor.DType, n int) (*tensor.Tensor, error) {
 	return tensor.OnDevice(d, m, n)
 }
 
-// context is that of calls: they come after the rank's stream.
+// context returns a context for calls, which orders them after the rank's stream.
 func (g *gpu) context(ctx context.Context) context.Context {
 	if g == nil || g.stream == nil {
 		return ctx
@@ -271,8 +271,8 @@ func (g *gpu) context(ctx context.Context) context.Context {
 	return cuda.WithStreams(ctx, g.stream)
 }
 
-// order has what this rank does next come after an operation, as a trainer
-// would: on the device in the order of its stream, else by waiting.
+// order orders this rank's next call after an operation, as a trainer would: by its stream,
+// or by waiting if there is none.
 func (g *gpu) order(ctx context.Context, w *work.Work) error {
 	if g == nil || g.stream == nil {
 		return w.Wait(ctx)
@@ -280,8 +280,8 @@ func (g *gpu) order(ctx context.Context, w *work.Work) error {
 	return w.Synchronize(g.stream)
 }
 
-// finish waits until an operation's result can be used: until the stream, ordered
-// after it, has come there.
+// finish waits until an operation's result can be used. On a device it waits for the
+// stream, which is ordered after the operation.
 func (g *gpu) finish(ctx context.Context, w *work.Work) error {
 	if err := g.order(ctx, w); err != nil || g == nil || g.stream == nil {
 		return err
@@ -292,7 +292,7 @@ func (g *gpu) finish(ctx context.Context, w *work.Work) error {
 	if w.IsCompleted() {
 		return w.Err()
 	}
-	return nil // the work's own goroutine comes a moment after the stream
+	return nil // the Work completes a moment after the stream
 }
 
 // drain waits until a stream has nothing to do.
@@ -340,7 +340,7 @@ func (g *gpu) pieces(ctx context.Context, t *tensor.Tensor, write bool, f func(b
 	return nil
 }
 
-// poison sets a tensor to what no result is.
+// poison sets a tensor to numbers that no result has.
 func (g *gpu) poison(ctx context.Context, t *tensor.Tensor) error {
 	return g.pieces(ctx, t, true, func(b []byte, _ int) error {
 		for i := range b {
@@ -433,7 +433,7 @@ func element(d tensor.DType, b []byte) (float64, error) {
 	return t.Float64At(0)
 }
 
-// exactTo is up to which number every whole one can be held.
+// exactTo returns a number up to which a type can hold every whole number.
 func exactTo(d tensor.DType) float64 {
 	switch d {
 	case tensor.Bool:
@@ -454,7 +454,7 @@ func exactTo(d tensor.DType) float64 {
 	return 1 << 15
 }
 
-// waysOf are how the backend of a kind of device does an operation, by size.
+// waysOf returns how the backend of a kind of device does an operation, by size.
 func waysOf(all []backend.Explanation, device, op string) []backend.Choice {
 	switch op {
 	case "send_recv":
@@ -476,7 +476,7 @@ func waysOf(all []backend.Explanation, device, op string) []backend.Choice {
 	return some
 }
 
-// wayOf is the one for so many bytes.
+// wayOf returns the one for a number of bytes.
 func wayOf(all []backend.Explanation, at *gpu, op string, size int) (backend.Choice, bool) {
 	for _, c := range waysOf(all, at.where(), op) {
 		if c.UpTo < 0 || int64(size) <= c.UpTo {
@@ -486,7 +486,7 @@ func wayOf(all []backend.Explanation, at *gpu, op string, size int) (backend.Cho
 	return backend.Choice{}, false
 }
 
-// backends is which backends a group needs for its tensors.
+// backends returns the backends that a group needs for its tensors.
 func (g *gpu) backends() string {
 	if g == nil {
 		return "cpu:" + gloo.Name

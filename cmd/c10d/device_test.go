@@ -221,8 +221,8 @@ func TestBenchDeviceFlags(t *testing.T) {
 		"-device-chunk is for -device":       {"-device-chunk", "1M"},
 		"-slots is for -device":              {"-slots", "8"},
 		`unknown -broadcast "shout"`:         {"-device", "sim", "-broadcast", "shout"},
-		"has no tensors on -device sim":      {"-device", "sim", "-op", sparseOp},
-		"nothing to tune on -device sim":     {"-device", "sim", "-tune", "x"},
+		"for tensors in CPU memory":          {"-device", "sim", "-op", sparseOp},
+		"leave out -device sim":              {"-device", "sim", "-tune", "x"},
 		"-bars measures nothing":             {"-bars", "x", "-world", "2"},
 	} {
 		var out, errs bytes.Buffer

@@ -26,7 +26,7 @@ import (
 
 func init() {
 	register(command{
-		name: "doctor", summary: "tell how the ranks of a group reach each other, and how fast", setup: setupDoctor,
+		name: "doctor", summary: "print how the ranks of a group reach each other, and how fast", setup: setupDoctor,
 	})
 }
 
@@ -42,19 +42,19 @@ type doctor struct {
 
 func setupDoctor(fs *flag.FlagSet) func(stdio, []string) (int, error) {
 	var d doctor
-	fs.IntVar(&d.world, "world", 0, "start `n` local ranks; 0 joins by -init")
-	fs.StringVar(&d.init, "init", "env://", "where to meet the others: `URL`")
-	fs.StringVar(&d.wire, "wire", "", "`wire` to speak: auto, gloo, native or tcp"+wireDefault)
-	fs.StringVar(&d.device, "device", anyDevice, "`devices` to look at: auto (GPUs if there are any), cpu (none), cuda, or sim, which is GPUs in software")
+	fs.IntVar(&d.world, "world", 0, "start `n` local ranks; 0 means that this is one rank of a job, see -init")
+	fs.StringVar(&d.init, "init", "env://", "`URL` of the job's store: env://, tcp://, file:// or redis://")
+	fs.StringVar(&d.wire, "wire", "", "`wire`: auto, gloo, native or tcp"+wireDefault)
+	fs.StringVar(&d.device, "device", anyDevice, "`kind` of devices to examine: auto (GPUs if there are any), cpu (none), cuda, or sim (GPUs in software)")
 	fs.BoolVar(&d.json, "json", false, "print one JSON object")
-	fs.BoolVar(&d.links, "links", true, "measure what is between each two ranks")
-	fs.DurationVar(&d.timeout, "timeout", time.Minute, "`time` to wait for ranks")
+	fs.BoolVar(&d.links, "links", true, "measure time and bandwidth between each two ranks")
+	fs.DurationVar(&d.timeout, "timeout", time.Minute, "longest `duration` to wait for ranks")
 	return func(std stdio, args []string) (int, error) {
 		if len(args) > 0 {
 			return 0, usagef("unexpected argument %q", args[0])
 		}
 		if d.world < 0 || d.timeout <= 0 {
-			return 0, usagef("-world %d and -timeout %v are not both positive", d.world, d.timeout)
+			return 0, usagef("-world %d and -timeout %v: -world must not be negative, -timeout must be positive", d.world, d.timeout)
 		}
 		wire, err := wireOf(d.wire)
 		if err != nil {
@@ -110,7 +110,7 @@ func runLocal(std stdio, ranks int, args []string) (int, error) {
 	return s.ExitCode, nil
 }
 
-// patient is what a rank says of itself.
+// patient is the description that a rank gives of itself.
 type patient struct {
 	Rank       int                   `json:"rank"`
 	Host       string                `json:"host"`
@@ -137,7 +137,7 @@ type diagnosis struct {
 	Advice []string   `json:"advice"`
 }
 
-// linkTime is what was measured between two ranks.
+// linkTime is the time and bandwidth between two ranks.
 type linkTime struct {
 	A          int     `json:"a"`
 	B          int     `json:"b"`
@@ -219,8 +219,8 @@ func (d *doctor) examine(ctx context.Context, g *pg.ProcessGroup, at *gpu, missi
 	return all.write(out)
 }
 
-// allPairs is up to how many ranks every pair is measured; in larger groups each
-// rank is measured with the next.
+// allPairs is the largest group in which every pair is measured. In larger groups each rank
+// is measured with the next.
 const allPairs = 8
 
 func pairs(size int) [][2]int {
@@ -302,7 +302,7 @@ func measureLink(ctx context.Context, g *pg.ProcessGroup, pair [2]int) (linkTime
 	return l, nil
 }
 
-// over returns what carries messages between a rank and another.
+// over returns the transport between two ranks.
 func over(p patient, other int) string {
 	for _, e := range p.Groups {
 		if i := slices.IndexFunc(e.Links, func(l backend.Link) bool { return l.Rank == other }); e.Backend == gloo.Name && i >= 0 {
@@ -312,7 +312,7 @@ func over(p patient, other int) string {
 	return "?"
 }
 
-// advice is what could be better about a group.
+// advice lists possible improvements of a group.
 func advice(ranks []patient) []string {
 	var all []string
 	add := func(format string, args ...any) { all = append(all, fmt.Sprintf(format, args...)) }
@@ -324,7 +324,7 @@ func advice(ranks []patient) []string {
 	for _, p := range ranks {
 		if perHost[p.Host] > p.CPUs && !crowded[p.Host] {
 			crowded[p.Host] = true
-			add("host %s has %d ranks on %d CPUs: ranks give way to each other while they wait, so small operations take longer", p.Host, perHost[p.Host], p.CPUs)
+			add("host %s has %d ranks on %d CPUs: small operations take longer, because waiting ranks share the CPUs", p.Host, perHost[p.Host], p.CPUs)
 		}
 		if p.Program != ranks[0].Program {
 			add("rank %d runs %s, rank 0 %s", p.Rank, p.Program, ranks[0].Program)
@@ -339,7 +339,7 @@ func advice(ranks []patient) []string {
 		}
 	}
 	if p := ranks[0]; p.Congestion == "bbr" {
-		add("TCP's congestion control on host %s is bbr, which costs within a host: 1.2 to 1.6 times cubic's time was seen", p.Host)
+		add("TCP's congestion control on host %s is bbr: connections within a host take 1.2 to 1.6 times the time of cubic", p.Host)
 	}
 	return all
 }
@@ -380,7 +380,7 @@ func (d *diagnosis) write(out io.Writer) error {
 		fmt.Fprintln(out, "note:", a)
 	}
 	if len(d.Advice) == 0 {
-		fmt.Fprintln(out, "nothing to note")
+		fmt.Fprintln(out, "no advice")
 	}
 	return nil
 }

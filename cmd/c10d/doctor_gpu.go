@@ -30,10 +30,10 @@ type hostGPUs struct {
 	Works   []string   `json:"all_reduce_works"` // ways of an all_reduce, the best first
 }
 
-// enoughQueues is what driver/nvidia asks CUDA for, which has no more.
+// enoughQueues is CUDA's largest number of queues, which driver/nvidia asks for.
 const enoughQueues = 32
 
-// deviceOf is one of them.
+// deviceOf describes one device.
 type deviceOf struct {
 	Index           int    `json:"index"`
 	Name            string `json:"name"`
@@ -49,7 +49,7 @@ type deviceOf struct {
 	Queues          int    `json:"queues,omitempty"` // that streams have, if the driver knows
 }
 
-// gpuLink is a way from one to another.
+// gpuLink is the link from one device to another.
 type gpuLink struct {
 	From    int    `json:"from"`
 	To      int    `json:"to"`
@@ -59,7 +59,8 @@ type gpuLink struct {
 	Error   string `json:"error,omitempty"`
 }
 
-// look opens the driver, as far as it was asked for. It returns why there is none.
+// look opens the driver of the devices that were asked for. Missing is the reason why there
+// is none.
 func (d *doctor) look(on *devices) (at *gpu, missing string, err error) {
 	if d.device != anyDevice {
 		at, err = on.open()
@@ -194,7 +195,7 @@ func (l gpuLink) String() string {
 }
 
 func (h *hostGPUs) write(out io.Writer) error {
-	fmt.Fprintf(out, "\nGPUs of host %s, driver %s, ways of an all_reduce: %s\n", h.Host, h.Driver, strings.Join(h.Works, ", "))
+	fmt.Fprintf(out, "\nGPUs of host %s, driver %s, implementations of all_reduce: %s\n", h.Host, h.Driver, strings.Join(h.Works, ", "))
 	w := tabwriter.NewWriter(out, 0, 8, 2, ' ', 0)
 	fmt.Fprintln(w, "  gpu\tname\tat\tcapability\tSMs\tcopy engines\tfree of GB\tNUMA\tCUDA")
 	for _, v := range h.Devices {
@@ -224,12 +225,12 @@ func (h *hostGPUs) write(out io.Writer) error {
 		return err
 	}
 	if h.Error != "" {
-		fmt.Fprintf(out, "  no more can be told: %s\n", h.Error)
+		fmt.Fprintf(out, "  the devices could not be examined further: %s\n", h.Error)
 	}
 	return nil
 }
 
-// gpuAdvice is what could be better about the devices.
+// gpuAdvice lists possible improvements of the devices.
 func gpuAdvice(ranks []patient, hosts []hostGPUs) []string {
 	var all []string
 	add := func(format string, args ...any) { all = append(all, fmt.Sprintf(format, args...)) }
@@ -259,10 +260,10 @@ func gpuAdvice(ranks []patient, hosts []hostGPUs) []string {
 		}
 		for _, v := range h.Devices {
 			if 0 < v.Queues && v.Queues < enoughQueues {
-				add("streams of GPU %d of host %s share %d queues, in which one that waits for other ranks holds up others: CUDA_DEVICE_MAX_CONNECTIONS=%d gives more", v.Index, h.Host, v.Queues, enoughQueues)
+				add("streams of GPU %d of host %s share %d queues, so a stream that waits for other ranks delays other streams: set CUDA_DEVICE_MAX_CONNECTIONS=%d", v.Index, h.Host, v.Queues, enoughQueues)
 			}
 			if !v.StreamValues {
-				add("GPU %d of host %s cannot wait for values on its streams, which operations on its tensors need", v.Index, h.Host)
+				add("streams of GPU %d of host %s cannot wait for values: operations on its tensors need this", v.Index, h.Host)
 			}
 			if v.CUDA != h.Devices[0].CUDA {
 				add("GPU %d of host %s has a driver for CUDA %s, GPU 0 one for %s", v.Index, h.Host, v.CUDA, h.Devices[0].CUDA)
@@ -275,7 +276,7 @@ func gpuAdvice(ranks []patient, hosts []hostGPUs) []string {
 			}
 		}
 		if len(apart) > 0 {
-			add("on host %s these GPUs cannot reach each other's memory, so what is between them goes through the host: %s", h.Host, strings.Join(apart, "; "))
+			add("on host %s these GPUs cannot reach each other's memory, so data between them goes through CPU memory: %s", h.Host, strings.Join(apart, "; "))
 		}
 	}
 	return all

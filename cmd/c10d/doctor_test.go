@@ -94,7 +94,7 @@ func TestDoctorLooksAtGPUs(t *testing.T) {
 	}
 	p = start(t, nil, "doctor", "-world", "1", "-device", "sim", "-links=false")
 	require.Zero(t, p.wait(), p.stderr.String())
-	require.Regexp(t, `(?s)cuda, rank 0 of 1.*all_reduce +any size.*GPUs of host .*, driver sim, ways of an all_reduce: .*simulated GPU`, p.output())
+	require.Regexp(t, `(?s)cuda, rank 0 of 1.*all_reduce +any size.*GPUs of host .*, driver sim, implementations of all_reduce: .*simulated GPU`, p.output())
 
 	hidden := []string{"CUDA_VISIBLE_DEVICES=-1"}
 	p = start(t, hidden, "doctor", "-world", "1", "-links=false")
@@ -130,7 +130,7 @@ func TestGPUAdvice(t *testing.T) {
 	for _, want := range []string{
 		"rank 2 could not join a group for tensors on GPUs: out of luck", "rank 3 has no GPU: no driver",
 		"host a has 3 ranks on 2 GPUs", "GPU 1 of host a cannot wait for values", "GPU 1 of host a has a driver for CUDA 13.0, GPU 0 one for 12.4",
-		"cannot reach each other's memory, so what is between them goes through the host: 0 and 1", "the GPUs of host c cannot be used: it burns",
+		"cannot reach each other's memory, so data between them goes through CPU memory: 0 and 1", "the GPUs of host c cannot be used: it burns",
 		"streams of GPU 0 of host a share 4 queues",
 	} {
 		require.Contains(t, text, want)

@@ -860,8 +860,8 @@ func TestHelp(t *testing.T) {
 
 // TestFlagsNameTheirValues: a flag's placeholder is the kind of its value.
 func TestFlagsNameTheirValues(t *testing.T) {
-	kinds := strings.Fields(`algorithms bytes devices factor file files folder generation host host:port n n,n,... name
-		operations operator order port rank seed size sizes time type URL way wire work`)
+	kinds := strings.Fields(`algorithms bandwidth bytes devices directory duration factor file files generation host host:port kind n
+		name numbers operations operator order port rank seed size sizes type URL wire`)
 	for name, c := range commands {
 		fs := flag.NewFlagSet(name, flag.ContinueOnError)
 		c.setup(fs)

@@ -28,7 +28,7 @@ func init() {
 	})
 }
 
-// wireDefault is what the flag -wire says of its default.
+// wireDefault describes the default of the flag -wire.
 const wireDefault = " (default C10D_WIRE, without that auto)"
 
 // wireOf checks the value of the flag -wire. An empty one is left to the backend, which
@@ -40,8 +40,7 @@ func wireOf(name string) (gloo.Wire, error) {
 	return gloo.ParseWire(name)
 }
 
-// orInstead adds to the error of a rank that no launcher has started what this command
-// could do instead.
+// orInstead adds an alternative to the error of a rank that no launcher has started.
 func orInstead(err error, what string) error {
 	if errors.Is(err, pg.ErrNoLauncher) {
 		return fmt.Errorf("%w; %s", err, what)
@@ -63,10 +62,10 @@ type rankFlags struct {
 func setupRank(fs *flag.FlagSet) func(stdio, []string) (int, error) {
 	var f rankFlags
 	fs.StringVar(&f.script, "script", "", "`file` with one JSON object a line, the same on every rank; - is standard input")
-	fs.StringVar(&f.url, "init", "env://", "where to meet the others: env://, tcp://, file:// or redis:// `URL`")
-	fs.StringVar(&f.wire, "wire", "", "`wire` to speak: auto, gloo, or for ranks of this library alone native or tcp"+wireDefault)
+	fs.StringVar(&f.url, "init", "env://", "`URL` of the job's store: env://, tcp://, file:// or redis://")
+	fs.StringVar(&f.wire, "wire", "", "`wire`: auto, gloo, or, without ranks of PyTorch, native or tcp"+wireDefault)
 	fs.StringVar(&f.torch, "torch", "auto", "`generation` of PyTorch in the job: 1 (up to 2.0), 2 (2.2 and later), or auto")
-	fs.DurationVar(&f.timeout, "timeout", time.Minute, "longest `time` for the rendezvous and for each operation")
+	fs.DurationVar(&f.timeout, "timeout", time.Minute, "longest `duration` of the rendezvous and of each operation")
 	return func(std stdio, args []string) (int, error) {
 		if len(args) > 0 {
 			return 0, usagef("unexpected argument %q", args[0])
@@ -77,7 +76,7 @@ func setupRank(fs *flag.FlagSet) func(stdio, []string) (int, error) {
 
 func (f *rankFlags) run(std stdio) error {
 	if f.script == "" {
-		return usagef("-script is missing")
+		return usagef("-script is missing: name a file, or - for standard input")
 	}
 	wire, err := wireOf(f.wire)
 	if err != nil {
@@ -86,10 +85,10 @@ func (f *rankFlags) run(std stdio) error {
 	dialects := map[string]store.Dialect{"auto": store.DialectUnknown, "1": store.DialectV1, "2": store.DialectV2}
 	dialect, ok := dialects[f.torch]
 	if !ok {
-		return usagef("unknown -torch %q (1, 2 or auto)", f.torch)
+		return usagef("-torch %q: must be 1, 2 or auto", f.torch)
 	}
 	if f.timeout <= 0 {
-		return usagef("-timeout %v is not positive", f.timeout)
+		return usagef("-timeout %v: must be positive", f.timeout)
 	}
 	var in io.Reader = std.in
 	if f.script != "-" {

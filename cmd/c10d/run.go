@@ -37,8 +37,8 @@ func init() {
 	})
 }
 
-// defaults are the flags' defaults from the variables that Kubeflow sets for
-// torchrun. What cannot be used is an error unless the flag is given.
+// defaults reads the flags' defaults from the variables that Kubeflow sets for torchrun. It
+// has an error for each flag whose variable has a bad value.
 type defaults map[string]error
 
 func (d defaults) number(flag, variable string, otherwise int) int {
@@ -64,21 +64,21 @@ func setupRun(flags *flag.FlagSet) func(stdio, []string) (int, error) {
 	var j agent.Job
 	pet := make(defaults)
 	j.Procs, j.Nodes = pet.number("n", "PET_NPROC_PER_NODE", 1), pet.number("nnodes", "PET_NNODES", 1)
-	flags.Var((*rankCount)(&j.Procs), "n", "start `n` ranks on this node; cpu is one on each CPU")
-	flags.Var((*nodeCount)(&j.Nodes), "nnodes", "the job has `n` nodes, each with a c10d run of its own")
-	flags.IntVar(&j.NodeRank, "node-rank", pet.number("node-rank", "PET_NODE_RANK", 0), "this is node `n`, counted from 0")
-	flags.StringVar(&j.MasterAddr, "master-addr", os.Getenv("PET_MASTER_ADDR"), "`host` of node 0 (one node: 127.0.0.1)")
-	flags.IntVar(&j.MasterPort, "master-port", pet.number("master-port", "PET_MASTER_PORT", 0), "`port` on node 0 (one node: a free one)")
-	flags.StringVar(&j.RunID, "run-id", os.Getenv("PET_RDZV_ID"), "the job's `name`, TORCHELASTIC_RUN_ID (default a random one)")
-	flags.IntVar(&j.MaxRestarts, "max-restarts", pet.number("max-restarts", "PET_MAX_RESTARTS", 0), "start all ranks again after a failure, up to `n` times")
-	flags.DurationVar(&j.Grace, "grace", agent.DefaultGrace, "`time` between a signal and SIGKILL; 0 is none")
-	flags.DurationVar(&j.Meeting, "rdzv-timeout", agent.DefaultMeeting, "`time` to wait for the other nodes")
-	flags.BoolVar(&j.NoPrefix, "no-prefix", false, "pass output on as it comes, without the rank's number")
-	flags.StringVar(&j.LogDir, "log-dir", "", "write each rank's output to rank<k>.log in this `folder` instead of showing it")
-	flags.BoolVar(&j.Tee, "tee", false, "with -log-dir, show the output as well")
+	flags.Var((*rankCount)(&j.Procs), "n", "start `n` ranks on this node; cpu means one for each CPU")
+	flags.Var((*nodeCount)(&j.Nodes), "nnodes", "`n` nodes of the job, each with a c10d run of its own")
+	flags.IntVar(&j.NodeRank, "node-rank", pet.number("node-rank", "PET_NODE_RANK", 0), "number `n` of this node, from 0")
+	flags.StringVar(&j.MasterAddr, "master-addr", os.Getenv("PET_MASTER_ADDR"), "`host` of node 0 (default 127.0.0.1 for one node)")
+	flags.IntVar(&j.MasterPort, "master-port", pet.number("master-port", "PET_MASTER_PORT", 0), "`port` on node 0 (default a free one for one node)")
+	flags.StringVar(&j.RunID, "run-id", os.Getenv("PET_RDZV_ID"), "`name` of the job, TORCHELASTIC_RUN_ID (default a random one)")
+	flags.IntVar(&j.MaxRestarts, "max-restarts", pet.number("max-restarts", "PET_MAX_RESTARTS", 0), "restart all ranks after a failure, at most `n` times")
+	flags.DurationVar(&j.Grace, "grace", agent.DefaultGrace, "`duration` between a signal and SIGKILL; 0 means none")
+	flags.DurationVar(&j.Meeting, "rdzv-timeout", agent.DefaultMeeting, "longest `duration` to wait for the other nodes")
+	flags.BoolVar(&j.NoPrefix, "no-prefix", false, "pass output on unchanged, without the rank's number")
+	flags.StringVar(&j.LogDir, "log-dir", "", "write each rank's output to rank<k>.log in this `directory` instead of showing it")
+	flags.BoolVar(&j.Tee, "tee", false, "with -log-dir: show the output as well")
 	j.Secrets = credentials.FromEnv(os.Getenv)
 	j.Secrets.Flags(flags)
-	asJSON := flags.Bool("json", false, "print a summary as one JSON line at the end")
+	asJSON := flags.Bool("json", false, "print a summary as a JSON line at the end")
 	quiet := flags.Bool("q", false, "print no summary of a failure")
 
 	var meet rendezvous
@@ -123,7 +123,7 @@ func setupRun(flags *flag.FlagSet) func(stdio, []string) (int, error) {
 		}
 		j.Guard = []string{self, "guard"}
 
-		// Two, because the second one matters; more are the same as that.
+		// Room for two signals: the second one kills the ranks, further ones change nothing.
 		signals := make(chan os.Signal, 2)
 		signal.Notify(signals, append(endings(), syscall.SIGQUIT)...)
 		defer signal.Stop(signals)

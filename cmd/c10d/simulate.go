@@ -23,7 +23,7 @@ import (
 func init() {
 	register(command{
 		name:    "simulate",
-		summary: "run an operation on a modelled network, of up to thousands of ranks",
+		summary: "run an operation of up to thousands of ranks on a model of a network",
 		setup:   setupSimulate,
 	})
 }
@@ -93,7 +93,7 @@ func (l *rankList) Set(s string) error {
 	for text := range strings.SplitSeq(s, ",") {
 		n, err := strconv.Atoi(text)
 		if err != nil || n < 1 {
-			return fmt.Errorf("%q is no list of numbers of ranks such as 8,64,512", s)
+			return fmt.Errorf("%q is not a list of numbers such as 8,64,512", s)
 		}
 		*l = append(*l, n)
 	}
@@ -114,34 +114,34 @@ func setupSimulate(fs *flag.FlagSet) func(stdio, []string) (int, error) {
 		perHost: rankList{}, begin: 1 << 10, end: 64 << 20, factor: 256, elem: 4,
 	}
 	j := &s.job
-	fs.StringVar(&s.ops, "op", s.ops, "`operations`, separated by commas, or all: "+strings.Join(opNames(), ", "))
-	fs.StringVar(&s.algorithms, "algorithm", "", "`algorithms`, separated by commas; empty takes all that make sense")
-	fs.Var(&s.ranks, "ranks", "`n,n,...`: numbers of ranks")
-	fs.IntVar(&s.hosts, "hosts", 0, "`n` hosts over which the ranks are spread; 0 goes by -per-host")
-	fs.Var(&s.perHost, "per-host", "`n,n,...`: numbers of ranks on each host, instead of -hosts; 1 if neither is given")
-	fs.Var(&s.begin, "b", "smallest `size` in bytes, with K, M or G: a rank's whole buffer, as nccl-tests counts")
+	fs.StringVar(&s.ops, "op", s.ops, "`operations`, separated by commas: "+strings.Join(opNames(), ", ")+", or all")
+	fs.StringVar(&s.algorithms, "algorithm", "", "`algorithms`, separated by commas; empty means all that can be the fastest")
+	fs.Var(&s.ranks, "ranks", "`numbers` of ranks, separated by commas")
+	fs.IntVar(&s.hosts, "hosts", 0, "spread the ranks over `n` hosts; 0 means by -per-host")
+	fs.Var(&s.perHost, "per-host", "`numbers` of ranks on each host, separated by commas, instead of -hosts (default 1)")
+	fs.Var(&s.begin, "b", "smallest `size` of a rank's whole buffer in bytes, or with K, M or G, as nccl-tests counts")
 	fs.Var(&s.end, "e", "largest `size`")
 	fs.IntVar(&s.factor, "f", s.factor, "`factor` from one size to the next")
 	fs.IntVar(&s.elem, "elem", s.elem, "`bytes` of an element")
 	fs.IntVar(&s.root, "root", 0, "`rank` of the root")
-	fs.Var(&s.chunk, "chunk", "`size` of messages of algorithms that cut them; 0 takes their own")
-	fs.DurationVar(&j.Latency, "latency", j.Latency, "`time` of a message's first byte between hosts")
-	fs.Var((*rate)(&j.Bandwidth), "bandwidth", "`bytes` a second of a network interface, each way, with K, M or G; or bits, as in 100Gbit")
+	fs.Var(&s.chunk, "chunk", "`size` of the messages of algorithms that cut data into messages; 0 means their default")
+	fs.DurationVar(&j.Latency, "latency", j.Latency, "`duration` until a message's first byte reaches another host")
+	fs.Var((*rate)(&j.Bandwidth), "bandwidth", "`bandwidth` of a network interface in bytes a second, each way, with K, M or G; or in bits, as in 100Gbit")
 	fs.IntVar(&j.NICs, "nics", 1, "`n` network interfaces on a host")
-	fs.DurationVar(&j.Overhead, "overhead", j.Overhead, "CPU `time` of a message on each side")
-	fs.Var(&s.eager, "eager", "`size` up to which a message leaves before its receive is posted; 0 means any")
-	fs.DurationVar(&j.LocalLatency, "local-latency", j.LocalLatency, "`time` of a message on a host")
-	fs.Var((*rate)(&j.LocalBandwidth), "local-bandwidth", "`bytes` a second of a message on a host")
-	fs.Var((*rate)(&j.Memory), "memory", "`bytes` a second of all messages on a host together")
-	fs.Var((*rate)(&j.Reduce), "reduce-bandwidth", "`bytes` a second that a rank reduces")
-	fs.Var((*rate)(&j.Copy), "copy-bandwidth", "`bytes` a second that a rank copies")
-	fs.IntVar(&j.Count, "stragglers", 0, "`n` ranks are stragglers: see -slow and -late")
+	fs.DurationVar(&j.Overhead, "overhead", j.Overhead, "CPU `duration` of a message on each side")
+	fs.Var(&s.eager, "eager", "largest `size` of a message that leaves before its receive is posted; 0 means any size")
+	fs.DurationVar(&j.LocalLatency, "local-latency", j.LocalLatency, "`duration` until a message reaches another rank of the host")
+	fs.Var((*rate)(&j.LocalBandwidth), "local-bandwidth", "`bandwidth` of a message on a host in bytes a second")
+	fs.Var((*rate)(&j.Memory), "memory", "`bandwidth` of all messages on a host together in bytes a second")
+	fs.Var((*rate)(&j.Reduce), "reduce-bandwidth", "`bandwidth` of a reduction on a rank in bytes a second")
+	fs.Var((*rate)(&j.Copy), "copy-bandwidth", "`bandwidth` of a copy on a rank in bytes a second")
+	fs.IntVar(&j.Count, "stragglers", 0, "`n` ranks are stragglers, see -slow and -late")
 	fs.Float64Var(&j.Slow, "slow", 1, "`factor` by which the CPU times of stragglers are longer")
-	fs.DurationVar(&j.Late, "late", 0, "`time` by which stragglers begin later")
-	fs.DurationVar(&j.Jitter, "jitter", 0, "longest `time` that is added at random to a message between hosts")
+	fs.DurationVar(&j.Late, "late", 0, "`duration` by which stragglers begin later")
+	fs.DurationVar(&j.Jitter, "jitter", 0, "longest random `duration` that is added to a message between hosts")
 	fs.Uint64Var(&j.Seed, "seed", 0, "`seed` of the random stragglers and jitter")
 	fs.BoolVar(&s.json, "json", false, "print one JSON record a line")
-	fs.BoolVar(&s.table, "table", false, "print a table from which algorithms are chosen, as bench -tune does of real ranks")
+	fs.BoolVar(&s.table, "table", false, "print a table that groups choose algorithms from, as bench -tune does for real ranks")
 	return func(std stdio, args []string) (int, error) {
 		if len(args) > 0 {
 			return 0, usagef("unexpected argument %q", args[0])
@@ -194,10 +194,10 @@ type simulated struct {
 func (s *simulation) check() ([]plan.Op, error) {
 	s.job.Eager = int64(s.eager)
 	if s.factor < 2 || s.begin > s.end {
-		return nil, usagef("-b %v -e %v -f %d make no series", &s.begin, &s.end, s.factor)
+		return nil, usagef("-b %v -e %v -f %d: -b must not exceed -e, and -f must be at least 2", &s.begin, &s.end, s.factor)
 	}
 	if s.elem < 1 || s.hosts < 0 || s.hosts > 0 && len(s.perHost) > 0 {
-		return nil, usagef("-elem %d -hosts %d -per-host %v: want an element of 1 byte or more, and either hosts or ranks per host", s.elem, s.hosts, &s.perHost)
+		return nil, usagef("-elem %d -hosts %d -per-host %v: -elem must be at least 1, and -hosts excludes -per-host", s.elem, s.hosts, &s.perHost)
 	}
 	if len(s.perHost) == 0 {
 		s.perHost = rankList{1}
@@ -219,7 +219,7 @@ func (s *simulation) check() ([]plan.Op, error) {
 // layouts returns the ways to put ranks ranks on hosts.
 func (s *simulation) layouts(ranks int) ([]*plan.Layout, error) {
 	if s.hosts > ranks {
-		return nil, usagef("-hosts %d for %d ranks", s.hosts, ranks)
+		return nil, usagef("-hosts %d: more than %d ranks", s.hosts, ranks)
 	}
 	at := make([]int, ranks)
 	if s.hosts > 0 {
@@ -419,7 +419,7 @@ func orNone(us float64) string {
 // algorithm.
 func (s *simulation) makeTable(ctx context.Context, out io.Writer, fs *flag.FlagSet) error {
 	if s.json {
-		return usagef("-json and -table: want one of them")
+		return usagef("-json excludes -table")
 	}
 	command := "c10d simulate"
 	fs.Visit(func(f *flag.Flag) { command += " -" + f.Name + "=" + f.Value.String() })
@@ -443,8 +443,8 @@ func (s *simulation) makeTable(ctx context.Context, out io.Writer, fs *flag.Flag
 	if len(rows) == 0 {
 		return errors.New("no case takes any time and has several algorithms, so there is nothing to choose by")
 	}
-	// Who is the fastest in one case stays in all: a time that lacks would be
-	// guessed from others.
+	// An algorithm that is the fastest in one case keeps its rows in all cases: groups
+	// would estimate a missing time from other rows.
 	type entry struct {
 		op    plan.Op
 		shape int

@@ -20,14 +20,14 @@ func init() {
 
 func setupStore(flags *flag.FlagSet) func(stdio, []string) (int, error) {
 	var o tcp.ServerOptions
-	listen := flags.String("listen", "127.0.0.1:29500", "`host:port` to listen on; port 0 picks a free one, no host means all interfaces")
+	listen := flags.String("listen", "127.0.0.1:29500", "`host:port` to listen on; port 0 means a free one, no host means all interfaces")
 	secrets := credentials.FromEnv(os.Getenv)
 	secrets.Flags(flags)
-	flags.IntVar(&o.MaxClients, "max-clients", 0, "accept `n` connections at a time (0: no limit)")
-	flags.Int64Var(&o.MaxMemory, "max-memory", 0, "most `bytes` of keys and values (0: no limit)")
-	stats := flags.Duration("stats", 0, "print the store's figures to standard error every `time`, and at the end")
-	verbose := flags.Bool("v", false, "log clients that are refused")
-	asJSON := flags.Bool("json", false, "print the address, the figures and the end as JSON lines")
+	flags.IntVar(&o.MaxClients, "max-clients", 0, "at most `n` connections at a time; 0 means no limit")
+	flags.Int64Var(&o.MaxMemory, "max-memory", 0, "at most `n` bytes of keys and values; 0 means no limit")
+	stats := flags.Duration("stats", 0, "print statistics to standard error at intervals of this `duration`, and at the end; 0 means never")
+	verbose := flags.Bool("v", false, "log refused clients")
+	asJSON := flags.Bool("json", false, "print the address, the statistics and the end as JSON lines")
 
 	return func(std stdio, args []string) (int, error) {
 		if len(args) > 0 {
@@ -37,7 +37,7 @@ func setupStore(flags *flag.FlagSet) func(stdio, []string) (int, error) {
 			return 0, usagef("%v", err)
 		}
 		if *stats < 0 {
-			return 0, usagef("-stats %v", *stats)
+			return 0, usagef("-stats %v: must not be negative", *stats)
 		}
 		var err error
 		if o.TLS, o.Token, err = secrets.Load(); err != nil {

@@ -374,7 +374,7 @@ func (b *bench) measure(ctx context.Context, g *pg.ProcessGroup, at *gpu, name s
 	if b.alloc {
 		mk, free = allocated(ctx, g)
 	}
-	c, err := newCaseOf(mk, name, g, at, d, op, size, b.inPlace)
+	c, err := newCase(mk, name, g, at, d, op, size, b.inPlace)
 	if err != nil {
 		return record{}, err
 	}

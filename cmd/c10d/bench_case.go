@@ -94,11 +94,7 @@ func reduction(op backend.ReduceOp, d tensor.DType, n int) (want expected, perio
 // tensors makes one of so many elements. All ranks make as many.
 type tensors func(d tensor.DType, count int) (*tensor.Tensor, error)
 
-func newCase(name string, g *pg.ProcessGroup, at *gpu, d tensor.DType, op backend.ReduceOp, size int, inPlace bool) (*benchCase, error) {
-	return newCaseOf(at.tensor, name, g, at, d, op, size, inPlace)
-}
-
-func newCaseOf(of tensors, name string, g *pg.ProcessGroup, at *gpu, d tensor.DType, op backend.ReduceOp, size int, inPlace bool) (*benchCase, error) {
+func newCase(of tensors, name string, g *pg.ProcessGroup, at *gpu, d tensor.DType, op backend.ReduceOp, size int, inPlace bool) (*benchCase, error) {
 	n, me := g.Size(), g.Rank()
 	var failed error
 	mk := func(count int) []*tensor.Tensor {

@@ -97,7 +97,7 @@ func TestBenchTune(t *testing.T) {
 // TestBenchFindsWrongResults lets one rank contribute what it should not.
 func TestBenchFindsWrongResults(t *testing.T) {
 	pgtest.Run(t, 2, func(t *testing.T, g *pg.ProcessGroup) {
-		c, err := newCase("all_reduce", g, nil, tensor.Float32, backend.Sum(), 64, false)
+		c, err := newCase((*gpu)(nil).tensor, "all_reduce", g, nil, tensor.Float32, backend.Sum(), 64, false)
 		require.NoError(t, err)
 		wrong := g.Rank()
 		require.ErrorContains(t, c.check(t.Context(), 2*wrong), "wrong result: element 0 is 4, want 3")

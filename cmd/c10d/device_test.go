@@ -118,14 +118,14 @@ func TestBenchOnDevices(t *testing.T) {
 // in a type of two bytes and in a later piece of a large tensor.
 func TestBenchOnDeviceFindsWrongResults(t *testing.T) {
 	runOnSim(t, 2, "sim", "", true, func(g *pg.ProcessGroup, at *gpu) error {
-		c, err := newCase("all_reduce", g, at, tensor.BFloat16, backend.Sum(), 64, false)
+		c, err := newCase(at.tensor, "all_reduce", g, at, tensor.BFloat16, backend.Sum(), 64, false)
 		if err != nil {
 			return err
 		}
 		err = c.check(at.context(t.Context()), 2*g.Rank())
 		assert.ErrorContains(t, err, "wrong result: element 0 is 4, want 3")
 
-		c, err = newCase("broadcast", g, at, tensor.Uint8, backend.Sum(), stageBytes+100, false)
+		c, err = newCase(at.tensor, "broadcast", g, at, tensor.Uint8, backend.Sum(), stageBytes+100, false)
 		if err != nil {
 			return err
 		}

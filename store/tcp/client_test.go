@@ -444,3 +444,8 @@ func TestCloseWhileConnecting(t *testing.T) {
 		require.ErrorIs(t, await(t, c), store.ErrClosed)
 	}
 }
+
+func readRequest(r *bufio.Reader, d store.Dialect, l Limits) (*request, error) {
+	req := new(request)
+	return req, req.readFrom(r, d, l)
+}

@@ -262,14 +262,8 @@ func (r *request) reset() {
 	}
 }
 
-// readRequest reads one message, whose first byte it takes too. Its error is
-// io.EOF if the stream ends between two messages.
-func readRequest(r *bufio.Reader, d store.Dialect, l Limits) (*request, error) {
-	req := new(request)
-	return req, req.readFrom(r, d, l)
-}
-
-// readFrom is readRequest into a request that may have been used before.
+// readFrom reads one message with its first byte into req, which may have been used before.
+// Its error is io.EOF if the stream ends between two messages.
 func (req *request) readFrom(r *bufio.Reader, d store.Dialect, l Limits) error {
 	n, err := r.ReadByte()
 	if err != nil {

@@ -431,7 +431,7 @@ func (b *bench) measure(ctx context.Context, g *pg.ProcessGroup, at *gpu, name s
 	}
 	// Explain tells how all_reduce works for float32 sums only.
 	allReduce := strings.HasPrefix(name, "all_reduce")
-	if how, ok := wayOf(g.Explain(), at, name, size); ok && (!allReduce || d == tensor.Float32 && op.Kind() == backend.Sum().Kind()) {
+	if how, ok := choiceOf(g.Explain(), at, name, size); ok && (!allReduce || d == tensor.Float32 && op.Kind() == backend.Sum().Kind()) {
 		best.Work = how.Algorithm
 	}
 	if name == "all_reduce" && b.work != "" {

@@ -10,15 +10,15 @@ import (
 	"text/tabwriter"
 )
 
-// bar is what an operation has to reach beside a peer: one line of a file such as
+// bar is a target for an operation: one line of a file such as
 //
 //	# operation  ranks  sizes  peer  at least
 //	all_reduce   2      4,1K   openmpi     1.5x
 //	all_reduce   8      4      -           2us
 //
-// The last word is how many times faster it has to be, or how long it may take.
-// The sizes of an operation that has none are "-", and so is the peer of a time.
-// Several operations, ranks and sizes may stand with commas between them.
+// The last word is a factor, by which the operation must be faster than the peer, or a time
+// that it must not exceed. Sizes are "-" for an operation without sizes; the peer is "-"
+// for a time. Operations, ranks and sizes can be lists with commas.
 type bar struct {
 	table
 	size   int
@@ -59,7 +59,7 @@ func loadBars(file, dtype, device string) ([]bar, error) {
 
 func parseBars(words []string, dtype, device string) ([]bar, error) {
 	if len(words) != 5 {
-		return nil, fmt.Errorf("%d words, want operation, ranks, sizes, peer, and a factor such as 2x or a time such as 2us", len(words))
+		return nil, fmt.Errorf("%d words: a line has operation, ranks, sizes, peer, and a factor such as 2x or a time such as 2us", len(words))
 	}
 	one := bar{peer: words[3]}
 	number, unit := strings.TrimRight(words[4], "xus"), strings.TrimLeft(words[4], "0123456789.")
@@ -100,7 +100,7 @@ func parseBars(words []string, dtype, device string) ([]bar, error) {
 	return all, nil
 }
 
-// best is the fastest record of a case, of one system or of any.
+// best returns the fastest record of a case, of one system or of any.
 func (rs records) best(t table, size int, system string) (record, bool) {
 	var found record
 	for _, r := range rs.of(t) {
@@ -111,8 +111,8 @@ func (rs records) best(t table, size int, system string) (record, bool) {
 	return found, found.P50 > 0
 }
 
-// listBars prints the cases that the bars are of, each once: ranks, operation and
-// size, for programs that measure them.
+// listBars prints the cases of the bars, each once: ranks, operation and size. Programs read
+// this to measure them.
 func (b *bench) listBars(std stdio) error {
 	bars, err := loadBars(b.bars, b.dtype, "")
 	if err != nil {
@@ -134,7 +134,7 @@ func (b *bench) listBars(std stdio) error {
 	return nil
 }
 
-// reportBars prints which bars of the file hold, of those that were measured.
+// reportBars prints which of the measured bars hold.
 func (b *bench) reportBars(std stdio, ours, peers records) error {
 	device := ""
 	if !b.device.onCPU() {

@@ -55,8 +55,8 @@ func benchOps() []string {
 	}
 }
 
-// periods are those of the check's numbers, the longest that does first. They have
-// no factor in common with the sizes of pieces.
+// periods are the possible periods of the check's numbers. The first one whose numbers fit
+// the type is used. They have no common factor with the sizes of pieces.
 var periods = []int{13, 7, 5, 3, 1}
 
 // reduction returns the numbers that the check expects from a reduction over n ranks, and
@@ -91,7 +91,7 @@ func reduction(op backend.ReduceOp, d tensor.DType, n int) (want expected, perio
 	return want, 1, false
 }
 
-// tensors makes one of so many elements. All ranks make as many.
+// tensors makes a tensor with count elements. Every rank makes the same number of tensors.
 type tensors func(d tensor.DType, count int) (*tensor.Tensor, error)
 
 func newCase(of tensors, name string, g *pg.ProcessGroup, at *gpu, d tensor.DType, op backend.ReduceOp, size int, inPlace bool) (*benchCase, error) {
@@ -113,7 +113,7 @@ func newCase(of tensors, name string, g *pg.ProcessGroup, at *gpu, d tensor.DTyp
 	if !known {
 		period = 1
 	}
-	// A value that the type cannot hold is not asked for.
+	// The type must hold the inputs exactly.
 	for period > 1 && baseOf(min(n, 100)-1)+float64(period) > exactTo(d) {
 		period = periods[slices.Index(periods, period)+1]
 	}
@@ -125,7 +125,7 @@ func newCase(of tensors, name string, g *pg.ProcessGroup, at *gpu, d tensor.DTyp
 	if !known {
 		scattered = nil
 	}
-	// split cuts a tensor into one part for each rank, or into that many.
+	// split cuts a tensor into parts.
 	split := func(t *tensor.Tensor, parts int) []*tensor.Tensor {
 		cut := make([]*tensor.Tensor, parts)
 		for i := range cut {
@@ -135,7 +135,7 @@ func newCase(of tensors, name string, g *pg.ProcessGroup, at *gpu, d tensor.DTyp
 		}
 		return cut
 	}
-	// own is the part of a tensor of all ranks' parts that is this rank's.
+	// own returns this rank's part of a tensor with one part for each rank.
 	own := func(t *tensor.Tensor) []*tensor.Tensor { return split(t, n)[me : me+1] }
 	// The factors are those of nccl-tests' PERFORMANCE.md.
 	c := &benchCase{at: at, bytes: whole * d.Size(), busFactor: 1, steps: 1, dtype: d, period: period, parts: 1}
@@ -242,7 +242,7 @@ func newCase(of tensors, name string, g *pg.ProcessGroup, at *gpu, d tensor.DTyp
 			}
 		}
 	case "send_recv", "recv_any":
-		// A ping-pong between ranks 0 and 1, of which half is one message.
+		// A ping-pong between ranks 0 and 1: two messages.
 		c.steps = 2
 		c.in, c.out, c.want = mk(whole), mk(whole), func(int) expected { return byRank(1 - me) }
 		if n < 2 {
@@ -287,8 +287,8 @@ func newCase(of tensors, name string, g *pg.ProcessGroup, at *gpu, d tensor.DTyp
 	return c, failed
 }
 
-// queue makes n calls on the rank's stream before it waits for any, and returns how
-// long each takes.
+// queue makes n calls on the rank's stream, waits for the stream, and returns the time for
+// each call.
 func (c *benchCase) queue(ctx context.Context, n int) (time.Duration, error) {
 	works := make([]*work.Work, 0, n)
 	start := time.Now()
@@ -312,11 +312,11 @@ func (c *benchCase) queue(ctx context.Context, n int) (time.Duration, error) {
 	return each, work.WaitAll(ctx, works...)
 }
 
-// The sparse tensor of the benchmark is the gradient of an embedding of so many
-// rows and columns; a rank's entries are rows anywhere in it, also twice.
+// The sparse tensor of the benchmark is the gradient of an embedding with this number of
+// rows and columns. A rank's entries are random rows, some of them twice.
 const sparseRows, sparseColumns = 1 << 20, 64
 
-// sparse is the all-reduce of c.bytes of rows of an embedding, as many on each rank.
+// sparse prepares the all-reduce of rows of an embedding, c.bytes of them on each rank.
 func (c *benchCase) sparse(g *pg.ProcessGroup, d tensor.DType, op backend.ReduceOp) error {
 	row := sparseColumns * d.Size()
 	n := max(c.bytes/row, 1)
@@ -354,7 +354,7 @@ func (c *benchCase) sparse(g *pg.ProcessGroup, d tensor.DType, op backend.Reduce
 	}
 	c.own = func(ctx context.Context) error {
 		if k := op.Kind(); k != backend.Sum().Kind() {
-			return nil // of which Avg remains, whose values are rounded
+			return nil // Avg rounds
 		}
 		w, err := c.issue(ctx)
 		if err == nil {
@@ -392,8 +392,8 @@ func (c *benchCase) sparse(g *pg.ProcessGroup, d tensor.DType, op backend.Reduce
 	return nil
 }
 
-// check runs the operation once on known numbers, with outputs that hold none
-// before, and looks at every element.
+// check runs the operation once on known numbers and compares every element of the outputs,
+// which hold other numbers before.
 func (c *benchCase) check(ctx context.Context, rank int) error {
 	if c.own != nil {
 		return c.own(ctx)

@@ -41,7 +41,7 @@ type record struct {
 	Alloc   bool `json:"alloc,omitempty"`    // the tensors are of Alloc
 }
 
-// table is what a table is of.
+// table is the subject of a table.
 type table struct {
 	op, dtype, device string
 	world             int
@@ -73,7 +73,7 @@ func (r record) name() string {
 	return name
 }
 
-// records are the best of each case, in the order they came.
+// records are the fastest records of each case, in the order in which they were added.
 type records []record
 
 // sameOp are other systems' names of operations.
@@ -133,7 +133,7 @@ func (rs records) of(t table) records {
 	return some
 }
 
-// systems lists who measured, in the order they came.
+// systems returns the names of the records, in their order.
 func (rs records) systems() []string {
 	var names []string
 	for _, r := range rs {
@@ -160,7 +160,7 @@ type report struct {
 	peers records
 
 	header  []string                     // lines above the first table
-	explain func() []backend.Explanation // how the group does it; nil if nobody knows
+	explain func() []backend.Explanation // of the group; nil if unknown
 
 	ours    records
 	table   table
@@ -187,7 +187,7 @@ func (p *report) add(r record) error {
 		p.systems = p.beside.systems()
 		fmt.Fprintf(&b, "# %v, times in us over iterations of the slowest rank\n", t)
 		if p.explain != nil {
-			for _, c := range waysOf(p.explain(), r.Device, r.Op) {
+			for _, c := range choicesOf(p.explain(), r.Device, r.Op) {
 				fmt.Fprintf(&b, "# %s: %s\n", c.Algorithm, c.Why)
 			}
 		}
@@ -252,16 +252,14 @@ func (b *bench) report(std stdio) error {
 	return nil
 }
 
-// progress is a line on a terminal that says how far a long run is. Nil shows
-// nothing.
+// progress is a line on a terminal that shows the state of a long run. Nil shows nothing.
 type progress struct {
 	out         io.Writer
 	began, last time.Time
 	shown       int // characters
 }
 
-// What is over in a second needs no progress, and no eye reads more than some
-// lines a second.
+// A run of less than quiet shows no progress. The line changes at intervals of refreshed.
 const (
 	quiet     = time.Second
 	refreshed = 200 * time.Millisecond
@@ -275,8 +273,8 @@ func (p *progress) show(format string, args ...any) {
 	p.write(fmt.Sprintf("%v  ", time.Since(p.began).Round(time.Second)) + fmt.Sprintf(format, args...))
 }
 
-// write leaves the cursor at the beginning of the line, so that a row of the
-// table, which may come by another way, covers it.
+// write leaves the cursor at the beginning of the line, so that the next row of the table
+// replaces it.
 func (p *progress) write(line string) {
 	fmt.Fprintf(p.out, "\r%-*s\r", p.shown, line)
 	p.shown = len(line)

@@ -20,7 +20,7 @@ import (
 	"github.com/c10d-go/c10d/tensor"
 )
 
-// tuned is which operation of the benchmark measures which collective, and
+// tuned lists the collectives with the operation of the benchmark that measures them, and
 // whether its bytes are those of all ranks' blocks.
 var tuned = []struct {
 	op     plan.Op
@@ -36,8 +36,8 @@ var tuned = []struct {
 	{plan.OpScatter, "scatter", true},
 }
 
-// tune measures every algorithm that is worth it, at every size, and writes the
-// table. Each algorithm runs in a group of its own, whose table knows nothing else.
+// tuneAll measures the candidate algorithms at every size and writes the table. Each
+// algorithm runs in a group of its own, whose table has only this algorithm.
 func (b *bench) tuneAll(ctx context.Context, g *pg.ProcessGroup, d tensor.DType, op backend.ReduceOp, std stdio) error {
 	hosts := 1
 	for _, e := range g.Explain() {
@@ -58,7 +58,7 @@ func (b *bench) tuneAll(ctx context.Context, g *pg.ProcessGroup, d tensor.DType,
 		if !slices.Contains(b.ops, t.name) {
 			continue
 		}
-		// What to measure of each candidate: all sizes that it is one for.
+		// For each candidate algorithm, the sizes to measure.
 		var names []string
 		bySize := map[string][]choice.Row{}
 		for _, size := range b.sizesOf(t.name) {
@@ -88,7 +88,7 @@ func (b *bench) tuneAll(ctx context.Context, g *pg.ProcessGroup, d tensor.DType,
 		return nil
 	}
 	if len(rows) == 0 {
-		return usagef("-tune: nothing to choose for -op %s", &b.ops)
+		return usagef("-tune: there is only one algorithm for -op %s", &b.ops)
 	}
 	table, err := choice.NewTable("c10d "+strings.Join(os.Args[1:], " "), machine(g), rows)
 	if err != nil {
@@ -106,7 +106,7 @@ func (b *bench) tuneAll(ctx context.Context, g *pg.ProcessGroup, d tensor.DType,
 	return nil
 }
 
-// machine describes where a table was made.
+// machine describes the machine on which a table was made.
 func machine(g *pg.ProcessGroup) string {
 	host := fmt.Sprintf("%d CPUs, %s/%s", runtime.NumCPU(), runtime.GOOS, runtime.GOARCH)
 	if cc, err := os.ReadFile("/proc/sys/net/ipv4/tcp_congestion_control"); err == nil {
@@ -115,7 +115,7 @@ func machine(g *pg.ProcessGroup) string {
 	return fmt.Sprintf("%s; %d ranks", host, g.Size())
 }
 
-// tuneOne measures one algorithm, of which rows say the sizes.
+// tuneOne measures one algorithm at the sizes in rows.
 func (b *bench) tuneOne(ctx context.Context, g *pg.ProcessGroup, d tensor.DType, op backend.ReduceOp, name string, blocks bool, rows []choice.Row, file string) ([]choice.Row, error) {
 	table, err := choice.NewTable("c10d bench", "one algorithm", rows)
 	if err != nil {

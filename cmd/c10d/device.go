@@ -70,7 +70,7 @@ func (d *devices) Set(s string) error {
 
 func (d *devices) onCPU() bool { return d.kind == onCPU || d.kind == "" }
 
-// check reports, before ranks start on this host, whether they can have their devices.
+// check returns an error if ranks on this host cannot have their devices.
 func (d *devices) check() error {
 	if d.kind != onCUDA {
 		return nil
@@ -83,7 +83,7 @@ func (d *devices) check() error {
 	return err
 }
 
-// list returns the devices to use of so many.
+// list returns the devices to use, given their count.
 func (d *devices) list(count int) ([]int, error) {
 	if len(d.index) == 0 {
 		all := make([]int, count)
@@ -133,7 +133,7 @@ type gpu struct {
 // stageBytes is the size of the pieces in which a tensor on a device is checked.
 const stageBytes = 4 << 20
 
-// open opens the driver, which a group needs to be made. Nil for tensors in CPU memory.
+// open opens the driver. The result is nil for tensors in CPU memory.
 func (d *devices) open() (*gpu, error) {
 	g := &gpu{devices: *d, close: func() error { return nil }}
 	switch d.kind {
@@ -227,7 +227,7 @@ func (g *gpu) freeTensors() error {
 	return err
 }
 
-// where names the kind of device, "" for the CPU.
+// where returns the kind of device, "" for the CPU.
 func (g *gpu) where() string {
 	if g == nil {
 		return ""
@@ -235,7 +235,7 @@ func (g *gpu) where() string {
 	return g.kind
 }
 
-// describe tells which device it is.
+// describe returns the name of the device.
 func (g *gpu) describe() string {
 	s := fmt.Sprintf("%s:%d %s", g.kind, g.device.ID().Index, g.info.Name)
 	if g.info.PCI != "" {
@@ -295,7 +295,7 @@ func (g *gpu) finish(ctx context.Context, w *work.Work) error {
 	return nil // the Work completes a moment after the stream
 }
 
-// drain waits until a stream has nothing to do.
+// drain waits until a stream has done everything.
 func drain(ctx context.Context, s driver.Stream) error {
 	e, err := s.Record()
 	if err != nil {
@@ -358,7 +358,7 @@ type series struct {
 	bytes  []byte // of many periods
 }
 
-// seriesBytes is about how much of a series is compared at a time.
+// seriesBytes is the approximate number of bytes that are compared at a time.
 const seriesBytes = 4 << 10
 
 func newSeries(d tensor.DType, base, slope float64, period int) (*series, error) {
@@ -379,7 +379,7 @@ func newSeries(d tensor.DType, base, slope float64, period int) (*series, error)
 	return &series{dtype: d, period: period, bytes: b}, nil
 }
 
-// from returns the bytes of the series from element number i on, many of them.
+// from returns bytes of the series from element number i on: at least one period.
 func (s *series) from(i int) []byte { return s.bytes[i%s.period*s.dtype.Size():] }
 
 // fill writes the elements from number first on.
@@ -419,7 +419,7 @@ func (s *series) check(b []byte, first int) (i int, got, want float64, err error
 	return -1, 0, 0, nil
 }
 
-// element reads one, of a complex one the real part.
+// element reads an element. Of a complex one it returns the real part.
 func element(d tensor.DType, b []byte) (float64, error) {
 	t, err := tensor.FromBytes(d, bytes.Clone(b), 1)
 	if err == nil && d.IsComplex() {
@@ -454,8 +454,8 @@ func exactTo(d tensor.DType) float64 {
 	return 1 << 15
 }
 
-// waysOf returns how the backend of a kind of device does an operation, by size.
-func waysOf(all []backend.Explanation, device, op string) []backend.Choice {
+// choicesOf returns how the backend of a kind of device does an operation, by size.
+func choicesOf(all []backend.Explanation, device, op string) []backend.Choice {
 	switch op {
 	case "send_recv":
 		op = work.Send.String()
@@ -476,9 +476,9 @@ func waysOf(all []backend.Explanation, device, op string) []backend.Choice {
 	return some
 }
 
-// wayOf returns the one for a number of bytes.
-func wayOf(all []backend.Explanation, at *gpu, op string, size int) (backend.Choice, bool) {
-	for _, c := range waysOf(all, at.where(), op) {
+// choiceOf returns the one for a number of bytes.
+func choiceOf(all []backend.Explanation, at *gpu, op string, size int) (backend.Choice, bool) {
+	for _, c := range choicesOf(all, at.where(), op) {
 		if c.UpTo < 0 || int64(size) <= c.UpTo {
 			return c, true
 		}
@@ -497,16 +497,16 @@ func (g *gpu) backends() string {
 // queues reports whether calls can be made before their results are waited for.
 func (g *gpu) queues() bool { return g != nil && g.stream != nil }
 
-// seat is a rank and its device.
-type seat struct {
+// rankDevice is a rank and its device.
+type rankDevice struct {
 	Host, Device string
 	PID          int
 }
 
-type seats []seat
+type rankDevices []rankDevice
 
 // gather tells every rank the devices of all ranks. On the CPU it returns none.
-func (g *gpu) gather(ctx context.Context, group *pg.ProcessGroup) (seats, error) {
+func (g *gpu) gather(ctx context.Context, group *pg.ProcessGroup) (rankDevices, error) {
 	if g == nil {
 		return nil, nil
 	}
@@ -514,10 +514,10 @@ func (g *gpu) gather(ctx context.Context, group *pg.ProcessGroup) (seats, error)
 	if err != nil {
 		return nil, err
 	}
-	return pg.AllGatherObject(ctx, group, seat{host, g.describe(), os.Getpid()}, pg.JSON[seat]{})
+	return pg.AllGatherObject(ctx, group, rankDevice{host, g.describe(), os.Getpid()}, pg.JSON[rankDevice]{})
 }
 
-func (s seats) lines() []string {
+func (s rankDevices) lines() []string {
 	var all []string
 	for r, x := range s {
 		all = append(all, fmt.Sprintf("rank %d, pid %d on %s: %s", r, x.PID, x.Host, x.Device))
@@ -525,11 +525,11 @@ func (s seats) lines() []string {
 	return all
 }
 
-// count is how many devices there are.
-func (s seats) count() int {
-	distinct := map[seat]bool{}
+// count returns the number of different devices.
+func (s rankDevices) count() int {
+	distinct := map[rankDevice]bool{}
 	for _, x := range s {
-		distinct[seat{Host: x.Host, Device: x.Device}] = true
+		distinct[rankDevice{Host: x.Host, Device: x.Device}] = true
 	}
 	return len(distinct)
 }

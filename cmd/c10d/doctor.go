@@ -110,8 +110,8 @@ func runLocal(std stdio, ranks int, args []string) (int, error) {
 	return s.ExitCode, nil
 }
 
-// patient is the description that a rank gives of itself.
-type patient struct {
+// rankInfo is the description that a rank gives of itself.
+type rankInfo struct {
 	Rank       int                   `json:"rank"`
 	Host       string                `json:"host"`
 	PID        int                   `json:"pid"`
@@ -131,7 +131,7 @@ type patient struct {
 
 // diagnosis is what "c10d doctor -json" prints.
 type diagnosis struct {
-	Ranks  []patient  `json:"ranks"`
+	Ranks  []rankInfo `json:"ranks"`
 	GPUs   []hostGPUs `json:"gpus,omitempty"` // of each host that has some
 	Links  []linkTime `json:"links,omitempty"`
 	Advice []string   `json:"advice"`
@@ -170,7 +170,7 @@ func (d *doctor) run(std stdio, wire gloo.Wire, on *devices) error {
 }
 
 func (d *doctor) examine(ctx context.Context, g *pg.ProcessGroup, at *gpu, missing string, joined time.Duration, out io.Writer) error {
-	me := patient{
+	me := rankInfo{
 		Rank: g.Rank(), PID: os.Getpid(), System: runtime.GOOS + "/" + runtime.GOARCH, Go: runtime.Version(),
 		Program: version(), CPUs: runtime.NumCPU(), Joined: float64(joined.Microseconds()) / 1000, Groups: g.Explain(),
 		NoGPU: missing, Visible: os.Getenv("CUDA_VISIBLE_DEVICES"),
@@ -182,12 +182,12 @@ func (d *doctor) examine(ctx context.Context, g *pg.ProcessGroup, at *gpu, missi
 	if b, err := os.ReadFile("/proc/sys/net/ipv4/tcp_congestion_control"); err == nil {
 		me.Congestion = strings.TrimSpace(string(b))
 	}
-	ranks, err := pg.AllGatherObject(ctx, g, me, pg.JSON[patient]{})
+	ranks, err := pg.AllGatherObject(ctx, g, me, pg.JSON[rankInfo]{})
 	if err != nil {
 		return err
 	}
 	var all diagnosis
-	if slices.ContainsFunc(ranks, func(p patient) bool { return p.GPUs > 0 }) {
+	if slices.ContainsFunc(ranks, func(p rankInfo) bool { return p.GPUs > 0 }) {
 		if ranks, all.GPUs, err = d.examineGPUs(ctx, g, at, ranks); err != nil {
 			return err
 		}
@@ -303,7 +303,7 @@ func measureLink(ctx context.Context, g *pg.ProcessGroup, pair [2]int) (linkTime
 }
 
 // over returns the transport between two ranks.
-func over(p patient, other int) string {
+func over(p rankInfo, other int) string {
 	for _, e := range p.Groups {
 		if i := slices.IndexFunc(e.Links, func(l backend.Link) bool { return l.Rank == other }); e.Backend == gloo.Name && i >= 0 {
 			return e.Links[i].Transport
@@ -313,7 +313,7 @@ func over(p patient, other int) string {
 }
 
 // advice lists possible improvements of a group.
-func advice(ranks []patient) []string {
+func advice(ranks []rankInfo) []string {
 	var all []string
 	add := func(format string, args ...any) { all = append(all, fmt.Sprintf(format, args...)) }
 	perHost := map[string]int{}

@@ -78,10 +78,10 @@ func (d *doctor) look(on *devices) (at *gpu, missing string, err error) {
 
 // examineGPUs has the first rank of each host with devices look at them, and all
 // ranks make a group for tensors on them, which explains itself.
-func (d *doctor) examineGPUs(ctx context.Context, g *pg.ProcessGroup, at *gpu, ranks []patient) ([]patient, []hostGPUs, error) {
+func (d *doctor) examineGPUs(ctx context.Context, g *pg.ProcessGroup, at *gpu, ranks []rankInfo) ([]rankInfo, []hostGPUs, error) {
 	me := ranks[g.Rank()]
 	var own hostGPUs
-	first := slices.IndexFunc(ranks, func(p patient) bool { return p.Host == me.Host && p.GPUs > 0 })
+	first := slices.IndexFunc(ranks, func(p rankInfo) bool { return p.Host == me.Host && p.GPUs > 0 })
 	if first == g.Rank() {
 		own = at.examine()
 		own.Host, own.Rank = me.Host, me.Rank
@@ -96,7 +96,7 @@ func (d *doctor) examineGPUs(ctx context.Context, g *pg.ProcessGroup, at *gpu, r
 		everyone[i] = i
 	}
 	group, err := g.NewGroup(ctx, everyone, pg.GroupOptions{Backend: "cuda:" + cuda.Name})
-	if err == nil && !slices.ContainsFunc(ranks, func(p patient) bool { return p.GPUs == 0 }) {
+	if err == nil && !slices.ContainsFunc(ranks, func(p rankInfo) bool { return p.GPUs == 0 }) {
 		err = d.tryGPUs(ctx, g, group, at)
 	}
 	if err != nil {
@@ -105,7 +105,7 @@ func (d *doctor) examineGPUs(ctx context.Context, g *pg.ProcessGroup, at *gpu, r
 	if group != nil {
 		me.Groups = append(me.Groups, group.Explain()...)
 	}
-	if ranks, err = pg.AllGatherObject(ctx, g, me, pg.JSON[patient]{}); err != nil {
+	if ranks, err = pg.AllGatherObject(ctx, g, me, pg.JSON[rankInfo]{}); err != nil {
 		return nil, nil, err
 	}
 	if group != nil {
@@ -231,7 +231,7 @@ func (h *hostGPUs) write(out io.Writer) error {
 }
 
 // gpuAdvice lists possible improvements of the devices.
-func gpuAdvice(ranks []patient, hosts []hostGPUs) []string {
+func gpuAdvice(ranks []rankInfo, hosts []hostGPUs) []string {
 	var all []string
 	add := func(format string, args ...any) { all = append(all, fmt.Sprintf(format, args...)) }
 	if len(hosts) == 0 {

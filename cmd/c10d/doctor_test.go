@@ -112,7 +112,7 @@ func TestDoctorLooksAtGPUs(t *testing.T) {
 }
 
 func TestGPUAdvice(t *testing.T) {
-	ranks := []patient{
+	ranks := []rankInfo{
 		{Rank: 0, Host: "a", GPUs: 2}, {Rank: 1, Host: "a", GPUs: 2}, {Rank: 2, Host: "a", GPUs: 2, NoGroup: "out of luck"},
 		{Rank: 3, Host: "b", NoGPU: "no driver"}, {Rank: 4, Host: "c", GPUs: 1}, {Rank: 5, Host: "c", GPUs: 1},
 	}
@@ -135,7 +135,7 @@ func TestGPUAdvice(t *testing.T) {
 	} {
 		require.Contains(t, text, want)
 	}
-	require.Empty(t, gpuAdvice([]patient{{NoGPU: "no driver"}}, nil))
+	require.Empty(t, gpuAdvice([]rankInfo{{NoGPU: "no driver"}}, nil))
 	require.Equal(t, "peer, no atomics, rank 1", gpuLink{Peer: true, Rank: 1}.String())
 	require.Equal(t, "host", gpuLink{}.String())
 	require.Equal(t, "?", gpuLink{Peer: true, Error: "x"}.String())

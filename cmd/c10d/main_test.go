@@ -944,7 +944,7 @@ func TestStoreJSON(t *testing.T) {
 	_, port, err := net.SplitHostPort(event.Addr)
 	require.NoError(t, err)
 	require.NotEqual(t, "0", port)
-	var f figures
+	var f statistics
 	require.NoError(t, json.Unmarshal([]byte(p.await(1, `"stats"`)[0]), &f))
 	require.NoError(t, p.cmd.Process.Signal(os.Interrupt))
 	require.Zero(t, p.wait())

@@ -31,8 +31,7 @@ func init() {
 // wireDefault describes the default of the flag -wire.
 const wireDefault = " (default C10D_WIRE, without that auto)"
 
-// wireOf checks the value of the flag -wire. An empty one is left to the backend, which
-// looks at C10D_WIRE.
+// wireOf checks the value of the flag -wire. For an empty one the backend reads C10D_WIRE.
 func wireOf(name string) (gloo.Wire, error) {
 	if name == "" {
 		return "", nil
@@ -115,13 +114,13 @@ func (f *rankFlags) run(std stdio) error {
 	out := bufio.NewWriter(std.out)
 	enc := json.NewEncoder(out)
 	err = script.Run(ctx, g, lines, func(r script.Result) {
-		// A line at a time, so that a test sees how far a rank has come.
+		// Each line is flushed: readers see the progress of the rank.
 		if enc.Encode(r) == nil {
 			out.Flush()
 		}
 	})
 	if err != nil {
-		// The group may work still, when it was the reading that failed.
+		// If the script could not be read, the group still works.
 		g.Abort(err)
 	}
 	if closed := g.Shutdown(ctx); err == nil { // a script need not wait for all that it calls

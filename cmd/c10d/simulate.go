@@ -100,8 +100,8 @@ func (l *rankList) Set(s string) error {
 	return nil
 }
 
-// modelled is the network by default: TCP over 100 Gbit/s Ethernet, and on a
-// host memory of a server of two channels.
+// modelled is the default network: TCP over 100 Gbit/s Ethernet, and on a host the memory of
+// a server with two channels.
 var modelled = simulate.Network{
 	Latency: 10 * time.Microsecond, Bandwidth: 12.5e9, Overhead: time.Microsecond,
 	LocalLatency: 500 * time.Nanosecond, LocalBandwidth: 10e9, Memory: 40e9,
@@ -216,7 +216,7 @@ func (s *simulation) check() ([]plan.Op, error) {
 	return ops, nil
 }
 
-// layouts returns the ways to put ranks ranks on hosts.
+// layouts returns the layouts of a number of ranks on hosts.
 func (s *simulation) layouts(ranks int) ([]*plan.Layout, error) {
 	if s.hosts > ranks {
 		return nil, usagef("-hosts %d: more than %d ranks", s.hosts, ranks)
@@ -270,7 +270,7 @@ func (s *simulation) candidates(op plan.Op, bytes int64, l *plan.Layout) ([]choi
 	return all, nil
 }
 
-// each runs everything that the flags ask for.
+// each runs all cases of the flags.
 func (s *simulation) each(ctx context.Context, f func(simulated) error) error {
 	ops, err := s.check()
 	if err != nil {
@@ -414,9 +414,9 @@ func orNone(us float64) string {
 	return strconv.FormatFloat(us, 'f', 1, 64)
 }
 
-// makeTable prints a table of the algorithms that are the fastest somewhere, of
-// all or of those that reduce in rank order. It has no rows for operations with one
-// algorithm.
+// makeTable prints a table of the algorithms that are the fastest in some case, among all
+// algorithms or among those that reduce in rank order. It has no rows for operations with
+// one algorithm.
 func (s *simulation) makeTable(ctx context.Context, out io.Writer, fs *flag.FlagSet) error {
 	if s.json {
 		return usagef("-json excludes -table")
@@ -441,7 +441,7 @@ func (s *simulation) makeTable(ctx context.Context, out io.Writer, fs *flag.Flag
 		return err
 	}
 	if len(rows) == 0 {
-		return errors.New("no case takes any time and has several algorithms, so there is nothing to choose by")
+		return errors.New("there is nothing to choose: no case takes any time and has several algorithms")
 	}
 	// An algorithm that is the fastest in one case keeps its rows in all cases: groups
 	// would estimate a missing time from other rows.

@@ -71,17 +71,17 @@ func setupStore(flags *flag.FlagSet) func(stdio, []string) (int, error) {
 			defer t.Stop()
 			tick = t.C
 		}
-		figures := func() {
+		statistics := func() {
 			if *stats > 0 {
-				printFigures(std, server.Stats(), *asJSON)
+				printStatistics(std, server.Stats(), *asJSON)
 			}
 		}
 		for {
 			select {
 			case <-tick:
-				figures()
+				statistics()
 			case <-ctx.Done():
-				figures()
+				statistics()
 				if err := server.Close(); err != nil {
 					return 1, err
 				}
@@ -91,8 +91,8 @@ func setupStore(flags *flag.FlagSet) func(stdio, []string) (int, error) {
 	}
 }
 
-// figures are a store's Stats as JSON.
-type figures struct {
+// statistics are a store's Stats for JSON.
+type statistics struct {
 	Event    string `json:"event"`
 	Clients  int    `json:"clients"`
 	Accepted int64  `json:"accepted"`
@@ -103,9 +103,9 @@ type figures struct {
 	Bytes    int64  `json:"bytes"`
 }
 
-func printFigures(std stdio, s tcp.Stats, asJSON bool) {
+func printStatistics(std stdio, s tcp.Stats, asJSON bool) {
 	if asJSON {
-		json.NewEncoder(std.out).Encode(figures{"stats", s.Clients, s.Accepted, s.Refused, s.Keys, s.Queues, s.Waiting, s.Bytes})
+		json.NewEncoder(std.out).Encode(statistics{"stats", s.Clients, s.Accepted, s.Refused, s.Keys, s.Queues, s.Waiting, s.Bytes})
 		return
 	}
 	fmt.Fprintf(std.err, "c10d store: %d clients (%d so far, %d refused), %d keys, %d queues, %d keys waited for, %d bytes\n",

@@ -55,7 +55,7 @@ func torchrunFlags(flags *flag.FlagSet, r *rendezvous) map[string]string {
 		"t":                  "use -log-dir with -tee",
 		"local-addr":         "leave it out: node 0 has -master-addr",
 		"local-ranks-filter": "leave it out: each line of output begins with its rank",
-		"monitor-interval":   "leave it out: the end of a rank is noticed at once",
+		"monitor-interval":   "leave it out: c10d run notices the end of a rank at once",
 		"start-method":       "leave it out: each rank is a program of its own",
 		"role":               "leave it out: all ranks have the role default",
 		"logs-specs":         "use -log-dir",
@@ -81,7 +81,7 @@ type rendezvous struct {
 	standalone bool
 }
 
-// torchrunPort is torchrun's for an endpoint without one.
+// torchrunPort is torchrun's default port of an endpoint.
 const torchrunPort = 29400
 
 // apply fills in the address that the flags of ours have not set.
@@ -110,7 +110,7 @@ func (r *rendezvous) apply(given map[string]bool, addr *string, port *int, nodes
 	return nil
 }
 
-// rankCount is the flag for a number of ranks, which may be torchrun's word for it.
+// rankCount is the flag for a number of ranks. It accepts some of torchrun's words.
 type rankCount int
 
 func (r *rankCount) String() string { return strconv.Itoa(int(*r)) }

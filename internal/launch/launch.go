@@ -23,8 +23,8 @@ const (
 	portSpan = 10000
 )
 
-// portOf returns the port for a job: the same on all its ranks, and most likely
-// another one for other jobs.
+// portOf returns the port for a job. It is the same on all its ranks. Other jobs most
+// likely have another one.
 func portOf(id string) int {
 	h := fnv.New32a()
 	h.Write([]byte(id))
@@ -34,7 +34,7 @@ func portOf(id string) int {
 // ErrNone is matched by the error of a Detect that found no launcher at all.
 var ErrNone = errors.New("start the program with a launcher, for example `c10d run -n 2 -- PROGRAM`")
 
-// Env is what a launcher says about this process.
+// Env has the information of a launcher about this process.
 type Env struct {
 	Source string // the launcher, as in the package's table
 
@@ -389,8 +389,8 @@ func readEnv(r *reading) Env {
 		RunID:        r.torchrunID("TORCHELASTIC_RUN_ID"),
 		AgentStore:   r.getenv("TORCHELASTIC_USE_AGENT_STORE") == "True",
 	}
-	// An address by halves is one that somebody forgot to complete; without
-	// any, the ranks may meet elsewhere.
+	// With only one of the two, the other was forgotten. Without both, the ranks may meet
+	// elsewhere.
 	addr, port := r.getenv("MASTER_ADDR"), r.getenv("MASTER_PORT")
 	if (addr == "") != (port == "") {
 		r.need("MASTER_ADDR")
@@ -489,9 +489,9 @@ func mpi(name, rank, size, localRank, localSize string) launcher {
 	return l
 }
 
-// mpiJob returns the name that an mpirun gives its job, "" if it gives none. It is
-// for variables that the launcher itself sets for every rank: those of a batch
-// system may be missing on other hosts than mpirun's own.
+// mpiJob returns the name that an mpirun gives its job, or "". It reads variables that the
+// launcher itself sets for every rank: those of a batch system may be missing on hosts
+// other than mpirun's own.
 func (r *reading) mpiJob() string {
 	if r.launcher.name == "Horovod" {
 		host, port := r.getenv("HOROVOD_GLOO_RENDEZVOUS_ADDR"), r.getenv("HOROVOD_GLOO_RENDEZVOUS_PORT")
@@ -508,21 +508,21 @@ func (r *reading) mpiJob() string {
 	return id
 }
 
-// hydra tells MPICH's and Intel MPI's mpirun from srun, which sets PMI_RANK too.
+// hydra distinguishes the mpirun of MPICH and Intel MPI from srun, which sets PMI_RANK too.
 func hydra() launcher {
 	l := mpi("Hydra (MPICH, Intel MPI)", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS")
 	l.claim, l.all = []string{"PMI_RANK", "MPI_LOCALRANKID"}, true
 	return l
 }
 
-// mpiAddress looks for rank 0's host where an mpirun may have come from.
+// mpiAddress looks for rank 0's host in the variables of batch systems and in hostfiles.
 func (r *reading) mpiAddress(e Env) (addr string, port int) {
 	if e.LocalSize == e.Size && e.Size > 0 {
 		return "127.0.0.1", 0
 	}
 	if nodes := r.getenv("SLURM_JOB_NODELIST"); nodes != "" {
-		// Not the step's list and number: mpirun starts its daemons as a step
-		// that leaves out its own host, where ranks have the job's variables.
+		// Not the step's list and number: mpirun starts its daemons as a step without its
+		// own host, where ranks have the job's variables.
 		return r.slurmHost("SLURM_JOB_NODELIST"), r.slurmPort(false)
 	}
 	_, path := r.first("OMPI_MCA_orte_default_hostfile", "I_MPI_HYDRA_HOST_FILE", "HYDRA_HOST_FILE")

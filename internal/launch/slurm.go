@@ -23,8 +23,8 @@ func readSlurm(r *reading) Env {
 	return e
 }
 
-// slurmID names the step. The parts of a heterogeneous job may be one group and
-// have numbers of their own, so that one has no name.
+// slurmID returns the name of the step. A heterogeneous job has none: its parts have
+// numbers of their own, and may be one group.
 func (r *reading) slurmID() string {
 	_, id := r.first("SLURM_JOB_ID", "SLURM_JOBID")
 	if _, parts := r.first("SLURM_HET_SIZE", "SLURM_PACK_SIZE"); parts != "" {
@@ -36,8 +36,8 @@ func (r *reading) slurmID() string {
 	return id
 }
 
-// slurmLocalSize finds this node's number of tasks. The variables may be those
-// of the whole job where the step is smaller; such do not add up to the size.
+// slurmLocalSize returns the number of tasks of this node. The variables may be those of the
+// whole job while the step is smaller: then their sum is not the size.
 func (r *reading) slurmLocalSize(e Env) int {
 	for _, name := range []string{"SLURM_STEP_TASKS_PER_NODE", "SLURM_TASKS_PER_NODE"} {
 		value := r.getenv(name)
@@ -87,8 +87,8 @@ func (r *reading) slurmPort(step bool) int {
 		first, _, _ = strings.Cut(first, "-")
 		return r.parse("SLURM_STEP_RESV_PORTS", first)
 	}
-	// Jobs on one node mostly have neighbouring numbers; 101 keeps their first
-	// steps apart as well.
+	// Jobs on one node often have consecutive numbers. The factor 101 also gives their
+	// first steps different ports.
 	id := r.number(0, "SLURM_JOB_ID", "SLURM_JOBID") % portSpan
 	if step {
 		id += 101 * (r.slurmStep() % portSpan)
@@ -96,8 +96,8 @@ func (r *reading) slurmPort(step bool) int {
 	return lowPort + id%portSpan
 }
 
-// slurmStep is the number of the step; Slurm's special ones (batch, extern) are
-// above 32 bits' half and count as 0.
+// slurmStep returns the number of the step. Slurm's special steps (batch, extern) have
+// numbers above 2^31-1, for which it returns 0.
 func (r *reading) slurmStep() int {
 	n, err := strconv.ParseInt(r.getenv("SLURM_STEP_ID"), 10, 32)
 	if err != nil || n < 0 {

@@ -9,14 +9,14 @@ import (
 	"github.com/c10d-go/c10d/internal/plan"
 )
 
-// Network is what messages and arithmetic cost. A bandwidth or a time of zero
-// costs nothing.
+// Network has the costs of messages and arithmetic. A bandwidth or a time of zero costs
+// nothing.
 type Network struct {
 	Latency   time.Duration // of a message's first byte between two hosts
 	Bandwidth float64       // bytes a second of a network interface, each way
-	NICs      int           // interfaces of a host, dealt out to its ranks in turn; 0 means 1
+	NICs      int           // interfaces of a host, assigned to its ranks in turn; 0 means 1
 	Overhead  time.Duration // CPU time of a message, on each side
-	Eager     int64         // longest message that needs no receive to leave; 0 means any
+	Eager     int64         // longest message that leaves before its receive is posted; 0 means any
 
 	LocalLatency   time.Duration // of a message between ranks of a host
 	LocalBandwidth float64       // bytes a second of one such message
@@ -29,10 +29,10 @@ type Network struct {
 // Stragglers makes ranks and messages unequal. The zero value leaves them equal.
 type Stragglers struct {
 	Seed   uint64
-	Count  int           // how many ranks are slow; they are drawn by the seed
-	Slow   float64       // how many times longer their CPU times are; below 1 means 1
-	Late   time.Duration // how much later than the others they begin
-	Jitter time.Duration // a message between hosts takes up to this longer than the latency
+	Count  int           // number of slow ranks, chosen by the seed
+	Slow   float64       // factor of their CPU times; below 1 means 1
+	Late   time.Duration // delay of their start
+	Jitter time.Duration // largest random addition to the latency between hosts
 }
 
 // Job is a network with ranks.
@@ -64,7 +64,7 @@ func costOf(bandwidth float64) cost {
 
 func (c cost) of(bytes int64) ps { return ps(math.Round(float64(c) * float64(bytes))) }
 
-// Check returns what makes no sense in a job of ranks ranks.
+// Check checks the values of a job with the given number of ranks.
 func (j *Job) Check(ranks int) error {
 	for _, v := range []struct {
 		name  string
@@ -96,10 +96,10 @@ func (j *Job) Check(ranks int) error {
 	return nil
 }
 
-// maxRanks bounds what a run allocates before it begins, to some 2 GiB.
+// maxRanks limits the memory that a run allocates before it begins to about 2 GiB.
 const maxRanks = 1 << 16
 
-// slow draws the stragglers.
+// slow chooses the stragglers.
 func (s Stragglers) slow(ranks int, rng *rand.Rand) []bool {
 	slow := make([]bool, ranks)
 	for _, r := range rng.Perm(ranks)[:s.Count] {

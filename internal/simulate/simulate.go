@@ -12,7 +12,7 @@ import (
 	"github.com/c10d-go/c10d/internal/plan"
 )
 
-// Result is what a run came to.
+// Result is the result of a run.
 type Result struct {
 	Time     time.Duration // when the last rank ended; the first began at 0
 	First    time.Duration // when the first rank ended
@@ -23,14 +23,14 @@ type Result struct {
 	Links    []Link        // by host and interface
 }
 
-// Link is what one network interface has carried.
+// Link has the traffic of one network interface.
 type Link struct {
 	Host, NIC int
 	Out, In   int64         // bytes
-	Busy      time.Duration // of its busier way
+	Busy      time.Duration // of its busier direction
 }
 
-// Busiest returns the link that has carried most, in its busier way.
+// Busiest returns the link with the most bytes in one direction.
 func (r *Result) Busiest() Link {
 	var most Link
 	for _, l := range r.Links {
@@ -89,12 +89,12 @@ type simulation struct {
 
 	latency, overhead, localLatency, jitter ps
 	wire, local, memory, reduce, copying    cost
-	own                                     bool // no rank's sends depend on those of another
+	own                                     bool // no rank's sends depend on those of other ranks
 
 	result Result
 }
 
-// rank is where a rank is in its plan.
+// rank is the state of a rank in its plan.
 type rank struct {
 	clock   ps
 	steps   []plan.Step // what is left of the last batch
@@ -120,15 +120,15 @@ type request struct {
 	done ps // forever while it is under way
 }
 
-// channel is what one sender and a receiver have posted that has no partner
-// yet: sends or receives, never both.
+// channel has the unmatched sends or receives of one sender and one receiver. It never has
+// both.
 type channel struct {
 	from       int32
 	sends      bool
 	head, tail int32 // transfers
 }
 
-// transfer is a message, from whichever side is first to post it.
+// transfer is a message. The side that posts first creates it.
 type transfer struct {
 	next         int32 // in a channel, or the free ones
 	stage        stage
@@ -230,7 +230,7 @@ func (s *simulation) run(ctx context.Context) (*Result, error) {
 	return &s.result, nil
 }
 
-// advance runs a rank until it waits, ends, or comes to where others are first.
+// advance runs a rank until it waits, ends, or must let other ranks run first.
 func (s *simulation) advance(id int32) {
 	r := &s.ranks[id]
 	for s.failed == nil {
@@ -338,7 +338,7 @@ func (s *simulation) send(id int32, step *plan.Step) {
 	}
 }
 
-// back is how long the news of a receive takes to the sender.
+// back returns the time after which the sender knows of a receive.
 func (s *simulation) back(m *transfer) ps {
 	if s.ranks[m.from].host == s.ranks[m.to].host {
 		return s.localLatency
@@ -410,7 +410,7 @@ func (s *simulation) release(t int32) {
 	s.spare = t
 }
 
-// leave puts a message onto its way at time at, in order of which it is called.
+// leave sends a message at time at. It is called in the order of time.
 func (s *simulation) leave(t int32, at ps) {
 	m := &s.transfers[t]
 	from, to := &s.ranks[m.from], &s.ranks[m.to]
@@ -437,8 +437,8 @@ func (s *simulation) leave(t int32, at ps) {
 	s.events.push(at+late, m.from, ^t)
 }
 
-// move goes on with a message at time at: it may leave now, or its first byte
-// has come to the receiver's host.
+// move continues a message at time at: it may leave now, or its first byte has reached the
+// receiver's host.
 func (s *simulation) move(t int32, at ps) {
 	m := &s.transfers[t]
 	if m.stage == held {
@@ -477,13 +477,13 @@ func (s *simulation) fail(id int32, why string) {
 	s.failed = fmt.Errorf("simulate: rank %d, step %d (%v): %s", id, s.ranks[id].taken, s.ranks[id].steps[0], why)
 }
 
-// named is how many ranks an error names.
+// named is the largest number of ranks that an error names.
 const named = 8
 
 // ErrDeadlock says that ranks wait for messages that nobody sends.
 var ErrDeadlock = errors.New("deadlock")
 
-// leftOver returns what is wrong when nothing happens any more.
+// leftOver returns an error if ranks or messages are left when no event is left.
 func (s *simulation) leftOver() error {
 	var lines []string
 	stuck := 0

@@ -26,36 +26,36 @@ import (
 )
 
 const (
-	// DefaultGrace is torchrun's: time enough to write a checkpoint.
+	// DefaultGrace is torchrun's. It is enough time to write a checkpoint.
 	DefaultGrace = 30 * time.Second
 
-	// DefaultMeeting is how long agents wait for each other, torchrun's 15
-	// minutes: an allocation's nodes boot at different speeds.
+	// DefaultMeeting is the longest time that agents wait for each other. It is torchrun's:
+	// nodes may boot at different speeds.
 	DefaultMeeting = 15 * time.Minute
 
-	// giveUp is how long after SIGKILL the agent waits for a process to go. One
-	// that is stuck in the kernel (a dead network file system) may never.
-	giveUp = 10 * time.Second
+	// killWait is the longest time that the agent waits for the end of a process after
+	// SIGKILL. A process in a system call on a dead network file system may never end.
+	killWait = 10 * time.Second
 
-	// settleFor is how long the agent waits after the first failure for other ranks to
-	// end: innocent ranks may end before the one at fault. It waits up to settleMost while
-	// a rank has written to its standard error within settleQuiet. It waits up to
-	// settleCulprit for a rank that others name, or that is printing a panic.
-	settleFor     = 200 * time.Millisecond
-	settleQuiet   = 100 * time.Millisecond
-	settleMost    = time.Second
-	settleCulprit = 3 * time.Second
-	settleLook    = 20 * time.Millisecond // between two looks
+	// After the first failure the agent waits for other ranks to end, because innocent
+	// ranks may end before the one at fault. It waits for waitForOthers; for up to
+	// waitWhileWriting while a rank writes to its standard error at least every silentFor;
+	// and for up to waitForNamed for a rank that others name, or that prints a panic.
+	waitForOthers    = 200 * time.Millisecond
+	silentFor        = 100 * time.Millisecond
+	waitWhileWriting = time.Second
+	waitForNamed     = 3 * time.Second
+	lookEvery        = 20 * time.Millisecond // between two checks
 
-	// reportsWithin is how long node 0 waits for the other nodes' reports.
-	reportsWithin = settleCulprit + 5*time.Second
+	// reportWait is the longest time that node 0 waits for the other nodes' reports.
+	reportWait = waitForNamed + 5*time.Second
 
 	// scratchName begins the name of the agent's own directory.
 	scratchName = "c10d-run-"
 
-	// farewell is how long node 0 keeps the agents' store for the others to
-	// read the result.
-	farewell = 10 * time.Second
+	// storeWait is the longest time that node 0 keeps the agents' store so that the other
+	// nodes can read the result. It also limits each access to the store.
+	storeWait = 10 * time.Second
 )
 
 // Job says what to run. Command and Procs are required.
@@ -64,13 +64,13 @@ type Job struct {
 	Procs   int      // ranks on this node
 
 	Nodes, NodeRank int    // 0 nodes means 1
-	MasterAddr      string // this host's, for node 0; empty means 127.0.0.1, for one node only
-	MasterPort      int    // 0 means a free one, for one node only
+	MasterAddr      string // address of node 0; with one node empty means 127.0.0.1
+	MasterPort      int    // port on node 0; with one node 0 means a free one
 	RunID           string // the job's name; node 0's counts; empty means a random one
 
 	// Secrets protect the stores of agents and ranks. The ranks find the files' names in
-	// their environment. With TLS all three files are needed, and each certificate has to
-	// be good for the addresses of its host and, on node 0, for MasterAddr.
+	// their environment. TLS needs all three files. Each certificate must be valid for the
+	// addresses of its host and, on node 0, for MasterAddr.
 	Secrets credentials.Files
 
 	MaxRestarts int           // attempts after the first
@@ -86,11 +86,11 @@ type Job struct {
 
 	Signals <-chan os.Signal                 // passed on to the ranks
 	Guard   []string                         // command that calls Guard; nil means no guard
-	Logf    func(format string, args ...any) // told of attempts and signals; nil means silence
+	Logf    func(format string, args ...any) // logs attempts and signals; nil means no log
 }
 
-// Failure is the end of a rank that failed, or the state of one that others name as
-// the reason of their failure.
+// Failure is the end of a rank that failed, or the state of a rank that others name as the
+// reason of their failure.
 type Failure struct {
 	Rank      int       `json:"rank"` // -1 if no rank failed, but the agents lost each other
 	LocalRank int       `json:"local_rank"`
@@ -137,7 +137,7 @@ type Summary struct {
 	Others   []Failure `json:"others,omitempty"` // on this node, in the order of their ends, of ranks that a signal of the agent did not end
 }
 
-// Report describes the failure to a reader. It is empty for a job that succeeded.
+// Report describes the failure in lines of text. It is empty for a job that succeeded.
 func (s *Summary) Report() string {
 	if s.First == nil {
 		return ""
@@ -186,7 +186,7 @@ func (s *Summary) Report() string {
 		line("last lines", "%s", strings.Join(f.Stderr, "\n"))
 	}
 	for i, o := range s.Others {
-		if i == mostOthers {
+		if i == listedOthers {
 			line("also", "%d more ranks", len(s.Others)-i)
 			break
 		}
@@ -198,10 +198,10 @@ func (s *Summary) Report() string {
 	return b.String()
 }
 
-// mostOthers is how many other failed ranks a report lists.
-const mostOthers = 16
+// listedOthers is the number of other failed ranks that a report lists.
+const listedOthers = 16
 
-// rankList shows numbers of ranks, the first ones of many.
+// rankList returns a list of ranks as text, shortened if it is long.
 func rankList(ranks []int) string {
 	const most = 8
 	var words []string
@@ -350,7 +350,7 @@ func (a *agent) interrupted(start time.Time, met bool) *Summary {
 	}
 }
 
-// meet meets the other nodes' agents and finds out which ranks are here.
+// meet connects to the other nodes' agents and computes the numbers of this node's ranks.
 func (a *agent) meet(ctx context.Context) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, a.Meeting, fmt.Errorf("not all %d nodes came within %v", a.Nodes, a.Meeting))
 	defer cancel()
@@ -431,7 +431,7 @@ func nodeKey(n int) string { return "node/" + strconv.Itoa(n) }
 // part leaves the agents' store, node 0 as the last.
 func (a *agent) part() {
 	if a.Nodes > 1 {
-		ctx, cancel := context.WithTimeout(context.Background(), farewell)
+		ctx, cancel := context.WithTimeout(context.Background(), storeWait)
 		defer cancel()
 		n, err := a.nodes.Add(ctx, "left", 1)
 		if err == nil && n == int64(a.Nodes) {
@@ -460,7 +460,7 @@ func (e *ending) code() int {
 
 // declare makes e the attempt's ending unless it has one.
 func (a *agent) declare(key string, e ending) {
-	ctx, cancel := context.WithTimeout(context.Background(), farewell)
+	ctx, cancel := context.WithTimeout(context.Background(), storeWait)
 	defer cancel()
 	text, err := json.Marshal(e)
 	if err == nil {
@@ -471,9 +471,9 @@ func (a *agent) declare(key string, e ending) {
 	}
 }
 
-// done counts this node among those whose ranks have all succeeded.
+// done counts the nodes whose ranks have all succeeded. The last one declares the end.
 func (a *agent) done(doneKey, endKey string) {
-	ctx, cancel := context.WithTimeout(context.Background(), farewell)
+	ctx, cancel := context.WithTimeout(context.Background(), storeWait)
 	defer cancel()
 	if n, err := a.nodes.Add(ctx, doneKey, 1); err == nil && n == int64(a.Nodes) {
 		a.declare(endKey, ending{OK: true})
@@ -506,8 +506,8 @@ func (a *agent) rankStore(ctx context.Context, key string) (addr string, done fu
 	return addr, func() { server.Close() }, nil
 }
 
-// jobName is what the ranks find in TORCHELASTIC_RUN_ID. "none" is torchrun's word for
-// a job without a name.
+// jobName is the name in the ranks' TORCHELASTIC_RUN_ID. torchrun writes "none" for a job
+// without a name.
 func (a *agent) jobName() string {
 	if a.RunID == "none" {
 		return ""
@@ -544,7 +544,7 @@ func (a *agent) environ(local, restarts int, addr, errorFile string) []string {
 		set = append(set, [2]string{"TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"})
 	}
 	if !isSet("OMP_NUM_THREADS") && a.Procs > 1 {
-		set = append(set, [2]string{"OMP_NUM_THREADS", "1"}) // as torchrun, so that ranks do not fight for the cores
+		set = append(set, [2]string{"OMP_NUM_THREADS", "1"}) // as torchrun, so that ranks do not compete for the cores
 	}
 	env := slices.Clone(a.Env)
 	for _, kv := range set {
@@ -554,7 +554,7 @@ func (a *agent) environ(local, restarts int, addr, errorFile string) []string {
 	return env // the last of a name counts, see exec.Cmd
 }
 
-// start starts a rank. What ends it later comes through exits.
+// start starts a rank. Its end is sent to exits.
 func (a *agent) start(local, restarts int, addr string, exits chan<- exit) (*rank, error) {
 	attempt, err := filepath.Abs(filepath.Join(a.dir, "attempt_"+strconv.Itoa(restarts)))
 	if err != nil {
@@ -629,8 +629,8 @@ func (a *agent) logFile(rank int) string {
 	return filepath.Join(a.LogDir, fmt.Sprintf("rank%d.log", rank))
 }
 
-// reason is the line that says why a rank failed, where crash is the one of a panic or
-// a traceback.
+// reason returns the line that says why a rank failed. crash is the line of a panic or a
+// traceback.
 func (f *Failure) reason(crash string) string {
 	text := cmp.Or(crash, lastLine(strings.Split(f.Message, "\n")), lastLine(f.Stderr))
 	return text[:min(len(text), tailWidth)]
@@ -646,8 +646,8 @@ func lastLine(lines []string) string {
 	return ""
 }
 
-// readErrorFile returns what a rank left in its error file: in torchrun's form
-// the traceback or the message, otherwise the text.
+// readErrorFile returns the content of a rank's error file: the traceback or the message if
+// it has torchrun's form, otherwise the text.
 func readErrorFile(path string) string {
 	const limit = 64 << 10 // tracebacks have a few KiB; the rest stays in the file
 	file, err := os.Open(path)

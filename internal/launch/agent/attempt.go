@@ -11,11 +11,11 @@ import (
 	"time"
 )
 
-// attempt is one run of all ranks, as far as they are on this node.
+// attempt is one run of all ranks of this node.
 //
-// After the first failure on any node every agent waits for a moment, so that the rank
-// at fault can end too (see settled). Then it ends its ranks and reports what is known of
-// each. Node 0 judges the reports and declares the ending.
+// After the first failure on any node every agent waits for further ranks to end (see
+// othersAwaited). Then it ends its ranks and reports their states. Node 0 judges the
+// reports and declares the ending.
 type attempt struct {
 	*agent
 	key    string // of what the agents store for this attempt
@@ -24,17 +24,17 @@ type attempt struct {
 	failed []Failure         // those that failed and that no signal of the agent ended, in order
 	end    ending
 
-	told     bool     // the ranks were told to end
-	over     bool     // the attempt has its ending
-	failing  bool     // a rank of this node failed
-	reported bool     // to node 0
-	sent     []string // signals of the agent
-	grace    <-chan time.Time
-	hopeless <-chan time.Time
+	told         bool     // the ranks were told to end
+	over         bool     // the attempt has its ending
+	failing      bool     // a rank of this node failed
+	reported     bool     // to node 0
+	sent         []string // signals of the agent
+	grace        <-chan time.Time
+	killDeadline <-chan time.Time
 
-	look     *time.Ticker // nil if no rank of any node has failed
-	settling time.Time    // since when
-	culprit  int          // the rank that another node's failed rank names; -1 if none
+	look        *time.Ticker // nil if no rank of any node has failed
+	failedSince time.Time    // since when
+	culprit     int          // the rank that another node's failed rank names; -1 if none
 
 	watching context.Context
 	watchers sync.WaitGroup
@@ -105,7 +105,7 @@ func (t *attempt) alarmKey() string { return t.key + "alarm" }
 
 func (t *attempt) reportKey(node int) string { return t.key + "report/" + strconv.Itoa(node) }
 
-// live returns how many ranks have not ended.
+// live returns the number of ranks that have not ended.
 func (t *attempt) live() int { return len(t.ranks) - len(t.states) }
 
 // run waits until all ranks have ended and the attempt has its ending.
@@ -131,7 +131,7 @@ func (t *attempt) run(ctx context.Context, exits <-chan exit) error {
 			}
 		case m := <-t.alarms:
 			t.culprit = m.Peer
-			t.settle()
+			t.awaitOthers()
 		case <-look:
 		case sig := <-t.Signals:
 			if t.signal == nil {
@@ -150,19 +150,19 @@ func (t *attempt) run(ctx context.Context, exits <-chan exit) error {
 			t.grace = nil
 			t.Logf("killing the ranks that are left after %v", t.Grace)
 			t.terminate(syscall.SIGKILL)
-		case <-t.hopeless:
-			return fmt.Errorf("%d of %d ranks did not end %v after SIGKILL", t.live(), len(t.ranks), giveUp)
+		case <-t.killDeadline:
+			return fmt.Errorf("%d of %d ranks did not end %v after SIGKILL", t.live(), len(t.ranks), killWait)
 		}
-		if t.look != nil && !t.reported && (t.told || t.settled(time.Now())) {
+		if t.look != nil && !t.reported && (t.told || t.othersAwaited(time.Now())) {
 			t.report()
 		}
 	}
 	return nil
 }
 
-// terminate has the ranks end. After SIGKILL it does nothing.
+// terminate sends a signal to the ranks. After SIGKILL it does nothing.
 func (t *attempt) terminate(sig syscall.Signal) {
-	if t.hopeless != nil {
+	if t.killDeadline != nil {
 		return
 	}
 	each := func(sig syscall.Signal) {
@@ -174,13 +174,13 @@ func (t *attempt) terminate(sig syscall.Signal) {
 	t.sent = append(t.sent, signalName(sig), signalName(syscall.SIGKILL))
 	if sig == syscall.SIGKILL || t.Grace < 0 {
 		each(syscall.SIGKILL)
-		t.hopeless = time.After(giveUp)
+		t.killDeadline = time.After(killWait)
 	} else if each(sig); t.grace == nil {
 		t.grace = time.After(t.Grace)
 	}
 }
 
-// exited takes the end of a rank.
+// exited handles the end of a rank.
 func (t *attempt) exited(x exit) {
 	f := t.failure(x)
 	t.states[x.rank] = f
@@ -196,55 +196,55 @@ func (t *attempt) exited(x exit) {
 	}
 	switch {
 	case t.over || t.reported:
-	case t.told: // by somebody's signal: there is nobody to blame
+	case t.told: // a signal of the user ended the ranks: no rank is at fault
 		t.declare(t.endKey(), ending{First: &f})
 	default:
 		if t.look == nil && t.Nodes > 1 {
 			t.alarm(alarm{Peer: evidenceOf(&f, t.size).peer})
 		}
-		t.settle()
+		t.awaitOthers()
 	}
 }
 
-// settle begins to wait for the ends of other ranks.
-func (t *attempt) settle() {
+// awaitOthers begins to wait for the ends of other ranks.
+func (t *attempt) awaitOthers() {
 	if t.look == nil {
-		t.settling = time.Now()
-		t.look = time.NewTicker(settleLook)
+		t.failedSince = time.Now()
+		t.look = time.NewTicker(lookEvery)
 	}
 }
 
-// settled reports whether the failures that have a common reason have come.
-func (t *attempt) settled(now time.Time) bool {
+// othersAwaited reports whether the agent has waited long enough for other ranks to end.
+func (t *attempt) othersAwaited(now time.Time) bool {
 	if t.live() == 0 {
 		return true
 	}
-	waited := now.Sub(t.settling)
-	if waited < settleFor {
+	waited := now.Sub(t.failedSince)
+	if waited < waitForOthers {
 		return false
 	}
 	named := []int{t.culprit}
 	for i := range t.failed {
 		named = append(named, evidenceOf(&t.failed[i], t.size).peer)
 	}
-	limit := settleFor
+	limit := waitForOthers
 	for _, r := range t.ranks {
 		if _, ended := t.states[r]; ended {
 			continue
 		}
 		silent := now.Sub(r.lines.lastWrote())
-		crashing := silent < settleMost && r.lines.crashed() != nil
-		if silent < settleQuiet {
-			limit = max(limit, settleMost)
+		crashing := silent < waitWhileWriting && r.lines.crashed() != nil
+		if silent < silentFor {
+			limit = max(limit, waitWhileWriting)
 		}
 		if (crashing || slices.Contains(named, r.rank)) && !isStopped(r.cmd.Process.Pid) {
-			limit = settleCulprit
+			limit = waitForNamed
 		}
 	}
 	return waited >= limit
 }
 
-// report tells node 0 what is known of this node's ranks, and ends them.
+// report tells node 0 the states of this node's ranks, and ends them.
 func (t *attempt) report() {
 	t.reported = true
 	var all []Failure
@@ -253,7 +253,7 @@ func (t *attempt) report() {
 		if !ended {
 			f = t.stateOf(r)
 		}
-		if t.Nodes > 1 && i >= mostDetailed {
+		if t.Nodes > 1 && i >= detailedRanks {
 			f.Message, f.Crash, f.Stderr = "", nil, nil
 		}
 		all = append(all, f)
@@ -261,7 +261,7 @@ func (t *attempt) report() {
 	if !t.told {
 		t.terminate(syscall.SIGTERM)
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), farewell)
+	ctx, cancel := context.WithTimeout(context.Background(), storeWait)
 	defer cancel()
 	text, err := json.Marshal(all)
 	if err == nil {
@@ -275,12 +275,12 @@ func (t *attempt) report() {
 	}
 }
 
-// mostDetailed is of how many ranks a node tells the other nodes all that they wrote.
-const mostDetailed = 64
+// detailedRanks is the number of ranks whose output a node tells the other nodes.
+const detailedRanks = 64
 
 // decide judges the reports of all nodes.
 func (t *attempt) decide() {
-	ctx, cancel := context.WithTimeout(t.watching, reportsWithin)
+	ctx, cancel := context.WithTimeout(t.watching, reportWait)
 	defer cancel()
 	var all []Failure
 	for n := range t.Nodes {
@@ -311,7 +311,7 @@ func (t *attempt) decide() {
 
 // alarm tells the other nodes that a rank has failed.
 func (t *attempt) alarm(m alarm) {
-	ctx, cancel := context.WithTimeout(context.Background(), farewell)
+	ctx, cancel := context.WithTimeout(context.Background(), storeWait)
 	defer cancel()
 	text, err := json.Marshal(m)
 	if err == nil {
@@ -349,8 +349,8 @@ func (t *attempt) awaitEnd() {
 	t.ends <- e
 }
 
-// complete adds what this node knows of the rank at fault: all that it wrote, also
-// after the ending was declared.
+// complete adds the full output of the rank at fault, if it ran on this node. The rank may
+// have written after the ending was declared.
 func (t *attempt) complete() {
 	first := t.end.First
 	if first == nil {

@@ -60,7 +60,7 @@ func outlive(in io.Reader) {
 		return
 	}
 	// The ranks may still be dying, and write.
-	for deadline := time.Now().Add(giveUp); os.RemoveAll(scratch) != nil && time.Now().Before(deadline); {
+	for deadline := time.Now().Add(killWait); os.RemoveAll(scratch) != nil && time.Now().Before(deadline); {
 		time.Sleep(10 * time.Millisecond)
 	}
 }

@@ -18,25 +18,25 @@ const (
 	stateUnknown = "unknown" // the agent of its node has not reported
 )
 
-// blaming finds the rank that a line of an error names as the one at fault. These are
-// the words of this library's faults, and those of PyTorch's monitored barrier.
+// blaming finds the rank that a line of an error names as the one at fault. It knows the
+// errors of this library and of PyTorch's monitored barrier.
 var blaming = regexp.MustCompile(`\b[Rr]ank (\d+)\b[^:;,\n]{0,60}?\b(?:died|left|panicked|crashed|ended|stopped|aborted|cancelled|did not|has not|sent (?:a message|bytes)|published no|failed to pass monitoredBarrier)\b`)
 
-// subgroup finds the group of an operation that is not the default group: the ranks in
-// its error are counted otherwise.
+// subgroup finds the group of a failed operation. Ranks in the errors of groups other than
+// the default group have other numbers.
 var subgroup = regexp.MustCompile(`of group "([^"]*)"`)
 
-// cutOff are the words of a rank that lost another one and does not know which.
+// cutOff finds errors of a rank that lost another rank and does not know which.
 var cutOff = regexp.MustCompile(`(?i)connection (?:closed|reset) by peer|broken pipe|timed out waiting|socket timeout|some rank `)
 
-// evidence is what a rank's end tells about its reason.
+// evidence is the reason of a rank's end, as far as it is known.
 type evidence struct {
 	peer   int  // the rank that it names; -1 if none
 	noted  bool // by its group, not found in its output
 	victim bool // it failed because of another rank, known or not
 }
 
-// evidenceOf looks at what the rank's group noted, else at what the rank wrote.
+// evidenceOf reads the note of the rank's group, or else the rank's output.
 func evidenceOf(f *Failure, size int) evidence {
 	within := func(r int) bool { return r >= 0 && r < size }
 	if b := f.Blames; b != nil {
@@ -68,7 +68,7 @@ func (f *Failure) reasons() []string {
 	if len(f.Crash) > 0 {
 		for _, line := range f.Crash {
 			if strings.HasPrefix(line, "goroutine ") {
-				break // what follows are calls
+				break // calls follow
 			}
 			all = append(all, line)
 		}
@@ -90,19 +90,19 @@ func (f *Failure) reasons() []string {
 // suspect is a rank that may be the one at fault.
 type suspect struct {
 	*Failure
-	cut     bool  // it lost another rank, nobody knows which
+	cut     bool  // it lost an unknown rank
 	noted   bool  // groups name it
 	namedBy []int // the ranks that failed because of it, by what they say
 }
 
-// judge finds the rank at fault, given what is known of a job's ranks. From each rank that
-// failed it goes to the rank that this one names, and on until a rank names no other. Among
-// the ranks at which it arrives these rules decide, the first one first:
+// judge finds the rank at fault. From each rank that failed it goes to the rank that this
+// one names, and on until a rank names no other. These are the suspects. The rules to
+// choose one of them, the most important first:
 //
-//  1. ranks that did not lose an unknown other one
-//  2. ranks that groups have noted as the reason of their failure
-//  3. ranks that a signal ended, that panicked or that ended with a traceback
-//  4. ranks that more others name
+//  1. a rank that did not lose an unknown rank
+//  2. a rank that groups noted as the reason of their failure
+//  3. a rank with a signal, a panic or a traceback
+//  4. the rank that most others name
 //  5. the rank that ended first
 //
 // It returns nil if no rank has failed.
@@ -164,8 +164,8 @@ func judge(ranks []Failure, size int) *Failure {
 	return &f
 }
 
-// follow returns where the ranks lead that each name the next. Of ranks that name each other
-// in a circle it returns the one that the first rank names.
+// follow goes from a rank to the rank that it names, and so on, and returns the last one. If
+// ranks name each other in a circle, it returns the one that the first rank names.
 func follow(known map[int]*Failure, rank, size int) int {
 	seen := map[int]bool{rank: true}
 	next := evidenceOf(known[rank], size).peer
@@ -207,10 +207,10 @@ func (s *suspect) before(o *suspect) bool {
 	) < 0
 }
 
-// violent reports whether a rank ended as no program means to.
+// violent reports whether a rank ended by a signal, a panic or a traceback.
 func (f *Failure) violent() bool { return f.Signal != "" || len(f.Crash) > 0 && f.failed() }
 
-// noticed is when the rank failed because of another one.
+// noticed returns the time when the rank failed because of another one.
 func (f *Failure) noticed() time.Time {
 	if f.Blames != nil {
 		return f.Blames.Time
@@ -218,7 +218,7 @@ func (f *Failure) noticed() time.Time {
 	return f.Time
 }
 
-// said is what a rank said of the one that it names.
+// said returns the line in which a rank names another one.
 func (f *Failure) said() string {
 	if f.Blames != nil {
 		return f.Blames.Message
@@ -231,7 +231,7 @@ func (f *Failure) said() string {
 	return ""
 }
 
-// failed reports whether the rank ended by itself and not well.
+// failed reports whether the rank ended with an error.
 func (f *Failure) failed() bool { return f.State == "" && f.ExitCode != 0 }
 
 // readBlame returns what the rank's group noted, nil if nothing.

@@ -12,17 +12,17 @@ import (
 )
 
 const (
-	// maxLine is the longest line that is kept in one piece; the pieces of a
-	// longer one become lines. It is a pipe's capacity on Linux.
+	// maxLine is the longest line. Longer lines are cut. It is a pipe's default capacity
+	// on Linux.
 	maxLine = 64 << 10
 
-	// tailLines of tailWidth bytes are kept of each rank's standard error: a
-	// Go panic's first goroutine or a Python traceback, at a terminal's height.
+	// tailLines is the number of last lines that are kept of each rank's standard error,
+	// and tailWidth their length: the first goroutine of a panic or a Python traceback.
 	tailLines = 20
 	tailWidth = 1 << 10
 )
 
-// output is where all ranks' output goes, a line at a time.
+// output writes all ranks' output, a line at a time.
 type output struct {
 	mu             sync.Mutex
 	stdout, stderr io.Writer
@@ -61,15 +61,14 @@ type rankOutput struct {
 	crash crash
 }
 
-// crash is what a rank's standard error has of a Go panic or a Python traceback, the last
-// one.
+// crash is the last Go panic or Python traceback in a rank's standard error.
 type crash struct {
 	head   []string // its first lines
 	why    string   // the line that says what happened; "" if it has not come
 	python bool
 }
 
-// rankPrefix is what PyTorch puts before each line of a traceback.
+// rankPrefix is the prefix that PyTorch adds to each line of a traceback.
 var rankPrefix = regexp.MustCompile(`^\[rank\d+\]: ?`)
 
 // line takes the next line of standard error.
@@ -93,7 +92,7 @@ func (c *crash) line(text string) {
 	}
 }
 
-// copy passes on what comes from r, until its end.
+// copy passes on the output from r until its end.
 func (o *rankOutput) copy(r io.Reader, isErr bool) {
 	w := o.out.stdout
 	if isErr {
@@ -114,7 +113,8 @@ func (o *rankOutput) copy(r io.Reader, isErr bool) {
 	}
 }
 
-// next returns a line with its end, the piece of one, or whatever is there.
+// next returns a line with its end or a piece of a line. Without a prefix it returns all
+// bytes that have come.
 func (o *rankOutput) next(in *bufio.Reader) ([]byte, error) {
 	if o.prefix != "" {
 		line, err := in.ReadSlice('\n')
@@ -132,8 +132,7 @@ func (o *rankOutput) next(in *bufio.Reader) ([]byte, error) {
 	return piece, err
 }
 
-// write writes a line in one call, so that it stays whole where others write
-// to the same file.
+// write writes a line in one call: other writers to the same file cannot cut it.
 func (o *rankOutput) write(w io.Writer, piece []byte) {
 	line := append([]byte(o.prefix), piece...)
 	if o.prefix != "" && line[len(line)-1] != '\n' {

@@ -10,12 +10,12 @@ import (
 	"time"
 )
 
-// drain is how long after a rank's end more output is waited for. That takes no
-// time unless a process that left the rank's group holds the pipe open.
+// drain is the longest time that the agent waits for output after a rank's end. It waits
+// only if a process that left the rank's group keeps the pipe open.
 const drain = 2 * time.Second
 
-// mostInPipe is what a pipe may hold, on Linux.
-const mostInPipe = 1 << 20
+// pipeCapacity is the largest capacity of a pipe on Linux.
+const pipeCapacity = 1 << 20
 
 // rank is a process that was started.
 type rank struct {
@@ -27,7 +27,7 @@ type rank struct {
 	guard       *guard
 
 	mu     sync.Mutex
-	reaped bool // the number of its process group may be another's by now
+	reaped bool // another process group may have its number now
 }
 
 // exit is the end of a rank.
@@ -39,15 +39,15 @@ type exit struct {
 	at     time.Time
 }
 
-// start starts the process. Its end comes through exits, which must have room.
+// start starts the process. Its end is sent to exits, which must have room.
 func (r *rank) start(exits chan<- exit) error {
 	started := make(chan error)
 	go r.live(started, exits)
 	return <-started
 }
 
-// live holds one thread from the start of the process to its end: the kernel
-// takes the end of the thread that forked for the end of the parent.
+// live keeps one thread from the start of the process to its end. For the kernel, the end
+// of the thread that started the process is the end of its parent.
 func (r *rank) live(started chan<- error, exits chan<- exit) {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
@@ -60,12 +60,12 @@ func (r *rank) live(started chan<- error, exits chan<- exit) {
 	}
 	var readers sync.WaitGroup
 	for i, f := range ends {
-		readers.Go(func() { r.lines.copy(&pipe{File: f, rest: mostInPipe}, i == 1) })
+		readers.Go(func() { r.lines.copy(&pipe{File: f, rest: pipeCapacity}, i == 1) })
 	}
 	pid := r.cmd.Process.Pid
 	awaitExit(r.cmd)
 	at := time.Now()
-	r.signal(syscall.SIGKILL) // what it left behind
+	r.signal(syscall.SIGKILL) // processes that it left behind
 	r.mu.Lock()
 	r.reaped = true
 	r.mu.Unlock()
@@ -91,12 +91,12 @@ func (r *rank) live(started chan<- error, exits chan<- exit) {
 	exits <- x
 }
 
-// pipe is the end of a rank's output. After its deadline it gives what is there:
-// whoever takes the output may be slow.
+// pipe is the reading end of a rank's output. After its deadline it returns the bytes that
+// are in the pipe, because the consumer of the output may be slow.
 type pipe struct {
 	*os.File
 	late bool
-	rest int // bytes that it still gives when late
+	rest int // bytes that it still returns after the deadline
 }
 
 func (p *pipe) Read(b []byte) (int, error) {
@@ -138,7 +138,7 @@ func (r *rank) open(ends *[2]*os.File) (err error) {
 	return nil
 }
 
-// signal sends sig to the rank's process group, as long as that is its.
+// signal sends sig to the rank's process group, unless the rank was reaped.
 func (r *rank) signal(sig syscall.Signal) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -147,7 +147,7 @@ func (r *rank) signal(sig syscall.Signal) {
 	}
 }
 
-// signalCode is a shell's exit code for a process that a signal ended.
+// signalCode returns a shell's exit code for a process that a signal ended.
 func signalCode(sig os.Signal) int {
 	if s, ok := sig.(syscall.Signal); ok {
 		return 128 + int(s)

@@ -22,7 +22,7 @@ import (
 	"github.com/c10d-go/c10d/work"
 )
 
-// What -device may be.
+// Values of -device.
 const (
 	onCPU  = "cpu"
 	onSim  = "sim"
@@ -57,7 +57,7 @@ func openDriver(c *config) (driver.Driver, error) {
 	return d, nil
 }
 
-// groupOptions are the group's, for tensors in CPU memory and on d's devices.
+// groupOptions returns the options of a group for tensors in CPU memory and on d's devices.
 func groupOptions(c *config, d driver.Driver) pg.Options {
 	o := pg.Options{Backend: c.backend, Timeout: c.timeout}
 	if d != nil {
@@ -67,8 +67,8 @@ func groupOptions(c *config, d driver.Driver) pg.Options {
 	return o
 }
 
-// allReduceWork is how gradients in device memory are averaged: on the devices, or
-// through the host.
+// allReduceWork tells how gradients in device memory are averaged: from device to device, or
+// through CPU memory.
 func allReduceWork(g *pg.ProcessGroup) string {
 	for _, e := range g.Explain() {
 		for _, c := range e.Choices {
@@ -83,15 +83,15 @@ func allReduceWork(g *pg.ProcessGroup) string {
 // device is the engine in device memory.
 type device struct {
 	t      *trainer
-	stream driver.Stream // everything happens on it, and the group's operations are ordered against it
+	stream driver.Stream // of all kernels; the group's operations are ordered with it
 	own    *gpu.Device   // for DDP
 	model  *gpumlp.Model
 	ddp    *ddp.DDP
 	name   string
 }
 
-// newDevice returns the engine on one of d's devices: the one of the rank's
-// number on its host. Ranks that are more than devices share them.
+// newDevice returns the engine on one of d's devices. Local rank r takes device r modulo
+// their number.
 func newDevice(d driver.Driver, t *trainer, images int) (*device, error) {
 	local, err := strconv.Atoi(os.Getenv("LOCAL_RANK"))
 	if err != nil || local < 0 {
@@ -120,7 +120,7 @@ func (e *device) backward(n int, scale float32, ready func(param int) error) err
 	return e.model.Backward(n, scale, e.grad, ready)
 }
 
-// grad is where the gradient of a parameter is: in its bucket.
+// grad returns the gradient of a parameter, which is in a bucket.
 func (e *device) grad(param int) *tensor.Tensor { return e.ddp.GradView(param) }
 
 func (e *device) step() error {
@@ -133,7 +133,7 @@ func (e *device) push(ctx context.Context) error {
 	return e.model.Upload(ctx, e.t.optimizer.Velocity(e.t.model.Params()))
 }
 
-// pull also finds out whether all averages of the way were good.
+// pull also returns errors of the averages since the last pull.
 func (e *device) pull(ctx context.Context) error {
 	if err := e.ddp.Wait(ctx); err != nil {
 		return err

@@ -6,10 +6,10 @@ import (
 	"github.com/c10d-go/c10d/ddp"
 )
 
-// engine computes, in CPU or in device memory. On a device forward, backward and
-// step enqueue and return; result waits for the last pass and for nothing behind it.
+// engine computes in CPU or in device memory. On a device forward, backward and step enqueue
+// and return. result waits for the last pass, but not for work that was enqueued after it.
 type engine interface {
-	// batch returns the places of the next pass's images and labels.
+	// batch returns the memory for the next pass's images and labels.
 	batch() (inputs []float32, labels []uint8)
 
 	// forward starts a pass over the first n images of the batch.
@@ -20,25 +20,25 @@ type engine interface {
 	// computed or, on a device, enqueued.
 	backward(n int, scale float32, ready func(param int) error) error
 
-	// step is the optimizer's.
+	// step runs the optimizer.
 	step() error
 
 	// result returns the summed loss of the last pass, and how many of its
 	// images the model got right.
 	result(ctx context.Context) (loss float64, correct int, err error)
 
-	// push takes parameters and velocities from the trainer's model and
-	// optimizer, pull brings them there.
+	// push copies parameters and velocities from the trainer's model and optimizer to the
+	// engine, pull copies them back.
 	push(ctx context.Context) error
 	pull(ctx context.Context) error
 
-	// params are the parameters as DDP wants them, and what it has to know besides.
+	// params returns the parameters and the options for DDP.
 	params() ([]ddp.Param, ddp.Options, error)
 
-	// reduced tells the engine who reduces the gradients.
+	// reduced gives the engine the DDP that reduces the gradients.
 	reduced(d *ddp.DDP)
 
-	// close waits for what is under way, and frees everything.
+	// close waits for enqueued work, and frees everything.
 	close(ctx context.Context) error
 }
 

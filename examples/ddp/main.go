@@ -59,7 +59,7 @@ import (
 	"github.com/c10d-go/c10d/pg"
 )
 
-// config is what the flags say.
+// config has the values of the flags.
 type config struct {
 	init     string
 	backend  string
@@ -86,7 +86,7 @@ func parseFlags(args []string, stderr io.Writer) (*config, error) {
 	c := &config{hidden: []int{128, 64}}
 	f := flag.NewFlagSet("ddp", flag.ContinueOnError)
 	f.SetOutput(stderr)
-	f.StringVar(&c.init, "init", "env://", "`URL` of the store that the ranks meet in: env://, tcp://, redis:// or file://, see pg.Init")
+	f.StringVar(&c.init, "init", "env://", "`URL` of the job's store: env://, tcp://, redis:// or file://, see pg.Init")
 	f.StringVar(&c.backend, "backend", "gloo", "`name` of the backend")
 	f.StringVar(&c.device, "device", onCPU, "`kind` of device that has the model: cpu, cuda (a GPU of this machine) or sim (a GPU in software)")
 	f.BoolVar(&c.checkSim, "check", false, "with -device sim: delay operations at random, and fail if two uses of memory have no order")

@@ -15,7 +15,7 @@ type progress struct {
 	begun  time.Time
 }
 
-// epoch prints what all ranks know after an epoch.
+// epoch prints the results of all ranks after an epoch.
 func (p *progress) epoch(h *history) {
 	took := time.Since(p.begun)
 	done := len(h.Train)

@@ -85,7 +85,7 @@ func runRank(ctx context.Context, c *config, stdout, stderr io.Writer) (err erro
 	if err != nil {
 		return err
 	}
-	// Close tells the others that this rank has left. Nobody must need it then.
+	// After Close no other rank may need this one.
 	w, err := g.Barrier(ctx, backend.BarrierOptions{})
 	if err == nil {
 		err = w.Wait(ctx)
@@ -117,15 +117,15 @@ func runRank(ctx context.Context, c *config, stdout, stderr io.Writer) (err erro
 	return r.publish(stdout, rep, single)
 }
 
-// end leaves the group and gives back the devices. After a failure these are
-// left to the end of the process, for something may still be under way on them.
+// end leaves the group and closes the devices. After a failure it leaves them open, because
+// operations may still run on them.
 func (r *rank) end(ctx context.Context, devices driver.Driver, err error) error {
 	if err == nil {
 		err = r.engine.close(ctx)
 	}
 	err = errors.Join(err, r.group.Close())
 	if err == nil && r.config.device == onSim {
-		err = devices.Close() // says what the simulator has found
+		err = devices.Close() // its error has the findings of the simulator
 	}
 	return err
 }
@@ -157,7 +157,7 @@ func (r *rank) train(ctx context.Context, from int, progress *progress) error {
 			return err
 		}
 
-		// Every rank knows its own share. One all-reduce an epoch makes sums of all of them.
+		// One all-reduce an epoch sums the results of all ranks.
 		sums := append(losses, loss, float64(correct))
 		if err := pg.AllReduceSlice(ctx, r.group, sums, backend.Sum()); err != nil {
 			return err
@@ -175,7 +175,7 @@ func (r *rank) train(ctx context.Context, from int, progress *progress) error {
 	return nil
 }
 
-// tensors are the parameters as DDP wants them: tensors over the model's own slices.
+// tensors returns the parameters for DDP: tensors over the model's own slices.
 func tensors(params []*mlp.Param) ([]ddp.Param, error) {
 	var out []ddp.Param
 	for _, p := range params {
@@ -212,8 +212,8 @@ func (r *rank) sameEverywhere(ctx context.Context, sum [sha256.Size]byte) (bool,
 	return bytes.Equal(all, bytes.Repeat(sum[:], r.size)), err
 }
 
-// compare trains once more in this process alone and writes into the report
-// how far the parameters are from each other. It returns the other training.
+// compare trains again in this process alone, and writes the difference of the parameters
+// into the report. It returns the history of that training.
 func (r *rank) compare(ctx context.Context, rep *report) (*history, error) {
 	start := time.Now()
 	single, h, err := trainAlone(ctx, r.config, r.data)

@@ -26,7 +26,7 @@ type report struct {
 	Batch           int         `json:"batch"`
 	Params          int         `json:"params"`
 	Buckets         int         `json:"buckets"`
-	Overlap         *float64    `json:"overlap,omitempty"` // share of the time of communication that was hidden behind computing; not for a device
+	Overlap         *float64    `json:"overlap,omitempty"` // share of the communication time that overlaps computation; not for a device
 	Data            string      `json:"data"`
 	Backend         string      `json:"backend"`
 	Device          string      `json:"device,omitempty"` // where the model was, if not in CPU memory
@@ -36,8 +36,7 @@ type report struct {
 	Compare         *comparison `json:"compare,omitempty"`
 }
 
-// comparison is what -compare finds: how far the parameters are from those of a
-// single process.
+// comparison is the result of -compare: the difference to a single process.
 type comparison struct {
 	MaxAbs   float64 `json:"max_abs"`  // largest difference of a parameter
 	Relative float64 `json:"relative"` // |difference| / |parameters|, Euclidean norms
@@ -46,9 +45,9 @@ type comparison struct {
 	Seconds  float64 `json:"seconds"`
 }
 
-// compareTolerance is the largest comparison.Relative that -compare takes for
-// agreement. Rounding alone has stayed below 2e-6 (README.md); one gradient that is
-// too small by 1/64 gives 1.6e-4 after 4 epochs (TestCompareSees), 4e-5 after 20.
+// compareTolerance is the largest comparison.Relative that -compare accepts. Rounding gives
+// less than 2e-6 (README.md). One gradient that is too small by 1/64 gives 1.6e-4 after 4
+// epochs (TestCompareSees), 4e-5 after 20.
 const compareTolerance = 1e-5
 
 var (
@@ -75,7 +74,8 @@ func (r *rank) report(identical bool, sum [32]byte) *report {
 	return rep
 }
 
-// publish writes the curves, prints the report, and returns what is wrong with the result.
+// publish writes the curves and prints the report. Its error says what is wrong with the
+// result.
 func (r *rank) publish(stdout io.Writer, rep *report, single *history) error {
 	if r.config.curves != "" {
 		if err := r.writeCurves(r.config.curves, single); err != nil {
@@ -108,8 +108,7 @@ type training struct {
 	Accuracy []float64 `json:"accuracy"`
 }
 
-// writeCurves writes the course of the training to a file, and of the single process where
-// there is one.
+// writeCurves writes the curves of the training, and of the single process if there is one.
 func (r *rank) writeCurves(file string, single *history) error {
 	sizes := strings.Trim(strings.ReplaceAll(fmt.Sprint(r.state(0).Sizes), " ", "-"), "[]")
 	title := fmt.Sprintf("%s, MLP %s, global batch %d", r.data.Name, sizes, r.config.batch)

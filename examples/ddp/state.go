@@ -10,8 +10,8 @@ import (
 	"github.com/c10d-go/c10d/pg"
 )
 
-// state describes a checkpoint: what the training was, and how far it came.
-// The numbers beside it are the parameters and then the optimizer's velocities.
+// state describes a checkpoint: the training and its progress. The checkpoint also has the
+// parameters and the optimizer's velocities.
 type state struct {
 	Data     string
 	Sizes    []int
@@ -33,7 +33,7 @@ func (r *rank) state(epoch int) state {
 	}
 }
 
-// numbers are the slices that a training changes, the model's own.
+// numbers returns the parameters and velocities. They are the model's own slices.
 func (r *rank) numbers() [][]float32 {
 	var out [][]float32
 	for _, p := range r.model.Params() {
@@ -42,7 +42,7 @@ func (r *rank) numbers() [][]float32 {
 	return append(out, r.optimizer.Velocity(r.model.Params())...)
 }
 
-// save writes the checkpoint of rank 0, whose parameters are everybody's.
+// save writes the checkpoint. Rank 0 calls it.
 func (r *rank) save(ctx context.Context, epoch int) error {
 	if r.config.checkpoint == "" {
 		return nil
@@ -110,7 +110,7 @@ func (r *rank) load() (epoch int, err error) {
 	}
 	mine := r.numbers()
 	if !slices.EqualFunc(mine, numbers, func(a, b []float32) bool { return len(a) == len(b) }) {
-		return 0, fmt.Errorf("ddp: checkpoint %s: its numbers do not fit its description", path)
+		return 0, fmt.Errorf("ddp: checkpoint %s: its numbers do not match its description", path)
 	}
 	for i, s := range numbers {
 		copy(mine[i], s)

@@ -8,8 +8,8 @@ import (
 	"github.com/c10d-go/c10d/examples/internal/sampler"
 )
 
-// reducer makes the gradients of this rank those of all ranks: a *ddp.DDP, or
-// alone for a single process.
+// reducer averages the gradients of all ranks. It is a *ddp.DDP, or alone for a single
+// process.
 type reducer interface {
 	Begin(ctx context.Context) error
 	Ready(param int) error
@@ -22,7 +22,7 @@ func (alone) Begin(context.Context) error  { return nil }
 func (alone) Ready(int) error              { return nil }
 func (alone) Finish(context.Context) error { return nil }
 
-// trainer is what one rank trains with.
+// trainer is the model, the data and the optimizer of one rank.
 type trainer struct {
 	data       *dataset.Data
 	model      *mlp.Model
@@ -52,7 +52,7 @@ func newTrainer(c *config, data *dataset.Data, rank, size int) (*trainer, error)
 	return t, nil
 }
 
-// most is the most images of a pass.
+// most returns the largest number of images of a pass.
 func (t *trainer) most(c *config) int { return max(c.batch/t.size+1, evalBatch) }
 
 // epoch trains on every image once and returns the summed loss of this rank's
@@ -77,7 +77,7 @@ func (t *trainer) epoch(ctx context.Context, epoch int) ([]float64, error) {
 		if err := t.engine.step(); err != nil {
 			return nil, err
 		}
-		// Nothing has waited for a device so far.
+		// On a device this is the only wait in a step.
 		var err error
 		if losses[step], _, err = t.engine.result(ctx); err != nil {
 			return nil, err
@@ -86,7 +86,7 @@ func (t *trainer) epoch(ctx context.Context, epoch int) ([]float64, error) {
 	return losses, nil
 }
 
-// evalBatch bounds the memory of an evaluation.
+// evalBatch limits the memory of an evaluation.
 const evalBatch = 256
 
 // evaluate returns the summed loss over this rank's share of the held-out
@@ -113,7 +113,7 @@ func (t *trainer) evaluate(ctx context.Context) (loss float64, correct int, err 
 	return loss, correct, err
 }
 
-// history is the course of a training. Losses are means over the images of all ranks.
+// history has the results of a training. Losses are means over the images of all ranks.
 type history struct {
 	Steps    []float64 // training loss of each step
 	Train    []float64 // training loss of each epoch

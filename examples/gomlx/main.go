@@ -52,7 +52,7 @@ func main() {
 
 func run(ctx context.Context, nproc, epochs int, out io.Writer) error {
 	if nproc < 0 || nproc > 16 || epochs < 1 {
-		return errors.New("gomlx: -nproc must be within 0 and 16, -epochs at least 1")
+		return errors.New("gomlx: -nproc must be between 0 and 16, -epochs at least 1")
 	}
 	if nproc == 0 {
 		g, err := pg.Init(ctx, "env://", pg.InitOptions{})
@@ -61,7 +61,7 @@ func run(ctx context.Context, nproc, epochs int, out io.Writer) error {
 		}
 		return errors.Join(trainRank(ctx, g, epochs, out), g.Close())
 	}
-	// Nothing of a group is global to the process: its ranks can live in one.
+	// A group has no global state: all ranks can be in one process.
 	st := store.NewHash()
 	defer st.Close()
 	ranks, ctx := errgroup.WithContext(ctx)
@@ -77,7 +77,7 @@ func run(ctx context.Context, nproc, epochs int, out io.Writer) error {
 	return ranks.Wait()
 }
 
-// digest is a number that ranks with equal variables agree on.
+// digest returns a number that is equal for equal variables.
 func digest(values [][]float32) int64 {
 	h := sha256.New()
 	for _, v := range values {

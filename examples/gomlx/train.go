@@ -75,7 +75,7 @@ func updateGraph(scope *model.Scope, gradients []*graph.Node) {
 
 func newTrainer(b compute.Backend, g *pg.ProcessGroup, data *dataset.Data) (*trainer, error) {
 	t := &trainer{group: g, data: data, store: model.NewStore()}
-	// Only rank 0's draw counts, see broadcast; the seed makes runs repeatable.
+	// All ranks get rank 0's variables, see broadcast. The seed makes runs repeatable.
 	err := t.store.SetRNGStateFromSeed(1)
 	if err != nil {
 		return nil, err
@@ -99,7 +99,7 @@ func (t *trainer) step(ctx context.Context, images, labels *tensors.Tensor, weig
 	l := tensors.ToScalar[float32](out[0])
 	gradients := out[1:]
 
-	if err := t.allReduce(ctx, gradients); err != nil { // all that several ranks add to a step
+	if err := t.allReduce(ctx, gradients); err != nil { // the only difference to one rank
 		return 0, err
 	}
 
@@ -204,7 +204,7 @@ func trainRank(ctx context.Context, g *pg.ProcessGroup, epochs int, out io.Write
 	if err != nil {
 		return err
 	}
-	if _, err := t.correct(); err != nil { // the first use of the model makes its variables
+	if _, err := t.correct(); err != nil { // the first use creates the variables
 		return err
 	}
 	if err := t.broadcast(ctx); err != nil {
@@ -233,7 +233,7 @@ func trainRank(ctx context.Context, g *pg.ProcessGroup, epochs int, out io.Write
 	if err != nil {
 		return err
 	}
-	// Close tells the others that this rank has left. Nobody must need it then.
+	// After Close no other rank may need this one.
 	w, err := g.Barrier(ctx, backend.BarrierOptions{})
 	if err == nil {
 		err = w.Wait(ctx)
@@ -267,8 +267,8 @@ func (t *trainer) epoch(ctx context.Context, s *sampler.Sampler, epoch int) (flo
 		for i, label := range y {
 			classes[i] = int32(label)
 		}
-		// The average over ranks whose parts differ in size is the mean over the
-		// global batch if each rank counts by its size. Equal parts have weight 1.
+		// The average over the ranks is the mean over the global batch if each rank has a
+		// weight in proportion to its part. Equal parts have weight 1.
 		weight := part.Scale * float32(len(y))
 		l, err := t.step(ctx,
 			tensors.FromFlatDataAndDimensions(x, len(y), set.Features),

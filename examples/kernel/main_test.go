@@ -44,5 +44,5 @@ func TestSource(t *testing.T) {
 
 func TestNowhere(t *testing.T) {
 	_, err := run("tpu", 2)
-	require.EqualError(t, err, `kernel: -device: there are sim and cuda, not "tpu"`)
+	require.EqualError(t, err, `kernel: -device: "tpu" must be sim or cuda`)
 }

@@ -11,7 +11,7 @@ import (
 	"strconv"
 )
 
-// Set is a number of images and what each of them shows.
+// Set is a number of images with their labels.
 type Set struct {
 	Features int       // pixels of an image
 	Classes  int       // labels are 0 to Classes-1

@@ -13,15 +13,14 @@ import (
 	"path/filepath"
 )
 
-// Limits on what an IDX file may ask for. MNIST has 60 000 images of 28x28,
-// EMNIST 814 255; maxBytes keeps a damaged or hostile file, or one that
-// decompresses without end, from taking the machine's memory.
+// Limits on the lengths in an IDX file. MNIST has 60 000 images of 28x28, EMNIST 814 255.
+// maxBytes limits the memory for a damaged or hostile file.
 const (
 	maxSide  = 1 << 12
 	maxBytes = 1 << 30
 )
 
-// ErrFormat is matched by the error of a file that is not what its name says.
+// ErrFormat is matched by the error of a file that is not a valid IDX file.
 var ErrFormat = errors.New("not a valid IDX file")
 
 // LoadIDX reads a data set from the four files that MNIST, Fashion-MNIST and

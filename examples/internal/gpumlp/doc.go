@@ -1,18 +1,16 @@
 // Package gpumlp is the perceptron of package mlp in device memory. It shows how a trainer
 // with kernels of its own uses this library.
 //
-// A [Model] has the parameters, the activations, the gradients' way back and the
-// optimizer's state on one device, and one stream on which everything happens in
-// order. Its calls enqueue and return; [Model.Result] alone waits, for the loss of
-// the last pass and not for what was enqueued behind it.
+// A [Model] has the parameters, activations, derivatives and the optimizer's state on one
+// device, and one stream for all kernels. Its calls enqueue and return. Only [Model.Result]
+// waits: for the loss of the last pass, and not for kernels that were enqueued after it.
 //
 // # The kernels
 //
-// kernels.cu is CUDA C++, compiled ahead to PTX by examples/internal/ptx.sh and
-// embedded, so that neither building nor running needs a compiler. The machine's
-// driver translates the PTX for whatever device there is, from compute capability
-// 8.0 on. On the simulator, which does not run PTX, [Kernels] has Go functions of
-// the same names, made of package mlp's loops.
+// kernels.cu is CUDA C++. examples/internal/ptx.sh compiles it to PTX, which is embedded:
+// building and running need no compiler. The machine's driver translates the PTX for
+// devices of compute capability 8.0 and later. The simulator does not run PTX. For it
+// [Kernels] has Go functions of the same names, with package mlp's loops.
 //
 // Both add up in the order of package mlp and round as it does. A training differs from
 // the CPU's where the ranks' sums are added in another order. On a GPU it also differs by

@@ -29,18 +29,18 @@ type Model struct {
 	values, velocities []driver.Memory // of each parameter
 	params             []ddp.Param
 
-	// One row for every image of the batch at hand.
+	// One row for every image of the current batch.
 	inputs, labels  driver.Memory
 	outputs, deltas []driver.Memory // of each layer
 	losses, rights  driver.Memory
 
-	batchIn, batchLabels driver.HostMemory // what goes to the device
-	lossOut, rightOut    driver.HostMemory // what comes from there
+	batchIn, batchLabels driver.HostMemory // copied to the device
+	lossOut, rightOut    driver.HostMemory // copied from the device
 	hostInputs           []float32
 	hostLosses           []float64
 	hostRights           []uint32
 
-	images int          // of the pass at hand
+	images int          // of the current pass
 	passed driver.Event // passes when its results are on the host; nil if they were read
 
 	closers []interface{ Close() error }
@@ -48,10 +48,9 @@ type Model struct {
 	access  []driver.Access
 }
 
-// New returns a model like host, which stays the place on the host for what
-// Upload takes and Download brings. It takes batches of at most the given number
-// of images, and enqueues on stream, one of device's. The parameters in device
-// memory are undefined until Upload.
+// New returns a model like host. Upload and Download copy parameters from and to host. It
+// takes batches of at most the given number of images, and enqueues on stream, which must
+// be one of device's. The parameters in device memory are undefined until Upload.
 func New(d driver.Driver, device driver.Device, stream driver.Stream, host *mlp.Model, images int) (*Model, error) {
 	if images < 1 {
 		return nil, fmt.Errorf("gpumlp: batches of %d images, want 1 or more", images)
@@ -157,13 +156,12 @@ func elements[T tensor.Element](b []byte) ([]T, error) {
 	return tensor.Data[T](t)
 }
 
-// Params returns the parameters for package ddp. They have no gradients:
-// Backward writes these where it is told.
+// Params returns the parameters for package ddp. They have no gradients: Backward writes
+// them to other tensors.
 func (m *Model) Params() []ddp.Param { return slices.Clone(m.params) }
 
-// Batch returns the places for a batch's images and labels, in page-locked
-// memory. They are the caller's from the Result of the last pass to the next
-// pass, and only for as long as it calls nothing else.
+// Batch returns page-locked memory for a batch's images and labels. The caller may write to
+// it after the Result of the last pass and before any other call.
 func (m *Model) Batch() (inputs []float32, labels []uint8) {
 	driver.HostAccess(m.driver, "batch", driver.Writes(m.batchIn.Ptr(), m.batchIn.Len()), driver.Writes(m.batchLabels.Ptr(), m.batchLabels.Len()))
 	return m.hostInputs, m.batchLabels.Bytes()
@@ -219,7 +217,7 @@ func (m *Model) Backward(n int, scale float32, grad func(param int) *tensor.Tens
 	return nil
 }
 
-// forward enqueues a pass and the way of its results to the host.
+// forward enqueues a pass and the copies of its results to the host.
 func (m *Model) forward(n int, delta driver.Ptr, scale float32) error {
 	switch {
 	case n < 0 || n > m.most:
@@ -273,8 +271,8 @@ func (m *Model) forward(n int, delta driver.Ptr, scale float32) error {
 }
 
 // Result waits until the last pass is done and returns the summed loss over its
-// images and how many of them the model got right. Kernels that were enqueued
-// behind it go on.
+// images and how many of them the model got right. It does not wait for kernels that were
+// enqueued later.
 func (m *Model) Result(ctx context.Context) (loss float64, correct int, err error) {
 	if m.passed == nil {
 		return 0, 0, nil
@@ -310,14 +308,14 @@ func (m *Model) Step(rate, momentum float32, grad func(param int) *tensor.Tensor
 	return nil
 }
 
-// Upload gives the device the host model's parameters and the velocities, one
-// slice for each parameter.
+// Upload copies the host model's parameters, and the velocities, to the device. velocities
+// has a slice for each parameter.
 func (m *Model) Upload(ctx context.Context, velocities [][]float32) error {
 	return m.move(ctx, velocities, true)
 }
 
-// Download waits for the stream and gives the host model the device's
-// parameters, and velocities its.
+// Download waits for the stream, and copies the device's parameters to the host model and
+// its velocities to velocities.
 func (m *Model) Download(ctx context.Context, velocities [][]float32) error {
 	return m.move(ctx, velocities, false)
 }
@@ -372,7 +370,7 @@ func (m *Model) move(ctx context.Context, velocities [][]float32, up bool) error
 	return staging.Close()
 }
 
-// Sync waits until everything that was enqueued has ended.
+// Sync waits until all enqueued work has ended.
 func (m *Model) Sync(ctx context.Context) error {
 	e, err := m.stream.Record()
 	if err != nil {
@@ -384,10 +382,10 @@ func (m *Model) Sync(ctx context.Context) error {
 
 const (
 	threads   = 256
-	mostGrids = 1 << 16 // the kernels loop over what is left
+	mostGrids = 1 << 16 // the kernels loop over further elements
 )
 
-// launch runs a kernel with m.args on so many elements.
+// launch runs a kernel with m.args on a number of elements.
 func (m *Model) launch(f driver.Function, elements int, access ...driver.Access) error {
 	if elements == 0 {
 		return nil

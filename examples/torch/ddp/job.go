@@ -11,8 +11,8 @@ import (
 	"github.com/c10d-go/c10d/store"
 )
 
-// job is what ranks of both kinds train on: the same images in the same order. Python
-// ranks get it as JSON. Bytes are base64 there, float32s little-endian.
+// job has the images and the schedule for ranks of both kinds. Python ranks get it as JSON,
+// with bytes in base64 and float32s little-endian.
 type job struct {
 	Torch     string  `json:"torch"`   // version on the Python ranks
 	Timeout   float64 `json:"timeout"` // seconds
@@ -28,12 +28,12 @@ type job struct {
 	HeldOutImages []byte `json:"held_out_images"` // float32
 	HeldOutLabels []byte `json:"held_out_labels"`
 
-	// Orders has the order of the images in each epoch. A step takes the next
-	// Batch places, and of these rank r those whose number leaves r when divided
-	// by the number of ranks.
+	// Orders has the order of the images in each epoch. A step takes the next Batch
+	// places. Of these, rank r takes those whose number leaves r when divided by the
+	// number of ranks.
 	Orders [][]int `json:"orders"`
 
-	// Initial has rank 0's parameters as they lie in PyTorch's.
+	// Initial has rank 0's parameters in PyTorch's layout.
 	Initial []byte `json:"initial"` // float32
 }
 
@@ -75,7 +75,7 @@ func newJob(c *config, torch string) (*job, error) {
 	return j, err
 }
 
-// dialect is the generation of PyTorch that the job's version belongs to.
+// dialect returns the generation of PyTorch of the job's version.
 func (j *job) dialect() (store.Dialect, error) {
 	if j.Torch == "" { // no Python ranks
 		return store.DialectUnknown, nil

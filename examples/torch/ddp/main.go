@@ -1,14 +1,14 @@
 // Command ddp trains one model on Python and Go ranks together: the Python ranks with
 // torch.nn.parallel.DistributedDataParallel (trainer.py), the Go ranks with package ddp
-// (rank.go). Neither kind treats the other in any way.
+// (rank.go).
 //
 //	c10d run -n 3 -- ./ddp -python 2            ranks 0 and 1 are Python, rank 2 is Go
 //	c10d run -n 3 -- ./ddp -python 1 -go-first  rank 2 is Python
 //	c10d run -n 2 -- ./ddp -compare             compare with ranks of one kind alone
 //
-// Each rank finds out from its number whether it trains itself or starts Python. The last
-// line of rank 0's output is the result, as JSON. README.md says how closely the two kinds
-// of ranks agree, and why.
+// Each rank decides from its number whether it trains itself or starts Python. The last
+// line of rank 0's output is the result, as JSON. README.md tells how closely the two kinds
+// of ranks agree.
 package main
 
 import (
@@ -26,7 +26,7 @@ import (
 	"github.com/c10d-go/c10d/pg"
 )
 
-// config is what the flags say.
+// config has the values of the flags.
 type config struct {
 	pyRanks   int
 	goFirst   bool

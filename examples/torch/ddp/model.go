@@ -6,11 +6,10 @@ import (
 	"github.com/c10d-go/c10d/tensor"
 )
 
-// layout shows an mlp's parameters the way PyTorch has them. PyTorch's
-// nn.Linear computes x Wᵀ + b, so its weight is {outputs, inputs}; package
-// mlp's is the transpose. Values and gradients are therefore views with the
-// dimensions exchanged. DDP compares strides as well, which must be those of
-// nn.Linear's weight in memory, so what DDP synchronises is a copy.
+// layout has an mlp's parameters in PyTorch's layout. PyTorch's nn.Linear computes
+// x Wᵀ + b, so its weight is {outputs, inputs}. The weight of package mlp is the transpose.
+// Values and gradients are therefore views with the dimensions exchanged. DDP also compares
+// strides, which must be those of nn.Linear's weight, so DDP synchronises a copy.
 type layout struct {
 	params []ddp.Param      // Grad is a view of the model's gradient
 	values []*tensor.Tensor // views of the model's parameters
@@ -46,7 +45,7 @@ func torchView(data []float32, shape []int) (*tensor.Tensor, error) {
 	return t.Transpose(0, 1)
 }
 
-// offer copies the model's parameters to where DDP reads them.
+// offer copies the model's parameters to the tensors that DDP reads.
 func (l *layout) offer() error {
 	for i, p := range l.params {
 		if err := p.Value.CopyFrom(l.values[i]); err != nil {
@@ -78,8 +77,8 @@ func pack(b []byte, ts []*tensor.Tensor) ([]byte, error) {
 	return b, nil
 }
 
-// centre takes the mean of the images seen so far from each image: trainer.py's
-// Centre. Its state is the model's buffers.
+// centre subtracts the running mean of the images from each image, as Centre in trainer.py.
+// Its state is the model's buffers.
 type centre struct {
 	mean    []float32
 	batches []int64 // one
@@ -88,8 +87,8 @@ type centre struct {
 // momentum is the weight of a batch in the mean, batch normalisation's.
 const momentum = 0.1
 
-// forward centres rows of pixels in place. In training the mean then moves
-// towards that of the images.
+// forward centres rows of pixels in place. In training it then moves the mean towards that
+// of the images.
 func (c *centre) forward(rows []float32, training bool) {
 	n := len(rows) / len(c.mean)
 	sums := make([]float32, len(c.mean))

@@ -48,7 +48,7 @@ func trainGo(ctx context.Context, j *job, stderr io.Writer) (r result, err error
 	if err := t.describe(&r); err != nil {
 		return r, err
 	}
-	// Close tells the others that this rank has left. Nobody must need it then.
+	// After Close no other rank may need this one.
 	w, err := g.Barrier(ctx, backend.BarrierOptions{})
 	if err != nil {
 		return r, err
@@ -56,7 +56,7 @@ func trainGo(ctx context.Context, j *job, stderr io.Writer) (r result, err error
 	return r, w.Wait(ctx)
 }
 
-// trainer is what a Go rank trains with.
+// trainer is the model, the data and the optimizer of a Go rank.
 type trainer struct {
 	group     *pg.ProcessGroup
 	ddp       *ddp.DDP
@@ -113,8 +113,7 @@ func newTrainer(ctx context.Context, j *job, g *pg.ProcessGroup) (*trainer, erro
 	for _, b := range buffers {
 		t.buffers = append(t.buffers, b.Value)
 	}
-	// PyTorch says that there may be Python ranks: with them, DDP checks and
-	// sends what theirs does.
+	// With the option PyTorch, DDP does the checks and broadcasts that PyTorch's does.
 	t.ddp, err = ddp.New(ctx, g, t.layout.params, ddp.Options{
 		PyTorch: true, Buffers: buffers, BucketCap: j.BucketKiB << 10, FirstBucket: j.BucketKiB << 10,
 	})
@@ -136,7 +135,7 @@ func (t *trainer) epoch(ctx context.Context, order []int) (loss, accuracy float6
 		}
 		total[0] += loss
 	}
-	// Everybody's buffers are rank 0's from here to the next step.
+	// From here to the next step all ranks have rank 0's buffers.
 	if err := t.ddp.Evaluate(ctx); err != nil {
 		return 0, 0, err
 	}

@@ -7,7 +7,7 @@ import (
 	"slices"
 )
 
-// kind is what a rank is written in.
+// kind is the language of a rank.
 type kind string
 
 const (
@@ -15,7 +15,7 @@ const (
 	pythonRank kind = "python"
 )
 
-// result is what a rank says at its end, of either kind.
+// result is the result of one rank of either kind.
 type result struct {
 	Rank     int     `json:"rank"`
 	Kind     kind    `json:"kind"`
@@ -25,7 +25,7 @@ type result struct {
 
 	Gradients string `json:"gradients"` // SHA-256 of the averaged gradients of all steps
 	Buffers   string `json:"buffers"`   // SHA-256 of the buffers at the end
-	Params    []byte `json:"params"`    // float32s as they lie in PyTorch's parameters, little-endian
+	Params    []byte `json:"params"`    // float32s in PyTorch's layout, little-endian
 	Buckets   []int  `json:"buckets"`   // bytes of each
 }
 
@@ -43,8 +43,8 @@ type report struct {
 	BuffersIdentical bool  `json:"buffers_identical"`
 	Buckets          []int `json:"bucket_bytes"`
 
-	// The parameters have the same bits on all ranks of a kind, and differ by
-	// so much between a Python and a Go rank.
+	// ParamsIdentical tells whether the parameters have the same bits on all ranks of a
+	// kind, and diff how much they differ between a Python and a Go rank.
 	ParamsIdentical map[kind]bool `json:"params_identical"`
 	diff
 
@@ -52,7 +52,7 @@ type report struct {
 	Compare map[kind]*comparison `json:"compare,omitempty"`
 }
 
-// diff tells how far two models are apart.
+// diff is the difference of two models.
 type diff struct {
 	MaxAbs float64 `json:"max_param_diff"` // the largest difference of two parameters
 	MaxRel float64 `json:"max_param_diff_rel"`
@@ -60,7 +60,7 @@ type diff struct {
 	Equal  float64 `json:"params_equal"`    // share of the parameters with the same bits
 }
 
-// comparison is another training against the mixed one.
+// comparison compares another training with the mixed one.
 type comparison struct {
 	Accuracy float64 `json:"accuracy"`
 	Loss     float64 `json:"loss"`

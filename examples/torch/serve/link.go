@@ -18,15 +18,14 @@ import (
 	"github.com/c10d-go/c10d/work"
 )
 
-// Server and trainer meet in a store that the server hosts, because it is the
-// one that stays. A trainer takes the next number, and under these keys:
+// Server and trainer meet in a store that the server hosts, because trainers come and go.
+// A trainer takes the next number N. The keys are:
 //
-//	trainers     a counter: the trainers so far
-//	trainer/N    trainer N says, as JSON, which PyTorch it is and what its
-//	             parameters are
-//	answer/N     the server says "ok", or why it does not take them
-//	group/N      the prefix of the process group of the two
-//	wanted       a counter: how often a set was asked for
+//	trainers     the number of trainers so far
+//	trainer/N    from trainer N: its PyTorch version and its parameters, as JSON
+//	answer/N     from the server: "ok", or why it does not accept them
+//	group/N      the prefix of the keys of their process group
+//	wanted       the number of requests for a set
 const (
 	keyTrainers = "trainers"
 	keyTrainer  = "trainer/"
@@ -42,34 +41,34 @@ const (
 	groupSize
 )
 
-// In the group the trainer broadcasts headers of so many int64; the first says
-// which kind it is. After an update the parameters follow, one broadcast each.
+// In the group the trainer broadcasts headers of headerLen int64. The first one is the kind
+// of the header. After an update the parameters follow, one broadcast each.
 const (
 	headerGoodbye = 0
 	headerUpdate  = 1 // version, epoch, accuracy in millionths, CRC-32 of the parameters
 	headerLen     = 5
 )
 
-// between bounds the time between two sets, which is the trainer's business: an
-// epoch may take days. That the trainer has died shows by its connections, or,
-// if its machine went without a word, when another trainer comes.
+// between is the longest time between two sets: an epoch may take days. The end of its
+// connections shows that a trainer died. If its machine was lost, the next trainer
+// replaces it.
 const between = 10 * 365 * 24 * time.Hour
 
-// lost is how long a trainer may take between taking a number and announcing
-// itself, before it is taken for dead.
+// lost is the longest time between taking a number and the announcement. A trainer that
+// takes longer is assumed to be dead.
 const lost = time.Second
 
 var errNewer = errors.New("serve: another trainer has come")
 
-// announcement is what a trainer says of itself.
+// announcement describes a trainer.
 type announcement struct {
 	number     int
 	Torch      string      `json:"torch"`
 	Parameters []parameter `json:"parameters"`
 }
 
-// dialect returns the generation of the trainer's PyTorch. The store is ours, so
-// it cannot tell.
+// dialect returns the generation of the trainer's PyTorch. A store hosted by Go does not
+// know it.
 func (a *announcement) dialect() (store.Dialect, error) {
 	major, rest, _ := strings.Cut(a.Torch, ".")
 	minor, _, _ := strings.Cut(rest, ".")
@@ -77,14 +76,14 @@ func (a *announcement) dialect() (store.Dialect, error) {
 	y, err2 := strconv.Atoi(minor)
 	switch {
 	case err1 != nil || err2 != nil || x < 1:
-		return 0, fmt.Errorf("serve: PyTorch %q is no version", a.Torch)
+		return 0, fmt.Errorf("serve: %q is not a version of PyTorch", a.Torch)
 	case x == 1 || x == 2 && y == 0:
 		return store.DialectV1, nil
 	}
 	return store.DialectV2, nil
 }
 
-// status is how it stands with the trainers.
+// status is the state of the current trainer.
 type status struct {
 	State  string    `json:"state"` // waiting, connected, finished or lost
 	Number int       `json:"number,omitempty"`
@@ -93,8 +92,8 @@ type status struct {
 	Error  string    `json:"error,omitempty"`
 }
 
-// link receives the sets of one trainer after the other. The newest trainer
-// wins: when one comes while another is connected, that one is dropped.
+// link receives the sets of one trainer after the other. A new trainer replaces one that is
+// connected.
 type link struct {
 	store   store.Store
 	weights *weights

@@ -27,11 +27,11 @@ import (
 func main() {
 	var c config
 	flag.StringVar(&c.http, "http", "127.0.0.1:8080", "`host:port` to answer predictions on")
-	flag.StringVar(&c.store, "store", "127.0.0.1:29400", "`host:port` that trainers come to; \":29400\" is all interfaces")
-	flag.DurationVar(&c.timeout, "timeout", 30*time.Second, "`time` that a trainer may take to join, and to send a set once it has begun")
+	flag.StringVar(&c.store, "store", "127.0.0.1:29400", "`host:port` for trainers; no host means all interfaces")
+	flag.DurationVar(&c.timeout, "timeout", 30*time.Second, "longest `duration` for a trainer to join, and to send a set")
 	flag.Parse()
 	if flag.NArg() > 0 || c.timeout <= 0 {
-		fmt.Fprintln(os.Stderr, "serve: unexpected argument, or a -timeout that is not positive")
+		fmt.Fprintln(os.Stderr, "serve: there are no arguments, and -timeout must be positive")
 		os.Exit(2)
 	}
 	c.log = slog.New(slog.NewTextHandler(os.Stderr, nil))

@@ -397,7 +397,7 @@ func TestTrainers(t *testing.T) {
 
 	for text, want := range map[string]string{
 		`{"torch":"2.6.0","parameters":[]}`: "0 parameters are not the weights",
-		`{`:                                 `PyTorch "" is no version`,
+		`{`:                                 `"" is not a version of PyTorch`,
 		`{"torch":"2.6.0","parameters":[{"shape":[3]},{"shape":[3]}]}`: "has shape [3]",
 	} {
 		g, answer := come(t, s, text)

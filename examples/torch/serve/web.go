@@ -20,7 +20,7 @@ var page []byte
 type web struct {
 	weights *weights
 	link    *link
-	images  *dataset.Set // for those who have none at hand
+	images  *dataset.Set // examples for users
 	latency latencies
 }
 
@@ -41,7 +41,7 @@ func (s *web) handler() http.Handler {
 func reply(w http.ResponseWriter, code int, v any) {
 	text, err := json.Marshal(v)
 	if err != nil {
-		// Numbers that JSON lacks: the trainer sent parameters that are not finite.
+		// JSON has no infinities: the trainer sent parameters that are not finite.
 		code, text = http.StatusInternalServerError, []byte(fmt.Sprintf(`{"error":%q}`, "serve: "+err.Error()))
 	}
 	w.Header().Set("Content-Type", "application/json")
@@ -106,7 +106,7 @@ func (s *web) predict(w http.ResponseWriter, r *http.Request) {
 	s.latency.add(time.Since(start))
 }
 
-// healthz is about serving, which needs parameters and no trainer.
+// healthz reports whether predictions are possible. They need parameters, but no trainer.
 func (s *web) healthz(w http.ResponseWriter, _ *http.Request) {
 	if s.weights.current.Load() == nil {
 		reply(w, http.StatusServiceUnavailable, map[string]string{"status": "no parameters yet"})
@@ -159,7 +159,7 @@ func (s *web) digit(w http.ResponseWriter, _ *http.Request) {
 	reply(w, http.StatusOK, p)
 }
 
-// refresh asks the trainer for its parameters of now. They come when they come.
+// refresh asks the trainer for its current parameters. It does not wait for them.
 func (s *web) refresh(w http.ResponseWriter, r *http.Request) {
 	if state := s.link.get().State; state != "connected" {
 		fail(w, http.StatusConflict, "no trainer to ask: %s", state)

@@ -34,8 +34,8 @@ type training struct {
 	Accuracy []float64 `json:"accuracy"`
 }
 
-// curveName tells records of one operation apart: who measured, by which work, and with
-// which tensors.
+// curveName returns the system, its work and the kind of its tensors. Records of one
+// operation with the same name are one curve.
 func (r *record) curveName() string {
 	name := r.System
 	if r.Work != "" {

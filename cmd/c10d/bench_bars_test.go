@@ -91,8 +91,8 @@ barrier 2,3 - other 1x
 	require.ErrorIs(t, err, os.ErrNotExist)
 }
 
-// TestPeersScript runs bench/peers.sh with this program and peers that only answer,
-// of which one ends early: systems take turns, and bars are held against records.
+// TestPeersScript runs bench/peers.sh with this program and two scripts as peers, one of which
+// ends early. Systems take turns, and bars are compared with the records.
 func TestPeersScript(t *testing.T) {
 	self, err := os.Executable()
 	require.NoError(t, err)

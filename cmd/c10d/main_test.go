@@ -439,8 +439,8 @@ func TestRunFirstFailure(t *testing.T) {
 	}
 }
 
-// TestRunOthers checks that a rank that gives up by itself is told of, and one
-// that the launcher ended is not.
+// TestRunOthers: the summary lists ranks that ended by themselves, but not ranks that the
+// launcher ended.
 func TestRunOthers(t *testing.T) {
 	p := runRanks(t, "-n 3 -json", "only-trap:0", "store", "only-exit:1:3", "only-got:0", "only-exit:0:6", "hold")
 	require.Equal(t, 3, p.wait(), p.stderr.String())
@@ -451,8 +451,8 @@ func TestRunOthers(t *testing.T) {
 	require.Regexp(t, `  also        rank 0 at [0-9:.]+, exit code 6`, p.stderr.String())
 }
 
-// TestRunEndsOthers checks that the others of a failed rank end, also those that
-// do not listen, with what they started.
+// TestRunEndsOthers: after a failure the launcher ends the other ranks with the processes
+// that they started, also ranks that ignore SIGTERM.
 func TestRunEndsOthers(t *testing.T) {
 	p := runRanks(t, "-n 3 -grace 100ms", "ignore", "child", "pid", "store", "only-exit:2:4", "hold")
 	require.Equal(t, 4, p.wait())

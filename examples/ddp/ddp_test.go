@@ -238,9 +238,8 @@ func TestResume(t *testing.T) {
 	})
 }
 
-// TestCompareSees makes sure that the tolerance of -compare is not one that
-// anything passes: a training in which one gradient of hundreds is too small by
-// the share of one image does not.
+// TestCompareSees: a training fails the tolerance of -compare if one gradient of hundreds is
+// too small by the share of one image.
 func TestCompareSees(t *testing.T) {
 	c, err := parseFlags([]string{"-epochs", "4"}, io.Discard)
 	require.NoError(t, err)
@@ -317,8 +316,8 @@ func TestDiverged(t *testing.T) {
 	require.Contains(t, says, "the training diverged")
 }
 
-// TestEnds ends a training that would take hours: by the death of a rank, whom the
-// launcher blames, and by a signal, after which all ranks end by themselves.
+// TestEnds ends a training that would take hours. After the death of a rank the launcher
+// names it. After a signal all ranks end by themselves.
 func TestEnds(t *testing.T) {
 	if runtime.GOOS != "linux" {
 		t.Skip("needs /proc and signals: not promised on this system")

@@ -18,10 +18,9 @@ import (
 const sameBits = runtime.GOARCH == "amd64"
 
 // TestSim trains on simulated GPUs, one a rank, with the simulator's checker on:
-// a missing order between streams fails the ranks. Two operands have one sum
-// and halving is exact, so the parameters are those of two ranks on the CPU to the
-// bit, from device to device and through the host, also if the training is resumed
-// on the way.
+// a missing order between streams fails the ranks. The sum of two operands does not
+// depend on their order, and halving is exact. The parameters therefore have the bits of
+// two ranks on the CPU, from device to device, through the host, and after a resume.
 func TestSim(t *testing.T) {
 	state := filepath.Join(t.TempDir(), "state")
 	few := []string{"-batch", "512"} // three steps an epoch

@@ -2,9 +2,8 @@
 // back.
 //
 // A file is the SHA-256 of the rest, and then, in package gob's format, a description and
-// slices of numbers. It is written under another name, synced and renamed: at any time
-// there is a whole checkpoint under its name, the old one or the new one, even if the
-// process or the machine dies.
+// slices of numbers. Write writes it under another name, syncs and renames it. The file is
+// therefore always a whole checkpoint, also after the process or the machine dies.
 package checkpoint
 
 import (

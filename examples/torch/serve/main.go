@@ -1,6 +1,6 @@
-// Command serve answers predictions with the newest parameters of a PyTorch
-// trainer, which sends them over a process group: the trainer is one rank, this
-// program the other. README.md beside it tells how to run the two.
+// Command serve answers predictions with the newest parameters of a PyTorch trainer. The
+// trainer sends them over a process group, in which it is one rank and this program the
+// other. README.md tells how to run both.
 //
 //	go run ./examples/torch/serve
 //	python3 examples/torch/serve/trainer.py

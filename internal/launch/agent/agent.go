@@ -234,9 +234,9 @@ func (j *Job) check() error {
 	return j.Secrets.CheckMutual()
 }
 
-// Run runs the job to its end. An error is one of the agent: a command that cannot be
-// started, a port that is in use, a node that does not come. The Summary has ranks that
-// fail. The end of ctx counts as a SIGTERM.
+// Run runs the job to its end. It returns an error if a command cannot be started, a port is
+// in use, or a node does not come. Ranks that fail are in the Summary. The end of ctx counts
+// as a SIGTERM.
 func Run(ctx context.Context, j Job) (*Summary, error) {
 	if j.Nodes == 0 {
 		j.Nodes = 1

@@ -37,10 +37,10 @@ const (
 	// SIGKILL. A process in a system call on a dead network file system may never end.
 	killWait = 10 * time.Second
 
-	// After the first failure the agent waits for other ranks to end, because innocent
-	// ranks may end before the one at fault. It waits for waitForOthers; for up to
-	// waitWhileWriting while a rank writes to its standard error at least every silentFor;
-	// and for up to waitForNamed for a rank that others name, or that prints a panic.
+	// After the first failure the agent waits for other ranks to end, because the rank at
+	// fault may end later than others. It waits for waitForOthers. While a rank writes to
+	// its standard error at least every silentFor, it waits for up to waitWhileWriting. For
+	// a rank that others name, or that prints a panic, it waits for up to waitForNamed.
 	waitForOthers    = 200 * time.Millisecond
 	silentFor        = 100 * time.Millisecond
 	waitWhileWriting = time.Second

@@ -1,5 +1,5 @@
-# What people do with the tree. Go and make are all that is needed; race needs
-# a C compiler as well, for the race detector, and arm64 an emulator.
+# Targets to build, test and measure. They need Go and make. race also needs a C
+# compiler, and arm64 an emulator.
 
 GO       ?= go
 RANKS    ?= 4
@@ -19,18 +19,17 @@ GOTESTSUM   = gotest.tools/gotestsum@v1.13.0
 # go test, and then the tests that failed or were skipped, with their reasons.
 TEST = $(GO) run $(GOTESTSUM) --format standard-quiet -- -timeout $(TIMEOUT)
 
-# Other platforms on which everything must compile, and those on which the tests
-# must, too: 386 finds numbers that do not fit an int of 32 bits, Windows what is
-# only on Unix.
+# Everything must compile on PLATFORMS, and the tests on VETTED. 386 finds numbers
+# that do not fit an int of 32 bits, Windows finds uses of Unix.
 PLATFORMS = linux/386 linux/arm64 darwin/arm64 windows/amd64 freebsd/amd64
 VETTED    = linux/386 windows/amd64
 
-# Modules of their own, below the core's.
+# The nested modules.
 NESTED = $(patsubst ./%/go.mod,%,$(shell find . -mindepth 2 -name go.mod))
 
 .PHONY: help demo build test race arm64 nested gorgonia kernels lint fuzz bench bench-peers cover interop
 
-help: ## this list
+help: ## print this list
 	@sed -n 's/^\([a-z0-9-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 13
 
 demo: ## train a classifier on RANKS=4 ranks; the last line is the result
@@ -48,33 +47,33 @@ test: ## all tests; lists those that were skipped, and why
 race: ## all tests under the race detector
 	@CGO_ENABLED=1 $(TEST) -race $(TESTARGS) ./...
 
-# The emulated processor has what every one has, Armv8.0. A program there can start
-# no other: the last line is for TestSwitchOff.
+# The emulated processor has only Armv8.0. A program there cannot start another one, so
+# TestSwitchOff runs by itself.
 ARM64    = GOOS=linux GOARCH=arm64 CGO_ENABLED=0 $(GO)
 EMULATOR = qemu-aarch64-static -cpu cortex-a53
 
-arm64: ## test the loops for arm64 under Debian's qemu-user-static
+arm64: ## test the kernels for arm64 under Debian's qemu-user-static
 	$(ARM64) vet ./internal/reduce
 	$(ARM64) test -count 1 -timeout $(TIMEOUT) -short -exec '$(EMULATOR)' ./internal/reduce
 	$(ARM64) test -count 1 -timeout $(TIMEOUT) -run SwitchOff \
 	  -exec 'env GODEBUG=cpu.asimd=off REDUCE_TEST_SETS= $(EMULATOR)' ./internal/reduce
 
-nested: ## build and test the modules below the core, which need more modules
+nested: ## vet and test the nested modules, which need more dependencies
 	@set -e; for dir in $(NESTED); do echo "module $$dir"; \
 	  (cd $$dir && $(GO) vet ./... && $(GO) test -count 1 -timeout $(TIMEOUT) ./...); done
 
-gorgonia: ## compile the driver on gorgonia.org/cu and tests for GPUs, for which this fetches 0.8 GB from Debian
+gorgonia: ## compile the driver on gorgonia.org/cu with its tests; fetches 0.8 GB from Debian
 	cd backend/cuda/gorgonia && ./headers.sh $(CURDIR)/bin/cuda && \
 	  export CGO_CFLAGS=-I$(CURDIR)/bin/cuda/include CGO_LDFLAGS=-L$(CURDIR)/bin/cuda/lib && \
 	  $(GO) vet -tags cuda ./... && $(GO) test -c -tags cuda -o $(CURDIR)/bin/gorgonia.test . && \
 	  ./workspace.sh $(CURDIR)/bin/cuda && GOWORK=$(CURDIR)/bin/cuda/go.work \
 	  $(GO) test -c -tags cuda -overlay $(CURDIR)/bin/cuda/overlay.json -o $(CURDIR)/bin/cuda-gorgonia.test ..
 
-kernels: ## compile the CUDA kernels to PTX again, with Debian's clang-19
+kernels: ## compile the CUDA kernels to PTX, with Debian's clang-19
 	backend/cuda/internal/kernels/recipe
 	examples/internal/ptx.sh examples/kernel/squares.cu examples/internal/gpumlp/kernels.cu
 
-lint: ## format, vet, staticcheck, other platforms, the rules of the tree
+lint: ## format, vet, staticcheck, other platforms, rules of the tree
 	@out=$$(gofmt -l .); test -z "$$out" || { echo "not formatted:"; echo "$$out"; exit 1; }
 	$(GO) mod tidy -diff
 	$(GO) vet ./...
@@ -87,8 +86,8 @@ lint: ## format, vet, staticcheck, other platforms, the rules of the tree
 	@set -e; for p in $(VETTED); do echo "$(GO) vet ./... for $$p"; \
 	  GOOS=$${p%/*} GOARCH=$${p#*/} CGO_ENABLED=0 $(GO) vet ./...; done
 
-# Go's fuzzer now and then takes the end of its time for a failure ("context
-# deadline exceeded"). A finding lies in testdata afterwards and fails again.
+# Go's fuzzer sometimes reports the end of its time as a failure ("context deadline
+# exceeded"). A real finding is in testdata afterwards and fails again.
 fuzz: ## every fuzz target for FUZZTIME=10s
 	@set -e; n=0; for file in $$(grep -rl --include='*_test.go' '^func Fuzz' .); do \
 	  for target in $$(sed -n 's/^func \(Fuzz[A-Za-z0-9_]*\)(.*/\1/p' $$file); do \
@@ -103,7 +102,7 @@ bench: ## the packages' benchmarks; BENCH=regexp, COUNT=10 for benchstat
 bench-peers: ## this library, PyTorch's gloo and Open MPI, in turn; WORLD=2 OP=all SIZES=4,1K PASSES=3
 	@WORLD='$(WORLD)' OP='$(OP)' SIZES='$(SIZES)' PYTHON='$(PYTHON)' GO='$(GO)' bench/peers.sh
 
-cover: ## share of the statements that the tests reach; details in coverage.out
+cover: ## test coverage; details in coverage.out
 	@$(TEST) -coverpkg ./... -coverprofile coverage.out $(TESTARGS) ./...
 	@$(GO) tool cover -func coverage.out | tail -1
 

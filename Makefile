@@ -27,7 +27,7 @@ VETTED    = linux/386 windows/amd64
 # The nested modules.
 NESTED = $(patsubst ./%/go.mod,%,$(shell find . -mindepth 2 -name go.mod))
 
-.PHONY: help demo build test race arm64 nested gorgonia kernels lint fuzz bench bench-peers cover interop
+.PHONY: help demo build test race arm64 nested gorgonia figures kernels lint fuzz bench bench-peers cover interop
 
 help: ## print this list
 	@sed -n 's/^\([a-z0-9-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 13
@@ -69,6 +69,9 @@ gorgonia: ## compile the driver on gorgonia.org/cu with its tests; fetches 0.8 G
 	  ./workspace.sh $(CURDIR)/bin/cuda && GOWORK=$(CURDIR)/bin/cuda/go.work \
 	  $(GO) test -c -tags cuda -overlay $(CURDIR)/bin/cuda/overlay.json -o $(CURDIR)/bin/cuda-gorgonia.test ..
 
+figures: ## write the figures of README.md and docs/benchmarks.md from docs/benchmarks/*.jsonl
+	$(GO) run ./internal/figures
+
 kernels: ## compile the CUDA kernels to PTX, with Debian's clang-19
 	backend/cuda/internal/kernels/recipe
 	examples/internal/ptx.sh examples/kernel/squares.cu examples/internal/gpumlp/kernels.cu
@@ -79,7 +82,7 @@ lint: ## format, vet, staticcheck, other platforms, rules of the tree
 	$(GO) vet ./...
 	$(GO) vet -tags noredis ./pg ./cmd/c10d ./examples/ddp
 	$(GO) run $(STATICCHECK) ./...
-	$(GO) test -count 1 ./internal/rules
+	$(GO) test -count 1 ./internal/rules ./internal/figures
 	CGO_ENABLED=0 $(GO) build ./...
 	@set -e; for p in $(PLATFORMS); do echo "$(GO) build ./... for $$p"; \
 	  GOOS=$${p%/*} GOARCH=$${p#*/} CGO_ENABLED=0 $(GO) build ./...; done

@@ -34,6 +34,7 @@ var layers = []layer{
 	{"internal/reduce", []string{"tensor", "golang.org/x/sys/cpu"}},
 	{"internal/reduce/asm", nil},
 	{"internal/exact", []string{"tensor"}},
+	{"internal/figures", nil},
 	{"internal/freeport", nil},
 	{"internal/sockets", nil},
 	{"internal/testcerts", nil},

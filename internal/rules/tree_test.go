@@ -73,18 +73,19 @@ func TestLinks(t *testing.T) {
 	}
 }
 
-// TestReadmeProgram keeps the program in the README the one that is tested.
+// TestReadmeProgram keeps the program in README.md the one that is tested: the example of package pg.
 func TestReadmeProgram(t *testing.T) {
 	readme, err := os.ReadFile(filepath.Join(root, "README.md"))
 	if err != nil {
 		t.Fatal(err)
 	}
-	program, err := os.ReadFile(filepath.Join(root, "examples/allreduce/main.go"))
+	example, err := os.ReadFile(filepath.Join(root, "pg/readme_test.go"))
 	if err != nil {
 		t.Fatal(err)
 	}
-	_, code, ok := bytes.Cut(program, []byte("package main\n"))
-	if !ok || !bytes.Contains(readme, append([]byte("```go\npackage main\n"), append(code, "```\n"...)...)) {
-		t.Error("the first program in README.md is not examples/allreduce/main.go")
+	_, code, ok := strings.Cut(string(example), "\t// README.md:\n")
+	code, _, found := strings.Cut(code, "\t// Output:")
+	if !ok || !found || !strings.Contains(string(readme), "```go\nfunc main() {\n"+code+"}\n```\n") {
+		t.Error("the first program in README.md is not the example in pg/readme_test.go")
 	}
 }

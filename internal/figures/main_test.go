@@ -1,0 +1,74 @@
+package main
+
+import (
+	"bytes"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+// TestDocuments fails if a figure in a document or a picture is not that of the records.
+func TestDocuments(t *testing.T) {
+	const root = "../.."
+	files, err := render(root)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, want := range files {
+		got, err := os.ReadFile(filepath.Join(root, name))
+		if err != nil || !bytes.Equal(got, want) {
+			t.Errorf("%s does not have the figures of the records: run make figures (%v)", name, err)
+		}
+	}
+}
+
+// TestFill replaces what is between the comments, and refuses comments it does not know.
+func TestFill(t *testing.T) {
+	root := t.TempDir()
+	write := func(name, text string) {
+		t.Helper()
+		if err := os.MkdirAll(filepath.Dir(filepath.Join(root, name)), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(filepath.Join(root, name), []byte(text), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	write("docs/benchmarks/c10d-go-x.jsonl", `{"system":"c10d-go","op":"all_reduce","size":1024,"world":2,"time_us_p50":3}
+{"system":"c10d-go","op":"all_reduce","size":1024,"world":2,"time_us_p50":2}
+{"system":"c10d-go","op":"all_reduce","size":1048576,"world":2,"time_us_p50":1500.4}
+`)
+	write("docs/benchmarks/openmpi-x.jsonl", `{"system":"openmpi","op":"all_reduce","size":1024,"world":2,"time_us_p50":1}
+{"system":"openmpi","op":"all_reduce","size":1048576,"world":2,"time_us_p50":3001}
+`)
+	write("bench/bars.txt", "# bars\nall_reduce 2,4 1K,1M openmpi 1.5x\nall_reduce 2 1K - 2us\n")
+	d := document{root: root, name: "README.md", files: map[string][]byte{}}
+	got, err := d.fill([]byte(`<!-- figures table run=x -->
+old
+<!-- figures end -->
+It meets <!-- figures targets run=x of=bars.txt -->none<!-- figures end --> targets.
+<!-- figures plot run=x op=all_reduce file=r.svg -->
+<!-- figures end -->
+`))
+	want := "<!-- figures table run=x -->\n| size | here | Open MPI | ratio |\n| --- | --- | --- | --- |\n" +
+		"| 1 KiB | 2 | 1 | 0.50x |\n| 1 MiB | 1.5 ms | 3 ms | 2.0x |\n<!-- figures end -->\n" +
+		"It meets <!-- figures targets run=x of=bars.txt -->2 of 3<!-- figures end --> targets.\n" +
+		"<!-- figures plot run=x op=all_reduce file=r.svg -->\n![How many times as fast as its peers: all_reduce](r.svg)\n<!-- figures end -->\n"
+	if err != nil || string(got) != want {
+		t.Errorf("%v\n%s", err, got)
+	}
+	if !bytes.Contains(d.files["r.svg"], []byte("times as fast as Open MPI")) {
+		t.Error("no picture")
+	}
+	for text, want := range map[string]string{
+		"<!-- figures table run=y --><!-- figures end -->":            "no records of this library in run y",
+		"<!-- figures table run=x colour=red --><!-- figures end -->": `unknown key "colour"`,
+		"<!-- figures poem run=x --><!-- figures end -->":             `unknown figure "poem"`,
+		"<!-- figures table run=x -->":                                "each needs an end",
+	} {
+		if _, err := d.fill([]byte(text)); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: %v", text, err)
+		}
+	}
+}

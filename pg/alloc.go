@@ -24,22 +24,21 @@ func allocatorOf(b backend.Backend) allocator {
 	return a
 }
 
-// Alloc returns a contiguous CPU tensor of zeros in memory that the other ranks of
-// the host see, for operations of this group: large ones then copy or reduce straight out of it,
-// with no system call and no copy in between. Operations with other tensors, or with some
-// of each, work as ever. NCCL calls such memory symmetric windows, PyTorch symmetric
-// memory.
+// Alloc returns a contiguous CPU tensor of zeros in memory that all ranks of the host share.
+// Large operations of this group copy or reduce straight out of it, without a system call or an
+// intermediate copy. An operation may mix such tensors with ordinary ones. NCCL calls such memory
+// symmetric windows, PyTorch symmetric memory.
 //
-// It is collective: all ranks call it, in the same order as other collectives, and
-// it returns when all have. Shapes and dtypes may differ from rank to rank. An error that
-// matches gloo.ErrExhausted says that a rank has no room left, and changes nothing;
-// others end the group, as those of any operation.
+// It is collective: all ranks call it, in the same order as other collectives, and it returns
+// when all have. Shapes and dtypes may differ between ranks. An error that matches
+// gloo.ErrExhausted means that a rank has no room left; the group can be used on. Any other error
+// ends the group.
 //
-// Where ranks share no memory, and with backends that have none of their own, the tensor is in
-// ordinary memory. [ProcessGroup.Explain] says which, under "alloc".
+// The tensor is in ordinary memory if the ranks share none, or if the backend has no allocator.
+// [ProcessGroup.Explain] says which, under "alloc".
 //
-// The garbage collector does not know the memory, so that slices of the elements (Data, Bytes)
-// cannot keep it: it stays until [ProcessGroup.Free], after Close too.
+// The garbage collector does not manage the memory. It stays until [ProcessGroup.Free], even
+// after Close.
 func (g *ProcessGroup) Alloc(ctx context.Context, dtype tensor.DType, shape ...int) (*tensor.Tensor, error) {
 	b, err := g.Backend(tensor.CPU)
 	if err != nil {
@@ -51,10 +50,10 @@ func (g *ProcessGroup) Alloc(ctx context.Context, dtype tensor.DType, shape ...i
 	return tensor.New(dtype, shape...)
 }
 
-// Free gives back the memory of a tensor from Alloc: t as it was returned, or a view of all of
-// its elements. Neither that memory nor views and slices of it may be used afterwards;
-// operations with it must have ended on this rank. It is not collective, and may be called
-// after Close. A tensor whose memory is ordinary is left to the garbage collector.
+// Free frees the memory of a tensor from Alloc: t as it was returned, or a view of all of its
+// elements. Operations with it must have ended on this rank, and views and slices of it may not
+// be used afterwards. Free is not collective, and may be called after Close. It does nothing for
+// a tensor in ordinary memory.
 func (g *ProcessGroup) Free(t *tensor.Tensor) error {
 	if g.rank < 0 {
 		return ErrNotMember

@@ -18,10 +18,9 @@ type P2P struct {
 	Options backend.P2POptions
 }
 
-// BatchISendIRecv posts sends and receives together, so that two ranks that
-// exchange something need not agree on who sends first. It returns one Work for
-// each. When an operation is refused, those before it are under way: the works
-// returned with the error are theirs.
+// BatchISendIRecv posts sends and receives together, so two ranks can exchange tensors without
+// agreeing on which sends first. It returns one Work for each. When an operation is refused, it
+// returns the error and the works of the operations before it, which are under way.
 func (g *ProcessGroup) BatchISendIRecv(ctx context.Context, ops []P2P) ([]*work.Work, error) {
 	if len(ops) == 0 {
 		return nil, errors.New("pg: BatchISendIRecv: no operations")
@@ -49,9 +48,9 @@ func (g *ProcessGroup) BatchISendIRecv(ctx context.Context, ops []P2P) ([]*work.
 	return works, nil
 }
 
-// Coalescer collects operations and issues them as one, c10d's coalescing
-// manager. All must be of one kind, and reductions of one operator. It is not
-// for several goroutines. The zero value is not useful: use Coalesce.
+// Coalescer collects operations and issues them as one, c10d's coalescing manager. All must be of
+// one kind, and reductions must have one operator. Use it from one goroutine. Coalesce makes one;
+// the zero value is not usable.
 type Coalescer struct {
 	g       *ProcessGroup
 	kind    work.OpType

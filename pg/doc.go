@@ -1,7 +1,7 @@
-// Package pg is what a trainer imports: process groups as c10d has them, in Go.
+// Package pg has process groups as in c10d. It is what a trainer imports.
 //
-// A job is a number of processes, its world; each is a rank from 0 on. Every
-// rank makes the default group and then calls the same operations in the same
+// A job is a number of processes, its world. Each process has a rank, from 0 on. Every
+// rank makes the default group, and then all ranks call the same operations in the same
 // order:
 //
 //	g, err := pg.Init(ctx, "env://", pg.InitOptions{}) // torchrun, c10d run, Slurm, mpirun, Kubernetes
@@ -23,11 +23,11 @@
 //		return err // what happened on the wire
 //	}
 //
-// For people without tensors there are AllReduceSlice and its relatives, and
-// for values of any type AllGatherObject and its relatives.
+// AllReduceSlice and its relatives take slices instead of tensors. AllGatherObject and its
+// relatives take values of any type.
 //
-// Tensors may be over any memory. Those of Alloc are in memory that the ranks of a host share,
-// so that large operations need no copy on the way; they are given back with Free.
+// Tensors may be over any memory. Alloc returns tensors in memory that the ranks of a host
+// share; large operations then make no intermediate copy. Free frees them.
 //
 // # Ways to meet
 //
@@ -37,77 +37,81 @@
 //
 // # Groups
 //
-// NewGroup makes a group of some ranks. NewSubgroups cuts the default group into parts, and Split
-// any group, by a colour and a key of each rank. Ranks outside a group of NewGroup hold one for
-// which IsMember is false, so that all ranks can run the same lines. Ranks in calls and options are those of the
+// NewGroup makes a group of some ranks. NewSubgroups divides the default group, and Split any
+// group, by a colour and a key of each rank. A rank outside a group of NewGroup holds a
+// ProcessGroup for which IsMember is false, so that all ranks can run the same lines. Ranks
+// in calls and options are those of the
 // group called; GlobalRank and GroupRank translate.
 //
-// # What is promised
+// # Guarantees
 //
-// Every rank gets the same bits from a reduction. Operations of one group run in
-// the order of their calls, two at a time; different groups run side by side.
+// Every rank gets the same bits from a reduction. Operations of one group begin in
+// the order of their calls. How many run at a time depends on the backend; package gloo
+// runs one in shared memory and two for each network interface elsewhere. Operations of
+// different groups run at the same time.
 //
-// Nothing hangs: an operation ends with its result, with its timeout, with its
-// context, with the death of a rank, or with Close. When it fails, so does the
-// group, at once and on every rank, and the error (a *work.Error) names the
-// operation, its number, and the rank whose fault it was: who died, who stopped
-// answering, who has not called the operation, who cancelled, who panicked. What that
-// rank knew of the reason is in the text, on all ranks.
+// Nothing hangs. An operation ends with its result, its timeout, its context, the death of
+// a rank, or Close. A failed operation ends the group, at once and on every rank. The error,
+// a *work.Error, names the operation, its number, and the rank at fault: the one that died,
+// stopped answering, did not call the operation, cancelled it, or panicked. Every rank's
+// error has the text of the reason.
 //
-// # The end
+// # Closing a group
 //
 // Close takes about a second, whatever is pending. Operations of this rank that have not ended
-// fail with ErrClosed. If there are collectives among them, the group ends on all ranks. Wait for
-// operations before Close, or call Shutdown, which waits for all that this rank has
-// issued.
+// fail with ErrClosed; if collectives are among them, the group ends on all ranks. Wait for
+// operations before Close, or call Shutdown, which waits for all that this rank has issued.
 //
 // A panic in a function that an operation calls, such as a custom operator, ends the
-// operation with a *work.PanicError. A panic elsewhere ends the program as always; a deferred
+// operation with a *work.PanicError. Any other panic ends the program as usual; a deferred
 // Close notices it and tells the other ranks.
 //
-// A rank that waits longer than 10 s writes a line to Options.Logger, or to
-// slog.Default(). The line names the missing ranks and until when this one waits. More
-// follow at growing intervals. This holds for Init, NewGroup and operations.
+// # Waiting ranks
+//
+// A rank that waits longer than 10 s in Init, NewGroup or an operation writes a line to
+// Options.Logger, or to slog.Default(). The line names the missing ranks and until when this
+// rank waits. More lines follow at growing intervals.
 //
 // # Beside PyTorch
 //
-// Ranks of a PyTorch gloo group can be in the world. They show themselves in the
-// store, whoever hosts it and whenever they come, and their first keys tell the
-// generation of PyTorch. Keys and bytes on the wire are then PyTorch's. Options.Dialect
-// is not needed; if it is given and wrong, New says so.
+// Ranks of a PyTorch gloo group can be in the world, whichever rank or program hosts the
+// store. The first key that a PyTorch rank writes shows it and its generation. Keys and
+// bytes on the wire are then PyTorch's. Options.Dialect is not needed; if it does not fit,
+// New returns an error.
 //
 // # One store, several runs
 //
 // A store may outlive a run, or serve several. New begins with a roll call: each
-// rank makes up a random number, and trusts only what answers to it. So keys of
-// runs that have ended are never read, and need not be removed. All keys of a run of
-// this library's ranks are under a name that no other run has. Some mistakes are
-// errors at once, on every rank that is there:
+// rank writes a random number, and trusts only answers to that number. All keys of a run
+// without PyTorch ranks are under a name that no other run has. Keys of earlier runs are
+// never read and need not be removed. Some mistakes are errors at once, on every rank that
+// is there:
 //
 //   - ErrTwice: a rank has two processes.
-//   - ErrDiffer: ranks were started with different numbers of ranks.
+//   - ErrDiffer: ranks were started with different sizes.
 //   - ErrLists: ranks call NewGroup with different lists.
 //
-// With PyTorch ranks keys are where PyTorch has them, and each run needs a store or
-// a prefix of its own. A rank that finds its own key of an earlier run gets ErrStale.
+// With PyTorch ranks the keys are PyTorch's, and each run needs its own store or
+// prefix. A rank that finds its own key of an earlier run gets ErrStale.
 //
 // Two runs may have the same size, store and prefix, and no name from a launcher. If
-// both start at the same time, their ranks get ErrTwice. But a rank 0 of one run and
-// a rank 1 of the other that come first make a group, and cannot know it.
+// both start at the same time, their ranks get ErrTwice. But if rank 0 of one run and rank 1
+// of the other come first, they make a group and cannot notice.
 //
-// # What it does not do
+// # Limits
 //
 // A group that has failed stays failed: close it and make a new one.
 //
-// # Calls that do not fit
+// # Calls that do not match
 //
-// All ranks of a group call the same collectives in the same order. What happens if they do not
-// depends on the wire:
+// All ranks of a group call the same collectives in the same order. If they do not, the
+// result depends on the wire:
 //
-//   - On the native wires every rank gets an error that shows two calls which differ, in
-//     operation, operator, dtype, root or number of elements. It is the error of that call if the
-//     rank needs all others for it, else of a later one, or of Close. Data may be wrong by then, and
-//     the group has ended. A shape of [2 3] fits one of [6].
-//   - On Gloo's wire only sizes that differ are noticed.
-//   - With Options.Detail calls are compared before they run, on every wire, at the price of speed.
+//   - The native wires compare operation, operator, dtype, root and number of elements. Every
+//     rank gets an error that shows two calls which differ: in that call if the rank needs all
+//     other ranks for it, else in a later call or in Close. Data may be wrong by then, and the
+//     group has ended. Shapes are not compared: [2 3] matches [6].
+//   - On Gloo's wire only different sizes are noticed.
+//   - With Options.Detail calls are compared before they run, on every wire. That makes
+//     them slower.
 package pg

@@ -21,9 +21,8 @@ import (
 	"github.com/c10d-go/c10d/tensor"
 )
 
-// world is what the groups of one New share: the job's store and the counter
-// that names groups. Nothing of it is global to the process, so that several
-// ranks can live in one.
+// world is what the groups of one New share: the job's store and the counter that names groups.
+// Nothing is global to the process, so several ranks can share one.
 type world struct {
 	store   store.Store
 	rank    int
@@ -226,10 +225,9 @@ func (g *ProcessGroup) checked(ctx context.Context, inner backend.Backend, d ten
 	})
 }
 
-// finishV1 does what PyTorch up to 2.0 does through the store after a group is
-// made: a barrier of all ranks, and the sequence number from rank 0 to the
-// members. Rank 0 writes it first, because with TORCH_DISTRIBUTED_DEBUG=DETAIL
-// the others read it before the barrier, else after.
+// finishV1 does what PyTorch up to 2.0 does in the store after it has made a group: a barrier of
+// all ranks, and the sequence number from rank 0 to the members. Rank 0 writes the number first,
+// because with TORCH_DISTRIBUTED_DEBUG=DETAIL other ranks read it before the barrier.
 func (w *world) finishV1(ctx context.Context, g *ProcessGroup, s groupSpec) error {
 	ctx, cancel := context.WithTimeout(ctx, s.timeout)
 	defer cancel()
@@ -264,12 +262,11 @@ func (w *world) finishV1(ctx context.Context, g *ProcessGroup, s groupSpec) erro
 	return err
 }
 
-// lastLook bounds the look at the store, after time has run out, that tells how
-// many ranks came.
+// lastLook bounds the last query of the store, after a timeout, for how many ranks came.
 const lastLook = 200 * time.Millisecond
 
-// initBarrier is PyTorch's TORCH_DIST_INIT_BARRIER: the ranks that make a group
-// meet in the store afterwards.
+// initBarrier is PyTorch's TORCH_DIST_INIT_BARRIER: a barrier in the store, after the group is
+// made.
 func (w *world) initBarrier(ctx context.Context, g *ProcessGroup, s groupSpec) error {
 	ctx, cancel := context.WithTimeout(ctx, s.timeout)
 	defer cancel()
@@ -312,9 +309,9 @@ type GroupOptions struct {
 	Timeout     time.Duration // 0 or less: the default group's
 	Description string
 
-	// Local: only the members call, as with c10d's use_local_synchronization.
-	// The name is then a hash of the ranks and of how many groups each member
-	// is in already: that number must be the same on all of them, as in c10d.
+	// Local: only the members call, as with c10d's use_local_synchronization. The name is then a
+	// hash of the ranks and of the number of groups that each member is in already. As in c10d,
+	// that number must be the same on all members.
 	Local bool
 }
 
@@ -408,9 +405,9 @@ func (g *ProcessGroup) NewSubgroups(ctx context.Context, groupSize int, o GroupO
 	return g.NewSubgroupsByEnumeration(ctx, lists, o)
 }
 
-// NewSubgroupsByEnumeration makes a group of each list of ranks and returns
-// the one that this rank is in, or the last one, as a non-member, if it is in
-// none. No rank may be in two lists.
+// NewSubgroupsByEnumeration makes a group of each list of ranks and returns the one that this
+// rank is in. A rank in no list gets the last group, as a non-member. No rank may be in two
+// lists.
 func (g *ProcessGroup) NewSubgroupsByEnumeration(ctx context.Context, lists [][]int, o GroupOptions) (*ProcessGroup, error) {
 	if len(lists) == 0 {
 		return nil, errors.New("pg: no subgroups given")

@@ -30,35 +30,34 @@ type InitOptions struct {
 	// URL nor a launcher says so. Size 0 means that Rank is not given either.
 	Rank, Size int
 
-	// Listen is where rank 0 hosts the store of tcp:// and env://. Empty means
-	// the address that the ranks connect to, if that is a loopback address or
-	// another numeric address of this host. If it is a name, it means the port on
-	// all interfaces, as in PyTorch, because a host's own name may mean another
-	// address on that host than outside (127.0.1.1 on Debian).
+	// Listen is where rank 0 hosts the store of tcp:// and env://. Empty means the address that
+	// the ranks connect to, if that is a loopback address or another numeric address of this
+	// host. If it is a name, it means the port on all interfaces, as in PyTorch: on its own host
+	// a name may stand for another address (127.0.1.1 on Debian).
 	Listen string
 
-	// TLS protects the store of tcp://, env:// and rediss://, see tcp.Options, and
-	// what the ranks send each other: the gloo backend then takes its native wire,
-	// with TLS 1.3 and this configuration unless its own options have another. Each
-	// rank needs a certificate for both sides of a connection, good for the address
-	// at which the others reach it (or for ServerName), and RootCAs. Nil means the
-	// files that the environment names in C10D_TLS_CERT, C10D_TLS_KEY and
-	// C10D_TLS_CA, as c10d run sets them, and no TLS if it names none.
+	// TLS protects the store of tcp://, env:// and rediss:// (see tcp.Options) and the ranks'
+	// connections. The gloo backend then takes its native wire with TLS 1.3, and this
+	// configuration unless its own options have another. Each rank needs RootCAs and a
+	// certificate for both sides of a connection. The certificate must be valid for the address
+	// at which other ranks reach it, or for ServerName. Nil means the files that the environment
+	// names in C10D_TLS_CERT, C10D_TLS_KEY and C10D_TLS_CA, as c10d run sets them, and no TLS if
+	// it names none.
 	TLS *tls.Config
 
-	// Token protects the store of tcp:// and env://, see tcp.Options. Empty means
-	// what is in the file that C10D_TOKEN_FILE names.
+	// Token protects the store of tcp:// and env://, see tcp.Options. Empty means the contents of
+	// the file that C10D_TOKEN_FILE names.
 	//
 	// PyTorch ranks know neither TLS nor Token.
 	Token string
 }
 
-// ErrNoLauncher is matched by the error of Init in a process that no launcher has started,
-// where rank and size are not given either.
+// ErrNoLauncher is matched by the error of Init if no launcher has started the process and rank
+// and size are not given.
 var ErrNoLauncher = launch.ErrNone
 
-// podTimeout is for how long the name of rank 0 is looked up in a Kubernetes cluster. The name
-// appears when the pod runs, which may have to pull an image first.
+// podTimeout is how long the name of rank 0 is looked up in a Kubernetes cluster. The name
+// appears when the pod runs; it may have to pull an image first.
 const podTimeout = 5 * time.Minute
 
 // Init makes the default group as c10d's init_process_group does: it opens the
@@ -74,16 +73,14 @@ const podTimeout = 5 * time.Minute
 //	                                 a Redis server (rediss:// with TLS), see redis.New;
 //	                                 not in programs built with the tag noredis
 //
-// Rank and size come from o, or from the URL's parameters rank and world_size;
-// if both say so they must agree. Where neither does, a launcher's environment
-// is asked, whatever the URL. (c10d asks it for env:// only.) With env://,
-// ranks and sizes that are given win over the environment's, and the address
-// must then be in MASTER_ADDR and MASTER_PORT.
+// Rank and size come from o, or from the URL's parameters rank and world_size; if both have them
+// they must agree. If neither has, Init reads a launcher's environment, whatever the URL (c10d
+// does so for env:// only). With env://, a given rank or size wins over the environment's; the
+// address must then be in MASTER_ADDR and MASTER_PORT.
 //
-// Redis keeps what a job wrote. The prefix tells jobs apart that run at the same
-// time. Its default is the launcher's name for the job, such as a torchrun's
-// --rdzv_id. Runs of one job may have one prefix, one file or
-// one server: see "One store, several runs" in the package's documentation.
+// Redis keeps a job's keys. The prefix separates jobs that run at the same time. Its default is
+// the launcher's name for the job, such as torchrun's --rdzv_id. Runs of one job may have one
+// prefix, one file or one server: see "One store, several runs" in the package's documentation.
 //
 // Launchers such as mpirun, srun and torchrun name their job. A store that rank 0
 // hosts refuses the ranks of another job; the error has both names. Jobs of mpirun
@@ -93,14 +90,13 @@ const podTimeout = 5 * time.Minute
 // rank does. TORCH_DIST_INIT_BARRIER=1 sets Options.InitBarrier, and
 // TORCH_DISTRIBUTED_DEBUG=DETAIL sets Options.Detail.
 //
-// While it waits, Init writes to Options.Logger after 10 s and then at growing intervals
-// whom it waits for. It gives up before Options.Timeout where waiting does not help: the
-// server is no TCPStore, or its host name has not existed for 30 s (5 minutes in a
-// Kubernetes cluster).
+// After 10 s, and then at growing intervals, Init writes the missing ranks to Options.Logger. It
+// fails before Options.Timeout if the server is no TCPStore, or if its host name has not existed
+// for 30 s (5 minutes in a Kubernetes cluster).
 //
-// The keys of all groups are under "default_pg", as in c10d, so that PyTorch
-// ranks can be in the group. The store belongs to the group: its Close closes
-// the store as well, which on rank 0 may be everybody's.
+// The keys of all groups are under "default_pg", as in c10d, so that PyTorch ranks can be in the
+// group. The store belongs to the group: Close closes it as well. On rank 0 that may end the
+// server that all ranks use.
 func Init(ctx context.Context, url string, o InitOptions) (*ProcessGroup, error) {
 	g, err := initFrom(ctx, url, o, os.Getenv)
 	if err != nil {
@@ -158,7 +154,7 @@ func initFrom(ctx context.Context, rawURL string, o InitOptions, getenv func(str
 	return g, nil
 }
 
-// secrets takes what o does not say about TLS and token from the environment.
+// secrets takes TLS and token from the environment if o has none.
 func (o *InitOptions) secrets(getenv func(string) string) error {
 	f := credentials.FromEnv(getenv)
 	if o.TLS != nil {
@@ -181,7 +177,7 @@ func (o *InitOptions) secrets(getenv func(string) string) error {
 	return err
 }
 
-// meeting is where and as whom to meet the other ranks.
+// meeting says how this rank meets the others: the store, its rank and the size.
 type meeting struct {
 	scheme string
 	addr   string // of a TCP store

@@ -10,8 +10,8 @@ import (
 	"time"
 )
 
-// ErrLists is matched by the error of ranks that called NewGroup or SplitRanks, for the
-// same group, with different ranks.
+// ErrLists is matched by the errors of ranks that called NewGroup or SplitRanks for one group
+// with different lists.
 var ErrLists = errors.New("ranks make one group with different lists of ranks")
 
 // memberList is what the first rank that makes a group writes about it.
@@ -20,8 +20,8 @@ type memberList struct {
 	Ranks []int `json:"ranks"`
 }
 
-// listPatience is how long a group's making lasts before the ranks look whether
-// another one has found different lists. Where all is well it takes milliseconds.
+// listPatience is how long a rank waits for a new group before it looks in the store for a
+// difference that another rank has found. Usually a group is made in milliseconds.
 const listPatience = 250 * time.Millisecond
 
 func listKey(group string) string      { return "c10d-go/lists/" + group }

@@ -57,8 +57,7 @@ func (Bytes) Encode(b []byte) ([]byte, error) { return b, nil }
 // Decode returns b.
 func (Bytes) Decode(b []byte) ([]byte, error) { return b, nil }
 
-// MaxObject is the largest encoded object, in bytes, that a rank accepts from
-// another: lengths come from the network.
+// MaxObject is the largest encoded object, in bytes, that a rank accepts from another.
 const MaxObject = 1 << 30
 
 // ObjectError tells which rank's object could not be sent or read.
@@ -77,10 +76,10 @@ func (e *ObjectError) Unwrap() error { return e.Err }
 
 // The object functions block, as in c10d.
 //
-// An object that cannot be encoded is an *ObjectError on its own rank, and on the ranks that should
-// have got it. They get the text of the error in its place, behind a mark that no encoding may
-// begin with. The group can be used on. A PyTorch rank gets the same bytes. Its unpickler refuses
-// them at once.
+// An object that cannot be encoded is an *ObjectError on its own rank and on the ranks that
+// expect it. They receive the error's text in its place, after a mark that no encoding may begin
+// with. The group can be used on. A PyTorch rank gets the same bytes, and its unpickler refuses
+// them.
 
 // failedMark begins the bytes that stand for an object that could not be encoded. No pickle and
 // no JSON begins with a zero byte.
@@ -89,13 +88,13 @@ const failedMark = "\x00c10d-go: not encoded \x9a\x61\xd4\x0e\xb7\x38\x5c\xf2: "
 // maxReason is how many bytes of an encoding error go to other ranks.
 const maxReason = 4 << 10
 
-// failed returns what stands for an object that could not be encoded.
+// failed returns the bytes to send for an object that could not be encoded.
 func failed(err error) []byte {
 	why := err.Error()
 	return []byte(failedMark + why[:min(len(why), maxReason)])
 }
 
-// reason returns why another rank could not encode the object for which b stands, nil if it is one.
+// reason returns the error in bytes from failed, and nil for an object.
 func reason(b []byte) error {
 	why, bad := bytes.CutPrefix(b, []byte(failedMark))
 	if !bad {
@@ -290,7 +289,7 @@ func RecvObject[T any](ctx context.Context, g *ProcessGroup, n, src int, c Codec
 	return decodeList(op, src, all, sizes, c)
 }
 
-// await waits for what an operation returned.
+// await waits for the Work that an operation returned.
 func await(ctx context.Context) func(*work.Work, error) error {
 	return func(w *work.Work, err error) error {
 		if err != nil {

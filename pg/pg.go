@@ -47,11 +47,10 @@ type Options struct {
 	// as PyTorch 2 does under TORCH_DIST_INIT_BARRIER=1. All ranks must agree.
 	InitBarrier bool
 
-	// Detail makes the ranks compare every collective before they run it, as
-	// PyTorch does under TORCH_DISTRIBUTED_DEBUG=DETAIL: a call that does not fit
-	// those of other ranks returns a *detail.MismatchError everywhere, and
-	// collectives block until all ranks have called them. See package
-	// backend/detail. All ranks must agree, those of PyTorch included.
+	// Detail makes the ranks compare every collective before they run it, as PyTorch does under
+	// TORCH_DISTRIBUTED_DEBUG=DETAIL. If calls do not match, every rank gets a
+	// *detail.MismatchError. Collectives block until all ranks have called them. All ranks must
+	// set it, those of PyTorch too. See package backend/detail.
 	Detail bool
 
 	// Logger gets a line at level Info when a group has been made, and at level Error when
@@ -62,7 +61,7 @@ type Options struct {
 	Logger *slog.Logger
 }
 
-// check refuses backends' options that no backend would get.
+// check refuses nil options, two options for one backend, and options for unknown backends.
 func (o *Options) check() error {
 	for i, b := range o.BackendOptions {
 		if b == nil {
@@ -97,10 +96,9 @@ var (
 	ErrClosed = work.ErrClosed
 )
 
-// ProcessGroup is a set of ranks that compute together, and this rank's end of
-// it. Operations go to the backend of the first tensor's device type. See
-// backend.Backend for the operations' contracts, and for who may call what at
-// the same time.
+// ProcessGroup is a set of ranks that compute together, and this rank's end of it. Operations go
+// to the backend of the first tensor's device type. See backend.Backend for the operations'
+// contracts and for concurrent calls.
 //
 // A rank outside the group holds a ProcessGroup too, with rank -1, whose
 // operations return ErrNotMember: every rank can run the same lines.
@@ -126,13 +124,13 @@ type ProcessGroup struct {
 	splits int // how often Split and SplitRanks were called
 }
 
-// New makes the default group over a store: all size ranks must call it, with
-// ranks 0 to size-1. It returns when the rank is connected to all the others.
-// Closing the group leaves the store open.
+// New makes the default group over a store: all size ranks must call it, with ranks 0 to size-1.
+// It returns when the rank is connected to all other ranks. Closing the group leaves the store
+// open.
 //
-// Other runs may have used the store, under the same prefix: ranks of this library
-// recognise what those left and do not read it. If a PyTorch rank takes part, keys
-// are PyTorch's, those of an earlier run are in the way, and New says so.
+// Other runs may have used the store under the same prefix. Ranks of this library do not read
+// their keys. If a PyTorch rank takes part, keys are PyTorch's, and New returns ErrStale where it
+// finds those of an earlier run.
 func New(ctx context.Context, st store.Store, rank, size int, o Options) (*ProcessGroup, error) {
 	return newWorld(ctx, st, rank, size, o, origin{})
 }
@@ -184,9 +182,8 @@ func (g *ProcessGroup) Size() int {
 	return g.size
 }
 
-// Explain says how the group's backends do things and why: which wire, which
-// transport to each rank, which algorithm up to which size. Backends that do not
-// explain themselves are left out.
+// Explain describes the group's wire, the transport to each rank, and the algorithm by size, with
+// reasons. Backends without an Explainer are left out.
 func (g *ProcessGroup) Explain() []backend.Explanation {
 	var all []backend.Explanation
 	for _, b := range g.distinct {
@@ -320,12 +317,12 @@ func (g *ProcessGroup) of(op work.OpType, ts ...*tensor.Tensor) (backend.Backend
 	return g.backend(op, tensor.CPU)
 }
 
-// Abort ends every operation of the group with cause, on every rank. The group
-// is of no more use; Close it. Aborting the default group aborts the groups
-// made from it that this rank is in.
+// Abort ends every operation of the group with cause, on every rank. The group cannot be used
+// afterwards; close it. Aborting the default group also aborts the groups made from it that this
+// rank is in.
 //
-// If cause is the error of an operation, the other ranks hear which rank that was the fault of.
-// The operation may be another group's of this job.
+// If cause is the error of an operation, of this group or another one of the job, the other
+// ranks' errors name the rank that it blames.
 func (g *ProcessGroup) Abort(cause error) {
 	for _, sub := range g.world.below(g) {
 		sub.Abort(cause)
@@ -336,8 +333,8 @@ func (g *ProcessGroup) Abort(cause error) {
 	}
 }
 
-// own returns cause with the rank at fault as this group numbers it, if it is the error of an
-// operation of another group. If that rank is not in this group, cause blames no rank of it.
+// own translates cause, the error of an operation of another group: the rank at fault gets its
+// number in this group. If that rank is not in this group, the result blames no rank of it.
 func (g *ProcessGroup) own(cause error) error {
 	var e *work.Error
 	if !errors.As(cause, &e) || e.Group == g.name || e.Peer < 0 {
@@ -353,7 +350,7 @@ func (g *ProcessGroup) own(cause error) error {
 	return &here
 }
 
-// translated is the cause of an abort of another group than the one where it happened.
+// translated is a cause that happened in another group than the one it aborts.
 type translated struct {
 	whole error // as the program gave it
 	cause error // of the operation's error
@@ -368,14 +365,13 @@ type foreign struct{ err error }
 func (f *foreign) Error() string        { return f.err.Error() }
 func (f *foreign) Is(target error) bool { return errors.Is(f.err, target) }
 
-// Close frees what the group holds within about a second, whatever is pending. It says goodbye to
-// the other ranks; those that still need this one get an error that names it. Operations of this
-// rank that have not ended fail with ErrClosed, and if collectives are among them, the group ends
-// on all ranks. So wait for operations before Close, or call Shutdown. Where other ranks still
-// need this one, meet them in a Barrier first.
+// Close leaves the group and frees it, within about a second. Operations of this rank that have
+// not ended fail with ErrClosed; if collectives are among them, the group ends on all ranks. Wait
+// for operations before Close, or call Shutdown. Another rank that still needs this one gets an
+// error that names it. Use a Barrier before Close to prevent that.
 //
-// A deferred Close that runs because of a panic says so: the other ranks' errors then match
-// work.ErrPanicked and name this rank.
+// If a deferred Close runs because of a panic, the other ranks' errors match work.ErrPanicked and
+// name this rank.
 //
 // Closing the default group closes the groups made from it. Close may be called more than once.
 func (g *ProcessGroup) Close() error {
@@ -394,9 +390,9 @@ func (g *ProcessGroup) Close() error {
 	return g.closeErr
 }
 
-// Shutdown refuses new operations, waits until those that this rank has issued have ended, and
-// calls Close. When ctx ends first, Close ends what is left, and the error wraps ctx's. Shutting
-// down the default group does the same with the groups made from it.
+// Shutdown refuses new operations, waits for the operations that this rank has issued, and calls
+// Close. If ctx ends first, Close ends the rest, and the error wraps ctx's. Shutting down the
+// default group does the same with the groups made from it.
 func (g *ProcessGroup) Shutdown(ctx context.Context) error {
 	groups := append(g.world.below(g), g)
 	for _, x := range groups {
@@ -571,8 +567,8 @@ func (g *ProcessGroup) AllToAll(ctx context.Context, out, in []*tensor.Tensor, o
 	return b.AllToAll(ctx, out, in, o)
 }
 
-// AllToAllSingle sends the parts of in to the ranks and puts together out from
-// the parts that come. Nil splits mean equal parts.
+// AllToAllSingle sends part r of in to rank r, for all r, and receives the parts of out. Nil
+// splits mean equal parts.
 func (g *ProcessGroup) AllToAllSingle(ctx context.Context, out, in *tensor.Tensor, outSplits, inSplits []int, o backend.AllToAllOptions) (*work.Work, error) {
 	b, err := g.of(work.AllToAllSingle, out)
 	if err != nil {
@@ -609,7 +605,7 @@ func (g *ProcessGroup) RecvAnySource(ctx context.Context, t *tensor.Tensor, o ba
 	return b.RecvAnySource(ctx, t, o)
 }
 
-// Barrier ends when every rank has come to it.
+// Barrier ends when every rank has called it.
 func (g *ProcessGroup) Barrier(ctx context.Context, o backend.BarrierOptions) (*work.Work, error) {
 	b, err := g.backend(work.Barrier, o.Device)
 	if o.Device == tensor.CPU && g.backends[tensor.CPU] == nil {
@@ -621,8 +617,7 @@ func (g *ProcessGroup) Barrier(ctx context.Context, o backend.BarrierOptions) (*
 	return b.Barrier(ctx, o)
 }
 
-// MonitoredBarrier blocks until every rank has come to it; its error names
-// those that did not.
+// MonitoredBarrier blocks until every rank has called it. Its error names those that have not.
 func (g *ProcessGroup) MonitoredBarrier(ctx context.Context, o backend.MonitoredBarrierOptions) error {
 	b, err := g.of(work.Barrier)
 	if err != nil {

@@ -10,21 +10,21 @@ import (
 	"time"
 )
 
-// RecordError tells the launcher why this rank fails, and returns err: it is
-// for the last line of a rank's main function.
+// RecordError tells the launcher why this rank fails, and returns err. It is for the end of a
+// rank's main function.
 //
 //	if err := pg.RecordError(train(ctx)); err != nil {
 //		log.Fatal(err)
 //	}
 //
-// It writes err to the file that TORCHELASTIC_ERROR_FILE names, in the form of
-// c10d's errors.record decorator, so that the report of torchrun or "c10d run"
-// shows it beside those of Python ranks. torchrun takes the failure with the
-// earliest time for the root cause, so call it before what may take long.
+// It writes err to the file that TORCHELASTIC_ERROR_FILE names, in the form of c10d's
+// errors.record decorator. The report of torchrun or "c10d run" then shows it beside those of
+// Python ranks. Call it as soon as the rank has failed: torchrun takes the failure with the
+// earliest time for the root cause.
 //
-// Without that variable nothing is written, nor is a nil err or one that
-// matches context.Canceled: a rank that was told to stop has not failed. If the
-// file cannot be written, the returned error says so too.
+// It writes nothing without that variable, for a nil err, or for one that matches
+// context.Canceled, since a rank that was told to stop has not failed. If the file cannot be
+// written, the returned error says so too.
 func RecordError(err error) error {
 	return recordError(err, os.Getenv, time.Now())
 }

@@ -19,12 +19,12 @@ type origin struct {
 	v1  store.Store // where ranks of PyTorch up to 2.0 have their keys; nil if in the same place as others
 	tls *tls.Config // for backends that have none of their own; nil is none
 
-	// seen says what is known of a rank that does not come; may be nil.
+	// seen describes a missing rank; may be nil.
 	seen func(ctx context.Context, rank int) (what string, waits bool)
 }
 
-// MeetingError is why the ranks of a job did not meet in the store. It unwraps to
-// the cause: a context's error, a store's, or one of the Err... below.
+// MeetingError says why the ranks of a job did not meet in the store. It unwraps to the cause:
+// the error of a context or a store, or one of the Err variables below.
 type MeetingError = rollcall.Error
 
 var (
@@ -32,11 +32,11 @@ var (
 	// earlier run in the store.
 	ErrStale = rollcall.ErrStale
 
-	// ErrTwice is matched by the error of the processes that were started as one rank.
+	// ErrTwice is matched by the errors of two processes that were started as the same rank.
 	ErrTwice = rollcall.ErrTwice
 
-	// ErrDiffer is matched by the error of ranks that were started with different
-	// numbers of ranks, or that rank 0 has given up.
+	// ErrDiffer is matched by the errors of ranks that were started with different sizes, or that
+	// rank 0 no longer waits for.
 	ErrDiffer = rollcall.ErrDiffer
 )
 

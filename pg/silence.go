@@ -13,14 +13,14 @@ import (
 	"github.com/c10d-go/c10d/store/tcp"
 )
 
-// failed writes to Options.Logger, if there is one, that a group could not be made.
+// failed logs that a group could not be made, if there is a Logger.
 func (o *Options) failed(group string, rank, size int, err error) {
 	if o.Logger != nil {
 		o.Logger.Error("c10d: process group failed", "group", group, "rank", rank, "size", size, "err", err)
 	}
 }
 
-// lastSeen says what is known of a rank that has not come to the meeting of g, by its rank in g.
+// lastSeen describes a rank that is missing when g is made, by its rank in g.
 func (g *ProcessGroup) lastSeen(ctx context.Context, rank int) (what string, waits bool) {
 	w := g.world
 	if w.root != nil {
@@ -47,8 +47,8 @@ type roll struct {
 	last []int // ranks that were missing when the store could be asked last
 }
 
-// missing returns the ranks that have not come, and what is known of each. Ranks that wait for
-// others in the store are left out, unless there are no more.
+// missing returns the missing ranks and a description of each. Ranks that wait in the store for
+// others are left out, unless only such ranks are missing.
 func (r *roll) missing(ctx context.Context) (ranks []int, each []string) {
 	if _, err := r.store.Check(ctx, "asked"); err != nil {
 		return r.last, nil
@@ -87,7 +87,7 @@ func (r *roll) report(ctx context.Context) (string, []slog.Attr) {
 	}
 }
 
-// blame has the error of a roll call name the same ranks as the log.
+// blame makes the error of a roll call name the same ranks as the log.
 func (r *roll) blame(err error) error {
 	var e *rollcall.Error
 	if errors.As(err, &e) && len(e.Missing) > 0 {
@@ -100,8 +100,8 @@ func (r *roll) blame(err error) error {
 	return err
 }
 
-// seenIn says whether a rank has joined a TCP store. It knows nothing of ranks that have
-// joined without saying who they are, as PyTorch's do.
+// seenIn says whether a rank has joined a TCP store. PyTorch's ranks join without their number,
+// so nothing is known of them.
 func (m *meeting) seenIn(st *tcp.Store) func(ctx context.Context, rank int) (what string, waits bool) {
 	return func(ctx context.Context, rank int) (what string, waits bool) {
 		who, ok, err := st.Worker(ctx, rank)

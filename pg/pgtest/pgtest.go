@@ -1,5 +1,5 @@
-// Package pgtest runs process groups inside one test: every rank is a
-// goroutine, messages go through memory, nothing is listened on.
+// Package pgtest runs process groups inside one test: every rank is a goroutine, and messages go
+// through memory, without a network.
 //
 //	func TestMyTrainer(t *testing.T) {
 //		pgtest.Run(t, 4, func(t *testing.T, g *pg.ProcessGroup) {
@@ -7,8 +7,8 @@
 //		})
 //	}
 //
-// The groups are real ones of the gloo backend with its algorithms; only the
-// transport differs. A Job can also play the death or the standstill of a rank.
+// The groups are the gloo backend's, with its algorithms; only the transport differs. A Job can
+// also simulate a rank that dies or stops.
 package pgtest
 
 import (
@@ -40,7 +40,7 @@ func NewJob(size int) *Job {
 	return &Job{Size: size, Store: store.NewHash(), fabric: gloo.NewFabric()}
 }
 
-// Fabric returns what carries the job's messages. The default group is called "0".
+// Fabric returns the transport of the job's messages. The default group is called "0".
 func (j *Job) Fabric() gloo.Fabric { return j.fabric }
 
 // Kill makes a rank of the default group die.
@@ -65,10 +65,9 @@ func (j *Job) Join(ctx context.Context, rank int) (*pg.ProcessGroup, error) {
 // Close frees the job's store.
 func (j *Job) Close() error { return j.Store.Close() }
 
-// Run calls f once for each of size ranks, each in a goroutine of its own as a
-// subtest's rank, and closes the groups when all have returned. f must not
-// call t.FailNow from other goroutines than its own; when one rank fails the
-// test, the groups are aborted so that the others do not wait for it.
+// Run calls f once for each of size ranks, each in its own goroutine, and closes the groups when
+// all have returned. f may call t.FailNow in that goroutine only. When f does not return
+// normally, Run aborts the rank's group, so that the other ranks do not wait for it.
 func Run(t *testing.T, size int, f func(t *testing.T, g *pg.ProcessGroup)) {
 	t.Helper()
 	j := NewJob(size)

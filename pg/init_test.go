@@ -436,7 +436,7 @@ func TestInitStrangers(t *testing.T) {
 	defer cancel()
 	for r, want := range []string{
 		"bind: address already in use: the store of job \"a\" answers there; wait until it has ended, or choose another port (MASTER_PORT)",
-		`this store is of job "a", the client of job "b"; give this job an address of its own (MASTER_PORT)`,
+		`the store's job is "a", the client's is "b"; give this job an address of its own (MASTER_PORT)`,
 	} {
 		_, err := initFrom(ctx, "", InitOptions{}, environ(fmt.Sprintf(
 			"OMPI_COMM_WORLD_RANK=%d OMPI_COMM_WORLD_SIZE=2 OMPI_COMM_WORLD_LOCAL_RANK=%[1]d OMPI_COMM_WORLD_LOCAL_SIZE=2 PMIX_NAMESPACE=b MASTER_ADDR=%s MASTER_PORT=%s", r, host, port)))

@@ -9,9 +9,8 @@ import (
 	"time"
 )
 
-// WithTimeout returns ctx limited to d, a timeout as SetTimeout takes it,
-// unless ctx has a deadline of its own. WaitErr tells afterwards why it ended.
-// Stores bound their waits with it.
+// WithTimeout returns ctx limited to d, a timeout as for SetTimeout, unless ctx has a deadline.
+// Stores bound their waits with it. WaitErr returns why it ended.
 func WithTimeout(ctx context.Context, d time.Duration) (context.Context, context.CancelFunc) {
 	if _, ok := ctx.Deadline(); ok || d < 0 {
 		return context.WithCancel(ctx)
@@ -31,10 +30,9 @@ func WaitErr(ctx context.Context) error {
 	return ctx.Err()
 }
 
-// AppendByCompareSet is Append made of CompareSet, for stores that lack it. It
-// rewrites the whole value, so it is meant for rare use. CompareSet's answer
-// does not tell "set" from "held that already": of two callers that append
-// equal bytes at the same moment, one may be lost, as in c10d.
+// AppendByCompareSet is Append made of CompareSet, for stores without Append. It rewrites the
+// whole value, so use it rarely. If two callers append equal bytes at the same moment, one append
+// may be lost, as in c10d: the result of CompareSet does not show which of them set the value.
 func AppendByCompareSet(ctx context.Context, s Store, key string, value []byte) error {
 	// To swap a value for itself is a way to read it without waiting for the
 	// key. What comes back for a missing key is the probe.
@@ -99,9 +97,9 @@ func checkMultiSet(keys []string, values [][]byte) error {
 	return nil
 }
 
-// ParseNumber reads the number that Add works on the way c10d does, like C's
-// strtoll in base 10: blanks and a sign may come first, and reading stops at
-// the first byte that is no digit. Its error is ErrNotNumber.
+// ParseNumber parses the value that Add works on as c10d does, like C's strtoll in base 10.
+// Blanks and a sign may come first, and parsing stops at the first byte that is not a digit. Its
+// error is ErrNotNumber.
 func ParseNumber(value []byte) (int64, error) {
 	i := 0
 	for i < len(value) && (value[i] == ' ' || '\t' <= value[i] && value[i] <= '\r') {
@@ -121,10 +119,9 @@ func ParseNumber(value []byte) (int64, error) {
 	return n, nil
 }
 
-// Barrier returns once worldSize callers have called it with the same key. It
-// needs nothing but the basic methods and is c10d's portable form: the callers
-// count themselves in key/num_members, the last one sets key/last_member, and
-// all wait for that. A key serves once; a caller that gave up stays counted.
+// Barrier returns once worldSize callers have called it with the same key. It is c10d's portable
+// form: the callers count themselves in key/num_members, the last one sets key/last_member, and
+// all wait for that. Use a key once. A caller that gave up stays counted.
 func Barrier(ctx context.Context, s Store, key string, worldSize int) error {
 	if worldSize < 1 {
 		return fmt.Errorf("store: barrier %q: world size %d is below 1", key, worldSize)

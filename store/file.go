@@ -25,9 +25,9 @@ const (
 	// Pauses double up to filePoll.
 	lockPoll = 50 * time.Microsecond
 
-	// tornPatience is how long the file may end in the middle of a record while
-	// it can be locked. A writer that locks never shows that; one that does not
-	// (a copy in progress, a file system that delays) is given this long.
+	// tornPatience is how long the file may end in the middle of a record while it can be locked.
+	// A writer with a lock never shows such a file. A writer without one (a copy in progress, a
+	// slow file system) gets this much time.
 	tornPatience = time.Second
 
 	// setupLimit bounds the wait for the lock in NewFile and Close, which take
@@ -35,9 +35,8 @@ const (
 	// enough to notice a stopped process that holds the lock.
 	setupLimit = 10 * time.Second
 
-	// maxBlob is the longest key or value in a file. PyTorch sets no limit but
-	// the four bytes of the length; this one keeps a damaged length from being
-	// believed when the file is long enough.
+	// maxBlob is the longest key or value in a file. PyTorch's limit is the four bytes of the
+	// length. This one detects damaged lengths in long files.
 	maxBlob = 1 << 30
 
 	refcountKey = "refcount/"
@@ -49,8 +48,8 @@ var errNoStore = errors.New("the file is no store")
 // headLen is how many bytes show whether a file is a store: a length and the start of a key.
 const headLen = 4 + len(refcountKey)
 
-// begins reports whether head, at most headLen bytes, can be the start of a store: a record
-// of one of the stores' own keys or of a user's, whole or cut off.
+// begins reports whether head, at most headLen bytes, can be the start of a store file: a record,
+// whole or cut off, of an internal or a user's key.
 func begins(head []byte) bool {
 	if len(head) < 4 {
 		return true
@@ -68,15 +67,14 @@ func begins(head []byte) bool {
 	return false
 }
 
-var errTorn = errors.New("the file ends in the middle of a record (its writer died?)")
+var errTorn = errors.New("the file ends in the middle of a record: the process that wrote it may have died")
 
-// File is a store in a file that processes share, c10d's FileStore with its
-// format, its locking and its life cycle, so that Go and Python processes can
-// use one file together. It works on file systems where flock(2) does, on Unix
-// only. Waiting is polling. There are no queues: PyTorch has none in files.
+// File is a store in a file that processes share. It has the format, locking and life cycle of
+// c10d's FileStore, so Go and Python processes can use one file. It needs Unix and a file system
+// with flock(2). Waits poll. There are no queues, as in PyTorch.
 //
-// The file is a log that grows with every change and is read into memory by
-// every process; it is meant for rendezvous, not for data.
+// The file is a log that grows with every change, and every process reads it into memory. Use it
+// for rendezvous, not for data.
 type File struct {
 	handle
 	path      string
@@ -91,14 +89,12 @@ type File struct {
 	pos   int64 // how much of the file cache reflects
 }
 
-// NewFile opens the store in the file at path and creates the file if need be.
-// What an earlier job left in the file counts as this job's data. Package pg knows
-// which keys are of which run. Without it, and with PyTorch ranks, the file must not
-// exist when the first process comes.
+// NewFile opens the store in the file at path and creates a missing file. The keys of earlier
+// jobs in the file are visible. Package pg keeps the keys of runs apart. Without it, or with
+// PyTorch ranks, the file must not exist when the first process opens it.
 //
-// The file is removed by the Close that finds every handle closed, once at
-// least worldSize of them are. With a worldSize below 1 nobody removes it.
-// (c10d spells that -1.)
+// The last Close removes the file, if at least worldSize handles have been closed. With a
+// worldSize below 1 it stays (c10d's -1).
 func NewFile(path string, worldSize int) (*File, error) {
 	f := &File{
 		path:      path,

@@ -7,8 +7,7 @@ import (
 	"time"
 )
 
-// handle is what the stores of this package have in common: a name for errors,
-// a timeout, and an end.
+// handle is the common part of this package's stores: a name for errors, a timeout, and Close.
 type handle struct {
 	name    string
 	timeout atomic.Int64
@@ -48,8 +47,8 @@ func (h *handle) begin(ctx context.Context) error {
 	return ctx.Err()
 }
 
-// pause returns nil once ready is closed or gives a value, else what ended the
-// wait. ctx comes from WithTimeout.
+// pause returns nil once ready is closed or has a value, else the error that ended the wait. ctx
+// comes from WithTimeout.
 func pause[T any](ctx context.Context, h *handle, ready <-chan T) error {
 	select {
 	case <-ready:

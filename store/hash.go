@@ -9,11 +9,10 @@ import (
 	"time"
 )
 
-// Hash is a store in this process's memory, c10d's HashStore. Ranks that are
-// goroutines share it, each preferably through a Clone of its own, which has
-// its own timeout and its own end. Make one with NewHash.
+// Hash is a store in this process's memory, c10d's HashStore. Ranks that are goroutines share it.
+// Each should use its own Clone, which has its own timeout and Close. Make one with NewHash.
 //
-// A waiter sleeps until one of its keys changes; nothing polls.
+// A waiter sleeps until one of its keys changes; it does not poll.
 type Hash struct {
 	handle
 	*table
@@ -27,8 +26,8 @@ type table struct {
 	signals map[string]*signal
 }
 
-// signal is closed when its key changes. The table forgets it when the last of
-// its waiters leaves, so that keys nobody ever sets cost nothing.
+// signal is closed when its key changes. The table drops it when its last waiter leaves, so a key
+// that is never set uses no memory.
 type signal struct {
 	changed chan struct{}
 	waiters int
@@ -43,7 +42,7 @@ func NewHash() *Hash {
 	})
 }
 
-// LocalAddr returns a loopback address: whoever uses the store is in this process.
+// LocalAddr returns a loopback address, because all users are in this process.
 func (h *Hash) LocalAddr() netip.Addr { return netip.AddrFrom4([4]byte{127, 0, 0, 1}) }
 
 func newHash(t *table) *Hash {
@@ -198,8 +197,8 @@ func (h *Hash) CompareSet(ctx context.Context, key string, expected, desired []b
 	return after, err
 }
 
-// compareSet is the rule of CompareSet: what it answers, in memory of its own,
-// and whether the key takes that value.
+// compareSet implements CompareSet. It returns the value after the call, in new memory, and
+// whether the key changes.
 func compareSet(held []byte, exists bool, expected, desired []byte) (after []byte, set bool) {
 	switch {
 	case exists && !bytes.Equal(held, expected):

@@ -10,19 +10,16 @@ import (
 	"time"
 )
 
-// DefaultTimeout is the time a wait may take when nobody says otherwise, the
-// same as in c10d.
+// DefaultTimeout is the limit of a wait, as in c10d, unless SetTimeout changes it.
 const DefaultTimeout = 300 * time.Second
 
-// Store is a key-value service that the ranks of a job share. Its methods are
-// c10d's. All of them may be called from many goroutines; a call that blocks
-// ends with its context or with Close, and, if the context has no deadline,
-// after the store's timeout.
+// Store is a key-value service that the ranks of a job share. Its methods are c10d's. They may be
+// called from many goroutines. A call that blocks ends with its context, with Close, or, if the
+// context has no deadline, after the store's timeout.
 //
-// Values belong to the caller: a store copies what it is given and what it
-// returns. Keys may hold any bytes. A store that cannot do an operation (an
-// old TCP server has no queues) returns an error for which
-// errors.Is(err, errors.ErrUnsupported) holds.
+// Values belong to the caller: a store copies its arguments and results. Keys may hold any bytes.
+// An operation that a store lacks (an old TCP server has no queues) returns an error that matches
+// errors.ErrUnsupported.
 type Store interface {
 	// Set overwrites the value of key.
 	Set(ctx context.Context, key string, value []byte) error
@@ -50,11 +47,10 @@ type Store interface {
 	// Delete removes key and reports whether it was there.
 	Delete(ctx context.Context, key string) (bool, error)
 
-	// NumKeys returns the number of keys, a store's own bookkeeping keys
-	// included, queues not.
+	// NumKeys returns the number of keys, with the store's own keys and without queues.
 	NumKeys(ctx context.Context) (int64, error)
 
-	// Append adds value to the end of what key holds, creating it if need be.
+	// Append adds value to the end of key's value. It creates a missing key.
 	Append(ctx context.Context, key string, value []byte) error
 
 	// MultiGet waits until every key exists and returns their values in order.
@@ -89,8 +85,8 @@ type Store interface {
 	Close() error
 }
 
-// Cloner is a store that can open a second, independent connection to the same
-// data, so that a long wait on one does not hold up the other.
+// Cloner is a store that can open a second connection to the same data. A long wait on one does
+// not delay calls on the other.
 type Cloner interface {
 	// Clone returns a store over the same data with the same timeout. Closing
 	// it leaves the original open.
@@ -131,16 +127,15 @@ func DialectOf(s Store) Dialect {
 	return DialectUnknown
 }
 
-// LocalAddresser is a store that knows by which address of this host it is
-// reached. Ranks listen there for each other unless they are told otherwise.
+// LocalAddresser is a store that knows this host's address on the connection to it. Ranks listen
+// there for each other unless options say otherwise.
 type LocalAddresser interface {
-	// LocalAddr returns that address: a loopback one if only this host reaches
-	// the store. It is not valid where the store cannot tell.
+	// LocalAddr returns that address: a loopback one if only this host reaches the store, an
+	// invalid one if the store cannot tell.
 	LocalAddr() netip.Addr
 }
 
-// LocalAddrOf returns the address of this host by which s is reached, or one that
-// is not valid.
+// LocalAddrOf returns LocalAddr of s, or an invalid address if s has no such method.
 func LocalAddrOf(s Store) netip.Addr {
 	if l, ok := s.(LocalAddresser); ok {
 		return l.LocalAddr()
@@ -148,10 +143,9 @@ func LocalAddrOf(s Store) netip.Addr {
 	return netip.Addr{}
 }
 
-// LocalAddrFor is LocalAddr of a store whose clients connect to host, where local
-// is this end of the connection. A loopback connection to a name, such as the
-// host's own one, does not tell: other hosts may reach the same store by another
-// address.
+// LocalAddrFor is LocalAddr of a store whose clients connect to host, where local is this end of
+// the connection. It is invalid for a loopback connection to a name, such as the host's own:
+// other hosts may reach the store by another address.
 func LocalAddrFor(local net.Addr, host string) netip.Addr {
 	tcp, ok := local.(*net.TCPAddr)
 	if !ok {
@@ -164,16 +158,15 @@ func LocalAddrFor(local net.Addr, host string) netip.Addr {
 	return a
 }
 
-// IsLoopback reports whether host, a name or an address, means the host itself
-// wherever it is used.
+// IsLoopback reports whether host is localhost or a loopback address.
 func IsLoopback(host string) bool {
 	a, err := netip.ParseAddr(host)
 	return host == "localhost" || err == nil && a.IsLoopback()
 }
 
 var (
-	// ErrTimeout is matched by the error of every wait that ran out of time.
-	// Such an error is also a net.Error whose Timeout method returns true.
+	// ErrTimeout is matched by the error of every wait that ran out of time. That error is also a
+	// net.Error whose Timeout method returns true.
 	ErrTimeout error = timeoutError{}
 
 	// ErrClosed is matched by the error of a call on a closed store.
@@ -182,8 +175,7 @@ var (
 	// ErrQueueEmpty is returned by a QueuePop that does not block.
 	ErrQueueEmpty = errors.New("store: queue is empty")
 
-	// ErrNotNumber is matched by the error of an Add to a value that is no
-	// decimal number.
+	// ErrNotNumber is matched by the error of an Add to a value that is not a decimal number.
 	ErrNotNumber = errors.New("value is not a decimal number")
 
 	// ErrTooLarge is matched by the error of a call whose key, value or key
@@ -226,8 +218,7 @@ func (e *Error) Error() string {
 // Unwrap returns the cause.
 func (e *Error) Unwrap() error { return e.Err }
 
-// Is lets a wait that a context's deadline ended match ErrTimeout as well as
-// context.DeadlineExceeded.
+// Is makes a wait that a deadline ended match ErrTimeout, besides context.DeadlineExceeded.
 func (e *Error) Is(target error) bool { return target == ErrTimeout && e.Timeout() }
 
 // Timeout reports whether the cause is a timeout, so that an Error can be used
@@ -236,5 +227,5 @@ func (e *Error) Timeout() bool {
 	return errors.Is(e.Err, ErrTimeout) || errors.Is(e.Err, context.DeadlineExceeded)
 }
 
-// Temporary is there for net.Error; it reports the same as Timeout.
+// Temporary is part of net.Error. It reports the same as Timeout.
 func (e *Error) Temporary() bool { return e.Timeout() }

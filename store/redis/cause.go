@@ -12,8 +12,8 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// refusal is the error of a transaction. A server that refuses a command, for it is a
-// replica or out of memory, refuses EXEC for that alone: the cause is the command's error.
+// refusal returns the error of a transaction. If a server refuses a command, for example because
+// it is a replica or out of memory, it also refuses EXEC. The cause is the command's error.
 func refusal(cmds []redis.Cmder, err error) error {
 	if !redis.HasErrorPrefix(err, "EXECABORT") {
 		return err
@@ -26,8 +26,8 @@ func refusal(cmds []redis.Cmder, err error) error {
 	return err
 }
 
-// tlsDialer connects and does the TLS handshake, whose errors say so. A server without TLS
-// takes the handshake for the start of a command, and waits for its end.
+// tlsDialer connects and does the TLS handshake. Its errors name the handshake. A server without
+// TLS takes the handshake for the start of a command, and waits for the rest.
 func tlsDialer(o *redis.Options) func(ctx context.Context, network, addr string) (net.Conn, error) {
 	return func(ctx context.Context, network, addr string) (net.Conn, error) {
 		ctx, cancel := context.WithTimeout(ctx, cmp.Or(o.DialTimeout, dialTimeout))

@@ -1,5 +1,5 @@
-// Package redis is a store.Store in a Redis server, for jobs that have one at
-// hand and would rather not give a rank the role of the store's server.
+// Package redis is a store.Store in a Redis server, for jobs that have such a server
+// and do not want a rank to host the store.
 //
 //	s, err := redis.New(ctx, "rediss://:secret@redis.example:6379/0?prefix=job-7", redis.Options{})
 //	if err != nil {
@@ -9,42 +9,37 @@
 //
 // # Names and expiry
 //
-// Everything a store writes lies under its prefix: key k is the Redis string
+// All names begin with the store's prefix: key k is the Redis string
 // "{prefix}k" + k, queue q the Redis list "{prefix}q" + q. The braces keep one
 // prefix from being the beginning of another, and put a job's keys into one
-// slot where a cluster cares. Ranks of one job need one prefix, and two jobs on
-// one server two.
+// slot of a Redis cluster. All ranks of a job use one prefix. Two jobs on one server
+// need different prefixes.
 //
-// Keys expire, so that a job that ends in whatever way leaves nothing behind:
-// a day after they were written, unless Options say otherwise. While any store
-// of the job is open it renews all keys of the prefix every third of that
-// time; so nothing is lost in a job that runs for weeks, and the data of one
-// that died are gone a day after its last process. Delete does the same at once.
+// Keys expire a day after they were written, unless Options say otherwise, so a job that
+// ends in any way leaves nothing behind. While a store of the job is open, it renews all keys
+// of the prefix every third of that time. Delete removes a key at once.
 //
 // # Waiting
 //
-// Waits ask again and again, first after 1 ms, then in growing steps up to
-// 50 ms. Each question is short and an ended context ends the wait at once,
-// even while a frozen server owes an answer.
+// Waits poll, first after 1 ms, then at growing intervals up to 50 ms. A context that ends
+// ends the wait at once, even if the server does not answer.
 //
 // # Failures
 //
-// A server that goes away is an error of the call, and of every pending wait at
-// its next question; the error names the server. Commands are never repeated
-// behind the caller's back, because an Add might then count twice. A call that
-// ended with an error or with its context may still have been carried out.
+// When the server goes away, calls fail, and pending waits fail at their next poll. The error
+// names the server. Commands are never repeated, because an Add might then count twice. A call
+// that ended with an error or with its context may still have been carried out.
 //
 // go-redis also logs such errors to standard error. This package turns that off with
-// redis.SetLogger, because its calls return them. The logger is that of all clients in the
+// redis.SetLogger, because its calls return them. That logger is global to the
 // process. A program with clients of its own can set another in main.
 //
-// A server that is started again without its data, or another that takes its place,
-// is no empty store: New writes a random value under "{prefix}i", and a connection
-// that does not find it fails with ErrEmptied.
+// New writes a random value under "{prefix}i". A connection that does not find it fails with
+// ErrEmptied: the server was started again without its data, or another server took its place.
 //
-// # What it needs
+// # Requirements
 //
 // Redis 4 or later, or a server that speaks its protocol and runs Lua scripts.
-// Number of keys and list of keys walk the whole database with SCAN; they are
+// NumKeys and ListKeys walk the whole database with SCAN; they are
 // meant for people and tests.
 package redis

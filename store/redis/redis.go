@@ -25,61 +25,59 @@ import (
 )
 
 const (
-	// DefaultPrefix is where keys go when nobody names a prefix.
+	// DefaultPrefix is the prefix if neither the URL nor Options has one.
 	DefaultPrefix = "c10d"
 
 	// DefaultExpiry is how long keys outlive the last store of a job.
 	DefaultExpiry = 24 * time.Hour
 
-	// firstPoll and lastPoll are the pauses of a wait. At 50 ms a thousand
-	// waiting ranks ask 20 000 questions a second; redis-benchmark had 45 000 a
-	// second answered by a Redis 7.0 that shared two busy cores with it.
+	// firstPoll and lastPoll are the pauses of a wait. At 50 ms a thousand waiting ranks send 20
+	// 000 commands a second. A Redis 7.0 on two busy cores answered 45 000 a second of
+	// redis-benchmark on the same cores.
 	firstPoll = time.Millisecond
 	lastPoll  = 50 * time.Millisecond
 
-	// ioTimeout bounds the answer to one command if the URL does not. It lets a
-	// value of 512 MiB, Redis' largest, pass at 150 Mbit/s; cancellation does
-	// not wait for it.
+	// ioTimeout bounds the answer to one command if the URL does not. In that time a value of 512
+	// MiB, Redis' largest, passes at 150 Mbit/s. A cancelled call does not wait for it.
 	ioTimeout = 30 * time.Second
 
 	// dialTimeout is go-redis' limit of a connection attempt if the URL has none.
 	dialTimeout = 5 * time.Second
 
-	// scanCount is how many keys a step of SCAN looks at. The server serves
-	// nobody else during a step: 1000 keys are well below a millisecond.
+	// scanCount is how many keys a step of SCAN looks at. A step blocks the server: 1000 keys
+	// take well below a millisecond.
 	scanCount = 1000
 )
 
-// quiet drops what go-redis would log to standard error: the calls return those errors.
-// go-redis has one logger for all clients.
+// quiet drops go-redis's lines on standard error, since calls return those errors. go-redis has
+// one logger for all clients.
 type quiet struct{}
 
 func (quiet) Printf(context.Context, string, ...any) {}
 
 func init() { redis.SetLogger(quiet{}) }
 
-// Options of a store. The zero value is good.
+// Options of a store. The zero value works.
 type Options struct {
-	// Prefix is the job's part of all names, without braces. Empty: what the
-	// URL says in its query ("prefix=job-7"), or DefaultPrefix.
+	// Prefix is the job's part of all names, without braces. Empty means the URL's
+	// ("prefix=job-7"), or DefaultPrefix.
 	Prefix string
 
-	// Expiry is how long keys live after they were last written or renewed, at
-	// least a second. Zero: what the URL says ("expiry=90m"), or DefaultExpiry.
-	// Negative: for ever.
+	// Expiry is how long keys live after they were last written or renewed, at least a second.
+	// Zero means the URL's ("expiry=90m"), or DefaultExpiry. Negative means no expiry.
 	Expiry time.Duration
 
-	// Timeout is what SetTimeout takes.
+	// Timeout is the store's timeout, see SetTimeout.
 	Timeout time.Duration
 
-	// TLS is used with a rediss:// URL, for instance to name a private
-	// certificate authority. Nil means the system's authorities and the URL's
-	// host name; an empty ServerName is filled in from the URL.
+	// TLS is used with a rediss:// URL, for example with a private certificate authority. Nil
+	// means the system's authorities and the URL's host name. An empty ServerName means the URL's
+	// host name.
 	TLS *tls.Config
 }
 
-// Store is a store in a Redis server. Make one with New. Its calls run side by
-// side on a pool of connections.
+// Store is a store in a Redis server. Make one with New. Its calls run concurrently on a pool of
+// connections.
 type Store struct {
 	config  *redis.Options
 	client  *redis.Client
@@ -218,8 +216,8 @@ func (s *Store) dial(ctx context.Context, network, addr string) (net.Conn, error
 	return c, err
 }
 
-// LocalAddr returns the address of this host by which it reaches the server, see
-// store.LocalAddresser. It is not valid with a Unix socket.
+// LocalAddr returns this host's address on the connection to the server, see
+// store.LocalAddresser. It is invalid with a Unix socket.
 func (s *Store) LocalAddr() netip.Addr {
 	if a := s.local.Load(); a != nil {
 		return *a
@@ -227,10 +225,10 @@ func (s *Store) LocalAddr() netip.Addr {
 	return netip.Addr{}
 }
 
-// ErrEmptied is matched by the error of a call whose server has lost the data that
-// it had when the store was opened. It was started again without them, was emptied,
-// or another one took its place. Each new connection looks.
-var ErrEmptied = errors.New("the server has lost what this store's prefix held")
+// ErrEmptied is matched by the error of a call if the server has lost the data that it had when
+// the store was opened: it was started again without them, was emptied, or another server took
+// its place. Each new connection checks that.
+var ErrEmptied = errors.New("the server has lost the data under this store's prefix")
 
 // emptied is an ErrEmptied. It has no Unwrap, because the client strips a layer.
 type emptied struct{ prefix string }
@@ -241,7 +239,7 @@ func (e emptied) Error() string {
 
 func (e emptied) Is(target error) bool { return target == ErrEmptied }
 
-// join writes the incarnation of what the prefix holds, unless it has one.
+// join writes an incarnation under the prefix, unless there is one.
 func (s *Store) join(ctx context.Context) error {
 	key := s.prefix + incarnationKey
 	if err := s.client.SetNX(ctx, key, rand.Text(), s.expiry).Err(); err != nil {
@@ -254,7 +252,7 @@ func (s *Store) join(ctx context.Context) error {
 	return err
 }
 
-// check is called for each new connection: the pool opens them whenever it likes.
+// check is called for each new connection of the pool.
 func (s *Store) check(ctx context.Context, conn *redis.Conn) error {
 	want := s.incarnation.Load()
 	if want == nil {
@@ -267,8 +265,8 @@ func (s *Store) check(ctx context.Context, conn *redis.Conn) error {
 	return err
 }
 
-// incarnationKey is, after the prefix, where the incarnation is. Users' keys begin
-// with another letter.
+// incarnationKey is the incarnation's key, after the prefix. Users' keys begin with another
+// letter.
 const incarnationKey = "i"
 
 // Clone opens another store on the same data with the same settings.
@@ -342,9 +340,8 @@ func (s *Store) fail(op string, err error, start time.Time, keys []string) error
 	return e
 }
 
-// call runs f, one exchange with the server, and returns early if ctx or the
-// store ends. f must not touch what belongs to the caller, because it may still
-// be running then.
+// call runs f, one exchange with the server, and returns early if ctx or the store ends. f may
+// then still run, so it must not use the caller's memory.
 func call[T any](ctx context.Context, s *Store, f func(context.Context) (T, error)) (T, error) {
 	type answer struct {
 		value T
@@ -394,10 +391,10 @@ func do[T any](ctx context.Context, s *Store, op string, keys []string, f func(c
 	return value, err
 }
 
-// errNotYet is what an exchange of poll returns to be asked again.
+// errNotYet makes poll call its function again.
 var errNotYet = errors.New("not yet")
 
-// poll repeats f until it returns something else than errNotYet.
+// poll repeats f while it returns errNotYet.
 func poll[T any](ctx context.Context, s *Store, op string, keys []string, f func(context.Context) (T, error)) (T, error) {
 	start := time.Now()
 	ctx, cancel := store.WithTimeout(ctx, s.Timeout())
@@ -423,8 +420,7 @@ func poll[T any](ctx context.Context, s *Store, op string, keys []string, f func
 	}
 }
 
-// pollKeys is poll for several keys, of which f also returns those that are not
-// there yet; an error names the last of these.
+// pollKeys is poll for several keys. f also returns the missing ones, and an error names them.
 func pollKeys[T any](ctx context.Context, s *Store, op string, keys []string, f func(context.Context, []string) (T, []string, error)) (T, error) {
 	keys = slices.Clone(keys)
 	var last atomic.Pointer[[]string]
@@ -485,9 +481,8 @@ func (s *Store) Get(ctx context.Context, key string) ([]byte, error) {
 	})
 }
 
-// Add lets Redis count where Redis agrees with c10d about what a number is and
-// the sum does not wrap; else it computes the sum itself and exchanges the
-// value if nobody changed it meanwhile.
+// Add uses Redis's INCRBY if Redis parses the number as c10d does and the sum does not wrap.
+// Otherwise it computes the sum and sets it, unless the value has changed meanwhile.
 func (s *Store) Add(ctx context.Context, key string, delta int64) (int64, error) {
 	return do(ctx, s, "add", []string{key}, func(ctx context.Context) (int64, error) {
 		var sum *redis.IntCmd
@@ -523,7 +518,7 @@ func (s *Store) addText(ctx context.Context, key string, delta int64) (int64, er
 	}
 }
 
-// compareSet answers whether it set the key, and what the key holds then.
+// compareSet returns whether it set the key, and the key's value.
 var compareSet = redis.NewScript(`
 local held = redis.call('GET', KEYS[1])
 if held ~= ARGV[1] and (held or ARGV[1] ~= '') then
@@ -559,7 +554,7 @@ func (s *Store) CompareSet(ctx context.Context, key string, expected, desired []
 	})
 }
 
-// missing returns those of keys that neither are keys nor queues.
+// missing returns the keys for which there is neither a key nor a queue.
 func (s *Store) missing(ctx context.Context, keys []string) ([]string, error) {
 	if len(keys) == 0 {
 		return nil, nil
@@ -619,10 +614,10 @@ func (s *Store) ListKeys(ctx context.Context) ([]string, error) {
 	})
 }
 
-// glob makes SCAN take the prefix as it is.
+// glob escapes the prefix for SCAN.
 var glob = strings.NewReplacer(`\`, `\\`, `*`, `\*`, `?`, `\?`, `[`, `\[`, `]`, `\]`)
 
-// scan returns what follows begin in the names of Redis keys that begin so.
+// scan returns the names of Redis keys that begin with begin, without it.
 func (s *Store) scan(ctx context.Context, begin string) ([]string, error) {
 	seen := make(map[string]bool) // SCAN may name a key twice
 	var names []string
@@ -650,8 +645,8 @@ func (s *Store) Append(ctx context.Context, key string, value []byte) error {
 	})
 }
 
-// MultiGet waits until every key exists and returns their values in order. Each
-// look is one round trip.
+// MultiGet waits until every key exists and returns their values in order. Each poll is one round
+// trip.
 func (s *Store) MultiGet(ctx context.Context, keys []string) ([][]byte, error) {
 	if len(keys) == 0 {
 		return nil, nil
@@ -724,8 +719,8 @@ func (s *Store) QueueLen(ctx context.Context, key string) (int64, error) {
 	})
 }
 
-// renewUntilClosed keeps the job's keys alive. An error is no concern of its:
-// if the server is gone, the job's own calls say so.
+// renewUntilClosed renews the job's keys. It ignores errors: if the server is gone, the job's
+// calls fail.
 func (s *Store) renewUntilClosed() {
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()
@@ -741,7 +736,7 @@ func (s *Store) renewUntilClosed() {
 	}
 }
 
-// renewAll sets back the expiry of every key and queue under the prefix.
+// renewAll renews the expiry of every key and queue under the prefix.
 func (s *Store) renewAll(ctx context.Context) error {
 	names, err := s.scan(ctx, s.prefix)
 	if err != nil {

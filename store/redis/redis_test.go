@@ -426,7 +426,7 @@ func TestEmptiedServer(t *testing.T) {
 		return errors.Is(err, ErrEmptied) // and not that the old connection has ended
 	}, 20*time.Second, 10*time.Millisecond)
 	require.ErrorContains(t, err, second.addr)
-	require.ErrorContains(t, err, "the server has lost what this store's prefix held (job)")
+	require.ErrorContains(t, err, "the server has lost the data under this store's prefix (job)")
 
 	fresh := connect(t, url, Options{})
 	n, err = fresh.Add(t.Context(), "n", 1)

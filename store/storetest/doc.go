@@ -1,5 +1,5 @@
-// Package storetest is the conformance suite that every store.Store of this
-// module passes. A store of your own passes it too, or is not one:
+// Package storetest is the conformance suite of store.Store. Every store of this
+// module passes it, and a store of your own should:
 //
 //	func TestStore(t *testing.T) {
 //		storetest.Run(t, storetest.Config{
@@ -8,15 +8,13 @@
 //		})
 //	}
 //
-// Every subtest begins with an empty store from New. Where it needs another
-// rank it asks Peer for a second handle on the same data, because some stores
-// serve one call after another on one handle, and a wait there would hold up
-// the call that ends it. Without Peer the suite takes Clone where the store has
-// it, and else the store itself.
+// Every subtest begins with an empty store from New. Where it needs another rank it asks Peer for
+// a second handle on the same data, since some stores serve one call at a time on a handle.
+// Without Peer the suite calls Clone if the store has it, and otherwise uses the store itself.
 //
-// The suite closes what it was given. It starts goroutines but none outlives
-// its subtest, so that goleak can be used in TestMain.
+// The suite closes the stores. Its goroutines end before the subtest does, so goleak can be
+// used in TestMain.
 //
-// What a store cannot do is named in Config.No; for a missing operation the
-// suite then checks that it says so with errors.ErrUnsupported.
+// Config.No names what a store cannot do. For a missing operation the suite checks that the
+// error is errors.ErrUnsupported.
 package storetest

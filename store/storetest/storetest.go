@@ -38,9 +38,9 @@ const (
 	LargeValues
 )
 
-// Config says what to test.
+// Config describes the store to test.
 type Config struct {
-	// New returns an empty store; each call a data set of its own.
+	// New returns an empty store. Each call returns another data set.
 	New func(t *testing.T) store.Store
 
 	// Peer returns another handle on the data of a store that New returned. Nil
@@ -54,7 +54,7 @@ type Config struct {
 // patience bounds what must happen; only a broken store makes a test wait for it.
 const patience = 60 * time.Second
 
-// grace is how long the suite watches that something does not happen.
+// grace is how long the suite checks that an event does not happen.
 const grace = 30 * time.Millisecond
 
 type suite struct {

@@ -17,16 +17,16 @@ import (
 //	client  proof of 32: HMAC-SHA256(token, "client" client-nonce server-nonce)
 //	server  proof of 32: HMAC-SHA256(token, "server" client-nonce server-nonce)
 //
-// Both sides prove to know the token and neither sends it. No PyTorch client
-// begins like hello, whose first byte is no query in any version; a PyTorch
-// server that gets it closes the connection.
+// Both sides prove to know the token and neither sends it. The first byte of hello is not a query
+// in any version of PyTorch: no PyTorch client begins so, and a PyTorch server closes the
+// connection.
 const (
 	hello    = "\xc1c10d-go"
 	nonceLen = 32
 )
 
-// ErrToken is matched by the error of a client whose token is not the server's,
-// or whose server has none.
+// ErrToken is matched by the error of a client if its token differs from the server's, or the
+// server has none.
 var ErrToken = errors.New("the token was not accepted")
 
 // alert is a server's answer if only one of client and server speaks TLS. It is TLS's
@@ -36,14 +36,14 @@ const alert = "\x15\x03\x03\x00\x02\x02\x46"
 // tlsBegin is what a connection with TLS begins with: a handshake record of version 3.
 const tlsBegin = "\x16\x03"
 
-// errNeedsTLS is the error of a client without TLS that is answered by alert.
+// errNeedsTLS is the error of a client without TLS if the server answers with alert.
 var errNeedsTLS = permanent{errors.New("the server speaks TLS, and this side does not: give it the job's certificate (InitOptions.TLS, Options.TLS or C10D_TLS_CERT, C10D_TLS_KEY and C10D_TLS_CA)")}
 
-// errSpeaksTLS is a server's error about a client that begins as TLS does.
+// errSpeaksTLS is a server's error for a client that begins with TLS.
 var errSpeaksTLS = malformedf("the connection begins as TLS does, which this server does not speak")
 
-// settled makes permanent what a server says through TLS, during its handshake or
-// after this side's part of it.
+// settled makes an error permanent if a server sent it through TLS, during the handshake or after
+// this side's part of it.
 func settled(err error) error {
 	var op *net.OpError
 	if errors.As(err, &op) && op.Op == "remote error" {
@@ -94,8 +94,7 @@ func admit(conn io.ReadWriter, token string) error {
 	return err
 }
 
-// authenticate is the client's side. A connection that ends early is the
-// server's way to say no.
+// authenticate is the client's side. A server refuses by closing the connection.
 func authenticate(conn io.ReadWriter, token string) error {
 	nonces := make([]byte, 2*nonceLen)
 	rand.Read(nonces[:nonceLen])
@@ -107,7 +106,7 @@ func authenticate(conn io.ReadWriter, token string) error {
 			return errNeedsTLS
 		}
 		if disconnected(err) {
-			return fmt.Errorf("%w: the server takes none", ErrToken)
+			return fmt.Errorf("%w: the server uses no token", ErrToken)
 		}
 		return err
 	}
@@ -117,12 +116,12 @@ func authenticate(conn io.ReadWriter, token string) error {
 	got := make([]byte, sha256.Size)
 	if _, err := io.ReadFull(conn, got); err != nil {
 		if disconnected(err) {
-			return permanent{fmt.Errorf("%w: the server's is another", ErrToken)}
+			return permanent{fmt.Errorf("%w: the server has another token", ErrToken)}
 		}
 		return err
 	}
 	if !hmac.Equal(got, proof(token, "server", nonces)) {
-		return permanent{fmt.Errorf("%w: the server does not know it", ErrToken)}
+		return permanent{fmt.Errorf("%w: the server has not proved that it knows the token", ErrToken)}
 	}
 	return nil
 }

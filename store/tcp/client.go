@@ -20,94 +20,86 @@ import (
 	"github.com/c10d-go/c10d/store"
 )
 
-// ErrDisconnected is matched by the error of a call whose connection the
-// server closed: because its process ended, or, since the protocol has no
-// error replies, because it refused the request.
+// ErrDisconnected is matched by the error of a call if the server closed the connection. The
+// server ended, or it refused the request: the protocol has no error replies.
 var ErrDisconnected = errors.New("the server closed the connection: it ended, or refused the request")
 
-// Options say how to join a store. The zero value is a client that finds out
-// what it talks to and waits for nobody.
+// Options say how to join a store. The zero value is a client that detects the server's dialect
+// and does not wait for other ranks.
 type Options struct {
-	// Server hosts the store in this process, and then joins it as a client
-	// like the others. Close ends both.
+	// Server hosts the store in this process, and then joins it as a client. Close ends both.
 	Server bool
 
-	// Listen is where to listen as Server, "host:port". Empty means the address
-	// given to New. ":29500" listens on all interfaces, as PyTorch always does;
-	// it is needed where the host's name means another address outside.
+	// Listen is where to listen as Server, "host:port". Empty means the address given to New.
+	// ":29500" listens on all interfaces, as PyTorch always does. Use it if other hosts resolve
+	// the host's name to another address.
 	Listen string
 
-	// ServerOptions are those of the hosted server. Of them TLS, Token, Job and
-	// Limits, where not set, are taken from here.
+	// ServerOptions are for the hosted server. If its TLS, Token, Job or Limits are not set,
+	// those of Options are used.
 	ServerOptions ServerOptions
 
-	// WorldSize is the number of ranks that join. Each of them adds one to a
-	// counter, and the Server's New returns when it has reached WorldSize; the
-	// others do not wait. 0 means not to count.
+	// WorldSize is the number of ranks that join. Each of them adds one to a counter. New waits
+	// for it to reach WorldSize on the rank that hosts the server, and nowhere else. 0 means not
+	// to count.
 	WorldSize int
 
-	// Rank is this process's rank among WorldSize. It is written to a server of this
-	// package, so that messages can name the ranks that are missing; see Store.Worker.
-	// It is not used if WorldSize is 0.
+	// Rank is this process's rank among WorldSize. Servers of this package store it, so that
+	// messages can name the missing ranks; see Store.Worker. It is not used if WorldSize is 0.
 	Rank int
 
 	// NoWait joins without counting and waiting, whatever WorldSize is.
 	NoWait bool
 
-	// Timeout is the store's, see store.Store, and where New's context has no
-	// deadline also New's.
+	// Timeout is the store's, see store.Store. It also limits New if its context has no deadline.
 	Timeout time.Duration
 
-	// Logger gets a line at level Warn when New has waited for 10 s, and more at growing
-	// intervals: for the server or, as Server, for the other ranks. Nil means
+	// Logger gets a line at level Warn when New has waited 10 s for the server or, on the rank
+	// that hosts it, for other ranks. More lines follow at growing intervals. Nil means
 	// slog.Default().
 	Logger *slog.Logger
 
-	// HostedBy is what those lines call the process that hosts the server, for example
-	// "rank 0". Empty means that nobody knows.
+	// HostedBy names the process that hosts the server in those lines, for example "rank 0".
+	// Empty means unknown.
 	HostedBy string
 
-	// ResolveTimeout is for how long New looks up a host name that does not exist.
-	// 0 means 30 s: time for a cluster's DNS to learn the names of other pods.
+	// ResolveTimeout is how long New looks up a host name that does not exist. 0 means 30 s,
+	// since a cluster's DNS learns the names of pods with a delay.
 	ResolveTimeout time.Duration
 
-	// Dialect is the server's. Unknown means to find out, which costs an old
-	// server one connection and a new one nothing.
+	// Dialect is the server's. Unknown means to detect it, which costs one connection with an old
+	// server and nothing with a new one.
 	Dialect store.Dialect
 
-	// TLS encrypts, which only servers of this package can. An empty
-	// ServerName is taken from the address. A hosting process needs a
-	// certificate in it, or in ServerOptions.TLS.
+	// TLS encrypts the connection. Only servers of this package support it. An empty ServerName
+	// is taken from the address. A hosting process needs a certificate here or in
+	// ServerOptions.TLS.
 	TLS *tls.Config
 
 	// Token is the secret of ServerOptions.Token.
 	Token string
 
-	// Job names the job that this process is of. A server of this package that
-	// knows its job too refuses clients of others, with both names, and New then
-	// fails at once with ErrOtherJob. Empty means that there is no name: such
-	// clients, and PyTorch's, are served by every server.
+	// Job names this process's job. A server of this package for another job refuses the client,
+	// and New fails at once with ErrOtherJob and both names. Every server accepts clients without
+	// a name, and PyTorch's.
 	Job string
 
-	// Limits are what calls are checked against before anything is sent, with
-	// store.ErrTooLarge. Larger ones make sense only with a server that has
-	// larger ones too.
+	// Limits bound calls before anything is sent; the error is store.ErrTooLarge. Larger limits
+	// also need a server with larger limits.
 	Limits Limits
 }
 
 // Store is a client of a TCPStore server. Make one with New. It implements
 // store.Store, store.Cloner, store.Dialecter and store.LocalAddresser.
 //
-// To a server of this package it opens one connection, which all calls share;
-// they are under way together, a Get takes one round trip, and a call that waits
-// holds up no other. To PyTorch's servers it opens one, and another for each
-// call that waits for a key while others are at work, and keeps a few of them
-// for later calls; calls that do not wait for a key use one connection in turns.
+// To a server of this package it opens one connection, which all calls share at the same time. A
+// Get takes one round trip, and a call that waits does not delay others. To a PyTorch server it
+// opens one connection, which calls use in turns, and another for each call that waits for a key
+// while it is in use. It keeps a few of them for later calls.
 //
-// A store does not outlive its server. Calls fail with ErrDisconnected when it
-// ends and with "connection refused" after that. If another server of this
-// package takes its place, they fail with ErrRestarted: it is empty, and would
-// hand out the same numbers again. PyTorch's servers do not tell.
+// A store does not outlive its server. When the server ends, calls fail with ErrDisconnected, and
+// later with "connection refused". If another server of this package takes its place, calls fail
+// with ErrRestarted, because that server is empty. PyTorch's servers cannot be told apart.
 type Store struct {
 	dialer  dialer
 	name    string
@@ -137,7 +129,7 @@ var (
 	_ store.LocalAddresser = (*Store)(nil)
 )
 
-// Whether the server knows a query that came after PyTorch 2.2.
+// Whether the server knows a query from after PyTorch 2.2.
 const (
 	unknown int32 = iota
 	has
@@ -148,14 +140,13 @@ const (
 // group rarely has more calls at once for long.
 const maxAtRest = 4
 
-// workers is the key, without "/", where c10d counts who has joined.
+// workers is the key, without "/", of c10d's counter of joined ranks.
 const workers = "init/"
 
-// New connects to the TCPStore server at addr, "host:port", after starting it
-// if opts.Server is set. It tries again for as long as ctx, or else
-// opts.Timeout, allows, so the server may come later than its clients. It gives up
-// sooner if the host name does not exist (see Options.ResolveTimeout), if the port is that
-// of another service, and if a certificate or a token is refused.
+// New connects to the TCPStore server at addr, "host:port", after starting it if opts.Server is
+// set. It tries again until ctx ends, or else for opts.Timeout, so the server may start later
+// than its clients. It fails sooner if the host name does not exist (see Options.ResolveTimeout),
+// if another service uses the port, or if the server refuses a certificate or a token.
 func New(ctx context.Context, addr string, opts Options) (*Store, error) {
 	start := time.Now()
 	s, err := open(ctx, addr, opts)
@@ -176,7 +167,7 @@ func open(ctx context.Context, addr string, opts Options) (*Store, error) {
 		return nil, err
 	}
 	if opts.WorldSize < 0 {
-		return nil, fmt.Errorf("WorldSize is %d", opts.WorldSize)
+		return nil, fmt.Errorf("WorldSize is %d, it must not be negative", opts.WorldSize)
 	}
 	host, port, err := net.SplitHostPort(addr)
 	if err != nil {
@@ -271,7 +262,7 @@ func newStore(d dialer, limits Limits, c *conn) *Store {
 	return s
 }
 
-// ended adds to err that ctx ended, where that is why err came about.
+// ended adds ctx's error to err if it is the cause of err.
 func ended(ctx context.Context, err error) error {
 	if e := store.WaitErr(ctx); e != nil && !errors.Is(err, e) {
 		return fmt.Errorf("%w; last try: %w", e, err)
@@ -279,7 +270,7 @@ func ended(ctx context.Context, err error) error {
 	return err
 }
 
-// join counts this process in, and if it hosts the server waits for the others.
+// join counts this process, and waits for the other ranks if it hosts the server.
 func (s *Store) join(ctx context.Context, rank, size int, o *progress) error {
 	if err := s.enroll(ctx, rank); err != nil {
 		return err
@@ -305,8 +296,8 @@ func (s *Store) join(ctx context.Context, rank, size int, o *progress) error {
 	return err
 }
 
-// Addr returns the "host:port" that the store is connected to; of a hosting
-// store the port is the one it listens on.
+// Addr returns the "host:port" that the store is connected to. In a hosting store the port is the
+// one it listens on.
 func (s *Store) Addr() string { return s.dialer.addr }
 
 // LocalAddr returns the address of this host by which it reaches the server, see
@@ -327,8 +318,8 @@ func (s *Store) Dialect() store.Dialect { return s.dialer.dialect }
 // Timeout returns the limit of a call whose context has no deadline.
 func (s *Store) Timeout() time.Duration { return time.Duration(s.timeout.Load()) }
 
-// SetTimeout changes that limit. It holds for all calls, not only those that
-// wait for a key: a server may be unreachable without anybody being told.
+// SetTimeout changes that limit. It applies to all calls, not only to those that wait for a key,
+// because a server may be unreachable without an error.
 func (s *Store) SetTimeout(d time.Duration) {
 	if d == 0 {
 		d = store.DefaultTimeout
@@ -433,9 +424,8 @@ func (s *Store) drop(c *conn) {
 	s.mu.Unlock()
 }
 
-// exchange sends req and reads its reply on c. Without read, req is one that
-// has no reply, and a request that has follows it: what its answer says is that
-// the first was carried out.
+// exchange sends req and reads its reply on c. If read is nil, req has no reply. exchange then
+// sends a second request, whose reply shows that the first was carried out.
 func exchange(ctx context.Context, c *conn, req *request, read func(*bufio.Reader) error) error {
 	if err := ctx.Err(); err != nil {
 		return err
@@ -487,7 +477,7 @@ func (s *Store) begin(ctx context.Context, req *request) (context.Context, conte
 	return ctx, cancel, err
 }
 
-// call is a whole call that, but in the native dialect, does not wait for a key.
+// call is a whole call that does not wait for a key, unless in the native dialect.
 func (s *Store) call(ctx context.Context, op string, req *request) (reply, error) {
 	if s.mux.Load() != nil {
 		return s.ask(ctx, op, req)
@@ -495,7 +485,7 @@ func (s *Store) call(ctx context.Context, op string, req *request) (reply, error
 	return s.inTurn(ctx, op, req.clone())
 }
 
-// inTurn is call with a connection that calls have in turns.
+// inTurn is call on the connection that calls use in turns.
 func (s *Store) inTurn(ctx context.Context, op string, req *request) (rep reply, err error) {
 	start := time.Now()
 	ctx, cancel, err := s.begin(ctx, req)
@@ -545,9 +535,8 @@ func (s *Store) fail(ctx context.Context, op string, keys []string, start time.T
 	return e
 }
 
-// grace is how long a server may take to confirm that a wait is over which the
-// caller has given up. One that is alive needs a round trip; a caller whose
-// context ends while the server hangs is held up by this much.
+// grace is how long a server may take to confirm that a wait is cancelled, normally a round trip.
+// If the server hangs, a caller whose context ends waits this much longer.
 const grace = time.Second
 
 // await returns when all keys of req, a WAIT, are there, or ctx ends. It
@@ -577,7 +566,7 @@ func (s *Store) await(ctx context.Context, c *conn, req *request) (usable bool, 
 		if answer, err = readFlag(r); err != nil || answer == cancelled {
 			return err
 		}
-		// The keys came just now; the reply to CANCEL_WAIT is behind.
+		// The keys were set just now; the reply to CANCEL_WAIT follows.
 		last, err = readFlag(r)
 		return err
 	}); cancelErr != nil {
@@ -589,9 +578,8 @@ func (s *Store) await(ctx context.Context, c *conn, req *request) (usable bool, 
 	return last == cancelled, nil
 }
 
-// waiting is a whole call in PyTorch's dialects that waits for keys and then
-// does something on the same connection. wire are the keys as the server knows
-// them.
+// waiting is a whole call in PyTorch's dialects that waits for keys and then calls then on the
+// same connection. wire are the keys as the server knows them.
 func (s *Store) waiting(ctx context.Context, op string, start time.Time, wire []string, then func(context.Context, *conn) error) error {
 	req := &request{query: qWait, keys: wire}
 	keys := req.names()
@@ -623,8 +611,8 @@ func (s *Store) waiting(ctx context.Context, op string, start time.Time, wire []
 	return nil
 }
 
-// stillMissing returns those of keys that are not there, for an error message,
-// and whether c can be used on. If it can't find out it returns keys.
+// stillMissing returns the missing ones of keys, for an error message, and whether c is still
+// usable. If the server does not answer it returns keys.
 func (s *Store) stillMissing(ctx context.Context, c *conn, keys, wire []string) (_ []string, usable bool) {
 	const most = 256 // in one go
 	if len(keys) > most {
@@ -656,8 +644,8 @@ func (s *Store) stillMissing(ctx context.Context, c *conn, keys, wire []string) 
 	return missing, true
 }
 
-// support returns an error if the server does not know q. PyTorch's servers
-// close a connection that asks, so the first time it asks on one of its own.
+// support returns an error if the server does not know q. PyTorch's servers then close the
+// connection, so it tries once, on a separate connection.
 func (s *Store) support(ctx context.Context, q query) error {
 	probe := &request{query: qListKeys}
 	read := func(r *bufio.Reader) error {

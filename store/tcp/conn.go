@@ -19,7 +19,7 @@ import (
 	"github.com/c10d-go/c10d/store"
 )
 
-// conn is a client's connection after its handshake. One call at a time has it.
+// conn is a client's connection after its handshake. One call at a time uses it.
 type conn struct {
 	net.Conn
 	r       *bufio.Reader
@@ -27,20 +27,19 @@ type conn struct {
 	buf     []byte
 }
 
-// permanent is an error that trying again will not mend.
+// permanent is an error that another try cannot mend.
 type permanent struct{ error }
 
 func (p permanent) Unwrap() error { return p.error }
 
-// disconnected reports whether err is that of a connection that the other side
-// ended.
+// disconnected reports whether err means that the other side ended the connection.
 func disconnected(err error) bool {
 	return errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) ||
 		errors.Is(err, syscall.ECONNRESET) || errors.Is(err, syscall.EPIPE) || errors.Is(err, syscall.ECONNABORTED)
 }
 
-// guard ends reads and writes on c when ctx does. The returned function has to
-// be called afterwards; it leaves c without a deadline.
+// guard ends reads and writes on c when ctx ends. Call release afterwards; it removes c's
+// deadline.
 func guard(ctx context.Context, c net.Conn) (release func()) {
 	ran := make(chan struct{})
 	stop := context.AfterFunc(ctx, func() {
@@ -71,17 +70,16 @@ func (c *conn) send(reqs ...*request) error {
 	return err
 }
 
-// Connecting, as PyTorch does since 2.5: the whole of connecting and the
-// handshake is repeated, after a pause of firstPause that grows by half each
-// time up to longestPause, each pause varied by half of itself either way.
+// Connecting, with the handshake, is repeated as in PyTorch since 2.5. The pause begins with
+// firstPause and grows by half each time, up to longestPause. Each pause varies at random by half
+// of itself, up or down.
 const (
 	firstPause   = 500 * time.Millisecond
 	longestPause = time.Minute
 )
 
-// attemptTimeout bounds one attempt, so that a server whose host lost its state
-// is tried again. A connect request is repeated by the kernel after 1, 3, 7 and
-// 15 s; this leaves time for the last of those.
+// attemptTimeout bounds one attempt, for hosts that have lost a connection's state. The kernel
+// repeats a connect request after 1, 3, 7 and 15 s; this leaves time for the last one.
 const attemptTimeout = 30 * time.Second
 
 // dialer knows how to reach the server.
@@ -116,7 +114,7 @@ func (d *dialer) dialRetry(ctx context.Context) (*conn, error) {
 			err = final
 		}
 		if ctx.Err() != nil && last != nil {
-			// This try was cut short and says less than the one before it.
+			// This try ended early; the error of the one before says more.
 			err = last
 			tries--
 		}
@@ -140,7 +138,7 @@ func (d *dialer) dialRetry(ctx context.Context) (*conn, error) {
 	}
 }
 
-// dial connects once. If the dialect is not known it finds out and keeps it.
+// dial connects once. It detects an unknown dialect and keeps it.
 func (d *dialer) dial(ctx context.Context) (*conn, error) {
 	ctx, cancel := context.WithTimeout(ctx, attemptTimeout)
 	defer cancel()
@@ -159,8 +157,8 @@ func (d *dialer) dial(ctx context.Context) (*conn, error) {
 	if !disconnected(err) {
 		return nil, err
 	}
-	// An old server closes a connection that begins with our handshake. One
-	// that is about to end does so as well, so an answer is needed.
+	// An old server closes a connection that begins with our handshake. So does a server that is
+	// about to end. Only an answer shows that it is an old one.
 	c, v1err := d.connect(ctx, store.DialectV1)
 	if v1err != nil {
 		return nil, err
@@ -186,7 +184,7 @@ func (d *dialer) dial(ctx context.Context) (*conn, error) {
 	return c, nil
 }
 
-// connect does what comes before the store's protocol.
+// connect opens a connection, with TLS and token.
 func (d *dialer) connect(ctx context.Context, dialect store.Dialect) (*conn, error) {
 	connect := d.connectTo
 	if connect == nil {
@@ -254,14 +252,13 @@ func (d *dialer) validated(ctx context.Context) (*conn, error) {
 	return c, nil
 }
 
-// ping sends a request that has no reply, and PING, whose reply then says that
-// the first was carried out. They go out in one write, as PyTorch's newer server
-// forgets that it is in a handshake when the bytes of VALIDATE come in pieces.
+// ping sends a request that has no reply, and PING. The reply to PING shows that the request was
+// carried out. Both go out in one write: PyTorch's newer server forgets its handshake when the
+// bytes of VALIDATE arrive in pieces.
 //
-// Of VALIDATE and PING, an old server takes the bytes up to the nonce's third
-// for a SET and its key's length. With the top bit of that byte set it is an
-// impossible length, and the server closes the connection unharmed. Without, it
-// may try to allocate what it says.
+// An old server takes the bytes of VALIDATE and PING, up to the nonce's third, for a SET and the
+// length of its key. With the top bit of that byte set the length is impossible, and the server
+// closes the connection. Without it, the server may try to allocate that much.
 func (c *conn) ping(before *request) error {
 	nonce := rand.Uint32() | 0x80<<16
 	if err := c.send(before, &request{query: qPing, num: int64(nonce)}); err != nil {

@@ -14,8 +14,8 @@ import (
 	"github.com/c10d-go/c10d/store"
 )
 
-// data is what a server holds. It knows no sockets: do carries out a request
-// and puts its reply into the peer's output.
+// data has a server's keys, queues and waiters. It knows no sockets: do carries out a request and
+// appends the reply to the peer's output.
 type data struct {
 	mu      sync.Mutex
 	keys    map[string][]byte
@@ -32,7 +32,7 @@ type data struct {
 // Stored slices are never written to below their length, so that replies can
 // refer to them after mu is released.
 
-// peer is one connection as data sees it.
+// peer is data's part of one connection.
 type peer struct {
 	session *session // for the server
 	dialect store.Dialect
@@ -57,7 +57,7 @@ type waiter struct {
 	next   int // the index of the key waited for, in the native one
 }
 
-// place is one waiter's place in the line for a key.
+// place is one waiter's place in the list of a key.
 type place struct {
 	*waiter
 	key        string
@@ -65,11 +65,11 @@ type place struct {
 	gone       bool
 }
 
-// waitList is who waits for a key, in the order they came.
+// waitList has the waiters of a key, in the order of their requests.
 type waitList struct{ first, last *place }
 
-// overhead is what a key, a queue or a queued element is counted with beyond its bytes:
-// about a map entry with its two headers.
+// overhead is the size counted for a key, a queue or a queued element besides its bytes: about a
+// map entry with its two headers.
 const overhead = 64
 
 func newData(limits Limits, memory int64) *data {
@@ -82,9 +82,8 @@ func newData(limits Limits, memory int64) *data {
 	}
 }
 
-// do carries out r, request id of p; only the native dialect has numbers. It
-// returns the other peers that have output now. An error means that p's
-// connection has to be closed. r is the caller's again afterwards.
+// do carries out r, request id of p; only the native dialect has ids. It returns the other peers
+// that now have output. After an error p's connection must be closed. do does not keep r.
 func (d *data) do(p *peer, id uint32, r *request) (woken []*peer, err error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -97,16 +96,15 @@ func (d *data) do(p *peer, id uint32, r *request) (woken []*peer, err error) {
 	}
 	p.handed = ""
 
-	// A client of the old dialect cannot take back a wait. When it sends
-	// anything, it has given up, and an answer now would be taken for that of
-	// its next request.
+	// A client of the old dialect cannot cancel a wait. If it sends a request, it has given up
+	// the wait, and would take its answer for that of the new request.
 	if p.dialect == store.DialectV1 {
 		d.drop(p.wait)
 	}
 	return woken, d.apply(p, r, &p.out, &woken)
 }
 
-// leave forgets a peer whose connection ended.
+// leave removes a peer whose connection ended.
 func (d *data) leave(p *peer) (woken []*peer) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -122,7 +120,7 @@ func (d *data) leave(p *peer) (woken []*peer) {
 	return woken
 }
 
-// resume answers what was put off for lack of room in p's output.
+// resume answers requests that were deferred because p's output was full.
 func (d *data) resume(p *peer) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -141,7 +139,7 @@ func (d *data) resume(p *peer) {
 
 // The rest is called with mu held.
 
-// take carries out a request of the native dialect that has just come.
+// take carries out a new request of the native dialect.
 func (d *data) take(p *peer, id uint32, r *request, woken *[]*peer) error {
 	if r.query != qGiveUp && p.uses(id) {
 		return malformedf("%v with id %d, which a request that waits has", r.query, id)
@@ -163,7 +161,7 @@ func (d *data) serve(p *peer, id uint32, r *request, woken *[]*peer) error {
 	case qWait, qGet, qMultiGet, qQueueTake:
 		if missing := d.missing(r); missing > 0 {
 			if p.waited+len(r.keys) > d.limits.Keys || p.held+r.held() > d.limits.Message {
-				err := fmt.Errorf("%v: %d keys of %d bytes are waited for already: %w", r.query, p.waited, p.held, store.ErrTooLarge)
+				err := fmt.Errorf("%v: this connection waits for %d keys of %d bytes already: %w", r.query, p.waited, p.held, store.ErrTooLarge)
 				p.out.frame(id, refused(err), []byte(err.Error()), nil)
 				return nil
 			}
@@ -186,8 +184,7 @@ func (d *data) serve(p *peer, id uint32, r *request, woken *[]*peer) error {
 	return err
 }
 
-// refused returns the status of a native reply that tells err, or done if err
-// is not one that a client should go on after.
+// refused returns the status of a native reply for err, or done if the connection must end.
 func refused(err error) byte {
 	switch {
 	case errors.Is(err, store.ErrNotNumber):
@@ -200,8 +197,7 @@ func refused(err error) byte {
 	return done
 }
 
-// missing returns how many keys r has to wait for, one that is there twice
-// counted twice.
+// missing returns how many keys r has to wait for. A key that r names twice counts twice.
 func (d *data) missing(r *request) (n int) {
 	for _, k := range r.keys {
 		if !d.there(r.query, k) {
@@ -211,7 +207,7 @@ func (d *data) missing(r *request) (n int) {
 	return n
 }
 
-// there reports whether a query need not wait for key.
+// there reports whether key exists for a query.
 func (d *data) there(q query, key string) bool {
 	ok := false
 	switch q {
@@ -225,9 +221,8 @@ func (d *data) there(q query, key string) bool {
 	return ok
 }
 
-// giveUp takes back a request that waits, and says in its reply, by their
-// indices, which keys were missing. For one that does not wait any more the
-// reply is on its way.
+// giveUp cancels a waiting request. Its reply has the indices of the missing keys. A request that
+// no longer waits has its reply already.
 func (d *data) giveUp(p *peer, id uint32) {
 	w := p.waits[id]
 	if w == nil {
@@ -317,7 +312,7 @@ func (d *data) apply(p *peer, r *request, out *output, woken *[]*peer) error {
 	case qAppend:
 		held := d.keys[key]
 		if n := len(held) + len(r.vals[0]); n > d.limits.Message {
-			return fmt.Errorf("APPEND to %q makes %d bytes: %w", key, n, store.ErrTooLarge)
+			return fmt.Errorf("APPEND to %q would make a value of %d bytes: %w", key, n, store.ErrTooLarge)
 		}
 		return d.set(key, append(held, r.vals[0]...), woken)
 
@@ -469,12 +464,10 @@ func (d *data) add(key string, delta int64) (int64, error) {
 	return n, d.put(key, strconv.AppendInt(nil, n, 10))
 }
 
-// await makes w wait for those of its keys that are missing. In PyTorch's
-// dialects it stands in line for each of them, as there a key counts as seen
-// even if it is deleted before the others come. missing is how many places that
-// needs. In the native one it stands in line for the first only, and then for
-// the next that is missing: n ranks that each wait for all n cost n places, not
-// n*n, and few moves.
+// await makes w wait for its missing keys. In PyTorch's dialects w has a place in the list of
+// each of them, because there a key counts as seen even if it is deleted again. missing is the
+// number of places. In the native dialect w is in the list of one missing key at a time. If n
+// ranks each wait for all n keys, that costs n places and not n*n.
 func (d *data) await(w *waiter, missing int) {
 	p := w.peer
 	if p.dialect == native {
@@ -503,8 +496,8 @@ func (d *data) await(w *waiter, missing int) {
 	p.wait = w
 }
 
-// advance makes w, a native waiter, wait for the next of its keys that is
-// missing, and reports whether there is one.
+// advance makes w, a native waiter, wait for its next missing key, and reports whether there is
+// one.
 func (d *data) advance(w *waiter) bool {
 	for ; w.next < len(w.req.keys); w.next++ {
 		if k := w.req.keys[w.next]; !d.there(w.req.query, k) {
@@ -530,8 +523,7 @@ func (d *data) standInLine(w *waiter, at *place, key string) {
 	l.last = at
 }
 
-// seen takes a waiter off the line at one place, and answers it if it was the
-// last.
+// seen removes a waiter from one list, and answers it if that was its last place.
 func (d *data) seen(at *place, woken *[]*peer) {
 	d.leaveLine(at)
 	w := at.waiter
@@ -551,8 +543,8 @@ func (d *data) seen(at *place, woken *[]*peer) {
 	}
 }
 
-// settle answers native requests for whose keys nothing is missing any more. A
-// key may have been deleted while others were missing: then they wait again.
+// settle answers native requests whose keys all exist. If a key was deleted meanwhile, the
+// request waits again.
 func (d *data) settle() {
 	var woken []*peer // requests that wait wake no others
 	for i, w := range d.due {
@@ -585,7 +577,7 @@ func (d *data) leaveLine(at *place) {
 	at.gone = true
 }
 
-// forget takes w off its peer's list.
+// forget removes w from its peer's list.
 func (d *data) forget(w *waiter) {
 	p := w.peer
 	if p.dialect != native {
@@ -597,7 +589,7 @@ func (d *data) forget(w *waiter) {
 	p.held -= w.req.held()
 }
 
-// drop takes back a wait; nil is none.
+// drop cancels a wait; nil is none.
 func (d *data) drop(w *waiter) {
 	if w == nil {
 		return
@@ -610,7 +602,7 @@ func (d *data) drop(w *waiter) {
 	d.forget(w)
 }
 
-// wake tells all that wait for an ordinary key that it was written.
+// wake notifies all waiters of an ordinary key that it was written.
 func (d *data) wake(key string, woken *[]*peer) {
 	l := d.waits[key]
 	if l == nil {
@@ -625,9 +617,9 @@ func (d *data) wake(key string, woken *[]*peer) {
 	}
 }
 
-// wakeOne tells those that wait for a queue, in the order they came, that it
-// has an element, up to and including the first that need wait for nothing
-// else and may pop it. In the native dialect that is who asked to, and gets it.
+// wakeOne notifies the waiters of a queue that it has an element, in their order. It stops after
+// the first that waits for no other key and may pop the element. In the native dialect that
+// waiter is a QUEUE_TAKE, and gets the element.
 func (d *data) wakeOne(key string, woken *[]*peer) {
 	l := d.waits[key]
 	if l == nil {
@@ -655,17 +647,15 @@ func (d *data) wakeOne(key string, woken *[]*peer) {
 	}
 }
 
-// passOn is for a peer that was woken by a push and does not pop: the next
-// waiter may.
+// passOn wakes the next waiter when a peer was woken by a push and does not pop.
 func (d *data) passOn(p *peer, woken *[]*peer) {
 	if len(d.queues[p.handed]) > 0 {
 		d.wakeOne(p.handed, woken)
 	}
 }
 
-// output is what is to be sent to a peer. Large pieces are kept by reference.
-// data fills it with data.mu held, which gives the order; a server takes from
-// it at any time.
+// output has the bytes to send to a peer. Large pieces are kept by reference. data fills it with
+// data.mu held, which gives the order; a server takes from it at any time.
 type output struct {
 	mu   sync.Mutex
 	head net.Buffers // what comes before tail
@@ -674,7 +664,7 @@ type output struct {
 	held bool // more can come once this is sent
 }
 
-// chunk is a piece of output that is used again.
+// chunk is a reusable piece of output.
 type chunk struct{ b []byte }
 
 // Chunks begin with room for the replies of a rendezvous and are not kept when
@@ -693,8 +683,8 @@ func (c *chunk) free() {
 	}
 }
 
-// copied is the longest value that is copied to stand beside its length, for
-// one write. Longer ones go out by writev.
+// copied is the longest value that is copied next to its length, for one write. Longer ones go
+// out by writev.
 const copied = 16 << 10
 
 // room returns the tail to append to, n bytes at least. It is called with mu
@@ -811,8 +801,7 @@ func (o *output) hold() {
 	o.mu.Unlock()
 }
 
-// take empties the output. What it returns is to be sent in that order, tail
-// last, and tail to be freed.
+// take empties the output. The caller sends head, then tail, and frees tail.
 func (o *output) take() (head net.Buffers, tail *chunk, held bool) {
 	o.mu.Lock()
 	defer o.mu.Unlock()

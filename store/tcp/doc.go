@@ -1,6 +1,6 @@
-// Package tcp is PyTorch's TCPStore: a key-value server that one process of a
-// job hosts and all ranks reach over TCP. Client and server speak PyTorch's wire
-// protocol, so Go and Python processes share one store, whichever hosts it.
+// Package tcp is PyTorch's TCPStore, client and server. One process of a job hosts the
+// server, and all ranks connect to it over TCP. Go and Python processes can share a store,
+// whichever hosts it.
 //
 // # A program
 //
@@ -41,97 +41,89 @@
 //		fmt.Printf("rank %d: %s\n", rank, v)
 //	}
 //
-// A server that outlives the ranks is Listen in a process of its own. With
-// Python ranks, let them be clients only: under torchrun they are, and
-// otherwise TORCHELASTIC_USE_AGENT_STORE=True in their environment makes them.
+// For a server that outlives the ranks, call Listen in a separate process. With Python
+// ranks, let them be clients only: under torchrun they are, and otherwise
+// TORCHELASTIC_USE_AGENT_STORE=True in their environment makes them clients.
 //
 // # Two dialects
 //
-// PyTorch up to 2.0 numbers its requests in one way and has no handshake;
-// PyTorch from 2.2 on numbers them in another and begins with VALIDATE. The
-// server tells them apart by the first bytes and serves both at once. The client
-// finds out what the server is, see Options.Dialect: it begins in the new
-// dialect, with bytes that an old server can only take for an impossible length
-// and that make it close that one connection.
+// PyTorch up to 2.0 has no handshake. PyTorch from 2.2 on numbers its requests differently
+// and begins with VALIDATE. The server tells the dialects apart by the first bytes and serves
+// both at once. The client begins in the new dialect, see Options.Dialect. An old server takes
+// these bytes for an impossible length and closes that one connection.
 //
 //	                        PyTorch's clients         PyTorch's servers
 //	1.13 (old)              all it has                all but queues and ListKeys
 //	2.2 and later (new)     all, queues and barrier   all but, where the server is
 //	                        of later ones included    older, queues and ListKeys
 //
-// What a server lacks gives errors.ErrUnsupported. It cannot be asked: a server
-// that does not know a request closes the connection. The client tries on one of
-// its own, once. Append, MultiGet and MultiSet of an old server are made of other
-// calls. PyTorch 2.1 shipped in between and is not supported; nor are servers of
-// the first releases after it that have VALIDATE but no PING.
+// A missing operation returns errors.ErrUnsupported. A server closes the connection when it
+// does not know a request, so the client tries once, on a separate connection. For an old
+// server, Append, MultiGet and MultiSet are made of other calls. PyTorch 2.1 is not supported,
+// nor are servers of the first releases after it that have VALIDATE but no PING.
 //
 // # Among Go processes
 //
-// A client and a server of this package use PyTorch's protocol only to find each
-// other out: the number in the client's first PING offers more, and the server's
-// answer takes it up, where PyTorch's echoes it. Then every request has a number
-// and a reply, in whatever order. All calls of a Store share one connection and
-// are under way together; what is asked at the same moment goes out in one write,
-// and so do the answers. Get, MultiGet and Wait are one round trip, and the server
-// holds one place in a line for each of them that waits, however many its keys.
-// What the server refuses is the error of that call alone and tells why.
+// The client's first PING carries a magic number. A server of this package answers with
+// another number; PyTorch's echoes it. If both sides are of this package, they then speak the
+// native dialect. Requests are numbered, and replies come in any order. All calls of a Store
+// share one connection. Calls of one moment go out in one write, and so do their replies. Get,
+// MultiGet and Wait take one round trip. A call that the server refuses returns an error with
+// the reason; other calls go on. BenchmarkPipelined and BenchmarkCalls measure it.
 //
-// BenchmarkPipelined and BenchmarkCalls measure it.
-//
-// They also tell each other who they are. A client of another job than the
-// server's is refused (Options.Job). A client that has lost its connection and
-// finds another server at the address gets ErrRestarted instead of an empty store.
+// Client and server also exchange names. A server refuses a client of another job
+// (Options.Job). A client that reconnects and finds another server at the address gets
+// ErrRestarted, and not an empty store.
 //
 // # Guarantees
 //
-// When New waits longer than 10 s it writes to Options.Logger what it waits for: the
-// server, with the error of the last try, or the ranks that have not joined.
+// When New waits longer than 10 s it writes to Options.Logger: the error of the last try to
+// connect, or the ranks that have not joined.
 //
-// Every call ends with its context, or if that has no deadline, with the store's
-// timeout, or with Close. A call that waits holds up no other: calls share a
-// connection without waiting for each other, or, with a server of PyTorch's, it
-// has one of its own while it waits. (Some waits that are given up are first taken
-// back from the server, which holds up the call by a round trip, or by a second if
-// the server hangs: a blocked QueuePop, whose element would be lost; a wait for
-// several keys that has run out of time, to name those that are missing; and, with
-// a server of PyTorch's, any.) When the server ends, pending calls fail
-// at once with ErrDisconnected, and the error names the operation, its keys and
-// the address.
+// Every call ends with its context, with the store's timeout if the context has no deadline,
+// or with Close. A call that waits does not delay other calls: it shares a connection with
+// them, or has its own with a server of PyTorch's. Some waits that end early must first be
+// cancelled on the server, which takes one round trip, or one second if the server does not
+// answer:
 //
-// When a call that writes returns nil, every client sees what it wrote. PyTorch's
-// protocol has no reply to SET, APPEND, MULTI_SET and QUEUE_PUSH, so with its
-// servers the client sends a second request with them whose reply says that the
-// server has come so far: PING, or for an old server a WAIT for no keys. PyTorch's
-// clients do not, and may be overtaken by another rank's read.
+//   - a blocked QueuePop, whose element could be lost;
+//   - a wait for several keys that ran out of time, to name the missing ones;
+//   - with a server of PyTorch's, any wait.
 //
-// The server keeps good clients apart from bad ones. A client that sends half a
-// message, does not read its replies, or sends what is no request, affects no
-// other; a malformed or too large request ends its own connection only, which is
-// all the protocol offers as an error. Memory is allocated as bytes come, not as
-// they are announced. What one client can make the server hold outside of keys
-// and values is bounded by Limits.Message and what all can by
-// ServerOptions.MaxClients; MaxMemory bounds the keys and values. An idle
-// connection is never closed, because PyTorch's clients are idle for hours and
-// cannot reconnect, but TCP keep-alive finds those whose host is gone.
+// When the server ends, pending calls fail at once with ErrDisconnected. The error names the
+// operation, its keys and the address.
+//
+// When a call that writes returns nil, every client sees the new value. PyTorch's protocol
+// has no reply to SET, APPEND, MULTI_SET and QUEUE_PUSH. With PyTorch's servers the client
+// therefore sends a second request, PING, or for an old server a WAIT for no keys. Its reply
+// shows that the server has processed the first. PyTorch's clients do not, so another rank's
+// read may overtake their write.
+//
+// The server protects clients from each other. A client that sends half a message, does not
+// read its replies, or sends an invalid or too large request affects its own connection only.
+// The server allocates memory as bytes arrive, not as a client announces them.
+// Limits.Message bounds the memory that one client can use apart from keys and values,
+// ServerOptions.MaxClients the number of clients, and MaxMemory the keys and values. The
+// server never closes an idle connection, because PyTorch's clients are idle for hours and
+// cannot reconnect. TCP keep-alive ends connections whose host is gone.
 //
 // # Differences from PyTorch's servers
 //
 // The server binds the host it is given; PyTorch's binds all interfaces. Write
 // ":29500" for that. A CompareSet wakes waiters exactly when it changes
-// something. The wait that a client of the old dialect has given up is dropped
-// when its next request comes, which repairs the wrong answers such a client
-// gets from PyTorch's own server. A reader of a missing key gets an empty value,
-// as from PyTorch's newer server; the older one closes the connection. A watch of
+// something. When a client of the old dialect gives up a wait, its next request cancels it;
+// PyTorch's own server then gives wrong answers. A reader of a missing key gets an empty
+// value, as from PyTorch's newer server; the older one closes the connection. A watch of
 // the old dialect's second connection is confirmed and never notified.
 //
-// # Strangers
+// # Access control
 //
-// The protocol has no authentication: whoever reaches the port can read and
-// write everything. Among Go processes Options.Token keeps others out, and
-// Options.TLS encrypts; PyTorch's clients can use neither. A token without TLS is
-// not sent in the clear, but what follows is, and can be tampered with.
+// PyTorch's protocol has no authentication: every process that reaches the port can read and
+// write everything. Among Go processes Options.Token authenticates clients and Options.TLS
+// encrypts; PyTorch's clients can use neither. The token is never sent. Without TLS, what
+// follows it is not encrypted and can be changed on the way.
 //
-// # What it does not do
+// # Limits
 //
 // Data live in the server's memory and end with it. There is no replication, and
 // a client does not look for another server.

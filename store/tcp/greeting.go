@@ -13,16 +13,16 @@ import (
 )
 
 var (
-	// ErrOtherJob is matched by the error of a client whose Options.Job is not
-	// the ServerOptions.Job of the server.
-	ErrOtherJob = errors.New("the store is another job's")
+	// ErrOtherJob is matched by the error of a client whose Options.Job differs from the server's
+	// ServerOptions.Job.
+	ErrOtherJob = errors.New("the store belongs to another job")
 
-	// ErrRestarted is matched by the error of a call that found another server at
-	// the address than the one that this Store joined. What that one held is gone.
-	ErrRestarted = errors.New("the server has been restarted, and what it held is gone")
+	// ErrRestarted is matched by the error of a call that found another server at the address
+	// than the one that this Store joined. The data of the first one are lost.
+	ErrRestarted = errors.New("the server was restarted and its data are lost")
 )
 
-// greeting is what a server says of itself.
+// greeting is a server's description of itself.
 type greeting struct {
 	incarnation uint64 // random, another one each time a server starts
 	job         string
@@ -49,17 +49,17 @@ func shownJob(name string) string {
 	return fmt.Sprintf("%q", name)
 }
 
-// admit returns an error if a client of a job is not to be served. Without a name
-// on either side nothing is known.
+// admit returns an error for a client of another job. If either side has no name the client is
+// admitted.
 func (g greeting) admit(job string) error {
 	if g.job == "" || job == "" || g.job == job {
 		return nil
 	}
-	return fmt.Errorf("%w: this store is of job %s, the client of job %s", ErrOtherJob, shownJob(g.job), shownJob(job))
+	return fmt.Errorf("%w: the store's job is %s, the client's is %s", ErrOtherJob, shownJob(g.job), shownJob(job))
 }
 
-// greet is the first request of a native connection. The first time it learns which
-// server this is, and after that it wants the same.
+// greet is the first request of a native connection. The first one learns the server's
+// incarnation, and later ones require the same.
 func (d *dialer) greet(c *conn) error {
 	req := &request{query: qHello, keys: one(d.job)}
 	if _, err := c.Write(appendFrame(nil, 0, req)); err != nil {
@@ -104,7 +104,7 @@ func (d *dialer) greet(c *conn) error {
 // maxGreeting bounds the reply to HELLO, which holds a job's name.
 const maxGreeting = 64 << 10
 
-// inUse adds to the error of a Listen on a port that is in use what answers there.
+// inUse adds to the error of a Listen, on a port in use, what kind of service answers there.
 func inUse(ctx context.Context, err error, addr string, opts Options) error {
 	if !errors.Is(err, syscall.EADDRINUSE) {
 		return err

@@ -23,7 +23,7 @@ func TestAnotherJobIsRefused(t *testing.T) {
 	start := time.Now()
 	_, err := New(t.Context(), addr, Options{Job: "B", Timeout: patience})
 	require.ErrorIs(t, err, ErrOtherJob)
-	require.ErrorContains(t, err, `this store is of job "A", the client of job "B"`)
+	require.ErrorContains(t, err, `the store's job is "A", the client's is "B"`)
 	require.Less(t, time.Since(start), patience/2, "the client tried again")
 	until(t, func() bool { return server.Stats().Clients == 2 })
 

@@ -17,36 +17,32 @@ import (
 	"github.com/c10d-go/c10d/store"
 )
 
-// The native dialect is what a client and a server of this package speak to
-// each other. A client offers it with the nonce of the PING that follows
-// VALIDATE; a server that takes it up answers with another number than that,
-// and PyTorch's, which echoes what it gets, declines without knowing.
+// A client and a server of this package speak the native dialect to each other. A client offers
+// it with the nonce of the PING after VALIDATE. A server that accepts answers with another
+// number. PyTorch's server echoes the nonce.
 //
 //	request   u32 n, u32 id, message         n counts what follows it
 //	reply     u32 n, u32 id, u8 status, body
 //
-// A message is one of the new dialect. Each has one reply, in any order, whose
-// body, if the status is done, is what the new dialect answers; for SET and the
-// others that have no reply there it is empty. Differences:
+// A message is one of the new dialect. Each has one reply, in any order. If the status is done,
+// the body is the new dialect's reply, or empty if that has none, as for SET. Differences:
 //
-//   - GET, MULTI_GET and WAIT wait for their keys, as many at once as the client
-//     likes. GET and MULTI_GET do not take a queue for a key.
+//   - GET, MULTI_GET and WAIT wait for their keys, any number of them at once. For GET and
+//     MULTI_GET a queue is not a key.
 //   - QUEUE_TAKE is QUEUE_POP of a queue that it waits for.
-//   - GIVE_UP with the id of a request that waits ends it with the status givenUp
-//     and the indices, u32 each, of the keys that were missing. It has no reply of
-//     its own.
-//   - What the server refuses has a status and a text that says why, and the
-//     connection goes on.
-//   - A request's id is its own until its reply is sent. The server closes the
-//     connection of a client that gives a second request the id of one that waits.
-//   - CANCEL_WAIT and BARRIER are not there.
-//   - HELLO, the client's first request, names its job. The reply is the server's
-//     incarnation and job; to a client of another job it is a refusal.
+//   - GIVE_UP has the id of a waiting request and no reply. That request's reply then has the
+//     status givenUp and the indices, u32 each, of the missing keys.
+//   - A refused request gets a status and a text with the reason, and the connection goes on.
+//   - An id is in use until its reply is sent. The server closes the connection of a client that
+//     uses the id of a waiting request again.
+//   - CANCEL_WAIT and BARRIER do not exist.
+//   - HELLO, the client's first request, names its job. The reply has the server's incarnation
+//     and job. A client of another job is refused.
 const native store.Dialect = -1
 
-// offer is the upper half of the nonce that offers the native dialect, and
-// accept what changes in it. A PyTorch client's nonce is its process id, which
-// is never so large. The third byte has its top bit set, see ping.
+// offer is the upper half of the nonce that offers the native dialect. accept is the bits that
+// change in the answer. A PyTorch client's nonce is its process id, which is never so large. The
+// third byte has its top bit set, see ping.
 //
 // Releases before HELLO offered 0xc1d0. Beside one of them both sides speak
 // PyTorch's protocol.
@@ -67,14 +63,13 @@ const (
 	otherJob
 )
 
-// offered reports whether req, the first after VALIDATE, offers the native
-// dialect and the server takes it up.
+// offered reports whether req, the first after VALIDATE, offers the native dialect and the server
+// accepts.
 func (c *session) offered(req *request) bool {
 	return req.query == qPing && uint32(req.num)>>16 == offer && c.peer.dialect == store.DialectV2 && !c.server.opts.plain
 }
 
-// cut is for an error of reading the rest of something: there should have been
-// more.
+// cut turns the end of a stream into io.ErrUnexpectedEOF, in the middle of a message.
 func cut(err error) error {
 	if err == io.EOF {
 		return io.ErrUnexpectedEOF
@@ -82,9 +77,8 @@ func cut(err error) error {
 	return err
 }
 
-// mux is a client's connection in the native dialect, which any number of calls
-// share. One goroutine writes what they ask, as much as there is in one piece,
-// and one reads the replies.
+// mux is a client's connection in the native dialect, which any number of calls share. One
+// goroutine writes their requests, all pending ones at once, and one reads the replies.
 type mux struct {
 	c     *conn
 	grace time.Duration // how long a call that is given up may be held up
@@ -111,8 +105,8 @@ type call struct {
 	timer   *time.Timer
 	buf     []byte
 
-	// abandoned is the call's place in mux.calls after the caller has gone: its
-	// reply has still to come. An element of a queue goes back there.
+	// abandoned says that the caller has gone before the reply. An element of a queue then goes
+	// back.
 	abandoned bool
 	queue     string
 }
@@ -129,13 +123,12 @@ var (
 	errGivenUp  = errors.New("the wait was given up")
 )
 
-// pending is how many bytes may wait to be written before calls have to wait to
-// add more.
+// pending is how many bytes may wait to be written before further calls block.
 const pending = 1 << 20
 
-// direct is the largest request that a caller writes itself, if no other is
-// under way: then the server has taken all that came before, so there is room
-// for it in the socket's buffers and the write does not block.
+// direct is the largest request that a caller writes itself, if no other is under way. The server
+// has then read all earlier requests, so the socket's buffers have room and the write does not
+// block.
 const direct = 4 << 10
 
 func newMux(c *conn, ended func()) *mux {
@@ -272,7 +265,7 @@ func (m *mux) read() error {
 	}
 }
 
-// outcome is what a native reply says.
+// outcome is the content of a native reply.
 type outcome struct {
 	reply
 	missing []uint32
@@ -352,7 +345,7 @@ func (m *mux) place(c *call) uint32 {
 	return id
 }
 
-// send leaves a request to the goroutine that writes, with mu held.
+// send queues a request for the goroutine that writes. mu is held.
 func (m *mux) send(id uint32, req *request) {
 	m.out = appendFrame(m.out, id, req)
 	m.wakeWriter()
@@ -366,9 +359,9 @@ func appendFrame(b []byte, id uint32, req *request) []byte {
 	return b
 }
 
-// do carries out req. limit is the store's timeout if that holds, else 0. Its
-// error is errMuxEnded if it has done nothing. missing are the indices of the
-// keys that were missing when a wait for several ran out of time.
+// do carries out req. limit is the store's timeout if it applies, else 0. The error errMuxEnded
+// means that nothing was sent. missing has the indices of the missing keys when a wait for
+// several ran out of time.
 func (m *mux) do(ctx context.Context, limit time.Duration, req *request) (rep reply, missing []uint32, err error) {
 	if uint64(req.size())+4 > math.MaxUint32 {
 		return rep, nil, fmt.Errorf("a request of %d bytes: %w", req.size(), store.ErrTooLarge)
@@ -433,21 +426,19 @@ func (m *mux) do(ctx context.Context, limit time.Duration, req *request) (rep re
 	return rep, missing, err
 }
 
-// put makes c ready for another call. Nobody else may hold it.
+// put makes c ready for another call. No other goroutine may hold it.
 func (c *call) put() {
 	c.timer.Stop()
 	c.reply, c.missing, c.err = reply{}, nil, nil
 	callPool.Put(c)
 }
 
-// giveUp ends a call for which the caller will not wait any longer, for the
-// reason why. It reports whether there is a reply after all; otherwise c is not
-// used any more.
+// giveUp ends a call for the reason why, when the caller stops waiting. It reports whether a
+// reply has come; if not, c must not be used again.
 //
-// Most calls end at once. A pop waits for the server to say whether it was
-// given an element, which would be lost; and a wait for several keys that ran
-// out of time for which of them were missing. If the server hangs that is for
-// the time of grace.
+// Most calls end at once. Two wait for the server's answer, at most for grace: a pop, to learn
+// whether it got an element, and a wait for several keys that ran out of time, to learn which are
+// missing.
 func (m *mux) giveUp(c *call, id uint32, req *request, why error) bool {
 	m.mu.Lock()
 	if m.err != nil || m.calls[id] != c {
@@ -486,8 +477,8 @@ func (m *mux) giveUp(c *call, id uint32, req *request, why error) bool {
 	return false
 }
 
-// offerNative is validate of a client that would rather speak the native
-// dialect, and makes c do so if the server does.
+// offerNative is validate with an offer of the native dialect. If the server accepts, c speaks
+// it.
 func (c *conn) offerNative() error {
 	nonce := uint32(offer)<<16 | rand.Uint32()&0xffff
 	if err := c.send(validate, &request{query: qPing, num: int64(nonce)}); err != nil {
@@ -508,8 +499,8 @@ func (c *conn) offerNative() error {
 // validate is the first message of a client of the new dialect.
 var validate = &request{query: qValidate, num: int64(binary.LittleEndian.Uint32(opening[1:]))}
 
-// muxed returns the connection that calls share, a new one if what there was is
-// old and ended.
+// muxed returns the connection that calls share, or a new one if the current one is old, which
+// has ended.
 func (s *Store) muxed(ctx context.Context, old *mux) (*mux, error) {
 	if m := s.mux.Load(); m != old {
 		return m, nil
@@ -536,7 +527,7 @@ func (s *Store) muxed(ctx context.Context, old *mux) (*mux, error) {
 	}
 	if c.dialect != native {
 		s.drop(c)
-		return nil, fmt.Errorf("at %s is another kind of server than before", s.dialer.addr)
+		return nil, fmt.Errorf("the server at %s is of another kind than before", s.dialer.addr)
 	}
 	return s.share(c), nil
 }

@@ -310,7 +310,7 @@ func TestNativeWaitsAreBounded(t *testing.T) {
 	o, err := readNative(c.r, qGet, 1, status, size-frameHead)
 	require.NoError(t, err)
 	require.ErrorIs(t, o.err, store.ErrTooLarge)
-	require.ErrorContains(t, o.err, "waited for already")
+	require.ErrorContains(t, o.err, "this connection waits for")
 
 	c.ask(n+1, &request{query: qGiveUp, num: 3})
 	c.told(3, givenUp, 0, 0, 0, 0)
@@ -673,7 +673,7 @@ func TestNativeThenPlain(t *testing.T) {
 	require.NoError(t, err)
 	defer other.Close()
 	err = s.Set(t.Context(), "k", nil)
-	require.ErrorContains(t, err, "another kind of server")
+	require.ErrorContains(t, err, "of another kind than before")
 	require.ErrorContains(t, err, `set "k"`)
 
 	plain := join(t, other.Addr().String(), Options{})

@@ -38,8 +38,8 @@ func keyed(q query, key string, vals ...[]byte) *request {
 	return &request{query: q, keys: one(wireKey(key)), vals: vals}
 }
 
-// Set overwrites the value of key. When it returns nil every client sees it:
-// where SET has no reply, a PING goes with it.
+// Set overwrites the value of key. When it returns nil every client sees the value: if SET has no
+// reply, the client sends a PING after it.
 func (s *Store) Set(ctx context.Context, key string, value []byte) error {
 	_, err := s.call(ctx, "set", keyed(qSet, key, value))
 	return err
@@ -77,8 +77,8 @@ func (s *Store) Add(ctx context.Context, key string, delta int64) (int64, error)
 	return rep.num, err
 }
 
-// noNumber reports whether key holds what Add cannot work on. Servers close
-// the connection then, without saying why.
+// noNumber reports whether key holds a value that Add cannot work on. Servers then close the
+// connection without a reason.
 func (s *Store) noNumber(ctx context.Context, key string) bool {
 	if there, err := s.Check(ctx, key); err != nil || !there {
 		return false
@@ -98,9 +98,8 @@ func (s *Store) CompareSet(ctx context.Context, key string, expected, desired []
 	return rep.value, err
 }
 
-// Wait returns once every key exists. When it ends with an error for lack of
-// time, that names the missing keys; with a PyTorch server if they are at most
-// 256 and the server is no old one, else all.
+// Wait returns once every key exists. A timeout's error names the missing keys. With a PyTorch
+// server it names all keys if they are more than 256 or the server is an old one.
 func (s *Store) Wait(ctx context.Context, keys ...string) error {
 	wire := wireKeys(keys)
 	if s.mux.Load() != nil {
@@ -129,9 +128,8 @@ func (s *Store) NumKeys(ctx context.Context) (int64, error) {
 	return rep.num, err
 }
 
-// Append adds value to the end of what key holds. An old server has no such
-// operation; for it the value is rewritten as store.AppendByCompareSet does, and
-// those who wait for the key are not told if the server is PyTorch's.
+// Append adds value to the end of what key holds. An old server has no such operation; Append
+// then uses store.AppendByCompareSet, which does not wake waiters on a PyTorch server.
 func (s *Store) Append(ctx context.Context, key string, value []byte) error {
 	if s.Dialect() == store.DialectV1 {
 		return store.AppendByCompareSet(ctx, s, key, value)
@@ -140,8 +138,8 @@ func (s *Store) Append(ctx context.Context, key string, value []byte) error {
 	return err
 }
 
-// MultiGet waits until every key exists and returns their values in order; with
-// a server of this package in one round trip.
+// MultiGet waits until every key exists and returns their values in order. With a server of this
+// package it takes one round trip.
 func (s *Store) MultiGet(ctx context.Context, keys []string) ([][]byte, error) {
 	if len(keys) == 0 && !s.isClosed() {
 		return nil, nil
@@ -188,9 +186,8 @@ func (s *Store) QueuePush(ctx context.Context, key string, value []byte) error {
 	return err
 }
 
-// raced is how long a blocked pop waits after it was told of an element and
-// found none, the second time in a row: an ordinary key of the queue's name
-// makes every wait succeed, and then the pop has to poll.
+// raced is the pause of a blocked pop that has found no element twice after a successful wait. An
+// ordinary key with the queue's name makes every wait succeed, so the pop must poll.
 const raced = 10 * time.Millisecond
 
 // QueuePop takes the first element of the queue named key.

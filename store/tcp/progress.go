@@ -16,7 +16,7 @@ import (
 	"github.com/c10d-go/c10d/store"
 )
 
-// progress is what New waits for. Its lines in the log say so.
+// progress describes what New waits for, in lines of the log.
 type progress struct {
 	addr     string
 	hostedBy string
@@ -41,7 +41,7 @@ func (o *progress) tried(err error) {
 	o.last = err
 }
 
-// connected notes that the server has accepted a connection and is to answer.
+// connected notes that the server has accepted a connection and must answer.
 func (o *progress) connected() {
 	if o == nil {
 		return
@@ -77,11 +77,11 @@ func (o *progress) report(ctx context.Context) (string, []slog.Attr) {
 	return text, attrs
 }
 
-// workerKey is where a worker writes who it is, beside the counter of workers. PyTorch
-// has no such key and does not look at it.
+// workerKey is the key of a worker's host and process, beside the counter of workers. PyTorch
+// does not use it.
 func workerKey(rank int) string { return workers + "rank_" + strconv.Itoa(rank) }
 
-// enroll writes who this worker is. Only servers of this package are told.
+// enroll writes this worker's host and process to servers of this package.
 func (s *Store) enroll(ctx context.Context, rank int) error {
 	if s.mux.Load() == nil {
 		return nil
@@ -92,9 +92,9 @@ func (s *Store) enroll(ctx context.Context, rank int) error {
 	return err
 }
 
-// Worker returns the host and the process of a rank that joined with Options.WorldSize
-// and Options.Rank. Ok is false if none did. It is for messages about ranks that are
-// missing: ranks of PyTorch and those that joined over a server of PyTorch's do not tell.
+// Worker returns the host and the process of a rank that joined with Options.WorldSize and
+// Options.Rank. ok is false if none did. It is for messages about missing ranks. Nothing is known
+// of PyTorch's ranks, and of ranks that joined through a PyTorch server.
 func (s *Store) Worker(ctx context.Context, rank int) (who string, ok bool, err error) {
 	wire := one(workerKey(rank))
 	rep, err := s.call(ctx, "worker", &request{query: qCheck, keys: wire})
@@ -105,7 +105,7 @@ func (s *Store) Worker(ctx context.Context, rank int) (who string, ok bool, err 
 	return who, err == nil, err
 }
 
-// Joined returns how many workers have joined with Options.WorldSize, those of PyTorch included.
+// Joined returns how many workers have joined with Options.WorldSize, with PyTorch's.
 func (s *Store) Joined(ctx context.Context) (int64, error) {
 	rep, err := s.call(ctx, "joined", &request{query: qAdd, keys: one(workers)})
 	return rep.num, err
@@ -120,8 +120,8 @@ func (s *Store) workerText(ctx context.Context, wire string) (string, error) {
 	return strings.ToValidUTF8(string(v), "?"), err
 }
 
-// absent names the ranks that have not joined. If some have joined without a name, it lists
-// the ranks that may be missing.
+// absent names the ranks that have not joined. If some joined without their rank, it lists the
+// ranks that may be missing.
 func (s *Store) absent(ctx context.Context, joined int64, size int) string {
 	var unknown []int
 	for r := range size {
@@ -139,22 +139,22 @@ func (s *Store) absent(ctx context.Context, joined int64, size int) string {
 	return waiting.Ranks(unknown)
 }
 
-// lastLook bounds the look, after time has run out, for the ranks that are missing.
+// lastLook bounds the last query, after a timeout, for the missing ranks.
 const lastLook = 500 * time.Millisecond
 
-// notJoined is the error of a host whose workers did not all come.
+// notJoined is the error of a host if workers are missing.
 func (s *Store) notJoined(ctx context.Context, joined int64, size int) error {
 	look, cancel := context.WithTimeout(context.WithoutCancel(ctx), lastLook)
 	defer cancel()
 	return fmt.Errorf("%d of %d workers have joined; missing: %s: %w", joined, size, s.absent(look, joined, size), store.WaitErr(ctx))
 }
 
-// resolveFor is how long a host name that does not exist is looked up again. The names of
-// other pods appear in a cluster's DNS some seconds after the first pods run.
+// resolveFor is how long a host name that does not exist is looked up again. The names of pods
+// appear in a cluster's DNS seconds after the first pods run.
 const resolveFor = 30 * time.Second
 
-// noSuchHost reports whether err says that a host name does not exist. A name server that
-// cannot be asked does not say so.
+// noSuchHost reports whether err says that a host name does not exist. It is false if the name
+// server does not answer.
 func noSuchHost(err error) bool {
 	var e *net.DNSError
 	return errors.As(err, &e) && e.IsNotFound
@@ -182,10 +182,10 @@ func (u *unresolved) see(err error) (left time.Duration, final error) {
 	return 0, permanent{fmt.Errorf("the host name has not existed for %v; check the address: %w", u.limit, err)}
 }
 
-// errNoStore says that what answers is another service.
+// errNoStore says that another service answers.
 var errNoStore = errors.New("answers, but is no TCPStore; check the port")
 
-// stranger is the error about an answer to the handshake that no TCPStore gives.
+// stranger is the error for an answer to the handshake that is not a TCPStore's.
 func stranger(answer []byte) error {
 	const tlsAlert, tlsHandshake = 0x15, 0x16
 	if (answer[0] == tlsAlert || answer[0] == tlsHandshake) && answer[1] == 3 {
@@ -194,7 +194,7 @@ func stranger(answer []byte) error {
 	return permanent{fmt.Errorf("%w: its answer begins with %q", errNoStore, answer)}
 }
 
-// errMute says that a handshake has had no answer.
+// errMute says that the handshake was not answered.
 var errMute = errors.New("accepts connections but does not answer: it is no TCPStore, or its process has stopped")
 
 func mute(err error) error { return fmt.Errorf("%w: %w", errMute, err) }

@@ -18,16 +18,15 @@ import (
 	"github.com/c10d-go/c10d/store"
 )
 
-// ServerOptions says how a server serves. The zero value serves every PyTorch
-// that speaks the protocol, with PyTorch's limits and no authentication.
+// ServerOptions are the options of a server. The zero value serves every supported PyTorch, with
+// PyTorch's limits and no authentication.
 type ServerOptions struct {
 	// Limits bound each client's requests.
 	Limits Limits
 
-	// MaxClients is the most connections at a time; more are closed as they
-	// come. A PyTorch client up to 2.0 has two; later ones and a Store of this
-	// package have one.
-	// 0 means as many as the process may have descriptors.
+	// MaxClients is the most connections at a time; the server closes further ones. A PyTorch
+	// client up to 2.0 has two; later ones and a Store of this package have one. 0 means the
+	// process's limit of descriptors.
 	MaxClients int
 
 	// MaxMemory is the most bytes of keys, values, queues' names and queued
@@ -35,36 +34,31 @@ type ServerOptions struct {
 	// would go over it is refused. 0 means no limit.
 	MaxMemory int64
 
-	// OpeningTimeout is how long a client that has sent its first byte may take
-	// until it is known to be one: for the rest of VALIDATE, or in the old
-	// dialect, which has none, for its first request. With TLS or Token it runs
-	// from the connection's beginning and covers those handshakes too. After
-	// that, and before the first byte, a client may be silent for ever. 0 means
-	// 30 s, enough for a lost packet or two and a first value of 8 MiB at
-	// 3 Mbit/s.
+	// OpeningTimeout limits a client's handshake after its first byte: the rest of VALIDATE, or
+	// in the old dialect the first request. With TLS or Token it begins with the connection and
+	// includes their handshakes. Before the first byte, and after the handshake, a client may be
+	// silent for ever. 0 means 30 s, enough for two lost packets and a first value of 8 MiB at 3
+	// Mbit/s.
 	OpeningTimeout time.Duration
 
-	// NoV1 refuses the dialect of PyTorch up to 2.0. That dialect has no
-	// handshake at all, so stray bytes that happen to look like a request are
-	// carried out; it is on by default because the protocol has no better way
-	// to serve such clients and the limits bound the damage.
+	// NoV1 refuses the dialect of PyTorch up to 2.0. That dialect has no handshake, so the server
+	// carries out any bytes that look like a request. The limits bound the damage.
 	NoV1 bool
 
 	// TLS makes the server speak TLS only, and so to Go clients only.
 	TLS *tls.Config
 
-	// Token, if not empty, is a secret that each client has to prove to know,
-	// which only Go clients can. It is not sent. What follows is neither
-	// encrypted nor protected against a man in the middle, unless TLS is set.
+	// Token, if not empty, is a secret that each client must prove to know. Only Go clients can.
+	// It is never sent. Without TLS the following bytes are neither encrypted nor protected
+	// against a man in the middle.
 	Token string
 
-	// Job, if not empty, names the job that the server is for. Go clients that
-	// name another one in Options.Job are refused, with both names.
+	// Job, if not empty, names the server's job. The server refuses Go clients with another name
+	// in Options.Job; the error has both names.
 	Job string
 
-	// Logger is told of clients: at level Info when one is refused or sends
-	// what makes the server close its connection, at level Debug when one
-	// comes or goes. Nil means silence.
+	// Logger gets a line at level Info when a client is refused or sends an invalid request, and
+	// at level Debug when a client connects or leaves. Nil means no lines.
 	Logger *slog.Logger
 
 	plain bool // speak to Go clients as to PyTorch's, for tests
@@ -87,7 +81,7 @@ type Server struct {
 	refused  int64
 }
 
-// Stats are a server's figures at one moment.
+// Stats are a server's counters.
 type Stats struct {
 	Clients  int   // connections now
 	Accepted int64 // connections since the start, refused ones included
@@ -100,9 +94,8 @@ type Stats struct {
 
 // Listen starts a server on addr, "host:port". Port 0 picks a free one.
 //
-// Unlike PyTorch's servers, which listen on all interfaces whatever host they
-// are given, it binds that host only. An empty host, as in ":29500", means all
-// interfaces, IPv4 and IPv6. ctx bounds the resolution of the host.
+// It listens on that host only; PyTorch's servers listen on all interfaces. An empty host, as in
+// ":29500", means all interfaces, IPv4 and IPv6. ctx bounds the resolution of the host.
 func Listen(ctx context.Context, addr string, opts ServerOptions) (*Server, error) {
 	if opts.OpeningTimeout == 0 {
 		opts.OpeningTimeout = 30 * time.Second
@@ -145,14 +138,14 @@ func (o *ServerOptions) validate() error {
 // Addr is the address that the server listens on.
 func (s *Server) Addr() net.Addr { return s.ln.Addr() }
 
-// isLoopback reports whether only this host reaches the server.
+// isLoopback reports whether only this host can reach the server.
 func (s *Server) isLoopback() bool {
 	at, ok := s.ln.Addr().(*net.TCPAddr)
 	return ok && at.IP.IsLoopback()
 }
 
-// Close ends all connections and returns when the server's goroutines have
-// ended. The data are gone.
+// Close ends all connections and returns when the server's goroutines have ended. It deletes the
+// data.
 func (s *Server) Close() error {
 	s.cancel()
 	s.mu.Lock()
@@ -168,7 +161,7 @@ func (s *Server) Close() error {
 	return nil
 }
 
-// Stats returns the figures of now.
+// Stats returns the current counters.
 func (s *Server) Stats() Stats {
 	s.mu.Lock()
 	st := Stats{Clients: len(s.sessions), Accepted: s.accepted, Refused: s.refused}
@@ -189,8 +182,8 @@ func (s *Server) accept() {
 			if s.ctx.Err() != nil || errors.Is(err, net.ErrClosed) {
 				return
 			}
-			// Out of descriptors, most likely: those who come wait in the
-			// kernel's queue until some client leaves.
+			// Probably no descriptors are left: new clients wait in the kernel's queue until one
+			// leaves.
 			s.opts.Logger.Error("tcp store: accept", "err", err, "pause", pause)
 			select {
 			case <-time.After(pause):
@@ -223,9 +216,8 @@ func (s *Server) accept() {
 	}
 }
 
-// session is the server's side of one connection. One goroutine reads, carries
-// out and answers request after request; another is there only while the
-// answer to a wait is being sent.
+// session is the server's side of one connection. One goroutine reads, carries out and answers
+// requests. A second one runs while it sends the answer to a wait.
 type session struct {
 	server *Server
 	raw    net.Conn // the socket
@@ -235,17 +227,15 @@ type session struct {
 	waking atomic.Bool // a goroutine is about to
 }
 
-// buffered is the size of the read buffer of each connection: a rendezvous
-// request is some 100 bytes, PyTorch's client sends up to 1440 at once, and
-// longer values are read past the buffer. busy is the size for a client that
-// once had more than that under way.
+// buffered is the size of each connection's read buffer. A rendezvous request has about 100
+// bytes, and PyTorch's client sends up to 1440 at once. Longer values bypass the buffer. busy is
+// the size for a client that has filled its buffer once.
 const (
 	buffered = 1 << 10
 	busy     = 8 << 10
 )
 
-// batch is how many bytes of replies are sent before more requests of the same
-// client are looked at.
+// batch is how many bytes of replies are sent before the next request of the same client is read.
 const batch = 256 << 10
 
 func (c *session) serve() {
@@ -270,8 +260,8 @@ func (c *session) serve() {
 	}
 }
 
-// gone reports whether err says that the other side ended the connection, or
-// it broke, rather than that what came over it was wrong.
+// gone reports whether err means that the connection ended or broke, and not that a request was
+// wrong.
 func gone(err error) bool {
 	var op *net.OpError
 	return err == nil || errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) || errors.Is(err, io.ErrClosedPipe) ||
@@ -303,9 +293,8 @@ func (c *session) run() error {
 		}
 		c.conn.SetReadDeadline(time.Time{})
 	}
-	// Replies are sent when there is no request left to carry out without
-	// reading from the socket, so those to requests that came together go out
-	// together.
+	// Replies are sent before the next read from the socket, so replies to requests that arrived
+	// together go out together.
 	src := &flushed{c: c}
 	r := bufio.NewReaderSize(src, buffered)
 	if err := c.open(r); err != nil {
@@ -316,7 +305,7 @@ func (c *session) run() error {
 	return err
 }
 
-// flushed reads from a session's connection and sends its output before.
+// flushed sends a session's output before each read from its connection.
 type flushed struct {
 	c     *session
 	whole bool // the last read filled the buffer
@@ -331,7 +320,7 @@ func (f *flushed) Read(b []byte) (int, error) {
 	return n, err
 }
 
-// requests carries out what the client asks until its connection ends.
+// requests carries out the client's requests until its connection ends.
 func (c *session) requests(r *bufio.Reader, src *flushed) error {
 	s := c.server
 	req := new(request)
@@ -382,8 +371,8 @@ func (c *session) requests(r *bufio.Reader, src *flushed) error {
 	}
 }
 
-// alert tells a client that only one side speaks TLS. What the client has sent is read
-// first: a connection that is closed before would be reset, and the alert lost.
+// alert tells a client that only one side speaks TLS. It first reads the client's bytes:
+// otherwise closing would reset the connection and lose the alert.
 func (c *session) alert() {
 	io.WriteString(c.raw, alert)
 	if w, ok := c.raw.(*net.TCPConn); ok {
@@ -393,7 +382,7 @@ func (c *session) alert() {
 	io.Copy(io.Discard, io.LimitReader(c.raw, 64<<10))
 }
 
-// open finds out the client's dialect and takes VALIDATE.
+// open detects the client's dialect and reads VALIDATE.
 func (c *session) open(r *bufio.Reader) error {
 	first, err := r.Peek(1)
 	if err != nil {
@@ -454,10 +443,9 @@ func (c *session) flush() error {
 	}
 }
 
-// wake sends the output of other peers. It must not wait for any of them, as
-// one may not be reading. There is at most one other goroutine on its way for
-// a peer, and one that sends: output of a peer whose own goroutine does not get
-// to read the next request is bounded by what it waited for.
+// wake sends the output of other peers. It must not wait for them, because one may not be
+// reading. A peer has at most one goroutine that waits to send and one that sends. Until a peer's
+// own goroutine reads another request, its output is bounded by the keys that it waited for.
 func (c *session) wake(peers []*peer) {
 	for _, p := range peers {
 		if o := p.session; o != c && o.waking.CompareAndSwap(false, true) {

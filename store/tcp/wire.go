@@ -130,11 +130,11 @@ func (r *request) append(b []byte, d store.Dialect) ([]byte, error) {
 	return b, nil
 }
 
-// Limits bound what one peer can ask for. PyTorch's newer server has the first
-// three, with these defaults; its older one has none.
+// Limits bound one peer's requests. PyTorch's newer server has the first three, with these
+// defaults; its older one has none.
 type Limits struct {
-	// Key is the longest key in bytes, the "/" that clients put in front and
-	// all prefixes included. 0 means 8 KiB.
+	// Key is the longest key in bytes, with the "/" that clients put in front and all prefixes. 0
+	// means 8 KiB.
 	Key int
 
 	// Value is the longest value of one request in bytes. 0 means 8 MiB.
@@ -143,10 +143,9 @@ type Limits struct {
 	// Keys is the most keys of one request. 0 means 131072.
 	Keys int
 
-	// Message is the most bytes of one request, of one reply, of the keys that
-	// one connection waits for, and of a value that grew by Append; so it is
-	// also what one connection can make the server hold on its behalf. 0 means
-	// 64 MiB: eight of the largest values.
+	// Message is the most bytes of one request, of one reply, of the keys that one connection
+	// waits for, and of a value that grew by Append. It bounds the memory that one connection can
+	// make the server use. 0 means 64 MiB: eight of the largest values.
 	Message int
 }
 
@@ -202,7 +201,7 @@ func (l Limits) check(r *request) error {
 	return nil
 }
 
-// malformed is the error of bytes that no client sends.
+// malformed is the error of invalid bytes from a client.
 type malformed struct{ error }
 
 func malformedf(format string, args ...any) error {
@@ -365,11 +364,11 @@ func (req *request) read(r *bufio.Reader, l Limits) error {
 	return nil
 }
 
-// readPiece is the most that is allocated on the word of a peer, before that
-// many bytes have come.
+// readPiece is the most that is allocated for a length that a peer announces, before the bytes
+// arrive.
 const readPiece = 64 << 10
 
-// readBytes reads n bytes into a slice that grows as they come.
+// readBytes reads n bytes into a slice that grows as they arrive.
 func readBytes(r io.Reader, n int) ([]byte, error) {
 	b := make([]byte, min(n, readPiece))
 	for got := 0; ; {
@@ -416,8 +415,8 @@ func readInt64(r *bufio.Reader) (int64, error) {
 	return int64(n), err
 }
 
-// readBlob has no limit on the length: a value may have grown by Append, and
-// what is not sent is not allocated.
+// readBlob has no limit on the length: a value may have grown by Append, and memory is allocated
+// only as bytes arrive.
 func readBlob(r *bufio.Reader) ([]byte, error) {
 	n, err := readInt64(r)
 	if err != nil {
@@ -429,9 +428,8 @@ func readBlob(r *bufio.Reader) ([]byte, error) {
 	return readBytes(r, int(n))
 }
 
-// Blobs of at most shared bytes that come together lie in pieces of slab bytes,
-// so that the thousand addresses of a large group are not a thousand pieces of
-// memory.
+// Blobs of at most shared bytes in one reply share allocations of slab bytes. The thousand
+// addresses of a large group thus need few allocations.
 const (
 	shared = 256
 	slab   = 4 << 10
@@ -472,7 +470,7 @@ func readBlobs(r *bufio.Reader, n int64) ([][]byte, error) {
 	return all, nil
 }
 
-// reply is what a server answers; which of the fields a query has is answers'.
+// reply is a server's answer. The table answers says which fields a query's reply has.
 type reply struct {
 	num    int64
 	value  []byte

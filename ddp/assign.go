@@ -6,7 +6,7 @@ import (
 	"github.com/c10d-go/c10d/tensor"
 )
 
-// item is what the assignment of buckets looks at.
+// item describes a parameter for the assignment of buckets.
 type item struct {
 	number int // what the buckets list
 	bytes  int
@@ -15,15 +15,15 @@ type item struct {
 	alone  bool // a sparse gradient
 }
 
-// assign cuts items into buckets as c10d does. Items of one dtype and device
-// share a bucket until it has limits[0] bytes or more, then the next until
-// limits[1], and so on; the last limit holds for the rest. One big item may
-// overshoot by far: a bucket closes after the item that fills it.
+// assign cuts items into buckets as c10d does. Items of one dtype and device share a bucket until
+// it has limits[0] bytes or more, the next bucket until limits[1], and so on. The last limit
+// applies to the rest. A bucket closes after the item that fills it, so a big item may exceed the
+// limit by far.
 //
-// Full buckets come in the order in which they were filled. With sorted, all
-// are ordered by their smallest number, as for definition order; otherwise the
-// buckets left open follow the full ones, that of the latest kind first: the
-// order in which libstdc++ lists the few keys of c10d's map.
+// Full buckets come in the order in which they were filled. With sorted, all buckets are ordered
+// by their smallest number, as for definition order. Otherwise the buckets left open follow the
+// full ones, the latest kind first. That is the order in which libstdc++ lists the few keys of
+// c10d's map.
 func assign(items []item, limits []int, sorted bool) [][]int {
 	type kind struct {
 		dtype  tensor.DType
@@ -68,7 +68,7 @@ func assign(items []item, limits []int, sorted bool) [][]int {
 	return full
 }
 
-// items describes the trained parameters in the given order, nil meaning that of definition.
+// items describes the trained parameters in the given order; nil means the order of definition.
 func (d *DDP) items(order []int) []item {
 	items := make([]item, 0, len(d.train))
 	add := func(p *param) {

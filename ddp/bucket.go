@@ -33,13 +33,13 @@ type slot struct {
 	flat *tensor.Tensor // the same elements as they lie in memory
 }
 
-// undo is a step between the end of the Work and the result.
+// undo is a step after the end of the Work.
 type undo struct {
 	f     func(*Bucket) error
 	outer *tensor.Tensor // Cast: the buffer before it
 }
 
-// makeBuckets gives the trained parameters their places.
+// makeBuckets assigns places to the trained parameters.
 func (d *DDP) makeBuckets(assignment [][]int) error {
 	buckets := make([]*Bucket, len(assignment))
 	for i, numbers := range assignment {
@@ -96,9 +96,9 @@ func (b *Bucket) take(to, from *slot) error {
 	return to.view.CopyFrom(from.view)
 }
 
-// place gives a gradient the part of the bucket that starts at an element. As
-// in c10d it lies there with the parameter's own strides if these leave no
-// gaps, else in row-major order: ranks add up memory, so they must agree on it.
+// place gives a gradient the part of the bucket that starts at an element. As in c10d it has the
+// parameter's strides if these leave no gaps, and row-major order otherwise. Ranks add memory
+// element by element, so all must use the same order.
 func (b *Bucket) place(s *slot, at int) (err error) {
 	v := s.p.Value
 	if s.flat, err = b.contents.Slice(0, at, at+v.Len()); err != nil {
@@ -182,7 +182,7 @@ func (b *Bucket) fillSparse(p *param, divisor int) error {
 	return err
 }
 
-// launch starts the reduction of a bucket whose gradients are all there.
+// launch starts the reduction of a bucket whose gradients are all ready.
 func (b *Bucket) launch(ctx context.Context) (err error) {
 	if b.contents != nil {
 		b.one[0] = b.contents
@@ -206,7 +206,7 @@ func (b *Bucket) launch(ctx context.Context) (err error) {
 	return nil
 }
 
-// wait waits for the reduction and takes back what hooks did to the buffer.
+// wait waits for the reduction and runs the steps that hooks have added.
 func (b *Bucket) wait(ctx context.Context) error {
 	if b.work != nil {
 		var err error
@@ -245,7 +245,7 @@ func (b *Bucket) wait(ctx context.Context) error {
 	return result.Pack(b.contents.Bytes())
 }
 
-// write puts the reduced gradients where the trainer wants them.
+// write copies the reduced gradients to the trainer's tensors.
 func (b *Bucket) write() error {
 	for k := range b.slots {
 		s := &b.slots[k]
@@ -314,8 +314,8 @@ func (b *Bucket) Values() []*tensor.Tensor {
 	return out
 }
 
-// Gradients returns the gradients as views of the buffer that the hook is
-// called with, each in its parameter's shape; nil for a sparse bucket.
+// Gradients returns the gradients as views of the hook's buffer, each in its parameter's shape;
+// nil for a sparse bucket.
 func (b *Bucket) Gradients() []*tensor.Tensor {
 	if b.contents == nil {
 		return nil
@@ -327,21 +327,21 @@ func (b *Bucket) Gradients() []*tensor.Tensor {
 	return out
 }
 
-// Buffer returns the flat tensor of all gradients, or the sparse gradient. When
-// the Work has ended the result must be there.
+// Buffer returns the flat tensor of all gradients, or the sparse gradient. It must have the
+// result when the Work has ended.
 func (b *Bucket) Buffer() *tensor.Tensor { return b.one[0] }
 
-// SetBuffer puts another tensor in the buffer's place. It must have the
-// buffer's length, and at the end of the hooks its dtype.
+// SetBuffer replaces the buffer by another tensor of its length. After the hooks it must also
+// have the buffer's dtype.
 func (b *Bucket) SetBuffer(t *tensor.Tensor) { b.one[0] = t }
 
-// After adds a step between the end of the Work and the result. Steps, Cast's
-// included, run in Finish, the last added first.
+// After adds a step that runs after the Work has ended. Steps, also Cast's, run in Finish, the
+// last added first.
 func (b *Bucket) After(f func(*Bucket) error) { b.undo = append(b.undo, undo{f: f}) }
 
-// Cast puts a copy of the buffer in another dtype in its place and, once the
-// Work has ended, casts the result back. A buffer that is sparse, complex or
-// not wider than dtype stays as it is; one on a device cannot be cast.
+// Cast replaces the buffer by a copy in another dtype and, once the Work has ended, casts the
+// result back. A buffer that is sparse, complex or not wider than dtype stays. A buffer on a
+// device cannot be cast.
 func (b *Bucket) Cast(dtype tensor.DType) error {
 	outer := b.one[0]
 	if b.dev != nil {
@@ -371,8 +371,8 @@ func (b *Bucket) Cast(dtype tensor.DType) error {
 	return nil
 }
 
-// Divide divides the buffer by the group's size, in place. A buffer on a device
-// it cannot divide: the hook's bucket then fails.
+// Divide divides the buffer by the group's size, in place. It cannot divide a buffer on a device:
+// the bucket then fails.
 func (b *Bucket) Divide() {
 	t := b.one[0]
 	if b.dev != nil {

@@ -14,8 +14,8 @@ import (
 	"github.com/c10d-go/c10d/work"
 )
 
-// This file has the collectives of New and of the rebuilding of buckets. What
-// PyTorch's DistributedDataParallel (1.13 to 2.x) sends, in order:
+// This file has the collectives of New and of the rebuilding of buckets. PyTorch's
+// DistributedDataParallel (1.13 to 2.x) sends, in order:
 //
 //  1. all-gather of one int64, the number of trained parameters;
 //  2. broadcast of int64s from rank 0: of each trained parameter the sizes,
@@ -27,8 +27,7 @@ import (
 //     the trained parameters' numbers in the order of the new buckets and the
 //     number of buckets; then of int32s, the buckets' lengths.
 //
-// Go ranks among themselves send digests instead of 2, and so can say on every
-// rank what differs.
+// Go ranks alone send digests instead of 2, so every rank can say what differs.
 
 func (d *DDP) construct(ctx context.Context) error {
 	err := d.verifyCounts(ctx)
@@ -55,7 +54,7 @@ func (d *DDP) construct(ctx context.Context) error {
 	err = d.syncModel(ctx, 0)
 	var w *work.Error
 	if d.o.PyTorch && errors.Is(err, work.ErrPeerDied) && errors.As(err, &w) {
-		// PyTorch's ranks leave without a word.
+		// PyTorch's ranks leave without a message.
 		err = fmt.Errorf("%w; this is where ranks miss rank %d if it found its parameters' shapes to differ from rank 0's", err, w.Peer)
 	}
 	return err
@@ -90,7 +89,7 @@ func (d *DDP) verifyCounts(ctx context.Context) error {
 	return nil
 }
 
-// gather returns every rank's values, which are of one length.
+// gather returns every rank's values. All have one length.
 func gather[T tensor.Element](ctx context.Context, g Group, mine []T) ([][]T, error) {
 	in, err := tensor.Of(mine, len(mine))
 	if err != nil {
@@ -124,8 +123,8 @@ func broadcast[T tensor.Element](ctx context.Context, g Group, values []T) error
 	return w.Wait(ctx)
 }
 
-// verifyShapes is PyTorch's check. A rank that finds a difference is alone with
-// it: the others go on. It ends the group, so that they do not wait for it.
+// verifyShapes is PyTorch's check. Only the rank with a difference notices it. It ends the group,
+// so that the other ranks do not wait for it.
 func (d *DDP) verifyShapes(ctx context.Context) error {
 	var dims []int64
 	for _, p := range d.train {
@@ -136,7 +135,7 @@ func (d *DDP) verifyShapes(ctx context.Context) error {
 	theirs := slices.Clone(dims)
 	switch err := broadcast(ctx, d.g, theirs); {
 	case errors.Is(err, work.ErrMismatch):
-		// The list's length is its only frame.
+		// The list has no header: its length is the only check.
 		return fmt.Errorf("%w: their parameters have other numbers of dimensions: %w", ErrModelMismatch, err)
 	case err != nil:
 		return fmt.Errorf("ddp: parameters' shapes: %w", err)
@@ -159,8 +158,8 @@ func (d *DDP) verifyShapes(ctx context.Context) error {
 	return nil
 }
 
-// describe tells what must be equal on all ranks: each trained parameter, then
-// the rest of the model, then the options.
+// describe returns texts that must be equal on all ranks: each trained parameter, then the rest
+// of the model, then the options.
 func (d *DDP) describe() []string {
 	var all []string
 	for _, p := range d.train {
@@ -188,8 +187,8 @@ func (d *DDP) describe() []string {
 			o.BucketCap, o.FirstBucket, o.NoInitSync, o.NoBroadcastBuffers, o.FindUnused, o.StaticGraph, o.Hook != nil))
 }
 
-// verifyDigests compares models by a digest of each part, and where one
-// differs lets the ranks tell each other in words.
+// verifyDigests compares models by a digest of each part. If one differs, the ranks exchange its
+// text.
 func (d *DDP) verifyDigests(ctx context.Context) error {
 	parts := d.describe()
 	digests := make([]int64, len(parts))
@@ -212,8 +211,7 @@ func (d *DDP) verifyDigests(ctx context.Context) error {
 	return nil
 }
 
-// explain makes the error of a part that differs on rank other. All ranks come
-// here together.
+// explain makes the error of a part that differs on rank other. All ranks call it together.
 func (d *DDP) explain(ctx context.Context, parts []string, part, other int) error {
 	e := &MismatchError{Rank: 0, Other: other, Index: -1}
 	text := parts[part]
@@ -222,7 +220,7 @@ func (d *DDP) explain(ctx context.Context, parts []string, part, other int) erro
 		e.Index = p.index
 		text = strings.TrimSpace(p.Name + " " + text)
 	}
-	// Long enough for a name and a shape; what is longer is cut.
+	// Long enough for a name and a shape; longer texts are cut.
 	room := make([]byte, 512)
 	binary.LittleEndian.PutUint16(room, uint16(copy(room[2:], text)))
 	all, err := gather(ctx, d.g, room)
@@ -237,8 +235,7 @@ func (d *DDP) explain(ctx context.Context, parts []string, part, other int) erro
 	return e
 }
 
-// broadcastChunk is how much of the model one broadcast carries, in bytes:
-// c10d's 250 MiB.
+// broadcastChunk is the most bytes of the model in one broadcast: c10d's 250 MiB.
 const broadcastChunk = 250 << 20
 
 // broadcaster sends a list of tensors in flat pieces, c10d's coalesced broadcast.
@@ -272,8 +269,8 @@ func (d *DDP) newBroadcaster(ts []*tensor.Tensor) *broadcaster {
 	return b
 }
 
-// run broadcasts from root, at most two pieces at a time as c10d, to bound memory. With
-// keep the flat tensors stay for the next run.
+// run broadcasts from root, at most two pieces at a time, as c10d, to bound memory. With keep it
+// keeps the flat tensors for the next run.
 func (b *broadcaster) run(ctx context.Context, root int, keep bool) error {
 	g := b.d.g
 	const inFlight = 2
@@ -297,10 +294,10 @@ func (b *broadcaster) run(ctx context.Context, root int, keep bool) error {
 	return nil
 }
 
-// direct reports whether the only member can itself be sent.
+// direct reports whether the chunk has one contiguous member, which can be sent without a copy.
 func (p *chunk) direct() bool { return len(p.members) == 1 && p.members[0].IsContiguous() }
 
-// drop forgets the flat tensor.
+// drop frees the flat tensor.
 func (p *chunk) drop() error {
 	flat := p.flat
 	p.flat, p.parts = nil, nil
@@ -402,8 +399,8 @@ func (p *chunk) each(copy func(*tensor.Tensor, []byte) error) error {
 	return nil
 }
 
-// rebuild gives the buckets the order in which gradients became ready in the
-// first reducing iteration, rank 0's, once.
+// rebuild orders the buckets, once, as gradients became ready on rank 0 in the first reducing
+// iteration.
 func (d *DDP) rebuild(ctx context.Context) error {
 	if d.rebuilt || len(d.order) == 0 {
 		return nil
@@ -441,7 +438,7 @@ func (d *DDP) rebuild(ctx context.Context) error {
 	return d.makeBuckets(assignment)
 }
 
-// readAssignment checks what came from rank 0.
+// readAssignment checks the assignment from rank 0.
 func (d *DDP) readAssignment(numbers, lengths []int32) ([][]int, error) {
 	seen := make([]bool, len(d.train))
 	var out [][]int

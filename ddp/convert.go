@@ -7,7 +7,7 @@ import "github.com/c10d-go/c10d/tensor"
 // stay on the stack and in the first-level cache.
 const piece = 512
 
-// data returns t's elements; the caller has looked at the dtype.
+// data returns t's elements; the caller has checked the dtype.
 func data[T tensor.Element](t *tensor.Tensor) []T {
 	s, err := tensor.Data[T](t)
 	if err != nil {
@@ -88,7 +88,7 @@ func convert(dst, src *tensor.Tensor) {
 	}
 }
 
-// throughFloat32 sets dst = src * mul / div. One of the two is 1, which changes nothing.
+// throughFloat32 sets dst = src * mul / div. One of mul and div is 1.
 func throughFloat32(dst, src *tensor.Tensor, mul, div float32) {
 	var room [piece]float32
 	for at := 0; at < dst.Len(); at += piece {

@@ -12,9 +12,8 @@ import (
 	"github.com/c10d-go/c10d/work"
 )
 
-// Group is what DDP needs of a process group; *pg.ProcessGroup has it. The
-// group must not run other collectives while an iteration is under way, other
-// than in the same order on every rank.
+// Group is the part of a process group that DDP uses; *pg.ProcessGroup implements it. Other
+// collectives on the group during an iteration must come in the same order on every rank.
 type Group interface {
 	Rank() int
 	Size() int
@@ -33,13 +32,12 @@ type Param struct {
 	// ranks: in New, and at the end of Join.
 	Value *tensor.Tensor
 
-	// Grad is where the trainer puts the gradient before Ready, and where the
-	// average is after Finish. It has Value's dtype and shape; strides may
-	// differ, but not on a device. It may be nil for a trainer that passes every
-	// gradient to ReadyGrad, and must be nil under Options.GradientAsBucketView.
+	// Grad has the trainer's gradient before Ready, and the average after Finish. It has Value's
+	// dtype and shape. Strides may differ, but not on a device. It may be nil if the trainer
+	// passes every gradient to ReadyGrad, and must be nil with Options.GradientAsBucketView.
 	//
-	// A sparse COO gradient, in CPU memory only, gets a bucket of its own. Its
-	// entries may be others in each iteration (SetSparse); it cannot be nil.
+	// A sparse COO gradient must be in CPU memory and gets a separate bucket. Its entries may
+	// change in each iteration (SetSparse). It cannot be nil.
 	Grad *tensor.Tensor
 
 	// NoGrad marks a parameter that is not trained: it is synchronised in New,
@@ -60,9 +58,9 @@ type Options struct {
 	// Buffers are broadcast in New and in every Begin.
 	Buffers []Buffer
 
-	// Device has the parameters that are not in CPU memory; nil if all are. Its
-	// kind must be the same on all ranks, not its number. The group must serve
-	// tensors in CPU memory besides.
+	// Device has the parameters that are not in CPU memory; nil if all are. All ranks must have
+	// the same kind of device; numbers may differ. The group must also serve tensors in CPU
+	// memory.
 	Device Device
 
 	// BucketCap is the size in bytes at which a bucket is full; 0 means 25 MiB.
@@ -73,17 +71,16 @@ type Options struct {
 	// 2, given a bucket_cap_mb, use that for the first bucket too.
 	FirstBucket int
 
-	// NoInitSync leaves parameters and buffers as they are in New: the caller
-	// promises that they are equal already. It is c10d's init_sync=False.
+	// NoInitSync makes New keep parameters and buffers: the caller promises that they are equal
+	// on all ranks. It is c10d's init_sync=False.
 	NoInitSync bool
 
 	// NoBroadcastBuffers lets each rank keep its own buffers after New.
 	NoBroadcastBuffers bool
 
-	// FindUnused allows iterations in which some gradients are never ready:
-	// this rank counts as having zeros there. A parameter without gradient on
-	// every rank keeps what its Grad holds. It costs one small all-reduce an
-	// iteration, and buckets are then never rebuilt.
+	// FindUnused allows iterations in which some gradients are never ready; they count as zeros.
+	// If a parameter has no gradient on any rank, its Grad does not change. It costs a small
+	// all-reduce in each iteration, and buckets are never rebuilt.
 	FindUnused bool
 
 	// StaticGraph promises that every iteration makes the same gradients ready
@@ -99,11 +96,10 @@ type Options struct {
 	// Hook replaces the all-reduce of a bucket; nil means a plain average.
 	Hook Hook
 
-	// PyTorch says that ranks running PyTorch's DistributedDataParallel may be
-	// in the group. New then sends only what PyTorch sends, which does not
-	// cover dtypes and options. A shape that differs from rank 0's is found, and
-	// named, by the rank that has it alone: New ends the group there, so that
-	// the others get an error too. Without it, New fails where it meets such a rank.
+	// PyTorch allows ranks of PyTorch's DistributedDataParallel in the group. New then sends only
+	// PyTorch's messages, which do not have dtypes and options. Only the rank whose shape differs
+	// from rank 0's notices that. It names the shape and ends the group, so that other ranks get
+	// an error too. Without this option, New fails if it finds a PyTorch rank.
 	PyTorch bool
 }
 
@@ -113,12 +109,12 @@ const (
 	defaultFirstBucket = 1 << 20
 )
 
-// DDP averages the gradients of a model that every rank of a group trains on
-// its own data. New makes it.
+// DDP averages the gradients of a model that every rank of a group trains on its own data. Make
+// one with New.
 //
-// An iteration is Begin, then Ready for each gradient, then Finish. Ready may be
-// called from several goroutines at once; everything else is one goroutine's.
-// Begin, Finish and Join communicate, so every rank must call them alike.
+// An iteration is Begin, then Ready for each gradient, then Finish. Several goroutines may call
+// Ready at once; all other calls must come from one goroutine. Begin, Finish and Join
+// communicate, so every rank must make the same calls of them.
 type DDP struct {
 	g      Group
 	o      Options
@@ -152,7 +148,7 @@ type DDP struct {
 	flying      []flight // in the order in which they were started
 }
 
-// param is a parameter and what became of it in this iteration.
+// param is a parameter and its state in this iteration.
 type param struct {
 	Param
 	index  int // in New's slice
@@ -230,9 +226,9 @@ func New(ctx context.Context, g Group, params []Param, o Options) (*DDP, error) 
 	d.rebuilt = o.FindUnused && !o.StaticGraph
 	limits := []int{d.o.FirstBucket, d.o.BucketCap}
 	if !d.rebuilt {
-		// Buckets follow the order of readiness soon; until it is known, c10d
-		// makes one bucket of each dtype, so that other collectives of the
-		// backward pass cannot get between its all-reduces.
+		// The order of readiness is not known yet. Until then c10d makes one bucket of each
+		// dtype, so that other collectives of the backward pass cannot come between its
+		// all-reduces.
 		limits = []int{int(^uint(0) >> 1)}
 	}
 	assignment := assign(d.items(nil), limits, true)
@@ -301,7 +297,7 @@ func (p *param) checkGrad(grad *tensor.Tensor, sparse bool) error {
 	return nil
 }
 
-// fail records that this rank is out of step with the others.
+// fail records that this rank is out of step with other ranks.
 func (d *DDP) fail(err error) error {
 	d.failed, d.open = err, false
 	return err
@@ -314,10 +310,9 @@ func (d *DDP) usable() error {
 	return nil
 }
 
-// NoSync runs f, whose iterations reduce nothing: gradients add up in the
-// trainer's tensors, and the first iteration after it reduces the sums. The
-// forward pass belongs inside too, for buffers are not broadcast in the
-// iteration after one without reduction.
+// NoSync runs f, whose iterations reduce nothing. The trainer adds gradients in its own tensors,
+// and the first iteration after NoSync reduces the sums. Call the forward pass inside f too.
+// Buffers are not broadcast in the iteration after one without reduction.
 func (d *DDP) NoSync(f func() error) error {
 	d.mu.Lock()
 	before := d.noSync
@@ -331,18 +326,17 @@ func (d *DDP) NoSync(f func() error) error {
 	return f()
 }
 
-// Begin starts an iteration: call it before the forward pass. It checks that
-// the last iteration was finished, rebuilds the buckets after the first, and
-// gives every rank the buffers of rank 0. ctx bounds all communication of the
-// iteration, also what Ready starts: if it ends, the iteration fails on every rank.
+// Begin starts an iteration: call it before the forward pass. It checks that the last iteration
+// was finished, rebuilds the buckets after the first iteration, and broadcasts rank 0's buffers.
+// ctx bounds all communication of the iteration, including the buckets that Ready launches. If it
+// ends, the iteration fails on every rank.
 //
 // A forward pass without a backward pass needs no Finish; see also Evaluate.
 func (d *DDP) Begin(ctx context.Context) error { return d.forward(ctx, true) }
 
-// Evaluate is Begin for a forward pass without gradients, what calling the
-// model under torch.no_grad is in PyTorch: it gives every rank the buffers of
-// rank 0 and nothing else. The next Begin takes buffers to be equal. All ranks
-// must call it alike.
+// Evaluate is Begin for a forward pass without gradients, as under torch.no_grad in PyTorch. It
+// gives every rank the buffers of rank 0. The next Begin does not send them again. All ranks must
+// make the same calls of it.
 func (d *DDP) Evaluate(ctx context.Context) error { return d.forward(ctx, false) }
 
 // forward starts a forward pass that a backward pass may follow or not.
@@ -411,19 +405,18 @@ func (d *DDP) learning() bool { return d.o.StaticGraph && !d.learned }
 
 func (d *DDP) dynamicUnused() bool { return d.o.FindUnused && !d.o.StaticGraph }
 
-// Backward marks the end of the forward pass for Stats. It may be left out:
-// then the first Ready is taken for it.
+// Backward marks the end of the forward pass for Stats. Without it, the first Ready marks the
+// end.
 func (d *DDP) Backward() {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.stats.backward()
 }
 
-// Ready says that the gradient of parameter i is final: it is in Grad, or in
-// GradView(i). Call it in the backward pass as early as that is true, in the
-// same order on all ranks if there is one. A bucket whose gradients are
-// all ready is launched, after those of lower index, while the caller goes on
-// computing. The gradient must not change between Ready and Finish.
+// Ready says that the gradient of parameter i is final: it is in Grad, or in GradView(i). Call it
+// in the backward pass as early as possible, in the same order on all ranks if you can. A bucket
+// is launched when all its gradients are ready and the buckets of lower index are launched. The
+// caller goes on computing. The gradient must not change between Ready and Finish.
 func (d *DDP) Ready(i int) error { return d.markReady(i, nil, true) }
 
 // ReadyGrad is Ready for a gradient that is in another tensor in each
@@ -435,8 +428,8 @@ func (d *DDP) ReadyGrad(i int, grad *tensor.Tensor) error {
 	return d.markReady(i, grad, true)
 }
 
-// Unused says, under FindUnused, that parameter i gets no gradient in this
-// iteration. Finish finds out by itself; to say it before lets the bucket go early.
+// Unused says, with FindUnused, that parameter i gets no gradient in this iteration. Finish
+// notices that too, but with Unused the bucket is launched earlier.
 func (d *DDP) Unused(i int) error {
 	if !d.o.FindUnused {
 		return fmt.Errorf("ddp: parameter %d is unused, but FindUnused is not set", i)
@@ -505,7 +498,7 @@ func (d *DDP) markReady(i int, grad *tensor.Tensor, used bool) error {
 	return d.mark(p)
 }
 
-// markUnready marks the parameters that are not ready and that which selects.
+// markUnready marks the selected parameters that are not ready.
 func (d *DDP) markUnready(which func(*param) bool) error {
 	for _, p := range d.train {
 		if !p.ready && which(p) {
@@ -517,7 +510,7 @@ func (d *DDP) markUnready(which func(*param) bool) error {
 	return nil
 }
 
-// mark puts the gradient into its bucket and launches what is complete.
+// mark puts the gradient into its bucket and launches complete buckets.
 func (d *DDP) mark(p *param) error {
 	if err := d.divideBy(); err != nil {
 		return d.fail(err)
@@ -557,7 +550,7 @@ func (d *DDP) reduceUsed() error {
 	return nil
 }
 
-// waitUsed finds out what no rank used, if reduceUsed was called.
+// waitUsed finds the parameters that no rank used, if reduceUsed was called.
 func (d *DDP) waitUsed(ctx context.Context) error {
 	if d.used.work == nil {
 		return nil
@@ -575,12 +568,11 @@ func (d *DDP) waitUsed(ctx context.Context) error {
 // the averages into the gradients. Call it after the backward pass, before the
 // optimizer. ctx bounds the waiting. In a NoSync iteration it does nothing.
 //
-// For gradients on a device it does not block: it enqueues, and the averages
-// are there for what the stream is given later. See also [DDP.Wait].
+// For gradients on a device it enqueues and does not block: later commands on the stream see the
+// averages. See also [DDP.Wait].
 //
-// The error of a collective that failed on any rank comes out here, as a
-// *BucketError. After that the DDP is of no more use, for this rank cannot know
-// what the others did.
+// If a collective failed on any rank, Finish returns a *BucketError. The DDP cannot be used
+// afterwards, because the other ranks' state is unknown.
 func (d *DDP) Finish(ctx context.Context) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -613,7 +605,7 @@ func (d *DDP) Finish(ctx context.Context) error {
 	return nil
 }
 
-// complete launches what Finish has to launch.
+// complete launches the remaining buckets for Finish.
 func (d *DDP) complete() error {
 	switch {
 	case d.learning():
@@ -642,7 +634,7 @@ func (d *DDP) complete() error {
 	return d.markUnready(func(*param) bool { return true })
 }
 
-// definitionOrder stands in for an order of readiness that was not observed.
+// definitionOrder replaces an order of readiness that was not observed.
 func (d *DDP) definitionOrder() {
 	if d.rebuilt || len(d.order) > 0 {
 		return
@@ -668,9 +660,9 @@ func (d *DDP) collect(ctx context.Context) error {
 	return d.join.settle(ctx)
 }
 
-// GradView returns the place of parameter i's gradient in its bucket, under
-// GradientAsBucketView; else nil. Begin may move it once, to another bucket, with its
-// elements: ask again in each iteration. Between Ready and Finish it belongs to DDP.
+// GradView returns the place of parameter i's gradient in its bucket, with GradientAsBucketView;
+// otherwise nil. Begin may move it once, with its elements, so call GradView in each iteration.
+// Between Ready and Finish it belongs to DDP.
 func (d *DDP) GradView(i int) *tensor.Tensor {
 	d.mu.Lock()
 	defer d.mu.Unlock()

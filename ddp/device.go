@@ -11,27 +11,25 @@ import (
 	"github.com/c10d-go/c10d/work"
 )
 
-// Device is what DDP needs of a device that has parameters, with one stream of
-// it: the trainer's, which computes the gradients and takes the optimizer's
-// step. Package ddp/gpu makes one for a driver of package backend/cuda/driver.
+// Device is a device with parameters and one of its streams: the trainer's, which computes the
+// gradients and the optimizer's step. Package ddp/gpu makes one for a driver of package
+// backend/cuda/driver.
 //
-// Alloc apart, its calls enqueue on the stream and return; they come after what
-// the trainer has enqueued there and before what it enqueues later.
+// All calls but Alloc enqueue on the stream and return. They are in order with the trainer's
+// commands on that stream.
 type Device interface {
 	// ID returns the device, as tensors name it.
 	ID() tensor.Device
 
-	// Alloc returns n bytes of the device's memory, n at least 1. DDP frees what
-	// it does not use any more, but has no end: what it uses is left to whoever
-	// made the Device.
+	// Alloc returns n bytes of the device's memory, n at least 1. DDP frees memory that it no
+	// longer uses. DDP has no Close, so the maker of the Device frees the rest.
 	Alloc(n int) (tensor.Memory, error)
 
-	// Free gives memory of Alloc back once the stream has done what it has been
-	// given.
+	// Free frees memory of Alloc once the stream has finished its commands.
 	Free(m tensor.Memory) error
 
-	// Copy enqueues dst = src. The tensors have one dtype and number of elements,
-	// and lie in their memories without gaps: in the same order.
+	// Copy enqueues dst = src. The tensors have one dtype and number of elements, and no gaps,
+	// and their elements are in the same order.
 	Copy(dst, src *tensor.Tensor) error
 
 	// Zero enqueues zeros for a contiguous tensor.
@@ -40,12 +38,12 @@ type Device interface {
 	// Stream returns the stream.
 	Stream() work.Stream
 
-	// Context returns a context for calls of the group: they come after what the
-	// stream has been given.
+	// Context returns a context for calls of the group. They are ordered after the stream's
+	// commands.
 	Context(ctx context.Context) context.Context
 }
 
-// errOnDevice is what a helper for hooks that works on CPU memory says.
+// errOnDevice is the error of a helper for hooks that works in CPU memory only.
 var errOnDevice = errors.New("ddp: only gradients in CPU memory can be divided and cast; on a device reduce with backend.Avg() and use kernels")
 
 // deviceOf returns the Device that has t, nil for CPU memory.
@@ -82,8 +80,7 @@ func (p *param) gradOn(grad *tensor.Tensor) error {
 	return nil
 }
 
-// describe is a tensor in words that are the same on every rank: without the
-// number of its device.
+// describe is a tensor as text that is the same on every rank, without the number of its device.
 func describe(t *tensor.Tensor) string {
 	if t.Device().Type == tensor.CPU {
 		return t.String()
@@ -91,7 +88,7 @@ func describe(t *tensor.Tensor) string {
 	return fmt.Sprintf("%v%v@%v", t.DType(), t.Shape(), t.Device().Type)
 }
 
-// flat returns n zeros where like is.
+// flat returns n zeros in the memory of like's device.
 func (d *DDP) flat(like *tensor.Tensor, n int) (*tensor.Tensor, error) {
 	dev := d.deviceOf(like)
 	if dev == nil || n == 0 {
@@ -108,7 +105,7 @@ func (d *DDP) flat(like *tensor.Tensor, n int) (*tensor.Tensor, error) {
 	return t, dev.Zero(t)
 }
 
-// free gives back what flat returned.
+// free frees a tensor of flat.
 func (d *DDP) free(t *tensor.Tensor) error {
 	if t == nil || t.Memory() == nil {
 		return nil
@@ -138,7 +135,7 @@ func (b *Bucket) copyOn(dst, src *tensor.Tensor) error {
 	return b.dev.Copy(dst, src)
 }
 
-// average is the operator of a bucket that is divided by the collective.
+// average is the operator of a bucket whose collective divides.
 func (d *DDP) average() backend.ReduceOp {
 	if d.join.on && d.join.o.DivideByActive {
 		return backend.PreMulSum(1 / float64(d.divisor))
@@ -146,8 +143,8 @@ func (d *DDP) average() backend.ReduceOp {
 	return backend.Avg()
 }
 
-// flight is a collective on device tensors: the stream is ordered after it, and
-// nobody has seen yet how it ended.
+// flight is a collective on device tensors. The stream is ordered after it, and its error has not
+// been checked yet.
 type flight struct {
 	work *work.Work
 	wrap func(error) error
@@ -162,8 +159,7 @@ func (d *DDP) after(dev Device, w *work.Work, wrap func(error) error) error {
 	return nil
 }
 
-// landed forgets the collectives that have ended and returns the error of the
-// first that failed.
+// landed removes the collectives that have ended and returns the error of the first that failed.
 func (d *DDP) landed() error {
 	for len(d.flying) > 0 && d.flying[0].work.IsCompleted() {
 		if err := d.land(); err != nil {
@@ -173,7 +169,7 @@ func (d *DDP) landed() error {
 	return nil
 }
 
-// land forgets the oldest collective and returns how it ended.
+// land removes the oldest collective and returns its error.
 func (d *DDP) land() error {
 	f := d.flying[0]
 	d.flying = slices.Delete(d.flying, 0, 1)
@@ -183,11 +179,10 @@ func (d *DDP) land() error {
 	return nil
 }
 
-// Wait blocks until the collectives of all finished iterations have ended. With
-// parameters on a device Finish only orders the stream after them, and what
-// went wrong comes out of a later Begin or Finish: call Wait before anything
-// that rests on the gradients leaves the program, such as a checkpoint. With
-// parameters in CPU memory it has nothing to wait for.
+// Wait blocks until the collectives of all finished iterations have ended. With parameters on a
+// device, Finish only orders the stream after them, and a later Begin or Finish returns their
+// error. Call Wait before results leave the program, for example before a checkpoint. With
+// parameters in CPU memory it returns at once.
 func (d *DDP) Wait(ctx context.Context) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()

@@ -1,14 +1,12 @@
-// Package ddp trains one model on many ranks: what DistributedDataParallel is
-// to c10d, for trainers that hold their parameters and gradients in Go slices or
-// in device memory.
+// Package ddp is PyTorch's DistributedDataParallel: it trains one model on many ranks. The
+// trainer has its parameters and gradients in Go slices or in device memory.
 //
 // # The model
 //
-// Every rank has the whole model and computes gradients on its own part of the
-// data. DDP averages the gradients over the ranks, so that equal optimizers on
-// all ranks take equal steps and the models stay equal. Gradients are reduced
-// in buckets, flat tensors of about 25 MiB, and a bucket is reduced while the backward
-// pass is still computing the gradients of the next.
+// Every rank has the whole model and computes gradients on its own part of the data. DDP averages
+// the gradients over the ranks. All optimizers then take the same step, and the models stay
+// equal. Gradients are reduced in buckets, flat tensors of about 25 MiB. A bucket is reduced
+// while the backward pass computes the gradients of the next.
 //
 // # A training loop
 //
@@ -44,26 +42,23 @@
 //		step(layers, learningRate)
 //	}
 //
-// ReadyGrad is for trainers whose gradients are in new memory each time, and
-// Options.GradientAsBucketView for those that can write them where DDP wants
-// them, which saves a copy each way. The package example is a complete program.
+// Call ReadyGrad if the gradients are in new memory each time. With Options.GradientAsBucketView
+// the trainer writes gradients straight into buckets, which saves a copy each way. The package
+// example is a complete program.
 //
 // # What ranks must agree on
 //
-// Parameters (count, dtypes, shapes, strides, order), buffers and Options must
-// be the same on all ranks. New compares them; a difference is a
-// *MismatchError on every rank. After that every rank makes the same calls of
-// Begin, Finish and Join. The order of Ready may differ from rank to rank:
-// buckets are launched in index order whatever becomes ready first, so all
-// ranks send the same sequence of collectives.
+// Parameters (count, dtypes, shapes, strides, order), buffers and Options must be the same on all
+// ranks. New compares them; a difference is a *MismatchError on every rank. After that every rank
+// makes the same calls of Begin, Finish and Join. The order of Ready may differ between ranks.
+// Buckets are launched in index order, so all ranks send the same sequence of collectives.
 //
 // # Buckets
 //
-// They are c10d's, so that a PyTorch rank sends the same sequence too. In the
-// first iteration there is one bucket for each dtype. The order in which
-// gradients became ready on rank 0 is then broadcast, and later buckets follow it: 1 MiB for the
-// first, so that communication starts early, 25 MiB for the rest. With
-// FindUnused buckets are in reverse order of definition from the start, and stay so.
+// Buckets are c10d's, so a PyTorch rank sends the same sequence. In the first iteration there is
+// one bucket for each dtype. Then rank 0 broadcasts the order in which its gradients became
+// ready, and later buckets follow it. The first has 1 MiB, so that communication starts early,
+// and the rest 25 MiB. With FindUnused, buckets are always in reverse order of definition.
 //
 // # Accumulating gradients
 //
@@ -72,11 +67,10 @@
 //
 // # Parameters without a gradient
 //
-// A trainer in which some parameters take no part in some iterations sets
-// FindUnused. Finish then counts a missing gradient as zeros, and one small
-// all-reduce finds the parameters that no rank used: their Grad is left alone.
-// If the same parameters are unused in all iterations, StaticGraph finds them in the
-// first and costs nothing later.
+// Set FindUnused if some parameters get no gradient in some iterations. Finish then counts a
+// missing gradient as zeros. A small all-reduce finds the parameters that no rank used; their
+// Grad does not change. If the same parameters are unused in all iterations, use StaticGraph: it
+// finds them in the first iteration and costs nothing later.
 //
 // # Unequal numbers of inputs
 //
@@ -86,40 +80,37 @@
 //
 // # Hooks
 //
-// Options.Hook replaces the all-reduce of a bucket: FP16CompressHook and
-// BF16CompressHook halve what is sent, CompressWrapper does so around a hook of
-// the user's own, and Bucket has what such a hook needs.
+// Options.Hook replaces the all-reduce of a bucket. FP16CompressHook and BF16CompressHook halve
+// the bytes sent, and CompressWrapper does so around another hook. A hook of your own uses the
+// methods of Bucket.
 //
 // # Parameters on a device
 //
-// Parameters may be in device memory, all or some, if Options.Device says how to
-// use it: package ddp/gpu does for GPUs and for simulated ones. Their buckets are
-// on the device too. Begin, Ready and Finish then enqueue on the trainer's stream and
-// do not block: the all-reduce of a bucket comes after the kernels that computed
-// its gradients, and the optimizer's kernels come after the averages. FindUnused,
-// which has to know what the others used, blocks all the same.
+// All or some parameters may be in device memory. Options.Device says how to use it; package
+// ddp/gpu makes one for GPUs and for simulated ones. Their buckets are on the device too. Begin,
+// Ready and Finish then enqueue on the trainer's stream and do not block. The all-reduce of a
+// bucket follows the kernels that computed its gradients, and the optimizer's kernels follow the
+// averages. FindUnused still blocks, because it needs the other ranks' data on the host.
 //
-// The group divides (backend.Avg()), and the hooks that cast gradients are for
-// CPU memory. Wait tells, before anything leaves the program, how the collectives
-// have ended.
+// On a device the group divides (backend.Avg()). Hooks that cast gradients work in CPU memory only.
+// Call Wait to learn whether the collectives succeeded, for example before a checkpoint.
 //
 // # Errors
 //
-// A call that was wrong (an index, a dtype, a gradient that was ready twice)
-// is an error that changes nothing. What goes wrong between ranks comes out of
-// Begin, Ready or Finish and names the bucket, its parameters and the rank whose fault
-// it was. This rank then no longer knows what the others did: every
-// later call returns ErrFailed with the cause, and a trainer starts again from a
-// checkpoint with a new group. The caller closes the group; DDP owns no goroutine and needs no Close.
+// A wrong call (an index, a dtype, a gradient that was ready twice) returns an error and changes
+// nothing. If a collective fails, Begin, Ready or Finish returns an error that names the bucket,
+// its parameters and the rank at fault. The state of other ranks is then unknown. Every later
+// call returns ErrFailed with the cause, and a trainer starts again from a checkpoint with a new
+// group. The caller closes the group. DDP has no goroutines and needs no Close.
 //
 // # Cost
 //
-// A steady iteration allocates nothing but the Works of its collectives and, on
-// a device, their contexts; sparse gradients are the exception.
+// Without sparse gradients, an iteration allocates only the Works of its collectives and, on a
+// device, their contexts.
 //
-// # What it does not do
+// # Limits
 //
-// Mixed precision and sharding of parameters are not here.
-// DDP does not see the model: it cannot find unused parameters before the
-// backward pass as PyTorch can, nor reduce a gradient that nobody reports.
+// There is no mixed precision and no sharding of parameters. DDP does not see the model. It
+// cannot find unused parameters before the backward pass, as PyTorch can, and it reduces only
+// gradients for which Ready is called.
 package ddp

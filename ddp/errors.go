@@ -10,9 +10,9 @@ var (
 	// ErrModelMismatch is matched when ranks hold different models.
 	ErrModelMismatch = errors.New("ddp: ranks hold different models")
 
-	// ErrUnfinished is matched when an iteration ends, or the next one begins,
-	// before every gradient was ready: c10d's "Expected to have finished
-	// reduction in the prior iteration before starting a new one".
+	// ErrUnfinished is matched when an iteration ends, or the next one begins, before every
+	// gradient was ready. c10d says "Expected to have finished reduction in the prior iteration
+	// before starting a new one".
 	ErrUnfinished = errors.New("ddp: expected to have finished reduction in the prior iteration before starting a new one")
 
 	// ErrMarkedTwice is matched when a gradient is ready twice in one
@@ -23,16 +23,16 @@ var (
 	// differs from the first.
 	ErrGraphChanged = errors.New("ddp: the training graph has changed, which is not compatible with StaticGraph")
 
-	// ErrEarlyEnd is matched on every rank when, under JoinOptions.ErrorOnEarlyEnd,
-	// one of them has no more inputs.
+	// ErrEarlyEnd is matched on every rank when one has no more inputs, with
+	// JoinOptions.ErrorOnEarlyEnd.
 	ErrEarlyEnd = errors.New("ddp: a rank exhausted its inputs")
 
 	// ErrNotBegun is matched by calls outside of Begin and Finish.
 	ErrNotBegun = errors.New("ddp: no iteration has begun")
 
-	// ErrFailed is matched by every call after one that left this rank out of
-	// step with the others. The first failure is in the error too.
-	ErrFailed = errors.New("ddp: of no more use after an earlier failure")
+	// ErrFailed is matched by every call after a failure that left this rank out of step with
+	// other ranks. The error also has that failure.
+	ErrFailed = errors.New("ddp: cannot be used after an earlier failure; start again from a checkpoint with a new group")
 )
 
 // ParamError is an error of one parameter.
@@ -110,7 +110,7 @@ func nameList(indices []int, names []string) string {
 	return b.String()
 }
 
-// BucketError is how the reduction of a bucket failed.
+// BucketError describes the failed reduction of a bucket.
 type BucketError struct {
 	Bucket  int
 	Indices []int    // of the bucket's parameters
@@ -125,8 +125,7 @@ func (e *BucketError) Error() string {
 // Unwrap returns the cause.
 func (e *BucketError) Unwrap() error { return e.Err }
 
-// MismatchError tells in what the models of two ranks differ. errors.Is finds
-// ErrModelMismatch in it.
+// MismatchError says how the models of two ranks differ. errors.Is finds ErrModelMismatch in it.
 type MismatchError struct {
 	Rank, Other int    // Other differs from Rank
 	Index       int    // of the first parameter that differs; -1 if it is something else

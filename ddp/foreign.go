@@ -7,9 +7,9 @@ import (
 	"github.com/c10d-go/c10d/tensor"
 )
 
-// refuseForeign ends the group if a rank in it is PyTorch's and Options.PyTorch is not set:
-// from here on the two would call different operations. The ranks have exchanged the numbers
-// of their parameters by now, so each knows what its neighbours are.
+// refuseForeign ends the group if a rank in it is PyTorch's and Options.PyTorch is not set,
+// because the two would now call different operations. The ranks have exchanged the numbers of
+// their parameters, so each knows which kind its neighbours are.
 func (d *DDP) refuseForeign() error {
 	g, ok := d.g.(interface {
 		Backend(tensor.DeviceType) (backend.Backend, error)

@@ -8,18 +8,16 @@ import (
 	"github.com/c10d-go/c10d/work"
 )
 
-// Hook reduces a bucket, c10d's communication hook. It is called when the
-// gradients of the bucket are all there and those of lower index are launched,
-// in the same order on every rank; it must start its communication and return.
-// The result must be in the bucket's buffer when the Work has ended and the
-// steps of After have run. A nil Work means that it is there already.
+// Hook reduces a bucket, c10d's communication hook. DDP calls it when the gradients of the bucket
+// are ready and the buckets of lower index are launched, in the same order on every rank. The
+// hook starts its communication and returns. The result must be in the bucket's buffer when the
+// Work has ended and the steps of After have run. A nil Work means that it is already there.
 //
 // Gradients are not divided by the group's size: the hook does that. A rank
 // that has joined calls the hook with zeros. ctx is Begin's.
 //
-// A bucket may be on a device (Buffer says so). The hook, and the steps of
-// After, then only enqueue on the Device's stream; calls of the group with ctx
-// are ordered after that.
+// A bucket may be on a device (see Buffer). The hook, and the steps of After, then only enqueue
+// on the Device's stream. Calls of the group with ctx are ordered after that.
 type Hook func(ctx context.Context, b *Bucket) (*work.Work, error)
 
 // AllReduceHook divides the buffer by the group's size and sums it over the
@@ -59,6 +57,6 @@ func compress(ctx context.Context, b *Bucket, dtype tensor.DType, inner Hook) (*
 	return inner(ctx, b)
 }
 
-// NoopHook leaves every rank its own gradients, to measure what communication
-// costs or for ranks that average by other means.
+// NoopHook leaves the gradients as they are, to measure the cost of communication, or for ranks
+// that average in another way.
 func NoopHook(context.Context, *Bucket) (*work.Work, error) { return nil, nil }

@@ -12,13 +12,13 @@ import (
 
 // JoinOptions are the options of Join. All ranks must choose the same.
 type JoinOptions struct {
-	// DivideByActive divides gradients by the number of ranks that still have
-	// inputs. Otherwise it is the group's size throughout, so that every input
-	// counts the same. A Hook divides as it likes.
+	// DivideByActive divides gradients by the number of ranks that still have inputs. Otherwise
+	// the divisor is the group's size, so that every input has the same weight. A Hook divides
+	// for itself.
 	DivideByActive bool
 
-	// ErrorOnEarlyEnd ends Join with ErrEarlyEnd on every rank as soon as one
-	// has no more inputs: for models whose other collectives cannot be shadowed.
+	// ErrorOnEarlyEnd ends Join with ErrEarlyEnd on every rank as soon as one has no more inputs.
+	// Use it for models with other collectives, which Join cannot match.
 	ErrorOnEarlyEnd bool
 }
 
@@ -42,8 +42,8 @@ func (j *joining) init() error {
 	return j.rank.init(tensor.Int64, 1)
 }
 
-// cell is a tensor with a collective of its own, so that steady use allocates
-// nothing but the Work.
+// cell is a tensor that one kind of collective uses again and again, so that a call allocates
+// only the Work.
 type cell struct {
 	t    []*tensor.Tensor // one
 	work *work.Work       // the latest all-reduce, nil once it has been waited for
@@ -84,7 +84,7 @@ func (f *flag) start(ctx context.Context, g Group, v float64, op backend.ReduceO
 	return f.cell.start(ctx, g, op)
 }
 
-// result waits for what was started last.
+// result waits for the collective that was started last.
 func (f *flag) result(ctx context.Context) (float64, error) {
 	if err := f.wait(ctx); err != nil {
 		return 0, err
@@ -99,7 +99,7 @@ func (f *flag) run(ctx context.Context, g Group, v float64, op backend.ReduceOp)
 	return f.result(ctx)
 }
 
-// settle waits for what nobody waited for.
+// settle waits for collectives that no call has waited for.
 func (j *joining) settle(ctx context.Context) error {
 	if err := j.active.wait(ctx); err != nil {
 		return fmt.Errorf("ddp: join: %w", err)
@@ -110,8 +110,8 @@ func (j *joining) settle(ctx context.Context) error {
 	return nil
 }
 
-// notifyActive tells the ranks that have joined, at the start of an iteration,
-// that this one has not.
+// notifyActive tells the joined ranks, at the start of an iteration, that this rank still has
+// inputs.
 func (d *DDP) notifyActive(ctx context.Context) error {
 	j := &d.join
 	if !j.on {
@@ -133,7 +133,7 @@ func (d *DDP) notifyActive(ctx context.Context) error {
 	return nil
 }
 
-// notifySync tells them whether this iteration reduces.
+// notifySync tells the joined ranks whether this iteration reduces.
 func (d *DDP) notifySync(ctx context.Context, syncs bool) error {
 	if !d.join.on {
 		return nil
@@ -148,7 +148,7 @@ func (d *DDP) notifySync(ctx context.Context, syncs bool) error {
 	return nil
 }
 
-// divideBy works out the divisor at the first gradient of an iteration.
+// divideBy computes the divisor at the first gradient of an iteration.
 func (d *DDP) divideBy() error {
 	if d.divisor != 0 {
 		return nil
@@ -168,8 +168,8 @@ func (d *DDP) divideBy() error {
 	return nil
 }
 
-// refreshBuffers gives every rank one rank's buffers: rank 0's, in a join the
-// highest rank's that still has inputs.
+// refreshBuffers gives every rank the buffers of rank 0, or during Join of the highest rank that
+// still has inputs.
 func (d *DDP) refreshBuffers(ctx context.Context, active bool) error {
 	if !d.syncBuffers || d.o.NoBroadcastBuffers || len(d.o.Buffers) == 0 {
 		return nil
@@ -203,13 +203,13 @@ func (d *DDP) commonRank(ctx context.Context, candidate bool) (int, error) {
 	return int(r), nil
 }
 
-// Join runs train, a loop of iterations, on ranks that may have unequal numbers of
-// inputs. A rank whose train has returned takes part in the others' collectives
-// with zeros until all have; then every rank gets the parameters and buffers of
-// the last to finish, of several the highest.
+// Join runs train, a loop of iterations, on ranks that may have unequal numbers of inputs. A rank
+// whose train has returned takes part in the other ranks' collectives with zeros until all have
+// returned. Then every rank gets the parameters and buffers of the rank that finished last, or of
+// the highest if several did.
 //
-// If train returns an error, Join returns it at once: the other ranks then wait
-// for this one, until their contexts end or the group is closed.
+// If train returns an error, Join returns it at once. The other ranks then wait for this one,
+// until their contexts end or the group is closed.
 func (d *DDP) Join(ctx context.Context, o JoinOptions, train func() error) error {
 	d.mu.Lock()
 	err := d.usable()

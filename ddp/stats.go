@@ -2,7 +2,7 @@ package ddp
 
 import "time"
 
-// Times are the parts of an iteration as this rank saw them.
+// Times are the parts of an iteration on this rank.
 type Times struct {
 	Forward  time.Duration // from Begin to Backward, or to the first Ready
 	Backward time.Duration // from there to Finish: computing
@@ -10,9 +10,8 @@ type Times struct {
 	Overlap  time.Duration // the part of Comm that was hidden behind Backward
 }
 
-// Stats are c10d's run-time statistics. Iterations 1 to 10 and every hundredth
-// are measured. With parameters on a device they are the time that it took to
-// enqueue, not the device's.
+// Stats are c10d's run-time statistics. Iterations 1 to 10 and every hundredth are measured. With
+// parameters on a device they are the times to enqueue, not the device's.
 type Stats struct {
 	Iterations int   // that reduced gradients
 	Samples    int   // that were measured to the end
@@ -20,7 +19,7 @@ type Stats struct {
 	Mean       Times // over all samples
 }
 
-// Stats returns what was measured so far.
+// Stats returns the statistics so far.
 func (d *DDP) Stats() Stats {
 	d.mu.Lock()
 	defer d.mu.Unlock()

@@ -66,8 +66,8 @@ func ParseDevice(s string) (Device, error) {
 	return Device{Type: t, Index: int(n)}, nil
 }
 
-// Memory is device memory that a tensor lies in. The package that allocates
-// it implements the interface; the works of its backend know the type behind.
+// Memory is the device memory of a tensor. The package that allocates it implements the
+// interface; its backend knows the concrete type.
 type Memory interface {
 	Device() Device
 	Len() int // bytes

@@ -65,9 +65,9 @@ func (t *Tensor) Fill(value float64) error {
 	return nil
 }
 
-// Float64At returns the element at index of a CPU tensor, one number for each
-// dimension. A bool is 0 or 1; an integer beyond 2^53 is rounded; a complex
-// element is an error: look at ViewAsReal.
+// Float64At returns the element at index of a CPU tensor, with one number in index for each
+// dimension. A bool is 0 or 1. An integer beyond 2^53 is rounded. A complex element is an error;
+// use ViewAsReal.
 func (t *Tensor) Float64At(index ...int) (float64, error) {
 	if t.dtype.IsComplex() {
 		return 0, invalid("Float64At", "%v is complex", t)
@@ -79,10 +79,10 @@ func (t *Tensor) Float64At(index ...int) (float64, error) {
 	return real(load(t.dtype, b)), nil
 }
 
-// SetFloat64 sets the element at index of a CPU tensor. Floating types round
-// to nearest, those narrower than float32 through float32 as in PyTorch;
-// integers drop the fraction, and a value they cannot hold is an error; a bool
-// becomes true unless value is 0; a complex element gets no imaginary part.
+// SetFloat64 sets the element at index of a CPU tensor. Floating types round to nearest, those
+// narrower than float32 through float32 as in PyTorch. Integers drop the fraction, and a value
+// out of range is an error. A bool becomes true unless value is 0. A complex element gets an
+// imaginary part of 0.
 func (t *Tensor) SetFloat64(value float64, index ...int) error {
 	b, err := t.element("SetFloat64", index)
 	if err != nil {

@@ -2,19 +2,18 @@ package tensor
 
 import "slices"
 
-// coo is what a sparse tensor has instead of a storage.
+// coo has the entries of a sparse tensor.
 type coo struct {
 	indices   *Tensor // int64 [sparseDims, nnz], contiguous
 	values    *Tensor // dtype [nnz, denseDims...], contiguous
 	coalesced bool
 }
 
-// Sparse returns a sparse COO tensor of the given dense shape. indices is an
-// int64 tensor of shape [s, nnz]: column k says where values[k] lies in the
-// first s dimensions; values has shape [nnz, shape[s:]...]. Both are used
-// without a copy if they are contiguous (on a device they must be), and the
-// indices must not change from then on. Equal coordinates add up. An index
-// outside the shape is an error.
+// Sparse returns a sparse COO tensor of the given dense shape. indices is an int64 tensor of
+// shape [s, nnz]: column k has the coordinates of values[k] in the first s dimensions. values has
+// shape [nnz, shape[s:]...]. Contiguous ones are used without a copy (on a device they must be
+// contiguous), and the indices must not change afterwards. Values of equal coordinates are added.
+// An index outside the shape is an error.
 func Sparse(indices, values *Tensor, shape ...int) (*Tensor, error) {
 	const op = "Sparse"
 	if values == nil {
@@ -76,13 +75,11 @@ func newCOO(op string, indices, values *Tensor, shape []int) (*coo, error) {
 	return &coo{indices: indices, values: values}, nil
 }
 
-// SetSparse gives a sparse tensor other entries, as the result of an
-// all-reduce has them: it is the one call that changes more than the elements
-// of a tensor, so nobody else may use t meanwhile. What Sparse asks of indices
-// and values holds here; dtype, device, shape and number of sparse dimensions
-// stay. coalesced says that the coordinates ascend in row-major order and are
-// unique; where that can be looked at, on the CPU, a false promise is an error.
-// On an error t keeps its entries.
+// SetSparse replaces the entries of a sparse tensor, for example by the result of an all-reduce.
+// It is the only call that changes more than a tensor's elements, so no other goroutine may use t
+// meanwhile. Indices and values must be as for Sparse. dtype, device, shape and the number of
+// sparse dimensions stay. coalesced says that the coordinates ascend in row-major order and are
+// unique; on the CPU SetSparse checks that. On an error t keeps its entries.
 func (t *Tensor) SetSparse(indices, values *Tensor, coalesced bool) error {
 	const op = "SetSparse"
 	if err := t.needSparse(op); err != nil {
@@ -137,9 +134,8 @@ func (t *Tensor) NNZ() int {
 	return t.sparse.indices.shape[1]
 }
 
-// IsCoalesced reports whether the entries of a sparse tensor are known to be
-// unique, coordinates ascending in row-major order, because they came out of
-// Coalesce, SumSparse or FromDense, or SetSparse was told so.
+// IsCoalesced reports whether the entries of a sparse tensor are known to be unique and in
+// row-major order: they are from Coalesce, SumSparse, FromDense, or a SetSparse that said so.
 func (t *Tensor) IsCoalesced() bool { return t.sparse != nil && t.sparse.coalesced }
 
 func (t *Tensor) cloneSparse() (*Tensor, error) {
@@ -174,8 +170,8 @@ func (t *Tensor) needSparseCPU(op string) error {
 	return nil
 }
 
-// keys returns for each entry the row-major number of its coordinates in the
-// sparse dimensions. It fits: the whole shape's count does.
+// keys returns for each entry the row-major number of its coordinates in the sparse dimensions.
+// It fits in a uint64, since the whole shape's count does.
 func (c *coo) keys(shape []int) []uint64 {
 	s, nnz := c.indices.shape[0], c.indices.shape[1]
 	at := cast[int64](c.indices.Bytes())
@@ -209,13 +205,12 @@ func (c *coo) unsorted(shape []int) int {
 	return 0
 }
 
-// Coalesce returns a sparse CPU tensor with the entries of t in row-major order
-// of their coordinates, those of equal coordinates added up in the order in
-// which t has them (PyTorch's order is that of an unstable sort, so that its
-// floating-point sums of three and more may differ in the last bits). Each
-// addition of a type narrower than float32 is done in float32 and rounded, as
-// in PyTorch; bool is or. A coalesced t is returned as it is, and one that only
-// lacks the mark shares its memory with the result.
+// Coalesce returns a sparse CPU tensor with the entries of t in row-major order of their
+// coordinates. Values of equal coordinates are added in t's order. (PyTorch sorts unstably, so
+// its floating-point sums of three or more values may differ in the last bits.) Types narrower
+// than float32 are added in float32 and rounded after each addition, as in PyTorch; bool is "or".
+// A coalesced t is returned unchanged. If t is sorted and unique but not marked so, the result
+// shares its memory.
 func (t *Tensor) Coalesce() (*Tensor, error) {
 	const op = "Coalesce"
 	if err := t.needSparseCPU(op); err != nil {
@@ -232,11 +227,10 @@ func (t *Tensor) Coalesce() (*Tensor, error) {
 	return sumSparse([]*Tensor{t})
 }
 
-// SumSparse returns the coalesced sum of sparse CPU tensors that agree in
-// dtype, shape and sparse dimensions. Entries of equal coordinates are added in
-// the order of the arguments, so that ranks which pass the same tensors in rank
-// order get the same bits; of coalesced tensors PyTorch's bits. The sum of one
-// tensor is what Coalesce returns.
+// SumSparse returns the coalesced sum of sparse CPU tensors that agree in dtype, shape and sparse
+// dimensions. Values of equal coordinates are added in the order of the arguments. Ranks that
+// pass the same tensors in rank order thus get the same bits, and for coalesced tensors
+// PyTorch's. The sum of one tensor is the result of Coalesce.
 func SumSparse(ts ...*Tensor) (*Tensor, error) {
 	const op = "SumSparse"
 	if len(ts) == 0 {
@@ -260,7 +254,7 @@ func SumSparse(ts ...*Tensor) (*Tensor, error) {
 	return sumSparse(ts)
 }
 
-// entry is where one summand lies.
+// entry is the place of one summand.
 type entry struct {
 	key  uint64
 	from int // which tensor
@@ -327,11 +321,10 @@ func sumSparse(ts []*Tensor) (*Tensor, error) {
 	}, nil
 }
 
-// sortEntries sorts by key and keeps the order of equal ones: a radix sort by
-// bytes, least significant first, which skips bytes that are equal throughout.
-// The result may lie in another array. BenchmarkCoalesce chose it over
-// slices.SortStableFunc: the whole call took 70 ms instead of 510 for a million
-// entries.
+// sortEntries sorts by key and keeps the order of equal keys. It is a radix sort by bytes, least
+// significant first, and skips bytes that are equal in all keys. The result may be in another
+// array. BenchmarkCoalesce chose it over slices.SortStableFunc: the whole call took 70 ms instead
+// of 510 for a million entries.
 func sortEntries(a []entry) []entry {
 	var differ uint64
 	for i := range a {

@@ -111,12 +111,10 @@ func (t *Tensor) copyable(op string, n int) error {
 // axis is one loop of a strided copy: n steps, strides in bytes.
 type axis struct{ n, dst, src int }
 
-// maxStackDims is how many axes a copy keeps without allocating; more work too.
-// Nobody's gradients have more.
+// maxStackDims is how many axes a copy handles without allocating.
 const maxStackDims = 8
 
-// appendAxis adds the next inner axis, or widens the last one where the two
-// make one loop.
+// appendAxis adds the next inner axis, or merges it into the last one if the two make one loop.
 func appendAxis(dims []axis, a axis) []axis {
 	if a.n == 1 {
 		return dims
@@ -128,11 +126,10 @@ func appendAxis(dims []axis, a axis) []axis {
 	return append(dims, a)
 }
 
-// tile is the side of the square in which a transposing copy walks, in
-// elements: few enough lines to stay in the first-level cache on both sides,
-// enough elements to use most of each. BenchmarkPack chose it: a transpose of
-// 2048x2048 bfloat16, packed and unpacked, took 13 and 12 ms with side 8, 13 and
-// 18 with 16, 15 and 22 with 32, 17 and 28 untiled (EPYC, 32 KiB of cache).
+// tile is the side, in elements, of the squares in which a transposing copy walks. Their cache
+// lines must stay in the first-level cache on both sides. BenchmarkPack chose it. To pack and to
+// unpack a transpose of 2048x2048 bfloat16 took 13 and 12 ms with side 8, 13 and 18 ms with 16,
+// 15 and 22 ms with 32, 17 and 28 ms without tiles (EPYC, 32 KiB of cache).
 const tile = 8
 
 // move copies es bytes at each point of the grid that dims spans, outermost
@@ -150,9 +147,9 @@ func move(es int, dims []axis, dst []byte, do int, src []byte, so int) {
 	m.walk(dims, do, so)
 }
 
-// transposes reports whether a copy along the last axis would touch a new
-// cache line at each step while another axis has them side by side. If so it
-// moves that axis to the last but one place, the longer of the two last.
+// transposes reports whether a copy along the last axis touches a new cache line at each step
+// while another axis is adjacent in memory. If so it moves that axis to the last but one place,
+// the longer of the two last.
 func transposes(dims []axis) bool {
 	k := len(dims) - 1
 	near := func(a axis) int { return min(abs(a.dst), abs(a.src)) }
@@ -257,10 +254,9 @@ func (m *mover) line(a axis, do, so int) {
 	}
 }
 
-// HasOverlap reports whether two elements of a strided tensor share memory, so
-// that writing one changes the other. The answer is exact: where the strides
-// alone do not settle it, every element's place is looked at, with one bit for
-// each element of storage between the first and the last.
+// HasOverlap reports whether two elements of a strided tensor share memory, so that writing one
+// changes the other. The answer is exact. If the strides do not decide it, it checks every
+// element, with one bit of memory for each element of storage between the first and the last.
 func (t *Tensor) HasOverlap() bool {
 	if t.layout != Strided || t.contig {
 		return false

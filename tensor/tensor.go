@@ -8,16 +8,15 @@ import (
 	"unsafe"
 )
 
-// Tensor is an n-dimensional array over memory that somebody else owns, or a
-// sparse one made of two such arrays. Its dtype, shape, strides and memory
-// never change after construction; the elements do. The one exception is
-// SetSparse, which gives a sparse tensor other entries.
+// Tensor is an n-dimensional array over memory that it does not own, or a sparse one made of two
+// such arrays. Its dtype, shape, strides and memory never change, only its elements. The
+// exception is SetSparse, which replaces the entries of a sparse tensor.
 //
-// A Tensor may be read from several goroutines. Who writes elements must be
-// alone with them, as with a slice; an operation of a process group owns the
-// elements from its call to the completion of its Work.
+// Several goroutines may read a Tensor. Writing needs exclusive access to the elements, as with a
+// slice. An operation of a process group owns the elements from its call until its Work has
+// ended.
 //
-// There is no useful zero value: use Of, New, FromBytes, OnDevice or Sparse.
+// The zero value is not usable: call Of, New, FromBytes, OnDevice or Sparse.
 type Tensor struct {
 	dtype   DType
 	layout  Layout
@@ -35,7 +34,7 @@ type Tensor struct {
 // ErrInvalid is matched by the error of every call whose arguments were wrong.
 var ErrInvalid = errors.New("tensor: invalid argument")
 
-// Error tells what was wrong with the arguments of a call.
+// Error says which argument of a call was wrong, and why.
 type Error struct {
 	Op   string // the call: "Of", "Slice", ...
 	What string // what was wrong, with the offending values
@@ -52,10 +51,8 @@ func invalid(op, format string, args ...any) error {
 	return &Error{Op: op, What: fmt.Sprintf(format, args...)}
 }
 
-// Of returns a contiguous tensor of the given shape over data, without a copy.
-// No shape at all means a scalar, so data must have one element then. The
-// tensor sees data's elements from 0 to the shape's count, which must equal
-// len(data).
+// Of returns a contiguous tensor of the given shape over data, without a copy. The shape's count
+// must equal len(data). Without a shape the tensor is a scalar, so data must have one element.
 func Of[T Element](data []T, shape ...int) (*Tensor, error) {
 	var zero T
 	n, err := countOf("Of", shape)
@@ -99,11 +96,10 @@ func cast[T Element](b []byte) []T {
 	return unsafe.Slice((*T)(unsafe.Pointer(unsafe.SliceData(b))), len(b)/int(unsafe.Sizeof(zero)))
 }
 
-// FromBytes returns a contiguous tensor over b, without a copy. Elements are in
-// the host's byte order. The length of b must be the shape's count times the
-// element's size, and b must be aligned to the element (complex types: to half
-// of it), as every slice of that element type is. Bytes of a Bool tensor must
-// be 0 or 1: Go's bool has no other values, and Data hands them out as bool.
+// FromBytes returns a contiguous tensor over b, without a copy. Elements are in the host's byte
+// order. The length of b must be the shape's count times the element's size. b must be aligned
+// like a slice of that element type. Bytes of a Bool tensor must be 0 or 1, because Data returns
+// them as Go bools.
 func FromBytes(dtype DType, b []byte, shape ...int) (*Tensor, error) {
 	n, err := checkedCount("FromBytes", dtype, shape)
 	if err != nil {
@@ -231,8 +227,8 @@ func (t *Tensor) Memory() Memory { return t.mem }
 // IsContiguous reports whether the elements lie one after the other in row-major order.
 func (t *Tensor) IsContiguous() bool { return t.contig && t.layout == Strided }
 
-// String describes the tensor without its elements: "float32[3 5]", followed
-// by device and layout where they are not the usual ones.
+// String describes the tensor without its elements: "float32[3 5]", followed by device and layout
+// unless they are the CPU and strided.
 func (t *Tensor) String() string {
 	s := fmt.Sprintf("%v%v", t.dtype, t.shape)
 	if t.device.Type != CPU {
@@ -244,9 +240,9 @@ func (t *Tensor) String() string {
 	return s
 }
 
-// Bytes returns the elements of a contiguous CPU tensor as bytes, without a
-// copy, in the host's byte order. Other tensors give nil: Pack them. What is
-// written there into a Bool tensor must be 0 or 1 (see FromBytes).
+// Bytes returns the elements of a contiguous CPU tensor as bytes, without a copy, in the host's
+// byte order. For other tensors it returns nil; use Pack. Bytes written into a Bool tensor must
+// be 0 or 1 (see FromBytes).
 func (t *Tensor) Bytes() []byte {
 	if !t.IsContiguous() || t.device.Type != CPU {
 		return nil
@@ -359,8 +355,8 @@ func (t *Tensor) Transpose(a, b int) (*Tensor, error) {
 	return t.view(shape, strides, t.offset), nil
 }
 
-// Reshape returns a view of a contiguous tensor under another shape of the
-// same count. One dimension may be -1: it is worked out from the others.
+// Reshape returns a view of a contiguous tensor with another shape of the same count. One
+// dimension may be -1; it is computed from the rest.
 func (t *Tensor) Reshape(shape ...int) (*Tensor, error) {
 	if err := t.needStrided("Reshape"); err != nil {
 		return nil, err
@@ -392,11 +388,10 @@ func (t *Tensor) Reshape(shape ...int) (*Tensor, error) {
 	return t.view(want, strides, t.offset), nil
 }
 
-// AsStrided returns a view with any shape and strides over t's storage, the
-// offset counted from the storage's start, as PyTorch's as_strided. It is an
-// error if an element would lie outside the storage. Unlike PyTorch's, strides
-// may be negative. Elements may overlap; which of the values written to one of
-// them stays is undefined (see HasOverlap).
+// AsStrided returns a view with any shape and strides over t's storage, the offset counted from
+// the storage's start, as PyTorch's as_strided. It is an error if an element would lie outside
+// the storage. Unlike PyTorch's, strides may be negative. Elements may overlap; writes to
+// overlapping elements are undefined (see HasOverlap).
 func (t *Tensor) AsStrided(shape, strides []int, offset int) (*Tensor, error) {
 	const op = "AsStrided"
 	if err := t.needStrided(op); err != nil {

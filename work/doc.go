@@ -1,5 +1,4 @@
-// Package work holds the future that every operation of a process group
-// returns, c10d's Work.
+// Package work has c10d's Work: the future that every operation of a process group returns.
 //
 // An operation is issued in one place and waited for in another:
 //
@@ -19,23 +18,19 @@
 //
 // # States
 //
-// A Work is pending until it has succeeded or failed, and never changes after
-// that. Done is closed at the change, so a Work fits in a select. The memory
-// that the operation used belongs to the backend while the Work is pending and
-// to the caller afterwards, also when the operation failed.
+// A Work is pending until it has succeeded or failed, and never changes after that. Done is
+// closed when it ends, so a Work fits in a select. The operation's memory belongs to the backend
+// while the Work is pending and to the caller afterwards, even after a failure.
 //
 // # Errors
 //
-// A failed Work has an *Error with the operation, its sequence number, the
-// group, the rank, and the peer whose fault it was. What callers branch on are
-// the sentinels: ErrTimeout, ErrPeerDied, ErrPeerLeft, ErrCanceled, ErrAborted,
-// ErrMismatch, ErrPanicked and ErrClosed, all found by errors.Is. On the rank that panicked, the
-// cause is a *PanicError, with the panic's value and stack.
+// A failed Work has an *Error with the operation, its sequence number, the group, the rank, and
+// the peer at fault. errors.Is finds one of the sentinels in it: ErrTimeout, ErrPeerDied,
+// ErrPeerLeft, ErrCanceled, ErrAborted, ErrMismatch, ErrPanicked or ErrClosed. On the rank that
+// panicked, the cause is a *PanicError, with the panic's value and stack.
 //
 // # Making a Work
 //
-// A backend makes a Promise, gives its Work to the caller, and completes it on
-// every path. What the backend does not say, the Work does not claim: a Work
-// without RunBy cannot be aborted, one without OnSynchronize is synchronised
-// by waiting.
+// A backend makes a Promise, gives its Work to the caller, and completes it on every path. A Work
+// without RunBy cannot be aborted. Without OnSynchronize, Synchronize waits for the end.
 package work

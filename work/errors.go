@@ -8,8 +8,8 @@ import (
 )
 
 var (
-	// ErrTimeout is matched by the error of an operation that ran out of time.
-	// Such an error is also a net.Error whose Timeout method returns true.
+	// ErrTimeout is matched by the error of an operation that ran out of time. That error is also
+	// a net.Error whose Timeout method returns true.
 	ErrTimeout error = timeoutError{}
 
 	// ErrPeerDied is matched when a rank ended without closing the group.
@@ -24,11 +24,11 @@ var (
 	// ErrAborted is matched when a rank aborted a Work or its group.
 	ErrAborted = errors.New("aborted")
 
-	// ErrMismatch is matched when ranks called operations that do not fit together.
+	// ErrMismatch is matched when ranks called different operations.
 	ErrMismatch = errors.New("ranks disagree on the operation")
 
-	// ErrPanicked is matched when the program of some rank panicked, in an operation or while it
-	// closed its group.
+	// ErrPanicked is matched when a rank's program panicked, in an operation or before a deferred
+	// Close.
 	ErrPanicked = errors.New("panicked")
 
 	// ErrClosed is matched when the group was closed on this rank.
@@ -44,8 +44,8 @@ func (timeoutError) Error() string   { return "timed out" }
 func (timeoutError) Timeout() bool   { return true }
 func (timeoutError) Temporary() bool { return true }
 
-// Error is how an operation failed: which operation, where, and whose fault it
-// was. errors.Is finds the sentinels of this package in it.
+// Error describes a failed operation: the operation, the group and rank, the rank at fault, and
+// the cause. errors.Is finds the sentinels of this package in it.
 type Error struct {
 	Info
 	Peer int // the rank, within the group, that caused the failure; -1 if none or not known
@@ -63,16 +63,16 @@ func (e *Error) Error() string {
 // Unwrap returns the cause.
 func (e *Error) Unwrap() error { return e.Err }
 
-// Timeout reports whether time ran out, so that an Error is a net.Error.
+// Timeout reports whether time ran out. It is part of net.Error.
 func (e *Error) Timeout() bool {
 	return errors.Is(e.Err, ErrTimeout) || errors.Is(e.Err, context.DeadlineExceeded)
 }
 
-// Temporary is there for net.Error; it reports the same as Timeout.
+// Temporary is part of net.Error. It reports the same as Timeout.
 func (e *Error) Temporary() bool { return e.Timeout() }
 
-// PanicError is the cause of an operation's error when a function that the operation called did not
-// return, for example a custom operator. Only the rank where that happened has it. errors.Is finds
+// PanicError is the cause of an operation's error if a function that it called, such as a custom
+// operator, panicked or called runtime.Goexit. Only the rank of the panic has it. errors.Is finds
 // ErrPanicked in it, and Value if that is an error.
 type PanicError struct {
 	Value any    // the argument of panic, ErrExited if the function called runtime.Goexit
@@ -83,8 +83,8 @@ type PanicError struct {
 // testing.T.FailNow does.
 var ErrExited = errors.New("the function called runtime.Goexit")
 
-// Recovered makes a PanicError of what recover returned, and of the stack of the calling goroutine.
-// A deferred function calls it. A nil value stands for runtime.Goexit.
+// Recovered makes a PanicError from the value that recover returned and the stack of the calling
+// goroutine. A deferred function calls it. A nil value means runtime.Goexit.
 func Recovered(value any) *PanicError {
 	if value == nil {
 		value = ErrExited
@@ -95,7 +95,7 @@ func Recovered(value any) *PanicError {
 // Error returns the value and, after an empty line, the stack.
 func (e *PanicError) Error() string { return fmt.Sprintf("panic: %v\n\n%s", e.Value, e.Stack) }
 
-// Words returns the value alone: what the other ranks are told.
+// Words returns the value alone, which the other ranks' errors show.
 func (e *PanicError) Words() string { return fmt.Sprint(e.Value) }
 
 // Unwrap returns ErrPanicked, and Value if it is an error.

@@ -11,7 +11,7 @@ import (
 	"github.com/c10d-go/c10d/tensor"
 )
 
-// Info is what a Work knows of its operation from the start.
+// Info describes a Work's operation.
 type Info struct {
 	Op    OpType
 	Seq   uint64 // the operation's number in its group, counted from 0
@@ -19,8 +19,7 @@ type Info struct {
 	Rank  int    // the rank that issued it
 }
 
-// Stream is a queue of device work. The backend of the device knows the type
-// behind it.
+// Stream is a queue of device commands. The backend of the device knows the concrete type.
 type Stream interface {
 	Device() tensor.Device
 }
@@ -42,7 +41,7 @@ type Work struct {
 	order    func(Stream) error
 }
 
-// runner is what runs an operation, see Promise.RunBy.
+// runner runs an operation, see Promise.RunBy.
 type runner interface{ Abort(cause error) }
 
 // helper is a runner whose operation Wait can run, see Promise.RunBy.
@@ -57,9 +56,9 @@ const (
 // base makes started a monotonic time that fits in one word.
 var base = time.Now()
 
-// Wait blocks until the operation has ended and returns how it ended, as c10d's
-// wait does. ctx bounds only the waiting: when it ends first, Wait returns an
-// error that wraps ctx's and the operation goes on.
+// Wait blocks until the operation has ended and returns its error, as c10d's wait does. ctx
+// bounds only the waiting: if it ends first, Wait returns an error that wraps ctx's, and the
+// operation goes on.
 func (w *Work) Wait(ctx context.Context) error {
 	if w.state.Load() == pending {
 		if h, ok := w.runner.(helper); ok {
@@ -70,7 +69,7 @@ func (w *Work) Wait(ctx context.Context) error {
 		select {
 		case <-w.Done():
 		case <-ctx.Done():
-			// An operation that has ended wins over a context that has.
+			// If both the operation and the context have ended, the operation's result counts.
 			if w.state.Load() == pending {
 				err := ctx.Err()
 				if cause := context.Cause(ctx); cause != err {
@@ -83,11 +82,10 @@ func (w *Work) Wait(ctx context.Context) error {
 	return w.Err()
 }
 
-// Synchronize orders s after the outputs of the operation, without blocking
-// the caller where the backend can. With a nil stream, or for outputs in CPU
-// memory, the caller itself is the stream: it blocks until the operation has ended.
-// (c10d's synchronize does nothing for CPU tensors and is legal only after
-// completion; here it is always safe to use the outputs after it returned nil.)
+// Synchronize orders s after the outputs of the operation, without blocking the caller where the
+// backend can. With a nil stream, or for outputs in CPU memory, it blocks until the operation has
+// ended. After it has returned nil the outputs may be used. (c10d's synchronize does nothing for
+// CPU tensors and may be called only after completion.)
 func (w *Work) Synchronize(s Stream) error {
 	if s != nil {
 		w.mu.Lock()
@@ -116,14 +114,14 @@ func (w *Work) Done() <-chan struct{} {
 	return w.done
 }
 
-// ended is the channel of every operation that has ended before it was asked for one.
+// ended is Done's channel for operations that end before Done is called.
 var ended = func() chan struct{} {
 	c := make(chan struct{})
 	close(c)
 	return c
 }()
 
-// Err returns how the operation ended: nil while it runs and when it succeeded.
+// Err returns the operation's error: nil while it runs and after success.
 func (w *Work) Err() error {
 	if w.state.Load() != failed {
 		return nil
@@ -169,11 +167,11 @@ func (w *Work) SourceRank() (int, error) {
 	return -1, &Error{Info: w.info, Peer: -1, Err: ErrPending}
 }
 
-// Info returns what was known of the operation from the start.
+// Info returns the operation's description.
 func (w *Work) Info() Info { return w.info }
 
-// Duration returns the time from when the backend began the operation to when
-// it ended; false while it runs.
+// Duration returns the time from the operation's begin in the backend to its end, and false while
+// it runs.
 func (w *Work) Duration() (time.Duration, bool) {
 	if w.state.Load() == pending {
 		return 0, false
@@ -183,9 +181,9 @@ func (w *Work) Duration() (time.Duration, bool) {
 	return w.duration, true
 }
 
-// Then returns a Work that ends after w with f's error. If w fails, f does not
-// run and the error is passed on. The result is w's. f runs in a goroutine of its own. If it
-// panics, the Work fails with a *PanicError.
+// Then returns a Work that ends after w, with f's error and w's result. f runs in a new
+// goroutine. If w fails, f does not run, and the Work has w's error. If f panics, the Work fails
+// with a *PanicError.
 func (w *Work) Then(f func(*Work) error) *Work {
 	p := NewPromise(w.info)
 	p.RunBy(w)
@@ -212,9 +210,9 @@ func (w *Work) Then(f func(*Work) error) *Work {
 	return p.Work()
 }
 
-// Abort asks the backend to end the operation with cause, which must not be
-// nil. On wires that cannot take a single operation back (Gloo's), the whole
-// group ends with it, on every rank. It does nothing when the operation has ended.
+// Abort asks the backend to end the operation with cause, which must not be nil. On wires that
+// cannot cancel a single operation, such as Gloo's, the whole group ends, on every rank. Abort
+// does nothing when the operation has ended.
 func (w *Work) Abort(cause error) {
 	if cause == nil {
 		cause = ErrAborted
@@ -250,8 +248,8 @@ func NewPromise(info Info) *Promise {
 	return p
 }
 
-// Init makes a zero Promise ready, for backends that keep it inside a struct of
-// their own. The Work is then part of that struct.
+// Init prepares a zero Promise, for backends that embed it in another struct. The Work is then
+// part of that struct.
 func (p *Promise) Init(info Info) {
 	p.w.info = info
 	p.w.source.Store(-1)
@@ -286,13 +284,13 @@ func (p *Promise) SetResult(result ...*tensor.Tensor) {
 }
 
 // RunBy sets what runs the operation. Work.Abort calls r.Abort, which ends the operation with
-// cause; cause is not nil. RunBy has to be called before anybody has the Work. Without it Work.Abort
-// does nothing.
+// cause; cause is not nil. Call RunBy before the caller has the Work. Without it Work.Abort does
+// nothing.
 //
 // If r also has a method Help(context.Context), Work.Wait calls it with its own context before it
-// blocks. Help may run the operation, and others before it, in the goroutine of whoever waits, which
-// saves the wake-up of another. It returns when the operation has ended or when it can do nothing.
-// It may go on after the end of ctx only if that end ends the operation too.
+// blocks. Help may run the operation, and those before it, in the goroutine that waits, so that no
+// worker need be woken. It returns when the operation has ended or there is nothing to run. It may
+// continue after ctx has ended only if the end of ctx ends the operation.
 func (p *Promise) RunBy(r interface{ Abort(cause error) }) { p.w.runner = r }
 
 // OnSynchronize sets how a stream is ordered after the operation's outputs.
@@ -302,9 +300,8 @@ func (p *Promise) OnSynchronize(f func(Stream) error) {
 	p.w.mu.Unlock()
 }
 
-// Complete ends the operation. An error that is no *Error is wrapped in one,
-// so that it names operation, sequence number, group and rank. Only the first
-// call counts; it returns true.
+// Complete ends the operation. It wraps an error that is not an *Error in one with operation,
+// sequence number, group and rank. Only the first call counts; it returns true.
 func (p *Promise) Complete(err error) bool {
 	w := &p.w
 	w.mu.Lock()

@@ -19,21 +19,17 @@
 //		...
 //		err = stream.Launch(step) // the optimizer
 //	}
-//	err = d.Wait(ctx) // what went wrong on the way, before the model is saved
+//	err = d.Wait(ctx) // errors of the collectives, before the model is saved
 //
-// The loop enqueues and does not wait for the device: Ready starts the
-// all-reduce of a bucket after the kernels that the stream has been given, which
-// go on with the next gradients; Finish makes the stream wait for the averages.
-// A trainer that reads the loss of a step waits for that alone, with an event of
-// its own.
+// The loop enqueues and does not wait for the device. Ready orders the all-reduce of a bucket
+// after the stream's kernels, which go on with the next gradients. Finish makes the stream wait
+// for the averages. To read the loss of a step, the trainer waits for an event after it.
 //
-// Buckets are device memory, copies to and from them are the stream's, and the
-// group divides: an average is one all-reduce with backend.Avg() and nothing else.
-// What ranks tell each other about the model goes through CPU memory, so the
-// group needs a backend for it too: "cpu:gloo,cuda:cuda".
+// Buckets are in device memory, and copies to and from them are on the stream. The group divides:
+// an average is one all-reduce with backend.Avg(). Ranks also exchange data about the model in CPU
+// memory, so the group needs a backend for the CPU too: "cpu:gloo,cuda:cuda".
 //
-// # What it is not
+// # Limits
 //
-// It computes nothing. Hooks that cast or divide gradients have to bring their
-// own kernels.
+// The package has no kernels. Hooks that cast or divide gradients need their own.
 package gpu

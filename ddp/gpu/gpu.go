@@ -13,8 +13,8 @@ import (
 	"github.com/c10d-go/c10d/work"
 )
 
-// Device is a ddp.Device for a device and a stream of package driver. It may be
-// used from many goroutines; what they enqueue comes in the order of their calls.
+// Device is a ddp.Device for a device and a stream of package driver. Many goroutines may use it;
+// commands are in the order of their calls.
 type Device struct {
 	device driver.Device
 	stream driver.Stream
@@ -33,8 +33,8 @@ type retired struct {
 
 var _ ddp.Device = (*Device)(nil)
 
-// New returns the Device for a stream of d: the one that the trainer launches
-// its kernels on. Both stay the caller's.
+// New returns the Device for a stream of d, on which the trainer launches its kernels. The caller
+// closes both.
 func New(d driver.Device, stream driver.Stream) (*Device, error) {
 	if d == nil || stream == nil {
 		return nil, errors.New("gpu: New needs a device and a stream of it")
@@ -74,8 +74,7 @@ func (v *Device) Alloc(n int) (tensor.Memory, error) {
 	return m, nil
 }
 
-// Free gives memory of Alloc back: in a later call, once the stream has done
-// what it has been given.
+// Free frees memory of Alloc, in a later call, once the stream has finished its commands.
 func (v *Device) Free(m tensor.Memory) error {
 	v.mu.Lock()
 	defer v.mu.Unlock()
@@ -92,7 +91,7 @@ func (v *Device) Free(m tensor.Memory) error {
 	return nil
 }
 
-// reap closes what the stream does not use any more.
+// reap closes memory that the stream no longer uses.
 func (v *Device) reap() error {
 	for len(v.freed) > 0 {
 		r := v.freed[0]
@@ -134,9 +133,8 @@ func (v *Device) Zero(t *tensor.Tensor) error {
 	return v.stream.Memset(p, 0, t.ByteLen())
 }
 
-// Close frees what DDP still holds. As with all device memory nothing may be
-// using it: the stream, and the group's operations, must have ended. It may be
-// called more than once.
+// Close frees the memory that DDP still has. The stream's commands and the group's operations
+// must have ended. It may be called more than once.
 func (v *Device) Close() error {
 	v.mu.Lock()
 	defer v.mu.Unlock()

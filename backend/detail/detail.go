@@ -16,9 +16,8 @@ import (
 	"github.com/c10d-go/c10d/work"
 )
 
-// Backend checks every collective over a second group before it passes it on.
-// See backend.Backend for the rules of use; a collective's call blocks until
-// all ranks have made theirs.
+// Backend checks every collective over a second group before it runs it. See backend.Backend for
+// the rules of use. The call of a collective blocks until all ranks have made theirs.
 type Backend struct {
 	backend.Backend // the one that does the work
 	control         backend.Backend
@@ -35,19 +34,18 @@ type Backend struct {
 	counted atomic.Uint64 // operations as PyTorch's gloo counts them
 }
 
-// New wraps inner, which is connected already and was made with the options o,
-// but for their Store: that is the one below which PyTorch looks for control
-// groups, the job's for PyTorch up to 2.0 and inner's for later ones. Their
-// Dialect says which generation's fingerprints are exchanged. connect makes
-// the control group, whose name and prefix are "pg_wrapper:" and the group's.
-// Every rank of the group must call it. The wrapper owns both groups when New
-// succeeds; inner remains the caller's when it does not.
+// New wraps inner, which is connected. Its options o are inner's with another Store: the one in
+// which PyTorch has the control group's keys. That is the job's for PyTorch up to 2.0 and inner's
+// for later ones. The Dialect in o selects the form of fingerprints. The function connect makes
+// the control group, whose name and prefix are "pg_wrapper:" and the group's. Every rank of the
+// group must call New. If New succeeds, the wrapper owns both groups; otherwise the caller closes
+// inner.
 func New(ctx context.Context, inner backend.Backend, connect func(context.Context, backend.Options) (backend.Backend, error), o backend.Options) (*Backend, error) {
 	b := &Backend{Backend: inner, group: o.Group, dialect: o.Dialect, ours: make([]bool, o.Size)}
 	o.Group = "pg_wrapper:" + o.Group
 	o.Store = store.Prefix(o.Group, o.Store)
 	b.store = o.Store
-	// Before the others can be connected to this rank.
+	// Before other ranks can be connected to this one.
 	if err := o.Store.Set(ctx, mark(o.Rank), []byte("1")); err != nil {
 		return nil, fmt.Errorf("detail: %w", err)
 	}
@@ -63,11 +61,10 @@ func New(ctx context.Context, inner backend.Backend, connect func(context.Contex
 	return b, nil
 }
 
-// mark is the key by which ranks of this library know each other.
+// mark is the key by which ranks of this library recognise each other.
 func mark(rank int) string { return "c10d-go/" + strconv.Itoa(rank) }
 
-// look finds out which ranks are of this library. Those that are connected
-// have left their marks.
+// look finds the ranks of this library by their marks. A connected rank has written its mark.
 func (b *Backend) look(ctx context.Context) error {
 	keys := make([]string, len(b.ours))
 	for r := range keys {
@@ -115,7 +112,7 @@ func (b *Backend) Close() error {
 	return errors.Join(b.Backend.Close(), b.control.Close())
 }
 
-// call is what there is to say of a collective.
+// call describes a collective.
 type call struct {
 	op      work.OpType
 	timeout time.Duration
@@ -127,8 +124,8 @@ type call struct {
 	counts  int // by how much PyTorch's gloo counts on; 0 means 1
 }
 
-// fingerprint describes a call, to ranks of this library alone with all that
-// has to agree.
+// fingerprint describes a call. With own, for ranks of this library alone, it has everything that
+// must agree.
 func (c *call) fingerprint(own bool) Fingerprint {
 	f := Fingerprint{Op: c.op, Tensors: of(c.tensors, c.real), Root: -1, Operator: -1}
 	if own {
@@ -157,7 +154,7 @@ func (b *Backend) run(ctx context.Context, c call, issue func() (*work.Work, err
 	return w, err
 }
 
-// check returns when every rank has said the same of its next collective.
+// check returns nil when all ranks' next collectives agree.
 func (b *Backend) check(ctx context.Context, c *call) error {
 	timeout := c.timeout
 	info := work.Info{Op: c.op, Seq: b.Seq(), Group: b.group, Rank: b.Rank()}
@@ -168,8 +165,8 @@ func (b *Backend) check(ctx context.Context, c *call) error {
 	if err := b.control.MonitoredBarrier(ctx, backend.MonitoredBarrierOptions{Timeout: timeout}); err != nil {
 		return b.broken(info, own, err)
 	}
-	// A transport that lets a rank in before the others come shows their marks
-	// only now. Where the store has gone, the first look was good.
+	// With a transport that connects lazily, some marks are there only now. If the store is gone,
+	// the first look was complete.
 	b.again.Do(func() {
 		if !b.only {
 			seen, err := slices.Clone(b.ours), b.look(ctx)
@@ -209,7 +206,7 @@ func (b *Backend) check(ctx context.Context, c *call) error {
 
 func (b *Backend) form() form { return formOf(b.dialect, b.only) }
 
-// gather returns every rank's numbers, of which each rank has as many.
+// gather returns every rank's numbers. All ranks have the same count.
 func (b *Backend) gather(ctx context.Context, timeout time.Duration, mine []int64) ([][]int64, error) {
 	all := make([][]int64, b.Size())
 	out := make([]*tensor.Tensor, len(all))
@@ -232,15 +229,14 @@ func flat(v []int64) *tensor.Tensor {
 	return t
 }
 
-// longest is how long a fingerprint may be that a rank takes from another.
+// longest bounds a fingerprint from another rank.
 const longest = 1 << 16
 
-// tell is the tag under which ranks of this library send each other what
-// PyTorch does not exchange: fingerprints of unequal length.
+// tell is the tag of fingerprints of unequal length, which only ranks of this library exchange.
 const tell = 1<<32 - 1
 
-// tellApart is the end of a check whose fingerprints have not the same length.
-// PyTorch's ranks stop there; those of this library go on among themselves.
+// tellApart ends a check whose fingerprints have different lengths. PyTorch's ranks stop there.
+// Ranks of this library exchange their fingerprints.
 func (b *Backend) tellApart(ctx context.Context, timeout time.Duration, info work.Info, own Fingerprint, words []int64, lengths [][]int64) error {
 	var works []*work.Work
 	theirs := make([][]int64, len(lengths))
@@ -283,7 +279,7 @@ func (b *Backend) tellApart(ctx context.Context, timeout time.Duration, info wor
 	return e
 }
 
-// read makes words of a fingerprint from another rank.
+// read turns a fingerprint from another rank into text.
 func (b *Backend) read(words []int64) Call {
 	f, err := parse(words, b.form())
 	if err != nil {
@@ -292,7 +288,7 @@ func (b *Backend) read(words []int64) Call {
 	return Call{Fingerprint: f, Known: true, What: f.String()}
 }
 
-// add notes what a rank calls.
+// add notes a rank's call.
 func (e *MismatchError) add(rank int, c Call) {
 	for i, x := range e.Others {
 		if x.What == c.What && x.Fingerprint.Seq == c.Fingerprint.Seq && x.Known == c.Known {
@@ -304,7 +300,7 @@ func (e *MismatchError) add(rank int, c Call) {
 	e.Others = append(e.Others, c)
 }
 
-// broken is the end of the group: without its control group it cannot go on.
+// broken ends the group: it cannot go on without its control group.
 func (b *Backend) broken(info work.Info, own Fingerprint, err error) error {
 	e := &work.Error{Info: info, Peer: -1, Err: fmt.Errorf("detail: before %v: %w", own, err)}
 	var failed *work.Error

@@ -222,8 +222,8 @@ func TestMismatches(t *testing.T) {
 						plain := strings.NewReplacer(" with sum", "", ", root 0", "")
 						text := plain.Replace(e.Error())
 						require.NotContains(t, text, "as operation", "the numbers are the same")
-						// PyTorch's ranks learn no more of the others, and the others of them,
-						// than the length.
+						// PyTorch's ranks and ranks of this library learn only each other's
+						// length.
 						cut := func(other int) bool {
 							return slices.Contains(strangers, r) || slices.Contains(strangers, other)
 						}

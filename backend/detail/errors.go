@@ -7,16 +7,16 @@ import (
 	"github.com/c10d-go/c10d/work"
 )
 
-// MismatchError is returned by a call that does not fit those of other ranks.
-// Every rank of the group gets one. Nothing was sent of the operation, no byte
-// changed and the group can be used on. errors.Is finds work.ErrMismatch.
+// MismatchError is the error of calls that differ. Every rank of the group gets one. Nothing of
+// the operation was sent, no byte changed, and the group can be used on. errors.Is finds
+// work.ErrMismatch.
 type MismatchError struct {
 	work.Info             // the call on this rank
 	Own       Fingerprint // what was said of it
 	Others    []Call      // the calls of ranks that differ, by their first rank
 }
 
-// Call is what some ranks called instead.
+// Call is a call that differs, and its ranks.
 type Call struct {
 	Ranks       []int
 	Fingerprint Fingerprint
@@ -57,7 +57,7 @@ func (e *MismatchError) Error() string {
 	return b.String()
 }
 
-// onlyNumbers reports whether the calls are alike but for how many were before.
+// onlyNumbers reports whether the calls differ only in their sequence numbers.
 func (e *MismatchError) onlyNumbers() bool {
 	for _, c := range e.Others {
 		if !c.Known || c.Fingerprint.String() != e.Own.String() {

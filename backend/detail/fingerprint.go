@@ -11,32 +11,31 @@ import (
 	"github.com/c10d-go/c10d/work"
 )
 
-// Fingerprint is what a rank says of a collective before it runs it.
+// Fingerprint describes a rank's collective before it runs.
 type Fingerprint struct {
 	Op work.OpType
 
-	// Seq is how many operations the rank has issued before. PyTorch up to
-	// 2.0 does not say it.
+	// Seq is how many operations the rank has issued before. PyTorch up to 2.0 does not send it.
 	Seq uint64
 
-	// Tensors are those whose types and shapes have to agree. Operations to
-	// which the ranks may bring different ones have none.
+	// Tensors are those whose types and shapes must agree. It is empty for operations where ranks
+	// may have different ones.
 	Tensors []Tensor
 
-	// Root and Operator (a backend.ReduceKind) are -1 where the operation has
-	// none. PyTorch's ranks do not say them.
+	// Root and Operator (a backend.ReduceKind) are -1 where the operation has none. PyTorch's
+	// ranks do not send them.
 	Root, Operator int
 }
 
-// Tensor is what a fingerprint tells of a tensor: PyTorch's numbers of its
-// dtype and device type, and its shape.
+// Tensor describes a tensor in a fingerprint: PyTorch's numbers of its dtype and device type, and
+// its shape.
 type Tensor struct {
 	DType, Device int64
 	Shape         []int64
 }
 
-// of describes tensors. PyTorch's front end hands complex numbers over as
-// pairs of real ones in the operations for which asReal is set.
+// of describes tensors. With asReal, complex numbers are pairs of real ones, as PyTorch's front
+// end passes them in some operations.
 func of(ts []*tensor.Tensor, asReal bool) []Tensor {
 	var all []Tensor
 	for _, t := range ts {
@@ -59,7 +58,7 @@ func of(ts []*tensor.Tensor, asReal bool) []Tensor {
 	return all
 }
 
-// form is how a group writes its fingerprints.
+// form is the format of a group's fingerprints.
 type form struct {
 	numbered bool // with the sequence number: PyTorch since 2.1
 	own      bool // with root and operator: ranks of this library alone
@@ -83,9 +82,9 @@ func (m form) tail() int {
 	return 0
 }
 
-// words is the fingerprint as PyTorch sends it: the operation, its number, how
-// many tensors, their dtypes, their devices, and for each the count of its
-// dimensions and the dimensions.
+// words is the fingerprint as PyTorch sends it: the operation, its number, the number of tensors,
+// their dtypes, their devices, and then for each tensor the number of dimensions and the
+// dimensions.
 func (f Fingerprint) words(m form) []int64 {
 	w := []int64{int64(f.Op)}
 	if m.numbered {
@@ -108,7 +107,7 @@ func (f Fingerprint) words(m form) []int64 {
 	return w
 }
 
-// parse is the inverse of words, for what another rank sent.
+// parse is the inverse of words, for another rank's fingerprint.
 func parse(w []int64, m form) (Fingerprint, error) {
 	whole := w
 	bad := func(format string, args ...any) (Fingerprint, error) {
@@ -196,8 +195,8 @@ func deviceName(code int64) string {
 	return tensor.DeviceType(code).String()
 }
 
-// ofLength says what a fingerprint of n numbers can stand for, which is all
-// that a PyTorch rank tells when the ranks' lengths differ.
+// ofLength describes the calls whose fingerprint can have n numbers. A PyTorch rank sends no more
+// when lengths differ.
 func ofLength(n int64, m form) string {
 	head := int64(m.head() + m.tail())
 	switch {

@@ -10,8 +10,8 @@ import (
 
 func one(t *tensor.Tensor) []*tensor.Tensor { return []*tensor.Tensor{t} }
 
-// alike returns t if the tensors of a list have one shape: only then PyTorch
-// compares those of an operation.
+// alike returns t if all tensors of a list have one shape: only then PyTorch compares the
+// tensors.
 func alike(t *tensor.Tensor, list []*tensor.Tensor) []*tensor.Tensor {
 	for _, x := range list {
 		if x == nil || !x.SameShape(list[0]) {
@@ -33,7 +33,8 @@ func (b *Backend) AllReduce(ctx context.Context, ts []*tensor.Tensor, o backend.
 	return b.run(ctx, c, func() (*work.Work, error) { return b.Backend.AllReduce(ctx, ts, o) })
 }
 
-// AllReduceCoalesced checks that every rank calls it, and the tensors where PyTorch has no part.
+// AllReduceCoalesced checks that every rank calls it, and the tensors if there are no PyTorch
+// ranks.
 func (b *Backend) AllReduceCoalesced(ctx context.Context, ts []*tensor.Tensor, o backend.AllReduceOptions) (*work.Work, error) {
 	c := call{op: work.AllReduceCoalesced, timeout: o.Timeout, more: ts, reduce: &o.Op}
 	return b.run(ctx, c, func() (*work.Work, error) { return b.Backend.AllReduceCoalesced(ctx, ts, o) })
@@ -63,14 +64,15 @@ func (b *Backend) AllGatherIntoTensor(ctx context.Context, out, in *tensor.Tenso
 	return b.run(ctx, c, func() (*work.Work, error) { return b.Backend.AllGatherIntoTensor(ctx, out, in, o) })
 }
 
-// AllGatherCoalesced checks that every rank calls it, and the inputs where PyTorch has no part.
+// AllGatherCoalesced checks that every rank calls it, and the inputs if there are no PyTorch
+// ranks.
 func (b *Backend) AllGatherCoalesced(ctx context.Context, out [][]*tensor.Tensor, in []*tensor.Tensor, o backend.AllGatherOptions) (*work.Work, error) {
 	c := call{op: work.AllGatherCoalesced, timeout: o.Timeout, more: in}
 	return b.run(ctx, c, func() (*work.Work, error) { return b.Backend.AllGatherCoalesced(ctx, out, in, o) })
 }
 
-// AllGatherIntoTensorCoalesced is checked like AllGatherCoalesced, for PyTorch's
-// gloo does the one as the other. PyTorch's checks, up to 2.11, lack it.
+// AllGatherIntoTensorCoalesced is checked like AllGatherCoalesced, since PyTorch's gloo
+// implements one by the other. PyTorch up to 2.11 does not check it.
 func (b *Backend) AllGatherIntoTensorCoalesced(ctx context.Context, out, in []*tensor.Tensor, o backend.AllGatherOptions) (*work.Work, error) {
 	c := call{op: work.AllGatherCoalesced, timeout: o.Timeout, more: in}
 	return b.run(ctx, c, func() (*work.Work, error) { return b.Backend.AllGatherIntoTensorCoalesced(ctx, out, in, o) })
@@ -94,8 +96,8 @@ func (b *Backend) Scatter(ctx context.Context, out *tensor.Tensor, in []*tensor.
 	return b.run(ctx, c, func() (*work.Work, error) { return b.Backend.Scatter(ctx, out, in, o) })
 }
 
-// ReduceScatter checks the output, if all inputs have one shape. PyTorch's gloo
-// does it as one all-reduce for each rank and counts them.
+// ReduceScatter checks the output, if all inputs have one shape. PyTorch's gloo does one
+// all-reduce for each rank and counts them.
 func (b *Backend) ReduceScatter(ctx context.Context, out *tensor.Tensor, in []*tensor.Tensor, o backend.ReduceScatterOptions) (*work.Work, error) {
 	c := call{op: work.ReduceScatter, timeout: o.Timeout, tensors: alike(out, in), reduce: &o.Op, counts: b.Size()}
 	return b.run(ctx, c, func() (*work.Work, error) { return b.Backend.ReduceScatter(ctx, out, in, o) })
@@ -107,8 +109,8 @@ func (b *Backend) ReduceScatterTensor(ctx context.Context, out, in *tensor.Tenso
 	return b.run(ctx, c, func() (*work.Work, error) { return b.Backend.ReduceScatterTensor(ctx, out, in, o) })
 }
 
-// ReduceScatterTensorCoalesced checks that every rank calls it, and the inputs
-// where PyTorch has no part. PyTorch's gloo counts each tensor.
+// ReduceScatterTensorCoalesced checks that every rank calls it, and the inputs if there are no
+// PyTorch ranks. PyTorch's gloo counts each tensor.
 func (b *Backend) ReduceScatterTensorCoalesced(ctx context.Context, out, in []*tensor.Tensor, o backend.ReduceScatterOptions) (*work.Work, error) {
 	c := call{op: work.ReduceScatterTensorCoalesced, timeout: o.Timeout, more: in, reduce: &o.Op, counts: len(out)}
 	return b.run(ctx, c, func() (*work.Work, error) { return b.Backend.ReduceScatterTensorCoalesced(ctx, out, in, o) })
@@ -147,8 +149,8 @@ func (b *Backend) RecvAnySource(ctx context.Context, t *tensor.Tensor, o backend
 	return b.p2p(b.Backend.RecvAnySource(ctx, t, o))
 }
 
-// MonitoredBarrier is not checked: it names who is missing by itself. PyTorch
-// counts each of its messages.
+// MonitoredBarrier is not checked, since its own error names missing ranks. PyTorch counts each
+// of its messages.
 func (b *Backend) MonitoredBarrier(ctx context.Context, o backend.MonitoredBarrierOptions) error {
 	messages := 2
 	if b.Rank() == 0 {

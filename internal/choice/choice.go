@@ -23,7 +23,7 @@ type Query struct {
 	RankOrder bool // only algorithms of plan.RankOrder, where Op reduces
 }
 
-// Choice is what a table says.
+// Choice is a table's answer.
 type Choice struct {
 	Algorithm *plan.Algorithm
 	Chunk     int64         // for plan.Call
@@ -31,7 +31,7 @@ type Choice struct {
 	Why       string        // a line for people
 }
 
-// shape is how ranks are spread over hosts.
+// shape describes how ranks are placed on hosts.
 type shape uint8
 
 const (
@@ -55,7 +55,7 @@ func shapeOf(ranks, hosts int) shape {
 	return grid
 }
 
-// place is where in the index measurements are, config a measured group there.
+// place is a key of the index, config a measured group under it.
 type place struct {
 	op    plan.Op
 	wire  string
@@ -67,7 +67,7 @@ type config struct {
 	series       []series // by name
 }
 
-// series has what an algorithm took.
+// series has the times of an algorithm.
 type series struct {
 	algorithm *plan.Algorithm
 	chunk     int64
@@ -103,13 +103,13 @@ func (t *Table) build() {
 	}
 }
 
-// serves reports whether an algorithm can serve a query, and is meant for it.
+// serves reports whether an algorithm can serve a query and is intended for it.
 func (q *Query) serves(a *plan.Algorithm) bool {
 	return (!q.RankOrder || !q.Op.Reduces() || a.Order == plan.RankOrder) &&
 		(!a.Hosts || q.Hosts > 1 && q.Hosts < q.Ranks)
 }
 
-// instead has the shapes whose measurements count for a shape, the best first.
+// instead has, for each shape, the shapes whose measurements count for it, the best first.
 var instead = [shapes][shapes]shape{
 	grid:  {grid, flat, local},
 	flat:  {flat, local, grid},
@@ -148,8 +148,8 @@ func (t *Table) Choose(q Query) Choice {
 	return q.fallback()
 }
 
-// around returns the measured groups next below and above ranks; they are the
-// same where it was measured or lies outside. Groups are sorted.
+// around returns the measured groups next below and above ranks. They are the same if ranks was
+// measured or is outside the measured range. Groups are sorted.
 func around(configs []config, ranks, hosts int) (low, high *config) {
 	for i := range configs {
 		c := &configs[i]
@@ -169,8 +169,8 @@ func around(configs []config, ranks, hosts int) (low, high *config) {
 	return low, high
 }
 
-// nearer reports whether a, of as many ranks as b, has the number of hosts that
-// is nearer in proportion to hosts of ranks.
+// nearer reports whether a's number of hosts is nearer than b's, in proportion, to hosts of
+// ranks. a and b have as many ranks.
 func nearer(a, b *config, ranks, hosts int) bool {
 	far := func(c *config) (larger, smaller int64) {
 		x, y := int64(c.hosts)*int64(ranks), int64(hosts)*int64(c.ranks)
@@ -247,8 +247,8 @@ func line(x0 int64, t0 time.Duration, x1 int64, t1 time.Duration, x int64) time.
 	return t0 + scale(t1-t0, x-x0, x1-x0)
 }
 
-// scale returns t*a/b, rounded down, for a and t at least 0 and b above. What
-// is too large becomes the largest.
+// scale returns t*a/b, rounded down, for a and t of at least 0 and b above 0. A result out of
+// range becomes the largest duration.
 func scale(t time.Duration, a, b int64) time.Duration {
 	hi, lo := bits.Mul64(uint64(t), uint64(a))
 	if hi >= uint64(b) {
@@ -258,13 +258,12 @@ func scale(t time.Duration, a, b int64) time.Duration {
 	return time.Duration(min(q, math.MaxInt64))
 }
 
-// short is the length up to which a rule chooses algorithms of few rounds where
-// nothing was measured: where a message's latency of some 10 us is as long as
-// its bytes take at 1 GB/s.
+// short is the length up to which a rule chooses algorithms with few rounds, if there is no
+// measurement. At 1 GB/s the bytes of such a message take about as long as its latency, 10 us.
 const short = 16 << 10
 
-// rules are the algorithms that serve where a table has none: for short and for
-// long messages, then in rank order.
+// rules are the algorithms for operations without measurements: for short and for long messages,
+// then the same in rank order.
 var rules = [...][4]string{
 	plan.OpAllReduce:     {"recursive-doubling", "ring", "direct", "two-step"},
 	plan.OpReduce:        {"binomial", "halving-gather", "direct", "direct"},
@@ -292,7 +291,7 @@ func (q *Query) fallback() Choice {
 	return Choice{Algorithm: a, Why: fmt.Sprintf("%v of %d bytes, %d ranks: %s is the rule for %s messages; nothing that serves was measured", q.Op, q.Bytes, q.Ranks, a.Name, length)}
 }
 
-// Candidate is an algorithm that is worth a measurement.
+// Candidate is an algorithm to measure.
 type Candidate struct {
 	Algorithm *plan.Algorithm
 	Chunk     int64
@@ -300,10 +299,9 @@ type Candidate struct {
 
 func (c Candidate) String() string { return Name(c.Algorithm.Name, c.Chunk) }
 
-// Candidates returns what to measure for a collective in a group, of bytes bytes
-// in the longest buffer of a rank:
-// everything that can serve and sends no more than the plainest algorithm by a
-// factor that no latency makes up for.
+// Candidates returns the algorithms to measure for a collective with bytes bytes in a rank's
+// longest buffer. It leaves out algorithms that cannot serve, and those that send so much more
+// than the plainest one that no latency makes up for it.
 func Candidates(op plan.Op, bytes int64, ranks, hosts int) []Candidate {
 	var all []Candidate
 	for _, a := range plan.Algorithms(op) {
@@ -326,6 +324,6 @@ func Candidates(op plan.Op, bytes int64, ranks, hosts int) []Candidate {
 	return all
 }
 
-// wasteful is the length above which all_reduce direct is not measured: it sends a
-// multiple of what others send.
+// wasteful is the length above which all_reduce direct is not measured: it sends several times as
+// much as other algorithms.
 const wasteful = 256 << 10

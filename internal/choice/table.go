@@ -21,7 +21,7 @@ import (
 	"github.com/c10d-go/c10d/internal/plan"
 )
 
-// AnyWire is the wire of measurements that are not of one wire.
+// AnyWire is the wire of measurements that hold for any wire.
 const AnyWire = "-"
 
 // Row is a measurement.
@@ -43,7 +43,7 @@ type Table struct {
 	fingerprint      string
 }
 
-// Limits of what a table may say.
+// Limits of a table's values.
 const (
 	maxRows  = 1 << 17
 	maxRanks = 1 << 16
@@ -151,7 +151,7 @@ var columns = [...]string{"op", "wire", "ranks", "hosts", "bytes", "algorithm", 
 // Command returns the command that made the table.
 func (t *Table) Command() string { return t.command }
 
-// Machine returns on which machines it was made.
+// Machine returns the machines on which the table was made.
 func (t *Table) Machine() string { return t.machine }
 
 // Rows returns the measurements, sorted.
@@ -199,7 +199,7 @@ func Load(file string) (*Table, error) {
 	return t, nil
 }
 
-// ParseError is what is wrong with a table's text.
+// ParseError describes an error in a table's text.
 type ParseError struct {
 	Line  int    // from 1
 	Field string // a column, or "" for the line
@@ -213,10 +213,10 @@ func (e *ParseError) Error() string {
 	return fmt.Sprintf("choice: line %d: %s: %v", e.Line, e.Field, e.Err)
 }
 
-// Unwrap returns what is wrong.
+// Unwrap returns the cause.
 func (e *ParseError) Unwrap() error { return e.Err }
 
-// Parse reads a table. What is wrong with its text is a [*ParseError].
+// Parse reads a table. An error in its text is a [*ParseError].
 func Parse(r io.Reader) (*Table, error) {
 	var head []string // format, command, machine
 	var rows []Row

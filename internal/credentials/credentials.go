@@ -1,7 +1,7 @@
-// Package credentials reads the files that protect a job's connections. They are a
-// certificate, its key, the certificates of authorities, and a token. c10d store and
-// c10d run have a flag for each file. c10d run passes the names to its ranks in
-// environment variables. pg.Init reads those.
+// Package credentials reads the files that protect a job's connections. They are a certificate,
+// its key, the certificates of authorities, and a token. The programs c10d store and c10d run
+// have a flag for each file. The latter passes the names to its ranks in environment variables,
+// which pg.Init reads.
 package credentials
 
 import (
@@ -28,7 +28,7 @@ type Files struct {
 	Cert string // PEM, this process's certificate with those between it and the authority
 	Key  string // PEM, its key
 	CA   string // PEM, certificates of the authorities that sign the other processes'
-	// Token is a secret of the job. White space around it does not count.
+	// Token is a secret of the job. White space around it is ignored.
 	Token string
 }
 
@@ -45,7 +45,7 @@ func (f *Files) Flags(fs *flag.FlagSet) {
 	fs.StringVar(&f.Token, "token-file", f.Token, "`file` with a secret that clients of the store must know, which only Go ranks do ("+TokenVariable+")")
 }
 
-// Environ returns the variables that name the files to a process in any folder.
+// Environ returns variables with the files' absolute names.
 func (f Files) Environ() ([]string, error) {
 	var env []string
 	for _, v := range []struct{ name, file string }{{CertVariable, f.Cert}, {KeyVariable, f.Key}, {CAVariable, f.CA}, {TokenVariable, f.Token}} {
@@ -61,12 +61,12 @@ func (f Files) Environ() ([]string, error) {
 	return env, nil
 }
 
-// Check returns what is missing for a server: a certificate and a key go together,
-// and authorities are of no use without.
+// Check returns an error if a server's files are incomplete: a certificate needs a key, a key a
+// certificate, and authorities need both.
 func (f Files) Check() error {
 	switch {
 	case (f.Cert == "") != (f.Key == ""):
-		return fmt.Errorf("-tls-cert and -tls-key go together (%s, %s)", CertVariable, KeyVariable)
+		return fmt.Errorf("give both -tls-cert and -tls-key, or neither (%s, %s)", CertVariable, KeyVariable)
 	case f.CA != "" && f.Cert == "":
 		return fmt.Errorf("-tls-ca needs -tls-cert and -tls-key (%s, %s, %s)", CAVariable, CertVariable, KeyVariable)
 	}
@@ -77,13 +77,13 @@ func (f Files) Check() error {
 // three files.
 func (f Files) CheckMutual() error {
 	if f.CA == "" && f.Cert != "" && f.Key != "" {
-		return fmt.Errorf("-tls-cert and -tls-key need -tls-ca (%s): who may be a rank of the job", CAVariable)
+		return fmt.Errorf("-tls-cert and -tls-key need -tls-ca (%s), the authorities of the ranks' certificates", CAVariable)
 	}
 	return f.Check()
 }
 
-// Load reads the files. The configuration is nil without a certificate. It is for
-// servers and clients; with authorities, servers ask clients for a certificate.
+// Load reads the files. The configuration is nil without a certificate. It is for servers and
+// clients. With authorities, servers require a certificate from clients.
 func (f Files) Load() (*tls.Config, string, error) {
 	if err := f.Check(); err != nil {
 		return nil, "", err

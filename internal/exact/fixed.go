@@ -5,9 +5,9 @@ import (
 	"math/bits"
 )
 
-// fixed is a sum in fixed point: word k counts units of 2^(32k) times the least
-// positive number of the type. Words are signed and take any 32 bits 2^31 times
-// before one could overflow, so that nothing is carried before the end.
+// fixed is a sum in fixed point: word k counts units of 2^(32k) times the least positive number
+// of the type. Words are signed, and 2^31 additions of 32 bits cannot overflow one. Carries are
+// therefore done once, at the end.
 type fixed struct {
 	words    [70]int64
 	lo, hi   int // words that may differ from 0, from lo up to hi, which is not among them
@@ -79,9 +79,9 @@ func (s *fixed) put(m uint64, shift int, negative bool) {
 	s.lo, s.hi = min(s.lo, k), max(s.hi, k+3)
 }
 
-// magnitude carries, and returns the sum's sign and its highest 64 bits: the sum
-// is top * 2^(last-63) units, and more if sticky is set, where last is the place
-// of the highest bit. A sum of 0 has top 0.
+// magnitude does the carries, and returns the sum's sign and its highest 64 bits. The sum is top
+// * 2^(last-63) units, plus lower bits if sticky is set. last is the place of the highest bit. A
+// sum of 0 has top 0.
 func (s *fixed) magnitude() (negative bool, top uint64, last int, sticky bool) {
 	carry := int64(0)
 	for k := s.lo; k < s.hi; k++ {
@@ -110,7 +110,7 @@ func (s *fixed) magnitude() (negative bool, top uint64, last int, sticky bool) {
 	if k < s.lo {
 		return false, 0, 0, false
 	}
-	// Up to 96 bits from three words, of which the highest 64 count.
+	// Up to 96 bits from three words; the highest 64 count.
 	word := func(k int) uint64 {
 		if k < s.lo {
 			return 0
@@ -127,7 +127,7 @@ func (s *fixed) magnitude() (negative bool, top uint64, last int, sticky bool) {
 	return negative, top, 32*k + n - 1, sticky
 }
 
-// mode is how a sum is rounded.
+// mode says how a sum is rounded.
 type mode uint8
 
 const (
@@ -135,11 +135,11 @@ const (
 	toOdd               // see odd
 )
 
-// round returns the sum as the bits, without sign, of a type whose significands
-// have precision bits; bits beyond the largest number are the caller's.
+// round returns the bits of the sum, without sign, in a type with precision bits in the
+// significand. The caller handles sums beyond the largest number.
 func round(top uint64, last int, sticky bool, precision int, m mode) uint64 {
 	unit := max(last-(precision-1), 0) // place of the last bit that stays
-	// Of top, whose highest bit is at last, drop what is below unit.
+	// Drop the bits of top below unit. Its highest bit is at last.
 	drop := uint(63 - last + unit)
 	q, rest := top>>drop, top<<(64-drop)
 	inexact := rest != 0 || sticky

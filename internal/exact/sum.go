@@ -8,14 +8,12 @@ import (
 	"github.com/c10d-go/c10d/tensor"
 )
 
-// Func adds element by element: dst[i] is the sum of all operands[k][i]. All
-// slices have the length of dst, a whole number of elements in the host's byte
-// order; dst may be one of the operands, but not overlap one otherwise. There
-// must be one operand at least. It keeps no state and may be called from many
-// goroutines.
+// Func adds element by element: dst[i] is the sum of all operands[k][i]. All slices have the
+// length of dst, a whole number of elements in the host's byte order. dst may be one of the
+// operands, but must not overlap one in part. There must be at least one operand. A Func has no
+// state, and many goroutines may call it.
 //
-// It panics on lengths that do not fit: going on would send a wrong result to
-// other ranks.
+// It panics on wrong lengths: going on would send a wrong result to other ranks.
 type Func func(dst []byte, operands [][]byte)
 
 // Sum returns the function that adds elements of dtype d, which must be a float
@@ -84,8 +82,8 @@ func sumFloat32(dst []byte, operands [][]byte) {
 	}
 }
 
-// sumFloat64 also adds up the errors, which have few bits: where their sum is
-// exact, that and the total are the exact sum, which one more addition rounds.
+// sumFloat64 also adds the errors, which have few bits. If their sum is exact, one more addition
+// of it to the total rounds the exact sum.
 func sumFloat64(dst []byte, operands [][]byte) {
 	at := binary.NativeEndian
 	var slow fixed
@@ -114,8 +112,8 @@ func sumFloat64(dst []byte, operands [][]byte) {
 	}
 }
 
-// narrowed adds one element of a narrow type, widened, and returns the sum as a
-// float32 that rounds to what the sum rounds to.
+// narrowed adds one element of a narrow type. It returns a float32 that rounds to the same number
+// as the exact sum.
 func narrowed(n int, at func(k int) float32, slow *fixed) float32 {
 	total := float64(at(0))
 	ok := total-total == 0
@@ -132,10 +130,9 @@ func narrowed(n int, at func(k int) float32, slow *fixed) float32 {
 	return slow.float32(toOdd)
 }
 
-// odd rounds a finite x to odd: an inexact result has its last bit set, by which
-// a later rounding to some bits less sees that it was not in the middle (Boldo
-// and Melquiond, "Emulation of FMA and correctly rounded sums: proved algorithms
-// using rounding to odd", 2008).
+// odd rounds a finite x to odd: an inexact result has its last bit set. A later rounding to fewer
+// bits then does not take it for a tie (Boldo and Melquiond, "Emulation of FMA and correctly
+// rounded sums: proved algorithms using rounding to odd", 2008).
 func odd(x float64) float32 {
 	f := float32(x)
 	if float64(f) == x {

@@ -13,33 +13,31 @@ import (
 	"github.com/c10d-go/c10d/internal/script"
 )
 
-// promptly is how soon a Go rank must have ended after another was killed: at
-// once, on a machine that may be busy with other things, and long before the
-// limit of its operation, which is patience.
+// promptly is how soon a Go rank must have ended after another was killed. It should be at once,
+// but the machine may be busy. It is far below patience, the limit of its operation.
 const promptly = 20 * time.Second
 
-// closed is what gloo says when the other side of a connection has gone.
+// closed matches gloo's error for a connection whose other side has gone.
 var closed = regexp.MustCompile(`[Cc]onnection (closed|reset) by peer|Broken pipe`)
 
-// A PyTorch rank that begins to send while its connection ends can miss that;
-// the operation then lasts until its timeout. It befell one of a hundred runs
-// with PyTorch 1.13 on a busy machine: gloo had closed its own end of the
-// connection to the dead rank, and waited on for that to send. No Go rank can do
-// anything about it: the job is run again.
+// A PyTorch rank that begins to send while its connection ends can miss the end. The operation
+// then lasts until its timeout. That happened in one of a hundred runs with PyTorch 1.13 on a
+// busy machine: gloo had closed its end of the connection to the dead rank and waited for it to
+// send. A Go rank cannot prevent that, so the job runs again.
 var (
 	errMissed = errors.New("gloo missed the end of a connection")
 	missed    = regexp.MustCompile(`Timed out waiting`)
 )
 
-// missedTries is how often a job runs at most for that.
+// missedTries is how often such a job runs at most.
 const missedTries = 4
 
 // gloosPatience is the timeout of PyTorch's operations when a Go rank is killed.
 const gloosPatience = 45 * time.Second
 
-// deaths kills a rank in the middle of a script and looks at what the others say.
+// deaths kills a rank in the middle of a script and checks the errors of the others.
 func (l *lab) deaths(ctx context.Context, only *regexp.Regexp) []Job {
-	// Long enough to be in the middle of; the operations wait for each other.
+	// Long enough to kill a rank in the middle.
 	lines := make([]script.Line, 20000)
 	for i := range lines {
 		lines[i] = script.Line{Op: "all_reduce", Shape: []int{1000}}

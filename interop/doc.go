@@ -1,41 +1,41 @@
-// Command interop proves that Go ranks and PyTorch ranks make one group.
+// Command interop tests that Go ranks and PyTorch ranks can be in one group.
 //
-// It starts jobs whose ranks are partly "c10d rank" and partly rank.py, which
-// run the same script of operations (package internal/script), and compares the
-// digests of every result on every rank with those of a job of PyTorch ranks
-// alone. It ends with a table: what was equal, and what PyTorch itself does not
-// do and why. Anything else is a difference, and the exit status is 1.
+// It starts jobs whose ranks are "c10d rank" or rank.py. Both run the same script of operations
+// (package internal/script). It compares the digest of every result on every rank with those of a
+// job of PyTorch ranks alone. It prints a table of equal operations, and of those that PyTorch
+// refuses, with reasons. Anything else is a difference, and the exit status is 1.
 //
 //	go run ./interop                                    PyTorch of /usr/bin/python3
 //	go run ./interop -python "interop/debian13 python3" PyTorch 2.6 of Debian 13
 //	go run ./interop -table a.json b.json               one Markdown table of saved runs
 //
-// # What a run consists of
+// # A run
 //
-// First a job of two PyTorch ranks is asked what it takes: every operation with
-// every dtype and operator. What it refuses must be what function refusal says
-// of that version, no more and no less; only what it takes goes into scripts.
+// First a job of two PyTorch ranks tries every operation with every dtype and operator. It must
+// refuse exactly the combinations that function refusal lists for that version. The others go
+// into scripts.
 //
-// The matrix: worlds of 2 to 5 ranks, one Go rank in every place, one PyTorch
-// rank in every place, and Go ranks alone. Each runs every operation with every
-// dtype and operator, with tensors of no, one and an odd number of elements,
-// with whole numbers and with fractions, some of several segments of Gloo's
-// ring (more than 2 MiB a rank), and in sub-groups.
+// The matrix: worlds of 2 to 5 ranks, one Go rank in every place, one PyTorch rank in every
+// place, and Go ranks alone. Each runs every operation with every dtype and operator, also in
+// sub-groups. Tensors have no, one or an odd number of elements, whole numbers and fractions.
+// Some have several segments of Gloo's ring (more than 2 MiB a rank).
 //
-// Then a shorter script in other surroundings: stores hosted by "c10d store",
-// by torchrun's agent and in a shared file, a store barrier, two devices, no
-// interface named, IPv6; groups in groups that overlap and are used in turns;
-// ranks that compare their collectives first (TORCH_DISTRIBUTED_DEBUG=DETAIL);
-// and 500 lines drawn from a seed that is printed.
+// Then a shorter script in other environments:
 //
-// Last, a rank calls something else under DETAIL, and all must say so and go
-// on; and a rank is killed: a Go rank must name the PyTorch rank that died
-// within two seconds, a PyTorch rank must say that its connection was closed.
+//   - stores hosted by "c10d store", by torchrun's agent and in a shared file;
+//   - a store barrier, two devices, no interface named, IPv6;
+//   - overlapping groups in groups;
+//   - ranks that compare their collectives first (TORCH_DISTRIBUTED_DEBUG=DETAIL);
+//   - 500 random lines from a seed that is printed.
+//
+// Last, one rank makes another call under DETAIL; all ranks must report it and go on. Then a rank
+// is killed. A Go rank must name the dead PyTorch rank within two seconds. A PyTorch rank must
+// say that its connection was closed.
 //
 // # A machine without Go
 //
-// rank.py is inside the program, so two static binaries are all it takes. (The
-// IPv6 job is left out where no network of its own can be made for it.)
+// The program contains rank.py, so two static binaries are enough. It skips the IPv6 job if it
+// cannot make a network namespace.
 //
 //	CGO_ENABLED=0 go build -o bin/ ./interop ./cmd/c10d
 //	bin/interop -c10d bin/c10d -python python3 -json out.json

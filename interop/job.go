@@ -25,7 +25,7 @@ import (
 //go:embed rank.py
 var rankPy []byte
 
-// lab is where jobs run: a folder with the two programs, and how to start Python.
+// lab has a folder with the two programs, in which jobs run, and the command of Python.
 type lab struct {
 	dir     string
 	python  []string // a command; what it starts must see dir
@@ -34,7 +34,7 @@ type lab struct {
 	noUV    bool   // PyTorch was built without libuv, on which its store is served by default
 }
 
-// c10d is the program of the Go ranks, rank the one of the others.
+// c10d is the program of the Go ranks, rank the one of the PyTorch ranks.
 func (l *lab) c10d() string { return filepath.Join(l.dir, "c10d") }
 func (l *lab) rank() string { return filepath.Join(l.dir, "rank.py") }
 
@@ -69,19 +69,18 @@ func (j *job) script(rank int) []script.Line {
 
 func (j *job) isGo(rank int) bool { return slices.Contains(j.Go, rank) }
 
-// limit bounds a job: the longest script takes a fifteenth of it on two cores
-// that have nothing else to do.
+// limit bounds a job: the longest script takes a fifteenth of it on two idle cores.
 const limit = 12 * time.Minute
 
-// patience is the limit of an operation. Ranks wait for each other so long from
-// the start, and one that imports PyTorch may take tens of seconds to come.
+// patience is the limit of an operation, from the start on. A rank that imports PyTorch may take
+// tens of seconds to start.
 const patience = 3 * time.Minute
 
-// settle is how long the other ranks of a failed job get to fail by themselves.
+// settle is how long the other ranks of a failed job have to fail too.
 const settle = 20 * time.Second
 
-// run runs a job and returns each rank's results. An error says which ranks
-// failed, and with what words.
+// run runs a job and returns each rank's results. An error names the ranks that failed, with
+// their messages.
 func (l *lab) run(ctx context.Context, j job) ([][]script.Result, error) {
 	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
@@ -124,7 +123,7 @@ type proc struct {
 	at    time.Time // when ended
 }
 
-// stop kills what is left of a group and of the processes that serve it.
+// stop kills the remaining processes of a group and its helpers.
 func (g *group) stop() {
 	g.kill()
 	for _, p := range g.procs {
@@ -139,7 +138,7 @@ func (g *group) out(rank int) string    { return filepath.Join(g.dir, "out."+str
 func (g *group) script(rank int) string { return filepath.Join(g.dir, "script."+strconv.Itoa(rank)) }
 func (g *group) err(rank int) string    { return filepath.Join(g.dir, "err."+strconv.Itoa(rank)) }
 
-// start starts the processes of a job, whose results go to files.
+// start starts the processes of a job. Their results go to files.
 func (l *lab) start(ctx context.Context, j job) (_ *group, err error) {
 	ctx, cancel := context.WithCancel(ctx)
 	g := &group{job: j, failed: make(chan struct{}), kill: cancel}
@@ -243,7 +242,7 @@ exec %[5]s %[6]s %[4]s
 `, g.dir, ours.String(), l.c10d(), file, l.inner, l.rank(), patience), 0o755)
 }
 
-// launch starts one process. Rank -1 is none, whose output matters only if it fails.
+// launch starts one process. Rank -1 is a helper; its output matters only if it fails.
 func (g *group) launch(ctx context.Context, what string, rank int, args, env []string) error {
 	out, err := os.Create(g.out(rank))
 	if err != nil {
@@ -320,23 +319,23 @@ func (g *group) results() ([][]script.Result, error) {
 	return all, errors.Join(errs...)
 }
 
-// tail returns the last lines of a file: a Python traceback's end says most.
+// tail returns the last lines of a file; they have the error of a Python traceback.
 func tail(file string) string {
 	text, _ := os.ReadFile(file)
 	lines := strings.Split(strings.TrimSpace(string(text)), "\n")
 	return strings.Join(lines[max(0, len(lines)-5):], "\n")
 }
 
-// onlyIPv6 makes a network of its own, where this host is ::1 and nothing else,
-// for as long as leave is not called. A command with enter before it runs there.
-// It takes root, or the right to make namespaces, and the program ip.
+// onlyIPv6 makes a network namespace in which this host has the address ::1 only. leave removes
+// it. A command runs there with enter before it. It needs root, or the right to make namespaces,
+// and the program ip.
 func onlyIPv6(ctx context.Context) (enter []string, leave func(), err error) {
 	pid, leave, err := background(ctx, []string{"unshare", "--net", "sh", "-c",
 		"ip link set lo up && ip address del 127.0.0.1/8 dev lo && echo ready && exec sleep infinity"}, "ready")
 	return []string{"nsenter", fmt.Sprintf("--net=/proc/%d/ns/net", pid)}, leave, err
 }
 
-// background starts a helper of a job and waits until it says the word. Leave ends it.
+// background starts a helper of a job and waits until it prints word. leave ends it.
 func background(ctx context.Context, args []string, word string) (pid int, leave func(), err error) {
 	cmd := exec.CommandContext(ctx, args[0], args[1:]...)
 	var stderr bytes.Buffer

@@ -6,8 +6,8 @@ import (
 	"github.com/c10d-go/c10d/internal/script"
 )
 
-// jobs returns the jobs of a run in order. Those with one script stand together,
-// the one of PyTorch ranks alone first: it is what the others are held against.
+// jobs returns the jobs of a run in order. Jobs with one script are together. The first one has
+// PyTorch ranks alone, and the others are compared with it.
 func jobs(v version, taken []script.Line, seed uint64, short bool) [][]job {
 	var all [][]job
 	matrix := func(size int, lines []script.Line) {
@@ -73,8 +73,8 @@ func jobs(v version, taken []script.Line, seed uint64, short bool) [][]job {
 	})
 }
 
-// groupsInGroups returns the jobs whose groups have groups inside. PyTorch
-// makes them locally since 2.1.
+// groupsInGroups returns the jobs with groups inside groups. PyTorch can make them locally since
+// 2.1.
 func groupsInGroups(v version, taken []script.Line) [][]job {
 	const size = 5
 	all := [][]job{{

@@ -167,7 +167,7 @@ func firstError(all [][]script.Result) string {
 	return ""
 }
 
-// inquiry prints what there is to know about a PyTorch.
+// inquiry prints PyTorch's version and features.
 const inquiry = `
 import json, sys, torch, torch.distributed as dist
 try:
@@ -178,7 +178,7 @@ except Exception as e:
 print(json.dumps({"version": torch.__version__, "python": sys.executable, "lacks_libuv": lacks}))
 `
 
-// setup makes a folder with the programs, and asks PyTorch who it is.
+// setup makes a folder with the programs, and asks PyTorch for its version.
 func setup(ctx context.Context, o options) (_ *lab, _ *Outcome, err error) {
 	l := &lab{python: strings.Fields(o.python)}
 	if len(l.python) == 0 {
@@ -238,8 +238,8 @@ func setup(ctx context.Context, o options) (_ *lab, _ *Outcome, err error) {
 	return l, x, nil
 }
 
-// ask runs every cell in a group of PyTorch ranks, notes which it refuses, and
-// returns those it does.
+// ask runs every cell in a group of PyTorch ranks, notes which are refused, and returns the
+// others.
 func (l *lab) ask(ctx context.Context, x *Outcome) ([]script.Line, error) {
 	all := cells()
 	a := &author{version: l.version, size: 2}

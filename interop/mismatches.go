@@ -10,13 +10,12 @@ import (
 	"github.com/c10d-go/c10d/internal/script"
 )
 
-// mismatches lets one rank call something else than the others under
-// TORCH_DISTRIBUTED_DEBUG=DETAIL. Every rank must get an error that names the
-// other side, and the operations before and after must work.
+// mismatches lets one rank make another call under TORCH_DISTRIBUTED_DEBUG=DETAIL. Every rank
+// must get an error that names the other side, and the operations before and after must work.
 func (l *lab) mismatches(ctx context.Context, only *regexp.Regexp) []Job {
 	good := script.Line{Op: "all_reduce", Shape: []int{8}, Fill: "frac"}
 	usual := script.Line{Op: "all_reduce", Shape: []int{5}}
-	// What the odd rank calls instead of the usual.
+	// The calls of the odd rank.
 	odd := []script.Line{
 		{Op: "all_reduce", Shape: []int{5}, DType: "int32"}, // as many bytes
 		{Op: "all_reduce", Shape: []int{6}},
@@ -60,7 +59,7 @@ func (l *lab) mismatches(ctx context.Context, only *regexp.Regexp) []Job {
 	return all
 }
 
-// judge looks at what the ranks of a job said where rank odd differed.
+// judge checks the errors of a job's ranks where rank odd differed.
 func judge(j job, odd int, got [][]script.Result) error {
 	for r, results := range got {
 		for i, x := range results {
@@ -78,7 +77,7 @@ func judge(j job, odd int, got [][]script.Result) error {
 			}
 			var want []string
 			if j.isGo(r) {
-				// A PyTorch rank does not tell what it calls when the lengths differ.
+				// A PyTorch rank does not send its call when the lengths differ.
 				want = []string{fmt.Sprintf("rank %d of group", r), own.Op}
 				if j.isGo(peer) || len(own.Shape) == len(other.Shape) {
 					want = append(want, other.Op)

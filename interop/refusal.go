@@ -33,9 +33,9 @@ var (
 	bitwise   = []string{"band", "bor", "bxor"}
 )
 
-// refusal says why PyTorch's gloo does not do an operation with a dtype and an
-// operator, or does it wrongly, "" if it does it. It was read off groups of
-// PyTorch ranks, and each run holds it against them again.
+// refusal returns why PyTorch's gloo refuses an operation with a dtype and an operator, or does
+// it wrongly, and "" if it does it. The list comes from groups of PyTorch ranks, and each run
+// compares it with them.
 func refusal(v version, l script.Line) string {
 	in := func(list []string, s string) bool { return slices.Contains(list, s) }
 	op, d, r := l.Op, l.DType, l.Reduce
@@ -79,8 +79,8 @@ func refusal(v version, l script.Line) string {
 	return ""
 }
 
-// roundsApart says why PyTorch's bits of what it takes are not this library's,
-// "" if they are. Such a cell is left out of the scripts.
+// roundsApart returns why PyTorch's bits differ from this library's, and "" if they are equal.
+// Such a cell is left out of the scripts.
 func roundsApart(v version, l script.Line) string {
 	if v >= 209 && l.Reduce == "avg" && slices.Contains(complexes, l.DType) && l.Op != "all_reduce" && l.Op != "all_reduce_coalesced" {
 		return "PyTorch since 2.9 averages complex numbers by a multiplication with 1/size here, and by a division in all_reduce; this library divides"
@@ -88,15 +88,14 @@ func roundsApart(v version, l script.Line) string {
 	return ""
 }
 
-// ignoresOperator reports whether PyTorch takes the line but sums instead.
+// ignoresOperator reports whether PyTorch accepts the line but sums instead.
 func ignoresOperator(v version, l script.Line) bool {
 	return l.Op == "reduce_scatter_tensor" && v >= 200 && v < 207 && l.Reduce != "sum" &&
 		refusal(v, script.Line{Op: l.Op, DType: l.DType, Reduce: "sum"}) == ""
 }
 
-// emptyRefusal says why PyTorch's gloo does not do an operation on tensors
-// without elements, "" if it does. Unlike refusal it is not asked each time,
-// because it would end the group of who asks.
+// emptyRefusal returns why PyTorch's gloo fails in an operation on tensors without elements, and
+// "" if it does not. A run does not check this list, because such an operation ends the group.
 func emptyRefusal(v version, op string) string {
 	switch {
 	case op == "recv_any":

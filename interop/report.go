@@ -9,7 +9,7 @@ import (
 	"github.com/c10d-go/c10d/internal/script"
 )
 
-// Outcome is what a run found out about one PyTorch.
+// Outcome is the result of a run with one PyTorch.
 type Outcome struct {
 	Label       string   `json:"label"`
 	Torch       string   `json:"torch"`
@@ -74,7 +74,7 @@ func (x *Outcome) job(j Job) {
 	}
 }
 
-// compare holds a job's results against those of PyTorch alone.
+// compare compares a job's results with those of PyTorch ranks alone.
 func (x *Outcome) compare(r *Job, j job, want, got [][]script.Result) {
 	for i, l := range j.lines {
 		c := slices.IndexFunc(x.Cells, func(c Cell) bool {
@@ -121,8 +121,7 @@ func reasons(all []*Outcome) []string {
 	return rs
 }
 
-// verdict says how an operation did: equal or not, on how many results, and
-// which of the reasons keep a part of it away.
+// verdict describes an operation: equal or not, and the numbers of the reasons for refused parts.
 func (x *Outcome) verdict(op string, rs []string) string {
 	compared, differs, cells := 0, 0, 0
 	var notes []string
@@ -188,7 +187,7 @@ func summary(w io.Writer, x *Outcome) error {
 	return err
 }
 
-// ofKind says how the jobs of one row did.
+// ofKind describes the jobs of one row.
 func (x *Outcome) ofKind(kind string) string {
 	jobs, bad := 0, 0
 	for _, j := range x.Jobs {

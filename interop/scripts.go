@@ -21,9 +21,9 @@ func reduces(op string) bool {
 	return false
 }
 
-// cells returns a line for every operation with every dtype and operator. The
-// barrier comes first: after an operation that PyTorch refuses on all ranks,
-// its barrier may fail on some with the words of the refusal, while others wait.
+// cells returns a line for every operation with every dtype and operator. The barrier comes
+// first: after a refused operation, PyTorch's barrier may fail on some ranks with the refusal's
+// text, while others wait.
 func cells() []script.Line {
 	all := []script.Line{{Op: "barrier", DType: "float32"}}
 	for _, op := range script.Ops() {
@@ -47,7 +47,7 @@ func cells() []script.Line {
 	return all
 }
 
-// author writes the scripts of jobs of one size from the cells that PyTorch takes.
+// author writes the scripts of jobs of one size from the cells that PyTorch accepts.
 type author struct {
 	version version
 	size    int
@@ -169,11 +169,10 @@ func (a *author) groups() {
 	}
 }
 
-// nested adds groups inside groups: a parent, children of it that overlap
-// each other and reach beyond it, a grandchild, and ranks that are in none. All
-// are alive at once and take turns. Every rank takes part in making each of
-// them, or, for local ones, the members by themselves; a local group's name
-// depends on how many groups its members are in, which must be as many.
+// nested adds groups inside groups: a parent, children that overlap each other and reach beyond
+// it, a grandchild, and ranks that are in none. All exist at once and take turns. Every rank
+// takes part in making each of them; only members do for local ones. A local group's name depends
+// on the number of groups that its members are in, which must be equal.
 func (a *author) nested(local bool) {
 	last := a.size - 1
 	groups := []script.Line{
@@ -228,7 +227,7 @@ func full(v version, taken []script.Line, size int) []script.Line {
 	return a.lines
 }
 
-// sample is a shorter one for other surroundings.
+// sample is a shorter script for other environments.
 func sample(v version, taken []script.Line, size int) []script.Line {
 	a := &author{version: v, size: size, taken: taken}
 	a.small(5) // 5 and the numbers of dtypes and operators have no common factor
@@ -244,11 +243,10 @@ func inGroups(v version, taken []script.Line, size int, local bool) []script.Lin
 	return a.lines
 }
 
-// inDetail leaves out what fails under TORCH_DISTRIBUTED_DEBUG=DETAIL in
-// PyTorch itself: since 2.1 its fingerprints have a number that counts sends and
-// receives, and after one between two ranks of more it differs. It also leaves out
-// broadcasts of complex tensors, which 2.11 describes as real ones and 2.6 as
-// what they are: a Go rank cannot tell which of them it is beside.
+// inDetail leaves out lines that fail under TORCH_DISTRIBUTED_DEBUG=DETAIL in PyTorch itself.
+// Since 2.1 its fingerprints count sends and receives, so they differ after a message between two
+// of more ranks. It also leaves out broadcasts of complex tensors: 2.11 describes them as real,
+// 2.6 as complex, and a Go rank cannot know its neighbour's version.
 func inDetail(v version, lines []script.Line, size int) []script.Line {
 	if v < 201 {
 		return lines
@@ -306,7 +304,7 @@ func random(v version, taken []script.Line, size, n int, seed uint64) []script.L
 	return a.lines
 }
 
-// text is a script as it goes into a file.
+// text is a script as text.
 func text(lines []script.Line) []byte {
 	var b bytes.Buffer
 	enc := json.NewEncoder(&b)

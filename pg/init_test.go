@@ -366,7 +366,7 @@ func TestInitTLS(t *testing.T) {
 		})
 	}
 	for want, c := range map[string]struct{ url, env string }{
-		"go together":                    {"tcp://127.0.0.1:0", "C10D_TLS_CERT=a"},
+		"give both -tls-cert":            {"tcp://127.0.0.1:0", "C10D_TLS_CERT=a"},
 		"need -tls-ca (C10D_TLS_CA)":     {"tcp://127.0.0.1:0", "C10D_TLS_CERT=a C10D_TLS_KEY=a"},
 		"no such file":                   {"tcp://127.0.0.1:0", "C10D_TOKEN_FILE=/no/such"},
 		"the URL's scheme is not rediss": {"redis://127.0.0.1:1?prefix=p", env},

@@ -817,14 +817,14 @@ func TestRunUsage(t *testing.T) {
 		"run -tee true":                   "-tee needs -log-dir",
 		"run -no-such true":               "flag provided but not defined",
 		"store x":                         `unexpected argument "x"`,
-		"store -tls-cert a":               "-tls-cert and -tls-key go together",
+		"store -tls-cert a":               "give both -tls-cert and -tls-key, or neither",
 		"version x":                       `unexpected argument "x"`,
 		"no-such":                         `no command "no-such"`,
 		"":                                "Usage: c10d COMMAND",
 		"help no-such":                    `no command "no-such"`,
 		"store -listen nowhere -x":        "flag provided but not defined: -x",
 		"store -tls-ca a":                 "-tls-ca needs -tls-cert and -tls-key",
-		"run -tls-key a true":             "-tls-cert and -tls-key go together",
+		"run -tls-key a true":             "give both -tls-cert and -tls-key, or neither",
 		"run -tls-cert a -tls-key a true": "need -tls-ca",
 	} {
 		var out, errs bytes.Buffer

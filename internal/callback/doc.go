@@ -1,34 +1,30 @@
-// Package callback joins values with the callbacks that wait for them,
-// whichever comes first.
+// Package callback matches values with the callbacks that wait for them, whichever comes first.
 //
 // # Two layers
 //
-// A [Match] is the pure part: queues by key, where the n-th value of a key meets
-// its n-th taker. It runs nothing and locks nothing. The native TCP transport
-// has two of them for each peer: messages that meet receives, and grants that
-// meet sends.
+// A [Match] is the pure part: queues by key, in which the n-th value of a key matches its n-th
+// taker. It has no goroutines and no locks. The native TCP transport has two for each peer:
+// messages match receives, and grants match sends.
 //
-// A [Registry] is one for callbacks that are functions and keys that name one
-// value each, a step of one collective of one group: the receive side of
-// algorithms that are chains of callbacks (package chain).
+// In a [Registry] callbacks are functions, and a key names one value: a step of one collective of
+// one group. It is the receive side of package chain.
 //
 //	r := callback.NewRegistry(callback.Limits{})
 //	err := r.SetCallback(key, func(value []byte, err error) { ... })
 //	...
 //	err = r.SetValue(ctx, key, value) // on arrival of a message
 //
-// # What a registry guarantees
+// # Guarantees of a registry
 //
 //   - Each callback runs exactly once: with its value, or with the error that
 //     ended it.
-//   - It runs outside the lock, in the goroutine that came second, so it may use
-//     the registry.
-//   - Who sets a value or a callback twice is refused, and the first stays.
-//     That holds after they have met, too, until the collective is over; and what
-//     comes for a collective that is over is late, and refused.
-//   - Values without a callback are bounded in number and bytes. SetValue waits
-//     when there is no room: it loses nothing and it stores nothing more. It goes on
-//     when its own callback is set, when there is room, or when its context ends.
-//   - End gives every callback that waits, and every later one, an error: of one
-//     collective, of one group or of all. Nothing is left in the registry.
+//   - It runs without the lock, in the goroutine whose call completed the pair, so it may use the
+//     registry.
+//   - A second value or callback for a key is refused, even after the pair was complete, until
+//     the collective is over. Values and callbacks for a collective that is over are refused as
+//     late.
+//   - Values without a callback are bounded in number and bytes. SetValue waits while there is no
+//     room, until its callback is set, there is room, or its context ends. No value is lost.
+//   - EndCollective, EndGroup and End give every waiting callback, and every later one, an error.
+//     Nothing is left in the registry.
 package callback

@@ -2,14 +2,13 @@ package callback
 
 import "fmt"
 
-// Match joins values with those who take them, by key: the n-th value of a key
-// goes to its n-th taker, whichever comes first. It is pure: it runs nothing
-// and locks nothing, so its owner does both. The zero value has no room for
-// values; set Values and Bytes.
+// Match matches values with takers by key: the n-th value of a key goes to its n-th taker,
+// whichever comes first. It has no goroutines and no locks; its owner serialises calls. The zero
+// value has no room for values; set Values and Bytes.
 //
-// It allocates nothing once it has held as much before.
+// It allocates nothing once it has had as many entries before.
 type Match[K comparable, V, C any] struct {
-	// Values and Bytes bound what waits for a taker.
+	// Values and Bytes bound the values that wait for a taker.
 	Values int
 	Bytes  int64
 
@@ -20,7 +19,7 @@ type Match[K comparable, V, C any] struct {
 	takers int
 }
 
-// line is what waits under one key: values or takers, never both.
+// line has the values or takers that wait under one key, never both.
 type line[V, C any] struct {
 	head, tail *node[V, C]
 	values     bool
@@ -123,9 +122,8 @@ func (m *Match[K, V, C]) Waiting() (values int, bytes int64, takers int) {
 	return m.values, m.bytes, m.takers
 }
 
-// Drop removes everything under the keys for which which returns true, all
-// keys if it is nil, and hands it to the two functions, of which either may be
-// nil. Those of one key come in their order.
+// Drop removes all values and takers of the keys for which which returns true, or of all keys if
+// it is nil. It passes them to the two functions, in order for each key. Either may be nil.
 func (m *Match[K, V, C]) Drop(which func(K) bool, value func(K, V), taker func(K, C)) {
 	for k, l := range m.keys {
 		if which != nil && !which(k) {

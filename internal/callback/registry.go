@@ -16,30 +16,29 @@ type Key struct {
 
 func (k Key) String() string { return fmt.Sprintf("%q seq %d step %d", k.Group, k.Seq, k.Step) }
 
-// Limits bound the values that no callback waits for.
+// Limits bound the values without a callback.
 type Limits struct {
 	Values int   // 0 means 65536
 	Bytes  int64 // 0 means 256 MiB
 }
 
-// Callback takes the value of a key, which is its own from then on, or the error
-// that ended it.
+// Callback gets the value of a key, which it then owns, or the error that ended the wait.
 type Callback func(value []byte, err error)
 
 // Value and callback errors, all with the key around them.
 var (
-	// ErrDuplicate: the key has a value or a callback already, or had.
+	// ErrDuplicate: the key has, or had, a value or a callback.
 	ErrDuplicate = errors.New("set twice")
 	// ErrLate: the collective is over.
 	ErrLate = errors.New("the collective is over")
-	// ErrEnded: the registry or the group has ended, for no other reason.
+	// ErrEnded: the registry or the group has ended without an error.
 	ErrEnded = errors.New("ended")
 	// ErrTooLarge: the value alone is larger than the limit.
 	ErrTooLarge = errors.New("larger than the limit")
 )
 
-// Registry joins values with callbacks. Its methods may be called from many
-// goroutines, and from callbacks. NewRegistry makes one.
+// Registry matches values with callbacks. Its methods may be called from many goroutines, and
+// from callbacks. NewRegistry makes one.
 type Registry struct {
 	limits Limits
 
@@ -59,8 +58,8 @@ type collective struct {
 	seq   uint64
 }
 
-// finished is which collectives of a group are over: all below low, and some
-// above. So it stays small though a group lives long.
+// finished has the collectives of a group that are over: all below low, and some above. It stays
+// small in a group with many collectives.
 type finished struct {
 	low  uint64
 	some map[uint64]struct{}
@@ -105,7 +104,7 @@ func NewRegistry(l Limits) *Registry {
 	return r
 }
 
-// refuse returns why nothing can be set under k, nil if it can.
+// refuse returns an error if k cannot be set.
 func (r *Registry) refuse(k Key) error {
 	if r.ended != nil {
 		return r.ended
@@ -129,9 +128,8 @@ func wrap(what string, k Key, err error) error {
 	return fmt.Errorf("callback: %s of group %v: %w", what, k, err)
 }
 
-// SetValue hands value to the callback of k. Without one it stores value,
-// which belongs to the registry from then on, and waits until there is room. It
-// returns after the callback, if that runs here.
+// SetValue passes value to the callback of k and returns after it. Without a callback it waits
+// for room and stores value, which the registry then owns.
 func (r *Registry) SetValue(ctx context.Context, k Key, value []byte) error {
 	if int64(len(value)) > r.limits.Bytes {
 		return wrap("value", k, fmt.Errorf("%d bytes, %w of %d", len(value), ErrTooLarge, r.limits.Bytes))
@@ -168,8 +166,8 @@ func (r *Registry) SetValue(ctx context.Context, k Key, value []byte) error {
 	}
 }
 
-// SetCallback makes f run with the value of k, here if the value has come. It
-// returns after f in that case.
+// SetCallback makes f run with the value of k. If the value is there, SetCallback runs f and
+// returns after it.
 func (r *Registry) SetCallback(k Key, f Callback) error {
 	r.mu.Lock()
 	err := r.refuse(k)
@@ -201,7 +199,7 @@ func (r *Registry) meet(k Key) {
 	r.met[c][k.Step] = struct{}{}
 }
 
-// wake lets those look again who wait in SetValue.
+// wake wakes the goroutines that wait in SetValue.
 func (r *Registry) wake() {
 	if r.parked > 0 {
 		r.parked = 0
@@ -210,13 +208,13 @@ func (r *Registry) wake() {
 	}
 }
 
-// keepFailed is for how many collectives a registry remembers why they failed;
-// of the others it knows only that they are over.
+// keepFailed is for how many failed collectives a registry keeps the error. Of others it knows
+// only that they are over.
 const keepFailed = 4096
 
-// EndCollective ends a collective: what waits for it ends with err, values are
-// forgotten, and what still comes is late. A collective whose steps have all run
-// has to be ended too, with a nil err, or the registry remembers them for ever.
+// EndCollective ends a collective. Its waiting callbacks get err, its values are dropped, and
+// later ones are refused as late. End a successful collective too, with a nil err: otherwise the
+// registry keeps its steps for ever.
 func (r *Registry) EndCollective(group string, seq uint64, err error) {
 	c := collective{group, seq}
 	r.mu.Lock()
@@ -238,8 +236,8 @@ func (r *Registry) EndCollective(group string, seq uint64, err error) {
 	r.drop(err, func(k Key) bool { return k.Group == group && k.Seq == seq })
 }
 
-// Abandon ends the callbacks that wait under some keys: nobody will send their
-// values any more. Values that have come stay.
+// Abandon ends the callbacks that wait under some keys, whose values will never come. Stored
+// values stay.
 func (r *Registry) Abandon(which func(Key) bool, err error) {
 	r.mu.Lock()
 	r.drop(err, func(k Key) bool {
@@ -248,8 +246,7 @@ func (r *Registry) Abandon(which func(Key) bool, err error) {
 	})
 }
 
-// Forget makes a key that has had both, value and callback, one that has had
-// neither, for messages whose keys are used again.
+// Forget resets a key that has had a value and a callback, so that it can be used again.
 func (r *Registry) Forget(k Key) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -283,8 +280,8 @@ func (r *Registry) EndGroup(group string, err error) {
 	r.drop(err, func(k Key) bool { return k.Group == group })
 }
 
-// End ends everything: every callback that waits ends with err, ErrEnded if nil,
-// and so does every later call. Only the first End counts.
+// End ends the registry: every waiting callback, and every later call, gets err, or ErrEnded if
+// it is nil. Only the first End counts.
 func (r *Registry) End(err error) {
 	if err == nil {
 		err = ErrEnded
@@ -299,8 +296,7 @@ func (r *Registry) End(err error) {
 	r.drop(err, nil)
 }
 
-// drop ends what waits under some keys. It is called with the lock and returns
-// without it.
+// drop ends the callbacks under some keys. It is called with the lock and returns without it.
 func (r *Registry) drop(err error, which func(Key) bool) {
 	type waiter struct {
 		key Key

@@ -6,9 +6,8 @@ import (
 	"sync"
 )
 
-// Chain is the future of one operation. It carries order and an error, and no
-// data: what the operation changes is in the buffers that it was given. All
-// methods may be called from many goroutines.
+// Chain is the future of one operation. It has an error and no data: results are in the
+// operation's buffers. All methods may be called from many goroutines.
 type Chain struct {
 	run  func(func()) // where dependants run
 	done chan struct{}
@@ -28,7 +27,7 @@ func newChain(run func(func())) *Chain { return &Chain{run: run, done: make(chan
 // Done is closed when the operation has ended.
 func (c *Chain) Done() <-chan struct{} { return c.done }
 
-// Err returns how the operation ended, nil while it runs.
+// Err returns the operation's error, nil while it runs.
 func (c *Chain) Err() error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -45,8 +44,8 @@ func (c *Chain) Wait(ctx context.Context) error {
 	}
 }
 
-// AndThen makes f run after the operation, by one of the node's workers: with
-// its error, which is for f to pass on. It does not matter which comes first.
+// AndThen makes one of the node's workers run f after the operation, with its error. It may be
+// called before or after the end.
 func (c *Chain) AndThen(f func(error)) {
 	c.mu.Lock()
 	if !c.ended {
@@ -58,8 +57,8 @@ func (c *Chain) AndThen(f func(error)) {
 	c.run(func() { f(c.err) })
 }
 
-// Next returns a chain that ends after f. If c fails, f does not run and the
-// error is passed on.
+// Next returns a chain that ends after f. If c fails, f does not run, and the chain has c's
+// error.
 func (c *Chain) Next(f func() error) *Chain {
 	n := newChain(c.run)
 	n.hold(1)
@@ -101,7 +100,7 @@ func (c *Chain) broken() bool {
 	return len(c.errs) > 0
 }
 
-// release is the end of one of the things that the chain waits for.
+// release ends one of the chain's waits.
 func (c *Chain) release(err error) {
 	if err != nil {
 		c.fail(err)

@@ -12,8 +12,8 @@ import (
 	"github.com/c10d-go/c10d/internal/callback"
 )
 
-// Group is some ranks of a mesh, in an order of its own. All members call the
-// same collectives in the same order; they may have any number under way.
+// Group is a list of ranks of a mesh. All members call the same collectives in the same order.
+// Any number may be under way.
 type Group struct {
 	n       *Node
 	name    string
@@ -31,8 +31,8 @@ var (
 	ErrMismatch  = errors.New("the members disagree on sizes or shapes")
 )
 
-// Group returns the group of members, ranks of the mesh, under a name that is
-// the same on all of them and is used once in the life of a node.
+// Group returns the group of members, ranks of the mesh. All members use the same name and list.
+// A node can use a name once.
 func (n *Node) Group(name string, members []int) (*Group, error) {
 	p := slices.Index(members, n.mesh.Rank())
 	sorted := slices.Sorted(slices.Values(members))
@@ -57,7 +57,7 @@ func (n *Node) Group(name string, members []int) (*Group, error) {
 	return g, nil
 }
 
-// Close ends the group's chains here; what still comes for it is refused.
+// Close ends the group's chains on this rank. Later messages for it are refused.
 func (g *Group) Close() {
 	g.mu.Lock()
 	g.closed = true
@@ -74,8 +74,8 @@ type collective struct {
 	seq uint64
 }
 
-// begin starts a collective that is bounded by ctx. It holds one release, which
-// is for who has called begin, when all is posted.
+// begin starts a collective that is bounded by ctx. The caller releases it once everything is
+// posted.
 func (g *Group) begin(ctx context.Context) *collective {
 	g.mu.Lock()
 	c := &collective{Chain: newChain(g.n.run), g: g, seq: g.seq}
@@ -88,7 +88,7 @@ func (g *Group) begin(ctx context.Context) *collective {
 	})
 	key := groupKey(kindStep, g.name)
 	c.failed = func(err error) {
-		// Whoever is told tells nobody: the rank that noticed tells all.
+		// Only the rank that noticed the error tells the others.
 		var told *remoteError
 		if !errors.As(err, &told) {
 			for _, r := range g.members {
@@ -109,7 +109,7 @@ func (g *Group) begin(ctx context.Context) *collective {
 	return c
 }
 
-// remoteError is why a collective failed on another rank.
+// remoteError is the error of a collective on another rank.
 type remoteError struct {
 	rank int
 	text string
@@ -117,13 +117,13 @@ type remoteError struct {
 
 func (e *remoteError) Error() string { return fmt.Sprintf("chain: rank %d failed: %s", e.rank, e.text) }
 
-// reason is what others are told of an error.
+// reason is the text of an error for other ranks.
 func reason(err error) []byte {
 	s := err.Error()
 	return []byte(s[:min(len(s), 1024)])
 }
 
-// on makes a worker call f with the value of a step. Errors of f are the chain's.
+// on makes a worker call f with the value of a step. The chain fails with f's error.
 func (c *collective) on(step uint32, f func(value []byte) error) {
 	c.hold(1)
 	k := callback.Key{Group: groupKey(kindStep, c.g.name), Seq: c.seq, Step: step}
@@ -155,10 +155,10 @@ func (c *collective) on(step uint32, f func(value []byte) error) {
 	}
 }
 
-// before is the rank that all values of collectives come from.
+// before is the rank from which all values of collectives come.
 func (g *Group) before() int { return g.members[(g.p-1+len(g.members))%len(g.members)] }
 
-// abandon ends what waits for a rank that has left.
+// abandon ends the callbacks that wait for a rank that has left.
 func (g *Group) abandon(rank int) {
 	err := fmt.Errorf("chain: rank %d has closed its node", rank)
 	if rank == g.before() {
@@ -169,8 +169,8 @@ func (g *Group) abandon(rank int) {
 	g.n.registry.Abandon(func(k callback.Key) bool { return k.Group == key && k.Step == p }, err)
 }
 
-// send sends data to the member at place p of the group, where they are the
-// value of step. They have to stay as they are until the chain has ended.
+// send sends data to the member at place p of the group, as the value of step. data must not
+// change until the chain has ended.
 func (c *collective) send(p int, step uint32, data []byte) {
 	c.hold(1)
 	c.g.n.post(c.g.members[p], message{head: head{kind: kindStep, step: step, seq: c.seq}, name: c.g.name, data: data, done: c.release})
@@ -178,7 +178,7 @@ func (c *collective) send(p int, step uint32, data []byte) {
 
 func (c *collective) next() int { return (c.g.p + 1) % len(c.g.members) }
 
-// fits is an error that names who sent, unless a value has the size it should.
+// fits returns an error that names the sender if a value has the wrong size.
 func (c *collective) fits(what string, value []byte, want int) error {
 	if len(value) == want {
 		return nil
@@ -199,14 +199,14 @@ func chunk(n, parts, i int) (from, to int) {
 	return from, to
 }
 
-// AllReduce combines the members' src into every member's dst: dst = dst op src
-// is what combine does, with the local operand first, and finish, which may be nil, what
-// happens to each part of the result once. Both are of elements of elem bytes. The
-// buffers are the same or do not overlap; if they are apart, src stays as it is.
+// AllReduce combines the members' src into every member's dst. combine computes dst = dst op src,
+// with the local operand first. finish, which may be nil, is called once for each part of the
+// result. Both work on elements of elem bytes. The buffers are the same or do not overlap. If
+// they differ, src does not change.
 //
-// It is a ring for any number of members and elements: the elements are cut into a
-// chunk for each member; each travels once around while it is combined and once to
-// be known, 2(N-1) messages a member.
+// It is a ring for any number of members and elements. The elements are cut into a chunk for each
+// member. Each chunk travels around the ring once to be combined and once to be copied: 2(N-1)
+// messages a member.
 func (g *Group) AllReduce(ctx context.Context, dst, src []byte, elem int, combine func(dst, src []byte), finish func(b []byte)) *Chain {
 	c := g.begin(ctx)
 	switch {
@@ -259,12 +259,12 @@ func (g *Group) AllReduce(ctx context.Context, dst, src []byte, elem int, combin
 	return c.Chain
 }
 
-// broadcastChunk is how much of a broadcast travels as one message: all members
-// but the first and the last send one chunk while they receive the next.
+// broadcastChunk is the size of a broadcast's messages. Inner members send one chunk while they
+// receive the next.
 const broadcastChunk = 256 << 10
 
-// Broadcast copies the buffer of the member at place root to all others, down a
-// chain of all members and in chunks, so that each sends and receives it once.
+// Broadcast copies the buffer of the member at place root to all members. It goes down a chain of
+// all members in chunks, so each sends and receives it once.
 func (g *Group) Broadcast(ctx context.Context, buf []byte, root int) *Chain {
 	c := g.begin(ctx)
 	n := len(g.members)
@@ -324,8 +324,8 @@ const (
 	maxAxes  = 64
 )
 
-// rows is how an array lies in one that is longer along an axis: outer times
-// a run of bytes.
+// rows describes an array's place in one that is longer along an axis: outer times a run of
+// bytes.
 func rows(shape []int, axis, elem int) (outer, run int) {
 	outer, run = 1, elem
 	for i, d := range shape {
@@ -338,8 +338,8 @@ func rows(shape []int, axis, elem int) (outer, run int) {
 	return outer, run
 }
 
-// AllGather puts the members' arrays, all of in's shape, one after the other
-// along an axis into out on every member. Each travels once around the ring.
+// AllGather concatenates the members' arrays, all of in's shape, along an axis into out on every
+// member. Each array travels once around the ring.
 func (g *Group) AllGather(ctx context.Context, out, in Array, axis, elem int) *Chain {
 	c := g.begin(ctx)
 	shapes := make([][]int, len(g.members))
@@ -377,9 +377,8 @@ func checkAxis(shape []int, axis, elem int) error {
 	return nil
 }
 
-// AllGatherAny is AllGather for arrays whose extents along the axis differ, none
-// included. The shapes travel first; result is valid once the chain has ended
-// without an error.
+// AllGatherAny is AllGather for arrays whose extents along the axis differ or are zero. The
+// shapes are sent first. result is valid once the chain has ended without an error.
 func (g *Group) AllGatherAny(ctx context.Context, in Array, axis, elem int) (result *Array, chain *Chain) {
 	c := g.begin(ctx)
 	result = new(Array)
@@ -506,8 +505,8 @@ func parseShape(b []byte) ([]int, error) {
 	return s, nil
 }
 
-// Send sends data to the member at place p, under a key. The chain ends when
-// data may be used again.
+// Send sends data to the member at place p, under a key. When the chain has ended, data may be
+// used again.
 func (g *Group) Send(p int, key uint64, data []byte) *Chain {
 	c := newChain(g.n.run)
 	c.pending = 1

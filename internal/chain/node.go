@@ -16,20 +16,19 @@ import (
 
 // Options are a node's limits. The zero value works.
 type Options struct {
-	// Limits bound the messages that nobody waits for yet.
+	// Limits bound the messages without a callback.
 	Limits callback.Limits
 
 	// Workers is how many goroutines run callbacks; 0 means GOMAXPROCS.
 	Workers int
 
-	// Slot is where the node's messages travel on the mesh, with the slot after it.
-	// Nobody else may use the two.
+	// Slot and the slot after it are the mesh's slots for the node's messages. No other code may
+	// use them.
 	Slot uint64
 }
 
-// Node is one rank's end of the chains that run over a mesh. It takes every
-// message of its peers and hands it to the callback that waits for it. Its methods
-// may be called from many goroutines.
+// Node is one rank's end of the chains that run over a mesh. It receives every message of its
+// peers and passes it to its callback. Its methods may be called from many goroutines.
 type Node struct {
 	mesh     transport.Mesh
 	opts     Options
@@ -49,13 +48,12 @@ type Node struct {
 	closed bool
 }
 
-// A message is a head of 32 bytes on one slot and, unless it is a goodbye, a
-// body on the next:
+// A message has a head of 32 bytes on one slot and, except for a goodbye, a body on the next:
 //
 //	 0  kind
 //	 4  step
 //	 8  number of the collective, or key
-//	16  bytes of the group's name, which the body begins with
+//	16  bytes of the group's name, at the beginning of the body
 //	24  bytes of the body
 const (
 	headLen = 32
@@ -130,7 +128,7 @@ func (q *queue[T]) pop() T {
 	return x
 }
 
-// NewNode returns a node on mesh, which stays the caller's; close the node first.
+// NewNode returns a node on mesh. The caller closes the node and then the mesh.
 func NewNode(mesh transport.Mesh, o Options) *Node {
 	if o.Workers <= 0 {
 		o.Workers = runtime.GOMAXPROCS(0)
@@ -164,9 +162,8 @@ func NewNode(mesh transport.Mesh, o Options) *Node {
 
 var errClosed = errors.New("chain: the node is closed")
 
-// Close ends every chain and says goodbye to the other nodes, after what is
-// queued for them. It waits until all of them have said goodbye, too; if ctx ends
-// first, it aborts the mesh. The mesh is still to be closed.
+// Close ends every chain, sends all queued messages and then a goodbye, and waits for the goodbye
+// of every other node. If ctx ends first, it aborts the mesh. Close does not close the mesh.
 func (n *Node) Close(ctx context.Context) error {
 	n.mu.Lock()
 	if n.closed {
@@ -202,8 +199,7 @@ var noWait = func() context.Context {
 	return ctx
 }()
 
-// end is the end of the mesh: all chains end with its fault, which names the
-// rank.
+// end runs when the mesh has failed. All chains end with its fault, which names the rank.
 func (n *Node) end(f *transport.Fault) {
 	n.registry.End(fmt.Errorf("chain: rank %d: %w", n.mesh.Rank(), f))
 	n.stop()
@@ -227,7 +223,7 @@ func (n *Node) work() {
 	}
 }
 
-// run makes a worker call f, or the caller if there are no workers any more.
+// run makes a worker call f, or the caller if the workers have ended.
 func (n *Node) run(f func()) {
 	n.mu.Lock()
 	if n.closed {
@@ -240,11 +236,11 @@ func (n *Node) run(f func()) {
 	n.mu.Unlock()
 }
 
-// post queues m for a peer, which may be this rank. m.done is called once the data
-// are no longer needed.
+// post queues m for a peer, which may be this rank. It calls m.done once the data are no longer
+// needed.
 func (n *Node) post(peer int, m message) {
 	if peer == n.mesh.Rank() {
-		// Whoever sends to itself also receives, so it must not wait for room.
+		// A rank that sends to itself also receives, so it must not wait for room.
 		m.done(n.deliver(noWait, peer, m.head, m.name, bytes.Clone(m.data)))
 		return
 	}
@@ -268,8 +264,8 @@ func (n *Node) queue(peer int, m message) {
 	}
 }
 
-// send is the sender to one peer. It ends with the goodbye; once the mesh has
-// failed, so does everything that is still queued.
+// send is the sender to one peer. It ends with the goodbye. Once the mesh has failed, all queued
+// messages fail.
 func (n *Node) send(peer int) {
 	o := n.out[peer]
 	var b [headLen]byte
@@ -289,8 +285,7 @@ func (n *Node) send(peer int) {
 		n.mesh.Send(hs)
 		var err error
 		if m.head.kind != kindBye {
-			// The name is short and the data are a chunk that lives until they
-			// are sent, so they are joined here and nowhere else.
+			// The name and the data are joined only here. The copy lives until it is sent.
 			bs.Peer, bs.Slot, bs.Buf = peer, n.opts.Slot+1, append([]byte(m.name), m.data...)
 			n.mesh.Send(bs)
 			<-bs.Done()
@@ -309,8 +304,8 @@ func (n *Node) send(peer int) {
 	}
 }
 
-// read is the receiver from one peer. It does not read on while there is no
-// room for what has come, so the peer's sends wait.
+// read is the receiver from one peer. While there is no room for a message it does not read, so
+// the peer's sends wait.
 func (n *Node) read(peer int) {
 	var b [headLen]byte
 	r := transport.NewRequest()
@@ -334,14 +329,14 @@ func (n *Node) read(peer int) {
 		if !get(n.opts.Slot+1, body) {
 			return
 		}
-		// What is refused has been answered for: it is late, or its group is over, or
-		// its collective has been failed.
+		// A refused message needs no answer: it is late, its group is over, or its collective has
+		// failed.
 		n.deliver(n.ctx, peer, h, string(body[:h.name]), body[h.name:])
 	}
 }
 
-// leave notes that a peer has closed its node: callbacks that wait for it wait in
-// vain, but what it has sent is still there.
+// leave notes that a peer has closed its node. Callbacks that wait for it end; messages that it
+// has sent stay.
 func (n *Node) leave(peer int) {
 	n.mu.Lock()
 	n.left[peer] = true
@@ -363,7 +358,7 @@ func (n *Node) hasLeft(peer int) bool {
 	return n.left[peer]
 }
 
-// deliver hands a message that has come to who waits for it.
+// deliver passes a message to its callback.
 func (n *Node) deliver(ctx context.Context, from int, h head, name string, data []byte) error {
 	k := callback.Key{Group: groupKey(h.kind, name), Seq: h.seq, Step: h.step}
 	if h.kind == kindFail {
@@ -372,13 +367,13 @@ func (n *Node) deliver(ctx context.Context, from int, h head, name string, data 
 	}
 	err := n.registry.SetValue(ctx, k, data)
 	if err != nil && h.kind == kindStep && !errors.Is(err, callback.ErrLate) {
-		// A second value, or one that is too large: the ranks are out of step.
+		// A second value, or one that is too large, means that the ranks are out of step.
 		n.registry.EndCollective(k.Group, k.Seq, fmt.Errorf("chain: from rank %d: %w", from, err))
 	}
 	return err
 }
 
-// groupKey keeps the keys of collectives apart from those of Send.
+// groupKey separates the keys of collectives from those of Send.
 func groupKey(kind uint32, name string) string {
 	if kind == kindRaw {
 		return "r" + name

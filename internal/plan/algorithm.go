@@ -26,7 +26,7 @@ const (
 
 var opNames = [...]string{"all_reduce", "reduce", "reduce_scatter", "all_gather", "broadcast", "all_to_all", "gather", "scatter", "barrier"}
 
-// String returns the collective's name, as c10d bench's -op takes it.
+// String returns the collective's name, as in the flag -op of c10d bench.
 func (o Op) String() string {
 	if int(o) >= len(opNames) {
 		return fmt.Sprintf("op(%d)", uint8(o))
@@ -59,25 +59,24 @@ func (o Op) Rooted() bool {
 	return o == OpReduce || o == OpBroadcast || o == OpGather || o == OpScatter
 }
 
-// counts reports whether the ranks' blocks may differ, which all ranks have to know.
+// counts reports whether the ranks' blocks may differ. All ranks must then know all lengths.
 func (o Op) counts() bool {
 	return o == OpReduceScatter || o == OpAllGather || o == OpGather || o == OpScatter
 }
 
-// Order is in which order an algorithm combines the operands of an element.
+// Order is the order in which an algorithm combines the operands of an element.
 type Order uint8
 
 const (
-	// AnyOrder depends on the algorithm, the size of the group, the length of the
-	// buffer and where the element is in it.
+	// AnyOrder depends on the algorithm, the size of the group, the length of the buffer and the
+	// element's place in it.
 	AnyOrder Order = iota
 
 	// RankOrder is ((x0 op x1) op x2) and so on, for every element.
 	RankOrder
 )
 
-// Call is a collective as one rank of a group sees it. All ranks' calls differ
-// in Rank only.
+// Call describes a collective for one rank. The ranks' calls differ in Rank only.
 type Call struct {
 	Rank, Size int
 	Root       int // of the collectives that have one
@@ -86,8 +85,8 @@ type Call struct {
 	// broadcast, and of one rank's block otherwise.
 	Bytes int64
 
-	// Counts are the lengths of the ranks' blocks of a reduce-scatter, all-gather,
-	// gather or scatter where they differ, instead of Bytes.
+	// Counts replace Bytes if the ranks' blocks of a reduce-scatter, all-gather, gather or
+	// scatter differ in length.
 	Counts []int64
 
 	Elem   int64   // bytes of an element that is to stay in one piece; 0 means 1
@@ -95,16 +94,15 @@ type Call struct {
 	Layout *Layout // who shares a host; nil if nobody does
 }
 
-// DefaultChunk is the chunk of rings, Gloo's bound of a message of its own.
+// DefaultChunk is the chunk of rings: Gloo's bound of a message.
 const DefaultChunk = maxSegment
 
-// Chains want smaller chunks, for the first of them passes all ranks before the
-// last one has left. If handing on a message costs as much time as perMessage
-// bytes, the best length is the root of bytes*perMessage/hops. On the network
-// that c10d simulate models by default that is 25 KB, at a tenth of its
-// bandwidth 2.5 KB; in between, 2 MiB along eight ranks ("c10d simulate -op
-// broadcast -algorithm chain -ranks 8 -bandwidth 1.25G") take 2.1 ms, where the
-// best chunk takes 1.8 and DefaultChunk 6.8.
+// Chains need smaller chunks, because the first chunk passes all ranks before the last one
+// leaves. If a message costs as much time as perMessage bytes, the best length is the root of
+// bytes*perMessage/hops. On the network that c10d simulate models by default perMessage is 25 KB,
+// and at a tenth of its bandwidth 2.5 KB. The value here is in between. With it, 2 MiB along
+// eight ranks take 2.1 ms, with the best chunk 1.8 ms, and with DefaultChunk 6.8 ms ("c10d
+// simulate -op broadcast -algorithm chain -ranks 8 -bandwidth 1.25G").
 const (
 	perMessage = 16 << 10
 	minChunk   = 4 << 10
@@ -116,7 +114,7 @@ func chainChunk(bytes int64, hops int) int64 {
 	return max(minChunk, min(DefaultChunk, int64(1)<<(bits.Len64(best)/2)))
 }
 
-// Algorithm is a way to carry out a collective.
+// Algorithm is an algorithm for a collective.
 type Algorithm struct {
 	Op      Op
 	Name    string
@@ -168,8 +166,7 @@ func (a *Algorithm) Fits(c Call) error {
 	return nil
 }
 
-// ChunkOf returns the chunk with which the algorithm serves the call: its own,
-// or what suits the algorithm.
+// ChunkOf returns the chunk for the call: the call's own, or the algorithm's default.
 func (a *Algorithm) ChunkOf(c Call) int64 {
 	switch {
 	case c.Chunk > 0:
@@ -180,15 +177,15 @@ func (a *Algorithm) ChunkOf(c Call) int64 {
 	return DefaultChunk
 }
 
-// Plan returns the steps of c.Rank. It panics if the call makes no sense or
-// does not fit.
+// Plan returns the steps of c.Rank. It panics if the call is invalid or the algorithm cannot
+// serve it.
 func (a *Algorithm) Plan(c Call) *Plan {
 	a.check(&c)
 	return build(16, func(b *builder) { a.plan(b, &c) })
 }
 
-// Steps is Plan for plans that are too long to keep: it yields the steps some
-// at a time, in a slice that is the planner's again afterwards.
+// Steps is Plan for plans that are too long to keep. It yields the steps in batches. The planner
+// reuses the slice.
 func (a *Algorithm) Steps(c Call) iter.Seq[[]Step] {
 	a.check(&c)
 	return func(yield func([]Step) bool) {
@@ -241,7 +238,7 @@ func (b *builder) gathered(c *Call, gather func(all blocks)) {
 	gather(all)
 }
 
-// some leaves out what has no bytes or no other rank.
+// some makes no steps if there are no bytes or no other ranks.
 func some(plan func(b *builder, c *Call)) func(b *builder, c *Call) {
 	return func(b *builder, c *Call) {
 		if c.Bytes > 0 && c.Size > 1 {

@@ -2,15 +2,14 @@ package plan
 
 import "iter"
 
-// bcube is an all-reduce over a generalised hypercube. Its factors are as many twos as
-// divide the group's size, and the odd number that is left. In the step of a factor g,
-// every rank trades chunks of its segment directly with g-1 others. It reduces one
-// chunk, a g-th, which is its segment of the next step. The same steps backwards
-// spread the results. A power of two gives recursive halving and doubling, an odd size
-// one direct exchange.
+// bcube is an all-reduce over a generalised hypercube. Its factors are the twos of the group's
+// size, and the odd number that is left. In the step of a factor g, every rank exchanges chunks
+// of its segment with g-1 others. It reduces one chunk, a g-th, which is its segment of the next
+// step. The same steps backwards distribute the results. For a power of two this is recursive
+// halving and doubling, for an odd size one direct exchange.
 //
-// It pays for sizes such as 96 and 100: 1 MiB on 100 ranks takes 0.38 ms, and 0.46 ms
-// with halving-doubling (c10d simulate).
+// It pays off for sizes such as 96 and 100: 1 MiB on 100 ranks takes 0.38 ms, with
+// halving-doubling 0.46 ms (c10d simulate).
 func (b *builder) bcube(rank, size int, bytes, elem int64) {
 	stages := cube(rank, size, bytes/elem, elem)
 	var posted []int32
@@ -77,14 +76,14 @@ func cube(rank, size int, elements, elem int64) []stage {
 
 func (s stage) rank(i int) int { return s.base + i*s.distance }
 
-// chunk returns where the chunk of member i lies. Empty ones are sent too, so
-// they lie within the segment.
+// chunk returns the place of member i's chunk. Empty ones are sent too, so they are within the
+// segment.
 func (s stage) chunk(i int) (off, n int64) {
 	skip := min(int64(i)*s.share, s.n)
 	return s.off + skip, min(s.share, s.n-skip)
 }
 
-// others yields 0, 1, .. and the members that this rank is not.
+// others yields 0, 1, .. and the members other than this rank.
 func (s stage) others() iter.Seq2[int, int] {
 	return func(yield func(j, i int) bool) {
 		for j := range s.members - 1 {

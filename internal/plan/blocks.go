@@ -1,14 +1,13 @@
 package plan
 
-// blocks tells where each rank's part of a buffer lies: one after the other,
-// in rank order, without gaps.
+// blocks has the place of each rank's part of a buffer: in rank order, without gaps.
 type blocks struct {
 	size int
 
 	offs []int64 // where each begins, and the total; nil where a rule says so:
 
-	// units of unit bytes, dealt out evenly, of which the first ranks get one
-	// more if they do not come out even.
+	// units of unit bytes, distributed evenly; the first ranks get one more if there is a
+	// remainder.
 	units, unit int64
 }
 
@@ -32,7 +31,7 @@ func listed(counts []int64) blocks {
 	return blocks{size: len(counts), offs: offs}
 }
 
-// start returns where block k begins, or for size where the last one ends.
+// start returns the begin of block k, or for k = size the end of the last one.
 func (b blocks) start(k int) int64 {
 	if b.offs != nil {
 		return b.offs[k]
@@ -43,7 +42,7 @@ func (b blocks) start(k int) int64 {
 
 func (b blocks) at(k int) (off, n int64) { return b.span(k, k+1) }
 
-// span returns where the blocks from lo up to hi, which is not among them, lie.
+// span returns the place of the blocks from lo to hi-1.
 func (b blocks) span(lo, hi int) (off, n int64) {
 	off = b.start(lo)
 	return off, b.start(hi) - off
@@ -65,8 +64,7 @@ func (b blocks) largest() int64 {
 	return most
 }
 
-// around returns how many bytes the count blocks from rank on have, going on
-// with block 0 after the last.
+// around returns the bytes of count blocks from rank on; block 0 follows the last.
 func (b blocks) around(rank, count int) int64 {
 	if end := rank + count; end > b.size {
 		return b.total() - b.start(rank) + b.start(end-b.size)

@@ -1,10 +1,9 @@
 package plan
 
-// allGatherBruck gathers in as few rounds as there can be, whatever the size of
-// the group (Bruck, Ho, Kipnis, Upfal and Weathersby, "Efficient algorithms for
-// all-to-all communications in multiport message-passing systems", 1997). The
-// blocks are collected in scratch, counted from a rank's own, and turned into
-// place at the end.
+// allGatherBruck gathers in the fewest rounds for every size of a group (Bruck, Ho, Kipnis, Upfal
+// and Weathersby, "Efficient algorithms for all-to-all communications in multiport
+// message-passing systems", 1997). It collects the blocks in scratch, beginning with the rank's
+// own, and copies them into place at the end.
 func (b *builder) allGatherBruck(rank int, all blocks) {
 	size := all.size
 	own, n := all.at(rank)

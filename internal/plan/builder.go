@@ -5,17 +5,15 @@ import "fmt"
 // none stands for a request that was not posted.
 const none int32 = -1
 
-// batch is how many steps a plan in the making hands over at a time where its
-// steps are not kept. A switch between planner and consumer costs as much as
-// some ten steps (BenchmarkSteps).
+// batch is how many steps a planner yields at a time if the plan is not kept. A switch between
+// planner and consumer costs as much as ten steps (BenchmarkSteps).
 const batch = 128
 
-// builder collects steps and hands out request indices, the latest free one
-// first, so that Requests is what is outstanding at most.
+// builder collects steps and assigns request indices. It takes the latest free one first, so
+// Requests is the largest number of outstanding requests.
 //
-// A planner writes into a builder that it is given, as if it were alone: peer
-// and base make it part of a larger plan, for a part of the group and of the
-// buffers.
+// A planner writes into a builder as for a whole plan. peer and base make its steps part of a
+// larger plan, for a part of the group and of the buffers.
 type builder struct {
 	plan Plan
 	free []int32
@@ -25,7 +23,7 @@ type builder struct {
 	base [3]int64           // where the planner's buffers begin
 }
 
-// build returns the plan that a planner writes, which has about steps steps.
+// build returns a planner's plan of about steps steps.
 func build(steps int, planner func(*builder)) *Plan {
 	b := builder{plan: Plan{Steps: make([]Step, 0, steps)}}
 	planner(&b)
@@ -71,7 +69,7 @@ func (b *builder) recv(peer int, buf Buffer, off, n int64) int32 {
 	return b.post(Recv, peer, buf, off, n)
 }
 
-// sendSome is send but for nothing to send, which both sides know.
+// sendSome is send, but does nothing for an empty message.
 func (b *builder) sendSome(peer int, buf Buffer, off, n int64) int32 {
 	if n == 0 {
 		return none
@@ -105,8 +103,8 @@ func (b *builder) local(kind Kind, buf Buffer, off int64, src Buffer, srcOff, n 
 // scratch asks for n bytes of scratch memory.
 func (b *builder) scratch(n int64) { b.plan.Scratch = max(b.plan.Scratch, b.base[Scratch]+n) }
 
-// within runs a planner on a part of the group, whose ranks peer numbers, and
-// of Out, from off on.
+// within runs a planner on a part of the group and on Out from off on. peer returns the ranks of
+// that part.
 func (b *builder) within(peer func(int) int, off int64, planner func()) {
 	outer, base := b.peer, b.base
 	b.peer = func(rank int) int {
@@ -120,8 +118,8 @@ func (b *builder) within(peer func(int) int, off int64, planner func()) {
 	b.peer, b.base = outer, base
 }
 
-// rounds is a pipeline of n messages each way, of which depth are outstanding
-// each way at most. Post posts a receive and a send; done follows the receive.
+// rounds is a pipeline of n messages each way, at most depth of them outstanding. post posts a
+// receive and a send. done runs after the receive.
 func (b *builder) rounds(n int64, depth int, post func(i int64) (recv, send int32), done func(i int64)) {
 	pending := make([]struct{ recv, send int32 }, depth)
 	for i := range n + int64(depth) {

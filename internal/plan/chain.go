@@ -1,20 +1,20 @@
 package plan
 
-// What a chain has outstanding: parts that a rank receives ahead, and slots of
-// scratch for them. Two slots more than parts ahead let two sends be under way.
+// Outstanding parts of a chain: parts that a rank receives ahead, and slots of scratch for them.
+// The two extra slots allow two sends under way.
 const (
 	ahead = 2
 	slots = ahead + 2
 )
 
-// parts returns in how many parts of at most chunk bytes, at least one, a chain
-// sends bytes bytes.
+// parts returns the number of parts, at least one, of at most chunk bytes for a chain of bytes
+// bytes.
 func parts(bytes, elem, chunk int64) int64 {
 	return max(1, ceilDiv(bytes, max(chunk/elem*elem, elem)))
 }
 
-// broadcastChain sends the data in parts along a chain from root to root+1 and
-// so on: a rank hands on one part while it receives others.
+// broadcastChain sends the data in parts along a chain from root to root+1 and so on. A rank
+// sends one part while it receives others.
 func (b *builder) broadcastChain(rank, size, root int, bytes, chunk int64) {
 	place, n := (rank-root+size)%size, parts(bytes, 1, chunk)
 	if bytes == 0 || size == 1 {
@@ -48,13 +48,13 @@ func (b *builder) broadcastChain(rank, size, root int, bytes, chunk int64) {
 	}
 }
 
-// allReduceChain reduces in rank order whatever the size: partial results go in
-// parts from rank 0 up to the last rank, each adding its own, and results come
-// back down the chain while later parts still go up.
+// allReduceChain reduces in rank order for any size. Partial results go in parts from rank 0 to
+// the last rank, and each rank adds its own. Results come back down the chain while later parts
+// still go up.
 //
-// Rank r takes a part back 2(P-1-r) parts, and a few more, after it handed it
-// on, which is how long the part takes to the end of the chain and back: a plan
-// is a straight line, and a rank that waited for it earlier would hold up others.
+// Rank r receives a part's result 2(P-1-r) parts, and a few more, after it sent the part. That is
+// the time to the end of the chain and back. A plan's steps have a fixed order, so an earlier
+// wait would delay other ranks.
 func (b *builder) allReduceChain(rank, size int, bytes, elem, chunk int64) {
 	if bytes == 0 || size == 1 {
 		return
@@ -73,7 +73,7 @@ func (b *builder) allReduceChain(rank, size int, bytes, elem, chunk int64) {
 		if rank == 0 || i >= n {
 			return
 		}
-		// The slot's last part has to be on its way.
+		// The slot's last part must have been sent.
 		b.wait(up.sends[i%slots])
 		up.sends[i%slots] = none
 		_, length := at(i)
@@ -119,7 +119,7 @@ func (b *builder) allReduceChain(rank, size int, bytes, elem, chunk int64) {
 		if rank == last {
 			continue
 		}
-		// Rank 0 sent part k+ahead from where it is to come back to.
+		// Rank 0 sent part k+ahead from the place of its result.
 		if k := i - lag; k+ahead >= 0 && k < n {
 			if rank == 0 && k+ahead < n && k+ahead+slots > min(i, n-1) {
 				b.wait(up.sends[(k+ahead)%slots])

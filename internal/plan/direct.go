@@ -1,14 +1,12 @@
 package plan
 
-// window is how many messages each way a rank has outstanding at most when it
-// trades with all others. It bounds requests and, at the root of a reduction in
-// rank order, scratch memory.
+// window is the most messages each way that a rank has outstanding when it exchanges with all
+// others. It bounds requests and, at the root of a reduction in rank order, scratch memory.
 const window = 16
 
-// trade has every rank send to and receive from every other, in an order in
-// which each round is a permutation: to rank-1 and from rank+1 first. In this
-// order the parts of ranks 0, 1, .. come to a rank last and one after the
-// other, and can be reduced as they come.
+// trade makes every rank send to and receive from every other rank. Each round is a permutation:
+// to rank-1 and from rank+1 first. The parts of ranks 0, 1, .. then arrive last and in order, so
+// they can be reduced as they arrive.
 func (b *builder) trade(rank, size int, send, recv func(peer int) int32, done func(from int)) {
 	b.rounds(int64(size-1), window, func(i int64) (int32, int32) {
 		d := int(i) + 1
@@ -21,14 +19,13 @@ func (b *builder) trade(rank, size int, send, recv func(peer int) int32, done fu
 	})
 }
 
-// reduceParts sends each rank its block of src, where the sender's blocks lie,
-// and reduces what comes to rank, and its own, in rank order. The result ends
-// in acc at accOff, where src may be; beside that it takes scratch for all
+// reduceParts sends each rank its block of src, and reduces the received blocks and the own one
+// in rank order. The result is in acc at accOff, which may be in src. It takes scratch for all
 // parts but two.
 func (b *builder) reduceParts(rank int, all blocks, src, acc Buffer, accOff int64) {
 	size := all.size
 	own, n := all.at(rank)
-	// Rank 0's part is where the result grows.
+	// The result begins with rank 0's part, in its place.
 	sum, sumOff := acc, accOff
 	inPlace := src == acc && own == accOff
 	first := int64(0) // scratch below is taken
@@ -76,7 +73,7 @@ func (b *builder) reduceParts(rank int, all blocks, src, acc Buffer, accOff int6
 	b.local(Copy, acc, accOff, sum, sumOff, n)
 }
 
-// gatherParts sends rank's block in Out to everybody.
+// gatherParts sends rank's block in Out to all ranks.
 func (b *builder) gatherParts(rank int, all blocks) {
 	own, n := all.at(rank)
 	b.trade(rank, all.size, func(to int) int32 {
@@ -87,8 +84,8 @@ func (b *builder) gatherParts(rank int, all blocks) {
 	}, nil)
 }
 
-// allReduceTwoStep sends each rank its block, has it reduced in rank order, and
-// sends the results to everybody.
+// allReduceTwoStep sends each rank its block of all operands. The rank reduces them in rank order
+// and sends the result to all ranks.
 func (b *builder) allReduceTwoStep(rank, size int, bytes, elem int64) {
 	all := cut(size, bytes, elem)
 	off, _ := all.at(rank)
@@ -96,8 +93,7 @@ func (b *builder) allReduceTwoStep(rank, size int, bytes, elem int64) {
 	b.gatherParts(rank, all)
 }
 
-// allReduceOneShot sends everything to everybody, and everybody reduces all of
-// it in rank order.
+// allReduceOneShot sends every operand to all ranks. Each reduces them all in rank order.
 func (b *builder) allReduceOneShot(rank, size int, bytes int64) {
 	if size == 1 || bytes == 0 {
 		return
@@ -128,10 +124,9 @@ func (b *builder) allReduceOneShot(rank, size int, bytes int64) {
 	b.local(Copy, Out, 0, acc, 0, bytes)
 }
 
-// reduceScatterRing passes partial results of each block around a ring, to
-// rank+1, the one that ends at rank beginning at rank+1: acc = op(acc, own) at
-// each stop. Blocks go in parts of at most chunk bytes, so that one can be
-// reduced while others travel.
+// reduceScatterRing passes partial results of each block around a ring, to rank+1. The block of a
+// rank begins at rank+1, and each rank computes acc = op(acc, own). Blocks are sent in parts of
+// at most chunk bytes, so that one is reduced while others travel.
 func (b *builder) reduceScatterRing(rank int, all blocks, elem, chunk int64) {
 	size := all.size
 	if size == 1 {
@@ -144,8 +139,8 @@ func (b *builder) reduceScatterRing(rank int, all blocks, elem, chunk int64) {
 	slots := parts + depth // a part is sent on a block after it came
 	b.scratch(slots * room)
 	to, from := (rank+1)%size, (rank-1+size)%size
-	// piece returns where in In the part lies that is sent in step i; it was
-	// received a block before.
+	// piece returns the place in In of the part that is sent in step i. It was received one block
+	// earlier.
 	piece := func(i int64) (off, n int64) {
 		off, n = all.at((rank - 1 - int(i/parts) + 2*size) % size)
 		return part(off, n, elem, i%parts, parts)
@@ -174,7 +169,7 @@ func (b *builder) reduceScatterRing(rank int, all blocks, elem, chunk int64) {
 	})
 }
 
-// broadcastFlat has root send to everybody.
+// broadcastFlat sends from root to each rank.
 func (b *builder) broadcastFlat(rank, size, root int, bytes int64) {
 	if rank != root {
 		b.wait(b.recvSome(root, Out, 0, bytes))

@@ -1,13 +1,11 @@
 package plan
 
-// level is one step of recursive halving: the ranks from lo up to hi part into
-// the lower ones, up to mid, and the upper ones. The lower half has one more if
-// they do not come out even, so that groups of any size are halved without
-// folding ranks together, and a rank sends each byte once.
+// level is one step of recursive halving: the ranks from lo to hi-1 divide into a lower half, up
+// to mid-1, and an upper one. An odd number gives the lower half one more. Groups of any size are
+// thus halved without folding ranks together, and a rank sends each byte once.
 type level struct{ lo, mid, hi int }
 
-// levels returns the levels that rank goes through, from the whole group down
-// to a pair.
+// levels returns the levels of rank, from the whole group down to a pair.
 func levels(rank, size int) []level {
 	var all []level
 	for lo, hi := 0, size; hi-lo > 1; {
@@ -34,8 +32,8 @@ func (l level) other(rank int) (lo, hi int) {
 	return l.lo, l.mid
 }
 
-// target returns the rank of the other half that is rank's counterpart. Where
-// the lower half has one more, its last two have the same.
+// target returns rank's counterpart in the other half. If the lower half has one more, its last
+// two ranks have the same counterpart.
 func (l level) target(rank int) int {
 	if rank < l.mid {
 		return min(l.mid+rank-l.lo, l.hi-1)
@@ -43,8 +41,8 @@ func (l level) target(rank int) int {
 	return l.lo + rank - l.mid
 }
 
-// sources returns those whose counterpart rank is: one, or for the last upper
-// rank two, and for the last lower rank none, where the lower half has one more.
+// sources returns the ranks whose counterpart is rank. It is one rank; but if the lower half has
+// one more, two for the last upper rank and none for the last lower rank.
 func (l level) sources(rank int) []int {
 	uneven := l.mid-l.lo > l.hi-l.mid
 	switch {
@@ -56,11 +54,10 @@ func (l level) sources(rank int) []int {
 	return []int{l.target(rank)}
 }
 
-// reduceHalving reduces the blocks in Out, of which rank's own is the result
-// afterwards and the others hold partial results: in each level, a rank sends
-// what belongs to the other half of the ranks and reduces what comes for its
-// own half (Thakur, Rabenseifner and Gropp, "Optimization of collective
-// communication operations in MPICH", 2005, section 4.3).
+// reduceHalving reduces the blocks in Out. Afterwards rank's own block is the result, and other
+// blocks have partial results. In each level, a rank sends the blocks of the other half and
+// reduces the received blocks of its own half. See Thakur, Rabenseifner and Gropp, "Optimization
+// of collective communication operations in MPICH", 2005, section 4.3.
 func (b *builder) reduceHalving(rank int, all blocks) {
 	for _, l := range levels(rank, all.size) {
 		lo, hi := l.half(rank)
@@ -82,9 +79,8 @@ func (b *builder) reduceHalving(rank int, all blocks) {
 	}
 }
 
-// reduceScatterHalving is reduceHalving from In, which stays as it is, to a
-// block in Out. Partial results are in scratch, where the first half of the
-// operand that a rank is left with begins.
+// reduceScatterHalving is reduceHalving from In, which does not change, to a block in Out.
+// Partial results are in scratch; it begins with the half of the operand that the rank keeps.
 func (b *builder) reduceScatterHalving(rank int, all blocks) {
 	src, shift := In, int64(0) // block k begins in src at its place plus shift
 	var room int64             // what the partial results take
@@ -101,7 +97,7 @@ func (b *builder) reduceScatterHalving(rank int, all blocks) {
 				b.local(Copy, Scratch, 0, In, off, n)
 			}
 		}
-		// What comes first may lie where the result grows.
+		// The first part may be received in the place of the result.
 		var recv [2]int32
 		var at [2]int64
 		for j, from := range sources {
@@ -127,9 +123,8 @@ func (b *builder) reduceScatterHalving(rank int, all blocks) {
 	b.local(Copy, Out, 0, src, off+shift, n)
 }
 
-// gatherDoubling spreads the blocks in Out, of which every rank has its own:
-// the levels of halving backwards, in each of which two halves trade all they
-// have. A rank receives each byte once.
+// gatherDoubling gathers the ranks' blocks in Out on all ranks. It runs the levels of halving
+// backwards; in each, two halves exchange all their blocks. A rank receives each byte once.
 func (b *builder) gatherDoubling(rank int, all blocks) {
 	ls := levels(rank, all.size)
 	for i := len(ls) - 1; i >= 0; i-- {
@@ -171,8 +166,8 @@ func (b *builder) reduceHalvingTo(rank, size, root int, bytes, elem int64) {
 	b.wait(posted...)
 }
 
-// folded is a group of which the first ranks stand together in pairs, so that
-// the number of pairs and single ranks is a power of two.
+// folded is a group whose first ranks form pairs, so that the number of pairs and single ranks is
+// a power of two.
 type folded struct {
 	pairs, size int // size is the power of two
 }
@@ -185,8 +180,8 @@ func fold(size int) folded {
 	return folded{pairs: size - p, size: p}
 }
 
-// number returns rank's number among those who go on after folding; ok is false
-// for the odd ones of the pairs, who do not.
+// number returns rank's number among the ranks that go on after folding. ok is false for the
+// second rank of a pair.
 func (f folded) number(rank int) (n int, ok bool) {
 	if rank >= 2*f.pairs {
 		return rank - f.pairs, true
@@ -202,7 +197,7 @@ func (f folded) rank(n int) int {
 	return n + f.pairs
 }
 
-// unfold hands the result of those who went on to those who did not.
+// unfold sends the result to the ranks that did not go on.
 func (b *builder) unfold(rank int, f folded, bytes int64) {
 	switch {
 	case rank >= 2*f.pairs:
@@ -213,11 +208,9 @@ func (b *builder) unfold(rank int, f folded, bytes int64) {
 	}
 }
 
-// allReduceDoubling has the fewest rounds: in each, every rank trades all it
-// has with another and reduces it. Operands keep the order of the ranks,
-// lower ones first, so that both ends of a trade get the same bits; instead of
-// being copied into place, results stay in whichever of two buffers held the
-// lower operand.
+// allReduceDoubling has the fewest rounds. In each, every rank exchanges its whole buffer with
+// another rank and reduces it. The operand of the lower ranks comes first, so both get the same
+// bits. The result stays in the buffer of the lower operand, which saves a copy.
 func (b *builder) allReduceDoubling(rank, size int, bytes int64) {
 	f := fold(size)
 	n, stays := f.number(rank)

@@ -1,6 +1,6 @@
 package plan
 
-// Layout tells which ranks of a group share a host. It is immutable.
+// Layout says which ranks of a group share a host. It is immutable.
 type Layout struct {
 	host, index []int32   // by rank: its host, and which of the host's ranks it is
 	members     [][]int32 // by host: its ranks, ascending
@@ -60,16 +60,16 @@ func (b *builder) inside(l *Layout, rank int, planner func(index, size int)) {
 	b.within(func(v int) int { return int(members[v]) }, 0, func() { planner(int(l.index[rank]), len(members)) })
 }
 
-// between runs a planner on one rank of each host, which of returns.
+// between runs a planner on one rank of each host; of returns that rank.
 func (b *builder) between(l *Layout, rank int, of func(host int) int, off int64, planner func(host, hosts int)) {
 	b.within(of, off, func() { planner(int(l.host[rank]), len(l.members)) })
 }
 
-// allReduceHierarchical reduces on each host, then between hosts, so that each
-// byte leaves a host as often as if the host were one rank. Where hosts have
-// equal numbers of ranks, each rank reduces its share on its host, all-reduces
-// that with its like on the other hosts, all shares at the same time, and hands
-// the result to its host. Else the first rank of each host does it all.
+// allReduceHierarchical reduces on each host, then between hosts. Each byte leaves a host as
+// often as if the host were one rank. If hosts have equal numbers of ranks, each rank reduces one
+// share on its host, all-reduces it with the ranks of the same index on other hosts, and sends
+// the result to its host. All shares run at the same time. Otherwise the first rank of each host
+// does all of it.
 func (b *builder) allReduceHierarchical(rank int, l *Layout, bytes, elem int64, outer func(b *builder, rank, size int, bytes int64)) {
 	if bytes == 0 {
 		return
@@ -92,8 +92,8 @@ func (b *builder) allReduceHierarchical(rank int, l *Layout, bytes, elem int64, 
 
 func (l *Layout) first(host int) int { return int(l.members[host][0]) }
 
-// heads returns who stands for each host in an operation with a root: the root
-// for its own, the first rank for any other.
+// heads returns the rank that represents each host in an operation with a root: the root on its
+// host, the first rank elsewhere.
 func (l *Layout) heads(root int) func(host int) int {
 	return func(host int) int {
 		if host == int(l.host[root]) {
@@ -103,8 +103,8 @@ func (l *Layout) heads(root int) func(host int) int {
 	}
 }
 
-// broadcastHierarchical broadcasts to one rank of each host, and from there to
-// the others.
+// broadcastHierarchical broadcasts to one rank of each host, and from there to the host's other
+// ranks.
 func (b *builder) broadcastHierarchical(rank, root int, l *Layout, bytes int64, outer func(b *builder, rank, size, root int, bytes int64)) {
 	if bytes == 0 {
 		return
@@ -127,10 +127,9 @@ func (b *builder) reduceHierarchical(rank, root int, l *Layout, bytes int64) {
 	}
 }
 
-// allGatherHierarchical gathers the blocks in Out, of which every rank has its
-// own, from its likes on the other hosts, around a ring; then the ranks of a
-// host trade what they have. Each block enters a host once. Where hosts differ in
-// their numbers of ranks, blocks go straight to everybody.
+// allGatherHierarchical gathers the ranks' blocks in Out. First the ranks with the same index on
+// their hosts gather around a ring. Then the ranks of a host exchange their blocks. Each block
+// enters a host once. If hosts differ in their numbers of ranks, blocks go straight to all ranks.
 func (b *builder) allGatherHierarchical(rank int, l *Layout, all blocks) {
 	if l.even == 0 {
 		b.gatherParts(rank, all)
@@ -162,8 +161,8 @@ func (l *Layout) like(index int) func(host int) int {
 	return func(host int) int { return int(l.members[host][index]) }
 }
 
-// tradeColumns is trade among the ranks of a host, each two of which send each
-// other a message for each host. Recv and done get the message's number.
+// tradeColumns is trade among the ranks of a host, with one message for each host between each
+// two of them. recv and done get the message's number.
 func (b *builder) tradeColumns(l *Layout, rank int, send func(peer, host int) int32, recv func(peer, host int, i int64) int32, done func(host int, i int64)) {
 	hosts := int64(len(l.members))
 	b.inside(l, rank, func(index, size int) {
@@ -179,16 +178,16 @@ func (b *builder) tradeColumns(l *Layout, rank int, send func(peer, host int) in
 	})
 }
 
-// reduceScatterHierarchical reduces on each host what belongs to the ranks of
-// one index there and to their likes on the other hosts; then these exchange
-// what belongs to each. Each block leaves a host once. Where hosts differ in
-// their numbers of ranks, blocks go straight to their ranks.
+// reduceScatterHierarchical first reduces on each host: a rank reduces the blocks of all ranks
+// with its index. Then the ranks with the same index exchange and reduce their blocks. Each block
+// leaves a host once. If hosts differ in their numbers of ranks, blocks go straight to their
+// ranks.
 func (b *builder) reduceScatterHierarchical(rank int, l *Layout, all blocks) {
 	if l.even == 0 {
 		b.reduceParts(rank, all, In, Out, 0)
 		return
 	}
-	// Scratch: room for what comes, then the column: a block for each host.
+	// Scratch: room for received blocks, then the column: a block for each host.
 	index, hosts := int(l.index[rank]), len(l.members)
 	largest, messages := all.largest(), int64(l.even-1)*int64(hosts)
 	column := blocks{size: hosts, offs: make([]int64, hosts+1)}

@@ -26,10 +26,9 @@ func (b *builder) broadcastTree(rank, size, root int, bytes int64) {
 	b.wait(sends...)
 }
 
-// AllGather plans an all-gather of blocks of bytes bytes around a ring: every
-// rank hands on to rank+1 what came from rank-1, each block in two halves so
-// that one travels while the other is handed on. The halves need not end at an
-// element.
+// AllGather plans an all-gather of blocks of bytes bytes around a ring: every rank sends to
+// rank+1 the blocks that it receives from rank-1. Each block is sent in two halves, so that one
+// travels while the other is sent on. The halves need not end at an element.
 func AllGather(rank, size int, bytes int64) *Plan {
 	checkRank(rank, size)
 	checkBytes(bytes)
@@ -140,9 +139,8 @@ func (b *builder) scatterDirect(rank, root int, all blocks, empty bool) {
 	b.wait(posted...)
 }
 
-// AllToAllV plans an exchange in which rank sends send[r] bytes to rank r and
-// receives recv[r] bytes from it, all posted at once. What a rank keeps for itself
-// has to have the same size in both.
+// AllToAllV plans an exchange in which rank sends send[r] bytes to rank r and receives recv[r]
+// bytes from it, all posted at once. send[rank] and recv[rank] must be equal.
 func AllToAllV(rank int, send, recv []int64) *Plan {
 	checkRank(rank, len(send))
 	if len(recv) != len(send) || send[rank] != recv[rank] {
@@ -171,9 +169,9 @@ func (b *builder) allToAllDirect(rank int, from, to blocks, empty bool) {
 	b.wait(posted...)
 }
 
-// Barrier plans a dissemination barrier (Hensgen, Finkel and Manber, "Two
-// algorithms for barrier synchronization", 1988): empty messages over distances
-// 1, 2, 4 and so on, after which every rank has heard of every other.
+// Barrier plans a dissemination barrier (Hensgen, Finkel and Manber, "Two algorithms for barrier
+// synchronization", 1988): empty messages over distances 1, 2, 4 and so on. After them every rank
+// knows that all ranks have arrived.
 func Barrier(rank, size int) *Plan {
 	checkRank(rank, size)
 	return build(32, func(b *builder) { b.disseminate(rank, size) })

@@ -32,8 +32,8 @@ type Step struct {
 	SrcOff   int64
 }
 
-// Plan is what one rank does in one collective: its steps in order. It is
-// immutable once made, so that it can be cached and run from many goroutines.
+// Plan is the steps of one rank in one collective, in order. It is immutable, so it can be cached
+// and run from many goroutines.
 type Plan struct {
 	Steps    []Step
 	Requests int   // how many requests are outstanding at most: Req is below it

@@ -1,17 +1,15 @@
 package plan
 
-// maxSegment bounds a message of the ring. It is Gloo's number, and both sides
-// have to agree on it.
+// maxSegment bounds a message of the ring. It is Gloo's number; both sides must have the same.
 const maxSegment = 1 << 20
 
 // AllReduceRing plans an all-reduce of bytes bytes in elements of elem: a ring
 // reduce-scatter, then a ring all-gather (Patarasuk and Yuan, "Bandwidth
 // optimal all-reduce algorithms for clusters of workstations", 2009).
 //
-// The operand is cut into segments, an equal number for each rank and at least
-// two, so that one is on the wire while another is reduced. Every rank sends to
-// rank-1 and receives from rank+1. Rank b owns the segments of block b, which
-// comes to be as
+// The operand is cut into segments. Each rank has an equal number of them, at least two, so that
+// one is on the wire while another is reduced. Every rank sends to rank-1 and receives from
+// rank+1. Rank b owns the segments of block b, whose result is
 //
 //	acc = x[b-1]; for k = 2..size: acc = op(x[b-k], acc)
 //
@@ -36,9 +34,9 @@ func (b *builder) glooRing(rank, size int, bytes, elem, limit int64) {
 	newRing(rank, size, bytes, segments, roundUp(ceilDiv(bytes, segments), elem), glooDepth).allReduce(b)
 }
 
-// allReduceRing is the ring of groups without PyTorch ranks: blocks of at most
-// chunk bytes are not cut further, which saves a message for each rank and
-// step, and larger ones are cut into messages of at most that.
+// allReduceRing is the ring of groups without PyTorch ranks. Blocks of at most chunk bytes are
+// not cut, which saves a message for each rank and step. Larger ones are cut into messages of at
+// most chunk bytes.
 func (b *builder) allReduceRing(rank, size int, bytes, elem, chunk int64) {
 	if bytes == 0 || size == 1 {
 		return
@@ -52,9 +50,9 @@ func (b *builder) allReduceRing(rank, size int, bytes, elem, chunk int64) {
 // [AllReduceRing], with segments cut a little differently, after which every
 // other rank sends its block to root. The operands meet in the same order.
 //
-// Gloo's loop has as many steps as there are segments but two, whatever their
-// number for each rank. Beyond two for each rank the surplus steps carry
-// segments that nobody needs; peers wait for them all the same.
+// Gloo's loop has two steps less than there are segments, however many each rank has. With more
+// than two for each rank, the last steps carry segments that no rank needs, but peers wait for
+// them.
 func ReduceRing(rank, size, root int, bytes, elem int64) *Plan {
 	return reduceRing(rank, size, root, bytes, elem, maxSegment)
 }
@@ -90,9 +88,9 @@ func newRing(rank, size int, bytes, segments, segment, depth int64) *ring {
 	return &ring{rank: rank, size: size, bytes: bytes, segments: segments, segment: segment, per: per, depth: min(per, depth)}
 }
 
-// Gloo has two messages outstanding. Four of 64 KiB keep a network of 10 us and
-// 12.5 GB/s busy that two do not ("c10d simulate -algorithm ring -ranks 16
-// -chunk 64K -b 64M -e 64M": 13 and 20 ms, and 12 ms with the default chunk).
+// Gloo has two messages outstanding. With chunks of 64 KiB, four messages keep a network of 10 us
+// and 12.5 GB/s busy, and two do not. An all-reduce of 64 MiB takes 13 ms and 20 ms, and 12 ms
+// with the default chunk: "c10d simulate -algorithm ring -ranks 16 -chunk 64K -b 64M -e 64M".
 const (
 	glooDepth = 2
 	ringDepth = 4
@@ -125,17 +123,16 @@ func (r *ring) reduceTo(b *builder, root int) {
 	b.wait(posted...)
 }
 
-// at returns where segment k lies; an empty one has no message.
+// at returns the place of segment k; an empty one has no message.
 func (r *ring) at(k int64) (off, n int64) {
 	off = k % r.segments * r.segment
 	return off, max(0, min(r.segment, r.bytes-off))
 }
 
-// pass sends the segments from first on, as many as steps, and receives the
-// same number from first+per on: straight into place, or by way of scratch if
-// they are to be reduced. What a step sends has been received per steps before.
-// A step is finished before as many others as depth have begun, so that there
-// are as many receives and sends at most, and parts of scratch.
+// pass sends steps segments from first on, and receives the same number from first+per on:
+// straight into place, or through scratch if reduce is set. A step sends the segment that was
+// received per steps earlier. At most depth steps are under way, which bounds receives, sends and
+// parts of scratch.
 func (r *ring) pass(b *builder, first, steps int64, reduce bool) {
 	to, from := (r.rank+r.size-1)%r.size, (r.rank+1)%r.size
 	depth := r.depth

@@ -7,11 +7,10 @@ import (
 	"slices"
 )
 
-// simulation runs the plans of a whole group on plain slices, one event after
-// another in an order drawn from rng, and refuses every plan that a transport
-// could trip over: a group that stops, messages that differ in length, memory
-// touched while a request owns it, memory read before it was written, ranges
-// outside of a buffer, requests never waited for, and resources asked for but
+// simulation runs the plans of a whole group on plain slices, one event after another in an order
+// drawn from rng. It refuses every plan that could fail on a transport: a group that stops,
+// messages that differ in length, memory touched while a request owns it, memory read before it
+// was written, ranges outside of a buffer, requests never waited for, and resources asked for but
 // not used.
 type simulation struct {
 	rng        *rand.Rand

@@ -26,8 +26,8 @@ func (b Buffer) String() string {
 	return bufferNames[b]
 }
 
-// String returns the step as a line of text: what it does, its request and
-// peer, and byte ranges, the result first.
+// String returns the step as a line of text: its kind, request and peer, and byte ranges, the
+// result first.
 func (s Step) String() string {
 	to := fmt.Sprintf("%v[%d:%d]", s.Buf, s.Off, s.Off+s.Len)
 	switch s.Kind {
@@ -41,8 +41,7 @@ func (s Step) String() string {
 	return fmt.Sprintf("%-6v %s %v[%d:%d]", s.Kind, to, s.Src, s.SrcOff, s.SrcOff+s.Len)
 }
 
-// String returns the plan as text, a line for what the executor has to provide
-// and one for each step.
+// String returns the plan as text: a line with the requests and scratch, and one for each step.
 func (p *Plan) String() string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "requests %d, scratch %d\n", p.Requests, p.Scratch)

@@ -24,14 +24,14 @@ func (b *builder) allReduceTree(rank, size int, bytes int64) {
 	}
 }
 
-// reduceInOrder has root receive every operand and reduce them in rank order.
+// reduceInOrder sends every operand to root, which reduces them in rank order.
 func (b *builder) reduceInOrder(rank, size, root int, bytes int64) {
 	if rank != root {
 		b.wait(b.sendSome(root, Out, 0, bytes))
 		return
 	}
-	// The first part of scratch holds the result until the operand in Out has
-	// been reduced; the others come in turn.
+	// The first part of scratch has the result until the operand in Out has been reduced. Other
+	// parts receive in turn.
 	acc, accOff := Out, int64(0)
 	if root > 0 {
 		acc, accOff = Scratch, 0
@@ -67,9 +67,9 @@ func (b *builder) reduceInOrder(rank, size, root int, bytes int64) {
 	b.local(Copy, Out, 0, acc, accOff, bytes)
 }
 
-// scatterHalving cuts root's Out into blocks and has every rank end with its
-// own, counted from root: who has the blocks of several ranks sends those of
-// the upper half to the first of them.
+// scatterHalving cuts root's Out into blocks and sends each rank its own, counted from root. A
+// rank with the blocks of several ranks sends the upper half of them to the first rank of that
+// half.
 func (b *builder) scatterHalving(rank int, all blocks) {
 	var sends []int32
 	for _, l := range levels(rank, all.size) {
@@ -84,8 +84,8 @@ func (b *builder) scatterHalving(rank int, all blocks) {
 	b.wait(sends...)
 }
 
-// broadcastScattered scatters the data, then gathers them everywhere (van de
-// Geijn, "On global combine operations", 1994): around a ring, or by doubling.
+// broadcastScattered scatters the data, then gathers them on all ranks (van de Geijn, "On global
+// combine operations", 1994): around a ring, or by doubling.
 func (b *builder) broadcastScattered(rank, size, root int, bytes int64, ring bool) {
 	all, place := cut(size, bytes, 1), (rank-root+size)%size
 	b.within(func(v int) int { return (v + root) % size }, 0, func() {
@@ -98,8 +98,8 @@ func (b *builder) broadcastScattered(rank, size, root int, bytes int64, ring boo
 	})
 }
 
-// passAround gathers the blocks in Out, of which every rank has its own, around
-// a ring: P-1 steps, in each of which a block goes to rank+1.
+// passAround gathers the ranks' blocks in Out around a ring: P-1 steps, in each of which a block
+// goes to rank+1.
 func (b *builder) passAround(rank int, all blocks) {
 	to, from := (rank+1)%all.size, (rank-1+all.size)%all.size
 	b.rounds(int64(all.size-1), 1, func(i int64) (recv, send int32) {
@@ -111,15 +111,15 @@ func (b *builder) passAround(rank int, all blocks) {
 	}, nil)
 }
 
-// subtree is what a rank of a binomial gather or scatter has to do with others:
-// with the rank of a place, the blocks from there on, as many as count.
+// subtree is one exchange of a binomial gather or scatter: count blocks, from a place on, with
+// the rank of that place.
 type subtree struct {
 	place, count int
 	whole        bool // the blocks lie in one piece in the buffer of all blocks
 }
 
-// subtrees returns what a place handles: children from the farthest to the
-// nearest, and its parent and its own count, root having none and all.
+// subtrees returns a place's children, from the farthest to the nearest, its parent, and the
+// number of blocks of its subtree. Root has no parent and all blocks.
 func subtrees(place, root int, all blocks) (children []subtree, parent, own int) {
 	parent, own = -1, all.size
 	for _, l := range levels(place, all.size) {
@@ -134,8 +134,8 @@ func subtrees(place, root int, all blocks) (children []subtree, parent, own int)
 	return children, parent, own
 }
 
-// gatherTree gathers blocks to root up a binomial tree. In between, ranks
-// collect the blocks of their subtrees in scratch, in the order of their places.
+// gatherTree gathers blocks to root up a binomial tree. Inner ranks collect the blocks of their
+// subtrees in scratch, in the order of places.
 func (b *builder) gatherTree(rank, root int, all blocks) {
 	size := all.size
 	place := (rank - root + size) % size
@@ -210,9 +210,8 @@ func (b *builder) scatterTree(rank, root int, all blocks) {
 	b.wait(posted...)
 }
 
-// unwrap copies the count blocks from first on, which go on with block 0 after
-// the last, between a buffer of all blocks and scratch, where they are in one
-// piece at off; to scratch if wrap is set.
+// unwrap copies count blocks from first on between a buffer of all blocks and scratch, to scratch
+// if wrap is set. Block 0 follows the last one. In scratch the blocks are contiguous at off.
 func (b *builder) unwrap(buf, scratch Buffer, off int64, first, count int, all blocks, wrap bool) {
 	tail, head := all.total()-all.start(first), all.start(first+count-all.size)
 	if wrap {

@@ -1,5 +1,5 @@
-// Package reduce combines packed elements: the arithmetic of a reduction,
-// without a word of who sent what to whom.
+// Package reduce combines packed elements. It is the arithmetic of a reduction, without
+// communication.
 //
 // [Kernel] returns the function for a kind of reduction and a dtype:
 //
@@ -13,38 +13,36 @@
 //
 // # Semantics
 //
-// They are those of PyTorch's Gloo backend wherever that has any, to the bit,
-// so that a Go rank in a PyTorch group computes what its peers expect:
+// Results are those of PyTorch's Gloo backend, to the bit, so that a Go rank in a PyTorch group
+// computes the same as its peers:
 //
-//   - Min is src < dst ? src : dst and Max is dst < src ? src : dst. A comparison
-//     with NaN is false, so the local operand, dst, stays.
+//   - Min is src < dst ? src : dst and Max is dst < src ? src : dst. A comparison with NaN is
+//     false, so the result is the local operand, dst.
 //   - float16 and bfloat16 are widened to float32, combined, and rounded to
 //     nearest even, at every call. Min and Max pick one operand's bits. The fp8
 //     types, which Gloo lacks, do the same.
-//   - Integers wrap. Signed and unsigned ones of every width are there.
+//   - Integers wrap. All widths, signed and unsigned, are supported.
 //   - Complex numbers have Sum, Avg and PreMulSum, as pairs of reals. Other kinds
 //     are refused, as in c10d.
-//   - Bool is logical, which is a difference: Gloo adds bools as bytes, and its
-//     sum of 256 trues is false. Sum, Max and BOr are or; Product, Min and BAnd
-//     are and; BXor is exclusive or. Any byte but 0 is true; results are 0 or 1.
+//   - Unlike in Gloo, bool is logical. Gloo adds bools as bytes, and its sum of 256 trues is
+//     false. Sum, Max and BOr are or; Product, Min and BAnd are and; BXor is exclusive or. Any
+//     byte but 0 is true; results are 0 or 1.
 //   - Avg divides, it does not multiply by an inverse. Integers and bool have no
 //     Avg, bools no PreMulSum, and only integers and bool the bitwise kinds.
 //
-// What has no meaning is refused with an [*UnsupportedError].
+// Other combinations return an [*UnsupportedError].
 //
 // # Memory
 //
-// Slices hold elements in the host's byte order, as tensors do. They need no
-// alignment, for a wire puts bytes anywhere; the portable loops take a slower
-// path for unaligned ones. A function works on at most 1 MiB at a stretch, so
-// that a loop in assembly, which the scheduler cannot stop, never holds up a
-// garbage collection for long. Functions keep no state and may be called from
-// many goroutines.
+// Slices hold elements in the host's byte order, as tensors do. They need no alignment; the
+// portable loops are slower on unaligned ones. A function works on at most 1 MiB at a time: the
+// scheduler cannot stop a loop in assembly, so a longer one would delay a garbage collection.
+// Functions have no state, and many goroutines may call them.
 //
 // # Processors
 //
-// Every loop exists in Go. Loops in assembly do what is reduced most; the program in
-// the module below, asm, writes them:
+// Every loop exists in Go. The most frequent reductions also have loops in assembly, which the
+// program in the module asm writes:
 //
 //   - sum, product, min and max of float32, float64, float16, bfloat16, int32 and int64
 //   - sum, min and max of int8 and uint8
@@ -55,12 +53,12 @@
 // products of int32 and int64. Go's loops do the rest: fp8, 16-bit integers, products
 // of bytes, min and max of uint32 and uint64, PreMul of integers.
 //
-// A loop in assembly takes multiples of 64 bytes. Its caller pads what is left over.
+// A loop in assembly takes multiples of 64 bytes. Its caller pads the rest.
 //
-// On amd64 the loops need AVX2 and F16C. A processor with AVX-512 (F, BW, DQ) has
-// others for bfloat16. AVX-512's own conversion to bfloat16 is of no use: it takes
-// subnormal numbers for zeros. The loops for arm64 use NEON, which cannot multiply
-// 64-bit integers. They were tested under an emulator (make arm64), and never timed.
+// On amd64 the loops need AVX2 and F16C. A processor with AVX-512 (F, BW, DQ) has others for
+// bfloat16. AVX-512's own conversion to bfloat16 cannot be used, because it takes subnormal
+// numbers for zeros. The loops for arm64 use NEON, which cannot multiply 64-bit integers. They
+// were tested under an emulator (make arm64), and never timed.
 //
 // All loops give the same bits, with one exception. The sum or product of two NaNs is
 // either of them, because Go may exchange the operands of its own loops.
@@ -76,7 +74,7 @@
 //	int16         5.2
 //	float8_e4m3fn 1.5
 //
-// GODEBUG=cpu.avx512f=off leaves out the loops of AVX-512 at run time,
-// cpu.avx2=off all of them, and cpu.asimd=off those of NEON, though Go's runtime
-// says that it knows no such feature; the build tag purego does at build time.
+// GODEBUG switches off loops at run time: cpu.avx512f=off those of AVX-512, cpu.avx2=off all on
+// amd64, and cpu.asimd=off those of NEON. (Go's runtime reports that last one as unknown.) The
+// build tag purego leaves out all of them.
 package reduce

@@ -9,12 +9,11 @@ import (
 	"github.com/c10d-go/c10d/tensor"
 )
 
-// Func combines element by element: dst = dst op src, where dst is the local
-// operand and src the received one. Both have the same length, a whole number
-// of elements. They may be the same slice, but not overlap otherwise.
+// Func combines element by element: dst = dst op src, where dst is the local operand and src the
+// received one. Both have the same length, a whole number of elements. They may be the same
+// slice, but must not overlap in part.
 //
-// It panics on lengths that do not fit: going on would send a wrong result to
-// other ranks.
+// It panics on wrong lengths: going on would send a wrong result to other ranks.
 type Func func(dst, src []byte)
 
 // Kernel returns the function that combines elements of dtype d. Avg and
@@ -34,14 +33,14 @@ type pair struct {
 	dtype tensor.DType
 }
 
-// fast is what is done by other means than the portable loops.
+// fast has the functions that replace portable loops.
 type fast struct {
 	name                  string
 	kernels               map[pair]Func
 	dividers, multipliers map[tensor.DType]scaler
 }
 
-// inAssembly holds of each loop the fastest that this processor can run.
+// inAssembly has, for each loop, the fastest that this processor can run.
 var inAssembly = func() fast {
 	best := fast{
 		kernels:     make(map[pair]Func),
@@ -56,8 +55,7 @@ var inAssembly = func() fast {
 	return best
 }()
 
-// kernels is the dispatch table: all that supported lets through, but for Avg
-// and PreMulSum.
+// kernels is the dispatch table of all supported combinations except Avg and PreMulSum.
 var kernels = func() map[pair]Func {
 	t := portable()
 	maps.Copy(t, inAssembly.kernels)
@@ -98,7 +96,7 @@ func addInteger[T integer](t map[pair]Func, d tensor.DType) {
 	add(t, d, map[Kind]func(dst, src []byte){BAnd: and, BOr: or, BXor: xor})
 }
 
-// add enters loops over what elements of dtype d consist of.
+// add enters loops for dtype d, over T, which an element consists of.
 func add[T any](t map[pair]Func, d tensor.DType, loops map[Kind]func(dst, src []T)) {
 	for k, loop := range loops {
 		t[pair{k, d}] = bounded(d.Size(), loop)
@@ -106,12 +104,12 @@ func add[T any](t map[pair]Func, d tensor.DType, loops map[Kind]func(dst, src []
 }
 
 const (
-	// piece is how many bytes a loop works on at a stretch. That takes 0.02 to
-	// 0.8 ms (BenchmarkKernel), against which the call is nothing.
+	// piece is how many bytes a loop works on at a time. That takes 0.02 to 0.8 ms
+	// (BenchmarkKernel).
 	piece = 1 << 20
 
-	// step is what the lengths of loops in assembly are multiples of, in bytes: a
-	// vector of AVX-512, two of AVX2, four of NEON.
+	// step is the unit of lengths for loops in assembly, in bytes: a vector of AVX-512, two of
+	// AVX2, four of NEON.
 	step = 64
 
 	// block is how many unaligned bytes are copied at a time, both operands
@@ -140,8 +138,8 @@ func bounded[T any](size int, loop func(dst, src []T)) Func {
 	}
 }
 
-// stepped returns the Func that runs loop, in assembly, over whole steps. The bytes
-// after the last step are copied to a step of their own, and the results back.
+// stepped returns the Func that runs loop, in assembly, over whole steps. The bytes after the
+// last step are copied to a separate step, and the results back.
 func stepped(size int, loop func(dst, src []byte)) Func {
 	return func(dst, src []byte) {
 		checkLengths(dst, src, size)

@@ -44,7 +44,7 @@ func ParseKind(name string) (Kind, error) {
 	return 0, fmt.Errorf("reduce: unknown reduction %q", name)
 }
 
-// ErrUnsupported is what every UnsupportedError is.
+// ErrUnsupported is matched by every UnsupportedError.
 var ErrUnsupported = errors.New("reduce: unsupported reduction")
 
 // UnsupportedError refuses a kind of reduction for a dtype.
@@ -61,7 +61,7 @@ func (e *UnsupportedError) Error() string {
 // Is reports whether target is ErrUnsupported.
 func (e *UnsupportedError) Is(target error) bool { return target == ErrUnsupported }
 
-// supported returns nil if k means something for d.
+// supported returns an error if d has no reduction k.
 func supported(k Kind, d tensor.DType) error {
 	reason := ""
 	switch {

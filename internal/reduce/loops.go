@@ -5,9 +5,8 @@ import (
 	"math"
 )
 
-// The loops walk arrays of eight, which leaves one bounds check for as many
-// elements, and end with what is left over. All are called with slices of one
-// length.
+// The loops take eight elements at a time, with one bounds check for them, and then the rest. All
+// slices of a call have one length.
 
 type integer interface {
 	uint8 | uint16 | uint32 | uint64 | int8 | int16 | int32 | int64
@@ -65,9 +64,8 @@ func maxInt[T integer](dst, src []T) {
 	}
 }
 
-// Min and max of floats select among the bits: the compiler makes that a
-// conditional move, where it would branch for floats and guess wrong on every
-// other element of random data.
+// Min and max of floats select among the bits, which the compiler makes a conditional move. For
+// floats it would branch, and mispredict every other element of random data.
 
 func minF32(dst, src []uint32) {
 	for i, b := range src[:len(dst)] {

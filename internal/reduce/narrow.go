@@ -43,10 +43,10 @@ func maxBF16(dst, src []uint16) {
 	}
 }
 
-// wideF16 returns the float32 of every float16: 256 KiB, made when first
-// needed. Gradients mix zeros, subnormals and normals in no order that a
-// processor could guess, so that a conversion by arithmetic has to do without
-// branches; it took two to three times as long (float16/sum of BenchmarkKernel).
+// wideF16 returns the float32 of every float16: 256 KiB, made when first needed. A conversion by
+// arithmetic cannot use branches, because a processor cannot predict the order of zeros,
+// subnormals and normals in gradients. It took two to three times as long (float16/sum of
+// BenchmarkKernel).
 var wideF16 = sync.OnceValue(func() *[1 << 16]float32 {
 	t := new([1 << 16]float32)
 	for h := range t {
@@ -55,8 +55,8 @@ var wideF16 = sync.OnceValue(func() *[1 << 16]float32 {
 	return t
 })
 
-// roundF16 returns f as a float16 and whether that is right, which it is if the
-// result is normal; [tensor.F16From] knows the rest. The compiler inlines it.
+// roundF16 returns f as a float16, and whether the result is correct. It is if the result is
+// normal; use [tensor.F16From] otherwise. The compiler inlines it.
 func roundF16(f float32) (h uint16, ok bool) {
 	const least, over = 0x38800000, 0x477ff000 // 2^-14; 65520, which rounds to infinity
 	b := math.Float32bits(f)

@@ -7,8 +7,8 @@ import (
 	"unsafe"
 )
 
-// accessed tells the race detector what a loop does to memory: it cannot see
-// into assembly, and kernels work on memory that ranks share.
+// accessed tells the race detector which memory a loop reads and writes, because it does not see
+// assembly.
 func accessed(dst, src []byte) {
 	runtime.RaceReadRange(unsafe.Pointer(unsafe.SliceData(src)), len(src))
 	runtime.RaceWriteRange(unsafe.Pointer(unsafe.SliceData(dst)), len(dst))

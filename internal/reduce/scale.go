@@ -7,11 +7,10 @@ import (
 	"github.com/c10d-go/c10d/tensor"
 )
 
-// Divide returns the function that divides elements of dtype d by n, a group's
-// size: what makes an average of a sum. Narrow floats are widened to float32
-// and rounded once; complex numbers are divided part by part, as c10d does
-// with its real view of them. The error is an [*UnsupportedError] for a dtype
-// without Avg.
+// Divide returns the function that divides elements of dtype d by n, a group's size, to turn a
+// sum into an average. Narrow floats are widened to float32 and rounded once; complex numbers are
+// divided part by part, as c10d does with its real view of them. The error is an
+// [*UnsupportedError] for a dtype without Avg.
 func Divide(d tensor.DType, n int) (func(b []byte), error) {
 	if err := supported(Avg, d); err != nil {
 		return nil, err
@@ -35,10 +34,9 @@ func portableDivide(d tensor.DType, n int) func(b []byte) {
 	return eachNarrow(d, 1, float32(n))
 }
 
-// PreMul returns the function that multiplies elements of dtype d by factor:
-// what PreMulSum does to an operand before the sum. The factor is rounded to
-// float32 for float32 and narrower. For integers it has to be a whole number of
-// at most 2^53, and products wrap. The error is an [*UnsupportedError].
+// PreMul returns the function that multiplies elements of dtype d by factor, as PreMulSum does
+// before the sum. The factor is rounded to float32 for float32 and narrower. For integers it must
+// be a whole number of at most 2^53, and products wrap. The error is an [*UnsupportedError].
 func PreMul(d tensor.DType, factor float64) (func(b []byte), error) {
 	if err := supported(PreMulSum, d); err != nil {
 		return nil, err
@@ -74,8 +72,8 @@ func portablePreMul(d tensor.DType, factor float64) func(b []byte) {
 	return eachNarrow(d, float32(factor), 1)
 }
 
-// A scaler is a loop in assembly that divides or multiplies elements by a number. The
-// lowest bits of by are the number, as many as the arithmetic has.
+// A scaler is a loop in assembly that divides or multiplies elements by a number. The lowest bits
+// of by are that number, in the type of the arithmetic.
 type scaler func(b []byte, by uint64)
 
 // by returns the function that runs the loop with factor.
@@ -104,9 +102,8 @@ func multiply[T number](by T) func(b []T) {
 	}
 }
 
-// eachNarrow returns the function that multiplies elements of dtype d, narrower
-// than float32, by mul and divides them by div. One of the two is 1, which
-// changes nothing.
+// eachNarrow returns the function that multiplies elements of dtype d, narrower than float32, by
+// mul and divides them by div. One of the two is 1.
 func eachNarrow(d tensor.DType, mul, div float32) func(b []byte) {
 	switch d {
 	case tensor.BFloat16:

@@ -8,9 +8,8 @@ import (
 	"github.com/c10d-go/c10d/tensor"
 )
 
-// assemblies returns the sets of loops that this processor and its system can
-// run, the slowest first. A set has only what it does clearly faster than those
-// before it.
+// assemblies returns the sets of loops that this processor and its system can run, the slowest
+// first. A set has only loops that are clearly faster than those of the sets before it.
 func assemblies() []fast {
 	var sets []fast
 	if cpu.X86.HasAVX2 && hasF16C() {

@@ -18,9 +18,9 @@ import (
 	"github.com/c10d-go/c10d/tensor"
 )
 
-// Every set of loops that this processor can run, whether or not a faster one
-// takes its place, is held against the portable loops here, to the bit, where the
-// tests of both against the reference take any NaN for any other.
+// These tests compare every set of loops that this processor can run with the portable loops, to
+// the bit, even if a faster set replaces it. The tests against the reference take any NaN for any
+// other.
 
 func hasAssembly() bool { return len(inAssembly.kernels) > 0 }
 

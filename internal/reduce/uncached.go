@@ -5,16 +5,16 @@ import (
 	"unsafe"
 )
 
-// uncachedAlign is what the dst of the loop in assembly begins at a multiple of.
+// uncachedAlign is the alignment of dst that the loop in assembly needs.
 const uncachedAlign = 32
 
-// past is the loop, which copies whole steps; nil where there is none.
+// past is the loop, which copies whole steps; nil if there is none.
 var past = copier()
 
-// Uncached copies src to dst, which have the same length, and leaves dst in no cache of
-// a processor that can do that: for memory that a device reads next, which is slow where
-// it has to ask the processors' caches, and which the copy then need not read first.
-// Whoever sees what the caller stores afterwards sees the copy. The two must not overlap.
+// Uncached copies src to dst without leaving dst in the processor's caches, if the processor can
+// do that. Use it for memory that a device reads next: a device is slow with memory in those
+// caches. The copy also does not read dst first. A reader that sees a later store of the caller
+// also sees the copy. src and dst have the same length and must not overlap.
 func Uncached(dst, src []byte) {
 	if len(dst) != len(src) {
 		panic(fmt.Sprintf("reduce: Uncached from %d bytes to %d", len(src), len(dst)))

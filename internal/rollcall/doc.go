@@ -5,9 +5,9 @@
 //
 // # How it works
 //
-// A key that a rank reads may be of an earlier run, whose processes are gone. So a
-// rank trusts only an answer to something that it has just made up. Every rank has
-// a nonce, a random number. Keys are under "c10d-go/rollcall/JOB/NAME":
+// A key in the store may be from an earlier run, whose processes are gone. A rank therefore
+// trusts only an answer to its nonce, a new random number. Keys are under
+// "c10d-go/rollcall/JOB/NAME":
 //
 //  1. Rank r writes a record of itself with its nonce to rank/r. The record of an
 //     earlier run is overwritten.
@@ -19,23 +19,22 @@
 // Rank 0's nonce is the name of the run. Keys that the ranks use from then on are
 // under it, so nothing that an earlier run left can be read.
 //
-// # What is recognised
+// # Mistakes that are recognised
 //
-// Records hold rank, number of ranks, job, process and host. Two processes with one
-// rank see each other's records: the first finds its own overwritten, and tells the
-// second. Other numbers of ranks or other jobs are found in step 3. In all these
-// cases every process that is there gets the same error, which names both sides.
+// Records have rank, number of ranks, job, process and host. If a rank has two processes, the
+// first finds its record overwritten, and tells the second. Step 3 finds different numbers of
+// ranks and different jobs. In all these cases every process that is there gets the same error,
+// which names both sides.
 //
-// Two runs that nothing tells apart (no job's name, one prefix, started at the same
-// moment) are two processes for each rank, and named as such. If one of them has
-// all its ranks before the other begins, both run.
+// Two runs without a job's name, with one prefix, that start at the same moment look like two
+// processes for each rank, and get that error. If one run has all its ranks before the other
+// begins, both run.
 //
 // # PyTorch
 //
-// PyTorch's ranks know nothing of this. They write their addresses to keys that
-// Config.Foreign lists. Rank 0 looks for the keys of the ranks that have not come.
-// The other ranks look for rank 0's. A rank 0 of this library writes its own once it
-// knows of a PyTorch rank. The place of the first key tells the generation of PyTorch.
-// The run then has PyTorch's keys and no name, and keys of an earlier run that
-// are still there are an error, ErrStale.
+// PyTorch's ranks do not take part. They write their addresses to keys that Config.Foreign lists.
+// Rank 0 looks for the keys of missing ranks, and other ranks look for rank 0's. A rank 0 of this
+// library writes its own once it knows of a PyTorch rank. The place of the first key shows the
+// generation of PyTorch. The run then has PyTorch's keys and no name. Keys of an earlier run are
+// then an error, ErrStale.
 package rollcall

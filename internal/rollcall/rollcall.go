@@ -15,21 +15,21 @@ import (
 	"github.com/c10d-go/c10d/store"
 )
 
-// Config says who meets where. Store, Rank and Size are required.
+// Config describes this rank and the store. Store, Rank and Size are required.
 type Config struct {
-	// Store is where the ranks meet.
+	// Store is the ranks' common store.
 	Store store.Store
 
-	// Name tells calls that several groups make at one time apart.
+	// Name distinguishes calls of several groups at the same time.
 	Name string
 
 	Rank, Size int
 
-	// Job is the launcher's name for the job. Runs of different jobs do not see
-	// each other. Empty: there is none.
+	// Job is the launcher's name for the job, or empty. Runs of different jobs do not see each
+	// other.
 	Job string
 
-	// Foreign is where ranks show themselves that do not take part in the call.
+	// Foreign has the keys of ranks that do not take part in the call.
 	Foreign []Foreign
 }
 
@@ -40,7 +40,7 @@ type Foreign struct {
 	Keys    func(rank int) []string // one of them is written when the rank comes
 }
 
-// Run is what the ranks have found out together.
+// Run is the result of a roll call.
 type Run struct {
 	// ID is the run's name, "" if foreign ranks take part.
 	ID string
@@ -50,20 +50,20 @@ type Run struct {
 }
 
 var (
-	// ErrStale is matched by the error of a rank whose key of PyTorch's form is
-	// there before it has written it.
+	// ErrStale is matched by the error of a rank that finds its PyTorch key before it has written
+	// it.
 	ErrStale = errors.New("keys of an earlier run are in the store")
 
-	// ErrTwice is matched by the error about a rank that has two processes.
+	// ErrTwice is matched by the error of a rank with two processes.
 	ErrTwice = errors.New("started twice")
 
-	// ErrDiffer is matched by the error of ranks that do not fit together, and of
-	// those whose rank 0 gave up.
+	// ErrDiffer is matched by the error of ranks of different runs, and of ranks whose rank 0
+	// gave up.
 	ErrDiffer = errors.New("the ranks are not of one run")
 )
 
-// Error is why Meet gave up. It unwraps to a context's or store's error, or to one
-// of this package's.
+// Error is the error of Meet. It unwraps to a context's or store's error, or to one of this
+// package's.
 type Error struct {
 	Rank, Size int
 	After      time.Duration
@@ -95,12 +95,12 @@ func (e *Error) Error() string {
 // Unwrap returns the cause.
 func (e *Error) Unwrap() error { return e.Err }
 
-// Timeout reports whether time ran out, so that an Error is a net.Error.
+// Timeout reports whether time ran out. It is part of net.Error.
 func (e *Error) Timeout() bool {
 	return errors.Is(e.Err, context.DeadlineExceeded) || errors.Is(e.Err, store.ErrTimeout)
 }
 
-// Temporary is there for net.Error; it reports the same as Timeout.
+// Temporary is part of net.Error. It reports the same as Timeout.
 func (e *Error) Temporary() bool { return e.Timeout() }
 
 const (
@@ -110,25 +110,25 @@ const (
 	firstPause   = time.Millisecond
 	longestPause = 50 * time.Millisecond
 
-	// The other ranks wait for their answers. At these intervals they look for a
-	// foreign rank 0 and for a second process of their own rank.
+	// Other ranks wait for their answers. At these intervals they look for a foreign rank 0 and
+	// for a second process of their rank.
 	firstLook   = 10 * time.Millisecond
 	longestLook = 250 * time.Millisecond
 
-	// window is for how many ranks rank 0 looks at a time.
+	// window is how many ranks rank 0 looks for at a time.
 	window = 32
 
-	// lastWord bounds what a rank does in the store after its call has failed.
+	// lastWord bounds a rank's calls of the store after its roll call has failed.
 	lastWord = 500 * time.Millisecond
 )
 
 // lastKey has the record of the last rank 0 of any job.
 const lastKey = "c10d-go/rollcall/last"
 
-// never is no value that a rank writes.
+// never is a value that no rank writes.
 const never = "\x00"
 
-// record is what a rank says of itself.
+// record describes a rank.
 type record struct {
 	Nonce string `json:"nonce"`
 	Rank  int    `json:"rank"`
@@ -141,12 +141,12 @@ type record struct {
 
 func (r record) process() string { return fmt.Sprintf("pid %d on host %s", r.PID, r.Host) }
 
-// fault is an error that ranks tell each other.
+// fault is an error that ranks send each other.
 type fault struct {
 	Text  string `json:"text,omitempty"` // "" is no fault
 	Twice bool   `json:"twice,omitempty"`
 
-	// Of a rank 0 whose time ran out.
+	// For a rank 0 whose time ran out.
 	Late    bool  `json:"late,omitempty"`
 	Missing []int `json:"missing,omitempty"`
 }
@@ -165,7 +165,7 @@ func (f *fault) Is(target error) bool {
 	return false
 }
 
-// Call is one rank's part in the roll call.
+// Call is one rank's part in a roll call.
 type Call struct {
 	cfg    Config
 	corner store.Store
@@ -193,7 +193,7 @@ func New(cfg Config) *Call {
 	return c
 }
 
-// NewID returns a name for a run of one rank, which has nobody to meet.
+// NewID returns a name for a run of one rank, which needs no roll call.
 func NewID() string { return nonce() }
 
 func nonce() string { return fmt.Sprintf("%016x%016x", rand.Uint64(), rand.Uint64()) }
@@ -212,8 +212,8 @@ func joinedKey(n string, r int) string { return "joined/" + n + "/" + strconv.It
 func begunKey(n string) string         { return "begun/" + n }
 func faultKey(n string) string         { return "fault/" + n }
 
-// Meet returns when all ranks have come, or a foreign one is known to take part.
-// An error is an *Error.
+// Meet returns when all ranks have joined, or a foreign rank is known to take part. An error is
+// an *Error.
 func (c *Call) Meet(ctx context.Context) (Run, error) {
 	run, err := c.meet(ctx)
 	if err == nil {
@@ -241,7 +241,7 @@ func (c *Call) Meet(ctx context.Context) (Run, error) {
 	return Run{}, e
 }
 
-// otherJob adds to err that rank 0 may be of another job, if it is.
+// otherJob adds to err that rank 0 is of another job, if it is.
 func (c *Call) otherJob(ctx context.Context, err error) error {
 	c.mu.Lock()
 	met := c.run != ""
@@ -280,7 +280,7 @@ func (c *Call) meet(ctx context.Context) (Run, error) {
 	return c.follow(ctx)
 }
 
-// peek returns what key holds, "" if it is missing. It does not wait.
+// peek returns the value of key, "" if it is missing. It does not wait.
 func (c *Call) peek(ctx context.Context, key string) (string, error) {
 	v, err := c.corner.CompareSet(ctx, key, []byte(never), []byte(never))
 	if string(v) == never {
@@ -289,7 +289,7 @@ func (c *Call) peek(ctx context.Context, key string) (string, error) {
 	return string(v), err
 }
 
-// foreign reports whether rank r has shown itself as a foreign one.
+// foreign reports whether rank r is a foreign one, by its keys.
 func (c *Call) foreign(ctx context.Context, r int) (Run, bool, error) {
 	for _, f := range c.cfg.Foreign {
 		for _, key := range f.Keys(r) {
@@ -301,7 +301,7 @@ func (c *Call) foreign(ctx context.Context, r int) (Run, bool, error) {
 	return Run{}, false, nil
 }
 
-// twice is the fault of a rank with two processes, of which other is the later.
+// twice is the fault of a rank with two processes; other is the later one.
 func (c *Call) twice(other string) (record, *fault) {
 	var o record
 	if json.Unmarshal([]byte(other), &o) != nil || o.Nonce == "" {
@@ -312,7 +312,7 @@ func (c *Call) twice(other string) (record, *fault) {
 		c.self.Rank, c.self.process(), o.process())}
 }
 
-// fit returns why two ranks cannot be in one run.
+// fit returns a fault if two ranks cannot be in one run.
 func fit(zero, r record) *fault {
 	if zero.Size != r.Size {
 		return &fault{Text: fmt.Sprintf("rank %d (%s) was started with a world of %d ranks, rank 0 (%s) with one of %d",
@@ -321,7 +321,7 @@ func fit(zero, r record) *fault {
 	return nil
 }
 
-// parseFault reads a fault that another rank has written, nil for "".
+// parseFault parses another rank's fault; it returns nil for "".
 func parseFault(text string) error {
 	if text == "" {
 		return nil
@@ -388,7 +388,7 @@ func (c *Call) has(r int) bool {
 	return c.come[r]
 }
 
-// look looks once for rank r, and reports whether it has done anything new.
+// look looks once for rank r, and reports whether it has found anything new.
 func (c *Call) look(ctx context.Context, r int, answered []string, seen map[int]string) (bool, error) {
 	if answered[r] != "" {
 		text, err := c.peek(ctx, joinedKey(c.self.Nonce, r))
@@ -419,11 +419,11 @@ func (c *Call) look(ctx context.Context, r int, answered []string, seen map[int]
 		return false, nil
 	}
 	answered[r] = other.Nonce
-	// It may be of an earlier run: then nobody reads the answer.
+	// It may be from an earlier run: then no rank reads the answer.
 	return true, c.corner.Set(ctx, answerKey(other.Nonce), c.mine)
 }
 
-// watch returns what rank 0 was told, or that it has been started twice.
+// watch returns another rank's fault for rank 0, or the error that rank 0 has been started twice.
 func (c *Call) watch(ctx context.Context) error {
 	now, err := c.peek(ctx, rankKey(0))
 	if err != nil {
@@ -447,15 +447,15 @@ func (c *Call) watch(ctx context.Context) error {
 	return nil
 }
 
-// tell answers the process that has a nonce with a fault.
+// tell sends a fault to the process with a nonce.
 func (c *Call) tell(ctx context.Context, nonce string, f *fault) {
 	if nonce == "" {
 		return
 	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), lastWord)
 	defer cancel()
-	// If this fails, the other one waits until its timeout. Rank 0 may overwrite the
-	// first of the keys with its own answer.
+	// If this fails, the other process waits until its timeout. Rank 0 may overwrite the first
+	// key with its own answer.
 	told := encode(c.withFault(f))
 	c.corner.MultiSet(ctx, []string{answerKey(nonce), faultKey(nonce)}, [][]byte{told, told})
 }
@@ -466,8 +466,8 @@ func (c *Call) withFault(f *fault) record {
 	return r
 }
 
-// leave tells rank 0 why this rank ends. Rank 0 trusts the rank's record if it
-// changes while rank 0 looks at it.
+// leave tells rank 0 why this rank ends. Rank 0 trusts a rank's record if it changes while rank 0
+// is looking.
 func (c *Call) leave(ctx context.Context, f *fault) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), lastWord)
 	defer cancel()
@@ -503,8 +503,8 @@ func (c *Call) begin(ctx context.Context, answered []string) (Run, error) {
 	return Run{ID: c.self.Nonce}, c.forget(ctx)
 }
 
-// dismiss tells the other ranks that there is no run. Errors of it are of no use:
-// who is not told waits until its timeout.
+// dismiss tells the other ranks that there is no run. It ignores errors; a rank that it does not
+// reach waits until its timeout.
 func (c *Call) dismiss(ctx context.Context, answered []string, why error) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), lastWord)
 	defer cancel()
@@ -528,8 +528,8 @@ func (c *Call) dismiss(ctx context.Context, answered []string, why error) {
 	}
 }
 
-// forget empties this rank's record, so that the next run of it is not taken for a
-// second process.
+// forget empties this rank's record, so that the rank's next run is not taken for a second
+// process.
 func (c *Call) forget(ctx context.Context) error {
 	_, err := c.corner.CompareSet(ctx, rankKey(c.cfg.Rank), c.mine, nil)
 	return err
@@ -568,8 +568,7 @@ func (c *Call) follow(ctx context.Context) (Run, error) {
 
 var errFound = errors.New("rank 0 is a foreign one")
 
-// lookAround returns when rank 0 shows itself as a foreign one, or this rank has
-// been started twice.
+// lookAround returns when rank 0 is found to be foreign, or this rank to be started twice.
 func (c *Call) lookAround(ctx context.Context) (Run, error) {
 	for pause := firstLook; ; pause = min(2*pause, longestLook) {
 		if err := sleep(ctx, pause); err != nil {
@@ -643,7 +642,7 @@ func (c *Call) join(ctx context.Context) (Run, error) {
 	return Run{ID: zero.Nonce}, nil
 }
 
-// Missing returns the ranks that have not come, as far as the store tells.
+// Missing returns the ranks that have not joined, as far as the store shows.
 func (c *Call) Missing(ctx context.Context) []int {
 	c.mu.Lock()
 	zero, answered := c.run, c.answer

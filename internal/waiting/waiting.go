@@ -1,4 +1,4 @@
-// Package waiting writes log lines while a rank waits long for others.
+// Package waiting writes log lines while a rank waits for others.
 //
 //	stop := waiting.Start(ctx, logger, func(ctx context.Context) (string, []slog.Attr) {
 //		return "waiting for rank 3", nil
@@ -43,13 +43,12 @@ func First(ctx context.Context) time.Duration {
 // Next returns the pause that follows a pause.
 func Next(pause time.Duration) time.Duration { return min(2*pause, longest) }
 
-// Report says whom a wait is for, in one line, with attributes. Its context ends with the wait.
-// With an empty text nothing is written.
+// Report returns the text and attributes of a line about a wait. Its context ends with the wait.
+// An empty text means no line.
 type Report func(ctx context.Context) (text string, attrs []slog.Attr)
 
-// Start writes what report says until ctx ends or stop is called, with how long the wait has
-// lasted and until when ctx lets it go on. A nil log is slog.Default(). Stop returns once no
-// report runs any more.
+// Start writes report's lines until ctx ends or stop is called. Each line has how long the wait
+// has lasted and ctx's deadline. A nil log is slog.Default(). stop returns once no report runs.
 func Start(ctx context.Context, log *slog.Logger, report Report) (stop func()) {
 	begun := time.Now()
 	ended := make(chan struct{})
@@ -82,8 +81,8 @@ func Start(ctx context.Context, log *slog.Logger, report Report) (stop func()) {
 	}
 }
 
-// Write writes one line, "c10d: " and text, about a wait that began and that ends at the latest at until, if that
-// is not zero.
+// Write writes one line, "c10d: " and text, about a wait that began at begun and ends at until,
+// unless that is zero.
 func Write(ctx context.Context, log *slog.Logger, text string, attrs []slog.Attr, begun, until time.Time) {
 	if log == nil {
 		log = slog.Default()
@@ -120,7 +119,7 @@ func Ranks(ranks []int) string {
 	return b.String()
 }
 
-// Some joins what is known of several ranks, "; " between them, and cuts long lists.
+// Some joins descriptions of several ranks by "; ", and cuts long lists.
 func Some(each []string) string {
 	if len(each) > most {
 		return strings.Join(each[:most], "; ") + "; and " + strconv.Itoa(len(each)-most) + " more"

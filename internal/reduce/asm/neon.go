@@ -8,10 +8,9 @@ import (
 	"text/template"
 )
 
-// The loops for arm64 use NEON as every such processor has it. Go's assembler
-// lacks most of its arithmetic, and avo knows nothing of arm64: here loops are
-// text, and instructions that the assembler does not take are words, with their
-// names in Arm's syntax beside them.
+// The loops for arm64 use NEON as every such processor has it. Go's assembler lacks most NEON
+// arithmetic, and avo does not support arm64. Loops are therefore text here. Instructions that
+// the assembler lacks are words, with their names in Arm's syntax beside them.
 
 // neonKernel is one function of package reduce.
 type neonKernel struct {

@@ -12,8 +12,8 @@ var lanes = map[int]struct{ plan9, arm string }{
 	1: {"B16", "16b"}, 2: {"H8", "8h"}, 4: {"S4", "4s"}, 8: {"D2", "2d"},
 }
 
-// A neonInstruction returns the text of an instruction that sets register d to
-// what it makes of n and m.
+// A neonInstruction returns the text of an instruction that sets register d to its result for n
+// and m.
 type neonInstruction func(d, n, m int) string
 
 // known is an instruction that the assembler has, on lanes of size bytes.
@@ -129,8 +129,8 @@ func direct(in neonInstruction) neonOperation {
 	return neonOperation{code: func(r neonRegisters) []string { return []string{in(r.d, r.d, r.s)} }}
 }
 
-// lesser and greater are min and max by an instruction that tells where n is
-// greater than m, which NaN is not. NEON's own of floats make NaN of one NaN.
+// lesser and greater are min and max by an instruction that compares whether n is greater than m.
+// For NaN that is false. NEON's own of floats make NaN of one NaN.
 
 func lesser(compare neonInstruction) neonOperation {
 	return neonOperation{code: func(r neonRegisters) []string {
@@ -167,9 +167,9 @@ type neonNarrow struct {
 
 // bf16 is the upper half of a float32.
 //
-// Results are rounded after their upper halves, in d, and their lower ones, in v,
-// were brought together: d goes up where v, less 1 if d is even, has its highest
-// bit. A NaN can be told from d alone, for arithmetic makes them quiet.
+// Results are rounded once their upper halves are together in d and their lower ones in v. d is
+// incremented if v, less 1 if d is even, has its highest bit set. A NaN can be told from d alone,
+// for arithmetic makes them quiet.
 var bf16 = neonNarrow{
 	constants: []uint64{0, 0x0001000100010001, 0xff00ff00ff00ff00, 0x7fc07fc07fc07fc0},
 	widen: func(r neonRegisters, low, high, x int) []string {

@@ -102,9 +102,8 @@ func plain(in instruction) begin {
 	}
 }
 
-// receivedFirst is plain with s as the first source: minimum and maximum of
-// floats give the second one if either is NaN, and of zeros, and that has to be
-// the local operand.
+// receivedFirst is plain with s as the first source. For a NaN or two zeros, minimum and maximum
+// of floats give the second source, which must be the local operand.
 func receivedFirst(in instruction) begin {
 	return func(g *generator) operation {
 		return func(d operand.Mem, s operand.Op) { g.move(g.do(in, d, g.load(s)), d) }

@@ -55,7 +55,7 @@ func (d *DDP) construct(ctx context.Context) error {
 	var w *work.Error
 	if d.o.PyTorch && errors.Is(err, work.ErrPeerDied) && errors.As(err, &w) {
 		// PyTorch's ranks leave without a message.
-		err = fmt.Errorf("%w; this is where ranks miss rank %d if it found its parameters' shapes to differ from rank 0's", err, w.Peer)
+		err = fmt.Errorf("%w; rank %d may have left because its parameters' shapes differ from rank 0's", err, w.Peer)
 	}
 	return err
 }
@@ -449,7 +449,7 @@ func (d *DDP) readAssignment(numbers, lengths []int32) ([][]int, error) {
 		var b []int
 		for _, k := range numbers[:n] {
 			if k < 0 || int(k) >= len(seen) || seen[k] {
-				return nil, fmt.Errorf("ddp: rank 0 wants parameter %d in a bucket, which there is not or twice", k)
+				return nil, fmt.Errorf("ddp: rank 0 puts parameter %d into a bucket, but it does not exist or is in another bucket already", k)
 			}
 			seen[k] = true
 			p, first := d.train[k], d.train[numbers[0]]

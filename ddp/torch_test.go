@@ -41,7 +41,7 @@ func TestMismatchWithPyTorch(t *testing.T) {
 			{`rank 0 has sizes \[2 3\] and strides \[3 1\], rank 2 has p1 with sizes \[3 2\] and strides \[2 1\]`, true},
 		}},
 		"shape, found in PyTorch": {2, [3][][]int{{{4}, {2, 3}}, {{4}, {2, 3}}, {{4}, {3, 2}}}, [3]says{
-			{"miss rank 2 if it found its parameters' shapes to differ from rank 0's", false},
+			{"rank 2 may have left because its parameters' shapes differ from rank 0's", false},
 			{"rank 2 died", false},
 			{`params\[1\] in this process with sizes \[3, 2\] appears not to match sizes of the same param in process 0`, false},
 		}},

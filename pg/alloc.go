@@ -9,7 +9,7 @@ import (
 	"github.com/c10d-go/c10d/tensor"
 )
 
-// allocator is a backend that has memory of its own for tensors.
+// allocator is a backend that allocates tensors.
 type allocator interface {
 	Alloc(ctx context.Context, dtype tensor.DType, shape ...int) (*tensor.Tensor, error)
 	Free(t *tensor.Tensor) error
@@ -59,7 +59,7 @@ func (g *ProcessGroup) Free(t *tensor.Tensor) error {
 		return ErrNotMember
 	}
 	if t == nil {
-		return errors.New("pg: Free of no tensor")
+		return errors.New("pg: Free: the tensor is nil")
 	}
 	if a := allocatorOf(g.backends[tensor.CPU]); a != nil {
 		return a.Free(t)

@@ -242,7 +242,7 @@ func (w *world) finishV1(ctx context.Context, g *ProcessGroup, s groupSpec) erro
 	defer waiting.Start(ctx, w.options.Logger, g.barrierReport(came, int64(w.size)))()
 	n, err := w.store.Add(ctx, key, 1)
 	for err == nil && n < int64(w.size) {
-		// PyTorch polls as often; nobody else is told when the count is reached.
+		// PyTorch polls as often; no key shows that the count is reached.
 		select {
 		case <-ctx.Done():
 			err = ctx.Err()

@@ -241,7 +241,7 @@ func resolve(rawURL string, o InitOptions, getenv func(string) string) (*meeting
 		return nil, err
 	}
 	if o.Size < 0 || o.Size == 0 && o.Rank != 0 {
-		return nil, fmt.Errorf("rank %d of %d given", o.Rank, o.Size)
+		return nil, fmt.Errorf("Rank is %d and Size is %d: give both, with Rank below Size", o.Rank, o.Size)
 	}
 	if m.env, err = detect(m.scheme, rank, size, getenv); err != nil {
 		return nil, err
@@ -257,7 +257,7 @@ func resolve(rawURL string, o InitOptions, getenv func(string) string) (*meeting
 	case "tcp":
 		m.env.Addr = u.Hostname()
 		if m.env.Port, err = strconv.Atoi(u.Port()); m.env.Port == 0 && m.env.Size > 1 {
-			err = errors.New("tcp:// with port 0, which the other ranks would not find")
+			err = errors.New("tcp:// with port 0: give a port that all ranks know")
 		}
 	case "redis", "rediss":
 		err = m.choosePrefix()

@@ -12,7 +12,7 @@ import (
 
 // ErrLists is matched by the errors of ranks that called NewGroup or SplitRanks for one group
 // with different lists.
-var ErrLists = errors.New("ranks make one group with different lists of ranks")
+var ErrLists = errors.New("ranks called NewGroup or SplitRanks with different lists of ranks")
 
 // memberList is what the first rank that makes a group writes about it.
 type memberList struct {

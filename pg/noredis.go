@@ -10,5 +10,5 @@ import (
 )
 
 func openRedis(context.Context, string, string, InitOptions) (store.Store, error) {
-	return nil, errors.New("redis:// is not in this program: it was built with the tag noredis, build it without")
+	return nil, errors.New("redis:// is not in this program: it was built with the tag noredis; build it without that tag")
 }

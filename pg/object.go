@@ -334,7 +334,7 @@ func encodeList[T any](op string, rank int, vs []T, sizes []int64, c Codec[T]) (
 		case len(b) > MaxObject-len(all):
 			err = fmt.Errorf("%d bytes are over the limit of %d", len(b)+len(all), MaxObject)
 		case reason(b) != nil:
-			err = errors.New("its encoding begins as what stands for objects that could not be encoded")
+			err = errors.New("its encoding begins with the mark of objects that could not be encoded")
 		}
 		if err != nil {
 			instead := failed(err)

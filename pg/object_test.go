@@ -133,7 +133,7 @@ func TestObjectsThatCannotBeEncoded(t *testing.T) {
 		})
 		pgtest.Run(t, 2, func(t *testing.T, g *pg.ProcessGroup) {
 			_, err := pg.BroadcastObject(t.Context(), g, [][]byte{told}, 0, pg.Bytes{})
-			require.ErrorContains(t, err, "begins as what stands for objects that could not be encoded", "and is not taken for one")
+			require.ErrorContains(t, err, "begins with the mark of objects that could not be encoded", "and is not taken for one")
 		})
 	})
 }

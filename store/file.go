@@ -286,9 +286,8 @@ func (f *File) tryLock(flags int, exclusive bool) (*os.File, error) {
 	return file, nil
 }
 
-// isCurrent reports whether path names the open file still: whoever had the
-// lock before may have removed it. That is no error in NewFile, where the file
-// is an earlier job's.
+// isCurrent reports whether path still names the open file: the last holder of the lock may have
+// removed it. NewFile then opens the file again, since that file was an earlier job's.
 func (f *File) isCurrent(file *os.File) (bool, error) {
 	opened, err := file.Stat()
 	if err != nil {

@@ -34,7 +34,7 @@ type Work struct {
 	started atomic.Int64 // nanoseconds since base, 0 = not yet
 
 	mu       sync.Mutex
-	done     chan struct{} // made when somebody asks for it
+	done     chan struct{} // made by the first Done
 	err      error
 	result   []*tensor.Tensor
 	duration time.Duration

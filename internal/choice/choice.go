@@ -18,7 +18,7 @@ type Query struct {
 	Bytes int64  // as in plan.Call; for blocks that differ, their mean
 	Wire  string // what carries the messages; "" is AnyWire
 	Ranks int
-	Hosts int // on how many hosts the ranks are; 0 means that nobody knows: each on its own
+	Hosts int // number of hosts; 0 means unknown: one rank on each
 
 	RankOrder bool // only algorithms of plan.RankOrder, where Op reduces
 }

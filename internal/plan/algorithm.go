@@ -91,7 +91,7 @@ type Call struct {
 
 	Elem   int64   // bytes of an element that is to stay in one piece; 0 means 1
 	Chunk  int64   // bytes of a message of the algorithms that cut them; 0 means Algorithm.ChunkOf
-	Layout *Layout // who shares a host; nil if nobody does
+	Layout *Layout // which ranks share a host; nil if none do
 }
 
 // DefaultChunk is the chunk of rings: Gloo's bound of a message.
@@ -159,7 +159,7 @@ func Lookup(op Op, name string) (*Algorithm, error) {
 func (a *Algorithm) Fits(c Call) error {
 	switch {
 	case a.Hosts && c.Layout == nil:
-		return fmt.Errorf("plan: %v needs to know who shares a host", a)
+		return fmt.Errorf("plan: %v needs a Layout, which says which ranks share a host", a)
 	case c.Counts != nil && !a.Op.counts():
 		return fmt.Errorf("plan: %v takes no counts", a.Op)
 	}

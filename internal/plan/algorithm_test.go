@@ -561,7 +561,7 @@ func TestCalls(t *testing.T) {
 		return a
 	}
 	require.ErrorContains(t, all(OpAllToAll, "direct").Fits(Call{Size: 2, Counts: []int64{1, 2}}), "plan: all_to_all takes no counts")
-	require.ErrorContains(t, all(OpReduce, "hierarchical").Fits(Call{Size: 2}), "who shares a host")
+	require.ErrorContains(t, all(OpReduce, "hierarchical").Fits(Call{Size: 2}), "which ranks share a host")
 	for name, c := range map[string]Call{
 		"no group":           {},
 		"rank too large":     {Rank: 2, Size: 2},

@@ -366,7 +366,7 @@ func TestJobs(t *testing.T) {
 		require.ErrorContains(t, err, "ranks, want 1 to 65536")
 	}
 	_, err := Run(t.Context(), Job{}, lookup(t, plan.OpReduce, "hierarchical"), plan.Call{Size: 2})
-	require.ErrorContains(t, err, "who shares a host")
+	require.ErrorContains(t, err, "which ranks share a host")
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	_, err = Run(ctx, Job{}, ring, plan.Call{Size: 2, Bytes: 8})

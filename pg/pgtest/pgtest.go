@@ -35,7 +35,7 @@ type Job struct {
 	fabric gloo.Fabric
 }
 
-// NewJob returns a job of size ranks with a store of its own.
+// NewJob returns a job of size ranks with a new store.
 func NewJob(size int) *Job {
 	return &Job{Size: size, Store: store.NewHash(), fabric: gloo.NewFabric()}
 }

@@ -658,7 +658,7 @@ func (d *data) passOn(p *peer, woken *[]*peer) {
 // data.mu held, which gives the order; a server takes from it at any time.
 type output struct {
 	mu   sync.Mutex
-	head net.Buffers // what comes before tail
+	head net.Buffers // the bytes before tail
 	tail *chunk
 	size int
 	held bool // more can come once this is sent

@@ -88,7 +88,7 @@ type mux struct {
 	mu    sync.Mutex
 	err   error         // why it has ended
 	out   []byte        // not yet written
-	room  chan struct{} // closed when out is taken; nil if nobody waits for that
+	room  chan struct{} // closed when out is taken; nil without waiters
 	calls []*call       // by id
 	free  []uint32      // ids
 	live  int           // calls without a reply

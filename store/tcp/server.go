@@ -88,7 +88,7 @@ type Stats struct {
 	Refused  int64 // connections that the server closed: too many, not a client, over a limit, a bad request
 	Keys     int   // ordinary keys
 	Queues   int   // queues with an element
-	Waiting  int   // keys that somebody waits for; a Store of this package waits for one after the other
+	Waiting  int   // keys with waiters; a Store of this package waits for one key at a time
 	Bytes    int64 // as ServerOptions.MaxMemory counts
 }
 

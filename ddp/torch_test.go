@@ -18,8 +18,8 @@ import (
 	"github.com/c10d-go/c10d/tensor"
 )
 
-// What each rank says when a model differs in a group with PyTorch 1.13, and
-// that each says it: nobody waits for a rank that has given up.
+// Each rank's error when a model differs in a group with PyTorch 1.13. Every rank must have one:
+// none waits for a rank that has given up.
 func TestMismatchWithPyTorch(t *testing.T) {
 	python := ddp.NeedTorch(t)
 	t.Setenv("GLOO_SOCKET_IFNAME", "lo")

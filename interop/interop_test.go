@@ -129,9 +129,9 @@ func TestScripts(t *testing.T) {
 	}
 }
 
-// TestGroupsInGroups wants every script of them to have operations in groups of
-// each kind while others are alive, and local groups whose members are in as
-// many groups, for PyTorch makes their names of that.
+// TestGroupsInGroups checks that every such script has operations in groups of each kind while
+// others exist. Members of a local group must be in equally many groups, because PyTorch makes
+// its name from that number.
 func TestGroupsInGroups(t *testing.T) {
 	for v := range releases {
 		for size := 4; size <= 6; size++ {

@@ -581,8 +581,8 @@ func TestF43AllGatherAny(t *testing.T) {
 	}
 }
 
-// F-44: nodes start in any order; one that closes ends what waits for it, what it
-// sent before is still there, and messages for what is over are refused.
+// F-44: nodes start in any order. Closing one ends the callbacks that wait for it. Messages that
+// it has sent stay, and later messages are refused.
 func TestF44Leaving(t *testing.T) {
 	w := newTeam(t, 2, Options{})
 	ctx := bounded(t)

@@ -114,9 +114,8 @@ func cubeOrder(inputs [][]uint64) []uint64 {
 	return out
 }
 
-// TestReductions runs the reductions of groups of 1 to 9 ranks in random
-// orders of events, with an operator that shows the order of the operands and
-// with a sum that needs no order.
+// TestReductions runs the reductions of groups of 1 to 9 ranks in random orders of events. One
+// operator shows the order of the operands; the other is a sum that does not depend on it.
 func TestReductions(t *testing.T) {
 	rng := newRand(t)
 	for size := 1; size <= 9; size++ {

@@ -1,5 +1,4 @@
-// Package rules holds the rules of the tree that a compiler does not know, as
-// tests: who may import whom, what the core module may depend on, that nothing
-// needs cgo, that no file speaks of one machine, and that documents point to
-// what exists. It has no code of its own and depends on nothing.
+// Package rules tests the rules of the tree that a compiler does not check: which package may
+// import which, which modules the core may require, no cgo, no file about one machine, and no
+// broken links between documents. It has tests only and imports nothing.
 package rules

@@ -81,9 +81,8 @@ func FuzzServer(f *testing.F) {
 	})
 }
 
-// FuzzNative gives a whole native connection's bytes to the server's side, one
-// frame after the other, and looks at the replies: one for each request that
-// does not wait, each of a length that its frame tells.
+// FuzzNative gives the bytes of a native connection to the server's side, frame by frame, and
+// checks the replies: one for each request that does not wait, with the length in its frame.
 func FuzzNative(f *testing.F) {
 	addGolden(f, true, func(l line) {
 		if l.dialect == v2d {

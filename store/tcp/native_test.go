@@ -433,8 +433,8 @@ func TestNativeTake(t *testing.T) {
 	server.answers(id, done)
 }
 
-// A client that gives two requests one id loses its connection, and the server keeps nothing
-// of it: no wait, none of the bytes that it waited with, and no element of a queue.
+// A client that gives two requests one id loses its connection. The server keeps nothing of it:
+// no wait, no bytes, no element of a queue.
 func TestNativeIDInUse(t *testing.T) {
 	const clients, long = 30, 32 << 10
 	key := strings.Repeat("k", long-10)

@@ -174,7 +174,7 @@ func TestSilentRanksAreTold(t *testing.T) {
 	cancel()
 	failure(t, out)
 	for _, c := range silent {
-		abort := 0xC103<<48 | uint64(transport.FaultCanceled)<<8 | noOp
+		abort := 0xC103<<48 | uint64(transport.FaultCanceled)<<8 | transport.NoOp
 		require.Equal(t, words(48, 2, abort, 0, 0, 0), take(t, c, 48))
 		closed(t, c)
 	}

@@ -39,9 +39,6 @@ const (
 	// resolveLimit bounds the look-up of the local host name.
 	resolveLimit = 5 * time.Second
 
-	// noOp says that a fault belongs to no operation.
-	noOp = 0xff
-
 	// sniffPause is the first pause between looks for other ranks; it doubles up
 	// to sniffPauseMax.
 	sniffPause    = 2 * time.Millisecond
@@ -789,7 +786,7 @@ func (m *meeting) blameLocked(i int, kind transport.FaultKind, what string, err 
 func (m *meeting) explain(ctx context.Context, cause error) (*Error, *transport.Fault) {
 	e := &Error{Rank: m.cfg.Rank, Size: m.cfg.Size, After: time.Since(m.begun), Err: cause}
 	// What the others are told has the text of e now, and not e, which has the fault.
-	f := &transport.Fault{Kind: transport.FaultAborted, Rank: m.cfg.Rank, Reporter: m.cfg.Rank, Op: noOp}
+	f := transport.NewFault(transport.FaultAborted, m.cfg.Rank, m.cfg.Rank, nil)
 	defer func() {
 		if f.Err == nil {
 			f.Err = errors.New(e.Error())

@@ -142,6 +142,9 @@ func (r *Request) Complete(err error) {
 	r.done <- struct{}{}
 }
 
+// Link implements Linked.
+func (r *Request) Link() **Request { return &r.Next }
+
 // Done delivers one value for each completed post.
 func (r *Request) Done() <-chan struct{} { return r.done }
 
@@ -209,12 +212,20 @@ func (k FaultKind) String() string {
 	return fmt.Sprintf("fault %d", uint8(k))
 }
 
+// NoOp is Fault.Op where a fault belongs to no operation.
+const NoOp = 0xff
+
+// NewFault returns a fault that belongs to no operation.
+func NewFault(kind FaultKind, rank, reporter int, err error) *Fault {
+	return &Fault{Kind: kind, Rank: rank, Reporter: reporter, Op: NoOp, Err: err}
+}
+
 // Fault is why a mesh ended and who caused it.
 type Fault struct {
 	Kind     FaultKind
 	Rank     int    // the rank that caused it, -1 if nobody knows
 	Reporter int    // the rank that noticed it
-	Op       uint8  // the operation (a work.OpType) in which it was noticed, 0xff if none
+	Op       uint8  // the operation (a work.OpType) in which it was noticed, NoOp if none
 	Seq      uint64 // that operation's sequence number
 	Err      error  // what was noticed, on the reporter's side; may be nil
 }

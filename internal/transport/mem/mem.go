@@ -45,7 +45,7 @@ func (f *Fabric) Join(name string, rank, size int) (transport.Mesh, error) {
 	defer f.mu.Unlock()
 	n := f.networks[name]
 	if n == nil {
-		n = &network{name: name, drop: f.drop, ends: make([]*end, size), pairs: make(map[pairKey]*pairQueue), any: make(map[anyKey]*queue)}
+		n = &network{name: name, drop: f.drop, ends: make([]*end, size), pairs: make(map[pairKey]*pairQueue), any: make(map[anyKey]*transport.Requests)}
 		f.networks[name] = n
 	}
 	n.mu.Lock()
@@ -64,8 +64,8 @@ func (f *Fabric) Join(name string, rank, size int) (transport.Mesh, error) {
 	return e, nil
 }
 
-// of returns the networks of a group: name/0, name/1 and so on if there are any, else name.
-func (f *Fabric) of(name string) (all []*network) {
+// networksOf returns the networks of a group: name/0, name/1 and so on if there are any, else name.
+func (f *Fabric) networksOf(name string) (all []*network) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	for i := 0; ; i++ {
@@ -85,10 +85,10 @@ func (f *Fabric) of(name string) (all []*network) {
 // connections end without a goodbye. A group that has several networks, joined as
 // name/0, name/1 and so on, loses the rank on all of them.
 func (f *Fabric) Kill(name string, rank int) {
-	for _, n := range f.of(name) {
+	for _, n := range f.networksOf(name) {
 		n.mu.Lock()
-		n.failLocked(rank, &transport.Fault{Kind: transport.FaultAborted, Rank: rank, Reporter: rank, Op: 0xff, Err: fmt.Errorf("mem: rank %d was killed", rank)})
-		n.failAllLocked(&transport.Fault{Kind: transport.FaultPeerDied, Rank: rank, Reporter: -1, Op: 0xff})
+		n.failLocked(rank, transport.NewFault(transport.FaultAborted, rank, rank, fmt.Errorf("mem: rank %d was killed", rank)))
+		n.failAllLocked(transport.NewFault(transport.FaultPeerDied, rank, -1, nil))
 		n.mu.Unlock()
 	}
 }
@@ -96,7 +96,7 @@ func (f *Fabric) Kill(name string, rank int) {
 // Freeze makes a rank stop as SIGSTOP does: nothing it sends arrives any more
 // and it answers nobody. Networks are those of Kill.
 func (f *Fabric) Freeze(name string, rank int) {
-	for _, n := range f.of(name) {
+	for _, n := range f.networksOf(name) {
 		n.mu.Lock()
 		if n.frozen == nil {
 			n.frozen = make(map[int]bool)
@@ -115,29 +115,8 @@ type (
 		to   int
 		slot uint64
 	}
-	pairQueue struct{ sends, recvs queue }
+	pairQueue struct{ sends, recvs transport.Requests }
 )
-
-// queue is a FIFO of requests linked through their Next.
-type queue struct{ head, tail *transport.Request }
-
-func (q *queue) push(r *transport.Request) {
-	r.Next = nil
-	if q.head == nil {
-		q.head = r
-	} else {
-		q.tail.Next = r
-	}
-	q.tail = r
-}
-
-func (q *queue) pop() *transport.Request {
-	r := q.head
-	if r != nil {
-		q.head, r.Next = r.Next, nil
-	}
-	return r
-}
 
 type network struct {
 	name string
@@ -149,7 +128,7 @@ type network struct {
 	frozen map[int]bool
 	pairs  map[pairKey]*pairQueue
 	free   []*pairQueue // empty queues to use again
-	any    map[anyKey]*queue
+	any    map[anyKey]*transport.Requests
 	last   int // who left last
 }
 
@@ -194,7 +173,7 @@ func (n *network) pair(k pairKey) *pairQueue {
 
 // release forgets an empty queue: slots count up and never come back.
 func (n *network) release(k pairKey, q *pairQueue) {
-	if q.sends.head == nil && q.recvs.head == nil && n.pairs[k] == q {
+	if q.sends.Empty() && q.recvs.Empty() && n.pairs[k] == q {
 		delete(n.pairs, k)
 		n.free = append(n.free, q)
 	}
@@ -218,17 +197,17 @@ func (e *end) Send(r *transport.Request) {
 	}
 	k := pairKey{e.rank, r.Peer, r.Slot}
 	q := n.pair(k)
-	if q.recvs.head == nil {
+	if q.recvs.Empty() {
 		if a := n.any[anyKey{r.Peer, r.Slot}]; a != nil && !n.frozen[r.Peer] {
-			recv := a.pop()
-			if a.head == nil {
+			recv := a.Pop()
+			if a.Empty() {
 				delete(n.any, anyKey{r.Peer, r.Slot})
 			}
 			recv.Peer = e.rank
-			q.recvs.push(recv)
+			q.recvs.Push(recv)
 		}
 	}
-	q.sends.push(r)
+	q.sends.Push(r)
 	n.match(k, q)
 }
 
@@ -242,12 +221,12 @@ func (e *end) Recv(r *transport.Request) {
 	}
 	k := pairKey{r.Peer, e.rank, r.Slot}
 	q := n.pair(k)
-	if q.sends.head == nil && n.left(r.Peer) {
+	if q.sends.Empty() && n.left(r.Peer) {
 		n.release(k, q)
 		e.leftLocked(r)
 		return
 	}
-	q.recvs.push(r)
+	q.recvs.Push(r)
 	n.match(k, q)
 }
 
@@ -261,9 +240,9 @@ func (e *end) RecvAny(r *transport.Request) {
 	}
 	for from := range n.ends {
 		k := pairKey{from, e.rank, r.Slot}
-		if q := n.pairs[k]; q != nil && q.sends.head != nil {
+		if q := n.pairs[k]; q != nil && !q.sends.Empty() {
 			r.Peer = from
-			q.recvs.push(r)
+			q.recvs.Push(r)
 			n.match(k, q)
 			return
 		}
@@ -275,16 +254,16 @@ func (e *end) RecvAny(r *transport.Request) {
 	}
 	k := anyKey{e.rank, r.Slot}
 	if n.any[k] == nil {
-		n.any[k] = new(queue)
+		n.any[k] = new(transport.Requests)
 	}
-	n.any[k].push(r)
+	n.any[k].Push(r)
 }
 
 func (n *network) left(rank int) bool { return n.ends[rank] != nil && n.ends[rank].departed }
 
 // leftLocked fails an end that needs a rank that is gone.
 func (e *end) leftLocked(r *transport.Request) {
-	f := &transport.Fault{Kind: transport.FaultPeerLeft, Rank: r.Peer, Reporter: e.rank, Op: 0xff}
+	f := transport.NewFault(transport.FaultPeerLeft, r.Peer, e.rank, nil)
 	r.Complete(f)
 	e.net.failAllLocked(f)
 }
@@ -295,11 +274,11 @@ func (n *network) match(k pairKey, q *pairQueue) {
 	if n.frozen[k.from] || n.frozen[k.to] {
 		return
 	}
-	for q.sends.head != nil && q.recvs.head != nil {
-		s, r := q.sends.pop(), q.recvs.pop()
+	for !q.sends.Empty() && !q.recvs.Empty() {
+		s, r := q.sends.Pop(), q.recvs.Pop()
 		if len(s.Buf) != len(r.Buf) {
 			err := &transport.SizeError{Peer: k.from, Slot: k.slot, Want: uint64(len(r.Buf)), Got: uint64(len(s.Buf))}
-			f := &transport.Fault{Kind: transport.FaultMismatch, Rank: k.from, Reporter: k.to, Op: 0xff, Err: err}
+			f := transport.NewFault(transport.FaultMismatch, k.from, k.to, err)
 			s.Complete(f)
 			r.Complete(f)
 			n.failAllLocked(f)
@@ -336,22 +315,16 @@ func (n *network) failLocked(rank int, f *transport.Fault) {
 func (n *network) dropRequests(rank int, err error) {
 	for k, q := range n.pairs {
 		if k.from == rank {
-			for r := q.sends.pop(); r != nil; r = q.sends.pop() {
-				r.Complete(err)
-			}
+			q.sends.Complete(err)
 		}
 		if k.to == rank {
-			for r := q.recvs.pop(); r != nil; r = q.recvs.pop() {
-				r.Complete(err)
-			}
+			q.recvs.Complete(err)
 		}
 		n.release(k, q)
 	}
 	for k, q := range n.any {
 		if k.to == rank {
-			for r := q.pop(); r != nil; r = q.pop() {
-				r.Complete(err)
-			}
+			q.Complete(err)
 			delete(n.any, k)
 		}
 	}
@@ -413,9 +386,9 @@ func (e *end) Close() error {
 	}
 	n.last = e.rank
 	// Whoever waits for a message of this rank waits in vain.
-	gone := &transport.Fault{Kind: transport.FaultPeerLeft, Rank: e.rank, Reporter: -1, Op: 0xff}
+	gone := transport.NewFault(transport.FaultPeerLeft, e.rank, -1, nil)
 	for k, q := range n.pairs {
-		if k.from == e.rank && q.recvs.head != nil || k.to == e.rank && q.sends.head != nil {
+		if k.from == e.rank && !q.recvs.Empty() || k.to == e.rank && !q.sends.Empty() {
 			n.failAllLocked(gone)
 			break
 		}

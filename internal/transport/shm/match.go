@@ -11,10 +11,6 @@ const buckets = 256
 
 func bucketOf(slot uint64) int { return int(slot * 0x9e3779b97f4a7c15 >> 56) }
 
-type requests struct{ head, tail *transport.Request }
-
-type arrivals struct{ head, tail *arrival }
-
 // arrival is a message that came before its receive was posted.
 type arrival struct {
 	next  *arrival
@@ -38,7 +34,9 @@ type transfer struct {
 	addr uint64 // of the message in the sender's memory, which the receiver reads; 0 if it is sent
 }
 
-type transfers struct{ head, tail *transfer }
+func (a *arrival) Link() **arrival { return &a.next }
+
+func (x *transfer) Link() **transfer { return &x.next }
 
 // table numbers transfers, from 1.
 type table struct {
@@ -80,77 +78,6 @@ func (t *table) drop(err error) {
 			r.Complete(err)
 		}
 	}
-}
-
-func (q *transfers) push(t *transfer) {
-	t.next = nil
-	if q.head == nil {
-		q.head = t
-	} else {
-		q.tail.next = t
-	}
-	q.tail = t
-}
-
-func (q *transfers) pop() {
-	t := q.head
-	q.head, t.next = t.next, nil
-}
-
-func (q *requests) push(r *transport.Request) {
-	r.Next = nil
-	if q.head == nil {
-		q.head = r
-	} else {
-		q.tail.Next = r
-	}
-	q.tail = r
-}
-
-// remove takes out r, which is in q.
-func (q *requests) remove(r *transport.Request) {
-	var before *transport.Request
-	for x := q.head; x != r; x = x.Next {
-		before = x
-	}
-	if before == nil {
-		q.head = r.Next
-	} else {
-		before.Next = r.Next
-	}
-	if q.tail == r {
-		q.tail = before
-	}
-	r.Next = nil
-}
-
-func (q *requests) drop(err error) {
-	for r := q.head; r != nil; r = q.head {
-		q.head, r.Next = r.Next, nil
-		r.Complete(err)
-	}
-}
-
-func (q *arrivals) push(a *arrival) {
-	a.next = nil
-	if q.head == nil {
-		q.head = a
-	} else {
-		q.tail.next = a
-	}
-	q.tail = a
-}
-
-func (q *arrivals) remove(before, a *arrival) {
-	if before == nil {
-		q.head = a.next
-	} else {
-		before.next = a.next
-	}
-	if q.tail == a {
-		q.tail = before
-	}
-	a.next = nil
 }
 
 // stashClasses are the sizes of what arrivals hold: none, 64 bytes, and twice

@@ -42,9 +42,6 @@ const (
 	// wordOfFault is how long a rank waits for the other mesh to say why the ranks
 	// have ended the group, which they say there first.
 	wordOfFault = time.Second
-
-	// noOp is a fault's operation when there is none.
-	noOp = 0xff
 )
 
 // Mesh is a transport.Mesh whose messages go through the memory of a Group. What
@@ -87,8 +84,8 @@ type Mesh struct {
 	peers  []peer
 	anys   int // receives from any rank that wait
 	shared int // those of them that have a transport.Sharer
-	posted [buckets]requests
-	early  [buckets]arrivals
+	posted [buckets]transport.Requests
+	early  [buckets]transport.Queue[*arrival]
 	out    table
 	in     table
 	lens   lens
@@ -116,10 +113,10 @@ type peer struct {
 	restOf  *arrival  // or to this
 	stash   int       // bytes of its messages in arrivals
 	notices int       // its messages in arrivals
-	sends   requests
-	asks    transfers // frameGo has to be sent
-	streams transfers // the rest has been asked for
-	reads   transfers // to be read from its memory
+	sends   transport.Requests
+	asks    transport.Queue[*transfer] // frameGo has to be sent
+	streams transport.Queue[*transfer] // the rest has been asked for
+	reads   transport.Queue[*transfer] // to be read from its memory
 }
 
 // NewMesh lays a mesh over g and rest, which must have the same ranks. Close
@@ -174,16 +171,16 @@ func (m *Mesh) Send(r *transport.Request) {
 	}
 	if atomic.LoadUint32(p.seg.left) != 0 {
 		m.hold(p)
-		p.sends.push(r)
+		p.sends.Push(r)
 		m.left(p)
 		m.unlock()
 		return
 	}
-	if p.sends.head == nil && m.announceTo(p, r) {
+	if p.sends.Empty() && m.announceTo(p, r) {
 		p.seg.ring()
 	} else {
 		m.hold(p)
-		p.sends.push(r)
+		p.sends.Push(r)
 	}
 	m.unlockAfterPost()
 }
@@ -194,7 +191,7 @@ func (m *Mesh) Recv(r *transport.Request) {
 	if p := m.admit(r); p != nil {
 		m.hold(p)
 		if !m.expected(r, p) {
-			m.posted[bucketOf(r.Slot)].push(r)
+			m.posted[bucketOf(r.Slot)].Push(r)
 			m.receive(p)
 		}
 	}
@@ -214,7 +211,7 @@ func (m *Mesh) RecvAny(r *transport.Request) {
 		}
 		m.pending.Add(1)
 		if !m.expected(r, nil) {
-			m.posted[bucketOf(r.Slot)].push(r)
+			m.posted[bucketOf(r.Slot)].Push(r)
 			for i := range m.peers {
 				m.receive(&m.peers[i])
 			}
@@ -335,8 +332,7 @@ func (m *Mesh) announceTo(p *peer, r *transport.Request) bool {
 // expected gives r what has come for it, from p or anyone; false if nothing has.
 func (m *Mesh) expected(r *transport.Request, p *peer) bool {
 	l := &m.early[bucketOf(r.Slot)]
-	var before *arrival
-	for a := l.head; a != nil; before, a = a, a.next {
+	for a := l.Front(); a != nil; a = a.next {
 		if a.slot != r.Slot || p != nil && a.from != p.rank {
 			continue
 		}
@@ -344,7 +340,7 @@ func (m *Mesh) expected(r *transport.Request, p *peer) bool {
 			m.forget()
 			return true
 		}
-		l.remove(before, a)
+		l.Remove(a)
 		q := &m.peers[a.from]
 		q.notices--
 		q.stash -= len(a.data)
@@ -388,33 +384,33 @@ func (m *Mesh) match(p *peer, r *transport.Request, f frame, data []byte) {
 		return
 	case f.addr != 0:
 		t.addr = f.addr
-		p.reads.push(t)
+		p.reads.Push(t)
 		return
 	}
-	p.asks.push(t)
+	p.asks.Push(t)
 	m.ask(p)
 }
 
 // mismatched ends the group: the ranks disagree on what they do.
 func (m *Mesh) mismatched(p *peer, r *transport.Request, f frame) {
-	m.posted[bucketOf(r.Slot)].push(r) // it ends with the rest
+	m.posted[bucketOf(r.Slot)].Push(r) // it ends with the rest
 	m.blame(transport.FaultMismatch, p.rank, &transport.SizeError{Peer: p.rank, Slot: r.Slot, Want: uint64(len(r.Buf)), Got: f.total})
 }
 
 // blame notes the fault for which unlock will end the group.
 func (m *Mesh) blame(kind transport.FaultKind, rank int, err error) {
 	if m.found == nil {
-		m.found = &transport.Fault{Kind: kind, Rank: rank, Reporter: m.g.rank, Op: noOp, Err: err}
+		m.found = transport.NewFault(kind, rank, m.g.rank, err)
 	}
 }
 
 // ask asks for the rest of messages, as far as there is room for the question.
 func (m *Mesh) ask(p *peer) (moved bool) {
-	for t := p.asks.head; t != nil; t = p.asks.head {
+	for t := p.asks.Front(); t != nil; t = p.asks.Front() {
 		if p.w.room(0) == nil {
 			break
 		}
-		p.asks.pop()
+		p.asks.Pop()
 		p.w.publish(frame{kind: frameGo, id: t.far, slot: uint64(t.id), total: uint64(t.n)})
 		moved = true
 	}
@@ -460,7 +456,7 @@ func (m *Mesh) take(p *peer, f frame, data []byte) {
 			break
 		}
 		if r := m.find(p, f.slot); r != nil {
-			m.posted[bucketOf(f.slot)].remove(r)
+			m.posted[bucketOf(f.slot)].Remove(r)
 			m.match(p, r, f, data)
 			return
 		}
@@ -491,7 +487,7 @@ func (m *Mesh) take(p *peer, f frame, data []byte) {
 			m.lent--
 		}
 		t.far = uint32(f.slot)
-		p.streams.push(t)
+		p.streams.Push(t)
 		return
 	case frameDone:
 		t := m.out.get(f.id, p)
@@ -528,13 +524,13 @@ func (m *Mesh) put(p *peer, t *transfer, data []byte) bool {
 // find returns the receive that was posted first of those that a message fits.
 func (m *Mesh) find(p *peer, slot uint64) *transport.Request {
 	l := &m.posted[bucketOf(slot)]
-	for r := l.head; r != nil; {
+	for r := l.Front(); r != nil; {
 		next := r.Next
 		if r.Slot == slot && (r.Peer == p.rank || r.Peer == anyone) {
 			if r.Peer != anyone || r.Claim() {
 				return r
 			}
-			l.remove(r)
+			l.Remove(r)
 			m.forget()
 		}
 		r = next
@@ -554,25 +550,20 @@ func (m *Mesh) forget() {
 func (m *Mesh) Withdraw(r *transport.Request) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	l := &m.posted[bucketOf(r.Slot)]
-	for x := l.head; x != nil; x = x.Next {
-		if x == r && r.Peer == anyone {
-			l.remove(r)
-			m.forget()
-			return
-		}
+	if r.Peer == anyone && m.posted[bucketOf(r.Slot)].Remove(r) {
+		m.forget()
 	}
 }
 
 // forsake ends the shared receives from any rank, now that nobody is left.
 func (m *Mesh) forsake(last int) {
-	f := &transport.Fault{Kind: transport.FaultPeerLeft, Rank: last, Reporter: m.g.rank, Op: noOp}
+	f := transport.NewFault(transport.FaultPeerLeft, last, m.g.rank, nil)
 	for i := range m.posted {
 		l := &m.posted[i]
-		for r := l.head; r != nil; {
+		for r := l.Front(); r != nil; {
 			next := r.Next
 			if r.Peer == anyone && r.Shared() {
-				l.remove(r)
+				l.Remove(r)
 				m.forget()
 				r.Complete(f)
 			}
@@ -596,7 +587,7 @@ func (m *Mesh) keep(p *peer, f frame, data []byte) {
 	}
 	p.notices++
 	m.stashed(p, len(data))
-	m.early[bucketOf(f.slot)].push(a)
+	m.early[bucketOf(f.slot)].Push(a)
 }
 
 // stashed counts n bytes that are kept aside for p.
@@ -609,7 +600,7 @@ func (m *Mesh) stashed(p *peer, n int) {
 // read reads some of a message out of p's memory, and tells p when that was all of it. If
 // it cannot be read, p is asked to send it.
 func (m *Mesh) read(p *peer) (moved bool) {
-	t := p.reads.head
+	t := p.reads.Front()
 	if rest := t.r.Buf[t.n:]; len(rest) > 0 {
 		n := min(len(rest), sip)
 		if t.addr&inArena != 0 {
@@ -627,9 +618,9 @@ func (m *Mesh) read(p *peer) (moved bool) {
 			return false // the sender has its memory back; look ends the receive
 		}
 		if err != nil {
-			p.reads.pop()
+			p.reads.Pop()
 			t.addr = 0
-			p.asks.push(t)
+			p.asks.Push(t)
 			m.ask(p)
 			return true
 		}
@@ -639,7 +630,7 @@ func (m *Mesh) read(p *peer) (moved bool) {
 	if t.n < len(t.r.Buf) || p.w.room(0) == nil {
 		return moved
 	}
-	p.reads.pop()
+	p.reads.Pop()
 	p.w.publish(frame{kind: frameDone, id: t.far})
 	p.seg.ring()
 	r := t.r
@@ -650,15 +641,13 @@ func (m *Mesh) read(p *peer) (moved bool) {
 
 // transmit writes to p what can be written, but no more than a turn.
 func (m *Mesh) transmit(p *peer) (moved bool) {
-	if p.asks.head != nil {
+	if !p.asks.Empty() {
 		moved = m.ask(p)
 	}
 	wrote := false
-	for r := p.sends.head; r != nil; r = p.sends.head {
-		next := r.Next
-		p.sends.head = next
+	for r := p.sends.Pop(); r != nil; r = p.sends.Pop() {
 		if !m.announceTo(p, r) {
-			p.sends.head = r
+			p.sends.PushFront(r)
 			break
 		}
 		// It counts as under way twice now, or, if that was all, once too often.
@@ -666,8 +655,8 @@ func (m *Mesh) transmit(p *peer) (moved bool) {
 		m.pending.Add(-1)
 		wrote = true
 	}
-	for done := 0; done < turn && p.streams.head != nil; {
-		t := p.streams.head
+	for done := 0; done < turn && !p.streams.Empty(); {
+		t := p.streams.Front()
 		n := min(len(t.r.Buf)-t.n, chunk, largest(len(p.w.data)))
 		room := p.w.room(n)
 		if room == nil {
@@ -680,7 +669,7 @@ func (m *Mesh) transmit(p *peer) (moved bool) {
 		done += n
 		moved = true
 		if t.n == len(t.r.Buf) {
-			p.streams.pop()
+			p.streams.Pop()
 			r := t.r
 			m.release(&m.out, t)
 			m.finish(p, r)
@@ -704,10 +693,10 @@ func (m *Mesh) progress() (moved bool) {
 			if m.receive(p) {
 				moved = true
 			}
-			if m.end == nil && m.found == nil && p.reads.head != nil && m.read(p) {
+			if m.end == nil && m.found == nil && !p.reads.Empty() && m.read(p) {
 				moved = true
 			}
-			if m.end == nil && m.found == nil && (p.sends.head != nil || p.streams.head != nil || p.asks.head != nil) && m.transmit(p) {
+			if m.end == nil && m.found == nil && (!p.sends.Empty() || !p.streams.Empty() || !p.asks.Empty()) && m.transmit(p) {
 				moved = true
 			}
 		}
@@ -780,7 +769,7 @@ func (m *Mesh) doom(err error) {
 			case <-m.closed:
 			case <-m.Mesh.Failed():
 			case <-t.C:
-				f := &transport.Fault{Kind: transport.FaultAborted, Rank: -1, Reporter: m.g.rank, Op: noOp, Err: err}
+				f := transport.NewFault(transport.FaultAborted, -1, m.g.rank, err)
 				var at *RankError
 				if errors.As(err, &at) {
 					f.Rank = at.Rank
@@ -835,10 +824,10 @@ func (m *Mesh) fail(err error) {
 		}
 	}
 	for i := range m.posted {
-		m.posted[i].drop(err)
+		m.posted[i].Complete(err)
 	}
 	for i := range m.peers {
-		m.peers[i].sends.drop(err)
+		m.peers[i].sends.Complete(err)
 	}
 	m.out.drop(err)
 	m.in.drop(err)

@@ -60,9 +60,10 @@ var layers = []layer{
 	{"internal/callback", nil},
 	{"backend/gloo/internal/runs", nil},
 	{"internal/chain", []string{"internal/callback", "internal/transport"}},
-	{"internal/transport/tcp", []string{"internal/callback", "internal/transport", "golang.org/x/sys/..."}},
+	{"internal/transport/tcp", []string{"internal/callback", "internal/transport", "internal/transport/mesh", "golang.org/x/sys/..."}},
 	{"internal/transport/transporttest", []string{"internal/transport", "github.com/stretchr/testify/..."}},
 	{"internal/transport/shm", []string{"internal/transport", "golang.org/x/sys/..."}},
+	{"internal/transport/wire", []string{"internal/transport", "internal/transport/mesh"}},
 	{"internal/transport/...", []string{"internal/transport"}},
 	{"internal/rendezvous", []string{"store", "internal/waiting", "internal/transport", "internal/transport/wire"}},
 	{"backend/gloo", []string{

@@ -1,6 +1,7 @@
 package tcp
 
 import (
+	"context"
 	"fmt"
 	"time"
 
@@ -34,7 +35,7 @@ type known struct {
 	number uint32
 	rank   int
 	call   transport.Call
-	op     uint8 // of this rank's own, noOp if it has not called it
+	op     uint8 // of this rank's own, transport.NoOp if it has not called it
 	seq    uint64
 }
 
@@ -45,7 +46,7 @@ func numberOf(slot uint64) (number uint32, ok bool) { return uint32(slot >> 24),
 // of returns this rank's call behind a slot, the zero one if there is none.
 func (c *calls) of(slot uint64) transport.Call {
 	number, ok := numberOf(slot)
-	if k := &c.known[number%rememberCalls]; ok && k.number == number && k.op != noOp {
+	if k := &c.known[number%rememberCalls]; ok && k.number == number && k.op != transport.NoOp {
 		return k.call
 	}
 	return transport.Call{}
@@ -74,7 +75,7 @@ func (c *calls) agree(self int, said known) *transport.Fault {
 	switch {
 	case said.rank == self:
 		f.Rank, f.Op, f.Seq = k.rank, said.op, said.seq
-	case f.Op == noOp && c.last.ok:
+	case f.Op == transport.NoOp && c.last.ok:
 		f.Op, f.Seq = c.op, c.seq // two others disagree
 	}
 	number, one, other := said.number, said.call.What, k.call.What
@@ -97,8 +98,8 @@ func (c *calls) text(what [2]uint64) string {
 // Describe sets how the What of calls is shown to people. It has to be called before Enter, and f
 // has to make something of any words.
 func (m *Mesh) Describe(f func(what [2]uint64) string) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
+	m.Mu.Lock()
+	defer m.Mu.Unlock()
 	m.calls.describe = f
 }
 
@@ -107,10 +108,10 @@ func (m *Mesh) Describe(f func(what [2]uint64) string) {
 // before: when its first message comes, or at once if it has come. op and seq are what this
 // rank's fault is to name.
 func (m *Mesh) Enter(number uint32, c transport.Call, op uint8, seq uint64) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	if f := m.calls.agree(m.rank, known{number: number, rank: m.rank, call: c, op: op, seq: seq}); f != nil {
-		m.fail(f)
+	m.Mu.Lock()
+	defer m.Mu.Unlock()
+	if f := m.calls.agree(m.Rank(), known{number: number, rank: m.Rank(), call: c, op: op, seq: seq}); f != nil {
+		m.Fail(f)
 		return
 	}
 	m.calls.last, m.calls.op, m.calls.seq = maybe{number, true}, op, seq
@@ -135,9 +136,9 @@ func (p *pair) tell(why, number uint32) {
 // Announce tells a peer what this rank has entered as operation number, for ranks that wait
 // for each other and so would never send a message.
 func (m *Mesh) Announce(peer int, number uint32) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	if m.ended() != nil || peer < 0 || peer >= m.size || m.pairs[peer] == nil || m.pairs[peer].gone != nil {
+	m.Mu.Lock()
+	defer m.Mu.Unlock()
+	if m.Ended() != nil || !m.IsPeer(peer) || m.pairs[peer] == nil || m.pairs[peer].Gone != nil {
 		return
 	}
 	if m.calls.of(1<<56|uint64(number)<<24) != (transport.Call{}) {
@@ -150,35 +151,26 @@ func (m *Mesh) Announce(peer int, number uint32) {
 // called something else, or after limit.
 func (m *Mesh) Settle(limit time.Duration) {
 	m.See()
-	timeout := time.NewTimer(limit)
-	defer timeout.Stop()
-	m.mu.Lock()
-	defer m.mu.Unlock()
+	ctx, cancel := context.WithTimeout(context.Background(), limit)
+	defer cancel()
+	m.Mu.Lock()
+	defer m.Mu.Unlock()
 	last := m.calls.last
 	if !last.ok {
 		return
 	}
 	for _, p := range m.pairs {
-		if p != nil && p.gone == nil && m.ended() == nil {
+		if p != nil && p.Gone == nil && m.Ended() == nil {
 			p.tell(callAsked, last.number)
 		}
 	}
-	for expired := false; !expired && m.ended() == nil && !m.settled(last.number); {
-		answered := m.answered
-		m.mu.Unlock()
-		select {
-		case <-answered:
-		case <-timeout.C:
-			expired = true
-		}
-		m.mu.Lock()
-	}
+	m.Await(ctx, func() bool { return m.settled(last.number) })
 }
 
 // settled reports whether nothing more is to be heard of operation number.
 func (m *Mesh) settled(number uint32) bool {
 	for _, p := range m.pairs {
-		if p != nil && p.gone == nil && !p.bye && !p.answered.reaches(number) {
+		if p != nil && p.Gone == nil && !p.bye && !p.answered.reaches(number) {
 			return false
 		}
 	}
@@ -192,7 +184,7 @@ func (p *pair) onCall(f frame) {
 	switch f.handle {
 	case callAnswered:
 		p.answered = maybe{number, true}
-		m.wakeDiagnose()
+		m.Changed()
 	case callAsked:
 		if !p.asked.ok {
 			m.asking++
@@ -214,7 +206,7 @@ func (m *Mesh) answer() {
 		number := p.asked.number
 		p.asked = maybe{}
 		m.asking--
-		if m.ended() == nil && p.gone == nil {
+		if m.Ended() == nil && p.Gone == nil {
 			p.tell(callAnswered, number)
 		}
 	}
@@ -226,5 +218,5 @@ func (p *pair) heard(f frame) *transport.Fault {
 	if !ok {
 		return nil
 	}
-	return p.m.calls.agree(p.m.rank, known{number: number, rank: p.peer, call: f.call, op: noOp})
+	return p.m.calls.agree(p.m.Rank(), known{number: number, rank: p.Rank, call: f.call, op: transport.NoOp})
 }

@@ -23,30 +23,30 @@ func TestAgree(t *testing.T) {
 	say := func(number uint32, rank int, w uint64, op uint8) *transport.Fault {
 		return c.agree(0, known{number: number, rank: rank, call: what(w, 1), op: op, seq: uint64(number) + 100})
 	}
-	require.Nil(t, say(0, 1, 5, noOp), "a peer comes first")
+	require.Nil(t, say(0, 1, 5, transport.NoOp), "a peer comes first")
 	require.Zero(t, c.of(slotOf(0)), "that is not this rank's call")
 	require.Nil(t, say(0, 0, 5, 1))
 	require.Equal(t, what(5, 1), c.of(slotOf(0)))
 	require.Zero(t, c.of(0), "a single message")
 	require.Zero(t, c.of(slotOf(rememberCalls)), "another operation in the same place")
-	require.Nil(t, say(0, 2, 5, noOp))
+	require.Nil(t, say(0, 2, 5, transport.NoOp))
 
-	f := say(0, 2, 6, noOp)
+	f := say(0, 2, 6, transport.NoOp)
 	require.Equal(t, transport.FaultMismatch, f.Kind)
 	require.Equal(t, []any{2, 0, uint8(1), uint64(100)}, []any{f.Rank, f.Reporter, f.Op, f.Seq})
 	require.ErrorContains(t, f, "as collective number 0 rank 0 called [0x5 0x1], rank 2 called [0x6 0x1]")
 
-	require.Nil(t, say(7, 1, 5, noOp))
-	f = say(7, 2, 6, noOp)
-	require.Equal(t, []any{2, uint8(noOp)}, []any{f.Rank, f.Op}, "two others disagree")
+	require.Nil(t, say(7, 1, 5, transport.NoOp))
+	f = say(7, 2, 6, transport.NoOp)
+	require.Equal(t, []any{2, uint8(transport.NoOp)}, []any{f.Rank, f.Op}, "two others disagree")
 	f = say(7, 0, 6, 3)
 	require.Equal(t, []any{1, uint8(3), uint64(107)}, []any{f.Rank, f.Op, f.Seq}, "this rank is the last to call")
 
 	require.Nil(t, say(rememberCalls, 0, 6, 1))
-	require.Nil(t, say(0, 2, 7, noOp), "too long ago to be known")
+	require.Nil(t, say(0, 2, 7, transport.NoOp), "too long ago to be known")
 	require.Nil(t, c.agree(0, known{number: rememberCalls, rank: 1}), "a message that says nothing")
 
-	require.Nil(t, say(1<<32-1, 1, 5, noOp), "older, for numbers go round")
+	require.Nil(t, say(1<<32-1, 1, 5, transport.NoOp), "older, for numbers go round")
 	require.Equal(t, uint32(rememberCalls), c.known[0].number)
 }
 
@@ -206,9 +206,9 @@ func TestSettle(t *testing.T) {
 		enter(ms[1], 0, calls[:2])
 		done := settle(ms[0], patience)
 		for asked := false; !asked; {
-			ms[1].mu.Lock()
+			ms[1].Mu.Lock()
 			asked = ms[1].pairs[0].asked.ok
-			ms[1].mu.Unlock()
+			ms[1].Mu.Unlock()
 		}
 		enter(ms[1], 2, calls[2:])
 		<-done
@@ -252,9 +252,9 @@ func TestSettle(t *testing.T) {
 		ms[0].Settle(time.Millisecond)
 		require.NoError(t, ms[0].Close())
 		for gone := false; !gone; {
-			ms[1].mu.Lock()
-			gone = ms[1].pairs[0].gone != nil
-			ms[1].mu.Unlock()
+			ms[1].Mu.Lock()
+			gone = ms[1].pairs[0].Gone != nil
+			ms[1].Mu.Unlock()
 		}
 		enter(ms[1], 0, history(2))
 		disagree(t, ms[1:], 0, 1, 2)

@@ -137,7 +137,7 @@ func (e *Endpoint) Join(ctx context.Context, rank int, addrs []string) (*Mesh, e
 	m.shareCPUs(neighbours(all, rank), min(runtime.NumCPU(), runtime.GOMAXPROCS(0)))
 	d := &door{m: m, listener: e.listener, connected: make(chan int, len(addrs)), taken: make(map[int]bool)}
 	m.door = d
-	m.wg.Add(1)
+	m.Goroutines.Add(1)
 	go d.accept()
 
 	why := make([]error, len(addrs))
@@ -184,7 +184,7 @@ func (e *Endpoint) Join(ctx context.Context, rank int, addrs []string) (*Mesh, e
 				continue
 			}
 		case <-dialing.Done():
-		case <-m.failed:
+		case <-m.Failed():
 		}
 		if dialing.Err() == nil && m.Fault() == nil {
 			continue
@@ -206,7 +206,7 @@ func (e *Endpoint) Join(ctx context.Context, rank int, addrs []string) (*Mesh, e
 	if len(failure.Missing) == 0 {
 		return m, nil
 	}
-	f := &transport.Fault{Kind: transport.FaultAborted, Rank: rank, Reporter: rank, Op: noOp, Err: failure}
+	f := transport.NewFault(transport.FaultAborted, rank, rank, failure)
 	switch err := ctx.Err(); {
 	case errors.Is(err, context.Canceled):
 		f.Kind, f.Err = transport.FaultCanceled, context.Cause(ctx)
@@ -368,21 +368,21 @@ func (m *Mesh) introduce(tcp *net.TCPConn, r int, lane uint32, place netip.AddrP
 	if _, err := io.ReadFull(conn, b[:]); err != nil {
 		return nil, hello{}, fmt.Errorf("no answer: %w", err)
 	}
-	answer, err := parseHello(b[:], m.addrs[m.rank].token)
+	answer, err := parseHello(b[:], m.addrs[m.Rank()].token)
 	switch {
 	case err != nil:
 		return nil, hello{}, err
 	case answer.verdict != verdictOK:
 		return nil, hello{}, fmt.Errorf("rank %d refuses: %s", r, verdicts[answer.verdict])
-	case int(answer.rank) != r || int(answer.size) != m.size || answer.lane != lane:
-		return nil, hello{}, fmt.Errorf("an answer of rank %d of %d on connection %d, want rank %d of %d on %d", answer.rank, answer.size, answer.lane, r, m.size, lane)
+	case int(answer.rank) != r || int(answer.size) != m.Size() || answer.lane != lane:
+		return nil, hello{}, fmt.Errorf("an answer of rank %d of %d on connection %d, want rank %d of %d on %d", answer.rank, answer.size, answer.lane, r, m.Size(), lane)
 	}
 	return conn, answer, nil
 }
 
 func (m *Mesh) hello(t token, lane uint32) hello {
 	return hello{
-		lane: lane, rank: uint32(m.rank), size: uint32(m.size),
+		lane: lane, rank: uint32(m.Rank()), size: uint32(m.Size()),
 		eager: uint64(m.opts.Eager), window: uint64(m.opts.Window), token: t,
 	}
 }
@@ -391,12 +391,12 @@ func (m *Mesh) hello(t token, lane uint32) hello {
 // as they come; if there are none, the first one serves as well.
 func (m *Mesh) open(p *pair) {
 	for i := range m.opts.lanes(p.first.conn) {
-		m.wg.Add(1)
+		m.Goroutines.Add(1)
 		go func() {
-			defer m.wg.Done()
+			defer m.Goroutines.Done()
 			ctx, cancel := context.WithTimeout(m.ctx, m.opts.Handshake)
 			defer cancel()
-			conn, _, err := m.dial(ctx, p.peer, uint32(i+1))
+			conn, _, err := m.dial(ctx, p.Rank, uint32(i+1))
 			if err == nil && m.attachBulk(p, conn) != nil {
 				conn.Close()
 			}
@@ -417,7 +417,7 @@ type door struct {
 }
 
 func (d *door) accept() {
-	defer d.m.wg.Done()
+	defer d.m.Goroutines.Done()
 	for {
 		c, err := d.listener.Accept()
 		if err != nil {
@@ -436,9 +436,9 @@ func (d *door) accept() {
 			c.Close()
 			return
 		}
-		d.m.wg.Add(1)
+		d.m.Goroutines.Add(1)
 		go func() {
-			defer d.m.wg.Done()
+			defer d.m.Goroutines.Done()
 			if !d.greet(c.(*net.TCPConn)) {
 				c.Close()
 			}
@@ -494,16 +494,16 @@ func (d *door) greet(tcp *net.TCPConn) bool {
 	if _, err := io.ReadFull(conn, b[:]); err != nil {
 		return false
 	}
-	h, err := parseHello(b[:], m.addrs[m.rank].token)
+	h, err := parseHello(b[:], m.addrs[m.Rank()].token)
 	if err != nil {
 		return false
 	}
 	verdict := uint32(verdictOK)
 	peer := int(h.rank)
 	switch {
-	case int(h.size) != m.size:
+	case int(h.size) != m.Size():
 		verdict = verdictSize
-	case peer >= m.size || peer == m.rank || h.lane == 0 && peer < m.rank:
+	case peer >= m.Size() || peer == m.Rank() || h.lane == 0 && peer < m.Rank():
 		verdict = verdictRank
 	case h.lane == 0 && !d.take(peer):
 		verdict = verdictTwice
@@ -514,7 +514,7 @@ func (d *door) greet(tcp *net.TCPConn) bool {
 	}
 	answer := m.hello(token{}, h.lane)
 	answer.verdict = verdict
-	if peer < m.size {
+	if peer < m.Size() {
 		answer.token = m.addrs[peer].token
 	}
 	err = m.opts.tune(tcp)

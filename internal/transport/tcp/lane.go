@@ -4,7 +4,6 @@ import (
 	"errors"
 	"net"
 	"os"
-	"time"
 
 	"github.com/c10d-go/c10d/internal/transport"
 )
@@ -172,7 +171,7 @@ func (l *lane) pump() {
 		return
 	}
 	l.busy = true
-	mu := &l.p.m.mu
+	mu := &l.p.m.Mu
 	for turn := 0; ; turn++ {
 		done := false
 		if l.try != nil && turn < inlineTurns {
@@ -191,7 +190,7 @@ func (l *lane) pump() {
 		}
 	}
 	l.busy = false
-	if l.p.ending {
+	if l.p.Ending {
 		l.rouse()
 	}
 }
@@ -200,13 +199,13 @@ func (l *lane) pump() {
 func (l *lane) write() {
 	defer l.leave()
 	m := l.p.m
-	m.mu.Lock()
-	defer m.mu.Unlock()
+	m.Mu.Lock()
+	defer m.Mu.Unlock()
 	for {
-		for !l.handed && (l.busy || !l.p.ending) {
-			m.mu.Unlock()
+		for !l.handed && (l.busy || !l.p.Ending) {
+			m.Mu.Unlock()
 			<-l.wake
-			m.mu.Lock()
+			m.Mu.Lock()
 			if l.bulk && !l.busy {
 				l.handed = l.gather()
 			}
@@ -216,9 +215,9 @@ func (l *lane) write() {
 		}
 		l.busy, l.handed = true, false
 		for more := true; more; more = l.gather() {
-			m.mu.Unlock()
+			m.Mu.Unlock()
 			err := l.flush()
-			m.mu.Lock()
+			m.Mu.Lock()
 			if err != nil {
 				l.broken = err
 				l.p.writeFailed(l)
@@ -236,7 +235,7 @@ func (l *lane) write() {
 func (l *lane) flush() error {
 	for tried := false; ; tried = true {
 		n, err := writeAll(l.conn, &l.bufs)
-		if err == nil || !errors.Is(err, os.ErrDeadlineExceeded) || n == 0 && tried || !l.moreTime(!tried) {
+		if err == nil || !errors.Is(err, os.ErrDeadlineExceeded) || n == 0 && tried || !l.p.m.MoreTime(l.conn, !tried) {
 			return err
 		}
 	}
@@ -252,29 +251,15 @@ func writeAll(c net.Conn, bufs *net.Buffers) (int64, error) {
 	return bufs.WriteTo(c)
 }
 
-// moreTime moves the deadline on, at the latest to when the mesh has to have
-// ended unless it is the first time.
-func (l *lane) moreTime(first bool) bool {
-	m := l.p.m
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	by := time.Now().Add(abortStep)
-	if !first && !by.Before(m.endBy) {
-		return false
-	}
-	l.conn.SetWriteDeadline(by)
-	return true
-}
-
 // leave is the end of the goroutine.
 func (l *lane) leave() {
 	if l.bulk {
 		l.conn.Close()
-		l.p.m.wg.Done()
+		l.p.m.Goroutines.Done()
 		return
 	}
 	if c, ok := l.conn.(interface{ CloseWrite() error }); ok {
 		c.CloseWrite()
 	}
-	l.p.leave()
+	l.p.Leave(l.conn)
 }

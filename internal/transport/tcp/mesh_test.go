@@ -32,7 +32,7 @@ func kill(_ testing.TB, ms []transport.Mesh, rank int) {
 	}
 	m.door.listener.Close()
 	var conns []net.Conn
-	m.mu.Lock()
+	m.Mu.Lock()
 	for _, p := range m.pairs {
 		if p != nil {
 			conns = append(conns, p.first.conn)
@@ -49,7 +49,7 @@ func kill(_ testing.TB, ms []transport.Mesh, rank int) {
 			c.Close()
 		}
 	}
-	m.mu.Unlock()
+	m.Mu.Unlock()
 	for _, c := range conns {
 		c.Close()
 	}
@@ -115,10 +115,10 @@ func TestPostLooks(t *testing.T) {
 	s := req(1, 1, make([]byte, 2*defaultEager))
 	p := ms[0].pairs[1]
 	for by := time.Now().Add(patience); ; { // the grant is on its way
-		ms[0].mu.Lock()
+		ms[0].Mu.Lock()
 		ms[0].look(s)
 		wants := p.s.wanting(s)
-		ms[0].mu.Unlock()
+		ms[0].Mu.Unlock()
 		if !wants {
 			break
 		}
@@ -127,9 +127,9 @@ func TestPostLooks(t *testing.T) {
 	ms[0].Post(nil, []*transport.Request{s})
 	require.NoError(t, help(t, ms[0], s))
 	require.NoError(t, help(t, ms[1], r))
-	ms[0].mu.Lock()
+	ms[0].Mu.Lock()
 	require.Empty(t, ms[0].held)
-	ms[0].mu.Unlock()
+	ms[0].Mu.Unlock()
 	ms[0].See()
 }
 

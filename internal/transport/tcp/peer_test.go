@@ -208,7 +208,7 @@ func TestConversation(t *testing.T) {
 // what lets one read take it in.
 func TestFramesAreGathered(t *testing.T) {
 	m, _, c := alone(t)
-	m.mu.Lock()
+	m.Mu.Lock()
 	p := m.pairs[1]
 	for i := range 10 {
 		require.Nil(t, p.s.send(req(1, uint64(i), make([]byte, 100))))
@@ -218,7 +218,7 @@ func TestFramesAreGathered(t *testing.T) {
 	require.Len(t, p.first.bufs[0], 10*(headerLen+100))
 	require.True(t, p.first.attempt())
 	p.first.settle(nil)
-	m.mu.Unlock()
+	m.Mu.Unlock()
 	for range 10 {
 		require.EqualValues(t, 100, next(t, c).length)
 		io.CopyN(io.Discard, c, 100)
@@ -393,13 +393,13 @@ func TestOtherConnectionIsGivenUp(t *testing.T) {
 	require.NoError(t, err)
 	l.Close()
 	eventually(t, "its end", func() bool {
-		m.mu.Lock()
-		defer m.mu.Unlock()
+		m.Mu.Lock()
+		defer m.Mu.Unlock()
 		return len(m.pairs[1].inbound) == 0
 	})
-	m.mu.Lock()
+	m.Mu.Lock()
 	require.NoError(t, m.pairs[1].suspect)
-	m.mu.Unlock()
+	m.Mu.Unlock()
 	r := recv(m, 1, 5, make([]byte, 1))
 	put(t, c, frame{kind: kEager, slot: 5, length: 1}, "x")
 	require.NoError(t, wait(t, r))

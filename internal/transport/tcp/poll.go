@@ -54,7 +54,7 @@ type Waiter interface {
 // without it too, but a message takes several times as long when the goroutine that
 // waits for it has to be woken.
 func (m *Mesh) Help(w Waiter) {
-	if m.opts.Poll <= 0 || m.size == 1 {
+	if m.opts.Poll <= 0 || m.Size() == 1 {
 		return
 	}
 	if skip := m.skip.Load(); skip > 0 {
@@ -92,9 +92,9 @@ func (m *Mesh) poll(w Waiter) int {
 	from := 0
 	for n := 1; !w.Finished(); n++ {
 		var peers [crowd]*pair
-		m.mu.Lock()
-		if m.ended() != nil {
-			m.mu.Unlock()
+		m.Mu.Lock()
+		if m.Ended() != nil {
+			m.Mu.Unlock()
 			return other
 		}
 		from = m.expecting(&peers, from)
@@ -104,7 +104,7 @@ func (m *Mesh) poll(w Waiter) int {
 				limit, what = limit/writersTurn, other
 			}
 		}
-		m.mu.Unlock()
+		m.Mu.Unlock()
 		moved := false
 		for _, p := range peers {
 			if p == nil {
@@ -135,13 +135,13 @@ func (m *Mesh) poll(w Waiter) int {
 }
 
 // expecting collects pairs from which something has to come, beginning with number from,
-// and returns with which to begin next. m.mu is held.
+// and returns with which to begin next. m.Mu is held.
 func (m *Mesh) expecting(peers *[crowd]*pair, from int) int {
 	n := 0
 	for i := range m.pairs {
 		at := (from + i) % len(m.pairs)
 		p := m.pairs[at]
-		if p == nil || p.in.poll == nil || len(m.any) == 0 && !p.filling && !p.s.needed() {
+		if p == nil || p.in.poll == nil || m.AnySlots() == 0 && !p.filling && !p.s.needed() {
 			continue
 		}
 		peers[n] = p
@@ -155,10 +155,10 @@ func (m *Mesh) expecting(peers *[crowd]*pair, from int) int {
 // leave is the end of a Help that has succeeded. Connections from which something else is
 // to come get their readers back at once, others when nobody has helped for a while.
 func (m *Mesh) leave() {
-	m.mu.Lock()
+	m.Mu.Lock()
 	var peers [crowd]*pair
 	m.expecting(&peers, 0)
-	ended := m.ended() != nil
+	ended := m.Ended() != nil
 	if !ended && !m.armed {
 		m.armed = true
 		if m.later == nil {
@@ -168,7 +168,7 @@ func (m *Mesh) leave() {
 			m.later.Reset(m.sight)
 		}
 	}
-	m.mu.Unlock()
+	m.Mu.Unlock()
 	switch {
 	case ended || peers[crowd-1] != nil:
 		m.See()
@@ -184,11 +184,11 @@ func (m *Mesh) leave() {
 
 // ring gives connections their readers back if nobody has helped since it rang last.
 func (m *Mesh) ring() {
-	m.mu.Lock()
+	m.Mu.Lock()
 	helps := m.helps.Load()
 	idle := helps == m.seen && m.helpers.Load() == 0
 	m.seen = helps
-	m.armed = !idle && m.ended() == nil
+	m.armed = !idle && m.Ended() == nil
 	if idle {
 		m.sight = seeAfter
 	} else {
@@ -197,7 +197,7 @@ func (m *Mesh) ring() {
 	if m.armed {
 		m.later.Reset(m.sight)
 	}
-	m.mu.Unlock()
+	m.Mu.Unlock()
 	if idle {
 		m.See()
 	}

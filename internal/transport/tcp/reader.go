@@ -77,15 +77,15 @@ func newInput(p *pair, conn net.Conn, bulk bool) *input {
 
 // read is the reader of the first connection.
 func (p *pair) read() {
-	defer p.leave()
+	defer p.Leave(p.first.conn)
 	err, told := p.in.run()
 	m := p.m
-	m.mu.Lock()
-	if m.ended() == nil && !told {
+	m.Mu.Lock()
+	if m.Ended() == nil && !told {
 		p.lost(err)
 	}
-	m.mu.Unlock()
-	p.drain()
+	m.Mu.Unlock()
+	p.Drain(p.first.conn)
 }
 
 // run reads frames until there are no more, and returns why, and whether the pair
@@ -150,12 +150,12 @@ func (in *input) help(only bool) bool {
 	}
 	if in.fail(err); in.err != nil {
 		m := in.p.m
-		m.mu.Lock()
-		if m.ended() == nil {
+		m.Mu.Lock()
+		if m.Ended() == nil {
 			in.p.lost(in.err)
 			in.told = true
 		}
-		m.mu.Unlock()
+		m.Mu.Unlock()
 		in.see()
 	}
 	return true
@@ -229,7 +229,7 @@ func (in *input) next(read func(a, b []byte) (int, error)) error {
 		}
 		f, err := parseFrame(in.buf[in.r:])
 		if err != nil {
-			return in.p.fault(transport.FaultProtocol, err)
+			return in.p.Fault(transport.FaultProtocol, err)
 		}
 		in.r += headerLen
 		if err := in.begin(f); err != nil {
@@ -265,8 +265,8 @@ func (in *input) expect(f frame, to []byte) {
 // finish notes that the payload is in place, or that err is why it will not be.
 func (in *input) finish(err error) error {
 	m := in.p.m
-	m.mu.Lock()
-	defer m.mu.Unlock()
+	m.Mu.Lock()
+	defer m.Mu.Unlock()
 	switch in.f.kind {
 	case kData:
 		return in.finishData(err)
@@ -286,9 +286,9 @@ func asError(f *transport.Fault) error {
 
 func (in *input) beginEager(f frame) error {
 	p, m := in.p, in.p.m
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	if m.ended() != nil {
+	m.Mu.Lock()
+	defer m.Mu.Unlock()
+	if m.Ended() != nil {
 		return errEnded
 	}
 	fault := p.s.repay(f.credit)
@@ -302,7 +302,7 @@ func (in *input) beginEager(f frame) error {
 	if fault != nil {
 		return fault
 	}
-	if r == nil && len(m.any) > 0 {
+	if r == nil {
 		var err error
 		if r, err = m.takeAny(p, f.slot, f.length); err != nil {
 			return err
@@ -329,7 +329,7 @@ func (in *input) beginEager(f frame) error {
 
 func (in *input) finishEager(err error) error {
 	p, m, f := in.p, in.p.m, in.f
-	end := m.ended()
+	end := m.Ended()
 	p.filling = false
 	if r := in.req; r != nil {
 		in.req = nil
@@ -343,7 +343,7 @@ func (in *input) finishEager(err error) error {
 		case end != nil:
 			r.Complete(end)
 		default:
-			p.stranded.push(r)
+			p.Stranded.Push(r)
 		}
 		return err
 	}
@@ -356,9 +356,8 @@ func (in *input) finishEager(err error) error {
 		}
 		return err
 	}
-	m.arrivals++
-	a.order = m.arrivals
-	if _, ok := p.s.in.Taker(f.slot); !ok && len(m.any) > 0 {
+	a.order = m.NextArrival()
+	if _, ok := p.s.in.Taker(f.slot); !ok {
 		r, err := m.takeAny(p, f.slot, f.length)
 		if err != nil {
 			m.blocks.put(a.block)
@@ -381,10 +380,10 @@ func (in *input) finishEager(err error) error {
 // it waits for the message to begin.
 func (in *input) beginData(f frame) error {
 	p, m := in.p, in.p.m
-	m.mu.Lock()
-	defer m.mu.Unlock()
+	m.Mu.Lock()
+	defer m.Mu.Unlock()
 	for {
-		if m.ended() != nil {
+		if m.Ended() != nil {
 			return errEnded
 		}
 		to, ready, fault := p.s.claim(f)
@@ -405,10 +404,10 @@ func (in *input) beginData(f frame) error {
 func (in *input) finishData(err error) error {
 	p, m := in.p, in.p.m
 	if err == nil {
-		p.s.arrived(in.f, m.ended())
+		p.s.arrived(in.f, m.Ended())
 		return nil
 	}
-	if end := m.ended(); end != nil {
+	if end := m.Ended(); end != nil {
 		p.s.arrived(in.f, end)
 	} else {
 		p.s.unclaim(in.f)
@@ -420,24 +419,24 @@ func (in *input) finishAbort(err error) error {
 	p, words := in.p, in.kept
 	in.kept = nil
 	switch {
-	case p.m.ended() != nil:
+	case p.m.Ended() != nil:
 		return errEnded
 	case err != nil:
 		return err
 	}
-	told, err := parseAbort(in.f, words, p.m.size)
+	told, err := parseAbort(in.f, words, p.m.Size())
 	if err != nil {
-		return p.fault(transport.FaultProtocol, err)
+		return p.Fault(transport.FaultProtocol, err)
 	}
-	p.gone = told
+	p.Gone = told
 	return told
 }
 
 func (p *pair) onFrame(f frame) error {
 	m := p.m
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	if m.ended() != nil {
+	m.Mu.Lock()
+	defer m.Mu.Unlock()
+	if m.Ended() != nil {
 		return errEnded
 	}
 	var fault *transport.Fault
@@ -453,8 +452,8 @@ func (p *pair) onFrame(f frame) error {
 	}
 	switch f.kind {
 	case kOffer:
-		m.arrivals++
-		if _, ok := p.s.in.Taker(f.slot); !ok && len(m.any) > 0 {
+		order := m.NextArrival()
+		if _, ok := p.s.in.Taker(f.slot); !ok {
 			r, err := m.takeAny(p, f.slot, f.length)
 			if err != nil {
 				return err
@@ -465,7 +464,7 @@ func (p *pair) onFrame(f frame) error {
 				break
 			}
 		}
-		fault = p.s.onOffer(f, m.arrivals)
+		fault = p.s.onOffer(f, order)
 		m.begun.Broadcast()
 	case kStart:
 		fault = p.s.onStart(f)
@@ -477,10 +476,9 @@ func (p *pair) onFrame(f frame) error {
 	case kBye:
 		return errBye
 	case kPing:
-		p.ping = f.slot
+		p.Pinged(f.slot)
 	case kPong:
-		p.pong.round, p.pong.issued, p.pong.completed = f.slot, f.length, f.credit
-		m.wakeDiagnose()
+		p.Ponged(f.slot, f.length, f.credit)
 	}
 	if fault != nil {
 		return fault
@@ -492,20 +490,20 @@ func (p *pair) onFrame(f frame) error {
 // readBulk is the reader of another connection of the peer's.
 func (p *pair) readBulk(conn net.Conn) {
 	m := p.m
-	defer m.wg.Done()
+	defer m.Goroutines.Done()
 	defer conn.Close()
 	in := newInput(p, conn, true)
 	err, _ := in.run()
-	m.mu.Lock()
-	defer m.mu.Unlock()
+	m.Mu.Lock()
+	defer m.Mu.Unlock()
 	delete(p.inbound, conn)
-	if m.ended() != nil {
+	if m.Ended() != nil {
 		return
 	}
 	var f *transport.Fault
 	switch {
 	case errors.As(err, &f):
-		m.fail(f)
+		m.Fail(f)
 	case err == io.EOF && !in.used:
 		// Who opened it gave that up, a moment after this rank agreed.
 	case !p.bye:

@@ -225,17 +225,17 @@ func TestSlowReceiver(t *testing.T) {
 	}
 	// The last of them has been announced, so all that will come has come.
 	eventually(t, "all messages are announced", func() bool {
-		ms[1].mu.Lock()
-		defer ms[1].mu.Unlock()
+		ms[1].Mu.Lock()
+		defer ms[1].Mu.Unlock()
 		v, _, _ := ms[1].pairs[0].s.in.Waiting()
 		return v == n
 	})
-	ms[1].mu.Lock()
+	ms[1].Mu.Lock()
 	s := &ms[1].pairs[0].s
 	require.LessOrEqual(t, s.used, s.window)
 	require.Greater(t, s.used, s.window-size-messageCost)
 	require.Equal(t, n-int(s.used/cost(size)), s.offers)
-	ms[1].mu.Unlock()
+	ms[1].Mu.Unlock()
 	in := make([]byte, size)
 	for i := range n {
 		require.NoError(t, wait(t, recv(ms[1], 0, 1, in)))
@@ -244,8 +244,8 @@ func TestSlowReceiver(t *testing.T) {
 	for _, r := range sends {
 		require.NoError(t, wait(t, r))
 	}
-	ms[1].mu.Lock()
-	defer ms[1].mu.Unlock()
+	ms[1].Mu.Lock()
+	defer ms[1].Mu.Unlock()
 	require.LessOrEqual(t, ms[1].blocks.kept, keepBlocks)
 	require.Zero(t, s.used)
 }
@@ -266,13 +266,13 @@ func TestManySlowReceivers(t *testing.T) {
 	}
 	wg.Wait()
 	eventually(t, "all messages are announced", func() bool {
-		ms[0].mu.Lock()
-		defer ms[0].mu.Unlock()
+		ms[0].Mu.Lock()
+		defer ms[0].Mu.Unlock()
 		total := 0
 		for _, p := range ms[0].pairs[1:] {
 			v, b, _ := p.s.in.Waiting()
 			if b > 512<<10 {
-				t.Errorf("%d bytes of rank %d", b, p.peer)
+				t.Errorf("%d bytes of rank %d", b, p.Rank)
 			}
 			total += v
 		}

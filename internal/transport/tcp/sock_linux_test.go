@@ -46,11 +46,11 @@ func TestSocketOptions(t *testing.T) {
 	require.NoError(t, wait(t, r))
 	for i, m := range ms {
 		eventually(t, "another connection", func() bool {
-			m.mu.Lock()
-			defer m.mu.Unlock()
+			m.Mu.Lock()
+			defer m.Mu.Unlock()
 			return len(m.pairs[1-i].bulk)+len(m.pairs[1-i].inbound) > 0
 		})
-		m.mu.Lock()
+		m.Mu.Lock()
 		check(m.pairs[1-i].first.conn)
 		for _, l := range m.pairs[1-i].bulk {
 			check(l.conn)
@@ -58,7 +58,7 @@ func TestSocketOptions(t *testing.T) {
 		for c := range m.pairs[1-i].inbound {
 			check(c)
 		}
-		m.mu.Unlock()
+		m.Mu.Unlock()
 	}
 }
 

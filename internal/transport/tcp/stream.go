@@ -30,9 +30,9 @@ type stream struct {
 
 	in     callback.Match[uint64, arrival, *transport.Request]
 	out    callback.Match[sendKey, grant, *transport.Request]
-	offers int  // values of in that are offers
-	asked  int  // takers of out: sends that are announced
-	held   fifo // sends that may not even be announced yet
+	offers int                // values of in that are offers
+	asked  int                // takers of out: sends that are announced
+	held   transport.Requests // sends that may not even be announced yet
 
 	landings []landing
 	free     int32 // the first free landing, -1 if none
@@ -108,7 +108,7 @@ func (s *stream) init(rank, peer, eager int, window int64, b *blocks, c *calls) 
 func cost(length uint64) int64 { return int64(length) + messageCost }
 
 func (s *stream) fault(kind transport.FaultKind, err error) *transport.Fault {
-	return &transport.Fault{Kind: kind, Rank: s.peer, Reporter: s.rank, Op: noOp, Err: err}
+	return transport.NewFault(kind, s.peer, s.rank, err)
 }
 
 func (s *stream) protocol(format string, args ...any) *transport.Fault {
@@ -136,8 +136,8 @@ func (s *stream) transmit(f frame, r *transport.Request) {
 
 // send takes r over. Requests that end here end with the fault that is returned.
 func (s *stream) send(r *transport.Request) *transport.Fault {
-	if s.held.head != nil {
-		s.held.push(r)
+	if !s.held.Empty() {
+		s.held.Push(r)
 		return nil
 	}
 	return s.forward(r)
@@ -160,7 +160,7 @@ func (s *stream) forward(r *transport.Request) *transport.Fault {
 		return nil
 	}
 	if s.asked == maxOffers {
-		s.held.push(r)
+		s.held.Push(r)
 		return nil
 	}
 	s.asked++
@@ -441,8 +441,8 @@ func (s *stream) onGrant(f frame) *transport.Fault {
 	}
 	s.asked--
 	s.deliver(r, g.handle)
-	for s.held.head != nil && s.asked < maxOffers {
-		if f := s.forward(s.held.pop()); f != nil {
+	for !s.held.Empty() && s.asked < maxOffers {
+		if f := s.forward(s.held.Pop()); f != nil {
 			return f
 		}
 	}
@@ -520,7 +520,7 @@ func (s *stream) wrote(r *transport.Request, n uint64) {
 func (s *stream) needed() bool {
 	_, _, recvs := s.in.Waiting()
 	_, _, sends := s.out.Waiting()
-	return recvs > 0 || sends > 0 || s.held.head != nil || s.landed > 0 || s.pieces.len() > 0 || s.bulk.len() > 0
+	return recvs > 0 || sends > 0 || !s.held.Empty() || s.landed > 0 || s.pieces.len() > 0 || s.bulk.len() > 0
 }
 
 // end completes what only waits to be met. What is queued for transmission stays.
@@ -532,7 +532,7 @@ func (s *stream) end(err error) {
 		}
 	})
 	s.out.Drop(nil, nil, func(_ sendKey, r *transport.Request) { r.Complete(err) })
-	s.held.complete(err)
+	s.held.Complete(err)
 	for i := range s.landings {
 		if l := &s.landings[i]; l.req != nil && l.claimed == l.done {
 			r := l.req
@@ -566,42 +566,5 @@ func (s *stream) dropPieces(err error) {
 				r.Complete(err)
 			}
 		}
-	}
-}
-
-// fifo is a queue of requests, linked through Request.Next.
-type fifo struct{ head, tail *transport.Request }
-
-func (q *fifo) push(r *transport.Request) {
-	r.Next = nil
-	if q.head == nil {
-		q.head = r
-	} else {
-		q.tail.Next = r
-	}
-	q.tail = r
-}
-
-func (q *fifo) pop() *transport.Request {
-	r := q.head
-	q.head = r.Next
-	r.Next = nil
-	return r
-}
-
-// without returns q without r, if that is in it.
-func (q fifo) without(r *transport.Request) fifo {
-	var rest fifo
-	for q.head != nil {
-		if x := q.pop(); x != r {
-			rest.push(x)
-		}
-	}
-	return rest
-}
-
-func (q *fifo) complete(err error) {
-	for q.head != nil {
-		q.pop().Complete(err)
 	}
 }

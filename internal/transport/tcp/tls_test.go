@@ -76,8 +76,8 @@ func TestMeshOverTLS(t *testing.T) {
 		No:   []transporttest.Feature{transporttest.Allocations}, // crypto/tls
 	})
 	ms := join(t, 2, o)
-	ms[0].mu.Lock()
-	defer ms[0].mu.Unlock()
+	ms[0].Mu.Lock()
+	defer ms[0].Mu.Unlock()
 	state := ms[0].pairs[1].first.conn.(*tls.Conn).ConnectionState()
 	require.EqualValues(t, tls.VersionTLS13, state.Version)
 	require.NotEmpty(t, state.PeerCertificates, "the other side is not authenticated")

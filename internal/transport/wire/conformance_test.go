@@ -12,7 +12,7 @@ func TestConformance(t *testing.T) {
 		New: func(t testing.TB, size int) []transport.Mesh {
 			ms := make([]transport.Mesh, size)
 			for i, m := range group(t, size) {
-				m.limits = patient
+				m.Limits = patient
 				ms[i] = m
 			}
 			return ms

@@ -339,7 +339,7 @@ func TestPeerLeaves(t *testing.T) {
 	require.Equal(t, 2, f.Rank)
 	// And rank 1 learns it from rank 0, which noticed.
 	f = failed(t, ms[1])
-	require.Equal(t, transport.Fault{Kind: transport.FaultPeerLeft, Rank: 2, Reporter: 0, Op: noOp}, *f)
+	require.Equal(t, transport.Fault{Kind: transport.FaultPeerLeft, Rank: 2, Reporter: 0, Op: transport.NoOp}, *f)
 }
 
 func TestPeerLeavesWhileNeeded(t *testing.T) {
@@ -468,7 +468,7 @@ func TestAbortPastStoppedPeer(t *testing.T) {
 // A live peer in the middle of a large message gets it and the ABORT behind it.
 func TestAbortBehindLargeMessage(t *testing.T) {
 	m, c := alone(t)
-	m.limits = patient
+	m.Limits = patient
 	const n = 16 << 20
 	next(t, c)
 	put(t, c, note(opRecvReady, 1, n))
@@ -513,7 +513,7 @@ func TestDiagnoseDoesNotWaitForTheUnasked(t *testing.T) {
 	next(t, x)
 	put(t, x, helloHeader())
 	greeted := func(peer int) func() bool {
-		return func() bool { m.mu.Lock(); defer m.mu.Unlock(); return m.pairs[peer].native }
+		return func() bool { m.Mu.Lock(); defer m.Mu.Unlock(); return m.pairs[peer].Native }
 	}
 	eventually(t, "HELLO", greeted(1))
 	health := make(chan []transport.Health)
@@ -547,7 +547,7 @@ func TestClose(t *testing.T) {
 	})
 	t.Run("sends what is queued", func(t *testing.T) {
 		ms := group(t, 2)
-		ms[0].limits = patient
+		ms[0].Limits = patient
 		in := make([]byte, 32<<20)
 		r := recv(ms[1], 0, 1, in)
 		eventually(t, "RECV_READY", func() bool { _, n := state(ms[0]); return n == 1 })

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/c10d-go/c10d/internal/transport"
+	"github.com/c10d-go/c10d/internal/transport/mesh"
 )
 
 const (
@@ -36,29 +37,20 @@ var (
 // pair is the connection with one peer. Mesh.mu guards all but what its two
 // goroutines keep to themselves.
 type pair struct {
+	mesh.Peer
 	m    *Mesh
-	peer int
 	conn net.Conn // nil until the peer is connected
 	wake chan struct{}
 
-	slots    map[uint64]*slot
-	notices  int    // in all slots
-	stranded fifo   // requests in no slot and no queue: the connection broke under them
-	out      []item // for the writer
-	ending   bool   // the writer leaves when out is empty
-	broken   bool   // a write failed; the writer has left, and the reader will know why
-	running  int    // goroutines
+	slots   map[uint64]*slot
+	notices int    // in all slots
+	out     []item // for the writer
+	broken  bool   // a write failed; the writer has left, and the reader will know why
 
-	native  bool             // HELLO came
-	version uint64           // that it named
-	spoke   bool             // any message came
-	other   bool             // its first message was no HELLO: the peer is no rank of this library
-	words   []byte           // WORDS that came
-	gone    *transport.Fault // what a request that needs this peer makes of the mesh, once it has left
-	goneAt  uint64           // order of departure
-	ping    uint64           // the round of a PING to answer, 0 if there is none
-	pinged  uint64           // the round of the last PING sent
-	pong    struct{ round, issued, completed uint64 }
+	version uint64 // that HELLO named
+	spoke   bool   // any message came
+	other   bool   // its first message was no HELLO: the peer is no rank of this library
+	words   []byte // WORDS that came
 
 	heard bool // of the reader: a message has come
 
@@ -84,7 +76,7 @@ type chooser interface{ Chosen() net.Conn }
 
 func newPair(m *Mesh, peer int) *pair {
 	return &pair{
-		m: m, peer: peer,
+		m:     m,
 		wake:  make(chan struct{}, 1),
 		slots: make(map[uint64]*slot),
 		out:   []item{{h: helloHeader()}},
@@ -93,23 +85,7 @@ func newPair(m *Mesh, peer int) *pair {
 
 func (p *pair) start(conn net.Conn) {
 	p.conn = conn
-	p.running = 2
-	p.m.wg.Add(2)
-	go p.read()
-	go p.write()
-}
-
-// leave is the end of the reader and of the writer. The last one closes the
-// connection.
-func (p *pair) leave() {
-	p.m.mu.Lock()
-	p.running--
-	last := p.running == 0
-	p.m.mu.Unlock()
-	if last {
-		p.conn.Close()
-	}
-	p.m.wg.Done()
+	p.Run(p.read, p.write)
 }
 
 // slot returns the pair's state for key, a new one if there was none.
@@ -133,7 +109,7 @@ func (p *pair) tidy(s *slot) {
 // note records a notification that has met no request.
 func (p *pair) note(q *notices, length uint64) error {
 	if p.notices == maxNotices {
-		return p.protocolFault(fmt.Errorf("wire: rank %d has announced %d messages that nobody asked for", p.peer, maxNotices))
+		return p.protocolFault(fmt.Errorf("wire: rank %d has announced %d messages that nobody asked for", p.Rank, maxNotices))
 	}
 	p.notices++
 	m := p.m
@@ -143,21 +119,14 @@ func (p *pair) note(q *notices, length uint64) error {
 	} else {
 		m.freeNotices = n.next
 	}
-	m.arrivals++
-	*n = notice{length: length, order: m.arrivals}
-	if q.head == nil {
-		q.head = n
-	} else {
-		q.tail.next = n
-	}
-	q.tail = n
+	*n = notice{length: length, order: m.NextArrival()}
+	q.Push(n)
 	return nil
 }
 
 // take removes the oldest notification of q and returns its length.
 func (p *pair) take(q *notices) uint64 {
-	n := q.head
-	q.head = n.next
+	n := q.Pop()
 	p.notices--
 	n.next = p.m.freeNotices
 	p.m.freeNotices = n
@@ -168,7 +137,7 @@ func (p *pair) take(q *notices) uint64 {
 func (p *pair) enqueue(it item) {
 	if p.broken {
 		if it.req != nil {
-			p.stranded.push(it.req)
+			p.Stranded.Push(it.req)
 		}
 		return
 	}
@@ -186,8 +155,8 @@ func (p *pair) wakeWriter() {
 // answer sends DATA for r, a send that has met a RECV_READY for length bytes.
 func (p *pair) answer(r *transport.Request, length uint64) {
 	if n := uint64(len(r.Buf)); n != length {
-		p.stranded.push(r)
-		p.m.fail(p.mismatch(fmt.Errorf("wire: rank %d receives %d bytes on slot %#x where this rank sends %d: the ranks disagree on operation, size or dtype", p.peer, length, r.Slot, n)))
+		p.Stranded.Push(r)
+		p.m.Fail(p.mismatch(fmt.Errorf("wire: rank %d receives %d bytes on slot %#x where this rank sends %d: the ranks disagree on operation, size or dtype", p.Rank, length, r.Slot, n)))
 		return
 	}
 	n := uint64(len(r.Buf))
@@ -197,7 +166,7 @@ func (p *pair) answer(r *transport.Request, length uint64) {
 // checkOffer compares r with the SEND_READY that it has met.
 func (p *pair) checkOffer(r *transport.Request, length uint64) *transport.Fault {
 	if n := uint64(len(r.Buf)); n != length {
-		return p.mismatch(&transport.SizeError{Peer: p.peer, Slot: r.Slot, Want: n, Got: length})
+		return p.mismatch(&transport.SizeError{Peer: p.Rank, Slot: r.Slot, Want: n, Got: length})
 	}
 	return nil
 }
@@ -205,29 +174,58 @@ func (p *pair) checkOffer(r *transport.Request, length uint64) *transport.Fault 
 // bind makes r, a receive from any rank, one from this peer, which has
 // announced length bytes.
 func (p *pair) bind(s *slot, r *transport.Request, length uint64) {
-	r.Peer = p.peer
-	s.recvs.push(r)
+	r.Peer = p.Rank
+	s.recvs.Push(r)
 	if f := p.checkOffer(r, length); f != nil {
-		p.m.fail(f)
+		p.m.Fail(f)
 		return
 	}
 	p.enqueue(notification(opRecvReady, r))
 }
 
-func (p *pair) fault(kind transport.FaultKind, err error) *transport.Fault {
-	return &transport.Fault{Kind: kind, Rank: p.peer, Reporter: p.m.rank, Op: noOp, Err: err}
-}
-
 func (p *pair) mismatch(err error) *transport.Fault {
-	return p.fault(transport.FaultMismatch, err)
+	return p.Fault(transport.FaultMismatch, err)
 }
 
 func (p *pair) protocolFault(err error) *transport.Fault {
-	return p.fault(transport.FaultProtocol, err)
+	return p.Fault(transport.FaultProtocol, err)
 }
 
-// dropSends ends the queued DATA that the writer has not taken.
-func (p *pair) dropSends(err error) {
+// Offered implements mesh.Link.
+func (p *pair) Offered(slot uint64) (order uint64, ok bool) {
+	if s := p.slots[slot]; s != nil && !s.offered.Empty() {
+		return s.offered.Front().order, true
+	}
+	return 0, false
+}
+
+// TakeOffered implements mesh.Link.
+func (p *pair) TakeOffered(r *transport.Request) {
+	s := p.slots[r.Slot]
+	p.bind(s, r, p.take(&s.offered))
+}
+
+// Ping implements mesh.Link.
+func (p *pair) Ping(round uint64) bool {
+	if p.Native {
+		ping := control(ctlPing)
+		ping.offset = round
+		p.enqueue(item{h: ping})
+	}
+	return p.Native
+}
+
+// EndRequests implements mesh.Link.
+func (p *pair) EndRequests(err error) {
+	for _, s := range p.slots {
+		s.sends.Complete(err)
+		s.recvs.Complete(err)
+	}
+	clear(p.slots)
+}
+
+// DropQueued implements mesh.Link.
+func (p *pair) DropQueued(err error) {
 	keep := p.out[:0]
 	for _, it := range p.out {
 		if it.req != nil {
@@ -240,16 +238,24 @@ func (p *pair) dropSends(err error) {
 	p.out = keep
 }
 
-// finish makes last the last message, unless the peer has gone, and ends both
-// goroutines. It wakes the reader out of whatever it is in.
-func (p *pair) finish(last header, writeBy time.Time) {
+// Finish implements mesh.Link. It wakes the reader out of whatever it is in.
+func (p *pair) Finish(f *transport.Fault, writeBy time.Time) {
 	if p.conn == nil {
 		return
 	}
-	if p.gone == nil && !p.broken {
+	if p.Gone == nil && !p.broken {
+		last := control(ctlBye)
+		if f != nil {
+			last = abortHeader(f)
+			if p.version >= 2 {
+				for _, h := range wordsHeaders(f.Words()) {
+					p.out = append(p.out, item{h: h})
+				}
+			}
+		}
 		p.out = append(p.out, item{h: last})
 	}
-	p.ending = true
+	p.Ending = true
 	p.conn.SetWriteDeadline(writeBy)
 	p.conn.SetReadDeadline(time.Unix(1, 0))
 	p.wakeWriter()
@@ -257,7 +263,7 @@ func (p *pair) finish(last header, writeBy time.Time) {
 
 // write is the writer goroutine.
 func (p *pair) write() {
-	defer p.leave()
+	defer p.Leave(p.conn)
 	for {
 		batch := p.nextBatch()
 		if batch == nil {
@@ -280,18 +286,17 @@ func (p *pair) write() {
 // nextBatch waits for messages and returns all that there are, nil at the end.
 func (p *pair) nextBatch() []item {
 	m := p.m
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	for len(p.out) == 0 && p.ping == 0 && !p.ending {
-		m.mu.Unlock()
+	m.Mu.Lock()
+	defer m.Mu.Unlock()
+	for len(p.out) == 0 && !p.PingWaits() && !p.Ending {
+		m.Mu.Unlock()
 		<-p.wake
-		m.mu.Lock()
+		m.Mu.Lock()
 	}
-	if p.ping != 0 && !p.ending {
+	if round, issued, completed, ok := p.TakePing(); ok {
 		pong := control(ctlPong)
-		pong.offset, pong.length, pong.roffset = p.ping, m.issued.Load(), m.completed.Load()
+		pong.offset, pong.length, pong.roffset = round, issued, completed
 		p.out = append(p.out, item{h: pong})
-		p.ping = 0
 	}
 	if len(p.out) == 0 {
 		return nil
@@ -346,63 +351,52 @@ func (p *pair) flush() error {
 	}
 	for {
 		n, err := p.rest.WriteTo(to)
-		if err == nil || n == 0 || !errors.Is(err, os.ErrDeadlineExceeded) || !p.moreTime() {
+		if err == nil || n == 0 || !errors.Is(err, os.ErrDeadlineExceeded) || !p.m.MoreTime(p.conn, false) {
 			return err
 		}
 	}
-}
-
-func (p *pair) moreTime() bool {
-	p.m.mu.Lock()
-	defer p.m.mu.Unlock()
-	by := time.Now().Add(p.m.limits.abortStep)
-	if !by.Before(p.m.endBy) {
-		return false
-	}
-	p.conn.SetWriteDeadline(by)
-	return true
 }
 
 // writeFailed is the end of the writer whose connection broke: what it could
 // not send ends as the reader finds. There may still be a goodbye to read.
 func (p *pair) writeFailed(unsent []item, err error) {
 	m := p.m
-	m.mu.Lock()
-	defer m.mu.Unlock()
+	m.Mu.Lock()
+	defer m.Mu.Unlock()
 	p.broken = true
 	for _, items := range [][]item{unsent, p.out} {
 		for _, it := range items {
 			if it.req != nil {
-				p.stranded.push(it.req)
+				p.Stranded.Push(it.req)
 			}
 		}
 	}
 	p.out = nil
-	switch end := m.ended(); {
+	switch end := m.Ended(); {
 	case end != nil:
-		p.stranded.complete(end)
-	case p.gone == nil:
-		p.conn.SetReadDeadline(time.Now().Add(m.limits.abort))
-	case p.stranded.head != nil:
-		m.fail(p.gone)
+		p.Stranded.Complete(end)
+	case p.Gone == nil:
+		p.conn.SetReadDeadline(time.Now().Add(m.Limits.Abort))
+	case !p.Stranded.Empty():
+		m.Fail(p.Gone)
 	}
 }
 
 // read is the reader goroutine.
 func (p *pair) read() {
-	defer p.leave()
+	defer p.Leave(p.conn)
 	err := p.receive()
 	m := p.m
-	m.mu.Lock()
-	if m.ended() == nil {
+	m.Mu.Lock()
+	if m.Ended() == nil {
 		p.lost(err)
 	}
-	survived := m.ended() == nil
-	m.mu.Unlock()
+	survived := m.Ended() == nil
+	m.Mu.Unlock()
 	if survived && m.opts.Departed != nil {
-		m.opts.Departed(p.peer)
+		m.opts.Departed(p.Rank)
 	}
-	p.drain()
+	p.Drain(p.conn)
 }
 
 // lost decides what it means that no more messages come, because of err.
@@ -411,66 +405,37 @@ func (p *pair) lost(err error) {
 	var f *transport.Fault
 	switch {
 	case errors.As(err, &f):
-		m.fail(f)
+		m.Fail(f)
 		return
 	case errors.Is(err, errBye):
-		f = p.fault(transport.FaultPeerLeft, nil)
+		f = p.Fault(transport.FaultPeerLeft, nil)
 	default:
-		f = p.fault(transport.FaultPeerDied, fmt.Errorf("wire: connection with rank %d at %v: %w", p.peer, p.conn.RemoteAddr(), err))
+		f = p.Fault(transport.FaultPeerDied, fmt.Errorf("wire: connection with rank %d at %v: %w", p.Rank, p.conn.RemoteAddr(), err))
 	}
-	m.arrivals++
-	p.gone, p.goneAt = f, m.arrivals
-	if p.native && f.Kind == transport.FaultPeerDied || p.needed() || len(m.any) > 0 && m.lastDeparture() != nil {
-		m.fail(f)
+	if !p.Depart(f, p.Native && f.Kind == transport.FaultPeerDied || p.needed()) {
 		return
 	}
 	for _, s := range p.slots {
 		for _, q := range []*notices{&s.offered, &s.wanted} {
-			for q.head != nil {
+			for !q.Empty() {
 				p.take(q)
 			}
 		}
 		m.freeSlot(s)
 	}
 	clear(p.slots)
-	p.ending = true
-	p.conn.SetWriteDeadline(time.Now().Add(m.limits.close))
+	p.conn.SetWriteDeadline(time.Now().Add(m.Limits.Close))
 	p.wakeWriter()
-	m.wakeDiagnose()
 }
 
 // needed reports whether a request waits for this peer.
 func (p *pair) needed() bool {
 	for _, s := range p.slots {
-		if s.sends.head != nil || s.recvs.head != nil {
+		if !s.sends.Empty() || !s.recvs.Empty() {
 			return true
 		}
 	}
-	return p.stranded.head != nil
-}
-
-// drain reads and forgets until the peer closes its side or time is up.
-// Closing a socket with unread bytes in it would reset the connection and with
-// it what the peer has yet to receive.
-func (p *pair) drain() {
-	m := p.m
-	for {
-		m.mu.Lock()
-		endBy := m.endBy
-		limit := endBy
-		if limit.IsZero() {
-			limit = time.Now().Add(m.limits.close)
-		}
-		p.conn.SetReadDeadline(limit)
-		m.mu.Unlock()
-		io.Copy(io.Discard, p.conn)
-		m.mu.Lock()
-		again := !m.endBy.Equal(endBy)
-		m.mu.Unlock()
-		if !again {
-			return
-		}
-	}
+	return false
 }
 
 // receive reads messages until there are no more, and returns why.
@@ -508,10 +473,10 @@ func (p *pair) receive() error {
 
 // recognise notes what the peer is, by its first message.
 func (p *pair) recognise() {
-	p.m.mu.Lock()
-	defer p.m.mu.Unlock()
-	p.spoke, p.other = true, !p.native
-	p.m.wakeDiagnose()
+	p.m.Mu.Lock()
+	defer p.m.Mu.Unlock()
+	p.spoke, p.other = true, !p.Native
+	p.m.Changed()
 }
 
 func (p *pair) onData(h header, in *bufio.Reader) error {
@@ -523,12 +488,12 @@ func (p *pair) onData(h header, in *bufio.Reader) error {
 		r.Complete(nil)
 		return nil
 	}
-	p.m.mu.Lock()
-	defer p.m.mu.Unlock()
-	if end := p.m.ended(); end != nil {
+	p.m.Mu.Lock()
+	defer p.m.Mu.Unlock()
+	if end := p.m.Ended(); end != nil {
 		r.Complete(end)
 	} else {
-		p.stranded.push(r)
+		p.Stranded.Push(r)
 	}
 	return err
 }
@@ -536,36 +501,36 @@ func (p *pair) onData(h header, in *bufio.Reader) error {
 // claim takes the receive that DATA is for out of its slot.
 func (p *pair) claim(h header) (*transport.Request, error) {
 	m := p.m
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	if m.ended() != nil {
+	m.Mu.Lock()
+	defer m.Mu.Unlock()
+	if m.Ended() != nil {
 		return nil, errEnded
 	}
 	s := p.slots[h.slot]
-	if s == nil || s.recvs.head == nil || s.recvs.head == s.unmatched {
+	if s == nil || s.recvs.Empty() || s.recvs.Front() == s.unmatched {
 		return nil, p.protocolFault(fmt.Errorf("wire: DATA of %d bytes on slot %#x that was not asked for or not announced", h.length, h.slot))
 	}
-	r := s.recvs.pop()
+	r := s.recvs.Pop()
 	p.tidy(s)
 	if n := uint64(len(r.Buf)); n != h.length {
-		p.stranded.push(r)
-		return nil, p.mismatch(&transport.SizeError{Peer: p.peer, Slot: h.slot, Want: n, Got: h.length})
+		p.Stranded.Push(r)
+		return nil, p.mismatch(&transport.SizeError{Peer: p.Rank, Slot: h.slot, Want: n, Got: h.length})
 	}
 	return r, nil
 }
 
 func (p *pair) onRecvReady(h header) error {
 	m := p.m
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	if m.ended() != nil {
+	m.Mu.Lock()
+	defer m.Mu.Unlock()
+	if m.Ended() != nil {
 		return errEnded
 	}
 	s := p.slot(h.slot)
-	if s.sends.head == nil {
+	if s.sends.Empty() {
 		return p.note(&s.wanted, h.length)
 	}
-	r := s.sends.pop()
+	r := s.sends.Pop()
 	p.tidy(s)
 	p.answer(r, h.length)
 	return nil
@@ -573,9 +538,9 @@ func (p *pair) onRecvReady(h header) error {
 
 func (p *pair) onSendReady(h header) error {
 	m := p.m
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	if m.ended() != nil {
+	m.Mu.Lock()
+	defer m.Mu.Unlock()
+	if m.Ended() != nil {
 		return errEnded
 	}
 	s := p.slot(h.slot)
@@ -586,12 +551,7 @@ func (p *pair) onSendReady(h header) error {
 		}
 		return nil
 	}
-	if waiting := m.any[h.slot]; waiting != nil {
-		r := waiting.recvs.pop()
-		if waiting.recvs.head == nil {
-			delete(m.any, h.slot)
-			m.freeSlot(waiting)
-		}
+	if r := m.NextAny(h.slot); r != nil {
 		p.bind(s, r, h.length)
 		return nil
 	}
@@ -600,18 +560,18 @@ func (p *pair) onSendReady(h header) error {
 
 func (p *pair) onControl(h header) error {
 	m := p.m
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	if m.ended() != nil {
+	m.Mu.Lock()
+	defer m.Mu.Unlock()
+	if m.Ended() != nil {
 		return errEnded
 	}
 	code := controlCode(h.slot)
-	if p.heard == (code == ctlHello) || !p.native && code != ctlHello {
+	if p.heard == (code == ctlHello) || !p.Native && code != ctlHello {
 		return p.protocolFault(fmt.Errorf("wire: control message %d out of place", code))
 	}
 	switch code {
 	case ctlHello:
-		p.native, p.version = true, h.length
+		p.Native, p.version = true, h.length
 	case ctlBye:
 		return errBye
 	case ctlWords:
@@ -621,19 +581,18 @@ func (p *pair) onControl(h header) error {
 		}
 		p.words = words
 	case ctlAbort:
-		f, err := parseAbort(h, m.size)
+		f, err := parseAbort(h, m.Size())
 		if err != nil {
 			return p.protocolFault(err)
 		}
 		f.Err = transport.Heard(p.words)
-		p.gone = f
+		p.Gone = f
 		return f
 	case ctlPing:
-		p.ping = h.offset
+		p.Pinged(h.offset)
 		p.wakeWriter()
 	case ctlPong:
-		p.pong.round, p.pong.issued, p.pong.completed = h.offset, h.length, h.roffset
-		m.wakeDiagnose()
+		p.Ponged(h.offset, h.length, h.roffset)
 	default:
 		return p.protocolFault(fmt.Errorf("wire: unknown control message %d", code))
 	}

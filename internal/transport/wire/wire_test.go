@@ -10,6 +10,7 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/c10d-go/c10d/internal/transport"
+	"github.com/c10d-go/c10d/internal/transport/mesh"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -18,7 +19,7 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 const patience = time.Minute
 
 // patient are limits for peers that read, however slow the machine is.
-var patient = limits{close: patience, abort: patience, abortStep: patience}
+var patient = mesh.Limits{Close: patience, Abort: patience, AbortStep: patience}
 
 // tcpPair returns both ends of a loopback connection.
 func tcpPair(t testing.TB) (net.Conn, net.Conn) {
@@ -140,15 +141,15 @@ func eventually(t testing.TB, what string, ok func() bool) {
 
 // state returns how many slots and notices m holds.
 func state(m *Mesh) (slots, notices int) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
+	m.Mu.Lock()
+	defer m.Mu.Unlock()
 	for _, p := range m.pairs {
 		if p != nil {
 			slots += len(p.slots)
 			notices += p.notices
 		}
 	}
-	return slots + len(m.any), notices
+	return slots + m.AnySlots(), notices
 }
 
 // TestCheckFirst: a rank begins with HELLO or an announcement.

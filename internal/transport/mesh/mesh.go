@@ -1,0 +1,513 @@
+// Package mesh holds what the meshes over sockets have in common, packages tcp and wire: how a
+// mesh fails and closes, how a peer leaves, receives from any rank, and how ranks diagnose a
+// timeout.
+//
+// A mesh embeds a [Base], and its type for a connected pair embeds a [Peer]. The base reaches
+// the protocol through [Link]. One lock, Base.Mu, guards all of it.
+package mesh
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/c10d-go/c10d/internal/transport"
+)
+
+// Limits bound the end of a mesh.
+type Limits struct {
+	// Close is how long Close waits for peers to take what is queued.
+	Close time.Duration
+
+	// Abort bounds the end of a mesh that failed. A connection that accepts no byte for
+	// AbortStep is given up earlier. So a stopped peer delays nobody, and a live peer in
+	// the middle of a large message still gets the ABORT behind it.
+	Abort, AbortStep time.Duration
+}
+
+// Link is what the protocol does for one peer. All methods are called with Base.Mu held.
+type Link interface {
+	// Ping queues a PING and reports whether the peer can answer it.
+	Ping(round uint64) bool
+
+	// Offered returns the position, among the messages of all peers, of the oldest message
+	// on a slot that no receive has met. ok is false if there is none.
+	Offered(slot uint64) (order uint64, ok bool)
+
+	// TakeOffered receives that message with r.
+	TakeOffered(r *transport.Request)
+
+	// DropQueued ends the sends that are queued and not being written.
+	DropQueued(err error)
+
+	// EndRequests ends the requests that wait to be met and that no goroutine works on.
+	EndRequests(err error)
+
+	// Finish queues the last message, ABORT with f or BYE if f is nil, and ends the
+	// goroutines of the pair. Writing must end by the given time.
+	Finish(f *transport.Fault, writeBy time.Time)
+}
+
+// Base is the state of a mesh that no protocol is needed for. Init makes it ready.
+type Base struct {
+	Limits     Limits
+	Mu         sync.Mutex
+	Goroutines sync.WaitGroup // Close waits for them
+
+	rank, size        int
+	onEnd             func()
+	issued, completed atomic.Uint64
+	failed            chan struct{}
+
+	// Guarded by Mu:
+	peers    []*Peer // nil at the own rank, and where there is no connection yet
+	any      map[uint64]transport.Requests
+	fault    *transport.Fault
+	closed   bool
+	endBy    time.Time // when connections are cut, once the mesh has ended
+	arrivals uint64
+	round    uint64 // of Diagnose
+	changed  chan struct{}
+}
+
+// Init makes b the base of a mesh. When the mesh ends, onEnd is called once, with Mu held.
+func (b *Base) Init(rank, size int, l Limits, onEnd func()) {
+	b.rank, b.size, b.Limits, b.onEnd = rank, size, l, onEnd
+	b.failed, b.changed = make(chan struct{}), make(chan struct{})
+	b.peers = make([]*Peer, size)
+	b.any = make(map[uint64]transport.Requests)
+}
+
+// Add makes p the peer of a rank.
+func (b *Base) Add(rank int, p *Peer, l Link) {
+	p.Rank, p.base, p.link = rank, b, l
+	b.peers[rank] = p
+}
+
+// Rank returns this rank's number.
+func (b *Base) Rank() int { return b.rank }
+
+// Size returns the number of ranks.
+func (b *Base) Size() int { return b.size }
+
+// SetProgress sets what this rank answers to a PING.
+func (b *Base) SetProgress(issued, completed uint64) {
+	b.issued.Store(issued)
+	b.completed.Store(completed)
+}
+
+// Failed is closed once the mesh has a fault.
+func (b *Base) Failed() <-chan struct{} { return b.failed }
+
+// Fault returns what ended the mesh, nil while it works.
+func (b *Base) Fault() *transport.Fault {
+	b.Mu.Lock()
+	defer b.Mu.Unlock()
+	return b.fault
+}
+
+// Abort implements transport.Mesh.
+func (b *Base) Abort(f *transport.Fault) {
+	b.Mu.Lock()
+	defer b.Mu.Unlock()
+	b.Fail(f)
+}
+
+// Close implements transport.Mesh.
+func (b *Base) Close() error {
+	b.Mu.Lock()
+	if b.Ended() == nil {
+		b.end(transport.ErrClosed, b.Limits.Close)
+		b.finish(nil, b.endBy)
+	}
+	b.closed = true
+	b.Mu.Unlock()
+	b.Goroutines.Wait()
+	b.Mu.Lock()
+	defer b.Mu.Unlock()
+	for _, p := range b.peers {
+		if p != nil {
+			p.link.DropQueued(b.Ended())
+		}
+	}
+	return nil
+}
+
+// Ended returns how requests end from now on, nil while the mesh works. Mu is held.
+func (b *Base) Ended() error {
+	switch {
+	case b.fault != nil:
+		return b.fault
+	case b.closed:
+		return transport.ErrClosed
+	}
+	return nil
+}
+
+// Fail ends the mesh with f, unless it has ended already. Mu is held. Every peer that has not
+// ended its side gets an ABORT, even if another rank noticed the fault: a connection that ends
+// without one would make the peer blame this rank.
+func (b *Base) Fail(f *transport.Fault) {
+	if b.Ended() != nil {
+		return
+	}
+	b.fault = f
+	close(b.failed)
+	for _, p := range b.peers {
+		if p != nil {
+			p.link.DropQueued(f)
+		}
+	}
+	b.end(f, b.Limits.Abort)
+	b.finish(f, time.Now().Add(b.Limits.AbortStep))
+}
+
+func (b *Base) finish(f *transport.Fault, writeBy time.Time) {
+	for _, p := range b.peers {
+		if p != nil {
+			p.link.Finish(f, writeBy)
+		}
+	}
+}
+
+// end completes all requests that no goroutine is working on.
+func (b *Base) end(err error, limit time.Duration) {
+	b.endBy = time.Now().Add(limit)
+	b.onEnd()
+	for _, p := range b.peers {
+		if p != nil {
+			p.link.EndRequests(err)
+			p.Stranded.Complete(err)
+		}
+	}
+	for _, q := range b.any {
+		q.Complete(err)
+	}
+	clear(b.any)
+	b.Changed()
+}
+
+// Admit reports whether r may be posted to its peer. If not, it ends r. Mu is held.
+func (b *Base) Admit(r *transport.Request) bool {
+	if err := b.Ended(); err != nil {
+		r.Complete(err)
+		return false
+	}
+	if !b.IsPeer(r.Peer) {
+		r.Complete(fmt.Errorf("mesh: rank %d has no peer %d in a group of %d", b.rank, r.Peer, b.size))
+		return false
+	}
+	return true
+}
+
+// IsPeer reports whether rank is another rank of the group.
+func (b *Base) IsPeer(rank int) bool { return rank >= 0 && rank < b.size && rank != b.rank }
+
+// RecvAny implements transport.Mesh. It takes the message that came first.
+func (b *Base) RecvAny(r *transport.Request) {
+	b.Mu.Lock()
+	defer b.Mu.Unlock()
+	if err := b.Ended(); err != nil {
+		r.Complete(err)
+		return
+	}
+	if b.size == 1 {
+		r.Complete(errors.New("mesh: receive from any rank in a group of one"))
+		return
+	}
+	var first *Peer
+	var at uint64
+	for _, p := range b.peers {
+		if p == nil {
+			continue
+		}
+		if order, ok := p.link.Offered(r.Slot); ok && (first == nil || order < at) {
+			first, at = p, order
+		}
+	}
+	if first != nil {
+		if r.Claim() {
+			r.Peer = first.Rank
+			first.link.TakeOffered(r)
+		}
+		return
+	}
+	if last := b.lastDeparture(); last != nil {
+		if !r.Shared() {
+			b.Fail(last)
+		}
+		r.Complete(last)
+		return
+	}
+	q := b.any[r.Slot]
+	q.Push(r)
+	b.any[r.Slot] = q
+}
+
+// Withdraw forgets a receive from any rank that has a transport.Sharer, unless a message has
+// been taken for it.
+func (b *Base) Withdraw(r *transport.Request) {
+	b.Mu.Lock()
+	defer b.Mu.Unlock()
+	if q, ok := b.any[r.Slot]; ok {
+		q.Remove(r)
+		b.setAny(r.Slot, q)
+	}
+}
+
+// NextAny removes and returns the receive from any rank that takes the next message on a slot,
+// nil if there is none. Mu is held.
+func (b *Base) NextAny(slot uint64) *transport.Request {
+	q, ok := b.any[slot]
+	if !ok {
+		return nil
+	}
+	r := q.Pop()
+	for r != nil && !r.Claim() {
+		r = q.Pop()
+	}
+	b.setAny(slot, q)
+	return r
+}
+
+// AnySlots returns on how many slots receives from any rank wait. Mu is held.
+func (b *Base) AnySlots() int { return len(b.any) }
+
+func (b *Base) setAny(slot uint64, q transport.Requests) {
+	if q.Empty() {
+		delete(b.any, slot)
+	} else {
+		b.any[slot] = q
+	}
+}
+
+// endShared ends the shared receives from any rank if no peer is left, and reports whether
+// there are others then.
+func (b *Base) endShared() bool {
+	last := b.lastDeparture()
+	if last == nil {
+		return false
+	}
+	for slot, q := range b.any {
+		var rest transport.Requests
+		for r := q.Pop(); r != nil; r = q.Pop() {
+			if r.Shared() {
+				r.Complete(last)
+			} else {
+				rest.Push(r)
+			}
+		}
+		b.setAny(slot, rest)
+	}
+	return len(b.any) > 0
+}
+
+// lastDeparture returns why the last peer left, nil if there is still one.
+func (b *Base) lastDeparture() *transport.Fault {
+	var last *Peer
+	for i, p := range b.peers {
+		switch {
+		case i == b.rank:
+		case p == nil || p.Gone == nil:
+			return nil
+		case last == nil || p.goneAt > last.goneAt:
+			last = p
+		}
+	}
+	if last == nil {
+		return nil
+	}
+	return last.Gone
+}
+
+// NextArrival returns the position of a new message among those of all peers. Mu is held.
+func (b *Base) NextArrival() uint64 {
+	b.arrivals++
+	return b.arrivals
+}
+
+// Changed makes every Await ask again. Mu is held.
+func (b *Base) Changed() {
+	close(b.changed)
+	b.changed = make(chan struct{})
+}
+
+// Await waits until done returns true, the mesh has ended or ctx has. Mu is held, but not while
+// it waits. It asks done again after each Changed.
+func (b *Base) Await(ctx context.Context, done func() bool) {
+	for !done() && b.Ended() == nil && ctx.Err() == nil {
+		changed := b.changed
+		b.Mu.Unlock()
+		select {
+		case <-changed:
+		case <-ctx.Done():
+		}
+		b.Mu.Lock()
+	}
+}
+
+// Diagnose implements transport.Mesh.
+func (b *Base) Diagnose(limit time.Duration) []transport.Health {
+	ctx, cancel := context.WithTimeout(context.Background(), limit)
+	defer cancel()
+	b.Mu.Lock()
+	defer b.Mu.Unlock()
+	b.round++
+	round := b.round
+	var asked []*Peer
+	for _, p := range b.peers {
+		if p != nil && p.Gone == nil && b.Ended() == nil && p.link.Ping(round) {
+			asked = append(asked, p)
+		}
+	}
+	b.Await(ctx, func() bool {
+		for _, p := range asked {
+			if p.Gone == nil && p.pong.round < round {
+				return false
+			}
+		}
+		return true
+	})
+	health := make([]transport.Health, b.size)
+	for i, p := range b.peers {
+		h := &health[i]
+		h.Rank, h.Native = i, p == nil || p.Native
+		switch {
+		case i == b.rank:
+			h.Answered, h.Issued, h.Completed = true, b.issued.Load(), b.completed.Load()
+		case p != nil:
+			h.Departed = p.Gone != nil && p.Gone.Kind == transport.FaultPeerLeft
+			if p.pong.round >= round {
+				h.Answered, h.Issued, h.Completed = true, p.pong.issued, p.pong.completed
+			}
+		}
+	}
+	return health
+}
+
+// MoreTime moves the write deadline of a connection on by AbortStep, at a mesh's end, and
+// reports whether it has: not beyond the time when the mesh must have ended, unless first is set.
+func (b *Base) MoreTime(conn net.Conn, first bool) bool {
+	b.Mu.Lock()
+	defer b.Mu.Unlock()
+	by := time.Now().Add(b.Limits.AbortStep)
+	if !first && !by.Before(b.endBy) {
+		return false
+	}
+	conn.SetWriteDeadline(by)
+	return true
+}
+
+// EndBy returns when connections are cut, once the mesh has ended. Mu is held.
+func (b *Base) EndBy() time.Time { return b.endBy }
+
+// Peer is the state of another rank that no protocol is needed for. Base.Mu guards it.
+type Peer struct {
+	Rank     int
+	Native   bool               // it is a rank of this library
+	Gone     *transport.Fault   // the fault of requests that need this peer, once it has left
+	Ending   bool               // the writers return when nothing is queued
+	Stranded transport.Requests // their connection broke before they were done
+
+	base    *Base
+	link    Link
+	running int // goroutines that use the connection
+	goneAt  uint64
+	ping    uint64 // the round of a PING to answer, 0 if there is none
+	pong    struct{ round, issued, completed uint64 }
+}
+
+// Fault returns a fault of this peer that belongs to no operation.
+func (p *Peer) Fault(kind transport.FaultKind, err error) *transport.Fault {
+	return transport.NewFault(kind, p.Rank, p.base.rank, err)
+}
+
+// Run starts the reader and the writer of a connection. Each must call Leave when it returns.
+func (p *Peer) Run(read, write func()) {
+	p.running = 2
+	p.base.Goroutines.Add(2)
+	go read()
+	go write()
+}
+
+// Leave is called by the reader and by the writer when they return. The second one closes the
+// connection.
+func (p *Peer) Leave(conn net.Conn) {
+	p.base.Mu.Lock()
+	p.running--
+	last := p.running == 0
+	p.base.Mu.Unlock()
+	if last {
+		conn.Close()
+	}
+	p.base.Goroutines.Done()
+}
+
+// Depart notes that the peer is gone, for the reason f. If a request needs the peer, as the
+// caller says or a receive from any rank shows, the mesh fails and Depart returns false.
+func (p *Peer) Depart(f *transport.Fault, needed bool) bool {
+	b := p.base
+	p.Gone, p.goneAt = f, b.NextArrival()
+	if needed || !p.Stranded.Empty() || b.endShared() {
+		b.Fail(f)
+		return false
+	}
+	p.Ending = true
+	b.Changed()
+	return true
+}
+
+// EndWithGone ends r, which needs this peer, and the mesh.
+func (p *Peer) EndWithGone(r *transport.Request) {
+	p.base.Fail(p.Gone)
+	r.Complete(p.base.Ended())
+}
+
+// Pinged notes a PING. The writer answers it.
+func (p *Peer) Pinged(round uint64) { p.ping = round }
+
+// PingWaits reports whether a PING is to be answered.
+func (p *Peer) PingWaits() bool { return p.ping != 0 }
+
+// TakePing returns the answer to a PING. ok is false if there is none to answer, or too late.
+func (p *Peer) TakePing() (round, issued, completed uint64, ok bool) {
+	if p.ping == 0 || p.Ending {
+		return 0, 0, 0, false
+	}
+	round, p.ping = p.ping, 0
+	return round, p.base.issued.Load(), p.base.completed.Load(), true
+}
+
+// Ponged notes the answer to a PING.
+func (p *Peer) Ponged(round, issued, completed uint64) {
+	p.pong.round, p.pong.issued, p.pong.completed = round, issued, completed
+	p.base.Changed()
+}
+
+// Drain reads and forgets until the peer closes its side or time is up. Closing a socket that
+// has unread bytes would reset the connection, and the peer would lose what is on its way.
+func (p *Peer) Drain(conn net.Conn) {
+	b := p.base
+	for {
+		b.Mu.Lock()
+		endBy := b.endBy
+		limit := endBy
+		if limit.IsZero() {
+			limit = time.Now().Add(b.Limits.Close)
+		}
+		conn.SetReadDeadline(limit)
+		b.Mu.Unlock()
+		io.Copy(io.Discard, conn)
+		b.Mu.Lock()
+		again := !b.endBy.Equal(endBy)
+		b.Mu.Unlock()
+		if !again {
+			return
+		}
+	}
+}

@@ -28,8 +28,8 @@ func (m *Mesh) Help(w Waiter, done <-chan struct{}) {
 	}
 	if !m.lazy || m.refused.Swap(false) {
 		m.Kick()
-	} else if m.owed.Load() && !m.armed.Swap(true) {
-		m.later.Reset(leaveFor)
+	} else if m.owed.Load() {
+		m.later.Start()
 	}
 }
 

@@ -7,6 +7,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/c10d-go/c10d/internal/backoff"
 	"github.com/c10d-go/c10d/internal/transport"
 )
 
@@ -61,12 +62,11 @@ type Mesh struct {
 	g              *Group
 	lazy           bool
 
-	pending atomic.Int64 // requests under way
-	helpers atomic.Int32 // goroutines that want to drive
-	refused atomic.Bool  // one of them was turned away and relies on who drives
-	owed    atomic.Bool  // the mesh's goroutine has left work to helpers
-	armed   atomic.Bool
-	later   *time.Timer // kicks
+	pending atomic.Int64   // requests under way
+	helpers atomic.Int32   // goroutines that want to drive
+	refused atomic.Bool    // one of them was turned away and relies on who drives
+	owed    atomic.Bool    // the mesh's goroutine has left work to helpers
+	later   *backoff.Timer // kicks
 
 	driver     sync.Mutex  // held by the goroutine that polls
 	background atomic.Bool // which is the mesh's own
@@ -139,11 +139,10 @@ func NewMesh(g *Group, rest transport.Mesh, o MeshOptions) (*Mesh, error) {
 		return nil, errors.New("shm: the group has a mesh already")
 	}
 	g.mesh = m
-	m.later = time.AfterFunc(time.Hour, func() {
-		m.armed.Store(false)
+	m.later = backoff.New(leaveFor, leaveFor, func() bool {
 		m.Kick()
+		return false
 	})
-	m.later.Stop()
 	for i := range m.peers {
 		p := &m.peers[i]
 		p.rank, p.seg = i, &g.segs[i]

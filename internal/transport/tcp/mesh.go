@@ -8,6 +8,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/c10d-go/c10d/internal/backoff"
 	"github.com/c10d-go/c10d/internal/transport"
 	"github.com/c10d-go/c10d/internal/transport/mesh"
 )
@@ -50,15 +51,13 @@ type Mesh struct {
 	held    []*pair // where something is to be written once they have left
 
 	// Of those who poll:
-	shares  bool          // a CPU with other ranks
-	skip    atomic.Int64  // how often not to poll
-	vain    atomic.Int64  // what skip was last
-	helpers atomic.Int64  // how many there are
-	helps   atomic.Uint64 // how many there have been
-	later   *time.Timer   // under mu, as what follows
-	armed   bool
-	sight   time.Duration // what the timer is set to
-	seen    uint64        // helps when it rang last
+	shares  bool           // a CPU with other ranks
+	skip    atomic.Int64   // how often not to poll
+	vain    atomic.Int64   // what skip was last
+	helpers atomic.Int64   // how many there are
+	helps   atomic.Uint64  // how many there have been
+	idle    *backoff.Timer // resumeIdle
+	seen    uint64         // helps at the last one; guarded by Mu
 }
 
 var _ transport.Mesh = (*Mesh)(nil)
@@ -67,6 +66,7 @@ func newMesh(rank, size int, o Options) *Mesh {
 	m := &Mesh{opts: o, pairs: make([]*pair, size)}
 	m.Init(rank, size, limits, m.onEnd)
 	m.begun.L = &m.Mu
+	m.idle = backoff.New(seeAfter, seeAfterMax, m.resumeIdle)
 	m.ctx, m.stop = context.WithCancel(context.Background())
 	return m
 }
@@ -74,9 +74,7 @@ func newMesh(rank, size int, o Options) *Mesh {
 // onEnd stops what needs a mesh that works.
 func (m *Mesh) onEnd() {
 	m.stop()
-	if m.later != nil {
-		m.later.Stop()
-	}
+	m.idle.Stop()
 	if m.door != nil {
 		m.door.close()
 	}

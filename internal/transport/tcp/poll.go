@@ -159,16 +159,10 @@ func (m *Mesh) leave() {
 	var peers [crowd]*pair
 	m.expecting(&peers, 0)
 	ended := m.Ended() != nil
-	if !ended && !m.armed {
-		m.armed = true
-		if m.later == nil {
-			m.sight = seeAfter
-			m.later = time.AfterFunc(seeAfter, m.ring)
-		} else {
-			m.later.Reset(m.sight)
-		}
-	}
 	m.Mu.Unlock()
+	if !ended {
+		m.idle.Start()
+	}
 	switch {
 	case ended || peers[crowd-1] != nil:
 		m.See()
@@ -182,25 +176,21 @@ func (m *Mesh) leave() {
 	}
 }
 
-// ring gives connections their readers back if nobody has helped since it rang last.
-func (m *Mesh) ring() {
+// resumeIdle gives connections their readers back if nobody has helped since the last call.
+func (m *Mesh) resumeIdle() (again bool) {
 	m.Mu.Lock()
 	helps := m.helps.Load()
 	idle := helps == m.seen && m.helpers.Load() == 0
 	m.seen = helps
-	m.armed = !idle && m.Ended() == nil
-	if idle {
-		m.sight = seeAfter
-	} else {
-		m.sight = min(2*m.sight, seeAfterMax)
-	}
-	if m.armed {
-		m.later.Reset(m.sight)
-	}
+	ended := m.Ended() != nil
 	m.Mu.Unlock()
 	if idle {
+		m.idle.Shrink()
 		m.See()
+		return false
 	}
+	m.idle.Grow()
+	return !ended
 }
 
 // See makes the mesh take notice of everything that comes, without Help, from now on and

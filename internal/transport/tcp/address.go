@@ -10,8 +10,8 @@ import (
 	"strings"
 )
 
-// An address is a version, plain or tls, a secret, and where to connect to, in
-// the order in which to try:
+// An address is a version, plain or tls, a secret, and the places to connect to, in the order
+// in which to try them:
 //
 //	tcp1;plain;<token>;192.0.2.7:40001,[2001:db8::7]:40001,127.0.0.1:40001
 const addressVersion = "tcp1"
@@ -87,7 +87,7 @@ func parseAddress(s string) (address, error) {
 	return a, nil
 }
 
-// listen opens the socket that host stands for and returns where it is reached.
+// listen opens the socket for host and returns where others reach it.
 func listen(host string) (net.Listener, []netip.AddrPort, error) {
 	if host == "" {
 		l, err := net.Listen("tcp", ":0")
@@ -120,8 +120,8 @@ func listen(host string) (net.Listener, []netip.AddrPort, error) {
 	return l, []netip.AddrPort{netip.AddrPortFrom(ap.Addr().Unmap(), ap.Port())}, nil
 }
 
-// places returns the addresses at which others can reach a listener at all of
-// addrs: global ones first, those of version 4 before 6, loopback last.
+// places returns where others can reach a listener on all of addrs: global addresses first,
+// IPv4 before IPv6, loopback last.
 func places(addrs []net.Addr, at *net.TCPAddr) []netip.AddrPort {
 	var out []netip.AddrPort
 	for _, a := range addrs {
@@ -153,8 +153,8 @@ func places(addrs []net.Addr, at *net.TCPAddr) []netip.AddrPort {
 	return out[:min(len(out), maxPlaces)]
 }
 
-// checkAddresses parses all addresses. All ranks see the same ones, so they come to
-// the same conclusion without a word to each other.
+// checkAddresses parses all addresses. All ranks have the same list, so all get the same
+// result.
 func checkAddresses(rank int, own address, addrs []string) ([]address, error) {
 	if len(addrs) == 0 || rank < 0 || rank >= len(addrs) {
 		return nil, fmt.Errorf("tcp: rank %d of %d ranks", rank, len(addrs))

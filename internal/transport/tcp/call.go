@@ -8,43 +8,43 @@ import (
 	"github.com/c10d-go/c10d/internal/transport"
 )
 
-// rememberCalls is how many operations' calls a mesh remembers, the latest ones: a rank may
-// be so far ahead of another, and the difference is still found. It is a power of two.
+// rememberCalls is how many operations a mesh remembers the calls of, the latest ones. A rank
+// may be that far ahead of another for a difference to be found. It is a power of two.
 const rememberCalls = 256
 
-// calls are what ranks have called, by the number of the operation.
+// calls are the calls of the ranks, by the number of the operation.
 type calls struct {
-	known    [rememberCalls]known
-	last     maybe // this rank's last operation
-	op       uint8 // of that
+	known    [rememberCalls]knownCall
+	last     opNumber // this rank's last operation
+	op       uint8    // its type
 	seq      uint64
 	describe func(what [2]uint64) string
 }
 
-// maybe is the number of an operation, or none.
-type maybe struct {
+// opNumber is the number of an operation, or none.
+type opNumber struct {
 	number uint32
 	ok     bool
 }
 
-// reaches reports whether it is an operation, and not one before number. Numbers wrap.
-func (m maybe) reaches(number uint32) bool { return m.ok && int32(m.number-number) >= 0 }
+// reaches reports whether it is number or a later one. Numbers wrap.
+func (m opNumber) reaches(number uint32) bool { return m.ok && int32(m.number-number) >= 0 }
 
-// known is the call that was heard of first, or this rank's own.
-type known struct {
+// knownCall is the first call of an operation that this rank has heard of, or its own.
+type knownCall struct {
 	number uint32
 	rank   int
 	call   transport.Call
-	op     uint8 // of this rank's own, transport.NoOp if it has not called it
+	op     uint8 // NoOp if this rank has not called it
 	seq    uint64
 }
 
-// numberOf returns which operation the messages on a slot belong to, if to one: a slot is
-// prefix<<56 | number<<24 | step, and those of single messages have no prefix.
+// numberOf returns the number of the operation that a slot belongs to: a slot is prefix<<56 |
+// number<<24 | step. Slots of single messages have no prefix.
 func numberOf(slot uint64) (number uint32, ok bool) { return uint32(slot >> 24), slot>>56 != 0 }
 
-// of returns this rank's call behind a slot, the zero one if there is none.
-func (c *calls) of(slot uint64) transport.Call {
+// behind returns this rank's call that a slot belongs to, the zero one if there is none.
+func (c *calls) behind(slot uint64) transport.Call {
 	number, ok := numberOf(slot)
 	if k := &c.known[number%rememberCalls]; ok && k.number == number && k.op != transport.NoOp {
 		return k.call
@@ -52,9 +52,9 @@ func (c *calls) of(slot uint64) transport.Call {
 	return transport.Call{}
 }
 
-// agree compares what a rank calls with what is known of the same operation. It returns
-// what is wrong, and whose fault it is in the eyes of rank self.
-func (c *calls) agree(self int, said known) *transport.Fault {
+// agree compares the call of a rank with the known call of the same operation. If they differ
+// it returns the fault that rank self reports.
+func (c *calls) agree(self int, said knownCall) *transport.Fault {
 	if said.call == (transport.Call{}) {
 		return nil
 	}
@@ -95,60 +95,59 @@ func (c *calls) text(what [2]uint64) string {
 	return c.describe(what)
 }
 
-// Describe sets how the What of calls is shown to people. It has to be called before Enter, and f
-// has to make something of any words.
+// Describe sets how the What of calls is shown to people. It has to be called before Enter. f
+// must accept any values.
 func (m *Mesh) Describe(f func(what [2]uint64) string) {
 	m.Mu.Lock()
 	defer m.Mu.Unlock()
 	m.calls.describe = f
 }
 
-// Enter tells what this rank does as operation number. Messages on the operation's slots
-// carry that. The mesh fails if another rank has called something else, under this number or
-// before: when its first message comes, or at once if it has come. op and seq are what this
-// rank's fault is to name.
+// Enter records this rank's call of operation number. Messages on the operation's slots carry
+// it. If another rank has made another call, under this number or an earlier one, the mesh
+// fails: now, or when the first message of that rank comes. op and seq go into the fault.
 func (m *Mesh) Enter(number uint32, c transport.Call, op uint8, seq uint64) {
 	m.Mu.Lock()
 	defer m.Mu.Unlock()
-	if f := m.calls.agree(m.Rank(), known{number: number, rank: m.Rank(), call: c, op: op, seq: seq}); f != nil {
+	if f := m.calls.agree(m.Rank(), knownCall{number: number, rank: m.Rank(), call: c, op: op, seq: seq}); f != nil {
 		m.Fail(f)
 		return
 	}
-	m.calls.last, m.calls.op, m.calls.seq = maybe{number, true}, op, seq
+	m.calls.last, m.calls.op, m.calls.seq = opNumber{number, true}, op, seq
 	if m.asking > 0 {
-		m.answer()
+		m.answerAsking()
 	}
 }
 
 // What a CALL is for.
 const (
-	callTold     = iota // the sender waits for the receiver in it
-	callAsked           // the receiver is to answer once it has called the operation too
-	callAnswered        // it is the answer
+	callTold     = iota // the sender waits for the receiver
+	callAsked           // the receiver has to answer once it has made the call too
+	callAnswered        // the answer
 )
 
-// tell sends a CALL about an operation of this rank.
-func (p *pair) tell(why, number uint32) {
+// sendCall sends a CALL about an operation of this rank.
+func (p *pair) sendCall(why, number uint32) {
 	p.s.transmit(frame{kind: kCall, handle: why, slot: 1<<56 | uint64(number)<<24}, nil)
 	p.pump()
 }
 
-// Announce tells a peer what this rank has entered as operation number, for ranks that wait
-// for each other and so would never send a message.
+// Announce sends a peer this rank's call of operation number. It is for ranks that wait for
+// each other and would never send a message.
 func (m *Mesh) Announce(peer int, number uint32) {
 	m.Mu.Lock()
 	defer m.Mu.Unlock()
 	if m.Ended() != nil || !m.IsPeer(peer) || m.pairs[peer] == nil || m.pairs[peer].Gone != nil {
 		return
 	}
-	if m.calls.of(1<<56|uint64(number)<<24) != (transport.Call{}) {
-		m.pairs[peer].tell(callTold, number)
+	if m.calls.behind(1<<56|uint64(number)<<24) != (transport.Call{}) {
+		m.pairs[peer].sendCall(callTold, number)
 	}
 }
 
-// Settle makes sure that the other ranks have called what this rank has called. It asks all of
-// them, and returns when each has answered or left, when the mesh fails, as it does if one has
-// called something else, or after limit.
+// Settle compares this rank's calls with those of all other ranks. It asks every peer, and
+// returns when each has answered or left, when the mesh fails, as it does if a call differs, or
+// after limit.
 func (m *Mesh) Settle(limit time.Duration) {
 	m.See()
 	ctx, cancel := context.WithTimeout(context.Background(), limit)
@@ -161,14 +160,14 @@ func (m *Mesh) Settle(limit time.Duration) {
 	}
 	for _, p := range m.pairs {
 		if p != nil && p.Gone == nil && m.Ended() == nil {
-			p.tell(callAsked, last.number)
+			p.sendCall(callAsked, last.number)
 		}
 	}
-	m.Await(ctx, func() bool { return m.settled(last.number) })
+	m.Await(ctx, func() bool { return m.confirmed(last.number) })
 }
 
-// settled reports whether nothing more is to be heard of operation number.
-func (m *Mesh) settled(number uint32) bool {
+// confirmed reports whether no answer about operation number is missing.
+func (m *Mesh) confirmed(number uint32) bool {
 	for _, p := range m.pairs {
 		if p != nil && p.Gone == nil && !p.bye && !p.answered.reaches(number) {
 			return false
@@ -177,46 +176,46 @@ func (m *Mesh) settled(number uint32) bool {
 	return true
 }
 
-// onCall does what a CALL asks for, once it has been compared.
+// onCall handles a CALL that has been compared.
 func (p *pair) onCall(f frame) {
 	m := p.m
 	number, _ := numberOf(f.slot)
 	switch f.handle {
 	case callAnswered:
-		p.answered = maybe{number, true}
+		p.answered = opNumber{number, true}
 		m.Changed()
 	case callAsked:
 		if !p.asked.ok {
 			m.asking++
 		}
-		p.asked = maybe{number, true}
+		p.asked = opNumber{number, true}
 		if last := m.calls.last; last.ok && !last.reaches(number) {
-			p.tell(callTold, last.number) // the peer may find a difference in that
+			p.sendCall(callTold, last.number) // the peer may find a difference in that
 		}
-		m.answer()
+		m.answerAsking()
 	}
 }
 
-// answer answers the peers that ask about what this rank has called by now.
-func (m *Mesh) answer() {
+// answerAsking answers the peers that asked about a call that this rank has made by now.
+func (m *Mesh) answerAsking() {
 	for _, p := range m.pairs {
 		if p == nil || !p.asked.ok || !m.calls.last.reaches(p.asked.number) {
 			continue
 		}
 		number := p.asked.number
-		p.asked = maybe{}
+		p.asked = opNumber{}
 		m.asking--
 		if m.Ended() == nil && p.Gone == nil {
-			p.tell(callAnswered, number)
+			p.sendCall(callAnswered, number)
 		}
 	}
 }
 
-// heard compares the call that came with a frame.
-func (p *pair) heard(f frame) *transport.Fault {
+// compareCall compares the call that came with a frame.
+func (p *pair) compareCall(f frame) *transport.Fault {
 	number, ok := numberOf(f.slot)
 	if !ok {
 		return nil
 	}
-	return p.m.calls.agree(p.m.Rank(), known{number: number, rank: p.Rank, call: f.call, op: transport.NoOp})
+	return p.m.calls.agree(p.m.Rank(), knownCall{number: number, rank: p.Rank, call: f.call, op: transport.NoOp})
 }

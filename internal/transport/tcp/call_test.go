@@ -21,14 +21,14 @@ func what(a, b uint64) transport.Call { return transport.Call{What: [2]uint64{a,
 func TestAgree(t *testing.T) {
 	c := new(calls)
 	say := func(number uint32, rank int, w uint64, op uint8) *transport.Fault {
-		return c.agree(0, known{number: number, rank: rank, call: what(w, 1), op: op, seq: uint64(number) + 100})
+		return c.agree(0, knownCall{number: number, rank: rank, call: what(w, 1), op: op, seq: uint64(number) + 100})
 	}
 	require.Nil(t, say(0, 1, 5, transport.NoOp), "a peer comes first")
-	require.Zero(t, c.of(slotOf(0)), "that is not this rank's call")
+	require.Zero(t, c.behind(slotOf(0)), "that is not this rank's call")
 	require.Nil(t, say(0, 0, 5, 1))
-	require.Equal(t, what(5, 1), c.of(slotOf(0)))
-	require.Zero(t, c.of(0), "a single message")
-	require.Zero(t, c.of(slotOf(rememberCalls)), "another operation in the same place")
+	require.Equal(t, what(5, 1), c.behind(slotOf(0)))
+	require.Zero(t, c.behind(0), "a single message")
+	require.Zero(t, c.behind(slotOf(rememberCalls)), "another operation in the same place")
 	require.Nil(t, say(0, 2, 5, transport.NoOp))
 
 	f := say(0, 2, 6, transport.NoOp)
@@ -44,14 +44,14 @@ func TestAgree(t *testing.T) {
 
 	require.Nil(t, say(rememberCalls, 0, 6, 1))
 	require.Nil(t, say(0, 2, 7, transport.NoOp), "too long ago to be known")
-	require.Nil(t, c.agree(0, known{number: rememberCalls, rank: 1}), "a message that says nothing")
+	require.Nil(t, c.agree(0, knownCall{number: rememberCalls, rank: 1}), "a message that says nothing")
 
 	require.Nil(t, say(1<<32-1, 1, 5, transport.NoOp), "older, for numbers go round")
 	require.Equal(t, uint32(rememberCalls), c.known[0].number)
 }
 
-// Ranks that disagree fail at their first message, of every kind, whoever comes first, with
-// the same words on all of them; and those that only wait do once one has announced itself.
+// Ranks that disagree fail at their first message of any kind, with the same text on all of
+// them. Ranks that only wait fail once one has announced its call.
 func TestDisagreeingMeshes(t *testing.T) {
 	for _, n := range []int{0, 100, 1 << 20} {
 		for _, how := range []string{"sender first", "receiver first", "receiver only", "both wait"} {
@@ -92,7 +92,7 @@ func TestDisagreeingMeshes(t *testing.T) {
 	}
 }
 
-// What is announced in vain, or to nobody, does no harm.
+// An announcement without a call, or to no rank, does no harm.
 func TestAnnounceNothing(t *testing.T) {
 	ms := join(t, 2)
 	ms[0].Announce(1, 9)

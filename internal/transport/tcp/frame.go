@@ -11,7 +11,7 @@ import (
 // payload behind it.
 const headerLen = 72
 
-// maxWords bounds what an ABORT says for people.
+// maxWords bounds the text in an ABORT.
 const maxWords = transport.MaxWords
 
 // The kinds of frames.
@@ -23,10 +23,10 @@ const (
 	kData              // handle, offset (in slot), length; payload: a piece of a message
 	kCredit            // credit
 	kBye               // the last frame of a rank that closes the group
-	kAbort             // handle: kind, operation; slot: rank; length: reporter; credit: sequence number; call: bytes of the payload, which is why, for people
+	kAbort             // handle: kind, operation; slot: rank; length: reporter; credit: sequence number; call: length of the payload, a text that says why
 	kPing              // slot: round
 	kPong              // slot: round; length: issued; credit: completed
-	kCall              // handle: callTold, callAsked or callAnswered; slot, credit, call: what the sender has called
+	kCall              // handle: callTold, callAsked or callAnswered; slot, credit, call: the call of the sender
 	kindEnd
 )
 
@@ -66,8 +66,8 @@ func (f *frame) put(b []byte) {
 	le.PutUint64(b[64:], f.call.History)
 }
 
-// parseFrame reads the first 72 bytes of b and checks all that can be checked
-// without knowing what came before.
+// parseFrame reads the first 72 bytes of b. It checks all that does not depend on earlier
+// frames.
 func parseFrame(b []byte) (frame, error) {
 	le := binary.LittleEndian
 	kind := le.Uint32(b[0:])
@@ -111,7 +111,7 @@ func parseFrame(b []byte) (frame, error) {
 		bad = bad || f.call != transport.Call{}
 	}
 	if bad {
-		return f, fmt.Errorf("tcp: %v with fields that it does not have: %+v", kindNames[f.kind], f)
+		return f, fmt.Errorf("tcp: %v frame with values in unused fields: %+v", kindNames[f.kind], f)
 	}
 	return f, nil
 }
@@ -123,8 +123,8 @@ func abortFrame(f *transport.Fault) frame {
 	}
 }
 
-// abortItem is abortFrame with words for people: why the mesh failed, which only who noticed
-// can tell.
+// abortItem is abortFrame with its text: why the mesh failed, in the words of the rank that
+// noticed it.
 func abortItem(f *transport.Fault) item {
 	it := item{f: abortFrame(f)}
 	if words := f.Words(); words != "" {

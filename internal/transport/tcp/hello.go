@@ -6,25 +6,25 @@ import (
 	"fmt"
 )
 
-// Who connects says hello, and who accepts answers, with 96 bytes each:
+// The connecting rank sends a hello and the accepting rank an answer, of 96 bytes each:
 //
 //	 0  "c10dtcp2"
-//	 8  lane: 0 for the first connection of a pair, the number of another
-//	12  rank of who speaks
+//	 8  lane: 0 for the first connection of a pair, 1 and up for others
+//	12  rank of the sender
 //	16  size of the group
-//	20  what is wrong, 0 in a hello
+//	20  verdict, 0 in a hello
 //	24  eager limit
 //	32  window
 //	40  zero
-//	64  token of who is spoken to
+//	64  token of the receiver
 //
-// So both have shown that they know the other's address.
+// So both prove that they know the other's address.
 const (
 	helloLen   = 96
 	helloMagic = "c10dtcp2"
 )
 
-// What an answer may say to a peer that knows the token.
+// Verdicts of an answer.
 const (
 	verdictOK = iota
 	verdictSize
@@ -65,7 +65,7 @@ func (h *hello) encode() []byte {
 func parseHello(b []byte, want token) (hello, error) {
 	le := binary.LittleEndian
 	if len(b) != helloLen || string(b[:8]) != helloMagic {
-		return hello{}, fmt.Errorf("tcp: these are no bytes of a rank: %.16q", b)
+		return hello{}, fmt.Errorf("tcp: bytes that are no hello of this protocol: %.16q", b)
 	}
 	h := hello{
 		lane: le.Uint32(b[8:]), rank: le.Uint32(b[12:]), size: le.Uint32(b[16:]), verdict: le.Uint32(b[20:]),
@@ -73,9 +73,9 @@ func parseHello(b []byte, want token) (hello, error) {
 	}
 	switch {
 	case subtle.ConstantTimeCompare(h.token[:], want[:]) != 1:
-		return hello{}, fmt.Errorf("tcp: a rank of another group: its token is not the one of the address")
+		return hello{}, fmt.Errorf("tcp: its token is not that of this group")
 	case h.verdict >= verdictEnd:
-		return hello{}, fmt.Errorf("tcp: unknown answer %d", h.verdict)
+		return hello{}, fmt.Errorf("tcp: unknown verdict %d", h.verdict)
 	case h.lane > maxLanes:
 		return hello{}, fmt.Errorf("tcp: connection number %d, want at most %d", h.lane, maxLanes)
 	case h.eager == 0 || h.eager > maxEager || h.window < minWindow || h.window > maxWindow || h.window < 4*h.eager:

@@ -18,14 +18,14 @@ import (
 )
 
 const (
-	// maxStrangers is how many connections may be in their handshake. One more
-	// closes the oldest, so that whoever holds many does not keep ranks out.
+	// maxStrangers is how many connections may be in their handshake. One more closes the
+	// oldest, so that a stranger with many connections keeps no rank out.
 	maxStrangers = 512
 
 	// dialers bounds the connections that a rank makes at a time.
 	dialers = 32
 
-	// stagger is how long the next place of an address waits for the one before.
+	// stagger is how long dial waits for one place of an address before it also tries the next.
 	stagger = 200 * time.Millisecond
 
 	// joinLimit bounds a Join whose context has no deadline.
@@ -53,16 +53,16 @@ func Listen(o Options) (*Endpoint, error) {
 	}
 	if len(places) == 0 {
 		l.Close()
-		return nil, errors.New("tcp: this host has no address to be reached at")
+		return nil, errors.New("tcp: this host has no address that others can reach")
 	}
 	return &Endpoint{opts: o, addr: address{secure: o.TLS != nil, token: newToken(), places: places}, listener: l}, nil
 }
 
-// Addr returns what the other ranks need to reach this one. It is a secret of
-// the group: who knows it can take a rank's place, unless there is TLS.
+// Addr returns the address that the other ranks need. It contains a secret of the group:
+// without TLS, whoever knows it can take a rank's place.
 func (e *Endpoint) Addr() string { return e.addr.String() }
 
-// Close frees what the endpoint holds. Join takes that over.
+// Close closes the listening socket. After Join the mesh does that.
 func (e *Endpoint) Close() error {
 	if err := e.listener.Close(); err != nil && !errors.Is(err, net.ErrClosed) {
 		return fmt.Errorf("tcp: %w", err)
@@ -108,20 +108,20 @@ func (e *JoinError) Unwrap() []error {
 }
 
 var (
-	errNotCalled = errors.New("it has not connected to this rank")
-	errInVain    = errors.New("given up because the group has failed")
+	errNotCalled   = errors.New("it has not connected to this rank")
+	errGroupFailed = errors.New("given up because the group has failed")
 )
 
-// decisive reports whether err is a reason for the group to fail.
-func decisive(err error) bool {
-	return err != nil && !errors.Is(err, errNotCalled) && !errors.Is(err, errInVain)
+// isCause reports whether err is a reason for the group to fail.
+func isCause(err error) bool {
+	return err != nil && !errors.Is(err, errNotCalled) && !errors.Is(err, errGroupFailed)
 }
 
-// Join makes this rank one of the group whose addresses are addrs, in the order
-// of their ranks; its own must be addrs[rank]. All ranks call it. It returns once
-// every other rank is connected, or with a *[JoinError]. Each pair is
-// connected by the greater rank; a rank that fails tells those that it is connected
-// with, whose meshes fail in turn. The endpoint belongs to the mesh afterwards.
+// Join makes this rank one of the group whose addresses are addrs, in the order of the ranks;
+// its own must be addrs[rank]. All ranks call it. It returns once every other rank is
+// connected, or with a *[JoinError]. The greater rank of a pair connects to the other. A rank
+// that fails tells the ranks that it is connected with, and their Join fails too. The endpoint
+// belongs to the mesh afterwards.
 func (e *Endpoint) Join(ctx context.Context, rank int, addrs []string) (*Mesh, error) {
 	all, err := checkAddresses(rank, e.addr, addrs)
 	if err != nil {
@@ -134,9 +134,9 @@ func (e *Endpoint) Join(ctx context.Context, rank int, addrs []string) (*Mesh, e
 	}
 	m := newMesh(rank, len(addrs), e.opts)
 	m.addrs = all
-	m.shareCPUs(neighbours(all, rank), min(runtime.NumCPU(), runtime.GOMAXPROCS(0)))
-	d := &door{m: m, listener: e.listener, connected: make(chan int, len(addrs)), taken: make(map[int]bool)}
-	m.door = d
+	m.setPolling(ranksOnHost(all, rank), min(runtime.NumCPU(), runtime.GOMAXPROCS(0)))
+	d := &acceptor{m: m, listener: e.listener, connected: make(chan int, len(addrs)), taken: make(map[int]bool)}
+	m.acceptor = d
 	m.Goroutines.Add(1)
 	go d.accept()
 
@@ -159,7 +159,7 @@ func (e *Endpoint) Join(ctx context.Context, rank int, addrs []string) (*Mesh, e
 			why[r] = err
 			mu.Unlock()
 			if err != nil {
-				cancel(errInVain)
+				cancel(errGroupFailed)
 			}
 		})
 	}
@@ -189,7 +189,7 @@ func (e *Endpoint) Join(ctx context.Context, rank int, addrs []string) (*Mesh, e
 		if dialing.Err() == nil && m.Fault() == nil {
 			continue
 		}
-		cancel(errInVain)
+		cancel(errGroupFailed)
 		if dialed != nil {
 			<-dialed
 		}
@@ -197,9 +197,9 @@ func (e *Endpoint) Join(ctx context.Context, rank int, addrs []string) (*Mesh, e
 	}
 	failure := &JoinError{Rank: rank, Size: len(addrs)}
 	// Once one rank has failed, the others were not waited for.
-	own := ctx.Err() == nil && m.Fault() == nil && slices.ContainsFunc(why, decisive)
+	own := ctx.Err() == nil && m.Fault() == nil && slices.ContainsFunc(why, isCause)
 	for r, err := range why {
-		if err != nil && (!own || decisive(err)) {
+		if err != nil && (!own || isCause(err)) {
 			failure.Missing = append(failure.Missing, Missing{r, err})
 		}
 	}
@@ -221,16 +221,16 @@ func (e *Endpoint) Join(ctx context.Context, rank int, addrs []string) (*Mesh, e
 	} else if f := m.Fault(); f.Reporter != rank {
 		cause = fmt.Errorf("%w: %w", failure, f)
 	}
-	return nil, &ended{cause, m.Fault()}
+	return nil, &joinFailure{cause, m.Fault()}
 }
 
-// ended is the error of a Join with the fault that all ranks are told.
-type ended struct {
+// joinFailure is the error of a Join with the fault that the other ranks are told.
+type joinFailure struct {
 	error
 	fault *transport.Fault
 }
 
-func (e *ended) Unwrap() []error { return []error{e.error, e.fault} }
+func (e *joinFailure) Unwrap() []error { return []error{e.error, e.fault} }
 
 // connect makes the first connection with rank r.
 func (m *Mesh) connect(ctx context.Context, r int) error {
@@ -245,7 +245,7 @@ func (m *Mesh) connect(ctx context.Context, r int) error {
 	return nil
 }
 
-// dial connects with rank r, at whichever of its places is it.
+// dial connects with rank r at one of its places, whichever answers first.
 func (m *Mesh) dial(ctx context.Context, r int, lane uint32) (net.Conn, hello, error) {
 	type result struct {
 		conn  net.Conn
@@ -316,7 +316,7 @@ func (m *Mesh) dial(ctx context.Context, r int, lane uint32) (net.Conn, hello, e
 	return nil, hello{}, failure
 }
 
-// dialPlace connects with rank r at one place and lets both prove who they are.
+// dialPlace connects with rank r at one place. Both ranks prove who they are.
 func (m *Mesh) dialPlace(ctx context.Context, r int, lane uint32, place netip.AddrPort) (net.Conn, hello, error) {
 	fail := func(err error) (net.Conn, hello, error) {
 		return nil, hello{}, fmt.Errorf("at %v: %w", place, err)
@@ -332,7 +332,7 @@ func (m *Mesh) dialPlace(ctx context.Context, r int, lane uint32, place netip.Ad
 	}
 	tcp := c.(*net.TCPConn)
 	stop := context.AfterFunc(ctx, func() { tcp.SetDeadline(time.Unix(1, 0)) })
-	conn, h, err := m.introduce(tcp, r, lane, place)
+	conn, h, err := m.exchangeHello(tcp, r, lane, place)
 	if !stop() && err == nil {
 		err = context.Cause(ctx)
 	}
@@ -346,9 +346,9 @@ func (m *Mesh) dialPlace(ctx context.Context, r int, lane uint32, place netip.Ad
 	return conn, h, nil
 }
 
-// introduce says hello and waits for the answer. That comes once the peer has called
-// Join, so it may take as long as the caller has time.
-func (m *Mesh) introduce(tcp *net.TCPConn, r int, lane uint32, place netip.AddrPort) (net.Conn, hello, error) {
+// exchangeHello sends a hello and waits for the answer. The peer answers once it has called
+// Join, so there is no limit but the caller's.
+func (m *Mesh) exchangeHello(tcp *net.TCPConn, r int, lane uint32, place netip.AddrPort) (net.Conn, hello, error) {
 	if err := m.opts.tune(tcp); err != nil {
 		return nil, hello{}, err
 	}
@@ -375,7 +375,7 @@ func (m *Mesh) introduce(tcp *net.TCPConn, r int, lane uint32, place netip.AddrP
 	case answer.verdict != verdictOK:
 		return nil, hello{}, fmt.Errorf("rank %d refuses: %s", r, verdicts[answer.verdict])
 	case int(answer.rank) != r || int(answer.size) != m.Size() || answer.lane != lane:
-		return nil, hello{}, fmt.Errorf("an answer of rank %d of %d on connection %d, want rank %d of %d on %d", answer.rank, answer.size, answer.lane, r, m.Size(), lane)
+		return nil, hello{}, fmt.Errorf("the answer is of rank %d of %d on connection %d, want rank %d of %d on %d", answer.rank, answer.size, answer.lane, r, m.Size(), lane)
 	}
 	return conn, answer, nil
 }
@@ -387,9 +387,9 @@ func (m *Mesh) hello(t token, lane uint32) hello {
 	}
 }
 
-// open makes the other connections to a peer, in the background. Messages use them
-// as they come; if there are none, the first one serves as well.
-func (m *Mesh) open(p *pair) {
+// openBulk opens the bulk connections to a peer, in the background. Messages use each as soon
+// as it is open. Without any, the first connection carries them.
+func (m *Mesh) openBulk(p *pair) {
 	for i := range m.opts.lanes(p.first.conn) {
 		m.Goroutines.Add(1)
 		go func() {
@@ -404,19 +404,19 @@ func (m *Mesh) open(p *pair) {
 	}
 }
 
-// door takes the connections that others make to this rank.
-type door struct {
+// acceptor takes the connections that other ranks make to this one.
+type acceptor struct {
 	m         *Mesh
 	listener  net.Listener
 	connected chan int // the ranks that have made their first connection
 
 	mu        sync.Mutex
 	strangers []net.Conn   // oldest first
-	taken     map[int]bool // the ranks of which a first connection has been taken
+	taken     map[int]bool // ranks whose first connection has been accepted
 	closed    bool
 }
 
-func (d *door) accept() {
+func (d *acceptor) accept() {
 	defer d.m.Goroutines.Done()
 	for {
 		c, err := d.listener.Accept()
@@ -424,7 +424,7 @@ func (d *door) accept() {
 			if errors.Is(err, net.ErrClosed) {
 				return
 			}
-			// Out of descriptors, or the connection has ended already.
+			// No descriptors left, or the connection has ended already.
 			select {
 			case <-d.m.ctx.Done():
 				return
@@ -432,23 +432,23 @@ func (d *door) accept() {
 			}
 			continue
 		}
-		if !d.enter(c) {
+		if !d.addStranger(c) {
 			c.Close()
 			return
 		}
 		d.m.Goroutines.Add(1)
 		go func() {
 			defer d.m.Goroutines.Done()
-			if !d.greet(c.(*net.TCPConn)) {
+			if !d.handshake(c.(*net.TCPConn)) {
 				c.Close()
 			}
-			d.done(c)
+			d.removeStranger(c)
 		}()
 	}
 }
 
-// enter makes room for one more stranger.
-func (d *door) enter(c net.Conn) bool {
+// addStranger makes room for one more connection in its handshake.
+func (d *acceptor) addStranger(c net.Conn) bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if d.closed {
@@ -463,7 +463,7 @@ func (d *door) enter(c net.Conn) bool {
 	return true
 }
 
-func (d *door) done(c net.Conn) {
+func (d *acceptor) removeStranger(c net.Conn) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if i := slices.Index(d.strangers, c); i >= 0 {
@@ -471,8 +471,8 @@ func (d *door) done(c net.Conn) {
 	}
 }
 
-// close ends the accepting and every handshake.
-func (d *door) close() {
+// close stops accepting and ends every handshake.
+func (d *acceptor) close() {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.closed = true
@@ -482,9 +482,9 @@ func (d *door) close() {
 	}
 }
 
-// greet finds out who has connected and reports whether the mesh has taken the
-// connection. Who cannot show the token gets no answer.
-func (d *door) greet(tcp *net.TCPConn) bool {
+// handshake finds out which rank has connected, and reports whether the mesh has taken the
+// connection. A connection without the token gets no answer.
+func (d *acceptor) handshake(tcp *net.TCPConn) bool {
 	m := d.m
 	conn := net.Conn(tcp)
 	if m.opts.TLS != nil {
@@ -505,11 +505,11 @@ func (d *door) greet(tcp *net.TCPConn) bool {
 		verdict = verdictSize
 	case peer >= m.Size() || peer == m.Rank() || h.lane == 0 && peer < m.Rank():
 		verdict = verdictRank
-	case h.lane == 0 && !d.take(peer):
+	case h.lane == 0 && !d.claim(peer):
 		verdict = verdictTwice
 	case h.lane > 0 && !m.expect(peer, conn):
-		// From here on the peer has not left before this connection has ended,
-		// even if its goodbye on the first one is faster than this goroutine.
+		// From here on the peer has not left before this connection has ended, even if
+		// its BYE on the first connection is read earlier.
 		verdict = verdictEnded
 	}
 	answer := m.hello(token{}, h.lane)
@@ -549,9 +549,9 @@ func (d *door) greet(tcp *net.TCPConn) bool {
 	return true
 }
 
-// take reports whether this is the one first connection of a peer, before that is
-// told: of two that a peer tries at once, both sides have to mean the same.
-func (d *door) take(peer int) bool {
+// claim reports whether this is the only first connection of a peer. It is asked before the
+// answer is sent: if a peer tries two at once, both sides must keep the same one.
+func (d *acceptor) claim(peer int) bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if d.taken[peer] {
@@ -561,8 +561,8 @@ func (d *door) take(peer int) bool {
 	return true
 }
 
-// release undoes take for a connection that ended before it was of use.
-func (d *door) release(peer int) {
+// release undoes claim for a connection that ended before it was used.
+func (d *acceptor) release(peer int) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	delete(d.taken, peer)

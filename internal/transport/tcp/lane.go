@@ -9,43 +9,42 @@ import (
 )
 
 const (
-	// gatherFrames and gatherBytes bound what leaves in one system call, so
-	// that requests complete one by one where each takes a while.
+	// gatherFrames and gatherBytes bound one system call, so that slow requests complete one by
+	// one.
 	gatherFrames = 64
 	gatherBytes  = 256 << 10
 
-	// copyLimit is the payload up to which a copy behind its header is cheaper
-	// than a buffer of its own.
+	// copyLimit is the payload up to which a copy behind its header is cheaper than a buffer of
+	// its own.
 	copyLimit = 8 << 10
 
 	headBytes = 4*copyLimit + (gatherFrames+4)*headerLen
 
-	// inlineTurns is how often who posts a request writes for others too, before
-	// the writer's goroutine takes over.
+	// inlineTurns is how many times a goroutine that posts a request writes, also for others,
+	// before the writer goroutine takes over.
 	inlineTurns = 4
 )
 
-// lane is the writing half of a connection. Whoever finds it idle writes, as
-// far as the socket takes it without waiting; the rest is for the lane's
-// goroutine, so that to post a request never waits, and a rank that has nothing
-// else to do loses no time to a change of goroutines. Mesh.mu guards all but
-// what belongs to who has made the lane busy.
+// lane is the writing half of a connection. A goroutine that posts a request and finds the lane
+// idle writes as much as the socket takes without waiting. The lane's goroutine writes the
+// rest. So posting never waits, and usually no other goroutine has to be woken. Mesh.Mu guards
+// all but the fields of the goroutine that has set busy.
 type lane struct {
 	p    *pair
 	conn net.Conn
-	try  *attempt // nil: only the goroutine writes
+	try  *tryWriter // nil if only the goroutine writes
 	bulk bool
 	wake chan struct{}
 
-	busy   bool  // somebody writes
-	handed bool  // the goroutine is to go on with what has been gathered
-	broken error // a write failed; what was gathered stays until the mesh ends
+	busy   bool  // some goroutine writes
+	handed bool  // the lane's goroutine has to write the rest of what was gathered
+	broken error // why a write failed; what was gathered stays until the mesh ends
 
 	items [gatherFrames]item
 	n     int
-	piece *transport.Request // part of it is being written
-	size  uint64             // how much
-	heads []byte             // headers and small payloads
+	piece *transport.Request // of which size bytes are being written
+	size  uint64
+	heads []byte // headers and small payloads
 	all   net.Buffers
 	bufs  net.Buffers // what is left to write
 }
@@ -56,20 +55,19 @@ func newLane(p *pair, conn net.Conn, bulk bool) *lane {
 		l.heads = make([]byte, 0, headerLen)
 	} else {
 		l.heads = make([]byte, 0, headBytes)
-		l.try = newAttempt(conn)
+		l.try = newTryWriter(conn)
 	}
 	return l
 }
 
-func (l *lane) rouse() {
+func (l *lane) wakeWriter() {
 	select {
 	case l.wake <- struct{}{}:
 	default:
 	}
 }
 
-// gather takes what is next from the stream's queues and reports whether there
-// was something.
+// gather takes the next frames from the stream's queues and reports whether there were any.
 func (l *lane) gather() bool {
 	s := &l.p.s
 	l.n, l.piece, l.heads, l.all = 0, nil, l.heads[:0], l.all[:0]
@@ -118,9 +116,9 @@ func (l *lane) header(f frame) {
 	f.put(l.heads[n:])
 }
 
-// settle ends what was gathered: it is written, or will not be because of err.
-// In that case the stream's pieces have been dropped.
-func (l *lane) settle(err error) {
+// complete ends the requests that were gathered: they are written, or err is why not. In that
+// case the stream's pieces have been dropped.
+func (l *lane) complete(err error) {
 	for i := range l.n {
 		if r := l.items[i].req; r != nil {
 			r.Complete(err)
@@ -139,8 +137,8 @@ func (l *lane) settle(err error) {
 	l.bufs = nil
 }
 
-// holds reports whether a request waits for what was gathered.
-func (l *lane) holds() bool {
+// hasRequests reports whether what was gathered belongs to a request.
+func (l *lane) hasRequests() bool {
 	for i := range l.n {
 		if l.items[i].req != nil {
 			return true
@@ -149,9 +147,8 @@ func (l *lane) holds() bool {
 	return l.piece != nil
 }
 
-// attempt writes what can be written without waiting, and reports whether that
-// was all.
-func (l *lane) attempt() bool {
+// tryWrite writes without waiting and reports whether that was all.
+func (l *lane) tryWrite() bool {
 	n := l.try.write(l.bufs)
 	for len(l.bufs) > 0 && n >= len(l.bufs[0]) {
 		n -= len(l.bufs[0])
@@ -164,8 +161,8 @@ func (l *lane) attempt() bool {
 	return false
 }
 
-// pump writes what is queued, or sees to it that somebody does. It lets go of
-// the mesh's lock in between.
+// pump writes what is queued, or makes the lane's goroutine do so. It releases the mesh's lock
+// while it writes.
 func (l *lane) pump() {
 	if l.busy || l.broken != nil || !l.gather() {
 		return
@@ -176,22 +173,22 @@ func (l *lane) pump() {
 		done := false
 		if l.try != nil && turn < inlineTurns {
 			mu.Unlock()
-			done = l.attempt()
+			done = l.tryWrite()
 			mu.Lock()
 		}
 		if !done {
 			l.handed = true
-			l.rouse()
+			l.wakeWriter()
 			return
 		}
-		l.settle(nil)
+		l.complete(nil)
 		if !l.gather() {
 			break
 		}
 	}
 	l.busy = false
 	if l.p.Ending {
-		l.rouse()
+		l.wakeWriter()
 	}
 }
 
@@ -223,15 +220,15 @@ func (l *lane) write() {
 				l.p.writeFailed(l)
 				return
 			}
-			l.settle(nil)
+			l.complete(nil)
 		}
 		l.busy = false
 	}
 }
 
-// flush writes what was gathered. At the end of a mesh there is a deadline,
-// which moves on while the peer keeps reading. It moves on once in any case,
-// for it may be that this goroutine has not had its turn before.
+// flush writes what was gathered. At the end of a mesh there is a deadline, which moves on
+// while the peer keeps reading. It moves on once in any case: this goroutine may not have had
+// the CPU.
 func (l *lane) flush() error {
 	for tried := false; ; tried = true {
 		n, err := writeAll(l.conn, &l.bufs)
@@ -241,7 +238,7 @@ func (l *lane) flush() error {
 	}
 }
 
-// writeAll is bufs.WriteTo(c), which knows only the connections of package net.
+// writeAll is bufs.WriteTo(c), which is fast only for connections of package net.
 func writeAll(c net.Conn, bufs *net.Buffers) (int64, error) {
 	if own, ok := c.(interface {
 		writeBuffers(*net.Buffers) (int64, error)

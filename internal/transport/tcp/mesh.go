@@ -16,15 +16,14 @@ import (
 var limits = mesh.Limits{Close: time.Second, Abort: 500 * time.Millisecond, AbortStep: 200 * time.Millisecond}
 
 const (
-	// doubtLimit is how long a peer may take to say on the first connection why
-	// another has ended. If it is dead the first one ends as well, and at once; this
-	// is for what lies between hosts and ends one connection alone.
-	doubtLimit = 5 * time.Second
+	// reasonLimit is how long a peer may take to say, on the first connection, why another
+	// connection has ended. If the peer is dead, its first connection ends at once too. A
+	// firewall between the hosts may end one connection alone.
+	reasonLimit = 5 * time.Second
 
-	// pieceBytes is how much of a message goes over one connection before
-	// another may have the next part, or small messages on the first connection their
-	// turn. With 256 KiB, all-reduces of 4 MiB take 1.25 times as long between 2 polling ranks
-	// (1110 and 890 us), and with 2 MiB 1.06 times.
+	// pieceBytes is how much of a message goes over one connection before another message gets
+	// its turn. All-reduces of 4 MiB between 2 polling ranks take 890 us with it, 1.25 times as
+	// long with 256 KiB and 1.06 times with 2 MiB.
 	pieceBytes = 1 << 20
 
 	// bulkyBytes is the size from which messages go over the other connections.
@@ -35,29 +34,29 @@ const (
 // may be called from many goroutines.
 type Mesh struct {
 	mesh.Base
-	opts  Options
-	addrs []address
-	door  *door
-	stop  context.CancelFunc // of what dials
-	ctx   context.Context
+	opts     Options
+	addrs    []address
+	acceptor *acceptor
+	stop     context.CancelFunc // of what dials
+	ctx      context.Context
 
 	// Guarded by Base.Mu:
-	begun   sync.Cond // a message has begun, or the mesh has ended
-	pairs   []*pair   // nil at the own rank, and where there is no connection yet
-	blocks  blocks
-	calls   calls
-	asking  int     // peers that have asked and not been answered
-	holding int     // how many are in Post
-	held    []*pair // where something is to be written once they have left
+	begun    sync.Cond // a message has begun, or the mesh has ended
+	pairs    []*pair   // nil at the own rank, and where there is no connection yet
+	blocks   blocks
+	calls    calls
+	asking   int     // peers that have asked for this rank's call and got no answer
+	posting  int     // goroutines in Post
+	deferred []*pair // pairs that have something to write once Post is done
 
-	// Of those who poll:
-	shares  bool           // a CPU with other ranks
-	skip    atomic.Int64   // how often not to poll
-	vain    atomic.Int64   // what skip was last
-	helpers atomic.Int64   // how many there are
-	helps   atomic.Uint64  // how many there have been
-	idle    *backoff.Timer // resumeIdle
-	seen    uint64         // helps at the last one; guarded by Mu
+	// Polling:
+	sharesCPUs bool           // ranks of this host have less than a CPU each
+	skip       atomic.Int64   // polls to leave out
+	fruitless  atomic.Int64   // the last value that skip was set to
+	pollers    atomic.Int64   // goroutines in Help
+	polls      atomic.Uint64  // calls of Help so far
+	idle       *backoff.Timer // runs resumeIdle
+	seen       uint64         // polls at its last run; guarded by Mu
 }
 
 var _ transport.Mesh = (*Mesh)(nil)
@@ -66,7 +65,7 @@ func newMesh(rank, size int, o Options) *Mesh {
 	m := &Mesh{opts: o, pairs: make([]*pair, size)}
 	m.Init(rank, size, limits, m.onEnd)
 	m.begun.L = &m.Mu
-	m.idle = backoff.New(seeAfter, seeAfterMax, m.resumeIdle)
+	m.idle = backoff.New(resumeAfter, resumeAfterMax, m.resumeIdle)
 	m.ctx, m.stop = context.WithCancel(context.Background())
 	return m
 }
@@ -75,8 +74,8 @@ func newMesh(rank, size int, o Options) *Mesh {
 func (m *Mesh) onEnd() {
 	m.stop()
 	m.idle.Stop()
-	if m.door != nil {
-		m.door.close()
+	if m.acceptor != nil {
+		m.acceptor.close()
 	}
 	m.begun.Broadcast()
 }
@@ -105,7 +104,7 @@ func (m *Mesh) attach(peer int, conn net.Conn, eager, window uint64) error {
 	return nil
 }
 
-// expect announces another connection of a peer's, which attachInbound completes.
+// expect announces another connection of a peer. attachInbound completes it.
 func (m *Mesh) expect(peer int, conn net.Conn) bool {
 	m.Mu.Lock()
 	defer m.Mu.Unlock()
@@ -117,8 +116,8 @@ func (m *Mesh) expect(peer int, conn net.Conn) bool {
 	return true
 }
 
-// attachInbound is attach for another connection of a peer's, or the end of
-// it if the handshake was not good.
+// attachInbound is attach for another connection of a peer. If the handshake failed, good is
+// false, and the peer may have left meanwhile.
 func (m *Mesh) attachInbound(peer int, conn net.Conn, good bool) bool {
 	m.Mu.Lock()
 	defer m.Mu.Unlock()
@@ -131,7 +130,7 @@ func (m *Mesh) attachInbound(peer int, conn net.Conn, good bool) bool {
 		return false
 	}
 	if p.bye {
-		conn.SetReadDeadline(time.Now().Add(m.opts.doubtLimit))
+		conn.SetReadDeadline(time.Now().Add(m.opts.reasonLimit))
 	}
 	m.Goroutines.Add(1)
 	go p.readBulk(conn)
@@ -170,40 +169,39 @@ func (m *Mesh) Recv(r *transport.Request) {
 	m.recv(r)
 }
 
-// Post is Recv for recvs and then Send for sends, each in their order. All that this makes
-// necessary leaves together, and what a peer has granted counts if it is here, though
-// nobody has read it yet: of two ranks that trade large messages, who comes later writes
-// nothing but the message, with the grant for the other's before it.
+// Post is Recv for recvs and then Send for sends, each in their order. All frames that result
+// leave together. A GRANT that has come counts, even if nobody has read it. So when two ranks
+// exchange large messages, the later one sends its GRANT and its message in one system call.
 func (m *Mesh) Post(recvs, sends []*transport.Request) {
 	m.Mu.Lock()
 	defer m.Mu.Unlock()
-	m.holding++
+	m.posting++
 	for _, r := range recvs {
 		m.recv(r)
 	}
 	for _, r := range sends {
-		m.look(r)
+		m.readGrant(r)
 		m.send(r)
 	}
-	m.holding--
-	for m.holding == 0 && len(m.held) > 0 {
-		last := len(m.held) - 1
-		p := m.held[last]
-		m.held = m.held[:last]
-		p.held = false
+	m.posting--
+	for m.posting == 0 && len(m.deferred) > 0 {
+		last := len(m.deferred) - 1
+		p := m.deferred[last]
+		m.deferred = m.deferred[:last]
+		p.deferred = false
 		p.pump()
 	}
 }
 
-// look reads what is there of the peer of a send that wants a grant, if no goroutine
-// sleeps until something is. It lets go of the mesh's lock.
-func (m *Mesh) look(r *transport.Request) {
+// readGrant reads what the peer of a large send has sent, if the connection's reader is paused:
+// the GRANT for the send may be there. It releases the mesh's lock meanwhile.
+func (m *Mesh) readGrant(r *transport.Request) {
 	if m.Ended() != nil || !m.IsPeer(r.Peer) {
 		return
 	}
-	if p := m.pairs[r.Peer]; p.in.poll != nil && p.s.wanting(r) {
+	if p := m.pairs[r.Peer]; p.in.sock != nil && p.s.needsGrant(r) {
 		m.Mu.Unlock()
-		p.in.help(true)
+		p.in.poll(true)
 		m.Mu.Lock()
 	}
 }
@@ -223,7 +221,7 @@ func (m *Mesh) send(r *transport.Request) {
 	}
 	if len(r.Buf) >= m.opts.bulkyBytes && !p.opening {
 		p.opening = true
-		m.open(p)
+		m.openBulk(p)
 	}
 	p.pump()
 }
@@ -243,15 +241,14 @@ func (m *Mesh) recv(r *transport.Request) {
 	p.recv(r)
 }
 
-// takeAny returns the receive from any rank that takes a message of p's, nil if
-// there is none.
+// takeAny returns the receive from any rank that takes a message of p, nil if there is none.
 func (m *Mesh) takeAny(p *pair, slot, length uint64) (*transport.Request, error) {
 	r := m.NextAny(slot)
 	if r == nil {
 		return nil, nil
 	}
 	r.Peer = p.Rank
-	if f := p.s.fits(r, length); f != nil {
+	if f := p.s.checkLength(r, length); f != nil {
 		p.Stranded.Push(r)
 		return nil, f
 	}

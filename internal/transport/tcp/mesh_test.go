@@ -30,7 +30,7 @@ func kill(_ testing.TB, ms []transport.Mesh, rank int) {
 	if !ok {
 		m = ms[rank].(*restless).Mesh
 	}
-	m.door.listener.Close()
+	m.acceptor.listener.Close()
 	var conns []net.Conn
 	m.Mu.Lock()
 	for _, p := range m.pairs {
@@ -99,25 +99,24 @@ func TestPost(t *testing.T) {
 	}
 }
 
-// Who posts finds the grant that is here though nobody has read it, and has no need to
-// announce what it sends.
-func TestPostLooks(t *testing.T) {
+// A send uses a GRANT that has come, even if nobody has read it, and makes no OFFER.
+func TestPostReadsGrant(t *testing.T) {
 	ms := join(t, 2, polling())
-	if ms[0].pairs[1].in.poll == nil {
+	if ms[0].pairs[1].in.sock == nil {
 		t.Skip("connections cannot be polled here")
 	}
 	in := ms[0].pairs[1].in
 	in.mu.Lock()
-	in.blind = true
-	in.poll.watch(false)
+	in.paused = true
+	in.sock.notify(false)
 	in.mu.Unlock()
 	r := recv(ms[1], 0, 1, make([]byte, 2*defaultEager))
 	s := req(1, 1, make([]byte, 2*defaultEager))
 	p := ms[0].pairs[1]
 	for by := time.Now().Add(patience); ; { // the grant is on its way
 		ms[0].Mu.Lock()
-		ms[0].look(s)
-		wants := p.s.wanting(s)
+		ms[0].readGrant(s)
+		wants := p.s.needsGrant(s)
 		ms[0].Mu.Unlock()
 		if !wants {
 			break
@@ -128,7 +127,7 @@ func TestPostLooks(t *testing.T) {
 	require.NoError(t, help(t, ms[0], s))
 	require.NoError(t, help(t, ms[1], r))
 	ms[0].Mu.Lock()
-	require.Empty(t, ms[0].held)
+	require.Empty(t, ms[0].deferred)
 	ms[0].Mu.Unlock()
 	ms[0].See()
 }

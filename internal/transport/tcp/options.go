@@ -9,64 +9,61 @@ import (
 	"time"
 )
 
-// Options are how a rank is reached and how it sends. The zero value works. All
-// ranks of a group should have the same ones; of Eager and Window a pair uses the
-// smaller.
+// Options set where a rank can be reached and how it sends. The zero value works. All ranks of
+// a group should have the same. Of Eager and Window a pair uses the smaller.
 type Options struct {
-	// Host is the address, host name or network interface to be reached at.
-	// Empty means all of the host's interfaces, loopback last.
+	// Host is the address, host name or network interface at which the other ranks reach this
+	// one. Empty means all of the host's interfaces, loopback last.
 	Host string
 
-	// Lanes is how many connections besides the first a rank opens to a peer for
-	// large messages, once there is one. 0 means 2 to other hosts and none within
-	// the host, where they gain nothing; negative means none; at most 64.
+	// Lanes is how many connections a rank opens to a peer for large messages, besides the
+	// first. 0 means 2 to other hosts, and none within the host, where they gain nothing.
+	// Negative means none. The most is 64.
 	Lanes int
 
-	// Eager is the size in bytes up to which a message goes out at once,
-	// whether or not it is expected. 0 means 64 KiB; at most 1 MiB.
+	// Eager is the size in bytes up to which a message is sent before the receiver asks for it.
+	// 0 means 64 KiB; at most 1 MiB.
 	Eager int
 
-	// Window is how many bytes of such messages a peer may have sent here that
-	// nobody has asked for yet: so much memory a slow rank spends on each
-	// peer. 0 means 4 MiB; at least 256 KiB, four times Eager and at most 1 GiB.
+	// Window bounds the bytes of such messages from one peer that no receive has taken. A slow
+	// rank needs up to that much memory for each peer. 0 means 4 MiB. The least is 256 KiB and
+	// four times Eager, the most 1 GiB.
 	Window int
 
-	// Congestion is the kernel's congestion control for all connections, and
-	// LocalCongestion for those within the host, where it goes first. If both are empty
-	// that is reno within a host whose ranks poll (see Poll), where nothing is congested and
-	// others only hold messages back, and the system's choice elsewhere. Only Linux has a
-	// choice.
+	// Congestion is the kernel's congestion control for all connections. LocalCongestion
+	// replaces it within the host. If both are empty, ranks that poll (see Poll) use reno
+	// within the host, since others delay messages there, and the system's choice elsewhere.
+	// Only Linux supports this.
 	Congestion, LocalCongestion string
 
-	// SendBuffer and ReceiveBuffer are the sockets' buffers in bytes. 0 leaves
-	// them to the kernel, which adapts them, but for 1 MiB within the host, where
-	// what is under way should stay in the processors' caches.
+	// SendBuffer and ReceiveBuffer are the sizes of the sockets' buffers in bytes. 0 means a
+	// size that the kernel adapts, but 1 MiB within the host: data in flight then stay in the
+	// CPU caches.
 	SendBuffer, ReceiveBuffer int
 
-	// Poll is for how long a goroutine that waits for messages, and says so with
-	// Mesh.Help, polls the sockets before it sleeps. 0 means 100 us times the number of ranks
-	// that share a CPU of this host, 1 if there are enough; a negative one not at all. There
-	// is no polling with TLS, and only on Linux.
+	// Poll is how long a goroutine polls the sockets in Mesh.Help before it sleeps. 0 means 100
+	// us times the number of ranks that share a CPU of this host. Negative means not at all.
+	// Polling needs Linux, and does not work with TLS.
 	Poll time.Duration
 
-	// Silence is how long a host may say nothing, with messages for it on
-	// their way, until it counts as dead; so does a process that was stopped for
-	// as long with messages unread. 0 means one minute, negative for ever.
+	// Silence is how long a host may acknowledge nothing, with messages for it on their way,
+	// until it counts as dead. The same holds for a process that is stopped while messages for
+	// it are unread. 0 means one minute, negative means forever.
 	Silence time.Duration
 
-	// Handshake bounds how long a connection may take to prove that it
-	// belongs to the group. 0 means 10 seconds.
+	// Handshake bounds how long a connection may take to prove that it belongs to the group. 0
+	// means 10 seconds.
 	Handshake time.Duration
 
-	// TLS makes all connections TLS 1.3 with both sides authenticated. It needs
-	// certificates, for use on both sides of a connection, and RootCAs. ClientCAs
-	// are RootCAs if nil. A peer's certificate has to be good for ServerName or, if
-	// that is empty, for the address that it was reached at. Nil means plain TCP.
+	// TLS makes all connections TLS 1.3 with both sides authenticated. It needs RootCAs and
+	// certificates for both sides of a connection. ClientCAs are RootCAs if nil. A peer's
+	// certificate must be valid for ServerName or, if that is empty, for the address it was
+	// reached at. Nil means plain TCP.
 	TLS *tls.Config
 
-	// For tests: what the constants of the same names say.
+	// For tests: they replace the constants of the same names.
 	bulkyBytes, pieceBytes int
-	doubtLimit             time.Duration
+	reasonLimit            time.Duration
 }
 
 const (
@@ -74,9 +71,8 @@ const (
 	defaultEager  = 64 << 10
 	defaultWindow = 4 << 20
 
-	// Of connections within the host. BenchmarkExchange, polling, of 1 MiB and 32 MiB: 246 us
-	// and 19 ms with these; 511 us and 25 ms with bbr and 512 KiB, 275 us and 17 ms with reno and
-	// 512 KiB, 450 us and 23 ms with bbr and 2 MiB.
+	// Within the host. BenchmarkExchange, polling, 1 MiB and 32 MiB: 246 us and 19 ms with
+	// these, 511 us and 25 ms with bbr and 512 KiB, 275 us and 17 ms with reno and 512 KiB.
 	localBuffer     = 1 << 20
 	localCongestion = "reno"
 
@@ -111,8 +107,8 @@ func (o Options) filled() (Options, error) {
 			*d.field = d.value
 		}
 	}
-	if o.doubtLimit == 0 {
-		o.doubtLimit = doubtLimit
+	if o.reasonLimit == 0 {
+		o.reasonLimit = reasonLimit
 	}
 	switch {
 	case o.Lanes > maxLanes:
@@ -130,10 +126,10 @@ func (o Options) filled() (Options, error) {
 		return o, nil
 	}
 	if len(o.TLS.Certificates) == 0 && (o.TLS.GetCertificate == nil || o.TLS.GetClientCertificate == nil) {
-		return o, errors.New("tcp: TLS without a certificate, which both sides need")
+		return o, errors.New("tcp: TLS without a certificate: both sides of a connection need one")
 	}
 	if o.TLS.RootCAs == nil {
-		return o, errors.New("tcp: TLS without RootCAs: who may be a rank of the group")
+		return o, errors.New("tcp: TLS without RootCAs: they say which certificates belong to the group")
 	}
 	c := o.TLS.Clone()
 	c.MinVersion = tls.VersionTLS13

@@ -16,27 +16,26 @@ var (
 	errEnded = errors.New("tcp: the mesh has ended")
 )
 
-// pair is everything between this rank and a peer: the stream of messages, the
-// first connection, and those for large messages, which carry data one way
-// each. Mesh.mu guards it.
+// pair is the connection between this rank and a peer: the stream of messages, the first
+// socket, and the sockets for large messages, which carry data one way each. Mesh.Mu guards it.
 type pair struct {
 	mesh.Peer
 	m *Mesh
 	s stream
 
-	first   *lane
-	in      *input
-	bulk    []*lane // to the peer
-	opening bool    // they are being opened, are open, or could not be opened
-	inbound map[net.Conn]struct{}
-	filling bool // a request that no stream knows of any more is being read to
-	held    bool // is in Mesh.held
+	first    *lane
+	in       *input
+	bulk     []*lane // to the peer
+	opening  bool    // bulk connections are open, being opened, or could not be opened
+	inbound  map[net.Conn]struct{}
+	filling  bool // a request that the stream has forgotten is being read into
+	deferred bool // is in Mesh.deferred
 
-	bye     bool  // the peer has said goodbye; its other connections may still bring something
-	suspect error // what happened to another connection: the first one will tell why
+	bye     bool  // the peer has said BYE; its other connections may still bring something
+	suspect error // why another connection ended; the first connection will tell more
 
-	asked    maybe // the operation that the peer asks about, until this rank has answered
-	answered maybe // the last operation of which the peer has answered what it called
+	asked    opNumber // the operation that the peer asks about, until this rank has answered
+	answered opNumber // the last operation about which the peer has answered
 }
 
 // Offered implements mesh.Link.
@@ -66,12 +65,12 @@ func (p *pair) Ping(round uint64) bool {
 // DropQueued implements mesh.Link.
 func (p *pair) DropQueued(err error) { p.s.drop(err) }
 
-// pump lets every idle lane write, or those that are in Post when they have done.
+// pump lets every idle lane write. During a Post it only notes that it has to.
 func (p *pair) pump() {
-	if p.m.holding > 0 {
-		if !p.held {
-			p.held = true
-			p.m.held = append(p.m.held, p)
+	if p.m.posting > 0 {
+		if !p.deferred {
+			p.deferred = true
+			p.m.deferred = append(p.m.deferred, p)
 		}
 		return
 	}
@@ -85,7 +84,7 @@ func (p *pair) pump() {
 	}
 	for _, l := range p.bulk {
 		if !l.busy && n > 0 {
-			l.rouse()
+			l.wakeWriter()
 			n--
 		}
 	}
@@ -111,41 +110,39 @@ func (p *pair) Finish(f *transport.Fault, writeBy time.Time) {
 	}
 	p.first.conn.SetWriteDeadline(writeBy)
 	p.first.conn.SetReadDeadline(past)
-	p.first.rouse()
+	p.first.wakeWriter()
 	for _, l := range p.bulk {
 		l.conn.SetWriteDeadline(writeBy)
-		l.rouse()
+		l.wakeWriter()
 	}
 	for c := range p.inbound {
 		c.SetReadDeadline(past)
 	}
 }
 
-// writeFailed is the end of a lane whose connection broke. What it could not
-// send ends as the reader of the first connection finds; there may still be a
-// goodbye to read.
+// writeFailed ends a lane whose connection broke. The reader of the first connection decides
+// what becomes of its requests: there may be a BYE to read.
 func (p *pair) writeFailed(l *lane) {
 	m := p.m
 	switch end := m.Ended(); {
 	case end != nil:
 		p.s.dropPieces(end)
-		l.settle(end)
-	case p.Gone != nil && l.holds():
+		l.complete(end)
+	case p.Gone != nil && l.hasRequests():
 		m.Fail(p.Gone)
-		l.settle(m.Ended())
+		l.complete(m.Ended())
 	case p.Gone != nil:
-		l.settle(nil)
+		l.complete(nil)
 	default:
-		p.doubt(l.conn, l.broken)
+		p.awaitReason(l.conn, l.broken)
 	}
 }
 
-// doubt gives the peer a moment to say on the first connection why another
-// ended.
-func (p *pair) doubt(conn net.Conn, err error) {
+// awaitReason gives the peer reasonLimit to say on the first connection why another one ended.
+func (p *pair) awaitReason(conn net.Conn, err error) {
 	if p.suspect == nil {
 		p.suspect = fmt.Errorf("tcp: another connection with rank %d at %v: %w", p.Rank, conn.RemoteAddr(), err)
-		p.first.conn.SetReadDeadline(time.Now().Add(p.m.opts.doubtLimit))
+		p.first.conn.SetReadDeadline(time.Now().Add(p.m.opts.reasonLimit))
 	}
 }
 
@@ -155,12 +152,12 @@ func (p *pair) EndRequests(err error) {
 	for _, l := range slices.Concat(p.bulk, []*lane{p.first}) {
 		if l.broken != nil {
 			p.s.dropPieces(err)
-			l.settle(err)
+			l.complete(err)
 		}
 	}
 }
 
-// lost decides what it means that no more frames come, because of err.
+// lost decides how the mesh goes on when no more frames come from the peer, because of err.
 func (p *pair) lost(err error) {
 	var f *transport.Fault
 	switch {
@@ -169,7 +166,7 @@ func (p *pair) lost(err error) {
 	case errors.Is(err, errBye):
 		p.bye = true
 		for c := range p.inbound {
-			c.SetReadDeadline(time.Now().Add(p.m.opts.doubtLimit)) // what is on its way is nearly here
+			c.SetReadDeadline(time.Now().Add(p.m.opts.reasonLimit)) // what is on its way is nearly here
 		}
 		p.depart()
 	default:
@@ -183,29 +180,27 @@ func (p *pair) lost(err error) {
 	}
 }
 
-// depart lets a peer go that has said goodbye, once nothing more of it is
-// under way.
+// depart lets a peer go that has said BYE, once none of its connections can bring anything.
 func (p *pair) depart() {
 	if !p.bye || p.Gone != nil || len(p.inbound) > 0 {
 		return
 	}
-	if !p.Depart(p.Fault(transport.FaultPeerLeft, nil), p.s.needed() || p.unsent()) {
+	if !p.Depart(p.Fault(transport.FaultPeerLeft, nil), p.s.needsPeer() || p.unsent()) {
 		return
 	}
 	p.first.conn.SetWriteDeadline(time.Now().Add(limits.Close))
-	p.first.rouse()
+	p.first.wakeWriter()
 	for _, l := range p.bulk {
-		l.rouse()
+		l.wakeWriter()
 	}
 }
 
-// unsent reports whether a connection broke under something that a request
-// waits for.
+// unsent reports whether a connection broke before it had sent what a request waits for.
 func (p *pair) unsent() bool {
 	for _, l := range p.bulk {
-		if l.broken != nil && l.holds() {
+		if l.broken != nil && l.hasRequests() {
 			return true
 		}
 	}
-	return p.first.broken != nil && p.first.holds()
+	return p.first.broken != nil && p.first.hasRequests()
 }

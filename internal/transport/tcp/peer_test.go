@@ -216,8 +216,8 @@ func TestFramesAreGathered(t *testing.T) {
 	require.True(t, p.first.gather())
 	require.Len(t, p.first.bufs, 1)
 	require.Len(t, p.first.bufs[0], 10*(headerLen+100))
-	require.True(t, p.first.attempt())
-	p.first.settle(nil)
+	require.True(t, p.first.tryWrite())
+	p.first.complete(nil)
 	m.Mu.Unlock()
 	for range 10 {
 		require.EqualValues(t, 100, next(t, c).length)
@@ -374,7 +374,7 @@ func TestGoodbyeWaitsForOtherConnections(t *testing.T) {
 // A connection that outlives the goodbye and says nothing keeps nobody.
 func TestGoodbyeWithoutEnd(t *testing.T) {
 	m, e, c := alone(t)
-	m.opts.doubtLimit = 20 * time.Millisecond
+	m.opts.reasonLimit = 20 * time.Millisecond
 	l := call(t, e, helloOf(1, 2, 1, e.addr.token))
 	var b [helloLen]byte
 	_, err := io.ReadFull(l, b[:])
@@ -384,7 +384,7 @@ func TestGoodbyeWithoutEnd(t *testing.T) {
 	require.Nil(t, m.Fault())
 }
 
-// Who opens a connection may give it up when the other side has just agreed.
+// A peer may give up a bulk connection just after this side has accepted it.
 func TestOtherConnectionIsGivenUp(t *testing.T) {
 	m, e, c := alone(t)
 	l := call(t, e, helloOf(1, 2, 1, e.addr.token))
@@ -409,7 +409,7 @@ func TestOtherConnectionIsGivenUp(t *testing.T) {
 // silent, is a death too.
 func TestOtherConnectionBreaks(t *testing.T) {
 	m, e, c := alone(t)
-	m.opts.doubtLimit = 20 * time.Millisecond
+	m.opts.reasonLimit = 20 * time.Millisecond
 	const n = 100 << 10
 	r := recv(m, 1, 6, make([]byte, n))
 	g := next(t, c)
@@ -549,14 +549,14 @@ func TestManyStrangers(t *testing.T) {
 // Nobody may take for ever to say hello.
 func TestSlowStrangers(t *testing.T) {
 	m, e, _ := alone(t)
-	m.door.mu.Lock()
+	m.acceptor.mu.Lock()
 	m.opts.Handshake = 20 * time.Millisecond
-	m.door.mu.Unlock()
+	m.acceptor.mu.Unlock()
 	turnedAway(t, strangers(t, e, 50))
 	eventually(t, "handshakes end", func() bool {
-		m.door.mu.Lock()
-		defer m.door.mu.Unlock()
-		return len(m.door.strangers) == 0
+		m.acceptor.mu.Lock()
+		defer m.acceptor.mu.Unlock()
+		return len(m.acceptor.strangers) == 0
 	})
 }
 

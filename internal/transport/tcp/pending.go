@@ -2,7 +2,7 @@ package tcp
 
 import "sync"
 
-// pending shows which ranks a Join waits for.
+// pending holds the ranks that a Join waits for.
 type pending struct {
 	mu   sync.Mutex
 	lock *sync.Mutex // of why; nil before Join
@@ -15,8 +15,8 @@ func (p *pending) watch(lock *sync.Mutex, why []error) {
 	p.lock, p.why = lock, why
 }
 
-// Missing returns the ranks that are not connected yet, during Join, and what is known of
-// each. It may be called while Join runs.
+// Missing returns the ranks that Join has not connected yet, and why. It may be called while
+// Join runs.
 func (e *Endpoint) Missing() []Missing {
 	p := &e.pending
 	p.mu.Lock()

@@ -107,11 +107,10 @@ func blind(m *Mesh, peer int) bool {
 	in := m.pairs[peer].in
 	in.mu.Lock()
 	defer in.mu.Unlock()
-	return in.blind
+	return in.paused
 }
 
-// What nobody waits for any more comes all the same, and so does what was to be
-// answered while nobody looked.
+// After polling, messages that nobody waits for arrive, and a PING is answered.
 func TestReadersComeBack(t *testing.T) {
 	if _, ok := join(t, 2, polling())[0].pairs[1].first.conn.(pollable); !ok {
 		t.Skip("connections cannot be polled here")
@@ -161,7 +160,7 @@ func TestHelpEnds(t *testing.T) {
 					}
 				})
 			}
-			eventually(t, "who polls", func() bool { return ms[0].helpers.Load() == 3 })
+			eventually(t, "who polls", func() bool { return ms[0].pollers.Load() == 3 })
 			end(ms)
 			wg.Wait()
 		})
@@ -205,14 +204,14 @@ func TestHelpAtBothEnds(t *testing.T) {
 	wg.Wait()
 }
 
-// Who polls in vain stops trying for a while.
+// After polls that timed out, the next ones are left out.
 func TestPollingInVain(t *testing.T) {
 	ms := join(t, 2, polling())
 	r := recv(ms[0], 1, 1, make([]byte, 1))
 	for range 20 {
 		ms[0].Help(waiter{r})
 	}
-	require.EqualValues(t, 15, ms[0].vain.Load(), "after 4 times, with 1 + 3 + 7 calls left out in between")
+	require.EqualValues(t, 15, ms[0].fruitless.Load(), "after 4 times, with 1 + 3 + 7 calls left out in between")
 	send(ms[1], 0, 1, []byte{1})
 	require.NoError(t, help(t, ms[0], r))
 }
@@ -252,8 +251,8 @@ func TestPollTime(t *testing.T) {
 		{-1, 3, 2, true, -1},
 	} {
 		m := newMesh(0, c.ranks, Options{Poll: c.given})
-		m.shareCPUs(c.ranks, c.cpus)
-		require.Equal(t, c.shares, m.shares, "%+v", c)
+		m.setPolling(c.ranks, c.cpus)
+		require.Equal(t, c.shares, m.sharesCPUs, "%+v", c)
 		require.Equal(t, c.want, m.opts.Poll, "%+v", c)
 	}
 }

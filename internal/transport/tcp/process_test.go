@@ -240,9 +240,8 @@ func TestProcessIsKilled(t *testing.T) {
 	}
 }
 
-// BenchmarkProcesses is what the exchange of a message takes between neighbours of
-// a ring, each in a process of its own, one message after the other: the best median
-// of all runs.
+// BenchmarkProcesses measures an exchange of messages between neighbours of a ring, each in a
+// process of its own: the best median of all runs.
 func BenchmarkProcesses(b *testing.B) {
 	for _, size := range []int{2, 4} {
 		for _, congestion := range []string{"", "cubic"} {

@@ -10,58 +10,57 @@ import (
 )
 
 const (
-	// readBuffer is what one read of a first connection may take in: many headers and
-	// small messages. What is larger goes straight to its place.
+	// readBuffer is what one read of a first connection may take: many headers and small
+	// messages. Larger payloads are read straight to their place.
 	readBuffer = 16 << 10
 
-	// readTurns is how often a reader reads before it looks at its deadline again.
-	readTurns = 16
+	// maxReads is how often a reader reads before it looks at its deadline again.
+	maxReads = 16
 )
 
-// errAgain says that there is nothing to be read at the moment.
+// errAgain says that nothing can be read at the moment.
 var errAgain = errors.New("tcp: nothing to read yet")
 
 // pollable is a connection that can be read without waiting.
 type pollable interface {
-	// tryRead reads what is there, first into a and then into b; errAgain if nothing is.
+	// tryRead reads into a and then into b. It returns errAgain if nothing is there.
 	tryRead(a, b []byte) (int, error)
 
-	// await calls f, and again whenever something may have come, until it returns
-	// true, the deadline is over or the connection is closed.
+	// await calls f, and again each time something may have come, until f returns true, the
+	// deadline is over or the connection is closed.
 	await(f func(uintptr) bool) error
 
-	// watch tells whether what comes is to wake who is in await. What is there when
-	// that begins does.
-	watch(on bool)
+	// notify sets whether arriving data wake the goroutine in await. Data that are there
+	// already when it is set count.
+	notify(on bool)
 }
 
-// input is the reading half of a connection. It keeps what is no whole frame yet, so
-// who reads may stop at any byte, and somebody else go on.
+// input is the reading half of a connection. It keeps incomplete frames, so a reader may stop
+// at any byte and another one go on.
 //
-// A first connection that is pollable has two kinds of readers that take turns: the pair's
-// goroutine, which sleeps in between, and whoever is in Mesh.Help. The latter make the
-// connection stop waking the former, since that costs more than most messages; Mesh.see
-// undoes it.
+// A pollable first connection is read by two kinds of readers in turn: the pair's goroutine,
+// which sleeps in between, and goroutines in Mesh.Help. The latter pause the former, because to
+// wake it costs more than most messages. Mesh.See undoes that.
 type input struct {
 	p    *pair
 	conn net.Conn
-	poll pollable // nil if only its goroutine reads
+	sock pollable // nil if only its goroutine reads
 	bulk bool
 
-	mu    sync.Mutex // held while reading, if it is pollable
-	blind bool       // the connection does not wake its goroutine
-	err   error      // why no more frames are read
-	told  bool       // the pair knows why
+	mu       sync.Mutex // held while reading, if the connection is pollable
+	paused   bool       // the connection does not wake its goroutine
+	err      error      // why no more frames are read
+	reported bool       // lost has been called
 
 	buf  []byte
 	r, w int
 	used bool // something has come
 
-	busy bool // a payload is on its way:
-	f    frame
-	to   []byte // what is missing of it
-	req  *transport.Request
-	kept []byte
+	busy  bool // a payload is on its way:
+	f     frame
+	to    []byte // the part of it that is missing
+	req   *transport.Request
+	block []byte
 }
 
 func newInput(p *pair, conn net.Conn, bulk bool) *input {
@@ -71,11 +70,11 @@ func newInput(p *pair, conn net.Conn, bulk bool) *input {
 		return in
 	}
 	in.buf = make([]byte, readBuffer)
-	in.poll, _ = conn.(pollable)
+	in.sock, _ = conn.(pollable)
 	return in
 }
 
-// read is the reader of the first connection.
+// read is the reader goroutine of the first connection.
 func (p *pair) read() {
 	defer p.Leave(p.first.conn)
 	err, told := p.in.run()
@@ -88,39 +87,37 @@ func (p *pair) read() {
 	p.Drain(p.first.conn)
 }
 
-// run reads frames until there are no more, and returns why, and whether the pair
-// knows.
+// run reads frames until there are no more. It returns why, and whether lost has been called.
 func (in *input) run() (error, bool) {
-	if in.poll == nil {
+	if in.sock == nil {
 		for in.err == nil {
-			in.fail(in.next(in.wait))
+			in.fail(in.readOnce(in.readBlocking))
 		}
 		return in.err, false
 	}
-	turn := in.turn
+	readAvailable := in.readAvailable
 	for {
-		err := in.poll.await(turn)
+		err := in.sock.await(readAvailable)
 		in.mu.Lock()
 		in.fail(err)
 		if in.err != nil {
-			in.see()
+			in.resumeLocked()
 			in.mu.Unlock()
-			return in.err, in.told
+			return in.err, in.reported
 		}
 		in.mu.Unlock()
 	}
 }
 
-// turn is what the goroutine does when something may have come. It returns false if
-// there is no more.
-func (in *input) turn(uintptr) bool {
+// readAvailable reads what is there. It returns false once nothing is.
+func (in *input) readAvailable(uintptr) bool {
 	in.mu.Lock()
 	defer in.mu.Unlock()
-	for range readTurns {
+	for range maxReads {
 		if in.err != nil {
 			break
 		}
-		err := in.next(in.poll.tryRead)
+		err := in.readOnce(in.sock.tryRead)
 		if err == errAgain {
 			return false
 		}
@@ -129,22 +126,21 @@ func (in *input) turn(uintptr) bool {
 	return true
 }
 
-// help is a turn of somebody who waits, unless another reads, or somebody who does not
-// and looks only where the goroutine is not woken. It reports whether it has read
-// something.
-func (in *input) help(only bool) bool {
-	if in.poll == nil || !in.mu.TryLock() {
+// poll reads once, unless somebody else is reading, and reports whether something came. With
+// pausedOnly it does nothing if the goroutine is not paused.
+func (in *input) poll(pausedOnly bool) bool {
+	if in.sock == nil || !in.mu.TryLock() {
 		return false
 	}
 	defer in.mu.Unlock()
-	if in.err != nil || only && !in.blind {
+	if in.err != nil || pausedOnly && !in.paused {
 		return false
 	}
-	if !in.blind {
-		in.blind = true
-		in.poll.watch(false)
+	if !in.paused {
+		in.paused = true
+		in.sock.notify(false)
 	}
-	err := in.next(in.poll.tryRead)
+	err := in.readOnce(in.sock.tryRead)
 	if err == errAgain {
 		return false
 	}
@@ -153,23 +149,23 @@ func (in *input) help(only bool) bool {
 		m.Mu.Lock()
 		if m.Ended() == nil {
 			in.p.lost(in.err)
-			in.told = true
+			in.reported = true
 		}
 		m.Mu.Unlock()
-		in.see()
+		in.resumeLocked()
 	}
 	return true
 }
 
-// see makes the connection wake its goroutine again. in.mu is held.
-func (in *input) see() {
-	if in.blind {
-		in.blind = false
-		in.poll.watch(true)
+// resumeLocked lets the connection wake its goroutine again. in.mu is held.
+func (in *input) resumeLocked() {
+	if in.paused {
+		in.paused = false
+		in.sock.notify(true)
 	}
 }
 
-// fail ends the reading with err, if it is one.
+// fail ends the reading with err, unless err is nil.
 func (in *input) fail(err error) {
 	if err == nil || in.err != nil {
 		return
@@ -177,15 +173,15 @@ func (in *input) fail(err error) {
 	in.err = err
 	if in.busy {
 		in.busy, in.to = false, nil
-		in.finish(err)
+		in.endPayload(err)
 	}
 }
 
-// wait is tryRead for connections that are not pollable: it waits.
-func (in *input) wait(a, _ []byte) (int, error) { return in.conn.Read(a) }
+// readBlocking is tryRead for connections that are not pollable.
+func (in *input) readBlocking(a, _ []byte) (int, error) { return in.conn.Read(a) }
 
-// next reads once, and does what has come.
-func (in *input) next(read func(a, b []byte) (int, error)) error {
+// readOnce reads once and handles what has come.
+func (in *input) readOnce(read func(a, b []byte) (int, error)) error {
 	a, b := in.to, in.buf
 	if in.busy {
 		in.r, in.w = 0, 0 // all of it has been copied
@@ -219,7 +215,7 @@ func (in *input) next(read func(a, b []byte) (int, error)) error {
 				return nil
 			}
 			in.busy = false
-			if err := in.finish(nil); err != nil {
+			if err := in.endPayload(nil); err != nil {
 				return err
 			}
 			continue
@@ -232,14 +228,14 @@ func (in *input) next(read func(a, b []byte) (int, error)) error {
 			return in.p.Fault(transport.FaultProtocol, err)
 		}
 		in.r += headerLen
-		if err := in.begin(f); err != nil {
+		if err := in.handle(f); err != nil {
 			return err
 		}
 	}
 }
 
-// begin does what a frame says, or begins to read its payload.
-func (in *input) begin(f frame) error {
+// handle does what a frame says, or begins to read its payload.
+func (in *input) handle(f frame) error {
 	p := in.p
 	if in.bulk && f.kind != kData {
 		return p.s.protocol("%v on a connection for DATA", kindNames[f.kind])
@@ -250,20 +246,20 @@ func (in *input) begin(f frame) error {
 	case kEager:
 		return in.beginEager(f)
 	case kAbort:
-		in.expect(f, make([]byte, f.call.What[0]))
-		in.kept = in.to
+		in.expectPayload(f, make([]byte, f.call.What[0]))
+		in.block = in.to
 		return nil
 	}
 	return p.onFrame(f)
 }
 
-// expect makes what comes next the payload of f.
-func (in *input) expect(f frame, to []byte) {
+// expectPayload makes the next bytes the payload of f.
+func (in *input) expectPayload(f frame, to []byte) {
 	in.busy, in.f, in.to = true, f, to
 }
 
-// finish notes that the payload is in place, or that err is why it will not be.
-func (in *input) finish(err error) error {
+// endPayload notes that the payload is in place, or that it does not come because of err.
+func (in *input) endPayload(err error) error {
 	m := in.p.m
 	m.Mu.Lock()
 	defer m.Mu.Unlock()
@@ -291,9 +287,9 @@ func (in *input) beginEager(f frame) error {
 	if m.Ended() != nil {
 		return errEnded
 	}
-	fault := p.s.repay(f.credit)
+	fault := p.s.addCredit(f.credit)
 	if fault == nil && f.call != (transport.Call{}) {
-		fault = p.heard(f)
+		fault = p.compareCall(f)
 	}
 	var r *transport.Request
 	if fault == nil {
@@ -309,20 +305,20 @@ func (in *input) beginEager(f frame) error {
 		}
 	}
 	if r == nil {
-		in.req, in.kept = nil, m.blocks.get(int(f.length))
-		in.expect(f, in.kept)
+		in.req, in.block = nil, m.blocks.get(int(f.length))
+		in.expectPayload(f, in.block)
 		return nil
 	}
-	// What is in the buffer already needs no other turn of the lock.
+	// The payload is in the buffer already.
 	if in.w-in.r >= len(r.Buf) {
 		in.r += copy(r.Buf, in.buf[in.r:in.w])
-		p.s.taken(cost(f.length))
+		p.s.giveBack(cost(f.length))
 		r.Complete(nil)
 		p.pump()
 		return nil
 	}
-	in.req, in.kept = r, nil
-	in.expect(f, r.Buf)
+	in.req, in.block = r, nil
+	in.expectPayload(f, r.Buf)
 	p.filling = true
 	return nil
 }
@@ -337,7 +333,7 @@ func (in *input) finishEager(err error) error {
 		case err == nil:
 			r.Complete(nil)
 			if end == nil {
-				p.s.taken(cost(f.length))
+				p.s.giveBack(cost(f.length))
 				p.pump()
 			}
 		case end != nil:
@@ -347,8 +343,8 @@ func (in *input) finishEager(err error) error {
 		}
 		return err
 	}
-	a := arrival{length: f.length, block: in.kept, here: true}
-	in.kept = nil
+	a := arrival{length: f.length, block: in.block, here: true}
+	in.block = nil
 	if end != nil || err != nil {
 		m.blocks.put(a.block)
 		if end != nil {
@@ -364,20 +360,20 @@ func (in *input) finishEager(err error) error {
 			return err
 		}
 		if r != nil {
-			fault := p.s.meet(r, a)
+			fault := p.s.match(r, a)
 			p.pump()
 			return asError(fault)
 		}
 	}
-	if fault := p.s.keep(f.slot, a); fault != nil {
+	if fault := p.s.store(f.slot, a); fault != nil {
 		return fault
 	}
 	p.pump()
 	return nil
 }
 
-// beginData finds the place of a piece of a message. On connections but the first
-// it waits for the message to begin.
+// beginData finds the place of a piece of a message. On bulk connections it waits for the START
+// of the message.
 func (in *input) beginData(f frame) error {
 	p, m := in.p, in.p.m
 	m.Mu.Lock()
@@ -394,7 +390,7 @@ func (in *input) beginData(f frame) error {
 			return fault
 		}
 		if ready {
-			in.expect(f, to)
+			in.expectPayload(f, to)
 			return nil
 		}
 		m.begun.Wait()
@@ -416,8 +412,8 @@ func (in *input) finishData(err error) error {
 }
 
 func (in *input) finishAbort(err error) error {
-	p, words := in.p, in.kept
-	in.kept = nil
+	p, words := in.p, in.block
+	in.block = nil
 	switch {
 	case p.m.Ended() != nil:
 		return errEnded
@@ -442,10 +438,10 @@ func (p *pair) onFrame(f frame) error {
 	var fault *transport.Fault
 	switch f.kind {
 	case kOffer, kStart, kGrant, kCredit, kCall:
-		fault = p.s.repay(f.credit)
+		fault = p.s.addCredit(f.credit)
 	}
 	if fault == nil && f.call != (transport.Call{}) {
-		fault = p.heard(f)
+		fault = p.compareCall(f)
 	}
 	if fault != nil {
 		return fault
@@ -460,7 +456,7 @@ func (p *pair) onFrame(f frame) error {
 			}
 			if r != nil {
 				r.Tag = noLanding
-				p.s.begin(r)
+				p.s.beginReceive(r)
 				break
 			}
 		}
@@ -487,7 +483,7 @@ func (p *pair) onFrame(f frame) error {
 	return nil
 }
 
-// readBulk is the reader of another connection of the peer's.
+// readBulk is the reader goroutine of a bulk connection.
 func (p *pair) readBulk(conn net.Conn) {
 	m := p.m
 	defer m.Goroutines.Done()
@@ -505,9 +501,9 @@ func (p *pair) readBulk(conn net.Conn) {
 	case errors.As(err, &f):
 		m.Fail(f)
 	case err == io.EOF && !in.used:
-		// Who opened it gave that up, a moment after this rank agreed.
+		// The peer gave the connection up while this rank accepted it.
 	case !p.bye:
-		p.doubt(conn, err)
+		p.awaitReason(conn, err)
 	}
 	p.depart()
 }

@@ -18,9 +18,8 @@ import (
 	"github.com/c10d-go/c10d/internal/transport/transporttest"
 )
 
-// relay stands between ranks: it passes bytes on in parts and with delays of
-// its own for each connection, so that connections overtake each other, and
-// can cut all of them.
+// relay stands between ranks. It delays each connection by itself, passes bytes on in parts, so
+// that connections overtake each other, and can cut all of them.
 type relay struct {
 	rng  func() *rand.Rand
 	left atomic.Int64 // bytes until everything is cut, if cutting

@@ -10,8 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// What is asked of sockets is what they have, on both sides and on all
-// connections.
+// TestSocketOptions: all sockets of both sides have the options.
 func TestSocketOptions(t *testing.T) {
 	o := local
 	o.Silence = 30 * time.Second

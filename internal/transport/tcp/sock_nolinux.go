@@ -8,11 +8,11 @@ import (
 	"time"
 )
 
-// tuneSystem sets what only Linux has: here, nothing. A time-out is an
-// improvement that others can do without, but who asks for a congestion control means it.
+// tuneSystem sets what only Linux has. Other systems do without the time-out, but a choice of
+// congestion control is an error.
 func tuneSystem(_ *net.TCPConn, congestion string, _ time.Duration) error {
 	if congestion != "" {
-		return fmt.Errorf("congestion control %q: this system has no choice", congestion)
+		return fmt.Errorf("congestion control %q: only Linux has a choice", congestion)
 	}
 	return nil
 }

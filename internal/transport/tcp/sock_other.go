@@ -8,8 +8,8 @@ const gatherVectors = 8
 
 // attempt writes what a socket takes without waiting, where that can be done:
 // not here, so the writers' goroutines do it all.
-type attempt struct{}
+type tryWriter struct{}
 
-func newAttempt(net.Conn) *attempt { return nil }
+func newTryWriter(net.Conn) *tryWriter { return nil }
 
-func (*attempt) write([][]byte) int { return 0 }
+func (*tryWriter) write([][]byte) int { return 0 }

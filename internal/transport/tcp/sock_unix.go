@@ -14,7 +14,7 @@ import (
 const gatherVectors = 8
 
 // attempt writes what a socket takes without waiting.
-type attempt struct {
+type tryWriter struct {
 	conn syscall.RawConn
 	call func(fd uintptr) bool
 	bufs [][]byte
@@ -22,8 +22,8 @@ type attempt struct {
 	err  error
 }
 
-// newAttempt returns nil if c is no socket that can be written to directly.
-func newAttempt(c net.Conn) *attempt {
+// newTryWriter returns nil if c is no socket that can be written to directly.
+func newTryWriter(c net.Conn) *tryWriter {
 	t, ok := c.(syscall.Conn)
 	if !ok {
 		return nil
@@ -32,7 +32,7 @@ func newAttempt(c net.Conn) *attempt {
 	if err != nil {
 		return nil
 	}
-	a := &attempt{conn: raw}
+	a := &tryWriter{conn: raw}
 	a.call = func(fd uintptr) bool {
 		for {
 			if len(a.bufs) == 1 {
@@ -48,9 +48,9 @@ func newAttempt(c net.Conn) *attempt {
 	return a
 }
 
-// write returns how much of bufs went out, which may be nothing. An error
-// shows again on the next write that waits, so there is none here.
-func (a *attempt) write(bufs [][]byte) int {
+// write returns how many bytes of bufs went out, which may be none. An error is not reported:
+// the next write that waits finds it again.
+func (a *tryWriter) write(bufs [][]byte) int {
 	a.bufs, a.n, a.err = bufs, 0, nil
 	if err := a.conn.Write(a.call); err != nil || a.err != nil {
 		a.n = 0

@@ -11,16 +11,16 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// socket is a TCP connection outside the Go runtime's poller, so that a goroutine
-// which polls it does not wake a thread of this process with each message. Whoever
-// has to sleep does so on an epoll instance of the connection's own, which the
-// runtime watches in its place; while that is told to look away, messages wake nobody.
+// socket is a TCP connection outside the Go runtime's poller, so that messages to a polling
+// goroutine wake no thread of this process. A reader or writer that has to sleep waits for an
+// epoll instance that belongs to the connection, and the runtime watches that instance instead.
+// While the instance is told not to watch the connection, messages wake nobody.
 //
-// One goroutine reads at a time, and one writes. Close and the deadlines may be
-// called from any.
+// One goroutine reads at a time, and one writes. Close and the deadlines may be called from any
+// goroutine.
 type socket struct {
 	fd            int
-	uses          atomic.Int64 // system calls under way, and one until Close
+	uses          atomic.Int64 // system calls that run, plus one until Close
 	freed         atomic.Bool
 	local, remote net.Addr
 	in, out       *readiness
@@ -38,7 +38,8 @@ type socket struct {
 // closing is added to socket.uses by Close.
 const closing = 1 << 32
 
-// readiness is a way to sleep until a connection can be read or written.
+// readiness is an epoll instance on which a goroutine sleeps until a connection can be read or
+// written.
 type readiness struct {
 	epoll *os.File
 	raw   syscall.RawConn
@@ -70,8 +71,7 @@ func newReadiness(fd int, event uint32) (*readiness, error) {
 	return r, nil
 }
 
-// ownSocket takes c over and returns what to use in its place: c itself, unless
-// it can be polled.
+// ownSocket takes c over. It returns a socket in its place, or c itself if that cannot be.
 func ownSocket(c net.Conn) net.Conn {
 	t, ok := c.(*net.TCPConn)
 	if !ok {
@@ -116,8 +116,8 @@ func (s *socket) done() {
 	}
 }
 
-// hangUp ends the connection, as soon as no system call is under way on it. It
-// returns false if that was done before.
+// hangUp ends the connection once no system call runs on it. It returns false if that was done
+// before.
 func (s *socket) hangUp() bool {
 	for {
 		n := s.uses.Load()
@@ -131,7 +131,7 @@ func (s *socket) hangUp() bool {
 	}
 }
 
-// Close implements net.Conn. It waits until nobody is in await any more.
+// Close implements net.Conn. It waits until no goroutine is in await.
 func (s *socket) Close() error {
 	s.hangUp()
 	err := s.in.epoll.Close()
@@ -172,9 +172,9 @@ func (s *socket) tryRead(a, b []byte) (int, error) {
 // await implements pollable.
 func (s *socket) await(f func(uintptr) bool) error { return s.in.raw.Read(f) }
 
-// watch implements pollable. Waiting for no time at all makes the instance forget
-// what it found before, which else kept it from saying so again.
-func (s *socket) watch(on bool) {
+// notify implements pollable. A wait of no time at all makes the instance forget what it
+// reported before; otherwise it would not report that again.
+func (s *socket) notify(on bool) {
 	if !s.use() {
 		return
 	}
@@ -222,7 +222,7 @@ func (s *socket) writeBuffers(bufs *net.Buffers) (int64, error) {
 	return int64(s.wrote), err
 }
 
-// writeSome writes until all has gone or has to wait.
+// writeSome writes until everything is written or the socket is full.
 func (s *socket) writeSome(uintptr) bool {
 	for len(s.rest) > 0 {
 		if len(s.rest[0]) == 0 {

@@ -8,54 +8,53 @@ import (
 )
 
 const (
-	// messageCost is what a message that nobody has asked for counts besides
-	// its bytes, so that the window bounds empty messages too. It is about what
-	// remembering one takes.
+	// messageCost is what an unexpected message counts besides its bytes, so that the window
+	// bounds empty messages too. It is about the memory that the message's record takes.
 	messageCost = 128
 
-	// maxOffers bounds the messages that a peer may have announced, and maxGrants
-	// the receives, that have met nothing yet. Each takes about 100 bytes.
+	// maxOffers and maxGrants bound the messages and the receives that a peer may have
+	// announced without a match. Each takes about 100 bytes.
 	maxOffers = 1 << 16
 	maxGrants = 1 << 16
 )
 
-// stream is what one rank knows of its messages with one peer: which receives
-// and sends have met, what may be sent, and what the other may send. It is pure:
-// what it wants to transmit it appends to frames and pieces, and it touches no
-// socket, lock or clock. It completes the requests that it holds.
+// stream is the state of the messages between this rank and a peer. It matches receives with
+// messages and sends with grants, and counts credit. It is pure: it appends to frames and
+// pieces what is to be transmitted, and uses no socket, lock or clock. It completes the
+// requests that it holds.
 type stream struct {
 	rank, peer int
-	eager      int   // the largest message that goes without being asked for
-	window     int64 // what such messages may cost on either side before they are taken
+	eager      int   // the largest message that goes without a GRANT
+	window     int64 // the limit for the cost of such messages, each way, that no receive has taken
 
-	in     callback.Match[uint64, arrival, *transport.Request]
-	out    callback.Match[sendKey, grant, *transport.Request]
-	offers int                // values of in that are offers
-	asked  int                // takers of out: sends that are announced
-	held   transport.Requests // sends that may not even be announced yet
+	in          callback.Match[uint64, arrival, *transport.Request]
+	out         callback.Match[sendKey, grant, *transport.Request]
+	offers      int                // messages in in that were offered
+	asked       int                // sends in out that were offered
+	unannounced transport.Requests // sends that wait for the right to be offered
 
 	landings []landing
 	free     int32 // the first free landing, -1 if none
 	landed   int   // landings in use
 	granted  int   // landings that the peer knows of and has not begun to fill
 	waiting  []uint32
-	next     int // the first of waiting
+	next     int // index of the first one in waiting
 
 	credit int64 // what may still be sent eagerly
-	owed   int64 // what of the peer's has been taken since it was told
-	used   int64 // what of the peer's has not been taken
+	owed   int64 // credit to give back to the peer
+	used   int64 // cost of the peer's messages that no receive has taken
 
-	frames  ring[item]   // in this order, on the first connection
-	pieces  ring[parcel] // messages that were granted, on the first connection too
-	bulk    ring[parcel] // those for the other connections
-	dropped error        // why there are no more of either
-	bulky   int          // the size from which a message is for those; 0: they do not exist
+	frames  fifo[item]   // for the first connection, in this order
+	pieces  fifo[parcel] // granted messages for the first connection
+	bulk    fifo[parcel] // granted messages for the bulk connections
+	dropped error        // why pieces and bulk have been emptied
+	bulky   int          // the size from which a message goes to bulk; 0 without such connections
 
 	blocks *blocks
 	calls  *calls
 }
 
-// arrival is a message that no receive has met: an offer, or one that is here.
+// arrival is a message that no receive has met: an offer, or a message that is here.
 type arrival struct {
 	length uint64
 	block  []byte // nil for an offer
@@ -63,9 +62,9 @@ type arrival struct {
 	order  uint64 // among all peers
 }
 
-// sendKey tells large messages, whose receives ask for them, from small ones,
-// which are asked for only once they are offered. Among those of one kind grants
-// and sends meet in their order.
+// sendKey tells large messages from small ones. The receive of a large message sends a GRANT at
+// once, that of a small one only when the message is offered. Within a key, grants and sends
+// match in their order.
 type sendKey struct {
 	slot  uint64
 	large bool
@@ -76,27 +75,27 @@ type grant struct {
 	length uint64
 }
 
-// landing is a receive that the peer fills piece by piece, in any order.
+// landing is a receive that the peer fills in pieces, in any order.
 type landing struct {
 	req           *transport.Request
 	claimed, done uint64 // bytes
 	granted       bool   // the peer knows of it
-	opened        bool   // a message has met it
+	opened        bool   // a message has matched it
 	next          int32
 }
 
-// item is a frame to transmit, with the message behind it if it is EAGER.
+// item is a frame to transmit, with its payload if it is EAGER or ABORT.
 type item struct {
 	f   frame
 	req *transport.Request
 }
 
-// parcel is a message that is to be transmitted in pieces. The Tag of its request
-// counts the bytes that have not been written and, in units of writing, who is at it.
+// parcel is a message that is transmitted in pieces. The Tag of its request counts the bytes
+// that have not been written, and in units of writing the goroutines that write.
 type parcel struct {
 	req    *transport.Request
 	handle uint32
-	offset uint64 // what has been taken
+	offset uint64 // bytes that were cut off already
 }
 
 func (s *stream) init(rank, peer, eager int, window int64, b *blocks, c *calls) {
@@ -115,29 +114,28 @@ func (s *stream) protocol(format string, args ...any) *transport.Fault {
 	return s.fault(transport.FaultProtocol, fmt.Errorf("tcp: "+format, args...))
 }
 
-// fits compares a receive with the message that it has met.
-func (s *stream) fits(r *transport.Request, length uint64) *transport.Fault {
+// checkLength compares a receive with the message that it has matched.
+func (s *stream) checkLength(r *transport.Request, length uint64) *transport.Fault {
 	if n := uint64(len(r.Buf)); n != length {
 		return s.fault(transport.FaultMismatch, &transport.SizeError{Peer: s.peer, Slot: r.Slot, Want: n, Got: length})
 	}
 	return nil
 }
 
-// transmit appends a frame, and tells the peer on this occasion what it may send and
-// what this rank has called.
+// transmit queues a frame. The credit that is owed and this rank's call go with it.
 func (s *stream) transmit(f frame, r *transport.Request) {
 	f.credit = uint64(s.owed)
 	if f.kind != kCredit {
-		f.call = s.calls.of(f.slot)
+		f.call = s.calls.behind(f.slot)
 	}
 	s.owed = 0
 	s.frames.push(item{f, r})
 }
 
-// send takes r over. Requests that end here end with the fault that is returned.
+// send takes r over. If r ends here, it ends with the returned fault.
 func (s *stream) send(r *transport.Request) *transport.Fault {
-	if !s.held.Empty() {
-		s.held.Push(r)
+	if !s.unannounced.Empty() {
+		s.unannounced.Push(r)
 		return nil
 	}
 	return s.forward(r)
@@ -153,14 +151,14 @@ func (s *stream) forward(r *transport.Request) *transport.Fault {
 	}
 	if g, ok := s.out.TakeValue(key); ok {
 		if g.length != n {
-			return s.unfitting(r, g)
+			return s.wrongLength(r, g)
 		}
 		s.transmit(frame{kind: kStart, slot: r.Slot, length: n, handle: g.handle}, nil)
 		s.deliver(r, g.handle)
 		return nil
 	}
 	if s.asked == maxOffers {
-		s.held.Push(r)
+		s.unannounced.Push(r)
 		return nil
 	}
 	s.asked++
@@ -182,15 +180,15 @@ func (s *stream) deliver(r *transport.Request, handle uint32) {
 	}
 }
 
-// unfitting ends a send whose receive has another length.
-func (s *stream) unfitting(r *transport.Request, g grant) *transport.Fault {
+// wrongLength ends a send whose receive has another length.
+func (s *stream) wrongLength(r *transport.Request, g grant) *transport.Fault {
 	f := s.fault(transport.FaultMismatch, fmt.Errorf("tcp: rank %d receives %d bytes on slot %#x where this rank sends %d: the ranks disagree on operation, size or dtype", s.peer, g.length, r.Slot, len(r.Buf)))
 	r.Complete(f)
 	return f
 }
 
-// wanting reports whether a send would have to be announced.
-func (s *stream) wanting(r *transport.Request) bool {
+// needsGrant reports whether a send is large and has no GRANT yet.
+func (s *stream) needsGrant(r *transport.Request) bool {
 	key := sendKey{r.Slot, len(r.Buf) > s.eager}
 	_, granted := s.out.Value(key)
 	return key.large && !granted
@@ -199,12 +197,12 @@ func (s *stream) wanting(r *transport.Request) bool {
 // recv takes r over.
 func (s *stream) recv(r *transport.Request) *transport.Fault {
 	if a, ok := s.in.TakeValue(r.Slot); ok {
-		return s.meet(r, a)
+		return s.match(r, a)
 	}
 	r.Tag = noLanding
 	if len(r.Buf) > s.eager {
-		r.Tag = uint64(s.land(r))
-		s.invite(uint32(r.Tag))
+		r.Tag = uint64(s.newLanding(r))
+		s.queueGrant(uint32(r.Tag))
 	}
 	s.in.Take(r.Slot, r)
 	return nil
@@ -213,11 +211,11 @@ func (s *stream) recv(r *transport.Request) *transport.Fault {
 // noLanding is the Tag of a receive that waits and has no landing.
 const noLanding = 1 << 32
 
-// meet joins a receive with a message that waited for it.
-func (s *stream) meet(r *transport.Request, a arrival) *transport.Fault {
-	f := s.fits(r, a.length)
+// match joins a receive with a message that waited for it.
+func (s *stream) match(r *transport.Request, a arrival) *transport.Fault {
+	f := s.checkLength(r, a.length)
 	if a.here {
-		s.taken(cost(a.length))
+		s.giveBack(cost(a.length))
 		if f == nil {
 			copy(r.Buf, a.block)
 		}
@@ -233,12 +231,12 @@ func (s *stream) meet(r *transport.Request, a arrival) *transport.Fault {
 		r.Complete(nil)
 		return nil
 	}
-	s.open(r, s.land(r))
+	s.openLanding(r, s.newLanding(r))
 	return nil
 }
 
-// land makes a landing for r.
-func (s *stream) land(r *transport.Request) uint32 {
+// newLanding makes a landing for r.
+func (s *stream) newLanding(r *transport.Request) uint32 {
 	if s.free < 0 {
 		s.landings = append(s.landings, landing{next: -1})
 		s.free = int32(len(s.landings) - 1)
@@ -251,35 +249,35 @@ func (s *stream) land(r *transport.Request) uint32 {
 	return uint32(h)
 }
 
-// open makes a landing ready for a message that has met it. The peer is told
-// of it, if it has not been.
-func (s *stream) open(r *transport.Request, h uint32) {
+// openLanding readies a landing for the message that has matched it, and grants it to the peer
+// if that has not happened.
+func (s *stream) openLanding(r *transport.Request, h uint32) {
 	l := &s.landings[h]
 	l.opened = true
 	if len(r.Buf) == 0 {
 		// Granted for the sake of the sender; no DATA will come.
-		s.answer(h)
+		s.sendGrant(h)
 		s.finish(h)
 		return
 	}
 	if l.granted {
 		s.granted--
-		s.inviteNext()
+		s.sendGrants()
 	} else if len(r.Buf) <= s.eager {
-		s.answer(h)
+		s.sendGrant(h)
 	} else {
-		s.invite(h)
+		s.queueGrant(h)
 	}
 }
 
-// invite tells the peer of a large receive, in the order of the receives, if
-// not too many are without a message.
-func (s *stream) invite(h uint32) {
+// queueGrant queues a GRANT for a large receive, in the order of the receives.
+func (s *stream) queueGrant(h uint32) {
 	s.waiting = append(s.waiting, h)
-	s.inviteNext()
+	s.sendGrants()
 }
 
-func (s *stream) inviteNext() {
+// sendGrants sends queued GRANTs, while fewer than maxGrants have no message.
+func (s *stream) sendGrants() {
 	for s.next < len(s.waiting) {
 		h := s.waiting[s.next]
 		if !s.landings[h].opened {
@@ -289,14 +287,14 @@ func (s *stream) inviteNext() {
 			s.granted++
 		}
 		s.next++
-		s.answer(h)
+		s.sendGrant(h)
 	}
 	if s.next == len(s.waiting) {
 		s.waiting, s.next = s.waiting[:0], 0
 	}
 }
 
-func (s *stream) answer(h uint32) {
+func (s *stream) sendGrant(h uint32) {
 	l := &s.landings[h]
 	l.granted = true
 	s.transmit(frame{kind: kGrant, slot: l.req.Slot, length: uint64(len(l.req.Buf)), handle: h}, nil)
@@ -311,8 +309,8 @@ func (s *stream) finish(h uint32) {
 	r.Complete(nil)
 }
 
-// taken notes that a message of the peer's no longer takes room here.
-func (s *stream) taken(n int64) {
+// giveBack notes that a message of the peer takes no memory here any more.
+func (s *stream) giveBack(n int64) {
 	s.used -= n
 	s.owed += n
 	if s.owed >= s.window/4 {
@@ -320,8 +318,8 @@ func (s *stream) taken(n int64) {
 	}
 }
 
-// repay is the credit that came with a frame.
-func (s *stream) repay(n uint64) *transport.Fault {
+// addCredit adds the credit that came with a frame.
+func (s *stream) addCredit(n uint64) *transport.Fault {
 	if n > uint64(s.window-s.credit) {
 		return s.protocol("rank %d returns %d bytes of credit where %d are out", s.peer, n, s.window-s.credit)
 	}
@@ -329,8 +327,8 @@ func (s *stream) repay(n uint64) *transport.Fault {
 	return nil
 }
 
-// onEager is the header of a message whose payload comes next. It returns the
-// receive that takes it, nil if there is none yet.
+// onEager handles the header of a message whose payload follows. It returns the receive that
+// takes the payload, nil if there is none yet.
 func (s *stream) onEager(f frame) (*transport.Request, *transport.Fault) {
 	if f.length > uint64(s.eager) {
 		return nil, s.protocol("EAGER message of %d bytes, the limit is %d", f.length, s.eager)
@@ -343,40 +341,40 @@ func (s *stream) onEager(f frame) (*transport.Request, *transport.Fault) {
 	if !ok {
 		return nil, nil
 	}
-	if fault := s.fits(r, f.length); fault != nil {
+	if fault := s.checkLength(r, f.length); fault != nil {
 		return nil, fault
 	}
 	s.in.TakeTaker(f.slot)
 	return r, nil
 }
 
-// keep stores an EAGER message that no receive took when its header came. One
-// may have been posted since.
-func (s *stream) keep(slot uint64, a arrival) *transport.Fault {
+// store keeps an EAGER message that no receive took when its header came. One may have been
+// posted since.
+func (s *stream) store(slot uint64, a arrival) *transport.Fault {
 	r, ok, err := s.in.Put(slot, a, cost(a.length))
 	switch {
 	case err != nil:
 		s.blocks.put(a.block)
 		return s.protocol("%w", err)
 	case ok:
-		if f := s.fits(r, a.length); f != nil {
+		if f := s.checkLength(r, a.length); f != nil {
 			s.blocks.put(a.block)
 			if r.Tag == noLanding { // else its landing still has it, which ends with the stream
 				r.Complete(f)
 			}
 			return f
 		}
-		return s.meet(r, a)
+		return s.match(r, a)
 	}
 	return nil
 }
 
-// onOffer is a message that waits for a grant.
+// onOffer handles a message that waits for a GRANT.
 func (s *stream) onOffer(f frame, order uint64) *transport.Fault {
 	r, ok := s.in.Taker(f.slot)
 	if !ok {
 		if s.offers == maxOffers {
-			return s.protocol("rank %d has announced %d messages that nobody asked for", s.peer, maxOffers)
+			return s.protocol("rank %d has announced %d messages that no receive has taken", s.peer, maxOffers)
 		}
 		if _, _, err := s.in.Put(f.slot, arrival{length: f.length, order: order}, 0); err != nil {
 			return s.protocol("%w", err)
@@ -384,18 +382,18 @@ func (s *stream) onOffer(f frame, order uint64) *transport.Fault {
 		s.offers++
 		return nil
 	}
-	if fault := s.fits(r, f.length); fault != nil {
+	if fault := s.checkLength(r, f.length); fault != nil {
 		return fault
 	}
 	s.in.TakeTaker(f.slot)
-	s.begin(r)
+	s.beginReceive(r)
 	return nil
 }
 
-// begin opens the landing of a receive that has met its message.
-func (s *stream) begin(r *transport.Request) {
+// beginReceive opens the landing of a receive that has matched its message.
+func (s *stream) beginReceive(r *transport.Request) {
 	if r.Tag == noLanding {
-		s.open(r, s.land(r))
+		s.openLanding(r, s.newLanding(r))
 		return
 	}
 	h := uint32(r.Tag)
@@ -403,57 +401,57 @@ func (s *stream) begin(r *transport.Request) {
 	l.opened = true
 	if l.granted {
 		s.granted--
-		s.inviteNext()
+		s.sendGrants()
 	}
 }
 
-// onStart is a message that has been granted already.
+// onStart handles the beginning of a message that has a GRANT.
 func (s *stream) onStart(f frame) *transport.Fault {
 	r, ok := s.in.Taker(f.slot)
 	if !ok {
-		return s.protocol("START of %d bytes on slot %#x, where nothing was granted", f.length, f.slot)
+		return s.protocol("START of %d bytes on slot %#x, without a GRANT", f.length, f.slot)
 	}
-	if fault := s.fits(r, f.length); fault != nil {
+	if fault := s.checkLength(r, f.length); fault != nil {
 		return fault
 	}
 	if r.Tag != uint64(f.handle) || !s.landings[f.handle].granted {
-		return s.protocol("START with grant %d on slot %#x, which has another", f.handle, f.slot)
+		return s.protocol("START with grant %d on slot %#x, whose grant is another one", f.handle, f.slot)
 	}
 	s.in.TakeTaker(f.slot)
-	s.begin(r)
+	s.beginReceive(r)
 	return nil
 }
 
-// onGrant is a receive of the peer's.
+// onGrant handles a receive of the peer.
 func (s *stream) onGrant(f frame) *transport.Fault {
 	key := sendKey{f.slot, f.length > uint64(s.eager)}
 	g := grant{f.handle, f.length}
 	r, ok, err := s.out.Put(key, g, 0)
 	switch {
 	case err != nil:
-		return s.protocol("rank %d has granted %d messages that nobody sends", s.peer, maxGrants)
+		return s.protocol("rank %d has granted %d messages that this rank does not send", s.peer, maxGrants)
 	case !ok && !key.large:
 		return s.protocol("GRANT of %d bytes on slot %#x for a message that was not offered", f.length, f.slot)
 	case !ok:
 		return nil
 	case g.length != uint64(len(r.Buf)):
-		return s.unfitting(r, g)
+		return s.wrongLength(r, g)
 	}
 	s.asked--
 	s.deliver(r, g.handle)
-	for !s.held.Empty() && s.asked < maxOffers {
-		if f := s.forward(s.held.Pop()); f != nil {
+	for !s.unannounced.Empty() && s.asked < maxOffers {
+		if f := s.forward(s.unannounced.Pop()); f != nil {
 			return f
 		}
 	}
 	return nil
 }
 
-// claim returns where a piece goes. ready is false if the piece has come
-// before the START of its message, on another connection.
+// claim returns the place of a piece. ready is false if the piece came before the START of its
+// message, on another connection.
 func (s *stream) claim(f frame) (to []byte, ready bool, fault *transport.Fault) {
 	if uint64(f.handle) >= uint64(len(s.landings)) || !s.landings[f.handle].granted {
-		return nil, true, s.protocol("DATA of %d bytes for grant %d, which there is not", f.length, f.handle)
+		return nil, true, s.protocol("DATA of %d bytes for unknown grant %d", f.length, f.handle)
 	}
 	l := &s.landings[f.handle]
 	if !l.opened {
@@ -467,8 +465,8 @@ func (s *stream) claim(f frame) (to []byte, ready bool, fault *transport.Fault) 
 	return l.req.Buf[f.slot : f.slot+f.length], true, nil
 }
 
-// arrived notes that a piece is in place, or that it will not be because the
-// stream has ended with err.
+// arrived notes that a piece is in place. If the stream has ended, err is why, and the piece
+// does not count.
 func (s *stream) arrived(f frame, err error) {
 	l := &s.landings[f.handle]
 	l.done += f.length
@@ -487,12 +485,12 @@ func (s *stream) arrived(f frame, err error) {
 // unclaim notes that the connection broke under a piece.
 func (s *stream) unclaim(f frame) { s.landings[f.handle].claimed -= f.length }
 
-// writing is added to the Tag of a request for each of its pieces that is being
-// written. What is below it counts bytes.
+// writing is added to the Tag of a request for each of its pieces that is being written. The
+// bits below it count bytes.
 const writing = 1 << 48
 
-// cut takes the next piece of at most n bytes off a queue.
-func cut(q *ring[parcel], n uint64) (*transport.Request, frame) {
+// cut takes the next piece, of at most n bytes, off a queue.
+func cut(q *fifo[parcel], n uint64) (*transport.Request, frame) {
 	p := q.front()
 	n = min(n, uint64(len(p.req.Buf))-p.offset)
 	r, f := p.req, frame{kind: kData, handle: p.handle, slot: p.offset, length: n}
@@ -503,8 +501,7 @@ func cut(q *ring[parcel], n uint64) (*transport.Request, frame) {
 	return r, f
 }
 
-// wrote notes that n bytes of a piece of r have gone out, and that nobody is at
-// it any more.
+// wrote notes that n bytes of a piece of r have gone out, and that its writing has ended.
 func (s *stream) wrote(r *transport.Request, n uint64) {
 	r.Tag -= writing + n
 	switch {
@@ -515,16 +512,16 @@ func (s *stream) wrote(r *transport.Request, n uint64) {
 	}
 }
 
-// needed reports whether a request waits for the peer. One whose last bytes
-// somebody is writing does not count.
-func (s *stream) needed() bool {
+// needsPeer reports whether a request waits for the peer. A request whose last bytes are being
+// written does not count.
+func (s *stream) needsPeer() bool {
 	_, _, recvs := s.in.Waiting()
 	_, _, sends := s.out.Waiting()
-	return recvs > 0 || sends > 0 || !s.held.Empty() || s.landed > 0 || s.pieces.len() > 0 || s.bulk.len() > 0
+	return recvs > 0 || sends > 0 || !s.unannounced.Empty() || s.landed > 0 || s.pieces.len() > 0 || s.bulk.len() > 0
 }
 
-// end completes what only waits to be met. What is queued for transmission stays.
-// Messages that are coming in right now end when those who read them say so.
+// end completes the requests that wait to be matched. Queued frames stay. A message that is
+// being read ends when its reader calls arrived.
 func (s *stream) end(err error) {
 	s.in.Drop(nil, func(_ uint64, a arrival) { s.blocks.put(a.block) }, func(_ uint64, r *transport.Request) {
 		if r.Tag == noLanding {
@@ -532,7 +529,7 @@ func (s *stream) end(err error) {
 		}
 	})
 	s.out.Drop(nil, nil, func(_ sendKey, r *transport.Request) { r.Complete(err) })
-	s.held.Complete(err)
+	s.unannounced.Complete(err)
 	for i := range s.landings {
 		if l := &s.landings[i]; l.req != nil && l.claimed == l.done {
 			r := l.req
@@ -544,7 +541,7 @@ func (s *stream) end(err error) {
 	s.waiting, s.next = nil, 0
 }
 
-// drop forgets what is queued for transmission.
+// drop empties the queues.
 func (s *stream) drop(err error) {
 	for ; s.frames.len() > 0; s.frames.pop() {
 		if r := s.frames.front().req; r != nil {
@@ -554,13 +551,13 @@ func (s *stream) drop(err error) {
 	s.dropPieces(err)
 }
 
-// dropPieces is drop for messages in pieces. From then on a request ends when
-// nobody is at it, though not all of it has been written.
+// dropPieces empties the queues of pieces. From then on a request ends when no piece of it is
+// being written, even if bytes are missing.
 func (s *stream) dropPieces(err error) {
 	if s.dropped == nil {
 		s.dropped = err
 	}
-	for _, q := range []*ring[parcel]{&s.pieces, &s.bulk} {
+	for _, q := range []*fifo[parcel]{&s.pieces, &s.bulk} {
 		for ; q.len() > 0; q.pop() {
 			if r := q.front().req; r.Tag < writing {
 				r.Complete(err)

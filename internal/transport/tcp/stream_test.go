@@ -61,7 +61,7 @@ func (w *wirePair) take(i int) {
 		}
 		w.frames[i] = append(w.frames[i], f)
 	}
-	for _, q := range []*ring[parcel]{&s.pieces, &s.bulk} {
+	for _, q := range []*fifo[parcel]{&s.pieces, &s.bulk} {
 		for q.len() > 0 {
 			r, f := cut(q, 700)
 			w.pieces[i] = append(w.pieces[i], sentFrame{f, append([]byte{}, r.Buf[f.slot:f.slot+f.length]...), r})
@@ -80,7 +80,7 @@ func (w *wirePair) deliver(i int) *transport.Fault {
 	require.NoError(w.t, err)
 	require.Equal(w.t, x.f, f)
 	s := w.s[1-i]
-	if fault := s.repay(f.credit); fault != nil {
+	if fault := s.addCredit(f.credit); fault != nil {
 		return fault
 	}
 	w.orders++
@@ -92,13 +92,13 @@ func (w *wirePair) deliver(i int) *transport.Fault {
 		}
 		if r != nil {
 			copy(r.Buf, x.data)
-			s.taken(cost(f.length))
+			s.giveBack(cost(f.length))
 			r.Complete(nil)
 			return nil
 		}
 		block := s.blocks.get(int(f.length))
 		copy(block, x.data)
-		return s.keep(f.slot, arrival{length: f.length, block: block, here: true, order: w.orders})
+		return s.store(f.slot, arrival{length: f.length, block: block, here: true, order: w.orders})
 	case kOffer:
 		return s.onOffer(f, w.orders)
 	case kStart:
@@ -228,7 +228,7 @@ func TestStreamRandom(t *testing.T) {
 				}
 			}
 			for _, s := range w.s {
-				require.False(t, s.needed())
+				require.False(t, s.needsPeer())
 				require.Zero(t, s.landed)
 				require.Zero(t, s.used)
 				require.Equal(t, s.window, s.credit+w.s[1-s.rank].owed)
@@ -261,7 +261,7 @@ func TestStreamRefuses(t *testing.T) {
 				if _, f := s.onEager(frame{kind: kEager, slot: 9, length: eager}); f != nil {
 					return f
 				}
-				if f := s.keep(9, arrival{length: eager, block: make([]byte, eager), here: true}); f != nil {
+				if f := s.store(9, arrival{length: eager, block: make([]byte, eager), here: true}); f != nil {
 					return f
 				}
 			}
@@ -271,7 +271,7 @@ func TestStreamRefuses(t *testing.T) {
 				if _, f := s.onEager(frame{kind: kEager, slot: 9}); f != nil {
 					return f
 				}
-				if f := s.keep(9, arrival{here: true}); f != nil {
+				if f := s.store(9, arrival{here: true}); f != nil {
 					return f
 				}
 			}
@@ -307,8 +307,8 @@ func TestStreamRefuses(t *testing.T) {
 			s.recv(req(1, 5, make([]byte, 10)))
 			return s.onStart(frame{kind: kStart, slot: 5, length: 10})
 		},
-		"credit from nowhere": func(s *stream) *transport.Fault { return s.repay(1) },
-		"credit huge":         func(s *stream) *transport.Fault { return s.repay(1<<64 - 1) },
+		"credit from nowhere": func(s *stream) *transport.Fault { return s.addCredit(1) },
+		"credit huge":         func(s *stream) *transport.Fault { return s.addCredit(1<<64 - 1) },
 		"DATA without a GRANT": func(s *stream) *transport.Fault {
 			_, _, f := s.claim(frame{kind: kData, handle: 0, length: 1})
 			return f
@@ -376,7 +376,7 @@ func TestReceiveInTheMidstOfAMessage(t *testing.T) {
 	late := req(1, 5, make([]byte, 2000))
 	late.Owner = &e
 	require.Nil(t, s.recv(late))
-	f = s.keep(5, arrival{length: 4, block: make([]byte, 4), here: true})
+	f = s.store(5, arrival{length: 4, block: make([]byte, 4), here: true})
 	require.NotNil(t, f)
 	require.Equal(t, transport.FaultMismatch, f.Kind)
 	s.end(f)
@@ -423,7 +423,7 @@ func TestOffersAreBounded(t *testing.T) {
 }
 
 func TestRing(t *testing.T) {
-	var q ring[int]
+	var q fifo[int]
 	next, want := 0, 0
 	rng := seeded(t)
 	for range 10_000 {

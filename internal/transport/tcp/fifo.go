@@ -4,15 +4,15 @@ import (
 	"math/bits"
 )
 
-// ring is a queue that keeps its memory.
-type ring[T any] struct {
+// fifo is a queue of values that keeps its memory.
+type fifo[T any] struct {
 	items   []T // a power of two
 	head, n int
 }
 
-func (q *ring[T]) len() int { return q.n }
+func (q *fifo[T]) len() int { return q.n }
 
-func (q *ring[T]) push(x T) {
+func (q *fifo[T]) push(x T) {
 	if q.n == len(q.items) {
 		more := make([]T, max(16, 2*q.n))
 		for i := range q.n {
@@ -25,17 +25,17 @@ func (q *ring[T]) push(x T) {
 }
 
 // front returns the oldest element; there has to be one.
-func (q *ring[T]) front() *T { return &q.items[q.head] }
+func (q *fifo[T]) front() *T { return &q.items[q.head] }
 
-func (q *ring[T]) pop() {
+func (q *fifo[T]) pop() {
 	var zero T
 	q.items[q.head] = zero
 	q.head = (q.head + 1) & (len(q.items) - 1)
 	q.n--
 }
 
-// blocks are the memory for messages that nobody has asked for yet, by powers
-// of two. What is kept for reuse is bounded; what is in use, the windows bound.
+// blocks is the memory for unexpected messages, in sizes of powers of two. Memory that is kept
+// for reuse is bounded by keepBlocks, memory in use by the windows.
 type blocks struct {
 	free [32][][]byte
 	kept int

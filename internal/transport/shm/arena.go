@@ -9,38 +9,38 @@ import (
 	"unsafe"
 )
 
-// What a rank puts in [Group.Alloc]'s memory the others can read where it is: every rank
-// has an arena in the shared memory, which the others have mapped too, to read.
-// An arena is address space until it is used.
+// Every rank has an arena in the shared memory, from which [Group.Alloc] takes memory. The
+// others have mapped it too, for reading. An arena is address space until it is used.
 
 const (
 	// hugePage is what arenas, and large allocations in them, are aligned to.
 	hugePage = 2 << 20
 
-	// maxArenas is how much address space the arenas of a group take at most, of the
-	// 128 TiB that a process has: so that there is room for many groups, and for
-	// MaxRanks in one process. One arena is no larger than the host's memory.
+	// maxArenas is how much address space the arenas of a group take at most, of the 128 TiB
+	// that a process has. It leaves room for many groups, and for MaxRanks in one process. An
+	// arena is no larger than the host's memory.
 	maxArenas = 512 << 30
 
-	// inArena marks a place in the arena of the rank that tells it, and not in its
-	// process: the rest is the offset there.
+	// inArena marks a place in the arena of the rank that publishes it, not in its process. The
+	// other bits are the offset.
 	inArena = uint64(1) << 63
 )
 
 var (
 	// ErrNoArenas is returned by Alloc if the group has no memory for it;
 	// [Group.WhyNoArenas] says why.
-	ErrNoArenas = errors.New("shm: no memory to allocate in")
+	ErrNoArenas = errors.New("shm: the group has no memory for Alloc")
 	// ErrExhausted is returned by Alloc, on all ranks, if one has no room left.
 	// The group goes on.
-	ErrExhausted = errors.New("shm: no room left")
+	ErrExhausted = errors.New("shm: no memory of Alloc is left")
 	// ErrNotAllocated is returned by Free for memory that Alloc has not returned, or that
 	// has been freed.
-	ErrNotAllocated = errors.New("shm: not allocated")
+	ErrNotAllocated = errors.New("shm: the memory is not from Alloc, or was freed")
 )
 
 // What a rank says about its arenas, in the low byte of a word; above it, the error number.
 const (
+	// What a rank says about its arenas: the low byte of a word. Above it is the error number.
 	arenasYes = iota + 1
 	arenasFail
 	arenasOff
@@ -48,7 +48,7 @@ const (
 	arenasLimited
 )
 
-// errArenas is a reason to have none: one of the above.
+// errArenas is a reason to have no arenas: one of the above.
 type errArenas uint64
 
 func arenasFailed(err error) errArenas {
@@ -72,8 +72,8 @@ func (e errArenas) Error() string {
 // span is a piece of an arena.
 type span struct{ at, n int }
 
-// heap says what of an arena is free: spans in their order, which do not touch.
-// Allocation is first-fit.
+// heap holds the free spans of an arena, in their order. They do not touch. Allocation is
+// first-fit.
 type heap struct{ free []span }
 
 // alloc takes n bytes at a multiple of align.
@@ -97,7 +97,7 @@ func (h *heap) alloc(n, align int) (at int, ok bool) {
 	return 0, false
 }
 
-// release makes a span free again, which was not.
+// release makes a span free again.
 func (h *heap) release(s span) {
 	i, _ := slices.BinarySearchFunc(h.free, s, func(a, b span) int { return a.at - b.at })
 	h.free = slices.Insert(h.free, i, s)
@@ -111,7 +111,7 @@ func (h *heap) release(s span) {
 	}
 }
 
-// arena is what this rank allocates in. It outlives the group while anything is allocated.
+// arena is this rank's memory for Alloc. It outlives the group while anything is allocated.
 type arena struct {
 	mu     sync.Mutex
 	mem    []byte // nil once it is unmapped
@@ -133,7 +133,7 @@ func (a *arena) alloc(n int) ([]byte, error) {
 		align = hugePage
 	}
 	if n <= len(a.mem) {
-		if at, ok := a.heap.alloc(whole(n), align); ok {
+		if at, ok := a.heap.alloc(wholePages(n), align); ok {
 			a.live[at] = n
 			return a.mem[at:][:n:n], nil
 		}
@@ -142,11 +142,11 @@ func (a *arena) alloc(n int) ([]byte, error) {
 	for _, s := range a.heap.free {
 		left += s.n
 	}
-	return nil, fmt.Errorf("%w: %d bytes, of %d %d are free", ErrExhausted, n, len(a.mem), left)
+	return nil, fmt.Errorf("%w: %d bytes requested, %d of %d are free", ErrExhausted, n, left, len(a.mem))
 }
 
-// whole is n in pages.
-func whole(n int) int { return (n + page - 1) &^ (page - 1) }
+// wholePages rounds n up to pages.
+func wholePages(n int) int { return (n + page - 1) &^ (page - 1) }
 
 func (a *arena) free(b []byte) error {
 	a.mu.Lock()
@@ -156,7 +156,7 @@ func (a *arena) free(b []byte) error {
 		return ErrNotAllocated
 	}
 	delete(a.live, at)
-	s := span{at, whole(len(b))}
+	s := span{at, wholePages(len(b))}
 	a.heap.release(s)
 	if a.closed && len(a.live) == 0 {
 		return a.unmap()
@@ -165,7 +165,7 @@ func (a *arena) free(b []byte) error {
 	return nil
 }
 
-// find returns where in the arena b is, if it is.
+// find returns the offset of b in the arena, if it is there.
 func (a *arena) find(b []byte) (at int, ok bool) {
 	if len(b) == 0 || len(a.mem) == 0 {
 		return 0, false
@@ -177,7 +177,7 @@ func (a *arena) find(b []byte) (at int, ok bool) {
 	return int(off), true
 }
 
-// close unmaps the arena, now or when the last of what is allocated has been freed.
+// close unmaps the arena, now or when the last allocation has been freed.
 func (a *arena) close() error {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -197,7 +197,7 @@ func (a *arena) unmap() error {
 	return unmapPart(mem)
 }
 
-// agreeArenas decides from what all ranks have said whether this group has arenas.
+// agreeArenas decides, from what all ranks have said, whether this group has arenas.
 func (g *Group) agreeArenas(said func(r int) uint64) {
 	for r := range g.segs {
 		if v := said(r); v != arenasYes {
@@ -214,7 +214,7 @@ func (g *Group) agreeArenas(said func(r int) uint64) {
 	g.own = newArena(g.arenas[g.rank])
 }
 
-// dropArenas unmaps those of the others, and this rank's unless it is in use.
+// dropArenas unmaps the arenas of the others, and this rank's unless it is in use.
 func (g *Group) dropArenas() (err error) {
 	for r, mem := range g.arenas {
 		if r != g.rank || g.own == nil {
@@ -231,17 +231,17 @@ func (g *Group) dropArenas() (err error) {
 // WhyNoArenas returns why there is no memory for Alloc, "" if there is.
 func (g *Group) WhyNoArenas() string { return g.whyNoArenas }
 
-// MappedLimits returns from how many bytes on a collective, or a message, whose data
-// all lie in memory of Alloc is not staged. All ranks of the group have the same.
+// MappedLimits returns the sizes from which data in memory of Alloc are not staged. All ranks
+// of the group have the same.
 func (g *Group) MappedLimits() Limits { return g.mapped }
 
-// Alloc returns n bytes of zeros that the other ranks can read where they are: collectives and
-// messages copy or reduce from there, without a system call and without staging, if those who
-// would stage have their data in such memory. All ranks call it at the same
-// place of their sequence of collectives; n may differ. If one of them has no room,
-// all get [ErrExhausted], and the group goes on.
+// Alloc returns n bytes of zeros that the other ranks can read in place. If all data of a call
+// that would be staged lie in such memory, ranks copy or reduce from there, without a system
+// call. The same holds for messages. All ranks call Alloc at the same point of their sequence
+// of collectives. n may differ. If one rank has no room, all get [ErrExhausted], and the group
+// goes on.
 //
-// The memory is not the garbage collector's: it is there until [Group.Free], which may be
+// The garbage collector does not free the memory: it stays until [Group.Free], which may be
 // called after the group has been closed.
 func (g *Group) Alloc(n int, stop func() error) ([]byte, error) {
 	if n < 0 {
@@ -260,17 +260,17 @@ func (g *Group) Alloc(n int, stop func() error) ([]byte, error) {
 	if n > 0 {
 		b, full = g.own.alloc(n)
 	}
-	p, err := g.say(yesOrNo(full == nil), 0)
+	p, err := g.publishWords(yesOrNo(full == nil), 0)
 	for i := 1; i < g.size && err == nil; i++ {
 		r := (g.rank + i) % g.size
 		var data []byte
-		if data, err = g.arrived(r, p); err == nil && *word64(data, 0) == 0 && full == nil {
+		if data, err = g.waitPiece(r, p); err == nil && *word64(data, 0) == 0 && full == nil {
 			full = fmt.Errorf("%w on rank %d", ErrExhausted, r)
 		}
 	}
 	if err == nil {
-		g.all(p)
-		g.armed = true
+		g.allPublished(p)
+		g.allocated = true
 		err = full
 	}
 	if err != nil && b != nil {
@@ -282,8 +282,8 @@ func (g *Group) Alloc(n int, stop func() error) ([]byte, error) {
 	return b, nil
 }
 
-// Free gives back what Alloc has returned, all of it. No operation may be under way
-// with it on this rank, and nobody may use it afterwards. It does not wait for other ranks.
+// Free gives back what Alloc has returned, all of it. No operation of this rank may be using
+// it. Free does not wait for other ranks.
 func (g *Group) Free(b []byte) error {
 	if g.own == nil {
 		return ErrNotAllocated
@@ -291,8 +291,8 @@ func (g *Group) Free(b []byte) error {
 	return g.own.free(b)
 }
 
-// placeOf returns where b is in this rank's arena, 0 if it is not there.
-func (g *Group) placeOf(b []byte) uint64 {
+// arenaPlace returns the place of b in this rank's arena, 0 if it is not there.
+func (g *Group) arenaPlace(b []byte) uint64 {
 	if g.own == nil {
 		return 0
 	}
@@ -304,8 +304,8 @@ func (g *Group) placeOf(b []byte) uint64 {
 	return inArena | uint64(at)
 }
 
-// shown returns n bytes that rank r has in its arena, nil if they are not there.
-func (g *Group) shown(r int, at uint64, n int) []byte {
+// arenaBytes returns n bytes in the arena of rank r, nil if they are not there.
+func (g *Group) arenaBytes(r int, at uint64, n int) []byte {
 	if at&inArena == 0 || g.arenas == nil {
 		return nil
 	}

@@ -7,7 +7,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// arenaSize returns how large each rank's arena is, or why there are none.
+// arenaSize returns the size of each rank's arena, or why there are none.
 func arenaSize(ranks int, o Options) (int, error) {
 	if err := arenasAllowed(o); err != nil {
 		return 0, err
@@ -23,8 +23,8 @@ func arenaSize(ranks int, o Options) (int, error) {
 	return max(n&^(hugePage-1), hugePage), nil
 }
 
-// arenasAllowed returns why this process should have none: it would find a limit where
-// the sizes of files and mappings are restricted, with arenas or, later, because of them.
+// arenasAllowed returns why this process should have no arenas. A process whose files or
+// mappings are limited would hit the limit, now or later.
 func arenasAllowed(o Options) error {
 	if o.noArenas != 0 {
 		return o.noArenas
@@ -44,8 +44,8 @@ func arenasAllowed(o Options) error {
 	return nil
 }
 
-// mapArenas maps all ranks' arenas, each of size bytes, from off bytes on in fd: this rank's
-// to be written, the others' only to be read.
+// mapArenas maps the arenas of all ranks, each of size bytes, from offset off in fd: this
+// rank's for writing, the others' for reading only.
 func (g *Group) mapArenas(fd, off, size int) error {
 	n := size * g.size
 	at, err := unix.MmapPtr(fd, int64(off), nil, uintptr(n), unix.PROT_READ, unix.MAP_SHARED|unix.MAP_NORESERVE)
@@ -77,7 +77,7 @@ func empty(b []byte) {
 	}
 }
 
-// unmapPart unmaps b, which need not be a mapping of its own.
+// unmapPart unmaps b, which may be a part of a mapping.
 func unmapPart(b []byte) error {
 	return unix.MunmapPtr(unsafe.Pointer(unsafe.SliceData(b)), uintptr(len(b)))
 }

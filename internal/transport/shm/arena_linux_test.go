@@ -203,9 +203,9 @@ func TestExhausted(t *testing.T) {
 		}
 		return nil
 	})
-	require.EqualError(t, errs[0], "shm: no room left on rank 1")
-	require.EqualError(t, errs[1], fmt.Sprintf("shm: no room left: %d bytes, of %d %d are free", size, size, size-8192))
-	require.EqualError(t, errs[2], "shm: no room left on rank 1")
+	require.EqualError(t, errs[0], "shm: no memory of Alloc is left on rank 1")
+	require.EqualError(t, errs[1], fmt.Sprintf("shm: no memory of Alloc is left: %d bytes requested, %d of %d are free", size, size-8192, size))
+	require.EqualError(t, errs[2], "shm: no memory of Alloc is left on rank 1")
 	for range 3 { // what has been given back is there again, and zero
 		all := allocated(t, gs, size-hugePage)
 		for r, b := range all {
@@ -282,8 +282,8 @@ func TestAllocMismatch(t *testing.T) {
 	require.Error(t, other)
 }
 
-// TestShowerGivesUp: a rank that takes from another's arena, while that one gives up and
-// frees it, ends with an error and no fault.
+// TestShowerGivesUp: a rank reads another's arena while that rank gives up and frees it. It
+// ends with an error and without a page fault.
 func TestShowerGivesUp(t *testing.T) {
 	const n = 3 << 20
 	why := errors.New("test: enough")

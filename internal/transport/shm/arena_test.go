@@ -8,8 +8,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// TestHeap allocates and releases at random: what is allocated lies apart and aligned, and
-// what is free is told in as few spans as there can be.
+// TestHeap allocates and releases at random. Allocations are aligned and do not overlap, and
+// free memory is in as few spans as possible.
 func TestHeap(t *testing.T) {
 	const size = 64 * page
 	seed := rand.Uint64()
@@ -65,11 +65,11 @@ func TestHeap(t *testing.T) {
 // TestShown: a place that a rank tells is looked up in its arena, and only there.
 func TestShown(t *testing.T) {
 	g := &Group{arenas: [][]byte{make([]byte, 100), make([]byte, 200)}}
-	require.Len(t, g.shown(1, inArena|150, 50), 50)
-	require.Len(t, g.shown(0, inArena|100, 0), 0)
+	require.Len(t, g.arenaBytes(1, inArena|150, 50), 50)
+	require.Len(t, g.arenaBytes(0, inArena|100, 0), 0)
 	for _, at := range []uint64{150, inArena | 151, inArena | 201, ^uint64(0)} {
-		require.Nil(t, g.shown(1, at, 50))
+		require.Nil(t, g.arenaBytes(1, at, 50))
 	}
 	g.arenas = nil
-	require.Nil(t, g.shown(0, inArena, 1))
+	require.Nil(t, g.arenaBytes(0, inArena, 1))
 }

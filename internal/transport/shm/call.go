@@ -10,41 +10,41 @@ import (
 	"github.com/c10d-go/c10d/internal/transport"
 )
 
-// rememberCalls is how many of its latest calls a rank shows to the others. It is a power of two.
+// rememberCalls is how many of its latest calls a rank shows to the others. It is a power of
+// two.
 const rememberCalls = 64
 
-// called is a call of one rank, in its part of the memory. Its owner writes it before it stores the
-// call's number in segment.last, and again rememberCalls numbers later. Others read it only to
-// find out how ranks disagree.
+// called is a call of one rank, in its part of the memory. Its owner writes it before it stores
+// the call's number in segment.last. After rememberCalls more calls it is overwritten. Other
+// ranks read it only to find out how ranks disagree.
 type called struct {
 	what    [2]uint64
 	history uint64
 }
 
-// There is room for the calls.
+// Compile-time check: the calls fit in the page.
 const _ = uint(page - atCalls - rememberCalls*unsafe.Sizeof(called{}))
 
-// entered marks a number in segment.last: the rank has called something.
+// entered marks a number in segment.last, so that no call and call 0 differ.
 const entered = 1 << 63
 
-// Describe sets how the What of calls is shown to people. It has to be called before Enter, and f
-// has to make something of any words.
+// Describe sets how the What of calls is shown to people. It has to be called before Enter. f
+// must accept any values.
 func (g *Group) Describe(f func(what [2]uint64) string) { g.describe = f }
 
-// Enter shows the other ranks what this rank calls as operation number. Numbers count up by
-// one. One goroutine at a time calls it, and none after Close.
+// Enter shows the other ranks this rank's call of operation number. Numbers count up by one.
+// One goroutine at a time calls it, and none after Close.
 func (g *Group) Enter(number uint32, c *transport.Call) {
 	e := &g.self.calls[number%rememberCalls]
 	e.what, e.history = c.What, c.History
 	atomic.StoreUint64(g.self.last, entered|uint64(number))
 }
 
-// Begin tells which operation the collectives that follow belong to. Their pieces carry its
-// history, and ranks whose history differs find out. It is called by the goroutine that calls the
-// collectives.
+// Begin sets the operation that the next collectives belong to. Their pieces carry its history,
+// so that ranks with another history notice. The goroutine that calls the collectives calls it.
 func (g *Group) Begin(number uint32, history uint64) { g.number, g.history = number, history }
 
-// called returns the rank's call of a number, if it has called it and it is still there.
+// called returns the rank's call of a number, if the rank has made it and it is still there.
 func (s *segment) called(number uint32) (c transport.Call, ok bool) {
 	there := func() bool {
 		last := atomic.LoadUint64(s.last)
@@ -61,8 +61,8 @@ func (s *segment) called(number uint32) (c transport.Call, ok bool) {
 	return c, c.What[0] != 0 && there()
 }
 
-// compare returns how the calls of rank r differ from this rank's, up to a number. It returns nil if
-// they are the same, or are no longer remembered.
+// compare returns how the calls of rank r differ from this rank's, up to a number. It returns
+// nil if they are the same, or are no longer remembered.
 func (g *Group) compare(r int, number uint32) error {
 	last := atomic.LoadUint64(g.segs[r].last)
 	if last&entered == 0 {
@@ -87,7 +87,7 @@ func (g *Group) compare(r int, number uint32) error {
 	return &disagreement{d}
 }
 
-// differ returns what this rank and rank r have called as operation number, and whether that is
+// differ returns the calls of this rank and rank r with a number. differ is true if both are
 // known and not the same.
 func (g *Group) differ(r int, number uint32) (mine, theirs transport.Call, differ bool) {
 	mine, known := g.self.called(number)
@@ -108,21 +108,21 @@ type disagreement struct{ *transport.Disagreement }
 func (d *disagreement) Is(target error) bool { return target == ErrMismatch }
 func (d *disagreement) Unwrap() error        { return d.Disagreement }
 
-// mismatch ends the group because what rank r has published is not what this rank expects.
+// mismatch ends the group because rank r has published another header than this rank expects.
 func (g *Group) mismatch(r int, got, want header) error {
 	if err := g.compare(r, g.number); err != nil {
 		return g.giveUp(&RankError{Rank: r, Err: err})
 	}
 	there := "nothing"
-	if got.tells(want.piece) {
+	if got.isOf(want.piece) {
 		there = got.String()
 	}
-	return g.unfit(r, "rank %d expects %v, rank %d publishes %s", g.rank, want, r, there)
+	return g.disagree(r, "rank %d expects %v, rank %d publishes %s", g.rank, want, r, there)
 }
 
-// unfit ends the group because what rank r does in a collective does not fit, though it has
-// called the same.
-func (g *Group) unfit(r int, format string, args ...any) error {
+// disagree ends the group because the data of rank r do not fit, though it has made the same
+// call.
+func (g *Group) disagree(r int, format string, args ...any) error {
 	during := ""
 	if c, ok := g.self.called(g.number); ok {
 		during = fmt.Sprintf(" in collective number %d, %s", g.number, g.text(c))
@@ -130,7 +130,7 @@ func (g *Group) unfit(r int, format string, args ...any) error {
 	return g.giveUp(&RankError{Rank: r, Err: fmt.Errorf("%w%s: %s", ErrMismatch, during, fmt.Sprintf(format, args...))})
 }
 
-// String returns the name of the step and what is known of its size.
+// String returns the collective and what is known of its size.
 func (h header) String() string {
 	s := h.kind.String()
 	switch h.kind {
@@ -146,9 +146,9 @@ func (h header) String() string {
 	return s
 }
 
-// Settle waits until every other rank has called as much as this rank, or has left, and compares
-// the calls. If they differ the group ends, with a *RankError. After limit it compares what has
-// been called by then; a limit of 0 waits for nobody. It may be called at any time.
+// Settle waits until every other rank has made as many calls as this rank, or has left, and
+// compares the calls. If they differ the group ends, with a *RankError. After limit it compares
+// the calls made so far. A limit of 0 does not wait. It may be called at any time.
 func (g *Group) Settle(limit time.Duration) error {
 	end := time.Now().Add(limit)
 	for r := range g.size {
@@ -173,7 +173,7 @@ func (g *Group) Settle(limit time.Duration) error {
 	return g.Err()
 }
 
-// catchUp compares the calls of rank r, and reports whether there are others to come.
+// catchUp compares the calls of rank r, and reports whether it has made fewer than this rank.
 func (g *Group) catchUp(r int) (behind bool, err error) {
 	g.life.Lock()
 	defer g.life.Unlock()
@@ -190,8 +190,8 @@ func (g *Group) catchUp(r int) (behind bool, err error) {
 		return false, g.giveUp(&RankError{Rank: r, Err: err})
 	}
 	behind = theirs&entered == 0 || int32(uint32(theirs)-uint32(mine)) < 0
-	return behind && !left && g.refused() == nil, nil
+	return behind && !left && g.refusal() == nil, nil
 }
 
-// minSettle bounds from below how often Settle looks.
+// minSettle is the shortest time between two looks of Settle.
 const minSettle = 10 * time.Microsecond

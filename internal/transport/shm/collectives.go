@@ -18,14 +18,13 @@ func (g *Group) start(h header, stop func() error) error {
 	return nil
 }
 
-// pipeline runs n pieces of a collective. Stage fills this rank's slot, piece by
-// piece; nil means that this rank sends nothing. Take does the rest of a piece
-// once this rank's is published, and may be nil; it gets the piece's number in the
-// call and in the group.
+// pipeline runs n pieces of a collective. stage fills this rank's slot with piece k. It is nil
+// if this rank sends nothing. take uses piece k of the call, which is piece p of the group,
+// after this rank has published it. It may be nil.
 //
-// A rank publishes piece k+1 before it takes piece k, so that others need not
-// wait for it. Hence the rule that makes slots safe to use again: a rank that has
-// published piece p reads no piece before p-1 any more.
+// A rank publishes piece k+1 before it takes piece k, so that others need not wait for it.
+// Slots can be used again because of this: a rank that has published piece p no longer reads
+// pieces before p-1.
 func (g *Group) pipeline(n int, stage func(k int, data []byte), take func(k int, p uint32) error) error {
 	first := g.next
 	for k := -1; k < n; k++ {
@@ -41,7 +40,7 @@ func (g *Group) pipeline(n int, stage func(k int, data []byte), take func(k int,
 				h.piece = p
 				*s.op = h
 			}
-			g.issue(p)
+			g.markPublished(p)
 		}
 		if k >= 0 && take != nil {
 			if err := take(k, first+uint32(k)); err != nil {
@@ -52,19 +51,19 @@ func (g *Group) pipeline(n int, stage func(k int, data []byte), take func(k int,
 	return nil
 }
 
-// issue publishes piece p, whose slot is ready.
-func (g *Group) issue(p uint32) {
+// markPublished publishes piece p, whose slot and header are ready.
+func (g *Group) markPublished(p uint32) {
 	g.past[p%depth] = g.op.history
 	g.next = p + 1
 	g.announce(g.self.slots[p%depth].in, p+1)
 }
 
-// reserve waits until nobody reads the piece that p replaces, p-depth: until all
-// have published p-depth+2.
+// reserve waits until no rank reads piece p-depth, which p replaces: until all ranks have
+// published p-depth+2.
 //
-// Ranks that only send, as the root of a broadcast, wait for others nowhere else. So it also
-// compares the calls that the others published that piece in with this rank's. Their headers stay
-// until this rank has published p.
+// A rank that only sends, as the root of a broadcast, waits nowhere else. So reserve also
+// compares the calls that the others published piece p-depth+2 with. Their headers stay until
+// this rank has published p.
 func (g *Group) reserve(p uint32) error {
 	need := p - depth + 3
 	if int32(g.seen-need) >= 0 {
@@ -76,7 +75,7 @@ func (g *Group) reserve(p uint32) error {
 			if err := g.wait(r, s.in, need); err != nil {
 				return err
 			}
-			if s.op.tells(need-1) && s.op.history != g.past[(need-1)%depth] {
+			if s.op.isOf(need-1) && s.op.history != g.past[(need-1)%depth] {
 				return g.mismatch(r, *s.op, g.op)
 			}
 		}
@@ -85,8 +84,8 @@ func (g *Group) reserve(p uint32) error {
 	return nil
 }
 
-// arrived waits for what rank r has staged of piece p, and returns it.
-func (g *Group) arrived(r int, p uint32) ([]byte, error) {
+// waitPiece waits for what rank r has staged of piece p, and returns it.
+func (g *Group) waitPiece(r int, p uint32) ([]byte, error) {
 	s := &g.segs[r].slots[p%depth]
 	if err := g.wait(r, s.in, p+1); err != nil {
 		return nil, err
@@ -99,8 +98,8 @@ func (g *Group) arrived(r int, p uint32) ([]byte, error) {
 	return s.data, nil
 }
 
-// all notes that every rank has published piece p.
-func (g *Group) all(p uint32) {
+// allPublished notes that every rank has published piece p.
+func (g *Group) allPublished(p uint32) {
 	if int32(p+1-g.seen) > 0 {
 		g.seen = p + 1
 	}
@@ -114,7 +113,7 @@ func cut(b []byte, k, piece int) []byte {
 	return b[lo:min(lo+piece, len(b))]
 }
 
-// unit is what pieces and shares are multiples of: whole elements and whole lines.
+// unit returns what pieces and shares are multiples of: whole elements and whole cache lines.
 func unit(elem int) int {
 	a, b := 64, elem
 	for b != 0 {
@@ -129,11 +128,11 @@ func share(n, r, ranks, unit int) (lo, hi int) {
 	return min(r*per, n), min((r+1)*per, n)
 }
 
-// same reports whether a and b, which have one length, are the same memory.
+// same reports whether a and b, which have the same length, are the same memory.
 func same(a, b []byte) bool { return unsafe.SliceData(a) == unsafe.SliceData(b) }
 
-// copyTo is copy, but for nothing to do, and in stretches: a goroutine cannot be
-// stopped for a garbage collection while it copies.
+// copyTo is copy in stretches, because a goroutine cannot be stopped for a garbage collection
+// while it copies. It does nothing if both are the same memory.
 func copyTo(dst, src []byte) {
 	if same(dst, src) {
 		return
@@ -144,7 +143,7 @@ func copyTo(dst, src []byte) {
 	}
 }
 
-// stretch takes some 50 us to copy.
+// stretch takes about 50 us to copy.
 const stretch = 1 << 20
 
 func (g *Group) checkReduce(n, elem int, combine func(dst, src []byte)) error {
@@ -166,7 +165,7 @@ func (g *Group) checkRoot(root int) error {
 	return nil
 }
 
-// blocks are one for each rank, all of a size: one after the other, or a slice each.
+// blocks has a block for each rank, all of one size: one after the other, or a slice each.
 type blocks struct {
 	whole []byte
 	each  [][]byte
@@ -180,7 +179,7 @@ func (b *blocks) at(r, n int) []byte {
 	return b.whole[r*n:][:n]
 }
 
-// checkBlocks checks that there is a block as long as one for each rank.
+// checkBlocks checks that there is a block for each rank, as long as one.
 func (g *Group) checkBlocks(what string, all blocks, one []byte) error {
 	if all.each == nil {
 		if len(all.whole) != g.size*len(one) {
@@ -199,10 +198,9 @@ func (g *Group) checkBlocks(what string, all blocks, one []byte) error {
 	return nil
 }
 
-// AllReduce combines buf with those of the other ranks, element by element. All
-// ranks get the same bits: ((b0 op b1) op b2) ... in the order of the ranks, whatever
-// the size and the timing, where combine(dst, src) does dst = dst op src on
-// a whole number of elements.
+// AllReduce combines buf with those of the other ranks, element by element. combine(dst, src)
+// does dst = dst op src on whole elements. All ranks get the same bits, for any size and
+// timing: ((b0 op b1) op b2) ... in the order of the ranks.
 func (g *Group) AllReduce(buf []byte, elem int, combine func(dst, src []byte), stop func() error) error {
 	if err := g.checkReduce(len(buf), elem, combine); err != nil {
 		return err
@@ -215,7 +213,7 @@ func (g *Group) AllReduce(buf []byte, elem int, combine func(dst, src []byte), s
 	if len(buf) <= g.oneShot {
 		return g.allReduceSmall(buf, combine)
 	}
-	if g.lends(g.limits.AllReduce, g.mapped.AllReduce, len(buf)) {
+	if g.exposes(g.limits.AllReduce, g.mapped.AllReduce, len(buf)) {
 		if ok, err := g.allReduceDirect(buf, elem, combine); ok || err != nil {
 			return err
 		}
@@ -223,8 +221,8 @@ func (g *Group) AllReduce(buf []byte, elem int, combine func(dst, src []byte), s
 	return g.reduceShares(buf, elem, combine, -1)
 }
 
-// Reduce is AllReduce whose result only root gets, in out, which other ranks
-// leave nil. In stays as it is; out may be in.
+// Reduce is AllReduce whose result only root gets, in out. Other ranks leave out nil. in is not
+// changed, unless out is in.
 func (g *Group) Reduce(out, in []byte, root, elem int, combine func(dst, src []byte), stop func() error) error {
 	if err := g.checkReduce(len(in), elem, combine); err != nil {
 		return err
@@ -240,7 +238,7 @@ func (g *Group) Reduce(out, in []byte, root, elem int, combine func(dst, src []b
 	if err := g.start(header{kind: opReduce, elem: uint8(elem), root: uint16(root), bytes: uint64(len(in))}, stop); err != nil {
 		return err
 	}
-	if len(in) > g.oneShot && g.lends(g.limits.Reduce, g.mapped.Reduce, len(in)) {
+	if len(in) > g.oneShot && g.exposes(g.limits.Reduce, g.mapped.Reduce, len(in)) {
 		if ok, err := g.reduceDirect(out, in, root, elem, combine); ok || err != nil {
 			return err
 		}
@@ -258,7 +256,7 @@ func (g *Group) Reduce(out, in []byte, root, elem int, combine func(dst, src []b
 	return g.reduceShares(in, elem, combine, root)
 }
 
-// allReduceSmall: everyone stages its buffer and reduces all of them by itself.
+// allReduceSmall reduces on every rank the buffers that all have staged.
 func (g *Group) allReduceSmall(buf []byte, combine func(dst, src []byte)) error {
 	return g.pipeline(pieces(len(buf), g.piece), func(_ int, data []byte) { copy(data, buf) },
 		func(_ int, p uint32) error { return g.combineAll(buf, p, combine) })
@@ -271,14 +269,13 @@ func (g *Group) reduceSmall(buf []byte, root int, combine func(dst, src []byte))
 	return g.allReduceSmall(buf, combine)
 }
 
-// combineAll reduces what all ranks have staged, this one included, into buf,
-// whose contents are this rank's.
+// combineAll reduces the staged data of all ranks into buf, which holds this rank's.
 func (g *Group) combineAll(buf []byte, p uint32, combine func(dst, src []byte)) error {
 	for r := range g.segs {
 		data := g.self.slots[p%depth].data
 		if r != g.rank {
 			var err error
-			if data, err = g.arrived(r, p); err != nil {
+			if data, err = g.waitPiece(r, p); err != nil {
 				return err
 			}
 		}
@@ -289,17 +286,16 @@ func (g *Group) combineAll(buf []byte, p uint32, combine func(dst, src []byte)) 
 			copy(buf, data)
 		}
 	}
-	g.all(p)
+	g.allPublished(p)
 	return nil
 }
 
-// reduceShares: of each piece, every rank reduces one share, straight out of the
-// slots of the others, into the slot of rank 0, where all read it, or only root.
+// reduceShares reduces a share of each piece on every rank: out of the slots of the others into
+// the slot of rank 0. All ranks read the result there, or only root.
 //
-// Rank 0's operand is the one that the others are combined into. So its share
-// comes about in its own buffer, which saves it from staging it, as the others are
-// saved from staging theirs; only with a root, whose buffers alone may change,
-// rank 0 stages that too.
+// The first operand is rank 0's. Rank 0 reduces its share in its own buffer and does not stage
+// it, as the others do not stage theirs. With another root, rank 0's buffer must not change, so
+// it stages its share too.
 func (g *Group) reduceShares(buf []byte, elem int, combine func(dst, src []byte), root int) error {
 	u := unit(elem)
 	piece := g.piece / u * u
@@ -326,15 +322,15 @@ func (g *Group) reduceShares(buf []byte, elem int, combine func(dst, src []byte)
 				src := b
 				if r != g.rank {
 					var err error
-					if src, err = g.arrived(r, p); err != nil {
+					if src, err = g.waitPiece(r, p); err != nil {
 						return err
 					}
 				}
 				g.srcs[r] = src[lo:hi]
 			}
 			g.srcs[0] = acc
-			g.weave(acc, u, combine)
-			g.all(p)
+			g.reduceOperands(acc, u, combine)
+			g.allPublished(p)
 			if inPlace {
 				copy(shared[lo:hi], acc)
 			}
@@ -357,19 +353,25 @@ func (g *Group) reduceShares(buf []byte, elem int, combine func(dst, src []byte)
 		})
 }
 
-// woven is how much of each operand is combined at a time by more than two ranks. All begin with rank
-// 0's: were it a whole share, they would all wait for one CPU's cache, and then for the next one's. Of 8
-// ranks on 16 CPUs, with shares of pieces and with 4 KiB in us: all-reduce of 64 KiB 24 and 21, of 256 KiB 82 and
-// 67; reduce 20 and 18, 68 and 58; reduce-scatter 20 and 17, 65 and 52; from 1 MiB on no difference. Memory of
-// Alloc takes more rounds of looking after the lenders so, and twice as long.
-const woven = 4 << 10
+// reduceStep is how much of each operand more than two ranks combine at a time. All begin with
+// rank 0's operand. With a whole share, they would all wait for that CPU's cache, and then for
+// the next one's. Times of 8 ranks on 16 CPUs in us, with whole shares and with 4 KiB:
+//
+//	              64 KiB   256 KiB
+//	all-reduce    24  21   82  67
+//	reduce        20  18   68  58
+//	reduce-scatter 20  17   65  52
+//
+// From 1 MiB on there is no difference. For memory of Alloc it would take twice as long,
+// because a reader checks the owner after each step.
+const reduceStep = 4 << 10
 
-// weave combines g.srcs, one of each rank and as long as acc, in the order of the ranks into acc,
-// which may be the first.
-func (g *Group) weave(acc []byte, unit int, combine func(dst, src []byte)) {
+// reduceOperands combines g.srcs, one operand of each rank, in the order of the ranks into acc.
+// acc may be the first operand.
+func (g *Group) reduceOperands(acc []byte, unit int, combine func(dst, src []byte)) {
 	step := len(acc)
 	if g.size > 2 {
-		step = max(woven/unit, 1) * unit
+		step = max(reduceStep/unit, 1) * unit
 	}
 	for at := 0; at < len(acc); at += step {
 		end := min(at+step, len(acc))
@@ -381,9 +383,9 @@ func (g *Group) weave(acc []byte, unit int, combine func(dst, src []byte)) {
 	clear(g.srcs)
 }
 
-// ReduceScatter reduces in, a block a rank, and gives each rank its own block,
-// with the same bits as AllReduce. In stays as it is; out may be this rank's block of
-// in, but not overlap it otherwise.
+// ReduceScatter reduces in, which has a block for each rank, and gives each rank its block. The
+// bits are those of AllReduce. in is not changed. out may be this rank's block of in, but must
+// not overlap in otherwise.
 func (g *Group) ReduceScatter(out, in []byte, elem int, combine func(dst, src []byte), stop func() error) error {
 	if err := g.checkReduce(len(out), elem, combine); err != nil {
 		return err
@@ -402,7 +404,7 @@ func (g *Group) ReduceScatter(out, in []byte, elem int, combine func(dst, src []
 		copyTo(out, mine)
 		return nil
 	}
-	if g.lends(g.limits.ReduceScatter, g.mapped.ReduceScatter, len(in)) {
+	if g.exposes(g.limits.ReduceScatter, g.mapped.ReduceScatter, len(in)) {
 		if ok, err := g.reduceScatterDirect(out, in, elem, combine); ok || err != nil {
 			return err
 		}
@@ -414,7 +416,7 @@ func (g *Group) ReduceScatter(out, in []byte, elem int, combine func(dst, src []
 	piece := g.piece / g.size / u * u
 	return g.pipeline(pieces(n, piece),
 		func(k int, data []byte) {
-			g.deal(data, blocks{whole: in}, n, k, piece)
+			g.stageBlocks(data, blocks{whole: in}, n, k, piece)
 			if keep {
 				copy(data[g.rank*piece:][:piece], cut(mine, k, piece))
 			}
@@ -424,7 +426,7 @@ func (g *Group) ReduceScatter(out, in []byte, elem int, combine func(dst, src []
 			for r := range g.segs {
 				src := cut(mine, k, piece)
 				if r != g.rank || keep {
-					data, err := g.arrived(r, p)
+					data, err := g.waitPiece(r, p)
 					if err != nil {
 						return err
 					}
@@ -432,8 +434,8 @@ func (g *Group) ReduceScatter(out, in []byte, elem int, combine func(dst, src []
 				}
 				g.srcs[r] = src
 			}
-			g.weave(dst, u, combine)
-			g.all(p)
+			g.reduceOperands(dst, u, combine)
+			g.allPublished(p)
 			return nil
 		})
 }
@@ -448,8 +450,8 @@ func (g *Group) Broadcast(buf []byte, root int, stop func() error) error {
 	if err := g.start(header{kind: opBroadcast, root: uint16(root), bytes: uint64(len(buf))}, stop); err != nil || g.size == 1 {
 		return err
 	}
-	if g.lends(g.limits.Broadcast, g.mapped.Broadcast, len(buf)) {
-		ok, err := g.move(rootLends, buf, len(buf), func(int) ([]byte, int) { return buf, 0 })
+	if g.exposes(g.limits.Broadcast, g.mapped.Broadcast, len(buf)) {
+		ok, err := g.copyExposed(rootExposes, buf, len(buf), func(int) ([]byte, int) { return buf, 0 })
 		if ok || err != nil {
 			return err
 		}
@@ -465,23 +467,23 @@ func (g *Group) broadcastStaged(buf []byte, root int) error {
 		return g.pipeline(n, func(k int, data []byte) { copy(data, cut(buf, k, piece)) }, nil)
 	}
 	return g.pipeline(n, nil, func(k int, p uint32) error {
-		data, err := g.arrived(root, p)
+		data, err := g.waitPiece(root, p)
 		copy(cut(buf, k, piece), data)
 		return err
 	})
 }
 
-// minPart and maxPart bound the pieces of a broadcast; smaller ones cost more than they save.
+// minPart and maxPart bound the pieces of a broadcast.
 const minPart, maxPart = 16 << 10, 128 << 10
 
-// AllGather gives each rank all ranks' in, in the order of the ranks. In may be
-// this rank's block of out, but not overlap it otherwise.
+// AllGather gives each rank the in of all ranks, in the order of the ranks. in may be this
+// rank's block of out, but must not overlap it otherwise.
 func (g *Group) AllGather(out, in []byte, stop func() error) error {
 	return g.allGather(blocks{whole: out}, in, stop)
 }
 
-// AllGatherList is AllGather to a slice for each rank's block. Some ranks may call
-// the one and some the other.
+// AllGatherList is AllGather into a slice for each rank. Some ranks may call this and others
+// AllGather.
 func (g *Group) AllGatherList(out [][]byte, in []byte, stop func() error) error {
 	return g.allGather(blocks{each: out}, in, stop)
 }
@@ -500,9 +502,9 @@ func (g *Group) allGather(out blocks, in []byte, stop func() error) error {
 		copyTo(mine, in)
 		return nil
 	}
-	if g.lends(g.limits.AllGather, g.mapped.AllGather, g.size*n) {
+	if g.exposes(g.limits.AllGather, g.mapped.AllGather, g.size*n) {
 		copyTo(mine, in)
-		ok, err := g.move(allToAll, in, n, func(r int) ([]byte, int) { return out.at(r, n), 0 })
+		ok, err := g.copyExposed(allToAll, in, n, func(r int) ([]byte, int) { return out.at(r, n), 0 })
 		if ok || err != nil {
 			return err
 		}
@@ -515,20 +517,20 @@ func (g *Group) allGather(out blocks, in []byte, stop func() error) error {
 		})
 }
 
-// AllGatherV is AllGather of blocks of any size: counts[r] bytes come from rank r. All
-// ranks have the same counts.
+// AllGatherV is AllGather for blocks of any size: rank r gives counts[r] bytes. All ranks must
+// have the same counts.
 func (g *Group) AllGatherV(out, in []byte, counts []int64, stop func() error) error {
 	if err := g.checkCounts(out, in, counts); err != nil {
 		return err
 	}
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	if g.lends(g.limits.AllGatherV, g.mapped.AllGatherV, len(out)) {
+	if g.exposes(g.limits.AllGatherV, g.mapped.AllGatherV, len(out)) {
 		if err := g.start(header{kind: opAllGatherV, bytes: uint64(len(out))}, stop); err != nil {
 			return err
 		}
 		copyTo(part(out, counts, g.rank), in)
-		ok, err := g.move(allToAll, in, -1, func(r int) ([]byte, int) { return part(out, counts, r), 0 })
+		ok, err := g.copyExposed(allToAll, in, -1, func(r int) ([]byte, int) { return part(out, counts, r), 0 })
 		if ok || err != nil {
 			return err
 		}
@@ -551,7 +553,7 @@ func (g *Group) AllGatherV(out, in []byte, counts []int64, stop func() error) er
 	return nil
 }
 
-// part returns what comes from rank r.
+// part returns the block of rank r.
 func part(out []byte, counts []int64, r int) []byte {
 	lo := int64(0)
 	for _, n := range counts[:r] {
@@ -577,8 +579,8 @@ func (g *Group) checkCounts(out, in []byte, counts []int64) error {
 	return nil
 }
 
-// Gather gives root all ranks' in, in the order of the ranks; out is nil
-// elsewhere. In may be root's block of out, but not overlap it otherwise.
+// Gather gives root the in of all ranks, in the order of the ranks. On other ranks out is nil.
+// in may be root's block of out, but must not overlap out otherwise.
 func (g *Group) Gather(out, in []byte, root int, stop func() error) error {
 	return g.gather(blocks{whole: out}, in, root, stop)
 }
@@ -603,11 +605,11 @@ func (g *Group) gather(out blocks, in []byte, root int, stop func() error) error
 		return err
 	}
 	n := len(in)
-	if g.lends(g.limits.Gather, g.mapped.Gather, g.size*n) {
+	if g.exposes(g.limits.Gather, g.mapped.Gather, g.size*n) {
 		if g.rank == root {
 			copyTo(out.at(root, n), in)
 		}
-		ok, err := g.move(rootReads, in, n, func(r int) ([]byte, int) { return out.at(r, n), 0 })
+		ok, err := g.copyExposed(rootReads, in, n, func(r int) ([]byte, int) { return out.at(r, n), 0 })
 		if ok || err != nil {
 			return err
 		}
@@ -619,22 +621,22 @@ func (g *Group) gather(out blocks, in []byte, root int, stop func() error) error
 	return g.pipeline(pieces(n, g.piece), nil, func(k int, p uint32) error { return g.collect(out, n, k, p) })
 }
 
-// collect copies piece k of all other ranks to their blocks of out, of n bytes.
+// collect copies piece k of all other ranks to their blocks of out, which have n bytes.
 func (g *Group) collect(out blocks, n, k int, p uint32) error {
 	for i := 1; i < g.size; i++ {
 		r := (g.rank + i) % g.size
-		data, err := g.arrived(r, p)
+		data, err := g.waitPiece(r, p)
 		if err != nil {
 			return err
 		}
 		copy(cut(out.at(r, n), k, g.piece), data)
 	}
-	g.all(p)
+	g.allPublished(p)
 	return nil
 }
 
-// Scatter gives each rank its block of root's in; in is nil elsewhere. Out may
-// be root's block of in, but not overlap it otherwise.
+// Scatter gives each rank its block of root's in. in is nil elsewhere. out may be root's block
+// of in, but must not overlap it otherwise.
 func (g *Group) Scatter(out, in []byte, root int, stop func() error) error {
 	return g.scatter(out, blocks{whole: in}, root, stop)
 }
@@ -659,7 +661,7 @@ func (g *Group) scatter(out []byte, in blocks, root int, stop func() error) erro
 		return err
 	}
 	n := len(out)
-	if g.size > 1 && g.lends(g.limits.Scatter, g.mapped.Scatter, g.size*n) {
+	if g.size > 1 && g.exposes(g.limits.Scatter, g.mapped.Scatter, g.size*n) {
 		if ok, err := g.scatterDirect(out, in); ok || err != nil {
 			return err
 		}
@@ -670,10 +672,10 @@ func (g *Group) scatter(out []byte, in blocks, root int, stop func() error) erro
 		if g.size == 1 {
 			return nil
 		}
-		return g.pipeline(pieces(n, piece), func(k int, data []byte) { g.deal(data, in, n, k, piece) }, nil)
+		return g.pipeline(pieces(n, piece), func(k int, data []byte) { g.stageBlocks(data, in, n, k, piece) }, nil)
 	}
 	return g.pipeline(pieces(n, piece), nil, func(k int, p uint32) error {
-		data, err := g.arrived(root, p)
+		data, err := g.waitPiece(root, p)
 		if err != nil {
 			return err
 		}
@@ -682,12 +684,12 @@ func (g *Group) scatter(out []byte, in blocks, root int, stop func() error) erro
 	})
 }
 
-// blockPiece is how much of a block is staged at a time where a slot holds a
-// piece for each rank.
+// blockPiece returns how much of a block is staged at a time if a slot has room for all ranks.
 func (g *Group) blockPiece() int { return g.piece / g.size &^ 63 }
 
-// deal stages piece k of every other rank's block of in, of n bytes.
-func (g *Group) deal(data []byte, in blocks, n, k, piece int) {
+// stageBlocks copies piece k of every other rank's block of in, which have n bytes, into a
+// slot.
+func (g *Group) stageBlocks(data []byte, in blocks, n, k, piece int) {
 	for r := range g.size {
 		if r != g.rank {
 			copy(data[r*piece:][:piece], cut(in.at(r, n), k, piece))
@@ -695,8 +697,8 @@ func (g *Group) deal(data []byte, in blocks, n, k, piece int) {
 	}
 }
 
-// AllToAll sends block r of in to rank r, which gets it as its block of this
-// rank's number. Out and in may not overlap.
+// AllToAll sends block r of in to rank r, and stores the block from rank r as block r of out.
+// out and in must not overlap.
 func (g *Group) AllToAll(out, in []byte, stop func() error) error {
 	if len(in)%g.size != 0 || len(out) != len(in) {
 		return fmt.Errorf("shm: output of %d bytes and input of %d, want the same, in %d blocks", len(out), len(in), g.size)
@@ -711,30 +713,29 @@ func (g *Group) AllToAll(out, in []byte, stop func() error) error {
 	if g.size == 1 {
 		return nil
 	}
-	if g.lends(g.limits.AllToAll, g.mapped.AllToAll, len(in)) {
-		ok, err := g.move(allToAll, in, len(in), func(r int) ([]byte, int) { return out[r*n:][:n], g.rank * n })
+	if g.exposes(g.limits.AllToAll, g.mapped.AllToAll, len(in)) {
+		ok, err := g.copyExposed(allToAll, in, len(in), func(r int) ([]byte, int) { return out[r*n:][:n], g.rank * n })
 		if ok || err != nil {
 			return err
 		}
 	}
-	return g.pipeline(pieces(n, piece), func(k int, data []byte) { g.deal(data, blocks{whole: in}, n, k, piece) },
+	return g.pipeline(pieces(n, piece), func(k int, data []byte) { g.stageBlocks(data, blocks{whole: in}, n, k, piece) },
 		func(k int, p uint32) error {
 			for i := 1; i < g.size; i++ {
 				r := (g.rank + i) % g.size
-				data, err := g.arrived(r, p)
+				data, err := g.waitPiece(r, p)
 				if err != nil {
 					return err
 				}
 				copy(cut(out[r*n:][:n], k, piece), data[g.rank*piece:])
 			}
-			g.all(p)
+			g.allPublished(p)
 			return nil
 		})
 }
 
-// AllToAllV is AllToAll with blocks of any size, one slice for each rank's:
-// in[r] goes to rank r, out[r] comes from there. Each must be as long as the
-// other rank says. No two of these slices may overlap.
+// AllToAllV is AllToAll for blocks of any size: in[r] goes to rank r, and out[r] comes from
+// there and must have the length that rank r sends. None of these slices may overlap.
 func (g *Group) AllToAllV(out, in [][]byte, stop func() error) error {
 	if len(out) != g.size || len(in) != g.size {
 		return fmt.Errorf("shm: %d outputs and %d inputs in a group of %d", len(out), len(in), g.size)
@@ -751,12 +752,12 @@ func (g *Group) AllToAllV(out, in [][]byte, stop func() error) error {
 	if g.size == 1 {
 		return nil
 	}
-	longest, err := g.agree(out, in)
+	longest, err := g.exchangeLengths(out, in)
 	short := g.shortBlock()
 	if err != nil || longest <= short {
 		return err
 	}
-	if g.lends(g.limits.AllToAll, g.mapped.AllToAll, g.size*longest) {
+	if g.exposes(g.limits.AllToAll, g.mapped.AllToAll, g.size*longest) {
 		if ok, err := g.allToAllVDirect(out, in, short); ok || err != nil {
 			return err
 		}
@@ -773,7 +774,7 @@ func (g *Group) AllToAllV(out, in [][]byte, stop func() error) error {
 		func(k int, p uint32) error {
 			for i := 1; i < g.size; i++ {
 				r := (g.rank + i) % g.size
-				data, err := g.arrived(r, p)
+				data, err := g.waitPiece(r, p)
 				if err != nil {
 					return err
 				}
@@ -781,20 +782,20 @@ func (g *Group) AllToAllV(out, in [][]byte, stop func() error) error {
 					copy(cut(out[r], k, piece), data[g.rank*piece:])
 				}
 			}
-			g.all(p)
+			g.allPublished(p)
 			return nil
 		})
 }
 
-// lengths is what the lengths of a rank's blocks take of a slot.
+// lengths returns how many bytes of a slot the lengths of a rank's blocks take.
 func (g *Group) lengths() int { return (8*g.size + 63) &^ 63 }
 
-// shortBlock is how long a block is at most that comes with the lengths: there is room, and
-// it would not be lent.
+// shortBlock returns the largest block that goes with the lengths: the slot has room for it,
+// and it is too short for a single copy.
 func (g *Group) shortBlock() int {
 	n := max(g.piece-g.lengths(), 0) / g.size &^ 63
 	l := g.limits.AllToAll
-	if m := g.mapped.AllToAll; g.armed && m >= 0 && (l < 0 || m < l) {
+	if m := g.mapped.AllToAll; g.allocated && m >= 0 && (l < 0 || m < l) {
 		l = m
 	}
 	if l >= 0 && int64(n)*int64(g.size) >= l {
@@ -803,10 +804,10 @@ func (g *Group) shortBlock() int {
 	return n
 }
 
-// agree tells the others the lengths of in, checks out against theirs, and
-// returns the longest block of all ranks, which sets the number of pieces. Blocks that
-// are not longer than shortBlock come with it; those that are, are left.
-func (g *Group) agree(out, in [][]byte) (longest int, err error) {
+// exchangeLengths tells the others the lengths of in and compares out with theirs. It returns
+// the longest block of all ranks, which sets the number of pieces. Blocks of up to shortBlock
+// go with it.
+func (g *Group) exchangeLengths(out, in [][]byte) (longest int, err error) {
 	head, short := g.lengths(), g.shortBlock()
 	err = g.pipeline(1,
 		func(_ int, data []byte) {
@@ -826,14 +827,14 @@ func (g *Group) agree(out, in [][]byte) (longest int, err error) {
 				if r == g.rank {
 					continue
 				}
-				data, err := g.arrived(r, p)
+				data, err := g.waitPiece(r, p)
 				if err != nil {
 					return err
 				}
 				for to := range g.size {
 					n := *word64(data, 8*to)
 					if to == g.rank && n != uint64(len(out[r])) {
-						return g.unfit(r, "rank %d sends %d bytes to rank %d, which expects %d", r, n, g.rank, len(out[r]))
+						return g.disagree(r, "rank %d sends %d bytes to rank %d, which expects %d", r, n, g.rank, len(out[r]))
 					}
 					if to != r {
 						longest = max(longest, int(n))
@@ -843,14 +844,14 @@ func (g *Group) agree(out, in [][]byte) (longest int, err error) {
 			for i := 1; i < g.size; i++ {
 				r := (g.rank + i) % g.size
 				if n := len(out[r]); n <= short {
-					data, err := g.arrived(r, p)
+					data, err := g.waitPiece(r, p)
 					if err != nil {
 						return err
 					}
 					copy(out[r], data[head+g.rank*short:][:n])
 				}
 			}
-			g.all(p)
+			g.allPublished(p)
 			return nil
 		})
 	return longest, err
@@ -866,12 +867,12 @@ func (g *Group) Barrier(stop func() error) error {
 	return g.pipeline(1, func(int, []byte) {}, func(_ int, p uint32) error {
 		for r := range g.segs {
 			if r != g.rank {
-				if _, err := g.arrived(r, p); err != nil {
+				if _, err := g.waitPiece(r, p); err != nil {
 					return err
 				}
 			}
 		}
-		g.all(p)
+		g.allPublished(p)
 		return nil
 	})
 }

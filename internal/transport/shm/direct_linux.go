@@ -8,25 +8,24 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// here returns this process's mark. It is drawn once, not once a group, so that two
-// ranks of one process find out that they are.
-var here = sync.OnceValue(func() *mark {
+// ownMark returns this process's mark. There is one for the process, not for each group, so
+// that two ranks of one process recognise each other.
+var ownMark = sync.OnceValue(func() *mark {
 	m := new(mark)
 	rand.Read(m[:])
 	return m
 })
 
-// window is what a reader of other processes' memory needs; one at a time uses it.
-type window struct {
+// vmReader holds the arguments of process_vm_readv(2), for one goroutine at a time.
+type vmReader struct {
 	local  [2]unix.Iovec
 	remote [2]unix.RemoteIovec
 	got    mark
 }
 
-// read is glimpse by process_vm_readv(2). With the data comes the mark, out of the same
-// address space: should the process have died and its number been given to another, the
-// mark is not there.
-func (w *window) read(p *place, dst []byte, addr uint64) error {
+// read implements readMemory by process_vm_readv(2). It reads the mark in the same call: if the
+// process has died and its number belongs to another one, the mark is not there.
+func (w *vmReader) read(p *process, dst []byte, addr uint64) error {
 	w.local[0].Base = unsafe.SliceData(dst)
 	w.local[0].SetLen(len(dst))
 	w.local[1].Base = &w.got[0]
@@ -43,7 +42,7 @@ func (w *window) read(p *place, dst []byte, addr uint64) error {
 	case int(n) != len(dst)+len(w.got):
 		return unix.EFAULT
 	case w.got != p.mark:
-		return errStranger
+		return errOtherProcess
 	}
 	return nil
 }

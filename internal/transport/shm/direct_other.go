@@ -4,8 +4,8 @@ package shm
 
 import "errors"
 
-type window struct{}
+type vmReader struct{}
 
-func (*window) read(*place, []byte, uint64) error { return errors.ErrUnsupported }
+func (*vmReader) read(*process, []byte, uint64) error { return errors.ErrUnsupported }
 
-func here() *mark { return new(mark) }
+func ownMark() *mark { return new(mark) }

@@ -4,13 +4,13 @@ package shm
 
 import "unsafe"
 
-// copyUnseen copies from memory of another rank in this process. The race detector
-// must not see it: what orders the copy lies in memory of which the ranks have two
-// mappings. It looks into copy and memmove, so this is a loop.
+// copyUnchecked copies from memory of another rank in this process. The race detector
+// must not see it, because it does not see the words that order the copy: each rank has
+// its own mapping of them. It looks into copy and memmove, so this is a loop.
 //
 //go:norace
 //go:nocheckptr
-func copyUnseen(dst []byte, at uint64) {
+func copyUnchecked(dst []byte, at uint64) {
 	p := uintptr(at)
 	src := unsafe.Slice(*(**byte)(unsafe.Pointer(&p)), len(dst))
 	i := 0

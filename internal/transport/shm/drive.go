@@ -6,17 +6,17 @@ import (
 	"time"
 )
 
-// Waiter is somebody who waits for messages and lends the goroutine for it.
+// Waiter is what a goroutine waits for while it moves messages.
 type Waiter interface {
-	// Finished reports whether there is nothing left to wait for. It is asked often.
+	// Finished reports whether the wait is over. It is called often.
 	Finished() bool
-	// Over reports whether the wait is over all the same: a context or a deadline. It is
-	// asked every few microseconds at first, later every few milliseconds.
+	// Over reports whether the wait must end early: its context or deadline is over. It is
+	// called every few microseconds at first, later every few milliseconds.
 	Over() bool
 }
 
-// Help makes messages go on in the calling goroutine, until w has finished or
-// is over, or done is closed, or there is nothing to help with, because another goroutine does it.
+// Help moves messages in the calling goroutine, until w has finished or is over, or done is
+// closed. It returns at once if another goroutine does that work.
 func (m *Mesh) Help(w Waiter, done <-chan struct{}) {
 	m.helpers.Add(1)
 	if m.takeOver() {
@@ -26,37 +26,37 @@ func (m *Mesh) Help(w Waiter, done <-chan struct{}) {
 	if m.helpers.Add(-1) > 0 || m.pending.Load() == 0 {
 		return
 	}
-	if !m.lazy || m.refused.Swap(false) {
+	if !m.lazy || m.turnedAway.Swap(false) {
 		m.Kick()
-	} else if m.owed.Load() {
+	} else if m.leftToHelpers.Load() {
 		m.later.Start()
 	}
 }
 
-// leaveFor is for how long messages that the mesh's goroutine has left to a
-// helper wait for the next one: waking a goroutine costs more than most of them.
+// leaveFor is how long messages that the mesh's goroutine has left to a waiting goroutine wait
+// for the next one. To wake a goroutine costs more than most messages.
 const leaveFor = 100 * time.Microsecond
 
 // Poll moves what can be moved at once.
 func (m *Mesh) Poll() { m.progress() }
 
-// takeOver makes the caller the driver. The mesh's own goroutine makes way, others do not.
+// takeOver makes the caller the driver. The mesh's own goroutine lets it, other callers do not.
 func (m *Mesh) takeOver() bool {
 	for n := 1; !m.driver.TryLock(); n++ {
 		if !m.background.Load() {
 			// It may just have ended. Who drives sees the mark when it stops.
-			m.refused.Store(true)
+			m.turnedAway.Store(true)
 			return m.driver.TryLock()
 		}
 		if n == 1 {
 			m.mu.Lock()
 			if m.end == nil {
-				m.g.self.ring()
+				m.g.self.wakeMesh()
 			}
 			m.mu.Unlock()
 		}
 		yield()
-		if n%glance == 0 {
+		if n%yieldsPerClock == 0 {
 			runtime.Gosched()
 		}
 	}
@@ -73,7 +73,7 @@ func (m *Mesh) drive() {
 		case <-m.kicks:
 		}
 		if m.helpers.Load() > 0 || !m.driver.TryLock() {
-			m.owe()
+			m.leaveToHelpers()
 			continue
 		}
 		m.background.Store(true)
@@ -81,37 +81,37 @@ func (m *Mesh) drive() {
 		m.background.Store(false)
 		m.driver.Unlock()
 		if m.pending.Load() > 0 {
-			m.owe()
+			m.leaveToHelpers()
 		} else {
-			m.owed.Store(false)
+			m.leftToHelpers.Store(false)
 		}
 	}
 }
 
-// owe leaves what is under way to helpers, the last of which has to see to it
-// that the goroutine of the mesh comes back.
-func (m *Mesh) owe() {
-	m.owed.Store(true)
+// leaveToHelpers leaves the requests to goroutines in Help. The last of them wakes the mesh's
+// goroutine again.
+func (m *Mesh) leaveToHelpers() {
+	m.leftToHelpers.Store(true)
 	if m.helpers.Load() == 0 {
 		m.Kick()
 	}
 }
 
-// enough reports whether the driver stops.
-func (m *Mesh) enough(w Waiter) bool {
+// stopDriving reports whether the driver has no more work.
+func (m *Mesh) stopDriving(w Waiter) bool {
 	if w == nil {
 		return m.pending.Load() == 0 || m.helpers.Load() > 0
 	}
 	return w.Finished()
 }
 
-// run polls until there is no need any more. Waiting is as in Group.waitLong.
+// run moves messages until stopDriving or mustStop. It waits as Group.waitLong does.
 func (m *Mesh) run(w Waiter, done <-chan struct{}) {
 	sleep := minSleep
 	var since time.Time
 	settled := m.g.spinFor == 0 // there is no CPU of its own to move to
-	offer := m.g.offer()
-	for n := 0; !m.enough(w); n++ {
+	offer := m.g.yieldsPerGosched()
+	for n := 0; !m.stopDriving(w); n++ {
 		if m.progress() {
 			n, sleep, since = -1, minSleep, time.Time{}
 			continue
@@ -123,8 +123,8 @@ func (m *Mesh) run(w Waiter, done <-chan struct{}) {
 		if since.IsZero() {
 			since = time.Now()
 		}
-		if n%glance == 0 {
-			if m.over(w, done) {
+		if n%yieldsPerClock == 0 {
+			if m.mustStop(w, done) {
 				return
 			}
 			waited := time.Since(since)
@@ -143,14 +143,14 @@ func (m *Mesh) run(w Waiter, done <-chan struct{}) {
 		}
 		if !settled && w != nil {
 			settled = true
-			m.part()
+			m.moveAway()
 		}
 		yield()
 	}
 }
 
-// over reports whether there is no use in driving on, or no right.
-func (m *Mesh) over(w Waiter, done <-chan struct{}) bool {
+// mustStop reports whether the driver has to return before its work is done.
+func (m *Mesh) mustStop(w Waiter, done <-chan struct{}) bool {
 	select {
 	case <-m.closed:
 		return true
@@ -161,17 +161,17 @@ func (m *Mesh) over(w Waiter, done <-chan struct{}) bool {
 	if w != nil && w.Over() {
 		return true
 	}
-	m.look()
+	m.checkEnd()
 	return false
 }
 
-// doze sleeps until a message may have moved, unless one has.
+// doze sleeps until a message may have moved. It returns false if it has not slept.
 func (m *Mesh) doze(w Waiter, limit time.Duration) bool {
 	self := m.g.self
 	atomic.AddUint32(self.dozing, 1)
 	defer atomic.AddUint32(self.dozing, ^uint32(0))
-	now := atomic.LoadUint32(self.bell)
-	if m.progress() || m.enough(w) {
+	now := atomic.LoadUint32(self.moves)
+	if m.progress() || m.stopDriving(w) {
 		return false
 	}
 	select {
@@ -179,12 +179,12 @@ func (m *Mesh) doze(w Waiter, limit time.Duration) bool {
 		return false
 	default:
 	}
-	doze(self.bell, now, limit)
+	doze(self.moves, now, limit)
 	return true
 }
 
-// part moves this thread away from the CPU of a rank from which a message is to come.
-func (m *Mesh) part() {
+// moveAway moves this thread away from the CPU of a rank that has to send a message.
+func (m *Mesh) moveAway() {
 	m.mu.Lock()
 	owner := -1
 	for i := range m.peers {
@@ -195,6 +195,6 @@ func (m *Mesh) part() {
 	}
 	m.mu.Unlock()
 	if owner >= 0 {
-		m.g.hop(owner)
+		m.g.moveOffCPU(owner)
 	}
 }

@@ -21,7 +21,7 @@ func (g *Group) Spins() bool { return g.spinFor > 0 }
 // Magic is what a hello begins with.
 const Magic = uint64(magic)
 
-// From returns options by which everything from n bytes on is copied directly; -1 stands for nothing.
+// From returns options by which data of n bytes and more are copied directly; -1 means never.
 func (o Options) From(n int64) Options {
 	l := uniform(n)
 	o.limits = &l
@@ -38,13 +38,13 @@ func (o Options) Tile(n int) Options {
 func (g *Group) SetFrom(n int64) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	if g.why == "" {
+	if g.whyStaged == "" {
 		g.limits = uniform(n)
 	}
 }
 
-// SetMapped sets from how many bytes on memory of Alloc is lent, for a group that runs no
-// operation. All ranks do it.
+// SetMapped sets from how many bytes on memory of Alloc is exposed, for a group that runs no
+// operation. All ranks call it.
 func (g *Group) SetMapped(n int64) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -72,7 +72,7 @@ func (o Options) NoArenas(why syscall.Errno) Options {
 // Reading returns options with which before is called before this rank reads n bytes of the
 // memory of process pid. If it returns an error, nothing is read.
 func (o Options) Reading(before func(pid, n int) error) Options {
-	o.glimpse = func(w *window, p *place, dst []byte, addr uint64) error {
+	o.readMemory = func(w *vmReader, p *process, dst []byte, addr uint64) error {
 		if err := before(p.pid, len(dst)); err != nil {
 			return err
 		}
@@ -86,10 +86,10 @@ func (o Options) Strangers() Options {
 	return o.Reading(func(pid, n int) error { return nil })
 }
 
-// Taking returns options by which this rank looks for the others in process pid, or, if
-// pid is 0, where they are, but for another mark.
+// Taking returns options by which this rank takes process pid for the other ranks' process. If
+// pid is 0 it takes the right process and expects another mark.
 func (o Options) Taking(pid int) Options {
-	o.glimpse = func(w *window, p *place, dst []byte, addr uint64) error {
+	o.readMemory = func(w *vmReader, p *process, dst []byte, addr uint64) error {
 		other := *p
 		if pid == 0 {
 			other.mark[0]++

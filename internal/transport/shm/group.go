@@ -12,55 +12,52 @@ import (
 )
 
 const (
-	// MaxRanks is how many ranks a group may have: a collective of that many
-	// hosts' worth of CPUs is better done in two levels.
+	// MaxRanks is how many ranks a group may have. For that many CPUs, two levels are faster.
 	MaxRanks = 128
 
 	// MaxElem is the largest element, in bytes, that a reduction takes.
 	MaxElem = 64
 
-	// depth is how many pieces a rank has in flight. Three are enough for a rank
-	// that waits for nobody but for data; the fourth lets one run ahead. It is a
-	// power of two because piece numbers wrap.
+	// depth is how many pieces a rank has in flight. Three are enough for ranks that wait for
+	// nothing but data. With the fourth a rank can run ahead. It is a power of two because
+	// piece numbers wrap.
 	depth = 4
 
-	// line keeps words of different writers apart: CPUs fetch lines of 64 bytes
-	// in pairs.
+	// line keeps the words of different writers apart. CPUs fetch lines of 64 bytes in pairs.
 	line = 128
 
-	// A piece has room for the unit of the most awkward element, 63 bytes, for each
-	// rank, and for the lengths of AllToAllV.
+	// A piece must have room, for each rank, for the unit of any element, 63 bytes at most, and
+	// for the lengths of AllToAllV.
 	minShare = 4 << 10
 
-	// A goroutine cannot be stopped for a garbage collection while it copies or
-	// reduces a piece.
+	// A goroutine cannot be stopped for a garbage collection while it copies or reduces a
+	// piece.
 	maxPiece = 1 << 20
 )
 
 // Options tune a group. The zero value is right for most. All ranks use the
 // sizes of rank 0.
 type Options struct {
-	// Piece is how many bytes a rank stages at a time; 0 stands for 256 KiB.
-	// It is clamped to 4 KiB a rank and 1 MiB. A rank's part of the memory is four
-	// pieces, which exist once they have been used.
+	// Piece is how many bytes a rank stages at a time. 0 means 256 KiB. The least is 4 KiB for
+	// each rank, the most 1 MiB. A rank has four pieces in the memory, which exist once they
+	// are used.
 	Piece int
 
-	// OneShot is up to how many bytes each rank reduces everything by itself;
-	// 0 stands for 32 KiB with up to four ranks and 8 KiB with more, negative for never.
-	// It cannot be more than a piece.
+	// OneShot is the size in bytes up to which each rank reduces everything by itself. 0 means
+	// 32 KiB with up to four ranks, else 8 KiB. Negative means never. It cannot be more than a
+	// piece.
 	OneShot int
 
-	// Staged makes this rank read no other rank's memory with
-	// process_vm_readv(2), and, because ranks do alike, the others neither: data go
-	// through the shared memory, with two copies, but for those in memory of [Group.Alloc].
+	// Staged makes all ranks copy data twice, through the shared memory, unless they lie in
+	// memory of [Group.Alloc]. No rank reads another's memory with process_vm_readv(2) then.
 	Staged bool
 
-	limits   *Limits   // nil stands for defaultLimits; those of rank 0 count
-	arena    int       // bytes of an arena, those of rank 0; 0 stands for as many as there is memory
-	noArenas errArenas // why this rank has none; 0 stands for nothing
-	section  int       // 0 stands for defaultSection; at least 4 KiB
-	tile     int       // 0 stands for defaultTile; at least 4 KiB and at most a stretch
-	glimpse  glimpse   // nil stands for the system call; of this rank alone, for which then no other is in its process
+	limits     *Limits    // nil means defaultLimits; rank 0's count
+	arena      int        // bytes of an arena, rank 0's count; 0 means the host's memory
+	noArenas   errArenas  // why this rank has none; 0 means no reason
+	section    int        // 0 means defaultSection; at least 4 KiB
+	tile       int        // 0 means defaultTile; at least 4 KiB and at most a stretch
+	readMemory readMemory // nil means the system call; with it, no other rank counts as in this process
 }
 
 func (o Options) directFrom() Limits {
@@ -81,9 +78,9 @@ func (o Options) piece(ranks int) int {
 func (o Options) oneShot(ranks int) int {
 	n := o.OneShot
 	if n == 0 {
-		// BenchmarkProcesses: two ranks on two CPUs take as long either way from
-		// 16 to 64 KiB; four take 22 us instead of 32 at 32 KiB, for they wait once
-		// and not twice. But everybody's work grows with the ranks.
+		// BenchmarkProcesses: two ranks on two CPUs take as long either way from 16 to 64 KiB.
+		// Four take 22 us instead of 32 at 32 KiB, because they wait once and not twice. But
+		// each rank's work grows with the number of ranks.
 		n = 32 << 10
 		if ranks > 4 {
 			n = 8 << 10
@@ -104,8 +101,8 @@ var (
 	ErrLeft = errors.New("shm: a rank has left the group")
 )
 
-// RankError says which rank ended an operation. It wraps ErrAborted,
-// ErrMismatch, ErrLeft or ErrUnreadable.
+// RankError says which rank ended an operation. It wraps ErrAborted, ErrMismatch, ErrLeft or
+// ErrUnreadable.
 type RankError struct {
 	Rank int
 	Err  error
@@ -114,20 +111,17 @@ type RankError struct {
 func (e *RankError) Error() string { return fmt.Sprintf("%v (rank %d)", e.Err, e.Rank) }
 func (e *RankError) Unwrap() error { return e.Err }
 
-// Group is one rank's end of a set of ranks that share memory. Make one with
-// [Endpoint.Join].
+// Group is one rank's end of a set of ranks that share memory. [Endpoint.Join] makes one.
 //
-// All ranks call the same collectives in the same order with the same sizes. A
-// Group does one at a time: calls from several goroutines queue up, in no
-// particular order. Buffers belong to the call until it returns, with or
-// without an error; then nobody changes them any more. After an error others may still
-// read what they were lent, to no effect.
+// All ranks call the same collectives in the same order with the same sizes. A Group runs one
+// at a time. Calls from several goroutines wait for each other, in no particular order. Buffers
+// belong to the call until it returns, with or without an error. Afterwards no rank changes
+// them. After an error others may still read them, but then do not use what they read.
 //
-// A collective takes a function stop, which may be nil. While the call waits,
-// it asks stop every few microseconds at first, later every few milliseconds;
-// what stop returns, if not nil, ends the call and aborts the group, because a
-// rank that gives up is out of step with the others for good. That is the
-// place for contexts and deadlines.
+// A collective takes a function stop, which may be nil: it is the place for contexts and
+// deadlines. A waiting call asks it every few microseconds at first, later every few
+// milliseconds. An error that it returns ends the call and aborts the group: a rank that gives
+// up is out of step with the others for good.
 type Group struct {
 	rank, size int
 	piece      int
@@ -141,7 +135,7 @@ type Group struct {
 	seen uint32 // all ranks have published the pieces before this one
 	stop func() error
 	op   header
-	past [depth]uint64 // history of the piece that was published last with each slot
+	past [depth]uint64 // history of the piece that was last published with each slot
 
 	// The operation that collectives belong to; see call.go.
 	number   uint32
@@ -149,27 +143,27 @@ type Group struct {
 	describe func(what [2]uint64) string
 
 	// What is copied straight out of other ranks' memory; see direct.go.
-	limits     Limits
-	why        string // there is no such thing
-	places     []place
-	inside     bool // all ranks are in this process
-	glimpse    glimpse
-	lens       lens
-	lent       []byte
-	lentBlocks [][]byte
-	addrs      []uint64 // where the others have what they lend
-	scratch    []byte   // two tiles
-	srcs       [][]byte // for weave
-	tile       int
-	section    int
-	private    bool // this call may lend other memory than that of Alloc
+	limits        Limits
+	whyStaged     string // "" if data can be copied straight out of other ranks' memory
+	processes     []process
+	oneProcess    bool // all ranks are in this process
+	readMemory    readMemory
+	remote        remoteReader
+	exposed       []byte
+	exposedBlocks [][]byte
+	addrs         []uint64 // where the others have what they expose
+	scratch       []byte   // two tiles
+	srcs          [][]byte // for reduceOperands
+	tile          int
+	section       int
+	exposeAny     bool // this call may expose memory that is not from Alloc
 
 	// What the others see without copying; see arena.go.
 	arenas      [][]byte // by rank; nil if there are none
 	own         *arena
 	whyNoArenas string
 	mapped      Limits
-	armed       bool // all ranks have called Alloc, and count on mapped
+	allocated   bool // all ranks have called Alloc, and use mapped
 
 	failure atomic.Pointer[error] // why the group refuses; set once
 	life    sync.Mutex            // held while the memory must stay mapped, outside collectives
@@ -178,54 +172,55 @@ type Group struct {
 	closed  bool
 }
 
-// segment is what a rank owns of the memory.
+// segment is a rank's part of the memory.
 type segment struct {
-	abort   *uint32 // rank+1 of who aborted; written by anybody
-	waiters *uint32 // how many sleep on a word of this rank
+	abort   *uint32 // rank+1 of the rank that aborted; any rank writes it
+	waiters *uint32 // how many ranks sleep on a word of this one
 	left    *uint32 // this rank has closed the group
 	ack     *uint64
-	bell    *uint32 // counts up when a message has moved that this rank's Mesh may wait for
-	dozing  *uint32 // how many sleep on bell
-	cpus    []byte  // those the rank may run on
+	moves   *uint32 // counts messages that this rank's Mesh may wait for
+	dozing  *uint32 // how many goroutines sleep on moves
+	cpus    []byte  // that the rank may run on
 	quota   *uint32
-	pid     *uint64 // what the others need to read the memory of the rank's process
+	pid     *uint64 // for the others, to read the memory of the rank's process
 	markAt  *uint64
 	mark    *mark
 	found   *uint64 // whether this rank can read that of the others
 	mapped  *uint64 // whether it has mapped their arenas
-	reading *uint32 // rank+1 of the one in this process that it reads from at the moment
-	last    *uint64 // entered, and the number of its last call; see call.go
+	reading *uint32 // rank+1 of the rank in this process that it reads from at the moment
+	last    *uint64 // the number of its last call, with the mark entered; see call.go
 	calls   *[rememberCalls]called
 	slots   [depth]slot
 }
 
-// slot holds a piece. Its owner writes all of it, but for the data of rank 0,
-// into which the owners of shares put the result of an all-reduce.
+// slot holds a piece. Its owner writes all of it. Only into the data of rank 0 other ranks
+// write, the results of their shares of an all-reduce.
 type slot struct {
 	reduced *uint32 // number of the piece whose share is reduced, plus one
-	in      *uint32 // number of the piece that is published, plus one
+	in      *uint32 // number of the published piece, plus one
 	op      *header
 	data    []byte
 }
 
-// header tells which call a staged piece belongs to. It lies beside slot.in, so
-// that looking at it costs nothing.
+// header tells which call a staged piece belongs to. It shares a cache line with slot.in, so
+// reading it costs nothing.
 type header struct {
 	piece   uint32
 	kind    kind
 	elem    uint8
 	root    uint16
 	bytes   uint64
-	history uint64 // of the operation, see transport.Call
+	history uint64 // see transport.Call
 }
 
-// isFor reports whether h is that of piece p of an operation. (For == the compiler makes a call.)
+// isFor reports whether h is the header of piece p of an operation. For == the compiler makes a
+// call.
 func (h *header) isFor(op *header, p uint32) bool {
 	return h.history == op.history && h.bytes == op.bytes && h.piece == p && h.kind == op.kind && h.elem == op.elem && h.root == op.root
 }
 
-// tells reports whether it is of piece p. A rank that publishes a piece without data writes none.
-func (h *header) tells(p uint32) bool { return h.piece == p && h.kind != 0 }
+// isOf reports whether h belongs to piece p. A piece without data has no header.
+func (h *header) isOf(p uint32) bool { return h.piece == p && h.kind != 0 }
 
 type kind uint8
 
@@ -252,8 +247,8 @@ func (k kind) String() string {
 	return fmt.Sprintf("operation %d", uint8(k))
 }
 
-// Layout of the memory: a page that says what it is, a segment a rank, and the
-// rings for messages. From the next huge page on, the arenas follow.
+// Layout of the memory: a page with the magic number, a segment for each rank, and the
+// rings for messages. The arenas begin at the next huge page.
 const (
 	page = 4096
 
@@ -264,7 +259,7 @@ const (
 	atWaiters = 1 * line
 	atLeft    = 2 * line
 	atAck     = 3 * line
-	atBell    = 4 * line
+	atMoves   = 4 * line
 	atDozing  = 5 * line
 	atCPUs    = 6 * line
 	atQuota   = atCPUs + maxCPUs/8
@@ -294,7 +289,7 @@ func arenasAt(ranks, piece int) int {
 	return (memorySize(ranks, piece) + hugePage - 1) &^ (hugePage - 1)
 }
 
-// fileSize is what there is with arenas of so many bytes, if there are any.
+// fileSize returns the size of the file with arenas of so many bytes, or with none.
 func fileSize(ranks, piece, arena int) int {
 	if arena == 0 {
 		return memorySize(ranks, piece)
@@ -307,14 +302,14 @@ func ringsAt(ranks, piece int) int { return page + ranks*segmentSize(piece) }
 func word32(b []byte, off int) *uint32 { return (*uint32)(unsafe.Pointer(&b[off : off+4][0])) }
 func word64(b []byte, off int) *uint64 { return (*uint64)(unsafe.Pointer(&b[off : off+8][0])) }
 
-// newGroup lays a group over mem, which is aligned to a page.
+// newGroup makes a group over mem, which is aligned to a page.
 func newGroup(mem []byte, rank, size, piece, oneShot int) *Group {
 	g := &Group{rank: rank, size: size, piece: piece, oneShot: oneShot, mem: mem, segs: make([]segment, size), addrs: make([]uint64, size)}
 	for r := range g.segs {
 		b := mem[page+r*segmentSize(piece):][:segmentSize(piece)]
 		s := &g.segs[r]
 		s.abort, s.waiters, s.left = word32(b, atAbort), word32(b, atWaiters), word32(b, atLeft)
-		s.bell, s.dozing = word32(b, atBell), word32(b, atDozing)
+		s.moves, s.dozing = word32(b, atMoves), word32(b, atDozing)
 		s.ack, s.cpus, s.quota = word64(b, atAck), b[atCPUs:atQuota:atQuota], word32(b, atQuota)
 		s.pid, s.markAt, s.mark = word64(b, atProcess), word64(b, atProcess+8), (*mark)(b[atProcess+16:])
 		s.found, s.mapped, s.reading = word64(b, atFound), word64(b, atFound+8), word32(b, atReading)
@@ -331,9 +326,9 @@ func newGroup(mem []byte, rank, size, piece, oneShot int) *Group {
 	return g
 }
 
-// settle decides how to wait and how to copy, once all ranks have said where they
-// may run and whose memory they can read.
-func (g *Group) settle() {
+// configure decides how to wait and how to copy, once all ranks have said which CPUs they may
+// use and whose memory they can read.
+func (g *Group) configure() {
 	quota, n := uint32(maxCPUs), 0
 	var union [maxCPUs / 64]uint64
 	for r := range g.segs {
@@ -358,7 +353,7 @@ func (g *Group) Rank() int { return g.rank }
 // Size returns how many ranks there are.
 func (g *Group) Size() int { return g.size }
 
-// OneShot returns up to how many bytes each rank reduces everything by itself.
+// OneShot returns the size up to which each rank reduces everything by itself.
 func (g *Group) OneShot() int { return g.oneShot }
 
 // Err returns why the group refuses operations, nil while it works.
@@ -383,16 +378,15 @@ func (g *Group) aborted() error {
 	return g.fail(&RankError{Rank: int(by) - 1, Err: ErrAborted})
 }
 
-// fail makes the group refuse with err, or with what came first, which it returns.
+// fail makes the group refuse with err, and returns the first such error.
 func (g *Group) fail(err error) error {
 	g.failure.CompareAndSwap(nil, &err)
 	return *g.failure.Load()
 }
 
-// Abort ends the operation that runs, and all later ones, on every rank: here
-// with an error that wraps ErrAborted and err, on the others with a *RankError that
-// names this rank. It waits for nobody and may be called at any time, from any
-// goroutine. Only the first of several reasons counts.
+// Abort ends the operation that runs, and all later ones, on every rank. On this rank the error
+// wraps ErrAborted and err, on the others it is a *RankError with this rank. Abort does not
+// wait, and may be called at any time from any goroutine. Only the first reason counts.
 func (g *Group) Abort(err error) {
 	g.life.Lock()
 	defer g.life.Unlock()
@@ -409,17 +403,17 @@ func (g *Group) abort(err error) {
 		err = fmt.Errorf("%w: %w", ErrAborted, err)
 	}
 	g.fail(err)
-	g.tell()
+	g.signalAbort()
 }
 
-// tell aborts the other ranks.
-func (g *Group) tell() {
+// signalAbort aborts the other ranks.
+func (g *Group) signalAbort() {
 	for r := range g.segs {
 		atomic.CompareAndSwapUint32(g.segs[r].abort, 0, uint32(g.rank)+1)
 	}
 	for r := range g.segs {
 		g.segs[r].wakeAll()
-		g.segs[r].ring()
+		g.segs[r].wakeMesh()
 	}
 }
 
@@ -433,9 +427,9 @@ func (s *segment) wakeAll() {
 	}
 }
 
-// Close leaves the group and frees its memory, after the operation that runs
-// here, if any, has been ended. What this rank has from Alloc stays until it is freed. Ranks that need this one later get ErrLeft; what it
-// has done for them by now stays. It may be called more than once.
+// Close ends the operation that runs here, leaves the group and frees its memory. What this
+// rank has from Alloc stays until it is freed. Ranks that need this one later get ErrLeft. Data
+// that it has published stay. Close may be called more than once.
 func (g *Group) Close() error {
 	g.life.Lock()
 	m := g.mesh
@@ -455,7 +449,7 @@ func (g *Group) Close() error {
 	atomic.StoreUint32(g.self.left, 1)
 	g.self.wakeAll()
 	for r := range g.segs {
-		g.segs[r].ring()
+		g.segs[r].wakeMesh()
 	}
 	mem := g.mem
 	g.mem, g.segs, g.self = nil, nil, nil
@@ -465,7 +459,7 @@ func (g *Group) Close() error {
 	return nil
 }
 
-// undo unmaps the memory of a group that has come to nothing.
+// undo unmaps the memory of a group that failed to join.
 func (g *Group) undo() {
 	unmap(g.mem)
 	g.dropArenas()

@@ -6,13 +6,11 @@ import (
 	"strings"
 )
 
-// ErrOtherHost says that ranks cannot share memory because of where they run:
-// on other hosts or virtual machines, or in containers that do not see each other's
-// sockets.
+// ErrOtherHost says that ranks cannot share memory because they run on different hosts, in
+// different virtual machines, or in containers that do not see each other's sockets.
 var ErrOtherHost = errors.New("shm: not all ranks are on one host")
 
-// An address is a version, what the ranks of a host have in common, a socket's
-// name, and a secret:
+// An address is a version, the host and network namespace, the name of a socket, and a secret:
 //
 //	shm1;<boot id>/<network namespace>;<socket>;<token>
 const version = "shm1"
@@ -31,8 +29,8 @@ func parseAddress(s string) (address, error) {
 	return address{host: f[1], socket: f[2], token: f[3]}, nil
 }
 
-// checkAddresses returns rank 0's. All ranks see the same addresses, so they come
-// to the same conclusion without a word to each other.
+// checkAddresses returns rank 0's address. All ranks have the same list, so all get the same
+// result.
 func checkAddresses(rank int, own string, addrs []string) (first address, err error) {
 	if len(addrs) == 0 || len(addrs) > MaxRanks || rank < 0 || rank >= len(addrs) {
 		return address{}, fmt.Errorf("shm: rank %d of %d ranks, want at most %d", rank, len(addrs), MaxRanks)

@@ -20,9 +20,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Endpoint is a rank that may join a group: a socket in the abstract namespace,
-// of which nothing is left once the process has ended, however it did. Every rank
-// makes one and tells the others its address; then each calls Join, once.
+// Endpoint is a rank that may join a group: a socket in the abstract namespace, which vanishes
+// with the process. Every rank makes one and tells the others its address. Then each calls
+// Join, once.
 type Endpoint struct {
 	listener *net.UnixListener
 	addr     address
@@ -32,11 +32,11 @@ type Endpoint struct {
 func NewEndpoint() (*Endpoint, error) {
 	boot, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
 	if err != nil {
-		return nil, fmt.Errorf("shm: which host is this: %w", err)
+		return nil, fmt.Errorf("shm: cannot identify the host: %w", err)
 	}
 	netns, err := os.Readlink("/proc/self/ns/net")
 	if err != nil {
-		return nil, fmt.Errorf("shm: which network namespace is this: %w", err)
+		return nil, fmt.Errorf("shm: cannot identify the network namespace: %w", err)
 	}
 	var random [32]byte
 	rand.Read(random[:])
@@ -52,11 +52,11 @@ func NewEndpoint() (*Endpoint, error) {
 	return &Endpoint{listener: l, addr: a}, nil
 }
 
-// Addr returns what the other ranks need to find this one. It is a secret of
-// the group: who knows it, and is on this host, can join instead of a rank.
+// Addr returns the address that the other ranks need. It contains a secret of the group: a
+// process on this host that knows it can join in place of a rank.
 func (e *Endpoint) Addr() string { return e.addr.String() }
 
-// Close frees what the endpoint holds. Join does so too.
+// Close closes the socket. Join does so too.
 func (e *Endpoint) Close() error {
 	if err := e.listener.Close(); err != nil && !errors.Is(err, net.ErrClosed) {
 		return fmt.Errorf("shm: %w", err)
@@ -64,16 +64,15 @@ func (e *Endpoint) Close() error {
 	return nil
 }
 
-// Join makes this rank one of the group whose addresses are addrs, in the order
-// of their ranks; its own must be addrs[rank]. All ranks call it. It returns once
-// each has seen what every other rank wrote to the memory, or with the reason why this
-// cannot be: [ErrOtherHost], what the kernel or a container forbids, a rank that
-// reported a reason of its own, or the end of ctx.
+// Join makes this rank one of the group whose addresses are addrs, in the order of the ranks;
+// its own must be addrs[rank]. All ranks call it. It returns once each rank has seen what every
+// other rank wrote to the memory. It fails with [ErrOtherHost], with an error of the kernel or
+// of another rank, or at the end of ctx.
 //
-// A rank that fails early tells rank 0, and rank 0 the rest; but one that cannot
-// even reach rank 0 cannot tell it. So ctx should have a deadline or be canceled when
-// some rank is known to have failed, and whoever calls Join has to make sure
-// afterwards that it succeeded everywhere. The endpoint is closed in any case.
+// A rank that fails early tells rank 0, and rank 0 tells the others. A rank that cannot reach
+// rank 0 tells nobody. So ctx should have a deadline, or be canceled when some rank is known to
+// have failed. Afterwards the caller has to make sure that Join succeeded on all ranks. The
+// endpoint is closed in any case.
 func (e *Endpoint) Join(ctx context.Context, rank int, addrs []string, o Options) (*Group, error) {
 	defer e.Close()
 	first, err := checkAddresses(rank, e.Addr(), addrs)
@@ -92,20 +91,20 @@ func (e *Endpoint) Join(ctx context.Context, rank int, addrs []string, o Options
 		}
 		return nil, fmt.Errorf("shm: rank %d cannot join: %w", rank, err)
 	}
-	g.settle()
+	g.configure()
 	return g, nil
 }
 
-// The conversation of rank 0 with each of the others, packet by packet:
+// The packets between rank 0 and each other rank r:
 //
 //	rank r: hello, with rank 0's token
-//	rank 0: the memory's descriptor, with its nonce and its measures
-//	rank r: it found the nonce in the memory, and wrote its own word; or why not
-//	rank 0: all ranks' words are there; or why not
-//	rank r: it sees all ranks' words too, and has written whose memory it can read; or why not
-//	rank 0: so do all, and so has it; or why not
+//	rank 0: the memory's descriptor, its nonce and its sizes
+//	rank r: verdict: it has found the nonce and written its own word
+//	rank 0: verdict: the words of all ranks are there
+//	rank r: verdict: it sees all words, and has published whose memory it can read
+//	rank 0: verdict: all ranks have done so
 //
-// A verdict is a packet that begins with one of these.
+// A verdict begins with one of these bytes. The second one has a reason behind it.
 const (
 	verdictYes = 'y'
 	verdictNo  = 'n'
@@ -144,7 +143,7 @@ func readVerdict(c *net.UnixConn) error {
 	return fmt.Errorf("%q is no answer", b[:n])
 }
 
-// ackOf is what rank r writes.
+// ackOf returns the word that rank r writes.
 func ackOf(nonce uint64, r int) uint64 { return nonce + uint64(r) + 1 }
 
 // host is Join of rank 0.
@@ -226,14 +225,13 @@ func (e *Endpoint) host(ctx context.Context, size int, o Options) (*Group, error
 			return nil, err
 		}
 		if round == 0 {
-			g.probe(o)
+			g.probeAccess(o)
 		}
 	}
 	return g, nil
 }
 
-// welcome hands the memory to all other ranks. It returns the connections that
-// there are, with an error too.
+// welcome passes the memory to all other ranks. It returns the connections, after an error too.
 func (e *Endpoint) welcome(ctx context.Context, size int, offer []byte, fd int) ([]*net.UnixConn, error) {
 	type guest struct {
 		rank int
@@ -373,7 +371,7 @@ func guest(ctx context.Context, rank, size int, first address, o Options) (*Grou
 			return nil, err
 		}
 		if err = g.checkAcks(nonce); err == nil && round == 0 {
-			g.probe(o)
+			g.probeAccess(o)
 		}
 	}
 	return g, nil
@@ -399,7 +397,7 @@ func receive(c *net.UnixConn, rank, size int, o Options) (*Group, uint64, error)
 	if n != offerSize || binary.NativeEndian.Uint64(b[:]) != magic || u32(16) != size || len(fds) != 1 ||
 		piece < size*minShare || piece > maxPiece || piece%line != 0 || oneShot < 0 || oneShot > piece ||
 		arena > maxArenas/uint64(size) || arena%hugePage != 0 || strconv.IntSize < 64 && arena > 0 {
-		return nil, 0, fmt.Errorf("rank 0 sent %d bytes and %d descriptors that are no offer", n, len(fds))
+		return nil, 0, fmt.Errorf("rank 0 sent an invalid offer of %d bytes and %d descriptors", n, len(fds))
 	}
 	if err := sealed(fds[0], fileSize(size, piece, int(arena))); err != nil {
 		return nil, 0, err
@@ -410,7 +408,7 @@ func receive(c *net.UnixConn, rank, size int, o Options) (*Group, uint64, error)
 	}
 	if *word64(mem, atMagic) != magic || *word64(mem, atNonce) != nonce {
 		unmap(mem)
-		return nil, 0, fmt.Errorf("%w: the memory that rank 0 handed over is not that which rank 0 sees", ErrOtherHost)
+		return nil, 0, fmt.Errorf("%w: the memory from rank 0 is not the memory that rank 0 sees", ErrOtherHost)
 	}
 	g := newGroup(mem, rank, size, piece, oneShot)
 	for i, l := range g.limits.all() {
@@ -433,18 +431,18 @@ func descriptors(oob []byte) (fds []int) {
 	return fds
 }
 
-// introduce writes what this rank has to tell the others.
+// introduce publishes what the other ranks need to know of this one.
 func (g *Group) introduce(nonce uint64) error {
 	if err := usable(g.self.cpus); err != nil {
-		return fmt.Errorf("which CPUs may be used: %w", err)
+		return fmt.Errorf("cannot find out which CPUs may be used: %w", err)
 	}
 	atomic.StoreUint32(g.self.quota, uint32(quota()))
-	*g.self.pid, *g.self.mark, *g.self.markAt = uint64(os.Getpid()), *here(), uint64(uintptr(unsafe.Pointer(here())))
+	*g.self.pid, *g.self.mark, *g.self.markAt = uint64(os.Getpid()), *ownMark(), uint64(uintptr(unsafe.Pointer(ownMark())))
 	atomic.StoreUint64(g.self.ack, ackOf(nonce, g.rank))
 	return nil
 }
 
-// tellArenas says whether this rank has the arenas, as far as there are any.
+// tellArenas publishes whether this rank has arenas, and if not why.
 func (g *Group) tellArenas(none error) {
 	said := errArenas(arenasYes)
 	errors.As(none, &said)
@@ -462,7 +460,7 @@ func (g *Group) checkAcks(nonce uint64) error {
 
 const seals = unix.F_SEAL_SHRINK | unix.F_SEAL_GROW | unix.F_SEAL_SEAL
 
-// create returns memory that nobody can make smaller under the others' feet.
+// create returns a file that no process can shrink.
 func create(size int) (int, error) {
 	fd, err := unix.MemfdCreate("c10d", unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING)
 	if err != nil {

@@ -6,7 +6,7 @@ import (
 	"github.com/c10d-go/c10d/internal/transport"
 )
 
-// buckets is how many lists requests and messages that wait are spread over, by slot.
+// buckets is how many lists the waiting requests and messages are spread over, by slot.
 const buckets = 256
 
 func bucketOf(slot uint64) int { return int(slot * 0x9e3779b97f4a7c15 >> 56) }
@@ -17,28 +17,28 @@ type arrival struct {
 	from  int
 	slot  uint64
 	total uint64
-	addr  uint64 // where it is in the sender's memory, 0 if it is sent
+	addr  uint64 // its place in the sender's memory, 0 if the data are sent
 	id    uint32 // the sender's transfer of the rest
-	data  []byte // what there is of it
+	data  []byte // what has come so far
 	class int
 }
 
-// transfer is a message of several frames, on either side.
+// transfer is a message of several frames, at the sender or at the receiver.
 type transfer struct {
 	next *transfer
 	r    *transport.Request
 	peer int
-	id   uint32 // here
+	id   uint32 // at this rank
 	far  uint32 // at the other rank
-	n    int    // bytes that have gone through
-	addr uint64 // of the message in the sender's memory, which the receiver reads; 0 if it is sent
+	n    int    // bytes that are through
+	addr uint64 // the message's place in the sender's memory, from which the receiver reads it; 0 if it is sent
 }
 
 func (a *arrival) Link() **arrival { return &a.next }
 
 func (x *transfer) Link() **transfer { return &x.next }
 
-// table numbers transfers, from 1.
+// table numbers the transfers of one direction, from 1.
 type table struct {
 	all  []*transfer
 	free *transfer
@@ -80,8 +80,8 @@ func (t *table) drop(err error) {
 	}
 }
 
-// stashClasses are the sizes of what arrivals hold: none, 64 bytes, and twice
-// as much each, up to eager.
+// stashClasses is the number of sizes in which arrivals have memory: none, 64 bytes, and then
+// twice as much each, up to eager.
 const stashClasses = 12
 
 func classOf(n int) int {
@@ -115,5 +115,5 @@ func (m *Mesh) putArrival(a *arrival) {
 	}
 }
 
-// cost is about what a takes.
+// cost is about the memory that a takes.
 func (a *arrival) cost() int { return 128 + cap(a.data) }

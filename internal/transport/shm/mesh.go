@@ -12,115 +12,112 @@ import (
 )
 
 const (
-	// first is how much of a message its first frame brings.
-	first = 8 << 10
+	// firstBytes is how much of a message its first frame brings.
+	firstBytes = 8 << 10
 
-	// eager is up to how much a message goes without the receiver's consent, if
-	// the ring has room for all of it. 64 KiB take 7 us so and 9 with consent
-	// (BenchmarkProcesses, sendrecv).
+	// eager is the size up to which a message is sent whole, if the ring has room, before the
+	// receiver asks for it. For 64 KiB that takes 7 us instead of 9 (BenchmarkProcesses,
+	// sendrecv).
 	eager = 64 << 10
 
-	// step is how much the frames after the first bring then, and chunk when the
-	// receiver has consented; it makes little difference from 8 to 48 KiB.
-	step  = 12 << 10
-	chunk = 32 << 10
+	// restBytes is how much the next frames of such a message bring, and chunk how much the
+	// frames of a message that the receiver has asked for. 8 to 48 KiB make little difference.
+	restBytes = 12 << 10
+	chunk     = 32 << 10
 
-	// turn is how much a rank writes to one peer before it looks at the others.
-	turn = 64 << 10
+	// turnBytes is how much a rank writes to one peer before it looks at the others.
+	turnBytes = 64 << 10
 
-	// Of messages that a peer has sent and nobody expects a rank keeps maxStash
-	// bytes, and what is in the ring; from then on the peer is asked to keep them and
-	// only to say that there are some. Of those a rank remembers maxNotices; then
-	// they stay in the ring.
+	// A rank keeps maxStash bytes of a peer's unexpected messages, and what is in the ring.
+	// Then it asks the peer to announce messages without data. It remembers maxNotices of
+	// those, and leaves more in the ring.
 	maxStash   = 1 << 20
 	maxNotices = 1 << 18
 	maxSpare   = 4 << 20 // bytes of arrivals that are kept for others
 
-	// sip is how much of a message a rank reads from a peer's memory before it looks
-	// at the others. Of memory of Alloc it takes a stretch: 16 MiB in 1000 us instead of 1230.
-	sip = 256 << 10
+	// readBytes is how much of a message a rank reads from a peer's memory before it looks at
+	// the others. From an arena it copies a stretch: 16 MiB take 1000 us so, and 1230 us
+	// otherwise.
+	readBytes = 256 << 10
 
-	// wordOfFault is how long a rank waits for the other mesh to say why the ranks
-	// have ended the group, which they say there first.
-	wordOfFault = time.Second
+	// faultWait is how long a rank whose group has ended waits for the other mesh to say why.
+	faultWait = time.Second
 )
 
-// Mesh is a transport.Mesh whose messages go through the memory of a Group. What
-// the memory cannot do it leaves to another mesh of the same ranks: to notice
-// that one has died, to say why the group has ended, and to diagnose. If either
-// ends, so do both.
+// Mesh is a transport.Mesh whose messages go through the memory of a Group. Another mesh of the
+// same ranks notices when a rank dies, carries faults, and diagnoses timeouts. If one mesh
+// ends, so does the other.
 //
-// From [Limits].Message on the receiver reads a message out of the sender's memory, by those
-// of [Group.MappedLimits] if it lies in memory of Alloc. Others are copied twice.
+// From [Limits].Message on, the receiver reads a message out of the sender's memory, and from
+// [Group.MappedLimits].Message on if it lies in memory of Alloc. Other messages are copied
+// twice.
 //
-// A message of up to 64 KiB is copied into the memory by the goroutine that sends
-// it, and its request ends at once, while there is room. Larger ones follow in
-// pieces when the receiver wants them. Somebody has to see to that: whoever calls
-// Help, or else a goroutine of the mesh, which sleeps while there is nothing to do.
+// Send copies a message of up to 64 KiB into the memory and ends its request at once, if there
+// is room. Larger messages follow in pieces when the receiver wants them. A goroutine in Help
+// moves them, or else a goroutine of the mesh, which sleeps while no request is under way.
 type Mesh struct {
-	transport.Mesh // what does the rest
+	transport.Mesh // deaths, faults, diagnosis
 	g              *Group
 	lazy           bool
 
-	pending atomic.Int64   // requests under way
-	helpers atomic.Int32   // goroutines that want to drive
-	refused atomic.Bool    // one of them was turned away and relies on who drives
-	owed    atomic.Bool    // the mesh's goroutine has left work to helpers
-	later   *backoff.Timer // kicks
+	pending       atomic.Int64   // requests under way
+	helpers       atomic.Int32   // goroutines in Help
+	turnedAway    atomic.Bool    // one of them returned at once and relies on the driver
+	leftToHelpers atomic.Bool    // the mesh's goroutine has left requests to them
+	later         *backoff.Timer // wakes it again
 
-	driver     sync.Mutex  // held by the goroutine that polls
-	background atomic.Bool // which is the mesh's own
+	driver     sync.Mutex  // held by the goroutine that moves messages
+	background atomic.Bool // that is the mesh's goroutine
 
-	kicks   chan struct{} // wake that one
+	kicks   chan struct{} // wakes that goroutine
 	closed  chan struct{} // once Close has begun
-	dooms   sync.Once
+	dooms   sync.Once     // of failSoon
 	wg      sync.WaitGroup
 	closing sync.Once
 
-	mu     sync.Mutex
-	end    error            // what ends requests from now on
-	found  *transport.Fault // will be the end, and nothing moves any more
-	told   bool             // so unlock has said
-	peers  []peer
-	anys   int // receives from any rank that wait
-	shared int // those of them that have a transport.Sharer
-	posted [buckets]transport.Requests
-	early  [buckets]transport.Queue[*arrival]
-	out    table
-	in     table
-	lens   lens
-	lent   int // messages that the receivers may be reading
-	spares [stashClasses]*arrival
-	spare  int // bytes of them
+	mu        sync.Mutex
+	end       error            // how requests end from now on, nil while the mesh works
+	found     *transport.Fault // the fault that the mesh will end with; nothing moves any more
+	faultSent bool             // unlock has called Abort
+	peers     []peer
+	anys      int // waiting receives from any rank
+	shared    int // those of them that have a transport.Sharer
+	posted    [buckets]transport.Requests
+	early     [buckets]transport.Queue[*arrival]
+	out       table
+	in        table
+	remote    remoteReader
+	exposed   int // messages that receivers may be reading
+	spares    [stashClasses]*arrival
+	spare     int // the bytes of spares
 }
 
 // MeshOptions tune a Mesh. The zero value is right for most.
 type MeshOptions struct {
-	// Lazy leaves messages that are under way to whoever calls Help until somebody calls
-	// Kick, for callers that nearly always wait for what they post. Otherwise a
-	// goroutine of the mesh is woken for each message that cannot end at once.
+	// Lazy leaves requests to goroutines in Help until Kick is called. Set it if nearly every
+	// post is followed by a wait. Otherwise each message that cannot end at once wakes a
+	// goroutine of the mesh.
 	Lazy bool
 }
 
-// peer is what there is between this rank and another.
+// peer is the state between this rank and another one.
 type peer struct {
 	rank    int
 	seg     *segment
 	w       writer
 	r       reader
-	pending int       // requests that name it
-	rest    *transfer // the next frameRest belongs to it
-	restOf  *arrival  // or to this
+	pending int       // requests with it
+	rest    *transfer // the receive that the next frameRest belongs to
+	restOf  *arrival  // or the arrival
 	stash   int       // bytes of its messages in arrivals
 	notices int       // its messages in arrivals
 	sends   transport.Requests
-	asks    transport.Queue[*transfer] // frameGo has to be sent
-	streams transport.Queue[*transfer] // the rest has been asked for
+	asks    transport.Queue[*transfer] // a frameGo has to be sent
+	streams transport.Queue[*transfer] // the receiver has asked for the rest
 	reads   transport.Queue[*transfer] // to be read from its memory
 }
 
-// NewMesh lays a mesh over g and rest, which must have the same ranks. Close
-// closes both.
+// NewMesh returns a mesh over g and rest, which must have the same ranks. Close closes both.
 func NewMesh(g *Group, rest transport.Mesh, o MeshOptions) (*Mesh, error) {
 	if g.rank != rest.Rank() || g.size != rest.Size() {
 		return nil, fmt.Errorf("shm: rank %d of %d in memory, rank %d of %d in the other mesh", g.rank, g.size, rest.Rank(), rest.Size())
@@ -169,16 +166,16 @@ func (m *Mesh) Send(r *transport.Request) {
 		return
 	}
 	if atomic.LoadUint32(p.seg.left) != 0 {
-		m.hold(p)
+		m.addPending(p)
 		p.sends.Push(r)
-		m.left(p)
+		m.peerLeft(p)
 		m.unlock()
 		return
 	}
-	if p.sends.Empty() && m.announceTo(p, r) {
-		p.seg.ring()
+	if p.sends.Empty() && m.sendFirst(p, r) {
+		p.seg.wakeMesh()
 	} else {
-		m.hold(p)
+		m.addPending(p)
 		p.sends.Push(r)
 	}
 	m.unlockAfterPost()
@@ -188,8 +185,8 @@ func (m *Mesh) Send(r *transport.Request) {
 func (m *Mesh) Recv(r *transport.Request) {
 	m.mu.Lock()
 	if p := m.admit(r); p != nil {
-		m.hold(p)
-		if !m.expected(r, p) {
+		m.addPending(p)
+		if !m.matchEarly(r, p) {
 			m.posted[bucketOf(r.Slot)].Push(r)
 			m.receive(p)
 		}
@@ -209,7 +206,7 @@ func (m *Mesh) RecvAny(r *transport.Request) {
 			m.shared++
 		}
 		m.pending.Add(1)
-		if !m.expected(r, nil) {
+		if !m.matchEarly(r, nil) {
 			m.posted[bucketOf(r.Slot)].Push(r)
 			for i := range m.peers {
 				m.receive(&m.peers[i])
@@ -222,11 +219,11 @@ func (m *Mesh) RecvAny(r *transport.Request) {
 // anyone is the Peer of a receive from any rank while it waits.
 const anyone = -1
 
-// unlockAfterPost is unlock, and sees to it that somebody drives what has been posted.
+// unlockAfterPost is unlock, and wakes a goroutine if one is needed for what was posted.
 func (m *Mesh) unlockAfterPost() {
 	under := m.end == nil && m.pending.Load() > 0
 	if under {
-		m.g.self.ring()
+		m.g.self.wakeMesh()
 	}
 	m.unlock()
 	if under && !m.lazy {
@@ -234,8 +231,8 @@ func (m *Mesh) unlockAfterPost() {
 	}
 }
 
-// Kick wakes the mesh's goroutine, which works until no message is under way or
-// somebody calls Help.
+// Kick wakes the mesh's goroutine. It works until no request is under way or a goroutine calls
+// Help.
 func (m *Mesh) Kick() {
 	select {
 	case m.kicks <- struct{}{}:
@@ -256,50 +253,50 @@ func (m *Mesh) admit(r *transport.Request) *peer {
 	return nil
 }
 
-// hold counts a request under way with p.
-func (m *Mesh) hold(p *peer) {
+// addPending counts a request with p as under way.
+func (m *Mesh) addPending(p *peer) {
 	p.pending++
 	m.pending.Add(1)
 }
 
-// finish ends a request that was held.
+// finish ends a request that was counted.
 func (m *Mesh) finish(p *peer, r *transport.Request) {
 	p.pending--
 	m.pending.Add(-1)
 	r.Complete(nil)
 }
 
-// unlock releases m.mu and ends the group if a message has shown that it must.
+// unlock releases m.mu, and ends the group if a fault was found.
 func (m *Mesh) unlock() {
 	f := m.found
-	if m.told {
+	if m.faultSent {
 		f = nil
 	}
-	m.told = m.found != nil
+	m.faultSent = m.found != nil
 	m.mu.Unlock()
 	if f != nil {
 		m.Abort(f)
 	}
 }
 
-// announceTo writes the first frame of r, which is pending only if there are
-// to be more. It returns false if there is no room.
-func (m *Mesh) announceTo(p *peer, r *transport.Request) bool {
-	n, addr := min(len(r.Buf), first), uint64(0)
-	if place := m.g.placeOf(r.Buf); place != 0 && from(m.g.mapped.Message, len(r.Buf)) {
+// sendFirst writes the first frame of r, and the others if they fit. If more are to follow, r
+// is pending. It returns false if there is no room.
+func (m *Mesh) sendFirst(p *peer, r *transport.Request) bool {
+	n, addr := min(len(r.Buf), firstBytes), uint64(0)
+	if place := m.g.arenaPlace(r.Buf); place != 0 && reaches(m.g.mapped.Message, len(r.Buf)) {
 		addr, n = place, 0
-	} else if len(r.Buf) > eager && from(m.g.limits.Message, len(r.Buf)) {
+	} else if len(r.Buf) > eager && reaches(m.g.limits.Message, len(r.Buf)) {
 		if p.w.room(0) == nil {
 			return false
 		}
-		if addr = m.lens.lendable(m.g, r.Buf); addr != 0 {
+		if addr = m.remote.readableAddress(m.g, r.Buf); addr != 0 {
 			n = 0
 		}
 	}
 	if n > 0 && atomic.LoadUint32(p.w.full) != 0 {
 		n = 0
 	}
-	all := n == len(r.Buf) || n > 0 && len(r.Buf) <= eager && p.w.fits(len(r.Buf), first, step)
+	all := n == len(r.Buf) || n > 0 && len(r.Buf) <= eager && p.w.fits(len(r.Buf), firstBytes, restBytes)
 	room := p.w.room(n)
 	if room == nil {
 		return false
@@ -309,8 +306,8 @@ func (m *Mesh) announceTo(p *peer, r *transport.Request) bool {
 	if all {
 		p.w.publish(f)
 		for n < len(r.Buf) {
-			p.seg.ring()
-			more := min(len(r.Buf)-n, step)
+			p.seg.wakeMesh()
+			more := min(len(r.Buf)-n, restBytes)
 			copy(p.w.room(more), r.Buf[n:])
 			p.w.publish(frame{kind: frameRest, size: uint32(more)})
 			n += more
@@ -321,22 +318,23 @@ func (m *Mesh) announceTo(p *peer, r *transport.Request) bool {
 	t := m.transfer(&m.out, r, p)
 	t.n, t.addr, f.id = n, addr, t.id
 	if addr != 0 {
-		m.lent++
+		m.exposed++
 	}
-	m.hold(p)
+	m.addPending(p)
 	p.w.publish(f)
 	return true
 }
 
-// expected gives r what has come for it, from p or anyone; false if nothing has.
-func (m *Mesh) expected(r *transport.Request, p *peer) bool {
+// matchEarly gives r the oldest message that has come for it, from p or, if p is nil, from any
+// rank. It returns false if there is none.
+func (m *Mesh) matchEarly(r *transport.Request, p *peer) bool {
 	l := &m.early[bucketOf(r.Slot)]
 	for a := l.Front(); a != nil; a = a.next {
 		if a.slot != r.Slot || p != nil && a.from != p.rank {
 			continue
 		}
 		if p == nil && !r.Claim() {
-			m.forget()
+			m.dropAny()
 			return true
 		}
 		l.Remove(a)
@@ -387,24 +385,24 @@ func (m *Mesh) match(p *peer, r *transport.Request, f frame, data []byte) {
 		return
 	}
 	p.asks.Push(t)
-	m.ask(p)
+	m.askRest(p)
 }
 
-// mismatched ends the group: the ranks disagree on what they do.
+// mismatched ends the group because a message has another length than its receive.
 func (m *Mesh) mismatched(p *peer, r *transport.Request, f frame) {
 	m.posted[bucketOf(r.Slot)].Push(r) // it ends with the rest
-	m.blame(transport.FaultMismatch, p.rank, &transport.SizeError{Peer: p.rank, Slot: r.Slot, Want: uint64(len(r.Buf)), Got: f.total})
+	m.setFault(transport.FaultMismatch, p.rank, &transport.SizeError{Peer: p.rank, Slot: r.Slot, Want: uint64(len(r.Buf)), Got: f.total})
 }
 
-// blame notes the fault for which unlock will end the group.
-func (m *Mesh) blame(kind transport.FaultKind, rank int, err error) {
+// setFault notes the fault for which unlock ends the group.
+func (m *Mesh) setFault(kind transport.FaultKind, rank int, err error) {
 	if m.found == nil {
 		m.found = transport.NewFault(kind, rank, m.g.rank, err)
 	}
 }
 
-// ask asks for the rest of messages, as far as there is room for the question.
-func (m *Mesh) ask(p *peer) (moved bool) {
+// askRest asks p for the rest of messages, as far as there is room for the frames.
+func (m *Mesh) askRest(p *peer) (moved bool) {
 	for t := p.asks.Front(); t != nil; t = p.asks.Front() {
 		if p.w.room(0) == nil {
 			break
@@ -414,26 +412,26 @@ func (m *Mesh) ask(p *peer) (moved bool) {
 		moved = true
 	}
 	if moved {
-		p.seg.ring()
+		p.seg.wakeMesh()
 	}
 	return moved
 }
 
-// receive takes what p has sent, but no more than a turn.
+// receive handles the frames of p, turnBytes at most.
 func (m *Mesh) receive(p *peer) (moved bool) {
 	if p.rank == m.g.rank || m.end != nil || m.found != nil {
 		return false
 	}
 	told := p.r.told
-	for taken := 0; taken < turn; {
+	for taken := 0; taken < turnBytes; {
 		f, data, ok := p.r.next()
 		if !ok {
 			break
 		}
-		if f.kind == frameFirst && p.notices >= maxNotices && m.find(p, f.slot) == nil {
+		if f.kind == frameFirst && p.notices >= maxNotices && m.findPosted(p, f.slot) == nil {
 			break
 		}
-		m.take(p, f, data)
+		m.handleFrame(p, f, data)
 		if m.found != nil {
 			break
 		}
@@ -442,35 +440,35 @@ func (m *Mesh) receive(p *peer) (moved bool) {
 		moved = true
 	}
 	if told != p.r.told {
-		p.seg.ring()
+		p.seg.wakeMesh()
 	}
 	return moved
 }
 
-// take does what a frame says.
-func (m *Mesh) take(p *peer, f frame, data []byte) {
+// handleFrame does what a frame says.
+func (m *Mesh) handleFrame(p *peer, f frame, data []byte) {
 	switch f.kind {
 	case frameFirst:
 		if uint64(len(data)) > f.total || uint64(len(data)) < f.total && f.id == 0 && (f.total > eager || f.addr != 0) || p.rest != nil || p.restOf != nil {
 			break
 		}
-		if r := m.find(p, f.slot); r != nil {
+		if r := m.findPosted(p, f.slot); r != nil {
 			m.posted[bucketOf(f.slot)].Remove(r)
 			m.match(p, r, f, data)
 			return
 		}
-		m.keep(p, f, data)
+		m.stash(p, f, data)
 		return
 	case frameRest:
 		if a := p.restOf; a != nil && uint64(len(data)) <= a.total-uint64(len(a.data)) {
 			a.data = append(a.data, data...)
-			m.stashed(p, len(data))
+			m.countStashed(p, len(data))
 			if uint64(len(a.data)) == a.total {
 				p.restOf = nil
 			}
 			return
 		}
-		if t := p.rest; t != nil && m.put(p, t, data) {
+		if t := p.rest; t != nil && m.addData(p, t, data) {
 			if t.r == nil {
 				p.rest = nil
 			}
@@ -483,7 +481,7 @@ func (m *Mesh) take(p *peer, f frame, data []byte) {
 		}
 		if t.addr != 0 { // it cannot read it
 			t.addr, t.n = 0, int(f.total)
-			m.lent--
+			m.exposed--
 		}
 		t.far = uint32(f.slot)
 		p.streams.Push(t)
@@ -494,20 +492,21 @@ func (m *Mesh) take(p *peer, f frame, data []byte) {
 			break
 		}
 		r := t.r
-		m.lent--
+		m.exposed--
 		m.release(&m.out, t)
 		m.finish(p, r)
 		return
 	case frameMore:
-		if t := m.in.get(f.id, p); t != nil && t != p.rest && t.addr == 0 && m.put(p, t, data) {
+		if t := m.in.get(f.id, p); t != nil && t != p.rest && t.addr == 0 && m.addData(p, t, data) {
 			return
 		}
 	}
-	m.blame(transport.FaultProtocol, p.rank, fmt.Errorf("shm: frame %d of %d bytes for transfer %d", f.kind, f.size, f.id))
+	m.setFault(transport.FaultProtocol, p.rank, fmt.Errorf("shm: unexpected frame of kind %d with %d bytes for transfer %d", f.kind, f.size, f.id))
 }
 
-// put adds data to what t receives, and ends it when that is all; false if it is too much.
-func (m *Mesh) put(p *peer, t *transfer, data []byte) bool {
+// addData adds data to the message that t receives, and ends t when it is complete. It returns
+// false if there is too much.
+func (m *Mesh) addData(p *peer, t *transfer, data []byte) bool {
 	if len(data) > len(t.r.Buf)-t.n {
 		return false
 	}
@@ -520,8 +519,8 @@ func (m *Mesh) put(p *peer, t *transfer, data []byte) bool {
 	return true
 }
 
-// find returns the receive that was posted first of those that a message fits.
-func (m *Mesh) find(p *peer, slot uint64) *transport.Request {
+// findPosted returns the oldest receive that a message matches.
+func (m *Mesh) findPosted(p *peer, slot uint64) *transport.Request {
 	l := &m.posted[bucketOf(slot)]
 	for r := l.Front(); r != nil; {
 		next := r.Next
@@ -530,32 +529,32 @@ func (m *Mesh) find(p *peer, slot uint64) *transport.Request {
 				return r
 			}
 			l.Remove(r)
-			m.forget()
+			m.dropAny()
 		}
 		r = next
 	}
 	return nil
 }
 
-// forget no longer counts a shared receive from any rank.
-func (m *Mesh) forget() {
+// dropAny no longer counts a shared receive from any rank.
+func (m *Mesh) dropAny() {
 	m.anys--
 	m.shared--
 	m.pending.Add(-1)
 }
 
-// Withdraw forgets a receive from any rank that has a transport.Sharer, unless a message
-// has been taken for it.
+// Withdraw forgets a receive from any rank that has a transport.Sharer, unless a message has
+// been taken for it.
 func (m *Mesh) Withdraw(r *transport.Request) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if r.Peer == anyone && m.posted[bucketOf(r.Slot)].Remove(r) {
-		m.forget()
+		m.dropAny()
 	}
 }
 
-// forsake ends the shared receives from any rank, now that nobody is left.
-func (m *Mesh) forsake(last int) {
+// endSharedAny ends the shared receives from any rank, because no other rank is left.
+func (m *Mesh) endSharedAny(last int) {
 	f := transport.NewFault(transport.FaultPeerLeft, last, m.g.rank, nil)
 	for i := range m.posted {
 		l := &m.posted[i]
@@ -563,7 +562,7 @@ func (m *Mesh) forsake(last int) {
 			next := r.Next
 			if r.Peer == anyone && r.Shared() {
 				l.Remove(r)
-				m.forget()
+				m.dropAny()
 				r.Complete(f)
 			}
 			r = next
@@ -571,8 +570,8 @@ func (m *Mesh) forsake(last int) {
 	}
 }
 
-// keep remembers a message that nobody expects.
-func (m *Mesh) keep(p *peer, f frame, data []byte) {
+// stash keeps an unexpected message.
+func (m *Mesh) stash(p *peer, f frame, data []byte) {
 	room := len(data)
 	if f.id == 0 {
 		room = int(f.total) // the rest follows, if this is not all
@@ -585,42 +584,42 @@ func (m *Mesh) keep(p *peer, f frame, data []byte) {
 		p.restOf = a
 	}
 	p.notices++
-	m.stashed(p, len(data))
+	m.countStashed(p, len(data))
 	m.early[bucketOf(f.slot)].Push(a)
 }
 
-// stashed counts n bytes that are kept aside for p.
-func (m *Mesh) stashed(p *peer, n int) {
+// countStashed counts n more bytes that are kept for p.
+func (m *Mesh) countStashed(p *peer, n int) {
 	if p.stash += n; p.stash > maxStash {
 		atomic.StoreUint32(p.r.full, 1)
 	}
 }
 
-// read reads some of a message out of p's memory, and tells p when that was all of it. If
-// it cannot be read, p is asked to send it.
-func (m *Mesh) read(p *peer) (moved bool) {
+// readDirect reads part of a message out of p's memory, and tells p when it has all of it. If
+// the memory cannot be read, it asks p to send the rest.
+func (m *Mesh) readDirect(p *peer) (moved bool) {
 	t := p.reads.Front()
 	if rest := t.r.Buf[t.n:]; len(rest) > 0 {
-		n := min(len(rest), sip)
+		n := min(len(rest), readBytes)
 		if t.addr&inArena != 0 {
 			n = min(len(rest), stretch)
 		}
 		var err error
 		if t.addr&inArena == 0 {
-			err = m.g.glimpse(&m.lens.window, &m.g.places[p.rank], rest[:n], t.addr+uint64(t.n))
-		} else if src := m.g.shown(p.rank, t.addr+uint64(t.n), n); src != nil {
+			err = m.g.readMemory(&m.remote.vmReader, &m.g.processes[p.rank], rest[:n], t.addr+uint64(t.n))
+		} else if src := m.g.arenaBytes(p.rank, t.addr+uint64(t.n), n); src != nil {
 			copy(rest, src)
 		} else {
-			err = errStray
+			err = errNotInArena
 		}
-		if m.g.refused() != nil || atomic.LoadUint32(p.seg.left) != 0 {
+		if m.g.refusal() != nil || atomic.LoadUint32(p.seg.left) != 0 {
 			return false // the sender has its memory back; look ends the receive
 		}
 		if err != nil {
 			p.reads.Pop()
 			t.addr = 0
 			p.asks.Push(t)
-			m.ask(p)
+			m.askRest(p)
 			return true
 		}
 		t.n += n
@@ -631,21 +630,21 @@ func (m *Mesh) read(p *peer) (moved bool) {
 	}
 	p.reads.Pop()
 	p.w.publish(frame{kind: frameDone, id: t.far})
-	p.seg.ring()
+	p.seg.wakeMesh()
 	r := t.r
 	m.release(&m.in, t)
 	m.finish(p, r)
 	return true
 }
 
-// transmit writes to p what can be written, but no more than a turn.
+// transmit writes frames to p, turnBytes at most.
 func (m *Mesh) transmit(p *peer) (moved bool) {
 	if !p.asks.Empty() {
-		moved = m.ask(p)
+		moved = m.askRest(p)
 	}
 	wrote := false
 	for r := p.sends.Pop(); r != nil; r = p.sends.Pop() {
-		if !m.announceTo(p, r) {
+		if !m.sendFirst(p, r) {
 			p.sends.PushFront(r)
 			break
 		}
@@ -654,7 +653,7 @@ func (m *Mesh) transmit(p *peer) (moved bool) {
 		m.pending.Add(-1)
 		wrote = true
 	}
-	for done := 0; done < turn && !p.streams.Empty(); {
+	for done := 0; done < turnBytes && !p.streams.Empty(); {
 		t := p.streams.Front()
 		n := min(len(t.r.Buf)-t.n, chunk, largest(len(p.w.data)))
 		room := p.w.room(n)
@@ -663,7 +662,7 @@ func (m *Mesh) transmit(p *peer) (moved bool) {
 		}
 		copy(room, t.r.Buf[t.n:])
 		p.w.publish(frame{kind: frameMore, size: uint32(n), id: t.far})
-		p.seg.ring()
+		p.seg.wakeMesh()
 		t.n += n
 		done += n
 		moved = true
@@ -675,12 +674,12 @@ func (m *Mesh) transmit(p *peer) (moved bool) {
 		}
 	}
 	if wrote {
-		p.seg.ring()
+		p.seg.wakeMesh()
 	}
 	return moved || wrote
 }
 
-// progress moves what can be moved.
+// progress moves what can be moved, and reports whether anything moved.
 func (m *Mesh) progress() (moved bool) {
 	m.mu.Lock()
 	if m.end == nil && m.found == nil {
@@ -692,7 +691,7 @@ func (m *Mesh) progress() (moved bool) {
 			if m.receive(p) {
 				moved = true
 			}
-			if m.end == nil && m.found == nil && !p.reads.Empty() && m.read(p) {
+			if m.end == nil && m.found == nil && !p.reads.Empty() && m.readDirect(p) {
 				moved = true
 			}
 			if m.end == nil && m.found == nil && (!p.sends.Empty() || !p.streams.Empty() || !p.asks.Empty()) && m.transmit(p) {
@@ -704,16 +703,16 @@ func (m *Mesh) progress() (moved bool) {
 	return moved
 }
 
-// look finds out why there may be no use in waiting on.
-func (m *Mesh) look() {
+// checkEnd looks whether the group has ended, or a rank that is needed has left.
+func (m *Mesh) checkEnd() {
 	m.mu.Lock()
 	if m.end != nil {
 		m.mu.Unlock()
 		return
 	}
-	if err := m.g.refused(); err != nil {
+	if err := m.g.refusal(); err != nil {
 		m.mu.Unlock()
-		m.doom(err)
+		m.failSoon(err)
 		return
 	}
 	here, last := 0, 0
@@ -724,45 +723,45 @@ func (m *Mesh) look() {
 		case atomic.LoadUint32(p.seg.left) == 0:
 			here++
 		default:
-			m.left(p)
+			m.peerLeft(p)
 			last = i
 		}
 	}
 	if here == 0 && m.shared > 0 && m.end == nil {
-		m.forsake(last)
+		m.endSharedAny(last)
 	}
 	if here == 0 && m.anys > 0 && m.g.size > 1 {
-		m.blameLeft(last)
+		m.setFaultLeft(last)
 	}
 	m.unlock()
 }
 
-// left takes what p, which has left the group, sent before, and ends the group if
-// something is missing.
-func (m *Mesh) left(p *peer) {
+// peerLeft takes the messages that p sent before it left the group, and ends the group if
+// requests with p remain.
+func (m *Mesh) peerLeft(p *peer) {
 	for m.receive(p) {
 	}
 	if p.pending > 0 {
-		m.blameLeft(p.rank)
+		m.setFaultLeft(p.rank)
 	}
 }
 
-// blameLeft is blame for leaving, which a rank may do once the group has been
-// aborted; then look finds that out.
-func (m *Mesh) blameLeft(rank int) {
-	if m.end == nil && m.g.refused() == nil {
-		m.blame(transport.FaultPeerLeft, rank, nil)
+// setFaultLeft is setFault for a rank that has left, unless the group was aborted: then it may
+// leave, and checkEnd finds the reason.
+func (m *Mesh) setFaultLeft(rank int) {
+	if m.end == nil && m.g.refusal() == nil {
+		m.setFault(transport.FaultPeerLeft, rank, nil)
 	}
 }
 
-// doom ends the mesh because the group has been ended, as soon as the other mesh
-// has said why, or after a while without.
-func (m *Mesh) doom(err error) {
+// failSoon ends the mesh because the group has ended, once the other mesh has said why, or
+// after faultWait.
+func (m *Mesh) failSoon(err error) {
 	m.dooms.Do(func() {
 		m.wg.Add(1) // by a goroutine that drives, so it is not zero
 		go func() {
 			defer m.wg.Done()
-			t := time.NewTimer(wordOfFault)
+			t := time.NewTimer(faultWait)
 			defer t.Stop()
 			select {
 			case <-m.closed:
@@ -785,7 +784,7 @@ func (m *Mesh) doom(err error) {
 	})
 }
 
-// watch ends the mesh when the other one does.
+// watch ends the mesh when the other one fails.
 func (m *Mesh) watch() {
 	defer m.wg.Done()
 	select {
@@ -806,7 +805,7 @@ func (m *Mesh) Abort(f *transport.Fault) {
 	m.g.Abort(f)
 }
 
-// fail ends all requests, and later ones, with err. Nobody touches their buffers any more.
+// fail ends all requests, and later ones, with err. The mesh no longer uses their buffers.
 func (m *Mesh) fail(err error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -814,7 +813,7 @@ func (m *Mesh) fail(err error) {
 		return
 	}
 	m.end = err
-	if m.lent > 0 {
+	if m.exposed > 0 {
 		// Who is reading what the senders now get back has to know it.
 		if errors.Is(err, transport.ErrClosed) {
 			atomic.StoreUint32(m.g.self.left, 1)
@@ -831,7 +830,7 @@ func (m *Mesh) fail(err error) {
 	m.out.drop(err)
 	m.in.drop(err)
 	m.pending.Store(0)
-	m.g.self.ring()
+	m.g.self.wakeMesh()
 }
 
 // Close implements transport.Mesh. It closes the group and the other mesh too.
@@ -841,7 +840,7 @@ func (m *Mesh) Close() error {
 	return errors.Join(err, m.Mesh.Close())
 }
 
-// detach is called before the group's memory goes.
+// detach is called before the group's memory is unmapped.
 func (m *Mesh) detach() {
 	m.fail(transport.ErrClosed)
 	m.closing.Do(func() { close(m.closed) })

@@ -2,6 +2,6 @@
 
 package shm
 
-// pause tells the CPU that this thread polls: what shares the core with it goes faster, and
-// it leaves the loop without the work of having guessed wrong.
+// pause tells the CPU that this thread polls. The other thread of the core then runs faster,
+// and the end of the loop costs no mispredicted branch.
 func pause()

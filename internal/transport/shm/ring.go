@@ -6,17 +6,16 @@ import (
 	"unsafe"
 )
 
-// A ring carries frames from one rank to another. Each has one writer and one
-// reader. A frame begins at a multiple of grain with a word that is zero until
-// the frame is there: the writer makes the word of the next frame zero before it
-// publishes one. So a small message is one line that goes from one CPU to the
-// other, and nothing else.
+// A ring carries frames from one rank to another. Each ring has one writer and one
+// reader. A frame begins at a multiple of grain, with a word that is zero until the
+// frame is there. The writer sets the word of the next frame to zero before it
+// publishes a frame. So a small message moves one cache line from CPU to CPU.
 //
 //	 0  kind and length of the payload
-//	 4  id      of a transfer, of the one who reads the frame unless it is a first
+//	 4  id      of a transfer: the sender's in a first, else the receiver's
 //	 8  slot    of a first; the other id in a go
-//	16  total   length of the message, in a first; how much of it there is already, in a go
-//	24  addr    of the message in the sender's memory, in a first; 0 if it is not to be read there
+//	16  total   of a first: length of the message; of a go: how much has come
+//	24  addr    of a first: the message in the sender's memory, 0 if it is sent
 //	32  payload
 const (
 	grain     = 64
@@ -24,7 +23,6 @@ const (
 )
 
 const (
-	// frameFirst announces a message and brings its beginning, or all of it.
 	frameFirst = iota + 1
 	// frameGo asks for the rest of one, to be sent.
 	frameGo
@@ -43,11 +41,11 @@ const (
 	minRing = 64 << 10
 	maxRing = 512 << 10
 
-	// inbound bounds what all rings to a rank take, if there are not too many.
+	// inbound bounds the size of all rings to one rank, as far as minRing allows.
 	inbound = 4 << 20
 )
 
-// ringSize is how many bytes a ring has: a power of two.
+// ringSize returns the bytes of a ring: a power of two.
 func ringSize(ranks int) int {
 	n := maxRing
 	for n > minRing && n*(ranks-1) > inbound {
@@ -56,12 +54,12 @@ func ringSize(ranks int) int {
 	return n
 }
 
-// ringSpace is what a ring takes with its reader's words.
+// ringSpace returns the bytes of a ring with its reader's words.
 func ringSpace(ranks int) int { return ringSize(ranks) + page }
 
 const (
-	atHead = 0 // how far the reader is
-	atFull = 4 // the reader has no room for messages that it does not expect
+	atHead = 0 // the reader's position
+	atFull = 4 // set while the reader has no room for unexpected messages
 )
 
 // ringOf returns the ring from one rank to another.
@@ -77,13 +75,13 @@ func (g *Group) ringOf(from, to int) (data []byte, head, full *uint32) {
 
 func frameSize(payload int) uint32 { return uint32(frameHead+payload+grain-1) &^ (grain - 1) }
 
-// largest is how much payload a frame may have: with padding before it, it takes
-// no more than half of the ring.
+// largest returns the largest payload of a frame: with padding before it, the frame takes at
+// most half of the ring.
 func largest(ring int) int { return ring/4 - grain }
 
-// frame is what the head of one says.
+// frame is the header of a frame.
 type frame struct {
-	kind, size uint32 // size of the payload
+	kind, size uint32 // size is that of the payload
 	id         uint32
 	slot       uint64
 	total      uint64
@@ -94,12 +92,12 @@ func frameWord(data []byte, at uint32) *uint32 {
 	return (*uint32)(unsafe.Pointer(&data[at&uint32(len(data)-1)]))
 }
 
-// writer is the end of a ring that is written to. Positions count bytes modulo 2^32.
+// writer is the writing end of a ring. Positions count bytes modulo 2^32.
 type writer struct {
 	data       []byte
 	head, full *uint32
-	tail       uint32 // the next frame goes here
-	seen       uint32 // the reader was that far when it was last looked at
+	tail       uint32 // position of the next frame
+	seen       uint32 // the reader's position when it was last read
 }
 
 // room returns where the payload of a frame goes, nil if it does not fit yet.
@@ -124,8 +122,8 @@ func (w *writer) room(payload int) []byte {
 	return w.data[at+frameHead:][:payload:payload]
 }
 
-// fits reports whether there is room for a message in a frame of one length and
-// more of another, right after each other. It may say no when there is.
+// fits reports whether a message fits, in a frame of one length and frames of another behind
+// it. It may return false although the message would fit.
 func (w *writer) fits(total, first, step int) bool {
 	n := uint32(total-first+step-1) / uint32(step)
 	need := frameSize(first) + n*frameSize(step) + frameSize(max(first, step)) + grain // once, padding
@@ -136,7 +134,7 @@ func (w *writer) fits(total, first, step int) bool {
 	return size-(w.tail-w.seen) >= need
 }
 
-// publish sends the frame for which room has been made and whose payload is there.
+// publish sends the frame that room has made space for. Its payload is in place.
 func (w *writer) publish(f frame) {
 	at := w.tail & uint32(len(w.data)-1)
 	b := w.data[at : at+frameHead]
@@ -149,15 +147,15 @@ func (w *writer) publish(f frame) {
 	atomic.StoreUint32(frameWord(w.data, at), f.kind|f.size<<8)
 }
 
-// reader is the other end.
+// reader is the reading end of a ring.
 type reader struct {
 	data       []byte
 	head, full *uint32
-	pos        uint32 // the next frame is here
-	told       uint32 // what *head is
+	pos        uint32 // position of the next frame
+	told       uint32 // the value of *head
 }
 
-// next returns the frame that has come, if one has. It stays where it is until done.
+// next returns the next frame, if it has come. It stays in the ring until done.
 func (r *reader) next() (f frame, payload []byte, ok bool) {
 	for {
 		word := atomic.LoadUint32(frameWord(r.data, r.pos))
@@ -184,8 +182,8 @@ func (r *reader) next() (f frame, payload []byte, ok bool) {
 	}
 }
 
-// done lets n bytes go. The writer hears of it every now and then: it waits only
-// when far less than the rest is free.
+// done frees n bytes. The writer sees that only now and then: it waits only when the ring is
+// nearly full.
 func (r *reader) done(n uint32) {
 	r.pos += n
 	if r.pos-r.told >= uint32(len(r.data))/8 {
@@ -194,10 +192,10 @@ func (r *reader) done(n uint32) {
 	}
 }
 
-// ring wakes the rank that the segment belongs to if it sleeps until a message moves.
-func (s *segment) ring() {
+// wakeMesh wakes the rank of the segment if it sleeps until a message moves.
+func (s *segment) wakeMesh() {
 	if atomic.LoadUint32(s.dozing) != 0 {
-		atomic.AddUint32(s.bell, 1)
-		wake(s.bell)
+		atomic.AddUint32(s.moves, 1)
+		wake(s.moves)
 	}
 }

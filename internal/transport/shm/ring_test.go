@@ -98,7 +98,7 @@ func TestRingSizes(t *testing.T) {
 	for ranks := 2; ranks <= MaxRanks; ranks++ {
 		n := ringSize(ranks)
 		require.Zero(t, n&(n-1))
-		require.LessOrEqual(t, max(first, step), largest(n))
+		require.LessOrEqual(t, max(firstBytes, restBytes), largest(n))
 	}
 	require.Less(t, int64(memorySize(MaxRanks, maxPiece)), int64(2<<30), "address space of the largest group")
 }

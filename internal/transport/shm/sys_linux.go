@@ -17,20 +17,20 @@ const (
 	futexWake = 1
 )
 
-// doze sleeps until somebody wakes w, for at most limit, unless *w is no longer
-// now. The futex is not a private one: the word lies in memory that processes share.
+// doze sleeps until another goroutine or process wakes w, for at most limit, unless *w is no
+// longer now. The futex is not private: processes share the word.
 func doze(w *uint32, now uint32, limit time.Duration) {
 	t := unix.NsecToTimespec(int64(limit))
 	unix.Syscall6(unix.SYS_FUTEX, uintptr(unsafe.Pointer(w)), futexWait, uintptr(now), uintptr(unsafe.Pointer(&t)), 0, 0)
 }
 
-// wake ends the sleep of all that wait for w. Waking nobody is no error.
+// wake wakes all that sleep on w.
 func wake(w *uint32) {
 	unix.RawSyscall6(unix.SYS_FUTEX, uintptr(unsafe.Pointer(w)), futexWake, math.MaxInt32, 0, 0, 0)
 }
 
-// yield lets other threads of this CPU run. The Go scheduler is not told: the
-// call returns at once when there is nobody else.
+// yield lets other threads of this CPU run, unknown to the Go scheduler. It returns at once if
+// there is none.
 func yield() { unix.RawSyscall(unix.SYS_SCHED_YIELD, 0, 0, 0) }
 
 func unmap(mem []byte) error { return unix.Munmap(mem) }
@@ -49,8 +49,8 @@ func usable(mask []byte) error {
 	return nil
 }
 
-// quota returns how many CPUs' worth of time the control group grants this
-// process, maxCPUs if it does not say.
+// quota returns how many CPUs' worth of time the control group grants this process, maxCPUs if
+// it sets no limit.
 func quota() int {
 	n := maxCPUs
 	text, _ := os.ReadFile("/proc/self/cgroup")
@@ -70,8 +70,8 @@ func quota() int {
 	return n
 }
 
-// cpusOf reads a control group's cpu.max: microseconds of CPU time, or max, in
-// a period. Half a CPU counts as one.
+// cpusOf reads a control group's cpu.max: microseconds of CPU time, or max, and a period. Half
+// a CPU counts as one.
 func cpusOf(max string) int {
 	f := strings.Fields(max)
 	if len(f) != 2 {

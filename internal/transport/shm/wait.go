@@ -7,39 +7,37 @@ import (
 )
 
 const (
-	// polls is how often a waiting rank looks, with a pause after each look, before it does
-	// anything else: about as long as a line takes to come from another core's
-	// cache, and nothing beside a context switch.
+	// polls is how often a waiting rank looks, with a pause after each, before it does anything
+	// else. That takes about as long as a cache line takes from another core, and far less than
+	// a context switch.
 	polls = 10
 
-	// spinFor is for how long a rank goes on polling when each has a CPU of its
-	// own. A small message takes a tenth of it. It is not longer because the kernel
-	// may have put two ranks on one CPU all the same: an all-reduce then takes this
-	// and two context switches (126 us at any size when it was 50 us).
+	// spinFor is how long a rank goes on polling when each has a CPU of its own. A small
+	// message takes a tenth of it. If the kernel has put two ranks on one CPU, an all-reduce
+	// takes this time and two context switches: with 50 us it took 126 us at any size.
 	spinFor = 5 * time.Microsecond
 
-	// yieldFor is for how long a rank then offers its CPU to others before it
-	// sleeps. With more ranks than CPUs it is how a rank lets others go ahead:
-	// a barrier of 4 ranks on 2 CPUs takes 6 us so (BenchmarkProcesses), and took 460 us
-	// when they polled for 200 us first.
+	// yieldFor is how long a rank then yields its CPU before it sleeps. With more ranks than
+	// CPUs, this lets the other ranks run: a barrier of 4 ranks on 2 CPUs takes 6 us
+	// (BenchmarkProcesses). It took 460 us when they polled for 200 us first.
 	yieldFor = 200 * time.Microsecond
 
-	// Sleeping ranks are woken. They wake by themselves to ask stop, and because an
-	// abort may fall between a rank's last look and its sleep.
+	// A sleeping rank is woken by the rank that publishes. It also wakes up after these times,
+	// to call stop, and because an abort may come between its last look and its sleep.
 	minSleep = time.Millisecond
 	maxSleep = 8 * time.Millisecond
 
-	// glance is how many times a rank yields between two looks at the clock and at stop.
-	glance = 16
+	// yieldsPerClock is how many times a rank yields between two looks at the clock and calls
+	// of stop.
+	yieldsPerClock = 16
 
-	// courtesy is how many of those there are from one offer to the other goroutines of this
-	// process to the next, where each rank has a CPU of its own. An offer wakes another thread
-	// to look for goroutines, which is one more that wants a CPU, and a late rank
-	// would make all others do so.
-	courtesy = 8
+	// goschedsApart is how many of those lie between two calls of runtime.Gosched where each
+	// rank has a CPU of its own. Gosched wakes another thread to look for goroutines, and that
+	// thread needs a CPU too.
+	goschedsApart = 8
 )
 
-// wait returns once *w, a word of rank owner, has come to want.
+// wait returns once *w, a word of rank owner, has reached want.
 func (g *Group) wait(owner int, w *uint32, want uint32) error {
 	for range polls {
 		if reached(w, want) {
@@ -50,12 +48,12 @@ func (g *Group) wait(owner int, w *uint32, want uint32) error {
 	return g.waitLong(owner, w, want)
 }
 
-// offer returns after how many yields a rank offers to let other goroutines go on.
-func (g *Group) offer() int {
-	if g.spinFor > 0 && !g.inside {
-		return glance * courtesy
+// yieldsPerGosched returns after how many yields a rank lets other goroutines run.
+func (g *Group) yieldsPerGosched() int {
+	if g.spinFor > 0 && !g.oneProcess {
+		return yieldsPerClock * goschedsApart
 	}
-	return glance
+	return yieldsPerClock
 }
 
 // reached compares modulo 2^32: no two ranks are 2^31 pieces apart.
@@ -72,14 +70,14 @@ func (g *Group) waitLong(owner int, w *uint32, want uint32) error {
 		}
 	}
 	if g.spinFor > 0 {
-		g.hop(owner)
+		g.moveOffCPU(owner)
 	}
-	offer := g.offer()
+	offer := g.yieldsPerGosched()
 	for n := 1; ; n++ {
 		if reached(w, want) {
 			return nil
 		}
-		if n%glance == 0 {
+		if n%yieldsPerClock == 0 {
 			if err := g.ended(owner, w, want); err != nil || reached(w, want) {
 				return err
 			}
@@ -107,9 +105,9 @@ func (g *Group) waitLong(owner int, w *uint32, want uint32) error {
 	}
 }
 
-// ended returns why there is no use in waiting on, nil if there is.
+// ended returns why the wait must end, nil if it must not.
 func (g *Group) ended(owner int, w *uint32, want uint32) error {
-	if err := g.refused(); err != nil {
+	if err := g.refusal(); err != nil {
 		return err
 	}
 	if err := g.compare(owner, g.number); err != nil {
@@ -126,23 +124,23 @@ func (g *Group) ended(owner int, w *uint32, want uint32) error {
 	return nil
 }
 
-// refused returns why the group does not work, nil if it does.
-func (g *Group) refused() error {
+// refusal returns why the group does not work, nil if it does.
+func (g *Group) refusal() error {
 	if p := g.failure.Load(); p != nil {
 		return *p
 	}
 	return g.aborted()
 }
 
-// giveUp ends the group on all ranks from within an operation.
+// giveUp ends the group on all ranks, during an operation.
 func (g *Group) giveUp(err error) error {
 	err = g.fail(err)
-	g.tell()
+	g.signalAbort()
 	return err
 }
 
-// announce stores a word that others wait for. Whatever was written to memory
-// before is there for whoever sees it.
+// announce stores a word that other ranks wait for. A rank that sees it sees all earlier
+// writes.
 func (g *Group) announce(w *uint32, v uint32) {
 	atomic.StoreUint32(w, v)
 	if atomic.LoadUint32(g.self.waiters) != 0 {

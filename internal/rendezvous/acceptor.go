@@ -12,11 +12,11 @@ import (
 )
 
 const (
-	// introduction is how long a connection may take to say its number.
-	introduction = 10 * time.Second
+	// numberLimit is how long a connection may take to say its number.
+	numberLimit = 10 * time.Second
 
-	// maxStrangers bounds the connections that have not said it yet. One more closes
-	// the oldest, so that whoever holds many does not keep ranks out.
+	// maxStrangers bounds the connections that have not said it yet. One more closes the
+	// oldest, so that a stranger with many connections keeps no rank out.
 	maxStrangers = 1024
 
 	// acceptPause is the pause after a failed accept: out of descriptors, mostly.
@@ -25,27 +25,26 @@ const (
 
 var errTurnedAway = errors.New("rendezvous: no more connections are taken")
 
-// door holds the listeners of a rank and the connections whose peer is not
-// known yet.
-type door struct {
+// acceptor holds the listeners of a rank, and the connections whose peer is not known yet.
+type acceptor struct {
 	wg        sync.WaitGroup
 	mu        sync.Mutex
 	closed    bool
 	listeners []net.Listener
 	strangers []net.Conn      // oldest first
-	ctx       context.Context // until the door is locked
+	ctx       context.Context // until stop
 	cancel    context.CancelFunc
 }
 
-func newDoor() *door {
-	d := new(door)
+func newAcceptor() *acceptor {
+	d := new(acceptor)
 	d.ctx, d.cancel = context.WithCancel(context.Background())
 	return d
 }
 
-// add makes l part of the door. Each connection goes to enter, in a goroutine
-// of its own, which owns it.
-func (d *door) add(l net.Listener, enter func(net.Conn)) {
+// add accepts the connections of l. Each goes to enter, in a goroutine of its own, which owns
+// it.
+func (d *acceptor) add(l net.Listener, enter func(net.Conn)) {
 	d.mu.Lock()
 	d.listeners = append(d.listeners, l)
 	d.mu.Unlock()
@@ -64,8 +63,8 @@ func (d *door) add(l net.Listener, enter func(net.Conn)) {
 	})
 }
 
-// lock stops accepting and sends away who has not said a number.
-func (d *door) lock() {
+// stop closes the listeners, and the connections that have not said a number.
+func (d *acceptor) stop() {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.closed = true
@@ -78,14 +77,14 @@ func (d *door) lock() {
 	}
 }
 
-// close is lock, and waits for the door's goroutines.
-func (d *door) close() {
-	d.lock()
+// close is stop, and waits for the acceptor's goroutines.
+func (d *acceptor) close() {
+	d.stop()
 	d.wg.Wait()
 }
 
-// number reads the 8 bytes that a connection begins with.
-func (d *door) number(conn net.Conn) (int64, error) {
+// readNumber reads the 8 bytes that a connection begins with.
+func (d *acceptor) readNumber(conn net.Conn) (int64, error) {
 	d.mu.Lock()
 	if d.closed {
 		d.mu.Unlock()
@@ -96,7 +95,7 @@ func (d *door) number(conn net.Conn) (int64, error) {
 		d.strangers = slices.Delete(d.strangers, 0, 1)
 	}
 	d.strangers = append(d.strangers, conn)
-	conn.SetReadDeadline(time.Now().Add(introduction))
+	conn.SetReadDeadline(time.Now().Add(numberLimit))
 	d.mu.Unlock()
 
 	var b [8]byte

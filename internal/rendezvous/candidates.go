@@ -14,17 +14,16 @@ import (
 // maxCandidates bounds the connections that claim to be one peer.
 const maxCandidates = 16
 
-// candidates is the connection with a peer that cannot prove who it is. Such peers are
-// ranks of PyTorch up to 2.0, which say nothing when they connect, and ranks that say
-// their rank instead of a secret number. Several connections may claim to be the peer.
-// The first one that sends a valid message is the peer, and the others are closed.
-// Until then every candidate gets what the mesh writes. That contains no payload,
-// because a payload is sent only after the peer has asked for it.
+// candidates is the connection with a peer that cannot prove who it is. A rank of PyTorch up to
+// 2.0 says nothing when it connects, and other ranks say their rank and no secret number.
+// Several connections may claim to be the peer. The first one that sends a valid message is the
+// peer, and the others are closed. Until then every candidate gets what the mesh writes. That
+// contains no payload, because a payload is sent only after the peer has asked for it.
 type candidates struct {
-	near  func(net.Conn) bool // whether it comes from where the peer listens
-	dead  func() bool         // whether a peer without a connection counts as gone
-	found func()              // called when the peer is known
-	wg    sync.WaitGroup
+	fromPeerHost func(net.Conn) bool // whether it comes from the host where the peer listens
+	dead         func() bool         // whether a peer without a connection counts as dead
+	found        func()              // called when the peer is known
+	wg           sync.WaitGroup
 
 	mu        sync.Mutex
 	changed   chan struct{} // closed and replaced when something below changes
@@ -32,21 +31,21 @@ type candidates struct {
 	remote    net.Addr // of the last one
 	lost      error    // how the last one ended
 	lostAt    time.Time
-	sent      []byte // all that the mesh has written before the peer was known
-	noMore    bool   // it will write no more
+	sent      []byte // all that the mesh wrote before the peer was known
+	noMore    bool   // the mesh has called CloseWrite
 	peer      *candidate
-	unread    []byte // of what the peer sent first
+	unread    []byte // the first message of the peer, as far as it is unread
 	closed    bool
 	readUntil time.Time
 }
 
 type candidate struct {
 	net.Conn
-	flushed chan struct{} // closed when what was written before the peer was known has gone out
+	flushed chan struct{} // closed when the peer has got sent
 }
 
-func newCandidates(near func(net.Conn) bool, dead func() bool, found func()) *candidates {
-	return &candidates{near: near, dead: dead, found: found, changed: make(chan struct{})}
+func newCandidates(fromPeerHost func(net.Conn) bool, dead func() bool, found func()) *candidates {
+	return &candidates{fromPeerHost: fromPeerHost, dead: dead, found: found, changed: make(chan struct{})}
 }
 
 // add lets conn claim to be the peer and owns it.
@@ -59,7 +58,7 @@ func (c *candidates) add(conn net.Conn) {
 	}
 	if len(c.all) == maxCandidates {
 		// Who comes from elsewhere makes room; else the new one is sent away.
-		i := slices.IndexFunc(c.all, func(o *candidate) bool { return !c.near(o.Conn) })
+		i := slices.IndexFunc(c.all, func(o *candidate) bool { return !c.fromPeerHost(o.Conn) })
 		if i < 0 {
 			conn.Close()
 			return
@@ -70,26 +69,26 @@ func (c *candidates) add(conn net.Conn) {
 	n := &candidate{conn, make(chan struct{})}
 	c.all = append(c.all, n)
 	c.remote = conn.RemoteAddr()
-	c.change()
-	c.wg.Go(func() { c.hear(n) })
-	c.wg.Go(func() { c.tell(n) })
+	c.notify()
+	c.wg.Go(func() { c.readFirst(n) })
+	c.wg.Go(func() { c.forward(n) })
 }
 
-// change wakes who waits for a change. c.mu is held.
-func (c *candidates) change() {
+// notify wakes all that wait for a change. c.mu is held.
+func (c *candidates) notify() {
 	close(c.changed)
 	c.changed = make(chan struct{})
 }
 
-// empty reports whether nobody claims to be the peer.
+// empty reports whether no connection claims to be the peer.
 func (c *candidates) empty() bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.peer == nil && len(c.all) == 0
 }
 
-// hear waits for the first message of a candidate.
-func (c *candidates) hear(n *candidate) {
+// readFirst reads the first message of a candidate.
+func (c *candidates) readFirst(n *candidate) {
 	first := make([]byte, wire.HeaderLen)
 	_, err := io.ReadFull(n, first)
 	if err == nil {
@@ -102,7 +101,7 @@ func (c *candidates) hear(n *candidate) {
 		if i := slices.Index(c.all, n); i >= 0 && c.peer != n {
 			c.all = slices.Delete(c.all, i, i+1)
 			c.lost, c.lostAt = err, time.Now()
-			c.change()
+			c.notify()
 		}
 		return
 	}
@@ -113,12 +112,12 @@ func (c *candidates) hear(n *candidate) {
 	}
 	c.peer, c.unread, c.all, c.remote = n, first, nil, n.RemoteAddr()
 	n.SetReadDeadline(c.readUntil)
-	c.change()
+	c.notify()
 	c.wg.Go(c.found)
 }
 
-// tell sends a candidate what the mesh has written, until the peer is known.
-func (c *candidates) tell(n *candidate) {
+// forward sends a candidate what the mesh has written, until the peer is known.
+func (c *candidates) forward(n *candidate) {
 	defer close(n.flushed)
 	for told := 0; ; {
 		c.mu.Lock()
@@ -233,15 +232,15 @@ func (c *candidates) Write(b []byte) (int, error) {
 	}
 	defer c.mu.Unlock()
 	c.sent = append(c.sent, b...)
-	c.change()
+	c.notify()
 	return len(b), nil
 }
 
-// CloseWrite says that the mesh writes no more.
+// CloseWrite notes that the mesh writes no more.
 func (c *candidates) CloseWrite() error {
 	c.mu.Lock()
 	c.noMore = true
-	c.change()
+	c.notify()
 	c.mu.Unlock()
 	if peer := c.Chosen(); peer != nil {
 		return closeWrite(peer)
@@ -259,18 +258,18 @@ func (c *candidates) Close() error {
 	if c.peer != nil {
 		c.peer.Close()
 	}
-	c.change()
+	c.notify()
 	c.mu.Unlock()
 	c.wg.Wait()
 	return nil
 }
 
-// SetReadDeadline is that of the mesh. Candidates have none.
+// SetReadDeadline sets the deadline of the peer's connection. Candidates have none.
 func (c *candidates) SetReadDeadline(t time.Time) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.readUntil = t
-	c.change()
+	c.notify()
 	if c.peer != nil {
 		return c.peer.SetReadDeadline(t)
 	}

@@ -12,16 +12,15 @@ import (
 )
 
 var (
-	// ErrGeneration is matched by the error of ranks that publish their
-	// addresses in different forms: PyTorch up to 2.0 and later ones do not mix.
+	// ErrGeneration: ranks publish their addresses in different forms. Ranks of PyTorch up to
+	// 2.0 and later ones cannot be in one group.
 	ErrGeneration = errors.New("ranks publish addresses in different forms")
 
-	// ErrWire is matched by the error about a rank that does not listen for Gloo's
-	// wire (Native.Only), where another one needs it.
+	// ErrWire: a rank does not listen for Gloo's wire (Native.Only), and another one needs it.
 	ErrWire = errors.New("the ranks have no wire in common")
 
-	// ErrAddress is matched by the error about a rank that published something
-	// that is no address, or none that this rank could connect with.
+	// ErrAddress: a rank published an invalid address, or one to which this rank cannot
+	// connect.
 	ErrAddress = errors.New("unusable address")
 )
 
@@ -31,7 +30,7 @@ type Missing struct {
 	Host string         // its host name, if it told
 	Addr netip.AddrPort // where it listens, if it told
 	What string         // what it did not do: "published no address", "did not connect", ...
-	Last string         // what is known of it besides, see Config.LastSeen
+	Last string         // what else is known of it, see Config.LastSeen
 }
 
 func (m Missing) String() string { return m.within("") }
@@ -54,16 +53,16 @@ func (m Missing) within(limit string) string {
 	return s
 }
 
-// Error is why the ranks of a group could not be connected. It unwraps to the
-// cause: a context's error, a *transport.Fault, a store's error, ErrGeneration,
-// ErrAddress or a network error.
+// Error is why the ranks of a group could not be connected. It unwraps to the cause: a
+// context's error, a *transport.Fault, a store's error, ErrGeneration, ErrWire, ErrAddress or a
+// network error.
 type Error struct {
 	Rank, Size int
 	After      time.Duration
-	Missing    []Missing // ascending; only the culprit where one rank is to blame
+	Missing    []Missing // ascending; only one if that rank is the cause
 	Err        error
 
-	fault *transport.Fault // that the other ranks are told
+	fault *transport.Fault // what the other ranks are told
 }
 
 func (e *Error) Error() string {
@@ -102,12 +101,12 @@ func (e *Error) Timeout() bool { return errors.Is(e.Err, context.DeadlineExceede
 // Temporary is there for net.Error; it reports the same as Timeout.
 func (e *Error) Temporary() bool { return e.Timeout() }
 
-// culprit is the end of a rendezvous that one peer is to blame for.
-type culprit struct {
+// peerFailure is the end of a rendezvous that one peer has caused.
+type peerFailure struct {
 	Missing
 	kind transport.FaultKind
 	err  error
 }
 
-func (c *culprit) Error() string { return c.Missing.String() + ": " + c.err.Error() }
-func (c *culprit) Unwrap() error { return c.err }
+func (c *peerFailure) Error() string { return c.Missing.String() + ": " + c.err.Error() }
+func (c *peerFailure) Unwrap() error { return c.err }

@@ -106,7 +106,7 @@ func TestFailuresAreTold(t *testing.T) {
 		end     func(t *testing.T, st store.Store, cancel func())
 	}{
 		{"cancelled", patience, transport.FaultCanceled, 0, "context canceled", func(_ *testing.T, _ store.Store, cancel func()) { cancel() }},
-		{"an address is unusable", patience, transport.FaultMismatch, 2, "rank 2 published 10 bytes that are no Gloo address", func(t *testing.T, st store.Store, _ func()) {
+		{"an address is unusable", patience, transport.FaultMismatch, 2, "rank 2 published 10 bytes, which is not the form of a Gloo address", func(t *testing.T, st store.Store, _ func()) {
 			require.NoError(t, st.Set(t.Context(), "2", []byte("no address")))
 		}},
 		{"a rank does not come", 3 * time.Second, transport.FaultTimeout, 2, "rank 2 published no address within", func(*testing.T, store.Store, func()) {}},

@@ -22,38 +22,37 @@ import (
 )
 
 const (
-	// refusals is how often a refused connection is tried again: as often as
-	// Gloo, but with a pause, for a listener whose queue is full.
+	// refusals is how often a refused connection is tried again, for a listener whose queue is
+	// full: as often as Gloo does, but with a pause.
 	refusals     = 3
 	refusalPause = 100 * time.Millisecond
 
-	// departureGrace is how long the others may take to connect after a peer
-	// that is no rank of this library has closed its connection: it may be done,
-	// or dead.
+	// departureGrace is how long the other ranks may still take to connect after a peer that is
+	// not of this library has closed its connection. The peer may be done, or dead.
 	departureGrace = 5 * time.Second
 
-	// lastLook bounds the look at the store, after time has run out, that tells
-	// ranks that published nothing from those that were not asked.
+	// lastLook bounds the reading of the store after time has run out. It tells which missing
+	// ranks have published nothing.
 	lastLook = 200 * time.Millisecond
 
 	// resolveLimit bounds the look-up of the local host name.
 	resolveLimit = 5 * time.Second
 
-	// sniffPause is the first pause between looks for other ranks; it doubles up
-	// to sniffPauseMax.
-	sniffPause    = 2 * time.Millisecond
-	sniffPauseMax = 100 * time.Millisecond
+	// lookPause is the first pause between looks for other ranks. It doubles up to
+	// lookPauseMax.
+	lookPause    = 2 * time.Millisecond
+	lookPauseMax = 100 * time.Millisecond
 )
 
-// Config says who meets where. Store, Rank and Size are required.
+// Config is the input of Connect. Store, Rank and Size are required.
 type Config struct {
-	// Store is where the ranks meet, with the prefix of the group and of the
-	// Gloo context, below which PyTorch has nothing but rank numbers.
+	// Store is where the ranks meet, with the prefix of the group and of the Gloo context.
+	// PyTorch's only keys below that are rank numbers.
 	Store store.Store
 
 	Rank, Size int
 
-	// Generation is the form of addresses. Auto finds out.
+	// Generation is the form of addresses. Auto detects it.
 	Generation Generation
 
 	// Address is where to listen. If it is not valid, Interface counts.
@@ -63,27 +62,28 @@ type Config struct {
 	// as a name in GLOO_SOCKET_IFNAME does. If empty, Near counts.
 	Interface string
 
-	// Near is the address of this host by which it reaches the store. If it is not
-	// valid, it is the address that the local host name resolves to, and 127.0.0.1
-	// if there is none that this host has: Gloo's rule. That also chooses between
-	// IPv4 and IPv6, as PyTorch's ranks follow it: a loopback Near then stands for
-	// the loopback address of that family, another Near of the other family for
-	// Gloo's rule.
+	// Near is this host's address towards the store. If it is not valid, Gloo's rule counts:
+	// the address that the local host name resolves to, or 127.0.0.1 if this host has none of
+	// those.
+	//
+	// Gloo's rule also chooses between IPv4 and IPv6, because PyTorch's ranks follow it. So if
+	// Near has the other family, a loopback Near means the loopback address of the chosen
+	// family, and another Near means Gloo's choice.
 	Near netip.Addr
 
-	// HostName is published for others' information; if empty, the system's.
+	// HostName is published to inform the others; if empty, the system's host name.
 	HostName string
 
 	// Timeout bounds Connect together with its context; 0 or less means
 	// store.DefaultTimeout.
 	Timeout time.Duration
 
-	// Logger gets a line when this rank has waited for 10 s for others, and more of them
-	// at growing intervals. Nil means slog.Default().
+	// Logger gets a line when this rank has waited 10 s for others, and more at growing
+	// intervals. Nil means slog.Default().
 	Logger *slog.Logger
 
-	// LastSeen, if not nil, says what is known of a rank that has published nothing, and
-	// whether it waits for other ranks itself.
+	// LastSeen, if not nil, tells about a rank that has published nothing: what is known of it,
+	// and whether it waits for other ranks.
 	LastSeen func(ctx context.Context, rank int) (what string, waits bool)
 
 	// Native, if not nil, is another way to connect ranks that have it.
@@ -96,25 +96,25 @@ type Native struct {
 	// before the Gloo address, under a key of its own.
 	Record []byte
 
-	// Connect is called once every rank has published its Gloo address, with the
-	// records of those that have published one, by rank, nil for the others: every
-	// rank gets the same. It returns the mesh, or nil to go on with Gloo's wire.
+	// Connect is called once every rank has published its Gloo address. It gets the records by
+	// rank, nil for ranks that have published none. Every rank gets the same. It returns the
+	// mesh, or nil to go on with Gloo's wire.
 	Connect func(ctx context.Context, records [][]byte) (transport.Mesh, error)
 
-	// Only says that this rank takes no other wire: it does not listen for Gloo's, and
-	// publishes that it does not. Connect must not return nil then.
+	// Only says that this rank takes no other wire. It does not listen for Gloo's wire, and
+	// publishes that. Connect must not return nil then.
 	Only bool
 }
 
 // recordKey is where a rank's record lies.
 func recordKey(rank int) string { return fmt.Sprintf("native_%d", rank) }
 
-// Connect meets the other ranks and returns the mesh that joins them, which the
-// caller has to close. An error is an *Error, unless cfg is wrong.
+// Connect connects this rank with all others and returns their mesh. The caller has to close
+// it. An error is an *Error, unless cfg is invalid.
 func Connect(ctx context.Context, cfg Config) (transport.Mesh, error) {
 	switch {
 	case cfg.Size < 1 || cfg.Rank < 0 || cfg.Rank >= cfg.Size:
-		return nil, fmt.Errorf("rendezvous: rank %d in a group of %d", cfg.Rank, cfg.Size)
+		return nil, fmt.Errorf("rendezvous: rank %d is not in a group of %d", cfg.Rank, cfg.Size)
 	case cfg.Generation < Auto || cfg.Generation > G2:
 		return nil, fmt.Errorf("rendezvous: unknown %v", cfg.Generation)
 	case cfg.Size == 1:
@@ -134,7 +134,7 @@ func Connect(ctx context.Context, cfg Config) (transport.Mesh, error) {
 	m := newMeeting(cfg)
 	if err, fault := m.run(ctx); err != nil {
 		m.mesh.Abort(fault)
-		m.door.close()
+		m.acceptor.close()
 		m.mesh.Close()
 		return nil, err
 	}
@@ -143,34 +143,34 @@ func Connect(ctx context.Context, cfg Config) (transport.Mesh, error) {
 
 // meeting is one call of Connect.
 type meeting struct {
-	cfg     Config
-	begun   time.Time
-	mesh    *wire.Mesh
-	door    *door
-	gone    chan int // peers whose connection has ended
-	met     chan struct{}
-	workers sync.WaitGroup
+	cfg      Config
+	begun    time.Time
+	mesh     *wire.Mesh
+	acceptor *acceptor
+	gone     chan int // peers whose connection has ended
+	met      chan struct{}
+	workers  sync.WaitGroup
 
 	mu    sync.Mutex
 	own   value
 	peers []peer
 
-	open   bool           // it is not known yet whether all ranks have a native wire
+	open   bool           // it is not known yet whether all ranks use the native wire
 	native transport.Mesh // instead of mesh, if not nil
 
-	elsewhere bool      // Native.Connect waits for the others
-	reported  []Missing // in the last line of the log
+	connectingNative bool      // Native.Connect is running
+	reported         []Missing // the ranks in the last log line
 }
 
 // peer is what is known of another rank.
 type peer struct {
 	stage stage
-	shown bool // it has shown itself while the generation was open
+	shown bool // it has set auto_<r>
 	host  string
 	at    endpoint
-	known bool  // what it published has been read
-	id    int64 // what to say when connecting to it
-	lazy  bool  // it may connect when it needs us, and not before; it says its rank then
+	known bool  // its value has been read
+	id    int64 // the number to say when connecting to it
+	lazy  bool  // it may connect late, and says its rank then
 
 	claims *candidates // its connection, if it cannot prove who it is
 	found  bool        // one of claims is the peer
@@ -181,7 +181,7 @@ func (p *peer) absent() bool {
 	return p.stage != connected || p.claims != nil && !p.found && p.claims.empty()
 }
 
-// late reports whether the door has to stay open for the peer.
+// late reports whether the peer may still have to connect.
 func (p *peer) late() bool { return p.stage != connected || p.claims != nil && !p.found }
 
 type stage int
@@ -195,19 +195,19 @@ const (
 
 func newMeeting(cfg Config) *meeting {
 	m := &meeting{
-		cfg:   cfg,
-		begun: time.Now(),
-		door:  newDoor(),
-		gone:  make(chan int, cfg.Size),
-		met:   make(chan struct{}),
-		peers: make([]peer, cfg.Size),
-		open:  cfg.Native != nil,
+		cfg:      cfg,
+		begun:    time.Now(),
+		acceptor: newAcceptor(),
+		gone:     make(chan int, cfg.Size),
+		met:      make(chan struct{}),
+		peers:    make([]peer, cfg.Size),
+		open:     cfg.Native != nil,
 	}
 	m.mesh = wire.New(cfg.Rank, cfg.Size, wire.Options{Departed: func(peer int) { m.gone <- peer }})
 	return m
 }
 
-// run meets the other ranks. With an error comes what to tell them.
+// run connects the ranks. With an error it returns what to tell the other ranks.
 func (m *meeting) run(ctx context.Context) (*Error, *transport.Fault) {
 	ctx, cancel := context.WithTimeout(ctx, m.cfg.Timeout)
 	defer cancel()
@@ -234,7 +234,7 @@ func (m *meeting) run(ctx context.Context) (*Error, *transport.Fault) {
 	}
 }
 
-// work publishes this rank's address and goes through the others'.
+// work publishes this rank's address, reads those of the others, and connects.
 func (m *meeting) work(ctx context.Context, stop context.CancelCauseFunc) error {
 	if n := m.cfg.Native; n != nil && n.Only {
 		return m.workNative(ctx)
@@ -264,7 +264,7 @@ func (m *meeting) work(ctx context.Context, stop context.CancelCauseFunc) error 
 		if err != nil {
 			return err
 		}
-		at, err := m.learn(i, b)
+		at, err := m.readValue(i, b)
 		if err != nil {
 			return err
 		}
@@ -280,17 +280,17 @@ func (m *meeting) work(ctx context.Context, stop context.CancelCauseFunc) error 
 	return nil
 }
 
-// workNative is work of a rank that does not listen for Gloo's wire. Ranks that do
-// wait for its value, and those of PyTorch up to 2.0 for its host name.
+// workNative is work of a rank that does not listen for Gloo's wire. Other ranks wait for its
+// value, and PyTorch ranks up to 2.0 for its host name.
 func (m *meeting) workNative(ctx context.Context) error {
 	gen := m.knownGeneration()
 	if gen == G1 {
-		if err := m.showHost(ctx); err != nil {
+		if err := m.publishHost(ctx); err != nil {
 			return err
 		}
 	}
 	m.mu.Lock()
-	m.own = absent(gen, m.cfg.HostName, m.cfg.Size)
+	m.own = valueNotListening(gen, m.cfg.HostName, m.cfg.Size)
 	published := m.own.encode()
 	m.mu.Unlock()
 	met, err := m.publish(ctx, published)
@@ -300,8 +300,8 @@ func (m *meeting) workNative(ctx context.Context) error {
 	return err
 }
 
-// publish tells the others this rank's address and, if they all have another
-// way to connect, takes that and reports true.
+// publish publishes this rank's address and record. It returns true if the ranks have connected
+// by the native wire.
 func (m *meeting) publish(ctx context.Context, address []byte) (bool, error) {
 	own, n := strconv.Itoa(m.cfg.Rank), m.cfg.Native
 	if n == nil {
@@ -315,9 +315,9 @@ func (m *meeting) publish(ctx context.Context, address []byte) (bool, error) {
 	if err != nil {
 		return false, err
 	}
-	m.away(true)
+	m.setConnectingNative(true)
 	mesh, err := n.Connect(ctx, records)
-	m.away(false)
+	m.setConnectingNative(false)
 	if err != nil {
 		return false, err
 	}
@@ -325,13 +325,13 @@ func (m *meeting) publish(ctx context.Context, address []byte) (bool, error) {
 	defer m.mu.Unlock()
 	m.open, m.native = false, mesh
 	if mesh != nil {
-		m.door.lock()
+		m.acceptor.stop()
 		close(m.met)
 	}
 	return mesh != nil, nil
 }
 
-// records returns what the ranks have published besides their addresses.
+// records returns the native records of all ranks.
 func (m *meeting) records(ctx context.Context) ([][]byte, error) {
 	addresses, keys := make([]string, m.cfg.Size), make([]string, m.cfg.Size)
 	for r := range keys {
@@ -372,28 +372,29 @@ func (m *meeting) watch(ctx context.Context, stop context.CancelCauseFunc) {
 		case <-m.mesh.Failed():
 			stop(m.mesh.Fault())
 		case <-grace.C:
-			stop(m.blame(i, transport.FaultPeerDied, "closed its connection before all ranks had met", net.ErrClosed))
+			stop(m.peerFailure(i, transport.FaultPeerDied, "closed its connection before all ranks had met", net.ErrClosed))
 		}
 	}
 }
 
-// generation returns the form of addresses to use. It publishes this rank's
-// host name where PyTorch up to 2.0 needs it.
+// generation returns the form of addresses to use. It publishes this rank's host name where
+// PyTorch up to 2.0 needs it.
 func (m *meeting) generation(ctx context.Context) (Generation, error) {
 	gen := m.knownGeneration()
 	if gen == G2 {
 		return gen, nil
 	}
-	if err := m.showHost(ctx); err != nil || gen == G1 {
+	if err := m.publishHost(ctx); err != nil || gen == G1 {
 		return gen, err
 	}
 	if err := m.cfg.Store.Set(ctx, fmt.Sprintf("auto_%d", m.cfg.Rank), []byte(m.cfg.HostName)); err != nil {
 		return gen, err
 	}
-	return m.sniff(ctx)
+	return m.detectGeneration(ctx)
 }
 
-// knownGeneration is the form of addresses as far as options and store tell.
+// knownGeneration returns the form that the options and the store's dialect tell, Auto if
+// neither does.
 func (m *meeting) knownGeneration() Generation {
 	if m.cfg.Generation == Auto {
 		switch store.DialectOf(m.cfg.Store) {
@@ -406,15 +407,15 @@ func (m *meeting) knownGeneration() Generation {
 	return m.cfg.Generation
 }
 
-// showHost publishes the host name where ranks of PyTorch up to 2.0 wait for it.
-func (m *meeting) showHost(ctx context.Context) error {
+// publishHost publishes the host name for PyTorch ranks up to 2.0.
+func (m *meeting) publishHost(ctx context.Context) error {
 	return m.cfg.Store.Set(ctx, fmt.Sprintf("rank_%d", m.cfg.Rank), []byte(m.cfg.HostName))
 }
 
-// sniff waits until a rank has published an address, and returns its form, or
-// until all ranks wait like this one.
-func (m *meeting) sniff(ctx context.Context) (Generation, error) {
-	for pause := sniffPause; ; pause = min(2*pause, sniffPauseMax) {
+// detectGeneration waits until a rank has published an address, and returns its form, or until
+// all ranks wait like this one.
+func (m *meeting) detectGeneration(ctx context.Context) (Generation, error) {
+	for pause := lookPause; ; pause = min(2*pause, lookPauseMax) {
 		undecided := false
 		for i := range m.peers {
 			if i == m.cfg.Rank {
@@ -430,7 +431,7 @@ func (m *meeting) sniff(ctx context.Context) (Generation, error) {
 				}
 				v, err := parseValue(b, m.cfg.Size)
 				if err != nil {
-					return Auto, m.blame(i, transport.FaultMismatch, "published "+err.Error(), ErrAddress)
+					return Auto, m.peerFailure(i, transport.FaultMismatch, "published "+err.Error(), ErrAddress)
 				}
 				return v.gen, nil
 			}
@@ -468,11 +469,11 @@ func (m *meeting) listen(addr netip.Addr, gen Generation) error {
 		}
 		port := l.Addr().(*net.TCPAddr).AddrPort().Port()
 		v.at = append(v.at, endpoint{netip.AddrPortFrom(addr, port), noSeq})
-		m.door.add(l, func(conn net.Conn) { enter(conn, l) })
+		m.acceptor.add(l, func(conn net.Conn) { enter(conn, l) })
 		return nil
 	}
 	if gen == G2 {
-		err = open(func(conn net.Conn, _ net.Listener) { m.welcome(conn) })
+		err = open(func(conn net.Conn, _ net.Listener) { m.identify(conn) })
 		v.ids = newIDs(m.cfg.Size)
 	}
 	for i := range m.peers {
@@ -500,17 +501,17 @@ func listenAddr(ctx context.Context, cfg Config) (netip.Addr, error) {
 		addrs, _ := net.DefaultResolver.LookupNetIP(ctx, "ip", host)
 		for _, a := range addrs {
 			if a = a.Unmap(); canListen(a) {
-				return nearer(a, cfg.Near), nil
+				return listenInsteadOf(a, cfg.Near), nil
 			}
 		}
 	}
-	return nearer(loopback4, cfg.Near), nil
+	return listenInsteadOf(loopback4, cfg.Near), nil
 }
 
 var loopback4 = netip.AddrFrom4([4]byte{127, 0, 0, 1})
 
-// nearer returns where to listen instead of at Gloo's choice, see Config.Near.
-func nearer(choice, near netip.Addr) netip.Addr {
+// listenInsteadOf returns where to listen, from Gloo's choice and Config.Near.
+func listenInsteadOf(choice, near netip.Addr) netip.Addr {
 	switch {
 	case !near.IsValid():
 		return choice
@@ -561,11 +562,10 @@ func interfaceAddr(name string) (netip.Addr, error) {
 	return netip.Addr{}, fmt.Errorf("interface %s has no address", name)
 }
 
-// welcome takes a connection of the shared listener. Its first 8 bytes say which rank it is:
-// the number that this rank has published for it. A peer that has published no numbers itself
-// says its rank.
-func (m *meeting) welcome(conn net.Conn) {
-	n, err := m.door.number(conn)
+// identify takes a connection of the shared listener. Its first 8 bytes are the number that
+// this rank has published for the peer. A peer that has published no numbers says its rank.
+func (m *meeting) identify(conn net.Conn) {
+	n, err := m.acceptor.readNumber(conn)
 	if err != nil {
 		conn.Close()
 		return
@@ -583,11 +583,10 @@ func (m *meeting) welcome(conn net.Conn) {
 	}
 }
 
-// claim lets conn, which cannot prove it, claim to be rank i. That is possible if the
-// rank has published its address, as it does before it connects, by which it is its
-// part to connect, and no numbers. The listener, if not nil, is for this rank alone.
+// claim lets conn claim to be rank i, without proof. The rank must have published an address by
+// which it is to connect, and no numbers. The listener, if not nil, is for this rank alone.
 func (m *meeting) claim(i int, conn net.Conn, l net.Listener) {
-	if !m.know(i) {
+	if !m.hasValue(i) {
 		conn.Close()
 		return
 	}
@@ -629,14 +628,14 @@ func (m *meeting) claim(i int, conn net.Conn, l net.Listener) {
 
 // know reports whether rank i has published a usable address, which it looks up if
 // it has not been read yet.
-func (m *meeting) know(i int) bool {
+func (m *meeting) hasValue(i int) bool {
 	m.mu.Lock()
 	known, ready := m.peers[i].known, len(m.own.at) > 0
 	m.mu.Unlock()
 	if known || !ready {
 		return known
 	}
-	ctx, cancel := context.WithTimeout(m.door.ctx, introduction)
+	ctx, cancel := context.WithTimeout(m.acceptor.ctx, numberLimit)
 	defer cancel()
 	key := strconv.Itoa(i)
 	if ok, err := m.cfg.Store.Check(ctx, key); err != nil || !ok {
@@ -646,7 +645,7 @@ func (m *meeting) know(i int) bool {
 	if err != nil {
 		return false
 	}
-	_, err = m.learn(i, b)
+	_, err = m.readValue(i, b)
 	return err == nil
 }
 
@@ -659,9 +658,8 @@ func (m *meeting) hasMet() bool {
 	}
 }
 
-// attach makes conn the connection with rank i, which it is only if the other
-// side was the one to connect, or is not known yet. It owns conn and reports
-// whether it was used.
+// attach makes conn the connection with rank i, if the other side was to connect or nothing is
+// known of it. It owns conn and reports whether it was used.
 func (m *meeting) attach(i int, conn net.Conn, as stage) bool {
 	m.mu.Lock()
 	now := m.peers[i].stage
@@ -679,7 +677,7 @@ func (m *meeting) attach(i int, conn net.Conn, as stage) bool {
 	return true
 }
 
-// check closes met once nobody is missing, and the door once nobody is to come.
+// check closes met when no rank is missing, and stops the acceptor when no rank is to connect.
 func (m *meeting) check() {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -691,7 +689,7 @@ func (m *meeting) check() {
 		}
 	}
 	if !late {
-		m.door.lock()
+		m.acceptor.stop()
 	}
 	select {
 	case <-m.met:
@@ -702,22 +700,22 @@ func (m *meeting) check() {
 	}
 }
 
-// learn takes in what rank i published.
-func (m *meeting) learn(i int, b []byte) (peer, error) {
+// readValue takes in the value that rank i published.
+func (m *meeting) readValue(i int, b []byte) (peer, error) {
 	v, err := parseValue(b, m.cfg.Size)
 	if err != nil {
-		return peer{}, m.blame(i, transport.FaultMismatch, "published "+err.Error(), ErrAddress)
+		return peer{}, m.peerFailure(i, transport.FaultMismatch, "published "+err.Error(), ErrAddress)
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	p := &m.peers[i]
-	if v.at[0] == nowhere {
+	if v.at[0] == notListening {
 		p.host = v.host
-		return peer{}, m.blameLocked(i, transport.FaultMismatch,
+		return peer{}, m.peerFailureLocked(i, transport.FaultMismatch,
 			"takes only the native wire (it has TLS, or Options.Wire is native or tcp), and this rank needs Gloo's", ErrWire)
 	}
 	if v.gen != m.own.gen {
-		return peer{}, m.blameLocked(i, transport.FaultMismatch,
+		return peer{}, m.peerFailureLocked(i, transport.FaultMismatch,
 			fmt.Sprintf("published its address in the form %v where this rank uses %v", v.gen, m.own.gen), ErrGeneration)
 	}
 	p.host, p.at = v.host, v.forPeer(i, m.cfg.Rank)
@@ -728,7 +726,7 @@ func (m *meeting) learn(i int, b []byte) (peer, error) {
 	own := m.own.forPeer(m.cfg.Rank, i)
 	order, err := compare(own, p.at)
 	if err != nil {
-		return peer{}, m.blameLocked(i, transport.FaultMismatch, fmt.Sprintf("listens where it cannot meet this rank at %v: %v", own.at, err), ErrAddress)
+		return peer{}, m.peerFailureLocked(i, transport.FaultMismatch, fmt.Sprintf("listens where it cannot meet this rank at %v: %v", own.at, err), ErrAddress)
 	}
 	if p.stage == unpublished {
 		p.stage = awaited
@@ -765,27 +763,27 @@ func (m *meeting) dial(ctx context.Context, i int, p peer) error {
 	case ctx.Err() != nil:
 		return ctx.Err()
 	case errors.Is(err, syscall.ECONNREFUSED):
-		return m.blame(i, transport.FaultPeerDied, "refused the connection: it has ended, or an earlier run left its address in the store", err)
+		return m.peerFailure(i, transport.FaultPeerDied, "refused the connection: it has ended, or an earlier run left its address in the store", err)
 	}
-	return m.blame(i, transport.FaultPeerDied, "could not be reached", err)
+	return m.peerFailure(i, transport.FaultPeerDied, "could not be reached", err)
 }
 
-func (m *meeting) blame(i int, kind transport.FaultKind, what string, err error) error {
+func (m *meeting) peerFailure(i int, kind transport.FaultKind, what string, err error) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	return m.blameLocked(i, kind, what, err)
+	return m.peerFailureLocked(i, kind, what, err)
 }
 
-func (m *meeting) blameLocked(i int, kind transport.FaultKind, what string, err error) error {
+func (m *meeting) peerFailureLocked(i int, kind transport.FaultKind, what string, err error) error {
 	p := m.peers[i]
-	return &culprit{Missing{Rank: i, Host: p.host, Addr: p.at.at, What: what}, kind, err}
+	return &peerFailure{Missing{Rank: i, Host: p.host, Addr: p.at.at, What: what}, kind, err}
 }
 
-// explain makes the error of a failed meeting out of its cause, and what the
-// ranks that are connected already are told.
+// explain makes the error of a failed meeting from its cause, and the fault for the ranks that
+// are connected already.
 func (m *meeting) explain(ctx context.Context, cause error) (*Error, *transport.Fault) {
 	e := &Error{Rank: m.cfg.Rank, Size: m.cfg.Size, After: time.Since(m.begun), Err: cause}
-	// What the others are told has the text of e now, and not e, which has the fault.
+	// The fault gets the text of e, not e, which unwraps to the fault.
 	f := transport.NewFault(transport.FaultAborted, m.cfg.Rank, m.cfg.Rank, nil)
 	defer func() {
 		if f.Err == nil {
@@ -793,7 +791,7 @@ func (m *meeting) explain(ctx context.Context, cause error) (*Error, *transport.
 		}
 		e.fault = f
 	}()
-	var c *culprit
+	var c *peerFailure
 	var was *transport.Fault
 	switch {
 	case errors.As(cause, &c):
@@ -831,15 +829,15 @@ func (m *meeting) explain(ctx context.Context, cause error) (*Error, *transport.
 	return e, f
 }
 
-// missing lists the ranks that are not connected. It leaves out ranks that may be waiting for
-// others themselves, unless that is all of them. A rank waits until all have joined the store. Then
-// it waits for the generation, and for the answer whether all have a native wire. At last it waits
-// for each rank's address before it connects to the next.
+// missing lists the ranks that are not connected. It leaves out ranks that may themselves be
+// waiting for others, unless all are. A rank first waits until all have joined the store, then
+// for the generation, then to learn which ranks have a native wire. At last it reads the
+// addresses of the ranks one after the other.
 func (m *meeting) missing(ctx context.Context) []Missing {
 	m.mu.Lock()
-	sniffing := len(m.own.at) == 0
+	detecting := len(m.own.at) == 0
 	m.mu.Unlock()
-	var all, patient []Missing
+	var all, waiters []Missing
 	for i := range m.peers {
 		m.mu.Lock()
 		p := m.peers[i]
@@ -859,30 +857,30 @@ func (m *meeting) missing(ctx context.Context) []Missing {
 			case err == nil && ok:
 				x.What, waits = "did not connect", true
 			case p.shown:
-				x.What, waits = "came but published no address", sniffing
+				x.What, waits = "came but published no address", detecting
 			default:
 				x.What = "published no address"
-				if len(all) < asked && m.cfg.LastSeen != nil {
+				if len(all) < maxLastSeen && m.cfg.LastSeen != nil {
 					x.Last, waits = m.cfg.LastSeen(ctx, i)
 				}
 			}
 		}
 		if waits {
-			patient = append(patient, x)
+			waiters = append(waiters, x)
 		} else {
 			all = append(all, x)
 		}
 	}
 	if len(all) == 0 {
-		return patient
+		return waiters
 	}
 	return all
 }
 
-// result is the mesh of a meeting that came about.
+// result returns the mesh of a meeting that has succeeded.
 func (m *meeting) result() transport.Mesh {
 	if m.native != nil {
-		m.door.close()
+		m.acceptor.close()
 		m.mesh.Close()
 		return m.native
 	}
@@ -893,19 +891,19 @@ func (m *meeting) result() transport.Mesh {
 	}
 	m.mu.Unlock()
 	if late {
-		return &openMesh{m.mesh, m.door}
+		return &openMesh{m.mesh, m.acceptor}
 	}
-	m.door.close()
+	m.acceptor.close()
 	return m.mesh
 }
 
-// openMesh is a mesh to which peers may still come.
+// openMesh is a mesh to which peers may still connect.
 type openMesh struct {
 	*wire.Mesh
-	door *door
+	acceptor *acceptor
 }
 
 func (m *openMesh) Close() error {
-	m.door.close()
+	m.acceptor.close()
 	return m.Mesh.Close()
 }

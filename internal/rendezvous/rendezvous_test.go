@@ -184,7 +184,7 @@ func TestNearer(t *testing.T) {
 		{"2001:db8::7", "2001:db8::8", "2001:db8::8"},
 	} {
 		near, _ := netip.ParseAddr(c.near)
-		require.Equal(t, netip.MustParseAddr(c.want), nearer(netip.MustParseAddr(c.choice), near), "%+v", c)
+		require.Equal(t, netip.MustParseAddr(c.want), listenInsteadOf(netip.MustParseAddr(c.choice), near), "%+v", c)
 	}
 	addr, err := listenAddr(t.Context(), Config{Near: loopback})
 	require.NoError(t, err)
@@ -390,8 +390,8 @@ func TestUnusableValues(t *testing.T) {
 	}{
 		"other form":    {g1.encode(), G2, "rank 1 published its address in the form G1 (PyTorch up to 2.0) where this rank uses G2 (PyTorch 2.1 and later)", ErrGeneration},
 		"other form 2":  {value{gen: G2, at: g1.at}.encode(), G1, "rank 1 (127.0.0.1:9) published", ErrGeneration},
-		"garbage":       {[]byte("garbage"), G2, "rank 1 published 7 bytes that are no Gloo address", ErrAddress},
-		"garbage, auto": {[]byte("garbage"), Auto, "rank 1 published 7 bytes that are no Gloo address", ErrAddress},
+		"garbage":       {[]byte("garbage"), G2, "rank 1 published 7 bytes, which is not the form of a Gloo address", ErrAddress},
+		"garbage, auto": {[]byte("garbage"), Auto, "rank 1 published 7 bytes, which is not the form of a Gloo address", ErrAddress},
 		"other family":  {value{gen: G2, at: []endpoint{at("[::1]:9")}}.encode(), G2, "IPv6", ErrAddress},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -478,8 +478,8 @@ func TestNumberIsTaken(t *testing.T) {
 	require.NoError(t, o.mesh.Close())
 }
 
-// A rank that dies once it is connected ends the rendezvous of the others, who
-// wait for a third.
+// A rank that dies once it is connected ends the rendezvous of the other ranks,
+// which wait for a third.
 func TestPeerDiesMeanwhile(t *testing.T) {
 	hello := make([]byte, 48)
 	hello[0], hello[8], hello[22], hello[23], hello[32] = 48, 2, 1, 0xC1, 1

@@ -7,16 +7,16 @@ import (
 	"github.com/c10d-go/c10d/internal/waiting"
 )
 
-// asked is of how many missing ranks Config.LastSeen is asked, which may take a round trip
-// each. Lines and errors list no more.
-const asked = 8
+// maxLastSeen is for how many missing ranks Config.LastSeen is called, which may take a round
+// trip each. Log lines and errors list no more.
+const maxLastSeen = 8
 
 // report says which ranks this one waits for.
 func (m *meeting) report(ctx context.Context) (string, []slog.Attr) {
 	m.mu.Lock()
-	elsewhere := m.elsewhere
+	connecting := m.connectingNative
 	m.mu.Unlock()
-	if elsewhere {
+	if connecting {
 		return "", nil
 	}
 	missing := m.missing(ctx)
@@ -33,9 +33,9 @@ func (m *meeting) report(ctx context.Context) (string, []slog.Attr) {
 	return "waiting for " + waiting.Ranks(ranks) + " to connect", []slog.Attr{slog.String("missing", waiting.Some(each))}
 }
 
-// away notes whether Native.Connect is running. It writes lines of its own.
-func (m *meeting) away(yes bool) {
+// setConnectingNative notes whether Native.Connect is running. It writes its own log lines.
+func (m *meeting) setConnectingNative(yes bool) {
 	m.mu.Lock()
-	m.elsewhere = yes
+	m.connectingNative = yes
 	m.mu.Unlock()
 }

@@ -44,7 +44,7 @@ const (
 	familyIPv4 = 2
 	familyIPv6 = 10 // Linux's
 
-	// maxHost is the longest host name that is believed: DNS has no longer ones.
+	// maxHost is the longest host name in DNS.
 	maxHost = 255
 )
 
@@ -54,8 +54,8 @@ type endpoint struct {
 	seq int64
 }
 
-// nowhere is published by a rank that does not listen: nobody can connect to it.
-var nowhere = endpoint{netip.AddrPortFrom(netip.IPv4Unspecified(), 0), noSeq}
+// notListening is published by a rank that does not listen: no rank can connect to it.
+var notListening = endpoint{netip.AddrPortFrom(netip.IPv4Unspecified(), 0), noSeq}
 
 // appendBlob appends the 136 bytes of e.
 func (e endpoint) appendBlob(b []byte) []byte {
@@ -84,8 +84,8 @@ func scopeID(zone string) uint32 {
 	return 0
 }
 
-// parseBlob reads the 136 bytes of an endpoint. PyTorch leaves what the address
-// does not need uninitialised, so nothing is asked of those bytes.
+// parseBlob reads the 136 bytes of an endpoint. PyTorch leaves unused bytes uninitialised, so
+// they are not checked.
 func parseBlob(b []byte) (endpoint, error) {
 	le := binary.LittleEndian
 	var addr netip.Addr
@@ -101,16 +101,16 @@ func parseBlob(b []byte) (endpoint, error) {
 		return endpoint{}, fmt.Errorf("address family %d, want %d or %d", family, familyIPv4, familyIPv6)
 	}
 	e := endpoint{netip.AddrPortFrom(addr, binary.BigEndian.Uint16(b[2:])), int64(le.Uint64(b[128:]))}
-	if e == nowhere {
+	if e == notListening {
 		return e, nil
 	}
 	if e.at.Port() == 0 || addr.IsUnspecified() || addr.IsMulticast() {
-		return endpoint{}, fmt.Errorf("address %v, which nobody can listen on", e.at)
+		return endpoint{}, fmt.Errorf("address %v, at which no rank can listen", e.at)
 	}
 	return e, nil
 }
 
-// compare tells which of two endpoints connects: a if the result is above 0.
+// compare tells which of two endpoints connects: a if the result is positive.
 func compare(a, b endpoint) (int, error) {
 	x, y := a.at.Addr(), b.at.Addr()
 	if x.Is4() != y.Is4() {
@@ -137,19 +137,20 @@ type value struct {
 	ids  []int64    // G2: one for each rank, or none
 }
 
-// absent is the value of a rank that does not listen. It is whole, so that a rank of
-// PyTorch that reads it fails to connect, and does not read past its end.
-func absent(gen Generation, host string, size int) value {
+// valueNotListening is the value of a rank that does not listen. It is complete: a PyTorch rank
+// that reads it fails to connect, and does not read past its end.
+func valueNotListening(gen Generation, host string, size int) value {
 	v := value{gen: gen, host: host}
 	if gen == G1 {
-		v.at = slices.Repeat([]endpoint{nowhere}, size-1)
+		v.at = slices.Repeat([]endpoint{notListening}, size-1)
 	} else {
-		v.at, v.ids = []endpoint{nowhere}, newIDs(size)
+		v.at, v.ids = []endpoint{notListening}, newIDs(size)
 	}
 	return v
 }
 
-// newIDs makes numbers that nobody can guess: who says one has read it in the store.
+// newIDs makes numbers that cannot be guessed: a process that says one has read it in the
+// store.
 func newIDs(n int) []int64 {
 	ids := make([]int64, n)
 	var b [8]byte
@@ -194,7 +195,7 @@ func parseValue(b []byte, size int) (value, error) {
 		return v, err
 	}
 	if len(b) == 0 || len(b)%blobLen != 0 {
-		return value{}, fmt.Errorf("%d bytes that are no Gloo address", len(b))
+		return value{}, fmt.Errorf("%d bytes, which is not the form of a Gloo address", len(b))
 	}
 	v := value{gen: G1}
 	if n := len(b) / blobLen; n != size-1 {
@@ -206,7 +207,7 @@ func parseValue(b []byte, size int) (value, error) {
 			return v, err
 		}
 		if e.seq >= 0 {
-			return v, errors.New("numbered addresses, as Gloo does on macOS and Windows, where its messages are of another form")
+			return v, errors.New("numbered addresses, as Gloo does on macOS and Windows, where its messages have another form")
 		}
 		v.at = append(v.at, e)
 	}

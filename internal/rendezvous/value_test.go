@@ -126,11 +126,11 @@ func TestBadValues(t *testing.T) {
 		"host length":            {change(2, 1), "no Gloo address"},
 		"address length":         {change(9, 128), "no Gloo address"},
 		"family":                 {change(17, 1), "family 1"},
-		"port 0":                 {change(20, 0), "nobody can listen"},
+		"port 0":                 {change(20, 0), "no rank can listen"},
 		"G1 of another group":    {one.appendBlob(nil), "group of 2 ranks"},
 		"G1 numbered":            {numbered.appendBlob(numbered.appendBlob(nil)), "macOS"},
 		"G1 of unknown family":   {make([]byte, 2*blobLen), "family 0"},
-		"G1 address unspecified": {at("0.0.0.0:5").appendBlob(one.appendBlob(nil)), "nobody can listen"},
+		"G1 address unspecified": {at("0.0.0.0:5").appendBlob(one.appendBlob(nil)), "no rank can listen"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			_, err := parseValue(c.b, 3)

@@ -2,16 +2,16 @@ package transport
 
 import "fmt"
 
-// Call is what a rank calls as one collective of its group. What holds the properties on which
-// all ranks have to agree, in words that only their owner understands. Before is What of the call
-// before, and History a digest of What in all calls of the rank up to this one. So ranks whose
-// History is the same have called the same. The zero Call says nothing and is never compared.
+// Call is a rank's call of a collective. What holds the properties on which all ranks have to
+// agree, encoded by the caller. Before is What of the call before. History is a digest of What
+// in all calls of the rank up to this one: ranks with the same History have made the same
+// calls. The zero Call is never compared.
 type Call struct {
 	What, Before [2]uint64
 	History      uint64
 }
 
-// Follow makes c the call after one with these words and this History, zero if there was none.
+// Follow makes c the call after one with this What and History, zero if there was none.
 func (c *Call) Follow(before [2]uint64, history uint64) {
 	// Each step maps different numbers to different ones: a difference stays for good.
 	h := (history ^ c.What[0]) * mixer
@@ -25,13 +25,13 @@ const mixer = 0x9e3779b97f4a7c15 // odd
 type Disagreement struct {
 	Number uint32    // of the collective, counted from 0
 	Ranks  [2]int    // ascending
-	Calls  [2]string // what each called, for people
-	// Earlier says that Calls are the same, and that some call before them was not. Which one
-	// it was is no longer known.
+	Calls  [2]string // what each called
+	// Earlier says that Calls are the same, and that an earlier call was not. It is no longer
+	// known which.
 	Earlier bool
 }
 
-// Disagree returns the error of two ranks, in any order, and their calls.
+// Disagree returns the error for two ranks, in any order, and their calls.
 func Disagree(number uint32, rank int, call string, other int, otherCall string) *Disagreement {
 	if rank > other {
 		rank, call, other, otherCall = other, otherCall, rank, call

@@ -8,15 +8,12 @@ import (
 	"unicode"
 )
 
-// Mesh connects one rank of a group with all the others. Messages match by
-// (pair, slot) in the order in which they were posted, each receive with one
-// send, as Gloo's unbound buffers do.
+// Mesh connects one rank of a group with all the others. Messages match by (peer, slot) in the
+// order in which they were posted, each receive with one send, as Gloo's unbound buffers do.
 //
-// Send, Recv and RecvAny post a request and return at once; they may be called
-// from many goroutines. Requests of one (peer, slot) match in the order of the
-// calls. The mesh owns a request and its buffer until the request completes.
-// Once it has completed, with or without an error, the mesh no longer reads or
-// writes the buffer.
+// Send, Recv and RecvAny post a request and return at once. They may be called from many
+// goroutines. The mesh owns a request and its buffer until the request completes, with or
+// without an error. Then it no longer reads or writes the buffer.
 type Mesh interface {
 	Rank() int
 	Size() int
@@ -34,39 +31,37 @@ type Mesh interface {
 	// completion r.Peer is that rank.
 	RecvAny(r *Request)
 
-	// Abort ends every pending and later request with f and tells the other
-	// ranks, as far as the wire can carry it. Only the first fault of a mesh
-	// counts. It returns without waiting for anybody; Close still has to be called.
+	// Abort ends every pending and later request with f, and tells the other ranks if possible.
+	// Only the first fault of a mesh counts. Abort does not wait. Close still has to be called.
 	Abort(f *Fault)
 
 	// Fault returns what ended the mesh, nil while it works.
 	Fault() *Fault
 
-	// Failed is closed once the mesh has a fault. A mesh fails by itself when a
-	// peer dies or reports a fault of its own.
+	// Failed is closed once the mesh has a fault. A mesh also fails when a peer dies or reports
+	// a fault.
 	Failed() <-chan struct{}
 
-	// SetProgress tells the mesh which operation this rank is in, so that it can
-	// answer for this rank when others diagnose a timeout: the number of
-	// operations issued and of those completed.
+	// SetProgress sets the number of operations that this rank has issued and completed. The
+	// mesh tells them to other ranks that diagnose a timeout.
 	SetProgress(issued, completed uint64)
 
-	// Diagnose asks every peer that can answer for its progress, waits at most
-	// limit, and reports what came: one Health per rank.
+	// Diagnose asks every peer that can answer for its progress. It waits at most limit, and
+	// returns one Health for each rank.
 	Diagnose(limit time.Duration) []Health
 
-	// Close says goodbye to the peers, sends what is still queued as far as the
-	// peers take it within a second, frees everything and waits for what it
-	// started. Pending requests end with ErrClosed. It may be called more than once.
+	// Close tells the peers that this rank leaves. It sends queued messages, for a second at
+	// most, frees everything, and waits for its goroutines. Pending requests end with
+	// ErrClosed. It may be called more than once.
 	Close() error
 }
 
-// Health is what a rank knows of a peer when it looks for the reason of a timeout.
+// Health is what a rank knows of a peer when it diagnoses a timeout.
 type Health struct {
 	Rank      int
-	Native    bool   // the peer is a rank of this library and so can answer
+	Native    bool   // the peer is a rank of this library, so it can answer
 	Answered  bool   // it did
-	Departed  bool   // it closed the group
+	Departed  bool   // it has closed the group
 	Issued    uint64 // operations it has issued, if it answered
 	Completed uint64 // operations it has completed, if it answered
 }
@@ -79,7 +74,7 @@ type Request struct {
 	Slot uint64
 	Buf  []byte
 
-	// Owner, if not nil, hears of the end instead of Done.
+	// Owner, if not nil, is told of the end instead of Done.
 	Owner Owner
 
 	// Next and Tag are for the mesh that holds the request.
@@ -90,23 +85,22 @@ type Request struct {
 	done chan struct{}
 }
 
-// Owner is told when a request ends. The mesh may hold locks then, and so may
-// the poster, if the request ends while it is being posted: Ended neither waits
-// nor calls the mesh. The request may be used again from then on.
+// Owner is told when a request ends. The mesh may hold locks then, and so may the goroutine
+// that posts, if the request ends in the post. So Ended neither waits nor calls the mesh. The
+// request may be used again from then on.
 type Owner interface {
 	Ended(r *Request)
 }
 
-// Sharer is the Owner of a receive from any rank that is posted on several meshes, each with
-// a Request of its own, of which one is to take a message. A mesh on which that can be
-// done has a method Withdraw(*Request), which forgets such a receive unless a message has
-// been taken for it. When nobody is left who could send on a mesh, the receive ends there
-// with a fault of FaultPeerLeft, and the mesh goes on.
+// Sharer owns a receive-from-any that is posted on several meshes at once, as a request on
+// each. Exactly one of its requests takes a message. Such meshes have a method
+// Withdraw(*Request), which forgets a request that has no message yet. If no peer is left on a
+// mesh, the request there ends with FaultPeerLeft, and the mesh goes on.
 type Sharer interface {
 	Owner
-	// Claim is asked when there is a message for r, and perhaps again. If it returns false,
-	// another mesh has one, and r is forgotten without an end. Like Ended, it neither waits
-	// nor calls a mesh.
+	// Claim is called when there is a message for r, perhaps more than once. If it returns
+	// false, another mesh has a message, and r is forgotten without an end. Like Ended, it
+	// neither waits nor calls a mesh.
 	Claim(r *Request) bool
 }
 
@@ -173,20 +167,20 @@ const (
 	FaultPeerDied FaultKind = iota + 1
 	// FaultPeerLeft: an operation needed a rank that had closed the group.
 	FaultPeerLeft
-	// FaultTimeout: an operation ran out of time; Rank is who was missing.
+	// FaultTimeout: an operation ran out of time; Rank was missing.
 	FaultTimeout
 	// FaultCanceled: the context of an operation was cancelled on Rank.
 	FaultCanceled
 	// FaultAborted: Rank aborted the group or a Work.
 	FaultAborted
-	// FaultMismatch: ranks disagreed on an operation; Rank is the peer whose message did not fit.
+	// FaultMismatch: ranks disagreed on an operation; the message of Rank did not fit.
 	FaultMismatch
-	// FaultProtocol: bytes came from Rank that no rank sends.
+	// FaultProtocol: Rank sent bytes that no rank sends.
 	FaultProtocol
 	// FaultPanicked: the program of Rank panicked, in an operation or while it closed the group.
 	FaultPanicked
 
-	// FaultLast is the last kind that there is.
+	// FaultLast is the last kind.
 	FaultLast = FaultPanicked
 )
 
@@ -223,11 +217,11 @@ func NewFault(kind FaultKind, rank, reporter int, err error) *Fault {
 // Fault is why a mesh ended and who caused it.
 type Fault struct {
 	Kind     FaultKind
-	Rank     int    // the rank that caused it, -1 if nobody knows
+	Rank     int    // the rank that caused it, -1 if unknown
 	Reporter int    // the rank that noticed it
 	Op       uint8  // the operation (a work.OpType) in which it was noticed, NoOp if none
 	Seq      uint64 // that operation's sequence number
-	Err      error  // what was noticed, on the reporter's side; may be nil
+	Err      error  // what the reporter noticed; may be nil
 }
 
 func (f *Fault) Error() string {
@@ -244,13 +238,14 @@ func (f *Fault) Error() string {
 	return s
 }
 
-// Unwrap returns what was noticed.
+// Unwrap returns Err.
 func (f *Fault) Unwrap() error { return f.Err }
 
-// MaxWords is how many bytes of a fault's cause go to other ranks.
+// MaxWords is how many bytes of text about a fault's cause go to other ranks.
 const MaxWords = 512
 
-// why is the cause in words. If f.Err has a method Words, that decides, otherwise its text.
+// why returns the text about the cause: f.Err.Words() if there is such a method, else
+// f.Err.Error().
 func (f *Fault) why() string {
 	if w, ok := f.Err.(interface{ Words() string }); ok {
 		return w.Words()
@@ -261,8 +256,8 @@ func (f *Fault) why() string {
 	return f.Err.Error()
 }
 
-// Words returns what the other ranks are told of the cause: at most MaxWords bytes, on one line,
-// up to the first empty one.
+// Words returns the text about the cause that other ranks get: at most MaxWords bytes in one
+// line, up to the first empty line.
 func (f *Fault) Words() string {
 	said, _, _ := strings.Cut(f.why(), "\n\n")
 	said = strings.ReplaceAll(strings.TrimSpace(said), "\n", "; ")
@@ -272,8 +267,8 @@ func (f *Fault) Words() string {
 	return said
 }
 
-// Heard returns the cause of a fault that another rank told with these words, nil if there are
-// none. What cannot be printed becomes a question mark.
+// Heard returns the cause of a fault from the text that another rank sent, nil if it is empty.
+// Characters that cannot be printed become question marks.
 func Heard(words []byte) error {
 	if len(words) == 0 {
 		return nil

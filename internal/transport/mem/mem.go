@@ -31,12 +31,12 @@ type Fabric struct {
 // NewFabric returns a fabric without groups.
 func NewFabric() *Fabric { return &Fabric{networks: make(map[string]*network)} }
 
-// DropIf makes every message lost for which f returns true: its send
-// completes, its receive never does. Set it before ranks join.
+// DropIf makes every message get lost for which f returns true: its send completes, its receive
+// never does. Set it before ranks join.
 func (f *Fabric) DropIf(drop func(group string, from, to int, slot uint64) bool) { f.drop = drop }
 
-// Join returns rank's end of the group called name. It does not wait for the
-// other ranks: what is sent to a rank that has not joined yet waits for it.
+// Join returns rank's end of the group called name. It does not wait for the other ranks:
+// messages to a rank that has not joined wait for it.
 func (f *Fabric) Join(name string, rank, size int) (transport.Mesh, error) {
 	if rank < 0 || rank >= size {
 		return nil, fmt.Errorf("mem: rank %d is not within a group of %d", rank, size)
@@ -171,7 +171,7 @@ func (n *network) pair(k pairKey) *pairQueue {
 	return q
 }
 
-// release forgets an empty queue: slots count up and never come back.
+// release frees an empty queue. Slots count up and are never used again.
 func (n *network) release(k pairKey, q *pairQueue) {
 	if q.sends.Empty() && q.recvs.Empty() && n.pairs[k] == q {
 		delete(n.pairs, k)
@@ -261,14 +261,14 @@ func (e *end) RecvAny(r *transport.Request) {
 
 func (n *network) left(rank int) bool { return n.ends[rank] != nil && n.ends[rank].departed }
 
-// leftLocked fails an end that needs a rank that is gone.
+// leftLocked fails the group because r needs a rank that has left.
 func (e *end) leftLocked(r *transport.Request) {
 	f := transport.NewFault(transport.FaultPeerLeft, r.Peer, e.rank, nil)
 	r.Complete(f)
 	e.net.failAllLocked(f)
 }
 
-// match copies what can be copied on one pair and slot.
+// match copies the messages of one pair and slot that have both a send and a receive.
 func (n *network) match(k pairKey, q *pairQueue) {
 	defer n.release(k, q)
 	if n.frozen[k.from] || n.frozen[k.to] {

@@ -1,6 +1,9 @@
-// Package mesh holds what the meshes over sockets have in common, packages tcp and wire: how a
-// mesh fails and closes, how a peer leaves, receives from any rank, and how ranks diagnose a
-// timeout.
+// Package mesh is the part that packages tcp and wire have in common:
+//
+//   - how a mesh fails and closes;
+//   - how a peer leaves;
+//   - receives from any rank;
+//   - how ranks diagnose a timeout.
 //
 // A mesh embeds a [Base], and its type for a connected pair embeds a [Peer]. The base reaches
 // the protocol through [Link]. One lock, Base.Mu, guards all of it.
@@ -150,8 +153,8 @@ func (b *Base) Ended() error {
 }
 
 // Fail ends the mesh with f, unless it has ended already. Mu is held. Every peer that has not
-// ended its side gets an ABORT, even if another rank noticed the fault: a connection that ends
-// without one would make the peer blame this rank.
+// ended its side gets an ABORT, even if another rank noticed the fault. Without one, the peer
+// would blame this rank.
 func (b *Base) Fail(f *transport.Fault) {
 	if b.Ended() != nil {
 		return
@@ -390,8 +393,8 @@ func (b *Base) Diagnose(limit time.Duration) []transport.Health {
 	return health
 }
 
-// MoreTime moves the write deadline of a connection on by AbortStep, at a mesh's end, and
-// reports whether it has: not beyond the time when the mesh must have ended, unless first is set.
+// MoreTime moves the write deadline of a connection on by AbortStep, at the end of a mesh. It
+// returns false if the mesh must have ended by then, unless first is set.
 func (b *Base) MoreTime(conn net.Conn, first bool) bool {
 	b.Mu.Lock()
 	defer b.Mu.Unlock()
@@ -489,8 +492,8 @@ func (p *Peer) Ponged(round, issued, completed uint64) {
 	p.base.Changed()
 }
 
-// Drain reads and forgets until the peer closes its side or time is up. Closing a socket that
-// has unread bytes would reset the connection, and the peer would lose what is on its way.
+// Drain reads and discards until the peer closes its side or time is up. To close a socket that
+// has unread bytes would reset the connection, and the peer would lose data.
 func (p *Peer) Drain(conn net.Conn) {
 	b := p.base
 	for {

@@ -7,14 +7,15 @@
 //		})
 //	}
 //
-// It looks at what all meshes promise: which message meets which receive, what
-// is in the buffers, how requests end when lengths differ, when a rank leaves,
-// dies or aborts, and what Diagnose says. Messages that are random come from a
-// seed that is printed; C10D_SEED sets it.
+// It tests what all meshes promise:
 //
-// What a mesh may do either way, the suite accepts either way: a send may
-// complete before its receive is posted or wait for it.
+//   - which message matches which receive, and what is in the buffers;
+//   - how requests end when lengths differ, and when a rank leaves, dies or aborts;
+//   - what Diagnose reports.
 //
-// What a mesh cannot do is named in Config.No. The suite closes the meshes that
-// it was given and leaves no goroutine behind.
+// Random messages come from a seed that is printed. C10D_SEED sets it.
+//
+// Where meshes may differ, the suite accepts both: a send may complete before its
+// receive is posted, or wait for it. Config.No lists what a mesh does not promise. The
+// suite closes the meshes that it was given and leaves no goroutine behind.
 package transporttest

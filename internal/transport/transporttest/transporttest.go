@@ -19,14 +19,14 @@ import (
 	"github.com/c10d-go/c10d/internal/transport"
 )
 
-// Feature is something a mesh may lack.
+// Feature is something that a mesh may lack.
 type Feature int
 
 const (
-	// Misuse: requests for ranks that do not exist, and for the own one, end with
-	// an error and leave the mesh as it was.
+	// Misuse: a request for a rank that does not exist, or for the own rank, ends with an error
+	// and does not change the mesh.
 	Misuse Feature = iota
-	// Allocations: a message allocates nothing in the steady state.
+	// Allocations: in the steady state a message allocates nothing.
 	Allocations
 )
 
@@ -45,7 +45,7 @@ type Config struct {
 	No []Feature
 }
 
-// patience bounds what must happen; only a broken mesh makes a test wait for it.
+// patience bounds each wait. Only a broken mesh makes a test wait that long.
 const patience = 60 * time.Second
 
 type suite struct{ Config }
@@ -195,8 +195,8 @@ func seed(t testing.TB) uint64 {
 	return n
 }
 
-// sizes sends messages of every length both ways, receive and send first, inside
-// larger buffers whose rest must stay as it was.
+// sizes sends messages of every length both ways, with the receive or the send posted first.
+// The buffers lie in larger ones, whose other bytes must not change.
 func (s *suite) sizes(t *testing.T) {
 	sizes := append([]int{0, 1, 4, 31, 32, 33, 4096, 65535, 65536, 65537, 1 << 20, 5<<20 + 3}, s.Sizes...)
 	for _, first := range []string{"receive", "send"} {
@@ -223,8 +223,7 @@ func (s *suite) sizes(t *testing.T) {
 	}
 }
 
-// order posts many messages of mixed sizes on one slot before any is waited
-// for, on either side first.
+// order posts many messages of mixed sizes on one slot before it waits for any.
 func (s *suite) order(t *testing.T) {
 	for _, first := range []int{0, 1} {
 		ms := s.group(t, 2)
@@ -251,9 +250,9 @@ func (s *suite) order(t *testing.T) {
 	}
 }
 
-// storm is messages between all ranks on few slots, with receives from any rank
-// mixed in. Every message says where it comes from and its place in the order of
-// its (sender, receiver, slot).
+// storm sends messages between all ranks on few slots, with receives from any rank among them.
+// Each message contains its sender and its position among those of its sender, receiver and
+// slot.
 func (s *suite) storm(t *testing.T) {
 	seed := seed(t)
 	for size := 2; size <= 9; size++ {
@@ -392,8 +391,8 @@ func stormAny(t testing.TB, m transport.Mesh, rank int, lengths map[flow][]int) 
 	}
 }
 
-// any: receives from any rank take what is there and what comes, small and
-// large, and leave alone what a receive from one rank has claimed.
+// any: receives from any rank take messages that have come or come later, small and large. They
+// leave messages alone that belong to a receive from one rank.
 func (s *suite) any(t *testing.T) {
 	for _, n := range []int{0, 8, 1 << 20} {
 		t.Run(fmt.Sprint(n), func(t *testing.T) {
@@ -452,8 +451,8 @@ func (s *suite) one(t *testing.T) {
 	require.ErrorIs(t, wait(t, recvAny(m, 1, nil)), transport.ErrClosed)
 }
 
-// lengthsDiffer: the receiver ends with a *SizeError, nothing was written outside
-// its buffer, and the group ends on both sides with a mismatch.
+// lengthsDiffer: the receiver ends with a *SizeError, nothing is written outside its buffer,
+// and the group ends on both sides with a mismatch.
 func (s *suite) lengthsDiffer(t *testing.T) {
 	const large = 1 << 20
 	for _, c := range []struct{ sent, wanted int }{
@@ -487,7 +486,7 @@ func (s *suite) lengthsDiffer(t *testing.T) {
 	}
 }
 
-// leave: a goodbye alone is no fault: others go on, and what the leaver sent is there.
+// leave: a goodbye alone is no fault. Other ranks go on, and get what the leaver has sent.
 func (s *suite) leave(t *testing.T) {
 	for _, n := range []int{4, 3 << 20} {
 		t.Run(fmt.Sprint(n), func(t *testing.T) {

@@ -181,8 +181,8 @@ func TestProtocolFaults(t *testing.T) {
 	}
 }
 
-// Whoever notices first that lengths differ, both sides end with an error that
-// names the other, and a peer that does not check gets no DATA.
+// If lengths differ, both sides end with an error that names the other side, and a
+// peer that does not check lengths gets no DATA.
 func TestLengthsDiffer(t *testing.T) {
 	t.Run("announced, receive posted", func(t *testing.T) {
 		m, c := alone(t)
@@ -623,7 +623,7 @@ func TestConnectionBreaksAnywhere(t *testing.T) {
 	total := headerLen + rounds*(3*headerLen+n)
 	for _, direction := range []string{"read", "write"} {
 		for at := 0; at < total; at += 13 {
-			// Virtual time: a mesh of which only one direction breaks waits a while.
+			// Virtual time, because a mesh waits if only one direction breaks.
 			synctest.Test(t, func(t *testing.T) {
 				t.Logf("%s at %d", direction, at)
 				a, b := net.Pipe()

@@ -12,12 +12,12 @@ const headerLen = 48
 // HeaderLen is the length of a message without payload.
 const HeaderLen = headerLen
 
-// CheckFirst returns why the HeaderLen bytes of b are not the first that a rank sends:
-// HELLO, or an announcement, because a payload is sent to who has asked for it.
+// CheckFirst returns why the HeaderLen bytes of b are not the first that a rank sends. It sends
+// HELLO or an announcement first, because payloads are sent only on request.
 func CheckFirst(b []byte) error {
 	h, err := parseHeader(b)
 	if err == nil && h.opcode == opData {
-		err = fmt.Errorf("wire: DATA of %d bytes that nobody has asked for", h.length)
+		err = fmt.Errorf("wire: DATA of %d bytes without a RECV_READY", h.length)
 	}
 	if err == nil && isControl(h.slot) && controlCode(h.slot) != ctlHello {
 		err = fmt.Errorf("wire: control message %d before HELLO", controlCode(h.slot))
@@ -48,8 +48,8 @@ func (h *header) put(b []byte) {
 	le.PutUint64(b[40:], h.roffset)
 }
 
-// parseHeader reads the first 48 bytes of b and checks all that can be checked
-// without knowing what came before.
+// parseHeader reads the first 48 bytes of b. It checks all that does not depend on earlier
+// messages.
 func parseHeader(b []byte) (header, error) {
 	le := binary.LittleEndian
 	h := header{
@@ -62,7 +62,7 @@ func parseHeader(b []byte) (header, error) {
 	}
 	switch {
 	case h.opcode == opSendBuffer:
-		return h, fmt.Errorf("wire: opcode 0, a write to a registered buffer: there are none here")
+		return h, fmt.Errorf("wire: opcode 0, a write to a registered buffer, which is not supported")
 	case h.opcode > opRecvReady:
 		return h, fmt.Errorf("wire: opcode %#x, want 1 to 3", h.opcode)
 	case h.nbytes < headerLen:
@@ -86,7 +86,7 @@ const (
 	ctlAbort = 3 // slot, low 16 bits: kind and operation; offset: rank; length: reporter; roffset: seq
 	ctlPing  = 4 // offset: round
 	ctlPong  = 5 // offset: round; length: issued; roffset: completed
-	ctlWords = 6 // slot, low 16 bits: how many bytes; offset, length, roffset: part of the words of the ABORT that follows
+	ctlWords = 6 // slot, low 16 bits: how many bytes; offset, length, roffset: part of the text of the ABORT that follows
 )
 
 func isControl(slot uint64) bool { return slot>>56 == controlPrefix }
@@ -127,7 +127,7 @@ func parseAbort(h header, size int) (*transport.Fault, error) {
 // wordsLen is how many bytes a WORDS header carries.
 const wordsLen = 24
 
-// wordsHeaders returns the headers that carry words for people.
+// wordsHeaders returns the headers that carry a text.
 func wordsHeaders(words string) []header {
 	var all []header
 	for len(words) > 0 {
@@ -143,7 +143,7 @@ func wordsHeaders(words string) []header {
 	return all
 }
 
-// parseWords appends the words that a header carries.
+// parseWords appends the text that a header carries.
 func parseWords(words []byte, h header) ([]byte, error) {
 	n := int(h.slot & 0xffff)
 	if n == 0 || n > wordsLen || len(words)+n > transport.MaxWords {

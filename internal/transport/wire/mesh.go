@@ -11,23 +11,21 @@ import (
 	"github.com/c10d-go/c10d/internal/transport/mesh"
 )
 
-// maxNotices bounds what one peer can make this rank remember: notifications
-// that no request has met yet. Each may be on a slot of its own, about 150
-// bytes then, so a hostile peer costs at most 40 MiB.
+// maxNotices bounds the notifications of one peer that no request has matched. Each may have a
+// slot of its own and then takes about 150 bytes, so a hostile peer costs at most 40 MiB.
 const maxNotices = 1 << 18
 
 var limits = mesh.Limits{Close: time.Second, Abort: 500 * time.Millisecond, AbortStep: 100 * time.Millisecond}
 
-// Options are what Rendezvous needs of a mesh; the zero value works.
+// Options is what package rendezvous sets. The zero value works.
 type Options struct {
-	// Departed, if not nil, is called when the connection of a peer has ended
-	// and the mesh works on without it. It must not block.
+	// Departed, if not nil, is called when the connection of a peer has ended and the mesh goes
+	// on without it. It must not block.
 	Departed func(peer int)
 }
 
-// Mesh is a transport.Mesh whose connections are handed to it one by one.
-// Requests to a peer that is not connected yet wait for its connection. Its
-// methods may be called from many goroutines.
+// Mesh is a transport.Mesh whose connections are attached one by one. Requests to a peer that
+// is not connected yet wait for its connection. Its methods may be called from many goroutines.
 type Mesh struct {
 	mesh.Base
 	opts Options
@@ -53,8 +51,8 @@ func New(rank, size int, opts Options) *Mesh {
 	return m
 }
 
-// Attach gives the mesh its connection to peer and owns it from then on. It is
-// an error if there is one already or the mesh has ended; conn is closed then.
+// Attach gives the mesh its connection to peer and owns it from then on. If there is one
+// already, or the mesh has ended, Attach closes conn and returns an error.
 func (m *Mesh) Attach(peer int, conn net.Conn) error {
 	m.Mu.Lock()
 	defer m.Mu.Unlock()
@@ -62,7 +60,7 @@ func (m *Mesh) Attach(peer int, conn net.Conn) error {
 	switch {
 	case err != nil:
 	case !m.IsPeer(peer):
-		err = fmt.Errorf("wire: no connection to rank %d belongs to rank %d of %d", peer, m.Rank(), m.Size())
+		err = fmt.Errorf("wire: a connection to rank %d, which is no peer of rank %d of %d", peer, m.Rank(), m.Size())
 	case m.pairs[peer].conn != nil:
 		err = fmt.Errorf("wire: rank %d is connected already", peer)
 	}
@@ -112,8 +110,7 @@ func (m *Mesh) Recv(r *transport.Request) {
 	p.enqueue(notification(opRecvReady, r))
 }
 
-// RecvAny implements transport.Mesh. The sender is the one whose message was
-// announced first.
+// RecvAny implements transport.Mesh. It takes the message that was announced first.
 func (m *Mesh) RecvAny(r *transport.Request) {
 	if isControl(r.Slot) {
 		r.Complete(reservedSlot(r.Slot))
@@ -122,8 +119,7 @@ func (m *Mesh) RecvAny(r *transport.Request) {
 	m.Base.RecvAny(r)
 }
 
-// admit returns the pair that r is for. If there is none that works it ends r
-// and returns nil.
+// admit returns the pair that r is for. If there is none that works, it ends r and returns nil.
 func (m *Mesh) admit(r *transport.Request) *pair {
 	switch {
 	case !m.Admit(r):
@@ -141,8 +137,8 @@ func reservedSlot(slot uint64) error {
 	return fmt.Errorf("wire: slot %#x: slots that begin with %#x are reserved", slot, controlPrefix)
 }
 
-// Foreign returns the ranks that have shown that they are not of this library: PyTorch's. A
-// rank shows what it is with its first message.
+// Foreign returns the ranks that are not of this library: PyTorch's. A rank shows what it is
+// with its first message.
 func (m *Mesh) Foreign() []int {
 	m.Mu.Lock()
 	defer m.Mu.Unlock()
@@ -156,8 +152,8 @@ func (m *Mesh) Foreign() []int {
 }
 
 // Newer reports whether peer is a rank of this library that speaks version 2 of the control
-// messages. It waits for the first message of a peer that has sent none, until ctx or the mesh
-// ends: PyTorch's ranks say nothing before they have something to say.
+// messages. It waits for the peer's first message, until ctx or the mesh ends. A PyTorch rank
+// sends none before its first operation.
 func (m *Mesh) Newer(ctx context.Context, peer int) bool {
 	m.Mu.Lock()
 	defer m.Mu.Unlock()
@@ -166,14 +162,14 @@ func (m *Mesh) Newer(ctx context.Context, peer int) bool {
 	return p.version >= 2
 }
 
-// slot is what a pair knows of one slot. It exists while it holds something.
+// slot is the state of one slot of a pair. It exists while it holds something.
 type slot struct {
 	key       uint64
-	sends     transport.Requests // sends that no RECV_READY has met
-	recvs     transport.Requests // receives whose DATA has not come
-	unmatched *transport.Request // the first of recvs that no SEND_READY has met; those behind it have met none either
-	offered   notices            // SEND_READYs that no receive has met
-	wanted    notices            // RECV_READYs that no send has met
+	sends     transport.Requests // without a RECV_READY
+	recvs     transport.Requests // whose DATA has not come
+	unmatched *transport.Request // the first of recvs without a SEND_READY; those behind it have none either
+	offered   notices            // SEND_READYs without a receive
+	wanted    notices            // RECV_READYs without a send
 	next      *slot              // in Mesh.freeSlots
 }
 
@@ -197,7 +193,7 @@ func (m *Mesh) freeSlot(s *slot) {
 	m.freeSlots = s
 }
 
-// notice is a notification that came before the request that it will meet.
+// notice is a notification that came before its request.
 type notice struct {
 	length uint64
 	order  uint64 // among the SEND_READYs of all peers

@@ -14,12 +14,12 @@ import (
 )
 
 const (
-	// readBuffer is what one read may take in: several notifications and small
-	// payloads. Payloads beyond it are read straight into place.
+	// readBuffer is what one read may take: several notifications and small payloads. Larger
+	// payloads are read straight into place.
 	readBuffer = 16 << 10
 
-	// gatherBytes is the payload after which the writer stops gathering, so
-	// that requests complete one by one where each takes a while.
+	// gatherBytes is the payload after which the writer stops gathering, so that slow requests
+	// complete one by one.
 	gatherBytes = 256 << 10
 
 	// gatherMessages bounds the buffers of one writev, of which Linux takes 1024.
@@ -34,8 +34,8 @@ var (
 	errEnded = errors.New("wire: the mesh has ended")
 )
 
-// pair is the connection with one peer. Mesh.mu guards all but what its two
-// goroutines keep to themselves.
+// pair is the connection with one peer. Mesh.Mu guards all but what its two goroutines keep to
+// themselves.
 type pair struct {
 	mesh.Peer
 	m    *Mesh
@@ -45,19 +45,19 @@ type pair struct {
 	slots   map[uint64]*slot
 	notices int    // in all slots
 	out     []item // for the writer
-	broken  bool   // a write failed; the writer has left, and the reader will know why
+	broken  bool   // a write failed; the writer has returned, and the reader finds out why
 
-	version uint64 // that HELLO named
-	spoke   bool   // any message came
-	other   bool   // its first message was no HELLO: the peer is no rank of this library
-	words   []byte // WORDS that came
+	version uint64 // of its HELLO
+	spoke   bool   // a message has come
+	other   bool   // the first was no HELLO: the peer is not of this library
+	words   []byte // of the WORDS that came
 
 	heard bool // of the reader: a message has come
 
 	headers [gatherMessages * headerLen]byte // of the writer
 	buffers net.Buffers                      // of the writer
 	rest    net.Buffers                      // of the writer: what one gathered write still has to send
-	spare   []item                           // of the writer: the queue that out is exchanged with
+	spare   []item                           // of the writer: the slice that out is exchanged with
 }
 
 // item is a message in a pair's queue. DATA has its request.
@@ -70,8 +70,8 @@ func notification(opcode uint64, r *transport.Request) item {
 	return item{h: header{nbytes: headerLen, opcode: opcode, slot: r.Slot, length: uint64(len(r.Buf))}}
 }
 
-// chooser is a connection that stands for another one, which takes what is to be
-// written in one piece. Chosen returns that, nil while it is not known.
+// chooser is a connection that stands for another one. Chosen returns the other one, to which
+// the pair writes directly, or nil while it is not known.
 type chooser interface{ Chosen() net.Conn }
 
 func newPair(m *Mesh, peer int) *pair {
@@ -98,7 +98,7 @@ func (p *pair) slot(key uint64) *slot {
 	return s
 }
 
-// tidy forgets s if it holds nothing.
+// tidy frees s if it holds nothing.
 func (p *pair) tidy(s *slot) {
 	if s.empty() && p.slots[s.key] == s {
 		delete(p.slots, s.key)
@@ -106,10 +106,10 @@ func (p *pair) tidy(s *slot) {
 	}
 }
 
-// note records a notification that has met no request.
+// note keeps a notification that has matched no request.
 func (p *pair) note(q *notices, length uint64) error {
 	if p.notices == maxNotices {
-		return p.protocolFault(fmt.Errorf("wire: rank %d has announced %d messages that nobody asked for", p.Rank, maxNotices))
+		return p.protocolFault(fmt.Errorf("wire: rank %d has announced %d messages that no request has taken", p.Rank, maxNotices))
 	}
 	p.notices++
 	m := p.m
@@ -133,7 +133,7 @@ func (p *pair) take(q *notices) uint64 {
 	return n.length
 }
 
-// enqueue hands it to the writer.
+// enqueue gives a message to the writer.
 func (p *pair) enqueue(it item) {
 	if p.broken {
 		if it.req != nil {
@@ -152,7 +152,7 @@ func (p *pair) wakeWriter() {
 	}
 }
 
-// answer sends DATA for r, a send that has met a RECV_READY for length bytes.
+// answer sends DATA for r, a send that has matched a RECV_READY for length bytes.
 func (p *pair) answer(r *transport.Request, length uint64) {
 	if n := uint64(len(r.Buf)); n != length {
 		p.Stranded.Push(r)
@@ -163,7 +163,7 @@ func (p *pair) answer(r *transport.Request, length uint64) {
 	p.enqueue(item{h: header{nbytes: headerLen + n, opcode: opData, slot: r.Slot, length: n}, req: r})
 }
 
-// checkOffer compares r with the SEND_READY that it has met.
+// checkOffer compares r with the SEND_READY that it has matched.
 func (p *pair) checkOffer(r *transport.Request, length uint64) *transport.Fault {
 	if n := uint64(len(r.Buf)); n != length {
 		return p.mismatch(&transport.SizeError{Peer: p.Rank, Slot: r.Slot, Want: n, Got: length})
@@ -171,8 +171,8 @@ func (p *pair) checkOffer(r *transport.Request, length uint64) *transport.Fault 
 	return nil
 }
 
-// bind makes r, a receive from any rank, one from this peer, which has
-// announced length bytes.
+// bind makes r, a receive from any rank, a receive from this peer, which has announced length
+// bytes.
 func (p *pair) bind(s *slot, r *transport.Request, length uint64) {
 	r.Peer = p.Rank
 	s.recvs.Push(r)
@@ -283,7 +283,7 @@ func (p *pair) write() {
 	}
 }
 
-// nextBatch waits for messages and returns all that there are, nil at the end.
+// nextBatch waits for messages and returns all of them, nil at the end.
 func (p *pair) nextBatch() []item {
 	m := p.m
 	m.Mu.Lock()
@@ -306,8 +306,8 @@ func (p *pair) nextBatch() []item {
 	return batch
 }
 
-// transmit writes batch and completes its requests. After an error it returns
-// how many messages are done with.
+// transmit writes batch and completes its requests. After an error it returns how many messages
+// are done.
 func (p *pair) transmit(batch []item) (int, error) {
 	done, run, used, bytes := 0, 0, 0, 0
 	p.buffers = p.buffers[:0]
@@ -339,8 +339,8 @@ func (p *pair) transmit(batch []item) (int, error) {
 	return done, nil
 }
 
-// flush writes p.buffers. At the end of a mesh there is a deadline, which
-// moves on while the peer keeps reading.
+// flush writes p.buffers. At the end of a mesh there is a deadline, which moves on while the
+// peer keeps reading.
 func (p *pair) flush() error {
 	p.rest = p.buffers
 	var to io.Writer = p.conn
@@ -357,8 +357,8 @@ func (p *pair) flush() error {
 	}
 }
 
-// writeFailed is the end of the writer whose connection broke: what it could
-// not send ends as the reader finds. There may still be a goodbye to read.
+// writeFailed ends the writer whose connection broke. The reader decides what becomes of the
+// unsent requests: there may be a BYE to read.
 func (p *pair) writeFailed(unsent []item, err error) {
 	m := p.m
 	m.Mu.Lock()
@@ -399,7 +399,7 @@ func (p *pair) read() {
 	p.Drain(p.conn)
 }
 
-// lost decides what it means that no more messages come, because of err.
+// lost decides how the mesh goes on when no more messages come from the peer, because of err.
 func (p *pair) lost(err error) {
 	m := p.m
 	var f *transport.Fault
@@ -471,7 +471,7 @@ func (p *pair) receive() error {
 	}
 }
 
-// recognise notes what the peer is, by its first message.
+// recognise notes what the peer is, from its first message.
 func (p *pair) recognise() {
 	p.m.Mu.Lock()
 	defer p.m.Mu.Unlock()
@@ -498,7 +498,7 @@ func (p *pair) onData(h header, in *bufio.Reader) error {
 	return err
 }
 
-// claim takes the receive that DATA is for out of its slot.
+// claim takes the receive for a DATA out of its slot.
 func (p *pair) claim(h header) (*transport.Request, error) {
 	m := p.m
 	m.Mu.Lock()
@@ -508,7 +508,7 @@ func (p *pair) claim(h header) (*transport.Request, error) {
 	}
 	s := p.slots[h.slot]
 	if s == nil || s.recvs.Empty() || s.recvs.Front() == s.unmatched {
-		return nil, p.protocolFault(fmt.Errorf("wire: DATA of %d bytes on slot %#x that was not asked for or not announced", h.length, h.slot))
+		return nil, p.protocolFault(fmt.Errorf("wire: DATA of %d bytes on slot %#x without RECV_READY or SEND_READY", h.length, h.slot))
 	}
 	r := s.recvs.Pop()
 	p.tidy(s)
@@ -567,7 +567,7 @@ func (p *pair) onControl(h header) error {
 	}
 	code := controlCode(h.slot)
 	if p.heard == (code == ctlHello) || !p.Native && code != ctlHello {
-		return p.protocolFault(fmt.Errorf("wire: control message %d out of place", code))
+		return p.protocolFault(fmt.Errorf("wire: control message %d at the wrong time", code))
 	}
 	switch code {
 	case ctlHello:

@@ -43,7 +43,7 @@ func (b *Backend) Close() error {
 		return nil
 	}
 	b.closing = true
-	b.unbegun.stop()
+	b.unbegun.Stop()
 	b.queued.Broadcast()
 	open := works(b.inflight)
 	b.mu.Unlock()

@@ -66,8 +66,8 @@ func New(ctx context.Context, o backend.Options) (*Backend, error) {
 	}
 	b := &Backend{session: s, group: o.Group, done: make(chan struct{})}
 	b.queued.L = &b.mu
-	b.unbegun.check = b.checkUnbegun
-	b.messages.recheck.check = b.checkMessages
+	b.unbegun.Check = b.checkUnbegun
+	b.messages.recheck.Check = b.checkMessages
 	b.waits.init(ctx, b, o)
 	b.timeout.Store(int64(o.Timeout))
 	for range set.workers(s) {

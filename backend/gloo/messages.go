@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/c10d-go/c10d/backend"
+	"github.com/c10d-go/c10d/internal/recheck"
 	"github.com/c10d-go/c10d/internal/transport"
 	"github.com/c10d-go/c10d/tensor"
 	"github.com/c10d-go/c10d/work"
@@ -127,7 +128,7 @@ type messages struct {
 	mu      sync.Mutex
 	head    *message
 	last    *message
-	recheck recheck
+	recheck recheck.Timer
 	checks  uint64
 	posts   uint64 // since the last check
 }
@@ -151,7 +152,7 @@ func (s *messages) add(q *message) {
 	}
 	s.last = q
 	s.posts++
-	s.recheck.within(waiterFirst)
+	s.recheck.Within(waiterFirst)
 }
 
 // unlist forgets q. s.mu is held.
@@ -188,13 +189,13 @@ func (b *Backend) checkMessages() {
 		q = next
 	}
 	s.checks++
-	switch pause := s.recheck.pause; {
+	switch pause := s.recheck.Pause; {
 	case s.posts > 0:
-		s.recheck.after(pause)
+		s.recheck.After(pause)
 	case s.head != nil:
-		s.recheck.after(min(2*pause, watchAfter/2))
+		s.recheck.After(min(2*pause, watchAfter/2))
 	default:
-		s.recheck.rest()
+		s.recheck.Rest()
 	}
 	s.posts = 0
 	s.mu.Unlock()

@@ -6,6 +6,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/c10d-go/c10d/internal/recheck"
 	"github.com/c10d-go/c10d/tensor"
 	"github.com/c10d-go/c10d/work"
 )
@@ -44,12 +45,12 @@ type queue struct {
 	completed uint64 // collectives ended
 	agreed    uint64 // collectives up to the last that has shown that all ranks called the same
 	last      lastCall
-	unbegun   recheck // of the collectives that wait
-	checked   uint64  // collectives issued at the last check
-	streak    int     // large collectives in a row that were waited for at once
-	draining  bool    // Shutdown has begun
-	closing   bool    // Close has begun
-	stopped   bool    // what waits ends without being run
+	unbegun   recheck.Timer // of the collectives that wait
+	checked   uint64        // collectives issued at the last check
+	streak    int           // large collectives in a row that were waited for at once
+	draining  bool          // Shutdown has begun
+	closing   bool          // Close has begun
+	stopped   bool          // what waits ends without being run
 }
 
 // enqueue appends o to the queue. b.mu is held.
@@ -73,8 +74,8 @@ func (b *Backend) enqueue(o *operation, bytes int) {
 		b.queued.Signal()
 		return
 	}
-	if !b.unbegun.pending {
-		b.unbegun.after(max(b.unbegun.pause, waiterFirst))
+	if !b.unbegun.Pending {
+		b.unbegun.After(max(b.unbegun.Pause, waiterFirst))
 	}
 }
 
@@ -82,7 +83,7 @@ func (b *Backend) enqueue(o *operation, bytes int) {
 func (b *Backend) checkUnbegun() {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	pause := b.unbegun.pause
+	pause := b.unbegun.Pause
 	idle := len(b.waiting) == 0 && b.calls == b.checked
 	if len(b.waiting) > 0 && b.waiting[0].call < b.checked {
 		b.queued.Signal()
@@ -92,9 +93,9 @@ func (b *Backend) checkUnbegun() {
 	}
 	b.checked = b.calls
 	if idle {
-		b.unbegun.rest()
+		b.unbegun.Rest()
 	} else {
-		b.unbegun.after(pause)
+		b.unbegun.After(pause)
 	}
 }
 

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/c10d-go/c10d/backend"
+	"github.com/c10d-go/c10d/internal/recheck"
 	"github.com/c10d-go/c10d/internal/waiting"
 	"github.com/c10d-go/c10d/work"
 )
@@ -30,7 +31,7 @@ type waitLog struct {
 // oldestWatch notices that the oldest of some operations has stayed the same. It looks ticks times
 // before the first line.
 type oldestWatch struct {
-	recheck
+	recheck.Timer
 	first    time.Duration
 	oldest   *future
 	since    time.Time
@@ -42,8 +43,8 @@ const ticks = 8
 
 // start begins to look, if no look is due.
 func (w *oldestWatch) start(oldest *future) {
-	if !w.pending && !w.stopped {
-		w.after(w.first / ticks)
+	if !w.Pending && !w.Stopped() {
+		w.After(w.first / ticks)
 		w.begin(oldest)
 	}
 }
@@ -55,12 +56,12 @@ func (w *oldestWatch) begin(oldest *future) {
 
 // look takes note of the oldest operation, nil if there is none, and reports whether a line is due.
 func (w *oldestWatch) look(oldest *future) bool {
-	if oldest == nil || w.stopped {
-		w.rest()
+	if oldest == nil || w.Stopped() {
+		w.Rest()
 		w.oldest = nil
 		return false
 	}
-	w.after(w.first / ticks)
+	w.After(w.first / ticks)
 	if oldest != w.oldest {
 		w.begin(oldest)
 	}
@@ -75,8 +76,8 @@ func (w *oldestWatch) look(oldest *future) bool {
 
 func (s *waitLog) init(ctx context.Context, b *Backend, o backend.Options) {
 	s.options, s.first = o, waiting.First(ctx)
-	s.collectives.first, s.collectives.check = s.first, b.lookAtCollectives
-	s.messages.first, s.messages.check = s.first, b.lookAtMessages
+	s.collectives.first, s.collectives.Check = s.first, b.lookAtCollectives
+	s.messages.first, s.messages.Check = s.first, b.lookAtMessages
 }
 
 // logger returns the logger of o. Its lines name the group and this rank.
@@ -177,10 +178,10 @@ func (s *waitLog) during(ctx context.Context, b *Backend, o *operation) (stop fu
 // stop returns when nothing is written any more. b.mu is not held.
 func (s *waitLog) stop(b *Backend) {
 	b.mu.Lock()
-	s.collectives.stop()
+	s.collectives.Stop()
 	b.mu.Unlock()
 	s.mu.Lock()
-	s.messages.stop()
+	s.messages.Stop()
 	s.mu.Unlock()
 	s.running.Wait()
 }

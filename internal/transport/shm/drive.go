@@ -29,7 +29,9 @@ func (m *Mesh) Help(w Waiter, done <-chan struct{}) {
 	if !m.lazy || m.turnedAway.Swap(false) {
 		m.Kick()
 	} else if m.leftToHelpers.Load() {
-		m.later.Start()
+		m.mu.Lock()
+		m.later.Within(leaveFor)
+		m.mu.Unlock()
 	}
 }
 

@@ -7,7 +7,7 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/c10d-go/c10d/internal/backoff"
+	"github.com/c10d-go/c10d/internal/recheck"
 	"github.com/c10d-go/c10d/internal/transport"
 )
 
@@ -60,11 +60,10 @@ type Mesh struct {
 	g              *Group
 	lazy           bool
 
-	pending       atomic.Int64   // requests under way
-	helpers       atomic.Int32   // goroutines in Help
-	turnedAway    atomic.Bool    // one of them returned at once and relies on the driver
-	leftToHelpers atomic.Bool    // the mesh's goroutine has left requests to them
-	later         *backoff.Timer // wakes it again
+	pending       atomic.Int64 // requests under way
+	helpers       atomic.Int32 // goroutines in Help
+	turnedAway    atomic.Bool  // one of them returned at once and relies on the driver
+	leftToHelpers atomic.Bool  // the mesh's goroutine has left requests to them
 
 	driver     sync.Mutex  // held by the goroutine that moves messages
 	background atomic.Bool // that is the mesh's goroutine
@@ -76,6 +75,7 @@ type Mesh struct {
 	closing sync.Once
 
 	mu        sync.Mutex
+	later     recheck.Timer    // wakes the mesh's goroutine
 	end       error            // how requests end from now on, nil while the mesh works
 	found     *transport.Fault // the fault that the mesh will end with; nothing moves any more
 	faultSent bool             // unlock has called Abort
@@ -136,10 +136,12 @@ func NewMesh(g *Group, rest transport.Mesh, o MeshOptions) (*Mesh, error) {
 		return nil, errors.New("shm: the group has a mesh already")
 	}
 	g.mesh = m
-	m.later = backoff.New(leaveFor, leaveFor, func() bool {
+	m.later.Check = func() {
+		m.mu.Lock()
+		m.later.Rest()
+		m.mu.Unlock()
 		m.Kick()
-		return false
-	})
+	}
 	for i := range m.peers {
 		p := &m.peers[i]
 		p.rank, p.seg = i, &g.segs[i]
@@ -844,7 +846,9 @@ func (m *Mesh) Close() error {
 func (m *Mesh) detach() {
 	m.fail(transport.ErrClosed)
 	m.closing.Do(func() { close(m.closed) })
+	m.mu.Lock()
 	m.later.Stop()
+	m.mu.Unlock()
 	m.driver.Lock() // nobody looks at the memory any more
 	defer m.driver.Unlock()
 }

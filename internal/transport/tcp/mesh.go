@@ -8,7 +8,7 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/c10d-go/c10d/internal/backoff"
+	"github.com/c10d-go/c10d/internal/recheck"
 	"github.com/c10d-go/c10d/internal/transport"
 	"github.com/c10d-go/c10d/internal/transport/mesh"
 )
@@ -50,13 +50,13 @@ type Mesh struct {
 	deferred []*pair // pairs that have something to write once Post is done
 
 	// Polling:
-	sharesCPUs bool           // ranks of this host have less than a CPU each
-	skip       atomic.Int64   // polls to leave out
-	fruitless  atomic.Int64   // the last value that skip was set to
-	pollers    atomic.Int64   // goroutines in Help
-	polls      atomic.Uint64  // calls of Help so far
-	idle       *backoff.Timer // runs resumeIdle
-	seen       uint64         // polls at its last run; guarded by Mu
+	sharesCPUs bool          // ranks of this host have less than a CPU each
+	skip       atomic.Int64  // polls to leave out
+	fruitless  atomic.Int64  // the last value that skip was set to
+	pollers    atomic.Int64  // goroutines in Help
+	polls      atomic.Uint64 // calls of Help so far
+	idle       recheck.Timer // runs resumeIdle
+	seen       uint64        // polls at its last run; guarded by Mu
 }
 
 var _ transport.Mesh = (*Mesh)(nil)
@@ -65,7 +65,7 @@ func newMesh(rank, size int, o Options) *Mesh {
 	m := &Mesh{opts: o, pairs: make([]*pair, size)}
 	m.Init(rank, size, limits, m.onEnd)
 	m.begun.L = &m.Mu
-	m.idle = backoff.New(resumeAfter, resumeAfterMax, m.resumeIdle)
+	m.idle.Check = m.resumeIdle
 	m.ctx, m.stop = context.WithCancel(context.Background())
 	return m
 }

@@ -159,10 +159,10 @@ func (m *Mesh) leave() {
 	var peers [maxPolled]*pair
 	m.expecting(&peers, 0)
 	ended := m.Ended() != nil
-	m.Mu.Unlock()
-	if !ended {
-		m.idle.Start()
+	if !m.idle.Pending {
+		m.idle.After(max(m.idle.Pause, resumeAfter))
 	}
+	m.Mu.Unlock()
 	switch {
 	case ended || peers[maxPolled-1] != nil:
 		m.See()
@@ -177,20 +177,21 @@ func (m *Mesh) leave() {
 }
 
 // resumeIdle resumes all readers if nobody has polled since the last call.
-func (m *Mesh) resumeIdle() (again bool) {
+func (m *Mesh) resumeIdle() {
 	m.Mu.Lock()
-	helps := m.polls.Load()
-	idle := helps == m.seen && m.pollers.Load() == 0
-	m.seen = helps
-	ended := m.Ended() != nil
+	polls := m.polls.Load()
+	idle := polls == m.seen && m.pollers.Load() == 0
+	m.seen = polls
+	if idle {
+		m.idle.Rest()
+		m.idle.Pause = resumeAfter
+	} else {
+		m.idle.After(min(2*m.idle.Pause, resumeAfterMax))
+	}
 	m.Mu.Unlock()
 	if idle {
-		m.idle.Shrink()
 		m.See()
-		return false
 	}
-	m.idle.Grow()
-	return !ended
 }
 
 // See resumes the reader goroutines of all connections, which polling has paused. Without it,

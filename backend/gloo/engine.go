@@ -215,7 +215,7 @@ func (e *engine) wait(i int32) error {
 	r := e.reqs[i]
 	e.awaited = r
 	if h, ok := e.mesh.(helper); ok && !e.Finished() {
-		h.Help(e)
+		h.PollUntil(e)
 	}
 	select {
 	case <-r.Done():
@@ -251,9 +251,9 @@ func (e *engine) sleep(r *transport.Request) {
 
 // helper is a mesh that works faster in the goroutine that waits for it.
 type helper interface {
-	// Help returns when w has finished, or soon.
-	Help(w tcp.Waiter)
-	// See is for those who wait without Help.
+	// PollUntil returns when w has finished, or soon.
+	PollUntil(w tcp.Waiter)
+	// See is for those who wait without PollUntil.
 	See()
 }
 

@@ -15,11 +15,11 @@ import (
 // a rank looks after it.
 type messageMesh interface {
 	transport.Mesh
-	// Help moves w's message in the calling goroutine until w has finished or is over, or done is
+	// PollUntil moves w's message in the calling goroutine until w has finished or is over, or done is
 	// closed. It returns at once if it cannot help.
-	Help(w shm.Waiter, done <-chan struct{})
-	// Poll moves the data that can be moved at once.
-	Poll()
+	PollUntil(w shm.Waiter, done <-chan struct{})
+	// PollOnce moves the data that can be moved at once.
+	PollOnce()
 	// Kick starts a goroutine that moves the messages under way.
 	Kick()
 }
@@ -103,8 +103,8 @@ func (m *hostMesh) Close() error {
 	return err
 }
 
-// Help implements messenger.
-func (m *hostMesh) Help(w shm.Waiter, done <-chan struct{}) {
+// PollUntil implements messenger.
+func (m *hostMesh) PollUntil(w shm.Waiter, done <-chan struct{}) {
 	peer := anyRank
 	if q, ok := w.(*message); ok {
 		peer = q.peer
@@ -113,17 +113,17 @@ func (m *hostMesh) Help(w shm.Waiter, done <-chan struct{}) {
 	case peer == anyRank:
 		m.Kick()
 	case m.number[peer] >= 0:
-		m.memory.Help(w, done)
+		m.memory.PollUntil(w, done)
 	default:
-		m.tcpMesh.Help(w)
+		m.tcpMesh.PollUntil(w)
 	}
 }
 
 // anyRank is the peer of a receive from any rank.
 const anyRank = -1
 
-// Poll implements messenger.
-func (m *hostMesh) Poll() { m.memory.Poll() }
+// PollOnce implements messenger.
+func (m *hostMesh) PollOnce() { m.memory.PollOnce() }
 
 // Kick implements messenger.
 func (m *hostMesh) Kick() {

@@ -232,7 +232,7 @@ func (q *message) watch() {
 // wins over both.
 func (q *message) giveUp() {
 	if q.backend.direct != nil {
-		q.backend.direct.Poll()
+		q.backend.direct.PollOnce()
 	}
 	if q.Finished() || !q.Over() {
 		return
@@ -247,10 +247,10 @@ func (q *message) giveUp() {
 // Help makes messages go on while the caller waits.
 func (q *message) Help(ctx context.Context) {
 	if d := q.backend.direct; d != nil {
-		d.Help(q, ctx.Done())
+		d.PollUntil(q, ctx.Done())
 		q.giveUp()
 	} else if h, ok := q.mesh.(helper); ok {
-		h.Help(q)
+		h.PollUntil(q)
 	}
 }
 

@@ -287,7 +287,7 @@ func (f *flag) wait(m *shm.Mesh, post func(*transport.Request), peer int, slot u
 
 func (f *flag) help(m *shm.Mesh) error {
 	if !f.ended.Load() {
-		m.Help(f, nil)
+		m.PollUntil(f, nil)
 	}
 	<-f.done
 	return f.Err()

@@ -161,7 +161,7 @@
 // only the rings of ranks that it has requests with. Other frames stay in the ring, and
 // when the ring is full, at the sender.
 //
-// A goroutine that waits in [Mesh.Help] does all this work, one goroutine at a time.
+// A goroutine that waits in [Mesh.PollUntil] does all this work, one goroutine at a time.
 // Otherwise a goroutine of the mesh does it, which sleeps while no request is under way.
 // A rank in a collective does not move messages. The mesh's goroutine does that.
 //

@@ -15,9 +15,9 @@ type Waiter interface {
 	Over() bool
 }
 
-// Help moves messages in the calling goroutine, until w has finished or is over, or done is
+// PollUntil moves messages in the calling goroutine, until w has finished or is over, or done is
 // closed. It returns at once if another goroutine does that work.
-func (m *Mesh) Help(w Waiter, done <-chan struct{}) {
+func (m *Mesh) PollUntil(w Waiter, done <-chan struct{}) {
 	m.helpers.Add(1)
 	if m.takeOver() {
 		m.run(w, done)
@@ -39,8 +39,8 @@ func (m *Mesh) Help(w Waiter, done <-chan struct{}) {
 // for the next one. To wake a goroutine costs more than most messages.
 const leaveFor = 100 * time.Microsecond
 
-// Poll moves what can be moved at once.
-func (m *Mesh) Poll() { m.progress() }
+// PollOnce moves what can be moved at once.
+func (m *Mesh) PollOnce() { m.progress() }
 
 // takeOver makes the caller the driver. The mesh's own goroutine lets it, other callers do not.
 func (m *Mesh) takeOver() bool {
@@ -90,7 +90,7 @@ func (m *Mesh) drive() {
 	}
 }
 
-// leaveToHelpers leaves the requests to goroutines in Help. The last of them wakes the mesh's
+// leaveToHelpers leaves the requests to goroutines in PollUntil. The last of them wakes the mesh's
 // goroutine again.
 func (m *Mesh) leaveToHelpers() {
 	m.leftToHelpers.Store(true)

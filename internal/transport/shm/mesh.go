@@ -53,7 +53,7 @@ const (
 // twice.
 //
 // Send copies a message of up to 64 KiB into the memory and ends its request at once, if there
-// is room. Larger messages follow in pieces when the receiver wants them. A goroutine in Help
+// is room. Larger messages follow in pieces when the receiver wants them. A goroutine in PollUntil
 // moves them, or else a goroutine of the mesh, which sleeps while no request is under way.
 type Mesh struct {
 	transport.Mesh // deaths, faults, diagnosis
@@ -61,7 +61,7 @@ type Mesh struct {
 	lazy           bool
 
 	pending       atomic.Int64 // requests under way
-	helpers       atomic.Int32 // goroutines in Help
+	helpers       atomic.Int32 // goroutines in PollUntil
 	turnedAway    atomic.Bool  // one of them returned at once and relies on the driver
 	leftToHelpers atomic.Bool  // the mesh's goroutine has left requests to them
 
@@ -94,7 +94,7 @@ type Mesh struct {
 
 // MeshOptions tune a Mesh. The zero value is right for most.
 type MeshOptions struct {
-	// Lazy leaves requests to goroutines in Help until Kick is called. Set it if nearly every
+	// Lazy leaves requests to goroutines in PollUntil until Kick is called. Set it if nearly every
 	// post is followed by a wait. Otherwise each message that cannot end at once wakes a
 	// goroutine of the mesh.
 	Lazy bool
@@ -234,7 +234,7 @@ func (m *Mesh) unlockAfterPost() {
 }
 
 // Kick wakes the mesh's goroutine. It works until no request is under way or a goroutine calls
-// Help.
+// PollUntil.
 func (m *Mesh) Kick() {
 	select {
 	case m.kicks <- struct{}{}:

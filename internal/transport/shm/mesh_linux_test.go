@@ -229,14 +229,14 @@ func (o overAfter) Over() bool { return time.Now().After(o.end) }
 func TestStopHelping(t *testing.T) {
 	ms := newFabric().lazy(t, 2)
 	r := post(ms[0].Recv, 1, 1, make([]byte, 3))
-	ms[0].Help(overAfter{r, time.Now().Add(20 * time.Millisecond)}, nil)
+	ms[0].PollUntil(overAfter{r, time.Now().Add(20 * time.Millisecond)}, nil)
 	require.False(t, r.Finished())
 	done := make(chan struct{})
 	close(done)
-	ms[0].Help(r, done)
+	ms[0].PollUntil(r, done)
 	require.False(t, r.Finished())
 	require.NoError(t, post(ms[1].Send, 0, 1, []byte("yes")).help(ms[1]))
-	ms[0].Poll()
+	ms[0].PollOnce()
 	require.NoError(t, r.help(ms[0]))
 	require.Equal(t, "yes", string(r.Buf))
 }
@@ -302,7 +302,7 @@ func TestSendToWhoHasLeft(t *testing.T) {
 		var wg sync.WaitGroup
 		wg.Go(func() {
 			for !over.Load() {
-				ms[0].Poll()
+				ms[0].PollOnce()
 			}
 		})
 		s := post(ms[0].Send, 1, 1, []byte("hello"))

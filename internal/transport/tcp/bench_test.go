@@ -10,7 +10,7 @@ import (
 
 // await ends a request, by polling if the mesh does.
 func await(m *Mesh, r *transport.Request) {
-	m.Help(waiter{r})
+	m.PollUntil(waiter{r})
 	<-r.Done()
 }
 

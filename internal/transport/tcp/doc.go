@@ -92,10 +92,10 @@
 // goroutine that waits for a request can poll meanwhile:
 //
 //	m.Recv(r)
-//	m.Help(w) // w.Finished() is len(r.Done()) > 0
+//	m.PollUntil(w) // w.Finished() is len(r.Done()) > 0
 //	<-r.Done()
 //
-// Help reads the first connections of the ranks that have to send something. It
+// PollUntil reads the first connections of the ranks that have to send something. It
 // returns when w has finished, or after 100 us (Options.Poll). While some goroutine
 // polls, and for a few milliseconds after, arriving data wake neither a reader
 // goroutine nor a thread of the Go runtime. The runtime does not watch these
@@ -105,7 +105,7 @@
 // they would do harm. Where ranks share CPUs, a polling rank yields its CPU after
 // each look.
 //
-// Polling needs Linux and plain TCP. Otherwise Help does nothing.
+// Polling needs Linux and plain TCP. Otherwise PollUntil does nothing.
 //
 // # The end
 //

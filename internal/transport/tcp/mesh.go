@@ -53,8 +53,8 @@ type Mesh struct {
 	sharesCPUs bool          // ranks of this host have less than a CPU each
 	skip       atomic.Int64  // polls to leave out
 	fruitless  atomic.Int64  // the last value that skip was set to
-	pollers    atomic.Int64  // goroutines in Help
-	polls      atomic.Uint64 // calls of Help so far
+	pollers    atomic.Int64  // goroutines in PollUntil
+	polls      atomic.Uint64 // calls of PollUntil so far
 	idle       recheck.Timer // runs resumeIdle
 	seen       uint64        // polls at its last run; guarded by Mu
 }

@@ -83,7 +83,7 @@ func TestPost(t *testing.T) {
 						}
 						m.Post(recvs, sends)
 						for _, r := range slices.Concat(sends, recvs) {
-							m.Help(waiter{r})
+							m.PollUntil(waiter{r})
 							if err := wait(t, r); !assert.NoError(t, err) {
 								return
 							}

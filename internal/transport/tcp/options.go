@@ -41,7 +41,7 @@ type Options struct {
 	// CPU caches.
 	SendBuffer, ReceiveBuffer int
 
-	// Poll is how long a goroutine polls the sockets in Mesh.Help before it sleeps. 0 means 100
+	// Poll is how long a goroutine polls the sockets in Mesh.PollUntil before it sleeps. 0 means 100
 	// us times the number of ranks that share a CPU of this host. Negative means not at all.
 	// Polling needs Linux, and does not work with TLS.
 	Poll time.Duration

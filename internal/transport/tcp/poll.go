@@ -50,10 +50,10 @@ type Waiter interface {
 	Finished() bool
 }
 
-// Help reads what peers send, in the calling goroutine, until w has finished or Options.Poll is
-// over. The caller has to sleep then. Requests end without Help too, but a small message takes
+// PollUntil reads what peers send, in the calling goroutine, until w has finished or Options.Poll is
+// over. The caller has to sleep then. Requests end without PollUntil too, but a small message takes
 // several times as long if the goroutine that waits for it has to be woken.
-func (m *Mesh) Help(w Waiter) {
+func (m *Mesh) PollUntil(w Waiter) {
 	if m.opts.Poll <= 0 || m.Size() == 1 {
 		return
 	}
@@ -152,7 +152,7 @@ func (m *Mesh) expecting(peers *[maxPolled]*pair, from int) int {
 	return from
 }
 
-// leave ends a Help that has succeeded. Readers of connections that have to bring more are
+// leave ends a PollUntil that has succeeded. Readers of connections that have to bring more are
 // resumed at once, the others when nobody has polled for some time.
 func (m *Mesh) leave() {
 	m.Mu.Lock()
@@ -195,7 +195,7 @@ func (m *Mesh) resumeIdle() {
 }
 
 // See resumes the reader goroutines of all connections, which polling has paused. Without it,
-// that happens a few milliseconds after the last Help.
+// that happens a few milliseconds after the last PollUntil.
 func (m *Mesh) See() {
 	for _, p := range m.pairs {
 		if p != nil {

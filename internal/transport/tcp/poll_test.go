@@ -51,7 +51,7 @@ func disturb(m *Mesh, seed uint64, helpers int) *restless {
 				}
 				m.skip.Store(0)
 				w.left = rnd.IntN(50)
-				m.Help(w)
+				m.PollUntil(w)
 				pause.Reset(time.Duration(rnd.IntN(200)) * time.Microsecond)
 			}
 		})
@@ -97,7 +97,7 @@ func help(t testing.TB, m *Mesh, r *transport.Request) error {
 	for by := time.Now().Add(patience); len(r.Done()) == 0; {
 		require.True(t, time.Now().Before(by), "request does not end")
 		m.skip.Store(0)
-		m.Help(waiter{r})
+		m.PollUntil(waiter{r})
 	}
 	return wait(t, r)
 }
@@ -154,7 +154,7 @@ func TestHelpEnds(t *testing.T) {
 			for slot := range 3 {
 				r := recv(ms[0], 1, uint64(slot), make([]byte, 4))
 				wg.Go(func() {
-					ms[0].Help(waiter{r})
+					ms[0].PollUntil(waiter{r})
 					if err := wait(t, r); err == nil {
 						t.Error("a message from nowhere")
 					}
@@ -209,7 +209,7 @@ func TestPollingInVain(t *testing.T) {
 	ms := join(t, 2, polling())
 	r := recv(ms[0], 1, 1, make([]byte, 1))
 	for range 20 {
-		ms[0].Help(waiter{r})
+		ms[0].PollUntil(waiter{r})
 	}
 	require.EqualValues(t, 15, ms[0].fruitless.Load(), "after 4 times, with 1 + 3 + 7 calls left out in between")
 	send(ms[1], 0, 1, []byte{1})
@@ -226,7 +226,7 @@ func TestHelpAllocatesNothing(t *testing.T) {
 		ms[1].Send(out)
 		<-out.Done()
 		ms[0].skip.Store(0)
-		ms[0].Help(w)
+		ms[0].PollUntil(w)
 		<-in.Done()
 	})
 	require.Less(t, allocs, 1.0)

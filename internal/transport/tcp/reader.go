@@ -39,7 +39,7 @@ type pollable interface {
 // at any byte and another one go on.
 //
 // A pollable first connection is read by two kinds of readers in turn: the pair's goroutine,
-// which sleeps in between, and goroutines in Mesh.Help. The latter pause the former, because to
+// which sleeps in between, and goroutines in Mesh.PollUntil. The latter pause the former, because to
 // wake it costs more than most messages. Mesh.See undoes that.
 type input struct {
 	p    *pair

@@ -253,8 +253,8 @@ func (e *engine) sleep(r *transport.Request) {
 type helper interface {
 	// PollUntil returns when w has finished, or soon.
 	PollUntil(w tcp.Waiter)
-	// See is for those who wait without PollUntil.
-	See()
+	// ResumeReaders is for those who wait without PollUntil.
+	ResumeReaders()
 }
 
 // Finished implements tcp.Waiter.

@@ -128,7 +128,7 @@ func (m *hostMesh) PollOnce() { m.memory.PollOnce() }
 // Kick implements messenger.
 func (m *hostMesh) Kick() {
 	m.memory.Kick()
-	m.tcpMesh.See()
+	m.tcpMesh.ResumeReaders()
 }
 
 // relay returns a request through memory in place of r, nil if r's peer is on another host.

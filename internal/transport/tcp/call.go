@@ -149,7 +149,7 @@ func (m *Mesh) Announce(peer int, number uint32) {
 // returns when each has answered or left, when the mesh fails, as it does if a call differs, or
 // after limit.
 func (m *Mesh) Settle(limit time.Duration) {
-	m.See()
+	m.ResumeReaders()
 	ctx, cancel := context.WithTimeout(context.Background(), limit)
 	defer cancel()
 	m.Mu.Lock()

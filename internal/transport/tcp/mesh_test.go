@@ -129,7 +129,7 @@ func TestPostReadsGrant(t *testing.T) {
 	ms[0].Mu.Lock()
 	require.Empty(t, ms[0].deferred)
 	ms[0].Mu.Unlock()
-	ms[0].See()
+	ms[0].ResumeReaders()
 }
 
 func TestMesh(t *testing.T) {

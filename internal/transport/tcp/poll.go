@@ -59,7 +59,7 @@ func (m *Mesh) PollUntil(w Waiter) {
 	}
 	if skip := m.skip.Load(); skip > 0 {
 		m.skip.Store(skip - 1)
-		m.See()
+		m.ResumeReaders()
 		return
 	}
 	m.pollers.Add(1)
@@ -76,7 +76,7 @@ func (m *Mesh) PollUntil(w Waiter) {
 		m.skip.Store(vain)
 		fallthrough
 	case other:
-		m.See()
+		m.ResumeReaders()
 	}
 }
 
@@ -165,7 +165,7 @@ func (m *Mesh) leave() {
 	m.Mu.Unlock()
 	switch {
 	case ended || peers[maxPolled-1] != nil:
-		m.See()
+		m.ResumeReaders()
 	default:
 		for _, p := range peers {
 			if p == nil {
@@ -190,13 +190,13 @@ func (m *Mesh) resumeIdle() {
 	}
 	m.Mu.Unlock()
 	if idle {
-		m.See()
+		m.ResumeReaders()
 	}
 }
 
-// See resumes the reader goroutines of all connections, which polling has paused. Without it,
+// ResumeReaders resumes the reader goroutines of all connections, which polling has paused. Without it,
 // that happens a few milliseconds after the last PollUntil.
-func (m *Mesh) See() {
+func (m *Mesh) ResumeReaders() {
 	for _, p := range m.pairs {
 		if p != nil {
 			p.in.resume()

@@ -40,7 +40,7 @@ type pollable interface {
 //
 // A pollable first connection is read by two kinds of readers in turn: the pair's goroutine,
 // which sleeps in between, and goroutines in Mesh.PollUntil. The latter pause the former, because to
-// wake it costs more than most messages. Mesh.See undoes that.
+// wake it costs more than most messages. mesh.ResumeReaders undoes that.
 type input struct {
 	p    *pair
 	conn net.Conn

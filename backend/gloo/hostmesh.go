@@ -20,8 +20,8 @@ type messageMesh interface {
 	PollUntil(w shm.Waiter, done <-chan struct{})
 	// PollOnce moves the data that can be moved at once.
 	PollOnce()
-	// Kick starts a goroutine that moves the messages under way.
-	Kick()
+	// MoveInBackground starts a goroutine that moves the messages under way.
+	MoveInBackground()
 }
 
 // tcpMesh is the mesh of all ranks of a group on several hosts.
@@ -111,7 +111,7 @@ func (m *hostMesh) PollUntil(w shm.Waiter, done <-chan struct{}) {
 	}
 	switch {
 	case peer == anyRank:
-		m.Kick()
+		m.MoveInBackground()
 	case m.number[peer] >= 0:
 		m.memory.PollUntil(w, done)
 	default:
@@ -125,9 +125,9 @@ const anyRank = -1
 // PollOnce implements messenger.
 func (m *hostMesh) PollOnce() { m.memory.PollOnce() }
 
-// Kick implements messenger.
-func (m *hostMesh) Kick() {
-	m.memory.Kick()
+// MoveInBackground implements messenger.
+func (m *hostMesh) MoveInBackground() {
+	m.memory.MoveInBackground()
 	m.tcpMesh.ResumeReaders()
 }
 
@@ -198,7 +198,7 @@ func (h *anyRecvPart) Ended(*transport.Request) {
 		// on the other way there may be others.
 		last := e.forsaken.Add(1) == 2
 		m.later(func() {
-			m.memory.Kick()
+			m.memory.MoveInBackground()
 			if last && h.Claim(nil) {
 				m.Abort(&transport.Fault{Kind: f.Kind, Rank: e.last(), Reporter: m.Rank(), Op: f.Op, Seq: f.Seq, Err: f.Err})
 				err := error(transport.ErrClosed)

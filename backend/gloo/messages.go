@@ -202,7 +202,7 @@ func (b *Backend) checkMessages() {
 	switch {
 	case !late:
 	case b.direct != nil:
-		b.direct.Kick()
+		b.direct.MoveInBackground()
 	default:
 		for _, m := range b.meshes {
 			moveBySelf(m)

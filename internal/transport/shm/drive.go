@@ -27,7 +27,7 @@ func (m *Mesh) PollUntil(w Waiter, done <-chan struct{}) {
 		return
 	}
 	if !m.lazy || m.turnedAway.Swap(false) {
-		m.Kick()
+		m.MoveInBackground()
 	} else if m.leftToHelpers.Load() {
 		m.mu.Lock()
 		m.later.Within(leaveFor)
@@ -72,7 +72,7 @@ func (m *Mesh) drive() {
 		select {
 		case <-m.closed:
 			return
-		case <-m.kicks:
+		case <-m.wake:
 		}
 		if m.helpers.Load() > 0 || !m.driver.TryLock() {
 			m.leaveToHelpers()
@@ -95,7 +95,7 @@ func (m *Mesh) drive() {
 func (m *Mesh) leaveToHelpers() {
 	m.leftToHelpers.Store(true)
 	if m.helpers.Load() == 0 {
-		m.Kick()
+		m.MoveInBackground()
 	}
 }
 

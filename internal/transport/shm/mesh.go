@@ -68,7 +68,7 @@ type Mesh struct {
 	driver     sync.Mutex  // held by the goroutine that moves messages
 	background atomic.Bool // that is the mesh's goroutine
 
-	kicks   chan struct{} // wakes that goroutine
+	wake    chan struct{} // wakes that goroutine
 	closed  chan struct{} // once Close has begun
 	dooms   sync.Once     // of failSoon
 	wg      sync.WaitGroup
@@ -94,7 +94,7 @@ type Mesh struct {
 
 // MeshOptions tune a Mesh. The zero value is right for most.
 type MeshOptions struct {
-	// Lazy leaves requests to goroutines in PollUntil until Kick is called. Set it if nearly every
+	// Lazy leaves requests to goroutines in PollUntil until MoveInBackground is called. Set it if nearly every
 	// post is followed by a wait. Otherwise each message that cannot end at once wakes a
 	// goroutine of the mesh.
 	Lazy bool
@@ -124,7 +124,7 @@ func NewMesh(g *Group, rest transport.Mesh, o MeshOptions) (*Mesh, error) {
 	}
 	m := &Mesh{
 		Mesh: rest, g: g, lazy: o.Lazy,
-		kicks: make(chan struct{}, 1), closed: make(chan struct{}),
+		wake: make(chan struct{}, 1), closed: make(chan struct{}),
 		peers: make([]peer, g.size),
 	}
 	g.life.Lock()
@@ -140,7 +140,7 @@ func NewMesh(g *Group, rest transport.Mesh, o MeshOptions) (*Mesh, error) {
 		m.mu.Lock()
 		m.later.Rest()
 		m.mu.Unlock()
-		m.Kick()
+		m.MoveInBackground()
 	}
 	for i := range m.peers {
 		p := &m.peers[i]
@@ -229,15 +229,15 @@ func (m *Mesh) unlockAfterPost() {
 	}
 	m.unlock()
 	if under && !m.lazy {
-		m.Kick()
+		m.MoveInBackground()
 	}
 }
 
-// Kick wakes the mesh's goroutine. It works until no request is under way or a goroutine calls
+// MoveInBackground wakes the mesh's goroutine. It works until no request is under way or a goroutine calls
 // PollUntil.
-func (m *Mesh) Kick() {
+func (m *Mesh) MoveInBackground() {
 	select {
-	case m.kicks <- struct{}{}:
+	case m.wake <- struct{}{}:
 	default:
 	}
 }

@@ -157,8 +157,8 @@ func TestNobodyHelps(t *testing.T) {
 	const n = 3 << 20
 	for i := range 20 {
 		s, r := post(ms[0].Send, 1, 1, input(2, i, 0, n)), post(ms[1].Recv, 0, 1, make([]byte, n))
-		ms[0].Kick()
-		ms[1].Kick()
+		ms[0].MoveInBackground()
+		ms[1].MoveInBackground()
 		// In between each rank helps with a message of another slot.
 		var wg sync.WaitGroup
 		for me, m := range ms {
@@ -196,7 +196,7 @@ func TestFlood(t *testing.T) {
 	// Rank 1 has to look at all of them to find this one.
 	last := post(ms[0].Send, 1, 8, []byte("last"))
 	r := post(ms[1].Recv, 0, 8, make([]byte, 4))
-	ms[0].Kick()
+	ms[0].MoveInBackground()
 	require.NoError(t, r.help(ms[1]))
 	require.Equal(t, "last", string(r.Buf))
 	require.Less(t, inUse()-before, int64(8<<20), "of %d bytes", messages*n)

@@ -161,12 +161,12 @@ func (b *Backend) compareCalls() error {
 	switch f := b.fault(); {
 	case f != nil || heard || !b.native:
 	case b.shared != nil:
-		if err := b.inMemory(b.meshes[0], last, b.shared.Settle(compareWithin)); errors.Is(err, work.ErrMismatch) {
+		if err := b.inMemory(b.meshes[0], last, b.shared.CompareCalls(compareWithin)); errors.Is(err, work.ErrMismatch) {
 			return err
 		}
 	default:
 		if m, ok := b.meshes[0].(*tcp.Mesh); ok {
-			m.Settle(compareWithin)
+			m.CompareCalls(compareWithin)
 		}
 	}
 	// A fault without an operation is of a backend above, which returns it.

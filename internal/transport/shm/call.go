@@ -146,19 +146,19 @@ func (h header) String() string {
 	return s
 }
 
-// Settle waits until every other rank has made as many calls as this rank, or has left, and
+// CompareCalls waits until every other rank has made as many calls as this rank, or has left, and
 // compares the calls. If they differ the group ends, with a *RankError. After limit it compares
 // the calls made so far. A limit of 0 does not wait. It may be called at any time.
-func (g *Group) Settle(limit time.Duration) error {
+func (g *Group) CompareCalls(limit time.Duration) error {
 	end := time.Now().Add(limit)
 	for r := range g.size {
 		if r == g.rank {
 			continue
 		}
 		behind, err := g.catchUp(r)
-		for sleep := minSettle; behind && err == nil && time.Now().Before(end); behind, err = g.catchUp(r) {
+		for sleep := minLookPause; behind && err == nil && time.Now().Before(end); behind, err = g.catchUp(r) {
 			if sleep < yieldFor {
-				sleep += minSettle
+				sleep += minLookPause
 				yield()
 				runtime.Gosched()
 				continue
@@ -193,5 +193,5 @@ func (g *Group) catchUp(r int) (behind bool, err error) {
 	return behind && !left && g.refusal() == nil, nil
 }
 
-// minSettle is the shortest time between two looks of Settle.
-const minSettle = 10 * time.Microsecond
+// minLookPause is the shortest time between two looks of CompareCalls.
+const minLookPause = 10 * time.Microsecond

@@ -124,7 +124,7 @@ func TestCalls(t *testing.T) {
 									}
 								}
 							}
-							return g.Settle(patience)
+							return g.CompareCalls(patience)
 						})
 						said := 0
 						for r, err := range errs {
@@ -157,22 +157,22 @@ func TestCallsLongAgo(t *testing.T) {
 		a.begin(5)
 		b.begin(5)
 	}
-	require.ErrorContains(t, gs[0].Settle(0), "rank 0 and rank 1 both called call 5 as collective number 941, but an earlier call of theirs differs")
-	require.ErrorIs(t, gs[1].Settle(0), shm.ErrMismatch)
+	require.ErrorContains(t, gs[0].CompareCalls(0), "rank 0 and rank 1 both called call 5 as collective number 941, but an earlier call of theirs differs")
+	require.ErrorIs(t, gs[1].CompareCalls(0), shm.ErrMismatch)
 }
 
 func TestSettle(t *testing.T) {
 	gs := join(t, 3, shm.Options{})
-	require.NoError(t, gs[0].Settle(patience), "nothing has been called")
+	require.NoError(t, gs[0].CompareCalls(patience), "nothing has been called")
 	var all []*calls
 	for _, g := range gs {
 		all = append(all, called(g))
 	}
 	all[0].begin(1)
 	all[1].begin(1)
-	require.NoError(t, gs[0].Settle(time.Millisecond), "rank 2 has not called it")
+	require.NoError(t, gs[0].CompareCalls(time.Millisecond), "rank 2 has not called it")
 	done := make(chan error)
-	go func() { done <- gs[0].Settle(patience) }()
+	go func() { done <- gs[0].CompareCalls(patience) }()
 	all[2].begin(1)
 	require.NoError(t, <-done)
 
@@ -180,14 +180,14 @@ func TestSettle(t *testing.T) {
 	all[0].begin(2)
 	all[1].begin(2)
 	require.NoError(t, gs[2].Close())
-	require.NoError(t, gs[0].Settle(patience))
+	require.NoError(t, gs[0].CompareCalls(patience))
 	all[1].begin(3)
 	require.NoError(t, gs[1].Close())
 	all[0].begin(4)
-	require.ErrorContains(t, gs[0].Settle(patience), "as collective number 2 rank 0 called call 4, rank 1 called call 3")
+	require.ErrorContains(t, gs[0].CompareCalls(patience), "as collective number 2 rank 0 called call 4, rank 1 called call 3")
 	require.ErrorContains(t, gs[0].Barrier(late()), "rank 1 called call 3")
 	require.NoError(t, gs[0].Close())
-	require.ErrorIs(t, gs[0].Settle(patience), shm.ErrClosed)
+	require.ErrorIs(t, gs[0].CompareCalls(patience), shm.ErrClosed)
 }
 
 // Whatever another rank writes where its calls are, looking at it does no harm.
@@ -202,7 +202,7 @@ func TestGarbageCalls(t *testing.T) {
 			mine.begin(rng.Uint64())
 		}
 		gs[1].Scribble(rng)
-		if err := gs[0].Settle(0); err != nil {
+		if err := gs[0].CompareCalls(0); err != nil {
 			require.ErrorIs(t, err, shm.ErrMismatch)
 		}
 	}

@@ -52,7 +52,7 @@
 // they take the data. A rank that only sends compares it two pieces later, when it
 // waits for a free slot. Each rank also keeps a list of its latest 64 operations in
 // its segment. The others read it to say how the ranks disagree, during long waits,
-// and before they close ([Group.Settle]).
+// and before they close ([Group.CompareCalls]).
 //
 // A rank publishes piece p+1 before it takes piece p, so that no rank runs out of
 // work. Pieces fit in the CPU cache. Only the ranks' buffers go through memory.

@@ -145,10 +145,10 @@ func (m *Mesh) Announce(peer int, number uint32) {
 	}
 }
 
-// Settle compares this rank's calls with those of all other ranks. It asks every peer, and
+// CompareCalls compares this rank's calls with those of all other ranks. It asks every peer, and
 // returns when each has answered or left, when the mesh fails, as it does if a call differs, or
 // after limit.
-func (m *Mesh) Settle(limit time.Duration) {
+func (m *Mesh) CompareCalls(limit time.Duration) {
 	m.ResumeReaders()
 	ctx, cancel := context.WithTimeout(context.Background(), limit)
 	defer cancel()

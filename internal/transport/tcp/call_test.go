@@ -172,7 +172,7 @@ func TestSettle(t *testing.T) {
 		done := make(chan struct{})
 		go func() {
 			defer close(done)
-			m.Settle(limit)
+			m.CompareCalls(limit)
 		}()
 		return done
 	}
@@ -183,7 +183,7 @@ func TestSettle(t *testing.T) {
 		}
 	}
 	t.Run("nothing called", func(t *testing.T) {
-		join(t, 2)[0].Settle(patience)
+		join(t, 2)[0].CompareCalls(patience)
 	})
 	t.Run("all alike", func(t *testing.T) {
 		ms := join(t, 3)
@@ -192,7 +192,7 @@ func TestSettle(t *testing.T) {
 		}
 		start := time.Now()
 		for _, m := range ms {
-			m.Settle(patience)
+			m.CompareCalls(patience)
 		}
 		require.Less(t, time.Since(start), patience)
 		for _, m := range ms {
@@ -220,27 +220,27 @@ func TestSettle(t *testing.T) {
 		enter(ms[0], 0, history(1, 2))
 		enter(ms[1], 0, history(1, 3))
 		enter(ms[2], 0, history(1, 2))
-		ms[0].Settle(patience)
+		ms[0].CompareCalls(patience)
 		disagree(t, ms, 1, 2, 3)
 	})
 	t.Run("one that is behind called something else", func(t *testing.T) {
 		ms := join(t, 2)
 		enter(ms[0], 0, history(1, 2))
 		enter(ms[1], 0, history(5))
-		ms[0].Settle(patience)
+		ms[0].CompareCalls(patience)
 		disagree(t, ms, 0, 1, 5)
 	})
 	t.Run("one that is ahead called something else", func(t *testing.T) {
 		ms := join(t, 2)
 		enter(ms[0], 0, history(1))
 		enter(ms[1], 0, history(5, 6, 7))
-		ms[0].Settle(patience)
+		ms[0].CompareCalls(patience)
 		disagree(t, ms, 0, 1, 5)
 	})
 	t.Run("one never calls", func(t *testing.T) {
 		ms := join(t, 2)
 		enter(ms[0], 0, history(1))
-		ms[0].Settle(time.Millisecond)
+		ms[0].CompareCalls(time.Millisecond)
 		require.Nil(t, ms[0].Fault())
 		require.NoError(t, ms[0].Close())
 		enter(ms[1], 0, history(1))
@@ -249,7 +249,7 @@ func TestSettle(t *testing.T) {
 	t.Run("one calls something else when the other has closed", func(t *testing.T) {
 		ms := join(t, 2)
 		enter(ms[0], 0, history(1))
-		ms[0].Settle(time.Millisecond)
+		ms[0].CompareCalls(time.Millisecond)
 		require.NoError(t, ms[0].Close())
 		for gone := false; !gone; {
 			ms[1].Mu.Lock()

@@ -57,7 +57,7 @@
 //
 // Two ranks that wait for each other send no message. So a rank that has waited
 // for 20 ms sends a CALL frame (Announce). A rank that has only sent data asks all
-// others with CALL before it closes (Settle). They answer once they have made as
+// others with CALL before it closes (CompareCalls). They answer once they have made as
 // many calls. A mesh remembers the latest 256 operations.
 //
 // # Back-pressure

@@ -234,7 +234,7 @@ func (q *message) giveUp() {
 	if q.backend.direct != nil {
 		q.backend.direct.PollOnce()
 	}
-	if q.Finished() || !q.Over() {
+	if q.Finished() || !q.Expired() {
 		return
 	}
 	cause := tooLate(&q.operation)
@@ -257,8 +257,8 @@ func (q *message) Help(ctx context.Context) {
 // Finished implements shm.Waiter and tcp.Waiter.
 func (q *message) Finished() bool { return q.Work().IsCompleted() }
 
-// Over implements shm.Waiter.
-func (q *message) Over() bool { return q.ctx.Err() != nil || !time.Now().Before(q.deadline) }
+// Expired implements shm.Waiter.
+func (q *message) Expired() bool { return q.ctx.Err() != nil || !time.Now().Before(q.deadline) }
 
 // Ended implements transport.Owner.
 func (q *message) Ended(r *transport.Request) {

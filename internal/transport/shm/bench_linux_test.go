@@ -275,7 +275,7 @@ func (f *flag) Ended(*transport.Request) {
 }
 
 func (f *flag) Finished() bool { return f.ended.Load() }
-func (f *flag) Over() bool     { return false }
+func (f *flag) Expired() bool  { return false }
 
 // wait posts the request and returns how it ended.
 func (f *flag) wait(m *shm.Mesh, post func(*transport.Request), peer int, slot uint64, buf []byte) error {

@@ -10,9 +10,9 @@ import (
 type Waiter interface {
 	// Finished reports whether the wait is over. It is called often.
 	Finished() bool
-	// Over reports whether the wait must end early: its context or deadline is over. It is
+	// Expired reports whether the wait must end early: its context or deadline is over. It is
 	// called every few microseconds at first, later every few milliseconds.
-	Over() bool
+	Expired() bool
 }
 
 // PollUntil moves messages in the calling goroutine, until w has finished or is over, or done is
@@ -160,7 +160,7 @@ func (m *Mesh) mustStop(w Waiter, done <-chan struct{}) bool {
 		return true
 	default:
 	}
-	if w != nil && w.Over() {
+	if w != nil && w.Expired() {
 		return true
 	}
 	m.checkEnd()

@@ -223,7 +223,7 @@ type overAfter struct {
 	end time.Time
 }
 
-func (o overAfter) Over() bool { return time.Now().After(o.end) }
+func (o overAfter) Expired() bool { return time.Now().After(o.end) }
 
 // TestStopHelping: a helper leaves when it is told so; its message goes on.
 func TestStopHelping(t *testing.T) {

@@ -38,7 +38,7 @@ func connect(ctx context.Context, o backend.Options, set settings) (*session, er
 		join = func(ctx context.Context, o backend.Options, index int) (transport.Mesh, error) {
 			c := rendezvous.Config{
 				Store: store.Prefix(fmt.Sprint(index), o.Store), Rank: o.Rank, Size: o.Size,
-				Interface: set.Interfaces[index], Near: near, Timeout: o.Timeout, Generation: generation(o.Dialect),
+				Interface: set.Interfaces[index], LocalAddr: near, Timeout: o.Timeout, Generation: generation(o.Dialect),
 				Logger: logger(o), LastSeen: o.LastSeen,
 			}
 			if nat != nil && index == 0 {

@@ -59,17 +59,17 @@ type Config struct {
 	Address netip.Addr
 
 	// Interface names the network interface whose first address is listened on,
-	// as a name in GLOO_SOCKET_IFNAME does. If empty, Near counts.
+	// as a name in GLOO_SOCKET_IFNAME does. If empty, LocalAddr counts.
 	Interface string
 
-	// Near is this host's address towards the store. If it is not valid, Gloo's rule counts:
+	// LocalAddr is this host's address towards the store. If it is not valid, Gloo's rule counts:
 	// the address that the local host name resolves to, or 127.0.0.1 if this host has none of
 	// those.
 	//
 	// Gloo's rule also chooses between IPv4 and IPv6, because PyTorch's ranks follow it. So if
-	// Near has the other family, a loopback Near means the loopback address of the chosen
-	// family, and another Near means Gloo's choice.
-	Near netip.Addr
+	// Near has the other family, a loopback LocalAddr means the loopback address of the chosen
+	// family, and another LocalAddr means Gloo's choice.
+	LocalAddr netip.Addr
 
 	// HostName is published to inform the others; if empty, the system's host name.
 	HostName string
@@ -501,16 +501,16 @@ func listenAddr(ctx context.Context, cfg Config) (netip.Addr, error) {
 		addrs, _ := net.DefaultResolver.LookupNetIP(ctx, "ip", host)
 		for _, a := range addrs {
 			if a = a.Unmap(); canListen(a) {
-				return listenInsteadOf(a, cfg.Near), nil
+				return listenInsteadOf(a, cfg.LocalAddr), nil
 			}
 		}
 	}
-	return listenInsteadOf(loopback4, cfg.Near), nil
+	return listenInsteadOf(loopback4, cfg.LocalAddr), nil
 }
 
 var loopback4 = netip.AddrFrom4([4]byte{127, 0, 0, 1})
 
-// listenInsteadOf returns where to listen, from Gloo's choice and Config.Near.
+// listenInsteadOf returns where to listen, from Gloo's choice and Config.LocalAddr.
 func listenInsteadOf(choice, near netip.Addr) netip.Addr {
 	switch {
 	case !near.IsValid():

@@ -186,7 +186,7 @@ func TestNearer(t *testing.T) {
 		near, _ := netip.ParseAddr(c.near)
 		require.Equal(t, netip.MustParseAddr(c.want), listenInsteadOf(netip.MustParseAddr(c.choice), near), "%+v", c)
 	}
-	addr, err := listenAddr(t.Context(), Config{Near: loopback})
+	addr, err := listenAddr(t.Context(), Config{LocalAddr: loopback})
 	require.NoError(t, err)
 	require.True(t, addr.IsLoopback())
 }

@@ -128,8 +128,8 @@ func (b *Backend) monitored(q *operation, in, out uint32) error {
 // it is: a rank waits for that message until ctx ends. Every peer of a monitored barrier sends one.
 func monitoredSlot(ctx context.Context, m transport.Mesh, tag uint32, peer int) uint64 {
 	if w, ok := m.(interface {
-		Newer(ctx context.Context, peer int) bool
-	}); ok && !w.Newer(ctx, peer) {
+		SpeaksVersion2(ctx context.Context, peer int) bool
+	}); ok && !w.SpeaksVersion2(ctx, peer) {
 		return uint64(tag)
 	}
 	return slotOf(prefixMonitored, tag)

@@ -425,7 +425,7 @@ func TestAbort(t *testing.T) {
 	cause := &transport.Fault{Kind: transport.FaultCanceled, Rank: 1, Reporter: 1, Op: 3, Seq: 42, Err: errors.New("why")}
 	for i, m := range ms {
 		for peer := range ms {
-			require.True(t, peer == i || m.Newer(t.Context(), peer))
+			require.True(t, peer == i || m.SpeaksVersion2(t.Context(), peer))
 		}
 	}
 	r := recv(ms[1], 0, 1, make([]byte, 4))
@@ -706,7 +706,7 @@ func TestWords(t *testing.T) {
 			hello := control(ctlHello)
 			hello.length = c.version
 			put(t, far, hello)
-			m.Newer(t.Context(), 1)
+			m.SpeaksVersion2(t.Context(), 1)
 			m.Abort(&transport.Fault{Kind: transport.FaultAborted, Err: c.cause})
 			var words []byte
 			h := next(t, far)

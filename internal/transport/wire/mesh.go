@@ -151,10 +151,10 @@ func (m *Mesh) Foreign() []int {
 	return ranks
 }
 
-// Newer reports whether peer is a rank of this library that speaks version 2 of the control
+// SpeaksVersion2 reports whether peer is a rank of this library that speaks version 2 of the control
 // messages. It waits for the peer's first message, until ctx or the mesh ends. A PyTorch rank
 // sends none before its first operation.
-func (m *Mesh) Newer(ctx context.Context, peer int) bool {
+func (m *Mesh) SpeaksVersion2(ctx context.Context, peer int) bool {
 	m.Mu.Lock()
 	defer m.Mu.Unlock()
 	p := m.pairs[peer]

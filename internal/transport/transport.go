@@ -267,9 +267,9 @@ func (f *Fault) Words() string {
 	return said
 }
 
-// Heard returns the cause of a fault from the text that another rank sent, nil if it is empty.
+// RemoteCause returns the cause of a fault from the text that another rank sent, nil if it is empty.
 // Characters that cannot be printed become question marks.
-func Heard(words []byte) error {
+func RemoteCause(words []byte) error {
 	if len(words) == 0 {
 		return nil
 	}

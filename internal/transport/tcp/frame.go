@@ -146,6 +146,6 @@ func parseAbort(h frame, words []byte, size int) (*transport.Fault, error) {
 		return nil, fmt.Errorf("tcp: ABORT about rank %d by rank %d in a group of %d", rank, reporter, size)
 	}
 	f := &transport.Fault{Kind: transport.FaultKind(kind), Rank: int(rank), Reporter: int(reporter), Op: uint8(h.handle), Seq: h.credit}
-	f.Err = transport.Heard(words)
+	f.Err = transport.RemoteCause(words)
 	return f, nil
 }

@@ -585,7 +585,7 @@ func (p *pair) onControl(h header) error {
 		if err != nil {
 			return p.protocolFault(err)
 		}
-		f.Err = transport.Heard(p.words)
+		f.Err = transport.RemoteCause(p.words)
 		p.Gone = f
 		return f
 	case ctlPing:

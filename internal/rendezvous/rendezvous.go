@@ -67,7 +67,7 @@ type Config struct {
 	// those.
 	//
 	// Gloo's rule also chooses between IPv4 and IPv6, because PyTorch's ranks follow it. So if
-	// Near has the other family, a loopback LocalAddr means the loopback address of the chosen
+	// LocalAddr has the other family, a loopback LocalAddr means the loopback address of the chosen
 	// family, and another LocalAddr means Gloo's choice.
 	LocalAddr netip.Addr
 
@@ -511,13 +511,13 @@ func listenAddr(ctx context.Context, cfg Config) (netip.Addr, error) {
 var loopback4 = netip.AddrFrom4([4]byte{127, 0, 0, 1})
 
 // listenInsteadOf returns where to listen, from Gloo's choice and Config.LocalAddr.
-func listenInsteadOf(choice, near netip.Addr) netip.Addr {
+func listenInsteadOf(choice, local netip.Addr) netip.Addr {
 	switch {
-	case !near.IsValid():
+	case !local.IsValid():
 		return choice
-	case !near.IsLoopback():
-		if near.Is4() == choice.Is4() {
-			return near
+	case !local.IsLoopback():
+		if local.Is4() == choice.Is4() {
+			return local
 		}
 		return choice
 	case choice.IsLoopback():
@@ -530,7 +530,7 @@ func listenInsteadOf(choice, near netip.Addr) netip.Addr {
 	if canListen(same) {
 		return same
 	}
-	return near
+	return local
 }
 
 func canListen(a netip.Addr) bool {

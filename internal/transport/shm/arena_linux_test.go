@@ -416,7 +416,7 @@ func TestMessagesMapped(t *testing.T) {
 							fs = append(fs, post(m.Recv, 1-r, uint64(i), l.room(n)), post(m.Send, 1-r, uint64(i), out))
 						}
 						for i, f := range fs {
-							if err := f.help(m); err != nil {
+							if err := f.waitPolling(m); err != nil {
 								t.Errorf("rank %d, request %d: %v", r, i, err)
 							}
 							if i%2 == 0 && !bytes.Equal(f.Buf, input(3, 10*round+i/2, 1-r, len(f.Buf))) {
@@ -438,9 +438,9 @@ func TestSenderFrees(t *testing.T) {
 	mems := allocated(t, gs, 1<<20)
 	out := post(ms[0].Send, 1, 5, mems[0])
 	ms[0].Abort(&transport.Fault{Kind: transport.FaultTimeout, Rank: 0, Reporter: 0})
-	require.Error(t, out.help(ms[0]))
+	require.Error(t, out.waitPolling(ms[0]))
 	require.NoError(t, gs[0].Free(mems[0]))
-	require.Error(t, post(ms[1].Recv, 0, 5, make([]byte, 1<<20)).help(ms[1]))
+	require.Error(t, post(ms[1].Recv, 0, 5, make([]byte, 1<<20)).waitPolling(ms[1]))
 }
 
 func TestMappedAllocations(t *testing.T) {

@@ -282,10 +282,10 @@ func (f *flag) wait(m *shm.Mesh, post func(*transport.Request), peer int, slot u
 	f.ended.Store(false)
 	f.Peer, f.Slot, f.Buf = peer, slot, buf
 	post(&f.Request)
-	return f.help(m)
+	return f.waitPolling(m)
 }
 
-func (f *flag) help(m *shm.Mesh) error {
+func (f *flag) waitPolling(m *shm.Mesh) error {
 	if !f.ended.Load() {
 		m.PollUntil(f, nil)
 	}

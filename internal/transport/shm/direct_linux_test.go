@@ -283,7 +283,7 @@ func mournRank(g *shm.Group, args []string) error {
 			select {}
 		}
 		in := post(m.Recv, 1, 1, buf)
-		err = in.help(m)
+		err = in.waitPolling(m)
 	}
 	fmt.Println(err)
 	return nil
@@ -358,7 +358,7 @@ func exchange(t *testing.T, ms []*shm.Mesh) {
 				fs = append(fs, post(m.Recv, 1-r, uint64(i), make([]byte, n)), post(m.Send, 1-r, uint64(i), input(3, i, r, n)))
 			}
 			for i, f := range fs {
-				if err := f.help(m); err != nil {
+				if err := f.waitPolling(m); err != nil {
 					t.Errorf("rank %d, request %d: %v", r, i, err)
 				}
 				if i%2 == 0 && !bytes.Equal(f.Buf, input(3, i/2, 1-r, len(f.Buf))) {
@@ -426,11 +426,11 @@ func TestSenderGivesUp(t *testing.T) {
 			ms := directly(newFabric(), t, 2, true, o.Strangers(), at.options(o))
 			out := post(ms[0].Send, 1, 5, input(1, 0, 0, 200<<10))
 			ended := make(chan error, 1)
-			go func() { ended <- post(ms[1].Recv, 0, 5, make([]byte, 200<<10)).help(ms[1]) }()
+			go func() { ended <- post(ms[1].Recv, 0, 5, make([]byte, 200<<10)).waitPolling(ms[1]) }()
 			<-at.tried
 			closed := make(chan error, 1)
 			go func() { closed <- end(ms[0]) }()
-			require.Error(t, out.help(ms[0]), "the sender returns while the other one reads")
+			require.Error(t, out.waitPolling(ms[0]), "the sender returns while the other one reads")
 			clear(out.Buf)
 			close(at.open)
 			require.Error(t, <-ended)

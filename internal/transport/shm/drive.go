@@ -18,17 +18,17 @@ type Waiter interface {
 // PollUntil moves messages in the calling goroutine, until w has finished or is over, or done is
 // closed. It returns at once if another goroutine does that work.
 func (m *Mesh) PollUntil(w Waiter, done <-chan struct{}) {
-	m.helpers.Add(1)
+	m.pollers.Add(1)
 	if m.takeOver() {
 		m.run(w, done)
 		m.driver.Unlock()
 	}
-	if m.helpers.Add(-1) > 0 || m.pending.Load() == 0 {
+	if m.pollers.Add(-1) > 0 || m.pending.Load() == 0 {
 		return
 	}
 	if !m.lazy || m.turnedAway.Swap(false) {
 		m.MoveInBackground()
-	} else if m.leftToHelpers.Load() {
+	} else if m.leftToPollers.Load() {
 		m.mu.Lock()
 		m.later.Within(leaveFor)
 		m.mu.Unlock()
@@ -74,8 +74,8 @@ func (m *Mesh) drive() {
 			return
 		case <-m.wake:
 		}
-		if m.helpers.Load() > 0 || !m.driver.TryLock() {
-			m.leaveToHelpers()
+		if m.pollers.Load() > 0 || !m.driver.TryLock() {
+			m.leaveToPollers()
 			continue
 		}
 		m.background.Store(true)
@@ -83,18 +83,18 @@ func (m *Mesh) drive() {
 		m.background.Store(false)
 		m.driver.Unlock()
 		if m.pending.Load() > 0 {
-			m.leaveToHelpers()
+			m.leaveToPollers()
 		} else {
-			m.leftToHelpers.Store(false)
+			m.leftToPollers.Store(false)
 		}
 	}
 }
 
-// leaveToHelpers leaves the requests to goroutines in PollUntil. The last of them wakes the mesh's
+// leaveToPollers leaves the requests to goroutines in PollUntil. The last of them wakes the mesh's
 // goroutine again.
-func (m *Mesh) leaveToHelpers() {
-	m.leftToHelpers.Store(true)
-	if m.helpers.Load() == 0 {
+func (m *Mesh) leaveToPollers() {
+	m.leftToPollers.Store(true)
+	if m.pollers.Load() == 0 {
 		m.MoveInBackground()
 	}
 }
@@ -102,7 +102,7 @@ func (m *Mesh) leaveToHelpers() {
 // stopDriving reports whether the driver has no more work.
 func (m *Mesh) stopDriving(w Waiter) bool {
 	if w == nil {
-		return m.pending.Load() == 0 || m.helpers.Load() > 0
+		return m.pending.Load() == 0 || m.pollers.Load() > 0
 	}
 	return w.Finished()
 }
@@ -131,7 +131,7 @@ func (m *Mesh) run(w Waiter, done <-chan struct{}) {
 			}
 			waited := time.Since(since)
 			if waited > m.g.spinFor+yieldFor {
-				if m.doze(w, sleep) {
+				if m.sleepUntilMove(w, sleep) {
 					sleep = min(2*sleep, maxSleep)
 				}
 				continue
@@ -167,8 +167,8 @@ func (m *Mesh) mustStop(w Waiter, done <-chan struct{}) bool {
 	return false
 }
 
-// doze sleeps until a message may have moved. It returns false if it has not slept.
-func (m *Mesh) doze(w Waiter, limit time.Duration) bool {
+// sleepUntilMove sleeps until a message may have moved. It returns false if it has not slept.
+func (m *Mesh) sleepUntilMove(w Waiter, limit time.Duration) bool {
 	self := m.g.self
 	atomic.AddUint32(self.dozing, 1)
 	defer atomic.AddUint32(self.dozing, ^uint32(0))
@@ -181,7 +181,7 @@ func (m *Mesh) doze(w Waiter, limit time.Duration) bool {
 		return false
 	default:
 	}
-	doze(self.moves, now, limit)
+	sleepOn(self.moves, now, limit)
 	return true
 }
 

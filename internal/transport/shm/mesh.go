@@ -61,35 +61,35 @@ type Mesh struct {
 	lazy           bool
 
 	pending       atomic.Int64 // requests under way
-	helpers       atomic.Int32 // goroutines in PollUntil
+	pollers       atomic.Int32 // goroutines in PollUntil
 	turnedAway    atomic.Bool  // one of them returned at once and relies on the driver
-	leftToHelpers atomic.Bool  // the mesh's goroutine has left requests to them
+	leftToPollers atomic.Bool  // the mesh's goroutine has left requests to them
 
 	driver     sync.Mutex  // held by the goroutine that moves messages
 	background atomic.Bool // that is the mesh's goroutine
 
-	wake    chan struct{} // wakes that goroutine
-	closed  chan struct{} // once Close has begun
-	dooms   sync.Once     // of failSoon
-	wg      sync.WaitGroup
-	closing sync.Once
+	wake     chan struct{} // wakes that goroutine
+	closed   chan struct{} // once Close has begun
+	failOnce sync.Once     // of failSoon
+	wg       sync.WaitGroup
+	closing  sync.Once
 
-	mu        sync.Mutex
-	later     recheck.Timer    // wakes the mesh's goroutine
-	end       error            // how requests end from now on, nil while the mesh works
-	found     *transport.Fault // the fault that the mesh will end with; nothing moves any more
-	faultSent bool             // unlock has called Abort
-	peers     []peer
-	anys      int // waiting receives from any rank
-	shared    int // those of them that have a transport.Sharer
-	posted    [buckets]transport.Requests
-	early     [buckets]transport.Queue[*arrival]
-	out       table
-	in        table
-	remote    remoteReader
-	exposed   int // messages that receivers may be reading
-	spares    [stashClasses]*arrival
-	spare     int // the bytes of spares
+	mu         sync.Mutex
+	later      recheck.Timer    // wakes the mesh's goroutine
+	end        error            // how requests end from now on, nil while the mesh works
+	found      *transport.Fault // the fault that the mesh will end with; nothing moves any more
+	faultSent  bool             // unlock has called Abort
+	peers      []peer
+	anyWaiting int // waiting receives from any rank
+	shared     int // those of them that have a transport.Sharer
+	posted     [buckets]transport.Requests
+	early      [buckets]transport.Queue[*arrival]
+	out        table
+	in         table
+	remote     remoteReader
+	exposed    int // messages that receivers may be reading
+	spares     [stashClasses]*arrival
+	spare      int // the bytes of spares
 }
 
 // MeshOptions tune a Mesh. The zero value is right for most.
@@ -203,7 +203,7 @@ func (m *Mesh) RecvAny(r *transport.Request) {
 		r.Complete(m.end)
 	} else {
 		r.Peer = anyone
-		m.anys++
+		m.anyWaiting++
 		if r.Shared() {
 			m.shared++
 		}
@@ -360,7 +360,7 @@ func (m *Mesh) matchEarly(r *transport.Request, p *peer) bool {
 func (m *Mesh) match(p *peer, r *transport.Request, f frame, data []byte) {
 	if r.Peer == anyone {
 		r.Peer = p.rank
-		m.anys--
+		m.anyWaiting--
 		if r.Shared() {
 			m.shared--
 		}
@@ -540,7 +540,7 @@ func (m *Mesh) findPosted(p *peer, slot uint64) *transport.Request {
 
 // dropAny no longer counts a shared receive from any rank.
 func (m *Mesh) dropAny() {
-	m.anys--
+	m.anyWaiting--
 	m.shared--
 	m.pending.Add(-1)
 }
@@ -687,7 +687,7 @@ func (m *Mesh) progress() (moved bool) {
 	if m.end == nil && m.found == nil {
 		for i := range m.peers {
 			p := &m.peers[i]
-			if p.pending == 0 && m.anys == 0 || i == m.g.rank {
+			if p.pending == 0 && m.anyWaiting == 0 || i == m.g.rank {
 				continue
 			}
 			if m.receive(p) {
@@ -732,7 +732,7 @@ func (m *Mesh) checkEnd() {
 	if here == 0 && m.shared > 0 && m.end == nil {
 		m.endSharedAny(last)
 	}
-	if here == 0 && m.anys > 0 && m.g.size > 1 {
+	if here == 0 && m.anyWaiting > 0 && m.g.size > 1 {
 		m.setFaultLeft(last)
 	}
 	m.unlock()
@@ -759,7 +759,7 @@ func (m *Mesh) setFaultLeft(rank int) {
 // failSoon ends the mesh because the group has ended, once the other mesh has said why, or
 // after faultWait.
 func (m *Mesh) failSoon(err error) {
-	m.dooms.Do(func() {
+	m.failOnce.Do(func() {
 		m.wg.Add(1) // by a goroutine that drives, so it is not zero
 		go func() {
 			defer m.wg.Done()

@@ -98,7 +98,7 @@ func TestHelp(t *testing.T) {
 								s = post(m.Send, peer, slot, out)
 							}
 							for _, f := range []*flag{r, s} {
-								if err := f.help(m); err != nil {
+								if err := f.waitPolling(m); err != nil {
 									t.Errorf("message %d: %v", i, err)
 									return
 								}
@@ -135,7 +135,7 @@ func TestBothSidesLarge(t *testing.T) {
 				}
 			}
 			for _, f := range append(out, in...) {
-				if err := f.help(m); err != nil {
+				if err := f.waitPolling(m); err != nil {
 					t.Error(err)
 					return
 				}
@@ -164,10 +164,10 @@ func TestNobodyHelps(t *testing.T) {
 		for me, m := range ms {
 			wg.Go(func() {
 				out, in := post(m.Send, 1-me, 2, []byte{byte(i)}), post(m.Recv, 1-me, 2, make([]byte, 1))
-				if err := in.help(m); err != nil {
+				if err := in.waitPolling(m); err != nil {
 					t.Error(err)
 				}
-				if err := out.help(m); err != nil {
+				if err := out.waitPolling(m); err != nil {
 					t.Error(err)
 				}
 			})
@@ -197,16 +197,16 @@ func TestFlood(t *testing.T) {
 	last := post(ms[0].Send, 1, 8, []byte("last"))
 	r := post(ms[1].Recv, 0, 8, make([]byte, 4))
 	ms[0].MoveInBackground()
-	require.NoError(t, r.help(ms[1]))
+	require.NoError(t, r.waitPolling(ms[1]))
 	require.Equal(t, "last", string(r.Buf))
 	require.Less(t, inUse()-before, int64(8<<20), "of %d bytes", messages*n)
 	for i := range sent {
 		b := make([]byte, n)
-		require.NoError(t, post(ms[1].Recv, 0, 7, b).help(ms[1]))
+		require.NoError(t, post(ms[1].Recv, 0, 7, b).waitPolling(ms[1]))
 		require.Equal(t, i, int(b[0])|int(b[1])<<8|int(b[2])<<16)
 	}
 	for _, f := range append(sent, last) {
-		require.NoError(t, f.help(ms[0]))
+		require.NoError(t, f.waitPolling(ms[0]))
 	}
 }
 
@@ -225,8 +225,8 @@ type overAfter struct {
 
 func (o overAfter) Expired() bool { return time.Now().After(o.end) }
 
-// TestStopHelping: a helper leaves when it is told so; its message goes on.
-func TestStopHelping(t *testing.T) {
+// TestStopPolling: a polling goroutine returns when it is told to, and its message goes on.
+func TestStopPolling(t *testing.T) {
 	ms := newFabric().lazy(t, 2)
 	r := post(ms[0].Recv, 1, 1, make([]byte, 3))
 	ms[0].PollUntil(overAfter{r, time.Now().Add(20 * time.Millisecond)}, nil)
@@ -235,21 +235,21 @@ func TestStopHelping(t *testing.T) {
 	close(done)
 	ms[0].PollUntil(r, done)
 	require.False(t, r.Finished())
-	require.NoError(t, post(ms[1].Send, 0, 1, []byte("yes")).help(ms[1]))
+	require.NoError(t, post(ms[1].Send, 0, 1, []byte("yes")).waitPolling(ms[1]))
 	ms[0].PollOnce()
-	require.NoError(t, r.help(ms[0]))
+	require.NoError(t, r.waitPolling(ms[0]))
 	require.Equal(t, "yes", string(r.Buf))
 }
 
-// TestCloseWhileHelping: goroutines that help leave before the memory goes.
-func TestCloseWhileHelping(t *testing.T) {
+// TestCloseWhilePolling: polling goroutines return before the memory is unmapped.
+func TestCloseWhilePolling(t *testing.T) {
 	for i := range 20 {
 		ms := newFabric().lazy(t, 2)
 		var wg sync.WaitGroup
 		for range 3 {
 			r := post(ms[0].Recv, 1, 1, make([]byte, 3))
 			wg.Go(func() {
-				if err := r.help(ms[0]); err != transport.ErrClosed {
+				if err := r.waitPolling(ms[0]); err != transport.ErrClosed {
 					t.Errorf("%v, want ErrClosed", err)
 				}
 			})
@@ -279,7 +279,7 @@ func TestGroupEnds(t *testing.T) {
 	}
 	r := post(ms[0].Recv, 1, 1, make([]byte, 3))
 	gs[1].Abort(nil)
-	err := r.help(ms[0])
+	err := r.waitPolling(ms[0])
 	var fault *transport.Fault
 	require.ErrorAs(t, err, &fault)
 	require.Equal(t, transport.FaultAborted, fault.Kind)
@@ -306,7 +306,7 @@ func TestSendToWhoHasLeft(t *testing.T) {
 			}
 		})
 		s := post(ms[0].Send, 1, 1, []byte("hello"))
-		err := s.help(ms[0])
+		err := s.waitPolling(ms[0])
 		over.Store(true)
 		wg.Wait()
 		var f *transport.Fault
@@ -328,7 +328,7 @@ func TestManyRanks(t *testing.T) {
 			s := post(m.Send, to, 0, input(3, 0, m.Rank(), n))
 			r := post(m.RecvAny, -1, 0, make([]byte, n))
 			for _, f := range []*flag{s, r} {
-				if err := f.help(m); err != nil {
+				if err := f.waitPolling(m); err != nil {
 					t.Error(err)
 				}
 			}

@@ -798,7 +798,7 @@ func sendRank(g *shm.Group, args []string) error {
 		const n = 3 << 20
 		out := post(m.Send, (r+1)%p, uint64(no), input(5, no, r, n))
 		in := post(m.Recv, (r+p-1)%p, uint64(no), make([]byte, n))
-		err := errors.Join(in.help(m), out.help(m))
+		err := errors.Join(in.waitPolling(m), out.waitPolling(m))
 		if err == nil && !bytes.Equal(in.Buf, input(5, no, (r+p-1)%p, n)) {
 			err = errors.New("test: another message")
 		}

@@ -17,9 +17,9 @@ const (
 	futexWake = 1
 )
 
-// doze sleeps until another goroutine or process wakes w, for at most limit, unless *w is no
+// sleepOn sleeps until another goroutine or process wakes w, for at most limit, unless *w is no
 // longer now. The futex is not private: processes share the word.
-func doze(w *uint32, now uint32, limit time.Duration) {
+func sleepOn(w *uint32, now uint32, limit time.Duration) {
 	t := unix.NsecToTimespec(int64(limit))
 	unix.Syscall6(unix.SYS_FUTEX, uintptr(unsafe.Pointer(w)), futexWait, uintptr(now), uintptr(unsafe.Pointer(&t)), 0, 0)
 }

@@ -26,7 +26,7 @@ func (e *Endpoint) Join(context.Context, int, []string, Options) (*Group, error)
 // Close does nothing.
 func (e *Endpoint) Close() error { return nil }
 
-func doze(*uint32, uint32, time.Duration) {}
+func sleepOn(*uint32, uint32, time.Duration) {}
 func wake(*uint32)                        {}
 func yield()                              {}
 func unmap([]byte) error                  { return nil }

@@ -93,7 +93,7 @@ func (g *Group) waitLong(owner int, w *uint32, want uint32) error {
 	for sleep := minSleep; ; sleep = min(2*sleep, maxSleep) {
 		atomic.AddUint32(g.segs[owner].waiters, 1)
 		if now := atomic.LoadUint32(w); int32(now-want) < 0 {
-			doze(w, now, sleep)
+			sleepOn(w, now, sleep)
 		}
 		atomic.AddUint32(g.segs[owner].waiters, ^uint32(0))
 		if reached(w, want) {

@@ -124,8 +124,8 @@ func TestPostReadsGrant(t *testing.T) {
 		require.True(t, time.Now().Before(by), "the grant does not come")
 	}
 	ms[0].Post(nil, []*transport.Request{s})
-	require.NoError(t, help(t, ms[0], s))
-	require.NoError(t, help(t, ms[1], r))
+	require.NoError(t, waitPolling(t, ms[0], s))
+	require.NoError(t, waitPolling(t, ms[1], r))
 	ms[0].Mu.Lock()
 	require.Empty(t, ms[0].deferred)
 	ms[0].Mu.Unlock()

@@ -92,7 +92,7 @@ func TestHelpWhileOthersRead(t *testing.T) {
 }
 
 // help polls for r until it has ended, however often that is given up in between.
-func help(t testing.TB, m *Mesh, r *transport.Request) error {
+func waitPolling(t testing.TB, m *Mesh, r *transport.Request) error {
 	t.Helper()
 	for by := time.Now().Add(patience); len(r.Done()) == 0; {
 		require.True(t, time.Now().Before(by), "request does not end")
@@ -120,7 +120,7 @@ func TestReadersComeBack(t *testing.T) {
 	for i := range 100 {
 		r := recv(ms[0], 1, 1, make([]byte, 4))
 		send(ms[1], 0, 1, []byte{1, 2, 3, byte(i)})
-		require.NoError(t, help(t, ms[0], r))
+		require.NoError(t, waitPolling(t, ms[0], r))
 		require.EqualValues(t, i, r.Buf[3])
 	}
 	require.False(t, blind(ms[0], 1), "a request is left")
@@ -129,7 +129,7 @@ func TestReadersComeBack(t *testing.T) {
 
 	r := recv(ms[0], 1, 1, make([]byte, 4))
 	send(ms[1], 0, 1, make([]byte, 4))
-	require.NoError(t, help(t, ms[0], r))
+	require.NoError(t, waitPolling(t, ms[0], r))
 	require.True(t, ms[1].Diagnose(patience)[0].Answered)
 	eventually(t, "a reader", func() bool { return !blind(ms[0], 1) })
 	r, s := recv(ms[1], 0, 2, make([]byte, 1<<20)), send(ms[0], 1, 2, make([]byte, 1<<20))
@@ -189,11 +189,11 @@ func TestHelpAtBothEnds(t *testing.T) {
 					}
 					slot := uint64(i + other)
 					r, s := recv(m, other, slot, make([]byte, n)), send(m, other, slot, out)
-					if err := help(t, m, s); err != nil {
+					if err := waitPolling(t, m, s); err != nil {
 						t.Error(err)
 						return
 					}
-					if err := help(t, m, r); err != nil || string(r.Buf) != string(out) {
+					if err := waitPolling(t, m, r); err != nil || string(r.Buf) != string(out) {
 						t.Error("another message:", err)
 						return
 					}
@@ -213,7 +213,7 @@ func TestPollingInVain(t *testing.T) {
 	}
 	require.EqualValues(t, 15, ms[0].fruitless.Load(), "after 4 times, with 1 + 3 + 7 calls left out in between")
 	send(ms[1], 0, 1, []byte{1})
-	require.NoError(t, help(t, ms[0], r))
+	require.NoError(t, waitPolling(t, ms[0], r))
 }
 
 // Polling allocates nothing.

@@ -34,6 +34,8 @@ func TestTimer(t *testing.T) {
 			f()
 			mu.Unlock()
 			time.Sleep(time.Second)
+			mu.Lock()
+			defer mu.Unlock()
 			return at
 		}
 		require.Empty(t, run(1, func() {}))

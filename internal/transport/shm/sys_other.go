@@ -27,6 +27,6 @@ func (e *Endpoint) Join(context.Context, int, []string, Options) (*Group, error)
 func (e *Endpoint) Close() error { return nil }
 
 func sleepOn(*uint32, uint32, time.Duration) {}
-func wake(*uint32)                        {}
-func yield()                              {}
-func unmap([]byte) error                  { return nil }
+func wake(*uint32)                           {}
+func yield()                                 {}
+func unmap([]byte) error                     { return nil }

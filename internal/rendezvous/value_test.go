@@ -118,13 +118,13 @@ func TestBadValues(t *testing.T) {
 		b    []byte
 		want string
 	}{
-		"empty":                  {nil, "no Gloo address"},
-		"text":                   {[]byte("hello"), "no Gloo address"},
-		"short":                  {good[:100], "no Gloo address"},
+		"empty":                  {nil, "not the form of a Gloo address"},
+		"text":                   {[]byte("hello"), "not the form of a Gloo address"},
+		"short":                  {good[:100], "not the form of a Gloo address"},
 		"cut in ids":             {good[:len(good)-1], "pair numbers"},
 		"ids of another group":   {good[:len(good)-8], "pair numbers"},
-		"host length":            {change(2, 1), "no Gloo address"},
-		"address length":         {change(9, 128), "no Gloo address"},
+		"host length":            {change(2, 1), "not the form of a Gloo address"},
+		"address length":         {change(9, 128), "not the form of a Gloo address"},
 		"family":                 {change(17, 1), "family 1"},
 		"port 0":                 {change(20, 0), "no rank can listen"},
 		"G1 of another group":    {one.appendBlob(nil), "group of 2 ranks"},

@@ -111,8 +111,8 @@ func (m *Mesh) stopDriving(w Waiter) bool {
 func (m *Mesh) run(w Waiter, done <-chan struct{}) {
 	sleep := minSleep
 	var since time.Time
-	settled := m.g.spinFor == 0 // there is no CPU of its own to move to
-	offer := m.g.yieldsPerGosched()
+	moved := m.g.spinFor == 0 // there is no CPU of its own to move to
+	goschedAfter := m.g.yieldsPerGosched()
 	for n := 0; !m.stopDriving(w); n++ {
 		if m.progress() {
 			n, sleep, since = -1, minSleep, time.Time{}
@@ -136,15 +136,15 @@ func (m *Mesh) run(w Waiter, done <-chan struct{}) {
 				}
 				continue
 			}
-			if waited > m.g.spinFor && n%offer == 0 {
+			if waited > m.g.spinFor && n%goschedAfter == 0 {
 				runtime.Gosched()
 			}
 		}
 		if m.g.spinFor > 0 && time.Since(since) <= m.g.spinFor {
 			continue
 		}
-		if !settled && w != nil {
-			settled = true
+		if !moved && w != nil {
+			moved = true
 			m.moveAway()
 		}
 		yield()

@@ -53,8 +53,9 @@ const (
 // twice.
 //
 // Send copies a message of up to 64 KiB into the memory and ends its request at once, if there
-// is room. Larger messages follow in pieces when the receiver wants them. A goroutine in PollUntil
-// moves them, or else a goroutine of the mesh, which sleeps while no request is under way.
+// is room. Larger messages follow in pieces when the receiver wants them. The goroutine in
+// PollUntil moves them, or else a goroutine of the mesh, which sleeps while no request is under
+// way.
 type Mesh struct {
 	transport.Mesh // deaths, faults, diagnosis
 	g              *Group
@@ -94,9 +95,9 @@ type Mesh struct {
 
 // MeshOptions tune a Mesh. The zero value is right for most.
 type MeshOptions struct {
-	// Lazy leaves requests to goroutines in PollUntil until MoveInBackground is called. Set it if nearly every
-	// post is followed by a wait. Otherwise each message that cannot end at once wakes a
-	// goroutine of the mesh.
+	// Lazy leaves requests to goroutines in PollUntil until MoveInBackground is called. Set it
+	// if nearly every post is followed by a wait. Otherwise each message that cannot end at
+	// once wakes a goroutine of the mesh.
 	Lazy bool
 }
 
@@ -233,8 +234,8 @@ func (m *Mesh) unlockAfterPost() {
 	}
 }
 
-// MoveInBackground wakes the mesh's goroutine. It works until no request is under way or a goroutine calls
-// PollUntil.
+// MoveInBackground wakes the mesh's goroutine. It works until no request is under way or a
+// goroutine calls PollUntil.
 func (m *Mesh) MoveInBackground() {
 	select {
 	case m.wake <- struct{}{}:

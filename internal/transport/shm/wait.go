@@ -72,7 +72,7 @@ func (g *Group) waitLong(owner int, w *uint32, want uint32) error {
 	if g.spinFor > 0 {
 		g.moveOffCPU(owner)
 	}
-	offer := g.yieldsPerGosched()
+	goschedAfter := g.yieldsPerGosched()
 	for n := 1; ; n++ {
 		if reached(w, want) {
 			return nil
@@ -85,7 +85,7 @@ func (g *Group) waitLong(owner int, w *uint32, want uint32) error {
 				break
 			}
 		}
-		if n%offer == 0 {
+		if n%goschedAfter == 0 {
 			runtime.Gosched()
 		}
 		yield()

@@ -50,9 +50,9 @@ type Waiter interface {
 	Finished() bool
 }
 
-// PollUntil reads what peers send, in the calling goroutine, until w has finished or Options.Poll is
-// over. The caller has to sleep then. Requests end without PollUntil too, but a small message takes
-// several times as long if the goroutine that waits for it has to be woken.
+// PollUntil reads what peers send, in the calling goroutine, until w has finished or
+// Options.Poll is over. The caller has to sleep then. Requests end without PollUntil too, but a
+// small message takes several times as long if the goroutine that waits for it has to be woken.
 func (m *Mesh) PollUntil(w Waiter) {
 	if m.opts.Poll <= 0 || m.Size() == 1 {
 		return
@@ -71,9 +71,9 @@ func (m *Mesh) PollUntil(w Waiter) {
 		m.fruitless.Store(0)
 		m.leave()
 	case timedOut:
-		vain := min(2*m.fruitless.Load()+1, maxSkip)
-		m.fruitless.Store(vain)
-		m.skip.Store(vain)
+		skip := min(2*m.fruitless.Load()+1, maxSkip)
+		m.fruitless.Store(skip)
+		m.skip.Store(skip)
 		fallthrough
 	case other:
 		m.ResumeReaders()
@@ -194,8 +194,8 @@ func (m *Mesh) resumeIdle() {
 	}
 }
 
-// ResumeReaders resumes the reader goroutines of all connections, which polling has paused. Without it,
-// that happens a few milliseconds after the last PollUntil.
+// ResumeReaders resumes the reader goroutines of all connections, which polling has paused.
+// Without it, that happens a few milliseconds after the last PollUntil.
 func (m *Mesh) ResumeReaders() {
 	for _, p := range m.pairs {
 		if p != nil {

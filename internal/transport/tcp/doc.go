@@ -100,7 +100,7 @@
 // polls, and for a few milliseconds after, arriving data wake neither a reader
 // goroutine nor a thread of the Go runtime. The runtime does not watch these
 // sockets: each has an epoll instance, which is told to ignore it. A PING or
-// BYE from a rank that has nothing to send is therefore noticed late, unless mesh.ResumeReaders
+// BYE from a rank that has nothing to send is therefore noticed late, unless Mesh.ResumeReaders
 // is called. After polls that timed out, the next ones are left out: on a busy host
 // they would do harm. Where ranks share CPUs, a polling rank yields its CPU after
 // each look.

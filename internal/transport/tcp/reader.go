@@ -39,8 +39,8 @@ type pollable interface {
 // at any byte and another one go on.
 //
 // A pollable first connection is read by two kinds of readers in turn: the pair's goroutine,
-// which sleeps in between, and goroutines in Mesh.PollUntil. The latter pause the former, because to
-// wake it costs more than most messages. mesh.ResumeReaders undoes that.
+// which sleeps in between, and goroutines in Mesh.PollUntil. The latter pause the former,
+// because to wake it costs more than most messages. Mesh.ResumeReaders undoes that.
 type input struct {
 	p    *pair
 	conn net.Conn

@@ -144,7 +144,7 @@ func (m *Mesh) Foreign() []int {
 	defer m.Mu.Unlock()
 	var ranks []int
 	for r, p := range m.pairs {
-		if p != nil && p.other {
+		if p != nil && p.foreign {
 			ranks = append(ranks, r)
 		}
 	}
@@ -158,7 +158,7 @@ func (m *Mesh) SpeaksVersion2(ctx context.Context, peer int) bool {
 	m.Mu.Lock()
 	defer m.Mu.Unlock()
 	p := m.pairs[peer]
-	m.Await(ctx, func() bool { return p.spoke || p.Gone != nil })
+	m.Await(ctx, func() bool { return p.known || p.Gone != nil })
 	return p.version >= 2
 }
 
@@ -202,4 +202,4 @@ type notice struct {
 
 func (n *notice) Link() **notice { return &n.next }
 
-type notices struct{ transport.Queue[*notice] }
+type notices = transport.Queue[*notice]

@@ -48,11 +48,11 @@ type pair struct {
 	broken  bool   // a write failed; the writer has returned, and the reader finds out why
 
 	version uint64 // of its HELLO
-	spoke   bool   // a message has come
-	other   bool   // the first was no HELLO: the peer is not of this library
+	known   bool   // a message has come
+	foreign bool   // the first was no HELLO: the peer is not of this library
 	words   []byte // of the WORDS that came
 
-	heard bool // of the reader: a message has come
+	received bool // of the reader: a message has come
 
 	headers [gatherMessages * headerLen]byte // of the writer
 	buffers net.Buffers                      // of the writer
@@ -464,8 +464,8 @@ func (p *pair) receive() error {
 		if err != nil {
 			return err
 		}
-		if !p.heard {
-			p.heard = true
+		if !p.received {
+			p.received = true
 			p.recognise()
 		}
 	}
@@ -475,7 +475,7 @@ func (p *pair) receive() error {
 func (p *pair) recognise() {
 	p.m.Mu.Lock()
 	defer p.m.Mu.Unlock()
-	p.spoke, p.other = true, !p.Native
+	p.known, p.foreign = true, !p.Native
 	p.m.Changed()
 }
 
@@ -566,7 +566,7 @@ func (p *pair) onControl(h header) error {
 		return errEnded
 	}
 	code := controlCode(h.slot)
-	if p.heard == (code == ctlHello) || !p.Native && code != ctlHello {
+	if p.received == (code == ctlHello) || !p.Native && code != ctlHello {
 		return p.protocolFault(fmt.Errorf("wire: control message %d at the wrong time", code))
 	}
 	switch code {

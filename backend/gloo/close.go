@@ -7,7 +7,6 @@ import (
 	"time"
 
 	"github.com/c10d-go/c10d/internal/transport"
-	"github.com/c10d-go/c10d/internal/transport/tcp"
 	"github.com/c10d-go/c10d/internal/unwind"
 	"github.com/c10d-go/c10d/work"
 )
@@ -165,8 +164,8 @@ func (b *Backend) compareCalls() error {
 			return err
 		}
 	default:
-		if m, ok := b.meshes[0].(*tcp.Mesh); ok {
-			m.CompareCalls(compareWithin)
+		if b.tcp != nil {
+			b.tcp.CompareCalls(compareWithin)
 		}
 	}
 	// A fault without an operation is of a backend above, which returns it.

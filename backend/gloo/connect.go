@@ -11,6 +11,7 @@ import (
 	"github.com/c10d-go/c10d/internal/rendezvous"
 	"github.com/c10d-go/c10d/internal/transport"
 	"github.com/c10d-go/c10d/internal/transport/shm"
+	"github.com/c10d-go/c10d/internal/transport/tcp"
 	"github.com/c10d-go/c10d/store"
 )
 
@@ -73,7 +74,8 @@ func connect(ctx context.Context, o backend.Options, set settings) (*session, er
 		s.why = nat.why
 	}
 	if nat != nil && nat.all != nil {
-		s.native, s.table, s.sums, s.sparse = true, set.table, set.Sums, set.Sparse
+		s.native, s.tcp = true, s.meshes[0].(*tcp.Mesh)
+		s.table, s.sums, s.sparse = set.table, set.Sums, set.Sparse
 		s.why = "all ranks have it"
 		if set.TCP.TLS != nil {
 			s.why += ", and TLS"
@@ -114,7 +116,7 @@ func (s *session) shareMemory(ctx context.Context, nat *native) error {
 	case s.layout != nil:
 		s.levels = newLevels(group, hosts, s.rank)
 		if group != nil {
-			direct, err := newHostMesh(group, s.meshes[0].(tcpMesh), s.levels.members[s.levels.host], shm.MeshOptions{Lazy: true})
+			direct, err := newHostMesh(group, s.tcp, s.levels.members[s.levels.host], shm.MeshOptions{Lazy: true})
 			if err != nil {
 				return errors.Join(err, group.Close())
 			}

@@ -111,7 +111,7 @@ func (e *engine) announce(peer int) bool {
 	}
 	e.told = true
 	e.armed = false
-	if m, ok := e.mesh.(*tcp.Mesh); ok && e.session.native {
+	if m := e.session.tcp; m != nil {
 		m.Announce(peer, e.tag)
 	}
 	return true
@@ -173,7 +173,12 @@ func (e *engine) run(p *plan.Plan, out, in []byte, combine func(dst, src []byte)
 				e.recvs = append(e.recvs, r)
 			}
 			if next := i + 1; next == len(p.Steps) || p.Steps[next].Kind > plan.Recv {
-				e.postAll()
+				if m := e.session.tcp; m != nil {
+					m.Post(e.recvs, e.sends)
+				} else {
+					e.postEach()
+				}
+				e.recvs, e.sends = e.recvs[:0], e.sends[:0]
 			}
 		case plan.Wait:
 			if err := e.wait(s.Req); err != nil {
@@ -189,25 +194,14 @@ func (e *engine) run(p *plan.Plan, out, in []byte, combine func(dst, src []byte)
 	return nil
 }
 
-// postAll hands the requests that are ready to the mesh.
-func (e *engine) postAll() {
-	if m, ok := e.mesh.(poster); ok {
-		m.Post(e.recvs, e.sends)
-	} else {
-		for _, r := range e.recvs {
-			e.mesh.Recv(r)
-		}
-		for _, r := range e.sends {
-			e.mesh.Send(r)
-		}
+// postEach hands the requests that are ready to a mesh other than the native one.
+func (e *engine) postEach() {
+	for _, r := range e.recvs {
+		e.mesh.Recv(r)
 	}
-	e.recvs, e.sends = e.recvs[:0], e.sends[:0]
-}
-
-// poster is a mesh that takes several requests at once.
-type poster interface {
-	// Post is Recv for recvs and then Send for sends.
-	Post(recvs, sends []*transport.Request)
+	for _, r := range e.sends {
+		e.mesh.Send(r)
+	}
 }
 
 // wait ends request i, or the whole group when the operation's time or context ends.

@@ -88,7 +88,7 @@ func (b *Backend) Count() *Traffic {
 	c := &Traffic{tcpMesh: b.meshes[0].(tcpMesh), To: make([]atomic.Int64, b.size)}
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	b.meshes[0] = c
+	b.meshes[0], b.tcp = c, nil
 	return c
 }
 

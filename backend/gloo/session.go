@@ -20,6 +20,7 @@ type session struct {
 	rank, size int
 	meshes     []transport.Mesh // one for each network interface
 	native     bool             // all ranks have this library's wire
+	tcp        *tcp.Mesh        // the mesh of the native wire, else nil
 	shared     *shm.Group       // nil unless all ranks share memory
 	levels     *levels          // nil unless the ranks of each of several hosts share memory
 	direct     messageMesh      // carries sends and receives if some go through memory, else nil
@@ -89,10 +90,8 @@ func (s *session) enter(number uint64, tag uint32, call *transport.Call, op work
 	if g := s.memory(); g != nil {
 		g.Enter(uint32(number), call)
 	}
-	if s.shared == nil {
-		if m, ok := s.meshFor(tag).(*tcp.Mesh); ok {
-			m.Enter(tag, *call, uint8(op), seq)
-		}
+	if s.shared == nil && s.tcp != nil {
+		s.tcp.Enter(tag, *call, uint8(op), seq)
 	}
 }
 

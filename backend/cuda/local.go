@@ -282,7 +282,7 @@ type localOp struct {
 
 	mu      sync.Mutex
 	pending *edges.Pending
-	over    bool // what it has is given back
+	over    bool // the batch has ended, and is released; only settled writes it
 	pinned  driver.HostMemory
 	scratch []driver.Memory
 }
@@ -521,8 +521,9 @@ func (o *localOp) order(s work.Stream) error {
 		o.mu.Unlock()
 		return o.Work().Wait(context.Background())
 	}
-	defer o.mu.Unlock()
-	if err := o.pending.Order(st); err != nil {
+	o.pending.Retain()
+	o.mu.Unlock()
+	if err := orderAfter(st, []*edges.Pending{o.pending}); err != nil {
 		return o.failure(fmt.Errorf("synchronize: %w", err))
 	}
 	return o.Work().Err()
@@ -649,10 +650,8 @@ func (l *Local) reap() {
 }
 
 // settled waits until the operation has left the devices, and then gives back
-// what it has; false if ctx ends first.
+// what it has; false if ctx ends first. One goroutine at a time calls it.
 func (o *localOp) settled(ctx context.Context) bool {
-	o.mu.Lock()
-	defer o.mu.Unlock()
 	if o.over {
 		return true
 	}
@@ -660,9 +659,13 @@ func (o *localOp) settled(ctx context.Context) bool {
 		if err := o.pending.Sync(ctx); err != nil && !drained(ctx, o.streams) {
 			return false
 		}
+	}
+	o.mu.Lock()
+	o.over = true
+	o.mu.Unlock()
+	if o.pending != nil {
 		o.pending.Release()
 	}
-	o.over = true
 	if o.pinned != nil {
 		o.err = errors.Join(o.err, o.l.pinned.put(o.pinned))
 	}

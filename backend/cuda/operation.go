@@ -177,7 +177,7 @@ type operation struct {
 	parts   []*edges.Pending // enqueued before the last one
 	pending *edges.Pending   // the last or only one
 	feedErr error            // why not all parts were
-	over    bool             // pending has been released
+	over    bool             // the batches have ended, and are released; only settled writes it
 
 	commands int // of Backend.queued
 }
@@ -394,7 +394,8 @@ func (o *operation) prologue(batch *edges.Batch, places ...*place) {
 	clear(o.line.callers)
 }
 
-// order makes s wait for all that the operation does on devices.
+// order makes s wait for all that the operation does on devices. It waits for the
+// Work only where there is nothing on a device to wait for.
 func (o *operation) order(s work.Stream) error {
 	st, ok := s.(driver.Stream)
 	if !ok {
@@ -405,15 +406,26 @@ func (o *operation) order(s work.Stream) error {
 		o.mu.Unlock()
 		return o.Work().Wait(context.Background())
 	}
-	defer o.mu.Unlock()
-	err := o.pending.Order(st)
-	for _, p := range o.parts {
-		err = cmp.Or(err, p.Order(st))
+	// s may be full: o.mu is not held meanwhile, which the worker needs.
+	var few [4]*edges.Pending
+	all := append(append(few[:0], o.pending), o.parts...)
+	for _, p := range all {
+		p.Retain()
 	}
-	if err != nil {
+	o.mu.Unlock()
+	if err := orderAfter(st, all); err != nil {
 		return o.named(fmt.Errorf("synchronize: %w", err))
 	}
 	return o.Work().Err()
+}
+
+// orderAfter makes s wait for batches, and releases them.
+func orderAfter(s driver.Stream, all []*edges.Pending) (err error) {
+	for _, p := range all {
+		err = cmp.Or(err, p.Order(s))
+		p.Release()
+	}
+	return err
 }
 
 // Abort ends the group because of this operation.
@@ -737,19 +749,23 @@ func (o *operation) end() {
 }
 
 // settled waits until the operation has left the devices, and then gives back
-// what it has; false if ctx ends first.
+// what it has; false if ctx ends first. One goroutine at a time calls it.
 func (o *operation) settled(ctx context.Context) bool {
-	o.mu.Lock()
-	defer o.mu.Unlock()
 	if o.over {
 		return true
 	}
+	cut := false
 	if o.pending != nil {
 		err := o.passed(ctx)
-		cut := o.direct() && o.shared.failed.Load() // then the last batch may lack the end of those before
+		cut = o.direct() && o.shared.failed.Load() // then the last batch may lack the end of those before
 		if (err != nil || cut) && !o.drained(ctx) {
 			return false
 		}
+	}
+	o.mu.Lock()
+	o.over = true // from here on order leaves the batches alone
+	o.mu.Unlock()
+	if o.pending != nil {
 		if o.direct() {
 			o.shared.release()
 		}
@@ -763,7 +779,6 @@ func (o *operation) settled(ctx context.Context) bool {
 			s.x.put(s)
 		}
 	}
-	o.over = true
 	o.b.queued.Add(int64(-o.commands))
 	if o.staging != nil {
 		if err := o.b.pool.put(o.staging); err != nil && o.err == nil {

@@ -77,7 +77,16 @@ type wait struct {
 // need is what a host waits for before its turn.
 type need struct {
 	lane   *lane
+	id     int           // of the lane; it and the stream may be others later
+	stream driver.Stream // nil for a host
 	signal uint32
+}
+
+func (n need) String() string {
+	if n.stream == nil {
+		return n.lane.name
+	}
+	return streamName(n.stream, n.id)
 }
 
 // Batch returns an empty batch.
@@ -211,10 +220,12 @@ func (b *Batch) wrong(i int, what string) error {
 // Run enqueues the operations with the orders that they need, and ends the
 // batch. If a call fails, what was enqueued before it stays enqueued; the Pending
 // that comes with the error stands for that. It is nil if nothing was.
+//
+// Run blocks while a stream has no room, and while another Run does.
 func (b *Batch) Run() (*Pending, error) {
 	t := b.t
-	t.mu.Lock()
-	defer t.mu.Unlock()
+	t.order.Lock()
+	defer t.order.Unlock()
 	defer b.free()
 	if t.closed {
 		return nil, errClosed()
@@ -239,17 +250,19 @@ func (b *Batch) Run() (*Pending, error) {
 	}
 	nothing := len(p.lanes) == 0 && len(p.events) == 0
 	if !b.keep || nothing {
-		p.abort()
+		p.Abort()
 	}
 	if nothing {
-		p.release()
+		p.Release()
 		return nil, err
 	}
 	return p, err
 }
 
-// free empties the batch and keeps it for later; the caller holds t.mu.
+// free empties the batch and keeps it for later.
 func (b *Batch) free() {
+	b.t.mu.Lock()
+	defer b.t.mu.Unlock()
 	for i := range b.ops {
 		b.ops[i] = operation{}
 	}
@@ -339,7 +352,7 @@ func (b *Batch) wait(i int) {
 	}
 	for _, u := range b.hits {
 		from := t.lanes[u.lane]
-		if u.lane == l.id || u.index <= l.clock[u.lane] || u.index <= from.finished {
+		if u.lane == l.id || u.index <= l.clock[u.lane] || u.index <= from.finished.Load() {
 			continue
 		}
 		op := tail
@@ -579,7 +592,7 @@ func (b *Batch) turn(p *Pending, i int) {
 		if b.t.Trace != nil {
 			b.t.Trace(Edge{int(w.op), i, w.lane.String(), o.lane.String(), true})
 		}
-		p.needs = append(p.needs, need{w.lane, b.signal(w)})
+		p.needs = append(p.needs, need{w.lane, w.lane.id, w.lane.stream, b.signal(w)})
 	}
 	first := len(p.accesses)
 	p.accesses = append(p.accesses, b.acc[o.from:o.to]...)
@@ -632,8 +645,8 @@ func (b *Batch) settle(p *Pending, failed bool) {
 		})
 		t.hist.drop(func(u use) bool { return t.lanes[u.lane].foreign })
 	}
-	for _, l := range t.lanes {
-		if l.inUse && l.foreign {
+	for _, l := range slices.Backward(t.lanes) {
+		if l.foreign {
 			t.forget(l)
 		}
 	}
@@ -661,7 +674,8 @@ type Pending struct {
 
 	more bool // the next one has the end
 
-	mu     sync.Mutex
+	mu     sync.Mutex // not held while somebody waits; taken before the tracker's mu
+	uses   int
 	events []driver.Event
 	passed int // events that have passed
 	done   bool
@@ -675,12 +689,15 @@ type laneEnd struct {
 }
 
 func (t *Tracker) newPending() *Pending {
+	t.mu.Lock()
+	defer t.mu.Unlock()
 	if n := len(t.pending); n > 0 {
 		p := t.pending[n-1]
 		t.pending = t.pending[:n-1]
+		p.uses = 1
 		return p
 	}
-	return &Pending{t: t}
+	return &Pending{t: t, uses: 1}
 }
 
 // touch notes that the batch has given o's lane something.
@@ -720,7 +737,7 @@ func (p *Pending) Begin(ctx context.Context, turn int) error {
 	}
 	for _, n := range p.needs[u.from:u.to] {
 		if err := driver.AwaitWord(ctx, n.lane.word, n.lane.offset, n.signal, driver.AtLeast); err != nil {
-			return fmt.Errorf("edges: %s waits for %s: %w", u.lane, n.lane, err)
+			return fmt.Errorf("edges: %s waits for %s: %w", u.lane.name, n, err)
 		}
 	}
 	driver.HostAccess(p.t.d, u.lane.name, p.accesses[u.first:u.last]...)
@@ -742,17 +759,12 @@ func (p *Pending) End(turn int) {
 func (p *Pending) Abort() {
 	p.t.mu.Lock()
 	defer p.t.mu.Unlock()
-	p.abort()
-}
-
-// abort is Abort for who holds t.mu.
-func (p *Pending) abort() {
 	var rest []left
 	for i := range p.turns {
 		u := &p.turns[i]
 		x := left{lane: u.lane, signal: u.signal}
 		for _, n := range p.needs[u.from:u.to] {
-			x.after = append(x.after, awaited{n.lane.stream, n.lane.word, n.lane.offset, n.signal, p.t.quit})
+			x.after = append(x.after, awaited{n.stream, n.lane.word, n.lane.offset, n.signal, p.t.quit})
 		}
 		rest = append(rest, x)
 	}
@@ -803,15 +815,19 @@ func (a awaited) Err() error {
 	return nil
 }
 
-// Order makes s wait for all operations of the batch.
+// Order makes s wait for all operations of the batch. It does not wait for Sync, nor
+// that for it, though it blocks while s has no room.
 func (p *Pending) Order(s driver.Stream) error {
 	p.mu.Lock()
-	defer p.mu.Unlock()
-	for _, e := range p.events[p.passed:] {
+	events := p.events[p.passed:]
+	p.mu.Unlock()
+	for _, e := range events {
 		if err := s.Wait(e); err != nil {
 			return err
 		}
 	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
 	return p.err
 }
 
@@ -839,13 +855,18 @@ func (p *Pending) Sync(ctx context.Context) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for p.passed < len(p.events) {
-		if err := p.events[p.passed].Sync(ctx); err != nil {
+		i := p.passed
+		e := p.events[i]
+		p.mu.Unlock() // Order and Done must not wait for this
+		err := e.Sync(ctx)
+		p.mu.Lock()
+		if err != nil {
 			if errors.Is(err, driver.ErrDeviceLost) || errors.Is(err, driver.ErrClosed) {
 				p.err = err
 			}
 			return err
 		}
-		p.passed++
+		p.passed = max(p.passed, i+1)
 	}
 	p.finish()
 	return p.err
@@ -857,27 +878,31 @@ func (p *Pending) finish() {
 		return
 	}
 	p.done = true
-	p.t.mu.Lock()
-	defer p.t.mu.Unlock()
 	for _, e := range p.lanes {
-		e.lane.finished = max(e.lane.finished, e.index)
+		e.lane.finish(e.index)
 	}
 	for _, u := range p.turns {
 		if u.lane.hasEnded(u.signal) {
-			u.lane.finished = max(u.lane.finished, u.index)
+			u.lane.finish(u.index)
 		}
 	}
 }
 
-// Release gives the Pending back, which must not be used any more. It need not be
-// done, but then the tracker does not learn when it is.
-func (p *Pending) Release() {
-	p.t.mu.Lock()
-	defer p.t.mu.Unlock()
-	p.release()
+// Retain says that somebody else uses the Pending too. Each Retain needs a Release.
+func (p *Pending) Retain() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.uses++
 }
 
-func (p *Pending) release() {
+// Release gives the Pending back. Who calls it must not use it any more. The batch
+// need not have ended, but then the tracker does not learn when it has.
+func (p *Pending) Release() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.uses--; p.uses > 0 {
+		return
+	}
 	for i, e := range p.events {
 		e.Release()
 		p.events[i] = nil
@@ -887,5 +912,7 @@ func (p *Pending) release() {
 	clear(p.lanes)
 	p.events, p.turns, p.needs, p.lanes, p.accesses = p.events[:0], p.turns[:0], p.needs[:0], p.lanes[:0], p.accesses[:0]
 	p.passed, p.calls, p.more, p.done, p.err = 0, 0, false, false, nil
+	p.t.mu.Lock()
+	defer p.t.mu.Unlock()
 	p.t.pending = append(p.t.pending, p)
 }

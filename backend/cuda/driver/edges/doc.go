@@ -23,8 +23,12 @@
 // one stream, none that follow from others. Taking any of them away leaves two
 // operations without an order.
 //
-// Nothing blocks. The host takes its turns when it likes, in a goroutine of its
-// own, while the streams wait for it where they must:
+// Run blocks only while a stream has no room for another command. That may be a
+// caller's stream, which waits for an earlier batch. So the methods of earlier
+// Pendings do not wait for Run: the host goes on with them, or gives them up.
+//
+// The host takes its turns in a goroutine of its own, while the streams wait for it
+// where they must:
 //
 //	err = p.Begin(ctx, turn) // until the bytes are there
 //	...

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"slices"
 	"sync"
+	"sync/atomic"
 
 	"github.com/c10d-go/c10d/backend/cuda/driver"
 )
@@ -11,6 +12,10 @@ import (
 // Tracker orders the operations of a set of streams by what they do to memory.
 // Its methods may be called from many goroutines; batches are enqueued one after
 // the other.
+//
+// Run, Host, Forget and Close call the driver, and wait for a Run under way, which
+// may block in the driver: a stream that is full takes no command until the device
+// has done one. Batch, GiveUp and the methods of Pending never wait for a Run.
 //
 // Streams that a batch gives operations to must stay open until Forget or the
 // tracker's Close; those that only occur in Before and After need not.
@@ -21,14 +26,19 @@ type Tracker struct {
 	// first batch.
 	Trace func(Edge)
 
+	// order is held while a batch is planned and enqueued. It guards the lanes, what
+	// they have done, and the words.
+	order  sync.Mutex
+	lanes  []*lane // in use; a lane's id is its index
+	spare  []*lane // not in use: newLane takes these first, which have words
+	hist   history
+	trimAt int
+	words  []driver.HostMemory
+	next   int // word of the last of words
+
+	// mu is never held during a call of the driver. Who holds order may take it.
 	mu      sync.Mutex
-	closed  bool
-	lanes   []*lane
-	spare   []*lane // words that lanes have given back
-	hist    history
-	trimAt  int
-	words   []driver.HostMemory
-	next    int // word of the last of words
+	closed  bool // also written under order, so that either lock will do to read it
 	batches []*Batch
 	pending []*Pending
 
@@ -49,11 +59,11 @@ type lane struct {
 	id       int
 	stream   driver.Stream // nil for a host
 	host     *Host
-	name     string
-	index    uint64   // operations so far
-	finished uint64   // operations that are known to have ended
-	clock    []uint64 // by lane: the operation that this lane's next one is ordered after
-	foreign  bool     // it is the batch's only for Before and After
+	name     string        // of a host
+	index    uint64        // operations so far
+	finished atomic.Uint64 // operations that are known to have ended
+	clock    []uint64      // by lane: the operation that this lane's next one is ordered after
+	foreign  bool          // it is the batch's only for Before and After
 	word     driver.HostMemory
 	offset   int
 	signals  uint32 // values that the word was or will be given, one after the other
@@ -68,8 +78,7 @@ type lane struct {
 	signal uint32  // signals when the batch began, or of the tail
 	ops    []int32 // the batch's operations on this lane
 	tail   driver.Event
-	tails  int // waits for tail that are still to come
-	inUse  bool
+	tails  int  // waits for tail that are still to come
 	tailed bool // the word was written for the tail
 	calls  int  // that the stream was given
 }
@@ -88,8 +97,8 @@ type Host struct {
 
 // Host returns a new line of host work. The name shows in errors.
 func (t *Tracker) Host(name string) (*Host, error) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
+	t.order.Lock()
+	defer t.order.Unlock()
 	if t.closed {
 		return nil, errClosed()
 	}
@@ -157,44 +166,73 @@ func (l *lane) hasEnded(signal uint32) bool {
 
 func (l *lane) wordPtr() driver.Ptr { return l.word.Ptr() + driver.Ptr(l.offset) }
 
-// newLane returns a lane, the caller holds t.mu.
+// finish notes that the lane's operations have ended up to one.
+func (l *lane) finish(index uint64) {
+	for {
+		n := l.finished.Load()
+		if index <= n || l.finished.CompareAndSwap(n, index) {
+			return
+		}
+	}
+}
+
+// newLane returns a lane. The caller holds t.order.
 func (t *Tracker) newLane(s driver.Stream, name string) *lane {
 	var l *lane
 	if n := len(t.spare); n > 0 {
 		l = t.spare[n-1]
 		t.spare = t.spare[:n-1]
 	} else {
-		l = &lane{id: len(t.lanes)}
-		t.lanes = append(t.lanes, l)
-		for _, o := range t.lanes {
-			for len(o.clock) < len(t.lanes) {
-				o.clock = append(o.clock, 0)
-			}
-		}
+		l = &lane{}
 	}
-	l.stream, l.name, l.host, l.inUse, l.foreign = s, name, nil, true, false
-	l.finished = l.index
-	l.ended = l.signals
+	l.id = len(t.lanes)
+	for _, o := range t.lanes {
+		o.clock = append(o.clock, l.index)
+	}
+	t.lanes = append(t.lanes, l)
+	l.clock = slices.Grow(l.clock[:0], len(t.lanes))[:len(t.lanes)]
 	clear(l.clock)
+	l.stream, l.name, l.host, l.foreign = s, name, nil, false
+	l.finish(l.index)
+	l.turns.Lock()
+	l.ended = l.signals
+	l.turns.Unlock()
 	return l
 }
 
-// forget gives a lane back: what it did has ended, or is nobody's business.
+// forget gives a lane back: what it did has ended, or is nobody's business. The last
+// lane takes its place, so that batches cost nothing for lanes that are gone. The
+// caller holds t.order.
 func (t *Tracker) forget(l *lane) {
 	if !l.foreign {
 		t.hist.drop(func(u use) bool { return u.lane == l.id })
 	}
-	for _, o := range t.lanes {
-		o.clock[l.id] = l.index
+	n := len(t.lanes) - 1
+	if last := t.lanes[n]; last != l {
+		t.hist.each(func(u *use) {
+			if u.lane == last.id {
+				u.lane = l.id
+			}
+		})
+		for _, o := range t.lanes {
+			o.clock[l.id] = o.clock[last.id]
+		}
+		last.id = l.id
+		t.lanes[l.id] = last
 	}
-	l.inUse, l.stream, l.host = false, nil, nil
+	t.lanes[n] = nil
+	t.lanes = t.lanes[:n]
+	for _, o := range t.lanes {
+		o.clock = o.clock[:n]
+	}
+	l.stream, l.host = nil, nil
 	t.spare = append(t.spare, l)
 }
 
 // laneOf returns the lane of a stream, a new one if it is not known.
 func (t *Tracker) laneOf(s driver.Stream) *lane {
 	for _, l := range t.lanes {
-		if l.inUse && l.stream != nil && same(l.stream, s) {
+		if l.stream != nil && same(l.stream, s) {
 			return l
 		}
 	}
@@ -212,11 +250,12 @@ func same(a, b driver.Stream) bool {
 // Forget makes the tracker forget a stream, which has ended all that batches gave
 // it. It may then be closed.
 func (t *Tracker) Forget(s driver.Stream) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
+	t.order.Lock()
+	defer t.order.Unlock()
 	for _, l := range t.lanes {
-		if l.inUse && l.stream != nil && same(l.stream, s) {
+		if l.stream != nil && same(l.stream, s) {
 			t.forget(l)
+			return
 		}
 	}
 }
@@ -233,9 +272,11 @@ func (t *Tracker) GiveUp() {
 // more than once.
 func (t *Tracker) Close() error {
 	t.GiveUp()
+	t.order.Lock()
+	defer t.order.Unlock()
 	t.mu.Lock()
-	defer t.mu.Unlock()
 	t.closed = true
+	t.mu.Unlock()
 	var err error
 	for _, h := range t.words {
 		if e := h.Close(); err == nil {
@@ -251,16 +292,20 @@ func (t *Tracker) trim() {
 	if len(t.hist.segs) < t.trimAt {
 		return
 	}
-	t.hist.drop(func(u use) bool { return u.index <= t.lanes[u.lane].finished })
+	t.hist.drop(func(u use) bool { return u.index <= t.lanes[u.lane].finished.Load() })
 	t.trimAt = max(64, 2*len(t.hist.segs))
 }
 
 func (l *lane) String() string {
-	if l.name != "" {
+	if l.stream == nil {
 		return l.name
 	}
-	if n, ok := l.stream.(interface{ Name() string }); ok {
+	return streamName(l.stream, l.id)
+}
+
+func streamName(s driver.Stream, id int) string {
+	if n, ok := s.(interface{ Name() string }); ok {
 		return n.Name()
 	}
-	return fmt.Sprintf("stream %d of %v", l.id, l.stream.Device())
+	return fmt.Sprintf("stream %d of %v", id, s.Device())
 }

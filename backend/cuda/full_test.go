@@ -1,0 +1,148 @@
+package cuda_test
+
+import (
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/c10d-go/c10d/backend"
+	"github.com/c10d-go/c10d/backend/cuda"
+	"github.com/c10d-go/c10d/backend/cuda/driver"
+	"github.com/c10d-go/c10d/backend/cuda/driver/sim"
+	"github.com/c10d-go/c10d/backend/cuda/driver/sim/simkernels"
+	"github.com/c10d-go/c10d/tensor"
+	"github.com/c10d-go/c10d/work"
+)
+
+// soon fails the test if f has not returned after a while.
+func soon(t *testing.T, what string, f func()) {
+	t.Helper()
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		f()
+	}()
+	select {
+	case <-done:
+	case <-time.After(20 * time.Second):
+		t.Fatalf("%s is blocked", what)
+	}
+}
+
+// fullStream is a stream without room for another command: Record and Wait block
+// until the device has done what it was given, as CUDA's do when the stream has some
+// 1000 commands.
+type fullStream struct {
+	driver.Stream
+	x *rank
+}
+
+func (f fullStream) drain() error {
+	e, err := f.Stream.Record()
+	if err != nil {
+		return err
+	}
+	defer e.Release()
+	return e.Sync(f.x.ctx)
+}
+
+func (f fullStream) Record() (driver.Event, error) {
+	if err := f.drain(); err != nil {
+		return nil, err
+	}
+	return f.Stream.Record()
+}
+
+func (f fullStream) Wait(e driver.Event) error {
+	if err := f.drain(); err != nil {
+		return err
+	}
+	return f.Stream.Wait(e)
+}
+
+// TestFullCaller has a caller's stream that is full, and waits for an operation that
+// another rank does not call. The operation ends when its time is over. Until then the
+// next call, and Synchronize, block in the driver, and nothing else does.
+func TestFullCaller(t *testing.T) {
+	for _, way := range []string{cuda.DeviceWork, cuda.HostWork} {
+		for _, blocked := range []string{"call", "Synchronize"} {
+			t.Run(way+" "+blocked, func(t *testing.T) {
+				w := newWorld(t, setup{
+					size: 2, timeout: patience, sim: sim.Config{Devices: 2, Kernels: simkernels.All()},
+					options: cuda.Options{AllReduce: way},
+				})
+				var buckets [2][2]*bucket
+				w.each(func(x *rank, r int) (err error) {
+					for i := range buckets[r] {
+						if buckets[r][i], err = x.bucket(r); err != nil {
+							return err
+						}
+					}
+					v, err := x.b.AllReduce(x.ctx, []*tensor.Tensor{buckets[r][0].t}, backend.AllReduceOptions{})
+					if err != nil {
+						return err
+					}
+					return v.Wait(x.ctx)
+				})
+				x := w.ranks[0]
+				full := fullStream{x.caller(0), x}
+				ctx := cuda.WithStreams(x.ctx, full)
+				x.b.SetTimeout(200 * time.Millisecond)
+				v, err := x.b.AllReduce(ctx, []*tensor.Tensor{buckets[0][0].t}, backend.AllReduceOptions{})
+				require.NoError(t, err)
+				require.NoError(t, v.Synchronize(x.caller(0)))
+				ended := make(chan error)
+				go func() {
+					if blocked == "Synchronize" {
+						ended <- v.Synchronize(full)
+						return
+					}
+					v, err := x.b.AllReduce(ctx, []*tensor.Tensor{buckets[0][1].t}, backend.AllReduceOptions{})
+					if err == nil {
+						err = v.Wait(x.ctx)
+					}
+					ended <- err
+				}()
+				soon(t, "the operation", func() { require.ErrorIs(t, v.Wait(x.ctx), work.ErrTimeout) })
+				soon(t, blocked, func() { require.Error(t, <-ended) })
+				soon(t, "Close", func() { require.NoError(t, w.closed()) })
+				require.NoError(t, w.m.Settle(w.ctx))
+				for _, x := range w.ranks {
+					x.free()
+				}
+				// A ring that was given up orders nothing.
+				err = w.m.Close()
+				if noLifetime(t, w.m); way == cuda.HostWork {
+					require.NoError(t, err)
+				}
+			})
+		}
+	}
+}
+
+// TestSynchronizeDoesNotWait orders a stream after an operation whose streams cannot go
+// on, while the backend waits for them.
+func TestSynchronizeDoesNotWait(t *testing.T) {
+	w := newWorld(t, setup{size: 1, sim: sim.Config{Devices: 1}})
+	x := w.ranks[0]
+	b, err := x.bucket(0)
+	require.NoError(t, err)
+	other, err := x.bucket(0)
+	require.NoError(t, err)
+	open, err := x.gate(x.caller(0))
+	require.NoError(t, err)
+	require.NoError(t, x.fill(0, b))
+	v, err := x.b.Broadcast(x.ctx, []*tensor.Tensor{b.t, other.t}, backend.BroadcastOptions{})
+	require.NoError(t, err)
+	soon(t, "Synchronize", func() {
+		for range 200 {
+			require.NoError(t, v.Synchronize(x.caller(0)))
+			time.Sleep(100 * time.Microsecond) // the finisher comes to wait meanwhile
+		}
+	})
+	require.False(t, v.IsCompleted())
+	open()
+	require.NoError(t, v.Wait(x.ctx))
+	w.end()
+}

@@ -63,14 +63,14 @@
 //
 // # Queues
 //
-// Streams that wait for words hold up others where CUDA has them share a queue of
-// the hardware. Of kernels and of copies to and from page-locked memory a device has
-// as many as the environment variable CUDA_DEVICE_MAX_CONNECTIONS says, when the
-// first context is made, at most 32; if it says nothing, four for copies. So
-// driver/nvidia sets it to 32 for its process, unless it is set. Copies that a
-// stream fetches from another device have one queue, however many streams there
-// are; those that a stream of the source's device sends there share the others.
-// Seen with driver 580 on H200s.
+// Streams share queues of the hardware. A stream that waits for a word holds up the
+// other streams in its queue. For kernels, and for copies to and from page-locked memory,
+// a device has as many queues as the environment variable CUDA_DEVICE_MAX_CONNECTIONS
+// says when the first context is made, at most 32. Without the variable copies have
+// four. So driver/nvidia and backend/cuda/gorgonia set it to 32 for their process, unless
+// it is set. Copies that a stream fetches from another device have one queue, however
+// many streams there are. Copies that a stream of the source's device sends there share
+// the others. This was seen with driver 580 on H200s.
 //
 // # Errors
 //

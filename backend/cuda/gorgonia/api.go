@@ -4,9 +4,7 @@ package gorgonia
 
 import (
 	"errors"
-	"os"
 	"reflect"
-	"strconv"
 	"unsafe"
 
 	"gorgonia.org/cu"
@@ -45,12 +43,6 @@ func module(m libcuda.ModuleHandle) cu.Module { return wrap[cu.Module](uintptr(m
 func context(c libcuda.Context) cu.CUContext { return wrap[cu.CUContext](uintptr(c)) }
 
 func (api) Name() string { return "gorgonia" }
-
-// Queues is what the program was started with.
-func (api) Queues() int {
-	n, _ := strconv.Atoi(os.Getenv("CUDA_DEVICE_MAX_CONNECTIONS"))
-	return max(n, 0)
-}
 
 func (api) Version() (int, libcuda.Result) {
 	v := cu.Version()

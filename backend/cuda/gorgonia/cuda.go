@@ -9,6 +9,15 @@ package gorgonia
 // #include <stdlib.h>
 // #include <string.h>
 //
+// // This runs when the program is loaded. Later is too late: CUDA reads the variable when the
+// // first context is made, and cu initialises CUDA in its init. It does not change a value that
+// // the environment has.
+// static void __attribute__((constructor)) c10d_connect(void) {
+// 	setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0);
+// }
+//
+// static const char *c10d_connections(void) { return getenv("CUDA_DEVICE_MAX_CONNECTIONS"); }
+//
 // typedef struct { CUresult r; CUcontext ctx; } c10d_context;
 //
 // static c10d_context c10d_current(void) {
@@ -81,6 +90,7 @@ import "C"
 
 import (
 	"bytes"
+	"strconv"
 	"unsafe"
 
 	"github.com/c10d-go/c10d/backend/cuda/driver"
@@ -96,6 +106,14 @@ func cFunction(f libcuda.FunctionHandle) C.CUfunction { return *(*C.CUfunction)(
 
 // cPointer returns an address that is not Go's.
 func cPointer(p driver.Ptr) unsafe.Pointer { return *(*unsafe.Pointer)(unsafe.Pointer(&p)) }
+
+// Queues reads the C library's environment, which is CUDA's. Go's is a copy of what it was
+// before c10d_connect.
+func (api) Queues() int {
+	n, _ := strconv.Atoi(C.GoString(C.c10d_connections()))
+	const most = 32
+	return min(max(n, 0), most)
+}
 
 func (api) ErrorName(r libcuda.Result) string {
 	var text *C.char

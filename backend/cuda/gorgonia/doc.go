@@ -39,7 +39,7 @@
 // memory to operations; cuda-gorgonia.test has every test of package cuda on GPUs, with this
 // driver under it, and runs in that package's folder:
 //
-//	CUDA_DEVICE_MAX_CONNECTIONS=32 ../../bin/cuda-gorgonia.test -test.run '^TestGPU'
+//	../../bin/cuda-gorgonia.test -test.run '^TestGPU'
 //
 // # What comes from cu, and what does not
 //
@@ -50,9 +50,10 @@
 // drivers may refuse), and three queries that would allocate. Neither cu.Ctx.Do nor
 // cu.BatchedContext are used.
 //
-// Programs with several streams that wait for other ranks should be started with
-// CUDA_DEVICE_MAX_CONNECTIONS=32, which driver/nvidia sets by itself: cu initialises
-// CUDA before Open could. Package driver says why.
+// A program with this package gets CUDA_DEVICE_MAX_CONNECTIONS=32 when it is loaded, before cu
+// initialises CUDA, unless its environment has a value. With CUDA's own value, streams that wait
+// for other ranks hold up others. Package driver says why. A plugin or a C library in Go is
+// loaded later: set the variable for a program that uses CUDA before that.
 //
 // A program with cu ends at its start where there is no driver or no device:
 // it is linked to the driver's library, and cu's init exits if that finds none,

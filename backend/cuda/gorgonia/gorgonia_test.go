@@ -6,6 +6,7 @@ import (
 	"os"
 	"runtime"
 	"slices"
+	"strconv"
 	"testing"
 	"time"
 
@@ -51,6 +52,22 @@ func TestDriver(t *testing.T) {
 		Child:  func(*testing.T, driver.Driver) []string { return nil },
 		Rounds: 3,
 	})
+}
+
+// TestQueues holds that CUDA was asked for as many queues as it has before cu initialised it.
+func TestQueues(t *testing.T) {
+	d, err := open()
+	require.NoError(t, err)
+	v, err := d.Device(0)
+	require.NoError(t, err)
+	want := 32
+	if s, ok := os.LookupEnv("CUDA_DEVICE_MAX_CONNECTIONS"); ok {
+		want, err = strconv.Atoi(s)
+		require.NoError(t, err)
+	}
+	_, queues := v.(driver.Queuer).Queues()
+	require.Equal(t, want, queues)
+	require.NoError(t, d.Close())
 }
 
 // TestOwnContext is the suite in a context that the program has made.

@@ -23,6 +23,9 @@ type Device struct {
 	lost  atomic.Pointer[error]
 	ready atomic.Bool // ctx and info are set
 
+	opening sync.Mutex  // held while open makes the device ready
+	usable  atomic.Bool // open has: images that are kept are loaded, other devices reached
+
 	mu    sync.Mutex // for open, close, EnablePeer and DisablePeer
 	ctx   Context
 	info  driver.Info
@@ -43,9 +46,16 @@ type Device struct {
 	stays   map[*kept]*Module
 }
 
-// open retains the context, once.
+// open makes the device ready, once: it retains the context, loads the images that are
+// kept, and gives devices access to each other. A caller that comes meanwhile waits. It
+// could otherwise have streams wait for words, for which CUDA may wait in the rest of open.
 func (v *Device) open(call string) error {
-	if v.ready.Load() {
+	if v.usable.Load() {
+		return nil
+	}
+	v.opening.Lock()
+	defer v.opening.Unlock()
+	if v.usable.Load() {
 		return nil
 	}
 	if err := v.retain(call); err != nil {
@@ -53,6 +63,7 @@ func (v *Device) open(call string) error {
 	}
 	v.loadKept()
 	v.meet(call)
+	v.usable.Store(true)
 	return nil
 }
 
@@ -109,6 +120,7 @@ func (v *Device) forgetPeers() error {
 func (v *Device) close() error {
 	v.mu.Lock()
 	defer v.mu.Unlock()
+	v.usable.Store(false)
 	if !v.ready.Swap(false) {
 		return nil
 	}

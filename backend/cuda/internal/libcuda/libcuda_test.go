@@ -614,6 +614,37 @@ func TestKeep(t *testing.T) {
 	require.Equal(t, 3, x.f.count("ModuleUnload"))
 }
 
+// TestOpening has a second caller ask for a device while the first one's call loads what is
+// kept. Both get it when that and the access to other devices are done: later CUDA could
+// wait, in either, for streams that one of them has given a wait for a word.
+func TestOpening(t *testing.T) {
+	x := newFixture(t, newFake(2))
+	x.d.Keep([]byte(ptx), "f")
+	var met atomic.Bool
+	second := make(chan bool, 1)
+	returned := make(chan struct{})
+	x.f.during = func(name string) {
+		switch name {
+		case "ModuleLoad":
+			go func() {
+				_, err := x.d.Device(1)
+				second <- met.Load() && err == nil
+				close(returned)
+			}()
+			select {
+			case <-returned:
+			case <-time.After(100 * time.Millisecond):
+			}
+		case "EnablePeer":
+			met.Store(true)
+		}
+	}
+	x.device(1)
+	require.True(t, <-second, "the second caller got the device before it was ready")
+	x.f.during = nil
+	x.end()
+}
+
 // TestKeepFails holds that what could not be kept is loaded, or refused, when it is
 // asked for.
 func TestKeepFails(t *testing.T) {

@@ -28,7 +28,7 @@ type apart struct {
 func (a *apart) run(t *testing.T, what string) {
 	switch what {
 	case "floods":
-		o := sharing{size: a.size, apart: a, room: 64 << 20, cycles: 100_000, fill: 32, Options: cuda.Options{Chunk: 1 << 18, DeviceChunk: 1 << 18, Pinned: 1 << 30}}
+		o := sharing{size: a.size, apart: a, room: 64 << 20, cycles: 100_000, fill: 32, Options: cuda.Options{Chunk: 1 << 18, DeviceChunk: 1 << 18, Pinned: 1 << 30, Scratch: 1 << 30}}
 		operations, largest := 1000, 1<<18
 		if a.simulated {
 			o.room, o.fill, o.Options = 512<<10, 4, cuda.Options{Chunk: 2000, DeviceChunk: 1000}

@@ -435,7 +435,7 @@ func TestOptions(t *testing.T) {
 	reg, ok := backend.Lookup(cuda.Name)
 	require.True(t, ok)
 	for name, specific := range map[string]backend.SpecificOptions{
-		"want cuda.Options": gloo.Options{}, "Chunk": cuda.Options{Chunk: -1}, "Slots": cuda.Options{Slots: -1}, "Pinned": cuda.Options{Pinned: -1},
+		"want cuda.Options": gloo.Options{}, "Chunk": cuda.Options{Chunk: -1}, "Slots": cuda.Options{Slots: -1}, "Pinned": cuda.Options{Pinned: -1}, "Scratch": cuda.Options{Scratch: -1},
 		"no all-reduce work": cuda.Options{AllReduce: "magic"}, "not registered": cuda.Options{CPU: "mpi"}, "does not serve": cuda.Options{CPU: "cuda"},
 		`for backend "gloo", and Options.CPU is "mpi"`: cuda.Options{CPU: "mpi", CPUOptions: gloo.Options{}},
 	} {

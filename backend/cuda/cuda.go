@@ -60,9 +60,9 @@ var process struct {
 }
 
 const (
-	defaultChunk  = 2 << 20
-	defaultSlots  = 4
-	defaultPinned = 256 << 20
+	defaultChunk = 2 << 20
+	defaultSlots = 4
+	defaultKept  = 256 << 20
 
 	// A step of the ring takes some 10 us besides what its bytes do, as long as they
 	// take at 400 GB/s.
@@ -89,9 +89,16 @@ type Options struct {
 	// need the same.
 	Slots int
 
-	// Pinned is how many bytes of page-locked memory wait for their next use, at
-	// most; 0 means 256 MiB. Operations under way have theirs besides.
+	// Pinned is how many bytes of page-locked memory the group keeps for later operations,
+	// besides what operations under way have; 0 means 256 MiB. A call frees the rest when no
+	// operation of the process is under way, because CUDA may wait for all streams to free
+	// memory.
 	Pinned int
+
+	// Scratch is how many bytes of memory of each device the group keeps in the same way; 0
+	// means 256 MiB. Tensors that are not contiguous need such memory, and those on another
+	// device than the ring's.
+	Scratch int
 
 	// DeviceChunk is how many bytes a rank passes on to the next at a time in work
 	// that stays on the devices, rounded down to a multiple of 16; 0 means 4 MiB. A
@@ -127,12 +134,15 @@ func (o *Options) check() error {
 		return fmt.Errorf("cuda: Options.Slots is %d, want 0 or more", o.Slots)
 	case o.Pinned < 0:
 		return fmt.Errorf("cuda: Options.Pinned is %d bytes, want 0 or more", o.Pinned)
+	case o.Scratch < 0:
+		return fmt.Errorf("cuda: Options.Scratch is %d bytes, want 0 or more", o.Scratch)
 	case o.DeviceChunk < 0 || o.DeviceChunk > 0 && o.DeviceChunk < 16 || o.DeviceChunk > mostDeviceChunk:
 		return fmt.Errorf("cuda: Options.DeviceChunk is %d bytes, want 0, or from 16 to %d", o.DeviceChunk, mostDeviceChunk)
 	case o.Broadcast != "" && !slices.Contains(broadcastWays, o.Broadcast):
 		return fmt.Errorf("cuda: Options.Broadcast is %q, want one of %q", o.Broadcast, broadcastWays)
 	}
-	o.Chunk, o.Slots, o.Pinned = cmp.Or(o.Chunk, defaultChunk), cmp.Or(o.Slots, defaultSlots), cmp.Or(o.Pinned, defaultPinned)
+	o.Chunk, o.Slots, o.Pinned = cmp.Or(o.Chunk, defaultChunk), cmp.Or(o.Slots, defaultSlots), cmp.Or(o.Pinned, defaultKept)
+	o.Scratch = cmp.Or(o.Scratch, defaultKept)
 	o.DeviceChunk = cmp.Or(o.DeviceChunk, defaultDeviceChunk) &^ 15
 	if o.CPU == "" && o.CPUOptions != nil {
 		o.CPU = o.CPUOptions.BackendName()
@@ -159,9 +169,9 @@ type Backend struct {
 	missing    error           // why there is no driver
 	cpu        backend.Backend // of the same ranks, does the host's part
 	tracker    *edges.Tracker
-	pool       pool
-	scratch    scratch // for elements in order
-	line       *line   // that collectives share
+	pinned     *pool[driver.HostMemory]
+	scratch    *pool[driver.Memory] // for elements in order, and of other devices than the ring's
+	line       *line                // that collectives share
 	timeout    atomic.Int64
 	fault      atomic.Pointer[error]    // what ended the group
 	neighbours *neighbours              // for work on the devices
@@ -232,8 +242,8 @@ func New(ctx context.Context, o backend.Options) (*Backend, error) {
 	}
 	b := &Backend{
 		rank: o.Rank, size: o.Size, group: o.Group, options: own, driver: own.Driver,
-		tracker: edges.New(own.Driver), pool: pool{d: own.Driver, keep: own.Pinned},
-		scratch: scratch{d: own.Driver, keep: own.Pinned}, closed: make(chan struct{}),
+		tracker: edges.New(own.Driver), pinned: newPinned(own.Driver, own.Pinned),
+		scratch: newScratch(own.Driver, own.Scratch), closed: make(chan struct{}),
 	}
 	b.missing = missing
 	b.sharedSlots = cmp.Or(slots, sharedSlots(b.size, own.Chunk))
@@ -549,5 +559,5 @@ func (b *Backend) Close() error {
 	for _, k := range b.packers {
 		errs = append(errs, k.close())
 	}
-	return errors.Join(append(errs, b.tracker.Close(), b.usable().close(), b.pool.close(), b.scratch.close())...)
+	return errors.Join(append(errs, b.tracker.Close(), b.usable().close(), b.pinned.close(), b.scratch.close())...)
 }

@@ -159,7 +159,7 @@ func (w *deviceWork) scratch(dev, n int) driver.Ptr {
 	if w.err != nil {
 		return 0
 	}
-	m, err := w.ring.scratch.get(dev, n)
+	m, err := w.ring.b.scratch.get(dev, n)
 	if w.err = err; err != nil {
 		return 0
 	}
@@ -313,17 +313,15 @@ func (b *Backend) cpuErr() error {
 }
 
 // ended gives back what the work has, which has left the device.
-func (w *deviceWork) ended() error {
-	var errs []error
+func (w *deviceWork) ended() {
 	for _, m := range w.held {
-		errs = append(errs, w.ring.scratch.put(m))
+		w.ring.b.scratch.put(m.Device().Index, m)
 	}
 	w.held = nil
 	if w.issued {
 		w.issued = false
 		w.ring.end()
 	}
-	return errors.Join(errs...)
 }
 
 // A rank's neighbours write its slots and its words. For each slot there is a word
@@ -346,11 +344,10 @@ func takenAt(slot int) int   { return (ringSlots + slot) * wordEach }
 // ring is what a rank has for work on the devices: memory that its neighbours
 // write, and theirs.
 type ring struct {
-	b       *Backend
-	dev     int
-	v       driver.Device
-	chunk   int // bytes of a slot
-	scratch scratch
+	b     *Backend
+	dev   int
+	v     driver.Device
+	chunk int // bytes of a slot
 
 	stream driver.Stream
 	module driver.Module

@@ -58,7 +58,9 @@
 // receives one column of such a matrix and then sends another sends when that one has come.
 //
 // Page-locked memory comes from a pool and streams are made once: in the steady
-// state an operation makes neither.
+// state an operation makes neither. Nothing is freed while an operation of the process
+// is under way, because CUDA may wait for all streams to free memory, and a stream may
+// wait for another rank. A later call, or Close, frees it.
 //
 // # Queues
 //

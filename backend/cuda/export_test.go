@@ -118,7 +118,7 @@ func (b *Backend) Fill(bytes, operations int) error {
 			many *= 4 // small ones are short
 		}
 		for range many {
-			h, err := b.pool.get(1 << c)
+			h, err := b.pinned.get(onHost, 1<<c)
 			if err != nil {
 				return err
 			}
@@ -126,7 +126,7 @@ func (b *Backend) Fill(bytes, operations int) error {
 			if r == nil {
 				continue
 			}
-			m, err := r.scratch.get(r.dev, 1<<c)
+			m, err := b.scratch.get(r.dev, 1<<c)
 			if err != nil {
 				return err
 			}
@@ -134,14 +134,10 @@ func (b *Backend) Fill(bytes, operations int) error {
 		}
 	}
 	for _, h := range hosts {
-		if err := b.pool.put(h); err != nil {
-			return err
-		}
+		b.pinned.put(onHost, h)
 	}
 	for _, m := range devices {
-		if err := r.scratch.put(m); err != nil {
-			return err
-		}
+		b.scratch.put(r.dev, m)
 	}
 	return nil
 }

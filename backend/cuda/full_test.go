@@ -146,3 +146,79 @@ func TestSynchronizeDoesNotWait(t *testing.T) {
 	require.NoError(t, v.Wait(x.ctx))
 	w.end()
 }
+
+// keeper is a driver whose page-locked memory cannot be closed while hold is open, as
+// CUDA's cannot while a stream waits for another rank.
+type keeper struct {
+	driver.Driver
+	hold chan struct{}
+}
+
+type kept struct {
+	driver.HostMemory
+	hold chan struct{}
+}
+
+func (k *keeper) AllocHost(n int) (driver.HostMemory, error) {
+	h, err := k.Driver.AllocHost(n)
+	return &kept{h, k.hold}, err
+}
+
+func (k *kept) Close() error {
+	<-k.hold
+	return k.HostMemory.Close()
+}
+
+// TestNothingFreedUnderWay has operations end while the stream of a message waits, and no
+// memory can be freed. Theirs is more than Options.Pinned keeps.
+func TestNothingFreedUnderWay(t *testing.T) {
+	hold := make(chan struct{})
+	w := newWorld(t, setup{
+		size: 2, timeout: patience, sim: sim.Config{Devices: 1},
+		vary: func(o *cuda.Options, _ int) { o.Driver, o.Pinned = &keeper{o.Driver, hold}, 1 },
+	})
+	var messages [2]*work.Work
+	var opened func()
+	soon(t, "an operation", func() {
+		w.each(func(x *rank, r int) error {
+			b, err := x.bucket(r)
+			if err != nil {
+				return err
+			}
+			if r == 0 {
+				if opened, err = x.gate(x.caller(0)); err != nil {
+					return err
+				}
+				if err := x.fill(r, b); err != nil {
+					return err
+				}
+				messages[r], err = x.b.Send(x.ctx, b.t, 1, backend.P2POptions{})
+			} else {
+				messages[r], err = x.b.Recv(x.ctx, b.t, 0, backend.P2POptions{})
+			}
+			if err != nil {
+				return err
+			}
+			if b, err = x.bucket(r); err != nil {
+				return err
+			}
+			for range 10 {
+				v, err := x.b.Reduce(cuda.WithStreams(x.ctx), b.t, backend.ReduceOptions{})
+				if err == nil {
+					err = v.Wait(x.ctx)
+				}
+				if err != nil {
+					return err
+				}
+			}
+			return nil
+		})
+	})
+	require.False(t, messages[0].IsCompleted())
+	opened()
+	close(hold)
+	for _, v := range messages {
+		require.NoError(t, v.Wait(w.ctx))
+	}
+	w.end()
+}

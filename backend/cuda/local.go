@@ -33,8 +33,8 @@ type Local struct {
 	o       LocalOptions
 	tracker *edges.Tracker
 	host    *edges.Host
-	pinned  pool
-	scratch scratch
+	pinned  *pool[driver.HostMemory]
+	scratch *pool[driver.Memory]
 
 	calls   sync.Mutex // makes the order of calls that of what they enqueue
 	streams map[int]driver.Stream
@@ -60,9 +60,9 @@ type LocalOptions struct {
 	// Timeout is the limit of an operation; 0 means backend.DefaultTimeout.
 	Timeout time.Duration
 
-	// Pinned is how many bytes of page-locked memory, and of each device's, wait
-	// for their next use, at most; 0 means 256 MiB.
-	Pinned int
+	// Pinned is how many bytes of page-locked memory are kept for later operations, Scratch
+	// how many of each device's; 0 means 256 MiB. See Options.
+	Pinned, Scratch int
 }
 
 // Kernels are functions that combine elements, for all devices.
@@ -109,6 +109,9 @@ func NewLocal(d driver.Driver, o LocalOptions) (*Local, error) {
 	if o.Pinned < 0 {
 		return nil, fmt.Errorf("cuda: LocalOptions.Pinned is %d bytes, want 0 or more", o.Pinned)
 	}
+	if o.Scratch < 0 {
+		return nil, fmt.Errorf("cuda: LocalOptions.Scratch is %d bytes, want 0 or more", o.Scratch)
+	}
 	if (o.Kernels.Image == nil) != (o.Kernels.Combine == nil) {
 		return nil, errors.New("cuda: LocalOptions.Kernels needs both Image and Combine, or neither")
 	}
@@ -118,12 +121,12 @@ func NewLocal(d driver.Driver, o LocalOptions) (*Local, error) {
 			return nil, fmt.Errorf("cuda: %w", err)
 		}
 	}
-	o.Pinned = cmp.Or(o.Pinned, defaultPinned)
+	o.Pinned, o.Scratch = cmp.Or(o.Pinned, defaultKept), cmp.Or(o.Scratch, defaultKept)
 	if o.Timeout <= 0 {
 		o.Timeout = backend.DefaultTimeout
 	}
 	l := &Local{
-		d: d, o: o, tracker: edges.New(d), pinned: pool{d: d, keep: o.Pinned}, scratch: scratch{d: d, keep: o.Pinned},
+		d: d, o: o, tracker: edges.New(d), pinned: newPinned(d, o.Pinned), scratch: newScratch(d, o.Scratch),
 		streams: make(map[int]driver.Stream), modules: make(map[int]driver.Module), kernels: make(map[kernelKey]driver.Function),
 		closed: make(chan struct{}),
 	}
@@ -280,11 +283,12 @@ type localOp struct {
 	turn     int
 	err      error
 
-	mu      sync.Mutex
-	pending *edges.Pending
-	over    bool // the batch has ended, and is released; only settled writes it
-	pinned  driver.HostMemory
-	scratch []driver.Memory
+	mu       sync.Mutex
+	pending  *edges.Pending
+	launched bool // it counts in underway
+	over     bool // the batch has ended, and is released; only settled writes it
+	pinned   driver.HostMemory
+	scratch  []driver.Memory
 }
 
 func (o *localOp) at(i int) driver.Ptr { return o.places[i].base + driver.Ptr(o.places[i].lo) }
@@ -378,6 +382,8 @@ func (l *Local) issue(o *localOp, f func(b *edges.Batch) error) (*work.Work, err
 	o.OnSynchronize(o.order)
 	o.deadline = time.Now().Add(l.o.Timeout)
 	o.Start()
+	underway.Add(1)
+	o.launched = true
 	o.pending, o.err = b.Run()
 	l.mu.Lock()
 	l.seq++
@@ -397,7 +403,7 @@ func (o *localOp) edge(f func(driver.Stream, ...driver.Access)) {
 
 // stage gets page-locked memory for n tensors.
 func (o *localOp) stage(n int) (err error) {
-	o.pinned, err = o.l.pinned.get(n * align(o.bytes))
+	o.pinned, err = o.l.pinned.get(onHost, n*align(o.bytes))
 	return err
 }
 
@@ -667,10 +673,13 @@ func (o *localOp) settled(ctx context.Context) bool {
 		o.pending.Release()
 	}
 	if o.pinned != nil {
-		o.err = errors.Join(o.err, o.l.pinned.put(o.pinned))
+		o.l.pinned.put(onHost, o.pinned)
 	}
 	for _, m := range o.scratch {
-		o.err = errors.Join(o.err, o.l.scratch.put(m))
+		o.l.scratch.put(m.Device().Index, m)
+	}
+	if o.launched {
+		underway.Add(-1)
 	}
 	return true
 }

@@ -541,6 +541,8 @@ func TestLocalRefused(t *testing.T) {
 	require.ErrorIs(t, err, work.ErrCanceled)
 	require.NoError(t, localProgram("all-reduce", 0, backend.Sum())(x))
 	require.NoError(t, x.end())
+	_, err = cuda.NewLocal(x.d, cuda.LocalOptions{Scratch: -1})
+	require.ErrorContains(t, err, "Scratch")
 	_, err = cuda.NewLocal(x.d, cuda.LocalOptions{Pinned: -1})
 	require.ErrorContains(t, err, "Pinned")
 	_, err = cuda.NewLocal(x.d, cuda.LocalOptions{Kernels: cuda.Kernels{Image: []byte("x")}})

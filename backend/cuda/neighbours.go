@@ -160,7 +160,6 @@ func (n *neighbours) ready(h *host, op work.OpType) error {
 	b := n.b
 	r := &ring{
 		b: b, dev: t.Device().Index, chunk: b.options.DeviceChunk, steps: make(map[string]driver.Function), quit: make(chan struct{}),
-		scratch: scratch{d: b.driver, keep: b.options.Pinned},
 	}
 	q := &operation{call: func(q *operation, _ []*tensor.Tensor) (err error) {
 		n.failed, err = r.make(q)
@@ -731,5 +730,5 @@ func (r *ring) free() error {
 		errs = append(errs, r.module.Close())
 		r.module = nil
 	}
-	return errors.Join(append(errs, r.scratch.close())...)
+	return errors.Join(errs...)
 }

@@ -172,12 +172,13 @@ type operation struct {
 	unwatch func() bool             // stops watching ctx
 	err     error
 
-	mu      sync.Mutex
-	turns   []hostTurn
-	parts   []*edges.Pending // enqueued before the last one
-	pending *edges.Pending   // the last or only one
-	feedErr error            // why not all parts were
-	over    bool             // the batches have ended, and are released; only settled writes it
+	mu       sync.Mutex
+	turns    []hostTurn
+	parts    []*edges.Pending // enqueued before the last one
+	pending  *edges.Pending   // the last or only one
+	feedErr  error            // why not all parts were
+	launched bool             // it counts in underway
+	over     bool             // the batches have ended, and are released; only settled writes it
 
 	commands int // of Backend.queued
 }
@@ -781,18 +782,15 @@ func (o *operation) settled(ctx context.Context) bool {
 	}
 	o.b.queued.Add(int64(-o.commands))
 	if o.staging != nil {
-		if err := o.b.pool.put(o.staging); err != nil && o.err == nil {
-			o.err = o.named(err)
-		}
+		o.b.pinned.put(onHost, o.staging)
 		o.staging = nil
 	}
-	if err := o.unstage(); err != nil && o.err == nil {
-		o.err = o.named(err)
-	}
+	o.unstage()
 	if o.device != nil {
-		if err := o.device.ended(); err != nil && o.err == nil {
-			o.err = o.named(err)
-		}
+		o.device.ended()
+	}
+	if o.launched {
+		underway.Add(-1)
 	}
 	return true
 }
@@ -1037,7 +1035,8 @@ func (o *operation) stage() error {
 		}
 	}
 	if err := o.stagePacked(); err != nil {
-		return errors.Join(err, o.unstage())
+		o.unstage()
+		return err
 	}
 	bytes := o.layout()
 	if o.alone() {
@@ -1047,9 +1046,10 @@ func (o *operation) stage() error {
 		o.word = align(max(bytes, 1))
 		bytes = o.word + stagingAlign
 	}
-	h, err := o.b.pool.get(max(bytes, 1))
+	h, err := o.b.pinned.get(onHost, bytes)
 	if err != nil {
-		return errors.Join(err, o.unstage())
+		o.unstage()
+		return err
 	}
 	o.staging = h
 	return nil
@@ -1098,6 +1098,8 @@ func (b *Backend) launch(o *operation, result []*tensor.Tensor) error {
 			return o.named(err)
 		}
 	}
+	underway.Add(1)
+	o.launched = true
 	o.SetResult(result...)
 	if o.ctx.Done() != nil {
 		// The host may be busy with earlier operations when the context ends.

@@ -212,13 +212,11 @@ func (o *operation) stageLeg(l *leg) error {
 }
 
 // unstage gives back what stagePacked has made, which nothing uses any more.
-func (o *operation) unstage() error {
-	var errs []error
-	for i := range o.packed {
-		errs = append(errs, o.b.scratch.put(o.packed[i].memory))
+func (o *operation) unstage() {
+	for _, k := range o.packed {
+		o.b.scratch.put(k.dev, k.memory)
 	}
 	o.packed = nil
-	return errors.Join(errs...)
 }
 
 // pack has the devices bring elements in order, before they are copied to the host;

@@ -4,133 +4,133 @@ import (
 	"errors"
 	"math/bits"
 	"sync"
+	"sync/atomic"
 
 	"github.com/c10d-go/c10d/backend/cuda/driver"
 )
 
-// pool is page-locked memory that operations take turns to use. Page-locking is
-// slow (about 0.3 ms a MiB) and can stop the device, so what was locked stays so.
-type pool struct {
-	d    driver.Driver
-	keep int // bytes that wait for their next use, at most
+// underway counts the operations of this process that devices may be at. To free
+// memory, or to make it, CUDA may wait until a device has nothing to do, and holds a
+// lock of the process meanwhile. An operation that waits for another rank may need
+// that lock to go on. So pools free nothing while the count is not zero, whichever
+// group the operations are of.
+var underway atomic.Int64
+
+// pool is memory that operations take turns to use: device memory, or page-locked
+// memory on device onHost. Making it is slow, page-locking some 0.3 ms a MiB.
+type pool[M memory] struct {
+	make func(dev, n int) (M, error)
+	keep int // bytes of a device that wait for their next use, once the rest can be freed
 
 	mu   sync.Mutex
-	idle [bits.UintSize][]driver.HostMemory // by the logarithm of the length
-	held int
+	idle map[poolKey][]M
+	held map[int]int // bytes that are idle, by device
+	over bool        // more than keep of some device
 }
 
-const smallestPinned = 4096
+type memory interface {
+	Len() int
+	Close() error
+}
+
+// poolKey is a device and the logarithm of a length.
+type poolKey struct{ dev, class int }
+
+const (
+	onHost         = -1
+	smallestPooled = 4096
+)
+
+func newPool[M memory](keep int, make func(dev, n int) (M, error)) *pool[M] {
+	return &pool[M]{make: make, keep: keep, idle: map[poolKey][]M{}, held: map[int]int{}}
+}
+
+// newPinned returns a pool of page-locked memory, newScratch one of device memory.
+func newPinned(d driver.Driver, keep int) *pool[driver.HostMemory] {
+	return newPool(keep, func(_, n int) (driver.HostMemory, error) { return d.AllocHost(n) })
+}
+
+func newScratch(d driver.Driver, keep int) *pool[driver.Memory] {
+	return newPool(keep, func(dev, n int) (driver.Memory, error) {
+		v, err := d.Device(dev)
+		if err != nil {
+			return nil, err
+		}
+		return v.Alloc(n)
+	})
+}
 
 // class returns the logarithm of the length of memory for n bytes.
-func class(n int) int { return bits.Len(uint(max(n, smallestPinned) - 1)) }
+func class(n int) int { return bits.Len(uint(max(n, smallestPooled) - 1)) }
 
-// get returns at least n bytes.
-func (p *pool) get(n int) (driver.HostMemory, error) {
-	c := class(n)
+// get returns at least n bytes. It frees what is more than keep, if it may.
+func (p *pool[M]) get(dev, n int) (m M, err error) {
+	k := poolKey{dev, class(n)}
 	p.mu.Lock()
-	if k := len(p.idle[c]) - 1; k >= 0 {
-		h := p.idle[c][k]
-		p.idle[c][k] = nil
-		p.idle[c] = p.idle[c][:k]
-		p.held -= h.Len()
-		p.mu.Unlock()
-		return h, nil
-	}
-	p.mu.Unlock()
-	return p.d.AllocHost(1 << c)
-}
-
-// put gives memory back that nothing uses any more.
-func (p *pool) put(h driver.HostMemory) error {
-	p.mu.Lock()
-	if p.held+h.Len() <= p.keep {
-		c := class(h.Len())
-		p.idle[c] = append(p.idle[c], h)
-		p.held += h.Len()
-		p.mu.Unlock()
-		return nil
-	}
-	p.mu.Unlock()
-	return h.Close()
-}
-
-// close frees what is idle.
-func (p *pool) close() error {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.keep = 0
-	var errs []error
-	for c := range p.idle {
-		for _, h := range p.idle[c] {
-			errs = append(errs, h.Close())
-		}
-		p.idle[c] = nil
-	}
-	p.held = 0
-	return errors.Join(errs...)
-}
-
-// scratch is device memory that operations take turns to use: allocating it stops
-// the device.
-type scratch struct {
-	d    driver.Driver
-	keep int // bytes of a device that wait for their next use, at most
-
-	mu   sync.Mutex
-	idle map[scratchKey][]driver.Memory
-	held map[int]int // by device
-}
-
-type scratchKey struct{ dev, class int }
-
-// get returns at least n bytes.
-func (p *scratch) get(dev, n int) (driver.Memory, error) {
-	k := scratchKey{dev, class(n)}
-	p.mu.Lock()
-	if list := p.idle[k]; len(list) > 0 {
-		m := list[len(list)-1]
-		p.idle[k] = list[:len(list)-1]
+	list := p.idle[k]
+	found := len(list) > 0
+	if found {
+		last := len(list) - 1
+		m, list[last] = list[last], m
+		p.idle[k] = list[:last]
 		p.held[dev] -= m.Len()
-		p.mu.Unlock()
-		return m, nil
+	}
+	var spare []M
+	if p.over && underway.Load() == 0 {
+		spare = p.trim(p.keep)
 	}
 	p.mu.Unlock()
-	v, err := p.d.Device(dev)
-	if err != nil {
-		return nil, err
+	if err = free(spare); err != nil && found {
+		p.put(dev, m)
 	}
-	return v.Alloc(1 << k.class)
+	if found || err != nil {
+		return m, err
+	}
+	return p.make(dev, 1<<k.class)
 }
 
-// put gives memory back that nothing uses any more.
-func (p *scratch) put(m driver.Memory) error {
-	k := scratchKey{m.Device().Index, class(m.Len())}
+// put gives memory back that nothing uses any more. It frees nothing: the caller is
+// who ends operations, and others wait for that.
+func (p *pool[M]) put(dev int, m M) {
+	k := poolKey{dev, class(m.Len())}
 	p.mu.Lock()
-	if p.held[k.dev]+m.Len() <= p.keep {
-		if p.idle == nil {
-			p.idle, p.held = make(map[scratchKey][]driver.Memory), make(map[int]int)
+	defer p.mu.Unlock()
+	p.idle[k] = append(p.idle[k], m)
+	p.held[dev] += m.Len()
+	p.over = p.over || p.held[dev] > p.keep
+}
+
+// trim takes out what is idle beyond so many bytes a device, the largest first. The
+// caller holds p.mu.
+func (p *pool[M]) trim(keep int) (out []M) {
+	for dev := range p.held {
+		for class := bits.UintSize; class > 0; class-- {
+			k := poolKey{dev, class}
+			for list := p.idle[k]; len(list) > 0 && p.held[dev] > keep; list = p.idle[k] {
+				last := len(list) - 1
+				out = append(out, list[last])
+				p.held[dev] -= list[last].Len()
+				clear(list[last:])
+				p.idle[k] = list[:last]
+			}
 		}
-		p.idle[k] = append(p.idle[k], m)
-		p.held[k.dev] += m.Len()
-		p.mu.Unlock()
-		return nil
 	}
-	p.mu.Unlock()
-	return m.Close()
+	p.over = false
+	return out
 }
 
 // close frees what is idle.
-func (p *scratch) close() error {
+func (p *pool[M]) close() error {
 	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.keep = 0
+	all := p.trim(0)
+	p.mu.Unlock()
+	return free(all)
+}
+
+func free[M memory](all []M) error {
 	var errs []error
-	for k, list := range p.idle {
-		for _, m := range list {
-			errs = append(errs, m.Close())
-		}
-		delete(p.idle, k)
+	for _, m := range all {
+		errs = append(errs, m.Close())
 	}
-	clear(p.held)
 	return errors.Join(errs...)
 }

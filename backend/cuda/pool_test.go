@@ -1,0 +1,69 @@
+package cuda
+
+import (
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+// block is memory that notes whether it is closed.
+type block struct {
+	n      int
+	closed bool
+}
+
+func (b *block) Len() int     { return b.n }
+func (b *block) Close() error { b.closed = true; return nil }
+
+// TestPool holds that a pool gives memory out again, that put frees none, and that get
+// frees what is too much once no operation is under way.
+func TestPool(t *testing.T) {
+	var made []*block
+	p := newPool(3*smallestPooled, func(_, n int) (*block, error) {
+		b := &block{n: n}
+		made = append(made, b)
+		return b, nil
+	})
+	get := func(dev, n int) *block {
+		b, err := p.get(dev, n)
+		require.NoError(t, err)
+		require.GreaterOrEqual(t, b.n, n)
+		return b
+	}
+	closed := func() (n int) {
+		for _, b := range made {
+			if b.closed {
+				n++
+			}
+		}
+		return n
+	}
+	require.Zero(t, underway.Load())
+	underway.Add(1)
+	var out []*block
+	for range 5 {
+		out = append(out, get(0, 1))
+	}
+	other := get(1, smallestPooled+1)
+	for _, b := range out {
+		p.put(0, b)
+	}
+	p.put(1, other)
+	require.Same(t, other, get(1, 2*smallestPooled))
+	p.put(1, other)
+	require.Contains(t, out, get(0, 100))
+	p.put(0, out[4])
+	require.Len(t, made, 6)
+	require.Zero(t, closed(), "an operation is under way")
+	underway.Add(-1)
+	b := get(0, 4*smallestPooled)
+	require.Equal(t, 2, closed(), "five blocks, of which three are kept")
+	require.False(t, other.closed, "of another device")
+	p.put(0, b)
+	p.put(0, get(0, 1))
+	require.True(t, b.closed, "the largest")
+	require.Equal(t, 3*smallestPooled, p.held[0])
+	require.NoError(t, p.close())
+	require.Equal(t, len(made), closed())
+	require.Empty(t, p.held[0]+p.held[1])
+}

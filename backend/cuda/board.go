@@ -87,6 +87,7 @@ func disagree(number uint64, rank int, mine said, peer int, theirs said) error {
 type board struct {
 	own   *page
 	peers []boardOf // where they can be read
+	why   error     // why there is no page, or a peer's cannot be read; set by New
 }
 
 type boardOf struct {
@@ -106,17 +107,18 @@ func entry(p *page, number uint64) *[calledWords]atomic.Uint64 {
 	return (*[calledWords]atomic.Uint64)(unsafe.Pointer(&p.bytes[number%rememberCalls*calledWords*8]))
 }
 
-// newBoard returns a board that nobody reads yet, and its name for others.
+// newBoard returns a board that nobody reads yet, and its name for others. Without a page
+// it compares nothing: the CPU backend finds some of the calls that do not fit.
 func newBoard() (*board, string) {
 	p, err := newPage()
 	if err != nil {
-		return &board{}, "" // the hosts' messages tell some of what it does
+		return &board{why: fmt.Errorf("this rank has no page for others to read: %w", err)}, ""
 	}
 	return &board{own: p}, p.name
 }
 
-// open looks for the boards of a rank's neighbours on its host. One that cannot
-// be read is left out.
+// open looks for the boards of a rank's neighbours on its host. It leaves out those
+// that it cannot read, and notes why.
 func (b *board) open(rank int, names map[int]string) {
 	if b.own == nil {
 		return
@@ -141,9 +143,12 @@ func (b *board) open(rank int, names map[int]string) {
 		if r == rank || i > 0 && r == before {
 			continue
 		}
-		if p, err := openPage(names[r]); err == nil {
-			b.peers = append(b.peers, boardOf{r, p})
+		p, err := openPage(names[r])
+		if err != nil {
+			b.why = errors.Join(b.why, fmt.Errorf("the page of rank %d cannot be read: %w", r, err))
+			continue
 		}
+		b.peers = append(b.peers, boardOf{r, p})
 	}
 }
 

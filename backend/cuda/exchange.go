@@ -56,8 +56,9 @@ type exchange struct {
 	// kernel keeps those of other processes waiting. Guarded by Backend.calls.
 	kernel driver.Function
 	module driver.Module
-	asked  bool          // whether there is one
-	device driver.Device // dev, once this rank has shown it
+	asked  bool                  // whether there is one
+	lacks  atomic.Pointer[error] // why there is none, for Explain
+	device driver.Device         // dev, once this rank has shown it
 
 	mu   sync.Mutex
 	free []*shared // for later operations
@@ -385,7 +386,7 @@ func (x *exchange) show() error {
 }
 
 // small finds out whether there is a kernel for small operations, once all ranks have
-// shown their devices. What lets it have none is no error: they do without.
+// shown their devices. Where there is none the operations do without, and Explain says why.
 func (x *exchange) small() error {
 	if x.asked {
 		return nil
@@ -409,14 +410,18 @@ func (x *exchange) small() error {
 	}
 	x.asked = true
 	if len(seen) < x.size {
+		err := fmt.Errorf("the %d ranks share %d devices", x.size, len(seen))
+		x.lacks.Store(&err)
 		return nil
 	}
 	m, err := x.device.Load(kernels.PTX)
 	if err != nil {
+		x.lacks.Store(&err)
 		return nil
 	}
 	f, err := m.Function(kernels.Exchange)
 	if err != nil {
+		x.lacks.Store(&err)
 		return m.Close()
 	}
 	x.module, x.kernel = m, f

@@ -2,14 +2,15 @@ package cuda
 
 import (
 	"fmt"
+	"strings"
 
 	"github.com/c10d-go/c10d/backend"
 	"github.com/c10d-go/c10d/tensor"
 	"github.com/c10d-go/c10d/work"
 )
 
-// Explain says which work does an all-reduce and why, and how the CPU backend
-// below does the host's part.
+// Explain says which work does an all-reduce and why, how the CPU backend below does
+// the host's part, and what this rank does without.
 func (b *Backend) Explain() backend.Explanation {
 	e := backend.Explanation{Backend: Name, Rank: b.rank, Size: b.size, Wire: "host"}
 	if x, ok := b.cpu.(backend.Explainer); ok {
@@ -20,6 +21,9 @@ func (b *Backend) Explain() backend.Explanation {
 			c.Op = b.cpu.Name() + " " + c.Op
 			e.Choices = append(e.Choices, c)
 		}
+	}
+	if why := b.board.why; why != nil {
+		e.Why += "; calls of ranks on this host are not all compared when they are made: " + strings.ReplaceAll(why.Error(), "\n", "; ")
 	}
 	e.Choices = append(b.explainAllReduce(), e.Choices...)
 	chunked := fmt.Sprintf("by way of page-locked memory, in chunks of %d bytes", b.options.Chunk)
@@ -80,6 +84,9 @@ func (x *exchange) explain(b *Backend) string {
 	s := fmt.Sprintf("in chunks of up to %d bytes through page-locked memory that the ranks share, each rank's CPUs (%d) combining a part", b.options.Chunk, x.crew.n)
 	if err := x.unlocked.Load(); err != nil {
 		s += fmt.Sprintf("; this rank's host copies to it and from it: %v", *err)
+	}
+	if err := x.lacks.Load(); err != nil {
+		s += fmt.Sprintf("; small ones in several commands of the device, not one kernel: %v", *err)
 	}
 	return s
 }

@@ -122,7 +122,7 @@ func (b *Backend) meet(ctx context.Context) error {
 	boards := make(map[int]string)
 	for r, x := range all {
 		if bytes.Equal(x[:len(host)], host[:]) && r != b.rank {
-			boards[r] = string(x[len(host)+8:][:nameLen])
+			boards[r] = string(trimZeros(x[len(host)+8:][:nameLen]))
 		}
 	}
 	b.board.open(b.rank, boards)

@@ -14,6 +14,7 @@ import (
 	"github.com/c10d-go/c10d/backend/cuda"
 	"github.com/c10d-go/c10d/backend/cuda/driver/sim"
 	"github.com/c10d-go/c10d/backend/cuda/driver/sim/simkernels"
+	"github.com/c10d-go/c10d/backend/cuda/internal/kernels"
 	"github.com/c10d-go/c10d/tensor"
 	"github.com/c10d-go/c10d/work"
 )
@@ -182,4 +183,51 @@ func TestSmallKernelIsThere(t *testing.T) {
 	require.Equal(t, before.MadeModules, w.m.Stats().MadeModules)
 	require.Positive(t, before.MadeModules)
 	w.end()
+}
+
+// TestSmallWithout holds that Explain says why no kernel does small operations.
+func TestSmallWithout(t *testing.T) {
+	for why, change := range map[string]func(s *setup){
+		"the 2 ranks share 1 devices": func(s *setup) { s.sim.Devices = 1 },
+		kernels.Exchange:              func(s *setup) { delete(s.sim.Kernels, kernels.Exchange) },
+	} {
+		s := setup{
+			size: 2, timeout: patience, options: cuda.Options{AllReduce: cuda.HostWork},
+			sim: sim.Config{Devices: 2, Kernels: simkernels.All()},
+		}
+		change(&s)
+		w := newWorld(t, s)
+		require.NotContains(t, w.how(0), "kernel")
+		w.each(func(x *rank, r int) error { return x.twice(r % s.sim.Devices) })
+		require.Contains(t, w.how(0), "not one kernel: ")
+		require.Contains(t, w.how(0), why)
+		w.end()
+	}
+}
+
+// TestBoardWithout holds that Explain says why calls are not compared.
+func TestBoardWithout(t *testing.T) {
+	if lonely {
+		t.Skip("other systems are not asked for anything")
+	}
+	for call, want := range map[string][]string{
+		"page memfd_create": {"this rank has no page for others to read: refused", "cannot be read: there is none"},
+		"page open":         {"cannot be read: refused"},
+	} {
+		var once atomic.Bool
+		restore := cuda.SetBefore(func(c string) error {
+			if c == call && !once.Swap(true) {
+				return errors.New("refused")
+			}
+			return nil
+		})
+		w := newWorld(t, setup{size: 2, timeout: patience, sim: sim.Config{Devices: 1}})
+		restore()
+		said := w.ranks[0].b.Explain().Why + w.ranks[1].b.Explain().Why
+		require.Contains(t, said, "calls of ranks on this host are not all compared when they are made: ")
+		for _, text := range want {
+			require.Contains(t, said, text)
+		}
+		w.end()
+	}
 }

@@ -33,6 +33,9 @@ func newPage() (*page, error) {
 // openPage returns the page of another process.
 func openPage(name string) (*page, error) {
 	var id [nameLen / 2]byte
+	if name == "" {
+		return nil, errors.New("there is none")
+	}
 	if len(name) != nameLen {
 		return nil, fmt.Errorf("no name of a page: %q", name)
 	}

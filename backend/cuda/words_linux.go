@@ -12,7 +12,7 @@ import (
 const pageOwner = 8
 
 func createPage(id [nameLen / 2]byte) (*page, error) {
-	m, err := createFile(pageID(id), pageSize, permit)
+	m, err := createFile(pageID(id), pageSize, beforePage)
 	if err != nil {
 		return nil, err
 	}
@@ -27,14 +27,14 @@ func createPage(id [nameLen / 2]byte) (*page, error) {
 
 func mapPage(id [nameLen / 2]byte) (*page, error) {
 	pid, fd := binary.BigEndian.Uint32(id[:]), binary.BigEndian.Uint32(id[4:])
-	m, err := openFile(fmt.Sprintf("%d/%d/%s", pid, fd, pageID(id)), pageSize, permit)
+	m, err := openFile(fmt.Sprintf("%d/%d/%s", pid, fd, pageID(id)), pageSize, beforePage)
 	if err != nil {
 		return nil, err
 	}
 	return &page{bytes: m.bytes, unmap: m.unmap}, nil
 }
 
-func permit(string) error { return nil }
+func beforePage(call string) error { return before("page " + call) }
 
 // pageID is the random part of a page's name.
 func pageID(id [nameLen / 2]byte) string { return hex.EncodeToString(id[pageOwner:]) }

@@ -172,6 +172,7 @@ type Backend struct {
 	pinned     *pool[driver.HostMemory]
 	scratch    *pool[driver.Memory] // for elements in order, and of other devices than the ring's
 	line       *line                // that collectives share
+	messages   *line                // that sends and receives share; its streams wait for no other rank
 	timeout    atomic.Int64
 	fault      atomic.Pointer[error]    // what ended the group
 	neighbours *neighbours              // for work on the devices
@@ -198,7 +199,6 @@ type Backend struct {
 	todo     fifo[operation] // for the worker
 	ending   fifo[operation] // for the finisher
 	late     []*operation
-	lines    []*line // that no message uses
 	posted   map[post]chan struct{}
 	wg       sync.WaitGroup
 	p2p      sync.WaitGroup
@@ -246,6 +246,7 @@ func New(ctx context.Context, o backend.Options) (*Backend, error) {
 		scratch: newScratch(own.Driver, own.Scratch), closed: make(chan struct{}),
 	}
 	b.missing = missing
+	b.messages = &line{down: make(map[int]driver.Stream), up: make(map[int]driver.Stream)}
 	b.sharedSlots = cmp.Or(slots, sharedSlots(b.size, own.Chunk))
 	b.timeout.Store(int64(o.Timeout))
 	var err error
@@ -550,14 +551,18 @@ func (b *Backend) Close() error {
 		return errors.Join(err, fmt.Errorf("cuda: %d operations that failed have not left the device after %v", stuck, closeLimit))
 	}
 	errs := []error{err}
-	if b.line != nil {
-		b.lines = append(b.lines, b.line)
-	}
-	for _, l := range b.lines {
-		errs = append(errs, l.close(b.tracker))
+	for _, l := range []*line{b.line, b.messages} {
+		if l != nil {
+			errs = append(errs, l.close(b.tracker))
+		}
 	}
 	for _, k := range b.packers {
 		errs = append(errs, k.close())
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), closeLimit)
+	defer cancel()
+	if err := b.tracker.Drain(ctx); err != nil {
+		errs = append(errs, fmt.Errorf("cuda: callers' streams wait for a message, and the memory of its word stays: %w", err))
 	}
 	return errors.Join(append(errs, b.tracker.Close(), b.usable().close(), b.pinned.close(), b.scratch.close())...)
 }

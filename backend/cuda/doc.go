@@ -24,10 +24,10 @@
 // been given when it was called. Without a stream it begins at once: the caller
 // knows that the tensors are ready.
 //
-// Nothing orders the streams' later work after the operation but the Work. Its
-// Synchronize makes a stream wait, without blocking the caller, and may be
-// called for any number of streams. Wait blocks the goroutine, until the devices
-// are done too. Until one of the two the tensors belong to the operation.
+// Only the Work orders later work of the streams after the operation. Its Synchronize
+// makes a stream wait. It blocks only while that stream has no room, and may be called
+// for any number of streams. Wait blocks the goroutine until the devices are done too.
+// Until one of the two the tensors belong to the operation.
 //
 // Operations of one backend on the same memory are ordered among themselves as
 // they were called. Groups whose calls come in no common order on all ranks must
@@ -53,9 +53,9 @@
 // page-locked. What lies between the elements is not written. Where there are no kernels,
 // on devices of compute capability below 8.0, it works all the same, and is slow.
 //
-// Operations on memory that they share come one after the other, whoever calls them; that
-// of a tensor with more than 16384 runs is all between its first and its last byte. So who
-// receives one column of such a matrix and then sends another sends when that one has come.
+// Operations that share memory come one after the other, whoever calls them. The memory of
+// a tensor with more than 16384 runs is all between its first and its last byte. A send of
+// one column of such a matrix therefore waits for an earlier receive into another column.
 //
 // Page-locked memory comes from a pool and streams are made once: in the steady
 // state an operation makes neither. Nothing is freed while an operation of the process
@@ -73,8 +73,13 @@
 // parts with more than some 200 MiB, in pieces of 4 MiB, or with many tensors. Such a call
 // returns when all but the last parts have been done, for which other ranks have to come. A
 // call also waits while those before it in its group have left more than 512 commands on a
-// stream. These waits end with the operation's time, its context and the group. Messages
-// that go in parts let other calls go on meanwhile.
+// stream. These waits end with the operation's time, its context and the group.
+//
+// The streams of collectives wait for other ranks: a group has two a device, and one more
+// with a ring. Sends and receives share two more, however many are under way. These wait
+// for nobody: a message gets its copies there when the tensor is ready, or the bytes have
+// come. A stream that Synchronize orders after a receive waits for a word, which Close
+// keeps until the stream has gone on, for 5 s at most.
 //
 // # All-reduces within a host
 //

@@ -2,58 +2,35 @@ package cuda
 
 import (
 	"context"
+	"fmt"
+	"time"
 
 	"github.com/c10d-go/c10d/backend"
+	"github.com/c10d-go/c10d/backend/cuda/driver"
 	"github.com/c10d-go/c10d/tensor"
 	"github.com/c10d-go/c10d/work"
 )
 
-// post is what sends, and receives, have to keep the order of: those of one tag
-// match in the order of the calls.
+// post tells which messages have an order: sends to a peer, or receives, of one tag match
+// in the order of the calls.
 type post struct {
 	send bool
 	peer int // of a send; receives of a tag may be from anybody
 	tag  uint32
 }
 
-// takeLine returns a line that nobody uses. Messages have lines of their own:
-// one that is not there yet must hold up neither collectives nor other messages.
-func (b *Backend) takeLine() (*line, error) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	if b.closing || b.draining {
-		return nil, work.ErrClosed
-	}
-	var l *line
-	if n := len(b.lines); n > 0 {
-		l = b.lines[n-1]
-		b.lines = b.lines[:n-1]
-	} else {
-		var err error
-		if l, err = b.newLine(); err != nil {
-			return nil, err
-		}
-	}
-	b.p2p.Add(1)
-	b.open.Add(1)
-	return l, nil
-}
-
-func (b *Backend) giveLine(l *line) {
-	b.mu.Lock()
-	b.lines = append(b.lines, l)
-	b.mu.Unlock()
-	b.open.Add(-1)
-	b.p2p.Done()
-}
-
-// message starts a send or a receive, past the collectives. f posts it to the CPU
-// backend.
+// message starts a send or a receive. f posts it to the CPU backend.
+//
+// A message that does not come must hold up neither collectives nor other messages. So no
+// stream of the group waits for it. The group's messages share two streams a device. A
+// stream gets a message's copies once nothing has to be waited for: of a send, when the
+// tensor is ready, and of a receive, when the host has the bytes. Until then the host has
+// claimed the tensor, and streams that use it later wait for the host.
 func (b *Backend) message(ctx context.Context, op work.OpType, o backend.P2POptions, key post, l leg, f func(q *operation, t *tensor.Tensor) (*work.Work, error)) (*work.Work, error) {
 	var earlier chan struct{}
 	mine := make(chan struct{})
 	var source *work.Work
-	q := &operation{legs: []leg{l}, whole: true}
+	q := &operation{legs: []leg{l}, whole: true, line: b.messages}
 	q.call = func(q *operation, ts []*tensor.Tensor) error {
 		if earlier != nil {
 			<-earlier
@@ -71,40 +48,178 @@ func (b *Backend) message(ctx context.Context, op work.OpType, o backend.P2POpti
 	if op == work.Recv {
 		q.SetSource(key.peer)
 	}
-	line, err := b.takeLine()
+	host, err := b.tracker.Host(fmt.Sprintf("%v seq %d", op, q.Info().Seq))
 	if err != nil {
 		return nil, q.named(err)
 	}
-	q.line = line
+	q.claim = host
 	var result []*tensor.Tensor
 	for _, d := range l.dst {
 		result = append(result, d.t)
 	}
-	q.post = func() {
-		b.mu.Lock()
-		earlier = b.posted[key.order()]
-		b.posted[key.order()] = mine
-		b.mu.Unlock()
-		go func() {
-			err := q.run()
-			b.done(key, mine)
-			if err != nil {
-				q.failed(err)
-			} else if r, err := source.SourceRank(); op == work.RecvAnySource && err == nil {
-				q.SetSource(r)
-			}
-			q.end()
-			b.giveLine(line)
-		}()
-	}
 	if err := b.launch(q, result); err != nil {
-		b.giveLine(line)
+		host.Close()
 		return nil, err
 	}
-	if !q.queued {
-		q.post()
-	}
+	b.mu.Lock()
+	earlier = b.posted[key.order()]
+	b.posted[key.order()] = mine
+	b.mu.Unlock()
+	b.p2p.Add(1)
+	b.open.Add(1)
+	go func() {
+		err := q.run()
+		b.done(key, mine)
+		if err != nil {
+			q.failed(err)
+		} else if r, err := source.SourceRank(); op == work.RecvAnySource && err == nil {
+			q.SetSource(r)
+		}
+		q.end()
+		if q.over {
+			host.Close()
+		}
+		b.open.Add(-1)
+		b.p2p.Done()
+	}()
 	return q.Work(), nil
+}
+
+// enqueueClaim claims a message's memory, after what the caller's streams and other
+// operations do with it.
+func (o *operation) enqueueClaim(places []*place) (err error) {
+	batch := o.b.tracker.Batch()
+	o.prologue(batch, places...)
+	access := driver.Writes
+	if o.legs[0].src != nil {
+		access = driver.Reads
+	}
+	all := o.line.accesses[:0]
+	for _, p := range places {
+		p.uses(func(x span) { all = append(all, access(p.base+driver.Ptr(x.off), x.n)) })
+	}
+	o.claimed = batch.Claim(o.claim, all...)
+	o.line.accesses = all
+	o.pending, err = batch.Run()
+	return err
+}
+
+// runMessage sends what it copies to the host, or copies from there what it receives.
+func (o *operation) runMessage() error {
+	staging := o.staging.Bytes()
+	shadows := make([]*tensor.Tensor, 1)
+	if err := o.shadow(shadows, staging[:o.slot], 0); err != nil {
+		return err
+	}
+	if o.legs[0].src == nil {
+		driver.HostAccess(o.b.driver, "receiving", driver.Writes(o.staging.Ptr(), o.staging.Len()))
+		if err := o.call(o, shadows); err != nil {
+			return err
+		}
+		if err := o.unpackRaw(); err != nil {
+			return err
+		}
+	}
+	if err := o.pending.Begin(stopped{o}, o.claimed); err != nil {
+		return err
+	}
+	c := &atOnce{o: o}
+	if o.legs[0].src != nil {
+		o.pack(c)
+		o.allDown(c)
+	} else {
+		o.allUp(c)
+		o.unpack(c)
+	}
+	if err := c.wait(); err != nil {
+		return err
+	}
+	o.pending.End(o.claimed)
+	if o.legs[0].src == nil {
+		return nil
+	}
+	driver.HostAccess(o.b.driver, "sending", driver.Writes(o.staging.Ptr(), o.staging.Len()))
+	if err := o.packRaw(); err != nil {
+		return err
+	}
+	return o.call(o, shadows)
+}
+
+// commander takes the copies and kernels of an operation through the host.
+type commander interface {
+	Copy(s driver.Stream, dst, src driver.Ptr, n int)
+	launch(s driver.Stream, l *driver.Launch)
+}
+
+// atOnce gives a message's commands to its stream at once, at most mostCommands at a time.
+// Messages of other goroutines use the stream too. None of its commands waits for a rank.
+type atOnce struct {
+	o    *operation
+	s    driver.Stream // the only one of a message
+	n    int           // commands since the last word
+	word uint32        // the last
+	err  error
+}
+
+func (c *atOnce) Copy(s driver.Stream, dst, src driver.Ptr, n int) {
+	c.add(s, func() error { return s.Copy(dst, src, n) })
+}
+
+func (c *atOnce) launch(s driver.Stream, l *driver.Launch) {
+	c.add(s, func() error { return s.Launch(l) })
+}
+
+func (c *atOnce) add(s driver.Stream, f func() error) {
+	if c.n == mostCommands {
+		c.err = c.wait()
+	}
+	if c.err == nil {
+		c.s, c.err = s, f()
+		c.n++
+	}
+}
+
+// wait waits until the stream has done what it was given. An operation that has to end
+// waits a little longer, because the copies still use the tensor.
+func (c *atOnce) wait() error {
+	if c.n == 0 {
+		return c.err
+	}
+	o := c.o
+	if c.word++; c.word == 1 {
+		o.staging.Store32(o.word, 0)
+	}
+	o.flying = true
+	if err := c.s.WriteValue(o.staging.Ptr()+driver.Ptr(o.word), c.word); err != nil {
+		return err
+	}
+	c.n = 0
+	if err := driver.AwaitWord(&ending{o: o}, o.staging, o.word, c.word, driver.AtLeast); err != nil {
+		return fmt.Errorf("copying between device and host: %w", err)
+	}
+	o.flying = false
+	return c.err
+}
+
+// ending is stopped, grace later.
+type ending struct {
+	o     *operation
+	since time.Time // of the end
+}
+
+func (*ending) Deadline() (time.Time, bool) { return time.Time{}, false }
+func (*ending) Done() <-chan struct{}       { return nil }
+func (*ending) Value(any) any               { return nil }
+
+func (e *ending) Err() error {
+	err := stopped{e.o}.Err()
+	if err != nil && e.since.IsZero() {
+		e.since = time.Now()
+	}
+	if err == nil || time.Since(e.since) < grace {
+		return nil
+	}
+	return err
 }
 
 // order returns the key without what does not matter for the order.

@@ -157,7 +157,7 @@ type operation struct {
 	at      []int // of each leg within a slot
 	staging driver.HostMemory
 	long    bool                    // it may get to the streams in parts
-	word    int                     // that those write then, in staging
+	word    int                     // that its streams write, in staging
 	raw     []rawPlace              // tensors that the host packs and unpacks
 	packed  []packedPlace           // those that devices do
 	device  *deviceWork             // of an all-reduce that stays on the devices
@@ -166,10 +166,12 @@ type operation struct {
 	relayed []hostTurn              // its turns to send chunks on
 	sync    func(work.Stream) error // orders a stream after a work of somebody else's
 	before  *operation              // of a barrier: what has to end first
-	post    func()                  // gives a message to who does the host's part
-	queued  bool                    // who does the host's part has it; for who issues it
-	feeding sync.WaitGroup          // until it has been enqueued, if it was given to that one before
-	unwatch func() bool             // stops watching ctx
+	claim   *edges.Host             // of a message, and the turn in which it uses the tensor
+	claimed int
+	flying  bool           // it has left copies on its stream
+	queued  bool           // who does the host's part has it; for who issues it
+	feeding sync.WaitGroup // until it has been enqueued, if it was given to that one before
+	unwatch func() bool    // stops watching ctx
 	err     error
 
 	mu       sync.Mutex
@@ -274,8 +276,18 @@ func (o *operation) enqueue() error {
 	for i := range o.legs {
 		o.legs[i].each(func(p *place) { all = append(all, p.tensor()) })
 	}
+	err := o.enqueueOn(all)
+	clear(all)
+	o.line.places = all
+	return err
+}
+
+func (o *operation) enqueueOn(places []*place) error {
+	if o.claim != nil {
+		return o.enqueueClaim(places)
+	}
 	batch := &o.line.feed
-	batch.begin(o, all)
+	batch.begin(o, places)
 	o.pack(batch)
 	switch {
 	case o.inTurn():
@@ -288,10 +300,7 @@ func (o *operation) enqueue() error {
 		o.fill(batch)
 	}
 	o.unpack(batch)
-	err := batch.end()
-	clear(all)
-	o.line.places = all
-	return err
+	return batch.end()
 }
 
 func (o *operation) fill(batch *feed) {
@@ -333,36 +342,50 @@ func (o *operation) direct() bool { return o.shared != nil && o.shared.direct }
 
 // fillTurn moves everything down, gives the host one turn, and moves everything up.
 func (o *operation) fillTurn(batch *feed) {
-	base := o.staging.Ptr()
-	down := func(p *place, at driver.Ptr) {
-		p.each(func(s span) { batch.Copy(p.down, at+driver.Ptr(s.off-p.lo), p.base+driver.Ptr(s.off), s.n) })
-	}
-	up := func(p *place, at driver.Ptr) {
-		p.each(func(s span) { batch.Copy(p.up, p.base+driver.Ptr(s.off), at+driver.Ptr(s.off-p.lo), s.n) })
-	}
 	bytes := o.slot
+	for _, r := range o.raw {
+		bytes = r.at + align(r.p.hi-r.p.lo)
+	}
+	o.allDown(batch)
+	batch.host(&o.turns, o.line.host, o.touched(o.staging.Ptr(), bytes)...)
+	o.allUp(batch)
+}
+
+// allDown copies what is read to the staging, allUp copies what is written from there.
+func (o *operation) allDown(to commander) {
+	down := func(p *place, at int) {
+		p.each(func(s span) {
+			to.Copy(p.down, o.staging.Ptr()+driver.Ptr(at+s.off-p.lo), p.base+driver.Ptr(s.off), s.n)
+		})
+	}
 	for i := range o.legs {
 		if l := &o.legs[i]; l.src != nil && l.src.flat {
-			down(l.src, base+driver.Ptr(o.at[i]))
+			down(l.src, o.at[i])
 		}
 	}
 	for _, r := range o.raw {
 		if r.read {
-			down(r.p, base+driver.Ptr(r.at))
+			down(r.p, r.at)
 		}
-		bytes = r.at + align(r.p.hi-r.p.lo)
 	}
-	batch.host(&o.turns, o.line.host, o.touched(base, bytes)...)
+}
+
+func (o *operation) allUp(to commander) {
+	up := func(p *place, at int) {
+		p.each(func(s span) {
+			to.Copy(p.up, p.base+driver.Ptr(s.off), o.staging.Ptr()+driver.Ptr(at+s.off-p.lo), s.n)
+		})
+	}
 	for i := range o.legs {
 		for _, d := range o.legs[i].dst {
 			if d.flat {
-				up(d, base+driver.Ptr(o.at[i]))
+				up(d, o.at[i])
 			}
 		}
 	}
 	for _, r := range o.raw {
 		if r.write {
-			up(r.p, base+driver.Ptr(r.at))
+			up(r.p, r.at)
 		}
 	}
 }
@@ -518,6 +541,8 @@ func (o *operation) runHost() error {
 	switch {
 	case o.alone():
 		return nil
+	case o.claim != nil:
+		return o.runMessage()
 	case o.direct():
 		return o.shared.run(o)
 	case o.relay != nil && !o.inTurn():
@@ -569,21 +594,8 @@ func (o *operation) runTurn() error {
 	if err := o.begin(&o.turns, 0); err != nil {
 		return err
 	}
-	packed := func(leg int) []byte {
-		l := &o.legs[leg]
-		return o.staging.Bytes()[o.at[leg]:][:l.n*l.size()]
-	}
-	for _, r := range o.raw {
-		if !r.read {
-			continue
-		}
-		t, err := r.p.over(o.staging.Bytes()[r.at:][:r.p.hi-r.p.lo])
-		if err == nil {
-			err = t.Pack(packed(r.leg))
-		}
-		if err != nil {
-			return err
-		}
+	if err := o.packRaw(); err != nil {
+		return err
 	}
 	shadows := make([]*tensor.Tensor, len(o.legs))
 	for k := range o.pieces {
@@ -594,19 +606,37 @@ func (o *operation) runTurn() error {
 			return err
 		}
 	}
+	if err := o.unpackRaw(); err != nil {
+		return err
+	}
+	o.done(&o.turns, 0)
+	return nil
+}
+
+// packRaw has the host bring elements in order that were copied as they lie, unpackRaw
+// has it put them back.
+func (o *operation) packRaw() error {
+	return o.eachRaw(func(r rawPlace) bool { return r.read }, (*tensor.Tensor).Pack)
+}
+
+func (o *operation) unpackRaw() error {
+	return o.eachRaw(func(r rawPlace) bool { return r.write }, (*tensor.Tensor).Unpack)
+}
+
+func (o *operation) eachRaw(which func(rawPlace) bool, f func(t *tensor.Tensor, packed []byte) error) error {
 	for _, r := range o.raw {
-		if !r.write {
+		if !which(r) {
 			continue
 		}
+		l := &o.legs[r.leg]
 		t, err := r.p.over(o.staging.Bytes()[r.at:][:r.p.hi-r.p.lo])
 		if err == nil {
-			err = t.Unpack(packed(r.leg))
+			err = f(t, o.staging.Bytes()[o.at[r.leg]:][:l.n*l.size()])
 		}
 		if err != nil {
 			return err
 		}
 	}
-	o.done(&o.turns, 0)
 	return nil
 }
 
@@ -759,7 +789,7 @@ func (o *operation) settled(ctx context.Context) bool {
 	if o.pending != nil {
 		err := o.passed(ctx)
 		cut = o.direct() && o.shared.failed.Load() // then the last batch may lack the end of those before
-		if (err != nil || cut) && !o.drained(ctx) {
+		if (err != nil || cut || o.flying) && !o.drained(ctx) {
 			return false
 		}
 	}
@@ -1042,7 +1072,7 @@ func (o *operation) stage() error {
 	if o.alone() {
 		bytes = 0
 	}
-	if o.measure(); o.long {
+	if o.measure(); o.long || o.claim != nil {
 		o.word = align(max(bytes, 1))
 		bytes = o.word + stagingAlign
 	}

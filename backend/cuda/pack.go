@@ -221,28 +221,28 @@ func (o *operation) unstage() {
 
 // pack has the devices bring elements in order, before they are copied to the host;
 // unpack has them put back.
-func (o *operation) pack(batch *feed) {
+func (o *operation) pack(to commander) {
 	for _, k := range o.packed {
 		if k.read {
-			k.launches(batch, k.down, k.kernels.pack, driver.Writes, driver.Reads)
+			k.launches(to, k.down, k.kernels.pack, driver.Writes, driver.Reads)
 		}
 	}
 }
 
-func (o *operation) unpack(batch *feed) {
+func (o *operation) unpack(to commander) {
 	for _, k := range o.packed {
 		if k.write {
-			k.launches(batch, k.up, k.kernels.unpack, driver.Reads, driver.Writes)
+			k.launches(to, k.up, k.kernels.unpack, driver.Reads, driver.Writes)
 		}
 	}
 }
 
-func (k *packedPlace) launches(batch *feed, s driver.Stream, f driver.Function, packed, spread func(driver.Ptr, int) driver.Access) {
+func (k *packedPlace) launches(to commander, s driver.Stream, f driver.Function, packed, spread func(driver.Ptr, int) driver.Access) {
 	var access []driver.Access
 	k.of.uses(func(x span) { access = append(access, spread(k.of.base+driver.Ptr(x.off), x.n)) })
 	access = append(access, packed(k.base, k.hi))
 	k.of.inOrder(k.base, func(l kernels.Layout, packed, first driver.Ptr, n int) {
-		batch.launch(s, &driver.Launch{
+		to.launch(s, &driver.Launch{
 			Function: f, Grid: kernels.Blocks(n), Block: driver.Dim{X: kernels.Block},
 			Args: l.Append(new(driver.Args).Ptr(packed).Ptr(first)), Access: access,
 		})

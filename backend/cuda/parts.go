@@ -164,19 +164,10 @@ func (f *feed) part() {
 		o.feeding.Add(1)
 		o.occupy(mostInParts)
 		o.queued = true
-		o.hand()
+		o.b.queue(o)
 	}
 	if f.err = f.wait(); f.err == nil {
 		f.next()
-	}
-}
-
-// hand gives the operation to who does the host's part.
-func (o *operation) hand() {
-	if o.post != nil {
-		o.post()
-	} else {
-		o.b.queue(o)
 	}
 }
 
@@ -189,19 +180,13 @@ func (f *feed) wait() error {
 		}
 		return true, nil
 	}
-	if o.line == b.line {
-		most := max(mostQueued-(mostInParts-mostCommands), 0) + mostInParts
-		return o.poll(func() (bool, error) {
-			if b.queued.Load() > most {
-				return false, nil
-			}
-			return room()
-		})
-	}
-	// A message lets other calls go on: the other rank may be waiting for one of them.
-	b.calls.Unlock()
-	defer b.calls.Lock()
-	return o.poll(room)
+	most := max(mostQueued-(mostInParts-mostCommands), 0) + mostInParts
+	return o.poll(func() (bool, error) {
+		if b.queued.Load() > most {
+			return false, nil
+		}
+		return room()
+	})
 }
 
 // end enqueues the last part, or the only one.

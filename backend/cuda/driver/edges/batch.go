@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"runtime"
 	"slices"
 	"sync"
 	"time"
@@ -23,6 +24,7 @@ const (
 	kindWriteValue
 	kindSignal
 	kindHost
+	kindClaim
 )
 
 // Batch is a list of operations that are enqueued together. It is used by one
@@ -74,12 +76,13 @@ type wait struct {
 	op   int32 // -1: the lane's tail
 }
 
-// need is what a host waits for before its turn.
+// need is what a host waits for before its turn: an event, or else a lane's word.
 type need struct {
 	lane   *lane
 	id     int           // of the lane; it and the stream may be others later
 	stream driver.Stream // nil for a host
 	signal uint32
+	event  driver.Event // of a stream that the tracker does not know
 }
 
 func (n need) String() string {
@@ -176,6 +179,13 @@ func (b *Batch) Host(h *Host, access ...driver.Access) int {
 	return b.add(operation{kind: kindHost, host: h}, access...)
 }
 
+// Claim is Host for a turn that is part of the batch's end: Order, Done and Sync of the
+// Pending wait for it too. In such a turn the host has streams of its own use memory that
+// the tracker orders, without a batch. No stream waits meanwhile but those that come after.
+func (b *Batch) Claim(h *Host, access ...driver.Access) int {
+	return b.add(operation{kind: kindClaim, host: h}, access...)
+}
+
 // Len returns the number of operations, Before and After included.
 func (b *Batch) Len() int { return len(b.ops) }
 
@@ -192,7 +202,7 @@ func (b *Batch) KeepTurns() { b.keep = true }
 func (b *Batch) check() error {
 	for i := range b.ops {
 		o := &b.ops[i]
-		if o.kind == kindHost {
+		if o.kind == kindHost || o.kind == kindClaim {
 			if o.host == nil || o.host.t != b.t {
 				return b.wrong(i, "a host of another tracker")
 			}
@@ -389,6 +399,10 @@ func (b *Batch) wait(i int) {
 		byHost := l.stream == nil
 		switch {
 		case w.lane.stream == nil:
+		case w.lane.foreign && byHost:
+			// Not by a word: the lane, and its word, may be another stream's before this one
+			// has written it.
+			b.ops[w.op].sink = true
 		case w.op < 0 && byHost:
 			w.lane.tailed = true
 		case w.op < 0:
@@ -592,12 +606,19 @@ func (b *Batch) turn(p *Pending, i int) {
 		if b.t.Trace != nil {
 			b.t.Trace(Edge{int(w.op), i, w.lane.String(), o.lane.String(), true})
 		}
-		p.needs = append(p.needs, need{w.lane, w.lane.id, w.lane.stream, b.signal(w)})
+		n := need{lane: w.lane, id: w.lane.id, stream: w.lane.stream, signal: b.signal(w)}
+		if w.lane.foreign && w.lane.stream != nil {
+			n.event = b.ops[w.op].event
+		}
+		p.needs = append(p.needs, n)
 	}
 	first := len(p.accesses)
 	p.accesses = append(p.accesses, b.acc[o.from:o.to]...)
 	o.lane.signals++
 	o.signal = o.lane.signals
+	if o.kind == kindClaim {
+		p.ends = append(p.ends, need{lane: o.lane, signal: o.signal})
+	}
 	p.turns = append(p.turns, turn{
 		op: i, lane: o.lane, index: o.index, signal: o.signal,
 		from: from, to: len(p.needs), first: first, last: len(p.accesses),
@@ -677,7 +698,8 @@ type Pending struct {
 	mu     sync.Mutex // not held while somebody waits; taken before the tracker's mu
 	uses   int
 	events []driver.Event
-	passed int // events that have passed
+	passed int    // events that have passed
+	ends   []need // turns that are part of the end
 	done   bool
 	err    error
 }
@@ -736,12 +758,37 @@ func (p *Pending) Begin(ctx context.Context, turn int) error {
 		return err
 	}
 	for _, n := range p.needs[u.from:u.to] {
-		if err := driver.AwaitWord(ctx, n.lane.word, n.lane.offset, n.signal, driver.AtLeast); err != nil {
+		if err := n.await(ctx); err != nil {
 			return fmt.Errorf("edges: %s waits for %s: %w", u.lane.name, n, err)
 		}
 	}
 	driver.HostAccess(p.t.d, u.lane.name, p.accesses[u.first:u.last]...)
 	return nil
+}
+
+// await waits until the host may go on as far as n is concerned.
+func (n need) await(ctx context.Context) error {
+	if n.event == nil {
+		return driver.AwaitWord(ctx, n.lane.word, n.lane.offset, n.signal, driver.AtLeast)
+	}
+	// Not Event.Sync, which does not ask ctx.Err. To ask costs a call of the driver.
+	const yields = 50
+	pause := 5 * time.Microsecond
+	for i := 0; ; i++ {
+		done, err := n.event.Done()
+		if done || err != nil {
+			return err
+		}
+		if err := ctx.Err(); err != nil {
+			return err
+		}
+		if i < yields {
+			runtime.Gosched()
+			continue
+		}
+		time.Sleep(pause)
+		pause = min(2*pause, 500*time.Microsecond)
+	}
 }
 
 // End ends the host's turn: operations that wait for it go on, as soon as the
@@ -757,45 +804,32 @@ func (p *Pending) End(turn int) {
 // the memory is of no use; it may be freed when the batch is done. Abort does not
 // wait for that.
 func (p *Pending) Abort() {
-	p.t.mu.Lock()
-	defer p.t.mu.Unlock()
-	var rest []left
-	for i := range p.turns {
-		u := &p.turns[i]
-		x := left{lane: u.lane, signal: u.signal}
-		for _, n := range p.needs[u.from:u.to] {
-			x.after = append(x.after, awaited{n.stream, n.lane.word, n.lane.offset, n.signal, p.t.quit})
-		}
-		rest = append(rest, x)
-	}
-	if len(rest) == 0 || p.t.closed {
+	if len(p.turns) == 0 {
 		return
 	}
-	p.t.aborts.Go(func() {
-		for _, x := range rest {
-			for _, a := range x.after {
+	t := p.t
+	p.Retain()
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.closed {
+		return // and so are the words
+	}
+	t.aborts.Go(func() {
+		defer p.Release()
+		for _, u := range p.turns {
+			for _, n := range p.needs[u.from:u.to] {
 				// An error means that there is nothing to wait for any more.
-				_ = driver.AwaitWord(a, a.word, a.offset, a.signal, driver.AtLeast)
+				_ = n.await(awaited{n.stream, t.quit})
 			}
-			x.lane.end(x.signal)
+			u.lane.end(u.signal)
 		}
 	})
 }
 
-// left is a turn that nobody takes any more.
-type left struct {
-	lane   *lane
-	signal uint32
-	after  []awaited
-}
-
-// awaited is what such a turn comes after, and the context of waiting for it: it ends
-// when the stream has failed, or the tracker has given up.
+// awaited is the context of waiting for what an aborted turn comes after: it ends when
+// the stream has failed, or the tracker has given up.
 type awaited struct {
 	stream driver.Stream // nil for a host
-	word   driver.HostMemory
-	offset int
-	signal uint32
 	quit   <-chan struct{}
 }
 
@@ -826,6 +860,19 @@ func (p *Pending) Order(s driver.Stream) error {
 			return err
 		}
 	}
+	for _, n := range p.ends {
+		if n.lane.hasEnded(n.signal) {
+			continue
+		}
+		if err := s.WaitValue(n.lane.wordPtr(), n.signal, driver.AtLeast); err != nil {
+			return err
+		}
+		e, err := s.Record()
+		if err != nil {
+			return err
+		}
+		p.t.reads(e)
+	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.err
@@ -845,6 +892,11 @@ func (p *Pending) Done() (bool, error) {
 			return false, nil
 		}
 		p.passed++
+	}
+	for _, n := range p.ends {
+		if !n.lane.hasEnded(n.signal) {
+			return false, nil
+		}
 	}
 	p.finish()
 	return true, p.err
@@ -867,6 +919,14 @@ func (p *Pending) Sync(ctx context.Context) error {
 			return err
 		}
 		p.passed = max(p.passed, i+1)
+	}
+	for _, n := range p.ends {
+		p.mu.Unlock()
+		err := n.await(ctx)
+		p.mu.Lock()
+		if err != nil {
+			return err
+		}
 	}
 	p.finish()
 	return p.err
@@ -909,8 +969,9 @@ func (p *Pending) Release() {
 	}
 	clear(p.turns)
 	clear(p.needs)
+	clear(p.ends)
 	clear(p.lanes)
-	p.events, p.turns, p.needs, p.lanes, p.accesses = p.events[:0], p.turns[:0], p.needs[:0], p.lanes[:0], p.accesses[:0]
+	p.events, p.turns, p.needs, p.ends, p.lanes, p.accesses = p.events[:0], p.turns[:0], p.needs[:0], p.ends[:0], p.lanes[:0], p.accesses[:0]
 	p.passed, p.calls, p.more, p.done, p.err = 0, 0, false, false, nil
 	p.t.mu.Lock()
 	defer p.t.mu.Unlock()

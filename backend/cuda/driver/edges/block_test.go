@@ -219,3 +219,65 @@ func TestForgottenStreams(t *testing.T) {
 	require.NoError(t, r.m.Settle(r.ctx))
 	require.NoError(t, r.close())
 }
+
+// TestClaim has a host use memory in a turn of its own, after what callers' streams and
+// batches did with it, and before what they do later.
+func TestClaim(t *testing.T) {
+	const n = 64
+	for _, aborted := range []bool{false, true} {
+		r := newRig(t, 1, 1)
+		caller, s, own, after := r.stream(0, "caller"), r.stream(0, "s"), r.stream(0, "own"), r.stream(0, "after")
+		x, y := r.alloc(0, n), r.alloc(0, n)
+		gate, out := r.host(8), r.host(n)
+		gate.Store32(0, 0)
+		r.must(caller.WaitValue(gate.Ptr(), 1, driver.Equal))
+		r.must(caller.Memset(x, 1, n))
+		b := r.t.Batch()
+		b.Memset(s, y, 2, n)
+		first, err := b.Run()
+		require.NoError(t, err)
+		line, err := r.t.Host("host")
+		require.NoError(t, err)
+		b = r.t.Batch()
+		b.Before(caller, driver.Writes(x, n))
+		turn := b.Claim(line, driver.Writes(x, n), driver.Reads(y, n))
+		p, err := b.Run()
+		require.NoError(t, err)
+		b = r.t.Batch()
+		b.Copy(s, y, x, n)
+		later, err := b.Run()
+		require.NoError(t, err)
+		r.must(p.Order(after))
+		r.must(after.Copy(out.Ptr(), x, n))
+		done, err := p.Done()
+		require.NoError(t, err)
+		require.False(t, done)
+		ctx, cancel := context.WithCancel(r.ctx)
+		cancel()
+		require.ErrorIs(t, p.Begin(ctx, turn), context.Canceled, "the caller's stream waits")
+		if aborted {
+			p.Abort()
+			gate.Store32(0, 1)
+		} else {
+			gate.Store32(0, 1)
+			r.must(p.Begin(r.ctx, turn))
+			r.must(own.Copy(x, y, n))
+			e, err := own.Record()
+			require.NoError(t, err)
+			r.must(e.Sync(r.ctx))
+			e.Release()
+			p.End(turn)
+		}
+		for _, q := range []*edges.Pending{first, p, later} {
+			r.must(q.Sync(r.ctx))
+			q.Release()
+		}
+		line.Close()
+		require.NoError(t, r.t.Drain(r.ctx))
+		require.Equal(t, 1, edges.Lanes(r.t))
+		require.NoError(t, r.m.Settle(r.ctx))
+		driver.HostAccess(r.d, "comparing", driver.Reads(out.Ptr(), n))
+		require.Equal(t, map[bool]byte{false: 2, true: 1}[aborted], out.Bytes()[0])
+		require.NoError(t, r.close())
+	}
+}

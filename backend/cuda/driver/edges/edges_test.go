@@ -91,6 +91,14 @@ func TestEdges(t *testing.T) {
 			b.Copy(w.s[1], w.x+10, w.p+10, 10)
 			b.Copy(w.s[0], w.p, w.x, 10)
 		}}, "0~2 2~3 1~4 4~5 3>6"},
+		"a claim": {[]func(*world, *edges.Batch){
+			func(w *world, b *edges.Batch) { b.Memset(w.s[0], w.x, 1, n) },
+			func(w *world, b *edges.Batch) {
+				b.Before(w.caller[0], driver.Writes(w.x, n))
+				b.Claim(w.h, driver.Reads(w.x, n))
+			},
+			func(w *world, b *edges.Batch) { b.Copy(w.s[1], w.p, w.x, n); b.Memset(w.s[2], w.x, 1, n) },
+		}, "|-~1 0~1|-~0 0>1"},
 		"from batch to batch": {[]func(*world, *edges.Batch){
 			func(w *world, b *edges.Batch) { b.Memset(w.s[0], w.x, 1, n); b.Memset(w.s[0], w.y, 1, n) },
 			func(w *world, b *edges.Batch) { b.Copy(w.s[1], w.p, w.x, 10); b.Copy(w.s[1], w.p, w.y, 10) },

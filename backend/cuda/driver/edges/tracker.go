@@ -1,6 +1,7 @@
 package edges
 
 import (
+	"context"
 	"fmt"
 	"slices"
 	"sync"
@@ -41,6 +42,7 @@ type Tracker struct {
 	closed  bool // also written under order, so that either lock will do to read it
 	batches []*Batch
 	pending []*Pending
+	readers []driver.Event // of streams of others that were given a wait for a word
 
 	aborts sync.WaitGroup // those that end the turns of aborted batches
 	quit   chan struct{}
@@ -110,6 +112,16 @@ func (t *Tracker) Host(name string) (*Host, error) {
 		return nil, err
 	}
 	return h, nil
+}
+
+// Close forgets the host, all of whose turns have ended.
+func (h *Host) Close() {
+	h.t.order.Lock()
+	defer h.t.order.Unlock()
+	if h.l != nil && !h.t.closed {
+		h.t.forget(h.l)
+	}
+	h.l = nil
 }
 
 func errClosed() error {
@@ -226,6 +238,13 @@ func (t *Tracker) forget(l *lane) {
 		o.clock = o.clock[:n]
 	}
 	l.stream, l.host = nil, nil
+	l.turns.Lock()
+	if l.word != nil && l.ended != l.signals {
+		// Turns of a batch that failed. Abort may come later than the lane's next turn.
+		l.ended = l.signals
+		l.word.Store32(l.offset, l.ended)
+	}
+	l.turns.Unlock()
 	t.spare = append(t.spare, l)
 }
 
@@ -268,15 +287,56 @@ func (t *Tracker) GiveUp() {
 	t.aborts.Wait()
 }
 
-// Close frees the tracker's words. Batches must have ended. It may be called
-// more than once.
+// reads notes that a stream of somebody else reads a word until e has passed.
+func (t *Tracker) reads(e driver.Event) {
+	t.mu.Lock()
+	all := t.readers
+	t.readers = nil
+	t.mu.Unlock()
+	for len(all) > 0 { // the oldest pass first, mostly
+		if done, err := all[0].Done(); !done && err == nil {
+			break
+		}
+		all[0].Release()
+		all = all[1:]
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.readers = append(append(all, e), t.readers...)
+}
+
+// Drain waits until the streams that Order made wait for a Claim's turn have gone on, or
+// ctx ends. All turns must have ended.
+func (t *Tracker) Drain(ctx context.Context) error {
+	t.mu.Lock()
+	all := t.readers
+	t.readers = nil
+	t.mu.Unlock()
+	for i, e := range all {
+		if err := e.Sync(ctx); err != nil && ctx.Err() != nil {
+			t.mu.Lock()
+			defer t.mu.Unlock()
+			t.readers = append(t.readers, all[i:]...)
+			return fmt.Errorf("edges: %d streams have not gone on after a turn that has ended: %w", len(all)-i, err)
+		}
+		e.Release()
+	}
+	return nil
+}
+
+// Close frees the tracker's words. Batches must have ended. Words that Drain has not
+// seen the end of stay. It may be called more than once.
 func (t *Tracker) Close() error {
 	t.GiveUp()
 	t.order.Lock()
 	defer t.order.Unlock()
 	t.mu.Lock()
 	t.closed = true
+	inUse := len(t.readers) > 0
 	t.mu.Unlock()
+	if inUse {
+		t.words = nil
+	}
 	var err error
 	for _, h := range t.words {
 		if e := h.Close(); err == nil {

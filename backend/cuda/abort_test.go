@@ -324,6 +324,15 @@ func (p released) run(t *testing.T) (good, bad int) {
 		return x.b.Close() // while the others' streams still go on
 	})
 	require.NoError(t, errors.Join(closed...))
+	// A rank with little time may not have waited long enough for another, which it blames.
+	blamed := p.culprit
+	for _, err := range errs[p.culprit] {
+		var e *work.Error
+		if errors.Is(err, work.ErrTimeout) && errors.As(err, &e) && e.Peer >= 0 {
+			blamed = e.Peer
+			break
+		}
+	}
 	for r := range errs {
 		for i, err := range errs[r] {
 			if err == nil {
@@ -338,7 +347,7 @@ func (p released) run(t *testing.T) (good, bad int) {
 			require.LessOrEqual(t, e.Seq, uint64(1+i))
 			require.Contains(t, err.Error(), fmt.Sprint("seq ", e.Seq))
 			if r != p.culprit {
-				require.Equal(t, p.culprit, e.Peer, "rank %d, operation %d: %v", r, i, err)
+				require.Contains(t, []int{p.culprit, blamed}, e.Peer, "rank %d, operation %d: %v", r, i, err)
 			} else if p.injected != nil {
 				require.ErrorIs(t, err, p.injected)
 			}

@@ -682,13 +682,13 @@ func (o *operation) named(err error) error {
 	}
 	peer := o.b.culprit(err)
 	crowd := ""
-	if errors.Is(err, work.ErrTimeout) {
-		crowd = o.crowd()
+	if errors.Is(err, work.ErrTimeout) && !strings.Contains(err.Error(), crowded) {
+		crowd = o.crowd() // unless another rank has said so
 	}
 	var inner *work.Error
 	if errors.As(err, &inner) {
 		if inner.Info == o.Info() {
-			if crowd == "" || strings.HasSuffix(inner.Err.Error(), crowd) {
+			if crowd == "" {
 				return err
 			}
 			return &work.Error{Info: inner.Info, Peer: inner.Peer, Err: fmt.Errorf("%w%s", inner.Err, crowd)}
@@ -699,6 +699,8 @@ func (o *operation) named(err error) error {
 	}
 	return &work.Error{Info: o.Info(), Peer: peer, Err: fmt.Errorf("cuda: %w%s", err, crowd)}
 }
+
+const crowded = "in which those that wait for other ranks hold up others"
 
 // crowd says, for an operation that was not done in time, that a device of it has more
 // streams than queues: then it may be another operation that held it up, while that one
@@ -711,7 +713,7 @@ func (o *operation) crowd() (crowd string) {
 		}
 		if q, ok := v.(driver.Queuer); ok {
 			if streams, queues := q.Queues(); streams > queues {
-				crowd = fmt.Sprintf("; the %d streams of device %d share %d queues, in which those that wait for other ranks hold up others", streams, p.dev, queues)
+				crowd = fmt.Sprintf("; the %d streams of device %d share %d queues, %s", streams, p.dev, queues, crowded)
 			}
 		}
 	}

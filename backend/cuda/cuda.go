@@ -463,6 +463,28 @@ func (b *Backend) drain(ctx context.Context) (open bool) {
 	return open
 }
 
+// interrupt waits until no call is being made. If one does not return, it ends the group: that
+// call waits for room on a stream, until an operation that is under way has run out of time.
+func (b *Backend) interrupt() {
+	for end := time.Now().Add(closeGrace); !b.calls.TryLock(); time.Sleep(time.Millisecond) {
+		if time.Now().Before(end) {
+			continue
+		}
+		b.cutOff(work.Info{Op: work.Barrier, Seq: b.Seq(), Group: b.group, Rank: b.rank},
+			&departure{work.ErrPeerLeft, "it called Close while another call waited for room on a stream"})
+		b.calls.Lock()
+		break
+	}
+	b.calls.Unlock()
+}
+
+// cutOff ends the group because of Close.
+func (b *Backend) cutOff(at work.Info, why *departure) {
+	err := &work.Error{Info: at, Peer: b.rank, Err: why}
+	b.cut.Store(err)
+	b.fail(err, err)
+}
+
 // leave ends what is pending, because this rank closes the group, and tells the others.
 func (b *Backend) leave(dying bool) {
 	if b.broken() != nil || b.cpuErr() != nil {
@@ -489,9 +511,7 @@ func (b *Backend) leave(dying bool) {
 	default:
 		return
 	}
-	err := &work.Error{Info: info, Peer: b.rank, Err: why}
-	b.cut.Store(err)
-	b.fail(err, err)
+	b.cutOff(info, why)
 }
 
 // Shutdown waits until what was issued has ended, then closes the backend. When ctx ends first,
@@ -519,17 +539,16 @@ func (b *Backend) Shutdown(ctx context.Context) error {
 // operation that was ended, closeLimit at most.
 func (b *Backend) Close() error {
 	dying := unwind.ByPanic()
-	b.calls.Lock()
 	b.mu.Lock()
 	again := b.closing
 	b.closing = true
 	b.mu.Unlock()
-	b.calls.Unlock()
 	if again {
 		<-b.closed
 		return nil
 	}
 	defer close(b.closed)
+	b.interrupt()
 	b.leave(dying)
 	b.p2p.Wait()
 	b.mu.Lock()

@@ -141,3 +141,10 @@ func (b *Backend) Fill(bytes, operations int) error {
 	}
 	return nil
 }
+
+// Meeting reports whether an operation has been handed to the worker.
+func (b *Backend) Meeting() bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.last != nil
+}

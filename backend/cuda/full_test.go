@@ -222,3 +222,59 @@ func TestNothingFreedUnderWay(t *testing.T) {
 	}
 	w.end()
 }
+
+// TestCloseInterrupts closes a backend while a call of another goroutine cannot return: its
+// caller's stream is full, or the other rank does not come to make the ring.
+func TestCloseInterrupts(t *testing.T) {
+	for _, how := range []string{"full stream", "ring"} {
+		t.Run(how, func(t *testing.T) {
+			w := newWorld(t, setup{
+				size: 2, timeout: patience, sim: sim.Config{Devices: 1, Kernels: simkernels.All()},
+				options: cuda.Options{AllReduce: map[string]string{"full stream": cuda.HostWork, "ring": cuda.DeviceWork}[how]},
+			})
+			x := w.ranks[0]
+			full := &signaling{fullStream{x.caller(0), x}, make(chan struct{}, 1)}
+			b, err := x.bucket(0)
+			require.NoError(t, err)
+			ended := make(chan error, 1)
+			call := func() {
+				v, err := x.b.AllReduce(cuda.WithStreams(x.ctx, full), []*tensor.Tensor{b.t}, backend.AllReduceOptions{})
+				if err == nil {
+					err = v.Wait(x.ctx)
+				}
+				ended <- err
+			}
+			if how == "full stream" {
+				v, err := x.b.AllReduce(cuda.WithStreams(x.ctx), []*tensor.Tensor{b.t}, backend.AllReduceOptions{})
+				require.NoError(t, err)
+				require.NoError(t, v.Synchronize(x.caller(0)))
+				go call()
+				<-full.recording
+			} else {
+				go call()
+				for !x.b.Meeting() {
+					time.Sleep(time.Millisecond)
+				}
+			}
+			soon(t, "Close", func() { require.NoError(t, x.b.Close()) })
+			soon(t, "the call", func() { require.ErrorIs(t, <-ended, work.ErrClosed) })
+			require.NoError(t, w.ranks[1].b.Close())
+			for _, x := range w.ranks {
+				require.NoError(t, x.cpu.Close())
+				x.free()
+			}
+			require.NoError(t, w.m.Close())
+		})
+	}
+}
+
+// signaling is a fullStream that tells when Record is called.
+type signaling struct {
+	fullStream
+	recording chan struct{}
+}
+
+func (s *signaling) Record() (driver.Event, error) {
+	s.recording <- struct{}{}
+	return s.fullStream.Record()
+}

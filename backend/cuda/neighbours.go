@@ -183,9 +183,7 @@ func (n *neighbours) ready(h *host, op work.OpType) error {
 				b.fail(fmt.Errorf("the group has failed: %w", err), err)
 			})
 		}
-		b.mu.Lock()
-		b.todo.put(q)
-		b.mu.Unlock()
+		b.queue(q)
 	}
 	b.calls.Unlock()
 	if err == nil {

@@ -15,8 +15,8 @@ type block struct {
 func (b *block) Len() int     { return b.n }
 func (b *block) Close() error { b.closed = true; return nil }
 
-// TestPool holds that a pool gives memory out again, that put frees none, and that get
-// frees what is too much once no operation is under way.
+// TestPool holds that a pool gives memory out again, and that put frees none. Get frees
+// the surplus once no operation is under way.
 func TestPool(t *testing.T) {
 	var made []*block
 	p := newPool(3*smallestPooled, func(_, n int) (*block, error) {

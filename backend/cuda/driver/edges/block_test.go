@@ -220,8 +220,8 @@ func TestForgottenStreams(t *testing.T) {
 	require.NoError(t, r.close())
 }
 
-// TestClaim has a host use memory in a turn of its own, after what callers' streams and
-// batches did with it, and before what they do later.
+// TestClaim has a host use memory in a claimed turn. The turn comes after earlier uses by a
+// caller's stream and by batches, and before later ones.
 func TestClaim(t *testing.T) {
 	const n = 64
 	for _, aborted := range []bool{false, true} {

@@ -14,9 +14,8 @@ import (
 // Its methods may be called from many goroutines; batches are enqueued one after
 // the other.
 //
-// Run, Host, Forget and Close call the driver, and wait for a Run under way, which
-// may block in the driver: a stream that is full takes no command until the device
-// has done one. Batch, GiveUp and the methods of Pending never wait for a Run.
+// Run blocks in the driver while a stream is full. Another Run, Host, Forget and Close
+// wait for it. Batch, GiveUp and the methods of Pending do not.
 //
 // Streams that a batch gives operations to must stay open until Forget or the
 // tracker's Close; those that only occur in Before and After need not.

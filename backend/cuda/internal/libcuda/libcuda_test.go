@@ -614,9 +614,9 @@ func TestKeep(t *testing.T) {
 	require.Equal(t, 3, x.f.count("ModuleUnload"))
 }
 
-// TestOpening has a second caller ask for a device while the first one's call loads what is
-// kept. Both get it when that and the access to other devices are done: later CUDA could
-// wait, in either, for streams that one of them has given a wait for a word.
+// TestOpening has a second caller ask for a device while the first one's call loads the
+// images that are kept. Both get the device when that and the access to other devices are
+// done.
 func TestOpening(t *testing.T) {
 	x := newFixture(t, newFake(2))
 	x.d.Keep([]byte(ptx), "f")

@@ -83,6 +83,7 @@ var layers = []layer{
 		"tensor", "backend", "backend/cuda/driver", "backend/cuda/driver/sim", "backend/cuda/internal/kernels",
 	}},
 	{"backend/cuda/internal/libcuda", []string{"tensor", "backend/cuda/driver"}},
+	{"backend/cuda/internal/window", []string{"backend/cuda/driver"}},
 	{"backend/cuda/driver/nvidia", []string{
 		"backend/cuda/driver", "backend/cuda/internal/libcuda", "github.com/ebitengine/purego", "golang.org/x/sys/...",
 	}},

@@ -1,0 +1,49 @@
+// Package window has the memory that the ranks of one host map for kernels that talk to
+// each other.
+//
+// Each rank makes a [Window] on its device, and connects it with those of the others:
+//
+//	w, err := window.New(ctx, window.Options{Driver: d, Device: gpu, Rank: rank, Ranks: n})
+//	...
+//	err = w.Connect(ctx, exchange) // all ranks call it
+//	...
+//	w.Detach()                     // no kernel of this rank uses the memory any more
+//	...                            // all ranks have detached
+//	w.Close()
+//
+// The package sends nothing by itself. Exchange is a function of the caller that gathers
+// the bytes of all ranks, such as an all_gather of a CPU backend. Connect, Reset and
+// nothing else call it.
+//
+// # What is in a window
+//
+// A rank's device memory holds, for each other rank, a ring of [Options.Depth] slots for
+// each of [Options.Channels] channels. Only that rank pushes into it, and only the owner
+// takes what has come. A slot has room for SlotBytes of data and MarkBytes of marks. A free
+// slot holds ones only. Beside the rings are:
+//
+//   - credits: per channel and rank, how many tiles that rank has taken. That rank writes it.
+//   - state: per channel, the tiles before and after the last call. Only the owner uses it.
+//   - failed: not 0 once a call of the owner has failed. Its later kernels do nothing.
+//
+// Page-locked memory of the rank's own process holds the abort word and the report. The host
+// writes the abort word, and kernels poll it. The first kernel that fails writes the report.
+//
+// All counters are in device memory, so a launch can be captured in a CUDA graph and
+// replayed.
+//
+// # Ranks of one process, and of several
+//
+// A rank opens a peer's memory by its handle if the peer is another process. It uses the
+// peer's address, with peer access of the devices, if they share a process. The last window of
+// the process that needs it takes the access back.
+//
+// Ranks may share a device; [Window.SharedDevice] tells. Kernels that wait for each other
+// must not run then: the first one could keep the second one from starting.
+//
+// # Failures
+//
+// [Window.Abort] ends the waits of this rank's kernels. [Window.Err] returns what the first
+// failing kernel reported. After a failure the rings hold anything. [Window.Reset] clears
+// them, when the kernels of all ranks have ended.
+package window

@@ -1,0 +1,529 @@
+package window
+
+import (
+	"cmp"
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/c10d-go/c10d/backend/cuda/driver"
+)
+
+const (
+	// MostRanks is how many ranks a window can connect.
+	MostRanks = 8
+
+	// SlotBytes is the data that a slot holds, MarkBytes its marks.
+	SlotBytes = 2048
+	MarkBytes = 128
+)
+
+// Options is how a Window is made. All ranks need the same Ranks, Channels and Depth.
+type Options struct {
+	Driver driver.Driver
+	Device driver.Device // of Driver
+
+	Rank, Ranks int // Ranks is 2 to MostRanks
+
+	// Channels is how many warps of a rank can work at a time. 0 means 2048 for 2 ranks
+	// and 1024 for more.
+	Channels int
+
+	// Depth is the number of slots of a channel, a power of two from 4 to 1024. 0 means 16
+	// for 2 ranks and 8 for more. The defaults take 68 MiB of device memory for 2 ranks,
+	// 51 MiB for 4 and 119 MiB for 8.
+	Depth int
+}
+
+func (o *Options) check() error {
+	if o.Driver == nil || o.Device == nil {
+		return errors.New("window: Options.Driver and Options.Device are needed")
+	}
+	if o.Ranks < 2 || o.Ranks > MostRanks || o.Rank < 0 || o.Rank >= o.Ranks {
+		return fmt.Errorf("window: rank %d of %d: want 2 to %d ranks", o.Rank, o.Ranks, MostRanks)
+	}
+	if o.Channels == 0 {
+		o.Channels = 1024
+		if o.Ranks == 2 {
+			o.Channels = 2048
+		}
+	}
+	if o.Depth == 0 {
+		o.Depth = 8
+		if o.Ranks == 2 {
+			o.Depth = 16
+		}
+	}
+	if o.Channels < 1 || o.Channels > 1<<16 {
+		return fmt.Errorf("window: %d channels, want 1 to %d", o.Channels, 1<<16)
+	}
+	if o.Depth < 4 || o.Depth > 1024 || o.Depth&(o.Depth-1) != 0 {
+		return fmt.Errorf("window: a depth of %d slots, want a power of two from 4 to 1024", o.Depth)
+	}
+	return nil
+}
+
+// layout is where things are in a rank's memory, as offsets.
+type layout struct {
+	ring, marks             int // bytes of the ring for one rank
+	marksAt, credit, state  int
+	failed, total, occupied int
+}
+
+func (o Options) layout() (l layout) {
+	slots := o.Channels * o.Depth
+	l.ring, l.marks = slots*SlotBytes, slots*MarkBytes
+	l.marksAt = (o.Ranks - 1) * l.ring
+	l.credit = l.marksAt + (o.Ranks-1)*l.marks
+	l.state = l.credit + o.Channels*MostRanks*4
+	l.failed = l.state + o.Channels*8
+	l.occupied = l.failed + 4
+	// Whole pages of the device, so that nothing else lies in what other processes open.
+	const page = 2 << 20
+	l.total = (l.occupied + page - 1) / page * page
+	return l
+}
+
+// Exchange gathers what all ranks give, in the order of the ranks. All of them call it. An
+// error means that the ranks cannot talk to each other any more.
+type Exchange func(ctx context.Context, mine []byte) (all [][]byte, err error)
+
+// Own is what a rank's kernels use of its own memory.
+type Own struct {
+	Slots, Marks  driver.Ptr // the rings for the tiles of the ranks in turn, this one's left out
+	State, Credit driver.Ptr
+	Failed        driver.Ptr
+	Host          driver.Ptr // the abort word; the report comes after it
+}
+
+// Peer is what a rank's kernels use of another rank's memory: what is there for this rank.
+type Peer struct {
+	Slots, Marks, Credit driver.Ptr
+}
+
+// Window is one rank's memory and its way to that of the others. Abort and Err may be
+// called from any goroutine at any time, the other methods from one at a time.
+type Window struct {
+	o     Options
+	l     layout
+	mem   driver.Memory
+	host  driver.HostMemory
+	opens []driver.Memory // of the other ranks; nil for this one
+	uuids [][16]byte
+	peers []access
+
+	connected, closed bool
+	busy              bool // the device may still use the memory
+	aborted           atomic.Bool
+	mu                sync.Mutex // of host, against Close
+}
+
+// The words of the host's memory.
+const (
+	abortWord = 4 * iota
+	whyWord
+	peerWord
+	channelWord
+	tileWord
+	hostBytes = 64
+)
+
+// New makes a rank's own memory and clears it. It waits for its device.
+func New(ctx context.Context, o Options) (_ *Window, err error) {
+	if err := o.check(); err != nil {
+		return nil, err
+	}
+	w := &Window{o: o, l: o.layout()}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, w.Close())
+		}
+	}()
+	if w.mem, err = o.Device.Alloc(w.l.total); err != nil {
+		return nil, w.wrap(err, "%d bytes for the rings", w.l.total)
+	}
+	if w.host, err = o.Driver.AllocHost(hostBytes); err != nil {
+		return nil, w.wrap(err, "the abort word")
+	}
+	if err = w.clear(ctx); err != nil {
+		return nil, err
+	}
+	return w, nil
+}
+
+// wrap says which rank and device an error is of.
+func (w *Window) wrap(err error, format string, args ...any) error {
+	return fmt.Errorf("window: rank %d on device %d: %s: %w", w.o.Rank, w.o.Device.ID().Index, fmt.Sprintf(format, args...), err)
+}
+
+// clear brings the rank's own memory to where nothing has been pushed.
+func (w *Window) clear(ctx context.Context) error {
+	s, err := w.o.Device.NewStream(driver.StreamOptions{Name: fmt.Sprintf("rank %d window", w.o.Rank)})
+	if err != nil {
+		return w.wrap(err, "a stream to clear the rings")
+	}
+	defer s.Close()
+	err = s.Memset(w.mem.Ptr(), 0xff, w.l.credit)
+	if err == nil {
+		err = s.Memset(w.mem.Ptr()+driver.Ptr(w.l.credit), 0, w.l.total-w.l.credit)
+	}
+	ended := settle(ctx, s)
+	if ended != nil {
+		// The memory may not be freed before the stream has ended.
+		late, cancel := context.WithTimeout(context.Background(), settleLimit)
+		defer cancel()
+		w.busy = settle(late, s) != nil
+	}
+	if err = cmp.Or(err, ended); err != nil {
+		return w.wrap(err, "clearing the rings")
+	}
+	for at := 0; at < hostBytes; at += 4 {
+		w.host.Store32(at, 0)
+	}
+	w.aborted.Store(false)
+	return nil
+}
+
+// settleLimit bounds how long a failed call waits for what it has enqueued. It is a fill of
+// about 100 MiB: less than a millisecond on a device that works.
+const settleLimit = 5 * time.Second
+
+// settle waits until a stream has done what it was given.
+func settle(ctx context.Context, s driver.Stream) error {
+	e, err := s.Record()
+	if err != nil {
+		return err
+	}
+	defer e.Release()
+	return e.Sync(ctx)
+}
+
+// The message of Connect: the handle, the address for ranks of the same process, and what
+// has to be alike.
+const greeting = driver.MemoryHandleSize + 8 + 4 + 4 + 4
+
+// Connect opens the memory of the other ranks. All ranks have to call it, once. If one of
+// them fails, all do, with an error that names it.
+func (w *Window) Connect(ctx context.Context, exchange Exchange) error {
+	if w.connected || w.closed {
+		return w.wrap(errors.New("want a window that was not connected or closed before"), "Connect")
+	}
+	handle, mine := w.mem.Export()
+	if mine != nil {
+		handle = driver.MemoryHandle{Len: 1}
+	}
+	b, err := handle.AppendBinary(make([]byte, 0, greeting))
+	if err != nil {
+		return err
+	}
+	b = binary.LittleEndian.AppendUint64(b, uint64(w.mem.Ptr()))
+	b = binary.LittleEndian.AppendUint32(b, uint32(w.o.Device.ID().Index))
+	b = binary.LittleEndian.AppendUint32(b, uint32(w.o.Channels))
+	b = binary.LittleEndian.AppendUint32(b, uint32(w.o.Depth))
+	if mine != nil {
+		mine = w.wrap(mine, "a handle of the rings")
+	}
+	all, err := w.agree(ctx, exchange, b, mine)
+	if err != nil {
+		return err
+	}
+	_, err = w.agree(ctx, exchange, nil, w.open(handle, all))
+	if err != nil {
+		return errors.Join(err, w.Detach())
+	}
+	w.connected = true
+	return nil
+}
+
+// agree gathers bytes, and fails on all ranks if one of them has an error to tell.
+func (w *Window) agree(ctx context.Context, exchange Exchange, b []byte, mine error) ([][]byte, error) {
+	// Exchanges of some backends want the same length from all ranks.
+	const room = 200
+	text := ""
+	if mine != nil {
+		text = mine.Error()
+		text = text[:min(len(text), room)]
+	}
+	message := make([]byte, 1+room+len(b))
+	message[0] = byte(len(text))
+	copy(message[1:], text)
+	copy(message[1+room:], b)
+	all, err := exchange(ctx, message)
+	if err == nil && len(all) != w.o.Ranks {
+		err = fmt.Errorf("%d messages came, want %d", len(all), w.o.Ranks)
+	}
+	if err != nil {
+		return nil, errors.Join(mine, w.wrap(err, "exchanging handles"))
+	}
+	var reason error
+	for r, m := range all {
+		if len(m) != len(message) || int(m[0]) > room {
+			return nil, errors.Join(mine, w.wrap(fmt.Errorf("rank %d sent %d bytes, want %d", r, len(m), len(message)), "exchanging handles"))
+		}
+		if m[0] != 0 && reason == nil {
+			reason = fmt.Errorf("%s", m[1:1+int(m[0])])
+		}
+		all[r] = m[1+room:]
+	}
+	if mine != nil {
+		return nil, mine
+	}
+	return all, reason
+}
+
+// open opens the memory of the others.
+func (w *Window) open(own driver.MemoryHandle, all [][]byte) error {
+	w.opens = make([]driver.Memory, w.o.Ranks)
+	w.uuids = make([][16]byte, w.o.Ranks)
+	w.uuids[w.o.Rank] = w.o.Device.Info().UUID
+	for r, b := range all {
+		if r == w.o.Rank {
+			continue
+		}
+		var h driver.MemoryHandle
+		if err := h.UnmarshalBinary(b[:driver.MemoryHandleSize]); err != nil {
+			return w.wrap(err, "the handle of rank %d", r)
+		}
+		b = b[driver.MemoryHandleSize:]
+		at := driver.Ptr(binary.LittleEndian.Uint64(b))
+		dev := binary.LittleEndian.Uint32(b[8:])
+		if channels, depth := int(binary.LittleEndian.Uint32(b[12:])), int(binary.LittleEndian.Uint32(b[16:])); channels != w.o.Channels ||
+			depth != w.o.Depth {
+			return w.wrap(errors.New("all ranks need the same Options"), "%d channels of %d slots, rank %d has %d of %d",
+				w.o.Channels, w.o.Depth, r, channels, depth)
+		}
+		if h.Len != uint64(w.l.total) {
+			return w.wrap(fmt.Errorf("it has %d bytes, want %d", h.Len, w.l.total), "the memory of rank %d", r)
+		}
+		m, err := w.reach(own, h, at)
+		if err != nil {
+			return w.wrap(err, "the memory of rank %d on its device %d", r, dev)
+		}
+		w.opens[r], w.uuids[r] = m, h.UUID
+	}
+	return nil
+}
+
+// reach makes another rank's memory usable for kernels of this device.
+func (w *Window) reach(own, h driver.MemoryHandle, at driver.Ptr) (driver.Memory, error) {
+	if h.Owner != own.Owner {
+		return w.o.Device.OpenMemory(h)
+	}
+	for i := range w.o.Driver.Count() {
+		v, err := w.o.Driver.Device(i)
+		if err != nil {
+			return nil, err
+		}
+		if v.Info().UUID != h.UUID {
+			continue
+		}
+		if i != w.o.Device.ID().Index {
+			if err := w.enable(i); err != nil {
+				return nil, err
+			}
+		}
+		return v.Borrow(at, int(h.Len))
+	}
+	return nil, errors.New("it is on a device of this process that this rank's driver does not have")
+}
+
+// peers counts the windows that use what Device.EnablePeer does: the last one takes it back.
+var peers = struct {
+	sync.Mutex
+	uses map[access]int
+}{uses: make(map[access]int)}
+
+type access struct {
+	d        driver.Driver
+	from, to int
+}
+
+// enable gives this device's kernels access to another device, until Detach.
+func (w *Window) enable(to int) error {
+	peers.Lock()
+	defer peers.Unlock()
+	if err := w.o.Device.EnablePeer(to); err != nil {
+		return err
+	}
+	a := access{w.o.Driver, w.o.Device.ID().Index, to}
+	peers.uses[a]++
+	w.peers = append(w.peers, a)
+	return nil
+}
+
+// disable takes back what enable gave.
+func (w *Window) disable() error {
+	peers.Lock()
+	defer peers.Unlock()
+	var errs []error
+	for _, a := range w.peers {
+		if peers.uses[a]--; peers.uses[a] == 0 {
+			delete(peers.uses, a)
+			errs = append(errs, w.o.Device.DisablePeer(a.to))
+		}
+	}
+	w.peers = nil
+	return errors.Join(errs...)
+}
+
+// Rank returns the rank of the window, and how many there are.
+func (w *Window) Rank() (rank, ranks int) { return w.o.Rank, w.o.Ranks }
+
+// Shape returns the channels of a window and the slots of a channel.
+func (w *Window) Shape() (channels, depth int) { return w.o.Channels, w.o.Depth }
+
+// Device returns the device of the window.
+func (w *Window) Device() driver.Device { return w.o.Device }
+
+// SharedDevice returns two ranks that have the same device. It is for windows that are
+// connected.
+func (w *Window) SharedDevice() (a, b int, shared bool) {
+	for b, u := range w.uuids {
+		for a := range b {
+			if w.uuids[a] == u {
+				return a, b, true
+			}
+		}
+	}
+	return 0, 0, false
+}
+
+// Own returns the addresses of this rank's memory.
+func (w *Window) Own() Own {
+	at := func(offset int) driver.Ptr { return w.mem.Ptr() + driver.Ptr(offset) }
+	return Own{Slots: at(0), Marks: at(w.l.marksAt), State: at(w.l.state), Credit: at(w.l.credit), Failed: at(w.l.failed), Host: w.host.Ptr()}
+}
+
+// Peer returns where this rank writes in another one's memory. It is for windows that are
+// connected.
+func (w *Window) Peer(rank int) Peer {
+	base := w.opens[rank].Ptr()
+	from := w.o.Rank
+	if from > rank {
+		from--
+	}
+	return Peer{
+		Slots:  base + driver.Ptr(from*w.l.ring),
+		Marks:  base + driver.Ptr(w.l.marksAt+from*w.l.marks),
+		Credit: base + driver.Ptr(w.l.credit+4*w.o.Rank),
+	}
+}
+
+// Access appends what kernels do with the memory of all ranks.
+func (w *Window) Access(a []driver.Access) []driver.Access {
+	a = append(a, driver.Shares(w.mem.Ptr(), w.l.total), driver.Shares(w.host.Ptr(), hostBytes))
+	for _, m := range w.opens {
+		if m != nil {
+			a = append(a, driver.Shares(m.Ptr(), m.Len()))
+		}
+	}
+	return a
+}
+
+// Failure is how a kernel ended that could not do its work.
+type Failure struct {
+	Rank, Device int
+	Peer         int  // the rank whose data or whose room it waited for
+	Aborted      bool // by Abort; else the wait took too long
+	Channel      int
+	Tile         uint32
+}
+
+func (f *Failure) Error() string {
+	what := "waited too long for"
+	if f.Aborted {
+		what = "was aborted while it waited for"
+	}
+	return fmt.Sprintf("window: a kernel of rank %d on device %d %s rank %d (channel %d, tile %d)", f.Rank, f.Device, what, f.Peer, f.Channel, f.Tile)
+}
+
+// ErrAborted is the error of a window after Abort, if no kernel was waiting.
+var ErrAborted = errors.New("window: aborted")
+
+// Abort ends the waits of this rank's kernels, and refuses new ones, until Reset. It does
+// not wait for the device.
+func (w *Window) Abort() {
+	w.aborted.Store(true)
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.host != nil {
+		w.host.Store32(abortWord, 1)
+	}
+}
+
+// Err returns what a kernel reported, a *Failure, or ErrAborted, or nil while all is well.
+func (w *Window) Err() error {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.host != nil {
+		if why := w.host.Load32(whyWord); why != 0 {
+			return &Failure{
+				Rank: w.o.Rank, Device: w.o.Device.ID().Index, Peer: int(w.host.Load32(peerWord)), Aborted: why == 1,
+				Channel: int(w.host.Load32(channelWord)), Tile: w.host.Load32(tileWord),
+			}
+		}
+	}
+	if w.aborted.Load() {
+		return ErrAborted
+	}
+	return nil
+}
+
+// Reset makes the window usable again after a failure. All ranks call it, each when its own
+// kernels have ended. It waits for its device.
+func (w *Window) Reset(ctx context.Context, exchange Exchange) error {
+	if !w.connected || w.closed {
+		return w.wrap(errors.New("want a window that is connected"), "Reset")
+	}
+	// No rank clears its rings while another one may still write there, and no rank goes on
+	// before all are clear.
+	if _, err := w.agree(ctx, exchange, nil, nil); err != nil {
+		return err
+	}
+	_, err := w.agree(ctx, exchange, nil, w.clear(ctx))
+	return err
+}
+
+// Detach lets go of the memory of the other ranks. This rank's kernels must have ended. It
+// may be called more than once.
+func (w *Window) Detach() error {
+	var errs []error
+	for r, m := range w.opens {
+		if m == nil {
+			continue
+		}
+		if err := m.Close(); err != nil {
+			errs = append(errs, w.wrap(err, "letting go of the memory of rank %d", r))
+		}
+		w.opens[r] = nil
+	}
+	w.connected = false
+	return errors.Join(append(errs, w.disable())...)
+}
+
+// Close detaches, and frees the rank's own memory. All ranks must have detached: what they
+// still write would go to memory that is somebody else's. A rank that cannot know that,
+// because a peer does not answer, keeps the memory and only detaches. Close may be called
+// more than once.
+func (w *Window) Close() error {
+	err := w.Detach()
+	w.closed = true
+	if w.busy {
+		return errors.Join(err, w.wrap(errors.New("the device did not end its work"), "the memory is kept"))
+	}
+	if w.mem != nil {
+		err = errors.Join(err, w.mem.Close())
+		w.mem = nil
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.host != nil {
+		err = errors.Join(err, w.host.Close())
+		w.host = nil
+	}
+	return err
+}

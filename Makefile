@@ -74,6 +74,7 @@ figures: ## write the figures of README.md and docs/benchmarks.md from docs/benc
 
 kernels: ## compile the CUDA kernels to PTX, with Debian's clang-19
 	backend/cuda/internal/kernels/recipe
+	backend/cuda/internal/direct/recipe
 	examples/internal/ptx.sh examples/kernel/squares.cu examples/internal/gpumlp/kernels.cu
 
 lint: ## format, vet, staticcheck, other platforms, rules of the tree

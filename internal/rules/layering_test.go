@@ -80,10 +80,11 @@ var layers = []layer{
 	{"backend/cuda/driver/sim", []string{"tensor", "backend/cuda/driver", "golang.org/x/sys/..."}},
 	{"backend/cuda/internal/kernels", []string{"tensor", "backend", "backend/cuda/driver"}},
 	{"backend/cuda/driver/sim/simkernels", []string{
-		"tensor", "backend", "backend/cuda/driver", "backend/cuda/driver/sim", "backend/cuda/internal/kernels",
+		"tensor", "backend", "backend/cuda/driver", "backend/cuda/driver/sim", "backend/cuda/internal/kernels", "backend/cuda/internal/direct", "backend/cuda/internal/window",
 	}},
 	{"backend/cuda/internal/libcuda", []string{"tensor", "backend/cuda/driver"}},
 	{"backend/cuda/internal/window", []string{"backend/cuda/driver"}},
+	{"backend/cuda/internal/direct", []string{"tensor", "backend", "backend/cuda/driver", "backend/cuda/internal/window"}},
 	{"backend/cuda/driver/nvidia", []string{
 		"backend/cuda/driver", "backend/cuda/internal/libcuda", "github.com/ebitengine/purego", "golang.org/x/sys/...",
 	}},

@@ -1,0 +1,296 @@
+package direct_test
+
+import (
+	"bufio"
+	"bytes"
+	"cmp"
+	"encoding/binary"
+	"fmt"
+	"math"
+	"os"
+	"os/exec"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/c10d-go/c10d/backend"
+	"github.com/c10d-go/c10d/backend/cuda/internal/direct"
+	"github.com/c10d-go/c10d/tensor"
+)
+
+// TestBench measures the collectives of two processes, and then NCCL's through PyTorch with
+// testdata/nccl.py, and prints both. C10D_DIRECT_BENCH=1 asks for it; C10D_DIRECT_ITERATIONS
+// is how many calls are in a row, C10D_DIRECT_BLOCKS limits the blocks of a call.
+//
+// The columns are us a call on the slower rank, the least of some rounds:
+//
+//   - graph: calls in a CUDA graph, without the host's launches
+//   - queued: calls launched one after the other, and one wait at the end
+//   - wait: one call and a wait, the median
+func TestBench(t *testing.T) {
+	if os.Getenv("C10D_DIRECT_BENCH") == "" {
+		t.Skip("C10D_DIRECT_BENCH=1 asks for benchmarks")
+	}
+	gpus(t)
+	file := t.TempDir() + "/ours"
+	t.Setenv("C10D_DIRECT_OUT", file)
+	processes(t, "bench")
+	ours, err := os.ReadFile(file)
+	require.NoError(t, err)
+	cmd := exec.Command("python3", "testdata/nccl.py")
+	cmd.Env = append(os.Environ(), fmt.Sprintf("SIZES=%s", strings.Trim(fmt.Sprint(sizes()), "[]")))
+	cmd.Stderr = os.Stderr
+	theirs, err := cmd.Output()
+	require.NoError(t, err, "%s", theirs)
+	read := func(b []byte) (rows []string, by map[string][3]float64) {
+		by = make(map[string][3]float64)
+		for lines := bufio.NewScanner(bytes.NewReader(b)); lines.Scan(); {
+			var name, dtype string
+			var n int
+			var v [3]float64
+			if _, err := fmt.Sscan(lines.Text(), &name, &dtype, &n, &v[0], &v[1], &v[2]); err == nil {
+				key := fmt.Sprintf("%-14s %-8s %10d", name, dtype, n)
+				rows = append(rows, key)
+				by[key] = v
+			} else {
+				fmt.Println(lines.Text())
+			}
+		}
+		return rows, by
+	}
+	rows, us := read(ours)
+	_, nccl := read(theirs)
+	fmt.Printf("%34s | %26s | %26s | %s\n", "", "ours graph   queued     wait", "NCCL graph   queued     wait", "ours / NCCL")
+	for _, r := range rows {
+		a, b := us[r], nccl[r]
+		fmt.Printf("%s | %8.2f %8.2f %8.2f | %8.2f %8.2f %8.2f | %.2f %.2f %.2f\n",
+			r, a[0], a[1], a[2], b[0], b[1], b[2], a[0]/b[0], a[1]/b[1], a[2]/b[2])
+	}
+}
+
+// TestSweep prints us a call in a graph for shapes of a launch: what Choose was made from.
+// C10D_DIRECT_SWEEP="all_reduce reduce_scatter all_gather" asks for them.
+func TestSweep(t *testing.T) {
+	if os.Getenv("C10D_DIRECT_SWEEP") == "" {
+		t.Skip("C10D_DIRECT_SWEEP=\"all_reduce reduce_scatter all_gather\" asks for them")
+	}
+	gpus(t)
+	processes(t, "sweep")
+}
+
+func sweep(m *member) error {
+	const room = 256 << 20
+	mem, err := m.v.Alloc(2 * room)
+	if err != nil {
+		return err
+	}
+	defer mem.Close()
+	if err := m.s.Memset(mem.Ptr(), 0x3f, 2*room); err != nil {
+		return err
+	}
+	in, out := mem.Ptr(), mem.Ptr()+room
+	for _, kind := range strings.Fields(os.Getenv("C10D_DIRECT_SWEEP")) {
+		for n := 64 << 10; n <= 64<<20; n *= 2 {
+			if n > 4<<20 && n != 16<<20 && n != 64<<20 {
+				continue
+			}
+			line := fmt.Sprintf("%-14s %9d", kind, n)
+			for _, large := range []bool{false, true} {
+				tile := 512
+				if large {
+					tile = 2048
+				}
+				for _, threads := range []int{128, 256, 512} {
+					for _, blocks := range []int{16, 32, 64, 128} {
+						channels := blocks * threads / 32
+						if tiles := n / tile / channels; tiles < 1 && channels > 64 || tiles > 8 && n <= 4<<20 || n > 4<<20 && threads < 256 {
+							continue
+						}
+						direct.SetShape(m.c, direct.Shape{Blocks: blocks, Threads: threads, Large: large})
+						us, err := m.inGraph(n, func() error {
+							switch kind {
+							case "reduce_scatter":
+								return m.c.ReduceScatter(m.s, out, in, n/8, tensor.Float32, backend.Sum())
+							case "all_gather":
+								return m.c.AllGather(m.s, out, in, n/2)
+							}
+							return m.c.AllReduce(m.s, out, in, n/4, tensor.Float32, backend.Sum())
+						})
+						if err != nil {
+							return err
+						}
+						form := "u1"
+						if large {
+							form = "u4"
+						}
+						line += fmt.Sprintf("  %s %dx%d %.2f", form, blocks, threads, us)
+					}
+				}
+			}
+			if m.rank == 0 {
+				fmt.Fprintln(os.Stderr, line)
+			}
+		}
+	}
+	return nil
+}
+
+func sizes() []int {
+	all := []int{8, 1 << 10, 8 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20, 64 << 20, 256 << 20}
+	return slices.DeleteFunc(all, func(n int) bool { return n > number("C10D_DIRECT_MOST", 256<<20) })
+}
+
+func bench(m *member) error {
+	const room = 256 << 20
+	mem, err := m.v.Alloc(2 * room)
+	if err != nil {
+		return err
+	}
+	defer mem.Close()
+	if err := m.s.Memset(mem.Ptr(), 0x3f, 2*room); err != nil {
+		return err
+	}
+	in, out := mem.Ptr(), mem.Ptr()+room
+	var table bytes.Buffer
+	row := func(name string, d tensor.DType, n int, call func() error) error {
+		v, err := m.measure(n, call)
+		if err != nil {
+			return err
+		}
+		fmt.Fprintf(&table, "%s %v %d %.2f %.2f %.2f\n", name, d, n, v[0], v[1], v[2])
+		return nil
+	}
+	for _, d := range []tensor.DType{tensor.Float32, tensor.BFloat16} {
+		for _, n := range sizes() {
+			if err := row("all_reduce", d, n, func() error { return m.c.AllReduce(m.s, out, in, n/d.Size(), d, backend.Sum()) }); err != nil {
+				return err
+			}
+		}
+	}
+	d := tensor.Float32
+	for _, n := range sizes() {
+		// n bytes is the longer one of input and output.
+		if n < 64<<10 {
+			continue
+		}
+		if err := row("reduce_scatter", d, n, func() error { return m.c.ReduceScatter(m.s, out, in, n/d.Size()/m.ranks, d, backend.Sum()) }); err != nil {
+			return err
+		}
+		if err := row("all_gather", d, n, func() error { return m.c.AllGather(m.s, out, in, n/m.ranks) }); err != nil {
+			return err
+		}
+		if err := row("all_to_all", d, n, func() error { return m.c.AllToAll(m.s, out, in, n/m.ranks) }); err != nil {
+			return err
+		}
+	}
+	for _, d := range []tensor.DType{tensor.Float16, tensor.Float64, tensor.Int32, tensor.Int8} {
+		for _, n := range []int{8 << 10, 1 << 20, 64 << 20} {
+			if err := row("all_reduce", d, n, func() error { return m.c.AllReduce(m.s, out, in, n/d.Size(), d, backend.Sum()) }); err != nil {
+				return err
+			}
+		}
+	}
+	if m.rank == 0 {
+		return os.WriteFile(os.Getenv("C10D_DIRECT_OUT"), table.Bytes(), 0o600)
+	}
+	return nil
+}
+
+// times returns us a call of f, k of which are in a row.
+func (m *member) times(f func() error, k int) (float64, error) {
+	best := math.Inf(1)
+	for range 4 {
+		if err := cmp.Or(m.sync(), m.meet()); err != nil {
+			return 0, err
+		}
+		begin := time.Now()
+		for range k {
+			if err := f(); err != nil {
+				return 0, err
+			}
+		}
+		if err := m.spin(); err != nil {
+			return 0, err
+		}
+		t, err := m.slowest(float64(time.Since(begin).Nanoseconds()) / 1e3 / float64(k))
+		if err != nil {
+			return 0, err
+		}
+		best = min(best, t)
+	}
+	return best, nil
+}
+
+// iterations is how many calls of n bytes are in a row.
+func iterations(n int) int { return number("C10D_DIRECT_ITERATIONS", max(min(200, 1<<30/n), 10)) }
+
+// inGraph returns us a call in a graph.
+func (m *member) inGraph(n int, call func() error) (float64, error) {
+	const calls = 20
+	launch, err := m.capture(func() error {
+		for range calls {
+			if err := call(); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		return 0, err
+	}
+	t, err := m.times(launch, max(iterations(n)/calls, 1))
+	return t / calls, err
+}
+
+// measure returns us a call: in a graph, queued, and one call and a wait.
+func (m *member) measure(n int, call func() error) (us [3]float64, err error) {
+	if us[0], err = m.inGraph(n, call); err != nil {
+		return us, err
+	}
+	if us[1], err = m.times(call, iterations(n)); err != nil {
+		return us, err
+	}
+	var waits []float64
+	if err := m.meet(); err != nil {
+		return us, err
+	}
+	for range max(iterations(n), 20) {
+		begin := time.Now()
+		if err := cmp.Or(call(), m.spin()); err != nil {
+			return us, err
+		}
+		waits = append(waits, float64(time.Since(begin).Nanoseconds())/1e3)
+	}
+	slices.Sort(waits)
+	us[2], err = m.slowest(waits[len(waits)/2])
+	return us, err
+}
+
+// spin waits for the stream as fast as the host can.
+func (m *member) spin() error {
+	e, err := m.s.Record()
+	if err != nil {
+		return err
+	}
+	defer e.Release()
+	for {
+		if done, err := e.Done(); done || err != nil {
+			return cmp.Or(err, m.c.Err())
+		}
+	}
+}
+
+// slowest returns the greatest time of all ranks.
+func (m *member) slowest(t float64) (float64, error) {
+	all, err := m.exchange(m.ctx, binary.LittleEndian.AppendUint64(nil, math.Float64bits(t)))
+	if err != nil {
+		return 0, err
+	}
+	for _, b := range all {
+		t = max(t, math.Float64frombits(binary.LittleEndian.Uint64(b)))
+	}
+	return t, nil
+}

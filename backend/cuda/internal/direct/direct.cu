@@ -1,0 +1,689 @@
+// The kernels of package direct, compiled by the script recipe.
+//
+// A warp is a channel. It has a ring of slots in the memory of every peer, into
+// which it pushes its tiles, and a ring for every peer in its own memory, from
+// which it takes theirs. A free slot holds nothing but ones. Data is its own
+// flag: a tile has come when no word of it is all ones any more, and who takes it
+// fills the slot with ones again. doc.go has the rules and says why they hold.
+//
+// Arithmetic is that of package internal/reduce, bit for bit, but for the payload
+// of a NaN: narrow floats are widened to float, and rounded once after each step.
+
+#define DEVICE __attribute__((device, always_inline)) static inline
+// What is seldom done stays out of the kernels: they are read from memory at every launch.
+#define OUTLINE __attribute__((device, noinline)) static
+#define KERNEL extern "C" __attribute__((global, launch_bounds(512, 1))) void
+
+typedef unsigned char u8;
+typedef signed char i8;
+typedef unsigned short u16;
+typedef unsigned int u32;
+typedef int i32;
+typedef unsigned long long u64;
+typedef long long i64;
+
+// Vec is 16 bytes, what a lane moves at once.
+typedef u32 Vec __attribute__((ext_vector_type(4)));
+
+// Free is a word of a slot that holds no data.
+static const u32 Free = 0xffffffff;
+
+// A slot has room for 4 vectors a lane, and a word of marks a lane.
+static const u32 lanes = 32, slotVecs = 4 * lanes, slotMarks = lanes, maxRanks = 8;
+
+DEVICE u32 lane() { return __nvvm_read_ptx_sreg_tid_x() & (lanes - 1); }
+DEVICE void syncWarp() { __nvvm_bar_warp_sync(0xffffffff); }
+
+// Relaxed accesses at the scope of the system: single words are whole, nothing else is ordered.
+DEVICE void put(Vec *p, Vec v) {
+  asm volatile("st.relaxed.sys.global.v4.u32 [%0], {%1, %2, %3, %4};" : : "l"(p), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w) : "memory");
+}
+DEVICE void put(u32 *p, u32 v) { asm volatile("st.relaxed.sys.global.u32 [%0], %1;" : : "l"(p), "r"(v) : "memory"); }
+DEVICE Vec get(const Vec *p) {
+  Vec v;
+  asm volatile("ld.relaxed.sys.global.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(p) : "memory");
+  return v;
+}
+DEVICE u32 get(const u32 *p) {
+  u32 v;
+  asm volatile("ld.relaxed.sys.global.u32 %0, [%1];" : "=r"(v) : "l"(p) : "memory");
+  return v;
+}
+DEVICE u64 get(const u64 *p) {
+  u64 v;
+  asm volatile("ld.relaxed.sys.global.u64 %0, [%1];" : "=l"(v) : "l"(p) : "memory");
+  return v;
+}
+DEVICE u32 acquire(const u32 *p) {
+  u32 v;
+  asm volatile("ld.acquire.sys.global.u32 %0, [%1];" : "=r"(v) : "l"(p) : "memory");
+  return v;
+}
+DEVICE void release(u32 *p, u32 v) { asm volatile("st.release.sys.global.u32 [%0], %1;" : : "l"(p), "r"(v) : "memory"); }
+
+// Accesses of the caller's memory, and of slots that nobody else looks at.
+DEVICE Vec load(const Vec *p) {
+  Vec v;
+  asm volatile("ld.global.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(p) : "memory");
+  return v;
+}
+DEVICE void store(Vec *p, Vec v) {
+  asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};" : : "l"(p), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w) : "memory");
+}
+
+DEVICE u64 now() {
+  u64 t;
+  asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(t));
+  return t;
+}
+
+// Operators, as the host numbers them.
+enum { Sum, Product, Min, Max, BAnd, BOr, BXor };
+
+template <class To, class From> DEVICE To bits(From v) { return __builtin_bit_cast(To, v); }
+
+// The arithmetic of a dtype works on words of 4 or 8 bytes, in which there are one or
+// more elements. Element is what unaligned memory is accessed by. Where every pattern of
+// bits is data, words that are all ones travel as marks; a word of floats that is all ones
+// is one NaN or two.
+struct F32 {
+  typedef u32 Word;
+  typedef u32 Element;
+  static const bool marked = false, whole = false;
+  static const u32 nan = 0x7fffffff;
+  // Min and max keep the first where a comparison with NaN decides nothing.
+  template <int op> DEVICE float of(float a, float b) {
+    return op == Sum ? a + b : op == Product ? a * b : op == Min ? (b < a ? b : a) : (a < b ? b : a);
+  }
+  template <int op> DEVICE u32 combine(u32 a, u32 b) { return bits<u32>(of<op>(bits<float>(a), bits<float>(b))); }
+  DEVICE u32 scaled(u32 a, u64 by) { return bits<u32>(bits<float>(a) * bits<float>((u32)by)); }
+  DEVICE u32 divided(u32 a, u32 by) { return bits<u32>(bits<float>(a) / (float)by); }
+};
+
+struct F64 {
+  typedef u64 Word;
+  typedef u64 Element;
+  static const bool marked = true, whole = false;
+  static const u32 nan = 0;
+  // The sum of two NaNs is one of them: the order of the operands shows.
+  template <int op> DEVICE double of(double a, double b) {
+    return op == Sum ? a + b : op == Product ? a * b : op == Min ? (b < a ? b : a) : (a < b ? b : a);
+  }
+  template <int op> DEVICE u64 combine(u64 a, u64 b) { return bits<u64>(of<op>(bits<double>(a), bits<double>(b))); }
+  DEVICE u64 scaled(u64 a, u64 by) { return bits<u64>(bits<double>(a) * bits<double>(by)); }
+  DEVICE u64 divided(u64 a, u32 by) { return bits<u64>(bits<double>(a) / (double)by); }
+};
+
+// Narrow floats are widened to float, and rounded once after each step. Min and max
+// return one of the operands' bits.
+template <class Format> struct Narrow {
+  typedef u32 Word;
+  typedef u16 Element;
+  static const bool marked = false, whole = false;
+  static const u32 nan = 0x7fff7fff;
+  template <int op> DEVICE u32 pick(u32 a, u32 b) {
+    bool low = op == Min ? Format::low(b) < Format::low(a) : Format::low(a) < Format::low(b);
+    bool high = op == Min ? Format::high(b) < Format::high(a) : Format::high(a) < Format::high(b);
+    return (low ? b & 0xffff : a & 0xffff) | (high ? b & 0xffff0000 : a & 0xffff0000);
+  }
+  template <int op> DEVICE u32 combine(u32 a, u32 b) {
+    if (op == Sum) return Format::sum(a, b);
+    if (op == Product) return Format::both(Format::low(a) * Format::low(b), Format::high(a) * Format::high(b));
+    return pick<op>(a, b);
+  }
+  DEVICE u32 scaled(u32 a, u64 by) {
+    float f = bits<float>((u32)by);
+    return Format::both(Format::low(a) * f, Format::high(a) * f);
+  }
+  DEVICE u32 divided(u32 a, u32 by) { return Format::both(Format::low(a) / (float)by, Format::high(a) / (float)by); }
+};
+
+// A sum of two narrow floats that is rounded once has the bits of one that float rounds
+// before: float has more than twice their digits.
+struct Half {
+  DEVICE float low(u32 w) { return (float)bits<_Float16>((u16)w); }
+  DEVICE float high(u32 w) { return (float)bits<_Float16>((u16)(w >> 16)); }
+  DEVICE u32 both(float low, float high) { return bits<u16>((_Float16)low) | (u32)bits<u16>((_Float16)high) << 16; }
+  DEVICE u32 sum(u32 a, u32 b) {
+    u32 r;
+    asm("add.rn.f16x2 %0, %1, %2;" : "=r"(r) : "r"(a), "r"(b));
+    return r;
+  }
+};
+
+struct Brain {
+  DEVICE float low(u32 w) { return bits<float>(w << 16); }
+  DEVICE float high(u32 w) { return bits<float>(w & 0xffff0000); }
+  DEVICE u32 both(float low, float high) {
+    u32 r;
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(high), "f"(low));
+    return r;
+  }
+  // a * 1 + b.
+  DEVICE u32 sum(u32 a, u32 b) {
+    u32 r;
+    asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(r) : "r"(a), "r"(0x3f803f80), "r"(b));
+    return r;
+  }
+};
+
+// Whole numbers wrap: all but Min and Max take them as unsigned.
+template <class U, class T> struct Integer {
+  typedef U Word;
+  typedef U Element;
+  static const bool marked = true, whole = true;
+  static const u32 nan = 0;
+  template <int op> DEVICE U combine(U a, U b) {
+    switch (op) {
+    case Sum: return a + b;
+    case Product: return a * b;
+    case Min: return (T)b < (T)a ? b : a;
+    case Max: return (T)a < (T)b ? b : a;
+    case BAnd: return a & b;
+    case BOr: return a | b;
+    default: return a ^ b;
+    }
+  }
+  DEVICE U scaled(U a, u64 by) { return a * (U)by; }
+  DEVICE U divided(U a, u32) { return a; }
+};
+
+// Four bytes. What is not wanted often takes one after the other.
+template <class T> struct Bytes {
+  typedef u32 Word;
+  typedef u8 Element;
+  static const bool marked = true, whole = true;
+  static const u32 nan = 0;
+  template <int op> DEVICE u32 combine(u32 a, u32 b) {
+    if (op == Sum) return ((a & 0x7f7f7f7f) + (b & 0x7f7f7f7f)) ^ ((a ^ b) & 0x80808080);
+    if (op == BAnd) return a & b;
+    if (op == BOr) return a | b;
+    if (op == BXor) return a ^ b;
+    u32 r = 0;
+#pragma unroll 1
+    for (u32 j = 0; j < 32; j += 8) {
+      T x = (T)(a >> j), y = (T)(b >> j);
+      T z = op == Product ? (T)((u8)x * (u8)y) : op == Min ? (y < x ? y : x) : (x < y ? y : x);
+      r |= (u32)(u8)z << j;
+    }
+    return r;
+  }
+  DEVICE u32 scaled(u32 a, u64 by) {
+    u32 r = 0;
+#pragma unroll 1
+    for (u32 j = 0; j < 32; j += 8) r |= (u32)(u8)((a >> j) * (u32)by) << j;
+    return r;
+  }
+  DEVICE u32 divided(u32 a, u32) { return a; }
+};
+
+template <class W> struct Words { W v[16 / sizeof(W)]; };
+
+// combineTile does a[u] = a[u] op b[u], or b[u] op a[u].
+template <class M, int U, int op> DEVICE void combineTile(Vec *a, const Vec *b, bool swapped) {
+  typedef Words<typename M::Word> W;
+#pragma unroll
+  for (int u = 0; u < U; u++) {
+    W x = bits<W>(swapped ? b[u] : a[u]), y = bits<W>(swapped ? a[u] : b[u]);
+#pragma unroll
+    for (u32 k = 0; k < 16 / sizeof(x.v[0]); k++) x.v[k] = M::template combine<op>(x.v[k], y.v[k]);
+    a[u] = bits<Vec>(x);
+  }
+}
+
+template <class M, int U> DEVICE void combine(u32 op, Vec *a, const Vec *b, bool swapped) {
+  switch (op) {
+  case Sum: combineTile<M, U, Sum>(a, b, swapped); return;
+  case Product: combineTile<M, U, Product>(a, b, swapped); return;
+  case Min: combineTile<M, U, Min>(a, b, swapped); return;
+  case Max: combineTile<M, U, Max>(a, b, swapped); return;
+  }
+  if constexpr (M::whole)
+    switch (op) {
+    case BAnd: combineTile<M, U, BAnd>(a, b, false); return;
+    case BOr: combineTile<M, U, BOr>(a, b, false); return;
+    case BXor: combineTile<M, U, BXor>(a, b, false); return;
+    }
+}
+
+template <class M, int U> DEVICE void scale(Vec *a, u64 by) {
+  typedef Words<typename M::Word> W;
+#pragma unroll
+  for (int u = 0; u < U; u++) {
+    W x = bits<W>(a[u]);
+#pragma unroll
+    for (u32 k = 0; k < 16 / sizeof(x.v[0]); k++) x.v[k] = M::scaled(x.v[k], by);
+    a[u] = bits<Vec>(x);
+  }
+}
+
+template <class M, int U> DEVICE void divide(Vec *a, u32 by) {
+  typedef Words<typename M::Word> W;
+#pragma unroll
+  for (int u = 0; u < U; u++) {
+    W x = bits<W>(a[u]);
+#pragma unroll
+    for (u32 k = 0; k < 16 / sizeof(x.v[0]); k++) x.v[k] = M::divided(x.v[k], by);
+    a[u] = bits<Vec>(x);
+  }
+}
+
+// Peer is where this rank writes at another one.
+struct Peer {
+  Vec *slots;  // its ring for this rank's tiles
+  u32 *marks;  // the marks of that ring
+  u32 *credit; // what it is told of its own tiles here, a word a channel
+};
+
+// Call is the parameters of a launch. launch.go has the same layout.
+struct Call {
+  const u8 *src;
+  u8 *dst;
+  u64 part;     // bytes of a part: what a rank gets from another one
+  u64 srcStep;  // from one rank's part of src to the next one's; 0: all get the same part
+  u64 srcBytes; // in src; parts that reach beyond it are short
+  u64 dstStep;  // from one rank's part of dst to the next one's, where parts are gathered
+  u64 dstBytes; // in dst
+  Vec *slots;   // the rings for the tiles of the ranks, this one's left out
+  u32 *marks;
+  u64 *state;   // of the channels: tiles before the last call (high half) and after it
+  u32 *credit;  // of a channel: tiles that each peer has taken, a word a rank
+  u32 *failed;  // set when a call has failed; the later ones do nothing
+  u32 *host;    // the abort word and the report, in the host's memory
+  u64 factor;   // of scaled calls, as bits
+  u64 limit;    // how long a wait may take, in ns
+  u32 ranks, rank;
+  u32 channels; // of a ring
+  u32 depth;    // slots of a channel's ring, a power of two
+  u32 op;
+  u32 by;       // what the outcome is divided by
+  u32 scaled;   // operands are multiplied by factor
+  u32 align;    // all addresses and lengths of parts, or-ed
+  Peer peers[maxRanks];
+};
+static_assert(sizeof(Call) == 344, "launch.go counts on it");
+
+enum { Aborted = 1, TimedOut = 2 };
+
+// look returns 0 if a wait for a peer's tile may go on. The first one that may not reports,
+// and makes the call and all later ones of this rank fail.
+OUTLINE u32 look(u32 *host, u32 *failed, u64 limit, u64 waited, u32 peer, u32 channel, u32 tile) {
+  u32 why = get(host) != 0 ? Aborted : waited > limit ? TimedOut : 0;
+  if (why == 0) return get(failed);
+  u32 old;
+  asm volatile("atom.relaxed.gpu.global.exch.b32 %0, [%1], %2;" : "=r"(old) : "l"(failed), "r"(why) : "memory");
+  if (old == 0) {
+    put(host + 2, peer);
+    put(host + 3, channel);
+    put(host + 4, tile);
+    release(host + 1, why);
+  }
+  return why;
+}
+
+// Wait ends waits: by the abort word, by a failure elsewhere in this rank's grid, and by
+// the clock. It looks every 1024 polls, which costs nothing that can be measured.
+struct Wait {
+  u32 polls;
+  u64 since;
+  DEVICE bool over(Wait &w, const Call &c, u32 peer, u32 channel, u32 tile) {
+    if (__builtin_expect((++w.polls & 1023) != 0, 1)) return false;
+    u64 t = now();
+    if (w.since == 0) w.since = t;
+    return look(c.host, c.failed, c.limit, t - w.since, peer, channel, tile) != 0;
+  }
+};
+
+// Channel is what a warp has at hand.
+struct Channel {
+  u32 w;     // its number
+  u32 lane;
+  u32 cur;   // tiles before this call
+  u32 limit; // it may push tile t if t is before limit
+  u64 first, step; // bytes of a part: where its first tile begins, and from one tile to the next
+  u32 tiles;       // in this call
+  u32 last;        // vectors of the last tile
+  u32 all;         // channels
+};
+
+// fetchPart gets a vector of which n bytes are there, by elements, or by words where words
+// are aligned; the rest is zeros.
+template <class T> OUTLINE Vec fetchPart(const u8 *p, u64 n, bool words) {
+  Vec v = (Vec)(0);
+  if (n == 0) return v;
+#pragma unroll
+  for (u32 k = 0; k < 4; k++) {
+    if (sizeof(T) == 8) {
+      if (k % 2 == 0) {
+        u64 e = n >= 4 * k + 8 ? ((const u64 *)p)[k / 2] : 0;
+        v[k] = (u32)e, v[k + 1] = (u32)(e >> 32);
+      }
+      continue;
+    }
+    u32 word = 0;
+    if (sizeof(T) == 4 || (words && n >= 4 * k + 4)) {
+      if (n >= 4 * k + 4) word = ((const u32 *)p)[k];
+      v[k] = word;
+      continue;
+    }
+#pragma unroll 1
+    for (u32 j = 0; j < 4 && n >= 4 * k + j + sizeof(T); j += sizeof(T)) {
+      const u8 *e = p + 4 * k + j;
+      word |= (sizeof(T) == 2 ? (u32)*(const u16 *)e : (u32)*e) << (8 * j);
+    }
+    v[k] = word;
+  }
+  return v;
+}
+
+// keepPart puts the first n bytes of a vector, in the same way.
+template <class T> OUTLINE void keepPart(u8 *p, u64 n, bool words, Vec v) {
+  if (n == 0) return;
+#pragma unroll
+  for (u32 k = 0; k < 4; k++) {
+    if (sizeof(T) == 8) {
+      if (k % 2 == 0 && n >= 4 * k + 8) ((u64 *)p)[k / 2] = (u64)v[k + 1] << 32 | v[k];
+      continue;
+    }
+    u32 word = v[k];
+    if (sizeof(T) == 4 || (words && n >= 4 * k + 4)) {
+      if (n >= 4 * k + 4) ((u32 *)p)[k] = word;
+      continue;
+    }
+#pragma unroll 1
+    for (u32 j = 0; j < 4 && n >= 4 * k + j + sizeof(T); j += sizeof(T), word >>= 8 * sizeof(T)) {
+      u8 *e = p + 4 * k + j;
+      if (sizeof(T) == 2) *(u16 *)e = (u16)word;
+      else *e = (u8)word;
+    }
+  }
+}
+
+// reach returns how many bytes of a vector at an offset come before the end.
+DEVICE u64 reach(u64 end, u64 offset) { return offset < end ? end - offset : 0; }
+
+// Kernel is what a kernel does with tiles of U vectors a lane, for N ranks, or any number if
+// N is 0. Plain ones only add.
+template <class M, int U, int N, bool Gather, bool Plain> struct Kernel {
+  typedef typename M::Element T;
+
+  static const u32 tile = U * lanes; // vectors
+
+  DEVICE u64 at(const Channel &ch, u32 i) { return ch.first + i * ch.step; }
+  DEVICE u32 vecs(const Channel &ch, u32 i) { return i + 1 < ch.tiles ? tile : ch.last; }
+
+  // Part is one of src or dst.
+  struct Part {
+    u8 *p;
+    u64 bytes;
+    u32 whole; // so many of the channel's tiles can be moved vector by vector
+  };
+  DEVICE Part part(const Call &c, const Channel &ch, u8 *p, u64 offset, u64 end) {
+    Part a = {p + offset, reach(end, offset), 0};
+    if (a.bytes > c.part) a.bytes = c.part;
+    if ((c.align & 15) != 0) return a;
+    if (a.bytes == c.part) {
+      a.whole = ch.tiles - (at(ch, ch.tiles - 1) + tile * 16 > a.bytes);
+    } else {
+      u32 n = (u32)(a.bytes / (tile * 16));
+      a.whole = n > ch.w ? (n - ch.w + ch.all - 1) / ch.all : 0;
+    }
+    return a;
+  }
+  DEVICE Part from(const Call &c, const Channel &ch, u32 rank) { return part(c, ch, (u8 *)c.src, rank * c.srcStep, c.srcBytes); }
+  DEVICE Part to(const Call &c, const Channel &ch, u32 rank) { return part(c, ch, c.dst, rank * c.dstStep, c.dstBytes); }
+
+  // fetch gets tile i of a part. Beyond its end are zeros.
+  DEVICE void fetch(const Call &c, const Channel &ch, const Part &a, u32 i, Vec *v) {
+    u64 o = at(ch, i) + ch.lane * 16;
+    if (__builtin_expect(i < a.whole, 1)) {
+#pragma unroll
+      for (int u = 0; u < U; u++) v[u] = load((const Vec *)(a.p + o) + u * lanes);
+      return;
+    }
+#pragma unroll
+    for (int u = 0; u < U; u++, o += lanes * 16) v[u] = fetchPart<T>(a.p + o, reach(a.bytes, o), (c.align & 3) == 0);
+  }
+
+  // keep puts tile i to a part.
+  DEVICE void keep(const Call &c, const Channel &ch, const Part &a, u32 i, const Vec *v) {
+    u64 o = at(ch, i) + ch.lane * 16;
+    if (__builtin_expect(i < a.whole, 1)) {
+#pragma unroll
+      for (int u = 0; u < U; u++) store((Vec *)(a.p + o) + u * lanes, v[u]);
+      return;
+    }
+#pragma unroll
+    for (int u = 0; u < U; u++, o += lanes * 16) keepPart<T>(a.p + o, reach(a.bytes, o), (c.align & 3) == 0, v[u]);
+  }
+
+  // prepare multiplies by the factor, and changes what is all ones to a NaN that is not.
+  // All ranks compute with that, so that they get the same bits.
+  DEVICE void prepare(const Call &c, Vec *v) {
+    if (Gather) return;
+    if (!Plain && c.scaled) scale<M, U>(v, c.factor);
+    if (M::marked) return;
+#pragma unroll
+    for (int u = 0; u < U; u++)
+#pragma unroll
+      for (int k = 0; k < 4; k++) v[u][k] = v[u][k] == Free ? M::nan : v[u][k];
+  }
+
+  // push gives tile i to all peers, when all have room. It returns false if the call has failed.
+  DEVICE bool push(const Call &c, Channel &ch, u32 i, const Vec *same) {
+    u32 t = ch.cur + i;
+    if (__builtin_expect((i32)(t - ch.limit) >= 0, 0)) {
+      Wait wait = {0, 0};
+      for (;;) {
+        u32 slow = c.rank == 0 ? 1 : 0, least = acquire(c.credit + ch.w * maxRanks + slow);
+        for (u32 p = slow + 1; N != 2 && p < c.ranks; p++) {
+          if (p == c.rank) continue;
+          u32 n = acquire(c.credit + ch.w * maxRanks + p);
+          if ((i32)(n - least) < 0) least = n, slow = p;
+        }
+        ch.limit = least + c.depth;
+        if ((i32)(t - ch.limit) < 0) break;
+        if (Wait::over(wait, c, slow, ch.w, t)) return false;
+      }
+    }
+    u64 slot = (u64)ch.w * c.depth + (t & (c.depth - 1));
+    const u32 n = vecs(ch, i);
+    u32 ranks = N == 2 ? 2 : c.ranks;
+    u32 peer = c.rank;
+    for (u32 k = 1; k < ranks; k++) {
+      peer = peer + 1 == ranks ? 0 : peer + 1;
+      Vec v[U];
+      if (N != 2 && c.srcStep != 0) {
+        fetch(c, ch, from(c, ch, peer), i, v);
+        prepare(c, v);
+      } else {
+#pragma unroll
+        for (int u = 0; u < U; u++) v[u] = same[u];
+      }
+      Vec *to = c.peers[peer].slots + slot * slotVecs + ch.lane;
+      u32 marks = 0;
+#pragma unroll
+      for (int u = 0; u < U; u++) {
+        if (M::marked) {
+#pragma unroll
+          for (int k = 0; k < 4; k++)
+            if (v[u][k] == Free) v[u][k] = 0, marks |= 1u << (4 * u + k);
+        }
+        if (ch.lane + u * lanes < n) put(to + u * lanes, v[u]);
+      }
+      if (M::marked && ch.lane < n) put(c.peers[peer].marks + slot * slotMarks + ch.lane, marks);
+    }
+    return true;
+  }
+
+  // take waits for tile i of a peer, gets it, and makes its slot free.
+  DEVICE bool take(const Call &c, const Channel &ch, u32 peer, u32 i, Vec *v) {
+    u32 t = ch.cur + i, from = peer < c.rank ? peer : peer - 1;
+    u64 slot = ((u64)from * c.channels + ch.w) * c.depth + (t & (c.depth - 1));
+    const u32 n = vecs(ch, i);
+    Vec *at = c.slots + slot * slotVecs + ch.lane;
+    u32 *markAt = c.marks + slot * slotMarks + ch.lane, marks = 0;
+    Wait wait = {0, 0};
+    for (;;) {
+#pragma unroll
+      for (int u = 0; u < U; u++)
+        if (ch.lane + u * lanes < n) v[u] = get(at + u * lanes);
+      if (M::marked && ch.lane < n) marks = get(markAt);
+      bool missing = M::marked && marks == Free;
+#pragma unroll
+      for (int u = 0; u < U; u++)
+        if (ch.lane + u * lanes < n)
+          missing |= v[u].x == Free || v[u].y == Free || v[u].z == Free || v[u].w == Free;
+      if (!missing) break;
+      if (Wait::over(wait, c, peer, ch.w, t)) return false;
+    }
+#pragma unroll
+    for (int u = 0; u < U; u++) {
+      if (ch.lane + u * lanes < n) store(at + u * lanes, (Vec)(Free));
+      if (M::marked) {
+#pragma unroll
+        for (int k = 0; k < 4; k++)
+          if (marks >> (4 * u + k) & 1) v[u][k] = Free;
+      }
+    }
+    if (M::marked && ch.lane < n) *markAt = Free;
+    return true;
+  }
+
+  DEVICE void copy(Vec *to, const Vec *from) {
+#pragma unroll
+    for (int u = 0; u < U; u++) to[u] = from[u];
+  }
+
+  DEVICE void run(const Call &c) {
+    const u32 warps = __nvvm_read_ptx_sreg_ntid_x() / lanes;
+    Channel ch;
+    ch.all = __nvvm_read_ptx_sreg_nctaid_x() * warps;
+    ch.w = __nvvm_read_ptx_sreg_ctaid_x() * warps + __nvvm_read_ptx_sreg_tid_x() / lanes;
+    ch.lane = lane();
+    // The tiles of all channels are few enough for 32 bits.
+    const u32 dealt = (u32)((c.part + tile * 16 - 1) / (tile * 16));
+    if (ch.w >= dealt) return;
+    ch.tiles = (dealt - ch.w + ch.all - 1) / ch.all;
+    ch.first = (u64)ch.w * (tile * 16);
+    ch.step = (u64)ch.all * (tile * 16);
+    const u64 left = (c.part - at(ch, ch.tiles - 1) + 15) / 16;
+    ch.last = left < tile ? (u32)left : tile;
+    const bool parts = c.srcStep != 0;
+    const Part ahead = from(c, ch, N == 2 ? 1 - c.rank : c.rank); // what is fetched ahead
+    const Part mine = from(c, ch, c.rank), result = to(c, ch, 0);
+
+    // Tile i is fetched two rounds before it is combined, and pushed one round before. What
+    // the first push needs is asked for at once.
+    Vec own[U], next[U], later[U], x[U];
+    fetch(c, ch, ahead, 0, next);
+    const u64 state = get(c.state + ch.w);
+    if (get(c.failed) != 0) return;
+    ch.cur = (u32)state;
+    ch.limit = (u32)(state >> 32) + c.depth;
+    prepare(c, next);
+    if (!push(c, ch, 0, next)) return;
+    if (1 < ch.tiles) fetch(c, ch, ahead, 1, later);
+    for (u32 i = 0; i < ch.tiles; i++) {
+      copy(own, next);
+      if (i + 1 < ch.tiles) {
+        copy(next, later);
+        prepare(c, next);
+        if (!push(c, ch, i + 1, next)) return;
+        if (i + 2 < ch.tiles) fetch(c, ch, ahead, i + 2, later);
+      }
+      if (parts) {
+        fetch(c, ch, mine, i, own);
+        prepare(c, own);
+      }
+      if (Gather) {
+        u32 ranks = N == 2 ? 2 : c.ranks, peer = c.rank;
+        keep(c, ch, to(c, ch, c.rank), i, own);
+        for (u32 k = 1; k < ranks; k++) {
+          peer = peer + 1 == ranks ? 0 : peer + 1;
+          if (!take(c, ch, peer, i, x)) return;
+          keep(c, ch, to(c, ch, peer), i, x);
+        }
+      } else {
+        if (N == 2) {
+          if (!take(c, ch, 1 - c.rank, i, x)) return;
+          if (Plain) combineTile<M, U, Sum>(own, x, false);
+          else combine<M, U>(c.op, own, x, c.rank == 1);
+        } else {
+          Vec sum[U];
+          for (u32 r = 0; r < c.ranks; r++) {
+            if (r == c.rank) copy(x, own);
+            else if (!take(c, ch, r, i, x)) return;
+            if (r == 0) copy(sum, x);
+            else combine<M, U>(c.op, sum, x, false);
+          }
+          copy(own, sum);
+        }
+        if (!Plain && c.by > 1) divide<M, U>(own, c.by);
+        keep(c, ch, result, i, own);
+      }
+      // Each half of a ring that it has taken, a channel says so.
+      if (((i + 1) & (c.depth / 2 - 1)) == 0) {
+        syncWarp();
+        if (ch.lane < c.ranks && ch.lane != c.rank) release(c.peers[ch.lane].credit + ch.w * maxRanks, ch.cur + i + 1);
+      }
+    }
+    syncWarp();
+    if (ch.lane == 0) c.state[ch.w] = (u64)ch.cur << 32 | (ch.cur + ch.tiles);
+  }
+};
+
+#define ONE(name, M, U, N) \
+  KERNEL c10d_direct_##name(Call c) { Kernel<M, U, N, false, false>::run(c); }
+
+// With two ranks, tiles of 1 or 4 vectors a lane; with more, of 1 or 2.
+#define REDUCE(name, ...)                     \
+  typedef __VA_ARGS__ name##Math;             \
+  ONE(name##_small_2, name##Math, 1, 2)       \
+  ONE(name##_large_2, name##Math, 4, 2)       \
+  ONE(name##_small_n, name##Math, 1, 0)       \
+  ONE(name##_large_n, name##Math, 2, 0)
+
+// Sums of two ranks, which are wanted most: the less a small kernel reads of itself from
+// memory, the sooner it ends.
+#define SUM(name) \
+  KERNEL c10d_direct_##name##_sum_small_2(Call c) { Kernel<name##Math, 1, 2, false, true>::run(c); } \
+  KERNEL c10d_direct_##name##_sum_large_2(Call c) { Kernel<name##Math, 4, 2, false, true>::run(c); }
+
+#ifdef KERNELS_float32
+REDUCE(float32, F32)
+SUM(float32)
+#endif
+#ifdef KERNELS_float64
+REDUCE(float64, F64)
+#endif
+#ifdef KERNELS_float16
+REDUCE(float16, Narrow<Half>)
+SUM(float16)
+#endif
+#ifdef KERNELS_bfloat16
+REDUCE(bfloat16, Narrow<Brain>)
+SUM(bfloat16)
+#endif
+#ifdef KERNELS_int8
+REDUCE(int8, Bytes<i8>)
+#endif
+#ifdef KERNELS_uint8
+REDUCE(uint8, Bytes<u8>)
+#endif
+#ifdef KERNELS_int32
+REDUCE(int32, Integer<u32, i32>)
+#endif
+#ifdef KERNELS_int64
+REDUCE(int64, Integer<u64, i64>)
+#endif
+
+#ifdef KERNELS_gather
+#define GATHER(name, U, N) \
+  KERNEL c10d_direct_gather_##name(Call c) { Kernel<Bytes<u8>, U, N, true, false>::run(c); }
+
+GATHER(small_2, 1, 2)
+GATHER(large_2, 4, 2)
+GATHER(small_n, 1, 0)
+GATHER(large_n, 2, 0)
+#endif

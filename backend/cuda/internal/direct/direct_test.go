@@ -1,0 +1,120 @@
+package direct
+
+import (
+	"bytes"
+	"crypto/sha256"
+	"fmt"
+	"math"
+	"os"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/c10d-go/c10d/backend"
+	"github.com/c10d-go/c10d/tensor"
+)
+
+// TestSource holds that the texts were made from the source.
+func TestSource(t *testing.T) {
+	source, err := os.ReadFile("direct.cu")
+	require.NoError(t, err)
+	want := fmt.Sprintf("// direct.cu %x", sha256.Sum256(source))
+	for _, name := range append(names(), gathers) {
+		first, _, _ := strings.Cut(string(image(name)), "\n")
+		require.Equal(t, want, first, "%s: run ./recipe", name)
+	}
+}
+
+// TestKernels holds that the texts have the kernels that calls ask for.
+func TestKernels(t *testing.T) {
+	for _, name := range append(names(), gathers) {
+		text := image(name)
+		for _, ranks := range []int{2, 3, 8} {
+			small, large := kernels(name, ranks)
+			require.Contains(t, string(text), ".entry "+small+"(")
+			require.Contains(t, string(text), ".entry "+large+"(")
+		}
+	}
+	names := make(map[string]bool)
+	entries := 0
+	for _, ranks := range []int{2, 8} {
+		entries = 0
+		Images(ranks, func(b []byte, kernels ...string) {
+			entries += bytes.Count(b, []byte(".entry "))
+			for _, name := range kernels {
+				require.Contains(t, string(b), ".entry "+name+"(")
+				names[name] = true
+			}
+		})
+	}
+	require.Len(t, names, entries)
+}
+
+// TestText holds what the compiler must not do: contract or approximate arithmetic, flush
+// subnormal numbers, or put anything into memory of the stack, which would slow every call.
+func TestText(t *testing.T) {
+	for _, name := range append(names(), gathers) {
+		text := string(image(name))
+		for _, not := range []string{"fma.rn.f32", "fma.rn.f64", "approx", "div.full", ".ftz", ".local"} {
+			require.NotContains(t, text, not, name)
+		}
+		require.Contains(t, text, fmt.Sprintf("_param_0[%d]", callBytes), "the parameter of the kernels of %s", name)
+	}
+}
+
+func TestSupports(t *testing.T) {
+	for _, c := range []struct {
+		op backend.ReduceOp
+		d  tensor.DType
+		ok bool
+	}{
+		{backend.Sum(), tensor.Float32, true},
+		{backend.Avg(), tensor.BFloat16, true},
+		{backend.PreMulSum(0.5), tensor.Float16, true},
+		{backend.BXor(), tensor.Int64, true},
+		{backend.PreMulSum(3), tensor.Int8, true},
+		{backend.Avg(), tensor.Int32, false},
+		{backend.BOr(), tensor.Float64, false},
+		{backend.PreMulSum(0.5), tensor.Int32, false},
+		{backend.Sum(), tensor.Bool, false},
+		{backend.Sum(), tensor.Complex64, false},
+		{backend.Custom("f", func(tensor.DType, []byte, []byte) {}), tensor.Float32, false},
+	} {
+		require.Equal(t, c.ok, Supports(c.op, c.d) == nil, "%v of %v", c.op, c.d)
+	}
+	// What has a kernel has a meaning.
+	for _, d := range dtypes {
+		for _, op := range append(operators, backend.Avg(), backend.PreMulSum(2), backend.PreMulSum(0.5), backend.PreMulSum(1<<60)) {
+			_, err := op.Reduction(d, 2)
+			require.Equal(t, err == nil, Supports(op, d) == nil, "%v of %v", op, d)
+		}
+	}
+	r, err := reduction(backend.Avg(), tensor.Float32, 3)
+	require.NoError(t, err)
+	require.Equal(t, reduced{by: 3}, r)
+	r, err = reduction(backend.PreMulSum(-2), tensor.Int8, 3)
+	require.NoError(t, err)
+	require.Equal(t, reduced{scaled: 1, factor: math.MaxUint64 - 1}, r)
+}
+
+// TestChoose holds that every call fits the window, whatever the limits.
+func TestChoose(t *testing.T) {
+	for _, channels := range []int{1, 8, 100, 1024, 2048} {
+		for _, blocks := range []int{1, 2, 16, 128} {
+			for n := 1; n < 1<<29; n = n*3 + 1 {
+				s := Choose(n, blocks, channels)
+				require.Positive(t, s.Blocks)
+				require.Positive(t, s.Threads)
+				require.Zero(t, s.Threads%32)
+				require.LessOrEqual(t, s.Threads, 512)
+				require.LessOrEqual(t, s.Blocks, blocks)
+				require.LessOrEqual(t, s.Blocks*s.Threads/32, channels)
+			}
+		}
+	}
+	require.Equal(t, Shape{Blocks: 1, Threads: 256}, Choose(8, 128, 2048))
+	require.Equal(t, Shape{Blocks: 32, Threads: 128, Large: true}, Choose(256<<10, 128, 2048))
+	require.Equal(t, Shape{Blocks: 128, Threads: 512, Large: true}, Choose(64<<20, 128, 2048))
+	require.Equal(t, Shape{Blocks: 16, Threads: 512, Large: true}, Choose(64<<20, 16, 2048))
+}

@@ -1,0 +1,773 @@
+package direct_test
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"hash/fnv"
+	"io"
+	"math/rand/v2"
+	"os"
+	"os/exec"
+	"slices"
+	"strconv"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/c10d-go/c10d/backend"
+	"github.com/c10d-go/c10d/backend/cuda/driver"
+	"github.com/c10d-go/c10d/backend/cuda/driver/drivertest"
+	"github.com/c10d-go/c10d/backend/cuda/driver/nvidia"
+	"github.com/c10d-go/c10d/backend/cuda/internal/direct"
+	"github.com/c10d-go/c10d/backend/cuda/internal/window"
+	"github.com/c10d-go/c10d/tensor"
+)
+
+// Tests of two GPUs. They run the ranks as goroutines of this process and as processes of
+// their own: the test binary starts itself again, with the rank in the environment, and
+// passes the bytes of window.Exchange through pipes.
+
+const (
+	childRank = "C10D_DIRECT_RANK"
+	childJob  = "C10D_DIRECT_JOB"
+	gpuRanks  = 2
+)
+
+// setup is what ranks of a test have in common.
+type setup struct {
+	ranks  int
+	window window.Options
+	direct direct.Options
+	most   int // bytes of an operation
+	rounds int
+}
+
+// onGPUs is a rank for each GPU.
+func onGPUs() setup {
+	return setup{
+		ranks: gpuRanks, direct: direct.Options{Limit: 20 * time.Second, Blocks: number("C10D_DIRECT_BLOCKS", 0)},
+		most: 2 << 20, rounds: number("C10D_DIRECT_ROUNDS", 40),
+	}
+}
+
+// jobs are what ranks do in tests.
+var jobs = map[string]func(m *member) error{
+	"check": func(m *member) error { return check(m, m.rounds, m.most) },
+	"large": func(m *member) error { return check(m, 2, 96<<20) },
+	"fail":  fail,
+	"graph": replay,
+	"bench": bench,
+	"sweep": sweep,
+}
+
+// number is a test's size, from the environment.
+func number(name string, otherwise int) int {
+	if n, err := strconv.Atoi(os.Getenv(name)); err == nil {
+		return n
+	}
+	return otherwise
+}
+
+func TestMain(m *testing.M) {
+	if r := os.Getenv(childRank); r != "" {
+		rank, err := strconv.Atoi(r)
+		if err == nil {
+			err = child(rank, os.Getenv(childJob))
+		}
+		if err != nil {
+			fmt.Fprintf(os.Stderr, "rank %s: %v\n", r, err)
+			os.Exit(1)
+		}
+		os.Exit(0)
+	}
+	os.Exit(m.Run())
+}
+
+// gpus skips the test where there are not two GPUs.
+func gpus(t *testing.T) driver.Driver {
+	t.Helper()
+	d, err := nvidia.Open()
+	if errors.Is(err, driver.ErrNoDevice) {
+		t.Skip(err)
+	}
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, d.Close()) })
+	if d.Count() < gpuRanks {
+		t.Skipf("%d GPU, want %d", d.Count(), gpuRanks)
+	}
+	return d
+}
+
+func child(rank int, job string) error {
+	d, err := nvidia.Open()
+	if err != nil {
+		return err
+	}
+	in, out := bufio.NewReader(os.Stdin), os.Stdout
+	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Minute)
+	defer cancel()
+	err = with(ctx, onGPUs(), d, rank, rank, func(_ context.Context, mine []byte) ([][]byte, error) {
+		if err := send(out, mine); err != nil {
+			return nil, err
+		}
+		all := make([][]byte, gpuRanks)
+		for r := range all {
+			if all[r], err = receive(in); err != nil {
+				return nil, err
+			}
+		}
+		return all, nil
+	}, jobs[job])
+	return errors.Join(err, d.Close())
+}
+
+func send(w io.Writer, b []byte) error {
+	_, err := w.Write(append(binary.LittleEndian.AppendUint32(nil, uint32(len(b))), b...))
+	return err
+}
+
+func receive(r io.Reader) ([]byte, error) {
+	var n [4]byte
+	if _, err := io.ReadFull(r, n[:]); err != nil {
+		return nil, err
+	}
+	b := make([]byte, binary.LittleEndian.Uint32(n[:]))
+	_, err := io.ReadFull(r, b)
+	return b, err
+}
+
+// processes runs a job with a process for each rank.
+func processes(t *testing.T, job string) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
+	defer cancel()
+	var wait sync.WaitGroup
+	defer wait.Wait()
+	type end struct {
+		in  io.WriteCloser
+		out *bufio.Reader
+	}
+	var ends []end
+	errs := make([]error, gpuRanks)
+	for r := range gpuRanks {
+		cmd := exec.CommandContext(ctx, os.Args[0])
+		cmd.Env = append(os.Environ(), childRank+"="+strconv.Itoa(r), childJob+"="+job)
+		cmd.Stderr = os.Stderr
+		in, err := cmd.StdinPipe()
+		require.NoError(t, err)
+		out, err := cmd.StdoutPipe()
+		require.NoError(t, err)
+		require.NoError(t, cmd.Start())
+		ends = append(ends, end{in, bufio.NewReader(out)})
+		defer func() { require.NoError(t, errors.Join(cmd.Wait(), errs[r])) }()
+	}
+	for {
+		all := make([][]byte, 0, gpuRanks)
+		for r := range ends {
+			b, err := receive(ends[r].out)
+			if err != nil {
+				for _, e := range ends {
+					e.in.Close()
+				}
+				return // Wait says how the processes ended
+			}
+			all = append(all, b)
+		}
+		for r := range ends {
+			for _, b := range all {
+				errs[r] = errors.Join(errs[r], send(ends[r].in, b))
+			}
+		}
+	}
+}
+
+// threads runs a job with all ranks in this process. Drivers has one for each rank; rank r is
+// on device r, or on those that there are in turn.
+func threads(t *testing.T, u setup, drivers []driver.Driver, job func(m *member) error) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
+	defer cancel()
+	exchange := exchanges(u.ranks)
+	errs := make([]error, u.ranks)
+	var wait sync.WaitGroup
+	for r := range u.ranks {
+		wait.Go(func() {
+			errs[r] = with(ctx, u, drivers[r], r%drivers[r].Count(), r, exchange(r), job)
+			if errs[r] != nil {
+				cancel()
+			}
+		})
+	}
+	wait.Wait()
+	require.NoError(t, errors.Join(errs...))
+}
+
+// one is the same driver for all ranks.
+func one(d driver.Driver, ranks int) (all []driver.Driver) {
+	for range ranks {
+		all = append(all, d)
+	}
+	return all
+}
+
+// exchanges returns the ranks' exchange functions for ranks of one process.
+func exchanges(ranks int) func(rank int) window.Exchange {
+	type round struct {
+		all  [][]byte
+		left int
+		done chan struct{}
+	}
+	var mu sync.Mutex
+	newRound := func() *round { return &round{make([][]byte, ranks), ranks, make(chan struct{})} }
+	current := newRound()
+	return func(rank int) window.Exchange {
+		return func(ctx context.Context, mine []byte) ([][]byte, error) {
+			mu.Lock()
+			r := current
+			r.all[rank] = bytes.Clone(mine)
+			if r.left--; r.left == 0 {
+				current = newRound()
+				close(r.done)
+			}
+			mu.Unlock()
+			select {
+			case <-r.done:
+				return append([][]byte(nil), r.all...), nil
+			case <-ctx.Done():
+				return nil, ctx.Err()
+			}
+		}
+	}
+}
+
+// member is a rank of a test.
+type member struct {
+	setup
+	ctx      context.Context
+	rank     int
+	d        driver.Driver
+	v        driver.Device
+	s        driver.Stream
+	w        *window.Window
+	c        *direct.Comm
+	exchange window.Exchange
+	delay    driver.Function
+}
+
+// with makes a rank, runs a job, and takes the rank down.
+func with(ctx context.Context, u setup, d driver.Driver, device, rank int, exchange window.Exchange, job func(m *member) error) (err error) {
+	m := &member{setup: u, ctx: ctx, rank: rank, d: d, exchange: exchange}
+	var closers []func() error
+	closes := func(f func() error) { closers = append(closers, f) }
+	defer func() {
+		if err != nil && m.w != nil {
+			// The others may still be there.
+			m.w.Abort()
+			late, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+			defer cancel()
+			m.ctx = late
+			_ = m.sync()
+		}
+		for _, f := range slices.Backward(closers) {
+			err = errors.Join(err, f())
+		}
+	}()
+	if m.v, err = d.Device(device); err != nil {
+		return err
+	}
+	if m.s, err = m.v.NewStream(driver.StreamOptions{Name: fmt.Sprint("rank ", rank)}); err != nil {
+		return err
+	}
+	closes(m.s.Close)
+	// Simulated devices have delays of their own.
+	var delays driver.Module
+	if d.Name() != "sim" {
+		if delays, err = m.v.Load([]byte(drivertest.PTX)); err != nil {
+			return err
+		}
+		closes(delays.Close)
+		if m.delay, err = delays.Function(drivertest.Delay); err != nil {
+			return err
+		}
+	}
+	o := u.window
+	o.Driver, o.Device, o.Rank, o.Ranks = d, m.v, rank, u.ranks
+	if m.w, err = window.New(ctx, o); err != nil {
+		return err
+	}
+	closes(m.w.Close)
+	if err = m.w.Connect(ctx, exchange); err != nil {
+		return err
+	}
+	begin := time.Now()
+	if m.c, err = direct.New(m.w, u.direct); err != nil {
+		return err
+	}
+	closes(m.c.Close)
+	if rank == 0 && m.delay != nil {
+		fmt.Fprintf(os.Stderr, "kernels loaded in %v\n", time.Since(begin).Round(time.Millisecond))
+	}
+	// The ranks of a process must not compile kernels while others of theirs wait.
+	if err = m.meet(); err != nil {
+		return err
+	}
+	if err = job(m); err != nil {
+		return err
+	}
+	return errors.Join(m.sync(), m.w.Detach(), m.meet())
+}
+
+// meet waits for the other ranks.
+func (m *member) meet() error {
+	_, err := m.exchange(m.ctx, []byte{1})
+	return err
+}
+
+// sync waits for the stream.
+func (m *member) sync() error {
+	e, err := m.s.Record()
+	if err != nil {
+		return err
+	}
+	defer e.Release()
+	if err := e.Sync(m.ctx); err != nil {
+		return err
+	}
+	return m.w.Err()
+}
+
+func TestThreads(t *testing.T) { threads(t, onGPUs(), one(gpus(t), gpuRanks), jobs["check"]) }
+
+// TestManyRanks has more ranks than GPUs, each with so few blocks that all of them run at the
+// same time.
+func TestManyRanks(t *testing.T) {
+	d := gpus(t)
+	for _, ranks := range []int{3, 4, 8} {
+		t.Run(strconv.Itoa(ranks), func(t *testing.T) {
+			u := onGPUs()
+			u.ranks, u.most = ranks, 1<<20
+			u.direct.Blocks = 4
+			u.direct = direct.ShareDevices(u.direct)
+			threads(t, u, one(d, ranks), jobs["check"])
+		})
+	}
+}
+
+func TestProcesses(t *testing.T) {
+	gpus(t)
+	processes(t, "check")
+}
+
+func TestLarge(t *testing.T) {
+	gpus(t)
+	processes(t, "large")
+}
+
+func TestFailures(t *testing.T) {
+	gpus(t)
+	processes(t, "fail")
+}
+
+func TestGraph(t *testing.T) { threads(t, onGPUs(), one(gpus(t), gpuRanks), jobs["graph"]) }
+
+type kind uint8
+
+const (
+	allReduce kind = iota
+	reduceScatter
+	allGather
+	allToAll
+	kinds
+)
+
+var (
+	dtypes = []tensor.DType{
+		tensor.Float32, tensor.BFloat16, tensor.Float16, tensor.Float64,
+		tensor.Int8, tensor.Uint8, tensor.Int32, tensor.Int64,
+	}
+	ops = []backend.ReduceOp{
+		backend.Sum(), backend.Avg(), backend.Product(), backend.Min(), backend.Max(),
+		backend.PreMulSum(-1.5), backend.PreMulSum(3), backend.BAnd(), backend.BOr(), backend.BXor(),
+	}
+)
+
+// operation is one random call, the same on all ranks.
+type operation struct {
+	kind    kind
+	d       tensor.DType
+	op      backend.ReduceOp
+	n       int // elements that a rank gets from another one
+	skew    int // elements before dst and src within a vector
+	inPlace bool
+	seed    uint64
+}
+
+func (o operation) String() string {
+	return fmt.Sprintf("kind %d, %v, %v, %d elements, skew %d, in place %v, seed %d", o.kind, o.d, o.op, o.n, o.skew, o.inPlace, o.seed)
+}
+
+// of returns a rank's operator: factors differ between ranks.
+func (o operation) of(rank int) backend.ReduceOp {
+	if f := o.op.Factor(); f != 0 {
+		return backend.PreMulSum(f * float64(rank+1))
+	}
+	return o.op
+}
+
+// sizes returns the bytes of input and output.
+func (o operation) sizes(ranks int) (in, out int) {
+	in = o.n * o.d.Size()
+	out = in
+	switch o.kind {
+	case reduceScatter:
+		in *= ranks
+	case allGather:
+		out *= ranks
+	case allToAll:
+		in, out = in*ranks, out*ranks
+	}
+	return in, out
+}
+
+func randomOperation(g *rand.Rand, most int) operation {
+	o := operation{kind: kind(g.IntN(int(kinds))), d: dtypes[g.IntN(len(dtypes))], seed: g.Uint64()}
+	if g.IntN(2) == 0 {
+		o.kind = allReduce
+	}
+	for {
+		o.op = ops[g.IntN(len(ops))]
+		if direct.Supports(o.op, o.d) == nil {
+			break
+		}
+	}
+	// As many small ones as large ones.
+	bytes := 1 << g.IntN(len(strconv.FormatInt(int64(most), 2)))
+	o.n = (bytes + g.IntN(bytes)) / o.d.Size() % (most/o.d.Size() + 1)
+	if g.IntN(2) == 0 {
+		o.skew = g.IntN(16 / o.d.Size())
+	}
+	o.inPlace = g.IntN(3) == 0 && o.kind != allToAll
+	return o
+}
+
+// fill makes a rank's input: any bits, and often those that the protocol or the arithmetic
+// could get wrong.
+func fill(b []byte, d tensor.DType, seed uint64) {
+	g := rand.New(rand.NewPCG(seed, 1))
+	var special []byte
+	for _, w := range []uint32{0xffffffff, 0x80000000, 0, 0x7fffffff, 0x7f800000, 0xff800000, 1, 0x80008000, 0xffff0000, 0x0000ffff} {
+		special = binary.LittleEndian.AppendUint32(special, w)
+	}
+	x := g.Uint64() | 1
+	for i := 0; i+8 <= len(b); i += 8 {
+		x ^= x << 13
+		x ^= x >> 7
+		x ^= x << 17
+		v := x
+		switch {
+		case d == tensor.Float32 && x>>60 != 0:
+			v = v&0x00ffffff00ffffff | 0x3f0000003f000000 // numbers near 1
+		case d == tensor.BFloat16 && x>>60 != 0:
+			v = v&0x01ff01ff01ff01ff | 0x3e003e003e003e00
+		}
+		binary.LittleEndian.PutUint64(b[i:], v)
+	}
+	for i := len(b) &^ 7; i < len(b); i++ {
+		b[i] = byte(g.Uint32())
+	}
+	for range len(b) / 64 {
+		copy(b[4*g.IntN(len(b)/4):], special[4*g.IntN(len(special)/4):][:4])
+	}
+	if len(b) >= 4 && g.IntN(4) == 0 {
+		for i := range b {
+			b[i] = 0xff
+		}
+	}
+}
+
+// expect returns what a rank gets.
+func (o operation) expect(rank int, in [][]byte) ([]byte, error) {
+	n := o.n * o.d.Size()
+	part := func(b []byte) []byte {
+		if o.kind == reduceScatter || o.kind == allToAll {
+			return b[rank*n:][:n]
+		}
+		return b
+	}
+	if o.kind >= allGather {
+		var out []byte
+		for _, b := range in {
+			out = append(out, part(b)...)
+		}
+		return out, nil
+	}
+	var red backend.Reduction
+	var out []byte
+	for r := range in {
+		var err error
+		if red, err = o.of(r).Reduction(o.d, len(in)); err != nil {
+			return nil, err
+		}
+		x := bytes.Clone(part(in[r]))
+		if red.Before != nil {
+			red.Before(x)
+		}
+		if r == 0 {
+			out = x
+			continue
+		}
+		red.Combine(out, x)
+	}
+	if red.After != nil {
+		red.After(out)
+	}
+	return out, nil
+}
+
+// same reports whether a and b are the same elements. Two NaNs are.
+func same(d tensor.DType, a, b []byte) bool {
+	if bytes.Equal(a, b) {
+		return true
+	}
+	if !d.IsFloat() {
+		return false
+	}
+	n := d.Size()
+	for i := 0; i < len(a); i += n {
+		x, y := a[i:i+n], b[i:i+n]
+		if !bytes.Equal(x, y) && !(isNaN(d, x) && isNaN(d, y)) {
+			return false
+		}
+	}
+	return true
+}
+
+func isNaN(d tensor.DType, b []byte) bool {
+	switch d {
+	case tensor.Float32:
+		return binary.LittleEndian.Uint32(b)&0x7fffffff > 0x7f800000
+	case tensor.Float64:
+		return binary.LittleEndian.Uint64(b)&0x7fffffffffffffff > 0x7ff0000000000000
+	case tensor.BFloat16:
+		return binary.LittleEndian.Uint16(b)&0x7fff > 0x7f80
+	}
+	return binary.LittleEndian.Uint16(b)&0x7fff > 0x7c00
+}
+
+// check runs random operations, a few at a time, and compares what they make with the CPU's
+// arithmetic, and all ranks' bits with each other.
+func check(m *member, rounds, most int) error {
+	const atOnce, guard = 8, 256
+	room := atOnce * (2*m.ranks*(most+64) + 2*guard)
+	if most > 16<<20 {
+		room /= atOnce
+	}
+	mem, err := m.v.Alloc(room)
+	if err != nil {
+		return err
+	}
+	defer mem.Close()
+	host, err := m.d.AllocHost(room)
+	if err != nil {
+		return err
+	}
+	defer host.Close()
+	// To make memory may wait for the device, and with it for a rank of this process.
+	if err := m.meet(); err != nil {
+		return err
+	}
+	seed := uint64(number("C10D_DIRECT_SEED", 1))
+	g := rand.New(rand.NewPCG(seed, 7)) // the same on all ranks
+	mine := rand.New(rand.NewPCG(seed, uint64(m.rank)))
+	done := 0
+	var moved int
+	for range rounds {
+		type placed struct {
+			operation
+			in       [][]byte
+			src, dst int
+			out      int
+		}
+		var list []placed
+		used := 0
+		for range 1 + g.IntN(atOnce) {
+			o := placed{operation: randomOperation(g, most)}
+			in, out := o.sizes(m.ranks)
+			size, skew := o.d.Size(), 0
+			if o.skew > 0 {
+				skew = o.skew * size
+			}
+			if used+in+out+2*guard+64 > room {
+				break
+			}
+			o.src = (used+guard+15)/16*16 + skew
+			o.dst, o.out = o.src, out
+			switch n := o.n * size; {
+			case !o.inPlace:
+				o.dst = (o.src+in+guard+15)/16*16 + skew
+				used = o.dst + out
+			case o.kind == allGather:
+				o.src = o.dst + m.rank*n
+				used = o.dst + out
+			case o.kind == reduceScatter:
+				o.dst = o.src + m.rank*n
+				used = o.src + in
+			default:
+				used = o.src + in
+			}
+			for r := range m.ranks {
+				b := make([]byte, in)
+				fill(b, o.d, o.seed+uint64(r))
+				o.in = append(o.in, b)
+			}
+			list = append(list, o)
+			moved += in
+		}
+		used += guard
+		b := host.Bytes()[:min(used, room)]
+		for i := range b {
+			b[i] = 0xa5
+		}
+		for _, o := range list {
+			copy(b[o.src:], o.in[m.rank])
+		}
+		before := bytes.Clone(b)
+		if err := m.s.Copy(mem.Ptr(), host.Ptr(), len(b)); err != nil {
+			return err
+		}
+		if mine.IntN(2) == 0 && m.delay != nil {
+			l := driver.Launch{Function: m.delay, Grid: driver.Dim{X: 1}, Block: driver.Dim{X: 1}, Args: new(driver.Args).Uint64(uint64(mine.IntN(200000)))}
+			if err := m.s.Launch(&l); err != nil {
+				return err
+			}
+		}
+		for _, o := range list {
+			dst, src := mem.Ptr()+driver.Ptr(o.dst), mem.Ptr()+driver.Ptr(o.src)
+			switch o.kind {
+			case allReduce:
+				err = m.c.AllReduce(m.s, dst, src, o.n, o.d, o.of(m.rank))
+			case reduceScatter:
+				err = m.c.ReduceScatter(m.s, dst, src, o.n, o.d, o.of(m.rank))
+			case allGather:
+				err = m.c.AllGather(m.s, dst, src, o.n*o.d.Size())
+			case allToAll:
+				err = m.c.AllToAll(m.s, dst, src, o.n*o.d.Size())
+			}
+			if err != nil {
+				return fmt.Errorf("%v: %w", o, err)
+			}
+		}
+		if err := m.s.Copy(host.Ptr(), mem.Ptr(), len(b)); err != nil {
+			return err
+		}
+		if err := m.sync(); err != nil {
+			return fmt.Errorf("%v: %w", list, err)
+		}
+		sums := fnv.New64a()
+		for _, o := range list {
+			want, err := o.expect(m.rank, o.in)
+			if err != nil {
+				return err
+			}
+			got := b[o.dst:][:o.out]
+			if !same(o.d, want, got) {
+				for i := range want {
+					if want[i] != got[i] {
+						return fmt.Errorf("rank %d after %d operations: %v: byte %d of %d: %#x, want %#x", m.rank, done, o, i, len(want), got[i:min(i+8, len(got))], want[i:min(i+8, len(got))])
+					}
+				}
+			}
+			if o.kind == allReduce || o.kind == allGather {
+				sums.Write(got)
+			}
+			copy(before[o.dst:], got)
+			done++
+		}
+		if !bytes.Equal(before, b) {
+			for i := range b {
+				if b[i] != before[i] {
+					return fmt.Errorf("rank %d: %v: byte %d of the memory was written", m.rank, list, i)
+				}
+			}
+		}
+		all, err := m.exchange(m.ctx, sums.Sum(nil))
+		if err != nil {
+			return err
+		}
+		for r := range all {
+			if !bytes.Equal(all[r], all[0]) {
+				return fmt.Errorf("%v: ranks 0 and %d have other bits", list, r)
+			}
+		}
+	}
+	if m.rank == 0 && m.delay != nil {
+		fmt.Fprintf(os.Stderr, "%d operations on %d MiB were right\n", done, moved>>20)
+	}
+	return nil
+}
+
+// fail has calls that end early: a peer that does not come, an abort, and what comes after.
+func fail(m *member) error {
+	mem, err := m.v.Alloc(8 << 20)
+	if err != nil {
+		return err
+	}
+	defer mem.Close()
+	if err := m.s.Memset(mem.Ptr(), 1, 8<<20); err != nil {
+		return err
+	}
+	if err := m.sync(); err != nil {
+		return err
+	}
+	quick, err := direct.New(m.w, direct.Options{Limit: 100 * time.Millisecond, DTypes: []tensor.DType{tensor.Int32}})
+	if err != nil {
+		return err
+	}
+	defer quick.Close()
+	for i, n := range []int{1, 1 << 20} {
+		for _, aborts := range []bool{false, true} {
+			if m.rank == i {
+				begin := time.Now()
+				c := quick
+				if aborts {
+					c = m.c
+				}
+				if err := c.AllReduce(m.s, mem.Ptr(), mem.Ptr(), n, tensor.Int32, backend.Sum()); err != nil {
+					return err
+				}
+				// A second call finds that the first one has failed.
+				if err := c.AllReduce(m.s, mem.Ptr(), mem.Ptr(), n, tensor.Int32, backend.Sum()); err != nil {
+					return err
+				}
+				if aborts {
+					time.Sleep(50 * time.Millisecond)
+					m.w.Abort()
+				}
+				err := m.sync()
+				var f *window.Failure
+				if !errors.As(err, &f) || f.Peer != 1-m.rank || f.Rank != m.rank || f.Aborted != aborts {
+					return fmt.Errorf("rank %d alone, abort %v: %w", m.rank, aborts, err)
+				}
+				if d := time.Since(begin); d > 5*time.Second {
+					return fmt.Errorf("it took %v to end", d)
+				}
+				if err := c.AllReduce(m.s, mem.Ptr(), mem.Ptr(), n, tensor.Int32, backend.Sum()); !errors.As(err, &f) {
+					return fmt.Errorf("a call after a failure: %w", err)
+				}
+			}
+			if err := m.w.Reset(m.ctx, m.exchange); err != nil {
+				return err
+			}
+			if err := check(m, 3, 1<<20); err != nil {
+				return fmt.Errorf("after Reset: %w", err)
+			}
+		}
+	}
+	return nil
+}

@@ -1,0 +1,546 @@
+package direct
+
+import (
+	"embed"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"math"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/c10d-go/c10d/backend"
+	"github.com/c10d-go/c10d/backend/cuda/driver"
+	"github.com/c10d-go/c10d/backend/cuda/internal/window"
+	"github.com/c10d-go/c10d/tensor"
+)
+
+//go:embed ptx/*.ptx
+var texts embed.FS
+
+// gathers is the text with the kernels of all_gather and all_to_all.
+const gathers = "gather"
+
+var dtypes = []tensor.DType{
+	tensor.Float32, tensor.BFloat16, tensor.Float16, tensor.Float64,
+	tensor.Int8, tensor.Uint8, tensor.Int32, tensor.Int64,
+}
+
+// operators are the kernels' numbers of what two operands become.
+var operators = []backend.ReduceOp{backend.Sum(), backend.Product(), backend.Min(), backend.Max(), backend.BAnd(), backend.BOr(), backend.BXor()}
+
+// image returns the PTX text for a dtype, or of gathers.
+func image(name string) []byte {
+	b, err := texts.ReadFile("ptx/" + name + ".ptx")
+	if err != nil {
+		panic(err)
+	}
+	return b
+}
+
+// kernels returns the names of the kernels for so many ranks, of small and of large calls.
+func kernels(name string, ranks int) (small, large string) {
+	group := "n"
+	if ranks == 2 {
+		group = "2"
+	}
+	return "c10d_direct_" + name + "_small_" + group, "c10d_direct_" + name + "_large_" + group
+}
+
+// sums returns the name under which kernels finds those that only add, "" if there are none.
+func sums(d tensor.DType, ranks int) string {
+	if ranks == 2 && (d == tensor.Float32 || d == tensor.Float16 || d == tensor.BFloat16) {
+		return d.String() + "_sum"
+	}
+	return ""
+}
+
+// Images calls f with each PTX text, for devices of compute capability 8.0 and later, and
+// the names of its kernels for so many ranks.
+func Images(ranks int, f func(image []byte, kernels ...string)) {
+	for _, d := range dtypes {
+		small, large := kernels(d.String(), ranks)
+		list := []string{small, large}
+		if name := sums(d, ranks); name != "" {
+			small, large := kernels(name, ranks)
+			list = append(list, small, large)
+		}
+		f(image(d.String()), list...)
+	}
+	small, large := kernels(gathers, ranks)
+	f(image(gathers), small, large)
+}
+
+func names() (all []string) {
+	for _, d := range dtypes {
+		all = append(all, d.String())
+	}
+	return all
+}
+
+// Supports returns nil if there is a kernel for the operator and the dtype.
+func Supports(op backend.ReduceOp, d tensor.DType) error {
+	_, err := reduction(op, d, 1)
+	return err
+}
+
+// reduced is how kernels are told of an operator.
+type reduced struct {
+	op, by, scaled uint32
+	factor         uint64
+}
+
+func reduction(op backend.ReduceOp, d tensor.DType, ranks int) (r reduced, err error) {
+	kind, ok := op.Kind(), slices.Contains(dtypes, d)
+	switch kind {
+	case backend.Avg().Kind():
+		r.by, kind, ok = uint32(ranks), backend.Sum().Kind(), ok && d.IsFloat()
+	case backend.PreMulSum(1).Kind():
+		r.scaled, kind = 1, backend.Sum().Kind()
+		f := op.Factor()
+		switch {
+		case d.IsInteger():
+			ok = ok && f == math.Trunc(f) && math.Abs(f) <= 1<<53
+			r.factor = uint64(int64(f))
+		case d == tensor.Float64:
+			r.factor = math.Float64bits(f)
+		default:
+			r.factor = uint64(math.Float32bits(float32(f)))
+		}
+	case backend.BAnd().Kind(), backend.BOr().Kind(), backend.BXor().Kind():
+		ok = ok && d.IsInteger()
+	}
+	for i, o := range operators {
+		if ok && o.Kind() == kind {
+			r.op = uint32(i)
+			return r, nil
+		}
+	}
+	return r, fmt.Errorf("direct: there is no kernel for %v of %v", op, d)
+}
+
+// Options is how a Comm is made. All ranks need the same.
+type Options struct {
+	// Blocks is the most blocks that a call takes. 0 means 128. Fewer leave multiprocessors
+	// to other kernels, and make large calls slower.
+	Blocks int
+
+	// OneShot is the most bytes of an all_reduce of more than 2 ranks in which each sends
+	// everything to all. 0 means 256 KiB for 3 and 4 ranks, and 64 KiB for more.
+	OneShot int
+
+	// Limit is how long a kernel may wait for a peer; 0 means 10 minutes. It is what is left
+	// if nobody calls Abort, so it should be longer than the group's own timeout.
+	Limit time.Duration
+
+	// DTypes are those whose kernels New loads. Nil means all that have kernels.
+	DTypes []tensor.DType
+
+	shareDevices bool // tests have more ranks than devices, and few blocks
+}
+
+// Shape is how a call is launched.
+type Shape struct {
+	Blocks, Threads int
+	Large           bool // tiles of more than one vector a lane
+}
+
+// Choose returns the shape for a call in which each rank gets n bytes from each peer. It
+// depends on nothing else, so all ranks choose alike.
+//
+// The figures are for two H200 (TestSweep). Below 64 KiB a warp has a tile of 512 bytes,
+// above one of 2 KiB, until 512 warps have one. Small blocks spread over more
+// multiprocessors.
+func Choose(n, blocks, channels int) Shape {
+	var s Shape
+	switch {
+	case n < 64<<10:
+		s = Shape{Blocks: max((n+4095)/4096, 1), Threads: 256}
+	case n <= 1<<20:
+		s = Shape{Blocks: (n + 8191) / 8192, Threads: 128, Large: true}
+	case n <= 8<<20:
+		s = Shape{Blocks: 128, Threads: 256, Large: true}
+	default:
+		s = Shape{Blocks: 128, Threads: 512, Large: true}
+	}
+	if s.Blocks > blocks {
+		// Fewer blocks of more threads have the same channels.
+		s = Shape{Blocks: blocks, Threads: 512, Large: n > blocks*16*512}
+	}
+	s.Blocks = min(s.Blocks, max(channels*32/s.Threads, 1))
+	if channels < s.Threads/32 {
+		s.Threads = channels * 32
+	}
+	return s
+}
+
+// pair is a kernel for small calls and one for large calls.
+type pair struct{ small, large driver.Function }
+
+// forms are the kernels of a dtype. Sum is for plain sums; it may be the same as all.
+type forms struct{ all, sum pair }
+
+// Comm has the collectives of one window. Its methods may be called from many goroutines;
+// the launches are in the order of the calls.
+type Comm struct {
+	w           *window.Window
+	o           Options
+	rank, ranks int
+	channels    int
+	modules     []driver.Module
+	functions   map[tensor.DType]forms
+	gathers     pair
+	choose      func(n, blocks, channels int) Shape // Choose, but for measurements
+
+	mu     sync.Mutex // of what launches use
+	call   [callBytes]byte
+	args   driver.Args
+	launch driver.Launch
+}
+
+// What kernels get as their parameter: struct Call of direct.cu.
+const (
+	callSrc = 8 * iota
+	callDst
+	callPart
+	callSrcStep
+	callSrcBytes
+	callDstStep
+	callDstBytes
+	callSlots
+	callMarks
+	callState
+	callCredit
+	callFailed
+	callHost
+	callFactor
+	callLimit
+	callRanks // two numbers of 4 bytes each from here on
+	callChannels
+	callOp
+	callScaled
+	callPeers
+	callBytes = callPeers + 3*8*window.MostRanks
+)
+
+// Call is what a kernel is told: the parts of struct Call in direct.cu that kernels in Go need.
+type Call struct {
+	Src, Dst                                     driver.Ptr
+	Part, SrcStep, SrcBytes, DstStep, DstBytes   int
+	Slots, Marks, State, Credit, Failed, Host    driver.Ptr
+	Factor                                       uint64
+	Limit                                        time.Duration
+	Ranks, Rank, Channels, Depth, Op, By, Scaled int
+	Peers                                        [window.MostRanks]window.Peer
+}
+
+// ParseCall reads the parameter of a kernel, for kernels in Go.
+func ParseCall(b []byte) (c Call) {
+	long := func(at int) int { return int(binary.NativeEndian.Uint64(b[at:])) }
+	ptr := func(at int) driver.Ptr { return driver.Ptr(binary.NativeEndian.Uint64(b[at:])) }
+	pair := func(at int) (int, int) {
+		return int(binary.NativeEndian.Uint32(b[at:])), int(binary.NativeEndian.Uint32(b[at+4:]))
+	}
+	c.Src, c.Dst = ptr(callSrc), ptr(callDst)
+	c.Part, c.SrcStep, c.SrcBytes, c.DstStep, c.DstBytes = long(callPart), long(callSrcStep), long(callSrcBytes), long(callDstStep), long(callDstBytes)
+	c.Slots, c.Marks, c.State = ptr(callSlots), ptr(callMarks), ptr(callState)
+	c.Credit, c.Failed, c.Host = ptr(callCredit), ptr(callFailed), ptr(callHost)
+	c.Factor, c.Limit = uint64(long(callFactor)), time.Duration(long(callLimit))
+	c.Ranks, c.Rank = pair(callRanks)
+	c.Channels, c.Depth = pair(callChannels)
+	c.Op, c.By = pair(callOp)
+	c.Scaled, _ = pair(callScaled)
+	for r := range c.Peers {
+		at := callPeers + 24*r
+		c.Peers[r] = window.Peer{Slots: ptr(at), Marks: ptr(at + 8), Credit: ptr(at + 16)}
+	}
+	return c
+}
+
+// Operator returns what a call does with operands of a dtype, as package backend has it.
+func (c Call) Operator(d tensor.DType) backend.ReduceOp {
+	switch {
+	case c.By > 1:
+		return backend.Avg()
+	case c.Scaled == 0:
+		return operators[c.Op]
+	case d.IsInteger():
+		return backend.PreMulSum(float64(int64(c.Factor)))
+	case d == tensor.Float64:
+		return backend.PreMulSum(math.Float64frombits(c.Factor))
+	}
+	return backend.PreMulSum(float64(math.Float32frombits(uint32(c.Factor))))
+}
+
+// Each calls f for every kernel, with the dtype that it combines; Invalid for those that
+// gather.
+func Each(f func(name string, d tensor.DType)) {
+	all := func(name string, ranks int, d tensor.DType) {
+		small, large := kernels(name, ranks)
+		f(small, d)
+		f(large, d)
+	}
+	for _, ranks := range []int{2, window.MostRanks} {
+		for _, d := range dtypes {
+			all(d.String(), ranks, d)
+			if name := sums(d, ranks); name != "" {
+				all(name, ranks, d)
+			}
+		}
+		all(gathers, ranks, tensor.Invalid)
+	}
+}
+
+// New makes the collectives of a connected window. It loads kernels, which may wait for the
+// device. Its memory is the window's, which has to stay until the Comm is closed.
+func New(w *window.Window, o Options) (_ *Comm, err error) {
+	rank, ranks := w.Rank()
+	if a, b, shared := w.SharedDevice(); shared && !o.shareDevices {
+		return nil, fmt.Errorf("direct: ranks %d and %d share a device: kernels that wait for each other need one each", a, b)
+	}
+	dev := w.Device().ID().Index
+	if o.Blocks < 0 || o.OneShot < 0 || o.Limit < 0 {
+		return nil, fmt.Errorf("direct: Options.Blocks %d, OneShot %d, Limit %v: none may be negative", o.Blocks, o.OneShot, o.Limit)
+	}
+	if i := w.Device().Info(); i.Major < 8 {
+		return nil, fmt.Errorf("direct: device %d has compute capability %d.%d, want 8.0 or later", dev, i.Major, i.Minor)
+	}
+	if o.Blocks == 0 {
+		o.Blocks = 128
+	}
+	if o.OneShot == 0 {
+		o.OneShot = 256 << 10
+		if ranks > 4 {
+			o.OneShot = 64 << 10
+		}
+	}
+	if o.Limit == 0 {
+		o.Limit = 10 * time.Minute
+	}
+	if o.DTypes == nil {
+		o.DTypes = dtypes
+	}
+	channels, depth := w.Shape()
+	c := &Comm{w: w, o: o, rank: rank, ranks: ranks, channels: channels, choose: Choose, functions: make(map[tensor.DType]forms)}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, c.Close())
+		}
+	}()
+	for _, d := range o.DTypes {
+		if !slices.Contains(dtypes, d) {
+			return nil, fmt.Errorf("direct: there are no kernels for %v", d)
+		}
+		m, err := c.load(d.String())
+		if err != nil {
+			return nil, err
+		}
+		var f forms
+		if f.all, err = functions(m, d.String(), ranks); err != nil {
+			return nil, err
+		}
+		f.sum = f.all
+		if name := sums(d, ranks); name != "" {
+			if f.sum, err = functions(m, name, ranks); err != nil {
+				return nil, err
+			}
+		}
+		c.functions[d] = f
+	}
+	m, err := c.load(gathers)
+	if err != nil {
+		return nil, err
+	}
+	if c.gathers, err = functions(m, gathers, ranks); err != nil {
+		return nil, err
+	}
+
+	own := w.Own()
+	for at, p := range map[int]driver.Ptr{
+		callSlots: own.Slots, callMarks: own.Marks, callState: own.State, callCredit: own.Credit, callFailed: own.Failed, callHost: own.Host,
+	} {
+		c.put(at, uint64(p))
+	}
+	c.put(callLimit, uint64(o.Limit.Nanoseconds()))
+	c.put2(callRanks, uint32(ranks), uint32(rank))
+	c.put2(callChannels, uint32(channels), uint32(depth))
+	for r := range ranks {
+		if r == rank {
+			continue
+		}
+		p := w.Peer(r)
+		c.put(callPeers+24*r, uint64(p.Slots))
+		c.put(callPeers+24*r+8, uint64(p.Marks))
+		c.put(callPeers+24*r+16, uint64(p.Credit))
+	}
+	// Two places are for what a call reads and writes.
+	c.launch = driver.Launch{Args: &c.args, Access: w.Access(make([]driver.Access, 2, 2+2+ranks))}
+	return c, nil
+}
+
+func (c *Comm) load(name string) (driver.Module, error) {
+	m, err := c.w.Device().Load(image(name))
+	if err == nil {
+		c.modules = append(c.modules, m)
+	}
+	return m, err
+}
+
+func functions(m driver.Module, name string, ranks int) (p pair, err error) {
+	small, large := kernels(name, ranks)
+	if p.small, err = m.Function(small); err == nil {
+		p.large, err = m.Function(large)
+	}
+	return p, err
+}
+
+func (c *Comm) put(at int, v uint64) { binary.NativeEndian.PutUint64(c.call[at:], v) }
+
+func (c *Comm) put2(at int, a, b uint32) {
+	binary.NativeEndian.PutUint32(c.call[at:], a)
+	binary.NativeEndian.PutUint32(c.call[at+4:], b)
+}
+
+// Err returns why calls fail, nil while they do not. See window.Window.Err.
+func (c *Comm) Err() error { return c.w.Err() }
+
+// Close unloads the kernels. Launches must have ended.
+func (c *Comm) Close() error {
+	var errs []error
+	for _, m := range c.modules {
+		errs = append(errs, m.Close())
+	}
+	c.modules = nil
+	return errors.Join(errs...)
+}
+
+// step is one launch. Offsets and lengths are in bytes.
+type step struct {
+	dst, src           driver.Ptr
+	part               int
+	srcStep, srcBytes  int
+	dstStep, dstBytes  int
+	srcRange, dstRange int // what is read from src and written to dst
+	r                  reduced
+	f                  pair
+}
+
+// enqueue launches a step. The caller holds c.mu.
+func (c *Comm) enqueue(s driver.Stream, x step) error {
+	c.put(callSrc, uint64(x.src))
+	c.put(callDst, uint64(x.dst))
+	c.put(callPart, uint64(x.part))
+	c.put(callSrcStep, uint64(x.srcStep))
+	c.put(callSrcBytes, uint64(x.srcBytes))
+	c.put(callDstStep, uint64(x.dstStep))
+	c.put(callDstBytes, uint64(x.dstBytes))
+	c.put(callFactor, x.r.factor)
+	c.put2(callOp, x.r.op, x.r.by)
+	c.put2(callScaled, x.r.scaled, uint32(x.src|x.dst|driver.Ptr(x.srcStep|x.dstStep)))
+	shape := c.choose(x.part, c.o.Blocks, c.channels)
+	l := &c.launch
+	l.Function = x.f.small
+	if shape.Large {
+		l.Function = x.f.large
+	}
+	l.Grid, l.Block = driver.Dim{X: uint32(shape.Blocks)}, driver.Dim{X: uint32(shape.Threads)}
+	l.Access[0], l.Access[1] = driver.Reads(x.src, x.srcRange), driver.Writes(x.dst, x.dstRange)
+	c.args.Reset().Struct(c.call[:], 8)
+	return s.Launch(l)
+}
+
+// begin checks what all calls have in common; it returns false if there is nothing to do.
+func (c *Comm) begin(what string, dst, src driver.Ptr, n int) (bool, error) {
+	if n < 0 || n > 0 && (dst == 0 || src == 0) {
+		return false, fmt.Errorf("direct: %s of %d elements from %v to %v", what, n, src, dst)
+	}
+	if err := c.w.Err(); err != nil {
+		return false, fmt.Errorf("direct: %s: %w", what, err)
+	}
+	return n > 0, nil
+}
+
+func (c *Comm) kernel(what string, op backend.ReduceOp, d tensor.DType) (p pair, r reduced, err error) {
+	if r, err = reduction(op, d, c.ranks); err != nil {
+		return p, r, err
+	}
+	f, ok := c.functions[d]
+	if !ok {
+		return p, r, fmt.Errorf("direct: %s of %v: Options.DTypes did not have it", what, d)
+	}
+	if r == (reduced{}) {
+		return f.sum, r, nil
+	}
+	return f.all, r, nil
+}
+
+// AllReduce combines n elements at src of all ranks, to dst.
+func (c *Comm) AllReduce(s driver.Stream, dst, src driver.Ptr, n int, d tensor.DType, op backend.ReduceOp) error {
+	f, r, err := c.kernel("all_reduce", op, d)
+	if err != nil {
+		return err
+	}
+	if ok, err := c.begin("all_reduce", dst, src, n); !ok {
+		return err
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	bytes := n * d.Size()
+	if c.ranks == 2 || bytes <= c.o.OneShot {
+		return c.enqueue(s, step{dst: dst, src: src, part: bytes, srcBytes: bytes, dstBytes: bytes, srcRange: bytes, dstRange: bytes, r: r, f: f})
+	}
+	// Parts of whole vectors; the last one may be shorter.
+	part := (bytes + 16*c.ranks - 1) / (16 * c.ranks) * 16
+	at := min(part*c.rank, bytes)
+	mine := min(part, bytes-at)
+	err = c.enqueue(s, step{
+		dst: dst + driver.Ptr(at), src: src, part: part, srcStep: part, srcBytes: bytes, dstBytes: mine, srcRange: bytes, dstRange: mine, r: r, f: f,
+	})
+	if err != nil {
+		return err
+	}
+	return c.enqueue(s, step{
+		dst: dst, src: dst + driver.Ptr(at), part: part, srcBytes: mine, dstStep: part, dstBytes: bytes, srcRange: mine, dstRange: bytes, f: c.gathers,
+	})
+}
+
+// ReduceScatter combines the ranks' parts of n elements each: src has one for each rank, in
+// order, and dst gets this rank's.
+func (c *Comm) ReduceScatter(s driver.Stream, dst, src driver.Ptr, n int, d tensor.DType, op backend.ReduceOp) error {
+	f, r, err := c.kernel("reduce_scatter", op, d)
+	if err != nil {
+		return err
+	}
+	if ok, err := c.begin("reduce_scatter", dst, src, n); !ok {
+		return err
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	part := n * d.Size()
+	all := part * c.ranks
+	return c.enqueue(s, step{dst: dst, src: src, part: part, srcStep: part, srcBytes: all, dstBytes: part, srcRange: all, dstRange: part, r: r, f: f})
+}
+
+// AllGather brings n bytes at src of each rank to dst, in the order of the ranks. Src may be
+// this rank's part of dst.
+func (c *Comm) AllGather(s driver.Stream, dst, src driver.Ptr, n int) error {
+	if ok, err := c.begin("all_gather", dst, src, n); !ok {
+		return err
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	all := n * c.ranks
+	return c.enqueue(s, step{dst: dst, src: src, part: n, srcBytes: n, dstStep: n, dstBytes: all, srcRange: n, dstRange: all, f: c.gathers})
+}
+
+// AllToAll brings part r of src, of n bytes, to rank r's dst, where it is part number rank.
+func (c *Comm) AllToAll(s driver.Stream, dst, src driver.Ptr, n int) error {
+	if ok, err := c.begin("all_to_all", dst, src, n); !ok {
+		return err
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	all := n * c.ranks
+	return c.enqueue(s, step{dst: dst, src: src, part: n, srcStep: n, srcBytes: all, dstStep: n, dstBytes: all, srcRange: all, dstRange: all, f: c.gathers})
+}

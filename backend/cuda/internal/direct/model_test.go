@@ -1,0 +1,514 @@
+package direct
+
+import (
+	"fmt"
+	"iter"
+	"math/rand/v2"
+	"slices"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+// A model of the protocol. It shows that the protocol is right for any number of ranks, any
+// pace of the lanes, and any order in which stores arrive. It follows Kernel in direct.cu
+// line by line. A lane computes sums of words.
+//
+// A seeded scheduler takes one step at a time: of a lane, or the arrival of a store. For a
+// while it holds up some lanes and ranks, and some stores until nothing else can go on. Stores
+// of a lane arrive in any order, unless they are to the same word. A store that releases
+// arrives after the lane's own earlier stores, and after those that the warp's lanes had made
+// when they last met in syncWarp. A rank's next kernel starts when its last one has ended
+// and all stores of that have arrived.
+
+const (
+	free  = 0xffffffff // a word of a free slot
+	other = 0x7fffffff // what is sent instead
+)
+
+// rule is a part of the protocol that a test leaves out.
+type rule string
+
+const (
+	nothing   rule = ""
+	clearing  rule = "a slot is cleared when it has been read"
+	crediting rule = "a push waits for credit"
+	last      rule = "slots are free up to the tiles before the last call, not those after it"
+	releasing rule = "a credit releases the clears before it"
+	meeting   rule = "the lanes meet before a credit is given"
+	halves    rule = "a channel gives credit every half ring"
+	cleaning  rule = "words that look free are changed"
+	padding   rule = "a short part is padded"
+	stopping  rule = "kernels after a failed one do nothing"
+)
+
+// modelCall is one collective: how many tiles each channel has, and whether the last rank's
+// part is empty.
+type modelCall struct {
+	tiles []int
+	parts bool // each rank gets a part of its own
+	short bool
+}
+
+type model struct {
+	g                      *rand.Rand
+	without                rule
+	ranks, channels, depth int
+	calls                  []modelCall
+	absent                 int // a rank that stays away from the last call but one; -1: none
+	mem                    []uint32
+	credits, states        int // where they begin; the rings come first
+	flying                 []*modelStore
+	warps                  []*modelWarp
+	lanes                  []*modelLane
+	flyingOf               []int  // stores of a rank that have not arrived
+	failed                 []bool // ranks
+	failedIn               []int  // calls
+	done                   []int  // calls of a rank that have ended
+	expired                bool   // waits are over
+	fault                  error
+	turns                  int // until others are held up
+}
+
+type modelStore struct {
+	at      int
+	v       uint32
+	lane    *modelLane
+	after   []*modelStore
+	push    bool
+	arrived bool
+	late    bool // it arrives when nothing else can go on, or much later
+}
+
+type modelWarp struct {
+	rank, channel int
+	lanes         []*modelLane
+	waiting       int // lanes in syncWarp
+	met           int // how often they have met
+	before        []*modelStore
+}
+
+type modelLane struct {
+	m        *model
+	w        *modelWarp
+	n        int
+	call     int // that the lane is in
+	mine     []*modelStore
+	ready    func() bool // when the lane can go on; nil: always
+	next     func() (func() bool, bool)
+	stop     func()
+	yield    func(func() bool)
+	ended    bool
+	cur      uint32
+	limit    uint32
+	returned bool // from the call
+	held     bool // for a while
+}
+
+const lanesOfWarp = 2
+
+// stopped is the panic of a lane whose model has ended.
+var stopped = new(int)
+
+func newModel(seed uint64, ranks int, without rule) *model {
+	g := rand.New(rand.NewPCG(seed, uint64(ranks)))
+	m := &model{g: g, without: without, ranks: ranks, channels: 1 + g.IntN(2), depth: 4 << g.IntN(2), absent: -1}
+	if without == stopping {
+		m.absent = g.IntN(ranks)
+	}
+	for range 4 + g.IntN(5) {
+		c := modelCall{parts: g.IntN(2) == 0}
+		c.short = c.parts && g.IntN(2) == 0
+		most := []int{1, m.depth / 2, m.depth, 3 * m.depth}[g.IntN(4)]
+		for range m.channels {
+			c.tiles = append(c.tiles, g.IntN(most+1))
+		}
+		m.calls = append(m.calls, c)
+	}
+	m.credits = ranks * ranks * m.channels * m.depth * lanesOfWarp
+	m.states = m.credits + ranks*m.channels*ranks
+	m.mem = make([]uint32, m.states+ranks*m.channels*2)
+	for i := range m.credits {
+		m.mem[i] = free
+	}
+	m.flyingOf, m.failed, m.failedIn, m.done = make([]int, ranks), make([]bool, ranks), make([]int, ranks), make([]int, ranks)
+	for r := range ranks {
+		for c := range m.channels {
+			w := &modelWarp{rank: r, channel: c}
+			m.warps = append(m.warps, w)
+			for n := range lanesOfWarp {
+				l := &modelLane{m: m, w: w, n: n}
+				w.lanes = append(w.lanes, l)
+				m.lanes = append(m.lanes, l)
+				l.next, l.stop = iter.Pull(func(yield func(func() bool) bool) {
+					defer func() {
+						if p := recover(); p != nil && p != stopped {
+							panic(p)
+						}
+					}()
+					l.yield = func(ready func() bool) {
+						if !yield(ready) {
+							panic(stopped)
+						}
+					}
+					l.run()
+					l.ended = true
+				})
+			}
+		}
+	}
+	return m
+}
+
+func (m *model) slot(owner, from, channel int, tile uint32, lane int) int {
+	return (((owner*m.ranks+from)*m.channels+channel)*m.depth+int(tile)%m.depth)*lanesOfWarp + lane
+}
+func (m *model) credit(owner, channel, of int) int {
+	return m.credits + (owner*m.channels+channel)*m.ranks + of
+}
+func (m *model) state(rank, channel int) int { return m.states + (rank*m.channels+channel)*2 }
+
+// operand is a rank's word for another one in a tile; now and then it looks like a free one.
+func (m *model) operand(from, to, call, channel, tile, lane int) uint32 {
+	if !m.calls[call].parts {
+		to = 0
+	}
+	if m.calls[call].short && to == m.ranks-1 {
+		return 0
+	}
+	x := uint32(from+1)*2654435761 ^ uint32(to*7919+call*104729+channel*1299709+tile*15485863+lane*32452843)
+	x ^= x >> 15
+	if x%5 == 0 {
+		x = free
+	}
+	if x == free && m.without != cleaning {
+		x = other
+	}
+	return x
+}
+
+// run takes steps until all lanes have ended, or something is wrong.
+func (m *model) run() error {
+	defer func() {
+		for _, l := range m.lanes {
+			l.stop()
+		}
+	}()
+	for m.fault == nil {
+		if m.turns--; m.turns < 0 {
+			m.turns = m.g.IntN(300)
+			for _, l := range m.lanes {
+				l.held = m.g.IntN(8) == 0
+			}
+			if r := m.g.IntN(2 * m.ranks); r < m.ranks {
+				for _, l := range m.lanes {
+					l.held = l.held || l.w.rank == r
+				}
+			}
+		}
+		if m.move(false) || m.move(true) {
+			continue
+		}
+		stuck := slices.IndexFunc(m.lanes, func(l *modelLane) bool { return !l.ended })
+		if stuck < 0 {
+			break
+		}
+		if l := m.lanes[stuck]; m.absent < 0 || m.expired {
+			return fmt.Errorf("deadlock: rank %d, channel %d, lane %d in call %d", l.w.rank, l.w.channel, l.n, l.call)
+		}
+		m.expired = true
+	}
+	return m.fault
+}
+
+// move takes a step. It spares what is held up, unless all may go on.
+func (m *model) move(all bool) bool {
+	n := len(m.lanes) + len(m.flying)
+	first := m.g.IntN(n)
+	for i := range n {
+		k := (first + i) % n
+		if k < len(m.lanes) {
+			if l := m.lanes[k]; (all || !l.held) && m.step(l) {
+				return true
+			}
+			continue
+		}
+		k -= len(m.lanes)
+		if s := m.flying[k]; (all || !s.late || m.g.IntN(500) == 0) && m.arrive(k) {
+			return true
+		}
+	}
+	return false
+}
+
+func (m *model) step(l *modelLane) bool {
+	if l.ended || l.ready != nil && !l.ready() {
+		return false
+	}
+	l.ready, _ = l.next()
+	return true
+}
+
+// arrive brings a store to memory, if it may.
+func (m *model) arrive(i int) bool {
+	s := m.flying[i]
+	for _, a := range s.after {
+		if !a.arrived {
+			return false
+		}
+	}
+	if s.push && m.mem[s.at] != free {
+		m.fault = fmt.Errorf("a push of rank %d in call %d hits a slot that is not free", s.lane.w.rank, s.lane.call)
+	}
+	m.mem[s.at] = s.v
+	s.arrived = true
+	m.flying[i] = m.flying[len(m.flying)-1]
+	m.flying = m.flying[:len(m.flying)-1]
+	m.flyingOf[s.lane.w.rank]--
+	return true
+}
+
+// wait lets others go on until ready, or for a moment. It returns false if the wait is over.
+func (l *modelLane) wait(ready func() bool) bool {
+	if ready == nil {
+		l.yield(nil)
+		return true
+	}
+	m, r := l.m, l.w.rank
+	over := func() bool { return m.expired || m.failed[r] }
+	l.yield(func() bool { return ready() || over() })
+	if ready() {
+		return true
+	}
+	if !m.failed[r] {
+		m.failed[r], m.failedIn[r] = true, l.call
+	}
+	return false
+}
+
+func (l *modelLane) load(at int) uint32 {
+	for i := len(l.mine) - 1; i >= 0; i-- {
+		if s := l.mine[i]; s.at == at && !s.arrived {
+			return s.v
+		}
+	}
+	return l.m.mem[at]
+}
+
+func (l *modelLane) store(at int, v uint32, push bool, after ...*modelStore) {
+	keep := l.mine[:0]
+	s := &modelStore{at: at, v: v, lane: l, push: push, after: after, late: l.m.g.IntN(10) == 0}
+	for _, x := range l.mine {
+		if !x.arrived {
+			keep = append(keep, x)
+			if x.at == at {
+				s.after = append(s.after, x)
+			}
+		}
+	}
+	l.mine = append(keep, s)
+	l.m.flying = append(l.m.flying, s)
+	l.m.flyingOf[l.w.rank]++
+	l.wait(nil)
+}
+
+// syncWarp is a meeting of the warp's lanes. Those that have returned are not waited for.
+func (l *modelLane) syncWarp() {
+	w := l.w
+	met := w.met
+	w.waiting++
+	l.yield(func() bool {
+		if w.met > met {
+			return true
+		}
+		there := 0
+		for _, x := range w.lanes {
+			if x.call < l.call || !x.returned {
+				there++
+			}
+		}
+		if w.waiting < there {
+			return false
+		}
+		w.met, w.waiting, w.before = w.met+1, 0, nil
+		for _, x := range w.lanes {
+			w.before = append(w.before, x.mine...)
+		}
+		return true
+	})
+}
+
+func (l *modelLane) run() {
+	m, r := l.m, l.w.rank
+	for l.call = range m.calls {
+		l.returned = false
+		if r != m.absent || l.call < len(m.calls)-2 {
+			l.kernel()
+		}
+		l.returned = true
+		// The kernel ends with its last lane, and with its stores.
+		call := l.call
+		l.yield(func() bool {
+			if m.done[r] > call {
+				return true
+			}
+			for _, x := range m.lanes {
+				if x.w.rank == r && (x.call < call || !x.returned) {
+					return false
+				}
+			}
+			if m.flyingOf[r] == 0 {
+				m.done[r] = call + 1
+			}
+			return m.done[r] > call
+		})
+	}
+}
+
+func (l *modelLane) kernel() {
+	m, r, ch := l.m, l.w.rank, l.w.channel
+	c := m.calls[l.call]
+	tiles := c.tiles[ch]
+	if tiles == 0 {
+		return
+	}
+	l.cur = l.load(m.state(r, ch))
+	prev := l.load(m.state(r, ch) + 1)
+	if m.failed[r] && m.without != stopping {
+		return
+	}
+	l.limit = prev + uint32(m.depth)
+	if m.without == last {
+		l.limit = l.cur + uint32(m.depth)
+	}
+	if !l.push(0) {
+		return
+	}
+	for i := range tiles {
+		if i+1 < tiles && !l.push(i+1) {
+			return
+		}
+		var got, want uint32
+		for from := range m.ranks {
+			want += m.operand(from, r, l.call, ch, i, l.n)
+			if from == r {
+				got += m.operand(from, r, l.call, ch, i, l.n)
+				continue
+			}
+			if m.without == padding && c.short && r == m.ranks-1 {
+				continue
+			}
+			at := m.slot(r, from, ch, l.cur+uint32(i), l.n)
+			if !l.wait(func() bool { return l.load(at) != free }) {
+				return
+			}
+			got += l.load(at)
+			if m.without != clearing {
+				l.store(at, free, false)
+			}
+		}
+		if got != want {
+			m.fault = fmt.Errorf("rank %d has %#x in call %d, channel %d, tile %d, lane %d, want %#x", r, got, l.call, ch, i, l.n, want)
+			return
+		}
+		every := m.depth / 2
+		if m.without == halves {
+			every = m.depth
+		}
+		if (i+1)%every == 0 {
+			if m.without != meeting {
+				l.syncWarp()
+			}
+			for p := range m.ranks {
+				if p == r || p%lanesOfWarp != l.n {
+					continue
+				}
+				var after []*modelStore
+				if m.without != releasing {
+					after = append(append(after, l.w.before...), l.mine...)
+				}
+				l.store(m.credit(p, ch, r), l.cur+uint32(i)+1, false, after...)
+			}
+		}
+	}
+	l.syncWarp()
+	if l.n == 0 {
+		l.store(m.state(r, ch)+1, l.cur, false)
+		l.store(m.state(r, ch), l.cur+uint32(tiles), false)
+	}
+}
+
+func (l *modelLane) push(i int) bool {
+	m, r, ch := l.m, l.w.rank, l.w.channel
+	t := l.cur + uint32(i)
+	if int32(t-l.limit) >= 0 && m.without != crediting {
+		ok := l.wait(func() bool {
+			least := l.load(m.credit(r, ch, (r+1)%m.ranks))
+			for p := range m.ranks {
+				if p != r {
+					least = min(least, l.load(m.credit(r, ch, p)))
+				}
+			}
+			l.limit = least + uint32(m.depth)
+			return int32(t-l.limit) < 0
+		})
+		if !ok {
+			return false
+		}
+	}
+	for k := 1; k < m.ranks; k++ {
+		p := (r + k) % m.ranks
+		if m.without == padding && m.calls[l.call].short && p == m.ranks-1 {
+			continue
+		}
+		if m.failed[r] && m.failedIn[r] < l.call {
+			m.fault = fmt.Errorf("rank %d pushes in call %d, after it failed in call %d", r, l.call, m.failedIn[r])
+			return false
+		}
+		l.store(m.slot(p, r, ch, t, l.n), m.operand(r, p, l.call, ch, i, l.n), true)
+	}
+	return true
+}
+
+// TestModel holds that the protocol is right for 2, 4 and 8 ranks and any sizes.
+func TestModel(t *testing.T) {
+	for ranks, seeds := range map[int]uint64{2: 400, 3: 200, 4: 200, 8: 200} {
+		if testing.Short() {
+			seeds /= 10
+		}
+		for seed := range seeds {
+			require.NoError(t, newModel(seed, ranks, nothing).run(), "%d ranks, seed %d", ranks, seed)
+		}
+	}
+}
+
+// TestModelAbsent holds that waits for a rank that stays away end, and that the ranks that
+// failed write nothing afterwards.
+func TestModelAbsent(t *testing.T) {
+	for seed := range uint64(100) {
+		for _, ranks := range []int{2, 4} {
+			m := newModel(seed, ranks, nothing)
+			m.absent = int(seed) % ranks
+			require.NoError(t, m.run(), "%d ranks, seed %d", ranks, seed)
+		}
+	}
+}
+
+// TestModelRules holds that each rule is needed: without it some seed goes wrong.
+func TestModelRules(t *testing.T) {
+	for _, without := range []rule{clearing, crediting, last, releasing, meeting, halves, cleaning, padding, stopping} {
+		t.Run(string(without), func(t *testing.T) {
+			for _, ranks := range []int{2, 4} {
+				found := 0
+				for seed := range uint64(300) {
+					if err := newModel(seed, ranks, without).run(); err != nil {
+						if found++; found == 1 {
+							t.Logf("%d ranks, seed %d: %v", ranks, seed, err)
+						}
+					}
+				}
+				require.NotZero(t, found, "%d ranks: nothing went wrong", ranks)
+			}
+		})
+	}
+}

@@ -14,6 +14,7 @@ import (
 	"github.com/c10d-go/c10d/backend"
 	"github.com/c10d-go/c10d/backend/cuda/driver"
 	"github.com/c10d-go/c10d/backend/cuda/driver/sim"
+	"github.com/c10d-go/c10d/backend/cuda/internal/direct"
 	"github.com/c10d-go/c10d/backend/cuda/internal/kernels"
 	"github.com/c10d-go/c10d/tensor"
 )
@@ -29,6 +30,9 @@ func All() map[string]sim.Kernel {
 	}
 	kernels.Each(func(o backend.ReduceOp, d tensor.DType, name string) {
 		all[name] = func(k *sim.Run) error { return step(k, o, d) }
+	})
+	direct.Each(func(name string, d tensor.DType) {
+		all[name] = func(k *sim.Run) error { return exchangeTiles(k, d) }
 	})
 	return all
 }

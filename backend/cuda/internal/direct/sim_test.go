@@ -1,0 +1,203 @@
+package direct_test
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/c10d-go/c10d/backend"
+	"github.com/c10d-go/c10d/backend/cuda/driver"
+	"github.com/c10d-go/c10d/backend/cuda/driver/sim"
+	"github.com/c10d-go/c10d/backend/cuda/driver/sim/simkernels"
+	"github.com/c10d-go/c10d/backend/cuda/internal/direct"
+	"github.com/c10d-go/c10d/backend/cuda/internal/window"
+	"github.com/c10d-go/c10d/tensor"
+)
+
+// Tests on simulated devices. Their kernels have the outcome of the real ones, not their
+// protocol: see model_test.go.
+
+// machine is a simulated host with a device for each rank.
+func machine(t *testing.T, ranks int, seed uint64) *sim.Machine {
+	t.Helper()
+	m, err := sim.New(sim.Config{Devices: ranks, Seed: seed, Kernels: simkernels.All()})
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, m.Close()) })
+	return m
+}
+
+// drivers returns a driver for each rank: of a process of its own, or of one that all share.
+func drivers(t *testing.T, m *sim.Machine, ranks int, apart bool) (all []driver.Driver) {
+	t.Helper()
+	for r := range ranks {
+		if r > 0 && !apart {
+			all = append(all, all[0])
+			continue
+		}
+		d, err := m.Process(fmt.Sprint("process ", r))
+		require.NoError(t, err)
+		t.Cleanup(func() { require.NoError(t, d.Close()) })
+		all = append(all, d)
+	}
+	return all
+}
+
+func simulated(ranks int) setup {
+	return setup{
+		ranks: ranks, most: 3000, rounds: 5,
+		window: window.Options{Channels: 3, Depth: 4},
+		// So that larger all_reduces are a reduce_scatter and an all_gather.
+		direct: direct.Options{Limit: 20 * time.Second, OneShot: 1000},
+	}
+}
+
+// TestSimulated holds that calls ask kernels for the right thing, with any number of ranks, in
+// one process or in several.
+func TestSimulated(t *testing.T) {
+	for _, ranks := range []int{2, 3, 4, 8} {
+		for _, apart := range []bool{false, true} {
+			t.Run(fmt.Sprintf("%d ranks, apart %v", ranks, apart), func(t *testing.T) {
+				u := simulated(ranks)
+				if ranks == 2 {
+					u.most = 60_000 // several pieces
+				}
+				threads(t, u, drivers(t, machine(t, ranks, uint64(ranks)), ranks, apart), jobs["check"])
+			})
+		}
+	}
+}
+
+// TestFailure has a rank that waits for one that does not come, and one that is aborted.
+func TestFailure(t *testing.T) {
+	for _, aborts := range []bool{false, true} {
+		u := simulated(2)
+		u.direct.DTypes = []tensor.DType{tensor.Int64}
+		if !aborts {
+			u.direct.Limit = 10 * time.Millisecond
+		}
+		threads(t, u, drivers(t, machine(t, 2, 1), 2, false), func(m *member) error {
+			mem, err := m.v.Alloc(1 << 10)
+			if err != nil {
+				return err
+			}
+			defer mem.Close()
+			if err := errors.Join(m.s.Memset(mem.Ptr(), 1, 1<<10), m.sync(), m.meet()); err != nil {
+				return err
+			}
+			sum := func() error {
+				return m.c.AllReduce(m.s, mem.Ptr(), mem.Ptr(), 4, tensor.Int64, backend.Sum())
+			}
+			if m.rank != 1 {
+				if err := sum(); err != nil {
+					return err
+				}
+				if aborts {
+					m.w.Abort()
+				}
+				err := m.sync()
+				var f *window.Failure
+				if !errors.As(err, &f) || f.Rank != m.rank || f.Peer != 1 || f.Aborted != aborts {
+					return fmt.Errorf("a wait for rank 1: %w", err)
+				}
+				if err := sum(); !errors.As(err, &f) {
+					return fmt.Errorf("a call after a failure: %w", err)
+				}
+			}
+			if err := m.w.Reset(m.ctx, m.exchange); err != nil {
+				return err
+			}
+			return errors.Join(sum(), m.sync(), m.meet())
+		})
+	}
+}
+
+// TestNew holds what New refuses.
+func TestNew(t *testing.T) {
+	m := machine(t, 2, 1)
+	u := simulated(2)
+	u.direct.DTypes = []tensor.DType{tensor.Float32}
+	threads(t, u, drivers(t, m, 2, true), func(m *member) error {
+		var errs []error
+		refused := func(o direct.Options, why string) {
+			_, err := direct.New(m.w, o)
+			if err == nil || !contains(err, why) {
+				errs = append(errs, fmt.Errorf("%+v: %w, want %q", o, err, why))
+			}
+		}
+		refused(direct.Options{Blocks: -1}, "Options.Blocks -1")
+		refused(direct.Options{DTypes: []tensor.DType{tensor.Bool}}, "no kernels for bool")
+		for _, c := range []struct {
+			err error
+			why string
+		}{
+			{m.c.AllReduce(m.s, 1, 1, 1, tensor.Int32, backend.Sum()), "Options.DTypes did not have it"},
+			{m.c.AllReduce(m.s, 1, 1, 1, tensor.Float32, backend.BOr()), "bor"},
+			{m.c.AllReduce(m.s, 0, 1, 1, tensor.Float32, backend.Sum()), "all_reduce of 1 elements"},
+			{m.c.AllGather(m.s, 1, 1, -1), "all_gather of -1"},
+		} {
+			if c.err == nil || !contains(c.err, c.why) {
+				errs = append(errs, fmt.Errorf("%w, want %q", c.err, c.why))
+			}
+		}
+		// Nothing to do is no launch, also with no memory.
+		errs = append(errs, m.c.AllReduce(m.s, 0, 0, 0, tensor.Float32, backend.Sum()), m.c.AllToAll(m.s, 0, 0, 0))
+		return errors.Join(errs...)
+	})
+	one, err := sim.New(sim.Config{Devices: 1, Kernels: simkernels.All()})
+	require.NoError(t, err)
+	defer func() { require.NoError(t, one.Close()) }()
+	ds := drivers(t, one, 2, true)
+	exchange := exchanges(2)
+	errs := make(chan error, 2)
+	for r := range 2 {
+		go func() { errs <- with(t.Context(), u, ds[r], 0, r, exchange(r), func(*member) error { return nil }) }()
+	}
+	for range 2 {
+		require.ErrorContains(t, <-errs, "ranks 0 and 1 share a device")
+	}
+}
+
+// TestAllocations holds that a call allocates nothing.
+func TestAllocations(t *testing.T) {
+	u := simulated(2)
+	u.direct.DTypes = []tensor.DType{tensor.Float32}
+	threads(t, u, drivers(t, machine(t, 2, 1), 2, true), func(m *member) error {
+		if m.rank != 0 {
+			return m.meet()
+		}
+		s := &counting{Stream: m.s}
+		n := testing.AllocsPerRun(100, func() {
+			err := m.c.AllReduce(s, 1<<20, 1<<20, 100, tensor.Float32, backend.Avg())
+			if err == nil {
+				err = m.c.ReduceScatter(s, 1<<20, 1<<21, 100, tensor.Float32, backend.Sum())
+			}
+			if err == nil {
+				err = m.c.AllGather(s, 1<<20, 1<<21, 100)
+			}
+			if err != nil {
+				panic(err)
+			}
+		})
+		if n > 0 || s.launches != 303 {
+			return fmt.Errorf("%v allocations, %d launches", n, s.launches)
+		}
+		return m.meet()
+	})
+}
+
+// counting is a stream that only counts launches.
+type counting struct {
+	driver.Stream
+	launches int
+}
+
+func (s *counting) Launch(*driver.Launch) error {
+	s.launches++
+	return nil
+}
+
+func contains(err error, text string) bool { return strings.Contains(err.Error(), text) }

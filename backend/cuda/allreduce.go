@@ -35,6 +35,7 @@ type allReduceWork struct {
 
 // ownWorks are the backend's own works, those of the highest priority first.
 var ownWorks = []allReduceWork{
+	{name: DirectWork, priority: 200, can: directCan, meet: directMeet, prepare: prepareDirectWork},
 	{name: DeviceWork, priority: 100, can: deviceCan, meet: deviceMeet, prepare: prepareDeviceWork},
 	{name: HostWork, priority: 0, prepare: prepareHostWork},
 }
@@ -84,32 +85,42 @@ func (w *allReduceWork) allows(h *host) error {
 	return nil
 }
 
-// choose returns the work that does the call. cannot has the reasons of the works of a higher
-// priority, which do not.
-func (b *Backend) choose(h *host) (w allReduceWork, cannot []string, err error) {
+// choose returns the work that does the call.
+func (b *Backend) choose(h *host) (w allReduceWork, err error) {
 	t, name := h.call.Tensors[0], b.options.AllReduce
 	works := allReduceWorks(t.Layout())
 	if name != "" {
 		i := slices.IndexFunc(works, func(w allReduceWork) bool { return w.name == name })
 		if i < 0 {
-			return w, nil, fmt.Errorf("no all-reduce work is called %q for %v", name, t)
+			return w, fmt.Errorf("no all-reduce work is called %q for %v", name, t)
 		}
 		if err := works[i].allows(h); err != nil {
-			return w, nil, fmt.Errorf("all-reduce work %q, which Options.AllReduce asks for: %w", name, err)
+			return w, fmt.Errorf("all-reduce work %q, which Options.AllReduce asks for: %w", name, err)
 		}
-		return works[i], nil, nil
+		return works[i], nil
 	}
 	for _, w := range works {
-		err := w.allows(h)
-		if err == nil {
-			return w, cannot, nil
+		if w.allows(h) == nil {
+			return w, nil
 		}
-		cannot = append(cannot, w.name+": "+err.Error())
 	}
-	if cannot != nil {
-		return w, cannot, fmt.Errorf("no all-reduce work for %v: %s", t, strings.Join(cannot, "; "))
+	if cannot := refusals(h, ""); cannot != nil {
+		return w, fmt.Errorf("no all-reduce work for %v: %s", t, strings.Join(cannot, "; "))
 	}
-	return w, nil, fmt.Errorf("unsupported layout %v on device type %v", t.Layout(), t.Device().Type)
+	return w, fmt.Errorf("unsupported layout %v on device type %v", t.Layout(), t.Device().Type)
+}
+
+// refusals returns why the works do not do a call that have a higher priority than the named one.
+func refusals(h *host, name string) (cannot []string) {
+	for _, w := range allReduceWorks(h.call.Tensors[0].Layout()) {
+		if w.name == name {
+			break
+		}
+		if err := w.allows(h); err != nil {
+			cannot = append(cannot, w.name+": "+err.Error())
+		}
+	}
+	return cannot
 }
 
 // host is the backend's backend.Collectives: those of the CPU backend, in the order of the group's

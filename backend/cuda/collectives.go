@@ -113,7 +113,7 @@ func (b *Backend) AllReduce(ctx context.Context, ts []*tensor.Tensor, o backend.
 	ts = slices.Clone(ts)
 	h := &host{b: b, ctx: ctx, op: q}
 	h.call = backend.AllReduceCall{Tensors: ts, Op: o.Op, Collectives: h}
-	w, _, err := b.choose(h)
+	w, err := b.choose(h)
 	if err != nil {
 		return nil, b.refused(ctx, op, q, err)
 	}

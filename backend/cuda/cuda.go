@@ -277,6 +277,9 @@ func New(ctx context.Context, o backend.Options) (*Backend, error) {
 			names = kernels.Names()
 		}
 		driver.Keep(b.driver, kernels.PTX, names...)
+		if b.neighbours.why == nil && b.size == directRanks {
+			keepDirect(b.driver)
+		}
 	}
 	if err == nil && (b.neighbours.why != nil || own.AllReduce == HostWork) {
 		// Else it is the ring's part to find out whether it is needed.

@@ -54,6 +54,8 @@ type deviceWork struct {
 	others []driver.Stream // that have done something for it, besides the ring's
 	step   driver.Function
 	by     int // what the result is divided by
+	reduce backend.ReduceOp
+	direct *directLink // does it instead of the ring; nil for the ring
 	held   []driver.Memory
 	issued bool
 	batch  *edges.Batch // what comes next
@@ -74,7 +76,7 @@ func prepareDeviceWork(h *host) error {
 	if err := b.reduction(work.AllReduce, c.Op, d); err != nil {
 		return err
 	}
-	w := &deviceWork{op: h.op, ring: b.neighbours.made(), by: 1}
+	w := &deviceWork{op: h.op, ring: b.neighbours.made(), by: 1, reduce: c.Op}
 	w.step = w.ring.steps[kernels.Step(c.Op.Kind(), d)]
 	if c.Op.Kind() == backend.Avg().Kind() {
 		w.by = b.size
@@ -141,8 +143,12 @@ func (w *deviceWork) fill() error {
 			driver.Writes(at[0], n*es), driver.Reads(a, n*es))
 	}
 	w.first = progress{r.sent, r.got}
-	unit := max(16/es, 1)
-	hops(r.b.rank, r.b.size, n, r.chunk/(unit*es)*unit, unit, func(h hop) { w.hop(h, at[0], es, w.step, w.by) })
+	if w.direct != nil {
+		w.push(at[0], n)
+	} else {
+		unit := max(16/es, 1)
+		hops(r.b.rank, r.b.size, n, r.chunk/(unit*es)*unit, unit, func(h hop) { w.hop(h, at[0], es, w.step, w.by) })
+	}
 	w.last = progress{r.sent, r.got}
 	r.count()
 	for _, a := range at[1:] {
@@ -254,7 +260,7 @@ func (w *deviceWork) Run(context.Context) error {
 		// After a mark this may be the end of anything. Why the group has failed is on its
 		// way then.
 		if done, err := o.pending.Done(); done && (err != nil || w.ring.marked() < 0) {
-			return err
+			return cmp.Or(err, w.direct.err())
 		}
 		if i < 200 {
 			runtime.Gosched()
@@ -283,6 +289,9 @@ func (w *deviceWork) blame(err error) error {
 	r, o := w.ring, w.op
 	if by := r.marked(); errors.Is(err, work.ErrTimeout) && by >= 0 && by != o.b.rank {
 		return &work.Error{Info: o.Info(), Peer: by, Err: fmt.Errorf("cuda: %w; rank %d has failed and has not said why", err, by)}
+	}
+	if w.direct != nil && errors.Is(err, work.ErrTimeout) {
+		return &work.Error{Info: o.Info(), Peer: r.left.rank, Err: fmt.Errorf("cuda: %w; the device of rank %d has not done its part", err, r.left.rank)}
 	}
 	due := progress{w.last.sent - w.first.sent, w.last.got - w.first.got}
 	if !errors.Is(err, work.ErrTimeout) || due.got == 0 || due.sent == 0 {
@@ -334,7 +343,7 @@ func (w *deviceWork) ended() {
 // neighbours have ended the one before the last: neither waits for words that are
 // on their way.
 const (
-	ringSlots = 2 * window
+	ringSlots = 2 * roundsAtOnce
 	wordEach  = 64 // so that no two share a line
 )
 
@@ -361,6 +370,9 @@ type ring struct {
 	opened      []*mapping
 	marks       *page // of rank 0; nil in a ring of one
 
+	direct   *directLink // nil if there is none
+	noDirect error       // why
+
 	sent, got uint64        // messages to the right and from the left, since the ring was made
 	top       atomic.Uint32 // no word has counted beyond it
 
@@ -381,18 +393,24 @@ type launchBox struct {
 	driver.Launch
 	args   driver.Args
 	access [4]driver.Access
+	more   []driver.Access // of a launch that has more
 }
 
 // launch adds a kernel over n bytes to the batch.
 func (r *ring) launch(batch *edges.Batch, s driver.Stream, f driver.Function, n int, args func(*driver.Args), access ...driver.Access) {
-	if r.used == len(r.boxes) {
-		r.boxes = append(r.boxes, new(launchBox))
-	}
-	x := r.boxes[r.used]
-	r.used++
+	x := r.box()
 	args(x.args.Reset())
 	x.Launch = driver.Launch{Function: f, Grid: kernels.Blocks(n), Block: driver.Dim{X: kernels.Block}, Args: &x.args, Access: x.access[:copy(x.access[:], access)]}
 	batch.Launch(s, &x.Launch)
+}
+
+// box returns an unused box.
+func (r *ring) box() *launchBox {
+	if r.used == len(r.boxes) {
+		r.boxes = append(r.boxes, new(launchBox))
+	}
+	r.used++
+	return r.boxes[r.used-1]
 }
 
 // turn returns the slot of a message, and how often it has then been used.
@@ -495,6 +513,7 @@ func (r *ring) abandon() {
 	if r.marks != nil && !r.closed {
 		r.mark().CompareAndSwap(0, uint32(r.b.rank)+1)
 	}
+	r.direct.abort()
 	r.letGo()
 }
 

@@ -610,12 +610,17 @@ func withoutCall(t *testing.T, s setup, m sim.Call, run func(*world) error) erro
 // nothing is left, and no stream waits for ever (T7).
 func TestDeviceFailedCalls(t *testing.T) {
 	injected := errors.New("injected")
-	for _, first := range []bool{true, false} {
-		t.Run(fmt.Sprintf("first %v", first), func(t *testing.T) {
+	for _, tc := range []struct {
+		first bool
+		way   string
+		calls int // at least so many are made
+	}{{true, "", 20}, {false, cuda.DeviceWork, 20}, {false, cuda.DirectWork, 3}} {
+		first := tc.first
+		t.Run(fmt.Sprintf("first %v %s", first, tc.way), func(t *testing.T) {
 			hosts := 0
 			for k := 0; ; k++ {
 				s := onDevices(2, 2, 160)
-				s.options.AllReduce = ""
+				s.options.AllReduce = tc.way
 				s = s.quietly()
 				s.sim.Seed, s.sim.Semantics = uint64(k), sim.Semantics(k%2)
 				w := newWorld(t, s)
@@ -656,18 +661,22 @@ func TestDeviceFailedCalls(t *testing.T) {
 				if failed.Load() == nil {
 					require.NoError(t, err)
 					w.end()
-					require.Greater(t, k, 20)
+					require.Greater(t, k, tc.calls)
 					t.Logf("%d calls failed in turn, %d of them made the host do it", k, hosts)
 					require.Equal(t, first, hosts > 0)
 					return
 				}
 				what := *failed.Load()
 				if err == nil {
-					// Then there is no ring, on no rank.
+					// Then there is no ring, or only no direct work, on no rank.
+					does := w.ranks[0].b.Explain().Choices[0].Algorithm
+					require.Contains(t, []string{cuda.HostWork, cuda.DeviceWork}, does, what)
 					for _, x := range w.ranks {
-						require.Equal(t, cuda.HostWork, x.b.Explain().Choices[0].Algorithm, what)
+						require.Equal(t, does, x.b.Explain().Choices[0].Algorithm, what)
 					}
-					hosts++
+					if does == cuda.HostWork {
+						hosts++
+					}
 				} else {
 					require.ErrorIs(t, err, injected, what)
 				}

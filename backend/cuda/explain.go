@@ -54,7 +54,7 @@ func (b *Backend) explainAllReduce() []backend.Choice {
 	h := &host{b: b, op: &operation{b: b}}
 	h.call = backend.AllReduceCall{Tensors: []*tensor.Tensor{t}, Op: backend.Sum(), Collectives: h}
 	c := backend.Choice{Op: work.AllReduce.String(), UpTo: -1}
-	w, cannot, err := b.choose(h)
+	w, err := b.choose(h)
 	if err != nil {
 		c.Algorithm, c.Why = "none", err.Error()
 		return []backend.Choice{c}
@@ -69,7 +69,7 @@ func (b *Backend) explainAllReduce() []backend.Choice {
 		return []backend.Choice{c}
 	}
 	c.Why = "the work of the highest priority that can do it"
-	for _, why := range cannot {
+	for _, why := range refusals(h, w.name) {
 		c.Why += "; not " + why
 	}
 	c.Why += how

@@ -81,6 +81,12 @@ var ways = []way{
 	{"device", cuda.DeviceWork, gloo.SumsFast},
 	{"host", cuda.HostWork, gloo.SumsInRankOrder},
 	{"CPU backend", cuda.HostWork, gloo.SumsExact},
+	{"direct", cuda.DirectWork, gloo.SumsFast},
+}
+
+// does reports whether ranks on these devices can go this way.
+func (w way) does(devices ...int) bool {
+	return w.work != cuda.DirectWork || len(devices) == 2 && devices[0] != devices[1]
 }
 
 // delay is a kernel that takes time.
@@ -319,7 +325,11 @@ func TestGPUPeers(t *testing.T) {
 		for i := range devices {
 			devices[i] = i
 		}
-		goroutines(t, d, ways[0], devices, func(m *member) error { return m.suite(gpuSizes, 20) })
+		for _, way := range ways {
+			if way.work != cuda.HostWork && way.does(devices...) {
+				goroutines(t, d, way, devices, func(m *member) error { return m.suite(gpuSizes, 20) })
+			}
+		}
 	}
 }
 
@@ -327,17 +337,23 @@ func TestGPUPeers(t *testing.T) {
 func TestGPUMissing(t *testing.T) {
 	d := openGPU(t)
 	defer d.Close()
+	devices := []int{0, 0}
+	if d.Count() > 1 {
+		devices[1] = 1
+	}
 	for _, way := range ways {
-		goroutines(t, d, way, []int{0, 0}, missing)
+		if way.does(devices...) {
+			goroutines(t, d, way, devices, missing)
+		}
 	}
 }
 
 // TestSimulatedMissing is TestGPUMissing on simulated devices.
 func TestSimulatedMissing(t *testing.T) {
 	for _, way := range ways {
-		d, err := sim.Open(sim.Config{Kernels: simkernels.All(), NoCheck: true})
+		d, err := sim.Open(sim.Config{Devices: 2, Kernels: simkernels.All(), NoCheck: true})
 		require.NoError(t, err)
-		goroutines(t, d, way, []int{0, 0}, missing)
+		goroutines(t, d, way, []int{0, 1}, missing)
 		require.NoError(t, d.Close(), way.name)
 	}
 }
@@ -515,6 +531,9 @@ func (m *member) once(rng *rand.Rand) error {
 // good end and until that one is killed.
 func processes(t *testing.T, dir func() string, devices [2]int) {
 	for i, way := range ways {
+		if !way.does(devices[:]...) {
+			continue
+		}
 		for _, end := range []string{endWell, endIdle, endHeld, endAtWork} {
 			t.Run(way.name+"/"+end, func(t *testing.T) { process(t, dir(), devices, i, end) })
 		}
@@ -592,7 +611,7 @@ func process(t *testing.T, dir string, devices [2]int, way int, end string) {
 	require.NoError(t, m.close())
 	<-heard
 	require.Error(t, cmd.Wait())
-	if err = d.Close(); ways[way].work == cuda.DeviceWork {
+	if err = d.Close(); ways[way].work != cuda.HostWork {
 		require.Error(t, err, "the memory that the other process had open is kept")
 	} else {
 		require.NoError(t, err)

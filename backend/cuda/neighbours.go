@@ -18,6 +18,7 @@ import (
 	"github.com/c10d-go/c10d/backend"
 	"github.com/c10d-go/c10d/backend/cuda/driver"
 	"github.com/c10d-go/c10d/backend/cuda/internal/kernels"
+	"github.com/c10d-go/c10d/backend/cuda/internal/peers"
 	"github.com/c10d-go/c10d/tensor"
 	"github.com/c10d-go/c10d/work"
 )
@@ -233,7 +234,11 @@ func (r *ring) meet(q *operation) (why, err error) {
 	why = r.connect(all)
 	why, _, err = b.hear(q.ctx, q.left(), told(why, nil))
 	// Who opens the page has done so.
-	return why, errors.Join(err, r.own.page.hide())
+	err = errors.Join(err, r.own.page.hide())
+	if why == nil && err == nil {
+		err = r.connectDirect(q)
+	}
+	return why, err
 }
 
 // prepare makes what a rank has of its own, and returns how others reach it.
@@ -376,22 +381,10 @@ type workspaceKey struct {
 	id    uint64
 }
 
-// workspaces are those of this process, and peerAccess the uses of what
-// Device.EnablePeer does.
-var (
-	workspaces struct {
-		sync.Mutex
-		by map[workspaceKey]*workspace
-	}
-	peerAccess struct {
-		sync.Mutex
-		uses map[peerKey]int
-	}
-)
-
-type peerKey struct {
-	d        driver.Driver
-	from, to int
+// workspaces are those of this process.
+var workspaces struct {
+	sync.Mutex
+	by map[workspaceKey]*workspace
 }
 
 // publish makes the workspace known to ranks of this process.
@@ -459,8 +452,9 @@ type mapping struct {
 	words driver.HostMemory
 	page  *page      // of another process
 	of    *workspace // nil if it is another process's
-	peer  *peerKey   // that was enabled for it
 	says  []int      // the words that tell the other rank of its end
+
+	disable func() error // takes back the access to its device; may be nil
 }
 
 func (m *mapping) ptr() driver.Ptr        { return m.mem.Ptr() }
@@ -515,17 +509,10 @@ func (r *ring) open(rank int, h driver.MemoryHandle, words string) (m *mapping, 
 	case on == r.dev:
 		return m, nil
 	}
-	k := peerKey{r.b.driver, r.dev, on}
-	peerAccess.Lock()
-	defer peerAccess.Unlock()
-	if err := r.v.EnablePeer(on); err != nil {
+	if err := peers.Enable(r.b.driver, r.v, on); err != nil {
 		return m, err
 	}
-	if peerAccess.uses == nil {
-		peerAccess.uses = make(map[peerKey]int)
-	}
-	peerAccess.uses[k]++
-	m.peer = &k
+	m.disable = func() error { return peers.Disable(r.b.driver, r.v, on) }
 	return m, nil
 }
 
@@ -535,17 +522,8 @@ func (m *mapping) close() error {
 	if m.mem != nil {
 		errs = append(errs, m.mem.Close())
 	}
-	if m.peer != nil {
-		peerAccess.Lock()
-		if peerAccess.uses[*m.peer]--; peerAccess.uses[*m.peer] == 0 {
-			delete(peerAccess.uses, *m.peer)
-			v, err := m.peer.d.Device(m.peer.from)
-			if err == nil {
-				err = v.DisablePeer(m.peer.to)
-			}
-			errs = append(errs, err)
-		}
-		peerAccess.Unlock()
+	if m.disable != nil {
+		errs = append(errs, m.disable())
 	}
 	for _, at := range m.says {
 		m.words.Store32(at, 1)
@@ -617,6 +595,7 @@ func (n *neighbours) close() error {
 	if !drained(idle, []driver.Stream{r.stream}) {
 		return errors.Join(append(errs, fmt.Errorf("cuda: the ring's stream has not ended after %v, and the memory stays", closeLimit))...)
 	}
+	errs = append(errs, r.direct.detach())
 	foreign := false
 	for _, m := range r.opened {
 		foreign = foreign || m.of == nil
@@ -630,7 +609,7 @@ func (n *neighbours) close() error {
 			limit = linger
 		}
 		if !r.own.gone(limit) {
-			r.own = nil // kept for good: nobody can tell whether they will
+			r.own, r.direct = nil, nil // kept for good: nobody can tell whether they will
 		}
 	} else if b.size > 1 {
 		for end := time.Now().Add(linger); r.own.shared() && time.Now().Before(end); {
@@ -714,7 +693,8 @@ func (r *ring) free() error {
 			errs = append(errs, r.own.leave())
 		}
 	}
-	r.opened, r.own = nil, nil
+	errs = append(errs, r.direct.close())
+	r.opened, r.own, r.direct = nil, nil, nil
 	if r.marks != nil {
 		errs = append(errs, r.marks.close())
 		r.marks = nil

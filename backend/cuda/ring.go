@@ -12,9 +12,9 @@ type hop struct {
 	pass    bool // the outcome goes to the right
 }
 
-// window is how many rounds of a ring go side by side: while one's words are on
+// roundsAtOnce is how many rounds of a ring go side by side: while one's words are on
 // their way between the devices, the other's elements are combined.
-const window = 2
+const roundsAtOnce = 2
 
 // hops calls f for the steps of a rank in a ring of size ranks that all-reduces n
 // elements. A step is on at most grain elements, grain and the borders within a
@@ -28,15 +28,15 @@ const window = 2
 //
 // Left and right see the messages between them in one order. A rank's step needs
 // steps of its neighbours that come earlier in this order, as long as more than
-// window messages can be on their way, so the ring cannot stand still.
+// roundsAtOnce messages can be on their way, so the ring cannot stand still.
 func hops(rank, size, n, grain, unit int, f func(hop)) {
 	if size == 1 {
 		return
 	}
 	rounds := (n + size*grain - 1) / (size * grain)
-	for first := 0; first < rounds; first += window {
+	for first := 0; first < rounds; first += roundsAtOnce {
 		for s := range 2*size - 1 {
-			for round := first; round < min(first+window, rounds); round++ {
+			for round := first; round < min(first+roundsAtOnce, rounds); round++ {
 				base := round * size * grain
 				m := min(size*grain, n-base)
 				each := ((m+size-1)/size + unit - 1) / unit * unit

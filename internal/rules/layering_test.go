@@ -83,14 +83,15 @@ var layers = []layer{
 		"tensor", "backend", "backend/cuda/driver", "backend/cuda/driver/sim", "backend/cuda/internal/kernels", "backend/cuda/internal/direct", "backend/cuda/internal/window",
 	}},
 	{"backend/cuda/internal/libcuda", []string{"tensor", "backend/cuda/driver"}},
-	{"backend/cuda/internal/window", []string{"backend/cuda/driver"}},
+	{"backend/cuda/internal/peers", []string{"backend/cuda/driver"}},
+	{"backend/cuda/internal/window", []string{"backend/cuda/driver", "backend/cuda/internal/peers"}},
 	{"backend/cuda/internal/direct", []string{"tensor", "backend", "backend/cuda/driver", "backend/cuda/internal/window"}},
 	{"backend/cuda/driver/nvidia", []string{
 		"backend/cuda/driver", "backend/cuda/internal/libcuda", "github.com/ebitengine/purego", "golang.org/x/sys/...",
 	}},
 	{"backend/cuda", []string{
 		"tensor", "work", "store", "backend", "backend/gloo",
-		"backend/cuda/driver", "backend/cuda/driver/edges", "backend/cuda/driver/nvidia", "backend/cuda/internal/kernels", "internal/reduce", "internal/unwind", "golang.org/x/sys/...",
+		"backend/cuda/driver", "backend/cuda/driver/edges", "backend/cuda/driver/nvidia", "backend/cuda/internal/kernels", "backend/cuda/internal/peers", "backend/cuda/internal/window", "backend/cuda/internal/direct", "internal/reduce", "internal/unwind", "golang.org/x/sys/...",
 	}},
 	{"backend/cuda/gorgonia", []string{"tensor", "backend/cuda/driver", "backend/cuda/internal/libcuda"}},
 	{"backend/cuda/driver/drivertest", []string{"tensor", "backend/cuda/driver", "backend/cuda/driver/edges", "github.com/stretchr/testify/..."}},

@@ -26,6 +26,12 @@ func (a *Args) Reset() *Args {
 	return a
 }
 
+// Set makes a's parameters those of b.
+func (a *Args) Set(b *Args) *Args {
+	a.buf, a.offs = append(a.buf[:0], b.buf...), append(a.offs[:0], b.offs...)
+	return a
+}
+
 // next makes room for a parameter of n bytes.
 func (a *Args) next(n, align int) []byte {
 	at := (len(a.buf) + align - 1) / align * align

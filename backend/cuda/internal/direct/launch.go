@@ -415,6 +415,11 @@ func (c *Comm) Close() error {
 	return errors.Join(errs...)
 }
 
+// Launcher takes launches, as a driver.Stream does. It keeps nothing of one after it returns.
+type Launcher interface {
+	Launch(l *driver.Launch) error
+}
+
 // step is one launch. Offsets and lengths are in bytes.
 type step struct {
 	dst, src           driver.Ptr
@@ -427,7 +432,7 @@ type step struct {
 }
 
 // enqueue launches a step. The caller holds c.mu.
-func (c *Comm) enqueue(s driver.Stream, x step) error {
+func (c *Comm) enqueue(s Launcher, x step) error {
 	c.put(callSrc, uint64(x.src))
 	c.put(callDst, uint64(x.dst))
 	c.put(callPart, uint64(x.part))
@@ -476,7 +481,7 @@ func (c *Comm) kernel(what string, op backend.ReduceOp, d tensor.DType) (p pair,
 }
 
 // AllReduce combines n elements at src of all ranks, to dst.
-func (c *Comm) AllReduce(s driver.Stream, dst, src driver.Ptr, n int, d tensor.DType, op backend.ReduceOp) error {
+func (c *Comm) AllReduce(s Launcher, dst, src driver.Ptr, n int, d tensor.DType, op backend.ReduceOp) error {
 	f, r, err := c.kernel("all_reduce", op, d)
 	if err != nil {
 		return err
@@ -507,7 +512,7 @@ func (c *Comm) AllReduce(s driver.Stream, dst, src driver.Ptr, n int, d tensor.D
 
 // ReduceScatter combines the ranks' parts of n elements each: src has one for each rank, in
 // order, and dst gets this rank's.
-func (c *Comm) ReduceScatter(s driver.Stream, dst, src driver.Ptr, n int, d tensor.DType, op backend.ReduceOp) error {
+func (c *Comm) ReduceScatter(s Launcher, dst, src driver.Ptr, n int, d tensor.DType, op backend.ReduceOp) error {
 	f, r, err := c.kernel("reduce_scatter", op, d)
 	if err != nil {
 		return err
@@ -524,7 +529,7 @@ func (c *Comm) ReduceScatter(s driver.Stream, dst, src driver.Ptr, n int, d tens
 
 // AllGather brings n bytes at src of each rank to dst, in the order of the ranks. Src may be
 // this rank's part of dst.
-func (c *Comm) AllGather(s driver.Stream, dst, src driver.Ptr, n int) error {
+func (c *Comm) AllGather(s Launcher, dst, src driver.Ptr, n int) error {
 	if ok, err := c.begin("all_gather", dst, src, n); !ok {
 		return err
 	}
@@ -535,7 +540,7 @@ func (c *Comm) AllGather(s driver.Stream, dst, src driver.Ptr, n int) error {
 }
 
 // AllToAll brings part r of src, of n bytes, to rank r's dst, where it is part number rank.
-func (c *Comm) AllToAll(s driver.Stream, dst, src driver.Ptr, n int) error {
+func (c *Comm) AllToAll(s Launcher, dst, src driver.Ptr, n int) error {
 	if ok, err := c.begin("all_to_all", dst, src, n); !ok {
 		return err
 	}

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/c10d-go/c10d/backend/cuda/driver"
+	"github.com/c10d-go/c10d/backend/cuda/internal/peers"
 )
 
 const (
@@ -114,7 +115,7 @@ type Window struct {
 	host  driver.HostMemory
 	opens []driver.Memory // of the other ranks; nil for this one
 	uuids [][16]byte
-	peers []access
+	peers []int // devices that enable has made reachable
 
 	connected, closed bool
 	busy              bool // the device may still use the memory
@@ -331,40 +332,20 @@ func (w *Window) reach(own, h driver.MemoryHandle, at driver.Ptr) (driver.Memory
 	return nil, errors.New("it is on a device of this process that this rank's driver does not have")
 }
 
-// peers counts the windows that use what Device.EnablePeer does: the last one takes it back.
-var peers = struct {
-	sync.Mutex
-	uses map[access]int
-}{uses: make(map[access]int)}
-
-type access struct {
-	d        driver.Driver
-	from, to int
-}
-
 // enable gives this device's kernels access to another device, until Detach.
 func (w *Window) enable(to int) error {
-	peers.Lock()
-	defer peers.Unlock()
-	if err := w.o.Device.EnablePeer(to); err != nil {
-		return err
+	err := peers.Enable(w.o.Driver, w.o.Device, to)
+	if err == nil {
+		w.peers = append(w.peers, to)
 	}
-	a := access{w.o.Driver, w.o.Device.ID().Index, to}
-	peers.uses[a]++
-	w.peers = append(w.peers, a)
-	return nil
+	return err
 }
 
 // disable takes back what enable gave.
 func (w *Window) disable() error {
-	peers.Lock()
-	defer peers.Unlock()
 	var errs []error
-	for _, a := range w.peers {
-		if peers.uses[a]--; peers.uses[a] == 0 {
-			delete(peers.uses, a)
-			errs = append(errs, w.o.Device.DisablePeer(a.to))
-		}
+	for _, to := range w.peers {
+		errs = append(errs, peers.Disable(w.o.Driver, w.o.Device, to))
 	}
 	w.peers = nil
 	return errors.Join(errs...)

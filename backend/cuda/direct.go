@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"sync"
 	"time"
 
 	"github.com/c10d-go/c10d/backend/cuda/driver"
@@ -64,6 +65,48 @@ func prepareDirectWork(h *host) error {
 type directLink struct {
 	window *window.Window
 	comm   *direct.Comm
+	place  directPlace // taken, until close
+}
+
+// directPlace is a device on which kernels of this process wait for others.
+type directPlace struct {
+	d   driver.Driver
+	dev int
+}
+
+// directGroups are the groups of this process that have direct work, by device. Kernels of several
+// groups that wait for each other's peers must all fit on a device: else one group's kernels
+// could keep another one's from starting, on each device the other way round.
+var directGroups = struct {
+	sync.Mutex
+	of map[directPlace]int
+}{of: make(map[directPlace]int)}
+
+// takePlace counts a group on its device, unless its kernels might not fit beside those of others.
+func (l *directLink) takePlace(d driver.Driver, v driver.Device) error {
+	i, threads := v.Info(), 2048 // per multiprocessor
+	if i.Minor != 0 {
+		threads = 1536
+	}
+	most := i.Multiprocessors * threads / direct.MostThreads
+	directGroups.Lock()
+	defer directGroups.Unlock()
+	place := directPlace{d, v.ID().Index}
+	if n := directGroups.of[place]; n >= max(most, 1) {
+		return fmt.Errorf("%d groups of this process have direct work on device %d, and kernels of more might not fit", n, place.dev)
+	}
+	directGroups.of[place]++
+	l.place = place
+	return nil
+}
+
+func (l *directLink) leavePlace() {
+	directGroups.Lock()
+	defer directGroups.Unlock()
+	if l.place.d != nil {
+		directGroups.of[l.place]--
+		l.place.d = nil
+	}
 }
 
 // connectDirect makes the ring's direct link, or finds out why there is none, with the other rank. An
@@ -82,13 +125,15 @@ func (r *ring) connectDirect(q *operation) error {
 		_, all, err := r.b.hear(ctx, q.left(), told(nil, mine))
 		return all, err
 	}
-	w, why := window.New(q.ctx, window.Options{Driver: r.b.driver, Device: r.v, Rank: r.b.rank, Ranks: r.b.size})
-	l.window = w
+	why := l.takePlace(r.b.driver, r.v)
+	if why == nil {
+		l.window, why = window.New(q.ctx, window.Options{Driver: r.b.driver, Device: r.v, Rank: r.b.rank, Ranks: r.b.size})
+	}
 	reason, err := agree(why)
 	if err == nil && reason == nil {
-		why = w.Connect(q.ctx, exchange)
+		why = l.window.Connect(q.ctx, exchange)
 		if why == nil {
-			l.comm, why = direct.New(w, direct.Options{Limit: directLimit})
+			l.comm, why = direct.New(l.window, direct.Options{Limit: directLimit})
 		}
 		reason, err = agree(why)
 	}
@@ -134,6 +179,7 @@ func (l *directLink) close() error {
 	if l == nil {
 		return nil
 	}
+	l.leavePlace()
 	var errs []error
 	if l.comm != nil {
 		errs = append(errs, l.comm.Close())

@@ -102,9 +102,25 @@
 //
 // # Ways of an all-reduce
 //
-// An all-reduce is done by a work: DeviceWork, HostWork, which goes through the host, or one that the
-// program has registered with backend.RegisterAllReduce. The work of the highest priority that can do
+// An all-reduce is done by a work: DirectWork, DeviceWork, HostWork, or one that the program has
+// registered with backend.RegisterAllReduce. The work of the highest priority that can do
 // the call does it. Explain tells which and why, Options.AllReduce forces one.
+//
+// # By kernels that wait
+//
+// DirectWork is for groups of two ranks with a device each. One kernel of each rank does the whole
+// all-reduce: it writes the rank's elements into the other's memory, waits for the other's, and
+// adds. It takes the dtypes and operators of DeviceWork. Both ranks add in the order of the
+// ranks. Float NaNs may change their payload.
+//
+// A kernel that waits for the other rank keeps its part of the device busy. If a rank does not
+// come, the kernel ends with the group, by timeout, death, context or Close. Several groups of a process
+// have direct work on a device only as far as the kernels of all fit there at once; the groups
+// after that take the ring. (Four groups on an H200.) Do not make two ranks wait for each other in a
+// different order in two groups.
+//
+// The first call makes the ring and 68 MiB of device memory more. The first program on a machine
+// compiles the kernels when it opens a device, for 4 to 7 s; CUDA keeps the result.
 //
 // # On the devices
 //

@@ -140,6 +140,9 @@ type Options struct {
 	shareDevices bool // tests have more ranks than devices, and few blocks
 }
 
+// MostThreads is how many threads a call takes at most, with the default Options.Blocks.
+const MostThreads = 128 * 512
+
 // Shape is how a call is launched.
 type Shape struct {
 	Blocks, Threads int

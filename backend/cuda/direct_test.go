@@ -1,0 +1,50 @@
+package cuda_test
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/c10d-go/c10d/backend"
+	"github.com/c10d-go/c10d/backend/cuda"
+	"github.com/c10d-go/c10d/backend/cuda/driver/sim"
+	"github.com/c10d-go/c10d/backend/cuda/driver/sim/simkernels"
+	"github.com/c10d-go/c10d/tensor"
+)
+
+// TestDirectPlaces: groups of a process whose kernels would not fit on a device at once take the
+// ring, until others have closed.
+func TestDirectPlaces(t *testing.T) {
+	d, err := sim.Open(sim.Config{Devices: 2, Kernels: simkernels.All(), NoCheck: true})
+	require.NoError(t, err)
+	v, err := d.Device(0)
+	require.NoError(t, err)
+	most := v.Info().Multiprocessors * 2048 / (128 * 512)
+	require.Equal(t, 4, most)
+	open := func(name string) *world {
+		w := sharing{size: 2, room: 1 << 20, group: name}.world(t, d)
+		w.each(func(x *rank, r int) error {
+			return x.allReduces(tensor.Float32, backend.Sum(), []int{100}, r, rand.New(rand.NewPCG(1, uint64(r))))
+		})
+		return w
+	}
+	does := func(w *world) backend.Choice { return w.ranks[0].b.Explain().Choices[0] }
+	var worlds []*world
+	for i := range most {
+		worlds = append(worlds, open(fmt.Sprint("group ", i)))
+		require.Equal(t, cuda.DirectWork, does(worlds[i]).Algorithm)
+	}
+	late := open("late")
+	require.Equal(t, cuda.DeviceWork, does(late).Algorithm)
+	require.Contains(t, does(late).Why, "rank 0: 4 groups of this process have direct work on device 0")
+	late.end()
+	worlds[0].end()
+	again := open("again")
+	require.Equal(t, cuda.DirectWork, does(again).Algorithm)
+	for _, w := range append(worlds[1:], again) {
+		w.end()
+	}
+	require.NoError(t, d.Close())
+}

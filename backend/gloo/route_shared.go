@@ -100,12 +100,12 @@ func (s *sharedRoute) explain(op plan.Op) []backend.Choice {
 	case op == plan.OpBarrier:
 		c.Algorithm, c.Why = "flat", "each rank sets a word that the others see"
 	case op == plan.OpAllReduce, op == plan.OpReduce:
-		c.UpTo, c.Algorithm, c.Why = int64(s.group.OneShot()), "one-shot", "who needs the result reduces all, straight out of the shared memory"
+		c.UpTo, c.Algorithm, c.Why = int64(s.group.OneShot()), "one-shot", "each rank that needs the result reads all operands in the shared memory and reduces them"
 		all = append(all, c)
 		c.UpTo = -1
 		fallthrough
 	case op.Reduces():
-		c.Algorithm, c.Why = "shares", "each rank reduces a share, straight out of the shared memory"
+		c.Algorithm, c.Why = "shares", "each rank reads a share of all operands in the shared memory and reduces it"
 	case s.group.WhyStaged() != "":
 		c.Why += "; one copy is impossible: " + s.group.WhyStaged()
 	}
@@ -117,7 +117,7 @@ func (s *sharedRoute) explain(op plan.Op) []backend.Choice {
 		c.UpTo = from - 1
 		all = append(all, c)
 	}
-	c.UpTo, c.Algorithm, c.Why = -1, "single copy", "straight out of the other processes' memory (process_vm_readv)"
+	c.UpTo, c.Algorithm, c.Why = -1, "single copy", "read straight from the other processes' memory (process_vm_readv)"
 	if op.Reduces() {
 		c.Why = "each rank reduces a share, " + c.Why
 	}

@@ -84,13 +84,13 @@ func TestDoctorLooksAtGPUs(t *testing.T) {
 	require.Len(t, h.Devices, 2)
 	require.Len(t, h.Links, 2)
 	require.True(t, h.Links[0].Peer)
-	require.Equal(t, []string{"device", "host"}, h.Works)
+	require.Equal(t, []string{"direct", "device", "host"}, h.Works)
 	for _, r := range d.Ranks {
 		require.Equal(t, 2, r.GPUs)
 		require.Empty(t, r.NoGroup)
 		require.Len(t, r.Groups, 2, "gloo, and cuda")
 		require.Equal(t, "cuda", r.Groups[1].Backend)
-		require.Equal(t, "device", r.Groups[1].Choices[0].Algorithm, "of an all_reduce")
+		require.Equal(t, "direct", r.Groups[1].Choices[0].Algorithm, "of an all_reduce")
 	}
 	p = start(t, nil, "doctor", "-world", "1", "-device", "sim", "-links=false")
 	require.Zero(t, p.wait(), p.stderr.String())

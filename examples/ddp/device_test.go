@@ -29,7 +29,7 @@ func TestSim(t *testing.T) {
 	require.Equal(t, []string{onSim, "simulated GPU"}, []string{first.Device, first.GPU})
 	require.True(t, first.ParamsIdentical)
 	if runtime.GOOS != "windows" {
-		require.Equal(t, cuda.DeviceWork, first.Work)
+		require.Equal(t, cuda.DirectWork, first.Work)
 	}
 	require.Equal(t, cpu.Buckets, first.Buckets)
 	require.LessOrEqual(t, first.Compare.Relative, compareTolerance)

@@ -50,6 +50,7 @@ import (
 	"io"
 	"os"
 	"os/signal"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -90,7 +91,7 @@ func parseFlags(args []string, stderr io.Writer) (*config, error) {
 	f.StringVar(&c.backend, "backend", "gloo", "`name` of the backend")
 	f.StringVar(&c.device, "device", onCPU, "`kind` of device that has the model: cpu, cuda (a GPU of this machine) or sim (a GPU in software)")
 	f.BoolVar(&c.checkSim, "check", false, "with -device sim: delay operations at random, and fail if two uses of memory have no order")
-	f.StringVar(&c.work, "work", "", "with -device: `work` that averages gradients: device (from device to device) or host (through CPU memory); empty means device where possible")
+	f.StringVar(&c.work, "work", "", "with -device: `work` that averages gradients: direct or device (from device to device) or host (through CPU memory); empty means the first of these that can")
 	f.DurationVar(&c.timeout, "timeout", time.Minute, "longest `duration` that ranks wait for each other")
 
 	f.StringVar(&c.data, "data", "", "`directory` with the IDX files of MNIST or Fashion-MNIST; empty means the embedded digits")
@@ -130,8 +131,8 @@ func (c *config) check(rest []string) error {
 		return fmt.Errorf("ddp: -device %q: must be cpu, sim or cuda", c.device)
 	case c.device != onCPU && strings.Contains(c.backend, ":"):
 		return fmt.Errorf("ddp: -backend %q: with -device %s it must be the name of a backend for CPU tensors", c.backend, c.device)
-	case c.work != "" && c.work != cuda.DeviceWork && c.work != cuda.HostWork:
-		return fmt.Errorf("ddp: -work %q: must be device or host", c.work)
+	case c.work != "" && !slices.Contains(cuda.AllReduceWorks(), c.work):
+		return fmt.Errorf("ddp: -work %q: must be one of %s", c.work, strings.Join(cuda.AllReduceWorks(), ", "))
 	case c.work != "" && c.device == onCPU:
 		return errors.New("ddp: -work needs -device sim or cuda")
 	case c.checkSim && c.device != onSim:

@@ -2,6 +2,7 @@ package cuda
 
 import (
 	"context"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"sync"
@@ -59,6 +60,19 @@ func prepareDirectWork(h *host) error {
 	}
 	h.op.device.direct = h.b.neighbours.made().direct
 	return nil
+}
+
+// A window has directMostChannels, or fewer on a device with less memory: it takes at most a part in
+// directShare of it. A channel takes 34 KiB.
+const (
+	directMostChannels = 2048
+	directChannelBytes = 34 << 10
+	directShare        = 1 << 10
+)
+
+// directChannels returns how many channels a window on a device has.
+func directChannels(v driver.Device) uint32 {
+	return uint32(min(max(v.Info().Memory/directShare/directChannelBytes, 1), directMostChannels))
 }
 
 // directLink is this rank's window and its kernels. The zero pointer is none.
@@ -126,10 +140,16 @@ func (r *ring) connectDirect(q *operation) error {
 		return all, err
 	}
 	why := l.takePlace(r.b.driver, r.v)
-	if why == nil {
-		l.window, why = window.New(q.ctx, window.Options{Driver: r.b.driver, Device: r.v, Rank: r.b.rank, Ranks: r.b.size})
+	mine := binary.LittleEndian.AppendUint32(nil, directChannels(r.v))
+	reason, all, err := r.b.hear(q.ctx, q.left(), told(why, mine))
+	if err == nil && reason == nil {
+		channels := directMostChannels
+		for _, b := range all {
+			channels = min(channels, int(binary.LittleEndian.Uint32(b)))
+		}
+		l.window, why = window.New(q.ctx, window.Options{Driver: r.b.driver, Device: r.v, Rank: r.b.rank, Ranks: r.b.size, Channels: channels})
+		reason, err = agree(why)
 	}
-	reason, err := agree(why)
 	if err == nil && reason == nil {
 		why = l.window.Connect(q.ctx, exchange)
 		if why == nil {

@@ -119,7 +119,8 @@
 // after that take the ring. (Four groups on an H200.) Do not make two ranks wait for each other in a
 // different order in two groups.
 //
-// The first call makes the ring and 68 MiB of device memory more. The first program on a machine
+// The first call makes the ring and 68 MiB of device memory more, or less on devices of less than
+// 68 GiB. The first program on a machine
 // compiles the kernels when it opens a device, for 4 to 7 s; CUDA keeps the result.
 //
 // # On the devices

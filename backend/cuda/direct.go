@@ -118,8 +118,10 @@ func (l *directLink) leavePlace() {
 	directGroups.Lock()
 	defer directGroups.Unlock()
 	if l.place.d != nil {
-		directGroups.of[l.place]--
-		l.place.d = nil
+		if directGroups.of[l.place]--; directGroups.of[l.place] == 0 {
+			delete(directGroups.of, l.place) // and with it the driver
+		}
+		l.place = directPlace{}
 	}
 }
 

@@ -113,11 +113,12 @@
 // adds. It takes the dtypes and operators of DeviceWork. Both ranks add in the order of the
 // ranks. Float NaNs may change their payload.
 //
-// A kernel that waits for the other rank keeps its part of the device busy. If a rank does not
-// come, the kernel ends with the group, by timeout, death, context or Close. Several groups of a process
-// have direct work on a device only as far as the kernels of all fit there at once; the groups
-// after that take the ring. (Four groups on an H200.) Do not make two ranks wait for each other in a
-// different order in two groups.
+// A kernel that waits for the other rank keeps its part of the device busy. If that rank does not
+// come, the kernel ends with the group: by timeout, death, context or Close.
+//
+// The kernels of all groups of a process must fit on the device at once. So only some groups
+// have direct work on a device, four on an H200; later ones take the ring. Both ranks must call
+// the operations of several groups in the same order.
 //
 // The first call makes the ring and 68 MiB of device memory more, or less on devices of less than
 // 68 GiB. The first program on a machine

@@ -26,9 +26,9 @@
 // After a failure all calls return it, see Comm.Err. The caller then ends its group, or
 // resets the window on all ranks.
 //
-// # What a Way of the engine does with it
+// # What the backend does with it
 //
-// Can asks Supports, and refuses groups whose ranks share a device or have no peer access:
+// Package cuda uses all_reduce for groups of two ranks. A user asks Supports, and refuses groups whose ranks share a device or have no peer access:
 // New and window.Connect say so. Connect makes the window and the Comm, once a group and
 // device. Enqueue orders the stream after the tensors' earlier uses and calls the method. The
 // watchdog calls window.Abort on every rank when a peer has died or the operation's time is

@@ -28,12 +28,15 @@
 //
 // # What the backend does with it
 //
-// Package cuda uses all_reduce for groups of two ranks. A user asks Supports, and refuses groups whose ranks share a device or have no peer access:
-// New and window.Connect say so. Connect makes the window and the Comm, once a group and
-// device. Enqueue orders the stream after the tensors' earlier uses and calls the method. The
-// watchdog calls window.Abort on every rank when a peer has died or the operation's time is
-// over; Completion is an event after the launch, then Comm.Err. [Images] has the PTX texts
-// for driver.Keep, so that nothing is compiled while streams wait.
+// Package cuda uses AllReduce for groups of two ranks. Any user follows these steps:
+//
+//   - Before: Supports tells whether there is a kernel. Ranks that share a device, or whose devices
+//     do not reach each other, get an error from New or window.Connect.
+//   - Once a group and device: connect a window and make a Comm. Give the PTX texts of [Images] to
+//     driver.Keep, so that nothing is compiled while streams wait.
+//   - A call: order the stream after earlier uses of the tensors, then call the method. It has
+//     ended when an event after the launch has passed; Comm.Err says how.
+//   - When a peer has died or the time is over: window.Abort on every rank.
 //
 // # Bits
 //

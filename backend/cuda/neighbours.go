@@ -609,11 +609,15 @@ func (n *neighbours) close() error {
 			limit = linger
 		}
 		if !r.own.gone(limit) {
-			r.own, r.direct = nil, nil // kept for good: nobody can tell whether they will
+			r.own = nil // kept for good: nobody can tell whether they will
+			r.direct = r.direct.keep()
 		}
 	} else if b.size > 1 {
 		for end := time.Now().Add(linger); r.own.shared() && time.Now().Before(end); {
 			time.Sleep(200 * time.Microsecond)
+		}
+		if r.own.shared() {
+			r.direct = r.direct.keep() // the other rank may still write there
 		}
 	}
 	return errors.Join(append(errs, r.free())...)

@@ -21,19 +21,17 @@ import (
 	"github.com/c10d-go/c10d/tensor"
 )
 
-// TestBench measures the collectives of two processes, and then NCCL's through PyTorch with
-// testdata/nccl.py, and prints both. C10D_DIRECT_BENCH=1 asks for it; C10D_DIRECT_ITERATIONS
-// is how many calls are in a row, C10D_DIRECT_BLOCKS limits the blocks of a call.
+// BenchmarkNCCL measures the collectives of two processes, and then NCCL's through PyTorch with
+// testdata/nccl.py, and prints both. -benchtime 1x is enough: what is repeated are the calls
+// of a row. C10D_DIRECT_ITERATIONS is how many, C10D_DIRECT_BLOCKS limits the blocks of a
+// call, C10D_DIRECT_MOST the bytes.
 //
 // The columns are us a call on the slower rank, the least of some rounds:
 //
 //   - graph: calls in a CUDA graph, without the host's launches
 //   - queued: calls launched one after the other, and one wait at the end
 //   - wait: one call and a wait, the median
-func TestBench(t *testing.T) {
-	if os.Getenv("C10D_DIRECT_BENCH") == "" {
-		t.Skip("C10D_DIRECT_BENCH=1 asks for benchmarks")
-	}
+func BenchmarkNCCL(t *testing.B) {
 	gpus(t)
 	file := t.TempDir() + "/ours"
 	t.Setenv("C10D_DIRECT_OUT", file)
@@ -71,17 +69,14 @@ func TestBench(t *testing.T) {
 	}
 }
 
-// TestSweep prints us a call in a graph for shapes of a launch: what Choose was made from.
-// C10D_DIRECT_SWEEP="all_reduce reduce_scatter all_gather" asks for them.
-func TestSweep(t *testing.T) {
-	if os.Getenv("C10D_DIRECT_SWEEP") == "" {
-		t.Skip("C10D_DIRECT_SWEEP=\"all_reduce reduce_scatter all_gather\" asks for them")
-	}
+// BenchmarkShapes prints us a call in a graph for shapes of a launch: what Choose was made
+// from. C10D_DIRECT_SHAPES="reduce_scatter all_gather" names other operations than all_reduce.
+func BenchmarkShapes(t *testing.B) {
 	gpus(t)
-	processes(t, "sweep")
+	processes(t, "shapes")
 }
 
-func sweep(m *member) error {
+func shapes(m *member) error {
 	const room = 256 << 20
 	mem, err := m.v.Alloc(2 * room)
 	if err != nil {
@@ -92,7 +87,7 @@ func sweep(m *member) error {
 		return err
 	}
 	in, out := mem.Ptr(), mem.Ptr()+room
-	for _, kind := range strings.Fields(os.Getenv("C10D_DIRECT_SWEEP")) {
+	for _, kind := range strings.Fields(cmp.Or(os.Getenv("C10D_DIRECT_SHAPES"), "all_reduce")) {
 		for n := 64 << 10; n <= 64<<20; n *= 2 {
 			if n > 4<<20 && n != 16<<20 && n != 64<<20 {
 				continue

@@ -100,7 +100,7 @@
 //
 // Two H200, a process each, against NCCL 2.28.9 through PyTorch 2.11 in the same run: us a call
 // in a CUDA graph of 20, and the ratio. Calls that are queued, and calls with a wait, have
-// ratios of 0.1 to 0.5 up to 4 MiB. C10D_DIRECT_BENCH=1 go test -run TestBench -v repeats it.
+// ratios of 0.1 to 0.5 up to 4 MiB. go test -run '^$' -bench NCCL -benchtime 1x repeats it.
 //
 //	bytes    all_reduce f32   all_reduce bf16   reduce_scatter   all_gather     all_to_all
 //	8        2.69   0.23      2.79   0.26

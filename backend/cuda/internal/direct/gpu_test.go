@@ -63,7 +63,7 @@ var jobs = map[string]func(m *member) error{
 	"fail":  fail,
 	"graph": replay,
 	"bench": bench,
-	"sweep": sweep,
+	"shapes": shapes,
 }
 
 // number is a test's size, from the environment.
@@ -90,7 +90,7 @@ func TestMain(m *testing.M) {
 }
 
 // gpus skips the test where there are not two GPUs.
-func gpus(t *testing.T) driver.Driver {
+func gpus(t testing.TB) driver.Driver {
 	t.Helper()
 	d, err := nvidia.Open()
 	if errors.Is(err, driver.ErrNoDevice) {
@@ -143,7 +143,7 @@ func receive(r io.Reader) ([]byte, error) {
 }
 
 // processes runs a job with a process for each rank.
-func processes(t *testing.T, job string) {
+func processes(t testing.TB, job string) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
 	defer cancel()

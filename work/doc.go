@@ -32,5 +32,5 @@
 // # Making a Work
 //
 // A backend makes a Promise, gives its Work to the caller, and completes it on every path. A Work
-// without RunBy cannot be aborted. Without OnSynchronize, Synchronize waits for the end.
+// without RunBy cannot be aborted. Without a method Order of the runner, Synchronize waits for the end.
 package work

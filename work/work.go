@@ -38,7 +38,6 @@ type Work struct {
 	err      error
 	result   []*tensor.Tensor
 	duration time.Duration
-	order    func(Stream) error
 }
 
 // runner runs an operation, see Promise.RunBy.
@@ -46,6 +45,13 @@ type runner interface{ Abort(cause error) }
 
 // helper is a runner whose operation Wait can run, see Promise.RunBy.
 type helper interface{ Help(ctx context.Context) }
+
+// orderer is a runner that orders streams after its operation, see Promise.RunBy.
+type orderer interface{ Order(s Stream) error }
+
+// poller is a runner that ends its operation when it is asked and finds that it is done, see
+// Promise.RunBy.
+type poller interface{ Poll() }
 
 const (
 	pending uint32 = iota
@@ -87,13 +93,8 @@ func (w *Work) Wait(ctx context.Context) error {
 // ended. After it has returned nil the outputs may be used. (c10d's synchronize does nothing for
 // CPU tensors and may be called only after completion.)
 func (w *Work) Synchronize(s Stream) error {
-	if s != nil {
-		w.mu.Lock()
-		order := w.order
-		w.mu.Unlock()
-		if order != nil {
-			return order(s)
-		}
+	if o, ok := w.runner.(orderer); ok && s != nil {
+		return o.Order(s)
 	}
 	return w.Wait(context.Background())
 }
@@ -131,17 +132,27 @@ func (w *Work) Err() error {
 	return w.err
 }
 
+// polled returns the state, after the runner has looked whether the operation is done.
+func (w *Work) polled() uint32 {
+	if w.state.Load() == pending {
+		if p, ok := w.runner.(poller); ok {
+			p.Poll()
+		}
+	}
+	return w.state.Load()
+}
+
 // IsCompleted reports, without blocking, whether the operation has ended.
-func (w *Work) IsCompleted() bool { return w.state.Load() != pending }
+func (w *Work) IsCompleted() bool { return w.polled() != pending }
 
 // IsSuccess reports whether the operation has ended without an error. (In
 // c10d it is also true while the operation runs.)
-func (w *Work) IsSuccess() bool { return w.state.Load() == succeeded }
+func (w *Work) IsSuccess() bool { return w.polled() == succeeded }
 
 // Result returns the output tensors of an operation that has succeeded. Before
 // that it returns ErrPending, and the operation's error if it failed.
 func (w *Work) Result() ([]*tensor.Tensor, error) {
-	switch w.state.Load() {
+	switch w.polled() {
 	case pending:
 		return nil, &Error{Info: w.info, Peer: -1, Err: ErrPending}
 	case failed:
@@ -173,7 +184,7 @@ func (w *Work) Info() Info { return w.info }
 // Duration returns the time from the operation's begin in the backend to its end, and false while
 // it runs.
 func (w *Work) Duration() (time.Duration, bool) {
-	if w.state.Load() == pending {
+	if w.polled() == pending {
 		return 0, false
 	}
 	w.mu.Lock()
@@ -291,14 +302,13 @@ func (p *Promise) SetResult(result ...*tensor.Tensor) {
 // blocks. Help may run the operation, and those before it, in the goroutine that waits, so that no
 // worker need be woken. It returns when the operation has ended or there is nothing to run. It may
 // continue after ctx has ended only if the end of ctx ends the operation.
+//
+// If r has a method Order(Stream) error, Synchronize calls it: it orders the stream after the
+// operation's outputs. Otherwise Synchronize waits for the end.
+//
+// If r has a method Poll(), IsCompleted, IsSuccess, Result and Duration call it first. Poll ends the
+// operation if it is done, and does not wait.
 func (p *Promise) RunBy(r interface{ Abort(cause error) }) { p.w.runner = r }
-
-// OnSynchronize sets how a stream is ordered after the operation's outputs.
-func (p *Promise) OnSynchronize(f func(Stream) error) {
-	p.w.mu.Lock()
-	p.w.order = f
-	p.w.mu.Unlock()
-}
 
 // Complete ends the operation. It wraps an error that is not an *Error in one with operation,
 // sequence number, group and rank. Only the first call counts; it returns true.

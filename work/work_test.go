@@ -202,6 +202,38 @@ func TestWaitHelps(t *testing.T) {
 	}
 }
 
+// poller finds that its operation is done when it is asked for the second time.
+type poller struct {
+	work.Promise
+	asked int
+}
+
+func (p *poller) Abort(cause error) { p.Complete(cause) }
+
+func (p *poller) Poll() {
+	if p.asked++; p.asked > 1 {
+		p.Complete(nil)
+	}
+}
+
+func TestStatesArePolled(t *testing.T) {
+	for name, ended := range map[string]func(*work.Work) bool{
+		"completed": (*work.Work).IsCompleted,
+		"success":   (*work.Work).IsSuccess,
+		"result":    func(w *work.Work) bool { _, err := w.Result(); return err == nil },
+		"duration":  func(w *work.Work) bool { _, ok := w.Duration(); return ok },
+	} {
+		p := new(poller)
+		p.Init(info)
+		p.RunBy(p)
+		require.False(t, ended(p.Work()), name)
+		require.NoError(t, p.Work().Err(), name)
+		require.True(t, ended(p.Work()), name)
+		require.True(t, ended(p.Work()), name)
+		require.Equal(t, 2, p.asked, "%s: nothing to ask any more", name)
+	}
+}
+
 func TestAbortReachesTheBackend(t *testing.T) {
 	p := work.NewPromise(info)
 	var got error
@@ -230,10 +262,15 @@ type stream struct{}
 
 func (stream) Device() tensor.Device { return tensor.Device{Type: tensor.CUDA} }
 
+type orderer func(work.Stream) error
+
+func (orderer) Abort(error)                 {}
+func (o orderer) Order(s work.Stream) error { return o(s) }
+
 func TestSynchronizeUsesTheBackendsOrder(t *testing.T) {
 	p := work.NewPromise(info)
 	var ordered work.Stream
-	p.OnSynchronize(func(s work.Stream) error { ordered = s; return nil })
+	p.RunBy(orderer(func(s work.Stream) error { ordered = s; return nil }))
 	ended := make(chan error, 1)
 	go func() { ended <- p.Work().Synchronize(stream{}) }()
 	select {

@@ -11,6 +11,7 @@ import (
 	"github.com/c10d-go/c10d/backend"
 	"github.com/c10d-go/c10d/backend/cuda"
 	"github.com/c10d-go/c10d/backend/cuda/driver/sim"
+	"github.com/c10d-go/c10d/backend/cuda/driver/sim/simkernels"
 	"github.com/c10d-go/c10d/tensor"
 )
 
@@ -19,12 +20,12 @@ import (
 func reduceLoop(tb testing.TB, w *world, n int) func() {
 	ts := make([][]*tensor.Tensor, len(w.ranks))
 	for r, x := range w.ranks {
-		v, err := x.d.Device(0)
+		v, err := x.d.Device(r % x.d.Count())
 		require.NoError(tb, err)
 		m, err := v.Alloc(4 * n)
 		require.NoError(tb, err)
 		x.close = append(x.close, m)
-		t, err := tensor.OnDevice(tensor.Float32, cuda.OnStream(m, x.stream[0]), n)
+		t, err := tensor.OnDevice(tensor.Float32, cuda.OnStream(m, x.stream[r%x.d.Count()]), n)
 		require.NoError(tb, err)
 		ts[r] = []*tensor.Tensor{t}
 	}
@@ -86,6 +87,33 @@ func TestExchangeAllocs(t *testing.T) {
 		require.Less(t, each, callAllocs+0.5, "%d chunks", chunks)
 		require.Greater(t, each, 1.0, "the Work at least")
 	}
+	w.end()
+}
+
+// directAllocs is how many objects a direct all-reduce takes: what the Work is part of.
+const directAllocs = 1
+
+// TestDirectAllocs counts what all-reduces allocate that are one kernel, besides the simulator.
+func TestDirectAllocs(t *testing.T) {
+	old := runtime.MemProfileRate
+	runtime.MemProfileRate = 1
+	defer func() { runtime.MemProfileRate = old }()
+	s := setup{size: 2, sim: sim.Config{Devices: 2, NoDelays: true, NoCheck: true, Kernels: simkernels.All()}}
+	w := newWorld(t, s)
+	const rounds = 50
+	run := reduceLoop(t, w, 256)
+	for range 10 {
+		run()
+	}
+	require.Equal(t, cuda.DirectWork, w.ranks[0].b.Explain().Choices[0].Algorithm)
+	before := allocated()
+	for range rounds {
+		run()
+	}
+	each := float64(allocated()-before) / float64(rounds*len(w.ranks))
+	t.Logf("%.2f objects", each)
+	require.Less(t, each, directAllocs+0.5)
+	require.GreaterOrEqual(t, each, 1.0, "the Work at least")
 	w.end()
 }
 

@@ -35,7 +35,7 @@ type allReduceWork struct {
 
 // ownWorks are the backend's own works, those of the highest priority first.
 var ownWorks = []allReduceWork{
-	{name: DirectWork, priority: 200, can: directCan, meet: directMeet, prepare: prepareDirectWork},
+	{name: DirectWork, priority: directPriority, can: directCan, meet: directMeet, prepare: prepareDirectWork},
 	{name: DeviceWork, priority: 100, can: deviceCan, meet: deviceMeet, prepare: prepareDeviceWork},
 	{name: HostWork, priority: 0, prepare: prepareHostWork},
 }
@@ -130,6 +130,8 @@ type host struct {
 	ctx  context.Context // of the call; nil for none
 	op   *operation
 	call backend.AllReduceCall
+
+	direct *directCall // instead of op, once it has been prepared
 }
 
 func (h *host) Rank() int { return h.b.rank }

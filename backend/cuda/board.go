@@ -15,12 +15,15 @@ import (
 // differ, as in the elements of an all-to-all, it is left zero.
 type call struct {
 	op     work.OpType
-	with   *backend.ReduceOp // nil if nothing is reduced
-	dtype  tensor.DType      // Invalid if no tensor takes part
-	n      int               // elements
-	root   int               // -1 if there is none
-	sparse bool              // the ranks tell each other the rest themselves
+	with   backend.ReduceKind // of the operator, plus one; 0 if nothing is reduced
+	dtype  tensor.DType       // Invalid if no tensor takes part
+	n      int                // elements
+	root   int                // -1 if there is none
+	sparse bool               // the ranks tell each other the rest themselves
 }
+
+// reducing is what a call has as with.
+func reducing(op backend.ReduceOp) backend.ReduceKind { return op.Kind() + 1 }
 
 // calledAs has what the hosts do alike, so that ranks may mix it.
 var calledAs = map[work.OpType]work.OpType{
@@ -42,9 +45,7 @@ func (c call) said() said {
 		op = kind
 	}
 	w := uint64(1)<<63 | uint64(op)<<52 | uint64(c.dtype)<<36 | uint64(uint32(c.root+1))
-	if c.with != nil {
-		w |= (uint64(c.with.Kind()) + 1) << 44
-	}
+	w |= uint64(c.with) << 44
 	if c.sparse {
 		w |= 1 << 35
 	}
@@ -196,16 +197,16 @@ func (b *board) close() error {
 	return errors.Join(errs...)
 }
 
-// enter tells the other ranks of this host what o is, as the collective that comes
-// next. If they call something else the group ends, on all ranks and at once. The
-// caller holds b.calls.
-func (b *Backend) enter(o *operation) error {
-	mine := o.print.said()
+// enter tells the other ranks of this host what the collective is that comes next. If
+// they call something else the group ends, on all ranks and at once. The caller holds
+// b.calls.
+func (b *Backend) enter(info work.Info, c call) error {
+	mine := c.said()
 	peer, theirs, ok := b.board.enter(b.collectives, mine)
 	if ok {
 		return nil
 	}
-	err := &work.Error{Info: o.Info(), Peer: peer, Err: fmt.Errorf("cuda: %w", disagree(b.collectives, b.rank, mine, peer, theirs))}
+	err := &work.Error{Info: info, Peer: peer, Err: fmt.Errorf("cuda: %w", disagree(b.collectives, b.rank, mine, peer, theirs))}
 	b.fail(fmt.Errorf("the group has failed: %w", err), err)
 	return err
 }

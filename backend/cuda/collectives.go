@@ -5,6 +5,7 @@ import (
 	"slices"
 
 	"github.com/c10d-go/c10d/backend"
+	"github.com/c10d-go/c10d/backend/cuda/internal/direct"
 	"github.com/c10d-go/c10d/tensor"
 	"github.com/c10d-go/c10d/work"
 )
@@ -63,6 +64,12 @@ func (b *Backend) Broadcast(ctx context.Context, ts []*tensor.Tensor, o backend.
 	return b.issue(ctx, op, o.Timeout, q, ts...)
 }
 
+// isDirect reports whether an operation is direct work, where there are kernels for it. The first
+// one connects the ranks.
+func (b *Backend) isDirect(ctx context.Context, op work.OpType, print call, t *tensor.Tensor) bool {
+	return b.direct.can() == nil && b.direct.ready(ctx, op, t.Device().Index, print) == nil
+}
+
 // total returns how many elements the tensors have together.
 func total(ts []*tensor.Tensor) (n int) {
 	for _, t := range ts {
@@ -73,9 +80,9 @@ func total(ts []*tensor.Tensor) (n int) {
 
 // refused is the error of a call that no work does because of err, which is
 // the group's if that has failed.
-func (b *Backend) refused(ctx context.Context, op work.OpType, q *operation, err error) error {
+func (b *Backend) refused(ctx context.Context, op work.OpType, err error) error {
 	if b.broken() != nil {
-		if err := b.admit(ctx, op, 0, q); err != nil {
+		if _, _, err := b.admit(ctx, op, 0); err != nil {
 			return err
 		}
 	}
@@ -109,16 +116,24 @@ func (b *Backend) AllReduce(ctx context.Context, ts []*tensor.Tensor, o backend.
 			return nil, bad(op, "invalid tensor size at index %d (expected %v, got %v)", i, ts[0].Shape(), t.Shape())
 		}
 	}
-	q := &operation{print: call{with: &o.Op, dtype: ts[0].DType(), n: ts[0].Len(), root: -1, sparse: ts[0].Layout() != tensor.Strided}}
+	print := call{with: reducing(o.Op), dtype: ts[0].DType(), n: ts[0].Len(), root: -1, sparse: ts[0].Layout() != tensor.Strided}
+	if b.direct.plain(ts, o.Op) {
+		c := b.direct.newAllReduce(ts, o.Op)
+		return b.issueDirect(ctx, op, o.Timeout, c, print, c.parts[0].out...)
+	}
+	q := &operation{print: print}
 	ts = slices.Clone(ts)
 	h := &host{b: b, ctx: ctx, op: q}
 	h.call = backend.AllReduceCall{Tensors: ts, Op: o.Op, Collectives: h}
 	w, err := b.choose(h)
 	if err != nil {
-		return nil, b.refused(ctx, op, q, err)
+		return nil, b.refused(ctx, op, err)
 	}
 	if err := w.prepare(h); err != nil {
 		return nil, bad(op, "%v", err)
+	}
+	if h.direct != nil {
+		return b.issueDirect(ctx, op, o.Timeout, h.direct, print, ts...)
 	}
 	return b.issue(ctx, op, o.Timeout, q, ts...)
 }
@@ -139,8 +154,16 @@ func (b *Backend) AllReduceCoalesced(ctx context.Context, ts []*tensor.Tensor, o
 		return nil, err
 	}
 	ts = slices.Clone(ts)
+	print := call{with: reducing(o.Op), dtype: ts[0].DType(), n: total(ts), root: -1}
+	if direct.Supports(o.Op, ts[0].DType()) == nil && b.isDirect(ctx, op, print, ts[0]) {
+		c := b.direct.newCall()
+		for i, t := range ts {
+			c.parts = append(c.parts, part{out: ts[i : i+1], in: ts[i : i+1], n: t.Len(), op: o.Op})
+		}
+		return b.issueDirect(ctx, op, o.Timeout, c, print, ts...)
+	}
 	return b.issue(ctx, op, o.Timeout, &operation{
-		legs: legs(both, ts...), width: len(ts), print: call{with: &o.Op, dtype: ts[0].DType(), n: total(ts), root: -1},
+		legs: legs(both, ts...), width: len(ts), print: print,
 		call: func(q *operation, h []*tensor.Tensor) error {
 			return q.wait(b.cpu.AllReduceCoalesced(q.ctx, h, backend.AllReduceOptions{Op: o.Op, Timeout: q.left()}))
 		},
@@ -164,7 +187,7 @@ func (b *Backend) Reduce(ctx context.Context, t *tensor.Tensor, o backend.Reduce
 		l, result = both(t), []*tensor.Tensor{t}
 	}
 	return b.issue(ctx, op, o.Timeout, &operation{
-		legs: []leg{l}, print: call{with: &o.Op, dtype: t.DType(), n: t.Len(), root: o.Root},
+		legs: []leg{l}, print: call{with: reducing(o.Op), dtype: t.DType(), n: t.Len(), root: o.Root},
 		call: func(q *operation, h []*tensor.Tensor) error {
 			return q.wait(b.cpu.Reduce(q.ctx, h[0], backend.ReduceOptions{Op: o.Op, Root: o.Root, Timeout: q.left()}))
 		},
@@ -223,8 +246,15 @@ func (b *Backend) AllGatherIntoTensor(ctx context.Context, out, in *tensor.Tenso
 // allGather takes outputs of all sizes: that is the general case, and those of
 // one size are one.
 func (b *Backend) allGather(ctx context.Context, op work.OpType, o backend.AllGatherOptions, out []*tensor.Tensor, in *tensor.Tensor, result []*tensor.Tensor) (*work.Work, error) {
+	print := call{dtype: in.DType(), n: total(out), root: -1}
+	even := !slices.ContainsFunc(out, func(t *tensor.Tensor) bool { return t.Len() != in.Len() })
+	if even && b.isDirect(ctx, op, print, in) {
+		c := b.direct.newCall()
+		c.parts = append(c.parts, part{out: out, in: []*tensor.Tensor{in}, n: in.Len()})
+		return b.issueDirect(ctx, op, o.Timeout, c, print, slices.Clone(result)...)
+	}
 	return b.issue(ctx, op, o.Timeout, &operation{
-		legs: append(legs(to, out...), from(in)), width: b.size, print: call{dtype: in.DType(), n: total(out), root: -1},
+		legs: append(legs(to, out...), from(in)), width: b.size, print: print,
 		call: func(q *operation, h []*tensor.Tensor) error {
 			return q.wait(b.cpu.AllGatherV(q.ctx, h[:b.size], h[b.size], backend.AllGatherOptions{Timeout: q.left()}))
 		},
@@ -295,9 +325,20 @@ func (b *Backend) inputs(op work.OpType, in []*tensor.Tensor) error {
 
 // allGatherCoalesced gathers rank r's input i to out[r*len(in)+i].
 func (b *Backend) allGatherCoalesced(ctx context.Context, o backend.AllGatherOptions, out, in, result []*tensor.Tensor) (*work.Work, error) {
-	n := len(in)
+	n, print := len(in), call{dtype: in[0].DType(), n: total(out), root: -1}
+	if b.isDirect(ctx, work.AllGatherCoalesced, print, in[0]) {
+		c := b.direct.newCall()
+		for i := range in {
+			p := part{in: in[i : i+1], n: in[i].Len()}
+			for r := range b.size {
+				p.out = append(p.out, out[r*n+i])
+			}
+			c.parts = append(c.parts, p)
+		}
+		return b.issueDirect(ctx, work.AllGatherCoalesced, o.Timeout, c, print, slices.Clone(result)...)
+	}
 	return b.issue(ctx, work.AllGatherCoalesced, o.Timeout, &operation{
-		legs: append(legs(to, out...), legs(from, in...)...), width: b.size * n, print: call{dtype: in[0].DType(), n: total(out), root: -1},
+		legs: append(legs(to, out...), legs(from, in...)...), width: b.size * n, print: print,
 		call: func(q *operation, h []*tensor.Tensor) error {
 			lists := make([][]*tensor.Tensor, b.size)
 			for r := range lists {
@@ -447,9 +488,17 @@ func (b *Backend) reduceScatter(ctx context.Context, op work.OpType, o backend.R
 	if err := b.reduction(op, o.Op, out[0].DType()); err != nil {
 		return nil, err
 	}
-	n := len(out)
+	n, print := len(out), call{with: reducing(o.Op), dtype: out[0].DType(), n: total(in), root: -1}
+	even := n > 1 || !slices.ContainsFunc(in, func(t *tensor.Tensor) bool { return t.Len() != out[0].Len() })
+	if even && direct.Supports(o.Op, out[0].DType()) == nil && b.isDirect(ctx, op, print, out[0]) {
+		c := b.direct.newCall()
+		for i, t := range out {
+			c.parts = append(c.parts, part{out: out[i : i+1], in: in[i*b.size : (i+1)*b.size], n: t.Len(), op: o.Op})
+		}
+		return b.issueDirect(ctx, op, o.Timeout, c, print, slices.Clone(out)...)
+	}
 	return b.issue(ctx, op, o.Timeout, &operation{
-		legs: append(legs(to, out...), legs(from, in...)...), width: b.size * n, print: call{with: &o.Op, dtype: out[0].DType(), n: total(in), root: -1},
+		legs: append(legs(to, out...), legs(from, in...)...), width: b.size * n, print: print,
 		call: func(q *operation, h []*tensor.Tensor) error {
 			for i := range n {
 				in := h[n+i*b.size : n+(i+1)*b.size]

@@ -175,7 +175,8 @@ type Backend struct {
 	messages   *line                // that sends and receives share; its streams wait for no other rank
 	timeout    atomic.Int64
 	fault      atomic.Pointer[error]    // what ended the group
-	neighbours *neighbours              // for work on the devices
+	neighbours *neighbours              // for the ring of the devices
+	direct     *directGroup             // for direct work
 	board      *board                   // of what ranks of this host call
 	oneHost    bool                     // all ranks are on this one
 	exchange   atomic.Pointer[exchange] // what they all-reduce through; nil until it is clear whether they need it
@@ -188,6 +189,7 @@ type Backend struct {
 
 	cut    atomic.Pointer[work.Error] // what the others are told when Close has ended what was pending
 	open   atomic.Int64               // sends and receives
+	staged atomic.Int64               // operations that have not left the devices, but direct ones
 	queued atomic.Int64               // commands of operations that a stream may still have to do
 
 	mu       sync.Mutex
@@ -195,7 +197,7 @@ type Backend struct {
 	draining bool // Shutdown has begun
 	closing  bool
 	closed   chan struct{}
-	last     *operation      // the last collective that was issued
+	last     *work.Work      // of the last collective that was issued
 	todo     fifo[operation] // for the worker
 	ending   fifo[operation] // for the finisher
 	late     []*operation
@@ -246,6 +248,7 @@ func New(ctx context.Context, o backend.Options) (*Backend, error) {
 		scratch: newScratch(own.Driver, own.Scratch), closed: make(chan struct{}),
 	}
 	b.missing = missing
+	b.direct = &directGroup{b: b}
 	b.messages = &line{down: make(map[int]driver.Stream), up: make(map[int]driver.Stream)}
 	b.sharedSlots = cmp.Or(slots, sharedSlots(b.size, own.Chunk))
 	b.timeout.Store(int64(o.Timeout))
@@ -277,8 +280,8 @@ func New(ctx context.Context, o backend.Options) (*Backend, error) {
 			names = kernels.Names()
 		}
 		driver.Keep(b.driver, kernels.PTX, names...)
-		if b.neighbours.why == nil && b.size == directRanks {
-			keepDirect(b.driver)
+		if n := b.driver.Count(); b.direct.can() == nil && (n == 1 || n >= b.size) {
+			keepDirect(b.driver, b.size) // else ranks share devices, most likely
 		}
 	}
 	if err == nil && (b.neighbours.why != nil || own.AllReduce == HostWork) {
@@ -405,6 +408,7 @@ func (b *Backend) fail(err, cause error) {
 	}
 	b.cpu.Abort(cause)
 	b.neighbours.abandon()
+	b.direct.abort()
 }
 
 // broken returns what ended the group, nil while it works.
@@ -450,8 +454,8 @@ func (b *Backend) drain(ctx context.Context) (open bool) {
 	last := b.last
 	b.mu.Unlock()
 	if last != nil {
-		last.Work().Wait(ctx) // its error is for whoever waits for the operation
-		open = !last.Work().IsCompleted()
+		last.Wait(ctx) // its error is for whoever waits for the operation
+		open = !last.IsCompleted()
 	}
 	messages := make(chan struct{})
 	go func() {
@@ -506,7 +510,7 @@ func (b *Backend) leave(dying bool) {
 	switch {
 	case dying:
 		why.kind, why.words = work.ErrPanicked, "its program called Close while it panicked"
-	case last != nil && !last.Work().IsCompleted():
+	case last != nil && !last.IsCompleted():
 		info = last.Info()
 		why.words = fmt.Sprintf("it called Close with %v seq %d open", info.Op, info.Seq)
 	case messages > 0:
@@ -529,7 +533,7 @@ func (b *Backend) Shutdown(ctx context.Context) error {
 	open := b.drain(ctx)
 	var cut error
 	switch {
-	case last != nil && !last.Work().IsCompleted():
+	case last != nil && !last.IsCompleted():
 		cut = fmt.Errorf("cuda: Shutdown gave up waiting for %v seq %d: %w", last.Info().Op, last.Info().Seq, canceled(ctx))
 	case open:
 		cut = fmt.Errorf("cuda: Shutdown gave up waiting for sends or receives: %w", canceled(ctx))
@@ -560,7 +564,7 @@ func (b *Backend) Close() error {
 	b.wg.Wait()
 
 	b.usable().rest()
-	err := b.neighbours.close()
+	err := errors.Join(b.direct.close(), b.neighbours.close())
 	err = errors.Join(err, b.cpu.Close(), b.board.close())
 	stuck := b.stuck(closeLimit)
 	if stuck > 0 {

@@ -54,8 +54,6 @@ type deviceWork struct {
 	others []driver.Stream // that have done something for it, besides the ring's
 	step   driver.Function
 	by     int // what the result is divided by
-	reduce backend.ReduceOp
-	direct *directLink // does it instead of the ring; nil for the ring
 	held   []driver.Memory
 	issued bool
 	batch  *edges.Batch // what comes next
@@ -76,19 +74,16 @@ func prepareDeviceWork(h *host) error {
 	if err := b.reduction(work.AllReduce, c.Op, d); err != nil {
 		return err
 	}
-	w := &deviceWork{op: h.op, ring: b.neighbours.made(), by: 1, reduce: c.Op}
+	w := &deviceWork{op: h.op, ring: b.neighbours.made(), by: 1}
 	w.step = w.ring.steps[kernels.Step(c.Op.Kind(), d)]
 	if c.Op.Kind() == backend.Avg().Kind() {
 		w.by = b.size
 	}
-	for i, t := range c.Tensors {
-		p := placeOf(t)
-		for j, q := range w.places {
-			if lo, hi := q.base+driver.Ptr(q.lo), q.base+driver.Ptr(q.hi); p.base+driver.Ptr(p.lo) < hi && lo < p.base+driver.Ptr(p.hi) {
-				return fmt.Errorf("tensors %d and %d share memory", j, i)
-			}
-		}
-		w.places = append(w.places, p)
+	if i, j, ok := shareMemory(c.Tensors); ok {
+		return fmt.Errorf("tensors %d and %d share memory", i, j)
+	}
+	for _, t := range c.Tensors {
+		w.places = append(w.places, placeOf(t))
 	}
 	h.op.device = w
 	h.op.call = func(q *operation, _ []*tensor.Tensor) error { return w.Run(q.ctx) }
@@ -143,12 +138,8 @@ func (w *deviceWork) fill() error {
 			driver.Writes(at[0], n*es), driver.Reads(a, n*es))
 	}
 	w.first = progress{r.sent, r.got}
-	if w.direct != nil {
-		w.push(at[0], n)
-	} else {
-		unit := max(16/es, 1)
-		hops(r.b.rank, r.b.size, n, r.chunk/(unit*es)*unit, unit, func(h hop) { w.hop(h, at[0], es, w.step, w.by) })
-	}
+	unit := max(16/es, 1)
+	hops(r.b.rank, r.b.size, n, r.chunk/(unit*es)*unit, unit, func(h hop) { w.hop(h, at[0], es, w.step, w.by) })
 	w.last = progress{r.sent, r.got}
 	r.count()
 	for _, a := range at[1:] {
@@ -260,7 +251,7 @@ func (w *deviceWork) Run(context.Context) error {
 		// After a mark this may be the end of anything. Why the group has failed is on its
 		// way then.
 		if done, err := o.pending.Done(); done && (err != nil || w.ring.marked() < 0) {
-			return cmp.Or(err, w.direct.err())
+			return err
 		}
 		if i < 200 {
 			runtime.Gosched()
@@ -289,9 +280,6 @@ func (w *deviceWork) blame(err error) error {
 	r, o := w.ring, w.op
 	if by := r.marked(); errors.Is(err, work.ErrTimeout) && by >= 0 && by != o.b.rank {
 		return &work.Error{Info: o.Info(), Peer: by, Err: fmt.Errorf("cuda: %w; rank %d has failed and has not said why", err, by)}
-	}
-	if w.direct != nil && errors.Is(err, work.ErrTimeout) {
-		return &work.Error{Info: o.Info(), Peer: r.left.rank, Err: fmt.Errorf("cuda: %w; the device of rank %d has not done its part", err, r.left.rank)}
 	}
 	due := progress{w.last.sent - w.first.sent, w.last.got - w.first.got}
 	if !errors.Is(err, work.ErrTimeout) || due.got == 0 || due.sent == 0 {
@@ -370,9 +358,6 @@ type ring struct {
 	opened      []*mapping
 	marks       *page // of rank 0; nil in a ring of one
 
-	direct   *directLink // nil if there is none
-	noDirect error       // why
-
 	sent, got uint64        // messages to the right and from the left, since the ring was made
 	top       atomic.Uint32 // no word has counted beyond it
 
@@ -393,7 +378,6 @@ type launchBox struct {
 	driver.Launch
 	args   driver.Args
 	access [4]driver.Access
-	more   []driver.Access // of a launch that has more
 }
 
 // launch adds a kernel over n bytes to the batch.
@@ -513,7 +497,6 @@ func (r *ring) abandon() {
 	if r.marks != nil && !r.closed {
 		r.mark().CompareAndSwap(0, uint32(r.b.rank)+1)
 	}
-	r.direct.abort()
 	r.letGo()
 }
 

@@ -321,7 +321,10 @@ func TestDeviceChosen(t *testing.T) {
 	}
 	auto := onDevices(3, 3, 0)
 	auto.options.AllReduce = ""
-	run(auto, cuda.DeviceWork, "the work of the highest priority")
+	run(auto, cuda.DirectWork, "the work of the highest priority")
+	shared := auto
+	shared.sim.Devices = 2
+	run(shared, cuda.DeviceWork, "not direct: rank 0: direct: ranks 0 and 2 share a device")
 
 	none := auto
 	none.sim.Kernels = nil
@@ -342,7 +345,7 @@ func TestDeviceChosen(t *testing.T) {
 
 	// What has no kernel goes by the host, in the same group.
 	w := newWorld(t, auto)
-	require.Contains(t, w.ranks[0].b.Explain().Choices[0].Why, "found out by the first all_reduce")
+	require.Contains(t, w.ranks[0].b.Explain().Choices[0].Why, "found out by the first collective")
 	before := w.m.Stats().MadeModules
 	w.each(func(x *rank, r int) error {
 		for _, c := range []struct {
@@ -369,7 +372,7 @@ func TestDeviceChosen(t *testing.T) {
 		return err
 	})
 	require.Equal(t, before, w.m.Stats().MadeModules, "New has loaded the kernels")
-	require.Equal(t, cuda.DeviceWork, w.ranks[0].b.Explain().Choices[0].Algorithm)
+	require.Equal(t, cuda.DirectWork, w.ranks[0].b.Explain().Choices[0].Algorithm)
 	w.end()
 
 	// Ranks with other chunks do not begin.
@@ -617,7 +620,7 @@ func TestDeviceFailedCalls(t *testing.T) {
 	}{{true, "", 20}, {false, cuda.DeviceWork, 20}, {false, cuda.DirectWork, 3}} {
 		first := tc.first
 		t.Run(fmt.Sprintf("first %v %s", first, tc.way), func(t *testing.T) {
-			hosts := 0
+			others := 0
 			for k := 0; ; k++ {
 				s := onDevices(2, 2, 160)
 				s.options.AllReduce = tc.way
@@ -662,21 +665,19 @@ func TestDeviceFailedCalls(t *testing.T) {
 					require.NoError(t, err)
 					w.end()
 					require.Greater(t, k, tc.calls)
-					t.Logf("%d calls failed in turn, %d of them made the host do it", k, hosts)
-					require.Equal(t, first, hosts > 0)
+					t.Logf("%d calls failed in turn, %d of them made other work do it", k, others)
+					require.Equal(t, first, others > 0)
 					return
 				}
 				what := *failed.Load()
 				if err == nil {
-					// Then there is no ring, or only no direct work, on no rank.
+					// Then there is no direct work on any rank, and perhaps no ring.
 					does := w.ranks[0].b.Explain().Choices[0].Algorithm
 					require.Contains(t, []string{cuda.HostWork, cuda.DeviceWork}, does, what)
 					for _, x := range w.ranks {
 						require.Equal(t, does, x.b.Explain().Choices[0].Algorithm, what)
 					}
-					if does == cuda.HostWork {
-						hosts++
-					}
+					others++
 				} else {
 					require.ErrorIs(t, err, injected, what)
 				}

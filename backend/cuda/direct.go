@@ -6,80 +6,97 @@ import (
 	"errors"
 	"fmt"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/c10d-go/c10d/backend/cuda/driver"
 	"github.com/c10d-go/c10d/backend/cuda/internal/direct"
 	"github.com/c10d-go/c10d/backend/cuda/internal/window"
+	"github.com/c10d-go/c10d/work"
 )
 
-// DirectWork is the name of the all-reduce work in which one kernel of each rank does everything: the
-// kernels write into each other's memory and wait for each other (decision 24). It is for two
-// ranks on one host, each with a device of its own that reaches the other's. Its priority is 200.
+// DirectWork is the name of the work in which one kernel of each rank does everything: the kernels
+// write into each other's memory and wait for each other (decision 24). It is for 2 to 8 ranks on
+// one host, each with a device of its own that reaches the others'. Its priority among the
+// all-reduce works is 200. Such groups gather and reduce-scatter in the same way.
 const DirectWork = "direct"
 
-// directRanks is how many ranks a group with direct work has.
-const directRanks = 2
+const directPriority = 200
 
 // directLimit is how long a kernel waits for its peer if nobody aborts it. The rank aborts it when
 // the operation's time is over, and a process that dies takes its kernels along.
 const directLimit = 24 * time.Hour
 
-var errDirectRanks = fmt.Errorf("it is for %d ranks", directRanks)
+var errDirectRanks = fmt.Errorf("it is for 2 to %d ranks", window.MostRanks)
 
-// keepDirect has the driver load the kernels when it opens devices: no image may be loaded while a
-// stream waits.
-func keepDirect(d driver.Driver) {
-	direct.Images(directRanks, func(image []byte, kernels ...string) { driver.Keep(d, image, kernels...) })
+// keepDirect has the driver load the kernels for so many ranks when it opens devices: no image may
+// be loaded while a stream waits.
+func keepDirect(d driver.Driver, ranks int) {
+	direct.Images(ranks, func(image []byte, kernels ...string) { driver.Keep(d, image, kernels...) })
 }
 
-// directCan returns why no direct work can do a call. The answer is the same on every rank.
+// directCan returns why no direct work can do an all-reduce. The answer is the same on every rank.
 func directCan(h *host) error {
-	t, op := h.call.Tensors[0], h.call.Op
-	if h.b.size != directRanks {
-		return errDirectRanks
-	}
-	if err := direct.Supports(op, t.DType()); err != nil {
+	ts, op := h.call.Tensors, h.call.Op
+	if err := h.b.direct.can(); err != nil {
 		return err
 	}
-	return deviceCan(h)
+	if err := direct.Supports(op, ts[0].DType()); err != nil {
+		return err
+	}
+	if len(ts) > 1 && combineKernel(op, ts[0].DType()) == "" {
+		return fmt.Errorf("no kernel for %v of %v", op, ts[0].DType())
+	}
+	if _, probe := ts[0].Memory().(nowhere); probe {
+		return nil
+	}
+	// Wrong calls are refused by the work that comes next.
+	return h.b.typed(work.AllReduce, "tensors", output, ts[0].DType(), ts)
 }
 
 // directMeet connects the ranks at the first call.
 func directMeet(h *host) error {
-	if err := deviceMeet(h); err != nil {
-		return err
+	t := h.call.Tensors[0]
+	if _, probe := t.Memory().(nowhere); probe {
+		return h.b.direct.known()
 	}
-	return h.b.neighbours.made().noDirect
+	return h.b.direct.ready(h.ctx, work.AllReduce, t.Device().Index, h.op.print)
 }
 
 // prepareDirectWork makes the call's operation a direct one.
 func prepareDirectWork(h *host) error {
-	if err := prepareDeviceWork(h); err != nil {
+	b, c, d := h.b, &h.call, h.call.Tensors[0].DType()
+	if err := b.typed(work.AllReduce, "tensors", output, d, c.Tensors); err != nil {
 		return err
 	}
-	h.op.device.direct = h.b.neighbours.made().direct
+	if err := b.reduction(work.AllReduce, c.Op, d); err != nil {
+		return err
+	}
+	if i, j, ok := shareMemory(c.Tensors); ok {
+		return fmt.Errorf("tensors %d and %d share memory", i, j)
+	}
+	h.direct = b.direct.newAllReduce(c.Tensors, c.Op)
 	return nil
 }
 
-// A window has directMostChannels, or fewer on a device with less memory: it takes at most a part in
-// directShare of it. A channel takes 34 KiB.
+// A window has as many channels as package window chooses, or fewer on a device with less memory:
+// it takes at most a part in directShare of it.
 const (
 	directMostChannels = 2048
-	directChannelBytes = 34 << 10
+	directChannelBytes = 17 << 10 // for each other rank, with 8 slots
 	directShare        = 1 << 10
 )
 
 // directChannels returns how many channels a window on a device has.
-func directChannels(v driver.Device) uint32 {
-	return uint32(min(max(v.Info().Memory/directShare/directChannelBytes, 1), directMostChannels))
-}
-
-// directLink is this rank's window and its kernels. The zero pointer is none.
-type directLink struct {
-	window *window.Window
-	comm   *direct.Comm
-	place  directPlace // taken, until close
+func directChannels(v driver.Device, ranks int) uint32 {
+	each := directChannelBytes * (ranks - 1)
+	most := directMostChannels
+	if ranks == 2 {
+		each *= 2 // 16 slots
+	} else {
+		most /= 2
+	}
+	return uint32(min(max(int(v.Info().Memory/directShare)/each, 1), most))
 }
 
 // directPlace is a device on which kernels of this process wait for others.
@@ -97,7 +114,7 @@ var directGroups = struct {
 }{of: make(map[directPlace]int)}
 
 // takePlace counts a group on its device, unless its kernels might not fit beside those of others.
-func (l *directLink) takePlace(d driver.Driver, v driver.Device) error {
+func (d *directGroup) takePlace(v driver.Device) error {
 	i, threads := v.Info(), 2048 // per multiprocessor
 	if i.Minor != 0 {
 		threads = 1536
@@ -105,138 +122,304 @@ func (l *directLink) takePlace(d driver.Driver, v driver.Device) error {
 	most := i.Multiprocessors * threads / direct.MostThreads
 	directGroups.Lock()
 	defer directGroups.Unlock()
-	place := directPlace{d, v.ID().Index}
+	place := directPlace{d.b.driver, v.ID().Index}
 	if n := directGroups.of[place]; n >= max(most, 1) {
 		return fmt.Errorf("%d groups of this process have direct work on device %d, and kernels of more might not fit", n, place.dev)
 	}
 	directGroups.of[place]++
-	l.place = place
+	d.place = place
 	return nil
 }
 
-func (l *directLink) leavePlace() {
+func (d *directGroup) leavePlace() {
 	directGroups.Lock()
 	defer directGroups.Unlock()
-	if l.place.d != nil {
-		if directGroups.of[l.place]--; directGroups.of[l.place] == 0 {
-			delete(directGroups.of, l.place) // and with it the driver
+	if d.place.d != nil {
+		if directGroups.of[d.place]--; directGroups.of[d.place] == 0 {
+			delete(directGroups.of, d.place) // and with it the driver
 		}
-		l.place = directPlace{}
+		d.place = directPlace{}
 	}
 }
 
-// connectDirect makes the ring's direct link, or finds out why there is none, with the other rank. An
-// error means that the ranks cannot talk to each other any more.
-func (r *ring) connectDirect(q *operation) error {
-	if r.b.size != directRanks {
-		r.noDirect = errDirectRanks
+// directGroup is a group's direct work: the memory that the ranks' kernels write, the kernels, and
+// the operations that have not ended.
+type directGroup struct {
+	b *Backend
+
+	connecting sync.Mutex                    // held while the ranks connect
+	asked      bool                          // they have
+	why        error                         // they cannot
+	open       atomic.Pointer[window.Window] // once they have, until it is closed
+
+	dev    int
+	v      driver.Device
+	stream driver.Stream         // of operations that are not part of a caller's stream
+	others map[int]driver.Stream // by device: for tensors that are on another one
+	window *window.Window
+	comm   *direct.Comm
+	place  directPlace // taken, until it is closed
+	own    *page       // where the others say that they have let go
+	pages  []*page     // the others'
+
+	last *directCall // the last that was enqueued; guarded by Backend.calls
+
+	mu       sync.Mutex
+	calls    []*directCall // that have not left the device, in order
+	commands int           // that they have given a stream
+	watch    *time.Timer
+	watching bool
+	pause    time.Duration // until the timer looks again
+	closed   bool
+}
+
+// can returns why the group has no direct work, as far as this needs no device.
+func (d *directGroup) can() error {
+	b := d.b
+	switch {
+	case b.size < 2 || b.size > window.MostRanks:
+		return errDirectRanks
+	case b.options.AllReduce != "" && b.options.AllReduce != DirectWork:
+		return fmt.Errorf("Options.AllReduce is %q", b.options.AllReduce)
+	}
+	return b.neighbours.why
+}
+
+// known returns nil if the ranks have connected. It asks nobody.
+func (d *directGroup) known() error {
+	if d.open.Load() != nil {
 		return nil
 	}
-	l := new(directLink)
-	agree := func(why error) (reason, err error) {
-		reason, _, err = r.b.hear(q.ctx, q.left(), told(why, nil))
-		return reason, err
+	d.connecting.Lock()
+	defer d.connecting.Unlock()
+	if !d.asked {
+		return errNotAsked
 	}
-	exchange := func(ctx context.Context, mine []byte) ([][]byte, error) {
-		_, all, err := r.b.hear(ctx, q.left(), told(nil, mine))
-		return all, err
+	return d.why
+}
+
+// ready returns nil if the ranks are connected. The first call connects them: all come to it in the
+// order of the group's collectives.
+func (d *directGroup) ready(ctx context.Context, op work.OpType, dev int, print call) error {
+	if d.open.Load() != nil {
+		return nil
 	}
-	why := l.takePlace(r.b.driver, r.v)
-	mine := binary.LittleEndian.AppendUint32(nil, directChannels(r.v))
-	reason, all, err := r.b.hear(q.ctx, q.left(), told(why, mine))
-	if err == nil && reason == nil {
-		channels := directMostChannels
-		for _, b := range all {
-			channels = min(channels, int(binary.LittleEndian.Uint32(b)))
-		}
-		l.window, why = window.New(q.ctx, window.Options{Driver: r.b.driver, Device: r.v, Rank: r.b.rank, Ranks: r.b.size, Channels: channels})
-		reason, err = agree(why)
+	d.connecting.Lock()
+	defer d.connecting.Unlock()
+	if d.asked {
+		return d.why
 	}
-	if err == nil && reason == nil {
-		why = l.window.Connect(q.ctx, exchange)
-		if why == nil {
-			l.comm, why = direct.New(l.window, direct.Options{Limit: directLimit})
-		}
-		reason, err = agree(why)
-	}
+	err := d.b.together(ctx, op, print, func(q *operation) (err error) {
+		d.why, err = d.connect(q, dev)
+		return err
+	})
 	if err != nil {
-		return errors.Join(err, l.close())
+		// The group has ended; what comes next says so.
+		return errors.Join(err, d.release())
 	}
-	if reason == nil {
-		r.direct = l
-		return nil
+	d.asked = true
+	if d.why == nil {
+		d.open.Store(d.window)
+		if d.b.broken() != nil {
+			d.window.Abort()
+		}
 	}
-	r.noDirect = reason
-	// Both have detached before one of them frees its memory.
-	why = l.detach()
-	_, err = agree(nil)
-	return errors.Join(err, why, l.close())
+	return d.why
 }
 
-// err returns why a kernel did not do its work.
-func (l *directLink) err() error {
-	if l == nil {
-		return nil
+// connect makes this rank's window and kernels, and opens the other ranks' memory. It returns why
+// that is not possible, which is the same on all ranks, or an error that ends the group.
+func (d *directGroup) connect(q *operation, dev int) (why, err error) {
+	b := d.b
+	tell := func(why error, more []byte) (reason error, all [][]byte, err error) {
+		return b.hear(q.ctx, q.left(), told(why, more))
 	}
-	return l.comm.Err()
+	mine := make([]byte, 4+nameLen)
+	why = d.prepare(dev)
+	if why == nil {
+		binary.LittleEndian.PutUint32(mine, directChannels(d.v, b.size))
+		copy(mine[4:], d.own.name)
+	}
+	reason, all, err := tell(why, mine)
+	if err == nil && reason == nil {
+		channels := uint32(directMostChannels)
+		for _, b := range all {
+			channels = min(channels, binary.LittleEndian.Uint32(b))
+		}
+		why = d.openPages(all)
+		if why == nil {
+			d.window, why = window.New(q.ctx, window.Options{Driver: b.driver, Device: d.v, Rank: b.rank, Ranks: b.size, Channels: int(channels)})
+		}
+		reason, _, err = tell(why, nil)
+	}
+	if d.own != nil {
+		err = errors.Join(err, d.own.hide()) // who opens it has done so
+	}
+	if err == nil && reason == nil {
+		why = d.window.Connect(q.ctx, func(ctx context.Context, mine []byte) ([][]byte, error) {
+			_, all, err := tell(nil, mine)
+			return all, err
+		})
+		if why == nil {
+			d.comm, why = direct.New(d.window, direct.Options{Limit: directLimit})
+		}
+		reason, _, err = tell(why, nil)
+		if err == nil && reason != nil {
+			// All have detached before one of them frees its memory.
+			why = d.window.Detach()
+			_, _, err = tell(nil, nil)
+			err = errors.Join(err, why)
+		}
+	}
+	if err == nil && reason != nil {
+		err = d.release()
+	}
+	return reason, err
 }
 
-// abort ends the waits of this rank's kernels.
-func (l *directLink) abort() {
-	if l != nil {
-		l.window.Abort()
+// prepare makes what a rank has of its own, but the window.
+func (d *directGroup) prepare(dev int) (err error) {
+	d.dev = dev
+	if d.v, err = d.b.driver.Device(dev); err != nil {
+		return err
 	}
-}
-
-// detach lets go of the other rank's memory. This rank's kernels have ended.
-func (l *directLink) detach() error {
-	if l == nil || l.window == nil {
-		return nil
+	if err = d.takePlace(d.v); err != nil {
+		return err
 	}
-	return l.window.Detach()
-}
-
-// keep leaves the memory to the other rank for good, and returns nil. This rank's kernels have ended.
-func (l *directLink) keep() *directLink {
-	if l != nil {
-		l.leavePlace()
+	if d.stream, err = d.v.NewStream(driver.StreamOptions{High: true, Name: fmt.Sprintf("rank %d direct", d.b.rank)}); err != nil {
+		return err
+	}
+	if d.own, err = newPage(); err != nil {
+		return fmt.Errorf("a page of words: %w", err)
 	}
 	return nil
 }
 
-// close frees everything. The other rank has detached.
-func (l *directLink) close() error {
-	if l == nil {
+func (d *directGroup) openPages(all [][]byte) error {
+	for r, b := range all {
+		if r == d.b.rank {
+			continue
+		}
+		p, err := openPage(string(trimZeros(b[4:][:nameLen])))
+		if err != nil {
+			return fmt.Errorf("the page of rank %d: %w", r, err)
+		}
+		d.pages = append(d.pages, p)
+	}
+	return nil
+}
+
+// goneWord is the word of a page in which a rank says that it has let go of the page's owner's
+// memory.
+func goneWord(p *page, rank int) *atomic.Uint32 { return word(p, rank*wordEach) }
+
+// gone waits until all other ranks have let go of this rank's memory; false if that takes too long.
+func (d *directGroup) gone(limit time.Duration) bool {
+	for end := time.Now().Add(limit); ; time.Sleep(200 * time.Microsecond) {
+		left := 0
+		for r := range d.b.size {
+			if r != d.b.rank && goneWord(d.own, r).Load() == 0 {
+				left++
+			}
+		}
+		if left == 0 || time.Now().After(end) {
+			return left == 0
+		}
+	}
+}
+
+// abort ends the waits of this rank's kernels: the group has failed.
+func (d *directGroup) abort() {
+	if d == nil {
+		return
+	}
+	if w := d.open.Load(); w != nil {
+		w.Abort()
+	}
+}
+
+// stuck waits for the kernels of operations that have failed. It returns how many have not ended
+// when ctx has.
+func (d *directGroup) stuck(ctx context.Context) int {
+	for pause := 10 * time.Microsecond; ; pause = min(2*pause, time.Millisecond) {
+		d.mu.Lock()
+		d.sweep()
+		n := len(d.calls)
+		d.mu.Unlock()
+		if n == 0 || ctx.Err() != nil {
+			return n
+		}
+		time.Sleep(pause)
+	}
+}
+
+// close frees everything. What another rank may still write stays.
+func (d *directGroup) close() error {
+	if d == nil {
 		return nil
 	}
-	l.leavePlace()
+	d.connecting.Lock()
+	defer d.connecting.Unlock()
+	d.mu.Lock()
+	d.closed = true
+	if d.watch != nil {
+		d.watch.Stop()
+	}
+	d.mu.Unlock()
+	if d.open.Load() == nil {
+		d.asked, d.why = true, work.ErrClosed
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), closeLimit)
+	defer cancel()
+	if n := d.stuck(ctx); n > 0 {
+		d.leavePlace()
+		return fmt.Errorf("cuda: %d operations that failed have not left the device after %v, whose memory stays", n, closeLimit)
+	}
+	if d.last != nil {
+		d.last.release()
+		d.last = nil
+	}
+	err := d.window.Detach()
+	for _, p := range d.pages {
+		goneWord(p, d.b.rank).Store(1)
+	}
+	limit := closeLimit
+	if d.b.broken() != nil || d.b.cpuErr() != nil {
+		limit = linger
+	}
+	if !d.gone(limit) {
+		d.comm, d.window = nil, nil // kept for good: nobody can tell whether the others will let go
+	}
+	d.open.Store(nil)
+	d.why = work.ErrClosed
+	return errors.Join(err, d.release())
+}
+
+// release frees what is there; nothing uses it any more.
+func (d *directGroup) release() error {
+	d.leavePlace()
 	var errs []error
-	if l.comm != nil {
-		errs = append(errs, l.comm.Close())
+	if d.comm != nil {
+		errs = append(errs, d.comm.Close())
 	}
-	if l.window != nil {
-		errs = append(errs, l.window.Close())
+	if d.window != nil {
+		errs = append(errs, d.window.Close())
 	}
+	for _, p := range append(d.pages, d.own) {
+		if p != nil {
+			errs = append(errs, p.close())
+		}
+	}
+	if d.stream != nil {
+		errs = append(errs, d.stream.Close())
+	}
+	for _, s := range d.others {
+		errs = append(errs, s.Close())
+	}
+	d.comm, d.window, d.pages, d.own, d.stream, d.others = nil, nil, nil, nil, nil, nil
 	return errors.Join(errs...)
 }
 
-// push adds the kernels that all-reduce n elements at a place on the ring's device.
-func (w *deviceWork) push(at driver.Ptr, n int) {
-	if w.err == nil {
-		w.err = w.direct.comm.AllReduce(launcher{w}, at, at, n, w.places[0].t.DType(), w.reduce)
-	}
-}
-
-// launcher adds launches to the work, on the ring's stream.
-type launcher struct{ w *deviceWork }
-
-func (x launcher) Launch(l *driver.Launch) error {
-	w := x.w
-	if w.fits(1) {
-		b := w.ring.box()
-		b.more = append(b.more[:0], l.Access...)
-		b.Launch = driver.Launch{Function: l.Function, Grid: l.Grid, Block: l.Block, Args: b.args.Set(l.Args), Access: b.more}
-		w.batch.Launch(w.ring.stream, &b.Launch)
-	}
-	return w.err
-}
+// directWhy is what Explain says of operations that are direct work.
+const directWhy = "one kernel of each rank writes into the other ranks' memory; parts of unequal sizes go by way of page-locked memory"

@@ -1,6 +1,7 @@
 package cuda
 
 import (
+	"cmp"
 	"fmt"
 	"strings"
 
@@ -30,6 +31,13 @@ func (b *Backend) Explain() backend.Explanation {
 	for op := work.Broadcast; op <= work.ReduceScatterTensorCoalesced; op++ {
 		c := backend.Choice{Op: op.String(), UpTo: -1, Algorithm: HostWork, Why: chunked}
 		switch op {
+		case work.AllReduceCoalesced, work.AllGather, work.AllGatherIntoTensor, work.AllGatherCoalesced,
+			work.ReduceScatter, work.ReduceScatterTensor, work.ReduceScatterTensorCoalesced:
+			if err := cmp.Or(b.direct.can(), b.direct.known()); err != nil {
+				c.Why += "; not " + DirectWork + ": " + err.Error()
+			} else {
+				c.Algorithm, c.Why = DirectWork, directWhy
+			}
 		case work.Broadcast:
 			e.Choices = append(e.Choices, b.explainBroadcast()...)
 			continue

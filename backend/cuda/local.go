@@ -302,7 +302,7 @@ func (l *Local) begin(ctx context.Context, op work.OpType, ts []*tensor.Tensor, 
 		return nil, bad(op, "invalid root tensor: %d (there are %d)", root, len(ts))
 	}
 	o := &localOp{l: l, ctx: ctx, op: op, turn: -1}
-	given, has := streamsOf(ctx)
+	given := streamsOf(ctx)
 	for i, t := range ts {
 		if err := dense(l.d, nil, op, fmt.Sprint("tensor ", i), output, t); err != nil {
 			return nil, err
@@ -316,8 +316,10 @@ func (l *Local) begin(ctx context.Context, op work.OpType, ts []*tensor.Tensor, 
 			return nil, bad(op, "invalid tensor size at index %d (expected %v, got %v)", i, ts[0].Shape(), t.Shape())
 		}
 		p := placeOf(t)
-		callers := given
-		if !has && p.stream != nil {
+		var callers []driver.Stream
+		if given != nil {
+			callers = given.before
+		} else if p.stream != nil {
 			callers = []driver.Stream{p.stream}
 		}
 		for j, q := range o.places {
@@ -379,7 +381,7 @@ func (l *Local) issue(o *localOp, f func(b *edges.Batch) error) (*work.Work, err
 		result = o.result
 	}
 	o.SetResult(result...)
-	o.OnSynchronize(o.order)
+	o.RunBy(o)
 	o.deadline = time.Now().Add(l.o.Timeout)
 	o.Start()
 	underway.Add(1)
@@ -516,8 +518,11 @@ func (o *localOp) onHost(b *edges.Batch, red backend.Reduction, to []int) error 
 	return nil
 }
 
-// order makes s wait for the operation.
-func (o *localOp) order(s work.Stream) error {
+// Abort does nothing: no other rank takes part.
+func (o *localOp) Abort(error) {}
+
+// Order makes s wait for the operation.
+func (o *localOp) Order(s work.Stream) error {
 	st, ok := s.(driver.Stream)
 	if !ok {
 		return o.failure(fmt.Errorf("synchronize: %T is no stream of package driver", s))

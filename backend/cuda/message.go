@@ -42,9 +42,11 @@ func (b *Backend) message(ctx context.Context, op work.OpType, o backend.P2POpti
 	}
 	b.calls.Lock()
 	defer b.calls.Unlock()
-	if err := b.admit(ctx, op, o.Timeout, q); err != nil {
+	info, timeout, err := b.admit(ctx, op, o.Timeout)
+	if err != nil {
 		return nil, err
 	}
+	q.init(b, ctx, info, timeout)
 	if op == work.Recv {
 		q.SetSource(key.peer)
 	}
@@ -61,6 +63,7 @@ func (b *Backend) message(ctx context.Context, op work.OpType, o backend.P2POpti
 		host.Close()
 		return nil, err
 	}
+	q.beforeStream()
 	b.mu.Lock()
 	earlier = b.posted[key.order()]
 	b.posted[key.order()] = mine

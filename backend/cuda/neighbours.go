@@ -156,40 +156,16 @@ func (n *neighbours) ready(h *host, op work.OpType) error {
 	}
 	t := h.call.Tensors[0]
 	if _, probe := t.Memory().(nowhere); probe {
-		return errors.New("whether the devices reach each other is found out by the first all_reduce or broadcast")
+		return errNotAsked
 	}
 	b := n.b
 	r := &ring{
 		b: b, dev: t.Device().Index, chunk: b.options.DeviceChunk, steps: make(map[string]driver.Function), quit: make(chan struct{}),
 	}
-	q := &operation{call: func(q *operation, _ []*tensor.Tensor) (err error) {
+	err := b.together(h.ctx, op, h.op.print, func(q *operation) (err error) {
 		n.failed, err = r.make(q)
 		return err
-	}}
-	ctx := h.ctx
-	if ctx == nil {
-		ctx = context.Background()
-	}
-	b.calls.Lock()
-	err := b.admit(ctx, op, 0, q)
-	if err == nil {
-		q.print = h.op.print
-		q.print.op = op
-		err = b.enter(q)
-	}
-	if err == nil {
-		if ctx.Done() != nil {
-			q.unwatch = context.AfterFunc(ctx, func() {
-				err := q.named(canceled(ctx))
-				b.fail(fmt.Errorf("the group has failed: %w", err), err)
-			})
-		}
-		b.queue(q)
-	}
-	b.calls.Unlock()
-	if err == nil {
-		err = q.Work().Wait(context.Background())
-	}
+	})
 	if err != nil {
 		// The group has ended; what comes next says so.
 		return errors.Join(err, r.free())
@@ -207,6 +183,45 @@ func (n *neighbours) ready(h *host, op work.OpType) error {
 		n.failed = errors.Join(n.failed, err)
 	}
 	return n.failed
+}
+
+// errNotAsked is what Explain says before the ranks have looked at their devices.
+var errNotAsked = errors.New("whether the devices reach each other is found out by the first collective that can stay on them")
+
+// together has f run on all ranks, between the group's collectives before this call and those after
+// it. Op and print are the collective for which that is needed.
+func (b *Backend) together(ctx context.Context, op work.OpType, print call, f func(q *operation) error) error {
+	if ctx == nil {
+		ctx = context.Background()
+	}
+	q := &operation{call: func(q *operation, _ []*tensor.Tensor) error { return f(q) }}
+	if err := b.queueTogether(ctx, op, print, q); err != nil {
+		return err
+	}
+	return q.Work().Wait(context.Background())
+}
+
+func (b *Backend) queueTogether(ctx context.Context, op work.OpType, print call, q *operation) error {
+	b.calls.Lock()
+	defer b.calls.Unlock()
+	info, timeout, err := b.admit(ctx, op, 0)
+	if err != nil {
+		return err
+	}
+	q.init(b, ctx, info, timeout)
+	q.print = print
+	q.print.op = op
+	if err := b.enter(info, q.print); err != nil {
+		return err
+	}
+	if ctx.Done() != nil {
+		q.unwatch = context.AfterFunc(ctx, func() {
+			err := q.named(canceled(ctx))
+			b.fail(fmt.Errorf("the group has failed: %w", err), err)
+		})
+	}
+	b.queue(q)
+	return nil
 }
 
 // make makes the ring. It returns why it cannot be made, which is the same on all
@@ -235,9 +250,6 @@ func (r *ring) meet(q *operation) (why, err error) {
 	why, _, err = b.hear(q.ctx, q.left(), told(why, nil))
 	// Who opens the page has done so.
 	err = errors.Join(err, r.own.page.hide())
-	if why == nil && err == nil {
-		err = r.connectDirect(q)
-	}
 	return why, err
 }
 
@@ -595,7 +607,6 @@ func (n *neighbours) close() error {
 	if !drained(idle, []driver.Stream{r.stream}) {
 		return errors.Join(append(errs, fmt.Errorf("cuda: the ring's stream has not ended after %v, and the memory stays", closeLimit))...)
 	}
-	errs = append(errs, r.direct.detach())
 	foreign := false
 	for _, m := range r.opened {
 		foreign = foreign || m.of == nil
@@ -610,14 +621,10 @@ func (n *neighbours) close() error {
 		}
 		if !r.own.gone(limit) {
 			r.own = nil // kept for good: nobody can tell whether they will
-			r.direct = r.direct.keep()
 		}
 	} else if b.size > 1 {
 		for end := time.Now().Add(linger); r.own.shared() && time.Now().Before(end); {
 			time.Sleep(200 * time.Microsecond)
-		}
-		if r.own.shared() {
-			r.direct = r.direct.keep() // the other rank may still write there
 		}
 	}
 	return errors.Join(append(errs, r.free())...)
@@ -697,8 +704,7 @@ func (r *ring) free() error {
 			errs = append(errs, r.own.leave())
 		}
 	}
-	errs = append(errs, r.direct.close())
-	r.opened, r.own, r.direct = nil, nil, nil
+	r.opened, r.own = nil, nil
 	if r.marks != nil {
 		errs = append(errs, r.marks.close())
 		r.marks = nil

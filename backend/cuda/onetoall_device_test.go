@@ -203,7 +203,7 @@ func TestBroadcastOnDevicesExplained(t *testing.T) {
 	}
 	s := setup{size: 2, sim: sim.Config{Devices: 2, Kernels: simkernels.All()}}
 	w := newWorld(t, s)
-	require.Contains(t, choices(w)[0].Why, "not device: whether the devices reach each other is found out by the first all_reduce or broadcast")
+	require.Contains(t, choices(w)[0].Why, "not device: whether the devices reach each other is found out by the first collective that can stay on them")
 	w.each(func(x *rank, r int) error { return x.ring(r) })
 	all := choices(w)
 	require.Len(t, all, 1)

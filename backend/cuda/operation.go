@@ -148,9 +148,8 @@ type operation struct {
 	// width is over how many legs a chunk is spread, the same on every rank.
 	width int
 
-	streams []driver.Stream // of the call's context
-	has     bool            // it had some, or none on purpose
-	grain   int             // elements of a leg in a piece
+	given   *callStreams // of the call's context
+	grain   int          // elements of a leg in a piece
 	pieces  int
 	slots   int
 	slot    int   // bytes
@@ -165,7 +164,7 @@ type operation struct {
 	relay   *oneToAll               // of a broadcast from rank to rank
 	relayed []hostTurn              // its turns to send chunks on
 	sync    func(work.Stream) error // orders a stream after a work of somebody else's
-	before  *operation              // of a barrier: what has to end first
+	before  *work.Work              // of a barrier: what has to end first
 	claim   *edges.Host             // of a message, and the turn in which it uses the tensor
 	claimed int
 	flying  bool           // it has left copies on its stream
@@ -393,8 +392,11 @@ func (o *operation) allUp(to commander) {
 // prologue orders the operation after what the caller's streams did with its
 // tensors.
 func (o *operation) prologue(batch *edges.Batch, places ...*place) {
-	streams := o.streams
-	if !o.has {
+	o.b.direct.before(batch, places)
+	var streams []driver.Stream
+	if o.given != nil {
+		streams = o.given.before
+	} else {
 		streams = o.line.callers[:0]
 		for _, p := range places {
 			if p.stream != nil && !slices.Contains(streams, p.stream) {
@@ -408,7 +410,7 @@ func (o *operation) prologue(batch *edges.Batch, places ...*place) {
 		// twice.
 		all := o.line.accesses[:0]
 		for _, p := range places {
-			if o.has || p.stream == s {
+			if o.given != nil || p.stream == s {
 				p.uses(func(x span) { all = append(all, driver.Writes(p.base+driver.Ptr(x.off), x.n)) })
 			}
 		}
@@ -418,9 +420,15 @@ func (o *operation) prologue(batch *edges.Batch, places ...*place) {
 	clear(o.line.callers)
 }
 
-// order makes s wait for all that the operation does on devices. It waits for the
+// Order makes s wait for all that the operation does on devices. It waits for the
 // Work only where there is nothing on a device to wait for.
-func (o *operation) order(s work.Stream) error {
+func (o *operation) Order(s work.Stream) error {
+	switch {
+	case o.sync != nil:
+		return o.sync(s)
+	case len(o.legs) == 0 && o.device == nil:
+		return o.Work().Wait(context.Background())
+	}
 	st, ok := s.(driver.Stream)
 	if !ok {
 		return o.named(fmt.Errorf("synchronize: %T is no stream of package driver", s))
@@ -641,11 +649,11 @@ func (o *operation) eachRaw(which func(rawPlace) bool, f func(t *tensor.Tensor, 
 }
 
 // await waits until an earlier operation has ended, well or not.
-func (o *operation) await(earlier *operation) error {
+func (o *operation) await(earlier *work.Work) error {
 	t := time.NewTimer(o.timeout)
 	defer t.Stop()
 	select {
-	case <-earlier.Work().Done():
+	case <-earlier.Done():
 		return nil
 	case <-o.ctx.Done():
 		return canceled(o.ctx)
@@ -674,30 +682,33 @@ func (o *operation) failed(err error) {
 	}
 }
 
-// named makes an error that names this operation. The CPU backend's has its own
-// numbers.
-func (o *operation) named(err error) error {
-	if o.b.cut.Load() != nil {
-		return &work.Error{Info: o.Info(), Peer: -1, Err: work.ErrClosed}
+// named makes an error that names this operation.
+func (o *operation) named(err error) error { return o.b.named(o.Info(), err, o.crowd) }
+
+// named makes an error that names an operation. The CPU backend's has its own numbers. Crowd is
+// asked for what may have held up an operation that was not done in time.
+func (b *Backend) named(info work.Info, err error, crowd func() string) error {
+	if b.cut.Load() != nil {
+		return &work.Error{Info: info, Peer: -1, Err: work.ErrClosed}
 	}
-	peer := o.b.culprit(err)
-	crowd := ""
+	peer := b.culprit(err)
+	crowding := ""
 	if errors.Is(err, work.ErrTimeout) && !strings.Contains(err.Error(), crowded) {
-		crowd = o.crowd() // unless another rank has said so
+		crowding = crowd() // unless another rank has said so
 	}
 	var inner *work.Error
 	if errors.As(err, &inner) {
-		if inner.Info == o.Info() {
-			if crowd == "" {
+		if inner.Info == info {
+			if crowding == "" {
 				return err
 			}
-			return &work.Error{Info: inner.Info, Peer: inner.Peer, Err: fmt.Errorf("%w%s", inner.Err, crowd)}
+			return &work.Error{Info: inner.Info, Peer: inner.Peer, Err: fmt.Errorf("%w%s", inner.Err, crowding)}
 		}
-		if inner.Group == o.b.group+cpuGroup {
+		if inner.Group == b.group+cpuGroup {
 			err = fmt.Errorf("on the host: %w", inner.Err)
 		}
 	}
-	return &work.Error{Info: o.Info(), Peer: peer, Err: fmt.Errorf("cuda: %w%s", err, crowd)}
+	return &work.Error{Info: info, Peer: peer, Err: fmt.Errorf("cuda: %w%s", err, crowding)}
 }
 
 const crowded = "in which those that wait for other ranks hold up others"
@@ -706,17 +717,7 @@ const crowded = "in which those that wait for other ranks hold up others"
 // streams than queues: then it may be another operation that held it up, while that one
 // waited for the same on another rank.
 func (o *operation) crowd() (crowd string) {
-	look := func(p *place) {
-		v, err := o.b.driver.Device(p.dev)
-		if err != nil {
-			return
-		}
-		if q, ok := v.(driver.Queuer); ok {
-			if streams, queues := q.Queues(); streams > queues {
-				crowd = fmt.Sprintf("; the %d streams of device %d share %d queues, %s", streams, p.dev, queues, crowded)
-			}
-		}
-	}
+	look := func(p *place) { crowd = cmp.Or(o.b.crowd(p.dev), crowd) }
 	for i := range o.legs {
 		o.legs[i].each(look)
 	}
@@ -726,6 +727,20 @@ func (o *operation) crowd() (crowd string) {
 		}
 	}
 	return crowd
+}
+
+// crowd is the operations' for one device.
+func (b *Backend) crowd(dev int) string {
+	v, err := b.driver.Device(dev)
+	if err != nil {
+		return ""
+	}
+	if q, ok := v.(driver.Queuer); ok {
+		if streams, queues := q.Queues(); streams > queues {
+			return fmt.Sprintf("; the %d streams of device %d share %d queues, %s", streams, dev, queues, crowded)
+		}
+	}
+	return ""
 }
 
 // grace is how long the Work of an operation that failed waits for its streams
@@ -796,7 +811,7 @@ func (o *operation) settled(ctx context.Context) bool {
 		}
 	}
 	o.mu.Lock()
-	o.over = true // from here on order leaves the batches alone
+	o.over = true // from here on Order leaves the batches alone
 	o.mu.Unlock()
 	if o.pending != nil {
 		if o.direct() {
@@ -823,6 +838,7 @@ func (o *operation) settled(ctx context.Context) bool {
 	}
 	if o.launched {
 		underway.Add(-1)
+		o.b.staged.Add(-1)
 	}
 	return true
 }
@@ -994,8 +1010,8 @@ func (b *Backend) finish() {
 	}
 }
 
-// admit checks that an operation can start.
-func (b *Backend) admit(ctx context.Context, op work.OpType, timeout time.Duration, o *operation) error {
+// admit checks that an operation can start. It returns its description and its limit.
+func (b *Backend) admit(ctx context.Context, op work.OpType, timeout time.Duration) (work.Info, time.Duration, error) {
 	ended := ctx.Err() != nil
 	failed := b.broken()
 	if failed == nil {
@@ -1017,22 +1033,20 @@ func (b *Backend) admit(ctx context.Context, op work.OpType, timeout time.Durati
 		err = fmt.Errorf("not started: %w", canceled(ctx))
 	}
 	if err != nil {
-		return &work.Error{Info: info, Peer: peer, Err: err}
+		return info, 0, &work.Error{Info: info, Peer: peer, Err: err}
 	}
 	if timeout <= 0 {
 		timeout = time.Duration(b.timeout.Load())
 	}
+	return info, timeout, nil
+}
+
+// init prepares an operation that was admitted.
+func (o *operation) init(b *Backend, ctx context.Context, info work.Info, timeout time.Duration) {
 	o.Init(info)
 	o.b, o.ctx, o.timeout = b, ctx, timeout
-	o.streams, o.has = streamsOf(ctx)
+	o.given = streamsOf(ctx)
 	o.RunBy(o)
-	switch {
-	case o.sync != nil:
-		o.OnSynchronize(o.sync)
-	case len(o.legs) > 0 || o.device != nil:
-		o.OnSynchronize(o.order)
-	}
-	return nil
 }
 
 // stage gives the operation its streams and its memory on the host.
@@ -1091,20 +1105,31 @@ func (o *operation) stage() error {
 func (b *Backend) issue(ctx context.Context, op work.OpType, timeout time.Duration, o *operation, result ...*tensor.Tensor) (*work.Work, error) {
 	b.calls.Lock()
 	defer b.calls.Unlock()
-	if err := b.admit(ctx, op, timeout, o); err != nil {
+	info, timeout, err := b.admit(ctx, op, timeout)
+	if err != nil {
 		return nil, err
 	}
+	o.init(b, ctx, info, timeout)
 	o.line = b.line
 	o.print.op, o.number = op, b.collectives
-	o.err = b.enter(o)
+	o.err = b.enter(info, o.print)
 	if err := b.launch(o, result); err != nil {
 		return nil, err
 	}
 	if !o.queued {
 		b.queue(o)
 	}
+	o.beforeStream()
 	b.collectives++
 	return o.Work(), nil
+}
+
+// beforeStream has the stream of a call that is part of one wait for the operation. An error is
+// also the operation's.
+func (o *operation) beforeStream() {
+	if o.given != nil && o.given.in != nil && (len(o.legs) > 0 || o.device != nil) {
+		o.Order(o.given.in)
+	}
 }
 
 // queue hands a collective to the worker. The caller holds b.calls.
@@ -1118,7 +1143,7 @@ func (b *Backend) queue(o *operation) {
 		o.relay.tag = ownTags | o.line.broadcasts<<1
 		o.line.broadcasts = (o.line.broadcasts + 1) & (1<<30 - 1)
 	}
-	b.last = o
+	b.last = o.Work()
 	b.todo.put(o)
 }
 
@@ -1131,6 +1156,7 @@ func (b *Backend) launch(o *operation, result []*tensor.Tensor) error {
 		}
 	}
 	underway.Add(1)
+	b.staged.Add(1)
 	o.launched = true
 	o.SetResult(result...)
 	if o.ctx.Done() != nil {

@@ -2,6 +2,7 @@ package cuda
 
 import (
 	"cmp"
+	"context"
 	"fmt"
 	"runtime"
 	"time"
@@ -78,19 +79,22 @@ func (o *operation) occupy(commands int) {
 }
 
 // poll waits until done returns true, or the operation cannot go on.
-func (o *operation) poll(done func() (bool, error)) error {
+func (o *operation) poll(done func() (bool, error)) error { return o.b.poll(o.ctx, o.timeout, done) }
+
+// poll waits until done returns true, or until something ends the operation.
+func (b *Backend) poll(ctx context.Context, timeout time.Duration, done func() (bool, error)) error {
 	start, pause := time.Now(), 10*time.Microsecond
 	for i := 0; ; i++ {
 		if ok, err := done(); ok || err != nil {
 			return err
 		}
-		if o.ctx.Err() != nil {
-			return canceled(o.ctx)
+		if ctx.Err() != nil {
+			return canceled(ctx)
 		}
-		if time.Since(start) > o.timeout {
-			return fmt.Errorf("%w after %v, while it was enqueued", work.ErrTimeout, o.timeout)
+		if time.Since(start) > timeout {
+			return fmt.Errorf("%w after %v, while it was enqueued", work.ErrTimeout, timeout)
 		}
-		if err := cmp.Or(o.b.broken(), o.b.cpuErr()); err != nil {
+		if err := cmp.Or(b.broken(), b.cpuErr()); err != nil {
 			return err
 		}
 		if i < 200 {

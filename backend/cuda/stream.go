@@ -9,18 +9,24 @@ import (
 
 type streamsKey struct{}
 
+// callStreams are the streams that a call's context has.
+type callStreams struct {
+	before []driver.Stream // the operation comes after what they have been given
+	in     driver.Stream   // and before what this one is given later; may be nil
+}
+
 // WithStreams returns a context for calls whose tensors these streams use: the
 // operation comes after what they have been given when the call is made. It
 // takes the place of the streams that the tensors' memories have. Without any
 // stream it says that nothing has to be waited for.
 func WithStreams(ctx context.Context, streams ...driver.Stream) context.Context {
-	return context.WithValue(ctx, streamsKey{}, streams)
+	return context.WithValue(ctx, streamsKey{}, &callStreams{before: streams})
 }
 
-// streamsOf returns what WithStreams put into ctx.
-func streamsOf(ctx context.Context) ([]driver.Stream, bool) {
-	s, ok := ctx.Value(streamsKey{}).([]driver.Stream)
-	return s, ok
+// streamsOf returns what WithStreams or InStream put into ctx, nil if they were not called.
+func streamsOf(ctx context.Context) *callStreams {
+	s, _ := ctx.Value(streamsKey{}).(*callStreams)
+	return s
 }
 
 // OnStream returns m as memory that s uses: operations on tensors in it come

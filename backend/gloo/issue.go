@@ -79,14 +79,20 @@ func (o *operation) begin(b *Backend, ctx context.Context, op work.OpType, timeo
 	o.backend, o.op = b, o
 	o.ctx, o.timeout = ctx, timeout
 	o.RunBy(o.future)
-	if o.sync != nil {
-		o.OnSynchronize(o.sync)
-	}
+	o.future.sync = o.sync
 	b.seq++
 }
 
 // Abort ends the group because of this operation.
 func (f *future) Abort(cause error) { f.backend.abort(cause, f) }
+
+// Order makes s wait for the outputs, or waits itself: most are in CPU memory.
+func (f *future) Order(s work.Stream) error {
+	if f.sync != nil {
+		return f.sync(s)
+	}
+	return f.Work().Wait(context.Background())
+}
 
 // progress tells the peers, should they ask, how far this rank is. b.mu is held.
 func (b *Backend) progress() {

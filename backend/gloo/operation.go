@@ -38,6 +38,7 @@ type future struct {
 	backend *Backend
 	op      *operation // nil once it has ended; under backend.mu
 	room    [1]*tensor.Tensor
+	sync    func(work.Stream) error // orders a stream after the result; may be nil
 }
 
 // Gloo's numbers of the collectives.

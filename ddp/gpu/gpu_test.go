@@ -710,10 +710,16 @@ type late struct {
 
 func (g *late) AllReduce(context.Context, []*tensor.Tensor, backend.AllReduceOptions) (*work.Work, error) {
 	p := work.NewPromise(work.Info{Op: work.AllReduce})
-	p.OnSynchronize(func(work.Stream) error { return nil })
+	p.RunBy(ordered{})
 	g.promises = append(g.promises, p)
 	return p.Work(), nil
 }
+
+// ordered orders streams at once.
+type ordered struct{}
+
+func (ordered) Abort(error)             {}
+func (ordered) Order(work.Stream) error { return nil }
 
 // TestLateFailure: a collective that fails after Finish has returned.
 func TestLateFailure(t *testing.T) {

@@ -58,11 +58,11 @@ func onGPUs() setup {
 
 // jobs are what ranks do in tests.
 var jobs = map[string]func(m *member) error{
-	"check": func(m *member) error { return check(m, m.rounds, m.most) },
-	"large": func(m *member) error { return check(m, 2, 96<<20) },
-	"fail":  fail,
-	"graph": replay,
-	"bench": bench,
+	"check":  func(m *member) error { return check(m, m.rounds, m.most) },
+	"large":  func(m *member) error { return check(m, 2, 96<<20) },
+	"fail":   fail,
+	"graph":  replay,
+	"bench":  bench,
 	"shapes": shapes,
 }
 

@@ -1,0 +1,894 @@
+package cuda
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"runtime"
+	"slices"
+	"sync/atomic"
+	"time"
+	"unsafe"
+
+	"github.com/c10d-go/c10d/backend"
+	"github.com/c10d-go/c10d/backend/cuda/driver"
+	"github.com/c10d-go/c10d/backend/cuda/driver/edges"
+	"github.com/c10d-go/c10d/backend/cuda/internal/direct"
+	"github.com/c10d-go/c10d/backend/cuda/internal/kernels"
+	"github.com/c10d-go/c10d/backend/cuda/internal/window"
+	"github.com/c10d-go/c10d/tensor"
+	"github.com/c10d-go/c10d/work"
+)
+
+// directCall is one operation that is direct work. The Work is part of it.
+//
+// Its commands are on one stream: the caller's, if the call is part of one (InStream), else the
+// group's own. No goroutine has to be woken for it: who waits asks the event that the commands end
+// with, and so does a timer for operations that nobody waits for.
+type directCall struct {
+	work.Promise
+	d        *directGroup
+	ctx      context.Context
+	timeout  time.Duration
+	deadline time.Time
+	parts    []part
+	uses     []driver.Access // of the callers' memory
+	result   []*tensor.Tensor
+	held     []driver.Memory
+	stream   driver.Stream
+	given    int            // commands
+	paces    []driver.Event // after each so many commands
+	lost     bool           // nobody can tell when the streams are done with it
+
+	one  [1]part // the usual parts, uses and result
+	two  [2]driver.Access
+	sole [1]*tensor.Tensor
+
+	// Guarded by d.mu.
+	event   driver.Event // after the last command; nil while it is enqueued
+	readers int          // of the event
+	err     error
+	failed  time.Time // since when it has to end
+	ended   bool      // the Work has
+	over    bool      // the stream is done with it
+}
+
+// part is one collective of an operation. In and out are tensors whose elements, one tensor after
+// the other, are the input and the output.
+//
+//   - all_reduce: in and out are the same list. The tensors, of n elements each, are combined here
+//     first, and all get the result.
+//   - reduce_scatter: in has this rank's inputs for all ranks, of n elements each.
+//   - all_gather: out has the outputs of all ranks, of n elements each.
+type part struct {
+	out, in []*tensor.Tensor
+	n       int
+	op      backend.ReduceOp
+}
+
+// InStream returns a context for calls that are part of a stream, as c10d's are with async_op=False:
+// the operation comes after what s has been given when the call is made, and what s is given later
+// comes after the operation. If it is direct work it runs on s itself, and the call takes one launch.
+//
+// Without it an operation runs on a stream of the group, beside later work of the caller's streams.
+func InStream(ctx context.Context, s driver.Stream) context.Context {
+	return context.WithValue(ctx, streamsKey{}, &callStreams{before: []driver.Stream{s}, in: s})
+}
+
+// newCall returns an unused operation.
+func (d *directGroup) newCall() *directCall {
+	c := &directCall{d: d}
+	c.parts, c.uses = c.one[:0], c.two[:0]
+	return c
+}
+
+// newAllReduce returns an all-reduce.
+func (d *directGroup) newAllReduce(ts []*tensor.Tensor, op backend.ReduceOp) *directCall {
+	c := d.newCall()
+	ts = append(c.sole[:0], ts...)
+	c.parts = append(c.parts, part{out: ts, in: ts, n: ts[0].Len(), op: op})
+	return c
+}
+
+// plain reports whether an all-reduce is direct work of a kind that needs no further look: the ranks
+// are connected, there is a kernel, and no registered work comes first.
+func (d *directGroup) plain(ts []*tensor.Tensor, op backend.ReduceOp) bool {
+	if d.open.Load() == nil || len(ts) != 1 || ts[0].Layout() != tensor.Strided || direct.Supports(op, ts[0].DType()) != nil {
+		return false
+	}
+	registered := backend.AllReduceWorks(tensor.CUDA, tensor.Strided)
+	return (len(registered) == 0 || registered[0].Priority < directPriority) && d.b.dense(work.AllReduce, "tensor 0", output, ts[0]) == nil
+}
+
+// A stream has room for some 1000 commands, see package driver. Operations that have not ended have
+// mostFlying of them at most, as long as they are enqueued; one that needs more waits for its own
+// every paceCommands.
+const (
+	mostFlying   = 256
+	paceCommands = 64
+)
+
+// issueDirect starts an operation.
+func (b *Backend) issueDirect(ctx context.Context, op work.OpType, timeout time.Duration, c *directCall, print call, result ...*tensor.Tensor) (*work.Work, error) {
+	b.calls.Lock()
+	defer b.calls.Unlock()
+	info, timeout, err := b.admit(ctx, op, timeout)
+	if err != nil {
+		return nil, err
+	}
+	d := b.direct
+	c.Init(info)
+	c.ctx, c.timeout, c.deadline = ctx, timeout, time.Now().Add(timeout)
+	c.RunBy(c)
+	c.SetResult(result...)
+	c.Start()
+	print.op = op
+	err = b.enter(info, print)
+	b.mu.Lock()
+	b.seq++
+	b.last = c.Work()
+	b.mu.Unlock()
+	b.collectives++
+	underway.Add(1)
+	d.begin(c)
+	if err == nil {
+		err = c.enqueue()
+	}
+	d.enqueued(c, err)
+	return c.Work(), nil
+}
+
+// begin adds an operation to those under way, before a stream is given anything: the timer then
+// ends it if the driver keeps the caller waiting.
+func (d *directGroup) begin(c *directCall) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.calls = append(d.calls, c)
+	d.pause = shortWatch
+	if d.watching || d.closed {
+		return
+	}
+	d.watching = true
+	if d.watch == nil {
+		d.watch = time.AfterFunc(d.pause, d.look)
+	} else {
+		d.watch.Reset(d.pause)
+	}
+}
+
+// enqueued notes that the operation is on its stream, or why it is not as a whole.
+func (d *directGroup) enqueued(c *directCall, err error) {
+	var event driver.Event
+	if c.stream != nil {
+		var lost error
+		if event, lost = c.stream.Record(); lost != nil {
+			err = cmp.Or(err, lost)
+			event, lost = c.stream.Record() // it has to be known when the stream is done
+		}
+		if err != nil && lost == nil {
+			lost = c.rejoin()
+		}
+		c.lost = lost != nil && c.stream.Err() == nil
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.commands += c.given
+	c.event, c.over = event, event == nil && !c.lost
+	if err == nil {
+		if d.last != nil {
+			d.last.drop()
+		}
+		d.last = c
+		c.readers++
+		return
+	}
+	c.err = cmp.Or(c.err, err)
+	d.fail(c, err)
+	d.sweep()
+}
+
+// rejoin has the stream wait for the group's others, after an error: what they have been given may
+// not have been waited for.
+func (c *directCall) rejoin() (err error) {
+	for _, s := range c.d.others {
+		err = cmp.Or(err, follow(c.stream, s))
+	}
+	return err
+}
+
+// enqueue gives the stream all commands.
+func (c *directCall) enqueue() error {
+	d := c.d
+	s := streamsOf(c.ctx)
+	if err := c.room(); err != nil {
+		return err
+	}
+	c.collect()
+	c.stream = d.stream
+	if s != nil && s.in != nil && s.in.Device().Index == d.dev {
+		c.stream = s.in
+	}
+	if d.last != nil && d.last.stream != c.stream {
+		if err := d.after(c.stream, d.last); err != nil {
+			return err
+		}
+	}
+	if err := c.afterCallers(s); err != nil {
+		return err
+	}
+	if d.b.staged.Load() > 0 {
+		// Operations of other kinds are under way, which may use the same memory.
+		batch := d.b.tracker.Batch()
+		batch.After(c.stream, c.uses...)
+		p, err := batch.Run()
+		if p != nil {
+			p.Release()
+		}
+		if err != nil {
+			return err
+		}
+	}
+	for i := range c.parts {
+		if err := c.do(&c.parts[i]); err != nil {
+			return err
+		}
+	}
+	if s != nil && s.in != nil && s.in != c.stream {
+		return follow(s.in, c.stream)
+	}
+	return nil
+}
+
+// afterCallers orders the stream after those that use the tensors.
+func (c *directCall) afterCallers(s *callStreams) error {
+	if s != nil {
+		for _, x := range s.before {
+			if x != c.stream {
+				if err := follow(c.stream, x); err != nil {
+					return err
+				}
+			}
+		}
+		return nil
+	}
+	var few [4]driver.Stream
+	seen := few[:0]
+	for i := range c.parts {
+		for _, list := range [2][]*tensor.Tensor{c.parts[i].in, c.parts[i].out} {
+			for _, t := range list {
+				m, ok := t.Memory().(streamer)
+				if !ok || m.Stream() == nil || slices.Contains(seen, m.Stream()) {
+					continue
+				}
+				seen = append(seen, m.Stream())
+				if err := follow(c.stream, m.Stream()); err != nil {
+					return err
+				}
+			}
+		}
+	}
+	return nil
+}
+
+// follow has one stream wait for what the other one has been given.
+func follow(s, first driver.Stream) error {
+	e, err := first.Record()
+	if err != nil {
+		return err
+	}
+	defer e.Release()
+	return s.Wait(e)
+}
+
+// after has a stream wait for an operation.
+func (d *directGroup) after(s driver.Stream, c *directCall) error {
+	d.mu.Lock()
+	event := c.event
+	if c.over || event == nil {
+		d.mu.Unlock()
+		return nil
+	}
+	c.readers++
+	d.mu.Unlock()
+	err := s.Wait(event) // s may be full: without the lock
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	c.drop()
+	return err
+}
+
+// drop ends one use of the operation's event; the caller holds d.mu.
+func (c *directCall) drop() {
+	if c.readers--; c.readers == 0 && c.over && c.event != nil {
+		c.event.Release()
+		c.event = nil
+	}
+}
+
+// release is drop for who does not hold d.mu.
+func (c *directCall) release() {
+	c.d.mu.Lock()
+	defer c.d.mu.Unlock()
+	c.drop()
+}
+
+// Order makes s wait for the operation.
+func (c *directCall) Order(s work.Stream) error {
+	st, ok := s.(driver.Stream)
+	if !ok {
+		return c.named(fmt.Errorf("synchronize: %T is no stream of package driver", s))
+	}
+	if st != c.stream {
+		if err := c.d.after(st, c); err != nil {
+			return c.named(fmt.Errorf("synchronize: %w", err))
+		}
+	}
+	return c.Work().Err()
+}
+
+// Abort ends the group because of this operation.
+func (c *directCall) Abort(cause error) { c.d.b.Abort(cause) }
+
+// Poll ends the operation if the stream is done with it.
+func (c *directCall) Poll() { c.polled() }
+
+// polled is Poll, and reports whether the operation has ended.
+func (c *directCall) polled() bool {
+	c.d.mu.Lock()
+	defer c.d.mu.Unlock()
+	c.d.sweep()
+	return c.ended
+}
+
+// Help waits until the operation has ended, or ctx has. It asks the event.
+func (c *directCall) Help(ctx context.Context) {
+	const yields = 1000
+	pause := 10 * time.Microsecond
+	for i := 0; ; i++ {
+		if c.polled() {
+			return
+		}
+		if i < yields {
+			runtime.Gosched()
+			continue
+		}
+		if ctx.Err() != nil {
+			return
+		}
+		c.d.check()
+		time.Sleep(pause)
+		pause = min(2*pause, 200*time.Microsecond)
+	}
+}
+
+// shortWatch and longWatch are how often the timer looks for operations that nobody waits for: soon
+// after a call, and later ever more seldom.
+const (
+	shortWatch = time.Millisecond
+	longWatch  = 20 * time.Millisecond
+)
+
+// look is what the timer does.
+func (d *directGroup) look() {
+	d.check()
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if !slices.ContainsFunc(d.calls, func(c *directCall) bool { return !c.ended }) {
+		d.watching = false
+		return
+	}
+	d.pause = min(2*d.pause, longWatch)
+	d.watch.Reset(d.pause)
+}
+
+// sweep ends the operations that the streams are done with; the caller holds d.mu.
+func (d *directGroup) sweep() {
+	for len(d.calls) > 0 && d.calls[0].done() {
+		c := d.calls[0]
+		n := copy(d.calls, d.calls[1:])
+		d.calls[n] = nil
+		d.calls = d.calls[:n]
+		d.commands -= c.given
+		c.finish()
+		c.end()
+	}
+}
+
+// done reports whether the stream is done with an operation that has been enqueued.
+func (c *directCall) done() bool {
+	if c.over || c.event == nil || c.lost {
+		return c.over
+	}
+	done, err := c.event.Done()
+	if err != nil {
+		c.err = cmp.Or(c.err, err)
+	}
+	return done || err != nil
+}
+
+// finish gives back what the operation has, which has left the device.
+func (c *directCall) finish() {
+	c.over = true
+	if c.readers == 0 && c.event != nil {
+		c.event.Release()
+		c.event = nil
+	}
+	for _, e := range c.paces {
+		e.Release()
+	}
+	for _, m := range c.held {
+		c.d.b.scratch.put(m.Device().Index, m)
+	}
+	c.paces, c.held = nil, nil
+	underway.Add(-1)
+}
+
+// end ends the Work.
+func (c *directCall) end() {
+	if c.ended {
+		return
+	}
+	c.ended = true
+	d := c.d
+	if err := cmp.Or(c.err, d.comm.Err()); err != nil && c.failed.IsZero() {
+		// A kernel that gave up does not say why. The reason is there, or on its way.
+		d.fail(c, cmp.Or(c.err, d.b.broken(), d.b.cpuErr(), err))
+	}
+	c.Complete(c.err)
+}
+
+// check ends operations that cannot go on: their context or their time has ended, the group has
+// failed, or the timer finds their device lost.
+func (d *directGroup) check() {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.sweep()
+	if len(d.calls) == 0 {
+		return
+	}
+	now := time.Now()
+	for _, c := range d.calls {
+		if c.failed.IsZero() {
+			if why := c.stopped(now); why != nil {
+				d.fail(c, why)
+			}
+		}
+	}
+	d.sweep()
+	// What still has not ended leaves its Work without waiting.
+	for _, c := range d.calls {
+		if !c.ended && !c.failed.IsZero() && now.Sub(c.failed) > grace {
+			c.end()
+		}
+	}
+}
+
+// stopped returns why the operation has to end, nil if it may go on.
+func (c *directCall) stopped(now time.Time) error {
+	switch {
+	case c.ctx.Err() != nil:
+		return canceled(c.ctx)
+	case now.After(c.deadline):
+		return fmt.Errorf("%w after %v", work.ErrTimeout, c.timeout)
+	}
+	return cmp.Or(c.d.b.broken(), c.d.b.cpuErr())
+}
+
+// fail ends the group because of what an operation ran into, and lets the kernels end. The caller
+// holds d.mu.
+func (d *directGroup) fail(c *directCall, why error) {
+	d.window.Abort()
+	if errors.Is(why, work.ErrTimeout) && d.b.broken() == nil {
+		why = c.blame(why)
+	}
+	c.failed = time.Now()
+	c.err = c.named(why)
+	d.b.fail(fmt.Errorf("the group has failed: %w", c.err), c.err)
+}
+
+// blame says for whom the kernel waited. It has just been told to end, and reports that then.
+func (c *directCall) blame(why error) error {
+	d := c.d
+	var stuck *window.Failure
+	for end := time.Now().Add(grace); !errors.As(d.comm.Err(), &stuck); time.Sleep(50 * time.Microsecond) {
+		if c.event == nil || time.Now().After(end) {
+			return fmt.Errorf("%w, waiting for the device", why)
+		}
+		if done, _ := c.event.Done(); done && !errors.As(d.comm.Err(), &stuck) {
+			return fmt.Errorf("%w, waiting for the device", why)
+		}
+	}
+	return &work.Error{Info: c.Info(), Peer: stuck.Peer, Err: fmt.Errorf("cuda: %w; the device of rank %d has not done its part", why, stuck.Peer)}
+}
+
+// named makes an error that names this operation.
+func (c *directCall) named(err error) error {
+	return c.d.b.named(c.Info(), err, func() string { return c.d.b.crowd(c.d.dev) })
+}
+
+// room waits until the operation may be enqueued.
+func (c *directCall) room() error {
+	d := c.d
+	d.mu.Lock()
+	n := d.commands
+	d.mu.Unlock()
+	if n <= mostFlying {
+		return nil
+	}
+	return d.b.poll(c.ctx, c.timeout, func() (bool, error) {
+		d.mu.Lock()
+		defer d.mu.Unlock()
+		d.sweep()
+		return d.commands <= mostFlying, c.err
+	})
+}
+
+// pace counts a command. After many it waits for earlier ones.
+func (c *directCall) pace() error {
+	if c.given++; c.given%paceCommands != 0 {
+		return nil
+	}
+	e, err := c.stream.Record()
+	if err != nil {
+		return err
+	}
+	c.paces = append(c.paces, e)
+	n := len(c.paces) - mostFlying/paceCommands
+	if n < 0 {
+		return nil
+	}
+	return c.d.b.poll(c.ctx, c.timeout, func() (bool, error) {
+		c.d.mu.Lock()
+		err := c.err
+		c.d.mu.Unlock()
+		if err != nil {
+			return false, err
+		}
+		return c.paces[n].Done()
+	})
+}
+
+// collect notes what the operation uses of the callers' memory, for operations of other kinds.
+func (c *directCall) collect() {
+	c.uses = slices.Grow(c.uses, 2*len(c.parts))
+	for i := range c.parts {
+		p := &c.parts[i]
+		for _, t := range p.out {
+			c.use(t, driver.Writes)
+		}
+		if len(p.in) > 0 && len(p.out) > 0 && &p.in[0] == &p.out[0] {
+			continue
+		}
+		for _, t := range p.in {
+			c.use(t, driver.Reads)
+		}
+	}
+}
+
+func (c *directCall) use(t *tensor.Tensor, access func(driver.Ptr, int) driver.Access) {
+	if t.IsContiguous() {
+		c.uses = append(c.uses, access(start(t), t.ByteLen()))
+		return
+	}
+	p := placeOf(t)
+	p.uses(func(x span) { c.uses = append(c.uses, access(p.base+driver.Ptr(x.off), x.n)) })
+}
+
+// before has a batch come after direct operations that use the same memory as the batch will.
+func (d *directGroup) before(batch *edges.Batch, places []*place) {
+	if d == nil {
+		return
+	}
+	d.mu.Lock()
+	d.sweep()
+	var last driver.Stream
+	var all []driver.Access
+	for _, p := range places {
+		p.uses(func(x span) {
+			a := driver.Writes(p.base+driver.Ptr(x.off), x.n)
+			for _, c := range d.calls {
+				if slices.ContainsFunc(c.uses, func(u driver.Access) bool { return u.Ptr < a.Ptr+driver.Ptr(a.Len) && a.Ptr < u.Ptr+driver.Ptr(u.Len) }) {
+					last = d.calls[len(d.calls)-1].stream
+					all = append(all, a)
+					return
+				}
+			}
+		})
+	}
+	d.mu.Unlock()
+	if last != nil {
+		batch.Before(last, all...)
+	}
+}
+
+// start returns where the first element of a tensor is.
+func start(t *tensor.Tensor) driver.Ptr {
+	return t.Memory().(interface{ Ptr() driver.Ptr }).Ptr() + driver.Ptr(t.Offset()*t.DType().Size())
+}
+
+// shareMemory returns two tensors whose elements lie between the same bytes.
+func shareMemory(ts []*tensor.Tensor) (i, j int, ok bool) {
+	if len(ts) == 1 {
+		return 0, 0, false
+	}
+	places := make([]*place, len(ts))
+	for j, t := range ts {
+		places[j] = placeOf(t)
+		for i, p := range places[:j] {
+			q := places[j]
+			if p.base+driver.Ptr(p.lo) < q.base+driver.Ptr(q.hi) && q.base+driver.Ptr(q.lo) < p.base+driver.Ptr(p.hi) {
+				return i, j, true
+			}
+		}
+	}
+	return 0, 0, false
+}
+
+// inOrder returns where the elements of tensors are, one tensor after the other, on the group's
+// device; false if they are not.
+func (d *directGroup) inOrder(ts []*tensor.Tensor) (at driver.Ptr, bytes int, ok bool) {
+	for _, t := range ts {
+		n := t.ByteLen()
+		if n == 0 {
+			continue
+		}
+		if t.Device().Index != d.dev || !t.IsContiguous() || bytes > 0 && start(t) != at+driver.Ptr(bytes) {
+			return 0, 0, false
+		}
+		if bytes == 0 {
+			at = start(t)
+		}
+		bytes += n
+	}
+	return at, bytes, true
+}
+
+// do gives the stream the commands of one collective.
+func (c *directCall) do(p *part) error {
+	d, t := c.d, p.out[0]
+	dtype, es := t.DType(), t.DType().Size()
+	switch c.Info().Op {
+	case work.AllReduce, work.AllReduceCoalesced:
+		if p.n == 0 {
+			return nil
+		}
+		at, err := c.bring(p.in[:1])
+		if err != nil {
+			return err
+		}
+		var others []driver.Ptr
+		if len(p.in) > 1 {
+			others = make([]driver.Ptr, len(p.in)-1)
+		}
+		for i := range others {
+			if others[i], err = c.bring(p.in[i+1 : i+2]); err != nil {
+				return err
+			}
+			if err = c.combine(p, at, others[i]); err != nil {
+				return err
+			}
+		}
+		if err = c.launched(d.comm.AllReduce(c.stream, at, at, p.n, dtype, p.op)); err != nil {
+			return err
+		}
+		for i, o := range others {
+			if err = c.copy(c.stream, o, at, p.n*es); err == nil {
+				err = c.putBack(p.out[i+1:i+2], o)
+			}
+			if err != nil {
+				return err
+			}
+		}
+		return c.putBack(p.out[:1], at)
+	case work.AllGather, work.AllGatherIntoTensor, work.AllGatherCoalesced:
+		return c.exchange(p, d.b.rank*p.n*es, func(out, in driver.Ptr) error { return d.comm.AllGather(c.stream, out, in, p.n*es) })
+	default:
+		return c.exchange(p, d.b.rank*p.n*es, func(out, in driver.Ptr) error {
+			return d.comm.ReduceScatter(c.stream, out, in, p.n, dtype, p.op)
+		})
+	}
+}
+
+// exchange does a collective whose input and output differ in length: the shorter may be the
+// longer's bytes from mine on, but must not overlap it otherwise.
+func (c *directCall) exchange(p *part, mine int, launch func(out, in driver.Ptr) error) error {
+	if p.n == 0 {
+		return nil
+	}
+	in, err := c.bring(p.in)
+	if err != nil {
+		return err
+	}
+	out, n, whole := c.d.inOrder(p.out)
+	m := length(p.in)
+	if whole && in < out+driver.Ptr(n) && out < in+driver.Ptr(m) {
+		apart := out - in
+		if m < n {
+			apart = in - out
+		}
+		whole = apart == driver.Ptr(mine)
+	}
+	if !whole {
+		if out, err = c.scratch(c.d.dev, length(p.out)); err != nil {
+			return err
+		}
+	}
+	if err := c.launched(launch(out, in)); err != nil || whole {
+		return err
+	}
+	return c.putBack(p.out, out)
+}
+
+func length(ts []*tensor.Tensor) (n int) {
+	for _, t := range ts {
+		n += t.ByteLen()
+	}
+	return n
+}
+
+// launched counts the launches of a collective.
+func (c *directCall) launched(err error) error { return cmp.Or(err, c.pace()) }
+
+// scratch returns memory on a device until the operation has ended.
+func (c *directCall) scratch(dev, n int) (driver.Ptr, error) {
+	m, err := c.d.b.scratch.get(dev, n)
+	if err != nil {
+		return 0, err
+	}
+	c.held = append(c.held, m)
+	return m.Ptr(), nil
+}
+
+// bring returns where the elements of tensors are in order on the group's device: where they are,
+// or where they have been brought.
+func (c *directCall) bring(ts []*tensor.Tensor) (driver.Ptr, error) {
+	if at, _, ok := c.d.inOrder(ts); ok {
+		return at, nil
+	}
+	at, err := c.scratch(c.d.dev, length(ts))
+	if err != nil {
+		return 0, err
+	}
+	to := at
+	for _, t := range ts {
+		if err := c.move(t, to, true); err != nil {
+			return 0, err
+		}
+		to += driver.Ptr(t.ByteLen())
+	}
+	return at, nil
+}
+
+// putBack is the way back from bring.
+func (c *directCall) putBack(ts []*tensor.Tensor, at driver.Ptr) error {
+	if from, _, ok := c.d.inOrder(ts); ok && from == at {
+		return nil
+	}
+	for _, t := range ts {
+		if err := c.move(t, at, false); err != nil {
+			return err
+		}
+		at += driver.Ptr(t.ByteLen())
+	}
+	return nil
+}
+
+// move brings the elements of a tensor to a place on the group's device, or from there.
+func (c *directCall) move(t *tensor.Tensor, at driver.Ptr, bring bool) error {
+	n := t.ByteLen()
+	if n == 0 {
+		return nil
+	}
+	dev, flat, s := t.Device().Index, t.IsContiguous(), c.stream
+	if dev == c.d.dev {
+		switch {
+		case !flat:
+			return c.pack(s, t, at, bring)
+		case bring:
+			return c.copy(s, at, start(t), n)
+		}
+		return c.copy(s, start(t), at, n)
+	}
+	// By the tensor's device: what other devices fetch waits in one queue, see package driver.
+	other, err := c.otherStream(dev)
+	if err != nil {
+		return err
+	}
+	own := start(t)
+	if !flat {
+		if own, err = c.scratch(dev, n); err != nil {
+			return err
+		}
+	}
+	if bring {
+		if err = follow(other, s); err == nil && !flat {
+			err = c.pack(other, t, own, true)
+		}
+		if err == nil {
+			err = c.copy(other, at, own, n)
+		}
+		return cmp.Or(err, follow(s, other))
+	}
+	if err = c.copy(s, own, at, n); err != nil || flat {
+		return err
+	}
+	if err = follow(other, s); err == nil {
+		err = c.pack(other, t, own, false)
+	}
+	return cmp.Or(err, follow(s, other))
+}
+
+// otherStream returns the group's stream of another device.
+func (c *directCall) otherStream(dev int) (driver.Stream, error) {
+	d := c.d
+	if s, ok := d.others[dev]; ok {
+		return s, nil
+	}
+	v, err := d.b.driver.Device(dev)
+	if err != nil {
+		return nil, err
+	}
+	s, err := v.NewStream(driver.StreamOptions{High: true, Name: fmt.Sprintf("rank %d direct.%d", d.b.rank, dev)})
+	if err != nil {
+		return nil, err
+	}
+	if d.others == nil {
+		d.others = make(map[int]driver.Stream)
+	}
+	d.others[dev] = s
+	return s, nil
+}
+
+func (c *directCall) copy(s driver.Stream, dst, src driver.Ptr, n int) error {
+	return cmp.Or(s.Copy(dst, src, n), c.pace())
+}
+
+// pack brings the elements of a tensor in order, or puts them back, on its device.
+func (c *directCall) pack(s driver.Stream, t *tensor.Tensor, at driver.Ptr, bring bool) (err error) {
+	k := c.d.b.packer(t.Device().Index)
+	if k.err != nil {
+		return k.err
+	}
+	f := k.unpack
+	if bring {
+		f = k.pack
+	}
+	p := placeOf(t)
+	p.inOrder(at, func(l kernels.Layout, packed, spread driver.Ptr, n int) {
+		if err == nil {
+			err = c.launch(s, f, n, l.Append(new(driver.Args).Ptr(packed).Ptr(spread)),
+				driver.Writes(packed, n), driver.Writes(p.base+driver.Ptr(p.lo), p.hi-p.lo))
+		}
+	})
+	return err
+}
+
+func (c *directCall) launch(s driver.Stream, f driver.Function, n int, args *driver.Args, access ...driver.Access) error {
+	err := s.Launch(&driver.Launch{Function: f, Grid: kernels.Blocks(n), Block: driver.Dim{X: kernels.Block}, Args: args, Access: access})
+	return cmp.Or(err, c.pace())
+}
+
+// combineKernel returns the kernel that combines two tensors of a rank, "" if there is none.
+func combineKernel(op backend.ReduceOp, d tensor.DType) string {
+	return kernels.Step(op.Kind(), d)
+}
+
+// combine combines another tensor of this rank into the first one.
+func (c *directCall) combine(p *part, into, from driver.Ptr) error {
+	t := p.in[0]
+	k := c.d.b.packer(c.d.dev)
+	if k.err != nil {
+		return k.err
+	}
+	f, err := k.module.Function(combineKernel(p.op, t.DType()))
+	if err != nil {
+		return err
+	}
+	bytes := p.n * t.DType().Size()
+	args := new(driver.Args).Ptr(into).Ptr(0).Ptr(into).Ptr(from).Uint64(uint64(p.n)).Uint32(1)
+	return c.launch(c.stream, f, bytes, args, driver.Writes(into, bytes), driver.Reads(from, bytes))
+}
+
+// word returns a word of a page.
+func word(p *page, at int) *atomic.Uint32 { return (*atomic.Uint32)(unsafe.Pointer(&p.bytes[at])) }

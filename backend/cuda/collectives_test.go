@@ -11,6 +11,7 @@ import (
 
 	"github.com/c10d-go/c10d/backend"
 	"github.com/c10d-go/c10d/backend/cuda"
+	"github.com/c10d-go/c10d/backend/cuda/driver"
 	"github.com/c10d-go/c10d/backend/cuda/driver/sim"
 	"github.com/c10d-go/c10d/tensor"
 	"github.com/c10d-go/c10d/work"
@@ -260,15 +261,26 @@ func (x *rank) prepare(ctx context.Context, p program, r int, rng *rand.Rand, on
 func (x *rank) collectives(ps []program, rng *rand.Rand, r int) error {
 	var calls []call
 	var works []*work.Work
-	for _, p := range ps {
-		on := rng.IntN(2) == 0
-		ctx := x.ctx
-		if !on {
+	in := make([]driver.Stream, len(ps)) // what calls are part of
+	for i, p := range ps {
+		mode, ctx := rng.IntN(3), x.ctx
+		switch mode {
+		case 1:
 			ctx = cuda.WithStreams(ctx, x.stream...)
+		case 2:
+			in[i] = x.stream[rng.IntN(len(x.stream))]
+			ctx = cuda.InStream(ctx, in[i])
 		}
-		c, err := x.prepare(ctx, p, r, rng, on)
+		c, err := x.prepare(ctx, p, r, rng, mode == 0)
 		if err != nil {
 			return err
+		}
+		if mode == 2 {
+			for _, s := range x.stream {
+				if err := follow(in[i], s); err != nil {
+					return err
+				}
+			}
 		}
 		v, err := c.run(x.b, func(q *pair) *tensor.Tensor { return q.dev })
 		if err != nil {
@@ -278,7 +290,7 @@ func (x *rank) collectives(ps []program, rng *rand.Rand, r int) error {
 	}
 	for i, c := range calls {
 		for _, s := range x.stream {
-			if works[i] == nil {
+			if works[i] == nil || s == in[i] {
 				continue
 			}
 			if err := works[i].Synchronize(s); err != nil {
@@ -306,6 +318,16 @@ func (x *rank) collectives(ps []program, rng *rand.Rand, r int) error {
 		}
 	}
 	return nil
+}
+
+// follow has a stream come after what another one has been given.
+func follow(s, first driver.Stream) error {
+	e, err := first.Record()
+	if err != nil {
+		return err
+	}
+	defer e.Release()
+	return s.Wait(e)
 }
 
 // TestCollectives does every collective on device tensors and on CPU tensors, with

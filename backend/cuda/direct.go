@@ -162,7 +162,9 @@ type directGroup struct {
 	own    *page       // where the others say that they have let go
 	pages  []*page     // the others'
 
-	last *directCall // the last that was enqueued; guarded by Backend.calls
+	// Guarded by Backend.calls.
+	last *directCall // the last that was enqueued
+	made uint32      // operations
 
 	mu       sync.Mutex
 	calls    []*directCall // that have not left the device, in order
@@ -310,8 +312,18 @@ func (d *directGroup) openPages(all [][]byte) error {
 }
 
 // goneWord is the word of a page in which a rank says that it has let go of the page's owner's
-// memory.
+// memory: the number of direct operations it has made, plus one.
 func goneWord(p *page, rank int) *atomic.Uint32 { return word(p, rank*wordEach) }
+
+// left returns a rank that has closed the group and did not take part in an operation.
+func (d *directGroup) left(number uint32) (rank int, left bool) {
+	for r := range d.b.size {
+		if gone := goneWord(d.own, r).Load(); gone != 0 && int32(number-(gone-1)) >= 0 {
+			return r, true
+		}
+	}
+	return 0, false
+}
 
 // gone waits until all other ranks have let go of this rank's memory; false if that takes too long.
 func (d *directGroup) gone(limit time.Duration) bool {
@@ -382,14 +394,14 @@ func (d *directGroup) close() error {
 	}
 	err := d.window.Detach()
 	for _, p := range d.pages {
-		goneWord(p, d.b.rank).Store(1)
+		goneWord(p, d.b.rank).Store(d.made + 1)
 	}
 	limit := closeLimit
 	if d.b.broken() != nil || d.b.cpuErr() != nil {
 		limit = linger
 	}
 	if !d.gone(limit) {
-		d.comm, d.window = nil, nil // kept for good: nobody can tell whether the others will let go
+		d.window = nil // its memory is kept for good: nobody can tell whether the others will let go
 	}
 	d.open.Store(nil)
 	d.why = work.ErrClosed

@@ -32,6 +32,7 @@ type directCall struct {
 	ctx      context.Context
 	timeout  time.Duration
 	deadline time.Time
+	number   uint32 // of the direct operation
 	parts    []part
 	uses     []driver.Access // of the callers' memory
 	result   []*tensor.Tensor
@@ -119,7 +120,8 @@ func (b *Backend) issueDirect(ctx context.Context, op work.OpType, timeout time.
 	}
 	d := b.direct
 	c.Init(info)
-	c.ctx, c.timeout, c.deadline = ctx, timeout, time.Now().Add(timeout)
+	c.ctx, c.timeout, c.deadline, c.number = ctx, timeout, time.Now().Add(timeout), d.made
+	d.made++
 	c.RunBy(c)
 	c.SetResult(result...)
 	c.Start()
@@ -472,7 +474,13 @@ func (c *directCall) stopped(now time.Time) error {
 	case now.After(c.deadline):
 		return fmt.Errorf("%w after %v", work.ErrTimeout, c.timeout)
 	}
-	return cmp.Or(c.d.b.broken(), c.d.b.cpuErr())
+	if err := cmp.Or(c.d.b.broken(), c.d.b.cpuErr()); err != nil {
+		return err
+	}
+	if r, left := c.d.left(c.number); left {
+		return &work.Error{Info: c.Info(), Peer: r, Err: fmt.Errorf("cuda: %w: rank %d closed the group and did not take part", work.ErrPeerLeft, r)}
+	}
+	return nil
 }
 
 // fail ends the group because of what an operation ran into, and lets the kernels end. The caller

@@ -1,0 +1,326 @@
+package cuda_test
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/c10d-go/c10d/backend"
+	"github.com/c10d-go/c10d/backend/cuda"
+	"github.com/c10d-go/c10d/backend/cuda/driver"
+	"github.com/c10d-go/c10d/backend/cuda/driver/sim"
+	"github.com/c10d-go/c10d/backend/cuda/driver/sim/simkernels"
+	"github.com/c10d-go/c10d/tensor"
+	"github.com/c10d-go/c10d/work"
+)
+
+// directly is a setup of ranks with a device each.
+func directly(size int) setup {
+	return setup{size: size, sim: sim.Config{Devices: size, Kernels: simkernels.All()}}
+}
+
+// meetDirectly connects a rank with the others, by an all-reduce of a tensor on its own device.
+func (x *rank) meetDirectly(r int) error {
+	y, err := x.vector(tensor.Float32, r, make([]byte, 8))
+	if err != nil {
+		return err
+	}
+	v, err := x.b.AllReduce(x.ctx, []*tensor.Tensor{y.t}, backend.AllReduceOptions{})
+	if err == nil {
+		err = v.Wait(x.ctx)
+	}
+	return err
+}
+
+func (x *rank) does(op work.OpType) backend.Choice {
+	all := x.b.Explain().Choices
+	return all[slices.IndexFunc(all, func(c backend.Choice) bool { return c.Op == op.String() })]
+}
+
+// TestDirectCollectives is TestCollectives for ranks with a device each: what can be is direct work,
+// among operations that are not.
+func TestDirectCollectives(t *testing.T) {
+	eachSeed(t, 1, func(t *testing.T, seed uint64, s sim.Semantics) {
+		rng := random(t, seed)
+		o := directly(2 + rng.IntN(3))
+		if seed%8 == 7 {
+			o = directly(8)
+		}
+		o.sim.Seed, o.sim.Semantics = seed, s
+		o.options = cuda.Options{Chunk: 16 + rng.IntN(200), Scratch: 1 << rng.IntN(20)}
+		w := newWorld(t, o)
+		var ps []program
+		for range 8 {
+			name := names[rng.IntN(len(names))]
+			if rng.IntN(2) == 0 {
+				direct := []string{"all_reduce", "all_reduce_coalesced", "all_gather", "all_gather_into_tensor", "all_gather_coalesced",
+					"all_gather_into_tensor_coalesced", "reduce_scatter_tensor", "reduce_scatter_tensor_coalesced"}
+				name = direct[rng.IntN(len(direct))]
+			}
+			ps = append(ps, draw(rng, name, o.size))
+		}
+		w.each(func(x *rank, r int) error {
+			if err := x.meetDirectly(r); err != nil {
+				return err
+			}
+			for _, op := range []work.OpType{work.AllReduce, work.AllReduceCoalesced, work.AllGather, work.ReduceScatterTensor} {
+				if c := x.does(op); c.Algorithm != cuda.DirectWork {
+					return fmt.Errorf("%v goes by %s: %s", op, c.Algorithm, c.Why)
+				}
+			}
+			return x.collectives(ps, rand.New(rand.NewPCG(seed, uint64(r))), r)
+		})
+		w.end()
+	})
+}
+
+// TestInStream: a call that is part of a stream gives it a launch and an event, and nothing to any
+// other stream.
+func TestInStream(t *testing.T) {
+	w := newWorld(t, directly(2))
+	w.each(func(x *rank, r int) error { return x.meetDirectly(r) })
+	var ts [2]*vector
+	w.each(func(x *rank, r int) (err error) {
+		ts[r], err = x.vector(tensor.Float32, r, tensorBytes([]float32{1, 2}))
+		return err
+	})
+	var given []string
+	w.m.Skip(func(c sim.Call) bool {
+		if strings.HasPrefix(c.Stream, "rank 0/") {
+			given = append(given, c.Stream+" "+c.Name)
+		}
+		return false
+	})
+	works := make([]*work.Work, 2)
+	for r, x := range w.ranks {
+		v, err := x.b.AllReduce(cuda.InStream(x.ctx, x.stream[r]), []*tensor.Tensor{ts[r].t}, backend.AllReduceOptions{})
+		require.NoError(t, err)
+		works[r] = v
+	}
+	require.Equal(t, []string{"rank 0/caller 0.0 Launch", "rank 0/caller 0.0 Record"}, given)
+	given = nil
+	for r, x := range w.ranks {
+		_, err := x.b.AllReduce(cuda.InStream(x.ctx, x.stream[r]), []*tensor.Tensor{ts[r].t}, backend.AllReduceOptions{})
+		require.NoError(t, err)
+	}
+	require.Equal(t, []string{"rank 0/caller 0.0 Launch", "rank 0/caller 0.0 Record"}, given)
+	w.m.Skip(nil)
+	w.each(func(x *rank, r int) error {
+		got, err := x.bytes(ts[r], r)
+		if err != nil {
+			return err
+		}
+		return errors.Join(same(got, tensorBytes([]float32{4, 8})), works[r].Wait(x.ctx))
+	})
+	w.end()
+}
+
+// TestDirectEnds: a Work of direct work ends though nobody waits for it, and says so when asked.
+func TestDirectEnds(t *testing.T) {
+	w := newWorld(t, directly(2))
+	w.each(func(x *rank, r int) error { return x.meetDirectly(r) })
+	w.each(func(x *rank, r int) error {
+		for range 3 {
+			y, err := x.vector(tensor.Float32, r, make([]byte, 8))
+			if err != nil {
+				return err
+			}
+			v, err := x.b.AllReduce(x.ctx, []*tensor.Tensor{y.t}, backend.AllReduceOptions{})
+			if err != nil {
+				return err
+			}
+			select {
+			case <-v.Done():
+			case <-x.ctx.Done():
+				return errors.New("nobody ends the Work")
+			}
+			if v, err = x.b.AllReduce(x.ctx, []*tensor.Tensor{y.t}, backend.AllReduceOptions{}); err != nil {
+				return err
+			}
+			for !v.IsCompleted() {
+				time.Sleep(time.Microsecond)
+			}
+			if !v.IsSuccess() {
+				return v.Err()
+			}
+		}
+		return nil
+	})
+	w.end()
+}
+
+// TestDirectBesideMessages: a rank that is at an all-reduce for which the others have not come
+// sends what these wait for, unless it is the all-reduce's memory.
+func TestDirectBesideMessages(t *testing.T) {
+	w := newWorld(t, directly(2))
+	w.each(func(x *rank, r int) error { return x.meetDirectly(r) })
+	w.each(func(x *rank, r int) error {
+		a, err := x.vector(tensor.Float32, r, tensorBytes([]float32{1, 2}))
+		if err != nil {
+			return err
+		}
+		b, err := x.vector(tensor.Float32, r, tensorBytes([]float32{float32(r)}))
+		if err != nil {
+			return err
+		}
+		reduce := func() (*work.Work, error) {
+			return x.b.AllReduce(x.ctx, []*tensor.Tensor{a.t}, backend.AllReduceOptions{})
+		}
+		if r == 0 {
+			v, err := reduce()
+			if err != nil {
+				return err
+			}
+			u, err := x.b.Send(x.ctx, b.t, 1, backend.P2POptions{})
+			if err != nil {
+				return err
+			}
+			last, err := x.b.Send(x.ctx, a.t, 1, backend.P2POptions{Tag: 1})
+			if err != nil {
+				return err
+			}
+			return work.WaitAll(x.ctx, v, u, last)
+		}
+		u, err := x.b.Recv(x.ctx, b.t, 0, backend.P2POptions{})
+		if err == nil {
+			err = u.Wait(x.ctx)
+		}
+		if err != nil {
+			return err
+		}
+		v, err := reduce()
+		if err != nil {
+			return err
+		}
+		c, err := x.vector(tensor.Float32, r, make([]byte, 8))
+		if err != nil {
+			return err
+		}
+		if u, err = x.b.Recv(x.ctx, c.t, 0, backend.P2POptions{Tag: 1}); err == nil {
+			err = work.WaitAll(x.ctx, u, v)
+		}
+		if err != nil {
+			return err
+		}
+		got, err := x.bytes(c, r)
+		return cmp.Or(err, same(got, tensorBytes([]float32{2, 4})))
+	})
+	w.end()
+}
+
+// TestDirectFaults lets direct operations end that cannot end well: a rank that does not come,
+// dies, gives up, or loses its device. The culprit is named on every rank.
+func TestDirectFaults(t *testing.T) {
+	type event func(w *world, r int, v *work.Work) // what happens when all but rank 2 wait
+	fault := func(name string, timeout time.Duration, cause event, check func(t *testing.T, errs []error)) {
+		for _, in := range []bool{false, true} {
+			t.Run(fmt.Sprintf("%s, in a stream %v", name, in), func(t *testing.T) {
+				s := directly(3)
+				s.timeout = patience
+				w := newWorld(t, s)
+				w.each(func(x *rank, r int) error { return x.meetDirectly(r) })
+				if timeout > 0 {
+					for _, x := range w.ranks {
+						x.b.SetTimeout(timeout)
+					}
+				}
+				errs := runEach(w, func(x *rank, r int, _ chan struct{}) error {
+					y, err := x.vector(tensor.Float32, r, make([]byte, 40))
+					if err != nil || r == 2 {
+						return err
+					}
+					ctx, cancel := context.WithCancel(x.ctx)
+					defer cancel()
+					if in {
+						ctx = cuda.InStream(ctx, x.stream[r])
+					}
+					v, err := x.b.AllReduce(ctx, []*tensor.Tensor{y.t}, backend.AllReduceOptions{})
+					if err != nil {
+						return err
+					}
+					if name == "the context ends" && r == 1 {
+						defer time.AfterFunc(20*time.Millisecond, cancel).Stop()
+					}
+					if cause != nil {
+						cause(w, r, v)
+					}
+					if err = v.Wait(x.ctx); err != v.Err() {
+						return fmt.Errorf("Wait returned %w, Err %w", err, v.Err())
+					}
+					if _, again := x.b.AllReduce(x.ctx, []*tensor.Tensor{y.t}, backend.AllReduceOptions{}); again == nil {
+						return errors.New("the group is of no more use, but takes an operation")
+					}
+					return err
+				})
+				for r := range 2 {
+					named(t, errs[r], r, 1)
+				}
+				check(t, errs[:2])
+				runEach(w, func(x *rank, _ int, _ chan struct{}) error { return x.b.Close() })
+				for _, x := range w.ranks {
+					require.NoError(t, x.cpu.Close())
+				}
+				require.NoError(t, w.m.Settle(w.ctx))
+				for _, x := range w.ranks {
+					x.free()
+				}
+				var leak *sim.Leak
+				var life *sim.Lifetime
+				err := w.m.Close()
+				kept := name == "a device is lost" || name == "another rank closes"
+				require.False(t, !kept && (errors.As(err, &leak) || errors.As(err, &life)), "%v", err)
+			})
+		}
+	}
+	is := func(want error, peer int) func(t *testing.T, errs []error) {
+		return func(t *testing.T, errs []error) {
+			for _, err := range errs {
+				require.ErrorIs(t, err, want)
+				var e *work.Error
+				require.ErrorAs(t, err, &e)
+				if peer >= 0 {
+					require.Equal(t, peer, e.Peer, "%v", err)
+				}
+			}
+		}
+	}
+	fault("a rank does not come", 200*time.Millisecond, nil, func(t *testing.T, errs []error) {
+		is(work.ErrTimeout, 2)(t, errs)
+		require.True(t, slices.ContainsFunc(errs, func(err error) bool {
+			return strings.Contains(err.Error(), "the device of rank 2 has not done its part")
+		}), "%v", errs)
+	})
+	fault("a rank dies", 0, func(w *world, r int, _ *work.Work) {
+		if r == 0 {
+			w.fabric.Kill("g/cuda/0", 2)
+		}
+	}, is(work.ErrPeerDied, 2))
+	fault("a Work is aborted", 0, func(_ *world, r int, v *work.Work) {
+		if r == 1 {
+			v.Abort(errors.New("no more"))
+		}
+	}, is(work.ErrAborted, 1))
+	fault("the context ends", 0, nil, is(work.ErrCanceled, -1))
+	fault("a device is lost", 0, func(w *world, r int, _ *work.Work) {
+		if r == 1 {
+			w.m.Lose(1, errors.New("fell off the bus"))
+		}
+	}, func(t *testing.T, errs []error) {
+		require.True(t, slices.ContainsFunc(errs, func(err error) bool { return errors.Is(err, driver.ErrDeviceLost) }), "%v", errs)
+	})
+	// Rank 2 waits until the others have let go of its memory, and keeps it.
+	defer cuda.SetCloseLimit(200 * time.Millisecond)()
+	fault("another rank closes", 0, func(w *world, r int, _ *work.Work) {
+		if r == 0 {
+			w.ranks[2].b.Close()
+		}
+	}, is(work.ErrPeerLeft, 2))
+}

@@ -24,7 +24,8 @@
 // been given when it was called. Without a stream it begins at once: the caller
 // knows that the tensors are ready.
 //
-// Only the Work orders later work of the streams after the operation. Its Synchronize
+// Only the Work orders later work of the streams after the operation, unless the call is part of a
+// stream (InStream). Its Synchronize
 // makes a stream wait. It blocks only while that stream has no room, and may be called
 // for any number of streams. Wait blocks the goroutine until the devices are done too.
 // Until one of the two the tensors belong to the operation.
@@ -75,8 +76,8 @@
 // call also waits while those before it in its group have left more than 512 commands on a
 // stream. These waits end with the operation's time, its context and the group.
 //
-// The streams of collectives wait for other ranks: a group has two a device, and one more
-// with a ring. Sends and receives share two more, however many are under way. These wait
+// The streams of collectives wait for other ranks: a group has two a device, one more with a ring,
+// and one more with direct work. Sends and receives share two more, however many are under way. These wait
 // for nobody: a message gets its copies there when the tensor is ready, or the bytes have
 // come. A stream that Synchronize orders after a receive waits for a word, which Close
 // keeps until the stream has gone on, for 5 s at most.
@@ -108,21 +109,29 @@
 //
 // # By kernels that wait
 //
-// DirectWork is for groups of two ranks with a device each. One kernel of each rank does the whole
-// all-reduce: it writes the rank's elements into the other's memory, waits for the other's, and
-// adds. It takes the dtypes and operators of DeviceWork. Both ranks add in the order of the
-// ranks. Float NaNs may change their payload.
+// DirectWork is for groups of 2 to 8 ranks with a device each. One kernel of each rank does a whole
+// collective: it writes the rank's elements into the other ranks' memory, waits for theirs, and
+// combines them. All_reduce and its coalesced form, all_gather with parts of one size, and
+// reduce_scatter are such work. It takes the dtypes and operators of DeviceWork, and PREMUL_SUM. All
+// ranks add in the order of the ranks. Float NaNs may change their payload.
 //
-// A kernel that waits for the other rank keeps its part of the device busy. If that rank does not
+// The call enqueues a launch and an event, and returns. Tensors that are not in order, or that are on
+// another device than those of the group's first collective, cost kernels and copies besides. The
+// operation is on a stream of the group, beside the caller's later work. With [InStream] it is on
+// the caller's own stream: that saves the waits between two streams, and later commands of that stream
+// come after it without Synchronize. No goroutine has to be woken: who waits for the Work asks the
+// event.
+//
+// A kernel that waits for another rank keeps its part of the device busy. If that rank does not
 // come, the kernel ends with the group: by timeout, death, context or Close.
 //
 // The kernels of all groups of a process must fit on the device at once. So only some groups
-// have direct work on a device, four on an H200; later ones take the ring. Both ranks must call
+// have direct work on a device, four on an H200; later ones take the ring. All ranks must call
 // the operations of several groups in the same order.
 //
-// The first call makes the ring and 68 MiB of device memory more, or less on devices of less than
-// 68 GiB. The first program on a machine
-// compiles the kernels when it opens a device, for 4 to 7 s; CUDA keeps the result.
+// The first call makes 68 MiB of device memory for 2 ranks, 51 MiB for 4 and 119 MiB for 8, or less on
+// devices with little memory. The first program on a machine compiles the kernels when it opens a
+// device, for 4 to 7 s; CUDA keeps the result.
 //
 // # On the devices
 //

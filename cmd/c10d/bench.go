@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"flag"
@@ -45,15 +46,16 @@ type bench struct {
 	json, check, progress bool
 	alloc                 bool
 
-	device          devices
-	work            string
-	broadcast       string
-	chunk           byteSize
-	slots           int
-	deviceChunk     byteSize
-	stream, inPlace bool
-	sumsGiven       bool
-	bars            string
+	device      devices
+	work        string
+	broadcast   string
+	chunk       byteSize
+	slots       int
+	deviceChunk byteSize
+	stream      string
+	inPlace     bool
+	sumsGiven   bool
+	bars        string
 }
 
 // list is a flag of several words, with commas between them or given again.
@@ -151,7 +153,7 @@ func setupBench(fs *flag.FlagSet) func(stdio, []string) (int, error) {
 	fs.Var(&b.chunk, "chunk", "with -device: `size` of the pieces that go through CPU memory; 0 means the backend's default")
 	fs.IntVar(&b.slots, "slots", 0, "with -device: `n` such pieces at a time; 0 means the backend's default")
 	fs.Var(&b.deviceChunk, "device-chunk", "with -device: `size` of the pieces that go from device to device; 0 means the backend's default")
-	fs.BoolVar(&b.stream, "stream", true, "with -device: order calls on a stream and wait for the stream; false means to wait for each operation")
+	fs.StringVar(&b.stream, "stream", besideStream, "with -device: `how` calls are ordered by a stream: "+besideStream+" it, with waits before and after, as c10d does with async_op=True; "+inStream+" it, as with async_op=False; "+noStream+" waits for each operation")
 	fs.BoolVar(&b.inPlace, "in-place", false, "input and output share memory also for operations with two tensors: "+strings.Join(inPlaceOps, ", "))
 	fs.BoolVar(&b.alloc, "alloc", false, "tensors of Alloc, in memory that the ranks of a host share; not with -device, and not for "+sparseOp)
 	fs.BoolVar(&b.progress, "progress", false, "print progress to standard error (default true if that is a terminal)")
@@ -191,7 +193,10 @@ func (b *bench) complete() error {
 	if !b.device.onCPU() && len(b.load) == 0 {
 		known = slices.DeleteFunc(known, func(op string) bool { return op == sparseOp })
 	}
+	b.stream = cmp.Or(b.stream, besideStream)
 	switch {
+	case !slices.Contains([]string{besideStream, inStream, noStream}, b.stream):
+		return usagef("-stream is %q, want %s, %s or %s", b.stream, besideStream, inStream, noStream)
 	case len(b.ops) == 1 && b.ops[0] == "all", len(b.ops) == 0 && len(b.load) > 0:
 		b.ops = known
 	case len(b.ops) == 0 && b.tune != "":
@@ -429,6 +434,9 @@ func (b *bench) measure(ctx context.Context, g *pg.ProcessGroup, at *gpu, name s
 		System: "c10d-go", Version: version(), Op: name, DType: d.String(), Size: size, World: g.Size(), Bytes: c.bytes,
 		Iters: int(iters[0]), Repeat: b.repeat, P50: math.Inf(1), Device: at.where(), InPlace: c.inPlace, Alloc: b.alloc,
 	}
+	if at != nil && b.stream != besideStream {
+		best.Stream = b.stream
+	}
 	// Explain tells how all_reduce works for float32 sums only.
 	allReduce := strings.HasPrefix(name, "all_reduce")
 	if how, ok := choiceOf(g.Explain(), at, name, size); ok && (!allReduce || d == tensor.Float32 && op.Kind() == backend.Sum().Kind()) {
@@ -457,13 +465,13 @@ func (b *bench) measure(ctx context.Context, g *pg.ProcessGroup, at *gpu, name s
 			now := time.Since(start)
 			stamps[i], last = int64(now-last), now
 		}
-		wall := []int64{int64(last), 0}
+		wall := []int64{int64(last), 0, 0}
 		if at.queues() {
-			each, err := c.queue(calls, min(queued, int(iters[0])))
+			each, call, err := c.queue(calls, min(queued, int(iters[0])))
 			if err != nil {
 				return record{}, err
 			}
-			wall[1] = int64(each)
+			wall[1], wall[2] = int64(each), int64(call)
 		}
 		if err := pg.AllReduceSlice(ctx, g, stamps, backend.Max()); err != nil {
 			return record{}, err
@@ -480,6 +488,9 @@ func (b *bench) measure(ctx context.Context, g *pg.ProcessGroup, at *gpu, name s
 		}
 		if each := float64(wall[1]) / 1e3 / c.steps; each > 0 && (best.Queued == 0 || each < best.Queued) {
 			best.Queued = each
+		}
+		if call := float64(wall[2]) / 1e3 / c.steps; call > 0 && (best.Call == 0 || call < best.Call) {
+			best.Call = call
 		}
 	}
 	best.Spread = worst / best.P50

@@ -289,27 +289,29 @@ func newCase(of tensors, name string, g *pg.ProcessGroup, at *gpu, d tensor.DTyp
 
 // queue makes n calls on the rank's stream, waits for the stream, and returns the time for
 // each call.
-func (c *benchCase) queue(ctx context.Context, n int) (time.Duration, error) {
+func (c *benchCase) queue(ctx context.Context, n int) (each, call time.Duration, err error) {
 	works := make([]*work.Work, 0, n)
 	start := time.Now()
 	for range n {
+		begin := time.Now()
 		w, err := c.issue(ctx)
 		if err != nil {
-			return 0, err
+			return 0, 0, err
 		}
 		if w == nil {
 			continue
 		}
+		call += time.Since(begin)
 		if err := c.at.order(ctx, w); err != nil {
-			return 0, err
+			return 0, 0, err
 		}
 		works = append(works, w)
 	}
 	if err := drain(ctx, c.at.stream); err != nil {
-		return 0, err
+		return 0, 0, err
 	}
-	each := time.Since(start) / time.Duration(n)
-	return each, work.WaitAll(ctx, works...)
+	each = time.Since(start) / time.Duration(n)
+	return each, call / time.Duration(n), work.WaitAll(ctx, works...)
 }
 
 // The sparse tensor of the benchmark is the gradient of an embedding with this number of

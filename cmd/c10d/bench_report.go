@@ -36,6 +36,8 @@ type record struct {
 	GPUs   int     `json:"gpus,omitempty"`   // how many the ranks have in all
 	Work   string  `json:"work,omitempty"`   // what did it: host, device, ...
 	Queued float64 `json:"time_us_queued,omitempty"`
+	Call   float64 `json:"time_us_call,omitempty"` // from call to return, on average of those in Queued
+	Stream string  `json:"stream,omitempty"`       // -stream, if it is not the default
 
 	InPlace bool `json:"in_place,omitempty"` // where the operation has two tensors
 	Alloc   bool `json:"alloc,omitempty"`    // the tensors are of Alloc
@@ -193,7 +195,7 @@ func (p *report) add(r record) error {
 		}
 		fmt.Fprintf(&b, "%12s %8s %12s %12s %12s %10s %10s", "bytes", "iters", "p50", "p99", "avg", "algbw GB/s", "busbw GB/s")
 		if r.Device != "" {
-			fmt.Fprintf(&b, " %12s %8s", "queued", "work")
+			fmt.Fprintf(&b, " %12s %10s %8s", "queued", "call", "work")
 		}
 		for _, system := range p.systems {
 			fmt.Fprintf(&b, " %*s %8s", width(system), system, "ratio")
@@ -202,7 +204,7 @@ func (p *report) add(r record) error {
 	}
 	fmt.Fprintf(&b, "%12d %8d %12.2f %12.2f %12.2f %10.3f %10.3f", r.Bytes, r.Iters, r.P50, r.P99, r.Avg, r.AlgBW, r.BusBW)
 	if r.Device != "" {
-		fmt.Fprintf(&b, " %12.2f %8s", r.Queued, cmp.Or(r.Work, "-"))
+		fmt.Fprintf(&b, " %12.2f %10.2f %8s", r.Queued, r.Call, cmp.Or(r.Work, "-"))
 	}
 	for _, system := range p.systems {
 		if peer, ok := p.beside.at(system, r.Size); ok {

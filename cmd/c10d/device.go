@@ -116,6 +116,13 @@ func (d *devices) simulated() int {
 // simMemory is the memory of a simulated device. Unused memory takes no space.
 const simMemory = 64 << 30
 
+// What -stream may be.
+const (
+	besideStream = "beside"
+	inStream     = "in"
+	noStream     = "none"
+)
+
 // gpu is a rank's device, with its streams and memory. Nil is the CPU.
 type gpu struct {
 	devices
@@ -125,6 +132,7 @@ type gpu struct {
 	device driver.Device
 	info   driver.Info
 	stream driver.Stream // nil: operations are ordered after no stream
+	part   bool          // operations are part of the stream
 	copies driver.Stream // of the check
 	stage  driver.HostMemory
 	memory []driver.Memory // of the tensors that there are
@@ -160,7 +168,7 @@ func (d *devices) open() (*gpu, error) {
 
 // take prepares the device of this rank, with a stream if asked for. Ranks are counted on
 // each host.
-func (g *gpu) take(ctx context.Context, group *pg.ProcessGroup, stream bool) error {
+func (g *gpu) take(ctx context.Context, group *pg.ProcessGroup, stream string) error {
 	if g == nil {
 		return nil
 	}
@@ -186,7 +194,7 @@ func (g *gpu) take(ctx context.Context, group *pg.ProcessGroup, stream bool) err
 		return err
 	}
 	g.info = g.device.Info()
-	if stream {
+	if g.part = stream == inStream; stream != noStream {
 		if g.stream, err = g.device.NewStream(driver.StreamOptions{Name: "bench"}); err != nil {
 			return err
 		}
@@ -268,6 +276,9 @@ func (g *gpu) context(ctx context.Context) context.Context {
 	if g == nil || g.stream == nil {
 		return ctx
 	}
+	if g.part {
+		return cuda.InStream(ctx, g.stream)
+	}
 	return cuda.WithStreams(ctx, g.stream)
 }
 
@@ -276,6 +287,9 @@ func (g *gpu) context(ctx context.Context) context.Context {
 func (g *gpu) order(ctx context.Context, w *work.Work) error {
 	if g == nil || g.stream == nil {
 		return w.Wait(ctx)
+	}
+	if g.part {
+		return nil
 	}
 	return w.Synchronize(g.stream)
 }

@@ -24,7 +24,7 @@ import (
 )
 
 // runOnSim calls f for each of so many ranks, which share a simulated host.
-func runOnSim(t *testing.T, ranks int, flag, work string, stream bool, f func(g *pg.ProcessGroup, at *gpu) error) {
+func runOnSim(t *testing.T, ranks int, flag, work string, stream string, f func(g *pg.ProcessGroup, at *gpu) error) {
 	t.Helper()
 	var d devices
 	require.NoError(t, d.Set(flag))
@@ -75,19 +75,27 @@ func runOnSim(t *testing.T, ranks int, flag, work string, stream bool, f func(g 
 // TestBenchOnDevices measures each operation, its results checked, on tensors in
 // the memory of simulated GPUs, some of which two ranks share.
 func TestBenchOnDevices(t *testing.T) {
-	for _, stream := range []bool{true, false} {
+	for i, stream := range []string{besideStream, noStream, inStream} {
 		for _, inPlace := range []bool{false, true} {
-			work := map[bool]string{false: cuda.HostWork, true: cuda.DeviceWork}[stream != inPlace]
-			t.Run(fmt.Sprintf("stream %t, in place %t, %s", stream, inPlace, work), func(t *testing.T) {
+			work, device := cuda.HostWork, "sim:2,0"
+			switch {
+			case stream == inStream:
+				work, device = cuda.DirectWork, "sim:2,0,1"
+			case (i == 0) != inPlace:
+				work = cuda.DeviceWork
+			}
+			t.Run(fmt.Sprintf("stream %s, in place %t, %s", stream, inPlace, work), func(t *testing.T) {
 				b := bench{
 					ops: list{"all"}, sizes: sizeList{4, 10000}, factor: 2, iters: 3, warmup: 1, repeat: 2,
-					json: true, check: true, inPlace: inPlace, device: devices{kind: onSim},
+					json: true, check: true, inPlace: inPlace, device: devices{kind: onSim}, stream: stream,
 				}
 				require.NoError(t, b.complete())
 				require.NotContains(t, b.ops, sparseOp)
 				var out bytes.Buffer
-				runOnSim(t, 3, "sim:2,0", work, stream, func(g *pg.ProcessGroup, at *gpu) error {
-					assert.Equal(t, []int{2, 0, 2}[g.Rank()], at.device.ID().Index)
+				runOnSim(t, 3, device, work, stream, func(g *pg.ProcessGroup, at *gpu) error {
+					if stream != inStream {
+						assert.Equal(t, []int{2, 0, 2}[g.Rank()], at.device.ID().Index)
+					}
 					std := stdio{out: new(bytes.Buffer)}
 					if g.Rank() == 0 {
 						std.out = &out
@@ -100,13 +108,14 @@ func TestBenchOnDevices(t *testing.T) {
 					var r record
 					require.NoError(t, json.Unmarshal([]byte(l), &r))
 					require.Equal(t, "sim", r.Device)
-					require.Equal(t, 2, r.GPUs)
+					require.Equal(t, strings.Count(device, ",")+1, r.GPUs)
 					require.NotEmpty(t, r.Work, r.Op)
 					if r.Op == "all_reduce" {
 						require.Equal(t, work, r.Work)
 					}
 					require.Positive(t, r.P50)
-					require.Equal(t, stream, r.Queued > 0)
+					require.Equal(t, stream != noStream, r.Queued > 0)
+					require.Equal(t, stream != noStream, r.Call > 0)
 					require.Equal(t, inPlace && (strings.HasPrefix(r.Op, "all_gather") || strings.HasPrefix(r.Op, "reduce_scatter")), r.InPlace)
 				}
 			})
@@ -117,7 +126,7 @@ func TestBenchOnDevices(t *testing.T) {
 // TestBenchOnDeviceFindsWrongResults lets one rank contribute what it should not,
 // in a type of two bytes and in a later piece of a large tensor.
 func TestBenchOnDeviceFindsWrongResults(t *testing.T) {
-	runOnSim(t, 2, "sim", "", true, func(g *pg.ProcessGroup, at *gpu) error {
+	runOnSim(t, 2, "sim", "", besideStream, func(g *pg.ProcessGroup, at *gpu) error {
 		c, err := newCase(at.tensor, "all_reduce", g, at, tensor.BFloat16, backend.Sum(), 64, false)
 		if err != nil {
 			return err
@@ -175,7 +184,7 @@ func TestBenchDeviceProcesses(t *testing.T) {
 	require.Contains(t, p.output(), `"work":"device"`, "across processes")
 	p = start(t, nil, "bench", "-device", "sim:1", "-world", "2", "-sizes", "4", "-n", "2", "-repeat", "1")
 	require.Zero(t, p.wait(), p.stderr.String())
-	require.Regexp(t, `(?s)# rank 0, .*: sim:1 .*# rank 1, .*: sim:1 .*# all_reduce of float32 on sim, 2 ranks.*# \w+: .* queued +work\n`, p.output())
+	require.Regexp(t, `(?s)# rank 0, .*: sim:1 .*# rank 1, .*: sim:1 .*# all_reduce of float32 on sim, 2 ranks.*# \w+: .* queued +call +work\n`, p.output())
 }
 
 // TestBenchWithoutDevices: no rank is started where there is no GPU for it.

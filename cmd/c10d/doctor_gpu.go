@@ -119,7 +119,7 @@ func (d *doctor) examineGPUs(ctx context.Context, g *pg.ProcessGroup, at *gpu, r
 
 // tryGPUs runs the all_reduce by which the group finds out what its devices can do.
 func (d *doctor) tryGPUs(ctx context.Context, g, group *pg.ProcessGroup, at *gpu) error {
-	if err := at.take(ctx, g, true); err != nil {
+	if err := at.take(ctx, g, besideStream); err != nil {
 		group.Abort(err)
 		return err
 	}

@@ -376,7 +376,7 @@ func (d *directGroup) look() {
 	d.check()
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if !slices.ContainsFunc(d.calls, func(c *directCall) bool { return !c.ended }) {
+	if d.closed || !slices.ContainsFunc(d.calls, func(c *directCall) bool { return !c.ended }) {
 		d.watching = false
 		return
 	}

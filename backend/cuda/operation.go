@@ -650,16 +650,16 @@ func (o *operation) eachRaw(which func(rawPlace) bool, f func(t *tensor.Tensor, 
 
 // await waits until an earlier operation has ended, well or not.
 func (o *operation) await(earlier *work.Work) error {
-	t := time.NewTimer(o.timeout)
-	defer t.Stop()
-	select {
-	case <-earlier.Done():
+	ctx, cancel := context.WithTimeout(o.ctx, o.timeout)
+	defer cancel()
+	earlier.Wait(ctx) // its error is for whoever waits for it
+	switch {
+	case earlier.IsCompleted():
 		return nil
-	case <-o.ctx.Done():
+	case o.ctx.Err() != nil:
 		return canceled(o.ctx)
-	case <-t.C:
-		return fmt.Errorf("%w after %v, waiting for an earlier %v", work.ErrTimeout, o.timeout, earlier.Info().Op)
 	}
+	return fmt.Errorf("%w after %v, waiting for an earlier %v", work.ErrTimeout, o.timeout, earlier.Info().Op)
 }
 
 // failed ends the group because of what an operation ran into, and lets the

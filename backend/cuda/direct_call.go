@@ -35,7 +35,6 @@ type directCall struct {
 	number   uint32 // of the direct operation
 	parts    []part
 	uses     []driver.Access // of the callers' memory
-	result   []*tensor.Tensor
 	held     []driver.Memory
 	stream   driver.Stream
 	given    int            // commands
@@ -495,11 +494,14 @@ func (d *directGroup) fail(c *directCall, why error) {
 	d.b.fail(fmt.Errorf("the group has failed: %w", c.err), c.err)
 }
 
+// reportLimit bounds how long a kernel may take to report that it was told to end.
+const reportLimit = time.Second
+
 // blame says for whom the kernel waited. It has just been told to end, and reports that then.
 func (c *directCall) blame(why error) error {
 	d := c.d
 	var stuck *window.Failure
-	for end := time.Now().Add(grace); !errors.As(d.comm.Err(), &stuck); time.Sleep(50 * time.Microsecond) {
+	for end := time.Now().Add(reportLimit); !errors.As(d.comm.Err(), &stuck); time.Sleep(50 * time.Microsecond) {
 		if c.event == nil || time.Now().After(end) {
 			return fmt.Errorf("%w, waiting for the device", why)
 		}

@@ -98,8 +98,6 @@ const (
 	AtLeast Condition = iota
 	// Equal: w == v.
 	Equal
-	// AnyBit: w & v != 0.
-	AnyBit
 )
 
 // Holds reports whether the word w fulfils the condition for v.
@@ -109,14 +107,12 @@ func (c Condition) Holds(w, v uint32) bool {
 		return int32(w-v) >= 0
 	case Equal:
 		return w == v
-	case AnyBit:
-		return w&v != 0
 	}
 	return false
 }
 
 // Valid reports whether c is one of the constants.
-func (c Condition) Valid() bool { return c <= AnyBit }
+func (c Condition) Valid() bool { return c <= Equal }
 
 func (c Condition) String() string {
 	switch c {
@@ -124,30 +120,8 @@ func (c Condition) String() string {
 		return ">="
 	case Equal:
 		return "=="
-	case AnyBit:
-		return "&"
 	}
 	return "condition(" + strconv.Itoa(int(c)) + ")"
-}
-
-// EventHandleSize is the length of an EventHandle.
-const EventHandleSize = 64
-
-// EventHandle is an event as one process shows it to others of the host.
-type EventHandle [EventHandleSize]byte
-
-// EventSharer is what a Driver has whose events other processes can wait on.
-// Words in shared page-locked memory do the same without a message for each
-// event; handles are for programs that have no such memory.
-type EventSharer interface {
-	// RecordShared records an event, as Stream.Record does, and returns a handle
-	// for other processes. The event must not be released before they are done
-	// with theirs.
-	RecordShared(s Stream) (Event, EventHandle, error)
-
-	// OpenEvent returns the event of a handle for use on the device. It is
-	// released like any other.
-	OpenEvent(device int, h EventHandle) (Event, error)
 }
 
 // Queuer is a Device whose streams have so many queues of the hardware. If there are more

@@ -39,19 +39,6 @@ package gorgonia
 // 	return cuIpcOpenMemHandle(p, h, CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS);
 // }
 //
-// static CUresult c10d_ipc_get_event(void *raw, CUevent e) {
-// 	CUipcEventHandle h;
-// 	CUresult r = cuIpcGetEventHandle(&h, e);
-// 	if (r == CUDA_SUCCESS) memcpy(raw, &h, sizeof h);
-// 	return r;
-// }
-//
-// static CUresult c10d_ipc_open_event(CUevent *e, const void *raw) {
-// 	CUipcEventHandle h;
-// 	memcpy(&h, raw, sizeof h);
-// 	return cuIpcOpenEventHandle(e, h);
-// }
-//
 // // The parameters come packed. Cooperative launches take a list of pointers.
 // static CUresult c10d_launch(CUfunction f, unsigned gx, unsigned gy, unsigned gz,
 // 		unsigned bx, unsigned by, unsigned bz, unsigned shared, CUstream s, void *params, size_t bytes, const size_t *offsets, int count, int cooperative) {
@@ -182,17 +169,6 @@ func (api) IPCOpenMem(h *[64]byte) (driver.Ptr, libcuda.Result) {
 
 func (api) IPCCloseMem(p driver.Ptr) libcuda.Result {
 	return libcuda.Result(C.cuIpcCloseMemHandle(C.CUdeviceptr(p)))
-}
-
-func (api) IPCGetEvent(e libcuda.EventHandle) (h [64]byte, r libcuda.Result) {
-	r = libcuda.Result(C.c10d_ipc_get_event(unsafe.Pointer(&h), cEvent(e)))
-	return h, r
-}
-
-func (api) IPCOpenEvent(h *[64]byte) (libcuda.EventHandle, libcuda.Result) {
-	var e C.CUevent
-	r := C.c10d_ipc_open_event(&e, unsafe.Pointer(h))
-	return libcuda.EventHandle(uintptr(unsafe.Pointer(e))), libcuda.Result(r)
 }
 
 func (api) StreamContext(s libcuda.StreamHandle) (libcuda.Context, libcuda.Result) {

@@ -97,7 +97,6 @@ func Run(t *testing.T, c Config) {
 		{"handles", testHandles},
 		{"memory of another process", testOtherMemory},
 		{"words of another process", testOtherWords},
-		{"events of another process", testOtherEvents},
 		{"close", testClose},
 	}
 	if c.Image == nil {

@@ -84,8 +84,6 @@ func (c *child) run(role string, open func() (driver.Driver, error)) (err error)
 		return c.memory(d, v, s, m)
 	case "words":
 		return c.words(d, v, s, m)
-	case "event":
-		return c.event(d, s, m)
 	}
 	return fmt.Errorf("unknown role %q", role)
 }
@@ -178,41 +176,6 @@ func (c *child) words(d driver.Driver, v driver.Device, s driver.Stream, m messa
 		}
 	}
 	return c.finish(s)
-}
-
-// event waits on a stream for the parent's event, and says so.
-func (c *child) event(d driver.Driver, s driver.Stream, m message) error {
-	sharer, ok := d.(driver.EventSharer)
-	if !ok {
-		return errors.New("the driver does not share events")
-	}
-	b, err := hex.DecodeString(m.Handle)
-	if err != nil || len(b) != driver.EventHandleSize {
-		return fmt.Errorf("bad handle of %d bytes: %v", len(b), err)
-	}
-	e, err := sharer.OpenEvent(0, driver.EventHandle(b))
-	if err != nil {
-		return err
-	}
-	defer e.Release()
-	if ok, err := e.Done(); ok || err != nil {
-		return fmt.Errorf("the event: %v, %v, before the parent let it", ok, err)
-	}
-	if err := s.Wait(e); err != nil {
-		return err
-	}
-	after, err := s.Record()
-	if err != nil {
-		return err
-	}
-	defer after.Release()
-	if ok, err := after.Done(); ok || err != nil {
-		return fmt.Errorf("an event after it: %v, %v", ok, err)
-	}
-	if err := c.out.Encode(message{}); err != nil { // waiting
-		return err
-	}
-	return errors.Join(after.Sync(c.ctx), e.Sync(c.ctx))
 }
 
 // other is a child as the parent sees it.
@@ -325,31 +288,6 @@ func testOtherWords(t *suite) {
 		require.Equal(t, repeat(uint32(i), dataLen/4), back.Bytes()[i*dataLen:(i+1)*dataLen], "round %d", i)
 	}
 	o.answer()
-}
-
-func testOtherEvents(t *suite) {
-	t.needChild()
-	sharer, ok := t.d.(driver.EventSharer)
-	if !ok {
-		t.Skip("the driver does not share events")
-	}
-	s := t.stream(t.device(0))
-	g := t.gates(1)
-	g[0].hold(t, s)
-	e, h, err := sharer.RecordShared(s)
-	if errors.Is(err, errors.ErrUnsupported) {
-		t.Skip(err)
-	}
-	require.NoError(t, err)
-	t.keep(closer(func() error { e.Release(); return nil }))
-	_, err = sharer.OpenEvent(0, h)
-	require.Error(t, err, "a process cannot open its own event")
-	o := t.start("event", message{Handle: hex.EncodeToString(h[:])})
-	o.answer()
-	t.pending(e)
-	g[0].open()
-	o.answer()
-	t.passes(e)
 }
 
 // memoryDir returns a folder for files that are memory. The pages of others may

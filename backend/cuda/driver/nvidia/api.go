@@ -376,21 +376,6 @@ func (a *api) EventDestroy(e libcuda.EventHandle) libcuda.Result {
 	return a.call1(fnEventDestroy, uintptr(e))
 }
 
-func (a *api) IPCGetEvent(e libcuda.EventHandle) ([64]byte, libcuda.Result) {
-	f := newFrame()
-	defer f.free()
-	f.args[0], f.args[1] = uintptr(unsafe.Pointer(&f.raw)), uintptr(e)
-	r := a.do(fnIPCGetEventHandle, f, 2)
-	return f.raw, r
-}
-
-func (a *api) IPCOpenEvent(h *[64]byte) (libcuda.EventHandle, libcuda.Result) {
-	f := newFrame()
-	defer f.free()
-	r := a.do(fnIPCOpenEventHandle, f, f.handle(h))
-	return libcuda.EventHandle(f.out[0]), r
-}
-
 // CUjit_option.
 const (
 	jitErrorLog     = 5

@@ -62,8 +62,6 @@ const (
 	fnIPCGetMemHandle
 	fnIPCOpenMemHandle
 	fnIPCCloseMemHandle
-	fnIPCGetEventHandle
-	fnIPCOpenEventHandle
 	fnStreamCreateWithPriority
 	fnStreamDestroy
 	fnStreamQuery
@@ -125,8 +123,6 @@ var names = [functions]string{
 	fnIPCGetMemHandle:           "cuIpcGetMemHandle",
 	fnIPCOpenMemHandle:          "cuIpcOpenMemHandle_v2",
 	fnIPCCloseMemHandle:         "cuIpcCloseMemHandle",
-	fnIPCGetEventHandle:         "cuIpcGetEventHandle",
-	fnIPCOpenEventHandle:        "cuIpcOpenEventHandle",
 	fnStreamCreateWithPriority:  "cuStreamCreateWithPriority",
 	fnStreamDestroy:             "cuStreamDestroy_v2",
 	fnStreamQuery:               "cuStreamQuery",

@@ -68,20 +68,12 @@ type Config struct {
 	// such tests say //go:norace.
 	Quiet bool
 
-	// SerialHostFuncs makes one goroutine run all functions given to HostFunc, as
-	// CUDA may: one that blocks then holds up the others.
-	SerialHostFuncs bool
-
 	// Dir is a folder that the processes of one simulated host share; device
 	// memory then lies in files there, which other processes can open by their
 	// handles. Every process makes a Machine of the same shape with the same
 	// folder. Without it memory is Go memory of this process. The checker knows
 	// this process's operations only.
 	Dir string
-
-	// CloseLimit bounds how long closing waits for operations that still run; 0
-	// means 5 s. Operations that wait for what cannot come do not take that long.
-	CloseLimit time.Duration
 }
 
 // Topology is the wires of a Machine and how fast they are, for the virtual
@@ -139,8 +131,6 @@ func (c Config) check() error {
 		return errors.New("sim: negative bandwidth in the topology")
 	case c.Topology.LinkLatency < 0 || c.Topology.HostLatency < 0 || c.Topology.LaunchLatency < 0:
 		return errors.New("sim: negative latency in the topology")
-	case c.CloseLimit < 0:
-		return fmt.Errorf("sim: negative CloseLimit %v", c.CloseLimit)
 	}
 	for name, k := range c.Kernels {
 		if name == "" || k == nil {

@@ -52,12 +52,12 @@
 // A [Machine] has several processes, each with a [Driver] of its own: they share
 // devices but not addresses, reach each other's memory through handles, and have
 // vector clocks of their own. This is how the ranks of a group run in one test.
-// Words and events order their streams; a handle orders who opens the memory
-// after who exported it. Other messages between the processes are not seen.
-// With Config.Dir memory lies in files and the processes are real ones: handles,
-// words and events work between them, and the checker of each looks at its own
-// operations only; for it a word that another process wrote stands for everything
-// that its own streams had done by then.
+// Words order their streams; a handle orders who opens the memory after who
+// exported it. Other messages between the processes are not seen. With Config.Dir
+// memory lies in files and the processes are real ones: handles and words work
+// between them, and the checker of each looks at its own operations only; for it a
+// word that another process wrote stands for everything that its own streams had
+// done by then.
 //
 // # Time
 //
@@ -75,10 +75,8 @@
 // # Other semantics
 //
 // [RawEvent] is an event that can be recorded again, with CUDA's meaning or the
-// worst that other vendors leave open; HostFunc is a callback, and
-// Config.SerialHostFuncs what makes callbacks that block dangerous. They are
-// there to run programs written elsewhere, and to show what package driver does
-// without.
+// worst that other vendors leave open. It is there to run programs written
+// elsewhere, and to show why package driver has no such events.
 //
 // # What it is not
 //

@@ -12,8 +12,7 @@ import (
 	"github.com/c10d-go/c10d/tensor"
 )
 
-// Driver is one process of a Machine. It is a driver.Driver, and an
-// EventSharer and an Observer too.
+// Driver is one process of a Machine. It is a driver.Driver, and an Observer too.
 //
 // The vector clocks see the process's goroutines as one: what one of them has
 // waited for, all have. Go's race detector watches over them.
@@ -153,7 +152,7 @@ func (d *Driver) Close() error {
 	if done {
 		return nil
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), d.m.cfg.CloseLimit)
+	ctx, cancel := context.WithTimeout(context.Background(), closeLimit)
 	defer cancel()
 	return errors.Join(d.m.settle(ctx, d), d.finish(ctx))
 }
@@ -354,9 +353,8 @@ func Slice[T tensor.Element](b []byte) []T {
 }
 
 var (
-	_ driver.Driver      = (*Driver)(nil)
-	_ driver.Observer    = (*Driver)(nil)
-	_ driver.Keeper      = (*Driver)(nil)
-	_ driver.EventSharer = (*Driver)(nil)
-	_ driver.Device      = (*Device)(nil)
+	_ driver.Driver   = (*Driver)(nil)
+	_ driver.Observer = (*Driver)(nil)
+	_ driver.Keeper   = (*Driver)(nil)
+	_ driver.Device   = (*Device)(nil)
 )

@@ -27,7 +27,6 @@ type Machine struct {
 	kernels   map[string]Kernel
 	processes []*Driver
 	exports   map[exportKey]*backing
-	events    map[driver.EventHandle]*record
 	hostMem   map[*byte]*backing // registered memory by its first byte
 	nextAddr  driver.Ptr
 	nextID    uint64
@@ -43,9 +42,12 @@ type Machine struct {
 	agents   atomic.Pointer[[]*agent] // replaced, never changed
 	findings findings
 	checker  checker
-	serial   chan func() // host functions, with SerialHostFuncs
 	group    sync.WaitGroup
 }
+
+// closeLimit bounds how long closing waits for operations that still run. Operations that
+// wait for what cannot come do not take that long.
+const closeLimit = 5 * time.Second
 
 type callKey struct{ stream, name string }
 
@@ -71,7 +73,6 @@ func New(c Config) (*Machine, error) {
 	}
 	c.Devices = orElse(c.Devices, 1)
 	c.Memory = orElse(c.Memory, 1<<30)
-	c.CloseLimit = orElse(c.CloseLimit, 5*time.Second)
 	if c.Dir != "" {
 		if !canShare {
 			return nil, fmt.Errorf("sim: memory in files: %w on this system", errors.ErrUnsupported)
@@ -85,7 +86,7 @@ func New(c Config) (*Machine, error) {
 	m := &Machine{
 		cfg: c, topo: c.Topology.withDefaults(), quit: make(chan struct{}),
 		kernels: maps.Clone(c.Kernels), exports: make(map[exportKey]*backing),
-		events: make(map[driver.EventHandle]*record), hostMem: make(map[*byte]*backing),
+		hostMem: make(map[*byte]*backing),
 		callsOf: make(map[callKey]int), skipsOf: make(map[callKey]int),
 		nextAddr: firstAddress, used: make([]uint64, c.Devices),
 	}
@@ -93,19 +94,6 @@ func New(c Config) (*Machine, error) {
 		m.kernels = make(map[string]Kernel)
 	}
 	m.agents.Store(new([]*agent))
-	if c.SerialHostFuncs {
-		m.serial = make(chan func(), 1024)
-		m.group.Go(func() {
-			for {
-				select {
-				case f := <-m.serial:
-					f()
-				case <-m.quit:
-					return
-				}
-			}
-		})
-	}
 	if !c.NoCheck || c.Timeline {
 		m.checker.m = m
 		m.checker.ask = make(chan func())
@@ -430,7 +418,7 @@ func (m *Machine) Close() error {
 	m.closed = true
 	all := slices.Clone(m.processes)
 	m.mu.Unlock()
-	ctx, cancel := context.WithTimeout(context.Background(), m.cfg.CloseLimit)
+	ctx, cancel := context.WithTimeout(context.Background(), closeLimit)
 	defer cancel()
 	errs := []error{m.settle(ctx, nil)}
 	for _, d := range all {

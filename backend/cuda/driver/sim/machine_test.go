@@ -18,7 +18,6 @@ func TestConfig(t *testing.T) {
 		"nil kernel":       {Kernels: map[string]sim.Kernel{"x": nil}},
 		"bandwidth":        {Topology: sim.Topology{LinkBandwidth: -1}},
 		"latency":          {Topology: sim.Topology{HostLatency: -1}},
-		"limit":            {CloseLimit: -1},
 		"folder":           {Dir: "/dev/null/nothing"},
 	} {
 		_, err := sim.New(c)
@@ -216,49 +215,4 @@ func TestSweep(t *testing.T) {
 	require.NoError(t, h.m.Check())
 	require.NoError(t, b.Memset(x.Ptr()+999*4+3, 1, 1))
 	require.Equal(t, 1, races(h.settle()))
-}
-
-func TestSharedEventsOfOneMachine(t *testing.T) {
-	m, err := sim.New(sim.Config{Devices: 2})
-	require.NoError(t, err)
-	d0, err := m.Process("one")
-	require.NoError(t, err)
-	d1, err := m.Process("two")
-	require.NoError(t, err)
-	one, two := newHost(t, d0), newHost(t, d1)
-	a, b := one.stream(0, "a"), two.stream(1, "b")
-	x := one.alloc(0, 100)
-	handle, err := x.Export()
-	require.NoError(t, err)
-	y, err := two.device(1).OpenMemory(handle)
-	require.NoError(t, err)
-	require.NoError(t, a.Memset(x.Ptr(), 1, 100))
-	e, eh, err := one.d.RecordShared(a)
-	require.NoError(t, err)
-	_, err = one.d.OpenEvent(0, eh)
-	require.ErrorIs(t, err, driver.ErrOwnHandle)
-	o, err := two.d.OpenEvent(1, eh)
-	require.NoError(t, err)
-	require.NoError(t, b.Wait(o))
-	require.ErrorIs(t, b.Wait(e), driver.ErrInvalid, "another process's event")
-	require.NoError(t, b.Memset(y.Ptr(), 2, 100))
-	back, bh, err := two.d.RecordShared(b)
-	require.NoError(t, err)
-	done, err := one.d.OpenEvent(0, bh)
-	require.NoError(t, err)
-	require.NoError(t, done.Sync(one.ctx))
-	require.NoError(t, back.Sync(two.ctx))
-	for _, e := range []driver.Event{e, o, back, done} {
-		e.Release()
-	}
-	eh[20] ^= 1
-	_, err = two.d.OpenEvent(1, eh)
-	require.ErrorIs(t, err, driver.ErrInvalid)
-	require.NoError(t, y.Close())
-	require.NoError(t, x.Close())
-	require.NoError(t, a.Close())
-	require.NoError(t, b.Close())
-	require.NoError(t, d0.Close())
-	require.NoError(t, d0.Close())
-	require.NoError(t, m.Close())
 }

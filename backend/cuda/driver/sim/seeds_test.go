@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
-	"sync/atomic"
 	"testing"
 	"time"
 
@@ -266,36 +265,4 @@ func TestT15(t *testing.T) {
 	stage := 2*time.Microsecond + n*time.Second/100e9
 	require.InDelta(t, float64((chunks+2)*stage), float64(events), float64(stage), "the stages overlap")
 	require.InDelta(t, float64(3*chunks*stage), float64(host), float64(stage), "they do not")
-}
-
-// TestSerialHostFuncs shows what callbacks from the driver into a program are:
-// one that waits for another's stream stops them all.
-func TestSerialHostFuncs(t *testing.T) {
-	for _, serial := range []bool{false, true} {
-		h := open(t, sim.Config{SerialHostFuncs: serial, NoDelays: true})
-		a, b := h.stream(0, "a"), h.stream(0, "b")
-		arrived, release := make(chan struct{}), make(chan struct{})
-		var other atomic.Bool
-		require.NoError(t, a.(*sim.Stream).HostFunc(func() {
-			close(arrived)
-			<-release
-		}))
-		<-arrived
-		require.NoError(t, b.(*sim.Stream).HostFunc(func() { other.Store(true) }))
-		e, err := b.Record()
-		require.NoError(t, err)
-		if serial {
-			ok, err := e.Done()
-			require.NoError(t, err)
-			require.False(t, ok, "the other stream's function waits for the first one's")
-			require.False(t, other.Load())
-		} else {
-			require.NoError(t, e.Sync(h.ctx))
-		}
-		close(release)
-		require.NoError(t, e.Sync(h.ctx))
-		e.Release()
-		require.True(t, other.Load())
-		require.NoError(t, h.settle())
-	}
 }

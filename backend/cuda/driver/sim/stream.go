@@ -23,7 +23,6 @@ const (
 	opWait
 	opWaitValue
 	opWriteValue
-	opHostFunc
 	opHost  // a host's own access
 	opAlloc // never runs: it remembers where memory came from
 	opFree
@@ -46,7 +45,6 @@ type op struct {
 	rec    *record
 	raw    *RawEvent
 	launch *launch
-	fn     func()
 
 	pcs [8]uintptr
 }
@@ -109,8 +107,6 @@ func (o *op) String() string {
 		return fmt.Sprintf("WaitValue %v %d at %s", o.cond, o.value, place(o.spans[0]))
 	case opWriteValue:
 		return fmt.Sprintf("WriteValue %d at %s", o.value, place(o.spans[0]))
-	case opHostFunc:
-		return "HostFunc"
 	}
 	return o.name
 }
@@ -177,17 +173,12 @@ func (b *block) over() bool {
 }
 
 // foreign reports whether another process may end the wait.
-func (b *block) foreign() bool {
-	return b.word != nil || b.rec.s == nil || b.rec.s.d != b.op.s.d
-}
+func (b *block) foreign() bool { return b.word != nil }
 
 func (b *block) describe(s *stream) string {
 	who := fmt.Sprintf("stream %s at operation %d of %d (%s, %s) waits for ", s.ag.name, b.op.n, s.enq.Load(), b.op, b.op.caller())
 	if b.word != nil {
 		return who + fmt.Sprintf("a word that is %d", driver.LoadWord(b.word.b.bytes, b.word.off))
-	}
-	if b.rec.s == nil {
-		return who + "an event of another process"
 	}
 	return who + fmt.Sprintf("operation %d of stream %s", b.rec.n, b.rec.s.ag.name)
 }
@@ -383,13 +374,6 @@ func (s *Stream) WriteValue(p driver.Ptr, v uint32) error {
 	return s.enqueue(call, &op{kind: opWriteValue, value: v}, true, driver.Shares(p, 4))
 }
 
-// HostFunc runs f when the operations before it have ended, and holds those
-// after it until f returns: what CUDA calls a host function, and what this
-// module does without. It is there to show why: see Config.SerialHostFuncs.
-func (s *Stream) HostFunc(f func()) error {
-	return s.enqueue("HostFunc", &op{kind: opHostFunc, fn: f}, false)
-}
-
 // loop carries out the operations.
 func (s *stream) loop(at *node) {
 	for {
@@ -492,18 +476,6 @@ func (s *stream) run(o *op) {
 	case opWriteValue:
 		s.step(o, o.spans)
 		o.spans[0].b.store(o.spans[0].off, o.value, s.now())
-	case opHostFunc:
-		s.step(o, nil)
-		if s.d.m.serial == nil {
-			o.fn()
-			break
-		}
-		done := make(chan struct{})
-		s.d.m.serial <- func() { defer close(done); o.fn() }
-		select {
-		case <-done:
-		case <-s.d.abort:
-		}
 	}
 }
 

@@ -85,8 +85,6 @@ type API interface {
 	EventRecord(e EventHandle, s StreamHandle) Result
 	EventQuery(e EventHandle) Result
 	EventDestroy(e EventHandle) Result
-	IPCGetEvent(e EventHandle) ([64]byte, Result)
-	IPCOpenEvent(h *[64]byte) (EventHandle, Result)
 
 	// ModuleLoad is cuModuleLoadDataEx. A PTX text ends with a zero byte. Log is
 	// what the compiler complained about.
@@ -147,7 +145,6 @@ const (
 const (
 	streamNonBlocking  = 1
 	eventDisableTiming = 2
-	eventInterprocess  = 4
 )
 
 // Results that are told apart here.

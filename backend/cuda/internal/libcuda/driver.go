@@ -12,17 +12,16 @@ import (
 	"github.com/c10d-go/c10d/backend/cuda/driver"
 )
 
-// Driver is a driver.Driver and a driver.EventSharer on an API.
+// Driver is a driver.Driver on an API.
 type Driver struct {
 	api     API
 	devices []*Device
 	closed  atomic.Bool
 	memory  table
 
-	mu       sync.Mutex
-	live     map[closer]string // what was made and not closed
-	kept     []*kept
-	exported map[driver.EventHandle]bool
+	mu   sync.Mutex
+	live map[closer]string // what was made and not closed
+	kept []*kept
 }
 
 // closer is something that the Driver made: a pointer.
@@ -47,7 +46,7 @@ func New(api API, contexts map[int]Context) (*Driver, error) {
 	if n == 0 {
 		return nil, &driver.Error{Call: call, Device: -1, Err: fmt.Errorf("%w: the driver sees no device", driver.ErrNoDevice)}
 	}
-	d := &Driver{api: api, live: make(map[closer]string), exported: make(map[driver.EventHandle]bool)}
+	d := &Driver{api: api, live: make(map[closer]string)}
 	for i := range n {
 		ord, r := api.DeviceGet(i)
 		if r != Success {
@@ -223,7 +222,6 @@ var peers = struct {
 }{uses: make(map[[2]Context]int)}
 
 var (
-	_ driver.Driver      = (*Driver)(nil)
-	_ driver.EventSharer = (*Driver)(nil)
-	_ driver.Keeper      = (*Driver)(nil)
+	_ driver.Driver = (*Driver)(nil)
+	_ driver.Keeper = (*Driver)(nil)
 )

@@ -16,8 +16,6 @@ type Event struct {
 	v        *Device
 	h        EventHandle
 	released atomic.Bool
-	shared   bool                // not from the pool
-	exported *driver.EventHandle // of RecordShared
 }
 
 // pool is a device's events that nobody uses.
@@ -128,89 +126,9 @@ func (e *Event) Sync(ctx context.Context) error {
 // Release gives the event back. It can be recorded again at once: a wait that
 // was enqueued keeps the state it was given.
 func (e *Event) Release() {
-	v := e.v
-	if !e.shared {
-		if !e.released.Load() {
-			v.events.put(e)
-		}
-		return
+	if !e.released.Load() {
+		e.v.events.put(e)
 	}
-	if e.released.Swap(true) {
-		return
-	}
-	v.events.out.Add(-1)
-	if e.exported != nil {
-		v.d.mu.Lock()
-		delete(v.d.exported, *e.exported)
-		v.d.mu.Unlock()
-	}
-	if v.lost.Load() != nil || !v.ready.Load() {
-		return
-	}
-	if before, r := v.enter(); r == Success {
-		v.d.api.EventDestroy(e.h)
-		v.leave(before)
-	}
-}
-
-// RecordShared records an event that other processes can wait for.
-func (d *Driver) RecordShared(st driver.Stream) (driver.Event, driver.EventHandle, error) {
-	const call = "RecordShared"
-	var none driver.EventHandle
-	s, ok := st.(*Stream)
-	if !ok || s == nil || s.v.d != d {
-		return nil, none, invalid(call, -1, "the stream is of another driver")
-	}
-	before, err := s.begin(call, recordEvent)
-	if err != nil {
-		return nil, none, err
-	}
-	defer s.end(before)
-	h, r := d.api.EventCreate(eventDisableTiming | eventInterprocess)
-	if r != Success {
-		return nil, none, s.v.fail(call, "cuEventCreate", r)
-	}
-	if r := d.api.EventRecord(h, s.h); r != Success {
-		d.api.EventDestroy(h)
-		return nil, none, s.v.fail(call, "cuEventRecord", r)
-	}
-	raw, r := d.api.IPCGetEvent(h)
-	if r != Success {
-		d.api.EventDestroy(h)
-		return nil, none, s.v.fail(call, "cuIpcGetEventHandle", r)
-	}
-	handle := driver.EventHandle(raw)
-	d.mu.Lock()
-	d.exported[handle] = true
-	d.mu.Unlock()
-	s.v.events.out.Add(1)
-	return &Event{v: s.v, h: h, shared: true, exported: &handle}, handle, nil
-}
-
-// OpenEvent returns the event of another process.
-func (d *Driver) OpenEvent(device int, h driver.EventHandle) (driver.Event, error) {
-	const call = "OpenEvent"
-	v, err := d.device(call, device)
-	if err != nil {
-		return nil, err
-	}
-	d.mu.Lock()
-	own := d.exported[h]
-	d.mu.Unlock()
-	if own {
-		return nil, &driver.Error{Call: call, Device: device, Err: driver.ErrOwnHandle}
-	}
-	before, err := v.begin(call)
-	if err != nil {
-		return nil, err
-	}
-	defer v.leave(before)
-	e, r := d.api.IPCOpenEvent((*[64]byte)(&h))
-	if r != Success {
-		return nil, v.fail(call, "cuIpcOpenEventHandle", r)
-	}
-	v.events.out.Add(1)
-	return &Event{v: v, h: e, shared: true}, nil
 }
 
 var _ driver.Event = (*Event)(nil)

@@ -351,15 +351,6 @@ func (f *fake) EventQuery(EventHandle) Result {
 	}
 	return r
 }
-func (f *fake) IPCGetEvent(e EventHandle) (h [64]byte, r Result) {
-	h[0] = 7
-	return h, f.only("IPCGetEvent")
-}
-func (f *fake) IPCOpenEvent(*[64]byte) (EventHandle, Result) {
-	p, r := f.add("IPCOpenEvent", "event", 0)
-	return EventHandle(p), r
-}
-
 func (f *fake) ModuleLoad([]byte) (ModuleHandle, string, Result) {
 	p, r := f.add("ModuleLoad", "module", 0)
 	return ModuleHandle(p), "line 7 is odd\n", r

@@ -737,21 +737,7 @@ func TestEvents(t *testing.T) {
 	refused(t, x.s.Wait(other), "Wait", driver.ErrInvalid)
 	refused(t, x.s.Wait(nil), "Wait", driver.ErrInvalid)
 	other.Release()
-	_, _, err = x.d.RecordShared(y.s)
-	refused(t, err, "RecordShared", driver.ErrInvalid)
 	y.end()
-
-	shared, h, err := x.d.RecordShared(x.s)
-	require.NoError(t, err)
-	_, err = x.d.OpenEvent(0, h)
-	refused(t, err, "OpenEvent", driver.ErrOwnHandle)
-	_, err = x.d.OpenEvent(2, h)
-	refused(t, err, "OpenEvent", driver.ErrInvalid)
-	opened, err := x.d.OpenEvent(1, driver.EventHandle{9})
-	require.NoError(t, err)
-	require.NoError(t, x.s.Wait(opened))
-	opened.Release()
-	shared.Release()
 	x.end()
 }
 
@@ -832,16 +818,6 @@ func scenario(d *Driver) (err error) {
 	if err != nil {
 		return err
 	}
-	shared, _, err := d.RecordShared(s)
-	if err != nil {
-		return err
-	}
-	shared.Release()
-	other, err := d.OpenEvent(0, driver.EventHandle{1})
-	if err != nil {
-		return err
-	}
-	other.Release()
 	return v.DisablePeer(1)
 }
 

@@ -86,14 +86,14 @@ func disagree(number uint64, rank int, mine said, peer int, theirs said) error {
 // writes first and reads then, so of two the later one sees both calls, whatever
 // the operations wait for, and no message is needed.
 type board struct {
-	own   *page
+	own   *region
 	peers []boardOf // where they can be read
 	why   error     // why there is no page, or a peer's cannot be read; set by New
 }
 
 type boardOf struct {
 	rank int
-	page *page
+	page *region
 }
 
 // rememberCalls is how many calls a board has, the latest ones: a rank may be so
@@ -104,14 +104,14 @@ const rememberCalls = pageSize / (calledWords * 8)
 // entry is written, the two of the call, and one that is free.
 const calledWords = 4
 
-func entry(p *page, number uint64) *[calledWords]atomic.Uint64 {
+func entry(p *region, number uint64) *[calledWords]atomic.Uint64 {
 	return (*[calledWords]atomic.Uint64)(unsafe.Pointer(&p.bytes[number%rememberCalls*calledWords*8]))
 }
 
 // newBoard returns a board that nobody reads yet, and its name for others. Without a page
 // it compares nothing: the CPU backend finds some of the calls that do not fit.
 func newBoard() (*board, string) {
-	p, err := newPage()
+	p, err := newRegion(pageSize)
 	if err != nil {
 		return &board{why: fmt.Errorf("this rank has no page for others to read: %w", err)}, ""
 	}
@@ -144,7 +144,7 @@ func (b *board) open(rank int, names map[int]string) {
 		if r == rank || i > 0 && r == before {
 			continue
 		}
-		p, err := openPage(names[r])
+		p, err := openRegion(names[r], pageSize)
 		if err != nil {
 			b.why = errors.Join(b.why, fmt.Errorf("the page of rank %d cannot be read: %w", r, err))
 			continue
@@ -189,9 +189,9 @@ func (b *board) close() error {
 	if b.own == nil {
 		return nil
 	}
-	errs := []error{b.own.close()}
+	errs := []error{b.own.leave()}
 	for _, p := range b.peers {
-		errs = append(errs, p.page.close())
+		errs = append(errs, p.page.leave())
 	}
 	b.own, b.peers = nil, nil
 	return errors.Join(errs...)

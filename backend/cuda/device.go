@@ -356,7 +356,7 @@ type ring struct {
 	own         *workspace
 	left, right *mapping // the same one in a ring of two
 	opened      []*mapping
-	marks       *page // of rank 0; nil in a ring of one
+	marks       *region // of rank 0; nil in a ring of one
 
 	sent, got uint64        // messages to the right and from the left, since the ring was made
 	top       atomic.Uint32 // no word has counted beyond it

@@ -159,8 +159,8 @@ type directGroup struct {
 	window *window.Window
 	comm   *direct.Comm
 	place  directPlace // taken, until it is closed
-	own    *page       // where the others say that they have let go
-	pages  []*page     // the others'
+	own    *region     // where the others say that they have let go
+	pages  []*region   // the others'
 
 	// Guarded by Backend.calls.
 	last *directCall // the last that was enqueued
@@ -236,7 +236,7 @@ func (d *directGroup) connect(q *operation, dev int) (why, err error) {
 	tell := func(why error, more []byte) (reason error, all [][]byte, err error) {
 		return b.hear(q.ctx, q.left(), told(why, more))
 	}
-	mine := make([]byte, 4+nameLen)
+	mine := make([]byte, 4+regionNameLen)
 	why = d.prepare(dev)
 	if why == nil {
 		binary.LittleEndian.PutUint32(mine, directChannels(d.v, b.size))
@@ -291,7 +291,7 @@ func (d *directGroup) prepare(dev int) (err error) {
 	if d.stream, err = d.v.NewStream(driver.StreamOptions{High: true, Name: fmt.Sprintf("rank %d direct", d.b.rank)}); err != nil {
 		return err
 	}
-	if d.own, err = newPage(); err != nil {
+	if d.own, err = newRegion(pageSize); err != nil {
 		return fmt.Errorf("a page of words: %w", err)
 	}
 	return nil
@@ -302,7 +302,7 @@ func (d *directGroup) openPages(all [][]byte) error {
 		if r == d.b.rank {
 			continue
 		}
-		p, err := openPage(string(trimZeros(b[4:][:nameLen])))
+		p, err := openRegion(string(trimZeros(b[4:][:regionNameLen])), pageSize)
 		if err != nil {
 			return fmt.Errorf("the page of rank %d: %w", r, err)
 		}
@@ -313,7 +313,7 @@ func (d *directGroup) openPages(all [][]byte) error {
 
 // goneWord is the word of a page in which a rank says that it has let go of the page's owner's
 // memory: the number of direct operations it has made, plus one.
-func goneWord(p *page, rank int) *atomic.Uint32 { return word(p, rank*wordEach) }
+func goneWord(p *region, rank int) *atomic.Uint32 { return word(p, rank*wordEach) }
 
 // left returns a rank that has closed the group and did not take part in an operation.
 func (d *directGroup) left(number uint32) (rank int, left bool) {
@@ -420,7 +420,7 @@ func (d *directGroup) release() error {
 	}
 	for _, p := range append(d.pages, d.own) {
 		if p != nil {
-			errs = append(errs, p.close())
+			errs = append(errs, p.leave())
 		}
 	}
 	if d.stream != nil {

@@ -901,4 +901,4 @@ func (c *directCall) combine(p *part, into, from driver.Ptr) error {
 }
 
 // word returns a word of a page.
-func word(p *page, at int) *atomic.Uint32 { return (*atomic.Uint32)(unsafe.Pointer(&p.bytes[at])) }
+func word(p *region, at int) *atomic.Uint32 { return (*atomic.Uint32)(unsafe.Pointer(&p.bytes[at])) }

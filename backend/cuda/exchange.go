@@ -94,9 +94,6 @@ const (
 	shareAlign = 128
 )
 
-// sharedNameLen is the longest name of a region.
-const sharedNameLen = 64
-
 // firstChunk is the number of the first chunk; a variable for tests. Words have the
 // last 32 bits of such numbers.
 var firstChunk uint64
@@ -150,7 +147,7 @@ func (b *Backend) share(ctx context.Context, timeout time.Duration) error {
 	if why == nil && b.rank == 0 {
 		r, why = newRegion(bytes)
 	}
-	mine := make([]byte, sharedNameLen)
+	mine := make([]byte, regionNameLen)
 	if r != nil {
 		copy(mine, r.name)
 	}

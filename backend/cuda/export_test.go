@@ -33,13 +33,16 @@ func KeepRegions() func() {
 	return func() { unmap = old }
 }
 
-// SetBefore has f called before the system is asked for memory that ranks share, until
-// the function that it returns is called.
-func SetBefore(f func(call string) error) func() {
+// SetBefore has f called before the system is asked for n bytes of memory that ranks share,
+// until the function that it returns is called. A region of words has PageSize bytes.
+func SetBefore(f func(call string, n int) error) func() {
 	old := before
 	before = f
 	return func() { before = old }
 }
+
+// PageSize is the bytes of a region of words.
+const PageSize = pageSize
 
 // OtherProcesses has ranks of this process open each other's memory as those of other
 // processes do, until the function that it returns is called.
@@ -63,23 +66,6 @@ func NewRegion(n int) (name string, free func() error, err error) {
 		return "", nil, err
 	}
 	return r.name, r.leave, nil
-}
-
-// NewPage makes a page that others open by its name; OpenPage opens it and gives it back.
-func NewPage() (name string, err error) {
-	p, err := newPage()
-	if err != nil {
-		return "", err
-	}
-	return p.name, nil
-}
-
-func OpenPage(name string) error {
-	p, err := openPage(name)
-	if err != nil {
-		return err
-	}
-	return p.close()
 }
 
 func OpenRegion(name string, n int) (free func() error, err error) {

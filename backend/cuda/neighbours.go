@@ -111,7 +111,7 @@ func (b *Backend) meet(ctx context.Context) error {
 	host := hostIdentity()
 	var name string
 	b.board, name = newBoard()
-	mine := make([]byte, sha256.Size+8+nameLen)
+	mine := make([]byte, sha256.Size+8+regionNameLen)
 	copy(mine, host[:])
 	binary.LittleEndian.PutUint64(mine[len(host):], uint64(b.options.DeviceChunk))
 	copy(mine[len(host)+8:], name)
@@ -123,7 +123,7 @@ func (b *Backend) meet(ctx context.Context) error {
 	boards := make(map[int]string)
 	for r, x := range all {
 		if bytes.Equal(x[:len(host)], host[:]) && r != b.rank {
-			boards[r] = string(trimZeros(x[len(host)+8:][:nameLen]))
+			boards[r] = string(trimZeros(x[len(host)+8:][:regionNameLen]))
 		}
 	}
 	b.board.open(b.rank, boards)
@@ -240,7 +240,7 @@ func (r *ring) meet(q *operation) (why, err error) {
 	if err != nil {
 		return nil, err
 	}
-	mine = append(mine, make([]byte, nameLen)...)
+	mine = append(mine, make([]byte, regionNameLen)...)
 	copy(mine[driver.MemoryHandleSize:], words)
 	why, all, err := b.hear(q.ctx, q.left(), told(why, mine))
 	if why != nil || err != nil {
@@ -288,7 +288,7 @@ func (r *ring) prepare() (h driver.MemoryHandle, words string, err error) {
 	if r.own.mem, err = r.v.Alloc(ringSlots * r.chunk); err != nil {
 		return h, "", err
 	}
-	if r.own.page, err = newPage(); err != nil {
+	if r.own.page, err = newRegion(pageSize); err != nil {
 		return h, "", fmt.Errorf("a page of words: %w", err)
 	}
 	if r.own.words, err = b.driver.RegisterHost(r.own.page.bytes); err != nil {
@@ -320,7 +320,7 @@ func (r *ring) connect(handles [][]byte) error {
 		if err := h.UnmarshalBinary(handles[rank][:driver.MemoryHandleSize]); err != nil {
 			return nil, err
 		}
-		m, err := r.open(rank, h, string(handles[rank][driver.MemoryHandleSize:]))
+		m, err := r.open(rank, h, string(trimZeros(handles[rank][driver.MemoryHandleSize:])))
 		if err != nil {
 			return nil, fmt.Errorf("the memory of rank %d: %w", rank, err)
 		}
@@ -334,7 +334,7 @@ func (r *ring) connect(handles [][]byte) error {
 	if r.right, err = open(around((b.rank+1)%b.size, b.size)); err != nil {
 		return err
 	}
-	if r.marks, err = openPage(string(handles[0][driver.MemoryHandleSize:])); err != nil {
+	if r.marks, err = openRegion(string(trimZeros(handles[0][driver.MemoryHandleSize:])), pageSize); err != nil {
 		return fmt.Errorf("the words of rank 0: %w", err)
 	}
 	r.left.says = append(r.left.says, goneAt(0))
@@ -379,7 +379,7 @@ type workspace struct {
 	d      driver.Driver
 	mem    driver.Memory     // the slots
 	words  driver.HostMemory // registered for the owner's driver
-	page   *page             // what the words are in
+	page   *region           // what the words are in
 	handle driver.MemoryHandle
 	shown  bool
 	uses   int // guarded by workspaces
@@ -452,7 +452,7 @@ func (w *workspace) leave() error {
 		errs = append(errs, w.words.Close())
 	}
 	if w.page != nil {
-		errs = append(errs, w.page.close())
+		errs = append(errs, w.page.leave())
 	}
 	return errors.Join(errs...)
 }
@@ -462,7 +462,7 @@ type mapping struct {
 	rank  int
 	mem   driver.Memory
 	words driver.HostMemory
-	page  *page      // of another process
+	page  *region    // of another process
 	of    *workspace // nil if it is another process's
 	says  []int      // the words that tell the other rank of its end
 
@@ -487,7 +487,7 @@ func (r *ring) open(rank int, h driver.MemoryHandle, words string) (m *mapping, 
 	case m.of != nil:
 		m.words, err = r.b.driver.RegisterHost(m.of.page.bytes)
 	default:
-		if m.page, err = openPage(words); err == nil {
+		if m.page, err = openRegion(words, pageSize); err == nil {
 			m.words, err = r.b.driver.RegisterHost(m.page.bytes)
 		}
 	}
@@ -544,7 +544,7 @@ func (m *mapping) close() error {
 		errs = append(errs, m.words.Close())
 	}
 	if m.page != nil {
-		errs = append(errs, m.page.close())
+		errs = append(errs, m.page.leave())
 	}
 	if m.of != nil {
 		errs = append(errs, m.of.leave())
@@ -706,7 +706,7 @@ func (r *ring) free() error {
 	}
 	r.opened, r.own = nil, nil
 	if r.marks != nil {
-		errs = append(errs, r.marks.close())
+		errs = append(errs, r.marks.leave())
 		r.marks = nil
 	}
 	if r.stream != nil {

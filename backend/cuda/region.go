@@ -10,16 +10,25 @@ import (
 	"github.com/c10d-go/c10d/backend/cuda/driver"
 )
 
-// region is memory that processes of a host share. Ranks of one process have one,
-// and page-lock it once for each driver.
+// region is memory that processes of a host share: the words that order the streams of
+// neighbours, the calls that ranks compare, and what ranks combine. The host writes it
+// without asking a driver, so a stream goes on whatever the driver is busy with.
+//
+// Ranks of one process have one, and page-lock it once for each driver.
 type region struct {
 	*sharedMemory
-	key string // under which it is in regions
+	key  string // under which it is in regions
+	uses int    // guarded by regions
 
-	// Guarded by regions.
-	uses   int
+	mu     sync.Mutex // of locked; page-locking may take long
 	locked map[driver.Driver]*lockedRegion
 }
+
+// pageSize is the bytes of a region of words.
+const pageSize = 4096
+
+// regionNameLen is the longest name of a region.
+const regionNameLen = 64
 
 // sharedMemory is such memory as the system gives it. The name is for others to
 // open it, until forget is called.
@@ -29,9 +38,9 @@ type sharedMemory struct {
 	forget, unmap func() error // nil if there is nothing to do
 }
 
-// before is called before the system is asked for something; a variable for tests
-// of systems that refuse it.
-var before = func(call string) error { return nil }
+// before is called before the system is asked for something for a region of n bytes; a
+// variable for tests of systems that refuse it.
+var before = func(call string, n int) error { return nil }
 
 type lockedRegion struct {
 	memory driver.HostMemory
@@ -70,8 +79,11 @@ func addRegion(m *sharedMemory, key string) *region {
 // tests of several processes in one.
 var ownProcess = true
 
-// openRegion opens a region of n bytes.
+// openRegion opens a region of n bytes. An empty name stands for a rank that has none.
 func openRegion(name string, n int) (*region, error) {
+	if name == "" {
+		return nil, errors.New("there is none")
+	}
 	regions.Lock()
 	defer regions.Unlock()
 	if r := regions.by[name]; r != nil && ownProcess {
@@ -105,8 +117,8 @@ func (r *region) hide() error {
 
 // lock page-locks the region for a driver.
 func (r *region) lock(d driver.Driver) (driver.HostMemory, error) {
-	regions.Lock()
-	defer regions.Unlock()
+	r.mu.Lock()
+	defer r.mu.Unlock()
 	l := r.locked[d]
 	if l == nil {
 		m, err := d.RegisterHost(r.bytes)
@@ -121,8 +133,8 @@ func (r *region) lock(d driver.Driver) (driver.HostMemory, error) {
 }
 
 func (r *region) unlock(d driver.Driver) error {
-	regions.Lock()
-	defer regions.Unlock()
+	r.mu.Lock()
+	defer r.mu.Unlock()
 	l := r.locked[d]
 	if l.uses--; l.uses > 0 {
 		return nil

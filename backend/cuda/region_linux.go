@@ -17,10 +17,7 @@ const seals = unix.F_SEAL_SHRINK | unix.F_SEAL_GROW | unix.F_SEAL_SEAL
 // name. They are a file without a directory: nothing is left of it once nobody has
 // it, however the processes end. All bytes are there from the start, so that a lack
 // of memory is an error here and no bus error later.
-func createShared(id string, n int) (*sharedMemory, error) { return createFile(id, n, before) }
-
-// createFile is createShared; ask is called before the system is asked for something.
-func createFile(id string, n int, ask func(string) error) (*sharedMemory, error) {
+func createShared(id string, n int) (*sharedMemory, error) {
 	// Who makes a file that is too large gets a signal.
 	var l unix.Rlimit
 	if err := unix.Getrlimit(unix.RLIMIT_FSIZE, &l); err != nil {
@@ -29,7 +26,7 @@ func createFile(id string, n int, ask func(string) error) (*sharedMemory, error)
 	if uint64(l.Cur) < uint64(n) {
 		return nil, fmt.Errorf("%d bytes of shared memory: files may have %d", n, l.Cur)
 	}
-	if err := ask("memfd_create"); err != nil {
+	if err := before("memfd_create", n); err != nil {
 		return nil, err
 	}
 	fd, err := unix.MemfdCreate(memfdName(id), unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING)
@@ -37,7 +34,7 @@ func createFile(id string, n int, ask func(string) error) (*sharedMemory, error)
 		return nil, fmt.Errorf("memfd_create: %w", err)
 	}
 	f := os.NewFile(uintptr(fd), memfdName(id))
-	m, err := reserve(f, n, ask)
+	m, err := reserve(f, n)
 	if err != nil {
 		return nil, errors.Join(err, f.Close())
 	}
@@ -47,8 +44,8 @@ func createFile(id string, n int, ask func(string) error) (*sharedMemory, error)
 
 func memfdName(id string) string { return "c10d-cuda-" + id }
 
-func reserve(f *os.File, n int, ask func(string) error) (*sharedMemory, error) {
-	err := ask("fallocate")
+func reserve(f *os.File, n int) (*sharedMemory, error) {
+	err := before("fallocate", n)
 	if err == nil {
 		for err = unix.EINTR; err == unix.EINTR; {
 			err = unix.Fallocate(int(f.Fd()), 0, 0, int64(n))
@@ -60,13 +57,11 @@ func reserve(f *os.File, n int, ask func(string) error) (*sharedMemory, error) {
 	if _, err := unix.FcntlInt(f.Fd(), unix.F_ADD_SEALS, seals); err != nil {
 		return nil, fmt.Errorf("sealing shared memory: %w", err)
 	}
-	return mapShared(f, n, ask)
+	return mapShared(f, n)
 }
 
 // openShared opens n bytes of another process, which has them open.
-func openShared(name string, n int) (*sharedMemory, error) { return openFile(name, n, before) }
-
-func openFile(name string, n int, ask func(string) error) (*sharedMemory, error) {
+func openShared(name string, n int) (*sharedMemory, error) {
 	part := strings.Split(name, "/")
 	if len(part) != 3 {
 		return nil, fmt.Errorf("no name of shared memory: %q", name)
@@ -76,7 +71,7 @@ func openFile(name string, n int, ask func(string) error) (*sharedMemory, error)
 			return nil, fmt.Errorf("no name of shared memory: %q: %w", name, err)
 		}
 	}
-	if err := ask("open"); err != nil {
+	if err := before("open", n); err != nil {
 		return nil, err
 	}
 	// In another PID namespace this is some other file, or none.
@@ -104,11 +99,11 @@ func openFile(name string, n int, ask func(string) error) (*sharedMemory, error)
 	if s.Size() != int64(n) || have&seals != seals {
 		return nil, fmt.Errorf("%s has %d bytes and seals %#x, want %d and %#x", path, s.Size(), have, n, seals)
 	}
-	return mapShared(f, n, ask)
+	return mapShared(f, n)
 }
 
-func mapShared(f *os.File, n int, ask func(string) error) (*sharedMemory, error) {
-	err := ask("mmap")
+func mapShared(f *os.File, n int) (*sharedMemory, error) {
+	err := before("mmap", n)
 	var b []byte
 	if err == nil {
 		b, err = unix.Mmap(int(f.Fd()), 0, n, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)

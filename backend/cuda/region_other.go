@@ -11,7 +11,7 @@ import (
 // createShared returns n bytes of zeros for the ranks of this process: other systems
 // have simulated devices only.
 func createShared(id string, n int) (*sharedMemory, error) {
-	if err := before("make"); err != nil {
+	if err := before("make", n); err != nil {
 		return nil, err
 	}
 	b := make([]byte, n+slotAlign)
@@ -20,8 +20,8 @@ func createShared(id string, n int) (*sharedMemory, error) {
 }
 
 // openShared is for processes, which share none.
-func openShared(string, int) (*sharedMemory, error) {
-	if err := before("open"); err != nil {
+func openShared(_ string, n int) (*sharedMemory, error) {
+	if err := before("open", n); err != nil {
 		return nil, err
 	}
 	return nil, fmt.Errorf("processes share no memory on this system: %w", errors.ErrUnsupported)

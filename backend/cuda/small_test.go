@@ -210,12 +210,13 @@ func TestBoardWithout(t *testing.T) {
 	if lonely {
 		t.Skip("other systems are not asked for anything")
 	}
+	defer cuda.OtherProcesses()()
 	for call, want := range map[string][]string{
-		"page memfd_create": {"this rank has no page for others to read: refused", "cannot be read: there is none"},
-		"page open":         {"cannot be read: refused"},
+		"memfd_create": {"this rank has no page for others to read: refused", "cannot be read: there is none"},
+		"open":         {"cannot be read: refused"},
 	} {
 		var once atomic.Bool
-		restore := cuda.SetBefore(func(c string) error {
+		restore := cuda.SetBefore(func(c string, _ int) error {
 			if c == call && !once.Swap(true) {
 				return errors.New("refused")
 			}

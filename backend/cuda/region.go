@@ -10,11 +10,11 @@ import (
 	"github.com/c10d-go/c10d/backend/cuda/driver"
 )
 
-// region is memory that processes of a host share: the words that order the streams of
-// neighbours, the calls that ranks compare, and what ranks combine. The host writes it
-// without asking a driver, so a stream goes on whatever the driver is busy with.
+// region is memory that processes of a host share. It holds words that order streams of
+// neighbours, the calls that ranks compare, or the operands of an all-reduce. The host
+// writes it without asking a driver, so a stream goes on whatever the driver is busy with.
 //
-// Ranks of one process have one, and page-lock it once for each driver.
+// Ranks of one process have one mapping, and page-lock it once for each driver.
 type region struct {
 	*sharedMemory
 	key  string // under which it is in regions

@@ -61,6 +61,41 @@
 // blocking a caller. In page-locked memory that several processes registered it
 // orders streams of different processes.
 //
+// # Graphs
+//
+// A stream that is a [Capturer] can be captured. Its calls become a [Graph]. One call
+// launches the graph, any number of times:
+//
+//	g, err := driver.Capture(s, func() error {
+//		return s.Launch(l) // runs nothing; l may be changed afterwards
+//	})
+//	...
+//	err = g.Launch(s)
+//
+// Another stream is part of the capture once it waits for an event that the capture
+// has recorded. The first stream must wait for the end of its work before EndCapture.
+//
+// A graph has the arguments of its calls: addresses, and the values of parameters and
+// words. What differs between launches must lie in memory. The memory and the modules
+// must stay until the last launch has ended.
+//
+// During a capture:
+//
+//   - Whatever goroutine uses a captured stream, its calls are captured too.
+//   - Other streams, and all other calls to the Driver, are as usual. Captures are
+//     CUDA's relaxed ones: the others forbid calls of other threads, or tie the
+//     capture to a thread, which goroutines do not have.
+//   - An event of the capture has no state: its Done and Sync return ErrCapture.
+//
+// Calls that cannot be captured return ErrCapture. They may end the capture: then
+// EndCapture returns ErrCapture as well, and there is no graph. They are
+//
+//   - waits for an event that was recorded outside of the capture, and waits for an
+//     event of a capture that has ended: order the stream before and after,
+//   - copies from page-locked memory to page-locked memory, with a real driver,
+//   - words, where CUDA's driver cannot capture them,
+//   - launches of graphs.
+//
 // # Queues
 //
 // Streams share queues of the hardware. A stream that waits for a word holds up the
@@ -88,7 +123,7 @@
 //
 // # What it is not
 //
-// It has no graphs, no textures, no stream-ordered allocation, no callbacks into
-// Go, and no multicast. There is no way to block on a whole stream: record and
-// wait for the event.
+// It has no textures, no stream-ordered allocation, no callbacks into Go, and no
+// multicast. There is no way to block on a whole stream: record and wait for the
+// event.
 package driver

@@ -2,6 +2,7 @@ package driver
 
 import (
 	"errors"
+	"fmt"
 	"strconv"
 	"strings"
 )
@@ -32,6 +33,10 @@ var (
 
 	// ErrImage is matched when a module cannot be used on the device.
 	ErrImage = errors.New("unusable kernel image")
+
+	// ErrCapture is matched when something cannot be captured, or a capture cannot be
+	// begun or ended.
+	ErrCapture = errors.New("capture refused")
 
 	// ErrDeviceLost is matched when an operation failed on the device in a way
 	// that ends its use in this process: a kernel that touched memory it may not,
@@ -101,6 +106,8 @@ type result struct {
 
 var errDriver = errors.New("the driver refused")
 
+func capture(why string) error { return fmt.Errorf("%w: %s", ErrCapture, why) }
+
 // results is CUresult as far as calls of this package can return it.
 var results = map[int]result{
 	1:   {"CUDA_ERROR_INVALID_VALUE", ErrInvalid},
@@ -125,6 +132,7 @@ var results = map[int]result{
 	300: {"CUDA_ERROR_INVALID_SOURCE", ErrImage},
 	304: {"CUDA_ERROR_OPERATING_SYSTEM", errDriver},
 	400: {"CUDA_ERROR_INVALID_HANDLE", ErrInvalid},
+	401: {"CUDA_ERROR_ILLEGAL_STATE", ErrInvalid},
 	500: {"CUDA_ERROR_NOT_FOUND", ErrNotFound},
 	600: {"CUDA_ERROR_NOT_READY", errDriver},
 	700: {"CUDA_ERROR_ILLEGAL_ADDRESS", ErrDeviceLost},
@@ -149,5 +157,14 @@ var results = map[int]result{
 	802: {"CUDA_ERROR_SYSTEM_NOT_READY", ErrNoDevice},
 	803: {"CUDA_ERROR_SYSTEM_DRIVER_MISMATCH", ErrNoDevice},
 	804: {"CUDA_ERROR_COMPAT_NOT_SUPPORTED_ON_DEVICE", ErrNoDevice},
+	900: {"CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED", capture("CUDA cannot capture this call")},
+	901: {"CUDA_ERROR_STREAM_CAPTURE_INVALIDATED", capture("an earlier call ended the capture")},
+	902: {"CUDA_ERROR_STREAM_CAPTURE_MERGE", capture("the event is of another capture")},
+	903: {"CUDA_ERROR_STREAM_CAPTURE_UNMATCHED", capture("the capture was not begun on this stream")},
+	904: {"CUDA_ERROR_STREAM_CAPTURE_UNJOINED", capture("the stream does not wait for the end of what another captured stream was given")},
+	905: {"CUDA_ERROR_STREAM_CAPTURE_ISOLATION", capture("the event was recorded outside of the capture")},
+	906: {"CUDA_ERROR_STREAM_CAPTURE_IMPLICIT", capture("the call uses the default stream")},
+	907: {"CUDA_ERROR_CAPTURED_EVENT", capture("the event was recorded in a capture")},
+	908: {"CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD", capture("the capture was begun on another thread")},
 	999: {"CUDA_ERROR_UNKNOWN", ErrDeviceLost},
 }

@@ -91,6 +91,10 @@ func cEvent(e libcuda.EventHandle) C.CUevent { return *(*C.CUevent)(unsafe.Point
 
 func cFunction(f libcuda.FunctionHandle) C.CUfunction { return *(*C.CUfunction)(unsafe.Pointer(&f)) }
 
+func cGraph(g libcuda.GraphHandle) C.CUgraph { return *(*C.CUgraph)(unsafe.Pointer(&g)) }
+
+func cExec(e libcuda.ExecHandle) C.CUgraphExec { return *(*C.CUgraphExec)(unsafe.Pointer(&e)) }
+
 // cPointer returns an address that is not Go's.
 func cPointer(p driver.Ptr) unsafe.Pointer { return *(*unsafe.Pointer)(unsafe.Pointer(&p)) }
 
@@ -196,6 +200,40 @@ func (api) StreamWaitValue(s libcuda.StreamHandle, p driver.Ptr, v, flags uint32
 
 func (api) StreamWriteValue(s libcuda.StreamHandle, p driver.Ptr, v uint32) libcuda.Result {
 	return libcuda.Result(C.cuStreamWriteValue32_v2(cStream(s), C.CUdeviceptr(p), C.cuuint32_t(v), 0))
+}
+
+func (api) StreamBeginCapture(s libcuda.StreamHandle, mode uint32) libcuda.Result {
+	return libcuda.Result(C.cuStreamBeginCapture(cStream(s), C.CUstreamCaptureMode(mode)))
+}
+
+func (api) StreamEndCapture(s libcuda.StreamHandle) (libcuda.GraphHandle, libcuda.Result) {
+	var g C.CUgraph
+	r := C.cuStreamEndCapture(cStream(s), &g)
+	return libcuda.GraphHandle(uintptr(unsafe.Pointer(g))), libcuda.Result(r)
+}
+
+func (api) StreamCapturing(s libcuda.StreamHandle) (bool, libcuda.Result) {
+	var status C.CUstreamCaptureStatus
+	r := C.cuStreamIsCapturing(cStream(s), &status)
+	return status != C.CU_STREAM_CAPTURE_STATUS_NONE, libcuda.Result(r)
+}
+
+func (api) GraphInstantiate(g libcuda.GraphHandle) (libcuda.ExecHandle, libcuda.Result) {
+	var e C.CUgraphExec
+	r := C.cuGraphInstantiateWithFlags(&e, cGraph(g), 0)
+	return libcuda.ExecHandle(uintptr(unsafe.Pointer(e))), libcuda.Result(r)
+}
+
+func (api) GraphLaunch(e libcuda.ExecHandle, s libcuda.StreamHandle) libcuda.Result {
+	return libcuda.Result(C.cuGraphLaunch(cExec(e), cStream(s)))
+}
+
+func (api) GraphDestroy(g libcuda.GraphHandle) libcuda.Result {
+	return libcuda.Result(C.cuGraphDestroy(cGraph(g)))
+}
+
+func (api) GraphExecDestroy(e libcuda.ExecHandle) libcuda.Result {
+	return libcuda.Result(C.cuGraphExecDestroy(cExec(e)))
 }
 
 // Launch is not cu's, which reads 8 bytes for every parameter, and has no

@@ -79,6 +79,15 @@ func (a *api) get2(fn function, z, u uintptr, n int) (first, second uint64, r li
 	return f.out[0], f.out[1], r
 }
 
+// put calls a function that writes a value to its second argument.
+func (a *api) put(fn function, x uintptr) (uint64, libcuda.Result) {
+	f := newFrame()
+	defer f.free()
+	f.args[0], f.args[1] = x, f.o(0)
+	r := a.do(fn, f, 2)
+	return f.out[0], r
+}
+
 // integer returns a C int that was written to a cleared word.
 func integer(v uint64) int { return int(int32(uint32(v))) }
 
@@ -293,11 +302,8 @@ func (a *api) StreamQuery(s libcuda.StreamHandle) libcuda.Result {
 }
 
 func (a *api) StreamContext(s libcuda.StreamHandle) (libcuda.Context, libcuda.Result) {
-	f := newFrame()
-	defer f.free()
-	f.args[0], f.args[1] = uintptr(s), f.o(0)
-	r := a.do(fnStreamGetCtx, f, 2)
-	return libcuda.Context(f.out[0]), r
+	c, r := a.put(fnStreamGetCtx, uintptr(s))
+	return libcuda.Context(c), r
 }
 
 func (a *api) StreamWaitEvent(s libcuda.StreamHandle, e libcuda.EventHandle) libcuda.Result {
@@ -357,6 +363,37 @@ func (a *api) Launch(s libcuda.StreamHandle, k libcuda.FunctionHandle, l *driver
 		f.args[10] = uintptr(unsafe.Pointer(&f.extra))
 	}
 	return a.do(fnLaunchKernel, f, 11)
+}
+
+func (a *api) StreamBeginCapture(s libcuda.StreamHandle, mode uint32) libcuda.Result {
+	return a.call2(fnStreamBeginCapture, uintptr(s), uintptr(mode))
+}
+
+func (a *api) StreamEndCapture(s libcuda.StreamHandle) (libcuda.GraphHandle, libcuda.Result) {
+	g, r := a.put(fnStreamEndCapture, uintptr(s))
+	return libcuda.GraphHandle(g), r
+}
+
+func (a *api) StreamCapturing(s libcuda.StreamHandle) (bool, libcuda.Result) {
+	v, r := a.put(fnStreamIsCapturing, uintptr(s))
+	return integer(v) != 0, r
+}
+
+func (a *api) GraphInstantiate(g libcuda.GraphHandle) (libcuda.ExecHandle, libcuda.Result) {
+	e, r := a.get(fnGraphInstantiate, uintptr(g), 0, 0, 3)
+	return libcuda.ExecHandle(e), r
+}
+
+func (a *api) GraphLaunch(e libcuda.ExecHandle, s libcuda.StreamHandle) libcuda.Result {
+	return a.call2(fnGraphLaunch, uintptr(e), uintptr(s))
+}
+
+func (a *api) GraphDestroy(g libcuda.GraphHandle) libcuda.Result {
+	return a.call1(fnGraphDestroy, uintptr(g))
+}
+
+func (a *api) GraphExecDestroy(e libcuda.ExecHandle) libcuda.Result {
+	return a.call1(fnGraphExecDestroy, uintptr(e))
 }
 
 func (a *api) EventCreate(flags uint32) (libcuda.EventHandle, libcuda.Result) {

@@ -73,6 +73,13 @@ const (
 	fnMemsetD8Async
 	fnLaunchKernel
 	fnLaunchCooperativeKernel
+	fnStreamBeginCapture
+	fnStreamEndCapture
+	fnStreamIsCapturing
+	fnGraphInstantiate
+	fnGraphLaunch
+	fnGraphDestroy
+	fnGraphExecDestroy
 	fnEventCreate
 	fnEventRecord
 	fnEventQuery
@@ -134,6 +141,13 @@ var names = [functions]string{
 	fnMemsetD8Async:             "cuMemsetD8Async",
 	fnLaunchKernel:              "cuLaunchKernel",
 	fnLaunchCooperativeKernel:   "cuLaunchCooperativeKernel",
+	fnStreamBeginCapture:        "cuStreamBeginCapture_v2",
+	fnStreamEndCapture:          "cuStreamEndCapture",
+	fnStreamIsCapturing:         "cuStreamIsCapturing",
+	fnGraphInstantiate:          "cuGraphInstantiateWithFlags",
+	fnGraphLaunch:               "cuGraphLaunch",
+	fnGraphDestroy:              "cuGraphDestroy",
+	fnGraphExecDestroy:          "cuGraphExecDestroy",
 	fnEventCreate:               "cuEventCreate",
 	fnEventRecord:               "cuEventRecord",
 	fnEventQuery:                "cuEventQuery",

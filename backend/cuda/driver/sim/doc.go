@@ -52,12 +52,13 @@
 // A [Machine] has several processes, each with a [Driver] of its own: they share
 // devices but not addresses, reach each other's memory through handles, and have
 // vector clocks of their own. This is how the ranks of a group run in one test.
-// Words order their streams; a handle orders who opens the memory after who
-// exported it. Other messages between the processes are not seen. With Config.Dir
-// memory lies in files and the processes are real ones: handles and words work
-// between them, and the checker of each looks at its own operations only; for it a
-// word that another process wrote stands for everything that its own streams had
-// done by then.
+// Words order their streams. To open a handle comes after its export. Other
+// messages between the processes are not seen.
+//
+// With Config.Dir memory lies in files, and the processes are real ones. Handles
+// and words work between them. The checker of each process sees its own operations
+// only. It takes a word that another process wrote as an order after everything
+// that its own streams had done by then.
 //
 // # Time
 //
@@ -71,6 +72,16 @@
 // holds it to Launch.Access. Kernels that talk to each other while they run do so
 // through words with Run.Store and Run.Await, which the checker understands, or
 // with sync/atomic on Run.Common, which only the race detector does.
+//
+// # Graphs
+//
+// Streams can be captured (driver.Capturer), with their words. Each launch of a graph
+// gives streams the captured operations as new ones. Operations of the stream that was
+// captured first run on the stream of the launch. Those of each other stream run on a
+// stream of the graph with that stream's name. So the checker sees the accesses of
+// every launch, and finds races within a launch and between launches. Its report names
+// the line where the operation was captured. The first call that cannot be captured
+// ends the capture.
 //
 // # Other semantics
 //

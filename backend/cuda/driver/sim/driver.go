@@ -37,6 +37,7 @@ type Driver struct {
 	nextHandle uintptr
 	retired    clock // of streams that were closed and have ended
 	openEvents map[*Event]bool
+	graphs     map[*Graph]bool
 	stats      Stats
 	done       bool
 }
@@ -205,8 +206,11 @@ func (d *Driver) leaks() []error {
 	for _, mp := range d.table {
 		leak(mp.String(), mp.made)
 	}
+	for g := range d.graphs {
+		leak(fmt.Sprintf("graph of %d operations", len(g.ops)), g.made)
+	}
 	for s := range d.streams {
-		if !s.closed {
+		if !s.closed && s.handle != 0 {
 			leak("stream "+s.ag.name, s.made)
 		}
 	}

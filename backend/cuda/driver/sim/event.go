@@ -16,6 +16,7 @@ type record struct {
 	done  chan struct{}
 	clock clock
 	err   error
+	cap   *capture // the capture that has it instead of a stream; nil for most
 }
 
 func (r *record) end(c clock, err error) {
@@ -73,6 +74,9 @@ func (e *Event) Done() (bool, error) {
 		return false, &driver.Error{Call: "Done", Device: -1, Err: fmt.Errorf("%w: the event was released", driver.ErrClosed)}
 	}
 	e.used.Store(true)
+	if e.rec.cap != nil {
+		return false, e.captured("Done")
+	}
 	select {
 	case <-e.rec.done:
 		e.d.seen(e.rec.clock)
@@ -80,6 +84,10 @@ func (e *Event) Done() (bool, error) {
 	default:
 		return false, nil
 	}
+}
+
+func (e *Event) captured(call string) error {
+	return refuse(call, -1, "the event was recorded in a capture, so it never passes; record one after Graph.Launch")
 }
 
 // Sync blocks until the event has passed.
@@ -91,6 +99,9 @@ func (e *Event) Sync(ctx context.Context) error {
 	e.used.Store(true)
 	if _, err := e.d.enter(call, -1, nil); err != nil {
 		return err
+	}
+	if e.rec.cap != nil {
+		return e.captured(call)
 	}
 	select {
 	case <-e.rec.done:
@@ -144,7 +155,7 @@ func (r *RawEvent) Record(st driver.Stream) error {
 		return invalid("Record", -1, "the stream is of another driver")
 	}
 	rec := &record{s: s.s, done: make(chan struct{})}
-	o := &op{kind: opRecord, rec: rec}
+	o := &op{kind: opRecord, rec: rec, raw: r}
 	if err := s.enqueue("Record", o, false); err != nil {
 		return err
 	}

@@ -32,6 +32,7 @@ type Run struct {
 // launch is what a Launch leaves in the queue.
 type launch struct {
 	fn          Kernel
+	mod         *Module
 	args        []byte
 	offs        []int
 	grid, block driver.Dim
@@ -250,7 +251,7 @@ func (s *Stream) Launch(l *driver.Launch) error {
 				Err: fmt.Errorf("%w: %s: %d blocks at the same time, %d fit", driver.ErrInvalid, f.name, l.Grid.Len(), n*multiprocessors)}
 		}
 	}
-	k := &launch{fn: f.fn, args: append([]byte(nil), l.Args.Bytes()...), grid: l.Grid.Full(), block: l.Block.Full(), shared: l.Shared}
+	k := &launch{fn: f.fn, mod: f.mod, args: append([]byte(nil), l.Args.Bytes()...), grid: l.Grid.Full(), block: l.Block.Full(), shared: l.Shared}
 	for i := range l.Args.Len() {
 		k.offs = append(k.offs, l.Args.Offset(i))
 	}

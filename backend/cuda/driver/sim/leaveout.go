@@ -121,7 +121,7 @@ func (s Stats) open() string {
 		n    int
 		what string
 	}{
-		{s.Memories, "memories"}, {s.Hosts, "page-locked memories"}, {s.Streams, "streams"}, {s.Events, "events"},
+		{s.Memories, "memories"}, {s.Hosts, "page-locked memories"}, {s.Streams, "streams"}, {s.Events, "events"}, {s.Graphs, "graphs"},
 		{s.Modules, "modules"}, {s.Mappings, "mappings"}, {s.Peers, "peer accesses"},
 	} {
 		if x.n != 0 {

@@ -362,12 +362,13 @@ func (m *Machine) Findings() []error {
 
 // Stats counts what is alive, and what was ever made.
 type Stats struct {
-	Memories, Hosts, Streams, Events, Modules, Mappings, Peers int   // alive
-	DeviceBytes, HostBytes                                     int64 // alive
+	Memories, Hosts, Streams, Events, Graphs, Modules, Mappings, Peers int   // alive
+	DeviceBytes, HostBytes                                             int64 // alive
 
 	// Ever made, events apart: a fresh one each time is what Record promises.
 	MadeMemories, MadeHosts, MadeStreams, MadeModules int
-	Records, Waits, Operations                        int // calls that enqueued
+	Records, Waits                                    int // calls
+	Operations                                        int // those that streams were given, with those of launched graphs
 	Deepest                                           int // most operations that a stream had been given and had not ended
 	Fetches                                           int // copies from another device that a stream of the target's was given: see package driver
 }
@@ -390,6 +391,7 @@ func (s *Stats) add(o *Stats) {
 	s.Hosts += o.Hosts
 	s.Streams += o.Streams
 	s.Events += o.Events
+	s.Graphs += o.Graphs
 	s.Modules += o.Modules
 	s.Mappings += o.Mappings
 	s.Peers += o.Peers

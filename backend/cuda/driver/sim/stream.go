@@ -26,7 +26,8 @@ const (
 	opHost  // a host's own access
 	opAlloc // never runs: it remembers where memory came from
 	opFree
-	opEnd // the stream's goroutine ends
+	opGraph // never runs: a launch of a graph that a capture refuses
+	opEnd   // the stream's goroutine ends
 )
 
 // op is one operation of a stream, or something that a host did.
@@ -136,8 +137,9 @@ type stream struct {
 	handle uintptr
 	made   *op
 
-	tail   *node // guarded by d.mu
-	closed bool  // guarded by d.mu
+	tail   *node    // guarded by d.mu
+	closed bool     // guarded by d.mu
+	cap    *capture // that the stream is part of; guarded by d.mu
 	enq    atomic.Uint64
 
 	done    atomic.Uint64 // operations that have ended
@@ -195,12 +197,25 @@ func (v *Device) NewStream(o driver.StreamOptions) (driver.Stream, error) {
 	if err := v.enter("NewStream"); err != nil {
 		return nil, err
 	}
-	d, m := v.d, v.d.m
 	made := &op{kind: opAlloc, name: "NewStream"}
 	made.where()
+	d := v.d
+	s := v.newStream(o.Name, made)
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.nextHandle += 16
+	s.handle = d.nextHandle
+	d.byHandle[s.handle] = s
+	d.stats.Streams++
+	d.stats.MadeStreams++
+	return &Stream{s: s}, nil
+}
+
+// newStream starts a stream without a handle.
+func (v *Device) newStream(name string, made *op) *stream {
+	d, m := v.d, v.d.m
 	s := &stream{d: d, dev: v, made: made, tail: &node{more: make(chan struct{})}}
 	m.mu.Lock()
-	name := o.Name
 	if name == "" {
 		name = fmt.Sprintf("%d of device %d", len(*m.agents.Load()), v.index)
 	}
@@ -217,16 +232,19 @@ func (v *Device) NewStream(o driver.StreamOptions) (driver.Stream, error) {
 			delete(d.streams, old)
 		}
 	}
-	d.nextHandle += 16
-	s.handle = d.nextHandle
 	d.streams[s] = true
-	d.byHandle[s.handle] = s
-	d.stats.Streams++
-	d.stats.MadeStreams++
 	first := s.tail
 	d.mu.Unlock()
 	d.group.Go(func() { s.loop(first) })
-	return &Stream{s: s}, nil
+	return s
+}
+
+// end has the stream's goroutine end after what the stream was given; the caller holds d.mu.
+func (s *stream) end() {
+	if !s.closed && !s.d.done {
+		s.closed = true
+		s.push(&op{kind: opEnd})
+	}
 }
 
 // BorrowStream returns a stream of the device by its handle.
@@ -265,11 +283,16 @@ func (s *Stream) Close() error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if !s.s.closed && !d.done {
-		s.s.closed = true
 		delete(d.byHandle, s.s.handle)
 		d.stats.Streams--
-		s.s.push(&op{kind: opEnd})
 	}
+	if c := s.s.cap; c != nil {
+		c.fail("stream " + s.s.ag.name + " was closed")
+		if c.lanes[0] == s.s {
+			c.end()
+		}
+	}
+	s.s.end()
 	return nil
 }
 
@@ -293,17 +316,24 @@ func (s *stream) push(o *op) {
 	close(last.more)
 }
 
+// enter begins a call that enqueues.
+func (s *Stream) enter(call string) (skip bool, err error) {
+	c := s.s
+	if s.closed.Load() {
+		return false, &driver.Error{Call: call, Device: c.dev.index, Err: driver.ErrClosed}
+	}
+	skip, err = c.d.enter(call, c.dev.index, c)
+	if err == nil {
+		err = c.dev.broken(call)
+	}
+	return skip, err
+}
+
 // enqueue resolves what o uses and appends it. A kernel must be able to reach
 // it.
 func (s *Stream) enqueue(call string, o *op, kernel bool, access ...driver.Access) error {
 	c := s.s
-	if s.closed.Load() {
-		return &driver.Error{Call: call, Device: c.dev.index, Err: driver.ErrClosed}
-	}
-	skip, err := c.d.enter(call, c.dev.index, c)
-	if err == nil {
-		err = c.dev.broken(call)
-	}
+	skip, err := s.enter(call)
 	if err != nil {
 		return err
 	}
@@ -321,6 +351,10 @@ func (s *Stream) enqueue(call string, o *op, kernel bool, access ...driver.Acces
 		return err
 	}
 	switch {
+	case c.captures(o):
+		if err := c.capture(call, o, skip); err != nil {
+			return err
+		}
 	case !skip:
 		c.push(o)
 	case o.kind == opRecord:
@@ -464,7 +498,7 @@ func (s *stream) run(o *op) {
 		s.step(o, nil)
 		o.rec.end(s.now(), nil)
 	case opWait:
-		if o.raw != nil {
+		if o.raw != nil { // late binding
 			o.raw.wait(s, o)
 		} else {
 			s.await(o, o.rec)

@@ -17,6 +17,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/c10d-go/c10d/backend"
+	"github.com/c10d-go/c10d/backend/cuda/driver"
 	"github.com/c10d-go/c10d/backend/cuda/internal/direct"
 	"github.com/c10d-go/c10d/tensor"
 )
@@ -225,7 +226,7 @@ func iterations(n int) int { return number("C10D_DIRECT_ITERATIONS", max(min(200
 // inGraph returns us a call in a graph.
 func (m *member) inGraph(n int, call func() error) (float64, error) {
 	const calls = 20
-	launch, err := m.capture(func() error {
+	g, err := driver.Capture(m.s, func() error {
 		for range calls {
 			if err := call(); err != nil {
 				return err
@@ -236,7 +237,8 @@ func (m *member) inGraph(n int, call func() error) (float64, error) {
 	if err != nil {
 		return 0, err
 	}
-	t, err := m.times(launch, max(iterations(n)/calls, 1))
+	defer g.Close()
+	t, err := m.times(func() error { return g.Launch(m.s) }, max(iterations(n)/calls, 1))
 	return t / calls, err
 }
 

@@ -8,8 +8,8 @@
 //	err = c.AllReduce(stream, out, in, n, tensor.Float32, backend.Sum())
 //
 // A call is one launch on the given stream, the caller's own if it has one. It allocates
-// nothing, and nothing is done on the host afterwards. The call may be captured in a CUDA
-// graph and replayed.
+// nothing, and nothing is done on the host afterwards. The call may be captured in a graph and
+// replayed (driver.Capture), with other calls between the replays.
 //
 // # Rules for the caller
 //

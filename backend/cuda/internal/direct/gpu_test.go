@@ -61,7 +61,7 @@ var jobs = map[string]func(m *member) error{
 	"check":  func(m *member) error { return check(m, m.rounds, m.most) },
 	"large":  func(m *member) error { return check(m, 2, 96<<20) },
 	"fail":   fail,
-	"graph":  replay,
+	"graph":  func(m *member) error { return replay(m, 1<<20, 30) },
 	"bench":  bench,
 	"shapes": shapes,
 }

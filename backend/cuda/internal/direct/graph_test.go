@@ -6,12 +6,12 @@ import (
 	"fmt"
 
 	"github.com/c10d-go/c10d/backend"
+	"github.com/c10d-go/c10d/backend/cuda/driver"
 	"github.com/c10d-go/c10d/tensor"
 )
 
-// replay mixes replays of a graph with calls of other sizes.
-func replay(m *member) error {
-	const n = 1 << 20
+// replay mixes replays of a graph of all_reduces, of up to n elements, with calls of other sizes.
+func replay(m *member, n, rounds int) error {
 	mem, err := m.v.Alloc(8 * n)
 	if err != nil {
 		return err
@@ -22,12 +22,12 @@ func replay(m *member) error {
 		return err
 	}
 	defer host.Close()
-	dst := mem.Ptr() + 4*n
+	dst := mem.Ptr() + driver.Ptr(4*n)
 	sum := func(elements int) error {
 		return m.c.AllReduce(m.s, dst, mem.Ptr(), elements, tensor.Int32, backend.Sum())
 	}
-	launch, err := m.capture(func() error {
-		for _, e := range []int{n, 3, 100_000, 1} {
+	g, err := driver.Capture(m.s, func() error {
+		for _, e := range []int{n, 3, n / 10, 1} {
 			if err := sum(e); err != nil {
 				return err
 			}
@@ -37,10 +37,12 @@ func replay(m *member) error {
 	if err != nil {
 		return err
 	}
+	defer g.Close()
+	// To make a graph may wait for the device, and with it for a rank of this process.
 	if err := m.meet(); err != nil {
 		return err
 	}
-	for i := range 30 {
+	for i := range rounds {
 		for j := range n {
 			binary.NativeEndian.PutUint32(host.Bytes()[4*j:], uint32(i*j+m.rank))
 		}
@@ -51,11 +53,11 @@ func replay(m *member) error {
 			return err
 		}
 		if i%3 == 1 {
-			if err := sum(1 + i*9999); err != nil {
+			if err := sum(1 + i*9999%n); err != nil {
 				return err
 			}
 		}
-		if err := launch(); err != nil {
+		if err := g.Launch(m.s); err != nil {
 			return err
 		}
 		if err := m.s.Copy(host.Ptr(), dst, 4*n); err != nil {
@@ -66,10 +68,10 @@ func replay(m *member) error {
 		}
 		want := make([]byte, 0, 4*n)
 		for j := range n {
-			want = binary.NativeEndian.AppendUint32(want, uint32(2*i*j+1))
+			want = binary.NativeEndian.AppendUint32(want, uint32(m.ranks*i*j+m.ranks*(m.ranks-1)/2))
 		}
 		if !bytes.Equal(want, host.Bytes()) {
-			return fmt.Errorf("replay %d is wrong", i)
+			return fmt.Errorf("rank %d: replay %d is wrong", m.rank, i)
 		}
 	}
 	return nil

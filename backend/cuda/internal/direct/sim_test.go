@@ -71,6 +71,23 @@ func TestSimulated(t *testing.T) {
 	}
 }
 
+// TestReplays replays a captured all_reduce, with eager ones of other sizes between.
+func TestReplays(t *testing.T) {
+	rounds := 1000
+	if testing.Short() {
+		rounds = 50
+	}
+	for _, ranks := range []int{2, 4} {
+		t.Run(fmt.Sprintf("%d ranks", ranks), func(t *testing.T) {
+			t.Parallel()
+			u := simulated(ranks)
+			u.direct.DTypes = []tensor.DType{tensor.Int32}
+			apart := ranks > 2
+			threads(t, u, drivers(t, machine(t, ranks, 5), ranks, apart), func(m *member) error { return replay(m, 300, rounds) })
+		})
+	}
+}
+
 // TestFailure has a rank that waits for one that does not come, and one that is aborted.
 func TestFailure(t *testing.T) {
 	for _, aborts := range []bool{false, true} {

@@ -12,6 +12,8 @@ type (
 	EventHandle    uintptr
 	ModuleHandle   uintptr
 	FunctionHandle uintptr
+	GraphHandle    uintptr
+	ExecHandle     uintptr // a CUgraphExec
 )
 
 // Ordinal is a CUdevice.
@@ -81,6 +83,16 @@ type API interface {
 	// parameters.
 	Launch(s StreamHandle, f FunctionHandle, l *driver.Launch) Result
 
+	StreamBeginCapture(s StreamHandle, mode uint32) Result
+	StreamEndCapture(s StreamHandle) (GraphHandle, Result)
+	// StreamCapturing is cuStreamIsCapturing: false is CU_STREAM_CAPTURE_STATUS_NONE.
+	StreamCapturing(s StreamHandle) (bool, Result)
+	// GraphInstantiate is cuGraphInstantiateWithFlags without flags.
+	GraphInstantiate(g GraphHandle) (ExecHandle, Result)
+	GraphLaunch(e ExecHandle, s StreamHandle) Result
+	GraphDestroy(g GraphHandle) Result
+	GraphExecDestroy(e ExecHandle) Result
+
 	EventCreate(flags uint32) (EventHandle, Result)
 	EventRecord(e EventHandle, s StreamHandle) Result
 	EventQuery(e EventHandle) Result
@@ -145,6 +157,7 @@ const (
 const (
 	streamNonBlocking  = 1
 	eventDisableTiming = 2
+	captureRelaxed     = 2
 )
 
 // Results that are told apart here.

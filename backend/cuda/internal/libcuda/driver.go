@@ -19,6 +19,8 @@ type Driver struct {
 	closed  atomic.Bool
 	memory  table
 
+	captures atomic.Int32 // under way; without one no call asks whether its stream is captured
+
 	mu   sync.Mutex
 	live map[closer]string // what was made and not closed
 	kept []*kept

@@ -16,6 +16,7 @@ type Event struct {
 	v        *Device
 	h        EventHandle
 	released atomic.Bool
+	captured bool // it was recorded in a capture
 }
 
 // pool is a device's events that nobody uses.
@@ -32,6 +33,7 @@ func (p *pool) take(v *Device, call string) (*Event, error) {
 		e := p.idle[n-1]
 		p.idle = p.idle[:n-1]
 		p.mu.Unlock()
+		e.captured = false
 		e.released.Store(false)
 		p.out.Add(1)
 		return e, nil
@@ -82,6 +84,10 @@ func (e *Event) done(call string) (bool, error) {
 	v := e.v
 	if e.released.Load() {
 		return false, closedError(call, v.index, "event was released")
+	}
+	if e.captured {
+		// To ask CUDA would end the capture.
+		return false, refuse(call, v.index, "the event was recorded in a capture, so it never passes; record one after Graph.Launch")
 	}
 	before, err := v.begin(call)
 	if err != nil {

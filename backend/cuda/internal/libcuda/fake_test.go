@@ -38,12 +38,16 @@ type fake struct {
 	unready  bool // events have not passed
 	queues   int
 	during   func(name string)
+
+	capturing map[StreamHandle]bool
+	mode      uint32 // of the last capture
 }
 
 func newFake(devices int) *fake {
 	return &fake{
 		devices: devices, with: 2, next: 0x7000_0000, live: make(map[string]int), sizes: make(map[uint64]uint64),
 		where: make(map[uint64]int), ipc: make(map[[64]byte]uint64), peers: make(map[[2]Context]bool), retained: make(map[Context]int), host: make(map[uint64][]byte),
+		capturing: make(map[StreamHandle]bool),
 	}
 }
 
@@ -334,6 +338,36 @@ func (f *fake) MemcpyAsync(_ StreamHandle, dst, src driver.Ptr, n int) Result {
 func (f *fake) MemsetAsync(StreamHandle, driver.Ptr, byte, int) Result { return f.only("MemsetAsync") }
 func (f *fake) Launch(StreamHandle, FunctionHandle, *driver.Launch) Result {
 	return f.only("Launch")
+}
+
+func (f *fake) StreamBeginCapture(s StreamHandle, mode uint32) Result {
+	r := f.call("StreamBeginCapture")
+	defer f.mu.Unlock()
+	if r == Success {
+		f.capturing[s], f.mode = true, mode
+	}
+	return r
+}
+func (f *fake) StreamEndCapture(s StreamHandle) (GraphHandle, Result) {
+	p, r := f.add("StreamEndCapture", "graph", 0)
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	delete(f.capturing, s)
+	return GraphHandle(p), r
+}
+func (f *fake) StreamCapturing(s StreamHandle) (bool, Result) {
+	r := f.call("StreamCapturing")
+	defer f.mu.Unlock()
+	return f.capturing[s], r
+}
+func (f *fake) GraphInstantiate(GraphHandle) (ExecHandle, Result) {
+	p, r := f.add("GraphInstantiate", "executable graph", 0)
+	return ExecHandle(p), r
+}
+func (f *fake) GraphLaunch(ExecHandle, StreamHandle) Result { return f.only("GraphLaunch") }
+func (f *fake) GraphDestroy(GraphHandle) Result             { return f.drop("GraphDestroy", "graph") }
+func (f *fake) GraphExecDestroy(ExecHandle) Result {
+	return f.drop("GraphExecDestroy", "executable graph")
 }
 
 func (f *fake) EventCreate(uint32) (EventHandle, Result) {

@@ -818,7 +818,18 @@ func scenario(d *Driver) (err error) {
 	if err != nil {
 		return err
 	}
-	return v.DisablePeer(1)
+	var inside driver.Event
+	g, err := driver.Capture(s, func() (err error) {
+		if inside, err = s.Record(); err == nil {
+			inside.Release()
+			err = s.Memset(m.Ptr(), 1, 100)
+		}
+		return err
+	})
+	if err := keep(g, err); err != nil {
+		return err
+	}
+	return errors.Join(g.Launch(s), v.DisablePeer(1))
 }
 
 // TestFaults lets each call of CUDA's fail in turn: the error comes out with the
@@ -826,7 +837,7 @@ func scenario(d *Driver) (err error) {
 func TestFaults(t *testing.T) {
 	giveBack := []string{
 		"MemFree", "HostFree", "HostUnregister", "IPCCloseMem", "StreamDestroy", "EventDestroy", "ModuleUnload",
-		"PrimaryRelease", "DisablePeer",
+		"PrimaryRelease", "DisablePeer", "GraphDestroy", "GraphExecDestroy",
 	}
 	seen := make(map[string]bool)
 	for k := 1; ; k++ {
@@ -945,13 +956,15 @@ func TestSteadyState(t *testing.T) {
 		Function: f, Grid: driver.Dim{X: 1}, Block: driver.Dim{X: 1},
 		Args: new(driver.Args).Ptr(1).Uint32(2).Struct(make([]byte, 12), 4),
 	}
+	g, err := driver.Capture(x.s, func() error { return x.s.Launch(l) })
+	require.NoError(t, err)
 	x.f.names = make([]string, 0, 1<<16)
 	require.Zero(t, testing.AllocsPerRun(100, func() {
 		e, _ := x.s.Record()
-		if x.s.Launch(l) != nil || x.s.Memset(mem.Ptr(), 1, 100) != nil || x.s.Wait(e) != nil || e.Sync(context.Background()) != nil {
+		if g.Launch(x.s) != nil || x.s.Launch(l) != nil || x.s.Memset(mem.Ptr(), 1, 100) != nil || x.s.Wait(e) != nil || e.Sync(context.Background()) != nil {
 			panic("failed")
 		}
 		e.Release()
 	}))
-	x.end(mem, m)
+	x.end(g, mem, m)
 }

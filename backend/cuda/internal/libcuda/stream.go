@@ -1,6 +1,7 @@
 package libcuda
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"sync"
@@ -22,6 +23,8 @@ type Stream struct {
 	bounce driver.Ptr // what copies within the host go through, once there is one
 	had    commands   // of which kinds it has had some
 	first  bool       // the call under way has firstCommands
+
+	capturing bool // between BeginCapture and EndCapture
 }
 
 // commands is a set of kinds of commands.
@@ -38,6 +41,7 @@ const (
 	writeValue
 	recordEvent
 	waitEvent
+	launchGraph
 	none commands = 0
 )
 
@@ -179,6 +183,9 @@ func (s *Stream) Copy(dst, src driver.Ptr, n int) error {
 	}
 	defer s.end(before)
 	if to.device < 0 && from.device < 0 {
+		if on, err := s.captured(call); on || err != nil {
+			return cmp.Or(err, refuse(call, s.v.index, "it goes through a buffer of the stream; copy to device memory and back"))
+		}
 		return s.copyHost(call, dst, src, n)
 	}
 	return s.v.fail(call, "cuMemcpyAsync", s.v.d.api.MemcpyAsync(s.h, dst, src, n))
@@ -389,6 +396,10 @@ func (s *Stream) Record() (driver.Event, error) {
 		s.v.events.put(e)
 		return nil, s.v.fail(call, "cuEventRecord", r)
 	}
+	if e.captured, err = s.captured(call); err != nil {
+		s.v.events.put(e)
+		return nil, err
+	}
 	return e, nil
 }
 
@@ -401,6 +412,9 @@ func (s *Stream) Wait(ev driver.Event) error {
 	}
 	if e.released.Load() {
 		return closedError(call, s.v.index, "event was released")
+	}
+	if e.captured && s.v.d.captures.Load() == 0 {
+		return refuse(call, s.v.index, "the event is of a capture that has ended; record another one after Graph.Launch")
 	}
 	before, err := s.begin(call, waitEvent)
 	if err != nil {
@@ -421,6 +435,9 @@ func (s *Stream) Err() error {
 		return nil
 	}
 	defer s.end(before)
+	if on, err := s.captured(call); on || err != nil {
+		return err // to ask CUDA would end the capture
+	}
 	if r := s.v.d.api.StreamQuery(s.h); r != errNotReady {
 		return s.v.fail(call, "cuStreamQuery", r)
 	}
@@ -441,7 +458,7 @@ func (s *Stream) Close() error {
 		v.streams.Add(-1)
 		v.d.forget(s)
 	}
-	if v.lost.Load() != nil || s.borrowed && s.bounce == 0 || !v.ready.Load() {
+	if v.lost.Load() != nil || s.borrowed && s.bounce == 0 && !s.capturing || !v.ready.Load() {
 		return nil
 	}
 	before, r := v.enter()
@@ -450,6 +467,11 @@ func (s *Stream) Close() error {
 	}
 	defer v.leave(before)
 	var err error
+	if s.capturing {
+		if g, r := s.stopCapture(); r == Success {
+			v.d.api.GraphDestroy(g)
+		}
+	}
 	if s.bounce != 0 {
 		err = v.putBounce(call, s.h, s.bounce)
 	}

@@ -1,0 +1,52 @@
+package driver
+
+import (
+	"errors"
+	"fmt"
+)
+
+// Capturer is a Stream whose calls can be captured in a [Graph]. See "Graphs" in the package's
+// comment for the rules.
+type Capturer interface {
+	// BeginCapture begins a capture. Until EndCapture the stream's Copy, Memset, Launch,
+	// Record, Wait, WaitValue and WriteValue run nothing. They check their arguments and
+	// copy them into the capture.
+	BeginCapture() error
+
+	// EndCapture ends the capture that BeginCapture began on this stream, also if it returns
+	// an error. It may wait for the device.
+	EndCapture() (Graph, error)
+}
+
+// Graph is work that was captured.
+type Graph interface {
+	// Launch enqueues the work on a stream of the device that it was captured on. It comes
+	// after what that stream was given before, and after earlier launches of the graph on any
+	// stream. What the stream is given later comes after all of the work.
+	Launch(s Stream) error
+
+	// Close gives the graph back. Launches that were enqueued still run. It may be called
+	// more than once.
+	Close() error
+}
+
+// Capture captures what enqueue gives a stream. Where the stream's driver has no graphs the
+// error matches errors.ErrUnsupported, and enqueue is not called.
+func Capture(s Stream, enqueue func() error) (Graph, error) {
+	c, ok := s.(Capturer)
+	if !ok {
+		return nil, &Error{Call: "Capture", Device: s.Device().Index, Err: fmt.Errorf("%w: the driver has no graphs", errors.ErrUnsupported)}
+	}
+	if err := c.BeginCapture(); err != nil {
+		return nil, err
+	}
+	err := enqueue()
+	g, endErr := c.EndCapture()
+	if err == nil {
+		return g, endErr
+	}
+	if g != nil {
+		err = errors.Join(err, g.Close())
+	}
+	return nil, err
+}

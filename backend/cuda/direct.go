@@ -311,8 +311,8 @@ func (d *directGroup) openPages(all [][]byte) error {
 	return nil
 }
 
-// goneWord is the word of a page in which a rank says that it has let go of the page's owner's
-// memory: the number of direct operations it has made, plus one.
+// goneWord is where a rank writes that it has let go of the memory of the page's owner: the number
+// of direct operations it has made, plus one.
 func goneWord(p *region, rank int) *atomic.Uint32 { return word(p, rank*wordEach) }
 
 // left returns a rank that has closed the group and did not take part in an operation.

@@ -24,8 +24,8 @@ import (
 // directCall is one operation that is direct work. The Work is part of it.
 //
 // Its commands are on one stream: the caller's, if the call is part of one (InStream), else the
-// group's own. No goroutine has to be woken for it: who waits asks the event that the commands end
-// with, and so does a timer for operations that nobody waits for.
+// group's own. An event comes after them. Who waits asks that event, so no goroutine has to be
+// woken. A timer asks for operations that nobody waits for.
 type directCall struct {
 	work.Promise
 	d        *directGroup
@@ -67,9 +67,9 @@ type part struct {
 	op      backend.ReduceOp
 }
 
-// InStream returns a context for calls that are part of a stream, as c10d's are with async_op=False:
-// the operation comes after what s has been given when the call is made, and what s is given later
-// comes after the operation. If it is direct work it runs on s itself, and the call takes one launch.
+// InStream returns a context for calls that are part of a stream. The operation comes after what s
+// has been given before, and what s is given later comes after the operation. Direct work runs on s
+// itself, and the call is one launch. In c10d async_op=False has that effect.
 //
 // Without it an operation runs on a stream of the group, beside later work of the caller's streams.
 func InStream(ctx context.Context, s driver.Stream) context.Context {

@@ -157,8 +157,8 @@ func TestDirectEnds(t *testing.T) {
 	w.end()
 }
 
-// TestDirectBesideMessages: a rank that is at an all-reduce for which the others have not come
-// sends what these wait for, unless it is the all-reduce's memory.
+// TestDirectBesideMessages: a rank waits in an all-reduce. The other rank comes there only after a
+// message, which the first one sends meanwhile. A message of the all-reduce's memory waits.
 func TestDirectBesideMessages(t *testing.T) {
 	w := newWorld(t, directly(2))
 	w.each(func(x *rank, r int) error { return x.meetDirectly(r) })

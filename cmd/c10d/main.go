@@ -88,10 +88,10 @@
 //
 // measures tensors in the memory of GPUs. Local rank r has GPU r modulo their number
 // (-device cuda:0,1 chooses some). The time includes the call, the wait of the rank's
-// stream for the operation, and the wait for the stream. The column "queued" has the time
-// of one of 20 calls that are made before the rank waits for the stream, and "call" how long
-// the caller was in one of them. -stream in makes calls part of the stream, as c10d does with
-// async_op=False. -work chooses how every all_reduce is done. -device sim simulates GPUs: its results are checked, its times
+// stream for the operation, and the wait for the stream. For the column
+// "queued" the rank makes 20 calls and waits once; it has the time of one. "call" has how long
+// such a call took to return. -stream in makes calls part of the stream, as async_op=False
+// does in c10d. -work chooses how every all_reduce is done. -device sim simulates GPUs: its results are checked, its times
 // mean nothing.
 //
 //	c10d bench -world 8 -tune table.txt

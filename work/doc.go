@@ -26,7 +26,7 @@
 //
 // A failed Work has an *Error with the operation, its sequence number, the group, the rank, and
 // the peer at fault. errors.Is finds one of the sentinels in it: ErrTimeout, ErrPeerDied,
-// ErrPeerLeft, ErrCanceled, ErrAborted, ErrMismatch, ErrPanicked or ErrClosed. On the rank that
+// ErrPeerLeft, ErrCanceled, ErrAborted, ErrMismatch, ErrCorrupted, ErrPanicked or ErrClosed. On the rank that
 // panicked, the cause is a *PanicError, with the panic's value and stack.
 //
 // # Making a Work

@@ -27,6 +27,9 @@ var (
 	// ErrMismatch is matched when ranks called different operations.
 	ErrMismatch = errors.New("ranks disagree on the operation")
 
+	// ErrCorrupted is matched when bytes were changed on the way between two ranks.
+	ErrCorrupted = errors.New("bytes were changed on the way")
+
 	// ErrPanicked is matched when a rank's program panicked, in an operation or before a deferred
 	// Close.
 	ErrPanicked = errors.New("panicked")

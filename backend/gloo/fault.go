@@ -169,7 +169,11 @@ func (s *session) faultError(info work.Info, f *transport.Fault) error {
 	if f.Op != noOp && (f.Op != uint8(info.Op) || f.Seq != info.Seq) {
 		where = fmt.Sprintf(" (in %v seq %d)", work.OpType(f.Op), f.Seq)
 	}
-	return s.tell(&work.Error{Info: info, Peer: f.Rank, Err: &fault{what: f.Error() + where, kind: sentinels[f.Kind], f: f}})
+	peer := f.Rank
+	if f.Kind == transport.FaultCorrupted && peer == s.rank {
+		peer = f.Reporter // the other end of the link
+	}
+	return s.tell(&work.Error{Info: info, Peer: peer, Err: &fault{what: f.Error() + where, kind: sentinels[f.Kind], f: f}})
 }
 
 // sentinels are work's errors for the kinds of faults.
@@ -178,6 +182,7 @@ var sentinels = map[transport.FaultKind]error{
 	transport.FaultTimeout: work.ErrTimeout, transport.FaultCanceled: work.ErrCanceled,
 	transport.FaultAborted: work.ErrAborted, transport.FaultMismatch: work.ErrMismatch,
 	transport.FaultProtocol: work.ErrMismatch, transport.FaultPanicked: work.ErrPanicked,
+	transport.FaultCorrupted: work.ErrCorrupted,
 }
 
 // kindOf returns the kind of a fault whose cause is err.
@@ -188,7 +193,7 @@ func kindOf(err error) transport.FaultKind {
 	}
 	for _, k := range []transport.FaultKind{
 		transport.FaultPanicked, transport.FaultPeerDied, transport.FaultPeerLeft,
-		transport.FaultTimeout, transport.FaultCanceled, transport.FaultMismatch,
+		transport.FaultTimeout, transport.FaultCanceled, transport.FaultMismatch, transport.FaultCorrupted,
 	} {
 		if errors.Is(err, sentinels[k]) {
 			return k

@@ -35,7 +35,7 @@ type record struct {
 
 // recordVersion changes when ranks of different releases could not talk to each
 // other natively.
-const recordVersion = 3
+const recordVersion = 4
 
 // maxRecord bounds what a rank may publish.
 const maxRecord = 64 << 10

@@ -106,6 +106,13 @@ type TCPOptions struct {
 	// counts as dead too. 0 means one minute, negative means for ever.
 	Silence time.Duration
 
+	// Checksum gives every message on these connections a CRC-32C. If bytes are changed on the way,
+	// the group fails with work.ErrCorrupted, and the error names the link. Without it only the
+	// headers of messages are protected: changed bytes of a tensor are noticed by nobody but TCP,
+	// whose checksum has 16 bits. It is enough that one rank of a pair sets it. TLS replaces it. The
+	// default is false because of its cost, which docs/benchmarks.md shows.
+	Checksum bool
+
 	// TLS makes all connections TLS 1.3 with both sides authenticated. It needs
 	// certificates, for use on both sides of a connection, and RootCAs. ClientCAs
 	// are RootCAs if nil. A peer's certificate has to be good for ServerName or, if
@@ -117,7 +124,7 @@ type TCPOptions struct {
 func (o TCPOptions) options() tcp.Options {
 	return tcp.Options{
 		Host: o.Host, Lanes: o.Lanes, Congestion: o.Congestion, SendBuffer: o.SendBuffer, ReceiveBuffer: o.ReceiveBuffer,
-		Poll: o.Poll, Silence: o.Silence, TLS: o.TLS,
+		Poll: o.Poll, Silence: o.Silence, Checksum: o.Checksum, TLS: o.TLS,
 	}
 }
 

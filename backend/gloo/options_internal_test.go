@@ -18,6 +18,8 @@ func TestTCPOptionsReachTheTransport(t *testing.T) {
 		switch f := v.Field(i); f.Kind() {
 		case reflect.String:
 			f.SetString("text")
+		case reflect.Bool:
+			f.SetBool(true)
 		case reflect.Int, reflect.Int64:
 			f.SetInt(int64(i + 1))
 		}

@@ -36,6 +36,7 @@ type bench struct {
 	ops                   list
 	dtype, reduce, init   string
 	wire, sums            string
+	checksum              bool
 	beside, load          list
 	tune                  string
 	begin, end            byteSize
@@ -140,6 +141,7 @@ func setupBench(fs *flag.FlagSet) func(stdio, []string) (int, error) {
 	fs.IntVar(&b.world, "world", 0, "start `n` local ranks; 0 means that this is one rank of a job, see -init")
 	fs.StringVar(&b.init, "init", "env://", "`URL` of the job's store: env://, tcp://, file:// or redis://")
 	fs.StringVar(&b.wire, "wire", "", "`wire`: auto, gloo, native, or tcp, which is native without shared memory"+wireDefault)
+	fs.BoolVar(&b.checksum, "checksum", false, "checksums of messages, on the native wire over TCP")
 	fs.StringVar(&b.sums, "sums", "", "`order` of sums: \"rank order\" or exact; empty means the fastest")
 	fs.BoolVar(&b.json, "json", false, "print one JSON record a line")
 	fs.Var(&b.beside, "beside", "`files` of peers' records, to print their times and the ratios")
@@ -292,7 +294,7 @@ func (b *bench) run(std stdio) error {
 
 // options are those of the group that is measured.
 func (b *bench) options(at *gpu) pg.InitOptions {
-	host := gloo.Options{Wire: gloo.Wire(b.wire), Sums: gloo.Sums(b.sums)}
+	host := gloo.Options{Wire: gloo.Wire(b.wire), Sums: gloo.Sums(b.sums), TCP: gloo.TCPOptions{Checksum: b.checksum}}
 	o := pg.Options{Timeout: 5 * time.Minute, Backend: at.backends(), BackendOptions: []backend.SpecificOptions{host}}
 	if at != nil {
 		own := cuda.Options{

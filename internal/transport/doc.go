@@ -40,6 +40,7 @@
 //     alone is no fault, because a rank may finish earlier than others;
 //   - a message has another length than its receive (FaultMismatch);
 //   - a peer sends invalid bytes (FaultProtocol);
+//   - bytes were changed on the way (FaultCorrupted; only tcp notices);
 //   - a peer reports a fault.
 //
 // The text of a fault's cause goes to the other ranks too, up to [MaxWords] bytes.

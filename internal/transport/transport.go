@@ -179,9 +179,11 @@ const (
 	FaultProtocol
 	// FaultPanicked: the program of Rank panicked, in an operation or while it closed the group.
 	FaultPanicked
+	// FaultCorrupted: bytes from Rank to Reporter were changed on the way.
+	FaultCorrupted
 
 	// FaultLast is the last kind.
-	FaultLast = FaultPanicked
+	FaultLast = FaultCorrupted
 )
 
 func (k FaultKind) String() string {
@@ -202,6 +204,8 @@ func (k FaultKind) String() string {
 		return "sent bytes that are no message"
 	case FaultPanicked:
 		return "panicked"
+	case FaultCorrupted:
+		return "sent bytes that were changed on the way"
 	}
 	return fmt.Sprintf("fault %d", uint8(k))
 }
@@ -228,6 +232,9 @@ func (f *Fault) Error() string {
 	s := fmt.Sprintf("rank %d %v", f.Rank, f.Kind)
 	if f.Rank < 0 {
 		s = fmt.Sprintf("some rank %v", f.Kind)
+	}
+	if f.Kind == FaultCorrupted {
+		s = fmt.Sprintf("link between ranks %d and %d: bytes were changed on the way", min(f.Rank, f.Reporter), max(f.Rank, f.Reporter))
 	}
 	if f.Reporter != f.Rank && f.Reporter >= 0 {
 		s += fmt.Sprintf(" (noticed by rank %d)", f.Reporter)

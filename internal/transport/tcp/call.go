@@ -52,6 +52,19 @@ func (c *calls) behind(slot uint64) transport.Call {
 	return transport.Call{}
 }
 
+// operation returns this rank's operation that a slot belongs to, or else its last one. op is
+// transport.NoOp if there was none.
+func (c *calls) operation(slot uint64) (op uint8, seq uint64) {
+	number, ok := numberOf(slot)
+	if k := &c.known[number%rememberCalls]; ok && k.number == number && k.op != transport.NoOp && k.call != (transport.Call{}) {
+		return k.op, k.seq
+	}
+	if c.last.ok {
+		return c.op, c.seq
+	}
+	return transport.NoOp, 0
+}
+
 // agree compares the call of a rank with the known call of the same operation. If they differ
 // it returns the fault that rank self reports.
 func (c *calls) agree(self int, said knownCall) *transport.Fault {

@@ -2,14 +2,25 @@ package tcp
 
 import (
 	"encoding/binary"
+	"errors"
 	"fmt"
+	"hash/crc32"
 
 	"github.com/c10d-go/c10d/internal/transport"
 )
 
 // headerLen is the size of every frame's header; EAGER, DATA and ABORT have a
 // payload behind it.
-const headerLen = 72
+const headerLen = 80
+
+// The places of the checksums in a header.
+const (
+	payloadSumAt = 72
+	headerSumAt  = 76
+)
+
+// castagnoli selects CRC-32C, for which CPUs have an instruction: 64 bytes take 8 ns, 1 MiB 55 us.
+var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
 // maxWords bounds the text in an ABORT.
 const maxWords = transport.MaxWords
@@ -35,7 +46,7 @@ var kindNames = [kindEnd]string{
 	kCredit: "CREDIT", kBye: "BYE", kAbort: "ABORT", kPing: "PING", kPong: "PONG", kCall: "CALL",
 }
 
-// frame is a header: 72 bytes, little endian.
+// frame is a header: 80 bytes, little endian.
 //
 //	0   kind, and three bytes of zero
 //	4   handle
@@ -43,6 +54,8 @@ var kindNames = [kindEnd]string{
 //	16  length
 //	24  credit
 //	32  call, in five words
+//	72  CRC-32C of the payload, if the pair has payload checksums (see pair.checksums), else 0
+//	76  CRC-32C of the 76 bytes before
 type frame struct {
 	kind   uint8
 	handle uint32
@@ -50,8 +63,10 @@ type frame struct {
 	length uint64
 	credit uint64
 	call   transport.Call
+	sum    uint32 // of the payload
 }
 
+// put writes the header to b, with its checksum.
 func (f *frame) put(b []byte) {
 	le := binary.LittleEndian
 	le.PutUint32(b[0:], uint32(f.kind))
@@ -64,12 +79,30 @@ func (f *frame) put(b []byte) {
 	le.PutUint64(b[48:], f.call.Before[0])
 	le.PutUint64(b[56:], f.call.Before[1])
 	le.PutUint64(b[64:], f.call.History)
+	le.PutUint32(b[payloadSumAt:], f.sum)
+	le.PutUint32(b[headerSumAt:], crc32.Checksum(b[:headerSumAt], castagnoli))
 }
 
-// parseFrame reads the first 72 bytes of b. It checks all that does not depend on earlier
-// frames.
+// seal adds the checksum of the payload to a header that put has written.
+func seal(header, payload []byte) {
+	le := binary.LittleEndian
+	le.PutUint32(header[payloadSumAt:], crc32.Checksum(payload, castagnoli))
+	le.PutUint32(header[headerSumAt:], crc32.Checksum(header[:headerSumAt], castagnoli))
+}
+
+// What was changed on the way.
+var (
+	errHeaderCorrupted  = errors.New("the checksum of a header does not fit: check the network cards, the cables and the memory of both hosts")
+	errMessageCorrupted = errors.New("the checksum of a message does not fit: check the network cards, the cables and the memory of both hosts")
+)
+
+// parseFrame reads the first 80 bytes of b. It checks all that does not depend on earlier
+// frames. If the header was changed on the way, the error is errHeaderCorrupted.
 func parseFrame(b []byte) (frame, error) {
 	le := binary.LittleEndian
+	if le.Uint32(b[headerSumAt:]) != crc32.Checksum(b[:headerSumAt], castagnoli) {
+		return frame{}, errHeaderCorrupted
+	}
 	kind := le.Uint32(b[0:])
 	f := frame{
 		kind:   uint8(kind),
@@ -82,6 +115,7 @@ func parseFrame(b []byte) (frame, error) {
 			Before:  [2]uint64{le.Uint64(b[48:]), le.Uint64(b[56:])},
 			History: le.Uint64(b[64:]),
 		},
+		sum: le.Uint32(b[payloadSumAt:]),
 	}
 	if kind == 0 || kind >= kindEnd {
 		return f, fmt.Errorf("tcp: frame of kind %#x, want 1 to %d", kind, kindEnd-1)
@@ -109,6 +143,11 @@ func parseFrame(b []byte) (frame, error) {
 		bad = bad || f.call.What[0] > maxWords || f.call != transport.Call{What: [2]uint64{f.call.What[0]}}
 	default:
 		bad = bad || f.call != transport.Call{}
+	}
+	switch f.kind {
+	case kEager, kData, kAbort:
+	default:
+		bad = bad || f.sum != 0
 	}
 	if bad {
 		return f, fmt.Errorf("tcp: %v frame with values in unused fields: %+v", kindNames[f.kind], f)

@@ -238,7 +238,7 @@ func (m *Mesh) connect(ctx context.Context, r int) error {
 	if err != nil {
 		return err
 	}
-	if err := m.attach(r, conn, answer.eager, answer.window); err != nil {
+	if err := m.attach(r, conn, answer); err != nil {
 		conn.Close()
 		return err
 	}
@@ -383,7 +383,7 @@ func (m *Mesh) exchangeHello(tcp *net.TCPConn, r int, lane uint32, place netip.A
 func (m *Mesh) hello(t token, lane uint32) hello {
 	return hello{
 		lane: lane, rank: uint32(m.Rank()), size: uint32(m.Size()),
-		eager: uint64(m.opts.Eager), window: uint64(m.opts.Window), token: t,
+		eager: uint64(m.opts.Eager), window: uint64(m.opts.Window), checksums: m.opts.Checksum, token: t,
 	}
 }
 
@@ -536,7 +536,7 @@ func (d *acceptor) handshake(tcp *net.TCPConn) bool {
 		d.release(peer)
 		return false
 	}
-	if err := m.attach(peer, conn, h.eager, h.window); err != nil {
+	if err := m.attach(peer, conn, h); err != nil {
 		if f := m.Fault(); f != nil {
 			var b [headerLen]byte
 			abort := abortItem(f)

@@ -40,13 +40,16 @@ type lane struct {
 	handed bool  // the lane's goroutine has to write the rest of what was gathered
 	broken error // why a write failed; what was gathered stays until the mesh ends
 
-	items [gatherFrames]item
-	n     int
-	piece *transport.Request // of which size bytes are being written
-	size  uint64
-	heads []byte // headers and small payloads
-	all   net.Buffers
-	bufs  net.Buffers // what is left to write
+	items  [gatherFrames]item
+	at     [gatherFrames + 1]int // where their headers begin in heads, and that of piece
+	n      int
+	piece  *transport.Request // of which size bytes are being written, from offset
+	size   uint64
+	offset uint64
+	sealed bool   // what was gathered has its checksums
+	heads  []byte // headers and small payloads
+	all    net.Buffers
+	bufs   net.Buffers // what is left to write
 }
 
 func newLane(p *pair, conn net.Conn, bulk bool) *lane {
@@ -71,6 +74,7 @@ func (l *lane) wakeWriter() {
 func (l *lane) gather() bool {
 	s := &l.p.s
 	l.n, l.piece, l.heads, l.all = 0, nil, l.heads[:0], l.all[:0]
+	l.sealed = !l.p.checksums
 	begun := 0 // what of heads is not in all
 	pieces, size := &s.bulk, uint64(l.p.m.opts.pieceBytes)
 	if !l.bulk {
@@ -81,7 +85,7 @@ func (l *lane) gather() bool {
 			len(l.all)+4 < gatherVectors && cap(l.heads)-len(l.heads) >= copyLimit+2*headerLen {
 			it := *s.frames.front()
 			s.frames.pop()
-			l.items[l.n] = it
+			l.items[l.n], l.at[l.n] = it, len(l.heads)
 			l.n++
 			l.header(it.f)
 			if it.req == nil {
@@ -98,10 +102,11 @@ func (l *lane) gather() bool {
 	}
 	if (l.bulk || s.frames.len() == 0) && pieces.len() > 0 {
 		r, f := cut(pieces, size)
+		l.at[l.n] = len(l.heads)
 		l.header(f)
 		l.all = append(l.all, l.heads[begun:], r.Buf[f.slot:f.slot+f.length])
 		begun = len(l.heads)
-		l.piece, l.size = r, f.length
+		l.piece, l.offset, l.size = r, f.slot, f.length
 	}
 	if begun < len(l.heads) {
 		l.all = append(l.all, l.heads[begun:])
@@ -114,6 +119,23 @@ func (l *lane) header(f frame) {
 	n := len(l.heads)
 	l.heads = l.heads[:n+headerLen]
 	f.put(l.heads[n:])
+}
+
+// seal puts the checksums of payloads into the headers that were gathered. It is called without
+// the mesh's lock, right before the bytes are written: they are in the cache then.
+func (l *lane) seal() {
+	if l.sealed {
+		return
+	}
+	l.sealed = true
+	for i := range l.n {
+		if r := l.items[i].req; r != nil {
+			seal(l.heads[l.at[i]:][:headerLen], r.Buf)
+		}
+	}
+	if r := l.piece; r != nil {
+		seal(l.heads[l.at[l.n]:][:headerLen], r.Buf[l.offset:l.offset+l.size])
+	}
 }
 
 // complete ends the requests that were gathered: they are written, or err is why not. In that
@@ -149,6 +171,7 @@ func (l *lane) hasRequests() bool {
 
 // tryWrite writes without waiting and reports whether that was all.
 func (l *lane) tryWrite() bool {
+	l.seal()
 	n := l.try.write(l.bufs)
 	for len(l.bufs) > 0 && n >= len(l.bufs[0]) {
 		n -= len(l.bufs[0])
@@ -230,6 +253,7 @@ func (l *lane) write() {
 // while the peer keeps reading. It moves on once in any case: this goroutine may not have had
 // the CPU.
 func (l *lane) flush() error {
+	l.seal()
 	for tried := false; ; tried = true {
 		n, err := writeAll(l.conn, &l.bufs)
 		if err == nil || !errors.Is(err, os.ErrDeadlineExceeded) || n == 0 && tried || !l.p.m.MoreTime(l.conn, !tried) {

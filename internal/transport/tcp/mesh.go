@@ -80,9 +80,9 @@ func (m *Mesh) onEnd() {
 	m.begun.Broadcast()
 }
 
-// attach gives the mesh its first connection to a peer and owns it from then on.
+// attach gives the mesh its first connection to a peer, who said theirs, and owns it from then on.
 // After an error the connection is the caller's.
-func (m *Mesh) attach(peer int, conn net.Conn, eager, window uint64) error {
+func (m *Mesh) attach(peer int, conn net.Conn, theirs hello) error {
 	m.Mu.Lock()
 	defer m.Mu.Unlock()
 	if err := m.Ended(); err != nil {
@@ -92,9 +92,10 @@ func (m *Mesh) attach(peer int, conn net.Conn, eager, window uint64) error {
 		return fmt.Errorf("tcp: rank %d is connected already", peer)
 	}
 	p := &pair{m: m, inbound: make(map[net.Conn]struct{})}
+	p.checksums = m.opts.TLS == nil && (m.opts.Checksum || theirs.checksums)
 	p.Native = true
 	m.Add(peer, &p.Peer, p)
-	p.s.init(m.Rank(), peer, min(m.opts.Eager, int(eager)), int64(min(uint64(m.opts.Window), window)), &m.blocks, &m.calls)
+	p.s.init(m.Rank(), peer, min(m.opts.Eager, int(theirs.eager)), int64(min(uint64(m.opts.Window), theirs.window)), &m.blocks, &m.calls)
 	if m.opts.Poll > 0 {
 		conn = ownSocket(conn)
 	}

@@ -55,6 +55,12 @@ type Options struct {
 	// means 10 seconds.
 	Handshake time.Duration
 
+	// Checksum gives every message a CRC-32C. The receiver compares it before anything uses the
+	// message, and the mesh fails with transport.FaultCorrupted if bytes were changed on the way.
+	// Headers always have one. It is enough that one rank of a pair asks for it. TLS replaces it.
+	// BenchmarkChecksum has its cost.
+	Checksum bool
+
 	// TLS makes all connections TLS 1.3 with both sides authenticated. It needs RootCAs and
 	// certificates for both sides of a connection. ClientCAs are RootCAs if nil. A peer's
 	// certificate must be valid for ServerName or, if that is empty, for the address it was

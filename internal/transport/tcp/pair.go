@@ -20,8 +20,9 @@ var (
 // socket, and the sockets for large messages, which carry data one way each. Mesh.Mu guards it.
 type pair struct {
 	mesh.Peer
-	m *Mesh
-	s stream
+	m         *Mesh
+	s         stream
+	checksums bool // payloads have checksums, both ways; headers always have
 
 	first    *lane
 	in       *input
@@ -36,6 +37,20 @@ type pair struct {
 
 	asked    opNumber // the operation that the peer asks about, until this rank has answered
 	answered opNumber // the last operation about which the peer has answered
+}
+
+// corrupted returns the fault that a header of the peer was changed on the way.
+func (p *pair) corrupted(err error) *transport.Fault {
+	p.m.Mu.Lock()
+	defer p.m.Mu.Unlock()
+	return p.corruptedLocked(0, err)
+}
+
+// corruptedLocked returns the fault that a message of the peer on a slot was changed on the way.
+func (p *pair) corruptedLocked(slot uint64, err error) *transport.Fault {
+	f := p.Fault(transport.FaultCorrupted, err)
+	f.Op, f.Seq = p.m.calls.operation(slot)
+	return f
 }
 
 // Offered implements mesh.Link.

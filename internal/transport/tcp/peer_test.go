@@ -4,8 +4,10 @@ import (
 	"bytes"
 	"context"
 	"crypto/tls"
+	"encoding/binary"
 	"errors"
 	"fmt"
+	"hash/crc32"
 	"io"
 	"net"
 	"net/netip"
@@ -134,6 +136,26 @@ func raw(parts ...any) []byte {
 	return out
 }
 
+// resealed returns b with the right checksum in every header that it has room for.
+func resealed(b []byte) []byte {
+	for rest := b; len(rest) >= headerLen; {
+		le := binary.LittleEndian
+		le.PutUint32(rest[headerSumAt:], crc32.Checksum(rest[:headerSumAt], castagnoli))
+		f, err := parseFrame(rest)
+		rest = rest[headerLen:]
+		n := uint64(0)
+		switch {
+		case err != nil:
+		case f.kind == kEager, f.kind == kData:
+			n = f.length
+		case f.kind == kAbort:
+			n = f.call.What[0]
+		}
+		rest = rest[min(n, uint64(len(rest))):]
+	}
+	return b
+}
+
 func put(t testing.TB, c net.Conn, parts ...any) {
 	t.Helper()
 	_, err := c.Write(raw(parts...))
@@ -157,7 +179,8 @@ func TestConversation(t *testing.T) {
 	s := send(m, 1, 7, []byte("abc"))
 	require.NoError(t, wait(t, s))
 	want := append([]byte{kEager, 0, 0, 0, 0, 0, 0, 0, 7, 0, 0, 0, 0, 0, 0, 0, 3, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0,
-		0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0}, "abc"...)
+		0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0,
+		0, 0, 0, 0, 0x11, 0xaa, 0x3d, 0x6b}, "abc"...)
 	got := make([]byte, len(want))
 	_, err := io.ReadFull(c, got)
 	require.NoError(t, err)
@@ -232,9 +255,9 @@ func TestProtocolFaults(t *testing.T) {
 		return abortFrame(&transport.Fault{Kind: kind, Rank: rank, Reporter: reporter})
 	}
 	for name, parts := range map[string][]any{
-		"kind 0":                         {make([]byte, headerLen)},
+		"kind 0":                         {frame{}},
 		"unknown kind":                   {frame{kind: kindEnd}},
-		"wide kind":                      {raw(frame{kind: kBye})[:1], "\x01", raw(frame{kind: kBye})[2:]},
+		"wide kind":                      {resealed(append([]byte{kBye, 1}, make([]byte, headerLen-2)...))},
 		"EAGER that is large":            {frame{kind: kEager, slot: 5, length: 1 << 50}},
 		"EAGER with a handle":            {frame{kind: kEager, slot: 5, handle: 1}},
 		"DATA nobody asked for":          {frame{kind: kData, handle: 3, length: 4}, "abcd"},
@@ -252,7 +275,7 @@ func TestProtocolFaults(t *testing.T) {
 		"ABORT of unknown kind":          {abort(99, 0, 0)},
 		"ABORT about a rank that is not": {abort(transport.FaultAborted, 2, 0)},
 		"ABORT by a rank that is not":    {abort(transport.FaultAborted, 0, -2)},
-		"garbage":                        {"GET / HTTP/1.1\r\nHost: example.org\r\nUser-Agent: curl/8\r\nAccept: */*\r\nConnection: close\r\n\r\n"},
+		"BYE with a payload":             {frame{kind: kBye, sum: 1}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			m, _, c := alone(t)
@@ -429,7 +452,7 @@ func TestOtherConnectionBreaks(t *testing.T) {
 // Frames that do not belong there, on a connection for DATA.
 func TestOtherConnectionFaults(t *testing.T) {
 	for name, part := range map[string]any{
-		"control": frame{kind: kBye}, "garbage": bytes.Repeat([]byte("x"), headerLen), "no grant": frame{kind: kData, handle: 9, length: 1},
+		"control": frame{kind: kBye}, "garbage": resealed(bytes.Repeat([]byte("x"), headerLen)), "no grant": frame{kind: kData, handle: 9, length: 1},
 	} {
 		t.Run(name, func(t *testing.T) {
 			m, e, _ := alone(t)
@@ -754,11 +777,17 @@ func FuzzFrame(f *testing.F) {
 		if len(b) < headerLen {
 			return
 		}
+		b = b[:headerLen]
+		if again := resealed(bytes.Clone(b)); !bytes.Equal(b, again) {
+			_, err := parseFrame(b)
+			require.Equal(t, errHeaderCorrupted, err)
+			b = again
+		}
 		h, err := parseFrame(b)
 		if err != nil {
 			return
 		}
-		require.Equal(t, b[:headerLen], raw(h))
+		require.Equal(t, b, raw(h))
 		if h.kind == kAbort {
 			if fault, err := parseAbort(h, nil, 4); err == nil {
 				require.Contains(t, []int{-1, 0, 1, 2, 3}, fault.Rank)
@@ -806,13 +835,13 @@ func FuzzConversation(f *testing.F) {
 	f.Fuzz(func(t *testing.T, b []byte) {
 		m := newMesh(0, 2, mustFill(t, local))
 		near, far := tcpPair(t)
-		require.NoError(t, m.attach(1, near, defaultEager, defaultWindow))
+		require.NoError(t, m.attach(1, near, hello{eager: defaultEager, window: defaultWindow}))
 		mem := append(bytes.Repeat([]byte("."), 100<<10), "guard"...)
 		rs := []*transport.Request{recv(m, 1, 1, mem[:4]), send(m, 1, 2, make([]byte, 100<<10)), recv(m, 1, 3, mem[4:100<<10]), req(-1, 4, make([]byte, 4))}
 		m.RecvAny(rs[3])
 		var wg sync.WaitGroup
 		wg.Go(func() { io.Copy(io.Discard, far) })
-		far.Write(b)
+		far.Write(resealed(bytes.Clone(b)))
 		far.(*net.TCPConn).CloseWrite()
 		for _, r := range rs {
 			wait(t, r)

@@ -2,6 +2,7 @@ package tcp
 
 import (
 	"errors"
+	"hash/crc32"
 	"io"
 	"net"
 	"sync"
@@ -59,6 +60,7 @@ type input struct {
 	busy  bool // a payload is on its way:
 	f     frame
 	to    []byte // the part of it that is missing
+	sum   uint32 // the checksum of the part that is there, if the pair has payload checksums
 	req   *transport.Request
 	block []byte
 }
@@ -198,7 +200,7 @@ func (in *input) readOnce(read func(a, b []byte) (int, error)) error {
 	case n > 0:
 		in.used = true
 		if k := min(n, len(in.to)); in.busy {
-			in.to = in.to[k:]
+			in.filled(k)
 			n -= k
 		}
 		in.w += n
@@ -211,7 +213,7 @@ func (in *input) readOnce(read func(a, b []byte) (int, error)) error {
 		if in.busy {
 			n := copy(in.to, in.buf[in.r:in.w])
 			in.r += n
-			if in.to = in.to[n:]; len(in.to) > 0 {
+			if in.filled(n); len(in.to) > 0 {
 				return nil
 			}
 			in.busy = false
@@ -224,6 +226,9 @@ func (in *input) readOnce(read func(a, b []byte) (int, error)) error {
 			return nil
 		}
 		f, err := parseFrame(in.buf[in.r:])
+		if err == errHeaderCorrupted {
+			return in.p.corrupted(err)
+		}
 		if err != nil {
 			return in.p.Fault(transport.FaultProtocol, err)
 		}
@@ -255,7 +260,16 @@ func (in *input) handle(f frame) error {
 
 // expectPayload makes the next bytes the payload of f.
 func (in *input) expectPayload(f frame, to []byte) {
-	in.busy, in.f, in.to = true, f, to
+	in.busy, in.f, in.to, in.sum = true, f, to, 0
+}
+
+// filled notes that the next n bytes of the payload are in place. It adds them to the checksum
+// while they are in the cache.
+func (in *input) filled(n int) {
+	if in.p.checksums {
+		in.sum = crc32.Update(in.sum, castagnoli, in.to[:n])
+	}
+	in.to = in.to[n:]
 }
 
 // endPayload notes that the payload is in place, or that it does not come because of err.
@@ -263,6 +277,9 @@ func (in *input) endPayload(err error) error {
 	m := in.p.m
 	m.Mu.Lock()
 	defer m.Mu.Unlock()
+	if err == nil && in.p.checksums && in.sum != in.f.sum {
+		err = in.p.corruptedLocked(in.slot(), errMessageCorrupted)
+	}
 	switch in.f.kind {
 	case kData:
 		return in.finishData(err)
@@ -270,6 +287,17 @@ func (in *input) endPayload(err error) error {
 		return in.finishAbort(err)
 	}
 	return in.finishEager(err)
+}
+
+// slot returns the slot of the message whose payload is on its way.
+func (in *input) slot() uint64 {
+	switch in.f.kind {
+	case kEager:
+		return in.f.slot
+	case kData:
+		return in.p.s.landings[in.f.handle].req.Slot
+	}
+	return 0
 }
 
 // asError keeps a nil fault from becoming an error that is not nil.
@@ -311,7 +339,12 @@ func (in *input) beginEager(f frame) error {
 	}
 	// The payload is in the buffer already.
 	if in.w-in.r >= len(r.Buf) {
-		in.r += copy(r.Buf, in.buf[in.r:in.w])
+		n := copy(r.Buf, in.buf[in.r:in.w])
+		if p.checksums && crc32.Checksum(r.Buf, castagnoli) != f.sum {
+			p.Stranded.Push(r)
+			return p.corruptedLocked(f.slot, errMessageCorrupted)
+		}
+		in.r += n
 		p.s.giveBack(cost(f.length))
 		r.Complete(nil)
 		p.pump()

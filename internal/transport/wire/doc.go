@@ -49,6 +49,9 @@
 // peer. The same holds for PyTorch ranks, which cannot say goodbye. Messages that the
 // peer sent before are delivered.
 //
+// Nothing here has a checksum but TCP itself, since the bytes are PyTorch's. Package tcp has
+// one.
+//
 // # Goroutines and limits
 //
 // Each connection has a reader and a writer. The reader waits only for its socket. It

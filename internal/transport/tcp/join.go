@@ -218,8 +218,8 @@ func (e *Endpoint) Join(ctx context.Context, rank int, addrs []string) (*Mesh, e
 	cause := error(failure)
 	if err := ctx.Err(); err != nil {
 		cause = fmt.Errorf("%w: %w", failure, context.Cause(ctx))
-	} else if f := m.Fault(); f.Reporter != rank {
-		cause = fmt.Errorf("%w: %w", failure, f)
+	} else if was := m.Fault(); was != f {
+		cause = fmt.Errorf("%w: %w", failure, was)
 	}
 	return nil, &joinFailure{cause, m.Fault()}
 }

@@ -37,6 +37,7 @@ type Mesh struct {
 	opts     Options
 	addrs    []address
 	acceptor *acceptor
+	watchers watchers
 	stop     context.CancelFunc // of what dials
 	ctx      context.Context
 
@@ -97,7 +98,7 @@ func (m *Mesh) attach(peer int, conn net.Conn, theirs hello) error {
 	m.Add(peer, &p.Peer, p)
 	p.s.init(m.Rank(), peer, min(m.opts.Eager, int(theirs.eager)), int64(min(uint64(m.opts.Window), theirs.window)), &m.blocks, &m.calls)
 	if m.opts.Poll > 0 {
-		conn = ownSocket(conn)
+		conn = ownSocket(conn, &m.watchers)
 	}
 	p.first, p.in = newLane(p, conn, false), newInput(p, conn, false)
 	m.pairs[peer] = p

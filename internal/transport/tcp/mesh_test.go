@@ -43,16 +43,9 @@ func kill(_ testing.TB, ms []transport.Mesh, rank int) {
 		}
 	}
 	for _, c := range conns {
-		if s, ok := c.(interface{ hangUp() bool }); ok {
-			s.hangUp() // Close waits for who reads, who may need the lock
-		} else {
-			c.Close()
-		}
-	}
-	m.Mu.Unlock()
-	for _, c := range conns {
 		c.Close()
 	}
+	m.Mu.Unlock()
 }
 
 // Requests that are posted together meet those of the other rank in their order, whatever

@@ -29,7 +29,7 @@ type pollable interface {
 
 	// await calls f, and again each time something may have come, until f returns true, the
 	// deadline is over or the connection is closed.
-	await(f func(uintptr) bool) error
+	await(f func() bool) error
 
 	// notify sets whether arriving data wake the goroutine in await. Data that are there
 	// already when it is set count.
@@ -112,7 +112,7 @@ func (in *input) run() (error, bool) {
 }
 
 // readAvailable reads what is there. It returns false once nothing is.
-func (in *input) readAvailable(uintptr) bool {
+func (in *input) readAvailable() bool {
 	in.mu.Lock()
 	defer in.mu.Unlock()
 	for range maxReads {

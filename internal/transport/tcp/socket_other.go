@@ -4,7 +4,9 @@ package tcp
 
 import "net"
 
+type watchers struct{}
+
 // ownSocket returns a connection that can be polled, where there are any.
-func ownSocket(c net.Conn) net.Conn { return c }
+func ownSocket(c net.Conn, _ *watchers) net.Conn { return c }
 
 func yield() {}

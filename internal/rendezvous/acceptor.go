@@ -9,6 +9,8 @@ import (
 	"slices"
 	"sync"
 	"time"
+
+	"github.com/c10d-go/c10d/internal/openfiles"
 )
 
 const (
@@ -28,6 +30,7 @@ var errTurnedAway = errors.New("rendezvous: no more connections are taken")
 // acceptor holds the listeners of a rank, and the connections whose peer is not known yet.
 type acceptor struct {
 	wg        sync.WaitGroup
+	failed    func(error) // ends the meeting because no descriptor is left; set before the first add
 	mu        sync.Mutex
 	closed    bool
 	listeners []net.Listener
@@ -55,6 +58,9 @@ func (d *acceptor) add(l net.Listener, enter func(net.Conn)) {
 			case errors.Is(err, net.ErrClosed):
 				return
 			case err != nil:
+				if openfiles.Exhausted(err) {
+					d.failed(openfiles.Explain(err))
+				}
 				time.Sleep(acceptPause)
 			default:
 				d.wg.Go(func() { enter(conn) })

@@ -15,6 +15,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/c10d-go/c10d/internal/openfiles"
 	"github.com/c10d-go/c10d/internal/transport"
 	"github.com/c10d-go/c10d/internal/transport/wire"
 	"github.com/c10d-go/c10d/internal/waiting"
@@ -213,6 +214,7 @@ func (m *meeting) run(ctx context.Context) (*Error, *transport.Fault) {
 	defer cancel()
 	defer waiting.Start(ctx, m.cfg.Logger, m.report)()
 	work, stop := context.WithCancelCause(ctx)
+	m.acceptor.failed = stop
 	m.workers.Go(func() {
 		if err := m.work(work, stop); err != nil {
 			stop(err)
@@ -465,7 +467,7 @@ func (m *meeting) listen(addr netip.Addr, gen Generation) error {
 	open := func(enter func(net.Conn, net.Listener)) error {
 		l, err := net.Listen("tcp", netip.AddrPortFrom(addr, 0).String())
 		if err != nil {
-			return err
+			return openfiles.Explain(err)
 		}
 		port := l.Addr().(*net.TCPAddr).AddrPort().Port()
 		v.at = append(v.at, endpoint{netip.AddrPortFrom(addr, port), noSeq})
@@ -762,6 +764,8 @@ func (m *meeting) dial(ctx context.Context, i int, p peer) error {
 		return nil
 	case ctx.Err() != nil:
 		return ctx.Err()
+	case openfiles.Exhausted(err):
+		return openfiles.Explain(err)
 	case errors.Is(err, syscall.ECONNREFUSED):
 		return m.peerFailure(i, transport.FaultPeerDied, "refused the connection: it has ended, or an earlier run left its address in the store", err)
 	}

@@ -35,6 +35,7 @@ var layers = []layer{
 	{"internal/reduce/asm", nil},
 	{"internal/exact", []string{"tensor"}},
 	{"internal/figures", nil},
+	{"internal/openfiles", nil},
 	{"internal/freeport", nil},
 	{"internal/sockets", nil},
 	{"internal/testcerts", nil},
@@ -46,7 +47,7 @@ var layers = []layer{
 
 	{"store", nil},
 	{"store/storetest", []string{"store", "github.com/stretchr/testify/..."}},
-	{"store/tcp", []string{"store", "internal/waiting"}},
+	{"store/tcp", []string{"store", "internal/openfiles", "internal/waiting"}},
 	{"store/redis", []string{"store", "github.com/redis/go-redis/v9/..."}},
 
 	{"backend", []string{"tensor", "work", "store", "internal/reduce"}},
@@ -61,12 +62,12 @@ var layers = []layer{
 	{"internal/callback", nil},
 	{"backend/gloo/internal/runs", nil},
 	{"internal/chain", []string{"internal/callback", "internal/transport"}},
-	{"internal/transport/tcp", []string{"internal/recheck", "internal/callback", "internal/transport", "internal/transport/mesh", "golang.org/x/sys/..."}},
+	{"internal/transport/tcp", []string{"internal/openfiles", "internal/recheck", "internal/callback", "internal/transport", "internal/transport/mesh", "golang.org/x/sys/..."}},
 	{"internal/transport/transporttest", []string{"internal/transport", "github.com/stretchr/testify/..."}},
-	{"internal/transport/shm", []string{"internal/recheck", "internal/transport", "golang.org/x/sys/..."}},
+	{"internal/transport/shm", []string{"internal/openfiles", "internal/recheck", "internal/transport", "golang.org/x/sys/..."}},
 	{"internal/transport/wire", []string{"internal/transport", "internal/transport/mesh"}},
 	{"internal/transport/...", []string{"internal/transport"}},
-	{"internal/rendezvous", []string{"store", "internal/waiting", "internal/transport", "internal/transport/wire"}},
+	{"internal/rendezvous", []string{"store", "internal/openfiles", "internal/waiting", "internal/transport", "internal/transport/wire"}},
 	{"backend/gloo", []string{
 		"tensor", "work", "store", "backend",
 		"internal/plan", "internal/choice", "internal/exact", "internal/recheck", "internal/unwind", "internal/waiting",

@@ -16,6 +16,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/c10d-go/c10d/internal/openfiles"
 	"github.com/c10d-go/c10d/store"
 )
 
@@ -191,6 +192,9 @@ func (d *dialer) connect(ctx context.Context, dialect store.Dialect) (*conn, err
 		connect = new(net.Dialer).DialContext
 	}
 	nc, err := connect(ctx, "tcp", d.addr)
+	if openfiles.Exhausted(err) {
+		return nil, permanent{openfiles.Explain(err)}
+	}
 	if err != nil {
 		return nil, err
 	}

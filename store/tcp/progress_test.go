@@ -5,8 +5,10 @@ import (
 	"errors"
 	"io"
 	"net"
+	"os"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -218,6 +220,20 @@ func TestServiceThatCloses(t *testing.T) {
 	require.ErrorContains(t, err, "is no TCPStore, or is ending")
 	ln.Close()
 	await(t, closed)
+}
+
+// A process without a descriptor for the connection says so at once: no later try would do better.
+func TestNoDescriptorLeft(t *testing.T) {
+	tries := 0
+	d := dialer{addr: "127.0.0.1:29500"}
+	d.connectTo = func(context.Context, string, string) (net.Conn, error) {
+		tries++
+		return nil, &net.OpError{Op: "dial", Net: "tcp", Err: os.NewSyscallError("socket", syscall.EMFILE)}
+	}
+	_, err := d.dialRetry(t.Context())
+	require.ErrorIs(t, err, syscall.EMFILE)
+	require.ErrorContains(t, err, "this process has no file descriptor left")
+	require.Equal(t, 1, tries)
 }
 
 // A host name that does not exist ends New long before the timeout; a name server that

@@ -15,6 +15,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/c10d-go/c10d/internal/openfiles"
 	"github.com/c10d-go/c10d/store"
 )
 
@@ -110,7 +111,7 @@ func Listen(ctx context.Context, addr string, opts ServerOptions) (*Server, erro
 	var lc net.ListenConfig
 	ln, err := lc.Listen(ctx, "tcp", addr)
 	if err != nil {
-		return nil, fmt.Errorf("tcp: %w", err)
+		return nil, fmt.Errorf("tcp: %w", openfiles.Explain(err))
 	}
 	s := &Server{
 		ln:       ln,
@@ -184,7 +185,7 @@ func (s *Server) accept() {
 			}
 			// Probably no descriptors are left: new clients wait in the kernel's queue until one
 			// leaves.
-			s.opts.Logger.Error("tcp store: accept", "err", err, "pause", pause)
+			s.opts.Logger.Error("tcp store: accept", "err", openfiles.Explain(err), "pause", pause)
 			select {
 			case <-time.After(pause):
 			case <-s.ctx.Done():

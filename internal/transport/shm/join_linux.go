@@ -18,6 +18,8 @@ import (
 	"unsafe"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/c10d-go/c10d/internal/openfiles"
 )
 
 // Endpoint is a rank that may join a group: a socket in the abstract namespace, which vanishes
@@ -47,7 +49,7 @@ func NewEndpoint() (*Endpoint, error) {
 	}
 	l, err := net.ListenUnix("unixpacket", &net.UnixAddr{Net: "unixpacket", Name: "@c10d-" + a.socket})
 	if err != nil {
-		return nil, fmt.Errorf("shm: %w", err)
+		return nil, fmt.Errorf("shm: %w", openfiles.Explain(err))
 	}
 	return &Endpoint{listener: l, addr: a}, nil
 }
@@ -236,6 +238,7 @@ func (e *Endpoint) welcome(ctx context.Context, size int, offer []byte, fd int) 
 	type guest struct {
 		rank int
 		conn *net.UnixConn
+		err  error // no more come, for this reason
 	}
 	var (
 		conns   = make([]*net.UnixConn, size)
@@ -252,6 +255,10 @@ func (e *Endpoint) welcome(ctx context.Context, size int, offer []byte, fd int) 
 		for {
 			c, err := e.listener.AcceptUnix()
 			if err != nil {
+				select {
+				case guests <- guest{err: openfiles.Explain(err)}:
+				case <-done:
+				}
 				return
 			}
 			c.SetDeadline(time.Now().Add(greeting))
@@ -277,7 +284,7 @@ func (e *Endpoint) welcome(ctx context.Context, size int, offer []byte, fd int) 
 				pending.Unlock()
 				if err == nil {
 					select {
-					case guests <- guest{r, c}:
+					case guests <- guest{rank: r, conn: c}:
 						return
 					case <-done:
 					}
@@ -289,6 +296,10 @@ func (e *Endpoint) welcome(ctx context.Context, size int, offer []byte, fd int) 
 	for n := 1; n < size && failed == nil; {
 		select {
 		case g := <-guests:
+			if g.err != nil {
+				failed = fmt.Errorf("%d of %d other ranks have come: %w", n-1, size-1, g.err)
+				continue
+			}
 			if conns[g.rank] != nil {
 				g.conn.Close()
 				continue
@@ -340,7 +351,7 @@ func guest(ctx context.Context, rank, size int, first address, o Options) (*Grou
 		return nil, fmt.Errorf("%w, or rank 0 has given up: %w", ErrOtherHost, err)
 	}
 	if err != nil {
-		return nil, err
+		return nil, openfiles.Explain(err)
 	}
 	defer conn.Close()
 	c := conn.(*net.UnixConn)
@@ -464,7 +475,7 @@ const seals = unix.F_SEAL_SHRINK | unix.F_SEAL_GROW | unix.F_SEAL_SEAL
 func create(size int) (int, error) {
 	fd, err := unix.MemfdCreate("c10d", unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING)
 	if err != nil {
-		return -1, fmt.Errorf("memfd_create: %w", err)
+		return -1, fmt.Errorf("memfd_create: %w", openfiles.Explain(err))
 	}
 	if err = unix.Ftruncate(fd, int64(size)); err == nil {
 		_, err = unix.FcntlInt(uintptr(fd), unix.F_ADD_SEALS, seals)

@@ -14,6 +14,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/c10d-go/c10d/internal/openfiles"
 	"github.com/c10d-go/c10d/internal/transport"
 )
 
@@ -49,7 +50,7 @@ func Listen(o Options) (*Endpoint, error) {
 	}
 	l, places, err := listen(o.Host)
 	if err != nil {
-		return nil, fmt.Errorf("tcp: %w", err)
+		return nil, fmt.Errorf("tcp: %w", openfiles.Explain(err))
 	}
 	if len(places) == 0 {
 		l.Close()
@@ -135,7 +136,7 @@ func (e *Endpoint) Join(ctx context.Context, rank int, addrs []string) (*Mesh, e
 	m := newMesh(rank, len(addrs), e.opts)
 	m.addrs = all
 	m.setPolling(ranksOnHost(all, rank), min(runtime.NumCPU(), runtime.GOMAXPROCS(0)))
-	d := &acceptor{m: m, listener: e.listener, connected: make(chan int, len(addrs)), taken: make(map[int]bool)}
+	d := &acceptor{m: m, listener: e.listener, connected: make(chan int, len(addrs)), exhausted: make(chan error, 1), taken: make(map[int]bool)}
 	m.acceptor = d
 	m.Goroutines.Add(1)
 	go d.accept()
@@ -178,6 +179,13 @@ func (e *Endpoint) Join(ctx context.Context, rank int, addrs []string) (*Mesh, e
 			mu.Unlock()
 			missing--
 			continue
+		case err := <-d.exhausted:
+			mu.Lock()
+			if r := slices.Index(why, errNotCalled); r >= 0 {
+				why[r] = fmt.Errorf("this rank cannot accept its connection: %w", err)
+				cancel(errGroupFailed)
+			}
+			mu.Unlock()
 		case <-dialed:
 			dialed = nil
 			if dialing.Err() == nil {
@@ -328,7 +336,7 @@ func (m *Mesh) dialPlace(ctx context.Context, r int, lane uint32, place netip.Ad
 		if ctx.Err() != nil {
 			err = context.Cause(ctx)
 		}
-		return fail(err)
+		return fail(openfiles.Explain(err))
 	}
 	tcp := c.(*net.TCPConn)
 	stop := context.AfterFunc(ctx, func() { tcp.SetDeadline(time.Unix(1, 0)) })
@@ -408,7 +416,8 @@ func (m *Mesh) openBulk(p *pair) {
 type acceptor struct {
 	m         *Mesh
 	listener  net.Listener
-	connected chan int // the ranks that have made their first connection
+	connected chan int   // the ranks that have made their first connection
+	exhausted chan error // no descriptor is left for a connection; for Join
 
 	mu        sync.Mutex
 	strangers []net.Conn   // oldest first
@@ -425,6 +434,12 @@ func (d *acceptor) accept() {
 				return
 			}
 			// No descriptors left, or the connection has ended already.
+			if openfiles.Exhausted(err) {
+				select {
+				case d.exhausted <- openfiles.Explain(err):
+				default:
+				}
+			}
 			select {
 			case <-d.m.ctx.Done():
 				return

@@ -1,0 +1,5 @@
+//go:build !unix
+
+package openfiles
+
+func limit() string { return "" }

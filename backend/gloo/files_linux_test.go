@@ -22,8 +22,8 @@ import (
 
 const starvingVariable = "C10D_TEST_STARVING"
 
-// starving is a rank in a process of its own, started again by the test, that may open a few more
-// files when the group is made.
+// starving is a rank in a process of its own, which the test starts. It may open a few more files
+// when the group is made.
 type starving struct {
 	Store      string
 	Prefix     string

@@ -43,9 +43,8 @@ const (
 	writeEvents = unix.EPOLLOUT | unix.EPOLLET
 )
 
-// watchers are the epoll instances of a mesh, which all its sockets share: one tells when sockets can
-// be read, the other when they can be written. The first socket makes them, and the last one closes
-// them. The zero value is ready.
+// watchers are the two epoll instances that all sockets of a mesh share, one for reading and one for
+// writing. The first socket makes them, and the last one closes them. The zero value is ready.
 type watchers struct {
 	mu      sync.Mutex
 	sockets map[int32]*socket // by descriptor

@@ -50,6 +50,11 @@ type InitOptions struct {
 	//
 	// PyTorch ranks know neither TLS nor Token.
 	Token string
+
+	// StoreServer has the limits of the store of tcp:// and env:// that rank 0 hosts: of
+	// connections, time and memory. If its TLS, Token or Job is not set, it is the one of this
+	// job.
+	StoreServer tcp.ServerOptions
 }
 
 // ErrNoLauncher is matched by the error of Init if no launcher has started the process and rank
@@ -392,6 +397,6 @@ func (m *meeting) open(ctx context.Context, o InitOptions) (store.Store, error) 
 		Token:     o.Token,
 		Job:       m.job,
 
-		Rank: m.env.Rank, HostedBy: m.hostedBy(), Logger: m.logger(o), ResolveTimeout: m.resolveTimeout,
+		Rank: m.env.Rank, HostedBy: m.hostedBy(), Logger: m.logger(o), ResolveTimeout: m.resolveTimeout, ServerOptions: o.StoreServer,
 	})
 }

@@ -445,3 +445,13 @@ func TestInitStrangers(t *testing.T) {
 	}
 	require.Zero(t, first.Server().Stats().Keys, "a stranger has joined")
 }
+
+// The limits of the store that rank 0 hosts come from InitOptions.
+func TestInitStoreServer(t *testing.T) {
+	_, err := Init(t.Context(), "tcp://"+freeport.Loopback(t), InitOptions{Size: 1, StoreServer: tcp.ServerOptions{MaxMemory: -1}})
+	require.ErrorContains(t, err, "MaxMemory is negative")
+	g, err := Init(t.Context(), "tcp://"+freeport.Loopback(t), InitOptions{Size: 1, StoreServer: tcp.ServerOptions{MaxMemory: 1 << 20}})
+	require.NoError(t, err)
+	defer g.Close()
+	require.ErrorIs(t, g.Store().Set(t.Context(), "k", make([]byte, 2<<20)), store.ErrTooLarge)
+}

@@ -224,6 +224,9 @@ func open(ctx context.Context, addr string, opts Options) (*Store, error) {
 	d.plain, d.progress = c.dialect != native, nil
 	s := newStore(d, limits, c)
 	s.server = server
+	if server != nil {
+		server.door.joinedFrom(c.LocalAddr())
+	}
 	if server != nil && !server.isLoopback() && s.local.IsLoopback() {
 		s.local = netip.Addr{} // others may reach the server by another address
 	}

@@ -64,7 +64,7 @@ func (c *conn) send(reqs ...*request) error {
 			return err
 		}
 	}
-	if cap(b) <= readPiece {
+	if cap(b) <= keptBuffer {
 		c.buf = b
 	}
 	_, err = c.Write(b)

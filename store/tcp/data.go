@@ -5,11 +5,16 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"iter"
+	"maps"
 	"math"
 	"net"
+	"runtime"
 	"slices"
 	"strconv"
+	"strings"
 	"sync"
+	"sync/atomic"
 
 	"github.com/c10d-go/c10d/store"
 )
@@ -23,10 +28,14 @@ type data struct {
 	waits   map[string]*waitList // none is empty
 	bytes   int64                // see cost
 	limits  Limits
-	memory  int64     // limit of bytes, 0 for none
+	memory  int64     // limit of bytes, 0 for none; see charge
+	maxHeld int64     // limit of held, 0 for none
+	held    int64     // bytes of the keys of waits of peers that are no ranks
 	self    greeting  // what HELLO is answered with
 	scratch output    // the body of a native reply
 	due     []*waiter // native, with nothing missing any more
+
+	listing sync.Mutex // held by the one client whose listing is under way
 }
 
 // Stored slices are never written to below their length, so that replies can
@@ -37,8 +46,9 @@ type peer struct {
 	session *session // for the server
 	dialect store.Dialect
 	out     output
-	wait    *waiter // its WAIT or BARRIER under way, in PyTorch's dialects
-	handed  string  // the queue whose push ended its last wait, until it pops
+	wait    *waiter     // its WAIT or BARRIER under way, in PyTorch's dialects
+	handed  string      // the queue whose push ended its last wait, until it pops
+	member  atomic.Bool // a rank of the job, see session.isMember
 
 	// In the native dialect.
 	waits  map[uint32]*waiter // by their requests' numbers
@@ -49,12 +59,13 @@ type peer struct {
 
 // waiter is a request that waits for keys.
 type waiter struct {
-	peer   *peer
-	id     uint32
-	req    request
-	places []place
-	left   int // places not left, in PyTorch's dialects
-	next   int // the index of the key waited for, in the native one
+	peer    *peer
+	id      uint32
+	req     request
+	places  []place
+	left    int   // places not left, in PyTorch's dialects
+	counted int64 // in data.held
+	next    int   // the index of the key waited for, in the native one
 }
 
 // place is one waiter's place in the list of a key.
@@ -69,8 +80,8 @@ type place struct {
 type waitList struct{ first, last *place }
 
 // overhead is the size counted for a key, a queue or a queued element besides its bytes: about a
-// map entry with its two headers.
-const overhead = 64
+// map entry with its two headers and what their memory is rounded up by.
+const overhead = 128
 
 func newData(limits Limits, memory int64) *data {
 	return &data{
@@ -91,7 +102,7 @@ func (d *data) do(p *peer, id uint32, r *request) (woken []*peer, err error) {
 	if p.dialect == native {
 		return woken, d.take(p, id, r, &woken)
 	}
-	if p.handed != "" && (r.query != qQueuePop || r.keys[0] != p.handed) {
+	if r.query != qQueuePop || r.keys[0] != p.handed {
 		d.passOn(p, &woken)
 	}
 	p.handed = ""
@@ -114,10 +125,49 @@ func (d *data) leave(p *peer) (woken []*peer) {
 		d.drop(w)
 	}
 	p.parked = nil
-	if p.handed != "" {
-		d.passOn(p, &woken)
-	}
+	d.passOn(p, &woken)
 	return woken
+}
+
+// listed is how many keys a listing takes while it holds mu, for about 20 microseconds.
+const listed = 256
+
+// list returns all keys and the size of a reply with them, 8 bytes and the key for each. It gives
+// way to other requests after every few keys. A key that is set or deleted meanwhile may or may
+// not be in the list.
+func (d *data) list(p *peer, id uint32) (keys []string, size int, woken []*peer, err error) {
+	d.listing.Lock()
+	defer d.listing.Unlock()
+	d.mu.Lock()
+	d.passOn(p, &woken)
+	p.handed = ""
+	d.settle()
+	used := p.uses(id)
+	keys = make([]string, 0, len(d.keys)+listed)
+	d.mu.Unlock()
+	if used {
+		return nil, 0, woken, idInUse(qListKeys, id)
+	}
+
+	// A map may change while it is ranged over.
+	next, stop := iter.Pull(maps.Keys(d.keys))
+	defer stop()
+	for more := true; more; runtime.Gosched() {
+		d.mu.Lock()
+		for range listed {
+			var k string
+			if k, more = next(); !more {
+				break
+			}
+			keys = append(keys, k)
+			size += 8 + len(k)
+		}
+		d.mu.Unlock()
+		if size > d.limits.Message {
+			return nil, 0, woken, fmt.Errorf("%v of more than %d bytes: %w", qListKeys, d.limits.Message, store.ErrTooLarge)
+		}
+	}
+	return keys, size, woken, nil
 }
 
 // resume answers requests that were deferred because p's output was full.
@@ -142,9 +192,13 @@ func (d *data) resume(p *peer) {
 // take carries out a new request of the native dialect.
 func (d *data) take(p *peer, id uint32, r *request, woken *[]*peer) error {
 	if r.query != qGiveUp && p.uses(id) {
-		return malformedf("%v with id %d, which a request that waits has", r.query, id)
+		return idInUse(r.query, id)
 	}
 	return d.serve(p, id, r, woken)
+}
+
+func idInUse(q query, id uint32) error {
+	return malformedf("%v with id %d, which a request that waits has", q, id)
 }
 
 // uses reports whether a native request with this id has no reply yet.
@@ -160,12 +214,15 @@ func (d *data) serve(p *peer, id uint32, r *request, woken *[]*peer) error {
 		return nil
 	case qWait, qGet, qMultiGet, qQueueTake:
 		if missing := d.missing(r); missing > 0 {
+			var err error
 			if p.waited+len(r.keys) > d.limits.Keys || p.held+r.held() > d.limits.Message {
-				err := fmt.Errorf("%v: this connection waits for %d keys of %d bytes already: %w", r.query, p.waited, p.held, store.ErrTooLarge)
-				p.out.frame(id, refused(err), []byte(err.Error()), nil)
-				return nil
+				err = fmt.Errorf("%v: this connection waits for %d keys of %d bytes already: %w", r.query, p.waited, p.held, store.ErrTooLarge)
+			} else {
+				err = d.await(&waiter{peer: p, id: id, req: *r.clone()}, missing)
 			}
-			d.await(&waiter{peer: p, id: id, req: *r.clone()}, missing)
+			if err != nil {
+				p.out.frame(id, refused(err), []byte(err.Error()), nil)
+			}
 			return nil
 		}
 	}
@@ -246,7 +303,7 @@ func (d *data) apply(p *peer, r *request, out *output, woken *[]*peer) error {
 	}
 	switch r.query {
 	case qSet:
-		return d.set(key, r.vals[0], woken)
+		return d.set(p, key, r.vals[0], woken)
 
 	case qCompareSet:
 		held, ok := d.keys[key]
@@ -258,7 +315,7 @@ func (d *data) apply(p *peer, r *request, out *output, woken *[]*peer) error {
 			out.blob(expected)
 		default:
 			if !ok || !bytes.Equal(held, desired) {
-				if err := d.set(key, desired, woken); err != nil {
+				if err := d.set(p, key, desired, woken); err != nil {
 					return err
 				}
 			}
@@ -269,7 +326,7 @@ func (d *data) apply(p *peer, r *request, out *output, woken *[]*peer) error {
 		out.blob(d.keys[key])
 
 	case qAdd:
-		n, err := d.add(key, r.num)
+		n, err := d.add(p, key, r.num)
 		if err != nil {
 			return err
 		}
@@ -290,8 +347,7 @@ func (d *data) apply(p *peer, r *request, out *output, woken *[]*peer) error {
 		if p.dialect != native {
 			d.drop(p.wait)
 			if missing := d.missing(r); missing > 0 {
-				d.await(&waiter{peer: p, req: *r.clone()}, missing)
-				break
+				return d.await(&waiter{peer: p, req: *r.clone()}, missing)
 			}
 		}
 		out.byte(ready)
@@ -314,7 +370,7 @@ func (d *data) apply(p *peer, r *request, out *output, woken *[]*peer) error {
 		if n := len(held) + len(r.vals[0]); n > d.limits.Message {
 			return fmt.Errorf("APPEND to %q would make a value of %d bytes: %w", key, n, store.ErrTooLarge)
 		}
-		return d.set(key, append(held, r.vals[0]...), woken)
+		return d.set(p, key, append(held, r.vals[0]...), woken)
 
 	case qMultiGet:
 		size, small := 0, 0
@@ -335,7 +391,7 @@ func (d *data) apply(p *peer, r *request, out *output, woken *[]*peer) error {
 
 	case qMultiSet:
 		for i, k := range r.keys {
-			if err := d.set(k, r.vals[i], woken); err != nil {
+			if err := d.set(p, k, r.vals[i], woken); err != nil {
 				return err
 			}
 		}
@@ -353,7 +409,7 @@ func (d *data) apply(p *peer, r *request, out *output, woken *[]*peer) error {
 		if !ok {
 			more += cost(key, nil)
 		}
-		if err := d.charge(more); err != nil {
+		if err := d.charge(p, key, more); err != nil {
 			return err
 		}
 		d.queues[key] = append(q, r.vals[0])
@@ -376,28 +432,14 @@ func (d *data) apply(p *peer, r *request, out *output, woken *[]*peer) error {
 	case qQueueLen:
 		out.int64(int64(len(d.queues[key])))
 
-	case qListKeys:
-		size := 0
-		for k := range d.keys {
-			size += len(k)
-		}
-		if size > d.limits.Message {
-			return fmt.Errorf("LIST_KEYS of %d bytes: %w", size, store.ErrTooLarge)
-		}
-		out.int64(int64(len(d.keys)))
-		for k := range d.keys {
-			out.blob([]byte(k))
-		}
-
 	case qBarrier:
 		d.drop(p.wait)
-		n, err := d.add(key, 1)
+		n, err := d.add(p, key, 1)
 		if err != nil {
 			return err
 		}
 		if n < r.num && r.num > 1 {
-			d.await(&waiter{peer: p, req: *r.clone()}, 1)
-			break
+			return d.await(&waiter{peer: p, req: *r.clone()}, 1)
 		}
 		out.byte(ready)
 		d.wake(key, woken)
@@ -419,8 +461,14 @@ func (d *data) apply(p *peer, r *request, out *output, woken *[]*peer) error {
 
 func cost(key string, value []byte) int64 { return int64(len(key) + len(value) + overhead) }
 
-func (d *data) charge(n int64) error {
-	if n > 0 && d.memory > 0 && d.bytes+n > d.memory {
+// charge counts n bytes that p adds to a key or queue. A rank, or who becomes one, may use a
+// quarter more than the limit, so that other clients cannot fill the store.
+func (d *data) charge(p *peer, key string, n int64) error {
+	limit := d.memory
+	if p.member.Load() || strings.HasPrefix(key, workers) {
+		limit += limit / 4
+	}
+	if n > 0 && d.memory > 0 && d.bytes+n > limit {
 		return fmt.Errorf("keys and values: %w of %d bytes", store.ErrTooLarge, d.memory)
 	}
 	d.bytes += n
@@ -432,27 +480,27 @@ func (d *data) has(key string) bool {
 	return ok || len(d.queues[key]) > 0
 }
 
-func (d *data) put(key string, value []byte) error {
+func (d *data) put(p *peer, key string, value []byte) error {
 	more := cost(key, value)
 	if held, ok := d.keys[key]; ok {
 		more -= cost(key, held)
 	}
-	if err := d.charge(more); err != nil {
+	if err := d.charge(p, key, more); err != nil {
 		return err
 	}
 	d.keys[key] = value
 	return nil
 }
 
-func (d *data) set(key string, value []byte, woken *[]*peer) error {
-	err := d.put(key, value)
+func (d *data) set(p *peer, key string, value []byte, woken *[]*peer) error {
+	err := d.put(p, key, value)
 	if err == nil {
 		d.wake(key, woken)
 	}
 	return err
 }
 
-func (d *data) add(key string, delta int64) (int64, error) {
+func (d *data) add(p *peer, key string, delta int64) (int64, error) {
 	var n int64
 	if held, ok := d.keys[key]; ok {
 		var err error
@@ -461,15 +509,22 @@ func (d *data) add(key string, delta int64) (int64, error) {
 		}
 	}
 	n += delta
-	return n, d.put(key, strconv.AppendInt(nil, n, 10))
+	return n, d.put(p, key, strconv.AppendInt(nil, n, 10))
 }
 
 // await makes w wait for its missing keys. In PyTorch's dialects w has a place in the list of
 // each of them, because there a key counts as seen even if it is deleted again. missing is the
 // number of places. In the native dialect w is in the list of one missing key at a time. If n
 // ranks each wait for all n keys, that costs n places and not n*n.
-func (d *data) await(w *waiter, missing int) {
+func (d *data) await(w *waiter, missing int) error {
 	p := w.peer
+	if !p.member.Load() {
+		w.counted = int64(w.req.held() + overhead*len(w.req.keys))
+		if d.maxHeld > 0 && d.held+w.counted > d.maxHeld {
+			return fmt.Errorf("%v: clients that are no ranks wait for keys of %d bytes already: %w", w.req.query, d.held, store.ErrTooLarge)
+		}
+		d.held += w.counted
+	}
 	if p.dialect == native {
 		w.places = make([]place, 1)
 		if p.waits == nil {
@@ -479,7 +534,7 @@ func (d *data) await(w *waiter, missing int) {
 		p.waited += len(w.req.keys)
 		p.held += w.req.held()
 		d.advance(w)
-		return
+		return nil
 	}
 	w.places = make([]place, 0, missing)
 	for _, k := range w.req.keys {
@@ -494,6 +549,7 @@ func (d *data) await(w *waiter, missing int) {
 	}
 	w.left = len(w.places)
 	p.wait = w
+	return nil
 }
 
 // advance makes w, a native waiter, wait for its next missing key, and reports whether there is
@@ -580,6 +636,8 @@ func (d *data) leaveLine(at *place) {
 // forget removes w from its peer's list.
 func (d *data) forget(w *waiter) {
 	p := w.peer
+	d.held -= w.counted
+	w.counted = 0
 	if p.dialect != native {
 		p.wait = nil
 		return
@@ -649,7 +707,7 @@ func (d *data) wakeOne(key string, woken *[]*peer) {
 
 // passOn wakes the next waiter when a peer was woken by a push and does not pop.
 func (d *data) passOn(p *peer, woken *[]*peer) {
-	if len(d.queues[p.handed]) > 0 {
+	if p.handed != "" && len(d.queues[p.handed]) > 0 {
 		d.wakeOne(p.handed, woken)
 	}
 }
@@ -802,10 +860,10 @@ func (o *output) hold() {
 }
 
 // take empties the output. The caller sends head, then tail, and frees tail.
-func (o *output) take() (head net.Buffers, tail *chunk, held bool) {
+func (o *output) take() (head net.Buffers, tail *chunk, size int, held bool) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	head, tail, held = o.head, o.tail, o.held
+	head, tail, size, held = o.head, o.tail, o.size, o.held
 	o.head, o.tail, o.size, o.held = nil, nil, 0, false
-	return head, tail, held
+	return head, tail, size, held
 }

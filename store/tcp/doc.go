@@ -101,11 +101,36 @@
 //
 // The server protects clients from each other. A client that sends half a message, does not
 // read its replies, or sends an invalid or too large request affects its own connection only.
-// The server allocates memory as bytes arrive, not as a client announces them.
-// Limits.Message bounds the memory that one client can use apart from keys and values,
-// ServerOptions.MaxClients the number of clients, and MaxMemory the keys and values. The
-// server never closes an idle connection, because PyTorch's clients are idle for hours and
-// cannot reconnect. TCP keep-alive ends connections whose host is gone.
+// The server allocates memory as bytes arrive, not as a client announces them. A listing of the
+// keys goes out in pieces, and other requests go on meanwhile. TCP keep-alive ends connections
+// whose host is gone.
+//
+// # Who stays
+//
+// ServerOptions has limits, all with defaults:
+//
+//	MaxClients, MaxPerAddress          connections
+//	FirstByteTimeout, OpeningTimeout   a client that says nothing, or begins and stops
+//	RequestTimeout                     a request that does not end, a reply that is not read
+//	MaxMemory                          keys and values
+//	MaxHeld, Limits.Message            requests, waits and replies under way
+//	Limits                             one request
+//
+// When a limit of connections is reached, a new client takes the place of another one: of the
+// client that has been silent longest and has not sent a message yet. If there is none, of the
+// client that has been silent longest and is no rank of the job. It is taken from the address with
+// the most of them. Ranks of the job keep their places. A client is a rank if it
+//
+//   - has counted itself (Options.WorldSize; PyTorch's ranks do the same),
+//   - named the server's job (Options.Job),
+//   - proved that it knows the token, or has a certificate that the server verifies,
+//   - or hosts the server in its process.
+//
+// Without a token or TLS, an attacker who speaks the protocol can do this, too.
+//
+// A client that has sent a message may then be silent for ever, because PyTorch's clients are
+// silent for hours and cannot reconnect. A PyTorch client up to 2.0 has a second connection that
+// never speaks. The server keeps one silent connection of an address for each such client there.
 //
 // # Differences from PyTorch's servers
 //

@@ -204,7 +204,7 @@ func (m *mux) write() {
 				return
 			}
 		}
-		if spare = b; cap(spare) > readPiece {
+		if spare = b; cap(spare) > keptBuffer {
 			spare = nil
 		}
 	}

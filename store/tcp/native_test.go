@@ -548,11 +548,11 @@ func TestNativeConnectionBreaks(t *testing.T) {
 	s := join(t, server.Addr().String(), Options{})
 	wait := go1(func() error { return s.Wait(t.Context(), "never") })
 	until(t, func() bool { return server.Stats().Waiting == 1 })
-	server.mu.Lock()
-	for c := range server.sessions {
+	server.door.mu.Lock()
+	for c := range server.door.sessions {
 		c.raw.Close()
 	}
-	server.mu.Unlock()
+	server.door.mu.Unlock()
 	require.ErrorIs(t, await(t, wait), ErrDisconnected)
 	works(t, s)
 	var wg sync.WaitGroup
@@ -600,15 +600,15 @@ func TestNativeSlowReader(t *testing.T) {
 	}
 	until(t, func() bool { return server.Stats().Waiting == 2*n })
 	var p *peer
-	server.mu.Lock()
-	for c := range server.sessions {
+	server.door.mu.Lock()
+	for c := range server.door.sessions {
 		c.server.data.mu.Lock()
 		if len(c.peer.waits) > 0 {
 			p = &c.peer
 		}
 		c.server.data.mu.Unlock()
 	}
-	server.mu.Unlock()
+	server.door.mu.Unlock()
 	require.NotNil(t, p)
 	for i := range n {
 		require.NoError(t, good.Set(t.Context(), fmt.Sprint(i), value))

@@ -3,14 +3,19 @@ package tcp
 import (
 	"bufio"
 	"bytes"
+	"cmp"
 	"context"
 	"crypto/tls"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"io"
 	"log/slog"
+	"math"
 	"math/rand/v2"
 	"net"
+	"os"
+	"runtime"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -25,22 +30,43 @@ type ServerOptions struct {
 	// Limits bound each client's requests.
 	Limits Limits
 
-	// MaxClients is the most connections at a time; the server closes further ones. A PyTorch
-	// client up to 2.0 has two; later ones and a Store of this package have one. 0 means the
-	// process's limit of descriptors.
+	// MaxClients is the most connections at a time. One more closes another one, see "Who stays"
+	// in the package's documentation. A PyTorch client up to 2.0 has two connections; later ones
+	// and a Store of this package have one. 0 means half of the process's limit of descriptors,
+	// and 16384 at most.
 	MaxClients int
 
-	// MaxMemory is the most bytes of keys, values, queues' names and queued
-	// elements, each counted with 64 more for its bookkeeping. A request that
-	// would go over it is refused. 0 means no limit.
+	// MaxPerAddress is the most connections from one address that are no ranks of the job. One
+	// more closes another one of them. An IPv6 address is its first 64 bits. 0 means three
+	// quarters of MaxClients.
+	MaxPerAddress int
+
+	// MaxMemory is the most bytes of keys, values, queues' names and queued elements, each
+	// counted with 128 more for its bookkeeping. A request that would go over it is refused.
+	// Ranks of the job may go a quarter over it. 0 means 1 GiB.
 	MaxMemory int64
+
+	// MaxHeld is the most bytes that the server holds for all clients that are no ranks: of
+	// requests that have not arrived whole, of waits, and of replies that a client does not
+	// read. A client that would go over it is refused. 0 means 256 MiB. Limits.Message bounds a
+	// rank's.
+	MaxHeld int64
+
+	// FirstByteTimeout is how long a client may be silent before its first byte. Afterwards it
+	// may be silent for ever. The second connection of a PyTorch client up to 2.0 never speaks;
+	// the server keeps as many silent connections of an address as it has such clients there. 0
+	// means 5 minutes.
+	FirstByteTimeout time.Duration
 
 	// OpeningTimeout limits a client's handshake after its first byte: the rest of VALIDATE, or
 	// in the old dialect the first request. With TLS or Token it begins with the connection and
-	// includes their handshakes. Before the first byte, and after the handshake, a client may be
-	// silent for ever. 0 means 30 s, enough for two lost packets and a first value of 8 MiB at 3
-	// Mbit/s.
+	// includes their handshakes. 0 means 30 s, enough for two lost packets and a first value of 8
+	// MiB at 3 Mbit/s.
 	OpeningTimeout time.Duration
+
+	// RequestTimeout limits the time from the first byte of a later request to its last, and the
+	// time that a client takes to read a reply. 0 means 2 minutes, enough for 64 MiB at 5 Mbit/s.
+	RequestTimeout time.Duration
 
 	// NoV1 refuses the dialect of PyTorch up to 2.0. That dialect has no handshake, so the server
 	// carries out any bytes that look like a request. The limits bound the damage.
@@ -75,11 +101,8 @@ type Server struct {
 	cancel context.CancelFunc
 	wg     sync.WaitGroup
 
-	mu       sync.Mutex
-	closed   bool
-	sessions map[*session]struct{}
-	accepted int64
-	refused  int64
+	door door
+	held atomic.Int64 // bytes, see MaxHeld
 }
 
 // Stats are a server's counters.
@@ -98,13 +121,7 @@ type Stats struct {
 // It listens on that host only; PyTorch's servers listen on all interfaces. An empty host, as in
 // ":29500", means all interfaces, IPv4 and IPv6. ctx bounds the resolution of the host.
 func Listen(ctx context.Context, addr string, opts ServerOptions) (*Server, error) {
-	if opts.OpeningTimeout == 0 {
-		opts.OpeningTimeout = 30 * time.Second
-	}
-	if opts.Logger == nil {
-		opts.Logger = slog.New(slog.DiscardHandler)
-	}
-	opts.Limits = opts.Limits.withDefaults()
+	opts = opts.withDefaults()
 	if err := opts.validate(); err != nil {
 		return nil, fmt.Errorf("tcp: server options: %w", err)
 	}
@@ -114,21 +131,45 @@ func Listen(ctx context.Context, addr string, opts ServerOptions) (*Server, erro
 		return nil, fmt.Errorf("tcp: %w", openfiles.Explain(err))
 	}
 	s := &Server{
-		ln:       ln,
-		opts:     opts,
-		data:     newData(opts.Limits, opts.MaxMemory),
-		sessions: make(map[*session]struct{}),
+		ln:   ln,
+		opts: opts,
+		data: newData(opts.Limits, opts.MaxMemory),
+		door: newDoor(opts.MaxClients, opts.MaxPerAddress),
 	}
 	s.data.self = greeting{rand.Uint64(), opts.Job}
+	s.data.maxHeld = opts.MaxHeld
 	s.ctx, s.cancel = context.WithCancel(context.Background())
 	s.wg.Go(s.accept)
 	return s, nil
 }
 
+func (o ServerOptions) withDefaults() ServerOptions {
+	const mostClients = 1 << 14
+	o.MaxClients = cmp.Or(o.MaxClients, min(mostClients, descriptorLimit()/2))
+	o.MaxPerAddress = cmp.Or(o.MaxPerAddress, (3*o.MaxClients+3)/4)
+	o.MaxMemory = cmp.Or(o.MaxMemory, 1<<30)
+	o.MaxHeld = cmp.Or(o.MaxHeld, 256<<20)
+	o.FirstByteTimeout = cmp.Or(o.FirstByteTimeout, 5*time.Minute)
+	o.OpeningTimeout = cmp.Or(o.OpeningTimeout, 30*time.Second)
+	o.RequestTimeout = cmp.Or(o.RequestTimeout, 2*time.Minute)
+	o.Limits = o.Limits.withDefaults()
+	if o.Logger == nil {
+		o.Logger = slog.New(slog.DiscardHandler)
+	}
+	return o
+}
+
 func (o *ServerOptions) validate() error {
-	if o.MaxClients < 0 || o.MaxMemory < 0 || o.OpeningTimeout < 0 {
-		return fmt.Errorf("MaxClients %d, MaxMemory %d and OpeningTimeout %v must not be negative",
-			o.MaxClients, o.MaxMemory, o.OpeningTimeout)
+	for _, f := range []struct {
+		name string
+		n    int64
+	}{
+		{"MaxClients", int64(o.MaxClients)}, {"MaxPerAddress", int64(o.MaxPerAddress)}, {"MaxMemory", o.MaxMemory}, {"MaxHeld", o.MaxHeld},
+		{"FirstByteTimeout", int64(o.FirstByteTimeout)}, {"OpeningTimeout", int64(o.OpeningTimeout)}, {"RequestTimeout", int64(o.RequestTimeout)},
+	} {
+		if f.n < 0 {
+			return fmt.Errorf("%s is negative", f.name)
+		}
 	}
 	if limit := min(o.Limits.Key, maxGreeting); len(o.Job) > limit {
 		return fmt.Errorf("the name of a job of %d bytes: %w of %d", len(o.Job), store.ErrTooLarge, limit)
@@ -149,24 +190,15 @@ func (s *Server) isLoopback() bool {
 // data.
 func (s *Server) Close() error {
 	s.cancel()
-	s.mu.Lock()
-	if !s.closed {
-		s.closed = true
-		s.ln.Close()
-		for c := range s.sessions {
-			c.raw.Close()
-		}
-	}
-	s.mu.Unlock()
+	s.ln.Close()
+	s.door.close()
 	s.wg.Wait()
 	return nil
 }
 
 // Stats returns the current counters.
 func (s *Server) Stats() Stats {
-	s.mu.Lock()
-	st := Stats{Clients: len(s.sessions), Accepted: s.accepted, Refused: s.refused}
-	s.mu.Unlock()
+	st := s.door.stats()
 	d := s.data
 	d.mu.Lock()
 	st.Keys, st.Queues, st.Waiting, st.Bytes = len(d.keys), len(d.queues), len(d.waits), d.bytes
@@ -185,7 +217,7 @@ func (s *Server) accept() {
 			}
 			// Probably no descriptors are left: new clients wait in the kernel's queue until one
 			// leaves.
-			s.opts.Logger.Error("tcp store: accept", "err", openfiles.Explain(err), "pause", pause)
+			s.opts.Logger.Error("tcp store: accept", "err", openfiles.Explain(err), "pause", pause, "closed", s.door.makeRoom())
 			select {
 			case <-time.After(pause):
 			case <-s.ctx.Done():
@@ -197,23 +229,12 @@ func (s *Server) accept() {
 		pause = 5 * time.Millisecond
 		c := &session{server: s, raw: conn, conn: conn}
 		c.peer.session = c
-		s.mu.Lock()
-		s.accepted++
-		full := s.opts.MaxClients > 0 && len(s.sessions) >= s.opts.MaxClients
-		switch {
-		case s.closed:
+		if err := s.door.enter(c); err != nil {
 			conn.Close()
-		case full:
-			s.refused++
-			conn.Close()
-		default:
-			s.sessions[c] = struct{}{}
-			s.wg.Go(c.serve)
+			s.opts.Logger.Info("tcp store: client refused", "client", conn.RemoteAddr(), "err", err)
+			continue
 		}
-		s.mu.Unlock()
-		if full {
-			s.opts.Logger.Info("tcp store: client refused", "client", conn.RemoteAddr(), "err", "too many clients")
-		}
+		s.wg.Go(c.serve)
 	}
 }
 
@@ -226,6 +247,12 @@ type session struct {
 	peer   peer
 	wmu    sync.Mutex  // held by who writes
 	waking atomic.Bool // a goroutine is about to
+	place  doorPlace   // guarded by the door's lock
+
+	// Of the goroutine that reads.
+	begun   bool  // a part of a request has come
+	limited bool  // a read deadline is set
+	reading int64 // bytes of the request that have come, as counted in server.held
 }
 
 // buffered is the size of each connection's read buffer. A rendezvous request has about 100
@@ -245,20 +272,14 @@ func (c *session) serve() {
 	err := c.run()
 	c.raw.Close()
 	c.wake(c.server.data.leave(&c.peer))
-
-	s := c.server
-	s.mu.Lock()
-	delete(s.sessions, c)
-	refused := !s.closed && !gone(err)
-	if refused {
-		s.refused++
-	}
-	s.mu.Unlock()
-	if refused {
-		log.Info("tcp store: client refused", "err", err)
-	} else {
+	c.read(0)
+	if put := c.server.door.leave(c, !gone(err)); put != nil {
+		err = put
+	} else if gone(err) {
 		log.Debug("tcp store: client left", "err", err)
+		return
 	}
+	log.Info("tcp store: client refused", "err", err)
 }
 
 // gone reports whether err means that the connection ended or broke, and not that a request was
@@ -293,6 +314,9 @@ func (c *session) run() error {
 			}
 		}
 		c.conn.SetReadDeadline(time.Time{})
+		if s.opts.Token != "" || s.opts.TLS.ClientAuth == tls.RequireAndVerifyClientCert {
+			s.door.joined(c)
+		}
 	}
 	// Replies are sent before the next read from the socket, so replies to requests that arrived
 	// together go out together.
@@ -300,6 +324,9 @@ func (c *session) run() error {
 	r := bufio.NewReaderSize(src, buffered)
 	if err := c.open(r); err != nil {
 		return err
+	}
+	if c.peer.dialect == store.DialectV2 {
+		s.door.spoke(c)
 	}
 	err := c.requests(r, src)
 	c.flush()
@@ -316,9 +343,51 @@ func (f *flushed) Read(b []byte) (int, error) {
 	if err := f.c.flush(); err != nil {
 		return 0, err
 	}
+	if f.c.begun && !f.c.limited {
+		f.c.limit(f.c.server.opts.RequestTimeout)
+	}
 	n, err := f.c.conn.Read(b)
 	f.whole = n == len(b)
+	if err == nil && f.c.begun {
+		err = f.c.read(f.c.reading + int64(n))
+	}
 	return n, err
+}
+
+// limit sets a deadline for reads until unlimit.
+func (c *session) limit(d time.Duration) {
+	c.limited = true
+	c.conn.SetReadDeadline(time.Now().Add(d))
+}
+
+func (c *session) unlimit() {
+	if c.limited {
+		c.limited = false
+		c.conn.SetReadDeadline(time.Time{})
+	}
+}
+
+// read notes how many bytes of a request have come.
+func (c *session) read(n int64) error {
+	if n == c.reading {
+		return nil
+	}
+	held, err := c.hold(n - c.reading)
+	c.reading += held
+	return err
+}
+
+// hold counts n bytes that the server holds for a client, unless that is a rank, and returns the
+// number counted. Over the limit it returns an error, for which the connection must end.
+func (c *session) hold(n int64) (int64, error) {
+	if c.peer.member.Load() && n > 0 {
+		return 0, nil
+	}
+	s := c.server
+	if held := s.held.Add(n); n > 0 && held > s.opts.MaxHeld {
+		return n, fmt.Errorf("the server holds %d bytes under way for clients that are no ranks, the limit is %d: %w", held, s.opts.MaxHeld, store.ErrTooLarge)
+	}
+	return n, nil
 }
 
 // requests carries out the client's requests until its connection ends.
@@ -329,6 +398,10 @@ func (c *session) requests(r *bufio.Reader, src *flushed) error {
 		if src.whole && r.Buffered() == 0 && r.Size() < busy {
 			r = bufio.NewReaderSize(src, busy)
 		}
+		if _, err := r.Peek(1); err != nil {
+			return err
+		}
+		c.begun = true
 		var id, size uint32
 		if c.peer.dialect == native {
 			var err error
@@ -348,10 +421,12 @@ func (c *session) requests(r *bufio.Reader, src *flushed) error {
 		if c.peer.dialect == native && uint64(size) != 4+uint64(req.size()) {
 			return malformedf("%v in a frame of %d bytes", req.query, size)
 		}
+		c.begun = false
+		c.unlimit()
+		c.read(0)
+		s.door.active(c)
 		if first {
-			if c.peer.dialect == store.DialectV1 {
-				c.conn.SetReadDeadline(time.Time{})
-			}
+			s.door.spoke(c)
 			if c.offered(req) {
 				c.peer.dialect = native
 				req.num ^= accept
@@ -359,10 +434,19 @@ func (c *session) requests(r *bufio.Reader, src *flushed) error {
 				continue
 			}
 		}
+		if req.query == qListKeys {
+			if err := c.list(id); err != nil {
+				return err
+			}
+			continue
+		}
 		woken, err := s.data.do(&c.peer, id, req)
 		c.wake(woken)
 		if err != nil {
 			return err
+		}
+		if c.joins(req) {
+			s.door.joined(c)
 		}
 		if c.peer.out.full(batch) {
 			if err := c.flush(); err != nil {
@@ -385,11 +469,20 @@ func (c *session) alert() {
 
 // open detects the client's dialect and reads VALIDATE.
 func (c *session) open(r *bufio.Reader) error {
+	c.limit(c.server.opts.FirstByteTimeout)
 	first, err := r.Peek(1)
+	for errors.Is(err, os.ErrDeadlineExceeded) {
+		if !c.server.door.isSecond(c) {
+			return fmt.Errorf("sent nothing within %v", c.server.opts.FirstByteTimeout)
+		}
+		c.limit(c.server.opts.FirstByteTimeout)
+		first, err = r.Peek(1)
+	}
 	if err != nil {
 		return err
 	}
-	c.conn.SetReadDeadline(time.Now().Add(c.server.opts.OpeningTimeout))
+	c.begun = true
+	c.limit(c.server.opts.OpeningTimeout)
 	if first[0] == tlsBegin[0] {
 		// No query of any dialect.
 		if b, err := r.Peek(len(tlsBegin)); err == nil && string(b) == tlsBegin {
@@ -408,13 +501,27 @@ func (c *session) open(r *bufio.Reader) error {
 		if bytes.Equal(b, opening) {
 			r.Discard(len(opening))
 			c.peer.dialect = store.DialectV2
-			c.conn.SetReadDeadline(time.Time{})
+			c.begun = false
+			c.unlimit()
+			c.read(0)
 		}
 	}
 	if c.peer.dialect == store.DialectV1 && c.server.opts.NoV1 {
 		return malformedf("the connection begins with %#x, not with VALIDATE", first[0])
 	}
 	return nil
+}
+
+// joins reports whether a request that was carried out shows that its client is a rank of the
+// job: it has counted itself, or named the job.
+func (c *session) joins(req *request) bool {
+	switch req.query {
+	case qAdd:
+		return req.keys[0] == workers && req.num > 0
+	case qHello:
+		return req.keys[0] != "" && req.keys[0] == c.server.opts.Job
+	}
+	return false
 }
 
 // flush sends the output.
@@ -424,10 +531,24 @@ func (c *session) flush() error {
 	}
 	c.wmu.Lock()
 	defer c.wmu.Unlock()
+	return c.send()
+}
+
+// send is flush with wmu held. After an error the connection is closed: a part of a reply may
+// have been sent.
+func (c *session) send() error {
 	for {
-		head, tail, held := c.peer.out.take()
+		head, tail, size, held := c.peer.out.take()
+		var counted int64
 		var err error
+		if size > copied {
+			counted, err = c.hold(int64(size))
+		}
+		if size > 0 {
+			c.conn.SetWriteDeadline(time.Now().Add(c.server.opts.RequestTimeout))
+		}
 		switch {
+		case err != nil:
 		case head != nil:
 			if tail != nil {
 				head = append(head, tail.b)
@@ -437,12 +558,72 @@ func (c *session) flush() error {
 			_, err = c.conn.Write(tail.b)
 		}
 		tail.free()
-		if err != nil || !held {
+		if counted > 0 {
+			c.hold(-counted)
+		}
+		if err != nil {
+			c.raw.Close()
 			return err
+		}
+		if !held {
+			return nil
 		}
 		c.server.data.resume(&c.peer)
 	}
 }
+
+// list answers LIST_KEYS. The reply goes out in pieces and is never in memory as a whole.
+func (c *session) list(id uint32) error {
+	keys, size, woken, err := c.server.data.list(&c.peer, id)
+	c.wake(woken)
+	if isNative := c.peer.dialect == native; err != nil && isNative && refused(err) != done {
+		c.peer.out.frame(id, refused(err), []byte(err.Error()), nil)
+		return nil
+	} else if err == nil && isNative && uint64(size)+8+frameHead > math.MaxUint32 {
+		err = malformedf("%v: a reply of %d bytes: %w", qListKeys, size, store.ErrTooLarge)
+	}
+	if err != nil {
+		return err
+	}
+	c.wmu.Lock()
+	defer c.wmu.Unlock()
+	if err := c.send(); err != nil {
+		return err
+	}
+	const header = 16 // of a string
+	held, err := c.hold(int64(header * len(keys)))
+	defer func() { c.hold(-held) }()
+	if err != nil {
+		return err
+	}
+	piece := make([]byte, 0, listPiece)
+	if c.peer.dialect == native {
+		piece = binary.LittleEndian.AppendUint32(piece, uint32(frameHead+8+size))
+		piece = binary.LittleEndian.AppendUint32(piece, id)
+		piece = append(piece, done)
+	}
+	piece = binary.LittleEndian.AppendUint64(piece, uint64(len(keys)))
+	c.conn.SetWriteDeadline(time.Now().Add(c.server.opts.RequestTimeout))
+	for i, k := range keys {
+		piece = binary.LittleEndian.AppendUint64(piece, uint64(len(k)))
+		piece = append(piece, k...)
+		if len(piece) < listPiece-c.server.opts.Limits.Key && i < len(keys)-1 {
+			continue
+		}
+		if _, err := c.conn.Write(piece); err != nil {
+			return err
+		}
+		piece = piece[:0]
+		runtime.Gosched()
+	}
+	if len(piece) > 0 {
+		_, err = c.conn.Write(piece)
+	}
+	return err
+}
+
+// listPiece is how many bytes of a listing are sent at a time.
+const listPiece = 64 << 10
 
 // wake sends the output of other peers. It must not wait for them, because one may not be
 // reading. A peer has at most one goroutine that waits to send and one that sends. Until a peer's

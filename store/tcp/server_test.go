@@ -344,24 +344,16 @@ func TestMaxMemoryOfQueues(t *testing.T) {
 	require.Zero(t, s.Stats().Bytes)
 }
 
-func TestMaxClients(t *testing.T) {
-	s := serve(t, ServerOptions{MaxClients: 2})
-	a, b := talk(t, s, v2d), talk(t, s, v1d)
-	a.open(v2d)
-	b.open(v1d)
-	talk(t, s, v2d).closed()
-	a.Close()
-	until(t, func() bool { return s.Stats().Clients == 1 })
-	talk(t, s, v2d).open(v2d)
-	require.Equal(t, Stats{Clients: 2, Accepted: 4, Refused: 1}, s.Stats())
-}
-
 func TestServerOptions(t *testing.T) {
 	for name, o := range map[string]ServerOptions{
 		"clients": {MaxClients: -1},
 		"memory":  {MaxMemory: -1},
 		"timeout": {OpeningTimeout: -1},
 		"limit":   {Limits: Limits{Keys: -1}},
+		"address": {MaxPerAddress: -1},
+		"held":    {MaxHeld: -1},
+		"silence": {FirstByteTimeout: -1},
+		"request": {RequestTimeout: -1},
 	} {
 		_, err := Listen(t.Context(), local, o)
 		require.ErrorContains(t, err, "tcp: server options", name)

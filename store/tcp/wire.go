@@ -365,8 +365,11 @@ func (req *request) read(r *bufio.Reader, l Limits) error {
 }
 
 // readPiece is the most that is allocated for a length that a peer announces, before the bytes
-// arrive.
-const readPiece = 64 << 10
+// arrive. Each further piece makes the whole four times as large.
+const readPiece = 4 << 10
+
+// keptBuffer is the largest buffer of requests that a client keeps for the next ones.
+const keptBuffer = 64 << 10
 
 // readBytes reads n bytes into a slice that grows as they arrive.
 func readBytes(r io.Reader, n int) ([]byte, error) {
@@ -382,7 +385,7 @@ func readBytes(r io.Reader, n int) ([]byte, error) {
 		if got += m; got == n {
 			return b, nil
 		}
-		grown := make([]byte, min(n, 2*got))
+		grown := make([]byte, min(n, 4*got))
 		copy(grown, b)
 		b = grown
 	}

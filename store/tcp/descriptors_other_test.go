@@ -1,5 +1,0 @@
-//go:build !unix
-
-package tcp
-
-func descriptors() int { return 1 << 14 }

@@ -36,10 +36,15 @@ type world struct {
 	// nothing of other runs.
 	compares bool
 
+	ours    bool   // all ranks are of this library
+	begun   string // the key in begunIn that the roll call has left, "" if there is none
+	begunIn store.Store
+
 	mu     sync.Mutex
 	next   int // number of the next group, counted on every rank alike
 	groups []*ProcessGroup
-	closed bool // root is
+	closed bool           // root is
+	made   map[string]int // how often each local name was given
 }
 
 // leave forgets g and returns the groups to be closed with it, newest first.
@@ -79,6 +84,7 @@ func (w *world) find(name string) *ProcessGroup {
 
 type groupSpec struct {
 	name     string
+	key      string // its name in the store, if that is another one
 	desc     string
 	ranks    []int // global ranks in group order
 	backend  string
@@ -104,18 +110,19 @@ func (w *world) makeGroup(ctx context.Context, s groupSpec) (*ProcessGroup, erro
 	if err != nil {
 		return nil, fmt.Errorf("pg: %w", err)
 	}
+	s.key = cmp.Or(s.key, s.name)
 	v1 := w.options.Dialect == store.DialectV1
-	st := w.store
+	st, within := w.store, ""
 	if !v1 {
-		for _, p := range s.prefixes {
+		for _, p := range append(slices.Clone(s.prefixes), s.key) {
 			st = store.Prefix(p+"/", st)
+			within += p + "//"
 		}
-		st = store.Prefix(s.name+"/", st)
 	} else {
-		st = store.Prefix(s.name, st)
+		st, within = store.Prefix(s.key, st), s.key+"/"
 	}
 	g := &ProcessGroup{
-		world: w, name: s.name, desc: s.desc, ranks: s.ranks, size: len(s.ranks),
+		world: w, name: s.name, key: s.key, within: within, desc: s.desc, ranks: s.ranks, size: len(s.ranks),
 		rank: slices.Index(s.ranks, w.rank), timeout: s.timeout, store: st, devices: devices,
 		backends: make(map[tensor.DeviceType]backend.Backend), split: s.split,
 	}
@@ -139,6 +146,7 @@ func (w *world) makeGroup(ctx context.Context, s groupSpec) (*ProcessGroup, erro
 		g.Abort(err)
 		return nil, errors.Join(err, g.closeBackends())
 	}
+	g.tidy(s)
 	w.mu.Lock()
 	if w.root == nil {
 		w.root = g
@@ -177,9 +185,9 @@ func (g *ProcessGroup) connect(ctx context.Context, v1 bool) error {
 		if !ok {
 			return fmt.Errorf("pg: %q: %w", d.Backend, backend.ErrUnknownBackend)
 		}
-		st := g.store
-		if !v1 {
-			st = store.Prefix(d.Device.String()+"/", st)
+		st := g.tidier.noted(d.Device.String()+"/", g.store, g.within)
+		if v1 {
+			st = g.tidier.noted(g.key, g.world.store, "")
 		}
 		b, err := r.New(ctx, backend.Options{
 			Store: st, Rank: g.rank, Size: g.size, Timeout: g.timeout, Group: g.name,
@@ -231,13 +239,12 @@ func (g *ProcessGroup) checked(ctx context.Context, inner backend.Backend, d ten
 func (w *world) finishV1(ctx context.Context, g *ProcessGroup, s groupSpec) error {
 	ctx, cancel := context.WithTimeout(ctx, s.timeout)
 	defer cancel()
-	const seqKey = "SEQ_NUM_STORE_KEY"
 	if g.rank == 0 {
 		if err := g.store.Set(ctx, seqKey, binary.LittleEndian.AppendUint64(nil, 1)); err != nil {
 			return err
 		}
 	}
-	key := "store_based_barrier_key:" + strconv.Itoa(s.counted)
+	key := countKey(s)
 	came := func(ctx context.Context) (int64, error) { return w.store.Add(ctx, key, 0) }
 	defer waiting.Start(ctx, w.options.Logger, g.barrierReport(came, int64(w.size)))()
 	n, err := w.store.Add(ctx, key, 1)
@@ -277,7 +284,7 @@ func (w *world) initBarrier(ctx context.Context, g *ProcessGroup, s groupSpec) e
 	if s.local {
 		st, count = g.store, int64(len(s.ranks))
 	}
-	key := "store_based_barrier_key:" + s.name
+	key := barrierKey(s)
 	if _, err := st.Add(ctx, key, 1); err != nil {
 		return err
 	}
@@ -286,13 +293,13 @@ func (w *world) initBarrier(ctx context.Context, g *ProcessGroup, s groupSpec) e
 		return err
 	}
 	if n == count {
-		if err := st.Set(ctx, key+":last_worker", []byte("1")); err != nil {
+		if err := st.Set(ctx, key+lastWorker, []byte("1")); err != nil {
 			return err
 		}
 	}
 	came := func(ctx context.Context) (int64, error) { return st.Add(ctx, key, 0) }
 	defer waiting.Start(ctx, w.options.Logger, g.barrierReport(came, count))()
-	if err := st.Wait(ctx, key+":last_worker"); err != nil {
+	if err := st.Wait(ctx, key+lastWorker); err != nil {
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), lastLook)
 		defer cancel()
 		if now, err := st.Add(ctx, key, 0); err == nil {
@@ -302,6 +309,17 @@ func (w *world) initBarrier(ctx context.Context, g *ProcessGroup, s groupSpec) e
 	}
 	return nil
 }
+
+func barrierKey(s groupSpec) string { return "store_based_barrier_key:" + s.key }
+
+// countKey is barrierKey of PyTorch up to 2.0.
+func countKey(s groupSpec) string { return "store_based_barrier_key:" + strconv.Itoa(s.counted) }
+
+// seqKey is where rank 0 of a group writes its sequence number for PyTorch up to 2.0.
+const seqKey = "SEQ_NUM_STORE_KEY"
+
+// lastWorker is added to barrierKey.
+const lastWorker = ":last_worker"
 
 // GroupOptions are the options of NewGroup and its relatives.
 type GroupOptions struct {
@@ -349,6 +367,7 @@ func (g *ProcessGroup) NewGroup(ctx context.Context, ranks []int, o GroupOptions
 			return nil, fmt.Errorf("pg: rank %d called NewGroup with Local set but is not in %v", w.rank, ranks)
 		}
 		s.name = w.localName(ranks)
+		s.key = w.localKey(s.name)
 	} else {
 		s.name = strconv.Itoa(w.next)
 		w.next++
@@ -373,6 +392,17 @@ func (w *world) localName(ranks []int) string {
 	}
 	sum := sha1.Sum([]byte(b.String()[1:]))
 	return hex.EncodeToString(sum[:])
+}
+
+// localKey is the name in the store of a locally synchronised group. Ranks that have closed a
+// group may give the next one the same name; among ranks of this library the two have different
+// keys. w.mu is held.
+func (w *world) localKey(name string) string {
+	w.made[name]++
+	if n := w.made[name]; n > 1 && w.ours {
+		return name + "#" + strconv.Itoa(n)
+	}
+	return name
 }
 
 func checkRanks(ranks []int, size int) error {
@@ -500,7 +530,7 @@ func (g *ProcessGroup) makePart(ctx context.Context, members []int, i int, o Gro
 		o.Timeout = g.Timeout()
 	}
 	return w.newGroup(ctx, groupSpec{
-		name: fmt.Sprintf("%s:split:%d:%d", g.name, n, i), desc: o.Description, ranks: ranks, backend: o.Backend,
+		name: fmt.Sprintf("%s:split:%d:%d", g.name, n, i), key: fmt.Sprintf("%s:split:%d:%d", g.key, n, i), desc: o.Description, ranks: ranks, backend: o.Backend,
 		timeout: o.Timeout, prefixes: []string{w.root.name}, local: true, split: true,
 	})
 }

@@ -34,7 +34,7 @@ func (w *world) compareLists(ctx context.Context, s groupSpec) error {
 	if err != nil {
 		return err
 	}
-	held, err := w.store.CompareSet(ctx, listKey(s.name), nil, mine)
+	held, err := w.store.CompareSet(ctx, listKey(s.key), nil, mine)
 	if err != nil {
 		return fmt.Errorf("pg: group %q: %w", s.name, err)
 	}
@@ -46,7 +46,7 @@ func (w *world) compareLists(ctx context.Context, s groupSpec) error {
 		return nil
 	}
 	differ := fmt.Sprintf("rank %d calls it with %v, rank %d with %v", first.By, first.Ranks, w.rank, s.ranks)
-	if err := w.store.Set(ctx, listFaultKey(s.name), []byte(differ)); err != nil {
+	if err := w.store.Set(ctx, listFaultKey(s.key), []byte(differ)); err != nil {
 		return fmt.Errorf("pg: group %q: %w", s.name, err)
 	}
 	return listsError(s.name, differ)
@@ -69,7 +69,7 @@ func (w *world) watchLists(ctx context.Context, s groupSpec) (_ context.Context,
 		case <-ctx.Done():
 			return
 		}
-		if differ, err := w.store.Get(ctx, listFaultKey(s.name)); err == nil {
+		if differ, err := w.store.Get(ctx, listFaultKey(s.key)); err == nil {
 			cancel(listsError(s.name, string(differ)))
 		}
 	})

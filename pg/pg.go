@@ -119,6 +119,10 @@ type ProcessGroup struct {
 	closing  sync.Once
 	closeErr error
 
+	key    string // its name in the store
+	within string // what its keys begin with in world.store
+	tidier tidier
+
 	mu     sync.Mutex
 	closed bool
 	splits int // how often Split and SplitRanks were called
@@ -153,12 +157,15 @@ func newWorld(ctx context.Context, st store.Store, rank, size int, o Options, fr
 	if o.Timeout <= 0 {
 		o.Timeout = backend.DefaultTimeout
 	}
-	st, own, err := findRun(ctx, st, &o, rank, size, from)
+	keys, run, own, err := findRun(ctx, st, &o, rank, size, from)
 	if err != nil {
 		o.failed(o.Name, rank, size, err)
 		return nil, err
 	}
-	w := &world{store: st, rank: rank, size: size, options: o, next: counted, compares: own, origin: from}
+	w := &world{
+		store: keys, rank: rank, size: size, options: o, next: counted, compares: own, origin: from,
+		ours: run.ID != "", begun: run.Key, begunIn: st, made: make(map[string]int),
+	}
 	if path := w.blameFile(); path != "" {
 		os.Remove(path) // of a group that this one takes the place of
 	}
@@ -382,6 +389,7 @@ func (g *ProcessGroup) Close() error {
 			errs = append(errs, sub.Close())
 		}
 		errs = append(errs, g.closeBackends())
+		g.tidier.wait()
 		if g == g.world.root && g.world.owned != nil {
 			errs = append(errs, g.world.owned.Close())
 		}

@@ -45,9 +45,9 @@ var (
 type elsewhere interface{ MeetsElsewhere() bool }
 
 // findRun finds out in st which run this is, and returns where its keys go. If
-// PyTorch ranks take part that is st, or from.v1, and the generation is in o. known
-// is false if the ranks do not meet in the store.
-func findRun(ctx context.Context, st store.Store, o *Options, rank, size int, from origin) (keys store.Store, known bool, err error) {
+// PyTorch ranks take part that is st, or from.v1, and the generation is in o; the run has
+// no ID then. known is false if the ranks do not meet in the store.
+func findRun(ctx context.Context, st store.Store, o *Options, rank, size int, from origin) (keys store.Store, run rollcall.Run, known bool, err error) {
 	given := o.Dialect
 	if given == store.DialectUnknown && store.DialectOf(st) == store.DialectV1 {
 		given = store.DialectV1 // a server of PyTorch up to 2.0 serves no others
@@ -63,7 +63,7 @@ func findRun(ctx context.Context, st store.Store, o *Options, rank, size int, fr
 	}
 	devices, err := backend.ParseDevices(o.Backend)
 	if err != nil {
-		return nil, false, fmt.Errorf("pg: %w", err)
+		return nil, run, false, fmt.Errorf("pg: %w", err)
 	}
 	apart := true
 	for _, d := range devices {
@@ -71,26 +71,26 @@ func findRun(ctx context.Context, st store.Store, o *Options, rank, size int, fr
 		apart = apart && ok && e.MeetsElsewhere()
 	}
 	if apart {
-		return own, false, nil
+		return own, run, false, nil
 	}
-	run := rollcall.Run{ID: rollcall.NewID()}
+	run = rollcall.Run{ID: rollcall.NewID()}
 	if size > 1 {
 		run, err = rollCall(ctx, st, v1, devices, *o, rank, size, from)
 		if err != nil {
-			return nil, false, fmt.Errorf("pg: group %q: %w", o.Name, err)
+			return nil, run, false, fmt.Errorf("pg: group %q: %w", o.Name, err)
 		}
 	}
 	switch {
 	case run.ID != "":
-		return store.Prefix("c10d-go/run/"+run.ID, own), true, nil
+		return store.Prefix("c10d-go/run/"+run.ID, own), run, true, nil
 	case given != store.DialectUnknown && given != run.Dialect:
-		return nil, false, fmt.Errorf("pg: group %q: a rank of PyTorch %v is in the job, and Options.Dialect, or the store, says %v", o.Name, run.Dialect, given)
+		return nil, run, false, fmt.Errorf("pg: group %q: a rank of PyTorch %v is in the job, and Options.Dialect, or the store, says %v", o.Name, run.Dialect, given)
 	}
 	o.Dialect = run.Dialect
 	if run.Dialect == store.DialectV1 {
-		return v1, true, nil
+		return v1, run, true, nil
 	}
-	return st, true, nil
+	return st, run, true, nil
 }
 
 // rollCall calls the ranks of the default group. PyTorch's ranks show themselves by

@@ -37,6 +37,7 @@ type prefixed struct {
 	inner  Store
 	prefix string // with the slash
 	owned  bool   // Close closes inner
+	note   func(key string)
 	life   context.Context
 	end    context.CancelFunc
 }
@@ -53,8 +54,25 @@ func (p *clonablePrefixed) Clone(ctx context.Context) (Store, error) {
 		if err != nil {
 			return nil, err
 		}
-		return newPrefix(strings.TrimSuffix(p.prefix, "/"), inner, true), nil
+		clone := newPrefix(strings.TrimSuffix(p.prefix, "/"), inner, true)
+		clone.(*clonablePrefixed).note = p.note
+		return clone, nil
 	})
+}
+
+// Note makes the view and its later clones call f with each key that is about to be written, as
+// inner knows it. Package pg uses it. f must not be nil, and no call may be under way.
+func (p *prefixed) Note(f func(key string)) { p.note = f }
+
+// writes returns the keys as inner knows them, of a call that writes them.
+func (p *prefixed) writes(keys ...string) []string {
+	joined := p.join(keys)
+	if p.note != nil {
+		for _, key := range joined {
+			p.note(key)
+		}
+	}
+	return joined
 }
 
 func (p *prefixed) Dialect() Dialect { return DialectOf(p.inner) }
@@ -93,7 +111,7 @@ func (p *prefixed) join(keys []string) []string {
 }
 
 func (p *prefixed) Set(ctx context.Context, key string, value []byte) error {
-	return p.do(ctx, "set", func(ctx context.Context) error { return p.inner.Set(ctx, p.prefix+key, value) })
+	return p.do(ctx, "set", func(ctx context.Context) error { return p.inner.Set(ctx, p.writes(key)[0], value) })
 }
 
 func (p *prefixed) Get(ctx context.Context, key string) ([]byte, error) {
@@ -101,12 +119,12 @@ func (p *prefixed) Get(ctx context.Context, key string) ([]byte, error) {
 }
 
 func (p *prefixed) Add(ctx context.Context, key string, delta int64) (int64, error) {
-	return prefixCall(p, ctx, "add", func(ctx context.Context) (int64, error) { return p.inner.Add(ctx, p.prefix+key, delta) })
+	return prefixCall(p, ctx, "add", func(ctx context.Context) (int64, error) { return p.inner.Add(ctx, p.writes(key)[0], delta) })
 }
 
 func (p *prefixed) CompareSet(ctx context.Context, key string, expected, desired []byte) ([]byte, error) {
 	return prefixCall(p, ctx, "compare set", func(ctx context.Context) ([]byte, error) {
-		return p.inner.CompareSet(ctx, p.prefix+key, expected, desired)
+		return p.inner.CompareSet(ctx, p.writes(key)[0], expected, desired)
 	})
 }
 
@@ -127,7 +145,7 @@ func (p *prefixed) NumKeys(ctx context.Context) (int64, error) {
 }
 
 func (p *prefixed) Append(ctx context.Context, key string, value []byte) error {
-	return p.do(ctx, "append", func(ctx context.Context) error { return p.inner.Append(ctx, p.prefix+key, value) })
+	return p.do(ctx, "append", func(ctx context.Context) error { return p.inner.Append(ctx, p.writes(key)[0], value) })
 }
 
 func (p *prefixed) MultiGet(ctx context.Context, keys []string) ([][]byte, error) {
@@ -135,7 +153,7 @@ func (p *prefixed) MultiGet(ctx context.Context, keys []string) ([][]byte, error
 }
 
 func (p *prefixed) MultiSet(ctx context.Context, keys []string, values [][]byte) error {
-	return p.do(ctx, "multi set", func(ctx context.Context) error { return p.inner.MultiSet(ctx, p.join(keys), values) })
+	return p.do(ctx, "multi set", func(ctx context.Context) error { return p.inner.MultiSet(ctx, p.writes(keys...), values) })
 }
 
 func (p *prefixed) QueuePush(ctx context.Context, key string, value []byte) error {

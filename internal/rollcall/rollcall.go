@@ -47,6 +47,10 @@ type Run struct {
 
 	// Dialect is that of the foreign ranks.
 	Dialect store.Dialect
+
+	// Key is the key of Config.Store that the run leaves: it says that the run has begun. Delete
+	// it when Meet has returned on all ranks. It is empty if there is none.
+	Key string
 }
 
 var (
@@ -168,6 +172,7 @@ func (f *fault) Is(target error) bool {
 // Call is one rank's part in a roll call.
 type Call struct {
 	cfg    Config
+	place  string // of this call's keys in Config.Store
 	corner store.Store
 	self   record
 	mine   []byte // self, as written
@@ -186,7 +191,8 @@ func New(cfg Config) *Call {
 		job = "-"
 	}
 	c := &Call{cfg: cfg, begun: time.Now(), come: make(map[int]bool)}
-	c.corner = store.Prefix("c10d-go/rollcall/"+job+"/"+cfg.Name, cfg.Store)
+	c.place = "c10d-go/rollcall/" + job + "/" + cfg.Name
+	c.corner = store.Prefix(c.place, cfg.Store)
 	host, _ := os.Hostname()
 	c.self = record{Nonce: nonce(), Rank: cfg.Rank, Size: cfg.Size, Job: cfg.Job, Host: host, PID: os.Getpid()}
 	c.mine = encode(c.self)
@@ -500,7 +506,7 @@ func (c *Call) begin(ctx context.Context, answered []string) (Run, error) {
 	if err := c.corner.Set(ctx, begunKey(c.self.Nonce), encode(fault{})); err != nil {
 		return Run{}, err
 	}
-	return Run{ID: c.self.Nonce}, c.forget(ctx)
+	return c.named(c.self.Nonce), c.forget(ctx)
 }
 
 // dismiss tells the other ranks that there is no run. It ignores errors; a rank that it does not
@@ -639,8 +645,11 @@ func (c *Call) join(ctx context.Context) (Run, error) {
 			return Run{}, err
 		}
 	}
-	return Run{ID: zero.Nonce}, nil
+	return c.named(zero.Nonce), nil
 }
+
+// named returns the run with rank 0's nonce.
+func (c *Call) named(nonce string) Run { return Run{ID: nonce, Key: c.place + "/" + begunKey(nonce)} }
 
 // Missing returns the ranks that have not joined, as far as the store shows.
 func (c *Call) Missing(ctx context.Context) []int {

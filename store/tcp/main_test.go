@@ -24,6 +24,13 @@ func TestMain(m *testing.M) {
 		}
 		return
 	}
+	if args := os.Getenv("C10D_TCP_TEST_ATTACK"); args != "" {
+		if err := attacker(args); err != nil {
+			fmt.Fprintln(os.Stderr, "attacker:", err)
+			os.Exit(1)
+		}
+		return
+	}
 	goleak.VerifyTestMain(m)
 }
 

@@ -272,7 +272,7 @@ func attacker(args string) error {
 	all.Wait()
 	fmt.Println("done")
 	go func() {
-		for range time.Tick(100 * time.Millisecond) {
+		for range time.Tick(time.Second) {
 			if kind == "loris" {
 				for _, c := range open {
 					c.Write([]byte{0})

@@ -15,7 +15,6 @@ import (
 	"math/rand/v2"
 	"net"
 	"os"
-	"runtime"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -604,6 +603,7 @@ func (c *session) list(id uint32) error {
 	}
 	piece = binary.LittleEndian.AppendUint64(piece, uint64(len(keys)))
 	c.conn.SetWriteDeadline(time.Now().Add(c.server.opts.RequestTimeout))
+	pieces := 0
 	for i, k := range keys {
 		piece = binary.LittleEndian.AppendUint64(piece, uint64(len(k)))
 		piece = append(piece, k...)
@@ -614,7 +614,8 @@ func (c *session) list(id uint32) error {
 			return err
 		}
 		piece = piece[:0]
-		runtime.Gosched()
+		pieces++
+		c.server.data.pace(pieces)
 	}
 	if len(piece) > 0 {
 		_, err = c.conn.Write(piece)

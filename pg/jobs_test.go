@@ -280,3 +280,45 @@ func TestListsDiffer(t *testing.T) {
 		})
 	}
 }
+
+// TestAJobStartsAmongStrangers: more silent connections than the process of rank 0 has descriptors
+// do not keep a rank out.
+func TestAJobStartsAmongStrangers(t *testing.T) {
+	self, err := os.Executable()
+	require.NoError(t, err)
+	shell, err := exec.LookPath("sh")
+	if err != nil {
+		t.Skip("sets a limit with sh: ", err)
+	}
+	addr := freeport.Loopback(t)
+	host, port, _ := net.SplitHostPort(addr)
+	ctx, cancel := context.WithTimeout(t.Context(), jobLimit)
+	defer cancel()
+	start := func(rank int, command string, args ...string) *exec.Cmd {
+		cmd := exec.CommandContext(ctx, command, args...)
+		cmd.Env = append(os.Environ(), jobVariable+"=1", "WORLD_SIZE=2", "MASTER_ADDR="+host, "MASTER_PORT="+port, "RANK="+strconv.Itoa(rank))
+		cmd.WaitDelay = time.Second
+		return cmd
+	}
+	zero := start(0, shell, "-c", `ulimit -n 200 && exec "$0" -test.run='^TestRank$' -test.count=1`, self)
+	var text bytes.Buffer
+	zero.Stdout, zero.Stderr = &text, &text
+	require.NoError(t, zero.Start())
+	var strangers []net.Conn
+	defer func() {
+		for _, c := range strangers {
+			c.Close()
+		}
+	}()
+	for len(strangers) < 600 && ctx.Err() == nil {
+		c, err := net.Dial("tcp", addr)
+		if err != nil {
+			time.Sleep(time.Millisecond) // rank 0 does not listen yet
+			continue
+		}
+		strangers = append(strangers, c)
+	}
+	out, err := start(1, self, "-test.run=^TestRank$", "-test.count=1").CombinedOutput()
+	require.NoError(t, err, "%s", out)
+	require.NoError(t, zero.Wait(), "%s", &text)
+}

@@ -10,6 +10,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -166,4 +167,40 @@ func TestTorchGroup(t *testing.T) {
 			require.Greater(t, server.Stats().Keys, 4)
 		})
 	}
+}
+
+// PyTorch's clients stay while strangers come and go, however long they are silent. Those up to 2.0
+// have a second connection, which never speaks.
+func TestTorchSilentClient(t *testing.T) {
+	torch(t)
+	const silence = 200 * time.Millisecond
+	server := serve(t, ServerOptions{MaxClients: 8, FirstByteTimeout: silence})
+	_, port, err := net.SplitHostPort(server.Addr().String())
+	require.NoError(t, err)
+	cmd := exec.CommandContext(t.Context(), python, "testdata/silent.py", port)
+	cmd.Stderr = os.Stderr
+	in, err := cmd.StdinPipe()
+	require.NoError(t, err)
+	out, err := cmd.StdoutPipe()
+	require.NoError(t, err)
+	require.NoError(t, cmd.Start())
+	lines := bufio.NewScanner(out)
+	require.True(t, lines.Scan())
+	require.Equal(t, "silent", lines.Text())
+	before := server.Stats().Clients
+	for range 3 {
+		var strangers []*raw
+		for range 20 {
+			strangers = append(strangers, dialRaw(t, server.Addr().String()))
+		}
+		for _, c := range strangers {
+			c.closed()
+		}
+	}
+	require.Equal(t, before, server.Stats().Clients)
+	_, err = io.WriteString(in, "go on\n")
+	require.NoError(t, err)
+	require.True(t, lines.Scan())
+	require.Equal(t, "done", lines.Text())
+	require.NoError(t, cmd.Wait())
 }

@@ -84,7 +84,8 @@
 // A store may outlive a run, or serve several. New begins with a roll call: each
 // rank writes a random number, and trusts only answers to that number. All keys of a run
 // without PyTorch ranks are under a name that no other run has. Keys of earlier runs are
-// never read and need not be removed. Some mistakes are errors at once, on every rank that
+// never read and need not be removed. A group of such a run deletes its keys when all ranks
+// have met; those that the program sets stay. Some mistakes are errors at once, on every rank that
 // is there:
 //
 //   - ErrTwice: a rank has two processes.

@@ -35,8 +35,8 @@ const (
 	tidyWindow = 32
 )
 
-// noted returns the view of a store in which the tidier sees which keys are written. within is
-// where st is in world.store.
+// noted is store.Prefix. The tidier notes the keys that are written through the view. Keys of st
+// begin with within in world.store.
 func (t *tidier) noted(prefix string, st store.Store, within string) store.Store {
 	view := store.Prefix(prefix, st)
 	if n, ok := view.(interface{ Note(func(key string)) }); ok {

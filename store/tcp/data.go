@@ -481,8 +481,8 @@ func (d *data) apply(p *peer, r *request, out *output, woken *[]*peer) error {
 
 func cost(key string, value []byte) int64 { return int64(len(key) + len(value) + overhead) }
 
-// charge counts n bytes that p adds to a key or queue. A rank, or who becomes one, may use a
-// quarter more than the limit, so that other clients cannot fill the store.
+// charge counts n bytes that p adds to a key or queue. Ranks may use a quarter more than the
+// limit, so that other clients cannot fill the store. So may a client that joins.
 func (d *data) charge(p *peer, key string, n int64) error {
 	limit := d.memory
 	if p.member.Load() || strings.HasPrefix(key, workers) {

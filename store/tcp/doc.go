@@ -107,19 +107,12 @@
 //
 // # Who stays
 //
-// ServerOptions has limits, all with defaults:
+// The fields of ServerOptions limit connections, times and memory. All have defaults.
 //
-//	MaxClients, MaxPerAddress          connections
-//	FirstByteTimeout, OpeningTimeout   a client that says nothing, or begins and stops
-//	RequestTimeout                     a request that does not end, a reply that is not read
-//	MaxMemory                          keys and values
-//	MaxHeld, Limits.Message            requests, waits and replies under way
-//	Limits                             one request
-//
-// When a limit of connections is reached, a new client takes the place of another one: of the
-// client that has been silent longest and has not sent a message yet. If there is none, of the
-// client that has been silent longest and is no rank of the job. It is taken from the address with
-// the most of them. Ranks of the job keep their places. A client is a rank if it
+// When a limit of connections is reached, a new client takes the place of another one. First go
+// clients that have not sent a message yet, then those that are no ranks of the job. Of these the
+// one goes that has been silent longest. If there are several addresses, it is one of the address
+// with the most such clients. Ranks keep their places. A client is a rank if it
 //
 //   - has counted itself (Options.WorldSize; PyTorch's ranks do the same),
 //   - named the server's job (Options.Job),

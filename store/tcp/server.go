@@ -30,9 +30,9 @@ type ServerOptions struct {
 	Limits Limits
 
 	// MaxClients is the most connections at a time. One more closes another one, see "Who stays"
-	// in the package's documentation. A PyTorch client up to 2.0 has two connections; later ones
+	// in the package's documentation. A PyTorch client up to 2.0 has two connections. Later ones
 	// and a Store of this package have one. 0 means half of the process's limit of descriptors,
-	// and 16384 at most.
+	// at most 16384.
 	MaxClients int
 
 	// MaxPerAddress is the most connections from one address that are no ranks of the job. One
@@ -45,16 +45,15 @@ type ServerOptions struct {
 	// Ranks of the job may go a quarter over it. 0 means 1 GiB.
 	MaxMemory int64
 
-	// MaxHeld is the most bytes that the server holds for all clients that are no ranks: of
-	// requests that have not arrived whole, of waits, and of replies that a client does not
-	// read. A client that would go over it is refused. 0 means 256 MiB. Limits.Message bounds a
-	// rank's.
+	// MaxHeld is the most bytes that the server holds for all clients that are no ranks. It
+	// counts incomplete requests, waits and unread replies. A client that would go over it is
+	// refused. 0 means 256 MiB. For each rank the limit is Limits.Message.
 	MaxHeld int64
 
 	// FirstByteTimeout is how long a client may be silent before its first byte. Afterwards it
-	// may be silent for ever. The second connection of a PyTorch client up to 2.0 never speaks;
-	// the server keeps as many silent connections of an address as it has such clients there. 0
-	// means 5 minutes.
+	// may be silent for ever. PyTorch clients up to 2.0 have a second connection that never
+	// speaks. The server keeps one silent connection of an address for each such client. 0 means
+	// 5 minutes.
 	FirstByteTimeout time.Duration
 
 	// OpeningTimeout limits a client's handshake after its first byte: the rest of VALIDATE, or
@@ -63,8 +62,8 @@ type ServerOptions struct {
 	// MiB at 3 Mbit/s.
 	OpeningTimeout time.Duration
 
-	// RequestTimeout limits the time from the first byte of a later request to its last, and the
-	// time that a client takes to read a reply. 0 means 2 minutes, enough for 64 MiB at 5 Mbit/s.
+	// RequestTimeout limits the time from the first byte of a later request to its last. It also
+	// limits the time to read a reply. 0 means 2 minutes, enough for 64 MiB at 5 Mbit/s.
 	RequestTimeout time.Duration
 
 	// NoV1 refuses the dialect of PyTorch up to 2.0. That dialect has no handshake, so the server
@@ -511,8 +510,7 @@ func (c *session) open(r *bufio.Reader) error {
 	return nil
 }
 
-// joins reports whether a request that was carried out shows that its client is a rank of the
-// job: it has counted itself, or named the job.
+// joins reports whether req, which was carried out, makes its client a rank of the job.
 func (c *session) joins(req *request) bool {
 	switch req.query {
 	case qAdd:

@@ -33,6 +33,8 @@ const (
 	attackEnv = "C10D_TCP_TEST_ATTACK"
 )
 
+func init() { otherProcesses[attackEnv] = attacker }
+
 // TestAttacks measures the calls of a job's ranks while clients attack the server. A new rank must
 // always get in, and memory and descriptors stay bounded.
 func TestAttacks(t *testing.T) {

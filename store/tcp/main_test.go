@@ -16,20 +16,19 @@ import (
 	"github.com/c10d-go/c10d/store"
 )
 
+// otherProcesses has what the test binary does instead of tests if an environment variable is
+// set, with the variable's value.
+var otherProcesses = map[string]func(args string) error{clientsEnv: manyClients}
+
 func TestMain(m *testing.M) {
-	if args := os.Getenv(clientsEnv); args != "" {
-		if err := manyClients(args); err != nil {
-			fmt.Fprintln(os.Stderr, "clients:", err)
-			os.Exit(1)
+	for name, run := range otherProcesses {
+		if args := os.Getenv(name); args != "" {
+			if err := run(args); err != nil {
+				fmt.Fprintln(os.Stderr, name, err)
+				os.Exit(1)
+			}
+			return
 		}
-		return
-	}
-	if args := os.Getenv("C10D_TCP_TEST_ATTACK"); args != "" {
-		if err := attacker(args); err != nil {
-			fmt.Fprintln(os.Stderr, "attacker:", err)
-			os.Exit(1)
-		}
-		return
 	}
 	goleak.VerifyTestMain(m)
 }

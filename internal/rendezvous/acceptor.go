@@ -6,20 +6,16 @@ import (
 	"errors"
 	"io"
 	"net"
-	"slices"
 	"sync"
 	"time"
 
 	"github.com/c10d-go/c10d/internal/openfiles"
+	"github.com/c10d-go/c10d/internal/strangers"
 )
 
 const (
 	// numberLimit is how long a connection may take to say its number.
 	numberLimit = 10 * time.Second
-
-	// maxStrangers bounds the connections that have not said it yet. One more closes the
-	// oldest, so that a stranger with many connections keeps no rank out.
-	maxStrangers = 1024
 
 	// acceptPause is the pause after a failed accept: out of descriptors, mostly.
 	acceptPause = 50 * time.Millisecond
@@ -30,17 +26,18 @@ var errTurnedAway = errors.New("rendezvous: no more connections are taken")
 // acceptor holds the listeners of a rank, and the connections whose peer is not known yet.
 type acceptor struct {
 	wg        sync.WaitGroup
-	failed    func(error) // ends the meeting because no descriptor is left; set before the first add
+	failed    func(error)     // ends the meeting because no descriptor is left; set before the first add
+	strangers *strangers.List // until they have said a number
+
 	mu        sync.Mutex
-	closed    bool
 	listeners []net.Listener
-	strangers []net.Conn      // oldest first
 	ctx       context.Context // until stop
 	cancel    context.CancelFunc
 }
 
-func newAcceptor() *acceptor {
-	d := new(acceptor)
+// newAcceptor returns the acceptor of a rank in a group of size ranks.
+func newAcceptor(size int) *acceptor {
+	d := &acceptor{strangers: strangers.New(strangers.Limit(size - 1))}
 	d.ctx, d.cancel = context.WithCancel(context.Background())
 	return d
 }
@@ -73,14 +70,11 @@ func (d *acceptor) add(l net.Listener, enter func(net.Conn)) {
 func (d *acceptor) stop() {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	d.closed = true
 	d.cancel()
 	for _, l := range d.listeners {
 		l.Close()
 	}
-	for _, conn := range d.strangers {
-		conn.SetReadDeadline(time.Unix(1, 0))
-	}
+	d.strangers.Close()
 }
 
 // close is stop, and waits for the acceptor's goroutines.
@@ -91,29 +85,16 @@ func (d *acceptor) close() {
 
 // readNumber reads the 8 bytes that a connection begins with.
 func (d *acceptor) readNumber(conn net.Conn) (int64, error) {
-	d.mu.Lock()
-	if d.closed {
-		d.mu.Unlock()
+	if !d.strangers.Add(conn, numberLimit) {
 		return 0, errTurnedAway
 	}
-	if len(d.strangers) == maxStrangers {
-		d.strangers[0].Close()
-		d.strangers = slices.Delete(d.strangers, 0, 1)
-	}
-	d.strangers = append(d.strangers, conn)
-	conn.SetReadDeadline(time.Now().Add(numberLimit))
-	d.mu.Unlock()
-
 	var b [8]byte
 	_, err := io.ReadFull(conn, b[:])
-
-	d.mu.Lock()
-	if i := slices.Index(d.strangers, conn); i >= 0 {
-		d.strangers = slices.Delete(d.strangers, i, i+1)
+	if mine := d.strangers.Remove(conn); err == nil && !mine {
+		err = errTurnedAway
 	}
-	d.mu.Unlock()
 	if err != nil {
 		return 0, err
 	}
-	return int64(binary.LittleEndian.Uint64(b[:])), conn.SetReadDeadline(time.Time{})
+	return int64(binary.LittleEndian.Uint64(b[:])), conn.SetDeadline(time.Time{})
 }

@@ -198,7 +198,7 @@ func newMeeting(cfg Config) *meeting {
 	m := &meeting{
 		cfg:      cfg,
 		begun:    time.Now(),
-		acceptor: newAcceptor(),
+		acceptor: newAcceptor(cfg.Size),
 		gone:     make(chan int, cfg.Size),
 		met:      make(chan struct{}),
 		peers:    make([]peer, cfg.Size),

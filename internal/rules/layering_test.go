@@ -43,6 +43,7 @@ var layers = []layer{
 	{"internal/rules", nil},
 	{"internal/unwind", nil},
 	{"internal/recheck", nil},
+	{"internal/strangers", nil},
 	{"internal/waiting/...", nil},
 
 	{"store", nil},
@@ -62,12 +63,12 @@ var layers = []layer{
 	{"internal/callback", nil},
 	{"backend/gloo/internal/runs", nil},
 	{"internal/chain", []string{"internal/callback", "internal/transport"}},
-	{"internal/transport/tcp", []string{"internal/openfiles", "internal/recheck", "internal/callback", "internal/transport", "internal/transport/mesh", "golang.org/x/sys/..."}},
+	{"internal/transport/tcp", []string{"internal/openfiles", "internal/recheck", "internal/strangers", "internal/callback", "internal/transport", "internal/transport/mesh", "golang.org/x/sys/..."}},
 	{"internal/transport/transporttest", []string{"internal/transport", "github.com/stretchr/testify/..."}},
-	{"internal/transport/shm", []string{"internal/openfiles", "internal/recheck", "internal/transport", "golang.org/x/sys/..."}},
+	{"internal/transport/shm", []string{"internal/openfiles", "internal/recheck", "internal/strangers", "internal/transport", "golang.org/x/sys/..."}},
 	{"internal/transport/wire", []string{"internal/transport", "internal/transport/mesh"}},
 	{"internal/transport/...", []string{"internal/transport"}},
-	{"internal/rendezvous", []string{"store", "internal/openfiles", "internal/waiting", "internal/transport", "internal/transport/wire"}},
+	{"internal/rendezvous", []string{"store", "internal/openfiles", "internal/strangers", "internal/waiting", "internal/transport", "internal/transport/wire"}},
 	{"backend/gloo", []string{
 		"tensor", "work", "store", "backend",
 		"internal/plan", "internal/choice", "internal/exact", "internal/recheck", "internal/unwind", "internal/waiting",

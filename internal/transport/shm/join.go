@@ -24,7 +24,7 @@ func (a address) String() string {
 func parseAddress(s string) (address, error) {
 	f := strings.Split(s, ";")
 	if len(f) != 4 || f[0] != version || f[1] == "" || len(f[2]) != 32 || len(f[3]) != 32 {
-		return address{}, fmt.Errorf("shm: %.100q is no address", s)
+		return address{}, fmt.Errorf("shm: %d bytes that are no address", len(s)) // s may have a token
 	}
 	return address{host: f[1], socket: f[2], token: f[3]}, nil
 }

@@ -20,11 +20,12 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/c10d-go/c10d/internal/openfiles"
+	"github.com/c10d-go/c10d/internal/strangers"
 )
 
 // Endpoint is a rank that may join a group: a socket in the abstract namespace, which vanishes
 // with the process. Every rank makes one and tells the others its address. Then each calls
-// Join, once.
+// Join, once. A connection of another user's process is closed at once.
 type Endpoint struct {
 	listener *net.UnixListener
 	addr     address
@@ -246,8 +247,7 @@ func (e *Endpoint) welcome(ctx context.Context, size int, offer []byte, fd int) 
 		done    = make(chan struct{})
 		failed  error
 		group   sync.WaitGroup
-		pending sync.Mutex
-		open    = map[*net.UnixConn]bool{} // not yet known; nil once it is over
+		unknown = strangers.New(strangers.Limit(size - 1))
 	)
 	group.Add(1)
 	go func() {
@@ -261,14 +261,11 @@ func (e *Endpoint) welcome(ctx context.Context, size int, offer []byte, fd int) 
 				}
 				return
 			}
-			c.SetDeadline(time.Now().Add(greeting))
-			pending.Lock()
-			over := open == nil
-			if !over {
-				open[c] = true
+			if sameUser(c) != nil {
+				c.Close()
+				continue
 			}
-			pending.Unlock()
-			if over {
+			if !unknown.Add(c, greeting) {
 				c.Close()
 				return
 			}
@@ -276,12 +273,13 @@ func (e *Endpoint) welcome(ctx context.Context, size int, offer []byte, fd int) 
 			go func() {
 				defer group.Done()
 				r, err := e.greet(c, size)
+				if !unknown.Remove(c) { // closed meanwhile
+					c.Close()
+					return
+				}
 				if err == nil {
 					_, _, err = c.WriteMsgUnix(offer, unix.UnixRights(fd), nil)
 				}
-				pending.Lock()
-				delete(open, c)
-				pending.Unlock()
 				if err == nil {
 					select {
 					case guests <- guest{rank: r, conn: c}:
@@ -312,12 +310,7 @@ func (e *Endpoint) welcome(ctx context.Context, size int, offer []byte, fd int) 
 	}
 	close(done)
 	e.listener.Close()
-	pending.Lock()
-	for c := range open {
-		c.SetDeadline(time.Unix(1, 0))
-	}
-	open = nil
-	pending.Unlock()
+	unknown.Close()
 	group.Wait()
 	for _, c := range conns {
 		if c != nil {
@@ -343,6 +336,25 @@ func (e *Endpoint) greet(c *net.UnixConn, size int) (rank int, err error) {
 	return rank, nil
 }
 
+// sameUser returns an error if the process at the other end of c runs as another user than this
+// one. Both ends come to the same answer.
+func sameUser(c *net.UnixConn) error {
+	raw, err := c.SyscallConn()
+	if err != nil {
+		return err
+	}
+	var peer *unix.Ucred
+	var failed error
+	err = raw.Control(func(fd uintptr) { peer, failed = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED) })
+	if err = errors.Join(err, failed); err != nil {
+		return fmt.Errorf("cannot identify the peer's user: %w", err)
+	}
+	if own := uint32(os.Geteuid()); peer.Uid != own {
+		return fmt.Errorf("this process runs as user %d, its peer as user %d", own, peer.Uid)
+	}
+	return nil
+}
+
 // guest is Join of the other ranks.
 func guest(ctx context.Context, rank, size int, first address, o Options) (*Group, error) {
 	var d net.Dialer
@@ -355,6 +367,9 @@ func guest(ctx context.Context, rank, size int, first address, o Options) (*Grou
 	}
 	defer conn.Close()
 	c := conn.(*net.UnixConn)
+	if err := sameUser(c); err != nil {
+		return nil, fmt.Errorf("%w (rank 0): ranks that share memory must run as one user", err)
+	}
 	defer context.AfterFunc(ctx, func() { c.SetDeadline(time.Unix(1, 0)) })()
 
 	hello := binary.NativeEndian.AppendUint64(nil, magic)

@@ -10,17 +10,20 @@ import (
 	"net"
 	"os"
 	"os/signal"
+	"runtime"
 	"strings"
 	"sync"
 	"syscall"
 	"testing"
 	"time"
 
+	"github.com/c10d-go/c10d/internal/strangers"
 	"github.com/c10d-go/c10d/internal/transport"
 	"github.com/c10d-go/c10d/internal/transport/shm"
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
 	"golang.org/x/sync/errgroup"
+	"golang.org/x/sys/unix"
 )
 
 func TestMain(m *testing.M) {
@@ -602,7 +605,7 @@ func TestJoinErrors(t *testing.T) {
 		e, err := shm.NewEndpoint()
 		require.NoError(t, err)
 		_, err = e.Join(ctx, 1, []string{bad, e.Addr()}, shm.Options{})
-		require.ErrorContains(t, err, "is no address (rank 0)")
+		require.ErrorContains(t, err, "that are no address (rank 0)")
 	}
 
 	// Rank 1 never comes; strangers do.
@@ -652,6 +655,108 @@ func TestJoinErrors(t *testing.T) {
 	_, err = c.Write([]byte("nmmap is forbidden"))
 	require.NoError(t, err)
 	require.ErrorContains(t, <-done, "rank 1: mmap is forbidden")
+}
+
+// A malformed address may be one with a token.
+func TestErrorHidesToken(t *testing.T) {
+	es, addrs := endpoints(t, 2)
+	f := strings.Split(addrs[0], ";")
+	_, err := es[1].Join(context.Background(), 1, []string{addrs[0] + "x", addrs[1]}, shm.Options{})
+	require.ErrorContains(t, err, "that are no address")
+	require.NotContains(t, err.Error(), f[2][:8])
+	require.NotContains(t, err.Error(), f[3][:8])
+}
+
+// asUser runs f on a thread of another user.
+func asUser(uid int, f func()) {
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		runtime.LockOSThread() // and never unlocked: the thread ends
+		const keep = ^uintptr(0)
+		if _, _, errno := unix.RawSyscall(unix.SYS_SETRESUID, keep, uintptr(uid), keep); errno != 0 {
+			panic(errno)
+		}
+		f()
+	}()
+	<-done
+}
+
+// A process of another user gets nothing, even if it knows the token.
+func TestOtherUser(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("needs root, to become another user")
+	}
+	const nobody = 65534
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	es, addrs := endpoints(t, 2)
+	host, stop := context.WithCancel(ctx)
+	done := make(chan error, 1)
+	go func() {
+		_, err := es[0].Join(host, 0, addrs, shm.Options{})
+		done <- err
+	}()
+	asUser(nobody, func() {
+		f := strings.Split(addrs[0], ";")
+		c, err := net.Dial("unixpacket", "@c10d-"+f[2])
+		if err != nil {
+			t.Errorf("dial: %v", err)
+			return
+		}
+		defer c.Close()
+		c.SetDeadline(time.Now().Add(patience))
+		hello := binary.NativeEndian.AppendUint64(nil, shm.Magic)
+		hello = binary.NativeEndian.AppendUint32(hello, 1)
+		hello = binary.NativeEndian.AppendUint32(hello, 2)
+		c.Write(append(hello, f[3]...))
+		if n, err := c.Read(make([]byte, 100)); n > 0 || errors.Is(err, os.ErrDeadlineExceeded) {
+			t.Errorf("read %d bytes, error %v", n, err)
+		}
+		_, err = es[1].Join(ctx, 1, addrs, shm.Options{})
+		if want := "this process runs as user 65534, its peer as user 0 (rank 0)"; err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("Join: %v, want %q", err, want)
+		}
+	})
+	stop()
+	require.ErrorContains(t, <-done, "0 of 1 other ranks have come")
+}
+
+// Silent strangers are bounded, and keep no rank out.
+func TestManyStrangers(t *testing.T) {
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	es, addrs := endpoints(t, 2)
+	var groups [2]*shm.Group
+	var wg sync.WaitGroup
+	join := func(r int) {
+		wg.Go(func() {
+			g, err := es[r].Join(ctx, r, addrs, shm.Options{})
+			if groups[r] = g; err != nil {
+				t.Errorf("rank %d: %v", r, err)
+			}
+		})
+	}
+	join(0)
+	var held []net.Conn
+	for range strangers.Limit(1) + 100 {
+		c, err := net.Dial("unixpacket", "@c10d-"+strings.Split(addrs[0], ";")[2])
+		require.NoError(t, err)
+		defer c.Close()
+		held = append(held, c)
+	}
+	for _, c := range held[:100] {
+		c.SetDeadline(time.Now().Add(patience))
+		_, err := c.Read(make([]byte, 1))
+		require.NotErrorIs(t, err, os.ErrDeadlineExceeded, "the oldest are closed")
+	}
+	join(1)
+	wg.Wait()
+	for _, g := range groups {
+		if g != nil {
+			require.NoError(t, g.Close())
+		}
+	}
 }
 
 // TestLies: a rank that says it has the memory, but has not written to it, is found out.

@@ -50,8 +50,8 @@ func (a address) String() string {
 }
 
 func parseAddress(s string) (address, error) {
-	bad := func(why string) (address, error) {
-		return address{}, fmt.Errorf("tcp: %.40q is no address of this version: %s", s, why)
+	bad := func(why string) (address, error) { // without s, which may have a token
+		return address{}, fmt.Errorf("tcp: %d bytes that are no address of this version: %s", len(s), why)
 	}
 	if len(s) > maxAddress {
 		return bad("too long")

@@ -12,17 +12,15 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"syscall"
 	"time"
 
 	"github.com/c10d-go/c10d/internal/openfiles"
+	"github.com/c10d-go/c10d/internal/strangers"
 	"github.com/c10d-go/c10d/internal/transport"
 )
 
 const (
-	// maxStrangers is how many connections may be in their handshake. One more closes the
-	// oldest, so that a stranger with many connections keeps no rank out.
-	maxStrangers = 512
-
 	// dialers bounds the connections that a rank makes at a time.
 	dialers = 32
 
@@ -31,6 +29,12 @@ const (
 
 	// joinLimit bounds a Join whose context has no deadline.
 	joinLimit = 5 * time.Minute
+
+	// hangUps is how often a connection that ends without an answer is tried again. The peer
+	// closes the oldest connections when too many have not said hello. The first pause is
+	// hangUpPause; it doubles.
+	hangUps     = 5
+	hangUpPause = 20 * time.Millisecond
 )
 
 // Endpoint is a rank that may join a group: a listening socket. Every rank makes
@@ -136,7 +140,10 @@ func (e *Endpoint) Join(ctx context.Context, rank int, addrs []string) (*Mesh, e
 	m := newMesh(rank, len(addrs), e.opts)
 	m.addrs = all
 	m.setPolling(ranksOnHost(all, rank), min(runtime.NumCPU(), runtime.GOMAXPROCS(0)))
-	d := &acceptor{m: m, listener: e.listener, connected: make(chan int, len(addrs)), exhausted: make(chan error, 1), taken: make(map[int]bool)}
+	d := &acceptor{
+		m: m, listener: e.listener, connected: make(chan int, len(addrs)), exhausted: make(chan error, 1), taken: make(map[int]bool),
+		strangers: strangers.New(strangers.Limit((len(addrs) - 1) * len(e.addr.places))), // a rank tries them all
+	}
 	m.acceptor = d
 	m.Goroutines.Add(1)
 	go d.accept()
@@ -324,8 +331,26 @@ func (m *Mesh) dial(ctx context.Context, r int, lane uint32) (net.Conn, hello, e
 	return nil, hello{}, failure
 }
 
-// dialPlace connects with rank r at one place. Both ranks prove who they are.
+// dialPlace connects with rank r at one place. It tries again if the peer closes the connection
+// without an answer.
 func (m *Mesh) dialPlace(ctx context.Context, r int, lane uint32, place netip.AddrPort) (net.Conn, hello, error) {
+	pause := hangUpPause
+	for try := 0; ; try++ {
+		conn, h, err := m.tryPlace(ctx, r, lane, place)
+		if !errors.Is(err, errHungUp) || try == hangUps {
+			return conn, h, err
+		}
+		select {
+		case <-ctx.Done():
+			return conn, h, err
+		case <-time.After(pause):
+		}
+		pause *= 2
+	}
+}
+
+// tryPlace connects with rank r at one place. Both ranks prove who they are.
+func (m *Mesh) tryPlace(ctx context.Context, r int, lane uint32, place netip.AddrPort) (net.Conn, hello, error) {
 	fail := func(err error) (net.Conn, hello, error) {
 		return nil, hello{}, fmt.Errorf("at %v: %w", place, err)
 	}
@@ -370,10 +395,13 @@ func (m *Mesh) exchangeHello(tcp *net.TCPConn, r int, lane uint32, place netip.A
 	}
 	h := m.hello(m.addrs[r].token, lane)
 	if _, err := conn.Write(h.encode()); err != nil {
-		return nil, hello{}, err
+		return nil, hello{}, hungUp(err)
 	}
 	var b [helloLen]byte
-	if _, err := io.ReadFull(conn, b[:]); err != nil {
+	if n, err := io.ReadFull(conn, b[:]); err != nil {
+		if n == 0 {
+			err = hungUp(err)
+		}
 		return nil, hello{}, fmt.Errorf("no answer: %w", err)
 	}
 	answer, err := parseHello(b[:], m.addrs[m.Rank()].token)
@@ -386,6 +414,17 @@ func (m *Mesh) exchangeHello(tcp *net.TCPConn, r int, lane uint32, place netip.A
 		return nil, hello{}, fmt.Errorf("the answer is of rank %d of %d on connection %d, want rank %d of %d on %d", answer.rank, answer.size, answer.lane, r, m.Size(), lane)
 	}
 	return conn, answer, nil
+}
+
+// errHungUp is matched by the error of a connection that the peer closed before it had answered.
+var errHungUp = errors.New("the peer closed the connection")
+
+// hungUp adds errHungUp to err if err says that.
+func hungUp(err error) error {
+	if errors.Is(err, io.EOF) || errors.Is(err, syscall.ECONNRESET) || errors.Is(err, syscall.EPIPE) {
+		return fmt.Errorf("%w: %w", errHungUp, err)
+	}
+	return err
 }
 
 func (m *Mesh) hello(t token, lane uint32) hello {
@@ -419,10 +458,10 @@ type acceptor struct {
 	connected chan int   // the ranks that have made their first connection
 	exhausted chan error // no descriptor is left for a connection; for Join
 
-	mu        sync.Mutex
-	strangers []net.Conn   // oldest first
-	taken     map[int]bool // ranks whose first connection has been accepted
-	closed    bool
+	strangers *strangers.List // until they have said hello
+
+	mu    sync.Mutex
+	taken map[int]bool // ranks whose first connection has been accepted
 }
 
 func (d *acceptor) accept() {
@@ -447,7 +486,7 @@ func (d *acceptor) accept() {
 			}
 			continue
 		}
-		if !d.addStranger(c) {
+		if !d.strangers.Add(c, d.m.opts.Handshake) {
 			c.Close()
 			return
 		}
@@ -455,46 +494,17 @@ func (d *acceptor) accept() {
 		go func() {
 			defer d.m.Goroutines.Done()
 			if !d.handshake(c.(*net.TCPConn)) {
+				d.strangers.Remove(c)
 				c.Close()
 			}
-			d.removeStranger(c)
 		}()
-	}
-}
-
-// addStranger makes room for one more connection in its handshake.
-func (d *acceptor) addStranger(c net.Conn) bool {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	if d.closed {
-		return false
-	}
-	if len(d.strangers) == maxStrangers {
-		d.strangers[0].Close()
-		d.strangers = slices.Delete(d.strangers, 0, 1)
-	}
-	d.strangers = append(d.strangers, c)
-	c.SetDeadline(time.Now().Add(d.m.opts.Handshake))
-	return true
-}
-
-func (d *acceptor) removeStranger(c net.Conn) {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	if i := slices.Index(d.strangers, c); i >= 0 {
-		d.strangers = slices.Delete(d.strangers, i, i+1)
 	}
 }
 
 // close stops accepting and ends every handshake.
 func (d *acceptor) close() {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	d.closed = true
 	d.listener.Close()
-	for _, c := range d.strangers {
-		c.SetDeadline(time.Unix(1, 0))
-	}
+	d.strangers.Close()
 }
 
 // handshake finds out which rank has connected, and reports whether the mesh has taken the
@@ -510,7 +520,7 @@ func (d *acceptor) handshake(tcp *net.TCPConn) bool {
 		return false
 	}
 	h, err := parseHello(b[:], m.addrs[m.Rank()].token)
-	if err != nil {
+	if err != nil || !d.strangers.Remove(tcp) {
 		return false
 	}
 	verdict := uint32(verdictOK)
@@ -539,11 +549,7 @@ func (d *acceptor) handshake(tcp *net.TCPConn) bool {
 	if verdict != verdictOK {
 		return false
 	}
-	d.mu.Lock()
-	if !d.closed {
-		tcp.SetDeadline(time.Time{})
-	}
-	d.mu.Unlock()
+	tcp.SetDeadline(time.Time{})
 	switch {
 	case h.lane > 0:
 		return m.attachInbound(peer, conn, err == nil)

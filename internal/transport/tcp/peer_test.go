@@ -5,6 +5,7 @@ import (
 	"context"
 	"crypto/tls"
 	"encoding/binary"
+	"encoding/hex"
 	"errors"
 	"fmt"
 	"hash/crc32"
@@ -17,6 +18,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/c10d-go/c10d/internal/strangers"
 	"github.com/c10d-go/c10d/internal/transport"
 )
 
@@ -523,8 +525,8 @@ func TestDoor(t *testing.T) {
 	require.NoError(t, wait(t, r))
 }
 
-// strangers connects with an endpoint and begins to say hello, so many times.
-func strangers(t testing.TB, e *Endpoint, n int) (held []net.Conn) {
+// strange connects with an endpoint and begins to say hello, so many times.
+func strange(t testing.TB, e *Endpoint, n int) (held []net.Conn) {
 	t.Helper()
 	for range n {
 		c, err := net.Dial("tcp", e.addr.places[0].String())
@@ -536,9 +538,9 @@ func strangers(t testing.TB, e *Endpoint, n int) (held []net.Conn) {
 	return held
 }
 
-func turnedAway(t testing.TB, strangers []net.Conn) {
+func turnedAway(t testing.TB, held []net.Conn) {
 	t.Helper()
-	for _, c := range strangers {
+	for _, c := range held {
 		c.SetReadDeadline(time.Now().Add(patience))
 		_, err := c.Read(make([]byte, 1))
 		var late net.Error
@@ -561,7 +563,7 @@ func TestManyStrangers(t *testing.T) {
 		}
 		joined <- m
 	}()
-	held := strangers(t, e, maxStrangers+50)
+	held := strange(t, e, strangers.Limit(1)+50)
 	c := call(t, e, helloOf(1, 2, 0, e.addr.token))
 	answerOf(t, c, peer.token)
 	m := <-joined
@@ -569,18 +571,81 @@ func TestManyStrangers(t *testing.T) {
 	turnedAway(t, held[:50])
 }
 
+// A rank whose connection is closed before the answer, because too many strangers came behind it,
+// connects again.
+func TestConnectsAgain(t *testing.T) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	defer l.Close()
+	zero := stranger()
+	zero.places[0] = l.Addr().(*net.TCPAddr).AddrPort()
+	e, err := Listen(local)
+	require.NoError(t, err)
+	answered := make(chan error, 1)
+	go func() {
+		for range 3 {
+			c, err := l.Accept()
+			if err != nil {
+				answered <- err
+				return
+			}
+			c.Close()
+		}
+		c, err := l.Accept()
+		if err != nil {
+			answered <- err
+			return
+		}
+		t.Cleanup(func() { c.Close() })
+		var b [helloLen]byte
+		io.ReadFull(c, b[:])
+		h, err := parseHello(b[:], zero.token)
+		answer := helloOf(0, 2, h.lane, e.addr.token)
+		c.Write(answer.encode())
+		answered <- err
+	}()
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	m, err := e.Join(ctx, 1, []string{zero.String(), e.Addr()})
+	require.NoError(t, err)
+	require.NoError(t, <-answered)
+	require.NoError(t, m.Close())
+}
+
+// A connection is no stranger once it has said hello, however many come behind it.
+func TestRanksAreNoStrangers(t *testing.T) {
+	m, e, c := alone(t)
+	held := strange(t, e, strangers.Limit(1)+1)
+	turnedAway(t, held[:1])
+	r := recv(m, 1, 1, make([]byte, 1))
+	put(t, c, frame{kind: kEager, slot: 1, length: 1}, "x")
+	require.NoError(t, wait(t, r))
+}
+
+// A malformed address may be one with a token.
+func TestErrorHidesToken(t *testing.T) {
+	e, err := Listen(local)
+	require.NoError(t, err)
+	_, err = e.Join(context.Background(), 0, []string{e.Addr(), e.Addr() + "x"})
+	require.ErrorContains(t, err, "that are no address of this version")
+	require.NotContains(t, err.Error(), hex.EncodeToString(e.addr.token[:4]))
+}
+
 // Nobody may take for ever to say hello.
 func TestSlowStrangers(t *testing.T) {
-	m, e, _ := alone(t)
-	m.acceptor.mu.Lock()
-	m.opts.Handshake = 20 * time.Millisecond
-	m.acceptor.mu.Unlock()
-	turnedAway(t, strangers(t, e, 50))
-	eventually(t, "handshakes end", func() bool {
-		m.acceptor.mu.Lock()
-		defer m.acceptor.mu.Unlock()
-		return len(m.acceptor.strangers) == 0
-	})
+	o := local
+	o.Handshake = 20 * time.Millisecond
+	e, err := Listen(o)
+	require.NoError(t, err)
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		e.Join(ctx, 0, []string{e.Addr(), stranger().String()})
+	}()
+	turnedAway(t, strange(t, e, 50))
+	cancel()
+	<-done
 }
 
 func TestJoinErrors(t *testing.T) {

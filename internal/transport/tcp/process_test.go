@@ -166,6 +166,13 @@ type process struct {
 // startProcesses starts a rank with each of the commands before it, and joins
 // them. Who has started them stops them.
 func startProcesses(t testing.TB, commands [][]string, settings []string) *processes {
+	ps := spawnProcesses(t, commands, settings)
+	ps.run(t, order{Addrs: ps.addrs, Bytes: 1000, Times: 3})
+	return ps
+}
+
+// spawnProcesses is startProcesses of ranks that do not join yet.
+func spawnProcesses(t testing.TB, commands [][]string, settings []string) *processes {
 	ps := &processes{}
 	exe, err := os.Executable()
 	require.NoError(t, err)
@@ -186,7 +193,6 @@ func startProcesses(t testing.TB, commands [][]string, settings []string) *proce
 		require.NoError(t, err)
 		ps.addrs = append(ps.addrs, strings.TrimSpace(line))
 	}
-	ps.run(t, order{Addrs: ps.addrs, Bytes: 1000, Times: 3})
 	return ps
 }
 

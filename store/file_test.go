@@ -59,7 +59,7 @@ func TestFile(t *testing.T) {
 			storetest.Run(t, storetest.Config{
 				New:  func(t *testing.T) store.Store { return open(t, filepath.Join(t.TempDir(), "store")) },
 				Peer: peer,
-				No:   []storetest.Feature{storetest.Queues},
+				No:   []storetest.Feature{storetest.Queues, storetest.Wills},
 			})
 		})
 	}

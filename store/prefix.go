@@ -18,7 +18,7 @@ import (
 // name keys as inner knows them.
 //
 // Close ends the calls of the view and leaves inner open, because other views
-// share it. The view has a dialect and a LocalAddr and can be cloned if inner does; a clone
+// share it. The view has a dialect, a LocalAddr and wills, and can be cloned, if inner does; a clone
 // owns the connection it was given, and its Close closes that.
 func Prefix(prefix string, inner Store) Store {
 	return newPrefix(prefix, inner, false)
@@ -184,6 +184,17 @@ func (p *prefixed) ListKeys(ctx context.Context) ([]string, error) {
 		}
 		return keys, nil
 	})
+}
+
+// SetWill returns an error that matches errors.ErrUnsupported if inner is no Willer.
+func (p *prefixed) SetWill(ctx context.Context, key string, expected, desired []byte) error {
+	return p.do(ctx, "set will", func(ctx context.Context) error {
+		return SetWill(ctx, p.inner, p.prefix+key, expected, desired)
+	})
+}
+
+func (p *prefixed) DropWill(ctx context.Context, key string) error {
+	return p.do(ctx, "drop will", func(ctx context.Context) error { return DropWill(ctx, p.inner, p.prefix+key) })
 }
 
 func (p *prefixed) Timeout() time.Duration { return p.inner.Timeout() }

@@ -93,6 +93,34 @@ type Cloner interface {
 	Clone(ctx context.Context) (Store, error)
 }
 
+// Willer is a store that can tell the others when this client is gone: its process ended, or its
+// connection broke. MQTT calls that a last will. A process that has only stopped is not gone.
+type Willer interface {
+	// SetWill makes the store carry out CompareSet(key, expected, desired) when this client is
+	// gone, unless DropWill is called before. A second will for a key replaces the first. The error
+	// matches errors.ErrUnsupported if the store cannot notice, for example a server of PyTorch's.
+	SetWill(ctx context.Context, key string, expected, desired []byte) error
+
+	// DropWill withdraws the will for a key. It is no error if there is none.
+	DropWill(ctx context.Context, key string) error
+}
+
+// SetWill calls SetWill of s. The error matches errors.ErrUnsupported if s is no Willer.
+func SetWill(ctx context.Context, s Store, key string, expected, desired []byte) error {
+	if w, ok := s.(Willer); ok {
+		return w.SetWill(ctx, key, expected, desired)
+	}
+	return fmt.Errorf("store: a will for %q: %w", key, errors.ErrUnsupported)
+}
+
+// DropWill calls DropWill of s if it is a Willer.
+func DropWill(ctx context.Context, s Store, key string) error {
+	if w, ok := s.(Willer); ok {
+		return w.DropWill(ctx, key)
+	}
+	return nil
+}
+
 // Dialect tells which generation of PyTorch a store serves. Process groups use
 // it to choose between Gloo's rendezvous forms.
 type Dialect int

@@ -17,9 +17,12 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
+// noWills: the end of a process with its memory is nobody's to notice.
+var noWills = []storetest.Feature{storetest.Wills}
+
 func TestHash(t *testing.T) {
 	t.Parallel()
-	storetest.Run(t, storetest.Config{New: func(*testing.T) store.Store { return store.NewHash() }})
+	storetest.Run(t, storetest.Config{New: func(*testing.T) store.Store { return store.NewHash() }, No: noWills})
 }
 
 // oneHandle hides Clone, so that all of the suite goes through one handle.
@@ -27,7 +30,7 @@ type oneHandle struct{ store.Store }
 
 func TestHashOneHandle(t *testing.T) {
 	t.Parallel()
-	storetest.Run(t, storetest.Config{New: func(*testing.T) store.Store { return oneHandle{store.NewHash()} }})
+	storetest.Run(t, storetest.Config{New: func(*testing.T) store.Store { return oneHandle{store.NewHash()} }, No: noWills})
 }
 
 func TestPrefix(t *testing.T) {
@@ -39,7 +42,7 @@ func TestPrefix(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			storetest.Run(t, storetest.Config{New: func(t *testing.T) store.Store {
+			storetest.Run(t, storetest.Config{No: noWills, New: func(t *testing.T) store.Store {
 				inner := store.NewHash()
 				t.Cleanup(func() { inner.Close() })
 				// Neighbours that a careless prefix would take for its own.
@@ -178,6 +181,7 @@ func TestFallbacks(t *testing.T) {
 	t.Parallel()
 	storetest.Run(t, storetest.Config{
 		New: func(*testing.T) store.Store { return basic{store.NewHash()} },
+		No:  noWills,
 		Peer: func(t *testing.T, s store.Store) store.Store {
 			c, err := s.(basic).Store.(store.Cloner).Clone(t.Context())
 			require.NoError(t, err)

@@ -37,6 +37,14 @@
 // New writes a random value under "{prefix}i". A connection that does not find it fails with
 // ErrEmptied: the server was started again without its data, or another server took its place.
 //
+// # Wills
+//
+// A store with a will (SetWill) holds one more connection, which listens to a channel. The stores
+// with wills ask the server every 150 ms whether the next three of them still listen. About half a
+// second after a process has died, one of the others carries out its wills. Nobody does so in two
+// cases: no other store had a will, or the store that looks came later and has not yet seen the
+// dead one. Without the permission for SUBSCRIBE there are no wills.
+//
 // # Requirements
 //
 // Redis 4 or later, or a server that speaks its protocol and runs Lua scripts.

@@ -86,6 +86,8 @@ type Store struct {
 	timeout atomic.Int64
 	local   atomic.Pointer[netip.Addr] // see LocalAddr
 
+	mourner mourner
+
 	incarnation atomic.Pointer[string] // of what the prefix holds; nil until joined
 
 	mu     sync.Mutex // guards calls.Add against Close
@@ -293,6 +295,7 @@ func (s *Store) Close() error {
 	var err error
 	if first {
 		err = s.client.Close()
+		s.mourner.close()
 	}
 	s.calls.Wait()
 	return err

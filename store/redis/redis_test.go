@@ -151,6 +151,7 @@ func TestConformance(t *testing.T) {
 		storetest.Run(t, storetest.Config{
 			New:  fresh,
 			Peer: func(_ *testing.T, s store.Store) store.Store { return unclosed{s} },
+			No:   []storetest.Feature{storetest.Wills}, // unclosed hides them
 		})
 	})
 	t.Run("for ever, under a prefix store, RESP3", func(t *testing.T) {

@@ -36,6 +36,8 @@ const (
 	DeleteReports
 	// LargeValues: values up to 8 MiB, the most that PyTorch's TCP server takes.
 	LargeValues
+	// Wills: SetWill and DropWill of store.Willer.
+	Wills
 )
 
 // Config describes the store to test.
@@ -98,6 +100,7 @@ func Run(t *testing.T, c Config) {
 		{"large values", testLarge},
 		{"close", testClose},
 		{"close of a peer", testClosePeer},
+		{"wills", testWills},
 	}
 	if c.has(NumberErrors) {
 		tests = append(tests, test{"add to what is no number", testAddErrors})
@@ -1038,4 +1041,42 @@ func testClosePeer(t *suite) {
 	t.holds(t.s, "k", "v")
 	t.set(t.s, "k", "w")
 	t.holds(t.s, "k", "w")
+}
+
+func testWills(t *suite) {
+	ctx := t.Context()
+	if !t.has(Wills) {
+		t.unsupported(store.SetWill(ctx, t.s, "k", nil, []byte("v")))
+		require.NoError(t, store.DropWill(ctx, t.s, "k"))
+		return
+	}
+	will := func(s store.Store, key, expected, desired string) {
+		t.Helper()
+		require.NoError(t, store.SetWill(ctx, s, key, []byte(expected), []byte(desired)))
+	}
+	will(t.s, "own", "", "never") // some stores carry out the wills of others
+	t.set(t.s, "changed", "new")
+	t.set(t.s, "expected", "old")
+	p := t.peer()
+	will(p, "missing", "", "first")
+	will(p, "missing", "", "second")
+	will(p, "changed", "old", "wrong")
+	will(p, "expected", "old", "right")
+	will(p, "dropped", "", "wrong")
+	require.NoError(t, store.DropWill(ctx, p, "dropped"))
+	require.NoError(t, store.DropWill(ctx, p, "never set"))
+	got := t.async(func() error { return t.s.Wait(ctx, "missing") })
+	t.blocked(got)
+	t.missing(t.s, "missing", "dropped")
+	require.NoError(t, p.Close())
+	require.NoError(t, t.await(got))
+	t.holds(t.s, "missing", "second")
+	last := t.peer() // what it does comes after what p's end did
+	will(last, "last", "", "done")
+	require.NoError(t, last.Close())
+	require.NoError(t, t.s.Wait(ctx, "last"))
+	t.holds(t.s, "expected", "right")
+	t.holds(t.s, "changed", "new")
+	t.missing(t.s, "dropped")
+	t.missing(t.s, "own")
 }

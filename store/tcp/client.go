@@ -90,7 +90,7 @@ type Options struct {
 }
 
 // Store is a client of a TCPStore server. Make one with New. It implements
-// store.Store, store.Cloner, store.Dialecter and store.LocalAddresser.
+// store.Store, store.Cloner, store.Dialecter, store.Willer and store.LocalAddresser.
 //
 // To a server of this package it opens one connection, which all calls share at the same time. A
 // Get takes one round trip, and a call that waits does not delay others. To a PyTorch server it
@@ -125,6 +125,7 @@ var (
 	_ store.Store     = (*Store)(nil)
 	_ store.Cloner    = (*Store)(nil)
 	_ store.Dialecter = (*Store)(nil)
+	_ store.Willer    = (*Store)(nil)
 
 	_ store.LocalAddresser = (*Store)(nil)
 )

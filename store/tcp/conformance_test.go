@@ -7,7 +7,7 @@ import (
 	"github.com/c10d-go/c10d/store/storetest"
 )
 
-var v1Lacks = []storetest.Feature{storetest.Queues, storetest.ListKeys}
+var v1Lacks = []storetest.Feature{storetest.Queues, storetest.ListKeys, storetest.Wills}
 
 func TestConformance(t *testing.T) {
 	certs := newCerts(t)
@@ -16,7 +16,7 @@ func TestConformance(t *testing.T) {
 		no   []storetest.Feature
 	}{
 		"v1":            {opts: Options{Dialect: store.DialectV1}, no: v1Lacks},
-		"v2":            {opts: Options{Dialect: store.DialectV2, ServerOptions: ServerOptions{plain: true}}},
+		"v2":            {opts: Options{Dialect: store.DialectV2, ServerOptions: ServerOptions{plain: true}}, no: []storetest.Feature{storetest.Wills}},
 		"native":        {},
 		"TLS and token": {opts: Options{TLS: certs.both, Token: "secret"}},
 	} {

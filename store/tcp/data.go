@@ -55,8 +55,17 @@ type peer struct {
 	waits  map[uint32]*waiter // by their requests' numbers
 	waited int                // their keys
 	held   int                // the bytes of those
+	wills  map[string]will    // by key
 	parked []*waiter          // what could be answered, had out room for it
 }
+
+// will is a COMPARE_SET to be carried out when the connection has ended.
+type will struct{ expected, desired []byte }
+
+const (
+	maxWills = 64      // of one connection
+	maxWill  = 4 << 10 // bytes of key and values
+)
 
 // waiter is a request that waits for keys.
 type waiter struct {
@@ -127,6 +136,12 @@ func (d *data) leave(p *peer) (woken []*peer) {
 	}
 	p.parked = nil
 	d.passOn(p, &woken)
+	for key, w := range p.wills {
+		// There is nobody to tell that it is refused, for example by the limit of memory.
+		_ = d.apply(p, &request{query: qCompareSet, keys: one(key), vals: [][]byte{w.expected, w.desired}}, &d.scratch, &woken)
+		d.scratch.reset()
+	}
+	p.wills = nil
 	return woken
 }
 
@@ -466,6 +481,21 @@ func (d *data) apply(p *peer, r *request, out *output, woken *[]*peer) error {
 
 	case qWatch:
 		out.byte(watched)
+
+	case qSetWill:
+		if _, there := p.wills[key]; !there && len(p.wills) == maxWills {
+			return fmt.Errorf("this connection has %d wills: %w", maxWills, store.ErrTooLarge)
+		}
+		if n := len(key) + len(r.vals[0]) + len(r.vals[1]); n > maxWill {
+			return fmt.Errorf("a will of %d bytes, the limit is %d: %w", n, maxWill, store.ErrTooLarge)
+		}
+		if p.wills == nil {
+			p.wills = make(map[string]will)
+		}
+		p.wills[key] = will{r.vals[0], r.vals[1]}
+
+	case qDropWill:
+		delete(p.wills, key)
 
 	case qHello:
 		if err := d.self.admit(key); err != nil {

@@ -71,6 +71,9 @@
 // MultiGet and Wait take one round trip. A call that the server refuses returns an error with
 // the reason; other calls go on. BenchmarkPipelined and BenchmarkCalls measure it.
 //
+// A client can leave a will (Store.SetWill): a CompareSet that the server carries out when the
+// connection ends. So the others learn at once that a process died.
+//
 // Client and server also exchange names. A server refuses a client of another job
 // (Options.Job). A client that reconnects and finds another server at the address gets
 // ErrRestarted, and not an empty store.

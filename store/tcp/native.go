@@ -36,6 +36,8 @@ import (
 //   - An id is in use until its reply is sent. The server closes the connection of a client that
 //     uses the id of a waiting request again.
 //   - CANCEL_WAIT and BARRIER do not exist.
+//   - SET_WILL is a COMPARE_SET that the server carries out when the connection ends, unless
+//     DROP_WILL comes before. A connection has at most 64, of at most 4 KiB each.
 //   - HELLO, the client's first request, names its job. The reply has the server's incarnation
 //     and job. A client of another job is refused.
 const native store.Dialect = -1
@@ -44,10 +46,10 @@ const native store.Dialect = -1
 // change in the answer. A PyTorch client's nonce is its process id, which is never so large. The
 // third byte has its top bit set, see ping.
 //
-// Releases before HELLO offered 0xc1d0. Beside one of them both sides speak
-// PyTorch's protocol.
+// Releases before HELLO offered 0xc1d0, those before SET_WILL 0xc1d1. Beside one of them both
+// sides speak PyTorch's protocol.
 const (
-	offer  = 0xc1d1
+	offer  = 0xc1d2
 	accept = 1 << 16
 )
 

@@ -3,6 +3,7 @@ package tcp
 import (
 	"context"
 	"errors"
+	"fmt"
 	"strings"
 	"time"
 
@@ -227,6 +228,27 @@ func (s *Store) QueuePop(ctx context.Context, key string, block bool) ([]byte, e
 			}
 		}
 	}
+}
+
+// SetWill makes the server carry out a CompareSet when this store's connection ends, see
+// store.Willer. Close and the end of the process do that, and so does a stopped network that TCP
+// keep-alive finds. It needs a server of this package. A connection has at most 64 wills, each with
+// at most 4 KiB of key and values.
+func (s *Store) SetWill(ctx context.Context, key string, expected, desired []byte) error {
+	if s.mux.Load() == nil {
+		return s.fail(ctx, "set will", one(key), time.Time{}, fmt.Errorf("a server of PyTorch's has none: %w", errors.ErrUnsupported))
+	}
+	_, err := s.call(ctx, "set will", keyed(qSetWill, key, expected, desired))
+	return err
+}
+
+// DropWill withdraws the will for key.
+func (s *Store) DropWill(ctx context.Context, key string) error {
+	if s.mux.Load() == nil {
+		return nil
+	}
+	_, err := s.call(ctx, "drop will", keyed(qDropWill, key))
+	return err
 }
 
 // QueueLen returns the number of elements in the queue named key.

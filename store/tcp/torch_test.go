@@ -73,7 +73,7 @@ func torchServers(t *testing.T) func() string {
 // Our client against PyTorch's server, found out and told.
 func TestTorchServer(t *testing.T) {
 	d := torch(t)
-	no := []storetest.Feature{storetest.CompareSetWakes}
+	no := []storetest.Feature{storetest.CompareSetWakes, storetest.Wills}
 	if d == store.DialectV1 {
 		no = append(no, v1Lacks...)
 	}

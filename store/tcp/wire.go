@@ -39,6 +39,8 @@ const (
 	qGiveUp    // only in the native one
 	qQueueTake // the same: a pop that waits
 	qHello     // the same: the client's job, for the server's
+	qSetWill   // the same, see data.leave
+	qDropWill  // the same
 )
 
 // v1 lists the queries of PyTorch up to 2.0 in the order of their numbers.
@@ -77,6 +79,8 @@ var forms = [...]form{
 	qGiveUp:     {name: "GIVE_UP", num: 4},
 	qQueueTake:  {name: "QUEUE_TAKE", keys: 1},
 	qHello:      {name: "HELLO", keys: 1},
+	qSetWill:    {name: "SET_WILL", keys: 1, vals: 2},
+	qDropWill:   {name: "DROP_WILL", keys: 1},
 }
 
 func (q query) String() string { return forms[q].name }

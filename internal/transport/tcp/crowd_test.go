@@ -58,7 +58,8 @@ func meetZero(t *testing.T, size, strangers int) {
 	all, err := checkAddresses(0, es[0].addr, addrs)
 	require.NoError(t, err)
 	besiege(t, es[0].addr, strangers/2)
-	var others sync.WaitGroup
+	var connected, others sync.WaitGroup
+	connected.Add(size - 1)
 	for r := 1; r < size; r++ {
 		others.Go(func() {
 			m := newMesh(r, size, es[r].opts)
@@ -67,11 +68,15 @@ func meetZero(t *testing.T, size, strangers int) {
 			if err := m.connect(ctx, 0); err != nil {
 				t.Errorf("rank %d: %v", r, err)
 			}
+			connected.Done()
 			<-ctx.Done()
 		})
 	}
 	besiege(t, es[0].addr, strangers-strangers/2)
 	m, err := es[0].Join(ctx, 0, addrs)
+	if err == nil {
+		connected.Wait()
+	}
 	cancel()
 	others.Wait()
 	require.NoError(t, err)

@@ -1,0 +1,279 @@
+package redis
+
+import (
+	"bytes"
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strconv"
+	"sync"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/c10d-go/c10d/store"
+)
+
+// Redis cannot set a key when a client is gone, but it knows how many clients listen to a channel.
+// A store with a will listens to a channel of its own: that connection ends with the process. All
+// stores with wills are members of a sorted set, in the order of their numbers. Each looks at the
+// few that came next, the last ones at the first, and carries out the wills of a store to whose
+// channel nobody listens any more.
+//
+//	{prefix}w#       the last number
+//	{prefix}w        sorted set of names
+//	{prefix}w NAME   hash: from key to expected and desired value; also the channel
+//
+// A store carries out only the wills of stores that came later or that it has seen listen. Others
+// may be from an earlier run that ended as a whole. It removes them.
+
+const (
+	// lookPause is the time between two looks at the neighbours. A death is noticed after silences
+	// looks. A store that has to connect again needs one pause for that.
+	lookPause = 150 * time.Millisecond
+	silences  = 3
+
+	// neighbours is how many other stores a store looks at. As many may die at once, and one is
+	// still noticed.
+	neighbours = 3
+
+	// lookLimit bounds one look, and one change of a will after the caller has gone.
+	lookLimit = 5 * time.Second
+)
+
+// mourner keeps a store's wills and looks for neighbours that are gone.
+type mourner struct {
+	mu       sync.Mutex
+	name     string // in the sorted set
+	number   int64
+	keys     map[string]bool // with a will
+	sub      *redis.PubSub   // nil without wills
+	stop     context.CancelFunc
+	watching sync.WaitGroup
+}
+
+func (s *Store) mourners() string         { return s.prefix + "w" }
+func (s *Store) lastMourner() string      { return s.prefix + "w#" }
+func (s *Store) wills(name string) string { return s.prefix + "w " + name }
+
+// SetWill makes the other stores of the prefix that have a will carry out a CompareSet when this
+// store is gone: closed, or its process has ended. They notice within about half a second. If no
+// other store has a will at that moment, nobody does. The error matches errors.ErrUnsupported if
+// the server does not permit SUBSCRIBE. See store.Willer.
+func (s *Store) SetWill(ctx context.Context, key string, expected, desired []byte) error {
+	text := append(strconv.AppendInt(nil, int64(len(expected)), 10), ' ')
+	text = append(append(text, expected...), desired...)
+	_, err := do(ctx, s, "set will", []string{key}, func(ctx context.Context) (struct{}, error) {
+		m := &s.mourner
+		m.mu.Lock()
+		defer m.mu.Unlock()
+		if err := s.listen(ctx); err != nil {
+			return struct{}{}, err
+		}
+		err := s.transact(ctx, func(p redis.Pipeliner) {
+			p.HSet(ctx, s.wills(m.name), key, text)
+			p.ZAdd(ctx, s.mourners(), redis.Z{Score: float64(m.number), Member: m.name})
+			for _, k := range []string{s.wills(m.name), s.mourners(), s.lastMourner()} {
+				s.renew(ctx, p, k)
+			}
+		})
+		if err == nil {
+			m.keys[key] = true
+		}
+		return struct{}{}, err
+	})
+	return err
+}
+
+// DropWill withdraws the will for key.
+func (s *Store) DropWill(ctx context.Context, key string) error {
+	_, err := do(ctx, s, "drop will", []string{key}, func(ctx context.Context) (struct{}, error) {
+		m := &s.mourner
+		m.mu.Lock()
+		defer m.mu.Unlock()
+		if !m.keys[key] {
+			return struct{}{}, nil
+		}
+		last := len(m.keys) == 1
+		err := s.transact(ctx, func(p redis.Pipeliner) {
+			p.HDel(ctx, s.wills(m.name), key)
+			if last {
+				p.ZRem(ctx, s.mourners(), m.name)
+			}
+		})
+		if err != nil {
+			return struct{}{}, err
+		}
+		delete(m.keys, key)
+		if last {
+			m.end()
+		}
+		return struct{}{}, nil
+	})
+	return err
+}
+
+// listen begins to listen and to look at the neighbours, unless this store does so already. m.mu is
+// held.
+func (s *Store) listen(ctx context.Context) error {
+	m := &s.mourner
+	if m.sub != nil {
+		return nil
+	}
+	number, err := s.client.Incr(ctx, s.lastMourner()).Result()
+	if err != nil {
+		return err
+	}
+	m.number, m.name, m.keys = number, rand.Text(), make(map[string]bool)
+	sub := s.client.Subscribe(ctx, s.wills(m.name))
+	if _, err := sub.Receive(ctx); err != nil {
+		sub.Close()
+		if redis.HasErrorPrefix(err, "NOPERM") || redis.HasErrorPrefix(err, "ERR unknown command") {
+			err = fmt.Errorf("%w: %w", errors.ErrUnsupported, err)
+		}
+		return err
+	}
+	if s.isClosed() {
+		sub.Close()
+		return store.ErrClosed
+	}
+	m.sub = sub
+	var looking context.Context
+	looking, m.stop = context.WithCancel(context.Background())
+	m.watching.Go(func() { s.look(looking, m.name, number) })
+	return nil
+}
+
+// end stops listening and looking. m.mu is held.
+func (m *mourner) end() {
+	if m.sub != nil {
+		m.stop()
+		m.sub.Close()
+		m.sub = nil
+	}
+}
+
+// close ends the mourner; its wills are carried out.
+func (m *mourner) close() {
+	m.mu.Lock()
+	m.end()
+	m.mu.Unlock()
+	m.watching.Wait()
+}
+
+// neighbour is another store that has a will.
+type neighbour struct {
+	known  bool // to run now: it came later, or was seen listening
+	silent int  // looks in a row that found it not listening
+}
+
+// look looks at the neighbours until ctx ends. It ignores errors: if the server is gone, the
+// store's calls fail.
+func (s *Store) look(ctx context.Context, own string, number int64) {
+	all := make(map[string]*neighbour)
+	t := time.NewTicker(lookPause)
+	defer t.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-t.C:
+		}
+		limited, cancel := context.WithTimeout(ctx, lookLimit)
+		_ = s.lookOnce(limited, own, number, all)
+		cancel()
+	}
+}
+
+func (s *Store) lookOnce(ctx context.Context, own string, number int64, all map[string]*neighbour) error {
+	var later, first *redis.StringSliceCmd
+	at := strconv.FormatInt(number, 10)
+	_, err := s.client.Pipelined(ctx, func(p redis.Pipeliner) error {
+		later = p.ZRangeByScore(ctx, s.mourners(), &redis.ZRangeBy{Min: "(" + at, Max: "+inf", Count: neighbours})
+		first = p.ZRangeByScore(ctx, s.mourners(), &redis.ZRangeBy{Min: "-inf", Max: "(" + at, Count: neighbours})
+		return nil
+	})
+	if err != nil {
+		return err
+	}
+	names := append(later.Val(), first.Val()...)
+	names = names[:min(len(names), neighbours)]
+	channels := []string{s.wills(own)}
+	for _, n := range names {
+		channels = append(channels, s.wills(n))
+	}
+	listening, err := s.client.PubSubNumSub(ctx, channels...).Result()
+	if err != nil {
+		return err
+	}
+	if listening[channels[0]] == 0 {
+		return s.listenAgain(ctx, own) // the server was away, or the connection: perhaps the others' too
+	}
+	maps.DeleteFunc(all, func(name string, _ *neighbour) bool { return !slices.Contains(names, name) })
+	for i, name := range names {
+		n := all[name]
+		if n == nil {
+			n = &neighbour{known: i < len(later.Val())}
+			all[name] = n
+		}
+		if listening[channels[1+i]] > 0 {
+			n.known, n.silent = true, 0
+			continue
+		}
+		if n.silent++; n.silent < silences {
+			continue
+		}
+		if err := s.carryOut(ctx, name, n.known); err != nil {
+			return err
+		}
+		delete(all, name)
+	}
+	return nil
+}
+
+// listenAgain replaces a connection that has ended.
+func (s *Store) listenAgain(ctx context.Context, own string) error {
+	m := &s.mourner
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.sub == nil || m.name != own {
+		return nil
+	}
+	sub := s.client.Subscribe(ctx, s.wills(own))
+	if _, err := sub.Receive(ctx); err != nil {
+		sub.Close()
+		return err
+	}
+	m.sub.Close()
+	m.sub = sub
+	return nil
+}
+
+// mourn removes a member with its wills.
+var mourn = redis.NewScript(`
+redis.call('ZREM', KEYS[1], ARGV[1])
+local wills = redis.call('HGETALL', KEYS[2])
+redis.call('DEL', KEYS[2])
+return wills`)
+
+// carryOut removes a store that is gone, and carries out its wills if it is known.
+func (s *Store) carryOut(ctx context.Context, name string, known bool) error {
+	wills, err := mourn.Run(ctx, s.client, []string{s.mourners(), s.wills(name)}, name).StringSlice()
+	if err != nil || !known {
+		return err
+	}
+	for i := 0; i+1 < len(wills); i += 2 {
+		length, values, ok := bytes.Cut([]byte(wills[i+1]), []byte(" "))
+		n, err := strconv.Atoi(string(length))
+		if !ok || err != nil || n < 0 || n > len(values) {
+			continue // not of this package
+		}
+		if _, _, err := s.compareSet(ctx, wills[i], values[:n], values[n:]); err != nil {
+			return err
+		}
+	}
+	return nil
+}

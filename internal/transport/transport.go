@@ -248,6 +248,9 @@ func (f *Fault) Error() string {
 // Unwrap returns Err.
 func (f *Fault) Unwrap() error { return f.Err }
 
+// Culprit returns Rank.
+func (f *Fault) Culprit() int { return f.Rank }
+
 // MaxWords is how many bytes of text about a fault's cause go to other ranks.
 const MaxWords = 512
 

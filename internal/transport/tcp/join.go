@@ -227,6 +227,10 @@ func (e *Endpoint) Join(ctx context.Context, rank int, addrs []string) (*Mesh, e
 		f.Kind, f.Err = transport.FaultCanceled, context.Cause(ctx)
 	case err != nil:
 		f.Kind, f.Rank = transport.FaultTimeout, failure.Missing[0].Rank
+	default:
+		if i := slices.IndexFunc(failure.Missing, func(m Missing) bool { return errors.Is(m.Err, syscall.ECONNREFUSED) }); i >= 0 {
+			f.Kind, f.Rank = transport.FaultPeerDied, failure.Missing[i].Rank // it had listened
+		}
 	}
 	m.Abort(f)
 	m.Close()

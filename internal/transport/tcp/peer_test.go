@@ -667,6 +667,10 @@ func TestJoinErrors(t *testing.T) {
 		require.Equal(t, 1, j.Missing[0].Rank)
 		require.ErrorContains(t, err, "tcp: rank 2 of 3 is not connected with rank 1: at 127.0.0.1")
 		require.ErrorContains(t, err, "refused")
+		var f *transport.Fault
+		require.ErrorAs(t, err, &f)
+		require.Equal(t, transport.FaultPeerDied, f.Kind)
+		require.Equal(t, 1, f.Rank)
 		a.Close()
 	})
 	t.Run("a rank that does not call", func(t *testing.T) {

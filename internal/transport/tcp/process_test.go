@@ -3,6 +3,7 @@ package tcp
 import (
 	"bufio"
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -36,6 +37,8 @@ type order struct {
 	Bytes int
 	Times int
 	Depth int // messages under way, 2 if 0
+
+	Patience time.Duration // for the ranks to join, patience if 0
 }
 
 type report struct {
@@ -68,7 +71,7 @@ func processMain(rank int, in io.Reader, out io.Writer) error {
 	if err := orders.Decode(&o); err != nil {
 		return err
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	ctx, cancel := context.WithTimeout(context.Background(), cmp.Or(o.Patience, patience))
 	defer cancel()
 	m, err := e.Join(ctx, rank, o.Addrs)
 	if err != nil {

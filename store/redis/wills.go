@@ -20,8 +20,8 @@ import (
 // Redis cannot set a key when a client is gone, but it knows how many clients listen to a channel.
 // A store with a will listens to a channel of its own: that connection ends with the process. All
 // stores with wills are members of a sorted set, in the order of their numbers. Each looks at the
-// few that came next, the last ones at the first, and carries out the wills of a store to whose
-// channel nobody listens any more.
+// next three; after the last comes the first. If nobody listens to a channel any more, the one that
+// looks carries out the wills of its store.
 //
 //	{prefix}w#       the last number
 //	{prefix}w        sorted set of names
@@ -35,6 +35,10 @@ const (
 	// looks. A store that has to connect again needs one pause for that.
 	lookPause = 150 * time.Millisecond
 	silences  = 3
+
+	// strangeSilences is after how many looks a store that this one has never seen listen is
+	// removed. Another store that has seen it is faster.
+	strangeSilences = 20
 
 	// neighbours is how many other stores a store looks at. As many may die at once, and one is
 	// still noticed.
@@ -59,9 +63,9 @@ func (s *Store) mourners() string         { return s.prefix + "w" }
 func (s *Store) lastMourner() string      { return s.prefix + "w#" }
 func (s *Store) wills(name string) string { return s.prefix + "w " + name }
 
-// SetWill makes the other stores of the prefix that have a will carry out a CompareSet when this
-// store is gone: closed, or its process has ended. They notice within about half a second. If no
-// other store has a will at that moment, nobody does. The error matches errors.ErrUnsupported if
+// SetWill leaves a CompareSet for the time when this store is closed or its process has ended.
+// Another store of the prefix that has a will carries it out, after about half a second. If no
+// other store has one, nobody does. The error matches errors.ErrUnsupported if
 // the server does not permit SUBSCRIBE. See store.Willer.
 func (s *Store) SetWill(ctx context.Context, key string, expected, desired []byte) error {
 	text := append(strconv.AppendInt(nil, int64(len(expected)), 10), ' ')
@@ -177,14 +181,14 @@ func (s *Store) look(ctx context.Context, own string, number int64) {
 	t := time.NewTicker(lookPause)
 	defer t.Stop()
 	for {
+		limited, cancel := context.WithTimeout(ctx, lookLimit)
+		_ = s.lookOnce(limited, own, number, all)
+		cancel()
 		select {
 		case <-ctx.Done():
 			return
 		case <-t.C:
 		}
-		limited, cancel := context.WithTimeout(ctx, lookLimit)
-		_ = s.lookOnce(limited, own, number, all)
-		cancel()
 	}
 }
 
@@ -223,7 +227,8 @@ func (s *Store) lookOnce(ctx context.Context, own string, number int64, all map[
 			n.known, n.silent = true, 0
 			continue
 		}
-		if n.silent++; n.silent < silences {
+		n.silent++
+		if n.silent < silences || !n.known && n.silent < strangeSilences {
 			continue
 		}
 		if err := s.carryOut(ctx, name, n.known); err != nil {

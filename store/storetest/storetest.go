@@ -1045,9 +1045,10 @@ func testClosePeer(t *suite) {
 
 func testWills(t *suite) {
 	ctx := t.Context()
+	p := t.peer()
 	if !t.has(Wills) {
-		t.unsupported(store.SetWill(ctx, t.s, "k", nil, []byte("v")))
-		require.NoError(t, store.DropWill(ctx, t.s, "k"))
+		t.unsupported(store.SetWill(ctx, p, "k", nil, []byte("v")))
+		require.NoError(t, store.DropWill(ctx, p, "k"))
 		return
 	}
 	will := func(s store.Store, key, expected, desired string) {
@@ -1057,7 +1058,6 @@ func testWills(t *suite) {
 	will(t.s, "own", "", "never") // some stores carry out the wills of others
 	t.set(t.s, "changed", "new")
 	t.set(t.s, "expected", "old")
-	p := t.peer()
 	will(p, "missing", "", "first")
 	will(p, "missing", "", "second")
 	will(p, "changed", "old", "wrong")

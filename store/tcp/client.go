@@ -51,6 +51,9 @@ type Options struct {
 	// NoWait joins without counting and waiting, whatever WorldSize is.
 	NoWait bool
 
+	// CountOnly counts this rank, and does not wait for the others.
+	CountOnly bool
+
 	// Timeout is the store's, see store.Store. It also limits New if its context has no deadline.
 	Timeout time.Duration
 
@@ -237,7 +240,7 @@ func open(ctx context.Context, addr string, opts Options) (*Store, error) {
 		s.listing.Store(has)
 	}
 	if opts.WorldSize > 0 && !opts.NoWait {
-		if err := s.join(ctx, opts.Rank, opts.WorldSize, o); err != nil {
+		if err := s.join(ctx, opts.Rank, opts.WorldSize, server != nil && !opts.CountOnly, o); err != nil {
 			s.Close()
 			return nil, err
 		}
@@ -274,8 +277,8 @@ func ended(ctx context.Context, err error) error {
 	return err
 }
 
-// join counts this process, and waits for the other ranks if it hosts the server.
-func (s *Store) join(ctx context.Context, rank, size int, o *progress) error {
+// join counts this process, and waits for the other ranks if wait is set.
+func (s *Store) join(ctx context.Context, rank, size int, wait bool, o *progress) error {
 	if err := s.enroll(ctx, rank); err != nil {
 		return err
 	}
@@ -283,7 +286,7 @@ func (s *Store) join(ctx context.Context, rank, size int, o *progress) error {
 	pause := longest / 16
 	rep, err := s.call(ctx, "join", &request{query: qAdd, keys: one(workers), num: 1})
 	n := rep.num
-	for ; err == nil && s.server != nil && n < int64(size); pause = min(2*pause, longest) {
+	for ; err == nil && wait && n < int64(size); pause = min(2*pause, longest) {
 		o.count(s, n, size)
 		select {
 		case <-time.After(pause):

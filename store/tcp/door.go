@@ -3,8 +3,10 @@ package tcp
 import (
 	"container/list"
 	"errors"
+	"maps"
 	"net"
 	"net/netip"
+	"slices"
 	"sync"
 	"sync/atomic"
 
@@ -277,13 +279,15 @@ func (d *door) makeRoom() bool {
 	return d.evict(d.quietest())
 }
 
-func (d *door) close() {
+// close lets nobody in any more, and returns those who are in. The second call returns none.
+func (d *door) close() []*session {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	d.closed = true
-	for c := range d.sessions {
-		c.raw.Close()
+	if d.closed {
+		return nil
 	}
+	d.closed = true
+	return slices.Collect(maps.Keys(d.sessions))
 }
 
 // stats returns the counters of connections.

@@ -684,3 +684,17 @@ func TestNativeThenPlain(t *testing.T) {
 	defer clone.Close()
 	works(t, clone.(*Store))
 }
+
+// A connection has a bounded number of wills, and each a bounded size.
+func TestWillLimits(t *testing.T) {
+	s := join(t, serve(t, ServerOptions{}).Addr().String(), Options{})
+	ctx := t.Context()
+	for i := range maxWills {
+		require.NoError(t, s.SetWill(ctx, fmt.Sprint(i), nil, nil))
+	}
+	require.ErrorIs(t, s.SetWill(ctx, "more", nil, nil), store.ErrTooLarge)
+	require.NoError(t, s.SetWill(ctx, "0", nil, []byte("again")))
+	require.NoError(t, s.DropWill(ctx, "1"))
+	require.ErrorIs(t, s.SetWill(ctx, "more", nil, make([]byte, maxWill)), store.ErrTooLarge)
+	require.NoError(t, s.SetWill(ctx, "more", nil, nil))
+}

@@ -184,12 +184,23 @@ func (s *Server) isLoopback() bool {
 	return ok && at.IP.IsLoopback()
 }
 
+// lastReplies is how long Close lets replies go out that are due already.
+const lastReplies = 100 * time.Millisecond
+
 // Close ends all connections and returns when the server's goroutines have ended. It deletes the
-// data.
+// data. Clients still get the replies that are due: the first of several clients that wait for a
+// key may be the one that calls Close.
 func (s *Server) Close() error {
 	s.cancel()
 	s.ln.Close()
-	s.door.close()
+	for _, c := range s.door.close() {
+		s.wg.Go(func() {
+			late := time.AfterFunc(lastReplies, func() { c.raw.Close() })
+			defer late.Stop()
+			c.flush()
+			c.raw.Close()
+		})
+	}
 	s.wg.Wait()
 	return nil
 }

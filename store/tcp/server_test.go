@@ -8,6 +8,7 @@ import (
 	"runtime"
 	"strconv"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -626,4 +627,44 @@ func TestQueueWakes(t *testing.T) {
 	o.request(v2d, keyed(qSet, "q", nil))
 	w[1].expect(ready)
 	w[2].expect(ready)
+}
+
+// Of many clients that wait for a key, the first one to get it closes the server. The others get it
+// too: it was due to them before.
+func TestCloseSendsReplies(t *testing.T) {
+	server := serve(t, ServerOptions{})
+	const clients = 64
+	var stores [clients]*Store
+	for i := range stores {
+		stores[i] = join(t, server.Addr().String(), Options{})
+	}
+	var once sync.Once
+	errs := make(chan error, clients)
+	for _, s := range stores {
+		go func() {
+			_, err := s.Get(t.Context(), "k")
+			once.Do(func() { server.Close() })
+			errs <- err
+		}()
+	}
+	for deadline := time.Now().Add(patience); ; time.Sleep(time.Millisecond) {
+		d := server.data
+		d.mu.Lock()
+		waiting := 0
+		if l := d.waits["/k"]; l != nil {
+			for at := l.first; at != nil; at = at.next {
+				waiting++
+			}
+		}
+		d.mu.Unlock()
+		if waiting == clients {
+			break
+		}
+		require.True(t, time.Now().Before(deadline))
+	}
+	setter := join(t, server.Addr().String(), Options{})
+	go setter.Set(t.Context(), "k", []byte("v")) // may lose the server
+	for range clients {
+		require.NoError(t, await(t, errs))
+	}
 }

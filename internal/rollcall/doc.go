@@ -30,6 +30,13 @@
 // processes for each rank, and get that error. If one run has all its ranks before the other
 // begins, both run.
 //
+// # Deaths
+//
+// A rank leaves a will (store.Willer) that writes to "gone" when its process ends. A rank trusts
+// that key if it has changed since the rank came, or if this process hosts the store: then it is not
+// of an earlier run. The wills are withdrawn at the end of the call. From the moment when a rank
+// knows the run's name it can leave another one there: see Config.Known.
+//
 // # PyTorch
 //
 // PyTorch's ranks do not take part. They write their addresses to keys that Config.Foreign lists.

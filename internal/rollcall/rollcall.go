@@ -31,6 +31,13 @@ type Config struct {
 
 	// Foreign has the keys of ranks that do not take part in the call.
 	Foreign []Foreign
+
+	// Fresh says that nothing in the store is of an earlier run, because this process hosts it.
+	Fresh bool
+
+	// Known, if not nil, is called once this rank knows the run's name. Other ranks learn only
+	// afterwards that this rank has come.
+	Known func(ctx context.Context, id string) error
 }
 
 // Foreign is a generation of PyTorch.
@@ -72,6 +79,7 @@ type Error struct {
 	Rank, Size int
 	After      time.Duration
 	Missing    []int // ranks that did not come, as far as this rank knows; ascending
+	Stopped    []int // ranks that came and no longer answer
 	Err        error
 }
 
@@ -89,8 +97,11 @@ func (e *Error) Error() string {
 		}
 		b.WriteString("; ")
 	}
+	for _, r := range e.Stopped[:min(len(e.Stopped), mostNamed)] {
+		fmt.Fprintf(&b, "rank %d has called Init and does not answer: it has stopped, or its host is away; ", r)
+	}
 	s := strings.TrimSuffix(b.String(), "; ")
-	if len(e.Missing) > 0 {
+	if len(e.Missing)+len(e.Stopped) > 0 {
 		s += ": "
 	}
 	return s + e.Err.Error()
@@ -129,6 +140,9 @@ const (
 // lastKey has the record of the last rank 0 of any job.
 const lastKey = "c10d-go/rollcall/last"
 
+// goneKey has the record of the last rank whose connection to the store ended before all had joined.
+const goneKey = "gone"
+
 // never is a value that no rank writes.
 const never = "\x00"
 
@@ -140,7 +154,7 @@ type record struct {
 	Job   string `json:"job,omitempty"`
 	Host  string `json:"host"`
 	PID   int    `json:"pid"`
-	Fault *fault `json:"fault,omitempty"` // why there is no run, in an answer
+	Fault *fault `json:"fault,omitempty"` // why there is no run
 }
 
 func (r record) process() string { return fmt.Sprintf("pid %d on host %s", r.PID, r.Host) }
@@ -149,6 +163,8 @@ func (r record) process() string { return fmt.Sprintf("pid %d on host %s", r.PID
 type fault struct {
 	Text  string `json:"text,omitempty"` // "" is no fault
 	Twice bool   `json:"twice,omitempty"`
+	Ended bool   `json:"ended,omitempty"` // Rank has ended or given up
+	Rank  int    `json:"rank,omitempty"`
 
 	// For a rank 0 whose time ran out.
 	Late    bool  `json:"late,omitempty"`
@@ -157,6 +173,14 @@ type fault struct {
 
 func (f *fault) Error() string { return f.Text }
 
+// Culprit returns the rank that ended the roll call, -1 if no single one did.
+func (f *fault) Culprit() int {
+	if f.Ended {
+		return f.Rank
+	}
+	return -1
+}
+
 func (f *fault) Is(target error) bool {
 	switch target {
 	case ErrTwice:
@@ -164,7 +188,7 @@ func (f *fault) Is(target error) bool {
 	case context.DeadlineExceeded, store.ErrTimeout:
 		return f.Late
 	case ErrDiffer:
-		return !f.Twice && !f.Late
+		return !f.Twice && !f.Late && !f.Ended
 	}
 	return false
 }
@@ -176,6 +200,7 @@ type Call struct {
 	corner store.Store
 	self   record
 	mine   []byte // self, as written
+	before string // what goneKey held before this rank came
 	begun  time.Time
 
 	mu     sync.Mutex
@@ -239,12 +264,27 @@ func (c *Call) Meet(ctx context.Context) (Run, error) {
 		if ctx.Err() != nil {
 			e.Err = ctx.Err()
 		}
+		if why := cause(ctx); why != nil {
+			e.Err = why
+			return Run{}, e
+		}
 		last, cancel := context.WithTimeout(context.WithoutCancel(ctx), lastWord)
 		defer cancel()
 		e.Missing = c.Missing(last)
+		if len(e.Missing) == 0 && c.cfg.Rank != 0 {
+			e.Stopped = []int{0} // all have come, and rank 0 has not said so
+		}
 		e.Err = c.otherJob(last, e.Err)
 	}
 	return Run{}, e
+}
+
+// cause returns why ctx was cancelled, nil if nobody said.
+func cause(ctx context.Context) error {
+	if why := context.Cause(ctx); why != ctx.Err() {
+		return why
+	}
+	return nil
 }
 
 // otherJob adds to err that rank 0 is of another job, if it is.
@@ -273,6 +313,18 @@ func (c *Call) meet(ctx context.Context) (Run, error) {
 					ErrStale, c.cfg.Rank, key)
 			}
 		}
+	}
+	before, err := c.peek(ctx, goneKey)
+	if err != nil {
+		return Run{}, err
+	}
+	if !c.cfg.Fresh {
+		c.before = before
+	}
+	gone := c.withFault(&fault{Ended: true, Rank: c.cfg.Rank, Text: fmt.Sprintf("rank %d (%s) died, or lost the store, before all ranks had called Init", c.cfg.Rank, c.self.process())})
+	err = store.SetWill(ctx, c.corner, goneKey, []byte(before), encode(gone))
+	if err != nil && !errors.Is(err, errors.ErrUnsupported) {
+		return Run{}, err
 	}
 	if err := c.corner.Set(ctx, rankKey(c.cfg.Rank), c.mine); err != nil {
 		return Run{}, err
@@ -354,6 +406,9 @@ func (c *Call) lead(ctx context.Context) (run Run, err error) {
 			c.dismiss(ctx, answered, err)
 		}
 	}()
+	if err := c.known(ctx, c.self.Nonce); err != nil {
+		return Run{}, err
+	}
 	for pause := firstPause; ; pause = min(2*pause, longestPause) {
 		if err := c.watch(ctx); err != nil {
 			return Run{}, err
@@ -388,6 +443,13 @@ func (c *Call) lead(ctx context.Context) (run Run, err error) {
 	}
 }
 
+func (c *Call) known(ctx context.Context, id string) error {
+	if c.cfg.Known == nil {
+		return nil
+	}
+	return c.cfg.Known(ctx, id)
+}
+
 func (c *Call) has(r int) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -419,7 +481,7 @@ func (c *Call) look(ctx context.Context, r int, answered []string, seen map[int]
 		return false, nil
 	}
 	if other.Fault != nil {
-		if again { // a process that runs now has written it
+		if again || c.cfg.Fresh { // a process of this run has written it
 			return true, other.Fault
 		}
 		return false, nil
@@ -429,8 +491,24 @@ func (c *Call) look(ctx context.Context, r int, answered []string, seen map[int]
 	return true, c.corner.Set(ctx, answerKey(other.Nonce), c.mine)
 }
 
+// someGone returns the fault of a rank whose connection to the store has ended since this rank came.
+func (c *Call) someGone(ctx context.Context) error {
+	now, err := c.peek(ctx, goneKey)
+	if err != nil || now == c.before {
+		return err
+	}
+	var other record
+	if json.Unmarshal([]byte(now), &other) == nil && other.Fault != nil {
+		return other.Fault
+	}
+	return nil
+}
+
 // watch returns another rank's fault for rank 0, or the error that rank 0 has been started twice.
 func (c *Call) watch(ctx context.Context) error {
+	if err := c.someGone(ctx); err != nil {
+		return err
+	}
 	now, err := c.peek(ctx, rankKey(0))
 	if err != nil {
 		return err
@@ -512,10 +590,18 @@ func (c *Call) begin(ctx context.Context, answered []string) (Run, error) {
 // dismiss tells the other ranks that there is no run. It ignores errors; a rank that it does not
 // reach waits until its timeout.
 func (c *Call) dismiss(ctx context.Context, answered []string, why error) {
+	if cause := cause(ctx); cause != nil {
+		why = cause
+	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), lastWord)
 	defer cancel()
 	var f *fault
-	if !errors.As(why, &f) {
+	var of interface{ Culprit() int }
+	switch {
+	case errors.As(why, &f):
+	case errors.As(why, &of): // of the group's other ranks
+		f = &fault{Ended: true, Rank: of.Culprit(), Text: why.Error()}
+	default:
 		f = &fault{Text: fmt.Sprintf("rank 0 (%s) gave up: %v", c.self.process(), why)}
 		if errors.Is(why, context.DeadlineExceeded) || errors.Is(why, store.ErrTimeout) {
 			f.Late, f.Missing = true, c.Missing(ctx)
@@ -537,6 +623,9 @@ func (c *Call) dismiss(ctx context.Context, answered []string, why error) {
 // forget empties this rank's record, so that the rank's next run is not taken for a second
 // process.
 func (c *Call) forget(ctx context.Context) error {
+	if err := store.DropWill(ctx, c.corner, goneKey); err != nil {
+		return err
+	}
 	_, err := c.corner.CompareSet(ctx, rankKey(c.cfg.Rank), c.mine, nil)
 	return err
 }
@@ -566,8 +655,16 @@ func (c *Call) follow(ctx context.Context) (Run, error) {
 	case cause != nil && ctx.Err() == nil:
 		err = cause
 	}
-	if f := (*fault)(nil); errors.As(err, &f) && f.Twice {
+	f := (*fault)(nil)
+	told := errors.As(err, &f)
+	c.mu.Lock()
+	alone := c.run == "" // nobody else can tell the others
+	c.mu.Unlock()
+	switch {
+	case told && f.Twice:
 		c.leave(ctx, f)
+	case !told && alone:
+		c.leave(ctx, &fault{Ended: true, Rank: c.cfg.Rank, Text: fmt.Sprintf("rank %d (%s) gave up: %v", c.cfg.Rank, c.self.process(), err)})
 	}
 	return Run{}, err
 }
@@ -582,6 +679,9 @@ func (c *Call) lookAround(ctx context.Context) (Run, error) {
 		}
 		if run, foreign, err := c.foreign(ctx, 0); err != nil || foreign {
 			return run, err
+		}
+		if err := c.someGone(ctx); err != nil {
+			return Run{}, err
 		}
 		told, err := c.peek(ctx, faultKey(c.self.Nonce))
 		if err != nil {
@@ -623,6 +723,9 @@ func (c *Call) join(ctx context.Context) (Run, error) {
 	c.mu.Lock()
 	c.run, c.answer = zero.Nonce, true
 	c.mu.Unlock()
+	if err := c.known(ctx, zero.Nonce); err != nil {
+		return Run{}, err
+	}
 	f := fit(zero, c.self)
 	if f == nil {
 		f = new(fault)

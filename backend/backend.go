@@ -150,6 +150,17 @@ func Shutdown(ctx context.Context, b Backend) error {
 	return b.Close()
 }
 
+// Meeting knows the ranks that are making a group. Ranks are numbered as in the group.
+type Meeting interface {
+	// Lacks sets the function that says which ranks this one waits for at a moment. Nil means none.
+	Lacks(func() []int)
+
+	// Silent is for a rank whose time has run out and that lacks some ranks. It returns which ranks
+	// keep the group from being made: they have stopped, or never came. Other ranks wait for those
+	// themselves. It returns none if that is not known.
+	Silent(lacking []int) []int
+}
+
 // Options is what a backend is made with, c10d's DistributedBackendOptions.
 type Options struct {
 	// Store is for this backend alone: its keys are already under the group's
@@ -178,6 +189,9 @@ type Options struct {
 	// its rank in the group: "it has not joined the store". With waits, it waits for other
 	// ranks itself. It is for messages. Nil, and an empty text, mean that nothing is known.
 	LastSeen func(ctx context.Context, rank int) (what string, waits bool)
+
+	// Meeting, if not nil, finds out which rank keeps this group from being made.
+	Meeting Meeting
 
 	// TLS, if not nil, is how the ranks encrypt what they send each other and prove
 	// who they are. A backend that cannot do so over a connection returns an error.

@@ -16,6 +16,7 @@ import (
 
 	"github.com/c10d-go/c10d/backend"
 	"github.com/c10d-go/c10d/backend/detail"
+	"github.com/c10d-go/c10d/internal/notice"
 	"github.com/c10d-go/c10d/internal/waiting"
 	"github.com/c10d-go/c10d/store"
 	"github.com/c10d-go/c10d/tensor"
@@ -39,6 +40,10 @@ type world struct {
 	ours    bool   // all ranks are of this library
 	begun   string // the key in begunIn that the roll call has left, "" if there is none
 	begunIn store.Store
+
+	// tells says that ranks that make a group tell each other why they cannot: all are of this
+	// library.
+	tells bool
 
 	mu     sync.Mutex
 	next   int // number of the next group, counted on every rank alike
@@ -89,23 +94,25 @@ type groupSpec struct {
 	ranks    []int // global ranks in group order
 	backend  string
 	timeout  time.Duration
-	prefixes []string // of the groups around it, outermost first
-	local    bool     // only members take part in making it
-	split    bool     // made by Split or SplitRanks
-	counted  int      // how many groups the counter has named, this one included
+	prefixes []string       // of the groups around it, outermost first
+	local    bool           // only members take part in making it
+	split    bool           // made by Split or SplitRanks
+	counted  int            // how many groups the counter has named, this one included
+	notice   *notice.Notice // begun already, of the default group
 }
 
 // newGroup makes a group as PyTorch's _new_process_group_helper does, with the
 // same keys: a PyTorch rank may be on the other side.
 func (w *world) newGroup(ctx context.Context, s groupSpec) (*ProcessGroup, error) {
-	g, err := w.makeGroup(ctx, s)
+	g, err := w.tellOthers(ctx, s)
 	if err != nil {
+		err = w.sayHost(w.store, w.rank, err)
 		w.options.failed(s.name, slices.Index(s.ranks, w.rank), len(s.ranks), err)
 	}
 	return g, err
 }
 
-func (w *world) makeGroup(ctx context.Context, s groupSpec) (*ProcessGroup, error) {
+func (w *world) makeGroup(ctx context.Context, s groupSpec, n *notice.Notice) (*ProcessGroup, error) {
 	devices, err := backend.ParseDevices(s.backend)
 	if err != nil {
 		return nil, fmt.Errorf("pg: %w", err)
@@ -125,6 +132,10 @@ func (w *world) makeGroup(ctx context.Context, s groupSpec) (*ProcessGroup, erro
 		world: w, name: s.name, key: s.key, within: within, desc: s.desc, ranks: s.ranks, size: len(s.ranks),
 		rank: slices.Index(s.ranks, w.rank), timeout: s.timeout, store: st, devices: devices,
 		backends: make(map[tensor.DeviceType]backend.Backend), split: s.split,
+	}
+	if n != nil {
+		g.meeting = n
+		defer func() { g.meeting = nil }()
 	}
 	if w.compares && w.root != nil {
 		if err := w.compareLists(ctx, s); err != nil {
@@ -193,7 +204,7 @@ func (g *ProcessGroup) connect(ctx context.Context, v1 bool) error {
 			Store: st, Rank: g.rank, Size: g.size, Timeout: g.timeout, Group: g.name,
 			GlobalRanks: slices.Clone(g.ranks), Device: d.Device, Dialect: g.world.options.Dialect, TLS: g.world.tls,
 			Specific: g.world.options.specific(d.Backend), Failed: g.noteFailure(),
-			Logger: g.world.options.Logger, LastSeen: g.lastSeen,
+			Logger: g.world.options.Logger, LastSeen: g.lastSeen, Meeting: g.meeting,
 		})
 		if err != nil {
 			return fail(err)
@@ -229,7 +240,7 @@ func (g *ProcessGroup) checked(ctx context.Context, inner backend.Backend, d ten
 		Store: st, Rank: g.rank, Size: g.size, Timeout: g.timeout, Group: g.name,
 		GlobalRanks: slices.Clone(g.ranks), Device: d, Dialect: g.world.options.Dialect, TLS: g.world.tls,
 		Specific: g.world.options.specific(controlBackend), Failed: g.noteFailure(),
-		Logger: g.world.options.Logger, LastSeen: g.lastSeen,
+		Logger: g.world.options.Logger, LastSeen: g.lastSeen, Meeting: g.meeting,
 	})
 }
 
@@ -270,7 +281,7 @@ func (w *world) finishV1(ctx context.Context, g *ProcessGroup, s groupSpec) erro
 }
 
 // lastLook bounds the last query of the store, after a timeout, for how many ranks came.
-const lastLook = 200 * time.Millisecond
+const lastLook = 500 * time.Millisecond
 
 // initBarrier is PyTorch's TORCH_DIST_INIT_BARRIER: a barrier in the store, after the group is
 // made.

@@ -142,9 +142,13 @@ func initFrom(ctx context.Context, rawURL string, o InitOptions, getenv func(str
 		o.failed(cmp.Or(o.Name, "0"), m.env.Rank, m.env.Size, err)
 		return nil, err
 	}
-	from := origin{job: m.job, tls: o.TLS}
+	from := origin{job: m.job, tls: o.TLS, hosted: -1}
 	if t, ok := st.(*tcp.Store); ok {
 		from.seen = m.seenIn(t)
+		from.hosts = t.Server() != nil
+		if !m.env.AgentStore {
+			from.hosted = 0
+		}
 	}
 	// PyTorch up to 2.0 keeps the agent's store over restarts; later ones get a
 	// new one each time.
@@ -387,10 +391,15 @@ func (m *meeting) open(ctx context.Context, o InitOptions) (store.Store, error) 
 	if listen == "" {
 		listen = launch.ListenAddr(m.addr)
 	}
+	devices, err := backend.ParseDevices(o.Backend)
+	if err != nil {
+		return nil, err
+	}
 	return tcp.New(ctx, m.addr, tcp.Options{
 		Server:    m.env.Rank == 0 && !m.env.AgentStore,
 		Listen:    listen,
 		WorldSize: m.env.Size,
+		CountOnly: !o.apart(devices), // the roll call waits, and notices a rank that dies
 		Timeout:   o.Timeout,
 		Dialect:   o.Dialect,
 		TLS:       o.TLS,

@@ -115,6 +115,7 @@ type ProcessGroup struct {
 	backends map[tensor.DeviceType]backend.Backend
 	distinct []backend.Backend // in order of devices, each once
 	split    bool              // made by Split or SplitRanks
+	meeting  backend.Meeting   // while the group is made, if its ranks tell each other why it cannot be
 
 	closing  sync.Once
 	closeErr error
@@ -136,7 +137,7 @@ type ProcessGroup struct {
 // their keys. If a PyTorch rank takes part, keys are PyTorch's, and New returns ErrStale where it
 // finds those of an earlier run.
 func New(ctx context.Context, st store.Store, rank, size int, o Options) (*ProcessGroup, error) {
-	return newWorld(ctx, st, rank, size, o, origin{})
+	return newWorld(ctx, st, rank, size, o, origin{hosted: -1})
 }
 
 // newWorld is New for Init.
@@ -157,25 +158,34 @@ func newWorld(ctx context.Context, st store.Store, rank, size int, o Options, fr
 	if o.Timeout <= 0 {
 		o.Timeout = backend.DefaultTimeout
 	}
-	keys, run, own, err := findRun(ctx, st, &o, rank, size, from)
+	ctx, stop := context.WithCancelCause(ctx)
+	defer stop(nil)
+	keys, run, own, n, err := findRun(ctx, stop, st, &o, rank, size, from)
 	if err != nil {
+		err = from.sayHost(st, rank, err)
 		o.failed(o.Name, rank, size, err)
 		return nil, err
 	}
 	w := &world{
-		store: keys, rank: rank, size: size, options: o, next: counted, compares: own, origin: from,
+		store: keys, rank: rank, size: size, options: o, next: counted, compares: own, tells: n != nil, origin: from,
 		ours: run.ID != "", begun: run.Key, begunIn: st, made: make(map[string]int),
 	}
 	if path := w.blameFile(); path != "" {
 		os.Remove(path) // of a group that this one takes the place of
 	}
+	return w.newGroup(ctx, groupSpec{
+		name: o.Name, desc: o.Description, ranks: allRanks(size), backend: o.Backend, timeout: o.Timeout, counted: counted,
+		notice: n,
+	})
+}
+
+// allRanks returns 0 to size-1.
+func allRanks(size int) []int {
 	ranks := make([]int, size)
 	for i := range ranks {
 		ranks[i] = i
 	}
-	return w.newGroup(ctx, groupSpec{
-		name: o.Name, desc: o.Description, ranks: ranks, backend: o.Backend, timeout: o.Timeout, counted: counted,
-	})
+	return ranks
 }
 
 // Rank returns this rank's number in the group, -1 if it is no member.

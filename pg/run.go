@@ -4,10 +4,13 @@ import (
 	"cmp"
 	"context"
 	"crypto/tls"
+	"errors"
 	"fmt"
+	"slices"
 	"strconv"
 
 	"github.com/c10d-go/c10d/backend"
+	"github.com/c10d-go/c10d/internal/notice"
 	"github.com/c10d-go/c10d/internal/rollcall"
 	"github.com/c10d-go/c10d/internal/waiting"
 	"github.com/c10d-go/c10d/store"
@@ -18,6 +21,12 @@ type origin struct {
 	job string      // the launcher's name for it, "" if there is none
 	v1  store.Store // where ranks of PyTorch up to 2.0 have their keys; nil if in the same place as others
 	tls *tls.Config // for backends that have none of their own; nil is none
+
+	// hosts says that this process hosts the store, which therefore has nothing of an earlier run.
+	hosts bool
+
+	// hosted is the rank that hosts the store, -1 if none does.
+	hosted int
 
 	// seen describes a missing rank; may be nil.
 	seen func(ctx context.Context, rank int) (what string, waits bool)
@@ -44,10 +53,21 @@ var (
 // without the store.
 type elsewhere interface{ MeetsElsewhere() bool }
 
+// apart reports whether no backend needs the store for its ranks to meet.
+func (o *Options) apart(devices []backend.DeviceBackend) bool {
+	for _, d := range devices {
+		if e, ok := o.specific(d.Backend).(elsewhere); !ok || !e.MeetsElsewhere() {
+			return false
+		}
+	}
+	return true
+}
+
 // findRun finds out in st which run this is, and returns where its keys go. If
 // PyTorch ranks take part that is st, or from.v1, and the generation is in o; the run has
-// no ID then. known is false if the ranks do not meet in the store.
-func findRun(ctx context.Context, st store.Store, o *Options, rank, size int, from origin) (keys store.Store, run rollcall.Run, known bool, err error) {
+// no ID then. known is false if the ranks do not meet in the store. n is the group's notice. It
+// gives faults to stop. It is nil if PyTorch ranks may take part.
+func findRun(ctx context.Context, stop context.CancelCauseFunc, st store.Store, o *Options, rank, size int, from origin) (keys store.Store, run rollcall.Run, known bool, n *notice.Notice, err error) {
 	given := o.Dialect
 	if given == store.DialectUnknown && store.DialectOf(st) == store.DialectV1 {
 		given = store.DialectV1 // a server of PyTorch up to 2.0 serves no others
@@ -63,39 +83,62 @@ func findRun(ctx context.Context, st store.Store, o *Options, rank, size int, fr
 	}
 	devices, err := backend.ParseDevices(o.Backend)
 	if err != nil {
-		return nil, run, false, fmt.Errorf("pg: %w", err)
+		return nil, run, false, nil, fmt.Errorf("pg: %w", err)
 	}
-	apart := true
-	for _, d := range devices {
-		e, ok := o.specific(d.Backend).(elsewhere)
-		apart = apart && ok && e.MeetsElsewhere()
+	if o.apart(devices) {
+		return own, run, false, nil, nil
 	}
-	if apart {
-		return own, run, false, nil
-	}
+	inRun := func(id string) store.Store { return store.Prefix("c10d-go/run/"+id, own) }
 	run = rollcall.Run{ID: rollcall.NewID()}
 	if size > 1 {
-		run, err = rollCall(ctx, st, v1, devices, *o, rank, size, from)
-		if err != nil {
-			return nil, run, false, fmt.Errorf("pg: group %q: %w", o.Name, err)
+		known := func(ctx context.Context, id string) (err error) {
+			n, err = notice.Join(ctx, notice.Config{Store: noticeStore(inRun(id), o.Name), Rank: rank, Ranks: allRanks(size)}, stop)
+			return err
 		}
+		run, err = rollCall(ctx, st, v1, devices, *o, rank, size, from, known)
+		if err != nil {
+			if n != nil {
+				nameStopped(n, err)
+				err = tell(ctx, n, allRanks(size), rank, err)
+				n.Close()
+			}
+			return nil, run, false, nil, fmt.Errorf("pg: group %q: %w", o.Name, err)
+		}
+	}
+	if n != nil && run.ID == "" {
+		n.Close()
+		n = nil
 	}
 	switch {
 	case run.ID != "":
-		return store.Prefix("c10d-go/run/"+run.ID, own), run, true, nil
+		return inRun(run.ID), run, true, n, nil
 	case given != store.DialectUnknown && given != run.Dialect:
-		return nil, run, false, fmt.Errorf("pg: group %q: a rank of PyTorch %v is in the job, and Options.Dialect, or the store, says %v", o.Name, run.Dialect, given)
+		return nil, run, false, nil, fmt.Errorf("pg: group %q: a rank of PyTorch %v is in the job, and Options.Dialect, or the store, says %v", o.Name, run.Dialect, given)
 	}
 	o.Dialect = run.Dialect
 	if run.Dialect == store.DialectV1 {
-		return v1, run, true, nil
+		return v1, run, true, nil, nil
 	}
-	return st, run, true, nil
+	return st, run, true, nil, nil
 }
 
-// rollCall calls the ranks of the default group. PyTorch's ranks show themselves by
+// nameStopped adds to a timeout of the roll call the ranks that came and no longer answer.
+func nameStopped(n *notice.Notice, err error) {
+	var e *rollcall.Error
+	if !errors.As(err, &e) || !e.Timeout() || errors.As(err, new(*notice.Fault)) {
+		return
+	}
+	e.Stopped = nil
+	for _, r := range n.Silent(append([]int{0}, e.Missing...)) { // all wait for rank 0 in the end
+		if !slices.Contains(e.Missing, r) {
+			e.Stopped = append(e.Stopped, r)
+		}
+	}
+}
+
+// rollCall calls the ranks of the default group. known is Config.Known. PyTorch's ranks show themselves by
 // the first key of the rendezvous of its Gloo.
-func rollCall(ctx context.Context, st, v1 store.Store, devices []backend.DeviceBackend, o Options, rank, size int, from origin) (rollcall.Run, error) {
+func rollCall(ctx context.Context, st, v1 store.Store, devices []backend.DeviceBackend, o Options, rank, size int, from origin, known func(context.Context, string) error) (rollcall.Run, error) {
 	made := make(map[string]bool)
 	var prefixes []string // of each backend that newGroup makes
 	for _, d := range devices {
@@ -105,7 +148,7 @@ func rollCall(ctx context.Context, st, v1 store.Store, devices []backend.DeviceB
 		}
 	}
 	call := rollcall.New(rollcall.Config{
-		Store: st, Name: o.Name, Rank: rank, Size: size, Job: from.job,
+		Store: st, Name: o.Name, Rank: rank, Size: size, Job: from.job, Fresh: from.hosts, Known: known,
 		Foreign: []rollcall.Foreign{
 			{Dialect: store.DialectV2, Store: st, Keys: func(r int) []string {
 				var keys []string

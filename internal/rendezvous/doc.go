@@ -50,6 +50,11 @@
 // what each did last. The connected ranks are told, so that they fail now and not at their
 // own deadlines.
 //
+// A rank whose time runs out lacks ranks that may themselves wait for others. Config.Meeting asks
+// all ranks. The Error then lists only ranks that did not answer: "published no address", or
+// "published its address and does not answer". Without Config.Meeting it leaves out ranks that
+// probably wait for others.
+//
 // # Strangers
 //
 // A connection that says the number published for a rank is that rank. A connection that

@@ -87,8 +87,21 @@ type Config struct {
 	// and whether it waits for other ranks.
 	LastSeen func(ctx context.Context, rank int) (what string, waits bool)
 
+	// Meeting, if not nil, is how the ranks find out who keeps them from meeting.
+	Meeting Meeting
+
 	// Native, if not nil, is another way to connect ranks that have it.
 	Native *Native
+}
+
+// Meeting is backend.Meeting.
+type Meeting interface {
+	// Lacks sets the function that says which ranks this one waits for at a moment.
+	Lacks(func() []int)
+
+	// Silent returns which ranks keep the others from meeting, where time has run out and this rank
+	// lacks some. None means that it is not known.
+	Silent(lacking []int) []int
 }
 
 // Native is a wire that ranks may have besides Gloo's.
@@ -133,6 +146,10 @@ func Connect(ctx context.Context, cfg Config) (transport.Mesh, error) {
 		cfg.HostName = cfg.HostName[:maxHost]
 	}
 	m := newMeeting(cfg)
+	if cfg.Meeting != nil {
+		cfg.Meeting.Lacks(m.lacking)
+		defer cfg.Meeting.Lacks(nil)
+	}
 	if err, fault := m.run(ctx); err != nil {
 		m.mesh.Abort(fault)
 		m.acceptor.close()
@@ -807,6 +824,12 @@ func (m *meeting) explain(ctx context.Context, cause error) (*Error, *transport.
 		return e, f
 	case errors.Is(ctx.Err(), context.Canceled):
 		f.Kind = transport.FaultCanceled
+		var of interface{ Culprit() int }
+		if errors.As(context.Cause(ctx), &of) { // another rank has said why there is no group
+			e.Err = context.Cause(ctx)
+			f.Kind, f.Rank = transport.FaultAborted, of.Culprit()
+			return e, f
+		}
 	case ctx.Err() != nil, errors.Is(cause, store.ErrTimeout):
 		f.Kind = transport.FaultTimeout
 	default:
@@ -827,10 +850,56 @@ func (m *meeting) explain(ctx context.Context, cause error) (*Error, *transport.
 	look, cancel := context.WithTimeout(context.WithoutCancel(ctx), lastLook)
 	defer cancel()
 	e.Missing = m.missing(look)
+	if f.Kind == transport.FaultTimeout && m.cfg.Meeting != nil {
+		if silent := m.cfg.Meeting.Silent(m.lacking()); len(silent) > 0 {
+			again, cancel := context.WithTimeout(context.WithoutCancel(ctx), lastLook)
+			e.Missing = m.silent(again, silent)
+			cancel()
+		}
+	}
 	if f.Kind == transport.FaultTimeout && len(e.Missing) > 0 {
 		f.Rank = e.Missing[0].Rank
 	}
 	return e, f
+}
+
+// lacking returns the ranks that are not connected. The native wire has a list of its own, so there
+// are none while it connects.
+func (m *meeting) lacking() []int {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	var ranks []int
+	for i := range m.peers {
+		if i != m.cfg.Rank && !m.connectingNative && m.peers[i].absent() {
+			ranks = append(ranks, i)
+		}
+	}
+	return ranks
+}
+
+// silent describes the ranks that did not answer.
+func (m *meeting) silent(ctx context.Context, ranks []int) []Missing {
+	var all []Missing
+	for _, i := range ranks {
+		if i < 0 || i >= len(m.peers) || i == m.cfg.Rank {
+			continue
+		}
+		m.mu.Lock()
+		p := m.peers[i]
+		m.mu.Unlock()
+		x := Missing{Rank: i, Host: p.host, Addr: p.at.at, What: "published its address and does not answer: it has stopped, or its host is away"}
+		if !p.known {
+			ok, err := m.cfg.Store.Check(ctx, strconv.Itoa(i))
+			if err == nil && !ok {
+				x.What = "published no address"
+				if len(all) < maxLastSeen && m.cfg.LastSeen != nil {
+					x.Last, _ = m.cfg.LastSeen(ctx, i)
+				}
+			}
+		}
+		all = append(all, x)
+	}
+	return all
 }
 
 // missing lists the ranks that are not connected. It leaves out ranks that may themselves be

@@ -3,6 +3,7 @@ package rendezvous
 import (
 	"context"
 	"fmt"
+	"net/netip"
 	"strings"
 	"testing"
 	"time"
@@ -65,4 +66,55 @@ func TestStoreThatEnds(t *testing.T) {
 	require.Eventually(t, func() bool { return strings.Contains(log.String(), "rank 1") }, 20*time.Second, time.Millisecond)
 	require.NoError(t, st.Close())
 	require.ErrorContains(t, (<-out).err, "rank 1 published no address: ")
+}
+
+// asked is a Meeting whose answer is known.
+type asked struct {
+	silent  []int
+	lacks   func() []int
+	lacking []int
+}
+
+func (a *asked) Lacks(f func() []int) {
+	if f != nil {
+		a.lacks = f
+	}
+}
+
+func (a *asked) Silent(lacking []int) []int {
+	a.lacking = lacking
+	return a.silent
+}
+
+// A rank whose time runs out names the ranks that do not answer, and not those that wait for them.
+func TestSilentRanksAreNamed(t *testing.T) {
+	for _, c := range []struct {
+		name   string
+		silent []int
+		want   string
+	}{
+		{"stopped", []int{2}, "rank 2 (host host2, 127.0.0.2:5) published its address and does not answer: it has stopped, or its host is away within"},
+		{"never came", []int{3}, "rank 3 published no address within"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			st := store.NewHash()
+			defer st.Close()
+			for r := 1; r < 3; r++ { // they listen at a greater address, so they are to connect
+				at := endpoint{netip.MustParseAddrPort("127.0.0.2:5"), noSeq}
+				v := value{gen: G2, host: fmt.Sprint("host", r), at: []endpoint{at}, ids: newIDs(4)}
+				require.NoError(t, st.Set(t.Context(), fmt.Sprint(r), v.encode()))
+			}
+			m := &asked{silent: c.silent}
+			o := <-start(t.Context(), st, 4, func(c *Config) {
+				c.Generation, c.Meeting, c.Timeout = G2, m, 300*time.Millisecond
+				c.Address = netip.MustParseAddr("127.0.0.1")
+			}, 0)
+			var e *Error
+			require.ErrorAs(t, o.err, &e)
+			require.Len(t, e.Missing, 1)
+			require.ErrorContains(t, o.err, c.want)
+			require.Contains(t, m.lacking, 3)
+			require.NotNil(t, m.lacks)
+		})
+	}
 }

@@ -1,0 +1,312 @@
+//go:build unix
+
+package pg
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"errors"
+	"flag"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"os/exec"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/c10d-go/c10d/backend"
+	"github.com/c10d-go/c10d/internal/freeport"
+	"github.com/c10d-go/c10d/store"
+	"github.com/c10d-go/c10d/store/redis"
+	"github.com/c10d-go/c10d/store/tcp"
+	"github.com/c10d-go/c10d/work"
+)
+
+// A full run, on CPUs that do nothing else:
+//
+//	go test ./pg -run TestDeathsWhileMeeting -deaths 200 -deaths.within 1s -timeout 1h
+var (
+	deaths       = flag.Int("deaths", 12, "`n` deaths of TestDeathsWhileMeeting")
+	deathsWithin = flag.Duration("deaths.within", 15*time.Second, "`limit` for each survivor to name the dead rank")
+	deathsSeed   = flag.Uint64("deaths.seed", 0, "`seed` of TestDeathsWhileMeeting; 0 means a new one")
+)
+
+const deathsURL = "C10D_TEST_DEATHS_URL"
+
+// meetingLimit is the ranks' timeout. Only a stopped rank may take as long.
+const meetingLimit = 30 * time.Second
+
+// stopLimit is the timeout where a rank is stopped.
+const stopLimit = 3 * time.Second
+
+// survivor is what a rank writes at its end.
+type survivor struct {
+	Rank    int
+	Culprit int // as the error's fields say, -1 if they say none
+	Text    string
+	At      time.Time
+	Made    bool // the group was made
+}
+
+func init() {
+	if url := os.Getenv(deathsURL); url != "" {
+		json.NewEncoder(os.Stdout).Encode(surviveDeaths(url))
+		os.Exit(0)
+	}
+}
+
+// surviveDeaths is a rank: it makes the default group and calls operations until one fails.
+func surviveDeaths(url string) survivor {
+	rank, _ := strconv.Atoi(os.Getenv("RANK"))
+	size, _ := strconv.Atoi(os.Getenv("WORLD_SIZE"))
+	limit, _ := time.ParseDuration(os.Getenv("LIMIT"))
+	o := InitOptions{Rank: rank, Size: size, Options: Options{Timeout: limit}}
+	s := survivor{Rank: rank}
+	ctx := context.Background()
+	g, err := initFrom(ctx, url, o, func(name string) string { return "" })
+	if err == nil {
+		s.Made = true
+		for err == nil {
+			err = AllReduceSlice(ctx, g, []float32{1}, backend.Sum())
+			time.Sleep(time.Millisecond) // leaves the CPUs to the others
+		}
+	}
+	s.At, s.Culprit, s.Text = time.Now(), culpritOf(err), err.Error()
+	if g != nil {
+		g.Close()
+	}
+	return s
+}
+
+// culpritOf returns the rank that the fields of err blame.
+func culpritOf(err error) int {
+	var f *GroupFault
+	var w *work.Error
+	var m *MeetingError
+	var c culprit
+	switch {
+	case errors.As(err, &f):
+		return f.Rank
+	case errors.As(err, &w):
+		return w.Peer
+	case errors.As(err, &c) && c.Culprit() >= 0:
+		return c.Culprit()
+	case errors.As(err, &m) && len(m.Missing) == 1:
+		return m.Missing[0]
+	case errors.As(err, &m) && len(m.Stopped) == 1:
+		return m.Stopped[0]
+	}
+	return -1
+}
+
+// death is one case of TestDeathsWhileMeeting.
+type death struct {
+	wire, store string
+	size        int
+	victim      int
+	late        int           // this rank starts lateBy after the others, -1 for none
+	lateBy      time.Duration // may be more than after: then it never starts
+	after       time.Duration // since the victim came to the store
+	stop        bool          // SIGSTOP instead of SIGKILL
+}
+
+func (d death) String() string {
+	how := "killed"
+	if d.stop {
+		how = "stopped"
+	}
+	return fmt.Sprintf("wire %s, %s store, rank %d of %d %s %v after it came; rank %d comes %v later", d.wire, d.store, d.victim, d.size, how, d.after, d.late, d.lateBy)
+}
+
+func randomDeath(r *rand.Rand) death {
+	d := death{
+		wire:  []string{"native", "tcp", "gloo"}[r.IntN(3)],
+		store: []string{"tcp", "redis"}[r.IntN(2)],
+		size:  3 + r.IntN(3), late: -1,
+		stop: r.IntN(8) == 0,
+	}
+	d.victim = r.IntN(d.size)
+	d.after = time.Duration(r.IntN(60)) * time.Millisecond
+	if r.IntN(2) == 0 && !d.stop {
+		d.after = time.Duration(r.IntN(500)) * time.Millisecond
+		d.lateBy = time.Duration(r.IntN(800)) * time.Millisecond
+		for d.late = r.IntN(d.size); d.late == d.victim || d.late == 0 && d.store == "tcp"; {
+			d.late = r.IntN(d.size)
+		}
+	}
+	return d
+}
+
+// TestDeathsWhileMeeting kills or stops a rank at a random moment after it has come to the store.
+// Every other rank that has come by then names it: at once if it was killed, at the timeout if it
+// was stopped. The ranks are processes.
+func TestDeathsWhileMeeting(t *testing.T) {
+	seed := *deathsSeed
+	if seed == 0 {
+		seed = rand.Uint64()
+	}
+	t.Logf("-deaths.seed %d", seed)
+	r := rand.New(rand.NewPCG(seed, 1))
+	redisAddr := startRedis(t)
+	var slowest time.Duration
+	inMeeting := 0
+	for i := range *deaths {
+		d := randomDeath(r)
+		t.Run(strconv.Itoa(i), func(t *testing.T) {
+			t.Log(d)
+			url := "tcp://" + freeport.Loopback(t)
+			if d.store == "redis" {
+				url = fmt.Sprintf("redis://%s/0?prefix=deaths-%d", redisAddr, i)
+			}
+			took, made := d.run(t, url)
+			if !d.stop {
+				slowest = max(slowest, took)
+			}
+			if !made {
+				inMeeting++
+			}
+		})
+	}
+	t.Logf("%d deaths, %d of them before a group was made; the last survivor of a killed rank named it after %v", *deaths, inMeeting, slowest.Round(time.Millisecond))
+}
+
+// run returns how long the last survivor took, and whether one had made the group.
+func (d death) run(t *testing.T, url string) (took time.Duration, made bool) {
+	limit := meetingLimit
+	if d.stop {
+		limit = stopLimit
+	}
+	exe, err := os.Executable()
+	require.NoError(t, err)
+	ctx, cancel := context.WithTimeout(context.Background(), 2*meetingLimit)
+	defer cancel()
+	ranks := make([]*exec.Cmd, d.size)
+	ends := make([]chan survivor, d.size)
+	var readers sync.WaitGroup
+	start := func(rank int) {
+		cmd := exec.Command(exe)
+		cmd.Env = append(os.Environ(), deathsURL+"="+url, "RANK="+strconv.Itoa(rank), "WORLD_SIZE="+strconv.Itoa(d.size),
+			"C10D_WIRE="+d.wire, "LIMIT="+limit.String())
+		cmd.Stderr = os.Stderr
+		out, err := cmd.StdoutPipe()
+		require.NoError(t, err)
+		require.NoError(t, cmd.Start())
+		ranks[rank], ends[rank] = cmd, make(chan survivor, 1)
+		readers.Go(func() {
+			defer close(ends[rank])
+			var s survivor
+			if json.NewDecoder(bufio.NewReader(out)).Decode(&s) == nil {
+				ends[rank] <- s
+			}
+		})
+	}
+	defer func() {
+		for _, cmd := range ranks {
+			if cmd != nil {
+				cmd.Process.Kill()
+			}
+		}
+		readers.Wait()
+		for _, cmd := range ranks {
+			if cmd != nil {
+				cmd.Wait()
+			}
+		}
+	}()
+	for r := range d.size {
+		if r != d.late {
+			start(r)
+		}
+	}
+	begun := time.Now()
+	st := observe(ctx, t, url)
+	defer st.Close()
+	came := store.Prefix("default_pg/c10d-go/rollcall/-/0", st)
+	require.NoError(t, came.Wait(ctx, "rank/"+strconv.Itoa(d.victim)))
+	for r := range d.size {
+		if d.stop { // at the timeout the others cannot tell a rank that came late from one that stopped
+			require.NoError(t, came.Wait(ctx, "rank/"+strconv.Itoa(r)))
+		}
+	}
+	moment := time.Now().Add(d.after)
+	for d.late >= 0 && time.Until(moment) > 0 {
+		if ranks[d.late] == nil && time.Since(begun) > d.lateBy {
+			start(d.late)
+			break
+		}
+		time.Sleep(time.Millisecond)
+	}
+	time.Sleep(time.Until(moment))
+	var survivors []int
+	for r, cmd := range ranks {
+		there := false
+		if cmd != nil && r != d.victim {
+			there, err = came.Check(ctx, "rank/"+strconv.Itoa(r))
+			require.NoError(t, err)
+		}
+		if there {
+			survivors = append(survivors, r)
+		}
+	}
+	how := syscall.SIGKILL
+	if d.stop {
+		how = syscall.SIGSTOP
+	}
+	died := time.Now()
+	require.NoError(t, ranks[d.victim].Process.Signal(how))
+	within := *deathsWithin
+	if d.stop {
+		within += stopLimit + 5*time.Second // for the store's calls and the question
+	}
+	all := make(map[int]survivor)
+	for _, r := range survivors {
+		select {
+		case s, ok := <-ends[r]:
+			require.True(t, ok, "rank %d wrote nothing", r)
+			took = max(took, s.At.Sub(died))
+			made = made || s.Made
+			all[r] = s
+		case <-time.After(within + meetingLimit):
+			require.Fail(t, "no end", "rank %d", r)
+		}
+	}
+	for r, s := range all {
+		require.Less(t, s.At.Sub(died), within, "rank %d: %s", r, s.Text)
+		if other, ok := all[s.Culprit]; ok && d.stop && s.Made && !other.Made {
+			continue // its first operation timed out: it waits for a rank that still makes the group
+		}
+		require.Equal(t, d.victim, s.Culprit, "rank %d: %s", r, s.Text)
+		require.True(t, names(s.Text, d.victim), "rank %d: %s", r, s.Text)
+	}
+	return took, made
+}
+
+// names reports whether text has the name of a rank.
+func names(text string, rank int) bool {
+	words := strings.FieldsFunc(text, func(c rune) bool { return strings.ContainsRune(" :;,()", c) })
+	for i, w := range words[:max(len(words)-1, 0)] {
+		if w == "rank" && words[i+1] == strconv.Itoa(rank) {
+			return true
+		}
+	}
+	return false
+}
+
+// observe opens the ranks' store without being a rank.
+func observe(ctx context.Context, t *testing.T, url string) store.Store {
+	if addr, ok := strings.CutPrefix(url, "tcp://"); ok {
+		s, err := tcp.New(ctx, addr, tcp.Options{})
+		require.NoError(t, err)
+		return s
+	}
+	s, err := redis.New(ctx, url, redis.Options{})
+	require.NoError(t, err)
+	return s
+}

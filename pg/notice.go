@@ -1,0 +1,141 @@
+package pg
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"syscall"
+
+	"github.com/c10d-go/c10d/internal/notice"
+	"github.com/c10d-go/c10d/store"
+	"github.com/c10d-go/c10d/store/tcp"
+)
+
+// GroupFault says why a group could not be made. It comes from the first rank that failed, or from
+// the store if that rank's process has ended. Rank numbers are those of the default group.
+type GroupFault = notice.Fault
+
+// noticeStore is where the ranks of a group tell each other why it cannot be made. st is for this
+// run alone.
+func noticeStore(st store.Store, group string) store.Store {
+	return store.Prefix("c10d-go/notice/"+group, st)
+}
+
+// culprit is an error that knows which rank caused it, -1 if none did.
+type culprit interface{ Culprit() int }
+
+// kinds are the errors that keep their identity when one rank tells the others.
+var kinds = map[string]error{"twice": ErrTwice, "differ": ErrDiffer, "lists": ErrLists}
+
+// told is another rank's fault.
+type told struct {
+	*notice.Fault
+	own error // what happened to this rank
+}
+
+func (t told) Error() string {
+	if errors.As(t.own, new(*notice.Fault)) {
+		return t.Fault.Error() // the fault has ended what this rank did
+	}
+	return fmt.Sprintf("%v (this rank: %v)", t.Fault, t.own)
+}
+
+func (t told) Unwrap() []error {
+	errs := []error{t.Fault, t.own}
+	if err := kinds[t.Kind]; err != nil {
+		errs = append(errs, err)
+	}
+	return errs
+}
+
+// tell posts err, the reason why this rank cannot make the group. It returns the error for the
+// caller: err, unless another rank had failed before. ranks are the members, rank is this one's place.
+func tell(ctx context.Context, n *notice.Notice, ranks []int, rank int, err error) error {
+	var f *notice.Fault
+	if errors.As(err, &f) || errors.As(context.Cause(ctx), &f) {
+		return told{f, err}
+	}
+	if why := context.Cause(ctx); errors.Is(err, context.Canceled) && why != nil && !errors.Is(err, why) {
+		err = fmt.Errorf("%w: %w", err, why)
+	}
+	mine := notice.Fault{Rank: ranks[rank], Text: err.Error(), Late: errors.Is(err, context.DeadlineExceeded)}
+	var c culprit
+	if errors.As(err, &c) && c.Culprit() >= 0 && c.Culprit() < len(ranks) {
+		mine.Rank = ranks[c.Culprit()]
+	}
+	if m := (*MeetingError)(nil); errors.As(err, &m) && m.Timeout() {
+		mine.Rank = -1
+		if missing := slices.Concat(m.Missing, m.Stopped); len(missing) > 0 {
+			mine.Rank = missing[0]
+		}
+	}
+	for kind, of := range kinds {
+		if errors.Is(err, of) {
+			mine.Kind = kind
+		}
+	}
+	if first := n.Post(mine); first.By != ranks[rank] {
+		return told{&first, err}
+	}
+	return err
+}
+
+// tellOthers makes a group. The ranks that make it tell each other if they cannot.
+func (w *world) tellOthers(ctx context.Context, s groupSpec) (*ProcessGroup, error) {
+	rank := slices.Index(s.ranks, w.rank)
+	n := s.notice
+	if n == nil && (!w.tells || rank < 0 || len(s.ranks) == 1) {
+		return w.makeGroup(ctx, s, nil)
+	}
+	if n == nil {
+		var stop context.CancelCauseFunc
+		ctx, stop = context.WithCancelCause(ctx)
+		defer stop(nil)
+		var err error
+		n, err = notice.Join(ctx, notice.Config{Store: noticeStore(w.store, s.name), Rank: rank, Ranks: s.ranks}, stop)
+		if err != nil {
+			return nil, fmt.Errorf("pg: group %q: %w", s.name, err)
+		}
+	}
+	defer n.Close()
+	g, err := w.makeGroup(ctx, s, n)
+	if err != nil {
+		return nil, tell(ctx, n, s.ranks, rank, err)
+	}
+	return g, nil
+}
+
+// sayHost adds to err which rank hosts the store, if the store has ended or does not answer.
+func (o origin) sayHost(st store.Store, rank int, err error) error {
+	if o.hosted < 0 || o.hosted == rank || errors.As(err, new(*notice.Fault)) {
+		return err
+	}
+	if errors.Is(err, tcp.ErrDisconnected) || errors.As(err, new(*store.Error)) && errors.Is(err, syscall.ECONNREFUSED) {
+		return &hostLost{o.hosted, "has ended or closed it", err}
+	}
+	if errors.Is(err, context.DeadlineExceeded) {
+		ctx, cancel := context.WithTimeout(context.Background(), lastLook)
+		defer cancel()
+		if _, e := st.Check(ctx, "asked"); errors.Is(e, context.DeadlineExceeded) {
+			return &hostLost{o.hosted, "does not answer: it has stopped, or its host is away", err}
+		}
+	}
+	return err
+}
+
+// hostLost says that the rank that hosts the store is gone.
+type hostLost struct {
+	rank int
+	what string
+	err  error
+}
+
+func (e *hostLost) Error() string {
+	return fmt.Sprintf("rank %d, which hosts the store, %s: %v", e.rank, e.what, e.err)
+}
+
+func (e *hostLost) Unwrap() error { return e.err }
+
+// Culprit returns the rank that hosted the store.
+func (e *hostLost) Culprit() int { return e.rank }

@@ -129,7 +129,14 @@ func nameStopped(n *notice.Notice, err error) {
 		return
 	}
 	e.Stopped = nil
-	for _, r := range n.Silent(append([]int{0}, e.Missing...)) { // all wait for rank 0 in the end
+	silent := n.Silent(append([]int{0}, e.Missing...)) // all wait for rank 0 in the end
+	if slices.Contains(silent, 0) {
+		e.Missing = slices.DeleteFunc(e.Missing, func(r int) bool { return slices.Contains(e.Unanswered, r) })
+	}
+	for _, r := range silent {
+		if slices.Contains(e.Unanswered, r) && !slices.Contains(e.Missing, r) {
+			continue // it cannot answer: it waits for rank 0
+		}
 		if !slices.Contains(e.Missing, r) {
 			e.Stopped = append(e.Stopped, r)
 		}

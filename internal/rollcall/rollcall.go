@@ -79,6 +79,7 @@ type Error struct {
 	Rank, Size int
 	After      time.Duration
 	Missing    []int // ranks that did not come, as far as this rank knows; ascending
+	Unanswered []int // those of Missing that came, and that rank 0 has not answered
 	Stopped    []int // ranks that came and no longer answer
 	Err        error
 }
@@ -271,6 +272,11 @@ func (c *Call) Meet(ctx context.Context) (Run, error) {
 		last, cancel := context.WithTimeout(context.WithoutCancel(ctx), lastWord)
 		defer cancel()
 		e.Missing = c.Missing(last)
+		for _, r := range e.Missing {
+			if text, err := c.peek(last, rankKey(r)); err == nil && text != "" && r != 0 {
+				e.Unanswered = append(e.Unanswered, r)
+			}
+		}
 		if len(e.Missing) == 0 && c.cfg.Rank != 0 {
 			e.Stopped = []int{0} // all have come, and rank 0 has not said so
 		}

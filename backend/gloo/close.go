@@ -20,7 +20,8 @@ type departure struct{ words string }
 
 func (d *departure) Error() string { return d.words }
 
-// Close frees everything within about a second, whatever is pending. Operations of this rank that
+// Close frees everything within about a second, whatever is pending. While this process has to wait
+// for a CPU, its goodbyes may take up to ten seconds. Operations of this rank that
 // have not ended fail with work.ErrClosed.
 //
 // On the native wire Close returns how the ranks' collectives differ, if they do and no operation

@@ -51,7 +51,8 @@ type Mesh interface {
 	Diagnose(limit time.Duration) []Health
 
 	// Close tells the peers that this rank leaves. It sends queued messages, for a second at
-	// most, frees everything, and waits for its goroutines. Pending requests end with
+	// most, or for ten while this process has to wait for a CPU. It frees everything, and waits
+	// for its goroutines. Pending requests end with
 	// ErrClosed. It may be called more than once.
 	Close() error
 }

@@ -24,7 +24,9 @@ import (
 
 // Limits bound the end of a mesh.
 type Limits struct {
-	// Close is how long Close waits for peers to take what is queued.
+	// Close is how long Close waits for peers to take what is queued. While this process has to
+	// wait for a CPU, Close goes on, for closeMost times as long at most: its goodbyes may not
+	// have been written yet, and the peers may not have read.
 	Close time.Duration
 
 	// Abort bounds the end of a mesh that failed. A connection that accepts no byte for
@@ -32,6 +34,13 @@ type Limits struct {
 	// the middle of a large message still gets the ABORT behind it.
 	Abort, AbortStep time.Duration
 }
+
+// closeMost bounds a Close that is extended, in units of Limits.Close.
+const closeMost = 10
+
+// closeChecks is how often in Limits.Close a mesh that closes checks whether this process is late.
+// A check that comes a quarter of their distance late extends Close by two of them.
+const closeChecks = 10
 
 // Link is what the protocol does for one peer. All methods are called with Base.Mu held.
 type Link interface {
@@ -54,6 +63,9 @@ type Link interface {
 	// Finish queues the last message, ABORT with f or BYE if f is nil, and ends the
 	// goroutines of the pair. Writing must end by the given time.
 	Finish(f *transport.Fault, writeBy time.Time)
+
+	// Cut makes writes that wait end now, for a mesh that has closed.
+	Cut()
 }
 
 // Base is the state of a mesh that no protocol is needed for. Init makes it ready.
@@ -67,12 +79,17 @@ type Base struct {
 	issued, completed atomic.Uint64
 	failed            chan struct{}
 
+	// Late returns how long after due a check runs. Tests replace it.
+	Late func(due time.Time) time.Duration
+
 	// Guarded by Mu:
 	peers    []*Peer // nil at the own rank, and where there is no connection yet
 	any      map[uint64]transport.Requests
 	fault    *transport.Fault
 	closed   bool
 	endBy    time.Time // when connections are cut, once the mesh has ended
+	latest   time.Time // the last that endBy may become while the mesh closes
+	checking *time.Timer
 	arrivals uint64
 	round    uint64 // of Diagnose
 	changed  chan struct{}
@@ -80,7 +97,7 @@ type Base struct {
 
 // Init makes b the base of a mesh. When the mesh ends, onEnd is called once, with Mu held.
 func (b *Base) Init(rank, size int, l Limits, onEnd func()) {
-	b.rank, b.size, b.Limits, b.onEnd = rank, size, l, onEnd
+	b.rank, b.size, b.Limits, b.onEnd, b.Late = rank, size, l, onEnd, time.Since
 	b.failed, b.changed = make(chan struct{}), make(chan struct{})
 	b.peers = make([]*Peer, size)
 	b.any = make(map[uint64]transport.Requests)
@@ -126,19 +143,57 @@ func (b *Base) Close() error {
 	b.Mu.Lock()
 	if b.Ended() == nil {
 		b.end(transport.ErrClosed, b.Limits.Close)
-		b.finish(nil, b.endBy)
+		b.latest = time.Now().Add(closeMost * b.Limits.Close)
+		b.finish(nil, b.latest)
+		b.checkLater()
 	}
 	b.closed = true
 	b.Mu.Unlock()
 	b.Goroutines.Wait()
 	b.Mu.Lock()
 	defer b.Mu.Unlock()
+	if b.checking != nil {
+		b.checking.Stop()
+		b.checking = nil
+	}
 	for _, p := range b.peers {
 		if p != nil {
 			p.link.DropQueued(b.Ended())
 		}
 	}
 	return nil
+}
+
+// checkLater has check called after a part of Limits.Close.
+func (b *Base) checkLater() {
+	pause := b.Limits.Close / closeChecks
+	due := time.Now().Add(pause)
+	b.checking = time.AfterFunc(pause, func() { b.check(due, pause) })
+}
+
+// check extends a Close if this process is late, and cuts the connections when its time is over.
+func (b *Base) check(due time.Time, pause time.Duration) {
+	b.Mu.Lock()
+	defer b.Mu.Unlock()
+	if b.checking == nil {
+		return // Close has returned
+	}
+	now := time.Now()
+	if by := now.Add(2 * pause); b.Late(due) >= pause/4 && by.After(b.endBy) {
+		b.endBy = by
+		if by.After(b.latest) {
+			b.endBy = b.latest
+		}
+	}
+	if now.Before(b.endBy) {
+		b.checkLater()
+		return
+	}
+	for _, p := range b.peers {
+		if p != nil {
+			p.link.Cut()
+		}
+	}
 }
 
 // Ended returns how requests end from now on, nil while the mesh works. Mu is held.

@@ -120,7 +120,7 @@ func (p *pair) Finish(f *transport.Fault, writeBy time.Time) {
 	}
 	p.Ending = true
 	past := time.Unix(1, 0)
-	if p.m.opts.TLS != nil {
+	if f != nil && p.m.opts.TLS != nil {
 		writeBy = p.m.EndBy() // a TLS connection does not survive a deadline
 	}
 	p.first.conn.SetWriteDeadline(writeBy)
@@ -132,6 +132,15 @@ func (p *pair) Finish(f *transport.Fault, writeBy time.Time) {
 	}
 	for c := range p.inbound {
 		c.SetReadDeadline(past)
+	}
+}
+
+// Cut implements mesh.Link.
+func (p *pair) Cut() {
+	past := time.Unix(1, 0)
+	p.first.conn.SetWriteDeadline(past)
+	for _, l := range p.bulk {
+		l.conn.SetWriteDeadline(past)
 	}
 }
 

@@ -13,6 +13,7 @@ import (
 	"net"
 	"net/netip"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -344,6 +345,44 @@ func TestAbortPastStoppedPeer(t *testing.T) {
 	require.ErrorIs(t, wait(t, r), f)
 	require.ErrorIs(t, wait(t, s), f)
 	require.NoError(t, m.Close())
+}
+
+// A process that waits for a CPU takes longer than Limits.Close to say goodbye, and the peer gets
+// all of it.
+func TestCloseWhileThisProcessIsLate(t *testing.T) {
+	a := newAuthority(t)
+	for name, o := range map[string]Options{"plain": local, "TLS": secure(a, a.issue(t, nil))} {
+		t.Run(name, func(t *testing.T) {
+			o.Window = 256 << 20
+			ms := join(t, 2, o)
+			m := ms[0]
+			m.Limits.Close = time.Second
+			var checks atomic.Int64
+			late := make(chan struct{})
+			m.Late = func(time.Time) time.Duration {
+				if checks.Add(1) == 12 { // a Close that is not extended ends before the 11th
+					close(late)
+				}
+				return m.Limits.Close
+			}
+			ms[1].Mu.Lock() // its reader stops
+			for i := range 300 {
+				send(m, 1, uint64(i), make([]byte, defaultEager))
+			}
+			closed := make(chan error, 1)
+			go func() { closed <- m.Close() }()
+			select {
+			case <-late:
+			case err := <-closed:
+				t.Errorf("Close has not waited: %v", err)
+				close(closed)
+			}
+			ms[1].Mu.Unlock()
+			eventually(t, "departure", func() bool { return ms[1].Diagnose(0)[0].Departed || ms[1].Fault() != nil })
+			require.Nil(t, ms[1].Fault())
+			require.NoError(t, <-closed)
+		})
+	}
 }
 
 // A live peer in the middle of a piece gets the rest of it and the ABORT behind.

@@ -564,6 +564,46 @@ func TestClose(t *testing.T) {
 		require.NoError(t, m.Close())
 		require.ErrorIs(t, wait(t, s), transport.ErrClosed)
 	})
+	t.Run("the process waits for a CPU", func(t *testing.T) {
+		m, c := alone(t)
+		m.Limits.Close = time.Second
+		var checks atomic.Int64
+		late := make(chan struct{})
+		m.Late = func(time.Time) time.Duration {
+			if checks.Add(1) == 12 { // a Close that is not extended ends before the 11th
+				close(late)
+			}
+			return m.Limits.Close
+		}
+		const n = 64 << 20
+		next(t, c)
+		put(t, c, note(opRecvReady, 1, n))
+		s := send(m, 1, 1, make([]byte, n))
+		require.Equal(t, note(opSendReady, 1, n), next(t, c))
+		require.Equal(t, data(1, n), next(t, c))
+		closed := make(chan error, 1)
+		go func() { closed <- m.Close() }()
+		select {
+		case <-late:
+		case err := <-closed:
+			require.Fail(t, "Close has not waited", err)
+		}
+		_, err := io.CopyN(io.Discard, c, n)
+		require.NoError(t, err)
+		require.Equal(t, control(ctlBye), next(t, c))
+		require.NoError(t, wait(t, s))
+		c.Close()
+		require.NoError(t, <-closed)
+	})
+	t.Run("the process always waits for a CPU", func(t *testing.T) {
+		m, c := alone(t)
+		m.Limits.Close = 100 * time.Millisecond
+		m.Late = func(time.Time) time.Duration { return m.Limits.Close }
+		put(t, c, note(opRecvReady, 1, 64<<20))
+		s := send(m, 1, 1, make([]byte, 64<<20))
+		require.NoError(t, m.Close())
+		require.ErrorIs(t, wait(t, s), transport.ErrClosed)
+	})
 	t.Run("all at once", func(t *testing.T) {
 		ms := group(t, 5)
 		done := make(chan error)

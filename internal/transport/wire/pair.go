@@ -261,6 +261,13 @@ func (p *pair) Finish(f *transport.Fault, writeBy time.Time) {
 	p.wakeWriter()
 }
 
+// Cut implements mesh.Link.
+func (p *pair) Cut() {
+	if p.conn != nil {
+		p.conn.SetWriteDeadline(time.Unix(1, 0))
+	}
+}
+
 // write is the writer goroutine.
 func (p *pair) write() {
 	defer p.Leave(p.conn)
@@ -340,7 +347,7 @@ func (p *pair) transmit(batch []item) (int, error) {
 }
 
 // flush writes p.buffers. At the end of a mesh there is a deadline, which moves on while the
-// peer keeps reading.
+// peer keeps reading. It moves on once in any case: this goroutine may not have had the CPU.
 func (p *pair) flush() error {
 	p.rest = p.buffers
 	var to io.Writer = p.conn
@@ -349,9 +356,9 @@ func (p *pair) flush() error {
 			to = conn
 		}
 	}
-	for {
+	for tried := false; ; tried = true {
 		n, err := p.rest.WriteTo(to)
-		if err == nil || n == 0 || !errors.Is(err, os.ErrDeadlineExceeded) || !p.m.MoreTime(p.conn, false) {
+		if err == nil || !errors.Is(err, os.ErrDeadlineExceeded) || n == 0 && tried || !p.m.MoreTime(p.conn, !tried) {
 			return err
 		}
 	}

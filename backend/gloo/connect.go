@@ -40,7 +40,7 @@ func connect(ctx context.Context, o backend.Options, set settings) (*session, er
 			c := rendezvous.Config{
 				Store: store.Prefix(fmt.Sprint(index), o.Store), Rank: o.Rank, Size: o.Size,
 				Interface: set.Interfaces[index], LocalAddr: near, Timeout: o.Timeout, Generation: generation(o.Dialect),
-				Logger: logger(o), LastSeen: o.LastSeen, Meeting: o.Meeting,
+				Silence: set.TCP.Silence, Logger: logger(o), LastSeen: o.LastSeen, Meeting: o.Meeting,
 			}
 			if nat != nil && index == 0 {
 				record, err := json.Marshal(nat.record)

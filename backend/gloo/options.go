@@ -54,9 +54,10 @@ type Options struct {
 	// need the same.
 	Table string
 
-	// TCP are the options of the native wire's connections. An empty Host means the first of
-	// Interfaces. A nil TLS means the TLS of backend.Options. With TLS the group takes the native
-	// wire; if a rank does not have it, New returns an error that names the rank.
+	// TCP are the options of the native wire's connections. Gloo's wire has the same Silence. An
+	// empty Host means the first of Interfaces. A nil TLS means the TLS of backend.Options. With
+	// TLS the group takes the native wire; if a rank does not have it, New returns an error that
+	// names the rank.
 	TCP TCPOptions
 
 	// Host names this host, for the native wire. Ranks with the same Host try to share memory, and
@@ -76,7 +77,7 @@ func (Options) BackendName() string { return Name }
 // MeetsElsewhere reports whether the ranks find each other without the store.
 func (o Options) MeetsElsewhere() bool { return o.Fabric != nil }
 
-// TCPOptions are the options of the native wire's connections.
+// TCPOptions are the options of the native wire's connections. Silence holds on Gloo's wire too.
 type TCPOptions struct {
 	// Host is the address, host name or network interface to be reached at.
 	Host string
@@ -101,9 +102,11 @@ type TCPOptions struct {
 	// and not with TLS.
 	Poll time.Duration
 
-	// Silence is how long a host may say nothing, with messages for it under way, until
-	// it counts as dead. A process that was stopped for as long with messages unread
-	// counts as dead too. 0 means one minute, negative means for ever.
+	// Silence is how long another host may acknowledge nothing, until the link to it counts as
+	// broken or the host as dead, on both wires. Keep-alive probes ask a host that has nothing
+	// to acknowledge. A process that was stopped for as long with messages unread counts as
+	// dead too. 0 means 15 seconds, negative means for ever. Systems other than Linux notice
+	// it only where no message is under way.
 	Silence time.Duration
 
 	// Checksum gives every message on these connections a CRC-32C. If bytes are changed on the way,

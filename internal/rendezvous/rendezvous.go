@@ -79,6 +79,10 @@ type Config struct {
 	// store.DefaultTimeout.
 	Timeout time.Duration
 
+	// Silence is how long the host of another rank may acknowledge nothing until the connection
+	// with it ends. 0 means 15 seconds, negative means that it never ends.
+	Silence time.Duration
+
 	// Logger gets a line when this rank has waited 10 s for others, and more at growing
 	// intervals. Nil means slog.Default().
 	Logger *slog.Logger
@@ -638,6 +642,7 @@ func (m *meeting) claim(i int, conn net.Conn, l net.Listener) {
 	}
 	claims := p.claims
 	m.mu.Unlock()
+	wire.LimitSilence(conn, m.cfg.Silence)
 	claims.add(conn)
 	if first && m.mesh.Attach(i, claims) != nil {
 		return
@@ -689,6 +694,7 @@ func (m *meeting) attach(i int, conn net.Conn, as stage) bool {
 	}
 	m.peers[i].stage = connected
 	m.mu.Unlock()
+	wire.LimitSilence(conn, m.cfg.Silence)
 	if m.mesh.Attach(i, conn) != nil {
 		return false
 	}

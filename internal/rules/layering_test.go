@@ -66,6 +66,7 @@ var layers = []layer{
 	{"internal/transport/tcp", []string{"internal/openfiles", "internal/recheck", "internal/strangers", "internal/callback", "internal/transport", "internal/transport/mesh", "golang.org/x/sys/..."}},
 	{"internal/transport/transporttest", []string{"internal/transport", "github.com/stretchr/testify/..."}},
 	{"internal/transport/shm", []string{"internal/openfiles", "internal/recheck", "internal/strangers", "internal/transport", "golang.org/x/sys/..."}},
+	{"internal/transport/mesh", []string{"internal/transport", "golang.org/x/sys/..."}},
 	{"internal/transport/wire", []string{"internal/transport", "internal/transport/mesh"}},
 	{"internal/transport/...", []string{"internal/transport"}},
 	{"internal/rendezvous", []string{"store", "internal/openfiles", "internal/strangers", "internal/waiting", "internal/transport", "internal/transport/wire"}},

@@ -7,6 +7,8 @@ import (
 	"fmt"
 	"net"
 	"time"
+
+	"github.com/c10d-go/c10d/internal/transport/mesh"
 )
 
 // Options set where a rank can be reached and how it sends. The zero value works. All ranks of
@@ -49,7 +51,7 @@ type Options struct {
 
 	// Silence is how long a host may acknowledge nothing, with messages for it on their way,
 	// until it counts as dead. The same holds for a process that is stopped while messages for
-	// it are unread. 0 means one minute, negative means forever.
+	// it are unread. 0 means 15 seconds, negative means forever.
 	Silence time.Duration
 
 	// Handshake bounds how long a connection may take to prove that it belongs to the group. 0
@@ -97,12 +99,6 @@ func (o Options) filled() (Options, error) {
 	}
 	if o.Window == 0 {
 		o.Window = max(defaultWindow, 4*o.Eager)
-	}
-	switch {
-	case o.Silence == 0:
-		o.Silence = time.Minute
-	case o.Silence < 0:
-		o.Silence = 0
 	}
 	if o.Handshake == 0 {
 		o.Handshake = 10 * time.Second
@@ -155,13 +151,12 @@ func (o *Options) tune(c *net.TCPConn) error {
 	if isLocal(c) {
 		congestion = cmp.Or(o.LocalCongestion, congestion)
 		if congestion == "" && o.Poll > 0 {
-			tuneSystem(c, localCongestion, 0) // better, but no matter
+			setCongestion(c, localCongestion) // better, but no matter
 		}
 	}
-	err := tuneSystem(c, congestion, o.Silence)
-	if err == nil && o.Silence > 0 {
-		// Three unanswered questions are as long as Silence.
-		err = c.SetKeepAliveConfig(net.KeepAliveConfig{Enable: true, Idle: o.Silence / 2, Interval: o.Silence / 6, Count: 3})
+	err := setCongestion(c, congestion)
+	if err == nil {
+		err = mesh.LimitSilence(c, o.Silence)
 	}
 	send, receive := o.SendBuffer, o.ReceiveBuffer
 	if isLocal(c) {

@@ -5,14 +5,12 @@ package tcp
 import (
 	"fmt"
 	"net"
-	"time"
 )
 
-// tuneSystem sets what only Linux has. Other systems do without the time-out, but a choice of
-// congestion control is an error.
-func tuneSystem(_ *net.TCPConn, congestion string, _ time.Duration) error {
-	if congestion != "" {
-		return fmt.Errorf("congestion control %q: only Linux has a choice", congestion)
+// setCongestion returns an error unless name is empty: only Linux has a choice.
+func setCongestion(_ *net.TCPConn, name string) error {
+	if name != "" {
+		return fmt.Errorf("congestion control %q: only Linux has a choice", name)
 	}
 	return nil
 }

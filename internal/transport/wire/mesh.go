@@ -24,6 +24,10 @@ type Options struct {
 	Departed func(peer int)
 }
 
+// LimitSilence makes a connection end once the other host has acknowledged nothing for d. 0 means
+// 15 seconds, negative means never.
+func LimitSilence(conn net.Conn, d time.Duration) error { return mesh.LimitSilence(conn, d) }
+
 // Mesh is a transport.Mesh whose connections are attached one by one. Requests to a peer that
 // is not connected yet wait for its connection. Its methods may be called from many goroutines.
 type Mesh struct {

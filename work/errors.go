@@ -41,6 +41,19 @@ var (
 	ErrPending = errors.New("the operation has not ended")
 )
 
+// LinkError is the cause of an operation's error if two ranks are alive and the link between them is
+// broken or slow. Error.Peer is -1 then. errors.Is finds ErrTimeout in it.
+type LinkError struct {
+	Ranks [2]int // within the group, the lower one first
+}
+
+func (e *LinkError) Error() string {
+	return fmt.Sprintf("link between %d and %d", e.Ranks[0], e.Ranks[1])
+}
+
+// Unwrap returns ErrTimeout.
+func (e *LinkError) Unwrap() error { return ErrTimeout }
+
 type timeoutError struct{}
 
 func (timeoutError) Error() string   { return "timed out" }

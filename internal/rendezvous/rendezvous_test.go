@@ -340,7 +340,7 @@ func TestTimeouts(t *testing.T) {
 			h[0], h[8], h[22], h[23], h[24], h[32] = 48, 2, code, 0xC1, offset, length
 			return h
 		}
-		_, err := c.Write(append(control(1, 0, 2), control(4, 1, 0)...)) // HELLO of version 2, PING
+		_, err := c.Write(append(control(1, 0, 3), control(4, 1, 0)...)) // HELLO of version 3, PING
 		require.NoError(t, err)
 		_, err = io.ReadFull(c, make([]byte, 2*48)) // HELLO, PONG
 		require.NoError(t, err)
@@ -620,7 +620,7 @@ func ended(t *testing.T, c net.Conn) {
 
 func awaitHello(t *testing.T, c net.Conn) {
 	t.Helper()
-	require.Equal(t, words(48, 2, 0xC101<<48, 0, 2, 0), take(t, c, 48))
+	require.Equal(t, words(48, 2, 0xC101<<48, 0, 3, 0), take(t, c, 48))
 }
 
 // Strangers at a listener that is for one peer, without numbers, cost the group

@@ -46,9 +46,11 @@ type Mesh interface {
 	// mesh tells them to other ranks that diagnose a timeout.
 	SetProgress(issued, completed uint64)
 
-	// Diagnose asks every peer that can answer for its progress. It waits at most limit, and
-	// returns one Health for each rank.
-	Diagnose(limit time.Duration) []Health
+	// Diagnose asks every peer that can answer for its progress, and for its connections with
+	// the ranks that it waits for and with two more ranks at most, about. It waits at most
+	// limit, and returns one Health for each rank. The ranks that are asked ask those ranks in
+	// turn, so a second Diagnose knows more.
+	Diagnose(limit time.Duration, about ...int) []Health
 
 	// Close tells the peers that this rank leaves. It sends queued messages, for a second at
 	// most, or for ten while this process has to wait for a CPU. It frees everything, and waits
@@ -65,6 +67,18 @@ type Health struct {
 	Departed  bool   // it has closed the group
 	Issued    uint64 // operations it has issued, if it answered
 	Completed uint64 // operations it has completed, if it answered
+	Links     []Link // its connections with ranks that it waits for or that Diagnose asked about, all of this rank's
+}
+
+// Link is what a rank knows of its connection with a peer when somebody diagnoses a timeout.
+type Link struct {
+	Peer     int
+	Waits    bool          // a request of the rank needs the peer
+	Answered bool          // the peer has answered the rank's last question
+	Silent   time.Duration // if it has not: since when
+	Quiet    time.Duration // for how long nothing has come from it; 0 if that is unknown
+	RTT      time.Duration // the median time of the last answers, 0 if there was none
+	Rate     uint64        // bytes a second that went to and fro between the last questions
 }
 
 // Request is one posted send or receive. Its owner sets Peer, Slot and Buf,
@@ -183,8 +197,12 @@ const (
 	// FaultCorrupted: bytes from Rank to Reporter were changed on the way.
 	FaultCorrupted
 
+	// FaultLink: Rank and Other are alive and cannot reach each other, or very slowly. No rank
+	// is to blame.
+	FaultLink
+
 	// FaultLast is the last kind.
-	FaultLast = FaultCorrupted
+	FaultLast = FaultLink
 )
 
 func (k FaultKind) String() string {
@@ -207,6 +225,8 @@ func (k FaultKind) String() string {
 		return "panicked"
 	case FaultCorrupted:
 		return "sent bytes that were changed on the way"
+	case FaultLink:
+		return "has a link that does not work"
 	}
 	return fmt.Sprintf("fault %d", uint8(k))
 }
@@ -222,8 +242,9 @@ func NewFault(kind FaultKind, rank, reporter int, err error) *Fault {
 // Fault is why a mesh ended and who caused it.
 type Fault struct {
 	Kind     FaultKind
-	Rank     int    // the rank that caused it, -1 if unknown
-	Reporter int    // the rank that noticed it
+	Rank     int    // the rank that caused it, -1 if unknown; of a FaultLink, the lower end of the link
+	Other    int    // of a FaultLink, the higher end
+	Reporter int    // the rank that noticed it, -1 if unknown
 	Op       uint8  // the operation (a work.OpType) in which it was noticed, NoOp if none
 	Seq      uint64 // that operation's sequence number
 	Err      error  // what the reporter noticed; may be nil
@@ -231,13 +252,16 @@ type Fault struct {
 
 func (f *Fault) Error() string {
 	s := fmt.Sprintf("rank %d %v", f.Rank, f.Kind)
-	if f.Rank < 0 {
+	switch {
+	case f.Kind == FaultLink:
+		s = fmt.Sprintf("link between %d and %d", f.Rank, f.Other)
+	case f.Rank < 0:
 		s = fmt.Sprintf("some rank %v", f.Kind)
 	}
 	if f.Kind == FaultCorrupted {
 		s = fmt.Sprintf("link between ranks %d and %d: bytes were changed on the way", min(f.Rank, f.Reporter), max(f.Rank, f.Reporter))
 	}
-	if f.Reporter != f.Rank && f.Reporter >= 0 {
+	if f.Kind != FaultLink && f.Reporter != f.Rank && f.Reporter >= 0 {
 		s += fmt.Sprintf(" (noticed by rank %d)", f.Reporter)
 	}
 	if why := f.why(); why != "" {

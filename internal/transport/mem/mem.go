@@ -353,7 +353,7 @@ func (n *network) alone(rank int) bool {
 	return true
 }
 
-func (e *end) Diagnose(time.Duration) []transport.Health {
+func (e *end) Diagnose(time.Duration, ...int) []transport.Health {
 	e.net.mu.Lock()
 	defer e.net.mu.Unlock()
 	out := make([]transport.Health, len(e.net.ends))

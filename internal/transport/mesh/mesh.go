@@ -45,7 +45,16 @@ const closeChecks = 10
 // Link is what the protocol does for one peer. All methods are called with Base.Mu held.
 type Link interface {
 	// Ping queues a PING and reports whether the peer can answer it.
-	Ping(round uint64) bool
+	Ping(p Ping) bool
+
+	// Answer makes the writer look for a PING to answer.
+	Answer()
+
+	// Waits reports whether a request needs the peer, or is being moved to or from it.
+	Waits() bool
+
+	// Conns returns the connections with the peer that carry data.
+	Conns() []net.Conn
 
 	// Offered returns the position, among the messages of all peers, of the oldest message
 	// on a slot that no receive has met. ok is false if there is none.
@@ -410,7 +419,7 @@ func (b *Base) Await(ctx context.Context, done func() bool) {
 }
 
 // Diagnose implements transport.Mesh.
-func (b *Base) Diagnose(limit time.Duration) []transport.Health {
+func (b *Base) Diagnose(limit time.Duration, about ...int) []transport.Health {
 	ctx, cancel := context.WithTimeout(context.Background(), limit)
 	defer cancel()
 	b.Mu.Lock()
@@ -419,13 +428,13 @@ func (b *Base) Diagnose(limit time.Duration) []transport.Health {
 	round := b.round
 	var asked []*Peer
 	for _, p := range b.peers {
-		if p != nil && p.Gone == nil && b.Ended() == nil && p.link.Ping(round) {
+		if p != nil && p.Gone == nil && b.Ended() == nil && p.ask(Ping{Round: round, About: pairOf(about), Deep: true}) {
 			asked = append(asked, p)
 		}
 	}
 	b.Await(ctx, func() bool {
 		for _, p := range asked {
-			if p.Gone == nil && p.pong.round < round {
+			if p.Gone == nil && p.lost == nil && p.pong.Round < round {
 				return false
 			}
 		}
@@ -438,10 +447,15 @@ func (b *Base) Diagnose(limit time.Duration) []transport.Health {
 		switch {
 		case i == b.rank:
 			h.Answered, h.Issued, h.Completed = true, b.issued.Load(), b.completed.Load()
+			for _, p := range b.peers {
+				if p != nil && p.Gone == nil {
+					h.Links = append(h.Links, p.describe(p.link.Waits()))
+				}
+			}
 		case p != nil:
 			h.Departed = p.Gone != nil && p.Gone.Kind == transport.FaultPeerLeft
-			if p.pong.round >= round {
-				h.Answered, h.Issued, h.Completed = true, p.pong.issued, p.pong.completed
+			if p.pong.Round >= round {
+				h.Answered, h.Issued, h.Completed, h.Links = true, p.pong.Issued, p.pong.Completed, p.pong.Links
 			}
 		}
 	}
@@ -476,8 +490,8 @@ type Peer struct {
 	link    Link
 	running int // goroutines that use the connection
 	goneAt  uint64
-	ping    uint64 // the round of a PING to answer, 0 if there is none
-	pong    struct{ round, issued, completed uint64 }
+	lost    error // the connection has ended, and Doubt finds out why
+	inquiry
 }
 
 // Fault returns a fault of this peer that belongs to no operation.
@@ -524,27 +538,6 @@ func (p *Peer) Depart(f *transport.Fault, needed bool) bool {
 func (p *Peer) EndWithGone(r *transport.Request) {
 	p.base.Fail(p.Gone)
 	r.Complete(p.base.Ended())
-}
-
-// Pinged notes a PING. The writer answers it.
-func (p *Peer) Pinged(round uint64) { p.ping = round }
-
-// PingWaits reports whether a PING is to be answered.
-func (p *Peer) PingWaits() bool { return p.ping != 0 }
-
-// TakePing returns the answer to a PING. ok is false if there is none to answer, or too late.
-func (p *Peer) TakePing() (round, issued, completed uint64, ok bool) {
-	if p.ping == 0 || p.Ending {
-		return 0, 0, 0, false
-	}
-	round, p.ping = p.ping, 0
-	return round, p.base.issued.Load(), p.base.completed.Load(), true
-}
-
-// Ponged notes the answer to a PING.
-func (p *Peer) Ponged(round, issued, completed uint64) {
-	p.pong.round, p.pong.issued, p.pong.completed = round, issued, completed
-	p.base.Changed()
 }
 
 // Drain reads and discards until the peer closes its side or time is up. To close a socket that

@@ -12,6 +12,24 @@ import (
 // stand still.
 const DefaultSilence = 15 * time.Second
 
+// traffic returns how many bytes have come from and been acknowledged by the host at the other end
+// of connections, and for how long nothing has come. Both are 0 where the system does not tell.
+func traffic(conns []net.Conn) (bytes uint64, quiet time.Duration) {
+	for _, c := range conns {
+		if t, ok := c.(interface{ NetConn() net.Conn }); ok { // TLS
+			c = t.NetConn()
+		}
+		if s, ok := c.(syscall.Conn); ok {
+			n, q := socketTraffic(s)
+			bytes += n
+			if quiet == 0 || q < quiet {
+				quiet = q
+			}
+		}
+	}
+	return bytes, quiet
+}
+
 // LimitSilence makes a connection end once the other host has acknowledged nothing for d, whether
 // or not data are on their way. 0 means DefaultSilence, negative means never. A host is asked after
 // 2/5 of d without data, and then every fifth. Systems other than Linux notice lost data later.

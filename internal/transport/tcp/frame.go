@@ -7,6 +7,7 @@ import (
 	"hash/crc32"
 
 	"github.com/c10d-go/c10d/internal/transport"
+	"github.com/c10d-go/c10d/internal/transport/mesh"
 )
 
 // headerLen is the size of every frame's header; EAGER, DATA and ABORT have a
@@ -35,8 +36,8 @@ const (
 	kCredit            // credit
 	kBye               // the last frame of a rank that closes the group
 	kAbort             // handle: kind, operation; slot: rank; length: reporter; credit: sequence number; call: length of the payload, a text that says why
-	kPing              // slot: round
-	kPong              // slot: round; length: issued; credit: completed
+	kPing              // slot: round; length: the ranks it is about; handle: whether it is deep
+	kPong              // slot: round; length: issued; credit: completed; call: links
 	kCall              // handle: callTold, callAsked or callAnswered; slot, credit, call: the call of the sender
 	kindEnd
 )
@@ -131,14 +132,14 @@ func parseFrame(b []byte) (frame, error) {
 	case kBye:
 		bad = f.handle != 0 || f.slot != 0 || f.length != 0 || f.credit != 0
 	case kPing:
-		bad = f.handle != 0 || f.length != 0 || f.credit != 0
+		bad = f.credit != 0
 	case kPong:
 		bad = f.handle != 0
 	case kCall:
 		bad = f.handle > callAnswered || f.length != 0
 	}
 	switch f.kind {
-	case kEager, kOffer, kStart, kGrant, kCall:
+	case kEager, kOffer, kStart, kGrant, kCall, kPong:
 	case kAbort:
 		bad = bad || f.call.What[0] > maxWords || f.call != transport.Call{What: [2]uint64{f.call.What[0]}}
 	default:
@@ -155,11 +156,32 @@ func parseFrame(b []byte) (frame, error) {
 	return f, nil
 }
 
+// abortFrame returns an ABORT. A FaultLink has its higher rank in place of the reporter.
 func abortFrame(f *transport.Fault) frame {
+	second := f.Reporter
+	if f.Kind == transport.FaultLink {
+		second = f.Other
+	}
 	return frame{
 		kind: kAbort, handle: uint32(f.Kind)<<8 | uint32(f.Op),
-		slot: uint64(int64(f.Rank)), length: uint64(int64(f.Reporter)), credit: f.Seq,
+		slot: uint64(int64(f.Rank)), length: uint64(int64(second)), credit: f.Seq,
 	}
+}
+
+// pongFrame returns the answer to a PING.
+func pongFrame(a mesh.Pong) frame {
+	l := a.Pack()
+	return frame{
+		kind: kPong, slot: a.Round, length: a.Issued, credit: a.Completed,
+		call: transport.Call{What: [2]uint64{l[0], l[1]}, Before: [2]uint64{l[2], l[3]}, History: l[4]},
+	}
+}
+
+// parsePong returns the answer that a frame carries to a group of size ranks.
+func parsePong(f frame, size int) (mesh.Pong, error) {
+	a := mesh.Pong{Round: f.slot, Issued: f.length, Completed: f.credit}
+	c := f.call
+	return a, a.Unpack([mesh.MaxLinks]uint64{c.What[0], c.What[1], c.Before[0], c.Before[1], c.History}, size)
 }
 
 // abortItem is abortFrame with its text: why the mesh failed, in the words of the rank that
@@ -186,5 +208,11 @@ func parseAbort(h frame, words []byte, size int) (*transport.Fault, error) {
 	}
 	f := &transport.Fault{Kind: transport.FaultKind(kind), Rank: int(rank), Reporter: int(reporter), Op: uint8(h.handle), Seq: h.credit}
 	f.Err = transport.RemoteCause(words)
+	if f.Kind == transport.FaultLink {
+		f.Other, f.Reporter = f.Reporter, -1
+		if f.Rank < 0 || f.Other <= f.Rank {
+			return nil, fmt.Errorf("tcp: ABORT about a link between rank %d and rank %d", f.Rank, f.Other)
+		}
+	}
 	return f, nil
 }

@@ -71,10 +71,34 @@ func (p *pair) recv(r *transport.Request) {
 }
 
 // Ping implements mesh.Link.
-func (p *pair) Ping(round uint64) bool {
-	p.s.frames.push(item{f: frame{kind: kPing, slot: round}})
+func (p *pair) Ping(q mesh.Ping) bool {
+	about, deep := q.Pack()
+	p.s.frames.push(item{f: frame{kind: kPing, slot: q.Round, length: about, handle: deep}})
 	p.pump()
 	return true
+}
+
+// Answer implements mesh.Link.
+func (p *pair) Answer() { p.pump() }
+
+// Waits implements mesh.Link.
+func (p *pair) Waits() bool {
+	if p.filling || !p.Stranded.Empty() || p.s.needsPeer() || p.first.hasRequests() {
+		return true
+	}
+	return slices.ContainsFunc(p.bulk, (*lane).hasRequests)
+}
+
+// Conns implements mesh.Link.
+func (p *pair) Conns() []net.Conn {
+	conns := []net.Conn{p.first.conn}
+	for _, l := range p.bulk {
+		conns = append(conns, l.conn)
+	}
+	for c := range p.inbound {
+		conns = append(conns, c)
+	}
+	return conns
 }
 
 // DropQueued implements mesh.Link.
@@ -106,8 +130,8 @@ func (p *pair) pump() {
 }
 
 func (p *pair) answerPing() {
-	if round, issued, completed, ok := p.TakePing(); ok {
-		p.s.frames.push(item{f: frame{kind: kPong, slot: round, length: issued, credit: completed}})
+	if a, ok := p.TakePing(); ok {
+		p.s.frames.push(item{f: pongFrame(a)})
 	}
 }
 
@@ -198,6 +222,10 @@ func (p *pair) lost(err error) {
 			err = p.suspect
 		} else {
 			err = fmt.Errorf("tcp: connection with rank %d at %v: %w", p.Rank, p.first.conn.RemoteAddr(), err)
+		}
+		if mesh.InSilence(err) {
+			p.Doubt(err)
+			return
 		}
 		p.Gone = p.Fault(transport.FaultPeerDied, err)
 		p.m.Fail(p.Gone)

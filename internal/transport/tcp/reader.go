@@ -8,6 +8,7 @@ import (
 	"sync"
 
 	"github.com/c10d-go/c10d/internal/transport"
+	"github.com/c10d-go/c10d/internal/transport/mesh"
 )
 
 const (
@@ -473,7 +474,7 @@ func (p *pair) onFrame(f frame) error {
 	case kOffer, kStart, kGrant, kCredit, kCall:
 		fault = p.s.addCredit(f.credit)
 	}
-	if fault == nil && f.call != (transport.Call{}) {
+	if fault == nil && f.kind != kPong && f.call != (transport.Call{}) {
 		fault = p.compareCall(f)
 	}
 	if fault != nil {
@@ -505,9 +506,17 @@ func (p *pair) onFrame(f frame) error {
 	case kBye:
 		return errBye
 	case kPing:
-		p.Pinged(f.slot)
+		ping, err := mesh.UnpackPing(f.slot, f.length, f.handle, m.Size())
+		if err != nil {
+			return p.s.protocol("%w", err)
+		}
+		p.Pinged(ping)
 	case kPong:
-		p.Ponged(f.slot, f.length, f.credit)
+		a, err := parsePong(f, m.Size())
+		if err != nil {
+			return p.s.protocol("%w", err)
+		}
+		p.Ponged(a)
 	}
 	if fault != nil {
 		return fault

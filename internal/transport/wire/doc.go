@@ -41,8 +41,10 @@
 //     rank, reporter and operation.
 //   - WORDS brings a part of the text of the ABORT that follows. It goes to peers whose
 //     HELLO has version 2.
-//   - PING asks how many operations the peer has issued and completed.
-//   - PONG answers.
+//   - PING asks how many operations the peer has issued and completed, and about its
+//     connections with other ranks.
+//   - PONG answers. LINKS go before it, to peers whose HELLO has version 3: what the rank
+//     knows of its connections with ranks that it waits for.
 //
 // If the connection ends after HELLO and without BYE or ABORT, the peer is dead, and the
 // mesh fails at once. If it ends after BYE, the mesh fails only if a request needs the

@@ -5,6 +5,7 @@ import (
 	"fmt"
 
 	"github.com/c10d-go/c10d/internal/transport"
+	"github.com/c10d-go/c10d/internal/transport/mesh"
 )
 
 const headerLen = 48
@@ -79,13 +80,14 @@ func parseHeader(b []byte) (header, error) {
 // controlPrefix; the next byte is one of the codes.
 const (
 	controlPrefix  = 0xC1
-	controlVersion = 2 // 2: the rank reads WORDS, and uses slots of its own for monitored barriers
+	controlVersion = 3 // 2: the rank reads WORDS, and uses slots of its own for monitored barriers; 3: it reads LINKS
 
 	ctlHello = 1 // length: version
 	ctlBye   = 2
 	ctlAbort = 3 // slot, low 16 bits: kind and operation; offset: rank; length: reporter; roffset: seq
-	ctlPing  = 4 // offset: round
+	ctlPing  = 4 // offset: round; length: the ranks it is about; roffset: whether it is deep
 	ctlPong  = 5 // offset: round; length: issued; roffset: completed
+	ctlLinks = 7 // offset, length, roffset: links, three of those of the PONG that follows
 	ctlWords = 6 // slot, low 16 bits: how many bytes; offset, length, roffset: part of the text of the ABORT that follows
 )
 
@@ -103,10 +105,19 @@ func helloHeader() header {
 	return h
 }
 
-func abortHeader(f *transport.Fault) header {
+// abortHeader returns an ABORT for a rank with a version. A FaultLink has its higher rank in place
+// of the reporter. Ranks before version 3 do not know it and get a timeout of no rank.
+func abortHeader(f *transport.Fault, version uint64) header {
 	h := control(ctlAbort)
-	h.slot |= uint64(f.Kind)<<8 | uint64(f.Op)
-	h.offset, h.length, h.roffset = uint64(int64(f.Rank)), uint64(int64(f.Reporter)), f.Seq
+	kind, rank, second := f.Kind, f.Rank, f.Reporter
+	switch {
+	case kind == transport.FaultLink && version < 3:
+		kind, rank = transport.FaultTimeout, -1
+	case kind == transport.FaultLink:
+		second = f.Other
+	}
+	h.slot |= uint64(kind)<<8 | uint64(f.Op)
+	h.offset, h.length, h.roffset = uint64(int64(rank)), uint64(int64(second)), f.Seq
 	return h
 }
 
@@ -121,7 +132,24 @@ func parseAbort(h header, size int) (*transport.Fault, error) {
 		return nil, fmt.Errorf("wire: ABORT about rank %d by rank %d in a group of %d", rank, reporter, size)
 	}
 	f.Rank, f.Reporter = int(rank), int(reporter)
+	if f.Kind == transport.FaultLink {
+		f.Other, f.Reporter = f.Reporter, -1
+		if f.Rank < 0 || f.Other <= f.Rank {
+			return nil, fmt.Errorf("wire: ABORT about a link between rank %d and rank %d", f.Rank, f.Other)
+		}
+	}
 	return f, nil
+}
+
+// linksHeaders returns the headers that carry the links of an answer.
+func linksHeaders(a mesh.Pong) (all [2]header) {
+	l := a.Pack()
+	for i := range all {
+		all[i] = control(ctlLinks)
+	}
+	all[0].offset, all[0].length, all[0].roffset = l[0], l[1], l[2]
+	all[1].offset, all[1].length = l[3], l[4]
+	return all
 }
 
 // wordsLen is how many bytes a WORDS header carries.

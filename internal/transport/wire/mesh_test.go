@@ -178,11 +178,13 @@ func TestDiagnose(t *testing.T) {
 		}
 		return true
 	})
+	all := ms[0].Diagnose(patience)
+	all[0].Links = nil // its connections with the others
 	require.Equal(t, []transport.Health{
 		{Rank: 0, Native: true, Answered: true, Issued: 4, Completed: 3},
 		{Rank: 1, Native: true, Answered: true, Issued: 7, Completed: 5},
 		{Rank: 2, Native: true, Answered: true, Issued: 9, Completed: 8},
-	}, ms[0].Diagnose(patience))
+	}, all)
 
 	require.NoError(t, ms[2].Close())
 	eventually(t, "rank 2 has left", func() bool { return ms[0].Diagnose(patience)[2].Departed })

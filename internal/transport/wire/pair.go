@@ -7,6 +7,8 @@ import (
 	"io"
 	"net"
 	"os"
+	"slices"
+	"sync/atomic"
 	"time"
 
 	"github.com/c10d-go/c10d/internal/transport"
@@ -51,6 +53,12 @@ type pair struct {
 	known   bool   // a message has come
 	foreign bool   // the first was no HELLO: the peer is not of this library
 	words   []byte // of the WORDS that came
+	links   [6]uint64
+	linked  int      // of links
+	socket  net.Conn // the connection itself, where conn stands for it and it is known
+	writing bool     // the writer has DATA of a request
+
+	filling atomic.Bool // the reader reads into the buffer of a request
 
 	received bool // of the reader: a message has come
 
@@ -65,6 +73,8 @@ type item struct {
 	h   header
 	req *transport.Request
 }
+
+func (it item) hasRequest() bool { return it.req != nil }
 
 func notification(opcode uint64, r *transport.Request) item {
 	return item{h: header{nbytes: headerLen, opcode: opcode, slot: r.Slot, length: uint64(len(r.Buf))}}
@@ -206,13 +216,30 @@ func (p *pair) TakeOffered(r *transport.Request) {
 }
 
 // Ping implements mesh.Link.
-func (p *pair) Ping(round uint64) bool {
+func (p *pair) Ping(q mesh.Ping) bool {
 	if p.Native {
 		ping := control(ctlPing)
-		ping.offset = round
+		about, deep := q.Pack()
+		ping.offset, ping.length, ping.roffset = q.Round, about, uint64(deep)
 		p.enqueue(item{h: ping})
 	}
 	return p.Native
+}
+
+// Answer implements mesh.Link.
+func (p *pair) Answer() { p.wakeWriter() }
+
+// Waits implements mesh.Link.
+func (p *pair) Waits() bool {
+	return p.writing || p.filling.Load() || !p.Stranded.Empty() || p.needed() || slices.ContainsFunc(p.out, item.hasRequest)
+}
+
+// Conns implements mesh.Link.
+func (p *pair) Conns() []net.Conn {
+	if p.socket == nil {
+		return nil
+	}
+	return []net.Conn{p.socket}
 }
 
 // EndRequests implements mesh.Link.
@@ -246,7 +273,7 @@ func (p *pair) Finish(f *transport.Fault, writeBy time.Time) {
 	if p.Gone == nil && !p.broken {
 		last := control(ctlBye)
 		if f != nil {
-			last = abortHeader(f)
+			last = abortHeader(f, p.version)
 			if p.version >= 2 {
 				for _, h := range wordsHeaders(f.Words()) {
 					p.out = append(p.out, item{h: h})
@@ -295,20 +322,27 @@ func (p *pair) nextBatch() []item {
 	m := p.m
 	m.Mu.Lock()
 	defer m.Mu.Unlock()
+	p.writing = false
 	for len(p.out) == 0 && !p.PingWaits() && !p.Ending {
 		m.Mu.Unlock()
 		<-p.wake
 		m.Mu.Lock()
 	}
-	if round, issued, completed, ok := p.TakePing(); ok {
+	if a, ok := p.TakePing(); ok {
+		if p.version >= 3 && len(a.Links) > 0 {
+			for _, h := range linksHeaders(a) {
+				p.out = append(p.out, item{h: h})
+			}
+		}
 		pong := control(ctlPong)
-		pong.offset, pong.length, pong.roffset = round, issued, completed
+		pong.offset, pong.length, pong.roffset = a.Round, a.Issued, a.Completed
 		p.out = append(p.out, item{h: pong})
 	}
 	if len(p.out) == 0 {
 		return nil
 	}
 	batch := p.out
+	p.writing = slices.ContainsFunc(batch, item.hasRequest)
 	p.out, p.spare = p.spare, nil
 	return batch
 }
@@ -398,7 +432,7 @@ func (p *pair) read() {
 	if m.Ended() == nil {
 		p.lost(err)
 	}
-	survived := m.Ended() == nil
+	survived := m.Ended() == nil && p.Gone != nil
 	m.Mu.Unlock()
 	if survived && m.opts.Departed != nil {
 		m.opts.Departed(p.Rank)
@@ -417,7 +451,12 @@ func (p *pair) lost(err error) {
 	case errors.Is(err, errBye):
 		f = p.Fault(transport.FaultPeerLeft, nil)
 	default:
-		f = p.Fault(transport.FaultPeerDied, fmt.Errorf("wire: connection with rank %d at %v: %w", p.Rank, p.conn.RemoteAddr(), err))
+		err = fmt.Errorf("wire: connection with rank %d at %v: %w", p.Rank, p.conn.RemoteAddr(), err)
+		if mesh.InSilence(err) {
+			p.Doubt(err)
+			return
+		}
+		f = p.Fault(transport.FaultPeerDied, err)
 	}
 	if !p.Depart(f, p.Native && f.Kind == transport.FaultPeerDied || p.needed()) {
 		return
@@ -480,8 +519,13 @@ func (p *pair) receive() error {
 
 // recognise notes what the peer is, from its first message.
 func (p *pair) recognise() {
+	socket := p.conn
+	if c, ok := p.conn.(chooser); ok {
+		socket = c.Chosen()
+	}
 	p.m.Mu.Lock()
 	defer p.m.Mu.Unlock()
+	p.socket = socket
 	p.known, p.foreign = true, !p.Native
 	p.m.Changed()
 }
@@ -491,7 +535,9 @@ func (p *pair) onData(h header, in *bufio.Reader) error {
 	if err != nil {
 		return err
 	}
-	if _, err = io.ReadFull(in, r.Buf); err == nil {
+	_, err = io.ReadFull(in, r.Buf)
+	p.filling.Store(false)
+	if err == nil {
 		r.Complete(nil)
 		return nil
 	}
@@ -523,6 +569,7 @@ func (p *pair) claim(h header) (*transport.Request, error) {
 		p.Stranded.Push(r)
 		return nil, p.mismatch(&transport.SizeError{Peer: p.Rank, Slot: h.slot, Want: n, Got: h.length})
 	}
+	p.filling.Store(true)
 	return r, nil
 }
 
@@ -596,10 +643,25 @@ func (p *pair) onControl(h header) error {
 		p.Gone = f
 		return f
 	case ctlPing:
-		p.Pinged(h.offset)
+		ping, err := mesh.UnpackPing(h.offset, h.length, uint32(h.roffset), m.Size())
+		if err != nil {
+			return p.protocolFault(fmt.Errorf("wire: %w", err))
+		}
+		p.Pinged(ping)
 		p.wakeWriter()
+	case ctlLinks:
+		if p.linked == len(p.links) {
+			return p.protocolFault(errors.New("wire: LINKS without a PONG"))
+		}
+		copy(p.links[p.linked:], []uint64{h.offset, h.length, h.roffset})
+		p.linked += 3
 	case ctlPong:
-		p.Ponged(h.offset, h.length, h.roffset)
+		a := mesh.Pong{Round: h.offset, Issued: h.length, Completed: h.roffset}
+		if err := a.Unpack([mesh.MaxLinks]uint64(p.links[:]), m.Size()); err != nil {
+			return p.protocolFault(fmt.Errorf("wire: %w", err))
+		}
+		p.links, p.linked = [6]uint64{}, 0
+		p.Ponged(a)
 	default:
 		return p.protocolFault(fmt.Errorf("wire: unknown control message %d", code))
 	}

@@ -1,0 +1,359 @@
+package mesh
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"syscall"
+	"time"
+
+	"github.com/c10d-go/c10d/internal/transport"
+)
+
+// Ping asks a peer how far it is.
+type Ping struct {
+	Round uint64
+	About [2]int // ranks whose connections with the peer the answer describes, -1 for none
+	Deep  bool   // the peer asks those ranks, and the ranks that it waits for, before it answers again
+}
+
+// Pong answers a Ping.
+type Pong struct {
+	Round, Issued, Completed uint64
+	Links                    []transport.Link // at most MaxLinks
+}
+
+// MaxLinks is how many connections a Pong describes.
+const MaxLinks = 5
+
+const (
+	// askAgain is how long a rank waits for an answer before it asks the same peer again for
+	// others.
+	askAgain = 100 * time.Millisecond
+
+	// sampleFor is how long a measurement is used.
+	sampleFor = 3 * time.Second
+
+	// answerIn is how long an answer may take until the connection counts as silent.
+	answerIn = 150 * time.Millisecond
+
+	// heardFor is for how long an answer shows that the peer is alive.
+	heardFor = 500 * time.Millisecond
+
+	// keptAnswers is how many answers' times are kept. One rank may be slow for a moment.
+	keptAnswers = 5
+
+	// interestFor is how long a rank that has asked gets another answer when there is news.
+	interestFor = time.Second
+
+	// doubtRounds and doubtRound are how often and for how long a rank whose connection has ended
+	// in silence asks the others about the peer.
+	doubtRounds = 3
+	doubtRound  = 175 * time.Millisecond
+)
+
+// inquiry is what a rank knows of a peer from diagnoses.
+type inquiry struct {
+	ping     uint64    // the round of a PING to answer, 0 if there is none
+	answered uint64    // the last round that was answered
+	about    [2]int    // of the peer's last deep PING
+	interest time.Time // until when the peer gets more answers
+
+	pong       Pong                       // the last answer
+	asked      uint64                     // the round of the last PING to the peer
+	askedAt    time.Time                  // and when it was sent
+	timed      uint64                     // the last round whose answer was timed
+	unanswered time.Time                  // when the first PING was sent that the peer has not answered; zero if none
+	heard      time.Time                  // when the last answer came
+	rtts       [keptAnswers]time.Duration // how long answers took, the last ones
+	answers    int                        // how many there were
+	sample     uint64                     // bytes moved at sampleAt
+	sampleAt   time.Time
+	rate       uint64 // bytes a second before sampleAt
+}
+
+// Pack returns what a Ping has besides its round.
+func (p Ping) Pack() (about uint64, deep uint32) {
+	about = uint64(uint32(p.About[0]+1)) | uint64(p.About[1]+1)<<32
+	if p.Deep {
+		deep = 1
+	}
+	return about, deep
+}
+
+// UnpackPing is the reverse of Pack, for a group of size ranks.
+func UnpackPing(round, about uint64, deep uint32, size int) (Ping, error) {
+	p := Ping{Round: round, About: [2]int{int(uint32(about)) - 1, int(about>>32) - 1}, Deep: deep == 1}
+	if deep > 1 || p.About[0] >= size || p.About[1] >= size {
+		return p, fmt.Errorf("PING about ranks %d and %d, of kind %d, in a group of %d", p.About[0], p.About[1], deep, size)
+	}
+	return p, nil
+}
+
+// A packed link is a rank in 24 bits, flags, the time of silence in units of 10 ms or of an answer
+// in units of 64 us, and KiB a second. 0 is no link.
+const (
+	linkIs = 1 << (24 + iota)
+	linkWaits
+	linkAnswered
+	linkSilent
+	linkFlags = linkIs | linkWaits | linkAnswered | linkSilent
+
+	silentUnit = 10 * time.Millisecond
+	rttUnit    = 64 * time.Microsecond
+)
+
+// Pack returns the links of an answer.
+func (a *Pong) Pack() (packed [MaxLinks]uint64) {
+	for i, l := range a.Links[:min(len(a.Links), MaxLinks)] {
+		u := uint64(l.Peer) | linkIs
+		if l.Waits {
+			u |= linkWaits
+		}
+		if l.Answered {
+			u |= linkAnswered
+		}
+		d := units(uint64(l.RTT), uint64(rttUnit))
+		if l.Silent > 0 {
+			u |= linkSilent
+			d = units(uint64(l.Silent), uint64(silentUnit))
+		}
+		packed[i] = u | d<<32 | units(l.Rate, 1<<10)<<48
+	}
+	return packed
+}
+
+// units returns n in units, rounded up, in 16 bits.
+func units(n, unit uint64) uint64 { return min((n+unit-1)/unit, 1<<16-1) }
+
+// Unpack sets the links of an answer in a group of size ranks.
+func (a *Pong) Unpack(packed [MaxLinks]uint64, size int) error {
+	for _, u := range packed {
+		if u == 0 {
+			continue
+		}
+		l := transport.Link{Peer: int(u & (1<<24 - 1)), Waits: u&linkWaits != 0, Answered: u&linkAnswered != 0, Rate: u >> 48 << 10}
+		if u&linkIs == 0 || u>>24&0xff&^(linkFlags>>24) != 0 || l.Peer >= size {
+			return fmt.Errorf("PONG with the link %#x in a group of %d", u, size)
+		}
+		if d := time.Duration(u >> 32 & 0xffff); u&linkSilent != 0 {
+			l.Silent = max(d*silentUnit, 1)
+		} else {
+			l.RTT = d * rttUnit
+		}
+		a.Links = append(a.Links, l)
+	}
+	return nil
+}
+
+// pairOf returns ranks as Ping.About.
+func pairOf(ranks []int) [2]int {
+	pair := [2]int{-1, -1}
+	copy(pair[:], ranks)
+	return pair
+}
+
+// ask sends a PING and reports whether the peer can answer it.
+func (p *Peer) ask(ping Ping) bool {
+	if p.lost != nil {
+		return false
+	}
+	now := time.Now()
+	p.measure(now)
+	p.asked, p.askedAt = ping.Round, now
+	if p.unanswered.IsZero() {
+		p.unanswered = now
+	}
+	if !p.link.Ping(ping) {
+		p.unanswered = time.Time{}
+		return false
+	}
+	return true
+}
+
+// measure counts the bytes of the connection, and returns for how long nothing has come.
+func (p *Peer) measure(now time.Time) (quiet time.Duration) {
+	bytes, quiet := traffic(p.link.Conns())
+	switch d := now.Sub(p.sampleAt); {
+	case d > sampleFor || bytes < p.sample:
+		p.rate = 0
+	case d < askAgain:
+		return quiet
+	default:
+		p.rate = uint64(float64(bytes-p.sample) / d.Seconds())
+	}
+	p.sample, p.sampleAt = bytes, now
+	return quiet
+}
+
+// Pinged notes a PING. The writer answers it. A deep PING makes this rank ask those that it waits
+// for, and those that the PING is about.
+func (p *Peer) Pinged(ping Ping) {
+	b := p.base
+	p.ping = ping.Round
+	if !ping.Deep {
+		return
+	}
+	now := time.Now()
+	p.about, p.interest = ping.About, now.Add(interestFor)
+	for _, q := range b.peers {
+		if q == nil || q == p || q.Gone != nil || b.Ended() != nil || !slices.Contains(ping.About[:], q.Rank) && !q.link.Waits() {
+			continue
+		}
+		if q.unanswered.IsZero() || now.Sub(q.askedAt) > askAgain {
+			b.round++
+			q.ask(Ping{Round: b.round, About: pairOf(nil)})
+		}
+	}
+}
+
+// PingWaits reports whether a PING is to be answered.
+func (p *Peer) PingWaits() bool { return p.ping != 0 }
+
+// TakePing returns the answer to a PING. ok is false if there is none to answer, or too late.
+func (p *Peer) TakePing() (a Pong, ok bool) {
+	if p.ping == 0 || p.Ending {
+		return Pong{}, false
+	}
+	p.answered, p.ping = p.ping, 0
+	about := pairOf(nil)
+	if time.Now().Before(p.interest) {
+		about = p.about
+	}
+	return p.base.answer(p.answered, about), true
+}
+
+// answer describes this rank, with MaxLinks connections at most. Those that the question is about
+// come first, then those that waiting requests need: the silent ones, the moving ones, the others.
+func (b *Base) answer(round uint64, about [2]int) Pong {
+	a := Pong{Round: round, Issued: b.issued.Load(), Completed: b.completed.Load()}
+	for _, p := range b.peers {
+		if p == nil || p.Gone != nil {
+			continue
+		}
+		if waits := p.link.Waits(); waits || slices.Contains(about[:], p.Rank) {
+			a.Links = append(a.Links, p.describe(waits))
+		}
+	}
+	class := func(l transport.Link) int {
+		switch {
+		case slices.Contains(about[:], l.Peer):
+			return 0
+		case l.Silent > 0:
+			return 1
+		case l.Rate > 0:
+			return 2
+		}
+		return 3
+	}
+	slices.SortStableFunc(a.Links, func(x, y transport.Link) int { return class(x) - class(y) })
+	a.Links = a.Links[:min(len(a.Links), MaxLinks)]
+	return a
+}
+
+// describe returns what this rank knows of its connection with p.
+func (p *Peer) describe(waits bool) transport.Link {
+	now := time.Now()
+	asked := now.Sub(p.unanswered)
+	late := !p.unanswered.IsZero() && asked >= answerIn
+	l := transport.Link{Peer: p.Rank, Waits: waits, Answered: p.lost == nil && !late && now.Sub(p.heard) < heardFor}
+	if n := min(p.answers, keptAnswers); n > 0 && now.Sub(p.heard) < sampleFor {
+		last := p.rtts
+		slices.Sort(last[:n])
+		l.RTT = last[n/2]
+	}
+	quiet := p.measure(now)
+	l.Rate = p.rate
+	switch {
+	case p.lost != nil:
+		l.Silent, l.Quiet = max(now.Sub(p.askedAt), time.Millisecond), quiet
+	case late:
+		l.Silent, l.Quiet = asked, quiet
+	}
+	return l
+}
+
+// Ponged notes the answer to a PING. Ranks that have asked about this peer get news.
+func (p *Peer) Ponged(a Pong) {
+	b, now := p.base, time.Now()
+	if now.Sub(p.heard) > sampleFor {
+		p.answers = 0
+	}
+	p.pong, p.heard = a, now
+	p.unanswered = time.Time{}
+	if a.Round < p.asked {
+		p.unanswered = p.askedAt
+	} else if a.Round > p.timed {
+		p.rtts[p.answers%keptAnswers] = now.Sub(p.askedAt)
+		p.answers++
+		p.timed = a.Round
+	}
+	b.Changed()
+	waits := p.link.Waits()
+	for _, q := range b.peers {
+		if q != nil && q != p && q.Gone == nil && q.ping == 0 && now.Before(q.interest) && (waits || slices.Contains(q.about[:], p.Rank)) {
+			q.ping = q.answered
+			q.link.Answer()
+		}
+	}
+}
+
+// pause waits for d or until the mesh ends.
+func (b *Base) pause(d time.Duration) {
+	ctx, cancel := context.WithTimeout(context.Background(), d)
+	defer cancel()
+	b.Mu.Lock()
+	defer b.Mu.Unlock()
+	b.Await(ctx, func() bool { return false })
+}
+
+// InSilence reports whether a connection has ended with err because the other host acknowledged
+// nothing, or could not be reached.
+func InSilence(err error) bool {
+	return errors.Is(err, syscall.ETIMEDOUT) || errors.Is(err, syscall.EHOSTUNREACH) || errors.Is(err, syscall.ENETUNREACH)
+}
+
+// Doubt ends the mesh because the connection with p has ended with err, in silence. It first asks
+// the other ranks about p: its host may be gone, or only the link to it. Mu is held.
+func (p *Peer) Doubt(err error) {
+	if p.lost != nil {
+		return
+	}
+	p.lost = err
+	p.unanswered = time.Time{}
+	b := p.base
+	b.Goroutines.Add(1)
+	go func() {
+		defer b.Goroutines.Done()
+		heard, sees := false, false
+		for range doubtRounds {
+			for _, h := range b.Diagnose(doubtRound, p.Rank) {
+				if h.Rank == b.rank || h.Rank == p.Rank || !h.Answered {
+					continue
+				}
+				heard = true
+				for _, l := range h.Links {
+					sees = sees || l.Peer == p.Rank && l.Answered
+				}
+			}
+			if sees || b.Fault() != nil {
+				break
+			}
+			// Ranks answer at once, and again when they have heard of p.
+			b.pause(doubtRound)
+		}
+		b.Mu.Lock()
+		defer b.Mu.Unlock()
+		f := p.Fault(transport.FaultPeerDied, err)
+		switch {
+		case sees:
+			f.Kind, f.Rank, f.Other = transport.FaultLink, min(p.Rank, b.rank), max(p.Rank, b.rank)
+			f.Err = fmt.Errorf("both ranks are alive, and %w", err)
+		case !heard && b.size > 2:
+			f.Kind, f.Rank = transport.FaultTimeout, b.rank
+			f.Err = fmt.Errorf("no other rank answers this one: %w", err)
+		}
+		b.Fail(f)
+	}()
+}

@@ -354,7 +354,14 @@ func (g *ProcessGroup) Abort(cause error) {
 // number in this group. If that rank is not in this group, the result blames no rank of it.
 func (g *ProcessGroup) own(cause error) error {
 	var e *work.Error
-	if !errors.As(cause, &e) || e.Group == g.name || e.Peer < 0 {
+	if !errors.As(cause, &e) || e.Group == g.name {
+		return cause
+	}
+	var link *work.LinkError
+	switch {
+	case errors.As(cause, &link):
+		return &foreign{cause}
+	case e.Peer < 0:
 		return cause
 	}
 	there := g.world.find(e.Group)

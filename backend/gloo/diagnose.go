@@ -7,9 +7,11 @@ import (
 )
 
 const (
-	// diagnoseFor is how long a rank that timed out waits for the others' answers before it blames
-	// one.
+	// diagnoseFor is how long a rank waits for the others' answers before it says that a rank does
+	// not answer. A rank that timed out asks leastRounds times, twice in that time, before it
+	// blames a rank or a link.
 	diagnoseFor = 350 * time.Millisecond
+	leastRounds = 6
 
 	// diagnoseMost bounds it when answers may still be on their way.
 	diagnoseMost = 10 * diagnoseFor
@@ -18,24 +20,48 @@ const (
 	lagTick = 5 * time.Millisecond
 )
 
-// diagnose asks the other ranks how far they are. A rank that is alive answers as soon as it gets a
-// CPU. A stopped rank never does. Silence does not tell the two apart, but on a busy machine other
-// processes are late too. So diagnose asks again while this process itself is late, or while more
-// answers come in.
-func diagnose(m transport.Mesh, lag func() (stop func() time.Duration)) []transport.Health {
+// diagnose asks the other ranks how far they are and for whom they wait. It returns the verdict. A
+// rank that is alive answers as soon as it gets a CPU. A stopped rank never does. Silence does not
+// tell the two apart, but on a busy machine other processes are late too. So diagnose asks again
+// while this process itself is late, or while more answers come in. It also asks again while data
+// move or ranks wait for each other. The second question is about the ranks that the first answers
+// have shown. By the third, the others know more of them.
+func diagnose(m transport.Mesh, lag func() (stop func() time.Duration), e *evidence) verdict {
 	const round = diagnoseFor / 2
 	begun := time.Now()
-	health := m.Diagnose(round)
-	for before := silent(m, health); before > 0; {
-		stop := lag()
-		health = m.Diagnose(round)
-		kept, now := stop(), silent(m, health)
-		if kept < round/4 && now == before || time.Since(begun) >= diagnoseMost {
-			break
+	var about []int
+	before := -1
+	for n := 1; ; n++ {
+		stop, asked := func() time.Duration { return 0 }, time.Now()
+		if n > 1 {
+			stop = lag()
 		}
-		before = now
+		e.hear(m.Diagnose(round, about...))
+		now := silent(m, e.health)
+		v := e.judge()
+		if m.Fault() != nil || v.sure && now == 0 {
+			stop()
+			return v
+		}
+		pause(m, round-time.Since(asked))
+		kept := stop()
+		enough := n >= leastRounds && !v.weak
+		switch late := kept >= round/4; {
+		case m.Fault() != nil, time.Since(begun) >= diagnoseMost, enough && !late && now == before:
+			return v
+		}
+		before, about = now, e.suspects()
 	}
-	return health
+}
+
+// pause waits for d or until the mesh fails.
+func pause(m transport.Mesh, d time.Duration) {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-m.Failed():
+	case <-t.C:
+	}
 }
 
 // silent returns the number of ranks that should have answered and have not.

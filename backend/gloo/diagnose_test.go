@@ -19,13 +19,20 @@ type patient struct {
 func (p *patient) Rank() int               { return 0 }
 func (p *patient) Fault() *transport.Fault { return nil }
 
-func (p *patient) Diagnose(limit time.Duration) []transport.Health {
+func (p *patient) Failed() <-chan struct{} { return nil }
+
+func (p *patient) Diagnose(limit time.Duration, about ...int) []transport.Health {
 	health, all, by := make([]transport.Health, len(p.after)), time.Now(), time.Now().Add(limit)
 	for r, after := range p.after {
 		at := p.begun.Add(after)
 		health[r] = transport.Health{Rank: r, Native: true, Answered: after >= 0 && !at.After(by)}
 		if !health[r].Answered {
 			at = by
+		}
+		for _, other := range about {
+			if health[r].Answered && r > 0 {
+				health[r].Links = append(health[r].Links, transport.Link{Peer: other, Silent: limit})
+			}
 		}
 		if at.After(all) {
 			all = at
@@ -54,13 +61,14 @@ func TestDiagnose(t *testing.T) {
 		silent int
 	}{
 		{"all answer", ms(0, 1, 20), 0, 20 * time.Millisecond, 0},
-		{"one is stopped", ms(0, 1, never), 0, diagnoseFor, 1},
+		{"one is stopped", ms(0, 1, never), 0, leastRounds * diagnoseFor / 2, 1},
 		{"one takes a while", ms(0, 1, 300), 0, 300 * time.Millisecond, 0},
 		{"one is slower, and so is another", ms(0, 300, 500), 0, 500 * time.Millisecond, 0},
-		{"one is too slow", ms(0, 1, 600), 0, diagnoseFor, 1},
-		{"one is slow, and so is this one", ms(0, 1, 600), 2, 600 * time.Millisecond, 0},
-		{"one is stopped, and this one is slow for a while", ms(0, 1, never), 4, 6 * diagnoseFor / 2, 1},
+		{"one is too slow", ms(0, 1, 1200), 0, leastRounds * diagnoseFor / 2, 1},
+		{"one is slow, and so is this one", ms(0, 1, 1200), leastRounds, 1200 * time.Millisecond, 0},
+		{"one is stopped, and this one is slow for a while", ms(0, 1, never), 8, 10 * diagnoseFor / 2, 1},
 		{"one is stopped, and this one is slow", ms(0, 1, never), 1 << 20, diagnoseMost, 1},
+		{"all are stopped", ms(0, never, never), 0, diagnoseMost, 2},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			VirtualTime(t, func(t *testing.T) {
@@ -73,9 +81,10 @@ func TestDiagnose(t *testing.T) {
 						return time.Millisecond
 					}
 				}
-				health := diagnose(m, lag)
+				e := evidence{peer: -1}
+				diagnose(m, lag, &e)
 				require.Equal(t, tc.take, time.Since(m.begun))
-				require.Equal(t, tc.silent, silent(m, health))
+				require.Equal(t, tc.silent, silent(m, e.health))
 			})
 		})
 	}

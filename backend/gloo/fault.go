@@ -62,54 +62,27 @@ func (s *session) fail(m transport.Mesh, o *operation, cause error, culprit int)
 	m.Abort(&transport.Fault{Kind: kindOf(cause), Rank: culprit, Reporter: s.rank, Op: uint8(o.Info().Op), Seq: o.Info().Seq, Err: cause})
 }
 
-// timeOut ends the group because o timed out. It asks the other ranks and blames one that is
-// missing.
+// timeOut ends the group because o timed out. It asks the other ranks and blames one of them, or a
+// link.
 func (s *session) timeOut(m transport.Mesh, o *operation, peer int, cause error) {
-	culprit := -1
-	var missing []string
-	blame := func(rank int, format string, args ...any) {
-		if culprit < 0 {
-			culprit = rank
-		}
-		missing = append(missing, fmt.Sprintf("rank %d ", rank)+fmt.Sprintf(format, args...))
-	}
-	health := diagnose(m, watchLag)
+	e := evidence{self: s.rank, collective: o.collective, call: o.call, peer: peer}
+	v := diagnose(m, watchLag, &e)
 	if m.Fault() != nil {
 		return // somebody else was faster
 	}
-	// Blame first a rank that does not answer: others may wait for it. Then an idle rank that has
-	// not called the operation. Last a rank that is still in an earlier operation.
-	for _, h := range health {
-		if isSilent(h) && h.Rank != s.rank {
-			blame(h.Rank, "does not answer (stopped or unreachable)")
-		}
-	}
-	for _, busy := range []bool{false, true} {
-		for _, h := range health {
-			if o.collective && h.Answered && h.Rank != s.rank && h.Issued <= o.call && busy == (h.Completed < h.Issued) {
-				blame(h.Rank, "has not called it: it has issued %d collectives, this is number %d", h.Issued, o.call+1)
-			}
-		}
-	}
-	// A rank that left has usually done its part before. A rank that still needs it learns so at
-	// once, and does not time out.
-	for _, h := range health {
-		if h.Departed && culprit < 0 && o.collective {
-			blame(h.Rank, "has left the group")
-		}
-	}
-	if culprit < 0 && peer >= 0 && peer != s.rank {
-		blame(peer, "did not send or receive what was expected")
-	}
-	why := strings.Join(missing, "; ")
 	switch {
-	case why != "":
+	case v.why != "":
 	case o.collective:
-		why = "no rank is missing: the operation was too slow"
+		v.why = "no rank is missing: the operation was too slow"
 	default:
-		why = fmt.Sprintf("no rank sent on tag %d", o.tag)
+		v.why = fmt.Sprintf("no rank sent on tag %d", o.tag)
 	}
-	s.fail(m, o, fmt.Errorf("%w; %s", cause, why), culprit)
+	f := &transport.Fault{Kind: transport.FaultTimeout, Rank: v.rank, Reporter: s.rank, Op: uint8(o.Info().Op), Seq: o.Info().Seq}
+	f.Err = fmt.Errorf("%w; %s", cause, v.why)
+	if v.other >= 0 {
+		f.Kind, f.Other, f.Err = transport.FaultLink, v.other, &relayed{f.Err, v.why}
+	}
+	m.Abort(f)
 }
 
 // failed turns the error of a request into the error of its operation. The mesh fails with any
@@ -169,11 +142,14 @@ func (s *session) faultError(info work.Info, f *transport.Fault) error {
 	if f.Op != noOp && (f.Op != uint8(info.Op) || f.Seq != info.Seq) {
 		where = fmt.Sprintf(" (in %v seq %d)", work.OpType(f.Op), f.Seq)
 	}
-	peer := f.Rank
-	if f.Kind == transport.FaultCorrupted && peer == s.rank {
+	peer, kind := f.Rank, sentinels[f.Kind]
+	switch {
+	case f.Kind == transport.FaultLink:
+		peer, kind = -1, &work.LinkError{Ranks: [2]int{f.Rank, f.Other}}
+	case f.Kind == transport.FaultCorrupted && peer == s.rank:
 		peer = f.Reporter // the other end of the link
 	}
-	return s.tell(&work.Error{Info: info, Peer: peer, Err: &fault{what: f.Error() + where, kind: sentinels[f.Kind], f: f}})
+	return s.tell(&work.Error{Info: info, Peer: peer, Err: &fault{what: f.Error() + where, kind: kind, f: f}})
 }
 
 // sentinels are work's errors for the kinds of faults.
@@ -241,6 +217,8 @@ func (s *session) causedBy(cause error) transport.Fault {
 			first, f.Reporter = was, was.Reporter
 		}
 		f.Err = &relayed{cause, first.Words()}
+	case errors.As(cause, &was) && was.Kind == transport.FaultLink && was.Other < s.size:
+		f = *was
 	case e == nil && errors.As(cause, &was) && was.Rank >= 0 && was.Rank < s.size: // of a rendezvous
 		f.Kind, f.Rank, f.Reporter = was.Kind, was.Rank, was.Reporter
 		f.Err = &relayed{cause, was.Words()}

@@ -741,7 +741,7 @@ func TestManyCandidates(t *testing.T) {
 		c.add(accepted)
 		return conn
 	}
-	_, err := c.Write(words(48, 2, 0xC101<<48, 0, 2, 0))
+	_, err := c.Write(words(48, 2, 0xC101<<48, 0, 3, 0))
 	require.NoError(t, err)
 	peer := dial("127.0.0.1")
 	awaitHello(t, peer)

@@ -46,8 +46,8 @@ type Mesh interface {
 	// mesh tells them to other ranks that diagnose a timeout.
 	SetProgress(issued, completed uint64)
 
-	// Diagnose asks every peer that can answer for its progress, and for its connections with
-	// the ranks that it waits for and with two more ranks at most, about. It waits at most
+	// Diagnose asks every peer that can answer for its progress and for its connections: with
+	// the ranks that it waits for, and with the ranks about, two at most. It waits at most
 	// limit, and returns one Health for each rank. The ranks that are asked ask those ranks in
 	// turn, so a second Diagnose knows more.
 	Diagnose(limit time.Duration, about ...int) []Health

@@ -353,7 +353,7 @@ func (n *network) alone(rank int) bool {
 	return true
 }
 
-func (e *end) Diagnose(time.Duration, ...int) []transport.Health {
+func (e *end) Diagnose(_ time.Duration, about ...int) []transport.Health {
 	e.net.mu.Lock()
 	defer e.net.mu.Unlock()
 	out := make([]transport.Health, len(e.net.ends))
@@ -365,6 +365,11 @@ func (e *end) Diagnose(time.Duration, ...int) []transport.Health {
 		out[r].Answered = p.fault.Load() == nil && !p.closed
 		out[r].Departed = p.departed
 		out[r].Issued, out[r].Completed = p.issued.Load(), p.completed.Load()
+		for _, other := range about {
+			if e.net.frozen[other] && other != r {
+				out[r].Links = append(out[r].Links, transport.Link{Peer: other, Silent: time.Hour})
+			}
+		}
 	}
 	return out
 }

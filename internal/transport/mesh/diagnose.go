@@ -91,8 +91,9 @@ func UnpackPing(round, about uint64, deep uint32, size int) (Ping, error) {
 	return p, nil
 }
 
-// A packed link is a rank in 24 bits, flags, the time of silence in units of 10 ms or of an answer
-// in units of 64 us, and KiB a second. 0 is no link.
+// A packed link has four parts, the lowest bits first: the rank (24 bits), flags (8), a time (16),
+// and the rate in KiB a second (16). The time is Silent in units of 10 ms if linkSilent is set, else
+// RTT in units of 64 us. 0 is no link.
 const (
 	linkIs = 1 << (24 + iota)
 	linkWaits

@@ -24,9 +24,9 @@ import (
 
 // Limits bound the end of a mesh.
 type Limits struct {
-	// Close is how long Close waits for peers to take what is queued. While this process has to
-	// wait for a CPU, Close goes on, for closeMost times as long at most: its goodbyes may not
-	// have been written yet, and the peers may not have read.
+	// Close is how long Close waits for peers to take what is queued. While this process waits
+	// for a CPU, Close goes on, because its goodbyes may not have been written yet. It takes
+	// closeMost times as long at most.
 	Close time.Duration
 
 	// Abort bounds the end of a mesh that failed. A connection that accepts no byte for

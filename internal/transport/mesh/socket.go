@@ -12,8 +12,8 @@ import (
 // stand still.
 const DefaultSilence = 15 * time.Second
 
-// traffic returns how many bytes have come from and been acknowledged by the host at the other end
-// of connections, and for how long nothing has come. Both are 0 where the system does not tell.
+// traffic returns how many bytes the other host has sent and acknowledged on these connections, and
+// for how long nothing has come. Both are 0 where the system does not tell.
 func traffic(conns []net.Conn) (bytes uint64, quiet time.Duration) {
 	for _, c := range conns {
 		if t, ok := c.(interface{ NetConn() net.Conn }); ok { // TLS
@@ -30,8 +30,8 @@ func traffic(conns []net.Conn) (bytes uint64, quiet time.Duration) {
 	return bytes, quiet
 }
 
-// LimitSilence makes a connection end once the other host has acknowledged nothing for d, whether
-// or not data are on their way. 0 means DefaultSilence, negative means never. A host is asked after
+// LimitSilence makes a connection end once the other host has acknowledged nothing for d. This holds
+// with and without data on their way. 0 means DefaultSilence, negative means never. A host is asked after
 // 2/5 of d without data, and then every fifth. Systems other than Linux notice lost data later.
 // Connections that are not TCP stay as they are.
 func LimitSilence(conn net.Conn, d time.Duration) error {

@@ -1,0 +1,292 @@
+package gloo_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/c10d-go/c10d/backend"
+	"github.com/c10d-go/c10d/backend/gloo"
+	"github.com/c10d-go/c10d/internal/transport"
+	"github.com/c10d-go/c10d/internal/transport/tcp"
+	"github.com/c10d-go/c10d/internal/transport/wire"
+	"github.com/c10d-go/c10d/work"
+)
+
+// cables is a Fabric of real connections over loopback, one relay for each. A relay can stop, as a
+// cut cable does, or pass bytes on slowly.
+type cables struct {
+	t     testing.TB
+	size  int
+	wires string // "gloo" or "tcp"
+
+	mu    sync.Mutex
+	gate  *sync.Cond
+	cut   map[[2]int]bool
+	slow  map[[2]int]*limiter // by link
+	ends  []net.Conn
+	over  bool
+	wg    sync.WaitGroup
+	wire  []*wire.Mesh
+	tcps  []*tcp.Endpoint
+	addrs []string
+}
+
+// limiter passes so many bytes a second, of all that share it.
+type limiter struct {
+	mu   sync.Mutex
+	rate int
+}
+
+func (l *limiter) pass(n int) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	time.Sleep(time.Duration(n) * time.Second / time.Duration(l.rate))
+}
+
+func newCables(t testing.TB, wires string, size int) *cables {
+	c := &cables{t: t, size: size, wires: wires, cut: map[[2]int]bool{}, slow: map[[2]int]*limiter{}}
+	c.gate = sync.NewCond(&c.mu)
+	if wires == "gloo" {
+		c.wire = make([]*wire.Mesh, size)
+		for r := range c.wire {
+			c.wire[r] = wire.New(r, size, wire.Options{})
+		}
+		for i := range size {
+			for j := range i {
+				at, l := c.relay(i, j, "")
+				a, err := net.Dial("tcp", at)
+				require.NoError(t, err)
+				b := <-l
+				require.NoError(t, c.wire[i].Attach(j, a))
+				require.NoError(t, c.wire[j].Attach(i, b))
+			}
+		}
+	} else {
+		for range size {
+			e, err := tcp.Listen(tcp.Options{Host: "127.0.0.1"})
+			require.NoError(t, err)
+			c.tcps, c.addrs = append(c.tcps, e), append(c.addrs, e.Addr())
+		}
+	}
+	t.Cleanup(c.close)
+	return c
+}
+
+func (*cables) Kill(string, int)   {}
+func (*cables) Freeze(string, int) {}
+
+// Join implements gloo's joiner.
+func (c *cables) Join(_ string, rank, size int) (transport.Mesh, error) {
+	if c.wires == "gloo" {
+		return c.wire[rank], nil
+	}
+	addrs := append([]string{}, c.addrs...)
+	for j := range rank {
+		f := strings.Split(addrs[j], ";")
+		at, _ := c.relay(rank, j, f[3])
+		addrs[j] = strings.Join(append(f[:3:3], at), ";")
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+	defer cancel()
+	return c.tcps[rank].Join(ctx, rank, addrs)
+}
+
+// relay returns an address for one connection between two ranks, which leads to another address or,
+// if that is empty, to the channel.
+func (c *cables) relay(i, j int, to string) (string, <-chan net.Conn) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(c.t, err)
+	other := make(chan net.Conn, 1)
+	c.wg.Go(func() {
+		defer l.Close()
+		in, err := l.Accept()
+		if err != nil {
+			return
+		}
+		var out net.Conn
+		if to == "" {
+			inner, err := net.Listen("tcp", "127.0.0.1:0")
+			if err != nil {
+				return
+			}
+			out, _ = net.Dial("tcp", inner.Addr().String())
+			b, _ := inner.Accept()
+			inner.Close()
+			other <- b
+		} else if out, err = net.Dial("tcp", to); err != nil {
+			in.Close()
+			return
+		}
+		for _, x := range []net.Conn{in, out} { // so that few bytes are on their way
+			x.(*net.TCPConn).SetReadBuffer(32 << 10)
+			x.(*net.TCPConn).SetWriteBuffer(32 << 10)
+		}
+		c.mu.Lock()
+		c.ends = append(c.ends, in, out)
+		c.mu.Unlock()
+		c.wg.Go(func() { c.pass(i, j, in, out) })
+		c.wg.Go(func() { c.pass(i, j, out, in) })
+	})
+	return l.Addr().String(), other
+}
+
+func (c *cables) pass(i, j int, from, to net.Conn) {
+	b := make([]byte, 4<<10)
+	for {
+		n, err := from.Read(b)
+		c.mu.Lock()
+		for c.cut[[2]int{j, i}] && !c.over {
+			c.gate.Wait()
+		}
+		limits := []*limiter{c.slow[[2]int{j, i}], c.slow[[2]int{i, i}], c.slow[[2]int{j, j}]}
+		c.mu.Unlock()
+		for _, l := range limits {
+			if l != nil && n > 0 {
+				l.pass(n)
+			}
+		}
+		if n > 0 {
+			if _, err := to.Write(b[:n]); err != nil {
+				from.Close()
+				return
+			}
+		}
+		if err != nil {
+			to.(*net.TCPConn).CloseWrite()
+			return
+		}
+	}
+}
+
+// break breaks the link between i and j.
+func (c *cables) breakLink(i, j int) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.cut[[2]int{min(i, j), max(i, j)}] = true
+}
+
+// slowDown makes a link slow, or a rank if i and j are the same.
+func (c *cables) slowDown(i, j, rate int) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.slow[[2]int{min(i, j), max(i, j)}] = &limiter{rate: rate}
+}
+
+func (c *cables) close() {
+	c.mu.Lock()
+	c.over = true
+	for _, x := range c.ends {
+		x.Close()
+	}
+	c.gate.Broadcast()
+	c.mu.Unlock()
+	c.wg.Wait()
+}
+
+// whatIsBlamed runs operations on all ranks, lets fault happen before, and returns the error of each
+// rank.
+func (c *cables) whatIsBlamed(bytes int, fault func()) []error {
+	errs := make([]error, c.size)
+	var ready, all sync.WaitGroup
+	ready.Add(c.size)
+	happened := make(chan struct{})
+	for r := range c.size {
+		all.Go(func() {
+			b, err := gloo.New(context.Background(), backend.Options{
+				Rank: r, Size: c.size, Timeout: time.Second, Specific: gloo.Options{Fabric: c, Interfaces: []string{"lo"}},
+			})
+			if err != nil {
+				ready.Done()
+				errs[r] = err
+				return
+			}
+			defer b.Close()
+			errs[r] = barrier(b)
+			ready.Done()
+			<-happened
+			if errs[r] == nil {
+				errs[r] = work20(b, bytes, 3*time.Second)
+			}
+		})
+	}
+	ready.Wait()
+	fault()
+	close(happened)
+	all.Wait()
+	return errs
+}
+
+// work20 runs 20 operations on so many bytes that use all links together, until one fails.
+func work20(b *gloo.Backend, bytes int, timeout time.Duration) error {
+	ctx := context.Background()
+	n := bytes / 4 / b.Size() * b.Size()
+	in, out := vec(make([]float32, n)...), vec(make([]float32, n)...)
+	for range 10 {
+		err := wait(b.AllReduce(ctx, list(in), backend.AllReduceOptions{Timeout: timeout}))
+		if err == nil {
+			err = wait(b.AllToAllSingle(ctx, out, in, nil, nil, backend.AllToAllOptions{Timeout: timeout}))
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// blamed describes what an error blames: a rank, or a link.
+func blamed(err error) string {
+	var l *work.LinkError
+	var e *work.Error
+	switch {
+	case errors.As(err, &l):
+		return l.Error()
+	case errors.As(err, &e):
+		return fmt.Sprintf("rank %d", e.Peer)
+	}
+	return fmt.Sprint(err)
+}
+
+// TestBrokenLinksAreNamed: two ranks do not hear each other, and every rank names the link between
+// them.
+func TestBrokenLinksAreNamed(t *testing.T) {
+	for _, wires := range []string{"gloo", "tcp"} {
+		for _, link := range [][2]int{{0, 1}, {1, 3}} {
+			t.Run(fmt.Sprintf("%s, %d-%d", wires, link[0], link[1]), func(t *testing.T) {
+				c := newCables(t, wires, 4)
+				errs := c.whatIsBlamed(64<<10, func() { c.breakLink(link[0], link[1]) })
+				for r, err := range errs {
+					require.Equal(t, fmt.Sprintf("link between %d and %d", link[0], link[1]), blamed(err), "rank %d: %v", r, err)
+					require.ErrorIs(t, err, work.ErrTimeout)
+					require.Regexp(t, `link between \d and \d: no data for \d+\.\d s, both alive`, err.Error())
+				}
+			})
+		}
+	}
+}
+
+// TestSlowRanksAndLinksAreNamed: one rank or one link passes 2 Mbit/s.
+func TestSlowRanksAndLinksAreNamed(t *testing.T) {
+	for _, wires := range []string{"gloo", "tcp"} {
+		for _, tc := range []struct {
+			i, j int
+			want string
+		}{{1, 1, "rank 1"}, {1, 2, "link between 1 and 2"}} {
+			t.Run(wires+", "+tc.want, func(t *testing.T) {
+				c := newCables(t, wires, 4)
+				errs := c.whatIsBlamed(8<<20, func() { c.slowDown(tc.i, tc.j, 250_000) })
+				for r, err := range errs {
+					require.Equal(t, tc.want, blamed(err), "rank %d: %v", r, err)
+					require.ErrorIs(t, err, work.ErrTimeout)
+				}
+			})
+		}
+	}
+}

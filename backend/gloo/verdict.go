@@ -1,0 +1,390 @@
+package gloo
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/c10d-go/c10d/internal/transport"
+)
+
+const (
+	// linkSilent is how long a rank must not have answered another one, until the link between
+	// them counts as broken if both answer others.
+	linkSilent = 600 * time.Millisecond
+
+	// linkMoves is the rate in bytes a second from which a connection carries data. Questions and
+	// answers of a diagnosis are below 12 KiB/s.
+	linkMoves = 32 << 10
+
+	// Data move slowly between two ranks. One of them is slow, and not the link, if its answers
+	// take slowAnswer at least, and slowFactor times as long as those of the other. Answers to
+	// ranks that exchange data with it do not count: they queue behind the data. A
+	// sender at 2 Mbit/s answers after 20 ms and more behind its own data, others after 1 ms.
+	slowAnswer = 4 * time.Millisecond
+	slowFactor = 3
+)
+
+// verdict says why an operation ran out of time.
+type verdict struct {
+	rank  int    // to blame, -1 if none
+	other int    // if this is not -1, the link between rank and other is to blame
+	why   string // what is known; "" if nothing
+	sure  bool   // to ask again would tell no more
+	weak  bool   // it takes more time to be sure
+}
+
+// evidence is what ranks have answered about an operation.
+type evidence struct {
+	self       int
+	collective bool
+	call       uint64
+	peer       int // of a send or a receive, or the rank that the operation waited for; -1 if unknown
+	round      int // how often the ranks have been asked
+	health     []transport.Health
+	moved      map[pairOfRanks]int // in how many rounds data moved between two ranks
+}
+
+// pairOfRanks are two ranks, the lower one first.
+type pairOfRanks struct{ a, b int }
+
+func pairOf(a, b int) pairOfRanks { return pairOfRanks{min(a, b), max(a, b)} }
+
+// hear takes the answers of a round.
+func (e *evidence) hear(health []transport.Health) {
+	e.round++
+	e.health = health
+	if e.moved == nil {
+		e.moved = make(map[pairOfRanks]int)
+	}
+	now := make(map[pairOfRanks]bool)
+	for _, h := range health {
+		for _, l := range h.Links {
+			if moves(l) {
+				now[pairOf(h.Rank, l.Peer)] = true
+			}
+		}
+	}
+	for k := range now {
+		e.moved[k]++
+	}
+}
+
+func (e *evidence) of(rank int) *transport.Health { return &e.health[rank] }
+
+// link returns what rank says of its connection with peer.
+func (e *evidence) link(rank, peer int) (l transport.Link, ok bool) {
+	for _, l := range e.of(rank).Links {
+		if l.Peer == peer {
+			return l, true
+		}
+	}
+	return transport.Link{}, false
+}
+
+// moves reports whether data go between rank and peer.
+func moves(l transport.Link) bool { return l.Rate >= linkMoves }
+
+// silent returns the ranks that should have answered this one, have not, and send and take no data.
+func (e *evidence) silent() (ranks []int) {
+	for _, h := range e.health {
+		if isSilent(h) && h.Rank != e.self && e.moved[pairOf(e.self, h.Rank)] == 0 {
+			ranks = append(ranks, h.Rank)
+		}
+	}
+	return ranks
+}
+
+// suspects returns up to two ranks that the next question should be about.
+func (e *evidence) suspects() []int {
+	ranks := e.silent()
+	for _, h := range e.health {
+		for _, l := range h.Links {
+			if l.Silent > 0 || moves(l) {
+				ranks = append(ranks, h.Rank, l.Peer)
+			}
+		}
+	}
+	var two []int
+	for _, r := range ranks {
+		if r != e.self && len(two) < 2 && !slices.Contains(two, r) {
+			two = append(two, r)
+		}
+	}
+	return two
+}
+
+// judge finds the rank or the link to blame. It takes the first of these:
+//
+//  1. a rank that answers nobody;
+//  2. a rank that has not called the operation and waits for nobody;
+//  3. a broken link;
+//  4. a slow rank or a slow link;
+//  5. the rank at the end of the chain of ranks that wait for each other.
+func (e *evidence) judge() verdict {
+	idle, busy := e.notCalled()
+	v, silent := e.unreachable()
+	if silent && (v.other < 0 || !v.weak) {
+		if len(idle) > 0 {
+			v.why += "; " + e.describeNotCalled(append(idle, busy...))
+		}
+		return v
+	}
+	if len(idle) > 0 {
+		return verdict{rank: idle[0], other: -1, why: e.describeNotCalled(append(idle, busy...)), sure: true}
+	}
+	if v, ok := e.brokenLink(); ok {
+		return v
+	}
+	if v, ok := e.slow(); ok {
+		v.weak = silent
+		return v
+	}
+	if silent {
+		return v // the answer may be late
+	}
+	return e.chain(busy)
+}
+
+// notCalled returns the ranks that have not called the collective. Idle ones wait for nobody. Busy
+// ones are in an earlier operation.
+func (e *evidence) notCalled() (idle, busy []int) {
+	if !e.collective {
+		return nil, nil
+	}
+	for _, h := range e.health {
+		if !h.Answered || h.Rank == e.self || h.Issued > e.call {
+			continue
+		}
+		if h.Completed == h.Issued && !slices.ContainsFunc(h.Links, waits) {
+			idle = append(idle, h.Rank)
+		} else {
+			busy = append(busy, h.Rank)
+		}
+	}
+	return idle, busy
+}
+
+func waits(l transport.Link) bool { return l.Waits }
+
+func (e *evidence) describeNotCalled(ranks []int) string {
+	var all []string
+	for _, r := range ranks {
+		all = append(all, fmt.Sprintf("rank %d has not called it: it has issued %d collectives, this is number %d", r, e.of(r).Issued, e.call+1))
+	}
+	return strings.Join(all, "; ")
+}
+
+// unreachable blames a rank that does not answer this one, or the link to it if it answers others.
+func (e *evidence) unreachable() (verdict, bool) {
+	silent := e.silent()
+	answered := 0
+	for _, h := range e.health {
+		if h.Answered && h.Rank != e.self {
+			answered++
+		}
+	}
+	var broken []int
+	var gone []string
+	first, asked := -1, true
+	for _, s := range silent {
+		heard, looked := false, answered == 0
+		for _, h := range e.health {
+			if l, ok := e.link(h.Rank, s); ok && h.Rank == e.self {
+				asked = asked && l.Silent >= linkSilent
+			} else if ok {
+				heard = heard || l.Answered || e.moved[pairOf(h.Rank, s)] > 0
+				looked = looked || l.Silent > 0
+			}
+		}
+		switch {
+		case heard:
+			broken = append(broken, s)
+			continue
+		case first < 0:
+			first = s
+		}
+		asked = asked && looked
+		gone = append(gone, fmt.Sprintf("rank %d does not answer (stopped or unreachable)", s))
+	}
+	switch {
+	case len(gone) > 1 && answered == 0 && len(e.health) > 2:
+		return verdict{rank: e.self, other: -1, why: "no other rank answers this one: its network does not work", weak: true}, true
+	case first >= 0:
+		return verdict{rank: first, other: -1, why: strings.Join(gone, "; "), weak: !asked}, true
+	case len(broken) > 0:
+		l, _ := e.link(e.self, broken[0])
+		v := linkVerdict(e.self, broken[0], quiet(l))
+		v.weak = !asked
+		return v, true
+	}
+	return verdict{}, false
+}
+
+func quiet(l transport.Link) string {
+	return fmt.Sprintf("no data for %.1f s, both alive", max(l.Silent, l.Quiet).Seconds())
+}
+
+func linkVerdict(a, b int, why string) verdict {
+	return verdict{rank: min(a, b), other: max(a, b), why: why}
+}
+
+// brokenLink blames a link between two ranks that both answer this one and do not hear each other.
+func (e *evidence) brokenLink() (verdict, bool) {
+	for _, h := range e.health {
+		for _, l := range h.Links {
+			if l.Silent < linkSilent || e.moved[pairOf(h.Rank, l.Peer)] > 0 || l.Peer == e.self || h.Rank == e.self || !e.of(l.Peer).Answered {
+				continue
+			}
+			if back, ok := e.link(l.Peer, h.Rank); ok && back.Answered {
+				continue // it is only late
+			}
+			return linkVerdict(h.Rank, l.Peer, quiet(l)), true
+		}
+	}
+	return verdict{}, false
+}
+
+// slow blames a rank or a link on which data are still moving, while other ranks wait.
+func (e *evidence) slow() (verdict, bool) {
+	rates := make(map[pairOfRanks]uint64)
+	var moving []pairOfRanks
+	for _, h := range e.health {
+		for _, l := range h.Links {
+			k := pairOf(h.Rank, l.Peer)
+			if e.moved[k] == 0 {
+				continue
+			}
+			if _, ok := rates[k]; !ok {
+				moving = append(moving, k)
+			}
+			rates[k] = max(rates[k], l.Rate)
+		}
+	}
+	if len(moving) == 0 {
+		return verdict{}, false
+	}
+	// Fast links move data now and then, a slow one all the time.
+	most := 0
+	for _, k := range moving {
+		most = max(most, e.moved[k])
+	}
+	moving = slices.DeleteFunc(moving, func(k pairOfRanks) bool { return 2*e.moved[k] < most })
+	// The shortest time of an answer between a rank and those that exchange no data with it.
+	answer := func(rank int) time.Duration {
+		var best time.Duration
+		for _, h := range e.health {
+			for _, l := range h.Links {
+				if (h.Rank == rank || l.Peer == rank) && l.RTT > 0 && e.moved[pairOf(h.Rank, l.Peer)] == 0 && (best == 0 || l.RTT < best) {
+					best = l.RTT
+				}
+			}
+		}
+		return best
+	}
+	rate := func(n uint64) string { return fmt.Sprintf("%.2f MB/s", float64(n)/1e6) }
+	slowest := -1
+	var longest time.Duration
+	for _, k := range moving {
+		for _, ends := range []pairOfRanks{k, {k.b, k.a}} {
+			here, there := answer(ends.a), answer(ends.b)
+			if here > longest && here >= slowAnswer && there > 0 && here >= slowFactor*there {
+				slowest, longest = ends.a, here
+			}
+		}
+	}
+	if slowest < 0 && len(moving) > 1 {
+		all, of := 0, make(map[int]int)
+		for _, k := range moving {
+			all += e.moved[k]
+			of[k.a] += e.moved[k]
+			of[k.b] += e.moved[k]
+		}
+		for rank, n := range of {
+			// If all links were alike, each of size ranks would have 2/size of the movements.
+			if size := len(e.health); 2*size*n > (size+2)*all {
+				slowest = rank // no other one has as much
+			}
+		}
+	}
+	if slowest >= 0 {
+		var best uint64
+		for _, k := range moving {
+			if k.a == slowest || k.b == slowest {
+				best = max(best, rates[k])
+			}
+		}
+		return verdict{rank: slowest, other: -1, why: fmt.Sprintf("rank %d is slow: it sends and takes %s, and others wait for it", slowest, rate(best))}, true
+	}
+	if len(moving) == 1 {
+		k := moving[0]
+		return linkVerdict(k.a, k.b, "only "+rate(rates[k])+", both alive, and others wait for it"), true
+	}
+	var each []string
+	for _, k := range moving {
+		each = append(each, fmt.Sprintf("%d and %d", k.a, k.b))
+	}
+	return verdict{rank: -1, other: -1, why: "no rank is missing: the operation was too slow; data move between " + strings.Join(each, ", ")}, true
+}
+
+// chain follows the ranks that wait for each other, from those in an earlier operation and from
+// this one. It blames the first that waits for nobody.
+func (e *evidence) chain(busy []int) verdict {
+	from := append([]int{}, busy...)
+	if e.peer >= 0 && e.peer != e.self {
+		from = append(from, e.peer)
+	}
+	for _, l := range e.of(e.self).Links {
+		if l.Waits {
+			from = append(from, l.Peer)
+		}
+	}
+	// The first answer does not show yet whether data move.
+	sure := e.round > 1 || !slices.ContainsFunc(e.of(e.self).Links, waits)
+	seen := map[int]bool{e.self: true}
+	for len(from) > 0 {
+		r := from[0]
+		from = from[1:]
+		if seen[r] {
+			continue
+		}
+		seen[r] = true
+		h := e.of(r)
+		waiting := slices.ContainsFunc(h.Links, waits)
+		switch {
+		case h.Departed:
+			return verdict{rank: r, other: -1, why: fmt.Sprintf("rank %d has left the group", r), sure: sure}
+		case h.Answered && waiting:
+			for _, l := range h.Links {
+				if l.Waits {
+					from = append(from, l.Peer)
+				}
+			}
+		case e.collective && h.Answered && h.Issued <= e.call:
+			return verdict{rank: r, other: -1, why: e.describeNotCalled(busy), sure: sure}
+		default:
+			return verdict{rank: r, other: -1, why: fmt.Sprintf("rank %d did not send or receive what was expected", r), sure: sure}
+		}
+	}
+	if len(busy) > 0 {
+		return verdict{rank: busy[0], other: -1, why: e.describeNotCalled(busy)}
+	}
+	if e.collective {
+		for _, h := range e.health {
+			if h.Departed { // mostly after it has done its part
+				return verdict{rank: h.Rank, other: -1, why: fmt.Sprintf("rank %d has left the group", h.Rank), sure: true}
+			}
+		}
+	}
+	v := verdict{rank: -1, other: -1, sure: len(seen) == 1}
+	if len(seen) > 1 {
+		var cycle []int
+		for r := range seen {
+			cycle = append(cycle, r)
+		}
+		slices.Sort(cycle)
+		v.why = "ranks " + list(cycle) + " wait for each other"
+	}
+	return v
+}

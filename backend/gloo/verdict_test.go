@@ -1,0 +1,68 @@
+package gloo
+
+import (
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/c10d-go/c10d/internal/transport"
+)
+
+// TestJudge: what answers show, and whom they blame.
+func TestJudge(t *testing.T) {
+	const ms, s = time.Millisecond, time.Second
+	in := func(rank int, l ...transport.Link) transport.Health {
+		return transport.Health{Rank: rank, Native: true, Answered: true, Issued: 2, Completed: 1, Links: l}
+	}
+	mute := func(rank int) transport.Health { return transport.Health{Rank: rank, Native: true} }
+	idle := func(rank int) transport.Health {
+		return transport.Health{Rank: rank, Native: true, Answered: true, Issued: 1, Completed: 1}
+	}
+	on := func(peer int) transport.Link { return transport.Link{Peer: peer, Waits: true, Answered: true, RTT: ms} }
+	dead := func(peer int, d time.Duration) transport.Link {
+		return transport.Link{Peer: peer, Waits: true, Silent: d}
+	}
+	hears := func(peer int, rtt time.Duration) transport.Link {
+		return transport.Link{Peer: peer, Answered: true, RTT: rtt}
+	}
+	moving := func(peer int) transport.Link {
+		return transport.Link{Peer: peer, Waits: true, Silent: s, Rate: 250_000}
+	}
+	for name, tc := range map[string]struct {
+		self        int
+		health      []transport.Health
+		rank, other int
+		why         string
+		weak        bool
+	}{
+		"a rank answers nobody":               {0, []transport.Health{in(0, dead(1, s)), mute(1), in(2, dead(1, s))}, 1, -1, "rank 1 does not answer", false},
+		"others have not said so yet":         {0, []transport.Health{in(0, dead(1, s)), mute(1), in(2)}, 1, -1, "rank 1 does not answer", true},
+		"a silent rank, and one that is idle": {0, []transport.Health{in(0, dead(1, s)), mute(1), idle(2)}, 1, -1, "rank 1 does not answer (stopped or unreachable); rank 2 has not called it", true},
+		"nobody answers":                      {0, []transport.Health{in(0, dead(1, s), dead(2, s)), mute(1), mute(2)}, 0, -1, "its network does not work", true},
+		"own link":                            {2, []transport.Health{in(0, hears(1, ms)), mute(1), in(2, dead(1, 2100*ms))}, 1, 2, "no data for 2.1 s, both alive", false},
+		"own link, too early to say":          {2, []transport.Health{in(0, hears(1, ms)), mute(1), in(2, dead(1, 300*ms))}, 1, 2, "no data for 0.3 s, both alive", true},
+		"another link":                        {2, []transport.Health{in(0, dead(1, s)), in(1, dead(0, s)), in(2, on(1))}, 0, 1, "no data for 1.0 s, both alive", false},
+		"a late answer on another link":       {2, []transport.Health{in(0, dead(1, s), on(2)), in(1, hears(0, ms), on(2)), in(2, on(1))}, -1, -1, "ranks 1, 2 wait for each other", false},
+		"one is idle":                         {0, []transport.Health{in(0, on(1)), in(1, on(2)), idle(2)}, 2, -1, "rank 2 has not called it", false},
+		"the end of the chain":                {0, []transport.Health{in(0, on(1)), in(1, on(2)), in(2)}, 2, -1, "rank 2 did not send or receive what was expected", false},
+		"the chain leads to PyTorch":          {0, []transport.Health{in(0, on(1)), in(1, transport.Link{Peer: 2, Waits: true}), {Rank: 2}}, 2, -1, "rank 2 did not send", false},
+		"a circle":                            {0, []transport.Health{in(0, on(1)), in(1, on(2)), in(2, on(0))}, -1, -1, "ranks 0, 1, 2 wait for each other", false},
+		"a slow link":                         {3, []transport.Health{in(0, moving(1), hears(2, ms)), in(1, moving(0), hears(2, ms)), in(2, on(1)), in(3, on(0))}, 0, 1, "only 0.25 MB/s, both alive", false},
+		"a slow rank, by its answers":         {3, []transport.Health{in(0, moving(1)), in(1, moving(0)), in(2, hears(1, 40*ms), hears(0, ms)), in(3, hears(0, ms), on(2))}, 1, -1, "rank 1 is slow", false},
+		"a slow rank, by its links":           {3, []transport.Health{in(0, moving(1)), in(1, moving(0), moving(2)), in(2, moving(1)), in(3, on(0))}, 1, -1, "rank 1 is slow", false},
+		"all is slow":                         {0, []transport.Health{in(0, moving(2), moving(1)), in(1, moving(2)), in(2, moving(0))}, -1, -1, "the operation was too slow", false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			e := evidence{self: tc.self, collective: true, call: 1, peer: -1}
+			for range leastRounds {
+				e.hear(tc.health)
+			}
+			v := e.judge()
+			require.Equal(t, tc.rank, v.rank, v.why)
+			require.Equal(t, tc.other, v.other, v.why)
+			require.Contains(t, v.why, tc.why)
+			require.Equal(t, tc.weak, v.weak)
+		})
+	}
+}

@@ -1,0 +1,46 @@
+package mesh
+
+import (
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/c10d-go/c10d/internal/transport"
+)
+
+// TestPack: what a PING and a PONG carry arrives, in the units of the wire.
+func TestPack(t *testing.T) {
+	a := Pong{Links: []transport.Link{
+		{Peer: 0, Waits: true, Answered: true, RTT: 640 * time.Microsecond, Rate: 1 << 20},
+		{Peer: 9, Silent: 2 * time.Second},
+		{Peer: 3, Waits: true, Silent: time.Hour, Rate: 1 << 40},
+		{Peer: 4, RTT: 1, Rate: 1},
+		{Peer: 5},
+		{Peer: 6}, // one too many
+	}}
+	var got Pong
+	require.NoError(t, got.Unpack(a.Pack(), 10))
+	require.Equal(t, []transport.Link{
+		a.Links[0], a.Links[1],
+		{Peer: 3, Waits: true, Silent: 65535 * silentUnit, Rate: 65535 << 10},
+		{Peer: 4, RTT: rttUnit, Rate: 1 << 10},
+		{Peer: 5},
+	}, got.Links)
+	for _, bad := range []uint64{10 | linkIs, 1, 1 | linkIs | 1<<31} {
+		require.ErrorContains(t, new(Pong).Unpack([MaxLinks]uint64{bad}, 10), "PONG with the link", "%#x", bad)
+	}
+	for _, p := range []Ping{{7, [2]int{-1, -1}, false}, {8, [2]int{0, 9}, true}} {
+		about, deep := p.Pack()
+		q, err := UnpackPing(p.Round, about, deep, 10)
+		require.NoError(t, err)
+		require.Equal(t, p, q)
+	}
+	for _, bad := range []struct {
+		about uint64
+		deep  uint32
+	}{{0, 2}, {11, 0}, {11 << 32, 1}, {1 << 63, 1}} {
+		_, err := UnpackPing(1, bad.about, bad.deep, 10)
+		require.ErrorContains(t, err, "PING about", "%+v", bad)
+	}
+}

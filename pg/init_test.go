@@ -466,7 +466,7 @@ func TestInitStrangers(t *testing.T) {
 // The limits of the store that rank 0 hosts come from InitOptions.
 func TestInitStoreServer(t *testing.T) {
 	_, err := Init(t.Context(), "tcp://"+freeport.Loopback(t), InitOptions{Size: 1, StoreServer: tcp.ServerOptions{MaxMemory: -1}})
-	require.ErrorContains(t, err, "MaxMemory is negative")
+	require.ErrorContains(t, err, "MaxMemory is -1: it must not be negative")
 	g, err := Init(t.Context(), "tcp://"+freeport.Loopback(t), InitOptions{Size: 1, StoreServer: tcp.ServerOptions{MaxMemory: 1 << 20}})
 	require.NoError(t, err)
 	defer g.Close()

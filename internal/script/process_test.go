@@ -164,8 +164,7 @@ func (p *rank) next(t *testing.T) string {
 }
 
 // TestDeathDuringRendezvous kills a rank that has come to the store while all wait
-// for one that never comes. They name that one: connections, which tell of deaths,
-// are not opened before all have come.
+// for one that never comes. The others hear of the death at once, from the store.
 func TestDeathDuringRendezvous(t *testing.T) {
 	srv, err := tcp.Listen(t.Context(), "127.0.0.1:0", tcp.ServerOptions{})
 	require.NoError(t, err)
@@ -188,7 +187,8 @@ func TestDeathDuringRendezvous(t *testing.T) {
 		var got report
 		require.NoError(t, json.Unmarshal([]byte(ranks[r].next(t)), &got))
 		t.Logf("rank %d, after %v: %s", r, time.Since(killed).Round(time.Millisecond), got.Error)
-		require.Contains(t, got.Error, "rank 3 has not called Init")
+		require.Contains(t, got.Error, "rank 1 (pid")
+		require.Contains(t, got.Error, "died, or lost the store, before all ranks had called Init")
 	}
 }
 

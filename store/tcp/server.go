@@ -166,7 +166,7 @@ func (o *ServerOptions) validate() error {
 		{"FirstByteTimeout", int64(o.FirstByteTimeout)}, {"OpeningTimeout", int64(o.OpeningTimeout)}, {"RequestTimeout", int64(o.RequestTimeout)},
 	} {
 		if f.n < 0 {
-			return fmt.Errorf("%s is negative", f.name)
+			return fmt.Errorf("%s is %d: it must not be negative", f.name, f.n)
 		}
 	}
 	if limit := min(o.Limits.Key, maxGreeting); len(o.Job) > limit {

@@ -124,6 +124,7 @@ func Join(ctx context.Context, cfg Config, cancel context.CancelCauseFunc) (*Not
 		"%s (host %.255s, process %d) died, or lost the store, before the group was made", name, host, os.Getpid())}
 	err := store.SetWill(ctx, cfg.Store, first, nil, encode(message{Fault: &gone}))
 	if err != nil && !errors.Is(err, errors.ErrUnsupported) {
+		n.withdraw() // the server may have it all the same
 		return nil, err
 	}
 	watch, stop := context.WithCancel(context.WithoutCancel(ctx))
@@ -136,9 +137,13 @@ func Join(ctx context.Context, cfg Config, cancel context.CancelCauseFunc) (*Not
 func (n *Notice) Close() {
 	n.stop()
 	n.wg.Wait()
+	n.withdraw()
+}
+
+// withdraw takes the will back. If the store is gone, so is the will.
+func (n *Notice) withdraw() {
 	ctx, cancel := context.WithTimeout(context.Background(), callLimit)
 	defer cancel()
-	// If the store is gone, so is the will.
 	_ = store.DropWill(ctx, n.cfg.Store, first)
 }
 

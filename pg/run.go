@@ -64,9 +64,9 @@ func (o *Options) apart(devices []backend.DeviceBackend) bool {
 }
 
 // findRun finds out in st which run this is, and returns where its keys go. If
-// PyTorch ranks take part that is st, or from.v1, and the generation is in o; the run has
-// no ID then. known is false if the ranks do not meet in the store. n is the group's notice. It
-// gives faults to stop. It is nil if PyTorch ranks may take part.
+// PyTorch ranks take part, that is st or from.v1, the generation is in o, and the run has no ID.
+// known is false if the ranks do not meet in the store. n is the group's notice, which gives faults
+// to stop; nil if PyTorch ranks may take part.
 func findRun(ctx context.Context, stop context.CancelCauseFunc, st store.Store, o *Options, rank, size int, from origin) (keys store.Store, run rollcall.Run, known bool, n *notice.Notice, err error) {
 	given := o.Dialect
 	if given == store.DialectUnknown && store.DialectOf(st) == store.DialectV1 {

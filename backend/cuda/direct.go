@@ -11,6 +11,7 @@ import (
 
 	"github.com/c10d-go/c10d/backend/cuda/driver"
 	"github.com/c10d-go/c10d/backend/cuda/internal/direct"
+	"github.com/c10d-go/c10d/backend/cuda/internal/kernels"
 	"github.com/c10d-go/c10d/backend/cuda/internal/window"
 	"github.com/c10d-go/c10d/work"
 )
@@ -32,7 +33,7 @@ var errDirectRanks = fmt.Errorf("it is for 2 to %d ranks", window.MostRanks)
 // keepDirect has the driver load the kernels for so many ranks when it opens devices: no image may
 // be loaded while a stream waits.
 func keepDirect(d driver.Driver, ranks int) {
-	direct.Images(ranks, func(image []byte, kernels ...string) { driver.Keep(d, image, kernels...) })
+	direct.Images(ranks, func(image []byte, names ...string) { driver.Keep(d, image, names...) })
 }
 
 // directCan returns why no direct work can do an all-reduce. The answer is the same on every rank.
@@ -44,7 +45,7 @@ func directCan(h *host) error {
 	if err := direct.Supports(op, ts[0].DType()); err != nil {
 		return err
 	}
-	if len(ts) > 1 && combineKernel(op, ts[0].DType()) == "" {
+	if len(ts) > 1 && kernels.Step(op.Kind(), ts[0].DType()) == "" {
 		return fmt.Errorf("no kernel for %v of %v", op, ts[0].DType())
 	}
 	if _, probe := ts[0].Memory().(nowhere); probe {
@@ -105,9 +106,9 @@ type directPlace struct {
 	dev int
 }
 
-// directGroups are the groups of this process that have direct work, by device. Kernels of several
-// groups that wait for each other's peers must all fit on a device: else one group's kernels
-// could keep another one's from starting, on each device the other way round.
+// directGroups counts the groups of this process that have direct work, by device. The kernels of
+// all of them must fit on the device at once. Otherwise group A's kernel could keep group B's from
+// starting on one device, and B's keep A's on another.
 var directGroups = struct {
 	sync.Mutex
 	of map[directPlace]int

@@ -879,11 +879,6 @@ func (c *directCall) launch(s driver.Stream, f driver.Function, n int, args *dri
 	return cmp.Or(err, c.pace())
 }
 
-// combineKernel returns the kernel that combines two tensors of a rank, "" if there is none.
-func combineKernel(op backend.ReduceOp, d tensor.DType) string {
-	return kernels.Step(op.Kind(), d)
-}
-
 // combine combines another tensor of this rank into the first one.
 func (c *directCall) combine(p *part, into, from driver.Ptr) error {
 	t := p.in[0]
@@ -891,7 +886,7 @@ func (c *directCall) combine(p *part, into, from driver.Ptr) error {
 	if k.err != nil {
 		return k.err
 	}
-	f, err := k.module.Function(combineKernel(p.op, t.DType()))
+	f, err := k.module.Function(kernels.Step(p.op.Kind(), t.DType()))
 	if err != nil {
 		return err
 	}

@@ -115,7 +115,7 @@ func hereKey(rank int) string { return "here/" + strconv.Itoa(rank) }
 func Join(ctx context.Context, cfg Config, cancel context.CancelCauseFunc) (*Notice, error) {
 	n := &Notice{cfg: cfg, cancel: cancel}
 	host, _ := os.Hostname()
-	own := cfg.Ranks[cfg.Rank]
+	own := n.own()
 	name := fmt.Sprintf("rank %d", own)
 	if own != cfg.Rank {
 		name += " of the default group"

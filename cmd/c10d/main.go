@@ -91,7 +91,9 @@
 // stream for the operation, and the wait for the stream. For the column
 // "queued" the rank makes 20 calls and waits once; it has the time of one. "call" has how long
 // such a call took to return. -stream in makes calls part of the stream, as async_op=False
-// does in c10d. -work chooses how every all_reduce is done. -device sim simulates GPUs: its results are checked, its times
+// does in c10d. -work chooses how every all_reduce is done.
+//
+// -device sim simulates GPUs: its results are checked, its times
 // mean nothing.
 //
 //	c10d bench -world 8 -tune table.txt

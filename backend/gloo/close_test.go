@@ -123,19 +123,23 @@ func TestCloseDuringAMonitoredBarrier(t *testing.T) {
 
 // TestCloseWhilePanicking: the deferred Close of a rank whose program panics says so.
 func TestCloseWhilePanicking(t *testing.T) {
+	ctx := context.Background()
+	reduce := func(b *gloo.Backend) (*work.Work, error) {
+		return b.AllReduce(ctx, list(ones(1)), backend.AllReduceOptions{})
+	}
 	onEveryWire(t, func(t *testing.T, wire gloo.Wire) {
 		for name, pending := range map[string]bool{"nothing pending": false, "an operation pending": true} {
 			t.Run(name, func(t *testing.T) {
 				bs := connected(t, time.Hour, same(wire, 3)...)
 				meet(t, bs)
-				w, err := bs[0].Barrier(context.Background(), backend.BarrierOptions{})
+				w, err := reduce(bs[0])
 				require.NoError(t, err)
 				var none []int
 				inTime(t, "Close", func() {
 					require.Panics(t, func() {
 						defer bs[1].Close()
 						if pending {
-							_, err := bs[1].AllReduce(context.Background(), list(ones(1)), backend.AllReduceOptions{})
+							_, err := reduce(bs[1])
 							require.NoError(t, err)
 						}
 						none[3]++
@@ -143,9 +147,9 @@ func TestCloseWhilePanicking(t *testing.T) {
 				})
 				for _, r := range []int{0, 2} {
 					inTime(t, "another rank", func() {
-						err := errors.Join(w.Wait(context.Background()))
+						err := w.Wait(ctx)
 						if r == 2 {
-							err = barrier(bs[2])
+							err = wait(reduce(bs[2]))
 						}
 						require.ErrorIs(t, err, work.ErrPanicked)
 						require.ErrorContains(t, err, "rank 1 panicked: its program called Close while it panicked")

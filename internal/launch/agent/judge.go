@@ -29,6 +29,10 @@ var subgroup = regexp.MustCompile(`of group "([^"]*)"`)
 // cutOff finds errors of a rank that lost another rank and does not know which.
 var cutOff = regexp.MustCompile(`(?i)connection (?:closed|reset) by peer|broken pipe|timed out waiting|socket timeout|some rank `)
 
+// waitingLine finds the lines that internal/waiting logs while a rank waits. They name ranks that
+// may come later, and are no reason for an end.
+var waitingLine = regexp.MustCompile(`\bc10d: .*\bwaited\b`)
+
 // evidence is the reason of a rank's end, as far as it is known.
 type evidence struct {
 	peer   int  // the rank that it names; -1 if none
@@ -80,7 +84,7 @@ func (f *Failure) reasons() []string {
 		if len(all) > lastWords {
 			break
 		}
-		if strings.TrimSpace(line) != "" {
+		if strings.TrimSpace(line) != "" && !waitingLine.MatchString(line) {
 			all = append(all, line)
 		}
 	}

@@ -77,6 +77,10 @@ func TestJudge(t *testing.T) {
 		{name: "an error file", ranks: []Failure{reason(died(0, 1), "rank 2 cancelled the operation"), died(2, 5)}, want: 2, by: []int{0}},
 		{name: "the words of a rank of several", ranks: []Failure{died(0, 1, "rank 2 of 5 panicked: oops"), died(2, 5)}, want: 2, by: []int{0}},
 		{name: "monitored barrier", ranks: []Failure{died(0, 1, "[Rank 0]: Rank 3 failed to pass monitoredBarrier in 1000 ms"), died(3, 5)}, want: 3, by: []int{0}},
+		{name: "a log line of a wait that ended well", ranks: []Failure{
+			died(0, 5, python, pyClosed),
+			died(1, 1, `2026/11/23 16:09:38 WARN c10d: waiting for rank 0 to call Init group=0 rank=1 missing="rank 0 has not called Init" waited=10s`, "ddp: ranks disagree on parameter 0"),
+		}, want: 1},
 		{name: "rendezvous", ranks: []Failure{died(0, 1, "rank 4 published no address within 1m0s"), alive(4, stateRunning)}, want: 4, by: []int{0}},
 	} {
 		t.Run(c.name, func(t *testing.T) {

@@ -243,6 +243,7 @@ func (at *address) quietest() *session {
 	if e := at.strangers.Front(); e != nil {
 		return e.Value.(*session)
 	}
+	var least *session
 	for range at.guests.Len() {
 		c := at.guests.Front().Value.(*session)
 		last := c.place.last.Load()
@@ -251,11 +252,11 @@ func (at *address) quietest() *session {
 		}
 		c.place.seen = last
 		at.guests.MoveToBack(c.place.elem)
+		if least == nil || last < least.place.seen {
+			least = c
+		}
 	}
-	if e := at.guests.Front(); e != nil {
-		return e.Value.(*session)
-	}
-	return nil
+	return least
 }
 
 // push moves c to the end of a list.

@@ -77,6 +77,23 @@ func TestWhoMakesRoom(t *testing.T) {
 	require.Equal(t, Stats{Clients: 5, Accepted: 9, Refused: 4, Keys: 1, Bytes: cost(workers, []byte("5"))}, s.Stats())
 }
 
+// The guest that was silent longest goes, whoever was the first to speak.
+func TestTheQuietestGuestGoes(t *testing.T) {
+	s := serve(t, ServerOptions{MaxClients: 3, MaxPerAddress: 3})
+	quiet := dialRaw(t, s.Addr().String())
+	accepted(t, s, 1)
+	busy := talk(t, s, v2d)
+	busy.open(v2d)
+	quiet.send(opening)
+	quiet.open(v2d)
+	rank := talk(t, s, v2d)
+	rank.count(v2d)
+	busy.open(v2d)
+	talk(t, s, v2d).open(v2d)
+	quiet.closed()
+	busy.open(v2d)
+}
+
 // One address does not take the places of others, and its ranks do not count.
 func TestMaxPerAddress(t *testing.T) {
 	s := serve(t, ServerOptions{MaxClients: 5, MaxPerAddress: 2})

@@ -168,7 +168,7 @@ func ranksOf(s *Server) (n int) {
 
 // A silent connection ends, unless it can be the second one of an old client.
 func TestFirstByteTimeout(t *testing.T) {
-	s := serve(t, ServerOptions{FirstByteTimeout: 50 * time.Millisecond})
+	s := serve(t, ServerOptions{FirstByteTimeout: 250 * time.Millisecond})
 	talk(t, s, v1d).closed()
 	modern := talk(t, s, v2d)
 	modern.open(v2d)
@@ -245,8 +245,13 @@ func TestRequestTimeout(t *testing.T) {
 // A client that does not read its replies ends, with what is held for it.
 func TestReplyTimeout(t *testing.T) {
 	s := serve(t, ServerOptions{RequestTimeout: 200 * time.Millisecond})
+	// A request of this size may take longer than the timeout.
+	s.data.mu.Lock()
+	err := s.data.put(new(peer), "/big", bytes.Repeat([]byte("v"), 8<<20))
+	s.data.mu.Unlock()
+	require.NoError(t, err)
 	deaf := talk(t, s, v2d)
-	deaf.request(v2d, keyed(qSet, "big", bytes.Repeat([]byte("v"), 8<<20)))
+	deaf.open(v2d)
 	for range 4 {
 		deaf.request(v2d, keyed(qGet, "big"))
 	}

@@ -173,7 +173,7 @@ func TestTorchGroup(t *testing.T) {
 // have a second connection, which never speaks.
 func TestTorchSilentClient(t *testing.T) {
 	torch(t)
-	const silence = 200 * time.Millisecond
+	const silence = 500 * time.Millisecond
 	server := serve(t, ServerOptions{MaxClients: 8, FirstByteTimeout: silence})
 	_, port, err := net.SplitHostPort(server.Addr().String())
 	require.NoError(t, err)

@@ -27,7 +27,8 @@
 // A failed Work has an *Error with the operation, its sequence number, the group, the rank, and
 // the peer at fault. errors.Is finds one of the sentinels in it: ErrTimeout, ErrPeerDied,
 // ErrPeerLeft, ErrCanceled, ErrAborted, ErrMismatch, ErrCorrupted, ErrPanicked or ErrClosed. On the rank that
-// panicked, the cause is a *PanicError, with the panic's value and stack.
+// panicked, the cause is a *PanicError, with the panic's value and stack. If a link is to blame and no
+// rank, the cause is a *LinkError.
 //
 // # Making a Work
 //

@@ -42,17 +42,18 @@ var (
 )
 
 // LinkError is the cause of an operation's error if two ranks are alive and the link between them is
-// broken or slow. Error.Peer is -1 then. errors.Is finds ErrTimeout in it.
+// to blame. Error.Peer is -1 then.
 type LinkError struct {
 	Ranks [2]int // within the group, the lower one first
+	Err   error  // ErrTimeout if the link is broken or slow, ErrCorrupted if bytes were changed
 }
 
 func (e *LinkError) Error() string {
 	return fmt.Sprintf("link between %d and %d", e.Ranks[0], e.Ranks[1])
 }
 
-// Unwrap returns ErrTimeout.
-func (e *LinkError) Unwrap() error { return ErrTimeout }
+// Unwrap returns Err.
+func (e *LinkError) Unwrap() error { return e.Err }
 
 type timeoutError struct{}
 

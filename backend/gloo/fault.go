@@ -80,7 +80,7 @@ func (s *session) timeOut(m transport.Mesh, o *operation, peer int, cause error)
 	f := &transport.Fault{Kind: transport.FaultTimeout, Rank: v.rank, Reporter: s.rank, Op: uint8(o.Info().Op), Seq: o.Info().Seq}
 	f.Err = fmt.Errorf("%w; %s", cause, v.why)
 	if v.other >= 0 {
-		f.Kind, f.Other, f.Err = transport.FaultLink, v.other, &relayed{f.Err, v.why}
+		f.Kind, f.Reporter, f.Err = transport.FaultLink, v.other, &relayed{f.Err, v.why}
 	}
 	m.Abort(f)
 }
@@ -142,14 +142,11 @@ func (s *session) faultError(info work.Info, f *transport.Fault) error {
 	if f.Op != noOp && (f.Op != uint8(info.Op) || f.Seq != info.Seq) {
 		where = fmt.Sprintf(" (in %v seq %d)", work.OpType(f.Op), f.Seq)
 	}
-	peer, kind := f.Rank, sentinels[f.Kind]
-	switch {
-	case f.Kind == transport.FaultLink:
-		peer, kind = -1, &work.LinkError{Ranks: [2]int{f.Rank, f.Other}}
-	case f.Kind == transport.FaultCorrupted && peer == s.rank:
-		peer = f.Reporter // the other end of the link
+	kind := sentinels[f.Kind]
+	if f.Kind.OfLink() {
+		kind = &work.LinkError{Ranks: [2]int{min(f.Rank, f.Reporter), max(f.Rank, f.Reporter)}, Err: kind}
 	}
-	return s.tell(&work.Error{Info: info, Peer: peer, Err: &fault{what: f.Error() + where, kind: kind, f: f}})
+	return s.tell(&work.Error{Info: info, Peer: f.Culprit(), Err: &fault{what: f.Error() + where, kind: kind, f: f}})
 }
 
 // sentinels are work's errors for the kinds of faults.
@@ -158,7 +155,7 @@ var sentinels = map[transport.FaultKind]error{
 	transport.FaultTimeout: work.ErrTimeout, transport.FaultCanceled: work.ErrCanceled,
 	transport.FaultAborted: work.ErrAborted, transport.FaultMismatch: work.ErrMismatch,
 	transport.FaultProtocol: work.ErrMismatch, transport.FaultPanicked: work.ErrPanicked,
-	transport.FaultCorrupted: work.ErrCorrupted,
+	transport.FaultCorrupted: work.ErrCorrupted, transport.FaultLink: work.ErrTimeout,
 }
 
 // kindOf returns the kind of a fault whose cause is err.
@@ -217,7 +214,7 @@ func (s *session) causedBy(cause error) transport.Fault {
 			first, f.Reporter = was, was.Reporter
 		}
 		f.Err = &relayed{cause, first.Words()}
-	case errors.As(cause, &was) && was.Kind == transport.FaultLink && was.Other < s.size:
+	case errors.As(cause, &was) && was.Kind.OfLink() && was.Rank < s.size && was.Reporter < s.size:
 		f = *was
 	case e == nil && errors.As(cause, &was) && was.Rank >= 0 && was.Rank < s.size: // of a rendezvous
 		f.Kind, f.Rank, f.Reporter = was.Kind, was.Rank, was.Reporter

@@ -194,16 +194,20 @@ const (
 	FaultProtocol
 	// FaultPanicked: the program of Rank panicked, in an operation or while it closed the group.
 	FaultPanicked
+
+	// Faults of the link between Rank and Reporter. Both ranks are alive, and neither is to blame.
+
 	// FaultCorrupted: bytes from Rank to Reporter were changed on the way.
 	FaultCorrupted
-
-	// FaultLink: Rank and Other are alive and cannot reach each other, or very slowly. No rank
-	// is to blame.
+	// FaultLink: the ranks cannot reach each other, or very slowly.
 	FaultLink
 
 	// FaultLast is the last kind.
 	FaultLast = FaultLink
 )
+
+// OfLink reports whether faults of kind k are those of a link.
+func (k FaultKind) OfLink() bool { return k == FaultCorrupted || k == FaultLink }
 
 func (k FaultKind) String() string {
 	switch k {
@@ -224,9 +228,9 @@ func (k FaultKind) String() string {
 	case FaultPanicked:
 		return "panicked"
 	case FaultCorrupted:
-		return "sent bytes that were changed on the way"
+		return "changed bytes"
 	case FaultLink:
-		return "has a link that does not work"
+		return "does not work"
 	}
 	return fmt.Sprintf("fault %d", uint8(k))
 }
@@ -242,9 +246,8 @@ func NewFault(kind FaultKind, rank, reporter int, err error) *Fault {
 // Fault is why a mesh ended and who caused it.
 type Fault struct {
 	Kind     FaultKind
-	Rank     int    // the rank that caused it, -1 if unknown; of a FaultLink, the lower end of the link
-	Other    int    // of a FaultLink, the higher end
-	Reporter int    // the rank that noticed it, -1 if unknown
+	Rank     int    // the rank that caused it, -1 if unknown; of a link, one end
+	Reporter int    // the rank that noticed it, -1 if unknown; of a link, the other end
 	Op       uint8  // the operation (a work.OpType) in which it was noticed, NoOp if none
 	Seq      uint64 // that operation's sequence number
 	Err      error  // what the reporter noticed; may be nil
@@ -252,16 +255,13 @@ type Fault struct {
 
 func (f *Fault) Error() string {
 	s := fmt.Sprintf("rank %d %v", f.Rank, f.Kind)
-	switch {
-	case f.Kind == FaultLink:
-		s = fmt.Sprintf("link between %d and %d", f.Rank, f.Other)
-	case f.Rank < 0:
+	if f.Rank < 0 {
 		s = fmt.Sprintf("some rank %v", f.Kind)
 	}
-	if f.Kind == FaultCorrupted {
-		s = fmt.Sprintf("link between ranks %d and %d: bytes were changed on the way", min(f.Rank, f.Reporter), max(f.Rank, f.Reporter))
-	}
-	if f.Kind != FaultLink && f.Reporter != f.Rank && f.Reporter >= 0 {
+	switch {
+	case f.Kind.OfLink():
+		s = fmt.Sprintf("link between %d and %d", min(f.Rank, f.Reporter), max(f.Rank, f.Reporter))
+	case f.Reporter != f.Rank && f.Reporter >= 0:
 		s += fmt.Sprintf(" (noticed by rank %d)", f.Reporter)
 	}
 	if why := f.why(); why != "" {
@@ -273,8 +273,13 @@ func (f *Fault) Error() string {
 // Unwrap returns Err.
 func (f *Fault) Unwrap() error { return f.Err }
 
-// Culprit returns Rank.
-func (f *Fault) Culprit() int { return f.Rank }
+// Culprit returns the rank to blame, -1 if there is none.
+func (f *Fault) Culprit() int {
+	if f.Kind.OfLink() {
+		return -1
+	}
+	return f.Rank
+}
 
 // MaxWords is how many bytes of text about a fault's cause go to other ranks.
 const MaxWords = 512

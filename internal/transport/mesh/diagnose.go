@@ -349,7 +349,7 @@ func (p *Peer) Doubt(err error) {
 		f := p.Fault(transport.FaultPeerDied, err)
 		switch {
 		case sees:
-			f.Kind, f.Rank, f.Other = transport.FaultLink, min(p.Rank, b.rank), max(p.Rank, b.rank)
+			f.Kind = transport.FaultLink
 			f.Err = fmt.Errorf("both ranks are alive, and %w", err)
 		case !heard && b.size > 2:
 			f.Kind, f.Rank = transport.FaultTimeout, b.rank

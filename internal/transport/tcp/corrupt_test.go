@@ -211,7 +211,7 @@ func TestFlippedBits(t *testing.T) {
 						}
 						noticed++
 						if at >= helloLen {
-							require.ErrorContains(t, err, "link between ranks 0 and 1: bytes were changed on the way", where)
+							require.ErrorContains(t, err, "link between 0 and 1: bytes of a", where)
 						}
 					}
 					// Not in a hello, after which the ranks may connect again, and not in BYE, which a
@@ -230,7 +230,7 @@ func TestFlippedBitsOfHeaders(t *testing.T) {
 	o := local
 	for at := int64(helloLen); at < helloLen+headerLen; at++ {
 		_, errs, _ := flippedExchange(t, o, &flipper{at: at, bit: byte(at % 8)}, false)
-		require.ErrorContains(t, errs[0], "link between ranks 0 and 1: bytes were changed on the way", "byte %d", at)
+		require.ErrorContains(t, errs[0], "link between 0 and 1: bytes of a", "byte %d", at)
 	}
 	with := o
 	with.Checksum = true

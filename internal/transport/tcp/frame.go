@@ -93,8 +93,8 @@ func seal(header, payload []byte) {
 
 // What was changed on the way.
 var (
-	errHeaderCorrupted  = errors.New("the checksum of a header does not fit: check the network cards, the cables and the memory of both hosts")
-	errMessageCorrupted = errors.New("the checksum of a message does not fit: check the network cards, the cables and the memory of both hosts")
+	errHeaderCorrupted  = errors.New("bytes of a header were changed on the way, its checksum does not fit: check the network cards, the cables and the memory of both hosts")
+	errMessageCorrupted = errors.New("bytes of a message were changed on the way, its checksum does not fit: check the network cards, the cables and the memory of both hosts")
 )
 
 // parseFrame reads the first 80 bytes of b. It checks all that does not depend on earlier
@@ -156,15 +156,10 @@ func parseFrame(b []byte) (frame, error) {
 	return f, nil
 }
 
-// abortFrame returns an ABORT. A FaultLink has its higher rank in place of the reporter.
 func abortFrame(f *transport.Fault) frame {
-	second := f.Reporter
-	if f.Kind == transport.FaultLink {
-		second = f.Other
-	}
 	return frame{
 		kind: kAbort, handle: uint32(f.Kind)<<8 | uint32(f.Op),
-		slot: uint64(int64(f.Rank)), length: uint64(int64(second)), credit: f.Seq,
+		slot: uint64(int64(f.Rank)), length: uint64(int64(f.Reporter)), credit: f.Seq,
 	}
 }
 
@@ -208,11 +203,8 @@ func parseAbort(h frame, words []byte, size int) (*transport.Fault, error) {
 	}
 	f := &transport.Fault{Kind: transport.FaultKind(kind), Rank: int(rank), Reporter: int(reporter), Op: uint8(h.handle), Seq: h.credit}
 	f.Err = transport.RemoteCause(words)
-	if f.Kind == transport.FaultLink {
-		f.Other, f.Reporter = f.Reporter, -1
-		if f.Rank < 0 || f.Other <= f.Rank {
-			return nil, fmt.Errorf("tcp: ABORT about a link between rank %d and rank %d", f.Rank, f.Other)
-		}
+	if f.Kind.OfLink() && (rank < 0 || reporter < 0 || rank == reporter) {
+		return nil, fmt.Errorf("tcp: ABORT about a link between rank %d and rank %d", rank, reporter)
 	}
 	return f, nil
 }

@@ -713,10 +713,10 @@ func TestGolden(t *testing.T) {
 		{control(ctlBye), "3000000000000000 0200000000000000 00000000000002c1 0000000000000000 0000000000000000 0000000000000000"},
 		{abortHeader(&transport.Fault{Kind: transport.FaultPeerDied, Rank: -1, Reporter: 3, Op: 7, Seq: 258}, controlVersion),
 			"3000000000000000 0200000000000000 07010000000003c1 ffffffffffffffff 0300000000000000 0201000000000000"},
-		{abortHeader(&transport.Fault{Kind: transport.FaultLink, Rank: 1, Other: 3, Reporter: 2, Op: 7, Seq: 258}, 3),
+		{abortHeader(&transport.Fault{Kind: transport.FaultLink, Rank: 1, Reporter: 3, Op: 7, Seq: 258}, 3),
 			"3000000000000000 0200000000000000 070a0000000003c1 0100000000000000 0300000000000000 0201000000000000"},
-		{abortHeader(&transport.Fault{Kind: transport.FaultLink, Rank: 1, Other: 3, Reporter: 2, Op: 7, Seq: 258}, 2),
-			"3000000000000000 0200000000000000 07030000000003c1 ffffffffffffffff 0200000000000000 0201000000000000"},
+		{abortHeader(&transport.Fault{Kind: transport.FaultLink, Rank: 1, Reporter: 3, Op: 7, Seq: 258}, 2),
+			"3000000000000000 0200000000000000 07030000000003c1 ffffffffffffffff 0300000000000000 0201000000000000"},
 		{wordsHeaders("no disk")[0], "3000000000000000 0200000000000000 07000000000006c1 6e6f206469736b00 0000000000000000 0000000000000000"},
 	} {
 		b := raw(c.h)

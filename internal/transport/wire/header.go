@@ -105,19 +105,16 @@ func helloHeader() header {
 	return h
 }
 
-// abortHeader returns an ABORT for a rank with a version. A FaultLink has its higher rank in place
-// of the reporter. Ranks before version 3 do not know it and get a timeout of no rank.
+// abortHeader returns an ABORT for a rank with a version. Ranks before version 3 do not know
+// FaultLink and get a timeout of no rank.
 func abortHeader(f *transport.Fault, version uint64) header {
 	h := control(ctlAbort)
-	kind, rank, second := f.Kind, f.Rank, f.Reporter
-	switch {
-	case kind == transport.FaultLink && version < 3:
+	kind, rank := f.Kind, f.Rank
+	if kind == transport.FaultLink && version < 3 {
 		kind, rank = transport.FaultTimeout, -1
-	case kind == transport.FaultLink:
-		second = f.Other
 	}
 	h.slot |= uint64(kind)<<8 | uint64(f.Op)
-	h.offset, h.length, h.roffset = uint64(int64(rank)), uint64(int64(second)), f.Seq
+	h.offset, h.length, h.roffset = uint64(int64(rank)), uint64(int64(f.Reporter)), f.Seq
 	return h
 }
 
@@ -132,11 +129,8 @@ func parseAbort(h header, size int) (*transport.Fault, error) {
 		return nil, fmt.Errorf("wire: ABORT about rank %d by rank %d in a group of %d", rank, reporter, size)
 	}
 	f.Rank, f.Reporter = int(rank), int(reporter)
-	if f.Kind == transport.FaultLink {
-		f.Other, f.Reporter = f.Reporter, -1
-		if f.Rank < 0 || f.Other <= f.Rank {
-			return nil, fmt.Errorf("wire: ABORT about a link between rank %d and rank %d", f.Rank, f.Other)
-		}
+	if f.Kind.OfLink() && (rank < 0 || reporter < 0 || rank == reporter) {
+		return nil, fmt.Errorf("wire: ABORT about a link between rank %d and rank %d", rank, reporter)
 	}
 	return f, nil
 }

@@ -18,11 +18,10 @@ const (
 	// answers of a diagnosis are below 12 KiB/s.
 	linkMoves = 32 << 10
 
-	// Data move slowly between two ranks. One of them is slow, and not the link, if its answers
-	// take slowAnswer at least, and slowFactor times as long as those of the other. Answers to
-	// ranks that exchange data with it do not count: they queue behind the data. A
-	// sender at 2 Mbit/s answers after 20 ms and more behind its own data, others after 1 ms.
-	slowAnswer = 4 * time.Millisecond
+	// A rank or a link is slow if its answers take slowAnswer at least, and slowFactor times as long
+	// as all others. With 2 Mbit/s in groups of 3 to 5 they took 52 ms and more, and others up to
+	// 14 ms on two CPUs with 20 threads that wanted to run.
+	slowAnswer = 20 * time.Millisecond
 	slowFactor = 3
 )
 
@@ -246,86 +245,47 @@ func (e *evidence) brokenLink() (verdict, bool) {
 	return verdict{}, false
 }
 
-// slow blames a rank or a link on which data are still moving, while other ranks wait.
+// slow blames a rank or a link while data still move. All answers of a slow rank are late, because
+// they queue behind its data. Of any other rank only those to the slow one are. So the rank counts
+// whose second latest answer is later than that of all others. Without such a rank, the link with
+// the latest answer counts.
 func (e *evidence) slow() (verdict, bool) {
-	rates := make(map[pairOfRanks]uint64)
-	var moving []pairOfRanks
+	if len(e.moved) == 0 {
+		return verdict{}, false
+	}
+	links := make(map[pairOfRanks]time.Duration)
 	for _, h := range e.health {
 		for _, l := range h.Links {
 			k := pairOf(h.Rank, l.Peer)
-			if e.moved[k] == 0 {
-				continue
-			}
-			if _, ok := rates[k]; !ok {
-				moving = append(moving, k)
-			}
-			rates[k] = max(rates[k], l.Rate)
+			links[k] = max(links[k], l.RTT, l.Silent)
 		}
 	}
-	if len(moving) == 0 {
-		return verdict{}, false
-	}
-	// Fast links move data now and then, a slow one all the time.
-	most := 0
-	for _, k := range moving {
-		most = max(most, e.moved[k])
-	}
-	moving = slices.DeleteFunc(moving, func(k pairOfRanks) bool { return 2*e.moved[k] < most })
-	// The shortest time of an answer between a rank and those that exchange no data with it.
-	answer := func(rank int) time.Duration {
-		var best time.Duration
-		for _, h := range e.health {
-			for _, l := range h.Links {
-				if (h.Rank == rank || l.Peer == rank) && l.RTT > 0 && e.moved[pairOf(h.Rank, l.Peer)] == 0 && (best == 0 || l.RTT < best) {
-					best = l.RTT
-				}
-			}
-		}
-		return best
-	}
-	rate := func(n uint64) string { return fmt.Sprintf("%.2f MB/s", float64(n)/1e6) }
-	slowest := -1
-	var longest time.Duration
-	for _, k := range moving {
-		for _, ends := range []pairOfRanks{k, {k.b, k.a}} {
-			here, there := answer(ends.a), answer(ends.b)
-			if here > longest && here >= slowAnswer && there > 0 && here >= slowFactor*there {
-				slowest, longest = ends.a, here
-			}
+	first, second := make(map[int]time.Duration), make(map[int]time.Duration)
+	for k, d := range links {
+		for _, r := range []int{k.a, k.b} {
+			first[r], second[r] = max(first[r], d), max(second[r], min(first[r], d))
 		}
 	}
-	if slowest < 0 && len(moving) > 1 {
-		all, of := 0, make(map[int]int)
-		for _, k := range moving {
-			all += e.moved[k]
-			of[k.a] += e.moved[k]
-			of[k.b] += e.moved[k]
+	if r, late, other, ok := latest(second); ok {
+		return verdict{rank: r, other: -1, why: fmt.Sprintf("rank %d is slow: it answers after %v, others after %v", r, late, other)}, true
+	}
+	if k, late, other, ok := latest(links); ok {
+		return linkVerdict(k.a, k.b, fmt.Sprintf("slow, both alive: answers take %v, others %v", late, other)), true
+	}
+	return verdict{rank: -1, other: -1, why: "no rank is missing: the operation was too slow"}, true
+}
+
+// latest returns which of some ranks or links answers much later than all others, its time and the
+// longest time of the others.
+func latest[K comparable](times map[K]time.Duration) (which K, late, other time.Duration, ok bool) {
+	for k, d := range times {
+		if d > late {
+			which, late, other = k, d, late
+		} else {
+			other = max(other, d)
 		}
-		for rank, n := range of {
-			// If all links were alike, each of size ranks would have 2/size of the movements.
-			if size := len(e.health); 2*size*n > (size+2)*all {
-				slowest = rank // no other one has as much
-			}
-		}
 	}
-	if slowest >= 0 {
-		var best uint64
-		for _, k := range moving {
-			if k.a == slowest || k.b == slowest {
-				best = max(best, rates[k])
-			}
-		}
-		return verdict{rank: slowest, other: -1, why: fmt.Sprintf("rank %d is slow: it sends and takes %s, and others wait for it", slowest, rate(best))}, true
-	}
-	if len(moving) == 1 {
-		k := moving[0]
-		return linkVerdict(k.a, k.b, "only "+rate(rates[k])+", both alive, and others wait for it"), true
-	}
-	var each []string
-	for _, k := range moving {
-		each = append(each, fmt.Sprintf("%d and %d", k.a, k.b))
-	}
-	return verdict{rank: -1, other: -1, why: "no rank is missing: the operation was too slow; data move between " + strings.Join(each, ", ")}, true
+	return which, late.Round(time.Millisecond), other.Round(time.Millisecond), late >= slowAnswer && late >= slowFactor*other
 }
 
 // chain follows the ranks that wait for each other, from those in an earlier operation and from

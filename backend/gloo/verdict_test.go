@@ -29,6 +29,9 @@ func TestJudge(t *testing.T) {
 	moving := func(peer int) transport.Link {
 		return transport.Link{Peer: peer, Waits: true, Silent: s, Rate: 250_000}
 	}
+	busy := func(peer int, rtt time.Duration) transport.Link {
+		return transport.Link{Peer: peer, Answered: true, RTT: rtt, Rate: 250_000}
+	}
 	for name, tc := range map[string]struct {
 		self        int
 		health      []transport.Health
@@ -48,9 +51,12 @@ func TestJudge(t *testing.T) {
 		"the end of the chain":                {0, []transport.Health{in(0, on(1)), in(1, on(2)), in(2)}, 2, -1, "rank 2 did not send or receive what was expected", false},
 		"the chain leads to PyTorch":          {0, []transport.Health{in(0, on(1)), in(1, transport.Link{Peer: 2, Waits: true}), {Rank: 2}}, 2, -1, "rank 2 did not send", false},
 		"a circle":                            {0, []transport.Health{in(0, on(1)), in(1, on(2)), in(2, on(0))}, -1, -1, "ranks 0, 1, 2 wait for each other", false},
-		"a slow link":                         {3, []transport.Health{in(0, moving(1), hears(2, ms)), in(1, moving(0), hears(2, ms)), in(2, on(1)), in(3, on(0))}, 0, 1, "only 0.25 MB/s, both alive", false},
+		"a slow link":                         {3, []transport.Health{in(0, moving(1), hears(2, ms)), in(1, moving(0), hears(2, ms)), in(2, on(1)), in(3, on(0))}, 0, 1, "slow, both alive: answers take 1s, others 1ms", false},
 		"a slow rank, by its answers":         {3, []transport.Health{in(0, moving(1)), in(1, moving(0)), in(2, hears(1, 40*ms), hears(0, ms)), in(3, hears(0, ms), on(2))}, 1, -1, "rank 1 is slow", false},
 		"a slow rank, by its links":           {3, []transport.Health{in(0, moving(1)), in(1, moving(0), moving(2)), in(2, moving(1)), in(3, on(0))}, 1, -1, "rank 1 is slow", false},
+		"a slow rank, while all links move":   {1, []transport.Health{in(0, busy(1, ms), busy(3, 8*ms)), in(1, busy(0, ms), moving(2), busy(3, ms)), mute(2), in(3, busy(0, ms), busy(2, 120*ms))}, 2, -1, "rank 2 is slow: it answers after 120ms, others after 8ms", false},
+		"a slow rank with one fast answer":    {2, []transport.Health{in(0, dead(1, s)), mute(1), in(2, moving(1), hears(0, ms), hears(3, ms)), in(3, hears(1, ms), hears(0, ms))}, 1, -1, "rank 1 is slow", false},
+		"a slow rank that hears nobody":       {0, []transport.Health{in(0, moving(1), moving(2)), mute(1), mute(2)}, 0, -1, "rank 0 is slow", false},
 		"all is slow":                         {0, []transport.Health{in(0, moving(2), moving(1)), in(1, moving(2)), in(2, moving(0))}, -1, -1, "the operation was too slow", false},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -37,6 +37,7 @@ var layers = []layer{
 	{"internal/figures", nil},
 	{"internal/openfiles", nil},
 	{"internal/freeport", nil},
+	{"internal/netns", nil},
 	{"internal/sockets", nil},
 	{"internal/testcerts", nil},
 	{"internal/credentials", nil},

@@ -66,7 +66,11 @@ func (s *session) fail(m transport.Mesh, o *operation, cause error, culprit int)
 // link.
 func (s *session) timeOut(m transport.Mesh, o *operation, peer int, cause error) {
 	e := evidence{self: s.rank, collective: o.collective, call: o.call, peer: peer}
-	v := diagnose(m, watchLag, &e)
+	s.blame(m, o, diagnose(m, watchLag, &e), cause)
+}
+
+// blame ends the group because o timed out, with the verdict on why.
+func (s *session) blame(m transport.Mesh, o *operation, v verdict, cause error) {
 	if m.Fault() != nil {
 		return // somebody else was faster
 	}

@@ -193,7 +193,7 @@ func (c *cables) close() {
 
 // whatIsBlamed runs operations on all ranks, lets fault happen before, and returns the error of each
 // rank.
-func (c *cables) whatIsBlamed(bytes int, fault func()) []error {
+func (c *cables) whatIsBlamed(fault func(), operations func(*gloo.Backend) error) []error {
 	errs := make([]error, c.size)
 	var ready, all sync.WaitGroup
 	ready.Add(c.size)
@@ -213,7 +213,7 @@ func (c *cables) whatIsBlamed(bytes int, fault func()) []error {
 			ready.Done()
 			<-happened
 			if errs[r] == nil {
-				errs[r] = work20(b, bytes, 3*time.Second)
+				errs[r] = operations(b)
 			}
 		})
 	}
@@ -261,7 +261,7 @@ func TestBrokenLinksAreNamed(t *testing.T) {
 		for _, link := range [][2]int{{0, 1}, {1, 3}} {
 			t.Run(fmt.Sprintf("%s, %d-%d", wires, link[0], link[1]), func(t *testing.T) {
 				c := newCables(t, wires, 4)
-				errs := c.whatIsBlamed(64<<10, func() { c.breakLink(link[0], link[1]) })
+				errs := c.whatIsBlamed(func() { c.breakLink(link[0], link[1]) }, func(b *gloo.Backend) error { return work20(b, 64<<10, 3*time.Second) })
 				for r, err := range errs {
 					require.Equal(t, fmt.Sprintf("link between %d and %d", link[0], link[1]), blamed(err), "rank %d: %v", r, err)
 					require.ErrorIs(t, err, work.ErrTimeout)
@@ -269,6 +269,22 @@ func TestBrokenLinksAreNamed(t *testing.T) {
 				}
 			})
 		}
+	}
+}
+
+// TestMonitoredBarrierNamesABrokenLink: rank 0 misses a rank that has come, and does not blame it.
+func TestMonitoredBarrierNamesABrokenLink(t *testing.T) {
+	for _, wires := range []string{"gloo", "tcp"} {
+		t.Run(wires, func(t *testing.T) {
+			c := newCables(t, wires, 3)
+			errs := c.whatIsBlamed(func() { c.breakLink(0, 1) }, func(b *gloo.Backend) error {
+				return b.MonitoredBarrier(context.Background(), backend.MonitoredBarrierOptions{Timeout: 2 * time.Second})
+			})
+			for r, err := range errs {
+				require.Equal(t, "link between 0 and 1", blamed(err), "rank %d: %v", r, err)
+				require.ErrorIs(t, err, work.ErrTimeout)
+			}
+		})
 	}
 }
 
@@ -281,7 +297,7 @@ func TestSlowRanksAndLinksAreNamed(t *testing.T) {
 		}{{1, 1, "rank 1"}, {1, 2, "link between 1 and 2"}} {
 			t.Run(wires+", "+tc.want, func(t *testing.T) {
 				c := newCables(t, wires, 4)
-				errs := c.whatIsBlamed(8<<20, func() { c.slowDown(tc.i, tc.j, 250_000) })
+				errs := c.whatIsBlamed(func() { c.slowDown(tc.i, tc.j, 250_000) }, func(b *gloo.Backend) error { return work20(b, 8<<20, 3*time.Second) })
 				for r, err := range errs {
 					require.Equal(t, tc.want, blamed(err), "rank %d: %v", r, err)
 					require.ErrorIs(t, err, work.ErrTimeout)

@@ -164,14 +164,18 @@ func (b *Backend) hearAll(late context.Context, q *operation, reqs []*transport.
 	if len(missing) == 0 {
 		return failed
 	}
-	err := fmt.Errorf("%w: [Rank 0]: Ranks %s failed to pass monitoredBarrier in %d ms; these came: %s",
-		work.ErrTimeout, list(missing), q.timeout.Milliseconds(), list(here))
-	b.fail(m, q, err, missing[0])
+	e := evidence{self: b.rank, collective: true, call: q.call, peer: missing[0]}
+	v := diagnose(m, watchLag, &e)
+	if v.rank < 0 {
+		v = verdict{rank: missing[0], other: -1, why: "nothing else is known of them"}
+	}
+	b.blame(m, q, v, fmt.Errorf("%w: [Rank 0]: Ranks %s failed to pass monitoredBarrier in %d ms; these came: %s",
+		work.ErrTimeout, list(missing), q.timeout.Milliseconds(), list(here)))
 	for _, r := range missing {
 		<-reqs[r].Done()
 	}
 	if failed != nil {
 		return failed
 	}
-	return &work.Error{Info: q.Info(), Peer: missing[0], Err: err}
+	return b.faultError(q.Info(), m.Fault())
 }

@@ -285,7 +285,7 @@ func latest[K comparable](times map[K]time.Duration) (which K, late, other time.
 			other = max(other, d)
 		}
 	}
-	return which, late.Round(time.Millisecond), other.Round(time.Millisecond), late >= slowAnswer && late >= slowFactor*other
+	return which, late.Round(time.Millisecond), max(other.Round(time.Millisecond), time.Millisecond), late >= slowAnswer && late >= slowFactor*other
 }
 
 // chain follows the ranks that wait for each other, from those in an earlier operation and from

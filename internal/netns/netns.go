@@ -118,15 +118,15 @@ func (n *Network) Slow(host int) error {
 	return n.in(Bridge, fmt.Sprintf("tc qdisc add dev p%d root %s", host, limit))
 }
 
-// SlowLink limits what two hosts send each other to 2 Mbit/s in each direction.
+// SlowLink limits what two hosts send each other to 2 Mbit/s in each direction. Their packets take
+// a cable of their own, because not every kernel can tell packets apart on one interface.
 func (n *Network) SlowLink(i, j int) error {
+	if err := run(fmt.Sprintf("ip link add slow%d netns %s type veth peer name slow%d netns %s", j, n.Name(i), i, n.Name(j))); err != nil {
+		return err
+	}
 	for _, ends := range [][2]int{{i, j}, {j, i}} {
-		for _, command := range []string{
-			"tc qdisc add dev ve0 root handle 1: prio bands 2 priomap 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0",
-			"tc qdisc add dev ve0 parent 1:2 " + limit,
-			"tc filter add dev ve0 parent 1: protocol ip u32 match ip dst " + n.Address(ends[1]) + " flowid 1:2",
-		} {
-			if err := n.in(ends[0], command); err != nil {
+		for _, command := range []string{"ip link set slow%d up", "tc qdisc add dev slow%d root " + limit, "ip route add " + n.Address(ends[1]) + " dev slow%d"} {
+			if err := n.in(ends[0], fmt.Sprintf(command, ends[1])); err != nil {
 				return err
 			}
 		}
@@ -141,6 +141,9 @@ func (n *Network) Heal() {
 		n.in(h, "tc qdisc del dev ve0 root")
 		n.in(Bridge, fmt.Sprintf("tc qdisc del dev p%d root", h))
 		n.in(Bridge, fmt.Sprintf("ip link set p%d up", h))
+		for other := range n.hosts {
+			n.in(h, fmt.Sprintf("ip link del slow%d", other))
+		}
 	}
 }
 

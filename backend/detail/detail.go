@@ -30,8 +30,9 @@ type Backend struct {
 	ours  []bool    // by rank
 	only  bool      // there are no others
 
-	issued  atomic.Uint64 // collectives
-	counted atomic.Uint64 // operations as PyTorch's gloo counts them
+	last    atomic.Pointer[work.Work] // of the group itself; it has failed if the group has
+	issued  atomic.Uint64             // collectives
+	counted atomic.Uint64             // operations as PyTorch's gloo counts them
 }
 
 // New wraps inner, which is connected. Its options o are inner's with another Store: the one in
@@ -54,6 +55,7 @@ func New(ctx context.Context, inner backend.Backend, connect func(context.Contex
 		return nil, fmt.Errorf("detail: the second group, which the ranks make under TORCH_DISTRIBUTED_DEBUG=DETAIL: %w", err)
 	}
 	b.control = control
+	b.limitChecks(o.Timeout)
 	if err := b.look(ctx); err != nil {
 		control.Abort(err)
 		return nil, errors.Join(fmt.Errorf("detail: %w", err), control.Close())
@@ -89,10 +91,22 @@ func (b *Backend) look(ctx context.Context) error {
 // Unwrap returns the backend whose operations are checked.
 func (b *Backend) Unwrap() backend.Backend { return b.Backend }
 
-// SetTimeout sets the limit of later operations, and of each step of their check.
+// SetTimeout sets the limit of later operations. Each step of a check may take longer by the time
+// that a diagnosis takes.
 func (b *Backend) SetTimeout(d time.Duration) {
 	b.Backend.SetTimeout(d)
-	b.control.SetTimeout(d)
+	b.limitChecks(d)
+}
+
+// diagnosis is how long the ranks in an operation may take to find out who is to blame, once its
+// time is over. A rank that has done its part waits in the check of the next operation, and in the
+// control group it looks as if the others had not come.
+const diagnosis = 4 * time.Second
+
+func (b *Backend) limitChecks(d time.Duration) {
+	if d > 0 {
+		b.control.SetTimeout(d + diagnosis)
+	}
 }
 
 // Abort ends all operations and checks with cause, on every rank.
@@ -107,8 +121,12 @@ func (b *Backend) Shutdown(ctx context.Context) error {
 	return errors.Join(backend.Shutdown(ctx, b.Backend), b.control.Close())
 }
 
-// Close closes both groups.
+// Close closes both groups. If the group has failed, ranks in a check hear why, not that this rank
+// has left.
 func (b *Backend) Close() error {
+	if w := b.last.Load(); w != nil && w.IsCompleted() && !w.IsSuccess() {
+		b.control.Abort(w.Err())
+	}
 	return errors.Join(b.Backend.Close(), b.control.Close())
 }
 
@@ -148,6 +166,7 @@ func (b *Backend) run(ctx context.Context, c call, issue func() (*work.Work, err
 	}
 	w, err := issue()
 	if err == nil {
+		b.last.Store(w)
 		b.issued.Add(1)
 		b.counted.Add(uint64(max(c.counts, 1)))
 	}
@@ -157,6 +176,9 @@ func (b *Backend) run(ctx context.Context, c call, issue func() (*work.Work, err
 // check returns nil when all ranks' next collectives agree.
 func (b *Backend) check(ctx context.Context, c *call) error {
 	timeout := c.timeout
+	if timeout > 0 {
+		timeout += diagnosis
+	}
 	info := work.Info{Op: c.op, Seq: b.Seq(), Group: b.group, Rank: b.Rank()}
 	own := c.fingerprint(false)
 	if err := ctx.Err(); err != nil {
@@ -317,6 +339,7 @@ func (b *Backend) broken(info work.Info, own Fingerprint, err error) error {
 // p2p counts a send or receive as PyTorch does.
 func (b *Backend) p2p(w *work.Work, err error) (*work.Work, error) {
 	if err == nil {
+		b.last.Store(w)
 		b.counted.Add(1)
 	}
 	return w, err

@@ -529,7 +529,7 @@ func TestTheCulpritStaysTheCulprit(t *testing.T) {
 		{"time runs out", func(_ *pgtest.Job, g *pg.ProcessGroup) error {
 			_, err := g.Barrier(context.Background(), backend.BarrierOptions{Timeout: time.Millisecond})
 			return err
-		}, work.ErrTimeout, 1, "rank 1 did not take part in time (noticed by rank 0): detail: before barrier: timed out: [Rank 0]: Ranks 1, 2 failed"},
+		}, work.ErrTimeout, 1, "rank 1 did not take part in time (noticed by rank 0): timed out: [Rank 0]: Ranks 1, 2 failed"},
 		{"an abort", func(_ *pgtest.Job, g *pg.ProcessGroup) error {
 			g.Abort(stop)
 			return barrier(g)
@@ -580,6 +580,50 @@ func TestTheCulpritStaysTheCulprit(t *testing.T) {
 				}
 			})
 		})
+	}
+}
+
+// TestCheckWaitsForADiagnosis: rank 0 waits in a check for rank 1, which waits in an operation for
+// rank 2, which has stopped. All name rank 2.
+func TestCheckWaitsForADiagnosis(t *testing.T) { synctest.Test(t, testCheckWaits) }
+
+func testCheckWaits(t *testing.T) {
+	j := pgtest.NewJob(3)
+	defer j.Close()
+	o := j.Options()
+	o.Detail = true
+	var errs each[error]
+	var met, wg sync.WaitGroup
+	met.Add(3)
+	for r := range 3 {
+		wg.Go(func() {
+			g, err := pg.New(context.Background(), j.Store, r, 3, o)
+			met.Done()
+			if err != nil {
+				t.Errorf("rank %d: %v", r, err)
+				return
+			}
+			defer g.Close()
+			g.SetTimeout(2 * time.Second)
+			met.Wait()
+			switch r {
+			case 0:
+				errs.put(r, barrier(g))
+			case 1:
+				errs.put(r, do(g, func(ctx context.Context) (*work.Work, error) {
+					return g.Recv(ctx, zeros(tensor.Float32, 1), 2, backend.P2POptions{})
+				}))
+			case 2:
+				j.Freeze(2)
+				time.Sleep(20 * time.Second)
+			}
+		})
+	}
+	wg.Wait()
+	for r, err := range errs.of {
+		var e *work.Error
+		require.ErrorAs(t, err, &e)
+		require.Equal(t, 2, e.Peer, "rank %d: %v", r, err)
 	}
 }
 

@@ -65,8 +65,12 @@ func (s *session) fail(m transport.Mesh, o *operation, cause error, culprit int)
 // timeOut ends the group because o timed out. It asks the other ranks and blames one of them, or a
 // link.
 func (s *session) timeOut(m transport.Mesh, o *operation, peer int, cause error) {
-	e := evidence{self: s.rank, collective: o.collective, call: o.call, peer: peer}
-	s.blame(m, o, diagnose(m, watchLag, &e), cause)
+	s.blame(m, o, diagnose(m, watchLag, s.evidence(o, peer)), cause)
+}
+
+// evidence returns what diagnose fills in, for an operation that waits for peer.
+func (s *session) evidence(o *operation, peer int) *evidence {
+	return &evidence{self: s.rank, collective: o.collective, call: o.call, hosts: s.layout, peer: peer}
 }
 
 // blame ends the group because o timed out, with the verdict on why.

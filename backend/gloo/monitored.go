@@ -164,8 +164,7 @@ func (b *Backend) hearAll(late context.Context, q *operation, reqs []*transport.
 	if len(missing) == 0 {
 		return failed
 	}
-	e := evidence{self: b.rank, collective: true, call: q.call, peer: missing[0]}
-	v := diagnose(m, watchLag, &e)
+	v := diagnose(m, watchLag, b.evidence(q, missing[0]))
 	if v.rank < 0 {
 		v = verdict{rank: missing[0], other: -1, why: "nothing else is known of them"}
 	}

@@ -6,6 +6,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/c10d-go/c10d/internal/plan"
 	"github.com/c10d-go/c10d/internal/transport"
 )
 
@@ -39,8 +40,9 @@ type evidence struct {
 	self       int
 	collective bool
 	call       uint64
-	peer       int // of a send or a receive, or the rank that the operation waited for; -1 if unknown
-	round      int // how often the ranks have been asked
+	hosts      *plan.Layout // nil if no two ranks are on one host, or if that is unknown
+	peer       int          // of a send or a receive, or the rank that the operation waited for; -1 if unknown
+	round      int          // how often the ranks have been asked
 	health     []transport.Health
 	moved      map[pairOfRanks]int // in how many rounds data moved between two ranks
 }
@@ -248,7 +250,7 @@ func (e *evidence) brokenLink() (verdict, bool) {
 // slow blames a rank or a link while data still move. All answers of a slow rank are late, because
 // they queue behind its data. Of any other rank only those to the slow one are. So the rank counts
 // whose second latest answer is later than that of all others. Without such a rank, the link with
-// the latest answer counts.
+// the latest answer counts. The ranks of a host have one network: its first rank stands for all.
 func (e *evidence) slow() (verdict, bool) {
 	if len(e.moved) == 0 {
 		return verdict{}, false
@@ -256,8 +258,9 @@ func (e *evidence) slow() (verdict, bool) {
 	links := make(map[pairOfRanks]time.Duration)
 	for _, h := range e.health {
 		for _, l := range h.Links {
-			k := pairOf(h.Rank, l.Peer)
-			links[k] = max(links[k], l.RTT, l.Silent)
+			if k := pairOf(e.onHost(h.Rank), e.onHost(l.Peer)); k.a != k.b {
+				links[k] = max(links[k], l.RTT, l.Silent)
+			}
 		}
 	}
 	first, second := make(map[int]time.Duration), make(map[int]time.Duration)
@@ -273,6 +276,14 @@ func (e *evidence) slow() (verdict, bool) {
 		return linkVerdict(k.a, k.b, fmt.Sprintf("slow, both alive: answers take %v, others %v", late, other)), true
 	}
 	return verdict{rank: -1, other: -1, why: "no rank is missing: the operation was too slow"}, true
+}
+
+// onHost returns the first rank on the host of a rank, or the rank if all are on one host.
+func (e *evidence) onHost(rank int) int {
+	if e.hosts == nil || e.hosts.Hosts() == 1 {
+		return rank
+	}
+	return e.hosts.Members(e.hosts.Host(rank))[0]
 }
 
 // latest returns which of some ranks or links answers much later than all others, its time and the

@@ -6,6 +6,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/c10d-go/c10d/internal/plan"
 	"github.com/c10d-go/c10d/internal/transport"
 )
 
@@ -38,29 +39,31 @@ func TestJudge(t *testing.T) {
 		rank, other int
 		why         string
 		weak        bool
+		hosts       *plan.Layout
 	}{
-		"a rank answers nobody":               {0, []transport.Health{in(0, dead(1, s)), mute(1), in(2, dead(1, s))}, 1, -1, "rank 1 does not answer", false},
-		"others have not said so yet":         {0, []transport.Health{in(0, dead(1, s)), mute(1), in(2)}, 1, -1, "rank 1 does not answer", true},
-		"a silent rank, and one that is idle": {0, []transport.Health{in(0, dead(1, s)), mute(1), idle(2)}, 1, -1, "rank 1 does not answer (stopped or unreachable); rank 2 has not called it", true},
-		"nobody answers":                      {0, []transport.Health{in(0, dead(1, s), dead(2, s)), mute(1), mute(2)}, 0, -1, "its network does not work", true},
-		"own link":                            {2, []transport.Health{in(0, hears(1, ms)), mute(1), in(2, dead(1, 2100*ms))}, 1, 2, "no data for 2.1 s, both alive", false},
-		"own link, too early to say":          {2, []transport.Health{in(0, hears(1, ms)), mute(1), in(2, dead(1, 300*ms))}, 1, 2, "no data for 0.3 s, both alive", true},
-		"another link":                        {2, []transport.Health{in(0, dead(1, s)), in(1, dead(0, s)), in(2, on(1))}, 0, 1, "no data for 1.0 s, both alive", false},
-		"a late answer on another link":       {2, []transport.Health{in(0, dead(1, s), on(2)), in(1, hears(0, ms), on(2)), in(2, on(1))}, -1, -1, "ranks 1, 2 wait for each other", false},
-		"one is idle":                         {0, []transport.Health{in(0, on(1)), in(1, on(2)), idle(2)}, 2, -1, "rank 2 has not called it", false},
-		"the end of the chain":                {0, []transport.Health{in(0, on(1)), in(1, on(2)), in(2)}, 2, -1, "rank 2 did not send or receive what was expected", false},
-		"the chain leads to PyTorch":          {0, []transport.Health{in(0, on(1)), in(1, transport.Link{Peer: 2, Waits: true}), {Rank: 2}}, 2, -1, "rank 2 did not send", false},
-		"a circle":                            {0, []transport.Health{in(0, on(1)), in(1, on(2)), in(2, on(0))}, -1, -1, "ranks 0, 1, 2 wait for each other", false},
-		"a slow link":                         {3, []transport.Health{in(0, moving(1), hears(2, ms)), in(1, moving(0), hears(2, ms)), in(2, on(1)), in(3, on(0))}, 0, 1, "slow, both alive: answers take 1s, others 1ms", false},
-		"a slow rank, by its answers":         {3, []transport.Health{in(0, moving(1)), in(1, moving(0)), in(2, hears(1, 40*ms), hears(0, ms)), in(3, hears(0, ms), on(2))}, 1, -1, "rank 1 is slow", false},
-		"a slow rank, by its links":           {3, []transport.Health{in(0, moving(1)), in(1, moving(0), moving(2)), in(2, moving(1)), in(3, on(0))}, 1, -1, "rank 1 is slow", false},
-		"a slow rank, while all links move":   {1, []transport.Health{in(0, busy(1, ms), busy(3, 8*ms)), in(1, busy(0, ms), moving(2), busy(3, ms)), mute(2), in(3, busy(0, ms), busy(2, 120*ms))}, 2, -1, "rank 2 is slow: it answers after 120ms, others after 8ms", false},
-		"a slow rank with one fast answer":    {2, []transport.Health{in(0, dead(1, s)), mute(1), in(2, moving(1), hears(0, ms), hears(3, ms)), in(3, hears(1, ms), hears(0, ms))}, 1, -1, "rank 1 is slow", false},
-		"a slow rank that hears nobody":       {0, []transport.Health{in(0, moving(1), moving(2)), mute(1), mute(2)}, 0, -1, "rank 0 is slow", false},
-		"all is slow":                         {0, []transport.Health{in(0, moving(2), moving(1)), in(1, moving(2)), in(2, moving(0))}, -1, -1, "the operation was too slow", false},
+		"a rank answers nobody":               {0, []transport.Health{in(0, dead(1, s)), mute(1), in(2, dead(1, s))}, 1, -1, "rank 1 does not answer", false, nil},
+		"others have not said so yet":         {0, []transport.Health{in(0, dead(1, s)), mute(1), in(2)}, 1, -1, "rank 1 does not answer", true, nil},
+		"a silent rank, and one that is idle": {0, []transport.Health{in(0, dead(1, s)), mute(1), idle(2)}, 1, -1, "rank 1 does not answer (stopped or unreachable); rank 2 has not called it", true, nil},
+		"nobody answers":                      {0, []transport.Health{in(0, dead(1, s), dead(2, s)), mute(1), mute(2)}, 0, -1, "its network does not work", true, nil},
+		"own link":                            {2, []transport.Health{in(0, hears(1, ms)), mute(1), in(2, dead(1, 2100*ms))}, 1, 2, "no data for 2.1 s, both alive", false, nil},
+		"own link, too early to say":          {2, []transport.Health{in(0, hears(1, ms)), mute(1), in(2, dead(1, 300*ms))}, 1, 2, "no data for 0.3 s, both alive", true, nil},
+		"another link":                        {2, []transport.Health{in(0, dead(1, s)), in(1, dead(0, s)), in(2, on(1))}, 0, 1, "no data for 1.0 s, both alive", false, nil},
+		"a late answer on another link":       {2, []transport.Health{in(0, dead(1, s), on(2)), in(1, hears(0, ms), on(2)), in(2, on(1))}, -1, -1, "ranks 1, 2 wait for each other", false, nil},
+		"one is idle":                         {0, []transport.Health{in(0, on(1)), in(1, on(2)), idle(2)}, 2, -1, "rank 2 has not called it", false, nil},
+		"the end of the chain":                {0, []transport.Health{in(0, on(1)), in(1, on(2)), in(2)}, 2, -1, "rank 2 did not send or receive what was expected", false, nil},
+		"the chain leads to PyTorch":          {0, []transport.Health{in(0, on(1)), in(1, transport.Link{Peer: 2, Waits: true}), {Rank: 2}}, 2, -1, "rank 2 did not send", false, nil},
+		"a circle":                            {0, []transport.Health{in(0, on(1)), in(1, on(2)), in(2, on(0))}, -1, -1, "ranks 0, 1, 2 wait for each other", false, nil},
+		"a slow link":                         {3, []transport.Health{in(0, moving(1), hears(2, ms)), in(1, moving(0), hears(2, ms)), in(2, on(1)), in(3, on(0))}, 0, 1, "slow, both alive: answers take 1s, others 1ms", false, nil},
+		"a slow rank, by its answers":         {3, []transport.Health{in(0, moving(1)), in(1, moving(0)), in(2, hears(1, 40*ms), hears(0, ms)), in(3, hears(0, ms), on(2))}, 1, -1, "rank 1 is slow", false, nil},
+		"a slow rank, by its links":           {3, []transport.Health{in(0, moving(1)), in(1, moving(0), moving(2)), in(2, moving(1)), in(3, on(0))}, 1, -1, "rank 1 is slow", false, nil},
+		"a slow rank, while all links move":   {1, []transport.Health{in(0, busy(1, ms), busy(3, 8*ms)), in(1, busy(0, ms), moving(2), busy(3, ms)), mute(2), in(3, busy(0, ms), busy(2, 120*ms))}, 2, -1, "rank 2 is slow: it answers after 120ms, others after 8ms", false, nil},
+		"a slow rank with one fast answer":    {2, []transport.Health{in(0, dead(1, s)), mute(1), in(2, moving(1), hears(0, ms), hears(3, ms)), in(3, hears(1, ms), hears(0, ms))}, 1, -1, "rank 1 is slow", false, nil},
+		"a slow rank that hears nobody":       {0, []transport.Health{in(0, moving(1), moving(2)), mute(1), mute(2)}, 0, -1, "rank 0 is slow", false, nil},
+		"a slow link of two ranks":            {0, []transport.Health{in(0, moving(2), hears(3, ms)), in(1, moving(2), hears(3, ms)), in(2, moving(0), moving(1)), in(3, hears(2, ms))}, 0, 2, "slow, both alive", false, plan.NewLayout([]int{0, 0, 1, 2})},
+		"all is slow":                         {0, []transport.Health{in(0, moving(2), moving(1)), in(1, moving(2)), in(2, moving(0))}, -1, -1, "the operation was too slow", false, nil},
 	} {
 		t.Run(name, func(t *testing.T) {
-			e := evidence{self: tc.self, collective: true, call: 1, peer: -1}
+			e := evidence{self: tc.self, collective: true, call: 1, peer: -1, hosts: tc.hosts}
 			for range leastRounds {
 				e.hear(tc.health)
 			}

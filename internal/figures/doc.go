@@ -1,4 +1,4 @@
-// Command figures writes the measured figures of README.md and docs/benchmarks.md.
+// Command figures writes the measured figures of README.md, docs/benchmarks.md and docs/faults.md.
 //
 //	make figures   # writes them again
 //
@@ -24,6 +24,12 @@
 //	<!-- figures targets run=16cpus of=bars-16cpus.txt -->87 of 110<!-- figures end -->
 //
 // Targets counts the lines of a file in bench that the run meets.
+//
+//	<!-- figures faults of=faults.jsonl -->
+//	<!-- figures end -->
+//
+// Faults is the table of package faults, of records that "c10d faults -json" made. Says is its table
+// of errors.
 //
 // The tests fail if a document or a picture is not what the records say.
 package main

@@ -13,10 +13,12 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+
+	"github.com/c10d-go/c10d/internal/faults"
 )
 
 // documents are the files with figures, from the root of the tree.
-var documents = []string{"README.md", "docs/benchmarks.md"}
+var documents = []string{"README.md", "docs/benchmarks.md", "docs/faults.md"}
 
 func main() {
 	log.SetFlags(0)
@@ -104,6 +106,13 @@ func (d *document) figure(kind, args string) (string, error) {
 		default:
 			return "", fmt.Errorf("unknown key %q", key)
 		}
+	}
+	if kind == "faults" || kind == "says" {
+		records, err := faults.Load(filepath.Join(d.root, "docs/benchmarks", q.of))
+		if kind == "says" {
+			return faults.SaysTable(records), err
+		}
+		return faults.Table(records), err
 	}
 	var runs []*run
 	for _, name := range q.runs {

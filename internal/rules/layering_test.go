@@ -34,7 +34,6 @@ var layers = []layer{
 	{"internal/reduce", []string{"tensor", "golang.org/x/sys/cpu"}},
 	{"internal/reduce/asm", nil},
 	{"internal/exact", []string{"tensor"}},
-	{"internal/figures", nil},
 	{"internal/openfiles", nil},
 	{"internal/freeport", nil},
 	{"internal/netns", nil},
@@ -111,9 +110,11 @@ var layers = []layer{
 	{"ddp/gpu", []string{"tensor", "work", "backend/cuda", "backend/cuda/driver", "ddp"}},
 
 	{"internal/script", []string{"tensor", "work", "backend", "pg"}},
+	{"internal/faults", []string{"work", "store", "store/tcp", "backend", "backend/gloo", "pg", "internal/netns", "internal/script"}},
+	{"internal/figures", []string{"internal/faults"}},
 	{"cmd/...", []string{
 		"tensor", "work", "store/...", "backend/...", "pg", "ddp",
-		"internal/credentials", "internal/launch/...", "internal/script", "internal/plan", "internal/choice", "internal/simulate",
+		"internal/credentials", "internal/faults", "internal/launch/...", "internal/script", "internal/plan", "internal/choice", "internal/simulate",
 		"golang.org/x/sys/...", "golang.org/x/term",
 	}},
 

@@ -1,0 +1,169 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"flag"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"os/signal"
+	"runtime"
+	"slices"
+	"strings"
+	"sync"
+
+	"github.com/c10d-go/c10d/internal/faults"
+)
+
+func init() {
+	register(command{
+		name: "faults", summary: "make ranks, links and stores fail, and print who is blamed (Linux, root)", setup: setupFaults,
+	})
+}
+
+// faultFlags are the flags of "c10d faults".
+type faultFlags struct {
+	wires, faults, ops string
+	random             int
+	seed               uint64
+	parallel           int
+	python, load       string
+	json               bool
+}
+
+func setupFaults(fs *flag.FlagSet) func(stdio, []string) (int, error) {
+	var f faultFlags
+	fs.StringVar(&f.wires, "wire", "", "only `wires` whose names contain one of these words; commas separate them")
+	fs.StringVar(&f.faults, "fault", "", "only `faults` whose names contain one of these words")
+	fs.StringVar(&f.ops, "op", "", "only these `operations`")
+	fs.IntVar(&f.random, "random", 0, "instead of the table, try `n` random cases on each wire of this library")
+	fs.Uint64Var(&f.seed, "seed", rand.Uint64()>>32, "first `seed` of the cases; case i has seed + i")
+	fs.IntVar(&f.parallel, "parallel", runtime.NumCPU(), "run `n` cases at a time")
+	fs.StringVar(&f.python, "python", "/usr/bin/python3", "`interpreter` with PyTorch; empty leaves PyTorch out")
+	fs.StringVar(&f.load, "load", "", "print the tables of a `file` of records, and run nothing")
+	fs.BoolVar(&f.json, "json", false, "print one JSON object for each case instead of tables")
+	return func(std stdio, args []string) (int, error) {
+		if isRole, err := faults.Role(); isRole {
+			return 0, err
+		}
+		if len(args) > 0 {
+			return 0, usagef("unexpected argument %q", args[0])
+		}
+		if f.random < 0 || f.parallel < 1 {
+			return 0, usagef("-random %d and -parallel %d: -random must not be negative, -parallel must be positive", f.random, f.parallel)
+		}
+		return f.run(std)
+	}
+}
+
+// picks reports whether a list of words picks a name.
+func picks(list, name string) bool {
+	return list == "" || slices.ContainsFunc(strings.Split(list, ","), func(word string) bool { return strings.Contains(name, word) })
+}
+
+func (f *faultFlags) cases() (all []faults.Case) {
+	wires := slices.DeleteFunc(slices.Clone(faults.Wires), func(w faults.Wire) bool {
+		return !picks(f.wires, string(w)) || w == faults.Torch && (f.python == "" || f.random > 0)
+	})
+	for i := range f.random {
+		for _, w := range wires {
+			all = append(all, faults.Random(w, f.seed+uint64(i)))
+		}
+	}
+	for _, w := range wires {
+		if f.random > 0 {
+			break
+		}
+		for _, c := range faults.CasesOf(w, rand.New(rand.NewPCG(f.seed, 1))) {
+			if picks(f.faults, string(c.Fault)) && (f.ops == "" || slices.Contains(strings.Split(f.ops, ","), c.Op)) {
+				all = append(all, c)
+			}
+		}
+	}
+	return all
+}
+
+func (f *faultFlags) run(std stdio) (int, error) {
+	if f.load != "" {
+		all, err := faults.Load(f.load)
+		if err == nil {
+			printFaults(std, all)
+		}
+		return 0, err
+	}
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
+	defer stop()
+	cases := f.cases()
+	fmt.Fprintf(std.err, "%d cases, -seed %d\n", len(cases), f.seed)
+	records := make([]*faults.Record, len(cases))
+	var mu sync.Mutex
+	var failed error
+	code, next := 0, 0
+	done := func(i int, x *faults.Record, err error) {
+		mu.Lock()
+		defer mu.Unlock()
+		if err != nil {
+			code = 1
+			fmt.Fprintf(std.err, "case %d: %v: cannot be tried: %v\n", i, &cases[i], err)
+			return
+		}
+		records[i] = x
+		if f.json {
+			json.NewEncoder(std.out).Encode(x)
+		}
+		if problems := x.Problems(); len(problems) > 0 && x.Wire != faults.Torch {
+			code = 1
+			fmt.Fprintf(std.err, "case %d: %v:\n  %s\n", i, &cases[i], strings.Join(problems, "\n  "))
+		}
+	}
+	var wg sync.WaitGroup
+	for n := range min(f.parallel, len(cases)) {
+		wg.Go(func() {
+			lab, err := faults.NewLab(fmt.Sprint(n), faults.MostHosts)
+			if err != nil {
+				mu.Lock()
+				failed = err
+				mu.Unlock()
+				return
+			}
+			defer lab.Close()
+			lab.Python = f.python
+			for ctx.Err() == nil {
+				mu.Lock()
+				i := next
+				next++
+				mu.Unlock()
+				if i >= len(cases) {
+					return
+				}
+				x, err := lab.Run(ctx, cases[i])
+				done(i, x, err)
+			}
+		})
+	}
+	wg.Wait()
+	if failed != nil {
+		return 0, failed
+	}
+	var all []faults.Record
+	good := 0
+	for _, x := range records {
+		if x != nil {
+			all = append(all, *x)
+			if len(x.Problems()) == 0 {
+				good++
+			}
+		}
+	}
+	if f.random > 0 {
+		fmt.Fprintf(std.err, "%d of %d cases without a problem\n", good, len(all))
+	} else if !f.json {
+		printFaults(std, all)
+	}
+	return code, ctx.Err()
+}
+
+func printFaults(std stdio, all []faults.Record) {
+	fmt.Fprintf(std.out, "%s\n\n%s\n", faults.Table(all), faults.SaysTable(all))
+}

@@ -1,0 +1,236 @@
+package faults
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"runtime"
+	"strings"
+	"sync/atomic"
+	"time"
+
+	"github.com/c10d-go/c10d/backend"
+	"github.com/c10d-go/c10d/backend/gloo"
+	"github.com/c10d-go/c10d/internal/script"
+	"github.com/c10d-go/c10d/pg"
+	"github.com/c10d-go/c10d/store/tcp"
+	"github.com/c10d-go/c10d/work"
+)
+
+// roleVariable makes a process a rank or the store of a Case.
+const roleVariable = "C10D_FAULTS_ROLE"
+
+// role is what a process has to do.
+type role struct {
+	Store   string // the address to serve a store at; then the rest is empty
+	Op      string
+	Wire    gloo.Wire
+	Detail  bool
+	Timeout time.Duration
+	Script  string   // one JSON object a line
+	Want    []string // this rank's digest of each line
+	Size    int      // bytes of a tensor, for PyTorch
+}
+
+// report is what a rank says in the end.
+type report struct {
+	Rank   int       `json:"rank"`
+	Blames string    `json:"blames"`
+	Says   string    `json:"says"`
+	At     time.Time `json:"at"`
+	GoesOn bool      `json:"goes_on"`
+	Wrong  []string  `json:"wrong"`
+	Left   string    `json:"left"`
+}
+
+// Commands to a rank. Each is a line of its standard input.
+const (
+	cmdGo     = "go"     // begins the script
+	cmdPanic  = "panic"  // panics between two operations, with a deferred Close
+	cmdExit   = "exit"   // ends the process at once
+	cmdCancel = "cancel" // cancels the context of all operations
+	cmdWatch  = "watch"  // reports in watchFor whether operations still complete
+)
+
+const (
+	watchFor = 2 * time.Second
+
+	// closeIn is how long goroutines and descriptors may stay after Close.
+	closeIn = 10 * time.Second
+)
+
+// Role runs a rank or a store, if this process is one. It returns false if it is not.
+func Role() (ok bool, err error) {
+	text := os.Getenv(roleVariable)
+	if text == "" {
+		return false, nil
+	}
+	var r role
+	if err := json.Unmarshal([]byte(text), &r); err != nil {
+		return true, err
+	}
+	if r.Store == "" {
+		return true, r.rank()
+	}
+	s, err := tcp.Listen(context.Background(), r.Store, tcp.ServerOptions{})
+	if err != nil {
+		return true, err
+	}
+	defer s.Close()
+	fmt.Println(s.Addr())
+	_, err = io.Copy(io.Discard, os.Stdin)
+	return true, err
+}
+
+// rank joins the group of the environment and runs the script until it fails.
+func (r *role) rank() error {
+	commands := make(chan string)
+	go func() {
+		defer close(commands)
+		for sc := bufio.NewScanner(os.Stdin); sc.Scan(); {
+			commands <- sc.Text()
+		}
+	}()
+	before, err := resources()
+	if err != nil {
+		return err
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	defer cancel()
+	g, err := pg.Init(ctx, "env://", pg.InitOptions{Options: pg.Options{
+		Timeout: time.Minute, Detail: r.Detail, Backend: "cpu:" + gloo.Name, BackendOptions: []backend.SpecificOptions{gloo.Options{Wire: r.Wire}},
+	}})
+	if err != nil {
+		return err
+	}
+	defer g.Close() // tells the others of a panic
+	w, err := g.Barrier(ctx, backend.BarrierOptions{})
+	if err == nil {
+		err = w.Wait(ctx)
+	}
+	if err != nil {
+		return err
+	}
+	g.SetTimeout(r.Timeout)
+	fmt.Println("ready")
+	if <-commands != cmdGo {
+		return errors.New("the first command must be go")
+	}
+
+	var panics atomic.Bool
+	var done atomic.Int64
+	said := make(chan report, 2)
+	go func() {
+		for c := range commands {
+			switch c {
+			case cmdPanic:
+				panics.Store(true)
+			case cmdExit:
+				os.Exit(3)
+			case cmdCancel:
+				cancel()
+			case cmdWatch:
+				n := done.Load()
+				time.AfterFunc(watchFor, func() { said <- report{Rank: g.Rank(), GoesOn: done.Load() > n, At: time.Now()} })
+			}
+		}
+		os.Exit(0)
+	}()
+	go func() {
+		json.NewEncoder(os.Stdout).Encode(<-said)
+	}()
+	x := report{Rank: g.Rank()}
+	err = r.operations(ctx, g, &x, func() {
+		done.Add(1)
+		if panics.Load() {
+			panic("a fault of this rank")
+		}
+	})
+	x.At, x.Says, x.Blames = time.Now(), err.Error(), blamed(err)
+	if e := new(work.Error); errors.As(err, &e) {
+		x.Says = e.Error()
+	}
+	cancel()
+	if err := g.Close(); err != nil {
+		x.Left = "Close: " + err.Error()
+	}
+	for end := time.Now().Add(closeIn); ; time.Sleep(10 * time.Millisecond) {
+		now, err := resources()
+		if err != nil {
+			return err
+		}
+		if now[0] <= before[0]+2 && now[1] <= before[1] {
+			break
+		}
+		if time.Now().After(end) {
+			x.Left = fmt.Sprintf("%d goroutines and %d descriptors, %d and %d before\n%s", now[0], now[1], before[0], before[1], stacks())
+			break
+		}
+	}
+	said <- x
+	select {} // the end of standard input ends the process
+}
+
+// operations runs the script until an operation fails.
+func (r *role) operations(ctx context.Context, g *pg.ProcessGroup, x *report, each func()) error {
+	if r.Op == monitored {
+		for {
+			if err := g.MonitoredBarrier(ctx, backend.MonitoredBarrierOptions{}); err != nil {
+				return err
+			}
+			each()
+		}
+	}
+	lines, err := script.Parse(strings.NewReader(r.Script), g.Size())
+	if err != nil {
+		return err
+	}
+	for {
+		err := script.Run(ctx, g, lines, func(got script.Result) {
+			if got.Error == "" && got.SHA256 != r.Want[got.I] {
+				x.Wrong = append(x.Wrong, fmt.Sprintf("rank %d has a wrong result of %s, line %d", g.Rank(), got.Op, got.I))
+			}
+			if got.Error == "" {
+				each()
+			}
+		})
+		if err != nil {
+			return err
+		}
+	}
+}
+
+// blamed returns what an error blames.
+func blamed(err error) string {
+	var l *work.LinkError
+	var e *work.Error
+	switch {
+	case errors.As(err, &l):
+		return link(l.Ranks[0], l.Ranks[1])
+	case errors.As(err, &e) && e.Peer >= 0:
+		return rank(e.Peer)
+	}
+	return ""
+}
+
+// resources returns how many goroutines and descriptors this process has.
+func resources() (n [2]int, err error) {
+	// The first socket of a process leaves a descriptor.
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		return n, err
+	}
+	l.Close()
+	files, err := os.ReadDir("/proc/self/fd")
+	return [2]int{runtime.NumGoroutine(), len(files)}, err
+}
+
+func stacks() []byte {
+	b := make([]byte, 1<<20)
+	return b[:runtime.Stack(b, true)]
+}

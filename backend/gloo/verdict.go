@@ -119,8 +119,9 @@ func (e *evidence) suspects() []int {
 // judge finds the rank or the link to blame. It takes the first of these:
 //
 //  1. a rank that answers nobody;
-//  2. a rank that has not called the operation and waits for nobody;
-//  3. a broken link;
+//  2. a broken link;
+//  3. a rank that has not called the operation and waits for nobody. It may wait in another group,
+//     as in DETAIL's checks, so a broken link comes first;
 //  4. a slow rank or a slow link;
 //  5. the rank at the end of the chain of ranks that wait for each other.
 func (e *evidence) judge() verdict {
@@ -132,11 +133,11 @@ func (e *evidence) judge() verdict {
 		}
 		return v
 	}
-	if len(idle) > 0 {
-		return verdict{rank: idle[0], other: -1, why: e.describeNotCalled(append(idle, busy...)), sure: true}
-	}
 	if v, ok := e.brokenLink(); ok {
 		return v
+	}
+	if len(idle) > 0 {
+		return verdict{rank: idle[0], other: -1, why: e.describeNotCalled(append(idle, busy...))}
 	}
 	if v, ok := e.slow(); ok {
 		v.weak = silent

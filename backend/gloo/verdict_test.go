@@ -50,6 +50,7 @@ func TestJudge(t *testing.T) {
 		"another link":                        {2, []transport.Health{in(0, dead(1, s)), in(1, dead(0, s)), in(2, on(1))}, 0, 1, "no data for 1.0 s, both alive", false, nil},
 		"a late answer on another link":       {2, []transport.Health{in(0, dead(1, s), on(2)), in(1, hears(0, ms), on(2)), in(2, on(1))}, -1, -1, "ranks 1, 2 wait for each other", false, nil},
 		"one is idle":                         {0, []transport.Health{in(0, on(1)), in(1, on(2)), idle(2)}, 2, -1, "rank 2 has not called it", false, nil},
+		"one is idle behind a broken link":    {3, []transport.Health{in(0, dead(2, s)), in(1, on(2)), idle(2), in(3, on(2))}, 0, 2, "no data for 1.0 s, both alive", false, nil},
 		"the end of the chain":                {0, []transport.Health{in(0, on(1)), in(1, on(2)), in(2)}, 2, -1, "rank 2 did not send or receive what was expected", false, nil},
 		"the chain leads to PyTorch":          {0, []transport.Health{in(0, on(1)), in(1, transport.Link{Peer: 2, Waits: true}), {Rank: 2}}, 2, -1, "rank 2 did not send", false, nil},
 		"a circle":                            {0, []transport.Health{in(0, on(1)), in(1, on(2)), in(2, on(0))}, -1, -1, "ranks 0, 1, 2 wait for each other", false, nil},

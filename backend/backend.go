@@ -190,7 +190,8 @@ type Options struct {
 	// ranks itself. It is for messages. Nil, and an empty text, mean that nothing is known.
 	LastSeen func(ctx context.Context, rank int) (what string, waits bool)
 
-	// Meeting, if not nil, finds out which rank keeps this group from being made.
+	// Meeting, if not nil, finds out which rank keeps this group from being made. All ranks are of
+	// this library then.
 	Meeting Meeting
 
 	// TLS, if not nil, is how the ranks encrypt what they send each other and prove

@@ -85,12 +85,18 @@ func (s *session) blame(m transport.Mesh, o *operation, v verdict, cause error) 
 	default:
 		v.why = fmt.Sprintf("no rank sent on tag %d", o.tag)
 	}
-	f := &transport.Fault{Kind: transport.FaultTimeout, Rank: v.rank, Reporter: s.rank, Op: uint8(o.Info().Op), Seq: o.Info().Seq}
-	f.Err = fmt.Errorf("%w; %s", cause, v.why)
+	f := v.fault(s.rank, cause)
+	f.Op, f.Seq = uint8(o.Info().Op), o.Info().Seq
+	m.Abort(f)
+}
+
+// fault is what the other ranks are told of a verdict that self has reached because of cause.
+func (v verdict) fault(self int, cause error) *transport.Fault {
+	f := transport.NewFault(transport.FaultTimeout, v.rank, self, fmt.Errorf("%w; %s", cause, v.why))
 	if v.other >= 0 {
 		f.Kind, f.Reporter, f.Err = transport.FaultLink, v.other, &relayed{f.Err, v.why}
 	}
-	m.Abort(f)
+	return f
 }
 
 // failed turns the error of a request into the error of its operation. The mesh fails with any

@@ -2,6 +2,7 @@ package gloo
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"sync"
@@ -18,6 +19,7 @@ type vote struct {
 	sends []*transport.Request
 	recvs []*transport.Request // by rank, nil for the own one
 	votes votes
+	late  sync.Once
 }
 
 const (
@@ -116,16 +118,28 @@ func (v *vote) end(ctx context.Context) error {
 	return nil
 }
 
-// wait ends a request; with ctx ends the mesh, because a rank that is missing now
-// would be missed later.
+// wait waits for a request. When ctx ends, so does the mesh: a rank that is missing now would be
+// missed later.
 func (v *vote) wait(ctx context.Context, peer int, r *transport.Request) error {
 	select {
 	case <-r.Done():
 	case <-ctx.Done():
-		v.mesh.Abort(&transport.Fault{Kind: transport.FaultTimeout, Rank: peer, Reporter: v.mesh.Rank(), Op: noOp, Err: ctx.Err()})
+		v.late.Do(func() { v.giveUp(ctx, peer) })
 		<-r.Done()
 	}
 	return r.Err()
+}
+
+// giveUp ends the mesh because ctx has ended before peer has voted. If time has run out, it asks all
+// ranks whom they wait for: peer may itself wait for a rank that has stopped.
+func (v *vote) giveUp(ctx context.Context, peer int) {
+	self := v.mesh.Rank()
+	if !errors.Is(ctx.Err(), context.DeadlineExceeded) {
+		v.mesh.Abort(transport.CanceledBy(ctx, self))
+		return
+	}
+	why := diagnose(v.mesh, watchLag, &evidence{self: self, peer: peer})
+	v.mesh.Abort(why.fault(self, ctx.Err()))
 }
 
 // votes are the ranks that have voted.

@@ -86,6 +86,49 @@ func TestVotesWait(t *testing.T) {
 	})
 }
 
+// Rank 2 has stopped and rank 0 waits for it. Rank 1, whose time runs out first, waits for rank 0.
+func TestVotesBlameAStoppedRank(t *testing.T) {
+	f := mem.NewFabric()
+	var ms [3]transport.Mesh
+	for r := range ms {
+		var err error
+		ms[r], err = f.Join("vote", r, len(ms))
+		require.NoError(t, err)
+		t.Cleanup(func() { ms[r].Close() })
+	}
+	f.Freeze("vote", 2)
+	zero, one := newVote(ms[0]), newVote(ms[1])
+	one.cast(nil)
+	ctx, cancel := context.WithTimeout(context.Background(), time.Millisecond)
+	defer cancel()
+	errs := [2]error{1: one.wait(ctx, 0, one.recvs[0])}
+	errs[0] = zero.hear(context.Background(), func(error) {})
+	for r, err := range errs {
+		var f *transport.Fault
+		require.ErrorAs(t, err, &f, "rank %d", r)
+		require.Equal(t, transport.FaultTimeout, f.Kind)
+		require.Equal(t, 2, f.Rank, "rank %d: %v", r, f)
+	}
+}
+
+// The vote of a rank that another one has told why there is no group blames no rank that waits.
+func TestVotesCanceled(t *testing.T) {
+	onMeshes(t, 3, func(r int, m transport.Mesh) {
+		v := newVote(m)
+		ctx, cancel := context.WithCancelCause(context.Background())
+		defer cancel(nil)
+		if r == 1 {
+			cancel(transport.NewFault(transport.FaultPeerDied, 2, 1, nil))
+		}
+		err := v.hear(ctx, func(error) {})
+		var f *transport.Fault
+		if assert.ErrorAs(t, err, &f, "rank %d", r) {
+			assert.Equal(t, transport.FaultAborted, f.Kind, "rank %d", r)
+			assert.Equal(t, 2, f.Rank, "rank %d: %v", r, f)
+		}
+	})
+}
+
 // TestFailedJoinOfMemory has one rank fail to join the memory that the others join: they hear of it
 // at once, and none of them has memory.
 func TestFailedJoinOfMemory(t *testing.T) {

@@ -66,6 +66,8 @@ type Fault struct {
 	Late bool   `json:"late,omitempty"` // time ran out
 	Kind string `json:"kind,omitempty"` // the caller's name for the kind of error
 	Text string `json:"text"`
+
+	place int // Rank's place in the group, counted from 1; 0 if it has none
 }
 
 func (f *Fault) Error() string {
@@ -75,8 +77,8 @@ func (f *Fault) Error() string {
 	return fmt.Sprintf("%s (noticed by rank %d)", f.Text, f.By)
 }
 
-// Culprit returns the rank at fault, -1 if it is unknown.
-func (f *Fault) Culprit() int { return f.Rank }
+// Culprit returns the rank at fault as the group numbers it, -1 if it is unknown or no member.
+func (f *Fault) Culprit() int { return f.place - 1 }
 
 // Is makes a fault whose time ran out match the error of a deadline.
 func (f *Fault) Is(target error) bool {
@@ -155,10 +157,13 @@ func encode(v any) []byte {
 	return b
 }
 
-func parse(b []byte) (message, error) {
+func (n *Notice) parse(b []byte) (message, error) {
 	var m message
 	if err := json.Unmarshal(b, &m); err != nil || m.Fault == nil && !m.Asks {
 		return m, fmt.Errorf("the store holds %.80q where ranks tell why a group failed", b)
+	}
+	if f := m.Fault; f != nil {
+		f.place = slices.Index(n.cfg.Ranks, f.Rank) + 1
 	}
 	return m, nil
 }
@@ -171,7 +176,7 @@ func (n *Notice) watch(ctx context.Context) {
 		if err != nil {
 			return
 		}
-		m, err := parse(b)
+		m, err := n.parse(b)
 		if err != nil {
 			n.cancel(err)
 			return
@@ -223,7 +228,7 @@ func (n *Notice) Post(f Fault) Fault {
 		if err != nil {
 			break // the others fail with the store
 		}
-		if m, err := parse(held); err == nil && m.Fault != nil {
+		if m, err := n.parse(held); err == nil && m.Fault != nil {
 			return *m.Fault
 		}
 	}
@@ -255,8 +260,8 @@ func (n *Notice) Silent(lacking []int) []int {
 		if err != nil {
 			return nil
 		}
-		if m, err := parse(held); err == nil && m.Fault != nil {
-			if i := slices.Index(n.cfg.Ranks, m.Fault.Rank); i >= 0 {
+		if m, err := n.parse(held); err == nil && m.Fault != nil {
+			if i := m.Fault.Culprit(); i >= 0 {
 				return []int{i}
 			}
 			return nil

@@ -91,7 +91,8 @@ type Config struct {
 	// and whether it waits for other ranks.
 	LastSeen func(ctx context.Context, rank int) (what string, waits bool)
 
-	// Meeting, if not nil, is how the ranks find out who keeps them from meeting.
+	// Meeting, if not nil, is how the ranks find out who keeps them from meeting. All ranks are of
+	// this library then.
 	Meeting Meeting
 
 	// Native, if not nil, is another way to connect ranks that have it.
@@ -225,7 +226,7 @@ func newMeeting(cfg Config) *meeting {
 		peers:    make([]peer, cfg.Size),
 		open:     cfg.Native != nil,
 	}
-	m.mesh = wire.New(cfg.Rank, cfg.Size, wire.Options{Departed: func(peer int) { m.gone <- peer }})
+	m.mesh = wire.New(cfg.Rank, cfg.Size, wire.Options{Departed: func(peer int) { m.gone <- peer }, Native: cfg.Meeting != nil})
 	return m
 }
 
@@ -826,14 +827,12 @@ func (m *meeting) explain(ctx context.Context, cause error) (*Error, *transport.
 		f.Kind, f.Rank = c.kind, c.Rank
 		return e, f
 	case errors.As(cause, &was): // of a peer, or of the native wire
-		f.Kind, f.Rank, f.Reporter, f.Err = was.Kind, was.Rank, was.Reporter, was.Err
+		*f = *was
 		return e, f
 	case errors.Is(ctx.Err(), context.Canceled):
 		f.Kind = transport.FaultCanceled
-		var of interface{ Culprit() int }
-		if errors.As(context.Cause(ctx), &of) { // another rank has said why there is no group
-			e.Err = context.Cause(ctx)
-			f.Kind, f.Rank = transport.FaultAborted, of.Culprit()
+		if told := transport.CanceledBy(ctx, m.cfg.Rank); told.Kind == transport.FaultAborted { // another rank has said why there is no group
+			e.Err, *f = told.Err, *told
 			return e, f
 		}
 	case ctx.Err() != nil, errors.Is(cause, store.ErrTimeout):

@@ -1,6 +1,7 @@
 package transport
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"strings"
@@ -241,6 +242,17 @@ const NoOp = 0xff
 // NewFault returns a fault that belongs to no operation.
 func NewFault(kind FaultKind, rank, reporter int, err error) *Fault {
 	return &Fault{Kind: kind, Rank: rank, Reporter: reporter, Op: NoOp, Err: err}
+}
+
+// CanceledBy returns the fault of rank self, whose context was cancelled while it connected. If the
+// cause blames a rank, so does the fault.
+func CanceledBy(ctx context.Context, self int) *Fault {
+	f := NewFault(FaultCanceled, self, self, context.Cause(ctx))
+	var of interface{ Culprit() int }
+	if errors.As(f.Err, &of) {
+		f.Kind, f.Rank = FaultAborted, of.Culprit()
+	}
+	return f
 }
 
 // Fault is why a mesh ended and who caused it.

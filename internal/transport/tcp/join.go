@@ -224,7 +224,7 @@ func (e *Endpoint) Join(ctx context.Context, rank int, addrs []string) (*Mesh, e
 	f := transport.NewFault(transport.FaultAborted, rank, rank, failure)
 	switch err := ctx.Err(); {
 	case errors.Is(err, context.Canceled):
-		f.Kind, f.Err = transport.FaultCanceled, context.Cause(ctx)
+		f = transport.CanceledBy(ctx, rank)
 	case err != nil:
 		f.Kind, f.Rank = transport.FaultTimeout, failure.Missing[0].Rank
 	default:

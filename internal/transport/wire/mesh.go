@@ -22,6 +22,10 @@ type Options struct {
 	// Departed, if not nil, is called when the connection of a peer has ended and the mesh goes
 	// on without it. It must not block.
 	Departed func(peer int)
+
+	// Native says that all peers are ranks of this library. Otherwise a rank is known as one once
+	// it has said so, and PyTorch ranks never do.
+	Native bool
 }
 
 // LimitSilence makes a connection end once the other host has acknowledged nothing for d. 0 means
@@ -49,6 +53,7 @@ func New(rank, size int, opts Options) *Mesh {
 	for i := range m.pairs {
 		if i != rank {
 			m.pairs[i] = newPair(m, i)
+			m.pairs[i].Native = opts.Native
 			m.Add(i, &m.pairs[i].Peer, m.pairs[i])
 		}
 	}

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"fmt"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -64,6 +65,20 @@ func TestRequestsBeforeConnection(t *testing.T) {
 	x, y = tcpPair(t)
 	defer y.Close()
 	require.ErrorContains(t, a.Attach(1, x), "connected already")
+}
+
+// A rank of this library that stops before it has said hello counts as one that does not answer.
+func TestSilentBeforeHello(t *testing.T) {
+	for _, all := range []bool{true, false} {
+		m := New(0, 2, Options{Native: all})
+		x, y := tcpPair(t)
+		require.NoError(t, m.Attach(1, x))
+		h := m.Diagnose(time.Millisecond)[1]
+		require.Equal(t, all, h.Native)
+		require.False(t, h.Answered)
+		y.Close()
+		m.Close()
+	}
 }
 
 // Receives from any rank take messages in the order of their announcement,

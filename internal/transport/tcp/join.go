@@ -24,8 +24,12 @@ const (
 	// dialers bounds the connections that a rank makes at a time.
 	dialers = 32
 
-	// stagger is how long dial waits for one place of an address before it also tries the next.
-	stagger = 200 * time.Millisecond
+	// stagger is how long dial waits for a connection with one place of an address before it also
+	// tries the next. openStagger is how long it then waits for the answer, which a rank gives
+	// once it has called Join and has a CPU. When both were 200 ms, 96 processes with five places
+	// each made 11800 connections on two CPUs, and 6600 with these.
+	stagger     = 200 * time.Millisecond
+	openStagger = 2 * time.Second
 
 	// joinLimit bounds a Join whose context has no deadline.
 	joinLimit = 5 * time.Minute
@@ -273,18 +277,17 @@ func (m *Mesh) dial(ctx context.Context, r int, lane uint32) (net.Conn, hello, e
 	}
 	places := m.addrs[r].places
 	if len(places) == 1 {
-		conn, h, err := m.dialPlace(ctx, r, lane, places[0])
+		conn, h, err := m.dialPlace(ctx, r, lane, places[0], func() {})
 		return conn, h, err
 	}
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	results := make(chan result)
-	next := make(chan struct{}, 1)
+	results, open := make(chan result), make(chan struct{}, len(places))
 	timer := time.NewTimer(stagger)
 	defer timer.Stop()
 	begin := func(i int) {
 		go func() {
-			conn, h, err := m.dialPlace(ctx, r, lane, places[i])
+			conn, h, err := m.dialPlace(ctx, r, lane, places[i], func() { open <- struct{}{} })
 			results <- result{conn, h, err}
 		}()
 	}
@@ -293,6 +296,7 @@ func (m *Mesh) dial(ctx context.Context, r int, lane uint32) (net.Conn, hello, e
 	var won result
 	var failure error
 	for ended < begun {
+		next := false
 		select {
 		case res := <-results:
 			ended++
@@ -308,25 +312,17 @@ func (m *Mesh) dial(ctx context.Context, r int, lane uint32) (net.Conn, hello, e
 				} else {
 					failure = fmt.Errorf("%w; %w", failure, res.err)
 				}
-				select {
-				case next <- struct{}{}:
-				default:
-				}
+				next = true
 			}
+		case <-open:
+			timer.Reset(openStagger)
 		case <-timer.C:
-			select {
-			case next <- struct{}{}:
-			default:
-			}
+			next = true
 		}
-		select {
-		case <-next:
-			if begun < len(places) && won.conn == nil && ctx.Err() == nil {
-				begin(begun)
-				begun++
-				timer.Reset(stagger)
-			}
-		default:
+		if next && begun < len(places) && won.conn == nil && ctx.Err() == nil {
+			begin(begun)
+			begun++
+			timer.Reset(stagger)
 		}
 	}
 	if won.conn != nil {
@@ -336,11 +332,12 @@ func (m *Mesh) dial(ctx context.Context, r int, lane uint32) (net.Conn, hello, e
 }
 
 // dialPlace connects with rank r at one place. It tries again if the peer closes the connection
-// without an answer.
-func (m *Mesh) dialPlace(ctx context.Context, r int, lane uint32, place netip.AddrPort) (net.Conn, hello, error) {
+// without an answer. It calls open when the peer's host has first taken a connection.
+func (m *Mesh) dialPlace(ctx context.Context, r int, lane uint32, place netip.AddrPort, open func()) (net.Conn, hello, error) {
+	open = sync.OnceFunc(open)
 	pause := hangUpPause
 	for try := 0; ; try++ {
-		conn, h, err := m.tryPlace(ctx, r, lane, place)
+		conn, h, err := m.tryPlace(ctx, r, lane, place, open)
 		if !errors.Is(err, errHungUp) || try == hangUps {
 			return conn, h, err
 		}
@@ -354,7 +351,7 @@ func (m *Mesh) dialPlace(ctx context.Context, r int, lane uint32, place netip.Ad
 }
 
 // tryPlace connects with rank r at one place. Both ranks prove who they are.
-func (m *Mesh) tryPlace(ctx context.Context, r int, lane uint32, place netip.AddrPort) (net.Conn, hello, error) {
+func (m *Mesh) tryPlace(ctx context.Context, r int, lane uint32, place netip.AddrPort, open func()) (net.Conn, hello, error) {
 	fail := func(err error) (net.Conn, hello, error) {
 		return nil, hello{}, fmt.Errorf("at %v: %w", place, err)
 	}
@@ -367,6 +364,7 @@ func (m *Mesh) tryPlace(ctx context.Context, r int, lane uint32, place netip.Add
 		}
 		return fail(openfiles.Explain(err))
 	}
+	open()
 	tcp := c.(*net.TCPConn)
 	stop := context.AfterFunc(ctx, func() { tcp.SetDeadline(time.Unix(1, 0)) })
 	conn, h, err := m.exchangeHello(tcp, r, lane, place)

@@ -834,6 +834,36 @@ func TestPlaces(t *testing.T) {
 	}
 }
 
+// A rank whose host has taken the connection may answer late. Its other places are not tried soon.
+func TestOnePlaceAtATime(t *testing.T) {
+	var doors [2]*net.TCPListener
+	late := stranger()
+	late.places = nil
+	for i := range doors {
+		l, err := net.Listen("tcp", "127.0.0.1:0")
+		require.NoError(t, err)
+		defer l.Close()
+		doors[i] = l.(*net.TCPListener)
+		late.places = append(late.places, l.Addr().(*net.TCPAddr).AddrPort())
+	}
+	o, err := local.filled()
+	require.NoError(t, err)
+	m := newMesh(1, 2, o)
+	defer m.Close()
+	m.addrs = []address{late, stranger()}
+	ctx, cancel := context.WithTimeout(context.Background(), 3*stagger)
+	defer cancel()
+	require.ErrorIs(t, m.connect(ctx, 0), context.DeadlineExceeded)
+	for i, more := range []bool{true, false} {
+		doors[i].SetDeadline(time.Now().Add(10 * time.Millisecond))
+		c, err := doors[i].Accept()
+		require.Equal(t, more, err == nil, "place %d: %v", i, err)
+		if more {
+			c.Close()
+		}
+	}
+}
+
 func TestListen(t *testing.T) {
 	e, err := Listen(Options{})
 	require.NoError(t, err)

@@ -148,7 +148,7 @@ func (o Options) filled() (Options, error) {
 // tune sets the options of a socket.
 func (o *Options) tune(c *net.TCPConn) error {
 	congestion := o.Congestion
-	if isLocal(c) {
+	if mesh.IsLocal(c) {
 		congestion = cmp.Or(o.LocalCongestion, congestion)
 		if congestion == "" && o.Poll > 0 {
 			setCongestion(c, localCongestion) // better, but no matter
@@ -159,7 +159,7 @@ func (o *Options) tune(c *net.TCPConn) error {
 		err = mesh.LimitSilence(c, o.Silence)
 	}
 	send, receive := o.SendBuffer, o.ReceiveBuffer
-	if isLocal(c) {
+	if mesh.IsLocal(c) {
 		send, receive = cmp.Or(send, localBuffer), cmp.Or(receive, localBuffer)
 	}
 	if err == nil && send > 0 {
@@ -177,14 +177,8 @@ func (o *Options) tune(c *net.TCPConn) error {
 // lanes returns how many more connections to open to the peer at the other end
 // of c.
 func (o *Options) lanes(c net.Conn) int {
-	if o.Lanes == 0 && !isLocal(c) {
+	if o.Lanes == 0 && !mesh.IsLocal(c) {
 		return defaultLanes
 	}
 	return max(o.Lanes, 0)
-}
-
-// isLocal reports whether both ends of a connection are on this host.
-func isLocal(c net.Conn) bool {
-	remote := c.RemoteAddr().(*net.TCPAddr).IP
-	return remote.IsLoopback() || remote.Equal(c.LocalAddr().(*net.TCPAddr).IP)
 }

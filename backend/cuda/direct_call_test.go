@@ -292,7 +292,7 @@ func TestDirectFaults(t *testing.T) {
 			}
 		}
 	}
-	fault("a rank does not come", 200*time.Millisecond, nil, func(t *testing.T, errs []error) {
+	fault("a rank does not come", 2*time.Second, nil, func(t *testing.T, errs []error) {
 		is(work.ErrTimeout, 2)(t, errs)
 		require.True(t, slices.ContainsFunc(errs, func(err error) bool {
 			return strings.Contains(err.Error(), "the device of rank 2 has not done its part")

@@ -56,11 +56,17 @@ func (b *Backend) Close() error {
 	case len(open) > 0:
 		why.Err = &departure{"it called Close with " + named(open) + " open"}
 	}
+	cause := why.Err
+	if f := b.meshes[0].Fault(); cause == nil && f != nil {
+		cause = f
+	}
 	if why.Err != nil {
 		b.end(why)
-		if g := b.memory(); g != nil {
-			g.Abort(why.Err) // before the others see there that this rank has left
-		}
+	}
+	if g := b.memory(); g != nil && cause != nil {
+		g.Abort(cause) // before the others see there that this rank has left
+	}
+	if why.Err != nil {
 		b.mu.Lock()
 		b.stopped = true // after the fault, of which queued operations would make another one
 		b.mu.Unlock()

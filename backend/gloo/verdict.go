@@ -44,7 +44,8 @@ type evidence struct {
 	peer       int          // of a send or a receive, or the rank that the operation waited for; -1 if unknown
 	round      int          // how often the ranks have been asked
 	health     []transport.Health
-	moved      map[pairOfRanks]int // in how many rounds data moved between two ranks
+	moved      map[pairOfRanks]bool            // data moved between two ranks
+	delays     map[pairOfRanks][]time.Duration // of answers between two ranks or hosts, one a round
 }
 
 // pairOfRanks are two ranks, the lower one first.
@@ -57,18 +58,22 @@ func (e *evidence) hear(health []transport.Health) {
 	e.round++
 	e.health = health
 	if e.moved == nil {
-		e.moved = make(map[pairOfRanks]int)
+		e.moved, e.delays = make(map[pairOfRanks]bool), make(map[pairOfRanks][]time.Duration)
 	}
-	now := make(map[pairOfRanks]bool)
+	now := make(map[pairOfRanks]time.Duration)
 	for _, h := range health {
 		for _, l := range h.Links {
 			if moves(l) {
-				now[pairOf(h.Rank, l.Peer)] = true
+				e.moved[pairOf(h.Rank, l.Peer)] = true
 			}
+			k := pairOf(e.onHost(h.Rank), e.onHost(l.Peer))
+			now[k] = max(now[k], l.RTT, l.Silent)
 		}
 	}
-	for k := range now {
-		e.moved[k]++
+	for k, d := range now {
+		if d > 0 && k.a != k.b {
+			e.delays[k] = append(e.delays[k], d)
+		}
 	}
 }
 
@@ -90,7 +95,7 @@ func moves(l transport.Link) bool { return l.Rate >= linkMoves }
 // silent returns the ranks that should have answered this one, have not, and send and take no data.
 func (e *evidence) silent() (ranks []int) {
 	for _, h := range e.health {
-		if isSilent(h) && h.Rank != e.self && e.moved[pairOf(e.self, h.Rank)] == 0 {
+		if isSilent(h) && h.Rank != e.self && !e.moved[pairOf(e.self, h.Rank)] {
 			ranks = append(ranks, h.Rank)
 		}
 	}
@@ -196,7 +201,7 @@ func (e *evidence) unreachable() (verdict, bool) {
 			if l, ok := e.link(h.Rank, s); ok && h.Rank == e.self {
 				asked = asked && l.Silent >= linkSilent
 			} else if ok {
-				heard = heard || l.Answered || e.moved[pairOf(h.Rank, s)] > 0
+				heard = heard || l.Answered || e.moved[pairOf(h.Rank, s)]
 				looked = looked || l.Silent > 0
 			}
 		}
@@ -236,7 +241,7 @@ func linkVerdict(a, b int, why string) verdict {
 func (e *evidence) brokenLink() (verdict, bool) {
 	for _, h := range e.health {
 		for _, l := range h.Links {
-			if l.Silent < linkSilent || e.moved[pairOf(h.Rank, l.Peer)] > 0 || l.Peer == e.self || h.Rank == e.self || !e.of(l.Peer).Answered {
+			if l.Silent < linkSilent || e.moved[pairOf(h.Rank, l.Peer)] || l.Peer == e.self || h.Rank == e.self || !e.of(l.Peer).Answered {
 				continue
 			}
 			if back, ok := e.link(l.Peer, h.Rank); ok && back.Answered {
@@ -257,12 +262,9 @@ func (e *evidence) slow() (verdict, bool) {
 		return verdict{}, false
 	}
 	links := make(map[pairOfRanks]time.Duration)
-	for _, h := range e.health {
-		for _, l := range h.Links {
-			if k := pairOf(e.onHost(h.Rank), e.onHost(l.Peer)); k.a != k.b {
-				links[k] = max(links[k], l.RTT, l.Silent)
-			}
-		}
+	for k, all := range e.delays {
+		slices.Sort(all)
+		links[k] = all[len(all)/2]
 	}
 	first, second := make(map[int]time.Duration), make(map[int]time.Duration)
 	for k, d := range links {

@@ -70,6 +70,6 @@ try:
             raise SystemExit("a fault of this rank")
 except RuntimeError as err:
     text = str(err)
-    named = re.search(r"[Rr]anks? (\d+)", text)
+    named = re.search(r"[Rr]anks? (\d+)", text.replace("[Rank %d]" % rank, ""))
     report(blames="rank " + named[1] if named else "", says=text)
 threading.Event().wait()

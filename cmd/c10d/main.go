@@ -113,6 +113,16 @@
 // runs the same algorithms on a model of a network, and prints their times and traffic
 // beside the formulas of ring and tree.
 //
+// # Trying faults
+//
+//	c10d faults
+//
+// makes ranks, links, hosts and the store fail under running operations, and prints which
+// rank or link the other ranks blame, and how soon. PyTorch's ranks are beside, if it is
+// installed. -random 600 tries random cases instead, and exits with 1 if a rank hangs, has a
+// wrong result, blames another than the culprit, or leaves something behind. -json prints a
+// record for each case. It needs Linux, root, iproute2 and nftables.
+//
 // # Exit codes
 //
 //	0    done

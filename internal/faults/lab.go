@@ -15,7 +15,6 @@ import (
 	"strconv"
 	"strings"
 	"sync"
-	"syscall"
 	"time"
 
 	"github.com/c10d-go/c10d/backend"
@@ -231,7 +230,7 @@ func (l *Lab) happen(c *Case, ranks []*process, server *process) error {
 	case Kill:
 		return victim.cmd.Process.Kill()
 	case Stop:
-		return victim.cmd.Process.Signal(syscall.SIGSTOP)
+		return exec.Command("kill", "-STOP", strconv.Itoa(victim.cmd.Process.Pid)).Run() // Windows has no such signal
 	case Cut:
 		return l.net.Cut(here, there)
 	case Vanish:

@@ -70,6 +70,6 @@ try:
             raise SystemExit("a fault of this rank")
 except RuntimeError as err:
     text = str(err)
-    named = re.search(r"[Rr]anks? (\d+)", text.replace("[Rank %d]" % rank, ""))
+    named = re.search(r"Ranks? (\d+) failed to pass", text)  # of a monitored barrier
     report(blames="rank " + named[1] if named else "", says=text)
 threading.Event().wait()

@@ -855,7 +855,7 @@ func (o *output) blob(b []byte) {
 	o.mu.Unlock()
 }
 
-// frame adds a native reply, whose body is text or else body.
+// frame adds a native reply, whose body is text or else body. It may take chunks of body.
 func (o *output) frame(id uint32, status byte, text []byte, body *output) {
 	size := len(text)
 	if body != nil {
@@ -874,8 +874,11 @@ func (o *output) frame(id uint32, status byte, text []byte, body *output) {
 	for _, b := range body.head {
 		o.add(b)
 	}
-	if body.tail != nil {
-		o.add(body.tail.b)
+	if t := body.tail; t != nil {
+		o.add(t.b)
+		if len(t.b) > copied {
+			body.tail = nil // it is o's now
+		}
 	}
 }
 

@@ -509,6 +509,36 @@ func TestNativeIDOfAParkedReply(t *testing.T) {
 	require.Len(t, d.queues["/q"], 1)
 }
 
+// A reply of many small values stays as it is until it is sent, whatever others ask meanwhile.
+func TestNativeReplyWaitsUnchanged(t *testing.T) {
+	d := newData(Limits{}.withDefaults(), 0)
+	first, second := &peer{dialect: native}, &peer{dialect: native}
+	want := make(map[*peer]string)
+	for _, p := range []*peer{first, second} {
+		r := &request{query: qMultiGet}
+		for i := range 200 {
+			r.keys = append(r.keys, fmt.Sprint(p == first, i))
+			value := bytes.Repeat([]byte{byte(i), byte(len(want))}, 100)
+			d.keys[r.keys[i]] = value
+			want[p] += string(cat(u64(uint64(len(value))), value))
+		}
+		_, err := d.do(p, 7, r)
+		require.NoError(t, err)
+	}
+	for p, body := range want {
+		head, tail, size, _ := p.out.take()
+		var got []byte
+		if tail != nil {
+			head = append(head, tail.b)
+		}
+		for _, b := range head {
+			got = append(got, b...)
+		}
+		require.Len(t, got, size)
+		require.Equal(t, string(cat(u32(uint32(frameHead+len(body))), u32(7), int(done), []byte(body))), string(got))
+	}
+}
+
 func TestNativeRepliesThatAreNone(t *testing.T) {
 	for name, reply := range map[string][]byte{
 		"to no request":       cat(u32(5), u32(77), 0),

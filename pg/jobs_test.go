@@ -281,6 +281,39 @@ func TestListsDiffer(t *testing.T) {
 	}
 }
 
+// A group that could not be made can be made later, under the same name.
+func TestMakeAGroupAgain(t *testing.T) {
+	const size = 2
+	st := store.NewHash()
+	defer st.Close()
+	ctx, cancel := context.WithTimeout(t.Context(), jobLimit)
+	defer cancel()
+	var all sync.WaitGroup
+	for r := range size {
+		all.Go(func() {
+			g, err := pg.New(ctx, st, r, size, pg.Options{Backend: "cpu:gloo", Timeout: jobLimit})
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			defer g.Close()
+			first, stop := context.WithCancel(ctx)
+			defer stop()
+			if r == 0 {
+				stop()
+			}
+			o := pg.GroupOptions{Local: true}
+			if _, err := g.NewGroup(first, []int{0, 1}, o); err == nil {
+				t.Errorf("rank %d has made a group with a rank that gave up", r)
+			}
+			if _, err := g.NewGroup(ctx, []int{0, 1}, o); err != nil {
+				t.Errorf("rank %d, again: %v", r, err)
+			}
+		})
+	}
+	all.Wait()
+}
+
 // TestAJobStartsAmongStrangers: more silent connections than the process of rank 0 has descriptors
 // do not keep a rank out.
 func TestAJobStartsAmongStrangers(t *testing.T) {

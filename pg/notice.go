@@ -1,6 +1,7 @@
 package pg
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -93,7 +94,7 @@ func (w *world) tellOthers(ctx context.Context, s groupSpec) (*ProcessGroup, err
 		ctx, stop = context.WithCancelCause(ctx)
 		defer stop(nil)
 		var err error
-		n, err = notice.Join(ctx, notice.Config{Store: noticeStore(w.store, s.name), Rank: rank, Ranks: s.ranks}, stop)
+		n, err = notice.Join(ctx, notice.Config{Store: noticeStore(w.store, cmp.Or(s.key, s.name)), Rank: rank, Ranks: s.ranks}, stop)
 		if err != nil {
 			return nil, fmt.Errorf("pg: group %q: %w", s.name, err)
 		}

@@ -124,11 +124,12 @@ func (e *evidence) suspects() []int {
 // judge finds the rank or the link to blame. It takes the first of these:
 //
 //  1. a rank that answers nobody;
-//  2. a broken link;
-//  3. a rank that has not called the operation and waits for nobody. It may wait in another group,
+//  2. a slow rank;
+//  3. a broken link;
+//  4. a rank that has not called the operation and waits for nobody. It may wait in another group,
 //     as in DETAIL's checks, so a broken link comes first;
-//  4. a slow rank or a slow link;
-//  5. the rank at the end of the chain of ranks that wait for each other.
+//  5. a slow link;
+//  6. the rank at the end of the chain of ranks that wait for each other.
 func (e *evidence) judge() verdict {
 	idle, busy := e.notCalled()
 	v, silent := e.unreachable()
@@ -138,15 +139,19 @@ func (e *evidence) judge() verdict {
 		}
 		return v
 	}
+	slow, moving := e.slow()
+	slow.weak = silent
+	if moving && slow.rank >= 0 && slow.other < 0 {
+		return slow // one of its links may have stood still for a second
+	}
 	if v, ok := e.brokenLink(); ok {
 		return v
 	}
 	if len(idle) > 0 {
 		return verdict{rank: idle[0], other: -1, why: e.describeNotCalled(append(idle, busy...))}
 	}
-	if v, ok := e.slow(); ok {
-		v.weak = silent
-		return v
+	if moving {
+		return slow
 	}
 	if silent {
 		return v // the answer may be late

@@ -40,7 +40,6 @@ const (
 type Lab struct {
 	Python string // the interpreter that has PyTorch
 	net    *netns.Network
-	port   int
 }
 
 // NewLab makes a network of so many hosts. Name tells labs of one process apart.

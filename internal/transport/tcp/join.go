@@ -39,6 +39,10 @@ const (
 	// hangUpPause; it doubles.
 	hangUps     = 5
 	hangUpPause = 20 * time.Millisecond
+
+	// lastAnswer is how long a rank that gives up waits for the answer to a hello. A peer that has
+	// answered gets the reason. Otherwise it would take this rank for dead.
+	lastAnswer = 100 * time.Millisecond
 )
 
 // Endpoint is a rank that may join a group: a listening socket. Every rank makes
@@ -119,6 +123,7 @@ func (e *JoinError) Unwrap() []error {
 var (
 	errNotCalled   = errors.New("it has not connected to this rank")
 	errGroupFailed = errors.New("given up because the group has failed")
+	errElsewhere   = errors.New("connected at another place")
 )
 
 // isCause reports whether err is a reason for the group to fail.
@@ -280,7 +285,8 @@ func (m *Mesh) dial(ctx context.Context, r int, lane uint32) (net.Conn, hello, e
 		conn, h, err := m.dialPlace(ctx, r, lane, places[0], func() {})
 		return conn, h, err
 	}
-	ctx, cancel := context.WithCancel(ctx)
+	ctx, stop := context.WithCancelCause(ctx)
+	cancel := func() { stop(errElsewhere) }
 	defer cancel()
 	results, open := make(chan result), make(chan struct{}, len(places))
 	timer := time.NewTimer(stagger)
@@ -366,10 +372,22 @@ func (m *Mesh) tryPlace(ctx context.Context, r int, lane uint32, place netip.Add
 	}
 	open()
 	tcp := c.(*net.TCPConn)
-	stop := context.AfterFunc(ctx, func() { tcp.SetDeadline(time.Unix(1, 0)) })
+	ran := make(chan struct{})
+	stop := context.AfterFunc(ctx, func() {
+		defer close(ran)
+		by := time.Unix(1, 0)
+		if context.Cause(ctx) != errElsewhere {
+			by = time.Now().Add(lastAnswer)
+		}
+		tcp.SetDeadline(by)
+	})
 	conn, h, err := m.exchangeHello(tcp, r, lane, place)
-	if !stop() && err == nil {
-		err = context.Cause(ctx)
+	if !stop() {
+		<-ran
+		tcp.SetDeadline(time.Time{}) // the peer has this rank, and gets an ABORT
+		if err == nil && context.Cause(ctx) == errElsewhere {
+			err = errElsewhere
+		}
 	}
 	if err != nil {
 		tcp.Close()

@@ -610,6 +610,56 @@ func TestManyStrangers(t *testing.T) {
 	turnedAway(t, held[:50])
 }
 
+// Rank 2 gives up because rank 1 refuses it. Rank 0, whose answer comes afterwards, hears why.
+func TestAnAnswerToARankThatGivesUp(t *testing.T) {
+	var peers [2]address
+	var doors [2]net.Listener
+	for i := range peers {
+		var err error
+		doors[i], err = net.Listen("tcp", "127.0.0.1:0")
+		require.NoError(t, err)
+		defer doors[i].Close()
+		peers[i] = stranger()
+		peers[i].places[0] = doors[i].Addr().(*net.TCPAddr).AddrPort()
+	}
+	e, err := Listen(local)
+	require.NoError(t, err)
+	failed := make(chan error, 1)
+	go func() {
+		_, err := e.Join(context.Background(), 2, []string{peers[0].String(), peers[1].String(), e.Addr()})
+		failed <- err
+	}()
+	var conns [2]net.Conn
+	for i, l := range doors {
+		conns[i], err = l.Accept()
+		require.NoError(t, err)
+		defer conns[i].Close()
+		require.NoError(t, conns[i].SetDeadline(time.Now().Add(patience)))
+		var b [helloLen]byte
+		_, err = io.ReadFull(conns[i], b[:])
+		require.NoError(t, err)
+	}
+	answer := helloOf(1, 3, 0, e.addr.token)
+	answer.verdict = verdictSize
+	_, err = conns[1].Write(answer.encode())
+	require.NoError(t, err)
+	_, err = io.Copy(io.Discard, conns[1]) // until rank 2 has read it
+	require.NoError(t, err)
+	answer = helloOf(0, 3, 0, e.addr.token)
+	_, err = conns[0].Write(answer.encode())
+	require.NoError(t, err)
+	var head [headerLen]byte
+	_, err = io.ReadFull(conns[0], head[:])
+	require.NoError(t, err)
+	h, err := parseFrame(head[:])
+	require.NoError(t, err)
+	f, err := parseAbort(h, nil, 3)
+	require.NoError(t, err)
+	require.Equal(t, transport.FaultAborted, f.Kind)
+	require.Equal(t, 2, f.Rank)
+	require.ErrorContains(t, <-failed, "rank 1 refuses")
+}
+
 // A rank whose connection is closed before the answer, because too many strangers came behind it,
 // connects again.
 func TestConnectsAgain(t *testing.T) {

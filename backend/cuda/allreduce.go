@@ -36,7 +36,6 @@ type allReduceWork struct {
 // ownWorks are the backend's own works, those of the highest priority first.
 var ownWorks = []allReduceWork{
 	{name: DirectWork, priority: directPriority, can: directCan, meet: directMeet, prepare: prepareDirectWork},
-	{name: DeviceWork, priority: 100, can: deviceCan, meet: deviceMeet, prepare: prepareDeviceWork},
 	{name: HostWork, priority: 0, prepare: prepareHostWork},
 }
 

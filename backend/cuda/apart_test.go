@@ -28,10 +28,10 @@ type apart struct {
 func (a *apart) run(t *testing.T, what string) {
 	switch what {
 	case "floods":
-		o := sharing{size: a.size, apart: a, room: 64 << 20, cycles: 100_000, fill: 32, Options: cuda.Options{Chunk: 1 << 18, DeviceChunk: 1 << 18, Pinned: 1 << 30, Scratch: 1 << 30}}
+		o := sharing{size: a.size, apart: a, room: 64 << 20, cycles: 100_000, fill: 32, Options: cuda.Options{Chunk: 1 << 18, Pinned: 1 << 30, Scratch: 1 << 30}}
 		operations, largest := 1000, 1<<18
 		if a.simulated {
-			o.room, o.fill, o.Options = 512<<10, 4, cuda.Options{Chunk: 2000, DeviceChunk: 1000}
+			o.room, o.fill, o.Options = 512<<10, 4, cuda.Options{Chunk: 2000}
 			operations, largest = 60, 1<<10
 		}
 		floods(t, a.d, o, 4, operations, largest)
@@ -41,7 +41,7 @@ func (a *apart) run(t *testing.T, what string) {
 		if a.simulated {
 			n = 1<<20 + 5
 		}
-		for _, way := range []string{cuda.BroadcastDevice, cuda.BroadcastChain} {
+		for _, way := range []string{cuda.BroadcastDirect, cuda.BroadcastChain} {
 			a.spread(t, way, n)
 		}
 	default:

@@ -30,6 +30,21 @@ func (b *Backend) Broadcast(ctx context.Context, ts []*tensor.Tensor, o backend.
 		return nil, err
 	}
 	ts = slices.Clone(ts)
+	way, print := b.options.Broadcast, call{dtype: ts[0].DType(), n: ts[0].Len(), root: o.Root}
+	if way == "" || way == BroadcastDirect {
+		err := b.direct.can()
+		if err == nil {
+			err = b.direct.ready(ctx, op, ts[0].Device().Index, print)
+		}
+		switch {
+		case err == nil:
+			c := b.direct.newCall()
+			c.broadcast(ts, o.RootTensor, b.rank == o.Root)
+			return b.issueDirect(ctx, op, o.Timeout, c, print, ts...)
+		case way == BroadcastDirect && b.broken() == nil && ctx.Err() == nil:
+			return nil, bad(op, "not in the way %q, which Options.Broadcast asks for: %v", way, err)
+		}
+	}
 	l := leg{n: ts[0].Len(), dtype: ts[0].DType()}
 	for i := range ts {
 		// Elsewhere too the first to have the data.
@@ -40,20 +55,10 @@ func (b *Backend) Broadcast(ctx context.Context, ts []*tensor.Tensor, o backend.
 			l.dst = append(l.dst, p)
 		}
 	}
-	q := &operation{legs: []leg{l}, print: call{dtype: l.dtype, n: l.n, root: o.Root}, call: func(q *operation, h []*tensor.Tensor) error {
+	q := &operation{legs: []leg{l}, print: print, call: func(q *operation, h []*tensor.Tensor) error {
 		return q.wait(b.cpu.Broadcast(q.ctx, h, backend.BroadcastOptions{Root: o.Root, Timeout: q.left()}))
 	}}
 	chunks := b.chunks(&q.legs[0])
-	way := b.options.Broadcast
-	if b.size > 1 && (way == "" || way == BroadcastDevice) {
-		switch err := b.deviceWay(ctx, q, ts); {
-		case err == nil:
-			b.broadcastOnDevices(q, o.Root)
-			return b.issue(ctx, op, o.Timeout, q, ts...)
-		case way == BroadcastDevice && b.broken() == nil && ctx.Err() == nil:
-			return nil, bad(op, "not in the way %q, which Options.Broadcast asks for: %v", way, err)
-		}
-	}
 	if way == "" {
 		way = wayOf(b.size, chunks)
 	}

@@ -63,11 +63,6 @@ const (
 	defaultChunk = 2 << 20
 	defaultSlots = 4
 	defaultKept  = 256 << 20
-
-	// A step of the ring takes some 10 us besides what its bytes do, as long as they
-	// take at 400 GB/s.
-	defaultDeviceChunk = 4 << 20
-	mostDeviceChunk    = 1 << 30
 )
 
 // Options are the backend's own options, for pg.Options.BackendOptions.
@@ -97,22 +92,16 @@ type Options struct {
 
 	// Scratch is how many bytes of memory of each device the group keeps in the same way; 0
 	// means 256 MiB. Tensors that are not contiguous need such memory, and those on another
-	// device than the ring's.
+	// device than that of direct work.
 	Scratch int
-
-	// DeviceChunk is how many bytes a rank passes on to the next at a time in work
-	// that stays on the devices, rounded down to a multiple of 16; 0 means 4 MiB. A
-	// group that does such work takes four times that of device memory. All ranks
-	// need the same.
-	DeviceChunk int
 
 	// AllReduce is the name of the work that does every all-reduce, for tests: one of
 	// AllReduceWorks. Empty lets the backend choose. All ranks need the same.
 	AllReduce string
 
 	// Broadcast is the way in which every broadcast goes from rank to rank:
-	// BroadcastDevice, BroadcastFlat, BroadcastTree, BroadcastChain or BroadcastHost.
-	// Empty means the devices, if they have a ring, and else the way of the fewest
+	// BroadcastDirect, BroadcastFlat, BroadcastTree, BroadcastChain or BroadcastHost.
+	// Empty means direct work, if the group has it, and else the way of the fewest
 	// messages for the number of ranks and chunks. All ranks need the same.
 	Broadcast string
 
@@ -136,14 +125,11 @@ func (o *Options) check() error {
 		return fmt.Errorf("cuda: Options.Pinned is %d bytes, want 0 or more", o.Pinned)
 	case o.Scratch < 0:
 		return fmt.Errorf("cuda: Options.Scratch is %d bytes, want 0 or more", o.Scratch)
-	case o.DeviceChunk < 0 || o.DeviceChunk > 0 && o.DeviceChunk < 16 || o.DeviceChunk > mostDeviceChunk:
-		return fmt.Errorf("cuda: Options.DeviceChunk is %d bytes, want 0, or from 16 to %d", o.DeviceChunk, mostDeviceChunk)
 	case o.Broadcast != "" && !slices.Contains(broadcastWays, o.Broadcast):
 		return fmt.Errorf("cuda: Options.Broadcast is %q, want one of %q", o.Broadcast, broadcastWays)
 	}
 	o.Chunk, o.Slots, o.Pinned = cmp.Or(o.Chunk, defaultChunk), cmp.Or(o.Slots, defaultSlots), cmp.Or(o.Pinned, defaultKept)
 	o.Scratch = cmp.Or(o.Scratch, defaultKept)
-	o.DeviceChunk = cmp.Or(o.DeviceChunk, defaultDeviceChunk) &^ 15
 	if o.CPU == "" && o.CPUOptions != nil {
 		o.CPU = o.CPUOptions.BackendName()
 	}
@@ -162,24 +148,24 @@ func (o *Options) check() error {
 
 // Backend does the collectives of tensors in device memory; see backend.Backend.
 type Backend struct {
-	rank, size int
-	group      string
-	options    Options
-	driver     driver.Driver
-	missing    error           // why there is no driver
-	cpu        backend.Backend // of the same ranks, does the host's part
-	tracker    *edges.Tracker
-	pinned     *pool[driver.HostMemory]
-	scratch    *pool[driver.Memory] // for elements in order, and of other devices than the ring's
-	line       *line                // that collectives share
-	messages   *line                // that sends and receives share; its streams wait for no other rank
-	timeout    atomic.Int64
-	fault      atomic.Pointer[error]    // what ended the group
-	neighbours *neighbours              // for the ring of the devices
-	direct     *directGroup             // for direct work
-	board      *board                   // of what ranks of this host call
-	oneHost    bool                     // all ranks are on this one
-	exchange   atomic.Pointer[exchange] // what they all-reduce through; nil until it is clear whether they need it
+	rank, size  int
+	group       string
+	options     Options
+	driver      driver.Driver
+	missing     error           // why there is no driver
+	cpu         backend.Backend // of the same ranks, does the host's part
+	tracker     *edges.Tracker
+	pinned      *pool[driver.HostMemory]
+	scratch     *pool[driver.Memory] // for elements in order, and for other devices' tensors
+	line        *line                // that collectives share
+	messages    *line                // that sends and receives share; its streams wait for no other rank
+	timeout     atomic.Int64
+	fault       atomic.Pointer[error]    // what ended the group
+	unreachable error                    // why no device reaches another rank's, as far as New knows
+	direct      *directGroup             // for direct work
+	board       *board                   // of what ranks of this host call
+	oneHost     bool                     // all ranks are on this one
+	exchange    atomic.Pointer[exchange] // what they all-reduce through; nil until it is clear whether they need it
 
 	sharedSlots int // of the exchange, for each rank
 
@@ -276,16 +262,14 @@ func New(ctx context.Context, o backend.Options) (*Backend, error) {
 	if err == nil && missing == nil && lacks(b.driver) == nil {
 		// Not in an operation, when streams may wait for a word.
 		names := []string{kernels.Pack, kernels.Unpack, kernels.Exchange}
-		if b.neighbours.why == nil {
-			names = kernels.Names()
-		}
-		driver.Keep(b.driver, kernels.PTX, names...)
 		if n := b.driver.Count(); b.direct.can() == nil && (n == 1 || n >= b.size) {
+			names = kernels.Names()
 			keepDirect(b.driver, b.size) // else ranks share devices, most likely
 		}
+		driver.Keep(b.driver, kernels.PTX, names...)
 	}
-	if err == nil && (b.neighbours.why != nil || own.AllReduce == HostWork) {
-		// Else it is the ring's part to find out whether it is needed.
+	if err == nil && b.direct.can() != nil && (own.AllReduce == "" || own.AllReduce == HostWork) {
+		// Else the first collective finds out whether it is needed.
 		err = b.share(ctx, 0)
 	}
 	if err != nil {
@@ -407,7 +391,6 @@ func (b *Backend) fail(err, cause error) {
 		cause = left // an operation that Close has ended may be here first
 	}
 	b.cpu.Abort(cause)
-	b.neighbours.abandon()
 	b.direct.abort()
 }
 
@@ -418,6 +401,10 @@ func (b *Backend) broken() error {
 	}
 	return nil
 }
+
+// linger is how long a rank that closes after a failure, which may be another rank's, waits for
+// others to let go of its memory.
+const linger = time.Second
 
 // closeLimit bounds how long Close waits for devices that do not go on after an
 // operation has failed.
@@ -564,8 +551,7 @@ func (b *Backend) Close() error {
 	b.wg.Wait()
 
 	b.usable().rest()
-	err := errors.Join(b.direct.close(), b.neighbours.close())
-	err = errors.Join(err, b.cpu.Close(), b.board.close())
+	err := errors.Join(b.direct.close(), b.cpu.Close(), b.board.close())
 	stuck := b.stuck(closeLimit)
 	if stuck > 0 {
 		// What comes after something that does not end goes on without it.
@@ -591,4 +577,12 @@ func (b *Backend) Close() error {
 		errs = append(errs, fmt.Errorf("cuda: callers' streams wait for a message, and the memory of its word stays: %w", err))
 	}
 	return errors.Join(append(errs, b.tracker.Close(), b.usable().close(), b.pinned.close(), b.scratch.close())...)
+}
+
+// cpuErr returns what ended the group of the host's part, if its backend says so.
+func (b *Backend) cpuErr() error {
+	if e, ok := b.cpu.(interface{ Err() error }); ok {
+		return e.Err()
+	}
+	return nil
 }

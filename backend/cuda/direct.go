@@ -19,7 +19,7 @@ import (
 // DirectWork is the name of the work in which one kernel of each rank does everything: the kernels
 // write into each other's memory and wait for each other (decision 24). It is for 2 to 8 ranks on
 // one host, each with a device of its own that reaches the others'. Its priority among the
-// all-reduce works is 200. Such groups gather and reduce-scatter in the same way.
+// all-reduce works is 200. Such groups gather, reduce-scatter and broadcast in the same way.
 const DirectWork = "direct"
 
 const directPriority = 200
@@ -106,40 +106,55 @@ type directPlace struct {
 	dev int
 }
 
-// directGroups counts the groups of this process that have direct work, by device. The kernels of
-// all of them must fit on the device at once. Otherwise group A's kernel could keep group B's from
-// starting on one device, and B's keep A's on another.
-var directGroups = struct {
+// Blocks of a group's kernels: most for the first groups on a device, few for later ones.
+const (
+	mostBlocks   = direct.MostThreads / blockThreads
+	fewBlocks    = 16
+	blockThreads = 512
+)
+
+// directPlaces has how many threads the kernels of this process's groups take, by device. All of
+// them must fit on the device at once. Otherwise group A's kernel could keep group B's from starting
+// on one device, and B's keep A's on another.
+var directPlaces = struct {
 	sync.Mutex
 	of map[directPlace]int
 }{of: make(map[directPlace]int)}
 
-// takePlace counts a group on its device, unless its kernels might not fit beside those of others.
+// takePlace reserves room for the group's kernels on its device. Where another group of mostBlocks
+// would leave less than that, a group gets fewBlocks, and many of them have room.
 func (d *directGroup) takePlace(v driver.Device) error {
 	i, threads := v.Info(), 2048 // per multiprocessor
 	if i.Minor != 0 {
 		threads = 1536
 	}
-	most := i.Multiprocessors * threads / direct.MostThreads
-	directGroups.Lock()
-	defer directGroups.Unlock()
+	all := i.Multiprocessors * threads
+	directPlaces.Lock()
+	defer directPlaces.Unlock()
 	place := directPlace{d.b.driver, v.ID().Index}
-	if n := directGroups.of[place]; n >= max(most, 1) {
-		return fmt.Errorf("%d groups of this process have direct work on device %d, and kernels of more might not fit", n, place.dev)
+	taken := directPlaces.of[place]
+	d.blocks = mostBlocks
+	if taken > 0 && taken+2*direct.MostThreads > all {
+		d.blocks = fewBlocks
 	}
-	directGroups.of[place]++
+	if taken > 0 && taken+d.blocks*blockThreads > all {
+		d.blocks = 0
+		return fmt.Errorf("kernels of other groups of this process take %d of the %d threads of device %d, and those of one more might not fit", taken, all, place.dev)
+	}
+	directPlaces.of[place] += d.blocks * blockThreads
 	d.place = place
 	return nil
 }
 
-func (d *directGroup) leavePlace() {
-	directGroups.Lock()
-	defer directGroups.Unlock()
-	if d.place.d != nil {
-		if directGroups.of[d.place]--; directGroups.of[d.place] == 0 {
-			delete(directGroups.of, d.place) // and with it the driver
+// keepPlace keeps room for so many blocks; with 0 the group leaves.
+func (d *directGroup) keepPlace(blocks int) {
+	directPlaces.Lock()
+	defer directPlaces.Unlock()
+	if d.blocks > blocks {
+		if directPlaces.of[d.place] -= (d.blocks - blocks) * blockThreads; directPlaces.of[d.place] == 0 {
+			delete(directPlaces.of, d.place) // and with it the driver
 		}
-		d.place = directPlace{}
+		d.blocks = blocks
 	}
 }
 
@@ -159,7 +174,8 @@ type directGroup struct {
 	others map[int]driver.Stream // by device: for tensors that are on another one
 	window *window.Window
 	comm   *direct.Comm
-	place  directPlace // taken, until it is closed
+	place  directPlace // where the kernels have room
+	blocks int         // of each kernel, until it is closed
 	own    *region     // where the others say that they have let go
 	pages  []*region   // the others'
 
@@ -185,7 +201,7 @@ func (d *directGroup) can() error {
 	case b.options.AllReduce != "" && b.options.AllReduce != DirectWork:
 		return fmt.Errorf("Options.AllReduce is %q", b.options.AllReduce)
 	}
-	return b.neighbours.why
+	return b.unreachable
 }
 
 // known returns nil if the ranks have connected. It asks nobody.
@@ -237,18 +253,20 @@ func (d *directGroup) connect(q *operation, dev int) (why, err error) {
 	tell := func(why error, more []byte) (reason error, all [][]byte, err error) {
 		return b.hear(q.ctx, q.left(), told(why, more))
 	}
-	mine := make([]byte, 4+regionNameLen)
+	mine := make([]byte, 8+regionNameLen)
 	why = d.prepare(dev)
 	if why == nil {
 		binary.LittleEndian.PutUint32(mine, directChannels(d.v, b.size))
-		copy(mine[4:], d.own.name)
+		binary.LittleEndian.PutUint32(mine[4:], uint32(d.blocks))
+		copy(mine[8:], d.own.name)
 	}
 	reason, all, err := tell(why, mine)
 	if err == nil && reason == nil {
-		channels := uint32(directMostChannels)
+		channels, blocks := uint32(directMostChannels), uint32(mostBlocks)
 		for _, b := range all {
-			channels = min(channels, binary.LittleEndian.Uint32(b))
+			channels, blocks = min(channels, binary.LittleEndian.Uint32(b)), min(blocks, binary.LittleEndian.Uint32(b[4:]))
 		}
+		d.keepPlace(int(blocks))
 		why = d.openPages(all)
 		if why == nil {
 			d.window, why = window.New(q.ctx, window.Options{Driver: b.driver, Device: d.v, Rank: b.rank, Ranks: b.size, Channels: int(channels)})
@@ -264,7 +282,7 @@ func (d *directGroup) connect(q *operation, dev int) (why, err error) {
 			return all, err
 		})
 		if why == nil {
-			d.comm, why = direct.New(d.window, direct.Options{Limit: directLimit})
+			d.comm, why = direct.New(d.window, direct.Options{Blocks: d.blocks, Limit: directLimit})
 		}
 		reason, _, err = tell(why, nil)
 		if err == nil && reason != nil {
@@ -275,7 +293,8 @@ func (d *directGroup) connect(q *operation, dev int) (why, err error) {
 		}
 	}
 	if err == nil && reason != nil {
-		err = d.release()
+		// Then all-reduces go through the host.
+		err = errors.Join(d.release(), b.share(q.ctx, q.left()))
 	}
 	return reason, err
 }
@@ -303,7 +322,7 @@ func (d *directGroup) openPages(all [][]byte) error {
 		if r == d.b.rank {
 			continue
 		}
-		p, err := openRegion(string(trimZeros(b[4:][:regionNameLen])), pageSize)
+		p, err := openRegion(string(trimZeros(b[8:][:regionNameLen])), pageSize)
 		if err != nil {
 			return fmt.Errorf("the page of rank %d: %w", r, err)
 		}
@@ -311,6 +330,9 @@ func (d *directGroup) openPages(all [][]byte) error {
 	}
 	return nil
 }
+
+// wordEach keeps the ranks' words on lines of their own.
+const wordEach = 64
 
 // goneWord is where a rank writes that it has let go of the memory of the page's owner: the number
 // of direct operations it has made, plus one.
@@ -386,7 +408,7 @@ func (d *directGroup) close() error {
 	ctx, cancel := context.WithTimeout(context.Background(), closeLimit)
 	defer cancel()
 	if n := d.stuck(ctx); n > 0 {
-		d.leavePlace()
+		d.keepPlace(0)
 		return fmt.Errorf("cuda: %d operations that failed have not left the device after %v, whose memory stays", n, closeLimit)
 	}
 	if d.last != nil {
@@ -411,7 +433,7 @@ func (d *directGroup) close() error {
 
 // release frees what is there; nothing uses it any more.
 func (d *directGroup) release() error {
-	d.leavePlace()
+	d.keepPlace(0)
 	var errs []error
 	if d.comm != nil {
 		errs = append(errs, d.comm.Close())

@@ -59,6 +59,8 @@ type directCall struct {
 //
 //   - all_reduce: in and out are the same list. The tensors, of n elements each, are combined here
 //     first, and all get the result.
+//   - broadcast: the root has the source in in, and the other tensors that get it in out. Elsewhere
+//     out has all tensors. The first tensor of a rank is the first to have the data.
 //   - reduce_scatter: in has this rank's inputs for all ranks, of n elements each.
 //   - all_gather: out has the outputs of all ranks, of n elements each.
 type part struct {
@@ -89,6 +91,15 @@ func (d *directGroup) newAllReduce(ts []*tensor.Tensor, op backend.ReduceOp) *di
 	ts = append(c.sole[:0], ts...)
 	c.parts = append(c.parts, part{out: ts, in: ts, n: ts[0].Len(), op: op})
 	return c
+}
+
+// broadcast adds a broadcast of tensor number first.
+func (c *directCall) broadcast(ts []*tensor.Tensor, first int, root bool) {
+	p := part{n: ts[0].Len(), out: slices.Concat(ts[first:], ts[:first])}
+	if root {
+		p.in, p.out = p.out[:1], p.out[1:]
+	}
+	c.parts = append(c.parts, p)
 }
 
 // plain reports whether an all-reduce is direct work of a kind that needs no further look: the ranks
@@ -174,6 +185,9 @@ func (d *directGroup) enqueued(c *directCall, err error) {
 	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
+	if errors.Is(err, window.ErrAborted) {
+		err = cmp.Or(d.b.broken(), err) // why the window was aborted
+	}
 	d.commands += c.given
 	c.event, c.over = event, event == nil && !c.lost
 	if err == nil {
@@ -416,6 +430,7 @@ func (c *directCall) finish() {
 		c.event = nil
 	}
 	for _, e := range c.paces {
+		e.Done() // the last ones have not been asked yet
 		e.Release()
 	}
 	for _, m := range c.held {
@@ -571,7 +586,11 @@ func (c *directCall) collect() {
 			continue
 		}
 		for _, t := range p.in {
-			c.use(t, driver.Reads)
+			access := driver.Reads
+			if c.Info().Op == work.Broadcast {
+				access = driver.Writes // the bits that are there
+			}
+			c.use(t, access)
 		}
 	}
 }
@@ -656,9 +675,12 @@ func (d *directGroup) inOrder(ts []*tensor.Tensor) (at driver.Ptr, bytes int, ok
 
 // do gives the stream the commands of one collective.
 func (c *directCall) do(p *part) error {
-	d, t := c.d, p.out[0]
-	dtype, es := t.DType(), t.DType().Size()
-	switch c.Info().Op {
+	d, op := c.d, c.Info().Op
+	if op == work.Broadcast {
+		return c.spread(p)
+	}
+	dtype, es := p.out[0].DType(), p.out[0].DType().Size()
+	switch op {
 	case work.AllReduce, work.AllReduceCoalesced:
 		if p.n == 0 {
 			return nil
@@ -697,6 +719,45 @@ func (c *directCall) do(p *part) error {
 		return c.exchange(p, d.b.rank*p.n*es, func(out, in driver.Ptr) error {
 			return d.comm.ReduceScatter(c.stream, out, in, p.n, dtype, p.op)
 		})
+	}
+}
+
+// spread does a broadcast: an all-reduce of the bits, to which only the root adds any.
+func (c *directCall) spread(p *part) (err error) {
+	all := slices.Concat(p.in, p.out)
+	dtype, n := integers(all[0].DType(), p.n)
+	if n == 0 {
+		return nil
+	}
+	bytes := n * dtype.Size()
+	at, _, there := c.d.inOrder(all[:1])
+	switch {
+	case len(p.in) > 0:
+		at, err = c.bring(p.in)
+	case !there:
+		at, err = c.scratch(c.d.dev, bytes)
+	}
+	if err == nil && len(p.in) == 0 {
+		err = cmp.Or(c.stream.Memset(at, 0, bytes), c.pace())
+	}
+	if err == nil {
+		err = c.launched(c.d.comm.AllReduce(c.stream, at, at, n, dtype, backend.BOr()))
+	}
+	for i := range p.out {
+		err = cmp.Or(err, c.putBack(p.out[i:i+1], at))
+	}
+	return err
+}
+
+// integers returns a dtype with kernels for bits, and how many of it n elements of d are.
+func integers(d tensor.DType, n int) (tensor.DType, int) {
+	switch es := d.Size(); {
+	case es%8 == 0:
+		return tensor.Int64, n * (es / 8)
+	case es == 4:
+		return tensor.Int32, n
+	default:
+		return tensor.Uint8, n * es
 	}
 }
 

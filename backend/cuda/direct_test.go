@@ -14,15 +14,16 @@ import (
 	"github.com/c10d-go/c10d/tensor"
 )
 
-// TestDirectPlaces: groups of a process whose kernels would not fit on a device at once take the
-// ring, until others have closed.
+// TestDirectPlaces: the kernels of all groups of a process fit on a device at once. Later groups have
+// smaller ones, and those for which there is no room go through the host until others have closed.
 func TestDirectPlaces(t *testing.T) {
-	d, err := sim.Open(sim.Config{Devices: 2, Kernels: simkernels.All(), NoCheck: true})
+	d, err := sim.Open(sim.Config{Devices: 2, Kernels: simkernels.All(), NoCheck: true, Memory: 64 << 20})
 	require.NoError(t, err)
 	v, err := d.Device(0)
 	require.NoError(t, err)
-	most := v.Info().Multiprocessors * 2048 / (128 * 512)
-	require.Equal(t, 4, most)
+	threads := v.Info().Multiprocessors * 2048
+	most := 3 + (threads-3*128*512)/(16*512)
+	require.Equal(t, 12, most)
 	open := func(name string) *world {
 		w := sharing{size: 2, room: 1 << 20, group: name}.world(t, d)
 		w.each(func(x *rank, r int) error {
@@ -37,8 +38,8 @@ func TestDirectPlaces(t *testing.T) {
 		require.Equal(t, cuda.DirectWork, does(worlds[i]).Algorithm)
 	}
 	late := open("late")
-	require.Equal(t, cuda.DeviceWork, does(late).Algorithm)
-	require.Contains(t, does(late).Why, "rank 0: 4 groups of this process have direct work on device 0")
+	require.Equal(t, cuda.HostWork, does(late).Algorithm)
+	require.Contains(t, does(late).Why, "rank 0: kernels of other groups of this process take 270336 of the 270336 threads of device 0")
 	late.end()
 	worlds[0].end()
 	again := open("again")

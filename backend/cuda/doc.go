@@ -70,13 +70,11 @@
 // time, and 512 if it gets them in parts, however large its tensors are. What goes through
 // the host goes in up to 60 pieces, and in parts with more than 57 tensors, or with many
 // runs of bytes where there are no kernels. Only all-reduces through memory that ranks share
-// have more commands, three for each of up to 256 chunks. What stays on the devices goes in
-// parts with more than some 200 MiB, in pieces of 4 MiB, or with many tensors. Such a call
-// returns when all but the last parts have been done, for which other ranks have to come. A
-// call also waits while those before it in its group have left more than 512 commands on a
+// have more commands, three for each of up to 256 chunks. A call in parts returns when all but the
+// last parts have been done, for which other ranks have to come. A call also waits while those before it in its group have left more than 512 commands on a
 // stream. These waits end with the operation's time, its context and the group.
 //
-// The streams of collectives wait for other ranks: a group has two a device, one more with a ring,
+// The streams of collectives wait for other ranks: a group has two a device,
 // and one more with direct work. Sends and receives share two more, however many are under way. These wait
 // for nobody: a message gets its copies there when the tensor is ready, or the bytes have
 // come. A stream that Synchronize orders after a receive waits for a word, which Close
@@ -93,8 +91,8 @@
 //
 // The memory has (ranks+1) * Slots * Chunk bytes, each chunk rounded up to 4 KiB, and by
 // default about 128 MiB: more than CPUs keep in caches of their own, from which devices are slow to take it. It is
-// reserved when the group is made or, where devices could have a ring, when that
-// turns out to be impossible. If a rank cannot have it, none has, and all-reduces go by
+// reserved when the group is made or, where devices could reach each other, when they
+// turn out not to. If a rank cannot have it, none has, and all-reduces go by
 // the CPU backend; Explain says which rank and why. A rank that cannot page-lock it
 // uses it all the same: its host copies.
 //
@@ -103,7 +101,7 @@
 //
 // # Ways of an all-reduce
 //
-// An all-reduce is done by a work: DirectWork, DeviceWork, HostWork, or one that the program has
+// An all-reduce is done by a work: DirectWork, HostWork, or one that the program has
 // registered with backend.RegisterAllReduce. The work of the highest priority that can do
 // the call does it. Explain tells which and why, Options.AllReduce forces one.
 //
@@ -111,9 +109,12 @@
 //
 // DirectWork is for groups of 2 to 8 ranks with a device each. One kernel of each rank does a whole
 // collective: it writes the rank's elements into the other ranks' memory, waits for theirs, and
-// combines them. All_reduce and its coalesced form, all_gather with parts of one size, and
-// reduce_scatter are such work. It takes the dtypes and operators of DeviceWork, and PREMUL_SUM. All
-// ranks add in the order of the ranks. Float NaNs may change their payload.
+// combines them. All_reduce and its coalesced form, all_gather with parts of one size, reduce_scatter
+// and broadcast are such work. There are kernels for SUM, AVG, PRODUCT, MIN, MAX and PREMUL_SUM of
+// float32, float64, float16, bfloat16, int8, uint8, int32 and int64, AVG of floats only, and for BAND,
+// BOR and BXOR of the integers. Other dtypes and operators go through the host, in the same group. All
+// ranks add in the order of the ranks. Float NaNs may change their payload; what is gathered or
+// broadcast keeps every bit.
 //
 // The call enqueues a launch and an event, and returns. Tensors that are not in order, or that are on
 // another device than those of the group's first collective, cost kernels and copies besides. The
@@ -125,43 +126,16 @@
 // A kernel that waits for another rank keeps its part of the device busy. If that rank does not
 // come, the kernel ends with the group: by timeout, death, context or Close.
 //
-// The kernels of all groups of a process must fit on the device at once. So only some groups
-// have direct work on a device, four on an H200; later ones take the ring. All ranks must call
-// the operations of several groups in the same order.
+// The kernels of all groups of a process must fit on the device at once. So the first groups on a
+// device, three on an H200, have kernels of 128 blocks, and later ones, nine there, kernels of 16, which
+// are slower from 4 MiB on. All ranks must call the operations of several groups in the same order.
 //
 // The first call makes 68 MiB of device memory for 2 ranks, 51 MiB for 4 and 119 MiB for 8, or less on
 // devices with little memory. The first program on a machine compiles the kernels when it opens a
 // device, for 4 to 7 s; CUDA keeps the result.
 //
-// # On the devices
-//
-// DeviceWork is a ring: a kernel combines what the left neighbour has written into
-// this rank's memory with the rank's own elements, and writes the outcome into the
-// right neighbour's. Each rank sends 2(n-1)/n of the data, and nothing goes through
-// the host. It can be used where all ranks are on one host, each device reaches its
-// neighbours' (by peer access; between processes by CUDA IPC; two ranks may share a
-// device), and there is a kernel for the operator and the dtype: SUM, AVG, PRODUCT,
-// MIN and MAX of float32, float64, float16, bfloat16, int8, uint8, int32 and int64,
-// and BAND, BOR and BXOR of the integers. The other dtypes and operators go through
-// the host, in the same group.
-//
-// Whether the devices reach each other is found out by the first call that could
-// use it. It therefore waits until all ranks have made it, or the group's time is
-// over, and takes a while: it makes four times Options.DeviceChunk of device
-// memory. The ring is on the device of that call's
-// tensors; what lies on another one is copied there and back, and what is not
-// contiguous is packed and unpacked by kernels.
-//
-// The sum of an element begins at the rank whose block it is in: all ranks get the
-// same bits, also in the next run, but not those of the way through the host.
-//
-// The streams wait for words in memory that the processes share, which the
-// neighbours' streams write. No kernel waits for anything, so ranks may share a
-// device with each other and with other work. When the group fails, the host
-// writes the words, and every stream goes on; a peer that dies, stalls or does not
-// come costs an error that names it, not a device. Closing memory may wait for the
-// device: ranks of one process that share one must not close any while a call
-// of another waits for them.
+// Where devices do not reach each other, ranks share a device, or are more than 8, or kernels of more
+// groups would not fit, all goes through the host. [Backend.Explain] says why.
 //
 // Ranks of one process must use one Driver, or drivers that both may register the
 // same host memory. CUDA holds a lock of the process while a call waits for streams, to
@@ -171,17 +145,16 @@
 // each rank a process of its own then.
 //
 // Close lets operations end by themselves for half a second, and ends what is left then. It
-// waits for other processes to let go of a rank's slots: 5 s, or 1 s after a
-// failure. If they have not, the slots are kept until the process ends.
+// waits for other ranks to let go of this rank's memory: 5 s, or 1 s after a
+// failure. If they have not, the memory is kept until the process ends.
 //
-// On simulated devices there is a ring if they have the kernels of package
-// driver/sim/simkernels.
+// Simulated devices have these kernels with those of package driver/sim/simkernels.
 //
 // # Broadcasts
 //
 // A broadcast takes any number of tensors of a rank, on any of its devices: gloo's
-// CudaBroadcastOneToAll. Where there is a ring of devices it goes round that, piece by
-// piece, and no byte is staged on a host. Otherwise it goes from host to host in
+// CudaBroadcastOneToAll. Where there is direct work it is one kernel of each rank, and no byte is
+// staged on a host. Otherwise it goes from host to host in
 // chunks. A rank that receives makes room for a chunk and then says so (clear to
 // send); who has the chunk sends it when it has heard that, to each rank without
 // waiting for the others, while the next chunks come down and the last ones go up.

@@ -93,11 +93,11 @@ func SetCrew(n, part int) func() {
 }
 
 // Fill makes memory in advance for so many operations under way, of every size up to so
-// many bytes: page-locked and, if there is a ring, its device's.
+// many bytes: page-locked and, if there is direct work, its device's.
 func (b *Backend) Fill(bytes, operations int) error {
 	var hosts []driver.HostMemory
 	var devices []driver.Memory
-	r := b.neighbours.made()
+	direct := b.direct.open.Load() != nil
 	for c := class(0); c <= class(bytes); c++ {
 		many := operations
 		if 1<<c <= 64<<10 {
@@ -109,10 +109,10 @@ func (b *Backend) Fill(bytes, operations int) error {
 				return err
 			}
 			hosts = append(hosts, h)
-			if r == nil {
+			if !direct {
 				continue
 			}
-			m, err := b.scratch.get(r.dev, 1<<c)
+			m, err := b.scratch.get(b.direct.dev, 1<<c)
 			if err != nil {
 				return err
 			}
@@ -123,7 +123,7 @@ func (b *Backend) Fill(bytes, operations int) error {
 		b.pinned.put(onHost, h)
 	}
 	for _, m := range devices {
-		b.scratch.put(r.dev, m)
+		b.scratch.put(b.direct.dev, m)
 	}
 	return nil
 }

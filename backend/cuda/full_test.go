@@ -65,7 +65,7 @@ func (f fullStream) Wait(e driver.Event) error {
 // another rank does not call. The operation ends when its time is over. Until then the
 // next call, and Synchronize, block in the driver, and nothing else does.
 func TestFullCaller(t *testing.T) {
-	for _, way := range []string{cuda.DeviceWork, cuda.HostWork} {
+	for _, way := range []string{cuda.DirectWork, cuda.HostWork} {
 		for _, blocked := range []string{"call", "Synchronize"} {
 			t.Run(way+" "+blocked, func(t *testing.T) {
 				w := newWorld(t, setup{
@@ -224,13 +224,13 @@ func TestNothingFreedUnderWay(t *testing.T) {
 }
 
 // TestCloseInterrupts closes a backend while a call of another goroutine cannot return: its
-// caller's stream is full, or the other rank does not come to make the ring.
+// caller's stream is full, or the other rank does not come to connect.
 func TestCloseInterrupts(t *testing.T) {
-	for _, how := range []string{"full stream", "ring"} {
+	for _, how := range []string{"full stream", "connecting"} {
 		t.Run(how, func(t *testing.T) {
 			w := newWorld(t, setup{
-				size: 2, timeout: patience, sim: sim.Config{Devices: 1, Kernels: simkernels.All()},
-				options: cuda.Options{AllReduce: map[string]string{"full stream": cuda.HostWork, "ring": cuda.DeviceWork}[how]},
+				size: 2, timeout: patience, sim: sim.Config{Devices: 2, Kernels: simkernels.All()},
+				options: cuda.Options{AllReduce: map[string]string{"full stream": cuda.HostWork, "connecting": cuda.DirectWork}[how]},
 			})
 			x := w.ranks[0]
 			full := &signaling{fullStream{x.caller(0), x}, make(chan struct{}, 1)}

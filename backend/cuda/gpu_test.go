@@ -78,7 +78,6 @@ type way struct {
 }
 
 var ways = []way{
-	{"device", cuda.DeviceWork, gloo.SumsFast},
 	{"host", cuda.HostWork, gloo.SumsInRankOrder},
 	{"CPU backend", cuda.HostWork, gloo.SumsExact},
 	{"direct", cuda.DirectWork, gloo.SumsFast},
@@ -147,7 +146,7 @@ func newMember(ctx context.Context, d driver.Driver, dev, rank, ranks int, st st
 	o := backend.Options{Store: store.Prefix("device", st), Rank: rank, Size: ranks, Timeout: patience, Group: "g"}
 	host := cpu("g")
 	host.Sums = way.sums
-	o.Specific = cuda.Options{Driver: d, AllReduce: way.work, DeviceChunk: 1 << 18, CPUOptions: host}
+	o.Specific = cuda.Options{Driver: d, AllReduce: way.work, CPUOptions: host}
 	if m.b, err = cuda.New(ctx, o); err != nil {
 		return nil, err
 	}
@@ -683,7 +682,7 @@ func BenchmarkGPU(b *testing.B) {
 								return err
 							}
 							g, err := cuda.New(b.Context(), backend.Options{Store: st, Rank: r, Size: size, Timeout: patience, Group: "g",
-								Specific: cuda.Options{Driver: d, AllReduce: cuda.DeviceWork, CPUOptions: join(fabric)}})
+								Specific: cuda.Options{Driver: d, AllReduce: cuda.DirectWork, CPUOptions: join(fabric)}})
 							if err != nil {
 								return err
 							}

@@ -223,8 +223,6 @@ func promised(way string, op backend.ReduceOp, d tensor.DType, size int) bool {
 	switch way {
 	case cuda.DirectWork:
 		return size == 2 && kernels.Step(op.Kind(), d) != "" && direct.Supports(op, d) == nil
-	case cuda.DeviceWork:
-		return kernels.Step(op.Kind(), d) != ""
 	}
 	return true
 }
@@ -351,7 +349,7 @@ func TestAllReduceWays(t *testing.T) {
 func TestGPUWorks(t *testing.T) {
 	d := openGPU(t)
 	for _, n := range groupSizes(d) {
-		o := sharing{size: n, room: 64 << 20, cycles: 1_000_000, Options: cuda.Options{Chunk: 1 << 19, DeviceChunk: 1 << 18}}
+		o := sharing{size: n, room: 64 << 20, cycles: 1_000_000, Options: cuda.Options{Chunk: 1 << 19}}
 		allReduces(t, d, o, 0, gpuSizes...)
 	}
 	require.NoError(t, d.Close())
@@ -361,7 +359,7 @@ func TestGPUWorks(t *testing.T) {
 func TestSimulatedWorks(t *testing.T) {
 	for _, n := range []int{2, 4} {
 		d := openSim(t, n, uint64(n/2))
-		o := sharing{size: n, room: 256 << 10, Options: cuda.Options{Chunk: 4000, DeviceChunk: 1000}}
+		o := sharing{size: n, room: 256 << 10, Options: cuda.Options{Chunk: 4000}}
 		allReduces(t, d, o, n-1, 1, 1023, 2003)
 		closeSim(t, d)
 	}
@@ -426,7 +424,7 @@ func TestGPUCollectives(t *testing.T) {
 func TestSimulatedCollectives(t *testing.T) {
 	for _, n := range []int{2, 3} {
 		d := openSim(t, 2, uint64(n))
-		everyCollective(t, d, sharing{size: n, room: 1 << 20, Options: cuda.Options{Chunk: 2000, DeviceChunk: 1000}}, 500)
+		everyCollective(t, d, sharing{size: n, room: 1 << 20, Options: cuda.Options{Chunk: 2000}}, 500)
 		closeSim(t, d)
 	}
 }
@@ -506,7 +504,7 @@ var floodKinds = []string{"all_reduce", "all_reduce", "all_reduce", "broadcast",
 // draw draws an operation with tensors of up to largest elements.
 func (f *flood) draw(plan *rand.Rand, largest int) program {
 	p := draw(plan, floodKinds[plan.IntN(len(floodKinds))], len(f.ranks))
-	for p.dtype = deviceTypes[plan.IntN(len(deviceTypes))]; !promised(cuda.DeviceWork, p.op, p.dtype, len(f.ranks)); {
+	for p.dtype = deviceTypes[plan.IntN(len(deviceTypes))]; !promised(cuda.DirectWork, p.op, p.dtype, len(f.ranks)); {
 		p.op = deviceOps[plan.IntN(len(deviceOps))]
 	}
 	// As many of 1 to 2 elements as of 2 to 4, and so on.
@@ -610,7 +608,7 @@ func TestSimulatedConcurrentApart(t *testing.T) {
 func TestSimulatedConcurrent(t *testing.T) {
 	for seed := range uint64(2) {
 		d := openSim(t, 2, seed)
-		floods(t, d, sharing{size: 2, room: 512 << 10, Options: cuda.Options{Chunk: 2000, DeviceChunk: 1000}}, seed, 100, 1<<11)
+		floods(t, d, sharing{size: 2, room: 512 << 10, Options: cuda.Options{Chunk: 2000}}, seed, 100, 1<<11)
 		require.NoError(t, d.Close())
 	}
 }

@@ -22,12 +22,12 @@ func TestKernelsAreThere(t *testing.T) {
 	require.NoError(t, err)
 	made := func() int { return d.Machine().Stats().MadeModules }
 	for _, group := range []string{"a", "b"} {
-		w := sharing{group: group, size: 3, room: 64 << 10, Options: cuda.Options{DeviceChunk: 256}}.world(t, d)
+		w := sharing{group: group, size: 3, room: 64 << 10}.world(t, d)
 		require.Equal(t, 2, made(), "one a device")
 		w.each(func(x *rank, r int) error {
 			return x.allReduces(tensor.Float32, backend.Sum(), []int{100}, r, rand.New(rand.NewPCG(1, uint64(r))))
 		})
-		require.Equal(t, cuda.DeviceWork, w.ranks[0].b.Explain().Choices[0].Algorithm)
+		require.Equal(t, cuda.HostWork, w.ranks[0].b.Explain().Choices[0].Algorithm)
 		require.Equal(t, 2, made(), "none by an operation")
 		w.end()
 	}

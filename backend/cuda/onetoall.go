@@ -1,6 +1,7 @@
 package cuda
 
 import (
+	"cmp"
 	"encoding/binary"
 	"fmt"
 	"math/bits"
@@ -23,11 +24,11 @@ const (
 	BroadcastChain = "chain"
 	// BroadcastHost: the CPU backend's own broadcast, chunk by chunk.
 	BroadcastHost = HostWork
-	// BroadcastDevice: round the ring of DeviceWork, without the hosts.
-	BroadcastDevice = DeviceWork
+	// BroadcastDirect: the kernels of DirectWork, without the hosts.
+	BroadcastDirect = DirectWork
 )
 
-var broadcastWays = []string{BroadcastFlat, BroadcastTree, BroadcastChain, BroadcastHost, BroadcastDevice}
+var broadcastWays = []string{BroadcastFlat, BroadcastTree, BroadcastChain, BroadcastHost, BroadcastDirect}
 
 // route is a rank's place in a broadcast.
 type route struct {
@@ -119,19 +120,16 @@ func (b *Backend) explainBroadcast() []backend.Choice {
 	if b.size == 1 {
 		return []backend.Choice{{Op: op, UpTo: -1, Algorithm: "local", Why: "there is one rank: a tree of copies between its tensors"}}
 	}
-	device := backend.Choice{
-		Op: op, UpTo: -1, Algorithm: BroadcastDevice,
-		Why: fmt.Sprintf("each rank's kernels write pieces of %d bytes into the next rank's memory, when that has room", b.options.DeviceChunk),
-	}
+	direct := backend.Choice{Op: op, UpTo: -1, Algorithm: BroadcastDirect, Why: directWhy}
 	way, not := b.options.Broadcast, ""
-	if way == "" || way == BroadcastDevice {
-		if err := b.hasRing(); err == nil {
-			return []backend.Choice{device}
-		} else if way == BroadcastDevice {
-			device.Algorithm, device.Why = "none", "Options.Broadcast asks for work on the devices: "+err.Error()
-			return []backend.Choice{device}
+	if way == "" || way == BroadcastDirect {
+		if err := cmp.Or(b.direct.can(), b.direct.known()); err == nil {
+			return []backend.Choice{direct}
+		} else if way == BroadcastDirect {
+			direct.Algorithm, direct.Why = "none", "Options.Broadcast asks for it: "+err.Error()
+			return []backend.Choice{direct}
 		} else {
-			not = "; not " + BroadcastDevice + ": " + err.Error()
+			not = "; not " + BroadcastDirect + ": " + err.Error()
 		}
 	}
 	if way != "" {

@@ -23,10 +23,10 @@ import (
 func TestF07OneToAllDevice(t *testing.T) {
 	eachSeed(t, 2, func(t *testing.T, seed uint64, s sim.Semantics) {
 		rng := random(t, seed)
-		size := 1 + int(seed)%9
+		size := 2 + int(seed)%7
 		w := newWorld(t, setup{
-			size: size, sim: sim.Config{Devices: 1 + rng.IntN(3), Seed: seed, Semantics: s, Kernels: simkernels.All()},
-			options: cuda.Options{DeviceChunk: 16 + rng.IntN(100), Broadcast: []string{"", cuda.BroadcastDevice}[seed%2]},
+			size: size, sim: sim.Config{Devices: size + rng.IntN(2), Seed: seed, Semantics: s, Kernels: simkernels.All()},
+			options: cuda.Options{Broadcast: []string{"", cuda.BroadcastDirect}[seed%2]},
 		})
 		var mu sync.Mutex
 		staged := 0
@@ -49,10 +49,13 @@ func TestF07OneToAllDevice(t *testing.T) {
 		dtypes := tensor.DTypes()
 		d := dtypes[rng.IntN(len(dtypes))]
 		w.each(func(x *rank, r int) error {
+			if err := x.connect(r); err != nil {
+				return err
+			}
 			rng := rand.New(rand.NewPCG(seed, uint64(r)))
 			var all [][]*pair
 			for i := range os {
-				ps, err := x.several(rng, d, n, rows[i], size > 1 && i%3 != 2)
+				ps, err := x.several(rng, d, n, rows[i], i%3 != 2)
 				if err != nil {
 					return err
 				}
@@ -61,53 +64,21 @@ func TestF07OneToAllDevice(t *testing.T) {
 			return x.broadcasts(all, os)
 		})
 		w.m.Skip(nil)
-		if size > 1 {
-			require.Zero(t, staged)
-		}
+		require.Zero(t, staged)
 		w.end()
 	})
 }
 
-// TestBroadcastManyPieces broadcasts in thousands of pieces, from a root that others let
-// wait: no stream has many commands at a time, and the bytes are right.
-func TestBroadcastManyPieces(t *testing.T) {
-	for _, size := range []int{2, 3} {
-		w := newWorld(t, setup{
-			size: size, timeout: patience, sim: sim.Config{Devices: 2, Seed: uint64(size), Kernels: simkernels.All()},
-			options: cuda.Options{DeviceChunk: 16, Broadcast: cuda.BroadcastDevice},
-		})
-		w.each(func(x *rank, r int) error { return x.ring(r) })
-		called := make(chan struct{})
-		w.each(func(x *rank, r int) error {
-			ps, err := x.several(rand.New(rand.NewPCG(1, uint64(r))), tensor.Uint8, 2, 10_000, true)
-			if err != nil {
-				return err
-			}
-			if r == 0 {
-				close(called)
-			} else {
-				<-called
-			}
-			return x.broadcasts([][]*pair{ps}, []backend.BroadcastOptions{{RootTensor: 1}})
-		})
-		s := w.m.Stats()
-		require.Greater(t, s.Operations, 3*size*2*10_000/16)
-		require.LessOrEqual(t, s.Deepest, 512)
-		w.end()
-	}
-}
-
-// TestBroadcastPartsFail lets calls to the driver fail in the parts of a broadcast, or a
-// rank die while others wait for room: every rank gets an error or a result, and no
+// TestBroadcastOnDevicesFails lets calls to the driver fail in a broadcast, or a rank die: every rank gets an error or a result, and no
 // stream waits for ever.
-func TestBroadcastPartsFail(t *testing.T) {
+func TestBroadcastOnDevicesFails(t *testing.T) {
 	injected := errors.New("injected")
-	for k := 0; ; k += 97 {
+	for k := 0; ; k++ {
 		w := newWorld(t, setup{
-			size: 3, timeout: patience, sim: sim.Config{Devices: 2, Seed: uint64(k), Quiet: true, Kernels: unseen()},
-			options: cuda.Options{DeviceChunk: 16, Broadcast: cuda.BroadcastDevice},
+			size: 3, timeout: patience, sim: sim.Config{Devices: 3, Seed: uint64(k), Quiet: true, Kernels: simkernels.All()},
+			options: cuda.Options{Broadcast: cuda.BroadcastDirect},
 		})
-		w.each(func(x *rank, r int) error { return x.ring(r) })
+		w.each(func(x *rank, r int) error { return x.connect(r) })
 		all := make([][]*tensor.Tensor, 3)
 		for r, x := range w.ranks {
 			ps, err := x.several(rand.New(rand.NewPCG(9, uint64(r))), tensor.Uint8, 2, 700, true)
@@ -137,7 +108,7 @@ func TestBroadcastPartsFail(t *testing.T) {
 		if failed == "" {
 			require.NoError(t, errors.Join(errs...))
 			w.end()
-			require.Greater(t, k, 500)
+			require.Greater(t, k, 5)
 			break
 		}
 		require.ErrorIs(t, errors.Join(errs...), injected, "%v", failed)
@@ -152,10 +123,10 @@ func TestBroadcastPartsFail(t *testing.T) {
 	}
 	for _, kill := range []bool{true, false} {
 		w := newWorld(t, setup{
-			size: 3, timeout: patience, sim: sim.Config{Devices: 2, Quiet: true, Kernels: unseen()},
-			options: cuda.Options{DeviceChunk: 16, Broadcast: cuda.BroadcastDevice},
+			size: 3, timeout: patience, sim: sim.Config{Devices: 3, Quiet: true, Kernels: simkernels.All()},
+			options: cuda.Options{Broadcast: cuda.BroadcastDirect},
 		})
-		w.each(func(x *rank, r int) error { return x.ring(r) })
+		w.each(func(x *rank, r int) error { return x.connect(r) })
 		if !kill {
 			for _, x := range w.ranks {
 				x.b.SetTimeout(200 * time.Millisecond)
@@ -203,46 +174,24 @@ func TestBroadcastOnDevicesExplained(t *testing.T) {
 	}
 	s := setup{size: 2, sim: sim.Config{Devices: 2, Kernels: simkernels.All()}}
 	w := newWorld(t, s)
-	require.Contains(t, choices(w)[0].Why, "not device: whether the devices reach each other is found out by the first collective that can stay on them")
-	w.each(func(x *rank, r int) error { return x.ring(r) })
+	require.Contains(t, choices(w)[0].Why, "not direct: whether the devices reach each other is found out by the first collective that can stay on them")
+	w.each(func(x *rank, r int) error { return x.connect(r) })
 	all := choices(w)
 	require.Len(t, all, 1)
-	require.Equal(t, cuda.BroadcastDevice, all[0].Algorithm)
-	require.Contains(t, all[0].Why, "when that has room")
+	require.Equal(t, cuda.BroadcastDirect, all[0].Algorithm)
+	require.Contains(t, all[0].Why, "one kernel of each rank")
 	w.end()
 
-	s.sim.Kernels, s.options.Broadcast = nil, cuda.BroadcastDevice
+	s.sim.Kernels, s.options.Broadcast = nil, cuda.BroadcastDirect
 	w = newWorld(t, s)
 	all = choices(w)
 	require.Len(t, all, 1)
 	require.Equal(t, "none", all[0].Algorithm)
-	require.Contains(t, all[0].Why, "asks for work on the devices: rank 0: driver sim has no kernel")
+	require.Contains(t, all[0].Why, "asks for it: rank 0: driver sim has no kernel")
 	for r, x := range w.ranks {
-		err := x.ring(r)
+		err := x.connect(r)
 		require.ErrorIs(t, err, backend.ErrInvalidArgument)
 		require.ErrorContains(t, err, "has no kernel")
 	}
 	w.end()
-}
-
-// unseen are the kernels with one that copies unseen by Go's race detector, for
-// broadcasts that lack an order on purpose; the simulator reports that.
-func unseen() map[string]sim.Kernel {
-	all := simkernels.All()
-	all["c10d_copy"] = copyUnseen
-	return all
-}
-
-//go:norace
-func copyUnseen(k *sim.Run) error {
-	from := k.Read(k.Ptr(2), k.Int(3))
-	for i := range 2 {
-		if p := k.Ptr(i); p != 0 {
-			to := k.Write(p, len(from))
-			for j := range to {
-				to[j] = from[j]
-			}
-		}
-	}
-	return nil
 }

@@ -259,35 +259,3 @@ type huge struct {
 func (h huge) Device() tensor.Device { return tensor.Device{Type: tensor.CUDA} }
 func (h huge) Len() int              { return h.n }
 func (h huge) Ptr() driver.Ptr       { return h.ptr }
-
-// TestChainHops holds that the pieces of a broadcast round the ring are all of it,
-// also of more than 2 GiB, and that ranks take what those before them pass (F-09).
-func TestChainHops(t *testing.T) {
-	for size := 1; size <= 5; size++ {
-		for _, n := range []int{0, 1, 16, 17, 1000, math.MaxInt32, math.MaxInt/2 + 9} {
-			grain := max(16, n/999)
-			passed := -1
-			for behind := range size {
-				next, took, gave := 0, 0, 0
-				chainHops(behind, size, n, grain, func(h hop) {
-					require.Equal(t, next, h.lo)
-					require.Greater(t, h.hi, h.lo)
-					require.LessOrEqual(t, h.hi-h.lo, grain)
-					require.Equal(t, h.take, h.keep)
-					require.False(t, h.combine || h.whole)
-					next = h.hi
-					if h.take {
-						took++
-					}
-					if h.pass {
-						gave++
-					}
-				})
-				require.Equal(t, n, next)
-				require.Equal(t, max(passed, 0), took)
-				passed = gave
-			}
-			require.LessOrEqual(t, passed, 0, "the last rank passes nothing on")
-		}
-	}
-}

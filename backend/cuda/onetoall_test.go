@@ -386,24 +386,17 @@ func TestT03T04OneToAll(t *testing.T) {
 		size  int
 		slots int
 		bytes int
-		every int // so manieth call is left out
 		names []string
 	}{
-		{cuda.BroadcastChain, 3, 1, 250, 1, []string{"Record", "Wait", "WaitValue", "WriteValue"}},
+		{cuda.BroadcastChain, 3, 1, 250, []string{"Record", "Wait", "WaitValue", "WriteValue"}},
 		// A word that is not written comes late, with the next one.
-		{cuda.BroadcastChain, 3, 2, 250, 1, []string{"Record", "Wait", "WaitValue"}},
-		{cuda.BroadcastFlat, 2, 1, 250, 1, []string{"Record", "Wait", "WaitValue", "WriteValue"}},
-		{cuda.BroadcastFlat, 1, 1, 250, 1, []string{"Record", "Wait"}},
-		{cuda.BroadcastDevice, 3, 1, 250, 1, []string{"Record", "Wait", "WaitValue"}},
-		// In parts, whose ends are there for the host.
-		{cuda.BroadcastDevice, 3, 1, 2200, 7, []string{"Wait", "WaitValue"}},
+		{cuda.BroadcastChain, 3, 2, 250, []string{"Record", "Wait", "WaitValue"}},
+		{cuda.BroadcastFlat, 2, 1, 250, []string{"Record", "Wait", "WaitValue", "WriteValue"}},
+		{cuda.BroadcastFlat, 1, 1, 250, []string{"Record", "Wait"}},
 	} {
 		s := setup{
 			size: c.size, timeout: patience, sim: sim.Config{Devices: 2, Seed: 3},
-			options: cuda.Options{Chunk: 100, DeviceChunk: 32, Slots: c.slots, Broadcast: c.way}, // 3 chunks, 8 of the devices'
-		}
-		if c.way == cuda.BroadcastDevice {
-			s.sim.Kernels = simkernels.All()
+			options: cuda.Options{Chunk: 100, Slots: c.slots, Broadcast: c.way}, // 3 chunks
 		}
 		run := func(w *world) error { return oneToAll(w, c.bytes) }
 		var calls []sim.Call
@@ -417,17 +410,10 @@ func TestT03T04OneToAll(t *testing.T) {
 		w.end()
 		tried := map[string]int{}
 		s.sim.Quiet, s.timeout = true, 300*time.Millisecond
-		if c.way == cuda.BroadcastDevice {
-			s.sim.Kernels = unseen()
-		}
-		left := 0
 		for _, m := range calls {
 			// The last record of a caller's stream is the test's own.
 			if !slices.Contains(c.names, m.Name) || m.Name == "Record" && strings.Contains(m.Stream, "caller") && m.K > 0 {
 				continue
-			}
-			if left++; c.every > 1 && (left%c.every != 0 && m.Name != "Wait" || strings.Contains(m.Stream, "caller")) {
-				continue // or who waits for the host needs no more
 			}
 			tried[m.Name]++
 			var err error
@@ -449,19 +435,19 @@ func TestT03T04OneToAll(t *testing.T) {
 // for ever (T7).
 func TestT07OneToAll(t *testing.T) {
 	injected := errors.New("injected")
-	for _, way := range []string{cuda.BroadcastFlat, cuda.BroadcastChain, cuda.BroadcastDevice} {
+	for _, way := range []string{cuda.BroadcastFlat, cuda.BroadcastChain, cuda.BroadcastDirect} {
 		for k := 0; ; k++ {
 			s := setup{
-				size: 3, timeout: patience, sim: sim.Config{Devices: 2, Seed: uint64(k), Semantics: sim.Semantics(k % 2), Quiet: true},
-				options: cuda.Options{Chunk: 100, DeviceChunk: 64, Slots: 2, Broadcast: way},
+				size: 3, timeout: patience, sim: sim.Config{Devices: 3, Seed: uint64(k), Semantics: sim.Semantics(k % 2), Quiet: true},
+				options: cuda.Options{Chunk: 100, Slots: 2, Broadcast: way},
 			}
 			seq := uint64(0)
-			if way == cuda.BroadcastDevice {
-				s.sim.Kernels, seq = unseen(), 1
+			if way == cuda.BroadcastDirect {
+				s.sim.Kernels, seq = simkernels.All(), 1
 			}
 			w := newWorld(t, s)
-			if way == cuda.BroadcastDevice {
-				w.each(func(x *rank, r int) error { return x.ring(r) })
+			if way == cuda.BroadcastDirect {
+				w.each(func(x *rank, r int) error { return x.connect(r) })
 			}
 			all := make([][]*tensor.Tensor, 3)
 			for r, x := range w.ranks {
@@ -513,18 +499,18 @@ func TestT07OneToAll(t *testing.T) {
 // TestOneToAllFaults ends broadcasts that cannot end well on every rank, with an
 // error that names operation, number and rank.
 func TestOneToAllFaults(t *testing.T) {
-	for _, way := range []string{cuda.BroadcastFlat, cuda.BroadcastTree, cuda.BroadcastChain, cuda.BroadcastDevice} {
+	for _, way := range []string{cuda.BroadcastFlat, cuda.BroadcastTree, cuda.BroadcastChain, cuda.BroadcastDirect} {
 		for _, fault := range []string{"a rank does not come", "a rank dies", "a Work is aborted", "the context ends"} {
 			for missing := range 3 {
-				s := setup{size: 3, timeout: patience, sim: sim.Config{Devices: 2, Quiet: true}, options: cuda.Options{Chunk: 100, Slots: 2, Broadcast: way}}
+				s := setup{size: 3, timeout: patience, sim: sim.Config{Devices: 3, Quiet: true}, options: cuda.Options{Chunk: 100, Slots: 2, Broadcast: way}}
 				seq := uint64(0)
-				if way == cuda.BroadcastDevice {
-					s.sim.Kernels, s.options.DeviceChunk = unseen(), 64
+				if way == cuda.BroadcastDirect {
+					s.sim.Kernels = simkernels.All()
 				}
 				w := newWorld(t, s)
-				if way == cuda.BroadcastDevice {
+				if way == cuda.BroadcastDirect {
 					// The ranks meet before one of them is gone.
-					w.each(func(x *rank, r int) error { return x.ring(r) })
+					w.each(func(x *rank, r int) error { return x.connect(r) })
 					seq = 1
 				}
 				if fault == "a rank does not come" {
@@ -574,7 +560,7 @@ func TestOneToAllFaults(t *testing.T) {
 						require.Equal(t, missing, e.Peer)
 					}
 				}
-				if way != cuda.BroadcastDevice || missing != 2 && fault != "a rank does not come" {
+				if way != cuda.BroadcastDirect || missing != 2 && fault != "a rank does not come" {
 					require.NotZero(t, failures, "%s, %s, missing %d", way, fault, missing)
 				}
 				w.drop(t)
@@ -583,8 +569,8 @@ func TestOneToAllFaults(t *testing.T) {
 	}
 }
 
-// ring makes the ring of a group, by a broadcast.
-func (x *rank) ring(r int) error {
+// connect connects the ranks of a group, by a broadcast.
+func (x *rank) connect(r int) error {
 	v, err := x.d.Device(r % x.d.Count())
 	if err != nil {
 		return err
@@ -608,21 +594,21 @@ func (x *rank) ring(r int) error {
 // TestOneToAllSteadyState holds that broadcasts make neither streams nor memory
 // once those before them have (R11).
 func TestOneToAllSteadyState(t *testing.T) {
-	for _, way := range append(hostWays, cuda.BroadcastDevice) {
+	for _, way := range append(hostWays, cuda.BroadcastDirect) {
 		w := newWorld(t, setup{
-			size: 3, sim: sim.Config{Devices: 2, NoDelays: true, Kernels: simkernels.All()},
-			options: cuda.Options{Chunk: 256, DeviceChunk: 256, Broadcast: cmp.Or(way, cuda.BroadcastChain)},
+			size: 3, sim: sim.Config{Devices: 3, NoDelays: true, Kernels: simkernels.All()},
+			options: cuda.Options{Chunk: 256, Broadcast: cmp.Or(way, cuda.BroadcastChain)},
 		})
 		var before sim.Stats
 		for round := range 2 {
 			w.each(func(x *rank, r int) error {
 				ctx := cuda.WithStreams(x.ctx, x.stream...)
 				for i := range 12 {
-					a, err := x.kept(r, 0)
+					a, err := x.kept(r, r)
 					if err != nil {
 						return err
 					}
-					b, err := x.kept(r, 1)
+					b, err := x.kept(r, (r+1)%3)
 					if err != nil {
 						return err
 					}

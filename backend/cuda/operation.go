@@ -159,7 +159,6 @@ type operation struct {
 	word    int                     // that its streams write, in staging
 	raw     []rawPlace              // tensors that the host packs and unpacks
 	packed  []packedPlace           // those that devices do
-	device  *deviceWork             // of an all-reduce that stays on the devices
 	shared  *shared                 // of an all-reduce through memory that the ranks share
 	relay   *oneToAll               // of a broadcast from rank to rank
 	relayed []hostTurn              // its turns to send chunks on
@@ -261,15 +260,8 @@ func (o *operation) elements(l *leg, k int) (from, to int) {
 // enqueue gives the streams all that they will do for the operation. The host's
 // part comes later, in its turns.
 func (o *operation) enqueue() error {
-	commands := mostCommands
-	if o.device != nil {
-		commands = o.device.most()
-	}
-	if err := o.room(commands); err != nil {
+	if err := o.room(mostCommands); err != nil {
 		return err
-	}
-	if o.device != nil {
-		return o.device.enqueue(o)
 	}
 	all := o.line.places[:0]
 	for i := range o.legs {
@@ -426,7 +418,7 @@ func (o *operation) Order(s work.Stream) error {
 	switch {
 	case o.sync != nil:
 		return o.sync(s)
-	case len(o.legs) == 0 && o.device == nil:
+	case len(o.legs) == 0:
 		return o.Work().Wait(context.Background())
 	}
 	st, ok := s.(driver.Stream)
@@ -555,7 +547,7 @@ func (o *operation) runHost() error {
 		return o.shared.run(o)
 	case o.relay != nil && !o.inTurn():
 		return o.runOneToAll()
-	case o.device != nil || len(o.legs) == 0:
+	case len(o.legs) == 0:
 		return o.call(o, nil)
 	}
 	if o.inTurn() {
@@ -721,11 +713,6 @@ func (o *operation) crowd() (crowd string) {
 	for i := range o.legs {
 		o.legs[i].each(look)
 	}
-	if o.device != nil {
-		for _, p := range o.device.places {
-			look(p)
-		}
-	}
 	return crowd
 }
 
@@ -833,9 +820,6 @@ func (o *operation) settled(ctx context.Context) bool {
 		o.staging = nil
 	}
 	o.unstage()
-	if o.device != nil {
-		o.device.ended()
-	}
 	if o.launched {
 		underway.Add(-1)
 		o.b.staged.Add(-1)
@@ -857,11 +841,7 @@ func (o *operation) passed(ctx context.Context) error {
 // ended: it waits until the streams have done all that they were given. A device
 // that is lost does nothing any more.
 func (o *operation) drained(ctx context.Context) bool {
-	all := o.everyStream()
-	if o.device != nil {
-		all = append(append(all, o.device.ring.stream), o.device.others...)
-	}
-	return drained(ctx, all)
+	return drained(ctx, o.everyStream())
 }
 
 // everyStream returns the streams that have the operation's copies.
@@ -1057,10 +1037,10 @@ func (o *operation) stage() error {
 	}
 	for i := range o.legs {
 		l := &o.legs[i]
-		if l.src != nil && o.device == nil && err == nil {
+		if l.src != nil && err == nil {
 			l.src.down, err = o.line.stream(o.b, o.line.down, l.src.dev, "down")
 		}
-		if l.src != nil && (o.relay != nil || o.device != nil) && len(l.dst) > 0 && err == nil {
+		if l.src != nil && o.relay != nil && len(l.dst) > 0 && err == nil {
 			l.src.up, err = o.line.stream(o.b, o.line.up, l.src.dev, "up")
 		}
 		for _, d := range l.dst {
@@ -1072,7 +1052,7 @@ func (o *operation) stage() error {
 	if err != nil {
 		return err
 	}
-	if len(o.legs) == 0 || o.device != nil || o.direct() {
+	if len(o.legs) == 0 || o.direct() {
 		return nil
 	}
 	if o.relay != nil {
@@ -1127,7 +1107,7 @@ func (b *Backend) issue(ctx context.Context, op work.OpType, timeout time.Durati
 // beforeStream has the stream of a call that is part of one wait for the operation. An error is
 // also the operation's.
 func (o *operation) beforeStream() {
-	if o.given != nil && o.given.in != nil && (len(o.legs) > 0 || o.device != nil) {
+	if o.given != nil && o.given.in != nil && len(o.legs) > 0 {
 		o.Order(o.given.in)
 	}
 }
@@ -1184,18 +1164,12 @@ func (b *Backend) launch(o *operation, result []*tensor.Tensor) error {
 			o.queued = true
 			b.queue(o)
 			s.enqueue(o, wrong)
-			if s.failed.Load() { // else s may be another operation's by now
-				b.neighbours.spoiled = s.err
-			}
 			return nil
 		}
 	}
-	if o.err == nil && (len(o.legs) > 0 || o.device != nil) {
-		if err := o.enqueue(); err != nil {
-			b.neighbours.spoiled = err
-			if !o.queued {
-				o.err = err
-			}
+	if o.err == nil && len(o.legs) > 0 {
+		if err := o.enqueue(); err != nil && !o.queued {
+			o.err = err
 		}
 	}
 	return nil

@@ -23,6 +23,9 @@ type feed struct {
 	err    error // nothing is enqueued any more
 }
 
+// mostParts is how many parts of one operation a stream has at a time.
+const mostParts = 4
+
 // given is how many commands a stream gets, besides what orders it.
 type given struct {
 	s driver.Stream

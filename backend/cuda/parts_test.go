@@ -33,8 +33,10 @@ func (w *world) late(f func(x *rank, r int) error) {
 			for end := time.Now().Add(20 * time.Millisecond); w.m.Stats().Operations == before && time.Now().Before(end); {
 				time.Sleep(100 * time.Microsecond) // not all of them have something to enqueue
 			}
+			ctx, cancel := context.WithTimeout(x.ctx, 50*time.Millisecond) // a kernel that waits never rests
+			defer cancel()
 			var stuck *sim.Stuck
-			if err := w.m.Quiesce(x.ctx); err != nil && !errors.As(err, &stuck) {
+			if err := w.m.Quiesce(ctx); err != nil && !errors.As(err, &stuck) && ctx.Err() == nil {
 				return err
 			}
 		}
@@ -58,8 +60,8 @@ func TestManyRuns(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			w := newWorld(t, setup{
-				size: 3, sim: sim.Config{Devices: 2, Seed: 4, NoDelays: true, Kernels: c.kernels},
-				options: cuda.Options{Chunk: 3000, DeviceChunk: 1000, AllReduce: c.allReduce, Broadcast: c.broadcast},
+				size: 3, sim: sim.Config{Devices: 3, Seed: 4, NoDelays: true, Kernels: c.kernels},
+				options: cuda.Options{Chunk: 3000, AllReduce: c.allReduce, Broadcast: c.broadcast},
 			})
 			dtypes := []tensor.DType{tensor.Float32, tensor.Bool, tensor.Complex128, tensor.Int64, tensor.Uint8}
 			rng := random(t, 4)
@@ -105,7 +107,7 @@ var scattered = []struct {
 // TestScattered all-reduces, broadcasts and sends tensors of many runs, on several devices:
 // what lies between the elements stays, and the kernels are few.
 func TestScattered(t *testing.T) {
-	for _, way := range []string{cuda.HostWork, cuda.DeviceWork, "no kernels"} {
+	for _, way := range []string{cuda.HostWork, cuda.DirectWork, "no kernels"} {
 		for _, c := range scattered {
 			if way == "no kernels" && c.runs > 10_000 || testing.Short() && c.runs > 10_000 {
 				continue // by copies of a byte
@@ -113,7 +115,7 @@ func TestScattered(t *testing.T) {
 			t.Run(way+" "+c.name, func(t *testing.T) {
 				s := setup{
 					size: 2, timeout: 5 * patience, sim: sim.Config{Devices: 2, Seed: 7, NoDelays: true, Kernels: simkernels.All()},
-					options: cuda.Options{Chunk: 4000, DeviceChunk: 4000, AllReduce: way, Broadcast: cuda.BroadcastDevice},
+					options: cuda.Options{Chunk: 4000, AllReduce: way, Broadcast: cuda.BroadcastDirect},
 				}
 				switch way {
 				case cuda.HostWork:
@@ -122,8 +124,8 @@ func TestScattered(t *testing.T) {
 					s.sim.Kernels, s.options.AllReduce, s.options.Broadcast = nil, "", ""
 				}
 				w := newWorld(t, s)
-				if way == cuda.DeviceWork {
-					w.each(func(x *rank, r int) error { return x.ring(r) })
+				if way == cuda.DirectWork {
+					w.each(func(x *rank, r int) error { return x.connect(r) })
 				}
 				op := backend.Max()
 				if c.d == tensor.Complex128 {
@@ -143,7 +145,7 @@ func TestScattered(t *testing.T) {
 						return b.Send(x.ctx, ts[0], 0, backend.P2POptions{})
 					},
 				}
-				if (c.d == tensor.Complex128 || c.d == tensor.Bool) && way == cuda.DeviceWork {
+				if (c.d == tensor.Complex128 || c.d == tensor.Bool) && way == cuda.DirectWork {
 					kinds = kinds[1:]
 				}
 				for k, f := range kinds {
@@ -246,15 +248,15 @@ func TestManyTensors(t *testing.T) {
 	for _, c := range []struct {
 		way     string
 		kernels map[string]sim.Kernel
-	}{{cuda.HostWork, nil}, {cuda.DeviceWork, simkernels.All()}} {
+	}{{cuda.HostWork, nil}, {cuda.DirectWork, simkernels.All()}} {
 		for name, f := range lists {
 			t.Run(c.way+" "+name, func(t *testing.T) {
 				w := newWorld(t, setup{
 					size: 2, timeout: patience, sim: sim.Config{Devices: 2, Seed: 1, NoDelays: true, Kernels: c.kernels},
-					options: cuda.Options{Chunk: 4000, DeviceChunk: 1000, AllReduce: c.way, Broadcast: c.way},
+					options: cuda.Options{Chunk: 4000, AllReduce: c.way, Broadcast: c.way},
 				})
-				if c.way == cuda.DeviceWork {
-					w.each(func(x *rank, r int) error { return x.ring(r) })
+				if c.way == cuda.DirectWork {
+					w.each(func(x *rank, r int) error { return x.connect(r) })
 				}
 				seq := w.ranks[0].b.Seq()
 				w.late(func(x *rank, r int) error {

@@ -71,3 +71,16 @@ func TestUses(t *testing.T) {
 		require.Equal(t, span{6*n - 4, 2}, all[n-1])
 	}
 }
+
+func TestCollapsed(t *testing.T) {
+	for _, c := range []struct{ shape, strides, wantShape, wantStrides []int }{
+		{[]int{2, 3, 4}, []int{12, 4, 1}, []int{24}, []int{1}},
+		{[]int{4, 1, 3}, []int{1, 9, 4}, []int{4, 3}, []int{1, 4}},
+		{[]int{2, 3, 4}, []int{24, 4, 1}, []int{2, 12}, []int{24, 1}},
+		{[]int{1, 1}, []int{5, 7}, nil, nil},
+	} {
+		s, u := collapsed(c.shape, c.strides)
+		require.Equal(t, c.wantShape, s)
+		require.Equal(t, c.wantStrides, u)
+	}
+}

@@ -7,8 +7,6 @@ import (
 	"runtime"
 	"time"
 
-	"github.com/c10d-go/c10d/backend/cuda/driver"
-	"github.com/c10d-go/c10d/backend/cuda/driver/edges"
 	"github.com/c10d-go/c10d/work"
 )
 
@@ -18,11 +16,9 @@ import (
 // have left enough room.
 const (
 	// mostCommands is how many commands of one operation a stream has at a time, mostInParts
-	// how many if it gets them in parts, mostOnRing if they stay on the devices: half as many
-	// took 8 to 14 percent longer with 256 MiB there.
+	// how many if it gets them in parts.
 	mostCommands = 256
 	mostInParts  = 2 * mostCommands
-	mostOnRing   = 2 * mostCommands
 
 	// spareCommands is what an operation gives a stream besides what it does for each
 	// piece: waits for callers' streams and for earlier operations, and its end.
@@ -104,83 +100,4 @@ func (b *Backend) poll(ctx context.Context, timeout time.Duration, done func() (
 		time.Sleep(pause)
 		pause = min(2*pause, 100*time.Microsecond)
 	}
-}
-
-// hopCommands is the most that a step of the ring gives the stream.
-const hopCommands = 5
-
-// mostParts is how many parts of one operation a stream has at a time. With two of them
-// the ring's is left without work while the next one is made: all-reduces of 1 GiB took
-// 9.2 ms between two H200 then, with four 7.9 ms.
-const mostParts = 4
-
-// run enqueues all of the work. What is too much for the stream goes in parts.
-func (w *deviceWork) run(batch *edges.Batch) (p *edges.Pending, err error) {
-	w.batch = batch
-	if err = w.fill(); err == nil {
-		p, err = w.batch.Run()
-	}
-	o, commands := w.op, 0
-	if n := len(o.parts); n > 0 && p == nil {
-		p, o.parts = o.parts[n-1], o.parts[:n-1]
-	}
-	for _, q := range o.parts {
-		commands += q.Calls()
-	}
-	if p != nil {
-		commands += p.Calls()
-	}
-	o.occupy(min(commands, mostOnRing))
-	return p, err
-}
-
-// most returns how many commands a stream nearly always has at a time at most: a round of
-// an all-reduce takes fewer than ten a rank, a piece of a broadcast hopCommands, bringing
-// a tensor and putting it back some four.
-func (w *deviceWork) most() int {
-	per := w.ring.b.size * w.ring.chunk
-	rounds := (w.places[0].t.ByteLen() + per - 1) / per
-	return min(rounds*2*hopCommands*w.ring.b.size+4*len(w.places)+spareCommands, mostOnRing)
-}
-
-// hop adds a step to the work.
-func (w *deviceWork) hop(h hop, x driver.Ptr, es int, step driver.Function, by int) {
-	if w.fits(hopCommands) {
-		w.ring.hop(w.batch, h, x, es, step, by)
-	}
-}
-
-// fits makes room for n commands: if the batch has none, that goes to the streams first,
-// and so what comes last is never nothing. It returns false if nothing more is enqueued.
-func (w *deviceWork) fits(n int) bool {
-	if w.err == nil && w.batch.Len()+n > mostOnRing/mostParts-spareCommands {
-		w.err = w.part()
-	}
-	return w.err == nil
-}
-
-// part enqueues what is in the batch, waits until the streams have room for another part,
-// and begins that.
-func (w *deviceWork) part() error {
-	r, o := w.ring, w.op
-	r.count()
-	p, err := w.batch.Run()
-	r.used = 0
-	if p != nil {
-		o.parts = append(o.parts, p)
-	}
-	if err != nil {
-		return err
-	}
-	if n := len(o.parts); n >= mostParts {
-		if err := o.poll(o.parts[n-mostParts].Done); err != nil {
-			return err
-		}
-	}
-	w.batch = o.b.tracker.Batch()
-	if len(w.begins) > 0 {
-		// A batch forgets what callers' streams did that nothing in it comes after.
-		o.prologue(w.batch, w.begins...)
-	}
-	return nil
 }

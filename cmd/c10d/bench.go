@@ -47,16 +47,15 @@ type bench struct {
 	json, check, progress bool
 	alloc                 bool
 
-	device      devices
-	work        string
-	broadcast   string
-	chunk       byteSize
-	slots       int
-	deviceChunk byteSize
-	stream      string
-	inPlace     bool
-	sumsGiven   bool
-	bars        string
+	device    devices
+	work      string
+	broadcast string
+	chunk     byteSize
+	slots     int
+	stream    string
+	inPlace   bool
+	sumsGiven bool
+	bars      string
 }
 
 // list is a flag of several words, with commas between them or given again.
@@ -154,7 +153,6 @@ func setupBench(fs *flag.FlagSet) func(stdio, []string) (int, error) {
 	fs.StringVar(&b.broadcast, "broadcast", "", "with -device: `name` of the implementation of broadcast: "+strings.Join(broadcastWays, ", ")+" (default by size and ranks)")
 	fs.Var(&b.chunk, "chunk", "with -device: `size` of the pieces that go through CPU memory; 0 means the backend's default")
 	fs.IntVar(&b.slots, "slots", 0, "with -device: `n` such pieces at a time; 0 means the backend's default")
-	fs.Var(&b.deviceChunk, "device-chunk", "with -device: `size` of the pieces that go from device to device; 0 means the backend's default")
 	fs.StringVar(&b.stream, "stream", besideStream, "with -device: `order` of calls and a stream: "+besideStream+" it, with waits before and after, as c10d does with async_op=True; "+inStream+" it, as with async_op=False; "+noStream+" waits for each operation")
 	fs.BoolVar(&b.inPlace, "in-place", false, "input and output share memory also for operations with two tensors: "+strings.Join(inPlaceOps, ", "))
 	fs.BoolVar(&b.alloc, "alloc", false, "tensors of Alloc, in memory that the ranks of a host share; not with -device, and not for "+sparseOp)
@@ -169,7 +167,7 @@ func setupBench(fs *flag.FlagSet) func(stdio, []string) (int, error) {
 		given := map[string]bool{}
 		fs.Visit(func(f *flag.Flag) { given[f.Name] = true })
 		b.sumsGiven = given["sums"]
-		for _, name := range []string{"work", "broadcast", "chunk", "slots", "device-chunk", "stream"} {
+		for _, name := range []string{"work", "broadcast", "chunk", "slots", "stream"} {
 			if given[name] && b.device.onCPU() {
 				return 0, usagef("-%s is for -device cuda or sim", name)
 			}
@@ -245,7 +243,7 @@ func (b *bench) complete() error {
 }
 
 // broadcastWays are the names of the implementations of a broadcast on devices.
-var broadcastWays = []string{cuda.BroadcastFlat, cuda.BroadcastTree, cuda.BroadcastChain, cuda.BroadcastHost, cuda.DeviceWork}
+var broadcastWays = []string{cuda.BroadcastFlat, cuda.BroadcastTree, cuda.BroadcastChain, cuda.BroadcastHost, cuda.BroadcastDirect}
 
 // launch starts the ranks on this host.
 func (b *bench) launch(std stdio, fs *flag.FlagSet) (int, error) {
@@ -298,7 +296,7 @@ func (b *bench) options(at *gpu) pg.InitOptions {
 	o := pg.Options{Timeout: 5 * time.Minute, Backend: at.backends(), BackendOptions: []backend.SpecificOptions{host}}
 	if at != nil {
 		own := cuda.Options{
-			Driver: at.driver, AllReduce: b.work, Broadcast: b.broadcast, Chunk: int(b.chunk), Slots: b.slots, DeviceChunk: int(b.deviceChunk),
+			Driver: at.driver, AllReduce: b.work, Broadcast: b.broadcast, Chunk: int(b.chunk), Slots: b.slots,
 		}
 		if b.wire != "" || b.sumsGiven {
 			if !b.sumsGiven {

@@ -78,11 +78,8 @@ func TestBenchOnDevices(t *testing.T) {
 	for i, stream := range []string{besideStream, noStream, inStream} {
 		for _, inPlace := range []bool{false, true} {
 			work, device := cuda.HostWork, "sim:2,0"
-			switch {
-			case stream == inStream:
+			if stream == inStream || (i == 0) != inPlace {
 				work, device = cuda.DirectWork, "sim:2,0,1"
-			case (i == 0) != inPlace:
-				work = cuda.DeviceWork
 			}
 			t.Run(fmt.Sprintf("stream %s, in place %t, %s", stream, inPlace, work), func(t *testing.T) {
 				b := bench{
@@ -93,7 +90,7 @@ func TestBenchOnDevices(t *testing.T) {
 				require.NotContains(t, b.ops, sparseOp)
 				var out bytes.Buffer
 				runOnSim(t, 3, device, work, stream, func(g *pg.ProcessGroup, at *gpu) error {
-					if stream != inStream {
+					if work == cuda.HostWork {
 						assert.Equal(t, []int{2, 0, 2}[g.Rank()], at.device.ID().Index)
 					}
 					std := stdio{out: new(bytes.Buffer)}
@@ -168,7 +165,7 @@ func TestBenchOnDeviceFindsWrongResults(t *testing.T) {
 // simulated host.
 func TestBenchDeviceProcesses(t *testing.T) {
 	p := start(t, nil, "bench", "-device", "sim", "-world", "2", "-op", "all_reduce,broadcast", "-sizes", "4,5000", "-n", "3",
-		"-repeat", "1", "-json", "-work", "host", "-broadcast", "host", "-chunk", "1K", "-slots", "2", "-device-chunk", "1K", "-sums", "")
+		"-repeat", "1", "-json", "-work", "host", "-broadcast", "host", "-chunk", "1K", "-slots", "2", "-sums", "")
 	require.Zero(t, p.wait(), p.stderr.String())
 	lines := strings.Split(strings.TrimSpace(p.output()), "\n")
 	require.Len(t, lines, 4)
@@ -179,9 +176,9 @@ func TestBenchDeviceProcesses(t *testing.T) {
 		require.Equal(t, 2, r.GPUs)
 		require.Equal(t, cuda.HostWork, r.Work)
 	}
-	p = start(t, nil, "bench", "-device", "sim", "-world", "2", "-sizes", "100", "-n", "2", "-repeat", "1", "-work", "device", "-dtype", "bfloat16", "-json")
+	p = start(t, nil, "bench", "-device", "sim", "-world", "2", "-sizes", "100", "-n", "2", "-repeat", "1", "-work", "direct", "-dtype", "bfloat16", "-json")
 	require.Zero(t, p.wait(), p.stderr.String())
-	require.Contains(t, p.output(), `"work":"device"`, "across processes")
+	require.Contains(t, p.output(), `"work":"direct"`, "across processes")
 	p = start(t, nil, "bench", "-device", "sim:1", "-world", "2", "-sizes", "4", "-n", "2", "-repeat", "1")
 	require.Zero(t, p.wait(), p.stderr.String())
 	require.Regexp(t, `(?s)# rank 0, .*: sim:1 .*# rank 1, .*: sim:1 .*# all_reduce of float32 on sim, 2 ranks.*# \w+: .* queued +call +work\n`, p.output())
@@ -227,7 +224,6 @@ func TestBenchDeviceFlags(t *testing.T) {
 	for want, args := range map[string][]string{
 		`unknown -work "telepathy" (known: `: {"-device", "sim", "-work", "telepathy"},
 		"-work is for -device cuda or sim":   {"-work", "host"},
-		"-device-chunk is for -device":       {"-device-chunk", "1M"},
 		"-slots is for -device":              {"-slots", "8"},
 		`unknown -broadcast "shout"`:         {"-device", "sim", "-broadcast", "shout"},
 		"for tensors in CPU memory":          {"-device", "sim", "-op", sparseOp},

@@ -1,0 +1,145 @@
+package cuda
+
+import (
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"os"
+	"strings"
+	"time"
+
+	"github.com/c10d-go/c10d/backend"
+	"github.com/c10d-go/c10d/tensor"
+	"github.com/c10d-go/c10d/work"
+)
+
+// hostIdentity tells the hosts of a group apart: by what the kernel drew when it
+// started, which containers of a host have in common, else by the name.
+var hostIdentity = func() [sha256.Size]byte {
+	id, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
+	if err != nil {
+		name, err := os.Hostname()
+		if err != nil {
+			name = fmt.Sprintf("process %d", os.Getpid())
+		}
+		id = []byte(name)
+	}
+	return sha256.Sum256(id)
+}
+
+// reasonLen is how much of a reason the other ranks are told.
+const reasonLen = 160
+
+// told is what ranks tell each other: a reason why not, and something else.
+func told(reason error, more []byte) []byte {
+	b := make([]byte, 1+reasonLen, 1+reasonLen+len(more))
+	if reason != nil {
+		b[0] = 1
+		text := strings.ToValidUTF8(reason.Error(), "?")
+		copy(b[1:], strings.ToValidUTF8(text[:min(len(text), reasonLen)], ""))
+	}
+	return append(b, more...)
+}
+
+// hear gathers what all ranks tell. It returns the first reason, with its rank's
+// number, and what else each has told.
+func (b *Backend) hear(ctx context.Context, timeout time.Duration, mine []byte) (reason error, others [][]byte, err error) {
+	in, err := tensor.Of(mine, len(mine))
+	if err != nil {
+		return nil, nil, err
+	}
+	all := make([]byte, len(mine)*b.size)
+	out, err := tensor.Of(all, len(all))
+	if err != nil {
+		return nil, nil, err
+	}
+	w, err := b.cpu.AllGatherIntoTensor(ctx, out, in, backend.AllGatherOptions{Timeout: timeout})
+	if err == nil {
+		err = w.Wait(context.Background())
+	}
+	if err != nil {
+		return nil, nil, err
+	}
+	for r := range b.size {
+		x := all[r*len(mine) : (r+1)*len(mine)]
+		if x[0] != 0 && reason == nil {
+			reason = fmt.Errorf("rank %d: %s", r, trimZeros(x[1:1+reasonLen]))
+		}
+		others = append(others, x[1+reasonLen:])
+	}
+	return reason, others, nil
+}
+
+// meet finds out, with the other ranks, what needs no device to be opened.
+func (b *Backend) meet(ctx context.Context) error {
+	why := b.missing
+	if why == nil {
+		why = lacks(b.driver)
+	}
+	host := hostIdentity()
+	var name string
+	b.board, name = newBoard()
+	mine := make([]byte, sha256.Size+regionNameLen)
+	copy(mine, host[:])
+	copy(mine[len(host):], name)
+	reason, all, err := b.hear(ctx, 0, told(why, mine))
+	if err != nil {
+		return fmt.Errorf("cuda: meeting the other ranks: %w", err)
+	}
+	b.unreachable = reason
+	boards := make(map[int]string)
+	for r, x := range all {
+		if bytes.Equal(x[:len(host)], host[:]) && r != b.rank {
+			boards[r] = string(trimZeros(x[len(host):][:regionNameLen]))
+		}
+	}
+	b.board.open(b.rank, boards)
+	b.oneHost = len(boards) == b.size-1
+	for r, x := range all {
+		if b.unreachable == nil && !bytes.Equal(x[:len(host)], all[0][:len(host)]) {
+			b.unreachable = fmt.Errorf("rank %d is on another host than rank 0", r)
+		}
+	}
+	return nil
+}
+
+// errNotAsked is what Explain says before the ranks have looked at their devices.
+var errNotAsked = errors.New("whether the devices reach each other is found out by the first collective that can stay on them")
+
+// together has f run on all ranks, between the group's collectives before this call and those after
+// it. Op and print are the collective for which that is needed.
+func (b *Backend) together(ctx context.Context, op work.OpType, print call, f func(q *operation) error) error {
+	if ctx == nil {
+		ctx = context.Background()
+	}
+	q := &operation{call: func(q *operation, _ []*tensor.Tensor) error { return f(q) }}
+	if err := b.queueTogether(ctx, op, print, q); err != nil {
+		return err
+	}
+	return q.Work().Wait(context.Background())
+}
+
+func (b *Backend) queueTogether(ctx context.Context, op work.OpType, print call, q *operation) error {
+	b.calls.Lock()
+	defer b.calls.Unlock()
+	info, timeout, err := b.admit(ctx, op, 0)
+	if err != nil {
+		return err
+	}
+	q.init(b, ctx, info, timeout)
+	q.print = print
+	q.print.op = op
+	if err := b.enter(info, q.print); err != nil {
+		return err
+	}
+	if ctx.Done() != nil {
+		q.unwatch = context.AfterFunc(ctx, func() {
+			err := q.named(canceled(ctx))
+			b.fail(fmt.Errorf("the group has failed: %w", err), err)
+		})
+	}
+	b.queue(q)
+	return nil
+}

@@ -5,7 +5,9 @@ import (
 	"slices"
 
 	"github.com/c10d-go/c10d/backend"
+	"github.com/c10d-go/c10d/backend/cuda/internal/board"
 	"github.com/c10d-go/c10d/backend/cuda/internal/direct"
+	"github.com/c10d-go/c10d/backend/cuda/internal/place"
 	"github.com/c10d-go/c10d/tensor"
 	"github.com/c10d-go/c10d/work"
 )
@@ -30,7 +32,7 @@ func (b *Backend) Broadcast(ctx context.Context, ts []*tensor.Tensor, o backend.
 		return nil, err
 	}
 	ts = slices.Clone(ts)
-	way, print := b.options.Broadcast, call{dtype: ts[0].DType(), n: ts[0].Len(), root: o.Root}
+	way, print := b.options.Broadcast, board.Call{Dtype: ts[0].DType(), N: ts[0].Len(), Root: o.Root}
 	if way == "" || way == BroadcastDirect {
 		err := b.direct.can()
 		if err == nil {
@@ -48,7 +50,7 @@ func (b *Backend) Broadcast(ctx context.Context, ts []*tensor.Tensor, o backend.
 	l := leg{n: ts[0].Len(), dtype: ts[0].DType()}
 	for i := range ts {
 		// Elsewhere too the first to have the data.
-		p := placeOf(ts[around(i+o.RootTensor, len(ts))])
+		p := place.Of(ts[around(i+o.RootTensor, len(ts))])
 		if b.rank == o.Root && i == 0 {
 			l.src = p
 		} else {
@@ -71,7 +73,7 @@ func (b *Backend) Broadcast(ctx context.Context, ts []*tensor.Tensor, o backend.
 
 // isDirect reports whether an operation is direct work, where there are kernels for it. The first
 // one connects the ranks.
-func (b *Backend) isDirect(ctx context.Context, op work.OpType, print call, t *tensor.Tensor) bool {
+func (b *Backend) isDirect(ctx context.Context, op work.OpType, print board.Call, t *tensor.Tensor) bool {
 	return b.direct.can() == nil && b.direct.ready(ctx, op, t.Device().Index, print) == nil
 }
 
@@ -121,7 +123,7 @@ func (b *Backend) AllReduce(ctx context.Context, ts []*tensor.Tensor, o backend.
 			return nil, bad(op, "invalid tensor size at index %d (expected %v, got %v)", i, ts[0].Shape(), t.Shape())
 		}
 	}
-	print := call{with: reducing(o.Op), dtype: ts[0].DType(), n: ts[0].Len(), root: -1, sparse: ts[0].Layout() != tensor.Strided}
+	print := board.Call{With: board.Reducing(o.Op), Dtype: ts[0].DType(), N: ts[0].Len(), Root: -1, Sparse: ts[0].Layout() != tensor.Strided}
 	if b.direct.plain(ts, o.Op) {
 		c := b.direct.newAllReduce(ts, o.Op)
 		return b.issueDirect(ctx, op, o.Timeout, c, print, c.parts[0].out...)
@@ -159,7 +161,7 @@ func (b *Backend) AllReduceCoalesced(ctx context.Context, ts []*tensor.Tensor, o
 		return nil, err
 	}
 	ts = slices.Clone(ts)
-	print := call{with: reducing(o.Op), dtype: ts[0].DType(), n: total(ts), root: -1}
+	print := board.Call{With: board.Reducing(o.Op), Dtype: ts[0].DType(), N: total(ts), Root: -1}
 	if direct.Supports(o.Op, ts[0].DType()) == nil && b.isDirect(ctx, op, print, ts[0]) {
 		c := b.direct.newCall()
 		for i, t := range ts {
@@ -192,7 +194,7 @@ func (b *Backend) Reduce(ctx context.Context, t *tensor.Tensor, o backend.Reduce
 		l, result = both(t), []*tensor.Tensor{t}
 	}
 	return b.issue(ctx, op, o.Timeout, &operation{
-		legs: []leg{l}, print: call{with: reducing(o.Op), dtype: t.DType(), n: t.Len(), root: o.Root},
+		legs: []leg{l}, print: board.Call{With: board.Reducing(o.Op), Dtype: t.DType(), N: t.Len(), Root: o.Root},
 		call: func(q *operation, h []*tensor.Tensor) error {
 			return q.wait(b.cpu.Reduce(q.ctx, h[0], backend.ReduceOptions{Op: o.Op, Root: o.Root, Timeout: q.left()}))
 		},
@@ -251,7 +253,7 @@ func (b *Backend) AllGatherIntoTensor(ctx context.Context, out, in *tensor.Tenso
 // allGather takes outputs of all sizes: that is the general case, and those of
 // one size are one.
 func (b *Backend) allGather(ctx context.Context, op work.OpType, o backend.AllGatherOptions, out []*tensor.Tensor, in *tensor.Tensor, result []*tensor.Tensor) (*work.Work, error) {
-	print := call{dtype: in.DType(), n: total(out), root: -1}
+	print := board.Call{Dtype: in.DType(), N: total(out), Root: -1}
 	even := !slices.ContainsFunc(out, func(t *tensor.Tensor) bool { return t.Len() != in.Len() })
 	if even && b.isDirect(ctx, op, print, in) {
 		c := b.direct.newCall()
@@ -330,7 +332,7 @@ func (b *Backend) inputs(op work.OpType, in []*tensor.Tensor) error {
 
 // allGatherCoalesced gathers rank r's input i to out[r*len(in)+i].
 func (b *Backend) allGatherCoalesced(ctx context.Context, o backend.AllGatherOptions, out, in, result []*tensor.Tensor) (*work.Work, error) {
-	n, print := len(in), call{dtype: in[0].DType(), n: total(out), root: -1}
+	n, print := len(in), board.Call{Dtype: in[0].DType(), N: total(out), Root: -1}
 	if b.isDirect(ctx, work.AllGatherCoalesced, print, in[0]) {
 		c := b.direct.newCall()
 		for i := range in {
@@ -392,9 +394,9 @@ func (b *Backend) gather(ctx context.Context, out []*tensor.Tensor, in *tensor.T
 	} else if len(out) != 0 {
 		return nil, bad(op, "requires empty output on non-root (rank %d, root %d)", b.rank, o.Root)
 	}
-	c := call{dtype: in.DType(), root: o.Root}
+	c := board.Call{Dtype: in.DType(), Root: o.Root}
 	if even {
-		c.n = b.size * in.Len()
+		c.N = b.size * in.Len()
 	}
 	return b.issue(ctx, op, o.Timeout, &operation{
 		legs: append(legs(to, out...), from(in)), width: b.size, whole: !even, print: c,
@@ -429,7 +431,7 @@ func (b *Backend) Scatter(ctx context.Context, out *tensor.Tensor, in []*tensor.
 		return nil, bad(op, "requires empty input on non-root (rank %d, root %d)", b.rank, o.Root)
 	}
 	return b.issue(ctx, op, o.Timeout, &operation{
-		legs: append([]leg{to(out)}, legs(from, in...)...), width: b.size, print: call{dtype: out.DType(), n: b.size * out.Len(), root: o.Root},
+		legs: append([]leg{to(out)}, legs(from, in...)...), width: b.size, print: board.Call{Dtype: out.DType(), N: b.size * out.Len(), Root: o.Root},
 		call: func(q *operation, h []*tensor.Tensor) error {
 			return q.wait(b.cpu.Scatter(q.ctx, h[0], h[1:], backend.ScatterOptions{Root: o.Root, Timeout: q.left()}))
 		},
@@ -493,7 +495,7 @@ func (b *Backend) reduceScatter(ctx context.Context, op work.OpType, o backend.R
 	if err := b.reduction(op, o.Op, out[0].DType()); err != nil {
 		return nil, err
 	}
-	n, print := len(out), call{with: reducing(o.Op), dtype: out[0].DType(), n: total(in), root: -1}
+	n, print := len(out), board.Call{With: board.Reducing(o.Op), Dtype: out[0].DType(), N: total(in), Root: -1}
 	even := n > 1 || !slices.ContainsFunc(in, func(t *tensor.Tensor) bool { return t.Len() != out[0].Len() })
 	if even && direct.Supports(o.Op, out[0].DType()) == nil && b.isDirect(ctx, op, print, out[0]) {
 		c := b.direct.newCall()
@@ -574,7 +576,7 @@ func (b *Backend) AllToAllSingle(ctx context.Context, out, in *tensor.Tensor, ou
 
 func (b *Backend) allToAll(ctx context.Context, op work.OpType, o backend.AllToAllOptions, out, in, result []*tensor.Tensor) (*work.Work, error) {
 	return b.issue(ctx, op, o.Timeout, &operation{
-		legs: append(legs(to, out...), legs(from, in...)...), whole: true, print: call{dtype: in[0].DType(), root: -1},
+		legs: append(legs(to, out...), legs(from, in...)...), whole: true, print: board.Call{Dtype: in[0].DType(), Root: -1},
 		call: func(q *operation, h []*tensor.Tensor) error {
 			return q.wait(b.cpu.AllToAll(q.ctx, h[:b.size], h[b.size:], backend.AllToAllOptions{Timeout: q.left()}))
 		},
@@ -584,7 +586,7 @@ func (b *Backend) allToAll(ctx context.Context, op work.OpType, o backend.AllToA
 // Barrier waits for this rank's earlier collectives, on the devices too, then
 // meets the others.
 func (b *Backend) Barrier(ctx context.Context, o backend.BarrierOptions) (*work.Work, error) {
-	q := &operation{print: call{root: -1}, call: func(q *operation, _ []*tensor.Tensor) error {
+	q := &operation{print: board.Call{Root: -1}, call: func(q *operation, _ []*tensor.Tensor) error {
 		return q.wait(b.cpu.Barrier(q.ctx, backend.BarrierOptions{Timeout: q.left()}))
 	}}
 	return b.issue(ctx, work.Barrier, o.Timeout, q)
@@ -593,7 +595,7 @@ func (b *Backend) Barrier(ctx context.Context, o backend.BarrierOptions) (*work.
 // MonitoredBarrier is a barrier, after this rank's earlier collectives, whose
 // error names the ranks that did not come.
 func (b *Backend) MonitoredBarrier(ctx context.Context, o backend.MonitoredBarrierOptions) error {
-	q := &operation{print: call{root: 0}, call: func(q *operation, _ []*tensor.Tensor) error {
+	q := &operation{print: board.Call{Root: 0}, call: func(q *operation, _ []*tensor.Tensor) error {
 		return b.cpu.MonitoredBarrier(q.ctx, backend.MonitoredBarrierOptions{Timeout: q.left()})
 	}}
 	w, err := b.issue(ctx, work.Barrier, o.Timeout, q)

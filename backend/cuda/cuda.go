@@ -15,7 +15,10 @@ import (
 	"github.com/c10d-go/c10d/backend/cuda/driver"
 	"github.com/c10d-go/c10d/backend/cuda/driver/edges"
 	"github.com/c10d-go/c10d/backend/cuda/driver/nvidia"
+	"github.com/c10d-go/c10d/backend/cuda/internal/board"
+	"github.com/c10d-go/c10d/backend/cuda/internal/hostshm"
 	"github.com/c10d-go/c10d/backend/cuda/internal/kernels"
+	"github.com/c10d-go/c10d/backend/cuda/internal/pool"
 	"github.com/c10d-go/c10d/backend/gloo"
 	"github.com/c10d-go/c10d/internal/unwind"
 	"github.com/c10d-go/c10d/store"
@@ -155,17 +158,17 @@ type Backend struct {
 	missing     error           // why there is no driver
 	cpu         backend.Backend // of the same ranks, does the host's part
 	tracker     *edges.Tracker
-	pinned      *pool[driver.HostMemory]
-	scratch     *pool[driver.Memory] // for elements in order, and for other devices' tensors
-	line        *line                // that collectives share
-	messages    *line                // that sends and receives share; its streams wait for no other rank
+	pinned      *pool.Pool[driver.HostMemory]
+	scratch     *pool.Pool[driver.Memory] // for elements in order, and for other devices' tensors
+	line        *line                     // that collectives share
+	messages    *line                     // that sends and receives share; its streams wait for no other rank
 	timeout     atomic.Int64
-	fault       atomic.Pointer[error]    // what ended the group
-	unreachable error                    // why no device reaches another rank's, as far as New knows
-	direct      *directGroup             // for direct work
-	board       *board                   // of what ranks of this host call
-	oneHost     bool                     // all ranks are on this one
-	exchange    atomic.Pointer[exchange] // what they all-reduce through; nil until it is clear whether they need it
+	fault       atomic.Pointer[error]            // what ended the group
+	unreachable error                            // why no device reaches another rank's, as far as New knows
+	direct      *directGroup                     // for direct work
+	board       *board.Board                     // of what ranks of this host call
+	oneHost     bool                             // all ranks are on this one
+	exchange    atomic.Pointer[hostshm.Exchange] // what they all-reduce through; nil until it is clear whether they need it
 
 	sharedSlots int // of the exchange, for each rank
 
@@ -187,6 +190,7 @@ type Backend struct {
 	todo     fifo[operation] // for the worker
 	ending   fifo[operation] // for the finisher
 	late     []*operation
+	idle     []*shared // for later operations
 	posted   map[post]chan struct{}
 	wg       sync.WaitGroup
 	p2p      sync.WaitGroup
@@ -230,13 +234,13 @@ func New(ctx context.Context, o backend.Options) (*Backend, error) {
 	}
 	b := &Backend{
 		rank: o.Rank, size: o.Size, group: o.Group, options: own, driver: own.Driver,
-		tracker: edges.New(own.Driver), pinned: newPinned(own.Driver, own.Pinned),
-		scratch: newScratch(own.Driver, own.Scratch), closed: make(chan struct{}),
+		tracker: edges.New(own.Driver), pinned: pool.NewPinned(own.Driver, own.Pinned),
+		scratch: pool.NewScratch(own.Driver, own.Scratch), closed: make(chan struct{}),
 	}
 	b.missing = missing
 	b.direct = &directGroup{b: b}
 	b.messages = &line{down: make(map[int]driver.Stream), up: make(map[int]driver.Stream)}
-	b.sharedSlots = cmp.Or(slots, sharedSlots(b.size, own.Chunk))
+	b.sharedSlots = cmp.Or(slots, hostshm.Slots(b.size, own.Chunk, defaultSlots))
 	b.timeout.Store(int64(o.Timeout))
 	var err error
 	if missing == nil {
@@ -257,7 +261,7 @@ func New(ctx context.Context, o backend.Options) (*Backend, error) {
 	}
 	if err == nil {
 		// Who opens the board has done so.
-		err = b.board.hide()
+		err = b.board.Hide()
 	}
 	if err == nil && missing == nil && lacks(b.driver) == nil {
 		// Not in an operation, when streams may wait for a word.
@@ -273,7 +277,7 @@ func New(ctx context.Context, o backend.Options) (*Backend, error) {
 		err = b.share(ctx, 0)
 	}
 	if err != nil {
-		return nil, errors.Join(err, b.usable().close(), b.board.close(), b.cpu.Close(), b.tracker.Close())
+		return nil, errors.Join(err, b.usable().Close(), b.board.Close(), b.cpu.Close(), b.tracker.Close())
 	}
 	b.posted = make(map[post]chan struct{})
 	b.todo.init(&b.mu)
@@ -550,8 +554,8 @@ func (b *Backend) Close() error {
 	b.mu.Unlock()
 	b.wg.Wait()
 
-	b.usable().rest()
-	err := errors.Join(b.direct.close(), b.cpu.Close(), b.board.close())
+	b.usable().Rest()
+	err := errors.Join(b.direct.close(), b.cpu.Close(), b.board.Close())
 	stuck := b.stuck(closeLimit)
 	if stuck > 0 {
 		// What comes after something that does not end goes on without it.
@@ -576,7 +580,7 @@ func (b *Backend) Close() error {
 	if err := b.tracker.Drain(ctx); err != nil {
 		errs = append(errs, fmt.Errorf("cuda: callers' streams wait for a message, and the memory of its word stays: %w", err))
 	}
-	return errors.Join(append(errs, b.tracker.Close(), b.usable().close(), b.pinned.close(), b.scratch.close())...)
+	return errors.Join(append(errs, b.tracker.Close(), b.usable().Close(), b.pinned.Close(), b.scratch.Close())...)
 }
 
 // cpuErr returns what ended the group of the host's part, if its backend says so.

@@ -10,8 +10,11 @@ import (
 	"time"
 
 	"github.com/c10d-go/c10d/backend/cuda/driver"
+	"github.com/c10d-go/c10d/backend/cuda/internal/board"
 	"github.com/c10d-go/c10d/backend/cuda/internal/direct"
 	"github.com/c10d-go/c10d/backend/cuda/internal/kernels"
+	"github.com/c10d-go/c10d/backend/cuda/internal/place"
+	"github.com/c10d-go/c10d/backend/cuda/internal/region"
 	"github.com/c10d-go/c10d/backend/cuda/internal/window"
 	"github.com/c10d-go/c10d/work"
 )
@@ -73,7 +76,7 @@ func prepareDirectWork(h *host) error {
 	if err := b.reduction(work.AllReduce, c.Op, d); err != nil {
 		return err
 	}
-	if i, j, ok := shareMemory(c.Tensors); ok {
+	if i, j, ok := place.ShareMemory(c.Tensors); ok {
 		return fmt.Errorf("tensors %d and %d share memory", i, j)
 	}
 	h.direct = b.direct.newAllReduce(c.Tensors, c.Op)
@@ -174,10 +177,10 @@ type directGroup struct {
 	others map[int]driver.Stream // by device: for tensors that are on another one
 	window *window.Window
 	comm   *direct.Comm
-	place  directPlace // where the kernels have room
-	blocks int         // of each kernel, until it is closed
-	own    *region     // where the others say that they have let go
-	pages  []*region   // the others'
+	place  directPlace      // where the kernels have room
+	blocks int              // of each kernel, until it is closed
+	own    *region.Region   // where the others say that they have let go
+	pages  []*region.Region // the others'
 
 	// Guarded by Backend.calls.
 	last *directCall // the last that was enqueued
@@ -219,7 +222,7 @@ func (d *directGroup) known() error {
 
 // ready returns nil if the ranks are connected. The first call connects them: all come to it in the
 // order of the group's collectives.
-func (d *directGroup) ready(ctx context.Context, op work.OpType, dev int, print call) error {
+func (d *directGroup) ready(ctx context.Context, op work.OpType, dev int, print board.Call) error {
 	if d.open.Load() != nil {
 		return nil
 	}
@@ -253,12 +256,12 @@ func (d *directGroup) connect(q *operation, dev int) (why, err error) {
 	tell := func(why error, more []byte) (reason error, all [][]byte, err error) {
 		return b.hear(q.ctx, q.left(), told(why, more))
 	}
-	mine := make([]byte, 8+regionNameLen)
+	mine := make([]byte, 8+region.NameLen)
 	why = d.prepare(dev)
 	if why == nil {
 		binary.LittleEndian.PutUint32(mine, directChannels(d.v, b.size))
 		binary.LittleEndian.PutUint32(mine[4:], uint32(d.blocks))
-		copy(mine[8:], d.own.name)
+		copy(mine[8:], d.own.Name)
 	}
 	reason, all, err := tell(why, mine)
 	if err == nil && reason == nil {
@@ -274,7 +277,7 @@ func (d *directGroup) connect(q *operation, dev int) (why, err error) {
 		reason, _, err = tell(why, nil)
 	}
 	if d.own != nil {
-		err = errors.Join(err, d.own.hide()) // who opens it has done so
+		err = errors.Join(err, d.own.Hide()) // who opens it has done so
 	}
 	if err == nil && reason == nil {
 		why = d.window.Connect(q.ctx, func(ctx context.Context, mine []byte) ([][]byte, error) {
@@ -311,7 +314,7 @@ func (d *directGroup) prepare(dev int) (err error) {
 	if d.stream, err = d.v.NewStream(driver.StreamOptions{High: true, Name: fmt.Sprintf("rank %d direct", d.b.rank)}); err != nil {
 		return err
 	}
-	if d.own, err = newRegion(pageSize); err != nil {
+	if d.own, err = region.New(region.PageSize); err != nil {
 		return fmt.Errorf("a page of words: %w", err)
 	}
 	return nil
@@ -322,7 +325,7 @@ func (d *directGroup) openPages(all [][]byte) error {
 		if r == d.b.rank {
 			continue
 		}
-		p, err := openRegion(string(trimZeros(b[8:][:regionNameLen])), pageSize)
+		p, err := region.Open(string(trimZeros(b[8:][:region.NameLen])), region.PageSize)
 		if err != nil {
 			return fmt.Errorf("the page of rank %d: %w", r, err)
 		}
@@ -336,7 +339,7 @@ const wordEach = 64
 
 // goneWord is where a rank writes that it has let go of the memory of the page's owner: the number
 // of direct operations it has made, plus one.
-func goneWord(p *region, rank int) *atomic.Uint32 { return word(p, rank*wordEach) }
+func goneWord(p *region.Region, rank int) *atomic.Uint32 { return p.Word(rank * wordEach) }
 
 // left returns a rank that has closed the group and did not take part in an operation.
 func (d *directGroup) left(number uint32) (rank int, left bool) {
@@ -443,7 +446,7 @@ func (d *directGroup) release() error {
 	}
 	for _, p := range append(d.pages, d.own) {
 		if p != nil {
-			errs = append(errs, p.leave())
+			errs = append(errs, p.Leave())
 		}
 	}
 	if d.stream != nil {

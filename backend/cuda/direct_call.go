@@ -7,15 +7,16 @@ import (
 	"fmt"
 	"runtime"
 	"slices"
-	"sync/atomic"
 	"time"
-	"unsafe"
 
 	"github.com/c10d-go/c10d/backend"
 	"github.com/c10d-go/c10d/backend/cuda/driver"
 	"github.com/c10d-go/c10d/backend/cuda/driver/edges"
+	"github.com/c10d-go/c10d/backend/cuda/internal/board"
 	"github.com/c10d-go/c10d/backend/cuda/internal/direct"
 	"github.com/c10d-go/c10d/backend/cuda/internal/kernels"
+	"github.com/c10d-go/c10d/backend/cuda/internal/place"
+	"github.com/c10d-go/c10d/backend/cuda/internal/pool"
 	"github.com/c10d-go/c10d/backend/cuda/internal/window"
 	"github.com/c10d-go/c10d/tensor"
 	"github.com/c10d-go/c10d/work"
@@ -75,7 +76,7 @@ type part struct {
 //
 // Without it an operation runs on a stream of the group, beside later work of the caller's streams.
 func InStream(ctx context.Context, s driver.Stream) context.Context {
-	return context.WithValue(ctx, streamsKey{}, &callStreams{before: []driver.Stream{s}, in: s})
+	return context.WithValue(ctx, place.StreamsKey{}, &place.CallStreams{Before: []driver.Stream{s}, In: s})
 }
 
 // newCall returns an unused operation.
@@ -121,7 +122,7 @@ const (
 )
 
 // issueDirect starts an operation.
-func (b *Backend) issueDirect(ctx context.Context, op work.OpType, timeout time.Duration, c *directCall, print call, result ...*tensor.Tensor) (*work.Work, error) {
+func (b *Backend) issueDirect(ctx context.Context, op work.OpType, timeout time.Duration, c *directCall, print board.Call, result ...*tensor.Tensor) (*work.Work, error) {
 	b.calls.Lock()
 	defer b.calls.Unlock()
 	info, timeout, err := b.admit(ctx, op, timeout)
@@ -135,14 +136,14 @@ func (b *Backend) issueDirect(ctx context.Context, op work.OpType, timeout time.
 	c.RunBy(c)
 	c.SetResult(result...)
 	c.Start()
-	print.op = op
+	print.Op = op
 	err = b.enter(info, print)
 	b.mu.Lock()
 	b.seq++
 	b.last = c.Work()
 	b.mu.Unlock()
 	b.collectives++
-	underway.Add(1)
+	pool.Underway.Add(1)
 	d.begin(c)
 	if err == nil {
 		err = c.enqueue()
@@ -215,14 +216,14 @@ func (c *directCall) rejoin() (err error) {
 // enqueue gives the stream all commands.
 func (c *directCall) enqueue() error {
 	d := c.d
-	s := streamsOf(c.ctx)
+	s := place.StreamsOf(c.ctx)
 	if err := c.room(); err != nil {
 		return err
 	}
 	c.collect()
 	c.stream = d.stream
-	if s != nil && s.in != nil && s.in.Device().Index == d.dev {
-		c.stream = s.in
+	if s != nil && s.In != nil && s.In.Device().Index == d.dev {
+		c.stream = s.In
 	}
 	if d.last != nil && d.last.stream != c.stream {
 		if err := d.after(c.stream, d.last); err != nil {
@@ -249,16 +250,16 @@ func (c *directCall) enqueue() error {
 			return err
 		}
 	}
-	if s != nil && s.in != nil && s.in != c.stream {
-		return follow(s.in, c.stream)
+	if s != nil && s.In != nil && s.In != c.stream {
+		return follow(s.In, c.stream)
 	}
 	return nil
 }
 
 // afterCallers orders the stream after those that use the tensors.
-func (c *directCall) afterCallers(s *callStreams) error {
+func (c *directCall) afterCallers(s *place.CallStreams) error {
 	if s != nil {
-		for _, x := range s.before {
+		for _, x := range s.Before {
 			if x != c.stream {
 				if err := follow(c.stream, x); err != nil {
 					return err
@@ -272,7 +273,7 @@ func (c *directCall) afterCallers(s *callStreams) error {
 	for i := range c.parts {
 		for _, list := range [2][]*tensor.Tensor{c.parts[i].in, c.parts[i].out} {
 			for _, t := range list {
-				m, ok := t.Memory().(streamer)
+				m, ok := t.Memory().(place.Streamer)
 				if !ok || m.Stream() == nil || slices.Contains(seen, m.Stream()) {
 					continue
 				}
@@ -434,10 +435,10 @@ func (c *directCall) finish() {
 		e.Release()
 	}
 	for _, m := range c.held {
-		c.d.b.scratch.put(m.Device().Index, m)
+		c.d.b.scratch.Put(m.Device().Index, m)
 	}
 	c.paces, c.held = nil, nil
-	underway.Add(-1)
+	pool.Underway.Add(-1)
 }
 
 // end ends the Work.
@@ -597,15 +598,15 @@ func (c *directCall) collect() {
 
 func (c *directCall) use(t *tensor.Tensor, access func(driver.Ptr, int) driver.Access) {
 	if t.IsContiguous() {
-		c.uses = append(c.uses, access(start(t), t.ByteLen()))
+		c.uses = append(c.uses, access(place.Start(t), t.ByteLen()))
 		return
 	}
-	p := placeOf(t)
-	p.uses(func(x span) { c.uses = append(c.uses, access(p.base+driver.Ptr(x.off), x.n)) })
+	p := place.Of(t)
+	p.Uses(func(x place.Span) { c.uses = append(c.uses, access(p.Base+driver.Ptr(x.Off), x.N)) })
 }
 
 // before has a batch come after direct operations that use the same memory as the batch will.
-func (d *directGroup) before(batch *edges.Batch, places []*place) {
+func (d *directGroup) before(batch *edges.Batch, places []*place.Place) {
 	if d == nil {
 		return
 	}
@@ -614,8 +615,8 @@ func (d *directGroup) before(batch *edges.Batch, places []*place) {
 	var last driver.Stream
 	var all []driver.Access
 	for _, p := range places {
-		p.uses(func(x span) {
-			a := driver.Writes(p.base+driver.Ptr(x.off), x.n)
+		p.Uses(func(x place.Span) {
+			a := driver.Writes(p.Base+driver.Ptr(x.Off), x.N)
 			for _, c := range d.calls {
 				if slices.ContainsFunc(c.uses, func(u driver.Access) bool { return u.Ptr < a.Ptr+driver.Ptr(a.Len) && a.Ptr < u.Ptr+driver.Ptr(u.Len) }) {
 					last = d.calls[len(d.calls)-1].stream
@@ -631,29 +632,6 @@ func (d *directGroup) before(batch *edges.Batch, places []*place) {
 	}
 }
 
-// start returns where the first element of a tensor is.
-func start(t *tensor.Tensor) driver.Ptr {
-	return t.Memory().(interface{ Ptr() driver.Ptr }).Ptr() + driver.Ptr(t.Offset()*t.DType().Size())
-}
-
-// shareMemory returns two tensors whose elements lie between the same bytes.
-func shareMemory(ts []*tensor.Tensor) (i, j int, ok bool) {
-	if len(ts) == 1 {
-		return 0, 0, false
-	}
-	places := make([]*place, len(ts))
-	for j, t := range ts {
-		places[j] = placeOf(t)
-		for i, p := range places[:j] {
-			q := places[j]
-			if p.base+driver.Ptr(p.lo) < q.base+driver.Ptr(q.hi) && q.base+driver.Ptr(q.lo) < p.base+driver.Ptr(p.hi) {
-				return i, j, true
-			}
-		}
-	}
-	return 0, 0, false
-}
-
 // inOrder returns where the elements of tensors are, one tensor after the other, on the group's
 // device; false if they are not.
 func (d *directGroup) inOrder(ts []*tensor.Tensor) (at driver.Ptr, bytes int, ok bool) {
@@ -662,11 +640,11 @@ func (d *directGroup) inOrder(ts []*tensor.Tensor) (at driver.Ptr, bytes int, ok
 		if n == 0 {
 			continue
 		}
-		if t.Device().Index != d.dev || !t.IsContiguous() || bytes > 0 && start(t) != at+driver.Ptr(bytes) {
+		if t.Device().Index != d.dev || !t.IsContiguous() || bytes > 0 && place.Start(t) != at+driver.Ptr(bytes) {
 			return 0, 0, false
 		}
 		if bytes == 0 {
-			at = start(t)
+			at = place.Start(t)
 		}
 		bytes += n
 	}
@@ -803,7 +781,7 @@ func (c *directCall) launched(err error) error { return cmp.Or(err, c.pace()) }
 
 // scratch returns memory on a device until the operation has ended.
 func (c *directCall) scratch(dev, n int) (driver.Ptr, error) {
-	m, err := c.d.b.scratch.get(dev, n)
+	m, err := c.d.b.scratch.Get(dev, n)
 	if err != nil {
 		return 0, err
 	}
@@ -857,16 +835,16 @@ func (c *directCall) move(t *tensor.Tensor, at driver.Ptr, bring bool) error {
 		case !flat:
 			return c.pack(s, t, at, bring)
 		case bring:
-			return c.copy(s, at, start(t), n)
+			return c.copy(s, at, place.Start(t), n)
 		}
-		return c.copy(s, start(t), at, n)
+		return c.copy(s, place.Start(t), at, n)
 	}
 	// By the tensor's device: what other devices fetch waits in one queue, see package driver.
 	other, err := c.otherStream(dev)
 	if err != nil {
 		return err
 	}
-	own := start(t)
+	own := place.Start(t)
 	if !flat {
 		if own, err = c.scratch(dev, n); err != nil {
 			return err
@@ -925,11 +903,11 @@ func (c *directCall) pack(s driver.Stream, t *tensor.Tensor, at driver.Ptr, brin
 	if bring {
 		f = k.pack
 	}
-	p := placeOf(t)
-	p.inOrder(at, func(l kernels.Layout, packed, spread driver.Ptr, n int) {
+	p := place.Of(t)
+	p.InOrder(at, func(l kernels.Layout, packed, spread driver.Ptr, n int) {
 		if err == nil {
 			err = c.launch(s, f, n, l.Append(new(driver.Args).Ptr(packed).Ptr(spread)),
-				driver.Writes(packed, n), driver.Writes(p.base+driver.Ptr(p.lo), p.hi-p.lo))
+				driver.Writes(packed, n), driver.Writes(p.Base+driver.Ptr(p.Lo), p.Hi-p.Lo))
 		}
 	})
 	return err
@@ -955,6 +933,3 @@ func (c *directCall) combine(p *part, into, from driver.Ptr) error {
 	args := new(driver.Args).Ptr(into).Ptr(0).Ptr(into).Ptr(from).Uint64(uint64(p.n)).Uint32(1)
 	return c.launch(c.stream, f, bytes, args, driver.Writes(into, bytes), driver.Reads(from, bytes))
 }
-
-// word returns a word of a page.
-func word(p *region, at int) *atomic.Uint32 { return (*atomic.Uint32)(unsafe.Pointer(&p.bytes[at])) }

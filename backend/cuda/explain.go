@@ -6,6 +6,7 @@ import (
 	"strings"
 
 	"github.com/c10d-go/c10d/backend"
+	"github.com/c10d-go/c10d/backend/cuda/internal/hostshm"
 	"github.com/c10d-go/c10d/tensor"
 	"github.com/c10d-go/c10d/work"
 )
@@ -23,7 +24,7 @@ func (b *Backend) Explain() backend.Explanation {
 			e.Choices = append(e.Choices, c)
 		}
 	}
-	if why := b.board.why; why != nil {
+	if why := b.board.Why; why != nil {
 		e.Why += "; calls of ranks on this host are not all compared when they are made: " + strings.ReplaceAll(why.Error(), "\n", "; ")
 	}
 	e.Choices = append(b.explainAllReduce(), e.Choices...)
@@ -70,7 +71,7 @@ func (b *Backend) explainAllReduce() []backend.Choice {
 	c.Algorithm = w.name
 	how := ""
 	if x := b.exchange.Load(); w.name == HostWork && x != nil {
-		how = "; " + x.explain(b)
+		how = "; " + b.explainExchange(x)
 	}
 	if b.options.AllReduce != "" {
 		c.Why = "Options.AllReduce asks for it" + how
@@ -84,16 +85,16 @@ func (b *Backend) explainAllReduce() []backend.Choice {
 	return []backend.Choice{c}
 }
 
-// explain says how all-reduces go through the host.
-func (x *exchange) explain(b *Backend) string {
-	if x.why != nil {
-		return fmt.Sprintf("through backend %s, not memory that the ranks share: %v", b.cpu.Name(), x.why)
+// explainExchange says how all-reduces go through the host.
+func (b *Backend) explainExchange(x *hostshm.Exchange) string {
+	if x.Why != nil {
+		return fmt.Sprintf("through backend %s, not memory that the ranks share: %v", b.cpu.Name(), x.Why)
 	}
-	s := fmt.Sprintf("in chunks of up to %d bytes through page-locked memory that the ranks share, each rank's CPUs (%d) combining a part", b.options.Chunk, x.crew.n)
-	if err := x.unlocked.Load(); err != nil {
+	s := fmt.Sprintf("in chunks of up to %d bytes through page-locked memory that the ranks share, each rank's CPUs (%d) combining a part", b.options.Chunk, x.Crew.N)
+	if err := x.Unlocked.Load(); err != nil {
 		s += fmt.Sprintf("; this rank's host copies to it and from it: %v", *err)
 	}
-	if err := x.lacks.Load(); err != nil {
+	if err := x.Lacks.Load(); err != nil {
 		s += fmt.Sprintf("; small ones in several commands of the device, not one kernel: %v", *err)
 	}
 	return s

@@ -4,6 +4,9 @@ import (
 	"time"
 
 	"github.com/c10d-go/c10d/backend/cuda/driver"
+	"github.com/c10d-go/c10d/backend/cuda/internal/hostshm"
+	"github.com/c10d-go/c10d/backend/cuda/internal/pool"
+	"github.com/c10d-go/c10d/backend/cuda/internal/region"
 )
 
 // SetCloseLimit changes how long Close waits for devices that do not go on after an
@@ -28,52 +31,52 @@ func SetHostIdentity(f func() [32]byte) func() {
 // report; without the mapping the test would end with a signal. Programs that keep
 // their orders are tested without this.
 func KeepRegions() func() {
-	old := unmap
-	unmap = func(*sharedMemory) error { return nil }
-	return func() { unmap = old }
+	old := region.Unmap
+	region.Unmap = func(*region.SharedMemory) error { return nil }
+	return func() { region.Unmap = old }
 }
 
 // SetBefore has f called before the system is asked for n bytes of memory that ranks share,
 // until the function that it returns is called. A region of words has PageSize bytes.
 func SetBefore(f func(call string, n int) error) func() {
-	old := before
-	before = f
-	return func() { before = old }
+	old := region.Before
+	region.Before = f
+	return func() { region.Before = old }
 }
 
 // PageSize is the bytes of a region of words.
-const PageSize = pageSize
+const PageSize = region.PageSize
 
 // OtherProcesses has ranks of this process open each other's memory as those of other
 // processes do, until the function that it returns is called.
 func OtherProcesses() func() {
-	ownProcess = false
-	return func() { ownProcess = true }
+	region.OwnProcess = false
+	return func() { region.OwnProcess = true }
 }
 
 // SetFirstChunk changes the number of the first chunk that goes through shared memory,
 // until the function that it returns is called.
 func SetFirstChunk(n uint64) func() {
-	firstChunk = n
-	return func() { firstChunk = 0 }
+	hostshm.FirstChunk = n
+	return func() { hostshm.FirstChunk = 0 }
 }
 
 // NewRegion makes memory that processes share, and returns its name and how to free
 // it; OpenRegion opens it.
 func NewRegion(n int) (name string, free func() error, err error) {
-	r, err := newRegion(n)
+	r, err := region.New(n)
 	if err != nil {
 		return "", nil, err
 	}
-	return r.name, r.leave, nil
+	return r.Name, r.Leave, nil
 }
 
 func OpenRegion(name string, n int) (free func() error, err error) {
-	r, err := openRegion(name, n)
+	r, err := region.Open(name, n)
 	if err != nil {
 		return nil, err
 	}
-	return r.leave, nil
+	return r.Leave, nil
 }
 
 // SetMostQueued changes how many commands operations may have left on a stream when the
@@ -87,9 +90,9 @@ func SetMostQueued(n int64) func() {
 // SetCrew changes how many goroutines of a rank combine its share, and the least that
 // one of them does, until the function that it returns is called.
 func SetCrew(n, part int) func() {
-	oldCrew, oldPart := crewOf, smallestPart
-	crewOf, smallestPart = func(int) int { return n }, part
-	return func() { crewOf, smallestPart = oldCrew, oldPart }
+	oldCrew, oldPart := hostshm.CrewOf, smallestPart
+	hostshm.CrewOf, smallestPart = func(int) int { return n }, part
+	return func() { hostshm.CrewOf, smallestPart = oldCrew, oldPart }
 }
 
 // Fill makes memory in advance for so many operations under way, of every size up to so
@@ -98,13 +101,13 @@ func (b *Backend) Fill(bytes, operations int) error {
 	var hosts []driver.HostMemory
 	var devices []driver.Memory
 	direct := b.direct.open.Load() != nil
-	for c := class(0); c <= class(bytes); c++ {
+	for c := pool.Class(0); c <= pool.Class(bytes); c++ {
 		many := operations
 		if 1<<c <= 64<<10 {
 			many *= 4 // small ones are short
 		}
 		for range many {
-			h, err := b.pinned.get(onHost, 1<<c)
+			h, err := b.pinned.Get(pool.OnHost, 1<<c)
 			if err != nil {
 				return err
 			}
@@ -112,7 +115,7 @@ func (b *Backend) Fill(bytes, operations int) error {
 			if !direct {
 				continue
 			}
-			m, err := b.scratch.get(b.direct.dev, 1<<c)
+			m, err := b.scratch.Get(b.direct.dev, 1<<c)
 			if err != nil {
 				return err
 			}
@@ -120,10 +123,10 @@ func (b *Backend) Fill(bytes, operations int) error {
 		}
 	}
 	for _, h := range hosts {
-		b.pinned.put(onHost, h)
+		b.pinned.Put(pool.OnHost, h)
 	}
 	for _, m := range devices {
-		b.scratch.put(b.direct.dev, m)
+		b.scratch.Put(b.direct.dev, m)
 	}
 	return nil
 }

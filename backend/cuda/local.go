@@ -13,6 +13,8 @@ import (
 	"github.com/c10d-go/c10d/backend"
 	"github.com/c10d-go/c10d/backend/cuda/driver"
 	"github.com/c10d-go/c10d/backend/cuda/driver/edges"
+	"github.com/c10d-go/c10d/backend/cuda/internal/place"
+	"github.com/c10d-go/c10d/backend/cuda/internal/pool"
 	"github.com/c10d-go/c10d/tensor"
 	"github.com/c10d-go/c10d/work"
 )
@@ -33,8 +35,8 @@ type Local struct {
 	o       LocalOptions
 	tracker *edges.Tracker
 	host    *edges.Host
-	pinned  *pool[driver.HostMemory]
-	scratch *pool[driver.Memory]
+	pinned  *pool.Pool[driver.HostMemory]
+	scratch *pool.Pool[driver.Memory]
 
 	calls   sync.Mutex // makes the order of calls that of what they enqueue
 	streams map[int]driver.Stream
@@ -126,7 +128,7 @@ func NewLocal(d driver.Driver, o LocalOptions) (*Local, error) {
 		o.Timeout = backend.DefaultTimeout
 	}
 	l := &Local{
-		d: d, o: o, tracker: edges.New(d), pinned: newPinned(d, o.Pinned), scratch: newScratch(d, o.Scratch),
+		d: d, o: o, tracker: edges.New(d), pinned: pool.NewPinned(d, o.Pinned), scratch: pool.NewScratch(d, o.Scratch),
 		streams: make(map[int]driver.Stream), modules: make(map[int]driver.Module), kernels: make(map[kernelKey]driver.Function),
 		closed: make(chan struct{}),
 	}
@@ -236,25 +238,25 @@ func (l *Local) combiners(o *localOp, op backend.ReduceOp, red backend.Reduction
 	if l.o.Kernels.Combine == nil || red.Before != nil || red.After != nil || len(o.places) == 1 {
 		return nil, nil
 	}
-	name := l.o.Kernels.Combine(op.Kind(), o.places[0].t.DType())
+	name := l.o.Kernels.Combine(op.Kind(), o.places[0].T.DType())
 	if name == "" {
 		return nil, nil
 	}
 	all := make([]driver.Function, len(o.places))
 	for i, p := range o.places {
-		k := kernelKey{p.dev, name}
+		k := kernelKey{p.Dev, name}
 		f, ok := l.kernels[k]
 		if !ok {
-			m, ok := l.modules[p.dev]
+			m, ok := l.modules[p.Dev]
 			if !ok {
-				v, err := l.d.Device(p.dev)
+				v, err := l.d.Device(p.Dev)
 				if err != nil {
 					return nil, err
 				}
 				if m, err = v.Load(l.o.Kernels.Image); err != nil {
 					return nil, err
 				}
-				l.modules[p.dev] = m
+				l.modules[p.Dev] = m
 			}
 			var err error
 			if f, err = m.Function(name); err != nil {
@@ -274,7 +276,7 @@ type localOp struct {
 	ctx      context.Context
 	op       work.OpType
 	deadline time.Time
-	places   []*place
+	places   []*place.Place
 	streams  []driver.Stream // of each place's device
 	callers  [][]driver.Stream
 	bytes    int
@@ -291,7 +293,7 @@ type localOp struct {
 	scratch  []driver.Memory
 }
 
-func (o *localOp) at(i int) driver.Ptr { return o.places[i].base + driver.Ptr(o.places[i].lo) }
+func (o *localOp) at(i int) driver.Ptr { return o.places[i].Base + driver.Ptr(o.places[i].Lo) }
 
 // begin checks a call.
 func (l *Local) begin(ctx context.Context, op work.OpType, ts []*tensor.Tensor, root int) (*localOp, error) {
@@ -302,7 +304,7 @@ func (l *Local) begin(ctx context.Context, op work.OpType, ts []*tensor.Tensor, 
 		return nil, bad(op, "invalid root tensor: %d (there are %d)", root, len(ts))
 	}
 	o := &localOp{l: l, ctx: ctx, op: op, turn: -1}
-	given := streamsOf(ctx)
+	given := place.StreamsOf(ctx)
 	for i, t := range ts {
 		if err := dense(l.d, nil, op, fmt.Sprint("tensor ", i), output, t); err != nil {
 			return nil, err
@@ -315,15 +317,15 @@ func (l *Local) begin(ctx context.Context, op work.OpType, ts []*tensor.Tensor, 
 		case !t.SameShape(ts[0]):
 			return nil, bad(op, "invalid tensor size at index %d (expected %v, got %v)", i, ts[0].Shape(), t.Shape())
 		}
-		p := placeOf(t)
+		p := place.Of(t)
 		var callers []driver.Stream
 		if given != nil {
-			callers = given.before
-		} else if p.stream != nil {
-			callers = []driver.Stream{p.stream}
+			callers = given.Before
+		} else if p.Stream != nil {
+			callers = []driver.Stream{p.Stream}
 		}
 		for j, q := range o.places {
-			if a, b := o.at(j), p.base+driver.Ptr(p.lo); a < b+driver.Ptr(t.ByteLen()) && b < a+driver.Ptr(q.t.ByteLen()) {
+			if a, b := o.at(j), p.Base+driver.Ptr(p.Lo); a < b+driver.Ptr(t.ByteLen()) && b < a+driver.Ptr(q.T.ByteLen()) {
 				return nil, bad(op, "tensors %d and %d share memory", j, i)
 			}
 		}
@@ -352,16 +354,16 @@ func (l *Local) issue(o *localOp, f func(b *edges.Batch) error) (*work.Work, err
 		return &work.Error{Info: info, Peer: -1, Err: fmt.Errorf("cuda: %w", err)}
 	}
 	for _, p := range o.places {
-		s, ok := l.streams[p.dev]
+		s, ok := l.streams[p.Dev]
 		if !ok {
-			v, err := l.d.Device(p.dev)
+			v, err := l.d.Device(p.Dev)
 			if err != nil {
 				return nil, refused(err)
 			}
-			if s, err = v.NewStream(driver.StreamOptions{High: true, Name: fmt.Sprint("local ", p.dev)}); err != nil {
+			if s, err = v.NewStream(driver.StreamOptions{High: true, Name: fmt.Sprint("local ", p.Dev)}); err != nil {
 				return nil, refused(err)
 			}
-			l.streams[p.dev] = s
+			l.streams[p.Dev] = s
 		}
 		o.streams = append(o.streams, s)
 	}
@@ -375,7 +377,7 @@ func (l *Local) issue(o *localOp, f func(b *edges.Batch) error) (*work.Work, err
 	result := make([]*tensor.Tensor, 0, len(o.places))
 	o.Init(info)
 	for _, p := range o.places {
-		result = append(result, p.t)
+		result = append(result, p.T)
 	}
 	if o.result != nil {
 		result = o.result
@@ -384,7 +386,7 @@ func (l *Local) issue(o *localOp, f func(b *edges.Batch) error) (*work.Work, err
 	o.RunBy(o)
 	o.deadline = time.Now().Add(l.o.Timeout)
 	o.Start()
-	underway.Add(1)
+	pool.Underway.Add(1)
 	o.launched = true
 	o.pending, o.err = b.Run()
 	l.mu.Lock()
@@ -398,14 +400,14 @@ func (l *Local) issue(o *localOp, f func(b *edges.Batch) error) (*work.Work, err
 func (o *localOp) edge(f func(driver.Stream, ...driver.Access)) {
 	for i, p := range o.places {
 		for _, s := range o.callers[i] {
-			f(s, driver.Writes(p.base+driver.Ptr(p.lo), o.bytes))
+			f(s, driver.Writes(p.Base+driver.Ptr(p.Lo), o.bytes))
 		}
 	}
 }
 
 // stage gets page-locked memory for n tensors.
 func (o *localOp) stage(n int) (err error) {
-	o.pinned, err = o.l.pinned.get(onHost, n*align(o.bytes))
+	o.pinned, err = o.l.pinned.Get(pool.OnHost, n*align(o.bytes))
 	return err
 }
 
@@ -444,7 +446,7 @@ func (o *localOp) onDevices(b *edges.Batch, combine []driver.Function, to []int,
 		value[i] = o.at(i)
 	}
 	room := func(i int) (driver.Ptr, error) {
-		m, err := o.l.scratch.get(o.places[i].dev, o.bytes)
+		m, err := o.l.scratch.Get(o.places[i].Dev, o.bytes)
 		if err != nil {
 			return 0, err
 		}
@@ -465,7 +467,7 @@ func (o *localOp) onDevices(b *edges.Batch, combine []driver.Function, to []int,
 			}
 		}
 		b.Copy(o.streams[j], inbox[i], value[j], o.bytes)
-		count := o.places[i].t.Len()
+		count := o.places[i].T.Len()
 		b.Launch(o.streams[i], &driver.Launch{
 			Function: combine[i],
 			Grid:     driver.Dim{X: uint32(min((count+kernelBlock-1)/kernelBlock, kernelGrid))}, Block: driver.Dim{X: kernelBlock},
@@ -678,13 +680,13 @@ func (o *localOp) settled(ctx context.Context) bool {
 		o.pending.Release()
 	}
 	if o.pinned != nil {
-		o.l.pinned.put(onHost, o.pinned)
+		o.l.pinned.Put(pool.OnHost, o.pinned)
 	}
 	for _, m := range o.scratch {
-		o.l.scratch.put(m.Device().Index, m)
+		o.l.scratch.Put(m.Device().Index, m)
 	}
 	if o.launched {
-		underway.Add(-1)
+		pool.Underway.Add(-1)
 	}
 	return true
 }
@@ -723,5 +725,5 @@ func (l *Local) Close() error {
 	for _, m := range l.modules {
 		errs = append(errs, m.Close())
 	}
-	return errors.Join(append(errs, l.tracker.Close(), l.pinned.close(), l.scratch.close())...)
+	return errors.Join(append(errs, l.tracker.Close(), l.pinned.Close(), l.scratch.Close())...)
 }

@@ -11,6 +11,8 @@ import (
 	"time"
 
 	"github.com/c10d-go/c10d/backend"
+	"github.com/c10d-go/c10d/backend/cuda/internal/board"
+	"github.com/c10d-go/c10d/backend/cuda/internal/region"
 	"github.com/c10d-go/c10d/tensor"
 	"github.com/c10d-go/c10d/work"
 )
@@ -80,8 +82,8 @@ func (b *Backend) meet(ctx context.Context) error {
 	}
 	host := hostIdentity()
 	var name string
-	b.board, name = newBoard()
-	mine := make([]byte, sha256.Size+regionNameLen)
+	b.board, name = board.New()
+	mine := make([]byte, sha256.Size+region.NameLen)
 	copy(mine, host[:])
 	copy(mine[len(host):], name)
 	reason, all, err := b.hear(ctx, 0, told(why, mine))
@@ -92,10 +94,10 @@ func (b *Backend) meet(ctx context.Context) error {
 	boards := make(map[int]string)
 	for r, x := range all {
 		if bytes.Equal(x[:len(host)], host[:]) && r != b.rank {
-			boards[r] = string(trimZeros(x[len(host):][:regionNameLen]))
+			boards[r] = string(trimZeros(x[len(host):][:region.NameLen]))
 		}
 	}
-	b.board.open(b.rank, boards)
+	b.board.Open(b.rank, boards)
 	b.oneHost = len(boards) == b.size-1
 	for r, x := range all {
 		if b.unreachable == nil && !bytes.Equal(x[:len(host)], all[0][:len(host)]) {
@@ -110,7 +112,7 @@ var errNotAsked = errors.New("whether the devices reach each other is found out 
 
 // together has f run on all ranks, between the group's collectives before this call and those after
 // it. Op and print are the collective for which that is needed.
-func (b *Backend) together(ctx context.Context, op work.OpType, print call, f func(q *operation) error) error {
+func (b *Backend) together(ctx context.Context, op work.OpType, print board.Call, f func(q *operation) error) error {
 	if ctx == nil {
 		ctx = context.Background()
 	}
@@ -121,7 +123,7 @@ func (b *Backend) together(ctx context.Context, op work.OpType, print call, f fu
 	return q.Work().Wait(context.Background())
 }
 
-func (b *Backend) queueTogether(ctx context.Context, op work.OpType, print call, q *operation) error {
+func (b *Backend) queueTogether(ctx context.Context, op work.OpType, print board.Call, q *operation) error {
 	b.calls.Lock()
 	defer b.calls.Unlock()
 	info, timeout, err := b.admit(ctx, op, 0)
@@ -130,7 +132,7 @@ func (b *Backend) queueTogether(ctx context.Context, op work.OpType, print call,
 	}
 	q.init(b, ctx, info, timeout)
 	q.print = print
-	q.print.op = op
+	q.print.Op = op
 	if err := b.enter(info, q.print); err != nil {
 		return err
 	}
@@ -142,4 +144,18 @@ func (b *Backend) queueTogether(ctx context.Context, op work.OpType, print call,
 	}
 	b.queue(q)
 	return nil
+}
+
+// enter tells the other ranks of this host what the collective is that comes next. If
+// they call something else the group ends, on all ranks and at once. The caller holds
+// b.calls.
+func (b *Backend) enter(info work.Info, c board.Call) error {
+	mine := c.Said()
+	peer, theirs, ok := b.board.Enter(b.collectives, mine)
+	if ok {
+		return nil
+	}
+	err := &work.Error{Info: info, Peer: peer, Err: fmt.Errorf("cuda: %w", board.Disagree(b.collectives, b.rank, mine, peer, theirs))}
+	b.fail(fmt.Errorf("the group has failed: %w", err), err)
+	return err
 }

@@ -7,6 +7,7 @@ import (
 
 	"github.com/c10d-go/c10d/backend"
 	"github.com/c10d-go/c10d/backend/cuda/driver"
+	"github.com/c10d-go/c10d/backend/cuda/internal/place"
 	"github.com/c10d-go/c10d/tensor"
 	"github.com/c10d-go/c10d/work"
 )
@@ -57,7 +58,7 @@ func (b *Backend) message(ctx context.Context, op work.OpType, o backend.P2POpti
 	q.claim = host
 	var result []*tensor.Tensor
 	for _, d := range l.dst {
-		result = append(result, d.t)
+		result = append(result, d.T)
 	}
 	if err := b.launch(q, result); err != nil {
 		host.Close()
@@ -90,7 +91,7 @@ func (b *Backend) message(ctx context.Context, op work.OpType, o backend.P2POpti
 
 // enqueueClaim claims a message's memory, after what the caller's streams and other
 // operations do with it.
-func (o *operation) enqueueClaim(places []*place) (err error) {
+func (o *operation) enqueueClaim(places []*place.Place) (err error) {
 	batch := o.b.tracker.Batch()
 	o.prologue(batch, places...)
 	access := driver.Writes
@@ -99,7 +100,7 @@ func (o *operation) enqueueClaim(places []*place) (err error) {
 	}
 	all := o.line.accesses[:0]
 	for _, p := range places {
-		p.uses(func(x span) { all = append(all, access(p.base+driver.Ptr(x.off), x.n)) })
+		p.Uses(func(x place.Span) { all = append(all, access(p.Base+driver.Ptr(x.Off), x.N)) })
 	}
 	o.claimed = batch.Claim(o.claim, all...)
 	o.line.accesses = all

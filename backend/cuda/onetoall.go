@@ -10,6 +10,8 @@ import (
 	"github.com/c10d-go/c10d/backend"
 	"github.com/c10d-go/c10d/backend/cuda/driver"
 	"github.com/c10d-go/c10d/backend/cuda/driver/edges"
+	"github.com/c10d-go/c10d/backend/cuda/internal/board"
+	"github.com/c10d-go/c10d/backend/cuda/internal/place"
 	"github.com/c10d-go/c10d/tensor"
 	"github.com/c10d-go/c10d/work"
 )
@@ -211,12 +213,12 @@ func (o *operation) fillOneToAll(batch *feed) {
 		n := (hi - lo) * l.size()
 		if l.src != nil {
 			if n > 0 {
-				batch.Copy(l.src.down, slot, l.src.at(lo), n)
+				batch.Copy(l.src.Down, slot, l.src.At(lo), n)
 			}
 		} else {
 			batch.host(&o.turns, o.line.host, driver.Writes(slot, n))
 			if n > 0 {
-				batch.Copy(l.dst[0].up, l.dst[0].at(lo), slot, n)
+				batch.Copy(l.dst[0].Up, l.dst[0].At(lo), slot, n)
 			}
 		}
 		if len(o.relay.to) > 0 {
@@ -239,14 +241,9 @@ func (o *operation) fillLocal(batch *feed) {
 	n := l.n * l.size()
 	if o.alone() && len(l.dst) == 0 && n > 0 {
 		// For who orders a stream after the operation, and by it after the caller's.
-		batch.Copy(l.src.down, o.staging.Ptr(), l.src.at(0), 1)
+		batch.Copy(l.src.Down, o.staging.Ptr(), l.src.At(0), 1)
 	}
-	spread(batch, append([]*place{l.src}, l.dst...), 0, n)
-}
-
-// at returns the address of an element of a flat place.
-func (p *place) at(i int) driver.Ptr {
-	return p.base + driver.Ptr(p.lo) + driver.Ptr(i)*driver.Ptr(p.t.DType().Size())
+	spread(batch, append([]*place.Place{l.src}, l.dst...), 0, n)
 }
 
 // copier has a stream copy.
@@ -256,13 +253,13 @@ type copier interface {
 
 // spread copies n bytes, from element lo on, from the first place to all others.
 // The writer of an edge of the tree is the stream of its source's device.
-func spread(batch copier, all []*place, lo, n int) {
+func spread(batch copier, all []*place.Place, lo, n int) {
 	if n == 0 {
 		return
 	}
 	for step := 1 << bits.Len(uint(len(all)-1)) >> 1; step > 0; step >>= 1 {
 		for i := 0; i+step < len(all); i += 2 * step {
-			batch.Copy(all[i].up, all[i+step].at(lo), all[i].at(lo), n)
+			batch.Copy(all[i].Up, all[i+step].At(lo), all[i].At(lo), n)
 		}
 	}
 }
@@ -365,9 +362,9 @@ func (o *operation) sendChunk(to int, chunk []byte) error {
 	if err := o.wait(cpu.Recv(o.ctx, t, to, opts)); err != nil {
 		return err
 	}
-	theirs := said{binary.LittleEndian.Uint64(ready), binary.LittleEndian.Uint64(ready[8:])}
-	if mine := o.print.said(); theirs != mine {
-		return &work.Error{Info: o.Info(), Peer: to, Err: fmt.Errorf("cuda: %w", disagree(o.number, o.b.rank, mine, to, theirs))}
+	theirs := board.Said{binary.LittleEndian.Uint64(ready), binary.LittleEndian.Uint64(ready[8:])}
+	if mine := o.print.Said(); theirs != mine {
+		return &work.Error{Info: o.Info(), Peer: to, Err: fmt.Errorf("cuda: %w", board.Disagree(o.number, o.b.rank, mine, to, theirs))}
 	}
 	if t, err = tensor.Of(chunk, len(chunk)); err != nil {
 		return err
@@ -389,7 +386,7 @@ func (o *operation) expect(chunk []byte) (a arrival, err error) {
 	if a.data, err = cpu.Recv(o.ctx, t, from, opts); err != nil {
 		return a, err
 	}
-	mine := o.print.said()
+	mine := o.print.Said()
 	ready := binary.LittleEndian.AppendUint64(binary.LittleEndian.AppendUint64(nil, mine[0]), mine[1])
 	if t, err = tensor.Of(ready, len(ready)); err != nil {
 		return a, err

@@ -12,6 +12,7 @@ import (
 	"github.com/c10d-go/c10d/backend/cuda/driver"
 	"github.com/c10d-go/c10d/backend/cuda/driver/edges"
 	"github.com/c10d-go/c10d/backend/cuda/driver/sim"
+	"github.com/c10d-go/c10d/backend/cuda/internal/place"
 	"github.com/c10d-go/c10d/tensor"
 )
 
@@ -145,21 +146,21 @@ func TestF09Beyond2GiB(t *testing.T) {
 		require.NoError(t, err)
 		_, err = b.line.relays(tr)
 		require.NoError(t, err)
-		var places []*place
+		var places []*place.Place
 		streams := make([]*notes, 3)
 		for i := range streams {
 			ten, err := tensor.OnDevice(tensor.Float32, huge{driver.Ptr(1+i) << 40, 4 * total}, total)
 			require.NoError(t, err)
 			streams[i] = &notes{device: i}
-			p := placeOf(ten)
-			p.dev, p.up = i, streams[i]
+			p := place.Of(ten)
+			p.Dev, p.Up = i, streams[i]
 			places = append(places, p)
 		}
 		l := leg{n: total, dtype: tensor.Float32, dst: places}
 		down := &notes{}
 		if rank == 0 {
 			l.src, l.dst = places[0], places[1:]
-			l.src.down = down
+			l.src.Down = down
 		}
 		o := &operation{b: b, line: b.line, legs: []leg{l}}
 		o.relay = newOneToAll(routeOf(BroadcastChain, rank, 3, 0), b.chunks(&l))
@@ -187,9 +188,9 @@ func TestF09Beyond2GiB(t *testing.T) {
 		dst := func(c copied) driver.Ptr { return c.dst }
 		src := func(c copied) driver.Ptr { return c.src }
 		if rank == 0 {
-			tile(down, src, places[0].base)
+			tile(down, src, places[0].Base)
 		} else {
-			tile(streams[0], dst, places[0].base)
+			tile(streams[0], dst, places[0].Base)
 		}
 		for _, s := range append(streams, down) {
 			for _, c := range s.copies {
@@ -201,7 +202,7 @@ func TestF09Beyond2GiB(t *testing.T) {
 				}
 			}
 		}
-		tile(streams[0], dst, places[2].base)
+		tile(streams[0], dst, places[2].Base)
 		o.pending.Abort()
 		require.NoError(t, staging.Close())
 		require.NoError(t, tr.Close())

@@ -13,6 +13,10 @@ import (
 
 	"github.com/c10d-go/c10d/backend/cuda/driver"
 	"github.com/c10d-go/c10d/backend/cuda/driver/edges"
+	"github.com/c10d-go/c10d/backend/cuda/internal/board"
+	"github.com/c10d-go/c10d/backend/cuda/internal/hostshm"
+	"github.com/c10d-go/c10d/backend/cuda/internal/place"
+	"github.com/c10d-go/c10d/backend/cuda/internal/pool"
 	"github.com/c10d-go/c10d/tensor"
 	"github.com/c10d-go/c10d/work"
 )
@@ -29,7 +33,7 @@ type line struct {
 	broadcasts uint32
 
 	// Of the prologue and what follows, kept for the next one.
-	places   []*place
+	places   []*place.Place
 	callers  []driver.Stream
 	accesses []driver.Access
 	feed     feed
@@ -76,8 +80,8 @@ func (l *line) close(t *edges.Tracker) error {
 type leg struct {
 	n     int
 	dtype tensor.DType
-	src   *place // nil if nothing is read
-	dst   []*place
+	src   *place.Place // nil if nothing is read
+	dst   []*place.Place
 }
 
 func (l *leg) size() int { return l.dtype.Size() }
@@ -85,20 +89,20 @@ func (l *leg) size() int { return l.dtype.Size() }
 // flat reports whether the leg can go piece by piece.
 func (l *leg) flat() bool {
 	for _, d := range l.dst {
-		if !d.flat {
+		if !d.Flat {
 			return false
 		}
 	}
-	return l.src == nil || l.src.flat
+	return l.src == nil || l.src.Flat
 }
 
-func (l *leg) each(f func(*place)) {
+func (l *leg) each(f func(*place.Place)) {
 	for _, d := range l.dst {
 		f(d)
 	}
 	if l.src != nil {
 		for _, d := range l.dst {
-			if d.t == l.src.t {
+			if d.T == l.src.T {
 				return
 			}
 		}
@@ -108,13 +112,13 @@ func (l *leg) each(f func(*place)) {
 
 // from is a leg that is only read, to one that is only written, both one that is
 // read and written.
-func from(t *tensor.Tensor) leg { return leg{n: t.Len(), dtype: t.DType(), src: placeOf(t)} }
+func from(t *tensor.Tensor) leg { return leg{n: t.Len(), dtype: t.DType(), src: place.Of(t)} }
 func to(t *tensor.Tensor) leg {
-	return leg{n: t.Len(), dtype: t.DType(), dst: []*place{placeOf(t)}}
+	return leg{n: t.Len(), dtype: t.DType(), dst: []*place.Place{place.Of(t)}}
 }
 func both(t *tensor.Tensor) leg {
-	p := placeOf(t)
-	return leg{n: t.Len(), dtype: t.DType(), src: p, dst: []*place{p}}
+	p := place.Of(t)
+	return leg{n: t.Len(), dtype: t.DType(), src: p, dst: []*place.Place{p}}
 }
 
 func legs(f func(*tensor.Tensor) leg, ts ...*tensor.Tensor) []leg {
@@ -135,7 +139,7 @@ type operation struct {
 	line     *line
 
 	legs   []leg
-	print  call
+	print  board.Call
 	number uint64 // of the collective
 
 	// call does the host's part for a piece: the same range of elements of every
@@ -148,8 +152,8 @@ type operation struct {
 	// width is over how many legs a chunk is spread, the same on every rank.
 	width int
 
-	given   *callStreams // of the call's context
-	grain   int          // elements of a leg in a piece
+	given   *place.CallStreams // of the call's context
+	grain   int                // elements of a leg in a piece
 	pieces  int
 	slots   int
 	slot    int   // bytes
@@ -185,7 +189,7 @@ type operation struct {
 
 // rawPlace is where the bytes of a tensor that is not contiguous are staged.
 type rawPlace struct {
-	p     *place
+	p     *place.Place
 	leg   int
 	at    int
 	read  bool
@@ -234,8 +238,8 @@ func (o *operation) layout() (bytes int) {
 	}
 	for i := range o.legs {
 		l := &o.legs[i]
-		l.each(func(p *place) {
-			if p.flat {
+		l.each(func(p *place.Place) {
+			if p.Flat {
 				return
 			}
 			r := rawPlace{p: p, leg: i, at: bytes, read: p == l.src}
@@ -243,7 +247,7 @@ func (o *operation) layout() (bytes int) {
 				r.write = r.write || d == p
 			}
 			o.raw = append(o.raw, r)
-			bytes += align(p.hi - p.lo)
+			bytes += align(p.Hi - p.Lo)
 		})
 	}
 	return bytes
@@ -265,7 +269,7 @@ func (o *operation) enqueue() error {
 	}
 	all := o.line.places[:0]
 	for i := range o.legs {
-		o.legs[i].each(func(p *place) { all = append(all, p.tensor()) })
+		o.legs[i].each(func(p *place.Place) { all = append(all, p.Tensor()) })
 	}
 	err := o.enqueueOn(all)
 	clear(all)
@@ -273,7 +277,7 @@ func (o *operation) enqueue() error {
 	return err
 }
 
-func (o *operation) enqueueOn(places []*place) error {
+func (o *operation) enqueueOn(places []*place.Place) error {
 	if o.claim != nil {
 		return o.enqueueClaim(places)
 	}
@@ -302,7 +306,7 @@ func (o *operation) fill(batch *feed) {
 			l := &o.legs[i]
 			lo, hi := o.elements(l, k)
 			if l.src != nil && lo < hi {
-				batch.Copy(l.src.down, slot+driver.Ptr(o.at[i]), l.src.base+driver.Ptr(l.src.lo+lo*l.size()), (hi-lo)*l.size())
+				batch.Copy(l.src.Down, slot+driver.Ptr(o.at[i]), l.src.Base+driver.Ptr(l.src.Lo+lo*l.size()), (hi-lo)*l.size())
 			}
 		}
 		batch.host(&o.turns, o.line.host, o.touched(slot, o.slot)...)
@@ -311,7 +315,7 @@ func (o *operation) fill(batch *feed) {
 			lo, hi := o.elements(l, k)
 			for _, d := range l.dst {
 				if lo < hi {
-					batch.Copy(d.up, d.base+driver.Ptr(d.lo+lo*l.size()), slot+driver.Ptr(o.at[i]), (hi-lo)*l.size())
+					batch.Copy(d.Up, d.Base+driver.Ptr(d.Lo+lo*l.size()), slot+driver.Ptr(o.at[i]), (hi-lo)*l.size())
 				}
 			}
 		}
@@ -322,8 +326,8 @@ func (o *operation) fill(batch *feed) {
 // ranks' exchange itself, this rank's slots there.
 func (o *operation) touched(p driver.Ptr, n int) []driver.Access {
 	all := []driver.Access{driver.Writes(p, n)}
-	if s := o.shared; s != nil && s.x.memory != nil {
-		all = append(all, driver.Writes(s.x.ptr(s.x.in(s.x.rank, 0)), s.x.slots*s.x.chunk))
+	if s := o.shared; s != nil && s.x.Memory != nil {
+		all = append(all, driver.Writes(s.x.Ptr(s.x.In(s.x.Rank, 0)), s.x.Slots*s.x.Chunk))
 	}
 	return all
 }
@@ -335,7 +339,7 @@ func (o *operation) direct() bool { return o.shared != nil && o.shared.direct }
 func (o *operation) fillTurn(batch *feed) {
 	bytes := o.slot
 	for _, r := range o.raw {
-		bytes = r.at + align(r.p.hi-r.p.lo)
+		bytes = r.at + align(r.p.Hi-r.p.Lo)
 	}
 	o.allDown(batch)
 	batch.host(&o.turns, o.line.host, o.touched(o.staging.Ptr(), bytes)...)
@@ -344,13 +348,13 @@ func (o *operation) fillTurn(batch *feed) {
 
 // allDown copies what is read to the staging, allUp copies what is written from there.
 func (o *operation) allDown(to commander) {
-	down := func(p *place, at int) {
-		p.each(func(s span) {
-			to.Copy(p.down, o.staging.Ptr()+driver.Ptr(at+s.off-p.lo), p.base+driver.Ptr(s.off), s.n)
+	down := func(p *place.Place, at int) {
+		p.Each(func(s place.Span) {
+			to.Copy(p.Down, o.staging.Ptr()+driver.Ptr(at+s.Off-p.Lo), p.Base+driver.Ptr(s.Off), s.N)
 		})
 	}
 	for i := range o.legs {
-		if l := &o.legs[i]; l.src != nil && l.src.flat {
+		if l := &o.legs[i]; l.src != nil && l.src.Flat {
 			down(l.src, o.at[i])
 		}
 	}
@@ -362,14 +366,14 @@ func (o *operation) allDown(to commander) {
 }
 
 func (o *operation) allUp(to commander) {
-	up := func(p *place, at int) {
-		p.each(func(s span) {
-			to.Copy(p.up, p.base+driver.Ptr(s.off), o.staging.Ptr()+driver.Ptr(at+s.off-p.lo), s.n)
+	up := func(p *place.Place, at int) {
+		p.Each(func(s place.Span) {
+			to.Copy(p.Up, p.Base+driver.Ptr(s.Off), o.staging.Ptr()+driver.Ptr(at+s.Off-p.Lo), s.N)
 		})
 	}
 	for i := range o.legs {
 		for _, d := range o.legs[i].dst {
-			if d.flat {
+			if d.Flat {
 				up(d, o.at[i])
 			}
 		}
@@ -383,16 +387,16 @@ func (o *operation) allUp(to commander) {
 
 // prologue orders the operation after what the caller's streams did with its
 // tensors.
-func (o *operation) prologue(batch *edges.Batch, places ...*place) {
+func (o *operation) prologue(batch *edges.Batch, places ...*place.Place) {
 	o.b.direct.before(batch, places)
 	var streams []driver.Stream
 	if o.given != nil {
-		streams = o.given.before
+		streams = o.given.Before
 	} else {
 		streams = o.line.callers[:0]
 		for _, p := range places {
-			if p.stream != nil && !slices.Contains(streams, p.stream) {
-				streams = append(streams, p.stream)
+			if p.Stream != nil && !slices.Contains(streams, p.Stream) {
+				streams = append(streams, p.Stream)
 			}
 		}
 		o.line.callers = streams
@@ -402,8 +406,8 @@ func (o *operation) prologue(batch *edges.Batch, places ...*place) {
 		// twice.
 		all := o.line.accesses[:0]
 		for _, p := range places {
-			if o.given != nil || p.stream == s {
-				p.uses(func(x span) { all = append(all, driver.Writes(p.base+driver.Ptr(x.off), x.n)) })
+			if o.given != nil || p.Stream == s {
+				p.Uses(func(x place.Span) { all = append(all, driver.Writes(p.Base+driver.Ptr(x.Off), x.N)) })
 			}
 		}
 		batch.Before(s, all...)
@@ -476,13 +480,13 @@ func (s stopped) Err() error {
 	}
 	for i := range o.legs {
 		l := &o.legs[i]
-		if l.src != nil && l.src.down != nil {
-			if err := l.src.down.Err(); err != nil {
+		if l.src != nil && l.src.Down != nil {
+			if err := l.src.Down.Err(); err != nil {
 				return err
 			}
 		}
 		for _, d := range l.dst {
-			if err := d.up.Err(); err != nil {
+			if err := d.Up.Err(); err != nil {
 				return err
 			}
 		}
@@ -629,7 +633,7 @@ func (o *operation) eachRaw(which func(rawPlace) bool, f func(t *tensor.Tensor, 
 			continue
 		}
 		l := &o.legs[r.leg]
-		t, err := r.p.over(o.staging.Bytes()[r.at:][:r.p.hi-r.p.lo])
+		t, err := r.p.Over(o.staging.Bytes()[r.at:][:r.p.Hi-r.p.Lo])
 		if err == nil {
 			err = f(t, o.staging.Bytes()[o.at[r.leg]:][:l.n*l.size()])
 		}
@@ -660,7 +664,7 @@ func (o *operation) failed(err error) {
 	o.err = o.named(err)
 	o.b.fail(fmt.Errorf("the group has failed: %w", o.err), o.err)
 	if x := o.b.usable(); x != nil {
-		x.fail()
+		x.Fail()
 	}
 	o.feeding.Wait() // not for long: it has noticed
 	switch {
@@ -709,7 +713,7 @@ const crowded = "in which those that wait for other ranks hold up others"
 // streams than queues: then it may be another operation that held it up, while that one
 // waited for the same on another rank.
 func (o *operation) crowd() (crowd string) {
-	look := func(p *place) { crowd = cmp.Or(o.b.crowd(p.dev), crowd) }
+	look := func(p *place.Place) { crowd = cmp.Or(o.b.crowd(p.Dev), crowd) }
 	for i := range o.legs {
 		o.legs[i].each(look)
 	}
@@ -811,17 +815,17 @@ func (o *operation) settled(ctx context.Context) bool {
 		o.pending.Release()
 		if s := o.shared; s != nil && o.err == nil && !cut {
 			o.shared = nil
-			s.x.put(s)
+			o.b.putShared(s)
 		}
 	}
 	o.b.queued.Add(int64(-o.commands))
 	if o.staging != nil {
-		o.b.pinned.put(onHost, o.staging)
+		o.b.pinned.Put(pool.OnHost, o.staging)
 		o.staging = nil
 	}
 	o.unstage()
 	if o.launched {
-		underway.Add(-1)
+		pool.Underway.Add(-1)
 		o.b.staged.Add(-1)
 	}
 	return true
@@ -847,8 +851,8 @@ func (o *operation) drained(ctx context.Context) bool {
 // everyStream returns the streams that have the operation's copies.
 func (o *operation) everyStream() (all []driver.Stream) {
 	for i := range o.legs {
-		o.legs[i].each(func(p *place) {
-			for _, s := range []driver.Stream{p.down, p.up} {
+		o.legs[i].each(func(p *place.Place) {
+			for _, s := range []driver.Stream{p.Down, p.Up} {
 				if s != nil && !slices.Contains(all, s) {
 					all = append(all, s)
 				}
@@ -886,16 +890,7 @@ type fifo[T any] struct {
 func (q *fifo[T]) init(mu *sync.Mutex) { q.cond.L = mu }
 
 // linger polls for a while, so that what comes next finds its goroutine awake.
-func (q *fifo[T]) linger(limit time.Duration) { pollFor(limit, q.ready.Load) }
-
-// pollFor polls until something has come, for a while.
-func pollFor(limit time.Duration, come func() bool) {
-	for i, start := 1, time.Now(); !come(); i++ {
-		if i%64 == 0 && time.Since(start) > limit {
-			return
-		}
-	}
-}
+func (q *fifo[T]) linger(limit time.Duration) { hostshm.PollFor(limit, q.ready.Load) }
 
 // put, take and close need the mutex. take returns nil when the queue is closed
 // and empty.
@@ -942,7 +937,7 @@ func (b *Backend) work() {
 			break
 		}
 		if b.perform(o) {
-			b.todo.linger(lingerFor)
+			b.todo.linger(hostshm.LingerFor)
 		}
 	}
 	b.mu.Lock()
@@ -963,7 +958,7 @@ func (b *Backend) perform(o *operation) (linger bool) {
 		if err != nil {
 			o.failed(err)
 		}
-		linger = o.direct() && o.shared.x.eager
+		linger = o.direct() && o.shared.x.Eager
 		b.mu.Lock()
 		b.ending.put(o)
 		b.mu.Unlock()
@@ -982,10 +977,10 @@ func (b *Backend) finish() {
 		if o == nil {
 			return
 		}
-		linger := o.direct() && o.shared.x.eager
+		linger := o.direct() && o.shared.x.Eager
 		o.end()
 		if linger {
-			b.ending.linger(lingerFor)
+			b.ending.linger(hostshm.LingerFor)
 		}
 	}
 }
@@ -1025,7 +1020,7 @@ func (b *Backend) admit(ctx context.Context, op work.OpType, timeout time.Durati
 func (o *operation) init(b *Backend, ctx context.Context, info work.Info, timeout time.Duration) {
 	o.Init(info)
 	o.b, o.ctx, o.timeout = b, ctx, timeout
-	o.given = streamsOf(ctx)
+	o.given = place.StreamsOf(ctx)
 	o.RunBy(o)
 }
 
@@ -1038,14 +1033,14 @@ func (o *operation) stage() error {
 	for i := range o.legs {
 		l := &o.legs[i]
 		if l.src != nil && err == nil {
-			l.src.down, err = o.line.stream(o.b, o.line.down, l.src.dev, "down")
+			l.src.Down, err = o.line.stream(o.b, o.line.down, l.src.Dev, "down")
 		}
 		if l.src != nil && o.relay != nil && len(l.dst) > 0 && err == nil {
-			l.src.up, err = o.line.stream(o.b, o.line.up, l.src.dev, "up")
+			l.src.Up, err = o.line.stream(o.b, o.line.up, l.src.Dev, "up")
 		}
 		for _, d := range l.dst {
 			if err == nil {
-				d.up, err = o.line.stream(o.b, o.line.up, d.dev, "up")
+				d.Up, err = o.line.stream(o.b, o.line.up, d.Dev, "up")
 			}
 		}
 	}
@@ -1072,7 +1067,7 @@ func (o *operation) stage() error {
 		o.word = align(max(bytes, 1))
 		bytes = o.word + stagingAlign
 	}
-	h, err := o.b.pinned.get(onHost, bytes)
+	h, err := o.b.pinned.Get(pool.OnHost, bytes)
 	if err != nil {
 		o.unstage()
 		return err
@@ -1091,7 +1086,7 @@ func (b *Backend) issue(ctx context.Context, op work.OpType, timeout time.Durati
 	}
 	o.init(b, ctx, info, timeout)
 	o.line = b.line
-	o.print.op, o.number = op, b.collectives
+	o.print.Op, o.number = op, b.collectives
 	o.err = b.enter(info, o.print)
 	if err := b.launch(o, result); err != nil {
 		return nil, err
@@ -1107,8 +1102,8 @@ func (b *Backend) issue(ctx context.Context, op work.OpType, timeout time.Durati
 // beforeStream has the stream of a call that is part of one wait for the operation. An error is
 // also the operation's.
 func (o *operation) beforeStream() {
-	if o.given != nil && o.given.in != nil && len(o.legs) > 0 {
-		o.Order(o.given.in)
+	if o.given != nil && o.given.In != nil && len(o.legs) > 0 {
+		o.Order(o.given.In)
 	}
 }
 
@@ -1135,7 +1130,7 @@ func (b *Backend) launch(o *operation, result []*tensor.Tensor) error {
 			return o.named(err)
 		}
 	}
-	underway.Add(1)
+	pool.Underway.Add(1)
 	b.staged.Add(1)
 	o.launched = true
 	o.SetResult(result...)
@@ -1150,9 +1145,9 @@ func (b *Backend) launch(o *operation, result []*tensor.Tensor) error {
 	b.seq++
 	b.mu.Unlock()
 	if s := o.shared; s != nil {
-		s.first, s.number = s.x.next, s.x.number
-		s.x.next += uint64(s.chunks)
-		s.x.number++
+		s.first, s.number = s.x.Next, s.x.Number
+		s.x.Next += uint64(s.chunks)
+		s.x.Number++
 		if s.direct {
 			if o.err == nil {
 				o.err = o.room(s.commands())

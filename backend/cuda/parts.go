@@ -6,6 +6,7 @@ import (
 	"github.com/c10d-go/c10d/backend/cuda/driver"
 	"github.com/c10d-go/c10d/backend/cuda/driver/edges"
 	"github.com/c10d-go/c10d/backend/cuda/internal/kernels"
+	"github.com/c10d-go/c10d/backend/cuda/internal/place"
 )
 
 // feed gives the streams what an operation through the host has them do. If that is
@@ -36,7 +37,7 @@ type given struct {
 type hostTurn struct{ part, number int }
 
 // begin begins an operation on tensors in these places.
-func (f *feed) begin(o *operation, places []*place) {
+func (f *feed) begin(o *operation, places []*place.Place) {
 	f.o, f.limit, f.err = o, mostCommands-spareCommands, nil
 	f.next()
 	o.prologue(f.batch, places...)
@@ -48,7 +49,7 @@ func (f *feed) begin(o *operation, places []*place) {
 	l := o.line
 	all := l.accesses[:0]
 	for _, p := range places {
-		p.uses(func(x span) { all = append(all, driver.Reads(p.base+driver.Ptr(x.off), x.n)) })
+		p.Uses(func(x place.Span) { all = append(all, driver.Reads(p.Base+driver.Ptr(x.Off), x.N)) })
 	}
 	for _, s := range o.everyStream() {
 		f.batch.Signal(s, o.staging.Ptr()+driver.Ptr(o.word), 0, all...)
@@ -63,15 +64,15 @@ func (f *feed) next() {
 
 // measure finds out whether the operation may get to the streams in parts.
 func (o *operation) measure() {
-	count := func(p *place) (n int) {
+	count := func(p *place.Place) (n int) {
 		switch {
-		case p.of != nil:
-			p.of.inOrder(0, func(kernels.Layout, driver.Ptr, driver.Ptr, int) { n++ })
+		case p.Of != nil:
+			p.Of.InOrder(0, func(kernels.Layout, driver.Ptr, driver.Ptr, int) { n++ })
 			return n + o.pieces
-		case p.flat:
+		case p.Flat:
 			return o.pieces
 		}
-		return max(len(p.holes), 1)
+		return max(len(p.Holes), 1)
 	}
 	down, up := 0, 0
 	for i := range o.legs {

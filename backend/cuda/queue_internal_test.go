@@ -13,6 +13,7 @@ import (
 	"github.com/c10d-go/c10d/backend/cuda/driver"
 	"github.com/c10d-go/c10d/backend/cuda/driver/edges"
 	"github.com/c10d-go/c10d/backend/cuda/driver/sim"
+	"github.com/c10d-go/c10d/backend/cuda/internal/place"
 	"github.com/c10d-go/c10d/tensor"
 	"github.com/c10d-go/c10d/work"
 )
@@ -104,12 +105,12 @@ func TestCommands(t *testing.T) {
 				return streams[i]
 			}
 			next := 0
-			at := func() *place {
+			at := func() *place.Place {
 				ten, err := tensor.OnDevice(tensor.Float16, huge{driver.Ptr(1+next) << 40, 2 * n}, n)
 				require.NoError(t, err)
-				p := placeOf(ten)
-				p.dev = next % c.devices
-				p.down, p.up = stream(2*p.dev), stream(2*p.dev+1)
+				p := place.Of(ten)
+				p.Dev = next % c.devices
+				p.Down, p.Up = stream(2*p.Dev), stream(2*p.Dev+1)
 				next++
 				return p
 			}
@@ -126,13 +127,13 @@ func TestCommands(t *testing.T) {
 				o.relay = newOneToAll(c.role, b.chunks(&l))
 			} else if c.both {
 				p := at()
-				o.legs = []leg{{n: n, dtype: tensor.Float16, src: p, dst: []*place{p}}}
+				o.legs = []leg{{n: n, dtype: tensor.Float16, src: p, dst: []*place.Place{p}}}
 			} else {
 				for range c.src {
 					o.legs = append(o.legs, leg{n: n, dtype: tensor.Float16, src: at()})
 				}
 				for range c.dst {
-					o.legs = append(o.legs, leg{n: n, dtype: tensor.Float16, dst: []*place{at()}})
+					o.legs = append(o.legs, leg{n: n, dtype: tensor.Float16, dst: []*place.Place{at()}})
 				}
 			}
 			o.layout()
@@ -151,7 +152,7 @@ func TestCommands(t *testing.T) {
 			}
 			for i := range o.legs {
 				for _, p := range o.legs[i].dst {
-					require.Equal(t, 2*n, written[p.base>>40], "%s, %d bytes", c.name, total)
+					require.Equal(t, 2*n, written[p.Base>>40], "%s, %d bytes", c.name, total)
 				}
 			}
 			o.pending.Abort()

@@ -2,10 +2,10 @@ package cuda
 
 import (
 	"cmp"
+	"context"
 	"errors"
 	"fmt"
 	"math/bits"
-	"runtime"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -14,7 +14,11 @@ import (
 	"github.com/c10d-go/c10d/backend"
 	"github.com/c10d-go/c10d/backend/cuda/driver"
 	"github.com/c10d-go/c10d/backend/cuda/driver/edges"
+	"github.com/c10d-go/c10d/backend/cuda/internal/board"
+	"github.com/c10d-go/c10d/backend/cuda/internal/hostshm"
 	"github.com/c10d-go/c10d/backend/cuda/internal/kernels"
+	"github.com/c10d-go/c10d/backend/cuda/internal/region"
+	"github.com/c10d-go/c10d/backend/gloo"
 	"github.com/c10d-go/c10d/tensor"
 	"github.com/c10d-go/c10d/work"
 )
@@ -36,45 +40,15 @@ const (
 	// firstBatch is how many chunks are enqueued at first, and then twice as many each
 	// time: the host begins with them while the next are enqueued.
 	firstBatch = 2
-
-	// mostCrew is how many goroutines of a rank combine its share at most: as many as are
-	// as fast as the copies. With twelve, and threads that look for work beside them, the whole
-	// takes longer up to 1 MiB, from 4 bytes on. spareCPUs are
-	// a rank's that they leave to who enqueues, who waits and the rank's worker.
-	mostCrew  = 4
-	spareCPUs = 3
-
-	// eagerCPUs is how many CPUs a rank needs for its goroutines to poll without
-	// letting others go first.
-	eagerCPUs = 4
-	eagerFor  = 2 * time.Millisecond
-	yieldFor  = 200 * time.Microsecond
-
-	// lingerFor is how long the worker and the finisher poll for the next operation
-	// before they sleep, where there are CPUs for that: waking a goroutine of another
-	// thread takes 5 to 50 us.
-	lingerFor = 200 * time.Microsecond
-
-	// askEvery is how often who polls asks whether to go on; every so many times
-	// that, the driver.
-	askEvery  = 100 * time.Microsecond
-	askDriver = 50
 )
 
 // smallestPart is the least that one goroutine of a rank's crew combines, of each
 // rank's bytes; a variable for tests, like crewOf.
 var smallestPart = 16 << 10
 
-// crewOf returns how many goroutines of a rank combine its share, if it may use so
-// many CPUs.
-var crewOf = func(cpus int) int { return min(cpus-spareCPUs, mostCrew) }
-
-// usableCPUs returns how many CPUs this process may use at a time.
-func usableCPUs() int { return min(runtime.NumCPU(), runtime.GOMAXPROCS(0)) }
-
 // shared is the part of an all-reduce that goes through the exchange.
 type shared struct {
-	x      *exchange
+	x      *hostshm.Exchange
 	red    backend.Reduction
 	n, es  int
 	grain  int    // elements in a chunk
@@ -129,41 +103,35 @@ func (b *Backend) sharing(op backend.ReduceOp, ts []*tensor.Tensor) *shared {
 	if chunks > mostPieces {
 		return nil
 	}
-	s := x.get()
+	s := b.newShared(x)
 	s.red, s.n, s.es, s.grain, s.chunks = red, n, d.Size(), grain, chunks
-	_, most := share(s.grain*s.es, 0, b.size)
-	s.parts = min(max(most/smallestPart, 1), x.crew.n)
+	_, most := hostshm.Share(s.grain*s.es, 0, b.size)
+	s.parts = min(max(most/smallestPart, 1), x.Crew.N)
 	batches := batchOf(chunks-1) + 1
 	s.batches, s.turns = slices.Grow(s.batches[:0], batches)[:batches], slices.Grow(s.turns[:0], chunks)[:chunks]
 	return s
 }
 
-// get returns what an operation needs, put takes it back.
-func (x *exchange) get() *shared {
-	x.mu.Lock()
-	defer x.mu.Unlock()
-	if n := len(x.free); n > 0 {
-		s := x.free[n-1]
-		x.free = x.free[:n-1]
+// newShared returns what an operation needs, put takes it back.
+func (b *Backend) newShared(x *hostshm.Exchange) *shared {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if n := len(b.idle); n > 0 {
+		s := b.idle[n-1]
+		b.idle = b.idle[:n-1]
 		return s
 	}
 	return &shared{x: x}
 }
 
-func (x *exchange) put(s *shared) {
+func (b *Backend) putShared(s *shared) {
 	clear(s.batches)
 	s.red, s.direct, s.atOnce, s.copied = backend.Reduction{}, false, false, 0
 	s.issued.Store(0)
 	s.ended.Store(false)
-	x.mu.Lock()
-	defer x.mu.Unlock()
-	x.free = append(x.free, s)
-}
-
-// sharedGrain returns how many of n elements a chunk has.
-func sharedGrain(n, es, chunk int) int {
-	bytes := min(max((n*es+sharedPieces-1)/sharedPieces, smallestPiece), chunk)
-	return max((bytes&^15)/es, 1)
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.idle = append(b.idle, s)
 }
 
 // elements returns the range of elements of a chunk.
@@ -175,19 +143,19 @@ func (s *shared) commands() int { return 3*s.chunks + 4 }
 // stage decides who copies. The caller holds Backend.calls.
 func (s *shared) stage(o *operation) {
 	x, p := s.x, o.legs[0].src
-	x.prepare()
-	if x.dev < 0 {
-		x.dev = p.dev
+	x.Prepare()
+	if x.Dev < 0 {
+		x.Dev = p.Dev
 	}
-	if s.direct = x.memory != nil && len(o.legs) == 1 && p.flat && p.dev == x.dev; !s.direct {
+	if s.direct = x.Memory != nil && len(o.legs) == 1 && p.Flat && p.Dev == x.Dev; !s.direct {
 		o.call = s.several
 		return
 	}
-	if err := x.small(); err != nil {
+	if err := x.Small(); err != nil {
 		s.err = err
 		s.failed.Store(true)
 	}
-	s.atOnce = x.kernel != nil && s.chunks == 1 && s.n*s.es <= mostAtOnce
+	s.atOnce = x.Kernel != nil && s.chunks == 1 && s.n*s.es <= mostAtOnce
 }
 
 // enqueue gives the streams all that they will do, while the host begins with what
@@ -232,19 +200,19 @@ func (s *shared) batch(o *operation, from, to int) (*edges.Pending, error) {
 	for k := from; k < to; k++ {
 		c := s.first + uint64(k)
 		lo, hi := s.elements(k)
-		n, at := (hi-lo)*s.es, p.base+driver.Ptr(p.lo+lo*s.es)
-		in, out := x.ptr(x.in(x.rank, c)), x.ptr(x.out(c))
+		n, at := (hi-lo)*s.es, p.Base+driver.Ptr(p.Lo+lo*s.es)
+		in, out := x.Ptr(x.In(x.Rank, c)), x.Ptr(x.Out(c))
 		if s.atOnce {
-			s.exchange(batch, p.up, at, in, out, n, uint32(c+1))
+			s.exchange(batch, p.Up, at, in, out, n, uint32(c+1))
 			break
 		}
-		batch.Copy(p.down, in, at, n)
-		batch.Signal(p.down, x.wordPtr(wordArrived, x.rank), uint32(c+1), driver.Writes(in, n), x.arrival())
+		batch.Copy(p.Down, in, at, n)
+		batch.Signal(p.Down, x.WordPtr(hostshm.WordArrived, x.Rank), uint32(c+1), driver.Writes(in, n), x.Arrival())
 		// The host's turn has the tensor too, though the host does not touch it, so that it
 		// is between the copies. The common slot is ordered by words, among all ranks.
 		s.turns[k] = batch.Host(o.line.host, driver.Writes(in, n), driver.Writes(at, n))
-		batch.Copy(p.up, at, out, n)
-		batch.WriteValue(p.up, x.wordPtr(wordTaken, x.rank), uint32(c+1), driver.Writes(out, n))
+		batch.Copy(p.Up, at, out, n)
+		batch.WriteValue(p.Up, x.WordPtr(hostshm.WordTaken, x.Rank), uint32(c+1), driver.Writes(out, n))
 	}
 	if to < s.chunks {
 		batch.Continues()
@@ -252,37 +220,30 @@ func (s *shared) batch(o *operation, from, to int) (*edges.Pending, error) {
 	return batch.Run()
 }
 
-// arrival is what all that counts arrivals writes, so that they are counted in order.
-// The kernels count on another stream than the copies do; that is the one on which both
-// count what was taken.
-func (x *exchange) arrival() driver.Access {
-	return driver.Writes(x.wordPtr(wordArrived, x.rank)+exchangeLine/2, 4)
-}
-
 // exchange adds the kernel that does all of the device's part to the batch.
 func (s *shared) exchange(batch *edges.Batch, stream driver.Stream, at, in, out driver.Ptr, n int, count uint32) {
 	x := s.x
-	arrived, release, taken := x.wordPtr(wordArrived, x.rank), x.wordPtr(wordGo, x.rank), x.wordPtr(wordTaken, x.rank)
+	arrived, release, taken := x.WordPtr(hostshm.WordArrived, x.Rank), x.WordPtr(hostshm.WordGo, x.Rank), x.WordPtr(hostshm.WordTaken, x.Rank)
 	s.args.Reset().Ptr(at).Ptr(in).Ptr(out).Uint64(uint64(n)).Ptr(arrived).Ptr(release).Ptr(taken).Uint32(count)
 	s.access = [...]driver.Access{
 		driver.Writes(at, n), driver.Writes(in, n), driver.Reads(out, n),
-		driver.Shares(arrived, 4), driver.Shares(release, 4), driver.Shares(taken, 4), x.arrival(),
+		driver.Shares(arrived, 4), driver.Shares(release, 4), driver.Shares(taken, 4), x.Arrival(),
 	}
-	s.launch = driver.Launch{Function: x.kernel, Grid: driver.Dim{X: 1}, Block: kernels.OneBlock(n), Args: &s.args, Access: s.access[:]}
+	s.launch = driver.Launch{Function: x.Kernel, Grid: driver.Dim{X: 1}, Block: kernels.OneBlock(n), Args: &s.args, Access: s.access[:]}
 	batch.Launch(stream, &s.launch)
 }
 
 // run does the host's part of a direct one.
 func (s *shared) run(o *operation) error {
 	if s.parts > 1 {
-		for i := range s.x.left {
-			s.x.left[i].Store(int32(s.parts))
+		for i := range s.x.Left {
+			s.x.Left[i].Store(int32(s.parts))
 		}
-		s.x.crew.start(s.parts, s)
+		s.x.Crew.Start(s.parts, s)
 	}
 	err := s.turn(o)
 	if s.parts > 1 {
-		s.x.crew.end(err != nil)
+		s.x.Crew.End(err != nil)
 	}
 	if err != nil {
 		return err
@@ -309,19 +270,19 @@ func (s *shared) turn(o *operation) error {
 			return s.lateShare(o, err, c)
 		}
 		if s.atOnce {
-			x.count(wordGo, c+1)
+			x.Count(hostshm.WordGo, c+1)
 			break
 		}
 		// Its device's copy has ended long ago, but the batch may not have been told of. The
 		// others may have all that they need, and have left.
 		batch := batchOf(k)
-		for w := (watch{eager: x.eager}); int(s.issued.Load()) <= batch && !s.failed.Load(); {
-			if err := w.poll((*leaving)(o)); err != nil {
+		for w := (hostshm.Watch{Eager: x.Eager}); int(s.issued.Load()) <= batch && !s.failed.Load(); {
+			if err := w.Poll((*leaving)(o)); err != nil {
 				return err
 			}
 		}
 		if s.failed.Load() {
-			return o.ask()
+			return o.Ask()
 		}
 		if err := s.batches[batch].Begin(stopped{o}, s.turns[k]); err != nil {
 			return err
@@ -335,16 +296,16 @@ func (s *shared) turn(o *operation) error {
 // Ranks that go on with what they combine meanwhile do no harm: it has not left the
 // host.
 func (s *shared) meet(o *operation) error {
-	x, mine := s.x, o.print.said()
-	x.call(s.number, s.first, mine)
-	for w := (watch{eager: x.eager}); !x.met(s.first); {
-		if err := w.poll(o); err != nil {
-			return s.late(o, err, wordCalled, s.first+1, "has not called it")
+	x, mine := s.x, o.print.Said()
+	x.Call(s.number, s.first, mine)
+	for w := (hostshm.Watch{Eager: x.Eager}); !x.Met(s.first); {
+		if err := w.Poll(o); err != nil {
+			return s.late(o, err, hostshm.WordCalled, s.first+1, "has not called it")
 		}
 	}
-	for r := range x.size {
-		if theirs := x.called(r, s.number); theirs != mine {
-			return &work.Error{Info: o.Info(), Peer: r, Err: fmt.Errorf("cuda: %w", disagree(o.number, x.rank, mine, r, theirs))}
+	for r := range x.Size {
+		if theirs := x.Called(r, s.number); theirs != mine {
+			return &work.Error{Info: o.Info(), Peer: r, Err: fmt.Errorf("cuda: %w", board.Disagree(o.number, x.Rank, mine, r, theirs))}
 		}
 	}
 	return nil
@@ -356,8 +317,8 @@ func (s *shared) late(o *operation, err error, kind int, n uint64, what string) 
 	if !errors.Is(err, work.ErrTimeout) {
 		return err
 	}
-	for r := range x.size {
-		if r != x.rank && !driver.AtLeast.Holds(driver.LoadWord(x.region.bytes, x.word(kind, r)), uint32(n)) {
+	for r := range x.Size {
+		if r != x.Rank && !driver.AtLeast.Holds(driver.LoadWord(x.Region.Bytes, x.Word(kind, r)), uint32(n)) {
 			return &work.Error{Info: o.Info(), Peer: r, Err: fmt.Errorf("cuda: %w; rank %d %s", err, r, what)}
 		}
 	}
@@ -366,18 +327,18 @@ func (s *shared) late(o *operation, err error, kind int, n uint64, what string) 
 
 // lateShare is late for a chunk.
 func (s *shared) lateShare(o *operation, err error, c uint64) error {
-	if late := s.late(o, err, wordArrived, c+1, "has not given the host its tensor"); late != err {
+	if late := s.late(o, err, hostshm.WordArrived, c+1, "has not given the host its tensor"); late != err {
 		return late
 	}
-	return s.late(o, err, wordDone, c+1, "has not combined its share")
+	return s.late(o, err, hostshm.WordDone, c+1, "has not combined its share")
 }
 
 // inputs waits until a chunk of all ranks has come, and all devices have copied
 // what was in the common slot before.
-func (s *shared) inputs(c uint64, o asker) error {
+func (s *shared) inputs(c uint64, o hostshm.Asker) error {
 	x := s.x
-	for w := (watch{eager: x.eager}); !x.all(wordArrived, c+1) || !x.all(wordTaken, c+1-uint64(x.slots)); {
-		if err := w.poll(o); err != nil {
+	for w := (hostshm.Watch{Eager: x.Eager}); !x.All(hostshm.WordArrived, c+1) || !x.All(hostshm.WordTaken, c+1-uint64(x.Slots)); {
+		if err := w.Poll(o); err != nil {
 			return err
 		}
 	}
@@ -385,17 +346,17 @@ func (s *shared) inputs(c uint64, o asker) error {
 }
 
 // combined waits until all ranks have combined their shares of a chunk.
-func (s *shared) combined(c uint64, o asker) error {
+func (s *shared) combined(c uint64, o hostshm.Asker) error {
 	x := s.x
-	for w := (watch{eager: x.eager}); !x.all(wordDone, c+1); {
-		if err := w.poll(o); err != nil {
+	for w := (hostshm.Watch{Eager: x.Eager}); !x.All(hostshm.WordDone, c+1); {
+		if err := w.Poll(o); err != nil {
 			return err
 		}
 	}
 	// Some of what was combined may not be what its rank gave, if that rank's streams
 	// go on by themselves. Why they do is on its way.
-	for w := (watch{}); x.failed(); {
-		if err := w.poll(o); err != nil {
+	for w := (hostshm.Watch{}); x.Failed(); {
+		if err := w.Poll(o); err != nil {
 			return err
 		}
 	}
@@ -404,8 +365,8 @@ func (s *shared) combined(c uint64, o asker) error {
 
 // leave waits until the device has copied the last chunk.
 func (s *shared) leave(o *operation) error {
-	for w := (watch{eager: s.x.eager}); !s.x.has(wordTaken, s.first+uint64(s.chunks)); {
-		if err := w.poll((*leaving)(o)); err != nil {
+	for w := (hostshm.Watch{Eager: s.x.Eager}); !s.x.Has(hostshm.WordTaken, s.first+uint64(s.chunks)); {
+		if err := w.Poll((*leaving)(o)); err != nil {
 			return err
 		}
 	}
@@ -425,7 +386,7 @@ func (s *shared) abort() {
 		}
 	}
 	if s.atOnce {
-		s.x.count(wordGo, s.first+1)
+		s.x.Count(hostshm.WordGo, s.first+1)
 	}
 }
 
@@ -437,9 +398,9 @@ func (s *shared) release() {
 	}
 }
 
-// part is what a member of the crew does: its part of the rank's share of each
+// Part is what a member of the crew does: its part of the rank's share of each
 // chunk.
-func (s *shared) part(i int) {
+func (s *shared) Part(i int) {
 	returned := false
 	defer func() {
 		if !returned {
@@ -452,7 +413,7 @@ func (s *shared) part(i int) {
 
 func (s *shared) combineParts(i int) {
 	for k := range s.chunks {
-		if s.inputs(s.first+uint64(k), s.x.crew) != nil {
+		if s.inputs(s.first+uint64(k), s.x.Crew) != nil {
 			return
 		}
 		s.combine(k, i)
@@ -465,17 +426,17 @@ func (s *shared) combine(k, i int) {
 	x := s.x
 	c := s.first + uint64(k)
 	from, to := s.elements(k)
-	lo, hi := share((to-from)*s.es, x.rank, x.size)
-	a, b := share(hi-lo, i, s.parts)
-	x.combine(c, &s.red, lo+a, lo+b, &x.members[i])
+	lo, hi := hostshm.Share((to-from)*s.es, x.Rank, x.Size)
+	a, b := hostshm.Share(hi-lo, i, s.parts)
+	x.Combine(c, &s.red, lo+a, lo+b, &x.Members[i])
 	if s.parts > 1 {
-		left := &x.left[x.slot(c)]
+		left := &x.Left[x.Slot(c)]
 		if left.Add(-1) > 0 {
 			return
 		}
 		left.Store(int32(s.parts))
 	}
-	x.count(wordDone, c+1)
+	x.Count(hostshm.WordDone, c+1)
 }
 
 // byHost all-reduces b, the elements in order of the next chunk in memory of this
@@ -492,11 +453,11 @@ func (s *shared) byHost(o *operation, b []byte) error {
 	s.copied++
 	c := s.first + uint64(k)
 	// All ranks have combined what was in the slot: this one has waited for that.
-	if x.memory != nil {
-		driver.HostAccess(x.d, "copying in", driver.Writes(x.ptr(x.in(x.rank, c)), len(b)))
+	if x.Memory != nil {
+		driver.HostAccess(x.D, "copying in", driver.Writes(x.Ptr(x.In(x.Rank, c)), len(b)))
 	}
-	copy(x.region.bytes[x.in(x.rank, c):], b)
-	x.count(wordArrived, c+1)
+	copy(x.Region.Bytes[x.In(x.Rank, c):], b)
+	x.Count(hostshm.WordArrived, c+1)
 	if err := s.inputs(c, o); err != nil {
 		return s.lateShare(o, err, c)
 	}
@@ -505,16 +466,16 @@ func (s *shared) byHost(o *operation, b []byte) error {
 		return s.lateShare(o, err, c)
 	}
 	// The device may still be copying for earlier operations, and counts that.
-	for w := (watch{eager: x.eager}); !x.has(wordTaken, c); {
-		if err := w.poll(o); err != nil {
+	for w := (hostshm.Watch{Eager: x.Eager}); !x.Has(hostshm.WordTaken, c); {
+		if err := w.Poll(o); err != nil {
 			return err
 		}
 	}
-	if x.memory != nil {
-		driver.HostAccess(x.d, "copying out", driver.Reads(x.ptr(x.out(c)), len(b)))
+	if x.Memory != nil {
+		driver.HostAccess(x.D, "copying out", driver.Reads(x.Ptr(x.Out(c)), len(b)))
 	}
-	copy(b, x.region.bytes[x.out(c):])
-	x.count(wordTaken, c+1)
+	copy(b, x.Region.Bytes[x.Out(c):])
+	x.Count(hostshm.WordTaken, c+1)
 	return nil
 }
 
@@ -534,13 +495,7 @@ func (s *shared) several(o *operation, ts []*tensor.Tensor) error {
 	return nil
 }
 
-// asker says whether to go on waiting. Ask is cheap, askDriver is not.
-type asker interface {
-	ask() error
-	askDriver() error
-}
-
-func (o *operation) ask() error {
+func (o *operation) Ask() error {
 	if err := o.ctx.Err(); err != nil {
 		return canceled(o.ctx)
 	}
@@ -557,13 +512,13 @@ func (o *operation) ask() error {
 	return cmp.Or(o.b.broken(), o.b.cpuErr())
 }
 
-func (o *operation) askDriver() error { return stopped{o}.Err() }
+func (o *operation) AskDriver() error { return stopped{o}.Err() }
 
 // leaving is an operation that has only to leave the device: what becomes of the
 // group does not matter to it.
 type leaving operation
 
-func (l *leaving) ask() error {
+func (l *leaving) Ask() error {
 	o := (*operation)(l)
 	if err := o.ctx.Err(); err != nil {
 		return canceled(o.ctx)
@@ -574,59 +529,78 @@ func (l *leaving) ask() error {
 	return nil
 }
 
-func (l *leaving) askDriver() error {
-	return cmp.Or(l.legs[0].src.down.Err(), l.legs[0].src.up.Err())
+func (l *leaving) AskDriver() error {
+	return cmp.Or(l.legs[0].src.Down.Err(), l.legs[0].src.Up.Err())
 }
 
-var errQuit = errors.New("no longer needed")
-
-func (c *crew) ask() error {
-	if c.quit.Load() {
-		return errQuit
+// unshared returns why this rank cannot all-reduce through shared memory.
+func (b *Backend) unshared() error {
+	o, ok := b.options.CPUOptions.(gloo.Options)
+	switch {
+	case b.missing != nil:
+		return b.missing
+	case b.options.CPU != gloo.Name || !ok:
+		return fmt.Errorf("the host's part is done by backend %q, with options of its own", b.options.CPU)
+	case o.Sums == gloo.SumsExact:
+		return errors.New("sums are to be exact")
 	}
 	return nil
 }
 
-func (c *crew) askDriver() error { return nil }
-
-// watch is how a goroutine waits for a word: it polls as fast as it can for a
-// while, then lets others go first, then pauses.
-type watch struct {
-	eager        bool
-	polls, asked int
-	start, last  time.Time
-}
-
-// poll is called when the word has not come. Its error ends the waiting.
-func (w *watch) poll(o asker) error {
-	const burst = 32
-	if w.polls++; w.polls%burst != 0 {
+// share makes the exchange, with the other ranks. If one of them cannot, there is
+// none on any rank, and all know why. An error is one of telling each other.
+func (b *Backend) share(ctx context.Context, timeout time.Duration) error {
+	if b.size == 1 {
 		return nil
 	}
-	now := time.Now()
-	if w.start.IsZero() {
-		w.start, w.last = now, now
+	if !b.oneHost {
+		b.exchange.Store(&hostshm.Exchange{Why: errors.New("the ranks are on several hosts")})
+		return nil
 	}
-	if now.Sub(w.last) >= askEvery {
-		w.last = now
-		if err := o.ask(); err != nil {
-			return err
+	bytes := hostshm.Bytes(b.size, b.sharedSlots, b.options.Chunk)
+	why := b.unshared()
+	var r *region.Region
+	if why == nil && b.rank == 0 {
+		r, why = region.New(bytes)
+	}
+	mine := make([]byte, region.NameLen)
+	if r != nil {
+		copy(mine, r.Name)
+	}
+	why, all, err := b.hear(ctx, timeout, told(why, mine))
+	if err == nil && why == nil {
+		if b.rank != 0 {
+			r, why = region.Open(string(trimZeros(all[0])), bytes)
 		}
-		if w.asked++; w.asked%askDriver == 0 {
-			if err := o.askDriver(); err != nil {
-				return err
-			}
+		var x *hostshm.Exchange
+		if why == nil {
+			x = hostshm.New(b.rank, b.size, b.sharedSlots, b.options.Chunk, r, b.driver)
+		}
+		if why, _, err = b.hear(ctx, timeout, told(why, nil)); err == nil && why == nil {
+			// Who opens the memory has done so.
+			b.exchange.Store(x)
+			return r.Hide()
 		}
 	}
-	switch waited := now.Sub(w.start); {
-	case w.eager && waited < eagerFor:
-		if w.polls%(64*burst) == 0 {
-			runtime.Gosched()
-		}
-	case waited < yieldFor:
-		runtime.Gosched()
-	default:
-		time.Sleep(min(waited/16, 200*time.Microsecond))
+	if r != nil {
+		err = errors.Join(err, r.Leave())
+	}
+	if err == nil {
+		b.exchange.Store(&hostshm.Exchange{Why: why})
+	}
+	return err
+}
+
+// usable returns the exchange that a backend's ranks have, nil if they have none.
+func (b *Backend) usable() *hostshm.Exchange {
+	if x := b.exchange.Load(); x != nil && x.Why == nil {
+		return x
 	}
 	return nil
+}
+
+// sharedGrain returns how many of n elements a chunk has.
+func sharedGrain(n, es, chunk int) int {
+	bytes := min(max((n*es+sharedPieces-1)/sharedPieces, smallestPiece), chunk)
+	return max((bytes&^15)/es, 1)
 }

@@ -7,6 +7,9 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/c10d-go/c10d/backend/cuda/driver"
+	"github.com/c10d-go/c10d/backend/cuda/internal/board"
+	"github.com/c10d-go/c10d/backend/cuda/internal/hostshm"
+	"github.com/c10d-go/c10d/backend/cuda/internal/region"
 )
 
 // reason is told after so many questions.
@@ -15,24 +18,24 @@ type reason struct {
 	err   error
 }
 
-func (r *reason) ask() error {
+func (r *reason) Ask() error {
 	if r.after--; r.after < 0 {
 		return r.err
 	}
 	return nil
 }
 
-func (r *reason) askDriver() error { return nil }
+func (r *reason) AskDriver() error { return nil }
 
 // TestOverwritten holds that no chunk leaves the host once a rank has let its streams
 // go on, though all ranks have combined their shares of it.
 func TestOverwritten(t *testing.T) {
-	ranks := make([]*exchange, 3)
-	r, err := newRegion(exchangeBytes(len(ranks), 2, 100))
+	ranks := make([]*hostshm.Exchange, 3)
+	r, err := region.New(hostshm.Bytes(len(ranks), 2, 100))
 	require.NoError(t, err)
-	defer func() { require.NoError(t, r.leave()) }()
+	defer func() { require.NoError(t, r.Leave()) }()
 	for i := range ranks {
-		ranks[i] = &exchange{rank: i, size: len(ranks), slots: 2, chunk: slotAlign, region: r}
+		ranks[i] = &hostshm.Exchange{Rank: i, Size: len(ranks), Slots: 2, Chunk: hostshm.SlotAlign, Region: r}
 	}
 	s := &shared{x: ranks[0]}
 	why := &reason{after: 3, err: errors.New("the reason")}
@@ -41,14 +44,14 @@ func TestOverwritten(t *testing.T) {
 			why := *why
 			require.ErrorIs(t, s.combined(0, &why), why.err, "not all have combined")
 		}
-		x.count(wordDone, 1)
+		x.Count(hostshm.WordDone, 1)
 	}
 	require.NoError(t, s.combined(0, why))
-	ranks[2].fail()
+	ranks[2].Fail()
 	require.ErrorIs(t, s.combined(0, why), why.err)
 	require.Negative(t, why.after, "it waited for the reason")
 	for _, x := range ranks {
-		require.True(t, x.failed())
+		require.True(t, x.Failed())
 	}
 }
 
@@ -67,33 +70,33 @@ func TestBatchOf(t *testing.T) {
 // other or on the slots.
 func TestWords(t *testing.T) {
 	const size, slots, chunk = 5, 3, 5000
-	r, err := newRegion(exchangeBytes(size, slots, chunk))
+	r, err := region.New(hostshm.Bytes(size, slots, chunk))
 	require.NoError(t, err)
-	defer func() { require.NoError(t, r.leave()) }()
+	defer func() { require.NoError(t, r.Leave()) }()
 	at := make(map[int]bool)
 	take := func(from, n int) {
 		for i := from; i < from+n; i++ {
 			require.False(t, at[i], "byte %d is used twice", i)
-			require.Less(t, i, len(r.bytes))
+			require.Less(t, i, len(r.Bytes))
 			at[i] = true
 		}
 	}
 	for rank := range size {
-		x := &exchange{rank: rank, size: size, slots: slots, chunk: roundUp(chunk, slotAlign), region: r}
-		for kind := range wordKinds {
-			take(x.word(kind, rank), 4)
+		x := &hostshm.Exchange{Rank: rank, Size: size, Slots: slots, Chunk: hostshm.RoundUp(chunk, hostshm.SlotAlign), Region: r}
+		for kind := range hostshm.WordKinds {
+			take(x.Word(kind, rank), 4)
 		}
 		for number := range uint64(2) {
-			c := said{1<<63 | uint64(rank)<<32 | number, 7 << 40}
-			take(x.said(rank, number), 16)
-			x.call(number, 10*number, c)
-			require.Equal(t, c, x.called(rank, number))
-			require.Equal(t, uint32(10*number+1), driver.LoadWord(r.bytes, x.word(wordCalled, rank)))
+			c := board.Said{1<<63 | uint64(rank)<<32 | number, 7 << 40}
+			take(x.Said(rank, number), 16)
+			x.Call(number, 10*number, c)
+			require.Equal(t, c, x.Called(rank, number))
+			require.Equal(t, uint32(10*number+1), driver.LoadWord(r.Bytes, x.Word(hostshm.WordCalled, rank)))
 		}
 		for c := range uint64(slots) {
-			take(x.in(rank, c), chunk)
+			take(x.In(rank, c), chunk)
 			if rank == 0 {
-				take(x.out(c), chunk)
+				take(x.Out(c), chunk)
 			}
 		}
 	}

@@ -87,6 +87,11 @@ var layers = []layer{
 	}},
 	{"backend/cuda/internal/libcuda", []string{"tensor", "backend/cuda/driver"}},
 	{"backend/cuda/internal/peers", []string{"backend/cuda/driver"}},
+	{"backend/cuda/internal/pool", []string{"backend/cuda/driver"}},
+	{"backend/cuda/internal/region", []string{"backend/cuda/driver", "golang.org/x/sys/..."}},
+	{"backend/cuda/internal/place", []string{"tensor", "backend/cuda/driver", "backend/cuda/internal/kernels"}},
+	{"backend/cuda/internal/board", []string{"tensor", "work", "backend", "backend/cuda/internal/region"}},
+	{"backend/cuda/internal/hostshm", []string{"backend", "backend/cuda/driver", "backend/cuda/internal/kernels", "backend/cuda/internal/board", "backend/cuda/internal/region", "internal/reduce"}},
 	{"backend/cuda/internal/window", []string{"backend/cuda/driver", "backend/cuda/internal/peers"}},
 	{"backend/cuda/internal/direct", []string{"tensor", "backend", "backend/cuda/driver", "backend/cuda/internal/window"}},
 	{"backend/cuda/driver/nvidia", []string{
@@ -94,7 +99,8 @@ var layers = []layer{
 	}},
 	{"backend/cuda", []string{
 		"tensor", "work", "store", "backend", "backend/gloo",
-		"backend/cuda/driver", "backend/cuda/driver/edges", "backend/cuda/driver/nvidia", "backend/cuda/internal/kernels", "backend/cuda/internal/peers", "backend/cuda/internal/window", "backend/cuda/internal/direct", "internal/reduce", "internal/unwind", "golang.org/x/sys/...",
+		"backend/cuda/driver", "backend/cuda/driver/edges", "backend/cuda/driver/nvidia", "backend/cuda/internal/kernels", "backend/cuda/internal/window", "backend/cuda/internal/direct", "backend/cuda/internal/pool", "backend/cuda/internal/region", "backend/cuda/internal/place",
+		"backend/cuda/internal/board", "backend/cuda/internal/hostshm", "internal/unwind",
 	}},
 	{"backend/cuda/gorgonia", []string{"tensor", "backend/cuda/driver", "backend/cuda/internal/libcuda"}},
 	{"backend/cuda/driver/drivertest", []string{"tensor", "backend/cuda/driver", "backend/cuda/driver/edges", "github.com/stretchr/testify/..."}},

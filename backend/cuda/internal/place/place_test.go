@@ -1,4 +1,4 @@
-package cuda
+package place
 
 import (
 	"math/rand/v2"
@@ -7,6 +7,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/c10d-go/c10d/backend/cuda/driver"
 	"github.com/c10d-go/c10d/tensor"
 )
 
@@ -41,12 +42,12 @@ func TestSpans(t *testing.T) {
 		require.Equal(t, want[0], lo, "%v %v", shape, strides)
 		require.Equal(t, want[len(want)-1]+1, hi, "%v %v", shape, strides)
 		if runs == nil {
-			runs = []span{{lo, hi - lo}}
+			runs = []Span{{lo, hi - lo}}
 		}
 		var got []int
 		for _, r := range runs {
-			for i := range r.n {
-				got = append(got, r.off+i)
+			for i := range r.N {
+				got = append(got, r.Off+i)
 			}
 		}
 		slices.Sort(got)
@@ -61,14 +62,14 @@ func TestUses(t *testing.T) {
 		require.NoError(t, err)
 		column, err := whole.AsStrided([]int{n}, []int{3}, 1)
 		require.NoError(t, err)
-		var all []span
-		placeOf(column).uses(func(s span) { all = append(all, s) })
+		var all []Span
+		Of(column).Uses(func(s Span) { all = append(all, s) })
 		if n > mostRuns {
-			require.Equal(t, []span{{2, 6*n - 4}}, all)
+			require.Equal(t, []Span{{2, 6*n - 4}}, all)
 			continue
 		}
 		require.Len(t, all, n)
-		require.Equal(t, span{6*n - 4, 2}, all[n-1])
+		require.Equal(t, Span{6*n - 4, 2}, all[n-1])
 	}
 }
 
@@ -84,3 +85,13 @@ func TestCollapsed(t *testing.T) {
 		require.Equal(t, c.wantStrides, u)
 	}
 }
+
+// huge is memory that is nowhere.
+type huge struct {
+	ptr driver.Ptr
+	n   int
+}
+
+func (huge) Device() tensor.Device { return tensor.Device{Type: tensor.CUDA} }
+func (h huge) Len() int            { return h.n }
+func (h huge) Ptr() driver.Ptr     { return h.ptr }

@@ -1,4 +1,5 @@
-package cuda
+// Package pool keeps page-locked memory and memory of devices for later operations.
+package pool
 
 import (
 	"errors"
@@ -9,16 +10,16 @@ import (
 	"github.com/c10d-go/c10d/backend/cuda/driver"
 )
 
-// underway counts the operations of this process that devices may be at. To free
+// Underway counts the operations of this process that devices may be at. To free
 // memory, or to make it, CUDA may wait until a device has nothing to do, and holds a
 // lock of the process meanwhile. An operation that waits for another rank may need
 // that lock to go on. So pools free nothing while the count is not zero, whichever
 // group the operations are of.
-var underway atomic.Int64
+var Underway atomic.Int64
 
-// pool is memory that operations take turns to use: device memory, or page-locked
-// memory on device onHost. Making it is slow, page-locking some 0.3 ms a MiB.
-type pool[M memory] struct {
+// Pool is memory that operations take turns to use: device memory, or page-locked
+// memory on device OnHost. Making it is slow, page-locking some 0.3 ms a MiB.
+type Pool[M memory] struct {
 	make func(dev, n int) (M, error)
 	keep int // bytes of a device that wait for their next use, once the rest can be freed
 
@@ -37,20 +38,20 @@ type memory interface {
 type poolKey struct{ dev, class int }
 
 const (
-	onHost         = -1
+	OnHost         = -1
 	smallestPooled = 4096
 )
 
-func newPool[M memory](keep int, make func(dev, n int) (M, error)) *pool[M] {
-	return &pool[M]{make: make, keep: keep, idle: map[poolKey][]M{}, held: map[int]int{}}
+func newPool[M memory](keep int, make func(dev, n int) (M, error)) *Pool[M] {
+	return &Pool[M]{make: make, keep: keep, idle: map[poolKey][]M{}, held: map[int]int{}}
 }
 
-// newPinned returns a pool of page-locked memory, newScratch one of device memory.
-func newPinned(d driver.Driver, keep int) *pool[driver.HostMemory] {
+// NewPinned returns a pool of page-locked memory, NewScratch one of device memory.
+func NewPinned(d driver.Driver, keep int) *Pool[driver.HostMemory] {
 	return newPool(keep, func(_, n int) (driver.HostMemory, error) { return d.AllocHost(n) })
 }
 
-func newScratch(d driver.Driver, keep int) *pool[driver.Memory] {
+func NewScratch(d driver.Driver, keep int) *Pool[driver.Memory] {
 	return newPool(keep, func(dev, n int) (driver.Memory, error) {
 		v, err := d.Device(dev)
 		if err != nil {
@@ -60,12 +61,12 @@ func newScratch(d driver.Driver, keep int) *pool[driver.Memory] {
 	})
 }
 
-// class returns the logarithm of the length of memory for n bytes.
-func class(n int) int { return bits.Len(uint(max(n, smallestPooled) - 1)) }
+// Class returns the logarithm of the length of memory for n bytes.
+func Class(n int) int { return bits.Len(uint(max(n, smallestPooled) - 1)) }
 
-// get returns at least n bytes. It frees what is more than keep, if it may.
-func (p *pool[M]) get(dev, n int) (m M, err error) {
-	k := poolKey{dev, class(n)}
+// Get returns at least n bytes. It frees what is more than keep, if it may.
+func (p *Pool[M]) Get(dev, n int) (m M, err error) {
+	k := poolKey{dev, Class(n)}
 	p.mu.Lock()
 	list := p.idle[k]
 	found := len(list) > 0
@@ -76,12 +77,12 @@ func (p *pool[M]) get(dev, n int) (m M, err error) {
 		p.held[dev] -= m.Len()
 	}
 	var spare []M
-	if p.over && underway.Load() == 0 {
+	if p.over && Underway.Load() == 0 {
 		spare = p.trim(p.keep)
 	}
 	p.mu.Unlock()
 	if err = free(spare); err != nil && found {
-		p.put(dev, m)
+		p.Put(dev, m)
 	}
 	if found || err != nil {
 		return m, err
@@ -89,10 +90,10 @@ func (p *pool[M]) get(dev, n int) (m M, err error) {
 	return p.make(dev, 1<<k.class)
 }
 
-// put gives memory back that nothing uses any more. It frees nothing: the caller is
+// Put gives memory back that nothing uses any more. It frees nothing: the caller is
 // who ends operations, and others wait for that.
-func (p *pool[M]) put(dev int, m M) {
-	k := poolKey{dev, class(m.Len())}
+func (p *Pool[M]) Put(dev int, m M) {
+	k := poolKey{dev, Class(m.Len())}
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.idle[k] = append(p.idle[k], m)
@@ -102,7 +103,7 @@ func (p *pool[M]) put(dev int, m M) {
 
 // trim takes out what is idle beyond so many bytes a device, the largest first. The
 // caller holds p.mu.
-func (p *pool[M]) trim(keep int) (out []M) {
+func (p *Pool[M]) trim(keep int) (out []M) {
 	for dev := range p.held {
 		for class := bits.UintSize; class > 0; class-- {
 			k := poolKey{dev, class}
@@ -119,8 +120,8 @@ func (p *pool[M]) trim(keep int) (out []M) {
 	return out
 }
 
-// close frees what is idle.
-func (p *pool[M]) close() error {
+// Close frees what is idle.
+func (p *Pool[M]) Close() error {
 	p.mu.Lock()
 	all := p.trim(0)
 	p.mu.Unlock()

@@ -1,4 +1,5 @@
-package cuda
+// Package board compares what the ranks of a host call.
+package board
 
 import (
 	"errors"
@@ -7,23 +8,24 @@ import (
 	"unsafe"
 
 	"github.com/c10d-go/c10d/backend"
+	"github.com/c10d-go/c10d/backend/cuda/internal/region"
 	"github.com/c10d-go/c10d/tensor"
 	"github.com/c10d-go/c10d/work"
 )
 
-// call is what all ranks have to call alike under one number. Where ranks may
+// Call is what all ranks have to call alike under one number. Where ranks may
 // differ, as in the elements of an all-to-all, it is left zero.
-type call struct {
-	op     work.OpType
-	with   backend.ReduceKind // of the operator, plus one; 0 if nothing is reduced
-	dtype  tensor.DType       // Invalid if no tensor takes part
-	n      int                // elements
-	root   int                // -1 if there is none
-	sparse bool               // the ranks tell each other the rest themselves
+type Call struct {
+	Op     work.OpType
+	With   backend.ReduceKind // of the operator, plus one; 0 if nothing is reduced
+	Dtype  tensor.DType       // Invalid if no tensor takes part
+	N      int                // elements
+	Root   int                // -1 if there is none
+	Sparse bool               // the ranks tell each other the rest themselves
 }
 
-// reducing is what a call has as with.
-func reducing(op backend.ReduceOp) backend.ReduceKind { return op.Kind() + 1 }
+// Reducing is what a call has as with.
+func Reducing(op backend.ReduceOp) backend.ReduceKind { return op.Kind() + 1 }
 
 // calledAs has what the hosts do alike, so that ranks may mix it.
 var calledAs = map[work.OpType]work.OpType{
@@ -33,27 +35,27 @@ var calledAs = map[work.OpType]work.OpType{
 	work.AllToAllSingle:               work.AllToAll,
 }
 
-// said is a call as ranks tell each other.
-type said [2]uint64
+// Said is a call as ranks tell each other.
+type Said [2]uint64
 
 // The first word has a one, so that it is never zero, the operation, the operator
 // plus one, the dtype, whether it is sparse, and the root plus one; the second has
 // the elements.
-func (c call) said() said {
-	op := c.op
+func (c Call) Said() Said {
+	op := c.Op
 	if kind, ok := calledAs[op]; ok {
 		op = kind
 	}
-	w := uint64(1)<<63 | uint64(op)<<52 | uint64(c.dtype)<<36 | uint64(uint32(c.root+1))
-	w |= uint64(c.with) << 44
-	if c.sparse {
+	w := uint64(1)<<63 | uint64(op)<<52 | uint64(c.Dtype)<<36 | uint64(uint32(c.Root+1))
+	w |= uint64(c.With) << 44
+	if c.Sparse {
 		w |= 1 << 35
 	}
-	return said{w, uint64(c.n)}
+	return Said{w, uint64(c.N)}
 }
 
 // String shows the call of any rank.
-func (c said) String() string {
+func (c Said) String() string {
 	op, dtype, root := work.OpType(c[0]>>52&0x7ff), tensor.DType(c[0]>>36&0xff), uint32(c[0])
 	s := op.String()
 	if op == work.Barrier && root > 0 {
@@ -76,51 +78,51 @@ func (c said) String() string {
 	return s
 }
 
-// disagree is the error of a rank whose call is not that of another one.
-func disagree(number uint64, rank int, mine said, peer int, theirs said) error {
+// Disagree is the error of a rank whose call is not that of another one.
+func Disagree(number uint64, rank int, mine Said, peer int, theirs Said) error {
 	return fmt.Errorf("%w: as collective number %d rank %d called %v, rank %d called %v", work.ErrMismatch, number, rank, mine, peer, theirs)
 }
 
-// board is where a rank writes what it calls, for the ranks before and after it on
+// Board is where a rank writes what it calls, for the ranks before and after it on
 // its host to read. All ranks of a host agree if each agrees with these. A rank
 // writes first and reads then, so of two the later one sees both calls, whatever
 // the operations wait for, and no message is needed.
-type board struct {
-	own   *region
+type Board struct {
+	own   *region.Region
 	peers []boardOf // where they can be read
-	why   error     // why there is no page, or a peer's cannot be read; set by New
+	Why   error     // why there is no page, or a peer's cannot be read; set by New
 }
 
 type boardOf struct {
 	rank int
-	page *region
+	page *region.Region
 }
 
 // rememberCalls is how many calls a board has, the latest ones: a rank may be so
 // far ahead of another, and the difference is still found.
-const rememberCalls = pageSize / (calledWords * 8)
+const rememberCalls = region.PageSize / (calledWords * 8)
 
 // calledWords are the words of an entry: the number plus one, or zero while the
 // entry is written, the two of the call, and one that is free.
 const calledWords = 4
 
-func entry(p *region, number uint64) *[calledWords]atomic.Uint64 {
-	return (*[calledWords]atomic.Uint64)(unsafe.Pointer(&p.bytes[number%rememberCalls*calledWords*8]))
+func entry(p *region.Region, number uint64) *[calledWords]atomic.Uint64 {
+	return (*[calledWords]atomic.Uint64)(unsafe.Pointer(&p.Bytes[number%rememberCalls*calledWords*8]))
 }
 
-// newBoard returns a board that nobody reads yet, and its name for others. Without a page
+// New returns a board that nobody reads yet, and its name for others. Without a page
 // it compares nothing: the CPU backend finds some of the calls that do not fit.
-func newBoard() (*board, string) {
-	p, err := newRegion(pageSize)
+func New() (*Board, string) {
+	p, err := region.New(region.PageSize)
 	if err != nil {
-		return &board{why: fmt.Errorf("this rank has no page for others to read: %w", err)}, ""
+		return &Board{Why: fmt.Errorf("this rank has no page for others to read: %w", err)}, ""
 	}
-	return &board{own: p}, p.name
+	return &Board{own: p}, p.Name
 }
 
-// open looks for the boards of a rank's neighbours on its host. It leaves out those
+// Open looks for the boards of a rank's neighbours on its host. It leaves out those
 // that it cannot read, and notes why.
-func (b *board) open(rank int, names map[int]string) {
+func (b *Board) Open(rank int, names map[int]string) {
 	if b.own == nil {
 		return
 	}
@@ -144,28 +146,28 @@ func (b *board) open(rank int, names map[int]string) {
 		if r == rank || i > 0 && r == before {
 			continue
 		}
-		p, err := openRegion(names[r], pageSize)
+		p, err := region.Open(names[r], region.PageSize)
 		if err != nil {
-			b.why = errors.Join(b.why, fmt.Errorf("the page of rank %d cannot be read: %w", r, err))
+			b.Why = errors.Join(b.Why, fmt.Errorf("the page of rank %d cannot be read: %w", r, err))
 			continue
 		}
 		b.peers = append(b.peers, boardOf{r, p})
 	}
 }
 
-// hide takes the board's name away, when all who may open it have.
-func (b *board) hide() error {
+// Hide takes the board's name away, when all who may open it have.
+func (b *Board) Hide() error {
 	if b.own == nil {
 		return nil
 	}
-	return b.own.hide()
+	return b.own.Hide()
 }
 
-// enter writes what the rank calls under a number, which may be the one before,
+// Enter writes what the rank calls under a number, which may be the one before,
 // and returns what a neighbour calls otherwise.
-func (b *board) enter(number uint64, c said) (peer int, theirs said, ok bool) {
+func (b *Board) Enter(number uint64, c Said) (peer int, theirs Said, ok bool) {
 	if len(b.peers) == 0 {
-		return -1, said{}, true
+		return -1, Said{}, true
 	}
 	e := entry(b.own, number)
 	e[0].Store(0)
@@ -177,36 +179,22 @@ func (b *board) enter(number uint64, c said) (peer int, theirs said, ok bool) {
 		if e[0].Load() != number+1 {
 			continue // it will look here; or it was long ago
 		}
-		theirs := said{e[1].Load(), e[2].Load()}
+		theirs := Said{e[1].Load(), e[2].Load()}
 		if e[0].Load() == number+1 && theirs != c {
 			return p.rank, theirs, false
 		}
 	}
-	return -1, said{}, true
+	return -1, Said{}, true
 }
 
-func (b *board) close() error {
+func (b *Board) Close() error {
 	if b.own == nil {
 		return nil
 	}
-	errs := []error{b.own.leave()}
+	errs := []error{b.own.Leave()}
 	for _, p := range b.peers {
-		errs = append(errs, p.page.leave())
+		errs = append(errs, p.page.Leave())
 	}
 	b.own, b.peers = nil, nil
 	return errors.Join(errs...)
-}
-
-// enter tells the other ranks of this host what the collective is that comes next. If
-// they call something else the group ends, on all ranks and at once. The caller holds
-// b.calls.
-func (b *Backend) enter(info work.Info, c call) error {
-	mine := c.said()
-	peer, theirs, ok := b.board.enter(b.collectives, mine)
-	if ok {
-		return nil
-	}
-	err := &work.Error{Info: info, Peer: peer, Err: fmt.Errorf("cuda: %w", disagree(b.collectives, b.rank, mine, peer, theirs))}
-	b.fail(fmt.Errorf("the group has failed: %w", err), err)
-	return err
 }

@@ -1,4 +1,4 @@
-package cuda
+package pool
 
 import (
 	"testing"
@@ -25,7 +25,7 @@ func TestPool(t *testing.T) {
 		return b, nil
 	})
 	get := func(dev, n int) *block {
-		b, err := p.get(dev, n)
+		b, err := p.Get(dev, n)
 		require.NoError(t, err)
 		require.GreaterOrEqual(t, b.n, n)
 		return b
@@ -38,32 +38,32 @@ func TestPool(t *testing.T) {
 		}
 		return n
 	}
-	require.Zero(t, underway.Load())
-	underway.Add(1)
+	require.Zero(t, Underway.Load())
+	Underway.Add(1)
 	var out []*block
 	for range 5 {
 		out = append(out, get(0, 1))
 	}
 	other := get(1, smallestPooled+1)
 	for _, b := range out {
-		p.put(0, b)
+		p.Put(0, b)
 	}
-	p.put(1, other)
+	p.Put(1, other)
 	require.Same(t, other, get(1, 2*smallestPooled))
-	p.put(1, other)
+	p.Put(1, other)
 	require.Contains(t, out, get(0, 100))
-	p.put(0, out[4])
+	p.Put(0, out[4])
 	require.Len(t, made, 6)
 	require.Zero(t, closed(), "an operation is under way")
-	underway.Add(-1)
+	Underway.Add(-1)
 	b := get(0, 4*smallestPooled)
 	require.Equal(t, 2, closed(), "five blocks, of which three are kept")
 	require.False(t, other.closed, "of another device")
-	p.put(0, b)
-	p.put(0, get(0, 1))
+	p.Put(0, b)
+	p.Put(0, get(0, 1))
 	require.True(t, b.closed, "the largest")
 	require.Equal(t, 3*smallestPooled, p.held[0])
-	require.NoError(t, p.close())
+	require.NoError(t, p.Close())
 	require.Equal(t, len(made), closed())
 	require.Empty(t, p.held[0]+p.held[1])
 }

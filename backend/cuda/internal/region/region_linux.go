@@ -1,4 +1,4 @@
-package cuda
+package region
 
 import (
 	"errors"
@@ -14,10 +14,10 @@ import (
 const seals = unix.F_SEAL_SHRINK | unix.F_SEAL_GROW | unix.F_SEAL_SEAL
 
 // createShared returns n bytes of zeros that processes of this host open by their
-// name. They are a file without a directory: nothing is left of it once nobody has
+// Name. They are a file without a directory: nothing is left of it once nobody has
 // it, however the processes end. All bytes are there from the start, so that a lack
 // of memory is an error here and no bus error later.
-func createShared(id string, n int) (*sharedMemory, error) {
+func createShared(id string, n int) (*SharedMemory, error) {
 	// Who makes a file that is too large gets a signal.
 	var l unix.Rlimit
 	if err := unix.Getrlimit(unix.RLIMIT_FSIZE, &l); err != nil {
@@ -26,7 +26,7 @@ func createShared(id string, n int) (*sharedMemory, error) {
 	if uint64(l.Cur) < uint64(n) {
 		return nil, fmt.Errorf("%d bytes of shared memory: files may have %d", n, l.Cur)
 	}
-	if err := before("memfd_create", n); err != nil {
+	if err := Before("memfd_create", n); err != nil {
 		return nil, err
 	}
 	fd, err := unix.MemfdCreate(memfdName(id), unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING)
@@ -38,14 +38,14 @@ func createShared(id string, n int) (*sharedMemory, error) {
 	if err != nil {
 		return nil, errors.Join(err, f.Close())
 	}
-	m.name, m.forget = fmt.Sprintf("%d/%d/%s", os.Getpid(), fd, id), f.Close
+	m.Name, m.forget = fmt.Sprintf("%d/%d/%s", os.Getpid(), fd, id), f.Close
 	return m, nil
 }
 
 func memfdName(id string) string { return "c10d-cuda-" + id }
 
-func reserve(f *os.File, n int) (*sharedMemory, error) {
-	err := before("fallocate", n)
+func reserve(f *os.File, n int) (*SharedMemory, error) {
+	err := Before("fallocate", n)
 	if err == nil {
 		for err = unix.EINTR; err == unix.EINTR; {
 			err = unix.Fallocate(int(f.Fd()), 0, 0, int64(n))
@@ -61,7 +61,7 @@ func reserve(f *os.File, n int) (*sharedMemory, error) {
 }
 
 // openShared opens n bytes of another process, which has them open.
-func openShared(name string, n int) (*sharedMemory, error) {
+func openShared(name string, n int) (*SharedMemory, error) {
 	part := strings.Split(name, "/")
 	if len(part) != 3 {
 		return nil, fmt.Errorf("no name of shared memory: %q", name)
@@ -71,7 +71,7 @@ func openShared(name string, n int) (*sharedMemory, error) {
 			return nil, fmt.Errorf("no name of shared memory: %q: %w", name, err)
 		}
 	}
-	if err := before("open", n); err != nil {
+	if err := Before("open", n); err != nil {
 		return nil, err
 	}
 	// In another PID namespace this is some other file, or none.
@@ -102,8 +102,8 @@ func openShared(name string, n int) (*sharedMemory, error) {
 	return mapShared(f, n)
 }
 
-func mapShared(f *os.File, n int) (*sharedMemory, error) {
-	err := before("mmap", n)
+func mapShared(f *os.File, n int) (*SharedMemory, error) {
+	err := Before("mmap", n)
 	var b []byte
 	if err == nil {
 		b, err = unix.Mmap(int(f.Fd()), 0, n, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
@@ -111,5 +111,5 @@ func mapShared(f *os.File, n int) (*sharedMemory, error) {
 	if err != nil {
 		return nil, fmt.Errorf("mapping %d bytes of shared memory: %w", n, err)
 	}
-	return &sharedMemory{bytes: b, unmap: func() error { return unix.Munmap(b) }}, nil
+	return &SharedMemory{Bytes: b, unmap: func() error { return unix.Munmap(b) }}, nil
 }

@@ -1,4 +1,4 @@
-package cuda
+package hostshm
 
 import (
 	"sync"
@@ -6,11 +6,11 @@ import (
 	"time"
 )
 
-// crew is goroutines that combine parts of a rank's share side by side. They sleep
+// Crew is goroutines that combine parts of a rank's share side by side. They sleep
 // while there is nothing to do, and poll for a while before they do, where there are CPUs for that:
 // threads that sleep are woken one after the other.
 type crew struct {
-	n      int
+	N      int
 	linger time.Duration
 	quit   atomic.Bool   // what they do is of no use any more
 	number atomic.Uint64 // of the job; changed under mu
@@ -25,23 +25,23 @@ type crew struct {
 }
 
 func newCrew(n int, eager bool) *crew {
-	c := &crew{n: max(n, 1)}
+	c := &crew{N: max(n, 1)}
 	if eager {
-		c.linger = lingerFor
+		c.linger = LingerFor
 	}
 	c.cond.L = &c.mu
 	return c
 }
 
 // job is what a crew does, each a part of it.
-type job interface{ part(i int) }
+type job interface{ Part(i int) }
 
-// start has the first n of the crew do their parts of j. The job before has ended.
-func (c *crew) start(n int, j job) {
+// Start has the first n of the crew do their parts of j. The job before has ended.
+func (c *crew) Start(n int, j job) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.number.Load() == 0 {
-		for i := range c.n {
+		for i := range c.N {
 			c.wg.Go(func() { c.member(i, 0) })
 		}
 	}
@@ -52,10 +52,10 @@ func (c *crew) start(n int, j job) {
 	c.cond.Broadcast()
 }
 
-// end waits for the job to end; with stop what is left of it is not done.
-func (c *crew) end(stop bool) {
+// End waits for the job to end; with stop what is left of it is not done.
+func (c *crew) End(stop bool) {
 	c.quit.Store(stop)
-	pollFor(c.linger, func() bool { return c.busy.Load() == 0 })
+	PollFor(c.linger, func() bool { return c.busy.Load() == 0 })
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for c.busy.Load() > 0 {
@@ -89,7 +89,7 @@ func (c *crew) member(i int, done uint64) {
 		if i < parts && j != nil {
 			c.do(j, i)
 		}
-		pollFor(c.linger, func() bool { return c.number.Load() != done })
+		PollFor(c.linger, func() bool { return c.number.Load() != done })
 	}
 }
 
@@ -102,7 +102,7 @@ func (c *crew) do(j job, i int) {
 		}
 		c.mu.Unlock()
 	}()
-	j.part(i)
+	j.Part(i)
 }
 
 func (c *crew) close() {

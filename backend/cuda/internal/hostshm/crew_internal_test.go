@@ -1,4 +1,4 @@
-package cuda
+package hostshm
 
 import (
 	"runtime"
@@ -11,7 +11,7 @@ import (
 // tally counts who did what.
 type tally struct{ parts [8]atomic.Int32 }
 
-func (j *tally) part(i int) { j.parts[i].Add(1) }
+func (j *tally) Part(i int) { j.parts[i].Add(1) }
 
 // TestCrew: of each job each part is done once, by the time that end returns, whatever
 // part of the crew the jobs before had.
@@ -19,10 +19,10 @@ func TestCrew(t *testing.T) {
 	for _, eager := range []bool{false, true} {
 		c := newCrew(5, eager)
 		for n := range 500 {
-			parts := 1 + n*7%c.n
+			parts := 1 + n*7%c.N
 			var j tally
-			c.start(parts, &j)
-			c.end(n%3 == 0)
+			c.Start(parts, &j)
+			c.End(n%3 == 0)
 			for i := range j.parts {
 				want := int32(0)
 				if i < parts {
@@ -37,12 +37,12 @@ func TestCrew(t *testing.T) {
 }
 
 // TestSharedSlots: the memory is about as large whatever the ranks and chunks, where a
-// rank has more than the least and fewer than the most slots.
+// Rank has more than the least and fewer than the most slots.
 func TestSharedSlots(t *testing.T) {
 	for _, tc := range []struct{ size, chunk, want int }{
-		{2, 2 << 20, 21}, {4, 2 << 20, 12}, {8, 2 << 20, 7}, {16, 8 << 20, defaultSlots}, {2, 64, 64},
+		{2, 2 << 20, 21}, {4, 2 << 20, 12}, {8, 2 << 20, 7}, {16, 8 << 20, 4}, {2, 64, 64},
 	} {
-		require.Equal(t, tc.want, sharedSlots(tc.size, tc.chunk), "%d ranks, chunks of %d", tc.size, tc.chunk)
+		require.Equal(t, tc.want, Slots(tc.size, tc.chunk, 4), "%d ranks, chunks of %d", tc.size, tc.chunk)
 	}
 }
 
@@ -52,7 +52,7 @@ type leaver struct {
 	done atomic.Int32
 }
 
-func (l *leaver) part(i int) {
+func (l *leaver) Part(i int) {
 	if i == l.who {
 		runtime.Goexit()
 	}
@@ -64,8 +64,8 @@ func TestCrewOutlivesGoexit(t *testing.T) {
 	c := newCrew(3, false)
 	for range 3 {
 		l := &leaver{who: 1}
-		c.start(3, l)
-		c.end(false)
+		c.Start(3, l)
+		c.End(false)
 		require.EqualValues(t, 2, l.done.Load())
 	}
 	c.close()

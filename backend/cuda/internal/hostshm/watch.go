@@ -1,0 +1,90 @@
+package hostshm
+
+import (
+	"errors"
+	"runtime"
+	"time"
+)
+
+const (
+	eagerFor = 2 * time.Millisecond
+	yieldFor = 200 * time.Microsecond
+
+	// LingerFor is how long the worker and the finisher poll for the next operation
+	// before they sleep, where there are CPUs for that: waking a goroutine of another
+	// thread takes 5 to 50 us.
+	LingerFor = 200 * time.Microsecond
+
+	// askEvery is how often who polls asks whether to go on; every so many times
+	// that, the driver.
+	askEvery  = 100 * time.Microsecond
+	askDriver = 50
+)
+
+// Asker says whether to go on waiting. Ask is cheap, askDriver is not.
+type Asker interface {
+	Ask() error
+	AskDriver() error
+}
+
+var errQuit = errors.New("no longer needed")
+
+func (c *crew) Ask() error {
+	if c.quit.Load() {
+		return errQuit
+	}
+	return nil
+}
+
+func (c *crew) AskDriver() error { return nil }
+
+// Watch is how a goroutine waits for a word: it polls as fast as it can for a
+// while, then lets others go first, then pauses.
+type Watch struct {
+	Eager        bool
+	polls, asked int
+	start, last  time.Time
+}
+
+// Poll is called when the word has not come. Its error ends the waiting.
+func (w *Watch) Poll(o Asker) error {
+	const burst = 32
+	if w.polls++; w.polls%burst != 0 {
+		return nil
+	}
+	now := time.Now()
+	if w.start.IsZero() {
+		w.start, w.last = now, now
+	}
+	if now.Sub(w.last) >= askEvery {
+		w.last = now
+		if err := o.Ask(); err != nil {
+			return err
+		}
+		if w.asked++; w.asked%askDriver == 0 {
+			if err := o.AskDriver(); err != nil {
+				return err
+			}
+		}
+	}
+	switch waited := now.Sub(w.start); {
+	case w.Eager && waited < eagerFor:
+		if w.polls%(64*burst) == 0 {
+			runtime.Gosched()
+		}
+	case waited < yieldFor:
+		runtime.Gosched()
+	default:
+		time.Sleep(min(waited/16, 200*time.Microsecond))
+	}
+	return nil
+}
+
+// PollFor polls until something has come, for a while.
+func PollFor(limit time.Duration, come func() bool) {
+	for i, start := 1, time.Now(); !come(); i++ {
+		if i%64 == 0 && time.Since(start) > limit {
+			return
+		}
+	}
+}

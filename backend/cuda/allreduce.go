@@ -8,6 +8,9 @@ import (
 	"strings"
 
 	"github.com/c10d-go/c10d/backend"
+	"github.com/c10d-go/c10d/backend/cuda/internal/direct"
+	"github.com/c10d-go/c10d/backend/cuda/internal/kernels"
+	"github.com/c10d-go/c10d/backend/cuda/internal/place"
 	"github.com/c10d-go/c10d/tensor"
 	"github.com/c10d-go/c10d/work"
 )
@@ -133,8 +136,8 @@ type host struct {
 	direct *directCall // instead of op, once it has been prepared
 }
 
-func (h *host) Rank() int { return h.b.rank }
-func (h *host) Size() int { return h.b.size }
+func (h *host) Rank() int { return h.b.g.rank }
+func (h *host) Size() int { return h.b.g.size }
 
 // AllReduceBytes does not apply r.Before and r.After.
 func (h *host) AllReduceBytes(ctx context.Context, b []byte, d tensor.DType, r backend.Reduction) error {
@@ -143,7 +146,7 @@ func (h *host) AllReduceBytes(ctx context.Context, b []byte, d tensor.DType, r b
 		return err
 	}
 	op := backend.Custom(h.call.Op.String(), func(_ tensor.DType, dst, src []byte) { r.Combine(dst, src) })
-	return h.op.wait(h.b.cpu.AllReduce(ctx, []*tensor.Tensor{t}, backend.AllReduceOptions{Op: op, Timeout: h.op.left()}))
+	return h.op.wait(h.b.g.cpu.AllReduce(ctx, []*tensor.Tensor{t}, backend.AllReduceOptions{Op: op, Timeout: h.op.left()}))
 }
 
 func (h *host) AllGatherBytes(ctx context.Context, out, in []byte) error {
@@ -155,7 +158,7 @@ func (h *host) AllGatherBytes(ctx context.Context, out, in []byte) error {
 	if err != nil {
 		return err
 	}
-	return h.op.wait(h.b.cpu.AllGatherIntoTensor(ctx, o, i, backend.AllGatherOptions{Timeout: h.op.left()}))
+	return h.op.wait(h.b.g.cpu.AllGatherIntoTensor(ctx, o, i, backend.AllGatherOptions{Timeout: h.op.left()}))
 }
 
 func (h *host) AllGatherVBytes(ctx context.Context, out, in []byte, counts []int64) error {
@@ -174,7 +177,7 @@ func (h *host) AllGatherVBytes(ctx context.Context, out, in []byte, counts []int
 	if err != nil {
 		return err
 	}
-	return h.op.wait(h.b.cpu.AllGatherV(ctx, parts, i, backend.AllGatherOptions{Timeout: h.op.left()}))
+	return h.op.wait(h.b.g.cpu.AllGatherV(ctx, parts, i, backend.AllGatherOptions{Timeout: h.op.left()}))
 }
 
 // registered makes the call's operation one of a registered work.
@@ -201,10 +204,64 @@ func prepareHostWork(h *host) error {
 		return err
 	}
 	h.op.legs = legs(both, ts...)
-	if h.op.shared = b.sharing(op, ts); h.op.shared == nil {
+	if h.op.shared = b.g.sharing(op, ts); h.op.shared == nil {
 		h.op.call = func(q *operation, shadows []*tensor.Tensor) error {
-			return q.wait(b.cpu.AllReduce(q.ctx, shadows, backend.AllReduceOptions{Op: op, Timeout: q.left()}))
+			return q.wait(b.g.cpu.AllReduce(q.ctx, shadows, backend.AllReduceOptions{Op: op, Timeout: q.left()}))
 		}
 	}
 	return nil
+}
+
+// directCan returns why no direct work can do an all-reduce. The answer is the same on every rank.
+func directCan(h *host) error {
+	ts, op := h.call.Tensors, h.call.Op
+	if err := h.b.direct.can(); err != nil {
+		return err
+	}
+	if err := direct.Supports(op, ts[0].DType()); err != nil {
+		return err
+	}
+	if len(ts) > 1 && kernels.Step(op.Kind(), ts[0].DType()) == "" {
+		return fmt.Errorf("no kernel for %v of %v", op, ts[0].DType())
+	}
+	if _, probe := ts[0].Memory().(nowhere); probe {
+		return nil
+	}
+	// Wrong calls are refused by the work that comes next.
+	return h.b.typed(work.AllReduce, "tensors", output, ts[0].DType(), ts)
+}
+
+// directMeet connects the ranks at the first call.
+func directMeet(h *host) error {
+	t := h.call.Tensors[0]
+	if _, probe := t.Memory().(nowhere); probe {
+		return h.b.direct.known()
+	}
+	return h.b.direct.ready(h.ctx, work.AllReduce, t.Device().Index, h.op.print)
+}
+
+// prepareDirectWork makes the call's operation a direct one.
+func prepareDirectWork(h *host) error {
+	b, c, d := h.b, &h.call, h.call.Tensors[0].DType()
+	if err := b.typed(work.AllReduce, "tensors", output, d, c.Tensors); err != nil {
+		return err
+	}
+	if err := b.reduction(work.AllReduce, c.Op, d); err != nil {
+		return err
+	}
+	if i, j, ok := place.ShareMemory(c.Tensors); ok {
+		return fmt.Errorf("tensors %d and %d share memory", i, j)
+	}
+	h.direct = b.direct.newAllReduce(c.Tensors, c.Op)
+	return nil
+}
+
+// plain reports whether an all-reduce is direct work of a kind that needs no further look: the ranks
+// are connected, there is a kernel, and no registered work comes first.
+func (b *Backend) plain(ts []*tensor.Tensor, op backend.ReduceOp) bool {
+	if b.direct.open.Load() == nil || len(ts) != 1 || ts[0].Layout() != tensor.Strided || direct.Supports(op, ts[0].DType()) != nil {
+		return false
+	}
+	registered := backend.AllReduceWorks(tensor.CUDA, tensor.Strided)
+	return (len(registered) == 0 || registered[0].Priority < directPriority) && b.dense(work.AllReduce, "tensor 0", output, ts[0]) == nil
 }

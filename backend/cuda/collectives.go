@@ -7,69 +7,9 @@ import (
 	"github.com/c10d-go/c10d/backend"
 	"github.com/c10d-go/c10d/backend/cuda/internal/board"
 	"github.com/c10d-go/c10d/backend/cuda/internal/direct"
-	"github.com/c10d-go/c10d/backend/cuda/internal/place"
 	"github.com/c10d-go/c10d/tensor"
 	"github.com/c10d-go/c10d/work"
 )
-
-// Broadcast sends the root's tensor through the hosts to one tensor of each rank,
-// from where the others have it. Options.Broadcast has the ways that it can go.
-func (b *Backend) Broadcast(ctx context.Context, ts []*tensor.Tensor, o backend.BroadcastOptions) (*work.Work, error) {
-	const op = work.Broadcast
-	if err := b.root(op, o.Root); err != nil {
-		return nil, err
-	}
-	if len(ts) == 0 {
-		return nil, bad(op, "requires non-empty tensor list")
-	}
-	if o.RootTensor < 0 || o.RootTensor >= len(ts) {
-		return nil, bad(op, "invalid root tensor: %d (there are %d)", o.RootTensor, len(ts))
-	}
-	if err := b.dense(op, "tensor 0", output, ts[0]); err != nil {
-		return nil, err
-	}
-	if err := b.like(op, "tensors", output, ts[0], ts); err != nil {
-		return nil, err
-	}
-	ts = slices.Clone(ts)
-	way, print := b.options.Broadcast, board.Call{Dtype: ts[0].DType(), N: ts[0].Len(), Root: o.Root}
-	if way == "" || way == BroadcastDirect {
-		err := b.direct.can()
-		if err == nil {
-			err = b.direct.ready(ctx, op, ts[0].Device().Index, print)
-		}
-		switch {
-		case err == nil:
-			c := b.direct.newCall()
-			c.broadcast(ts, o.RootTensor, b.rank == o.Root)
-			return b.issueDirect(ctx, op, o.Timeout, c, print, ts...)
-		case way == BroadcastDirect && b.broken() == nil && ctx.Err() == nil:
-			return nil, bad(op, "not in the way %q, which Options.Broadcast asks for: %v", way, err)
-		}
-	}
-	l := leg{n: ts[0].Len(), dtype: ts[0].DType()}
-	for i := range ts {
-		// Elsewhere too the first to have the data.
-		p := place.Of(ts[around(i+o.RootTensor, len(ts))])
-		if b.rank == o.Root && i == 0 {
-			l.src = p
-		} else {
-			l.dst = append(l.dst, p)
-		}
-	}
-	q := &operation{legs: []leg{l}, print: print, call: func(q *operation, h []*tensor.Tensor) error {
-		return q.wait(b.cpu.Broadcast(q.ctx, h, backend.BroadcastOptions{Root: o.Root, Timeout: q.left()}))
-	}}
-	chunks := b.chunks(&q.legs[0])
-	if way == "" {
-		way = wayOf(b.size, chunks)
-	}
-	if way != BroadcastHost {
-		q.relay = newOneToAll(routeOf(way, b.rank, b.size, o.Root), chunks)
-		q.call = func(q *operation, h []*tensor.Tensor) error { return q.passChunk(h[0].Bytes()) }
-	}
-	return b.issue(ctx, op, o.Timeout, q, ts...)
-}
 
 // isDirect reports whether an operation is direct work, where there are kernels for it. The first
 // one connects the ranks.
@@ -88,18 +28,12 @@ func total(ts []*tensor.Tensor) (n int) {
 // refused is the error of a call that no work does because of err, which is
 // the group's if that has failed.
 func (b *Backend) refused(ctx context.Context, op work.OpType, err error) error {
-	if b.broken() != nil {
-		if _, _, err := b.admit(ctx, op, 0); err != nil {
+	if b.g.broken() != nil {
+		if _, _, err := b.g.admit(ctx, op, 0); err != nil {
 			return err
 		}
 	}
 	return bad(op, "%v", err)
-}
-
-// chunks returns in how many pieces an operation with one leg goes.
-func (b *Backend) chunks(l *leg) int {
-	grain := b.grain(l.size(), 1, l.n)
-	return max(1, (l.n-1)/grain+1)
 }
 
 // AllReduce runs the all-reduce work that is registered for the tensors' layout,
@@ -124,9 +58,9 @@ func (b *Backend) AllReduce(ctx context.Context, ts []*tensor.Tensor, o backend.
 		}
 	}
 	print := board.Call{With: board.Reducing(o.Op), Dtype: ts[0].DType(), N: ts[0].Len(), Root: -1, Sparse: ts[0].Layout() != tensor.Strided}
-	if b.direct.plain(ts, o.Op) {
+	if b.plain(ts, o.Op) {
 		c := b.direct.newAllReduce(ts, o.Op)
-		return b.issueDirect(ctx, op, o.Timeout, c, print, c.parts[0].out...)
+		return b.direct.issue(ctx, op, o.Timeout, c, print, c.parts[0].out...)
 	}
 	q := &operation{print: print}
 	ts = slices.Clone(ts)
@@ -140,9 +74,9 @@ func (b *Backend) AllReduce(ctx context.Context, ts []*tensor.Tensor, o backend.
 		return nil, bad(op, "%v", err)
 	}
 	if h.direct != nil {
-		return b.issueDirect(ctx, op, o.Timeout, h.direct, print, ts...)
+		return b.direct.issue(ctx, op, o.Timeout, h.direct, print, ts...)
 	}
-	return b.issue(ctx, op, o.Timeout, q, ts...)
+	return b.g.issue(ctx, op, o.Timeout, q, ts...)
 }
 
 // AllReduceCoalesced all-reduces the same range of all tensors at a time.
@@ -167,12 +101,12 @@ func (b *Backend) AllReduceCoalesced(ctx context.Context, ts []*tensor.Tensor, o
 		for i, t := range ts {
 			c.parts = append(c.parts, part{out: ts[i : i+1], in: ts[i : i+1], n: t.Len(), op: o.Op})
 		}
-		return b.issueDirect(ctx, op, o.Timeout, c, print, ts...)
+		return b.direct.issue(ctx, op, o.Timeout, c, print, ts...)
 	}
-	return b.issue(ctx, op, o.Timeout, &operation{
+	return b.g.issue(ctx, op, o.Timeout, &operation{
 		legs: legs(both, ts...), width: len(ts), print: print,
 		call: func(q *operation, h []*tensor.Tensor) error {
-			return q.wait(b.cpu.AllReduceCoalesced(q.ctx, h, backend.AllReduceOptions{Op: o.Op, Timeout: q.left()}))
+			return q.wait(b.g.cpu.AllReduceCoalesced(q.ctx, h, backend.AllReduceOptions{Op: o.Op, Timeout: q.left()}))
 		},
 	}, ts...)
 }
@@ -190,13 +124,13 @@ func (b *Backend) Reduce(ctx context.Context, t *tensor.Tensor, o backend.Reduce
 		return nil, err
 	}
 	l, result := from(t), []*tensor.Tensor(nil)
-	if b.rank == o.Root {
+	if b.g.rank == o.Root {
 		l, result = both(t), []*tensor.Tensor{t}
 	}
-	return b.issue(ctx, op, o.Timeout, &operation{
+	return b.g.issue(ctx, op, o.Timeout, &operation{
 		legs: []leg{l}, print: board.Call{With: board.Reducing(o.Op), Dtype: t.DType(), N: t.Len(), Root: o.Root},
 		call: func(q *operation, h []*tensor.Tensor) error {
-			return q.wait(b.cpu.Reduce(q.ctx, h[0], backend.ReduceOptions{Op: o.Op, Root: o.Root, Timeout: q.left()}))
+			return q.wait(b.g.cpu.Reduce(q.ctx, h[0], backend.ReduceOptions{Op: o.Op, Root: o.Root, Timeout: q.left()}))
 		},
 	}, result...)
 }
@@ -228,8 +162,8 @@ func (b *Backend) AllGatherV(ctx context.Context, out []*tensor.Tensor, in *tens
 	if err := b.typed(op, "outputs", output, in.DType(), out); err != nil {
 		return nil, err
 	}
-	if !out[b.rank].SameShape(in) {
-		return nil, bad(op, "output %d has shape %v, this rank's input %v", b.rank, out[b.rank].Shape(), in.Shape())
+	if !out[b.g.rank].SameShape(in) {
+		return nil, bad(op, "output %d has shape %v, this rank's input %v", b.g.rank, out[b.g.rank].Shape(), in.Shape())
 	}
 	return b.allGather(ctx, op, o, out, in, out)
 }
@@ -258,12 +192,12 @@ func (b *Backend) allGather(ctx context.Context, op work.OpType, o backend.AllGa
 	if even && b.isDirect(ctx, op, print, in) {
 		c := b.direct.newCall()
 		c.parts = append(c.parts, part{out: out, in: []*tensor.Tensor{in}, n: in.Len()})
-		return b.issueDirect(ctx, op, o.Timeout, c, print, slices.Clone(result)...)
+		return b.direct.issue(ctx, op, o.Timeout, c, print, slices.Clone(result)...)
 	}
-	return b.issue(ctx, op, o.Timeout, &operation{
-		legs: append(legs(to, out...), from(in)), width: b.size, print: print,
+	return b.g.issue(ctx, op, o.Timeout, &operation{
+		legs: append(legs(to, out...), from(in)), width: b.g.size, print: print,
 		call: func(q *operation, h []*tensor.Tensor) error {
-			return q.wait(b.cpu.AllGatherV(q.ctx, h[:b.size], h[b.size], backend.AllGatherOptions{Timeout: q.left()}))
+			return q.wait(b.g.cpu.AllGatherV(q.ctx, h[:b.g.size], h[b.g.size], backend.AllGatherOptions{Timeout: q.left()}))
 		},
 	}, slices.Clone(result)...)
 }
@@ -274,8 +208,8 @@ func (b *Backend) AllGatherCoalesced(ctx context.Context, out [][]*tensor.Tensor
 	if err := b.inputs(op, in); err != nil {
 		return nil, err
 	}
-	if len(out) != b.size {
-		return nil, bad(op, "output lists should be equal to world size (%d, got %d)", b.size, len(out))
+	if len(out) != b.g.size {
+		return nil, bad(op, "output lists should be equal to world size (%d, got %d)", b.g.size, len(out))
 	}
 	var joined []*tensor.Tensor
 	for r, list := range out {
@@ -307,7 +241,7 @@ func (b *Backend) AllGatherIntoTensorCoalesced(ctx context.Context, out, in []*t
 	if err := b.typed(op, "outputs", output, in[0].DType(), out); err != nil {
 		return nil, err
 	}
-	joined := make([]*tensor.Tensor, b.size*len(in))
+	joined := make([]*tensor.Tensor, b.g.size*len(in))
 	for i := range in {
 		parts, err := b.shares(op, out[i], in[i], true)
 		if err != nil {
@@ -337,21 +271,21 @@ func (b *Backend) allGatherCoalesced(ctx context.Context, o backend.AllGatherOpt
 		c := b.direct.newCall()
 		for i := range in {
 			p := part{in: in[i : i+1], n: in[i].Len()}
-			for r := range b.size {
+			for r := range b.g.size {
 				p.out = append(p.out, out[r*n+i])
 			}
 			c.parts = append(c.parts, p)
 		}
-		return b.issueDirect(ctx, work.AllGatherCoalesced, o.Timeout, c, print, slices.Clone(result)...)
+		return b.direct.issue(ctx, work.AllGatherCoalesced, o.Timeout, c, print, slices.Clone(result)...)
 	}
-	return b.issue(ctx, work.AllGatherCoalesced, o.Timeout, &operation{
-		legs: append(legs(to, out...), legs(from, in...)...), width: b.size * n, print: print,
+	return b.g.issue(ctx, work.AllGatherCoalesced, o.Timeout, &operation{
+		legs: append(legs(to, out...), legs(from, in...)...), width: b.g.size * n, print: print,
 		call: func(q *operation, h []*tensor.Tensor) error {
-			lists := make([][]*tensor.Tensor, b.size)
+			lists := make([][]*tensor.Tensor, b.g.size)
 			for r := range lists {
 				lists[r] = h[r*n : (r+1)*n]
 			}
-			return q.wait(b.cpu.AllGatherCoalesced(q.ctx, lists, h[b.size*n:], backend.AllGatherOptions{Timeout: q.left()}))
+			return q.wait(b.g.cpu.AllGatherCoalesced(q.ctx, lists, h[b.g.size*n:], backend.AllGatherOptions{Timeout: q.left()}))
 		},
 	}, slices.Clone(result)...)
 }
@@ -375,7 +309,7 @@ func (b *Backend) gather(ctx context.Context, out []*tensor.Tensor, in *tensor.T
 	if err := b.dense(op, "input", input, in); err != nil {
 		return nil, err
 	}
-	if b.rank == o.Root {
+	if b.g.rank == o.Root {
 		if err := b.listed(op, "output", len(out)); err != nil {
 			return nil, err
 		}
@@ -388,22 +322,22 @@ func (b *Backend) gather(ctx context.Context, out []*tensor.Tensor, in *tensor.T
 		if err := check(op, "outputs", output, in.DType(), out); err != nil {
 			return nil, err
 		}
-		if !out[b.rank].SameShape(in) {
-			return nil, bad(op, "output %d has shape %v, this rank's input %v", b.rank, out[b.rank].Shape(), in.Shape())
+		if !out[b.g.rank].SameShape(in) {
+			return nil, bad(op, "output %d has shape %v, this rank's input %v", b.g.rank, out[b.g.rank].Shape(), in.Shape())
 		}
 	} else if len(out) != 0 {
-		return nil, bad(op, "requires empty output on non-root (rank %d, root %d)", b.rank, o.Root)
+		return nil, bad(op, "requires empty output on non-root (rank %d, root %d)", b.g.rank, o.Root)
 	}
 	c := board.Call{Dtype: in.DType(), Root: o.Root}
 	if even {
-		c.N = b.size * in.Len()
+		c.N = b.g.size * in.Len()
 	}
-	return b.issue(ctx, op, o.Timeout, &operation{
-		legs: append(legs(to, out...), from(in)), width: b.size, whole: !even, print: c,
+	return b.g.issue(ctx, op, o.Timeout, &operation{
+		legs: append(legs(to, out...), from(in)), width: b.g.size, whole: !even, print: c,
 		call: func(q *operation, h []*tensor.Tensor) error {
-			f := b.cpu.GatherV
+			f := b.g.cpu.GatherV
 			if even {
-				f = b.cpu.Gather
+				f = b.g.cpu.Gather
 			}
 			last := len(h) - 1
 			return q.wait(f(q.ctx, h[:last], h[last], backend.GatherOptions{Root: o.Root, Timeout: q.left()}))
@@ -420,7 +354,7 @@ func (b *Backend) Scatter(ctx context.Context, out *tensor.Tensor, in []*tensor.
 	if err := b.dense(op, "output", output, out); err != nil {
 		return nil, err
 	}
-	if b.rank == o.Root {
+	if b.g.rank == o.Root {
 		if err := b.listed(op, "input", len(in)); err != nil {
 			return nil, err
 		}
@@ -428,12 +362,12 @@ func (b *Backend) Scatter(ctx context.Context, out *tensor.Tensor, in []*tensor.
 			return nil, err
 		}
 	} else if len(in) != 0 {
-		return nil, bad(op, "requires empty input on non-root (rank %d, root %d)", b.rank, o.Root)
+		return nil, bad(op, "requires empty input on non-root (rank %d, root %d)", b.g.rank, o.Root)
 	}
-	return b.issue(ctx, op, o.Timeout, &operation{
-		legs: append([]leg{to(out)}, legs(from, in...)...), width: b.size, print: board.Call{Dtype: out.DType(), N: b.size * out.Len(), Root: o.Root},
+	return b.g.issue(ctx, op, o.Timeout, &operation{
+		legs: append([]leg{to(out)}, legs(from, in...)...), width: b.g.size, print: board.Call{Dtype: out.DType(), N: b.g.size * out.Len(), Root: o.Root},
 		call: func(q *operation, h []*tensor.Tensor) error {
-			return q.wait(b.cpu.Scatter(q.ctx, h[0], h[1:], backend.ScatterOptions{Root: o.Root, Timeout: q.left()}))
+			return q.wait(b.g.cpu.Scatter(q.ctx, h[0], h[1:], backend.ScatterOptions{Root: o.Root, Timeout: q.left()}))
 		},
 	}, out)
 }
@@ -450,8 +384,8 @@ func (b *Backend) ReduceScatter(ctx context.Context, out *tensor.Tensor, in []*t
 	if err := b.typed(op, "inputs", input, out.DType(), in); err != nil {
 		return nil, err
 	}
-	if !in[b.rank].SameShape(out) {
-		return nil, bad(op, "input %d has shape %v, this rank's output %v", b.rank, in[b.rank].Shape(), out.Shape())
+	if !in[b.g.rank].SameShape(out) {
+		return nil, bad(op, "input %d has shape %v, this rank's output %v", b.g.rank, in[b.g.rank].Shape(), out.Shape())
 	}
 	return b.reduceScatter(ctx, op, o, []*tensor.Tensor{out}, in)
 }
@@ -500,16 +434,16 @@ func (b *Backend) reduceScatter(ctx context.Context, op work.OpType, o backend.R
 	if even && direct.Supports(o.Op, out[0].DType()) == nil && b.isDirect(ctx, op, print, out[0]) {
 		c := b.direct.newCall()
 		for i, t := range out {
-			c.parts = append(c.parts, part{out: out[i : i+1], in: in[i*b.size : (i+1)*b.size], n: t.Len(), op: o.Op})
+			c.parts = append(c.parts, part{out: out[i : i+1], in: in[i*b.g.size : (i+1)*b.g.size], n: t.Len(), op: o.Op})
 		}
-		return b.issueDirect(ctx, op, o.Timeout, c, print, slices.Clone(out)...)
+		return b.direct.issue(ctx, op, o.Timeout, c, print, slices.Clone(out)...)
 	}
-	return b.issue(ctx, op, o.Timeout, &operation{
-		legs: append(legs(to, out...), legs(from, in...)...), width: b.size * n, print: print,
+	return b.g.issue(ctx, op, o.Timeout, &operation{
+		legs: append(legs(to, out...), legs(from, in...)...), width: b.g.size * n, print: print,
 		call: func(q *operation, h []*tensor.Tensor) error {
 			for i := range n {
-				in := h[n+i*b.size : n+(i+1)*b.size]
-				if err := q.wait(b.cpu.ReduceScatter(q.ctx, h[i], in, backend.ReduceScatterOptions{Op: o.Op, Timeout: q.left()})); err != nil {
+				in := h[n+i*b.g.size : n+(i+1)*b.g.size]
+				if err := q.wait(b.g.cpu.ReduceScatter(q.ctx, h[i], in, backend.ReduceScatterOptions{Op: o.Op, Timeout: q.left()})); err != nil {
 					return err
 				}
 			}
@@ -534,8 +468,8 @@ func (b *Backend) AllToAll(ctx context.Context, out, in []*tensor.Tensor, o back
 	if err := b.typed(op, "outputs", output, in[0].DType(), out); err != nil {
 		return nil, err
 	}
-	if !in[b.rank].SameShape(out[b.rank]) {
-		return nil, bad(op, "input %d has shape %v, output %d %v", b.rank, in[b.rank].Shape(), b.rank, out[b.rank].Shape())
+	if !in[b.g.rank].SameShape(out[b.g.rank]) {
+		return nil, bad(op, "input %d has shape %v, output %d %v", b.g.rank, in[b.g.rank].Shape(), b.g.rank, out[b.g.rank].Shape())
 	}
 	return b.allToAll(ctx, op, o, out, in, out)
 }
@@ -568,17 +502,17 @@ func (b *Backend) AllToAllSingle(ctx context.Context, out, in *tensor.Tensor, ou
 	if err != nil {
 		return nil, err
 	}
-	if n, m := ins[b.rank].ByteLen(), outs[b.rank].ByteLen(); n != m {
-		return nil, bad(op, "rank %d sends itself %d bytes but receives %d", b.rank, n, m)
+	if n, m := ins[b.g.rank].ByteLen(), outs[b.g.rank].ByteLen(); n != m {
+		return nil, bad(op, "rank %d sends itself %d bytes but receives %d", b.g.rank, n, m)
 	}
 	return b.allToAll(ctx, op, o, outs, ins, []*tensor.Tensor{out})
 }
 
 func (b *Backend) allToAll(ctx context.Context, op work.OpType, o backend.AllToAllOptions, out, in, result []*tensor.Tensor) (*work.Work, error) {
-	return b.issue(ctx, op, o.Timeout, &operation{
+	return b.g.issue(ctx, op, o.Timeout, &operation{
 		legs: append(legs(to, out...), legs(from, in...)...), whole: true, print: board.Call{Dtype: in[0].DType(), Root: -1},
 		call: func(q *operation, h []*tensor.Tensor) error {
-			return q.wait(b.cpu.AllToAll(q.ctx, h[:b.size], h[b.size:], backend.AllToAllOptions{Timeout: q.left()}))
+			return q.wait(b.g.cpu.AllToAll(q.ctx, h[:b.g.size], h[b.g.size:], backend.AllToAllOptions{Timeout: q.left()}))
 		},
 	}, slices.Clone(result)...)
 }
@@ -587,18 +521,18 @@ func (b *Backend) allToAll(ctx context.Context, op work.OpType, o backend.AllToA
 // meets the others.
 func (b *Backend) Barrier(ctx context.Context, o backend.BarrierOptions) (*work.Work, error) {
 	q := &operation{print: board.Call{Root: -1}, call: func(q *operation, _ []*tensor.Tensor) error {
-		return q.wait(b.cpu.Barrier(q.ctx, backend.BarrierOptions{Timeout: q.left()}))
+		return q.wait(b.g.cpu.Barrier(q.ctx, backend.BarrierOptions{Timeout: q.left()}))
 	}}
-	return b.issue(ctx, work.Barrier, o.Timeout, q)
+	return b.g.issue(ctx, work.Barrier, o.Timeout, q)
 }
 
 // MonitoredBarrier is a barrier, after this rank's earlier collectives, whose
 // error names the ranks that did not come.
 func (b *Backend) MonitoredBarrier(ctx context.Context, o backend.MonitoredBarrierOptions) error {
 	q := &operation{print: board.Call{Root: 0}, call: func(q *operation, _ []*tensor.Tensor) error {
-		return b.cpu.MonitoredBarrier(q.ctx, backend.MonitoredBarrierOptions{Timeout: q.left()})
+		return b.g.cpu.MonitoredBarrier(q.ctx, backend.MonitoredBarrierOptions{Timeout: q.left()})
 	}}
-	w, err := b.issue(ctx, work.Barrier, o.Timeout, q)
+	w, err := b.g.issue(ctx, work.Barrier, o.Timeout, q)
 	if err != nil {
 		return err
 	}

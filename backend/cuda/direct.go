@@ -12,8 +12,6 @@ import (
 	"github.com/c10d-go/c10d/backend/cuda/driver"
 	"github.com/c10d-go/c10d/backend/cuda/internal/board"
 	"github.com/c10d-go/c10d/backend/cuda/internal/direct"
-	"github.com/c10d-go/c10d/backend/cuda/internal/kernels"
-	"github.com/c10d-go/c10d/backend/cuda/internal/place"
 	"github.com/c10d-go/c10d/backend/cuda/internal/region"
 	"github.com/c10d-go/c10d/backend/cuda/internal/window"
 	"github.com/c10d-go/c10d/work"
@@ -37,50 +35,6 @@ var errDirectRanks = fmt.Errorf("it is for 2 to %d ranks", window.MostRanks)
 // be loaded while a stream waits.
 func keepDirect(d driver.Driver, ranks int) {
 	direct.Images(ranks, func(image []byte, names ...string) { driver.Keep(d, image, names...) })
-}
-
-// directCan returns why no direct work can do an all-reduce. The answer is the same on every rank.
-func directCan(h *host) error {
-	ts, op := h.call.Tensors, h.call.Op
-	if err := h.b.direct.can(); err != nil {
-		return err
-	}
-	if err := direct.Supports(op, ts[0].DType()); err != nil {
-		return err
-	}
-	if len(ts) > 1 && kernels.Step(op.Kind(), ts[0].DType()) == "" {
-		return fmt.Errorf("no kernel for %v of %v", op, ts[0].DType())
-	}
-	if _, probe := ts[0].Memory().(nowhere); probe {
-		return nil
-	}
-	// Wrong calls are refused by the work that comes next.
-	return h.b.typed(work.AllReduce, "tensors", output, ts[0].DType(), ts)
-}
-
-// directMeet connects the ranks at the first call.
-func directMeet(h *host) error {
-	t := h.call.Tensors[0]
-	if _, probe := t.Memory().(nowhere); probe {
-		return h.b.direct.known()
-	}
-	return h.b.direct.ready(h.ctx, work.AllReduce, t.Device().Index, h.op.print)
-}
-
-// prepareDirectWork makes the call's operation a direct one.
-func prepareDirectWork(h *host) error {
-	b, c, d := h.b, &h.call, h.call.Tensors[0].DType()
-	if err := b.typed(work.AllReduce, "tensors", output, d, c.Tensors); err != nil {
-		return err
-	}
-	if err := b.reduction(work.AllReduce, c.Op, d); err != nil {
-		return err
-	}
-	if i, j, ok := place.ShareMemory(c.Tensors); ok {
-		return fmt.Errorf("tensors %d and %d share memory", i, j)
-	}
-	h.direct = b.direct.newAllReduce(c.Tensors, c.Op)
-	return nil
 }
 
 // A window has as many channels as package window chooses, or fewer on a device with less memory:
@@ -164,8 +118,9 @@ func (d *directGroup) keepPlace(blocks int) {
 // directGroup is a group's direct work: the memory that the ranks' kernels write, the kernels, and
 // the operations that have not ended.
 type directGroup struct {
-	b *Backend
+	b *engine
 
+	forbidden  error                         // why the caller wants none
 	connecting sync.Mutex                    // held while the ranks connect
 	asked      bool                          // they have
 	why        error                         // they cannot
@@ -182,7 +137,7 @@ type directGroup struct {
 	own    *region.Region   // where the others say that they have let go
 	pages  []*region.Region // the others'
 
-	// Guarded by Backend.calls.
+	// Guarded by engine.calls.
 	last *directCall // the last that was enqueued
 	made uint32      // operations
 
@@ -201,8 +156,8 @@ func (d *directGroup) can() error {
 	switch {
 	case b.size < 2 || b.size > window.MostRanks:
 		return errDirectRanks
-	case b.options.AllReduce != "" && b.options.AllReduce != DirectWork:
-		return fmt.Errorf("Options.AllReduce is %q", b.options.AllReduce)
+	case d.forbidden != nil:
+		return d.forbidden
 	}
 	return b.unreachable
 }
@@ -366,11 +321,8 @@ func (d *directGroup) gone(limit time.Duration) bool {
 	}
 }
 
-// abort ends the waits of this rank's kernels: the group has failed.
-func (d *directGroup) abort() {
-	if d == nil {
-		return
-	}
+// Abort ends the waits of this rank's kernels: the group has failed.
+func (d *directGroup) Abort() {
 	if w := d.open.Load(); w != nil {
 		w.Abort()
 	}
@@ -391,11 +343,8 @@ func (d *directGroup) stuck(ctx context.Context) int {
 	}
 }
 
-// close frees everything. What another rank may still write stays.
-func (d *directGroup) close() error {
-	if d == nil {
-		return nil
-	}
+// Close frees everything. What another rank may still write stays.
+func (d *directGroup) Close() error {
 	d.connecting.Lock()
 	defer d.connecting.Unlock()
 	d.mu.Lock()

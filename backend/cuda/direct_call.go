@@ -13,7 +13,6 @@ import (
 	"github.com/c10d-go/c10d/backend/cuda/driver"
 	"github.com/c10d-go/c10d/backend/cuda/driver/edges"
 	"github.com/c10d-go/c10d/backend/cuda/internal/board"
-	"github.com/c10d-go/c10d/backend/cuda/internal/direct"
 	"github.com/c10d-go/c10d/backend/cuda/internal/kernels"
 	"github.com/c10d-go/c10d/backend/cuda/internal/place"
 	"github.com/c10d-go/c10d/backend/cuda/internal/pool"
@@ -70,15 +69,6 @@ type part struct {
 	op      backend.ReduceOp
 }
 
-// InStream returns a context for calls that are part of a stream. The operation comes after what s
-// has been given before, and what s is given later comes after the operation. Direct work runs on s
-// itself, and the call is one launch. In c10d async_op=False has that effect.
-//
-// Without it an operation runs on a stream of the group, beside later work of the caller's streams.
-func InStream(ctx context.Context, s driver.Stream) context.Context {
-	return context.WithValue(ctx, place.StreamsKey{}, &place.CallStreams{Before: []driver.Stream{s}, In: s})
-}
-
 // newCall returns an unused operation.
 func (d *directGroup) newCall() *directCall {
 	c := &directCall{d: d}
@@ -103,16 +93,6 @@ func (c *directCall) broadcast(ts []*tensor.Tensor, first int, root bool) {
 	c.parts = append(c.parts, p)
 }
 
-// plain reports whether an all-reduce is direct work of a kind that needs no further look: the ranks
-// are connected, there is a kernel, and no registered work comes first.
-func (d *directGroup) plain(ts []*tensor.Tensor, op backend.ReduceOp) bool {
-	if d.open.Load() == nil || len(ts) != 1 || ts[0].Layout() != tensor.Strided || direct.Supports(op, ts[0].DType()) != nil {
-		return false
-	}
-	registered := backend.AllReduceWorks(tensor.CUDA, tensor.Strided)
-	return (len(registered) == 0 || registered[0].Priority < directPriority) && d.b.dense(work.AllReduce, "tensor 0", output, ts[0]) == nil
-}
-
 // A stream has room for some 1000 commands, see package driver. Operations that have not ended have
 // mostFlying of them at most, as long as they are enqueued; one that needs more waits for its own
 // every paceCommands.
@@ -121,15 +101,15 @@ const (
 	paceCommands = 64
 )
 
-// issueDirect starts an operation.
-func (b *Backend) issueDirect(ctx context.Context, op work.OpType, timeout time.Duration, c *directCall, print board.Call, result ...*tensor.Tensor) (*work.Work, error) {
+// issue starts an operation.
+func (d *directGroup) issue(ctx context.Context, op work.OpType, timeout time.Duration, c *directCall, print board.Call, result ...*tensor.Tensor) (*work.Work, error) {
+	b := d.b
 	b.calls.Lock()
 	defer b.calls.Unlock()
 	info, timeout, err := b.admit(ctx, op, timeout)
 	if err != nil {
 		return nil, err
 	}
-	d := b.direct
 	c.Init(info)
 	c.ctx, c.timeout, c.deadline, c.number = ctx, timeout, time.Now().Add(timeout), d.made
 	d.made++
@@ -605,11 +585,8 @@ func (c *directCall) use(t *tensor.Tensor, access func(driver.Ptr, int) driver.A
 	p.Uses(func(x place.Span) { c.uses = append(c.uses, access(p.Base+driver.Ptr(x.Off), x.N)) })
 }
 
-// before has a batch come after direct operations that use the same memory as the batch will.
-func (d *directGroup) before(batch *edges.Batch, places []*place.Place) {
-	if d == nil {
-		return
-	}
+// Before has a batch come after direct operations that use the same memory as the batch will.
+func (d *directGroup) Before(batch *edges.Batch, places []*place.Place) {
 	d.mu.Lock()
 	d.sweep()
 	var last driver.Stream

@@ -14,17 +14,17 @@ import (
 // Explain says which work does an all-reduce and why, how the CPU backend below does
 // the host's part, and what this rank does without.
 func (b *Backend) Explain() backend.Explanation {
-	e := backend.Explanation{Backend: Name, Rank: b.rank, Size: b.size, Wire: "host"}
-	if x, ok := b.cpu.(backend.Explainer); ok {
+	e := backend.Explanation{Backend: Name, Rank: b.g.rank, Size: b.g.size, Wire: "host"}
+	if x, ok := b.g.cpu.(backend.Explainer); ok {
 		inner := x.Explain()
 		e.Hosts, e.Wire, e.Links = inner.Hosts, inner.Wire, inner.Links
 		e.Why = fmt.Sprintf("the ranks' hosts talk, through backend %s: %s", inner.Backend, inner.Why)
 		for _, c := range inner.Choices {
-			c.Op = b.cpu.Name() + " " + c.Op
+			c.Op = b.g.cpu.Name() + " " + c.Op
 			e.Choices = append(e.Choices, c)
 		}
 	}
-	if why := b.board.Why; why != nil {
+	if why := b.g.board.Why; why != nil {
 		e.Why += "; calls of ranks on this host are not all compared when they are made: " + strings.ReplaceAll(why.Error(), "\n", "; ")
 	}
 	e.Choices = append(b.explainAllReduce(), e.Choices...)
@@ -60,7 +60,7 @@ func (b *Backend) explainAllReduce() []backend.Choice {
 	if err != nil {
 		return nil
 	}
-	h := &host{b: b, op: &operation{b: b}}
+	h := &host{b: b, op: &operation{b: b.g}}
 	h.call = backend.AllReduceCall{Tensors: []*tensor.Tensor{t}, Op: backend.Sum(), Collectives: h}
 	c := backend.Choice{Op: work.AllReduce.String(), UpTo: -1}
 	w, err := b.choose(h)
@@ -70,7 +70,7 @@ func (b *Backend) explainAllReduce() []backend.Choice {
 	}
 	c.Algorithm = w.name
 	how := ""
-	if x := b.exchange.Load(); w.name == HostWork && x != nil {
+	if x := b.g.exchange.Load(); w.name == HostWork && x != nil {
 		how = "; " + b.explainExchange(x)
 	}
 	if b.options.AllReduce != "" {
@@ -88,7 +88,7 @@ func (b *Backend) explainAllReduce() []backend.Choice {
 // explainExchange says how all-reduces go through the host.
 func (b *Backend) explainExchange(x *hostshm.Exchange) string {
 	if x.Why != nil {
-		return fmt.Sprintf("through backend %s, not memory that the ranks share: %v", b.cpu.Name(), x.Why)
+		return fmt.Sprintf("through backend %s, not memory that the ranks share: %v", b.g.cpu.Name(), x.Why)
 	}
 	s := fmt.Sprintf("in chunks of up to %d bytes through page-locked memory that the ranks share, each rank's CPUs (%d) combining a part", b.options.Chunk, x.Crew.N)
 	if err := x.Unlocked.Load(); err != nil {

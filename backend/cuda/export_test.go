@@ -107,7 +107,7 @@ func (b *Backend) Fill(bytes, operations int) error {
 			many *= 4 // small ones are short
 		}
 		for range many {
-			h, err := b.pinned.Get(pool.OnHost, 1<<c)
+			h, err := b.g.pinned.Get(pool.OnHost, 1<<c)
 			if err != nil {
 				return err
 			}
@@ -115,7 +115,7 @@ func (b *Backend) Fill(bytes, operations int) error {
 			if !direct {
 				continue
 			}
-			m, err := b.scratch.Get(b.direct.dev, 1<<c)
+			m, err := b.g.scratch.Get(b.direct.dev, 1<<c)
 			if err != nil {
 				return err
 			}
@@ -123,17 +123,17 @@ func (b *Backend) Fill(bytes, operations int) error {
 		}
 	}
 	for _, h := range hosts {
-		b.pinned.Put(pool.OnHost, h)
+		b.g.pinned.Put(pool.OnHost, h)
 	}
 	for _, m := range devices {
-		b.scratch.Put(b.direct.dev, m)
+		b.g.scratch.Put(b.direct.dev, m)
 	}
 	return nil
 }
 
 // Meeting reports whether an operation has been handed to the worker.
 func (b *Backend) Meeting() bool {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.last != nil
+	b.g.mu.Lock()
+	defer b.g.mu.Unlock()
+	return b.g.last != nil
 }

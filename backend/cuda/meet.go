@@ -47,7 +47,7 @@ func told(reason error, more []byte) []byte {
 
 // hear gathers what all ranks tell. It returns the first reason, with its rank's
 // number, and what else each has told.
-func (b *Backend) hear(ctx context.Context, timeout time.Duration, mine []byte) (reason error, others [][]byte, err error) {
+func (b *engine) hear(ctx context.Context, timeout time.Duration, mine []byte) (reason error, others [][]byte, err error) {
 	in, err := tensor.Of(mine, len(mine))
 	if err != nil {
 		return nil, nil, err
@@ -75,7 +75,7 @@ func (b *Backend) hear(ctx context.Context, timeout time.Duration, mine []byte) 
 }
 
 // meet finds out, with the other ranks, what needs no device to be opened.
-func (b *Backend) meet(ctx context.Context) error {
+func (b *engine) meet(ctx context.Context) error {
 	why := b.missing
 	if why == nil {
 		why = lacks(b.driver)
@@ -112,7 +112,7 @@ var errNotAsked = errors.New("whether the devices reach each other is found out 
 
 // together has f run on all ranks, between the group's collectives before this call and those after
 // it. Op and print are the collective for which that is needed.
-func (b *Backend) together(ctx context.Context, op work.OpType, print board.Call, f func(q *operation) error) error {
+func (b *engine) together(ctx context.Context, op work.OpType, print board.Call, f func(q *operation) error) error {
 	if ctx == nil {
 		ctx = context.Background()
 	}
@@ -123,7 +123,7 @@ func (b *Backend) together(ctx context.Context, op work.OpType, print board.Call
 	return q.Work().Wait(context.Background())
 }
 
-func (b *Backend) queueTogether(ctx context.Context, op work.OpType, print board.Call, q *operation) error {
+func (b *engine) queueTogether(ctx context.Context, op work.OpType, print board.Call, q *operation) error {
 	b.calls.Lock()
 	defer b.calls.Unlock()
 	info, timeout, err := b.admit(ctx, op, 0)
@@ -149,7 +149,7 @@ func (b *Backend) queueTogether(ctx context.Context, op work.OpType, print board
 // enter tells the other ranks of this host what the collective is that comes next. If
 // they call something else the group ends, on all ranks and at once. The caller holds
 // b.calls.
-func (b *Backend) enter(info work.Info, c board.Call) error {
+func (b *engine) enter(info work.Info, c board.Call) error {
 	mine := c.Said()
 	peer, theirs, ok := b.board.Enter(b.collectives, mine)
 	if ok {

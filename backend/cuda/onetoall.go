@@ -1,7 +1,6 @@
 package cuda
 
 import (
-	"cmp"
 	"encoding/binary"
 	"fmt"
 	"math/bits"
@@ -16,22 +15,6 @@ import (
 	"github.com/c10d-go/c10d/work"
 )
 
-// The ways of a broadcast, for Options.Broadcast.
-const (
-	// BroadcastFlat: the root sends to every rank.
-	BroadcastFlat = "flat"
-	// BroadcastTree: a binomial tree of ranks.
-	BroadcastTree = "tree"
-	// BroadcastChain: each rank sends to the next one.
-	BroadcastChain = "chain"
-	// BroadcastHost: the CPU backend's own broadcast, chunk by chunk.
-	BroadcastHost = HostWork
-	// BroadcastDirect: the kernels of DirectWork, without the hosts.
-	BroadcastDirect = DirectWork
-)
-
-var broadcastWays = []string{BroadcastFlat, BroadcastTree, BroadcastChain, BroadcastHost, BroadcastDirect}
-
 // route is a rank's place in a broadcast.
 type route struct {
 	from int   // whom it has the data from, -1 at the root
@@ -40,118 +23,6 @@ type route struct {
 
 // around returns i as a number from 0 to n-1, for i from -n.
 func around(i, n int) int { return (i + n) % n }
-
-// routeOf returns the route of a rank.
-func routeOf(way string, rank, size, root int) route {
-	at := func(v int) int { return around(v+root, size) }
-	v := around(rank-root, size) // as if the root were rank 0
-	r := route{from: -1}
-	switch way {
-	case BroadcastFlat:
-		if v > 0 {
-			r.from = root
-			break
-		}
-		for i := 1; i < size; i++ {
-			r.to = append(r.to, at(i))
-		}
-	case BroadcastTree:
-		low := v & -v
-		if v > 0 {
-			r.from = at(v - low)
-		} else {
-			low = 1 << bits.Len(uint(size-1))
-		}
-		// The largest part of the tree first.
-		for step := low >> 1; step > 0; step >>= 1 {
-			if v+step < size {
-				r.to = append(r.to, at(v+step))
-			}
-		}
-	case BroadcastChain:
-		if v > 0 {
-			r.from = at(v - 1)
-		}
-		if v+1 < size {
-			r.to = []int{at(v + 1)}
-		}
-	}
-	return r
-}
-
-// wayOf returns the way in which the last of so many chunks is the first to
-// arrive everywhere, when a rank sends one chunk in the time of one: flat takes
-// size-1 times for each, a tree as many as the root has children, a chain one
-// for each and one for each rank on the way.
-func wayOf(size, chunks int) string {
-	flat, tree, chain := chunks*(size-1), chunks*bits.Len(uint(size-1)), chunks+size-2
-	switch {
-	case flat <= tree && flat <= chain:
-		return BroadcastFlat
-	case tree <= chain:
-		return BroadcastTree
-	}
-	return BroadcastChain
-}
-
-// wayUpTo returns up to how many chunks the way of so many is the one, -1 if
-// for all.
-func wayUpTo(size, chunks int) int {
-	// The last to come is the chain, which beats a tree of two levels or more at the
-	// latest when there are as many chunks as ranks.
-	way, last := wayOf(size, chunks), chunks
-	for ; wayOf(size, last+1) == way; last++ {
-		if last > chunks+size {
-			return -1
-		}
-	}
-	return last
-}
-
-// explainBroadcast says how broadcasts go, for Explain.
-func (b *Backend) explainBroadcast() []backend.Choice {
-	op := work.Broadcast.String()
-	chunk := b.options.Chunk
-	what := map[string]string{
-		BroadcastFlat:  "the root sends each rank a chunk when it is clear to send",
-		BroadcastTree:  "a binomial tree, each rank sends a chunk on when the next is clear to send",
-		BroadcastChain: "each rank sends a chunk on to the next when that is clear to send",
-		BroadcastHost:  "the CPU backend broadcasts each chunk",
-	}
-	tail := fmt.Sprintf(", by way of page-locked memory in chunks of %d bytes; from one tensor of a rank to the others by a tree of copies", chunk)
-	if b.size == 1 {
-		return []backend.Choice{{Op: op, UpTo: -1, Algorithm: "local", Why: "there is one rank: a tree of copies between its tensors"}}
-	}
-	direct := backend.Choice{Op: op, UpTo: -1, Algorithm: BroadcastDirect, Why: directWhy}
-	way, not := b.options.Broadcast, ""
-	if way == "" || way == BroadcastDirect {
-		if err := cmp.Or(b.direct.can(), b.direct.known()); err == nil {
-			return []backend.Choice{direct}
-		} else if way == BroadcastDirect {
-			direct.Algorithm, direct.Why = "none", "Options.Broadcast asks for it: "+err.Error()
-			return []backend.Choice{direct}
-		} else {
-			not = "; not " + BroadcastDirect + ": " + err.Error()
-		}
-	}
-	if way != "" {
-		return []backend.Choice{{Op: op, UpTo: -1, Algorithm: way, Why: "Options.Broadcast asks for it: " + what[way] + tail}}
-	}
-	var all []backend.Choice
-	for n := 1; ; {
-		way, last := wayOf(b.size, n), wayUpTo(b.size, n)
-		c := backend.Choice{Op: op, UpTo: -1, Algorithm: way, Why: what[way] + tail + not}
-		if last >= 0 && last < piecesOf(1) {
-			c.UpTo = int64(last) * int64(chunk)
-			c.Why = fmt.Sprintf("%s; the fewest messages one after the other for %d ranks and up to %d chunks", c.Why, b.size, last)
-		}
-		all = append(all, c)
-		if c.UpTo < 0 {
-			return all
-		}
-		n = last + 1
-	}
-}
 
 // A message of a broadcast has a tag that no user's has: the group's, then the
 // number of the broadcast, then what it is.

@@ -141,7 +141,7 @@ func TestF09Beyond2GiB(t *testing.T) {
 	defer func() { require.NoError(t, d.Close()) }()
 	for _, rank := range []int{0, 1, 2} {
 		tr := edges.New(d)
-		b := &Backend{rank: rank, size: 3, tracker: tr, options: Options{Chunk: 2 << 20, Slots: 4}}
+		b := &engine{rank: rank, size: 3, tracker: tr, chunk: 2 << 20, slots: 4}
 		b.line, err = b.newLine()
 		require.NoError(t, err)
 		_, err = b.line.relays(tr)

@@ -39,7 +39,7 @@ type line struct {
 	feed     feed
 }
 
-func (b *Backend) newLine() (*line, error) {
+func (b *engine) newLine() (*line, error) {
 	h, err := b.tracker.Host("host")
 	if err != nil {
 		return nil, err
@@ -48,7 +48,7 @@ func (b *Backend) newLine() (*line, error) {
 }
 
 // stream returns the line's stream of a device.
-func (l *line) stream(b *Backend, m map[int]driver.Stream, dev int, name string) (driver.Stream, error) {
+func (l *line) stream(b *engine, m map[int]driver.Stream, dev int, name string) (driver.Stream, error) {
 	if s, ok := m[dev]; ok {
 		return s, nil
 	}
@@ -132,7 +132,7 @@ func legs(f func(*tensor.Tensor) leg, ts ...*tensor.Tensor) []leg {
 // operation is one call on its way. The Work is part of it.
 type operation struct {
 	work.Promise
-	b        *Backend
+	b        *engine
 	ctx      context.Context
 	timeout  time.Duration
 	deadline time.Time
@@ -184,7 +184,7 @@ type operation struct {
 	launched bool             // it counts in underway
 	over     bool             // the batches have ended, and are released; only settled writes it
 
-	commands int // of Backend.queued
+	commands int // of engine.queued
 }
 
 // rawPlace is where the bytes of a tensor that is not contiguous are staged.
@@ -220,7 +220,7 @@ func (o *operation) layout() (bytes int) {
 		o.grain = o.b.grain(wide, max(o.width, 1), longest)
 		o.pieces = max(1, (longest+o.grain-1)/o.grain)
 	}
-	o.slots = min(o.pieces, o.b.options.Slots)
+	o.slots = min(o.pieces, o.b.slots)
 	most := o.grain
 	if !flat {
 		// The host brings the elements in order first, and cuts them then.
@@ -388,7 +388,9 @@ func (o *operation) allUp(to commander) {
 // prologue orders the operation after what the caller's streams did with its
 // tensors.
 func (o *operation) prologue(batch *edges.Batch, places ...*place.Place) {
-	o.b.direct.before(batch, places)
+	for _, w := range o.b.ways {
+		w.Before(batch, places)
+	}
 	var streams []driver.Stream
 	if o.given != nil {
 		streams = o.given.Before
@@ -683,7 +685,7 @@ func (o *operation) named(err error) error { return o.b.named(o.Info(), err, o.c
 
 // named makes an error that names an operation. The CPU backend's has its own numbers. Crowd is
 // asked for what may have held up an operation that was not done in time.
-func (b *Backend) named(info work.Info, err error, crowd func() string) error {
+func (b *engine) named(info work.Info, err error, crowd func() string) error {
 	if b.cut.Load() != nil {
 		return &work.Error{Info: info, Peer: -1, Err: work.ErrClosed}
 	}
@@ -721,7 +723,7 @@ func (o *operation) crowd() (crowd string) {
 }
 
 // crowd is the operations' for one device.
-func (b *Backend) crowd(dev int) string {
+func (b *engine) crowd(dev int) string {
 	v, err := b.driver.Device(dev)
 	if err != nil {
 		return ""
@@ -922,7 +924,7 @@ func (q *fifo[T]) close() {
 }
 
 // work does the host's part of collectives, in the order of the calls.
-func (b *Backend) work() {
+func (b *engine) work() {
 	left := false
 	defer func() {
 		if !left { // an operator has ended the goroutine: runtime.Goexit
@@ -948,7 +950,7 @@ func (b *Backend) work() {
 
 // perform does the host's part of an operation, and hands it to the finisher also if a function of
 // the program has panicked in it. It reports whether the next one may come soon.
-func (b *Backend) perform(o *operation) (linger bool) {
+func (b *engine) perform(o *operation) (linger bool) {
 	var err error
 	returned := false
 	defer func() {
@@ -969,7 +971,7 @@ func (b *Backend) perform(o *operation) (linger bool) {
 }
 
 // finish ends operations when the devices are done with them.
-func (b *Backend) finish() {
+func (b *engine) finish() {
 	for {
 		b.mu.Lock()
 		o := b.ending.take()
@@ -986,7 +988,7 @@ func (b *Backend) finish() {
 }
 
 // admit checks that an operation can start. It returns its description and its limit.
-func (b *Backend) admit(ctx context.Context, op work.OpType, timeout time.Duration) (work.Info, time.Duration, error) {
+func (b *engine) admit(ctx context.Context, op work.OpType, timeout time.Duration) (work.Info, time.Duration, error) {
 	ended := ctx.Err() != nil
 	failed := b.broken()
 	if failed == nil {
@@ -1017,7 +1019,7 @@ func (b *Backend) admit(ctx context.Context, op work.OpType, timeout time.Durati
 }
 
 // init prepares an operation that was admitted.
-func (o *operation) init(b *Backend, ctx context.Context, info work.Info, timeout time.Duration) {
+func (o *operation) init(b *engine, ctx context.Context, info work.Info, timeout time.Duration) {
 	o.Init(info)
 	o.b, o.ctx, o.timeout = b, ctx, timeout
 	o.given = place.StreamsOf(ctx)
@@ -1077,7 +1079,7 @@ func (o *operation) stage() error {
 }
 
 // issue starts a collective.
-func (b *Backend) issue(ctx context.Context, op work.OpType, timeout time.Duration, o *operation, result ...*tensor.Tensor) (*work.Work, error) {
+func (b *engine) issue(ctx context.Context, op work.OpType, timeout time.Duration, o *operation, result ...*tensor.Tensor) (*work.Work, error) {
 	b.calls.Lock()
 	defer b.calls.Unlock()
 	info, timeout, err := b.admit(ctx, op, timeout)
@@ -1108,7 +1110,7 @@ func (o *operation) beforeStream() {
 }
 
 // queue hands a collective to the worker. The caller holds b.calls.
-func (b *Backend) queue(o *operation) {
+func (b *engine) queue(o *operation) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if o.Info().Op == work.Barrier {
@@ -1124,7 +1126,7 @@ func (b *Backend) queue(o *operation) {
 
 // launch gives an operation that was admitted to the streams. An error means that
 // it has not been issued; what goes wrong on the streams is the operation's.
-func (b *Backend) launch(o *operation, result []*tensor.Tensor) error {
+func (b *engine) launch(o *operation, result []*tensor.Tensor) error {
 	if o.err == nil {
 		if err := o.stage(); err != nil {
 			return o.named(err)

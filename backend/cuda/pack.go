@@ -17,7 +17,7 @@ type packer struct {
 }
 
 // packer returns a device's. The caller holds b.calls.
-func (b *Backend) packer(dev int) *packer {
+func (b *engine) packer(dev int) *packer {
 	k := b.packers[dev]
 	if k == nil {
 		k = &packer{}

@@ -43,9 +43,9 @@ func piecesOf(width int) int {
 
 // grain returns how many of n elements a piece has, which take so many bytes each, of
 // each of width tensors.
-func (b *Backend) grain(bytes, width, n int) int {
+func (b *engine) grain(bytes, width, n int) int {
 	most := piecesOf(width)
-	return max(1, b.options.Chunk/(bytes*width), (n+most-1)/most)
+	return max(1, b.chunk/(bytes*width), (n+most-1)/most)
 }
 
 // spreads returns how many pieces at a time a rank with m tensors copies from the first
@@ -78,7 +78,7 @@ func (o *operation) occupy(commands int) {
 func (o *operation) poll(done func() (bool, error)) error { return o.b.poll(o.ctx, o.timeout, done) }
 
 // poll waits until done returns true, or until something ends the operation.
-func (b *Backend) poll(ctx context.Context, timeout time.Duration, done func() (bool, error)) error {
+func (b *engine) poll(ctx context.Context, timeout time.Duration, done func() (bool, error)) error {
 	start, pause := time.Now(), 10*time.Microsecond
 	for i := 0; ; i++ {
 		if ok, err := done(); ok || err != nil {
@@ -100,4 +100,10 @@ func (b *Backend) poll(ctx context.Context, timeout time.Duration, done func() (
 		time.Sleep(pause)
 		pause = min(2*pause, 100*time.Microsecond)
 	}
+}
+
+// chunks returns in how many pieces an operation with one leg goes.
+func (b *engine) chunks(l *leg) int {
+	grain := b.grain(l.size(), 1, l.n)
+	return max(1, (l.n-1)/grain+1)
 }

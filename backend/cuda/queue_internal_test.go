@@ -24,7 +24,7 @@ var gib = 1 << 30
 // TestPieces holds that pieces are all of a tensor, not larger than Options.Chunk where
 // there may be that many, and few.
 func TestPieces(t *testing.T) {
-	b := &Backend{options: Options{Chunk: 2 << 20}}
+	b := &engine{chunk: 2 << 20}
 	for _, width := range []int{1, 2, 8, 17, 60, 300} {
 		for _, size := range []int{1, 2, 8, 16} {
 			for _, n := range []int{0, 1, 1000, 1 << 20, 120 << 20, math.MaxInt / 16} {
@@ -34,7 +34,7 @@ func TestPieces(t *testing.T) {
 					pieces++
 				}
 				require.LessOrEqual(t, pieces, piecesOf(width))
-				if bytes := grain * size * width; bytes > b.options.Chunk && grain > 1 {
+				if bytes := grain * size * width; bytes > b.chunk && grain > 1 {
 					require.Greater(t, n/(grain-1), piecesOf(width)-1, "%d elements of %d bytes, %d tensors", n, size, width)
 				}
 			}
@@ -89,7 +89,7 @@ func TestCommands(t *testing.T) {
 		for _, total := range []int{1, 1000, 1 << 20, 100 << 20, gib, 8*gib + 5} {
 			n := total / 2 / max(c.width, 1)
 			tr := edges.New(d)
-			b := &Backend{rank: 1, size: 4, tracker: tr, options: Options{Chunk: 2 << 20, Slots: 4}}
+			b := &engine{rank: 1, size: 4, tracker: tr, chunk: 2 << 20, slots: 4}
 			if c.broadcast && c.role.from < 0 && c.role.to == nil {
 				b.size = 1
 			}
@@ -170,7 +170,7 @@ func (hugeHost) Ptr() driver.Ptr { return 1 << 30 }
 // TestRoom lets an operation wait for those before it, until there is room, its context
 // ends, its time is over or the group has failed. Messages do not wait.
 func TestRoom(t *testing.T) {
-	b := &Backend{line: &line{}}
+	b := &engine{line: &line{}}
 	ctx, cancel := context.WithCancelCause(t.Context())
 	o := &operation{b: b, ctx: ctx, timeout: time.Hour, line: b.line}
 	o.occupy(int(mostQueued))

@@ -18,7 +18,6 @@ import (
 	"github.com/c10d-go/c10d/backend/cuda/internal/hostshm"
 	"github.com/c10d-go/c10d/backend/cuda/internal/kernels"
 	"github.com/c10d-go/c10d/backend/cuda/internal/region"
-	"github.com/c10d-go/c10d/backend/gloo"
 	"github.com/c10d-go/c10d/tensor"
 	"github.com/c10d-go/c10d/work"
 )
@@ -89,7 +88,7 @@ var own = []backend.ReduceKind{backend.Custom("", nil).Kind(), backend.PreMulSum
 
 // sharing returns the part of a call that goes through the exchange, nil if it does
 // not. What decides is the same on every rank.
-func (b *Backend) sharing(op backend.ReduceOp, ts []*tensor.Tensor) *shared {
+func (b *engine) sharing(op backend.ReduceOp, ts []*tensor.Tensor) *shared {
 	x, n, d := b.usable(), ts[0].Len(), ts[0].DType()
 	if x == nil || n == 0 || slices.Contains(own, op.Kind()) {
 		return nil
@@ -98,7 +97,7 @@ func (b *Backend) sharing(op backend.ReduceOp, ts []*tensor.Tensor) *shared {
 	if err != nil {
 		return nil
 	}
-	grain := sharedGrain(n, d.Size(), b.options.Chunk)
+	grain := sharedGrain(n, d.Size(), b.chunk)
 	chunks := (n + grain - 1) / grain
 	if chunks > mostPieces {
 		return nil
@@ -113,7 +112,7 @@ func (b *Backend) sharing(op backend.ReduceOp, ts []*tensor.Tensor) *shared {
 }
 
 // newShared returns what an operation needs, put takes it back.
-func (b *Backend) newShared(x *hostshm.Exchange) *shared {
+func (b *engine) newShared(x *hostshm.Exchange) *shared {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if n := len(b.idle); n > 0 {
@@ -124,7 +123,7 @@ func (b *Backend) newShared(x *hostshm.Exchange) *shared {
 	return &shared{x: x}
 }
 
-func (b *Backend) putShared(s *shared) {
+func (b *engine) putShared(s *shared) {
 	clear(s.batches)
 	s.red, s.direct, s.atOnce, s.copied = backend.Reduction{}, false, false, 0
 	s.issued.Store(0)
@@ -140,7 +139,7 @@ func (s *shared) elements(k int) (lo, hi int) { return k * s.grain, min((k+1)*s.
 // commands returns how many commands a stream gets.
 func (s *shared) commands() int { return 3*s.chunks + 4 }
 
-// stage decides who copies. The caller holds Backend.calls.
+// stage decides who copies. The caller holds engine.calls.
 func (s *shared) stage(o *operation) {
 	x, p := s.x, o.legs[0].src
 	x.Prepare()
@@ -533,23 +532,9 @@ func (l *leaving) AskDriver() error {
 	return cmp.Or(l.legs[0].src.Down.Err(), l.legs[0].src.Up.Err())
 }
 
-// unshared returns why this rank cannot all-reduce through shared memory.
-func (b *Backend) unshared() error {
-	o, ok := b.options.CPUOptions.(gloo.Options)
-	switch {
-	case b.missing != nil:
-		return b.missing
-	case b.options.CPU != gloo.Name || !ok:
-		return fmt.Errorf("the host's part is done by backend %q, with options of its own", b.options.CPU)
-	case o.Sums == gloo.SumsExact:
-		return errors.New("sums are to be exact")
-	}
-	return nil
-}
-
 // share makes the exchange, with the other ranks. If one of them cannot, there is
 // none on any rank, and all know why. An error is one of telling each other.
-func (b *Backend) share(ctx context.Context, timeout time.Duration) error {
+func (b *engine) share(ctx context.Context, timeout time.Duration) error {
 	if b.size == 1 {
 		return nil
 	}
@@ -557,8 +542,8 @@ func (b *Backend) share(ctx context.Context, timeout time.Duration) error {
 		b.exchange.Store(&hostshm.Exchange{Why: errors.New("the ranks are on several hosts")})
 		return nil
 	}
-	bytes := hostshm.Bytes(b.size, b.sharedSlots, b.options.Chunk)
-	why := b.unshared()
+	bytes := hostshm.Bytes(b.size, b.sharedSlots, b.chunk)
+	why := cmp.Or(b.missing, b.limits)
 	var r *region.Region
 	if why == nil && b.rank == 0 {
 		r, why = region.New(bytes)
@@ -574,7 +559,7 @@ func (b *Backend) share(ctx context.Context, timeout time.Duration) error {
 		}
 		var x *hostshm.Exchange
 		if why == nil {
-			x = hostshm.New(b.rank, b.size, b.sharedSlots, b.options.Chunk, r, b.driver)
+			x = hostshm.New(b.rank, b.size, b.sharedSlots, b.chunk, r, b.driver)
 		}
 		if why, _, err = b.hear(ctx, timeout, told(why, nil)); err == nil && why == nil {
 			// Who opens the memory has done so.
@@ -592,7 +577,7 @@ func (b *Backend) share(ctx context.Context, timeout time.Duration) error {
 }
 
 // usable returns the exchange that a backend's ranks have, nil if they have none.
-func (b *Backend) usable() *hostshm.Exchange {
+func (b *engine) usable() *hostshm.Exchange {
 	if x := b.exchange.Load(); x != nil && x.Why == nil {
 		return x
 	}

@@ -27,3 +27,12 @@ func OnStream(m driver.Memory, s driver.Stream) driver.Memory {
 }
 
 var _ work.Stream = driver.Stream(nil)
+
+// InStream returns a context for calls that are part of a stream. The operation comes after what s
+// has been given before, and what s is given later comes after the operation. Direct work runs on s
+// itself, and the call is one launch. In c10d async_op=False has that effect.
+//
+// Without it an operation runs on a stream of the group, beside later work of the caller's streams.
+func InStream(ctx context.Context, s driver.Stream) context.Context {
+	return context.WithValue(ctx, place.StreamsKey{}, &place.CallStreams{Before: []driver.Stream{s}, In: s})
+}

@@ -9,6 +9,8 @@ import (
 
 	"github.com/c10d-go/c10d/backend"
 	"github.com/c10d-go/c10d/backend/cuda/internal/direct"
+	"github.com/c10d-go/c10d/backend/cuda/internal/directway"
+	"github.com/c10d-go/c10d/backend/cuda/internal/group"
 	"github.com/c10d-go/c10d/backend/cuda/internal/kernels"
 	"github.com/c10d-go/c10d/backend/cuda/internal/place"
 	"github.com/c10d-go/c10d/tensor"
@@ -18,6 +20,14 @@ import (
 // HostWork is the name of the all-reduce work that goes through the host, which
 // every device and every pair of ranks can do. Its priority is 0.
 const HostWork = "host"
+
+// DirectWork is the name of the work in which one kernel of each rank does everything: the kernels
+// write into each other's memory and wait for each other (decision 24). It is for 2 to 8 ranks on
+// one host, each with a device of its own that reaches the others'. Its priority among the
+// all-reduce works is 200. Such groups gather, reduce-scatter and broadcast in the same way.
+const DirectWork = "direct"
+
+const directPriority = 200
 
 // allReduceWork is a work that an all-reduce may take: one of the backend's own or a registered one.
 type allReduceWork struct {
@@ -130,14 +140,14 @@ func refusals(h *host, name string) (cannot []string) {
 type host struct {
 	b    *Backend
 	ctx  context.Context // of the call; nil for none
-	op   *operation
+	op   *group.Operation
 	call backend.AllReduceCall
 
-	direct *directCall // instead of op, once it has been prepared
+	direct *directway.Call // instead of op, once it has been prepared
 }
 
-func (h *host) Rank() int { return h.b.g.rank }
-func (h *host) Size() int { return h.b.g.size }
+func (h *host) Rank() int { return h.b.g.Rank }
+func (h *host) Size() int { return h.b.g.Size }
 
 // AllReduceBytes does not apply r.Before and r.After.
 func (h *host) AllReduceBytes(ctx context.Context, b []byte, d tensor.DType, r backend.Reduction) error {
@@ -146,7 +156,7 @@ func (h *host) AllReduceBytes(ctx context.Context, b []byte, d tensor.DType, r b
 		return err
 	}
 	op := backend.Custom(h.call.Op.String(), func(_ tensor.DType, dst, src []byte) { r.Combine(dst, src) })
-	return h.op.wait(h.b.g.cpu.AllReduce(ctx, []*tensor.Tensor{t}, backend.AllReduceOptions{Op: op, Timeout: h.op.left()}))
+	return h.op.Wait(h.b.g.CPU.AllReduce(ctx, []*tensor.Tensor{t}, backend.AllReduceOptions{Op: op, Timeout: h.op.Left()}))
 }
 
 func (h *host) AllGatherBytes(ctx context.Context, out, in []byte) error {
@@ -158,7 +168,7 @@ func (h *host) AllGatherBytes(ctx context.Context, out, in []byte) error {
 	if err != nil {
 		return err
 	}
-	return h.op.wait(h.b.g.cpu.AllGatherIntoTensor(ctx, o, i, backend.AllGatherOptions{Timeout: h.op.left()}))
+	return h.op.Wait(h.b.g.CPU.AllGatherIntoTensor(ctx, o, i, backend.AllGatherOptions{Timeout: h.op.Left()}))
 }
 
 func (h *host) AllGatherVBytes(ctx context.Context, out, in []byte, counts []int64) error {
@@ -177,7 +187,7 @@ func (h *host) AllGatherVBytes(ctx context.Context, out, in []byte, counts []int
 	if err != nil {
 		return err
 	}
-	return h.op.wait(h.b.g.cpu.AllGatherV(ctx, parts, i, backend.AllGatherOptions{Timeout: h.op.left()}))
+	return h.op.Wait(h.b.g.CPU.AllGatherV(ctx, parts, i, backend.AllGatherOptions{Timeout: h.op.Left()}))
 }
 
 // registered makes the call's operation one of a registered work.
@@ -186,9 +196,9 @@ func (h *host) registered(w backend.AllReduceWork) error {
 	if err != nil {
 		return err
 	}
-	h.op.call = func(q *operation, _ []*tensor.Tensor) error { return runner.Run(q.ctx) }
+	h.op.Call = func(q *group.Operation, _ []*tensor.Tensor) error { return runner.Run(q.Ctx) }
 	if s, ok := runner.(interface{ Synchronize(work.Stream) error }); ok {
-		h.op.sync = s.Synchronize
+		h.op.Sync = s.Synchronize
 	}
 	return nil
 }
@@ -203,10 +213,10 @@ func prepareHostWork(h *host) error {
 	if err := b.reduction(work.AllReduce, op, ts[0].DType()); err != nil {
 		return err
 	}
-	h.op.legs = legs(both, ts...)
-	if h.op.shared = b.g.sharing(op, ts); h.op.shared == nil {
-		h.op.call = func(q *operation, shadows []*tensor.Tensor) error {
-			return q.wait(b.g.cpu.AllReduce(q.ctx, shadows, backend.AllReduceOptions{Op: op, Timeout: q.left()}))
+	h.op.Legs = group.Legs(group.Both, ts...)
+	if h.op.Shared = b.g.Sharing(op, ts); h.op.Shared == nil {
+		h.op.Call = func(q *group.Operation, shadows []*tensor.Tensor) error {
+			return q.Wait(b.g.CPU.AllReduce(q.Ctx, shadows, backend.AllReduceOptions{Op: op, Timeout: q.Left()}))
 		}
 	}
 	return nil
@@ -215,7 +225,7 @@ func prepareHostWork(h *host) error {
 // directCan returns why no direct work can do an all-reduce. The answer is the same on every rank.
 func directCan(h *host) error {
 	ts, op := h.call.Tensors, h.call.Op
-	if err := h.b.direct.can(); err != nil {
+	if err := h.b.direct.Can(); err != nil {
 		return err
 	}
 	if err := direct.Supports(op, ts[0].DType()); err != nil {
@@ -235,9 +245,9 @@ func directCan(h *host) error {
 func directMeet(h *host) error {
 	t := h.call.Tensors[0]
 	if _, probe := t.Memory().(nowhere); probe {
-		return h.b.direct.known()
+		return h.b.direct.Known()
 	}
-	return h.b.direct.ready(h.ctx, work.AllReduce, t.Device().Index, h.op.print)
+	return h.b.direct.Ready(h.ctx, work.AllReduce, t.Device().Index, h.op.Print)
 }
 
 // prepareDirectWork makes the call's operation a direct one.
@@ -252,14 +262,14 @@ func prepareDirectWork(h *host) error {
 	if i, j, ok := place.ShareMemory(c.Tensors); ok {
 		return fmt.Errorf("tensors %d and %d share memory", i, j)
 	}
-	h.direct = b.direct.newAllReduce(c.Tensors, c.Op)
+	h.direct = b.direct.NewAllReduce(c.Tensors, c.Op)
 	return nil
 }
 
 // plain reports whether an all-reduce is direct work of a kind that needs no further look: the ranks
 // are connected, there is a kernel, and no registered work comes first.
 func (b *Backend) plain(ts []*tensor.Tensor, op backend.ReduceOp) bool {
-	if b.direct.open.Load() == nil || len(ts) != 1 || ts[0].Layout() != tensor.Strided || direct.Supports(op, ts[0].DType()) != nil {
+	if b.direct.Open.Load() == nil || len(ts) != 1 || ts[0].Layout() != tensor.Strided || direct.Supports(op, ts[0].DType()) != nil {
 		return false
 	}
 	registered := backend.AllReduceWorks(tensor.CUDA, tensor.Strided)

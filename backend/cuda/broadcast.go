@@ -4,11 +4,12 @@ import (
 	"cmp"
 	"context"
 	"fmt"
-	"math/bits"
 	"slices"
 
 	"github.com/c10d-go/c10d/backend"
 	"github.com/c10d-go/c10d/backend/cuda/internal/board"
+	"github.com/c10d-go/c10d/backend/cuda/internal/directway"
+	"github.com/c10d-go/c10d/backend/cuda/internal/group"
 	"github.com/c10d-go/c10d/backend/cuda/internal/place"
 	"github.com/c10d-go/c10d/tensor"
 	"github.com/c10d-go/c10d/work"
@@ -17,11 +18,11 @@ import (
 // The ways of a broadcast, for Options.Broadcast.
 const (
 	// BroadcastFlat: the root sends to every rank.
-	BroadcastFlat = "flat"
+	BroadcastFlat = group.Flat
 	// BroadcastTree: a binomial tree of ranks.
-	BroadcastTree = "tree"
+	BroadcastTree = group.Tree
 	// BroadcastChain: each rank sends to the next one.
-	BroadcastChain = "chain"
+	BroadcastChain = group.Chain
 	// BroadcastHost: the CPU backend's own broadcast, chunk by chunk.
 	BroadcastHost = HostWork
 	// BroadcastDirect: the kernels of DirectWork, without the hosts.
@@ -29,73 +30,6 @@ const (
 )
 
 var broadcastWays = []string{BroadcastFlat, BroadcastTree, BroadcastChain, BroadcastHost, BroadcastDirect}
-
-// routeOf returns the route of a rank.
-func routeOf(way string, rank, size, root int) route {
-	at := func(v int) int { return around(v+root, size) }
-	v := around(rank-root, size) // as if the root were rank 0
-	r := route{from: -1}
-	switch way {
-	case BroadcastFlat:
-		if v > 0 {
-			r.from = root
-			break
-		}
-		for i := 1; i < size; i++ {
-			r.to = append(r.to, at(i))
-		}
-	case BroadcastTree:
-		low := v & -v
-		if v > 0 {
-			r.from = at(v - low)
-		} else {
-			low = 1 << bits.Len(uint(size-1))
-		}
-		// The largest part of the tree first.
-		for step := low >> 1; step > 0; step >>= 1 {
-			if v+step < size {
-				r.to = append(r.to, at(v+step))
-			}
-		}
-	case BroadcastChain:
-		if v > 0 {
-			r.from = at(v - 1)
-		}
-		if v+1 < size {
-			r.to = []int{at(v + 1)}
-		}
-	}
-	return r
-}
-
-// wayOf returns the way in which the last of so many chunks is the first to
-// arrive everywhere, when a rank sends one chunk in the time of one: flat takes
-// size-1 times for each, a tree as many as the root has children, a chain one
-// for each and one for each rank on the way.
-func wayOf(size, chunks int) string {
-	flat, tree, chain := chunks*(size-1), chunks*bits.Len(uint(size-1)), chunks+size-2
-	switch {
-	case flat <= tree && flat <= chain:
-		return BroadcastFlat
-	case tree <= chain:
-		return BroadcastTree
-	}
-	return BroadcastChain
-}
-
-// wayUpTo returns up to how many chunks the way of so many is the one, -1 if
-// for all.
-func wayUpTo(size, chunks int) int {
-	// The last to come is the chain, which beats a tree of two levels or more at the
-	// latest when there are as many chunks as ranks.
-	way, last := wayOf(size, chunks), chunks
-	for ; wayOf(size, last+1) == way; last++ {
-		if last > chunks+size {
-			return -1
-		}
-	}
-	return last
-}
 
 // explainBroadcast says how broadcasts go, for Explain.
 func (b *Backend) explainBroadcast() []backend.Choice {
@@ -108,13 +42,13 @@ func (b *Backend) explainBroadcast() []backend.Choice {
 		BroadcastHost:  "the CPU backend broadcasts each chunk",
 	}
 	tail := fmt.Sprintf(", by way of page-locked memory in chunks of %d bytes; from one tensor of a rank to the others by a tree of copies", chunk)
-	if b.g.size == 1 {
+	if b.g.Size == 1 {
 		return []backend.Choice{{Op: op, UpTo: -1, Algorithm: "local", Why: "there is one rank: a tree of copies between its tensors"}}
 	}
-	direct := backend.Choice{Op: op, UpTo: -1, Algorithm: BroadcastDirect, Why: directWhy}
+	direct := backend.Choice{Op: op, UpTo: -1, Algorithm: BroadcastDirect, Why: directway.Why}
 	way, not := b.options.Broadcast, ""
 	if way == "" || way == BroadcastDirect {
-		if err := cmp.Or(b.direct.can(), b.direct.known()); err == nil {
+		if err := cmp.Or(b.direct.Can(), b.direct.Known()); err == nil {
 			return []backend.Choice{direct}
 		} else if way == BroadcastDirect {
 			direct.Algorithm, direct.Why = "none", "Options.Broadcast asks for it: "+err.Error()
@@ -128,11 +62,11 @@ func (b *Backend) explainBroadcast() []backend.Choice {
 	}
 	var all []backend.Choice
 	for n := 1; ; {
-		way, last := wayOf(b.g.size, n), wayUpTo(b.g.size, n)
+		way, last := group.WayOf(b.g.Size, n), group.WayUpTo(b.g.Size, n)
 		c := backend.Choice{Op: op, UpTo: -1, Algorithm: way, Why: what[way] + tail + not}
-		if last >= 0 && last < piecesOf(1) {
+		if last >= 0 && last < group.PiecesOf(1) {
 			c.UpTo = int64(last) * int64(chunk)
-			c.Why = fmt.Sprintf("%s; the fewest messages one after the other for %d ranks and up to %d chunks", c.Why, b.g.size, last)
+			c.Why = fmt.Sprintf("%s; the fewest messages one after the other for %d ranks and up to %d chunks", c.Why, b.g.Size, last)
 		}
 		all = append(all, c)
 		if c.UpTo < 0 {
@@ -162,41 +96,41 @@ func (b *Backend) Broadcast(ctx context.Context, ts []*tensor.Tensor, o backend.
 		return nil, err
 	}
 	ts = slices.Clone(ts)
-	way, print := b.options.Broadcast, board.Call{Dtype: ts[0].DType(), N: ts[0].Len(), Root: o.Root}
+	way, print := b.options.Broadcast, board.Call{DType: ts[0].DType(), N: ts[0].Len(), Root: o.Root}
 	if way == "" || way == BroadcastDirect {
-		err := b.direct.can()
+		err := b.direct.Can()
 		if err == nil {
-			err = b.direct.ready(ctx, op, ts[0].Device().Index, print)
+			err = b.direct.Ready(ctx, op, ts[0].Device().Index, print)
 		}
 		switch {
 		case err == nil:
-			c := b.direct.newCall()
-			c.broadcast(ts, o.RootTensor, b.g.rank == o.Root)
-			return b.direct.issue(ctx, op, o.Timeout, c, print, ts...)
-		case way == BroadcastDirect && b.g.broken() == nil && ctx.Err() == nil:
+			c := b.direct.NewCall()
+			c.Broadcast(ts, o.RootTensor, b.g.Rank == o.Root)
+			return b.direct.Issue(ctx, op, o.Timeout, c, print, ts...)
+		case way == BroadcastDirect && b.g.Broken() == nil && ctx.Err() == nil:
 			return nil, bad(op, "not in the way %q, which Options.Broadcast asks for: %v", way, err)
 		}
 	}
-	l := leg{n: ts[0].Len(), dtype: ts[0].DType()}
+	l := group.Leg{N: ts[0].Len(), DType: ts[0].DType()}
 	for i := range ts {
 		// Elsewhere too the first to have the data.
-		p := place.Of(ts[around(i+o.RootTensor, len(ts))])
-		if b.g.rank == o.Root && i == 0 {
-			l.src = p
+		p := place.Of(ts[group.Around(i+o.RootTensor, len(ts))])
+		if b.g.Rank == o.Root && i == 0 {
+			l.Src = p
 		} else {
-			l.dst = append(l.dst, p)
+			l.Dst = append(l.Dst, p)
 		}
 	}
-	q := &operation{legs: []leg{l}, print: print, call: func(q *operation, h []*tensor.Tensor) error {
-		return q.wait(b.g.cpu.Broadcast(q.ctx, h, backend.BroadcastOptions{Root: o.Root, Timeout: q.left()}))
+	q := &group.Operation{Legs: []group.Leg{l}, Print: print, Call: func(q *group.Operation, h []*tensor.Tensor) error {
+		return q.Wait(b.g.CPU.Broadcast(q.Ctx, h, backend.BroadcastOptions{Root: o.Root, Timeout: q.Left()}))
 	}}
-	chunks := b.g.chunks(&q.legs[0])
+	chunks := b.g.Chunks(&q.Legs[0])
 	if way == "" {
-		way = wayOf(b.g.size, chunks)
+		way = group.WayOf(b.g.Size, chunks)
 	}
 	if way != BroadcastHost {
-		q.relay = newOneToAll(routeOf(way, b.g.rank, b.g.size, o.Root), chunks)
-		q.call = func(q *operation, h []*tensor.Tensor) error { return q.passChunk(h[0].Bytes()) }
+		q.Relay = group.NewOneToAll(group.RouteOf(way, b.g.Rank, b.g.Size, o.Root), chunks)
+		q.Call = func(q *group.Operation, h []*tensor.Tensor) error { return q.PassChunk(h[0].Bytes()) }
 	}
-	return b.g.issue(ctx, op, o.Timeout, q, ts...)
+	return b.g.Issue(ctx, op, o.Timeout, q, ts...)
 }

@@ -24,7 +24,7 @@ const (
 
 // dense checks a strided tensor in memory of the driver's devices.
 func (b *Backend) dense(op work.OpType, name string, r role, t *tensor.Tensor) error {
-	return dense(b.g.driver, b.g.missing, op, name, r, t)
+	return dense(b.g.Driver, b.g.Missing, op, name, r, t)
 }
 
 func dense(d driver.Driver, missing error, op work.OpType, name string, r role, t *tensor.Tensor) error {
@@ -75,15 +75,15 @@ func (b *Backend) typed(op work.OpType, name string, r role, d tensor.DType, ts 
 }
 
 func (b *Backend) root(op work.OpType, root int) error {
-	if root < 0 || root >= b.g.size {
-		return bad(op, "invalid root rank: %d (the group has %d ranks)", root, b.g.size)
+	if root < 0 || root >= b.g.Size {
+		return bad(op, "invalid root rank: %d (the group has %d ranks)", root, b.g.Size)
 	}
 	return nil
 }
 
 func (b *Backend) listed(op work.OpType, name string, n int) error {
-	if n != b.g.size {
-		return bad(op, "invalid %s tensor list (expected length %d, got %d)", name, b.g.size, n)
+	if n != b.g.Size {
+		return bad(op, "invalid %s tensor list (expected length %d, got %d)", name, b.g.Size, n)
 	}
 	return nil
 }
@@ -96,14 +96,14 @@ func (b *Backend) shares(op work.OpType, whole, part *tensor.Tensor, orStacked b
 		return nil, bad(op, "dtypes differ: %v and %v", whole.DType(), part.DType())
 	}
 	w, p := whole.Shape(), part.Shape()
-	ok := len(p) > 0 && len(w) == len(p) && w[0] == p[0]*b.g.size && slices.Equal(w[1:], p[1:])
+	ok := len(p) > 0 && len(w) == len(p) && w[0] == p[0]*b.g.Size && slices.Equal(w[1:], p[1:])
 	if !ok && orStacked {
-		ok = len(w) == len(p)+1 && w[0] == b.g.size && slices.Equal(w[1:], p)
+		ok = len(w) == len(p)+1 && w[0] == b.g.Size && slices.Equal(w[1:], p)
 	}
 	if !ok {
-		return nil, bad(op, "shape %v is not shape %v times %d along dimension 0", w, p, b.g.size)
+		return nil, bad(op, "shape %v is not shape %v times %d along dimension 0", w, p, b.g.Size)
 	}
-	return cut(op, whole, slices.Repeat([]int{w[0] / b.g.size}, b.g.size))
+	return cut(op, whole, slices.Repeat([]int{w[0] / b.g.Size}, b.g.Size))
 }
 
 // cut returns the parts of t along dimension 0.
@@ -127,13 +127,13 @@ func (b *Backend) splits(op work.OpType, name string, t *tensor.Tensor, splits [
 		return nil, bad(op, "%s has no dimension 0 to split", name)
 	}
 	if len(splits) == 0 {
-		if t.Dim(0)%b.g.size != 0 {
-			return nil, bad(op, "Tensor's dim 0 does not divide equally across group size: %s has %d for %d ranks", name, t.Dim(0), b.g.size)
+		if t.Dim(0)%b.g.Size != 0 {
+			return nil, bad(op, "Tensor's dim 0 does not divide equally across group size: %s has %d for %d ranks", name, t.Dim(0), b.g.Size)
 		}
-		return slices.Repeat([]int{t.Dim(0) / b.g.size}, b.g.size), nil
+		return slices.Repeat([]int{t.Dim(0) / b.g.Size}, b.g.Size), nil
 	}
-	if len(splits) != b.g.size {
-		return nil, bad(op, "Number of tensor splits not equal to group size: %s has %d for %d ranks", name, len(splits), b.g.size)
+	if len(splits) != b.g.Size {
+		return nil, bad(op, "Number of tensor splits not equal to group size: %s has %d for %d ranks", name, len(splits), b.g.Size)
 	}
 	sum := 0
 	for i, s := range splits {
@@ -150,7 +150,7 @@ func (b *Backend) splits(op work.OpType, name string, t *tensor.Tensor, splits [
 
 // reduction checks an operator for a dtype.
 func (b *Backend) reduction(op work.OpType, r backend.ReduceOp, d tensor.DType) error {
-	if _, err := r.Reduction(d, b.g.size); err != nil {
+	if _, err := r.Reduction(d, b.g.Size); err != nil {
 		return bad(op, "%v", err)
 	}
 	return nil

@@ -7,6 +7,8 @@ import (
 	"github.com/c10d-go/c10d/backend"
 	"github.com/c10d-go/c10d/backend/cuda/internal/board"
 	"github.com/c10d-go/c10d/backend/cuda/internal/direct"
+	"github.com/c10d-go/c10d/backend/cuda/internal/directway"
+	"github.com/c10d-go/c10d/backend/cuda/internal/group"
 	"github.com/c10d-go/c10d/tensor"
 	"github.com/c10d-go/c10d/work"
 )
@@ -14,7 +16,7 @@ import (
 // isDirect reports whether an operation is direct work, where there are kernels for it. The first
 // one connects the ranks.
 func (b *Backend) isDirect(ctx context.Context, op work.OpType, print board.Call, t *tensor.Tensor) bool {
-	return b.direct.can() == nil && b.direct.ready(ctx, op, t.Device().Index, print) == nil
+	return b.direct.Can() == nil && b.direct.Ready(ctx, op, t.Device().Index, print) == nil
 }
 
 // total returns how many elements the tensors have together.
@@ -28,8 +30,8 @@ func total(ts []*tensor.Tensor) (n int) {
 // refused is the error of a call that no work does because of err, which is
 // the group's if that has failed.
 func (b *Backend) refused(ctx context.Context, op work.OpType, err error) error {
-	if b.g.broken() != nil {
-		if _, _, err := b.g.admit(ctx, op, 0); err != nil {
+	if b.g.Broken() != nil {
+		if _, _, err := b.g.Admit(ctx, op, 0); err != nil {
 			return err
 		}
 	}
@@ -57,12 +59,12 @@ func (b *Backend) AllReduce(ctx context.Context, ts []*tensor.Tensor, o backend.
 			return nil, bad(op, "invalid tensor size at index %d (expected %v, got %v)", i, ts[0].Shape(), t.Shape())
 		}
 	}
-	print := board.Call{With: board.Reducing(o.Op), Dtype: ts[0].DType(), N: ts[0].Len(), Root: -1, Sparse: ts[0].Layout() != tensor.Strided}
+	print := board.Call{With: board.Reducing(o.Op), DType: ts[0].DType(), N: ts[0].Len(), Root: -1, Sparse: ts[0].Layout() != tensor.Strided}
 	if b.plain(ts, o.Op) {
-		c := b.direct.newAllReduce(ts, o.Op)
-		return b.direct.issue(ctx, op, o.Timeout, c, print, c.parts[0].out...)
+		c := b.direct.NewAllReduce(ts, o.Op)
+		return b.direct.Issue(ctx, op, o.Timeout, c, print, c.Parts[0].Out...)
 	}
-	q := &operation{print: print}
+	q := &group.Operation{Print: print}
 	ts = slices.Clone(ts)
 	h := &host{b: b, ctx: ctx, op: q}
 	h.call = backend.AllReduceCall{Tensors: ts, Op: o.Op, Collectives: h}
@@ -74,9 +76,9 @@ func (b *Backend) AllReduce(ctx context.Context, ts []*tensor.Tensor, o backend.
 		return nil, bad(op, "%v", err)
 	}
 	if h.direct != nil {
-		return b.direct.issue(ctx, op, o.Timeout, h.direct, print, ts...)
+		return b.direct.Issue(ctx, op, o.Timeout, h.direct, print, ts...)
 	}
-	return b.g.issue(ctx, op, o.Timeout, q, ts...)
+	return b.g.Issue(ctx, op, o.Timeout, q, ts...)
 }
 
 // AllReduceCoalesced all-reduces the same range of all tensors at a time.
@@ -95,18 +97,18 @@ func (b *Backend) AllReduceCoalesced(ctx context.Context, ts []*tensor.Tensor, o
 		return nil, err
 	}
 	ts = slices.Clone(ts)
-	print := board.Call{With: board.Reducing(o.Op), Dtype: ts[0].DType(), N: total(ts), Root: -1}
+	print := board.Call{With: board.Reducing(o.Op), DType: ts[0].DType(), N: total(ts), Root: -1}
 	if direct.Supports(o.Op, ts[0].DType()) == nil && b.isDirect(ctx, op, print, ts[0]) {
-		c := b.direct.newCall()
+		c := b.direct.NewCall()
 		for i, t := range ts {
-			c.parts = append(c.parts, part{out: ts[i : i+1], in: ts[i : i+1], n: t.Len(), op: o.Op})
+			c.Parts = append(c.Parts, directway.Part{Out: ts[i : i+1], In: ts[i : i+1], N: t.Len(), Op: o.Op})
 		}
-		return b.direct.issue(ctx, op, o.Timeout, c, print, ts...)
+		return b.direct.Issue(ctx, op, o.Timeout, c, print, ts...)
 	}
-	return b.g.issue(ctx, op, o.Timeout, &operation{
-		legs: legs(both, ts...), width: len(ts), print: print,
-		call: func(q *operation, h []*tensor.Tensor) error {
-			return q.wait(b.g.cpu.AllReduceCoalesced(q.ctx, h, backend.AllReduceOptions{Op: o.Op, Timeout: q.left()}))
+	return b.g.Issue(ctx, op, o.Timeout, &group.Operation{
+		Legs: group.Legs(group.Both, ts...), Width: len(ts), Print: print,
+		Call: func(q *group.Operation, h []*tensor.Tensor) error {
+			return q.Wait(b.g.CPU.AllReduceCoalesced(q.Ctx, h, backend.AllReduceOptions{Op: o.Op, Timeout: q.Left()}))
 		},
 	}, ts...)
 }
@@ -123,14 +125,14 @@ func (b *Backend) Reduce(ctx context.Context, t *tensor.Tensor, o backend.Reduce
 	if err := b.reduction(op, o.Op, t.DType()); err != nil {
 		return nil, err
 	}
-	l, result := from(t), []*tensor.Tensor(nil)
-	if b.g.rank == o.Root {
-		l, result = both(t), []*tensor.Tensor{t}
+	l, result := group.From(t), []*tensor.Tensor(nil)
+	if b.g.Rank == o.Root {
+		l, result = group.Both(t), []*tensor.Tensor{t}
 	}
-	return b.g.issue(ctx, op, o.Timeout, &operation{
-		legs: []leg{l}, print: board.Call{With: board.Reducing(o.Op), Dtype: t.DType(), N: t.Len(), Root: o.Root},
-		call: func(q *operation, h []*tensor.Tensor) error {
-			return q.wait(b.g.cpu.Reduce(q.ctx, h[0], backend.ReduceOptions{Op: o.Op, Root: o.Root, Timeout: q.left()}))
+	return b.g.Issue(ctx, op, o.Timeout, &group.Operation{
+		Legs: []group.Leg{l}, Print: board.Call{With: board.Reducing(o.Op), DType: t.DType(), N: t.Len(), Root: o.Root},
+		Call: func(q *group.Operation, h []*tensor.Tensor) error {
+			return q.Wait(b.g.CPU.Reduce(q.Ctx, h[0], backend.ReduceOptions{Op: o.Op, Root: o.Root, Timeout: q.Left()}))
 		},
 	}, result...)
 }
@@ -162,8 +164,8 @@ func (b *Backend) AllGatherV(ctx context.Context, out []*tensor.Tensor, in *tens
 	if err := b.typed(op, "outputs", output, in.DType(), out); err != nil {
 		return nil, err
 	}
-	if !out[b.g.rank].SameShape(in) {
-		return nil, bad(op, "output %d has shape %v, this rank's input %v", b.g.rank, out[b.g.rank].Shape(), in.Shape())
+	if !out[b.g.Rank].SameShape(in) {
+		return nil, bad(op, "output %d has shape %v, this rank's input %v", b.g.Rank, out[b.g.Rank].Shape(), in.Shape())
 	}
 	return b.allGather(ctx, op, o, out, in, out)
 }
@@ -187,17 +189,17 @@ func (b *Backend) AllGatherIntoTensor(ctx context.Context, out, in *tensor.Tenso
 // allGather takes outputs of all sizes: that is the general case, and those of
 // one size are one.
 func (b *Backend) allGather(ctx context.Context, op work.OpType, o backend.AllGatherOptions, out []*tensor.Tensor, in *tensor.Tensor, result []*tensor.Tensor) (*work.Work, error) {
-	print := board.Call{Dtype: in.DType(), N: total(out), Root: -1}
+	print := board.Call{DType: in.DType(), N: total(out), Root: -1}
 	even := !slices.ContainsFunc(out, func(t *tensor.Tensor) bool { return t.Len() != in.Len() })
 	if even && b.isDirect(ctx, op, print, in) {
-		c := b.direct.newCall()
-		c.parts = append(c.parts, part{out: out, in: []*tensor.Tensor{in}, n: in.Len()})
-		return b.direct.issue(ctx, op, o.Timeout, c, print, slices.Clone(result)...)
+		c := b.direct.NewCall()
+		c.Parts = append(c.Parts, directway.Part{Out: out, In: []*tensor.Tensor{in}, N: in.Len()})
+		return b.direct.Issue(ctx, op, o.Timeout, c, print, slices.Clone(result)...)
 	}
-	return b.g.issue(ctx, op, o.Timeout, &operation{
-		legs: append(legs(to, out...), from(in)), width: b.g.size, print: print,
-		call: func(q *operation, h []*tensor.Tensor) error {
-			return q.wait(b.g.cpu.AllGatherV(q.ctx, h[:b.g.size], h[b.g.size], backend.AllGatherOptions{Timeout: q.left()}))
+	return b.g.Issue(ctx, op, o.Timeout, &group.Operation{
+		Legs: append(group.Legs(group.To, out...), group.From(in)), Width: b.g.Size, Print: print,
+		Call: func(q *group.Operation, h []*tensor.Tensor) error {
+			return q.Wait(b.g.CPU.AllGatherV(q.Ctx, h[:b.g.Size], h[b.g.Size], backend.AllGatherOptions{Timeout: q.Left()}))
 		},
 	}, slices.Clone(result)...)
 }
@@ -208,8 +210,8 @@ func (b *Backend) AllGatherCoalesced(ctx context.Context, out [][]*tensor.Tensor
 	if err := b.inputs(op, in); err != nil {
 		return nil, err
 	}
-	if len(out) != b.g.size {
-		return nil, bad(op, "output lists should be equal to world size (%d, got %d)", b.g.size, len(out))
+	if len(out) != b.g.Size {
+		return nil, bad(op, "output lists should be equal to world size (%d, got %d)", b.g.Size, len(out))
 	}
 	var joined []*tensor.Tensor
 	for r, list := range out {
@@ -241,7 +243,7 @@ func (b *Backend) AllGatherIntoTensorCoalesced(ctx context.Context, out, in []*t
 	if err := b.typed(op, "outputs", output, in[0].DType(), out); err != nil {
 		return nil, err
 	}
-	joined := make([]*tensor.Tensor, b.g.size*len(in))
+	joined := make([]*tensor.Tensor, b.g.Size*len(in))
 	for i := range in {
 		parts, err := b.shares(op, out[i], in[i], true)
 		if err != nil {
@@ -266,26 +268,26 @@ func (b *Backend) inputs(op work.OpType, in []*tensor.Tensor) error {
 
 // allGatherCoalesced gathers rank r's input i to out[r*len(in)+i].
 func (b *Backend) allGatherCoalesced(ctx context.Context, o backend.AllGatherOptions, out, in, result []*tensor.Tensor) (*work.Work, error) {
-	n, print := len(in), board.Call{Dtype: in[0].DType(), N: total(out), Root: -1}
+	n, print := len(in), board.Call{DType: in[0].DType(), N: total(out), Root: -1}
 	if b.isDirect(ctx, work.AllGatherCoalesced, print, in[0]) {
-		c := b.direct.newCall()
+		c := b.direct.NewCall()
 		for i := range in {
-			p := part{in: in[i : i+1], n: in[i].Len()}
-			for r := range b.g.size {
-				p.out = append(p.out, out[r*n+i])
+			p := directway.Part{In: in[i : i+1], N: in[i].Len()}
+			for r := range b.g.Size {
+				p.Out = append(p.Out, out[r*n+i])
 			}
-			c.parts = append(c.parts, p)
+			c.Parts = append(c.Parts, p)
 		}
-		return b.direct.issue(ctx, work.AllGatherCoalesced, o.Timeout, c, print, slices.Clone(result)...)
+		return b.direct.Issue(ctx, work.AllGatherCoalesced, o.Timeout, c, print, slices.Clone(result)...)
 	}
-	return b.g.issue(ctx, work.AllGatherCoalesced, o.Timeout, &operation{
-		legs: append(legs(to, out...), legs(from, in...)...), width: b.g.size * n, print: print,
-		call: func(q *operation, h []*tensor.Tensor) error {
-			lists := make([][]*tensor.Tensor, b.g.size)
+	return b.g.Issue(ctx, work.AllGatherCoalesced, o.Timeout, &group.Operation{
+		Legs: append(group.Legs(group.To, out...), group.Legs(group.From, in...)...), Width: b.g.Size * n, Print: print,
+		Call: func(q *group.Operation, h []*tensor.Tensor) error {
+			lists := make([][]*tensor.Tensor, b.g.Size)
 			for r := range lists {
 				lists[r] = h[r*n : (r+1)*n]
 			}
-			return q.wait(b.g.cpu.AllGatherCoalesced(q.ctx, lists, h[b.g.size*n:], backend.AllGatherOptions{Timeout: q.left()}))
+			return q.Wait(b.g.CPU.AllGatherCoalesced(q.Ctx, lists, h[b.g.Size*n:], backend.AllGatherOptions{Timeout: q.Left()}))
 		},
 	}, slices.Clone(result)...)
 }
@@ -309,7 +311,7 @@ func (b *Backend) gather(ctx context.Context, out []*tensor.Tensor, in *tensor.T
 	if err := b.dense(op, "input", input, in); err != nil {
 		return nil, err
 	}
-	if b.g.rank == o.Root {
+	if b.g.Rank == o.Root {
 		if err := b.listed(op, "output", len(out)); err != nil {
 			return nil, err
 		}
@@ -322,25 +324,25 @@ func (b *Backend) gather(ctx context.Context, out []*tensor.Tensor, in *tensor.T
 		if err := check(op, "outputs", output, in.DType(), out); err != nil {
 			return nil, err
 		}
-		if !out[b.g.rank].SameShape(in) {
-			return nil, bad(op, "output %d has shape %v, this rank's input %v", b.g.rank, out[b.g.rank].Shape(), in.Shape())
+		if !out[b.g.Rank].SameShape(in) {
+			return nil, bad(op, "output %d has shape %v, this rank's input %v", b.g.Rank, out[b.g.Rank].Shape(), in.Shape())
 		}
 	} else if len(out) != 0 {
-		return nil, bad(op, "requires empty output on non-root (rank %d, root %d)", b.g.rank, o.Root)
+		return nil, bad(op, "requires empty output on non-root (rank %d, root %d)", b.g.Rank, o.Root)
 	}
-	c := board.Call{Dtype: in.DType(), Root: o.Root}
+	c := board.Call{DType: in.DType(), Root: o.Root}
 	if even {
-		c.N = b.g.size * in.Len()
+		c.N = b.g.Size * in.Len()
 	}
-	return b.g.issue(ctx, op, o.Timeout, &operation{
-		legs: append(legs(to, out...), from(in)), width: b.g.size, whole: !even, print: c,
-		call: func(q *operation, h []*tensor.Tensor) error {
-			f := b.g.cpu.GatherV
+	return b.g.Issue(ctx, op, o.Timeout, &group.Operation{
+		Legs: append(group.Legs(group.To, out...), group.From(in)), Width: b.g.Size, Whole: !even, Print: c,
+		Call: func(q *group.Operation, h []*tensor.Tensor) error {
+			f := b.g.CPU.GatherV
 			if even {
-				f = b.g.cpu.Gather
+				f = b.g.CPU.Gather
 			}
 			last := len(h) - 1
-			return q.wait(f(q.ctx, h[:last], h[last], backend.GatherOptions{Root: o.Root, Timeout: q.left()}))
+			return q.Wait(f(q.Ctx, h[:last], h[last], backend.GatherOptions{Root: o.Root, Timeout: q.Left()}))
 		},
 	}, slices.Clone(out)...)
 }
@@ -354,7 +356,7 @@ func (b *Backend) Scatter(ctx context.Context, out *tensor.Tensor, in []*tensor.
 	if err := b.dense(op, "output", output, out); err != nil {
 		return nil, err
 	}
-	if b.g.rank == o.Root {
+	if b.g.Rank == o.Root {
 		if err := b.listed(op, "input", len(in)); err != nil {
 			return nil, err
 		}
@@ -362,12 +364,12 @@ func (b *Backend) Scatter(ctx context.Context, out *tensor.Tensor, in []*tensor.
 			return nil, err
 		}
 	} else if len(in) != 0 {
-		return nil, bad(op, "requires empty input on non-root (rank %d, root %d)", b.g.rank, o.Root)
+		return nil, bad(op, "requires empty input on non-root (rank %d, root %d)", b.g.Rank, o.Root)
 	}
-	return b.g.issue(ctx, op, o.Timeout, &operation{
-		legs: append([]leg{to(out)}, legs(from, in...)...), width: b.g.size, print: board.Call{Dtype: out.DType(), N: b.g.size * out.Len(), Root: o.Root},
-		call: func(q *operation, h []*tensor.Tensor) error {
-			return q.wait(b.g.cpu.Scatter(q.ctx, h[0], h[1:], backend.ScatterOptions{Root: o.Root, Timeout: q.left()}))
+	return b.g.Issue(ctx, op, o.Timeout, &group.Operation{
+		Legs: append([]group.Leg{group.To(out)}, group.Legs(group.From, in...)...), Width: b.g.Size, Print: board.Call{DType: out.DType(), N: b.g.Size * out.Len(), Root: o.Root},
+		Call: func(q *group.Operation, h []*tensor.Tensor) error {
+			return q.Wait(b.g.CPU.Scatter(q.Ctx, h[0], h[1:], backend.ScatterOptions{Root: o.Root, Timeout: q.Left()}))
 		},
 	}, out)
 }
@@ -384,8 +386,8 @@ func (b *Backend) ReduceScatter(ctx context.Context, out *tensor.Tensor, in []*t
 	if err := b.typed(op, "inputs", input, out.DType(), in); err != nil {
 		return nil, err
 	}
-	if !in[b.g.rank].SameShape(out) {
-		return nil, bad(op, "input %d has shape %v, this rank's output %v", b.g.rank, in[b.g.rank].Shape(), out.Shape())
+	if !in[b.g.Rank].SameShape(out) {
+		return nil, bad(op, "input %d has shape %v, this rank's output %v", b.g.Rank, in[b.g.Rank].Shape(), out.Shape())
 	}
 	return b.reduceScatter(ctx, op, o, []*tensor.Tensor{out}, in)
 }
@@ -429,21 +431,21 @@ func (b *Backend) reduceScatter(ctx context.Context, op work.OpType, o backend.R
 	if err := b.reduction(op, o.Op, out[0].DType()); err != nil {
 		return nil, err
 	}
-	n, print := len(out), board.Call{With: board.Reducing(o.Op), Dtype: out[0].DType(), N: total(in), Root: -1}
+	n, print := len(out), board.Call{With: board.Reducing(o.Op), DType: out[0].DType(), N: total(in), Root: -1}
 	even := n > 1 || !slices.ContainsFunc(in, func(t *tensor.Tensor) bool { return t.Len() != out[0].Len() })
 	if even && direct.Supports(o.Op, out[0].DType()) == nil && b.isDirect(ctx, op, print, out[0]) {
-		c := b.direct.newCall()
+		c := b.direct.NewCall()
 		for i, t := range out {
-			c.parts = append(c.parts, part{out: out[i : i+1], in: in[i*b.g.size : (i+1)*b.g.size], n: t.Len(), op: o.Op})
+			c.Parts = append(c.Parts, directway.Part{Out: out[i : i+1], In: in[i*b.g.Size : (i+1)*b.g.Size], N: t.Len(), Op: o.Op})
 		}
-		return b.direct.issue(ctx, op, o.Timeout, c, print, slices.Clone(out)...)
+		return b.direct.Issue(ctx, op, o.Timeout, c, print, slices.Clone(out)...)
 	}
-	return b.g.issue(ctx, op, o.Timeout, &operation{
-		legs: append(legs(to, out...), legs(from, in...)...), width: b.g.size * n, print: print,
-		call: func(q *operation, h []*tensor.Tensor) error {
+	return b.g.Issue(ctx, op, o.Timeout, &group.Operation{
+		Legs: append(group.Legs(group.To, out...), group.Legs(group.From, in...)...), Width: b.g.Size * n, Print: print,
+		Call: func(q *group.Operation, h []*tensor.Tensor) error {
 			for i := range n {
-				in := h[n+i*b.g.size : n+(i+1)*b.g.size]
-				if err := q.wait(b.g.cpu.ReduceScatter(q.ctx, h[i], in, backend.ReduceScatterOptions{Op: o.Op, Timeout: q.left()})); err != nil {
+				in := h[n+i*b.g.Size : n+(i+1)*b.g.Size]
+				if err := q.Wait(b.g.CPU.ReduceScatter(q.Ctx, h[i], in, backend.ReduceScatterOptions{Op: o.Op, Timeout: q.Left()})); err != nil {
 					return err
 				}
 			}
@@ -468,8 +470,8 @@ func (b *Backend) AllToAll(ctx context.Context, out, in []*tensor.Tensor, o back
 	if err := b.typed(op, "outputs", output, in[0].DType(), out); err != nil {
 		return nil, err
 	}
-	if !in[b.g.rank].SameShape(out[b.g.rank]) {
-		return nil, bad(op, "input %d has shape %v, output %d %v", b.g.rank, in[b.g.rank].Shape(), b.g.rank, out[b.g.rank].Shape())
+	if !in[b.g.Rank].SameShape(out[b.g.Rank]) {
+		return nil, bad(op, "input %d has shape %v, output %d %v", b.g.Rank, in[b.g.Rank].Shape(), b.g.Rank, out[b.g.Rank].Shape())
 	}
 	return b.allToAll(ctx, op, o, out, in, out)
 }
@@ -502,17 +504,17 @@ func (b *Backend) AllToAllSingle(ctx context.Context, out, in *tensor.Tensor, ou
 	if err != nil {
 		return nil, err
 	}
-	if n, m := ins[b.g.rank].ByteLen(), outs[b.g.rank].ByteLen(); n != m {
-		return nil, bad(op, "rank %d sends itself %d bytes but receives %d", b.g.rank, n, m)
+	if n, m := ins[b.g.Rank].ByteLen(), outs[b.g.Rank].ByteLen(); n != m {
+		return nil, bad(op, "rank %d sends itself %d bytes but receives %d", b.g.Rank, n, m)
 	}
 	return b.allToAll(ctx, op, o, outs, ins, []*tensor.Tensor{out})
 }
 
 func (b *Backend) allToAll(ctx context.Context, op work.OpType, o backend.AllToAllOptions, out, in, result []*tensor.Tensor) (*work.Work, error) {
-	return b.g.issue(ctx, op, o.Timeout, &operation{
-		legs: append(legs(to, out...), legs(from, in...)...), whole: true, print: board.Call{Dtype: in[0].DType(), Root: -1},
-		call: func(q *operation, h []*tensor.Tensor) error {
-			return q.wait(b.g.cpu.AllToAll(q.ctx, h[:b.g.size], h[b.g.size:], backend.AllToAllOptions{Timeout: q.left()}))
+	return b.g.Issue(ctx, op, o.Timeout, &group.Operation{
+		Legs: append(group.Legs(group.To, out...), group.Legs(group.From, in...)...), Whole: true, Print: board.Call{DType: in[0].DType(), Root: -1},
+		Call: func(q *group.Operation, h []*tensor.Tensor) error {
+			return q.Wait(b.g.CPU.AllToAll(q.Ctx, h[:b.g.Size], h[b.g.Size:], backend.AllToAllOptions{Timeout: q.Left()}))
 		},
 	}, slices.Clone(result)...)
 }
@@ -520,19 +522,19 @@ func (b *Backend) allToAll(ctx context.Context, op work.OpType, o backend.AllToA
 // Barrier waits for this rank's earlier collectives, on the devices too, then
 // meets the others.
 func (b *Backend) Barrier(ctx context.Context, o backend.BarrierOptions) (*work.Work, error) {
-	q := &operation{print: board.Call{Root: -1}, call: func(q *operation, _ []*tensor.Tensor) error {
-		return q.wait(b.g.cpu.Barrier(q.ctx, backend.BarrierOptions{Timeout: q.left()}))
+	q := &group.Operation{Print: board.Call{Root: -1}, Call: func(q *group.Operation, _ []*tensor.Tensor) error {
+		return q.Wait(b.g.CPU.Barrier(q.Ctx, backend.BarrierOptions{Timeout: q.Left()}))
 	}}
-	return b.g.issue(ctx, work.Barrier, o.Timeout, q)
+	return b.g.Issue(ctx, work.Barrier, o.Timeout, q)
 }
 
 // MonitoredBarrier is a barrier, after this rank's earlier collectives, whose
 // error names the ranks that did not come.
 func (b *Backend) MonitoredBarrier(ctx context.Context, o backend.MonitoredBarrierOptions) error {
-	q := &operation{print: board.Call{Root: 0}, call: func(q *operation, _ []*tensor.Tensor) error {
-		return b.g.cpu.MonitoredBarrier(q.ctx, backend.MonitoredBarrierOptions{Timeout: q.left()})
+	q := &group.Operation{Print: board.Call{Root: 0}, Call: func(q *group.Operation, _ []*tensor.Tensor) error {
+		return b.g.CPU.MonitoredBarrier(q.Ctx, backend.MonitoredBarrierOptions{Timeout: q.Left()})
 	}}
-	w, err := b.g.issue(ctx, work.Barrier, o.Timeout, q)
+	w, err := b.g.Issue(ctx, work.Barrier, o.Timeout, q)
 	if err != nil {
 		return err
 	}

@@ -13,6 +13,8 @@ import (
 	"github.com/c10d-go/c10d/backend"
 	"github.com/c10d-go/c10d/backend/cuda/driver"
 	"github.com/c10d-go/c10d/backend/cuda/driver/nvidia"
+	"github.com/c10d-go/c10d/backend/cuda/internal/directway"
+	"github.com/c10d-go/c10d/backend/cuda/internal/group"
 	"github.com/c10d-go/c10d/backend/cuda/internal/hostshm"
 	"github.com/c10d-go/c10d/backend/cuda/internal/kernels"
 	"github.com/c10d-go/c10d/backend/gloo"
@@ -121,7 +123,7 @@ func (o *Options) check() error {
 	case o.Broadcast != "" && !slices.Contains(broadcastWays, o.Broadcast):
 		return fmt.Errorf("cuda: Options.Broadcast is %q, want one of %q", o.Broadcast, broadcastWays)
 	}
-	o.Chunk, o.Slots, o.Pinned = cmp.Or(o.Chunk, defaultChunk), cmp.Or(o.Slots, defaultSlots), cmp.Or(o.Pinned, defaultKept)
+	o.Chunk, o.Slots, o.Pinned = cmp.Or(o.Chunk, defaultChunk), cmp.Or(o.Slots, group.DefaultSlots), cmp.Or(o.Pinned, defaultKept)
 	o.Scratch = cmp.Or(o.Scratch, defaultKept)
 	if o.CPU == "" && o.CPUOptions != nil {
 		o.CPU = o.CPUOptions.BackendName()
@@ -141,16 +143,16 @@ func (o *Options) check() error {
 
 // Backend does the collectives of tensors in device memory; see backend.Backend.
 type Backend struct {
-	g       *engine
+	g       *group.Engine
 	options Options
-	direct  *directGroup
+	direct  *directway.Group
 }
 
 // Rank returns this rank's number in the group.
-func (b *Backend) Rank() int { return b.g.rank }
+func (b *Backend) Rank() int { return b.g.Rank }
 
 // Size returns the number of ranks in the group.
-func (b *Backend) Size() int { return b.g.size }
+func (b *Backend) Size() int { return b.g.Size }
 
 // Seq returns how many operations have been issued.
 func (b *Backend) Seq() uint64 { return b.g.Seq() }
@@ -206,25 +208,25 @@ func New(ctx context.Context, o backend.Options) (*Backend, error) {
 	if o.Timeout <= 0 {
 		o.Timeout = backend.DefaultTimeout
 	}
-	g, err := newEngine(config{
-		rank: o.Rank, size: o.Size, group: o.Group, timeout: o.Timeout, driver: own.Driver, missing: missing, chunk: own.Chunk, slots: own.Slots,
-		sharedSlots: cmp.Or(slots, hostshm.Slots(o.Size, own.Chunk, defaultSlots)), pinned: own.Pinned, scratch: own.Scratch, limits: own.unshared(),
+	g, err := group.New(group.Config{
+		Rank: o.Rank, Size: o.Size, Group: o.Group, Timeout: o.Timeout, Driver: own.Driver, Missing: missing, Chunk: own.Chunk, Slots: own.Slots,
+		SharedSlots: cmp.Or(slots, hostshm.Slots(o.Size, own.Chunk, group.DefaultSlots)), Pinned: own.Pinned, Scratch: own.Scratch, Limits: own.unshared(),
 	})
 	if err != nil {
 		return nil, err
 	}
-	b := &Backend{g: g, options: own, direct: &directGroup{b: g}}
+	b := &Backend{g: g, options: own, direct: &directway.Group{B: g}}
 	if own.AllReduce != "" && own.AllReduce != DirectWork {
-		b.direct.forbidden = fmt.Errorf("Options.AllReduce is %q", own.AllReduce)
+		b.direct.Forbidden = fmt.Errorf("Options.AllReduce is %q", own.AllReduce)
 	}
-	g.ways = append(g.ways, b.direct)
+	g.Ways = append(g.Ways, b.direct)
 	inner := o
-	inner.Device, inner.Specific, inner.Group = tensor.CPU, own.CPUOptions, o.Group+cpuGroup
+	inner.Device, inner.Specific, inner.Group = tensor.CPU, own.CPUOptions, o.Group+group.CPUGroup
 	if o.Store != nil {
 		inner.Store = store.Prefix("cpu", o.Store)
 	}
-	if g.cpu, err = r.New(ctx, inner); err == nil {
-		if err = g.meet(ctx); err == nil {
+	if g.CPU, err = r.New(ctx, inner); err == nil {
+		if err = g.Meet(ctx); err == nil {
 			err = b.agree(ctx)
 		}
 		if err == nil {
@@ -232,9 +234,9 @@ func New(ctx context.Context, o backend.Options) (*Backend, error) {
 		}
 	}
 	if err != nil {
-		return nil, errors.Join(err, g.discard())
+		return nil, errors.Join(err, g.Discard())
 	}
-	g.start()
+	g.Start()
 	return b, nil
 }
 
@@ -242,20 +244,20 @@ func New(ctx context.Context, o backend.Options) (*Backend, error) {
 // they need it.
 func (b *Backend) prepare(ctx context.Context) error {
 	g := b.g
-	if err := g.board.Hide(); err != nil { // who opens it has done so
+	if err := g.Board.Hide(); err != nil { // who opens it has done so
 		return err
 	}
-	if g.missing == nil && lacks(g.driver) == nil {
+	if g.Missing == nil && group.Lacks(g.Driver) == nil {
 		// Not in an operation, when streams may wait for a word.
 		names := []string{kernels.Pack, kernels.Unpack, kernels.Exchange}
-		if n := g.driver.Count(); b.direct.can() == nil && (n == 1 || n >= g.size) {
+		if n := g.Driver.Count(); b.direct.Can() == nil && (n == 1 || n >= g.Size) {
 			names = kernels.Names()
-			keepDirect(g.driver, g.size) // else ranks share devices, most likely
+			directway.Keep(g.Driver, g.Size) // else ranks share devices, most likely
 		}
-		driver.Keep(g.driver, kernels.PTX, names...)
+		driver.Keep(g.Driver, kernels.PTX, names...)
 	}
-	if b.direct.can() != nil && (b.options.AllReduce == "" || b.options.AllReduce == HostWork) {
-		return g.share(ctx, 0) // else the first collective finds out whether it is needed
+	if b.direct.Can() != nil && (b.options.AllReduce == "" || b.options.AllReduce == HostWork) {
+		return g.Share(ctx, 0) // else the first collective finds out whether it is needed
 	}
 	return nil
 }
@@ -275,24 +277,24 @@ func (b *Backend) agree(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	all := make([]byte, len(mine)*b.g.size)
+	all := make([]byte, len(mine)*b.g.Size)
 	out, err := tensor.Of(all, len(all))
 	if err != nil {
 		return err
 	}
-	w, err := b.g.cpu.AllGatherIntoTensor(ctx, out, in, backend.AllGatherOptions{})
+	w, err := b.g.CPU.AllGatherIntoTensor(ctx, out, in, backend.AllGatherOptions{})
 	if err == nil {
 		err = w.Wait(context.Background())
 	}
 	if err != nil {
 		return fmt.Errorf("cuda: comparing options with the other ranks: %w", err)
 	}
-	for r := range b.g.size {
+	for r := range b.g.Size {
 		theirs := all[r*len(mine) : (r+1)*len(mine)]
 		if !slices.Equal(theirs, mine) {
 			return fmt.Errorf("cuda: rank %d has Options.Chunk %d, AllReduce %q and Broadcast %q, rank %d %d, %q and %q", r,
-				binary.LittleEndian.Uint64(theirs), trimZeros(theirs[8+wayLen:]), trimZeros(theirs[8:8+wayLen]),
-				b.g.rank, b.options.Chunk, b.options.AllReduce, b.options.Broadcast)
+				binary.LittleEndian.Uint64(theirs), group.TrimZeros(theirs[8+wayLen:]), group.TrimZeros(theirs[8:8+wayLen]),
+				b.g.Rank, b.options.Chunk, b.options.AllReduce, b.options.Broadcast)
 		}
 	}
 	return nil

@@ -6,6 +6,8 @@ import (
 	"strings"
 
 	"github.com/c10d-go/c10d/backend"
+	"github.com/c10d-go/c10d/backend/cuda/internal/directway"
+	"github.com/c10d-go/c10d/backend/cuda/internal/group"
 	"github.com/c10d-go/c10d/backend/cuda/internal/hostshm"
 	"github.com/c10d-go/c10d/tensor"
 	"github.com/c10d-go/c10d/work"
@@ -14,17 +16,17 @@ import (
 // Explain says which work does an all-reduce and why, how the CPU backend below does
 // the host's part, and what this rank does without.
 func (b *Backend) Explain() backend.Explanation {
-	e := backend.Explanation{Backend: Name, Rank: b.g.rank, Size: b.g.size, Wire: "host"}
-	if x, ok := b.g.cpu.(backend.Explainer); ok {
+	e := backend.Explanation{Backend: Name, Rank: b.g.Rank, Size: b.g.Size, Wire: "host"}
+	if x, ok := b.g.CPU.(backend.Explainer); ok {
 		inner := x.Explain()
 		e.Hosts, e.Wire, e.Links = inner.Hosts, inner.Wire, inner.Links
 		e.Why = fmt.Sprintf("the ranks' hosts talk, through backend %s: %s", inner.Backend, inner.Why)
 		for _, c := range inner.Choices {
-			c.Op = b.g.cpu.Name() + " " + c.Op
+			c.Op = b.g.CPU.Name() + " " + c.Op
 			e.Choices = append(e.Choices, c)
 		}
 	}
-	if why := b.g.board.Why; why != nil {
+	if why := b.g.Board.Why; why != nil {
 		e.Why += "; calls of ranks on this host are not all compared when they are made: " + strings.ReplaceAll(why.Error(), "\n", "; ")
 	}
 	e.Choices = append(b.explainAllReduce(), e.Choices...)
@@ -34,10 +36,10 @@ func (b *Backend) Explain() backend.Explanation {
 		switch op {
 		case work.AllReduceCoalesced, work.AllGather, work.AllGatherIntoTensor, work.AllGatherCoalesced,
 			work.ReduceScatter, work.ReduceScatterTensor, work.ReduceScatterTensorCoalesced:
-			if err := cmp.Or(b.direct.can(), b.direct.known()); err != nil {
+			if err := cmp.Or(b.direct.Can(), b.direct.Known()); err != nil {
 				c.Why += "; not " + DirectWork + ": " + err.Error()
 			} else {
-				c.Algorithm, c.Why = DirectWork, directWhy
+				c.Algorithm, c.Why = DirectWork, directway.Why
 			}
 		case work.Broadcast:
 			e.Choices = append(e.Choices, b.explainBroadcast()...)
@@ -60,7 +62,7 @@ func (b *Backend) explainAllReduce() []backend.Choice {
 	if err != nil {
 		return nil
 	}
-	h := &host{b: b, op: &operation{b: b.g}}
+	h := &host{b: b, op: &group.Operation{B: b.g}}
 	h.call = backend.AllReduceCall{Tensors: []*tensor.Tensor{t}, Op: backend.Sum(), Collectives: h}
 	c := backend.Choice{Op: work.AllReduce.String(), UpTo: -1}
 	w, err := b.choose(h)
@@ -70,7 +72,7 @@ func (b *Backend) explainAllReduce() []backend.Choice {
 	}
 	c.Algorithm = w.name
 	how := ""
-	if x := b.g.exchange.Load(); w.name == HostWork && x != nil {
+	if x := b.g.Exchange.Load(); w.name == HostWork && x != nil {
 		how = "; " + b.explainExchange(x)
 	}
 	if b.options.AllReduce != "" {
@@ -88,7 +90,7 @@ func (b *Backend) explainAllReduce() []backend.Choice {
 // explainExchange says how all-reduces go through the host.
 func (b *Backend) explainExchange(x *hostshm.Exchange) string {
 	if x.Why != nil {
-		return fmt.Sprintf("through backend %s, not memory that the ranks share: %v", b.g.cpu.Name(), x.Why)
+		return fmt.Sprintf("through backend %s, not memory that the ranks share: %v", b.g.CPU.Name(), x.Why)
 	}
 	s := fmt.Sprintf("in chunks of up to %d bytes through page-locked memory that the ranks share, each rank's CPUs (%d) combining a part", b.options.Chunk, x.Crew.N)
 	if err := x.Unlocked.Load(); err != nil {

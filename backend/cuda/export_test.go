@@ -4,6 +4,7 @@ import (
 	"time"
 
 	"github.com/c10d-go/c10d/backend/cuda/driver"
+	"github.com/c10d-go/c10d/backend/cuda/internal/group"
 	"github.com/c10d-go/c10d/backend/cuda/internal/hostshm"
 	"github.com/c10d-go/c10d/backend/cuda/internal/pool"
 	"github.com/c10d-go/c10d/backend/cuda/internal/region"
@@ -12,17 +13,17 @@ import (
 // SetCloseLimit changes how long Close waits for devices that do not go on after an
 // operation has failed, until the function that it returns is called.
 func SetCloseLimit(d time.Duration) func() {
-	old := closeLimit
-	closeLimit = d
-	return func() { closeLimit = old }
+	old := group.CloseLimit
+	group.CloseLimit = d
+	return func() { group.CloseLimit = old }
 }
 
 // SetHostIdentity changes what tells hosts apart, until the function that it
 // returns is called.
 func SetHostIdentity(f func() [32]byte) func() {
-	old := hostIdentity
-	hostIdentity = f
-	return func() { hostIdentity = old }
+	old := group.HostIdentity
+	group.HostIdentity = f
+	return func() { group.HostIdentity = old }
 }
 
 // KeepRegions leaves the memory that ranks shared mapped, for tests of programs whose
@@ -82,17 +83,17 @@ func OpenRegion(name string, n int) (free func() error, err error) {
 // SetMostQueued changes how many commands operations may have left on a stream when the
 // next one is enqueued, until the function that it returns is called.
 func SetMostQueued(n int64) func() {
-	old := mostQueued
-	mostQueued = n
-	return func() { mostQueued = old }
+	old := group.MostQueued
+	group.MostQueued = n
+	return func() { group.MostQueued = old }
 }
 
 // SetCrew changes how many goroutines of a rank combine its share, and the least that
 // one of them does, until the function that it returns is called.
 func SetCrew(n, part int) func() {
-	oldCrew, oldPart := hostshm.CrewOf, smallestPart
-	hostshm.CrewOf, smallestPart = func(int) int { return n }, part
-	return func() { hostshm.CrewOf, smallestPart = oldCrew, oldPart }
+	oldCrew, oldPart := hostshm.CrewOf, group.SmallestPart
+	hostshm.CrewOf, group.SmallestPart = func(int) int { return n }, part
+	return func() { hostshm.CrewOf, group.SmallestPart = oldCrew, oldPart }
 }
 
 // Fill makes memory in advance for so many operations under way, of every size up to so
@@ -100,14 +101,14 @@ func SetCrew(n, part int) func() {
 func (b *Backend) Fill(bytes, operations int) error {
 	var hosts []driver.HostMemory
 	var devices []driver.Memory
-	direct := b.direct.open.Load() != nil
+	direct := b.direct.Open.Load() != nil
 	for c := pool.Class(0); c <= pool.Class(bytes); c++ {
 		many := operations
 		if 1<<c <= 64<<10 {
 			many *= 4 // small ones are short
 		}
 		for range many {
-			h, err := b.g.pinned.Get(pool.OnHost, 1<<c)
+			h, err := b.g.Pinned.Get(pool.OnHost, 1<<c)
 			if err != nil {
 				return err
 			}
@@ -115,7 +116,7 @@ func (b *Backend) Fill(bytes, operations int) error {
 			if !direct {
 				continue
 			}
-			m, err := b.g.scratch.Get(b.direct.dev, 1<<c)
+			m, err := b.g.Scratch.Get(b.direct.Dev, 1<<c)
 			if err != nil {
 				return err
 			}
@@ -123,17 +124,17 @@ func (b *Backend) Fill(bytes, operations int) error {
 		}
 	}
 	for _, h := range hosts {
-		b.g.pinned.Put(pool.OnHost, h)
+		b.g.Pinned.Put(pool.OnHost, h)
 	}
 	for _, m := range devices {
-		b.g.scratch.Put(b.direct.dev, m)
+		b.g.Scratch.Put(b.direct.Dev, m)
 	}
 	return nil
 }
 
 // Meeting reports whether an operation has been handed to the worker.
 func (b *Backend) Meeting() bool {
-	b.g.mu.Lock()
-	defer b.g.mu.Unlock()
-	return b.g.last != nil
+	b.g.Mu.Lock()
+	defer b.g.Mu.Unlock()
+	return b.g.Last != nil
 }

@@ -13,6 +13,7 @@ import (
 	"github.com/c10d-go/c10d/backend"
 	"github.com/c10d-go/c10d/backend/cuda/driver"
 	"github.com/c10d-go/c10d/backend/cuda/driver/edges"
+	"github.com/c10d-go/c10d/backend/cuda/internal/group"
 	"github.com/c10d-go/c10d/backend/cuda/internal/place"
 	"github.com/c10d-go/c10d/backend/cuda/internal/pool"
 	"github.com/c10d-go/c10d/tensor"
@@ -47,9 +48,9 @@ type Local struct {
 	seq     uint64
 	closing bool
 	closed  chan struct{}
-	todo    fifo[localOp] // for the host
-	ending  fifo[localOp] // for the finisher
-	late    []*localOp    // the finisher's
+	todo    group.Fifo[localOp] // for the host
+	ending  group.Fifo[localOp] // for the finisher
+	late    []*localOp          // the finisher's
 	wg      sync.WaitGroup
 }
 
@@ -137,8 +138,8 @@ func NewLocal(d driver.Driver, o LocalOptions) (*Local, error) {
 		return nil, errors.Join(fmt.Errorf("cuda: %w", err), l.tracker.Close())
 	}
 	o.Kernels.keep(d)
-	l.todo.init(&l.mu)
-	l.ending.init(&l.mu)
+	l.todo.Init(&l.mu)
+	l.ending.Init(&l.mu)
 	l.wg.Go(l.work)
 	l.wg.Go(l.finish)
 	return l, nil
@@ -333,7 +334,7 @@ func (l *Local) begin(ctx context.Context, op work.OpType, ts []*tensor.Tensor, 
 	}
 	o.bytes = ts[0].ByteLen()
 	if err := ctx.Err(); err != nil {
-		return nil, &work.Error{Info: work.Info{Op: op, Group: "local"}, Peer: -1, Err: fmt.Errorf("cuda: not started: %w", canceled(ctx))}
+		return nil, &work.Error{Info: work.Info{Op: op, Group: "local"}, Peer: -1, Err: fmt.Errorf("cuda: not started: %w", group.Canceled(ctx))}
 	}
 	return o, nil
 }
@@ -391,7 +392,7 @@ func (l *Local) issue(o *localOp, f func(b *edges.Batch) error) (*work.Work, err
 	o.pending, o.err = b.Run()
 	l.mu.Lock()
 	l.seq++
-	l.todo.put(o)
+	l.todo.Put(o)
 	l.mu.Unlock()
 	return o.Work(), nil
 }
@@ -407,7 +408,7 @@ func (o *localOp) edge(f func(driver.Stream, ...driver.Access)) {
 
 // stage gets page-locked memory for n tensors.
 func (o *localOp) stage(n int) (err error) {
-	o.pinned, err = o.l.pinned.Get(pool.OnHost, n*align(o.bytes))
+	o.pinned, err = o.l.pinned.Get(pool.OnHost, n*group.Align(o.bytes))
 	return err
 }
 
@@ -490,7 +491,7 @@ func (o *localOp) onDevices(b *edges.Batch, combine []driver.Function, to []int,
 
 // onHost combines in page-locked memory.
 func (o *localOp) onHost(b *edges.Batch, red backend.Reduction, to []int) error {
-	n, size := len(o.places), align(o.bytes)
+	n, size := len(o.places), group.Align(o.bytes)
 	if err := o.stage(n); err != nil {
 		return err
 	}
@@ -536,7 +537,7 @@ func (o *localOp) Order(s work.Stream) error {
 	}
 	o.pending.Retain()
 	o.mu.Unlock()
-	if err := orderAfter(st, []*edges.Pending{o.pending}); err != nil {
+	if err := group.OrderAfter(st, []*edges.Pending{o.pending}); err != nil {
 		return o.failure(fmt.Errorf("synchronize: %w", err))
 	}
 	return o.Work().Err()
@@ -556,7 +557,7 @@ func (localWait) Value(any) any               { return nil }
 func (w localWait) Err() error {
 	o := w.o
 	if o.ctx.Err() != nil {
-		return canceled(o.ctx)
+		return group.Canceled(o.ctx)
 	}
 	if time.Now().After(o.deadline) {
 		return fmt.Errorf("%w after %v", work.ErrTimeout, o.l.o.Timeout)
@@ -579,7 +580,7 @@ func (l *Local) work() {
 	}()
 	for {
 		l.mu.Lock()
-		o := l.todo.take()
+		o := l.todo.Take()
 		l.mu.Unlock()
 		if o == nil {
 			break
@@ -587,7 +588,7 @@ func (l *Local) work() {
 		l.perform(o)
 	}
 	l.mu.Lock()
-	l.ending.close()
+	l.ending.Close()
 	l.mu.Unlock()
 	left = true
 }
@@ -607,7 +608,7 @@ func (l *Local) perform(o *localOp) {
 			o.err = o.failure(o.err)
 		}
 		l.mu.Lock()
-		l.ending.put(o)
+		l.ending.Put(o)
 		l.mu.Unlock()
 	}()
 	if o.err == nil && o.turn >= 0 {
@@ -623,21 +624,21 @@ func (l *Local) perform(o *localOp) {
 func (l *Local) finish() {
 	for {
 		l.mu.Lock()
-		o := l.ending.take()
+		o := l.ending.Take()
 		l.mu.Unlock()
 		if o == nil {
 			return
 		}
 		limit, ctx := o.deadline, o.ctx
 		if o.err != nil {
-			limit, ctx = time.Now().Add(grace), context.Background()
+			limit, ctx = time.Now().Add(group.Grace), context.Background()
 		}
 		ctx, cancel := context.WithDeadline(ctx, limit)
 		if o.pending != nil {
 			if err := o.pending.Sync(ctx); err != nil && o.err == nil {
 				switch {
 				case o.ctx.Err() != nil:
-					err = canceled(o.ctx)
+					err = group.Canceled(o.ctx)
 				case ctx.Err() != nil:
 					err = fmt.Errorf("%w after %v, waiting for the device", work.ErrTimeout, l.o.Timeout)
 				}
@@ -669,7 +670,7 @@ func (o *localOp) settled(ctx context.Context) bool {
 		return true
 	}
 	if o.pending != nil {
-		if err := o.pending.Sync(ctx); err != nil && !drained(ctx, o.streams) {
+		if err := o.pending.Sync(ctx); err != nil && !group.Drained(ctx, o.streams) {
 			return false
 		}
 	}
@@ -697,7 +698,7 @@ func (l *Local) Close() error {
 	l.mu.Lock()
 	again := l.closing
 	l.closing = true
-	l.todo.close()
+	l.todo.Close()
 	l.mu.Unlock()
 	l.calls.Unlock()
 	if again {
@@ -706,7 +707,7 @@ func (l *Local) Close() error {
 	}
 	defer close(l.closed)
 	l.wg.Wait()
-	ctx, cancel := context.WithTimeout(context.Background(), closeLimit)
+	ctx, cancel := context.WithTimeout(context.Background(), group.CloseLimit)
 	defer cancel()
 	stuck := 0
 	for _, o := range l.late {
@@ -715,7 +716,7 @@ func (l *Local) Close() error {
 		}
 	}
 	if stuck > 0 {
-		return fmt.Errorf("cuda: %d operations that failed have not left the device after %v", stuck, closeLimit)
+		return fmt.Errorf("cuda: %d operations that failed have not left the device after %v", stuck, group.CloseLimit)
 	}
 	var errs []error
 	for _, s := range l.streams {

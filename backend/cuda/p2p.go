@@ -4,6 +4,7 @@ import (
 	"context"
 
 	"github.com/c10d-go/c10d/backend"
+	"github.com/c10d-go/c10d/backend/cuda/internal/group"
 	"github.com/c10d-go/c10d/tensor"
 	"github.com/c10d-go/c10d/work"
 )
@@ -11,7 +12,7 @@ import (
 // tagged checks a user's tag. Those from 2^31 on, which c10d cannot have, are the
 // backend's own.
 func tagged(op work.OpType, tag uint32) error {
-	if tag >= ownTags {
+	if tag >= group.OwnTags {
 		return bad(op, "invalid tag %d (want less than 2^31)", tag)
 	}
 	return nil
@@ -21,10 +22,10 @@ func (b *Backend) peer(op work.OpType, t *tensor.Tensor, rank int, tag uint32, r
 	if err := tagged(op, tag); err != nil {
 		return err
 	}
-	if rank < 0 || rank >= b.g.size {
-		return bad(op, "invalid rank %d (the group has %d ranks)", rank, b.g.size)
+	if rank < 0 || rank >= b.g.Size {
+		return bad(op, "invalid rank %d (the group has %d ranks)", rank, b.g.Size)
 	}
-	if rank == b.g.rank {
+	if rank == b.g.Rank {
 		return bad(op, "rank %d cannot send to or receive from itself", rank)
 	}
 	return b.dense(op, "tensor", r, t)
@@ -35,8 +36,8 @@ func (b *Backend) Send(ctx context.Context, t *tensor.Tensor, dst int, o backend
 	if err := b.peer(work.Send, t, dst, o.Tag, input); err != nil {
 		return nil, err
 	}
-	return b.g.message(ctx, work.Send, o, post{true, dst, o.Tag}, from(t), func(q *operation, h *tensor.Tensor) (*work.Work, error) {
-		return b.g.cpu.Send(q.ctx, h, dst, backend.P2POptions{Tag: o.Tag, Timeout: q.left()})
+	return b.g.Message(ctx, work.Send, o, group.Post{Send: true, Peer: dst, Tag: o.Tag}, group.From(t), func(q *group.Operation, h *tensor.Tensor) (*work.Work, error) {
+		return b.g.CPU.Send(q.Ctx, h, dst, backend.P2POptions{Tag: o.Tag, Timeout: q.Left()})
 	})
 }
 
@@ -45,15 +46,15 @@ func (b *Backend) Recv(ctx context.Context, t *tensor.Tensor, src int, o backend
 	if err := b.peer(work.Recv, t, src, o.Tag, output); err != nil {
 		return nil, err
 	}
-	return b.g.message(ctx, work.Recv, o, post{false, src, o.Tag}, to(t), func(q *operation, h *tensor.Tensor) (*work.Work, error) {
-		return b.g.cpu.Recv(q.ctx, h, src, backend.P2POptions{Tag: o.Tag, Timeout: q.left()})
+	return b.g.Message(ctx, work.Recv, o, group.Post{Peer: src, Tag: o.Tag}, group.To(t), func(q *group.Operation, h *tensor.Tensor) (*work.Work, error) {
+		return b.g.CPU.Recv(q.Ctx, h, src, backend.P2POptions{Tag: o.Tag, Timeout: q.Left()})
 	})
 }
 
 // RecvAnySource receives from whoever sends first on the tag.
 func (b *Backend) RecvAnySource(ctx context.Context, t *tensor.Tensor, o backend.P2POptions) (*work.Work, error) {
 	const op = work.RecvAnySource
-	if b.g.size == 1 {
+	if b.g.Size == 1 {
 		return nil, bad(op, "no other rank is in the group")
 	}
 	if err := tagged(op, o.Tag); err != nil {
@@ -62,7 +63,7 @@ func (b *Backend) RecvAnySource(ctx context.Context, t *tensor.Tensor, o backend
 	if err := b.dense(op, "tensor", output, t); err != nil {
 		return nil, err
 	}
-	return b.g.message(ctx, op, o, post{false, 0, o.Tag}, to(t), func(q *operation, h *tensor.Tensor) (*work.Work, error) {
-		return b.g.cpu.RecvAnySource(q.ctx, h, backend.P2POptions{Tag: o.Tag, Timeout: q.left()})
+	return b.g.Message(ctx, op, o, group.Post{Tag: o.Tag}, group.To(t), func(q *group.Operation, h *tensor.Tensor) (*work.Work, error) {
+		return b.g.CPU.RecvAnySource(q.Ctx, h, backend.P2POptions{Tag: o.Tag, Timeout: q.Left()})
 	})
 }

@@ -97,10 +97,19 @@ var layers = []layer{
 	{"backend/cuda/driver/nvidia", []string{
 		"backend/cuda/driver", "backend/cuda/internal/libcuda", "github.com/ebitengine/purego", "golang.org/x/sys/...",
 	}},
+	{"backend/cuda/internal/group", []string{
+		"tensor", "work", "backend", "backend/cuda/driver", "backend/cuda/driver/edges", "backend/cuda/internal/kernels", "backend/cuda/internal/board",
+		"backend/cuda/internal/hostshm", "backend/cuda/internal/place", "backend/cuda/internal/pool", "backend/cuda/internal/region", "internal/unwind",
+	}},
+	{"backend/cuda/internal/directway", []string{
+		"tensor", "work", "backend", "backend/cuda/driver", "backend/cuda/driver/edges", "backend/cuda/internal/kernels", "backend/cuda/internal/board",
+		"backend/cuda/internal/direct", "backend/cuda/internal/group", "backend/cuda/internal/place", "backend/cuda/internal/pool", "backend/cuda/internal/region",
+		"backend/cuda/internal/window",
+	}},
 	{"backend/cuda", []string{
 		"tensor", "work", "store", "backend", "backend/gloo",
 		"backend/cuda/driver", "backend/cuda/driver/edges", "backend/cuda/driver/nvidia", "backend/cuda/internal/kernels", "backend/cuda/internal/window", "backend/cuda/internal/direct", "backend/cuda/internal/pool", "backend/cuda/internal/region", "backend/cuda/internal/place",
-		"backend/cuda/internal/board", "backend/cuda/internal/hostshm", "internal/unwind",
+		"backend/cuda/internal/board", "backend/cuda/internal/hostshm", "backend/cuda/internal/group", "backend/cuda/internal/directway",
 	}},
 	{"backend/cuda/gorgonia", []string{"tensor", "backend/cuda/driver", "backend/cuda/internal/libcuda"}},
 	{"backend/cuda/driver/drivertest", []string{"tensor", "backend/cuda/driver", "backend/cuda/driver/edges", "github.com/stretchr/testify/..."}},

@@ -18,7 +18,7 @@ import (
 type Call struct {
 	Op     work.OpType
 	With   backend.ReduceKind // of the operator, plus one; 0 if nothing is reduced
-	Dtype  tensor.DType       // Invalid if no tensor takes part
+	DType  tensor.DType       // Invalid if no tensor takes part
 	N      int                // elements
 	Root   int                // -1 if there is none
 	Sparse bool               // the ranks tell each other the rest themselves
@@ -46,7 +46,7 @@ func (c Call) Said() Said {
 	if kind, ok := calledAs[op]; ok {
 		op = kind
 	}
-	w := uint64(1)<<63 | uint64(op)<<52 | uint64(c.Dtype)<<36 | uint64(uint32(c.Root+1))
+	w := uint64(1)<<63 | uint64(op)<<52 | uint64(c.DType)<<36 | uint64(uint32(c.Root+1))
 	w |= uint64(c.With) << 44
 	if c.Sparse {
 		w |= 1 << 35

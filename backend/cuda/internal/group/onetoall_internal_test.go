@@ -1,4 +1,4 @@
-package cuda
+package group
 
 import (
 	"context"
@@ -21,14 +21,14 @@ import (
 func TestRoutes(t *testing.T) {
 	for size := 1; size <= 33; size++ {
 		for root := range size {
-			for _, way := range []string{BroadcastFlat, BroadcastTree, BroadcastChain} {
+			for _, way := range []string{Flat, Tree, Chain} {
 				have, edges, depth := map[int]int{root: 0}, 0, 0
 				for next := []int{root}; len(next) > 0; {
 					r := next[0]
 					next = next[1:]
-					for _, to := range routeOf(way, r, size, root).to {
+					for _, to := range RouteOf(way, r, size, root).To {
 						require.NotContains(t, have, to, "%s, %d ranks, root %d", way, size, root)
-						require.Equal(t, r, routeOf(way, to, size, root).from, "%s, %d ranks, root %d, rank %d", way, size, root, to)
+						require.Equal(t, r, RouteOf(way, to, size, root).From, "%s, %d ranks, root %d, rank %d", way, size, root, to)
 						have[to] = have[r] + 1
 						depth = max(depth, have[to])
 						next = append(next, to)
@@ -37,13 +37,13 @@ func TestRoutes(t *testing.T) {
 				}
 				require.Len(t, have, size)
 				require.Equal(t, size-1, edges)
-				require.Equal(t, -1, routeOf(way, root, size, root).from)
+				require.Equal(t, -1, RouteOf(way, root, size, root).From)
 				switch way {
-				case BroadcastFlat:
+				case Flat:
 					require.Equal(t, min(1, size-1), depth)
-				case BroadcastTree:
+				case Tree:
 					require.LessOrEqual(t, 1<<depth, max(2*size-1, 1), "%d ranks", size)
-				case BroadcastChain:
+				case Chain:
 					require.Equal(t, size-1, depth)
 				}
 			}
@@ -62,7 +62,7 @@ func TestAround(t *testing.T) {
 			for want >= n {
 				want -= n
 			}
-			require.Equal(t, want, around(i, n), "%d modulo %d", i, n)
+			require.Equal(t, want, Around(i, n), "%d modulo %d", i, n)
 		}
 	}
 }
@@ -73,19 +73,19 @@ func TestWays(t *testing.T) {
 	for size := 2; size <= 17; size++ {
 		for _, chunks := range []int{1, 2, 3, 4, 8, 20, 100} {
 			took := map[string]int{}
-			for _, way := range []string{BroadcastFlat, BroadcastTree, BroadcastChain} {
+			for _, way := range []string{Flat, Tree, Chain} {
 				took[way] = race(way, size, chunks)
 			}
-			best := min(took[BroadcastFlat], took[BroadcastTree], took[BroadcastChain])
-			way := wayOf(size, chunks)
+			best := min(took[Flat], took[Tree], took[Chain])
+			way := WayOf(size, chunks)
 			require.LessOrEqual(t, took[way], best+bitsOf(size), "%d ranks, %d chunks: %s of %v", size, chunks, way, took)
-			last := wayUpTo(size, chunks)
+			last := WayUpTo(size, chunks)
 			if last < 0 {
-				require.Equal(t, way, wayOf(size, math.MaxInt32), "%d ranks, %d chunks", size, chunks)
+				require.Equal(t, way, WayOf(size, math.MaxInt32), "%d ranks, %d chunks", size, chunks)
 				continue
 			}
-			require.Equal(t, way, wayOf(size, last))
-			require.NotEqual(t, way, wayOf(size, last+1))
+			require.Equal(t, way, WayOf(size, last))
+			require.NotEqual(t, way, WayOf(size, last+1))
 		}
 	}
 }
@@ -106,7 +106,7 @@ func race(way string, size, chunks int) int {
 	has[0] = chunks
 	for r := range size {
 		for k := range chunks {
-			for _, to := range routeOf(way, r, size, 0).to {
+			for _, to := range RouteOf(way, r, size, 0).To {
 				todo[r] = append(todo[r], job{k, to})
 			}
 		}
@@ -130,7 +130,7 @@ func race(way string, size, chunks int) int {
 
 // TestF09Beyond2GiB enqueues a broadcast of 5 GiB on streams that only take
 // notes: the chunks are the tensor, no byte twice and none left out, on the way
-// to the host, on the way from there, and between the tensors of a rank (F-09).
+// To the host, on the way from there, and between the tensors of a rank (F-09).
 func TestF09Beyond2GiB(t *testing.T) {
 	if math.MaxInt == math.MaxInt32 {
 		t.Skip("memory of this size has no address here")
@@ -141,7 +141,7 @@ func TestF09Beyond2GiB(t *testing.T) {
 	defer func() { require.NoError(t, d.Close()) }()
 	for _, rank := range []int{0, 1, 2} {
 		tr := edges.New(d)
-		b := &engine{rank: rank, size: 3, tracker: tr, chunk: 2 << 20, slots: 4}
+		b := &Engine{Rank: rank, Size: 3, Tracker: tr, chunk: 2 << 20, slots: 4}
 		b.line, err = b.newLine()
 		require.NoError(t, err)
 		_, err = b.line.relays(tr)
@@ -156,18 +156,18 @@ func TestF09Beyond2GiB(t *testing.T) {
 			p.Dev, p.Up = i, streams[i]
 			places = append(places, p)
 		}
-		l := leg{n: total, dtype: tensor.Float32, dst: places}
+		l := Leg{N: total, DType: tensor.Float32, Dst: places}
 		down := &notes{}
 		if rank == 0 {
-			l.src, l.dst = places[0], places[1:]
-			l.src.Down = down
+			l.Src, l.Dst = places[0], places[1:]
+			l.Src.Down = down
 		}
-		o := &operation{b: b, line: b.line, legs: []leg{l}}
-		o.relay = newOneToAll(routeOf(BroadcastChain, rank, 3, 0), b.chunks(&l))
+		o := &Operation{B: b, line: b.line, Legs: []Leg{l}}
+		o.Relay = NewOneToAll(RouteOf(Chain, rank, 3, 0), b.Chunks(&l))
 		bytes := o.layout()
 		require.Less(t, bytes, 400<<20)
-		require.Equal(t, piecesOf(1), o.pieces)
-		require.Len(t, o.relay.sent, o.pieces)
+		require.Equal(t, PiecesOf(1), o.pieces)
+		require.Len(t, o.Relay.sent, o.pieces)
 		staging, err := d.AllocHost(bytes)
 		require.NoError(t, err)
 		o.staging = staging

@@ -1,4 +1,4 @@
-package cuda
+package directway
 
 import (
 	"cmp"
@@ -13,6 +13,7 @@ import (
 	"github.com/c10d-go/c10d/backend/cuda/driver"
 	"github.com/c10d-go/c10d/backend/cuda/driver/edges"
 	"github.com/c10d-go/c10d/backend/cuda/internal/board"
+	"github.com/c10d-go/c10d/backend/cuda/internal/group"
 	"github.com/c10d-go/c10d/backend/cuda/internal/kernels"
 	"github.com/c10d-go/c10d/backend/cuda/internal/place"
 	"github.com/c10d-go/c10d/backend/cuda/internal/pool"
@@ -21,19 +22,19 @@ import (
 	"github.com/c10d-go/c10d/work"
 )
 
-// directCall is one operation that is direct work. The Work is part of it.
+// Call is one operation that is direct work. The Work is part of it.
 //
 // Its commands are on one stream: the caller's, if the call is part of one (InStream), else the
 // group's own. An event comes after them. Who waits asks that event, so no goroutine has to be
 // woken. A timer asks for operations that nobody waits for.
-type directCall struct {
+type Call struct {
 	work.Promise
-	d        *directGroup
+	d        *Group
 	ctx      context.Context
 	timeout  time.Duration
 	deadline time.Time
 	number   uint32 // of the direct operation
-	parts    []part
+	Parts    []Part
 	uses     []driver.Access // of the callers' memory
 	held     []driver.Memory
 	stream   driver.Stream
@@ -41,7 +42,7 @@ type directCall struct {
 	paces    []driver.Event // after each so many commands
 	lost     bool           // nobody can tell when the streams are done with it
 
-	one  [1]part // the usual parts, uses and result
+	one  [1]Part // the usual parts, uses and result
 	two  [2]driver.Access
 	sole [1]*tensor.Tensor
 
@@ -54,7 +55,7 @@ type directCall struct {
 	over    bool      // the stream is done with it
 }
 
-// part is one collective of an operation. In and out are tensors whose elements, one tensor after
+// Part is one collective of an operation. In and out are tensors whose elements, one tensor after
 // the other, are the input and the output.
 //
 //   - all_reduce: in and out are the same list. The tensors, of n elements each, are combined here
@@ -63,34 +64,34 @@ type directCall struct {
 //     out has all tensors. The first tensor of a rank is the first to have the data.
 //   - reduce_scatter: in has this rank's inputs for all ranks, of n elements each.
 //   - all_gather: out has the outputs of all ranks, of n elements each.
-type part struct {
-	out, in []*tensor.Tensor
-	n       int
-	op      backend.ReduceOp
+type Part struct {
+	Out, In []*tensor.Tensor
+	N       int
+	Op      backend.ReduceOp
 }
 
-// newCall returns an unused operation.
-func (d *directGroup) newCall() *directCall {
-	c := &directCall{d: d}
-	c.parts, c.uses = c.one[:0], c.two[:0]
+// NewCall returns an unused operation.
+func (d *Group) NewCall() *Call {
+	c := &Call{d: d}
+	c.Parts, c.uses = c.one[:0], c.two[:0]
 	return c
 }
 
-// newAllReduce returns an all-reduce.
-func (d *directGroup) newAllReduce(ts []*tensor.Tensor, op backend.ReduceOp) *directCall {
-	c := d.newCall()
+// NewAllReduce returns an all-reduce.
+func (d *Group) NewAllReduce(ts []*tensor.Tensor, op backend.ReduceOp) *Call {
+	c := d.NewCall()
 	ts = append(c.sole[:0], ts...)
-	c.parts = append(c.parts, part{out: ts, in: ts, n: ts[0].Len(), op: op})
+	c.Parts = append(c.Parts, Part{Out: ts, In: ts, N: ts[0].Len(), Op: op})
 	return c
 }
 
-// broadcast adds a broadcast of tensor number first.
-func (c *directCall) broadcast(ts []*tensor.Tensor, first int, root bool) {
-	p := part{n: ts[0].Len(), out: slices.Concat(ts[first:], ts[:first])}
+// Broadcast adds a broadcast of tensor number first.
+func (c *Call) Broadcast(ts []*tensor.Tensor, first int, root bool) {
+	p := Part{N: ts[0].Len(), Out: slices.Concat(ts[first:], ts[:first])}
 	if root {
-		p.in, p.out = p.out[:1], p.out[1:]
+		p.In, p.Out = p.Out[:1], p.Out[1:]
 	}
-	c.parts = append(c.parts, p)
+	c.Parts = append(c.Parts, p)
 }
 
 // A stream has room for some 1000 commands, see package driver. Operations that have not ended have
@@ -101,12 +102,12 @@ const (
 	paceCommands = 64
 )
 
-// issue starts an operation.
-func (d *directGroup) issue(ctx context.Context, op work.OpType, timeout time.Duration, c *directCall, print board.Call, result ...*tensor.Tensor) (*work.Work, error) {
-	b := d.b
-	b.calls.Lock()
-	defer b.calls.Unlock()
-	info, timeout, err := b.admit(ctx, op, timeout)
+// Issue starts an operation.
+func (d *Group) Issue(ctx context.Context, op work.OpType, timeout time.Duration, c *Call, print board.Call, result ...*tensor.Tensor) (*work.Work, error) {
+	b := d.B
+	b.Calls.Lock()
+	defer b.Calls.Unlock()
+	info, timeout, err := b.Admit(ctx, op, timeout)
 	if err != nil {
 		return nil, err
 	}
@@ -117,12 +118,8 @@ func (d *directGroup) issue(ctx context.Context, op work.OpType, timeout time.Du
 	c.SetResult(result...)
 	c.Start()
 	print.Op = op
-	err = b.enter(info, print)
-	b.mu.Lock()
-	b.seq++
-	b.last = c.Work()
-	b.mu.Unlock()
-	b.collectives++
+	err = b.Enter(info, print)
+	b.Issued(c.Work())
 	pool.Underway.Add(1)
 	d.begin(c)
 	if err == nil {
@@ -134,7 +131,7 @@ func (d *directGroup) issue(ctx context.Context, op work.OpType, timeout time.Du
 
 // begin adds an operation to those under way, before a stream is given anything: the timer then
 // ends it if the driver keeps the caller waiting.
-func (d *directGroup) begin(c *directCall) {
+func (d *Group) begin(c *Call) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.calls = append(d.calls, c)
@@ -151,7 +148,7 @@ func (d *directGroup) begin(c *directCall) {
 }
 
 // enqueued notes that the operation is on its stream, or why it is not as a whole.
-func (d *directGroup) enqueued(c *directCall, err error) {
+func (d *Group) enqueued(c *Call, err error) {
 	var event driver.Event
 	if c.stream != nil {
 		var lost error
@@ -167,7 +164,7 @@ func (d *directGroup) enqueued(c *directCall, err error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if errors.Is(err, window.ErrAborted) {
-		err = cmp.Or(d.b.broken(), err) // why the window was aborted
+		err = cmp.Or(d.B.Broken(), err) // why the window was aborted
 	}
 	d.commands += c.given
 	c.event, c.over = event, event == nil && !c.lost
@@ -186,7 +183,7 @@ func (d *directGroup) enqueued(c *directCall, err error) {
 
 // rejoin has the stream wait for the group's others, after an error: what they have been given may
 // not have been waited for.
-func (c *directCall) rejoin() (err error) {
+func (c *Call) rejoin() (err error) {
 	for _, s := range c.d.others {
 		err = cmp.Or(err, follow(c.stream, s))
 	}
@@ -194,7 +191,7 @@ func (c *directCall) rejoin() (err error) {
 }
 
 // enqueue gives the stream all commands.
-func (c *directCall) enqueue() error {
+func (c *Call) enqueue() error {
 	d := c.d
 	s := place.StreamsOf(c.ctx)
 	if err := c.room(); err != nil {
@@ -202,7 +199,7 @@ func (c *directCall) enqueue() error {
 	}
 	c.collect()
 	c.stream = d.stream
-	if s != nil && s.In != nil && s.In.Device().Index == d.dev {
+	if s != nil && s.In != nil && s.In.Device().Index == d.Dev {
 		c.stream = s.In
 	}
 	if d.last != nil && d.last.stream != c.stream {
@@ -213,9 +210,9 @@ func (c *directCall) enqueue() error {
 	if err := c.afterCallers(s); err != nil {
 		return err
 	}
-	if d.b.staged.Load() > 0 {
+	if d.B.Staged.Load() > 0 {
 		// Operations of other kinds are under way, which may use the same memory.
-		batch := d.b.tracker.Batch()
+		batch := d.B.Tracker.Batch()
 		batch.After(c.stream, c.uses...)
 		p, err := batch.Run()
 		if p != nil {
@@ -225,8 +222,8 @@ func (c *directCall) enqueue() error {
 			return err
 		}
 	}
-	for i := range c.parts {
-		if err := c.do(&c.parts[i]); err != nil {
+	for i := range c.Parts {
+		if err := c.do(&c.Parts[i]); err != nil {
 			return err
 		}
 	}
@@ -237,7 +234,7 @@ func (c *directCall) enqueue() error {
 }
 
 // afterCallers orders the stream after those that use the tensors.
-func (c *directCall) afterCallers(s *place.CallStreams) error {
+func (c *Call) afterCallers(s *place.CallStreams) error {
 	if s != nil {
 		for _, x := range s.Before {
 			if x != c.stream {
@@ -250,8 +247,8 @@ func (c *directCall) afterCallers(s *place.CallStreams) error {
 	}
 	var few [4]driver.Stream
 	seen := few[:0]
-	for i := range c.parts {
-		for _, list := range [2][]*tensor.Tensor{c.parts[i].in, c.parts[i].out} {
+	for i := range c.Parts {
+		for _, list := range [2][]*tensor.Tensor{c.Parts[i].In, c.Parts[i].Out} {
 			for _, t := range list {
 				m, ok := t.Memory().(place.Streamer)
 				if !ok || m.Stream() == nil || slices.Contains(seen, m.Stream()) {
@@ -278,7 +275,7 @@ func follow(s, first driver.Stream) error {
 }
 
 // after has a stream wait for an operation.
-func (d *directGroup) after(s driver.Stream, c *directCall) error {
+func (d *Group) after(s driver.Stream, c *Call) error {
 	d.mu.Lock()
 	event := c.event
 	if c.over || event == nil {
@@ -295,7 +292,7 @@ func (d *directGroup) after(s driver.Stream, c *directCall) error {
 }
 
 // drop ends one use of the operation's event; the caller holds d.mu.
-func (c *directCall) drop() {
+func (c *Call) drop() {
 	if c.readers--; c.readers == 0 && c.over && c.event != nil {
 		c.event.Release()
 		c.event = nil
@@ -303,14 +300,14 @@ func (c *directCall) drop() {
 }
 
 // release is drop for who does not hold d.mu.
-func (c *directCall) release() {
+func (c *Call) release() {
 	c.d.mu.Lock()
 	defer c.d.mu.Unlock()
 	c.drop()
 }
 
 // Order makes s wait for the operation.
-func (c *directCall) Order(s work.Stream) error {
+func (c *Call) Order(s work.Stream) error {
 	st, ok := s.(driver.Stream)
 	if !ok {
 		return c.named(fmt.Errorf("synchronize: %T is no stream of package driver", s))
@@ -324,13 +321,13 @@ func (c *directCall) Order(s work.Stream) error {
 }
 
 // Abort ends the group because of this operation.
-func (c *directCall) Abort(cause error) { c.d.b.Abort(cause) }
+func (c *Call) Abort(cause error) { c.d.B.Abort(cause) }
 
 // Poll ends the operation if the stream is done with it.
-func (c *directCall) Poll() { c.polled() }
+func (c *Call) Poll() { c.polled() }
 
 // polled is Poll, and reports whether the operation has ended.
-func (c *directCall) polled() bool {
+func (c *Call) polled() bool {
 	c.d.mu.Lock()
 	defer c.d.mu.Unlock()
 	c.d.sweep()
@@ -338,7 +335,7 @@ func (c *directCall) polled() bool {
 }
 
 // Help waits until the operation has ended, or ctx has. It asks the event.
-func (c *directCall) Help(ctx context.Context) {
+func (c *Call) Help(ctx context.Context) {
 	const yields = 1000
 	pause := 10 * time.Microsecond
 	for i := 0; ; i++ {
@@ -366,11 +363,11 @@ const (
 )
 
 // look is what the timer does.
-func (d *directGroup) look() {
+func (d *Group) look() {
 	d.check()
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if d.closed || !slices.ContainsFunc(d.calls, func(c *directCall) bool { return !c.ended }) {
+	if d.closed || !slices.ContainsFunc(d.calls, func(c *Call) bool { return !c.ended }) {
 		d.watching = false
 		return
 	}
@@ -379,7 +376,7 @@ func (d *directGroup) look() {
 }
 
 // sweep ends the operations that the streams are done with; the caller holds d.mu.
-func (d *directGroup) sweep() {
+func (d *Group) sweep() {
 	for len(d.calls) > 0 && d.calls[0].done() {
 		c := d.calls[0]
 		n := copy(d.calls, d.calls[1:])
@@ -392,7 +389,7 @@ func (d *directGroup) sweep() {
 }
 
 // done reports whether the stream is done with an operation that has been enqueued.
-func (c *directCall) done() bool {
+func (c *Call) done() bool {
 	if c.over || c.event == nil || c.lost {
 		return c.over
 	}
@@ -404,7 +401,7 @@ func (c *directCall) done() bool {
 }
 
 // finish gives back what the operation has, which has left the device.
-func (c *directCall) finish() {
+func (c *Call) finish() {
 	c.over = true
 	if c.readers == 0 && c.event != nil {
 		c.event.Release()
@@ -415,14 +412,14 @@ func (c *directCall) finish() {
 		e.Release()
 	}
 	for _, m := range c.held {
-		c.d.b.scratch.Put(m.Device().Index, m)
+		c.d.B.Scratch.Put(m.Device().Index, m)
 	}
 	c.paces, c.held = nil, nil
 	pool.Underway.Add(-1)
 }
 
 // end ends the Work.
-func (c *directCall) end() {
+func (c *Call) end() {
 	if c.ended {
 		return
 	}
@@ -430,14 +427,14 @@ func (c *directCall) end() {
 	d := c.d
 	if err := cmp.Or(c.err, d.comm.Err()); err != nil && c.failed.IsZero() {
 		// A kernel that gave up does not say why. The reason is there, or on its way.
-		d.fail(c, cmp.Or(c.err, d.b.broken(), d.b.cpuErr(), err))
+		d.fail(c, cmp.Or(c.err, d.B.Broken(), d.B.CPUErr(), err))
 	}
 	c.Complete(c.err)
 }
 
 // check ends operations that cannot go on: their context or their time has ended, the group has
 // failed, or the timer finds their device lost.
-func (d *directGroup) check() {
+func (d *Group) check() {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.sweep()
@@ -455,21 +452,21 @@ func (d *directGroup) check() {
 	d.sweep()
 	// What still has not ended leaves its Work without waiting.
 	for _, c := range d.calls {
-		if !c.ended && !c.failed.IsZero() && now.Sub(c.failed) > grace {
+		if !c.ended && !c.failed.IsZero() && now.Sub(c.failed) > group.Grace {
 			c.end()
 		}
 	}
 }
 
 // stopped returns why the operation has to end, nil if it may go on.
-func (c *directCall) stopped(now time.Time) error {
+func (c *Call) stopped(now time.Time) error {
 	switch {
 	case c.ctx.Err() != nil:
-		return canceled(c.ctx)
+		return group.Canceled(c.ctx)
 	case now.After(c.deadline):
 		return fmt.Errorf("%w after %v", work.ErrTimeout, c.timeout)
 	}
-	if err := cmp.Or(c.d.b.broken(), c.d.b.cpuErr()); err != nil {
+	if err := cmp.Or(c.d.B.Broken(), c.d.B.CPUErr()); err != nil {
 		return err
 	}
 	if r, left := c.d.left(c.number); left {
@@ -480,21 +477,21 @@ func (c *directCall) stopped(now time.Time) error {
 
 // fail ends the group because of what an operation ran into, and lets the kernels end. The caller
 // holds d.mu.
-func (d *directGroup) fail(c *directCall, why error) {
+func (d *Group) fail(c *Call, why error) {
 	d.window.Abort()
-	if errors.Is(why, work.ErrTimeout) && d.b.broken() == nil {
+	if errors.Is(why, work.ErrTimeout) && d.B.Broken() == nil {
 		why = c.blame(why)
 	}
 	c.failed = time.Now()
 	c.err = c.named(why)
-	d.b.fail(fmt.Errorf("the group has failed: %w", c.err), c.err)
+	d.B.Fail(fmt.Errorf("the group has failed: %w", c.err), c.err)
 }
 
 // reportLimit bounds how long a kernel may take to report that it was told to end.
 const reportLimit = time.Second
 
 // blame says for whom the kernel waited. It has just been told to end, and reports that then.
-func (c *directCall) blame(why error) error {
+func (c *Call) blame(why error) error {
 	d := c.d
 	var stuck *window.Failure
 	for end := time.Now().Add(reportLimit); !errors.As(d.comm.Err(), &stuck); time.Sleep(50 * time.Microsecond) {
@@ -509,12 +506,12 @@ func (c *directCall) blame(why error) error {
 }
 
 // named makes an error that names this operation.
-func (c *directCall) named(err error) error {
-	return c.d.b.named(c.Info(), err, func() string { return c.d.b.crowd(c.d.dev) })
+func (c *Call) named(err error) error {
+	return c.d.B.Named(c.Info(), err, func() string { return c.d.B.Crowd(c.d.Dev) })
 }
 
 // room waits until the operation may be enqueued.
-func (c *directCall) room() error {
+func (c *Call) room() error {
 	d := c.d
 	d.mu.Lock()
 	n := d.commands
@@ -522,7 +519,7 @@ func (c *directCall) room() error {
 	if n <= mostFlying {
 		return nil
 	}
-	return d.b.poll(c.ctx, c.timeout, func() (bool, error) {
+	return d.B.Poll(c.ctx, c.timeout, func() (bool, error) {
 		d.mu.Lock()
 		defer d.mu.Unlock()
 		d.sweep()
@@ -531,7 +528,7 @@ func (c *directCall) room() error {
 }
 
 // pace counts a command. After many it waits for earlier ones.
-func (c *directCall) pace() error {
+func (c *Call) pace() error {
 	if c.given++; c.given%paceCommands != 0 {
 		return nil
 	}
@@ -544,7 +541,7 @@ func (c *directCall) pace() error {
 	if n < 0 {
 		return nil
 	}
-	return c.d.b.poll(c.ctx, c.timeout, func() (bool, error) {
+	return c.d.B.Poll(c.ctx, c.timeout, func() (bool, error) {
 		c.d.mu.Lock()
 		err := c.err
 		c.d.mu.Unlock()
@@ -556,17 +553,17 @@ func (c *directCall) pace() error {
 }
 
 // collect notes what the operation uses of the callers' memory, for operations of other kinds.
-func (c *directCall) collect() {
-	c.uses = slices.Grow(c.uses, 2*len(c.parts))
-	for i := range c.parts {
-		p := &c.parts[i]
-		for _, t := range p.out {
+func (c *Call) collect() {
+	c.uses = slices.Grow(c.uses, 2*len(c.Parts))
+	for i := range c.Parts {
+		p := &c.Parts[i]
+		for _, t := range p.Out {
 			c.use(t, driver.Writes)
 		}
-		if len(p.in) > 0 && len(p.out) > 0 && &p.in[0] == &p.out[0] {
+		if len(p.In) > 0 && len(p.Out) > 0 && &p.In[0] == &p.Out[0] {
 			continue
 		}
-		for _, t := range p.in {
+		for _, t := range p.In {
 			access := driver.Reads
 			if c.Info().Op == work.Broadcast {
 				access = driver.Writes // the bits that are there
@@ -576,7 +573,7 @@ func (c *directCall) collect() {
 	}
 }
 
-func (c *directCall) use(t *tensor.Tensor, access func(driver.Ptr, int) driver.Access) {
+func (c *Call) use(t *tensor.Tensor, access func(driver.Ptr, int) driver.Access) {
 	if t.IsContiguous() {
 		c.uses = append(c.uses, access(place.Start(t), t.ByteLen()))
 		return
@@ -586,7 +583,7 @@ func (c *directCall) use(t *tensor.Tensor, access func(driver.Ptr, int) driver.A
 }
 
 // Before has a batch come after direct operations that use the same memory as the batch will.
-func (d *directGroup) Before(batch *edges.Batch, places []*place.Place) {
+func (d *Group) Before(batch *edges.Batch, places []*place.Place) {
 	d.mu.Lock()
 	d.sweep()
 	var last driver.Stream
@@ -611,13 +608,13 @@ func (d *directGroup) Before(batch *edges.Batch, places []*place.Place) {
 
 // inOrder returns where the elements of tensors are, one tensor after the other, on the group's
 // device; false if they are not.
-func (d *directGroup) inOrder(ts []*tensor.Tensor) (at driver.Ptr, bytes int, ok bool) {
+func (d *Group) inOrder(ts []*tensor.Tensor) (at driver.Ptr, bytes int, ok bool) {
 	for _, t := range ts {
 		n := t.ByteLen()
 		if n == 0 {
 			continue
 		}
-		if t.Device().Index != d.dev || !t.IsContiguous() || bytes > 0 && place.Start(t) != at+driver.Ptr(bytes) {
+		if t.Device().Index != d.Dev || !t.IsContiguous() || bytes > 0 && place.Start(t) != at+driver.Ptr(bytes) {
 			return 0, 0, false
 		}
 		if bytes == 0 {
@@ -629,77 +626,77 @@ func (d *directGroup) inOrder(ts []*tensor.Tensor) (at driver.Ptr, bytes int, ok
 }
 
 // do gives the stream the commands of one collective.
-func (c *directCall) do(p *part) error {
+func (c *Call) do(p *Part) error {
 	d, op := c.d, c.Info().Op
 	if op == work.Broadcast {
 		return c.spread(p)
 	}
-	dtype, es := p.out[0].DType(), p.out[0].DType().Size()
+	dtype, es := p.Out[0].DType(), p.Out[0].DType().Size()
 	switch op {
 	case work.AllReduce, work.AllReduceCoalesced:
-		if p.n == 0 {
+		if p.N == 0 {
 			return nil
 		}
-		at, err := c.bring(p.in[:1])
+		at, err := c.bring(p.In[:1])
 		if err != nil {
 			return err
 		}
 		var others []driver.Ptr
-		if len(p.in) > 1 {
-			others = make([]driver.Ptr, len(p.in)-1)
+		if len(p.In) > 1 {
+			others = make([]driver.Ptr, len(p.In)-1)
 		}
 		for i := range others {
-			if others[i], err = c.bring(p.in[i+1 : i+2]); err != nil {
+			if others[i], err = c.bring(p.In[i+1 : i+2]); err != nil {
 				return err
 			}
 			if err = c.combine(p, at, others[i]); err != nil {
 				return err
 			}
 		}
-		if err = c.launched(d.comm.AllReduce(c.stream, at, at, p.n, dtype, p.op)); err != nil {
+		if err = c.launched(d.comm.AllReduce(c.stream, at, at, p.N, dtype, p.Op)); err != nil {
 			return err
 		}
 		for i, o := range others {
-			if err = c.copy(c.stream, o, at, p.n*es); err == nil {
-				err = c.putBack(p.out[i+1:i+2], o)
+			if err = c.copy(c.stream, o, at, p.N*es); err == nil {
+				err = c.putBack(p.Out[i+1:i+2], o)
 			}
 			if err != nil {
 				return err
 			}
 		}
-		return c.putBack(p.out[:1], at)
+		return c.putBack(p.Out[:1], at)
 	case work.AllGather, work.AllGatherIntoTensor, work.AllGatherCoalesced:
-		return c.exchange(p, d.b.rank*p.n*es, func(out, in driver.Ptr) error { return d.comm.AllGather(c.stream, out, in, p.n*es) })
+		return c.exchange(p, d.B.Rank*p.N*es, func(out, in driver.Ptr) error { return d.comm.AllGather(c.stream, out, in, p.N*es) })
 	default:
-		return c.exchange(p, d.b.rank*p.n*es, func(out, in driver.Ptr) error {
-			return d.comm.ReduceScatter(c.stream, out, in, p.n, dtype, p.op)
+		return c.exchange(p, d.B.Rank*p.N*es, func(out, in driver.Ptr) error {
+			return d.comm.ReduceScatter(c.stream, out, in, p.N, dtype, p.Op)
 		})
 	}
 }
 
 // spread does a broadcast: an all-reduce of the bits, to which only the root adds any.
-func (c *directCall) spread(p *part) (err error) {
-	all := slices.Concat(p.in, p.out)
-	dtype, n := integers(all[0].DType(), p.n)
+func (c *Call) spread(p *Part) (err error) {
+	all := slices.Concat(p.In, p.Out)
+	dtype, n := integers(all[0].DType(), p.N)
 	if n == 0 {
 		return nil
 	}
 	bytes := n * dtype.Size()
 	at, _, there := c.d.inOrder(all[:1])
 	switch {
-	case len(p.in) > 0:
-		at, err = c.bring(p.in)
+	case len(p.In) > 0:
+		at, err = c.bring(p.In)
 	case !there:
-		at, err = c.scratch(c.d.dev, bytes)
+		at, err = c.scratch(c.d.Dev, bytes)
 	}
-	if err == nil && len(p.in) == 0 {
+	if err == nil && len(p.In) == 0 {
 		err = cmp.Or(c.stream.Memset(at, 0, bytes), c.pace())
 	}
 	if err == nil {
 		err = c.launched(c.d.comm.AllReduce(c.stream, at, at, n, dtype, backend.BOr()))
 	}
-	for i := range p.out {
-		err = cmp.Or(err, c.putBack(p.out[i:i+1], at))
+	for i := range p.Out {
+		err = cmp.Or(err, c.putBack(p.Out[i:i+1], at))
 	}
 	return err
 }
@@ -718,16 +715,16 @@ func integers(d tensor.DType, n int) (tensor.DType, int) {
 
 // exchange does a collective whose input and output differ in length: the shorter may be the
 // longer's bytes from mine on, but must not overlap it otherwise.
-func (c *directCall) exchange(p *part, mine int, launch func(out, in driver.Ptr) error) error {
-	if p.n == 0 {
+func (c *Call) exchange(p *Part, mine int, launch func(out, in driver.Ptr) error) error {
+	if p.N == 0 {
 		return nil
 	}
-	in, err := c.bring(p.in)
+	in, err := c.bring(p.In)
 	if err != nil {
 		return err
 	}
-	out, n, whole := c.d.inOrder(p.out)
-	m := length(p.in)
+	out, n, whole := c.d.inOrder(p.Out)
+	m := length(p.In)
 	if whole && in < out+driver.Ptr(n) && out < in+driver.Ptr(m) {
 		apart := out - in
 		if m < n {
@@ -736,14 +733,14 @@ func (c *directCall) exchange(p *part, mine int, launch func(out, in driver.Ptr)
 		whole = apart == driver.Ptr(mine)
 	}
 	if !whole {
-		if out, err = c.scratch(c.d.dev, length(p.out)); err != nil {
+		if out, err = c.scratch(c.d.Dev, length(p.Out)); err != nil {
 			return err
 		}
 	}
 	if err := c.launched(launch(out, in)); err != nil || whole {
 		return err
 	}
-	return c.putBack(p.out, out)
+	return c.putBack(p.Out, out)
 }
 
 func length(ts []*tensor.Tensor) (n int) {
@@ -754,11 +751,11 @@ func length(ts []*tensor.Tensor) (n int) {
 }
 
 // launched counts the launches of a collective.
-func (c *directCall) launched(err error) error { return cmp.Or(err, c.pace()) }
+func (c *Call) launched(err error) error { return cmp.Or(err, c.pace()) }
 
 // scratch returns memory on a device until the operation has ended.
-func (c *directCall) scratch(dev, n int) (driver.Ptr, error) {
-	m, err := c.d.b.scratch.Get(dev, n)
+func (c *Call) scratch(dev, n int) (driver.Ptr, error) {
+	m, err := c.d.B.Scratch.Get(dev, n)
 	if err != nil {
 		return 0, err
 	}
@@ -768,11 +765,11 @@ func (c *directCall) scratch(dev, n int) (driver.Ptr, error) {
 
 // bring returns where the elements of tensors are in order on the group's device: where they are,
 // or where they have been brought.
-func (c *directCall) bring(ts []*tensor.Tensor) (driver.Ptr, error) {
+func (c *Call) bring(ts []*tensor.Tensor) (driver.Ptr, error) {
 	if at, _, ok := c.d.inOrder(ts); ok {
 		return at, nil
 	}
-	at, err := c.scratch(c.d.dev, length(ts))
+	at, err := c.scratch(c.d.Dev, length(ts))
 	if err != nil {
 		return 0, err
 	}
@@ -787,7 +784,7 @@ func (c *directCall) bring(ts []*tensor.Tensor) (driver.Ptr, error) {
 }
 
 // putBack is the way back from bring.
-func (c *directCall) putBack(ts []*tensor.Tensor, at driver.Ptr) error {
+func (c *Call) putBack(ts []*tensor.Tensor, at driver.Ptr) error {
 	if from, _, ok := c.d.inOrder(ts); ok && from == at {
 		return nil
 	}
@@ -801,13 +798,13 @@ func (c *directCall) putBack(ts []*tensor.Tensor, at driver.Ptr) error {
 }
 
 // move brings the elements of a tensor to a place on the group's device, or from there.
-func (c *directCall) move(t *tensor.Tensor, at driver.Ptr, bring bool) error {
+func (c *Call) move(t *tensor.Tensor, at driver.Ptr, bring bool) error {
 	n := t.ByteLen()
 	if n == 0 {
 		return nil
 	}
 	dev, flat, s := t.Device().Index, t.IsContiguous(), c.stream
-	if dev == c.d.dev {
+	if dev == c.d.Dev {
 		switch {
 		case !flat:
 			return c.pack(s, t, at, bring)
@@ -846,16 +843,16 @@ func (c *directCall) move(t *tensor.Tensor, at driver.Ptr, bring bool) error {
 }
 
 // otherStream returns the group's stream of another device.
-func (c *directCall) otherStream(dev int) (driver.Stream, error) {
+func (c *Call) otherStream(dev int) (driver.Stream, error) {
 	d := c.d
 	if s, ok := d.others[dev]; ok {
 		return s, nil
 	}
-	v, err := d.b.driver.Device(dev)
+	v, err := d.B.Driver.Device(dev)
 	if err != nil {
 		return nil, err
 	}
-	s, err := v.NewStream(driver.StreamOptions{High: true, Name: fmt.Sprintf("rank %d direct.%d", d.b.rank, dev)})
+	s, err := v.NewStream(driver.StreamOptions{High: true, Name: fmt.Sprintf("rank %d direct.%d", d.B.Rank, dev)})
 	if err != nil {
 		return nil, err
 	}
@@ -866,19 +863,19 @@ func (c *directCall) otherStream(dev int) (driver.Stream, error) {
 	return s, nil
 }
 
-func (c *directCall) copy(s driver.Stream, dst, src driver.Ptr, n int) error {
+func (c *Call) copy(s driver.Stream, dst, src driver.Ptr, n int) error {
 	return cmp.Or(s.Copy(dst, src, n), c.pace())
 }
 
 // pack brings the elements of a tensor in order, or puts them back, on its device.
-func (c *directCall) pack(s driver.Stream, t *tensor.Tensor, at driver.Ptr, bring bool) (err error) {
-	k := c.d.b.packer(t.Device().Index)
-	if k.err != nil {
-		return k.err
+func (c *Call) pack(s driver.Stream, t *tensor.Tensor, at driver.Ptr, bring bool) (err error) {
+	k := c.d.B.Packer(t.Device().Index)
+	if k.Err != nil {
+		return k.Err
 	}
-	f := k.unpack
+	f := k.Unpack
 	if bring {
-		f = k.pack
+		f = k.Pack
 	}
 	p := place.Of(t)
 	p.InOrder(at, func(l kernels.Layout, packed, spread driver.Ptr, n int) {
@@ -890,23 +887,23 @@ func (c *directCall) pack(s driver.Stream, t *tensor.Tensor, at driver.Ptr, brin
 	return err
 }
 
-func (c *directCall) launch(s driver.Stream, f driver.Function, n int, args *driver.Args, access ...driver.Access) error {
+func (c *Call) launch(s driver.Stream, f driver.Function, n int, args *driver.Args, access ...driver.Access) error {
 	err := s.Launch(&driver.Launch{Function: f, Grid: kernels.Blocks(n), Block: driver.Dim{X: kernels.Block}, Args: args, Access: access})
 	return cmp.Or(err, c.pace())
 }
 
 // combine combines another tensor of this rank into the first one.
-func (c *directCall) combine(p *part, into, from driver.Ptr) error {
-	t := p.in[0]
-	k := c.d.b.packer(c.d.dev)
-	if k.err != nil {
-		return k.err
+func (c *Call) combine(p *Part, into, from driver.Ptr) error {
+	t := p.In[0]
+	k := c.d.B.Packer(c.d.Dev)
+	if k.Err != nil {
+		return k.Err
 	}
-	f, err := k.module.Function(kernels.Step(p.op.Kind(), t.DType()))
+	f, err := k.Module.Function(kernels.Step(p.Op.Kind(), t.DType()))
 	if err != nil {
 		return err
 	}
-	bytes := p.n * t.DType().Size()
-	args := new(driver.Args).Ptr(into).Ptr(0).Ptr(into).Ptr(from).Uint64(uint64(p.n)).Uint32(1)
+	bytes := p.N * t.DType().Size()
+	args := new(driver.Args).Ptr(into).Ptr(0).Ptr(into).Ptr(from).Uint64(uint64(p.N)).Uint32(1)
 	return c.launch(c.stream, f, bytes, args, driver.Writes(into, bytes), driver.Reads(from, bytes))
 }

@@ -1,4 +1,4 @@
-package cuda
+package group
 
 import (
 	"encoding/binary"
@@ -15,19 +15,19 @@ import (
 	"github.com/c10d-go/c10d/work"
 )
 
-// route is a rank's place in a broadcast.
-type route struct {
-	from int   // whom it has the data from, -1 at the root
-	to   []int // whom it gives them to
+// Route is a rank's place in a broadcast.
+type Route struct {
+	From int   // whom it has the data from, -1 at the root
+	To   []int // whom it gives them to
 }
 
-// around returns i as a number from 0 to n-1, for i from -n.
-func around(i, n int) int { return (i + n) % n }
+// Around returns i as a number from 0 to n-1, for i from -n.
+func Around(i, n int) int { return (i + n) % n }
 
 // A message of a broadcast has a tag that no user's has: the group's, then the
 // number of the broadcast, then what it is.
 const (
-	ownTags  = 1 << 31
+	OwnTags  = 1 << 31
 	clearTag = 1 // clear to send, from who receives
 )
 
@@ -36,7 +36,7 @@ const (
 // the chunk sends it when it has heard that, to each of its ranks without
 // waiting for the others.
 type oneToAll struct {
-	route
+	Route
 	tag uint32
 
 	mu    sync.Mutex
@@ -46,8 +46,8 @@ type oneToAll struct {
 	err   error // the first
 }
 
-func newOneToAll(r route, chunks int) *oneToAll {
-	x := &oneToAll{route: r, sent: make([]int, chunks)}
+func NewOneToAll(r Route, chunks int) *oneToAll {
+	x := &oneToAll{Route: r, sent: make([]int, chunks)}
 	x.cond.L = &x.mu
 	return x
 }
@@ -65,56 +65,56 @@ func (l *line) relays(t *edges.Tracker) (*edges.Host, error) {
 }
 
 // alone reports whether a broadcast has nothing to do but to copy between the
-// rank's tensors.
-func (o *operation) alone() bool {
-	return o.relay != nil && o.b.size == 1 && o.legs[0].flat()
+// Rank's tensors.
+func (o *Operation) alone() bool {
+	return o.Relay != nil && o.B.Size == 1 && o.Legs[0].flat()
 }
 
 // fillOneToAll enqueues a broadcast: at the root from the source to the host, in
 // whose turn a chunk is sent; elsewhere the host receives it in its turn, it goes
-// to the first tensor, while the host sends it on, and from there, alone or with
-// chunks before it, to the others.
-func (o *operation) fillOneToAll(batch *feed) {
-	l := &o.legs[0]
+// To the first tensor, while the host sends it on, and from there, alone or with
+// Chunks before it, to the others.
+func (o *Operation) fillOneToAll(batch *feed) {
+	l := &o.Legs[0]
 	base := o.staging.Ptr()
-	every := spreads(o.pieces, len(l.dst))
+	every := spreads(o.pieces, len(l.Dst))
 	for k := range o.pieces {
 		slot := base + driver.Ptr(k%o.slots)*driver.Ptr(o.slot)
 		lo, hi := o.elements(l, k)
 		n := (hi - lo) * l.size()
-		if l.src != nil {
+		if l.Src != nil {
 			if n > 0 {
-				batch.Copy(l.src.Down, slot, l.src.At(lo), n)
+				batch.Copy(l.Src.Down, slot, l.Src.At(lo), n)
 			}
 		} else {
 			batch.host(&o.turns, o.line.host, driver.Writes(slot, n))
 			if n > 0 {
-				batch.Copy(l.dst[0].Up, l.dst[0].At(lo), slot, n)
+				batch.Copy(l.Dst[0].Up, l.Dst[0].At(lo), slot, n)
 			}
 		}
-		if len(o.relay.to) > 0 {
+		if len(o.Relay.To) > 0 {
 			batch.host(&o.relayed, o.line.relay, driver.Reads(slot, n))
 		}
-		if l.src == nil && ((k+1)%every == 0 || k+1 == o.pieces) {
+		if l.Src == nil && ((k+1)%every == 0 || k+1 == o.pieces) {
 			from, _ := o.elements(l, k-k%every)
-			spread(batch, l.dst, from, (hi-from)*l.size())
+			spread(batch, l.Dst, from, (hi-from)*l.size())
 		}
 	}
 	o.fillLocal(batch)
 }
 
 // fillLocal enqueues what the root does with its other tensors.
-func (o *operation) fillLocal(batch *feed) {
-	l := &o.legs[0]
-	if l.src == nil {
+func (o *Operation) fillLocal(batch *feed) {
+	l := &o.Legs[0]
+	if l.Src == nil {
 		return
 	}
-	n := l.n * l.size()
-	if o.alone() && len(l.dst) == 0 && n > 0 {
+	n := l.N * l.size()
+	if o.alone() && len(l.Dst) == 0 && n > 0 {
 		// For who orders a stream after the operation, and by it after the caller's.
-		batch.Copy(l.src.Down, o.staging.Ptr(), l.src.At(0), 1)
+		batch.Copy(l.Src.Down, o.staging.Ptr(), l.Src.At(0), 1)
 	}
-	spread(batch, append([]*place.Place{l.src}, l.dst...), 0, n)
+	spread(batch, append([]*place.Place{l.Src}, l.Dst...), 0, n)
 }
 
 // copier has a stream copy.
@@ -136,13 +136,13 @@ func spread(batch copier, all []*place.Place, lo, n int) {
 }
 
 // runOneToAll does the host's part of what fillOneToAll enqueued.
-func (o *operation) runOneToAll() error {
-	x := o.relay
+func (o *Operation) runOneToAll() error {
+	x := o.Relay
 	var wg sync.WaitGroup
-	for _, rank := range x.to {
+	for _, rank := range x.To {
 		wg.Go(func() { o.sendChunks(rank) })
 	}
-	receives := o.legs[0].src == nil
+	receives := o.Legs[0].Src == nil
 	if receives {
 		wg.Go(func() { o.relayChunks() })
 	}
@@ -158,8 +158,8 @@ func (o *operation) runOneToAll() error {
 }
 
 // stop ends a broadcast on all ranks. The first error counts.
-func (o *operation) stop(err error) {
-	x := o.relay
+func (o *Operation) stop(err error) {
+	x := o.Relay
 	x.mu.Lock()
 	first := x.err == nil
 	if first {
@@ -169,20 +169,20 @@ func (o *operation) stop(err error) {
 	x.mu.Unlock()
 	if first {
 		err = o.named(err)
-		o.b.fail(fmt.Errorf("the group has failed: %w", err), err)
+		o.B.Fail(fmt.Errorf("the group has failed: %w", err), err)
 	}
 }
 
-// chunk returns the bytes of a chunk on the host.
-func (o *operation) chunk(k int) []byte {
-	lo, hi := o.elements(&o.legs[0], k)
-	return o.staging.Bytes()[k%o.slots*o.slot:][:(hi-lo)*o.legs[0].size()]
+// Chunk returns the bytes of a chunk on the host.
+func (o *Operation) chunk(k int) []byte {
+	lo, hi := o.elements(&o.Legs[0], k)
+	return o.staging.Bytes()[k%o.slots*o.slot:][:(hi-lo)*o.Legs[0].size()]
 }
 
 // relayChunks says of each chunk that it may be sent, when it is on the host.
-func (o *operation) relayChunks() {
-	x := o.relay
-	for k := 0; k < o.pieces && len(x.to) > 0; k++ {
+func (o *Operation) relayChunks() {
+	x := o.Relay
+	for k := 0; k < o.pieces && len(x.To) > 0; k++ {
 		if err := o.begin(&o.relayed, k); err != nil {
 			o.stop(err)
 			return
@@ -195,8 +195,8 @@ func (o *operation) relayChunks() {
 }
 
 // sendChunks sends all chunks to a rank.
-func (o *operation) sendChunks(to int) {
-	x := o.relay
+func (o *Operation) sendChunks(to int) {
+	x := o.Relay
 	for k := range o.pieces {
 		x.mu.Lock()
 		for x.begun <= k && x.err == nil {
@@ -213,7 +213,7 @@ func (o *operation) sendChunks(to int) {
 		}
 		x.mu.Lock()
 		x.sent[k]++
-		last := x.sent[k] == len(x.to)
+		last := x.sent[k] == len(x.To)
 		x.mu.Unlock()
 		if last {
 			o.done(&o.relayed, k)
@@ -223,60 +223,60 @@ func (o *operation) sendChunks(to int) {
 
 // sendChunk sends a chunk when its receiver is clear to send, and has called the
 // same: there may be no board between the two.
-func (o *operation) sendChunk(to int, chunk []byte) error {
+func (o *Operation) sendChunk(to int, chunk []byte) error {
 	ready := make([]byte, 16)
 	t, err := tensor.Of(ready, len(ready))
 	if err != nil {
 		return err
 	}
-	cpu, opts := o.b.cpu, backend.P2POptions{Tag: o.relay.tag | clearTag, Timeout: o.left()}
-	if err := o.wait(cpu.Recv(o.ctx, t, to, opts)); err != nil {
+	cpu, opts := o.B.CPU, backend.P2POptions{Tag: o.Relay.tag | clearTag, Timeout: o.Left()}
+	if err := o.Wait(cpu.Recv(o.Ctx, t, to, opts)); err != nil {
 		return err
 	}
 	theirs := board.Said{binary.LittleEndian.Uint64(ready), binary.LittleEndian.Uint64(ready[8:])}
-	if mine := o.print.Said(); theirs != mine {
-		return &work.Error{Info: o.Info(), Peer: to, Err: fmt.Errorf("cuda: %w", board.Disagree(o.number, o.b.rank, mine, to, theirs))}
+	if mine := o.Print.Said(); theirs != mine {
+		return &work.Error{Info: o.Info(), Peer: to, Err: fmt.Errorf("cuda: %w", board.Disagree(o.number, o.B.Rank, mine, to, theirs))}
 	}
 	if t, err = tensor.Of(chunk, len(chunk)); err != nil {
 		return err
 	}
-	opts.Tag = o.relay.tag
-	return o.wait(cpu.Send(o.ctx, t, to, opts))
+	opts.Tag = o.Relay.tag
+	return o.Wait(cpu.Send(o.Ctx, t, to, opts))
 }
 
 // arrival is a chunk that may come.
 type arrival struct{ data, clear *work.Work }
 
 // expect makes room for a chunk and says so.
-func (o *operation) expect(chunk []byte) (a arrival, err error) {
+func (o *Operation) expect(chunk []byte) (a arrival, err error) {
 	t, err := tensor.Of(chunk, len(chunk))
 	if err != nil {
 		return a, err
 	}
-	cpu, from, opts := o.b.cpu, o.relay.from, backend.P2POptions{Tag: o.relay.tag, Timeout: o.left()}
-	if a.data, err = cpu.Recv(o.ctx, t, from, opts); err != nil {
+	cpu, from, opts := o.B.CPU, o.Relay.From, backend.P2POptions{Tag: o.Relay.tag, Timeout: o.Left()}
+	if a.data, err = cpu.Recv(o.Ctx, t, from, opts); err != nil {
 		return a, err
 	}
-	mine := o.print.Said()
+	mine := o.Print.Said()
 	ready := binary.LittleEndian.AppendUint64(binary.LittleEndian.AppendUint64(nil, mine[0]), mine[1])
 	if t, err = tensor.Of(ready, len(ready)); err != nil {
 		return a, err
 	}
 	opts.Tag |= clearTag
-	a.clear, err = cpu.Send(o.ctx, t, from, opts)
+	a.clear, err = cpu.Send(o.Ctx, t, from, opts)
 	return a, err
 }
 
-func (o *operation) arrived(a arrival) error {
-	if err := o.wait(a.clear, nil); err != nil {
+func (o *Operation) arrived(a arrival) error {
+	if err := o.Wait(a.clear, nil); err != nil {
 		return err
 	}
-	return o.wait(a.data, nil)
+	return o.Wait(a.data, nil)
 }
 
 // receiveChunks receives all chunks. It makes room for those to come as far
 // ahead as there are slots, less the one that is on its way to the device.
-func (o *operation) receiveChunks() error {
+func (o *Operation) receiveChunks() error {
 	ahead := make([]arrival, o.slots)
 	next := 0
 	for k := range o.pieces {
@@ -297,11 +297,11 @@ func (o *operation) receiveChunks() error {
 	return nil
 }
 
-// passChunk is the host's part of a chunk in an operation of one turn: it is
+// PassChunk is the host's part of a chunk in an operation of one turn: it is
 // received, unless this is the root, and then sent to all at once.
-func (o *operation) passChunk(chunk []byte) error {
-	x := o.relay
-	if x.from >= 0 {
+func (o *Operation) PassChunk(chunk []byte) error {
+	x := o.Relay
+	if x.From >= 0 {
 		a, err := o.expect(chunk)
 		if err == nil {
 			err = o.arrived(a)
@@ -311,7 +311,7 @@ func (o *operation) passChunk(chunk []byte) error {
 		}
 	}
 	var wg sync.WaitGroup
-	for _, rank := range x.to {
+	for _, rank := range x.To {
 		wg.Go(func() {
 			if err := o.sendChunk(rank, chunk); err != nil {
 				o.stop(err)

@@ -1,4 +1,5 @@
-package cuda
+// Package directway has operations that one kernel of each rank does, on one stream (decision 25).
+package directway
 
 import (
 	"context"
@@ -12,18 +13,11 @@ import (
 	"github.com/c10d-go/c10d/backend/cuda/driver"
 	"github.com/c10d-go/c10d/backend/cuda/internal/board"
 	"github.com/c10d-go/c10d/backend/cuda/internal/direct"
+	"github.com/c10d-go/c10d/backend/cuda/internal/group"
 	"github.com/c10d-go/c10d/backend/cuda/internal/region"
 	"github.com/c10d-go/c10d/backend/cuda/internal/window"
 	"github.com/c10d-go/c10d/work"
 )
-
-// DirectWork is the name of the work in which one kernel of each rank does everything: the kernels
-// write into each other's memory and wait for each other (decision 24). It is for 2 to 8 ranks on
-// one host, each with a device of its own that reaches the others'. Its priority among the
-// all-reduce works is 200. Such groups gather, reduce-scatter and broadcast in the same way.
-const DirectWork = "direct"
-
-const directPriority = 200
 
 // directLimit is how long a kernel waits for its peer if nobody aborts it. The rank aborts it when
 // the operation's time is over, and a process that dies takes its kernels along.
@@ -31,9 +25,9 @@ const directLimit = 24 * time.Hour
 
 var errDirectRanks = fmt.Errorf("it is for 2 to %d ranks", window.MostRanks)
 
-// keepDirect has the driver load the kernels for so many ranks when it opens devices: no image may
+// Keep has the driver load the kernels for so many ranks when it opens devices: no image may
 // be loaded while a stream waits.
-func keepDirect(d driver.Driver, ranks int) {
+func Keep(d driver.Driver, ranks int) {
 	direct.Images(ranks, func(image []byte, names ...string) { driver.Keep(d, image, names...) })
 }
 
@@ -80,7 +74,7 @@ var directPlaces = struct {
 
 // takePlace reserves room for the group's kernels on its device. Where another group of mostBlocks
 // would leave less than that, a group gets fewBlocks, and many of them have room.
-func (d *directGroup) takePlace(v driver.Device) error {
+func (d *Group) takePlace(v driver.Device) error {
 	i, threads := v.Info(), 2048 // per multiprocessor
 	if i.Minor != 0 {
 		threads = 1536
@@ -88,7 +82,7 @@ func (d *directGroup) takePlace(v driver.Device) error {
 	all := i.Multiprocessors * threads
 	directPlaces.Lock()
 	defer directPlaces.Unlock()
-	place := directPlace{d.b.driver, v.ID().Index}
+	place := directPlace{d.B.Driver, v.ID().Index}
 	taken := directPlaces.of[place]
 	d.blocks = mostBlocks
 	if taken > 0 && taken+2*direct.MostThreads > all {
@@ -104,7 +98,7 @@ func (d *directGroup) takePlace(v driver.Device) error {
 }
 
 // keepPlace keeps room for so many blocks; with 0 the group leaves.
-func (d *directGroup) keepPlace(blocks int) {
+func (d *Group) keepPlace(blocks int) {
 	directPlaces.Lock()
 	defer directPlaces.Unlock()
 	if d.blocks > blocks {
@@ -115,18 +109,18 @@ func (d *directGroup) keepPlace(blocks int) {
 	}
 }
 
-// directGroup is a group's direct work: the memory that the ranks' kernels write, the kernels, and
+// Group is a group's direct work: the memory that the ranks' kernels write, the kernels, and
 // the operations that have not ended.
-type directGroup struct {
-	b *engine
+type Group struct {
+	B *group.Engine
 
-	forbidden  error                         // why the caller wants none
+	Forbidden  error                         // why the caller wants none
 	connecting sync.Mutex                    // held while the ranks connect
 	asked      bool                          // they have
 	why        error                         // they cannot
-	open       atomic.Pointer[window.Window] // once they have, until it is closed
+	Open       atomic.Pointer[window.Window] // once they have, until it is closed
 
-	dev    int
+	Dev    int
 	v      driver.Device
 	stream driver.Stream         // of operations that are not part of a caller's stream
 	others map[int]driver.Stream // by device: for tensors that are on another one
@@ -138,47 +132,47 @@ type directGroup struct {
 	pages  []*region.Region // the others'
 
 	// Guarded by engine.calls.
-	last *directCall // the last that was enqueued
-	made uint32      // operations
+	last *Call  // the last that was enqueued
+	made uint32 // operations
 
 	mu       sync.Mutex
-	calls    []*directCall // that have not left the device, in order
-	commands int           // that they have given a stream
+	calls    []*Call // that have not left the device, in order
+	commands int     // that they have given a stream
 	watch    *time.Timer
 	watching bool
 	pause    time.Duration // until the timer looks again
 	closed   bool
 }
 
-// can returns why the group has no direct work, as far as this needs no device.
-func (d *directGroup) can() error {
-	b := d.b
+// Can returns why the group has no direct work, as far as this needs no device.
+func (d *Group) Can() error {
+	b := d.B
 	switch {
-	case b.size < 2 || b.size > window.MostRanks:
+	case b.Size < 2 || b.Size > window.MostRanks:
 		return errDirectRanks
-	case d.forbidden != nil:
-		return d.forbidden
+	case d.Forbidden != nil:
+		return d.Forbidden
 	}
-	return b.unreachable
+	return b.Unreachable
 }
 
-// known returns nil if the ranks have connected. It asks nobody.
-func (d *directGroup) known() error {
-	if d.open.Load() != nil {
+// Known returns nil if the ranks have connected. It asks nobody.
+func (d *Group) Known() error {
+	if d.Open.Load() != nil {
 		return nil
 	}
 	d.connecting.Lock()
 	defer d.connecting.Unlock()
 	if !d.asked {
-		return errNotAsked
+		return group.ErrNotAsked
 	}
 	return d.why
 }
 
-// ready returns nil if the ranks are connected. The first call connects them: all come to it in the
+// Ready returns nil if the ranks are connected. The first call connects them: all come to it in the
 // order of the group's collectives.
-func (d *directGroup) ready(ctx context.Context, op work.OpType, dev int, print board.Call) error {
-	if d.open.Load() != nil {
+func (d *Group) Ready(ctx context.Context, op work.OpType, dev int, print board.Call) error {
+	if d.Open.Load() != nil {
 		return nil
 	}
 	d.connecting.Lock()
@@ -186,7 +180,7 @@ func (d *directGroup) ready(ctx context.Context, op work.OpType, dev int, print 
 	if d.asked {
 		return d.why
 	}
-	err := d.b.together(ctx, op, print, func(q *operation) (err error) {
+	err := d.B.Together(ctx, op, print, func(q *group.Operation) (err error) {
 		d.why, err = d.connect(q, dev)
 		return err
 	})
@@ -196,8 +190,8 @@ func (d *directGroup) ready(ctx context.Context, op work.OpType, dev int, print 
 	}
 	d.asked = true
 	if d.why == nil {
-		d.open.Store(d.window)
-		if d.b.broken() != nil {
+		d.Open.Store(d.window)
+		if d.B.Broken() != nil {
 			d.window.Abort()
 		}
 	}
@@ -206,15 +200,15 @@ func (d *directGroup) ready(ctx context.Context, op work.OpType, dev int, print 
 
 // connect makes this rank's window and kernels, and opens the other ranks' memory. It returns why
 // that is not possible, which is the same on all ranks, or an error that ends the group.
-func (d *directGroup) connect(q *operation, dev int) (why, err error) {
-	b := d.b
+func (d *Group) connect(q *group.Operation, dev int) (why, err error) {
+	b := d.B
 	tell := func(why error, more []byte) (reason error, all [][]byte, err error) {
-		return b.hear(q.ctx, q.left(), told(why, more))
+		return b.Hear(q.Ctx, q.Left(), group.Told(why, more))
 	}
 	mine := make([]byte, 8+region.NameLen)
 	why = d.prepare(dev)
 	if why == nil {
-		binary.LittleEndian.PutUint32(mine, directChannels(d.v, b.size))
+		binary.LittleEndian.PutUint32(mine, directChannels(d.v, b.Size))
 		binary.LittleEndian.PutUint32(mine[4:], uint32(d.blocks))
 		copy(mine[8:], d.own.Name)
 	}
@@ -227,7 +221,7 @@ func (d *directGroup) connect(q *operation, dev int) (why, err error) {
 		d.keepPlace(int(blocks))
 		why = d.openPages(all)
 		if why == nil {
-			d.window, why = window.New(q.ctx, window.Options{Driver: b.driver, Device: d.v, Rank: b.rank, Ranks: b.size, Channels: int(channels)})
+			d.window, why = window.New(q.Ctx, window.Options{Driver: b.Driver, Device: d.v, Rank: b.Rank, Ranks: b.Size, Channels: int(channels)})
 		}
 		reason, _, err = tell(why, nil)
 	}
@@ -235,7 +229,7 @@ func (d *directGroup) connect(q *operation, dev int) (why, err error) {
 		err = errors.Join(err, d.own.Hide()) // who opens it has done so
 	}
 	if err == nil && reason == nil {
-		why = d.window.Connect(q.ctx, func(ctx context.Context, mine []byte) ([][]byte, error) {
+		why = d.window.Connect(q.Ctx, func(ctx context.Context, mine []byte) ([][]byte, error) {
 			_, all, err := tell(nil, mine)
 			return all, err
 		})
@@ -252,21 +246,21 @@ func (d *directGroup) connect(q *operation, dev int) (why, err error) {
 	}
 	if err == nil && reason != nil {
 		// Then all-reduces go through the host.
-		err = errors.Join(d.release(), b.share(q.ctx, q.left()))
+		err = errors.Join(d.release(), b.Share(q.Ctx, q.Left()))
 	}
 	return reason, err
 }
 
 // prepare makes what a rank has of its own, but the window.
-func (d *directGroup) prepare(dev int) (err error) {
-	d.dev = dev
-	if d.v, err = d.b.driver.Device(dev); err != nil {
+func (d *Group) prepare(dev int) (err error) {
+	d.Dev = dev
+	if d.v, err = d.B.Driver.Device(dev); err != nil {
 		return err
 	}
 	if err = d.takePlace(d.v); err != nil {
 		return err
 	}
-	if d.stream, err = d.v.NewStream(driver.StreamOptions{High: true, Name: fmt.Sprintf("rank %d direct", d.b.rank)}); err != nil {
+	if d.stream, err = d.v.NewStream(driver.StreamOptions{High: true, Name: fmt.Sprintf("rank %d direct", d.B.Rank)}); err != nil {
 		return err
 	}
 	if d.own, err = region.New(region.PageSize); err != nil {
@@ -275,12 +269,12 @@ func (d *directGroup) prepare(dev int) (err error) {
 	return nil
 }
 
-func (d *directGroup) openPages(all [][]byte) error {
+func (d *Group) openPages(all [][]byte) error {
 	for r, b := range all {
-		if r == d.b.rank {
+		if r == d.B.Rank {
 			continue
 		}
-		p, err := region.Open(string(trimZeros(b[8:][:region.NameLen])), region.PageSize)
+		p, err := region.Open(string(group.TrimZeros(b[8:][:region.NameLen])), region.PageSize)
 		if err != nil {
 			return fmt.Errorf("the page of rank %d: %w", r, err)
 		}
@@ -297,8 +291,8 @@ const wordEach = 64
 func goneWord(p *region.Region, rank int) *atomic.Uint32 { return p.Word(rank * wordEach) }
 
 // left returns a rank that has closed the group and did not take part in an operation.
-func (d *directGroup) left(number uint32) (rank int, left bool) {
-	for r := range d.b.size {
+func (d *Group) left(number uint32) (rank int, left bool) {
+	for r := range d.B.Size {
 		if gone := goneWord(d.own, r).Load(); gone != 0 && int32(number-(gone-1)) >= 0 {
 			return r, true
 		}
@@ -307,11 +301,11 @@ func (d *directGroup) left(number uint32) (rank int, left bool) {
 }
 
 // gone waits until all other ranks have let go of this rank's memory; false if that takes too long.
-func (d *directGroup) gone(limit time.Duration) bool {
+func (d *Group) gone(limit time.Duration) bool {
 	for end := time.Now().Add(limit); ; time.Sleep(200 * time.Microsecond) {
 		left := 0
-		for r := range d.b.size {
-			if r != d.b.rank && goneWord(d.own, r).Load() == 0 {
+		for r := range d.B.Size {
+			if r != d.B.Rank && goneWord(d.own, r).Load() == 0 {
 				left++
 			}
 		}
@@ -322,15 +316,15 @@ func (d *directGroup) gone(limit time.Duration) bool {
 }
 
 // Abort ends the waits of this rank's kernels: the group has failed.
-func (d *directGroup) Abort() {
-	if w := d.open.Load(); w != nil {
+func (d *Group) Abort() {
+	if w := d.Open.Load(); w != nil {
 		w.Abort()
 	}
 }
 
 // stuck waits for the kernels of operations that have failed. It returns how many have not ended
 // when ctx has.
-func (d *directGroup) stuck(ctx context.Context) int {
+func (d *Group) stuck(ctx context.Context) int {
 	for pause := 10 * time.Microsecond; ; pause = min(2*pause, time.Millisecond) {
 		d.mu.Lock()
 		d.sweep()
@@ -344,7 +338,7 @@ func (d *directGroup) stuck(ctx context.Context) int {
 }
 
 // Close frees everything. What another rank may still write stays.
-func (d *directGroup) Close() error {
+func (d *Group) Close() error {
 	d.connecting.Lock()
 	defer d.connecting.Unlock()
 	d.mu.Lock()
@@ -353,15 +347,15 @@ func (d *directGroup) Close() error {
 		d.watch.Stop()
 	}
 	d.mu.Unlock()
-	if d.open.Load() == nil {
+	if d.Open.Load() == nil {
 		d.asked, d.why = true, work.ErrClosed
 		return nil
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), closeLimit)
+	ctx, cancel := context.WithTimeout(context.Background(), group.CloseLimit)
 	defer cancel()
 	if n := d.stuck(ctx); n > 0 {
 		d.keepPlace(0)
-		return fmt.Errorf("cuda: %d operations that failed have not left the device after %v, whose memory stays", n, closeLimit)
+		return fmt.Errorf("cuda: %d operations that failed have not left the device after %v, whose memory stays", n, group.CloseLimit)
 	}
 	if d.last != nil {
 		d.last.release()
@@ -369,22 +363,22 @@ func (d *directGroup) Close() error {
 	}
 	err := d.window.Detach()
 	for _, p := range d.pages {
-		goneWord(p, d.b.rank).Store(d.made + 1)
+		goneWord(p, d.B.Rank).Store(d.made + 1)
 	}
-	limit := closeLimit
-	if d.b.broken() != nil || d.b.cpuErr() != nil {
-		limit = linger
+	limit := group.CloseLimit
+	if d.B.Broken() != nil || d.B.CPUErr() != nil {
+		limit = group.Linger
 	}
 	if !d.gone(limit) {
 		d.window = nil // its memory is kept for good: nobody can tell whether the others will let go
 	}
-	d.open.Store(nil)
+	d.Open.Store(nil)
 	d.why = work.ErrClosed
 	return errors.Join(err, d.release())
 }
 
 // release frees what is there; nothing uses it any more.
-func (d *directGroup) release() error {
+func (d *Group) release() error {
 	d.keepPlace(0)
 	var errs []error
 	if d.comm != nil {
@@ -408,5 +402,5 @@ func (d *directGroup) release() error {
 	return errors.Join(errs...)
 }
 
-// directWhy is what Explain says of operations that are direct work.
-const directWhy = "one kernel of each rank writes into the other ranks' memory; parts of unequal sizes go by way of page-locked memory"
+// Why is what Explain says of operations that are direct work.
+const Why = "one kernel of each rank writes into the other ranks' memory; parts of unequal sizes go by way of page-locked memory"

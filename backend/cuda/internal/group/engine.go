@@ -1,4 +1,6 @@
-package cuda
+// Package group has what all operations of a group of ranks share: their order, their end, their failure,
+// and the way through the host.
+package group
 
 import (
 	"context"
@@ -19,81 +21,75 @@ import (
 	"github.com/c10d-go/c10d/work"
 )
 
-// cpuGroup is what the name of the group of the host's part ends with.
-const cpuGroup = "/cuda"
+// CPUGroup is what the name of the group of the host's part ends with.
+const CPUGroup = "/cuda"
 
-const defaultSlots = 4
+const DefaultSlots = 4
 
-// engine is a group: its CPU backend, the order and the end of its operations, and its failure.
-type engine struct {
-	rank, size   int
+// Engine is a group: its CPU backend, the order and the end of its operations, and its failure.
+type Engine struct {
+	Rank, Size   int
 	group        string
 	chunk, slots int   // see Options
 	limits       error // why the ranks may not all-reduce through memory that they share
-	driver       driver.Driver
-	missing      error           // why there is no driver
-	cpu          backend.Backend // of the same ranks, does the host's part
-	tracker      *edges.Tracker
-	pinned       *pool.Pool[driver.HostMemory]
-	scratch      *pool.Pool[driver.Memory] // for elements in order, and for other devices' tensors
+	Driver       driver.Driver
+	Missing      error           // why there is no driver
+	CPU          backend.Backend // of the same ranks, does the host's part
+	Tracker      *edges.Tracker
+	Pinned       *pool.Pool[driver.HostMemory]
+	Scratch      *pool.Pool[driver.Memory] // for elements in order, and for other devices' tensors
 	line         *line                     // that collectives share
 	messages     *line                     // that sends and receives share; its streams wait for no other rank
 	timeout      atomic.Int64
 	fault        atomic.Pointer[error]            // what ended the group
-	unreachable  error                            // why no device reaches another rank's, as far as New knows
-	ways         []way                            // that have operations of their own
-	board        *board.Board                     // of what ranks of this host call
+	Unreachable  error                            // why no device reaches another rank's, as far as New knows
+	Ways         []way                            // that have operations of their own
+	Board        *board.Board                     // of what ranks of this host call
 	oneHost      bool                             // all ranks are on this one
-	exchange     atomic.Pointer[hostshm.Exchange] // what they all-reduce through; nil until it is clear whether they need it
+	Exchange     atomic.Pointer[hostshm.Exchange] // what they all-reduce through; nil until it is clear whether they need it
 
 	sharedSlots int // of the exchange, for each rank
 
-	calls       sync.Mutex // makes the order of calls that of what they enqueue
+	Calls       sync.Mutex // makes the order of calls that of what they enqueue
 	collectives uint64     // that were issued; guarded by calls, like packers
 	packers     map[int]*packer
 
 	cut    atomic.Pointer[work.Error] // what the others are told when Close has ended what was pending
 	open   atomic.Int64               // sends and receives
-	staged atomic.Int64               // operations that have not left the devices, but direct ones
+	Staged atomic.Int64               // operations that have not left the devices, but direct ones
 	queued atomic.Int64               // commands of operations that a stream may still have to do
 
-	mu       sync.Mutex
+	Mu       sync.Mutex
 	seq      uint64
 	draining bool // Shutdown has begun
 	closing  bool
 	closed   chan struct{}
-	last     *work.Work      // of the last collective that was issued
-	todo     fifo[operation] // for the worker
-	ending   fifo[operation] // for the finisher
-	late     []*operation
+	Last     *work.Work      // of the last collective that was issued
+	todo     Fifo[Operation] // for the worker
+	ending   Fifo[Operation] // for the finisher
+	late     []*Operation
 	idle     []*shared // for later operations
-	posted   map[post]chan struct{}
+	posted   map[Post]chan struct{}
 	wg       sync.WaitGroup
 	p2p      sync.WaitGroup
 }
 
-func trimZeros(b []byte) []byte {
+func TrimZeros(b []byte) []byte {
 	for len(b) > 0 && b[len(b)-1] == 0 {
 		b = b[:len(b)-1]
 	}
 	return b
 }
 
-// Rank returns this rank's number in the group.
-func (b *engine) Rank() int { return b.rank }
-
-// Size returns the number of ranks in the group.
-func (b *engine) Size() int { return b.size }
-
 // Seq returns how many operations have been issued.
-func (b *engine) Seq() uint64 {
-	b.mu.Lock()
-	defer b.mu.Unlock()
+func (b *Engine) Seq() uint64 {
+	b.Mu.Lock()
+	defer b.Mu.Unlock()
 	return b.seq
 }
 
 // SetTimeout sets the limit of later operations.
-func (b *engine) SetTimeout(d time.Duration) {
+func (b *Engine) SetTimeout(d time.Duration) {
 	if d <= 0 {
 		d = backend.DefaultTimeout
 	}
@@ -101,11 +97,11 @@ func (b *engine) SetTimeout(d time.Duration) {
 }
 
 // Abort ends every operation with cause, on every rank.
-func (b *engine) Abort(cause error) {
+func (b *Engine) Abort(cause error) {
 	if cause == nil {
 		cause = work.ErrAborted
 	}
-	b.fail(&aborted{cause}, cause)
+	b.Fail(&aborted{cause}, cause)
 }
 
 // aborted is the end of a group that this rank has aborted.
@@ -117,52 +113,52 @@ func (e *aborted) Unwrap() []error { return []error{work.ErrAborted, e.cause} }
 
 // culprit returns the rank that caused an error, as the other ranks are told; -1 if
 // none or not known.
-func (b *engine) culprit(err error) int {
+func (b *Engine) culprit(err error) int {
 	var own *aborted
 	var first *work.Error
 	var panicked *work.PanicError
 	switch {
 	case errors.As(err, &own):
-		return b.rank
+		return b.Rank
 	case errors.As(err, &first):
 		return first.Peer
 	case errors.As(err, &panicked):
-		return b.rank
+		return b.Rank
 	}
 	return -1
 }
 
-// fail ends the group: err is what operations of this rank end with, cause what
+// Fail ends the group: err is what operations of this rank end with, cause what
 // the other ranks are told.
-func (b *engine) fail(err, cause error) {
+func (b *Engine) Fail(err, cause error) {
 	b.fault.CompareAndSwap(nil, &err)
 	if left := b.cut.Load(); left != nil {
 		cause = left // an operation that Close has ended may be here first
 	}
-	b.cpu.Abort(cause)
-	for _, w := range b.ways {
+	b.CPU.Abort(cause)
+	for _, w := range b.Ways {
 		w.Abort()
 	}
 }
 
-// broken returns what ended the group, nil while it works.
-func (b *engine) broken() error {
+// Broken returns what ended the group, nil while it works.
+func (b *Engine) Broken() error {
 	if e := b.fault.Load(); e != nil {
 		return *e
 	}
 	return nil
 }
 
-// linger is how long a rank that closes after a failure, which may be another rank's, waits for
+// Linger is how long a rank that closes after a failure, which may be another rank's, waits for
 // others to let go of its memory.
-const linger = time.Second
+const Linger = time.Second
 
-// closeLimit bounds how long Close waits for devices that do not go on after an
-// operation has failed.
-var closeLimit = 5 * time.Second // a variable for tests
+// CloseLimit bounds how long Close waits for devices that do not go on after an
+// Operation has failed.
+var CloseLimit = 5 * time.Second // a variable for tests
 
 // stuck returns how many operations have not left the devices when the limit is over.
-func (b *engine) stuck(limit time.Duration) (n int) {
+func (b *Engine) stuck(limit time.Duration) (n int) {
 	ctx, cancel := context.WithTimeout(context.Background(), limit)
 	defer cancel()
 	for _, o := range b.late {
@@ -188,10 +184,10 @@ func (d *departure) Unwrap() error { return d.kind }
 const closeGrace = 500 * time.Millisecond
 
 // drain waits until what was issued has ended, or ctx has. It reports whether something is open.
-func (b *engine) drain(ctx context.Context) (open bool) {
-	b.mu.Lock()
-	last := b.last
-	b.mu.Unlock()
+func (b *Engine) drain(ctx context.Context) (open bool) {
+	b.Mu.Lock()
+	last := b.Last
+	b.Mu.Unlock()
 	if last != nil {
 		last.Wait(ctx) // its error is for whoever waits for the operation
 		open = !last.IsCompleted()
@@ -210,30 +206,30 @@ func (b *engine) drain(ctx context.Context) (open bool) {
 }
 
 // interrupt waits until no call is being made. If one does not return, it ends the group: that
-// call waits for room on a stream, until an operation that is under way has run out of time.
-func (b *engine) interrupt() {
-	for end := time.Now().Add(closeGrace); !b.calls.TryLock(); time.Sleep(time.Millisecond) {
+// Call waits for room on a stream, until an operation that is under way has run out of time.
+func (b *Engine) interrupt() {
+	for end := time.Now().Add(closeGrace); !b.Calls.TryLock(); time.Sleep(time.Millisecond) {
 		if time.Now().Before(end) {
 			continue
 		}
-		b.cutOff(work.Info{Op: work.Barrier, Seq: b.Seq(), Group: b.group, Rank: b.rank},
+		b.cutOff(work.Info{Op: work.Barrier, Seq: b.Seq(), Group: b.group, Rank: b.Rank},
 			&departure{work.ErrPeerLeft, "it called Close while another call waited for room on a stream"})
-		b.calls.Lock()
+		b.Calls.Lock()
 		break
 	}
-	b.calls.Unlock()
+	b.Calls.Unlock()
 }
 
 // cutOff ends the group because of Close.
-func (b *engine) cutOff(at work.Info, why *departure) {
-	err := &work.Error{Info: at, Peer: b.rank, Err: why}
+func (b *Engine) cutOff(at work.Info, why *departure) {
+	err := &work.Error{Info: at, Peer: b.Rank, Err: why}
 	b.cut.Store(err)
-	b.fail(err, err)
+	b.Fail(err, err)
 }
 
 // leave ends what is pending, because this rank closes the group, and tells the others.
-func (b *engine) leave(dying bool) {
-	if b.broken() != nil || b.cpuErr() != nil {
+func (b *Engine) leave(dying bool) {
+	if b.Broken() != nil || b.CPUErr() != nil {
 		return // all has ended
 	}
 	if !dying {
@@ -241,10 +237,10 @@ func (b *engine) leave(dying bool) {
 		b.drain(ctx)
 		cancel()
 	}
-	b.mu.Lock()
-	last, messages := b.last, b.open.Load()
-	info := work.Info{Op: work.Barrier, Seq: b.seq, Group: b.group, Rank: b.rank}
-	b.mu.Unlock()
+	b.Mu.Lock()
+	last, messages := b.Last, b.open.Load()
+	info := work.Info{Op: work.Barrier, Seq: b.seq, Group: b.group, Rank: b.Rank}
+	b.Mu.Unlock()
 	why := &departure{kind: work.ErrPeerLeft}
 	switch {
 	case dying:
@@ -262,33 +258,33 @@ func (b *engine) leave(dying bool) {
 
 // Shutdown waits until what was issued has ended, then closes the backend. When ctx ends first,
 // Close ends what is left, and the error wraps that of ctx.
-func (b *engine) Shutdown(ctx context.Context) error {
-	b.calls.Lock()
-	b.mu.Lock()
+func (b *Engine) Shutdown(ctx context.Context) error {
+	b.Calls.Lock()
+	b.Mu.Lock()
 	b.draining = true
-	last := b.last
-	b.mu.Unlock()
-	b.calls.Unlock()
+	last := b.Last
+	b.Mu.Unlock()
+	b.Calls.Unlock()
 	open := b.drain(ctx)
 	var cut error
 	switch {
 	case last != nil && !last.IsCompleted():
-		cut = fmt.Errorf("cuda: Shutdown gave up waiting for %v seq %d: %w", last.Info().Op, last.Info().Seq, canceled(ctx))
+		cut = fmt.Errorf("cuda: Shutdown gave up waiting for %v seq %d: %w", last.Info().Op, last.Info().Seq, Canceled(ctx))
 	case open:
-		cut = fmt.Errorf("cuda: Shutdown gave up waiting for sends or receives: %w", canceled(ctx))
+		cut = fmt.Errorf("cuda: Shutdown gave up waiting for sends or receives: %w", Canceled(ctx))
 	}
 	return errors.Join(cut, b.Close())
 }
 
 // Close lets operations go on for half a second, ends those still pending with work.ErrClosed, says
 // goodbye and frees everything. It takes about a second, and what devices take to leave an
-// operation that was ended, closeLimit at most.
-func (b *engine) Close() error {
+// Operation that was ended, closeLimit at most.
+func (b *Engine) Close() error {
 	dying := unwind.ByPanic()
-	b.mu.Lock()
+	b.Mu.Lock()
 	again := b.closing
 	b.closing = true
-	b.mu.Unlock()
+	b.Mu.Unlock()
 	if again {
 		<-b.closed
 		return nil
@@ -297,47 +293,47 @@ func (b *engine) Close() error {
 	b.interrupt()
 	b.leave(dying)
 	b.p2p.Wait()
-	b.mu.Lock()
-	b.todo.close()
-	b.mu.Unlock()
+	b.Mu.Lock()
+	b.todo.Close()
+	b.Mu.Unlock()
 	b.wg.Wait()
 
 	b.usable().Rest()
 	var err error
-	for _, w := range b.ways {
+	for _, w := range b.Ways {
 		err = errors.Join(err, w.Close())
 	}
-	err = errors.Join(err, b.cpu.Close(), b.board.Close())
-	stuck := b.stuck(closeLimit)
+	err = errors.Join(err, b.CPU.Close(), b.Board.Close())
+	stuck := b.stuck(CloseLimit)
 	if stuck > 0 {
 		// What comes after something that does not end goes on without it.
-		b.tracker.GiveUp()
-		stuck = b.stuck(linger)
+		b.Tracker.GiveUp()
+		stuck = b.stuck(Linger)
 	}
 	if stuck > 0 {
 		// Their streams still use the memory, which therefore stays.
-		return errors.Join(err, fmt.Errorf("cuda: %d operations that failed have not left the device after %v", stuck, closeLimit))
+		return errors.Join(err, fmt.Errorf("cuda: %d operations that failed have not left the device after %v", stuck, CloseLimit))
 	}
 	errs := []error{err}
 	for _, l := range []*line{b.line, b.messages} {
 		if l != nil {
-			errs = append(errs, l.close(b.tracker))
+			errs = append(errs, l.close(b.Tracker))
 		}
 	}
 	for _, k := range b.packers {
 		errs = append(errs, k.close())
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), closeLimit)
+	ctx, cancel := context.WithTimeout(context.Background(), CloseLimit)
 	defer cancel()
-	if err := b.tracker.Drain(ctx); err != nil {
+	if err := b.Tracker.Drain(ctx); err != nil {
 		errs = append(errs, fmt.Errorf("cuda: callers' streams wait for a message, and the memory of its word stays: %w", err))
 	}
-	return errors.Join(append(errs, b.tracker.Close(), b.usable().Close(), b.pinned.Close(), b.scratch.Close())...)
+	return errors.Join(append(errs, b.Tracker.Close(), b.usable().Close(), b.Pinned.Close(), b.Scratch.Close())...)
 }
 
-// cpuErr returns what ended the group of the host's part, if its backend says so.
-func (b *engine) cpuErr() error {
-	if e, ok := b.cpu.(interface{ Err() error }); ok {
+// CPUErr returns what ended the group of the host's part, if its backend says so.
+func (b *Engine) CPUErr() error {
+	if e, ok := b.CPU.(interface{ Err() error }); ok {
 		return e.Err()
 	}
 	return nil
@@ -355,49 +351,58 @@ type way interface {
 	Close() error
 }
 
-// config is how an engine is made.
-type config struct {
-	rank, size                int
-	group                     string
-	timeout                   time.Duration
-	driver                    driver.Driver
-	missing                   error // why there is no driver
-	chunk, slots, sharedSlots int
-	pinned, scratch           int
-	limits                    error // why all-reduces may not go through memory that ranks share
+// Config is how an engine is made.
+type Config struct {
+	Rank, Size                int
+	Group                     string
+	Timeout                   time.Duration
+	Driver                    driver.Driver
+	Missing                   error // why there is no driver
+	Chunk, Slots, SharedSlots int
+	Pinned, Scratch           int
+	Limits                    error // why all-reduces may not go through memory that ranks share
 }
 
-// newEngine returns an engine that has no CPU backend yet.
-func newEngine(c config) (*engine, error) {
-	b := &engine{
-		rank: c.rank, size: c.size, group: c.group, driver: c.driver, missing: c.missing, chunk: c.chunk, slots: c.slots, sharedSlots: c.sharedSlots,
-		limits: c.limits, tracker: edges.New(c.driver), pinned: pool.NewPinned(c.driver, c.pinned), scratch: pool.NewScratch(c.driver, c.scratch),
-		closed: make(chan struct{}), posted: make(map[post]chan struct{}),
+// New returns an engine that has no CPU backend yet.
+func New(c Config) (*Engine, error) {
+	b := &Engine{
+		Rank: c.Rank, Size: c.Size, group: c.Group, Driver: c.Driver, Missing: c.Missing, chunk: c.Chunk, slots: c.Slots, sharedSlots: c.SharedSlots,
+		limits: c.Limits, Tracker: edges.New(c.Driver), Pinned: pool.NewPinned(c.Driver, c.Pinned), Scratch: pool.NewScratch(c.Driver, c.Scratch),
+		closed: make(chan struct{}), posted: make(map[Post]chan struct{}),
 		messages: &line{down: make(map[int]driver.Stream), up: make(map[int]driver.Stream)},
 	}
-	b.timeout.Store(int64(c.timeout))
-	b.todo.init(&b.mu)
-	b.ending.init(&b.mu)
-	if c.missing == nil {
+	b.timeout.Store(int64(c.Timeout))
+	b.todo.Init(&b.Mu)
+	b.ending.Init(&b.Mu)
+	if c.Missing == nil {
 		var err error
 		if b.line, err = b.newLine(); err != nil {
-			return nil, errors.Join(fmt.Errorf("cuda: %w", err), b.tracker.Close())
+			return nil, errors.Join(fmt.Errorf("cuda: %w", err), b.Tracker.Close())
 		}
 	}
 	return b, nil
 }
 
-// start begins to serve operations.
-func (b *engine) start() {
+// Start begins to serve operations.
+func (b *Engine) Start() {
 	b.wg.Go(b.work)
 	b.wg.Go(b.finish)
 }
 
-// discard frees what an engine has that was not started.
-func (b *engine) discard() error {
-	errs := []error{b.usable().Close(), b.board.Close()}
-	if b.cpu != nil {
-		errs = append(errs, b.cpu.Close())
+// Discard frees what an engine has that was not started.
+func (b *Engine) Discard() error {
+	errs := []error{b.usable().Close(), b.Board.Close()}
+	if b.CPU != nil {
+		errs = append(errs, b.CPU.Close())
 	}
-	return errors.Join(append(errs, b.tracker.Close())...)
+	return errors.Join(append(errs, b.Tracker.Close())...)
+}
+
+// Issued notes a collective. The caller holds b.calls.
+func (b *Engine) Issued(w *work.Work) {
+	b.Mu.Lock()
+	b.seq++
+	b.Last = w
+	b.Mu.Unlock()
+	b.collectives++
 }

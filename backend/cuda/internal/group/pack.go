@@ -1,4 +1,4 @@
-package cuda
+package group
 
 import (
 	"errors"
@@ -9,20 +9,20 @@ import (
 	"github.com/c10d-go/c10d/backend/cuda/internal/place"
 )
 
-// packer has the kernels that bring elements in order on a device, and put them back.
+// Packer has the kernels that bring elements in order on a device, and put them back.
 type packer struct {
-	module       driver.Module
-	pack, unpack driver.Function
-	err          error // why there are none
+	Module       driver.Module
+	Pack, Unpack driver.Function
+	Err          error // why there are none
 }
 
-// packer returns a device's. The caller holds b.calls.
-func (b *engine) packer(dev int) *packer {
+// Packer returns a device's. The caller holds b.calls.
+func (b *Engine) Packer(dev int) *packer {
 	k := b.packers[dev]
 	if k == nil {
 		k = &packer{}
-		if k.err = k.load(b.driver, dev); k.err != nil {
-			k.err = errors.Join(fmt.Errorf("the kernels of device %d: %w", dev, k.err), k.close())
+		if k.Err = k.load(b.Driver, dev); k.Err != nil {
+			k.Err = errors.Join(fmt.Errorf("the kernels of device %d: %w", dev, k.Err), k.close())
 		}
 		if b.packers == nil {
 			b.packers = make(map[int]*packer)
@@ -37,25 +37,25 @@ func (k *packer) load(d driver.Driver, dev int) error {
 	if err != nil {
 		return err
 	}
-	if k.module, err = v.Load(kernels.PTX); err != nil {
+	if k.Module, err = v.Load(kernels.PTX); err != nil {
 		return err
 	}
-	if k.pack, err = k.module.Function(kernels.Pack); err == nil {
-		k.unpack, err = k.module.Function(kernels.Unpack)
+	if k.Pack, err = k.Module.Function(kernels.Pack); err == nil {
+		k.Unpack, err = k.Module.Function(kernels.Unpack)
 	}
 	return err
 }
 
 func (k *packer) close() (err error) {
-	if k.module != nil {
-		err = k.module.Close()
-		k.module = nil
+	if k.Module != nil {
+		err = k.Module.Close()
+		k.Module = nil
 	}
 	return err
 }
 
-// lacks returns why a driver has no kernels. One that does not say may have them.
-func lacks(d driver.Driver) error {
+// Lacks returns why a driver has no kernels. One that does not say may have them.
+func Lacks(d driver.Driver) error {
 	// A simulated device has the kernels that it was given.
 	if k, ok := d.(interface{ HasKernel(string) bool }); ok && !k.HasKernel(kernels.Copy) {
 		return fmt.Errorf("driver %s has no kernel %s", d.Name(), kernels.Copy)
@@ -74,22 +74,22 @@ type packedPlace struct {
 
 // stagePacked has the devices bring elements in order that lie in many runs of bytes.
 // Few, or any where there are no kernels, are copied one by one.
-func (o *operation) stagePacked() error {
-	runs, can := 0, lacks(o.b.driver) == nil
-	for i := range o.legs {
-		o.legs[i].each(func(p *place.Place) { runs += len(p.Holes) })
+func (o *Operation) stagePacked() error {
+	runs, can := 0, Lacks(o.B.Driver) == nil
+	for i := range o.Legs {
+		o.Legs[i].each(func(p *place.Place) { runs += len(p.Holes) })
 	}
 	if runs <= mostCommands-spareCommands || !can {
 		return nil
 	}
-	for i := range o.legs {
-		o.legs[i].each(func(p *place.Place) { can = can && (p.Flat || o.b.packer(p.Dev).err == nil) })
+	for i := range o.Legs {
+		o.Legs[i].each(func(p *place.Place) { can = can && (p.Flat || o.B.Packer(p.Dev).Err == nil) })
 	}
 	if !can {
 		return nil
 	}
-	for i := range o.legs {
-		l := &o.legs[i]
+	for i := range o.Legs {
+		l := &o.Legs[i]
 		if err := o.stageLeg(l); err != nil {
 			return err
 		}
@@ -97,29 +97,29 @@ func (o *operation) stagePacked() error {
 	return nil
 }
 
-func (o *operation) stageLeg(l *leg) error {
+func (o *Operation) stageLeg(l *Leg) error {
 	of := func(p *place.Place) (*packedPlace, error) {
 		for i := range o.packed {
 			if o.packed[i].Of == p {
 				return &o.packed[i], nil
 			}
 		}
-		m, err := o.b.scratch.Get(p.Dev, p.T.ByteLen())
+		m, err := o.B.Scratch.Get(p.Dev, p.T.ByteLen())
 		if err != nil {
 			return nil, fmt.Errorf("memory for the elements of %v with strides %v in order: %w", p.T, p.T.Strides(), err)
 		}
 		q := &place.Place{T: p.T, Of: p, Dev: p.Dev, Base: m.Ptr(), Hi: p.T.ByteLen(), Flat: true, Down: p.Down, Up: p.Up}
-		o.packed = append(o.packed, packedPlace{Place: q, memory: m, kernels: o.b.packer(p.Dev)})
+		o.packed = append(o.packed, packedPlace{Place: q, memory: m, kernels: o.B.Packer(p.Dev)})
 		return &o.packed[len(o.packed)-1], nil
 	}
-	if l.src != nil && !l.src.Flat {
-		k, err := of(l.src)
+	if l.Src != nil && !l.Src.Flat {
+		k, err := of(l.Src)
 		if err != nil {
 			return err
 		}
-		l.src, k.read = k.Place, true
+		l.Src, k.read = k.Place, true
 	}
-	for i, d := range l.dst {
+	for i, d := range l.Dst {
 		if d.Flat {
 			continue
 		}
@@ -127,33 +127,33 @@ func (o *operation) stageLeg(l *leg) error {
 		if err != nil {
 			return err
 		}
-		l.dst[i], k.write = k.Place, true
+		l.Dst[i], k.write = k.Place, true
 	}
 	return nil
 }
 
 // unstage gives back what stagePacked has made, which nothing uses any more.
-func (o *operation) unstage() {
+func (o *Operation) unstage() {
 	for _, k := range o.packed {
-		o.b.scratch.Put(k.Dev, k.memory)
+		o.B.Scratch.Put(k.Dev, k.memory)
 	}
 	o.packed = nil
 }
 
-// pack has the devices bring elements in order, before they are copied to the host;
-// unpack has them put back.
-func (o *operation) pack(to commander) {
+// Pack has the devices bring elements in order, before they are copied to the host;
+// Unpack has them put back.
+func (o *Operation) pack(to commander) {
 	for _, k := range o.packed {
 		if k.read {
-			k.launches(to, k.Down, k.kernels.pack, driver.Writes, driver.Reads)
+			k.launches(to, k.Down, k.kernels.Pack, driver.Writes, driver.Reads)
 		}
 	}
 }
 
-func (o *operation) unpack(to commander) {
+func (o *Operation) unpack(to commander) {
 	for _, k := range o.packed {
 		if k.write {
-			k.launches(to, k.Up, k.kernels.unpack, driver.Reads, driver.Writes)
+			k.launches(to, k.Up, k.kernels.Unpack, driver.Reads, driver.Writes)
 		}
 	}
 }

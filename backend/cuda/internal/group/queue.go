@@ -1,4 +1,4 @@
-package cuda
+package group
 
 import (
 	"cmp"
@@ -25,31 +25,31 @@ const (
 	spareCommands = 16
 
 	// spreadCommands is the most that it gives a stream for the copies of a broadcast
-	// from a rank's first tensor to the others.
+	// From a rank's first tensor to the others.
 	spreadCommands = 64
 )
 
-// mostQueued is how many commands a group's earlier operations may have left on a stream
+// MostQueued is how many commands a group's earlier operations may have left on a stream
 // when the next one is enqueued; a variable for tests.
-var mostQueued int64 = 2 * mostCommands
+var MostQueued int64 = 2 * mostCommands
 
-// piecesOf returns in how many pieces an operation goes at most that copies so many
+// PiecesOf returns in how many pieces an operation goes at most that copies so many
 // tensors, the same on every rank. For a piece a stream waits, copies, and writes a word
 // or records an event. Operations of very many tensors go in a few pieces all the same,
 // for what is on its way has to lie on the host, and get to the streams in parts.
-func piecesOf(width int) int {
-	return max((mostCommands-spareCommands)/(width+3), defaultSlots)
+func PiecesOf(width int) int {
+	return max((mostCommands-spareCommands)/(width+3), DefaultSlots)
 }
 
 // grain returns how many of n elements a piece has, which take so many bytes each, of
 // each of width tensors.
-func (b *engine) grain(bytes, width, n int) int {
-	most := piecesOf(width)
+func (b *Engine) grain(bytes, width, n int) int {
+	most := PiecesOf(width)
 	return max(1, b.chunk/(bytes*width), (n+most-1)/most)
 }
 
 // spreads returns how many pieces at a time a rank with m tensors copies from the first
-// to the others.
+// To the others.
 func spreads(pieces, m int) int {
 	parts := max(spreadCommands/(2*max(m-1, 1)), 1)
 	return (pieces + parts - 1) / parts
@@ -57,40 +57,40 @@ func spreads(pieces, m int) int {
 
 // room waits until the operation may be enqueued, which gives a stream at most so many
 // commands: the more they are, the fewer may be left of earlier operations.
-func (o *operation) room(commands int) error {
-	most := max(mostQueued-int64(max(commands-mostCommands, 0)), 0)
-	if o.line != o.b.line || o.b.queued.Load() <= most {
+func (o *Operation) room(commands int) error {
+	most := max(MostQueued-int64(max(commands-mostCommands, 0)), 0)
+	if o.line != o.B.line || o.B.queued.Load() <= most {
 		return nil
 	}
-	return o.poll(func() (bool, error) { return o.b.queued.Load() <= most, nil })
+	return o.poll(func() (bool, error) { return o.B.queued.Load() <= most, nil })
 }
 
 // occupy notes how many commands of the operation a stream has at most, until it has
-// left the devices.
-func (o *operation) occupy(commands int) {
-	if o.line == o.b.line {
+// Left the devices.
+func (o *Operation) occupy(commands int) {
+	if o.line == o.B.line {
 		o.commands = commands
-		o.b.queued.Add(int64(commands))
+		o.B.queued.Add(int64(commands))
 	}
 }
 
-// poll waits until done returns true, or the operation cannot go on.
-func (o *operation) poll(done func() (bool, error)) error { return o.b.poll(o.ctx, o.timeout, done) }
+// Poll waits until done returns true, or the operation cannot go on.
+func (o *Operation) poll(done func() (bool, error)) error { return o.B.Poll(o.Ctx, o.timeout, done) }
 
-// poll waits until done returns true, or until something ends the operation.
-func (b *engine) poll(ctx context.Context, timeout time.Duration, done func() (bool, error)) error {
+// Poll waits until done returns true, or until something ends the operation.
+func (b *Engine) Poll(ctx context.Context, timeout time.Duration, done func() (bool, error)) error {
 	start, pause := time.Now(), 10*time.Microsecond
 	for i := 0; ; i++ {
 		if ok, err := done(); ok || err != nil {
 			return err
 		}
 		if ctx.Err() != nil {
-			return canceled(ctx)
+			return Canceled(ctx)
 		}
 		if time.Since(start) > timeout {
 			return fmt.Errorf("%w after %v, while it was enqueued", work.ErrTimeout, timeout)
 		}
-		if err := cmp.Or(b.broken(), b.cpuErr()); err != nil {
+		if err := cmp.Or(b.Broken(), b.CPUErr()); err != nil {
 			return err
 		}
 		if i < 200 {
@@ -102,8 +102,8 @@ func (b *engine) poll(ctx context.Context, timeout time.Duration, done func() (b
 	}
 }
 
-// chunks returns in how many pieces an operation with one leg goes.
-func (b *engine) chunks(l *leg) int {
-	grain := b.grain(l.size(), 1, l.n)
-	return max(1, (l.n-1)/grain+1)
+// Chunks returns in how many pieces an operation with one leg goes.
+func (b *Engine) Chunks(l *Leg) int {
+	grain := b.grain(l.size(), 1, l.N)
+	return max(1, (l.N-1)/grain+1)
 }

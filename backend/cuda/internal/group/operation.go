@@ -1,4 +1,4 @@
-package cuda
+package group
 
 import (
 	"cmp"
@@ -22,7 +22,7 @@ import (
 )
 
 // line is what carries operations one after the other: a stream from each device
-// to the host, one back, and the host's turns between them.
+// To the host, one back, and the host's turns between them.
 type line struct {
 	host     *edges.Host
 	relay    *edges.Host           // nil until a broadcast sends something on
@@ -39,8 +39,8 @@ type line struct {
 	feed     feed
 }
 
-func (b *engine) newLine() (*line, error) {
-	h, err := b.tracker.Host("host")
+func (b *Engine) newLine() (*line, error) {
+	h, err := b.Tracker.Host("host")
 	if err != nil {
 		return nil, err
 	}
@@ -48,15 +48,15 @@ func (b *engine) newLine() (*line, error) {
 }
 
 // stream returns the line's stream of a device.
-func (l *line) stream(b *engine, m map[int]driver.Stream, dev int, name string) (driver.Stream, error) {
+func (l *line) stream(b *Engine, m map[int]driver.Stream, dev int, name string) (driver.Stream, error) {
 	if s, ok := m[dev]; ok {
 		return s, nil
 	}
-	v, err := b.driver.Device(dev)
+	v, err := b.Driver.Device(dev)
 	if err != nil {
 		return nil, err
 	}
-	s, err := v.NewStream(driver.StreamOptions{High: true, Name: fmt.Sprintf("rank %d %s.%d", b.rank, name, dev)})
+	s, err := v.NewStream(driver.StreamOptions{High: true, Name: fmt.Sprintf("rank %d %s.%d", b.Rank, name, dev)})
 	if err != nil {
 		return nil, err
 	}
@@ -75,82 +75,82 @@ func (l *line) close(t *edges.Tracker) error {
 	return errors.Join(errs...)
 }
 
-// leg is a part of what an operation moves: n elements that are read from one
+// Leg is a part of what an operation moves: n elements that are read from one
 // tensor, written to several, or both, through one place on the host.
-type leg struct {
-	n     int
-	dtype tensor.DType
-	src   *place.Place // nil if nothing is read
-	dst   []*place.Place
+type Leg struct {
+	N     int
+	DType tensor.DType
+	Src   *place.Place // nil if nothing is read
+	Dst   []*place.Place
 }
 
-func (l *leg) size() int { return l.dtype.Size() }
+func (l *Leg) size() int { return l.DType.Size() }
 
 // flat reports whether the leg can go piece by piece.
-func (l *leg) flat() bool {
-	for _, d := range l.dst {
+func (l *Leg) flat() bool {
+	for _, d := range l.Dst {
 		if !d.Flat {
 			return false
 		}
 	}
-	return l.src == nil || l.src.Flat
+	return l.Src == nil || l.Src.Flat
 }
 
-func (l *leg) each(f func(*place.Place)) {
-	for _, d := range l.dst {
+func (l *Leg) each(f func(*place.Place)) {
+	for _, d := range l.Dst {
 		f(d)
 	}
-	if l.src != nil {
-		for _, d := range l.dst {
-			if d.T == l.src.T {
+	if l.Src != nil {
+		for _, d := range l.Dst {
+			if d.T == l.Src.T {
 				return
 			}
 		}
-		f(l.src)
+		f(l.Src)
 	}
 }
 
-// from is a leg that is only read, to one that is only written, both one that is
+// From is a leg that is only read, to one that is only written, both one that is
 // read and written.
-func from(t *tensor.Tensor) leg { return leg{n: t.Len(), dtype: t.DType(), src: place.Of(t)} }
-func to(t *tensor.Tensor) leg {
-	return leg{n: t.Len(), dtype: t.DType(), dst: []*place.Place{place.Of(t)}}
+func From(t *tensor.Tensor) Leg { return Leg{N: t.Len(), DType: t.DType(), Src: place.Of(t)} }
+func To(t *tensor.Tensor) Leg {
+	return Leg{N: t.Len(), DType: t.DType(), Dst: []*place.Place{place.Of(t)}}
 }
-func both(t *tensor.Tensor) leg {
+func Both(t *tensor.Tensor) Leg {
 	p := place.Of(t)
-	return leg{n: t.Len(), dtype: t.DType(), src: p, dst: []*place.Place{p}}
+	return Leg{N: t.Len(), DType: t.DType(), Src: p, Dst: []*place.Place{p}}
 }
 
-func legs(f func(*tensor.Tensor) leg, ts ...*tensor.Tensor) []leg {
-	all := make([]leg, len(ts))
+func Legs(f func(*tensor.Tensor) Leg, ts ...*tensor.Tensor) []Leg {
+	all := make([]Leg, len(ts))
 	for i, t := range ts {
 		all[i] = f(t)
 	}
 	return all
 }
 
-// operation is one call on its way. The Work is part of it.
-type operation struct {
+// Operation is one call on its way. The Work is part of it.
+type Operation struct {
 	work.Promise
-	b        *engine
-	ctx      context.Context
+	B        *Engine
+	Ctx      context.Context
 	timeout  time.Duration
 	deadline time.Time
 	line     *line
 
-	legs   []leg
-	print  board.Call
+	Legs   []Leg
+	Print  board.Call
 	number uint64 // of the collective
 
-	// call does the host's part for a piece: the same range of elements of every
-	// leg, as one-dimensional CPU tensors. It must be the same on every rank.
-	call func(o *operation, legs []*tensor.Tensor) error
+	// Call does the host's part for a piece: the same range of elements of every
+	// Leg, as one-dimensional CPU tensors. It must be the same on every rank.
+	Call func(o *Operation, legs []*tensor.Tensor) error
 
-	// whole is for operations whose pieces the ranks cannot agree on.
-	whole bool
+	// Whole is for operations whose pieces the ranks cannot agree on.
+	Whole bool
 
-	// width is over how many legs a chunk is spread, the same on every rank.
-	width int
+	// Width is over how many legs a chunk is spread, the same on every rank.
+	Width int
 
 	given   *place.CallStreams // of the call's context
 	grain   int                // elements of a leg in a piece
@@ -163,10 +163,10 @@ type operation struct {
 	word    int                     // that its streams write, in staging
 	raw     []rawPlace              // tensors that the host packs and unpacks
 	packed  []packedPlace           // those that devices do
-	shared  *shared                 // of an all-reduce through memory that the ranks share
-	relay   *oneToAll               // of a broadcast from rank to rank
+	Shared  *shared                 // of an all-reduce through memory that the ranks share
+	Relay   *oneToAll               // of a broadcast from rank to rank
 	relayed []hostTurn              // its turns to send chunks on
-	sync    func(work.Stream) error // orders a stream after a work of somebody else's
+	Sync    func(work.Stream) error // orders a stream after a work of somebody else's
 	before  *work.Work              // of a barrier: what has to end first
 	claim   *edges.Host             // of a message, and the turn in which it uses the tensor
 	claimed int
@@ -198,78 +198,78 @@ type rawPlace struct {
 
 const stagingAlign = 256
 
-func align(n int) int { return (n + stagingAlign - 1) &^ (stagingAlign - 1) }
+func Align(n int) int { return (n + stagingAlign - 1) &^ (stagingAlign - 1) }
 
 // mostPieces is how many chunks an all-reduce through memory that the ranks share has.
 const mostPieces = 256
 
 // layout decides on pieces and staging.
-func (o *operation) layout() (bytes int) {
+func (o *Operation) layout() (bytes int) {
 	flat, longest, wide := true, 0, 1
-	for i := range o.legs {
-		l := &o.legs[i]
+	for i := range o.Legs {
+		l := &o.Legs[i]
 		flat = flat && l.flat()
-		longest = max(longest, l.n)
+		longest = max(longest, l.N)
 		wide = max(wide, l.size())
 	}
 	o.grain, o.pieces = max(longest, 1), 1
 	switch {
-	case o.shared != nil:
-		o.grain, o.pieces = o.shared.grain, o.shared.chunks
-	case !o.whole:
-		o.grain = o.b.grain(wide, max(o.width, 1), longest)
+	case o.Shared != nil:
+		o.grain, o.pieces = o.Shared.grain, o.Shared.chunks
+	case !o.Whole:
+		o.grain = o.B.grain(wide, max(o.Width, 1), longest)
 		o.pieces = max(1, (longest+o.grain-1)/o.grain)
 	}
-	o.slots = min(o.pieces, o.b.slots)
+	o.slots = min(o.pieces, o.B.slots)
 	most := o.grain
 	if !flat {
 		// The host brings the elements in order first, and cuts them then.
 		o.slots, most = 1, longest
 	}
-	o.at = make([]int, len(o.legs))
-	for i := range o.legs {
-		l := &o.legs[i]
+	o.at = make([]int, len(o.Legs))
+	for i := range o.Legs {
+		l := &o.Legs[i]
 		o.at[i] = o.slot
-		o.slot += align(min(l.n, most) * l.size())
+		o.slot += Align(min(l.N, most) * l.size())
 	}
 	bytes = o.slot * o.slots
 	if flat {
 		return bytes
 	}
-	for i := range o.legs {
-		l := &o.legs[i]
+	for i := range o.Legs {
+		l := &o.Legs[i]
 		l.each(func(p *place.Place) {
 			if p.Flat {
 				return
 			}
-			r := rawPlace{p: p, leg: i, at: bytes, read: p == l.src}
-			for _, d := range l.dst {
+			r := rawPlace{p: p, leg: i, at: bytes, read: p == l.Src}
+			for _, d := range l.Dst {
 				r.write = r.write || d == p
 			}
 			o.raw = append(o.raw, r)
-			bytes += align(p.Hi - p.Lo)
+			bytes += Align(p.Hi - p.Lo)
 		})
 	}
 	return bytes
 }
 
 // inTurn reports whether the operation is one turn of the host.
-func (o *operation) inTurn() bool { return len(o.raw) > 0 }
+func (o *Operation) inTurn() bool { return len(o.raw) > 0 }
 
 // elements returns the range of a leg that piece k takes.
-func (o *operation) elements(l *leg, k int) (from, to int) {
-	return min(k*o.grain, l.n), min((k+1)*o.grain, l.n)
+func (o *Operation) elements(l *Leg, k int) (from, to int) {
+	return min(k*o.grain, l.N), min((k+1)*o.grain, l.N)
 }
 
 // enqueue gives the streams all that they will do for the operation. The host's
 // part comes later, in its turns.
-func (o *operation) enqueue() error {
+func (o *Operation) enqueue() error {
 	if err := o.room(mostCommands); err != nil {
 		return err
 	}
 	all := o.line.places[:0]
-	for i := range o.legs {
-		o.legs[i].each(func(p *place.Place) { all = append(all, p.Tensor()) })
+	for i := range o.Legs {
+		o.Legs[i].each(func(p *place.Place) { all = append(all, p.Tensor()) })
 	}
 	err := o.enqueueOn(all)
 	clear(all)
@@ -277,7 +277,7 @@ func (o *operation) enqueue() error {
 	return err
 }
 
-func (o *operation) enqueueOn(places []*place.Place) error {
+func (o *Operation) enqueueOn(places []*place.Place) error {
 	if o.claim != nil {
 		return o.enqueueClaim(places)
 	}
@@ -289,7 +289,7 @@ func (o *operation) enqueueOn(places []*place.Place) error {
 		o.fillTurn(batch)
 	case o.alone():
 		o.fillLocal(batch)
-	case o.relay != nil:
+	case o.Relay != nil:
 		o.fillOneToAll(batch)
 	default:
 		o.fill(batch)
@@ -298,22 +298,22 @@ func (o *operation) enqueueOn(places []*place.Place) error {
 	return batch.end()
 }
 
-func (o *operation) fill(batch *feed) {
+func (o *Operation) fill(batch *feed) {
 	base := o.staging.Ptr()
 	for k := range o.pieces {
 		slot := base + driver.Ptr(k%o.slots*o.slot)
-		for i := range o.legs {
-			l := &o.legs[i]
+		for i := range o.Legs {
+			l := &o.Legs[i]
 			lo, hi := o.elements(l, k)
-			if l.src != nil && lo < hi {
-				batch.Copy(l.src.Down, slot+driver.Ptr(o.at[i]), l.src.Base+driver.Ptr(l.src.Lo+lo*l.size()), (hi-lo)*l.size())
+			if l.Src != nil && lo < hi {
+				batch.Copy(l.Src.Down, slot+driver.Ptr(o.at[i]), l.Src.Base+driver.Ptr(l.Src.Lo+lo*l.size()), (hi-lo)*l.size())
 			}
 		}
 		batch.host(&o.turns, o.line.host, o.touched(slot, o.slot)...)
-		for i := range o.legs {
-			l := &o.legs[i]
+		for i := range o.Legs {
+			l := &o.Legs[i]
 			lo, hi := o.elements(l, k)
-			for _, d := range l.dst {
+			for _, d := range l.Dst {
 				if lo < hi {
 					batch.Copy(d.Up, d.Base+driver.Ptr(d.Lo+lo*l.size()), slot+driver.Ptr(o.at[i]), (hi-lo)*l.size())
 				}
@@ -324,22 +324,22 @@ func (o *operation) fill(batch *feed) {
 
 // touched is what the host uses in its turn: the staging and, if it copies to the
 // ranks' exchange itself, this rank's slots there.
-func (o *operation) touched(p driver.Ptr, n int) []driver.Access {
+func (o *Operation) touched(p driver.Ptr, n int) []driver.Access {
 	all := []driver.Access{driver.Writes(p, n)}
-	if s := o.shared; s != nil && s.x.Memory != nil {
+	if s := o.Shared; s != nil && s.x.Memory != nil {
 		all = append(all, driver.Writes(s.x.Ptr(s.x.In(s.x.Rank, 0)), s.x.Slots*s.x.Chunk))
 	}
 	return all
 }
 
 // direct reports whether the devices copy to the ranks' exchange.
-func (o *operation) direct() bool { return o.shared != nil && o.shared.direct }
+func (o *Operation) direct() bool { return o.Shared != nil && o.Shared.direct }
 
 // fillTurn moves everything down, gives the host one turn, and moves everything up.
-func (o *operation) fillTurn(batch *feed) {
+func (o *Operation) fillTurn(batch *feed) {
 	bytes := o.slot
 	for _, r := range o.raw {
-		bytes = r.at + align(r.p.Hi-r.p.Lo)
+		bytes = r.at + Align(r.p.Hi-r.p.Lo)
 	}
 	o.allDown(batch)
 	batch.host(&o.turns, o.line.host, o.touched(o.staging.Ptr(), bytes)...)
@@ -347,15 +347,15 @@ func (o *operation) fillTurn(batch *feed) {
 }
 
 // allDown copies what is read to the staging, allUp copies what is written from there.
-func (o *operation) allDown(to commander) {
+func (o *Operation) allDown(to commander) {
 	down := func(p *place.Place, at int) {
 		p.Each(func(s place.Span) {
 			to.Copy(p.Down, o.staging.Ptr()+driver.Ptr(at+s.Off-p.Lo), p.Base+driver.Ptr(s.Off), s.N)
 		})
 	}
-	for i := range o.legs {
-		if l := &o.legs[i]; l.src != nil && l.src.Flat {
-			down(l.src, o.at[i])
+	for i := range o.Legs {
+		if l := &o.Legs[i]; l.Src != nil && l.Src.Flat {
+			down(l.Src, o.at[i])
 		}
 	}
 	for _, r := range o.raw {
@@ -365,14 +365,14 @@ func (o *operation) allDown(to commander) {
 	}
 }
 
-func (o *operation) allUp(to commander) {
+func (o *Operation) allUp(to commander) {
 	up := func(p *place.Place, at int) {
 		p.Each(func(s place.Span) {
 			to.Copy(p.Up, p.Base+driver.Ptr(s.Off), o.staging.Ptr()+driver.Ptr(at+s.Off-p.Lo), s.N)
 		})
 	}
-	for i := range o.legs {
-		for _, d := range o.legs[i].dst {
+	for i := range o.Legs {
+		for _, d := range o.Legs[i].Dst {
 			if d.Flat {
 				up(d, o.at[i])
 			}
@@ -387,8 +387,8 @@ func (o *operation) allUp(to commander) {
 
 // prologue orders the operation after what the caller's streams did with its
 // tensors.
-func (o *operation) prologue(batch *edges.Batch, places ...*place.Place) {
-	for _, w := range o.b.ways {
+func (o *Operation) prologue(batch *edges.Batch, places ...*place.Place) {
+	for _, w := range o.B.Ways {
 		w.Before(batch, places)
 	}
 	var streams []driver.Stream
@@ -420,11 +420,11 @@ func (o *operation) prologue(batch *edges.Batch, places ...*place.Place) {
 
 // Order makes s wait for all that the operation does on devices. It waits for the
 // Work only where there is nothing on a device to wait for.
-func (o *operation) Order(s work.Stream) error {
+func (o *Operation) Order(s work.Stream) error {
 	switch {
-	case o.sync != nil:
-		return o.sync(s)
-	case len(o.legs) == 0:
+	case o.Sync != nil:
+		return o.Sync(s)
+	case len(o.Legs) == 0:
 		return o.Work().Wait(context.Background())
 	}
 	st, ok := s.(driver.Stream)
@@ -443,14 +443,14 @@ func (o *operation) Order(s work.Stream) error {
 		p.Retain()
 	}
 	o.mu.Unlock()
-	if err := orderAfter(st, all); err != nil {
+	if err := OrderAfter(st, all); err != nil {
 		return o.named(fmt.Errorf("synchronize: %w", err))
 	}
 	return o.Work().Err()
 }
 
-// orderAfter makes s wait for batches, and releases them.
-func orderAfter(s driver.Stream, all []*edges.Pending) (err error) {
+// OrderAfter makes s wait for batches, and releases them.
+func OrderAfter(s driver.Stream, all []*edges.Pending) (err error) {
 	for _, p := range all {
 		err = cmp.Or(err, p.Order(s))
 		p.Release()
@@ -459,11 +459,11 @@ func orderAfter(s driver.Stream, all []*edges.Pending) (err error) {
 }
 
 // Abort ends the group because of this operation.
-func (o *operation) Abort(cause error) { o.b.Abort(cause) }
+func (o *Operation) Abort(cause error) { o.B.Abort(cause) }
 
 // stopped is the context of waiting for a device: it ends with the call's, with the
-// operation's time, with the group, and with the device.
-type stopped struct{ o *operation }
+// Operation's time, with the group, and with the device.
+type stopped struct{ o *Operation }
 
 func (stopped) Deadline() (time.Time, bool) { return time.Time{}, false }
 func (stopped) Done() <-chan struct{}       { return nil }
@@ -471,23 +471,23 @@ func (stopped) Value(any) any               { return nil }
 
 func (s stopped) Err() error {
 	o := s.o
-	if err := o.ctx.Err(); err != nil {
-		return canceled(o.ctx)
+	if err := o.Ctx.Err(); err != nil {
+		return Canceled(o.Ctx)
 	}
 	if time.Now().After(o.deadline) {
 		return fmt.Errorf("%w after %v", work.ErrTimeout, o.timeout)
 	}
-	if err := cmp.Or(o.b.broken(), o.b.cpuErr()); err != nil {
+	if err := cmp.Or(o.B.Broken(), o.B.CPUErr()); err != nil {
 		return err
 	}
-	for i := range o.legs {
-		l := &o.legs[i]
-		if l.src != nil && l.src.Down != nil {
-			if err := l.src.Down.Err(); err != nil {
+	for i := range o.Legs {
+		l := &o.Legs[i]
+		if l.Src != nil && l.Src.Down != nil {
+			if err := l.Src.Down.Err(); err != nil {
 				return err
 			}
 		}
-		for _, d := range l.dst {
+		for _, d := range l.Dst {
 			if err := d.Up.Err(); err != nil {
 				return err
 			}
@@ -496,8 +496,8 @@ func (s stopped) Err() error {
 	return nil
 }
 
-// canceled says why a context ended.
-func canceled(ctx context.Context) error {
+// Canceled says why a context ended.
+func Canceled(ctx context.Context) error {
 	kind := work.ErrCanceled
 	if errors.Is(ctx.Err(), context.DeadlineExceeded) {
 		kind = work.ErrTimeout
@@ -508,12 +508,12 @@ func canceled(ctx context.Context) error {
 	return fmt.Errorf("%w: %w", kind, ctx.Err())
 }
 
-// left returns what is left of the operation's time; an operation of the CPU
+// Left returns what is left of the operation's time; an operation of the CPU
 // backend takes 0 for its default.
-func (o *operation) left() time.Duration { return max(time.Until(o.deadline), time.Nanosecond) }
+func (o *Operation) Left() time.Duration { return max(time.Until(o.deadline), time.Nanosecond) }
 
-// wait waits for the host's part of a piece.
-func (o *operation) wait(w *work.Work, err error) error {
+// Wait waits for the host's part of a piece.
+func (o *Operation) Wait(w *work.Work, err error) error {
 	if err != nil {
 		return err
 	}
@@ -521,7 +521,7 @@ func (o *operation) wait(w *work.Work, err error) error {
 }
 
 // run does the host's part.
-func (o *operation) run() error {
+func (o *Operation) run() error {
 	o.Start()
 	o.deadline = time.Now().Add(o.timeout)
 	if o.err != nil {
@@ -534,14 +534,14 @@ func (o *operation) run() error {
 	return o.feedErr
 }
 
-func (o *operation) runHost() error {
+func (o *Operation) runHost() error {
 	if o.before != nil {
 		if err := o.await(o.before); err != nil {
 			return err
 		}
 		o.before = nil
 	}
-	if err := o.b.broken(); err != nil {
+	if err := o.B.Broken(); err != nil {
 		return err
 	}
 	switch {
@@ -550,16 +550,16 @@ func (o *operation) runHost() error {
 	case o.claim != nil:
 		return o.runMessage()
 	case o.direct():
-		return o.shared.run(o)
-	case o.relay != nil && !o.inTurn():
+		return o.Shared.run(o)
+	case o.Relay != nil && !o.inTurn():
 		return o.runOneToAll()
-	case len(o.legs) == 0:
-		return o.call(o, nil)
+	case len(o.Legs) == 0:
+		return o.Call(o, nil)
 	}
 	if o.inTurn() {
 		return o.runTurn()
 	}
-	shadows := make([]*tensor.Tensor, len(o.legs))
+	shadows := make([]*tensor.Tensor, len(o.Legs))
 	for k := range o.pieces {
 		if err := o.begin(&o.turns, k); err != nil {
 			return err
@@ -568,7 +568,7 @@ func (o *operation) runHost() error {
 		if err := o.shadow(shadows, slot, k); err != nil {
 			return err
 		}
-		if err := o.call(o, shadows); err != nil {
+		if err := o.Call(o, shadows); err != nil {
 			return err
 		}
 		o.done(&o.turns, k)
@@ -578,14 +578,14 @@ func (o *operation) runHost() error {
 
 // shadow makes the CPU tensors of piece k, whose bytes begin at the legs' places
 // in slot.
-func (o *operation) shadow(shadows []*tensor.Tensor, slot []byte, k int) error {
-	for i := range o.legs {
-		l := &o.legs[i]
+func (o *Operation) shadow(shadows []*tensor.Tensor, slot []byte, k int) error {
+	for i := range o.Legs {
+		l := &o.Legs[i]
 		lo, hi := o.elements(l, k)
 		if o.inTurn() {
 			slot = o.staging.Bytes()[lo*l.size():]
 		}
-		t, err := tensor.FromBytes(l.dtype, slot[o.at[i]:][:(hi-lo)*l.size()], hi-lo)
+		t, err := tensor.FromBytes(l.DType, slot[o.at[i]:][:(hi-lo)*l.size()], hi-lo)
 		if err != nil {
 			return err
 		}
@@ -596,19 +596,19 @@ func (o *operation) shadow(shadows []*tensor.Tensor, slot []byte, k int) error {
 
 // runTurn does all pieces in one turn, between bringing elements in order and
 // putting them back.
-func (o *operation) runTurn() error {
+func (o *Operation) runTurn() error {
 	if err := o.begin(&o.turns, 0); err != nil {
 		return err
 	}
 	if err := o.packRaw(); err != nil {
 		return err
 	}
-	shadows := make([]*tensor.Tensor, len(o.legs))
+	shadows := make([]*tensor.Tensor, len(o.Legs))
 	for k := range o.pieces {
 		if err := o.shadow(shadows, nil, k); err != nil {
 			return err
 		}
-		if err := o.call(o, shadows); err != nil {
+		if err := o.Call(o, shadows); err != nil {
 			return err
 		}
 	}
@@ -621,23 +621,23 @@ func (o *operation) runTurn() error {
 
 // packRaw has the host bring elements in order that were copied as they lie, unpackRaw
 // has it put them back.
-func (o *operation) packRaw() error {
+func (o *Operation) packRaw() error {
 	return o.eachRaw(func(r rawPlace) bool { return r.read }, (*tensor.Tensor).Pack)
 }
 
-func (o *operation) unpackRaw() error {
+func (o *Operation) unpackRaw() error {
 	return o.eachRaw(func(r rawPlace) bool { return r.write }, (*tensor.Tensor).Unpack)
 }
 
-func (o *operation) eachRaw(which func(rawPlace) bool, f func(t *tensor.Tensor, packed []byte) error) error {
+func (o *Operation) eachRaw(which func(rawPlace) bool, f func(t *tensor.Tensor, packed []byte) error) error {
 	for _, r := range o.raw {
 		if !which(r) {
 			continue
 		}
-		l := &o.legs[r.leg]
+		l := &o.Legs[r.leg]
 		t, err := r.p.Over(o.staging.Bytes()[r.at:][:r.p.Hi-r.p.Lo])
 		if err == nil {
-			err = f(t, o.staging.Bytes()[o.at[r.leg]:][:l.n*l.size()])
+			err = f(t, o.staging.Bytes()[o.at[r.leg]:][:l.N*l.size()])
 		}
 		if err != nil {
 			return err
@@ -647,31 +647,31 @@ func (o *operation) eachRaw(which func(rawPlace) bool, f func(t *tensor.Tensor, 
 }
 
 // await waits until an earlier operation has ended, well or not.
-func (o *operation) await(earlier *work.Work) error {
-	ctx, cancel := context.WithTimeout(o.ctx, o.timeout)
+func (o *Operation) await(earlier *work.Work) error {
+	ctx, cancel := context.WithTimeout(o.Ctx, o.timeout)
 	defer cancel()
 	earlier.Wait(ctx) // its error is for whoever waits for it
 	switch {
 	case earlier.IsCompleted():
 		return nil
-	case o.ctx.Err() != nil:
-		return canceled(o.ctx)
+	case o.Ctx.Err() != nil:
+		return Canceled(o.Ctx)
 	}
 	return fmt.Errorf("%w after %v, waiting for an earlier %v", work.ErrTimeout, o.timeout, earlier.Info().Op)
 }
 
 // failed ends the group because of what an operation ran into, and lets the
 // streams go on.
-func (o *operation) failed(err error) {
+func (o *Operation) failed(err error) {
 	o.err = o.named(err)
-	o.b.fail(fmt.Errorf("the group has failed: %w", o.err), o.err)
-	if x := o.b.usable(); x != nil {
+	o.B.Fail(fmt.Errorf("the group has failed: %w", o.err), o.err)
+	if x := o.B.usable(); x != nil {
 		x.Fail()
 	}
 	o.feeding.Wait() // not for long: it has noticed
 	switch {
 	case o.direct():
-		o.shared.abort()
+		o.Shared.abort()
 	case o.pending != nil:
 		for _, p := range o.parts {
 			p.Abort()
@@ -680,12 +680,12 @@ func (o *operation) failed(err error) {
 	}
 }
 
-// named makes an error that names this operation.
-func (o *operation) named(err error) error { return o.b.named(o.Info(), err, o.crowd) }
+// Named makes an error that names this operation.
+func (o *Operation) named(err error) error { return o.B.Named(o.Info(), err, o.crowd) }
 
-// named makes an error that names an operation. The CPU backend's has its own numbers. Crowd is
+// Named makes an error that names an operation. The CPU backend's has its own numbers. Crowd is
 // asked for what may have held up an operation that was not done in time.
-func (b *engine) named(info work.Info, err error, crowd func() string) error {
+func (b *Engine) Named(info work.Info, err error, crowd func() string) error {
 	if b.cut.Load() != nil {
 		return &work.Error{Info: info, Peer: -1, Err: work.ErrClosed}
 	}
@@ -702,7 +702,7 @@ func (b *engine) named(info work.Info, err error, crowd func() string) error {
 			}
 			return &work.Error{Info: inner.Info, Peer: inner.Peer, Err: fmt.Errorf("%w%s", inner.Err, crowding)}
 		}
-		if inner.Group == b.group+cpuGroup {
+		if inner.Group == b.group+CPUGroup {
 			err = fmt.Errorf("on the host: %w", inner.Err)
 		}
 	}
@@ -711,20 +711,20 @@ func (b *engine) named(info work.Info, err error, crowd func() string) error {
 
 const crowded = "in which those that wait for other ranks hold up others"
 
-// crowd says, for an operation that was not done in time, that a device of it has more
+// Crowd says, for an operation that was not done in time, that a device of it has more
 // streams than queues: then it may be another operation that held it up, while that one
 // waited for the same on another rank.
-func (o *operation) crowd() (crowd string) {
-	look := func(p *place.Place) { crowd = cmp.Or(o.b.crowd(p.Dev), crowd) }
-	for i := range o.legs {
-		o.legs[i].each(look)
+func (o *Operation) crowd() (crowd string) {
+	look := func(p *place.Place) { crowd = cmp.Or(o.B.Crowd(p.Dev), crowd) }
+	for i := range o.Legs {
+		o.Legs[i].each(look)
 	}
 	return crowd
 }
 
-// crowd is the operations' for one device.
-func (b *engine) crowd(dev int) string {
-	v, err := b.driver.Device(dev)
+// Crowd is the operations' for one device.
+func (b *Engine) Crowd(dev int) string {
+	v, err := b.Driver.Device(dev)
 	if err != nil {
 		return ""
 	}
@@ -736,26 +736,26 @@ func (b *engine) crowd(dev int) string {
 	return ""
 }
 
-// grace is how long the Work of an operation that failed waits for its streams
-// to go on, so that they are done with the tensors when it ends. If something
+// Grace is how long the Work of an operation that failed waits for its streams
+// To go on, so that they are done with the tensors when it ends. If something
 // else holds them up, it ends without them.
-const grace = 50 * time.Millisecond
+const Grace = 50 * time.Millisecond
 
 // end completes the operation: its streams are done, or will not be waited for.
-func (o *operation) end() {
+func (o *Operation) end() {
 	limit := o.deadline
 	if o.err != nil {
-		limit = time.Now().Add(grace)
+		limit = time.Now().Add(Grace)
 	}
 	ctx, cancel := context.Background(), func() {}
 	if o.err == nil {
-		ctx = o.ctx
+		ctx = o.Ctx
 	}
 	if o.err == nil && o.direct() {
 		// A word costs the driver nothing, an event that is asked again and again a lot.
-		if err := o.shared.leave(o); err != nil {
+		if err := o.Shared.leave(o); err != nil {
 			o.failed(err)
-			limit = time.Now().Add(grace)
+			limit = time.Now().Add(Grace)
 		}
 	}
 	quiet := false
@@ -768,8 +768,8 @@ func (o *operation) end() {
 		err := o.passed(ctx)
 		if err != nil && o.err == nil {
 			switch {
-			case o.ctx.Err() != nil:
-				err = canceled(o.ctx)
+			case o.Ctx.Err() != nil:
+				err = Canceled(o.Ctx)
 			case ctx.Err() != nil:
 				err = fmt.Errorf("%w after %v, waiting for the device", work.ErrTimeout, o.timeout)
 			}
@@ -782,23 +782,23 @@ func (o *operation) end() {
 		o.unwatch()
 	}
 	if !quiet {
-		o.b.mu.Lock()
-		o.b.late = append(o.b.late, o)
-		o.b.mu.Unlock()
+		o.B.Mu.Lock()
+		o.B.late = append(o.B.late, o)
+		o.B.Mu.Unlock()
 	}
 	o.Complete(o.err)
 }
 
 // settled waits until the operation has left the devices, and then gives back
 // what it has; false if ctx ends first. One goroutine at a time calls it.
-func (o *operation) settled(ctx context.Context) bool {
+func (o *Operation) settled(ctx context.Context) bool {
 	if o.over {
 		return true
 	}
 	cut := false
 	if o.pending != nil {
 		err := o.passed(ctx)
-		cut = o.direct() && o.shared.failed.Load() // then the last batch may lack the end of those before
+		cut = o.direct() && o.Shared.failed.Load() // then the last batch may lack the end of those before
 		if (err != nil || cut || o.flying) && !o.drained(ctx) {
 			return false
 		}
@@ -808,33 +808,33 @@ func (o *operation) settled(ctx context.Context) bool {
 	o.mu.Unlock()
 	if o.pending != nil {
 		if o.direct() {
-			o.shared.release()
+			o.Shared.release()
 		}
 		for _, p := range o.parts {
 			p.Release()
 		}
 		o.parts = nil
 		o.pending.Release()
-		if s := o.shared; s != nil && o.err == nil && !cut {
-			o.shared = nil
-			o.b.putShared(s)
+		if s := o.Shared; s != nil && o.err == nil && !cut {
+			o.Shared = nil
+			o.B.putShared(s)
 		}
 	}
-	o.b.queued.Add(int64(-o.commands))
+	o.B.queued.Add(int64(-o.commands))
 	if o.staging != nil {
-		o.b.pinned.Put(pool.OnHost, o.staging)
+		o.B.Pinned.Put(pool.OnHost, o.staging)
 		o.staging = nil
 	}
 	o.unstage()
 	if o.launched {
 		pool.Underway.Add(-1)
-		o.b.staged.Add(-1)
+		o.B.Staged.Add(-1)
 	}
 	return true
 }
 
 // passed waits until the streams have done all parts.
-func (o *operation) passed(ctx context.Context) error {
+func (o *Operation) passed(ctx context.Context) error {
 	for _, p := range o.parts {
 		if err := p.Sync(ctx); err != nil {
 			return err
@@ -843,17 +843,17 @@ func (o *operation) passed(ctx context.Context) error {
 	return o.pending.Sync(ctx)
 }
 
-// drained is for when the events of an operation do not tell whether it has
+// Drained is for when the events of an operation do not tell whether it has
 // ended: it waits until the streams have done all that they were given. A device
 // that is lost does nothing any more.
-func (o *operation) drained(ctx context.Context) bool {
-	return drained(ctx, o.everyStream())
+func (o *Operation) drained(ctx context.Context) bool {
+	return Drained(ctx, o.everyStream())
 }
 
 // everyStream returns the streams that have the operation's copies.
-func (o *operation) everyStream() (all []driver.Stream) {
-	for i := range o.legs {
-		o.legs[i].each(func(p *place.Place) {
+func (o *Operation) everyStream() (all []driver.Stream) {
+	for i := range o.Legs {
+		o.Legs[i].each(func(p *place.Place) {
 			for _, s := range []driver.Stream{p.Down, p.Up} {
 				if s != nil && !slices.Contains(all, s) {
 					all = append(all, s)
@@ -864,7 +864,7 @@ func (o *operation) everyStream() (all []driver.Stream) {
 	return all
 }
 
-func drained(ctx context.Context, streams []driver.Stream) bool {
+func Drained(ctx context.Context, streams []driver.Stream) bool {
 	for i, s := range streams {
 		if s == nil || slices.Contains(streams[:i], s) || s.Err() != nil {
 			continue
@@ -881,28 +881,28 @@ func drained(ctx context.Context, streams []driver.Stream) bool {
 	return true
 }
 
-// fifo is a queue between goroutines.
-type fifo[T any] struct {
+// Fifo is a queue between goroutines.
+type Fifo[T any] struct {
 	cond   sync.Cond
 	list   []*T
 	closed bool
 	ready  atomic.Bool // take would not wait
 }
 
-func (q *fifo[T]) init(mu *sync.Mutex) { q.cond.L = mu }
+func (q *Fifo[T]) Init(mu *sync.Mutex) { q.cond.L = mu }
 
-// linger polls for a while, so that what comes next finds its goroutine awake.
-func (q *fifo[T]) linger(limit time.Duration) { hostshm.PollFor(limit, q.ready.Load) }
+// Linger polls for a while, so that what comes next finds its goroutine awake.
+func (q *Fifo[T]) linger(limit time.Duration) { hostshm.PollFor(limit, q.ready.Load) }
 
-// put, take and close need the mutex. take returns nil when the queue is closed
+// Put, take and close need the mutex. take returns nil when the queue is closed
 // and empty.
-func (q *fifo[T]) put(o *T) {
+func (q *Fifo[T]) Put(o *T) {
 	q.list = append(q.list, o)
 	q.ready.Store(true)
 	q.cond.Signal()
 }
 
-func (q *fifo[T]) take() *T {
+func (q *Fifo[T]) Take() *T {
 	for len(q.list) == 0 && !q.closed {
 		q.cond.Wait()
 	}
@@ -917,14 +917,14 @@ func (q *fifo[T]) take() *T {
 	return o
 }
 
-func (q *fifo[T]) close() {
+func (q *Fifo[T]) Close() {
 	q.closed = true
 	q.ready.Store(true)
 	q.cond.Broadcast()
 }
 
 // work does the host's part of collectives, in the order of the calls.
-func (b *engine) work() {
+func (b *Engine) work() {
 	left := false
 	defer func() {
 		if !left { // an operator has ended the goroutine: runtime.Goexit
@@ -932,9 +932,9 @@ func (b *engine) work() {
 		}
 	}()
 	for {
-		b.mu.Lock()
-		o := b.todo.take()
-		b.mu.Unlock()
+		b.Mu.Lock()
+		o := b.todo.Take()
+		b.Mu.Unlock()
 		if o == nil {
 			break
 		}
@@ -942,15 +942,15 @@ func (b *engine) work() {
 			b.todo.linger(hostshm.LingerFor)
 		}
 	}
-	b.mu.Lock()
-	b.ending.close()
-	b.mu.Unlock()
+	b.Mu.Lock()
+	b.ending.Close()
+	b.Mu.Unlock()
 	left = true
 }
 
 // perform does the host's part of an operation, and hands it to the finisher also if a function of
 // the program has panicked in it. It reports whether the next one may come soon.
-func (b *engine) perform(o *operation) (linger bool) {
+func (b *Engine) perform(o *Operation) (linger bool) {
 	var err error
 	returned := false
 	defer func() {
@@ -960,10 +960,10 @@ func (b *engine) perform(o *operation) (linger bool) {
 		if err != nil {
 			o.failed(err)
 		}
-		linger = o.direct() && o.shared.x.Eager
-		b.mu.Lock()
-		b.ending.put(o)
-		b.mu.Unlock()
+		linger = o.direct() && o.Shared.x.Eager
+		b.Mu.Lock()
+		b.ending.Put(o)
+		b.Mu.Unlock()
 	}()
 	err = o.run()
 	returned = true
@@ -971,15 +971,15 @@ func (b *engine) perform(o *operation) (linger bool) {
 }
 
 // finish ends operations when the devices are done with them.
-func (b *engine) finish() {
+func (b *Engine) finish() {
 	for {
-		b.mu.Lock()
-		o := b.ending.take()
-		b.mu.Unlock()
+		b.Mu.Lock()
+		o := b.ending.Take()
+		b.Mu.Unlock()
 		if o == nil {
 			return
 		}
-		linger := o.direct() && o.shared.x.Eager
+		linger := o.direct() && o.Shared.x.Eager
 		o.end()
 		if linger {
 			b.ending.linger(hostshm.LingerFor)
@@ -987,18 +987,18 @@ func (b *engine) finish() {
 	}
 }
 
-// admit checks that an operation can start. It returns its description and its limit.
-func (b *engine) admit(ctx context.Context, op work.OpType, timeout time.Duration) (work.Info, time.Duration, error) {
+// Admit checks that an operation can start. It returns its description and its limit.
+func (b *Engine) Admit(ctx context.Context, op work.OpType, timeout time.Duration) (work.Info, time.Duration, error) {
 	ended := ctx.Err() != nil
-	failed := b.broken()
+	failed := b.Broken()
 	if failed == nil {
-		if failed = b.cpuErr(); failed != nil {
+		if failed = b.CPUErr(); failed != nil {
 			failed = fmt.Errorf("on the host: %w", failed)
 		}
 	}
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	info := work.Info{Op: op, Seq: b.seq, Group: b.group, Rank: b.rank}
+	b.Mu.Lock()
+	defer b.Mu.Unlock()
+	info := work.Info{Op: op, Seq: b.seq, Group: b.group, Rank: b.Rank}
 	var err error
 	peer := -1
 	switch {
@@ -1007,7 +1007,7 @@ func (b *engine) admit(ctx context.Context, op work.OpType, timeout time.Duratio
 	case failed != nil:
 		err, peer = failed, b.culprit(failed)
 	case ended:
-		err = fmt.Errorf("not started: %w", canceled(ctx))
+		err = fmt.Errorf("not started: %w", Canceled(ctx))
 	}
 	if err != nil {
 		return info, 0, &work.Error{Info: info, Peer: peer, Err: err}
@@ -1018,42 +1018,42 @@ func (b *engine) admit(ctx context.Context, op work.OpType, timeout time.Duratio
 	return info, timeout, nil
 }
 
-// init prepares an operation that was admitted.
-func (o *operation) init(b *engine, ctx context.Context, info work.Info, timeout time.Duration) {
+// Init prepares an operation that was admitted.
+func (o *Operation) init(b *Engine, ctx context.Context, info work.Info, timeout time.Duration) {
 	o.Init(info)
-	o.b, o.ctx, o.timeout = b, ctx, timeout
+	o.B, o.Ctx, o.timeout = b, ctx, timeout
 	o.given = place.StreamsOf(ctx)
 	o.RunBy(o)
 }
 
 // stage gives the operation its streams and its memory on the host.
-func (o *operation) stage() error {
+func (o *Operation) stage() error {
 	var err error
-	if o.shared != nil {
-		o.shared.stage(o)
+	if o.Shared != nil {
+		o.Shared.stage(o)
 	}
-	for i := range o.legs {
-		l := &o.legs[i]
-		if l.src != nil && err == nil {
-			l.src.Down, err = o.line.stream(o.b, o.line.down, l.src.Dev, "down")
+	for i := range o.Legs {
+		l := &o.Legs[i]
+		if l.Src != nil && err == nil {
+			l.Src.Down, err = o.line.stream(o.B, o.line.down, l.Src.Dev, "down")
 		}
-		if l.src != nil && o.relay != nil && len(l.dst) > 0 && err == nil {
-			l.src.Up, err = o.line.stream(o.b, o.line.up, l.src.Dev, "up")
+		if l.Src != nil && o.Relay != nil && len(l.Dst) > 0 && err == nil {
+			l.Src.Up, err = o.line.stream(o.B, o.line.up, l.Src.Dev, "up")
 		}
-		for _, d := range l.dst {
+		for _, d := range l.Dst {
 			if err == nil {
-				d.Up, err = o.line.stream(o.b, o.line.up, d.Dev, "up")
+				d.Up, err = o.line.stream(o.B, o.line.up, d.Dev, "up")
 			}
 		}
 	}
 	if err != nil {
 		return err
 	}
-	if len(o.legs) == 0 || o.direct() {
+	if len(o.Legs) == 0 || o.direct() {
 		return nil
 	}
-	if o.relay != nil {
-		if _, err := o.line.relays(o.b.tracker); err != nil {
+	if o.Relay != nil {
+		if _, err := o.line.relays(o.B.Tracker); err != nil {
 			return err
 		}
 	}
@@ -1066,10 +1066,10 @@ func (o *operation) stage() error {
 		bytes = 0
 	}
 	if o.measure(); o.long || o.claim != nil {
-		o.word = align(max(bytes, 1))
+		o.word = Align(max(bytes, 1))
 		bytes = o.word + stagingAlign
 	}
-	h, err := o.b.pinned.Get(pool.OnHost, bytes)
+	h, err := o.B.Pinned.Get(pool.OnHost, bytes)
 	if err != nil {
 		o.unstage()
 		return err
@@ -1078,18 +1078,18 @@ func (o *operation) stage() error {
 	return nil
 }
 
-// issue starts a collective.
-func (b *engine) issue(ctx context.Context, op work.OpType, timeout time.Duration, o *operation, result ...*tensor.Tensor) (*work.Work, error) {
-	b.calls.Lock()
-	defer b.calls.Unlock()
-	info, timeout, err := b.admit(ctx, op, timeout)
+// Issue starts a collective.
+func (b *Engine) Issue(ctx context.Context, op work.OpType, timeout time.Duration, o *Operation, result ...*tensor.Tensor) (*work.Work, error) {
+	b.Calls.Lock()
+	defer b.Calls.Unlock()
+	info, timeout, err := b.Admit(ctx, op, timeout)
 	if err != nil {
 		return nil, err
 	}
 	o.init(b, ctx, info, timeout)
 	o.line = b.line
-	o.print.Op, o.number = op, b.collectives
-	o.err = b.enter(info, o.print)
+	o.Print.Op, o.number = op, b.collectives
+	o.err = b.Enter(info, o.Print)
 	if err := b.launch(o, result); err != nil {
 		return nil, err
 	}
@@ -1103,50 +1103,50 @@ func (b *engine) issue(ctx context.Context, op work.OpType, timeout time.Duratio
 
 // beforeStream has the stream of a call that is part of one wait for the operation. An error is
 // also the operation's.
-func (o *operation) beforeStream() {
-	if o.given != nil && o.given.In != nil && len(o.legs) > 0 {
+func (o *Operation) beforeStream() {
+	if o.given != nil && o.given.In != nil && len(o.Legs) > 0 {
 		o.Order(o.given.In)
 	}
 }
 
 // queue hands a collective to the worker. The caller holds b.calls.
-func (b *engine) queue(o *operation) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
+func (b *Engine) queue(o *Operation) {
+	b.Mu.Lock()
+	defer b.Mu.Unlock()
 	if o.Info().Op == work.Barrier {
-		o.before = b.last
+		o.before = b.Last
 	}
-	if o.relay != nil {
-		o.relay.tag = ownTags | o.line.broadcasts<<1
+	if o.Relay != nil {
+		o.Relay.tag = OwnTags | o.line.broadcasts<<1
 		o.line.broadcasts = (o.line.broadcasts + 1) & (1<<30 - 1)
 	}
-	b.last = o.Work()
-	b.todo.put(o)
+	b.Last = o.Work()
+	b.todo.Put(o)
 }
 
 // launch gives an operation that was admitted to the streams. An error means that
 // it has not been issued; what goes wrong on the streams is the operation's.
-func (b *engine) launch(o *operation, result []*tensor.Tensor) error {
+func (b *Engine) launch(o *Operation, result []*tensor.Tensor) error {
 	if o.err == nil {
 		if err := o.stage(); err != nil {
 			return o.named(err)
 		}
 	}
 	pool.Underway.Add(1)
-	b.staged.Add(1)
+	b.Staged.Add(1)
 	o.launched = true
 	o.SetResult(result...)
-	if o.ctx.Done() != nil {
+	if o.Ctx.Done() != nil {
 		// The host may be busy with earlier operations when the context ends.
-		o.unwatch = context.AfterFunc(o.ctx, func() {
-			err := o.named(canceled(o.ctx))
-			b.fail(fmt.Errorf("the group has failed: %w", err), err)
+		o.unwatch = context.AfterFunc(o.Ctx, func() {
+			err := o.named(Canceled(o.Ctx))
+			b.Fail(fmt.Errorf("the group has failed: %w", err), err)
 		})
 	}
-	b.mu.Lock()
+	b.Mu.Lock()
 	b.seq++
-	b.mu.Unlock()
-	if s := o.shared; s != nil {
+	b.Mu.Unlock()
+	if s := o.Shared; s != nil {
 		s.first, s.number = s.x.Next, s.x.Number
 		s.x.Next += uint64(s.chunks)
 		s.x.Number++
@@ -1164,7 +1164,7 @@ func (b *engine) launch(o *operation, result []*tensor.Tensor) error {
 			return nil
 		}
 	}
-	if o.err == nil && len(o.legs) > 0 {
+	if o.err == nil && len(o.Legs) > 0 {
 		if err := o.enqueue(); err != nil && !o.queued {
 			o.err = err
 		}

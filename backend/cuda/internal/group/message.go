@@ -1,4 +1,4 @@
-package cuda
+package group
 
 import (
 	"context"
@@ -12,52 +12,52 @@ import (
 	"github.com/c10d-go/c10d/work"
 )
 
-// post tells which messages have an order: sends to a peer, or receives, of one tag match
+// Post tells which messages have an order: sends to a peer, or receives, of one tag match
 // in the order of the calls.
-type post struct {
-	send bool
-	peer int // of a send; receives of a tag may be from anybody
-	tag  uint32
+type Post struct {
+	Send bool
+	Peer int // of a send; receives of a tag may be from anybody
+	Tag  uint32
 }
 
-// message starts a send or a receive. f posts it to the CPU backend.
+// Message starts a send or a receive. f posts it to the CPU backend.
 //
 // A message that does not come must hold up neither collectives nor other messages. So no
 // stream of the group waits for it. The group's messages share two streams a device. A
 // stream gets a message's copies once nothing has to be waited for: of a send, when the
 // tensor is ready, and of a receive, when the host has the bytes. Until then the host has
 // claimed the tensor, and streams that use it later wait for the host.
-func (b *engine) message(ctx context.Context, op work.OpType, o backend.P2POptions, key post, l leg, f func(q *operation, t *tensor.Tensor) (*work.Work, error)) (*work.Work, error) {
+func (b *Engine) Message(ctx context.Context, op work.OpType, o backend.P2POptions, key Post, l Leg, f func(q *Operation, t *tensor.Tensor) (*work.Work, error)) (*work.Work, error) {
 	var earlier chan struct{}
 	mine := make(chan struct{})
 	var source *work.Work
-	q := &operation{legs: []leg{l}, whole: true, line: b.messages}
-	q.call = func(q *operation, ts []*tensor.Tensor) error {
+	q := &Operation{Legs: []Leg{l}, Whole: true, line: b.messages}
+	q.Call = func(q *Operation, ts []*tensor.Tensor) error {
 		if earlier != nil {
 			<-earlier
 		}
 		w, err := f(q, ts[0])
 		b.done(key, mine)
 		source = w
-		return q.wait(w, err)
+		return q.Wait(w, err)
 	}
-	b.calls.Lock()
-	defer b.calls.Unlock()
-	info, timeout, err := b.admit(ctx, op, o.Timeout)
+	b.Calls.Lock()
+	defer b.Calls.Unlock()
+	info, timeout, err := b.Admit(ctx, op, o.Timeout)
 	if err != nil {
 		return nil, err
 	}
 	q.init(b, ctx, info, timeout)
 	if op == work.Recv {
-		q.SetSource(key.peer)
+		q.SetSource(key.Peer)
 	}
-	host, err := b.tracker.Host(fmt.Sprintf("%v seq %d", op, q.Info().Seq))
+	host, err := b.Tracker.Host(fmt.Sprintf("%v seq %d", op, q.Info().Seq))
 	if err != nil {
 		return nil, q.named(err)
 	}
 	q.claim = host
 	var result []*tensor.Tensor
-	for _, d := range l.dst {
+	for _, d := range l.Dst {
 		result = append(result, d.T)
 	}
 	if err := b.launch(q, result); err != nil {
@@ -65,10 +65,10 @@ func (b *engine) message(ctx context.Context, op work.OpType, o backend.P2POptio
 		return nil, err
 	}
 	q.beforeStream()
-	b.mu.Lock()
+	b.Mu.Lock()
 	earlier = b.posted[key.order()]
 	b.posted[key.order()] = mine
-	b.mu.Unlock()
+	b.Mu.Unlock()
 	b.p2p.Add(1)
 	b.open.Add(1)
 	go func() {
@@ -91,11 +91,11 @@ func (b *engine) message(ctx context.Context, op work.OpType, o backend.P2POptio
 
 // enqueueClaim claims a message's memory, after what the caller's streams and other
 // operations do with it.
-func (o *operation) enqueueClaim(places []*place.Place) (err error) {
-	batch := o.b.tracker.Batch()
+func (o *Operation) enqueueClaim(places []*place.Place) (err error) {
+	batch := o.B.Tracker.Batch()
 	o.prologue(batch, places...)
 	access := driver.Writes
-	if o.legs[0].src != nil {
+	if o.Legs[0].Src != nil {
 		access = driver.Reads
 	}
 	all := o.line.accesses[:0]
@@ -109,15 +109,15 @@ func (o *operation) enqueueClaim(places []*place.Place) (err error) {
 }
 
 // runMessage sends what it copies to the host, or copies from there what it receives.
-func (o *operation) runMessage() error {
+func (o *Operation) runMessage() error {
 	staging := o.staging.Bytes()
 	shadows := make([]*tensor.Tensor, 1)
 	if err := o.shadow(shadows, staging[:o.slot], 0); err != nil {
 		return err
 	}
-	if o.legs[0].src == nil {
-		driver.HostAccess(o.b.driver, "receiving", driver.Writes(o.staging.Ptr(), o.staging.Len()))
-		if err := o.call(o, shadows); err != nil {
+	if o.Legs[0].Src == nil {
+		driver.HostAccess(o.B.Driver, "receiving", driver.Writes(o.staging.Ptr(), o.staging.Len()))
+		if err := o.Call(o, shadows); err != nil {
 			return err
 		}
 		if err := o.unpackRaw(); err != nil {
@@ -128,7 +128,7 @@ func (o *operation) runMessage() error {
 		return err
 	}
 	c := &atOnce{o: o}
-	if o.legs[0].src != nil {
+	if o.Legs[0].Src != nil {
 		o.pack(c)
 		o.allDown(c)
 	} else {
@@ -139,14 +139,14 @@ func (o *operation) runMessage() error {
 		return err
 	}
 	o.pending.End(o.claimed)
-	if o.legs[0].src == nil {
+	if o.Legs[0].Src == nil {
 		return nil
 	}
-	driver.HostAccess(o.b.driver, "sending", driver.Writes(o.staging.Ptr(), o.staging.Len()))
+	driver.HostAccess(o.B.Driver, "sending", driver.Writes(o.staging.Ptr(), o.staging.Len()))
 	if err := o.packRaw(); err != nil {
 		return err
 	}
-	return o.call(o, shadows)
+	return o.Call(o, shadows)
 }
 
 // commander takes the copies and kernels of an operation through the host.
@@ -158,7 +158,7 @@ type commander interface {
 // atOnce gives a message's commands to its stream at once, at most mostCommands at a time.
 // Messages of other goroutines use the stream too. None of its commands waits for a rank.
 type atOnce struct {
-	o    *operation
+	o    *Operation
 	s    driver.Stream // the only one of a message
 	n    int           // commands since the last word
 	word uint32        // the last
@@ -183,7 +183,7 @@ func (c *atOnce) add(s driver.Stream, f func() error) {
 	}
 }
 
-// wait waits until the stream has done what it was given. An operation that has to end
+// Wait waits until the stream has done what it was given. An operation that has to end
 // waits a little longer, because the copies still use the tensor.
 func (c *atOnce) wait() error {
 	if c.n == 0 {
@@ -207,7 +207,7 @@ func (c *atOnce) wait() error {
 
 // ending is stopped, grace later.
 type ending struct {
-	o     *operation
+	o     *Operation
 	since time.Time // of the end
 }
 
@@ -220,24 +220,24 @@ func (e *ending) Err() error {
 	if err != nil && e.since.IsZero() {
 		e.since = time.Now()
 	}
-	if err == nil || time.Since(e.since) < grace {
+	if err == nil || time.Since(e.since) < Grace {
 		return nil
 	}
 	return err
 }
 
 // order returns the key without what does not matter for the order.
-func (p post) order() post {
-	if !p.send {
-		p.peer = 0
+func (p Post) order() Post {
+	if !p.Send {
+		p.Peer = 0
 	}
 	return p
 }
 
 // done says that a message was posted, or never will be.
-func (b *engine) done(key post, mine chan struct{}) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
+func (b *Engine) done(key Post, mine chan struct{}) {
+	b.Mu.Lock()
+	defer b.Mu.Unlock()
 	select {
 	case <-mine:
 		return

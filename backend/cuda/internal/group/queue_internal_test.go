@@ -1,4 +1,4 @@
-package cuda
+package group
 
 import (
 	"context"
@@ -24,7 +24,7 @@ var gib = 1 << 30
 // TestPieces holds that pieces are all of a tensor, not larger than Options.Chunk where
 // there may be that many, and few.
 func TestPieces(t *testing.T) {
-	b := &engine{chunk: 2 << 20}
+	b := &Engine{chunk: 2 << 20}
 	for _, width := range []int{1, 2, 8, 17, 60, 300} {
 		for _, size := range []int{1, 2, 8, 16} {
 			for _, n := range []int{0, 1, 1000, 1 << 20, 120 << 20, math.MaxInt / 16} {
@@ -33,15 +33,15 @@ func TestPieces(t *testing.T) {
 				if n%grain > 0 {
 					pieces++
 				}
-				require.LessOrEqual(t, pieces, piecesOf(width))
+				require.LessOrEqual(t, pieces, PiecesOf(width))
 				if bytes := grain * size * width; bytes > b.chunk && grain > 1 {
-					require.Greater(t, n/(grain-1), piecesOf(width)-1, "%d elements of %d bytes, %d tensors", n, size, width)
+					require.Greater(t, n/(grain-1), PiecesOf(width)-1, "%d elements of %d bytes, %d tensors", n, size, width)
 				}
 			}
 		}
-		require.LessOrEqual(t, piecesOf(width)*(width+3), max(mostCommands-spareCommands, defaultSlots*(width+3)))
+		require.LessOrEqual(t, PiecesOf(width)*(width+3), max(mostCommands-spareCommands, DefaultSlots*(width+3)))
 	}
-	for pieces := 1; pieces <= piecesOf(1); pieces++ {
+	for pieces := 1; pieces <= PiecesOf(1); pieces++ {
 		for m := 1; m < 100; m++ {
 			at := spreads(pieces, m)
 			require.LessOrEqual(t, (pieces+at-1)/at*2*(m-1), max(spreadCommands, 2*(m-1)))
@@ -66,32 +66,32 @@ func TestCommands(t *testing.T) {
 		src, dst  int  // tensors that are read, and written
 		both      bool // the first is one
 		width     int
-		role      route
+		role      Route
 		broadcast bool
 		devices   int
 		most      int
 	}{
-		{"reduce", 1, 0, false, 1, route{}, false, 1, mostCommands},
-		{"all-reduce", 1, 1, true, 1, route{}, false, 1, mostCommands},
-		{"all_gather of 8", 1, 8, false, 8, route{}, false, 1, mostCommands},
-		{"reduce_scatter of 8", 8, 1, false, 8, route{}, false, 1, mostCommands},
-		{"all_gather of 40", 1, 40, false, 40, route{}, false, 1, mostCommands},
-		{"reduce_scatter of 57", 57, 1, false, 57, route{}, false, 1, mostCommands},
-		{"broadcast, root", 1, 0, false, 1, route{-1, []int{1, 2, 3}}, true, 1, mostCommands},
-		{"broadcast, root, 3 tensors", 1, 2, false, 1, route{-1, []int{1}}, true, 3, mostCommands},
-		{"broadcast, alone", 1, 7, false, 1, route{-1, nil}, true, 4, mostCommands},
-		{"broadcast, on the way", 0, 1, false, 1, route{0, []int{2, 3}}, true, 1, mostCommands},
-		{"broadcast, on the way, 2 tensors", 0, 2, false, 1, route{0, []int{2}}, true, 2, mostCommands},
-		{"broadcast, on the way, 8 tensors", 0, 8, false, 1, route{0, []int{2}}, true, 8, mostCommands},
-		{"broadcast, last, 8 tensors of a device", 0, 8, false, 1, route{0, nil}, true, 1, mostCommands},
-		{"broadcast, last, 30 tensors", 0, 30, false, 1, route{0, nil}, true, 3, mostCommands},
+		{"reduce", 1, 0, false, 1, Route{}, false, 1, mostCommands},
+		{"all-reduce", 1, 1, true, 1, Route{}, false, 1, mostCommands},
+		{"all_gather of 8", 1, 8, false, 8, Route{}, false, 1, mostCommands},
+		{"reduce_scatter of 8", 8, 1, false, 8, Route{}, false, 1, mostCommands},
+		{"all_gather of 40", 1, 40, false, 40, Route{}, false, 1, mostCommands},
+		{"reduce_scatter of 57", 57, 1, false, 57, Route{}, false, 1, mostCommands},
+		{"broadcast, root", 1, 0, false, 1, Route{-1, []int{1, 2, 3}}, true, 1, mostCommands},
+		{"broadcast, root, 3 tensors", 1, 2, false, 1, Route{-1, []int{1}}, true, 3, mostCommands},
+		{"broadcast, alone", 1, 7, false, 1, Route{-1, nil}, true, 4, mostCommands},
+		{"broadcast, on the way", 0, 1, false, 1, Route{0, []int{2, 3}}, true, 1, mostCommands},
+		{"broadcast, on the way, 2 tensors", 0, 2, false, 1, Route{0, []int{2}}, true, 2, mostCommands},
+		{"broadcast, on the way, 8 tensors", 0, 8, false, 1, Route{0, []int{2}}, true, 8, mostCommands},
+		{"broadcast, last, 8 tensors of a device", 0, 8, false, 1, Route{0, nil}, true, 1, mostCommands},
+		{"broadcast, last, 30 tensors", 0, 30, false, 1, Route{0, nil}, true, 3, mostCommands},
 	} {
 		for _, total := range []int{1, 1000, 1 << 20, 100 << 20, gib, 8*gib + 5} {
 			n := total / 2 / max(c.width, 1)
 			tr := edges.New(d)
-			b := &engine{rank: 1, size: 4, tracker: tr, chunk: 2 << 20, slots: 4}
-			if c.broadcast && c.role.from < 0 && c.role.to == nil {
-				b.size = 1
+			b := &Engine{Rank: 1, Size: 4, Tracker: tr, chunk: 2 << 20, slots: 4}
+			if c.broadcast && c.role.From < 0 && c.role.To == nil {
+				b.Size = 1
 			}
 			b.line, err = b.newLine()
 			require.NoError(t, err)
@@ -114,26 +114,26 @@ func TestCommands(t *testing.T) {
 				next++
 				return p
 			}
-			o := &operation{b: b, ctx: t.Context(), line: b.line, width: c.width}
+			o := &Operation{B: b, Ctx: t.Context(), line: b.line, Width: c.width}
 			if c.broadcast {
-				l := leg{n: n, dtype: tensor.Float16}
+				l := Leg{N: n, DType: tensor.Float16}
 				if c.src > 0 {
-					l.src = at()
+					l.Src = at()
 				}
 				for range c.dst {
-					l.dst = append(l.dst, at())
+					l.Dst = append(l.Dst, at())
 				}
-				o.legs = []leg{l}
-				o.relay = newOneToAll(c.role, b.chunks(&l))
+				o.Legs = []Leg{l}
+				o.Relay = NewOneToAll(c.role, b.Chunks(&l))
 			} else if c.both {
 				p := at()
-				o.legs = []leg{{n: n, dtype: tensor.Float16, src: p, dst: []*place.Place{p}}}
+				o.Legs = []Leg{{N: n, DType: tensor.Float16, Src: p, Dst: []*place.Place{p}}}
 			} else {
 				for range c.src {
-					o.legs = append(o.legs, leg{n: n, dtype: tensor.Float16, src: at()})
+					o.Legs = append(o.Legs, Leg{N: n, DType: tensor.Float16, Src: at()})
 				}
 				for range c.dst {
-					o.legs = append(o.legs, leg{n: n, dtype: tensor.Float16, dst: []*place.Place{at()}})
+					o.Legs = append(o.Legs, Leg{N: n, DType: tensor.Float16, Dst: []*place.Place{at()}})
 				}
 			}
 			o.layout()
@@ -150,8 +150,8 @@ func TestCommands(t *testing.T) {
 					written[x.dst>>40] += x.n
 				}
 			}
-			for i := range o.legs {
-				for _, p := range o.legs[i].dst {
+			for i := range o.Legs {
+				for _, p := range o.Legs[i].Dst {
 					require.Equal(t, 2*n, written[p.Base>>40], "%s, %d bytes", c.name, total)
 				}
 			}
@@ -170,12 +170,12 @@ func (hugeHost) Ptr() driver.Ptr { return 1 << 30 }
 // TestRoom lets an operation wait for those before it, until there is room, its context
 // ends, its time is over or the group has failed. Messages do not wait.
 func TestRoom(t *testing.T) {
-	b := &engine{line: &line{}}
+	b := &Engine{line: &line{}}
 	ctx, cancel := context.WithCancelCause(t.Context())
-	o := &operation{b: b, ctx: ctx, timeout: time.Hour, line: b.line}
-	o.occupy(int(mostQueued))
+	o := &Operation{B: b, Ctx: ctx, timeout: time.Hour, line: b.line}
+	o.occupy(int(MostQueued))
 	require.NoError(t, o.room(mostCommands))
-	hasty := &operation{b: b, ctx: ctx, timeout: time.Millisecond, line: b.line}
+	hasty := &Operation{B: b, Ctx: ctx, timeout: time.Millisecond, line: b.line}
 	require.ErrorIs(t, hasty.room(mostCommands+1), work.ErrTimeout, "it takes more room than others")
 	o.occupy(1)
 	var ended sync.WaitGroup
@@ -183,11 +183,11 @@ func TestRoom(t *testing.T) {
 	require.NoError(t, o.room(0))
 	ended.Wait()
 	o.occupy(1)
-	message := &operation{b: b, ctx: ctx, line: &line{}}
+	message := &Operation{B: b, Ctx: ctx, line: &line{}}
 	message.occupy(100)
 	require.NoError(t, message.room(0))
-	require.EqualValues(t, mostQueued+1, b.queued.Load())
-	short := &operation{b: b, ctx: ctx, timeout: time.Millisecond, line: b.line}
+	require.EqualValues(t, MostQueued+1, b.queued.Load())
+	short := &Operation{B: b, Ctx: ctx, timeout: time.Millisecond, line: b.line}
 	require.ErrorIs(t, short.room(0), work.ErrTimeout)
 	cause := errors.New("enough")
 	cancel(cause)

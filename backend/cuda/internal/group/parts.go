@@ -1,4 +1,4 @@
-package cuda
+package group
 
 import (
 	"time"
@@ -12,10 +12,10 @@ import (
 // feed gives the streams what an operation through the host has them do. If that is
 // little, as it nearly always is, they get it at once. Otherwise, with hundreds of tensors
 // or of runs of bytes, they get it in parts, each when those before it have left room: the
-// operation goes to who does the host's part with the first one, for the host has to take
+// Operation goes to who does the host's part with the first one, for the host has to take
 // its turns meanwhile. The call returns when the last part has been enqueued.
 type feed struct {
-	o      *operation
+	o      *Operation
 	batch  *edges.Batch
 	copies []given // of the batch
 	turns  int     // the host's, of the batch
@@ -37,7 +37,7 @@ type given struct {
 type hostTurn struct{ part, number int }
 
 // begin begins an operation on tensors in these places.
-func (f *feed) begin(o *operation, places []*place.Place) {
+func (f *feed) begin(o *Operation, places []*place.Place) {
 	f.o, f.limit, f.err = o, mostCommands-spareCommands, nil
 	f.next()
 	o.prologue(f.batch, places...)
@@ -59,11 +59,11 @@ func (f *feed) begin(o *operation, places []*place.Place) {
 
 func (f *feed) next() {
 	clear(f.copies)
-	f.batch, f.copies, f.turns, f.relays = f.o.b.tracker.Batch(), f.copies[:0], 0, 0
+	f.batch, f.copies, f.turns, f.relays = f.o.B.Tracker.Batch(), f.copies[:0], 0, 0
 }
 
 // measure finds out whether the operation may get to the streams in parts.
-func (o *operation) measure() {
+func (o *Operation) measure() {
 	count := func(p *place.Place) (n int) {
 		switch {
 		case p.Of != nil:
@@ -75,12 +75,12 @@ func (o *operation) measure() {
 		return max(len(p.Holes), 1)
 	}
 	down, up := 0, 0
-	for i := range o.legs {
-		l := &o.legs[i]
-		if l.src != nil {
-			down += count(l.src)
+	for i := range o.Legs {
+		l := &o.Legs[i]
+		if l.Src != nil {
+			down += count(l.Src)
 		}
-		for _, d := range l.dst {
+		for _, d := range l.Dst {
 			up += count(d)
 		}
 	}
@@ -168,23 +168,23 @@ func (f *feed) part() {
 		o.feeding.Add(1)
 		o.occupy(mostInParts)
 		o.queued = true
-		o.b.queue(o)
+		o.B.queue(o)
 	}
 	if f.err = f.wait(); f.err == nil {
 		f.next()
 	}
 }
 
-// wait waits until the streams have room for a part.
+// Wait waits until the streams have room for a part.
 func (f *feed) wait() error {
-	o, b := f.o, f.o.b
+	o, b := f.o, f.o.B
 	room := func() (bool, error) {
 		if n := len(o.parts); n >= mostParts {
 			return o.parts[n-mostParts].Done()
 		}
 		return true, nil
 	}
-	most := max(mostQueued-(mostInParts-mostCommands), 0) + mostInParts
+	most := max(MostQueued-(mostInParts-mostCommands), 0) + mostInParts
 	return o.poll(func() (bool, error) {
 		if b.queued.Load() > most {
 			return false, nil
@@ -218,7 +218,7 @@ func (f *feed) end() error {
 }
 
 // begin waits until a turn is the host's, and its part has been enqueued.
-func (o *operation) begin(list *[]hostTurn, k int) error {
+func (o *Operation) begin(list *[]hostTurn, k int) error {
 	pause := 10 * time.Microsecond
 	for {
 		p, n, err := o.turn(list, k)
@@ -237,7 +237,7 @@ func (o *operation) begin(list *[]hostTurn, k int) error {
 }
 
 // done ends a turn that has begun.
-func (o *operation) done(list *[]hostTurn, k int) {
+func (o *Operation) done(list *[]hostTurn, k int) {
 	if p, n, _ := o.turn(list, k); p != nil {
 		p.End(n)
 	}
@@ -245,7 +245,7 @@ func (o *operation) done(list *[]hostTurn, k int) {
 
 // turn returns the part that a turn is of, nil if that has not been enqueued, and the
 // turn's number there.
-func (o *operation) turn(list *[]hostTurn, k int) (*edges.Pending, int, error) {
+func (o *Operation) turn(list *[]hostTurn, k int) (*edges.Pending, int, error) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	if o.feedErr != nil {

@@ -1,4 +1,4 @@
-package cuda
+package group
 
 import (
 	"cmp"
@@ -33,7 +33,7 @@ const (
 
 	// mostAtOnce is how many bytes a kernel does the device's part of. It writes to the
 	// host and reads from there with the threads of one block, and needs a third of the
-	// calls, and no wait of a stream for a word, which that notices late.
+	// Calls, and no wait of a stream for a word, which that notices late.
 	mostAtOnce = 128 << 10
 
 	// firstBatch is how many chunks are enqueued at first, and then twice as many each
@@ -41,11 +41,11 @@ const (
 	firstBatch = 2
 )
 
-// smallestPart is the least that one goroutine of a rank's crew combines, of each
-// rank's bytes; a variable for tests, like crewOf.
-var smallestPart = 16 << 10
+// SmallestPart is the least that one goroutine of a rank's crew combines, of each
+// Rank's bytes; a variable for tests, like crewOf.
+var SmallestPart = 16 << 10
 
-// shared is the part of an all-reduce that goes through the exchange.
+// Shared is the part of an all-reduce that goes through the exchange.
 type shared struct {
 	x      *hostshm.Exchange
 	red    backend.Reduction
@@ -57,7 +57,7 @@ type shared struct {
 	parts  int    // into how many a rank's share of a chunk is cut
 
 	// direct: the device's streams copy to the exchange and from there. Otherwise this
-	// rank's host does: for tensors that are not contiguous, for several, for those on
+	// Rank's host does: for tensors that are not contiguous, for several, for those on
 	// another device than the first, whose streams do not count in order, and where the
 	// memory could not be page-locked.
 	direct bool
@@ -86,14 +86,14 @@ func batchOf(k int) int { return bits.Len(uint(k+firstBatch)/firstBatch) - 1 }
 // combine others' elements with those.
 var own = []backend.ReduceKind{backend.Custom("", nil).Kind(), backend.PreMulSum(1).Kind()}
 
-// sharing returns the part of a call that goes through the exchange, nil if it does
+// Sharing returns the part of a call that goes through the exchange, nil if it does
 // not. What decides is the same on every rank.
-func (b *engine) sharing(op backend.ReduceOp, ts []*tensor.Tensor) *shared {
+func (b *Engine) Sharing(op backend.ReduceOp, ts []*tensor.Tensor) *shared {
 	x, n, d := b.usable(), ts[0].Len(), ts[0].DType()
 	if x == nil || n == 0 || slices.Contains(own, op.Kind()) {
 		return nil
 	}
-	red, err := op.Reduction(d, b.size)
+	red, err := op.Reduction(d, b.Size)
 	if err != nil {
 		return nil
 	}
@@ -104,17 +104,17 @@ func (b *engine) sharing(op backend.ReduceOp, ts []*tensor.Tensor) *shared {
 	}
 	s := b.newShared(x)
 	s.red, s.n, s.es, s.grain, s.chunks = red, n, d.Size(), grain, chunks
-	_, most := hostshm.Share(s.grain*s.es, 0, b.size)
-	s.parts = min(max(most/smallestPart, 1), x.Crew.N)
+	_, most := hostshm.Share(s.grain*s.es, 0, b.Size)
+	s.parts = min(max(most/SmallestPart, 1), x.Crew.N)
 	batches := batchOf(chunks-1) + 1
 	s.batches, s.turns = slices.Grow(s.batches[:0], batches)[:batches], slices.Grow(s.turns[:0], chunks)[:chunks]
 	return s
 }
 
 // newShared returns what an operation needs, put takes it back.
-func (b *engine) newShared(x *hostshm.Exchange) *shared {
-	b.mu.Lock()
-	defer b.mu.Unlock()
+func (b *Engine) newShared(x *hostshm.Exchange) *shared {
+	b.Mu.Lock()
+	defer b.Mu.Unlock()
 	if n := len(b.idle); n > 0 {
 		s := b.idle[n-1]
 		b.idle = b.idle[:n-1]
@@ -123,13 +123,13 @@ func (b *engine) newShared(x *hostshm.Exchange) *shared {
 	return &shared{x: x}
 }
 
-func (b *engine) putShared(s *shared) {
+func (b *Engine) putShared(s *shared) {
 	clear(s.batches)
 	s.red, s.direct, s.atOnce, s.copied = backend.Reduction{}, false, false, 0
 	s.issued.Store(0)
 	s.ended.Store(false)
-	b.mu.Lock()
-	defer b.mu.Unlock()
+	b.Mu.Lock()
+	defer b.Mu.Unlock()
 	b.idle = append(b.idle, s)
 }
 
@@ -140,14 +140,14 @@ func (s *shared) elements(k int) (lo, hi int) { return k * s.grain, min((k+1)*s.
 func (s *shared) commands() int { return 3*s.chunks + 4 }
 
 // stage decides who copies. The caller holds engine.calls.
-func (s *shared) stage(o *operation) {
-	x, p := s.x, o.legs[0].src
+func (s *shared) stage(o *Operation) {
+	x, p := s.x, o.Legs[0].Src
 	x.Prepare()
 	if x.Dev < 0 {
 		x.Dev = p.Dev
 	}
-	if s.direct = x.Memory != nil && len(o.legs) == 1 && p.Flat && p.Dev == x.Dev; !s.direct {
-		o.call = s.several
+	if s.direct = x.Memory != nil && len(o.Legs) == 1 && p.Flat && p.Dev == x.Dev; !s.direct {
+		o.Call = s.several
 		return
 	}
 	if err := x.Small(); err != nil {
@@ -159,7 +159,7 @@ func (s *shared) stage(o *operation) {
 
 // enqueue gives the streams all that they will do, while the host begins with what
 // is there.
-func (s *shared) enqueue(o *operation, wrong bool) {
+func (s *shared) enqueue(o *Operation, wrong bool) {
 	defer func() {
 		s.ended.Store(true)
 		s.ending.Done()
@@ -187,9 +187,9 @@ func (s *shared) enqueue(o *operation, wrong bool) {
 }
 
 // batch enqueues some chunks.
-func (s *shared) batch(o *operation, from, to int) (*edges.Pending, error) {
-	x, p := s.x, o.legs[0].src
-	batch := o.b.tracker.Batch()
+func (s *shared) batch(o *Operation, from, to int) (*edges.Pending, error) {
+	x, p := s.x, o.Legs[0].Src
+	batch := o.B.Tracker.Batch()
 	batch.KeepTurns() // nobody has been told yet
 	if from == 0 {
 		o.line.places = append(o.line.places[:0], p)
@@ -219,7 +219,7 @@ func (s *shared) batch(o *operation, from, to int) (*edges.Pending, error) {
 	return batch.Run()
 }
 
-// exchange adds the kernel that does all of the device's part to the batch.
+// Exchange adds the kernel that does all of the device's part to the batch.
 func (s *shared) exchange(batch *edges.Batch, stream driver.Stream, at, in, out driver.Ptr, n int, count uint32) {
 	x := s.x
 	arrived, release, taken := x.WordPtr(hostshm.WordArrived, x.Rank), x.WordPtr(hostshm.WordGo, x.Rank), x.WordPtr(hostshm.WordTaken, x.Rank)
@@ -233,7 +233,7 @@ func (s *shared) exchange(batch *edges.Batch, stream driver.Stream, at, in, out 
 }
 
 // run does the host's part of a direct one.
-func (s *shared) run(o *operation) error {
+func (s *shared) run(o *Operation) error {
 	if s.parts > 1 {
 		for i := range s.x.Left {
 			s.x.Left[i].Store(int32(s.parts))
@@ -252,7 +252,7 @@ func (s *shared) run(o *operation) error {
 }
 
 // turn takes the host's turns.
-func (s *shared) turn(o *operation) error {
+func (s *shared) turn(o *Operation) error {
 	x := s.x
 	if err := s.meet(o); err != nil {
 		return err
@@ -291,11 +291,11 @@ func (s *shared) turn(o *operation) error {
 	return nil
 }
 
-// meet waits until all ranks are at the operation, and compares what they call.
+// Meet waits until all ranks are at the operation, and compares what they call.
 // Ranks that go on with what they combine meanwhile do no harm: it has not left the
 // host.
-func (s *shared) meet(o *operation) error {
-	x, mine := s.x, o.print.Said()
+func (s *shared) meet(o *Operation) error {
+	x, mine := s.x, o.Print.Said()
 	x.Call(s.number, s.first, mine)
 	for w := (hostshm.Watch{Eager: x.Eager}); !x.Met(s.first); {
 		if err := w.Poll(o); err != nil {
@@ -311,7 +311,7 @@ func (s *shared) meet(o *operation) error {
 }
 
 // late adds to the end of a time limit which rank has not counted to n, the first one.
-func (s *shared) late(o *operation, err error, kind int, n uint64, what string) error {
+func (s *shared) late(o *Operation, err error, kind int, n uint64, what string) error {
 	x := s.x
 	if !errors.Is(err, work.ErrTimeout) {
 		return err
@@ -325,7 +325,7 @@ func (s *shared) late(o *operation, err error, kind int, n uint64, what string) 
 }
 
 // lateShare is late for a chunk.
-func (s *shared) lateShare(o *operation, err error, c uint64) error {
+func (s *shared) lateShare(o *Operation, err error, c uint64) error {
 	if late := s.late(o, err, hostshm.WordArrived, c+1, "has not given the host its tensor"); late != err {
 		return late
 	}
@@ -363,7 +363,7 @@ func (s *shared) combined(c uint64, o hostshm.Asker) error {
 }
 
 // leave waits until the device has copied the last chunk.
-func (s *shared) leave(o *operation) error {
+func (s *shared) leave(o *Operation) error {
 	for w := (hostshm.Watch{Eager: s.x.Eager}); !s.x.Has(hostshm.WordTaken, s.first+uint64(s.chunks)); {
 		if err := w.Poll((*leaving)(o)); err != nil {
 			return err
@@ -390,7 +390,7 @@ func (s *shared) abort() {
 }
 
 // release gives the batches back but the last one, which the operation has. All have
-// left the device.
+// Left the device.
 func (s *shared) release() {
 	for _, p := range s.batches[:max(s.issued.Load()-1, 0)] {
 		p.Release()
@@ -398,7 +398,7 @@ func (s *shared) release() {
 }
 
 // Part is what a member of the crew does: its part of the rank's share of each
-// chunk.
+// Chunk.
 func (s *shared) Part(i int) {
 	returned := false
 	defer func() {
@@ -439,8 +439,8 @@ func (s *shared) combine(k, i int) {
 }
 
 // byHost all-reduces b, the elements in order of the next chunk in memory of this
-// rank's own, with others whose devices may do it.
-func (s *shared) byHost(o *operation, b []byte) error {
+// Rank's own, with others whose devices may do it.
+func (s *shared) byHost(o *Operation, b []byte) error {
 	x := s.x
 	if s.copied == 0 {
 		s.parts = 1
@@ -480,7 +480,7 @@ func (s *shared) byHost(o *operation, b []byte) error {
 
 // several is the host's part of a chunk where devices do not do it: this rank's
 // tensors are combined first, in order.
-func (s *shared) several(o *operation, ts []*tensor.Tensor) error {
+func (s *shared) several(o *Operation, ts []*tensor.Tensor) error {
 	all := ts[0].Bytes()
 	for _, t := range ts[1:] {
 		s.red.Combine(all, t.Bytes())
@@ -494,33 +494,33 @@ func (s *shared) several(o *operation, ts []*tensor.Tensor) error {
 	return nil
 }
 
-func (o *operation) Ask() error {
-	if err := o.ctx.Err(); err != nil {
-		return canceled(o.ctx)
+func (o *Operation) Ask() error {
+	if err := o.Ctx.Err(); err != nil {
+		return Canceled(o.Ctx)
 	}
 	if time.Now().After(o.deadline) {
 		return fmt.Errorf("%w after %v", work.ErrTimeout, o.timeout)
 	}
-	if s := o.shared; s.failed.Load() {
+	if s := o.Shared; s.failed.Load() {
 		s.ending.Wait()
 		return s.err
 	}
-	if p := o.shared.panicked.Load(); p != nil {
+	if p := o.Shared.panicked.Load(); p != nil {
 		return p
 	}
-	return cmp.Or(o.b.broken(), o.b.cpuErr())
+	return cmp.Or(o.B.Broken(), o.B.CPUErr())
 }
 
-func (o *operation) AskDriver() error { return stopped{o}.Err() }
+func (o *Operation) AskDriver() error { return stopped{o}.Err() }
 
 // leaving is an operation that has only to leave the device: what becomes of the
-// group does not matter to it.
-type leaving operation
+// Group does not matter to it.
+type leaving Operation
 
 func (l *leaving) Ask() error {
-	o := (*operation)(l)
-	if err := o.ctx.Err(); err != nil {
-		return canceled(o.ctx)
+	o := (*Operation)(l)
+	if err := o.Ctx.Err(); err != nil {
+		return Canceled(o.Ctx)
 	}
 	if time.Now().After(o.deadline) {
 		return fmt.Errorf("%w after %v, waiting for the device", work.ErrTimeout, o.timeout)
@@ -529,41 +529,41 @@ func (l *leaving) Ask() error {
 }
 
 func (l *leaving) AskDriver() error {
-	return cmp.Or(l.legs[0].src.Down.Err(), l.legs[0].src.Up.Err())
+	return cmp.Or(l.Legs[0].Src.Down.Err(), l.Legs[0].Src.Up.Err())
 }
 
-// share makes the exchange, with the other ranks. If one of them cannot, there is
+// Share makes the exchange, with the other ranks. If one of them cannot, there is
 // none on any rank, and all know why. An error is one of telling each other.
-func (b *engine) share(ctx context.Context, timeout time.Duration) error {
-	if b.size == 1 {
+func (b *Engine) Share(ctx context.Context, timeout time.Duration) error {
+	if b.Size == 1 {
 		return nil
 	}
 	if !b.oneHost {
-		b.exchange.Store(&hostshm.Exchange{Why: errors.New("the ranks are on several hosts")})
+		b.Exchange.Store(&hostshm.Exchange{Why: errors.New("the ranks are on several hosts")})
 		return nil
 	}
-	bytes := hostshm.Bytes(b.size, b.sharedSlots, b.chunk)
-	why := cmp.Or(b.missing, b.limits)
+	bytes := hostshm.Bytes(b.Size, b.sharedSlots, b.chunk)
+	why := cmp.Or(b.Missing, b.limits)
 	var r *region.Region
-	if why == nil && b.rank == 0 {
+	if why == nil && b.Rank == 0 {
 		r, why = region.New(bytes)
 	}
 	mine := make([]byte, region.NameLen)
 	if r != nil {
 		copy(mine, r.Name)
 	}
-	why, all, err := b.hear(ctx, timeout, told(why, mine))
+	why, all, err := b.Hear(ctx, timeout, Told(why, mine))
 	if err == nil && why == nil {
-		if b.rank != 0 {
-			r, why = region.Open(string(trimZeros(all[0])), bytes)
+		if b.Rank != 0 {
+			r, why = region.Open(string(TrimZeros(all[0])), bytes)
 		}
 		var x *hostshm.Exchange
 		if why == nil {
-			x = hostshm.New(b.rank, b.size, b.sharedSlots, b.chunk, r, b.driver)
+			x = hostshm.New(b.Rank, b.Size, b.sharedSlots, b.chunk, r, b.Driver)
 		}
-		if why, _, err = b.hear(ctx, timeout, told(why, nil)); err == nil && why == nil {
+		if why, _, err = b.Hear(ctx, timeout, Told(why, nil)); err == nil && why == nil {
 			// Who opens the memory has done so.
-			b.exchange.Store(x)
+			b.Exchange.Store(x)
 			return r.Hide()
 		}
 	}
@@ -571,14 +571,14 @@ func (b *engine) share(ctx context.Context, timeout time.Duration) error {
 		err = errors.Join(err, r.Leave())
 	}
 	if err == nil {
-		b.exchange.Store(&hostshm.Exchange{Why: why})
+		b.Exchange.Store(&hostshm.Exchange{Why: why})
 	}
 	return err
 }
 
 // usable returns the exchange that a backend's ranks have, nil if they have none.
-func (b *engine) usable() *hostshm.Exchange {
-	if x := b.exchange.Load(); x != nil && x.Why == nil {
+func (b *Engine) usable() *hostshm.Exchange {
+	if x := b.Exchange.Load(); x != nil && x.Why == nil {
 		return x
 	}
 	return nil

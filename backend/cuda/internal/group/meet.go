@@ -1,0 +1,161 @@
+package group
+
+import (
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"os"
+	"strings"
+	"time"
+
+	"github.com/c10d-go/c10d/backend"
+	"github.com/c10d-go/c10d/backend/cuda/internal/board"
+	"github.com/c10d-go/c10d/backend/cuda/internal/region"
+	"github.com/c10d-go/c10d/tensor"
+	"github.com/c10d-go/c10d/work"
+)
+
+// HostIdentity tells the hosts of a group apart: by what the kernel drew when it
+// started, which containers of a host have in common, else by the name.
+var HostIdentity = func() [sha256.Size]byte {
+	id, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
+	if err != nil {
+		name, err := os.Hostname()
+		if err != nil {
+			name = fmt.Sprintf("process %d", os.Getpid())
+		}
+		id = []byte(name)
+	}
+	return sha256.Sum256(id)
+}
+
+// reasonLen is how much of a reason the other ranks are told.
+const reasonLen = 160
+
+// Told is what ranks tell each other: a reason why not, and something else.
+func Told(reason error, more []byte) []byte {
+	b := make([]byte, 1+reasonLen, 1+reasonLen+len(more))
+	if reason != nil {
+		b[0] = 1
+		text := strings.ToValidUTF8(reason.Error(), "?")
+		copy(b[1:], strings.ToValidUTF8(text[:min(len(text), reasonLen)], ""))
+	}
+	return append(b, more...)
+}
+
+// Hear gathers what all ranks tell. It returns the first reason, with its rank's
+// number, and what else each has told.
+func (b *Engine) Hear(ctx context.Context, timeout time.Duration, mine []byte) (reason error, others [][]byte, err error) {
+	in, err := tensor.Of(mine, len(mine))
+	if err != nil {
+		return nil, nil, err
+	}
+	all := make([]byte, len(mine)*b.Size)
+	out, err := tensor.Of(all, len(all))
+	if err != nil {
+		return nil, nil, err
+	}
+	w, err := b.CPU.AllGatherIntoTensor(ctx, out, in, backend.AllGatherOptions{Timeout: timeout})
+	if err == nil {
+		err = w.Wait(context.Background())
+	}
+	if err != nil {
+		return nil, nil, err
+	}
+	for r := range b.Size {
+		x := all[r*len(mine) : (r+1)*len(mine)]
+		if x[0] != 0 && reason == nil {
+			reason = fmt.Errorf("rank %d: %s", r, TrimZeros(x[1:1+reasonLen]))
+		}
+		others = append(others, x[1+reasonLen:])
+	}
+	return reason, others, nil
+}
+
+// Meet finds out, with the other ranks, what needs no device to be opened.
+func (b *Engine) Meet(ctx context.Context) error {
+	why := b.Missing
+	if why == nil {
+		why = Lacks(b.Driver)
+	}
+	host := HostIdentity()
+	var name string
+	b.Board, name = board.New()
+	mine := make([]byte, sha256.Size+region.NameLen)
+	copy(mine, host[:])
+	copy(mine[len(host):], name)
+	reason, all, err := b.Hear(ctx, 0, Told(why, mine))
+	if err != nil {
+		return fmt.Errorf("cuda: meeting the other ranks: %w", err)
+	}
+	b.Unreachable = reason
+	boards := make(map[int]string)
+	for r, x := range all {
+		if bytes.Equal(x[:len(host)], host[:]) && r != b.Rank {
+			boards[r] = string(TrimZeros(x[len(host):][:region.NameLen]))
+		}
+	}
+	b.Board.Open(b.Rank, boards)
+	b.oneHost = len(boards) == b.Size-1
+	for r, x := range all {
+		if b.Unreachable == nil && !bytes.Equal(x[:len(host)], all[0][:len(host)]) {
+			b.Unreachable = fmt.Errorf("rank %d is on another host than rank 0", r)
+		}
+	}
+	return nil
+}
+
+// ErrNotAsked is what Explain says before the ranks have looked at their devices.
+var ErrNotAsked = errors.New("whether the devices reach each other is found out by the first collective that can stay on them")
+
+// Together has f run on all ranks, between the group's collectives before this call and those after
+// it. Op and print are the collective for which that is needed.
+func (b *Engine) Together(ctx context.Context, op work.OpType, print board.Call, f func(q *Operation) error) error {
+	if ctx == nil {
+		ctx = context.Background()
+	}
+	q := &Operation{Call: func(q *Operation, _ []*tensor.Tensor) error { return f(q) }}
+	if err := b.queueTogether(ctx, op, print, q); err != nil {
+		return err
+	}
+	return q.Work().Wait(context.Background())
+}
+
+func (b *Engine) queueTogether(ctx context.Context, op work.OpType, print board.Call, q *Operation) error {
+	b.Calls.Lock()
+	defer b.Calls.Unlock()
+	info, timeout, err := b.Admit(ctx, op, 0)
+	if err != nil {
+		return err
+	}
+	q.init(b, ctx, info, timeout)
+	q.Print = print
+	q.Print.Op = op
+	if err := b.Enter(info, q.Print); err != nil {
+		return err
+	}
+	if ctx.Done() != nil {
+		q.unwatch = context.AfterFunc(ctx, func() {
+			err := q.named(Canceled(ctx))
+			b.Fail(fmt.Errorf("the group has failed: %w", err), err)
+		})
+	}
+	b.queue(q)
+	return nil
+}
+
+// Enter tells the other ranks of this host what the collective is that comes next. If
+// they call something else the group ends, on all ranks and at once. The caller holds
+// B.calls.
+func (b *Engine) Enter(info work.Info, c board.Call) error {
+	mine := c.Said()
+	peer, theirs, ok := b.Board.Enter(b.collectives, mine)
+	if ok {
+		return nil
+	}
+	err := &work.Error{Info: info, Peer: peer, Err: fmt.Errorf("cuda: %w", board.Disagree(b.collectives, b.Rank, mine, peer, theirs))}
+	b.Fail(fmt.Errorf("the group has failed: %w", err), err)
+	return err
+}

@@ -1,0 +1,77 @@
+package group
+
+import "math/bits"
+
+// RouteOf returns the route of a rank.
+func RouteOf(way string, rank, size, root int) Route {
+	at := func(v int) int { return Around(v+root, size) }
+	v := Around(rank-root, size) // as if the root were rank 0
+	r := Route{From: -1}
+	switch way {
+	case Flat:
+		if v > 0 {
+			r.From = root
+			break
+		}
+		for i := 1; i < size; i++ {
+			r.To = append(r.To, at(i))
+		}
+	case Tree:
+		low := v & -v
+		if v > 0 {
+			r.From = at(v - low)
+		} else {
+			low = 1 << bits.Len(uint(size-1))
+		}
+		// The largest part of the tree first.
+		for step := low >> 1; step > 0; step >>= 1 {
+			if v+step < size {
+				r.To = append(r.To, at(v+step))
+			}
+		}
+	case Chain:
+		if v > 0 {
+			r.From = at(v - 1)
+		}
+		if v+1 < size {
+			r.To = []int{at(v + 1)}
+		}
+	}
+	return r
+}
+
+// WayOf returns the way in which the last of so many chunks is the first to
+// arrive everywhere, when a rank sends one chunk in the time of one: flat takes
+// size-1 times for each, a tree as many as the root has children, a chain one
+// for each and one for each rank on the way.
+func WayOf(size, chunks int) string {
+	flat, tree, chain := chunks*(size-1), chunks*bits.Len(uint(size-1)), chunks+size-2
+	switch {
+	case flat <= tree && flat <= chain:
+		return Flat
+	case tree <= chain:
+		return Tree
+	}
+	return Chain
+}
+
+// WayUpTo returns up to how many chunks the way of so many is the one, -1 if
+// for all.
+func WayUpTo(size, chunks int) int {
+	// The last to come is the chain, which beats a tree of two levels or more at the
+	// latest when there are as many chunks as ranks.
+	way, last := WayOf(size, chunks), chunks
+	for ; WayOf(size, last+1) == way; last++ {
+		if last > chunks+size {
+			return -1
+		}
+	}
+	return last
+}
+
+// The ways of a broadcast from host to host.
+const (
+	Flat  = "flat"  // the root sends to every rank
+	Tree  = "tree"  // a binomial tree of ranks
+	Chain = "chain" // each rank sends to the next one
+)

@@ -115,7 +115,7 @@ func Bytes(size, slots, chunk int) int {
 	return RoundUp(size*WordKinds*exchangeLine, SlotAlign) + (size+1)*slots*RoundUp(chunk, SlotAlign)
 }
 
-// New returns this rank's part of an exchange in r, which has exchangeBytes bytes.
+// New returns this rank's part of an exchange in r, which has Bytes bytes.
 func New(rank, size, slots, chunk int, r *region.Region, d driver.Driver) *Exchange {
 	cpus := usableCPUs() / size
 	x := &Exchange{

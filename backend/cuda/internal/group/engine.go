@@ -154,7 +154,7 @@ func (b *Engine) Broken() error {
 const Linger = time.Second
 
 // CloseLimit bounds how long Close waits for devices that do not go on after an
-// Operation has failed.
+// operation has failed.
 var CloseLimit = 5 * time.Second // a variable for tests
 
 // stuck returns how many operations have not left the devices when the limit is over.
@@ -206,7 +206,7 @@ func (b *Engine) drain(ctx context.Context) (open bool) {
 }
 
 // interrupt waits until no call is being made. If one does not return, it ends the group: that
-// Call waits for room on a stream, until an operation that is under way has run out of time.
+// call waits for room on a stream, until an operation that is under way has run out of time.
 func (b *Engine) interrupt() {
 	for end := time.Now().Add(closeGrace); !b.Calls.TryLock(); time.Sleep(time.Millisecond) {
 		if time.Now().Before(end) {
@@ -278,7 +278,7 @@ func (b *Engine) Shutdown(ctx context.Context) error {
 
 // Close lets operations go on for half a second, ends those still pending with work.ErrClosed, says
 // goodbye and frees everything. It takes about a second, and what devices take to leave an
-// Operation that was ended, closeLimit at most.
+// operation that was ended, closeLimit at most.
 func (b *Engine) Close() error {
 	dying := unwind.ByPanic()
 	b.Mu.Lock()

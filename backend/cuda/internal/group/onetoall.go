@@ -65,15 +65,15 @@ func (l *line) relays(t *edges.Tracker) (*edges.Host, error) {
 }
 
 // alone reports whether a broadcast has nothing to do but to copy between the
-// Rank's tensors.
+// rank's tensors.
 func (o *Operation) alone() bool {
 	return o.Relay != nil && o.B.Size == 1 && o.Legs[0].flat()
 }
 
 // fillOneToAll enqueues a broadcast: at the root from the source to the host, in
 // whose turn a chunk is sent; elsewhere the host receives it in its turn, it goes
-// To the first tensor, while the host sends it on, and from there, alone or with
-// Chunks before it, to the others.
+// to the first tensor, while the host sends it on, and from there, alone or with
+// chunks before it, to the others.
 func (o *Operation) fillOneToAll(batch *feed) {
 	l := &o.Legs[0]
 	base := o.staging.Ptr()

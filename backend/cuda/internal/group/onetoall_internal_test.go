@@ -130,7 +130,7 @@ func race(way string, size, chunks int) int {
 
 // TestF09Beyond2GiB enqueues a broadcast of 5 GiB on streams that only take
 // notes: the chunks are the tensor, no byte twice and none left out, on the way
-// To the host, on the way from there, and between the tensors of a rank (F-09).
+// to the host, on the way from there, and between the tensors of a rank (F-09).
 func TestF09Beyond2GiB(t *testing.T) {
 	if math.MaxInt == math.MaxInt32 {
 		t.Skip("memory of this size has no address here")

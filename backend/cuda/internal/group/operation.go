@@ -22,7 +22,7 @@ import (
 )
 
 // line is what carries operations one after the other: a stream from each device
-// To the host, one back, and the host's turns between them.
+// to the host, one back, and the host's turns between them.
 type line struct {
 	host     *edges.Host
 	relay    *edges.Host           // nil until a broadcast sends something on
@@ -143,7 +143,7 @@ type Operation struct {
 	number uint64 // of the collective
 
 	// Call does the host's part for a piece: the same range of elements of every
-	// Leg, as one-dimensional CPU tensors. It must be the same on every rank.
+	// leg, as one-dimensional CPU tensors. It must be the same on every rank.
 	Call func(o *Operation, legs []*tensor.Tensor) error
 
 	// Whole is for operations whose pieces the ranks cannot agree on.
@@ -462,7 +462,7 @@ func OrderAfter(s driver.Stream, all []*edges.Pending) (err error) {
 func (o *Operation) Abort(cause error) { o.B.Abort(cause) }
 
 // stopped is the context of waiting for a device: it ends with the call's, with the
-// Operation's time, with the group, and with the device.
+// operation's time, with the group, and with the device.
 type stopped struct{ o *Operation }
 
 func (stopped) Deadline() (time.Time, bool) { return time.Time{}, false }
@@ -737,7 +737,7 @@ func (b *Engine) Crowd(dev int) string {
 }
 
 // Grace is how long the Work of an operation that failed waits for its streams
-// To go on, so that they are done with the tensors when it ends. If something
+// to go on, so that they are done with the tensors when it ends. If something
 // else holds them up, it ends without them.
 const Grace = 50 * time.Millisecond
 

@@ -141,7 +141,7 @@ func (o *Operation) unstage() {
 }
 
 // Pack has the devices bring elements in order, before they are copied to the host;
-// Unpack has them put back.
+// unpack has them put back.
 func (o *Operation) pack(to commander) {
 	for _, k := range o.packed {
 		if k.read {

@@ -12,7 +12,7 @@ import (
 // feed gives the streams what an operation through the host has them do. If that is
 // little, as it nearly always is, they get it at once. Otherwise, with hundreds of tensors
 // or of runs of bytes, they get it in parts, each when those before it have left room: the
-// Operation goes to who does the host's part with the first one, for the host has to take
+// operation goes to who does the host's part with the first one, for the host has to take
 // its turns meanwhile. The call returns when the last part has been enqueued.
 type feed struct {
 	o      *Operation

@@ -25,7 +25,7 @@ const (
 	spareCommands = 16
 
 	// spreadCommands is the most that it gives a stream for the copies of a broadcast
-	// From a rank's first tensor to the others.
+	// from a rank's first tensor to the others.
 	spreadCommands = 64
 )
 
@@ -49,7 +49,7 @@ func (b *Engine) grain(bytes, width, n int) int {
 }
 
 // spreads returns how many pieces at a time a rank with m tensors copies from the first
-// To the others.
+// to the others.
 func spreads(pieces, m int) int {
 	parts := max(spreadCommands/(2*max(m-1, 1)), 1)
 	return (pieces + parts - 1) / parts
@@ -66,7 +66,7 @@ func (o *Operation) room(commands int) error {
 }
 
 // occupy notes how many commands of the operation a stream has at most, until it has
-// Left the devices.
+// left the devices.
 func (o *Operation) occupy(commands int) {
 	if o.line == o.B.line {
 		o.commands = commands

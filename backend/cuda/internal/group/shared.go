@@ -33,7 +33,7 @@ const (
 
 	// mostAtOnce is how many bytes a kernel does the device's part of. It writes to the
 	// host and reads from there with the threads of one block, and needs a third of the
-	// Calls, and no wait of a stream for a word, which that notices late.
+	// calls, and no wait of a stream for a word, which that notices late.
 	mostAtOnce = 128 << 10
 
 	// firstBatch is how many chunks are enqueued at first, and then twice as many each
@@ -42,7 +42,7 @@ const (
 )
 
 // SmallestPart is the least that one goroutine of a rank's crew combines, of each
-// Rank's bytes; a variable for tests, like crewOf.
+// rank's bytes; a variable for tests, like crewOf.
 var SmallestPart = 16 << 10
 
 // Shared is the part of an all-reduce that goes through the exchange.
@@ -57,7 +57,7 @@ type shared struct {
 	parts  int    // into how many a rank's share of a chunk is cut
 
 	// direct: the device's streams copy to the exchange and from there. Otherwise this
-	// Rank's host does: for tensors that are not contiguous, for several, for those on
+	// rank's host does: for tensors that are not contiguous, for several, for those on
 	// another device than the first, whose streams do not count in order, and where the
 	// memory could not be page-locked.
 	direct bool
@@ -390,7 +390,7 @@ func (s *shared) abort() {
 }
 
 // release gives the batches back but the last one, which the operation has. All have
-// Left the device.
+// left the device.
 func (s *shared) release() {
 	for _, p := range s.batches[:max(s.issued.Load()-1, 0)] {
 		p.Release()
@@ -398,7 +398,7 @@ func (s *shared) release() {
 }
 
 // Part is what a member of the crew does: its part of the rank's share of each
-// Chunk.
+// chunk.
 func (s *shared) Part(i int) {
 	returned := false
 	defer func() {
@@ -439,7 +439,7 @@ func (s *shared) combine(k, i int) {
 }
 
 // byHost all-reduces b, the elements in order of the next chunk in memory of this
-// Rank's own, with others whose devices may do it.
+// rank's own, with others whose devices may do it.
 func (s *shared) byHost(o *Operation, b []byte) error {
 	x := s.x
 	if s.copied == 0 {
@@ -514,7 +514,7 @@ func (o *Operation) Ask() error {
 func (o *Operation) AskDriver() error { return stopped{o}.Err() }
 
 // leaving is an operation that has only to leave the device: what becomes of the
-// Group does not matter to it.
+// group does not matter to it.
 type leaving Operation
 
 func (l *leaving) Ask() error {

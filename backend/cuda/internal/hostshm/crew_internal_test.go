@@ -37,7 +37,7 @@ func TestCrew(t *testing.T) {
 }
 
 // TestSharedSlots: the memory is about as large whatever the ranks and chunks, where a
-// Rank has more than the least and fewer than the most slots.
+// rank has more than the least and fewer than the most slots.
 func TestSharedSlots(t *testing.T) {
 	for _, tc := range []struct{ size, chunk, want int }{
 		{2, 2 << 20, 21}, {4, 2 << 20, 12}, {8, 2 << 20, 7}, {16, 8 << 20, 4}, {2, 64, 64},

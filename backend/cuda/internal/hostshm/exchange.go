@@ -19,7 +19,7 @@ import (
 
 // Exchange is page-locked memory that the ranks of a host share, through which
 // they all-reduce: each rank's device copies a chunk into the rank's slot, each
-// Rank's CPU combines its share of the chunk out of all ranks' slots into one that
+// rank's CPU combines its share of the chunk out of all ranks' slots into one that
 // is common to all, and each device copies that. Nothing is copied within the host.
 //
 // Words order the ranks, which count chunks from the first one on, as all ranks do
@@ -54,7 +54,7 @@ type Exchange struct {
 
 	// Kernel does all that the device does for a small operation. There is none while the
 	// ranks do not know, and where they do not have, a device each: one that waits in a
-	// Kernel keeps those of other processes waiting. Guarded by Backend.calls.
+	// kernel keeps those of other processes waiting. Guarded by Backend.calls.
 	Kernel driver.Function
 	module driver.Module
 	asked  bool                  // whether there is one
@@ -403,7 +403,7 @@ func usableCPUs() int { return min(runtime.NumCPU(), runtime.GOMAXPROCS(0)) }
 
 // Arrival is what all that counts arrivals writes, so that they are counted in order.
 // The kernels count on another stream than the copies do; that is the one on which both
-// Count what was taken.
+// count what was taken.
 func (x *Exchange) Arrival() driver.Access {
 	return driver.Writes(x.WordPtr(WordArrived, x.Rank)+exchangeLine/2, 4)
 }

@@ -14,7 +14,7 @@ import (
 const seals = unix.F_SEAL_SHRINK | unix.F_SEAL_GROW | unix.F_SEAL_SEAL
 
 // createShared returns n bytes of zeros that processes of this host open by their
-// Name. They are a file without a directory: nothing is left of it once nobody has
+// name. They are a file without a directory: nothing is left of it once nobody has
 // it, however the processes end. All bytes are there from the start, so that a lack
 // of memory is an error here and no bus error later.
 func createShared(id string, n int) (*SharedMemory, error) {

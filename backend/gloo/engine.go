@@ -7,7 +7,6 @@ import (
 	"github.com/c10d-go/c10d/backend"
 	"github.com/c10d-go/c10d/internal/plan"
 	"github.com/c10d-go/c10d/internal/transport"
-	"github.com/c10d-go/c10d/internal/transport/tcp"
 )
 
 // keepScratch is how much memory an engine keeps between operations. A DDP
@@ -208,7 +207,7 @@ func (e *engine) postEach() {
 func (e *engine) wait(i int32) error {
 	r := e.reqs[i]
 	e.awaited = r
-	if h, ok := e.mesh.(helper); ok && !e.Finished() {
+	if h, ok := e.mesh.(transport.Poller); ok && !e.Finished() {
 		h.PollUntil(e)
 	}
 	select {
@@ -243,15 +242,7 @@ func (e *engine) sleep(r *transport.Request) {
 	}
 }
 
-// helper is a mesh that works faster in the goroutine that waits for it.
-type helper interface {
-	// PollUntil returns when w has finished, or soon.
-	PollUntil(w tcp.Waiter)
-	// ResumeReaders is for those who wait without PollUntil.
-	ResumeReaders()
-}
-
-// Finished implements tcp.Waiter.
+// Finished implements transport.Waiter.
 func (e *engine) Finished() bool { return len(e.awaited.Done()) > 0 }
 
 // drain waits for what is still posted. The mesh has failed by now, so nothing is pending for long.

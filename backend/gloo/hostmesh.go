@@ -27,7 +27,7 @@ type messageMesh interface {
 // tcpMesh is the mesh of all ranks of a group on several hosts.
 type tcpMesh interface {
 	transport.Mesh
-	helper
+	transport.Poller
 	// Withdraw takes a receive with a transport.Sharer back.
 	Withdraw(r *transport.Request)
 }

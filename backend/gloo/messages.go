@@ -249,12 +249,12 @@ func (q *message) Help(ctx context.Context) {
 	if d := q.backend.direct; d != nil {
 		d.PollUntil(q, ctx.Done())
 		q.giveUp()
-	} else if h, ok := q.mesh.(helper); ok {
+	} else if h, ok := q.mesh.(transport.Poller); ok {
 		h.PollUntil(q)
 	}
 }
 
-// Finished implements shm.Waiter and tcp.Waiter.
+// Finished implements shm.Waiter and transport.Waiter.
 func (q *message) Finished() bool { return q.Work().IsCompleted() }
 
 // Expired implements shm.Waiter.

@@ -108,7 +108,7 @@ func (s *session) meshOfMessages(tag uint32) transport.Mesh {
 
 // moveBySelf makes a mesh move data by itself, without a goroutine that waits for it.
 func moveBySelf(m transport.Mesh) {
-	if h, ok := m.(helper); ok {
+	if h, ok := m.(transport.Poller); ok {
 		h.ResumeReaders()
 	}
 }

@@ -60,6 +60,20 @@ type Mesh interface {
 	Close() error
 }
 
+// Poller is a mesh that works faster in a goroutine that waits for it.
+type Poller interface {
+	// PollUntil returns when w has finished, or soon.
+	PollUntil(w Waiter)
+	// ResumeReaders is for those who wait without PollUntil.
+	ResumeReaders()
+}
+
+// Waiter is what a goroutine waits for while it polls.
+type Waiter interface {
+	// Finished reports whether the wait is over. It is called often, without locks of the mesh.
+	Finished() bool
+}
+
 // Health is what a rank knows of a peer when it diagnoses a timeout.
 type Health struct {
 	Rank      int

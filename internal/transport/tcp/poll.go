@@ -3,6 +3,8 @@ package tcp
 import (
 	"runtime"
 	"time"
+
+	"github.com/c10d-go/c10d/internal/transport"
 )
 
 const (
@@ -44,16 +46,10 @@ func (m *Mesh) setPolling(ranks, cpus int) {
 	}
 }
 
-// Waiter is what a goroutine waits for while it polls.
-type Waiter interface {
-	// Finished reports whether the wait is over. It is called often.
-	Finished() bool
-}
-
 // PollUntil reads what peers send, in the calling goroutine, until w has finished or
 // Options.Poll is over. The caller has to sleep then. Requests end without PollUntil too, but a
 // small message takes several times as long if the goroutine that waits for it has to be woken.
-func (m *Mesh) PollUntil(w Waiter) {
+func (m *Mesh) PollUntil(w transport.Waiter) {
 	if m.opts.Poll <= 0 || m.Size() == 1 {
 		return
 	}
@@ -87,7 +83,7 @@ const (
 	other // nothing to poll, or a writer needs the CPU
 )
 
-func (m *Mesh) poll(w Waiter) int {
+func (m *Mesh) poll(w transport.Waiter) int {
 	var start time.Time
 	from := 0
 	for n := 1; !w.Finished(); n++ {

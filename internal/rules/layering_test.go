@@ -62,7 +62,7 @@ var layers = []layer{
 	{"internal/transport", nil},
 	{"internal/callback", nil},
 	{"backend/gloo/internal/runs", nil},
-	{"internal/chain", []string{"internal/callback", "internal/transport"}},
+	{"internal/chain", []string{"internal/transport"}},
 	{"internal/transport/tcp", []string{"internal/openfiles", "internal/recheck", "internal/strangers", "internal/callback", "internal/transport", "internal/transport/mesh", "golang.org/x/sys/..."}},
 	{"internal/transport/transporttest", []string{"internal/transport", "github.com/stretchr/testify/..."}},
 	{"internal/transport/shm", []string{"internal/openfiles", "internal/recheck", "internal/strangers", "internal/transport", "golang.org/x/sys/..."}},

@@ -7,6 +7,7 @@ import (
 	"net"
 	"runtime"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -137,6 +138,28 @@ func TestThen(t *testing.T) {
 			require.NoError(t, err)
 			require.Equal(t, 3, src)
 		})
+	}
+}
+
+// F-45: a function follows a Work whether it is given before the end or after, once; an error passes
+// over what would have come next.
+func TestF45Chains(t *testing.T) {
+	boom := errors.New("boom")
+	for _, first := range []error{nil, boom} {
+		p := work.NewPromise(work.Info{Op: work.Recv})
+		var ran atomic.Int32
+		then := func(w *work.Work) *work.Work { return w.Then(func(*work.Work) error { ran.Add(1); return nil }) }
+		before := then(then(p.Work()))
+		p.Complete(first)
+		after := then(then(p.Work()))
+		for _, w := range []*work.Work{before, after} {
+			require.ErrorIs(t, w.Wait(t.Context()), first)
+		}
+		want := int32(4)
+		if first != nil {
+			want = 0
+		}
+		require.Equal(t, want, ran.Load())
 	}
 }
 

@@ -94,9 +94,9 @@ func TestNativeFails(t *testing.T) {
 	}
 }
 
-// TestFailuresAreTold: a rank that gives up tells connected ranks why, and who is at fault,
-// in both forms of addresses.
-func TestFailuresAreTold(t *testing.T) {
+// F-32: a rank that gives up tells connected ranks why, and who is at fault, in both forms of
+// addresses. TestDeathsWhileMeeting in package pg kills ranks at random moments.
+func TestF32FailuresAreTold(t *testing.T) {
 	for _, tc := range []struct {
 		name    string
 		timeout time.Duration

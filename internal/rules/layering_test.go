@@ -58,6 +58,7 @@ var layers = []layer{
 	// Plans and transports know nothing of tensors and backends.
 	{"internal/plan", nil},
 	{"internal/choice", []string{"internal/plan"}},
+	{"internal/cluster", []string{"internal/plan"}},
 	{"internal/simulate", []string{"internal/plan"}},
 	{"internal/transport", nil},
 	{"internal/callback", nil},
@@ -72,7 +73,7 @@ var layers = []layer{
 	{"internal/rendezvous", []string{"store", "internal/openfiles", "internal/strangers", "internal/waiting", "internal/transport", "internal/transport/wire"}},
 	{"backend/gloo", []string{
 		"tensor", "work", "store", "backend",
-		"internal/plan", "internal/choice", "internal/exact", "internal/recheck", "internal/unwind", "internal/waiting",
+		"internal/plan", "internal/choice", "internal/cluster", "internal/exact", "internal/recheck", "internal/unwind", "internal/waiting",
 		"internal/transport", "internal/transport/mem", "internal/transport/shm", "internal/transport/tcp", "internal/rendezvous",
 		"backend/gloo/internal/runs",
 	}},

@@ -1,0 +1,85 @@
+package cluster
+
+import (
+	"encoding/binary"
+	"sync"
+	"sync/atomic"
+
+	"github.com/c10d-go/c10d/internal/plan"
+)
+
+// Cache keeps the plans of one rank. It may be used from many goroutines.
+type Cache struct {
+	l      *Layout
+	mu     sync.Mutex
+	plans  map[key]*Plan
+	parts  int // in all plans
+	solved atomic.Int64
+}
+
+// key has everything that a plan of a rank depends on.
+type key struct {
+	op                 plan.Op
+	single             bool
+	rank, root         int
+	bytes, elem, chunk int64
+	lengths            string // Counts, Send and Recv
+}
+
+// maxPlans and maxParts bound the cache. Past them it starts over.
+const (
+	maxPlans = 4096
+	maxParts = 1 << 18
+)
+
+// NewCache returns an empty cache for plans of a layout.
+func NewCache(l *Layout) *Cache { return &Cache{l: l} }
+
+// Plan returns the plan of a call.
+func (c *Cache) Plan(x Call) (*Plan, error) {
+	k := key{x.Op, x.Single, x.Rank, x.Root, x.Bytes, x.Elem, x.Chunk, lengths(x)}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if p := c.plans[k]; p != nil {
+		return p, nil
+	}
+	p, err := c.l.Plan(x)
+	if err != nil {
+		return nil, err
+	}
+	c.solved.Add(1)
+	n := 1
+	for i := range p.Steps {
+		n += 1 + len(p.Steps[i].Parts)
+	}
+	if c.plans == nil || len(c.plans) >= maxPlans || c.parts+n > maxParts {
+		c.plans, c.parts = map[key]*Plan{}, 0
+	}
+	c.plans[k] = p
+	c.parts += n
+	return p, nil
+}
+
+// Solved returns how many plans have been made.
+func (c *Cache) Solved() int64 { return c.solved.Load() }
+
+func lengths(x Call) string {
+	if x.Counts == nil && x.Send == nil {
+		return ""
+	}
+	var b []byte
+	add := func(list []int64) {
+		b = binary.AppendUvarint(b, uint64(len(list)))
+		for _, n := range list {
+			b = binary.AppendUvarint(b, uint64(n))
+		}
+	}
+	add(x.Counts)
+	for _, list := range x.Send {
+		add(list)
+	}
+	for _, list := range x.Recv {
+		add(list)
+	}
+	return string(b)
+}

@@ -47,6 +47,7 @@ type lane struct {
 	size   uint64
 	offset uint64
 	sealed bool   // what was gathered has its checksums
+	bytes  uint64 // that were gathered
 	heads  []byte // headers and small payloads
 	all    net.Buffers
 	bufs   net.Buffers // what is left to write
@@ -111,7 +112,10 @@ func (l *lane) gather() bool {
 	if begun < len(l.heads) {
 		l.all = append(l.all, l.heads[begun:])
 	}
-	l.bufs = l.all
+	l.bufs, l.bytes = l.all, 0
+	for _, b := range l.all {
+		l.bytes += uint64(len(b))
+	}
 	return len(l.all) > 0
 }
 
@@ -141,6 +145,9 @@ func (l *lane) seal() {
 // complete ends the requests that were gathered: they are written, or err is why not. In that
 // case the stream's pieces have been dropped.
 func (l *lane) complete(err error) {
+	if err == nil {
+		l.p.sent += l.bytes
+	}
 	for i := range l.n {
 		if r := l.items[i].req; r != nil {
 			r.Complete(err)

@@ -157,6 +157,20 @@ func (m *Mesh) attachBulk(p *pair, conn net.Conn) error {
 	return nil
 }
 
+// Sent returns how many bytes this rank has written to its connections with each rank so far, with
+// headers.
+func (m *Mesh) Sent() []uint64 {
+	m.Mu.Lock()
+	defer m.Mu.Unlock()
+	sent := make([]uint64, len(m.pairs))
+	for r, p := range m.pairs {
+		if p != nil {
+			sent[r] = p.sent
+		}
+	}
+	return sent
+}
+
 // Send implements transport.Mesh.
 func (m *Mesh) Send(r *transport.Request) {
 	m.Mu.Lock()

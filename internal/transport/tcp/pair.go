@@ -29,8 +29,9 @@ type pair struct {
 	bulk     []*lane // to the peer
 	opening  bool    // bulk connections are open, being opened, or could not be opened
 	inbound  map[net.Conn]struct{}
-	filling  bool // a request that the stream has forgotten is being read into
-	deferred bool // is in Mesh.deferred
+	filling  bool   // a request that the stream has forgotten is being read into
+	deferred bool   // is in Mesh.deferred
+	sent     uint64 // bytes that were written to its connections
 
 	bye     bool  // the peer has said BYE; its other connections may still bring something
 	suspect error // why another connection ended; the first connection will tell more

@@ -15,13 +15,18 @@ type Explainer interface {
 
 // Explanation is what a backend has chosen for a group.
 type Explanation struct {
-	Backend string   `json:"backend"`
-	Rank    int      `json:"rank"`
-	Size    int      `json:"size"`
-	Hosts   int      `json:"hosts,omitempty"` // on how many hosts the ranks are, if known
-	Wire    string   `json:"wire"`            // how the ranks talk: gloo or native
-	Why     string   `json:"why"`
-	Links   []Link   `json:"links"`   // by rank, without this one
+	Backend string `json:"backend"`
+	Rank    int    `json:"rank"`
+	Size    int    `json:"size"`
+	Hosts   int    `json:"hosts,omitempty"` // on how many hosts the ranks are, if known
+	Wire    string `json:"wire"`            // how the ranks talk: gloo or native
+	Why     string `json:"why"`
+	Links   []Link `json:"links"` // by rank, without this one
+
+	// Clusters are ranks that are near each other, if collectives go inside, between and inside
+	// them.
+	Clusters []Cluster `json:"clusters,omitempty"`
+
 	Choices []Choice `json:"choices"` // by operation, then by size
 }
 
@@ -30,6 +35,24 @@ type Link struct {
 	Rank      int    `json:"rank"`
 	Transport string `json:"transport"` // shm, tcp, gloo tcp, ...
 	Detail    string `json:"detail,omitempty"`
+}
+
+// Cluster is ranks that are near each other, and their parts in the traffic with other clusters.
+type Cluster struct {
+	Ranks  []int     `json:"ranks"`
+	Shares []float64 `json:"shares"` // of the cluster's traffic, by place in Ranks
+}
+
+// String returns a line of text.
+func (c Cluster) String() string {
+	var b strings.Builder
+	for i, r := range c.Ranks {
+		if i > 0 {
+			b.WriteString(", ")
+		}
+		fmt.Fprintf(&b, "rank %d carries %.3g", r, c.Shares[i])
+	}
+	return b.String()
 }
 
 // Choice is how an operation is done up to a size.
@@ -57,6 +80,9 @@ func (e Explanation) String() string {
 		}
 		fmt.Fprintf(w, "  rank %s\t%s\t%s\n", ranks, l.Transport, l.Detail)
 		i = j
+	}
+	for i, c := range e.Clusters {
+		fmt.Fprintf(w, "  cluster %d\t%v of its traffic\n", i, c)
 	}
 	for _, c := range e.Choices {
 		size := "any size"

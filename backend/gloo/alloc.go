@@ -61,7 +61,7 @@ func (b *Backend) Alloc(ctx context.Context, dtype tensor.DType, shape ...int) (
 		buf = got
 		return e.shared(err)
 	}
-	if b.shared == nil && b.levels == nil {
+	if b.shared == nil && b.clusters == nil {
 		// Ranks of PyTorch, which may be in the group, do not know of this call.
 		if err := b.admit(ctx, op, q); err != nil {
 			return nil, err

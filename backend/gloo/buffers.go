@@ -192,12 +192,3 @@ func totalOf(lengths []int64) (n int64) {
 	}
 	return n
 }
-
-// pick picks what some ranks have in a list.
-func pick[T any](ranks []int, list []T) []T {
-	some := make([]T, len(ranks))
-	for i, r := range ranks {
-		some[i] = list[r]
-	}
-	return some
-}

@@ -207,7 +207,7 @@ func (b *Backend) gatherAll(ctx context.Context, op work.OpType, timeout time.Du
 	})
 }
 
-// AllGatherV gathers inputs of unequal size: around a ring, through shared memory, or in two levels.
+// AllGatherV gathers inputs of unequal size: around a ring, through shared memory, or among clusters.
 func (b *Backend) AllGatherV(ctx context.Context, out []*tensor.Tensor, in *tensor.Tensor, o backend.AllGatherOptions) (*work.Work, error) {
 	const op = work.AllGather
 	if err := dense(op, "input", input, in); err != nil {

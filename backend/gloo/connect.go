@@ -91,21 +91,21 @@ func connect(ctx context.Context, o backend.Options, set settings) (*session, er
 	return s, nil
 }
 
-// shareMemory makes the ranks of each host share memory, if they can.
+// shareMemory makes the ranks of each cluster share memory, if they can.
 func (s *session) shareMemory(ctx context.Context, nat *native) error {
-	hosts := plan.NewLayout(nat.hosts())
-	s.hosts = hosts.Hosts()
-	if s.hosts < s.size {
-		s.layout = hosts
+	layout := nat.layout()
+	s.hosts, s.parts = nat.hosts(), layout.Clusters()
+	if s.parts < s.size {
+		s.layout = plan.NewLayout(layout.Numbers())
 	}
-	group, err := nat.share(ctx, s.meshes[0], hosts)
+	group, err := nat.share(ctx, s.meshes[0], layout)
 	switch {
 	case errors.Is(err, errApart):
 		s.why += "; " + err.Error()
 		return nil
 	case err != nil:
 		return err
-	case s.hosts == 1:
+	case s.parts == 1:
 		s.shared = group
 		s.why += ", and share memory"
 		direct, err := shm.NewMesh(group, s.meshes[0], shm.MeshOptions{Lazy: true})
@@ -114,15 +114,15 @@ func (s *session) shareMemory(ctx context.Context, nat *native) error {
 		}
 		s.direct = direct
 	case s.layout != nil:
-		s.levels = newLevels(group, hosts, s.rank)
+		s.clusters = newClusters(group, layout, s.rank)
 		if group != nil {
-			direct, err := newHostMesh(group, s.tcp, s.levels.members[s.levels.host], shm.MeshOptions{Lazy: true})
+			direct, err := newHostMesh(group, s.tcp, s.clusters.members, shm.MeshOptions{Lazy: true})
 			if err != nil {
 				return errors.Join(err, group.Close())
 			}
 			s.direct = direct
 		}
-		s.why += ", and share memory on each host"
+		s.why += ", and share memory in each cluster"
 	}
 	return nil
 }
@@ -147,10 +147,10 @@ func (s *session) chooseRoute() {
 	case s.shared != nil:
 		shared := &sharedRoute{s.shared, s.rank}
 		s.route, s.lists = shared, shared
-	case s.levels != nil && s.sums == SumsFast:
-		s.route = s.levels
-	case s.levels != nil:
-		s.route = reductionsBy{s.levels, table} // in two levels they would not be in rank order
+	case s.clusters != nil && s.sums == SumsFast:
+		s.route = s.clusters
+	case s.clusters != nil:
+		s.route = reductionsBy{s.clusters, table} // in clusters they would not be in rank order
 	default:
 		s.route = table
 	}

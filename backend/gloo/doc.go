@@ -27,10 +27,12 @@
 //     (internal/transport/shm).
 //   - Several hosts with one rank each: TCP connections (internal/transport/tcp). A table of
 //     measurements picks the algorithm by operation, size and group (internal/choice).
-//   - Several hosts with several ranks each: two levels. The ranks of a host first combine in memory,
-//     so that bytes cross the network once for each host. Small blocks for another host go in one
-//     message. With Options.Sums "rank order", reductions do without the first level: a host
-//     must not add its own operands first.
+//   - Several hosts with several ranks each: clusters. The ranks of a host first combine in memory,
+//     so that bytes cross the network once for each host, and each rank carries a share of them. Long
+//     buffers go in chunks: one is in memory while another one is on the network. Small blocks for
+//     another host go in one message (internal/cluster). With Options.Sums "rank order", reductions
+//     go from rank to rank: a host must not add its own operands first. Options.Cluster splits a
+//     host into several clusters.
 //
 // Sends and receives between ranks of one host go through memory, others over connections. A receive
 // from any rank takes the message that comes first on either.

@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/c10d-go/c10d/backend"
+	"github.com/c10d-go/c10d/internal/cluster"
 	"github.com/c10d-go/c10d/internal/plan"
 	"github.com/c10d-go/c10d/internal/transport"
 )
@@ -21,16 +22,15 @@ type engine struct {
 	mesh    transport.Mesh
 	awaited *transport.Request // while this goroutine drives the mesh
 	timer   *time.Timer
-	reqs    []*transport.Request
-	busy    []bool               // reqs[i] is posted
 	recvs   []*transport.Request // to be posted
 	sends   []*transport.Request
-	scratch []byte // for plans
+	main    progress    // of the plan that run executes
+	between []*progress // of plans between clusters
+	cluster clusterCall
 	packed  []byte // for tensors that are not contiguous, and for joined ones
 	joined  []byte // for blocks that lie apart
 	blocks  []byte // for such of operands
 	lengths []int64
-	posted  int // requests that are to be settled
 	lists   [2][][]byte
 	stop    func() error
 	sparse  *sparseScratch // nil until there is a sparse tensor
@@ -44,7 +44,19 @@ type engine struct {
 	told     bool      // the rank that is waited for has been told of the operation
 	tag      uint32
 	slot     uint64
-	peers    []int // the ranks that a plan is for, by their number in it; nil if all
+}
+
+// progress is how far a plan is, and what it needs meanwhile.
+type progress struct {
+	plan    *plan.Plan
+	next    int // step
+	bufs    [3][]byte
+	slot    uint64
+	peers   []int                // the ranks that the plan is for, by their number in it; nil if all
+	reqs    []*transport.Request // by number
+	busy    []bool               // reqs[i] is posted
+	scratch []byte
+	step    *cluster.Step // that the plan carries out; nil if it is free
 }
 
 func newEngine(s *session) *engine {
@@ -134,8 +146,9 @@ func (e *engine) end() {
 	for _, l := range e.lists {
 		clear(l)
 	}
-	if cap(e.scratch) > keepScratch {
-		e.scratch = nil
+	e.main.end()
+	for _, g := range e.between {
+		g.end()
 	}
 	if cap(e.packed) > keepScratch {
 		e.packed = nil
@@ -151,27 +164,48 @@ func (e *engine) end() {
 // run executes a plan. Out is changed in place; in may be nil. When it returns,
 // with or without an error, nobody touches the buffers any more.
 func (e *engine) run(p *plan.Plan, out, in []byte, combine func(dst, src []byte)) error {
-	for len(e.reqs) < p.Requests {
-		e.reqs = append(e.reqs, transport.NewRequest())
-		e.busy = append(e.busy, false)
+	g := &e.main
+	g.begin(p, e.slot, nil, out, in)
+	if err := e.advance(g, combine, true); err != nil {
+		e.drain()
+		return err
 	}
-	bufs := [...][]byte{plan.Out: out, plan.In: in, plan.Scratch: grow(&e.scratch, int(p.Scratch))}
-	for i := range p.Steps {
-		s := &p.Steps[i]
+	return nil
+}
+
+// begin readies g for a plan.
+func (g *progress) begin(p *plan.Plan, slot uint64, peers []int, out, in []byte) {
+	for len(g.reqs) < p.Requests {
+		g.reqs = append(g.reqs, transport.NewRequest())
+		g.busy = append(g.busy, false)
+	}
+	g.plan, g.next, g.slot, g.peers = p, 0, slot, peers
+	g.bufs = [...][]byte{plan.Out: out, plan.In: in, plan.Scratch: grow(&g.scratch, int(p.Scratch))}
+}
+
+// ended reports whether the plan has been carried out.
+func (g *progress) ended() bool { return g.next == len(g.plan.Steps) }
+
+// advance executes the next steps of a plan: all of them with block set, else those before one that
+// has to wait.
+func (e *engine) advance(g *progress, combine func(dst, src []byte), block bool) error {
+	bufs, steps := &g.bufs, g.plan.Steps
+	for ; g.next < len(steps); g.next++ {
+		s := &steps[g.next]
 		switch s.Kind {
 		case plan.Send, plan.Recv:
-			r := e.reqs[s.Req]
-			r.Peer, r.Slot, r.Buf = int(s.Peer), e.slot, bufs[s.Buf][s.Off:s.Off+s.Len]
-			if e.peers != nil {
-				r.Peer = e.peers[s.Peer]
+			r := g.reqs[s.Req]
+			r.Peer, r.Slot, r.Buf = int(s.Peer), g.slot, bufs[s.Buf][s.Off:s.Off+s.Len]
+			if g.peers != nil {
+				r.Peer = g.peers[s.Peer]
 			}
-			e.busy[s.Req] = true
+			g.busy[s.Req] = true
 			if s.Kind == plan.Send {
 				e.sends = append(e.sends, r)
 			} else {
 				e.recvs = append(e.recvs, r)
 			}
-			if next := i + 1; next == len(p.Steps) || p.Steps[next].Kind > plan.Recv {
+			if next := g.next + 1; next == len(steps) || steps[next].Kind > plan.Recv {
 				if m := e.session.tcp; m != nil {
 					m.Post(e.recvs, e.sends)
 				} else {
@@ -180,8 +214,10 @@ func (e *engine) run(p *plan.Plan, out, in []byte, combine func(dst, src []byte)
 				e.recvs, e.sends = e.recvs[:0], e.sends[:0]
 			}
 		case plan.Wait:
-			if err := e.wait(s.Req); err != nil {
-				e.drain()
+			if !block && len(g.reqs[s.Req].Done()) == 0 {
+				return nil
+			}
+			if err := e.wait(g, s.Req); err != nil {
 				return err
 			}
 		case plan.Reduce:
@@ -203,9 +239,9 @@ func (e *engine) postEach() {
 	}
 }
 
-// wait ends request i, or the whole group when the operation's time or context ends.
-func (e *engine) wait(i int32) error {
-	r := e.reqs[i]
+// wait ends request i of g, or the whole group when the operation's time or context ends.
+func (e *engine) wait(g *progress, i int32) error {
+	r := g.reqs[i]
 	e.awaited = r
 	if h, ok := e.mesh.(transport.Poller); ok && !e.Finished() {
 		h.PollUntil(e)
@@ -215,7 +251,7 @@ func (e *engine) wait(i int32) error {
 	default:
 		e.sleep(r)
 	}
-	e.busy[i] = false
+	g.busy[i] = false
 	if err := r.Err(); err != nil {
 		return e.session.failed(e.mesh, e.op, r, err)
 	}
@@ -247,10 +283,26 @@ func (e *engine) Finished() bool { return len(e.awaited.Done()) > 0 }
 
 // drain waits for what is still posted. The mesh has failed by now, so nothing is pending for long.
 func (e *engine) drain() {
-	for i, posted := range e.busy {
+	e.main.drain()
+	for _, g := range e.between {
+		g.drain()
+		g.step = nil
+	}
+}
+
+// end lets go of what a plan needed.
+func (g *progress) end() {
+	g.bufs, g.peers = [3][]byte{}, nil
+	if cap(g.scratch) > keepScratch {
+		g.scratch = nil
+	}
+}
+
+func (g *progress) drain() {
+	for i, posted := range g.busy {
 		if posted {
-			<-e.reqs[i].Done()
-			e.busy[i] = false
+			<-g.reqs[i].Done()
+			g.busy[i] = false
 		}
 	}
 }
@@ -296,39 +348,3 @@ func (e *engine) over() error {
 
 // shared turns the error of a collective in shared memory into the operation's.
 func (e *engine) shared(err error) error { return e.session.inMemory(e.mesh, e.op.Info(), err) }
-
-// post begins to send to a rank, or to receive from one. Settle waits for it.
-func (e *engine) post(send bool, peer int, buf []byte) {
-	if e.posted == len(e.reqs) {
-		e.reqs = append(e.reqs, transport.NewRequest())
-		e.busy = append(e.busy, false)
-	}
-	r := e.reqs[e.posted]
-	r.Peer, r.Slot, r.Buf = peer, e.slot, buf
-	e.busy[e.posted] = true
-	e.posted++
-	if send {
-		e.mesh.Send(r)
-	} else {
-		e.mesh.Recv(r)
-	}
-}
-
-// finishPosted ends what has been posted. If err is not nil the operation has failed
-// otherwise.
-func (e *engine) finishPosted(err error) error {
-	n := e.posted
-	e.posted = 0
-	if err != nil && n > 0 && e.mesh.Fault() == nil {
-		e.session.fail(e.mesh, e.op, err, e.session.rank)
-	}
-	for i := range n {
-		if err == nil {
-			err = e.wait(int32(i))
-		}
-	}
-	if err != nil {
-		e.drain()
-	}
-	return err
-}

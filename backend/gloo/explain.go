@@ -2,6 +2,7 @@ package gloo
 
 import (
 	"fmt"
+	"slices"
 
 	"github.com/c10d-go/c10d/backend"
 	"github.com/c10d-go/c10d/internal/plan"
@@ -25,13 +26,22 @@ func (b *Backend) Explain() backend.Explanation {
 		}
 		l := link
 		l.Rank = r
-		if b.levels != nil && b.layout.Host(r) == b.levels.host {
-			l.Transport, l.Detail = "shm", explainMessages(b.levels.local)
+		if b.clusters != nil && b.clusters.layout.Cluster(r) == b.clusters.number {
+			l.Transport, l.Detail = "shm", explainMessages(b.clusters.local)
 			if b.sums == SumsInRankOrder {
 				l.Detail = join(l.Detail, "reductions in rank order over tcp")
 			}
 		}
 		e.Links = append(e.Links, l)
+	}
+	if c := b.clusters; c != nil {
+		for i := range c.layout.Clusters() {
+			part := backend.Cluster{Ranks: slices.Clone(c.layout.Members(i))}
+			for _, r := range part.Ranks {
+				part.Shares = append(part.Shares, c.layout.Share(r))
+			}
+			e.Clusters = append(e.Clusters, part)
+		}
 	}
 	for _, op := range plan.Ops() {
 		e.Choices = append(e.Choices, b.route.explain(op)...)

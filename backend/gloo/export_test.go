@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/c10d-go/c10d/backend"
+	"github.com/c10d-go/c10d/internal/cluster"
 	"github.com/c10d-go/c10d/internal/transport"
 	"github.com/c10d-go/c10d/tensor"
 )
@@ -94,6 +95,45 @@ func (b *Backend) Count() *Traffic {
 
 // AggregateRooted and Aggregate are up to how many bytes blocks go together.
 const (
-	AggregateRooted = aggregateRooted
-	Aggregate       = aggregate
+	AggregateRooted = cluster.TogetherRooted
+	Aggregate       = cluster.Together
 )
+
+// SetClusterSizes sets from how many bytes on the ranks of a cluster share its traffic, and in chunks
+// of how many, until restore.
+func SetClusterSizes(single, chunk int) (restore func()) {
+	before := [2]int{singleBytes, chunkBytes}
+	singleBytes, chunkBytes = single, chunk
+	return func() { singleBytes, chunkBytes = before[0], before[1] }
+}
+
+// Sent returns how many bytes this rank has written to its connections with each rank.
+func (b *Backend) Sent() []uint64 { return b.tcp.Sent() }
+
+// Step is what a rank does in a plan for clusters.
+type Step struct {
+	*cluster.Step
+	Begins bool
+	Going  func() (chunks []int) // of the steps between clusters whose messages are under way
+}
+
+// TraceSteps calls f with each step that the rank begins and ends from now on, in the goroutine that
+// runs the operation.
+func (b *Backend) TraceSteps(f func(Step)) {
+	b.trace = func(e *engine, s *cluster.Step, begins bool) {
+		f(Step{s, begins, func() (chunks []int) {
+			for _, g := range e.between {
+				if g.step == nil {
+					continue
+				}
+				for i, busy := range g.busy {
+					if busy && len(g.reqs[i].Done()) == 0 {
+						chunks = append(chunks, g.step.Chunk)
+						break
+					}
+				}
+			}
+			return chunks
+		}})
+	}
+}

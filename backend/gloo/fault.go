@@ -268,8 +268,8 @@ func (s *session) inMemory(m transport.Mesh, info work.Info, err error) error {
 	var at *shm.RankError
 	if errors.As(err, &at) && m.Fault() == nil {
 		culprit := at.Rank
-		if s.levels != nil {
-			culprit = s.levels.members[s.levels.host][culprit]
+		if s.clusters != nil {
+			culprit = s.clusters.members[culprit]
 		}
 		err = s.renumbered(err)
 		f := &transport.Fault{Rank: culprit, Reporter: s.rank, Op: uint8(info.Op), Seq: info.Seq, Err: err}
@@ -306,10 +306,10 @@ func (s *session) inMemory(m transport.Mesh, info work.Info, err error) error {
 
 // renumbered returns err with ranks of the group in place of ranks of the host.
 func (s *session) renumbered(err error) error {
-	if s.levels == nil {
+	if s.clusters == nil {
 		return err
 	}
-	return renumbered(err, s.levels.members[s.levels.host])
+	return renumbered(err, s.clusters.members)
 }
 
 // list formats ranks as "1, 3", or "none".

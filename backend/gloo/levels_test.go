@@ -410,7 +410,7 @@ func TestLevelsSendLess(t *testing.T) {
 		}, whatever, func(l spread) int { return (len(l.hosts) - 1) * l.size * 4 * length }, none},
 		{"gather", func(b *gloo.Backend) (*work.Work, error) {
 			return b.Gather(ctx, rooted(b, many(b.Size(), few)), empty(t, few), backend.GatherOptions{Root: 1})
-		}, others, times(away, 4*few), others},
+		}, others, times(away, 4*few), none},
 		{"gather of long blocks", func(b *gloo.Backend) (*work.Work, error) {
 			return b.Gather(ctx, rooted(b, many(b.Size(), length)), empty(t, length), backend.GatherOptions{Root: 1})
 		}, away, times(away, 4*length), none},

@@ -12,7 +12,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/c10d-go/c10d/internal/plan"
+	"github.com/c10d-go/c10d/internal/cluster"
 	"github.com/c10d-go/c10d/internal/transport"
 	"github.com/c10d-go/c10d/internal/transport/shm"
 	"github.com/c10d-go/c10d/internal/transport/tcp"
@@ -23,9 +23,13 @@ import (
 // address.
 type record struct {
 	Version int    `json:"version"`
-	Host    string `json:"host"`          // the same for ranks on one host
-	TCP     string `json:"tcp"`           // address of its tcp.Endpoint
-	Shm     string `json:"shm,omitempty"` // address of its shm.Endpoint
+	Host    string `json:"host"` // the same for ranks on one host
+	Cluster string `json:"cluster,omitempty"`
+	Device  string `json:"device,omitempty"` // kind of device; "" is the CPU
+	NIC     string `json:"nic,omitempty"`    // network interface
+	Speed   int64  `json:"speed,omitempty"`  // of it, in Mbit/s; 0 is unknown
+	TCP     string `json:"tcp"`              // address of its tcp.Endpoint
+	Shm     string `json:"shm,omitempty"`    // address of its shm.Endpoint
 	NoShm   string `json:"no_shm,omitempty"`
 	Table   string `json:"table"` // fingerprint of its table of algorithms
 	Sums    Sums   `json:"sums,omitempty"`
@@ -34,8 +38,8 @@ type record struct {
 }
 
 // recordVersion changes when ranks of different releases could not talk to each
-// other natively.
-const recordVersion = 4
+// other natively. Fields that only some releases know are ignored by the others.
+const recordVersion = 5
 
 // maxRecord bounds what a rank may publish.
 const maxRecord = 64 << 10
@@ -67,6 +71,7 @@ func newNative(o settings, rank, size int) (*native, error) {
 			n.record.Host += "/" + strings.TrimSpace(string(id))
 		}
 	}
+	n.record.Cluster, n.record.NIC, n.record.Speed = o.Cluster, o.Interfaces[0], o.LinkSpeed
 	if o.wire == WireTCP {
 		n.record.NoShm = "asked for TCP"
 	} else if n.shm, err = shm.NewEndpoint(); err != nil {
@@ -137,16 +142,22 @@ func (n *native) decline(all []record, err error) error {
 	return nil
 }
 
-// hosts numbers the ranks' hosts in the order of their first ranks.
-func (n *native) hosts() []int {
-	number, hosts := map[string]int{}, make([]int, n.size)
+// layout returns the clusters of the group. Every rank finds the same.
+func (n *native) layout() *cluster.Layout {
+	members := make([]cluster.Member, n.size)
 	for r, have := range n.all {
-		if _, known := number[have.Host]; !known {
-			number[have.Host] = len(number)
-		}
-		hosts[r] = number[have.Host]
+		members[r] = cluster.Member{Host: have.Host, Cluster: have.Cluster, Device: have.Device, NIC: have.NIC, Speed: have.Speed}
 	}
-	return hosts
+	return cluster.Find(members)
+}
+
+// hosts returns how many hosts the ranks are on.
+func (n *native) hosts() int {
+	all := map[string]bool{}
+	for _, have := range n.all {
+		all[have.Host] = true
+	}
+	return len(all)
 }
 
 // parseRecords returns the records of all ranks. With errForeign it returns the records that it
@@ -179,15 +190,15 @@ var errForeign = errors.New("gloo: not every rank has the native wire")
 // joinLimit bounds the attempt to share memory, which takes milliseconds where it succeeds.
 const joinLimit = 10 * time.Second
 
-// share makes the groups of ranks that share memory, one a host, and returns this
-// host's, nil if it has one rank alone; or why there are none. All ranks of all hosts
+// share makes the groups of ranks that share memory, one a cluster, and returns this
+// cluster's, nil if it has one rank alone; or why there are none. All ranks of all clusters
 // come to the same answer. If they cannot even say so over the mesh, the error is
 // not errApart.
-func (n *native) share(ctx context.Context, m transport.Mesh, layout *plan.Layout) (*shm.Group, error) {
-	host := layout.Members(layout.Host(n.rank))
+func (n *native) share(ctx context.Context, m transport.Mesh, layout *cluster.Layout) (*shm.Group, error) {
+	host := layout.Members(layout.Cluster(n.rank))
 	addrs := make([]string, len(host))
 	for r, a := range n.all {
-		if a.Shm == "" && len(layout.Members(layout.Host(r))) > 1 {
+		if a.Shm == "" && len(layout.Members(layout.Cluster(r))) > 1 {
 			return nil, fmt.Errorf("%w: rank %d: %s", errApart, r, a.NoShm)
 		}
 	}

@@ -134,7 +134,7 @@ func TestTwoLevels(t *testing.T) {
 	for r, err := range errs {
 		require.NoError(t, err)
 		e := bs[r].Explain()
-		require.Contains(t, e.Why, "share memory on each host")
+		require.Contains(t, e.Why, "share memory in each cluster")
 		for _, l := range e.Links {
 			want := "tcp"
 			if l.Rank%2 == r%2 {
@@ -145,10 +145,10 @@ func TestTwoLevels(t *testing.T) {
 		}
 		for _, op := range plan.Ops() {
 			i := slices.IndexFunc(e.Choices, func(c backend.Choice) bool { return c.Op == op.String() })
-			require.Equal(t, "two levels", e.Choices[i].Algorithm, "%v", op)
+			require.Equal(t, "clusters", e.Choices[i].Algorithm, "%v", op)
 		}
 		gather := slices.IndexFunc(e.Choices, func(c backend.Choice) bool { return c.Op == "gather" })
-		require.Contains(t, e.Choices[gather].Why, "one message a host")
+		require.Contains(t, e.Choices[gather].Why, "one message for each")
 		require.Contains(t, e.Choices[gather+1].Why, "a message for each rank")
 	}
 }
@@ -163,9 +163,9 @@ func TestTwoLevelsInRankOrder(t *testing.T) {
 		for _, c := range bs[r].Explain().Choices {
 			switch {
 			case c.Op == "all_reduce" || c.Op == "reduce" || c.Op == "reduce_scatter":
-				require.NotEqual(t, "two levels", c.Algorithm, "%s", c.Op)
+				require.NotEqual(t, "clusters", c.Algorithm, "%s", c.Op)
 			case c.Op == "all_gather":
-				require.Equal(t, "two levels", c.Algorithm)
+				require.Equal(t, "clusters", c.Algorithm)
 			}
 		}
 	}

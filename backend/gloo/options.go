@@ -7,6 +7,8 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"path/filepath"
+	"strconv"
 	"strings"
 	"time"
 
@@ -60,11 +62,22 @@ type Options struct {
 	// names the rank.
 	TCP TCPOptions
 
-	// Host names this host, for the native wire. Ranks with the same Host try to share memory, and
-	// collectives between hosts go in two levels. Empty means the environment variable C10D_HOST;
-	// if that is empty too, the host's name and boot id. Ranks of one host may use several names
-	// to play several hosts.
+	// Host names this host, for the native wire. Ranks with the same Host are a cluster: they try
+	// to share memory, and collectives of several clusters go inside, between and inside them.
+	// Empty means the environment variable C10D_HOST; if that is empty too, the host's name and
+	// boot id. Ranks of one host may use several names to play several hosts.
 	Host string
+
+	// Cluster names this rank's cluster within its host, for the native wire. Ranks of one host
+	// with different names are in different clusters. Empty means the environment variable
+	// C10D_CLUSTER; if that is empty too, the host is one cluster.
+	Cluster string
+
+	// LinkSpeed is how fast this rank reaches other clusters, in Mbit/s. The ranks of a cluster
+	// share its traffic in proportion. 0 means the environment variable C10D_LINK_SPEED; if that
+	// is empty too, the speed of the first of Interfaces where the system knows it, or else that
+	// all ranks are equally fast.
+	LinkSpeed int64
 
 	// Fabric, if not nil, connects ranks of one process. They need no network and do not meet
 	// in the store, and they run Gloo's algorithms. All ranks need the same.
@@ -263,8 +276,41 @@ func (s Sparse) check() error {
 	return fmt.Errorf("gloo: unknown form of sparse all-reduce %q, want %q, %q, %q or none", string(s), SparseGather, SparseOwners, SparseDense)
 }
 
-// hostVariable is the environment variable for Options.Host.
-const hostVariable = "C10D_HOST"
+// The environment variables for Options.Host, Cluster and LinkSpeed.
+const (
+	hostVariable    = "C10D_HOST"
+	clusterVariable = "C10D_CLUSTER"
+	speedVariable   = "C10D_LINK_SPEED"
+)
+
+// linkSpeed returns the speed of this rank's link, 0 if it is unknown.
+func (o Options) linkSpeed(nic string) (int64, error) {
+	if o.LinkSpeed < 0 {
+		return 0, fmt.Errorf("gloo: Options.LinkSpeed is %d: want Mbit/s", o.LinkSpeed)
+	}
+	if o.LinkSpeed > 0 {
+		return o.LinkSpeed, nil
+	}
+	if text := os.Getenv(speedVariable); text != "" {
+		n, err := strconv.ParseInt(text, 10, 64)
+		if err != nil || n < 1 {
+			return 0, fmt.Errorf("gloo: environment variable %s is %q: want Mbit/s, for example 10000", speedVariable, text)
+		}
+		return n, nil
+	}
+	if nic == "" {
+		return 0, nil
+	}
+	text, err := os.ReadFile("/sys/class/net/" + filepath.Base(nic) + "/speed")
+	if err != nil {
+		return 0, nil // the system does not know
+	}
+	n, err := strconv.ParseInt(strings.TrimSpace(string(text)), 10, 64)
+	if err != nil || n < 0 {
+		return 0, nil
+	}
+	return n, nil
+}
 
 // settings are Options with defaults and the environment's values in place of zeros.
 type settings struct {
@@ -303,6 +349,10 @@ func (o Options) settings(group backend.Options) (settings, error) {
 	if set.table, err = o.table(); err != nil {
 		return set, err
 	}
+	set.Cluster = cmp.Or(o.Cluster, os.Getenv(clusterVariable))
+	if set.LinkSpeed, err = o.linkSpeed(set.Interfaces[0]); err != nil {
+		return set, err
+	}
 	if set.TCP.TLS == nil {
 		set.TCP.TLS = group.TLS
 	}
@@ -321,7 +371,7 @@ func (o Options) settings(group backend.Options) (settings, error) {
 // workers returns how many collectives may run at a time.
 func (set settings) workers(s *session) int {
 	switch {
-	case s.shared != nil || s.levels != nil:
+	case s.shared != nil || s.clusters != nil:
 		return 1 // collectives in shared memory run in the order of the calls
 	case set.Workers > 0:
 		return set.Workers

@@ -18,7 +18,10 @@ type planKey struct {
 	op          plan.Op
 	root        int
 	bytes, elem int64
-	hosts       bool // among one rank a host
+
+	// Of a step between clusters:
+	among, place int  // among so many ranks, for the one at a place
+	long         bool // by cluster.Way
 }
 
 // maxPlans and maxSteps bound the cache; past them, it starts over. A step has

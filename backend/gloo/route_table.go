@@ -121,6 +121,6 @@ func (t *tableRoute) explain(op plan.Op) []backend.Choice {
 // ask the same get the same.
 func (s *session) choose(op plan.Op, bytes int64) choice.Choice {
 	return s.table.Choose(choice.Query{
-		Op: op, Bytes: bytes, Wire: "tcp", Ranks: s.size, Hosts: s.hosts, RankOrder: s.sums != SumsFast,
+		Op: op, Bytes: bytes, Wire: "tcp", Ranks: s.size, Hosts: s.parts, RankOrder: s.sums != SumsFast,
 	})
 }

@@ -6,6 +6,7 @@ import (
 	"sync/atomic"
 
 	"github.com/c10d-go/c10d/internal/choice"
+	"github.com/c10d-go/c10d/internal/cluster"
 	"github.com/c10d-go/c10d/internal/plan"
 	"github.com/c10d-go/c10d/internal/transport"
 	"github.com/c10d-go/c10d/internal/transport/shm"
@@ -22,9 +23,10 @@ type session struct {
 	native     bool             // all ranks have this library's wire
 	tcp        *tcp.Mesh        // the mesh of the native wire, else nil
 	shared     *shm.Group       // nil unless all ranks share memory
-	levels     *levels          // nil unless the ranks of each of several hosts share memory
+	clusters   *clusters        // nil unless the ranks of each of several clusters share memory
 	direct     messageMesh      // carries sends and receives if some go through memory, else nil
-	layout     *plan.Layout     // nil if no two ranks are on one host, or if that is unknown
+	layout     *plan.Layout     // the clusters; nil if each rank is one, or if that is unknown
+	parts      int              // how many clusters there are; 0 if unknown
 	hosts      int              // 0 if unknown
 	why        string           // why the ranks have this wire
 
@@ -37,11 +39,19 @@ type session struct {
 	lists   listRoute // nil unless the route takes lists
 	planner planner
 
-	onFailure    func(*work.Error) // may be nil
-	mismatchTold atomic.Bool       // an operation has returned how the ranks disagree
+	trace        func(e *engine, s *cluster.Step, begins bool) // for tests; else nil
+	onFailure    func(*work.Error)                             // may be nil
+	mismatchTold atomic.Bool                                   // an operation has returned how the ranks disagree
 
 	closed   chan struct{} // by close
 	watchers sync.WaitGroup
+}
+
+// note tells a test of a step.
+func (e *engine) note(s *cluster.Step, begins bool) {
+	if f := e.session.trace; f != nil {
+		f(e, s, begins)
+	}
 }
 
 // watch makes the failure of one mesh the failure of all.
@@ -133,8 +143,8 @@ func (s *session) end(f transport.Fault) {
 
 // memory returns the memory that this rank shares with others of its host, nil if it shares none.
 func (s *session) memory() *shm.Group {
-	if s.levels != nil {
-		return s.levels.local
+	if s.clusters != nil {
+		return s.clusters.local
 	}
 	return s.shared
 }

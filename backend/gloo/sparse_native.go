@@ -287,17 +287,17 @@ func densely(total, union int64, ranks int) bool {
 	return hi == 0 && uint64(total) >= all/fullness
 }
 
-// denseIsBetter reports whether to all-reduce the values as a dense tensor. In two levels a host
+// denseIsBetter reports whether to all-reduce the values as a dense tensor. Among clusters one
 // then receives twice the union. With owners it receives the union once, and for each of its ranks
-// the other hosts' values in that rank's range. (BenchmarkSparse has no network between its hosts:
+// the other clusters' values in that rank's range. (BenchmarkSparse has no network between its clusters:
 // there both forms take equally long with full ranks, and owners are faster below that.)
 func (x *sparseRun) denseIsBetter(total, union int64) bool {
 	s := x.e.session
 	switch {
 	case s.sparse != SparseAuto:
 		return s.sparse == SparseDense
-	case s.levels != nil:
-		return s.sums == SumsFast && densely(total, union, fullness*s.hosts)
+	case s.clusters != nil:
+		return s.sums == SumsFast && densely(total, union, fullness*s.parts)
 	}
 	return s.shared != nil && densely(total, union, x.n)
 }
@@ -717,8 +717,8 @@ func (b *Backend) explainSparse() []backend.Choice {
 	few := c(gatherBytes, SparseGather, "the fewest messages: each rank adds up all entries")
 	many := c(-1, SparseOwners, "each rank adds up a range of coordinates")
 	switch {
-	case b.levels != nil && b.sums == SumsFast:
-		many.Why += "; dense where the ranks have more entries than the result has, times the hosts"
+	case b.clusters != nil && b.sums == SumsFast:
+		many.Why += "; dense where the ranks have more entries than the result has, times the clusters"
 	case b.shared != nil:
 		many.Why += fmt.Sprintf("; dense where ranks have 1/%d of the result's on average", fullness)
 	}

@@ -12,7 +12,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
-	"github.com/c10d-go/c10d/internal/plan"
+	"github.com/c10d-go/c10d/internal/cluster"
 	"github.com/c10d-go/c10d/internal/transport"
 	"github.com/c10d-go/c10d/internal/transport/mem"
 	"github.com/c10d-go/c10d/internal/transport/shm"
@@ -158,7 +158,7 @@ func TestFailedJoinOfMemory(t *testing.T) {
 				}
 				ctx, cancel := context.WithTimeout(context.Background(), GroupTimeout)
 				defer cancel()
-				g, err := n.share(ctx, m, plan.NewLayout(make([]int, size)))
+				g, err := n.share(ctx, m, cluster.New(make([]int, size), nil))
 				assert.Nil(t, g, "rank %d", r)
 				assert.ErrorIs(t, err, errApart, "rank %d", r)
 				errs[r] = err

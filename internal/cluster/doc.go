@@ -45,9 +45,9 @@
 //
 // # Balance
 //
-// Ranks with equal links send equally much, also if clusters differ in their ranks: the most that a
-// rank sends is 1.00 of the mean for clusters of 3 and 2, or of 3, 2 and 4 ranks. With one rank for
-// each cluster it is 3 and 4 times the mean (TestF24Balance).
+// Ranks with equal links send equally much. In clusters of 3 and 2 ranks, or of 3, 2 and 4, the most
+// that a rank sends is 1.00 of the mean. With one rank for each cluster it is 3 and 4 times the mean
+// (TestF24Balance).
 //
 // # Bits
 //

@@ -37,9 +37,9 @@ type Step struct {
 	Src, Dst plan.Buffer
 	Parts    []Part // of a step between clusters: one, in Dst, in place
 
-	// Even says that the parts of a step inside have one length, one for each rank, and that
-	// those of a reduce-scatter or an all-gather lie one after the other. All ranks of the step
-	// have the same.
+	// Even says that a step inside has a part for each rank, all of one length. Those of a
+	// reduce-scatter or an all-gather lie one after the other. All ranks of the step have the
+	// same Even.
 	Even bool
 
 	// Seal, if not 0, is what the last 8 bytes of a message have to be. It stands for the

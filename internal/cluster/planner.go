@@ -24,8 +24,8 @@ type Call struct {
 	// ranks than the root in the root's cluster their own only.
 	Counts []int64
 
-	// Send and Recv replace Bytes in an all-to-all: for each rank of this cluster, by place, what it
-	// sends to every rank, and what it receives from every rank.
+	// Send and Recv replace Bytes in an all-to-all. Send[i][r] is what the rank at place i of this
+	// cluster sends to rank r. Recv[i][r] is what it receives from rank r.
 	Send, Recv [][]int64
 
 	Elem int64 // bytes of an element that is to stay in one piece; 0 means 1
@@ -399,8 +399,8 @@ func (b *planner) columns() {
 }
 
 // pipeline lets areas go through the stages, in this order. So many have begun between clusters
-// before the first one has to end. They end in the order of the list, the same on all ranks: who
-// waits for an area waits only for ranks that have begun it, or wait for one before it.
+// before the first one has to end. All ranks end them in the order of the list, so they cannot wait
+// for each other in a circle.
 func (b *planner) pipeline(areas []area, order []int, begun int, start []int64) {
 	ids := make([]int, len(areas))
 	cut := make([][]piece, len(areas))

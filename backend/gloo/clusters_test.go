@@ -1,0 +1,296 @@
+package gloo_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"runtime"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/c10d-go/c10d/backend"
+	"github.com/c10d-go/c10d/backend/gloo"
+	"github.com/c10d-go/c10d/internal/cluster"
+	"github.com/c10d-go/c10d/tensor"
+	"github.com/c10d-go/c10d/work"
+)
+
+// clustered connects ranks of which so many are in each cluster, all on one host.
+func clustered(t testing.TB, sizes ...int) []*gloo.Backend {
+	t.Helper()
+	onLinuxOf(t)
+	var options []gloo.Options
+	for c, n := range sizes {
+		options = append(options, slices.Repeat([]gloo.Options{{Wire: gloo.WireNative, Cluster: fmt.Sprint(c)}}, n)...)
+	}
+	bs, errs := connectWith(t, gloo.GroupTimeout, options...)
+	for _, err := range errs {
+		require.NoError(t, err)
+	}
+	return bs
+}
+
+func onLinuxOf(t testing.TB) {
+	if runtime.GOOS != "linux" {
+		t.Skip("memory is shared on Linux only")
+	}
+}
+
+// TestF22OneHostPlaysSeveral: names split a host into clusters, by option or environment. Explain has
+// each rank's part.
+func TestF22OneHostPlaysSeveral(t *testing.T) {
+	bs := clustered(t, 2, 3)
+	e := bs[0].Explain()
+	require.Equal(t, 1, e.Hosts)
+	require.Equal(t, []backend.Cluster{
+		{Ranks: []int{0, 1}, Shares: []float64{0.5, 0.5}}, {Ranks: []int{2, 3, 4}, Shares: []float64{1. / 3, 1. / 3, 1. / 3}},
+	}, e.Clusters)
+	require.Contains(t, e.String(), "rank 2 carries 0.333, rank 3 carries 0.333, rank 4 carries 0.333 of its traffic")
+
+	t.Setenv("C10D_CLUSTER", "all")
+	t.Setenv("C10D_LINK_SPEED", "1000")
+	other := gloo.Options{Wire: gloo.WireNative, Cluster: "other", LinkSpeed: 3000}
+	bs, errs := connectWith(t, gloo.GroupTimeout, gloo.Options{Wire: gloo.WireNative}, other, gloo.Options{Wire: gloo.WireNative, Cluster: "other"})
+	for _, err := range errs {
+		require.NoError(t, err)
+	}
+	require.Equal(t, []backend.Cluster{{Ranks: []int{0}, Shares: []float64{1}}, {Ranks: []int{1, 2}, Shares: []float64{0.75, 0.25}}}, bs[2].Explain().Clusters)
+
+	t.Setenv("C10D_LINK_SPEED", "fast")
+	_, errs = connectWith(t, gloo.GroupTimeout, gloo.Options{Wire: gloo.WireNative})
+	require.ErrorContains(t, errs[0], `environment variable C10D_LINK_SPEED is "fast"`)
+}
+
+// TestF23Collectives has collectives in groups of two to four clusters, of unlike sizes too, in
+// chunks, against what they are defined to do.
+func TestF23Collectives(t *testing.T) {
+	defer gloo.SetClusterSizes(512, 3000)()
+	seed := rand.Uint64()
+	t.Logf("seed %d", seed)
+	for i, sizes := range [][]int{{2, 2}, {2, 3}, {1, 3}, {2, 1, 3}, {2, 2, 2}, {2, 1, 2, 1}} {
+		t.Run(fmt.Sprint(sizes), func(t *testing.T) {
+			bs := clustered(t, sizes...)
+			onAll(t, bs, func(rank int, b *gloo.Backend) {
+				common := rand.New(rand.NewPCG(seed, uint64(i)))
+				for k := range 40 {
+					x := drawLevelled(t, common, b, k)
+					if !assert.NoError(t, wait(x.call()), "rank %d, %d: %s", rank, k, x.name) {
+						b.Abort(nil)
+						return
+					}
+					for j := range x.want {
+						if !assert.True(t, bytes.Equal(x.want[j].Bytes(), x.got[j].Bytes()), "rank %d, %d: %s, tensor %d", rank, k, x.name, j) {
+							b.Abort(nil)
+							return
+						}
+					}
+				}
+			})
+		})
+	}
+}
+
+// TestF25Operators has every operator on clusters of unlike size. All ranks get the same bits.
+func TestF25Operators(t *testing.T) {
+	defer gloo.SetClusterSizes(512, 3000)()
+	bs := clustered(t, 2, 1, 3)
+	const n = 3001
+	for _, op := range []backend.ReduceOp{
+		backend.Sum(), backend.Avg(), backend.Product(), backend.Min(), backend.Max(), backend.BAnd(), backend.BOr(), backend.BXor(),
+	} {
+		if err := func() error { _, err := op.Reduction(tensor.Int64, 2); return err }(); err != nil {
+			continue
+		}
+		got := make([][]byte, len(bs))
+		want := make([]int64, n)
+		onAll(t, bs, func(r int, b *gloo.Backend) {
+			v := make([]int64, n)
+			for i := range v {
+				v[i] = int64(i%7 + r + 1)
+			}
+			x, err := tensor.Of(v, n)
+			if assert.NoError(t, err) {
+				assert.NoError(t, wait(b.AllReduce(context.Background(), list(x), backend.AllReduceOptions{Op: op})), "%v", op)
+				got[r] = x.Bytes()
+			}
+		})
+		red, err := op.Reduction(tensor.Int64, len(bs))
+		require.NoError(t, err)
+		for r := range bs {
+			v := make([]int64, n)
+			for i := range v {
+				v[i] = int64(i%7 + r + 1)
+			}
+			x, err := tensor.Of(v, n)
+			require.NoError(t, err)
+			if red.Before != nil {
+				red.Before(x.Bytes())
+			}
+			all, err := tensor.Of(want, n)
+			require.NoError(t, err)
+			if r == 0 {
+				require.NoError(t, all.CopyFrom(x))
+			} else {
+				red.Combine(all.Bytes(), x.Bytes())
+			}
+			if r == len(bs)-1 && red.After != nil {
+				red.After(all.Bytes())
+			}
+		}
+		all, err := tensor.Of(want, n)
+		require.NoError(t, err)
+		for r := range bs {
+			require.Equal(t, all.Bytes(), got[r], "%v on rank %d", op, r)
+		}
+	}
+}
+
+// TestF26StagesOverlap: while a rank is in a step inside its cluster, the messages of an earlier chunk
+// between the clusters come and go. The step does not end before they have.
+func TestF26StagesOverlap(t *testing.T) {
+	const chunk, chunks = 256 << 10, 8
+	defer gloo.SetClusterSizes(0, chunk)()
+	for _, sizes := range [][]int{{2, 2}, {2, 3}} {
+		bs := clustered(t, sizes...)
+		moved := make([]int, len(bs)) // steps inside during which messages between clusters ended
+		var late sync.Map
+		for r, b := range bs {
+			b.TraceSteps(func(s gloo.Step) {
+				if s.Stage != cluster.Before || !s.Begins || len(s.Ranks) == 1 {
+					return
+				}
+				limit := time.Now().Add(20 * time.Second)
+				going := s.Going()
+				for len(s.Going()) > 0 && time.Now().Before(limit) {
+					runtime.Gosched()
+				}
+				if len(s.Going()) > 0 {
+					late.Store(r, s.Chunk)
+				} else if len(going) > 0 {
+					moved[r]++
+				}
+			})
+		}
+		onAll(t, bs, func(r int, b *gloo.Backend) {
+			x := numbers(t, r, 1, chunk*chunks/4)
+			want := sum(t, len(bs), x.Len(), func(q int) *tensor.Tensor { return numbers(t, q, 1, x.Len()) })
+			assert.NoError(t, wait(b.AllReduce(context.Background(), list(x), backend.AllReduceOptions{})))
+			assert.True(t, bytes.Equal(want.Bytes(), x.Bytes()))
+		})
+		late.Range(func(r, chunk any) bool {
+			t.Errorf("rank %v, chunk %v: the messages of an earlier chunk wait for this step", r, chunk)
+			return true
+		})
+		t.Logf("%v: overlaps %v", sizes, moved)
+		require.Positive(t, slices.Max(moved))
+	}
+}
+
+// TestNetworkBytes: in an all-reduce of two clusters of eight ranks, a network card carries each way
+// what two single ranks would: 2(C-1)/C of the data once. The connections count.
+func TestNetworkBytes(t *testing.T) {
+	bs := clustered(t, 8, 8)
+	const n = 4 << 20
+	sent := func() (between uint64) {
+		for _, b := range bs[:8] {
+			for _, bytes := range b.Sent()[8:] {
+				between += bytes
+			}
+		}
+		return between
+	}
+	run := func() {
+		onAll(t, bs, func(r int, b *gloo.Backend) {
+			assert.NoError(t, wait(b.AllReduce(context.Background(), list(numbers(t, r, 1, n/4)), backend.AllReduceOptions{})))
+		})
+	}
+	run()
+	before := sent()
+	run()
+	require.InDelta(t, n, sent()-before, 0.05*n)
+}
+
+// TestF29ErrorsNameTheStep: a rank is aborted at each of its steps. Every rank gets an error, on some
+// with stage and step, and nothing is left over. (The package's tests look for goroutines that are
+// left.)
+func TestF29ErrorsNameTheStep(t *testing.T) {
+	defer gloo.SetClusterSizes(512, 20_000)()
+	steps := 1
+	for at := 0; at < steps; at++ {
+		bs := clustered(t, 2, 2)
+		var mine int
+		bs[1].TraceSteps(func(s gloo.Step) {
+			if s.Begins {
+				if mine == at {
+					bs[1].Abort(errors.New("for a test"))
+				}
+				mine++
+			}
+		})
+		errs := make([]error, len(bs))
+		onAll(t, bs, func(r int, b *gloo.Backend) {
+			errs[r] = wait(b.AllReduce(context.Background(), list(numbers(t, r, 1, 20_000)), backend.AllReduceOptions{}))
+		})
+		named := 0
+		for r, err := range errs {
+			if at == 0 || err != nil {
+				require.ErrorIs(t, err, work.ErrAborted, "rank %d, aborted at step %d", r, at)
+			}
+			if err != nil && strings.Contains(err.Error(), "step ") && strings.Contains(err.Error(), fmt.Sprintf("on rank %d", r)) {
+				named++
+			}
+		}
+		if at < steps/2 {
+			require.Error(t, errs[1], "aborted at step %d", at)
+		}
+		if at == 0 {
+			require.Positive(t, named, "%v", errs)
+			p, err := cluster.New([]int{0, 0, 1, 1}, nil).Plan(cluster.Call{Rank: 1, Bytes: 80_000, Elem: 4, Chunk: 20_000})
+			require.NoError(t, err)
+			steps = len(p.Steps) // in the last ones an abort may come too late for this operation
+		}
+	}
+}
+
+// TestClusterAllocations: an all-reduce of clusters allocates its Work and nothing else, in one chunk
+// or in several.
+func TestClusterAllocations(t *testing.T) {
+	ctx := context.Background()
+	bs := clustered(t, 2, 2)
+	for _, n := range []int{256, 4 << 20} {
+		const runs = 10
+		xs := each(len(bs), func(r int) *tensor.Tensor { return numbers(t, r, 1, n) })
+		once := func(r int) {
+			if err := wait(bs[r].AllReduce(ctx, list(xs[r]), backend.AllReduceOptions{})); err != nil {
+				panic(err)
+			}
+		}
+		onAll(t, bs, func(r int, _ *gloo.Backend) {
+			for range 3 {
+				once(r)
+			}
+		})
+		var wg sync.WaitGroup
+		for r := 1; r < len(bs); r++ {
+			wg.Go(func() {
+				for range runs + 1 {
+					once(r)
+				}
+			})
+		}
+		// Two for each rank: the Work and the list of tensors. Now and then a watcher when the
+		// machine is busy.
+		got := testing.AllocsPerRun(runs, func() { once(0) })
+		gloo.Finish(t, "all ranks", &wg)
+		t.Logf("%d floats: %.1f allocations of four ranks", n, got)
+		require.Less(t, got, 14.0)
+	}
+}

@@ -1,0 +1,444 @@
+package gloo
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"slices"
+
+	"github.com/c10d-go/c10d/backend"
+	"github.com/c10d-go/c10d/internal/choice"
+	"github.com/c10d-go/c10d/internal/cluster"
+	"github.com/c10d-go/c10d/internal/plan"
+	"github.com/c10d-go/c10d/internal/transport/shm"
+	"github.com/c10d-go/c10d/work"
+)
+
+// clusters is the route of a group whose ranks form several clusters, some of several ranks. It runs
+// the plans of package cluster. Inside a cluster collectives go through shared memory. Between
+// clusters they go over the mesh, while the ranks go on with steps inside.
+type clusters struct {
+	layout  *cluster.Layout
+	plans   *cluster.Cache
+	local   *shm.Group // of this cluster's ranks, nil if there is one alone
+	rank    int
+	number  int   // of this rank's cluster
+	place   int   // of this rank among its cluster's ranks
+	members []int // the ranks of this cluster
+}
+
+func newClusters(local *shm.Group, layout *cluster.Layout, rank int) *clusters {
+	c := &clusters{layout: layout, plans: cluster.NewCache(layout), local: local, rank: rank, number: layout.Cluster(rank), place: layout.Place(rank)}
+	c.members = layout.Members(c.number)
+	return c
+}
+
+// Tests change these two.
+var (
+	// singleBytes is the size up to which one rank of a cluster carries its traffic. From there on
+	// the ranks share it.
+	singleBytes = 64 << 10
+
+	// chunkBytes is the length of the chunks whose stages overlap. Each chunk costs two
+	// collectives in memory, which take about 10 us more than their bytes do.
+	chunkBytes = 2 << 20
+)
+
+// alignBytes is the unit in which broadcasts are cut.
+const alignBytes = 64
+
+func (c *clusters) allReduce(e *engine, buf []byte, r backend.Reduction) error {
+	return c.run(e, c.whole(plan.OpAllReduce, len(buf), 0, r.Grain), buf, nil, r.Combine)
+}
+
+func (c *clusters) reduce(e *engine, buf []byte, root int, r backend.Reduction) error {
+	return c.run(e, c.whole(plan.OpReduce, len(buf), root, r.Grain), buf, nil, r.Combine)
+}
+
+func (c *clusters) overwrites(backend.Reduction) bool { return true }
+
+func (c *clusters) broadcast(e *engine, buf []byte, root int) error {
+	return c.run(e, c.whole(plan.OpBroadcast, len(buf), root, alignBytes), buf, nil, nil)
+}
+
+func (c *clusters) whole(op plan.Op, bytes, root, elem int) cluster.Call {
+	return cluster.Call{Op: op, Root: root, Bytes: int64(bytes), Elem: int64(elem), Chunk: int64(chunkBytes), Single: bytes < singleBytes}
+}
+
+func (c *clusters) reduceScatter(e *engine, out, in []byte, counts []int64, _ int, r backend.Reduction) error {
+	call := cluster.Call{Op: plan.OpReduceScatter, Bytes: counts[0], Elem: int64(r.Grain)}
+	if !even(counts) {
+		call.Bytes, call.Counts = 0, counts
+	}
+	return c.run(e, call, out, in, r.Combine)
+}
+
+func (c *clusters) allGather(e *engine, out, in []byte) error {
+	return e.onSlot(prefixAllGather, func() error {
+		return c.run(e, cluster.Call{Op: plan.OpAllGather, Bytes: int64(len(in))}, out, in, nil)
+	})
+}
+
+func (c *clusters) allGatherV(e *engine, out, in []byte, counts []int64) error {
+	return e.onSlot(prefixAllGather, func() error {
+		return c.run(e, cluster.Call{Op: plan.OpAllGather, Counts: counts}, out, in, nil)
+	})
+}
+
+// gather lets the ranks of other clusters than the root's tell each other their lengths, if those may
+// differ.
+func (c *clusters) gather(e *engine, out, in []byte, root int, counts []int64, alike bool) error {
+	call := cluster.Call{Op: plan.OpGather, Root: root, Bytes: int64(len(in))}
+	if !alike {
+		call.Bytes, call.Counts = 0, counts
+		if c.layout.Cluster(root) != c.number && c.local != nil {
+			lengths := make([]int64, len(c.members))
+			mine := []int64{int64(len(in))}
+			if err := e.shared(c.local.AllGather(bytesOf(lengths), bytesOf(mine), e.stop)); err != nil {
+				return err
+			}
+			call.Counts = slices.Clone(counts)
+			for i, r := range c.members {
+				call.Counts[r] = lengths[i]
+			}
+		}
+	}
+	return c.run(e, call, out, in, nil)
+}
+
+func (c *clusters) scatter(e *engine, out, in []byte, root int) error {
+	return c.run(e, cluster.Call{Op: plan.OpScatter, Root: root, Bytes: int64(len(out))}, out, in, nil)
+}
+
+// allToAll lets the ranks of a cluster tell each other their lengths first. Then both clusters of a
+// pair know what goes from one to the other.
+func (c *clusters) allToAll(e *engine, out, in []byte, recv, send []int64) error {
+	p, k := len(recv), len(c.members)
+	e.lengths = room(e.lengths, 2*p*(k+1))
+	mine, all := e.lengths[:2*p], e.lengths[2*p:]
+	copy(mine, send)
+	copy(mine[p:], recv)
+	if c.local == nil {
+		copy(all, mine)
+	} else if err := e.shared(c.local.AllGather(bytesOf(all), bytesOf(mine), e.stop)); err != nil {
+		return err
+	}
+	if even(all) {
+		return c.run(e, cluster.Call{Op: plan.OpAllToAll, Bytes: all[0]}, out, in, nil)
+	}
+	call := cluster.Call{Op: plan.OpAllToAll, Send: make([][]int64, k), Recv: make([][]int64, k)}
+	for i := range k {
+		of := slices.Clone(all[2*p*i : 2*p*(i+1)])
+		call.Send[i], call.Recv[i] = of[:p], of[p:]
+	}
+	return c.run(e, call, out, in, nil)
+}
+
+func (c *clusters) barrier(e *engine) error {
+	return c.run(e, cluster.Call{Op: plan.OpBarrier}, nil, nil, nil)
+}
+
+// clusterCall is a collective while its plan runs.
+type clusterCall struct {
+	plan    *cluster.Plan
+	bufs    [3][]byte
+	elem    int
+	combine func(dst, src []byte)
+}
+
+// run runs a collective.
+func (c *clusters) run(e *engine, call cluster.Call, out, in []byte, combine func(dst, src []byte)) error {
+	call.Rank = c.rank
+	p, err := c.plans.Plan(call)
+	if err != nil {
+		return err
+	}
+	x := &e.cluster
+	*x = clusterCall{plan: p, bufs: [...][]byte{plan.Out: out, plan.In: in, plan.Scratch: grow(&e.joined, int(p.Scratch))}, elem: int(call.Elem), combine: combine}
+	defer func() { *x = clusterCall{} }()
+	for i := range p.Steps {
+		s := &p.Steps[i]
+		switch e.note(s, true); {
+		case s.Finish:
+			err = e.finishBetween(x, s.Chunk)
+		case s.Stage == cluster.Between:
+			err = e.readyBetween(x, s)
+		default:
+			err = c.inside(e, x, s)
+		}
+		if e.note(s, false); err != nil {
+			e.endBetween(err)
+			return atStep(err, s, i, len(p.Steps))
+		}
+	}
+	return nil
+}
+
+// atStep adds the stage and the step to the error of an operation.
+func atStep(err error, s *cluster.Step, i, n int) error {
+	var of *work.Error
+	if !errors.As(err, &of) {
+		return err
+	}
+	at := *of
+	at.Err = fmt.Errorf("step %d of %d (%v, chunk %d): %w", i+1, n, s.Stage, s.Chunk, of.Err)
+	return &at
+}
+
+// The network stage. A plan's steps between clusters are collectives among ranks of different
+// clusters, on memory of this rank. readyBetween says that this rank's operand is in its place,
+// and may begin to send. finishBetween returns when the results of a chunk are in theirs.
+// endBetween ends everything after an error. Several steps may be under way. The goroutines of the
+// mesh move their data meanwhile.
+
+// readyBetween begins a step between clusters.
+func (e *engine) readyBetween(x *clusterCall, s *cluster.Step) error {
+	var g *progress
+	for _, free := range e.between {
+		if free.step == nil {
+			g = free
+			break
+		}
+	}
+	if g == nil {
+		g = new(progress)
+		e.between = append(e.between, g)
+	}
+	var buf []byte
+	if len(s.Parts) > 0 {
+		p := &s.Parts[0]
+		buf = x.bufs[s.Dst][p.Dst : p.Dst+p.Len]
+		if s.Seal != 0 && s.Ranks[s.Root] == e.session.rank {
+			putSeal(buf, s.Seal)
+		}
+	}
+	g.step = s
+	// Messages match by slot, and steps that are under way together need slots of their own.
+	slot := e.slot | uint64(s.ID+1)&slotSteps
+	g.begin(e.session.planBetween(x, s), slot, s.Ranks, buf, nil)
+	return e.advance(g, x.combine, false)
+}
+
+// slotSteps are the bits of a slot that steps of one operation may use.
+const slotSteps = 1<<24 - 1
+
+// finishBetween ends the steps between clusters of a chunk.
+func (e *engine) finishBetween(x *clusterCall, chunk int) error {
+	for {
+		var first *progress // that has to end and cannot go on
+		for _, g := range e.between {
+			if g.step == nil {
+				continue
+			}
+			if err := e.advance(g, x.combine, false); err != nil {
+				return err
+			}
+			if g.step.Chunk == chunk && !g.ended() && first == nil {
+				first = g
+			}
+		}
+		if first == nil {
+			break
+		}
+		if err := e.wait(first, first.plan.Steps[first.next].Req); err != nil {
+			return err
+		}
+		first.next++
+	}
+	for _, g := range e.between {
+		s := g.step
+		if s == nil || s.Chunk != chunk {
+			continue
+		}
+		g.step = nil
+		if s.Seal != 0 && s.Ranks[s.Root] != e.session.rank && !sealFits(g.bufs[plan.Out], s.Seal) {
+			return e.session.mismatch(e.mesh, e.op, s.Ranks[s.Root], errors.New("the lengths of its blocks are not those that were expected"))
+		}
+	}
+	return nil
+}
+
+// endBetween ends the steps that are under way. The operation has failed.
+func (e *engine) endBetween(err error) {
+	under := slices.ContainsFunc(e.between, func(g *progress) bool { return g.step != nil })
+	if under && e.mesh.Fault() == nil {
+		e.session.fail(e.mesh, e.op, err, e.session.rank)
+	}
+	e.drain()
+}
+
+// planBetween returns the messages of a step between clusters.
+func (s *session) planBetween(x *clusterCall, step *cluster.Step) *plan.Plan {
+	k := planKey{op: step.Op, root: step.Root, elem: x.plan.Call.Elem, among: len(step.Ranks)}
+	if len(step.Parts) > 0 {
+		k.bytes = step.Parts[0].Len
+	}
+	k.place = slices.Index(step.Ranks, s.rank)
+	k.long = x.plan.Chunks > 1
+	return s.planner.get(k, func() *plan.Plan {
+		way := ""
+		if len(step.Ranks) > 2 && !k.long {
+			n := len(step.Ranks)
+			way = s.table.Choose(choice.Query{Op: step.Op, Bytes: k.bytes, Wire: "tcp", Ranks: n, Hosts: n}).Algorithm.Name
+		}
+		return step.Messages(s.rank, k.elem, way)
+	})
+}
+
+// inside runs a step inside this rank's cluster.
+func (c *clusters) inside(e *engine, x *clusterCall, s *cluster.Step) error {
+	src := func(p *cluster.Part) []byte { return x.bufs[s.Src][p.Src : p.Src+p.Len] }
+	dst := func(p *cluster.Part) []byte { return x.bufs[s.Dst][p.Dst : p.Dst+p.Len] }
+	if len(s.Ranks) == 1 {
+		for i := range s.Parts {
+			copy(dst(&s.Parts[i]), src(&s.Parts[i]))
+		}
+		return nil
+	}
+	g, n := c.local, int64(0)
+	if len(s.Parts) > 0 {
+		n = s.Parts[0].Len
+	}
+	all := n * int64(len(s.Ranks)) // if they are even
+	switch {
+	case s.Op == plan.OpBarrier:
+		return e.shared(g.Barrier(e.stop))
+	case s.Op == plan.OpReduceScatter && s.Even:
+		at := s.Parts[0].Src
+		return e.shared(g.ReduceScatter(dst(&s.Parts[c.place]), x.bufs[s.Src][at:at+all], x.elem, x.combine, e.stop))
+	case s.Op == plan.OpReduceScatter:
+		for i := range s.Parts {
+			p := &s.Parts[i]
+			var out []byte
+			if p.To == c.place {
+				out = dst(p)
+			}
+			if err := e.shared(g.Reduce(out, src(p), p.To, x.elem, x.combine, e.stop)); err != nil {
+				return err
+			}
+		}
+		return nil
+	case s.Op == plan.OpAllGather && s.Even:
+		at := s.Parts[0].Dst
+		return e.shared(g.AllGather(x.bufs[s.Dst][at:at+all], src(&s.Parts[c.place]), e.stop))
+	case s.Op == plan.OpAllGather && len(s.Parts) == 1:
+		return e.shared(g.Broadcast(dst(&s.Parts[0]), s.Parts[0].From, e.stop))
+	case s.Op == plan.OpAllGather:
+		e.lengths = room(e.lengths, len(s.Ranks))
+		clear(e.lengths)
+		var in []byte
+		for i := range s.Parts {
+			p := &s.Parts[i]
+			if e.lengths[p.From] = p.Len; p.From == c.place {
+				in = src(p)
+			}
+		}
+		first, last := &s.Parts[0], &s.Parts[len(s.Parts)-1]
+		return e.shared(g.AllGatherV(x.bufs[s.Dst][first.Dst:last.Dst+last.Len], in, e.lengths, e.stop))
+	case s.Op == plan.OpGather && s.Even:
+		var list [][]byte
+		if c.place == s.Root {
+			list = e.slices(s.Parts, dst)
+		}
+		return e.shared(g.GatherList(list, src(&s.Parts[c.place]), s.Root, e.stop))
+	case s.Op == plan.OpScatter && s.Even:
+		var list [][]byte
+		if c.place == s.Root {
+			list = e.slices(s.Parts, src)
+		}
+		return e.shared(g.ScatterList(dst(&s.Parts[c.place]), list, s.Root, e.stop))
+	}
+	return c.exchange(e, s, src, dst)
+}
+
+// slices returns the memory of parts, in a list of the engine.
+func (e *engine) slices(parts []cluster.Part, of func(p *cluster.Part) []byte) [][]byte {
+	l := e.lists[0][:0]
+	for i := range parts {
+		l = append(l, of(&parts[i]))
+	}
+	e.lists[0] = l
+	return l
+}
+
+// exchange moves parts among the ranks of this cluster. What goes from one rank to another is packed
+// if it lies apart.
+func (c *clusters) exchange(e *engine, s *cluster.Step, src, dst func(p *cluster.Part) []byte) error {
+	k, packed := len(s.Ranks), 0
+	for i := range s.Parts {
+		packed += int(s.Parts[i].Len)
+	}
+	free := grow(&e.blocks, 2*packed)
+	lists := [2][][]byte{room(e.lists[0], k), room(e.lists[1], k)}
+	e.lists = lists
+	// each calls f with the parts to rank number j, or from it.
+	each := func(out bool, j int, f func(p *cluster.Part)) {
+		for i := range s.Parts {
+			if p := &s.Parts[i]; out && p.From == c.place && p.To == j || !out && p.To == c.place && p.From == j {
+				f(p)
+			}
+		}
+	}
+	for j := range k {
+		for way, out := range []bool{false, true} {
+			parts, n := 0, 0
+			var one []byte
+			each(out, j, func(p *cluster.Part) {
+				if parts, n = parts+1, n+int(p.Len); out {
+					one = src(p)
+				} else {
+					one = dst(p)
+				}
+			})
+			if parts > 1 {
+				one, free = free[:n:n], free[n:]
+				if rest := one; out {
+					each(out, j, func(p *cluster.Part) { rest = rest[copy(rest, src(p)):] })
+				}
+			}
+			lists[way][j] = one
+		}
+	}
+	if err := e.shared(c.local.AllToAllV(lists[0], lists[1], e.stop)); err != nil {
+		return err
+	}
+	for j, from := range lists[0] {
+		parts := 0
+		each(false, j, func(*cluster.Part) { parts++ })
+		if parts > 1 {
+			each(false, j, func(p *cluster.Part) { from = from[copy(dst(p), from):] })
+		}
+	}
+	return nil
+}
+
+// putSeal sets the last bytes of a message.
+func putSeal(buf []byte, seal uint64) { binary.LittleEndian.PutUint64(buf[len(buf)-8:], seal) }
+
+func sealFits(buf []byte, seal uint64) bool {
+	return binary.LittleEndian.Uint64(buf[len(buf)-8:]) == seal
+}
+
+func (c *clusters) explain(op plan.Op) []backend.Choice {
+	one := backend.Choice{Op: op.String(), UpTo: -1, Algorithm: "clusters", Why: "in memory inside clusters, and one rank of each over tcp"}
+	two := func(upTo int64, why string) []backend.Choice {
+		other := one
+		one.UpTo, other.Why = upTo, why
+		return []backend.Choice{one, other}
+	}
+	switch op {
+	case plan.OpAllReduce, plan.OpReduce, plan.OpBroadcast:
+		return two(int64(singleBytes-1), fmt.Sprintf("in memory inside clusters, and each rank a share over tcp, in chunks of about %d bytes whose stages overlap", chunkBytes))
+	case plan.OpReduceScatter:
+		one.Why = "added up in memory inside clusters, and one sum for each block to each other cluster over tcp"
+	case plan.OpAllGather:
+		one.Why = "each block once to each other cluster over tcp, and in memory there"
+	case plan.OpGather, plan.OpScatter:
+		one.Why = "in memory inside clusters, and one message for each over tcp"
+		return two(cluster.TogetherRooted, "in memory inside the root's cluster, and a message for each rank of the others over tcp")
+	case plan.OpAllToAll:
+		one.Why = "in memory inside clusters, and one message for each pair of clusters over tcp"
+		return two(int64(cluster.Together*c.layout.Ranks()), "in memory inside a cluster, and a message for each pair of ranks over tcp; by what clusters have for each other")
+	}
+	return []backend.Choice{one}
+}

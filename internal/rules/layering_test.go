@@ -117,6 +117,7 @@ var layers = []layer{
 
 	{"internal/rollcall", []string{"store"}},
 	{"internal/notice", []string{"store"}},
+	{"internal/membership", []string{"store"}},
 	{"internal/launch", []string{"store"}},
 	{"internal/launch/agent", []string{"internal/credentials", "internal/launch", "store", "store/tcp", "golang.org/x/sys/..."}},
 	{"pg/default.go", []string{"backend/gloo"}},

@@ -1,0 +1,207 @@
+package membership
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/c10d-go/c10d/store"
+)
+
+const (
+	// window is how many keys of a Look are read at a time.
+	window = 32
+
+	// lastWord bounds the calls of a process that gives up or leaves.
+	lastWord = 500 * time.Millisecond
+
+	// never is a value that nobody writes.
+	never = "\x00"
+)
+
+// Decide takes part in the decision of the epoch after cfg.Base, or of a later one if that is
+// short. st has keys of this group alone. If ctx ends first, the member withdraws its vote, unless
+// there is a view already. It may call Decide again with the same base.
+//
+// Where the store has wills (store.Willer), the death of a member after its first Decide is known
+// to the leader at once.
+func Decide(ctx context.Context, st store.Store, cfg Config) (View, error) {
+	m := NewMember(cfg)
+	var epoch int
+	err := run(ctx, st, m, func(c Call) error {
+		if c.Op != Set || m.step != voted || m.next == epoch {
+			return nil
+		}
+		epoch = m.next
+		return leaveWill(ctx, st, c.Keys[0], c.New)
+	})
+	if err == nil {
+		var v View
+		if v, err = m.Result(); err == nil {
+			return v, Stand(ctx, st, v.Epoch, cfg.Self)
+		}
+	}
+	key, value := m.Vote()
+	last, cancel := context.WithTimeout(context.WithoutCancel(ctx), lastWord)
+	defer cancel()
+	if errors.Is(err, ErrEvicted) || errors.Is(err, ErrTooFew) {
+		store.DropWill(last, st, key)
+		return m.view, err
+	}
+	st.CompareSet(last, key, []byte(value), []byte(gone))
+	store.DropWill(last, st, key)
+	return View{}, fmt.Errorf("membership: member %d, deciding epoch %d: %w", cfg.Self, m.next, err)
+}
+
+// leaveWill makes the store change a vote, or an application, when this process is gone.
+func leaveWill(ctx context.Context, st store.Store, key, value string) error {
+	err := store.SetWill(ctx, st, key, []byte(value), []byte(gone))
+	if errors.Is(err, errors.ErrUnsupported) {
+		return nil
+	}
+	return err
+}
+
+// Stand prepares for the death of a member in an epoch: the store then votes for it in the next
+// decision, and nobody waits for it. It does nothing for a store without wills.
+func Stand(ctx context.Context, st store.Store, epoch int, self ID) error {
+	if err := leaveWill(ctx, st, voteKey(epoch+1, self), ""); err != nil {
+		return err
+	}
+	return store.DropWill(ctx, st, voteKey(epoch, self))
+}
+
+// Leave tells the members that decide the next epoch that this one has left.
+func Leave(st store.Store, epoch int, self ID) error {
+	ctx, cancel := context.WithTimeout(context.Background(), lastWord)
+	defer cancel()
+	key := voteKey(epoch+1, self)
+	return errors.Join(st.Set(ctx, key, []byte(gone)), store.DropWill(ctx, st, key))
+}
+
+// Join returns the id of this process and the first view with it. first is the number of members in
+// epoch 0. If ctx ends first, the process withdraws.
+func Join(ctx context.Context, st store.Store, first int) (ID, View, error) {
+	j := NewJoiner(first)
+	err := run(ctx, st, j, func(c Call) error {
+		if c.Op == Set {
+			return leaveWill(ctx, st, c.Keys[0], c.New)
+		}
+		return nil
+	})
+	id, v, bad := j.Result()
+	if err = errors.Join(err, bad); err == nil {
+		if err = store.DropWill(ctx, st, joinKey(id)); err == nil {
+			err = Stand(ctx, st, v.Epoch, id)
+		}
+		return id, v, err
+	}
+	if id >= 0 {
+		last, cancel := context.WithTimeout(context.WithoutCancel(ctx), lastWord)
+		defer cancel()
+		st.CompareSet(last, joinKey(id), []byte(waiting), []byte(gone))
+		store.DropWill(last, st, joinKey(id))
+	}
+	return id, View{}, fmt.Errorf("membership: joining: %w", err)
+}
+
+// Pending returns how many joiners wait, as far as one can tell from their number and the last
+// view.
+func Pending(ctx context.Context, st store.Store, base View) (int, error) {
+	n, err := st.Add(ctx, joinersKey, 0)
+	if err != nil {
+		return 0, err
+	}
+	m := &Member{cfg: Config{Base: base}}
+	c := m.count(int(n))
+	if c.Op != Look {
+		return 0, nil
+	}
+	values, err := look(ctx, st, c.Keys)
+	waits := 0
+	for _, v := range values {
+		if v == waiting {
+			waits++
+		}
+	}
+	return waits, err
+}
+
+// run does the calls of a machine. before is called before each of them.
+func run(ctx context.Context, st store.Store, m Machine, before func(Call) error) error {
+	var r Reply
+	for {
+		c := m.Next(r)
+		if c.Op == Done {
+			return nil
+		}
+		err := before(c)
+		if err == nil {
+			r, err = do(ctx, st, c)
+		}
+		if err != nil {
+			if why := context.Cause(ctx); why != nil && !errors.Is(err, why) {
+				err = fmt.Errorf("%w: %w", err, why)
+			}
+			return err
+		}
+	}
+}
+
+func do(ctx context.Context, st store.Store, c Call) (r Reply, err error) {
+	switch c.Op {
+	case Set:
+		err = st.Set(ctx, c.Keys[0], []byte(c.New))
+	case CompareSet:
+		var b []byte
+		b, err = st.CompareSet(ctx, c.Keys[0], []byte(c.Old), []byte(c.New))
+		r.Values = []string{string(b)}
+	case Add:
+		r.Sum, err = st.Add(ctx, c.Keys[0], c.Delta)
+	case Look:
+		r.Values, err = look(ctx, st, c.Keys)
+	case Await:
+		return await(ctx, st, c)
+	}
+	return r, err
+}
+
+// await waits for keys. Without a limit it returns after the store's timeout, too.
+func await(ctx context.Context, st store.Store, c Call) (r Reply, err error) {
+	short := ctx
+	if c.Limit > 0 {
+		var cancel context.CancelFunc
+		short, cancel = context.WithTimeout(ctx, c.Limit)
+		defer cancel()
+	}
+	values, err := st.MultiGet(short, c.Keys)
+	if err != nil && ctx.Err() == nil && (errors.Is(err, context.DeadlineExceeded) || errors.Is(err, store.ErrTimeout)) {
+		return Reply{Late: true}, nil
+	}
+	for _, v := range values {
+		r.Values = append(r.Values, string(v))
+	}
+	return r, err
+}
+
+// look reads keys without waiting for them.
+func look(ctx context.Context, st store.Store, keys []string) ([]string, error) {
+	values := make([]string, len(keys))
+	errs := make([]error, min(window, len(keys)))
+	var wg sync.WaitGroup
+	for w := range errs {
+		wg.Go(func() {
+			for i := w; i < len(keys) && errs[w] == nil; i += window {
+				var b []byte
+				b, errs[w] = st.CompareSet(ctx, keys[i], []byte(never), []byte(never))
+				if string(b) != never {
+					values[i] = string(b)
+				}
+			}
+		})
+	}
+	wg.Wait()
+	return values, errors.Join(errs...)
+}

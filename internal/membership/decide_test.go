@@ -1,0 +1,309 @@
+package membership
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"go.uber.org/goleak"
+
+	"github.com/c10d-go/c10d/store"
+	"github.com/c10d-go/c10d/store/tcp"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// all runs f for each of these members under virtual time.
+func all(t *testing.T, st store.Store, ids []ID, f func(id ID) (View, error)) (views map[ID]View, errs map[ID]error) {
+	t.Helper()
+	var mu sync.Mutex
+	views, errs = make(map[ID]View), make(map[ID]error)
+	var wg sync.WaitGroup
+	for _, id := range ids {
+		wg.Go(func() {
+			v, err := f(id)
+			mu.Lock()
+			defer mu.Unlock()
+			views[id], errs[id] = v, err
+		})
+	}
+	wg.Wait()
+	return views, errs
+}
+
+func TestASuspectThatIsGoneIsLeftOut(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		st, begun := store.NewHash(), time.Now()
+		views, errs := all(t, st, []ID{0, 1, 3}, func(id ID) (View, error) {
+			return Decide(t.Context(), st, Config{Self: id, Base: First(4), Done: 10 + uint64(id), Suspects: []ID{2}, Cause: "rank 2 died"})
+		})
+		require.Equal(t, DefaultSettle, time.Since(begun))
+		for _, id := range []ID{0, 1, 3} {
+			require.NoError(t, errs[id])
+			require.Equal(t, View{
+				Epoch: 1, First: 4, IDs: []ID{0, 1, 3}, MinDone: 10, MaxDone: 13, Left: []Absent{{2, "rank 2 died"}},
+			}, views[id])
+		}
+		_, err := Decide(t.Context(), st, Config{Self: 2, Base: First(4)})
+		require.ErrorIs(t, err, ErrEvicted)
+		require.EqualError(t, err, "member 2 was evicted from the group in epoch 1: rank 2 died")
+	})
+}
+
+func TestAMemberThatIsLateIsWaitedFor(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		st := store.NewHash()
+		views, errs := all(t, st, []ID{0, 1, 2}, func(id ID) (View, error) {
+			time.Sleep(time.Duration(id) * 20 * time.Second)
+			return Decide(t.Context(), st, Config{Self: id, Base: First(3)})
+		})
+		require.NoError(t, errors.Join(errs[0], errs[1], errs[2]))
+		require.Equal(t, []ID{0, 1, 2}, views[0].IDs)
+	})
+}
+
+func TestAMemberThatNeverComesIsLeftOut(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		st, begun := store.NewHash(), time.Now()
+		v, err := Decide(t.Context(), st, Config{Self: 1, Base: First(2)})
+		require.NoError(t, err)
+		require.Equal(t, []ID{1}, v.IDs)
+		require.Equal(t, []Absent{{0, "it did not come within 1m0s"}}, v.Left)
+		require.Equal(t, DefaultPatience, time.Since(begun))
+	})
+}
+
+func TestTooFewMembersTryAgain(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		st := store.NewHash()
+		views, errs := all(t, st, []ID{0, 1}, func(id ID) (View, error) {
+			return Decide(t.Context(), st, Config{Self: id, Base: First(3), Min: 3, Suspects: []ID{2}, Cause: "rank 2 died"})
+		})
+		for _, id := range []ID{0, 1} {
+			require.ErrorIs(t, errs[id], ErrTooFew)
+			require.EqualError(t, errs[id], "too few members for epoch 1: 2 of at least 3; missing: member 2: rank 2 died")
+		}
+		require.Equal(t, views[0], views[1])
+
+		// With a joiner they are enough.
+		var id ID
+		var joined View
+		var wg sync.WaitGroup
+		wg.Go(func() {
+			time.Sleep(5 * time.Second)
+			var err error
+			id, joined, err = Join(t.Context(), st, 3)
+			require.NoError(t, err)
+		})
+		views, errs = all(t, st, []ID{0, 1}, func(id ID) (View, error) {
+			return Decide(t.Context(), st, Config{Self: id, Base: views[id], Min: 3})
+		})
+		wg.Wait()
+		require.NoError(t, errors.Join(errs[0], errs[1]))
+		require.Equal(t, ID(3), id)
+		require.Equal(t, []ID{0, 1, 3}, joined.IDs)
+		require.Equal(t, 2, joined.Epoch)
+		require.Equal(t, joined, views[0])
+	})
+}
+
+func TestMaxLimitsJoiners(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		st := store.NewHash()
+		ctx, cancel := context.WithCancel(t.Context())
+		var admitted, refused atomic.Int64
+		var wg sync.WaitGroup
+		for range 3 {
+			wg.Go(func() {
+				if _, _, err := Join(ctx, st, 2); err == nil {
+					admitted.Add(1)
+				} else if errors.Is(err, context.Canceled) {
+					refused.Add(1)
+				}
+			})
+		}
+		synctest.Wait()
+		base := First(2)
+		n, err := Pending(ctx, st, base)
+		require.NoError(t, err)
+		require.Equal(t, 3, n)
+		views, errs := all(t, st, base.IDs, func(id ID) (View, error) {
+			return Decide(ctx, st, Config{Self: id, Base: base, Max: 4})
+		})
+		require.NoError(t, errors.Join(errs[0], errs[1]))
+		base = views[0]
+		require.Len(t, base.IDs, 4)
+		n, err = Pending(ctx, st, base)
+		require.NoError(t, err)
+		require.Equal(t, 1, n)
+		cancel()
+		wg.Wait()
+		require.EqualValues(t, 2, admitted.Load())
+		require.EqualValues(t, 1, refused.Load())
+		n, err = Pending(t.Context(), st, base)
+		require.NoError(t, err)
+		require.Zero(t, n, "one that gave up waits no longer")
+	})
+}
+
+func TestAMemberThatGivesUpIsNotWaitedFor(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		st, why := store.NewHash(), errors.New("the user has had enough")
+		ctx, cancel := context.WithCancelCause(t.Context())
+		var wg sync.WaitGroup
+		wg.Go(func() {
+			_, err := Decide(ctx, st, Config{Self: 2, Base: First(3)})
+			require.ErrorIs(t, err, why)
+			require.ErrorIs(t, err, context.Canceled)
+		})
+		synctest.Wait()
+		cancel(why)
+		wg.Wait()
+		begun := time.Now()
+		views, errs := all(t, st, []ID{0, 1}, func(id ID) (View, error) {
+			return Decide(t.Context(), st, Config{Self: id, Base: First(3)})
+		})
+		require.NoError(t, errors.Join(errs[0], errs[1]))
+		require.Equal(t, []ID{0, 1}, views[0].IDs)
+		require.Equal(t, []Absent{{2, "its process has ended, or it has left"}}, views[0].Left)
+		require.Less(t, time.Since(begun), 5*time.Second, "another takes the lead, and does not wait for member 2")
+	})
+}
+
+// TestWillsVote: where the store notices deaths, nobody waits for a member that has died.
+func TestWillsVote(t *testing.T) {
+	server, err := tcp.Listen(t.Context(), "127.0.0.1:0", tcp.ServerOptions{})
+	require.NoError(t, err)
+	defer server.Close()
+	stores := make([]store.Store, 3)
+	for i := range stores {
+		stores[i], err = tcp.New(t.Context(), server.Addr().String(), tcp.Options{})
+		require.NoError(t, err)
+		defer stores[i].Close()
+	}
+	decide := func(base View, ids ...ID) map[ID]View {
+		views, errs := all(t, nil, ids, func(id ID) (View, error) {
+			return Decide(t.Context(), stores[id], Config{Self: id, Base: base})
+		})
+		for _, id := range ids {
+			require.NoError(t, errs[id])
+		}
+		return views
+	}
+	base := decide(First(3), 0, 1, 2)[0]
+	require.Equal(t, []ID{0, 1, 2}, base.IDs)
+	stores[2].Close() // the process of member 2 ends, and nobody suspects it
+	begun := time.Now()
+	require.Equal(t, []ID{0, 1}, decide(base, 0, 1)[0].IDs)
+	require.Less(t, time.Since(begun), DefaultPatience/2)
+}
+
+func TestAMemberThatLeavesIsNotWaitedFor(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		st := store.NewHash()
+		require.NoError(t, Leave(st, 0, 1))
+		v, err := Decide(t.Context(), st, Config{Self: 0, Base: First(2)})
+		require.NoError(t, err)
+		require.Equal(t, []ID{0}, v.IDs)
+	})
+}
+
+func TestForeignBytesInTheStore(t *testing.T) {
+	for key, value := range map[string]string{
+		"view/1": "nonsense", "lead/1": "nonsense", "vote/1/1": "nonsense", "joiners": "nonsense", "join/2": "nonsense",
+	} {
+		t.Run(key, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				st := store.NewHash()
+				st.Set(t.Context(), key, []byte(value))
+				v, err := Decide(t.Context(), st, Config{Self: 0, Base: First(2), Suspects: []ID{1}})
+				if key == "view/1" || key == "joiners" {
+					require.ErrorContains(t, err, key)
+					return
+				}
+				require.NoError(t, err)
+				require.Equal(t, []ID{0}, v.IDs)
+			})
+		})
+	}
+}
+
+// counted counts the calls of a store.
+type counted struct {
+	store.Store
+	calls *atomic.Int64
+}
+
+func (c *counted) Set(ctx context.Context, key string, value []byte) error {
+	c.calls.Add(1)
+	return c.Store.Set(ctx, key, value)
+}
+
+func (c *counted) Add(ctx context.Context, key string, delta int64) (int64, error) {
+	c.calls.Add(1)
+	return c.Store.Add(ctx, key, delta)
+}
+
+func (c *counted) CompareSet(ctx context.Context, key string, expected, desired []byte) ([]byte, error) {
+	c.calls.Add(1)
+	return c.Store.CompareSet(ctx, key, expected, desired)
+}
+
+func (c *counted) MultiGet(ctx context.Context, keys []string) ([][]byte, error) {
+	c.calls.Add(1)
+	return c.Store.MultiGet(ctx, keys)
+}
+
+// decideAll lets all members but the last decide, each with a store of its own. It returns the calls
+// of each.
+func decideAll(tb testing.TB, st store.Store, size int) []int64 {
+	calls := make([]atomic.Int64, size-1)
+	errs := make([]error, size-1)
+	var wg sync.WaitGroup
+	for i := range calls {
+		wg.Go(func() {
+			_, errs[i] = Decide(tb.Context(), &counted{st, &calls[i]}, Config{
+				Self: ID(i), Base: First(size), Suspects: []ID{ID(size - 1)}, Settle: time.Millisecond,
+			})
+		})
+	}
+	wg.Wait()
+	require.NoError(tb, errors.Join(errs...))
+	n := make([]int64, len(calls))
+	for i := range calls {
+		n[i] = calls[i].Load()
+	}
+	slices.Sort(n)
+	return n
+}
+
+func TestAMemberCallsTheStoreThreeTimes(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		calls := decideAll(t, store.NewHash(), 50)
+		require.EqualValues(t, 3, calls[0])
+		require.EqualValues(t, 3, calls[len(calls)-2], "all but the leader")
+		require.LessOrEqual(t, calls[len(calls)-1], int64(12), "the leader")
+	})
+}
+
+// BenchmarkDecide lets 1000 ranks, goroutines with one store in memory or connections to one server,
+// decide who is in the next epoch after a death.
+func BenchmarkDecide(b *testing.B) {
+	for _, size := range []int{16, 1000} {
+		b.Run(fmt.Sprintf("%d ranks", size), func(b *testing.B) {
+			var calls []int64
+			for b.Loop() {
+				calls = decideAll(b, store.NewHash(), size)
+			}
+			b.ReportMetric(float64(calls[0]), "calls/member")
+			b.ReportMetric(float64(calls[len(calls)-1]), "calls/leader")
+		})
+	}
+}

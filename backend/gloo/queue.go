@@ -43,6 +43,8 @@ type queue struct {
 	tag       uint32 // of the next collective
 	calls     uint64 // collectives issued
 	completed uint64 // collectives ended
+	broken    bool   // a collective has failed
+	intact    uint64 // then: collectives before the first that failed
 	agreed    uint64 // collectives up to the last that has shown that all ranks called the same
 	last      lastCall
 	unbegun   recheck.Timer // of the collectives that wait
@@ -250,6 +252,9 @@ func (b *Backend) ended(o *operation, err error) {
 		b.inflight = slices.Delete(b.inflight, i, i+1)
 	}
 	b.completed++
+	if err != nil && o.collective && (!b.broken || o.call < b.intact) {
+		b.broken, b.intact = true, o.call
+	}
 	if err == nil && o.needsAll {
 		b.agreed = max(b.agreed, o.call+1)
 	}
@@ -258,6 +263,23 @@ func (b *Backend) ended(o *operation, err error) {
 	o.op = nil
 	o.Complete(err)
 	b.recycle(o)
+}
+
+// Completed returns how many collectives this rank has completed before the first one that has
+// failed or has not ended.
+func (b *Backend) Completed() uint64 {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	n := b.calls
+	if b.broken {
+		n = min(n, b.intact)
+	}
+	for _, o := range b.inflight {
+		if o.collective {
+			n = min(n, o.call)
+		}
+	}
+	return n
 }
 
 // cleanBools makes every true byte 1: PyTorch adds bools as bytes, and in Go

@@ -1,0 +1,44 @@
+package gloo_test
+
+import (
+	"context"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+
+	"github.com/c10d-go/c10d/backend"
+	"github.com/c10d-go/c10d/backend/gloo"
+	"github.com/c10d-go/c10d/internal/transport/mem"
+	"github.com/c10d-go/c10d/work"
+)
+
+// TestCompleted counts collectives up to the first that has not ended, or that has failed. Sends and
+// receives are not counted.
+func TestCompleted(t *testing.T) {
+	ranks(t, mem.NewFabric(), 2, 1, 2, func(t *testing.T, b *gloo.Backend) {
+		ctx, cancel := context.WithCancel(context.Background())
+		defer cancel()
+		other := 1 - b.Rank()
+		assert.Zero(t, b.Completed())
+		for range 2 {
+			assert.NoError(t, wait(b.AllReduce(ctx, list(vec(1)), backend.AllReduceOptions{})))
+		}
+		send, err := b.Send(ctx, vec(1), other, backend.P2POptions{})
+		assert.NoError(t, err)
+		assert.NoError(t, wait(b.Recv(ctx, vec(1), other, backend.P2POptions{})))
+		assert.NoError(t, send.Wait(ctx))
+		assert.EqualValues(t, 2, b.Completed())
+		if b.Rank() == 1 {
+			time.Sleep(time.Second) // virtual: by then rank 0 has cancelled
+		} else {
+			w, err := b.AllReduce(ctx, list(vec(1)), backend.AllReduceOptions{})
+			assert.NoError(t, err)
+			assert.EqualValues(t, 2, b.Completed())
+			cancel()
+			assert.ErrorIs(t, w.Wait(context.Background()), work.ErrCanceled)
+		}
+		assert.ErrorIs(t, wait(b.Barrier(context.Background(), backend.BarrierOptions{})), work.ErrCanceled)
+		assert.EqualValues(t, 2, b.Completed())
+	})
+}

@@ -73,6 +73,17 @@ func Stand(ctx context.Context, st store.Store, epoch int, self ID) error {
 	return store.DropWill(ctx, st, voteKey(epoch, self))
 }
 
+// Forget deletes what the decision of a view has left in the store, but for the view. Call it when
+// all members of the view have come.
+func Forget(ctx context.Context, st store.Store, v View, self ID) error {
+	_, err := st.Delete(ctx, voteKey(v.Epoch, self))
+	if self == v.IDs[0] {
+		_, e := st.Delete(ctx, leadKey(v.Epoch))
+		err = errors.Join(err, e)
+	}
+	return err
+}
+
 // Leave tells the members that decide the next epoch that this one has left.
 func Leave(st store.Store, epoch int, self ID) error {
 	ctx, cancel := context.WithTimeout(context.Background(), lastWord)

@@ -3,6 +3,7 @@ package pg
 import (
 	"context"
 	"errors"
+	"slices"
 
 	"github.com/c10d-go/c10d/backend"
 	"github.com/c10d-go/c10d/backend/detail"
@@ -38,13 +39,14 @@ func allocatorOf(b backend.Backend) allocator {
 // [ProcessGroup.Explain] says which, under "alloc".
 //
 // The garbage collector does not manage the memory. It stays until [ProcessGroup.Free], even
-// after Close.
+// after Close. After Reconfigure it is ordinary memory to operations.
 func (g *ProcessGroup) Alloc(ctx context.Context, dtype tensor.DType, shape ...int) (*tensor.Tensor, error) {
 	b, err := g.Backend(tensor.CPU)
 	if err != nil {
 		return nil, err
 	}
 	if a := allocatorOf(b); a != nil {
+		g.now().allocated.Store(true)
 		return a.Alloc(ctx, dtype, shape...)
 	}
 	return tensor.New(dtype, shape...)
@@ -55,14 +57,29 @@ func (g *ProcessGroup) Alloc(ctx context.Context, dtype tensor.DType, shape ...i
 // be used afterwards. Free is not collective, and may be called after Close. It does nothing for
 // a tensor in ordinary memory.
 func (g *ProcessGroup) Free(t *tensor.Tensor) error {
-	if g.rank < 0 {
+	if g.now().rank < 0 {
 		return ErrNotMember
 	}
 	if t == nil {
 		return errors.New("pg: Free: the tensor is nil")
 	}
-	if a := allocatorOf(g.backends[tensor.CPU]); a != nil {
-		return a.Free(t)
+	g.mu.Lock()
+	all := append(slices.Clone(g.allocators), allocatorOf(g.now().backends[tensor.CPU]))
+	g.mu.Unlock()
+	var err error // of the one whose memory it is, if none takes it
+	freed := false
+	for _, a := range all {
+		if a == nil {
+			continue
+		}
+		if e := a.Free(t); e != nil {
+			err = e
+		} else {
+			freed = true
+		}
 	}
-	return nil
+	if freed {
+		return nil
+	}
+	return err
 }

@@ -20,16 +20,22 @@ func (w *world) blameFile() string {
 	return os.Getenv(launch.FailureVariable)
 }
 
-// noteFailure returns the function that tells the launcher which rank ended the group, nil
-// without such a launcher. The first failure since the default group was made counts.
-func (g *ProcessGroup) noteFailure() func(*work.Error) {
-	path := g.world.blameFile()
-	if path == "" {
+// noteFailure returns the function that makes operations' errors an *EpochError and tells the
+// launcher, if there is one, which rank ended the group. The first failure since the default group was made counts.
+func (g *epoch) noteFailure() func(*work.Error) {
+	path, elastic := g.world.blameFile(), g.world.elastic() == nil
+	if path == "" && !elastic {
 		return nil
 	}
 	var once sync.Once
 	return func(err *work.Error) {
+		if elastic {
+			g.suspect(err)
+		}
 		once.Do(func() {
+			if path == "" {
+				return
+			}
 			b := launch.Blame{Time: time.Now(), Rank: g.world.rank, Peer: -1, Message: err.Error()}
 			if err.Peer >= 0 && err.Peer < len(g.ranks) {
 				b.Peer = g.ranks[err.Peer]

@@ -56,6 +56,23 @@
 // stopped answering, did not call the operation, cancelled it, or panicked. Every rank's
 // error has the text of the reason.
 //
+// # Going on after a failure
+//
+// A failed operation ends an epoch of its group. If all ranks are of this library, those that are
+// left begin the next epoch of the default group:
+//
+//	err := step(ctx, g)
+//	var ended *pg.EpochError
+//	if errors.As(err, &ended) {
+//		_, err = g.Reconfigure(ctx, pg.ReconfigureOptions{Min: 2})
+//		// g.Rank() and g.Size() may have changed. Repeat the step.
+//	}
+//
+// Reconfigure also takes in newcomers, which call Join. Pending says how many wait. The ranks agree
+// through the store, which therefore has to outlive all of them: that of "c10d run", a server of
+// its own, or Redis. If rank 0 hosts the store and dies, Reconfigure returns an error that says so.
+// Set Options.Elastic if ranks are going to come and go.
+//
 // # Closing a group
 //
 // Close takes about a second, whatever is pending. Operations of this rank that have not ended
@@ -101,7 +118,9 @@
 //
 // # Limits
 //
-// A group that has failed stays failed: close it and make a new one.
+// A group that has failed stays failed until Reconfigure. Groups with PyTorch ranks cannot be
+// reconfigured: close such a group and make a new one. Groups made by NewGroup and Split end with
+// the epoch of the default group: make them again.
 //
 // # Calls that do not match
 //

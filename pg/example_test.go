@@ -2,9 +2,11 @@ package pg_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"strings"
 	"sync"
+	"time"
 
 	"github.com/c10d-go/c10d/backend"
 	"github.com/c10d-go/c10d/pg"
@@ -114,4 +116,29 @@ func ExampleProcessGroup_MonitoredBarrier() {
 	// rank 0: failed: true
 	// rank 1: failed: true
 	// rank 2 does something else
+}
+
+func ExampleProcessGroup_Reconfigure() {
+	ranks(3, func(ctx context.Context, g *pg.ProcessGroup) (string, error) {
+		if g.Rank() == 1 {
+			return "rank 1 leaves", nil // g is closed, as if the process had ended
+		}
+		sum := []int32{1}
+		err := pg.AllReduceSlice(ctx, g, sum, backend.Sum())
+		var ended *pg.EpochError
+		if !errors.As(err, &ended) {
+			return "", err
+		}
+		v, err := g.Reconfigure(ctx, pg.ReconfigureOptions{Min: 2, Settle: 10 * time.Millisecond})
+		if err != nil {
+			return "", err
+		}
+		sum[0] = 1 // the step is repeated
+		err = pg.AllReduceSlice(ctx, g, sum, backend.Sum())
+		return fmt.Sprintf("epoch %d without rank %d: rank %d of %d, sum %d", v.Epoch, v.Left[0].Rank, g.Rank(), g.Size(), sum[0]), err
+	})
+	// Output:
+	// epoch 1 without rank 1: rank 0 of 2, sum 2
+	// rank 1 leaves
+	// epoch 1 without rank 1: rank 1 of 2, sum 2
 }

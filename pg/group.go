@@ -38,6 +38,9 @@ type world struct {
 	compares bool
 
 	ours    bool   // all ranks are of this library
+	apart   bool   // ranks do not meet in the store
+	run     string // its name, "" if it has none
+	number  int    // of the epoch
 	begun   string // the key in begunIn that the roll call has left, "" if there is none
 	begunIn store.Store
 
@@ -50,6 +53,10 @@ type world struct {
 	groups []*ProcessGroup
 	closed bool           // root is
 	made   map[string]int // how often each local name was given
+
+	faults   sync.Mutex
+	suspects []int // ranks that operations blamed for their failure
+	cause    error // the first such error
 }
 
 // leave forgets g and returns the groups to be closed with it, newest first.
@@ -78,11 +85,13 @@ func (w *world) below(g *ProcessGroup) []*ProcessGroup {
 }
 
 // find returns the group of a name, nil if this rank has none.
-func (w *world) find(name string) *ProcessGroup {
+func (w *world) find(name string) *epoch {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if i := slices.IndexFunc(w.groups, func(g *ProcessGroup) bool { return g.name == name }); i >= 0 {
-		return w.groups[i]
+	for _, g := range w.groups {
+		if e := g.now(); e.name == name {
+			return e
+		}
 	}
 	return nil
 }
@@ -99,6 +108,7 @@ type groupSpec struct {
 	split    bool           // made by Split or SplitRanks
 	counted  int            // how many groups the counter has named, this one included
 	notice   *notice.Notice // begun already, of the default group
+	handle   *ProcessGroup  // gets a new epoch; nil for a new group
 }
 
 // newGroup makes a group as PyTorch's _new_process_group_helper does, with the
@@ -128,8 +138,8 @@ func (w *world) makeGroup(ctx context.Context, s groupSpec, n *notice.Notice) (*
 	} else {
 		st, within = store.Prefix(s.key, st), s.key+"/"
 	}
-	g := &ProcessGroup{
-		world: w, name: s.name, key: s.key, within: within, desc: s.desc, ranks: s.ranks, size: len(s.ranks),
+	g := &epoch{
+		world: w, name: s.name, key: s.key, within: within, ranks: s.ranks, size: len(s.ranks),
 		rank: slices.Index(s.ranks, w.rank), timeout: s.timeout, store: st, devices: devices,
 		backends: make(map[tensor.DeviceType]backend.Backend), split: s.split,
 	}
@@ -154,31 +164,41 @@ func (w *world) makeGroup(ctx context.Context, s groupSpec, n *notice.Notice) (*
 		err = w.initBarrier(ctx, g, s)
 	}
 	if err != nil {
-		g.Abort(err)
+		g.abort(err)
 		return nil, errors.Join(err, g.closeBackends())
 	}
 	g.tidy(s)
+	handle := s.handle
+	if handle == nil {
+		handle = &ProcessGroup{name: s.name, desc: s.desc, timeout: s.timeout}
+		handle.current.Store(g)
+	}
 	w.mu.Lock()
 	if w.root == nil {
-		w.root = g
+		w.root = handle
 	}
 	closed := w.closed
 	if !closed {
-		w.groups = append(w.groups, g)
+		w.groups = append(w.groups, handle)
 	}
 	w.mu.Unlock()
 	if closed {
-		return nil, errors.Join(fmt.Errorf("pg: group %q: %w", w.root.name, ErrClosed), g.Close())
+		err := w.root.open()
+		if err == nil {
+			err = fmt.Errorf("pg: group %q: the default group has been reconfigured meanwhile", s.name)
+		}
+		return nil, errors.Join(err, handle.Close())
 	}
+	handle.current.Store(g)
 	if l := w.options.Logger; l != nil && g.rank >= 0 {
 		l.Info("process group ready", "group", g.name, "rank", g.rank, "size", g.size, "devices", fmt.Sprint(devices))
 	}
-	return g, nil
+	return handle, nil
 }
 
 // connect makes the group's backends. One that serves several devices is made
 // once, under its first device's prefix.
-func (g *ProcessGroup) connect(ctx context.Context, v1 bool) error {
+func (g *epoch) connect(ctx context.Context, v1 bool) error {
 	byName := make(map[string]backend.Backend)
 	fail := func(err error) error {
 		for _, made := range g.distinct {
@@ -228,7 +248,7 @@ func (g *ProcessGroup) connect(ctx context.Context, v1 bool) error {
 const controlBackend = "gloo"
 
 // checked wraps a backend whose store is st, under PyTorch's keys.
-func (g *ProcessGroup) checked(ctx context.Context, inner backend.Backend, d tensor.DeviceType, st store.Store, v1 bool) (backend.Backend, error) {
+func (g *epoch) checked(ctx context.Context, inner backend.Backend, d tensor.DeviceType, st store.Store, v1 bool) (backend.Backend, error) {
 	r, ok := backend.Lookup(controlBackend)
 	if !ok {
 		return nil, fmt.Errorf("detail needs backend %q: %w", controlBackend, backend.ErrUnknownBackend)
@@ -247,7 +267,7 @@ func (g *ProcessGroup) checked(ctx context.Context, inner backend.Backend, d ten
 // finishV1 does what PyTorch up to 2.0 does in the store after it has made a group: a barrier of
 // all ranks, and the sequence number from rank 0 to the members. Rank 0 writes the number first,
 // because with TORCH_DISTRIBUTED_DEBUG=DETAIL other ranks read it before the barrier.
-func (w *world) finishV1(ctx context.Context, g *ProcessGroup, s groupSpec) error {
+func (w *world) finishV1(ctx context.Context, g *epoch, s groupSpec) error {
 	ctx, cancel := context.WithTimeout(ctx, s.timeout)
 	defer cancel()
 	if g.rank == 0 {
@@ -285,7 +305,7 @@ const lastLook = 500 * time.Millisecond
 
 // initBarrier is PyTorch's TORCH_DIST_INIT_BARRIER: a barrier in the store, after the group is
 // made.
-func (w *world) initBarrier(ctx context.Context, g *ProcessGroup, s groupSpec) error {
+func (w *world) initBarrier(ctx context.Context, g *epoch, s groupSpec) error {
 	ctx, cancel := context.WithTimeout(ctx, s.timeout)
 	defer cancel()
 	st, count := w.store, int64(w.size)
@@ -349,7 +369,7 @@ type GroupOptions struct {
 // NewGroup calls, unless o.Local is set. Ranks are sorted first, as in c10d.
 // Ranks outside get a group for which IsMember is false.
 func (g *ProcessGroup) NewGroup(ctx context.Context, ranks []int, o GroupOptions) (*ProcessGroup, error) {
-	w := g.world
+	w := g.now().world
 	if g != w.root {
 		return nil, fmt.Errorf("pg: NewGroup is for the default group, not for %q; see Split and SplitRanks", g.name)
 	}
@@ -370,17 +390,17 @@ func (g *ProcessGroup) NewGroup(ctx context.Context, ranks []int, o GroupOptions
 	if _, err := backend.ParseDevices(o.Backend); err != nil {
 		return nil, fmt.Errorf("pg: %w", err)
 	}
-	s := groupSpec{desc: o.Description, ranks: ranks, backend: o.Backend, timeout: o.Timeout, prefixes: []string{g.name}, local: o.Local}
+	s := groupSpec{desc: o.Description, ranks: ranks, backend: o.Backend, timeout: o.Timeout, prefixes: []string{g.now().key}, local: o.Local}
 	w.mu.Lock()
 	if o.Local {
 		if !slices.Contains(ranks, w.rank) {
 			w.mu.Unlock()
 			return nil, fmt.Errorf("pg: rank %d called NewGroup with Local set but is not in %v", w.rank, ranks)
 		}
-		s.name = w.localName(ranks)
+		s.name = w.named(w.localName(ranks))
 		s.key = w.localKey(s.name)
 	} else {
-		s.name = strconv.Itoa(w.next)
+		s.name = w.named(strconv.Itoa(w.next))
 		w.next++
 	}
 	s.counted = w.next
@@ -393,7 +413,7 @@ func (g *ProcessGroup) NewGroup(ctx context.Context, ranks []int, o GroupOptions
 func (w *world) localName(ranks []int) string {
 	n := 0
 	for _, g := range w.groups {
-		if g.IsMember() && !g.split {
+		if g.IsMember() && !g.now().split {
 			n++
 		}
 	}
@@ -434,10 +454,10 @@ func checkRanks(ranks []int, size int) error {
 // NewSubgroups cuts the default group into consecutive groups of groupSize
 // ranks and returns the one that this rank is in.
 func (g *ProcessGroup) NewSubgroups(ctx context.Context, groupSize int, o GroupOptions) (*ProcessGroup, error) {
-	if groupSize <= 0 || groupSize > g.size || g.size%groupSize != 0 {
-		return nil, fmt.Errorf("pg: a world of %d does not divide into subgroups of %d", g.size, groupSize)
+	if groupSize <= 0 || groupSize > g.now().size || g.now().size%groupSize != 0 {
+		return nil, fmt.Errorf("pg: a world of %d does not divide into subgroups of %d", g.now().size, groupSize)
 	}
-	lists := make([][]int, g.size/groupSize)
+	lists := make([][]int, g.now().size/groupSize)
 	for i := range lists {
 		for k := range groupSize {
 			lists[i] = append(lists[i], i*groupSize+k)
@@ -455,7 +475,7 @@ func (g *ProcessGroup) NewSubgroupsByEnumeration(ctx context.Context, lists [][]
 	}
 	all := slices.Concat(lists...)
 	slices.Sort(all)
-	if err := checkRanks(all, g.size); err != nil {
+	if err := checkRanks(all, g.now().size); err != nil {
 		return nil, err
 	}
 	var mine *ProcessGroup
@@ -484,7 +504,7 @@ func (g *ProcessGroup) Split(ctx context.Context, color, key int, o GroupOptions
 		return nil, err
 	}
 	var members []int
-	for r := range g.size {
+	for r := range g.now().size {
 		if color >= 0 && all[2*r] == int64(color) {
 			members = append(members, r)
 		}
@@ -498,7 +518,7 @@ func (g *ProcessGroup) Split(ctx context.Context, color, key int, o GroupOptions
 // the same lists; only the ranks of a list take part in making its group. A list's order does not
 // matter: ranks are sorted, as in c10d. o.Local has no meaning here.
 func (g *ProcessGroup) SplitRanks(ctx context.Context, lists [][]int, o GroupOptions) (*ProcessGroup, error) {
-	if g.rank < 0 {
+	if g.now().rank < 0 {
 		return nil, ErrNotMember
 	}
 	if err := g.open(); err != nil {
@@ -510,10 +530,10 @@ func (g *ProcessGroup) SplitRanks(ctx context.Context, lists [][]int, o GroupOpt
 		}
 	}
 	all := slices.Sorted(slices.Values(slices.Concat(lists...)))
-	if err := checkRanks(all, g.size); err != nil {
+	if err := checkRanks(all, g.now().size); err != nil {
 		return nil, err
 	}
-	i := slices.IndexFunc(lists, func(list []int) bool { return slices.Contains(list, g.rank) })
+	i := slices.IndexFunc(lists, func(list []int) bool { return slices.Contains(list, g.now().rank) })
 	if i < 0 {
 		return g.makePart(ctx, nil, i, o)
 	}
@@ -530,9 +550,9 @@ func (g *ProcessGroup) makePart(ctx context.Context, members []int, i int, o Gro
 	if len(members) == 0 {
 		return nil, nil
 	}
-	w, ranks := g.world, make([]int, len(members))
+	w, ranks := g.now().world, make([]int, len(members))
 	for k, r := range members {
-		ranks[k] = g.ranks[r]
+		ranks[k] = g.now().ranks[r]
 	}
 	if o.Backend == "" {
 		o.Backend = w.options.Backend
@@ -541,7 +561,7 @@ func (g *ProcessGroup) makePart(ctx context.Context, members []int, i int, o Gro
 		o.Timeout = g.Timeout()
 	}
 	return w.newGroup(ctx, groupSpec{
-		name: fmt.Sprintf("%s:split:%d:%d", g.name, n, i), key: fmt.Sprintf("%s:split:%d:%d", g.key, n, i), desc: o.Description, ranks: ranks, backend: o.Backend,
-		timeout: o.Timeout, prefixes: []string{w.root.name}, local: true, split: true,
+		name: fmt.Sprintf("%s:split:%d:%d", g.now().name, n, i), key: fmt.Sprintf("%s:split:%d:%d", g.now().key, n, i), desc: o.Description, ranks: ranks, backend: o.Backend,
+		timeout: o.Timeout, prefixes: []string{w.root.now().key}, local: true, split: true,
 	})
 }

@@ -159,7 +159,7 @@ func initFrom(ctx context.Context, rawURL string, o InitOptions, getenv func(str
 	if err != nil {
 		return nil, errors.Join(err, st.Close())
 	}
-	g.world.owned = st
+	g.now().world.owned = st
 	return g, nil
 }
 

@@ -100,7 +100,7 @@ func closeAll(t *testing.T, groups []*ProcessGroup) {
 		require.NoError(t, g.Close())
 		require.NoError(t, g.Close())
 		require.True(t, b.(*meet).closed)
-		require.Error(t, g.world.owned.Set(context.Background(), "k", nil), "the group left its store open")
+		require.Error(t, g.now().world.owned.Set(context.Background(), "k", nil), "the group left its store open")
 	}
 }
 
@@ -108,11 +108,11 @@ func closeAll(t *testing.T, groups []*ProcessGroup) {
 func rewrite(t *testing.T, groups []*ProcessGroup) {
 	t.Helper()
 	for _, g := range groups {
-		g.tidier.wait()
+		g.now().tidier.wait()
 	}
 	for _, g := range groups {
-		for _, key := range g.tidier.written {
-			require.NoError(t, g.world.store.Set(t.Context(), key, nil))
+		for _, key := range g.now().tidier.written {
+			require.NoError(t, g.now().world.store.Set(t.Context(), key, nil))
 		}
 	}
 }
@@ -171,8 +171,8 @@ func TestInitURLs(t *testing.T) {
 			groups := initAll(t, 3, c.url, c.env, c.o)
 			rewrite(t, groups)
 			rewrite(t, groups)
-			require.Regexp(t, runKey("default_pg/0//cpu//2"), keys(t, groups[0].world.owned))
-			require.Equal(t, c.name == "barrier", groups[0].world.options.InitBarrier)
+			require.Regexp(t, runKey("default_pg/0//cpu//2"), keys(t, groups[0].now().world.owned))
+			require.Equal(t, c.name == "barrier", groups[0].now().world.options.InitBarrier)
 			closeAll(t, groups)
 		})
 	}
@@ -199,7 +199,7 @@ func TestInitDetail(t *testing.T) {
 					Dialect: c.dialect, BackendOptions: []backend.SpecificOptions{inMemory},
 				}})
 			rewrite(t, groups)
-			got := keys(t, groups[0].world.owned)
+			got := keys(t, groups[0].now().world.owned)
 			require.Equal(t, c.key != "", strings.Contains(got, "pg_wrapper"), got)
 			require.Regexp(t, runKey(c.key), got)
 			for _, g := range groups {
@@ -332,7 +332,7 @@ func TestInitRedis(t *testing.T) {
 	addr := startRedis(t)
 	groups := initAll(t, 3, "redis://"+addr+"/0?prefix=run-1&rank=%d&world_size=3", "", InitOptions{})
 	rewrite(t, groups)
-	require.Regexp(t, runKey("default_pg/0//cpu//2"), keys(t, groups[0].world.owned))
+	require.Regexp(t, runKey("default_pg/0//cpu//2"), keys(t, groups[0].now().world.owned))
 	closeAll(t, groups)
 }
 
@@ -430,7 +430,7 @@ func TestInitTwoJobsOfMPI(t *testing.T) {
 				mu.Lock()
 				defer mu.Unlock()
 				groups = append(groups, g)
-				if got := g.world.owned.(*tcp.Store).Addr(); got != net.JoinHostPort("127.0.0.1", strconv.Itoa(port)) {
+				if got := g.now().world.owned.(*tcp.Store).Addr(); got != net.JoinHostPort("127.0.0.1", strconv.Itoa(port)) {
 					return fmt.Errorf("job %s met at %s", name, got)
 				}
 				return nil

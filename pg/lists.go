@@ -80,7 +80,7 @@ func (w *world) watchLists(ctx context.Context, s groupSpec) (_ context.Context,
 }
 
 // joinGroup connects the group's members, and ends early if the lists differ.
-func (w *world) joinGroup(ctx context.Context, g *ProcessGroup, s groupSpec, v1 bool) error {
+func (w *world) joinGroup(ctx context.Context, g *epoch, s groupSpec, v1 bool) error {
 	if !w.compares || w.root == nil {
 		return g.connect(ctx, v1)
 	}

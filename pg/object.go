@@ -117,8 +117,8 @@ func AllGatherObject[T any](ctx context.Context, g *ProcessGroup, v T, c Codec[T
 	}
 	widest := maxSize(sizes)
 	in := flatTensor(append(mine, make([]byte, widest-len(mine))...))
-	all := make([]byte, widest*g.size)
-	if err := await(ctx)(g.AllGather(ctx, cut(all, g.size), in, backend.AllGatherOptions{})); err != nil {
+	all := make([]byte, widest*g.now().size)
+	if err := await(ctx)(g.AllGather(ctx, cut(all, g.now().size), in, backend.AllGatherOptions{})); err != nil {
 		return nil, errors.Join(own, err)
 	}
 	if own != nil {
@@ -141,15 +141,15 @@ func GatherObject[T any](ctx context.Context, g *ProcessGroup, v T, root int, c 
 	in := flatTensor(append(mine, make([]byte, widest-len(mine))...))
 	var all []byte
 	var out []*tensor.Tensor
-	if g.rank == root {
-		all = make([]byte, widest*g.size)
-		out = cut(all, g.size)
+	if g.now().rank == root {
+		all = make([]byte, widest*g.now().size)
+		out = cut(all, g.now().size)
 	}
 	err = await(ctx)(g.Gather(ctx, out, in, backend.GatherOptions{Root: root}))
 	if own != nil {
 		err = errors.Join(own, err)
 	}
-	if err != nil || g.rank != root {
+	if err != nil || g.now().rank != root {
 		return nil, err
 	}
 	return decodeAll(op, all, widest, sizes, c)
@@ -168,8 +168,8 @@ func BroadcastObject[T any](ctx context.Context, g *ProcessGroup, vs []T, root i
 	sizes := make([]int64, len(vs))
 	var all []byte
 	var own error
-	if g.rank == root {
-		all, own = encodeList(op, g.rank, vs, sizes, c)
+	if g.now().rank == root {
+		all, own = encodeList(op, g.now().rank, vs, sizes, c)
 	}
 	o := backend.BroadcastOptions{Root: root}
 	if err := await(ctx)(g.Broadcast(ctx, list(flatTensor(sizes)), o)); err != nil {
@@ -179,7 +179,7 @@ func BroadcastObject[T any](ctx context.Context, g *ProcessGroup, vs []T, root i
 	if err != nil {
 		return nil, err
 	}
-	if g.rank != root {
+	if g.now().rank != root {
 		all = make([]byte, total)
 	}
 	if err := await(ctx)(g.Broadcast(ctx, list(flatTensor(all)), o)); err != nil {
@@ -204,28 +204,28 @@ func ScatterObject[T any](ctx context.Context, g *ProcessGroup, vs []T, root int
 	var parts, sizeParts []*tensor.Tensor
 	widest := []int64{0}
 	var own error
-	if g.rank == root {
-		sizes := make([]int64, g.size)
+	if g.now().rank == root {
+		sizes := make([]int64, g.now().size)
 		var all []byte
-		if len(vs) == g.size {
-			all, own = encodeList(op, g.rank, vs, sizes, c)
+		if len(vs) == g.now().size {
+			all, own = encodeList(op, g.now().rank, vs, sizes, c)
 		} else {
-			own = &ObjectError{op, g.rank, fmt.Errorf("%d objects for %d ranks", len(vs), g.size)}
+			own = &ObjectError{op, g.now().rank, fmt.Errorf("%d objects for %d ranks", len(vs), g.now().size)}
 		}
 		if own != nil { // every rank hears why
-			all = bytes.Repeat(failed(own.(*ObjectError).Err), g.size)
+			all = bytes.Repeat(failed(own.(*ObjectError).Err), g.now().size)
 			for r := range sizes {
-				sizes[r] = int64(len(all) / g.size)
+				sizes[r] = int64(len(all) / g.now().size)
 			}
 		}
 		widest[0] = int64(maxSize(sizes))
-		padded := make([]byte, int(widest[0])*g.size)
+		padded := make([]byte, int(widest[0])*g.now().size)
 		for r, n := range sizes {
 			copy(padded[r*int(widest[0]):], all[:n])
 			all = all[n:]
 			sizeParts = append(sizeParts, flatTensor(sizes[r:r+1]))
 		}
-		parts = cut(padded, g.size)
+		parts = cut(padded, g.now().size)
 	}
 	if err := await(ctx)(g.Broadcast(ctx, list(flatTensor(widest)), backend.BroadcastOptions{Root: root})); err != nil {
 		return none, errors.Join(own, err)
@@ -258,7 +258,7 @@ func ScatterObject[T any](ctx context.Context, g *ProcessGroup, vs []T, root int
 func SendObject[T any](ctx context.Context, g *ProcessGroup, vs []T, dst int, c Codec[T], o backend.P2POptions) error {
 	const op = "SendObject"
 	sizes := make([]int64, len(vs))
-	all, own := encodeList(op, g.rank, vs, sizes, c)
+	all, own := encodeList(op, g.now().rank, vs, sizes, c)
 	if err := await(ctx)(g.Send(ctx, flatTensor(sizes), dst, o)); err != nil {
 		return errors.Join(own, err)
 	}
@@ -306,9 +306,9 @@ func exchangeSizes[T any](ctx context.Context, g *ProcessGroup, op string, v T, 
 		return nil, nil, nil, ErrNotMember
 	}
 	size := make([]int64, 1)
-	mine, own = encodeList(op, g.rank, []T{v}, size, c)
-	sizes = make([]int64, g.size)
-	out := make([]*tensor.Tensor, g.size)
+	mine, own = encodeList(op, g.now().rank, []T{v}, size, c)
+	sizes = make([]int64, g.now().size)
+	out := make([]*tensor.Tensor, g.now().size)
 	for r := range out {
 		out[r] = flatTensor(sizes[r : r+1])
 	}

@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/c10d-go/c10d/backend"
@@ -52,6 +53,15 @@ type Options struct {
 	// *detail.MismatchError. Collectives block until all ranks have called them. All ranks must
 	// set it, those of PyTorch too. See package backend/detail.
 	Detail bool
+
+	// Elastic prepares the default group for Reconfigure and Join when it is made. Reconfigure works
+	// without it, but with it a store that notices deaths (store.Willer: this library's TCP store
+	// and Redis) tells the ranks at once which of them have died, and Join finds the group. Without
+	// it, ranks that die at the same moment as another one are waited for until
+	// ReconfigureOptions.Patience is over. It costs two calls of the store for each rank, and one in
+	// Close. With Redis it also costs a few requests a second. Groups with PyTorch ranks do not
+	// use it.
+	Elastic bool
 
 	// Logger gets a line at level Info when a group has been made, and at level Error when
 	// one could not be made. While this rank waits for others it gets lines at level Warn:
@@ -102,10 +112,37 @@ var (
 //
 // A rank outside the group holds a ProcessGroup too, with rank -1, whose
 // operations return ErrNotMember: every rank can run the same lines.
+//
+// A group that has failed stays failed until Reconfigure begins its next epoch. Rank, size and
+// connections belong to the epoch.
 type ProcessGroup struct {
+	current atomic.Pointer[epoch]
+	name    string
+	desc    string
+
+	closing  sync.Once
+	closeErr error
+	retired  sync.WaitGroup // old epochs that are being closed
+
+	reconfiguring sync.Mutex
+	membership    *members // nil until Reconfigure, Pending or Join
+
+	mu      sync.Mutex
+	timeout time.Duration
+	refused error                   // why operations are refused, nil if they are not
+	stop    context.CancelCauseFunc // ends a Reconfigure; nil before the first
+	splits  int                     // how often Split and SplitRanks were called
+
+	allocators []allocator // of old epochs, for Free
+}
+
+// now returns the group's epoch.
+func (g *ProcessGroup) now() *epoch { return g.current.Load() }
+
+// epoch is a group as long as its members stay the same.
+type epoch struct {
 	world    *world
 	name     string
-	desc     string
 	rank     int
 	size     int
 	ranks    []int // the members' ranks in the default group, by group rank
@@ -117,16 +154,11 @@ type ProcessGroup struct {
 	split    bool              // made by Split or SplitRanks
 	meeting  backend.Meeting   // while the group is made, if its ranks tell each other why it cannot be
 
-	closing  sync.Once
-	closeErr error
-
 	key    string // its name in the store
 	within string // what its keys begin with in world.store
 	tidier tidier
 
-	mu     sync.Mutex
-	closed bool
-	splits int // how often Split and SplitRanks were called
+	allocated atomic.Bool // Alloc was called
 }
 
 // New makes the default group over a store: all size ranks must call it, with ranks 0 to size-1.
@@ -160,23 +192,29 @@ func newWorld(ctx context.Context, st store.Store, rank, size int, o Options, fr
 	}
 	ctx, stop := context.WithCancelCause(ctx)
 	defer stop(nil)
-	keys, run, own, n, err := findRun(ctx, stop, st, &o, rank, size, from)
+	keys, run, known, n, err := findRun(ctx, stop, st, &o, rank, size, from)
 	if err != nil {
 		err = from.sayHost(st, rank, err)
 		o.failed(o.Name, rank, size, err)
 		return nil, err
 	}
 	w := &world{
-		store: keys, rank: rank, size: size, options: o, next: counted, compares: own, tells: n != nil, origin: from,
-		ours: run.ID != "", begun: run.Key, begunIn: st, made: make(map[string]int),
+		store: keys, rank: rank, size: size, options: o, next: counted, compares: known, tells: n != nil, origin: from,
+		ours: run.ID != "", apart: !known, run: run.ID, begun: run.Key, begunIn: st, made: make(map[string]int),
 	}
 	if path := w.blameFile(); path != "" {
 		os.Remove(path) // of a group that this one takes the place of
 	}
-	return w.newGroup(ctx, groupSpec{
+	g, err := w.newGroup(ctx, groupSpec{
 		name: o.Name, desc: o.Description, ranks: allRanks(size), backend: o.Backend, timeout: o.Timeout, counted: counted,
 		notice: n,
 	})
+	if err == nil && o.Elastic && w.elastic() == nil {
+		if err = g.stand(ctx); err != nil {
+			return nil, errors.Join(fmt.Errorf("pg: group %q: %w", o.Name, err), g.Close())
+		}
+	}
+	return g, err
 }
 
 // allRanks returns 0 to size-1.
@@ -189,21 +227,21 @@ func allRanks(size int) []int {
 }
 
 // Rank returns this rank's number in the group, -1 if it is no member.
-func (g *ProcessGroup) Rank() int { return g.rank }
+func (g *ProcessGroup) Rank() int { return g.now().rank }
 
 // Size returns the number of ranks in the group, -1 if this rank is no member.
 func (g *ProcessGroup) Size() int {
-	if g.rank < 0 {
+	if g.now().rank < 0 {
 		return -1
 	}
-	return g.size
+	return g.now().size
 }
 
 // Explain describes the group's wire, the transport to each rank, and the algorithm by size, with
 // reasons. Backends without an Explainer are left out.
 func (g *ProcessGroup) Explain() []backend.Explanation {
 	var all []backend.Explanation
-	for _, b := range g.distinct {
+	for _, b := range g.now().distinct {
 		if e, ok := b.(backend.Explainer); ok {
 			all = append(all, e.Explain())
 		}
@@ -212,7 +250,7 @@ func (g *ProcessGroup) Explain() []backend.Explanation {
 }
 
 // IsMember reports whether this rank belongs to the group.
-func (g *ProcessGroup) IsMember() bool { return g.rank >= 0 }
+func (g *ProcessGroup) IsMember() bool { return g.now().rank >= 0 }
 
 // Name returns the group's name, the same on every rank.
 func (g *ProcessGroup) Name() string { return g.name }
@@ -221,26 +259,26 @@ func (g *ProcessGroup) Name() string { return g.name }
 func (g *ProcessGroup) Description() string { return g.desc }
 
 // Ranks returns the members' ranks in the default group, by rank in this group.
-func (g *ProcessGroup) Ranks() []int { return slices.Clone(g.ranks) }
+func (g *ProcessGroup) Ranks() []int { return slices.Clone(g.now().ranks) }
 
 // GlobalRank returns the rank in the default group of a rank of this group.
 func (g *ProcessGroup) GlobalRank(rank int) (int, error) {
-	if rank < 0 || rank >= len(g.ranks) {
-		return -1, fmt.Errorf("pg: no rank %d in group %q of %d", rank, g.name, len(g.ranks))
+	if rank < 0 || rank >= len(g.now().ranks) {
+		return -1, fmt.Errorf("pg: no rank %d in group %q of %d", rank, g.name, len(g.now().ranks))
 	}
-	return g.ranks[rank], nil
+	return g.now().ranks[rank], nil
 }
 
 // GroupRank returns the rank in this group of a rank of the default group.
 func (g *ProcessGroup) GroupRank(global int) (int, error) {
-	if i := slices.Index(g.ranks, global); i >= 0 {
+	if i := slices.Index(g.now().ranks, global); i >= 0 {
 		return i, nil
 	}
-	return -1, fmt.Errorf("pg: rank %d of the default group is not in group %q (ranks %v)", global, g.name, g.ranks)
+	return -1, fmt.Errorf("pg: rank %d of the default group is not in group %q (ranks %v)", global, g.name, g.now().ranks)
 }
 
 // Store returns the group's store: the job's, under a prefix of this group.
-func (g *ProcessGroup) Store() store.Store { return g.store }
+func (g *ProcessGroup) Store() store.Store { return g.now().store }
 
 // Timeout returns the limit of operations that set none.
 func (g *ProcessGroup) Timeout() time.Duration {
@@ -257,7 +295,7 @@ func (g *ProcessGroup) SetTimeout(d time.Duration) {
 	g.mu.Lock()
 	g.timeout = d
 	g.mu.Unlock()
-	for _, b := range g.distinct {
+	for _, b := range g.now().distinct {
 		b.SetTimeout(d)
 	}
 }
@@ -265,18 +303,18 @@ func (g *ProcessGroup) SetTimeout(d time.Duration) {
 // Seq returns how many operations this rank has issued on the group.
 func (g *ProcessGroup) Seq() uint64 {
 	var n uint64
-	for _, b := range g.distinct {
+	for _, b := range g.now().distinct {
 		n += b.Seq()
 	}
 	return n
 }
 
 // Devices returns which backend serves which device type.
-func (g *ProcessGroup) Devices() []backend.DeviceBackend { return slices.Clone(g.devices) }
+func (g *ProcessGroup) Devices() []backend.DeviceBackend { return slices.Clone(g.now().devices) }
 
 // Backend returns the backend for a device type.
 func (g *ProcessGroup) Backend(d tensor.DeviceType) (backend.Backend, error) {
-	if err := g.open(); g.rank >= 0 && err != nil {
+	if err := g.open(); g.now().rank >= 0 && err != nil {
 		return nil, err
 	}
 	return g.serving(d)
@@ -284,20 +322,20 @@ func (g *ProcessGroup) Backend(d tensor.DeviceType) (backend.Backend, error) {
 
 // backend is Backend for an operation, which its error names.
 func (g *ProcessGroup) backend(op work.OpType, d tensor.DeviceType) (backend.Backend, error) {
-	if err := g.open(); g.rank >= 0 && err != nil {
-		return nil, fmt.Errorf("pg: %v in group %q: %w", op, g.name, ErrClosed)
+	if err := g.open(); g.now().rank >= 0 && err != nil {
+		return nil, fmt.Errorf("pg: %v in group %q: %w", op, g.name, errors.Unwrap(err))
 	}
 	return g.serving(d)
 }
 
 // serving returns the backend for a device type.
 func (g *ProcessGroup) serving(d tensor.DeviceType) (backend.Backend, error) {
-	if g.rank < 0 {
+	if g.now().rank < 0 {
 		return nil, ErrNotMember
 	}
-	b, ok := g.backends[d]
+	b, ok := g.now().backends[d]
 	if !ok {
-		return nil, fmt.Errorf("pg: no backend for device type %v in group %q (it has %s)", d, g.name, pairs(g.devices))
+		return nil, fmt.Errorf("pg: no backend for device type %v in group %q (it has %s)", d, g.name, pairs(g.now().devices))
 	}
 	return b, nil
 }
@@ -311,12 +349,12 @@ func pairs(devices []backend.DeviceBackend) string {
 	return strings.Join(texts, ",")
 }
 
-// open returns an error if the group is closed.
+// open returns an error if the group is closed or of an old epoch.
 func (g *ProcessGroup) open() error {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	if g.closed {
-		return fmt.Errorf("pg: group %q: %w", g.name, ErrClosed)
+	if g.refused != nil {
+		return fmt.Errorf("pg: group %q: %w", g.name, g.refused)
 	}
 	return nil
 }
@@ -328,8 +366,8 @@ func (g *ProcessGroup) of(op work.OpType, ts ...*tensor.Tensor) (backend.Backend
 			return g.backend(op, t.Device().Type)
 		}
 	}
-	if len(g.devices) > 0 {
-		return g.backend(op, g.devices[0].Device) // it will say what is missing
+	if len(g.now().devices) > 0 {
+		return g.backend(op, g.now().devices[0].Device) // it will say what is missing
 	}
 	return g.backend(op, tensor.CPU)
 }
@@ -341,9 +379,14 @@ func (g *ProcessGroup) of(op work.OpType, ts ...*tensor.Tensor) (backend.Backend
 // If cause is the error of an operation, of this group or another one of the job, the other
 // ranks' errors name the rank that it blames.
 func (g *ProcessGroup) Abort(cause error) {
-	for _, sub := range g.world.below(g) {
+	for _, sub := range g.now().world.below(g) {
 		sub.Abort(cause)
 	}
+	g.now().abort(cause)
+}
+
+// abort is Abort for the group alone.
+func (g *epoch) abort(cause error) {
 	cause = g.own(cause)
 	for _, b := range g.distinct {
 		b.Abort(cause)
@@ -352,7 +395,7 @@ func (g *ProcessGroup) Abort(cause error) {
 
 // own translates cause, the error of an operation of another group: the rank at fault gets its
 // number in this group. If that rank is not in this group, the result blames no rank of it.
-func (g *ProcessGroup) own(cause error) error {
+func (g *epoch) own(cause error) error {
 	var e *work.Error
 	if !errors.As(cause, &e) || e.Group == g.name {
 		return cause
@@ -400,15 +443,19 @@ func (f *foreign) Is(target error) bool { return errors.Is(f.err, target) }
 // Closing the default group closes the groups made from it. Close may be called more than once.
 func (g *ProcessGroup) Close() error {
 	g.closing.Do(func() {
-		g.refuse()
+		g.refuse(ErrClosed)
+		g.reconfiguring.Lock()
+		defer g.reconfiguring.Unlock()
 		var errs []error
-		for _, sub := range g.world.leave(g) {
+		for _, sub := range g.now().world.leave(g) {
 			errs = append(errs, sub.Close())
 		}
-		errs = append(errs, g.closeBackends())
-		g.tidier.wait()
-		if g == g.world.root && g.world.owned != nil {
-			errs = append(errs, g.world.owned.Close())
+		g.leave()
+		e := g.now()
+		errs = append(errs, e.close())
+		g.retired.Wait()
+		if g == e.world.root && e.world.owned != nil {
+			errs = append(errs, e.world.owned.Close())
 		}
 		g.closeErr = errors.Join(errs...)
 	})
@@ -419,27 +466,37 @@ func (g *ProcessGroup) Close() error {
 // Close. If ctx ends first, Close ends the rest, and the error wraps ctx's. Shutting down the
 // default group does the same with the groups made from it.
 func (g *ProcessGroup) Shutdown(ctx context.Context) error {
-	groups := append(g.world.below(g), g)
+	groups := append(g.now().world.below(g), g)
 	for _, x := range groups {
-		x.refuse()
+		x.refuse(ErrClosed)
 	}
 	var errs []error
 	for _, x := range groups {
-		for _, b := range x.distinct {
+		for _, b := range x.now().distinct {
 			errs = append(errs, backend.Shutdown(ctx, b))
 		}
 	}
 	return errors.Join(append(errs, g.Close())...)
 }
 
-// refuse makes later operations return ErrClosed.
-func (g *ProcessGroup) refuse() {
+// refuse makes later operations return an error that wraps why.
+func (g *ProcessGroup) refuse(why error) {
 	g.mu.Lock()
-	g.closed = true
+	g.refused = why
+	if g.stop != nil {
+		g.stop(why)
+	}
 	g.mu.Unlock()
 }
 
-func (g *ProcessGroup) closeBackends() error {
+// close ends an epoch on this rank.
+func (g *epoch) close() error {
+	err := g.closeBackends()
+	g.tidier.wait()
+	return err
+}
+
+func (g *epoch) closeBackends() error {
 	var errs []error
 	for _, b := range g.distinct {
 		errs = append(errs, b.Close())
@@ -633,7 +690,7 @@ func (g *ProcessGroup) RecvAnySource(ctx context.Context, t *tensor.Tensor, o ba
 // Barrier ends when every rank has called it.
 func (g *ProcessGroup) Barrier(ctx context.Context, o backend.BarrierOptions) (*work.Work, error) {
 	b, err := g.backend(work.Barrier, o.Device)
-	if o.Device == tensor.CPU && g.backends[tensor.CPU] == nil {
+	if o.Device == tensor.CPU && g.now().backends[tensor.CPU] == nil {
 		b, err = g.of(work.Barrier) // CPU is what no choice looks like
 	}
 	if err != nil {

@@ -21,7 +21,7 @@ func (o *Options) failed(group string, rank, size int, err error) {
 }
 
 // lastSeen describes a rank that is missing when g is made, by its rank in g.
-func (g *ProcessGroup) lastSeen(ctx context.Context, rank int) (what string, waits bool) {
+func (g *epoch) lastSeen(ctx context.Context, rank int) (what string, waits bool) {
 	w := g.world
 	if w.root != nil {
 		global := ""
@@ -140,7 +140,7 @@ func (m *meeting) logger(o InitOptions) *slog.Logger {
 }
 
 // barrierReport says how many ranks have come to a barrier in the store.
-func (g *ProcessGroup) barrierReport(came func(ctx context.Context) (int64, error), of int64) waiting.Report {
+func (g *epoch) barrierReport(came func(ctx context.Context) (int64, error), of int64) waiting.Report {
 	return func(ctx context.Context) (string, []slog.Attr) {
 		n, err := came(ctx)
 		if err != nil || n >= of {

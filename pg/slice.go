@@ -24,7 +24,7 @@ func AllGatherSlice[T tensor.Element](ctx context.Context, g *ProcessGroup, v []
 	if !g.IsMember() {
 		return nil, ErrNotMember
 	}
-	out := make([]T, len(v)*g.size)
+	out := make([]T, len(v)*g.now().size)
 	err := await(ctx)(g.AllGatherIntoTensor(ctx, flatTensor(out), flatTensor(v), backend.AllGatherOptions{}))
 	return out, err
 }
@@ -35,10 +35,10 @@ func ReduceScatterSlice[T tensor.Element](ctx context.Context, g *ProcessGroup, 
 	if !g.IsMember() {
 		return nil, ErrNotMember
 	}
-	if len(v)%g.size != 0 {
-		return nil, fmt.Errorf("pg: ReduceScatterSlice: %d elements do not divide into %d parts", len(v), g.size)
+	if len(v)%g.now().size != 0 {
+		return nil, fmt.Errorf("pg: ReduceScatterSlice: %d elements do not divide into %d parts", len(v), g.now().size)
 	}
-	out := make([]T, len(v)/g.size)
+	out := make([]T, len(v)/g.now().size)
 	err := await(ctx)(g.ReduceScatterTensor(ctx, flatTensor(out), flatTensor(v), backend.ReduceScatterOptions{Op: op}))
 	return out, err
 }

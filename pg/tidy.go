@@ -55,7 +55,7 @@ func metKey(group string) string            { return "c10d-go/met/" + group }
 func writtenKey(group string, r int) string { return metKey(group) + "/" + strconv.Itoa(r) }
 
 // tidy starts the tidier of a group that this rank has made.
-func (g *ProcessGroup) tidy(s groupSpec) {
+func (g *epoch) tidy(s groupSpec) {
 	w, t := g.world, &g.tidier
 	t.mu.Lock()
 	alone := w.size == 1 && len(t.written) == 0
@@ -81,7 +81,7 @@ func (t *tidier) wait() {
 	}
 }
 
-func (g *ProcessGroup) tidyNow(ctx context.Context, s groupSpec, isRoot bool) error {
+func (g *epoch) tidyNow(ctx context.Context, s groupSpec, isRoot bool) error {
 	w := g.world
 	if g.rank >= 0 {
 		g.tidier.mu.Lock()

@@ -40,7 +40,8 @@ func NewJob(size int) *Job {
 	return &Job{Size: size, Store: store.NewHash(), fabric: gloo.NewFabric()}
 }
 
-// Fabric returns the transport of the job's messages. The default group is called "0".
+// Fabric returns the transport of the job's messages. The default group is called "0", and "0@N" in
+// epoch N.
 func (j *Job) Fabric() gloo.Fabric { return j.fabric }
 
 // Kill makes a rank of the default group die.

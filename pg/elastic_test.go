@@ -1,0 +1,329 @@
+//go:build unix
+
+package pg
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"errors"
+	"flag"
+	"fmt"
+	"os"
+	"os/exec"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/c10d-go/c10d/backend"
+	"github.com/c10d-go/c10d/internal/freeport"
+	"github.com/c10d-go/c10d/store"
+	"github.com/c10d-go/c10d/store/redis"
+	"github.com/c10d-go/c10d/store/tcp"
+)
+
+var elasticRanks = flag.Int("elastic.ranks", 4, "`n` ranks of TestARankIsKilled")
+
+const (
+	elasticURL = "C10D_TEST_ELASTIC_URL"
+
+	// elasticLimit bounds each step of a test on a loaded machine.
+	elasticLimit = 20 * time.Second
+)
+
+// elasticStep is what a rank writes when it works in an epoch, and when it ends.
+type elasticStep struct {
+	ID, Epoch int
+	IDs       []int
+	Suspects  []int         // of the fault
+	Failed    time.Time     // when the operation of the epoch before returned its error
+	Works     time.Time     // when the first operation of this epoch ended
+	Decided   time.Duration // how long Reconfigure took
+	Err       string
+}
+
+func init() {
+	if url := os.Getenv(elasticURL); url != "" {
+		out := json.NewEncoder(os.Stdout)
+		if err := elasticRank(url, func(s elasticStep) { out.Encode(s) }); err != nil {
+			out.Encode(elasticStep{Err: err.Error()})
+		}
+		os.Exit(0)
+	}
+}
+
+// elasticRank adds up until its standard input ends on some rank. It survives the others.
+func elasticRank(url string, say func(elasticStep)) error {
+	ctx := context.Background()
+	o := Options{Timeout: elasticLimit, Elastic: os.Getenv("ELASTIC") == "1"}
+	rank, err := strconv.Atoi(os.Getenv("RANK"))
+	size, _ := strconv.Atoi(os.Getenv("WORLD_SIZE"))
+	var g *ProcessGroup
+	if os.Getenv("HOSTED") == "1" {
+		g, err = initFrom(ctx, url, InitOptions{Rank: rank, Size: size, Options: o}, func(string) string { return "" })
+	} else {
+		st, bad := elasticStore(ctx, url)
+		if bad != nil {
+			return bad
+		}
+		defer st.Close()
+		if err == nil {
+			g, err = New(ctx, st, rank, size, o)
+		} else {
+			g, err = Join(ctx, st, o)
+		}
+	}
+	if err != nil {
+		return err
+	}
+	defer g.Close()
+	ended := make(chan bool)
+	go func() {
+		bufio.NewReader(os.Stdin).ReadByte()
+		close(ended)
+	}()
+	v := View{IDs: g.Ranks()}
+	if g.membership != nil {
+		v = View{Epoch: g.membership.view.Epoch}
+		for _, id := range g.membership.view.IDs {
+			v.IDs = append(v.IDs, int(id))
+		}
+	}
+	s := elasticStep{}
+	for {
+		x := []float32{1, 0, 0} // ranks, those told to end, those that know of newcomers
+		select {
+		case <-ended:
+			x[1] = 1
+		default:
+		}
+		if n, err := g.Pending(ctx); err != nil {
+			return err
+		} else if n > 0 {
+			x[2] = 1
+		}
+		err := AllReduceSlice(ctx, g, x, backend.Sum())
+		switch {
+		case err != nil:
+			var e *EpochError
+			if !errors.As(err, &e) {
+				return err
+			}
+			s = elasticStep{Failed: time.Now(), Suspects: e.Suspects}
+			if v, err = g.Reconfigure(ctx, ReconfigureOptions{Patience: elasticLimit}); err != nil {
+				return err
+			}
+			s.Decided = time.Since(s.Failed)
+		case int(x[0]) != len(v.IDs):
+			return fmt.Errorf("%v ranks add up to %v", v.IDs, x[0])
+		case s.Works.IsZero():
+			s.Epoch, s.IDs, s.ID, s.Works = v.Epoch, v.IDs, v.IDs[g.Rank()], time.Now()
+			say(s)
+		case x[1] > 0:
+			return nil
+		case x[2] > 0:
+			s = elasticStep{}
+			if v, err = g.Grow(ctx, 0); err != nil {
+				return err
+			}
+		}
+		time.Sleep(time.Millisecond) // leaves the CPUs to the others
+	}
+}
+
+// elasticStore opens the store of a job whose ranks do not host it.
+func elasticStore(ctx context.Context, url string) (store.Store, error) {
+	if strings.HasPrefix(url, "redis://") {
+		return redis.New(ctx, url, redis.Options{})
+	}
+	return tcp.New(ctx, url, tcp.Options{})
+}
+
+// elasticJob is a job whose ranks are processes.
+type elasticJob struct {
+	t     *testing.T
+	url   string
+	env   []string
+	ranks map[int]*elasticProcess
+}
+
+type elasticProcess struct {
+	*exec.Cmd
+	says chan elasticStep
+	end  func() error
+}
+
+// newElasticJob starts a job. url is its store; "" means a new TCP store in this process.
+func newElasticJob(t *testing.T, url string, size int, env ...string) *elasticJob {
+	j := &elasticJob{t: t, url: url, env: append(env, "WORLD_SIZE="+strconv.Itoa(size)), ranks: make(map[int]*elasticProcess)}
+	if url == "" {
+		server, err := tcp.Listen(t.Context(), "127.0.0.1:0", tcp.ServerOptions{})
+		require.NoError(t, err)
+		t.Cleanup(func() { server.Close() })
+		j.url = server.Addr().String()
+	}
+	for r := range size {
+		j.start(r, strconv.Itoa(r))
+	}
+	return j
+}
+
+func (j *elasticJob) start(id int, rank string) {
+	exe, err := os.Executable()
+	require.NoError(j.t, err)
+	cmd := exec.Command(exe)
+	cmd.Env = append(append(os.Environ(), j.env...), elasticURL+"="+j.url, "RANK="+rank)
+	cmd.Stderr = os.Stderr
+	in, err := cmd.StdinPipe()
+	require.NoError(j.t, err)
+	out, err := cmd.StdoutPipe()
+	require.NoError(j.t, err)
+	require.NoError(j.t, cmd.Start())
+	p := &elasticProcess{cmd, make(chan elasticStep, 16), in.Close}
+	done := make(chan bool)
+	go func() {
+		defer close(done)
+		defer close(p.says)
+		for dec := json.NewDecoder(out); ; {
+			var s elasticStep
+			if dec.Decode(&s) != nil {
+				return
+			}
+			p.says <- s
+		}
+	}()
+	j.t.Cleanup(func() {
+		cmd.Process.Kill()
+		<-done
+		cmd.Wait()
+	})
+	j.ranks[id] = p
+}
+
+// next returns what a rank says next.
+func (j *elasticJob) next(id int) elasticStep {
+	j.t.Helper()
+	select {
+	case s, ok := <-j.ranks[id].says:
+		require.True(j.t, ok, "rank %d has ended", id)
+		return s
+	case <-time.After(2 * elasticLimit):
+		require.Fail(j.t, "nothing happens", "rank %d", id)
+	}
+	return elasticStep{}
+}
+
+// all waits until all ranks work in an epoch.
+func (j *elasticJob) all(epoch int) (last elasticStep) {
+	j.t.Helper()
+	for id := range j.ranks {
+		s := j.next(id)
+		require.Empty(j.t, s.Err, "rank %d", id)
+		require.Equal(j.t, epoch, s.Epoch)
+		require.Equal(j.t, id, s.ID)
+		require.Len(j.t, s.IDs, len(j.ranks))
+		if s.Works.After(last.Works) {
+			last = s
+		}
+	}
+	return last
+}
+
+// kill kills a rank, and prints how long the others took.
+func (j *elasticJob) kill(id, epoch int) {
+	j.t.Helper()
+	died := time.Now()
+	require.NoError(j.t, j.ranks[id].Process.Signal(syscall.SIGKILL))
+	delete(j.ranks, id)
+	s := j.all(epoch)
+	require.Len(j.t, s.Suspects, 1)
+	j.t.Logf("member %d of %d killed: the last rank had its error after %v, and its next all_reduce after %v", id, len(j.ranks)+1,
+		s.Failed.Sub(died).Round(time.Millisecond), s.Works.Sub(died).Round(time.Millisecond))
+}
+
+func (j *elasticJob) stop() {
+	for _, p := range j.ranks {
+		p.end()
+	}
+	for id, p := range j.ranks {
+		for s := range p.says {
+			require.Empty(j.t, s.Err, "rank %d", id)
+		}
+	}
+}
+
+// TestARankIsKilled kills processes one after the other. The rest adds up again, until one is left.
+func TestARankIsKilled(t *testing.T) {
+	for _, wire := range []string{"native", "tcp", "gloo"} {
+		for _, elastic := range []string{"0", "1"} {
+			t.Run(fmt.Sprintf("wire %s, elastic %s", wire, elastic), func(t *testing.T) {
+				j := newElasticJob(t, "", *elasticRanks, "C10D_WIRE="+wire, "ELASTIC="+elastic)
+				j.all(0)
+				j.kill(1, 1)
+				j.kill(*elasticRanks-1, 2)
+				j.kill(0, 3)
+				j.stop()
+			})
+		}
+	}
+}
+
+// TestAProcessReturns: a process is killed, and another one joins while the rest works.
+func TestAProcessReturns(t *testing.T) {
+	for _, name := range []string{"tcp", "redis"} {
+		t.Run(name, func(t *testing.T) {
+			url := ""
+			if name == "redis" {
+				url = "redis://" + startRedis(t) + "/0?prefix=elastic"
+			}
+			j := newElasticJob(t, url, 3, "ELASTIC=1")
+			j.all(0)
+			for i := range 3 {
+				j.kill(i, 2*i+1)
+				begun := time.Now()
+				j.start(3+i, "joins")
+				s := j.all(2*i + 2)
+				t.Logf("a new process was started, and all %d added up after %v", len(s.IDs), s.Works.Sub(begun).Round(time.Millisecond))
+			}
+			j.stop()
+		})
+	}
+}
+
+// TestTwoRanksAreKilled at the same moment. With Options.Elastic the store knows both.
+func TestTwoRanksAreKilled(t *testing.T) {
+	j := newElasticJob(t, "", 5, "ELASTIC=1")
+	j.all(0)
+	died := time.Now()
+	for _, id := range []int{1, 3} {
+		require.NoError(t, j.ranks[id].Process.Signal(syscall.SIGKILL))
+		delete(j.ranks, id)
+	}
+	for id := range j.ranks {
+		s := j.next(id)
+		for len(s.IDs) > 3 && s.Err == "" {
+			s = j.next(id) // one of the two voted before it died
+		}
+		require.Empty(t, s.Err)
+		require.Equal(t, []int{0, 2, 4}, s.IDs)
+		t.Logf("rank %d: error after %v, next all_reduce after %v", id, s.Failed.Sub(died), s.Works.Sub(died))
+	}
+	j.stop()
+}
+
+// TestTheHostOfTheStoreIsKilled: no rank can go on, and all say why.
+func TestTheHostOfTheStoreIsKilled(t *testing.T) {
+	j := newElasticJob(t, "tcp://"+freeport.Loopback(t), 3, "HOSTED=1")
+	j.all(0)
+	require.NoError(t, j.ranks[0].Process.Signal(syscall.SIGKILL))
+	delete(j.ranks, 0)
+	for id := range j.ranks {
+		s := j.next(id)
+		require.Contains(t, s.Err, "rank 0, which hosts the store, has ended or closed it", "rank %d", id)
+		require.Contains(t, s.Err, "the store has to outlive the ranks")
+	}
+}

@@ -1,0 +1,556 @@
+package pg_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/c10d-go/c10d/backend"
+	"github.com/c10d-go/c10d/pg"
+	"github.com/c10d-go/c10d/pg/pgtest"
+	"github.com/c10d-go/c10d/store"
+	"github.com/c10d-go/c10d/tensor"
+	"github.com/c10d-go/c10d/work"
+)
+
+// sumOf all-reduces one number.
+func sumOf(g *pg.ProcessGroup, x float32) (float32, error) {
+	v := []float32{x}
+	err := pg.AllReduceSlice(context.Background(), g, v, backend.Sum())
+	return v[0], err
+}
+
+// sumIs checks that all members of g add up to want, with 1, 2, 4 ... by member.
+func sumIs(g *pg.ProcessGroup, ids []int) error {
+	want := float32(0)
+	for _, id := range ids {
+		want += float32(int(1) << id)
+	}
+	got, err := sumOf(g, float32(int(1)<<ids[g.Rank()]))
+	if err == nil && (got != want || g.Size() != len(ids)) {
+		err = fmt.Errorf("%d members %v add up to %v, want %v", g.Size(), ids, got, want)
+	}
+	return err
+}
+
+// failed calls all-reduce until it fails, and checks its error.
+func failed(g *pg.ProcessGroup, epoch int, suspects ...int) error {
+	for {
+		_, err := sumOf(g, 1)
+		var e *pg.EpochError
+		switch {
+		case err == nil:
+		case !errors.As(err, &e) || e.Epoch != epoch || !slices.Equal(e.Suspects, suspects) || !errors.As(err, new(*work.Error)):
+			return fmt.Errorf("epoch error %+v, want epoch %d and suspects %v: %w", e, epoch, suspects, err)
+		default:
+			return nil
+		}
+	}
+}
+
+func TestShrink(t *testing.T) {
+	for name, dead := range map[string]int{"last": 3, "middle": 1, "first": 0} {
+		t.Run(name, func(t *testing.T) {
+			var ids []int
+			for r := range 4 {
+				if r != dead {
+					ids = append(ids, r)
+				}
+			}
+			errs := faulty(t, 4, func(j *pgtest.Job, g *pg.ProcessGroup) error {
+				if err := sumIs(g, []int{0, 1, 2, 3}); err != nil {
+					return err
+				}
+				if g.Rank() == dead {
+					synctest.Wait()
+					j.Kill(dead)
+					return nil
+				}
+				old, begun := g.Rank(), time.Now()
+				if err := failed(g, 0, dead); err != nil {
+					return err
+				}
+				v, err := g.Shrink(context.Background(), 3)
+				if err != nil {
+					return err
+				}
+				require.Equal(t, ids, v.IDs)
+				require.Equal(t, 1, v.Epoch)
+				require.Equal(t, old, v.IDs[g.Rank()])
+				require.Len(t, v.Left, 1)
+				require.Equal(t, [2]int{dead, dead}, [2]int{v.Left[0].ID, v.Left[0].Rank})
+				require.Contains(t, v.Left[0].Why, fmt.Sprintf("rank %d", dead))
+				require.Equal(t, [2]uint64{1, 1}, [2]uint64{v.MinDone, v.MaxDone}, "the first all-reduce")
+				require.Less(t, time.Since(begun), time.Second, "virtual time: settling only")
+				return sumIs(g, ids)
+			})
+			require.NoError(t, errors.Join(errs...))
+		})
+	}
+}
+
+// TestDownUp: one dies, and another process takes its place. Then that one dies, too.
+func TestDownUp(t *testing.T) {
+	errs := faulty(t, 3, func(j *pgtest.Job, g *pg.ProcessGroup) error {
+		var wg sync.WaitGroup
+		defer wg.Wait()
+		switch g.Rank() {
+		case 2:
+			synctest.Wait()
+			j.Kill(2)
+			return nil
+		case 0:
+			wg.Go(func() { newcomer(t, j, 3, 1, []int{0, 1, 3}) })
+		}
+		if err := failed(g, 0, 2); err != nil {
+			return err
+		}
+		v, err := g.Reconfigure(context.Background(), pg.ReconfigureOptions{Min: 3})
+		if err != nil {
+			return err
+		}
+		require.Equal(t, []int{0, 1, 3}, v.IDs)
+		require.Equal(t, []int{2}, v.Joined)
+		if err := sumIs(g, v.IDs); err != nil {
+			return err
+		}
+		if err := failed(g, 1, 2); err != nil {
+			return err
+		}
+		v, err = g.Reconfigure(context.Background(), pg.ReconfigureOptions{})
+		if err != nil {
+			return err
+		}
+		require.Equal(t, 2, v.Epoch)
+		require.Equal(t, []int{0, 1}, v.IDs)
+		return sumIs(g, v.IDs)
+	})
+	require.NoError(t, errors.Join(errs...))
+}
+
+// newcomer joins, adds up and dies. It expects this id, epoch and these members.
+func newcomer(t *testing.T, j *pgtest.Job, id, epoch int, ids []int) {
+	g, err := pg.Join(context.Background(), j.Store, j.Options())
+	if err != nil {
+		t.Errorf("newcomer: %v", err)
+		return
+	}
+	defer g.Close()
+	if err := sumIs(g, ids); err != nil || ids[g.Rank()] != id {
+		t.Errorf("newcomer is member %d, want %d: %v", ids[g.Rank()], id, err)
+	}
+	synctest.Wait()
+	j.Fabric().Kill(fmt.Sprintf("0@%d", epoch), g.Rank())
+}
+
+// TestLateJoin: members that have no fault take in processes that wait. Ids are not used again.
+func TestLateJoin(t *testing.T) {
+	errs := faulty(t, 2, func(j *pgtest.Job, g *pg.ProcessGroup) error {
+		var wg sync.WaitGroup
+		defer wg.Wait()
+		ctx := context.Background()
+		if n, err := g.Pending(ctx); err != nil || n != 0 {
+			return fmt.Errorf("%d wait: %w", n, err)
+		}
+		if g.Rank() == 0 {
+			for range 2 {
+				wg.Go(func() {
+					joined, err := pg.Join(ctx, j.Store, j.Options())
+					if err != nil {
+						t.Errorf("newcomer: %v", err)
+						return
+					}
+					defer joined.Close()
+					if err := sumIs(joined, []int{0, 1, 2, 3}); err != nil {
+						t.Error(err)
+					}
+					wait(joined.Barrier(ctx, backend.BarrierOptions{}))
+				})
+			}
+		}
+		for {
+			n, err := g.Pending(ctx)
+			if err != nil {
+				return err
+			}
+			ready := []int64{int64(n)}
+			if err := pg.AllReduceSlice(ctx, g, ready, backend.Min()); err != nil {
+				return err
+			}
+			if ready[0] == 2 {
+				break
+			}
+			time.Sleep(time.Millisecond) // virtual: a step
+		}
+		v, err := g.Grow(ctx, 4)
+		if err != nil {
+			return err
+		}
+		require.Equal(t, []int{2, 3}, v.Joined)
+		require.Empty(t, v.Left)
+		if n, err := g.Pending(ctx); err != nil || n != 0 {
+			return fmt.Errorf("%d wait: %w", n, err)
+		}
+		return errors.Join(sumIs(g, v.IDs), wait(g.Barrier(ctx, backend.BarrierOptions{})))
+	})
+	require.NoError(t, errors.Join(errs...))
+}
+
+// TestMerge: the ranks of one group leave it and join another.
+func TestMerge(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		j := pgtest.NewJob(2)
+		defer j.Close()
+		var wg sync.WaitGroup
+		for half := range 2 {
+			for r := range 2 {
+				wg.Go(func() {
+					o := j.Options()
+					o.Name = fmt.Sprint("half ", half)
+					g, err := pg.New(context.Background(), j.Store, r, 2, o)
+					if err != nil {
+						t.Error(err)
+						return
+					}
+					if half == 1 {
+						g.Close()
+						o.Name = "half 0"
+						if g, err = pg.Join(context.Background(), j.Store, o); err != nil {
+							t.Error(err)
+							return
+						}
+					} else if _, err = g.Reconfigure(context.Background(), pg.ReconfigureOptions{Min: 4}); err != nil {
+						t.Error(err)
+					}
+					if err := errors.Join(sumIs(g, []int{0, 1, 2, 3}), wait(g.Barrier(context.Background(), backend.BarrierOptions{}))); err != nil {
+						t.Error(err)
+					}
+					g.Close()
+				})
+			}
+		}
+		wg.Wait()
+	})
+}
+
+// TestRevokeByTimeout: a rank has stopped. The others go on without it.
+func TestRevokeByTimeout(t *testing.T) {
+	errs := faulty(t, 4, func(j *pgtest.Job, g *pg.ProcessGroup) error {
+		if g.Rank() == 1 {
+			j.Freeze(1)
+			time.Sleep(2 * pgtest.Timeout)
+			return nil
+		}
+		if err := failed(g, 0, 1); err != nil {
+			return err
+		}
+		v, err := g.Reconfigure(context.Background(), pg.ReconfigureOptions{})
+		if err != nil {
+			return err
+		}
+		require.Equal(t, []int{0, 2, 3}, v.IDs)
+		require.Contains(t, v.Left[0].Why, "timed out")
+		return sumIs(g, v.IDs)
+	})
+	require.NoError(t, errors.Join(errs...))
+}
+
+// TestAStoppedRankIsEvicted: it comes back after the others have gone on, and joins again.
+func TestAStoppedRankIsEvicted(t *testing.T) {
+	errs := faulty(t, 3, func(j *pgtest.Job, g *pg.ProcessGroup) error {
+		if g.Rank() == 1 {
+			time.Sleep(2 * pgtest.Timeout)
+			if _, err := sumOf(g, 1); err == nil {
+				return errors.New("an operation of an old epoch works")
+			}
+			_, err := g.Reconfigure(context.Background(), pg.ReconfigureOptions{})
+			require.ErrorIs(t, err, pg.ErrEvicted)
+			g.Close()
+			g, err = pg.Join(context.Background(), j.Store, j.Options())
+			if err != nil {
+				return err
+			}
+			defer g.Close()
+			return errors.Join(sumIs(g, []int{0, 2, 3}), wait(g.Barrier(context.Background(), backend.BarrierOptions{})))
+		}
+		if err := failed(g, 0, 1); err != nil {
+			return err
+		}
+		v, err := g.Reconfigure(context.Background(), pg.ReconfigureOptions{})
+		if err != nil {
+			return err
+		}
+		require.Equal(t, []int{0, 2}, v.IDs)
+		if v, err = g.Reconfigure(context.Background(), pg.ReconfigureOptions{Min: 3}); err != nil {
+			return err
+		}
+		return errors.Join(sumIs(g, v.IDs), wait(g.Barrier(context.Background(), backend.BarrierOptions{})))
+	})
+	require.NoError(t, errors.Join(errs...))
+}
+
+// TestCancelAndGoOn: one rank gives up a call. All go on with the same members.
+func TestCancelAndGoOn(t *testing.T) {
+	why := errors.New("the user pressed a key")
+	errs := faulty(t, 3, func(j *pgtest.Job, g *pg.ProcessGroup) error {
+		for epoch := range 3 {
+			if err := sumIs(g, []int{0, 1, 2}); err != nil {
+				return err
+			}
+			ctx, cancel := context.WithCancelCause(context.Background())
+			defer cancel(nil)
+			if g.Rank() == 1 {
+				// Rank 2 does not call, so the operation cannot end.
+				time.AfterFunc(time.Second, func() { cancel(why) })
+			}
+			if g.Rank() == 2 {
+				time.Sleep(2 * time.Second)
+			}
+			err := wait(g.AllReduce(ctx, []*tensor.Tensor{vec(4)}, backend.AllReduceOptions{}))
+			var e *pg.EpochError
+			require.ErrorIs(t, err, work.ErrCanceled)
+			require.ErrorAs(t, err, &e)
+			require.Equal(t, []int{1}, e.Suspects)
+			require.ErrorContains(t, err, why.Error())
+			v, err := g.Reconfigure(context.Background(), pg.ReconfigureOptions{Min: 3})
+			if err != nil {
+				return err
+			}
+			require.Equal(t, pg.View{Epoch: epoch + 1, IDs: []int{0, 1, 2}, MinDone: 1, MaxDone: 1}, v)
+		}
+		return sumIs(g, []int{0, 1, 2})
+	})
+	require.NoError(t, errors.Join(errs...))
+}
+
+// TestTooFewRanks: nothing changes, and the ranks may try again.
+func TestTooFewRanks(t *testing.T) {
+	errs := faulty(t, 3, func(j *pgtest.Job, g *pg.ProcessGroup) error {
+		if g.Rank() == 2 {
+			synctest.Wait()
+			j.Kill(2)
+			return nil
+		}
+		if err := failed(g, 0, 2); err != nil {
+			return err
+		}
+		_, err := g.Reconfigure(context.Background(), pg.ReconfigureOptions{Min: 3, Patience: 5 * time.Second})
+		require.ErrorIs(t, err, pg.ErrTooFew)
+		require.ErrorContains(t, err, `pg: Reconfigure of group "0": too few members for epoch 1: 2 of at least 3; missing: member 2: `)
+		require.Equal(t, 3, g.Size())
+		if err := failed(g, 0, 2); err != nil {
+			return err
+		}
+		v, err := g.Reconfigure(context.Background(), pg.ReconfigureOptions{Min: 2})
+		if err != nil {
+			return err
+		}
+		require.Equal(t, 2, v.Epoch)
+		require.Equal(t, []int{0, 1}, v.IDs)
+		return sumIs(g, v.IDs)
+	})
+	require.NoError(t, errors.Join(errs...))
+}
+
+// TestDeathWhileReconfiguring: a rank dies after its vote. The others go on without it.
+func TestDeathWhileReconfiguring(t *testing.T) {
+	errs := faulty(t, 4, func(j *pgtest.Job, g *pg.ProcessGroup) error {
+		if g.Rank() == 3 {
+			synctest.Wait()
+			j.Kill(3)
+			return nil
+		}
+		if err := failed(g, 0, 3); err != nil {
+			return err
+		}
+		v, err := g.Reconfigure(context.Background(), pg.ReconfigureOptions{})
+		if err != nil {
+			return err
+		}
+		if g.Rank() == 1 {
+			j.Fabric().Kill("0@1", 1)
+			return nil
+		}
+		if err := failed(g, 1, 1); err != nil {
+			return err
+		}
+		if v, err = g.Reconfigure(context.Background(), pg.ReconfigureOptions{}); err != nil {
+			return err
+		}
+		require.Equal(t, []int{0, 2}, v.IDs)
+		require.Equal(t, 1, v.Left[0].Rank)
+		return sumIs(g, v.IDs)
+	})
+	require.NoError(t, errors.Join(errs...))
+}
+
+// TestSubgroupsEndWithTheirEpoch: they say so, and can be made again.
+func TestSubgroupsEndWithTheirEpoch(t *testing.T) {
+	errs := faulty(t, 4, func(j *pgtest.Job, g *pg.ProcessGroup) error {
+		ctx := context.Background()
+		sub, err := g.NewSubgroups(ctx, 2, pg.GroupOptions{})
+		if err != nil {
+			return err
+		}
+		part, err := g.Split(ctx, g.Rank()%2, 0, pg.GroupOptions{})
+		if err != nil {
+			return err
+		}
+		_, err = part.Reconfigure(ctx, pg.ReconfigureOptions{})
+		require.ErrorContains(t, err, "it was made from the default group: reconfigure that")
+		if _, err := g.Grow(ctx, 0); err != nil {
+			return err
+		}
+		for _, old := range []*pg.ProcessGroup{sub, part} {
+			_, err := sumOf(old, 1)
+			var e *pg.EpochError
+			require.ErrorAs(t, err, &e)
+			require.Zero(t, e.Epoch)
+			require.ErrorContains(t, err, "it was made in epoch 0 of the default group, which is in epoch 1 now: make it again, with NewGroup or Split")
+			_, err = old.Backend(tensor.CPU)
+			require.ErrorAs(t, err, &e)
+			require.NoError(t, old.Close())
+		}
+		if sub, err = g.NewSubgroups(ctx, 2, pg.GroupOptions{}); err != nil {
+			return err
+		}
+		if part, err = g.Split(ctx, g.Rank()%2, 0, pg.GroupOptions{}); err != nil {
+			return err
+		}
+		x, err := sumOf(sub, float32(g.Rank()))
+		require.Equal(t, []float32{1, 1, 5, 5}[g.Rank()], x)
+		y, err2 := sumOf(part, float32(g.Rank()))
+		require.Equal(t, []float32{2, 4, 2, 4}[g.Rank()], y)
+		return errors.Join(err, err2, wait(g.Barrier(ctx, backend.BarrierOptions{})))
+	})
+	require.NoError(t, errors.Join(errs...))
+}
+
+// TestCloseEndsReconfigure: Close does not wait for ranks that do not come.
+func TestCloseEndsReconfigure(t *testing.T) {
+	errs := faulty(t, 2, func(j *pgtest.Job, g *pg.ProcessGroup) error {
+		if g.Rank() == 1 {
+			return nil
+		}
+		begun := time.Now()
+		time.AfterFunc(time.Second, func() { g.Close() })
+		_, err := g.Reconfigure(context.Background(), pg.ReconfigureOptions{Min: 2})
+		require.ErrorIs(t, err, pg.ErrClosed)
+		require.Less(t, time.Since(begun), 10*time.Second)
+		_, err = g.Reconfigure(context.Background(), pg.ReconfigureOptions{})
+		require.ErrorIs(t, err, pg.ErrClosed)
+		return nil
+	})
+	require.NoError(t, errors.Join(errs...))
+}
+
+// TestJoinGivesUp with its context.
+func TestJoinGivesUp(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		j := pgtest.NewJob(1)
+		defer j.Close()
+		ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+		defer cancel()
+		_, err := pg.Join(ctx, j.Store, j.Options())
+		require.ErrorIs(t, err, context.DeadlineExceeded)
+
+		g, err := j.Join(context.Background(), 0)
+		require.NoError(t, err)
+		defer g.Close()
+		_, err = g.Pending(context.Background())
+		require.NoError(t, err)
+		why := errors.New("no more")
+		waits, stop := context.WithCancelCause(context.Background())
+		time.AfterFunc(time.Second, func() { stop(why) })
+		_, err = pg.Join(waits, j.Store, j.Options())
+		require.ErrorIs(t, err, why)
+		v, err := g.Reconfigure(context.Background(), pg.ReconfigureOptions{})
+		require.NoError(t, err)
+		require.Equal(t, []int{0}, v.IDs, "one that gave up is not taken in")
+	})
+}
+
+// TestFreeAfterReconfigure: memory of an old epoch can be used and freed in the next.
+func TestFreeAfterReconfigure(t *testing.T) {
+	st := store.NewHash()
+	var wg sync.WaitGroup
+	for r := range 2 {
+		wg.Go(func() {
+			ctx := context.Background()
+			g, err := pg.New(ctx, st, r, 2, pg.Options{Timeout: pgtest.Timeout})
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			defer g.Close()
+			const n = 200_000
+			x, err := g.Alloc(ctx, tensor.Float32, n)
+			if err == nil {
+				_, err = g.Grow(ctx, 0)
+			}
+			if err == nil {
+				x.Fill(float64(1 + r))
+				err = wait(g.AllReduce(ctx, []*tensor.Tensor{x}, backend.AllReduceOptions{}))
+			}
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			if v, err := x.Float64At(n - 1); v != 3 || err != nil {
+				t.Errorf("%v, %v", v, err)
+			}
+			if err := errors.Join(g.Free(x), wait(g.Barrier(ctx, backend.BarrierOptions{}))); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	wg.Wait()
+}
+
+// TestOneRankGrows: a group of one can grow and shrink.
+func TestOneRankGrows(t *testing.T) {
+	st, ctx := store.NewHash(), context.Background()
+	g, err := pg.New(ctx, st, 0, 1, pg.Options{Timeout: pgtest.Timeout, Elastic: true})
+	require.NoError(t, err)
+	defer g.Close()
+	joined := make(chan error)
+	go func() {
+		g, err := pg.Join(ctx, st, pg.Options{Timeout: pgtest.Timeout, Elastic: true})
+		if err == nil {
+			err = sumIs(g, []int{0, 1})
+			err = errors.Join(err, wait(g.Barrier(ctx, backend.BarrierOptions{})), g.Close())
+		}
+		joined <- err
+	}()
+	v, err := g.Reconfigure(ctx, pg.ReconfigureOptions{Min: 2})
+	require.NoError(t, err)
+	require.Equal(t, pg.View{Epoch: 1, IDs: []int{0, 1}, Joined: []int{1}}, v)
+	require.NoError(t, sumIs(g, v.IDs))
+	require.NoError(t, wait(g.Barrier(ctx, backend.BarrierOptions{})))
+	require.NoError(t, <-joined)
+	begun := time.Now()
+	v, err = g.Reconfigure(ctx, pg.ReconfigureOptions{})
+	require.NoError(t, err)
+	require.Equal(t, []int{0}, v.IDs, "the other one has closed its group")
+	require.Less(t, time.Since(begun), 20*time.Second, "and is not waited for")
+	x, err := sumOf(g, 7)
+	require.NoError(t, err)
+	require.EqualValues(t, 7, x)
+}
+
+// TestForeignAnnouncement: what no rank writes is an error of Join.
+func TestForeignAnnouncement(t *testing.T) {
+	for _, text := range []string{"", "nonsense", `{"size":0}`, `{"size":2,"run":"../x"}`} {
+		st := store.NewHash()
+		require.NoError(t, st.Set(context.Background(), "c10d-go/elastic/0", []byte(text)))
+		_, err := pg.Join(context.Background(), st, pg.Options{})
+		require.ErrorContains(t, err, "c10d-go/elastic/0")
+	}
+}

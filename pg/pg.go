@@ -54,13 +54,12 @@ type Options struct {
 	// set it, those of PyTorch too. See package backend/detail.
 	Detail bool
 
-	// Elastic prepares the default group for Reconfigure and Join when it is made. Reconfigure works
-	// without it, but with it a store that notices deaths (store.Willer: this library's TCP store
-	// and Redis) tells the ranks at once which of them have died, and Join finds the group. Without
-	// it, ranks that die at the same moment as another one are waited for until
-	// ReconfigureOptions.Patience is over. It costs two calls of the store for each rank, and one in
-	// Close. With Redis it also costs a few requests a second. Groups with PyTorch ranks do not
-	// use it.
+	// Elastic prepares the default group for Reconfigure and Join when it is made. Join then finds
+	// the group at once. This library's TCP store and Redis (store.Willer) then report which ranks
+	// have died. Reconfigure works without Elastic, but waits for a rank that has died at the same
+	// moment as another one until ReconfigureOptions.Patience is over. Elastic costs two calls of
+	// the store for each rank, and one in Close. With Redis it also costs a few requests a second.
+	// Groups with PyTorch ranks do not use it.
 	Elastic bool
 
 	// Logger gets a line at level Info when a group has been made, and at level Error when

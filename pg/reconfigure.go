@@ -451,10 +451,11 @@ func (g *ProcessGroup) leave() {
 	}
 }
 
-// Join makes this process a member of a default group that exists, and returns when the group's
-// ranks have taken it in with Reconfigure. It does not return before, so ctx should have an end. st
-// is the store that the ranks gave to New; for groups of Init it is store.Prefix("default_pg", st).
-// o is as for New, the same as on the members.
+// Join makes this process a member of a default group that exists. It returns when the group's ranks
+// have taken it in with Reconfigure. Until then it waits, so give ctx an end.
+//
+// st is the store that the ranks gave to New. For groups of Init it is
+// store.Prefix("default_pg", st). Give Join the same options as New on the members.
 //
 // Members see a process that waits in Pending. Without Options.Elastic, Join does not find the group
 // until one of them has called Pending or Reconfigure.

@@ -34,7 +34,7 @@
 //
 // A rank leaves a will (store.Willer) that writes to "gone" when its process ends. A rank trusts
 // that key if it has changed since the rank came, or if this process hosts the store: then it is not
-// of an earlier run. The wills are withdrawn at the end of the call. From the moment when a rank
+// of an earlier run. The wills are withdrawn at the end of the call, also of one that fails. From the moment when a rank
 // knows the run's name it can leave another one there: see Config.Known.
 //
 // # PyTorch

@@ -309,7 +309,7 @@ func (c *Call) otherJob(ctx context.Context, err error) error {
 	return fmt.Errorf("%w (the last rank 0 in this store, %s, is of job %q; this rank is of job %q)", err, last.process(), last.Job, c.self.Job)
 }
 
-func (c *Call) meet(ctx context.Context) (Run, error) {
+func (c *Call) meet(ctx context.Context) (run Run, err error) {
 	for _, f := range c.cfg.Foreign {
 		for _, key := range f.Keys(c.cfg.Rank) {
 			if there, err := f.Store.Check(ctx, key); err != nil {
@@ -332,6 +332,13 @@ func (c *Call) meet(ctx context.Context) (Run, error) {
 	if err != nil && !errors.Is(err, errors.ErrUnsupported) {
 		return Run{}, err
 	}
+	defer func() {
+		if err != nil { // which the others know by now, or it is their time too
+			last, cancel := context.WithTimeout(context.WithoutCancel(ctx), lastWord)
+			defer cancel()
+			store.DropWill(last, c.corner, goneKey) // or the next run would take it for one of its ranks'
+		}
+	}()
 	if err := c.corner.Set(ctx, rankKey(c.cfg.Rank), c.mine); err != nil {
 		return Run{}, err
 	}

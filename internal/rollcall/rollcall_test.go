@@ -353,3 +353,33 @@ func TestGarbage(t *testing.T) {
 		}
 	}
 }
+
+// willing is a store that only notes wills.
+type willing struct {
+	store.Store
+	wills map[string]bool
+}
+
+func (w willing) SetWill(_ context.Context, key string, _, _ []byte) error {
+	w.wills[key] = true
+	return nil
+}
+
+func (w willing) DropWill(ctx context.Context, key string) error {
+	delete(w.wills, key)
+	return ctx.Err()
+}
+
+// TestARankThatGivesUpLeavesNoWill: its connection to the store may end during the next run, whose
+// ranks would take it for one of theirs.
+func TestARankThatGivesUpLeavesNoWill(t *testing.T) {
+	for r := range 2 {
+		st := willing{store.NewHash(), make(map[string]bool)}
+		ctx, cancel := context.WithCancel(t.Context())
+		call := start(ctx, Config{Store: st, Name: "0", Rank: r, Size: 3})
+		here(t, st, r)
+		cancel()
+		require.ErrorIs(t, (<-call).err, context.Canceled)
+		require.Empty(t, st.wills)
+	}
+}

@@ -333,7 +333,7 @@ func TestACancelledOperationInTheQueue(t *testing.T) {
 		defer cancel()
 		start := time.Now()
 		err = wait(b.AllReduce(ctx, list(vec(1)), backend.AllReduceOptions{}))
-		require.Less(t, time.Since(start), 2*time.Second)
+		require.Less(t, time.Since(start), 3*time.Second) // the rank asks the others for one of them
 		require.ErrorIs(t, err, context.DeadlineExceeded)
 		require.ErrorIs(t, err, work.ErrTimeout)
 		require.ErrorIs(t, stuck.Wait(context.Background()), work.ErrTimeout)

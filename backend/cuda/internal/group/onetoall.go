@@ -31,10 +31,9 @@ const (
 	clearTag = 1 // clear to send, from who receives
 )
 
-// oneToAll is the hosts' part of a broadcast from rank to rank. A rank that
-// receives posts the receive of a chunk, and then says that it may come; who has
-// the chunk sends it when it has heard that, to each of its ranks without
-// waiting for the others.
+// oneToAll is the hosts' part of a broadcast from rank to rank. A rank posts the receive of a
+// chunk, and then tells the sender that the chunk may come. The sender sends the chunk to each
+// rank that has said so, and does not wait for the others.
 type oneToAll struct {
 	Route
 	tag uint32
@@ -70,10 +69,9 @@ func (o *Operation) alone() bool {
 	return o.Relay != nil && o.B.Size == 1 && o.Legs[0].flat()
 }
 
-// fillOneToAll enqueues a broadcast: at the root from the source to the host, in
-// whose turn a chunk is sent; elsewhere the host receives it in its turn, it goes
-// to the first tensor, while the host sends it on, and from there, alone or with
-// chunks before it, to the others.
+// fillOneToAll enqueues a broadcast. At the root a chunk is copied from the source to the host, which
+// sends it. Elsewhere the host receives a chunk. While the host sends it on, it is copied to the
+// first tensor, and from there to the others, alone or together with chunks before it.
 func (o *Operation) fillOneToAll(batch *feed) {
 	l := &o.Legs[0]
 	base := o.staging.Ptr()

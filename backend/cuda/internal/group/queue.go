@@ -10,10 +10,10 @@ import (
 	"github.com/c10d-go/c10d/work"
 )
 
-// A stream of CUDA's has room for about a thousand commands. Who gives it more waits in
-// the driver, with locks that those need who would let the stream go on. So an operation
-// gives it few at a time, however large its tensors are, and begins when those before it
-// have left enough room.
+// A stream of CUDA's has room for about a thousand commands. A goroutine that gives it more waits in
+// the driver, and holds locks there. If the goroutine that would let the stream go on needs these
+// locks, nothing moves any more. So an operation gives a stream few commands at a time, however
+// large its tensors are, and begins when the operations before it have left enough room.
 const (
 	// mostCommands is how many commands of one operation a stream has at a time, mostInParts
 	// how many if it gets them in parts.
@@ -35,8 +35,8 @@ var MostQueued int64 = 2 * mostCommands
 
 // PiecesOf returns in how many pieces an operation goes at most that copies so many
 // tensors, the same on every rank. For a piece a stream waits, copies, and writes a word
-// or records an event. Operations of very many tensors go in a few pieces all the same,
-// for what is on its way has to lie on the host, and get to the streams in parts.
+// or records an event. Operations of very many tensors go in a few pieces all the same, because
+// the host needs memory for a piece. The streams then get them in parts.
 func PiecesOf(width int) int {
 	return max((mostCommands-spareCommands)/(width+3), DefaultSlots)
 }

@@ -40,10 +40,9 @@ func RouteOf(way string, rank, size, root int) Route {
 	return r
 }
 
-// WayOf returns the way in which the last of so many chunks is the first to
-// arrive everywhere, when a rank sends one chunk in the time of one: flat takes
-// size-1 times for each, a tree as many as the root has children, a chain one
-// for each and one for each rank on the way.
+// WayOf returns the way that brings so many chunks to all ranks in the shortest time, if a rank
+// sends one chunk at a time. In the time of one chunk: flat takes size-1 for each chunk, a tree one
+// for each chunk and child of the root, a chain one for each chunk and one for each rank on the way.
 func WayOf(size, chunks int) string {
 	flat, tree, chain := chunks*(size-1), chunks*bits.Len(uint(size-1)), chunks+size-2
 	switch {

@@ -1,5 +1,5 @@
-// Package hostshm has the page-locked memory through which the ranks of a host all-reduce, and the
-// goroutines that combine what is there (decision 18).
+// Package hostshm all-reduces device tensors of one host through page-locked memory. It has that
+// memory, and the goroutines that combine the ranks' operands in it (decision 18).
 package hostshm
 
 import (
@@ -17,19 +17,22 @@ import (
 	"github.com/c10d-go/c10d/internal/reduce"
 )
 
-// Exchange is page-locked memory that the ranks of a host share, through which
-// they all-reduce: each rank's device copies a chunk into the rank's slot, each
-// rank's CPU combines its share of the chunk out of all ranks' slots into one that
-// is common to all, and each device copies that. Nothing is copied within the host.
+// Exchange is page-locked memory that the ranks of a host share. They all-reduce through it, chunk
+// by chunk:
 //
-// Words order the ranks, which count chunks from the first one on, as all ranks do
-// alike. A rank's slot is written again when all ranks have combined what was
-// there, the common slot when all devices have copied it.
+//  1. Each rank's device copies the rank's operand into the rank's slot.
+//  2. Each rank's CPU combines its share of the chunk: it reads all ranks' slots, and writes the
+//     slot that is common to all.
+//  3. Each device copies the common slot.
 //
-// A rank that fails lets its streams go on, which then write slots that others may
-// still be combining. It says so first, in a word. Who has seen all ranks' shares of
-// a chunk looks at these words before the chunk leaves the host, so that no
-// operation ends well with such a chunk.
+// Nothing is copied within the host. Words in the memory order the ranks; they hold the numbers of
+// chunks, which all ranks count alike. A rank's slot is written again when all ranks have combined
+// what was there, the common slot when all devices have copied it.
+//
+// A rank that fails lets its streams go on. They may then write slots that others still combine, so
+// the rank says first, in a word, that it has failed. A rank that has seen all shares of a chunk
+// looks at these words before its device copies the chunk. So no operation ends well with a chunk
+// that such a stream has spoilt.
 type Exchange struct {
 	Why error // why the ranks have none; what follows is not set then
 
@@ -98,10 +101,13 @@ var FirstChunk uint64
 
 func RoundUp(n, to int) int { return (n + to - 1) / to * to }
 
-// sharedBytes is how much memory there is at least. A device writes memory at half its speed
-// or less while CPUs have it in caches of their own, as they have what they have combined not long ago:
-// of two ranks on 32 CPUs with 2 MiB of second-level cache each, an all-reduce of 256 MiB took 19.6 ms through
-// 24 MiB, 10.3 through 48, 9.2 through 96 and 8.5 through 144.
+// sharedBytes is how much memory there is at least. CPUs have memory that they have just combined in
+// their own caches, and a device writes such memory at half its speed or less. So there has to be
+// much more memory than caches. Two ranks on 32 CPUs, with 2 MiB of second-level cache each, took
+// for an all-reduce of 256 MiB:
+//
+//	memory, MiB    24    48   96   144
+//	time, ms     19.6  10.3  9.2   8.5
 const sharedBytes = 128 << 20
 
 // Slots returns how many slots a rank has, at least so many.
@@ -193,11 +199,11 @@ func (x *Exchange) Failed() bool {
 	return false
 }
 
-// Call tells the other ranks what this one is at, the operation with a number, which
-// begins with a chunk; called what another rank has told.
+// Call tells the other ranks which operation this one is at: its number, its first chunk, and what
+// it is. Called returns what another rank has told.
 //
-// A rank whose crew has combined its shares may not have looked yet when the others
-// go on to the next operation, but has when they go on to the one after that.
+// The others may go on to the next operation before a rank has looked: its crew may have combined
+// its shares before. They do not go on to the one after that.
 func (x *Exchange) Call(number, chunk uint64, c board.Said) {
 	at := x.Said(x.Rank, number)
 	for i, w := range c {
@@ -382,10 +388,11 @@ func (x *Exchange) Close() error {
 }
 
 const (
-	// mostCrew is how many goroutines of a rank combine its share at most: as many as are
-	// as fast as the copies. With twelve, and threads that look for work beside them, the whole
-	// takes longer up to 1 MiB, from 4 bytes on. spareCPUs are
-	// a rank's that they leave to who enqueues, who waits and the rank's worker.
+	// mostCrew is how many goroutines of a rank combine its share at most: four are as fast as
+	// the copies. Twelve make all-reduces of up to 1 MiB slower.
+	//
+	// They leave spareCPUs of the rank's CPUs free: for the goroutine that enqueues, the one
+	// that waits, and the rank's worker.
 	mostCrew  = 4
 	spareCPUs = 3
 

@@ -16,10 +16,7 @@ const DefaultSilence = 15 * time.Second
 // for how long nothing has come. Both are 0 where the system does not tell.
 func traffic(conns []net.Conn) (bytes uint64, quiet time.Duration) {
 	for _, c := range conns {
-		if t, ok := c.(interface{ NetConn() net.Conn }); ok { // TLS
-			c = t.NetConn()
-		}
-		if s, ok := c.(syscall.Conn); ok {
+		if s, ok := below(c).(syscall.Conn); ok {
 			n, q := socketTraffic(s)
 			bytes += n
 			if quiet == 0 || q < quiet {
@@ -28,6 +25,23 @@ func traffic(conns []net.Conn) (bytes uint64, quiet time.Duration) {
 		}
 	}
 	return bytes, quiet
+}
+
+// below returns the connection that carries c.
+func below(c net.Conn) net.Conn {
+	if t, ok := c.(interface{ NetConn() net.Conn }); ok { // TLS
+		return t.NetConn()
+	}
+	return c
+}
+
+// EndOf returns why a connection has ended: err, or that time ran out. Linux reports that to one
+// call only, for example a write. Reads then return EOF.
+func EndOf(conn net.Conn, err error) error {
+	if s, ok := below(conn).(syscall.Conn); ok && !InSilence(err) && timedOut(s) {
+		return syscall.ETIMEDOUT
+	}
+	return err
 }
 
 // IsLocal reports whether both ends of a connection are on this host.

@@ -1,6 +1,7 @@
 package mesh
 
 import (
+	"errors"
 	"syscall"
 	"time"
 
@@ -19,6 +20,24 @@ func socketTraffic(c syscall.Conn) (bytes uint64, quiet time.Duration) {
 		}
 	})
 	return bytes, quiet
+}
+
+// timedOut reports whether the system has ended a connection because of the limits of LimitSilence.
+// The other host acknowledges something in every two fifths of that time.
+func timedOut(c syscall.Conn) (ended bool) {
+	raw, err := c.SyscallConn()
+	if err != nil {
+		return false
+	}
+	raw.Control(func(fd uintptr) {
+		i, err := unix.GetsockoptTCPInfo(int(fd), unix.IPPROTO_TCP, unix.TCP_INFO)
+		limit, err2 := unix.GetsockoptInt(int(fd), unix.IPPROTO_TCP, unix.TCP_USER_TIMEOUT)
+		asks, err3 := unix.GetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_KEEPALIVE)
+		if errors.Join(err, err2, err3) == nil {
+			ended = i.State == unix.BPF_TCP_CLOSE && asks != 0 && limit > 0 && i.Last_ack_recv >= uint32(limit)/5*4
+		}
+	})
+	return ended
 }
 
 // setUserTimeout bounds how long data may stay without an acknowledgement.

@@ -1,6 +1,7 @@
 package mesh
 
 import (
+	"io"
 	"net"
 	"testing"
 
@@ -44,5 +45,28 @@ func TestKeepAlive(t *testing.T) {
 		raw.Control(func(fd uintptr) { asks, err = unix.GetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_KEEPALIVE) })
 		require.NoError(t, err)
 		require.Equal(t, tc.asks, asks, "%+v", tc)
+	}
+}
+
+// A connection that its other end closes or resets has not ended because time ran out.
+func TestEndOf(t *testing.T) {
+	for name, linger := range map[string]int{"closed": -1, "reset": 0} {
+		t.Run(name, func(t *testing.T) {
+			l, err := net.Listen("tcp", "127.0.0.1:0")
+			require.NoError(t, err)
+			defer l.Close()
+			c, err := net.Dial("tcp", l.Addr().String())
+			require.NoError(t, err)
+			defer c.Close()
+			require.NoError(t, LimitSilence(between{c.(*net.TCPConn), "192.0.2.1", "192.0.2.2"}, 0))
+			other, err := l.Accept()
+			require.NoError(t, err)
+			require.NoError(t, other.(*net.TCPConn).SetLinger(linger))
+			require.NoError(t, other.Close())
+			_, err = c.Read(make([]byte, 1))
+			require.Error(t, err)
+			require.Equal(t, err, EndOf(c, err))
+			require.Equal(t, io.EOF, EndOf(c, io.EOF), "as after another call had the error")
+		})
 	}
 }

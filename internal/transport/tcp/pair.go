@@ -190,7 +190,7 @@ func (p *pair) writeFailed(l *lane) {
 // awaitReason gives the peer reasonLimit to say on the first connection why another one ended.
 func (p *pair) awaitReason(conn net.Conn, err error) {
 	if p.suspect == nil {
-		p.suspect = fmt.Errorf("tcp: another connection with rank %d at %v: %w", p.Rank, conn.RemoteAddr(), err)
+		p.suspect = fmt.Errorf("tcp: another connection with rank %d at %v: %w", p.Rank, conn.RemoteAddr(), mesh.EndOf(conn, err))
 		p.first.conn.SetReadDeadline(time.Now().Add(p.m.opts.reasonLimit))
 	}
 }
@@ -222,7 +222,7 @@ func (p *pair) lost(err error) {
 		if p.suspect != nil {
 			err = p.suspect
 		} else {
-			err = fmt.Errorf("tcp: connection with rank %d at %v: %w", p.Rank, p.first.conn.RemoteAddr(), err)
+			err = fmt.Errorf("tcp: connection with rank %d at %v: %w", p.Rank, p.first.conn.RemoteAddr(), mesh.EndOf(p.first.conn, err))
 		}
 		if mesh.InSilence(err) {
 			p.Doubt(err)

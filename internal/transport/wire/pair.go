@@ -384,12 +384,7 @@ func (p *pair) transmit(batch []item) (int, error) {
 // peer keeps reading. It moves on once in any case: this goroutine may not have had the CPU.
 func (p *pair) flush() error {
 	p.rest = p.buffers
-	var to io.Writer = p.conn
-	if c, ok := p.conn.(chooser); ok {
-		if conn := c.Chosen(); conn != nil {
-			to = conn
-		}
-	}
+	to := p.carrier()
 	for tried := false; ; tried = true {
 		n, err := p.rest.WriteTo(to)
 		if err == nil || !errors.Is(err, os.ErrDeadlineExceeded) || n == 0 && tried || !p.m.MoreTime(p.conn, !tried) {
@@ -451,7 +446,7 @@ func (p *pair) lost(err error) {
 	case errors.Is(err, errBye):
 		f = p.Fault(transport.FaultPeerLeft, nil)
 	default:
-		err = fmt.Errorf("wire: connection with rank %d at %v: %w", p.Rank, p.conn.RemoteAddr(), err)
+		err = fmt.Errorf("wire: connection with rank %d at %v: %w", p.Rank, p.conn.RemoteAddr(), mesh.EndOf(p.carrier(), err))
 		if mesh.InSilence(err) {
 			p.Doubt(err)
 			return
@@ -517,12 +512,19 @@ func (p *pair) receive() error {
 	}
 }
 
+// carrier returns the connection that p.conn stands for, p.conn if it is none of the kind.
+func (p *pair) carrier() net.Conn {
+	if c, ok := p.conn.(chooser); ok {
+		if conn := c.Chosen(); conn != nil {
+			return conn
+		}
+	}
+	return p.conn
+}
+
 // recognise notes what the peer is, from its first message.
 func (p *pair) recognise() {
-	socket := p.conn
-	if c, ok := p.conn.(chooser); ok {
-		socket = c.Chosen()
-	}
+	socket := p.carrier()
 	p.m.Mu.Lock()
 	defer p.m.Mu.Unlock()
 	p.socket = socket

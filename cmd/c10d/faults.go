@@ -34,13 +34,13 @@ type faultFlags struct {
 
 func setupFaults(fs *flag.FlagSet) func(stdio, []string) (int, error) {
 	var f faultFlags
-	fs.StringVar(&f.wires, "wire", "", "only `wires` whose names contain one of these words; commas separate them")
-	fs.StringVar(&f.faults, "fault", "", "only `faults` whose names contain one of these words")
+	fs.StringVar(&f.wires, "wire", "", "only the wires whose `name` contains one of these words; commas separate them")
+	fs.StringVar(&f.faults, "fault", "", "only the faults whose `name` contains one of these words")
 	fs.StringVar(&f.ops, "op", "", "only these `operations`")
 	fs.IntVar(&f.random, "random", 0, "instead of the table, try `n` random cases on each wire of this library")
 	fs.Uint64Var(&f.seed, "seed", rand.Uint64()>>32, "first `seed` of the cases; case i has seed + i")
 	fs.IntVar(&f.parallel, "parallel", runtime.NumCPU(), "run `n` cases at a time")
-	fs.StringVar(&f.python, "python", "/usr/bin/python3", "`interpreter` with PyTorch; empty leaves PyTorch out")
+	fs.StringVar(&f.python, "python", "/usr/bin/python3", "interpreter with PyTorch, a `file`; empty leaves PyTorch out")
 	fs.StringVar(&f.load, "load", "", "print the tables of a `file` of records, and run nothing")
 	fs.BoolVar(&f.json, "json", false, "print one JSON object for each case instead of tables")
 	return func(std stdio, args []string) (int, error) {

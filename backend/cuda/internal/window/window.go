@@ -422,7 +422,11 @@ func (f *Failure) Error() string {
 	return fmt.Sprintf("window: a kernel of rank %d on device %d %s rank %d (channel %d, tile %d)", f.Rank, f.Device, what, f.Peer, f.Channel, f.Tile)
 }
 
-// ErrAborted is the error of a window after Abort, if no kernel was waiting.
+// Is reports whether target is ErrAborted and Abort ended the kernel.
+func (f *Failure) Is(target error) bool { return target == ErrAborted && f.Aborted }
+
+// ErrAborted is the error of a window after Abort, if no kernel was waiting. A *Failure matches it
+// if Abort ended the kernel.
 var ErrAborted = errors.New("window: aborted")
 
 // Abort ends the waits of this rank's kernels, and refuses new ones, until Reset. It does

@@ -187,22 +187,31 @@ func TestLaterCalls(t *testing.T) {
 type lateMesh struct {
 	transport.Mesh
 	delay time.Duration
-	first sync.Once
 	told  sync.WaitGroup
+
+	mu   sync.Mutex
+	over bool // it has a fault, or is being closed
 }
 
 func (m *lateMesh) Abort(f *transport.Fault) {
-	m.first.Do(func() {
-		g := *f
-		g.Err = errors.New(f.Err.Error())
-		m.told.Go(func() {
-			time.Sleep(m.delay)
-			m.Mesh.Abort(&g)
-		})
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.over {
+		return
+	}
+	m.over = true
+	g := *f
+	g.Err = errors.New(f.Err.Error())
+	m.told.Go(func() {
+		time.Sleep(m.delay)
+		m.Mesh.Abort(&g)
 	})
 }
 
 func (m *lateMesh) Close() error {
+	m.mu.Lock()
+	m.over = true
+	m.mu.Unlock()
 	m.told.Wait()
 	return m.Mesh.Close()
 }

@@ -73,10 +73,10 @@ type Options struct {
 	// C10D_CLUSTER; if that is empty too, the host is one cluster.
 	Cluster string
 
-	// LinkSpeed is how fast this rank reaches other clusters, in Mbit/s. The ranks of a cluster
-	// share its traffic in proportion. 0 means the environment variable C10D_LINK_SPEED; if that
-	// is empty too, the speed of the first of Interfaces where the system knows it, or else that
-	// all ranks are equally fast.
+	// LinkSpeed is how fast this rank reaches other clusters, in Mbit/s. A rank with twice the
+	// speed carries twice as much of its cluster's traffic. 0 means the environment variable
+	// C10D_LINK_SPEED. Without that, the system is asked for the speed of the first of Interfaces.
+	// Ranks whose speed nobody knows count as equally fast.
 	LinkSpeed int64
 
 	// Fabric, if not nil, connects ranks of one process. They need no network and do not meet

@@ -185,11 +185,14 @@ func atStep(err error, s *cluster.Step, i, n int) error {
 	return &at
 }
 
-// The network stage. A plan's steps between clusters are collectives among ranks of different
-// clusters, on memory of this rank. readyBetween says that this rank's operand is in its place,
-// and may begin to send. finishBetween returns when the results of a chunk are in theirs.
-// endBetween ends everything after an error. Several steps may be under way. The goroutines of the
-// mesh move their data meanwhile.
+// The network stage runs a plan's steps between clusters. Each is a collective among ranks of
+// different clusters:
+//
+//   - readyBetween begins a step whose operand is ready on this rank;
+//   - finishBetween waits for the results of a chunk;
+//   - endBetween ends all steps after an error.
+//
+// Several steps may be under way. The goroutines of the mesh move their data meanwhile.
 
 // readyBetween begins a step between clusters.
 func (e *engine) readyBetween(x *clusterCall, s *cluster.Step) error {

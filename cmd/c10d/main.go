@@ -119,9 +119,10 @@
 //
 // makes ranks, links, hosts and the store fail under running operations, and prints which
 // rank or link the other ranks blame, and how soon. PyTorch's ranks run too, if it is
-// installed. -random 600 tries random cases instead, and exits with 1 if a rank hangs, has a
-// wrong result, blames another than the culprit, or leaves something behind. -json prints a
-// record for each case. It needs Linux, root, iproute2 and nftables.
+// installed. -json prints a record for each case. It needs Linux, root, iproute2 and nftables.
+//
+// -random 600 tries random cases instead. It exits with 1 if a rank hangs or has a wrong result,
+// if the wrong rank or link is blamed, or if goroutines or descriptors are left.
 //
 // # Exit codes
 //

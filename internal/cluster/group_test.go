@@ -13,9 +13,9 @@ import (
 )
 
 // group runs the plans of all ranks on plain slices, one event after another in an order drawn from
-// rng. It refuses plans that could go wrong on a transport: a group that stops, ranks that disagree
-// on a step, ranges outside of a buffer, and memory that is used while a step between clusters owns
-// it.
+// rng. It refuses plans that could go wrong on a transport: the group must not stop before the end,
+// and all ranks of a step must have the same step. Ranges lie inside their buffers. Nobody uses
+// memory that a step between clusters still owns.
 type group struct {
 	l       *cluster.Layout
 	rng     *rand.Rand

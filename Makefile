@@ -12,12 +12,15 @@ OP       ?= all_reduce
 SIZES    ?= 4,1K,64K,1M,16M
 PYTHON   ?= /usr/bin/python3
 TESTARGS ?=
+RERUNS   ?= 0
 
 STATICCHECK = honnef.co/go/tools/cmd/staticcheck@v0.7.0
 GOTESTSUM   = gotest.tools/gotestsum@v1.13.0
 
-# go test, and then the tests that failed or were skipped, with their reasons.
-TEST = $(GO) run $(GOTESTSUM) --format standard-quiet -- -timeout $(TIMEOUT)
+# go test, and then the tests that failed or were skipped, with their reasons. With RERUNS, up to
+# three tests that failed run again. After a data race, a panic or a fourth failure none does.
+TEST = $(GO) run $(GOTESTSUM) --format standard-quiet --rerun-fails=$(RERUNS) --rerun-fails-max-failures=3 \
+  --rerun-fails-run-root-test --rerun-fails-abort-on-data-race --packages ./... -- -timeout $(TIMEOUT)
 
 # Everything must compile on PLATFORMS, and the tests on VETTED. 386 finds numbers
 # that do not fit an int of 32 bits, Windows finds uses of Unix.
@@ -42,10 +45,10 @@ build: ## compile everything; the program c10d goes to bin/
 	$(GO) build -o bin/ ./cmd/...
 
 test: ## all tests; lists those that were skipped, and why
-	@$(TEST) $(TESTARGS) ./...
+	@$(TEST) $(TESTARGS)
 
 race: ## all tests under the race detector
-	@CGO_ENABLED=1 $(TEST) -race $(TESTARGS) ./...
+	@CGO_ENABLED=1 $(TEST) -race $(TESTARGS)
 
 # The emulated processor has only Armv8.0. A program there cannot start another one, so
 # TestSwitchOff runs by itself.
@@ -107,7 +110,7 @@ bench-peers: ## this library, PyTorch's gloo and Open MPI, in turn; WORLD=2 OP=a
 	@WORLD='$(WORLD)' OP='$(OP)' SIZES='$(SIZES)' PYTHON='$(PYTHON)' GO='$(GO)' bench/peers.sh
 
 cover: ## test coverage; details in coverage.out
-	@$(TEST) -coverpkg ./... -coverprofile coverage.out $(TESTARGS) ./...
+	@$(TEST) -coverpkg ./... -coverprofile coverage.out $(TESTARGS)
 	@$(GO) tool cover -func coverage.out | tail -1
 
 interop: ## Go ranks beside PyTorch ranks: Debian 12's 1.13 and, as root, Debian 13's 2.6

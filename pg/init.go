@@ -110,6 +110,9 @@ func Init(ctx context.Context, url string, o InitOptions) (*ProcessGroup, error)
 	return g, nil
 }
 
+// lastWords is how long a rank that hosts the store and fails keeps it for the others.
+const lastWords = 500 * time.Millisecond
+
 func initFrom(ctx context.Context, rawURL string, o InitOptions, getenv func(string) string) (*ProcessGroup, error) {
 	if err := o.check(); err != nil {
 		return nil, err
@@ -157,6 +160,12 @@ func initFrom(ctx context.Context, rawURL string, o InitOptions, getenv func(str
 	}
 	g, err := newWorld(ctx, store.Prefix("default_pg", st), m.env.Rank, m.env.Size, o.Options, from)
 	if err != nil {
+		if t, ok := st.(*tcp.Store); ok {
+			// The others have to hear why before the store ends.
+			last, cancel := context.WithTimeout(context.WithoutCancel(ctx), lastWords)
+			t.Drain(last)
+			cancel()
+		}
 		return nil, errors.Join(err, st.Close())
 	}
 	g.now().world.owned = st

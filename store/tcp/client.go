@@ -375,6 +375,30 @@ func (s *Store) Close() error {
 	return nil
 }
 
+// Drain waits until the server that this store hosts has no other clients, or until ctx ends. Without
+// a server it returns at once.
+func (s *Store) Drain(ctx context.Context) {
+	if s.server == nil {
+		return
+	}
+	look := time.NewTicker(5 * time.Millisecond)
+	defer look.Stop()
+	for s.server.door.stats().Clients > s.connections() {
+		select {
+		case <-look.C:
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+// connections returns how many connections this store has.
+func (s *Store) connections() int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return len(s.conns)
+}
+
 func (s *Store) isClosed() bool { return s.ctx.Err() != nil }
 
 // take returns a connection for the caller alone.

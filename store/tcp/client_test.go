@@ -449,3 +449,27 @@ func readRequest(r *bufio.Reader, d store.Dialect, l Limits) (*request, error) {
 	req := new(request)
 	return req, req.readFrom(r, d, l)
 }
+
+// A store with a server waits in Drain for the server's other clients, and no longer than its context.
+func TestDrain(t *testing.T) {
+	host, err := New(t.Context(), "127.0.0.1:0", Options{Server: true})
+	require.NoError(t, err)
+	defer host.Close()
+	host.Drain(t.Context())
+	guest, err := New(t.Context(), host.Addr(), Options{})
+	require.NoError(t, err)
+	require.NoError(t, guest.Set(t.Context(), "k", nil))
+	guest.Drain(t.Context())
+
+	ended, end := context.WithCancel(t.Context())
+	end()
+	host.Drain(ended)
+	drained := go1(func() error { host.Drain(t.Context()); return nil })
+	select {
+	case <-drained:
+		t.Fatal("a client is left")
+	case <-time.After(50 * time.Millisecond):
+	}
+	require.NoError(t, guest.Close())
+	require.NoError(t, await(t, drained))
+}

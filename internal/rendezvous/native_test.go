@@ -94,6 +94,24 @@ func TestNativeFails(t *testing.T) {
 	}
 }
 
+// TestNativeOutOfTime: the native wire notices the end of time later than the meeting. Its error
+// counts, which names the rank that did not connect.
+func TestNativeOutOfTime(t *testing.T) {
+	out := start(context.Background(), store.NewHash(), 3, func(c *Config) {
+		c.Generation, c.Timeout = G2, 200*time.Millisecond
+		c.Native = &Native{Connect: func(ctx context.Context, _ [][]byte) (transport.Mesh, error) {
+			<-ctx.Done()
+			<-time.After(20 * time.Millisecond)
+			return nil, transport.NewFault(transport.FaultTimeout, 2, c.Rank, ctx.Err())
+		}}
+	}, 0, 1, 2)
+	for range 3 {
+		e := failure(t, out)
+		require.Equal(t, 2, e.fault.Rank, e.Error())
+		require.Empty(t, e.Missing)
+	}
+}
+
 // F-32: a rank that gives up tells connected ranks why, and who is at fault, in both forms of
 // addresses. TestDeathsWhileMeeting in package pg kills ranks at random moments.
 func TestF32FailuresAreTold(t *testing.T) {

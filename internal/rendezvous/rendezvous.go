@@ -237,9 +237,10 @@ func (m *meeting) run(ctx context.Context) (*Error, *transport.Fault) {
 	defer waiting.Start(ctx, m.cfg.Logger, m.report)()
 	work, stop := context.WithCancelCause(ctx)
 	m.acceptor.failed = stop
+	var failure error
 	m.workers.Go(func() {
-		if err := m.work(work, stop); err != nil {
-			stop(err)
+		if failure = m.work(work, stop); failure != nil {
+			stop(failure)
 		}
 	})
 	m.workers.Go(func() { m.watch(work, stop) })
@@ -250,6 +251,9 @@ func (m *meeting) run(ctx context.Context) (*Error, *transport.Fault) {
 	cause := context.Cause(work)
 	stop(nil)
 	m.workers.Wait()
+	if errors.Is(cause, context.DeadlineExceeded) && errors.As(failure, new(*transport.Fault)) {
+		cause = failure // the native wire knows which ranks it lacks
+	}
 	select {
 	case <-m.met:
 		return nil, nil

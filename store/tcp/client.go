@@ -544,7 +544,7 @@ func (s *Store) inTurn(ctx context.Context, op string, req *request) (rep reply,
 
 func replyInto(rep *reply, req *request) func(*bufio.Reader) error {
 	return func(r *bufio.Reader) (err error) {
-		*rep, err = readReply(r, req.query, len(req.keys))
+		*rep, err = readReply(r, req.query, len(req.keys), unframed)
 		return err
 	}
 }
@@ -682,7 +682,7 @@ func (s *Store) support(ctx context.Context, q query) error {
 	read := func(r *bufio.Reader) error {
 		n, err := readInt64(r)
 		if err == nil {
-			_, err = readBlobs(r, n)
+			_, err = readBlobs(r, n, unframed)
 		}
 		return err
 	}

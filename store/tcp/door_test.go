@@ -380,7 +380,7 @@ func TestListingHoldsNothingUp(t *testing.T) {
 		n, err := readInt64(deaf.r)
 		require.NoError(t, err)
 		require.GreaterOrEqual(t, n, int64(1000))
-		keys, err := readBlobs(deaf.r, n)
+		keys, err := readBlobs(deaf.r, n, unframed)
 		require.NoError(t, err)
 		require.Len(t, keys, int(n))
 	}

@@ -281,7 +281,7 @@ const maxText = 1 << 10
 func readNative(r *bufio.Reader, q query, keys int, status byte, n uint32) (o outcome, err error) {
 	switch status {
 	case done:
-		o.reply, err = readReply(r, q, keys)
+		o.reply, err = readReply(r, q, keys, int64(n))
 		if err == nil && o.size(q) != uint64(n) {
 			err = malformedf("a reply to %v of %d bytes in a frame of %d", q, o.size(q), n)
 		}

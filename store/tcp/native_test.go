@@ -542,6 +542,7 @@ func TestNativeReplyWaitsUnchanged(t *testing.T) {
 func TestNativeRepliesThatAreNone(t *testing.T) {
 	for name, reply := range map[string][]byte{
 		"to no request":       cat(u32(5), u32(77), 0),
+		"a long value":        cat(u32(5+9), u32(1), 0, u64(1<<30), 0),
 		"without status":      cat(u32(4), u32(0), 0),
 		"too long":            cat(u32(5+9), u32(0), 0, u64(1), 0),
 		"too short":           cat(u32(5+7), u32(0), 0, u64(1)),

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math"
 	"slices"
 	"strings"
 
@@ -422,17 +423,27 @@ func readInt64(r *bufio.Reader) (int64, error) {
 	return int64(n), err
 }
 
-// readBlob has no limit on the length: a value may have grown by Append, and memory is allocated
-// only as bytes arrive.
-func readBlob(r *bufio.Reader) ([]byte, error) {
+// unframed is how much is left of a reply in PyTorch's dialects, which do not say it. A value may
+// have grown by Append, and memory is allocated only as bytes arrive.
+const unframed int64 = math.MaxInt64
+
+// readBlob reads a value from a reply of which left bytes are left.
+func readBlob(r *bufio.Reader, left int64) ([]byte, error) {
 	n, err := readInt64(r)
 	if err != nil {
 		return nil, err
 	}
-	if n < 0 || int64(int(n)) != n {
-		return nil, malformedf("a reply with a length of %d", n)
+	if n < 0 || n > left-8 || int64(int(n)) != n {
+		return nil, tooLong(n, left-8)
 	}
 	return readBytes(r, int(n))
+}
+
+func tooLong(n, left int64) error {
+	if left > unframed-16 {
+		return malformedf("a reply with a length of %d", n)
+	}
+	return malformedf("a value of %d bytes in a reply of which %d are left", n, left)
 }
 
 // Blobs of at most shared bytes in one reply share allocations of slab bytes. The thousand
@@ -442,9 +453,9 @@ const (
 	slab   = 4 << 10
 )
 
-// readBlobs reads n blobs.
-func readBlobs(r *bufio.Reader, n int64) ([][]byte, error) {
-	if n < 0 {
+// readBlobs reads n values from a reply of which left bytes are left.
+func readBlobs(r *bufio.Reader, n, left int64) ([][]byte, error) {
+	if n < 0 || n > left/8 {
 		return nil, malformedf("a reply with %d values", n)
 	}
 	all := make([][]byte, 0, min(n, 1024))
@@ -456,14 +467,18 @@ func readBlobs(r *bufio.Reader, n int64) ([][]byte, error) {
 		}
 		size := binary.LittleEndian.Uint64(head)
 		if n == 1 || size > shared {
-			b, err := readBlob(r)
+			b, err := readBlob(r, left)
 			if err != nil {
 				return nil, err
 			}
 			all = append(all, b)
+			left -= 8 + int64(len(b))
 			continue
 		}
 		r.Discard(8)
+		if left -= 8 + int64(size); left < 0 {
+			return nil, tooLong(int64(size), left+int64(size))
+		}
 		if room == nil || len(room) < int(size) {
 			room = make([]byte, max(int64(size), min(slab, (n-i)*int64(size))))
 		}
@@ -513,8 +528,8 @@ var answers = [len(forms)]byte{
 	qHello:      aBlob,
 }
 
-// readReply reads the reply to a query about a number of keys.
-func readReply(r *bufio.Reader, q query, keys int) (a reply, err error) {
+// readReply reads the reply to a query about a number of keys. It has left bytes, or is unframed.
+func readReply(r *bufio.Reader, q query, keys int, left int64) (a reply, err error) {
 	switch answers[q] {
 	case aNonce:
 		var n uint32
@@ -527,17 +542,17 @@ func readReply(r *bufio.Reader, q query, keys int) (a reply, err error) {
 	case aNumber:
 		a.num, err = readInt64(r)
 	case aBlob:
-		a.value, err = readBlob(r)
+		a.value, err = readBlob(r, left)
 	case blobs:
-		a.values, err = readBlobs(r, int64(keys))
+		a.values, err = readBlobs(r, int64(keys), left)
 	case aList:
 		var n int64
 		if n, err = readInt64(r); err == nil {
-			a.values, err = readBlobs(r, n)
+			a.values, err = readBlobs(r, n, left-8)
 		}
 	case popped:
 		if a.num, err = readInt64(r); err == nil && a.num > 0 {
-			a.value, err = readBlob(r)
+			a.value, err = readBlob(r, left-8)
 		}
 	}
 	return a, err

@@ -21,8 +21,6 @@ const (
 	acceptPause = 50 * time.Millisecond
 )
 
-var errTurnedAway = errors.New("rendezvous: no more connections are taken")
-
 // acceptor holds the listeners of a rank, and the connections whose peer is not known yet.
 type acceptor struct {
 	wg        sync.WaitGroup
@@ -50,6 +48,7 @@ func (d *acceptor) add(l net.Listener, enter func(net.Conn)) {
 	d.mu.Unlock()
 	d.wg.Go(func() {
 		for {
+			d.strangers.Pace()
 			conn, err := l.Accept()
 			switch {
 			case errors.Is(err, net.ErrClosed):
@@ -83,18 +82,12 @@ func (d *acceptor) close() {
 	d.wg.Wait()
 }
 
-// readNumber reads the 8 bytes that a connection begins with.
+// readNumber reads the 8 bytes that a connection begins with. Until then conn is a stranger.
 func (d *acceptor) readNumber(conn net.Conn) (int64, error) {
 	if !d.strangers.Add(conn, numberLimit) {
-		return 0, errTurnedAway
+		return 0, net.ErrClosed
 	}
 	var b [8]byte
 	_, err := io.ReadFull(conn, b[:])
-	if mine := d.strangers.Remove(conn); err == nil && !mine {
-		err = errTurnedAway
-	}
-	if err != nil {
-		return 0, err
-	}
-	return int64(binary.LittleEndian.Uint64(b[:])), conn.SetDeadline(time.Time{})
+	return int64(binary.LittleEndian.Uint64(b[:])), err
 }

@@ -594,21 +594,31 @@ func interfaceAddr(name string) (netip.Addr, error) {
 // this rank has published for the peer. A peer that has published no numbers says its rank.
 func (m *meeting) identify(conn net.Conn) {
 	n, err := m.acceptor.readNumber(conn)
-	if err != nil {
-		conn.Close()
+	i, proven := m.rankOf(n)
+	if err != nil || i < 0 || !m.acceptor.strangers.Remove(conn) {
+		m.acceptor.strangers.Refuse(conn)
 		return
 	}
-	m.mu.Lock()
-	i := slices.Index(m.own.ids, n)
-	m.mu.Unlock()
-	switch {
-	case i >= 0 && i != m.cfg.Rank:
+	conn.SetDeadline(time.Time{})
+	if proven {
 		m.attach(i, conn, awaited)
-	case n >= 0 && n < int64(m.cfg.Size) && n != int64(m.cfg.Rank):
-		m.claim(int(n), conn, nil)
-	default:
-		conn.Close()
+	} else {
+		m.claim(i, conn, nil)
 	}
+}
+
+// rankOf returns the rank that says the number n when it connects, -1 if none does. It is proven if
+// this rank has published the number for it.
+func (m *meeting) rankOf(n int64) (rank int, proven bool) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if i := slices.Index(m.own.ids, n); i >= 0 && i != m.cfg.Rank {
+		return i, true
+	}
+	if n >= 0 && n < int64(m.cfg.Size) && n != int64(m.cfg.Rank) {
+		return int(n), false
+	}
+	return -1, false
 }
 
 // claim lets conn claim to be rank i, without proof. The rank must have published an address by

@@ -44,11 +44,12 @@ var layers = []layer{
 	{"internal/unwind", nil},
 	{"internal/recheck", nil},
 	{"internal/strangers", nil},
+	{"internal/attack", []string{"github.com/stretchr/testify/..."}},
 	{"internal/waiting/...", nil},
 
 	{"store", nil},
 	{"store/storetest", []string{"store", "github.com/stretchr/testify/..."}},
-	{"store/tcp", []string{"store", "internal/openfiles", "internal/waiting"}},
+	{"store/tcp", []string{"store", "internal/openfiles", "internal/strangers", "internal/waiting"}},
 	{"store/redis", []string{"store", "github.com/redis/go-redis/v9/..."}},
 
 	{"backend", []string{"tensor", "work", "store", "internal/reduce"}},

@@ -6,6 +6,9 @@
 // closes the oldest one, so that no number of silent strangers keeps a rank out. The limit leaves
 // room for every rank of the group at once (see Limit). A rank that was closed all the same
 // connects again.
+//
+// Closing connections as fast as they come would take the CPUs from the job. So a listener accepts
+// more slowly while it refuses most of them (see Pace).
 package strangers
 
 import (
@@ -30,6 +33,9 @@ type List struct {
 	order  list.List // of net.Conn, oldest first
 	places map[net.Conn]*list.Element
 	closed bool
+
+	refused int64 // strangers that were closed: wrong ones, silent ones, and those that made room
+	pace    Pace
 }
 
 // New returns a list of at most limit strangers.
@@ -48,6 +54,7 @@ func (l *List) Add(c net.Conn, d time.Duration) bool {
 	if l.order.Len() >= l.limit {
 		oldest := l.order.Front().Value.(net.Conn)
 		l.remove(oldest)
+		l.refused++
 		oldest.Close()
 	}
 	l.places[c] = l.order.PushBack(c)
@@ -61,6 +68,27 @@ func (l *List) Remove(c net.Conn) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.remove(c) && !l.closed
+}
+
+// Refuse closes c. If c was in the list, it was a stranger to the end, and counts for Pace.
+func (l *List) Refuse(c net.Conn) {
+	l.mu.Lock()
+	if l.remove(c) {
+		l.refused++
+	}
+	l.mu.Unlock()
+	c.Close()
+}
+
+// Pace is called before each Accept. It sleeps for a moment if most of the last connections were
+// refused.
+func (l *List) Pace() {
+	l.mu.Lock()
+	hostile := l.pace.look(l.refused)
+	l.mu.Unlock()
+	if hostile {
+		time.Sleep(pause)
+	}
 }
 
 func (l *List) remove(c net.Conn) bool {

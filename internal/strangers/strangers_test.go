@@ -5,6 +5,7 @@ import (
 	"net"
 	"os"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/require"
@@ -60,5 +61,35 @@ func TestList(t *testing.T) {
 		require.False(t, l.Remove(near))
 		late, _ := pipe(t)
 		require.False(t, l.Add(late, patience))
+	})
+}
+
+// A listener pauses while most connections are refused, and only then.
+func TestPace(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := strangers.New(1000)
+		// accept takes 64 connections, of which so many are refused, and returns how long that took.
+		accept := func(refused int) time.Duration {
+			begun := time.Now()
+			for i := range 64 {
+				l.Pace()
+				near, far := net.Pipe()
+				far.Close()
+				require.True(t, l.Add(near, patience))
+				if i < refused {
+					l.Refuse(near)
+				} else {
+					require.True(t, l.Remove(near))
+					near.Close()
+				}
+			}
+			return time.Since(begun)
+		}
+		require.Zero(t, accept(0))
+		require.Zero(t, accept(32))
+		accept(64)
+		require.GreaterOrEqual(t, accept(64), 10*time.Millisecond)
+		accept(0)
+		require.Zero(t, accept(0))
 	})
 }

@@ -487,6 +487,7 @@ type acceptor struct {
 func (d *acceptor) accept() {
 	defer d.m.Goroutines.Done()
 	for {
+		d.strangers.Pace()
 		c, err := d.listener.Accept()
 		if err != nil {
 			if errors.Is(err, net.ErrClosed) {
@@ -514,8 +515,7 @@ func (d *acceptor) accept() {
 		go func() {
 			defer d.m.Goroutines.Done()
 			if !d.handshake(c.(*net.TCPConn)) {
-				d.strangers.Remove(c)
-				c.Close()
+				d.strangers.Refuse(c)
 			}
 		}()
 	}

@@ -1,0 +1,34 @@
+package strangers
+
+import "time"
+
+// When more than half of lookAt connections were refused, the listener pauses before each of the
+// next ones. Ranks are seldom refused, so 1024 ranks that meet are not slowed down.
+const (
+	lookAt = 64
+	pause  = 200 * time.Microsecond
+)
+
+// Pace slows down a listener that refuses most of its connections. The kernel then keeps others in
+// the listener's queue, and drops those for which it has no room. The zero value is ready. One
+// goroutine at a time uses it.
+type Pace struct {
+	accepted int
+	refused  int64 // at the last look
+	hostile  bool
+}
+
+// Wait is called before each Accept, with the number of connections that were refused until now.
+func (p *Pace) Wait(refused int64) {
+	if p.look(refused) {
+		time.Sleep(pause)
+	}
+}
+
+func (p *Pace) look(refused int64) (hostile bool) {
+	if p.accepted++; p.accepted%lookAt == 0 {
+		p.hostile = refused-p.refused > lookAt/2
+		p.refused = refused
+	}
+	return p.hostile
+}

@@ -39,6 +39,10 @@ const (
 	// resolveLimit bounds the look-up of the local host name.
 	resolveLimit = 5 * time.Second
 
+	// addressBatch is how many addresses are read at a time. In a group of 1024 ranks an address has
+	// 8 KiB.
+	addressBatch = 64
+
 	// lookPause is the first pause between looks for other ranks. It doubles up to
 	// lookPauseMax.
 	lookPause    = 2 * time.Millisecond
@@ -284,27 +288,54 @@ func (m *meeting) work(ctx context.Context, stop context.CancelCauseFunc) error 
 	if met, err := m.publish(ctx, published); err != nil || met {
 		return err
 	}
-	for i := range m.peers {
-		if i == m.cfg.Rank {
-			continue
-		}
-		b, err := m.cfg.Store.Get(ctx, strconv.Itoa(i))
-		if err != nil {
-			return err
-		}
+	err = m.readAddresses(ctx, func(i int, b []byte) error {
 		at, err := m.readValue(i, b)
-		if err != nil {
-			return err
-		}
-		if at.stage == dialed {
+		if err == nil && at.stage == dialed {
 			m.workers.Go(func() {
 				if err := m.dial(ctx, i, at); err != nil {
 					stop(err)
 				}
 			})
 		}
+		return err
+	})
+	if err == nil {
+		m.check()
 	}
-	m.check()
+	return err
+}
+
+// readAddresses gives the values of the other ranks to take, in order. It reads those that are in
+// the store together, addressBatch at most. A rank that is late delays only those behind it.
+func (m *meeting) readAddresses(ctx context.Context, take func(rank int, value []byte) error) error {
+	var ranks []int
+	var keys []string
+	for i := range m.peers {
+		if i != m.cfg.Rank {
+			ranks, keys = append(ranks, i), append(keys, strconv.Itoa(i))
+		}
+	}
+	for n := addressBatch; len(keys) > 0; n = min(2*n, addressBatch) {
+		if n = min(n, len(keys)); n > 1 {
+			there, err := m.cfg.Store.Check(ctx, keys[:n]...)
+			if err != nil {
+				return err
+			}
+			if !there {
+				n = 1
+			}
+		}
+		values, err := m.cfg.Store.MultiGet(ctx, keys[:n])
+		if err != nil {
+			return err
+		}
+		for i, v := range values {
+			if err := take(ranks[i], v); err != nil {
+				return err
+			}
+		}
+		ranks, keys = ranks[n:], keys[n:]
+	}
 	return nil
 }
 
@@ -368,22 +399,28 @@ func (m *meeting) records(ctx context.Context) ([][]byte, error) {
 	if err := m.cfg.Store.Wait(ctx, addresses...); err != nil {
 		return nil, err
 	}
-	if all, err := m.cfg.Store.Check(ctx, keys...); err != nil {
+	return m.there(ctx, keys)
+}
+
+// there returns the values of keys, nil for those that are not in the store. Few missing ones cost
+// few calls.
+func (m *meeting) there(ctx context.Context, keys []string) ([][]byte, error) {
+	all, err := m.cfg.Store.Check(ctx, keys...)
+	switch {
+	case err != nil:
 		return nil, err
-	} else if all {
+	case all:
 		return m.cfg.Store.MultiGet(ctx, keys)
+	case len(keys) == 1:
+		return [][]byte{nil}, nil
 	}
-	records := make([][]byte, m.cfg.Size)
-	for r, key := range keys {
-		has, err := m.cfg.Store.Check(ctx, key)
-		if err == nil && has {
-			records[r], err = m.cfg.Store.Get(ctx, key)
-		}
-		if err != nil {
-			return nil, err
-		}
+	half := len(keys) / 2
+	first, err := m.there(ctx, keys[:half])
+	if err != nil {
+		return nil, err
 	}
-	return records, nil
+	second, err := m.there(ctx, keys[half:])
+	return append(first, second...), err
 }
 
 // watch notices the end of the mesh and of peers.
@@ -443,11 +480,19 @@ func (m *meeting) publishHost(ctx context.Context) error {
 // detectGeneration waits until a rank has published an address, and returns its form, or until
 // all ranks wait like this one.
 func (m *meeting) detectGeneration(ctx context.Context) (Generation, error) {
+	var shows []string
+	for i := range m.peers {
+		shows = append(shows, "auto_"+strconv.Itoa(i))
+	}
 	for pause := lookPause; ; pause = min(2*pause, lookPauseMax) {
-		undecided := false
+		if all, err := m.cfg.Store.Check(ctx, shows...); err != nil {
+			return Auto, err
+		} else if all {
+			return G2, nil
+		}
 		for i := range m.peers {
-			if i == m.cfg.Rank {
-				continue
+			if i == m.cfg.Rank || m.peers[i].shown {
+				continue // it publishes no address before it knows the form, as this one
 			}
 			key := strconv.Itoa(i)
 			if ok, err := m.cfg.Store.Check(ctx, key); err != nil {
@@ -463,20 +508,13 @@ func (m *meeting) detectGeneration(ctx context.Context) (Generation, error) {
 				}
 				return v.gen, nil
 			}
-			if m.peers[i].shown {
-				continue
-			}
-			ok, err := m.cfg.Store.Check(ctx, "auto_"+key)
+			ok, err := m.cfg.Store.Check(ctx, shows[i])
 			if err != nil {
 				return Auto, err
 			}
 			m.mu.Lock()
 			m.peers[i].shown = ok
 			m.mu.Unlock()
-			undecided = undecided || !ok
-		}
-		if !undecided {
-			return G2, nil
 		}
 		select {
 		case <-ctx.Done():

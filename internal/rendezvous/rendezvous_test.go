@@ -15,6 +15,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -131,6 +132,48 @@ func TestF31WholeGroups(t *testing.T) {
 			})
 		}
 	}
+}
+
+// counting counts the calls that need an answer of the store.
+type counting struct {
+	store.Store
+	calls atomic.Int64
+}
+
+func (c *counting) Get(ctx context.Context, key string) ([]byte, error) {
+	c.calls.Add(1)
+	return c.Store.Get(ctx, key)
+}
+
+func (c *counting) MultiGet(ctx context.Context, keys []string) ([][]byte, error) {
+	c.calls.Add(1)
+	return c.Store.MultiGet(ctx, keys)
+}
+
+func (c *counting) Check(ctx context.Context, keys ...string) (bool, error) {
+	c.calls.Add(1)
+	return c.Store.Check(ctx, keys...)
+}
+
+// Ranks read addresses together. One is of PyTorch or has no native wire for another reason.
+func TestAddressesAreReadTogether(t *testing.T) {
+	const size = 64
+	st := &counting{Store: store.NewHash()}
+	var ready sync.WaitGroup
+	ready.Add(size - 1)
+	connect(t, st, size, func(c *Config) {
+		c.Generation = G2
+		if c.Rank > 0 {
+			c.Native = &Native{Record: []byte("record"), Connect: func(context.Context, [][]byte) (transport.Mesh, error) {
+				ready.Done()
+				ready.Wait() // all addresses are in the store
+				return nil, nil
+			}}
+		}
+	})
+	// Two calls for addresses. One for all records, and three for each half, quarter and so on: are
+	// both parts complete, and the complete one. Rank 0 reads addresses as they come.
+	require.LessOrEqual(t, st.calls.Load(), int64(size*(2+1+3*6)+2*size))
 }
 
 // F-31: messages of 0 bytes to 64 MiB both ways at once, all sent before the first receive, need no

@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"net"
 	"net/netip"
@@ -248,6 +249,49 @@ func scripted(t *testing.T) (*Store, *raw) {
 	require.NoError(t, c.SetDeadline(time.Now().Add(patience)))
 	s.patient()
 	return s, &raw{t, c, bufio.NewReader(c)}
+}
+
+// An old server gets the requests for many keys in one piece.
+func TestOldServerIsAskedForManyKeys(t *testing.T) {
+	ln, err := net.Listen("tcp", local)
+	require.NoError(t, err)
+	defer ln.Close()
+	keys := make([]string, 2*getsAtOnce)
+	for i := range keys {
+		keys[i] = fmt.Sprint(i)
+	}
+	served := go1(func() error {
+		c, err := ln.Accept()
+		if err != nil {
+			return err
+		}
+		defer c.Close()
+		c.SetDeadline(time.Now().Add(patience))
+		r := bufio.NewReader(c)
+		if _, err := readRequest(r, v1d, Limits{}.withDefaults()); err != nil { // WAIT
+			return err
+		}
+		c.Write([]byte{ready})
+		for range len(keys) / getsAtOnce {
+			var replies []byte
+			for range getsAtOnce {
+				req, err := readRequest(r, v1d, Limits{}.withDefaults())
+				if err != nil {
+					return err
+				}
+				replies = append(replies, cat("value of "+req.keys[0])...)
+			}
+			c.Write(replies)
+		}
+		return nil
+	})
+	s := join(t, ln.Addr().String(), Options{Dialect: v1d, Timeout: patience})
+	values, err := s.MultiGet(t.Context(), keys)
+	require.NoError(t, err)
+	require.NoError(t, await(t, served))
+	for i, v := range values {
+		require.Equal(t, fmt.Sprint("value of /", i), string(v))
+	}
 }
 
 // takes reads one request.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -139,8 +140,12 @@ func (s *Store) Append(ctx context.Context, key string, value []byte) error {
 	return err
 }
 
+// getsAtOnce is how many requests MultiGet sends to an old server before it reads the replies. They
+// have to fit into the sockets' buffers.
+const getsAtOnce = 64
+
 // MultiGet waits until every key exists and returns their values in order. With a server of this
-// package it takes one round trip.
+// package it takes one round trip, with one of PyTorch two, up to 2.0 one more for every 64 keys.
 func (s *Store) MultiGet(ctx context.Context, keys []string) ([][]byte, error) {
 	if len(keys) == 0 && !s.isClosed() {
 		return nil, nil
@@ -156,13 +161,22 @@ func (s *Store) MultiGet(ctx context.Context, keys []string) ([][]byte, error) {
 			req := &request{query: qMultiGet, keys: wire}
 			return exchange(ctx, c, req, replyInto(&rep, req))
 		}
-		for i := range wire {
-			var one reply
-			req := &request{query: qGet, keys: wire[i : i+1]}
-			if err := exchange(ctx, c, req, replyInto(&one, req)); err != nil {
+		defer guard(ctx, c)()
+		for part := range slices.Chunk(wire, getsAtOnce) {
+			reqs := make([]*request, len(part))
+			for i := range part {
+				reqs[i] = &request{query: qGet, keys: part[i : i+1]}
+			}
+			if err := c.send(reqs...); err != nil {
 				return err
 			}
-			rep.values = append(rep.values, one.value)
+			for range part {
+				one, err := readReply(c.r, qGet, 1, unframed)
+				if err != nil {
+					return err
+				}
+				rep.values = append(rep.values, one.value)
+			}
 		}
 		return nil
 	})

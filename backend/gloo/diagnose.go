@@ -15,9 +15,6 @@ const (
 
 	// diagnoseMost bounds it when answers may still be on their way.
 	diagnoseMost = 10 * diagnoseFor
-
-	// lagTick is how often watchLag checks for delays.
-	lagTick = 5 * time.Millisecond
 )
 
 // diagnose asks the other ranks how far they are and for whom they wait. It returns the verdict. A
@@ -76,27 +73,3 @@ func silent(m transport.Mesh, health []transport.Health) (n int) {
 
 // isSilent reports whether a peer should have answered and has not.
 func isSilent(h transport.Health) bool { return h.Native && !h.Answered && !h.Departed }
-
-// watchLag measures, until stop is called, for how long this process waited for a CPU.
-func watchLag() (stop func() time.Duration) {
-	end, kept := make(chan struct{}), make(chan time.Duration)
-	go func() {
-		var sum time.Duration
-		t := time.NewTimer(lagTick)
-		defer t.Stop()
-		for due := time.Now().Add(lagTick); ; due = time.Now().Add(lagTick) {
-			select {
-			case <-t.C:
-				sum += max(0, time.Since(due))
-				t.Reset(lagTick)
-			case <-end:
-				kept <- sum + max(0, time.Since(due))
-				return
-			}
-		}
-	}()
-	return func() time.Duration {
-		close(end)
-		return <-kept
-	}
-}

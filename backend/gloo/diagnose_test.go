@@ -89,12 +89,3 @@ func TestDiagnose(t *testing.T) {
 		})
 	}
 }
-
-// TestWatchLag has a clock that is always in time.
-func TestWatchLag(t *testing.T) {
-	VirtualTime(t, func(t *testing.T) {
-		stop := watchLag()
-		time.Sleep(diagnoseFor)
-		require.Zero(t, stop())
-	})
-}

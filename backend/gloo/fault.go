@@ -7,6 +7,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/c10d-go/c10d/internal/lag"
 	"github.com/c10d-go/c10d/internal/transport"
 	"github.com/c10d-go/c10d/internal/transport/shm"
 	"github.com/c10d-go/c10d/work"
@@ -65,7 +66,7 @@ func (s *session) fail(m transport.Mesh, o *operation, cause error, culprit int)
 // timeOut ends the group because o timed out. It asks the other ranks and blames one of them, or a
 // link.
 func (s *session) timeOut(m transport.Mesh, o *operation, peer int, cause error) {
-	s.blame(m, o, diagnose(m, watchLag, s.evidence(o, peer)), cause)
+	s.blame(m, o, diagnose(m, lag.Watch, s.evidence(o, peer)), cause)
 }
 
 // evidence returns what diagnose fills in, for an operation that waits for peer.

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/c10d-go/c10d/backend"
+	"github.com/c10d-go/c10d/internal/lag"
 	"github.com/c10d-go/c10d/internal/transport"
 	"github.com/c10d-go/c10d/work"
 )
@@ -164,7 +165,7 @@ func (b *Backend) hearAll(late context.Context, q *operation, reqs []*transport.
 	if len(missing) == 0 {
 		return failed
 	}
-	v := diagnose(m, watchLag, b.evidence(q, missing[0]))
+	v := diagnose(m, lag.Watch, b.evidence(q, missing[0]))
 	if v.rank < 0 {
 		v = verdict{rank: missing[0], other: -1, why: "nothing else is known of them"}
 	}

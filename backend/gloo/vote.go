@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"sync"
 
+	"github.com/c10d-go/c10d/internal/lag"
 	"github.com/c10d-go/c10d/internal/transport"
 	"github.com/c10d-go/c10d/internal/waiting"
 )
@@ -138,7 +139,7 @@ func (v *vote) giveUp(ctx context.Context, peer int) {
 		v.mesh.Abort(transport.CanceledBy(ctx, self))
 		return
 	}
-	why := diagnose(v.mesh, watchLag, &evidence{self: self, peer: peer})
+	why := diagnose(v.mesh, lag.Watch, &evidence{self: self, peer: peer})
 	v.mesh.Abort(why.fault(self, ctx.Err()))
 }
 

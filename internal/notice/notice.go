@@ -35,13 +35,19 @@ import (
 	"sync"
 	"time"
 
+	"github.com/c10d-go/c10d/internal/lag"
 	"github.com/c10d-go/c10d/store"
 )
 
 const (
-	// answerLimit is how long ranks have to answer a question. A rank that runs takes a round trip,
-	// or up to 50 ms with a store that polls. The rest is for CPUs that are busy.
-	answerLimit = time.Second
+	// Ranks have answerRounds rounds to answer a question, and more while answers come. A rank that
+	// runs takes a round trip, or up to 50 ms with a store that polls. The rest is for other hosts
+	// whose CPUs are busy. On a host with busy CPUs rounds take longer, see lag.WithTimeout.
+	answerRounds = 4
+	answerRound  = 250 * time.Millisecond
+
+	// silentLimit bounds Silent.
+	silentLimit = 2 * time.Second
 
 	// callLimit bounds a call of the store after the group has failed.
 	callLimit = 500 * time.Millisecond
@@ -144,7 +150,7 @@ func (n *Notice) Close() {
 
 // withdraw takes the will back. If the store is gone, so is the will.
 func (n *Notice) withdraw() {
-	ctx, cancel := context.WithTimeout(context.Background(), callLimit)
+	ctx, cancel := lag.WithTimeout(context.Background(), callLimit)
 	defer cancel()
 	_ = store.DropWill(ctx, n.cfg.Store, first)
 }
@@ -209,15 +215,13 @@ func (n *Notice) answer(ctx context.Context) {
 	if lacks != nil {
 		lacking = append(lacking, lacks()...)
 	}
-	ctx, cancel := context.WithTimeout(ctx, callLimit)
-	defer cancel()
 	_ = n.cfg.Store.Set(ctx, hereKey(n.own()), encode(lacking))
 }
 
 // Post tells the others why this rank fails, and returns the fault that all ranks are told: the
-// first one. It takes half a second at most.
+// first one. It takes half a second at most, five while this process waits for a CPU.
 func (n *Notice) Post(f Fault) Fault {
-	ctx, cancel := context.WithTimeout(context.Background(), callLimit)
+	ctx, cancel := lag.WithTimeout(context.Background(), callLimit)
 	defer cancel()
 	f.By = n.own()
 	if len(f.Text) > maxText {
@@ -245,9 +249,9 @@ func (n *Notice) Lacks(f func() []int) {
 // Silent is for a rank whose time has run out and that lacks some ranks. It returns which ranks keep
 // the group from being made: those that some rank lacks and that do not answer. It returns none if
 // all of them run, or if the store cannot tell. If a fault has been told already, its rank is
-// the result. Silent takes two seconds at most.
+// the result. Silent takes two seconds at most, 20 while this process waits for a CPU.
 func (n *Notice) Silent(lacking []int) []int {
-	ctx, cancel := context.WithTimeout(context.Background(), 2*answerLimit)
+	ctx, cancel := lag.WithTimeout(context.Background(), silentLimit)
 	defer cancel()
 	for _, key := range []string{first, last} {
 		var held []byte
@@ -267,28 +271,14 @@ func (n *Notice) Silent(lacking []int) []int {
 			return nil
 		}
 	}
-	var others []string
-	for i, r := range n.cfg.Ranks {
-		if i != n.cfg.Rank {
-			others = append(others, hereKey(r))
-		}
-	}
 	_ = n.cfg.Store.Set(ctx, hereKey(n.own()), encode(lacking))
-	limited, end := context.WithTimeout(ctx, answerLimit)
-	_ = n.cfg.Store.Wait(limited, others...)
-	end()
-	here := make([]bool, len(n.cfg.Ranks))
+	here := n.answers(ctx)
 	here[n.cfg.Rank] = true
 	suspects := slices.Clone(lacking)
 	for i, r := range n.cfg.Ranks {
-		if i == n.cfg.Rank {
+		if i == n.cfg.Rank || !here[i] {
 			continue
 		}
-		there, err := n.cfg.Store.Check(ctx, hereKey(r))
-		if err != nil || !there {
-			continue
-		}
-		here[i] = true
 		b, err := n.cfg.Store.Get(ctx, hereKey(r))
 		var theirs []int
 		if err == nil && json.Unmarshal(b, &theirs) == nil {
@@ -298,4 +288,32 @@ func (n *Notice) Silent(lacking []int) []int {
 	slices.Sort(suspects)
 	suspects = slices.Compact(suspects)
 	return slices.DeleteFunc(suspects, func(i int) bool { return i < 0 || i >= len(here) || here[i] })
+}
+
+// answers waits for the other ranks and returns which have answered.
+func (n *Notice) answers(ctx context.Context) (here []bool) {
+	here = make([]bool, len(n.cfg.Ranks))
+	var missing []string
+	places := make(map[string]int)
+	for i, r := range n.cfg.Ranks {
+		if i != n.cfg.Rank {
+			missing = append(missing, hereKey(r))
+			places[hereKey(r)] = i
+		}
+	}
+	for round := 1; ctx.Err() == nil; round++ {
+		limited, end := lag.WithTimeout(ctx, answerRound)
+		_ = n.cfg.Store.Wait(limited, missing...)
+		end()
+		before := len(missing)
+		missing = slices.DeleteFunc(missing, func(key string) bool {
+			there, err := n.cfg.Store.Check(ctx, key)
+			here[places[key]] = err == nil && there
+			return here[places[key]]
+		})
+		if len(missing) == 0 || round >= answerRounds && len(missing) == before {
+			break
+		}
+	}
+	return here
 }

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/require"
@@ -148,6 +149,36 @@ func TestSilentAllRun(t *testing.T) {
 	join(t, st, three, 1)
 	join(t, st, three, 2)
 	require.Empty(t, a.Silent([]int{2}))
+}
+
+// slow is a store in which a rank's answers take their time.
+type slow struct {
+	store.Store
+	pause time.Duration
+}
+
+func (s slow) Set(ctx context.Context, key string, value []byte) error {
+	time.Sleep(s.pause)
+	return s.Store.Set(ctx, key, value)
+}
+
+// Ranks of a busy host answer one after the other. All run, so none is silent.
+func TestSilentWaitsWhileAnswersCome(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		st := store.NewHash()
+		defer st.Close()
+		six := []int{0, 1, 2, 3, 4, 5}
+		var ranks []rank
+		for r := range six {
+			ranks = append(ranks, join(t, slow{st, time.Duration(r) * 240 * time.Millisecond}, six, r))
+		}
+		begun := time.Now()
+		require.Empty(t, ranks[0].Silent([]int{1, 5}))
+		require.Less(t, time.Since(begun), 2*time.Second)
+		for _, r := range ranks {
+			r.Close()
+		}
+	})
 }
 
 // What is no fault ends the wait with an error, not with a panic or never.

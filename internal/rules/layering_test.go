@@ -44,6 +44,7 @@ var layers = []layer{
 	{"internal/unwind", nil},
 	{"internal/recheck", nil},
 	{"internal/strangers", nil},
+	{"internal/lag", nil},
 	{"internal/attack", []string{"github.com/stretchr/testify/..."}},
 	{"internal/waiting/...", nil},
 
@@ -74,7 +75,7 @@ var layers = []layer{
 	{"internal/rendezvous", []string{"store", "internal/openfiles", "internal/strangers", "internal/waiting", "internal/transport", "internal/transport/wire"}},
 	{"backend/gloo", []string{
 		"tensor", "work", "store", "backend",
-		"internal/plan", "internal/choice", "internal/cluster", "internal/exact", "internal/recheck", "internal/unwind", "internal/waiting",
+		"internal/plan", "internal/choice", "internal/cluster", "internal/exact", "internal/lag", "internal/recheck", "internal/unwind", "internal/waiting",
 		"internal/transport", "internal/transport/mem", "internal/transport/shm", "internal/transport/tcp", "internal/rendezvous",
 		"backend/gloo/internal/runs",
 	}},
@@ -117,7 +118,7 @@ var layers = []layer{
 	{"backend/cuda/driver/drivertest", []string{"tensor", "backend/cuda/driver", "backend/cuda/driver/edges", "github.com/stretchr/testify/..."}},
 
 	{"internal/rollcall", []string{"store"}},
-	{"internal/notice", []string{"store"}},
+	{"internal/notice", []string{"store", "internal/lag"}},
 	{"internal/membership", []string{"store"}},
 	{"internal/launch", []string{"store"}},
 	{"internal/launch/agent", []string{"internal/credentials", "internal/launch", "store", "store/tcp", "golang.org/x/sys/..."}},

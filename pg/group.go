@@ -153,7 +153,7 @@ func (w *world) makeGroup(ctx context.Context, s groupSpec, n *notice.Notice) (*
 		}
 	}
 	if g.rank >= 0 {
-		if err := w.joinGroup(ctx, g, s, v1); err != nil {
+		if err := g.connect(ctx, v1); err != nil {
 			return nil, err
 		}
 	}

@@ -82,11 +82,13 @@ func tell(ctx context.Context, n *notice.Notice, ranks []int, rank int, err erro
 	return err
 }
 
-// tellOthers makes a group. The ranks that make it tell each other if they cannot.
+// tellOthers makes a group. The ranks that make it tell each other if they cannot. In a job with
+// PyTorch ranks they only tell each other that their lists differ.
 func (w *world) tellOthers(ctx context.Context, s groupSpec) (*ProcessGroup, error) {
 	rank := slices.Index(s.ranks, w.rank)
 	n := s.notice
-	if n == nil && (!w.tells || rank < 0 || len(s.ranks) == 1) {
+	foreign := !w.tells
+	if n == nil && (rank < 0 || len(s.ranks) == 1 || foreign && (!w.compares || w.root == nil)) {
 		return w.makeGroup(ctx, s, nil)
 	}
 	if n == nil {
@@ -94,13 +96,17 @@ func (w *world) tellOthers(ctx context.Context, s groupSpec) (*ProcessGroup, err
 		ctx, stop = context.WithCancelCause(ctx)
 		defer stop(nil)
 		var err error
-		n, err = notice.Join(ctx, notice.Config{Store: noticeStore(w.store, cmp.Or(s.key, s.name)), Rank: rank, Ranks: s.ranks}, stop)
+		n, err = notice.Join(ctx, notice.Config{Store: noticeStore(w.store, cmp.Or(s.key, s.name)), Rank: rank, Ranks: s.ranks, Foreign: foreign}, stop)
 		if err != nil {
 			return nil, fmt.Errorf("pg: group %q: %w", s.name, err)
 		}
 	}
 	defer n.Close()
-	g, err := w.makeGroup(ctx, s, n)
+	meeting := n
+	if foreign {
+		meeting = nil
+	}
+	g, err := w.makeGroup(ctx, s, meeting)
 	if err != nil {
 		return nil, tell(ctx, n, s.ranks, rank, err)
 	}

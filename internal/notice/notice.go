@@ -52,15 +52,23 @@ const (
 	// callLimit bounds a call of the store after the group has failed.
 	callLimit = 500 * time.Millisecond
 
+	// foreignPatience is how long a rank waits before it listens in a store of PyTorch, where that
+	// takes a connection. Most groups are made in milliseconds.
+	foreignPatience = 250 * time.Millisecond
+
 	// maxText bounds a fault's text: a will with the key has to fit into 4 KiB.
 	maxText = 2 << 10
 )
 
-// Config says which rank of which group this is. All fields are required.
+// Config says which rank of which group this is. All fields but Foreign are required.
 type Config struct {
 	Store store.Store // for the group alone
 	Ranks []int       // the members' ranks in the default group, by rank in the group
 	Rank  int         // this rank in the group
+
+	// Foreign says that PyTorch ranks may be in the group. This rank then leaves no will and posts
+	// nothing. It only hears what Tell writes.
+	Foreign bool
 }
 
 // Fault is why a group cannot be made. Its ranks are those of the default group, because the ranks
@@ -122,23 +130,34 @@ func hereKey(rank int) string { return "here/" + strconv.Itoa(rank) }
 // is given to cancel. ctx bounds the call only. Close must be called.
 func Join(ctx context.Context, cfg Config, cancel context.CancelCauseFunc) (*Notice, error) {
 	n := &Notice{cfg: cfg, cancel: cancel}
-	host, _ := os.Hostname()
-	own := n.own()
-	name := fmt.Sprintf("rank %d", own)
-	if own != cfg.Rank {
-		name += " of the default group"
-	}
-	gone := Fault{Rank: own, By: -1, Gone: true, Text: fmt.Sprintf(
-		"%s (host %.255s, process %d) died, or lost the store, before the group was made", name, host, os.Getpid())}
-	err := store.SetWill(ctx, cfg.Store, first, nil, encode(message{Fault: &gone}))
-	if err != nil && !errors.Is(err, errors.ErrUnsupported) {
-		n.withdraw() // the server may have it all the same
+	if err := n.leaveWill(ctx); err != nil {
 		return nil, err
 	}
 	watch, stop := context.WithCancel(context.WithoutCancel(ctx))
 	n.stop = stop
 	n.wg.Go(func() { n.watch(watch) })
 	return n, nil
+}
+
+// leaveWill makes the store say that this rank is gone, once it is.
+func (n *Notice) leaveWill(ctx context.Context) error {
+	if n.cfg.Foreign {
+		return nil
+	}
+	host, _ := os.Hostname()
+	own := n.own()
+	name := fmt.Sprintf("rank %d", own)
+	if own != n.cfg.Rank {
+		name += " of the default group"
+	}
+	gone := Fault{Rank: own, By: -1, Gone: true, Text: fmt.Sprintf(
+		"%s (host %.255s, process %d) died, or lost the store, before the group was made", name, host, os.Getpid())}
+	err := store.SetWill(ctx, n.cfg.Store, first, nil, encode(message{Fault: &gone}))
+	if err == nil || errors.Is(err, errors.ErrUnsupported) {
+		return nil
+	}
+	n.withdraw() // the server may have it all the same
+	return err
 }
 
 // Close withdraws the will and ends the wait. The group is made, or this rank has posted why not.
@@ -150,6 +169,9 @@ func (n *Notice) Close() {
 
 // withdraw takes the will back. If the store is gone, so is the will.
 func (n *Notice) withdraw() {
+	if n.cfg.Foreign {
+		return
+	}
 	ctx, cancel := lag.WithTimeout(context.Background(), callLimit)
 	defer cancel()
 	_ = store.DropWill(ctx, n.cfg.Store, first)
@@ -163,20 +185,34 @@ func encode(v any) []byte {
 	return b
 }
 
-func (n *Notice) parse(b []byte) (message, error) {
+func parse(b []byte) (message, error) {
 	var m message
 	if err := json.Unmarshal(b, &m); err != nil || m.Fault == nil && !m.Asks {
 		return m, fmt.Errorf("the store holds %.80q where ranks tell why a group failed", b)
 	}
+	return m, nil
+}
+
+func (n *Notice) parse(b []byte) (message, error) {
+	m, err := parse(b)
 	if f := m.Fault; f != nil {
 		f.place = slices.Index(n.cfg.Ranks, f.Rank) + 1
 	}
-	return m, nil
+	return m, err
 }
 
 // watch waits for what the others say. It ends without a word if the store fails: the calls of the
 // rank itself fail then.
 func (n *Notice) watch(ctx context.Context) {
+	if n.cfg.Foreign {
+		t := time.NewTimer(foreignPatience)
+		defer t.Stop()
+		select {
+		case <-t.C:
+		case <-ctx.Done():
+			return
+		}
+	}
 	for _, key := range []string{first, last} {
 		b, err := get(ctx, n.cfg.Store, key)
 		if err != nil {
@@ -221,18 +257,28 @@ func (n *Notice) answer(ctx context.Context) {
 // Post tells the others why this rank fails, and returns the fault that all ranks are told: the
 // first one. It takes half a second at most, five while this process waits for a CPU.
 func (n *Notice) Post(f Fault) Fault {
+	f.By = n.own()
+	if n.cfg.Foreign {
+		return f
+	}
+	f = Tell(n.cfg.Store, f)
+	f.place = slices.Index(n.cfg.Ranks, f.Rank) + 1
+	return f
+}
+
+// Tell is Post for a rank that need not be a member. st is the group's, f.By the rank.
+func Tell(st store.Store, f Fault) Fault {
 	ctx, cancel := lag.WithTimeout(context.Background(), callLimit)
 	defer cancel()
-	f.By = n.own()
 	if len(f.Text) > maxText {
 		f.Text = f.Text[:maxText]
 	}
 	for _, key := range []string{first, last} {
-		held, err := n.cfg.Store.CompareSet(ctx, key, nil, encode(message{Fault: &f}))
+		held, err := st.CompareSet(ctx, key, nil, encode(message{Fault: &f}))
 		if err != nil {
 			break // the others fail with the store
 		}
-		if m, err := n.parse(held); err == nil && m.Fault != nil {
+		if m, err := parse(held); err == nil && m.Fault != nil {
 			return *m.Fault
 		}
 	}

@@ -97,6 +97,38 @@ func TestGone(t *testing.T) {
 	require.ErrorContains(t, f, "died, or lost the store, before the group was made")
 }
 
+// In a job with PyTorch ranks, ranks hear what is told, and leave no keys of their own.
+func TestForeign(t *testing.T) {
+	server, err := tcp.Listen(t.Context(), "127.0.0.1:0", tcp.ServerOptions{})
+	require.NoError(t, err)
+	defer server.Close()
+	stores := make([]*tcp.Store, 2)
+	ranks := make([]rank, 2)
+	for i := range ranks {
+		stores[i], err = tcp.New(t.Context(), server.Addr().String(), tcp.Options{})
+		require.NoError(t, err)
+		defer stores[i].Close()
+		ctx, stop := context.WithCancelCause(t.Context())
+		n, err := notice.Join(ctx, notice.Config{Store: stores[i], Ranks: three, Rank: i, Foreign: true}, stop)
+		require.NoError(t, err)
+		defer n.Close()
+		ranks[i] = rank{n, ctx}
+	}
+	require.Equal(t, 1, ranks[1].Post(notice.Fault{Rank: 0, Text: "rank 0 does not answer"}).By)
+	ranks[1].Close()
+	stores[1].Close()
+	for deadline := time.Now().Add(patience); server.Stats().Clients > 1; {
+		require.True(t, time.Now().Before(deadline))
+		time.Sleep(time.Millisecond)
+	}
+	require.Zero(t, server.Stats().Keys)
+	first := notice.Tell(stores[0], notice.Fault{Rank: 2, By: 2, Kind: "lists", Text: "lists differ"})
+	require.Equal(t, 2, first.Rank)
+	f := ranks[0].told(t)
+	require.Equal(t, "lists differ", f.Error())
+	require.Equal(t, 2, f.Culprit())
+}
+
 // A rank that has made the group leaves nothing behind.
 func TestClose(t *testing.T) {
 	server, err := tcp.Listen(t.Context(), "127.0.0.1:0", tcp.ServerOptions{})

@@ -1,6 +1,7 @@
 package gloo
 
 import (
+	"fmt"
 	"time"
 
 	"github.com/c10d-go/c10d/internal/transport"
@@ -22,11 +23,13 @@ const (
 // tell the two apart, but on a busy machine other processes are late too. So diagnose asks again
 // while this process itself is late, or while more answers come in. It also asks again while data
 // move or ranks wait for each other. The second question is about the ranks that the first answers
-// have shown. By the third, the others know more of them.
+// have shown. By the third, the others know more of them. If it is still not sure at the end, and
+// this process has waited for a CPU for half of the time, this rank is the slow one.
 func diagnose(m transport.Mesh, lag func() (stop func() time.Duration), e *evidence) verdict {
 	const round = diagnoseFor / 2
 	begun := time.Now()
 	var about []int
+	var waited time.Duration // for a CPU
 	before := -1
 	for n := 1; ; n++ {
 		stop, asked := func() time.Duration { return 0 }, time.Now()
@@ -42,9 +45,15 @@ func diagnose(m transport.Mesh, lag func() (stop func() time.Duration), e *evide
 		}
 		pause(m, round-time.Since(asked))
 		kept := stop()
+		waited += kept
 		enough := n >= leastRounds && !v.weak
 		switch late := kept >= round/4; {
-		case m.Fault() != nil, time.Since(begun) >= diagnoseMost, enough && !late && now == before:
+		case m.Fault() != nil, enough && !late && now == before:
+			return v
+		case time.Since(begun) >= diagnoseMost:
+			if took := time.Since(begun); v.weak && waited >= took/2 {
+				return verdict{rank: e.self, other: -1, why: fmt.Sprintf("rank %d is slow: it waited for a CPU for %.1f s of %.1f", e.self, waited.Seconds(), took.Seconds())}
+			}
 			return v
 		}
 		before, about = now, e.suspects()

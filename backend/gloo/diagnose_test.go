@@ -89,3 +89,20 @@ func TestDiagnose(t *testing.T) {
 		})
 	}
 }
+
+// A rank that hears nobody, because its process does not get a CPU, blames itself for that.
+func TestDiagnoseWithoutCPU(t *testing.T) {
+	VirtualTime(t, func(t *testing.T) {
+		m := &patient{after: []time.Duration{0, -1, -1}, begun: time.Now()}
+		late := func() func() time.Duration {
+			begun := time.Now()
+			return func() time.Duration { return time.Since(begun) * 3 / 4 }
+		}
+		v := diagnose(m, late, &evidence{peer: -1})
+		require.Zero(t, v.rank)
+		require.Contains(t, v.why, "rank 0 is slow: it waited for a CPU for 2.5 s of 3.5")
+		m.begun = time.Now()
+		v = diagnose(m, func() func() time.Duration { return func() time.Duration { return 0 } }, &evidence{peer: -1})
+		require.Contains(t, v.why, "its network does not work")
+	})
+}

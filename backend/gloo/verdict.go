@@ -89,6 +89,28 @@ func (e *evidence) link(rank, peer int) (l transport.Link, ok bool) {
 	return transport.Link{}, false
 }
 
+// hearsLate reports whether every answer that this rank has got took long.
+func (e *evidence) hearsLate() bool {
+	late := false
+	for _, l := range e.of(e.self).Links {
+		if l.RTT > 0 && l.RTT < slowAnswer {
+			return false
+		}
+		late = late || l.RTT > 0
+	}
+	return late
+}
+
+// movesHere reports whether this rank has moved data with another one.
+func (e *evidence) movesHere() bool {
+	for k := range e.moved {
+		if k.a == e.self || k.b == e.self {
+			return true
+		}
+	}
+	return false
+}
+
 // moves reports whether data go between rank and peer.
 func moves(l transport.Link) bool { return l.Rate >= linkMoves }
 
@@ -123,7 +145,7 @@ func (e *evidence) suspects() []int {
 
 // judge finds the rank or the link to blame. It takes the first of these:
 //
-//  1. a rank that answers nobody;
+//  1. a rank that answers nobody, unless answers reach only this rank late;
 //  2. a slow rank;
 //  3. a broken link;
 //  4. a rank that has not called the operation and waits for nobody. It may wait in another group,
@@ -133,6 +155,12 @@ func (e *evidence) suspects() []int {
 func (e *evidence) judge() verdict {
 	idle, busy := e.notCalled()
 	v, silent := e.unreachable()
+	if silent && (v.weak || v.other >= 0) && e.hearsLate() {
+		if slow := e.slowest(); slow.rank == e.self && slow.other < 0 {
+			slow.weak = v.weak // others hear the rank, or have not looked
+			return slow
+		}
+	}
 	if silent && (v.other < 0 || !v.weak) {
 		if len(idle) > 0 {
 			v.why += "; " + e.describeNotCalled(append(idle, busy...))
@@ -221,6 +249,8 @@ func (e *evidence) unreachable() (verdict, bool) {
 		gone = append(gone, fmt.Sprintf("rank %d does not answer (stopped or unreachable)", s))
 	}
 	switch {
+	case len(gone) > 0 && answered == 0 && len(e.health) > 2 && e.movesHere():
+		return verdict{rank: e.self, other: -1, why: fmt.Sprintf("rank %d is slow: it moves data, and no answer reaches it in time", e.self), weak: true}, true
 	case len(gone) > 1 && answered == 0 && len(e.health) > 2:
 		return verdict{rank: e.self, other: -1, why: "no other rank answers this one: its network does not work", weak: true}, true
 	case first >= 0:
@@ -258,14 +288,20 @@ func (e *evidence) brokenLink() (verdict, bool) {
 	return verdict{}, false
 }
 
-// slow blames a rank or a link while data still move. All answers of a slow rank are late, because
-// they queue behind its data. Of any other rank only those to the slow one are. So the rank counts
-// whose second latest answer is later than that of all others. Without such a rank, the link with
-// the latest answer counts. The ranks of a host have one network: its first rank stands for all.
+// slow blames a rank or a link while data still move.
 func (e *evidence) slow() (verdict, bool) {
 	if len(e.moved) == 0 {
 		return verdict{}, false
 	}
+	return e.slowest(), true
+}
+
+// slowest blames a rank or a link whose answers take much longer than all others. All answers of a
+// slow rank are late, because they queue behind its data or because it waits for a CPU. Of any other
+// rank only those to the slow one are. So the rank counts whose second latest answer is later than
+// that of all others. Without such a rank, the link with the latest answer counts. The ranks of a
+// host have one network: its first rank stands for all.
+func (e *evidence) slowest() verdict {
 	links := make(map[pairOfRanks]time.Duration)
 	for k, all := range e.delays {
 		slices.Sort(all)
@@ -278,12 +314,12 @@ func (e *evidence) slow() (verdict, bool) {
 		}
 	}
 	if r, late, other, ok := latest(second); ok {
-		return verdict{rank: r, other: -1, why: fmt.Sprintf("rank %d is slow: it answers after %v, others after %v", r, late, other)}, true
+		return verdict{rank: r, other: -1, why: fmt.Sprintf("rank %d is slow: it answers after %v, others after %v", r, late, other)}
 	}
 	if k, late, other, ok := latest(links); ok {
-		return linkVerdict(k.a, k.b, fmt.Sprintf("slow, both alive: answers take %v, others %v", late, other)), true
+		return linkVerdict(k.a, k.b, fmt.Sprintf("slow, both alive: answers take %v, others %v", late, other))
 	}
-	return verdict{rank: -1, other: -1, why: "no rank is missing: the operation was too slow"}, true
+	return verdict{rank: -1, other: -1, why: "no rank is missing: the operation was too slow"}
 }
 
 // onHost returns the first rank on the host of a rank, or the rank if all are on one host.

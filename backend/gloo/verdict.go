@@ -168,7 +168,7 @@ func (e *evidence) judge() verdict {
 		return v
 	}
 	slow, moving := e.slow()
-	slow.weak = silent
+	slow.weak = slow.weak || silent
 	if moving && slow.rank >= 0 && slow.other < 0 {
 		return slow // one of its links may have stood still for a second
 	}
@@ -317,9 +317,41 @@ func (e *evidence) slowest() verdict {
 		return verdict{rank: r, other: -1, why: fmt.Sprintf("rank %d is slow: it answers after %v, others after %v", r, late, other)}
 	}
 	if k, late, other, ok := latest(links); ok {
-		return linkVerdict(k.a, k.b, fmt.Sprintf("slow, both alive: answers take %v, others %v", late, other))
+		v := linkVerdict(k.a, k.b, fmt.Sprintf("slow, both alive: answers take %v, others %v", late, other))
+		v.weak = !e.answersBeside(k)
+		return v
 	}
-	return verdict{rank: -1, other: -1, why: "no rank is missing: the operation was too slow"}
+	return verdict{rank: -1, other: -1, why: "no rank is missing: the operation was too slow" + describeDelays(links)}
+}
+
+// answersBeside reports whether both ranks of a link have answered on another one. Until then a slow
+// rank looks like a slow link.
+func (e *evidence) answersBeside(k pairOfRanks) bool {
+	hosts := make(map[int]bool)
+	for r := range e.health {
+		hosts[e.onHost(r)] = true
+	}
+	if len(hosts) < 3 {
+		return true // there is no other one
+	}
+	beside := func(r int) bool {
+		for other := range e.delays {
+			if other != k && (other.a == r || other.b == r) {
+				return true
+			}
+		}
+		return false
+	}
+	return beside(k.a) && beside(k.b)
+}
+
+// describeDelays says between which ranks answers took longest.
+func describeDelays(links map[pairOfRanks]time.Duration) string {
+	k, late, other, _ := latest(links)
+	if late == 0 {
+		return ""
+	}
+	return fmt.Sprintf("; answers between ranks %d and %d took %v, others %v at most", k.a, k.b, late, other)
 }
 
 // onHost returns the first rank on the host of a rank, or the rank if all are on one host.

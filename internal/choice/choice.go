@@ -82,7 +82,7 @@ type point struct {
 func (s *series) is(o series) bool { return s.algorithm == o.algorithm && s.chunk == o.chunk }
 
 // build makes the index of sorted rows.
-func (t *Table) build() {
+func (t *Table) build(c Catalog) {
 	t.index = make(map[place][]config)
 	t.fingerprint = digest(t.rows)
 	for _, r := range t.rows {
@@ -92,13 +92,13 @@ func (t *Table) build() {
 			configs = append(configs, config{ranks: r.Ranks, hosts: r.Hosts})
 			t.index[at] = configs
 		}
-		c := &configs[len(configs)-1]
-		a, _ := plan.Lookup(r.Op, r.Algorithm) // was checked
+		a, _ := c(r.Op, r.Algorithm) // was checked
 		s := series{algorithm: a, chunk: r.Chunk}
-		if n := len(c.series); n == 0 || !c.series[n-1].is(s) {
-			c.series = append(c.series, s)
+		g := &configs[len(configs)-1]
+		if n := len(g.series); n == 0 || !g.series[n-1].is(s) {
+			g.series = append(g.series, s)
 		}
-		last := &c.series[len(c.series)-1]
+		last := &g.series[len(g.series)-1]
 		last.points = append(last.points, point{r.Bytes, r.Time})
 	}
 }

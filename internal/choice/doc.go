@@ -25,6 +25,11 @@
 // default table has simulated rows, and measured ones for TCP within a host. Operations with one
 // algorithm, all_to_all and barrier, need no rows.
 //
+// # Catalogs
+//
+// The algorithms are those of package plan, unless a [Catalog] has others. Package ways has one for
+// CUDA tensors.
+//
 // # Interpolation
 //
 // Groups have one of three shapes: all ranks on one host, one rank on each host, or anything

@@ -35,6 +35,10 @@ type Row struct {
 	Time         time.Duration
 }
 
+// Catalog finds the algorithm of a collective by its name, as [plan.Lookup] does. A table has the
+// algorithms of one catalog. Two lookups of a name return the same pointer.
+type Catalog func(op plan.Op, name string) (*plan.Algorithm, error)
+
 // Table is a set of measurements. It is immutable.
 type Table struct {
 	command, machine string
@@ -67,8 +71,13 @@ var defaultTable = sync.OnceValue(func() *Table {
 // Default returns the table in the program.
 func Default() *Table { return defaultTable() }
 
-// NewTable returns a table of rows, which command has measured on machine.
+// NewTable is [Catalog.NewTable] with the algorithms of package plan.
 func NewTable(command, machine string, rows []Row) (*Table, error) {
+	return Catalog(plan.Lookup).NewTable(command, machine, rows)
+}
+
+// NewTable returns a table of rows, which command has measured on machine.
+func (c Catalog) NewTable(command, machine string, rows []Row) (*Table, error) {
 	t := &Table{command: strings.TrimSpace(command), machine: strings.TrimSpace(machine), rows: slices.Clone(rows)}
 	if t.command == "" || t.machine == "" || strings.ContainsAny(t.command+t.machine, "\r\n") {
 		return nil, fmt.Errorf("choice: command %q and machine %q, want a line each", command, machine)
@@ -81,7 +90,7 @@ func NewTable(command, machine string, rows []Row) (*Table, error) {
 		if r.Wire == "" {
 			r.Wire = AnyWire
 		}
-		if field, err := r.check(); err != nil {
+		if field, err := r.check(c); err != nil {
 			return nil, fmt.Errorf("choice: row %d: %s: %w", i, field, err)
 		}
 	}
@@ -91,13 +100,13 @@ func NewTable(command, machine string, rows []Row) (*Table, error) {
 			return nil, fmt.Errorf("choice: two rows of %v", b)
 		}
 	}
-	t.build()
+	t.build(c)
 	return t, nil
 }
 
 // check returns the field that is wrong, and why.
-func (r *Row) check() (field string, err error) {
-	a, err := plan.Lookup(r.Op, r.Algorithm)
+func (r *Row) check(c Catalog) (field string, err error) {
+	a, err := c(r.Op, r.Algorithm)
 	switch {
 	case err != nil:
 		return "algorithm", err
@@ -185,14 +194,17 @@ func (t *Table) WriteTo(w io.Writer) (int64, error) {
 	return b.WriteTo(w)
 }
 
+// Load is [Catalog.Load] with the algorithms of package plan.
+func Load(file string) (*Table, error) { return Catalog(plan.Lookup).Load(file) }
+
 // Load reads a table from a file.
-func Load(file string) (*Table, error) {
+func (c Catalog) Load(file string) (*Table, error) {
 	f, err := os.Open(file)
 	if err != nil {
 		return nil, fmt.Errorf("choice: %w", err)
 	}
 	defer f.Close()
-	t, err := Parse(f)
+	t, err := c.Parse(f)
 	if err != nil {
 		return nil, fmt.Errorf("choice: %s: %w", file, err)
 	}
@@ -216,8 +228,11 @@ func (e *ParseError) Error() string {
 // Unwrap returns the cause.
 func (e *ParseError) Unwrap() error { return e.Err }
 
+// Parse is [Catalog.Parse] with the algorithms of package plan.
+func Parse(r io.Reader) (*Table, error) { return Catalog(plan.Lookup).Parse(r) }
+
 // Parse reads a table. An error in its text is a [*ParseError].
-func Parse(r io.Reader) (*Table, error) {
+func (c Catalog) Parse(r io.Reader) (*Table, error) {
 	var head []string // format, command, machine
 	var rows []Row
 	lines := make(map[Row]int)
@@ -252,7 +267,7 @@ func Parse(r io.Reader) (*Table, error) {
 		if len(f) != len(columns) {
 			return fail("", "%d fields, want %d: %s", len(f), len(columns), strings.Join(columns[:], ", "))
 		}
-		row, field, err := parseRow(f)
+		row, field, err := c.parseRow(f)
 		if err != nil {
 			return fail(field, "%w", err)
 		}
@@ -272,10 +287,10 @@ func Parse(r io.Reader) (*Table, error) {
 	if len(head) < 3 {
 		return fail("", "the table ends within its header: want %q, command and machine", header)
 	}
-	return NewTable(head[1], head[2], rows)
+	return c.NewTable(head[1], head[2], rows)
 }
 
-func parseRow(f []string) (r Row, field string, err error) {
+func (c Catalog) parseRow(f []string) (r Row, field string, err error) {
 	if r.Op, err = plan.ParseOp(f[0]); err != nil {
 		return r, columns[0], err
 	}
@@ -298,6 +313,6 @@ func parseRow(f []string) (r Row, field string, err error) {
 		return r, columns[6], fmt.Errorf("%q, want microseconds", f[6])
 	}
 	r.Time = max(1, time.Duration(math.Round(us*1e3)))
-	field, err = r.check()
+	field, err = r.check(c)
 	return r, field, err
 }

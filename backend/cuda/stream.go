@@ -20,11 +20,20 @@ func WithStreams(ctx context.Context, streams ...driver.Stream) context.Context 
 // after what s has been given when they are called. Tensors made before are not
 // concerned.
 func OnStream(m driver.Memory, s driver.Stream) driver.Memory {
-	if b, ok := m.(place.Bound); ok {
+	if b, ok := m.(bound); ok {
 		m = b.Memory
 	}
-	return place.NewBound(m, s)
+	return bound{m, s}
 }
+
+// bound is memory with the stream that uses it.
+type bound struct {
+	driver.Memory
+	stream driver.Stream
+}
+
+// Stream returns the stream that uses the memory.
+func (b bound) Stream() driver.Stream { return b.stream }
 
 var _ work.Stream = driver.Stream(nil)
 

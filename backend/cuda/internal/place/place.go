@@ -263,17 +263,5 @@ func StreamsOf(ctx context.Context) *CallStreams {
 	return s
 }
 
-// Bound is memory with the stream that uses it.
-type Bound struct {
-	driver.Memory
-	stream driver.Stream
-}
-
-// Stream returns the stream that uses the memory.
-func (b Bound) Stream() driver.Stream { return b.stream }
-
 // Streamer is memory that knows which stream uses it.
 type Streamer interface{ Stream() driver.Stream }
-
-// NewBound returns memory that a stream uses.
-func NewBound(m driver.Memory, s driver.Stream) Bound { return Bound{m, s} }

@@ -55,7 +55,6 @@ type AllReduceRunner interface {
 //
 //	gloo  dense tensors, and sparse ones  0
 //	cuda  through the host                0
-//	cuda  from device to device, a ring   100
 //	cuda  one kernel of each rank         200
 //
 // A backend's own work comes before a registered one of the same priority.

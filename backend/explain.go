@@ -23,6 +23,10 @@ type Explanation struct {
 	Why     string `json:"why"`
 	Links   []Link `json:"links"` // by rank, without this one
 
+	// DeviceLink is what is between the ranks' devices, as tables of ways have it: peers, shared, host
+	// or hosts. It is empty for backends without devices, and until the first collective has found out.
+	DeviceLink string `json:"device_link,omitempty"`
+
 	// Clusters are ranks that are near each other, if collectives go inside, between and inside
 	// them.
 	Clusters []Cluster `json:"clusters,omitempty"`
@@ -67,6 +71,9 @@ type Choice struct {
 func (e Explanation) String() string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "%s, rank %d of %d: %s wire (%s)\n", e.Backend, e.Rank, e.Size, e.Wire, e.Why)
+	if e.DeviceLink != "" {
+		fmt.Fprintf(&b, "between the devices: %s\n", e.DeviceLink)
+	}
 	w := tabwriter.NewWriter(&b, 0, 8, 2, ' ', 0)
 	for i := 0; i < len(e.Links); {
 		// Ranks in a row with the same link share a line.

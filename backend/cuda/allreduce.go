@@ -3,16 +3,20 @@ package cuda
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
 
 	"github.com/c10d-go/c10d/backend"
+	"github.com/c10d-go/c10d/backend/cuda/internal/board"
 	"github.com/c10d-go/c10d/backend/cuda/internal/direct"
 	"github.com/c10d-go/c10d/backend/cuda/internal/directway"
 	"github.com/c10d-go/c10d/backend/cuda/internal/group"
 	"github.com/c10d-go/c10d/backend/cuda/internal/kernels"
 	"github.com/c10d-go/c10d/backend/cuda/internal/place"
+	"github.com/c10d-go/c10d/internal/plan"
+	"github.com/c10d-go/c10d/internal/ways"
 	"github.com/c10d-go/c10d/tensor"
 	"github.com/c10d-go/c10d/work"
 )
@@ -29,121 +33,165 @@ const DirectWork = "direct"
 
 const directPriority = 200
 
-// allReduceWork is a work that an all-reduce may take: one of the backend's own or a registered one.
-type allReduceWork struct {
+// works are the works for the tensors of a layout: the backend's own, and those that the program has
+// registered.
+type works struct {
+	own        []ownWork
+	registered []backend.AllReduceWork
+}
+
+type ownWork struct {
 	name     string
 	priority int // see backend.AllReduceWork
-
-	// can returns why the work cannot do a call; nil stands for a work that can do all. It does not
-	// communicate.
-	can func(h *host) error
-
-	// meet sets the work up with the other ranks at the first call that can says it can do. An error
-	// says why the work cannot do the call after all. Nil stands for a work without a set-up.
-	meet func(h *host) error
-
-	// prepare checks the call and makes its operation ready.
-	prepare func(h *host) error
 }
 
-// ownWorks are the backend's own works, those of the highest priority first.
-var ownWorks = []allReduceWork{
-	{name: DirectWork, priority: directPriority, can: directCan, meet: directMeet, prepare: prepareDirectWork},
-	{name: HostWork, priority: 0, prepare: prepareHostWork},
-}
+var ownWorks = []ownWork{{DirectWork, directPriority}, {HostWork, 0}}
 
-// allReduceWorks returns the works for tensors of a layout, those of the highest priority first.
-func allReduceWorks(l tensor.Layout) []allReduceWork {
-	var all []allReduceWork
+func worksFor(l tensor.Layout) (w works) {
 	if l == tensor.Strided {
-		all = ownWorks
+		w.own = ownWorks
 	}
-	registered := backend.AllReduceWorks(tensor.CUDA, l)
-	if len(registered) == 0 {
-		return all
+	w.registered = backend.AllReduceWorks(tensor.CUDA, l)
+	return w
+}
+
+// next takes the work of the highest priority. R is nil for one of the backend's own. The name is
+// empty after the last one.
+func (w *works) next() (name string, r *backend.AllReduceWork) {
+	switch {
+	case len(w.own) > 0 && (len(w.registered) == 0 || w.own[0].priority >= w.registered[0].Priority):
+		name, w.own = w.own[0].name, w.own[1:]
+	case len(w.registered) > 0:
+		name, r, w.registered = w.registered[0].Name, &w.registered[0], w.registered[1:]
 	}
-	all = slices.Clone(all)
-	for _, w := range registered {
-		all = append(all, allReduceWork{
-			name: w.Name, priority: w.Priority,
-			can:     func(h *host) error { return w.Can(&h.call) },
-			prepare: func(h *host) error { return h.registered(w) },
-		})
-	}
-	slices.SortStableFunc(all, func(a, b allReduceWork) int { return cmp.Compare(b.priority, a.priority) })
-	return all
+	return name, r
 }
 
 // AllReduceWorks returns the names that Options.AllReduce may have, the backend's own works and
 // registered ones, those of the highest priority first.
-func AllReduceWorks() []string {
-	var names []string
-	for _, w := range allReduceWorks(tensor.Strided) {
-		names = append(names, w.name)
+func AllReduceWorks() (names []string) {
+	w := worksFor(tensor.Strided)
+	for name, _ := w.next(); name != ""; name, _ = w.next() {
+		names = append(names, name)
 	}
 	return names
 }
 
-// allows returns nil if the work does the call, else the reason why not.
-func (w *allReduceWork) allows(h *host) error {
-	if w.can != nil {
-		if err := w.can(h); err != nil {
-			return err
+// allReduce is an all-reduce for which a work is wanted.
+type allReduce struct {
+	b     *Backend
+	ctx   context.Context
+	ts    []*tensor.Tensor
+	op    backend.ReduceOp
+	print board.Call
+	probe bool // for Explain: nothing is connected, and the tensors have no memory
+
+	way  *ways.Range // of the backend's own works, once they were asked
+	host *host       // for registered works
+}
+
+// findWork returns the work that does the all-reduce. It allocates nothing if no work is registered.
+func (a *allReduce) findWork() (name string, r *backend.AllReduceWork, err error) {
+	wanted, t := a.b.options.AllReduce, a.ts[0]
+	w := worksFor(t.Layout())
+	for name, r = w.next(); name != ""; name, r = w.next() {
+		if wanted != "" && name != wanted {
+			continue
+		}
+		why := a.allows(name, r)
+		if why == nil {
+			return name, r, nil
+		}
+		if wanted != "" {
+			return "", nil, fmt.Errorf("all-reduce work %q, which Options.AllReduce asks for: %w", name, why)
 		}
 	}
-	if w.meet != nil {
-		return w.meet(h)
+	if wanted != "" {
+		return "", nil, fmt.Errorf("no all-reduce work is called %q for %v", wanted, t)
+	}
+	if cannot := a.refusals(""); cannot != nil {
+		return "", nil, fmt.Errorf("no all-reduce work for %v: %s", t, strings.Join(cannot, "; "))
+	}
+	return "", nil, fmt.Errorf("unsupported layout %v on device type %v", t.Layout(), t.Device().Type)
+}
+
+// refusals returns why the works do not do the call that have a higher priority than the named one.
+func (a *allReduce) refusals(name string) (cannot []string) {
+	w := worksFor(a.ts[0].Layout())
+	for n, r := w.next(); n != "" && n != name; n, r = w.next() {
+		if err := a.allows(n, r); err != nil {
+			cannot = append(cannot, n+": "+err.Error())
+		}
+	}
+	return cannot
+}
+
+// allows returns nil if the work does the call, else the reason why not.
+func (a *allReduce) allows(name string, r *backend.AllReduceWork) error {
+	switch {
+	case r != nil:
+		if r.Can == nil {
+			return nil
+		}
+		return r.Can(&a.collectives().call)
+	case name == DirectWork:
+		return a.allowsKernels()
+	}
+	if a.way == nil || a.way.Kernels() {
+		a.way = a.b.far().Of(plan.OpAllReduce, a.ts[0].ByteLen())
 	}
 	return nil
 }
 
-// choose returns the work that does the call.
-func (b *Backend) choose(h *host) (w allReduceWork, err error) {
-	t, name := h.call.Tensors[0], b.options.AllReduce
-	works := allReduceWorks(t.Layout())
-	if name != "" {
-		i := slices.IndexFunc(works, func(w allReduceWork) bool { return w.name == name })
-		if i < 0 {
-			return w, fmt.Errorf("no all-reduce work is called %q for %v", name, t)
-		}
-		if err := works[i].allows(h); err != nil {
-			return w, fmt.Errorf("all-reduce work %q, which Options.AllReduce asks for: %w", name, err)
-		}
-		return works[i], nil
+// allowsKernels returns nil if kernels do the call.
+func (a *allReduce) allowsKernels() error {
+	b, d := a.b, a.ts[0].DType()
+	err := direct.Supports(a.op, d)
+	if err == nil && len(a.ts) > 1 && kernels.Step(a.op.Kind(), d) == "" {
+		err = fmt.Errorf("no kernel for %v of %v", a.op, d)
 	}
-	for _, w := range works {
-		if w.allows(h) == nil {
-			return w, nil
+	bytes := a.ts[0].ByteLen()
+	if a.probe {
+		if err = cmp.Or(b.direct.Can(), err, b.direct.Known()); err != nil {
+			return err
+		}
+		a.way = b.peers.Of(plan.OpAllReduce, bytes)
+	} else {
+		if err == nil {
+			err = b.typed(work.AllReduce, "tensors", output, d, a.ts) // refused by the next work
+		}
+		a.way = b.choose(a.ctx, work.AllReduce, a.ts[0], bytes, err, a.print)
+		if !a.way.Kernels() {
+			if err = cmp.Or(b.direct.Can(), err, b.direct.Known()); err != nil {
+				return err
+			}
 		}
 	}
-	if cannot := refusals(h, ""); cannot != nil {
-		return w, fmt.Errorf("no all-reduce work for %v: %s", t, strings.Join(cannot, "; "))
+	if !a.way.Kernels() {
+		return errSlower
 	}
-	return w, fmt.Errorf("unsupported layout %v on device type %v", t.Layout(), t.Device().Type)
+	return nil
 }
 
-// refusals returns why the works do not do a call that have a higher priority than the named one.
-func refusals(h *host, name string) (cannot []string) {
-	for _, w := range allReduceWorks(h.call.Tensors[0].Layout()) {
-		if w.name == name {
-			break
-		}
-		if err := w.allows(h); err != nil {
-			cannot = append(cannot, w.name+": "+err.Error())
-		}
+// errSlower is why kernels do not do a call that they could do.
+var errSlower = errors.New("the table of ways has a faster one for this size")
+
+// collectives returns what registered works get.
+func (a *allReduce) collectives() *host {
+	if a.host == nil {
+		h := &host{b: a.b, op: &group.Operation{B: a.b.g, Print: a.print}}
+		h.call = backend.AllReduceCall{Tensors: slices.Clone(a.ts), Op: a.op, Collectives: h}
+		a.host = h
 	}
-	return cannot
+	return a.host
 }
 
 // host is the backend's backend.Collectives: those of the CPU backend, in the order of the group's
 // operations.
 type host struct {
 	b    *Backend
-	ctx  context.Context // of the call; nil for none
 	op   *group.Operation
 	call backend.AllReduceCall
-
-	direct *directway.Call // instead of op, once it has been prepared
 }
 
 func (h *host) Rank() int { return h.b.g.Rank }
@@ -190,88 +238,47 @@ func (h *host) AllGatherVBytes(ctx context.Context, out, in []byte, counts []int
 	return h.op.Wait(h.b.g.CPU.AllGatherV(ctx, parts, i, backend.AllGatherOptions{Timeout: h.op.Left()}))
 }
 
-// registered makes the call's operation one of a registered work.
-func (h *host) registered(w backend.AllReduceWork) error {
+// registered makes the operation one of a registered work.
+func (h *host) registered(w *backend.AllReduceWork) (*group.Operation, error) {
 	runner, err := w.New(&h.call)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	h.op.Call = func(q *group.Operation, _ []*tensor.Tensor) error { return runner.Run(q.Ctx) }
 	if s, ok := runner.(interface{ Synchronize(work.Stream) error }); ok {
 		h.op.Sync = s.Synchronize
 	}
-	return nil
+	return h.op, nil
 }
 
-// prepareHostWork makes the call's operation an all-reduce of dense tensors through the host. The
-// backend runs it as it runs all its collectives.
-func prepareHostWork(h *host) error {
-	b, ts, op := h.b, h.call.Tensors, h.call.Op
+// throughHost returns an all-reduce of dense tensors through the host.
+func (a *allReduce) throughHost() (*group.Operation, error) {
+	b, ts, op := a.b, slices.Clone(a.ts), a.op
 	if err := b.typed(work.AllReduce, "tensors", output, ts[0].DType(), ts); err != nil {
-		return err
+		return nil, err
 	}
 	if err := b.reduction(work.AllReduce, op, ts[0].DType()); err != nil {
-		return err
+		return nil, err
 	}
-	h.op.Legs = group.Legs(group.Both, ts...)
-	if h.op.Shared = b.g.Sharing(op, ts); h.op.Shared == nil {
-		h.op.Call = func(q *group.Operation, shadows []*tensor.Tensor) error {
+	o := &group.Operation{Print: a.print, Legs: group.Legs(group.Both, ts...)}
+	if a.way.Name == ways.HostShared {
+		o.Shared = b.g.Sharing(op, ts)
+	}
+	if o.Shared == nil {
+		o.Call = func(q *group.Operation, shadows []*tensor.Tensor) error {
 			return q.Wait(b.g.CPU.AllReduce(q.Ctx, shadows, backend.AllReduceOptions{Op: op, Timeout: q.Left()}))
 		}
 	}
-	return nil
+	return o, nil
 }
 
-// directCan returns why no direct work can do an all-reduce. The answer is the same on every rank.
-func directCan(h *host) error {
-	ts, op := h.call.Tensors, h.call.Op
-	if err := h.b.direct.Can(); err != nil {
-		return err
+// byKernels returns an all-reduce by kernels.
+func (a *allReduce) byKernels() (*directway.Call, error) {
+	if err := a.b.reduction(work.AllReduce, a.op, a.ts[0].DType()); err != nil {
+		return nil, err
 	}
-	if err := direct.Supports(op, ts[0].DType()); err != nil {
-		return err
+	if i, j, ok := place.ShareMemory(a.ts); ok {
+		return nil, fmt.Errorf("tensors %d and %d share memory", i, j)
 	}
-	if len(ts) > 1 && kernels.Step(op.Kind(), ts[0].DType()) == "" {
-		return fmt.Errorf("no kernel for %v of %v", op, ts[0].DType())
-	}
-	if _, probe := ts[0].Memory().(nowhere); probe {
-		return nil
-	}
-	// Wrong calls are refused by the work that comes next.
-	return h.b.typed(work.AllReduce, "tensors", output, ts[0].DType(), ts)
-}
-
-// directMeet connects the ranks at the first call.
-func directMeet(h *host) error {
-	t := h.call.Tensors[0]
-	if _, probe := t.Memory().(nowhere); probe {
-		return h.b.direct.Known()
-	}
-	return h.b.direct.Ready(h.ctx, work.AllReduce, t.Device().Index, h.op.Print)
-}
-
-// prepareDirectWork makes the call's operation a direct one.
-func prepareDirectWork(h *host) error {
-	b, c, d := h.b, &h.call, h.call.Tensors[0].DType()
-	if err := b.typed(work.AllReduce, "tensors", output, d, c.Tensors); err != nil {
-		return err
-	}
-	if err := b.reduction(work.AllReduce, c.Op, d); err != nil {
-		return err
-	}
-	if i, j, ok := place.ShareMemory(c.Tensors); ok {
-		return fmt.Errorf("tensors %d and %d share memory", i, j)
-	}
-	h.direct = b.direct.NewAllReduce(c.Tensors, c.Op)
-	return nil
-}
-
-// plain reports whether an all-reduce is direct work of a kind that needs no further look: the ranks
-// are connected, there is a kernel, and no registered work comes first.
-func (b *Backend) plain(ts []*tensor.Tensor, op backend.ReduceOp) bool {
-	if b.direct.Open.Load() == nil || len(ts) != 1 || ts[0].Layout() != tensor.Strided || direct.Supports(op, ts[0].DType()) != nil {
-		return false
-	}
-	registered := backend.AllReduceWorks(tensor.CUDA, tensor.Strided)
-	return (len(registered) == 0 || registered[0].Priority < directPriority) && b.dense(work.AllReduce, "tensor 0", output, ts[0]) == nil
+	return a.b.direct.NewAllReduce(a.ts, a.op, form(a.way.Way)), nil
 }

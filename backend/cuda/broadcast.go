@@ -3,6 +3,7 @@ package cuda
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 
@@ -11,6 +12,7 @@ import (
 	"github.com/c10d-go/c10d/backend/cuda/internal/directway"
 	"github.com/c10d-go/c10d/backend/cuda/internal/group"
 	"github.com/c10d-go/c10d/backend/cuda/internal/place"
+	"github.com/c10d-go/c10d/internal/plan"
 	"github.com/c10d-go/c10d/tensor"
 	"github.com/c10d-go/c10d/work"
 )
@@ -45,25 +47,36 @@ func (b *Backend) explainBroadcast() []backend.Choice {
 	if b.g.Size == 1 {
 		return []backend.Choice{{Op: op, UpTo: -1, Algorithm: "local", Why: "there is one rank: a tree of copies between its tensors"}}
 	}
-	direct := backend.Choice{Op: op, UpTo: -1, Algorithm: BroadcastDirect, Why: directway.Why}
 	way, not := b.options.Broadcast, ""
 	if way == "" || way == BroadcastDirect {
-		if err := cmp.Or(b.direct.Can(), b.direct.Known()); err == nil {
-			return []backend.Choice{direct}
-		} else if way == BroadcastDirect {
-			direct.Algorithm, direct.Why = "none", "Options.Broadcast asks for it: "+err.Error()
-			return []backend.Choice{direct}
-		} else {
+		if err := cmp.Or(b.direct.Can(), b.direct.Known()); err != nil && way == BroadcastDirect {
+			return []backend.Choice{{Op: op, UpTo: -1, Algorithm: "none", Why: "Options.Broadcast asks for it: " + err.Error()}}
+		} else if err != nil {
 			not = "; not " + BroadcastDirect + ": " + err.Error()
 		}
-	}
-	if way != "" {
+	} else {
 		return []backend.Choice{{Op: op, UpTo: -1, Algorithm: way, Why: "Options.Broadcast asks for it: " + what[way] + tail}}
 	}
 	var all []backend.Choice
+	for _, r := range b.ranges(plan.OpBroadcast) {
+		switch {
+		case r.Name == "": // then it is the only one
+			return b.explainChunks(what, tail+not)
+		case r.Kernels():
+			all = append(all, backend.Choice{Op: op, UpTo: r.UpTo, Algorithm: BroadcastDirect, Why: directway.Why + "; " + said(r)})
+		default:
+			all = append(all, backend.Choice{Op: op, UpTo: r.UpTo, Algorithm: r.Name, Why: what[r.Name] + tail + not + "; " + said(r)})
+		}
+	}
+	return all
+}
+
+// explainChunks says how broadcasts go whose way depends on the number of chunks.
+func (b *Backend) explainChunks(what map[string]string, tail string) (all []backend.Choice) {
+	chunk := b.options.Chunk
 	for n := 1; ; {
 		way, last := group.WayOf(b.g.Size, n), group.WayUpTo(b.g.Size, n)
-		c := backend.Choice{Op: op, UpTo: -1, Algorithm: way, Why: what[way] + tail + not}
+		c := backend.Choice{Op: work.Broadcast.String(), UpTo: -1, Algorithm: way, Why: what[way] + tail}
 		if last >= 0 && last < group.PiecesOf(1) {
 			c.UpTo = int64(last) * int64(chunk)
 			c.Why = fmt.Sprintf("%s; the fewest messages one after the other for %d ranks and up to %d chunks", c.Why, b.g.Size, last)
@@ -75,6 +88,9 @@ func (b *Backend) explainBroadcast() []backend.Choice {
 		n = last + 1
 	}
 }
+
+// errAsked is why kernels do not broadcast.
+var errAsked = errors.New("Options.Broadcast asks for another way")
 
 // Broadcast sends the root's tensor through the hosts to one tensor of each rank,
 // from where the others have it. Options.Broadcast has the ways that it can go.
@@ -96,20 +112,20 @@ func (b *Backend) Broadcast(ctx context.Context, ts []*tensor.Tensor, o backend.
 		return nil, err
 	}
 	ts = slices.Clone(ts)
-	way, print := b.options.Broadcast, board.Call{DType: ts[0].DType(), N: ts[0].Len(), Root: o.Root}
-	if way == "" || way == BroadcastDirect {
-		err := b.direct.Can()
-		if err == nil {
-			err = b.direct.Ready(ctx, op, ts[0].Device().Index, print)
-		}
-		switch {
-		case err == nil:
-			c := b.direct.NewCall()
-			c.Broadcast(ts, o.RootTensor, b.g.Rank == o.Root)
-			return b.direct.Issue(ctx, op, o.Timeout, c, print, ts...)
-		case way == BroadcastDirect && b.g.Broken() == nil && ctx.Err() == nil:
-			return nil, bad(op, "not in the way %q, which Options.Broadcast asks for: %v", way, err)
-		}
+	print := board.Call{DType: ts[0].DType(), N: ts[0].Len(), Root: o.Root}
+	var elsewhere error
+	if w := b.options.Broadcast; w != "" && w != BroadcastDirect {
+		elsewhere = errAsked
+	}
+	r := b.choose(ctx, op, ts[0], ts[0].ByteLen(), elsewhere, print)
+	if r.Kernels() {
+		c := b.direct.NewCall()
+		c.Broadcast(ts, o.RootTensor, b.g.Rank == o.Root, form(r.Way))
+		return b.direct.Issue(ctx, op, o.Timeout, c, print, ts...)
+	}
+	way := r.Name
+	if b.options.Broadcast == BroadcastDirect && b.g.Broken() == nil && ctx.Err() == nil {
+		return nil, bad(op, "not in the way %q, which Options.Broadcast asks for: %v", BroadcastDirect, cmp.Or(b.direct.Can(), b.direct.Known()))
 	}
 	l := group.Leg{N: ts[0].Len(), DType: ts[0].DType()}
 	for i := range ts {

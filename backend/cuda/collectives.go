@@ -2,6 +2,7 @@ package cuda
 
 import (
 	"context"
+	"errors"
 	"slices"
 
 	"github.com/c10d-go/c10d/backend"
@@ -9,15 +10,13 @@ import (
 	"github.com/c10d-go/c10d/backend/cuda/internal/direct"
 	"github.com/c10d-go/c10d/backend/cuda/internal/directway"
 	"github.com/c10d-go/c10d/backend/cuda/internal/group"
+	"github.com/c10d-go/c10d/internal/plan"
 	"github.com/c10d-go/c10d/tensor"
 	"github.com/c10d-go/c10d/work"
 )
 
-// isDirect reports whether an operation is direct work, where there are kernels for it. The first
-// one connects the ranks.
-func (b *Backend) isDirect(ctx context.Context, op work.OpType, print board.Call, t *tensor.Tensor) bool {
-	return b.direct.Can() == nil && b.direct.Ready(ctx, op, t.Device().Index, print) == nil
-}
+// errUneven is why no kernel does a call.
+var errUneven = errors.New("the parts have different sizes")
 
 // total returns how many elements the tensors have together.
 func total(ts []*tensor.Tensor) (n int) {
@@ -60,25 +59,28 @@ func (b *Backend) AllReduce(ctx context.Context, ts []*tensor.Tensor, o backend.
 		}
 	}
 	print := board.Call{With: board.Reducing(o.Op), DType: ts[0].DType(), N: ts[0].Len(), Root: -1, Sparse: ts[0].Layout() != tensor.Strided}
-	if b.plain(ts, o.Op) {
-		c := b.direct.NewAllReduce(ts, o.Op)
-		return b.direct.Issue(ctx, op, o.Timeout, c, print, c.Parts[0].Out...)
-	}
-	q := &group.Operation{Print: print}
-	ts = slices.Clone(ts)
-	h := &host{b: b, ctx: ctx, op: q}
-	h.call = backend.AllReduceCall{Tensors: ts, Op: o.Op, Collectives: h}
-	w, err := b.choose(h)
+	a := allReduce{b: b, ctx: ctx, ts: ts, op: o.Op, print: print}
+	name, registered, err := a.findWork()
 	if err != nil {
 		return nil, b.refused(ctx, op, err)
 	}
-	if err := w.prepare(h); err != nil {
+	if registered == nil && name == DirectWork {
+		c, err := a.byKernels()
+		if err != nil {
+			return nil, bad(op, "%v", err)
+		}
+		return b.direct.Issue(ctx, op, o.Timeout, c, print, c.Parts[0].Out...)
+	}
+	var q *group.Operation
+	if registered != nil {
+		q, err = a.collectives().registered(registered)
+	} else {
+		q, err = a.throughHost()
+	}
+	if err != nil {
 		return nil, bad(op, "%v", err)
 	}
-	if h.direct != nil {
-		return b.direct.Issue(ctx, op, o.Timeout, h.direct, print, ts...)
-	}
-	return b.g.Issue(ctx, op, o.Timeout, q, ts...)
+	return b.g.Issue(ctx, op, o.Timeout, q, slices.Clone(ts)...)
 }
 
 // AllReduceCoalesced all-reduces the same range of all tensors at a time.
@@ -98,10 +100,12 @@ func (b *Backend) AllReduceCoalesced(ctx context.Context, ts []*tensor.Tensor, o
 	}
 	ts = slices.Clone(ts)
 	print := board.Call{With: board.Reducing(o.Op), DType: ts[0].DType(), N: total(ts), Root: -1}
-	if direct.Supports(o.Op, ts[0].DType()) == nil && b.isDirect(ctx, op, print, ts[0]) {
+	if b.choose(ctx, op, ts[0], bytesOf(ts), direct.Supports(o.Op, ts[0].DType()), print).Kernels() {
 		c := b.direct.NewCall()
 		for i, t := range ts {
-			c.Parts = append(c.Parts, directway.Part{Out: ts[i : i+1], In: ts[i : i+1], N: t.Len(), Op: o.Op})
+			c.Parts = append(c.Parts, directway.Part{
+				Out: ts[i : i+1], In: ts[i : i+1], N: t.Len(), Op: o.Op, Form: b.formOf(plan.OpAllReduce, t.ByteLen()),
+			})
 		}
 		return b.direct.Issue(ctx, op, o.Timeout, c, print, ts...)
 	}
@@ -190,10 +194,13 @@ func (b *Backend) AllGatherIntoTensor(ctx context.Context, out, in *tensor.Tenso
 // one size are one.
 func (b *Backend) allGather(ctx context.Context, op work.OpType, o backend.AllGatherOptions, out []*tensor.Tensor, in *tensor.Tensor, result []*tensor.Tensor) (*work.Work, error) {
 	print := board.Call{DType: in.DType(), N: total(out), Root: -1}
-	even := !slices.ContainsFunc(out, func(t *tensor.Tensor) bool { return t.Len() != in.Len() })
-	if even && b.isDirect(ctx, op, print, in) {
+	var uneven error
+	if slices.ContainsFunc(out, func(t *tensor.Tensor) bool { return t.Len() != in.Len() }) {
+		uneven = errUneven
+	}
+	if way := b.choose(ctx, op, in, in.ByteLen(), uneven, print); way.Kernels() {
 		c := b.direct.NewCall()
-		c.Parts = append(c.Parts, directway.Part{Out: out, In: []*tensor.Tensor{in}, N: in.Len()})
+		c.Parts = append(c.Parts, directway.Part{Out: out, In: []*tensor.Tensor{in}, N: in.Len(), Form: form(way.Way)})
 		return b.direct.Issue(ctx, op, o.Timeout, c, print, slices.Clone(result)...)
 	}
 	return b.g.Issue(ctx, op, o.Timeout, &group.Operation{
@@ -269,10 +276,10 @@ func (b *Backend) inputs(op work.OpType, in []*tensor.Tensor) error {
 // allGatherCoalesced gathers rank r's input i to out[r*len(in)+i].
 func (b *Backend) allGatherCoalesced(ctx context.Context, o backend.AllGatherOptions, out, in, result []*tensor.Tensor) (*work.Work, error) {
 	n, print := len(in), board.Call{DType: in[0].DType(), N: total(out), Root: -1}
-	if b.isDirect(ctx, work.AllGatherCoalesced, print, in[0]) {
+	if b.choose(ctx, work.AllGatherCoalesced, in[0], bytesOf(in), nil, print).Kernels() {
 		c := b.direct.NewCall()
 		for i := range in {
-			p := directway.Part{In: in[i : i+1], N: in[i].Len()}
+			p := directway.Part{In: in[i : i+1], N: in[i].Len(), Form: b.formOf(plan.OpAllGather, in[i].ByteLen())}
 			for r := range b.g.Size {
 				p.Out = append(p.Out, out[r*n+i])
 			}
@@ -432,11 +439,16 @@ func (b *Backend) reduceScatter(ctx context.Context, op work.OpType, o backend.R
 		return nil, err
 	}
 	n, print := len(out), board.Call{With: board.Reducing(o.Op), DType: out[0].DType(), N: total(in), Root: -1}
-	even := n > 1 || !slices.ContainsFunc(in, func(t *tensor.Tensor) bool { return t.Len() != out[0].Len() })
-	if even && direct.Supports(o.Op, out[0].DType()) == nil && b.isDirect(ctx, op, print, out[0]) {
+	cannot := direct.Supports(o.Op, out[0].DType())
+	if n == 1 && slices.ContainsFunc(in, func(t *tensor.Tensor) bool { return t.Len() != out[0].Len() }) {
+		cannot = errUneven
+	}
+	if b.choose(ctx, op, out[0], bytesOf(out), cannot, print).Kernels() {
 		c := b.direct.NewCall()
 		for i, t := range out {
-			c.Parts = append(c.Parts, directway.Part{Out: out[i : i+1], In: in[i*b.g.Size : (i+1)*b.g.Size], N: t.Len(), Op: o.Op})
+			c.Parts = append(c.Parts, directway.Part{
+				Out: out[i : i+1], In: in[i*b.g.Size : (i+1)*b.g.Size], N: t.Len(), Op: o.Op, Form: b.formOf(plan.OpReduceScatter, t.ByteLen()),
+			})
 		}
 		return b.direct.Issue(ctx, op, o.Timeout, c, print, slices.Clone(out)...)
 	}

@@ -18,6 +18,7 @@ import (
 	"github.com/c10d-go/c10d/backend/cuda/internal/hostshm"
 	"github.com/c10d-go/c10d/backend/cuda/internal/kernels"
 	"github.com/c10d-go/c10d/backend/gloo"
+	"github.com/c10d-go/c10d/internal/ways"
 	"github.com/c10d-go/c10d/store"
 	"github.com/c10d-go/c10d/tensor"
 )
@@ -100,6 +101,12 @@ type Options struct {
 	// messages for the number of ranks and chunks. All ranks need the same.
 	Broadcast string
 
+	// Table is a file with measured times of ways, which "c10d bench -device cuda -tune" writes. All
+	// calls choose their way by it. Empty means the environment variable C10D_CUDA_TABLE; if that is
+	// empty too, the table in the library. A rule decides where a table has no row for the group.
+	// Explain says which ways a group takes. All ranks need the same table.
+	Table string
+
 	// CPU is the backend that does the host's part; empty means that of CPUOptions, or gloo.
 	// CPUOptions are its own options. Nil means, for gloo, sums in rank order: then bits do
 	// not depend on Chunk.
@@ -146,6 +153,10 @@ type Backend struct {
 	g       *group.Engine
 	options Options
 	direct  *directway.Group
+
+	// The ways of operations over the links that the group may turn out to have. Apart is for devices
+	// that do not reach each other, and for calls that no kernel can do.
+	peers, shared, apart *ways.Ways
 }
 
 // Rank returns this rank's number in the group.
@@ -185,6 +196,10 @@ func New(ctx context.Context, o backend.Options) (*Backend, error) {
 	}
 	slots := own.Slots
 	if err := own.check(); err != nil {
+		return nil, err
+	}
+	table, err := own.table()
+	if err != nil {
 		return nil, err
 	}
 	r, ok := backend.Lookup(own.CPU)
@@ -227,9 +242,10 @@ func New(ctx context.Context, o backend.Options) (*Backend, error) {
 	}
 	if g.CPU, err = r.New(ctx, inner); err == nil {
 		if err = g.Meet(ctx); err == nil {
-			err = b.agree(ctx)
+			err = b.agree(ctx, table.Fingerprint())
 		}
 		if err == nil {
+			b.setWays(table)
 			err = b.prepare(ctx)
 		}
 	}
@@ -263,16 +279,17 @@ func (b *Backend) prepare(ctx context.Context) error {
 }
 
 // agree checks that what must be the same on all ranks is.
-func (b *Backend) agree(ctx context.Context) error {
-	const nameLen = 56
+func (b *Backend) agree(ctx context.Context, table string) error {
+	const nameLen, tableLen = 56, 32
 	if len(b.options.AllReduce) > nameLen {
 		return fmt.Errorf("cuda: Options.AllReduce is a name of %d bytes, want at most %d", len(b.options.AllReduce), nameLen)
 	}
 	const wayLen = 8
-	mine := make([]byte, 8+wayLen+nameLen)
+	mine := make([]byte, 8+wayLen+nameLen+tableLen)
 	binary.LittleEndian.PutUint64(mine, uint64(b.options.Chunk))
 	copy(mine[8:8+wayLen], b.options.Broadcast)
 	copy(mine[8+wayLen:], b.options.AllReduce)
+	copy(mine[8+wayLen+nameLen:], table)
 	in, err := tensor.Of(mine, len(mine))
 	if err != nil {
 		return err
@@ -291,9 +308,13 @@ func (b *Backend) agree(ctx context.Context) error {
 	}
 	for r := range b.g.Size {
 		theirs := all[r*len(mine) : (r+1)*len(mine)]
+		named := 8 + wayLen + nameLen
+		if !slices.Equal(theirs[named:], mine[named:]) {
+			return fmt.Errorf("cuda: rank %d has another table of ways (Options.Table or %s) than rank %d: give all ranks the same file", r, tableVariable, b.g.Rank)
+		}
 		if !slices.Equal(theirs, mine) {
 			return fmt.Errorf("cuda: rank %d has Options.Chunk %d, AllReduce %q and Broadcast %q, rank %d %d, %q and %q", r,
-				binary.LittleEndian.Uint64(theirs), group.TrimZeros(theirs[8+wayLen:]), group.TrimZeros(theirs[8:8+wayLen]),
+				binary.LittleEndian.Uint64(theirs), group.TrimZeros(theirs[8+wayLen:named]), group.TrimZeros(theirs[8:8+wayLen]),
 				b.g.Rank, b.options.Chunk, b.options.AllReduce, b.options.Broadcast)
 		}
 	}

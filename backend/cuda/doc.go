@@ -99,11 +99,17 @@
 // While an operation is under way its rank's goroutines poll, on up to 6 CPUs, and
 // 0.2 ms longer where a rank has four CPUs or more.
 //
-// # Ways of an all-reduce
+// # The choice of a way
+//
+// A table of measurements chooses the way of a call, by operation, bytes, ranks and what is between
+// the devices: see Options.Table. Where it has no row, calls go by kernels if there are some for them. All ranks have
+// the same table, and so choose alike. Explain tells the ways by size, and why. "c10d bench -device
+// cuda -tune" measures a table.
 //
 // An all-reduce is done by a work: DirectWork, HostWork, or one that the program has
 // registered with backend.RegisterAllReduce. The work of the highest priority that can do
-// the call does it. Explain tells which and why, Options.AllReduce forces one.
+// the call does it, except that DirectWork leaves sizes to others for which the table has a faster way
+// through the host. Options.AllReduce forces a work.
 //
 // # By kernels that wait
 //

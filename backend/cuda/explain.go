@@ -2,13 +2,17 @@ package cuda
 
 import (
 	"cmp"
+	"errors"
 	"fmt"
+	"math"
 	"strings"
 
 	"github.com/c10d-go/c10d/backend"
 	"github.com/c10d-go/c10d/backend/cuda/internal/directway"
 	"github.com/c10d-go/c10d/backend/cuda/internal/group"
 	"github.com/c10d-go/c10d/backend/cuda/internal/hostshm"
+	"github.com/c10d-go/c10d/internal/plan"
+	"github.com/c10d-go/c10d/internal/ways"
 	"github.com/c10d-go/c10d/tensor"
 	"github.com/c10d-go/c10d/work"
 )
@@ -30,17 +34,17 @@ func (b *Backend) Explain() backend.Explanation {
 		e.Why += "; calls of ranks on this host are not all compared when they are made: " + strings.ReplaceAll(why.Error(), "\n", "; ")
 	}
 	e.Choices = append(b.explainAllReduce(), e.Choices...)
+	if b.g.Size > 1 && (b.direct.Can() != nil || !errors.Is(b.direct.Known(), group.ErrNotAsked)) {
+		e.DeviceLink = string(b.link())
+	}
 	chunked := fmt.Sprintf("by way of page-locked memory, in chunks of %d bytes", b.options.Chunk)
 	for op := work.Broadcast; op <= work.ReduceScatterTensorCoalesced; op++ {
 		c := backend.Choice{Op: op.String(), UpTo: -1, Algorithm: HostWork, Why: chunked}
 		switch op {
 		case work.AllReduceCoalesced, work.AllGather, work.AllGatherIntoTensor, work.AllGatherCoalesced,
 			work.ReduceScatter, work.ReduceScatterTensor, work.ReduceScatterTensorCoalesced:
-			if err := cmp.Or(b.direct.Can(), b.direct.Known()); err != nil {
-				c.Why += "; not " + DirectWork + ": " + err.Error()
-			} else {
-				c.Algorithm, c.Why = DirectWork, directway.Why
-			}
+			e.Choices = append(e.Choices, b.explainRanges(op, c)...)
+			continue
 		case work.Broadcast:
 			e.Choices = append(e.Choices, b.explainBroadcast()...)
 			continue
@@ -56,35 +60,91 @@ func (b *Backend) Explain() backend.Explanation {
 	return e
 }
 
-// explainAllReduce asks the works about a tensor of one element.
-func (b *Backend) explainAllReduce() []backend.Choice {
-	t, err := tensor.OnDevice(tensor.Float32, nowhere{}, 1)
-	if err != nil {
-		return nil
+// ranges returns the ways of an operation by size, as far as the ranks know yet. Sizes are of a
+// rank's tensors, -1 for any.
+func (b *Backend) ranges(op plan.Op) []ways.Range {
+	w := b.far()
+	if b.link() == ways.Peers {
+		w = b.peers
 	}
-	h := &host{b: b, op: &group.Operation{B: b.g}}
-	h.call = backend.AllReduceCall{Tensors: []*tensor.Tensor{t}, Op: backend.Sum(), Collectives: h}
-	c := backend.Choice{Op: work.AllReduce.String(), UpTo: -1}
-	w, err := b.choose(h)
-	if err != nil {
-		c.Algorithm, c.Why = "none", err.Error()
+	all := w.Ranges(op)
+	for i := range all {
+		if op == plan.OpAllGather || op == plan.OpReduceScatter {
+			all[i].UpTo = min(all[i].UpTo, math.MaxInt64/int64(b.g.Size)) * int64(b.g.Size) // it was a rank's block
+		}
+	}
+	all[len(all)-1].UpTo = -1
+	return all
+}
+
+// said returns a way and why it is taken.
+func said(r ways.Range) string { return fmt.Sprintf("%v: %s", r.Way, r.Why) }
+
+// explainRanges says how an operation goes that kernels can do. C is its way through the host.
+func (b *Backend) explainRanges(op work.OpType, c backend.Choice) (all []backend.Choice) {
+	not := cmp.Or(b.direct.Can(), b.direct.Known())
+	if not != nil {
+		c.Why += "; not " + DirectWork + ": " + not.Error()
 		return []backend.Choice{c}
 	}
-	c.Algorithm = w.name
+	for _, r := range b.ranges(planned(op)) {
+		x := c
+		if x.UpTo = r.UpTo; r.Kernels() {
+			x.Algorithm, x.Why = DirectWork, directway.Why
+		}
+		x.Why += "; " + said(r)
+		all = append(all, x)
+	}
+	return all
+}
+
+// explainAllReduce asks the works about a tensor of each range of sizes.
+func (b *Backend) explainAllReduce() (all []backend.Choice) {
+	op := work.AllReduce.String()
+	least := int64(0)
+	for _, r := range b.ranges(plan.OpAllReduce) {
+		n := int(min(least/4, math.MaxInt32/8)) + 1 // elements, of which the last begins in the range
+		least = r.UpTo
+		t, err := tensor.OnDevice(tensor.Float32, nowhere{4 * n}, n)
+		if err != nil {
+			break
+		}
+		c := b.explainWork(t)
+		c.Op, c.UpTo = op, r.UpTo
+		if len(all) > 0 && all[len(all)-1].Algorithm == c.Algorithm && all[len(all)-1].Why == c.Why {
+			all = all[:len(all)-1]
+		}
+		all = append(all, c)
+	}
+	return all
+}
+
+// explainWork says which work all-reduces a tensor, and why.
+func (b *Backend) explainWork(t *tensor.Tensor) (c backend.Choice) {
+	a := allReduce{b: b, ts: []*tensor.Tensor{t}, op: backend.Sum(), probe: true}
+	name, registered, err := a.findWork()
+	if err != nil {
+		c.Algorithm, c.Why = "none", err.Error()
+		return c
+	}
+	c.Algorithm = name
 	how := ""
-	if x := b.g.Exchange.Load(); w.name == HostWork && x != nil {
-		how = "; " + b.explainExchange(x)
+	if registered == nil {
+		how = "; " + said(*a.way)
+		if x := b.g.Exchange.Load(); a.way.Name == ways.HostShared && x != nil {
+			how = "; " + b.explainExchange(x) + how
+		}
 	}
 	if b.options.AllReduce != "" {
 		c.Why = "Options.AllReduce asks for it" + how
-		return []backend.Choice{c}
+		return c
 	}
 	c.Why = "the work of the highest priority that can do it"
-	for _, why := range refusals(h, w.name) {
+	for _, why := range a.refusals(name) {
 		c.Why += "; not " + why
 	}
 	c.Why += how
-	return []backend.Choice{c}
+	return c
 }
 
 // explainExchange says how all-reduces go through the host.
@@ -102,8 +162,8 @@ func (b *Backend) explainExchange(x *hostshm.Exchange) string {
 	return s
 }
 
-// nowhere is memory of one float32 that only stands for a device's.
-type nowhere struct{}
+// nowhere is memory that only stands for a device's.
+type nowhere struct{ bytes int }
 
 func (nowhere) Device() tensor.Device { return tensor.Device{Type: tensor.CUDA} }
-func (nowhere) Len() int              { return 4 }
+func (m nowhere) Len() int            { return m.bytes }

@@ -1,13 +1,18 @@
 package cuda
 
 import (
+	"context"
 	"time"
 
+	"github.com/c10d-go/c10d/backend"
 	"github.com/c10d-go/c10d/backend/cuda/driver"
+	"github.com/c10d-go/c10d/backend/cuda/internal/board"
 	"github.com/c10d-go/c10d/backend/cuda/internal/group"
 	"github.com/c10d-go/c10d/backend/cuda/internal/hostshm"
 	"github.com/c10d-go/c10d/backend/cuda/internal/pool"
 	"github.com/c10d-go/c10d/backend/cuda/internal/region"
+	"github.com/c10d-go/c10d/tensor"
+	"github.com/c10d-go/c10d/work"
 )
 
 // SetCloseLimit changes how long Close waits for devices that do not go on after an
@@ -130,6 +135,25 @@ func (b *Backend) Fill(bytes, operations int) error {
 		b.g.Scratch.Put(b.direct.Dev, m)
 	}
 	return nil
+}
+
+// Chooses returns a function that chooses the ways of operations on tensors: the work of an all-reduce,
+// then the ways of operations that kernels do. Its result is valid until the next call.
+func (b *Backend) Chooses(ctx context.Context, ts []*tensor.Tensor) func() []string {
+	var names []string
+	return func() []string {
+		print := board.Call{DType: ts[0].DType(), N: ts[0].Len(), Root: -1}
+		a := allReduce{b: b, ctx: ctx, ts: ts, op: backend.Sum(), print: print}
+		name, _, err := a.findWork()
+		if err != nil {
+			panic(err)
+		}
+		names = append(names[:0], name)
+		for _, op := range []work.OpType{work.AllReduceCoalesced, work.Broadcast, work.AllGather, work.ReduceScatterTensor} {
+			names = append(names, b.choose(ctx, op, ts[0], ts[0].ByteLen(), nil, print).Name)
+		}
+		return names
+	}
 }
 
 // Meeting reports whether an operation has been handed to the worker.

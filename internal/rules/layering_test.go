@@ -60,6 +60,7 @@ var layers = []layer{
 	// Plans and transports know nothing of tensors and backends.
 	{"internal/plan", nil},
 	{"internal/choice", []string{"internal/plan"}},
+	{"internal/ways", []string{"internal/plan", "internal/choice"}},
 	{"internal/cluster", []string{"internal/plan"}},
 	{"internal/simulate", []string{"internal/plan"}},
 	{"internal/transport", nil},
@@ -113,6 +114,7 @@ var layers = []layer{
 		"tensor", "work", "store", "backend", "backend/gloo",
 		"backend/cuda/driver", "backend/cuda/driver/edges", "backend/cuda/driver/nvidia", "backend/cuda/internal/kernels", "backend/cuda/internal/window", "backend/cuda/internal/direct", "backend/cuda/internal/pool", "backend/cuda/internal/region", "backend/cuda/internal/place",
 		"backend/cuda/internal/board", "backend/cuda/internal/hostshm", "backend/cuda/internal/group", "backend/cuda/internal/directway",
+		"internal/plan", "internal/choice", "internal/ways",
 	}},
 	{"backend/cuda/gorgonia", []string{"tensor", "backend/cuda/driver", "backend/cuda/internal/libcuda"}},
 	{"backend/cuda/driver/drivertest", []string{"tensor", "backend/cuda/driver", "backend/cuda/driver/edges", "github.com/stretchr/testify/..."}},
@@ -133,7 +135,7 @@ var layers = []layer{
 	{"internal/figures", []string{"internal/faults"}},
 	{"cmd/...", []string{
 		"tensor", "work", "store/...", "backend/...", "pg", "ddp",
-		"internal/credentials", "internal/faults", "internal/launch/...", "internal/script", "internal/plan", "internal/choice", "internal/simulate",
+		"internal/credentials", "internal/faults", "internal/launch/...", "internal/script", "internal/plan", "internal/choice", "internal/ways", "internal/simulate",
 		"golang.org/x/sys/...", "golang.org/x/term",
 	}},
 

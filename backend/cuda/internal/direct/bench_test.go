@@ -109,11 +109,11 @@ func shapes(m *member) error {
 						us, err := m.inGraph(n, func() error {
 							switch kind {
 							case "reduce_scatter":
-								return m.c.ReduceScatter(m.s, out, in, n/8, tensor.Float32, backend.Sum())
+								return m.c.ReduceScatter(m.s, out, in, n/8, tensor.Float32, backend.Sum(), direct.Form{})
 							case "all_gather":
-								return m.c.AllGather(m.s, out, in, n/2)
+								return m.c.AllGather(m.s, out, in, n/2, direct.Form{})
 							}
-							return m.c.AllReduce(m.s, out, in, n/4, tensor.Float32, backend.Sum())
+							return m.c.AllReduce(m.s, out, in, n/4, tensor.Float32, backend.Sum(), direct.Form{})
 						})
 						if err != nil {
 							return err
@@ -161,7 +161,7 @@ func bench(m *member) error {
 	}
 	for _, d := range []tensor.DType{tensor.Float32, tensor.BFloat16} {
 		for _, n := range sizes() {
-			if err := row("all_reduce", d, n, func() error { return m.c.AllReduce(m.s, out, in, n/d.Size(), d, backend.Sum()) }); err != nil {
+			if err := row("all_reduce", d, n, func() error { return m.c.AllReduce(m.s, out, in, n/d.Size(), d, backend.Sum(), direct.Form{}) }); err != nil {
 				return err
 			}
 		}
@@ -172,10 +172,12 @@ func bench(m *member) error {
 		if n < 64<<10 {
 			continue
 		}
-		if err := row("reduce_scatter", d, n, func() error { return m.c.ReduceScatter(m.s, out, in, n/d.Size()/m.ranks, d, backend.Sum()) }); err != nil {
+		if err := row("reduce_scatter", d, n, func() error {
+			return m.c.ReduceScatter(m.s, out, in, n/d.Size()/m.ranks, d, backend.Sum(), direct.Form{})
+		}); err != nil {
 			return err
 		}
-		if err := row("all_gather", d, n, func() error { return m.c.AllGather(m.s, out, in, n/m.ranks) }); err != nil {
+		if err := row("all_gather", d, n, func() error { return m.c.AllGather(m.s, out, in, n/m.ranks, direct.Form{}) }); err != nil {
 			return err
 		}
 		if err := row("all_to_all", d, n, func() error { return m.c.AllToAll(m.s, out, in, n/m.ranks) }); err != nil {
@@ -184,7 +186,7 @@ func bench(m *member) error {
 	}
 	for _, d := range []tensor.DType{tensor.Float16, tensor.Float64, tensor.Int32, tensor.Int8} {
 		for _, n := range []int{8 << 10, 1 << 20, 64 << 20} {
-			if err := row("all_reduce", d, n, func() error { return m.c.AllReduce(m.s, out, in, n/d.Size(), d, backend.Sum()) }); err != nil {
+			if err := row("all_reduce", d, n, func() error { return m.c.AllReduce(m.s, out, in, n/d.Size(), d, backend.Sum(), direct.Form{}) }); err != nil {
 				return err
 			}
 		}

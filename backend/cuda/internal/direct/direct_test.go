@@ -98,12 +98,12 @@ func TestSupports(t *testing.T) {
 	require.Equal(t, reduced{scaled: 1, factor: math.MaxUint64 - 1}, r)
 }
 
-// TestChoose holds that every call fits the window, whatever the limits.
-func TestChoose(t *testing.T) {
+// TestShapeOf holds that every call fits the window, whatever the limits.
+func TestShapeOf(t *testing.T) {
 	for _, channels := range []int{1, 8, 100, 1024, 2048} {
 		for _, blocks := range []int{1, 2, 16, 128} {
 			for n := 1; n < 1<<29; n = n*3 + 1 {
-				s := Choose(n, blocks, channels)
+				s := ShapeOf(n, blocks, channels)
 				require.Positive(t, s.Blocks)
 				require.Positive(t, s.Threads)
 				require.Zero(t, s.Threads%32)
@@ -113,8 +113,8 @@ func TestChoose(t *testing.T) {
 			}
 		}
 	}
-	require.Equal(t, Shape{Blocks: 1, Threads: 256}, Choose(8, 128, 2048))
-	require.Equal(t, Shape{Blocks: 32, Threads: 128, Large: true}, Choose(256<<10, 128, 2048))
-	require.Equal(t, Shape{Blocks: 128, Threads: 512, Large: true}, Choose(64<<20, 128, 2048))
-	require.Equal(t, Shape{Blocks: 16, Threads: 512, Large: true}, Choose(64<<20, 16, 2048))
+	require.Equal(t, Shape{Blocks: 1, Threads: 256}, ShapeOf(8, 128, 2048))
+	require.Equal(t, Shape{Blocks: 32, Threads: 128, Large: true}, ShapeOf(256<<10, 128, 2048))
+	require.Equal(t, Shape{Blocks: 128, Threads: 512, Large: true}, ShapeOf(64<<20, 128, 2048))
+	require.Equal(t, Shape{Blocks: 16, Threads: 512, Large: true}, ShapeOf(64<<20, 16, 2048))
 }

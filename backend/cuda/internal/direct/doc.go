@@ -5,7 +5,7 @@
 //	err = w.Connect(ctx, exchange)
 //	c, err := direct.New(w, direct.Options{})
 //	...
-//	err = c.AllReduce(stream, out, in, n, tensor.Float32, backend.Sum())
+//	err = c.AllReduce(stream, out, in, n, tensor.Float32, backend.Sum(), direct.Form{})
 //
 // A call is one launch on the given stream, the caller's own if it has one. It allocates
 // nothing, and nothing is done on the host afterwards. The call may be captured in a graph and
@@ -14,7 +14,7 @@
 // # Rules for the caller
 //
 // All ranks make the same calls in the same order: the same kind, element count, dtype and
-// operator, and the same Options. Calls of one window must not overlap on the device: use
+// operator, and the same Options and Form. Calls of one window must not overlap on the device: use
 // one stream, or events between streams. Do not use programmatic dependent launches.
 //
 // A call may wait for the peers' calls, on the device. Its kernels take at most
@@ -28,7 +28,7 @@
 //
 // # What the backend does with it
 //
-// Package cuda uses AllReduce for groups of two ranks. Any user follows these steps:
+// Package cuda uses it through directway. Any user follows these steps:
 //
 //   - Before: Supports tells whether there is a kernel. Ranks that share a device, or whose devices
 //     do not reach each other, get an error from New or window.Connect.
@@ -91,10 +91,10 @@
 //
 // # Forms
 //
-// All-reduce of 2 ranks is one-shot at every size: each rank sends everything to the other.
-// That is as many bytes as any other form. With more ranks, above Options.OneShot bytes, it
-// is a reduce_scatter and an all_gather within the output: two launches. [Choose] has the
-// grids.
+// An all_reduce is one-shot: each rank sends everything to all others, in one launch. Or it is
+// two-shot: a reduce_scatter and an all_gather within the output, in two launches. With 2 ranks both
+// send as many bytes. [Form] says which; package internal/ways chooses it for the backend.
+// [ShapeOf] has the grids.
 //
 // # Measurements
 //

@@ -405,11 +405,12 @@ type operation struct {
 	n       int // elements that a rank gets from another one
 	skew    int // elements before dst and src within a vector
 	inPlace bool
+	form    direct.Form
 	seed    uint64
 }
 
 func (o operation) String() string {
-	return fmt.Sprintf("kind %d, %v, %v, %d elements, skew %d, in place %v, seed %d", o.kind, o.d, o.op, o.n, o.skew, o.inPlace, o.seed)
+	return fmt.Sprintf("kind %d, %v, %v, %d elements, skew %d, in place %v, %+v, seed %d", o.kind, o.d, o.op, o.n, o.skew, o.inPlace, o.form, o.seed)
 }
 
 // of returns a rank's operator: factors differ between ranks.
@@ -453,6 +454,7 @@ func randomOperation(g *rand.Rand, most int) operation {
 		o.skew = g.IntN(16 / o.d.Size())
 	}
 	o.inPlace = g.IntN(3) == 0 && o.kind != allToAll
+	o.form = direct.Form{TwoShot: g.IntN(2) == 0, Blocks: []int{0, 0, 1, 16}[g.IntN(4)]}
 	return o
 }
 
@@ -651,11 +653,11 @@ func check(m *member, rounds, most int) error {
 			dst, src := mem.Ptr()+driver.Ptr(o.dst), mem.Ptr()+driver.Ptr(o.src)
 			switch o.kind {
 			case allReduce:
-				err = m.c.AllReduce(m.s, dst, src, o.n, o.d, o.of(m.rank))
+				err = m.c.AllReduce(m.s, dst, src, o.n, o.d, o.of(m.rank), o.form)
 			case reduceScatter:
-				err = m.c.ReduceScatter(m.s, dst, src, o.n, o.d, o.of(m.rank))
+				err = m.c.ReduceScatter(m.s, dst, src, o.n, o.d, o.of(m.rank), o.form)
 			case allGather:
-				err = m.c.AllGather(m.s, dst, src, o.n*o.d.Size())
+				err = m.c.AllGather(m.s, dst, src, o.n*o.d.Size(), o.form)
 			case allToAll:
 				err = m.c.AllToAll(m.s, dst, src, o.n*o.d.Size())
 			}
@@ -738,11 +740,11 @@ func fail(m *member) error {
 				if aborts {
 					c = m.c
 				}
-				if err := c.AllReduce(m.s, mem.Ptr(), mem.Ptr(), n, tensor.Int32, backend.Sum()); err != nil {
+				if err := c.AllReduce(m.s, mem.Ptr(), mem.Ptr(), n, tensor.Int32, backend.Sum(), direct.Form{}); err != nil {
 					return err
 				}
 				// A second call finds that the first one has failed.
-				if err := c.AllReduce(m.s, mem.Ptr(), mem.Ptr(), n, tensor.Int32, backend.Sum()); err != nil {
+				if err := c.AllReduce(m.s, mem.Ptr(), mem.Ptr(), n, tensor.Int32, backend.Sum(), direct.Form{}); err != nil {
 					return err
 				}
 				if aborts {
@@ -757,7 +759,7 @@ func fail(m *member) error {
 				if d := time.Since(begin); d > 5*time.Second {
 					return fmt.Errorf("it took %v to end", d)
 				}
-				if err := c.AllReduce(m.s, mem.Ptr(), mem.Ptr(), n, tensor.Int32, backend.Sum()); !errors.As(err, &f) {
+				if err := c.AllReduce(m.s, mem.Ptr(), mem.Ptr(), n, tensor.Int32, backend.Sum(), direct.Form{}); !errors.As(err, &f) {
 					return fmt.Errorf("a call after a failure: %w", err)
 				}
 			}

@@ -7,6 +7,7 @@ import (
 
 	"github.com/c10d-go/c10d/backend"
 	"github.com/c10d-go/c10d/backend/cuda/driver"
+	"github.com/c10d-go/c10d/backend/cuda/internal/direct"
 	"github.com/c10d-go/c10d/tensor"
 )
 
@@ -24,7 +25,7 @@ func replay(m *member, n, rounds int) error {
 	defer host.Close()
 	dst := mem.Ptr() + driver.Ptr(4*n)
 	sum := func(elements int) error {
-		return m.c.AllReduce(m.s, dst, mem.Ptr(), elements, tensor.Int32, backend.Sum())
+		return m.c.AllReduce(m.s, dst, mem.Ptr(), elements, tensor.Int32, backend.Sum(), direct.Form{})
 	}
 	g, err := driver.Capture(m.s, func() error {
 		for _, e := range []int{n, 3, n / 10, 1} {

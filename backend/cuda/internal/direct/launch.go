@@ -126,10 +126,6 @@ type Options struct {
 	// to other kernels, and make large calls slower.
 	Blocks int
 
-	// OneShot is the most bytes of an all_reduce of more than 2 ranks in which each sends
-	// everything to all. 0 means 256 KiB for 3 and 4 ranks, and 64 KiB for more.
-	OneShot int
-
 	// Limit is how long a kernel may wait for a peer; 0 means 10 minutes. It is what is left
 	// if nobody calls Abort, so it should be longer than the group's own timeout.
 	Limit time.Duration
@@ -138,6 +134,16 @@ type Options struct {
 	DTypes []tensor.DType
 
 	shareDevices bool // tests have more ranks than devices, and few blocks
+}
+
+// Form is how a call is done. All ranks need the same. The bits do not depend on it.
+type Form struct {
+	// TwoShot has an all_reduce be a reduce_scatter and an all_gather, of two launches. Else, and
+	// where a rank would have no part, each rank sends everything to all others in one launch.
+	TwoShot bool
+
+	// Blocks is the most blocks of a launch. 0 and more than Options.Blocks mean Options.Blocks.
+	Blocks int
 }
 
 // MostThreads is how many threads a call takes at most, with the default Options.Blocks.
@@ -149,13 +155,13 @@ type Shape struct {
 	Large           bool // tiles of more than one vector a lane
 }
 
-// Choose returns the shape for a call in which each rank gets n bytes from each peer. It
-// depends on nothing else, so all ranks choose alike.
+// ShapeOf returns the shape for a call in which each rank gets n bytes from each peer. It
+// depends on nothing else, so all ranks have the same.
 //
 // The figures are for two H200 (TestSweep). Below 64 KiB a warp has a tile of 512 bytes,
 // above one of 2 KiB, until 512 warps have one. Small blocks spread over more
 // multiprocessors.
-func Choose(n, blocks, channels int) Shape {
+func ShapeOf(n, blocks, channels int) Shape {
 	var s Shape
 	switch {
 	case n < 64<<10:
@@ -194,7 +200,7 @@ type Comm struct {
 	modules     []driver.Module
 	functions   map[tensor.DType]forms
 	gathers     pair
-	choose      func(n, blocks, channels int) Shape // Choose, but for measurements
+	shape       func(n, blocks, channels int) Shape // ShapeOf, but for measurements
 
 	mu     sync.Mutex // of what launches use
 	call   [callBytes]byte
@@ -303,20 +309,14 @@ func New(w *window.Window, o Options) (_ *Comm, err error) {
 		return nil, fmt.Errorf("direct: ranks %d and %d share a device: kernels that wait for each other need one each", a, b)
 	}
 	dev := w.Device().ID().Index
-	if o.Blocks < 0 || o.OneShot < 0 || o.Limit < 0 {
-		return nil, fmt.Errorf("direct: Options.Blocks %d, OneShot %d, Limit %v: none may be negative", o.Blocks, o.OneShot, o.Limit)
+	if o.Blocks < 0 || o.Limit < 0 {
+		return nil, fmt.Errorf("direct: Options.Blocks %d, Limit %v: none may be negative", o.Blocks, o.Limit)
 	}
 	if i := w.Device().Info(); i.Major < 8 {
 		return nil, fmt.Errorf("direct: device %d has compute capability %d.%d, want 8.0 or later", dev, i.Major, i.Minor)
 	}
 	if o.Blocks == 0 {
 		o.Blocks = 128
-	}
-	if o.OneShot == 0 {
-		o.OneShot = 256 << 10
-		if ranks > 4 {
-			o.OneShot = 64 << 10
-		}
 	}
 	if o.Limit == 0 {
 		o.Limit = 10 * time.Minute
@@ -325,7 +325,7 @@ func New(w *window.Window, o Options) (_ *Comm, err error) {
 		o.DTypes = dtypes
 	}
 	channels, depth := w.Shape()
-	c := &Comm{w: w, o: o, rank: rank, ranks: ranks, channels: channels, choose: Choose, functions: make(map[tensor.DType]forms)}
+	c := &Comm{w: w, o: o, rank: rank, ranks: ranks, channels: channels, shape: ShapeOf, functions: make(map[tensor.DType]forms)}
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, c.Close())
@@ -432,6 +432,7 @@ type step struct {
 	srcRange, dstRange int // what is read from src and written to dst
 	r                  reduced
 	f                  pair
+	blocks             int // see Form
 }
 
 // enqueue launches a step. The caller holds c.mu.
@@ -446,7 +447,11 @@ func (c *Comm) enqueue(s Launcher, x step) error {
 	c.put(callFactor, x.r.factor)
 	c.put2(callOp, x.r.op, x.r.by)
 	c.put2(callScaled, x.r.scaled, uint32(x.src|x.dst|driver.Ptr(x.srcStep|x.dstStep)))
-	shape := c.choose(x.part, c.o.Blocks, c.channels)
+	blocks := c.o.Blocks
+	if x.blocks > 0 {
+		blocks = min(blocks, x.blocks)
+	}
+	shape := c.shape(x.part, blocks, c.channels)
 	l := &c.launch
 	l.Function = x.f.small
 	if shape.Large {
@@ -484,7 +489,7 @@ func (c *Comm) kernel(what string, op backend.ReduceOp, d tensor.DType) (p pair,
 }
 
 // AllReduce combines n elements at src of all ranks, to dst.
-func (c *Comm) AllReduce(s Launcher, dst, src driver.Ptr, n int, d tensor.DType, op backend.ReduceOp) error {
+func (c *Comm) AllReduce(s Launcher, dst, src driver.Ptr, n int, d tensor.DType, op backend.ReduceOp, form Form) error {
 	f, r, err := c.kernel("all_reduce", op, d)
 	if err != nil {
 		return err
@@ -495,27 +500,31 @@ func (c *Comm) AllReduce(s Launcher, dst, src driver.Ptr, n int, d tensor.DType,
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	bytes := n * d.Size()
-	if c.ranks == 2 || bytes <= c.o.OneShot {
-		return c.enqueue(s, step{dst: dst, src: src, part: bytes, srcBytes: bytes, dstBytes: bytes, srcRange: bytes, dstRange: bytes, r: r, f: f})
-	}
 	// Parts of whole vectors; the last one may be shorter.
 	part := (bytes + 16*c.ranks - 1) / (16 * c.ranks) * 16
-	at := min(part*c.rank, bytes)
+	if !form.TwoShot || part*(c.ranks-1) >= bytes {
+		return c.enqueue(s, step{
+			dst: dst, src: src, part: bytes, srcBytes: bytes, dstBytes: bytes, srcRange: bytes, dstRange: bytes, r: r, f: f, blocks: form.Blocks,
+		})
+	}
+	at := part * c.rank
 	mine := min(part, bytes-at)
 	err = c.enqueue(s, step{
 		dst: dst + driver.Ptr(at), src: src, part: part, srcStep: part, srcBytes: bytes, dstBytes: mine, srcRange: bytes, dstRange: mine, r: r, f: f,
+		blocks: form.Blocks,
 	})
 	if err != nil {
 		return err
 	}
 	return c.enqueue(s, step{
 		dst: dst, src: dst + driver.Ptr(at), part: part, srcBytes: mine, dstStep: part, dstBytes: bytes, srcRange: mine, dstRange: bytes, f: c.gathers,
+		blocks: form.Blocks,
 	})
 }
 
 // ReduceScatter combines the ranks' parts of n elements each: src has one for each rank, in
 // order, and dst gets this rank's.
-func (c *Comm) ReduceScatter(s Launcher, dst, src driver.Ptr, n int, d tensor.DType, op backend.ReduceOp) error {
+func (c *Comm) ReduceScatter(s Launcher, dst, src driver.Ptr, n int, d tensor.DType, op backend.ReduceOp, form Form) error {
 	f, r, err := c.kernel("reduce_scatter", op, d)
 	if err != nil {
 		return err
@@ -527,19 +536,23 @@ func (c *Comm) ReduceScatter(s Launcher, dst, src driver.Ptr, n int, d tensor.DT
 	defer c.mu.Unlock()
 	part := n * d.Size()
 	all := part * c.ranks
-	return c.enqueue(s, step{dst: dst, src: src, part: part, srcStep: part, srcBytes: all, dstBytes: part, srcRange: all, dstRange: part, r: r, f: f})
+	return c.enqueue(s, step{
+		dst: dst, src: src, part: part, srcStep: part, srcBytes: all, dstBytes: part, srcRange: all, dstRange: part, r: r, f: f, blocks: form.Blocks,
+	})
 }
 
 // AllGather brings n bytes at src of each rank to dst, in the order of the ranks. Src may be
 // this rank's part of dst.
-func (c *Comm) AllGather(s Launcher, dst, src driver.Ptr, n int) error {
+func (c *Comm) AllGather(s Launcher, dst, src driver.Ptr, n int, form Form) error {
 	if ok, err := c.begin("all_gather", dst, src, n); !ok {
 		return err
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	all := n * c.ranks
-	return c.enqueue(s, step{dst: dst, src: src, part: n, srcBytes: n, dstStep: n, dstBytes: all, srcRange: n, dstRange: all, f: c.gathers})
+	return c.enqueue(s, step{
+		dst: dst, src: src, part: n, srcBytes: n, dstStep: n, dstBytes: all, srcRange: n, dstRange: all, f: c.gathers, blocks: form.Blocks,
+	})
 }
 
 // AllToAll brings part r of src, of n bytes, to rank r's dst, where it is part number rank.

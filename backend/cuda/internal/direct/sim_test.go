@@ -50,8 +50,7 @@ func simulated(ranks int) setup {
 	return setup{
 		ranks: ranks, most: 3000, rounds: 5,
 		window: window.Options{Channels: 3, Depth: 4},
-		// So that larger all_reduces are a reduce_scatter and an all_gather.
-		direct: direct.Options{Limit: 20 * time.Second, OneShot: 1000},
+		direct: direct.Options{Limit: 20 * time.Second},
 	}
 }
 
@@ -106,7 +105,7 @@ func TestFailure(t *testing.T) {
 				return err
 			}
 			sum := func() error {
-				return m.c.AllReduce(m.s, mem.Ptr(), mem.Ptr(), 4, tensor.Int64, backend.Sum())
+				return m.c.AllReduce(m.s, mem.Ptr(), mem.Ptr(), 4, tensor.Int64, backend.Sum(), direct.Form{})
 			}
 			if m.rank != 1 {
 				if err := sum(); err != nil {
@@ -151,17 +150,17 @@ func TestNew(t *testing.T) {
 			err error
 			why string
 		}{
-			{m.c.AllReduce(m.s, 1, 1, 1, tensor.Int32, backend.Sum()), "Options.DTypes did not have it"},
-			{m.c.AllReduce(m.s, 1, 1, 1, tensor.Float32, backend.BOr()), "bor"},
-			{m.c.AllReduce(m.s, 0, 1, 1, tensor.Float32, backend.Sum()), "all_reduce of 1 elements"},
-			{m.c.AllGather(m.s, 1, 1, -1), "all_gather of -1"},
+			{m.c.AllReduce(m.s, 1, 1, 1, tensor.Int32, backend.Sum(), direct.Form{}), "Options.DTypes did not have it"},
+			{m.c.AllReduce(m.s, 1, 1, 1, tensor.Float32, backend.BOr(), direct.Form{}), "bor"},
+			{m.c.AllReduce(m.s, 0, 1, 1, tensor.Float32, backend.Sum(), direct.Form{}), "all_reduce of 1 elements"},
+			{m.c.AllGather(m.s, 1, 1, -1, direct.Form{}), "all_gather of -1"},
 		} {
 			if c.err == nil || !contains(c.err, c.why) {
 				errs = append(errs, fmt.Errorf("%w, want %q", c.err, c.why))
 			}
 		}
 		// Nothing to do is no launch, also with no memory.
-		errs = append(errs, m.c.AllReduce(m.s, 0, 0, 0, tensor.Float32, backend.Sum()), m.c.AllToAll(m.s, 0, 0, 0))
+		errs = append(errs, m.c.AllReduce(m.s, 0, 0, 0, tensor.Float32, backend.Sum(), direct.Form{}), m.c.AllToAll(m.s, 0, 0, 0))
 		return errors.Join(errs...)
 	})
 	one, err := sim.New(sim.Config{Devices: 1, Kernels: simkernels.All()})
@@ -188,12 +187,12 @@ func TestAllocations(t *testing.T) {
 		}
 		s := &counting{Stream: m.s}
 		n := testing.AllocsPerRun(100, func() {
-			err := m.c.AllReduce(s, 1<<20, 1<<20, 100, tensor.Float32, backend.Avg())
+			err := m.c.AllReduce(s, 1<<20, 1<<20, 100, tensor.Float32, backend.Avg(), direct.Form{})
 			if err == nil {
-				err = m.c.ReduceScatter(s, 1<<20, 1<<21, 100, tensor.Float32, backend.Sum())
+				err = m.c.ReduceScatter(s, 1<<20, 1<<21, 100, tensor.Float32, backend.Sum(), direct.Form{})
 			}
 			if err == nil {
-				err = m.c.AllGather(s, 1<<20, 1<<21, 100)
+				err = m.c.AllGather(s, 1<<20, 1<<21, 100, direct.Form{})
 			}
 			if err != nil {
 				panic(err)

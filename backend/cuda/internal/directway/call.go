@@ -13,6 +13,7 @@ import (
 	"github.com/c10d-go/c10d/backend/cuda/driver"
 	"github.com/c10d-go/c10d/backend/cuda/driver/edges"
 	"github.com/c10d-go/c10d/backend/cuda/internal/board"
+	"github.com/c10d-go/c10d/backend/cuda/internal/direct"
 	"github.com/c10d-go/c10d/backend/cuda/internal/group"
 	"github.com/c10d-go/c10d/backend/cuda/internal/kernels"
 	"github.com/c10d-go/c10d/backend/cuda/internal/place"
@@ -68,6 +69,7 @@ type Part struct {
 	Out, In []*tensor.Tensor
 	N       int
 	Op      backend.ReduceOp
+	Form    direct.Form
 }
 
 // NewCall returns an unused operation.
@@ -78,16 +80,16 @@ func (d *Group) NewCall() *Call {
 }
 
 // NewAllReduce returns an all-reduce.
-func (d *Group) NewAllReduce(ts []*tensor.Tensor, op backend.ReduceOp) *Call {
+func (d *Group) NewAllReduce(ts []*tensor.Tensor, op backend.ReduceOp, f direct.Form) *Call {
 	c := d.NewCall()
 	ts = append(c.sole[:0], ts...)
-	c.Parts = append(c.Parts, Part{Out: ts, In: ts, N: ts[0].Len(), Op: op})
+	c.Parts = append(c.Parts, Part{Out: ts, In: ts, N: ts[0].Len(), Op: op, Form: f})
 	return c
 }
 
 // Broadcast adds a broadcast of tensor number first.
-func (c *Call) Broadcast(ts []*tensor.Tensor, first int, root bool) {
-	p := Part{N: ts[0].Len(), Out: slices.Concat(ts[first:], ts[:first])}
+func (c *Call) Broadcast(ts []*tensor.Tensor, first int, root bool, f direct.Form) {
+	p := Part{N: ts[0].Len(), Form: f, Out: slices.Concat(ts[first:], ts[:first])}
 	if root {
 		p.In, p.Out = p.Out[:1], p.Out[1:]
 	}
@@ -653,7 +655,7 @@ func (c *Call) do(p *Part) error {
 				return err
 			}
 		}
-		if err = c.launched(d.comm.AllReduce(c.stream, at, at, p.N, dtype, p.Op)); err != nil {
+		if err = c.launched(d.comm.AllReduce(c.stream, at, at, p.N, dtype, p.Op, p.Form)); err != nil {
 			return err
 		}
 		for i, o := range others {
@@ -666,10 +668,10 @@ func (c *Call) do(p *Part) error {
 		}
 		return c.putBack(p.Out[:1], at)
 	case work.AllGather, work.AllGatherIntoTensor, work.AllGatherCoalesced:
-		return c.exchange(p, d.B.Rank*p.N*es, func(out, in driver.Ptr) error { return d.comm.AllGather(c.stream, out, in, p.N*es) })
+		return c.exchange(p, d.B.Rank*p.N*es, func(out, in driver.Ptr) error { return d.comm.AllGather(c.stream, out, in, p.N*es, p.Form) })
 	default:
 		return c.exchange(p, d.B.Rank*p.N*es, func(out, in driver.Ptr) error {
-			return d.comm.ReduceScatter(c.stream, out, in, p.N, dtype, p.Op)
+			return d.comm.ReduceScatter(c.stream, out, in, p.N, dtype, p.Op, p.Form)
 		})
 	}
 }
@@ -693,7 +695,7 @@ func (c *Call) spread(p *Part) (err error) {
 		err = cmp.Or(c.stream.Memset(at, 0, bytes), c.pace())
 	}
 	if err == nil {
-		err = c.launched(c.d.comm.AllReduce(c.stream, at, at, n, dtype, backend.BOr()))
+		err = c.launched(c.d.comm.AllReduce(c.stream, at, at, n, dtype, backend.BOr(), p.Form))
 	}
 	for i := range p.Out {
 		err = cmp.Or(err, c.putBack(p.Out[i:i+1], at))

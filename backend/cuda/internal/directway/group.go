@@ -115,6 +115,8 @@ type Group struct {
 	B *group.Engine
 
 	Forbidden  error                         // why the caller wants none
+	Share      bool                          // some all-reduces go through memory that the ranks share all the same
+	Shared     atomic.Bool                   // ranks share a device
 	connecting sync.Mutex                    // held while the ranks connect
 	asked      bool                          // they have
 	why        error                         // they cannot
@@ -234,6 +236,8 @@ func (d *Group) connect(q *group.Operation, dev int) (why, err error) {
 			return all, err
 		})
 		if why == nil {
+			_, _, shared := d.window.SharedDevice()
+			d.Shared.Store(shared)
 			d.comm, why = direct.New(d.window, direct.Options{Blocks: d.blocks, Limit: directLimit})
 		}
 		reason, _, err = tell(why, nil)
@@ -244,11 +248,15 @@ func (d *Group) connect(q *group.Operation, dev int) (why, err error) {
 			err = errors.Join(err, why)
 		}
 	}
+	var freed error
 	if err == nil && reason != nil {
-		// Then all-reduces go through the host.
-		err = errors.Join(d.release(), b.Share(q.Ctx, q.Left()))
+		freed = d.release()
 	}
-	return reason, err
+	if err == nil && (reason != nil || d.Share) {
+		// All-reduces go through the host, or some do.
+		err = b.Share(q.Ctx, q.Left())
+	}
+	return reason, errors.Join(err, freed)
 }
 
 // prepare makes what a rank has of its own, but the window.

@@ -383,6 +383,9 @@ func New(c Config) (*Engine, error) {
 	return b, nil
 }
 
+// OneHost reports whether all ranks are on this host. Meet finds out.
+func (b *Engine) OneHost() bool { return b.oneHost }
+
 // Start begins to serve operations.
 func (b *Engine) Start() {
 	b.wg.Go(b.work)

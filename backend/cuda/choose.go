@@ -1,0 +1,119 @@
+package cuda
+
+import (
+	"context"
+	"fmt"
+	"os"
+
+	"github.com/c10d-go/c10d/backend/cuda/internal/board"
+	"github.com/c10d-go/c10d/backend/cuda/internal/direct"
+	"github.com/c10d-go/c10d/internal/choice"
+	"github.com/c10d-go/c10d/internal/plan"
+	"github.com/c10d-go/c10d/internal/ways"
+	"github.com/c10d-go/c10d/tensor"
+	"github.com/c10d-go/c10d/work"
+)
+
+// tableVariable is the environment variable for Options.Table.
+const tableVariable = "C10D_CUDA_TABLE"
+
+// table returns the group's table of ways.
+func (o *Options) table() (*choice.Table, error) {
+	file := o.Table
+	if file == "" {
+		file = os.Getenv(tableVariable)
+	}
+	if file == "" {
+		return ways.Default(), nil
+	}
+	t, err := ways.Catalog.Load(file)
+	if err != nil {
+		return nil, fmt.Errorf("cuda: table of ways: %w", err)
+	}
+	return t, nil
+}
+
+// allowed reports whether the options let an operation take a way.
+func (o *Options) allowed(op plan.Op, name string) bool {
+	kernels := ways.Way{Name: name}.Kernels()
+	switch {
+	case op == plan.OpAllReduce && o.AllReduce == DirectWork:
+		return kernels
+	case op == plan.OpBroadcast && o.Broadcast != "":
+		return o.Broadcast == name || kernels && o.Broadcast == BroadcastDirect
+	}
+	return true
+}
+
+// planned returns an operation by its name in tables.
+func planned(op work.OpType) plan.Op {
+	switch op {
+	case work.AllGather, work.AllGatherIntoTensor, work.AllGatherCoalesced:
+		return plan.OpAllGather
+	case work.ReduceScatter, work.ReduceScatterTensor, work.ReduceScatterTensorCoalesced:
+		return plan.OpReduceScatter
+	case work.Broadcast:
+		return plan.OpBroadcast
+	}
+	return plan.OpAllReduce
+}
+
+// setWays computes the ways of the group's operations over each link that it may turn out to have.
+func (b *Backend) setWays(t *choice.Table) {
+	over := func(l ways.Link) *ways.Ways {
+		return ways.New(t, ways.Group{Link: l, Ranks: b.g.Size, Allowed: b.options.allowed})
+	}
+	b.peers, b.shared, b.apart = over(ways.Peers), over(ways.Shared), over(ways.Host)
+	if !b.g.OneHost() {
+		b.apart = over(ways.Hosts)
+	}
+	b.direct.Share = b.peers.Has(plan.OpAllReduce, ways.HostShared)
+}
+
+// link returns what is between the devices, as far as the ranks know yet.
+func (b *Backend) link() ways.Link {
+	switch {
+	case b.direct.Can() == nil && b.direct.Known() == nil:
+		return ways.Peers
+	case !b.g.OneHost():
+		return ways.Hosts
+	case b.direct.Shared.Load():
+		return ways.Shared
+	}
+	return ways.Host
+}
+
+// far returns the ways of calls that no kernel can do.
+func (b *Backend) far() *ways.Ways {
+	if b.direct.Shared.Load() {
+		return b.shared
+	}
+	return b.apart
+}
+
+// choose returns the way of a call. All ways of all operations are chosen here; an all-reduce may be
+// of a registered work besides. Bytes are those of [ways.Ways.Of]. Cannot is why no kernel can do the
+// call, nil if one can. The first call that kernels can do connects the ranks. What every rank has
+// decides: the table, the link and the call. It allocates nothing.
+func (b *Backend) choose(ctx context.Context, op work.OpType, t *tensor.Tensor, bytes int, cannot error, print board.Call) *ways.Range {
+	if cannot == nil && b.direct.Can() == nil && b.direct.Ready(ctx, op, t.Device().Index, print) == nil {
+		return b.peers.Of(planned(op), bytes)
+	}
+	return b.far().Of(planned(op), bytes)
+}
+
+// form returns how kernels do an operation.
+func form(w ways.Way) direct.Form {
+	return direct.Form{TwoShot: w.Name == ways.TwoShot, Blocks: w.Blocks}
+}
+
+// formOf returns how kernels do one of several parts of an operation, by its own bytes.
+func (b *Backend) formOf(op plan.Op, bytes int) direct.Form {
+	if r := b.peers.Of(op, bytes); r.Kernels() {
+		return form(r.Way)
+	}
+	return direct.Form{TwoShot: int64(bytes) > ways.OneShotUpTo(b.g.Size)}
+}
+
+// bytesOf returns the bytes of all tensors.
+func bytesOf(ts []*tensor.Tensor) int { return total(ts) * ts[0].DType().Size() }

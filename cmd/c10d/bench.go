@@ -146,7 +146,7 @@ func setupBench(fs *flag.FlagSet) func(stdio, []string) (int, error) {
 	fs.Var(&b.beside, "beside", "`files` of peers' records, to print their times and the ratios")
 	fs.Var(&b.load, "load", "print tables of the records in these `files`, and measure nothing")
 	fs.StringVar(&b.bars, "bars", "", "`file` of bars, that is targets: with -load, print which hold; without, print their cases. A line has operation, ranks, sizes, peer, and a factor (2x) or a time (2us)")
-	fs.StringVar(&b.tune, "tune", "", "measure the algorithms of the native wire over TCP, and write their times to this `file`")
+	fs.StringVar(&b.tune, "tune", "", "measure the algorithms of the native wire over TCP, or with -device the ways between devices, and write their times to this `file`")
 	fs.BoolVar(&b.check, "check", true, "check every element of the results of each size once")
 	fs.Var(&b.device, "device", devicesUsage)
 	fs.StringVar(&b.work, "work", "", "with -device: `name` of the implementation of all_reduce: "+strings.Join(cuda.AllReduceWorks(), ", ")+" (default the best usable one)")
@@ -201,7 +201,9 @@ func (b *bench) complete() error {
 		b.ops = known
 	case len(b.ops) == 0 && b.tune != "":
 		for _, t := range tuned {
-			b.ops = append(b.ops, t.name)
+			if t.devices || b.device.onCPU() {
+				b.ops = append(b.ops, t.name)
+			}
 		}
 	case len(b.ops) == 0:
 		b.ops = list{"all_reduce"}
@@ -233,8 +235,8 @@ func (b *bench) complete() error {
 	if b.alloc && (!b.device.onCPU() || b.tune != "") {
 		return usagef("-alloc is for tensors in CPU memory, and not for -tune")
 	}
-	if b.tune != "" && !b.device.onCPU() {
-		return usagef("-tune measures operations on CPU memory: leave out -device %v", &b.device)
+	if b.tune != "" && (b.work != "" || b.broadcast != "") {
+		return usagef("-tune measures all ways: leave out -work and -broadcast")
 	}
 	if b.bars != "" && len(b.load) == 0 && b.world > 0 {
 		return usagef("-bars measures nothing: leave out -world %d", b.world)
@@ -280,7 +282,7 @@ func (b *bench) run(std stdio) error {
 		return errors.Join(orWorld(err), at.free())
 	}
 	if err = at.take(ctx, g, b.stream); err == nil && b.tune != "" {
-		err = b.tuneAll(ctx, g, d, op, std)
+		err = b.tuneAll(ctx, g, at, d, op, std)
 	} else if err == nil {
 		err = b.series(ctx, g, at, d, op, std)
 	}

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -12,36 +13,117 @@ import (
 	"time"
 
 	"github.com/c10d-go/c10d/backend"
+	"github.com/c10d-go/c10d/backend/cuda"
 	"github.com/c10d-go/c10d/backend/gloo"
 	"github.com/c10d-go/c10d/internal/choice"
 	"github.com/c10d-go/c10d/internal/plan"
+	"github.com/c10d-go/c10d/internal/ways"
 	"github.com/c10d-go/c10d/pg"
 	"github.com/c10d-go/c10d/store"
 	"github.com/c10d-go/c10d/tensor"
 )
 
-// tuned lists the collectives with the operation of the benchmark that measures them, and
-// whether its bytes are those of all ranks' blocks.
+// tuned lists the collectives. Name is the operation of the benchmark that measures one. Blocks says
+// that its bytes are those of all ranks' blocks, devices that CUDA tensors have several ways of it.
 var tuned = []struct {
-	op     plan.Op
-	name   string
-	blocks bool
+	op              plan.Op
+	name            string
+	blocks, devices bool
 }{
-	{plan.OpAllReduce, "all_reduce", false},
-	{plan.OpReduce, "reduce", false},
-	{plan.OpReduceScatter, "reduce_scatter_tensor", true},
-	{plan.OpAllGather, "all_gather_into_tensor", true},
-	{plan.OpBroadcast, "broadcast", false},
-	{plan.OpGather, "gather", true},
-	{plan.OpScatter, "scatter", true},
+	{plan.OpAllReduce, "all_reduce", false, true},
+	{plan.OpReduce, "reduce", false, false},
+	{plan.OpReduceScatter, "reduce_scatter_tensor", true, true},
+	{plan.OpAllGather, "all_gather_into_tensor", true, true},
+	{plan.OpBroadcast, "broadcast", false, true},
+	{plan.OpGather, "gather", true, false},
+	{plan.OpScatter, "scatter", true, false},
+}
+
+// tuning is what is tuned: the algorithms of the native wire over TCP, or the ways of devices.
+type tuning struct {
+	catalog    choice.Catalog
+	wire       string // of the rows
+	candidates func(op plan.Op, bytes int64) []candidate
+	options    func(table string) pg.Options // of a group that has a table
+	time       func(r record) float64        // us
+	use        string                        // how the table is used
+}
+
+// candidate is an algorithm to measure. The chunk is that of a table's rows.
+type candidate struct {
+	name  string
+	chunk int64
+}
+
+func (c candidate) String() string { return choice.Name(c.name, c.chunk) }
+
+// tuning returns what the flags ask for. On devices it all-reduces a tensor, so that the ranks find out
+// their link.
+func (b *bench) tuning(ctx context.Context, g *pg.ProcessGroup, at *gpu, hosts int) (t tuning, err error) {
+	if at == nil {
+		return tuning{
+			catalog: plan.Lookup, wire: "tcp", use: "gloo.Options.Table or C10D_TABLE",
+			candidates: func(op plan.Op, bytes int64) (all []candidate) {
+				for _, c := range choice.Candidates(op, bytes, g.Size(), hosts) {
+					all = append(all, candidate{c.Algorithm.Name, c.Chunk})
+				}
+				return all
+			},
+			options: func(table string) pg.Options {
+				return pg.Options{Backend: "cpu:" + gloo.Name, BackendOptions: []backend.SpecificOptions{gloo.Options{Wire: gloo.WireTCP, Table: table}}}
+			},
+			time: func(r record) float64 { return r.P50 },
+		}, nil
+	}
+	x, err := at.tensor(tensor.Float32, 1)
+	if err != nil {
+		return t, err
+	}
+	w, err := g.AllReduce(at.context(ctx), []*tensor.Tensor{x}, backend.AllReduceOptions{})
+	if err == nil {
+		err = w.Wait(ctx)
+	}
+	if err = errors.Join(err, at.freeTensors()); err != nil {
+		return t, err
+	}
+	var link ways.Link
+	for _, e := range g.Explain() {
+		if e.Backend == cuda.Name {
+			link = ways.Link(e.DeviceLink)
+		}
+	}
+	return tuning{
+		catalog: ways.Catalog, wire: string(link), use: "cuda.Options.Table or C10D_CUDA_TABLE",
+		candidates: func(op plan.Op, bytes int64) (all []candidate) {
+			for _, w := range ways.Candidates(op, link, bytes) {
+				all = append(all, candidate{w.Name, int64(w.Blocks)})
+			}
+			return all
+		},
+		options: func(table string) pg.Options {
+			o := b.options(at).Options
+			for i, own := range o.BackendOptions {
+				if own, ok := own.(cuda.Options); ok {
+					own.Table = table
+					o.BackendOptions[i] = own
+				}
+			}
+			return o
+		},
+		time: func(r record) float64 { return cmp.Or(r.Queued, r.P50) },
+	}, nil
 }
 
 // tuneAll measures the candidate algorithms at every size and writes the table. Each
 // algorithm runs in a group of its own, whose table has only this algorithm.
-func (b *bench) tuneAll(ctx context.Context, g *pg.ProcessGroup, d tensor.DType, op backend.ReduceOp, std stdio) error {
+func (b *bench) tuneAll(ctx context.Context, g *pg.ProcessGroup, at *gpu, d tensor.DType, op backend.ReduceOp, std stdio) error {
 	hosts := 1
 	for _, e := range g.Explain() {
 		hosts = max(hosts, e.Hosts)
+	}
+	tune, err := b.tuning(ctx, g, at, hosts)
+	if err != nil {
+		return err
 	}
 	dir, err := os.MkdirTemp("", "c10d-tune")
 	if err != nil {
@@ -66,18 +148,18 @@ func (b *bench) tuneAll(ctx context.Context, g *pg.ProcessGroup, d tensor.DType,
 			if t.blocks {
 				bytes /= int64(g.Size())
 			}
-			for _, c := range choice.Candidates(t.op, int64(size), g.Size(), hosts) {
+			for _, c := range tune.candidates(t.op, int64(size)) {
 				if bySize[c.String()] == nil {
 					names = append(names, c.String())
 				}
 				bySize[c.String()] = append(bySize[c.String()], choice.Row{
-					Op: t.op, Wire: "tcp", Ranks: g.Size(), Hosts: hosts, Bytes: bytes, Algorithm: c.Algorithm.Name, Chunk: c.Chunk, Time: 1,
+					Op: t.op, Wire: tune.wire, Ranks: g.Size(), Hosts: hosts, Bytes: bytes, Algorithm: c.name, Chunk: c.chunk, Time: 1,
 				})
 			}
 		}
 		for i, name := range names {
 			bar.show("%s: %s, %d of %d", t.name, name, i+1, len(names))
-			measured, err := b.tuneOne(ctx, g, d, op, t.name, t.blocks, bySize[name], filepath.Join(dir, fmt.Sprint(t.name, i)))
+			measured, err := b.tuneOne(ctx, g, at, tune, d, op, t.name, t.blocks, bySize[name], filepath.Join(dir, fmt.Sprint(t.name, i)))
 			if err != nil {
 				return fmt.Errorf("%s by %s: %w", t.name, name, err)
 			}
@@ -88,9 +170,9 @@ func (b *bench) tuneAll(ctx context.Context, g *pg.ProcessGroup, d tensor.DType,
 		return nil
 	}
 	if len(rows) == 0 {
-		return usagef("-tune: there is only one algorithm for -op %s", &b.ops)
+		return usagef("-tune: there is only one algorithm for -op %s over %s", &b.ops, tune.wire)
 	}
-	table, err := choice.NewTable("c10d "+strings.Join(os.Args[1:], " "), machine(g), rows)
+	table, err := tune.catalog.NewTable("c10d "+strings.Join(os.Args[1:], " "), machine(g, at), rows)
 	if err != nil {
 		return err
 	}
@@ -102,12 +184,15 @@ func (b *bench) tuneAll(ctx context.Context, g *pg.ProcessGroup, d tensor.DType,
 	if err = errors.Join(err, f.Close()); err != nil {
 		return err
 	}
-	fmt.Fprintf(std.out, "%d measurements of %d ranks on %d hosts are in %s: use it with gloo.Options.Table or C10D_TABLE\n", len(rows), g.Size(), hosts, b.tune)
+	fmt.Fprintf(std.out, "%d measurements of %d ranks on %d hosts are in %s: use it with %s\n", len(rows), g.Size(), hosts, b.tune, tune.use)
 	return nil
 }
 
 // machine describes the machine on which a table was made.
-func machine(g *pg.ProcessGroup) string {
+func machine(g *pg.ProcessGroup, at *gpu) string {
+	if at != nil {
+		return fmt.Sprintf("%d CPUs, %s/%s, rank 0 on %s; %d ranks", runtime.NumCPU(), runtime.GOOS, runtime.GOARCH, at.describe(), g.Size())
+	}
 	host := fmt.Sprintf("%d CPUs, %s/%s", runtime.NumCPU(), runtime.GOOS, runtime.GOARCH)
 	if cc, err := os.ReadFile("/proc/sys/net/ipv4/tcp_congestion_control"); err == nil {
 		host += ", TCP with " + strings.TrimSpace(string(cc))
@@ -116,8 +201,8 @@ func machine(g *pg.ProcessGroup) string {
 }
 
 // tuneOne measures one algorithm at the sizes in rows.
-func (b *bench) tuneOne(ctx context.Context, g *pg.ProcessGroup, d tensor.DType, op backend.ReduceOp, name string, blocks bool, rows []choice.Row, file string) ([]choice.Row, error) {
-	table, err := choice.NewTable("c10d bench", "one algorithm", rows)
+func (b *bench) tuneOne(ctx context.Context, g *pg.ProcessGroup, at *gpu, tune tuning, d tensor.DType, op backend.ReduceOp, name string, blocks bool, rows []choice.Row, file string) ([]choice.Row, error) {
+	table, err := tune.catalog.NewTable("c10d bench", "one algorithm", rows)
 	if err != nil {
 		return nil, err
 	}
@@ -129,9 +214,9 @@ func (b *bench) tuneOne(ctx context.Context, g *pg.ProcessGroup, d tensor.DType,
 	if err = errors.Join(err, f.Close()); err != nil {
 		return nil, err
 	}
-	one, err := pg.New(ctx, store.Prefix(filepath.Base(file), g.Store()), g.Rank(), g.Size(), pg.Options{
-		Timeout: 5 * time.Minute, Backend: "cpu:" + gloo.Name, BackendOptions: []backend.SpecificOptions{gloo.Options{Wire: gloo.WireTCP, Table: file}},
-	})
+	o := tune.options(file)
+	o.Timeout = 5 * time.Minute
+	one, err := pg.New(ctx, store.Prefix(filepath.Base(file), g.Store()), g.Rank(), g.Size(), o)
 	if err != nil {
 		return nil, err
 	}
@@ -140,12 +225,12 @@ func (b *bench) tuneOne(ctx context.Context, g *pg.ProcessGroup, d tensor.DType,
 		if blocks {
 			size *= g.Size()
 		}
-		r, err := b.measure(ctx, one, nil, name, d, op, size, func(int) {})
+		r, err := b.measure(ctx, one, at, name, d, op, size, func(int) {})
 		if err != nil {
 			one.Abort(err)
 			return nil, errors.Join(err, one.Close())
 		}
-		rows[i].Time = time.Duration(r.P50 * 1e3)
+		rows[i].Time = max(time.Duration(tune.time(r)*1e3), 1)
 	}
 	return rows, one.Close()
 }

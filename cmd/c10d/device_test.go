@@ -7,6 +7,8 @@ import (
 	"encoding/json"
 	"fmt"
 	"math/rand/v2"
+	"os"
+	"path/filepath"
 	"strings"
 	"sync"
 	"testing"
@@ -18,6 +20,7 @@ import (
 	"github.com/c10d-go/c10d/backend/cuda"
 	"github.com/c10d-go/c10d/backend/cuda/driver/sim"
 	"github.com/c10d-go/c10d/backend/cuda/driver/sim/simkernels"
+	"github.com/c10d-go/c10d/internal/ways"
 	"github.com/c10d-go/c10d/pg"
 	"github.com/c10d-go/c10d/pg/pgtest"
 	"github.com/c10d-go/c10d/tensor"
@@ -220,6 +223,33 @@ func TestDevices(t *testing.T) {
 	require.Equal(t, 4, some.simulated())
 }
 
+// TestBenchTuneDevices measures a table of ways on simulated devices, and uses it.
+func TestBenchTuneDevices(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "table")
+	p := start(t, nil, "bench", "-world", "2", "-device", "sim", "-tune", file, "-sizes", "1K", "-n", "2", "-w", "1", "-repeat", "1")
+	require.Zero(t, p.wait(), p.stderr.String())
+	require.Contains(t, p.output(), "use it with cuda.Options.Table or C10D_CUDA_TABLE")
+	table, err := ways.Catalog.Load(file)
+	require.NoError(t, err)
+	found := map[string]int{}
+	for _, r := range table.Rows() {
+		require.Equal(t, string(ways.Peers), r.Wire)
+		require.Equal(t, 2, r.Ranks)
+		require.Positive(t, r.Time)
+		found[fmt.Sprint(r.Op, " ", r.Bytes)]++
+	}
+	require.Equal(t, map[string]int{"all_reduce 1024": 4, "broadcast 1024": 6, "all_gather 512": 2, "reduce_scatter 512": 2}, found)
+
+	// The ranks take the fastest way of a table.
+	for _, c := range []struct{ row, work string }{{"one-shot 1", "direct"}, {"host 1", "host"}} {
+		text := "c10d-table 1\ncommand x\nmachine y\nall_reduce peers 2 1 4 " + c.row + "\n"
+		require.NoError(t, os.WriteFile(file, []byte(text), 0o644))
+		p = start(t, []string{"C10D_CUDA_TABLE=" + file}, "bench", "-world", "2", "-device", "sim", "-sizes", "1K", "-n", "2", "-repeat", "1", "-json")
+		require.Zero(t, p.wait(), p.stderr.String())
+		require.Contains(t, p.output(), `"work":"`+c.work+`"`)
+	}
+}
+
 func TestBenchDeviceFlags(t *testing.T) {
 	for want, args := range map[string][]string{
 		`unknown -work "telepathy" (known: `: {"-device", "sim", "-work", "telepathy"},
@@ -227,7 +257,7 @@ func TestBenchDeviceFlags(t *testing.T) {
 		"-slots is for -device":              {"-slots", "8"},
 		`unknown -broadcast "shout"`:         {"-device", "sim", "-broadcast", "shout"},
 		"for tensors in CPU memory":          {"-device", "sim", "-op", sparseOp},
-		"leave out -device sim":              {"-device", "sim", "-tune", "x"},
+		"leave out -work and -broadcast":     {"-device", "sim", "-tune", "x", "-work", "host"},
 		"-bars measures nothing":             {"-bars", "x", "-world", "2"},
 	} {
 		var out, errs bytes.Buffer

@@ -100,8 +100,9 @@
 //
 // measures the algorithms that a group can choose over TCP, and writes their times.
 // Groups read the table from gloo.Options.Table or C10D_TABLE. It does not concern shared
-// memory and GPUs. Run it where the ranks will be: on one host with -world, on several
-// with "c10d run -nnodes ... -- c10d bench -tune table.txt".
+// memory. Run it where the ranks will be: on one host with -world, on several
+// with "c10d run -nnodes ... -- c10d bench -tune table.txt". With -device cuda it measures the
+// ways between GPUs; groups read that table from cuda.Options.Table or C10D_CUDA_TABLE.
 //
 //	c10d bench -load ours.jsonl -beside gloo.jsonl,openmpi.jsonl -bars bars.txt
 //

@@ -46,10 +46,15 @@ func (a *apart) run(t *testing.T, what string) {
 				a.spread(t, way, n)
 			}
 		}
+	case operationsApart:
+		a.operate(t)
 	default:
 		t.Fatalf("nothing is called %q", what)
 	}
 }
+
+// operationsApart is the name of random operations.
+const operationsApart = "operations"
 
 // spread broadcasts n bytes in one way, from rank 0.
 func (a *apart) spread(t *testing.T, way string, n int) {
@@ -82,7 +87,7 @@ func TestApart(t *testing.T) {
 }
 
 func oneApart(t *testing.T, what string, rank, size int, path, dir string) {
-	d, _, err := openFor(dir)
+	d, _, err := openFor(dir, max(size, 2))
 	require.NoError(t, err)
 	st, err := store.NewFile(path, size)
 	require.NoError(t, err)

@@ -405,9 +405,9 @@ func loopback(string) gloo.Options {
 	return gloo.Options{}
 }
 
-func openFor(dir string) (driver.Driver, []int, error) {
+func openFor(dir string, simulated int) (driver.Driver, []int, error) {
 	if dir != "" {
-		d, err := sim.Open(sim.Config{Devices: 2, Dir: dir, Kernels: simkernels.All()})
+		d, err := sim.Open(sim.Config{Devices: simulated, Dir: dir, Kernels: simkernels.All()})
 		return d, []int{1, 7, 300}, err
 	}
 	d, err := openReal()
@@ -426,7 +426,7 @@ func TestRankProcess(t *testing.T) {
 	require.NoError(t, err)
 	dev, err := strconv.Atoi(os.Getenv(envDevice))
 	require.NoError(t, err)
-	d, sizes, err := openFor(os.Getenv(envSim))
+	d, sizes, err := openFor(os.Getenv(envSim), 2)
 	require.NoError(t, err)
 	st, err := store.NewFile(os.Getenv(envStore), 2)
 	require.NoError(t, err)
@@ -566,7 +566,7 @@ func process(t *testing.T, dir string, devices [2]int, way int, end string) {
 			}
 		}
 	}()
-	d, sizes, err := openFor(dir)
+	d, sizes, err := openFor(dir, 2)
 	require.NoError(t, err)
 	st, err := store.NewFile(path, 2)
 	require.NoError(t, err)

@@ -1,7 +1,9 @@
 #!/bin/sh
 # Measures this library and its peers in turn on this host, and prints tables
 # with their ratios: PyTorch's gloo, and Open MPI in shared memory and over TCP; on
-# GPUs PyTorch's gloo and NCCL. A peer that is not installed is left out.
+# GPUs PyTorch's gloo, NCCL by calls and in a CUDA graph, and the one-shot and two-shot
+# all_reduces of PyTorch's symmetric memory (FORMS=calls leaves all but the first of
+# NCCL's out). A peer that is not installed is left out.
 #
 #   WORLD=2 OP=all_reduce,broadcast SIZES=4,1K,64K bench/peers.sh
 #   BARS=bench/bars-2cpus.txt WITHIN=300 bench/peers.sh
@@ -42,6 +44,7 @@ C10D=${C10D:-}
 PLOT=${PLOT:-}
 MPI=${MPI:-}
 PYTHON=${PYTHON:-/usr/bin/python3}
+FORMS=${FORMS:-calls,graph,one-shot,two-shot}
 
 all=all_reduce,all_reduce_coalesced,sparse_all_reduce,reduce,broadcast,all_gather,all_gather_into_tensor,reduce_scatter
 all=$all,reduce_scatter_tensor,all_to_all,all_to_all_single,gather,scatter,send_recv,recv_any,barrier
@@ -84,9 +87,10 @@ else
 fi
 for system in $torch; do
 	mkfifo "$pipes/$system.ask" "$pipes/$system.answer"
-	device=cpu
+	device=cpu forms=calls
 	if [ "$DEVICE" != cpu ]; then device=cuda; fi
-	"$PYTHON" bench/torch_gloo.py --cases - --backend "${system#torch-}" --device $device --dtype "$DTYPE" --budget "$BUDGET" \
+	if [ $system = torch-nccl ]; then forms=$FORMS; fi
+	"$PYTHON" bench/torch_gloo.py --cases - --backend "${system#torch-}" --device $device --forms "$forms" --dtype "$DTYPE" --budget "$BUDGET" \
 		--repeat "$REPEAT" <"$pipes/$system.ask" >"$pipes/$system.answer" &
 	case $system in # the shell's numbers of pipes are constants
 	torch-gloo) exec 3>"$pipes/$system.ask" 4<"$pipes/$system.answer" ;;

@@ -1,14 +1,19 @@
 #!/usr/bin/env python3
-"""PyTorch's gloo or NCCL backend, measured as `c10d bench -json` measures this library.
+"""PyTorch's gloo or NCCL backend, or its symmetric memory, measured as `c10d bench -json` measures this library.
 
   torch_gloo.py --world 2 --op all_reduce,barrier --sizes 4,1K,64K,1M > gloo.jsonl
   torch_gloo.py --world 4 --device cuda --backend nccl > nccl.jsonl
+  torch_gloo.py --world 2 --device cuda --backend nccl --forms calls,graph,one-shot,two-shot > nccl.jsonl
   echo 2 all_reduce 4 | torch_gloo.py --cases - > gloo.jsonl
 
 Starts its own ranks on this host. Ranks run the operation back to back; an
 iteration's time is the slowest rank's; the best of the repetitions is kept. With
 --device cuda rank r has GPU r modulo their number, and an operation ends when
 the GPU has done it; time_us_queued is of calls that the GPU is waited for once.
+With NCCL's ranks --forms
+are several systems: calls is torch-nccl; graph is torch-nccl-graph, a CUDA graph
+of 20 calls, of which one is counted; one-shot and two-shot are the all_reduces of
+torch.distributed._symmetric_memory (torch-symm-one-shot, torch-symm-two-shot).
 With --cases each line is a world, an operation and a size; the answer is the
 record and an empty line. An empty line says first that PyTorch is there.
 """
@@ -22,6 +27,7 @@ import time
 import traceback
 
 QUEUED = 20  # calls, as many as nccl-tests makes
+SYSTEMS = {"calls": "", "graph": "torch-nccl-graph", "one-shot": "torch-symm-one-shot", "two-shot": "torch-symm-two-shot"}
 
 
 def size_of(text):
@@ -110,9 +116,33 @@ def issue(dist, torch, device, op, dtype, size, world, rank):
     sys.exit("torch_gloo.py: unknown op " + op)
 
 
-def measure(args, dist, torch, device, op, dtype, size, rank):
+def symmetric(dist, torch, device, form, dtype, size):
+    """Is issue for an all_reduce in symmetric memory."""
+    import torch.distributed._symmetric_memory as symm_mem
+    group = dist.group.WORLD.group_name
+    es = torch.zeros(1, dtype=dtype).element_size()
+    t = symm_mem.empty(max(size // es, 1), dtype=dtype, device=device)
+    symm_mem.rendezvous(t, group)
+    t.zero_()
+    one, two = torch.ops.symm_mem.one_shot_all_reduce, torch.ops.symm_mem.two_shot_all_reduce_
+    reduce = one if form == "one-shot" else two
+    return t.numel() * es, 2 * (dist.get_world_size() - 1) / dist.get_world_size(), 1, lambda: reduce(t, "sum", group)
+
+
+def captured(torch, device, enqueue):
+    """Returns the replay of a CUDA graph of QUEUED calls."""
+    enqueue()
+    torch.cuda.synchronize(device)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for _ in range(QUEUED):
+            enqueue()
+    return graph.replay
+
+
+def measure(args, dist, torch, device, op, dtype, size, rank, form):
     """Prints one record on rank 0."""
-    case = {"system": "torch-" + args.backend, "version": torch.__version__, "op": op, "dtype": args.dtype, "size": size,
+    case = {"system": SYSTEMS[form] or "torch-" + args.backend, "version": torch.__version__, "op": op, "dtype": args.dtype, "size": size,
             "world": args.world}
     gpu = device.type == "cuda"
     if gpu:
@@ -138,17 +168,22 @@ def measure(args, dist, torch, device, op, dtype, size, rank):
             if rank == 0:
                 print(json.dumps(dict(case, error=reason)), flush=True)
             return
-    nbytes, bus, steps, enqueue = issue(dist, torch, device, op, dtype, size, args.world, rank)
 
     def call():
         enqueue()
         synchronize()
     try:
+        if form in ("one-shot", "two-shot"):
+            nbytes, bus, steps, enqueue = symmetric(dist, torch, device, form, dtype, size)
+        else:
+            nbytes, bus, steps, enqueue = issue(dist, torch, device, op, dtype, size, args.world, rank)
+        if form == "graph":
+            enqueue, steps = captured(torch, device, enqueue), steps * QUEUED
         call()
-    except (RuntimeError, ValueError, NotImplementedError) as e:
+    except (ImportError, AttributeError, RuntimeError, ValueError, NotImplementedError) as e:
         # Every rank is refused before anything is sent.
         if rank == 0:
-            print(json.dumps(dict(case, error=str(e).splitlines()[0])), flush=True)
+            print(json.dumps(dict(case, error=str(e).split("\n")[0])), flush=True)
         return
     # The first calls connect the ranks; those of a part of the budget tell the time.
     n = 5
@@ -206,7 +241,9 @@ def rank_main(args, rank, rendezvous):
     dtype = getattr(torch, args.dtype)
     for op in args.op.split(","):
         for size in [0] if op == "barrier" else [size_of(text) for text in args.sizes.split(",")]:
-            measure(args, dist, torch, device, op, dtype, size, rank)
+            for form in args.forms.split(","):
+                if form == "calls" or op == "all_reduce" or form == "graph" and op not in ("barrier", "send_recv", "recv_any"):
+                    measure(args, dist, torch, device, op, dtype, size, rank, form)
     if args.backend == "gloo":
         dist.barrier()  # so that nobody leaves while others still read
     dist.destroy_process_group()
@@ -253,12 +290,20 @@ def main():
     p.add_argument("--budget", type=float, default=0.5, help="seconds for one measurement of one size")
     p.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     p.add_argument("--backend", choices=["gloo", "nccl"], default="gloo")
+    p.add_argument("--forms", default="calls", help="with --backend nccl: calls, graph, one-shot and two-shot, with commas")
     p.add_argument("--cases", help="file of cases, - for standard input")
     args = p.parse_args()
     if args.backend == "nccl" and args.device != "cuda":
         p.error("NCCL needs --device cuda")
-    os.environ.update(GLOO_SOCKET_IFNAME="lo", OMP_NUM_THREADS="1")
-    import torch.distributed  # once, for all ranks; it starts no CUDA and no thread that they would miss
+    unknown = [form for form in args.forms.split(",") if form not in SYSTEMS]
+    if unknown or args.forms != "calls" and args.backend != "nccl":
+        p.error("--forms is %s, want some of %s, and --backend nccl for all but calls" % (args.forms, ", ".join(SYSTEMS)))
+    # One-shot and two-shot need no multicast.
+    os.environ.update(GLOO_SOCKET_IFNAME="lo", OMP_NUM_THREADS="1", TORCH_SYMM_MEM_DISABLE_MULTICAST="1")
+    try:
+        import torch.distributed  # once, for all ranks; it starts no CUDA and no thread that they would miss
+    except ImportError as e:
+        sys.exit("torch_gloo.py: %s has no PyTorch: %s" % (sys.executable, e))
     assert torch.distributed.is_available()
     if args.cases is None:
         sys.exit(0 if run(args) else 1)

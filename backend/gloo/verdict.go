@@ -46,6 +46,7 @@ type evidence struct {
 	health     []transport.Health
 	moved      map[pairOfRanks]bool            // data moved between two ranks
 	delays     map[pairOfRanks][]time.Duration // of answers between two ranks or hosts, one a round
+	queued     map[pairOfRanks]int             // in how many rounds data waited in a socket between them
 }
 
 // pairOfRanks are two ranks, the lower one first.
@@ -58,9 +59,9 @@ func (e *evidence) hear(health []transport.Health) {
 	e.round++
 	e.health = health
 	if e.moved == nil {
-		e.moved, e.delays = make(map[pairOfRanks]bool), make(map[pairOfRanks][]time.Duration)
+		e.moved, e.delays, e.queued = make(map[pairOfRanks]bool), make(map[pairOfRanks][]time.Duration), make(map[pairOfRanks]int)
 	}
-	now := make(map[pairOfRanks]time.Duration)
+	now, queued := make(map[pairOfRanks]time.Duration), make(map[pairOfRanks]bool)
 	for _, h := range health {
 		for _, l := range h.Links {
 			if moves(l) {
@@ -68,6 +69,12 @@ func (e *evidence) hear(health []transport.Health) {
 			}
 			k := pairOf(e.onHost(h.Rank), e.onHost(l.Peer))
 			now[k] = max(now[k], l.RTT, l.Silent)
+			queued[k] = queued[k] || l.Queued
+		}
+	}
+	for k, q := range queued {
+		if q && k.a != k.b {
+			e.queued[k]++
 		}
 	}
 	for k, d := range now {
@@ -112,7 +119,7 @@ func (e *evidence) movesHere() bool {
 }
 
 // moves reports whether data go between rank and peer.
-func moves(l transport.Link) bool { return l.Rate >= linkMoves }
+func moves(l transport.Link) bool { return l.Rate >= linkMoves || l.Queued }
 
 // silent returns the ranks that should have answered this one, have not, and send and take no data.
 func (e *evidence) silent() (ranks []int) {
@@ -321,7 +328,34 @@ func (e *evidence) slowest() verdict {
 		v.weak = !e.answersBeside(k)
 		return v
 	}
+	if v, ok := e.longQueues(); ok {
+		return v
+	}
 	return verdict{rank: -1, other: -1, why: "no rank is missing: the operation was too slow" + describeDelays(links)}
+}
+
+// longQueues blames the link in whose sockets data waited in most rounds, or the rank that all such
+// links have in common. Answers are quick all the same if they overtake the data.
+func (e *evidence) longQueues() (verdict, bool) {
+	var long []pairOfRanks
+	for k, n := range e.queued {
+		if n > e.round/2 {
+			long = append(long, k)
+		}
+	}
+	if len(long) == 0 {
+		return verdict{}, false
+	}
+	const why = "data wait in its sockets, and in those of no other rank"
+	for _, r := range []int{long[0].a, long[0].b} {
+		if len(long) > 1 && !slices.ContainsFunc(long, func(k pairOfRanks) bool { return k.a != r && k.b != r }) {
+			return verdict{rank: r, other: -1, why: fmt.Sprintf("rank %d is slow: %s", r, why)}, true
+		}
+	}
+	if len(long) > 1 {
+		return verdict{}, false
+	}
+	return linkVerdict(long[0].a, long[0].b, "slow, both alive: data wait in its sockets"), true
 }
 
 // answersBeside reports whether both ranks of a link have answered on another one. Until then a slow
@@ -424,7 +458,8 @@ func (e *evidence) chain(busy []int) verdict {
 			}
 		}
 	}
-	v := verdict{rank: -1, other: -1, sure: len(seen) == 1}
+	// In the first round a piece of a collective may just have come.
+	v := verdict{rank: -1, other: -1, sure: len(seen) == 1 && (e.round > 1 || !e.collective)}
 	if len(seen) > 1 {
 		var cycle []int
 		for r := range seen {

@@ -33,6 +33,9 @@ func TestJudge(t *testing.T) {
 	busy := func(peer int, rtt time.Duration) transport.Link {
 		return transport.Link{Peer: peer, Answered: true, RTT: rtt, Rate: 250_000}
 	}
+	queued := func(peer int) transport.Link {
+		return transport.Link{Peer: peer, Answered: true, RTT: ms, Queued: true}
+	}
 	for name, tc := range map[string]struct {
 		self        int
 		health      []transport.Health
@@ -56,6 +59,9 @@ func TestJudge(t *testing.T) {
 		"a circle":                                      {0, []transport.Health{in(0, on(1)), in(1, on(2)), in(2, on(0))}, -1, -1, "ranks 0, 1, 2 wait for each other", false, nil},
 		"a slow link":                                   {3, []transport.Health{in(0, moving(1), hears(2, ms)), in(1, moving(0), hears(2, ms)), in(2, on(1)), in(3, on(0))}, 0, 1, "slow, both alive: answers take 1s, others 1ms", false, nil},
 		"a slow link, or one of its ranks":              {0, []transport.Health{in(0, moving(2), hears(1, ms)), in(1), in(2, moving(0))}, 0, 2, "slow, both alive", true, nil},
+		"a slow link, whose answers overtake":           {2, []transport.Health{in(0, queued(1), hears(2, ms)), in(1, hears(0, ms), hears(2, ms)), in(2)}, 0, 1, "slow, both alive: data wait in its sockets", false, nil},
+		"a slow rank, whose answers overtake":           {2, []transport.Health{in(0, queued(1), hears(2, ms)), in(1, hears(0, ms), queued(2)), in(2)}, 1, -1, "rank 1 is slow: data wait in its sockets", false, nil},
+		"data wait everywhere":                          {2, []transport.Health{in(0, queued(1), queued(2)), in(1, hears(0, ms), queued(2)), in(2)}, -1, -1, "too slow; answers", false, nil},
 		"no other link":                                 {0, []transport.Health{in(0, moving(1)), in(1, moving(0))}, 0, 1, "slow, both alive", false, nil},
 		"all answers late":                              {0, []transport.Health{in(0, busy(1, 90*ms), hears(2, 60*ms)), in(1, busy(0, 90*ms), hears(2, 50*ms)), in(2)}, -1, -1, "too slow; answers between ranks 0 and 1 took 90ms, others 60ms at most", false, nil},
 		"a slow rank, by its answers":                   {3, []transport.Health{in(0, moving(1)), in(1, moving(0)), in(2, hears(1, 40*ms), hears(0, ms)), in(3, hears(0, ms), on(2))}, 1, -1, "rank 1 is slow", false, nil},

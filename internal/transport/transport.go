@@ -94,6 +94,7 @@ type Link struct {
 	Quiet    time.Duration // for how long nothing has come from it; 0 if that is unknown
 	RTT      time.Duration // the median time of the last answers, 0 if there was none
 	Rate     uint64        // bytes a second that went to and fro between the last questions
+	Queued   bool          // the peer answers, and data for it wait in the rank's socket
 }
 
 // Request is one posted send or receive. Its owner sets Peer, Slot and Buf,

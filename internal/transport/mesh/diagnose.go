@@ -44,6 +44,9 @@ const (
 	// keptAnswers is how many answers' times are kept. One rank may be slow for a moment.
 	keptAnswers = 5
 
+	// longQueue is how many bytes wait to be sent where data move slowly.
+	longQueue = 16 << 10
+
 	// interestFor is how long a rank that has asked gets another answer when there is news.
 	interestFor = time.Second
 
@@ -99,7 +102,8 @@ const (
 	linkWaits
 	linkAnswered
 	linkSilent
-	linkFlags = linkIs | linkWaits | linkAnswered | linkSilent
+	linkQueued
+	linkFlags = linkIs | linkWaits | linkAnswered | linkSilent | linkQueued
 
 	silentUnit = 10 * time.Millisecond
 	rttUnit    = 64 * time.Microsecond
@@ -114,6 +118,9 @@ func (a *Pong) Pack() (packed [MaxLinks]uint64) {
 		}
 		if l.Answered {
 			u |= linkAnswered
+		}
+		if l.Queued {
+			u |= linkQueued
 		}
 		d := units(uint64(l.RTT), uint64(rttUnit))
 		if l.Silent > 0 {
@@ -134,7 +141,7 @@ func (a *Pong) Unpack(packed [MaxLinks]uint64, size int) error {
 		if u == 0 {
 			continue
 		}
-		l := transport.Link{Peer: int(u & (1<<24 - 1)), Waits: u&linkWaits != 0, Answered: u&linkAnswered != 0, Rate: u >> 48 << 10}
+		l := transport.Link{Peer: int(u & (1<<24 - 1)), Waits: u&linkWaits != 0, Answered: u&linkAnswered != 0, Queued: u&linkQueued != 0, Rate: u >> 48 << 10}
 		if u&linkIs == 0 || u>>24&0xff&^(linkFlags>>24) != 0 || l.Peer >= size {
 			return fmt.Errorf("PONG with the link %#x in a group of %d", u, size)
 		}
@@ -173,19 +180,19 @@ func (p *Peer) ask(ping Ping) bool {
 	return true
 }
 
-// measure counts the bytes of the connection, and returns for how long nothing has come.
-func (p *Peer) measure(now time.Time) (quiet time.Duration) {
-	bytes, quiet := traffic(p.link.Conns())
+// measure counts the bytes of the connection.
+func (p *Peer) measure(now time.Time) traffic {
+	t := trafficOf(p.link.Conns())
 	switch d := now.Sub(p.sampleAt); {
-	case d > sampleFor || bytes < p.sample:
+	case d > sampleFor || t.bytes < p.sample:
 		p.rate = 0
 	case d < askAgain:
-		return quiet
+		return t
 	default:
-		p.rate = uint64(float64(bytes-p.sample) / d.Seconds())
+		p.rate = uint64(float64(t.bytes-p.sample) / d.Seconds())
 	}
-	p.sample, p.sampleAt = bytes, now
-	return quiet
+	p.sample, p.sampleAt = t.bytes, now
+	return t
 }
 
 // Pinged notes a PING. The writer answers it. A deep PING makes this rank ask those that it waits
@@ -264,13 +271,17 @@ func (p *Peer) describe(waits bool) transport.Link {
 		slices.Sort(last[:n])
 		l.RTT = last[n/2]
 	}
-	quiet := p.measure(now)
+	t := p.measure(now)
 	l.Rate = p.rate
 	switch {
 	case p.lost != nil:
-		l.Silent, l.Quiet = max(now.Sub(p.askedAt), time.Millisecond), quiet
+		l.Silent, l.Quiet = max(now.Sub(p.askedAt), time.Millisecond), t.quiet
 	case late:
-		l.Silent, l.Quiet = asked, quiet
+		l.Silent, l.Quiet = asked, t.quiet
+	case l.Answered && t.queue >= longQueue:
+		// The answer has overtaken the data, on another connection or while TCP waited to send lost
+		// packets again.
+		l.Queued = true
 	}
 	return l
 }

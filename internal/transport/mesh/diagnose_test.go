@@ -12,7 +12,7 @@ import (
 // TestPack: what a PING and a PONG carry arrives, in the units of the wire.
 func TestPack(t *testing.T) {
 	a := Pong{Links: []transport.Link{
-		{Peer: 0, Waits: true, Answered: true, RTT: 640 * time.Microsecond, Rate: 1 << 20},
+		{Peer: 0, Waits: true, Answered: true, Queued: true, RTT: 640 * time.Microsecond, Rate: 1 << 20},
 		{Peer: 9, Silent: 2 * time.Second},
 		{Peer: 3, Waits: true, Silent: time.Hour, Rate: 1 << 40},
 		{Peer: 4, RTT: 1, Rate: 1},

@@ -12,19 +12,26 @@ import (
 // stand still.
 const DefaultSilence = 15 * time.Second
 
-// traffic returns how many bytes the other host has sent and acknowledged on these connections, and
-// for how long nothing has come. Both are 0 where the system does not tell.
-func traffic(conns []net.Conn) (bytes uint64, quiet time.Duration) {
+// traffic is what the system tells of connections; nothing where it does not tell.
+type traffic struct {
+	bytes uint64        // that the other host has sent and acknowledged
+	queue uint64        // bytes for it that it has not acknowledged
+	quiet time.Duration // for how long nothing has come
+}
+
+// trafficOf adds up the traffic of the connections with a peer.
+func trafficOf(conns []net.Conn) (sum traffic) {
 	for _, c := range conns {
 		if s, ok := below(c).(syscall.Conn); ok {
-			n, q := socketTraffic(s)
-			bytes += n
-			if quiet == 0 || q < quiet {
-				quiet = q
+			t := socketTraffic(s)
+			sum.bytes += t.bytes
+			sum.queue += t.queue
+			if sum.quiet == 0 || t.quiet < sum.quiet {
+				sum.quiet = t.quiet
 			}
 		}
 	}
-	return bytes, quiet
+	return sum
 }
 
 // below returns the connection that carries c.

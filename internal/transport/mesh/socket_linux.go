@@ -8,18 +8,22 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// socketTraffic is traffic for one connection.
-func socketTraffic(c syscall.Conn) (bytes uint64, quiet time.Duration) {
+// socketTraffic is the traffic of one connection.
+func socketTraffic(c syscall.Conn) (t traffic) {
 	raw, err := c.SyscallConn()
 	if err != nil {
-		return 0, 0
+		return traffic{}
 	}
 	raw.Control(func(fd uintptr) {
 		if i, err := unix.GetsockoptTCPInfo(int(fd), unix.IPPROTO_TCP, unix.TCP_INFO); err == nil {
-			bytes, quiet = i.Bytes_acked+i.Bytes_received, time.Duration(i.Last_data_recv)*time.Millisecond
+			t = traffic{
+				bytes: i.Bytes_acked + i.Bytes_received,
+				queue: uint64(i.Notsent_bytes) + uint64(i.Unacked)*uint64(i.Snd_mss),
+				quiet: time.Duration(i.Last_data_recv) * time.Millisecond,
+			}
 		}
 	})
-	return bytes, quiet
+	return t
 }
 
 // timedOut reports whether the system has ended a connection because of the limits of LimitSilence.

@@ -4,6 +4,7 @@ import (
 	"io"
 	"net"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
@@ -69,4 +70,33 @@ func TestEndOf(t *testing.T) {
 			require.Equal(t, io.EOF, EndOf(c, io.EOF), "as after another call had the error")
 		})
 	}
+}
+
+// Bytes that the other end does not take count as waiting, and those that it has acknowledged as moved.
+func TestTraffic(t *testing.T) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	defer l.Close()
+	c, err := net.Dial("tcp", l.Addr().String())
+	require.NoError(t, err)
+	defer c.Close()
+	other, err := l.Accept()
+	require.NoError(t, err)
+	defer other.Close()
+	require.Zero(t, trafficOf([]net.Conn{c}).queue)
+
+	const size = 8 << 20
+	wrote := make(chan error, 1)
+	go func() {
+		_, err := c.Write(make([]byte, size))
+		wrote <- err
+	}()
+	require.Eventually(t, func() bool { return trafficOf([]net.Conn{c}).queue >= longQueue }, 20*time.Second, time.Millisecond)
+	_, err = io.CopyN(io.Discard, other, size)
+	require.NoError(t, err)
+	require.NoError(t, <-wrote)
+	require.Eventually(t, func() bool {
+		now := trafficOf([]net.Conn{c})
+		return now.queue == 0 && now.bytes >= size
+	}, 20*time.Second, time.Millisecond)
 }

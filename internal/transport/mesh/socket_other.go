@@ -7,8 +7,8 @@ import (
 	"time"
 )
 
-// socketTraffic is traffic for one connection.
-func socketTraffic(syscall.Conn) (bytes uint64, quiet time.Duration) { return 0, 0 }
+// socketTraffic is not known.
+func socketTraffic(syscall.Conn) traffic { return traffic{} }
 
 // timedOut is not known.
 func timedOut(syscall.Conn) bool { return false }

@@ -12,7 +12,8 @@
 // Every rank listens, publishes its address, and reads the addresses of the others. Two
 // ranks compare their addresses: the greater one connects, the other accepts. Address
 // bytes count first, then ports, which Gloo compares in network byte order read as
-// little-endian.
+// little-endian. A rank reads up to 64 addresses in one call of the store, if all of them
+// are there, and else the next one.
 //
 // The published value changed with PyTorch 2.1, and the two forms do not mix:
 //

@@ -260,6 +260,33 @@ func TestF29ErrorsNameTheStep(t *testing.T) {
 	}
 }
 
+// TestF29BetweenNamesTheStep: a rank is aborted while another one waits for it between clusters. The
+// other one's error names its rank, the step and the stage.
+func TestF29BetweenNamesTheStep(t *testing.T) {
+	bs := clustered(t, 2, 2)
+	waits := make(chan struct{})
+	bs[2].TraceSteps(func(s gloo.Step) {
+		if s.Finish && s.Begins {
+			close(waits)
+		}
+	})
+	bs[0].TraceSteps(func(s gloo.Step) {
+		if s.Stage == cluster.Between && !s.Finish && s.Begins {
+			<-waits
+			bs[0].Abort(errors.New("for a test"))
+		}
+	})
+	errs := make([]error, len(bs))
+	onAll(t, bs, func(r int, b *gloo.Backend) {
+		errs[r] = wait(b.AllReduce(context.Background(), list(numbers(t, r, 1, 100)), backend.AllReduceOptions{}))
+	})
+	require.ErrorIs(t, errs[2], work.ErrAborted)
+	var e *work.Error
+	require.ErrorAs(t, errs[2], &e)
+	require.Equal(t, []int{2, 0}, []int{e.Rank, e.Peer})
+	require.Regexp(t, `on rank 2.*: step \d+ of \d+ \(between clusters, chunk 0\): .*for a test`, errs[2].Error())
+}
+
 // TestClusterAllocations: an all-reduce of clusters allocates its Work and nothing else, in one chunk
 // or in several.
 func TestClusterAllocations(t *testing.T) {

@@ -2,12 +2,16 @@ package gloo
 
 import (
 	"context"
+	"errors"
+	"fmt"
 	"time"
 
 	"github.com/c10d-go/c10d/backend"
+	"github.com/c10d-go/c10d/internal/callback"
 	"github.com/c10d-go/c10d/internal/cluster"
 	"github.com/c10d-go/c10d/internal/plan"
 	"github.com/c10d-go/c10d/internal/transport"
+	"github.com/c10d-go/c10d/work"
 )
 
 // keepScratch is how much memory an engine keeps between operations. A DDP
@@ -24,8 +28,9 @@ type engine struct {
 	timer   *time.Timer
 	recvs   []*transport.Request // to be posted
 	sends   []*transport.Request
-	main    progress    // of the plan that run executes
-	between []*progress // of plans between clusters
+	main    progress                      // of the plan that run executes
+	between []*progress                   // of steps between clusters
+	meeting *callback.Registry[*progress] // of those steps, unless a StageCall has its own
 	cluster clusterCall
 	packed  []byte // for tensors that are not contiguous, and for joined ones
 	joined  []byte // for blocks that lie apart
@@ -56,13 +61,30 @@ type progress struct {
 	reqs    []*transport.Request // by number
 	busy    []bool               // reqs[i] is posted
 	scratch []byte
-	step    *cluster.Step // that the plan carries out; nil if it is free
+
+	// Of a step between clusters:
+	step     *cluster.Step                 // nil if there is none
+	at       int                           // the step's place in its plan
+	meeting  *callback.Registry[*progress] // nil: the engine waits for each request
+	posts    []*posting                    // reqs are theirs
+	of       *cluster.Step                 // the last step, and its plan
+	messages *plan.Plan
 }
+
+// posting is a request whose end makes its plan go on.
+type posting struct {
+	transport.Request
+	meeting *callback.Registry[*progress]
+	key     callback.Key[*progress]
+}
+
+// Ended implements transport.Owner.
+func (m *posting) Ended(*transport.Request) { m.meeting.Arrive(&m.key) }
 
 func newEngine(s *session) *engine {
 	t := time.NewTimer(time.Hour)
 	t.Stop()
-	e := &engine{session: s, timer: t}
+	e := &engine{session: s, timer: t, meeting: callback.NewRegistry[*progress]()}
 	e.stop = e.over
 	return e
 }
@@ -166,7 +188,7 @@ func (e *engine) end() {
 func (e *engine) run(p *plan.Plan, out, in []byte, combine func(dst, src []byte)) error {
 	g := &e.main
 	g.begin(p, e.slot, nil, out, in)
-	if err := e.advance(g, combine, true); err != nil {
+	if err := e.advance(g, combine); err != nil {
 		e.drain()
 		return err
 	}
@@ -176,19 +198,24 @@ func (e *engine) run(p *plan.Plan, out, in []byte, combine func(dst, src []byte)
 // begin readies g for a plan.
 func (g *progress) begin(p *plan.Plan, slot uint64, peers []int, out, in []byte) {
 	for len(g.reqs) < p.Requests {
-		g.reqs = append(g.reqs, transport.NewRequest())
-		g.busy = append(g.busy, false)
+		r := transport.NewRequest()
+		if g.meeting != nil {
+			m := &posting{key: callback.Key[*progress]{Value: g}}
+			m.Owner, r = m, &m.Request
+			g.posts = append(g.posts, m)
+		}
+		g.reqs, g.busy = append(g.reqs, r), append(g.busy, false)
 	}
 	g.plan, g.next, g.slot, g.peers = p, 0, slot, peers
 	g.bufs = [...][]byte{plan.Out: out, plan.In: in, plan.Scratch: grow(&g.scratch, int(p.Scratch))}
 }
 
 // ended reports whether the plan has been carried out.
-func (g *progress) ended() bool { return g.next == len(g.plan.Steps) }
+func (g *progress) ended() bool { return g.plan != nil && g.next == len(g.plan.Steps) }
 
-// advance executes the next steps of a plan: all of them with block set, else those before one that
-// has to wait.
-func (e *engine) advance(g *progress, combine func(dst, src []byte), block bool) error {
+// advance executes the next steps of a plan: all of them, or those of a step between clusters up to
+// one that has to wait.
+func (e *engine) advance(g *progress, combine func(dst, src []byte)) error {
 	bufs, steps := &g.bufs, g.plan.Steps
 	for ; g.next < len(steps); g.next++ {
 		s := &steps[g.next]
@@ -200,6 +227,11 @@ func (e *engine) advance(g *progress, combine func(dst, src []byte), block bool)
 				r.Peer = g.peers[s.Peer]
 			}
 			g.busy[s.Req] = true
+			if g.meeting != nil {
+				m := g.posts[s.Req]
+				m.meeting = g.meeting
+				g.meeting.Post(&m.key)
+			}
 			if s.Kind == plan.Send {
 				e.sends = append(e.sends, r)
 			} else {
@@ -214,11 +246,15 @@ func (e *engine) advance(g *progress, combine func(dst, src []byte), block bool)
 				e.recvs, e.sends = e.recvs[:0], e.sends[:0]
 			}
 		case plan.Wait:
-			if !block && len(g.reqs[s.Req].Done()) == 0 {
+			r := g.reqs[s.Req]
+			if g.meeting == nil {
+				e.wait(r)
+			} else if !g.meeting.Expect(&g.posts[s.Req].key) {
 				return nil
 			}
-			if err := e.wait(g, s.Req); err != nil {
-				return err
+			g.busy[s.Req] = false
+			if err := r.Err(); err != nil {
+				return e.session.failed(e.mesh, e.op, r, err)
 			}
 		case plan.Reduce:
 			combine(bufs[s.Buf][s.Off:s.Off+s.Len], bufs[s.Src][s.SrcOff:s.SrcOff+s.Len])
@@ -239,9 +275,8 @@ func (e *engine) postEach() {
 	}
 }
 
-// wait ends request i of g, or the whole group when the operation's time or context ends.
-func (e *engine) wait(g *progress, i int32) error {
-	r := g.reqs[i]
+// wait waits for the end of r, or ends the whole group when the operation's time or context ends.
+func (e *engine) wait(r *transport.Request) {
 	e.awaited = r
 	if h, ok := e.mesh.(transport.Poller); ok && !e.Finished() {
 		h.PollUntil(e)
@@ -249,44 +284,66 @@ func (e *engine) wait(g *progress, i int32) error {
 	select {
 	case <-r.Done():
 	default:
-		e.sleep(r)
+		e.sleep(r.Done(), nil, r.Peer)
 	}
-	g.busy[i] = false
-	if err := r.Err(); err != nil {
-		return e.session.failed(e.mesh, e.op, r, err)
-	}
-	return nil
 }
 
-// sleep ends r, which has not ended yet.
-func (e *engine) sleep(r *transport.Request) {
-	e.told = false
+// sleep waits for done or failed. It ends the group when the operation's time or context ends while
+// it waits for peer, or for this rank itself if peer is -1.
+func (e *engine) sleep(done, failed <-chan struct{}, peer int) {
+	e.told = peer < 0
 	for {
 		select {
-		case <-r.Done():
+		case <-done:
+			return
+		case <-failed:
 			return
 		case <-e.ctx.Done():
-			e.session.giveUp(e.mesh, e.op, r.Peer, canceled(e.ctx))
+			e.giveUp(peer, canceled(e.ctx))
 		case <-e.restless():
-			if e.announce(r.Peer) {
+			if e.announce(peer) {
 				continue
 			}
-			e.session.giveUp(e.mesh, e.op, r.Peer, tooLate(e.op))
+			e.giveUp(peer, tooLate(e.op))
 		}
-		<-r.Done()
+		select {
+		case <-done:
+		case <-failed:
+		}
 		return
 	}
 }
 
+// giveUp ends the group because the operation timed out or was cancelled.
+func (e *engine) giveUp(peer int, cause error) {
+	if s := e.session; peer < 0 && errors.Is(cause, work.ErrTimeout) {
+		s.fail(e.mesh, e.op, fmt.Errorf("%w: its data were not ready on rank %d", cause, s.rank), s.rank)
+	} else {
+		s.giveUp(e.mesh, e.op, peer, cause)
+	}
+}
+
 // Finished implements transport.Waiter.
-func (e *engine) Finished() bool { return len(e.awaited.Done()) > 0 }
+func (e *engine) Finished() bool {
+	if e.awaited == nil {
+		return e.cluster.meeting.Due()
+	}
+	return len(e.awaited.Done()) > 0
+}
 
 // drain waits for what is still posted. The mesh has failed by now, so nothing is pending for long.
 func (e *engine) drain() {
-	e.main.drain()
+	for i, posted := range e.main.busy {
+		if posted {
+			<-e.main.reqs[i].Done()
+			e.main.busy[i] = false
+		}
+	}
 	for _, g := range e.between {
-		g.drain()
-		g.step = nil
+		if g.step != nil {
+			g.meeting.Settle()
+			g.step = nil
+		}
 	}
 }
 
@@ -295,15 +352,6 @@ func (g *progress) end() {
 	g.bufs, g.peers = [3][]byte{}, nil
 	if cap(g.scratch) > keepScratch {
 		g.scratch = nil
-	}
-}
-
-func (g *progress) drain() {
-	for i, posted := range g.busy {
-		if posted {
-			<-g.reqs[i].Done()
-			g.busy[i] = false
-		}
 	}
 }
 

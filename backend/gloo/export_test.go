@@ -127,7 +127,7 @@ func (b *Backend) TraceSteps(f func(Step)) {
 					continue
 				}
 				for i, busy := range g.busy {
-					if busy && len(g.reqs[i].Done()) == 0 {
+					if busy && !g.meeting.Arrived(&g.posts[i].key) {
 						chunks = append(chunks, g.step.Chunk)
 						break
 					}
@@ -136,4 +136,26 @@ func (b *Backend) TraceSteps(f func(Step)) {
 			return chunks
 		}})
 	}
+}
+
+// WrapMesh replaces the mesh, before the first operation.
+func (b *Backend) WrapMesh(f func(transport.Mesh) transport.Mesh) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.meshes[0], b.tcp = f(b.meshes[0]), nil
+}
+
+// Unsettled returns how many steps between clusters and messages of them have not ended. No operation
+// is under way.
+func (b *Backend) Unsettled() (n int) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	for _, e := range b.engines {
+		for _, g := range e.between {
+			if n += g.meeting.Posted(); g.step != nil || g.meeting.Due() {
+				n++
+			}
+		}
+	}
+	return n
 }

@@ -1,17 +1,13 @@
 package gloo
 
 import (
-	"encoding/binary"
-	"errors"
 	"fmt"
 	"slices"
 
 	"github.com/c10d-go/c10d/backend"
-	"github.com/c10d-go/c10d/internal/choice"
 	"github.com/c10d-go/c10d/internal/cluster"
 	"github.com/c10d-go/c10d/internal/plan"
 	"github.com/c10d-go/c10d/internal/transport/shm"
-	"github.com/c10d-go/c10d/work"
 )
 
 // clusters is the route of a group whose ranks form several clusters, some of several ranks. It runs
@@ -138,14 +134,6 @@ func (c *clusters) barrier(e *engine) error {
 	return c.run(e, cluster.Call{Op: plan.OpBarrier}, nil, nil, nil)
 }
 
-// clusterCall is a collective while its plan runs.
-type clusterCall struct {
-	plan    *cluster.Plan
-	bufs    [3][]byte
-	elem    int
-	combine func(dst, src []byte)
-}
-
 // run runs a collective.
 func (c *clusters) run(e *engine, call cluster.Call, out, in []byte, combine func(dst, src []byte)) error {
 	call.Rank = c.rank
@@ -153,143 +141,16 @@ func (c *clusters) run(e *engine, call cluster.Call, out, in []byte, combine fun
 	if err != nil {
 		return err
 	}
-	x := &e.cluster
-	*x = clusterCall{plan: p, bufs: [...][]byte{plan.Out: out, plan.In: in, plan.Scratch: grow(&e.joined, int(p.Scratch))}, elem: int(call.Elem), combine: combine}
-	defer func() { *x = clusterCall{} }()
-	for i := range p.Steps {
-		s := &p.Steps[i]
-		switch e.note(s, true); {
-		case s.Finish:
-			err = e.finishBetween(x, s.Chunk)
-		case s.Stage == cluster.Between:
-			err = e.readyBetween(x, s)
-		default:
-			err = c.inside(e, x, s)
-		}
-		if e.note(s, false); err != nil {
-			e.endBetween(err)
-			return atStep(err, s, i, len(p.Steps))
-		}
+	e.cluster = clusterCall{
+		plan: p, combine: combine, meeting: e.meeting,
+		bufs: [...][]byte{plan.Out: out, plan.In: in, plan.Scratch: grow(&e.joined, int(p.Scratch))},
 	}
-	return nil
-}
-
-// atStep adds the stage and the step to the error of an operation.
-func atStep(err error, s *cluster.Step, i, n int) error {
-	var of *work.Error
-	if !errors.As(err, &of) {
-		return err
-	}
-	at := *of
-	at.Err = fmt.Errorf("step %d of %d (%v, chunk %d): %w", i+1, n, s.Stage, s.Chunk, of.Err)
-	return &at
-}
-
-// The network stage runs a plan's steps between clusters. Each is a collective among ranks of
-// different clusters:
-//
-//   - readyBetween begins a step whose operand is ready on this rank;
-//   - finishBetween waits for the results of a chunk;
-//   - endBetween ends all steps after an error.
-//
-// Several steps may be under way. The goroutines of the mesh move their data meanwhile.
-
-// readyBetween begins a step between clusters.
-func (e *engine) readyBetween(x *clusterCall, s *cluster.Step) error {
-	var g *progress
-	for _, free := range e.between {
-		if free.step == nil {
-			g = free
-			break
-		}
-	}
-	if g == nil {
-		g = new(progress)
-		e.between = append(e.between, g)
-	}
-	var buf []byte
-	if len(s.Parts) > 0 {
-		p := &s.Parts[0]
-		buf = x.bufs[s.Dst][p.Dst : p.Dst+p.Len]
-		if s.Seal != 0 && s.Ranks[s.Root] == e.session.rank {
-			putSeal(buf, s.Seal)
-		}
-	}
-	g.step = s
-	// Messages match by slot, and steps that are under way together need slots of their own.
-	slot := e.slot | uint64(s.ID+1)&slotSteps
-	g.begin(e.session.planBetween(x, s), slot, s.Ranks, buf, nil)
-	return e.advance(g, x.combine, false)
-}
-
-// slotSteps are the bits of a slot that steps of one operation may use.
-const slotSteps = 1<<24 - 1
-
-// finishBetween ends the steps between clusters of a chunk.
-func (e *engine) finishBetween(x *clusterCall, chunk int) error {
-	for {
-		var first *progress // that has to end and cannot go on
-		for _, g := range e.between {
-			if g.step == nil {
-				continue
-			}
-			if err := e.advance(g, x.combine, false); err != nil {
-				return err
-			}
-			if g.step.Chunk == chunk && !g.ended() && first == nil {
-				first = g
-			}
-		}
-		if first == nil {
-			break
-		}
-		if err := e.wait(first, first.plan.Steps[first.next].Req); err != nil {
-			return err
-		}
-		first.next++
-	}
-	for _, g := range e.between {
-		s := g.step
-		if s == nil || s.Chunk != chunk {
-			continue
-		}
-		g.step = nil
-		if s.Seal != 0 && s.Ranks[s.Root] != e.session.rank && !sealFits(g.bufs[plan.Out], s.Seal) {
-			return e.session.mismatch(e.mesh, e.op, s.Ranks[s.Root], errors.New("the lengths of its blocks are not those that were expected"))
-		}
-	}
-	return nil
-}
-
-// endBetween ends the steps that are under way. The operation has failed.
-func (e *engine) endBetween(err error) {
-	under := slices.ContainsFunc(e.between, func(g *progress) bool { return g.step != nil })
-	if under && e.mesh.Fault() == nil {
-		e.session.fail(e.mesh, e.op, err, e.session.rank)
-	}
-	e.drain()
-}
-
-// planBetween returns the messages of a step between clusters.
-func (s *session) planBetween(x *clusterCall, step *cluster.Step) *plan.Plan {
-	k := planKey{op: step.Op, root: step.Root, elem: x.plan.Call.Elem, among: len(step.Ranks)}
-	if len(step.Parts) > 0 {
-		k.bytes = step.Parts[0].Len
-	}
-	k.place = slices.Index(step.Ranks, s.rank)
-	k.long = x.plan.Chunks > 1
-	return s.planner.get(k, func() *plan.Plan {
-		way := ""
-		if len(step.Ranks) > 2 && !k.long {
-			n := len(step.Ranks)
-			way = s.table.Choose(choice.Query{Op: step.Op, Bytes: k.bytes, Wire: "tcp", Ranks: n, Hosts: n}).Algorithm.Name
-		}
-		return step.Messages(s.rank, k.elem, way)
-	})
+	return e.runStages(c)
 }
 
 // inside runs a step inside this rank's cluster.
 func (c *clusters) inside(e *engine, x *clusterCall, s *cluster.Step) error {
+	elem := int(x.plan.Call.Elem)
 	src := func(p *cluster.Part) []byte { return x.bufs[s.Src][p.Src : p.Src+p.Len] }
 	dst := func(p *cluster.Part) []byte { return x.bufs[s.Dst][p.Dst : p.Dst+p.Len] }
 	if len(s.Ranks) == 1 {
@@ -308,7 +169,7 @@ func (c *clusters) inside(e *engine, x *clusterCall, s *cluster.Step) error {
 		return e.shared(g.Barrier(e.stop))
 	case s.Op == plan.OpReduceScatter && s.Even:
 		at := s.Parts[0].Src
-		return e.shared(g.ReduceScatter(dst(&s.Parts[c.place]), x.bufs[s.Src][at:at+all], x.elem, x.combine, e.stop))
+		return e.shared(g.ReduceScatter(dst(&s.Parts[c.place]), x.bufs[s.Src][at:at+all], elem, x.combine, e.stop))
 	case s.Op == plan.OpReduceScatter:
 		for i := range s.Parts {
 			p := &s.Parts[i]
@@ -316,7 +177,7 @@ func (c *clusters) inside(e *engine, x *clusterCall, s *cluster.Step) error {
 			if p.To == c.place {
 				out = dst(p)
 			}
-			if err := e.shared(g.Reduce(out, src(p), p.To, x.elem, x.combine, e.stop)); err != nil {
+			if err := e.shared(g.Reduce(out, src(p), p.To, elem, x.combine, e.stop)); err != nil {
 				return err
 			}
 		}
@@ -413,13 +274,6 @@ func (c *clusters) exchange(e *engine, s *cluster.Step, src, dst func(p *cluster
 		}
 	}
 	return nil
-}
-
-// putSeal sets the last bytes of a message.
-func putSeal(buf []byte, seal uint64) { binary.LittleEndian.PutUint64(buf[len(buf)-8:], seal) }
-
-func sealFits(buf []byte, seal uint64) bool {
-	return binary.LittleEndian.Uint64(buf[len(buf)-8:]) == seal
 }
 
 func (c *clusters) explain(op plan.Op) []backend.Choice {

@@ -1,8 +1,11 @@
-// Package callback matches values with the takers that wait for them, whichever comes first.
+// Package callback matches arrivals with the callbacks that wait for them, in any order.
 //
-// A [Match] has queues by key, in which the n-th value of a key goes to its n-th taker. It has no
-// goroutines and no locks. The native TCP transport has two for each peer: messages match
-// receives, and grants match sends.
+//   - A [Match] has queues by key, in which the n-th value of a key goes to its n-th taker. It has no
+//     locks. The native TCP transport has two for each peer: messages match receives, and grants
+//     match sends.
+//   - A [Registry] pairs one arrival with one callback for each key. Arrivals come from any
+//     goroutine; one goroutine runs all callbacks. The network stage of clusters in package gloo has
+//     one: ends of messages, and readiness of data, meet the steps that wait for them.
 //
-// Package chain has a registry of its own, in which a key has one arrival and one callback.
+// Neither has goroutines.
 package callback

@@ -14,6 +14,8 @@ type Cache struct {
 	mu     sync.Mutex
 	plans  map[key]*Plan
 	parts  int // in all plans
+	last   key // of the plan that was asked for last
+	same   *Plan
 	solved atomic.Int64
 }
 
@@ -40,7 +42,11 @@ func (c *Cache) Plan(x Call) (*Plan, error) {
 	k := key{x.Op, x.Single, x.Rank, x.Root, x.Bytes, x.Elem, x.Chunk, lengths(x)}
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	if c.same != nil && k == c.last {
+		return c.same, nil
+	}
 	if p := c.plans[k]; p != nil {
+		c.last, c.same = k, p
 		return p, nil
 	}
 	p, err := c.l.Plan(x)
@@ -55,7 +61,7 @@ func (c *Cache) Plan(x Call) (*Plan, error) {
 	if c.plans == nil || len(c.plans) >= maxPlans || c.parts+n > maxParts {
 		c.plans, c.parts = map[key]*Plan{}, 0
 	}
-	c.plans[k] = p
+	c.plans[k], c.last, c.same = p, k, p
 	c.parts += n
 	return p, nil
 }

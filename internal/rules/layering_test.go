@@ -66,7 +66,6 @@ var layers = []layer{
 	{"internal/transport", nil},
 	{"internal/callback", nil},
 	{"backend/gloo/internal/runs", nil},
-	{"internal/chain", []string{"internal/transport"}},
 	{"internal/transport/tcp", []string{"internal/openfiles", "internal/recheck", "internal/strangers", "internal/callback", "internal/transport", "internal/transport/mesh", "golang.org/x/sys/..."}},
 	{"internal/transport/transporttest", []string{"internal/transport", "github.com/stretchr/testify/..."}},
 	{"internal/transport/shm", []string{"internal/openfiles", "internal/recheck", "internal/strangers", "internal/transport", "golang.org/x/sys/..."}},
@@ -76,7 +75,7 @@ var layers = []layer{
 	{"internal/rendezvous", []string{"store", "internal/openfiles", "internal/strangers", "internal/waiting", "internal/transport", "internal/transport/wire"}},
 	{"backend/gloo", []string{
 		"tensor", "work", "store", "backend",
-		"internal/plan", "internal/choice", "internal/cluster", "internal/exact", "internal/lag", "internal/recheck", "internal/unwind", "internal/waiting",
+		"internal/callback", "internal/plan", "internal/choice", "internal/cluster", "internal/exact", "internal/lag", "internal/recheck", "internal/unwind", "internal/waiting",
 		"internal/transport", "internal/transport/mem", "internal/transport/shm", "internal/transport/tcp", "internal/rendezvous",
 		"backend/gloo/internal/runs",
 	}},

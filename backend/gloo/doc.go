@@ -32,7 +32,8 @@
 //     buffers go in chunks: one is in memory while another one is on the network. Small blocks for
 //     another host go in one message (internal/cluster). With Options.Sums "rank order", reductions
 //     go from rank to rank: a host must not add its own operands first. Options.Cluster splits a
-//     host into several clusters.
+//     host into several clusters. Backend.Stage runs what goes between clusters for others, such as
+//     groups of devices.
 //
 // Sends and receives between ranks of one host go through memory, others over connections. A receive
 // from any rank takes the message that comes first on either.

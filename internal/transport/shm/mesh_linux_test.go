@@ -46,7 +46,7 @@ func (f *fabric) meshes(t testing.TB, size int, o shm.MeshOptions) []transport.M
 	return ms
 }
 
-func TestMesh(t *testing.T) {
+func TestF34Mesh(t *testing.T) {
 	f := newFabric()
 	transporttest.Run(t, transporttest.Config{
 		New:   func(t testing.TB, size int) []transport.Mesh { return f.meshes(t, size, shm.MeshOptions{}) },

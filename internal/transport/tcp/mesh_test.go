@@ -125,7 +125,7 @@ func TestPostReadsGrant(t *testing.T) {
 	ms[0].ResumeReaders()
 }
 
-func TestMesh(t *testing.T) {
+func TestF34Mesh(t *testing.T) {
 	small := local
 	small.Eager, small.Window = 512, minWindow
 	small.Lanes, small.bulkyBytes, small.pieceBytes = 2, 64<<10, 20000

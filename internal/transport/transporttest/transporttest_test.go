@@ -15,7 +15,8 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-func TestMem(t *testing.T) {
+// TestF34Mem: every mesh passes the same suite. The other TestF34 are in the packages of the meshes.
+func TestF34Mem(t *testing.T) {
 	f := mem.NewFabric()
 	groups := make(map[transport.Mesh]string)
 	var n atomic.Int64

@@ -7,7 +7,7 @@ import (
 	"github.com/c10d-go/c10d/internal/transport/transporttest"
 )
 
-func TestConformance(t *testing.T) {
+func TestF34Conformance(t *testing.T) {
 	transporttest.Run(t, transporttest.Config{
 		New: func(t testing.TB, size int) []transport.Mesh {
 			ms := make([]transport.Mesh, size)

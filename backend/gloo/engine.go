@@ -30,6 +30,8 @@ type engine struct {
 	sends   []*transport.Request
 	main    progress                      // of the plan that run executes
 	between []*progress                   // of steps between clusters
+	free    []*progress                   // those of them without a step
+	chunks  []*progress                   // by chunk: a list of those with a step
 	meeting *callback.Registry[*progress] // of those steps, unless a StageCall has its own
 	cluster clusterCall
 	packed  []byte // for tensors that are not contiguous, and for joined ones
@@ -65,6 +67,7 @@ type progress struct {
 	// Of a step between clusters:
 	step     *cluster.Step                 // nil if there is none
 	at       int                           // the step's place in its plan
+	then     *progress                     // of another step of the chunk
 	meeting  *callback.Registry[*progress] // nil: the engine waits for each request
 	posts    []*posting                    // reqs are theirs
 	of       *cluster.Step                 // the last step, and its plan
@@ -339,10 +342,10 @@ func (e *engine) drain() {
 			e.main.busy[i] = false
 		}
 	}
-	for _, g := range e.between {
-		if g.step != nil {
+	for k, g := range e.chunks {
+		for ; g != nil; g = e.chunks[k] {
 			g.meeting.Settle()
-			g.step = nil
+			e.release(k)
 		}
 	}
 }

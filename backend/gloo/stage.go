@@ -92,10 +92,14 @@ func (b *Backend) checkStage(s *NetworkStage) error {
 		return bad(s.Op, "the plan has %d steps between clusters, want at most %d", p.IDs, slotSteps)
 	}
 	for i := range p.Steps {
-		if !crosses(&p.Steps[i]) {
+		st := &p.Steps[i]
+		if st.Chunk < 0 || st.Chunk >= p.Chunks {
+			return bad(s.Op, "step %d is of chunk %d of %d", i, st.Chunk, p.Chunks)
+		}
+		if !crosses(st) {
 			continue
 		}
-		switch st := &p.Steps[i]; {
+		switch {
 		case !slices.Contains(st.Ranks, b.rank):
 			return bad(s.Op, "step %d is for ranks %v", i, st.Ranks)
 		case slices.ContainsFunc(st.Ranks, func(r int) bool { return r < 0 || r >= b.size }):
@@ -189,13 +193,18 @@ func atStep(err error, p *cluster.Plan, i int) error {
 // open begins a step between clusters, now or when it is ready.
 func (e *engine) open(s *cluster.Step, i int) error {
 	x := &e.cluster
-	free := slices.IndexFunc(e.between, func(g *progress) bool { return g.step == nil })
-	if free < 0 {
-		free = len(e.between)
-		e.between = append(e.between, new(progress))
+	var g *progress
+	if n := len(e.free); n > 0 {
+		g, e.free = e.free[n-1], e.free[:n-1]
+	} else {
+		g = new(progress)
+		e.between = append(e.between, g)
 	}
-	g := e.between[free]
+	for len(e.chunks) <= s.Chunk {
+		e.chunks = append(e.chunks, nil)
+	}
 	g.step, g.at, g.plan, g.meeting = s, i, nil, x.meeting
+	g.then, e.chunks[s.Chunk] = e.chunks[s.Chunk], g
 	if x.call != nil {
 		k := &x.call.ready[i]
 		if k.Value = g; !x.meeting.Expect(k) {
@@ -243,25 +252,30 @@ func (e *engine) finish(chunk, i int) (at int, err error) {
 				return g.at, err
 			}
 		}
-		missing := slices.IndexFunc(e.between, func(g *progress) bool { return g.step != nil && g.step.Chunk == chunk && !g.ended() })
-		if missing < 0 {
-			break
+		if chunk >= len(e.chunks) || e.chunks[chunk] == nil {
+			return i, nil
 		}
-		if err := e.await(e.between[missing]); err != nil {
-			return e.between[missing].at, err
-		}
-	}
-	for _, g := range e.between {
-		s := g.step
-		if s == nil || s.Chunk != chunk {
+		g := e.chunks[chunk]
+		if !g.ended() {
+			if err := e.await(g); err != nil {
+				return g.at, err
+			}
 			continue
 		}
-		g.step = nil
+		s := g.step
+		e.release(chunk)
 		if s.Seal != 0 && s.Ranks[s.Root] != e.session.rank && !sealFits(g.bufs[plan.Out], s.Seal) {
 			return g.at, e.session.mismatch(e.mesh, e.op, s.Ranks[s.Root], errors.New("the lengths of its blocks are not those that were expected"))
 		}
 	}
-	return i, nil
+}
+
+// release takes the first step off the list of a chunk.
+func (e *engine) release(chunk int) {
+	g := e.chunks[chunk]
+	e.chunks[chunk] = g.then
+	g.step, g.then = nil, nil
+	e.free = append(e.free, g)
 }
 
 // await waits until some step between clusters can go on. g is one of them.
@@ -291,8 +305,7 @@ func (e *engine) await(g *progress) error {
 
 // endBetween ends the steps that are under way. The operation has failed.
 func (e *engine) endBetween(err error) {
-	under := slices.ContainsFunc(e.between, func(g *progress) bool { return g.step != nil })
-	if under && e.mesh.Fault() == nil {
+	if len(e.free) < len(e.between) && e.mesh.Fault() == nil {
 		e.session.fail(e.mesh, e.op, err, e.session.rank)
 	}
 	e.drain()

@@ -300,7 +300,7 @@ func TestF36AllReduce(t *testing.T) {
 		w := newTeam(t, n, nil)
 		for i, o := range stagedOperators {
 			kind := []plan.Op{plan.OpAllReduce, plan.OpReduceScatter, plan.OpReduce}[(i+n)%3]
-			w.reduction(t, rng, kind, o.op, o.d, rng.IntN(400), 1+rng.IntN(100)).check(t, w)
+			w.reduction(t, rng, kind, o.op, o.d, rng.IntN(400), 50+rng.IntN(100)).check(t, w)
 		}
 	}
 }
@@ -699,6 +699,7 @@ func TestF40NoMember(t *testing.T) {
 		"the plan is that of rank 1":          {Plan: planned(w.layout, 1, nil)},
 		"for ranks [0 1 2 3] of a group of 3": {Plan: planned(alone(4), 0, nil), Memory: memory},
 		"step 0 is for ranks [1 2]":           {Plan: planned(w.layout, 0, func(s *cluster.Step) { s.Ranks = []int{1, 2} }), Memory: memory},
+		"step 0 is of chunk 7 of 1":           {Plan: planned(w.layout, 0, func(s *cluster.Step) { s.Chunk = 7 }), Memory: memory},
 		"step 0 has number 1 of 1":            {Plan: planned(w.layout, 0, func(s *cluster.Step) { s.ID = 1 }), Memory: memory},
 		"needs Memory":                        {Plan: planned(w.layout, 0, nil)},
 		"needs Combine":                       {Plan: planned(w.layout, 0, nil), Memory: memory},

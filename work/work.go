@@ -53,6 +53,15 @@ type orderer interface{ Order(s Stream) error }
 // Promise.RunBy.
 type poller interface{ Poll() }
 
+// ender is a runner that knows whether its operation ends with a context, see Promise.RunBy.
+type ender interface {
+	EndsWith(ctx context.Context) bool
+}
+
+// cancelWithin bounds how long Wait outlives its context while the operation ends with the same one.
+// Operations end within milliseconds, unless a function of the program holds them up.
+const cancelWithin = time.Second
+
 const (
 	pending uint32 = iota
 	succeeded
@@ -64,7 +73,8 @@ var base = time.Now()
 
 // Wait blocks until the operation has ended and returns its error, as c10d's wait does. ctx
 // bounds only the waiting: if it ends first, Wait returns an error that wraps ctx's, and the
-// operation goes on.
+// operation goes on. If ctx is that of the operation and is cancelled, the operation ends, too: Wait
+// gives it a second, and returns its error.
 func (w *Work) Wait(ctx context.Context) error {
 	if w.state.Load() == pending {
 		if h, ok := w.runner.(helper); ok {
@@ -76,7 +86,7 @@ func (w *Work) Wait(ctx context.Context) error {
 		case <-w.Done():
 		case <-ctx.Done():
 			// If both the operation and the context have ended, the operation's result counts.
-			if w.state.Load() == pending {
+			if w.state.Load() == pending && !w.endsWith(ctx) {
 				err := ctx.Err()
 				if cause := context.Cause(ctx); cause != err {
 					err = fmt.Errorf("%w: %w", err, cause)
@@ -86,6 +96,22 @@ func (w *Work) Wait(ctx context.Context) error {
 		}
 	}
 	return w.Err()
+}
+
+// endsWith waits for an operation that a context has cancelled together with the wait. It returns
+// false if the operation has another context, or does not end.
+func (w *Work) endsWith(ctx context.Context) bool {
+	e, ok := w.runner.(ender)
+	if !ok || !errors.Is(ctx.Err(), context.Canceled) || !e.EndsWith(ctx) {
+		return w.state.Load() != pending
+	}
+	t := time.NewTimer(cancelWithin)
+	defer t.Stop()
+	select {
+	case <-w.Done():
+	case <-t.C:
+	}
+	return w.state.Load() != pending
 }
 
 // Synchronize orders s after the outputs of the operation, without blocking the caller where the
@@ -308,6 +334,9 @@ func (p *Promise) SetResult(result ...*tensor.Tensor) {
 //
 // If r has a method Poll(), IsCompleted, IsSuccess, Result and Duration call it first. Poll ends the
 // operation if it is done, and does not wait.
+//
+// If r has a method EndsWith(context.Context) bool, Wait calls it with a context that was cancelled.
+// It reports whether the end of that context ends the operation, soon. Wait then waits for that.
 func (p *Promise) RunBy(r interface{ Abort(cause error) }) { p.w.runner = r }
 
 // Complete ends the operation. It wraps an error that is not an *Error in one with operation,

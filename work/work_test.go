@@ -113,6 +113,59 @@ func TestWaitKeepsTheErrorOfAContextWithACause(t *testing.T) {
 	require.True(t, ne.Timeout())
 }
 
+// ender is an operation whose context is ctx. It ends a while after that.
+type ender struct {
+	work.Promise
+	ctx   context.Context
+	takes time.Duration
+}
+
+func (e *ender) Abort(error) {}
+
+func (e *ender) EndsWith(ctx context.Context) bool { return ctx.Done() == e.ctx.Done() }
+
+// TestWaitWithTheContextOfTheOperation returns what the operation says of its cancellation. It does
+// not wait long for that.
+func TestWaitWithTheContextOfTheOperation(t *testing.T) {
+	for name, tc := range map[string]struct {
+		takes, limit time.Duration
+		other        bool // another context ends
+		want         string
+	}{
+		"the same":           {takes: time.Millisecond, want: "rank 1 cancelled"},
+		"the same, but slow": {takes: time.Minute, want: "stopped waiting, the operation goes on"},
+		"its deadline":       {takes: time.Millisecond, limit: time.Second, want: "stopped waiting, the operation goes on"},
+		"another":            {takes: time.Millisecond, other: true, want: "stopped waiting, the operation goes on"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				ctx, cancel := context.WithCancel(t.Context())
+				defer cancel()
+				if tc.limit > 0 {
+					ctx, cancel = context.WithTimeout(ctx, tc.limit)
+					defer cancel()
+				} else {
+					time.AfterFunc(time.Second, cancel)
+				}
+				e := &ender{ctx: ctx, takes: tc.takes}
+				if tc.other {
+					e.ctx = t.Context()
+				}
+				e.Init(info)
+				e.RunBy(e)
+				context.AfterFunc(ctx, func() {
+					time.Sleep(e.takes)
+					e.Complete(errors.New("rank 1 cancelled"))
+				})
+				begun := time.Now()
+				require.ErrorContains(t, e.Work().Wait(ctx), tc.want)
+				require.LessOrEqual(t, time.Since(begun), 3*time.Second)
+				<-e.Work().Done()
+			})
+		})
+	}
+}
+
 func TestThen(t *testing.T) {
 	boom := errors.New("boom")
 	for _, tc := range []struct {

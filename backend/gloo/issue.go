@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/c10d-go/c10d/internal/transport"
 	"github.com/c10d-go/c10d/work"
 )
 
@@ -31,6 +32,7 @@ func (b *Backend) recycle(o *operation) {
 // issue gives a collective on so many bytes its number and its tags and queues it.
 func (b *Backend) issue(ctx context.Context, op work.OpType, timeout time.Duration, prefix uint8, tags, bytes int, o *operation) (*work.Work, error) {
 	if err := b.admit(ctx, op, o); err != nil {
+		b.noteUncalled(ctx, op)
 		return nil, err
 	}
 	defer b.mu.Unlock()
@@ -52,19 +54,60 @@ func (b *Backend) admit(ctx context.Context, op work.OpType, o *operation) error
 	ended := ctx.Err() != nil // a nil context panics here, not under the lock
 	b.mu.Lock()
 	info := work.Info{Op: op, Seq: b.seq, Group: b.group, Rank: b.rank}
-	var err error
-	switch f := b.fault(); {
-	case b.closing || b.draining:
-		err = &work.Error{Info: info, Peer: -1, Err: work.ErrClosed}
-	case f != nil:
-		err = b.faultError(info, f)
-	case ended:
-		err = &work.Error{Info: info, Peer: -1, Err: fmt.Errorf("not started: %w", canceled(ctx))}
-	default:
+	f, over := b.fault(), b.closing || b.draining
+	if !over && f == nil && !ended {
 		return nil
 	}
 	b.mu.Unlock()
-	return err
+	switch {
+	case over:
+		return &work.Error{Info: info, Peer: -1, Err: work.ErrClosed}
+	case f != nil:
+		return b.faultError(info, f)
+	}
+	return &work.Error{Info: info, Peer: -1, Err: fmt.Errorf("not started: %w", canceled(ctx))}
+}
+
+// uncalled is a collective that was not started because its context had ended. The other ranks may
+// wait for this rank in it.
+type uncalled struct {
+	op    work.OpType
+	seq   uint64
+	calls uint64 // collectives issued before
+	cause error  // nil if there is none
+}
+
+// noteUncalled notes a collective that admit has refused. A later collective takes its place.
+func (b *Backend) noteUncalled(ctx context.Context, op work.OpType) {
+	if ctx.Err() == nil {
+		return
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.uncalled = uncalled{op: op, seq: b.seq, calls: b.calls, cause: canceled(ctx)}
+}
+
+// givenUp returns the fault of a rank that leaves the group, or its epoch, after it has not started a
+// collective. It returns nil if there is no such collective, or if the rank has called another one
+// since. b.mu is held.
+func (b *Backend) givenUp() *transport.Fault {
+	u := &b.uncalled
+	if u.cause == nil || u.calls != b.calls {
+		return nil
+	}
+	return &transport.Fault{Kind: kindOf(u.cause), Rank: b.rank, Reporter: b.rank, Op: uint8(u.op), Seq: u.seq, Err: u.cause}
+}
+
+// Revoke ends the group if the context of this rank's last collective had ended before the call. The
+// collective was not started, so the rank could call it again. Revoke is for a rank that does not:
+// the others may wait for it.
+func (b *Backend) Revoke() {
+	b.mu.Lock()
+	f := b.givenUp()
+	b.mu.Unlock()
+	if f != nil {
+		b.end(*f)
+	}
 }
 
 // begin fills in an operation that has been admitted. b.mu is held.
@@ -85,6 +128,13 @@ func (o *operation) begin(b *Backend, ctx context.Context, op work.OpType, timeo
 
 // Abort ends the group because of this operation.
 func (f *future) Abort(cause error) { f.backend.abort(cause, f) }
+
+// EndsWith reports whether the operation ends with ctx.
+func (f *future) EndsWith(ctx context.Context) bool {
+	f.backend.mu.Lock()
+	defer f.backend.mu.Unlock()
+	return f.op != nil && f.op.ctx.Done() == ctx.Done()
+}
 
 // Order makes s wait for the outputs, or waits itself: most are in CPU memory.
 func (f *future) Order(s work.Stream) error {

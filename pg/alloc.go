@@ -18,11 +18,16 @@ type allocator interface {
 
 // allocatorOf returns what is behind b, nil if it has no memory.
 func allocatorOf(b backend.Backend) allocator {
-	if d, ok := b.(*detail.Backend); ok {
-		b = d.Backend // there is nothing to compare
-	}
-	a, _ := b.(allocator)
+	a, _ := unchecked(b).(allocator)
 	return a
+}
+
+// unchecked returns the backend whose operations b checks, or b if that checks none.
+func unchecked(b backend.Backend) backend.Backend {
+	if d, ok := b.(*detail.Backend); ok {
+		return d.Backend
+	}
+	return b
 }
 
 // Alloc returns a contiguous CPU tensor of zeros in memory that all ranks of the host share.

@@ -34,6 +34,12 @@ func vec(n int) *tensor.Tensor {
 // faulty runs size ranks under virtual time; what f returns on each rank is the result.
 func faulty(t *testing.T, size int, f func(j *pgtest.Job, g *pg.ProcessGroup) error) []error {
 	t.Helper()
+	return faultyWith(t, size, func(*pg.Options) {}, f)
+}
+
+// faultyWith is faulty for groups with other options.
+func faultyWith(t *testing.T, size int, change func(*pg.Options), f func(j *pgtest.Job, g *pg.ProcessGroup) error) []error {
+	t.Helper()
 	errs := make([]error, size)
 	synctest.Test(t, func(t *testing.T) {
 		j := pgtest.NewJob(size)
@@ -218,6 +224,21 @@ func TestCancelOnOneRankReachesAll(t *testing.T) {
 		culprit(t, err, work.ErrCanceled, 0)
 	}
 	require.ErrorContains(t, errs[0], "user pressed stop")
+
+	// A wait with the context of the call returns what became of the call.
+	errs = faulty(t, 2, func(j *pgtest.Job, g *pg.ProcessGroup) error {
+		if g.Rank() == 1 {
+			return pending["recv"](g)
+		}
+		ctx, cancel := context.WithCancelCause(context.Background())
+		time.AfterFunc(time.Second, func() { cancel(errors.New("user pressed stop")) })
+		return pg.AllReduceSlice(ctx, g, []float32{1}, backend.Sum())
+	})
+	for _, err := range errs {
+		culprit(t, err, work.ErrCanceled, 0)
+		require.ErrorAs(t, err, new(*pg.EpochError))
+		require.ErrorContains(t, err, "user pressed stop")
+	}
 }
 
 func TestTheCallsDeadlineBoundsTheOperation(t *testing.T) {

@@ -543,16 +543,14 @@ func (g *ProcessGroup) SplitRanks(ctx context.Context, lists [][]int, o GroupOpt
 // makePart makes a group of the members of part i, which are ranks of this group in the new group's
 // order. No members stand for no group.
 func (g *ProcessGroup) makePart(ctx context.Context, members []int, i int, o GroupOptions) (*ProcessGroup, error) {
-	g.mu.Lock()
-	g.splits++
-	n := g.splits
-	g.mu.Unlock()
+	e := g.now()
+	n := e.splits.Add(1)
 	if len(members) == 0 {
 		return nil, nil
 	}
-	w, ranks := g.now().world, make([]int, len(members))
+	w, ranks := e.world, make([]int, len(members))
 	for k, r := range members {
-		ranks[k] = g.now().ranks[r]
+		ranks[k] = e.ranks[r]
 	}
 	if o.Backend == "" {
 		o.Backend = w.options.Backend
@@ -561,7 +559,7 @@ func (g *ProcessGroup) makePart(ctx context.Context, members []int, i int, o Gro
 		o.Timeout = g.Timeout()
 	}
 	return w.newGroup(ctx, groupSpec{
-		name: fmt.Sprintf("%s:split:%d:%d", g.now().name, n, i), key: fmt.Sprintf("%s:split:%d:%d", g.now().key, n, i), desc: o.Description, ranks: ranks, backend: o.Backend,
+		name: fmt.Sprintf("%s:split:%d:%d", e.name, n, i), key: fmt.Sprintf("%s:split:%d:%d", e.key, n, i), desc: o.Description, ranks: ranks, backend: o.Backend,
 		timeout: o.Timeout, prefixes: []string{w.root.now().key}, local: true, split: true,
 	})
 }

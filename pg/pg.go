@@ -126,14 +126,17 @@ type ProcessGroup struct {
 	reconfiguring sync.Mutex
 	membership    *members // nil until Reconfigure, Pending or Join
 
+	refused atomic.Pointer[refusal] // nil if operations are not refused; written under mu
+
 	mu      sync.Mutex
 	timeout time.Duration
-	refused error                   // why operations are refused, nil if they are not
 	stop    context.CancelCauseFunc // ends a Reconfigure; nil before the first
-	splits  int                     // how often Split and SplitRanks were called
 
 	allocators []allocator // of old epochs, for Free
 }
+
+// refusal is why operations are refused.
+type refusal struct{ why error }
 
 // now returns the group's epoch.
 func (g *ProcessGroup) now() *epoch { return g.current.Load() }
@@ -157,7 +160,8 @@ type epoch struct {
 	within string // what its keys begin with in world.store
 	tidier tidier
 
-	allocated atomic.Bool // Alloc was called
+	allocated atomic.Bool  // Alloc was called
+	splits    atomic.Int64 // how often Split and SplitRanks were called
 }
 
 // New makes the default group over a store: all size ranks must call it, with ranks 0 to size-1.
@@ -313,28 +317,30 @@ func (g *ProcessGroup) Devices() []backend.DeviceBackend { return slices.Clone(g
 
 // Backend returns the backend for a device type.
 func (g *ProcessGroup) Backend(d tensor.DeviceType) (backend.Backend, error) {
-	if err := g.open(); g.now().rank >= 0 && err != nil {
+	e := g.now()
+	if err := g.open(); e.rank >= 0 && err != nil {
 		return nil, err
 	}
-	return g.serving(d)
+	return e.serving(g.name, d)
 }
 
 // backend is Backend for an operation, which its error names.
 func (g *ProcessGroup) backend(op work.OpType, d tensor.DeviceType) (backend.Backend, error) {
-	if err := g.open(); g.now().rank >= 0 && err != nil {
-		return nil, fmt.Errorf("pg: %v in group %q: %w", op, g.name, errors.Unwrap(err))
+	e := g.now()
+	if r := g.refused.Load(); r != nil && e.rank >= 0 {
+		return nil, fmt.Errorf("pg: %v in group %q: %w", op, g.name, r.why)
 	}
-	return g.serving(d)
+	return e.serving(g.name, d)
 }
 
-// serving returns the backend for a device type.
-func (g *ProcessGroup) serving(d tensor.DeviceType) (backend.Backend, error) {
-	if g.now().rank < 0 {
+// serving returns the backend for a device type of the group name.
+func (g *epoch) serving(name string, d tensor.DeviceType) (backend.Backend, error) {
+	if g.rank < 0 {
 		return nil, ErrNotMember
 	}
-	b, ok := g.now().backends[d]
+	b, ok := g.backends[d]
 	if !ok {
-		return nil, fmt.Errorf("pg: no backend for device type %v in group %q (it has %s)", d, g.name, pairs(g.now().devices))
+		return nil, fmt.Errorf("pg: no backend for device type %v in group %q (it has %s)", d, name, pairs(g.devices))
 	}
 	return b, nil
 }
@@ -350,10 +356,8 @@ func pairs(devices []backend.DeviceBackend) string {
 
 // open returns an error if the group is closed or of an old epoch.
 func (g *ProcessGroup) open() error {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	if g.refused != nil {
-		return fmt.Errorf("pg: group %q: %w", g.name, g.refused)
+	if r := g.refused.Load(); r != nil {
+		return fmt.Errorf("pg: group %q: %w", g.name, r.why)
 	}
 	return nil
 }
@@ -365,8 +369,8 @@ func (g *ProcessGroup) of(op work.OpType, ts ...*tensor.Tensor) (backend.Backend
 			return g.backend(op, t.Device().Type)
 		}
 	}
-	if len(g.now().devices) > 0 {
-		return g.backend(op, g.now().devices[0].Device) // it will say what is missing
+	if d := g.now().devices; len(d) > 0 {
+		return g.backend(op, d[0].Device) // it will say what is missing
 	}
 	return g.backend(op, tensor.CPU)
 }
@@ -481,7 +485,7 @@ func (g *ProcessGroup) Shutdown(ctx context.Context) error {
 // refuse makes later operations return an error that wraps why.
 func (g *ProcessGroup) refuse(why error) {
 	g.mu.Lock()
-	g.refused = why
+	g.refused.Store(&refusal{why})
 	if g.stop != nil {
 		g.stop(why)
 	}

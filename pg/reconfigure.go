@@ -24,6 +24,12 @@ type EpochError struct {
 	Epoch    int   // that has ended
 	Suspects []int // the ranks of the default group that the fault names, in that epoch
 	Err      error // what happened
+
+	// The first Done collectives of this group and epoch are complete on every rank, as far as this
+	// rank knows. More may be: View.MinDone says how many. Collectives that need data from all ranks
+	// raise Done where collectives run one at a time, as in shared memory. On other wires only
+	// Barrier does. Done is 0 if the backend does not count.
+	Done uint64
 }
 
 func (e *EpochError) Error() string { return e.Err.Error() }
@@ -74,7 +80,7 @@ type View struct {
 
 	// The first MinDone collectives of this rank's last epoch are complete on every member. Those
 	// after them, up to MaxDone, are complete on some. Ranks that left are not counted. Both are 0
-	// if the backend does not count, as with Options.Detail.
+	// if the backend does not count, as that of CUDA tensors.
 	MinDone, MaxDone uint64
 }
 
@@ -175,8 +181,11 @@ func (m *members) sayHost(err error) error {
 // end with ErrClosed. Results of a collective that failed are undefined. MinDone and MaxDone of the
 // View say whether other ranks have completed it.
 //
+// An operation of this rank may have failed in a group that was made from the default group.
+// Reconfigure then ends the epoch on all ranks, so that those in other groups learn of the fault.
+//
 // Groups that were made from the default group end with their epoch. Their operations return an
-// *EpochError. Make them again from the new epoch.
+// *EpochError. Make them again from the new epoch. After ErrEvicted all groups of this rank do so.
 //
 // An error leaves the group as it was. Reconfigure may then be called again, except after ErrEvicted.
 // It does not work for groups with PyTorch ranks (errors.ErrUnsupported), nor without the store,
@@ -228,17 +237,18 @@ func (g *ProcessGroup) reconfigure(ctx context.Context, o ReconfigureOptions) (V
 	ctx, stop := context.WithCancelCause(ctx)
 	defer stop(nil)
 	g.mu.Lock()
-	refused := g.refused
+	refused := g.refused.Load()
 	g.stop = stop
 	g.mu.Unlock()
 	if refused != nil {
-		return View{}, refused
+		return View{}, refused.why
 	}
 	m, err := g.memberships(ctx)
 	if err != nil {
 		return View{}, err
 	}
 	e := g.now()
+	g.revoke(e)
 	cfg := m.config(o)
 	cfg.Done = e.completed()
 	e.world.faults.Lock()
@@ -250,10 +260,35 @@ func (g *ProcessGroup) reconfigure(ctx context.Context, o ReconfigureOptions) (V
 	}
 	e.world.faults.Unlock()
 	v, err := m.decide(ctx, cfg)
-	if err != nil {
-		return View{}, err
+	var entered View
+	if err == nil {
+		entered, err = g.enter(ctx, m, cfg, v)
 	}
-	return g.enter(ctx, m, cfg, v)
+	if errors.Is(err, ErrEvicted) {
+		gone := &EpochError{Epoch: e.world.number, Err: err}
+		for _, x := range append(e.world.below(g), g) {
+			x.refuse(gone)
+		}
+	}
+	return entered, err
+}
+
+// revoke ends the default group on all ranks if one of this rank's groups has failed. It does the same
+// if this rank has not started a call in which others may wait.
+func (g *ProcessGroup) revoke(e *epoch) {
+	for _, x := range append(e.world.below(g), g) {
+		for _, b := range x.now().distinct {
+			if r, ok := b.(interface{ Revoke() }); ok {
+				r.Revoke()
+			}
+			if f, ok := unchecked(b).(interface{ Err() error }); ok {
+				if err := f.Err(); err != nil {
+					g.Abort(err)
+					return
+				}
+			}
+		}
+	}
 }
 
 func (m *members) config(o ReconfigureOptions) membership.Config {
@@ -363,7 +398,7 @@ func (g *ProcessGroup) connectEpoch(ctx context.Context, m *members, v membershi
 	})
 	if old != nil {
 		w.owned, old.world.owned = old.world.owned, nil
-		g.retire(old)
+		g.retire(old, m.left)
 	}
 	return nil
 }
@@ -376,9 +411,22 @@ func (w *world) named(name string) string {
 	return fmt.Sprintf("%s@%d", name, w.number)
 }
 
-// retire ends an old epoch of g and the groups that were made in it.
-func (g *ProcessGroup) retire(old *epoch) {
-	w := old.world
+// goneOn tells members that left, if they still live, that their group goes on without them. It
+// returns nil if none has left.
+func goneOn(epoch int, left []membership.Absent) error {
+	if len(left) == 0 {
+		return nil
+	}
+	all := make([]string, len(left))
+	for i, a := range left {
+		all[i] = a.String()
+	}
+	return fmt.Errorf("the group is in epoch %d now, without %s", epoch, strings.Join(all, "; "))
+}
+
+// retire ends an old epoch of g and the groups that were made in it. Members of it have left.
+func (g *ProcessGroup) retire(old *epoch, left []membership.Absent) {
+	w, gone := old.world, goneOn(g.now().world.number, left)
 	if path := w.blameFile(); path != "" {
 		os.Remove(path) // the launcher need not know of a failure that the group has survived
 	}
@@ -386,7 +434,9 @@ func (g *ProcessGroup) retire(old *epoch) {
 	w.closed = true
 	subs := slices.DeleteFunc(slices.Clone(w.groups), func(x *ProcessGroup) bool { return x == g })
 	w.mu.Unlock()
+	var epochs []*epoch
 	for _, sub := range subs {
+		epochs = append(epochs, sub.now())
 		sub.refuse(&EpochError{Epoch: w.number, Err: fmt.Errorf(
 			"it was made in epoch %d of the default group, which is in epoch %d now: make it again, with NewGroup or Split", w.number, g.now().world.number)})
 	}
@@ -396,10 +446,12 @@ func (g *ProcessGroup) retire(old *epoch) {
 		g.mu.Unlock()
 	}
 	g.retired.Go(func() {
-		for _, sub := range subs {
-			sub.now().close() // its operations have returned what there is to say
+		for _, e := range append(epochs, old) {
+			if gone != nil {
+				e.abort(gone) // or a rank that is left out would only hear that this one has left
+			}
+			e.close() // its operations have returned what there is to say
 		}
-		old.close()
 	})
 }
 
@@ -408,7 +460,7 @@ func (g *epoch) suspect(err *work.Error) {
 	if errors.As(err.Err, new(*EpochError)) {
 		return
 	}
-	w, e := g.world, &EpochError{Epoch: g.world.number, Err: err.Err}
+	w, e := g.world, &EpochError{Epoch: g.world.number, Err: err.Err, Done: g.completedEverywhere()}
 	if err.Peer >= 0 && err.Peer < len(g.ranks) {
 		e.Suspects = []int{g.ranks[err.Peer]}
 	}
@@ -428,8 +480,18 @@ func (g *epoch) suspect(err *work.Error) {
 // completed returns how many collectives this rank has completed, 0 if its backends do not count.
 func (g *epoch) completed() (n uint64) {
 	for _, b := range g.distinct {
-		if c, ok := b.(interface{ Completed() uint64 }); ok {
+		if c, ok := unchecked(b).(interface{ Completed() uint64 }); ok {
 			n += c.Completed()
+		}
+	}
+	return n
+}
+
+// completedEverywhere returns how many collectives all ranks are known to have completed.
+func (g *epoch) completedEverywhere() (n uint64) {
+	for _, b := range g.distinct {
+		if c, ok := unchecked(b).(interface{ CompletedEverywhere() uint64 }); ok {
+			n += c.CompletedEverywhere()
 		}
 	}
 	return n
@@ -483,6 +545,9 @@ func Join(ctx context.Context, st store.Store, o Options) (*ProcessGroup, error)
 	if err != nil {
 		g.leave()
 		g.retired.Wait()
+		if why := context.Cause(ctx); why != nil && !errors.Is(err, why) {
+			err = fmt.Errorf("%w: %w", err, why)
+		}
 		return nil, fmt.Errorf("pg: Join of group %q: %w", g.name, err)
 	}
 	return g, nil

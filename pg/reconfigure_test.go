@@ -330,6 +330,214 @@ func TestCancelAndGoOn(t *testing.T) {
 	require.NoError(t, errors.Join(errs...))
 }
 
+// TestACallThatWasNotStarted: its context had ended, so the rank may call again. If it leaves the
+// epoch or the group instead, the ranks that wait for it hear why. So do those that wait for a message.
+func TestACallThatWasNotStarted(t *testing.T) {
+	why := errors.New("the user pressed a key")
+	ended, cancel := context.WithCancelCause(context.Background())
+	cancel(why)
+	for name, call := range map[string]func(ctx context.Context, g *pg.ProcessGroup) error{
+		"all_reduce": func(ctx context.Context, g *pg.ProcessGroup) error {
+			return wait(g.AllReduce(ctx, []*tensor.Tensor{vec(4)}, backend.AllReduceOptions{}))
+		},
+		"detail": func(ctx context.Context, g *pg.ProcessGroup) error {
+			return wait(g.AllReduce(ctx, []*tensor.Tensor{vec(4)}, backend.AllReduceOptions{}))
+		},
+		"monitored barrier": func(ctx context.Context, g *pg.ProcessGroup) error {
+			return g.MonitoredBarrier(ctx, backend.MonitoredBarrierOptions{})
+		},
+		"messages": func(ctx context.Context, g *pg.ProcessGroup) error {
+			if g.Rank() == 1 {
+				for _, dst := range []int{0, 2} {
+					if err := wait(g.Send(ctx, vec(4), dst, backend.P2POptions{})); err != nil {
+						return err
+					}
+				}
+				return nil
+			}
+			return wait(g.Recv(ctx, vec(4), 1, backend.P2POptions{}))
+		},
+	} {
+		detailed := name == "detail"
+		for _, then := range []string{"calls again", "reconfigures", "closes"} {
+			t.Run(name+", "+then, func(t *testing.T) {
+				errs := faultyWith(t, 3, func(o *pg.Options) { o.Detail = detailed }, func(j *pgtest.Job, g *pg.ProcessGroup) error {
+					if err := sumIs(g, []int{0, 1, 2}); err != nil {
+						return err
+					}
+					begun := time.Now()
+					if g.Rank() == 1 {
+						time.Sleep(time.Second) // virtual: the others wait by then
+						err := call(ended, g)
+						require.ErrorIs(t, err, work.ErrCanceled)
+						require.ErrorContains(t, err, "not started")
+					}
+					if then == "calls again" {
+						return errors.Join(call(context.Background(), g), wait(g.Barrier(context.Background(), backend.BarrierOptions{})))
+					}
+					if g.Rank() == 1 && then == "closes" {
+						return g.Close()
+					}
+					if g.Rank() != 1 {
+						err := call(context.Background(), g)
+						var e *pg.EpochError
+						require.ErrorAs(t, err, &e)
+						require.ErrorIs(t, err, work.ErrCanceled)
+						require.ErrorContains(t, err, "rank 1 cancelled the operation")
+						if !detailed {
+							require.ErrorContains(t, err, why.Error())
+						}
+						require.Equal(t, []int{1}, e.Suspects)
+						require.Less(t, time.Since(begun), 2*time.Second, "virtual time")
+					}
+					if then == "closes" {
+						return nil
+					}
+					v, err := g.Reconfigure(context.Background(), pg.ReconfigureOptions{Min: 3})
+					if err != nil {
+						return err
+					}
+					require.Less(t, time.Since(begun), 2*time.Second, "virtual time")
+					return sumIs(g, v.IDs)
+				})
+				require.NoError(t, errors.Join(errs...))
+			})
+		}
+	}
+}
+
+// TestAFaultOfASubgroup ends the default group when a rank of it reconfigures: the others would
+// work on, and then wait for that rank.
+func TestAFaultOfASubgroup(t *testing.T) {
+	why := errors.New("enough")
+	errs := faulty(t, 4, func(j *pgtest.Job, g *pg.ProcessGroup) error {
+		ctx, cancel := context.WithCancelCause(context.Background())
+		defer cancel(nil)
+		sub, err := g.NewSubgroups(ctx, 2, pg.GroupOptions{})
+		if err != nil {
+			return err
+		}
+		begun := time.Now()
+		if g.Rank() >= 2 {
+			for err == nil {
+				err = sumIs(sub, []int{0, 1})
+				if e := wait(g.Recv(ctx, vec(1), g.Rank()-2, backend.P2POptions{})); e != nil {
+					err = e // the default group's
+				}
+			}
+		} else {
+			if g.Rank() == 0 {
+				time.AfterFunc(time.Second, func() { cancel(why) })
+				err = wait(sub.Recv(ctx, vec(1), 1, backend.P2POptions{}))
+			} else {
+				_, err = sumOf(sub, 1)
+			}
+		}
+		var e *pg.EpochError
+		require.ErrorAs(t, err, &e)
+		require.ErrorIs(t, err, work.ErrCanceled)
+		require.ErrorContains(t, err, why.Error())
+		require.Equal(t, []int{0}, e.Suspects)
+		v, err := g.Reconfigure(context.Background(), pg.ReconfigureOptions{})
+		if err != nil {
+			return err
+		}
+		require.Less(t, time.Since(begun), 5*time.Second, "virtual time: nobody is waited for")
+		return sumIs(g, []int{0, 1, 2, 3}[:len(v.IDs)])
+	})
+	require.NoError(t, errors.Join(errs...))
+}
+
+// TestARankThatIsLeftOut hears so from its next operation, in all of its groups, without a fault
+// before.
+func TestARankThatIsLeftOut(t *testing.T) {
+	errs := faulty(t, 3, func(j *pgtest.Job, g *pg.ProcessGroup) error {
+		ctx := context.Background()
+		pair, err := g.NewGroup(ctx, []int{0, 2}, pg.GroupOptions{})
+		if err != nil {
+			return err
+		}
+		part, err := g.Split(ctx, g.Rank()%2, 0, pg.GroupOptions{})
+		if err != nil {
+			return err
+		}
+		if g.Rank() != 2 {
+			v, err := g.Reconfigure(ctx, pg.ReconfigureOptions{Patience: 2 * time.Second})
+			if err != nil {
+				return err
+			}
+			return sumIs(g, v.IDs)
+		}
+		time.Sleep(5 * time.Second) // virtual: it computes
+		for _, x := range []*pg.ProcessGroup{g, pair, part} {
+			_, err := sumOf(x, 1)
+			var e *pg.EpochError
+			require.ErrorAs(t, err, &e)
+			require.ErrorContains(t, err, "the group is in epoch 1 now, without member 2: it did not come within 2s")
+		}
+		_, err = g.Reconfigure(ctx, pg.ReconfigureOptions{})
+		require.ErrorIs(t, err, pg.ErrEvicted)
+		for _, x := range []*pg.ProcessGroup{g, pair, part} {
+			_, err := sumOf(x, 1)
+			var e *pg.EpochError
+			require.ErrorAs(t, err, &e)
+			require.ErrorIs(t, err, pg.ErrEvicted)
+			require.ErrorContains(t, err, "member 2 was evicted from the group in epoch 1: it did not come within 2s")
+		}
+		_, err = g.NewGroup(ctx, []int{0, 2}, pg.GroupOptions{})
+		require.ErrorIs(t, err, pg.ErrEvicted)
+		_, err = g.Reconfigure(ctx, pg.ReconfigureOptions{})
+		require.ErrorIs(t, err, pg.ErrEvicted)
+		return nil
+	})
+	require.NoError(t, errors.Join(errs...))
+}
+
+// TestGroupsOfNewcomers: members have split the group in the epoch before, and a newcomer has not.
+func TestGroupsOfNewcomers(t *testing.T) {
+	errs := faulty(t, 2, func(j *pgtest.Job, g *pg.ProcessGroup) error {
+		ctx := context.Background()
+		var wg sync.WaitGroup
+		defer wg.Wait()
+		groups := func(g *pg.ProcessGroup) error {
+			part, err := g.Split(ctx, 0, 0, pg.GroupOptions{})
+			if err != nil {
+				return err
+			}
+			sub, err := g.NewGroup(ctx, []int{0, g.Size() - 1}, pg.GroupOptions{})
+			if err != nil {
+				return err
+			}
+			err = sumIs(part, []int{0, 1, 2}[:part.Size()])
+			if sub.IsMember() {
+				err = errors.Join(err, sumIs(sub, []int{0, 1}))
+			}
+			return errors.Join(err, wait(g.Barrier(ctx, backend.BarrierOptions{})))
+		}
+		for range 2 {
+			if err := groups(g); err != nil {
+				return err
+			}
+		}
+		if g.Rank() == 0 {
+			wg.Go(func() {
+				joined, err := pg.Join(ctx, j.Store, j.Options())
+				if err == nil {
+					err = errors.Join(groups(joined), joined.Close())
+				}
+				if err != nil {
+					t.Errorf("newcomer: %v", err)
+				}
+			})
+		}
+		if _, err := g.Reconfigure(ctx, pg.ReconfigureOptions{Min: 3}); err != nil {
+			return err
+		}
+		return groups(g)
+	})
+	require.NoError(t, errors.Join(errs...))
+}
+
 // TestTooFewRanks: nothing changes, and the ranks may try again.
 func TestTooFewRanks(t *testing.T) {
 	errs := faulty(t, 3, func(j *pgtest.Job, g *pg.ProcessGroup) error {
@@ -460,6 +668,10 @@ func TestJoinGivesUp(t *testing.T) {
 		defer cancel()
 		_, err := pg.Join(ctx, j.Store, j.Options())
 		require.ErrorIs(t, err, context.DeadlineExceeded)
+		ended, end := context.WithCancelCause(context.Background())
+		end(errStop)
+		_, err = pg.Join(ended, j.Store, j.Options())
+		require.ErrorIs(t, err, errStop)
 
 		g, err := j.Join(context.Background(), 0)
 		require.NoError(t, err)

@@ -115,6 +115,22 @@ func (b *Backend) Abort(cause error) {
 	b.control.Abort(cause)
 }
 
+// Revoke ends both groups if this rank's last check was not started because its context had ended.
+// The other ranks may wait in that check.
+func (b *Backend) Revoke() {
+	r, ok := b.control.(interface {
+		Revoke()
+		Err() error
+	})
+	if !ok {
+		return
+	}
+	r.Revoke()
+	if err := r.Err(); err != nil {
+		b.Backend.Abort(err)
+	}
+}
+
 // Shutdown waits for the operations, not for checks: a check that waits for other ranks has issued
 // nothing yet.
 func (b *Backend) Shutdown(ctx context.Context) error {
@@ -182,6 +198,7 @@ func (b *Backend) check(ctx context.Context, c *call) error {
 	info := work.Info{Op: c.op, Seq: b.Seq(), Group: b.group, Rank: b.Rank()}
 	own := c.fingerprint(false)
 	if err := ctx.Err(); err != nil {
+		_ = b.control.MonitoredBarrier(ctx, backend.MonitoredBarrierOptions{}) // is not started; see Revoke
 		return &work.Error{Info: info, Peer: -1, Err: fmt.Errorf("not started: %w: %w", work.ErrCanceled, err)}
 	}
 	if err := b.control.MonitoredBarrier(ctx, backend.MonitoredBarrierOptions{Timeout: timeout}); err != nil {

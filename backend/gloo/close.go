@@ -46,6 +46,7 @@ func (b *Backend) Close() error {
 	b.unbegun.Stop()
 	b.queued.Broadcast()
 	open := works(b.inflight)
+	gaveUp := b.givenUp()
 	b.mu.Unlock()
 	defer close(b.done)
 
@@ -55,6 +56,8 @@ func (b *Backend) Close() error {
 		why.Kind, why.Err = transport.FaultPanicked, &departure{"its program called Close while it panicked"}
 	case len(open) > 0:
 		why.Err = &departure{"it called Close with " + named(open) + " open"}
+	case gaveUp != nil && b.fault() == nil:
+		why = *gaveUp
 	}
 	cause := why.Err
 	if f := b.meshes[0].Fault(); cause == nil && f != nil {

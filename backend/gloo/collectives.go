@@ -622,7 +622,7 @@ func (b *Backend) splits(op work.OpType, name string, t *tensor.Tensor, splits [
 
 // Barrier waits for this rank's earlier collectives, then meets the others.
 func (b *Backend) Barrier(ctx context.Context, o backend.BarrierOptions) (*work.Work, error) {
-	q := &operation{needsAll: true, print: fingerprint{op: work.Barrier, root: -1}.call()}
+	q := &operation{needsAll: true, afterAll: true, print: fingerprint{op: work.Barrier, root: -1}.call()}
 	q.run = func(e *engine) error {
 		for _, earlier := range b.before(q) {
 			select {

@@ -2,6 +2,7 @@ package gloo_test
 
 import (
 	"context"
+	"sync"
 	"testing"
 	"time"
 
@@ -40,5 +41,39 @@ func TestCompleted(t *testing.T) {
 		}
 		assert.ErrorIs(t, wait(b.Barrier(context.Background(), backend.BarrierOptions{})), work.ErrCanceled)
 		assert.EqualValues(t, 2, b.Completed())
+	})
+}
+
+// TestCompletedEverywhere: what a rank knows of the others without asking them.
+func TestCompletedEverywhere(t *testing.T) {
+	onEveryWire(t, func(t *testing.T, wire gloo.Wire) {
+		bs := connected(t, gloo.GroupTimeout, same(wire, 3)...)
+		var all sync.WaitGroup
+		for _, b := range bs {
+			all.Go(func() {
+				ctx := context.Background()
+				known := func(inTurn, otherwise uint64) {
+					want := otherwise
+					if b.InTurn() {
+						want = inTurn
+					}
+					assert.Equal(t, want, b.CompletedEverywhere())
+				}
+				for range 3 {
+					assert.NoError(t, wait(b.AllReduce(ctx, list(vec(1)), backend.AllReduceOptions{})))
+				}
+				known(2, 0)
+				assert.NoError(t, barrier(b))
+				known(3, 3)
+				assert.NoError(t, b.MonitoredBarrier(ctx, backend.MonitoredBarrierOptions{}))
+				assert.NoError(t, wait(b.AllReduce(ctx, list(vec(1)), backend.AllReduceOptions{})))
+				known(3, 3) // a monitored barrier is not in the queue
+				assert.NoError(t, barrier(b))
+				assert.NoError(t, wait(b.AllReduce(ctx, list(vec(1)), backend.AllReduceOptions{})))
+				known(7, 6)
+				assert.EqualValues(t, 8, b.Completed())
+			})
+		}
+		all.Wait()
 	})
 }

@@ -159,3 +159,6 @@ func (b *Backend) Unsettled() (n int) {
 	}
 	return n
 }
+
+// InTurn reports whether collectives run one at a time.
+func (b *Backend) InTurn() bool { return b.inTurn() }

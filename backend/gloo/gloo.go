@@ -104,13 +104,11 @@ func (b *Backend) SetTimeout(d time.Duration) {
 // Err returns the fault that ended the group, nil while it works. Backends above this one, which
 // need all ranks for their own operations, call it.
 func (b *Backend) Err() error {
-	b.mu.Lock()
-	defer b.mu.Unlock()
 	f := b.fault()
 	if f == nil {
 		return nil
 	}
-	return b.faultError(work.Info{Op: work.Barrier, Seq: b.seq, Group: b.group, Rank: b.rank}, f)
+	return b.faultError(work.Info{Op: work.Barrier, Seq: b.Seq(), Group: b.group, Rank: b.rank}, f)
 }
 
 // Abort ends every operation with cause, on every rank.

@@ -32,7 +32,6 @@ func (b *Backend) recycle(o *operation) {
 // issue gives a collective on so many bytes its number and its tags and queues it.
 func (b *Backend) issue(ctx context.Context, op work.OpType, timeout time.Duration, prefix uint8, tags, bytes int, o *operation) (*work.Work, error) {
 	if err := b.admit(ctx, op, o); err != nil {
-		b.noteUncalled(ctx, op)
 		return nil, err
 	}
 	defer b.mu.Unlock()
@@ -58,6 +57,9 @@ func (b *Backend) admit(ctx context.Context, op work.OpType, o *operation) error
 	if !over && f == nil && !ended {
 		return nil
 	}
+	if !over && f == nil {
+		b.uncalled = uncalled{op, b.seq, canceled(ctx)}
+	}
 	b.mu.Unlock()
 	switch {
 	case over:
@@ -68,39 +70,28 @@ func (b *Backend) admit(ctx context.Context, op work.OpType, o *operation) error
 	return &work.Error{Info: info, Peer: -1, Err: fmt.Errorf("not started: %w", canceled(ctx))}
 }
 
-// uncalled is a collective that was not started because its context had ended. The other ranks may
-// wait for this rank in it.
+// uncalled is an operation that was not started because its context had ended. Other ranks may wait
+// for this rank in it.
 type uncalled struct {
 	op    work.OpType
 	seq   uint64
-	calls uint64 // collectives issued before
-	cause error  // nil if there is none
+	cause error // nil if there is none
 }
 
-// noteUncalled notes a collective that admit has refused. A later collective takes its place.
-func (b *Backend) noteUncalled(ctx context.Context, op work.OpType) {
-	if ctx.Err() == nil {
-		return
-	}
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	b.uncalled = uncalled{op: op, seq: b.seq, calls: b.calls, cause: canceled(ctx)}
-}
-
-// givenUp returns the fault of a rank that leaves the group, or its epoch, after it has not started a
-// collective. It returns nil if there is no such collective, or if the rank has called another one
-// since. b.mu is held.
+// givenUp returns the fault of a rank that leaves the group, or its epoch, after an operation that was
+// not started. It returns nil if there is none, or if the rank has called another one since. b.mu is
+// held.
 func (b *Backend) givenUp() *transport.Fault {
 	u := &b.uncalled
-	if u.cause == nil || u.calls != b.calls {
+	if u.cause == nil || u.seq != b.seq {
 		return nil
 	}
 	return &transport.Fault{Kind: kindOf(u.cause), Rank: b.rank, Reporter: b.rank, Op: uint8(u.op), Seq: u.seq, Err: u.cause}
 }
 
-// Revoke ends the group if the context of this rank's last collective had ended before the call. The
-// collective was not started, so the rank could call it again. Revoke is for a rank that does not:
-// the others may wait for it.
+// Revoke ends the group if the context of this rank's last operation had ended before the call. The
+// operation was not started, so the rank could call it again. Revoke is for a rank that does not: the
+// others may wait for it.
 func (b *Backend) Revoke() {
 	b.mu.Lock()
 	f := b.givenUp()

@@ -54,6 +54,7 @@ func (b *Backend) MonitoredBarrier(ctx context.Context, o backend.MonitoredBarri
 	in, out := b.tag, b.tag+1
 	b.tag += 2
 	b.calls++
+	b.beside = b.calls
 	b.progress()
 	q.tag, q.print = in, fingerprint{op: opMonitoredBarrier, root: -1}.call()
 	b.enter(q)

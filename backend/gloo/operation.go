@@ -19,6 +19,7 @@ type operation struct {
 	call       uint64 // which collective this is, counted from 0
 	print      transport.Call
 	needsAll   bool // it cannot succeed before every rank has called it
+	afterAll   bool // no rank begins it before its earlier collectives have ended
 	collective bool
 	queued     bool        // in the queue
 	issued     time.Time   // when, if it is large

@@ -371,7 +371,7 @@ func (o Options) settings(group backend.Options) (settings, error) {
 // workers returns how many collectives may run at a time.
 func (set settings) workers(s *session) int {
 	switch {
-	case s.shared != nil || s.clusters != nil:
+	case s.inTurn():
 		return 1 // collectives in shared memory run in the order of the calls
 	case set.Workers > 0:
 		return set.Workers

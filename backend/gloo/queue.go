@@ -46,6 +46,9 @@ type queue struct {
 	broken    bool   // a collective has failed
 	intact    uint64 // then: collectives before the first that failed
 	agreed    uint64 // collectives up to the last that has shown that all ranks called the same
+	everyone  uint64 // collectives that are known to be complete on every rank
+	beside    uint64 // collectives up to the last monitored barrier, which is not in the queue
+	uncalled  uncalled
 	last      lastCall
 	unbegun   recheck.Timer // of the collectives that wait
 	checked   uint64        // collectives issued at the last check
@@ -257,6 +260,9 @@ func (b *Backend) ended(o *operation, err error) {
 	}
 	if err == nil && o.needsAll {
 		b.agreed = max(b.agreed, o.call+1)
+		if o.afterAll || b.inTurn() && b.everyone >= b.beside {
+			b.everyone = max(b.everyone, o.call)
+		}
 	}
 	b.progress()
 	o.run = nil
@@ -270,6 +276,11 @@ func (b *Backend) ended(o *operation, err error) {
 func (b *Backend) Completed() uint64 {
 	b.mu.Lock()
 	defer b.mu.Unlock()
+	return b.completedHere()
+}
+
+// completedHere is Completed. b.mu is held.
+func (b *Backend) completedHere() uint64 {
 	n := b.calls
 	if b.broken {
 		n = min(n, b.intact)
@@ -280,6 +291,21 @@ func (b *Backend) Completed() uint64 {
 		}
 	}
 	return n
+}
+
+// inTurn reports whether all ranks run one collective of the queue at a time.
+func (s *session) inTurn() bool { return s.shared != nil || s.clusters != nil }
+
+// CompletedEverywhere returns how many of the first collectives this rank knows to be complete on
+// every rank. More may be. A collective that needs data from all ranks shows that all have begun it.
+// Those before it have then ended, if it is a barrier, or if collectives run one at a time.
+func (b *Backend) CompletedEverywhere() uint64 {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.size == 1 {
+		return b.completedHere()
+	}
+	return b.everyone
 }
 
 // cleanBools makes every true byte 1: PyTorch adds bools as bytes, and in Go

@@ -25,7 +25,7 @@ func init() {
 // faultFlags are the flags of "c10d faults".
 type faultFlags struct {
 	wires, faults, ops string
-	random             int
+	random, trials     int
 	seed               uint64
 	parallel           int
 	python, load       string
@@ -38,6 +38,7 @@ func setupFaults(fs *flag.FlagSet) func(stdio, []string) (int, error) {
 	fs.StringVar(&f.faults, "fault", "", "only the faults whose `name` contains one of these words")
 	fs.StringVar(&f.ops, "op", "", "only these `operations`")
 	fs.IntVar(&f.random, "random", 0, "instead of the table, try `n` random cases on each wire of this library")
+	fs.IntVar(&f.trials, "trials", 0, "instead of the table, try `n` jobs on each wire of this library that go on after several random faults; needs neither root nor Linux's namespaces")
 	fs.Uint64Var(&f.seed, "seed", rand.Uint64()>>32, "first `seed` of the cases; case i has seed + i")
 	fs.IntVar(&f.parallel, "parallel", runtime.NumCPU(), "run `n` cases at a time")
 	fs.StringVar(&f.python, "python", "/usr/bin/python3", "interpreter with PyTorch, a `file`; empty leaves PyTorch out")
@@ -50,8 +51,11 @@ func setupFaults(fs *flag.FlagSet) func(stdio, []string) (int, error) {
 		if len(args) > 0 {
 			return 0, usagef("unexpected argument %q", args[0])
 		}
-		if f.random < 0 || f.parallel < 1 {
-			return 0, usagef("-random %d and -parallel %d: -random must not be negative, -parallel must be positive", f.random, f.parallel)
+		if f.random < 0 || f.trials < 0 || f.parallel < 1 {
+			return 0, usagef("-random %d, -trials %d and -parallel %d: the first two must not be negative, -parallel must be positive", f.random, f.trials, f.parallel)
+		}
+		if f.trials > 0 {
+			return f.tryAll(std)
 		}
 		return f.run(std)
 	}
@@ -162,6 +166,64 @@ func (f *faultFlags) run(std stdio) (int, error) {
 		printFaults(std, all)
 	}
 	return code, ctx.Err()
+}
+
+// tryAll runs trials.
+func (f *faultFlags) tryAll(std stdio) (int, error) {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
+	defer stop()
+	var trials []faults.Trial
+	for i := range f.trials {
+		for _, w := range faults.Wires {
+			if w != faults.Torch && picks(f.wires, string(w)) {
+				trials = append(trials, faults.RandomTrial(w, f.seed+uint64(i)))
+			}
+		}
+	}
+	fmt.Fprintf(std.err, "%d trials, -seed %d\n", len(trials), f.seed)
+	var mu sync.Mutex
+	next, tried, good, epochs := 0, 0, 0, 0
+	var wg sync.WaitGroup
+	for range min(f.parallel, len(trials)) {
+		wg.Go(func() {
+			for ctx.Err() == nil {
+				mu.Lock()
+				i := next
+				next++
+				mu.Unlock()
+				if i >= len(trials) {
+					return
+				}
+				t := &trials[i]
+				x, err := t.Run(ctx)
+				mu.Lock()
+				switch {
+				case ctx.Err() != nil:
+				case err != nil:
+					tried++
+					fmt.Fprintf(std.err, "trial %v: cannot be tried: %v\n", t, err)
+				default:
+					tried++
+					epochs += x.Epochs
+					if len(x.Problems) == 0 {
+						good++
+					} else {
+						fmt.Fprintf(std.err, "trial %v:\n  %s\n", t, strings.Join(x.Problems, "\n  "))
+					}
+					if f.json {
+						json.NewEncoder(std.out).Encode(x)
+					}
+				}
+				mu.Unlock()
+			}
+		})
+	}
+	wg.Wait()
+	fmt.Fprintf(std.err, "%d of %d trials without a problem, %d epochs\n", good, tried, epochs)
+	if good < tried {
+		return 1, ctx.Err()
+	}
+	return 0, ctx.Err()
 }
 
 func printFaults(std stdio, all []faults.Record) {

@@ -74,6 +74,7 @@ type Case struct {
 	Victim int           // rank, or the lower end of the link
 	Other  int           // the higher end
 	After  time.Duration // from the start of the script to the fault
+	GoOn   bool          // the survivors reconfigure their group, if they are a majority
 }
 
 // hosts puts each of size ranks on a host of its own, or all on one.
@@ -140,9 +141,14 @@ type Record struct {
 	Blames    []string `json:"blames,omitempty"` // what else survivors blame
 	Nobody    int      `json:"nobody,omitempty"` // survivors whose errors blame nobody
 	Says      string   `json:"says,omitempty"`   // an error
-	Wrong     []string `json:"wrong,omitempty"`  // results that were wrong
-	Left      []string `json:"left,omitempty"`   // what ranks left behind
-	Hangs     []int    `json:"hangs,omitempty"`  // ranks without an error long after the fault
+	Rest      int      `json:"rest,omitempty"`   // survivors that reconfigure
+	Back      int      `json:"back,omitempty"`   // of them, those that complete an all_reduce then
+	NotBack   []string `json:"not_back,omitempty"`
+	Wrong     []string `json:"wrong,omitempty"` // results that were wrong
+	Left      []string `json:"left,omitempty"`  // what ranks left behind
+	Hangs     []int    `json:"hangs,omitempty"` // ranks without an error long after the fault
+
+	BackSeconds float64 `json:"back_s,omitempty"` // from the fault to the end of that all_reduce on the last of them
 }
 
 // Problems returns what must not happen: a wrong verdict, wrong data, a hang, a leak.
@@ -153,7 +159,7 @@ func (r *Record) Problems() (all []string) {
 	if r.Nobody > 0 {
 		all = append(all, fmt.Sprintf("%d ranks blame nobody: %s", r.Nobody, r.Says))
 	}
-	all = append(append(all, r.Wrong...), r.Left...)
+	all = slices.Concat(all, r.NotBack, r.Wrong, r.Left)
 	for _, rank := range r.Hangs {
 		all = append(all, fmt.Sprintf("rank %d hangs", rank))
 	}

@@ -42,10 +42,11 @@ func TestCases(t *testing.T) {
 		{Fault: Kill, Wire: Memory, Op: "all_reduce", Victim: 2},
 		{Fault: Store, Wire: TCP, Op: "send_recv"},
 		{Fault: Panic, Wire: Gloo, Op: monitored, Victim: 1},
+		{Fault: Cancel, Wire: TCP, Op: "all_reduce", Victim: 1},
 	}
 	for i := range cases {
 		c := &cases[i]
-		c.Hosts, c.After = hosts(c.Wire, size), 50*time.Millisecond
+		c.Hosts, c.After, c.GoOn = hosts(c.Wire, size), 50*time.Millisecond, c.Fault != Store
 		if c.Op != monitored {
 			c.Lines = tableScript(c.Op, size, 1<<10)
 		}
@@ -64,6 +65,12 @@ func TestCases(t *testing.T) {
 			require.NoError(t, err)
 			require.Empty(t, x.Problems())
 			require.Equal(t, x.Survivors, x.Named)
+			if c.GoOn {
+				require.Equal(t, x.Survivors, x.Back)
+			}
+			if c.Fault == Cancel && c.Op == "all_reduce" {
+				require.Contains(t, x.Says, errCancel.Error())
+			}
 		})
 	}
 }
@@ -82,13 +89,13 @@ func TestRandomIsRepeatable(t *testing.T) {
 // TestTable is the tables of two records.
 func TestTable(t *testing.T) {
 	all := []Record{
-		{Fault: Kill, Wire: TCP, Op: "all_reduce", Survivors: 2, Named: 2, Seconds: 0.0213, Says: "rank 1 died\n| at once"},
-		{Fault: Kill, Wire: TCP, Op: "barrier", Survivors: 2, Named: 1, Seconds: 1.26},
+		{Fault: Kill, Wire: TCP, Op: "all_reduce", Survivors: 2, Named: 2, Seconds: 0.0213, Says: "rank 1 died\n| at once", Rest: 2, Back: 2, BackSeconds: 0.0531},
+		{Fault: Kill, Wire: TCP, Op: "barrier", Survivors: 2, Named: 1, Seconds: 1.26, Rest: 2, Back: 1, BackSeconds: 2.02},
 		{Fault: Store, Wire: Torch, Op: "all_reduce", Survivors: 3, Named: 3},
 	}
 	require.Equal(t, `| fault | native TCP | PyTorch gloo |
 | --- | --- | --- |
-| SIGKILL | 3 of 4, 1.3s |  |
+| SIGKILL | 3 of 4, 1.3s; back 3 of 4, 2s |  |
 | store dead |  | 3 of 3 |`, Table(all))
 	require.Equal(t, "| fault | native TCP | PyTorch gloo |\n| --- | --- | --- |\n| SIGKILL | `rank 1 died / at once` |  |\n| store dead |  |  |", SaysTable(all))
 }

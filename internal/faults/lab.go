@@ -33,7 +33,7 @@ const (
 	startIn = 2 * time.Minute
 
 	// hangsAfter is how long after the timeout of its operation a rank hangs.
-	hangsAfter = 30 * time.Second
+	hangsAfter = 30*time.Second + backIn
 )
 
 // Lab runs cases on one network, one at a time.
@@ -64,11 +64,16 @@ type process struct {
 
 // start starts a process on a host.
 func (l *Lab) start(host int, r role, program []string, env ...string) (*process, error) {
+	return start(l.net.Command(host, program[0], program[1:]...), r, env...)
+}
+
+// start starts a process of package faults.
+func start(cmd *exec.Cmd, r role, env ...string) (*process, error) {
 	text, err := json.Marshal(r)
 	if err != nil {
 		return nil, err
 	}
-	p := &process{cmd: l.net.Command(host, program[0], program[1:]...), lines: make(chan string, 4), stderr: new(bytes.Buffer)}
+	p := &process{cmd: cmd, lines: make(chan string, 4), stderr: new(bytes.Buffer)}
 	p.cmd.Env = append(append(os.Environ(), env...), roleVariable+"="+string(text))
 	p.cmd.Stderr = p.stderr
 	if p.in, err = p.cmd.StdinPipe(); err != nil {
@@ -108,6 +113,11 @@ func (p *process) next(within time.Duration) (string, error) {
 }
 
 var errHangs = fmt.Errorf("it says nothing")
+
+// signal sends a signal of Unix, which Windows does not have.
+func (p *process) signal(name string) error {
+	return exec.Command("kill", "-"+name, strconv.Itoa(p.cmd.Process.Pid)).Run()
+}
 
 func (p *process) stop() {
 	p.cmd.Process.Kill()
@@ -181,7 +191,7 @@ func (l *Lab) Run(ctx context.Context, c Case) (*Record, error) {
 
 	ranks := make([]*process, len(c.Hosts))
 	for r := range ranks {
-		how := role{Op: c.Op, Detail: c.Detail, Timeout: c.Fault.Timeout(), Script: text.String(), Want: digests[r], Size: c.bytes()}
+		how := role{Op: c.Op, Detail: c.Detail, Timeout: c.Fault.Timeout(), Script: text.String(), Want: digests[r], Size: c.bytes(), GoOn: c.GoOn}
 		program := []string{self, "faults"}
 		switch c.Wire {
 		case Memory:
@@ -229,7 +239,7 @@ func (l *Lab) happen(c *Case, ranks []*process, server *process) error {
 	case Kill:
 		return victim.cmd.Process.Kill()
 	case Stop:
-		return exec.Command("kill", "-STOP", strconv.Itoa(victim.cmd.Process.Pid)).Run() // Windows has no such signal
+		return victim.signal("STOP")
 	case Cut:
 		return l.net.Cut(here, there)
 	case Vanish:
@@ -301,6 +311,16 @@ func (c *Case) collect(ranks []*process, at time.Time) (*Record, error) {
 		if len(culprits) > 0 {
 			x.Seconds = max(x.Seconds, said.At.Sub(at).Seconds())
 		}
+		if !c.GoOn || said.Leaves {
+			continue
+		}
+		x.Rest++
+		if said.Back.IsZero() {
+			x.NotBack = append(x.NotBack, fmt.Sprintf("rank %d does not go on: %s", r, said.Ends))
+			continue
+		}
+		x.Back++
+		x.BackSeconds = max(x.BackSeconds, said.Back.Sub(at).Seconds())
 	}
 	return x, nil
 }
@@ -326,6 +346,7 @@ func CasesOf(w Wire, r *rand.Rand) (all []Case) {
 			case f == Cut || f == SlowLink:
 				c.Victim = 0
 			}
+			c.GoOn = w != Torch && f != Store
 			if op != monitored {
 				c.Lines = tableScript(op, size, c.bytes())
 			}

@@ -35,6 +35,12 @@ type role struct {
 	Script  string   // one JSON object a line
 	Want    []string // this rank's digest of each line
 	Size    int      // bytes of a tensor, for PyTorch
+	GoOn    bool     // reconfigures the group after the fault
+
+	// Of a Trial, whose script is steps:
+	Job   string // the address of the store; then Store and Script are empty
+	Name  int    // of this process
+	Ranks int    // in epoch 0; the process joins later if Name is not below
 }
 
 // report is what a rank says in the end.
@@ -46,6 +52,11 @@ type report struct {
 	GoesOn bool      `json:"goes_on"`
 	Wrong  []string  `json:"wrong"`
 	Left   string    `json:"left"`
+
+	// With role.GoOn:
+	Leaves bool      `json:"leaves,omitempty"` // this rank would break the next epoch, too, and leaves
+	Back   time.Time `json:"back,omitzero"`    // when the first all_reduce of the next epoch ended
+	Ends   string    `json:"ends,omitempty"`   // why there was none
 }
 
 // Commands to a rank. Each is a line of its standard input.
@@ -55,13 +66,20 @@ const (
 	cmdExit   = "exit"   // ends the process at once
 	cmdCancel = "cancel" // cancels the context of all operations
 	cmdWatch  = "watch"  // reports in watchFor whether operations still complete
+	cmdEnd    = "end"    // ends a rank of a Trial
 )
+
+// errCancel is the cause of the contexts that cmdCancel cancels.
+var errCancel = errors.New("a fault of this rank")
 
 const (
 	watchFor = 2 * time.Second
 
 	// closeIn is how long goroutines and descriptors may stay after Close.
 	closeIn = 10 * time.Second
+
+	// backIn is how long the next epoch may take to complete an operation.
+	backIn = 20 * time.Second
 )
 
 // Role runs a rank or a store, if this process is one. It returns false if it is not.
@@ -74,7 +92,10 @@ func Role() (ok bool, err error) {
 	if err := json.Unmarshal([]byte(text), &r); err != nil {
 		return true, err
 	}
-	if r.Store == "" {
+	switch {
+	case r.Job != "":
+		return true, r.steps()
+	case r.Store == "":
 		return true, r.rank()
 	}
 	s, err := tcp.Listen(context.Background(), r.Store, tcp.ServerOptions{})
@@ -89,21 +110,15 @@ func Role() (ok bool, err error) {
 
 // rank joins the group of the environment and runs the script until it fails.
 func (r *role) rank() error {
-	commands := make(chan string)
-	go func() {
-		defer close(commands)
-		for sc := bufio.NewScanner(os.Stdin); sc.Scan(); {
-			commands <- sc.Text()
-		}
-	}()
+	commands := listen()
 	before, err := resources()
 	if err != nil {
 		return err
 	}
-	ctx, cancel := context.WithCancel(context.Background())
-	defer cancel()
+	ctx, cancel := context.WithCancelCause(context.Background())
+	defer cancel(nil)
 	g, err := pg.Init(ctx, "env://", pg.InitOptions{Options: pg.Options{
-		Timeout: time.Minute, Detail: r.Detail, Backend: "cpu:" + gloo.Name, BackendOptions: []backend.SpecificOptions{gloo.Options{Wire: r.Wire}},
+		Timeout: time.Minute, Detail: r.Detail, Elastic: r.GoOn, Backend: "cpu:" + gloo.Name, BackendOptions: []backend.SpecificOptions{gloo.Options{Wire: r.Wire}},
 	}})
 	if err != nil {
 		return err
@@ -133,7 +148,7 @@ func (r *role) rank() error {
 			case cmdExit:
 				os.Exit(3)
 			case cmdCancel:
-				cancel()
+				cancel(errCancel)
 			case cmdWatch:
 				n := done.Load()
 				time.AfterFunc(watchFor, func() { said <- report{Rank: g.Rank(), GoesOn: done.Load() > n, At: time.Now()} })
@@ -155,25 +170,54 @@ func (r *role) rank() error {
 	if e := new(work.Error); errors.As(err, &e) {
 		x.Says = e.Error()
 	}
-	cancel()
+	if r.GoOn {
+		r.goOn(g, err, &x)
+	}
+	cancel(nil)
 	if err := g.Close(); err != nil {
 		x.Left = "Close: " + err.Error()
 	}
-	for end := time.Now().Add(closeIn); ; time.Sleep(10 * time.Millisecond) {
-		now, err := resources()
-		if err != nil {
-			return err
-		}
-		if now[0] <= before[0]+2 && now[1] <= before[1] {
-			break
-		}
-		if time.Now().After(end) {
-			x.Left = fmt.Sprintf("%d goroutines and %d descriptors, %d and %d before\n%s", now[0], now[1], before[0], before[1], stacks())
-			break
-		}
+	if left, err := leftBehind(before); err != nil {
+		return err
+	} else if left != "" {
+		x.Left = left
 	}
 	said <- x
 	select {} // the end of standard input ends the process
+}
+
+// goOn begins the next epoch after a fault, and completes an all_reduce in it.
+func (r *role) goOn(g *pg.ProcessGroup, fault error, x *report) {
+	if x.Leaves = breaks(fault, g.Rank()); x.Leaves {
+		return
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), backIn)
+	defer cancel()
+	_, err := g.Reconfigure(ctx, pg.ReconfigureOptions{Min: g.Size()/2 + 1, Patience: backIn / 2})
+	sum := []int64{1}
+	if err == nil {
+		err = pg.AllReduceSlice(ctx, g, sum, backend.Sum())
+	}
+	switch {
+	case err != nil:
+		x.Ends = err.Error()
+	case sum[0] != int64(g.Size()):
+		x.Wrong = append(x.Wrong, fmt.Sprintf("rank %d of %d has %d after the fault", g.Rank(), g.Size(), sum[0]))
+	default:
+		x.Back = time.Now()
+	}
+}
+
+// breaks reports whether the next epoch would fail as the last one did, if this rank were in it. No
+// rank knows how to mend a link, so the higher one of its ranks leaves. A rank that is too slow
+// leaves, too.
+func breaks(err error, self int) bool {
+	var l *work.LinkError
+	var e *work.Error
+	if errors.As(err, &l) {
+		return self == l.Ranks[1]
+	}
+	return errors.As(err, &e) && errors.Is(err, work.ErrTimeout) && e.Peer == self
 }
 
 // operations runs the script until an operation fails.
@@ -216,6 +260,32 @@ func blamed(err error) string {
 		return rank(e.Peer)
 	}
 	return ""
+}
+
+// listen returns the lines of standard input.
+func listen() <-chan string {
+	lines := make(chan string)
+	go func() {
+		defer close(lines)
+		for sc := bufio.NewScanner(os.Stdin); sc.Scan(); {
+			lines <- sc.Text()
+		}
+	}()
+	return lines
+}
+
+// leftBehind waits until goroutines and descriptors are as few as before. It returns what is left
+// after closeIn. Two goroutines may read commands and write the report.
+func leftBehind(before [2]int) (string, error) {
+	for end := time.Now().Add(closeIn); ; time.Sleep(10 * time.Millisecond) {
+		now, err := resources()
+		if err != nil || now[0] <= before[0]+2 && now[1] <= before[1] {
+			return "", err
+		}
+		if time.Now().After(end) {
+			return fmt.Sprintf("%d goroutines and %d descriptors, %d and %d before\n%s", now[0], now[1], before[0], before[1], stacks()), nil
+		}
+	}
 }
 
 // resources returns how many goroutines and descriptors this process has.

@@ -28,7 +28,7 @@ func Load(file string) (all []Record, err error) {
 
 // Table returns a Markdown table of records. A row is a fault, a column a wire. A cell says how many
 // ranks named the culprit, of how many under all operations, and after how long: the median operation
-// and the slowest.
+// and the slowest. Then it says the same of the all_reduce of the group of the rest.
 func Table(records []Record) string {
 	var b strings.Builder
 	b.WriteString("| fault |")
@@ -86,23 +86,34 @@ func cell(f Fault, records []Record) string {
 	if len(records) == 0 {
 		return ""
 	}
-	named, all := 0, 0
-	var seconds []float64
+	named, all, back, rest := 0, 0, 0, 0
+	var seconds, until []float64
 	for _, x := range records {
 		named, all = named+x.Named, all+x.Survivors
+		back, rest = back+x.Back, rest+x.Rest
 		seconds = append(seconds, x.Seconds)
+		if x.Back > 0 {
+			until = append(until, x.BackSeconds)
+		}
 	}
-	slices.Sort(seconds)
-	return fmt.Sprintf("%d of %d%s", named, all, soon(f, seconds[len(seconds)/2], seconds[len(seconds)-1]))
+	text := fmt.Sprintf("%d of %d", named, all)
+	if f != Store {
+		text += middle(seconds)
+	}
+	if rest > 0 {
+		text += fmt.Sprintf("; back %d of %d%s", back, rest, middle(until))
+	}
+	return text
 }
 
-// soon writes times until the last rank knew of a fault, from the shortest on.
-func soon(f Fault, seconds ...float64) string {
-	if f == Store {
+// middle writes the median and the longest of some times in seconds.
+func middle(seconds []float64) string {
+	if len(seconds) == 0 {
 		return ""
 	}
+	slices.Sort(seconds)
 	var all []string
-	for _, s := range seconds {
+	for _, s := range []float64{seconds[len(seconds)/2], seconds[len(seconds)-1]} {
 		d, unit := time.Duration(s*float64(time.Second)), 100*time.Millisecond
 		if d < time.Second {
 			unit = time.Millisecond

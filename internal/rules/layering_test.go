@@ -130,7 +130,7 @@ var layers = []layer{
 	{"ddp/gpu", []string{"tensor", "work", "backend/cuda", "backend/cuda/driver", "ddp"}},
 
 	{"internal/script", []string{"tensor", "work", "backend", "pg"}},
-	{"internal/faults", []string{"work", "store", "store/tcp", "backend", "backend/gloo", "pg", "internal/netns", "internal/script"}},
+	{"internal/faults", []string{"tensor", "work", "store", "store/tcp", "backend", "backend/gloo", "pg", "internal/netns", "internal/script"}},
 	{"internal/figures", []string{"internal/faults"}},
 	{"cmd/...", []string{
 		"tensor", "work", "store/...", "backend/...", "pg", "ddp",

@@ -1,0 +1,326 @@
+package faults
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/c10d-go/c10d/backend"
+	"github.com/c10d-go/c10d/backend/gloo"
+	"github.com/c10d-go/c10d/pg"
+	"github.com/c10d-go/c10d/store"
+	"github.com/c10d-go/c10d/store/tcp"
+	"github.com/c10d-go/c10d/tensor"
+	"github.com/c10d-go/c10d/work"
+)
+
+const (
+	// askEvery is how often a rank of a trial asks for newcomers.
+	askEvery = 100 * time.Millisecond
+
+	// comeIn is how long a rank may take to come to the next epoch of a trial.
+	comeIn = 10 * time.Second
+)
+
+var (
+	errEnded   = errors.New("the ranks were told to end")
+	errPending = errors.New("newcomers wait")
+)
+
+// stepper is a rank of a Trial. It runs one operation after another on data that no other epoch,
+// step and rank has.
+type stepper struct {
+	*role
+	st    store.Store
+	g     *pg.ProcessGroup
+	out   *json.Encoder
+	epoch int64
+	who   []int64 // the members' names, by rank
+	step  int
+	asked time.Time // for newcomers
+
+	panics atomic.Bool
+	ended  context.Context // ends with cmdEnd
+	mu     sync.Mutex
+	cancel context.CancelCauseFunc // of the operations
+}
+
+// steps runs a rank of a Trial.
+func (r *role) steps() error {
+	commands := listen()
+	before, err := resources()
+	if err != nil {
+		return err
+	}
+	ended, end := context.WithCancelCause(context.Background())
+	s := &stepper{role: r, out: json.NewEncoder(os.Stdout), ended: ended}
+	go func() {
+		for c := range commands {
+			switch c {
+			case cmdPanic:
+				s.panics.Store(true)
+			case cmdExit:
+				os.Exit(3)
+			case cmdCancel:
+				s.mu.Lock()
+				if s.cancel != nil {
+					s.cancel(errCancel)
+				}
+				s.mu.Unlock()
+			case cmdEnd:
+				end(errEnded)
+			}
+		}
+		os.Exit(0)
+	}()
+	last := said{Done: true}
+	if err := s.live(); err != nil && !errors.Is(err, errEnded) {
+		last = said{Ends: err.Error()}
+	}
+	last.Epoch = s.epoch
+	if last.Left, err = leftBehind(before); err != nil {
+		return err
+	}
+	return s.out.Encode(last)
+}
+
+// live takes part in the job until it ends.
+func (s *stepper) live() (err error) {
+	if s.st, err = tcp.New(context.Background(), s.Job, tcp.Options{Timeout: startIn}); err != nil {
+		return err
+	}
+	defer s.st.Close()
+	if s.Name < s.Ranks {
+		s.g, err = pg.New(context.Background(), s.st, s.Name, s.Ranks, s.options())
+	} else {
+		s.g, err = pg.Join(s.ended, s.st, s.options())
+	}
+	if err != nil {
+		return err
+	}
+	defer func() {
+		if e := s.g.Close(); err == nil {
+			err = e
+		}
+	}()
+	for {
+		err := s.work()
+		var operation *work.Error
+		if err != errPending && !errors.As(err, &operation) {
+			return err
+		}
+		if err := s.goOn(); err != nil {
+			return err
+		}
+	}
+}
+
+func (s *stepper) options() pg.Options {
+	return pg.Options{
+		Timeout: s.Timeout, Elastic: true, Detail: s.Detail, Backend: "cpu:" + gloo.Name,
+		BackendOptions: []backend.SpecificOptions{gloo.Options{Wire: s.Wire}},
+	}
+}
+
+// goOn begins the next epoch. A rank that it leaves out joins again.
+func (s *stepper) goOn() error {
+	ctx, cancel := context.WithTimeout(context.Background(), 3*comeIn)
+	defer cancel()
+	v, err := s.g.Reconfigure(ctx, pg.ReconfigureOptions{Patience: comeIn})
+	if err == nil {
+		s.epoch = int64(v.Epoch)
+	}
+	if !errors.Is(err, pg.ErrEvicted) {
+		return err
+	}
+	if err := s.g.Close(); err != nil {
+		return err
+	}
+	g, err := pg.Join(s.ended, s.st, s.options())
+	if err == nil {
+		s.g, s.epoch = g, 0 // it is about to hear which
+	}
+	return err
+}
+
+// work runs operations until one fails.
+func (s *stepper) work() error {
+	ctx, cancel := context.WithCancelCause(context.Background())
+	defer cancel(nil)
+	s.mu.Lock()
+	s.cancel = cancel
+	s.mu.Unlock()
+	names, err := pg.AllGatherSlice(ctx, s.g, []int64{int64(s.Name), s.epoch})
+	if err != nil {
+		return err
+	}
+	s.who, s.step = nil, 0
+	for r := range s.g.Size() {
+		s.who = append(s.who, names[2*r])
+		s.epoch = max(s.epoch, names[2*r+1])
+	}
+	for r := range s.who {
+		if e := names[2*r+1]; e != 0 && e != s.epoch || slices.Index(s.who, s.who[r]) != r {
+			s.wrong("names and epochs are %v", names)
+		}
+	}
+	for ; ; s.step++ {
+		if s.panics.Load() {
+			panic("a fault of this rank")
+		}
+		if err := s.operation(ctx); err != nil {
+			return err
+		}
+		if s.step == 0 {
+			if err := s.out.Encode(said{Epoch: s.epoch, Members: s.who}); err != nil {
+				return err
+			}
+		}
+		if err := s.meet(ctx); err != nil {
+			return err
+		}
+	}
+}
+
+// meet returns errEnded or errPending on all ranks if one has heard so.
+func (s *stepper) meet(ctx context.Context) error {
+	flags := []int64{1, 0, 0}
+	if s.ended.Err() != nil {
+		flags[1] = 1
+	} else if time.Since(s.asked) > askEvery {
+		s.asked = time.Now()
+		n, err := s.g.Pending(ctx)
+		if err != nil && ctx.Err() == nil {
+			return err
+		}
+		flags[2] = int64(n)
+	}
+	if err := pg.AllReduceSlice(ctx, s.g, flags, backend.Sum()); err != nil {
+		return err
+	}
+	switch {
+	case flags[0] != int64(len(s.who)):
+		s.wrong("%d ranks add up to %d", len(s.who), flags[0])
+	case flags[1] > 0:
+		return errEnded
+	case flags[2] > 0:
+		return errPending
+	}
+	return nil
+}
+
+// value is element i of a rank's data in this step.
+func (s *stepper) value(name int64, i int) int64 {
+	return name*1_000_003 + s.epoch*10_007 + int64(s.step)*101 + int64(i)
+}
+
+func (s *stepper) sum(i int) (sum int64) {
+	for _, name := range s.who {
+		sum += s.value(name, i)
+	}
+	return sum
+}
+
+// operation runs the operation of this step, and checks its result.
+func (s *stepper) operation(ctx context.Context) error {
+	me, size := s.g.Rank(), s.g.Size()
+	n := []int{1, 1000, 40000}[s.step/len(kinds)%3]
+	own := func(n int) []int64 {
+		v := make([]int64, n)
+		for i := range v {
+			v[i] = s.value(s.who[me], i)
+		}
+		return v
+	}
+	check := func(op string, got []int64, want func(i int) int64) {
+		for i, x := range got {
+			if x != want(i) {
+				s.wrong("%s of %d: element %d is %d, want %d", op, len(got), i, x, want(i))
+				return
+			}
+		}
+	}
+	op := kinds[s.step%len(kinds)]
+	switch op {
+	case "all_reduce":
+		v := own(n)
+		if err := pg.AllReduceSlice(ctx, s.g, v, backend.Sum()); err != nil {
+			return err
+		}
+		check(op, v, s.sum)
+	case "broadcast":
+		root, v := s.step%size, own(n)
+		if err := pg.BroadcastSlice(ctx, s.g, v, root); err != nil {
+			return err
+		}
+		check(op, v, func(i int) int64 { return s.value(s.who[root], i) })
+	case "all_gather":
+		v, err := pg.AllGatherSlice(ctx, s.g, own(n))
+		if err != nil {
+			return err
+		}
+		check(op, v, func(i int) int64 { return s.value(s.who[i/n], i%n) })
+	case "reduce_scatter":
+		v, err := pg.ReduceScatterSlice(ctx, s.g, own(n*size), backend.Sum())
+		if err != nil {
+			return err
+		}
+		check(op, v, func(i int) int64 { return s.sum(me*n + i) })
+	case "all_to_all":
+		v := make([]int64, n*size)
+		if err := await(ctx)(s.g.AllToAllSingle(ctx, flat(v), flat(own(n*size)), nil, nil, backend.AllToAllOptions{})); err != nil {
+			return err
+		}
+		check(op, v, func(i int) int64 { return s.value(s.who[i/n], me*n+i%n) })
+	case "send_recv":
+		if size == 1 {
+			return nil
+		}
+		v, from := make([]int64, n), (me+size-1)%size
+		sent, err := s.g.Send(ctx, flat(own(n)), (me+1)%size, backend.P2POptions{})
+		if err != nil {
+			return err
+		}
+		if err := await(ctx)(s.g.Recv(ctx, flat(v), from, backend.P2POptions{})); err != nil {
+			return err
+		}
+		if err := sent.Wait(ctx); err != nil {
+			return err
+		}
+		check(op, v, func(i int) int64 { return s.value(s.who[from], i) })
+	case "barrier":
+		return await(ctx)(s.g.Barrier(ctx, backend.BarrierOptions{}))
+	}
+	return nil
+}
+
+// kinds are the operations of a stepper.
+var kinds = []string{"all_reduce", "broadcast", "all_gather", "reduce_scatter", "all_to_all", "send_recv", "barrier"}
+
+func (s *stepper) wrong(format string, args ...any) {
+	s.out.Encode(said{Epoch: s.epoch, Wrong: fmt.Sprintf(format, args...)})
+}
+
+// await waits for an operation.
+func await(ctx context.Context) func(*work.Work, error) error {
+	return func(w *work.Work, err error) error {
+		if err != nil {
+			return err
+		}
+		return w.Wait(ctx)
+	}
+}
+
+func flat(v []int64) *tensor.Tensor {
+	t, err := tensor.Of(v, len(v))
+	if err != nil {
+		panic(err) // the shape is the length
+	}
+	return t
+}

@@ -1,0 +1,314 @@
+package faults
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"os/exec"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/c10d-go/c10d/backend/gloo"
+	"github.com/c10d-go/c10d/store/tcp"
+)
+
+// Trial is a job that goes on after every fault. Its ranks are processes on this host. They run
+// random operations, check each result, and reconfigure their group after each error.
+type Trial struct {
+	Wire   Wire
+	Seed   uint64
+	Ranks  int // at the beginning
+	Detail bool
+	Events []Event
+}
+
+// Event is something that happens in a Trial.
+type Event struct {
+	Fault Fault
+	After time.Duration // since the event before
+	Pick  int           // chooses the process among those that it can happen to
+}
+
+// Events that are no faults of a Case.
+const (
+	Newcomer Fault = "newcomer"
+	Resume   Fault = "SIGCONT" // of the process that has stopped
+)
+
+const (
+	// trialTimeout is the timeout of a trial's operations.
+	trialTimeout = 2 * time.Second
+
+	// leastRanks are not killed: with two of them all operations have a peer.
+	leastRanks = 2
+
+	// trialLimit is how long after the last event a trial hangs.
+	trialLimit = 90 * time.Second
+)
+
+// RandomTrial draws a trial on a wire. One seed always gives the same trial.
+func RandomTrial(w Wire, seed uint64) Trial {
+	r := rand.New(rand.NewPCG(seed, 2))
+	t := Trial{Wire: w, Seed: seed, Ranks: 3 + r.IntN(3), Detail: r.IntN(4) == 0}
+	kinds := []Fault{Kill, Stop, Panic, Exit, Cancel, Newcomer}
+	for range 3 + r.IntN(3) {
+		e := Event{Fault: kinds[r.IntN(len(kinds))], After: time.Duration(r.IntN(600)) * time.Millisecond, Pick: r.IntN(1 << 16)}
+		t.Events = append(t.Events, e)
+		if e.Fault == Stop { // it comes back before its time is over, or too late
+			t.Events = append(t.Events, Event{Fault: Resume, After: time.Duration(r.IntN(5000)) * time.Millisecond})
+		}
+	}
+	return t
+}
+
+func (t *Trial) String() string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "seed %d, %s, %d ranks", t.Seed, t.Wire, t.Ranks)
+	if t.Detail {
+		b.WriteString(", DETAIL")
+	}
+	b.WriteString(":")
+	for _, e := range t.Events {
+		fmt.Fprintf(&b, " %v %s,", e.After, e.Fault)
+	}
+	return strings.TrimSuffix(b.String(), ",")
+}
+
+// said is a line of a rank of a Trial.
+type said struct {
+	Epoch   int64   `json:"epoch"`
+	Members []int64 `json:"members,omitempty"` // their names, by rank: the rank works in this epoch
+	Wrong   string  `json:"wrong,omitempty"`   // a result
+	Ends    string  `json:"ends,omitempty"`    // why the rank cannot go on
+	Done    bool    `json:"done,omitempty"`    // it has ended as it was told
+	Left    string  `json:"left,omitempty"`    // what it left behind
+}
+
+// Outcome is what became of a Trial.
+type Outcome struct {
+	Wire     Wire     `json:"wire"`
+	Seed     uint64   `json:"seed"`
+	Epochs   int      `json:"epochs"`
+	Problems []string `json:"problems,omitempty"`
+}
+
+// trial is a Trial that runs.
+type trial struct {
+	*Trial
+	address string
+	out     *Outcome
+	live    []*trialRank // that are to say that they are done
+	stopped *trialRank
+	names   int
+	views   map[int64][]int64
+}
+
+type trialRank struct {
+	*process
+	name  int
+	works chan struct{} // closed with its first line
+	done  chan struct{} // closed at the end of its output; then the rest is set
+	said  []said
+	err   error
+}
+
+// Run runs a trial. The error says why it could not be tried.
+func (t *Trial) Run(ctx context.Context) (*Outcome, error) {
+	server, err := tcp.Listen(ctx, "127.0.0.1:0", tcp.ServerOptions{})
+	if err != nil {
+		return nil, err
+	}
+	defer server.Close()
+	x := &trial{Trial: t, address: server.Addr().String(), out: &Outcome{Wire: t.Wire, Seed: t.Seed}, views: make(map[int64][]int64)}
+	var all []*trialRank
+	defer func() {
+		for _, r := range all {
+			r.cmd.Process.Kill()
+			<-r.done
+			r.cmd.Wait()
+		}
+	}()
+	begin := func() error {
+		r, err := x.start()
+		if err == nil {
+			all = append(all, r)
+		}
+		return err
+	}
+	for range t.Ranks {
+		if err := begin(); err != nil {
+			return nil, err
+		}
+	}
+	for _, r := range all {
+		select {
+		case <-r.works:
+		case <-r.done:
+			return nil, fmt.Errorf("process %d has ended before the first fault: %v", r.name, r.said)
+		case <-time.After(startIn):
+			return nil, fmt.Errorf("process %d before the first fault: %w", r.name, errHangs)
+		}
+	}
+	for _, e := range t.Events {
+		select {
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		case <-time.After(e.After):
+		}
+		if e.Fault == Newcomer {
+			err = begin()
+		} else {
+			err = x.happen(e)
+		}
+		if err != nil {
+			return nil, err
+		}
+	}
+	x.end()
+	for _, r := range all {
+		x.judge(r)
+	}
+	x.out.Epochs = len(x.views)
+	return x.out, nil
+}
+
+// start starts a process. Those after the first Ranks join.
+func (x *trial) start() (*trialRank, error) {
+	self, err := os.Executable()
+	if err != nil {
+		return nil, err
+	}
+	how := role{Job: x.address, Name: x.names, Ranks: x.Ranks, Detail: x.Detail, Timeout: trialTimeout}
+	switch x.Wire {
+	case Memory:
+		how.Wire = gloo.WireNative
+	case TCP:
+		how.Wire = gloo.WireTCP
+	default:
+		how.Wire = gloo.WireGloo
+	}
+	p, err := start(exec.Command(self, "faults"), how, "GLOO_SOCKET_IFNAME=lo")
+	if err != nil {
+		return nil, err
+	}
+	r := &trialRank{process: p, name: x.names, works: make(chan struct{}), done: make(chan struct{})}
+	go r.listen()
+	x.names++
+	x.live = append(x.live, r)
+	return r, nil
+}
+
+// listen notes what a rank says.
+func (r *trialRank) listen() {
+	defer close(r.done)
+	for line := range r.lines {
+		var s said
+		if err := json.Unmarshal([]byte(line), &s); err != nil {
+			r.err = fmt.Errorf("process %d says %q: %w", r.name, line, err)
+			continue
+		}
+		if r.said = append(r.said, s); len(r.said) == 1 {
+			close(r.works)
+		}
+	}
+}
+
+// happen makes an event happen.
+func (x *trial) happen(e Event) error {
+	if e.Fault == Resume {
+		r := x.stopped
+		x.stopped = nil
+		if r == nil {
+			return nil
+		}
+		return r.signal("CONT")
+	}
+	able := slices.DeleteFunc(slices.Clone(x.live), func(r *trialRank) bool { return r == x.stopped })
+	if e.Fault != Cancel && len(able) <= leastRanks || e.Fault == Stop && x.stopped != nil {
+		return nil
+	}
+	victim := able[e.Pick%len(able)]
+	switch e.Fault {
+	case Stop:
+		x.stopped = victim
+		return victim.signal("STOP")
+	case Kill:
+		x.bury(victim)
+		return victim.cmd.Process.Kill()
+	case Cancel:
+		fmt.Fprintln(victim.in, cmdCancel)
+	case Panic:
+		x.bury(victim)
+		fmt.Fprintln(victim.in, cmdPanic)
+	case Exit:
+		x.bury(victim)
+		fmt.Fprintln(victim.in, cmdExit)
+	}
+	return nil
+}
+
+// bury forgets a rank that ends.
+func (x *trial) bury(victim *trialRank) {
+	x.live = slices.DeleteFunc(x.live, func(r *trialRank) bool { return r == victim })
+}
+
+// end tells the ranks to end, and waits for them.
+func (x *trial) end() {
+	if x.stopped != nil {
+		if err := x.stopped.signal("CONT"); err != nil {
+			x.problem("process %d cannot go on: %v", x.stopped.name, err)
+		}
+	}
+	for _, r := range x.live {
+		fmt.Fprintln(r.in, cmdEnd)
+	}
+	late, cancel := context.WithTimeout(context.Background(), trialLimit)
+	defer cancel()
+	for _, r := range x.live {
+		select {
+		case <-r.done:
+		case <-late.Done():
+			x.problem("process %d hangs", r.name)
+		}
+	}
+}
+
+func (x *trial) problem(format string, args ...any) {
+	x.out.Problems = append(x.out.Problems, fmt.Sprintf(format, args...))
+}
+
+// judge checks what a rank has said.
+func (x *trial) judge(r *trialRank) {
+	r.cmd.Process.Kill()
+	<-r.done
+	r.cmd.Wait()
+	if r.err != nil {
+		x.problem("%v", r.err)
+	}
+	done := false
+	for _, s := range r.said {
+		switch have, ok := x.views[s.Epoch]; {
+		case s.Members == nil:
+		case !ok:
+			x.views[s.Epoch] = s.Members
+		case !slices.Equal(have, s.Members):
+			x.problem("epoch %d has two views: %v, and %v on process %d", s.Epoch, have, s.Members, r.name)
+		}
+		if s.Wrong != "" {
+			x.problem("process %d, epoch %d: %s", r.name, s.Epoch, s.Wrong)
+		}
+		if s.Ends != "" {
+			x.problem("process %d, epoch %d, cannot go on: %s", r.name, s.Epoch, s.Ends)
+		}
+		if s.Left != "" {
+			x.problem("process %d left %s", r.name, s.Left)
+		}
+		done = done || s.Done
+	}
+	if slices.Contains(x.live, r) && !done {
+		x.problem("process %d has ended: %s", r.name, r.stderr)
+	}
+}

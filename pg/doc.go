@@ -68,6 +68,10 @@
 //		// g.Rank() and g.Size() may have changed. Repeat the step.
 //	}
 //
+// A call whose context is cancelled is such a failure. Every rank's error names the rank that
+// cancelled and the cause, and Reconfigure goes on with the same members. A call whose context had
+// ended before starts nothing: the rank may call again.
+//
 // Reconfigure also takes in newcomers, which call Join. Pending says how many wait. The ranks agree
 // through the store, which therefore has to outlive all of them: that of "c10d run", a server of
 // its own, or Redis. If rank 0 hosts the store and dies, Reconfigure returns an error that says so.

@@ -562,6 +562,8 @@ func TestTooFewRanks(t *testing.T) {
 		}
 		require.Equal(t, 2, v.Epoch)
 		require.Equal(t, []int{0, 1}, v.IDs)
+		_, err = g.Reconfigure(context.Background(), pg.ReconfigureOptions{Min: 3, Patience: time.Second})
+		require.ErrorContains(t, err, "too few members for epoch 3: 2 of at least 3; no newcomer waits")
 		return sumIs(g, v.IDs)
 	})
 	require.NoError(t, errors.Join(errs...))

@@ -123,6 +123,7 @@ func TestScenarios(t *testing.T) {
 		"down, up and down":     {{all, planned}, {[]int{0}, planned}, {all, planned}, {[]int{2}, planned}},
 		"one to all":            {{[]int{0}, planned}, {all, planned}},
 		"late join":             {{[]int{0, 1}, planned}, {all, planned}},
+		"merge":                 {{[]int{0}, planned}, {all, planned}},
 		"abort":                 {{all, aborted}, {all, aborted}, {all, planned}},
 		"cancel":                {{all, cancelled}, {all, cancelled}, {all, planned}},
 		"cancel before a call":  {{all, cancelledBefore}, {all, planned}},
@@ -142,7 +143,13 @@ func TestScenarios(t *testing.T) {
 					var wg sync.WaitGroup
 					for p := range all {
 						wg.Go(func() {
-							if errs[p] = act(st, wire, p, stages); errs[p] != nil {
+							if name == "merge" && p > 0 {
+								errs[p] = elsewhere(st, wire, p)
+							}
+							if errs[p] == nil {
+								errs[p] = act(st, wire, p, stages)
+							}
+							if errs[p] != nil {
 								errs[p] = fmt.Errorf("process %d: %w", p, errs[p])
 							}
 						})
@@ -155,14 +162,32 @@ func TestScenarios(t *testing.T) {
 	}
 }
 
+// scenarioOptions are the options of a scenario's groups.
+func scenarioOptions(wire gloo.Wire) pg.Options {
+	return pg.Options{
+		Timeout: pgtest.Timeout, Elastic: true, Backend: "cpu:" + gloo.Name,
+		BackendOptions: []backend.SpecificOptions{gloo.Options{Wire: wire}},
+	}
+}
+
+// elsewhere is the group that processes 1 and 2 have before they merge with that of process 0.
+func elsewhere(st store.Store, wire gloo.Wire, p int) error {
+	ctx, cancel := context.WithTimeout(context.Background(), 2*pgtest.Timeout)
+	defer cancel()
+	o := scenarioOptions(wire)
+	o.Name = "elsewhere"
+	g, err := pg.New(ctx, st, p-1, 2, o)
+	if err != nil {
+		return err
+	}
+	return errors.Join(exchange(ctx, g, 0, p, []int{1, 2}), g.Close())
+}
+
 // act is process p of a scenario.
 func act(st store.Store, wire gloo.Wire, p int, stages []stage) (err error) {
 	ctx, cancel := context.WithTimeout(context.Background(), 2*pgtest.Timeout)
 	defer cancel()
-	o := pg.Options{
-		Timeout: pgtest.Timeout, Elastic: true, Backend: "cpu:" + gloo.Name,
-		BackendOptions: []backend.SpecificOptions{gloo.Options{Wire: wire}},
-	}
+	o := scenarioOptions(wire)
 	var g *pg.ProcessGroup
 	defer func() {
 		if g != nil {
@@ -275,4 +300,62 @@ func exchange(ctx context.Context, g *pg.ProcessGroup, epoch, p int, in []int) e
 		}
 	}
 	return wait(g.Barrier(ctx, backend.BarrierOptions{}))
+}
+
+// TestReusedRank: a process with the rank of a member that has left is not taken for that member, and
+// disturbs nobody. It has to call Join, and gets an id of its own.
+func TestReusedRank(t *testing.T) {
+	st := store.NewHash()
+	defer st.Close()
+	o := scenarioOptions(gloo.WireTCP)
+	ctx, cancel := context.WithTimeout(context.Background(), 2*pgtest.Timeout)
+	defer cancel()
+	again := make(chan bool)
+	errs := make([]error, 3)
+	var wg sync.WaitGroup
+	for r := range 3 {
+		wg.Go(func() {
+			errs[r] = func() error {
+				g, err := pg.New(ctx, st, r, 3, o)
+				if err != nil {
+					return err
+				}
+				defer func() { g.Close() }()
+				if err := exchange(ctx, g, 0, r, []int{0, 1, 2}); err != nil {
+					return err
+				}
+				if r == 2 {
+					if err := g.Close(); err != nil {
+						return err
+					}
+					soon, cancel := context.WithTimeout(ctx, 500*time.Millisecond)
+					defer cancel()
+					_, err := pg.New(soon, st, 2, 3, o)
+					var missing *pg.MeetingError
+					if !errors.As(err, &missing) || !slices.Equal(missing.Missing, []int{0, 1}) {
+						return fmt.Errorf("want an error that names the missing ranks 0 and 1: %w", err)
+					}
+					close(again)
+					if g, err = pg.Join(ctx, st, o); err != nil {
+						return err
+					}
+					return exchange(ctx, g, 2, 3, []int{0, 1, 3})
+				}
+				v, err := g.Shrink(ctx, 2)
+				if err != nil || !slices.Equal(v.IDs, []int{0, 1}) {
+					return fmt.Errorf("members %v: %w", v.IDs, err)
+				}
+				<-again
+				if err := exchange(ctx, g, 1, r, []int{0, 1}); err != nil {
+					return err
+				}
+				if v, err = g.Reconfigure(ctx, pg.ReconfigureOptions{Min: 3}); err != nil || !slices.Equal(v.IDs, []int{0, 1, 3}) {
+					return fmt.Errorf("members %v: %w", v.IDs, err)
+				}
+				return exchange(ctx, g, 2, r, []int{0, 1, 3})
+			}()
+		})
+	}
+	wg.Wait()
+	require.NoError(t, errors.Join(errs...))
 }

@@ -10,6 +10,7 @@ import (
 	"sync/atomic"
 	"testing"
 	"time"
+	"unicode"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
@@ -153,6 +154,31 @@ func TestWorkersOutliveGoexit(t *testing.T) {
 					}
 					defer func() { <-w.Done(); assert.Error(t, w.Err()) }()
 				}
+			}
+		})
+	})
+}
+
+// TestCauseIsBounded: whatever the cause of a cancelled context has, the others get a short line of
+// it that can be printed.
+func TestCauseIsBounded(t *testing.T) {
+	onEveryWire(t, func(t *testing.T, wire gloo.Wire) {
+		bs := connected(t, time.Minute, same(wire, 2)...)
+		ctx, cancel := context.WithCancelCause(context.Background())
+		w, err := bs[0].AllReduce(context.Background(), list(vec(1)), backend.AllReduceOptions{})
+		require.NoError(t, err)
+		own, err := bs[1].Recv(ctx, vec(1), 0, backend.P2POptions{})
+		require.NoError(t, err)
+		cause := errors.New("enough:\x1b[31m\n\xff\x00" + strings.Repeat("\u00e9", 10_000))
+		cancel(cause)
+		inTime(t, "the end", func() {
+			require.ErrorIs(t, own.Wait(context.Background()), cause)
+			err := w.Wait(context.Background())
+			require.ErrorIs(t, err, work.ErrCanceled)
+			require.ErrorContains(t, err, "rank 1 cancelled the operation: enough:?[31m")
+			require.Less(t, len(err.Error()), 2*transport.MaxWords)
+			for _, r := range err.Error() {
+				require.True(t, unicode.IsPrint(r), "%q", err)
 			}
 		})
 	})

@@ -4,8 +4,11 @@
 //
 // Ranks are processes in network namespaces (package netns). Each runs the same script again and
 // again, and compares its results with those of ranks in memory. At a random moment the fault
-// happens. A rank whose operation fails reports the error, closes its group, and looks for
-// goroutines and descriptors that were left.
+// happens. A rank whose operation fails reports the error. In cases of the table it then reconfigures
+// the group, and completes one more operation. In the end it closes its group, and looks for goroutines
+// and descriptors that were left.
+//
+// In a Trial several faults happen to one job. Its ranks go on until they are told to end.
 //
 // PyTorch's ranks run torch.py, which does the same without comparing.
 package faults

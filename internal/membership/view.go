@@ -96,8 +96,11 @@ func (e *ShortError) Error() string {
 	for i, a := range e.View.Left {
 		missing[i] = a.String()
 	}
-	return fmt.Sprintf("%v for epoch %d: %d of at least %d; missing: %s", ErrTooFew, e.View.Epoch,
-		len(e.View.Short.Present), e.View.Short.Need, strings.Join(missing, "; "))
+	said := fmt.Sprintf("%v for epoch %d: %d of at least %d", ErrTooFew, e.View.Epoch, len(e.View.Short.Present), e.View.Short.Need)
+	if len(missing) == 0 {
+		return said + "; no newcomer waits"
+	}
+	return said + "; missing: " + strings.Join(missing, "; ")
 }
 
 // Unwrap returns ErrTooFew.

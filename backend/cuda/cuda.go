@@ -171,6 +171,13 @@ func (b *Backend) Seq() uint64 { return b.g.Seq() }
 // SetTimeout sets the limit of later operations.
 func (b *Backend) SetTimeout(d time.Duration) { b.g.SetTimeout(d) }
 
+// Err returns what ended the group, nil while it works.
+func (b *Backend) Err() error { return cmp.Or(b.g.Broken(), b.g.CPUErr()) }
+
+// Revoke ends the group if this rank's last operation was not started because its context had ended.
+// It is for a rank that does not call it again: the others may wait.
+func (b *Backend) Revoke() { b.g.Revoke() }
+
 // Abort ends every operation with cause, on every rank.
 func (b *Backend) Abort(cause error) { b.g.Abort(cause) }
 

@@ -574,6 +574,34 @@ func TestF20Faults(t *testing.T) {
 		}
 		w.drop(t)
 	})
+	t.Run("a call is not started", func(t *testing.T) {
+		w := newWorld(t, s)
+		cause := errors.New("user pressed stop")
+		ended, cancel := context.WithCancelCause(w.ctx)
+		cancel(cause)
+		errs := w.failure(t, func(r int) bool {
+			if r != 2 {
+				return true
+			}
+			x := w.ranks[r]
+			x.b.Revoke() // nothing to give up
+			b, err := x.bucket(r)
+			require.NoError(t, err)
+			_, err = x.b.AllReduce(ended, []*tensor.Tensor{b.t}, backend.AllReduceOptions{})
+			require.ErrorIs(t, err, work.ErrCanceled)
+			require.NoError(t, x.b.Err())
+			x.b.Revoke()
+			require.ErrorIs(t, x.b.Err(), cause)
+			return false
+		}, nothing)
+		for r, err := range errs[:2] {
+			named(t, err, r, 0)
+			require.ErrorIs(t, err, work.ErrCanceled)
+			require.ErrorContains(t, err, "rank 2")
+			require.ErrorContains(t, err, cause.Error())
+		}
+		w.drop(t)
+	})
 	t.Run("the caller's stream does not go on", func(t *testing.T) {
 		s := s
 		s.timeout = 200 * time.Millisecond

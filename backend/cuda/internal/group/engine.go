@@ -61,7 +61,8 @@ type Engine struct {
 
 	Mu       sync.Mutex
 	seq      uint64
-	draining bool // Shutdown has begun
+	uncalled *work.Error // of the last operation that was not started because its context had ended
+	draining bool        // Shutdown has begun
 	closing  bool
 	closed   chan struct{}
 	Last     *work.Work      // of the last collective that was issued
@@ -138,6 +139,21 @@ func (b *Engine) Fail(err, cause error) {
 	b.CPU.Abort(cause)
 	for _, w := range b.Ways {
 		w.Abort()
+	}
+}
+
+// Revoke ends the group if the context of this rank's last operation had ended before the call. The
+// operation was not started, so the rank could call it again. Revoke is for a rank that does not: the
+// others may wait for it.
+func (b *Engine) Revoke() {
+	b.Mu.Lock()
+	err := b.uncalled
+	if err != nil && err.Seq != b.seq {
+		err = nil
+	}
+	b.Mu.Unlock()
+	if err != nil && b.Broken() == nil {
+		b.Fail(fmt.Errorf("the group has failed: %w", err), err)
 	}
 }
 

@@ -25,6 +25,7 @@ func init() {
 // faultFlags are the flags of "c10d faults".
 type faultFlags struct {
 	wires, faults, ops string
+	ranks              int
 	random, trials     int
 	seed               uint64
 	parallel           int
@@ -37,6 +38,7 @@ func setupFaults(fs *flag.FlagSet) func(stdio, []string) (int, error) {
 	fs.StringVar(&f.wires, "wire", "", "only the wires whose `name` contains one of these words; commas separate them")
 	fs.StringVar(&f.faults, "fault", "", "only the faults whose `name` contains one of these words")
 	fs.StringVar(&f.ops, "op", "", "only these `operations`")
+	fs.IntVar(&f.ranks, "ranks", faults.LeastRanks, "`n` ranks in the cases of the table, 3 at least")
 	fs.IntVar(&f.random, "random", 0, "instead of the table, try `n` random cases on each wire of this library")
 	fs.IntVar(&f.trials, "trials", 0, "instead of the table, try `n` jobs on each wire of this library that go on after several random faults; needs neither root nor Linux's namespaces")
 	fs.Uint64Var(&f.seed, "seed", rand.Uint64()>>32, "first `seed` of the cases; case i has seed + i")
@@ -54,12 +56,18 @@ func setupFaults(fs *flag.FlagSet) func(stdio, []string) (int, error) {
 		if f.random < 0 || f.trials < 0 || f.parallel < 1 {
 			return 0, usagef("-random %d, -trials %d and -parallel %d: the first two must not be negative, -parallel must be positive", f.random, f.trials, f.parallel)
 		}
+		if f.ranks < faults.LeastRanks || f.ranks > mostRanks {
+			return 0, usagef("-ranks %d is not within %d to %d", f.ranks, faults.LeastRanks, mostRanks)
+		}
 		if f.trials > 0 {
 			return f.tryAll(std)
 		}
 		return f.run(std)
 	}
 }
+
+// mostRanks is how many hosts have an address in a lab.
+const mostRanks = 250
 
 // picks reports whether a list of words picks a name.
 func picks(list, name string) bool {
@@ -79,7 +87,7 @@ func (f *faultFlags) cases() (all []faults.Case) {
 		if f.random > 0 {
 			break
 		}
-		for _, c := range faults.CasesOf(w, rand.New(rand.NewPCG(f.seed, 1))) {
+		for _, c := range faults.CasesOf(w, f.ranks, rand.New(rand.NewPCG(f.seed, 1))) {
 			if picks(f.faults, string(c.Fault)) && (f.ops == "" || slices.Contains(strings.Split(f.ops, ","), c.Op)) {
 				all = append(all, c)
 			}
@@ -124,7 +132,7 @@ func (f *faultFlags) run(std stdio) (int, error) {
 	var wg sync.WaitGroup
 	for n := range min(f.parallel, len(cases)) {
 		wg.Go(func() {
-			lab, err := faults.NewLab(fmt.Sprint(n), faults.MostHosts)
+			lab, err := faults.NewLab(fmt.Sprint(n), max(faults.MostHosts, f.ranks))
 			if err != nil {
 				mu.Lock()
 				failed = err

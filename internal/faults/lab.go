@@ -333,9 +333,11 @@ func (c *Case) bytes() int {
 	return 64 << 10
 }
 
-// CasesOf returns the cases of the table: every fault under every operation on a wire.
-func CasesOf(w Wire, r *rand.Rand) (all []Case) {
-	const size = 3
+// LeastRanks is the size of a group in which two ranks are a majority without the third.
+const LeastRanks = 3
+
+// CasesOf returns the cases of the table: every fault under every operation of size ranks on a wire.
+func CasesOf(w Wire, size int, r *rand.Rand) (all []Case) {
 	for _, f := range Faults {
 		for _, op := range Operations {
 			c := Case{Fault: f, Wire: w, Op: op, Hosts: hosts(w, size), Victim: 1, Other: 1, After: time.Duration(100+r.IntN(200)) * time.Millisecond}

@@ -197,6 +197,11 @@ func (p *prefixed) DropWill(ctx context.Context, key string) error {
 	return p.do(ctx, "drop will", func(ctx context.Context) error { return DropWill(ctx, p.inner, p.prefix+key) })
 }
 
+// Kept is that of inner.
+func (p *prefixed) Kept(ctx context.Context) error {
+	return p.do(ctx, "kept", func(ctx context.Context) error { return Kept(ctx, p.inner) })
+}
+
 func (p *prefixed) Timeout() time.Duration { return p.inner.Timeout() }
 
 func (p *prefixed) SetTimeout(d time.Duration) { p.inner.SetTimeout(d) }

@@ -121,6 +121,21 @@ func DropWill(ctx context.Context, s Store, key string) error {
 	return nil
 }
 
+// Keeper is a store whose server may lose keys and go on. It may evict keys, or start again from an old
+// copy, or a replica may take its place.
+type Keeper interface {
+	// Kept returns an error if the server may have lost keys since this client connected.
+	Kept(ctx context.Context) error
+}
+
+// Kept calls Kept of s if it is a Keeper.
+func Kept(ctx context.Context, s Store) error {
+	if k, ok := s.(Keeper); ok {
+		return k.Kept(ctx)
+	}
+	return nil
+}
+
 // Dialect tells which generation of PyTorch a store serves. Process groups use
 // it to choose between Gloo's rendezvous forms.
 type Dialect int

@@ -25,6 +25,8 @@ const (
 // short. st has keys of this group alone. If ctx ends first, the member withdraws its vote, unless
 // there is a view already. It may call Decide again with the same base.
 //
+// A store that may have lost keys (store.Keeper) may have lost a view: Decide then fails.
+//
 // Where the store has wills (store.Willer), the death of a member after its first Decide is known
 // to the leader at once.
 func Decide(ctx context.Context, st store.Store, cfg Config) (View, error) {
@@ -37,6 +39,9 @@ func Decide(ctx context.Context, st store.Store, cfg Config) (View, error) {
 		epoch = m.next
 		return leaveWill(ctx, st, c.Keys[0], c.New)
 	})
+	if err == nil {
+		err = store.Kept(ctx, st) // or there may have been another view
+	}
 	if err == nil {
 		var v View
 		if v, err = m.Result(); err == nil {

@@ -307,3 +307,24 @@ func BenchmarkDecide(b *testing.B) {
 		})
 	}
 }
+
+// forgetful is a store that may have lost keys.
+type forgetful struct {
+	store.Store
+	err error
+}
+
+func (f forgetful) Kept(context.Context) error { return f.err }
+
+// TestNoViewFromAStoreThatLosesKeys: there may have been another view of the epoch.
+func TestNoViewFromAStoreThatLosesKeys(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		lost := errors.New("keys are lost")
+		st := store.NewHash()
+		_, err := Decide(t.Context(), store.Prefix("group", forgetful{st, lost}), Config{Self: 0, Base: First(1)})
+		require.ErrorIs(t, err, lost)
+		v, err := Decide(t.Context(), forgetful{st, nil}, Config{Self: 0, Base: First(1)})
+		require.NoError(t, err)
+		require.Equal(t, 1, v.Epoch)
+	})
+}

@@ -37,6 +37,10 @@
 // New writes a random value under "{prefix}i". A connection that does not find it fails with
 // ErrEmptied: the server was started again without its data, or another server took its place.
 //
+// Kept (store.Keeper) tells whether the server may have lost single keys. It notices that the server
+// has evicted keys, was started again, or was replaced by a replica. Package pg asks it when the ranks
+// of a group change. For groups that change, set maxmemory-policy noeviction.
+//
 // # Wills
 //
 // A store with a will (SetWill) holds one more connection, which listens to a channel. The stores

@@ -88,7 +88,8 @@ type Store struct {
 
 	mourner mourner
 
-	incarnation atomic.Pointer[string] // of what the prefix holds; nil until joined
+	incarnation atomic.Pointer[string]   // of what the prefix holds; nil until joined
+	server      atomic.Pointer[identity] // as it was then; nil if it does not say
 
 	mu     sync.Mutex // guards calls.Add against Close
 	closed chan struct{}
@@ -247,8 +248,9 @@ func (s *Store) join(ctx context.Context) error {
 	if err := s.client.SetNX(ctx, key, rand.Text(), s.expiry).Err(); err != nil {
 		return err
 	}
-	found, err := s.client.Get(ctx, key).Result()
+	found, now, err := s.identify(ctx)
 	if err == nil {
+		s.server.Store(now)
 		s.incarnation.Store(&found)
 	}
 	return err

@@ -9,8 +9,11 @@ import (
 	"errors"
 	"flag"
 	"fmt"
+	"net"
 	"os"
 	"os/exec"
+	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -18,9 +21,11 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+	"golang.org/x/sync/errgroup"
 
 	"github.com/c10d-go/c10d/backend"
 	"github.com/c10d-go/c10d/internal/freeport"
+	"github.com/c10d-go/c10d/internal/launch"
 	"github.com/c10d-go/c10d/store"
 	"github.com/c10d-go/c10d/store/redis"
 	"github.com/c10d-go/c10d/store/tcp"
@@ -325,5 +330,109 @@ func TestTheHostOfTheStoreIsKilled(t *testing.T) {
 		s := j.next(id)
 		require.Contains(t, s.Err, "rank 0, which hosts the store, has ended or closed it", "rank %d", id)
 		require.Contains(t, s.Err, "the store has to outlive the ranks")
+	}
+}
+
+// TestInitJoins: a rank that the launcher starts again joins the group of the others.
+func TestInitJoins(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "epoch.json")
+	t.Setenv(launch.EpochVariable, file)
+	server, err := tcp.Listen(t.Context(), "127.0.0.1:0", tcp.ServerOptions{})
+	require.NoError(t, err)
+	defer server.Close()
+	host, port, _ := net.SplitHostPort(server.Addr().String())
+	env := "WORLD_SIZE=2 MASTER_ADDR=" + host + " MASTER_PORT=" + port + " TORCHELASTIC_USE_AGENT_STORE=True C10D_ELASTIC=2:3 RANK="
+	ctx, cancel := context.WithTimeout(t.Context(), elasticLimit)
+	defer cancel()
+	var all errgroup.Group
+	for rank, join := range []string{"0", "1", "0 C10D_JOIN=1"} {
+		all.Go(func() error {
+			g, err := initFrom(ctx, "env://", InitOptions{Options: Options{Timeout: elasticLimit}}, environ(env+join))
+			if err != nil {
+				return err
+			}
+			defer g.Close()
+			if rank < 2 {
+				for n := 0; n == 0 && err == nil; {
+					n, err = g.Pending(ctx)
+				}
+				v, err := g.Reconfigure(ctx, ReconfigureOptions{})
+				if n, bad := g.Pending(ctx); n > 0 || bad != nil {
+					return fmt.Errorf("%d ranks can be taken in: %w", n, bad)
+				}
+				if err != nil || !slices.Equal(v.IDs, []int{0, 1, 2}) {
+					return fmt.Errorf("%+v, %w", v, err)
+				}
+			}
+			x := []float32{float32(g.Rank())}
+			if err := AllReduceSlice(ctx, g, x, backend.Sum()); err != nil || x[0] != 3 {
+				return fmt.Errorf("the sum is %v: %w", x, err)
+			}
+			if m := g.membership.config(ReconfigureOptions{}); m.Min != 2 || m.Max != 3 {
+				return fmt.Errorf("at least %d and at most %d ranks", m.Min, m.Max)
+			}
+			w, err := g.Barrier(ctx, backend.BarrierOptions{})
+			if err == nil {
+				err = w.Wait(ctx)
+			}
+			return err
+		})
+	}
+	require.NoError(t, all.Wait())
+	e, err := launch.ReadEpoch(file)
+	require.NoError(t, err)
+	require.Equal(t, 1, e.Epoch)
+	require.Equal(t, []int{0, 1, 2}, e.IDs)
+	_, err = initFrom(ctx, "env://", InitOptions{}, environ("C10D_ELASTIC=many"))
+	require.EqualError(t, err, `environment variable C10D_ELASTIC: "many" is no range of ranks, such as 2:4`)
+}
+
+// TestRedisLosesItsData: no rank makes a view in a server that has not the earlier ones.
+func TestRedisLosesItsData(t *testing.T) {
+	addr := freeport.Loopback(t)
+	kill := startRedisAt(t, addr)
+	ctx, cancel := context.WithTimeout(t.Context(), elasticLimit)
+	defer cancel()
+	var groups [3]*ProcessGroup
+	each := func(f func(rank int) error) {
+		t.Helper()
+		var all errgroup.Group
+		for rank := range groups {
+			all.Go(func() error { return f(rank) })
+		}
+		require.NoError(t, all.Wait())
+	}
+	each(func(rank int) (err error) {
+		st, err := redis.New(ctx, "redis://"+addr+"/0?prefix=job", redis.Options{})
+		if err != nil {
+			return err
+		}
+		t.Cleanup(func() { st.Close() })
+		if groups[rank], err = New(ctx, st, rank, len(groups), Options{Timeout: elasticLimit, Elastic: true}); err == nil {
+			_, err = groups[rank].Reconfigure(ctx, ReconfigureOptions{})
+		}
+		return err
+	})
+	kill()
+	startRedisAt(t, addr)
+	each(func(rank int) error {
+		// The first calls may meet the connections that have ended.
+		for {
+			_, err := groups[rank].Reconfigure(ctx, ReconfigureOptions{})
+			if err == nil || ctx.Err() != nil {
+				return fmt.Errorf("rank %d: a view in an empty server: %w", rank, err)
+			}
+			if errors.Is(err, redis.ErrEmptied) {
+				break
+			}
+		}
+		x := []float32{1}
+		if err := AllReduceSlice(ctx, groups[rank], x, backend.Sum()); err != nil || x[0] != 3 {
+			return fmt.Errorf("the group of before does not work: %v, %w", x, err)
+		}
+		return nil
+	})
+	for _, g := range groups {
+		require.NoError(t, g.Close())
 	}
 }

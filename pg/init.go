@@ -30,6 +30,11 @@ type InitOptions struct {
 	// URL nor a launcher says so. Size 0 means that Rank is not given either.
 	Rank, Size int
 
+	// Join makes Init join a default group that exists, see Join. c10d run -elastic asks for that
+	// with C10D_JOIN=1 when it starts a rank again. Rank and Size are those of the process that this
+	// one replaces, or any others: they have no effect. The process hosts no store.
+	Join bool
+
 	// Listen is where rank 0 hosts the store of tcp:// and env://. Empty means the address that
 	// the ranks connect to, if that is a loopback address or another numeric address of this
 	// host. If it is a name, it means the port on all interfaces, as in PyTorch: on its own host
@@ -91,6 +96,9 @@ const podTimeout = 5 * time.Minute
 // hosts refuses the ranks of another job; the error has both names. Jobs of mpirun
 // get ports of their own, unless MASTER_PORT is set.
 //
+// c10d run -elastic sets C10D_ELASTIC. Init then sets Options.Elastic, and Reconfigure takes its
+// default sizes from there.
+//
 // If TORCHELASTIC_USE_AGENT_STORE is True, the launcher hosts the store and no
 // rank does. TORCH_DIST_INIT_BARRIER=1 sets Options.InitBarrier, and
 // TORCH_DISTRIBUTED_DEBUG=DETAIL sets Options.Detail.
@@ -120,6 +128,14 @@ func initFrom(ctx context.Context, rawURL string, o InitOptions, getenv func(str
 	if o.Timeout <= 0 {
 		o.Timeout = backend.DefaultTimeout
 	}
+	if sizes := getenv(launch.ElasticVariable); sizes != "" {
+		var err error
+		if o.least, o.most, err = launch.ParseRange(sizes); err != nil {
+			return nil, fmt.Errorf("environment variable %s: %w", launch.ElasticVariable, err)
+		}
+		o.Elastic = true
+	}
+	o.Join = o.Join || getenv(launch.JoinVariable) == "1"
 	m, err := resolve(rawURL, o, getenv)
 	if err != nil {
 		return nil, err
@@ -158,7 +174,13 @@ func initFrom(ctx context.Context, rawURL string, o InitOptions, getenv func(str
 	if m.env.AgentStore {
 		from.v1 = store.Prefix("/worker/attempt_"+strconv.Itoa(m.env.RestartCount)+"/default_pg", st)
 	}
-	g, err := newWorld(ctx, store.Prefix("default_pg", st), m.env.Rank, m.env.Size, o.Options, from)
+	var g *ProcessGroup
+	if keys := store.Prefix("default_pg", st); o.Join {
+		from.hosted, from.seen = -1, nil
+		g, err = joinWorld(ctx, keys, o.Options, from)
+	} else {
+		g, err = newWorld(ctx, keys, m.env.Rank, m.env.Size, o.Options, from)
+	}
 	if err != nil {
 		if t, ok := st.(*tcp.Store); ok {
 			// The others have to hear why before the store ends.
@@ -405,7 +427,7 @@ func (m *meeting) open(ctx context.Context, o InitOptions) (store.Store, error) 
 		return nil, err
 	}
 	return tcp.New(ctx, m.addr, tcp.Options{
-		Server:    m.env.Rank == 0 && !m.env.AgentStore,
+		Server:    m.env.Rank == 0 && !m.env.AgentStore && !o.Join,
 		Listen:    listen,
 		WorldSize: m.env.Size,
 		CountOnly: !o.apart(devices), // the roll call waits, and notices a rank that dies

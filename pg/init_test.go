@@ -303,6 +303,14 @@ func TestInitCloses(t *testing.T) {
 // startRedis returns the address of a Redis server of the test's own.
 func startRedis(t *testing.T) string {
 	t.Helper()
+	addr := freeport.Loopback(t)
+	startRedisAt(t, addr)
+	return addr
+}
+
+// startRedisAt starts a server without data, and returns what kills it.
+func startRedisAt(t *testing.T, addr string) (kill func()) {
+	t.Helper()
 	server, err := exec.LookPath("redis-server")
 	if err != nil {
 		if os.Getenv("C10D_REQUIRE_SERVICES") == "1" {
@@ -310,14 +318,14 @@ func startRedis(t *testing.T) string {
 		}
 		t.Skip("redis-server is not installed: ", err)
 	}
-	addr := freeport.Loopback(t)
 	_, port, _ := net.SplitHostPort(addr)
 	cmd := exec.Command(server, "--port", port, "--bind", "127.0.0.1", "--save", "", "--dir", t.TempDir())
 	require.NoError(t, cmd.Start())
-	t.Cleanup(func() {
+	kill = func() {
 		cmd.Process.Kill()
 		cmd.Wait()
-	})
+	}
+	t.Cleanup(kill)
 	require.Eventually(t, func() bool {
 		conn, err := net.Dial("tcp", addr)
 		if err == nil {
@@ -325,7 +333,7 @@ func startRedis(t *testing.T) string {
 		}
 		return err == nil
 	}, patience, 10*time.Millisecond)
-	return addr
+	return kill
 }
 
 func TestInitRedis(t *testing.T) {

@@ -68,6 +68,8 @@ type Options struct {
 	// known of them, and until when this rank waits. With nil only the lines at level Warn
 	// are written, to slog.Default(). A logger with slog.DiscardHandler writes nothing.
 	Logger *slog.Logger
+
+	least, most int // numbers of ranks that c10d run -elastic has told, 0 if it has not
 }
 
 // check refuses nil options, two options for one backend, and options for unknown backends.

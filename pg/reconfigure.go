@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/c10d-go/c10d/backend"
+	"github.com/c10d-go/c10d/internal/launch"
 	"github.com/c10d-go/c10d/internal/membership"
 	"github.com/c10d-go/c10d/store"
 	"github.com/c10d-go/c10d/tensor"
@@ -49,11 +50,11 @@ var (
 
 // ReconfigureOptions are the options of Reconfigure. Give all ranks the same.
 type ReconfigureOptions struct {
-	// Min is the least size of the new epoch; 0 or less means 1.
+	// Min is the least size of the new epoch; 0 or less means that of c10d run -elastic, or 1.
 	Min int
 
-	// Max is the size up to which newcomers are taken in; 0 or less means all of them. Members stay
-	// even if they are more.
+	// Max is the size up to which newcomers are taken in; 0 or less means that of c10d run
+	// -elastic, or all of them. Members stay even if they are more.
 	Max int
 
 	// Settle is how long a rank that the fault names has to come; 0 or less means 0.5 s.
@@ -209,8 +210,8 @@ func (g *ProcessGroup) Grow(ctx context.Context, most int) (View, error) {
 	return g.Reconfigure(ctx, ReconfigureOptions{Min: g.Size(), Max: most})
 }
 
-// Pending returns how many processes wait in Join to be taken into the default group. It calls the
-// store once, and again for newcomers. Ranks that ask at the same time may get different answers:
+// Pending returns how many processes wait in Join to be taken into the default group; 0 if it has the
+// most ranks that c10d run -elastic permits. It calls the store once, and again for newcomers. Ranks that ask at the same time may get different answers:
 // let one rank ask, and broadcast what it gets.
 func (g *ProcessGroup) Pending(ctx context.Context) (int, error) {
 	n, err := 0, errors.New("Reconfigure is under way")
@@ -218,6 +219,9 @@ func (g *ProcessGroup) Pending(ctx context.Context) (int, error) {
 		defer g.reconfiguring.Unlock()
 		var m *members
 		if m, err = g.memberships(ctx); err == nil {
+			if most := m.template.options.most; most > 0 && g.Size() >= most {
+				return 0, nil
+			}
 			if n, err = membership.Pending(ctx, m.store, m.view); err != nil {
 				err = m.sayHost(err)
 			}
@@ -292,8 +296,9 @@ func (g *ProcessGroup) revoke(e *epoch) {
 }
 
 func (m *members) config(o ReconfigureOptions) membership.Config {
+	given := &m.template.options
 	return membership.Config{
-		Self: m.id, Min: o.Min, Max: o.Max, Settle: o.Settle, Patience: cmp.Or(max(o.Patience, 0), membership.DefaultPatience),
+		Self: m.id, Min: cmp.Or(max(o.Min, 0), given.least), Max: cmp.Or(max(o.Max, 0), given.most), Settle: o.Settle, Patience: cmp.Or(max(o.Patience, 0), membership.DefaultPatience),
 	}
 }
 
@@ -370,7 +375,21 @@ func (m *members) entered(v membership.View) View {
 		view.Left = append(view.Left, Absent{ID: int(a.ID), Rank: slices.Index(m.working, a.ID), Why: a.Why})
 	}
 	m.working, m.left, m.counted = v.IDs, nil, false
+	m.tellLauncher(view)
 	return view
+}
+
+// tellLauncher tells the launcher, if there is one that wants to know, who is in the epoch.
+func (m *members) tellLauncher(v View) {
+	path := os.Getenv(launch.EpochVariable)
+	if path == "" {
+		return
+	}
+	e := launch.Epoch{Epoch: v.Epoch, ID: int(m.id), IDs: v.IDs}
+	for _, a := range v.Left {
+		e.Left = append(e.Left, launch.Absent{ID: a.ID, Why: a.Why})
+	}
+	_ = launch.WriteEpoch(path, e) // the group works without
 }
 
 // connectEpoch makes the world of a view, in which g is the default group.
@@ -517,11 +536,17 @@ func (g *ProcessGroup) leave() {
 // have taken it in with Reconfigure. Until then it waits, so give ctx an end.
 //
 // st is the store that the ranks gave to New. For groups of Init it is
-// store.Prefix("default_pg", st). Give Join the same options as New on the members.
+// store.Prefix("default_pg", st), or call Init with InitOptions.Join. Give Join the same options as
+// New on the members.
 //
 // Members see a process that waits in Pending. Without Options.Elastic, Join does not find the group
 // until one of them has called Pending or Reconfigure.
 func Join(ctx context.Context, st store.Store, o Options) (*ProcessGroup, error) {
+	return joinWorld(ctx, st, o, origin{hosted: -1})
+}
+
+// joinWorld is Join for Init.
+func joinWorld(ctx context.Context, st store.Store, o Options, from origin) (*ProcessGroup, error) {
 	if st == nil {
 		return nil, errors.New("pg: Join needs a store")
 	}
@@ -534,9 +559,9 @@ func Join(ctx context.Context, st store.Store, o Options) (*ProcessGroup, error)
 	}
 	o.Dialect = cmp.Or(o.Dialect, store.DialectV2)
 	g := &ProcessGroup{name: o.Name, desc: o.Description, timeout: o.Timeout}
-	v, err := g.join(ctx, st, o)
+	v, err := g.join(ctx, st, o, from)
 	for errors.Is(err, errMoved) && ctx.Err() == nil {
-		v, err = g.join(ctx, st, o)
+		v, err = g.join(ctx, st, o, from)
 	}
 	if err == nil {
 		m := g.membership
@@ -560,7 +585,7 @@ var errMoved = errors.New("another run has begun in the store")
 const rereadPause = time.Second
 
 // join finds the group and waits until it is taken in.
-func (g *ProcessGroup) join(ctx context.Context, st store.Store, o Options) (v membership.View, err error) {
+func (g *ProcessGroup) join(ctx context.Context, st store.Store, o Options, from origin) (v membership.View, err error) {
 	text, err := st.Get(ctx, announceKey(g.name))
 	if errors.Is(err, store.ErrTimeout) {
 		return v, fmt.Errorf("no rank of the group has called Pending or Reconfigure: %w", err)
@@ -573,7 +598,7 @@ func (g *ProcessGroup) join(ctx context.Context, st store.Store, o Options) (v m
 		return v, fmt.Errorf("key %q holds %.80q, which no rank writes", announceKey(g.name), text)
 	}
 	m := newMembers(g.name, &world{
-		store: inRun(a.Run, st), options: o, origin: origin{hosted: -1}, ours: a.Run != "", apart: a.Run == "", run: a.Run, begunIn: st,
+		store: inRun(a.Run, st), options: o, origin: from, ours: a.Run != "", apart: a.Run == "", run: a.Run, begunIn: st,
 	})
 	waits, stop := context.WithCancelCause(ctx)
 	defer stop(nil)

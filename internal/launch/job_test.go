@@ -1,6 +1,8 @@
 package launch
 
 import (
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 
@@ -54,5 +56,30 @@ func TestPortOfAJob(t *testing.T) {
 	for i := range 10000 {
 		p := portOf(strings.Repeat("x", i%100) + string(rune(i)))
 		require.True(t, p >= 20000 && p < 30000, p)
+	}
+}
+
+func TestParseRange(t *testing.T) {
+	for text, want := range map[string][2]int{"2:4": {2, 4}, "3": {3, 3}, "1:1": {1, 1}} {
+		least, most, err := ParseRange(text)
+		require.NoError(t, err)
+		require.Equal(t, want, [2]int{least, most})
+	}
+	for _, text := range []string{"", ":", "2:", ":2", "0:1", "4:2", "-1", "2:4:6", "x"} {
+		_, _, err := ParseRange(text)
+		require.ErrorContains(t, err, "is no range of ranks, such as 2:4", text)
+	}
+}
+
+func TestEpochFile(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "epoch.json")
+	_, err := ReadEpoch(path)
+	require.ErrorIs(t, err, os.ErrNotExist)
+	for n := range 2 {
+		e := Epoch{Epoch: n + 1, ID: 3, IDs: []int{0, 3}, Left: []Absent{{1, "it died"}}}
+		require.NoError(t, WriteEpoch(path, e))
+		got, err := ReadEpoch(path)
+		require.NoError(t, err)
+		require.Equal(t, e, got)
 	}
 }

@@ -30,6 +30,23 @@ import (
 // Go ranks alone send digests instead of 2, so every rank can say what differs.
 
 func (d *DDP) construct(ctx context.Context) error {
+	if err := d.verify(ctx); err != nil {
+		return err
+	}
+	if d.o.NoInitSync {
+		return nil
+	}
+	err := d.syncModel(ctx, 0)
+	var w *work.Error
+	if d.o.PyTorch && errors.Is(err, work.ErrPeerDied) && errors.As(err, &w) {
+		// PyTorch's ranks leave without a message.
+		err = fmt.Errorf("%w; rank %d may have left because its parameters' shapes differ from rank 0's", err, w.Peer)
+	}
+	return err
+}
+
+// verify compares the ranks' models.
+func (d *DDP) verify(ctx context.Context) error {
 	err := d.verifyCounts(ctx)
 	verify := d.verifyDigests
 	if d.o.PyTorch {
@@ -48,16 +65,7 @@ func (d *DDP) construct(ctx context.Context) error {
 		bufs = append(bufs, b.Value)
 	}
 	d.buffers = d.newBroadcaster(bufs)
-	if d.o.NoInitSync {
-		return nil
-	}
-	err = d.syncModel(ctx, 0)
-	var w *work.Error
-	if d.o.PyTorch && errors.Is(err, work.ErrPeerDied) && errors.As(err, &w) {
-		// PyTorch's ranks leave without a message.
-		err = fmt.Errorf("%w; rank %d may have left because its parameters' shapes differ from rank 0's", err, w.Peer)
-	}
-	return err
+	return nil
 }
 
 // syncModel gives every rank the parameters and buffers of one.
@@ -181,6 +189,9 @@ func (d *DDP) describe() []string {
 	for _, b := range d.o.Buffers {
 		rest = append(rest, "buffer "+b.Name+" "+describe(b.Value))
 	}
+	for _, t := range d.state {
+		rest = append(rest, "state "+describe(t))
+	}
 	o := d.o
 	return append(all, fmt.Sprintf("%d untrained tensors %v", len(rest), rest),
 		fmt.Sprintf("options BucketCap %d, FirstBucket %d, NoInitSync %v, NoBroadcastBuffers %v, FindUnused %v, StaticGraph %v, Hook %v",
@@ -247,6 +258,7 @@ type broadcaster struct {
 type chunk struct {
 	d       *DDP
 	dev     Device // nil for CPU memory
+	hold    bool   // received elements stay in flat until deliver
 	members []*tensor.Tensor
 	flat    []*tensor.Tensor // one; nil until it is needed
 	parts   []*tensor.Tensor // of flat, one for each member; on a device
@@ -295,7 +307,9 @@ func (b *broadcaster) run(ctx context.Context, root int, keep bool) error {
 }
 
 // direct reports whether the chunk has one contiguous member, which can be sent without a copy.
-func (p *chunk) direct() bool { return len(p.members) == 1 && p.members[0].IsContiguous() }
+func (p *chunk) direct() bool {
+	return !p.hold && len(p.members) == 1 && p.members[0].IsContiguous()
+}
 
 // drop frees the flat tensor.
 func (p *chunk) drop() error {
@@ -352,10 +366,15 @@ func (p *chunk) finish(ctx context.Context, unpack bool) error {
 		return err
 	}
 	p.work = nil
-	switch {
-	case p.direct() || !unpack:
+	if p.direct() || p.hold || !unpack {
 		return nil
-	case p.dev != nil:
+	}
+	return p.deliver()
+}
+
+// deliver copies from the flat tensor to the members.
+func (p *chunk) deliver() error {
+	if p.dev != nil {
 		return p.eachOn(p.dev.Copy)
 	}
 	return p.each((*tensor.Tensor).Unpack)

@@ -118,8 +118,9 @@ const (
 type DDP struct {
 	g      Group
 	o      Options
-	params []*param // as New was given them
-	train  []*param // those that are reduced: c10d's parameter numbers
+	params []*param         // as New was given them
+	state  []*tensor.Tensor // of Elastic
+	train  []*param         // those that are reduced: c10d's parameter numbers
 
 	mu      sync.Mutex
 	failed  error           // this rank is out of step with the others
@@ -175,6 +176,21 @@ func (p *param) wrap(err error) error { return &ParamError{Index: p.index, Name:
 // rank 0's parameters and buffers, and assigns gradients to buckets. Every rank
 // must call it; ctx bounds its communication.
 func New(ctx context.Context, g Group, params []Param, o Options) (*DDP, error) {
+	d, err := prepare(g, params, o)
+	if err != nil {
+		return nil, err
+	}
+	if err := d.construct(ctx); err != nil {
+		return nil, err
+	}
+	if err := d.wait(ctx); err != nil {
+		return nil, err
+	}
+	return d, d.arrange()
+}
+
+// prepare checks the arguments of New.
+func prepare(g Group, params []Param, o Options) (*DDP, error) {
 	if g == nil {
 		return nil, errors.New("ddp: New needs a group")
 	}
@@ -217,13 +233,12 @@ func New(ctx context.Context, g Group, params []Param, o Options) (*DDP, error) 
 			return nil, fmt.Errorf("ddp: buffer %d (%s): %w", i, b.Name, err)
 		}
 	}
-	if err := d.construct(ctx); err != nil {
-		return nil, err
-	}
-	if err := d.wait(ctx); err != nil {
-		return nil, err
-	}
-	d.rebuilt = o.FindUnused && !o.StaticGraph
+	return d, nil
+}
+
+// arrange assigns the parameters to the first buckets.
+func (d *DDP) arrange() error {
+	d.rebuilt = d.o.FindUnused && !d.o.StaticGraph
 	limits := []int{d.o.FirstBucket, d.o.BucketCap}
 	if !d.rebuilt {
 		// The order of readiness is not known yet. Until then c10d makes one bucket of each
@@ -234,14 +249,14 @@ func New(ctx context.Context, g Group, params []Param, o Options) (*DDP, error) 
 	assignment := assign(d.items(nil), limits, true)
 	slices.Reverse(assignment) // gradients come about in reverse order of definition
 	if err := d.makeBuckets(assignment); err != nil {
-		return nil, err
+		return err
 	}
-	if o.FindUnused || o.StaticGraph {
+	if d.o.FindUnused || d.o.StaticGraph {
 		if err := d.used.init(tensor.Int32, len(d.train)); err != nil {
-			return nil, err
+			return err
 		}
 	}
-	return d, d.join.init()
+	return d.join.init()
 }
 
 func onHost(t *tensor.Tensor) error {

@@ -100,8 +100,15 @@
 // A wrong call (an index, a dtype, a gradient that was ready twice) returns an error and changes
 // nothing. If a collective fails, Begin, Ready or Finish returns an error that names the bucket,
 // its parameters and the rank at fault. The state of other ranks is then unknown. Every later
-// call returns ErrFailed with the cause, and a trainer starts again from a checkpoint with a new
-// group. The caller closes the group. DDP has no goroutines and needs no Close.
+// call returns ErrFailed with the cause. A trainer uses Elastic, or starts again from a checkpoint
+// with a new group. The caller closes the group. DDP has no goroutines and needs no Close.
+//
+// # Ranks that die and come
+//
+// An Elastic is a DDP that survives its ranks. It counts the steps of the training. A step that a
+// death interrupts is done again by the ranks that are left, and gradients are divided by their
+// number. A newcomer gets parameters, buffers and the optimizer's state of a rank that has them.
+// docs/elastic.md has the rules, and examples/ddp a program.
 //
 // # Cost
 //

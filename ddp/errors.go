@@ -32,7 +32,7 @@ var (
 
 	// ErrFailed is matched by every call after a failure that left this rank out of step with
 	// other ranks. The error also has that failure.
-	ErrFailed = errors.New("ddp: cannot be used after an earlier failure; start again from a checkpoint with a new group")
+	ErrFailed = errors.New("ddp: cannot be used after an earlier failure; use Elastic, or start again from a checkpoint with a new group")
 )
 
 // ParamError is an error of one parameter.

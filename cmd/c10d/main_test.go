@@ -568,7 +568,9 @@ func TestRunTorchrun(t *testing.T) {
 	for flags, want := range map[string]string{
 		"--nproc_per_node gpu true":                     "c10d run does not count devices: give the number of ranks",
 		"--nproc-per-node x true":                       "want a number of ranks",
-		"--nnodes 1:4 true":                             "c10d run has no elastic jobs",
+		"--nnodes 1:4 true":                             "give one number of nodes",
+		"-elastic 4:2 true":                             `"4:2" is no range of ranks, such as 2:4`,
+		"-elastic 0:2 true":                             `"0:2" is no range of ranks, such as 2:4`,
 		"--rdzv_backend etcd true":                      "c10d run has no etcd",
 		"--nnodes 2 --rdzv_endpoint h:1 true":           "-rdzv-endpoint with -nnodes 2 needs -node-rank too",
 		"--rdzv-endpoint h:x true":                      `-rdzv-endpoint "h:x" has no port within 0 and 65535`,
@@ -737,6 +739,37 @@ func TestRunNodesFail(t *testing.T) {
 		require.Equal(t, 2, s.First.Rank)
 		require.Contains(t, p.stderr.String(), "rank 2 of 3 failed first")
 	}
+}
+
+// TestRunElasticNodeDies: the job goes on without the ranks of a node whose launcher is killed.
+func TestRunElasticNodeDies(t *testing.T) {
+	all := nodes(t, "-elastic 1:3", "trap", "got")
+	pid := numbers(t, all[0].await(1, "pid"))
+	others := numbers(t, all[1].await(2, "pid"))
+	require.NoError(t, all[1].cmd.Process.Kill())
+	gone(t, others)
+	require.NoError(t, syscall.Kill(pid[0], syscall.SIGTERM))
+	require.Zero(t, all[0].wait(), all[0].stderr.String())
+	require.True(t, all[0].summary().OK)
+	require.Contains(t, all[0].stderr.String(), "the launcher of node 1 has ended, and its ranks with it")
+}
+
+// TestRunElasticSignal: the launcher ends when a signal has ended its ranks, and starts none again.
+func TestRunElasticSignal(t *testing.T) {
+	for step, code := range map[string]int{"got": 0, "hold": 143} {
+		p := runRanks(t, "-n 2 -elastic 1:2 -json", map[string]string{"got": "trap", "hold": "print:|"}[step], step)
+		p.await(2, "pid")
+		require.NoError(t, p.cmd.Process.Signal(syscall.SIGTERM))
+		require.Equal(t, code, p.wait(), p.stderr.String())
+		require.Zero(t, p.summary().Restarts)
+	}
+}
+
+// TestRunElasticSizes: the ranks of all nodes have to be within the range.
+func TestRunElasticSizes(t *testing.T) {
+	p := runRanks(t, "-n 2 -elastic 3:4", "hold")
+	require.Equal(t, 1, p.wait())
+	require.Contains(t, p.stderr.String(), "the nodes start 2 ranks, and the job has at least 3 and at most 4")
 }
 
 func TestRunNodeAgentDies(t *testing.T) {

@@ -18,6 +18,7 @@ import (
 	"golang.org/x/term"
 
 	"github.com/c10d-go/c10d/internal/credentials"
+	"github.com/c10d-go/c10d/internal/launch"
 	"github.com/c10d-go/c10d/internal/launch/agent"
 )
 
@@ -36,6 +37,9 @@ func init() {
 		},
 	})
 }
+
+// elasticRestarts is the default of -max-restarts with -elastic.
+const elasticRestarts = 10
 
 // defaults reads the flags' defaults from the variables that Kubeflow sets for torchrun. It
 // has an error for each flag whose variable has a bad value.
@@ -70,7 +74,11 @@ func setupRun(flags *flag.FlagSet) func(stdio, []string) (int, error) {
 	flags.StringVar(&j.MasterAddr, "master-addr", os.Getenv("PET_MASTER_ADDR"), "`host` of node 0 (default 127.0.0.1 for one node)")
 	flags.IntVar(&j.MasterPort, "master-port", pet.number("master-port", "PET_MASTER_PORT", 0), "`port` on node 0 (default a free one for one node)")
 	flags.StringVar(&j.RunID, "run-id", os.Getenv("PET_RDZV_ID"), "`name` of the job, TORCHELASTIC_RUN_ID (default a random one)")
-	flags.IntVar(&j.MaxRestarts, "max-restarts", pet.number("max-restarts", "PET_MAX_RESTARTS", 0), "restart all ranks after a failure, at most `n` times")
+	flags.IntVar(&j.MaxRestarts, "max-restarts", pet.number("max-restarts", "PET_MAX_RESTARTS", 0), "restart all ranks after a failure, at most `n` times; with -elastic: start at most n ranks of this node again (default 10)")
+	flags.Func("elastic", "`min:max` ranks of the job, of all nodes: a rank that fails is started again alone, and the others go on (see docs/elastic.md)", func(s string) (err error) {
+		j.Least, j.Most, err = launch.ParseRange(s)
+		return err
+	})
 	flags.DurationVar(&j.Grace, "grace", agent.DefaultGrace, "`duration` between a signal and SIGKILL; 0 means none")
 	flags.DurationVar(&j.Meeting, "rdzv-timeout", agent.DefaultMeeting, "longest `duration` to wait for the other nodes")
 	flags.BoolVar(&j.NoPrefix, "no-prefix", false, "pass output on unchanged, without the rank's number")
@@ -97,6 +105,9 @@ func setupRun(flags *flag.FlagSet) func(stdio, []string) (int, error) {
 		}
 		if err := meet.apply(given, &j.MasterAddr, &j.MasterPort, j.Nodes); err != nil {
 			return 0, err
+		}
+		if j.Most > 0 && !given["max-restarts"] && os.Getenv("PET_MAX_RESTARTS") == "" {
+			j.MaxRestarts = elasticRestarts
 		}
 		if j.Tee && j.LogDir == "" {
 			return 0, usagef("-tee needs -log-dir")

@@ -139,7 +139,7 @@ func (n *nodeCount) String() string { return strconv.Itoa(int(*n)) }
 func (n *nodeCount) Set(s string) error {
 	if low, high, ranged := strings.Cut(s, ":"); ranged {
 		if low != high {
-			return errors.New("c10d run has no elastic jobs: give one number of nodes")
+			return errors.New("give one number of nodes; -elastic changes the number of ranks")
 		}
 		s = low
 	}

@@ -73,7 +73,11 @@ type Job struct {
 	// addresses of its host and, on node 0, for MasterAddr.
 	Secrets credentials.Files
 
-	MaxRestarts int           // attempts after the first
+	// Least and Most, if not 0, make the job elastic. A rank that fails is started again alone, and
+	// joins the others, which go on. The job goes on with at least Least ranks.
+	Least, Most int
+
+	MaxRestarts int           // attempts after the first; of an elastic job, restarts of ranks on this node
 	Grace       time.Duration // between a signal and SIGKILL; 0 means DefaultGrace, below 0 none
 	Meeting     time.Duration // how long to wait for the other nodes; 0 means DefaultMeeting
 
@@ -228,6 +232,8 @@ func (j *Job) check() error {
 		return fmt.Errorf("no port %d", j.MasterPort)
 	case j.MaxRestarts < 0:
 		return fmt.Errorf("%d restarts", j.MaxRestarts)
+	case j.Most > 0 && (j.Least < 1 || j.Least > j.Most):
+		return fmt.Errorf("at least %d and at most %d ranks", j.Least, j.Most)
 	case j.Tee && j.LogDir == "":
 		return errors.New("tee without a log directory")
 	}
@@ -313,15 +319,21 @@ func (a *agent) run(ctx context.Context) (_ *Summary, err error) {
 		return nil, err
 	}
 	defer a.part()
+	if a.Most > 0 && (a.size < a.Least || a.size > a.Most) {
+		return nil, fmt.Errorf("the nodes start %d ranks, and the job has at least %d and at most %d", a.size, a.Least, a.Most)
+	}
 
 	s := &Summary{RunID: a.RunID, Ranks: a.size}
 	exitCode := 0
 	for {
-		end, failures, err := a.attempt(ctx, s.Restarts)
+		end, failures, restarts, err := a.attempt(ctx, s.Restarts)
 		if err != nil {
 			return nil, err
 		}
-		if end.OK || a.signal != nil || ctx.Err() != nil || s.Restarts == a.MaxRestarts || end.First.Rank < 0 {
+		if a.Most > 0 {
+			s.Restarts = restarts
+		}
+		if a.Most > 0 || end.OK || a.signal != nil || ctx.Err() != nil || s.Restarts == a.MaxRestarts || end.First.Rank < 0 {
 			s.OK, s.First, exitCode = end.OK, end.First, end.code()
 			s.Others = slices.DeleteFunc(failures, func(f Failure) bool { return end.First != nil && f.Rank == end.First.Rank })
 			break
@@ -374,6 +386,11 @@ func (a *agent) meet(ctx context.Context) error {
 	}
 	a.nodes.SetTimeout(-1)
 	err := func() error {
+		if a.Most > 0 && a.Nodes > 1 {
+			if err := store.SetWill(ctx, a.nodes, goneKey(a.NodeRank), nil, []byte("1")); err != nil {
+				return err
+			}
+		}
 		if err := a.nodes.Set(ctx, nodeKey(a.NodeRank), strconv.AppendInt(nil, int64(a.Procs), 10)); err != nil {
 			return err
 		}
@@ -428,12 +445,15 @@ func (a *agent) untilSignal(ctx context.Context) (_ context.Context, stop func()
 
 func nodeKey(n int) string { return "node/" + strconv.Itoa(n) }
 
+// leftKey counts the agents that have left their store.
+const leftKey = "left"
+
 // part leaves the agents' store, node 0 as the last.
 func (a *agent) part() {
 	if a.Nodes > 1 {
 		ctx, cancel := context.WithTimeout(context.Background(), storeWait)
 		defer cancel()
-		n, err := a.nodes.Add(ctx, "left", 1)
+		n, err := a.nodes.Add(ctx, leftKey, 1)
 		if err == nil && n == int64(a.Nodes) {
 			a.nodes.Set(ctx, "all_left", nil)
 		}
@@ -537,6 +557,9 @@ func (a *agent) environ(local, restarts int, addr, errorFile string) []string {
 		{"TORCHELASTIC_USE_AGENT_STORE", "True"},
 		{"TORCHELASTIC_ERROR_FILE", errorFile},
 	}
+	if a.Most > 0 {
+		set = append(set, [2]string{launch.ElasticVariable, fmt.Sprintf("%d:%d", a.Least, a.Most)})
+	}
 	isSet := func(name string) bool {
 		return slices.ContainsFunc(a.Env, func(kv string) bool { return strings.HasPrefix(kv, name+"=") })
 	}
@@ -554,21 +577,33 @@ func (a *agent) environ(local, restarts int, addr, errorFile string) []string {
 	return env // the last of a name counts, see exec.Cmd
 }
 
-// start starts a rank. Its end is sent to exits.
-func (a *agent) start(local, restarts int, addr string, exits chan<- exit) (*rank, error) {
+// start starts a rank. Its end is sent to exits. again is not 0 for a rank of an elastic job that is
+// started again.
+func (a *agent) start(local, restarts, again int, addr string, exits chan<- exit) (*rank, error) {
 	attempt, err := filepath.Abs(filepath.Join(a.dir, "attempt_"+strconv.Itoa(restarts)))
 	if err != nil {
 		return nil, err
 	}
 	dir, scratch := filepath.Join(attempt, strconv.Itoa(local)), filepath.Join(attempt, "scratch")
+	if again > 0 {
+		dir = filepath.Join(attempt, fmt.Sprintf("%d.%d", local, again))
+	}
 	if err := errors.Join(os.MkdirAll(dir, 0o777), os.MkdirAll(scratch, 0o777)); err != nil {
 		return nil, err
 	}
 	r := &rank{
-		rank: a.base + local, local: local, errorFile: filepath.Join(dir, "error.json"), blameFile: filepath.Join(dir, "blame.json"),
+		rank: a.base + local, local: local,
+		errorFile: filepath.Join(dir, "error.json"), blameFile: filepath.Join(dir, "blame.json"), epochFile: filepath.Join(dir, "epoch.json"),
 		cmd: exec.Command(a.Command[0], a.Command[1:]...), guard: a.guard,
 	}
 	r.cmd.Env = append(a.environ(local, restarts, addr, r.errorFile), launch.FailureVariable+"="+r.blameFile, launch.ScratchVariable+"="+scratch)
+	if a.Most > 0 {
+		r.cmd.Env = append(r.cmd.Env, launch.EpochVariable+"="+r.epochFile)
+	}
+	if again > 0 {
+		r.cmd.Env = append(r.cmd.Env, launch.JoinVariable+"=1")
+		restarts = again
+	}
 	setProcAttr(r.cmd)
 	var log *os.File
 	if a.LogDir != "" {

@@ -36,6 +36,8 @@ type attempt struct {
 	failedSince time.Time    // since when
 	culprit     int          // the rank that another node's failed rank names; -1 if none
 
+	elastic *elastic // nil if a failure ends the attempt
+
 	watching context.Context
 	watchers sync.WaitGroup
 	ends     chan ending
@@ -48,7 +50,8 @@ type alarm struct {
 }
 
 // attempt runs the ranks once. The failures are this node's, in order.
-func (a *agent) attempt(ctx context.Context, restarts int) (end ending, failures []Failure, err error) {
+// again counts the ranks of an elastic job that were started again.
+func (a *agent) attempt(ctx context.Context, restarts int) (end ending, failures []Failure, again int, err error) {
 	t := &attempt{
 		agent: a, key: "attempt/" + strconv.Itoa(restarts) + "/", culprit: -1,
 		states: make(map[*rank]Failure), ends: make(chan ending, 1), alarms: make(chan alarm, 1),
@@ -59,10 +62,10 @@ func (a *agent) attempt(ctx context.Context, restarts int) (end ending, failures
 			Rank: a.base, Host: a.host, ExitCode: signalCode(a.signal), Signal: signalName(a.signal), Time: time.Now(),
 		}
 		a.declare(t.endKey(), end)
-		return end, nil, nil
+		return end, nil, 0, nil
 	}
 	if err != nil {
-		return end, nil, err
+		return end, nil, 0, err
 	}
 	defer closeStore()
 
@@ -78,7 +81,7 @@ func (a *agent) attempt(ctx context.Context, restarts int) (end ending, failures
 	exits := make(chan exit, a.Procs)
 	var startErr error
 	for local := range a.Procs {
-		r, err := a.start(local, restarts, addr, exits)
+		r, err := a.start(local, restarts, 0, addr, exits)
 		if err != nil {
 			startErr = err
 			break
@@ -93,11 +96,18 @@ func (a *agent) attempt(ctx context.Context, restarts int) (end ending, failures
 			Error: startErr.Error(), Stderr: []string{startErr.Error()},
 		}})
 	}
+	if a.Most > 0 && startErr == nil {
+		t.elastic = t.newElastic(addr, exits)
+		defer t.elastic.looks.Stop()
+	}
 	if err := t.run(ctx, exits); err != nil {
-		return t.end, nil, err
+		return t.end, nil, 0, err
 	}
 	t.complete()
-	return t.end, t.failed, startErr
+	if t.elastic != nil {
+		again = t.elastic.restarts
+	}
+	return t.end, t.failed, again, startErr
 }
 
 func (t *attempt) endKey() string   { return t.key + "end" }
@@ -116,6 +126,11 @@ func (t *attempt) run(ctx context.Context, exits <-chan exit) error {
 			t.look.Stop()
 		}
 	}()
+	var looks <-chan time.Time
+	var again <-chan *slot
+	if t.elastic != nil {
+		looks, again = t.elastic.looks.C, t.elastic.again
+	}
 	for t.live() > 0 || !t.over {
 		var look <-chan time.Time
 		if t.look != nil && !t.reported {
@@ -123,7 +138,15 @@ func (t *attempt) run(ctx context.Context, exits <-chan exit) error {
 		}
 		select {
 		case x := <-exits:
-			t.exited(x)
+			if t.elastic != nil {
+				t.elastic.exited(x)
+			} else {
+				t.exited(x)
+			}
+		case <-looks:
+			t.elastic.tick()
+		case s := <-again:
+			t.elastic.restart(s)
 		case e := <-t.ends:
 			t.end, t.over = e, true
 			if t.live() > 0 && !t.told {

@@ -22,6 +22,7 @@ type rank struct {
 	rank, local int
 	errorFile   string
 	blameFile   string
+	epochFile   string
 	cmd         *exec.Cmd
 	lines       *rankOutput
 	guard       *guard

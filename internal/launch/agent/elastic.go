@@ -1,0 +1,303 @@
+package agent
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/c10d-go/c10d/internal/launch"
+)
+
+const (
+	// elasticLook is the time between two looks at the epochs and at the other nodes.
+	elasticLook = 100 * time.Millisecond
+
+	// restartPause is the pause before a rank is started again that has lived for less than that.
+	restartPause = time.Second
+
+	// sameFailure is the longest time between failures that have one cause.
+	sameFailure = 10 * time.Second
+)
+
+// elastic is the part of an attempt that an elastic job has: a rank that fails is started again, and
+// the other ranks go on.
+//
+// Every agent publishes how its ranks do. Node 0 decides when the job is over: when no rank is left,
+// or too few, or no member that others could join.
+type elastic struct {
+	*attempt
+	addr     string // of the ranks' store
+	exits    chan<- exit
+	slots    []*slot // by local rank
+	again    chan *slot
+	looks    *time.Ticker
+	restarts int
+
+	epoch     launch.Epoch // the latest that was shown
+	published string
+	finishing bool         // a rank has ended with 0: no rank is started again
+	lost      map[int]bool // the nodes whose launchers have ended
+}
+
+// slot is a place for a rank. It has one process after the other.
+type slot struct {
+	local     int
+	rank      *rank
+	started   time.Time
+	member    bool // the process is in the group, or was started first
+	live      bool // there is a process, or will be
+	finished  bool // with 0
+	dismissed bool // it waited to join a group that has finished
+	last      *Failure
+	epoch     launch.Epoch
+}
+
+// progress is what an agent publishes.
+type progress struct {
+	Live     int       `json:"live"`    // ranks that run, or are about to be started again
+	Members  int       `json:"members"` // those of them that are in the group
+	Finished int       `json:"finished"`
+	Failures []Failure `json:"failures,omitempty"` // the latest of each rank
+}
+
+func (t *attempt) newElastic(addr string, exits chan<- exit) *elastic {
+	e := &elastic{attempt: t, addr: addr, exits: exits, again: make(chan *slot, t.Procs), looks: time.NewTicker(elasticLook), lost: make(map[int]bool)}
+	for r := range t.size {
+		e.epoch.IDs = append(e.epoch.IDs, r)
+	}
+	for local, r := range t.ranks {
+		e.slots = append(e.slots, &slot{local: local, rank: r, started: time.Now(), member: true, live: true})
+	}
+	return e
+}
+
+func (e *elastic) progressKey(node int) string { return e.key + "progress/" + strconv.Itoa(node) }
+func (e *elastic) finishingKey() string        { return e.key + "finishing" }
+
+// goneKey is there when the agent of a node is gone.
+func goneKey(node int) string { return "gone/" + strconv.Itoa(node) }
+
+// exited handles the end of a rank.
+func (e *elastic) exited(x exit) {
+	e.look()
+	f, s := e.failure(x), e.slots[x.rank.local]
+	e.ranks = slices.DeleteFunc(e.ranks, func(r *rank) bool { return r == x.rank })
+	s.live = false
+	switch {
+	case x.code == 0:
+		s.finished = true
+		return
+	case s.dismissed:
+		return
+	case e.told:
+		if !slices.Contains(e.sent, f.Signal) {
+			e.failed = append(e.failed, f)
+		}
+		if !e.over {
+			e.declare(e.endKey(), ending{First: &f})
+		}
+		return
+	}
+	s.last = &f
+	e.failed = append(e.failed, f)
+	switch {
+	case e.finishing:
+		e.Logf("rank %d failed (%s)", f.Rank, f.how())
+	case e.restarts >= e.MaxRestarts:
+		e.Logf("rank %d failed (%s): it is not started again, because this node has had %d restarts", f.Rank, f.how(), e.restarts)
+	default:
+		e.restarts++
+		e.Logf("rank %d failed (%s): restart %d of %d", f.Rank, f.how(), e.restarts, e.MaxRestarts)
+		s.live, s.member = true, false
+		pause := time.Duration(0)
+		if time.Since(s.started) < restartPause {
+			pause = restartPause
+		}
+		time.AfterFunc(pause, func() { e.again <- s })
+	}
+}
+
+// restart starts the rank of a slot again.
+func (e *elastic) restart(s *slot) {
+	if s.live = !e.over && !e.told && !e.finishing; !s.live {
+		return
+	}
+	r, err := e.start(s.local, 0, e.restarts, e.addr, e.exits)
+	if err != nil {
+		e.Logf("rank %d cannot be started again: %v", e.base+s.local, err)
+		s.live = false
+		return
+	}
+	s.rank, s.started, s.epoch = r, time.Now(), launch.Epoch{}
+	e.ranks = append(e.ranks, r)
+}
+
+// look looks at what the ranks and the other nodes do.
+func (e *elastic) look() {
+	latest := e.epoch
+	for _, s := range e.slots {
+		if !s.live {
+			continue
+		}
+		now, err := launch.ReadEpoch(s.rank.epochFile)
+		if err != nil || now.Epoch <= s.epoch.Epoch {
+			continue // nothing new
+		}
+		s.epoch, s.member = now, true
+		if now.Epoch > latest.Epoch || now.Epoch == latest.Epoch && len(now.Left) > len(latest.Left) {
+			latest = now
+		}
+	}
+	if latest.Epoch > e.epoch.Epoch {
+		e.show(latest)
+		e.epoch = latest
+	}
+}
+
+// show writes who is in an epoch, who left and who came.
+func (e *elastic) show(now launch.Epoch) {
+	var changes []string
+	for _, id := range e.epoch.IDs {
+		if slices.Contains(now.IDs, id) {
+			continue
+		}
+		text := fmt.Sprintf("%d left", id)
+		for _, a := range now.Left {
+			if a.ID == id {
+				text += " (" + a.Why + ")"
+			}
+		}
+		changes = append(changes, text)
+	}
+	for _, id := range now.IDs {
+		if !slices.Contains(e.epoch.IDs, id) {
+			text := fmt.Sprintf("%d came", id)
+			for _, s := range e.slots {
+				if s.epoch.ID == id {
+					text += fmt.Sprintf(" (rank %d of this launcher)", e.base+s.local)
+				}
+			}
+			changes = append(changes, text)
+		}
+	}
+	if len(changes) == 0 {
+		changes = []string{"the same as before"}
+	}
+	e.Logf("epoch %d: %d ranks, members %s; %s", now.Epoch, len(now.IDs), rankList(now.IDs), strings.Join(changes, ", "))
+}
+
+// tick publishes the state of this node. Node 0 looks at all of them.
+func (e *elastic) tick() {
+	e.look()
+	p := progress{}
+	for _, s := range e.slots {
+		switch {
+		case s.live:
+			p.Live++
+			if s.member {
+				p.Members++
+			}
+		case s.finished:
+			p.Finished++
+		}
+		if s.last != nil {
+			p.Failures = append(p.Failures, *s.last)
+		}
+	}
+	ctx, cancel := context.WithTimeout(e.watching, storeWait)
+	defer cancel()
+	text, err := json.Marshal(p)
+	if err == nil && string(text) != e.published {
+		if err = e.nodes.Set(ctx, e.progressKey(e.NodeRank), text); err == nil {
+			e.published = string(text)
+		}
+	}
+	if err == nil && e.NodeRank == 0 && !e.over {
+		err = e.judge(ctx)
+	}
+	if err == nil && !e.finishing {
+		e.finishing, err = e.nodes.Check(ctx, e.finishingKey())
+	}
+	if err != nil {
+		return // awaitEnd says that node 0 is gone
+	}
+	if e.finishing {
+		for _, s := range e.slots {
+			if s.live && !s.member && !s.dismissed {
+				s.dismissed = true
+				s.rank.signal(syscall.SIGTERM)
+			}
+		}
+	}
+}
+
+// judge declares the end of the job when it has come. Node 0 calls it.
+func (e *elastic) judge(ctx context.Context) error {
+	var sum progress
+	for n := range e.Nodes {
+		has, err := e.nodes.Check(ctx, e.progressKey(n))
+		if err != nil {
+			return err
+		}
+		gone, err := e.nodes.Check(ctx, goneKey(n))
+		if err != nil || !has && !gone {
+			return err // its ranks have not been started
+		}
+		var p progress
+		if has {
+			text, err := e.nodes.Get(ctx, e.progressKey(n))
+			if err == nil {
+				err = json.Unmarshal(text, &p)
+			}
+			if err != nil {
+				return fmt.Errorf("node %d: %w", n, err)
+			}
+		}
+		if gone {
+			if ended, err := e.nodes.Check(ctx, e.endKey()); ended || err != nil {
+				return err // it has left because the job is over
+			}
+			if !e.lost[n] {
+				e.lost[n] = true
+				e.Logf("the launcher of node %d has ended, and its ranks with it", n)
+				if _, err := e.nodes.Add(ctx, leftKey, 1); err != nil {
+					return err
+				}
+			}
+			p.Live, p.Members = 0, 0
+		}
+		sum.Live, sum.Members, sum.Finished = sum.Live+p.Live, sum.Members+p.Members, sum.Finished+p.Finished
+		sum.Failures = append(sum.Failures, p.Failures...)
+	}
+	switch {
+	case sum.Finished > 0 && !e.finishing:
+		return e.nodes.Set(ctx, e.finishingKey(), nil)
+	case sum.Live == 0 && sum.Finished >= e.Least:
+		e.declare(e.endKey(), ending{OK: true})
+	case sum.Finished == 0 && (sum.Live < e.Least || sum.Members == 0) || sum.Live == 0:
+		e.declare(e.endKey(), e.blame(sum.Failures))
+	}
+	return nil
+}
+
+// blame is the ending of a job that has too few ranks: it names the rank at fault among those that
+// failed last.
+func (e *elastic) blame(all []Failure) ending {
+	var last time.Time
+	for _, f := range all {
+		if f.Time.After(last) {
+			last = f.Time
+		}
+	}
+	all = slices.DeleteFunc(all, func(f Failure) bool { return last.Sub(f.Time) > sameFailure })
+	end := ending{First: judge(all, e.size), Code: 1}
+	if end.First == nil {
+		end.First = &Failure{Rank: -1, ExitCode: 1, Host: e.host, Time: time.Now(), Message: "the launchers of other nodes are gone, and too few ranks are left"}
+	}
+	return end
+}

@@ -1,0 +1,108 @@
+//go:build unix
+
+package agent
+
+import (
+	"fmt"
+	"regexp"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+)
+
+// elasticJob is a job of shells. A rank that is started again joins: it writes an epoch.
+func elasticJob(n int, sizes, script string) (Job, *[]string) {
+	j := sh(n, `
+joins() { echo "{\"epoch\":$1,\"id\":$2,\"ids\":[$3],\"left\":[{\"id\":$4,\"why\":\"it died\"}]}" > $C10D_EPOCH_FILE.new; mv $C10D_EPOCH_FILE.new $C10D_EPOCH_FILE; }
+await() { until [ -e $C10D_SCRATCH_DIR/$1 ]; do sleep 0.02; done; }
+`+script)
+	fmt.Sscanf(sizes, "%d:%d", &j.Least, &j.Most)
+	j.MaxRestarts = 3
+	j.Grace = 10 * time.Second
+	var mu sync.Mutex
+	said := new([]string)
+	j.Logf = func(format string, args ...any) {
+		mu.Lock()
+		defer mu.Unlock()
+		*said = append(*said, fmt.Sprintf(format, args...))
+	}
+	return j, said
+}
+
+// TestElasticRestart: one rank dies and is started again. The other one goes on.
+func TestElasticRestart(t *testing.T) {
+	j, said := elasticJob(2, "1:2", `
+echo "$RANK of $WORLD_SIZE, elastic $C10D_ELASTIC, joins '$C10D_JOIN', restart $TORCHELASTIC_RESTART_COUNT"
+case $RANK$C10D_JOIN in
+0) await again; joins 2 0 0,2 1; await shown ;;
+1) exit 7 ;;
+11) joins 2 2 0,2 1; touch $C10D_SCRATCH_DIR/again; sleep 0.5; touch $C10D_SCRATCH_DIR/shown ;;
+esac`)
+	s, out, errs := run(t, j)
+	require.True(t, s.OK, "%s", errs)
+	require.Equal(t, 1, s.Restarts)
+	require.Zero(t, s.ExitCode)
+	lines := strings.Split(strings.TrimSpace(out), "\n")
+	require.ElementsMatch(t, []string{
+		"[rank0] 0 of 2, elastic 1:2, joins '', restart 0", "[rank1] 1 of 2, elastic 1:2, joins '', restart 0", "[rank1] 1 of 2, elastic 1:2, joins '1', restart 0",
+	}, lines)
+	require.Contains(t, *said, "rank 1 failed (exit code 7): restart 1 of 3")
+	require.Contains(t, *said, "epoch 2: 2 ranks, members 0, 2; 1 left (it died), 2 came (rank 1 of this launcher)")
+	require.Len(t, s.Others, 1)
+}
+
+// TestElasticTooFew: the job fails when fewer ranks than the least are left, and names the first.
+func TestElasticTooFew(t *testing.T) {
+	j, said := elasticJob(3, "2:3", `
+case $RANK in
+0) trap 'exit 0' TERM; while :; do sleep 0.05; done ;;
+1) exit 7 ;;
+2) sleep 0.5; exit 8 ;;
+esac`)
+	j.MaxRestarts = 0
+	s, _, _ := run(t, j)
+	require.False(t, s.OK)
+	require.Equal(t, 1, s.First.Rank)
+	require.Equal(t, 7, s.ExitCode)
+	require.Contains(t, *said, "rank 1 failed (exit code 7): it is not started again, because this node has had 0 restarts")
+}
+
+// TestElasticNobodyIsLeft: all members fail. Ranks that are started again have no group to join.
+func TestElasticNobodyIsLeft(t *testing.T) {
+	j, _ := elasticJob(2, "1:2", `
+[ -n "$C10D_JOIN" ] && exec sleep 600
+sleep 0.$RANK
+exit 3`)
+	s, _, _ := run(t, j)
+	require.False(t, s.OK)
+	require.Equal(t, 3, s.ExitCode)
+	require.Equal(t, 2, s.Restarts)
+}
+
+// TestElasticWaitsForNobody: the job is complete while a rank still waits to join.
+func TestElasticWaitsForNobody(t *testing.T) {
+	j, _ := elasticJob(2, "1:2", `
+[ -n "$C10D_JOIN" ] && touch $C10D_SCRATCH_DIR/again && exec sleep 600
+[ $RANK = 1 ] && exit 3
+await again`)
+	s, _, errs := run(t, j)
+	require.True(t, s.OK, "%s", errs)
+}
+
+// TestElasticCrashes: a rank that fails at once is started again with a pause, and not for ever.
+func TestElasticCrashes(t *testing.T) {
+	j, said := elasticJob(2, "1:2", `
+[ $RANK = 1 ] && exit 3
+until [ -e $C10D_SCRATCH_DIR/end ]; do sleep 0.02; done`)
+	j.MaxRestarts = 2
+	j.Command[2] = strings.Replace(j.Command[2], "[ $RANK = 1 ] && exit 3", `[ $RANK = 1 ] && { echo >> $C10D_SCRATCH_DIR/n; [ $(wc -l < $C10D_SCRATCH_DIR/n) = 3 ] && touch $C10D_SCRATCH_DIR/end; exit 3; }`, 1)
+	begun := time.Now()
+	s, _, errs := run(t, j)
+	require.True(t, s.OK, "%s", errs)
+	require.Equal(t, 2, s.Restarts)
+	require.GreaterOrEqual(t, time.Since(begun), 2*restartPause)
+	require.Regexp(t, regexp.MustCompile(`rank 1 failed \(exit code 3\): restart 2 of 2`), strings.Join(*said, "\n"))
+}

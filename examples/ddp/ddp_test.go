@@ -40,10 +40,24 @@ func TestMain(m *testing.M) {
 				panic(err)
 			}
 		}
+		if file := os.Getenv(paced); file != "" {
+			pause = untilExists(file)
+		}
 		main()
 		return
 	}
 	os.Exit(m.Run())
+}
+
+// paced names a file. Ranks pause in each step until it exists.
+const paced = "C10D_DEMO_TEST_PACED"
+
+func untilExists(file string) func(time.Duration) {
+	return func(d time.Duration) {
+		if _, err := os.Stat(file); err != nil {
+			time.Sleep(d)
+		}
+	}
 }
 
 // limit is far more than any of these runs takes; it turns a hang into a failure.

@@ -7,6 +7,7 @@
 //	c10d run -n 4 -- ./ddp -curves out.jsonl write the curves, for bench/plot
 //	c10d run -n 4 -- ./ddp -device cuda      the model on GPUs
 //	c10d run -n 4 -- ./ddp -device sim       the same without a GPU
+//	c10d run -n 4 -elastic 2:4 -- ./ddp -elastic    go on when ranks are killed
 //
 // A rank of this program is a process. Any launcher can start it: c10d run, torchrun,
 // srun or mpirun.
@@ -68,6 +69,9 @@ type config struct {
 	checkSim bool
 	work     string
 	timeout  time.Duration
+	elastic  bool
+	join     bool
+	stepTime time.Duration
 
 	data       string
 	hidden     []int
@@ -93,6 +97,10 @@ func parseFlags(args []string, stderr io.Writer) (*config, error) {
 	f.BoolVar(&c.checkSim, "check", false, "with -device sim: delay operations at random, and fail if two uses of memory have no order")
 	f.StringVar(&c.work, "work", "", "with -device: `work` that averages gradients: direct or device (from device to device) or host (through CPU memory); empty means the first of these that can")
 	f.DurationVar(&c.timeout, "timeout", time.Minute, "longest `duration` that ranks wait for each other")
+
+	f.BoolVar(&c.elastic, "elastic", false, "go on without ranks that are lost, and take in new ones; c10d run needs -elastic, too")
+	f.BoolVar(&c.join, "join", false, "with -elastic: join a training that is running. Ranks that c10d run starts again do that by themselves")
+	f.DurationVar(&c.stepTime, "step-time", 0, "with -elastic: `duration` of a pause in each step, to have time to kill ranks")
 
 	f.StringVar(&c.data, "data", "", "`directory` with the IDX files of MNIST or Fashion-MNIST; empty means the embedded digits")
 	f.Func("hidden", "`sizes` of the hidden layers, separated by commas (default 128,64)", func(s string) error {
@@ -145,6 +153,10 @@ func (c *config) check(rest []string) error {
 		return fmt.Errorf("ddp: -bucket %d must be between 1 and %d", c.bucketKiB, 1<<20)
 	case c.timeout <= 0:
 		return fmt.Errorf("ddp: -timeout %v: must be positive", c.timeout)
+	case c.elastic && (c.device != onCPU || c.checkpoint != "" || c.curves != "" || c.compare):
+		return errors.New("ddp: -elastic does not work with -device, -checkpoint, -curves and -compare")
+	case !c.elastic && (c.join || c.stepTime != 0):
+		return errors.New("ddp: -join and -step-time need -elastic")
 	case c.resume && c.checkpoint == "":
 		return errors.New("ddp: -resume needs -checkpoint")
 	}
@@ -162,7 +174,11 @@ func main() {
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
-	if err := pg.RecordError(runRank(ctx, c, os.Stdout, os.Stderr)); err != nil {
+	run := runRank
+	if c.elastic {
+		run = runElastic
+	}
+	if err := pg.RecordError(run(ctx, c, os.Stdout, os.Stderr)); err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		os.Exit(1)
 	}

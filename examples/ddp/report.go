@@ -26,6 +26,7 @@ type report struct {
 	Batch           int         `json:"batch"`
 	Params          int         `json:"params"`
 	Buckets         int         `json:"buckets"`
+	Images          int         `json:"images,omitempty"`  // that all ranks have trained on; with -elastic
 	Overlap         *float64    `json:"overlap,omitempty"` // share of the communication time that overlaps computation; not for a device
 	Data            string      `json:"data"`
 	Backend         string      `json:"backend"`

@@ -44,13 +44,13 @@
 // With Job.Least and Job.Most a rank that fails is started again alone, and the others go on. It gets
 // C10D_JOIN=1, so that pg.Init joins the group, and all ranks get C10D_ELASTIC with the two numbers.
 // TORCHELASTIC_RESTART_COUNT stays 0, and the store the same. Each rank writes the epochs of its group
-// to the file C10D_EPOCH_FILE. The agent logs who left and who came.
+// to the file C10D_EPOCH_FILE. The agent logs the members of each epoch.
 //
 // Every agent publishes how many of its ranks run, are in the group, and have ended with 0. Node 0
-// declares the end: a failure if fewer than Job.Least ranks are left or no member of the group, and
-// success if no rank is left and Job.Least have ended with 0. After the first that ends with 0 no
-// rank is started again, and ranks that wait to join get SIGTERM. The death of another node's agent
-// is the end of its ranks.
+// declares the end. The job fails if fewer than Job.Least ranks are left, or no member of the group.
+// It succeeds if all ranks have ended, and Job.Least of them with 0. After the first that ends with 0
+// no rank is started again, and ranks that wait to join get SIGTERM. When another node's agent dies,
+// its ranks end with it.
 //
 // # Signals
 //

@@ -24,8 +24,7 @@ const (
 	sameFailure = 10 * time.Second
 )
 
-// elastic is the part of an attempt that an elastic job has: a rank that fails is started again, and
-// the other ranks go on.
+// elastic is the attempt of an elastic job. A rank that fails is started again, and the others go on.
 //
 // Every agent publishes how its ranks do. Node 0 decides when the job is over: when no rank is left,
 // or too few, or no member that others could join.
@@ -159,7 +158,7 @@ func (e *elastic) look() {
 	}
 }
 
-// show writes who is in an epoch, who left and who came.
+// show logs the members of an epoch, and what has changed.
 func (e *elastic) show(now launch.Epoch) {
 	var changes []string
 	for _, id := range e.epoch.IDs {

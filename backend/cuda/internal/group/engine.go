@@ -1,5 +1,20 @@
 // Package group has what all operations of a group of ranks share: their order, their end, their failure,
 // and the way through the host.
+//
+// A file calls only those below it:
+//
+//	engine            a group begins and ends
+//	meet              what its ranks tell each other
+//	message, issue    a call becomes an operation on the streams
+//	run               its host's part, and its end
+//	shared            all-reduces through memory that the ranks share
+//	onetoall          broadcasts from host to host
+//	claim             messages
+//	staged            all others
+//	pack              tensors that are not contiguous
+//	feed, room        how many commands a stream gets at a time
+//	fault             errors, and the end of a group
+//	leg, fifo, route  what moves, on which streams, in which order, to which ranks
 package group
 
 import (
@@ -61,8 +76,7 @@ type Engine struct {
 
 	Mu       sync.Mutex
 	seq      uint64
-	uncalled *work.Error // of the last operation that was not started because its context had ended
-	draining bool        // Shutdown has begun
+	draining bool // Shutdown has begun
 	closing  bool
 	closed   chan struct{}
 	Last     *work.Work      // of the last collective that was issued
@@ -75,11 +89,66 @@ type Engine struct {
 	p2p      sync.WaitGroup
 }
 
-func TrimZeros(b []byte) []byte {
-	for len(b) > 0 && b[len(b)-1] == 0 {
-		b = b[:len(b)-1]
+// way has operations that do not go through the engine's streams.
+type way interface {
+	// Before has a batch come after the operations that use the same memory as the batch will.
+	Before(batch *edges.Batch, places []*place.Place)
+
+	// Abort ends all operations: the group has failed.
+	Abort()
+
+	// Close waits until all operations have left the devices, and frees what the way has.
+	Close() error
+}
+
+// Config is how an engine is made.
+type Config struct {
+	Rank, Size                int
+	Group                     string
+	Timeout                   time.Duration
+	Driver                    driver.Driver
+	Missing                   error // why there is no driver
+	Chunk, Slots, SharedSlots int
+	Pinned, Scratch           int
+	Limits                    error // why all-reduces may not go through memory that ranks share
+}
+
+// New returns an engine that has no CPU backend yet.
+func New(c Config) (*Engine, error) {
+	b := &Engine{
+		Rank: c.Rank, Size: c.Size, group: c.Group, Driver: c.Driver, Missing: c.Missing, chunk: c.Chunk, slots: c.Slots, sharedSlots: c.SharedSlots,
+		limits: c.Limits, Tracker: edges.New(c.Driver), Pinned: pool.NewPinned(c.Driver, c.Pinned), Scratch: pool.NewScratch(c.Driver, c.Scratch),
+		closed: make(chan struct{}), posted: make(map[Post]chan struct{}),
+		messages: &line{down: make(map[int]driver.Stream), up: make(map[int]driver.Stream)},
 	}
-	return b
+	b.timeout.Store(int64(c.Timeout))
+	b.todo.Init(&b.Mu)
+	b.ending.Init(&b.Mu)
+	if c.Missing == nil {
+		var err error
+		if b.line, err = b.newLine(); err != nil {
+			return nil, errors.Join(fmt.Errorf("cuda: %w", err), b.Tracker.Close())
+		}
+	}
+	return b, nil
+}
+
+// OneHost reports whether all ranks are on this host. Meet finds out.
+func (b *Engine) OneHost() bool { return b.oneHost }
+
+// Start begins to serve operations.
+func (b *Engine) Start() {
+	b.wg.Go(b.work)
+	b.wg.Go(b.finish)
+}
+
+// Discard frees what an engine has that was not started.
+func (b *Engine) Discard() error {
+	errs := []error{b.usable().Close(), b.Board.Close()}
+	if b.CPU != nil {
+		errs = append(errs, b.CPU.Close())
+	}
+	return errors.Join(append(errs, b.Tracker.Close())...)
 }
 
 // Seq returns how many operations have been issued.
@@ -95,181 +164,6 @@ func (b *Engine) SetTimeout(d time.Duration) {
 		d = backend.DefaultTimeout
 	}
 	b.timeout.Store(int64(d))
-}
-
-// Abort ends every operation with cause, on every rank.
-func (b *Engine) Abort(cause error) {
-	if cause == nil {
-		cause = work.ErrAborted
-	}
-	b.Fail(&aborted{cause}, cause)
-}
-
-// aborted is the end of a group that this rank has aborted.
-type aborted struct{ cause error }
-
-func (e *aborted) Error() string { return fmt.Sprintf("%v: %v", work.ErrAborted, e.cause) }
-
-func (e *aborted) Unwrap() []error { return []error{work.ErrAborted, e.cause} }
-
-// culprit returns the rank that caused an error, as the other ranks are told; -1 if
-// none or not known.
-func (b *Engine) culprit(err error) int {
-	var own *aborted
-	var first *work.Error
-	var panicked *work.PanicError
-	switch {
-	case errors.As(err, &own):
-		return b.Rank
-	case errors.As(err, &first):
-		return first.Peer
-	case errors.As(err, &panicked):
-		return b.Rank
-	}
-	return -1
-}
-
-// Fail ends the group: err is what operations of this rank end with, cause what
-// the other ranks are told.
-func (b *Engine) Fail(err, cause error) {
-	b.fault.CompareAndSwap(nil, &err)
-	if left := b.cut.Load(); left != nil {
-		cause = left // an operation that Close has ended may be here first
-	}
-	b.CPU.Abort(cause)
-	for _, w := range b.Ways {
-		w.Abort()
-	}
-}
-
-// Revoke ends the group if the context of this rank's last operation had ended before the call. The
-// operation was not started, so the rank could call it again. Revoke is for a rank that does not: the
-// others may wait for it.
-func (b *Engine) Revoke() {
-	b.Mu.Lock()
-	err := b.uncalled
-	if err != nil && err.Seq != b.seq {
-		err = nil
-	}
-	b.Mu.Unlock()
-	if err != nil && b.Broken() == nil {
-		b.Fail(fmt.Errorf("the group has failed: %w", err), err)
-	}
-}
-
-// Broken returns what ended the group, nil while it works.
-func (b *Engine) Broken() error {
-	if e := b.fault.Load(); e != nil {
-		return *e
-	}
-	return nil
-}
-
-// Linger is how long a rank that closes after a failure, which may be another rank's, waits for
-// others to let go of its memory.
-const Linger = time.Second
-
-// CloseLimit bounds how long Close waits for devices that do not go on after an
-// operation has failed.
-var CloseLimit = 5 * time.Second // a variable for tests
-
-// stuck returns how many operations have not left the devices when the limit is over.
-func (b *Engine) stuck(limit time.Duration) (n int) {
-	ctx, cancel := context.WithTimeout(context.Background(), limit)
-	defer cancel()
-	for _, o := range b.late {
-		if !o.settled(ctx) {
-			n++
-		}
-	}
-	return n
-}
-
-// departure is why this rank has ended the group in Close.
-type departure struct {
-	kind  error
-	words string
-}
-
-func (d *departure) Error() string { return d.words }
-
-func (d *departure) Unwrap() error { return d.kind }
-
-// closeGrace is how long Close lets operations end by themselves. A caller that has ordered its
-// stream after one (Work.Synchronize) and seen the result may close before the Work has ended.
-const closeGrace = 500 * time.Millisecond
-
-// drain waits until what was issued has ended, or ctx has. It reports whether something is open.
-func (b *Engine) drain(ctx context.Context) (open bool) {
-	b.Mu.Lock()
-	last := b.Last
-	b.Mu.Unlock()
-	if last != nil {
-		last.Wait(ctx) // its error is for whoever waits for the operation
-		open = !last.IsCompleted()
-	}
-	messages := make(chan struct{})
-	go func() {
-		b.p2p.Wait()
-		close(messages)
-	}()
-	select {
-	case <-messages:
-	case <-ctx.Done():
-		open = open || b.open.Load() > 0
-	}
-	return open
-}
-
-// interrupt waits until no call is being made. If one does not return, it ends the group: that
-// call waits for room on a stream, until an operation that is under way has run out of time.
-func (b *Engine) interrupt() {
-	for end := time.Now().Add(closeGrace); !b.Calls.TryLock(); time.Sleep(time.Millisecond) {
-		if time.Now().Before(end) {
-			continue
-		}
-		b.cutOff(work.Info{Op: work.Barrier, Seq: b.Seq(), Group: b.group, Rank: b.Rank},
-			&departure{work.ErrPeerLeft, "it called Close while another call waited for room on a stream"})
-		b.Calls.Lock()
-		break
-	}
-	b.Calls.Unlock()
-}
-
-// cutOff ends the group because of Close.
-func (b *Engine) cutOff(at work.Info, why *departure) {
-	err := &work.Error{Info: at, Peer: b.Rank, Err: why}
-	b.cut.Store(err)
-	b.Fail(err, err)
-}
-
-// leave ends what is pending, because this rank closes the group, and tells the others.
-func (b *Engine) leave(dying bool) {
-	if b.Broken() != nil || b.CPUErr() != nil {
-		return // all has ended
-	}
-	if !dying {
-		ctx, cancel := context.WithTimeout(context.Background(), closeGrace)
-		b.drain(ctx)
-		cancel()
-	}
-	b.Mu.Lock()
-	last, messages := b.Last, b.open.Load()
-	info := work.Info{Op: work.Barrier, Seq: b.seq, Group: b.group, Rank: b.Rank}
-	b.Mu.Unlock()
-	why := &departure{kind: work.ErrPeerLeft}
-	switch {
-	case dying:
-		why.kind, why.words = work.ErrPanicked, "its program called Close while it panicked"
-	case last != nil && !last.IsCompleted():
-		info = last.Info()
-		why.words = fmt.Sprintf("it called Close with %v seq %d open", info.Op, info.Seq)
-	case messages > 0:
-		why.words = fmt.Sprintf("it called Close with %d sends or receives open", messages)
-	default:
-		return
-	}
-	b.cutOff(info, why)
 }
 
 // Shutdown waits until what was issued has ended, then closes the backend. When ctx ends first,
@@ -347,81 +241,109 @@ func (b *Engine) Close() error {
 	return errors.Join(append(errs, b.Tracker.Close(), b.usable().Close(), b.Pinned.Close(), b.Scratch.Close())...)
 }
 
-// CPUErr returns what ended the group of the host's part, if its backend says so.
-func (b *Engine) CPUErr() error {
-	if e, ok := b.CPU.(interface{ Err() error }); ok {
-		return e.Err()
+// interrupt waits until no call is being made. If one does not return, it ends the group: that
+// call waits for room on a stream, until an operation that is under way has run out of time.
+func (b *Engine) interrupt() {
+	for end := time.Now().Add(closeGrace); !b.Calls.TryLock(); time.Sleep(time.Millisecond) {
+		if time.Now().Before(end) {
+			continue
+		}
+		b.cutOff(work.Info{Op: work.Barrier, Seq: b.Seq(), Group: b.group, Rank: b.Rank},
+			&departure{work.ErrPeerLeft, "it called Close while another call waited for room on a stream"})
+		b.Calls.Lock()
+		break
 	}
-	return nil
+	b.Calls.Unlock()
 }
 
-// way has operations that do not go through the engine's streams.
-type way interface {
-	// Before has a batch come after the operations that use the same memory as the batch will.
-	Before(batch *edges.Batch, places []*place.Place)
-
-	// Abort ends all operations: the group has failed.
-	Abort()
-
-	// Close waits until all operations have left the devices, and frees what the way has.
-	Close() error
-}
-
-// Config is how an engine is made.
-type Config struct {
-	Rank, Size                int
-	Group                     string
-	Timeout                   time.Duration
-	Driver                    driver.Driver
-	Missing                   error // why there is no driver
-	Chunk, Slots, SharedSlots int
-	Pinned, Scratch           int
-	Limits                    error // why all-reduces may not go through memory that ranks share
-}
-
-// New returns an engine that has no CPU backend yet.
-func New(c Config) (*Engine, error) {
-	b := &Engine{
-		Rank: c.Rank, Size: c.Size, group: c.Group, Driver: c.Driver, Missing: c.Missing, chunk: c.Chunk, slots: c.Slots, sharedSlots: c.SharedSlots,
-		limits: c.Limits, Tracker: edges.New(c.Driver), Pinned: pool.NewPinned(c.Driver, c.Pinned), Scratch: pool.NewScratch(c.Driver, c.Scratch),
-		closed: make(chan struct{}), posted: make(map[Post]chan struct{}),
-		messages: &line{down: make(map[int]driver.Stream), up: make(map[int]driver.Stream)},
+// leave ends what is pending, because this rank closes the group, and tells the others.
+func (b *Engine) leave(dying bool) {
+	if b.Broken() != nil || b.CPUErr() != nil {
+		return // all has ended
 	}
-	b.timeout.Store(int64(c.Timeout))
-	b.todo.Init(&b.Mu)
-	b.ending.Init(&b.Mu)
-	if c.Missing == nil {
-		var err error
-		if b.line, err = b.newLine(); err != nil {
-			return nil, errors.Join(fmt.Errorf("cuda: %w", err), b.Tracker.Close())
+	if !dying {
+		ctx, cancel := context.WithTimeout(context.Background(), closeGrace)
+		b.drain(ctx)
+		cancel()
+	}
+	b.Mu.Lock()
+	last, messages := b.Last, b.open.Load()
+	info := work.Info{Op: work.Barrier, Seq: b.seq, Group: b.group, Rank: b.Rank}
+	b.Mu.Unlock()
+	why := &departure{kind: work.ErrPeerLeft}
+	switch {
+	case dying:
+		why.kind, why.words = work.ErrPanicked, "its program called Close while it panicked"
+	case last != nil && !last.IsCompleted():
+		info = last.Info()
+		why.words = fmt.Sprintf("it called Close with %v seq %d open", info.Op, info.Seq)
+	case messages > 0:
+		why.words = fmt.Sprintf("it called Close with %d sends or receives open", messages)
+	default:
+		return
+	}
+	b.cutOff(info, why)
+}
+
+// drain waits until what was issued has ended, or ctx has. It reports whether something is open.
+func (b *Engine) drain(ctx context.Context) (open bool) {
+	b.Mu.Lock()
+	last := b.Last
+	b.Mu.Unlock()
+	if last != nil {
+		last.Wait(ctx) // its error is for whoever waits for the operation
+		open = !last.IsCompleted()
+	}
+	messages := make(chan struct{})
+	go func() {
+		b.p2p.Wait()
+		close(messages)
+	}()
+	select {
+	case <-messages:
+	case <-ctx.Done():
+		open = open || b.open.Load() > 0
+	}
+	return open
+}
+
+// cutOff ends the group because of Close.
+func (b *Engine) cutOff(at work.Info, why *departure) {
+	err := &work.Error{Info: at, Peer: b.Rank, Err: why}
+	b.cut.Store(err)
+	b.Fail(err, err)
+}
+
+// stuck returns how many operations have not left the devices when the limit is over.
+func (b *Engine) stuck(limit time.Duration) (n int) {
+	ctx, cancel := context.WithTimeout(context.Background(), limit)
+	defer cancel()
+	for _, o := range b.late {
+		if !o.settled(ctx) {
+			n++
 		}
 	}
-	return b, nil
+	return n
 }
 
-// OneHost reports whether all ranks are on this host. Meet finds out.
-func (b *Engine) OneHost() bool { return b.oneHost }
+// closeGrace is how long Close lets operations end by themselves. A caller that has ordered its
+// stream after one (Work.Synchronize) and seen the result may close before the Work has ended.
+const closeGrace = 500 * time.Millisecond
 
-// Start begins to serve operations.
-func (b *Engine) Start() {
-	b.wg.Go(b.work)
-	b.wg.Go(b.finish)
+// CloseLimit bounds how long Close waits for devices that do not go on after an
+// operation has failed.
+var CloseLimit = 5 * time.Second // a variable for tests
+
+// Linger is how long a rank that closes after a failure, which may be another rank's, waits for
+// others to let go of its memory.
+const Linger = time.Second
+
+// departure is why this rank has ended the group in Close.
+type departure struct {
+	kind  error
+	words string
 }
 
-// Discard frees what an engine has that was not started.
-func (b *Engine) Discard() error {
-	errs := []error{b.usable().Close(), b.Board.Close()}
-	if b.CPU != nil {
-		errs = append(errs, b.CPU.Close())
-	}
-	return errors.Join(append(errs, b.Tracker.Close())...)
-}
+func (d *departure) Error() string { return d.words }
 
-// Issued notes a collective. The caller holds b.calls.
-func (b *Engine) Issued(w *work.Work) {
-	b.Mu.Lock()
-	b.seq++
-	b.Last = w
-	b.Mu.Unlock()
-	b.collectives++
-}
+func (d *departure) Unwrap() error { return d.kind }

@@ -2,6 +2,7 @@ package group
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"errors"
@@ -12,67 +13,11 @@ import (
 
 	"github.com/c10d-go/c10d/backend"
 	"github.com/c10d-go/c10d/backend/cuda/internal/board"
+	"github.com/c10d-go/c10d/backend/cuda/internal/hostshm"
 	"github.com/c10d-go/c10d/backend/cuda/internal/region"
 	"github.com/c10d-go/c10d/tensor"
 	"github.com/c10d-go/c10d/work"
 )
-
-// HostIdentity tells the hosts of a group apart: by what the kernel drew when it
-// started, which containers of a host have in common, else by the name.
-var HostIdentity = func() [sha256.Size]byte {
-	id, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
-	if err != nil {
-		name, err := os.Hostname()
-		if err != nil {
-			name = fmt.Sprintf("process %d", os.Getpid())
-		}
-		id = []byte(name)
-	}
-	return sha256.Sum256(id)
-}
-
-// reasonLen is how much of a reason the other ranks are told.
-const reasonLen = 160
-
-// Told is what ranks tell each other: a reason why not, and something else.
-func Told(reason error, more []byte) []byte {
-	b := make([]byte, 1+reasonLen, 1+reasonLen+len(more))
-	if reason != nil {
-		b[0] = 1
-		text := strings.ToValidUTF8(reason.Error(), "?")
-		copy(b[1:], strings.ToValidUTF8(text[:min(len(text), reasonLen)], ""))
-	}
-	return append(b, more...)
-}
-
-// Hear gathers what all ranks tell. It returns the first reason, with its rank's
-// number, and what else each has told.
-func (b *Engine) Hear(ctx context.Context, timeout time.Duration, mine []byte) (reason error, others [][]byte, err error) {
-	in, err := tensor.Of(mine, len(mine))
-	if err != nil {
-		return nil, nil, err
-	}
-	all := make([]byte, len(mine)*b.Size)
-	out, err := tensor.Of(all, len(all))
-	if err != nil {
-		return nil, nil, err
-	}
-	w, err := b.CPU.AllGatherIntoTensor(ctx, out, in, backend.AllGatherOptions{Timeout: timeout})
-	if err == nil {
-		err = w.Wait(context.Background())
-	}
-	if err != nil {
-		return nil, nil, err
-	}
-	for r := range b.Size {
-		x := all[r*len(mine) : (r+1)*len(mine)]
-		if x[0] != 0 && reason == nil {
-			reason = fmt.Errorf("rank %d: %s", r, TrimZeros(x[1:1+reasonLen]))
-		}
-		others = append(others, x[1+reasonLen:])
-	}
-	return reason, others, nil
-}
 
 // Meet finds out, with the other ranks, what needs no device to be opened.
 func (b *Engine) Meet(ctx context.Context) error {
@@ -105,6 +50,70 @@ func (b *Engine) Meet(ctx context.Context) error {
 		}
 	}
 	return nil
+}
+
+// Hear gathers what all ranks tell. It returns the first reason, with its rank's
+// number, and what else each has told.
+func (b *Engine) Hear(ctx context.Context, timeout time.Duration, mine []byte) (reason error, others [][]byte, err error) {
+	in, err := tensor.Of(mine, len(mine))
+	if err != nil {
+		return nil, nil, err
+	}
+	all := make([]byte, len(mine)*b.Size)
+	out, err := tensor.Of(all, len(all))
+	if err != nil {
+		return nil, nil, err
+	}
+	w, err := b.CPU.AllGatherIntoTensor(ctx, out, in, backend.AllGatherOptions{Timeout: timeout})
+	if err == nil {
+		err = w.Wait(context.Background())
+	}
+	if err != nil {
+		return nil, nil, err
+	}
+	for r := range b.Size {
+		x := all[r*len(mine) : (r+1)*len(mine)]
+		if x[0] != 0 && reason == nil {
+			reason = fmt.Errorf("rank %d: %s", r, TrimZeros(x[1:1+reasonLen]))
+		}
+		others = append(others, x[1+reasonLen:])
+	}
+	return reason, others, nil
+}
+
+// Told is what ranks tell each other: a reason why not, and something else.
+func Told(reason error, more []byte) []byte {
+	b := make([]byte, 1+reasonLen, 1+reasonLen+len(more))
+	if reason != nil {
+		b[0] = 1
+		text := strings.ToValidUTF8(reason.Error(), "?")
+		copy(b[1:], strings.ToValidUTF8(text[:min(len(text), reasonLen)], ""))
+	}
+	return append(b, more...)
+}
+
+// reasonLen is how much of a reason the other ranks are told.
+const reasonLen = 160
+
+func TrimZeros(b []byte) []byte {
+	for len(b) > 0 && b[len(b)-1] == 0 {
+		b = b[:len(b)-1]
+	}
+	return b
+}
+
+// HostIdentity tells the hosts of a group apart: by what the kernel drew when it
+// started, which containers of a host have in common, else by the name.
+var HostIdentity = func() [sha256.Size]byte {
+	id, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
+	if err != nil {
+		name, err := os.Hostname()
+		if err != nil {
+			name = fmt.Sprintf("process %d", os.Getpid())
+		}
+		id = []byte(name)
+	}
+	return sha256.Sum256(id)
 }
 
 // ErrNotAsked is what Explain says before the ranks have looked at their devices.
@@ -146,16 +155,46 @@ func (b *Engine) queueTogether(ctx context.Context, op work.OpType, print board.
 	return nil
 }
 
-// Enter tells the other ranks of this host what the collective is that comes next. If
-// they call something else the group ends, on all ranks and at once. The caller holds
-// B.calls.
-func (b *Engine) Enter(info work.Info, c board.Call) error {
-	mine := c.Said()
-	peer, theirs, ok := b.Board.Enter(b.collectives, mine)
-	if ok {
+// Share makes the exchange, with the other ranks. If one of them cannot, there is
+// none on any rank, and all know why. An error is one of telling each other.
+func (b *Engine) Share(ctx context.Context, timeout time.Duration) error {
+	if b.Size == 1 {
 		return nil
 	}
-	err := &work.Error{Info: info, Peer: peer, Err: fmt.Errorf("cuda: %w", board.Disagree(b.collectives, b.Rank, mine, peer, theirs))}
-	b.Fail(fmt.Errorf("the group has failed: %w", err), err)
+	if !b.oneHost {
+		b.Exchange.Store(&hostshm.Exchange{Why: errors.New("the ranks are on several hosts")})
+		return nil
+	}
+	bytes := hostshm.Bytes(b.Size, b.sharedSlots, b.chunk)
+	why := cmp.Or(b.Missing, b.limits)
+	var r *region.Region
+	if why == nil && b.Rank == 0 {
+		r, why = region.New(bytes)
+	}
+	mine := make([]byte, region.NameLen)
+	if r != nil {
+		copy(mine, r.Name)
+	}
+	why, all, err := b.Hear(ctx, timeout, Told(why, mine))
+	if err == nil && why == nil {
+		if b.Rank != 0 {
+			r, why = region.Open(string(TrimZeros(all[0])), bytes)
+		}
+		var x *hostshm.Exchange
+		if why == nil {
+			x = hostshm.New(b.Rank, b.Size, b.sharedSlots, b.chunk, r, b.Driver)
+		}
+		if why, _, err = b.Hear(ctx, timeout, Told(why, nil)); err == nil && why == nil {
+			// Who opens the memory has done so.
+			b.Exchange.Store(x)
+			return r.Hide()
+		}
+	}
+	if r != nil {
+		err = errors.Join(err, r.Leave())
+	}
+	if err == nil {
+		b.Exchange.Store(&hostshm.Exchange{Why: why})
+	}
 	return err
 }

@@ -8,27 +8,10 @@ import (
 
 	"github.com/c10d-go/c10d/backend"
 	"github.com/c10d-go/c10d/backend/cuda/driver"
-	"github.com/c10d-go/c10d/backend/cuda/driver/edges"
 	"github.com/c10d-go/c10d/backend/cuda/internal/board"
 	"github.com/c10d-go/c10d/backend/cuda/internal/place"
 	"github.com/c10d-go/c10d/tensor"
 	"github.com/c10d-go/c10d/work"
-)
-
-// Route is a rank's place in a broadcast.
-type Route struct {
-	From int   // whom it has the data from, -1 at the root
-	To   []int // whom it gives them to
-}
-
-// Around returns i as a number from 0 to n-1, for i from -n.
-func Around(i, n int) int { return (i + n) % n }
-
-// A message of a broadcast has a tag that no user's has: the group's, then the
-// number of the broadcast, then what it is.
-const (
-	OwnTags  = 1 << 31
-	clearTag = 1 // clear to send, from who receives
 )
 
 // oneToAll is the hosts' part of a broadcast from rank to rank. A rank posts the receive of a
@@ -51,17 +34,12 @@ func NewOneToAll(r Route, chunks int) *oneToAll {
 	return x
 }
 
-// relays returns the line of the turns in which the host sends chunks on.
-func (l *line) relays(t *edges.Tracker) (*edges.Host, error) {
-	if l.relay == nil {
-		h, err := t.Host("relay")
-		if err != nil {
-			return nil, err
-		}
-		l.relay = h
-	}
-	return l.relay, nil
-}
+// A message of a broadcast has a tag that no user's has: the group's, then the
+// number of the broadcast, then what it is.
+const (
+	OwnTags  = 1 << 31
+	clearTag = 1 // clear to send, from who receives
+)
 
 // alone reports whether a broadcast has nothing to do but to copy between the
 // rank's tensors.
@@ -115,11 +93,6 @@ func (o *Operation) fillLocal(batch *feed) {
 	spread(batch, append([]*place.Place{l.Src}, l.Dst...), 0, n)
 }
 
-// copier has a stream copy.
-type copier interface {
-	Copy(s driver.Stream, dst, src driver.Ptr, n int)
-}
-
 // spread copies n bytes, from element lo on, from the first place to all others.
 // The writer of an edge of the tree is the stream of its source's device.
 func spread(batch copier, all []*place.Place, lo, n int) {
@@ -131,6 +104,11 @@ func spread(batch copier, all []*place.Place, lo, n int) {
 			batch.Copy(all[i].Up, all[i+step].At(lo), all[i].At(lo), n)
 		}
 	}
+}
+
+// copier has a stream copy.
+type copier interface {
+	Copy(s driver.Stream, dst, src driver.Ptr, n int)
 }
 
 // runOneToAll does the host's part of what fillOneToAll enqueued.
@@ -155,26 +133,29 @@ func (o *Operation) runOneToAll() error {
 	return x.err
 }
 
-// stop ends a broadcast on all ranks. The first error counts.
-func (o *Operation) stop(err error) {
+// PassChunk is the host's part of a chunk in an operation of one turn: it is
+// received, unless this is the root, and then sent to all at once.
+func (o *Operation) PassChunk(chunk []byte) error {
 	x := o.Relay
-	x.mu.Lock()
-	first := x.err == nil
-	if first {
-		x.err = err
+	if x.From >= 0 {
+		a, err := o.expect(chunk)
+		if err == nil {
+			err = o.arrived(a)
+		}
+		if err != nil {
+			return err
+		}
 	}
-	x.cond.Broadcast()
-	x.mu.Unlock()
-	if first {
-		err = o.named(err)
-		o.B.Fail(fmt.Errorf("the group has failed: %w", err), err)
+	var wg sync.WaitGroup
+	for _, rank := range x.To {
+		wg.Go(func() {
+			if err := o.sendChunk(rank, chunk); err != nil {
+				o.stop(err)
+			}
+		})
 	}
-}
-
-// Chunk returns the bytes of a chunk on the host.
-func (o *Operation) chunk(k int) []byte {
-	lo, hi := o.elements(&o.Legs[0], k)
-	return o.staging.Bytes()[k%o.slots*o.slot:][:(hi-lo)*o.Legs[0].size()]
+	wg.Wait()
+	return x.err
 }
 
 // relayChunks says of each chunk that it may be sent, when it is on the host.
@@ -242,6 +223,29 @@ func (o *Operation) sendChunk(to int, chunk []byte) error {
 	return o.Wait(cpu.Send(o.Ctx, t, to, opts))
 }
 
+// receiveChunks receives all chunks. It makes room for those to come as far
+// ahead as there are slots, less the one that is on its way to the device.
+func (o *Operation) receiveChunks() error {
+	ahead := make([]arrival, o.slots)
+	next := 0
+	for k := range o.pieces {
+		for ; next < o.pieces && next < k+max(o.slots-1, 1); next++ {
+			err := o.begin(&o.turns, next)
+			if err == nil {
+				ahead[next%o.slots], err = o.expect(o.chunk(next))
+			}
+			if err != nil {
+				return err
+			}
+		}
+		if err := o.arrived(ahead[k%o.slots]); err != nil {
+			return err
+		}
+		o.done(&o.turns, k)
+	}
+	return nil
+}
+
 // arrival is a chunk that may come.
 type arrival struct{ data, clear *work.Work }
 
@@ -272,50 +276,24 @@ func (o *Operation) arrived(a arrival) error {
 	return o.Wait(a.data, nil)
 }
 
-// receiveChunks receives all chunks. It makes room for those to come as far
-// ahead as there are slots, less the one that is on its way to the device.
-func (o *Operation) receiveChunks() error {
-	ahead := make([]arrival, o.slots)
-	next := 0
-	for k := range o.pieces {
-		for ; next < o.pieces && next < k+max(o.slots-1, 1); next++ {
-			err := o.begin(&o.turns, next)
-			if err == nil {
-				ahead[next%o.slots], err = o.expect(o.chunk(next))
-			}
-			if err != nil {
-				return err
-			}
-		}
-		if err := o.arrived(ahead[k%o.slots]); err != nil {
-			return err
-		}
-		o.done(&o.turns, k)
-	}
-	return nil
+// Chunk returns the bytes of a chunk on the host.
+func (o *Operation) chunk(k int) []byte {
+	lo, hi := o.elements(&o.Legs[0], k)
+	return o.staging.Bytes()[k%o.slots*o.slot:][:(hi-lo)*o.Legs[0].size()]
 }
 
-// PassChunk is the host's part of a chunk in an operation of one turn: it is
-// received, unless this is the root, and then sent to all at once.
-func (o *Operation) PassChunk(chunk []byte) error {
+// stop ends a broadcast on all ranks. The first error counts.
+func (o *Operation) stop(err error) {
 	x := o.Relay
-	if x.From >= 0 {
-		a, err := o.expect(chunk)
-		if err == nil {
-			err = o.arrived(a)
-		}
-		if err != nil {
-			return err
-		}
+	x.mu.Lock()
+	first := x.err == nil
+	if first {
+		x.err = err
 	}
-	var wg sync.WaitGroup
-	for _, rank := range x.To {
-		wg.Go(func() {
-			if err := o.sendChunk(rank, chunk); err != nil {
-				o.stop(err)
-			}
-		})
+	x.cond.Broadcast()
+	x.mu.Unlock()
+	if first {
+		err = o.named(err)
+		o.B.Fail(fmt.Errorf("the group has failed: %w", err), err)
 	}
-	wg.Wait()
-	return x.err
 }

@@ -9,60 +9,6 @@ import (
 	"github.com/c10d-go/c10d/backend/cuda/internal/place"
 )
 
-// Packer has the kernels that bring elements in order on a device, and put them back.
-type packer struct {
-	Module       driver.Module
-	Pack, Unpack driver.Function
-	Err          error // why there are none
-}
-
-// Packer returns a device's. The caller holds b.calls.
-func (b *Engine) Packer(dev int) *packer {
-	k := b.packers[dev]
-	if k == nil {
-		k = &packer{}
-		if k.Err = k.load(b.Driver, dev); k.Err != nil {
-			k.Err = errors.Join(fmt.Errorf("the kernels of device %d: %w", dev, k.Err), k.close())
-		}
-		if b.packers == nil {
-			b.packers = make(map[int]*packer)
-		}
-		b.packers[dev] = k
-	}
-	return k
-}
-
-func (k *packer) load(d driver.Driver, dev int) error {
-	v, err := d.Device(dev)
-	if err != nil {
-		return err
-	}
-	if k.Module, err = v.Load(kernels.PTX); err != nil {
-		return err
-	}
-	if k.Pack, err = k.Module.Function(kernels.Pack); err == nil {
-		k.Unpack, err = k.Module.Function(kernels.Unpack)
-	}
-	return err
-}
-
-func (k *packer) close() (err error) {
-	if k.Module != nil {
-		err = k.Module.Close()
-		k.Module = nil
-	}
-	return err
-}
-
-// Lacks returns why a driver has no kernels. One that does not say may have them.
-func Lacks(d driver.Driver) error {
-	// A simulated device has the kernels that it was given.
-	if k, ok := d.(interface{ HasKernel(string) bool }); ok && !k.HasKernel(kernels.Copy) {
-		return fmt.Errorf("driver %s has no kernel %s", d.Name(), kernels.Copy)
-	}
-	return nil
-}
-
 // packedPlace is a place in memory of the tensor's device, where its elements are in
 // order: to the host the tensor is contiguous.
 type packedPlace struct {
@@ -168,4 +114,58 @@ func (k *packedPlace) launches(to commander, s driver.Stream, f driver.Function,
 			Args: l.Append(new(driver.Args).Ptr(packed).Ptr(first)), Access: access,
 		})
 	})
+}
+
+// Packer has the kernels that bring elements in order on a device, and put them back.
+type packer struct {
+	Module       driver.Module
+	Pack, Unpack driver.Function
+	Err          error // why there are none
+}
+
+// Packer returns a device's. The caller holds b.calls.
+func (b *Engine) Packer(dev int) *packer {
+	k := b.packers[dev]
+	if k == nil {
+		k = &packer{}
+		if k.Err = k.load(b.Driver, dev); k.Err != nil {
+			k.Err = errors.Join(fmt.Errorf("the kernels of device %d: %w", dev, k.Err), k.close())
+		}
+		if b.packers == nil {
+			b.packers = make(map[int]*packer)
+		}
+		b.packers[dev] = k
+	}
+	return k
+}
+
+func (k *packer) load(d driver.Driver, dev int) error {
+	v, err := d.Device(dev)
+	if err != nil {
+		return err
+	}
+	if k.Module, err = v.Load(kernels.PTX); err != nil {
+		return err
+	}
+	if k.Pack, err = k.Module.Function(kernels.Pack); err == nil {
+		k.Unpack, err = k.Module.Function(kernels.Unpack)
+	}
+	return err
+}
+
+func (k *packer) close() (err error) {
+	if k.Module != nil {
+		err = k.Module.Close()
+		k.Module = nil
+	}
+	return err
+}
+
+// Lacks returns why a driver has no kernels. One that does not say may have them.
+func Lacks(d driver.Driver) error {
+	// A simulated device has the kernels that it was given.
+	if k, ok := d.(interface{ HasKernel(string) bool }); ok && !k.HasKernel(kernels.Copy) {
+		return fmt.Errorf("driver %s has no kernel %s", d.Name(), kernels.Copy)
+	}
+	return nil
 }

@@ -2,6 +2,19 @@ package group
 
 import "math/bits"
 
+// The ways of a broadcast from host to host.
+const (
+	Flat  = "flat"  // the root sends to every rank
+	Tree  = "tree"  // a binomial tree of ranks
+	Chain = "chain" // each rank sends to the next one
+)
+
+// Route is a rank's place in a broadcast.
+type Route struct {
+	From int   // whom it has the data from, -1 at the root
+	To   []int // whom it gives them to
+}
+
 // RouteOf returns the route of a rank.
 func RouteOf(way string, rank, size, root int) Route {
 	at := func(v int) int { return Around(v+root, size) }
@@ -40,6 +53,9 @@ func RouteOf(way string, rank, size, root int) Route {
 	return r
 }
 
+// Around returns i as a number from 0 to n-1, for i from -n.
+func Around(i, n int) int { return (i + n) % n }
+
 // WayOf returns the way that brings so many chunks to all ranks in the shortest time, if a rank
 // sends one chunk at a time. In the time of one chunk: flat takes size-1 for each chunk, a tree one
 // for each chunk and child of the root, a chain one for each chunk and one for each rank on the way.
@@ -67,10 +83,3 @@ func WayUpTo(size, chunks int) int {
 	}
 	return last
 }
-
-// The ways of a broadcast from host to host.
-const (
-	Flat  = "flat"  // the root sends to every rank
-	Tree  = "tree"  // a binomial tree of ranks
-	Chain = "chain" // each rank sends to the next one
-)

@@ -2,7 +2,6 @@ package group
 
 import (
 	"cmp"
-	"context"
 	"errors"
 	"fmt"
 	"math/bits"
@@ -17,7 +16,6 @@ import (
 	"github.com/c10d-go/c10d/backend/cuda/internal/board"
 	"github.com/c10d-go/c10d/backend/cuda/internal/hostshm"
 	"github.com/c10d-go/c10d/backend/cuda/internal/kernels"
-	"github.com/c10d-go/c10d/backend/cuda/internal/region"
 	"github.com/c10d-go/c10d/tensor"
 	"github.com/c10d-go/c10d/work"
 )
@@ -44,6 +42,9 @@ const (
 // SmallestPart is the least that one goroutine of a rank's crew combines, of each
 // rank's bytes; a variable for tests, like crewOf.
 var SmallestPart = 16 << 10
+
+// mostPieces is how many chunks an all-reduce through memory that the ranks share has.
+const mostPieces = 256
 
 // Shared is the part of an all-reduce that goes through the exchange.
 type shared struct {
@@ -78,10 +79,6 @@ type shared struct {
 	panicked atomic.Pointer[work.PanicError] // what a member of the crew ran into
 }
 
-// batchOf returns in which batch a chunk is: the first has firstBatch, each later one
-// twice as many as the one before.
-func batchOf(k int) int { return bits.Len(uint(k+firstBatch)/firstBatch) - 1 }
-
 // own are the kinds of operators that ranks may have each of their own: a rank cannot
 // combine others' elements with those.
 var own = []backend.ReduceKind{backend.Custom("", nil).Kind(), backend.PreMulSum(1).Kind()}
@@ -111,6 +108,12 @@ func (b *Engine) Sharing(op backend.ReduceOp, ts []*tensor.Tensor) *shared {
 	return s
 }
 
+// sharedGrain returns how many of n elements a chunk has.
+func sharedGrain(n, es, chunk int) int {
+	bytes := min(max((n*es+sharedPieces-1)/sharedPieces, smallestPiece), chunk)
+	return max((bytes&^15)/es, 1)
+}
+
 // newShared returns what an operation needs, put takes it back.
 func (b *Engine) newShared(x *hostshm.Exchange) *shared {
 	b.Mu.Lock()
@@ -133,11 +136,16 @@ func (b *Engine) putShared(s *shared) {
 	b.idle = append(b.idle, s)
 }
 
-// elements returns the range of elements of a chunk.
-func (s *shared) elements(k int) (lo, hi int) { return k * s.grain, min((k+1)*s.grain, s.n) }
+// usable returns the exchange that a backend's ranks have, nil if they have none.
+func (b *Engine) usable() *hostshm.Exchange {
+	if x := b.Exchange.Load(); x != nil && x.Why == nil {
+		return x
+	}
+	return nil
+}
 
-// commands returns how many commands a stream gets.
-func (s *shared) commands() int { return 3*s.chunks + 4 }
+// direct reports whether the devices copy to the ranks' exchange.
+func (o *Operation) direct() bool { return o.Shared != nil && o.Shared.direct }
 
 // stage decides who copies. The caller holds engine.calls.
 func (s *shared) stage(o *Operation) {
@@ -156,6 +164,9 @@ func (s *shared) stage(o *Operation) {
 	}
 	s.atOnce = x.Kernel != nil && s.chunks == 1 && s.n*s.es <= mostAtOnce
 }
+
+// commands returns how many commands a stream gets.
+func (s *shared) commands() int { return 3*s.chunks + 4 }
 
 // enqueue gives the streams all that they will do, while the host begins with what
 // is there.
@@ -185,6 +196,10 @@ func (s *shared) enqueue(o *Operation, wrong bool) {
 		}
 	}
 }
+
+// batchOf returns in which batch a chunk is: the first has firstBatch, each later one
+// twice as many as the one before.
+func batchOf(k int) int { return bits.Len(uint(k+firstBatch)/firstBatch) - 1 }
 
 // batch enqueues some chunks.
 func (s *shared) batch(o *Operation, from, to int) (*edges.Pending, error) {
@@ -332,6 +347,28 @@ func (s *shared) lateShare(o *Operation, err error, c uint64) error {
 	return s.late(o, err, hostshm.WordDone, c+1, "has not combined its share")
 }
 
+func (s *shared) combineParts(i int) {
+	for k := range s.chunks {
+		if s.inputs(s.first+uint64(k), s.x.Crew) != nil {
+			return
+		}
+		s.combine(k, i)
+	}
+}
+
+// Part is what a member of the crew does: its part of the rank's share of each
+// chunk.
+func (s *shared) Part(i int) {
+	returned := false
+	defer func() {
+		if !returned {
+			s.panicked.CompareAndSwap(nil, work.Recovered(recover())) // of a custom operator
+		}
+	}()
+	s.combineParts(i)
+	returned = true
+}
+
 // inputs waits until a chunk of all ranks has come, and all devices have copied
 // what was in the common slot before.
 func (s *shared) inputs(c uint64, o hostshm.Asker) error {
@@ -342,6 +379,25 @@ func (s *shared) inputs(c uint64, o hostshm.Asker) error {
 		}
 	}
 	return nil
+}
+
+// combine combines a part of the rank's share of a chunk. Who is the last says that
+// the share is done.
+func (s *shared) combine(k, i int) {
+	x := s.x
+	c := s.first + uint64(k)
+	from, to := s.elements(k)
+	lo, hi := hostshm.Share((to-from)*s.es, x.Rank, x.Size)
+	a, b := hostshm.Share(hi-lo, i, s.parts)
+	x.Combine(c, &s.red, lo+a, lo+b, &x.Members[i])
+	if s.parts > 1 {
+		left := &x.Left[x.Slot(c)]
+		if left.Add(-1) > 0 {
+			return
+		}
+		left.Store(int32(s.parts))
+	}
+	x.Count(hostshm.WordDone, c+1)
 }
 
 // combined waits until all ranks have combined their shares of a chunk.
@@ -397,45 +453,20 @@ func (s *shared) release() {
 	}
 }
 
-// Part is what a member of the crew does: its part of the rank's share of each
-// chunk.
-func (s *shared) Part(i int) {
-	returned := false
-	defer func() {
-		if !returned {
-			s.panicked.CompareAndSwap(nil, work.Recovered(recover())) // of a custom operator
-		}
-	}()
-	s.combineParts(i)
-	returned = true
-}
-
-func (s *shared) combineParts(i int) {
-	for k := range s.chunks {
-		if s.inputs(s.first+uint64(k), s.x.Crew) != nil {
-			return
-		}
-		s.combine(k, i)
+// several is the host's part of a chunk where devices do not do it: this rank's
+// tensors are combined first, in order.
+func (s *shared) several(o *Operation, ts []*tensor.Tensor) error {
+	all := ts[0].Bytes()
+	for _, t := range ts[1:] {
+		s.red.Combine(all, t.Bytes())
 	}
-}
-
-// combine combines a part of the rank's share of a chunk. Who is the last says that
-// the share is done.
-func (s *shared) combine(k, i int) {
-	x := s.x
-	c := s.first + uint64(k)
-	from, to := s.elements(k)
-	lo, hi := hostshm.Share((to-from)*s.es, x.Rank, x.Size)
-	a, b := hostshm.Share(hi-lo, i, s.parts)
-	x.Combine(c, &s.red, lo+a, lo+b, &x.Members[i])
-	if s.parts > 1 {
-		left := &x.Left[x.Slot(c)]
-		if left.Add(-1) > 0 {
-			return
-		}
-		left.Store(int32(s.parts))
+	if err := s.byHost(o, all); err != nil {
+		return err
 	}
-	x.Count(hostshm.WordDone, c+1)
+	for _, t := range ts[1:] {
+		copy(t.Bytes(), all)
+	}
+	return nil
 }
 
 // byHost all-reduces b, the elements in order of the next chunk in memory of this
@@ -478,28 +509,12 @@ func (s *shared) byHost(o *Operation, b []byte) error {
 	return nil
 }
 
-// several is the host's part of a chunk where devices do not do it: this rank's
-// tensors are combined first, in order.
-func (s *shared) several(o *Operation, ts []*tensor.Tensor) error {
-	all := ts[0].Bytes()
-	for _, t := range ts[1:] {
-		s.red.Combine(all, t.Bytes())
-	}
-	if err := s.byHost(o, all); err != nil {
-		return err
-	}
-	for _, t := range ts[1:] {
-		copy(t.Bytes(), all)
-	}
-	return nil
-}
+// elements returns the range of elements of a chunk.
+func (s *shared) elements(k int) (lo, hi int) { return k * s.grain, min((k+1)*s.grain, s.n) }
 
 func (o *Operation) Ask() error {
-	if err := o.Ctx.Err(); err != nil {
-		return Canceled(o.Ctx)
-	}
-	if time.Now().After(o.deadline) {
-		return fmt.Errorf("%w after %v", work.ErrTimeout, o.timeout)
+	if err := o.expired(); err != nil {
+		return err
 	}
 	if s := o.Shared; s.failed.Load() {
 		s.ending.Wait()
@@ -518,74 +533,12 @@ func (o *Operation) AskDriver() error { return stopped{o}.Err() }
 type leaving Operation
 
 func (l *leaving) Ask() error {
-	o := (*Operation)(l)
-	if err := o.Ctx.Err(); err != nil {
-		return Canceled(o.Ctx)
-	}
-	if time.Now().After(o.deadline) {
-		return fmt.Errorf("%w after %v, waiting for the device", work.ErrTimeout, o.timeout)
+	if err := (*Operation)(l).expired(); err != nil {
+		return fmt.Errorf("%w, waiting for the device", err)
 	}
 	return nil
 }
 
 func (l *leaving) AskDriver() error {
 	return cmp.Or(l.Legs[0].Src.Down.Err(), l.Legs[0].Src.Up.Err())
-}
-
-// Share makes the exchange, with the other ranks. If one of them cannot, there is
-// none on any rank, and all know why. An error is one of telling each other.
-func (b *Engine) Share(ctx context.Context, timeout time.Duration) error {
-	if b.Size == 1 {
-		return nil
-	}
-	if !b.oneHost {
-		b.Exchange.Store(&hostshm.Exchange{Why: errors.New("the ranks are on several hosts")})
-		return nil
-	}
-	bytes := hostshm.Bytes(b.Size, b.sharedSlots, b.chunk)
-	why := cmp.Or(b.Missing, b.limits)
-	var r *region.Region
-	if why == nil && b.Rank == 0 {
-		r, why = region.New(bytes)
-	}
-	mine := make([]byte, region.NameLen)
-	if r != nil {
-		copy(mine, r.Name)
-	}
-	why, all, err := b.Hear(ctx, timeout, Told(why, mine))
-	if err == nil && why == nil {
-		if b.Rank != 0 {
-			r, why = region.Open(string(TrimZeros(all[0])), bytes)
-		}
-		var x *hostshm.Exchange
-		if why == nil {
-			x = hostshm.New(b.Rank, b.Size, b.sharedSlots, b.chunk, r, b.Driver)
-		}
-		if why, _, err = b.Hear(ctx, timeout, Told(why, nil)); err == nil && why == nil {
-			// Who opens the memory has done so.
-			b.Exchange.Store(x)
-			return r.Hide()
-		}
-	}
-	if r != nil {
-		err = errors.Join(err, r.Leave())
-	}
-	if err == nil {
-		b.Exchange.Store(&hostshm.Exchange{Why: why})
-	}
-	return err
-}
-
-// usable returns the exchange that a backend's ranks have, nil if they have none.
-func (b *Engine) usable() *hostshm.Exchange {
-	if x := b.Exchange.Load(); x != nil && x.Why == nil {
-		return x
-	}
-	return nil
-}
-
-// sharedGrain returns how many of n elements a chunk has.
-func sharedGrain(n, es, chunk int) int {
-	bytes := min(max((n*es+sharedPieces-1)/sharedPieces, smallestPiece), chunk)
-	return max((bytes&^15)/es, 1)
 }

@@ -1,6 +1,7 @@
 package group
 
 import (
+	"slices"
 	"time"
 
 	"github.com/c10d-go/c10d/backend/cuda/driver"
@@ -36,6 +37,12 @@ type given struct {
 // hostTurn is a turn of the host's, in a part.
 type hostTurn struct{ part, number int }
 
+// commander takes the copies and kernels of an operation through the host.
+type commander interface {
+	Copy(s driver.Stream, dst, src driver.Ptr, n int)
+	launch(s driver.Stream, l *driver.Launch)
+}
+
 // begin begins an operation on tensors in these places.
 func (f *feed) begin(o *Operation, places []*place.Place) {
 	f.o, f.limit, f.err = o, mostCommands-spareCommands, nil
@@ -57,9 +64,37 @@ func (f *feed) begin(o *Operation, places []*place.Place) {
 	l.accesses = all
 }
 
-func (f *feed) next() {
-	clear(f.copies)
-	f.batch, f.copies, f.turns, f.relays = f.o.B.Tracker.Batch(), f.copies[:0], 0, 0
+// prologue orders the operation after what the caller's streams did with its
+// tensors.
+func (o *Operation) prologue(batch *edges.Batch, places ...*place.Place) {
+	for _, w := range o.B.Ways {
+		w.Before(batch, places)
+	}
+	var streams []driver.Stream
+	if o.given != nil {
+		streams = o.given.Before
+	} else {
+		streams = o.line.callers[:0]
+		for _, p := range places {
+			if p.Stream != nil && !slices.Contains(streams, p.Stream) {
+				streams = append(streams, p.Stream)
+			}
+		}
+		o.line.callers = streams
+	}
+	for _, s := range streams {
+		// At once, as it is one point of the stream: what is said twice is recorded
+		// twice.
+		all := o.line.accesses[:0]
+		for _, p := range places {
+			if o.given != nil || p.Stream == s {
+				p.Uses(func(x place.Span) { all = append(all, driver.Writes(p.Base+driver.Ptr(x.Off), x.N)) })
+			}
+		}
+		batch.Before(s, all...)
+		o.line.accesses = all
+	}
+	clear(o.line.callers)
 }
 
 // measure finds out whether the operation may get to the streams in parts.
@@ -191,6 +226,11 @@ func (f *feed) wait() error {
 		}
 		return room()
 	})
+}
+
+func (f *feed) next() {
+	clear(f.copies)
+	f.batch, f.copies, f.turns, f.relays = f.o.B.Tracker.Batch(), f.copies[:0], 0, 0
 }
 
 // end enqueues the last part, or the only one.

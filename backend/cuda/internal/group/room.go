@@ -41,6 +41,12 @@ func PiecesOf(width int) int {
 	return max((mostCommands-spareCommands)/(width+3), DefaultSlots)
 }
 
+// Chunks returns in how many pieces an operation with one leg goes.
+func (b *Engine) Chunks(l *Leg) int {
+	grain := b.grain(l.size(), 1, l.N)
+	return max(1, (l.N-1)/grain+1)
+}
+
 // grain returns how many of n elements a piece has, which take so many bytes each, of
 // each of width tensors.
 func (b *Engine) grain(bytes, width, n int) int {
@@ -100,10 +106,4 @@ func (b *Engine) Poll(ctx context.Context, timeout time.Duration, done func() (b
 		time.Sleep(pause)
 		pause = min(2*pause, 100*time.Microsecond)
 	}
-}
-
-// Chunks returns in how many pieces an operation with one leg goes.
-func (b *Engine) Chunks(l *Leg) int {
-	grain := b.grain(l.size(), 1, l.N)
-	return max(1, (l.N-1)/grain+1)
 }

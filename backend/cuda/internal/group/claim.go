@@ -1,0 +1,141 @@
+package group
+
+import (
+	"fmt"
+	"time"
+
+	"github.com/c10d-go/c10d/backend/cuda/driver"
+	"github.com/c10d-go/c10d/backend/cuda/internal/place"
+	"github.com/c10d-go/c10d/tensor"
+)
+
+// enqueueClaim claims a message's memory, after what the caller's streams and other
+// operations do with it.
+func (o *Operation) enqueueClaim(places []*place.Place) (err error) {
+	batch := o.B.Tracker.Batch()
+	o.prologue(batch, places...)
+	access := driver.Writes
+	if o.Legs[0].Src != nil {
+		access = driver.Reads
+	}
+	all := o.line.accesses[:0]
+	for _, p := range places {
+		p.Uses(func(x place.Span) { all = append(all, access(p.Base+driver.Ptr(x.Off), x.N)) })
+	}
+	o.claimed = batch.Claim(o.claim, all...)
+	o.line.accesses = all
+	o.pending, err = batch.Run()
+	return err
+}
+
+// runMessage sends what it copies to the host, or copies from there what it receives.
+func (o *Operation) runMessage() error {
+	staging := o.staging.Bytes()
+	shadows := make([]*tensor.Tensor, 1)
+	if err := o.shadow(shadows, staging[:o.slot], 0); err != nil {
+		return err
+	}
+	if o.Legs[0].Src == nil {
+		driver.HostAccess(o.B.Driver, "receiving", driver.Writes(o.staging.Ptr(), o.staging.Len()))
+		if err := o.Call(o, shadows); err != nil {
+			return err
+		}
+		if err := o.unpackRaw(); err != nil {
+			return err
+		}
+	}
+	if err := o.pending.Begin(stopped{o}, o.claimed); err != nil {
+		return err
+	}
+	c := &atOnce{o: o}
+	if o.Legs[0].Src != nil {
+		o.pack(c)
+		o.allDown(c)
+	} else {
+		o.allUp(c)
+		o.unpack(c)
+	}
+	if err := c.wait(); err != nil {
+		return err
+	}
+	o.pending.End(o.claimed)
+	if o.Legs[0].Src == nil {
+		return nil
+	}
+	driver.HostAccess(o.B.Driver, "sending", driver.Writes(o.staging.Ptr(), o.staging.Len()))
+	if err := o.packRaw(); err != nil {
+		return err
+	}
+	return o.Call(o, shadows)
+}
+
+// atOnce gives a message's commands to its stream at once, at most mostCommands at a time.
+// Messages of other goroutines use the stream too. None of its commands waits for a rank.
+type atOnce struct {
+	o    *Operation
+	s    driver.Stream // the only one of a message
+	n    int           // commands since the last word
+	word uint32        // the last
+	err  error
+}
+
+func (c *atOnce) Copy(s driver.Stream, dst, src driver.Ptr, n int) {
+	c.add(s, func() error { return s.Copy(dst, src, n) })
+}
+
+func (c *atOnce) launch(s driver.Stream, l *driver.Launch) {
+	c.add(s, func() error { return s.Launch(l) })
+}
+
+func (c *atOnce) add(s driver.Stream, f func() error) {
+	if c.n == mostCommands {
+		c.err = c.wait()
+	}
+	if c.err == nil {
+		c.s, c.err = s, f()
+		c.n++
+	}
+}
+
+// Wait waits until the stream has done what it was given. An operation that has to end
+// waits a little longer, because the copies still use the tensor.
+func (c *atOnce) wait() error {
+	if c.n == 0 {
+		return c.err
+	}
+	o := c.o
+	if c.word++; c.word == 1 {
+		o.staging.Store32(o.word, 0)
+	}
+	o.flying = true
+	if err := c.s.WriteValue(o.staging.Ptr()+driver.Ptr(o.word), c.word); err != nil {
+		return err
+	}
+	c.n = 0
+	if err := driver.AwaitWord(&ending{o: o}, o.staging, o.word, c.word, driver.AtLeast); err != nil {
+		return fmt.Errorf("copying between device and host: %w", err)
+	}
+	o.flying = false
+	return c.err
+}
+
+// ending is stopped, grace later.
+type ending struct {
+	o     *Operation
+	since time.Time // of the end
+}
+
+func (*ending) Deadline() (time.Time, bool) { return time.Time{}, false }
+func (*ending) Done() <-chan struct{}       { return nil }
+func (*ending) Value(any) any               { return nil }
+
+func (e *ending) Err() error {
+	err := stopped{e.o}.Err()
+	if err != nil && e.since.IsZero() {
+		e.since = time.Now()
+	}
+	if err == nil || time.Since(e.since) < Grace {
+		return nil
+	}
+	return err
+}

@@ -1,0 +1,197 @@
+package group
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/c10d-go/c10d/backend/cuda/driver"
+	"github.com/c10d-go/c10d/backend/cuda/internal/place"
+	"github.com/c10d-go/c10d/work"
+)
+
+// stopped is the context of waiting for a device: it ends with the call's, with the
+// operation's time, with the group, and with the device.
+type stopped struct{ o *Operation }
+
+func (stopped) Deadline() (time.Time, bool) { return time.Time{}, false }
+func (stopped) Done() <-chan struct{}       { return nil }
+func (stopped) Value(any) any               { return nil }
+
+func (s stopped) Err() error {
+	o := s.o
+	if err := cmp.Or(o.expired(), o.B.Broken(), o.B.CPUErr()); err != nil {
+		return err
+	}
+	for i := range o.Legs {
+		l := &o.Legs[i]
+		if l.Src != nil && l.Src.Down != nil {
+			if err := l.Src.Down.Err(); err != nil {
+				return err
+			}
+		}
+		for _, d := range l.Dst {
+			if err := d.Up.Err(); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// expired returns why the operation's time is over, nil if it is not.
+func (o *Operation) expired() error {
+	if o.Ctx.Err() != nil {
+		return Canceled(o.Ctx)
+	}
+	if time.Now().After(o.deadline) {
+		return fmt.Errorf("%w after %v", work.ErrTimeout, o.timeout)
+	}
+	return nil
+}
+
+// Canceled says why a context ended.
+func Canceled(ctx context.Context) error {
+	kind := work.ErrCanceled
+	if errors.Is(ctx.Err(), context.DeadlineExceeded) {
+		kind = work.ErrTimeout
+	}
+	if cause := context.Cause(ctx); cause != ctx.Err() {
+		return fmt.Errorf("%w: %w: %w", kind, ctx.Err(), cause)
+	}
+	return fmt.Errorf("%w: %w", kind, ctx.Err())
+}
+
+// Left returns what is left of the operation's time; an operation of the CPU
+// backend takes 0 for its default.
+func (o *Operation) Left() time.Duration { return max(time.Until(o.deadline), time.Nanosecond) }
+
+// Wait waits for the host's part of a piece.
+func (o *Operation) Wait(w *work.Work, err error) error {
+	if err != nil {
+		return err
+	}
+	return w.Wait(context.Background())
+}
+
+// Abort ends the group because of this operation.
+func (o *Operation) Abort(cause error) { o.B.Abort(cause) }
+
+// Abort ends every operation with cause, on every rank.
+func (b *Engine) Abort(cause error) {
+	if cause == nil {
+		cause = work.ErrAborted
+	}
+	b.Fail(&aborted{cause}, cause)
+}
+
+// aborted is the end of a group that this rank has aborted.
+type aborted struct{ cause error }
+
+func (e *aborted) Error() string { return fmt.Sprintf("%v: %v", work.ErrAborted, e.cause) }
+
+func (e *aborted) Unwrap() []error { return []error{work.ErrAborted, e.cause} }
+
+// Fail ends the group: err is what operations of this rank end with, cause what
+// the other ranks are told.
+func (b *Engine) Fail(err, cause error) {
+	b.fault.CompareAndSwap(nil, &err)
+	if left := b.cut.Load(); left != nil {
+		cause = left // an operation that Close has ended may be here first
+	}
+	b.CPU.Abort(cause)
+	for _, w := range b.Ways {
+		w.Abort()
+	}
+}
+
+// Broken returns what ended the group, nil while it works.
+func (b *Engine) Broken() error {
+	if e := b.fault.Load(); e != nil {
+		return *e
+	}
+	return nil
+}
+
+// CPUErr returns what ended the group of the host's part, if its backend says so.
+func (b *Engine) CPUErr() error {
+	if e, ok := b.CPU.(interface{ Err() error }); ok {
+		return e.Err()
+	}
+	return nil
+}
+
+// Named makes an error that names this operation.
+func (o *Operation) named(err error) error { return o.B.Named(o.Info(), err, o.crowd) }
+
+// Named makes an error that names an operation. The CPU backend's has its own numbers. Crowd is
+// asked for what may have held up an operation that was not done in time.
+func (b *Engine) Named(info work.Info, err error, crowd func() string) error {
+	if b.cut.Load() != nil {
+		return &work.Error{Info: info, Peer: -1, Err: work.ErrClosed}
+	}
+	peer := b.culprit(err)
+	crowding := ""
+	if errors.Is(err, work.ErrTimeout) && !strings.Contains(err.Error(), crowded) {
+		crowding = crowd() // unless another rank has said so
+	}
+	var inner *work.Error
+	if errors.As(err, &inner) {
+		if inner.Info == info {
+			if crowding == "" {
+				return err
+			}
+			return &work.Error{Info: inner.Info, Peer: inner.Peer, Err: fmt.Errorf("%w%s", inner.Err, crowding)}
+		}
+		if inner.Group == b.group+CPUGroup {
+			err = fmt.Errorf("on the host: %w", inner.Err)
+		}
+	}
+	return &work.Error{Info: info, Peer: peer, Err: fmt.Errorf("cuda: %w%s", err, crowding)}
+}
+
+// culprit returns the rank that caused an error, as the other ranks are told; -1 if
+// none or not known.
+func (b *Engine) culprit(err error) int {
+	var own *aborted
+	var first *work.Error
+	var panicked *work.PanicError
+	switch {
+	case errors.As(err, &own):
+		return b.Rank
+	case errors.As(err, &first):
+		return first.Peer
+	case errors.As(err, &panicked):
+		return b.Rank
+	}
+	return -1
+}
+
+const crowded = "in which those that wait for other ranks hold up others"
+
+// crowd is for an operation that was not done in time. It says which device of it has more streams than
+// queues: another operation may have held it up there, and waited itself for another rank.
+func (o *Operation) crowd() (crowd string) {
+	look := func(p *place.Place) { crowd = cmp.Or(o.B.Crowd(p.Dev), crowd) }
+	for i := range o.Legs {
+		o.Legs[i].each(look)
+	}
+	return crowd
+}
+
+// Crowd is the operations' for one device.
+func (b *Engine) Crowd(dev int) string {
+	v, err := b.Driver.Device(dev)
+	if err != nil {
+		return ""
+	}
+	if q, ok := v.(driver.Queuer); ok {
+		if streams, queues := q.Queues(); streams > queues {
+			return fmt.Sprintf("; the %d streams of device %d share %d queues, %s", streams, dev, queues, crowded)
+		}
+	}
+	return ""
+}

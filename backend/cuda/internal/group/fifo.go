@@ -1,0 +1,67 @@
+package group
+
+import (
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/c10d-go/c10d/backend/cuda/internal/hostshm"
+	"github.com/c10d-go/c10d/work"
+)
+
+// Fifo is a queue between goroutines.
+type Fifo[T any] struct {
+	cond   sync.Cond
+	list   []*T
+	closed bool
+	ready  atomic.Bool // take would not wait
+}
+
+func (q *Fifo[T]) Init(mu *sync.Mutex) { q.cond.L = mu }
+
+// Linger polls for a while, so that what comes next finds its goroutine awake.
+func (q *Fifo[T]) linger(limit time.Duration) { hostshm.PollFor(limit, q.ready.Load) }
+
+// Put, take and close need the mutex. take returns nil when the queue is closed
+// and empty.
+func (q *Fifo[T]) Put(o *T) {
+	q.list = append(q.list, o)
+	q.ready.Store(true)
+	q.cond.Signal()
+}
+
+func (q *Fifo[T]) Take() *T {
+	for len(q.list) == 0 && !q.closed {
+		q.cond.Wait()
+	}
+	if len(q.list) == 0 {
+		return nil
+	}
+	o := q.list[0]
+	n := copy(q.list, q.list[1:])
+	q.list[n] = nil
+	q.list = q.list[:n]
+	q.ready.Store(n > 0 || q.closed)
+	return o
+}
+
+func (q *Fifo[T]) Close() {
+	q.closed = true
+	q.ready.Store(true)
+	q.cond.Broadcast()
+}
+
+// queue hands a collective to the worker. The caller holds b.calls.
+func (b *Engine) queue(o *Operation) {
+	b.Mu.Lock()
+	defer b.Mu.Unlock()
+	if o.Info().Op == work.Barrier {
+		o.before = b.Last
+	}
+	if o.Relay != nil {
+		o.Relay.tag = OwnTags | o.line.broadcasts<<1
+		o.line.broadcasts = (o.line.broadcasts + 1) & (1<<30 - 1)
+	}
+	b.Last = o.Work()
+	b.todo.Put(o)
+}

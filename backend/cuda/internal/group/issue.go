@@ -1,0 +1,345 @@
+package group
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/c10d-go/c10d/backend/cuda/driver"
+	"github.com/c10d-go/c10d/backend/cuda/driver/edges"
+	"github.com/c10d-go/c10d/backend/cuda/internal/board"
+	"github.com/c10d-go/c10d/backend/cuda/internal/place"
+	"github.com/c10d-go/c10d/backend/cuda/internal/pool"
+	"github.com/c10d-go/c10d/tensor"
+	"github.com/c10d-go/c10d/work"
+)
+
+// Operation is one call on its way. The Work is part of it.
+type Operation struct {
+	work.Promise
+	B        *Engine
+	Ctx      context.Context
+	timeout  time.Duration
+	deadline time.Time
+	line     *line
+
+	Legs   []Leg
+	Print  board.Call
+	number uint64 // of the collective
+
+	// Call does the host's part for a piece: the same range of elements of every
+	// leg, as one-dimensional CPU tensors. It must be the same on every rank.
+	Call func(o *Operation, legs []*tensor.Tensor) error
+
+	// Whole is for operations whose pieces the ranks cannot agree on.
+	Whole bool
+
+	// Width is over how many legs a chunk is spread, the same on every rank.
+	Width int
+
+	given   *place.CallStreams // of the call's context
+	grain   int                // elements of a leg in a piece
+	pieces  int
+	slots   int
+	slot    int   // bytes
+	at      []int // of each leg within a slot
+	staging driver.HostMemory
+	long    bool                    // it may get to the streams in parts
+	word    int                     // that its streams write, in staging
+	raw     []rawPlace              // tensors that the host packs and unpacks
+	packed  []packedPlace           // those that devices do
+	Shared  *shared                 // of an all-reduce through memory that the ranks share
+	Relay   *oneToAll               // of a broadcast from rank to rank
+	relayed []hostTurn              // its turns to send chunks on
+	Sync    func(work.Stream) error // orders a stream after a work of somebody else's
+	before  *work.Work              // of a barrier: what has to end first
+	claim   *edges.Host             // of a message, and the turn in which it uses the tensor
+	claimed int
+	flying  bool           // it has left copies on its stream
+	queued  bool           // who does the host's part has it; for who issues it
+	feeding sync.WaitGroup // until it has been enqueued, if it was given to that one before
+	unwatch func() bool    // stops watching ctx
+	err     error
+
+	mu       sync.Mutex
+	turns    []hostTurn
+	parts    []*edges.Pending // enqueued before the last one
+	pending  *edges.Pending   // the last or only one
+	feedErr  error            // why not all parts were
+	launched bool             // it counts in underway
+	over     bool             // the batches have ended, and are released; only settled writes it
+
+	commands int // of engine.queued
+}
+
+// Issue starts a collective.
+func (b *Engine) Issue(ctx context.Context, op work.OpType, timeout time.Duration, o *Operation, result ...*tensor.Tensor) (*work.Work, error) {
+	b.Calls.Lock()
+	defer b.Calls.Unlock()
+	info, timeout, err := b.Admit(ctx, op, timeout)
+	if err != nil {
+		return nil, err
+	}
+	o.init(b, ctx, info, timeout)
+	o.line = b.line
+	o.Print.Op, o.number = op, b.collectives
+	o.err = b.Enter(info, o.Print)
+	if err := b.launch(o, result); err != nil {
+		return nil, err
+	}
+	if !o.queued {
+		b.queue(o)
+	}
+	o.beforeStream()
+	b.collectives++
+	return o.Work(), nil
+}
+
+// Admit checks that an operation can start. It returns its description and its limit.
+func (b *Engine) Admit(ctx context.Context, op work.OpType, timeout time.Duration) (work.Info, time.Duration, error) {
+	ended := ctx.Err() != nil
+	failed := b.Broken()
+	if failed == nil {
+		if failed = b.CPUErr(); failed != nil {
+			failed = fmt.Errorf("on the host: %w", failed)
+		}
+	}
+	b.Mu.Lock()
+	defer b.Mu.Unlock()
+	info := work.Info{Op: op, Seq: b.seq, Group: b.group, Rank: b.Rank}
+	var err error
+	peer := -1
+	switch {
+	case b.closing || b.draining:
+		err = work.ErrClosed
+	case failed != nil:
+		err, peer = failed, b.culprit(failed)
+	case ended:
+		err = fmt.Errorf("not started: %w", Canceled(ctx))
+	}
+	if err != nil {
+		return info, 0, &work.Error{Info: info, Peer: peer, Err: err}
+	}
+	if timeout <= 0 {
+		timeout = time.Duration(b.timeout.Load())
+	}
+	return info, timeout, nil
+}
+
+// Enter tells the other ranks of this host what the collective is that comes next. If
+// they call something else the group ends, on all ranks and at once. The caller holds
+// B.calls.
+func (b *Engine) Enter(info work.Info, c board.Call) error {
+	mine := c.Said()
+	peer, theirs, ok := b.Board.Enter(b.collectives, mine)
+	if ok {
+		return nil
+	}
+	err := &work.Error{Info: info, Peer: peer, Err: fmt.Errorf("cuda: %w", board.Disagree(b.collectives, b.Rank, mine, peer, theirs))}
+	b.Fail(fmt.Errorf("the group has failed: %w", err), err)
+	return err
+}
+
+// Issued notes a collective. The caller holds b.calls.
+func (b *Engine) Issued(w *work.Work) {
+	b.Mu.Lock()
+	b.seq++
+	b.Last = w
+	b.Mu.Unlock()
+	b.collectives++
+}
+
+// launch gives an operation that was admitted to the streams. An error means that
+// it has not been issued; what goes wrong on the streams is the operation's.
+func (b *Engine) launch(o *Operation, result []*tensor.Tensor) error {
+	if o.err == nil {
+		if err := o.stage(); err != nil {
+			return o.named(err)
+		}
+	}
+	pool.Underway.Add(1)
+	b.Staged.Add(1)
+	o.launched = true
+	o.SetResult(result...)
+	if o.Ctx.Done() != nil {
+		// The host may be busy with earlier operations when the context ends.
+		o.unwatch = context.AfterFunc(o.Ctx, func() {
+			err := o.named(Canceled(o.Ctx))
+			b.Fail(fmt.Errorf("the group has failed: %w", err), err)
+		})
+	}
+	b.Mu.Lock()
+	b.seq++
+	b.Mu.Unlock()
+	if s := o.Shared; s != nil {
+		s.first, s.number = s.x.Next, s.x.Number
+		s.x.Next += uint64(s.chunks)
+		s.x.Number++
+		if s.direct {
+			if o.err == nil {
+				o.err = o.room(s.commands())
+			}
+			o.occupy(s.commands())
+			// The operation may have ended, and given s back, before this returns.
+			wrong := o.err != nil
+			s.ending.Add(1)
+			o.queued = true
+			b.queue(o)
+			s.enqueue(o, wrong)
+			return nil
+		}
+	}
+	if o.err == nil && len(o.Legs) > 0 {
+		if err := o.enqueue(); err != nil && !o.queued {
+			o.err = err
+		}
+	}
+	return nil
+}
+
+// Init prepares an operation that was admitted.
+func (o *Operation) init(b *Engine, ctx context.Context, info work.Info, timeout time.Duration) {
+	o.Init(info)
+	o.B, o.Ctx, o.timeout = b, ctx, timeout
+	o.given = place.StreamsOf(ctx)
+	o.RunBy(o)
+}
+
+// stage gives the operation its streams and its memory on the host.
+func (o *Operation) stage() error {
+	var err error
+	if o.Shared != nil {
+		o.Shared.stage(o)
+	}
+	for i := range o.Legs {
+		l := &o.Legs[i]
+		if l.Src != nil && err == nil {
+			l.Src.Down, err = o.line.stream(o.B, o.line.down, l.Src.Dev, "down")
+		}
+		if l.Src != nil && o.Relay != nil && len(l.Dst) > 0 && err == nil {
+			l.Src.Up, err = o.line.stream(o.B, o.line.up, l.Src.Dev, "up")
+		}
+		for _, d := range l.Dst {
+			if err == nil {
+				d.Up, err = o.line.stream(o.B, o.line.up, d.Dev, "up")
+			}
+		}
+	}
+	if err != nil {
+		return err
+	}
+	if len(o.Legs) == 0 || o.direct() {
+		return nil
+	}
+	if o.Relay != nil {
+		if _, err := o.line.relays(o.B.Tracker); err != nil {
+			return err
+		}
+	}
+	if err := o.stagePacked(); err != nil {
+		o.unstage()
+		return err
+	}
+	bytes := o.layout()
+	if o.alone() {
+		bytes = 0
+	}
+	if o.measure(); o.long || o.claim != nil {
+		o.word = Align(max(bytes, 1))
+		bytes = o.word + stagingAlign
+	}
+	h, err := o.B.Pinned.Get(pool.OnHost, bytes)
+	if err != nil {
+		o.unstage()
+		return err
+	}
+	o.staging = h
+	return nil
+}
+
+// enqueue gives the streams all that they will do for the operation. The host's
+// part comes later, in its turns.
+func (o *Operation) enqueue() error {
+	if err := o.room(mostCommands); err != nil {
+		return err
+	}
+	all := o.line.places[:0]
+	for i := range o.Legs {
+		o.Legs[i].each(func(p *place.Place) { all = append(all, p.Tensor()) })
+	}
+	err := o.enqueueOn(all)
+	clear(all)
+	o.line.places = all
+	return err
+}
+
+func (o *Operation) enqueueOn(places []*place.Place) error {
+	if o.claim != nil {
+		return o.enqueueClaim(places)
+	}
+	batch := &o.line.feed
+	batch.begin(o, places)
+	o.pack(batch)
+	switch {
+	case o.inTurn():
+		o.fillTurn(batch)
+	case o.alone():
+		o.fillLocal(batch)
+	case o.Relay != nil:
+		o.fillOneToAll(batch)
+	default:
+		o.fill(batch)
+	}
+	o.unpack(batch)
+	return batch.end()
+}
+
+// beforeStream has the stream of a call that is part of one wait for the operation. An error is
+// also the operation's.
+func (o *Operation) beforeStream() {
+	if o.given != nil && o.given.In != nil && len(o.Legs) > 0 {
+		o.Order(o.given.In)
+	}
+}
+
+// Order makes s wait for all that the operation does on devices. It waits for the
+// Work only where there is nothing on a device to wait for.
+func (o *Operation) Order(s work.Stream) error {
+	switch {
+	case o.Sync != nil:
+		return o.Sync(s)
+	case len(o.Legs) == 0:
+		return o.Work().Wait(context.Background())
+	}
+	st, ok := s.(driver.Stream)
+	if !ok {
+		return o.named(fmt.Errorf("synchronize: %T is no stream of package driver", s))
+	}
+	o.mu.Lock()
+	if o.pending == nil || o.over {
+		o.mu.Unlock()
+		return o.Work().Wait(context.Background())
+	}
+	// s may be full: o.mu is not held meanwhile, which the worker needs.
+	var few [4]*edges.Pending
+	all := append(append(few[:0], o.pending), o.parts...)
+	for _, p := range all {
+		p.Retain()
+	}
+	o.mu.Unlock()
+	if err := OrderAfter(st, all); err != nil {
+		return o.named(fmt.Errorf("synchronize: %w", err))
+	}
+	return o.Work().Err()
+}
+
+// OrderAfter makes s wait for batches, and releases them.
+func OrderAfter(s driver.Stream, all []*edges.Pending) (err error) {
+	for _, p := range all {
+		err = cmp.Or(err, p.Order(s))
+		p.Release()
+	}
+	return err
+}

@@ -1,0 +1,146 @@
+package group
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+
+	"github.com/c10d-go/c10d/backend/cuda/driver"
+	"github.com/c10d-go/c10d/backend/cuda/driver/edges"
+	"github.com/c10d-go/c10d/backend/cuda/internal/place"
+	"github.com/c10d-go/c10d/tensor"
+)
+
+// Leg is a part of what an operation moves: n elements that are read from one
+// tensor, written to several, or both, through one place on the host.
+type Leg struct {
+	N     int
+	DType tensor.DType
+	Src   *place.Place // nil if nothing is read
+	Dst   []*place.Place
+}
+
+// From is a leg that is only read, to one that is only written, both one that is
+// read and written.
+func From(t *tensor.Tensor) Leg { return Leg{N: t.Len(), DType: t.DType(), Src: place.Of(t)} }
+func To(t *tensor.Tensor) Leg {
+	return Leg{N: t.Len(), DType: t.DType(), Dst: []*place.Place{place.Of(t)}}
+}
+func Both(t *tensor.Tensor) Leg {
+	p := place.Of(t)
+	return Leg{N: t.Len(), DType: t.DType(), Src: p, Dst: []*place.Place{p}}
+}
+
+func Legs(f func(*tensor.Tensor) Leg, ts ...*tensor.Tensor) []Leg {
+	all := make([]Leg, len(ts))
+	for i, t := range ts {
+		all[i] = f(t)
+	}
+	return all
+}
+
+func (l *Leg) size() int { return l.DType.Size() }
+
+// flat reports whether the leg can go piece by piece.
+func (l *Leg) flat() bool {
+	for _, d := range l.Dst {
+		if !d.Flat {
+			return false
+		}
+	}
+	return l.Src == nil || l.Src.Flat
+}
+
+func (l *Leg) each(f func(*place.Place)) {
+	for _, d := range l.Dst {
+		f(d)
+	}
+	if l.Src != nil {
+		for _, d := range l.Dst {
+			if d.T == l.Src.T {
+				return
+			}
+		}
+		f(l.Src)
+	}
+}
+
+// everyStream returns the streams that have the operation's copies.
+func (o *Operation) everyStream() (all []driver.Stream) {
+	for i := range o.Legs {
+		o.Legs[i].each(func(p *place.Place) {
+			for _, s := range []driver.Stream{p.Down, p.Up} {
+				if s != nil && !slices.Contains(all, s) {
+					all = append(all, s)
+				}
+			}
+		})
+	}
+	return all
+}
+
+// line is what carries operations one after the other: a stream from each device
+// to the host, one back, and the host's turns between them.
+type line struct {
+	host     *edges.Host
+	relay    *edges.Host           // nil until a broadcast sends something on
+	down, up map[int]driver.Stream // by device; touched only by who may use the line
+
+	// broadcasts counts those from rank to rank, whose messages' tags need it: all
+	// ranks count them alike, and operations not. The backend's calls guards it.
+	broadcasts uint32
+
+	// Of the prologue and what follows, kept for the next one.
+	places   []*place.Place
+	callers  []driver.Stream
+	accesses []driver.Access
+	feed     feed
+}
+
+func (b *Engine) newLine() (*line, error) {
+	h, err := b.Tracker.Host("host")
+	if err != nil {
+		return nil, err
+	}
+	return &line{host: h, down: make(map[int]driver.Stream), up: make(map[int]driver.Stream)}, nil
+}
+
+// stream returns the line's stream of a device.
+func (l *line) stream(b *Engine, m map[int]driver.Stream, dev int, name string) (driver.Stream, error) {
+	if s, ok := m[dev]; ok {
+		return s, nil
+	}
+	v, err := b.Driver.Device(dev)
+	if err != nil {
+		return nil, err
+	}
+	s, err := v.NewStream(driver.StreamOptions{High: true, Name: fmt.Sprintf("rank %d %s.%d", b.Rank, name, dev)})
+	if err != nil {
+		return nil, err
+	}
+	m[dev] = s
+	return s, nil
+}
+
+// relays returns the line of the turns in which the host sends chunks on.
+func (l *line) relays(t *edges.Tracker) (*edges.Host, error) {
+	if l.relay == nil {
+		h, err := t.Host("relay")
+		if err != nil {
+			return nil, err
+		}
+		l.relay = h
+	}
+	return l.relay, nil
+}
+
+func (l *line) close(t *edges.Tracker) error {
+	var errs []error
+	for _, m := range []map[int]driver.Stream{l.down, l.up} {
+		for _, s := range m {
+			t.Forget(s)
+			errs = append(errs, s.Close())
+		}
+	}
+	return errors.Join(errs...)
+}

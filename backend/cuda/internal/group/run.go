@@ -1,0 +1,299 @@
+package group
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/c10d-go/c10d/backend/cuda/driver"
+	"github.com/c10d-go/c10d/backend/cuda/internal/hostshm"
+	"github.com/c10d-go/c10d/backend/cuda/internal/pool"
+	"github.com/c10d-go/c10d/tensor"
+	"github.com/c10d-go/c10d/work"
+)
+
+// work does the host's part of collectives, in the order of the calls.
+func (b *Engine) work() {
+	left := false
+	defer func() {
+		if !left { // an operator has ended the goroutine: runtime.Goexit
+			b.wg.Go(b.work)
+		}
+	}()
+	for {
+		b.Mu.Lock()
+		o := b.todo.Take()
+		b.Mu.Unlock()
+		if o == nil {
+			break
+		}
+		if b.perform(o) {
+			b.todo.linger(hostshm.LingerFor)
+		}
+	}
+	b.Mu.Lock()
+	b.ending.Close()
+	b.Mu.Unlock()
+	left = true
+}
+
+// perform does the host's part of an operation, and hands it to the finisher also if a function of
+// the program has panicked in it. It reports whether the next one may come soon.
+func (b *Engine) perform(o *Operation) (linger bool) {
+	var err error
+	returned := false
+	defer func() {
+		if !returned {
+			err = work.Recovered(recover())
+		}
+		if err != nil {
+			o.failed(err)
+		}
+		linger = o.direct() && o.Shared.x.Eager
+		b.Mu.Lock()
+		b.ending.Put(o)
+		b.Mu.Unlock()
+	}()
+	err = o.run()
+	returned = true
+	return linger
+}
+
+// finish ends operations when the devices are done with them.
+func (b *Engine) finish() {
+	for {
+		b.Mu.Lock()
+		o := b.ending.Take()
+		b.Mu.Unlock()
+		if o == nil {
+			return
+		}
+		linger := o.direct() && o.Shared.x.Eager
+		o.end()
+		if linger {
+			b.ending.linger(hostshm.LingerFor)
+		}
+	}
+}
+
+// run does the host's part.
+func (o *Operation) run() error {
+	o.Start()
+	o.deadline = time.Now().Add(o.timeout)
+	if o.err != nil {
+		return o.err
+	}
+	if err := o.runHost(); err != nil {
+		return err
+	}
+	o.feeding.Wait()
+	return o.feedErr
+}
+
+func (o *Operation) runHost() error {
+	if o.before != nil {
+		if err := o.await(o.before); err != nil {
+			return err
+		}
+		o.before = nil
+	}
+	if err := o.B.Broken(); err != nil {
+		return err
+	}
+	switch {
+	case o.alone():
+		return nil
+	case o.claim != nil:
+		return o.runMessage()
+	case o.direct():
+		return o.Shared.run(o)
+	case o.Relay != nil && !o.inTurn():
+		return o.runOneToAll()
+	case len(o.Legs) == 0:
+		return o.Call(o, nil)
+	}
+	if o.inTurn() {
+		return o.runTurn()
+	}
+	shadows := make([]*tensor.Tensor, len(o.Legs))
+	for k := range o.pieces {
+		if err := o.begin(&o.turns, k); err != nil {
+			return err
+		}
+		slot := o.staging.Bytes()[k%o.slots*o.slot:][:o.slot]
+		if err := o.shadow(shadows, slot, k); err != nil {
+			return err
+		}
+		if err := o.Call(o, shadows); err != nil {
+			return err
+		}
+		o.done(&o.turns, k)
+	}
+	return nil
+}
+
+// await waits until an earlier operation has ended, well or not.
+func (o *Operation) await(earlier *work.Work) error {
+	ctx, cancel := context.WithTimeout(o.Ctx, o.timeout)
+	defer cancel()
+	earlier.Wait(ctx) // its error is for whoever waits for it
+	switch {
+	case earlier.IsCompleted():
+		return nil
+	case o.Ctx.Err() != nil:
+		return Canceled(o.Ctx)
+	}
+	return fmt.Errorf("%w after %v, waiting for an earlier %v", work.ErrTimeout, o.timeout, earlier.Info().Op)
+}
+
+// failed ends the group because of what an operation ran into, and lets the
+// streams go on.
+func (o *Operation) failed(err error) {
+	o.err = o.named(err)
+	o.B.Fail(fmt.Errorf("the group has failed: %w", o.err), o.err)
+	if x := o.B.usable(); x != nil {
+		x.Fail()
+	}
+	o.feeding.Wait() // not for long: it has noticed
+	switch {
+	case o.direct():
+		o.Shared.abort()
+	case o.pending != nil:
+		for _, p := range o.parts {
+			p.Abort()
+		}
+		o.pending.Abort()
+	}
+}
+
+// end completes the operation: its streams are done, or will not be waited for.
+func (o *Operation) end() {
+	limit := o.deadline
+	if o.err != nil {
+		limit = time.Now().Add(Grace)
+	}
+	ctx, cancel := context.Background(), func() {}
+	if o.err == nil {
+		ctx = o.Ctx
+	}
+	if o.err == nil && o.direct() {
+		// A word costs the driver nothing, an event that is asked again and again a lot.
+		if err := o.Shared.leave(o); err != nil {
+			o.failed(err)
+			limit = time.Now().Add(Grace)
+		}
+	}
+	quiet := false
+	if o.pending == nil {
+		quiet = o.settled(ctx)
+	} else if done, err := o.pending.Done(); done && err == nil && len(o.parts) == 0 {
+		quiet = o.settled(ctx)
+	} else {
+		ctx, cancel = context.WithDeadline(ctx, limit)
+		err := o.passed(ctx)
+		if err != nil && o.err == nil {
+			switch {
+			case o.Ctx.Err() != nil:
+				err = Canceled(o.Ctx)
+			case ctx.Err() != nil:
+				err = fmt.Errorf("%w after %v, waiting for the device", work.ErrTimeout, o.timeout)
+			}
+			o.failed(err)
+		}
+		quiet = o.settled(ctx)
+	}
+	cancel()
+	if o.unwatch != nil {
+		o.unwatch()
+	}
+	if !quiet {
+		o.B.Mu.Lock()
+		o.B.late = append(o.B.late, o)
+		o.B.Mu.Unlock()
+	}
+	o.Complete(o.err)
+}
+
+// Grace is how long the Work of an operation that failed waits for its streams
+// to go on, so that they are done with the tensors when it ends. If something
+// else holds them up, it ends without them.
+const Grace = 50 * time.Millisecond
+
+// settled waits until the operation has left the devices, and then gives back
+// what it has; false if ctx ends first. One goroutine at a time calls it.
+func (o *Operation) settled(ctx context.Context) bool {
+	if o.over {
+		return true
+	}
+	cut := false
+	if o.pending != nil {
+		err := o.passed(ctx)
+		cut = o.direct() && o.Shared.failed.Load() // then the last batch may lack the end of those before
+		if (err != nil || cut || o.flying) && !o.drained(ctx) {
+			return false
+		}
+	}
+	o.mu.Lock()
+	o.over = true // from here on Order leaves the batches alone
+	o.mu.Unlock()
+	if o.pending != nil {
+		if o.direct() {
+			o.Shared.release()
+		}
+		for _, p := range o.parts {
+			p.Release()
+		}
+		o.parts = nil
+		o.pending.Release()
+		if s := o.Shared; s != nil && o.err == nil && !cut {
+			o.Shared = nil
+			o.B.putShared(s)
+		}
+	}
+	o.B.queued.Add(int64(-o.commands))
+	if o.staging != nil {
+		o.B.Pinned.Put(pool.OnHost, o.staging)
+		o.staging = nil
+	}
+	o.unstage()
+	if o.launched {
+		pool.Underway.Add(-1)
+		o.B.Staged.Add(-1)
+	}
+	return true
+}
+
+// passed waits until the streams have done all parts.
+func (o *Operation) passed(ctx context.Context) error {
+	for _, p := range o.parts {
+		if err := p.Sync(ctx); err != nil {
+			return err
+		}
+	}
+	return o.pending.Sync(ctx)
+}
+
+// Drained is for when the events of an operation do not tell whether it has
+// ended: it waits until the streams have done all that they were given. A device
+// that is lost does nothing any more.
+func (o *Operation) drained(ctx context.Context) bool {
+	return Drained(ctx, o.everyStream())
+}
+
+func Drained(ctx context.Context, streams []driver.Stream) bool {
+	for i, s := range streams {
+		if s == nil || slices.Contains(streams[:i], s) || s.Err() != nil {
+			continue
+		}
+		e, err := s.Record()
+		if err == nil {
+			err = e.Sync(ctx)
+			e.Release()
+		}
+		if err != nil && s.Err() == nil {
+			return false
+		}
+	}
+	return true
+}

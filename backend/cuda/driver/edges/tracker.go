@@ -149,6 +149,21 @@ func (t *Tracker) needWord(l *lane) error {
 	return nil
 }
 
+// record and write give a lane's stream an event and the next value of its word.
+func (l *lane) record() (driver.Event, error) {
+	l.calls++
+	return l.stream.Record()
+}
+
+func (l *lane) write() error {
+	l.calls++
+	if err := l.stream.WriteValue(l.wordPtr(), l.signals+1); err != nil {
+		return err
+	}
+	l.signals++
+	return nil
+}
+
 // end ends a host's turn, or notes that it has ended before an earlier one.
 func (l *lane) end(signal uint32) {
 	l.turns.Lock()

@@ -19,96 +19,6 @@ import (
 	"github.com/c10d-go/c10d/work"
 )
 
-// directLimit is how long a kernel waits for its peer if nobody aborts it. The rank aborts it when
-// the operation's time is over, and a process that dies takes its kernels along.
-const directLimit = 24 * time.Hour
-
-var errDirectRanks = fmt.Errorf("it is for 2 to %d ranks", window.MostRanks)
-
-// Keep has the driver load the kernels for so many ranks when it opens devices: no image may
-// be loaded while a stream waits.
-func Keep(d driver.Driver, ranks int) {
-	direct.Images(ranks, func(image []byte, names ...string) { driver.Keep(d, image, names...) })
-}
-
-// A window has as many channels as package window chooses, or fewer on a device with less memory:
-// it takes at most a part in directShare of it.
-const (
-	directMostChannels = 2048
-	directChannelBytes = 17 << 10 // for each other rank, with 8 slots
-	directShare        = 1 << 10
-)
-
-// directChannels returns how many channels a window on a device has.
-func directChannels(v driver.Device, ranks int) uint32 {
-	each := directChannelBytes * (ranks - 1)
-	most := directMostChannels
-	if ranks == 2 {
-		each *= 2 // 16 slots
-	} else {
-		most /= 2
-	}
-	return uint32(min(max(int(v.Info().Memory/directShare)/each, 1), most))
-}
-
-// directPlace is a device on which kernels of this process wait for others.
-type directPlace struct {
-	d   driver.Driver
-	dev int
-}
-
-// Blocks of a group's kernels: most for the first groups on a device, few for later ones.
-const (
-	mostBlocks   = direct.MostThreads / blockThreads
-	fewBlocks    = 16
-	blockThreads = 512
-)
-
-// directPlaces has how many threads the kernels of this process's groups take, by device. All of
-// them must fit on the device at once. Otherwise group A's kernel could keep group B's from starting
-// on one device, and B's keep A's on another.
-var directPlaces = struct {
-	sync.Mutex
-	of map[directPlace]int
-}{of: make(map[directPlace]int)}
-
-// takePlace reserves room for the group's kernels on its device. Where another group of mostBlocks
-// would leave less than that, a group gets fewBlocks, and many of them have room.
-func (d *Group) takePlace(v driver.Device) error {
-	i, threads := v.Info(), 2048 // per multiprocessor
-	if i.Minor != 0 {
-		threads = 1536
-	}
-	all := i.Multiprocessors * threads
-	directPlaces.Lock()
-	defer directPlaces.Unlock()
-	place := directPlace{d.B.Driver, v.ID().Index}
-	taken := directPlaces.of[place]
-	d.blocks = mostBlocks
-	if taken > 0 && taken+2*direct.MostThreads > all {
-		d.blocks = fewBlocks
-	}
-	if taken > 0 && taken+d.blocks*blockThreads > all {
-		d.blocks = 0
-		return fmt.Errorf("kernels of other groups of this process take %d of the %d threads of device %d, and those of one more might not fit", taken, all, place.dev)
-	}
-	directPlaces.of[place] += d.blocks * blockThreads
-	d.place = place
-	return nil
-}
-
-// keepPlace keeps room for so many blocks; with 0 the group leaves.
-func (d *Group) keepPlace(blocks int) {
-	directPlaces.Lock()
-	defer directPlaces.Unlock()
-	if d.blocks > blocks {
-		if directPlaces.of[d.place] -= (d.blocks - blocks) * blockThreads; directPlaces.of[d.place] == 0 {
-			delete(directPlaces.of, d.place) // and with it the driver
-		}
-		d.blocks = blocks
-	}
-}
-
 // Group is a group's direct work: the memory that the ranks' kernels write, the kernels, and
 // the operations that have not ended.
 type Group struct {
@@ -146,6 +56,15 @@ type Group struct {
 	closed   bool
 }
 
+// Why is what Explain says of operations that are direct work.
+const Why = "one kernel of each rank writes into the other ranks' memory; parts of unequal sizes go by way of page-locked memory"
+
+// Keep has the driver load the kernels for so many ranks when it opens devices: no image may
+// be loaded while a stream waits.
+func Keep(d driver.Driver, ranks int) {
+	direct.Images(ranks, func(image []byte, names ...string) { driver.Keep(d, image, names...) })
+}
+
 // Can returns why the group has no direct work, as far as this needs no device.
 func (d *Group) Can() error {
 	b := d.B
@@ -157,6 +76,8 @@ func (d *Group) Can() error {
 	}
 	return b.Unreachable
 }
+
+var errDirectRanks = fmt.Errorf("it is for 2 to %d ranks", window.MostRanks)
 
 // Known returns nil if the ranks have connected. It asks nobody.
 func (d *Group) Known() error {
@@ -259,6 +180,10 @@ func (d *Group) connect(q *group.Operation, dev int) (why, err error) {
 	return reason, errors.Join(err, freed)
 }
 
+// directLimit is how long a kernel waits for its peer if nobody aborts it. The rank aborts it when
+// the operation's time is over, and a process that dies takes its kernels along.
+const directLimit = 24 * time.Hour
+
 // prepare makes what a rank has of its own, but the window.
 func (d *Group) prepare(dev int) (err error) {
 	d.Dev = dev
@@ -291,57 +216,10 @@ func (d *Group) openPages(all [][]byte) error {
 	return nil
 }
 
-// wordEach keeps the ranks' words on lines of their own.
-const wordEach = 64
-
-// goneWord is where a rank writes that it has let go of the memory of the page's owner: the number
-// of direct operations it has made, plus one.
-func goneWord(p *region.Region, rank int) *atomic.Uint32 { return p.Word(rank * wordEach) }
-
-// left returns a rank that has closed the group and did not take part in an operation.
-func (d *Group) left(number uint32) (rank int, left bool) {
-	for r := range d.B.Size {
-		if gone := goneWord(d.own, r).Load(); gone != 0 && int32(number-(gone-1)) >= 0 {
-			return r, true
-		}
-	}
-	return 0, false
-}
-
-// gone waits until all other ranks have let go of this rank's memory; false if that takes too long.
-func (d *Group) gone(limit time.Duration) bool {
-	for end := time.Now().Add(limit); ; time.Sleep(200 * time.Microsecond) {
-		left := 0
-		for r := range d.B.Size {
-			if r != d.B.Rank && goneWord(d.own, r).Load() == 0 {
-				left++
-			}
-		}
-		if left == 0 || time.Now().After(end) {
-			return left == 0
-		}
-	}
-}
-
 // Abort ends the waits of this rank's kernels: the group has failed.
 func (d *Group) Abort() {
 	if w := d.Open.Load(); w != nil {
 		w.Abort()
-	}
-}
-
-// stuck waits for the kernels of operations that have failed. It returns how many have not ended
-// when ctx has.
-func (d *Group) stuck(ctx context.Context) int {
-	for pause := 10 * time.Microsecond; ; pause = min(2*pause, time.Millisecond) {
-		d.mu.Lock()
-		d.sweep()
-		n := len(d.calls)
-		d.mu.Unlock()
-		if n == 0 || ctx.Err() != nil {
-			return n
-		}
-		time.Sleep(pause)
 	}
 }
 
@@ -385,6 +263,36 @@ func (d *Group) Close() error {
 	return errors.Join(err, d.release())
 }
 
+// stuck waits for the kernels of operations that have failed. It returns how many have not ended
+// when ctx has.
+func (d *Group) stuck(ctx context.Context) int {
+	for pause := 10 * time.Microsecond; ; pause = min(2*pause, time.Millisecond) {
+		d.mu.Lock()
+		d.sweep()
+		n := len(d.calls)
+		d.mu.Unlock()
+		if n == 0 || ctx.Err() != nil {
+			return n
+		}
+		time.Sleep(pause)
+	}
+}
+
+// gone waits until all other ranks have let go of this rank's memory; false if that takes too long.
+func (d *Group) gone(limit time.Duration) bool {
+	for end := time.Now().Add(limit); ; time.Sleep(200 * time.Microsecond) {
+		left := 0
+		for r := range d.B.Size {
+			if r != d.B.Rank && goneWord(d.own, r).Load() == 0 {
+				left++
+			}
+		}
+		if left == 0 || time.Now().After(end) {
+			return left == 0
+		}
+	}
+}
+
 // release frees what is there; nothing uses it any more.
 func (d *Group) release() error {
 	d.keepPlace(0)
@@ -409,6 +317,3 @@ func (d *Group) release() error {
 	d.comm, d.window, d.pages, d.own, d.stream, d.others = nil, nil, nil, nil, nil, nil
 	return errors.Join(errs...)
 }
-
-// Why is what Explain says of operations that are direct work.
-const Why = "one kernel of each rank writes into the other ranks' memory; parts of unequal sizes go by way of page-locked memory"

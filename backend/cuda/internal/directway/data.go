@@ -1,0 +1,359 @@
+package directway
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+
+	"github.com/c10d-go/c10d/backend"
+	"github.com/c10d-go/c10d/backend/cuda/driver"
+	"github.com/c10d-go/c10d/backend/cuda/internal/kernels"
+	"github.com/c10d-go/c10d/backend/cuda/internal/place"
+	"github.com/c10d-go/c10d/tensor"
+	"github.com/c10d-go/c10d/work"
+)
+
+// do gives the stream the commands of one collective.
+func (c *Call) do(p *Part) error {
+	d, op := c.d, c.Info().Op
+	if op == work.Broadcast {
+		return c.spread(p)
+	}
+	dtype, es := p.Out[0].DType(), p.Out[0].DType().Size()
+	switch op {
+	case work.AllReduce, work.AllReduceCoalesced:
+		if p.N == 0 {
+			return nil
+		}
+		at, err := c.bring(p.In[:1])
+		if err != nil {
+			return err
+		}
+		var others []driver.Ptr
+		if len(p.In) > 1 {
+			others = make([]driver.Ptr, len(p.In)-1)
+		}
+		for i := range others {
+			if others[i], err = c.bring(p.In[i+1 : i+2]); err != nil {
+				return err
+			}
+			if err = c.combine(p, at, others[i]); err != nil {
+				return err
+			}
+		}
+		if err = c.launched(d.comm.AllReduce(c.stream, at, at, p.N, dtype, p.Op, p.Form)); err != nil {
+			return err
+		}
+		for i, o := range others {
+			if err = c.copy(c.stream, o, at, p.N*es); err == nil {
+				err = c.putBack(p.Out[i+1:i+2], o)
+			}
+			if err != nil {
+				return err
+			}
+		}
+		return c.putBack(p.Out[:1], at)
+	case work.AllGather, work.AllGatherIntoTensor, work.AllGatherCoalesced:
+		return c.exchange(p, d.B.Rank*p.N*es, func(out, in driver.Ptr) error { return d.comm.AllGather(c.stream, out, in, p.N*es, p.Form) })
+	default:
+		return c.exchange(p, d.B.Rank*p.N*es, func(out, in driver.Ptr) error {
+			return d.comm.ReduceScatter(c.stream, out, in, p.N, dtype, p.Op, p.Form)
+		})
+	}
+}
+
+// spread does a broadcast: an all-reduce of the bits, to which only the root adds any.
+func (c *Call) spread(p *Part) (err error) {
+	all := slices.Concat(p.In, p.Out)
+	dtype, n := integers(all[0].DType(), p.N)
+	if n == 0 {
+		return nil
+	}
+	bytes := n * dtype.Size()
+	at, _, there := c.d.inOrder(all[:1])
+	switch {
+	case len(p.In) > 0:
+		at, err = c.bring(p.In)
+	case !there:
+		at, err = c.scratch(c.d.Dev, bytes)
+	}
+	if err == nil && len(p.In) == 0 {
+		err = cmp.Or(c.stream.Memset(at, 0, bytes), c.pace())
+	}
+	if err == nil {
+		err = c.launched(c.d.comm.AllReduce(c.stream, at, at, n, dtype, backend.BOr(), p.Form))
+	}
+	for i := range p.Out {
+		err = cmp.Or(err, c.putBack(p.Out[i:i+1], at))
+	}
+	return err
+}
+
+// integers returns a dtype with kernels for bits, and how many of it n elements of d are.
+func integers(d tensor.DType, n int) (tensor.DType, int) {
+	switch es := d.Size(); {
+	case es%8 == 0:
+		return tensor.Int64, n * (es / 8)
+	case es == 4:
+		return tensor.Int32, n
+	default:
+		return tensor.Uint8, n * es
+	}
+}
+
+// exchange does a collective whose input and output differ in length: the shorter may be the
+// longer's bytes from mine on, but must not overlap it otherwise.
+func (c *Call) exchange(p *Part, mine int, launch func(out, in driver.Ptr) error) error {
+	if p.N == 0 {
+		return nil
+	}
+	in, err := c.bring(p.In)
+	if err != nil {
+		return err
+	}
+	out, n, whole := c.d.inOrder(p.Out)
+	m := length(p.In)
+	if whole && in < out+driver.Ptr(n) && out < in+driver.Ptr(m) {
+		apart := out - in
+		if m < n {
+			apart = in - out
+		}
+		whole = apart == driver.Ptr(mine)
+	}
+	if !whole {
+		if out, err = c.scratch(c.d.Dev, length(p.Out)); err != nil {
+			return err
+		}
+	}
+	if err := c.launched(launch(out, in)); err != nil || whole {
+		return err
+	}
+	return c.putBack(p.Out, out)
+}
+
+func length(ts []*tensor.Tensor) (n int) {
+	for _, t := range ts {
+		n += t.ByteLen()
+	}
+	return n
+}
+
+// bring returns where the elements of tensors are in order on the group's device: where they are,
+// or where they have been brought.
+func (c *Call) bring(ts []*tensor.Tensor) (driver.Ptr, error) {
+	if at, _, ok := c.d.inOrder(ts); ok {
+		return at, nil
+	}
+	at, err := c.scratch(c.d.Dev, length(ts))
+	if err != nil {
+		return 0, err
+	}
+	to := at
+	for _, t := range ts {
+		if err := c.move(t, to, true); err != nil {
+			return 0, err
+		}
+		to += driver.Ptr(t.ByteLen())
+	}
+	return at, nil
+}
+
+// putBack is the way back from bring.
+func (c *Call) putBack(ts []*tensor.Tensor, at driver.Ptr) error {
+	if from, _, ok := c.d.inOrder(ts); ok && from == at {
+		return nil
+	}
+	for _, t := range ts {
+		if err := c.move(t, at, false); err != nil {
+			return err
+		}
+		at += driver.Ptr(t.ByteLen())
+	}
+	return nil
+}
+
+// inOrder returns where the elements of tensors are, one tensor after the other, on the group's
+// device; false if they are not.
+func (d *Group) inOrder(ts []*tensor.Tensor) (at driver.Ptr, bytes int, ok bool) {
+	for _, t := range ts {
+		n := t.ByteLen()
+		if n == 0 {
+			continue
+		}
+		if t.Device().Index != d.Dev || !t.IsContiguous() || bytes > 0 && place.Start(t) != at+driver.Ptr(bytes) {
+			return 0, 0, false
+		}
+		if bytes == 0 {
+			at = place.Start(t)
+		}
+		bytes += n
+	}
+	return at, bytes, true
+}
+
+// move brings the elements of a tensor to a place on the group's device, or from there.
+func (c *Call) move(t *tensor.Tensor, at driver.Ptr, bring bool) error {
+	n := t.ByteLen()
+	if n == 0 {
+		return nil
+	}
+	dev, flat, s := t.Device().Index, t.IsContiguous(), c.stream
+	if dev == c.d.Dev {
+		switch {
+		case !flat:
+			return c.pack(s, t, at, bring)
+		case bring:
+			return c.copy(s, at, place.Start(t), n)
+		}
+		return c.copy(s, place.Start(t), at, n)
+	}
+	// By the tensor's device: what other devices fetch waits in one queue, see package driver.
+	other, err := c.otherStream(dev)
+	if err != nil {
+		return err
+	}
+	own := place.Start(t)
+	if !flat {
+		if own, err = c.scratch(dev, n); err != nil {
+			return err
+		}
+	}
+	if bring {
+		if err = follow(other, s); err == nil && !flat {
+			err = c.pack(other, t, own, true)
+		}
+		if err == nil {
+			err = c.copy(other, at, own, n)
+		}
+		return cmp.Or(err, follow(s, other))
+	}
+	if err = c.copy(s, own, at, n); err != nil || flat {
+		return err
+	}
+	if err = follow(other, s); err == nil {
+		err = c.pack(other, t, own, false)
+	}
+	return cmp.Or(err, follow(s, other))
+}
+
+// scratch returns memory on a device until the operation has ended.
+func (c *Call) scratch(dev, n int) (driver.Ptr, error) {
+	m, err := c.d.B.Scratch.Get(dev, n)
+	if err != nil {
+		return 0, err
+	}
+	c.held = append(c.held, m)
+	return m.Ptr(), nil
+}
+
+// otherStream returns the group's stream of another device.
+func (c *Call) otherStream(dev int) (driver.Stream, error) {
+	d := c.d
+	if s, ok := d.others[dev]; ok {
+		return s, nil
+	}
+	v, err := d.B.Driver.Device(dev)
+	if err != nil {
+		return nil, err
+	}
+	s, err := v.NewStream(driver.StreamOptions{High: true, Name: fmt.Sprintf("rank %d direct.%d", d.B.Rank, dev)})
+	if err != nil {
+		return nil, err
+	}
+	if d.others == nil {
+		d.others = make(map[int]driver.Stream)
+	}
+	d.others[dev] = s
+	return s, nil
+}
+
+// pack brings the elements of a tensor in order, or puts them back, on its device.
+func (c *Call) pack(s driver.Stream, t *tensor.Tensor, at driver.Ptr, bring bool) (err error) {
+	k := c.d.B.Packer(t.Device().Index)
+	if k.Err != nil {
+		return k.Err
+	}
+	f := k.Unpack
+	if bring {
+		f = k.Pack
+	}
+	p := place.Of(t)
+	p.InOrder(at, func(l kernels.Layout, packed, spread driver.Ptr, n int) {
+		if err == nil {
+			err = c.launch(s, f, n, l.Append(new(driver.Args).Ptr(packed).Ptr(spread)),
+				driver.Writes(packed, n), driver.Writes(p.Base+driver.Ptr(p.Lo), p.Hi-p.Lo))
+		}
+	})
+	return err
+}
+
+// combine combines another tensor of this rank into the first one.
+func (c *Call) combine(p *Part, into, from driver.Ptr) error {
+	t := p.In[0]
+	k := c.d.B.Packer(c.d.Dev)
+	if k.Err != nil {
+		return k.Err
+	}
+	f, err := k.Module.Function(kernels.Step(p.Op.Kind(), t.DType()))
+	if err != nil {
+		return err
+	}
+	bytes := p.N * t.DType().Size()
+	args := new(driver.Args).Ptr(into).Ptr(0).Ptr(into).Ptr(from).Uint64(uint64(p.N)).Uint32(1)
+	return c.launch(c.stream, f, bytes, args, driver.Writes(into, bytes), driver.Reads(from, bytes))
+}
+
+func (c *Call) launch(s driver.Stream, f driver.Function, n int, args *driver.Args, access ...driver.Access) error {
+	err := s.Launch(&driver.Launch{Function: f, Grid: kernels.Blocks(n), Block: driver.Dim{X: kernels.Block}, Args: args, Access: access})
+	return cmp.Or(err, c.pace())
+}
+
+// launched counts the launches of a collective.
+func (c *Call) launched(err error) error { return cmp.Or(err, c.pace()) }
+
+func (c *Call) copy(s driver.Stream, dst, src driver.Ptr, n int) error {
+	return cmp.Or(s.Copy(dst, src, n), c.pace())
+}
+
+// A stream has room for some 1000 commands, see package driver. Operations that have not ended have
+// mostFlying of them at most, as long as they are enqueued; one that needs more waits for its own
+// every paceCommands.
+const (
+	mostFlying   = 256
+	paceCommands = 64
+)
+
+// pace counts a command. After many it waits for earlier ones.
+func (c *Call) pace() error {
+	if c.given++; c.given%paceCommands != 0 {
+		return nil
+	}
+	e, err := c.stream.Record()
+	if err != nil {
+		return err
+	}
+	c.paces = append(c.paces, e)
+	n := len(c.paces) - mostFlying/paceCommands
+	if n < 0 {
+		return nil
+	}
+	return c.d.B.Poll(c.ctx, c.timeout, func() (bool, error) {
+		c.d.mu.Lock()
+		err := c.err
+		c.d.mu.Unlock()
+		if err != nil {
+			return false, err
+		}
+		return c.paces[n].Done()
+	})
+}
+
+// follow has one stream wait for what the other one has been given.
+func follow(s, first driver.Stream) error {
+	e, err := first.Record()
+	if err != nil {
+		return err
+	}
+	defer e.Release()
+	return s.Wait(e)
+}

@@ -1,0 +1,255 @@
+package directway
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"runtime"
+	"slices"
+	"sync/atomic"
+	"time"
+
+	"github.com/c10d-go/c10d/backend/cuda/driver"
+	"github.com/c10d-go/c10d/backend/cuda/internal/group"
+	"github.com/c10d-go/c10d/backend/cuda/internal/pool"
+	"github.com/c10d-go/c10d/backend/cuda/internal/region"
+	"github.com/c10d-go/c10d/backend/cuda/internal/window"
+	"github.com/c10d-go/c10d/work"
+)
+
+// Poll ends the operation if the stream is done with it.
+func (c *Call) Poll() { c.polled() }
+
+// polled is Poll, and reports whether the operation has ended.
+func (c *Call) polled() bool {
+	c.d.mu.Lock()
+	defer c.d.mu.Unlock()
+	c.d.sweep()
+	return c.ended
+}
+
+// Help waits until the operation has ended, or ctx has. It asks the event.
+func (c *Call) Help(ctx context.Context) {
+	const yields = 1000
+	pause := 10 * time.Microsecond
+	for i := 0; ; i++ {
+		if c.polled() {
+			return
+		}
+		if i < yields {
+			runtime.Gosched()
+			continue
+		}
+		if ctx.Err() != nil {
+			return
+		}
+		c.d.check()
+		time.Sleep(pause)
+		pause = min(2*pause, 200*time.Microsecond)
+	}
+}
+
+// shortWatch and longWatch are how often the timer looks for operations that nobody waits for: soon
+// after a call, and later ever more seldom.
+const (
+	shortWatch = time.Millisecond
+	longWatch  = 20 * time.Millisecond
+)
+
+// look is what the timer does.
+func (d *Group) look() {
+	d.check()
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.closed || !slices.ContainsFunc(d.calls, func(c *Call) bool { return !c.ended }) {
+		d.watching = false
+		return
+	}
+	d.pause = min(2*d.pause, longWatch)
+	d.watch.Reset(d.pause)
+}
+
+// check ends operations that cannot go on: their context or their time has ended, the group has
+// failed, or the timer finds their device lost.
+func (d *Group) check() {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.sweep()
+	if len(d.calls) == 0 {
+		return
+	}
+	now := time.Now()
+	for _, c := range d.calls {
+		if c.failed.IsZero() {
+			if why := c.stopped(now); why != nil {
+				d.fail(c, why)
+			}
+		}
+	}
+	d.sweep()
+	// What still has not ended leaves its Work without waiting.
+	for _, c := range d.calls {
+		if !c.ended && !c.failed.IsZero() && now.Sub(c.failed) > group.Grace {
+			c.end()
+		}
+	}
+}
+
+// stopped returns why the operation has to end, nil if it may go on.
+func (c *Call) stopped(now time.Time) error {
+	switch {
+	case c.ctx.Err() != nil:
+		return group.Canceled(c.ctx)
+	case now.After(c.deadline):
+		return fmt.Errorf("%w after %v", work.ErrTimeout, c.timeout)
+	}
+	if err := cmp.Or(c.d.B.Broken(), c.d.B.CPUErr()); err != nil {
+		return err
+	}
+	if r, left := c.d.left(c.number); left {
+		return &work.Error{Info: c.Info(), Peer: r, Err: fmt.Errorf("cuda: %w: rank %d closed the group and did not take part", work.ErrPeerLeft, r)}
+	}
+	return nil
+}
+
+// left returns a rank that has closed the group and did not take part in an operation.
+func (d *Group) left(number uint32) (rank int, left bool) {
+	for r := range d.B.Size {
+		if gone := goneWord(d.own, r).Load(); gone != 0 && int32(number-(gone-1)) >= 0 {
+			return r, true
+		}
+	}
+	return 0, false
+}
+
+// wordEach keeps the ranks' words on lines of their own.
+const wordEach = 64
+
+// goneWord is where a rank writes that it has let go of the memory of the page's owner: the number
+// of direct operations it has made, plus one.
+func goneWord(p *region.Region, rank int) *atomic.Uint32 { return p.Word(rank * wordEach) }
+
+// fail ends the group because of what an operation ran into, and lets the kernels end. The caller
+// holds d.mu.
+func (d *Group) fail(c *Call, why error) {
+	d.window.Abort()
+	if errors.Is(why, work.ErrTimeout) && d.B.Broken() == nil {
+		why = c.blame(why)
+	}
+	c.failed = time.Now()
+	c.err = c.named(why)
+	d.B.Fail(fmt.Errorf("the group has failed: %w", c.err), c.err)
+}
+
+// blame says for whom the kernel waited. It has just been told to end, and reports that then.
+func (c *Call) blame(why error) error {
+	d := c.d
+	var stuck *window.Failure
+	for end := time.Now().Add(reportLimit); !errors.As(d.comm.Err(), &stuck); time.Sleep(50 * time.Microsecond) {
+		if c.event == nil || time.Now().After(end) {
+			return fmt.Errorf("%w, waiting for the device", why)
+		}
+		if done, _ := c.event.Done(); done && !errors.As(d.comm.Err(), &stuck) {
+			return fmt.Errorf("%w, waiting for the device", why)
+		}
+	}
+	return &work.Error{Info: c.Info(), Peer: stuck.Peer, Err: fmt.Errorf("cuda: %w; the device of rank %d has not done its part", why, stuck.Peer)}
+}
+
+// reportLimit bounds how long a kernel may take to report that it was told to end.
+const reportLimit = time.Second
+
+// named makes an error that names this operation.
+func (c *Call) named(err error) error {
+	return c.d.B.Named(c.Info(), err, func() string { return c.d.B.Crowd(c.d.Dev) })
+}
+
+// sweep ends the operations that the streams are done with; the caller holds d.mu.
+func (d *Group) sweep() {
+	for len(d.calls) > 0 && d.calls[0].done() {
+		c := d.calls[0]
+		n := copy(d.calls, d.calls[1:])
+		d.calls[n] = nil
+		d.calls = d.calls[:n]
+		d.commands -= c.given
+		c.finish()
+		c.end()
+	}
+}
+
+// done reports whether the stream is done with an operation that has been enqueued.
+func (c *Call) done() bool {
+	if c.over || c.event == nil || c.lost {
+		return c.over
+	}
+	done, err := c.event.Done()
+	if err != nil {
+		c.err = cmp.Or(c.err, err)
+	}
+	return done || err != nil
+}
+
+// finish gives back what the operation has, which has left the device.
+func (c *Call) finish() {
+	c.over = true
+	if c.readers == 0 && c.event != nil {
+		c.event.Release()
+		c.event = nil
+	}
+	for _, e := range c.paces {
+		e.Done() // the last ones have not been asked yet
+		e.Release()
+	}
+	for _, m := range c.held {
+		c.d.B.Scratch.Put(m.Device().Index, m)
+	}
+	c.paces, c.held = nil, nil
+	pool.Underway.Add(-1)
+}
+
+// end ends the Work.
+func (c *Call) end() {
+	if c.ended {
+		return
+	}
+	c.ended = true
+	d := c.d
+	if err := cmp.Or(c.err, d.comm.Err()); err != nil && c.failed.IsZero() {
+		// A kernel that gave up does not say why. The reason is there, or on its way.
+		d.fail(c, cmp.Or(c.err, d.B.Broken(), d.B.CPUErr(), err))
+	}
+	c.Complete(c.err)
+}
+
+// after has a stream wait for an operation.
+func (d *Group) after(s driver.Stream, c *Call) error {
+	d.mu.Lock()
+	event := c.event
+	if c.over || event == nil {
+		d.mu.Unlock()
+		return nil
+	}
+	c.readers++
+	d.mu.Unlock()
+	err := s.Wait(event) // s may be full: without the lock
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	c.drop()
+	return err
+}
+
+// drop ends one use of the operation's event; the caller holds d.mu.
+func (c *Call) drop() {
+	if c.readers--; c.readers == 0 && c.over && c.event != nil {
+		c.event.Release()
+		c.event = nil
+	}
+}
+
+// release is drop for who does not hold d.mu.
+func (c *Call) release() {
+	c.d.mu.Lock()
+	defer c.d.mu.Unlock()
+	c.drop()
+}

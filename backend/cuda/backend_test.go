@@ -10,6 +10,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -482,4 +483,15 @@ func TestNoDevice(t *testing.T) {
 	require.ErrorContains(t, err, missing.Error())
 	require.NoError(t, b.Close())
 	require.NoError(t, b.Close())
+}
+
+// TestNewAlone: a rank whose group cannot be made gets an error, and has freed everything.
+func TestNewAlone(t *testing.T) {
+	d, err := sim.Open(sim.Config{Devices: 1})
+	require.NoError(t, err)
+	st := store.NewHash()
+	defer st.Close()
+	_, err = cuda.New(t.Context(), backend.Options{Store: st, Rank: 0, Size: 2, Timeout: 50 * time.Millisecond, Group: "g", Specific: cuda.Options{Driver: d}})
+	require.ErrorContains(t, err, "rank 1")
+	require.NoError(t, d.Close())
 }

@@ -247,7 +247,9 @@ func New(ctx context.Context, o backend.Options) (*Backend, error) {
 	if o.Store != nil {
 		inner.Store = store.Prefix("cpu", o.Store)
 	}
-	if g.CPU, err = r.New(ctx, inner); err == nil {
+	cpu, err := r.New(ctx, inner)
+	if err == nil {
+		g.CPU = cpu
 		if err = g.Meet(ctx); err == nil {
 			err = b.agree(ctx, table.Fingerprint())
 		}

@@ -119,7 +119,7 @@ func New(c Config) (*Engine, error) {
 		Rank: c.Rank, Size: c.Size, group: c.Group, Driver: c.Driver, Missing: c.Missing, chunk: c.Chunk, slots: c.Slots, sharedSlots: c.SharedSlots,
 		limits: c.Limits, Tracker: edges.New(c.Driver), Pinned: pool.NewPinned(c.Driver, c.Pinned), Scratch: pool.NewScratch(c.Driver, c.Scratch),
 		closed: make(chan struct{}), posted: make(map[Post]chan struct{}),
-		messages: &line{down: make(map[int]driver.Stream), up: make(map[int]driver.Stream)},
+		messages: &line{down: make(map[int]driver.Stream), up: make(map[int]driver.Stream)}, Board: new(board.Board),
 	}
 	b.timeout.Store(int64(c.Timeout))
 	b.todo.Init(&b.Mu)

@@ -83,6 +83,7 @@ type Engine struct {
 	todo     Fifo[Operation] // for the worker
 	ending   Fifo[Operation] // for the finisher
 	late     []*Operation
+	gaveUp   bool      // Close has ended turns before what they come after
 	idle     []*shared // for later operations
 	posted   map[Post]chan struct{}
 	wg       sync.WaitGroup
@@ -218,6 +219,7 @@ func (b *Engine) Close() error {
 	if stuck > 0 {
 		// What comes after something that does not end goes on without it.
 		b.Tracker.GiveUp()
+		b.gaveUp = true
 		stuck = b.stuck(Linger)
 	}
 	if stuck > 0 {

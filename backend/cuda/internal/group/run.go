@@ -229,7 +229,8 @@ func (o *Operation) settled(ctx context.Context) bool {
 	cut := false
 	if o.pending != nil {
 		err := o.passed(ctx)
-		cut = o.direct() && o.Shared.failed.Load() // then the last batch may lack the end of those before
+		// Then the last batch may lack the end of those before, or of what a turn of the host came after.
+		cut = o.direct() && o.Shared.failed.Load() || o.B.gaveUp
 		if (err != nil || cut || o.flying) && !o.drained(ctx) {
 			return false
 		}

@@ -175,9 +175,13 @@
 //
 // [Local] broadcasts, reduces and all-reduces tensors of one process, on any
 // number of devices, by trees of copies between them: gloo's local collectives. The
-// source of a broadcast and the outcome of a reduction may be in CPU memory.
-// Its operations come before the later work of the tensors' streams too, for
-// nobody else takes part in them.
+// source of a broadcast and the outcome of a reduction may be in CPU memory. Kernels on the devices
+// combine, for the dtypes and operators of direct work but AVG and PREMUL_SUM. The host combines the others,
+// and all where there are no kernels.
+//
+// A Local is like a group of one rank: its operations are queued, run and ended in the same way. But one
+// that fails leaves the others alone. They also come before the later work of the tensors' streams,
+// because nobody else takes part in them.
 //
 // # Failures
 //

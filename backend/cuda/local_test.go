@@ -18,42 +18,13 @@ import (
 	"github.com/c10d-go/c10d/backend/cuda"
 	"github.com/c10d-go/c10d/backend/cuda/driver"
 	"github.com/c10d-go/c10d/backend/cuda/driver/sim"
+	"github.com/c10d-go/c10d/backend/cuda/driver/sim/simkernels"
+	"github.com/c10d-go/c10d/backend/cuda/internal/kernels"
 	"github.com/c10d-go/c10d/tensor"
 	"github.com/c10d-go/c10d/work"
 )
 
 var kernelOps = []backend.ReduceOp{backend.Sum(), backend.Product(), backend.Min(), backend.Max()}
-
-func kernelName(k backend.ReduceKind, d tensor.DType) string {
-	if !slices.ContainsFunc(kernelOps, func(o backend.ReduceOp) bool { return o.Kind() == k }) {
-		return ""
-	}
-	return fmt.Sprintf("combine_%v_%v", k, d)
-}
-
-// combiners returns kernels for the simulator, and the image that names them.
-func combiners(dtypes ...tensor.DType) (map[string]sim.Kernel, cuda.Kernels) {
-	all := make(map[string]sim.Kernel)
-	var names []string
-	for _, o := range kernelOps {
-		for _, d := range dtypes {
-			red, err := o.Reduction(d, 1)
-			if err != nil {
-				panic(err)
-			}
-			name := kernelName(o.Kind(), d)
-			names = append(names, name)
-			all[name] = func(k *sim.Run) error {
-				n := k.Int(3) * d.Size()
-				a, b := bytes.Clone(k.Read(k.Ptr(1), n)), k.Read(k.Ptr(2), n)
-				red.Combine(a, b)
-				copy(k.Write(k.Ptr(0), n), a)
-				return nil
-			}
-		}
-	}
-	return all, cuda.Kernels{Image: sim.Image(names...), Combine: kernelName}
-}
 
 // locals is a simulated host with tensors of one process.
 type locals struct {
@@ -73,25 +44,23 @@ type locals struct {
 }
 
 func newLocals(tb testing.TB, c sim.Config, kernels bool, n int, d tensor.DType, count int, rng *rand.Rand) *locals {
-	ks, image := combiners(d)
-	c.Kernels = ks
+	if kernels {
+		c.Kernels = simkernels.All()
+	}
 	dr, err := sim.Open(c)
 	require.NoError(tb, err)
-	if !kernels {
-		image = cuda.Kernels{}
-	}
-	x := localsOn(tb, dr, image, n, d, count, rng)
+	x := localsOn(tb, dr, n, d, count, rng)
 	x.m = dr.Machine()
 	return x
 }
 
 // localsOn makes tensors on all devices in turn.
-func localsOn(tb testing.TB, dr driver.Driver, image cuda.Kernels, n int, d tensor.DType, count int, rng *rand.Rand) *locals {
+func localsOn(tb testing.TB, dr driver.Driver, n int, d tensor.DType, count int, rng *rand.Rand) *locals {
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	tb.Cleanup(cancel)
 	x := &locals{TB: tb, ctx: ctx, d: dr}
 	var err error
-	x.l, err = cuda.NewLocal(dr, cuda.LocalOptions{Timeout: patience, Kernels: image})
+	x.l, err = cuda.NewLocal(dr, cuda.LocalOptions{Timeout: patience})
 	require.NoError(tb, err)
 	es := d.Size()
 	for i := range n {
@@ -317,8 +286,8 @@ func TestLocal(t *testing.T) {
 			} else {
 				ops[len(ops)-1] = backend.BXor()
 			}
-			root, op, kernels := rng.IntN(n), ops[rng.IntN(len(ops))], rng.IntN(2) == 0
-			x := newLocals(t, sim.Config{Devices: 1 + rng.IntN(n), Seed: seed, Semantics: s}, kernels, n, d, counts[rng.IntN(len(counts))], rng)
+			root, op, with := rng.IntN(n), ops[rng.IntN(len(ops))], rng.IntN(2) == 0
+			x := newLocals(t, sim.Config{Devices: 1 + rng.IntN(n), Seed: seed, Semantics: s}, with, n, d, counts[rng.IntN(len(counts))], rng)
 			copies, launches := 0, 0
 			x.m.Skip(func(c sim.Call) bool {
 				if strings.HasPrefix(c.Stream, "local") && c.Name == "Copy" {
@@ -329,11 +298,14 @@ func TestLocal(t *testing.T) {
 				}
 				return false
 			})
-			require.NoError(t, localProgram(kind, root, op)(x), "%s of %d, root %d, %v, kernels %v", kind, n, root, op, kernels)
+			require.NoError(t, localProgram(kind, root, op)(x), "%s of %d, root %d, %v, kernels %v", kind, n, root, op, with)
 			if kind == "broadcast" && x.ts[0].Len() > 0 {
 				require.Equal(t, n-1, copies)
 			}
-			if onDevices := kernels && kernelName(op.Kind(), d) != "" && strings.HasSuffix(kind, "reduce") && x.ts[0].Len() > 0; onDevices {
+			red, err := op.Reduction(d, n)
+			require.NoError(t, err)
+			with = with && kernels.Step(op.Kind(), d) != "" && red.Before == nil && red.After == nil
+			if with && strings.HasSuffix(kind, "reduce") && x.ts[0].Len() > 0 {
 				require.Equal(t, n-1, launches)
 			} else {
 				require.Zero(t, launches)
@@ -439,9 +411,15 @@ func TestT07Local(t *testing.T) {
 				require.Greater(t, k, 10)
 				break
 			}
-			require.ErrorIs(t, err, injected, failed)
-			var e *work.Error
-			require.ErrorAs(t, err, &e, failed)
+			if err == nil {
+				// No kernels: the host combines.
+				require.Regexp(t, "Device|Load|Function", failed)
+				require.True(t, c.kernels)
+			} else {
+				require.ErrorIs(t, err, injected, failed)
+				var e *work.Error
+				require.ErrorAs(t, err, &e, failed)
+			}
 			require.NoError(t, x.m.Settle(x.ctx), failed)
 			require.NoError(t, localProgram(c.kind, 2, backend.Sum())(x), "after %s", failed)
 			err = x.end()
@@ -545,6 +523,4 @@ func TestLocalRefused(t *testing.T) {
 	require.ErrorContains(t, err, "Scratch")
 	_, err = cuda.NewLocal(x.d, cuda.LocalOptions{Pinned: -1})
 	require.ErrorContains(t, err, "Pinned")
-	_, err = cuda.NewLocal(x.d, cuda.LocalOptions{Kernels: cuda.Kernels{Image: []byte("x")}})
-	require.ErrorContains(t, err, "Combine")
 }

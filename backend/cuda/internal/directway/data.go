@@ -289,18 +289,11 @@ func (c *Call) pack(s driver.Stream, t *tensor.Tensor, at driver.Ptr, bring bool
 
 // combine combines another tensor of this rank into the first one.
 func (c *Call) combine(p *Part, into, from driver.Ptr) error {
-	t := p.In[0]
-	k := c.d.B.Packer(c.d.Dev)
-	if k.Err != nil {
-		return k.Err
-	}
-	f, err := k.Module.Function(kernels.Step(p.Op.Kind(), t.DType()))
+	l, err := c.d.B.Packer(c.d.Dev).Combine(p.Op, p.In[0].DType(), into, into, from, p.N)
 	if err != nil {
 		return err
 	}
-	bytes := p.N * t.DType().Size()
-	args := new(driver.Args).Ptr(into).Ptr(0).Ptr(into).Ptr(from).Uint64(uint64(p.N)).Uint32(1)
-	return c.launch(c.stream, f, bytes, args, driver.Writes(into, bytes), driver.Reads(from, bytes))
+	return cmp.Or(c.stream.Launch(l), c.pace())
 }
 
 func (c *Call) launch(s driver.Stream, f driver.Function, n int, args *driver.Args, access ...driver.Access) error {

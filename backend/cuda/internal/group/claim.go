@@ -13,7 +13,7 @@ import (
 // operations do with it.
 func (o *Operation) enqueueClaim(places []*place.Place) (err error) {
 	batch := o.B.Tracker.Batch()
-	o.prologue(batch, places...)
+	o.prologue(batch, places)
 	access := driver.Writes
 	if o.Legs[0].Src != nil {
 		access = driver.Reads
@@ -83,7 +83,7 @@ func (c *atOnce) Copy(s driver.Stream, dst, src driver.Ptr, n int) {
 	c.add(s, func() error { return s.Copy(dst, src, n) })
 }
 
-func (c *atOnce) launch(s driver.Stream, l *driver.Launch) {
+func (c *atOnce) Launch(s driver.Stream, l *driver.Launch) {
 	c.add(s, func() error { return s.Launch(l) })
 }
 

@@ -1,5 +1,5 @@
 // Package group has what all operations of a group of ranks share: their order, their end, their failure,
-// and the way through the host.
+// and the way through the host. The local operations of one process are a group of one.
 //
 // A file calls only those below it:
 //
@@ -45,11 +45,12 @@ const DefaultSlots = 4
 type Engine struct {
 	Rank, Size   int
 	group        string
+	alone        bool  // see Config
 	chunk, slots int   // see Options
 	limits       error // why the ranks may not all-reduce through memory that they share
 	Driver       driver.Driver
 	Missing      error           // why there is no driver
-	CPU          backend.Backend // of the same ranks, does the host's part
+	CPU          backend.Backend // of the same ranks, does the host's part; nil if alone
 	Tracker      *edges.Tracker
 	Pinned       *pool.Pool[driver.HostMemory]
 	Scratch      *pool.Pool[driver.Memory] // for elements in order, and for other devices' tensors
@@ -106,6 +107,7 @@ type way interface {
 type Config struct {
 	Rank, Size                int
 	Group                     string
+	Alone                     bool // there are no other ranks and no CPU backend, and operations fail by themselves
 	Timeout                   time.Duration
 	Driver                    driver.Driver
 	Missing                   error // why there is no driver
@@ -117,7 +119,7 @@ type Config struct {
 // New returns an engine that has no CPU backend yet.
 func New(c Config) (*Engine, error) {
 	b := &Engine{
-		Rank: c.Rank, Size: c.Size, group: c.Group, Driver: c.Driver, Missing: c.Missing, chunk: c.Chunk, slots: c.Slots, sharedSlots: c.SharedSlots,
+		Rank: c.Rank, Size: c.Size, group: c.Group, alone: c.Alone, Driver: c.Driver, Missing: c.Missing, chunk: c.Chunk, slots: c.Slots, sharedSlots: c.SharedSlots,
 		limits: c.Limits, Tracker: edges.New(c.Driver), Pinned: pool.NewPinned(c.Driver, c.Pinned), Scratch: pool.NewScratch(c.Driver, c.Scratch),
 		closed: make(chan struct{}), posted: make(map[Post]chan struct{}),
 		messages: &line{down: make(map[int]driver.Stream), up: make(map[int]driver.Stream)}, Board: new(board.Board),
@@ -214,7 +216,10 @@ func (b *Engine) Close() error {
 	for _, w := range b.Ways {
 		err = errors.Join(err, w.Close())
 	}
-	err = errors.Join(err, b.CPU.Close(), b.Board.Close())
+	if !b.alone {
+		err = errors.Join(err, b.CPU.Close())
+	}
+	err = errors.Join(err, b.Board.Close())
 	stuck := b.stuck(CloseLimit)
 	if stuck > 0 {
 		// What comes after something that does not end goes on without it.
@@ -243,8 +248,8 @@ func (b *Engine) Close() error {
 	return errors.Join(append(errs, b.Tracker.Close(), b.usable().Close(), b.Pinned.Close(), b.Scratch.Close())...)
 }
 
-// interrupt waits until no call is being made. If one does not return, it ends the group: that
-// call waits for room on a stream, until an operation that is under way has run out of time.
+// interrupt waits until no call is being made. It ends the group if one does not return: that call waits
+// for room on a stream.
 func (b *Engine) interrupt() {
 	for end := time.Now().Add(closeGrace); !b.Calls.TryLock(); time.Sleep(time.Millisecond) {
 		if time.Now().Before(end) {

@@ -98,6 +98,9 @@ func (e *aborted) Unwrap() []error { return []error{work.ErrAborted, e.cause} }
 // Fail ends the group: err is what operations of this rank end with, cause what
 // the other ranks are told.
 func (b *Engine) Fail(err, cause error) {
+	if b.alone {
+		return
+	}
 	b.fault.CompareAndSwap(nil, &err)
 	if left := b.cut.Load(); left != nil {
 		cause = left // an operation that Close has ended may be here first

@@ -37,17 +37,17 @@ type given struct {
 // hostTurn is a turn of the host's, in a part.
 type hostTurn struct{ part, number int }
 
-// commander takes the copies and kernels of an operation through the host.
-type commander interface {
+// Commander takes the copies and kernels of an operation. Launches must not be changed.
+type Commander interface {
 	Copy(s driver.Stream, dst, src driver.Ptr, n int)
-	launch(s driver.Stream, l *driver.Launch)
+	Launch(s driver.Stream, l *driver.Launch)
 }
 
 // begin begins an operation on tensors in these places.
 func (f *feed) begin(o *Operation, places []*place.Place) {
 	f.o, f.limit, f.err = o, mostCommands-spareCommands, nil
 	f.next()
-	o.prologue(f.batch, places...)
+	o.prologue(f.batch, places)
 	if !o.long {
 		return
 	}
@@ -64,12 +64,16 @@ func (f *feed) begin(o *Operation, places []*place.Place) {
 	l.accesses = all
 }
 
-// prologue orders the operation after what the caller's streams did with its
-// tensors.
-func (o *Operation) prologue(batch *edges.Batch, places ...*place.Place) {
+// prologue orders the operation after what direct work and the callers' streams did with its tensors.
+func (o *Operation) prologue(batch *edges.Batch, places []*place.Place) {
 	for _, w := range o.B.Ways {
 		w.Before(batch, places)
 	}
+	o.callers(batch.Before, places)
+}
+
+// callers tells f which streams of the callers use which of the tensors.
+func (o *Operation) callers(f func(s driver.Stream, access ...driver.Access), places []*place.Place) {
 	var streams []driver.Stream
 	if o.given != nil {
 		streams = o.given.Before
@@ -91,7 +95,7 @@ func (o *Operation) prologue(batch *edges.Batch, places ...*place.Place) {
 				p.Uses(func(x place.Span) { all = append(all, driver.Writes(p.Base+driver.Ptr(x.Off), x.N)) })
 			}
 		}
-		batch.Before(s, all...)
+		f(s, all...)
 		o.line.accesses = all
 	}
 	clear(o.line.callers)
@@ -119,7 +123,11 @@ func (o *Operation) measure() {
 			up += count(d)
 		}
 	}
-	o.long = max(down, up)+2*o.pieces > mostCommands-spareCommands
+	most := max(down, up) + 2*o.pieces
+	if o.Fill != nil {
+		most *= 3 // a copy there, a kernel and a copy back
+	}
+	o.long = most > mostCommands-spareCommands
 }
 
 // Copy is Batch.Copy.
@@ -129,8 +137,8 @@ func (f *feed) Copy(s driver.Stream, dst, src driver.Ptr, n int) {
 	}
 }
 
-// launch is Batch.Launch.
-func (f *feed) launch(s driver.Stream, l *driver.Launch) {
+// Launch is Batch.Launch.
+func (f *feed) Launch(s driver.Stream, l *driver.Launch) {
 	if f.fits(s) {
 		f.batch.Launch(s, l)
 	}

@@ -39,6 +39,14 @@ type Operation struct {
 	// Width is over how many legs a chunk is spread, the same on every rank.
 	Width int
 
+	// Fill, if not nil, enqueues all that the operation does, on the Up streams of its legs' tensors, which
+	// are contiguous. Nothing goes through the host then. Fill may use Scratch, and Stage bytes of Staging.
+	Fill  func(o *Operation, to Commander) error
+	Stage int
+
+	// Returns says that what the callers' streams are given later comes after the operation.
+	Returns bool
+
 	given   *place.CallStreams // of the call's context
 	grain   int                // elements of a leg in a piece
 	pieces  int
@@ -50,6 +58,7 @@ type Operation struct {
 	word    int                     // that its streams write, in staging
 	raw     []rawPlace              // tensors that the host packs and unpacks
 	packed  []packedPlace           // those that devices do
+	held    []driver.Memory         // what Scratch has returned
 	Shared  *shared                 // of an all-reduce through memory that the ranks share
 	Relay   *oneToAll               // of a broadcast from rank to rank
 	relayed []hostTurn              // its turns to send chunks on
@@ -163,13 +172,7 @@ func (b *Engine) launch(o *Operation, result []*tensor.Tensor) error {
 	b.Staged.Add(1)
 	o.launched = true
 	o.SetResult(result...)
-	if o.Ctx.Done() != nil {
-		// The host may be busy with earlier operations when the context ends.
-		o.unwatch = context.AfterFunc(o.Ctx, func() {
-			err := o.named(Canceled(o.Ctx))
-			b.Fail(fmt.Errorf("the group has failed: %w", err), err)
-		})
-	}
+	o.watch()
 	b.Mu.Lock()
 	b.seq++
 	b.Mu.Unlock()
@@ -205,6 +208,17 @@ func (o *Operation) init(b *Engine, ctx context.Context, info work.Info, timeout
 	o.B, o.Ctx, o.timeout = b, ctx, timeout
 	o.given = place.StreamsOf(ctx)
 	o.RunBy(o)
+}
+
+// watch ends the group when the call's context ends. The host may be busy with earlier operations then.
+func (o *Operation) watch() {
+	if o.Ctx.Done() == nil {
+		return
+	}
+	o.unwatch = context.AfterFunc(o.Ctx, func() {
+		err := o.named(Canceled(o.Ctx))
+		o.B.Fail(fmt.Errorf("the group has failed: %w", err), err)
+	})
 }
 
 // stage gives the operation its streams and its memory on the host.
@@ -243,8 +257,8 @@ func (o *Operation) stage() error {
 		return err
 	}
 	bytes := o.layout()
-	if o.alone() {
-		bytes = 0
+	if o.Fill != nil || o.withinRank() {
+		bytes = o.Stage
 	}
 	if o.measure(); o.long || o.claim != nil {
 		o.word = Align(max(bytes, 1))
@@ -285,7 +299,9 @@ func (o *Operation) enqueueOn(places []*place.Place) error {
 	switch {
 	case o.inTurn():
 		o.fillTurn(batch)
-	case o.alone():
+	case o.Fill != nil:
+		batch.err = o.Fill(o, batch)
+	case o.withinRank():
 		o.fillLocal(batch)
 	case o.Relay != nil:
 		o.fillOneToAll(batch)
@@ -293,13 +309,19 @@ func (o *Operation) enqueueOn(places []*place.Place) error {
 		o.fill(batch)
 	}
 	o.unpack(batch)
+	if o.Returns && batch.err == nil {
+		o.callers(batch.batch.After, places)
+	}
 	return batch.end()
 }
+
+// Staging returns the operation's page-locked memory.
+func (o *Operation) Staging() driver.HostMemory { return o.staging }
 
 // beforeStream has the stream of a call that is part of one wait for the operation. An error is
 // also the operation's.
 func (o *Operation) beforeStream() {
-	if o.given != nil && o.given.In != nil && len(o.Legs) > 0 {
+	if o.given != nil && o.given.In != nil && len(o.Legs) > 0 && !o.Returns {
 		o.Order(o.given.In)
 	}
 }
@@ -329,17 +351,13 @@ func (o *Operation) Order(s work.Stream) error {
 		p.Retain()
 	}
 	o.mu.Unlock()
-	if err := OrderAfter(st, all); err != nil {
+	var err error
+	for _, p := range all {
+		err = cmp.Or(err, p.Order(st))
+		p.Release()
+	}
+	if err != nil {
 		return o.named(fmt.Errorf("synchronize: %w", err))
 	}
 	return o.Work().Err()
-}
-
-// OrderAfter makes s wait for batches, and releases them.
-func OrderAfter(s driver.Stream, all []*edges.Pending) (err error) {
-	for _, p := range all {
-		err = cmp.Or(err, p.Order(s))
-		p.Release()
-	}
-	return err
 }

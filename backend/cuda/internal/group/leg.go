@@ -114,7 +114,11 @@ func (l *line) stream(b *Engine, m map[int]driver.Stream, dev int, name string) 
 	if err != nil {
 		return nil, err
 	}
-	s, err := v.NewStream(driver.StreamOptions{High: true, Name: fmt.Sprintf("rank %d %s.%d", b.Rank, name, dev)})
+	who := b.group
+	if !b.alone {
+		who = fmt.Sprint("rank ", b.Rank)
+	}
+	s, err := v.NewStream(driver.StreamOptions{High: true, Name: fmt.Sprintf("%s %s.%d", who, name, dev)})
 	if err != nil {
 		return nil, err
 	}

@@ -145,12 +145,7 @@ func (b *Engine) queueTogether(ctx context.Context, op work.OpType, print board.
 	if err := b.Enter(info, q.Print); err != nil {
 		return err
 	}
-	if ctx.Done() != nil {
-		q.unwatch = context.AfterFunc(ctx, func() {
-			err := q.named(Canceled(ctx))
-			b.Fail(fmt.Errorf("the group has failed: %w", err), err)
-		})
-	}
+	q.watch()
 	b.queue(q)
 	return nil
 }

@@ -41,9 +41,9 @@ const (
 	clearTag = 1 // clear to send, from who receives
 )
 
-// alone reports whether a broadcast has nothing to do but to copy between the
+// withinRank reports whether a broadcast has nothing to do but to copy between the
 // rank's tensors.
-func (o *Operation) alone() bool {
+func (o *Operation) withinRank() bool {
 	return o.Relay != nil && o.B.Size == 1 && o.Legs[0].flat()
 }
 
@@ -73,7 +73,7 @@ func (o *Operation) fillOneToAll(batch *feed) {
 		}
 		if l.Src == nil && ((k+1)%every == 0 || k+1 == o.pieces) {
 			from, _ := o.elements(l, k-k%every)
-			spread(batch, l.Dst, from, (hi-from)*l.size())
+			Spread(batch, l.Dst, from, (hi-from)*l.size())
 		}
 	}
 	o.fillLocal(batch)
@@ -86,29 +86,24 @@ func (o *Operation) fillLocal(batch *feed) {
 		return
 	}
 	n := l.N * l.size()
-	if o.alone() && len(l.Dst) == 0 && n > 0 {
+	if o.withinRank() && len(l.Dst) == 0 && n > 0 {
 		// For who orders a stream after the operation, and by it after the caller's.
 		batch.Copy(l.Src.Down, o.staging.Ptr(), l.Src.At(0), 1)
 	}
-	spread(batch, append([]*place.Place{l.Src}, l.Dst...), 0, n)
+	Spread(batch, append([]*place.Place{l.Src}, l.Dst...), 0, n)
 }
 
-// spread copies n bytes, from element lo on, from the first place to all others.
+// Spread copies n bytes, from element lo on, from the first place to all others.
 // The writer of an edge of the tree is the stream of its source's device.
-func spread(batch copier, all []*place.Place, lo, n int) {
+func Spread(to Commander, all []*place.Place, lo, n int) {
 	if n == 0 {
 		return
 	}
 	for step := 1 << bits.Len(uint(len(all)-1)) >> 1; step > 0; step >>= 1 {
 		for i := 0; i+step < len(all); i += 2 * step {
-			batch.Copy(all[i].Up, all[i+step].At(lo), all[i].At(lo), n)
+			to.Copy(all[i].Up, all[i+step].At(lo), all[i].At(lo), n)
 		}
 	}
-}
-
-// copier has a stream copy.
-type copier interface {
-	Copy(s driver.Stream, dst, src driver.Ptr, n int)
 }
 
 // runOneToAll does the host's part of what fillOneToAll enqueued.

@@ -4,16 +4,17 @@ import (
 	"errors"
 	"fmt"
 
+	"github.com/c10d-go/c10d/backend"
 	"github.com/c10d-go/c10d/backend/cuda/driver"
 	"github.com/c10d-go/c10d/backend/cuda/internal/kernels"
 	"github.com/c10d-go/c10d/backend/cuda/internal/place"
+	"github.com/c10d-go/c10d/tensor"
 )
 
 // packedPlace is a place in memory of the tensor's device, where its elements are in
 // order: to the host the tensor is contiguous.
 type packedPlace struct {
 	*place.Place
-	memory      driver.Memory
 	kernels     *packer
 	read, write bool
 }
@@ -50,12 +51,12 @@ func (o *Operation) stageLeg(l *Leg) error {
 				return &o.packed[i], nil
 			}
 		}
-		m, err := o.B.Scratch.Get(p.Dev, p.T.ByteLen())
+		at, err := o.Scratch(p.Dev, p.T.ByteLen())
 		if err != nil {
 			return nil, fmt.Errorf("memory for the elements of %v with strides %v in order: %w", p.T, p.T.Strides(), err)
 		}
-		q := &place.Place{T: p.T, Of: p, Dev: p.Dev, Base: m.Ptr(), Hi: p.T.ByteLen(), Flat: true, Down: p.Down, Up: p.Up}
-		o.packed = append(o.packed, packedPlace{Place: q, memory: m, kernels: o.B.Packer(p.Dev)})
+		q := &place.Place{T: p.T, Of: p, Dev: p.Dev, Base: at, Hi: p.T.ByteLen(), Flat: true, Down: p.Down, Up: p.Up}
+		o.packed = append(o.packed, packedPlace{Place: q, kernels: o.B.Packer(p.Dev)})
 		return &o.packed[len(o.packed)-1], nil
 	}
 	if l.Src != nil && !l.Src.Flat {
@@ -78,17 +79,27 @@ func (o *Operation) stageLeg(l *Leg) error {
 	return nil
 }
 
-// unstage gives back what stagePacked has made, which nothing uses any more.
-func (o *Operation) unstage() {
-	for _, k := range o.packed {
-		o.B.Scratch.Put(k.Dev, k.memory)
+// Scratch returns memory on a device until the operation has left the devices.
+func (o *Operation) Scratch(dev, n int) (driver.Ptr, error) {
+	m, err := o.B.Scratch.Get(dev, n)
+	if err != nil {
+		return 0, err
 	}
-	o.packed = nil
+	o.held = append(o.held, m)
+	return m.Ptr(), nil
+}
+
+// unstage gives back what Scratch has returned, which nothing uses any more.
+func (o *Operation) unstage() {
+	for _, m := range o.held {
+		o.B.Scratch.Put(m.Device().Index, m)
+	}
+	o.held, o.packed = nil, nil
 }
 
 // Pack has the devices bring elements in order, before they are copied to the host;
 // unpack has them put back.
-func (o *Operation) pack(to commander) {
+func (o *Operation) pack(to Commander) {
 	for _, k := range o.packed {
 		if k.read {
 			k.launches(to, k.Down, k.kernels.Pack, driver.Writes, driver.Reads)
@@ -96,7 +107,7 @@ func (o *Operation) pack(to commander) {
 	}
 }
 
-func (o *Operation) unpack(to commander) {
+func (o *Operation) unpack(to Commander) {
 	for _, k := range o.packed {
 		if k.write {
 			k.launches(to, k.Up, k.kernels.Unpack, driver.Reads, driver.Writes)
@@ -104,21 +115,21 @@ func (o *Operation) unpack(to commander) {
 	}
 }
 
-func (k *packedPlace) launches(to commander, s driver.Stream, f driver.Function, packed, spread func(driver.Ptr, int) driver.Access) {
+func (k *packedPlace) launches(to Commander, s driver.Stream, f driver.Function, packed, spread func(driver.Ptr, int) driver.Access) {
 	var access []driver.Access
 	k.Of.Uses(func(x place.Span) { access = append(access, spread(k.Of.Base+driver.Ptr(x.Off), x.N)) })
 	access = append(access, packed(k.Base, k.Hi))
 	k.Of.InOrder(k.Base, func(l kernels.Layout, packed, first driver.Ptr, n int) {
-		to.launch(s, &driver.Launch{
+		to.Launch(s, &driver.Launch{
 			Function: f, Grid: kernels.Blocks(n), Block: driver.Dim{X: kernels.Block},
 			Args: l.Append(new(driver.Args).Ptr(packed).Ptr(first)), Access: access,
 		})
 	})
 }
 
-// Packer has the kernels that bring elements in order on a device, and put them back.
+// packer has the kernels that bring elements in order on a device, put them back, and combine them.
 type packer struct {
-	Module       driver.Module
+	module       driver.Module
 	Pack, Unpack driver.Function
 	Err          error // why there are none
 }
@@ -144,19 +155,37 @@ func (k *packer) load(d driver.Driver, dev int) error {
 	if err != nil {
 		return err
 	}
-	if k.Module, err = v.Load(kernels.PTX); err != nil {
+	if k.module, err = v.Load(kernels.PTX); err != nil {
 		return err
 	}
-	if k.Pack, err = k.Module.Function(kernels.Pack); err == nil {
-		k.Unpack, err = k.Module.Function(kernels.Unpack)
+	if k.Pack, err = k.module.Function(kernels.Pack); err == nil {
+		k.Unpack, err = k.module.Function(kernels.Unpack)
 	}
 	return err
 }
 
+// Combine returns the launch that combines n elements at a and b on the packer's device. They become
+// those at out, which may be a.
+func (k *packer) Combine(op backend.ReduceOp, d tensor.DType, out, a, b driver.Ptr, n int) (*driver.Launch, error) {
+	if k.Err != nil {
+		return nil, k.Err
+	}
+	f, err := k.module.Function(kernels.Step(op.Kind(), d))
+	if err != nil {
+		return nil, err
+	}
+	bytes := n * d.Size()
+	return &driver.Launch{
+		Function: f, Grid: kernels.Blocks(bytes), Block: driver.Dim{X: kernels.Block},
+		Args:   new(driver.Args).Ptr(out).Ptr(0).Ptr(a).Ptr(b).Uint64(uint64(n)).Uint32(1),
+		Access: []driver.Access{driver.Reads(a, bytes), driver.Reads(b, bytes), driver.Writes(out, bytes)},
+	}, nil
+}
+
 func (k *packer) close() (err error) {
-	if k.Module != nil {
-		err = k.Module.Close()
-		k.Module = nil
+	if k.module != nil {
+		err = k.module.Close()
+		k.module = nil
 	}
 	return err
 }

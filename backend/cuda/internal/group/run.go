@@ -6,7 +6,6 @@ import (
 	"slices"
 	"time"
 
-	"github.com/c10d-go/c10d/backend/cuda/driver"
 	"github.com/c10d-go/c10d/backend/cuda/internal/hostshm"
 	"github.com/c10d-go/c10d/backend/cuda/internal/pool"
 	"github.com/c10d-go/c10d/tensor"
@@ -71,10 +70,25 @@ func (b *Engine) finish() {
 		}
 		linger := o.direct() && o.Shared.x.Eager
 		o.end()
+		if b.alone {
+			b.reap()
+		}
 		if linger {
 			b.ending.linger(hostshm.LingerFor)
 		}
 	}
+}
+
+// reap gives back what operations held that had not left the devices when they ended.
+func (b *Engine) reap() {
+	b.late = slices.DeleteFunc(b.late, func(o *Operation) bool {
+		for _, p := range append(o.parts, o.pending) {
+			if done, err := p.Done(); !done || err != nil {
+				return false
+			}
+		}
+		return o.settled(context.Background())
+	})
 }
 
 // run does the host's part.
@@ -102,7 +116,7 @@ func (o *Operation) runHost() error {
 		return err
 	}
 	switch {
-	case o.alone():
+	case o.Fill != nil, o.withinRank():
 		return nil
 	case o.claim != nil:
 		return o.runMessage()
@@ -275,16 +289,12 @@ func (o *Operation) passed(ctx context.Context) error {
 	return o.pending.Sync(ctx)
 }
 
-// Drained is for when the events of an operation do not tell whether it has
+// drained is for when the events of an operation do not tell whether it has
 // ended: it waits until the streams have done all that they were given. A device
 // that is lost does nothing any more.
 func (o *Operation) drained(ctx context.Context) bool {
-	return Drained(ctx, o.everyStream())
-}
-
-func Drained(ctx context.Context, streams []driver.Stream) bool {
-	for i, s := range streams {
-		if s == nil || slices.Contains(streams[:i], s) || s.Err() != nil {
+	for _, s := range o.everyStream() {
+		if s.Err() != nil {
 			continue
 		}
 		e, err := s.Record()

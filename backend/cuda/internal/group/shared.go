@@ -208,7 +208,7 @@ func (s *shared) batch(o *Operation, from, to int) (*edges.Pending, error) {
 	batch.KeepTurns() // nobody has been told yet
 	if from == 0 {
 		o.line.places = append(o.line.places[:0], p)
-		o.prologue(batch, o.line.places...)
+		o.prologue(batch, o.line.places)
 		clear(o.line.places)
 	}
 	for k := from; k < to; k++ {

@@ -111,7 +111,7 @@ func (o *Operation) touched(p driver.Ptr, n int) []driver.Access {
 }
 
 // allDown copies what is read to the staging, allUp copies what is written from there.
-func (o *Operation) allDown(to commander) {
+func (o *Operation) allDown(to Commander) {
 	down := func(p *place.Place, at int) {
 		p.Each(func(s place.Span) {
 			to.Copy(p.Down, o.staging.Ptr()+driver.Ptr(at+s.Off-p.Lo), p.Base+driver.Ptr(s.Off), s.N)
@@ -129,7 +129,7 @@ func (o *Operation) allDown(to commander) {
 	}
 }
 
-func (o *Operation) allUp(to commander) {
+func (o *Operation) allUp(to Commander) {
 	up := func(p *place.Place, at int) {
 		p.Each(func(s place.Span) {
 			to.Copy(p.Up, p.Base+driver.Ptr(s.Off), o.staging.Ptr()+driver.Ptr(at+s.Off-p.Lo), s.N)

@@ -67,24 +67,6 @@ func SetFirstChunk(n uint64) func() {
 	return func() { hostshm.FirstChunk = 0 }
 }
 
-// NewRegion makes memory that processes share, and returns its name and how to free
-// it; OpenRegion opens it.
-func NewRegion(n int) (name string, free func() error, err error) {
-	r, err := region.New(n)
-	if err != nil {
-		return "", nil, err
-	}
-	return r.Name, r.Leave, nil
-}
-
-func OpenRegion(name string, n int) (free func() error, err error) {
-	r, err := region.Open(name, n)
-	if err != nil {
-		return nil, err
-	}
-	return r.Leave, nil
-}
-
 // SetMostQueued changes how many commands operations may have left on a stream when the
 // next one is enqueued, until the function that it returns is called.
 func SetMostQueued(n int64) func() {

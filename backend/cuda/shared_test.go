@@ -1,13 +1,9 @@
 package cuda_test
 
 import (
-	"bufio"
-	"context"
 	"errors"
 	"fmt"
 	"math/rand/v2"
-	"os"
-	"os/exec"
 	"strings"
 	"sync/atomic"
 	"syscall"
@@ -231,56 +227,6 @@ func TestSharedNot(t *testing.T) {
 			})
 			w.end()
 		})
-	}
-}
-
-// TestSharedLeftover kills a process that has made memory for others and holds that
-// nothing is left of it.
-func TestSharedLeftover(t *testing.T) {
-	if lonely {
-		t.Skip("other systems share no memory between processes")
-	}
-	const n = 1 << 20
-	if os.Getenv("C10D_TEST_REGION") != "" {
-		name, _, err := cuda.NewRegion(n)
-		fmt.Println("region", name, err)
-		select {} // until it is killed
-	}
-	self, err := os.Executable()
-	require.NoError(t, err)
-	ctx, cancel := context.WithTimeout(t.Context(), patience)
-	defer cancel()
-	cmd := exec.CommandContext(ctx, self, "-test.run=^TestSharedLeftover$", "-test.v")
-	cmd.Env = append(os.Environ(), "C10D_TEST_REGION=1")
-	out, err := cmd.StdoutPipe()
-	require.NoError(t, err)
-	require.NoError(t, cmd.Start())
-	var name string
-	for lines := bufio.NewScanner(out); name == "" && lines.Scan(); {
-		if _, rest, ok := strings.Cut(lines.Text(), "region "); ok {
-			name = strings.TrimSuffix(rest, " <nil>")
-		}
-	}
-	free, err := cuda.OpenRegion(name, n)
-	require.NoError(t, err, "while it lives: %q", name)
-	require.NoError(t, free())
-	_, err = cuda.OpenRegion(name, 2*n)
-	require.ErrorContains(t, err, "1048576 bytes")
-	require.NoError(t, cmd.Process.Kill())
-	require.Error(t, cmd.Wait())
-	_, err = cuda.OpenRegion(name, n)
-	require.ErrorIs(t, err, os.ErrNotExist)
-
-	// In another PID namespace the number may be another process's.
-	parts := strings.Split(name, "/")
-	null, err := os.Open(os.DevNull)
-	require.NoError(t, err)
-	defer null.Close()
-	_, err = cuda.OpenRegion(fmt.Sprintf("%d/%d/%s", os.Getpid(), null.Fd(), parts[2]), n)
-	require.ErrorContains(t, err, "/dev/null")
-	for _, wrong := range []string{"1", "1/2", "../1/2", "1/-2/3", "1/2/3/4"} {
-		_, err = cuda.OpenRegion(wrong, n)
-		require.ErrorContains(t, err, "no name of shared memory", wrong)
 	}
 }
 

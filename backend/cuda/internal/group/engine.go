@@ -77,7 +77,8 @@ type Engine struct {
 
 	Mu       sync.Mutex
 	seq      uint64
-	draining bool // Shutdown has begun
+	uncalled *work.Error // of the last operation that was not started because its context had ended
+	draining bool        // Shutdown has begun
 	closing  bool
 	closed   chan struct{}
 	Last     *work.Work      // of the last collective that was issued

@@ -111,6 +111,21 @@ func (b *Engine) Fail(err, cause error) {
 	}
 }
 
+// Revoke ends the group if the context of this rank's last operation had ended before the call. The
+// operation was not started, so the rank could call it again. Revoke is for a rank that does not: the
+// others may wait for it.
+func (b *Engine) Revoke() {
+	b.Mu.Lock()
+	err := b.uncalled
+	if err != nil && err.Seq != b.seq {
+		err = nil
+	}
+	b.Mu.Unlock()
+	if err != nil && b.Broken() == nil {
+		b.Fail(fmt.Errorf("the group has failed: %w", err), err)
+	}
+}
+
 // Broken returns what ended the group, nil while it works.
 func (b *Engine) Broken() error {
 	if e := b.fault.Load(); e != nil {

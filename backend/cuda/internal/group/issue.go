@@ -127,6 +127,7 @@ func (b *Engine) Admit(ctx context.Context, op work.OpType, timeout time.Duratio
 		err, peer = failed, b.culprit(failed)
 	case ended:
 		err = fmt.Errorf("not started: %w", Canceled(ctx))
+		b.uncalled = &work.Error{Info: info, Peer: b.Rank, Err: err}
 	}
 	if err != nil {
 		return info, 0, &work.Error{Info: info, Peer: peer, Err: err}

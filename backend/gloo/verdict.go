@@ -323,39 +323,47 @@ func (e *evidence) slowest() verdict {
 	if r, late, other, ok := latest(second); ok {
 		return verdict{rank: r, other: -1, why: fmt.Sprintf("rank %d is slow: it answers after %v, others after %v", r, late, other)}
 	}
-	if k, late, other, ok := latest(links); ok {
+	long := e.longQueues()
+	k, late, other, isLate := latest(links)
+	if isLate && !slices.Contains(long, k) {
+		long = append(long, k)
+	}
+	if r := common(long); r >= 0 {
+		return verdict{rank: r, other: -1, why: fmt.Sprintf("rank %d is slow: data wait in its sockets, and in those of no other rank", r)}
+	}
+	switch {
+	case isLate:
 		v := linkVerdict(k.a, k.b, fmt.Sprintf("slow, both alive: answers take %v, others %v", late, other))
 		v.weak = !e.answersBeside(k)
 		return v
-	}
-	if v, ok := e.longQueues(); ok {
-		return v
+	case len(long) == 1:
+		return linkVerdict(long[0].a, long[0].b, "slow, both alive: data wait in its sockets")
 	}
 	return verdict{rank: -1, other: -1, why: "no rank is missing: the operation was too slow" + describeDelays(links)}
 }
 
-// longQueues blames the link in whose sockets data waited in most rounds, or the rank that all such
-// links have in common. Answers are quick all the same if they overtake the data.
-func (e *evidence) longQueues() (verdict, bool) {
-	var long []pairOfRanks
+// longQueues returns between which ranks data waited in a socket in most rounds. Answers are quick all
+// the same if they overtake the data.
+func (e *evidence) longQueues() (long []pairOfRanks) {
 	for k, n := range e.queued {
 		if n > e.round/2 {
 			long = append(long, k)
 		}
 	}
-	if len(long) == 0 {
-		return verdict{}, false
+	return long
+}
+
+// common returns the rank that several pairs have in common, -1 if there is none.
+func common(pairs []pairOfRanks) int {
+	if len(pairs) < 2 {
+		return -1
 	}
-	const why = "data wait in its sockets, and in those of no other rank"
-	for _, r := range []int{long[0].a, long[0].b} {
-		if len(long) > 1 && !slices.ContainsFunc(long, func(k pairOfRanks) bool { return k.a != r && k.b != r }) {
-			return verdict{rank: r, other: -1, why: fmt.Sprintf("rank %d is slow: %s", r, why)}, true
+	for _, r := range []int{pairs[0].a, pairs[0].b} {
+		if !slices.ContainsFunc(pairs, func(k pairOfRanks) bool { return k.a != r && k.b != r }) {
+			return r
 		}
 	}
-	if len(long) > 1 {
-		return verdict{}, false
-	}
-	return linkVerdict(long[0].a, long[0].b, "slow, both alive: data wait in its sockets"), true
+	return -1
 }
 
 // answersBeside reports whether both ranks of a link have answered on another one. Until then a slow

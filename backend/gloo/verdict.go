@@ -119,7 +119,7 @@ func (e *evidence) movesHere() bool {
 }
 
 // moves reports whether data go between rank and peer.
-func moves(l transport.Link) bool { return l.Rate >= linkMoves || l.Queued }
+func moves(l transport.Link) bool { return l.Rate >= linkMoves }
 
 // silent returns the ranks that should have answered this one, have not, and send and take no data.
 func (e *evidence) silent() (ranks []int) {
@@ -323,20 +323,16 @@ func (e *evidence) slowest() verdict {
 	if r, late, other, ok := latest(second); ok {
 		return verdict{rank: r, other: -1, why: fmt.Sprintf("rank %d is slow: it answers after %v, others after %v", r, late, other)}
 	}
-	long := e.longQueues()
-	k, late, other, isLate := latest(links)
-	if isLate && !slices.Contains(long, k) {
-		long = append(long, k)
-	}
-	if r := common(long); r >= 0 {
-		return verdict{rank: r, other: -1, why: fmt.Sprintf("rank %d is slow: data wait in its sockets, and in those of no other rank", r)}
-	}
-	switch {
-	case isLate:
+	if k, late, other, ok := latest(links); ok {
 		v := linkVerdict(k.a, k.b, fmt.Sprintf("slow, both alive: answers take %v, others %v", late, other))
 		v.weak = !e.answersBeside(k)
 		return v
-	case len(long) == 1:
+	}
+	long := e.longQueues()
+	if r := common(long); r >= 0 {
+		return verdict{rank: r, other: -1, why: fmt.Sprintf("rank %d is slow: data wait in its sockets, and in those of no other rank", r)}
+	}
+	if len(long) == 1 {
 		return linkVerdict(long[0].a, long[0].b, "slow, both alive: data wait in its sockets")
 	}
 	return verdict{rank: -1, other: -1, why: "no rank is missing: the operation was too slow" + describeDelays(links)}

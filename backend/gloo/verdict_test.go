@@ -34,7 +34,7 @@ func TestJudge(t *testing.T) {
 		return transport.Link{Peer: peer, Answered: true, RTT: rtt, Rate: 250_000}
 	}
 	queued := func(peer int) transport.Link {
-		return transport.Link{Peer: peer, Answered: true, RTT: ms, Queued: true}
+		return transport.Link{Peer: peer, Answered: true, RTT: ms, Rate: 250_000, Queued: true}
 	}
 	for name, tc := range map[string]struct {
 		self        int
@@ -61,7 +61,7 @@ func TestJudge(t *testing.T) {
 		"a slow link, or one of its ranks":              {0, []transport.Health{in(0, moving(2), hears(1, ms)), in(1), in(2, moving(0))}, 0, 2, "slow, both alive", true, nil},
 		"a slow link, whose answers overtake":           {2, []transport.Health{in(0, queued(1), hears(2, ms)), in(1, hears(0, ms), hears(2, ms)), in(2)}, 0, 1, "slow, both alive: data wait in its sockets", false, nil},
 		"a slow rank, whose answers overtake":           {2, []transport.Health{in(0, queued(1), hears(2, ms)), in(1, hears(0, ms), queued(2)), in(2)}, 1, -1, "rank 1 is slow: data wait in its sockets", false, nil},
-		"a slow rank, one of whose answers is late":     {2, []transport.Health{in(0, moving(1), hears(2, ms)), in(1, moving(0), queued(2)), in(2)}, 1, -1, "rank 1 is slow: data wait in its sockets", false, nil},
+		"data that wait for a rank to take them":        {0, []transport.Health{in(0, on(1)), in(1, transport.Link{Peer: 2, Answered: true, RTT: ms, Queued: true, Waits: true}), in(2)}, 2, -1, "rank 2 did not send or receive what was expected", false, nil},
 		"data wait everywhere":                          {2, []transport.Health{in(0, queued(1), queued(2)), in(1, hears(0, ms), queued(2)), in(2)}, -1, -1, "too slow; answers", false, nil},
 		"no other link":                                 {0, []transport.Health{in(0, moving(1)), in(1, moving(0))}, 0, 1, "slow, both alive", false, nil},
 		"all answers late":                              {0, []transport.Health{in(0, busy(1, 90*ms), hears(2, 60*ms)), in(1, busy(0, 90*ms), hears(2, 50*ms)), in(2)}, -1, -1, "too slow; answers between ranks 0 and 1 took 90ms, others 60ms at most", false, nil},

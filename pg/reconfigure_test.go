@@ -159,6 +159,9 @@ func TestLateJoin(t *testing.T) {
 		if n, err := g.Pending(ctx); err != nil || n != 0 {
 			return fmt.Errorf("%d wait: %w", n, err)
 		}
+		if err := wait(g.Barrier(ctx, backend.BarrierOptions{})); err != nil {
+			return err
+		}
 		if g.Rank() == 0 {
 			for range 2 {
 				wg.Go(func() {

@@ -63,10 +63,10 @@ func (o *Options) apart(devices []backend.DeviceBackend) bool {
 	return true
 }
 
-// findRun finds out in st which run this is. keys is the store for the run's keys. known is false if
-// the ranks do not meet in the store. n is the group's notice; it calls stop when another rank
-// fails. If PyTorch ranks may take part, n is nil. If they do take part, keys is st or from.v1, the
-// run has no ID, and o gets their generation.
+// findRun finds out in st which run this is. It returns the store for the run's keys, and false as
+// known if the ranks do not meet in st. The notice n belongs to the group and calls stop when another
+// rank fails. It is nil if PyTorch ranks may take part. If they do take part, keys is st or from.v1,
+// the run has no ID, and o gets their generation.
 func findRun(ctx context.Context, stop context.CancelCauseFunc, st store.Store, o *Options, rank, size int, from origin) (keys store.Store, run rollcall.Run, known bool, n *notice.Notice, err error) {
 	given := o.Dialect
 	if given == store.DialectUnknown && store.DialectOf(st) == store.DialectV1 {

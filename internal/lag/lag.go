@@ -38,8 +38,8 @@ func Watch() (stop func() time.Duration) {
 // most is how many times as long as asked for WithTimeout waits while this process is late.
 const most = 10
 
-// WithTimeout returns a context that is cancelled after d, not counting the time for which this
-// process waits for a CPU, and after ten times d at the latest. cancel must be called.
+// WithTimeout returns a context that is cancelled after d. Time for which this process waits for a CPU
+// does not count, but after ten times d the context is cancelled in any case. cancel must be called.
 func WithTimeout(ctx context.Context, d time.Duration) (_ context.Context, cancel context.CancelFunc) {
 	ctx, cancel = context.WithTimeout(ctx, most*d)
 	go func() {

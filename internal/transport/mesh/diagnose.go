@@ -44,7 +44,7 @@ const (
 	// keptAnswers is how many answers' times are kept. One rank may be slow for a moment.
 	keptAnswers = 5
 
-	// longQueue is how many bytes wait to be sent where data move slowly.
+	// longQueue is from how many unsent bytes on a link counts as one where data wait.
 	longQueue = 16 << 10
 
 	// interestFor is how long a rank that has asked gets another answer when there is news.

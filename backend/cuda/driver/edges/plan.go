@@ -77,8 +77,8 @@ func (b *Batch) plan() {
 	}
 }
 
-// wait finds what an operation has to wait for: of each lane the last operation
-// that it conflicts with, without those that it comes after anyway.
+// wait finds what an operation has to wait for. That is the last operation of each lane that it
+// conflicts with, if it does not come after that one already.
 func (b *Batch) wait(i int) {
 	t, o := b.t, &b.ops[i]
 	l := o.lane

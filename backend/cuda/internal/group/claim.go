@@ -28,7 +28,8 @@ func (o *Operation) enqueueClaim(places []*place.Place) (err error) {
 	return err
 }
 
-// runMessage sends what it copies to the host, or copies from there what it receives.
+// runMessage copies a tensor to the host and sends it, or receives one there and copies it to the
+// device.
 func (o *Operation) runMessage() error {
 	staging := o.staging.Bytes()
 	shadows := make([]*tensor.Tensor, 1)

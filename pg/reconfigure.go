@@ -214,7 +214,7 @@ func (g *ProcessGroup) Grow(ctx context.Context, most int) (View, error) {
 // most ranks that c10d run -elastic permits. It calls the store once, and again for newcomers. Ranks that ask at the same time may get different answers:
 // let one rank ask, and broadcast what it gets.
 func (g *ProcessGroup) Pending(ctx context.Context) (int, error) {
-	n, err := 0, errors.New("Reconfigure is under way")
+	n, err := 0, g.underWay()
 	if g.reconfiguring.TryLock() {
 		defer g.reconfiguring.Unlock()
 		var m *members
@@ -235,7 +235,7 @@ func (g *ProcessGroup) Pending(ctx context.Context) (int, error) {
 
 func (g *ProcessGroup) reconfigure(ctx context.Context, o ReconfigureOptions) (View, error) {
 	if !g.reconfiguring.TryLock() {
-		return View{}, errors.New("Reconfigure is under way already")
+		return View{}, g.underWay()
 	}
 	defer g.reconfiguring.Unlock()
 	ctx, stop := context.WithCancelCause(ctx)
@@ -275,6 +275,14 @@ func (g *ProcessGroup) reconfigure(ctx context.Context, o ReconfigureOptions) (V
 		}
 	}
 	return entered, err
+}
+
+// underWay says why a call does not wait for g.reconfiguring: Close and Reconfigure hold it.
+func (g *ProcessGroup) underWay() error {
+	if r := g.refused.Load(); r != nil {
+		return r.why
+	}
+	return errors.New("Reconfigure is under way already")
 }
 
 // revoke ends the default group on all ranks if one of this rank's groups has failed. It does the same

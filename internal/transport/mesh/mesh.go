@@ -15,6 +15,7 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"os"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -99,6 +100,7 @@ type Base struct {
 	endBy    time.Time // when connections are cut, once the mesh has ended
 	latest   time.Time // the last that endBy may become while the mesh closes
 	checking *time.Timer
+	cut      bool // check has cut the connections
 	arrivals uint64
 	round    uint64 // of Diagnose
 	changed  chan struct{}
@@ -198,6 +200,7 @@ func (b *Base) check(due time.Time, pause time.Duration) {
 		b.checkLater()
 		return
 	}
+	b.cut = true
 	for _, p := range b.peers {
 		if p != nil {
 			p.link.Cut()
@@ -541,24 +544,37 @@ func (p *Peer) EndWithGone(r *transport.Request) {
 }
 
 // Drain reads and discards until the peer closes its side or time is up. To close a socket that
-// has unread bytes would reset the connection, and the peer would lose data.
+// has unread bytes would reset the connection, and the peer would lose data. While the mesh closes,
+// check says when time is up: this process may be late.
 func (p *Peer) Drain(conn net.Conn) {
 	b := p.base
 	for {
 		b.Mu.Lock()
-		endBy := b.endBy
+		endBy, now := b.endBy, time.Now()
 		limit := endBy
 		if limit.IsZero() {
-			limit = time.Now().Add(b.Limits.Close)
+			limit = now.Add(b.Limits.Close)
+		} else if b.extends() {
+			limit = later(limit, now.Add(b.Limits.Close/closeChecks))
 		}
 		conn.SetReadDeadline(limit)
 		b.Mu.Unlock()
-		io.Copy(io.Discard, conn)
+		_, err := io.Copy(io.Discard, conn)
 		b.Mu.Lock()
-		again := !b.endBy.Equal(endBy)
+		again := errors.Is(err, os.ErrDeadlineExceeded) && (!b.endBy.Equal(endBy) || b.extends())
 		b.Mu.Unlock()
 		if !again {
 			return
 		}
 	}
+}
+
+// extends reports whether check may still move endBy on. Mu is held.
+func (b *Base) extends() bool { return b.checking != nil && !b.cut }
+
+func later(a, b time.Time) time.Time {
+	if a.After(b) {
+		return a
+	}
+	return b
 }

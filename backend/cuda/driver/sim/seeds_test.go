@@ -220,6 +220,74 @@ func TestT6(t *testing.T) {
 	}
 }
 
+// pipelined is the event program of a cluster-to-cluster all-reduce with two events that are recorded again
+// in each step: one says how far the user's stream is, and one how far the other stream is. Each step has a
+// collective inside the cluster on the user's stream and messages on the other one. At its end the streams
+// wait for each other. For n clusters there are n-2 steps before the sum of all and n-1 after it. Record and
+// wait are those of an event, by number.
+func pipelined(h *host, clusters int, record, wait func(event int, s driver.Stream) error) {
+	const n = 1 << 10
+	user, hetero := h.stream(0, "user"), h.stream(0, "hetero")
+	buf, inbox := h.alloc(0, n), h.alloc(0, n)
+	gate := h.pinned(4)
+	// The host enqueues everything before the device begins.
+	require.NoError(h, hetero.WaitValue(gate.Ptr(), 1, driver.Equal))
+	sync := func() {
+		require.NoError(h, errors.Join(record(0, user), wait(0, hetero), record(1, hetero), wait(1, user)))
+	}
+	require.NoError(h, user.Memset(buf.Ptr(), 1, n))
+	sync()
+	for range clusters - 2 {
+		require.NoError(h, errors.Join(user.Memset(buf.Ptr(), 2, n), hetero.Memset(inbox.Ptr(), 3, n)))
+		sync()
+	}
+	require.NoError(h, user.Copy(buf.Ptr(), inbox.Ptr(), n))
+	sync()
+	for range clusters - 1 {
+		require.NoError(h, errors.Join(user.Memset(buf.Ptr(), 4, n), hetero.Memset(inbox.Ptr(), 5, n)))
+		sync()
+	}
+	require.NoError(h, user.Copy(buf.Ptr(), inbox.Ptr(), n))
+	gate.Store32(0, 1)
+}
+
+// TestF26EventsUsedAgain: the program with events that are recorded again is right where a wait means the
+// latest record, and hangs where it may mean a later one. With an event for each record it is right in both
+// cases (F-26).
+func TestF26EventsUsedAgain(t *testing.T) {
+	for clusters := 2; clusters <= 4; clusters++ {
+		for _, semantics := range []sim.Semantics{sim.Snapshot, sim.LateBinding} {
+			t.Run(fmt.Sprintf("%d clusters, %v", clusters, semantics), func(t *testing.T) {
+				h := open(t, sim.Config{Semantics: semantics, Seed: uint64(clusters)})
+				events := []*sim.RawEvent{h.d.NewRawEvent(), h.d.NewRawEvent()}
+				pipelined(h, clusters, func(e int, s driver.Stream) error { return events[e].Record(s) }, func(e int, s driver.Stream) error { return events[e].Wait(s) })
+				err := h.m.Settle(h.ctx)
+				if semantics == sim.LateBinding {
+					var stuck *sim.Stuck
+					require.ErrorAs(t, err, &stuck)
+					require.ErrorAs(t, h.close(), &stuck)
+				} else {
+					require.NoError(t, err)
+					require.NoError(t, h.close())
+				}
+
+				h = open(t, sim.Config{Semantics: semantics, Seed: uint64(clusters)})
+				once := make([]driver.Event, 2)
+				record := func(e int, s driver.Stream) (err error) {
+					once[e], err = s.Record()
+					return err
+				}
+				wait := func(e int, s driver.Stream) error {
+					defer once[e].Release()
+					return s.Wait(once[e])
+				}
+				pipelined(h, clusters, record, wait)
+				require.NoError(t, h.settle())
+			})
+		}
+	}
+}
+
 // TestT15 compares the virtual times of three stages on streams ordered by events
 // with those of a host that waits after each (T15).
 func TestT15(t *testing.T) {

@@ -45,7 +45,7 @@ type ownWork struct {
 	priority int // see backend.AllReduceWork
 }
 
-var ownWorks = []ownWork{{DirectWork, directPriority}, {HostWork, 0}}
+var ownWorks = []ownWork{{DirectWork, directPriority}, {ClustersWork, clustersPriority}, {HostWork, 0}}
 
 func worksFor(l tensor.Layout) (w works) {
 	if l == tensor.Strided {
@@ -136,6 +136,8 @@ func (a *allReduce) allows(name string, r *backend.AllReduceWork) error {
 		return r.Can(&a.collectives().call)
 	case name == DirectWork:
 		return a.allowsKernels()
+	case name == ClustersWork:
+		return a.allowsClusters()
 	}
 	if a.way == nil || a.way.Kernels() {
 		a.way = a.b.far().Of(plan.OpAllReduce, a.ts[0].ByteLen())

@@ -60,7 +60,9 @@ func (b *Backend) explainBroadcast() []backend.Choice {
 	var all []backend.Choice
 	for _, r := range b.ranges(plan.OpBroadcast) {
 		switch {
-		case r.Name == "": // then it is the only one
+		case r.Name == "" && b.clusters != nil: // then it is the only one
+			return []backend.Choice{{Op: op, UpTo: -1, Algorithm: ClustersWork, Why: b.explainClusters() + not}}
+		case r.Name == "":
 			return b.explainChunks(what, tail+not)
 		case r.Kernels():
 			all = append(all, backend.Choice{Op: op, UpTo: r.UpTo, Algorithm: BroadcastDirect, Why: directway.Why + "; " + said(r)})
@@ -105,6 +107,12 @@ func (b *Backend) Broadcast(ctx context.Context, ts []*tensor.Tensor, o backend.
 	if o.RootTensor < 0 || o.RootTensor >= len(ts) {
 		return nil, bad(op, "invalid root tensor: %d (there are %d)", o.RootTensor, len(ts))
 	}
+	if someOnCPU(ts) {
+		if err := b.alike(op, len(ts), ts); err != nil {
+			return nil, err
+		}
+		return b.mixedBroadcast(ctx, slices.Clone(ts), o, board.Call{DType: ts[0].DType(), N: ts[0].Len(), Root: o.Root})
+	}
 	if err := b.dense(op, "tensor 0", output, ts[0]); err != nil {
 		return nil, err
 	}
@@ -126,6 +134,9 @@ func (b *Backend) Broadcast(ctx context.Context, ts []*tensor.Tensor, o backend.
 	way := r.Name
 	if b.options.Broadcast == BroadcastDirect && b.g.Broken() == nil && ctx.Err() == nil {
 		return nil, bad(op, "not in the way %q, which Options.Broadcast asks for: %v", BroadcastDirect, cmp.Or(b.direct.Can(), b.direct.Known()))
+	}
+	if c := broadcastCall(ts, o, print); b.isBetween(ctx, op, c) {
+		return b.clusters.Issue(ctx, op, o.Timeout, c, ts...)
 	}
 	l := group.Leg{N: ts[0].Len(), DType: ts[0].DType()}
 	for i := range ts {

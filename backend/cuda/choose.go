@@ -67,6 +67,12 @@ func (b *Backend) setWays(t *choice.Table) {
 	if !b.g.OneHost() {
 		b.apart = over(ways.Hosts)
 	}
+	if b.clusters != nil {
+		inside := ways.New(t, ways.Group{
+			Link: ways.Peers, Ranks: b.clusters.Ranks(), Allowed: func(_ plan.Op, name string) bool { return ways.Way{Name: name}.Kernels() },
+		})
+		b.clusters.Form = func(op plan.Op, bytes int) direct.Form { return form(inside.Of(op, bytes).Way) }
+	}
 	b.direct.Share = b.peers.Has(plan.OpAllReduce, ways.HostShared)
 }
 
@@ -92,7 +98,7 @@ func (b *Backend) far() *ways.Ways {
 }
 
 // choose returns the way of a call. All ways of all operations are chosen here; an all-reduce may be
-// of a registered work besides. Bytes are those of [ways.Ways.Of]. Cannot is why no kernel can do the
+// of a registered work besides, and calls of several clusters ask between. Bytes are those of [ways.Ways.Of]. Cannot is why no kernel can do the
 // call, nil if one can. The first call that kernels can do connects the ranks. What every rank has
 // decides: the table, the link and the call. It allocates nothing.
 func (b *Backend) choose(ctx context.Context, op work.OpType, t *tensor.Tensor, bytes int, cannot error, print board.Call) *ways.Range {

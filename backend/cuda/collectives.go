@@ -7,6 +7,7 @@ import (
 
 	"github.com/c10d-go/c10d/backend"
 	"github.com/c10d-go/c10d/backend/cuda/internal/board"
+	"github.com/c10d-go/c10d/backend/cuda/internal/clusterway"
 	"github.com/c10d-go/c10d/backend/cuda/internal/direct"
 	"github.com/c10d-go/c10d/backend/cuda/internal/directway"
 	"github.com/c10d-go/c10d/backend/cuda/internal/group"
@@ -48,7 +49,7 @@ func (b *Backend) AllReduce(ctx context.Context, ts []*tensor.Tensor, o backend.
 		switch {
 		case t == nil:
 			return nil, bad(op, "tensor %d is nil", i)
-		case t.Device().Type != tensor.CUDA:
+		case t.Device().Type != tensor.CUDA && t.Device().Type != tensor.CPU:
 			return nil, bad(op, "unsupported device type %v of tensor %d", t.Device().Type, i)
 		case t.Layout() != ts[0].Layout():
 			return nil, bad(op, "invalid tensor layout at index %d (expected %v, got %v)", i, ts[0].Layout(), t.Layout())
@@ -59,6 +60,9 @@ func (b *Backend) AllReduce(ctx context.Context, ts []*tensor.Tensor, o backend.
 		}
 	}
 	print := board.Call{With: board.Reducing(o.Op), DType: ts[0].DType(), N: ts[0].Len(), Root: -1, Sparse: ts[0].Layout() != tensor.Strided}
+	if someOnCPU(ts) {
+		return b.mixedAllReduce(ctx, slices.Clone(ts), o, print)
+	}
 	a := allReduce{b: b, ctx: ctx, ts: ts, op: o.Op, print: print}
 	name, registered, err := a.findWork()
 	if err != nil {
@@ -70,6 +74,13 @@ func (b *Backend) AllReduce(ctx context.Context, ts []*tensor.Tensor, o backend.
 			return nil, bad(op, "%v", err)
 		}
 		return b.direct.Issue(ctx, op, o.Timeout, c, print, c.Parts[0].Out...)
+	}
+	if registered == nil && name == ClustersWork {
+		c, err := a.throughClusters()
+		if err != nil {
+			return nil, bad(op, "%v", err)
+		}
+		return b.clusters.Issue(ctx, op, o.Timeout, c, slices.Clone(ts)...)
 	}
 	var q *group.Operation
 	if registered != nil {
@@ -144,10 +155,17 @@ func (b *Backend) Reduce(ctx context.Context, t *tensor.Tensor, o backend.Reduce
 // AllGather gathers the ranks' inputs through the hosts.
 func (b *Backend) AllGather(ctx context.Context, out []*tensor.Tensor, in *tensor.Tensor, o backend.AllGatherOptions) (*work.Work, error) {
 	const op = work.AllGather
-	if err := b.dense(op, "input", input, in); err != nil {
+	if err := b.listed(op, "output", len(out)); err != nil {
 		return nil, err
 	}
-	if err := b.listed(op, "output", len(out)); err != nil {
+	if someOnCPU(out, []*tensor.Tensor{in}) {
+		out := slices.Clone(out)
+		if err := b.alike(op, len(out), append(slices.Clip(out), in)); err != nil {
+			return nil, err
+		}
+		return b.mixedAllGather(ctx, op, out, in, o)
+	}
+	if err := b.dense(op, "input", input, in); err != nil {
 		return nil, err
 	}
 	if err := b.like(op, "outputs", output, in, out); err != nil {
@@ -202,6 +220,9 @@ func (b *Backend) allGather(ctx context.Context, op work.OpType, o backend.AllGa
 		c := b.direct.NewCall()
 		c.Parts = append(c.Parts, directway.Part{Out: out, In: []*tensor.Tensor{in}, N: in.Len(), Form: form(way.Way)})
 		return b.direct.Issue(ctx, op, o.Timeout, c, print, slices.Clone(result)...)
+	}
+	if c := (&clusterway.Call{Op: plan.OpAllGather, Out: out, In: []*tensor.Tensor{in}, Print: print}); uneven == nil && b.isBetween(ctx, op, c) {
+		return b.clusters.Issue(ctx, op, o.Timeout, c, slices.Clone(result)...)
 	}
 	return b.g.Issue(ctx, op, o.Timeout, &group.Operation{
 		Legs: append(group.Legs(group.To, out...), group.From(in)), Width: b.g.Size, Print: print,
@@ -440,7 +461,8 @@ func (b *Backend) reduceScatter(ctx context.Context, op work.OpType, o backend.R
 	}
 	n, print := len(out), board.Call{With: board.Reducing(o.Op), DType: out[0].DType(), N: total(in), Root: -1}
 	cannot := direct.Supports(o.Op, out[0].DType())
-	if n == 1 && slices.ContainsFunc(in, func(t *tensor.Tensor) bool { return t.Len() != out[0].Len() }) {
+	even := n > 1 || !slices.ContainsFunc(in, func(t *tensor.Tensor) bool { return t.Len() != out[0].Len() })
+	if !even {
 		cannot = errUneven
 	}
 	if b.choose(ctx, op, out[0], bytesOf(out), cannot, print).Kernels() {
@@ -451,6 +473,9 @@ func (b *Backend) reduceScatter(ctx context.Context, op work.OpType, o backend.R
 			})
 		}
 		return b.direct.Issue(ctx, op, o.Timeout, c, print, slices.Clone(out)...)
+	}
+	if c := (&clusterway.Call{Op: plan.OpReduceScatter, Reduce: o.Op, Out: out, In: in, Print: print}); even && n == 1 && b.isBetween(ctx, op, c) {
+		return b.clusters.Issue(ctx, op, o.Timeout, c, out[0])
 	}
 	return b.g.Issue(ctx, op, o.Timeout, &group.Operation{
 		Legs: append(group.Legs(group.To, out...), group.Legs(group.From, in...)...), Width: b.g.Size * n, Print: print,

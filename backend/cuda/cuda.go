@@ -13,6 +13,7 @@ import (
 	"github.com/c10d-go/c10d/backend"
 	"github.com/c10d-go/c10d/backend/cuda/driver"
 	"github.com/c10d-go/c10d/backend/cuda/driver/nvidia"
+	"github.com/c10d-go/c10d/backend/cuda/internal/clusterway"
 	"github.com/c10d-go/c10d/backend/cuda/internal/directway"
 	"github.com/c10d-go/c10d/backend/cuda/internal/group"
 	"github.com/c10d-go/c10d/backend/cuda/internal/hostshm"
@@ -28,7 +29,7 @@ const Name = "cuda"
 
 func init() {
 	err := backend.Register(backend.Registration{
-		Name: Name, Devices: []tensor.DeviceType{tensor.CUDA},
+		Name: Name, Devices: []tensor.DeviceType{tensor.CUDA, tensor.CPU},
 		New: func(ctx context.Context, o backend.Options) (backend.Backend, error) { return New(ctx, o) },
 	})
 	if err != nil {
@@ -109,7 +110,8 @@ type Options struct {
 
 	// CPU is the backend that does the host's part; empty means that of CPUOptions, or gloo.
 	// CPUOptions are its own options. Nil means, for gloo, sums in rank order: then bits do
-	// not depend on Chunk.
+	// not depend on Chunk. But collectives of several clusters add inside the clusters first, unless
+	// CPUOptions are given and ask for sums in rank order or exact ones.
 	CPU        string
 	CPUOptions backend.SpecificOptions
 }
@@ -157,6 +159,10 @@ type Backend struct {
 	// The ways of operations over the links that the group may turn out to have. Apart is for devices
 	// that do not reach each other, and for calls that no kernel can do.
 	peers, shared, apart *ways.Ways
+
+	clusters *clusterway.Group // nil if collectives do not go through several clusters
+	flat     error             // why not
+	mixed    mixed
 }
 
 // Rank returns this rank's number in the group.
@@ -183,12 +189,14 @@ func (b *Backend) Abort(cause error) { b.g.Abort(cause) }
 
 // Shutdown waits until what was issued has ended, then closes the backend. When ctx ends first,
 // Close ends what is left, and the error wraps that of ctx.
-func (b *Backend) Shutdown(ctx context.Context) error { return b.g.Shutdown(ctx) }
+func (b *Backend) Shutdown(ctx context.Context) error {
+	return errors.Join(b.g.Shutdown(ctx), b.mixed.close())
+}
 
 // Close lets operations go on for half a second, ends those still pending with work.ErrClosed, says
 // goodbye and frees everything. It takes about a second, and what devices take to leave an
 // operation that was ended, 5 s at most.
-func (b *Backend) Close() error { return b.g.Close() }
+func (b *Backend) Close() error { return errors.Join(b.g.Close(), b.mixed.close()) }
 
 // New connects a rank with the others of its group. It returns when all are
 // connected, when ctx ends or when the timeout is over.
@@ -201,7 +209,7 @@ func New(ctx context.Context, o backend.Options) (*Backend, error) {
 	default:
 		return nil, fmt.Errorf("cuda: options of type %T, want cuda.Options", v)
 	}
-	slots := own.Slots
+	slots, flat := own.Slots, noClusters(own.CPUOptions)
 	if err := own.check(); err != nil {
 		return nil, err
 	}
@@ -213,7 +221,7 @@ func New(ctx context.Context, o backend.Options) (*Backend, error) {
 	if !ok {
 		return nil, fmt.Errorf("cuda: %q: %w", own.CPU, backend.ErrUnknownBackend)
 	}
-	if !slices.Contains(r.Devices, tensor.CPU) {
+	if r.Name == Name || !slices.Contains(r.Devices, tensor.CPU) {
 		return nil, fmt.Errorf("cuda: backend %q does not serve tensors in CPU memory, which the host's part needs", own.CPU)
 	}
 	var missing error
@@ -251,6 +259,9 @@ func New(ctx context.Context, o backend.Options) (*Backend, error) {
 	if err == nil {
 		g.CPU = cpu
 		if err = g.Meet(ctx); err == nil {
+			err = b.meetClusters(ctx, o, flat)
+		}
+		if err == nil {
 			err = b.agree(ctx, table.Fingerprint())
 		}
 		if err == nil {
@@ -259,6 +270,9 @@ func New(ctx context.Context, o backend.Options) (*Backend, error) {
 		}
 	}
 	if err != nil {
+		if b.clusters != nil {
+			err = errors.Join(err, b.clusters.Close())
+		}
 		return nil, errors.Join(err, g.Discard())
 	}
 	g.Start()
@@ -278,6 +292,8 @@ func (b *Backend) prepare(ctx context.Context) error {
 		if n := g.Driver.Count(); b.direct.Can() == nil && (n == 1 || n >= g.Size) {
 			names = kernels.Names()
 			directway.Keep(g.Driver, g.Size) // else ranks share devices, most likely
+		} else if b.clusters != nil {
+			b.clusters.Keep()
 		}
 		driver.Keep(g.Driver, kernels.PTX, names...)
 	}

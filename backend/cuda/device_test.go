@@ -284,7 +284,7 @@ func TestDeviceChosen(t *testing.T) {
 
 	i := atomic.Int32{}
 	far := cuda.SetHostIdentity(func() [32]byte { return [32]byte{byte(i.Add(1))} })
-	run(auto, cuda.HostWork, "is on another host than rank 0")
+	run(auto, cuda.ClustersWork, "is on another host than rank 0")
 	far()
 
 	// What has no kernel goes by the host, in the same group.

@@ -30,6 +30,9 @@ func (b *Backend) Explain() backend.Explanation {
 			e.Choices = append(e.Choices, c)
 		}
 	}
+	if b.clusters != nil {
+		e.Clusters = b.clusterParts()
+	}
 	if why := b.g.Board.Why; why != nil {
 		e.Why += "; calls of ranks on this host are not all compared when they are made: " + strings.ReplaceAll(why.Error(), "\n", "; ")
 	}
@@ -83,6 +86,10 @@ func said(r ways.Range) string { return fmt.Sprintf("%v: %s", r.Way, r.Why) }
 // explainRanges says how an operation goes that kernels can do. C is its way through the host.
 func (b *Backend) explainRanges(op work.OpType, c backend.Choice) (all []backend.Choice) {
 	not := cmp.Or(b.direct.Can(), b.direct.Known())
+	if coalesced := op == work.AllReduceCoalesced || op == work.AllGatherCoalesced || op == work.ReduceScatterTensorCoalesced; b.clusters != nil && !coalesced {
+		c.Algorithm, c.Why = ClustersWork, b.explainClusters()
+		return []backend.Choice{c}
+	}
 	if not != nil {
 		c.Why += "; not " + DirectWork + ": " + not.Error()
 		return []backend.Choice{c}
@@ -129,7 +136,11 @@ func (b *Backend) explainWork(t *tensor.Tensor) (c backend.Choice) {
 	}
 	c.Algorithm = name
 	how := ""
-	if registered == nil {
+	switch {
+	case registered != nil:
+	case name == ClustersWork:
+		how = "; " + b.explainClusters()
+	default:
 		how = "; " + said(*a.way)
 		if x := b.g.Exchange.Load(); a.way.Name == ways.HostShared && x != nil {
 			how = "; " + b.explainExchange(x) + how

@@ -341,7 +341,6 @@ func TestRefused(t *testing.T) {
 		for name, c := range map[string]func() (*work.Work, error){
 			"no tensors":   func() (*work.Work, error) { return b.AllReduce(ctx, nil, backend.AllReduceOptions{}) },
 			"nil":          func() (*work.Work, error) { return b.AllReduce(ctx, l(nil), backend.AllReduceOptions{}) },
-			"CPU tensor":   func() (*work.Work, error) { return b.AllReduce(ctx, l(cpu), backend.AllReduceOptions{}) },
 			"CPU tensor 2": func() (*work.Work, error) { return b.Reduce(ctx, cpu, backend.ReduceOptions{}) },
 			"dtypes":       func() (*work.Work, error) { return b.AllReduce(ctx, l(f, i), backend.AllReduceOptions{}) },
 			"shapes":       func() (*work.Work, error) { return b.AllReduce(ctx, l(f, f2), backend.AllReduceOptions{}) },

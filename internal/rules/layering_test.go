@@ -109,8 +109,13 @@ var layers = []layer{
 		"backend/cuda/internal/direct", "backend/cuda/internal/group", "backend/cuda/internal/place", "backend/cuda/internal/pool", "backend/cuda/internal/region",
 		"backend/cuda/internal/window",
 	}},
+	{"backend/cuda/internal/clusterway", []string{
+		"tensor", "work", "backend", "backend/gloo", "backend/cuda/driver", "backend/cuda/driver/edges", "backend/cuda/internal/kernels", "backend/cuda/internal/board",
+		"backend/cuda/internal/direct", "backend/cuda/internal/directway", "backend/cuda/internal/group", "backend/cuda/internal/place", "backend/cuda/internal/pool",
+		"backend/cuda/internal/window", "internal/cluster", "internal/plan",
+	}},
 	{"backend/cuda", []string{
-		"tensor", "work", "store", "backend", "backend/gloo",
+		"tensor", "work", "store", "backend", "backend/gloo", "internal/cluster", "internal/plan", "backend/cuda/internal/clusterway",
 		"backend/cuda/driver", "backend/cuda/driver/edges", "backend/cuda/driver/nvidia", "backend/cuda/internal/kernels", "backend/cuda/internal/window", "backend/cuda/internal/direct", "backend/cuda/internal/pool", "backend/cuda/internal/region", "backend/cuda/internal/place",
 		"backend/cuda/internal/board", "backend/cuda/internal/hostshm", "backend/cuda/internal/group", "backend/cuda/internal/directway",
 		"internal/plan", "internal/choice", "internal/ways",

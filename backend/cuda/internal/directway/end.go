@@ -115,9 +115,9 @@ func (c *Call) stopped(now time.Time) error {
 
 // left returns a rank that has closed the group and did not take part in an operation.
 func (d *Group) left(number uint32) (rank int, left bool) {
-	for r := range d.B.Size {
+	for r := range d.Size() {
 		if gone := goneWord(d.own, r).Load(); gone != 0 && int32(number-(gone-1)) >= 0 {
-			return r, true
+			return d.Of(r), true
 		}
 	}
 	return 0, false

@@ -24,6 +24,10 @@ import (
 type Group struct {
 	B *group.Engine
 
+	// Members are the ranks of the engine that take part, this one among them. Nil means all.
+	Members []int
+	heard   int // how often connect has heard the others
+
 	Forbidden  error                         // why the caller wants none
 	Share      bool                          // some all-reduces go through memory that the ranks share all the same
 	Shared     atomic.Bool                   // ranks share a device
@@ -69,7 +73,7 @@ func Keep(d driver.Driver, ranks int) {
 func (d *Group) Can() error {
 	b := d.B
 	switch {
-	case b.Size < 2 || b.Size > window.MostRanks:
+	case d.Size() < 2 || d.Size() > window.MostRanks:
 		return errDirectRanks
 	case d.Forbidden != nil:
 		return d.Forbidden
@@ -111,6 +115,12 @@ func (d *Group) Ready(ctx context.Context, op work.OpType, dev int, print board.
 		// The group has ended; what comes next says so.
 		return errors.Join(err, d.release())
 	}
+	d.opened()
+	return d.why
+}
+
+// opened notes that the ranks have connected, or cannot.
+func (d *Group) opened() {
 	d.asked = true
 	if d.why == nil {
 		d.Open.Store(d.window)
@@ -118,20 +128,19 @@ func (d *Group) Ready(ctx context.Context, op work.OpType, dev int, print board.
 			d.window.Abort()
 		}
 	}
-	return d.why
 }
 
 // connect makes this rank's window and kernels, and opens the other ranks' memory. It returns why
 // that is not possible, which is the same on all ranks, or an error that ends the group.
 func (d *Group) connect(q *group.Operation, dev int) (why, err error) {
 	b := d.B
-	tell := func(why error, more []byte) (reason error, all [][]byte, err error) {
-		return b.Hear(q.Ctx, q.Left(), group.Told(why, more))
-	}
+	tell := func(why error, more []byte) (reason error, all [][]byte, err error) { return d.hear(q, why, more) }
 	mine := make([]byte, 8+region.NameLen)
-	why = d.prepare(dev)
+	if why = d.Forbidden; why == nil {
+		why = d.prepare(dev)
+	}
 	if why == nil {
-		binary.LittleEndian.PutUint32(mine, directChannels(d.v, b.Size))
+		binary.LittleEndian.PutUint32(mine, directChannels(d.v, d.Size()))
 		binary.LittleEndian.PutUint32(mine[4:], uint32(d.blocks))
 		copy(mine[8:], d.own.Name)
 	}
@@ -144,7 +153,7 @@ func (d *Group) connect(q *group.Operation, dev int) (why, err error) {
 		d.keepPlace(int(blocks))
 		why = d.openPages(all)
 		if why == nil {
-			d.window, why = window.New(q.Ctx, window.Options{Driver: b.Driver, Device: d.v, Rank: b.Rank, Ranks: b.Size, Channels: int(channels)})
+			d.window, why = window.New(q.Ctx, window.Options{Driver: b.Driver, Device: d.v, Rank: d.Rank(), Ranks: d.Size(), Channels: int(channels)})
 		}
 		reason, _, err = tell(why, nil)
 	}
@@ -173,7 +182,7 @@ func (d *Group) connect(q *group.Operation, dev int) (why, err error) {
 	if err == nil && reason != nil {
 		freed = d.release()
 	}
-	if err == nil && (reason != nil || d.Share) {
+	if err == nil && d.Members == nil && (reason != nil || d.Share) {
 		// All-reduces go through the host, or some do.
 		err = b.Share(q.Ctx, q.Left())
 	}
@@ -204,12 +213,12 @@ func (d *Group) prepare(dev int) (err error) {
 
 func (d *Group) openPages(all [][]byte) error {
 	for r, b := range all {
-		if r == d.B.Rank {
+		if r == d.Rank() {
 			continue
 		}
 		p, err := region.Open(string(group.TrimZeros(b[8:][:region.NameLen])), region.PageSize)
 		if err != nil {
-			return fmt.Errorf("the page of rank %d: %w", r, err)
+			return fmt.Errorf("the page of rank %d: %w", d.Of(r), err)
 		}
 		d.pages = append(d.pages, p)
 	}
@@ -249,7 +258,7 @@ func (d *Group) Close() error {
 	}
 	err := d.window.Detach()
 	for _, p := range d.pages {
-		goneWord(p, d.B.Rank).Store(d.made + 1)
+		goneWord(p, d.Rank()).Store(d.made + 1)
 	}
 	limit := group.CloseLimit
 	if d.B.Broken() != nil || d.B.CPUErr() != nil {
@@ -282,8 +291,8 @@ func (d *Group) stuck(ctx context.Context) int {
 func (d *Group) gone(limit time.Duration) bool {
 	for end := time.Now().Add(limit); ; time.Sleep(200 * time.Microsecond) {
 		left := 0
-		for r := range d.B.Size {
-			if r != d.B.Rank && goneWord(d.own, r).Load() == 0 {
+		for r := range d.Size() {
+			if r != d.Rank() && goneWord(d.own, r).Load() == 0 {
 				left++
 			}
 		}

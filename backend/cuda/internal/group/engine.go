@@ -10,6 +10,7 @@
 //	shared            all-reduces through memory that the ranks share
 //	onetoall          broadcasts from host to host
 //	claim             messages
+//	program           operations with commands and a host's part of their own
 //	staged            all others
 //	pack              tensors that are not contiguous
 //	feed, room        how many commands a stream gets at a time

@@ -33,6 +33,9 @@ type Operation struct {
 	// leg, as one-dimensional CPU tensors. It must be the same on every rank.
 	Call func(o *Operation, legs []*tensor.Tensor) error
 
+	// Program, if not nil, is what the operation does instead of Call.
+	Program Program
+
 	// Whole is for operations whose pieces the ranks cannot agree on.
 	Whole bool
 
@@ -225,6 +228,9 @@ func (o *Operation) watch() {
 // stage gives the operation its streams and its memory on the host.
 func (o *Operation) stage() error {
 	var err error
+	if o.Program != nil {
+		return o.Program.Stage(o)
+	}
 	if o.Shared != nil {
 		o.Shared.stage(o)
 	}
@@ -298,6 +304,8 @@ func (o *Operation) enqueueOn(places []*place.Place) error {
 	batch.begin(o, places)
 	o.pack(batch)
 	switch {
+	case o.Program != nil:
+		batch.err = o.Program.Fill(o, batch.batch)
 	case o.inTurn():
 		o.fillTurn(batch)
 	case o.Fill != nil:

@@ -1,11 +1,13 @@
 package group
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"slices"
 	"time"
 
+	"github.com/c10d-go/c10d/backend/cuda/driver"
 	"github.com/c10d-go/c10d/backend/cuda/internal/hostshm"
 	"github.com/c10d-go/c10d/backend/cuda/internal/pool"
 	"github.com/c10d-go/c10d/tensor"
@@ -116,6 +118,8 @@ func (o *Operation) runHost() error {
 		return err
 	}
 	switch {
+	case o.Program != nil:
+		return o.Program.Run(o)
 	case o.Fill != nil, o.withinRank():
 		return nil
 	case o.claim != nil:
@@ -218,6 +222,11 @@ func (o *Operation) end() {
 		quiet = o.settled(ctx)
 	}
 	cancel()
+	if o.err == nil && o.Program != nil {
+		if err := o.Program.Err(); err != nil {
+			o.failed(cmp.Or(o.B.Broken(), err))
+		}
+	}
 	if o.unwatch != nil {
 		o.unwatch()
 	}
@@ -272,6 +281,9 @@ func (o *Operation) settled(ctx context.Context) bool {
 		o.staging = nil
 	}
 	o.unstage()
+	if o.Program != nil {
+		o.Program.Release(o)
+	}
 	if o.launched {
 		pool.Underway.Add(-1)
 		o.B.Staged.Add(-1)
@@ -292,8 +304,11 @@ func (o *Operation) passed(ctx context.Context) error {
 // drained is for when the events of an operation do not tell whether it has
 // ended: it waits until the streams have done all that they were given. A device
 // that is lost does nothing any more.
-func (o *Operation) drained(ctx context.Context) bool {
-	for _, s := range o.everyStream() {
+func (o *Operation) drained(ctx context.Context) bool { return Drained(ctx, o.everyStream()) }
+
+// Drained waits until streams have done all that they were given; false if ctx ends first.
+func Drained(ctx context.Context, streams []driver.Stream) bool {
+	for _, s := range streams {
 		if s.Err() != nil {
 			continue
 		}

@@ -1,0 +1,557 @@
+package cuda_test
+
+import (
+	"errors"
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/c10d-go/c10d/backend"
+	"github.com/c10d-go/c10d/backend/cuda"
+	"github.com/c10d-go/c10d/backend/cuda/driver/sim"
+	"github.com/c10d-go/c10d/backend/gloo"
+	"github.com/c10d-go/c10d/tensor"
+	"github.com/c10d-go/c10d/work"
+)
+
+// clustered is a setup of clusters of so many ranks, each with a device, on one host.
+func clustered(sizes ...int) setup {
+	var of []string
+	for c, n := range sizes {
+		of = append(of, slices.Repeat([]string{fmt.Sprint(c)}, n)...)
+	}
+	s := directly(len(of))
+	s.vary = func(o *cuda.Options, r int) {
+		inner := o.CPUOptions.(gloo.Options)
+		inner.Cluster = of[r]
+		o.CPUOptions = inner
+	}
+	return s
+}
+
+// drawClusters returns the sizes of 2 to 4 clusters, of 6 ranks at most.
+func drawClusters(rng *rand.Rand) (sizes []int) {
+	left := 6
+	for c := 2 + rng.IntN(3); c > 0; c-- {
+		n := 1 + rng.IntN(min(3, left-c+1))
+		sizes, left = append(sizes, n), left-n
+	}
+	return sizes
+}
+
+// TestF26Clusters has collectives of random clusters, in chunks, against what they are defined to do. What
+// goes through the clusters is among operations that do not.
+func TestF26Clusters(t *testing.T) {
+	eachSeed(t, 1, func(t *testing.T, seed uint64, s sim.Semantics) {
+		rng := random(t, seed)
+		sizes := drawClusters(rng)
+		o := clustered(sizes...)
+		o.sim.Seed, o.sim.Semantics = seed, s
+		o.options = cuda.Options{Chunk: 16 + rng.IntN(200), Scratch: 1 << rng.IntN(20)}
+		if seed%4 == 3 {
+			o.sim.Kernels = nil // the hosts do the steps inside
+		}
+		w := newWorld(t, o)
+		var ps []program
+		for i := range 8 {
+			name := names[rng.IntN(len(names))]
+			if i%4 != 0 {
+				name = []string{"all_reduce", "all_reduce", "broadcast", "all_gather", "all_gather_into_tensor", "reduce_scatter_tensor", "reduce_scatter"}[rng.IntN(7)]
+			}
+			ps = append(ps, draw(rng, name, o.size))
+		}
+		w.each(func(x *rank, r int) error {
+			if err := x.meetDirectly(r); err != nil {
+				return err
+			}
+			for _, op := range []work.OpType{work.AllReduce, work.Broadcast, work.AllGather, work.ReduceScatterTensor} {
+				if c := x.does(op); c.Algorithm != cuda.ClustersWork {
+					return fmt.Errorf("%v goes by %s: %s", op, c.Algorithm, c.Why)
+				}
+			}
+			return x.collectives(ps, rand.New(rand.NewPCG(seed, uint64(r))), r)
+		})
+		w.end()
+	})
+}
+
+// spans runs one all-reduce of n bytes on clusters, and returns the simulator's timeline of it.
+func spans(t *testing.T, s setup, n int) []sim.Step {
+	t.Helper()
+	s.sim.Timeline = true
+	w := newWorld(t, s)
+	ys := make([]*vector, s.size)
+	w.each(func(x *rank, r int) (err error) {
+		if err = x.meetDirectly(r); err == nil {
+			ys[r], err = x.vector(tensor.Float32, r, make([]byte, n))
+		}
+		return err
+	})
+	require.NoError(t, w.m.Quiesce(w.ctx))
+	before, err := w.m.Timeline()
+	require.NoError(t, err)
+	w.each(func(x *rank, r int) error {
+		v, err := x.b.AllReduce(x.ctx, []*tensor.Tensor{ys[r].t}, backend.AllReduceOptions{})
+		if err != nil {
+			return err
+		}
+		return v.Wait(x.ctx)
+	})
+	require.NoError(t, w.m.Quiesce(w.ctx))
+	after, err := w.m.Timeline()
+	require.NoError(t, err)
+	w.end()
+	// Steps are in the order of their time: those of before are among those of after.
+	seen := map[sim.Step]int{}
+	for _, x := range before {
+		seen[x]++
+	}
+	return slices.DeleteFunc(after, func(x sim.Step) bool {
+		seen[x]--
+		return seen[x] >= 0
+	})
+}
+
+// TestF26Overlap: on the virtual clock, where each kernel and each copy takes the same time, the stages of an
+// all-reduce overlap. It takes at most 0.7 of what its steps take one after the other, as they would with a
+// host that waits for each stage (T15).
+//
+// To the clock the goroutines of a process are one host. If the network of a chunk ends after the host has
+// seen a later chunk come, that looks like an order. So the test takes the best of some runs.
+func TestF26Overlap(t *testing.T) {
+	const n, chunks, stage = 96 << 10, 12, 10 * time.Microsecond
+	for _, sizes := range [][]int{{2, 2}, {2, 2, 2}, {1, 1}} {
+		s := clustered(sizes...)
+		s.options = cuda.Options{Chunk: n / chunks}
+		const fast = 1e15
+		s.sim.Topology = sim.Topology{
+			Memory: fast, HostBandwidth: fast, LinkBandwidth: fast, CPUBandwidth: fast, LaunchLatency: stage, HostLatency: stage,
+		}
+		best := 1.0
+		for run := 0; run < 10 && best > 0.7; run++ {
+			var all, both, first, last time.Duration
+			steps := map[string][]sim.Step{}
+			for _, x := range spans(t, s, n) {
+				if !strings.HasPrefix(x.Stream, "rank 0/rank 0") || x.End-x.Start < stage {
+					continue
+				}
+				if all == 0 {
+					first = x.Start
+				}
+				first, last = min(first, x.Start), max(last, x.End)
+				all += x.End - x.Start
+				steps[x.Stream] = append(steps[x.Stream], x)
+			}
+			kernels := steps["rank 0/rank 0 direct"]
+			copies := slices.Concat(steps["rank 0/rank 0 down.0"], steps["rank 0/rank 0 up.0"])
+			for _, k := range kernels {
+				for _, c := range copies {
+					both += max(min(k.End, c.End)-max(k.Start, c.Start), 0)
+				}
+			}
+			require.Len(t, copies, 2*chunks, "%v", sizes)
+			if sizes[0] > 1 {
+				require.Len(t, kernels, 2*chunks, "%v", sizes)
+			}
+			part := float64(last-first) / float64(all)
+			t.Logf("%v: %v, one after the other %v (%.2f), kernels beside copies %v", sizes, last-first, all, part, both)
+			best = min(best, part)
+		}
+		require.LessOrEqual(t, best, 0.7, "%v", sizes)
+	}
+}
+
+// TestF26ClustersOptions: sums in rank order keep the flat way, and Explain says each rank's part.
+func TestF26ClustersOptions(t *testing.T) {
+	s := clustered(2, 1)
+	w := newWorld(t, s)
+	w.each(func(x *rank, r int) error { return x.meetDirectly(r) })
+	e := w.ranks[1].b.Explain()
+	require.Equal(t, []backend.Cluster{{Ranks: []int{0, 1}, Shares: []float64{0.5, 0.5}}, {Ranks: []int{2}, Shares: []float64{1}}}, e.Clusters)
+	require.Contains(t, e.Choices[0].Why, "this rank is in cluster 0 of 2, and carries 0.5 of its traffic; inside the cluster: by kernels")
+	require.Contains(t, w.ranks[2].b.Explain().Choices[0].Why, "this rank is in cluster 1 of 2, and carries 1 of its traffic")
+	w.end()
+
+	for _, sums := range []gloo.Sums{gloo.SumsInRankOrder, gloo.SumsExact} {
+		s := clustered(2, 1)
+		vary := s.vary
+		s.vary = func(o *cuda.Options, r int) {
+			vary(o, r)
+			inner := o.CPUOptions.(gloo.Options)
+			inner.Sums = sums
+			o.CPUOptions = inner
+		}
+		w := newWorld(t, s)
+		w.each(func(x *rank, r int) error { return x.meetDirectly(r) })
+		c := w.ranks[0].b.Explain().Choices[0]
+		require.Equal(t, cuda.HostWork, c.Algorithm)
+		require.Contains(t, c.Why, fmt.Sprintf("not clusters: rank 0: gloo.Options.Sums is %q", sums))
+		w.end()
+	}
+}
+
+// TestF26ClustersBits: sums of floats of very different size have the same bits on all ranks and in all
+// runs (F-47).
+func TestF26ClustersBits(t *testing.T) {
+	const n = 1001
+	rng := random(t, 1)
+	sizes := []int{2, 3, 1}
+	in := make([][]float32, 6)
+	for r := range in {
+		for range n {
+			in[r] = append(in[r], float32(rng.NormFloat64()*math.Ldexp(1, rng.IntN(40))))
+		}
+	}
+	var want []byte
+	for run := range 3 {
+		o := clustered(sizes...)
+		o.sim.Seed = uint64(run)
+		o.options = cuda.Options{Chunk: 600}
+		w := newWorld(t, o)
+		outs := make([][]byte, len(in))
+		w.each(func(x *rank, r int) error {
+			y, err := x.vector(tensor.Float32, r, tensorBytes(in[r]))
+			if err != nil {
+				return err
+			}
+			v, err := x.b.AllReduce(x.ctx, []*tensor.Tensor{y.t}, backend.AllReduceOptions{Op: backend.Avg()})
+			if err == nil {
+				err = v.Wait(x.ctx)
+			}
+			if err == nil {
+				outs[r], err = x.bytes(y, r)
+			}
+			return err
+		})
+		w.end()
+		if want == nil {
+			want = outs[0]
+		}
+		for r, out := range outs {
+			require.NoError(t, same(out, want), "rank %d, run %d", r, run)
+		}
+	}
+}
+
+// TestF26Faults ends all-reduces of clusters that cannot end well: a rank does not come, dies, gives up, or
+// loses its device. Every rank's error names the operation, and nothing is left.
+func TestF26Faults(t *testing.T) {
+	defer cuda.SetCloseLimit(time.Second)()
+	type event func(w *world, r int, v *work.Work)
+	for _, c := range []struct {
+		name    string
+		timeout time.Duration
+		cause   event
+		is      error
+	}{
+		{"a rank does not come", time.Second, nil, work.ErrTimeout},
+		{"a rank dies", 0, func(w *world, r int, _ *work.Work) {
+			if r == 0 {
+				w.fabric.Kill("g/cuda/0", 3)
+			}
+		}, work.ErrPeerDied},
+		{"a Work is aborted", 0, func(_ *world, r int, v *work.Work) {
+			if r == 1 {
+				v.Abort(errors.New("no more"))
+			}
+		}, work.ErrAborted},
+		{"a device is lost", 0, func(w *world, r int, _ *work.Work) {
+			if r == 1 {
+				w.m.Lose(1, errors.New("fell off the bus"))
+			}
+		}, nil},
+	} {
+		for _, sizes := range [][]int{{2, 2}, {1, 3}, {3, 1}} {
+			t.Run(fmt.Sprint(c.name, " ", sizes), func(t *testing.T) {
+				s := clustered(sizes...)
+				s.timeout = patience
+				s.options = cuda.Options{Chunk: 80}
+				w := newWorld(t, s)
+				w.each(func(x *rank, r int) error { return x.meetDirectly(r) })
+				if c.timeout > 0 {
+					for _, x := range w.ranks {
+						x.b.SetTimeout(c.timeout)
+					}
+				}
+				errs := runEach(w, func(x *rank, r int, _ chan struct{}) error {
+					y, err := x.vector(tensor.Float32, r, make([]byte, 400))
+					if err != nil || r == 3 {
+						return err
+					}
+					v, err := x.b.AllReduce(x.ctx, []*tensor.Tensor{y.t}, backend.AllReduceOptions{})
+					if err != nil {
+						return err
+					}
+					if c.cause != nil {
+						c.cause(w, r, v)
+					}
+					return v.Wait(x.ctx)
+				})
+				for r := range 3 {
+					var e *work.Error
+					require.ErrorAs(t, errs[r], &e)
+					require.Equal(t, work.AllReduce, e.Info.Op)
+					require.Equal(t, r, e.Info.Rank)
+					if c.is != nil {
+						require.ErrorIs(t, errs[r], c.is)
+					}
+					if c.timeout > 0 {
+						require.Equal(t, 3, e.Peer, "%v", errs[r])
+						require.ErrorContains(t, errs[r], "step ")
+					}
+				}
+				runEach(w, func(x *rank, _ int, _ chan struct{}) error { return x.b.Close() })
+				for _, x := range w.ranks {
+					require.NoError(t, x.cpu.Close())
+				}
+				require.NoError(t, w.m.Settle(w.ctx))
+				for _, x := range w.ranks {
+					x.free()
+				}
+				var leak *sim.Leak
+				var life *sim.Lifetime
+				err := w.m.Close()
+				require.False(t, c.name != "a device is lost" && (errors.As(err, &leak) || errors.As(err, &life)), "%v", err)
+			})
+		}
+	}
+}
+
+// TestMixedTensors: ranks pass CPU tensors where others pass device tensors. The collective works, in one
+// cluster and in several, with ranks without a device too.
+func TestMixedTensors(t *testing.T) {
+	const n = 30
+	numbers := func(r int) []float32 {
+		v := make([]float32, n)
+		for i := range v {
+			v[i] = float32(100*r + i)
+		}
+		return v
+	}
+	type place func(x *rank, r int, v []float32) (*tensor.Tensor, func() ([]byte, error), error)
+	device := func(x *rank, r int, v []float32) (*tensor.Tensor, func() ([]byte, error), error) {
+		y, err := x.vector(tensor.Float32, r%len(x.stream), tensorBytes(v))
+		if err != nil {
+			return nil, nil, err
+		}
+		return y.t, func() ([]byte, error) { return x.bytes(y, r%len(x.stream)) }, nil
+	}
+	host := func(_ *rank, _ int, v []float32) (*tensor.Tensor, func() ([]byte, error), error) {
+		u, err := tensor.Of(slices.Clone(v), len(v))
+		return u, func() ([]byte, error) { return u.Bytes(), nil }, err
+	}
+	run := func(t *testing.T, s setup, on func(r int) place) {
+		w := newWorld(t, s)
+		w.each(func(x *rank, r int) error {
+			at := on(r)
+			for round := range 2 {
+				sum, got, err := at(x, r, numbers(r))
+				if err != nil {
+					return err
+				}
+				v, err := x.b.AllReduce(x.ctx, []*tensor.Tensor{sum}, backend.AllReduceOptions{})
+				if err != nil {
+					return err
+				}
+				root := round % s.size
+				one, gotOne, err := at(x, r, numbers(r))
+				if err != nil {
+					return err
+				}
+				u, err := x.b.Broadcast(x.ctx, []*tensor.Tensor{one}, backend.BroadcastOptions{Root: root})
+				if err != nil {
+					return err
+				}
+				in, _, err := at(x, r, numbers(r))
+				if err != nil {
+					return err
+				}
+				var outs []*tensor.Tensor
+				var gots []func() ([]byte, error)
+				for range s.size {
+					out, g, err := at(x, r, make([]float32, n))
+					if err != nil {
+						return err
+					}
+					outs, gots = append(outs, out), append(gots, g)
+				}
+				k, err := x.b.AllGather(x.ctx, outs, in, backend.AllGatherOptions{})
+				if err != nil {
+					return err
+				}
+				if err := work.WaitAll(x.ctx, v, u, k); err != nil {
+					return err
+				}
+				want := numbers(0)
+				for p := 1; p < s.size; p++ {
+					for i, f := range numbers(p) {
+						want[i] += f
+					}
+				}
+				check := func(what string, get func() ([]byte, error), want []float32) error {
+					b, err := get()
+					if err == nil {
+						err = same(b, tensorBytes(want))
+					}
+					if err != nil {
+						return fmt.Errorf("%s: %w", what, err)
+					}
+					return nil
+				}
+				errs := []error{check("all_reduce", got, want), check("broadcast", gotOne, numbers(root))}
+				for p := range gots {
+					errs = append(errs, check(fmt.Sprint("all_gather of ", p), gots[p], numbers(p)))
+				}
+				if err := errors.Join(errs...); err != nil {
+					return err
+				}
+			}
+			return nil
+		})
+		w.end()
+	}
+	some := func(cpu ...int) func(r int) place {
+		return func(r int) place {
+			if slices.Contains(cpu, r) {
+				return host
+			}
+			return device
+		}
+	}
+	through := setup{size: 3, sim: sim.Config{Devices: 3}}
+	t.Run("kernels", func(t *testing.T) { run(t, directly(3), some(1)) })
+	t.Run("kernels, first call on the CPU", func(t *testing.T) { run(t, directly(2), some(0)) })
+	t.Run("the host", func(t *testing.T) { run(t, through, some(0, 2)) })
+	t.Run("all on the CPU", func(t *testing.T) { run(t, through, some(0, 1, 2)) })
+	t.Run("clusters", func(t *testing.T) { run(t, clustered(2, 2, 1), some(0, 3, 4)) })
+	t.Run("clusters, 1 and 1", func(t *testing.T) { run(t, clustered(1, 1), some(1)) })
+	t.Run("clusters without kernels", func(t *testing.T) {
+		s := clustered(2, 2)
+		s.sim.Kernels = nil
+		run(t, s, some(0, 3))
+	})
+	t.Run("clusters, all_reduce by another work", func(t *testing.T) {
+		s := clustered(2, 1)
+		s.options.AllReduce = cuda.HostWork
+		run(t, s, some(2))
+	})
+	t.Run("clusters, broadcast by table", func(t *testing.T) {
+		s := clustered(2, 1)
+		s.options.Table = tableOf(t, "broadcast hosts 3 2 1000 flat 1\n")
+		run(t, s, some(2))
+	})
+}
+
+// TestF29ClustersSteady makes nothing once the ranks have met (T9).
+func TestF29ClustersSteady(t *testing.T) {
+	s := clustered(2, 1)
+	s.options = cuda.Options{Chunk: 80}
+	w := newWorld(t, s)
+	buckets := make([]*bucket, s.size)
+	reduce := func(x *rank, r, times int) error {
+		for range times {
+			v, err := x.b.AllReduce(x.ctx, []*tensor.Tensor{buckets[r].t}, backend.AllReduceOptions{Op: backend.BXor()})
+			if err == nil {
+				err = v.Wait(x.ctx)
+			}
+			if err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+	w.each(func(x *rank, r int) (err error) {
+		if buckets[r], err = x.warm(r); err != nil {
+			return err
+		}
+		return reduce(x, r, 10)
+	})
+	before := w.m.Stats()
+	w.each(func(x *rank, r int) error { return reduce(x, r, 50) })
+	after := w.m.Stats()
+	require.Equal(t, before.MadeStreams, after.MadeStreams)
+	require.Equal(t, before.MadeMemories, after.MadeMemories)
+	require.Equal(t, before.MadeHosts, after.MadeHosts)
+	require.Equal(t, before.MadeModules, after.MadeModules)
+	w.end()
+}
+
+// TestF29ClustersFailedCalls lets calls to the driver fail in turn, those of an all-reduce of clusters: every
+// rank gets an error or a result, nothing is left, and no stream waits for ever (T7).
+func TestF29ClustersFailedCalls(t *testing.T) {
+	injected := errors.New("injected")
+	every := 9
+	if testing.Short() {
+		every = 23
+	}
+	for k := 0; ; k += every {
+		s := clustered(2, 1).quietly()
+		s.options = cuda.Options{Chunk: 140} // 3 chunks
+		s.sim.Seed, s.sim.Semantics = uint64(k), sim.Semantics(k%2)
+		w := newWorld(t, s)
+		buckets := make([]*bucket, s.size)
+		w.each(func(x *rank, r int) (err error) {
+			if buckets[r], err = x.warm(r); err == nil {
+				err = x.fill(r, buckets[r])
+			}
+			return err
+		})
+		n, failed := atomic.Int64{}, atomic.Pointer[string]{}
+		w.m.Inject(func(c sim.Call) error {
+			if strings.Contains(c.Stream, "caller") || n.Add(1)-1 != int64(k) {
+				return nil
+			}
+			text := c.String()
+			failed.Store(&text)
+			return injected
+		})
+		errs := runEach(w, func(x *rank, r int, _ chan struct{}) error {
+			v, err := x.b.AllReduce(x.ctx, []*tensor.Tensor{buckets[r].t}, backend.AllReduceOptions{})
+			if err != nil {
+				x.b.Abort(err)
+				return err
+			}
+			return v.Wait(x.ctx)
+		})
+		w.m.Inject(nil)
+		err := errors.Join(errs...)
+		if failed.Load() == nil {
+			require.NoError(t, err)
+			w.end()
+			require.Greater(t, k, 20)
+			t.Logf("calls up to number %d failed in turn", k)
+			return
+		}
+		what := *failed.Load()
+		require.ErrorIs(t, err, injected, what)
+		for r, err := range errs {
+			var e *work.Error
+			require.ErrorAs(t, err, &e, "%v: rank %d", what, r)
+			require.Equal(t, work.AllReduce, e.Info.Op, what)
+			require.Equal(t, r, e.Info.Rank, what)
+		}
+		for _, err := range runEach(w, func(x *rank, _ int, _ chan struct{}) error { return x.b.Close() }) {
+			require.NoError(t, err, what)
+		}
+		for _, x := range w.ranks {
+			require.NoError(t, x.cpu.Close())
+		}
+		require.NoError(t, w.m.Settle(w.ctx), what)
+		for _, x := range w.ranks {
+			x.free()
+		}
+		w.m.Close()
+		for _, f := range w.m.Findings() {
+			var unused *sim.Unused
+			var race *sim.Race
+			require.True(t, errors.As(f, &unused) || errors.As(f, &race), "%v: %v", what, f)
+		}
+	}
+}

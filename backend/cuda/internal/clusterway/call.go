@@ -1,0 +1,234 @@
+package clusterway
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync/atomic"
+	"time"
+
+	"github.com/c10d-go/c10d/backend"
+	"github.com/c10d-go/c10d/backend/cuda/internal/board"
+	"github.com/c10d-go/c10d/backend/cuda/internal/direct"
+	"github.com/c10d-go/c10d/backend/cuda/internal/group"
+	"github.com/c10d-go/c10d/backend/cuda/internal/place"
+	"github.com/c10d-go/c10d/backend/gloo"
+	"github.com/c10d-go/c10d/internal/cluster"
+	"github.com/c10d-go/c10d/internal/plan"
+	"github.com/c10d-go/c10d/tensor"
+	"github.com/c10d-go/c10d/work"
+)
+
+// Call is an all-reduce, a broadcast, a reduce-scatter or an all-gather. The tensors are dense, and in CPU
+// memory or on devices.
+type Call struct {
+	Op     plan.Op
+	Root   int              // of a broadcast
+	Reduce backend.ReduceOp // of an all-reduce and a reduce-scatter
+
+	// Out are the tensors that are written, In those that are only read. The elements of a list, one
+	// tensor after the other, are a buffer of the plan. An all-reduce has one tensor, in Out. A broadcast
+	// has its tensors in Out, with the same elements; the first one is the root's source, or the first to
+	// have the data.
+	Out, In []*tensor.Tensor
+
+	Print board.Call
+}
+
+func (c *Call) dtype() tensor.DType { return c.Out[0].DType() }
+
+// root reports whether this rank only reads the first tensor.
+func (c *Call) root(rank int) bool { return c.Op == plan.OpBroadcast && c.Root == rank }
+
+// Supports returns why there is no plan for a call. The answer is the same on all ranks.
+func (c *Call) Supports() error {
+	switch {
+	case c.Op.Reduces() && c.dtype() == tensor.Bool:
+		return errors.New("elements are bool")
+	case c.Op == plan.OpAllReduce && len(c.Out) > 1:
+		return errors.New("a rank has several tensors")
+	}
+	return nil
+}
+
+// mostChunks bounds the commands of an operation: a stream gets up to ten for a chunk.
+const mostChunks = 20
+
+// planned returns this rank's plan.
+func (g *Group) planned(c *Call, grain int) (*cluster.Plan, error) {
+	bytes := c.Out[0].ByteLen()
+	all := bytes
+	switch c.Op {
+	case plan.OpReduceScatter:
+		all = bytes * g.B.Size
+	case plan.OpAllGather:
+		bytes = c.In[0].ByteLen()
+		all = bytes * g.B.Size
+	}
+	chunk := max(g.Chunk, (all+mostChunks-1)/mostChunks, 1)
+	return g.plans.Plan(cluster.Call{Op: c.Op, Rank: g.B.Rank, Root: c.Root, Bytes: int64(bytes), Elem: int64(grain), Chunk: int64(chunk)})
+}
+
+// job is what all kinds of programs have.
+type job struct {
+	g       *Group
+	c       Call
+	plan    *cluster.Plan
+	red     backend.Reduction
+	elem    int
+	network *gloo.StageCall
+	results []atomic.Bool // by chunk: the network has ended it
+	o       *group.Operation
+}
+
+// later is how much longer the network may take than the operation. A rank whose own device does not do its
+// part says so first, and says why. The network knows only which rank's data are missing.
+const later = 100 * time.Millisecond
+
+// Issue starts a collective. The ranks have met.
+func (g *Group) Issue(ctx context.Context, op work.OpType, timeout time.Duration, c *Call, result ...*tensor.Tensor) (*work.Work, error) {
+	j := job{g: g, c: *c, elem: c.dtype().Size()}
+	kernels := g.why == nil
+	if c.Op.Reduces() {
+		red, err := c.Reduce.Reduction(c.dtype(), g.B.Size)
+		if err != nil {
+			return nil, err
+		}
+		j.red = red
+		kernels = kernels && direct.Supports(inner(c.Reduce), c.dtype()) == nil
+	}
+	var err error
+	if j.plan, err = g.planned(c, j.elem); err != nil {
+		return nil, err
+	}
+	o := &group.Operation{Print: c.Print}
+	switch {
+	case kernels:
+		newDeviceJob(j, o)
+	case j.oneFlat():
+		o.Legs = group.Legs(group.Both, c.Out...)
+		o.Program = &flatJob{job: j}
+	default:
+		newHostJob(j, o)
+	}
+	return g.B.Issue(ctx, op, timeout, o, result...)
+}
+
+// inner is the operator of the steps inside. The sum of all is divided once.
+func inner(op backend.ReduceOp) backend.ReduceOp {
+	if op.Kind() == backend.Avg().Kind() {
+		return backend.Sum()
+	}
+	return op
+}
+
+// oneFlat reports whether the call has one buffer, and that is a tensor whose elements are in order on a
+// device.
+func (j *job) oneFlat() bool {
+	t := j.c.Out[0]
+	return len(j.c.In) == 0 && len(j.c.Out) == 1 && t.Device().Type == tensor.CUDA && place.Of(t).Flat
+}
+
+// begin issues the network's part. Memory returns that of a step, ended is told of each chunk.
+func (j *job) begin(o *group.Operation, memory func(i int) []byte, ended func(chunk int)) (err error) {
+	j.o = o
+	s := gloo.NetworkStage{Op: o.Info().Op, Plan: j.plan, Memory: memory, Combine: j.red.Combine, Timeout: o.Left() + later}
+	j.results = make([]atomic.Bool, j.plan.Chunks)
+	s.Result = func(k int) {
+		j.divide(k, memory)
+		j.results[k].Store(true)
+		ended(k)
+	}
+	j.network, err = j.g.Network.Stage(o.Ctx, s)
+	return err
+}
+
+// divide ends the reduction of what a chunk's steps have for this rank.
+func (j *job) divide(chunk int, memory func(i int) []byte) {
+	if j.red.After == nil {
+		return
+	}
+	for i := range j.plan.Steps {
+		s := &j.plan.Steps[i]
+		if s.Stage == cluster.Between && !s.Finish && s.Chunk == chunk && j.written(s) {
+			j.red.After(memory(i))
+		}
+	}
+}
+
+// read and written say what a step between clusters does with this rank's memory.
+func (j *job) read(s *cluster.Step) bool {
+	return s.Op.Reduces() || s.Ranks[s.Root] == j.g.B.Rank
+}
+
+func (j *job) written(s *cluster.Step) bool {
+	return s.Op == plan.OpAllReduce || s.Op.Reduces() == (s.Ranks[s.Root] == j.g.B.Rank)
+}
+
+// end waits until nobody uses the memory any more, and returns the error of the operation: err is what
+// this rank has run into, nil if nothing.
+func (j *job) end(err error) error {
+	if j.network == nil {
+		return err
+	}
+	if err != nil && !errors.Is(err, errNetwork) {
+		j.network.Abort(j.o.B.Named(j.o.Info(), err, func() string { return "" }))
+	}
+	if ended := j.network.Wait(context.Background()); ended != nil && (err == nil || errors.Is(err, errNetwork)) {
+		return ended
+	}
+	return err
+}
+
+// errNetwork stands for the error of the network's part.
+var errNetwork = errors.New("the stage between clusters has failed")
+
+// turn waits until a turn is the host's, that of the chunk with step i. The wait ends early with the operation,
+// with the network's part, and when lost, which may be nil, returns an error.
+func (j *job) turn(lost func() error, i, turn int) error {
+	return j.o.Begin(waiting{j, i, lost}, turn)
+}
+
+// waiting is the context of turn.
+type waiting struct {
+	j    *job
+	step int
+	lost func() error
+}
+
+// owed reports whether the network has not ended a chunk that comes before a step. Then it is the network that
+// the device waits for, and says so.
+func (w waiting) owed() bool {
+	for i := range w.step {
+		if s := &w.j.plan.Steps[i]; s.Finish && !w.j.results[s.Chunk].Load() {
+			return true
+		}
+	}
+	return false
+}
+
+func (waiting) Deadline() (time.Time, bool) { return time.Time{}, false }
+func (waiting) Done() <-chan struct{}       { return nil }
+func (waiting) Value(any) any               { return nil }
+
+func (w waiting) Err() error {
+	if w.j.network.IsCompleted() && w.j.network.Err() != nil {
+		return errNetwork
+	}
+	if err := w.j.o.Stopped(); err != nil {
+		if errors.Is(err, work.ErrTimeout) && w.owed() {
+			return nil
+		}
+		return err
+	}
+	if w.lost == nil {
+		return nil
+	}
+	return w.lost()
+}
+
+// at names a step in an error.
+func (j *job) at(i int, err error) error {
+	s := &j.plan.Steps[i]
+	return fmt.Errorf("step %d of %d (%v, chunk %d): %w", i+1, len(j.plan.Steps), s.Stage, s.Chunk, err)
+}

@@ -1,0 +1,404 @@
+package clusterway
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/c10d-go/c10d/backend"
+	"github.com/c10d-go/c10d/backend/cuda/driver"
+	"github.com/c10d-go/c10d/backend/cuda/driver/edges"
+	"github.com/c10d-go/c10d/backend/cuda/internal/group"
+	"github.com/c10d-go/c10d/backend/cuda/internal/pool"
+	"github.com/c10d-go/c10d/internal/cluster"
+	"github.com/c10d-go/c10d/internal/plan"
+	"github.com/c10d-go/c10d/tensor"
+	"github.com/c10d-go/c10d/work"
+)
+
+// Ranks of clusters without kernels run the steps inside on the host, in the order of the plan.
+
+// hosted runs a plan on buffers in CPU memory.
+type hosted struct {
+	*job
+	bufs  [3][]byte
+	begun []bool // by chunk: its memory may be used
+
+	// Begin, if not nil, waits until a chunk's memory may be used. End is told when it is not used any
+	// more.
+	begin func(chunk int) error
+	end   func(chunk int)
+
+	awake chan struct{} // the network has ended a chunk
+}
+
+// serve runs the plan. When it returns nobody uses the buffers.
+func (h *hosted) serve(o *group.Operation) error {
+	h.bufs[plan.Scratch] = make([]byte, h.plan.Scratch)
+	h.begun, h.awake = make([]bool, h.plan.Chunks), make(chan struct{}, 1)
+	memory := func(i int) []byte {
+		s := &h.plan.Steps[i]
+		return h.bufs[s.Dst][s.Parts[0].Dst:][:s.Parts[0].Len]
+	}
+	err := h.job.begin(o, memory, func(int) {
+		select {
+		case h.awake <- struct{}{}:
+		default:
+		}
+	})
+	if err == nil {
+		err = h.steps(o)
+	}
+	return h.job.end(err)
+}
+
+func (h *hosted) steps(o *group.Operation) error {
+	last := make([]int, h.plan.Chunks)
+	for i := range h.plan.Steps {
+		last[h.plan.Steps[i].Chunk] = i
+	}
+	for i := range h.plan.Steps {
+		s := &h.plan.Steps[i]
+		if h.begin != nil && !h.begun[s.Chunk] {
+			if err := h.begin(s.Chunk); err == errNetwork {
+				return err
+			} else if err != nil {
+				return h.at(i, err)
+			}
+		}
+		h.begun[s.Chunk] = true
+		var err error
+		switch {
+		case s.Finish:
+			err = h.await(s.Chunk)
+		case s.Stage == cluster.Between:
+			if h.network.Ready(i) != nil {
+				err = errNetwork
+			}
+		default:
+			err = h.inside(o, s)
+		}
+		switch {
+		case err == errNetwork:
+			return err
+		case err != nil:
+			return h.at(i, err)
+		}
+		if h.end != nil && last[s.Chunk] == i {
+			h.end(s.Chunk)
+		}
+	}
+	<-h.network.Done()
+	if h.network.Err() != nil {
+		return errNetwork
+	}
+	return nil
+}
+
+// await waits for the network's part of a chunk.
+func (h *hosted) await(chunk int) error {
+	for {
+		if h.results[chunk].Load() {
+			return nil
+		}
+		select {
+		case <-h.awake:
+		case <-h.network.Done():
+			if h.network.Err() != nil {
+				return errNetwork
+			}
+			if !h.results[chunk].Load() {
+				return fmt.Errorf("cuda: the stage between clusters has ended without chunk %d", chunk)
+			}
+		}
+	}
+}
+
+// inside runs a step inside the cluster.
+func (h *hosted) inside(o *group.Operation, s *cluster.Step) error {
+	src := func(p *cluster.Part) []byte { return h.bufs[s.Src][p.Src : p.Src+p.Len] }
+	dst := func(p *cluster.Part) []byte { return h.bufs[s.Dst][p.Dst : p.Dst+p.Len] }
+	if len(s.Ranks) == 1 {
+		for i := range s.Parts {
+			into(dst(&s.Parts[i]), src(&s.Parts[i]))
+		}
+		return nil
+	}
+	g, me := h.g.Inside, h.g.Layout.Place(h.g.B.Rank)
+	d := h.c.dtype()
+	vector := func(b []byte) (*tensor.Tensor, error) { return tensor.FromBytes(d, b, len(b)/d.Size()) }
+	ctx := context.Background() // the end of the group ends the cluster's
+	// Each part is an operation of its own, begun before the first is waited for.
+	var wait []func() error
+	for i := range s.Parts {
+		x := &s.Parts[i]
+		switch s.Op {
+		case plan.OpReduceScatter:
+			b := src(x)
+			if x.To == me {
+				b = into(dst(x), b)
+			}
+			t, err := vector(b)
+			if err != nil {
+				return err
+			}
+			w, err := g.Reduce(ctx, t, backend.ReduceOptions{Op: prepared(h.c.Reduce), Root: x.To, Timeout: o.Left()})
+			if err != nil {
+				return err
+			}
+			wait = append(wait, func() error { return w.Wait(ctx) })
+		case plan.OpAllGather:
+			b := dst(x)
+			if x.From == me {
+				into(b, src(x))
+			}
+			t, err := tensor.Of(b, len(b))
+			if err != nil {
+				return err
+			}
+			w, err := g.Broadcast(ctx, []*tensor.Tensor{t}, backend.BroadcastOptions{Root: x.From, Timeout: o.Left()})
+			if err != nil {
+				return err
+			}
+			wait = append(wait, func() error { return w.Wait(ctx) })
+		default:
+			return fmt.Errorf("cuda: no way for a %v inside a cluster", s.Op)
+		}
+	}
+	var first error
+	for _, f := range wait {
+		if err := f(); err != nil && first == nil {
+			first = err
+		}
+	}
+	return h.g.insideError(first)
+}
+
+// into copies src to dst, unless it is there: the network may be reading it. It returns dst.
+func into(dst, src []byte) []byte {
+	if len(dst) > 0 && &dst[0] != &src[0] {
+		copy(dst, src)
+	}
+	return dst
+}
+
+// prepared is the operator of operands that Before has been applied to.
+func prepared(op backend.ReduceOp) backend.ReduceOp {
+	if op.Kind() == backend.PreMulSum(1).Kind() {
+		return backend.Sum()
+	}
+	return inner(op)
+}
+
+// insideError gives an error of Inside the ranks of the group.
+func (g *Group) insideError(err error) error {
+	var of *work.Error
+	if !errors.As(err, &of) {
+		return err
+	}
+	at := *of
+	if members := g.Layout.Members(g.Layout.Cluster(g.B.Rank)); at.Peer >= 0 && at.Peer < len(members) {
+		at.Peer = members[at.Peer]
+	}
+	return &at
+}
+
+// flatJob is a collective of one device tensor whose elements are in order. Its chunks are copied to the
+// host one by one, and back.
+type flatJob struct {
+	job
+	pinned   driver.HostMemory
+	down, up driver.Stream
+	chunks   []area
+}
+
+// area is what a chunk has of the buffer, and its turn of the host.
+type area struct{ lo, hi, turn int }
+
+// Stage gets page-locked memory for the whole buffer.
+func (p *flatJob) Stage(o *group.Operation) (err error) {
+	l := &o.Legs[0].Src
+	if p.down, p.up, err = p.g.B.Streams((*l).Dev); err != nil {
+		return err
+	}
+	(*l).Down, (*l).Up = p.down, p.up
+	p.chunks = make([]area, p.plan.Chunks)
+	for i := range p.plan.Steps {
+		s := &p.plan.Steps[i]
+		c := &p.chunks[s.Chunk]
+		for j := range s.Parts {
+			lo, hi := int(s.Parts[j].Dst), int(s.Parts[j].Dst+s.Parts[j].Len)
+			if c.hi == 0 {
+				c.lo = lo
+			}
+			c.lo, c.hi = min(c.lo, lo), max(c.hi, hi)
+		}
+	}
+	p.pinned, err = p.g.B.Pinned.Get(pool.OnHost, p.c.Out[0].ByteLen())
+	return err
+}
+
+// Fill adds the copies.
+func (p *flatJob) Fill(o *group.Operation, b *edges.Batch) error {
+	at := o.Legs[0].Src
+	reads := p.c.Op != plan.OpBroadcast || p.c.Root == p.g.B.Rank
+	writes := p.c.Op != plan.OpBroadcast || p.c.Root != p.g.B.Rank
+	for k := range p.chunks {
+		c := &p.chunks[k]
+		n, host, own := c.hi-c.lo, p.pinned.Ptr()+driver.Ptr(c.lo), at.Base+driver.Ptr(at.Lo+c.lo)
+		if n == 0 {
+			continue
+		}
+		if reads {
+			b.Copy(p.down, host, own, n)
+		}
+		c.turn = b.Host(p.g.B.Turns(), driver.Writes(host, n))
+		if writes {
+			b.Copy(p.up, own, host, n)
+		}
+	}
+	return nil
+}
+
+// Run does the stages.
+func (p *flatJob) Run(o *group.Operation) error {
+	buf := p.pinned.Bytes()[:p.c.Out[0].ByteLen()]
+	h := &hosted{job: &p.job, bufs: [3][]byte{plan.Out: buf}}
+	h.begin = func(k int) error {
+		c := &p.chunks[k]
+		if err := p.turn(nil, 0, c.turn); err != nil {
+			return err
+		}
+		if p.red.Before != nil {
+			p.red.Before(buf[c.lo:c.hi])
+		}
+		return nil
+	}
+	h.end = func(k int) {
+		c := &p.chunks[k]
+		driver.HostAccess(p.g.B.Driver, "the stages on the host", driver.Writes(p.pinned.Ptr()+driver.Ptr(c.lo), c.hi-c.lo))
+		o.End(c.turn)
+	}
+	return h.serve(o)
+}
+
+// Err implements group.Program.
+func (p *flatJob) Err() error { return nil }
+
+// Release gives the memory back.
+func (p *flatJob) Release(*group.Operation) {
+	if p.pinned != nil {
+		p.g.B.Pinned.Put(pool.OnHost, p.pinned)
+		p.pinned = nil
+	}
+}
+
+// newHostJob makes an operation whose tensors are on the host before the first step: all that are not as a
+// flatJob needs them. The engine copies device tensors there and back.
+func newHostJob(j job, o *group.Operation) {
+	c := &j.c
+	o.Whole = true
+	var devices []*tensor.Tensor
+	root := c.Op == plan.OpBroadcast && c.Root == j.g.B.Rank
+	for i, list := range [2][]*tensor.Tensor{c.Out, c.In} {
+		for k, t := range list {
+			if t.Device().Type != tensor.CUDA {
+				continue
+			}
+			devices = append(devices, t)
+			switch {
+			case i == 1 || root && k == 0:
+				o.Legs = append(o.Legs, group.From(t))
+			case c.Op == plan.OpAllReduce:
+				o.Legs = append(o.Legs, group.Both(t))
+			default:
+				o.Legs = append(o.Legs, group.To(t))
+			}
+		}
+	}
+	o.Call = func(q *group.Operation, shadows []*tensor.Tensor) error {
+		on := func(list []*tensor.Tensor) []*tensor.Tensor {
+			all := make([]*tensor.Tensor, len(list))
+			for i, t := range list {
+				if all[i] = t; t.Device().Type == tensor.CUDA {
+					all[i], shadows = shadows[0], shadows[1:]
+				}
+			}
+			return all
+		}
+		out := on(c.Out)
+		in := on(c.In)
+		return j.onHost(q, out, in)
+	}
+	if len(devices) < len(c.Out)+len(c.In) {
+		o.Sync = func(work.Stream) error { return o.Work().Wait(context.Background()) }
+	}
+}
+
+// onHost runs the plan on tensors in CPU memory.
+func (j *job) onHost(o *group.Operation, out, in []*tensor.Tensor) error {
+	h := &hosted{job: j}
+	written := out
+	if j.c.Op == plan.OpBroadcast {
+		written = out[:1]
+	}
+	var err error
+	reads := j.c.Op == plan.OpAllReduce || j.c.root(j.g.B.Rank)
+	if h.bufs[plan.Out], err = joined(written, reads, false); err != nil {
+		return err
+	}
+	if len(in) > 0 {
+		if h.bufs[plan.In], err = joined(in, true, j.red.Before != nil); err != nil {
+			return err
+		}
+	}
+	if j.red.Before != nil {
+		if len(in) > 0 {
+			j.red.Before(h.bufs[plan.In])
+		} else {
+			j.red.Before(h.bufs[plan.Out])
+		}
+	}
+	if err := h.serve(o); err != nil {
+		return err
+	}
+	rest := h.bufs[plan.Out]
+	for _, t := range written {
+		n := t.ByteLen()
+		if n > 0 && !(t.IsContiguous() && len(written) == 1) && !j.c.root(j.g.B.Rank) {
+			if err := t.Unpack(rest[:n]); err != nil {
+				return err
+			}
+		}
+		rest = rest[n:]
+	}
+	for _, t := range out[len(written):] {
+		if err := t.Unpack(h.bufs[plan.Out]); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// joined returns the elements of tensors, one after the other: a tensor's own memory, if that will do and no copy
+// is asked for, else a copy. Read says that the elements are needed.
+func joined(ts []*tensor.Tensor, read, clone bool) ([]byte, error) {
+	if len(ts) == 1 && ts[0].IsContiguous() && !clone {
+		return ts[0].Bytes(), nil
+	}
+	n := 0
+	for _, t := range ts {
+		n += t.ByteLen()
+	}
+	all := make([]byte, n)
+	rest := all
+	for _, t := range ts {
+		if read {
+			if err := t.Pack(rest[:t.ByteLen()]); err != nil {
+				return nil, err
+			}
+		}
+		rest = rest[t.ByteLen():]
+	}
+	return all, nil
+}

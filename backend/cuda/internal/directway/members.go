@@ -1,0 +1,107 @@
+package directway
+
+import (
+	"fmt"
+	"slices"
+
+	"github.com/c10d-go/c10d/backend/cuda/driver"
+	"github.com/c10d-go/c10d/backend/cuda/internal/direct"
+	"github.com/c10d-go/c10d/backend/cuda/internal/group"
+	"github.com/c10d-go/c10d/backend/cuda/internal/window"
+)
+
+// A group whose ranks form several clusters has direct work within each cluster: Group.Members. The
+// operations are those of package clusterway. They use the kernels and the stream.
+
+// Size returns how many ranks take part.
+func (d *Group) Size() int {
+	if d.Members == nil {
+		return d.B.Size
+	}
+	return len(d.Members)
+}
+
+// Rank returns this rank's place among those that take part.
+func (d *Group) Rank() int {
+	if d.Members == nil {
+		return d.B.Rank
+	}
+	return slices.Index(d.Members, d.B.Rank)
+}
+
+// Of returns the rank of the engine at a place among those that take part.
+func (d *Group) Of(place int) int {
+	if d.Members == nil {
+		return place
+	}
+	return d.Members[place]
+}
+
+// A message of Connect has a fixed length, because ranks of other clusters send at the same time.
+// hearings is how often a rank of a cluster hears the others at most.
+const (
+	messageLen = 1 << 10
+	hearings   = 6
+)
+
+// hear gathers what the ranks that take part tell.
+func (d *Group) hear(q *group.Operation, why error, more []byte) (reason error, all [][]byte, err error) {
+	if d.Members == nil {
+		return d.B.Hear(q.Ctx, q.Left(), group.Told(why, more))
+	}
+	d.heard++
+	told := group.Told(why, more)
+	head := len(told) - len(more)
+	if len(told) > messageLen {
+		return nil, nil, fmt.Errorf("cuda: a message of %d bytes, want at most %d", len(told), messageLen)
+	}
+	mine := make([]byte, messageLen)
+	copy(mine, told)
+	_, every, err := d.B.Hear(q.Ctx, q.Left(), group.Told(nil, mine))
+	if err != nil {
+		return nil, nil, err
+	}
+	for _, r := range d.Members {
+		x := every[r][:len(told)]
+		if x[0] != 0 && reason == nil {
+			reason = fmt.Errorf("rank %d: %s", r, group.TrimZeros(x[1:head]))
+		}
+		all = append(all, x[head:])
+	}
+	return reason, all, nil
+}
+
+// Connect connects the members, unless one of them has a reason why not. All ranks of the engine call
+// it at the same time, in an operation of Engine.Together, and those of a cluster get the same reason.
+// An error ends the group.
+func (d *Group) Connect(q *group.Operation, dev int, why error) (reason, err error) {
+	d.connecting.Lock()
+	defer d.connecting.Unlock()
+	d.Forbidden, d.heard = why, 0
+	if n := d.Size(); n < 2 || n > window.MostRanks {
+		reason = errDirectRanks
+	} else {
+		reason, err = d.connect(q, dev)
+	}
+	for ; err == nil && d.heard < hearings; d.heard++ {
+		_, _, err = d.B.Hear(q.Ctx, q.Left(), group.Told(nil, make([]byte, messageLen)))
+	}
+	if d.why = reason; err == nil {
+		d.opened()
+	}
+	return reason, err
+}
+
+// Kernels returns the collectives of the members, their device and the stream on which they run in
+// order. It is for members that are connected.
+func (d *Group) Kernels() (*direct.Comm, int, driver.Stream) { return d.comm, d.Dev, d.stream }
+
+// Next counts an operation, for Left. The caller holds the engine's Calls.
+func (d *Group) Next() (number uint32) {
+	number = d.made
+	d.made++
+	return number
+}
+
+// Left returns a rank of the engine that has closed the group and did not take part in an operation.
+func (d *Group) Left(number uint32) (rank int, left bool) { return d.left(number) }

@@ -55,6 +55,7 @@ type AllReduceRunner interface {
 //
 //	gloo  dense tensors, and sparse ones  0
 //	cuda  through the host                0
+//	cuda  through several clusters        100
 //	cuda  one kernel of each rank         200
 //
 // A backend's own work comes before a registered one of the same priority.
@@ -69,7 +70,8 @@ type AllReduceWork struct {
 
 	// Can returns nil if the work can do the call, else the reason why not. It must give the same
 	// answer on every rank without asking the others: it does not communicate. A nil Can
-	// stands for a work that can do every call.
+	// stands for a work that can do every call. A rank whose tensors are in CPU memory asks too, where
+	// those of other ranks are on devices.
 	Can func(c *AllReduceCall) error
 
 	// New checks the call and makes it ready, in the caller's goroutine. An

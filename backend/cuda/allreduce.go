@@ -67,6 +67,21 @@ func (w *works) next() (name string, r *backend.AllReduceWork) {
 	return name, r
 }
 
+// beforeClusters returns the registered work that does the call, if ClustersWork is asked after it; "" if
+// there is none.
+func (a *allReduce) beforeClusters() string {
+	if a.b.options.AllReduce != "" {
+		return ""
+	}
+	w := worksFor(tensor.Strided)
+	for name, r := w.next(); name != ClustersWork; name, r = w.next() {
+		if r != nil && a.allows(name, r) == nil {
+			return name
+		}
+	}
+	return ""
+}
+
 // AllReduceWorks returns the names that Options.AllReduce may have, the backend's own works and
 // registered ones, those of the highest priority first.
 func AllReduceWorks() (names []string) {

@@ -1,12 +1,15 @@
 package cuda_test
 
 import (
+	"cmp"
+	"context"
 	"errors"
 	"fmt"
 	"math"
 	"math/rand/v2"
 	"slices"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -442,11 +445,97 @@ func TestMixedTensors(t *testing.T) {
 		s.options.AllReduce = cuda.HostWork
 		run(t, s, some(2))
 	})
+	t.Run("clusters, some of ranks without a device", func(t *testing.T) {
+		run(t, withoutDevices(t, directly(4), 1, 3), some(0, 1, 3))
+	})
+	t.Run("no rank has a device", func(t *testing.T) {
+		run(t, withoutDevices(t, setup{size: 2}, 0, 1), some(0, 1))
+	})
 	t.Run("clusters, broadcast by table", func(t *testing.T) {
 		s := clustered(2, 1)
 		s.options.Table = tableOf(t, "broadcast hosts 3 2 1000 flat 1\n")
 		run(t, s, some(2))
 	})
+}
+
+// withoutDevices is s with ranks that have no driver.
+func withoutDevices(t *testing.T, s setup, ranks ...int) setup {
+	if _, missing := cuda.Default(); missing == nil {
+		t.Skip("no usable device is wanted, and this machine has GPUs")
+	}
+	s.vary = func(o *cuda.Options, r int) {
+		if slices.Contains(ranks, r) {
+			o.Driver = nil
+		}
+	}
+	return s
+}
+
+// preferred is a registered work that comes before ClustersWork. It is usable while usable is set.
+var preferred struct {
+	usable atomic.Bool
+	runs   atomic.Int64
+}
+
+type preferredRun struct{ c *backend.AllReduceCall }
+
+func (p preferredRun) Run(ctx context.Context) error {
+	preferred.runs.Add(1)
+	return p.c.Collectives.AllGatherBytes(ctx, make([]byte, p.c.Collectives.Size()), []byte{1})
+}
+
+// registerPreferred makes the work known; a registry has no way to take it back.
+var registerPreferred = sync.OnceValue(func() error {
+	return backend.RegisterAllReduce(backend.AllReduceWork{
+		Name: "preferred", Device: tensor.CUDA, Layout: tensor.Strided, Priority: 150,
+		Can: func(*backend.AllReduceCall) error {
+			if !preferred.usable.Load() {
+				return errors.New("the test has ended")
+			}
+			return nil
+		},
+		New: func(c *backend.AllReduceCall) (backend.AllReduceRunner, error) { return preferredRun{c}, nil },
+	})
+})
+
+// TestMixedRegisteredWork: ranks with CPU tensors take the same work as the others.
+func TestMixedRegisteredWork(t *testing.T) {
+	require.NoError(t, registerPreferred())
+	preferred.usable.Store(true)
+	defer preferred.usable.Store(false)
+	reduce := func(x *rank, r int, cpu bool) error {
+		u, err := tensor.New(tensor.Uint8, 4)
+		if err != nil {
+			return err
+		}
+		filled := func() error { return nil }
+		if !cpu {
+			y, err := x.vector(tensor.Uint8, r, make([]byte, 4))
+			if err != nil {
+				return err
+			}
+			u = y.t
+			filled = func() error { _, err := x.bytes(y, r); return err }
+		}
+		v, err := x.b.AllReduce(x.ctx, []*tensor.Tensor{u}, backend.AllReduceOptions{})
+		if err != nil {
+			return err
+		}
+		return errors.Join(v.Wait(x.ctx), filled())
+	}
+	s := clustered(2, 1)
+	s.sim.Kernels = nil // the clusters would do it on the hosts
+	w := newWorld(t, s)
+	before := preferred.runs.Load()
+	w.each(func(x *rank, r int) error { return reduce(x, r, r != 1) })
+	require.EqualValues(t, before+3, preferred.runs.Load())
+	w.end()
+
+	w = newWorld(t, withoutDevices(t, directly(2), 1))
+	err := reduce(w.ranks[1], 1, true)
+	require.ErrorIs(t, err, backend.ErrInvalidArgument)
+	require.ErrorContains(t, err, `the registered work "preferred" comes before "clusters"`)
+	w.end()
 }
 
 // TestF29ClustersSteady makes nothing once the ranks have met (T9).
@@ -486,6 +575,11 @@ func TestF29ClustersSteady(t *testing.T) {
 // TestF29ClustersFailedCalls lets calls to the driver fail in turn, those of an all-reduce of clusters: every
 // rank gets an error or a result, nothing is left, and no stream waits for ever (T7).
 func TestF29ClustersFailedCalls(t *testing.T) {
+	t.Run("once the ranks have met", func(t *testing.T) { clustersFailedCalls(t, true) })
+	t.Run("while they meet", func(t *testing.T) { clustersFailedCalls(t, false) })
+}
+
+func clustersFailedCalls(t *testing.T, met bool) {
 	injected := errors.New("injected")
 	every := 9
 	if testing.Short() {
@@ -498,10 +592,12 @@ func TestF29ClustersFailedCalls(t *testing.T) {
 		w := newWorld(t, s)
 		buckets := make([]*bucket, s.size)
 		w.each(func(x *rank, r int) (err error) {
-			if buckets[r], err = x.warm(r); err == nil {
-				err = x.fill(r, buckets[r])
+			if met {
+				buckets[r], err = x.warm(r)
+			} else {
+				buckets[r], err = x.bucket(r)
 			}
-			return err
+			return cmp.Or(err, x.fill(r, buckets[r]))
 		})
 		n, failed := atomic.Int64{}, atomic.Pointer[string]{}
 		w.m.Inject(func(c sim.Call) error {
@@ -530,6 +626,10 @@ func TestF29ClustersFailedCalls(t *testing.T) {
 			return
 		}
 		what := *failed.Load()
+		if err == nil && !met {
+			w.end() // this cluster goes on without kernels
+			continue
+		}
 		require.ErrorIs(t, err, injected, what)
 		for r, err := range errs {
 			var e *work.Error

@@ -95,11 +95,17 @@ func (b *Backend) takes(ctx context.Context, op work.OpType, timeout time.Durati
 			return nil, bad(op, "only supports dense tensors, a tensor in CPU memory is %v", t)
 		}
 	}
+	registered := ""
+	if op == work.AllReduce && b.clusters != nil {
+		registered = (&allReduce{b: b, ctx: ctx, ts: c.Out, op: c.Reduce, print: c.Print}).beforeClusters()
+	}
 	switch {
-	case b.isBetween(ctx, op, c) && b.clusters.Why() != nil:
+	case registered == "" && b.isBetween(ctx, op, c) && b.clusters.Why() != nil:
 		return b.clusters.Issue(ctx, op, timeout, c, result...)
 	case b.g.Missing == nil:
 		return nil, nil
+	case registered != "":
+		return nil, bad(op, "tensors are in CPU memory, this rank has no device, and the registered work %q comes before %q: ask for %[2]q by Options.AllReduce", registered, ClustersWork)
 	case errors.Is(b.flat, errOneCluster): // no rank has a device
 		return b.g.Issue(ctx, op, timeout, &group.Operation{Print: c.Print, Call: func(q *group.Operation, _ []*tensor.Tensor) error { return q.Wait(alone(q)) }}, result...)
 	}

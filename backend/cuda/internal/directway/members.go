@@ -1,6 +1,7 @@
 package directway
 
 import (
+	"errors"
 	"fmt"
 	"slices"
 
@@ -86,10 +87,12 @@ func (d *Group) Connect(q *group.Operation, dev int, why error) (reason, err err
 	for ; err == nil && d.heard < hearings; d.heard++ {
 		_, _, err = d.B.Hear(q.Ctx, q.Left(), group.Told(nil, make([]byte, messageLen)))
 	}
-	if d.why = reason; err == nil {
-		d.opened()
+	if err != nil {
+		return reason, errors.Join(err, d.release())
 	}
-	return reason, err
+	d.why = reason
+	d.opened()
+	return reason, nil
 }
 
 // Kernels returns the collectives of the members, their device and the stream on which they run in

@@ -24,6 +24,10 @@ const (
 	// 14 ms on two CPUs with 20 threads that wanted to run.
 	slowAnswer = 20 * time.Millisecond
 	slowFactor = 3
+
+	// slowSecond is how late a rank must answer on a second link, until the rank is to blame for the
+	// first, which is silent.
+	slowSecond = 50 * time.Millisecond
 )
 
 // verdict says why an operation ran out of time.
@@ -180,6 +184,9 @@ func (e *evidence) judge() verdict {
 		return slow // one of its links may have stood still for a second
 	}
 	if v, ok := e.brokenLink(); ok {
+		if slow, late := e.slowRank(); late >= slowSecond && (slow.rank == v.rank || slow.rank == v.other) {
+			return slow // its other links answer late too
+		}
 		return v
 	}
 	if len(idle) > 0 {
@@ -309,20 +316,10 @@ func (e *evidence) slow() (verdict, bool) {
 // that of all others. Without such a rank, the link with the latest answer counts. The ranks of a
 // host have one network: its first rank stands for all.
 func (e *evidence) slowest() verdict {
-	links := make(map[pairOfRanks]time.Duration)
-	for k, all := range e.delays {
-		slices.Sort(all)
-		links[k] = all[len(all)/2]
+	if v, late := e.slowRank(); late > 0 {
+		return v
 	}
-	first, second := make(map[int]time.Duration), make(map[int]time.Duration)
-	for k, d := range links {
-		for _, r := range []int{k.a, k.b} {
-			first[r], second[r] = max(first[r], d), max(second[r], min(first[r], d))
-		}
-	}
-	if r, late, other, ok := latest(second); ok {
-		return verdict{rank: r, other: -1, why: fmt.Sprintf("rank %d is slow: it answers after %v, others after %v", r, late, other)}
-	}
+	links := e.medians()
 	if k, late, other, ok := latest(links); ok {
 		v := linkVerdict(k.a, k.b, fmt.Sprintf("slow, both alive: answers take %v, others %v", late, other))
 		v.weak = !e.answersBeside(k)
@@ -336,6 +333,32 @@ func (e *evidence) slowest() verdict {
 		return linkVerdict(long[0].a, long[0].b, "slow, both alive: data wait in its sockets")
 	}
 	return verdict{rank: -1, other: -1, why: "no rank is missing: the operation was too slow" + describeDelays(links)}
+}
+
+// slowRank blames a rank by its second latest answer, and returns how late that is, 0 if there is no
+// such rank.
+func (e *evidence) slowRank() (verdict, time.Duration) {
+	first, second := make(map[int]time.Duration), make(map[int]time.Duration)
+	for k, d := range e.medians() {
+		for _, r := range []int{k.a, k.b} {
+			first[r], second[r] = max(first[r], d), max(second[r], min(first[r], d))
+		}
+	}
+	r, late, other, ok := latest(second)
+	if !ok {
+		return verdict{rank: -1, other: -1}, 0
+	}
+	return verdict{rank: r, other: -1, why: fmt.Sprintf("rank %d is slow: it answers after %v, others after %v", r, late, other)}, late
+}
+
+// medians returns how late the answers between two ranks mostly were.
+func (e *evidence) medians() map[pairOfRanks]time.Duration {
+	links := make(map[pairOfRanks]time.Duration)
+	for k, all := range e.delays {
+		slices.Sort(all)
+		links[k] = all[len(all)/2]
+	}
+	return links
 }
 
 // longQueues returns between which ranks data waited in a socket in most rounds. Answers are quick all
@@ -392,6 +415,23 @@ func describeDelays(links map[pairOfRanks]time.Duration) string {
 	return fmt.Sprintf("; answers between ranks %d and %d took %v, others %v at most", k.a, k.b, late, other)
 }
 
+func notExpected(rank int) string {
+	return fmt.Sprintf("rank %d did not send or receive what was expected", rank)
+}
+
+// beside returns the other ranks on the host of a rank, nil if all are on one host.
+func (e *evidence) beside(rank int) (others []int) {
+	if e.hosts == nil || e.hosts.Hosts() == 1 {
+		return nil
+	}
+	for _, r := range e.hosts.Members(e.hosts.Host(rank)) {
+		if r != rank {
+			others = append(others, r)
+		}
+	}
+	return others
+}
+
 // onHost returns the first rank on the host of a rank, or the rank if all are on one host.
 func (e *evidence) onHost(rank int) int {
 	if e.hosts == nil || e.hosts.Hosts() == 1 {
@@ -414,7 +454,8 @@ func latest[K comparable](times map[K]time.Duration) (which K, late, other time.
 }
 
 // chain follows the ranks that wait for each other, from those in an earlier operation and from
-// this one. It blames the first that waits for nobody.
+// this one. It blames the first that waits for nobody. A rank that is in an operation and needs no
+// connection waits in memory for the others on its host.
 func (e *evidence) chain(busy []int) verdict {
 	from := append([]int{}, busy...)
 	if e.peer >= 0 && e.peer != e.self {
@@ -425,9 +466,13 @@ func (e *evidence) chain(busy []int) verdict {
 			from = append(from, l.Peer)
 		}
 	}
+	if len(from) == 0 && e.collective {
+		from = e.beside(e.self)
+	}
 	// The first answer does not show yet whether data move.
 	sure := e.round > 1 || !slices.ContainsFunc(e.of(e.self).Links, waits)
 	seen := map[int]bool{e.self: true}
+	done := verdict{rank: -1, other: -1} // blames a rank that has done its part, as far as it knows
 	for len(from) > 0 {
 		r := from[0]
 		from = from[1:]
@@ -446,11 +491,20 @@ func (e *evidence) chain(busy []int) verdict {
 					from = append(from, l.Peer)
 				}
 			}
+		case e.collective && h.Answered && h.Completed < h.Issued && len(e.beside(r)) > 0:
+			from = append(from, e.beside(r)...)
+		case e.collective && h.Answered && h.Completed > e.call: // what it sent may be on its way
+			if done.rank < 0 {
+				done = verdict{rank: r, other: -1, why: notExpected(r)}
+			}
 		case e.collective && h.Answered && h.Issued <= e.call:
 			return verdict{rank: r, other: -1, why: e.describeNotCalled(busy), sure: sure}
 		default:
-			return verdict{rank: r, other: -1, why: fmt.Sprintf("rank %d did not send or receive what was expected", r), sure: sure}
+			return verdict{rank: r, other: -1, why: notExpected(r), sure: sure}
 		}
+	}
+	if done.rank >= 0 {
+		return done
 	}
 	if len(busy) > 0 {
 		return verdict{rank: busy[0], other: -1, why: e.describeNotCalled(busy)}

@@ -48,7 +48,7 @@
 // job's ranks (tcp.Options.Job).
 //
 // Kubernetes gives a JobSet's pods labels, not variables. Expose them through
-// the downward API under these names:
+// the downward API under these names (examples/kubernetes has manifests):
 //
 //	JOBSET_NAME               jobset.sigs.k8s.io/jobset-name
 //	REPLICATED_JOB_NAME       jobset.sigs.k8s.io/replicatedjob-name

@@ -145,6 +145,8 @@ var layers = []layer{
 
 	{"interop", append([]string{"internal/freeport", "internal/script"}, public...)},
 
+	{"docs", nil},
+
 	// Examples use what users can use.
 	{"examples/...", append([]string{"examples/internal/..."}, public...)},
 }

@@ -125,6 +125,12 @@
 // -random 600 tries random cases instead. It exits with 1 if a rank hangs or has a wrong result,
 // if the wrong rank or link is blamed, or if goroutines or descriptors are left.
 //
+// # The program itself
+//
+// "c10d --version" prints the module's version or the commit, the release of Go and the
+// platform. "c10d completion bash", zsh or fish prints a script that completes commands and
+// flags: source it where the shell starts, for example "source <(c10d completion bash)".
+//
 // # Exit codes
 //
 //	0    done
@@ -212,6 +218,8 @@ func dispatch(std stdio, args []string) int {
 			return 0
 		}
 		name, rest = rest[0], []string{"-h"}
+	case "-version", "--version":
+		name = "version"
 	}
 	c, ok := commands[name]
 	if !ok {
@@ -244,6 +252,13 @@ func dispatch(std stdio, args []string) int {
 
 func usage(w io.Writer) {
 	fmt.Fprint(w, "c10d runs and serves groups of ranks that compute together.\n\nUsage: c10d COMMAND [FLAGS] [ARGUMENTS]\n\nCommands:\n")
+	for _, name := range commandNames() {
+		fmt.Fprintf(w, "  %-10s %s\n", name, summaryOf(name))
+	}
+}
+
+// commandNames returns the names of the commands for people, in order.
+func commandNames() []string {
 	names := []string{"help"}
 	for name, c := range commands {
 		if !c.hidden {
@@ -251,25 +266,32 @@ func usage(w io.Writer) {
 		}
 	}
 	slices.Sort(names)
-	for _, name := range names {
-		summary := commands[name].summary
-		if name == "help" {
-			summary = "list the flags of a command: c10d help COMMAND"
-		}
-		fmt.Fprintf(w, "  %-9s %s\n", name, summary)
-	}
+	return names
 }
 
-func (c command) usage(w io.Writer, flags *flag.FlagSet) {
-	shown := flag.NewFlagSet(c.name, flag.ContinueOnError)
-	hasFlags := false
+func summaryOf(name string) string {
+	if name == "help" {
+		return "list the flags of a command: c10d help COMMAND"
+	}
+	return commands[name].summary
+}
+
+// visible returns the flags that help lists.
+func visible(flags *flag.FlagSet) *flag.FlagSet {
+	shown := flag.NewFlagSet(flags.Name(), flag.ContinueOnError)
 	flags.VisitAll(func(f *flag.Flag) {
 		if f.Usage != hidden {
 			shown.Var(f.Value, f.Name, f.Usage)
 			shown.Lookup(f.Name).DefValue = f.DefValue
-			hasFlags = true
 		}
 	})
+	return shown
+}
+
+func (c command) usage(w io.Writer, flags *flag.FlagSet) {
+	shown := visible(flags)
+	hasFlags := false
+	shown.VisitAll(func(*flag.Flag) { hasFlags = true })
 	line := "c10d " + c.name
 	if hasFlags {
 		line += " [FLAGS]"
@@ -282,7 +304,8 @@ func (c command) usage(w io.Writer, flags *flag.FlagSet) {
 	}
 }
 
-// version returns the module's version, or the commit from which the binary was built.
+// version returns the module's version, or the commit from which the binary was built, with the
+// release of Go and the platform.
 func version() string {
 	v := "unknown"
 	if info, ok := debug.ReadBuildInfo(); ok {

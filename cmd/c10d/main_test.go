@@ -882,7 +882,7 @@ func TestRunUsage(t *testing.T) {
 }
 
 func TestHelp(t *testing.T) {
-	for _, args := range []string{"help", "-h", "help run", "run -h", "help store", "help version", "version"} {
+	for _, args := range []string{"help", "-h", "help run", "run -h", "help store", "help version", "version", "--version", "help completion"} {
 		var out, errs bytes.Buffer
 		require.Zero(t, dispatch(stdio{nil, &out, &errs}, strings.Fields(args)), args)
 		require.Empty(t, errs.String(), args)

@@ -128,8 +128,11 @@
 // # The program itself
 //
 // "c10d --version" prints the module's version or the commit, the release of Go and the
-// platform. "c10d completion bash", zsh or fish prints a script that completes commands and
-// flags: source it where the shell starts, for example "source <(c10d completion bash)".
+// platform.
+//
+//	source <(c10d completion bash)
+//
+// makes bash complete commands and flags. For zsh and fish there are such scripts, too.
 //
 // # Exit codes
 //

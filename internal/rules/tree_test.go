@@ -15,6 +15,10 @@ import (
 var elsewhere = regexp.MustCompile(`(^|[^\w./-])/(work|root|home)/|` +
 	`proxy\.golang\.org|sum\.golang\.org|(deb|security)\.debian\.org|registry\.npmjs\.org|pypi\.org`)
 
+// suspect is in every line that elsewhere matches. It begins with a constant, so it takes a tenth of
+// the time.
+var suspect = regexp.MustCompile(`/(?:work|root|home)/`)
+
 func TestElsewhere(t *testing.T) {
 	const own = "wor" + "k" // this module's package of that name
 	for text, bad := range map[string]bool{
@@ -38,6 +42,9 @@ func TestElsewhere(t *testing.T) {
 			return // not a text
 		}
 		for i, line := range strings.Split(string(text), "\n") {
+			if !strings.Contains(line, ".org") && !suspect.MatchString(line) {
+				continue
+			}
 			if found := elsewhere.FindString(line); found != "" {
 				t.Errorf("%s:%d: %q is of one machine or one network only", name, i+1, strings.TrimSpace(found))
 			}

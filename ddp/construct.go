@@ -99,7 +99,7 @@ func (d *DDP) verifyCounts(ctx context.Context) error {
 
 // gather returns every rank's values. All have one length.
 func gather[T tensor.Element](ctx context.Context, g Group, mine []T) ([][]T, error) {
-	in, err := tensor.Of(mine, len(mine))
+	in, err := tensor.Of(mine)
 	if err != nil {
 		return nil, err
 	}
@@ -120,7 +120,7 @@ func gather[T tensor.Element](ctx context.Context, g Group, mine []T) ([][]T, er
 
 // broadcast gives every rank rank 0's values.
 func broadcast[T tensor.Element](ctx context.Context, g Group, values []T) error {
-	t, err := tensor.Of(values, len(values))
+	t, err := tensor.Of(values)
 	if err != nil {
 		return err
 	}

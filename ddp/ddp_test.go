@@ -109,6 +109,13 @@ func TestMismatch(t *testing.T) {
 	}
 }
 
+func TestParamsRefuses(t *testing.T) {
+	_, err := ddp.Params([][]float32{{1}, {2}}, [][]float32{{1}})
+	require.EqualError(t, err, "ddp: Params: 2 values and 1 gradients")
+	_, err = ddp.Params([][]float32{{1}, {2}}, [][]float32{{1}, {2, 3}})
+	require.EqualError(t, err, "ddp: Params: parameter 1 has 1 elements, its gradient 2")
+}
+
 func TestNewRefuses(t *testing.T) {
 	ok := func() ddp.Param { return ddp.Param{Name: "w", Value: zeros(t, tensor.Float32, 2, 2)} }
 	shared := ok()

@@ -42,6 +42,8 @@
 //		step(layers, learningRate)
 //	}
 //
+// For slices without shapes, Params makes the list: ddp.Params(values, grads).
+//
 // Call ReadyGrad if the gradients are in new memory each time. With Options.GradientAsBucketView
 // the trainer writes gradients straight into buckets, which saves a copy each way. The package
 // example is a complete program.

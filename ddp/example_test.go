@@ -18,29 +18,10 @@ type line struct {
 	weightGrad, biasGrad []float32
 }
 
-func (m *line) params() ([]ddp.Param, error) {
-	var params []ddp.Param
-	for _, p := range []struct {
-		name        string
-		value, grad []float32
-	}{{"weight", m.weight, m.weightGrad}, {"bias", m.bias, m.biasGrad}} {
-		value, err := tensor.Of(p.value, len(p.value))
-		if err != nil {
-			return nil, err
-		}
-		grad, err := tensor.Of(p.grad, len(p.grad))
-		if err != nil {
-			return nil, err
-		}
-		params = append(params, ddp.Param{Name: p.name, Value: value, Grad: grad})
-	}
-	return params, nil
-}
-
 // train fits the line to this rank's part of the points (x, 3x-1).
 func train(ctx context.Context, g *pg.ProcessGroup) (*line, error) {
 	m := &line{[]float32{float32(g.Rank())}, []float32{0}, []float32{0}, []float32{0}}
-	params, err := m.params()
+	params, err := ddp.Params([][]float32{m.weight, m.bias}, [][]float32{m.weightGrad, m.biasGrad})
 	if err != nil {
 		return nil, err
 	}

@@ -10,7 +10,7 @@
 //	}
 //	defer g.Close()
 //
-//	t, err := tensor.Of(grad, len(grad)) // over the slice, no copy
+//	t, err := tensor.Of(grad) // over the slice, no copy
 //	if err != nil {
 //		return err
 //	}
@@ -23,8 +23,8 @@
 //		return err // what happened on the wire
 //	}
 //
-// AllReduceSlice and its relatives take slices instead of tensors. AllGatherObject and its
-// relatives take values of any type.
+// AllReduceSlice and its relatives take slices instead of tensors; AllReduceSliceAsync and its
+// relatives return a Work. AllGatherObject and its relatives take values of any type.
 //
 // Tensors may be over any memory. Alloc returns tensors in memory that the ranks of a host
 // share; large operations then make no intermediate copy. Free frees them.

@@ -12,6 +12,7 @@ import (
 	"github.com/c10d-go/c10d/pg"
 	"github.com/c10d-go/c10d/pg/pgtest"
 	"github.com/c10d-go/c10d/tensor"
+	"github.com/c10d-go/c10d/work"
 )
 
 // ranks runs f as each rank of a job in this process and prints what the ranks
@@ -42,7 +43,7 @@ func ranks(size int, f func(ctx context.Context, g *pg.ProcessGroup) (string, er
 func ExampleProcessGroup_AllReduce() {
 	ranks(3, func(ctx context.Context, g *pg.ProcessGroup) (string, error) {
 		grad := []float32{float32(g.Rank()), 10}
-		t, err := tensor.Of(grad, len(grad))
+		t, err := tensor.Of(grad)
 		if err != nil {
 			return "", err
 		}
@@ -70,6 +71,51 @@ func ExampleAllReduceSlice() {
 	// Output:
 	// [2.5]
 	// [2.5]
+}
+
+func ExampleAllReduceSliceAsync() {
+	ranks(2, func(ctx context.Context, g *pg.ProcessGroup) (string, error) {
+		layers := [][]float32{{1, 2}, {float32(g.Rank())}}
+		var works []*work.Work
+		for _, grad := range layers {
+			w, err := pg.AllReduceSliceAsync(ctx, g, grad, backend.Sum())
+			if err != nil {
+				return "", err
+			}
+			works = append(works, w)
+			// Compute the next gradient while this one is reduced.
+		}
+		for _, w := range works {
+			if err := w.Wait(ctx); err != nil {
+				return "", err
+			}
+		}
+		return fmt.Sprint(layers), nil
+	})
+	// Output:
+	// [[2 4] [1]]
+	// [[2 4] [1]]
+}
+
+func ExampleScatterSlice() {
+	ranks(2, func(ctx context.Context, g *pg.ProcessGroup) (string, error) {
+		var all []int32
+		if g.Rank() == 0 {
+			all = []int32{1, 2, 3, 4}
+		}
+		part := make([]int32, 2)
+		if err := pg.ScatterSlice(ctx, g, part, all, 0); err != nil {
+			return "", err
+		}
+		for i := range part {
+			part[i] *= 10
+		}
+		back, err := pg.GatherSlice(ctx, g, part, 0)
+		return fmt.Sprintf("rank %d: %v %v", g.Rank(), part, back), err
+	})
+	// Output:
+	// rank 0: [10 20] [10 20 30 40]
+	// rank 1: [30 40] []
 }
 
 func ExampleAllGatherObject() {

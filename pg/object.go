@@ -401,7 +401,7 @@ func maxSize(sizes []int64) int {
 }
 
 // cut returns n tensors over equal parts of b.
-func cut(b []byte, n int) []*tensor.Tensor {
+func cut[T tensor.Element](b []T, n int) []*tensor.Tensor {
 	part := len(b) / n
 	ts := make([]*tensor.Tensor, n)
 	for i := range ts {
@@ -413,7 +413,7 @@ func cut(b []byte, n int) []*tensor.Tensor {
 func list(t *tensor.Tensor) []*tensor.Tensor { return []*tensor.Tensor{t} }
 
 func flatTensor[T tensor.Element](v []T) *tensor.Tensor {
-	t, err := tensor.Of(v, len(v))
+	t, err := tensor.Of(v)
 	if err != nil {
 		panic(err) // the shape is the length
 	}

@@ -150,7 +150,7 @@ func TestStackedGather(t *testing.T) {
 		require.Equal(t, []int32{1, 2, 0, 1, 2, 1}, data[int32](t, out))
 		scalars, err := tensor.New(tensor.Int32, 2)
 		require.NoError(t, err)
-		require.NoError(t, wait(g.AllGatherIntoTensor(t.Context(), scalars, of(t, []int32{int32(5 + g.Rank())}), backend.AllGatherOptions{})))
+		require.NoError(t, wait(g.AllGatherIntoTensor(t.Context(), scalars, of(t, []int32{int32(5 + g.Rank())}, []int{}...), backend.AllGatherOptions{})))
 		require.Equal(t, []int32{5, 6}, data[int32](t, scalars))
 	})
 }
@@ -279,6 +279,56 @@ func TestOperators(t *testing.T) {
 		require.NoError(t, pg.BroadcastSlice(ctx, g, s, 2))
 		require.Equal(t, []int8{2}, s)
 	})
+}
+
+func TestSlices(t *testing.T) {
+	pgtest.Run(t, 3, func(t *testing.T, g *pg.ProcessGroup) {
+		ctx, me, root := t.Context(), g.Rank(), 1
+		sum := []int32{int32(me), 10}
+		require.NoError(t, pg.ReduceSlice(ctx, g, sum, root, backend.Sum()))
+		var all []int16
+		if me == root {
+			require.Equal(t, []int32{3, 30}, sum)
+			all = []int16{0, 0, 11, 12, 21, 22}
+		}
+		part := make([]int16, 2)
+		require.NoError(t, pg.ScatterSlice(ctx, g, part, all, root))
+		require.Equal(t, [][]int16{{0, 0}, {11, 12}, {21, 22}}[me], part)
+		back, err := pg.GatherSlice(ctx, g, part, root)
+		require.NoError(t, err)
+		require.Equal(t, all, back)
+
+		next, prev := (me+1)%3, (me+2)%3
+		sent, err := pg.SendSliceAsync(ctx, g, []float64{float64(me)}, next)
+		require.NoError(t, err)
+		got := make([]float64, 1)
+		require.NoError(t, pg.RecvSlice(ctx, g, got, prev))
+		require.NoError(t, sent.Wait(ctx))
+		require.Equal(t, []float64{float64(prev)}, got)
+		received, err := pg.RecvSliceAsync(ctx, g, got, next)
+		require.NoError(t, err)
+		require.NoError(t, pg.SendSlice(ctx, g, []float64{float64(me)}, prev))
+		require.NoError(t, received.Wait(ctx))
+		require.Equal(t, []float64{float64(next)}, got)
+
+		_, err = pg.ScatterSliceAsync(ctx, g, part, make([]int16, 5), me)
+		require.ErrorContains(t, err, "5 elements are not 3 parts of 2")
+		_, err = pg.ScatterSliceAsync(ctx, g, part, part, next)
+		require.ErrorContains(t, err, "the root is rank")
+		_, err = pg.GatherSlice(ctx, g, part, 3)
+		require.Error(t, err)
+	})
+}
+
+func TestLocalRank(t *testing.T) {
+	for name, value := range map[string]string{
+		"RANK": "5", "WORLD_SIZE": "8", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4",
+	} {
+		t.Setenv(name, value)
+	}
+	require.Equal(t, []int{1, 4}, []int{pg.LocalRank(), pg.LocalSize()})
+	t.Setenv("RANK", "none")
+	require.Equal(t, []int{-1, 0}, []int{pg.LocalRank(), pg.LocalSize()}, "no launcher that Init would believe")
 }
 
 func TestSparse(t *testing.T) {

@@ -403,7 +403,8 @@ func TestAllocations(t *testing.T) {
 		require.LessOrEqualf(t, got, float64(want), what)
 	}
 	count(2, "Of", func() { v, err = tensor.Of(data, 3, 4) })
-	count(1, "Of a scalar", func() { v, err = tensor.Of(data[:1]) })
+	count(2, "Of without a shape", func() { v, err = tensor.Of(data) })
+	count(1, "Of a scalar", func() { v, err = tensor.Of(data[:1], []int{}...) })
 	v, err = tensor.Of(data, 3, 4)
 	require.NoError(t, err)
 	whole := v

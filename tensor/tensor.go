@@ -52,15 +52,16 @@ func invalid(op, format string, args ...any) error {
 }
 
 // Of returns a contiguous tensor of the given shape over data, without a copy. The shape's count
-// must equal len(data). Without a shape the tensor is a scalar, so data must have one element.
+// must equal len(data). Of(data), without a shape, has one dimension. An empty shape that is not
+// nil makes a scalar, so that Of(data, t.Shape()...) always has t's shape.
 func Of[T Element](data []T, shape ...int) (*Tensor, error) {
 	var zero T
+	if shape == nil {
+		shape = []int{len(data)}
+	}
 	n, err := countOf("Of", shape)
 	if err != nil {
 		return nil, err
-	}
-	if n != len(data) && len(shape) == 0 {
-		return nil, invalid("Of", "no shape is given, which stands for a single element, and the slice has %d: give the shape, Of(v, %d)", len(data), len(data))
 	}
 	if n != len(data) {
 		return nil, invalid("Of", "shape %v has %d elements, the slice has %d", slices.Clone(shape), n, len(data))

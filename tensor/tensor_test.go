@@ -121,6 +121,14 @@ func ofPair[T tensor.Element](t *testing.T, check func(tensor.DType, *tensor.Ten
 	y, err := tensor.FromBytes(d, x.Bytes(), 2, 1)
 	require.NoError(t, err)
 	require.Same(t, &pair[0], &data[T](t, y)[0])
+	flat, err := tensor.Of(pair)
+	require.NoError(t, err)
+	require.Equal(t, []int{2}, flat.Shape())
+	scalar, err := flat.Select(0, 0)
+	require.NoError(t, err)
+	scalar, err = tensor.Of(pair[:1], scalar.Shape()...)
+	require.NoError(t, err)
+	require.Zero(t, scalar.Dims())
 	empty, err := tensor.Of([]T(nil), 0, 3)
 	require.NoError(t, err)
 	require.Empty(t, data[T](t, empty))
@@ -134,11 +142,7 @@ func TestWrongArguments(t *testing.T) {
 	dev := onDevice(t, tensor.Float32, 2, 3)
 	room := make([]byte, 24)
 	for name, call := range map[string]func() error{
-		"no shape": func() error {
-			_, err := tensor.Of([]float32{1, 2, 3})
-			require.ErrorContains(t, err, "give the shape, Of(v, 3)")
-			return err
-		},
+		"scalar":   func() error { _, err := tensor.Of([]float32{1, 2, 3}, []int{}...); return err },
 		"too few":  func() error { _, err := tensor.Of([]int8{1}, 2); return err },
 		"negative": func() error { _, err := tensor.Of([]int8{}, -1, 0); return err },
 		"overflow": func() error {
@@ -353,7 +357,7 @@ func TestFormat(t *testing.T) {
 	require.Equal(t, "<nil>", fmt.Sprintf("%v", (*tensor.Tensor)(nil)))
 
 	for want, y := range map[string]*tensor.Tensor{
-		"int8[]\n-3":                            of(t, []int8{-3}),
+		"int8[]\n-3":                            of(t, []int8{-3}, []int{}...),
 		"uint64[1]\n[18446744073709551615]":     of(t, []uint64{math.MaxUint64}, 1),
 		"int64[1]\n[-9223372036854775807]":      of(t, []int64{-math.MaxInt64}, 1),
 		"bool[2]\n[ true, false]":               of(t, []bool{true, false}, 2),

@@ -17,7 +17,7 @@ import (
 func TestWrongCalls(t *testing.T) {
 	ctx := context.Background()
 	ints := func(v ...int32) *tensor.Tensor { return of(t, v, len(v)) }
-	scalar := of(t, []float32{1})
+	scalar := of(t, []float32{1}, []int{}...)
 	wide := of(t, []float32{1, 2}, 2, 1)
 	type call struct {
 		name string

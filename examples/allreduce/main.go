@@ -31,7 +31,7 @@ func run(ctx context.Context, out io.Writer, o pg.InitOptions) error {
 	defer g.Close()
 
 	v := []float32{float32(g.Rank()), 0.5} // every rank has its own
-	t, err := tensor.Of(v, len(v))         // a tensor over v, no copy
+	t, err := tensor.Of(v)                 // a tensor over v, no copy
 	if err != nil {
 		return err
 	}

@@ -93,8 +93,8 @@ type device struct {
 // newDevice returns the engine on one of d's devices. Local rank r takes device r modulo
 // their number.
 func newDevice(d driver.Driver, t *trainer, images int) (*device, error) {
-	local, err := strconv.Atoi(os.Getenv("LOCAL_RANK"))
-	if err != nil || local < 0 {
+	local := pg.LocalRank()
+	if local < 0 {
 		local = t.rank
 	}
 	dev, err := d.Device(local % d.Count())

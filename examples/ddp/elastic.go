@@ -59,13 +59,13 @@ func runElastic(ctx context.Context, c *config, stdout, stderr io.Writer) (err e
 	}}
 	o.BucketCap, o.FirstBucket = c.bucketKiB<<10, c.bucketKiB<<10
 	for _, s := range e.optimizer.Velocity(e.model.Params()) {
-		t, err := tensor.Of(s, len(s))
+		t, err := tensor.Of(s)
 		if err != nil {
 			return err
 		}
 		o.State = append(o.State, t)
 	}
-	t, err := tensor.Of(e.results, len(e.results))
+	t, err := tensor.Of(e.results)
 	if err != nil {
 		return err
 	}

@@ -109,11 +109,11 @@ func (c *centre) forward(rows []float32, training bool) {
 }
 
 func (c *centre) buffers() ([]ddp.Buffer, error) {
-	mean, err := tensor.Of(c.mean, len(c.mean))
+	mean, err := tensor.Of(c.mean)
 	if err != nil {
 		return nil, err
 	}
-	batches, err := tensor.Of(c.batches) // no dimension, as PyTorch's counters
+	batches, err := tensor.Of(c.batches, []int{}...) // no dimension, as PyTorch's counters
 	if err != nil {
 		return nil, err
 	}

@@ -38,7 +38,8 @@
 // # Groups
 //
 // NewGroup makes a group of some ranks. NewSubgroups divides the default group, and Split any
-// group, by a colour and a key of each rank. A rank outside a group of NewGroup holds a
+// group, by a colour and a key of each rank. NewMesh arranges ranks in a grid with named dimensions,
+// c10d's DeviceMesh. A rank outside a group of NewGroup holds a
 // ProcessGroup for which IsMember is false, so that all ranks can run the same lines. Ranks
 // in calls and options are those of the
 // group called; GlobalRank and GroupRank translate.

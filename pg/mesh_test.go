@@ -1,0 +1,99 @@
+package pg_test
+
+import (
+	"context"
+	"fmt"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/c10d-go/c10d/backend"
+	"github.com/c10d-go/c10d/pg"
+	"github.com/c10d-go/c10d/pg/pgtest"
+)
+
+// What init_device_mesh("cpu", (2, 2, 2), mesh_dim_names=("pp", "dp", "tp")) of PyTorch 2.6 shows:
+// get_coordinate, the ranks of get_group("pp"), ("dp") and ("tp"), and those of
+// mesh["dp", "tp"]._flatten() and mesh["pp", "tp"]._flatten().
+func TestMeshIsPyTorchs(t *testing.T) {
+	type shown struct {
+		coord              []int
+		pp, dp, tp, dt, pt []int
+	}
+	want := map[int]shown{
+		0: {[]int{0, 0, 0}, []int{0, 4}, []int{0, 2}, []int{0, 1}, []int{0, 1, 2, 3}, []int{0, 1, 4, 5}},
+		5: {[]int{1, 0, 1}, []int{1, 5}, []int{5, 7}, []int{4, 5}, []int{4, 5, 6, 7}, []int{0, 1, 4, 5}},
+		7: {[]int{1, 1, 1}, []int{3, 7}, []int{5, 7}, []int{6, 7}, []int{4, 5, 6, 7}, []int{2, 3, 6, 7}},
+	}
+	pgtest.Run(t, 8, func(t *testing.T, g *pg.ProcessGroup) {
+		ctx := t.Context()
+		m, err := pg.NewMesh(ctx, g, []pg.MeshDim{{"pp", 2}, {"dp", 2}, {"tp", 2}}, pg.GroupOptions{})
+		require.NoError(t, err)
+		got := shown{coord: m.Coordinate()}
+		for i, to := range []*[]int{&got.pp, &got.dp, &got.tp} {
+			sub, err := m.Group(m.Dims()[i].Name)
+			require.NoError(t, err)
+			require.Equal(t, got.coord[i], sub.Rank())
+			*to = sub.Ranks()
+		}
+		flat, err := m.Flatten(ctx, "dp_tp", "dp", "tp")
+		require.NoError(t, err)
+		got.dt = flat.Ranks()
+		require.Equal(t, 2*got.coord[1]+got.coord[2], flat.Rank())
+		flat, err = m.Flatten(ctx, "pp_tp", "pp", "tp")
+		require.NoError(t, err)
+		got.pt = flat.Ranks()
+		if w, ok := want[g.Rank()]; ok {
+			require.Equal(t, w, got)
+		}
+		again, err := m.Group("pp_tp")
+		require.NoError(t, err)
+		require.Same(t, flat, again)
+
+		_, err = m.Flatten(ctx, "x", "tp", "dp")
+		require.ErrorContains(t, err, "not in the order of the mesh")
+		_, err = m.Flatten(ctx, "x", "xx")
+		require.ErrorContains(t, err, `no dimension "xx"`)
+		_, err = m.Flatten(ctx, "tp", "pp", "dp")
+		require.ErrorContains(t, err, `has a group "tp" already`)
+		_, err = m.Group("xx")
+		require.ErrorContains(t, err, `no group "xx"`)
+	})
+}
+
+func TestMeshRefuses(t *testing.T) {
+	pgtest.Run(t, 4, func(t *testing.T, g *pg.ProcessGroup) {
+		for want, dims := range map[string][]pg.MeshDim{
+			"at least one dimension":             nil,
+			"dimension 1 has no name":            {{"a", 2}, {"", 2}},
+			`two dimensions have the name "a"`:   {{"a", 2}, {"a", 2}},
+			"do not multiply to 4, the size of ": {{"a", 2}, {"b", 3}},
+			"multiply to 4":                      {{"a", 2}},
+			"[{a 0}] do not multiply":            {{"a", 0}},
+		} {
+			_, err := pg.NewMesh(t.Context(), g, dims, pg.GroupOptions{})
+			require.ErrorContains(t, err, want)
+		}
+	})
+}
+
+func ExampleNewMesh() {
+	ranks(4, func(ctx context.Context, g *pg.ProcessGroup) (string, error) {
+		m, err := pg.NewMesh(ctx, g, []pg.MeshDim{{"dp", 2}, {"tp", 2}}, pg.GroupOptions{})
+		if err != nil {
+			return "", err
+		}
+		dp, err := m.Group("dp")
+		if err != nil {
+			return "", err
+		}
+		sum := []int32{int32(g.Rank())}
+		err = pg.AllReduceSlice(ctx, dp, sum, backend.Sum())
+		return fmt.Sprintf("rank %d is at %v, dp is %v with sum %d", g.Rank(), m.Coordinate(), dp.Ranks(), sum[0]), err
+	})
+	// Output:
+	// rank 0 is at [0 0], dp is [0 2] with sum 2
+	// rank 1 is at [0 1], dp is [1 3] with sum 4
+	// rank 2 is at [1 0], dp is [0 2] with sum 2
+	// rank 3 is at [1 1], dp is [1 3] with sum 4
+}

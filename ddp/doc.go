@@ -86,6 +86,12 @@
 // the bytes sent, and CompressWrapper does so around another hook. A hook of your own uses the
 // methods of Bucket.
 //
+// # Optimizer state divided over the ranks
+//
+// A ShardedOptimizer keeps 1/n of the optimizer's state on each of n ranks (ZeRO stage 1) and takes
+// the place of a DDP. It sends as many bytes, but only after the backward pass. Parameters are in
+// CPU memory. A checkpoint must save the state of every rank, and fits only the same number of ranks.
+//
 // # Parameters on a device
 //
 // All or some parameters may be in device memory. Options.Device says how to use it; package
@@ -119,7 +125,7 @@
 //
 // # Limits
 //
-// There is no mixed precision and no sharding of parameters. DDP does not see the model. It
+// There is no mixed precision and no sharding of parameters or gradients. DDP does not see the model. It
 // cannot find unused parameters before the backward pass, as PyTorch can, and it reduces only
 // gradients for which Ready is called.
 package ddp

@@ -118,3 +118,57 @@ func ExampleDDP_GradView() {
 	fmt.Println(grad)
 	// Output: [1 2 3]
 }
+
+// Each of two ranks keeps the momentum of half of the parameters.
+func ExampleNewShardedOptimizer() {
+	ctx := context.Background()
+	job := pgtest.NewJob(2)
+	defer job.Close()
+	said := make([]string, job.Size)
+	var wg sync.WaitGroup
+	for rank := range said {
+		wg.Go(func() {
+			g, err := job.Join(ctx, rank)
+			if err != nil {
+				log.Print(err)
+				return
+			}
+			defer g.Close()
+			values, grads := [][]float32{{1, 2, 3}, {4}}, [][]float32{make([]float32, 3), make([]float32, 1)}
+			params, err := ddp.Params(values, grads)
+			if err != nil {
+				log.Print(err)
+				return
+			}
+			var momentum []float32
+			o, err := ddp.NewShardedOptimizer(ctx, g, params, func(values, grads []float32) error {
+				if momentum == nil {
+					momentum = make([]float32, len(values))
+				}
+				for i, g := range grads {
+					momentum[i] = 0.9*momentum[i] + g
+					values[i] -= 0.5 * momentum[i]
+				}
+				return nil
+			})
+			if err != nil {
+				log.Print(err)
+				return
+			}
+			for range 2 {
+				grads[0][0], grads[1][0] = float32(rank), 2 // the backward pass
+				if err := o.Step(ctx); err != nil {
+					log.Print(err)
+					return
+				}
+			}
+			said[rank] = fmt.Sprintf("rank %d: %v, momentum of %d elements", rank, values, len(momentum))
+		})
+	}
+	wg.Wait()
+	fmt.Println(said[0])
+	fmt.Println(said[1])
+	// Output:
+	// rank 0: [[0.275 2 3] [1.1]], momentum of 2 elements
+	// rank 1: [[0.275 2 3] [1.1]], momentum of 2 elements
+}

@@ -86,6 +86,10 @@
 // the bytes sent, and CompressWrapper does so around another hook. A hook of your own uses the
 // methods of Bucket.
 //
+// PowerSGD sends matrices as products of two thin ones: many times fewer bytes, and an
+// approximation. PostLocalSGDHook averages gradients among the ranks of a host only, and a
+// PeriodicAverager the models of all ranks from time to time.
+//
 // # Optimizer state divided over the ranks
 //
 // A ShardedOptimizer keeps 1/n of the optimizer's state on each of n ranks (ZeRO stage 1) and takes

@@ -1,0 +1,126 @@
+package ddp_test
+
+import (
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/c10d-go/c10d/ddp"
+	"github.com/c10d-go/c10d/pg"
+	"github.com/c10d-go/c10d/pg/pgtest"
+	"github.com/c10d-go/c10d/tensor"
+)
+
+// What one iteration does not send comes with later ones: the sum of the results approaches the sum of
+// the averages. The bias is averaged exactly, and all ranks have the same bits.
+func TestPowerSGD(t *testing.T) {
+	const rows, cols, iterations = 12, 10, 60
+	pgtest.Run(t, 3, func(t *testing.T, g *pg.ProcessGroup) {
+		s, err := ddp.NewPowerSGD(ddp.PowerSGDOptions{Start: 2})
+		require.NoError(t, err)
+		ps := []ddp.Param{
+			{Value: zeros(t, tensor.Float32, rows, cols), Grad: zeros(t, tensor.Float32, rows, cols)},
+			{Value: zeros(t, tensor.Float32, rows), Grad: zeros(t, tensor.Float32, rows)},
+		}
+		d, err := ddp.New(soon(t), g, ps, ddp.Options{Hook: s.Hook})
+		require.NoError(t, err)
+		weight, err := tensor.Data[float32](ps[0].Grad)
+		require.NoError(t, err)
+		bias, err := tensor.Data[float32](ps[1].Grad)
+		require.NoError(t, err)
+		sums, want := make([]float64, len(weight)), make([]float64, len(weight))
+		for it := range iterations {
+			for k := range weight {
+				weight[k] = float32((k*k+g.Rank())%7) - 2
+				want[k] += float64((k*k)%7+(k*k+1)%7+(k*k+2)%7)/3 - 2
+			}
+			for k := range bias {
+				bias[k] = float32(k + g.Rank())
+			}
+			require.NoError(t, d.Begin(soon(t)))
+			backward(t, d, 2)
+			require.NoError(t, d.Finish(soon(t)))
+			for k, v := range weight {
+				sums[k] += float64(v)
+				if it < 2 {
+					require.InDelta(t, want[k], sums[k], 1e-5, "not compressed yet")
+				}
+			}
+			for k, v := range bias {
+				require.InDelta(t, float32(k+1), v, 1e-5)
+			}
+		}
+		for k := range sums {
+			require.InDelta(t, want[k]/iterations, sums[k]/iterations, 0.5)
+		}
+		before, after := s.Compression()
+		require.Equal(t, iterations*(rows*cols+rows), before)
+		require.Equal(t, 2*(rows*cols+rows)+(iterations-2)*(rows+cols+rows), after)
+		all, err := pg.AllGatherSlice(soon(t), g, weight)
+		require.NoError(t, err)
+		for r := range 3 {
+			require.Equal(t, weight, all[r*len(weight):][:len(weight)])
+		}
+	})
+}
+
+// A gradient of rank 1 needs no second iteration.
+func TestPowerSGDIsExactForItsRank(t *testing.T) {
+	pgtest.Run(t, 2, func(t *testing.T, g *pg.ProcessGroup) {
+		s, err := ddp.NewPowerSGD(ddp.PowerSGDOptions{Start: 2, Rank: 2})
+		require.NoError(t, err)
+		p := ddp.Param{Value: zeros(t, tensor.Float32, 16, 16), Grad: zeros(t, tensor.Float32, 16, 16)}
+		d, err := ddp.New(soon(t), g, []ddp.Param{p}, ddp.Options{Hook: s.Hook})
+		require.NoError(t, err)
+		grad, err := tensor.Data[float32](p.Grad)
+		require.NoError(t, err)
+		for range 4 {
+			for k := range grad {
+				grad[k] = float32((k/16 - 3) * (k%16 + g.Rank()))
+			}
+			require.NoError(t, d.Begin(soon(t)))
+			require.NoError(t, d.Ready(0))
+			require.NoError(t, d.Finish(soon(t)))
+			for k, v := range grad {
+				require.InDelta(t, float64(k/16-3)*(float64(k%16)+0.5), float64(v), 1e-2)
+			}
+		}
+	})
+}
+
+func TestPowerSGDRefuses(t *testing.T) {
+	_, err := ddp.NewPowerSGD(ddp.PowerSGDOptions{Start: 1})
+	require.ErrorContains(t, err, "Start 1: they must be at least 1 and 2")
+	_, err = ddp.NewPowerSGD(ddp.PowerSGDOptions{Rank: -1})
+	require.ErrorContains(t, err, "Rank is -1")
+}
+
+// After its start gradients are averaged in pairs, and every second step the parameters over all.
+func TestPostLocalSGD(t *testing.T) {
+	pgtest.Run(t, 4, func(t *testing.T, g *pg.ProcessGroup) {
+		pair, err := g.NewSubgroups(t.Context(), 2, pg.GroupOptions{})
+		require.NoError(t, err)
+		ps := vectors(t, 3)
+		d, err := ddp.New(soon(t), g, ps, ddp.Options{Hook: ddp.PostLocalSGDHook(pair, 1)})
+		require.NoError(t, err)
+		a, err := ddp.NewPeriodicAverager(g, ps, 2, 1)
+		require.NoError(t, err)
+		local := []float64{0.5, 2.5}[g.Rank()/2]
+		for it, want := range []float64{1.5, local, local, local} {
+			fill(t, ps[0].Grad, float64(g.Rank()))
+			require.NoError(t, d.Begin(soon(t)))
+			require.NoError(t, d.Ready(0))
+			require.NoError(t, d.Finish(soon(t)))
+			require.Equal(t, want, first(t, ps[0].Grad), "iteration %d", it)
+			fill(t, ps[0].Value, first(t, ps[0].Grad))
+			require.NoError(t, a.Average(soon(t)))
+			value := want
+			if it%2 == 1 {
+				value = 1.5
+			}
+			require.Equal(t, value, first(t, ps[0].Value), "iteration %d", it)
+		}
+	})
+	_, err := ddp.NewPeriodicAverager(newInstant(), nil, 0, 0)
+	require.ErrorContains(t, err, "period is 0")
+}

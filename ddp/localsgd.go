@@ -9,10 +9,10 @@ import (
 	"github.com/c10d-go/c10d/work"
 )
 
-// PostLocalSGDHook averages gradients over DDP's group in the first start iterations, and afterwards
-// only over local, a smaller group that this rank is in, such as the ranks of its host: PyTorch's
-// post_localSGD_hook. A PeriodicAverager brings the models together again. Each DDP needs its own
-// hook. Afterwards gradients are averaged in CPU memory only.
+// PostLocalSGDHook is PyTorch's post_localSGD_hook. In the first start iterations it averages gradients
+// over DDP's group. Later it averages them over local, a smaller group that this rank is in, such as
+// the ranks of its host. A PeriodicAverager makes the models equal again. Each DDP needs its own hook.
+// Averages over local work in CPU memory only.
 func PostLocalSGDHook(local Group, start int) Hook {
 	iteration := 0
 	return func(ctx context.Context, b *Bucket) (*work.Work, error) {

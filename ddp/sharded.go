@@ -56,9 +56,9 @@ const shardCap = defaultBucketCap
 //
 // Step calls update with this rank's shard, 1/n of the elements, rounded up for each
 // 25 MiB. update changes values in place. It always gets the same elements in the same places,
-// len(values) of them, so it keeps its state in slices of that length. An optimizer that treats each
-// element alone, such as SGD or Adam, computes what it would without sharding, but for the rounding of
-// the averages. One that needs norms of whole parameters, such as LARS, does not work.
+// len(values) of them, so it keeps its state in slices of that length. The
+// optimizer must treat each element alone, as SGD and Adam do; LARS needs norms of whole parameters.
+// Results are then those of DDP with the same optimizer, except that averages may round differently.
 func NewShardedOptimizer[T float32 | float64](ctx context.Context, g ShardGroup, params []Param, update func(values, grads []T) error) (*ShardedOptimizer[T], error) {
 	return newSharded(ctx, g, params, update, shardCap)
 }

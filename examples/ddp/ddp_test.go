@@ -384,3 +384,11 @@ func testProgress(t *testing.T) {
 	p.epoch(&history{Train: make([]float64, 10), Accuracy: append(make([]float64, 9), 0.95)})
 	require.Equal(t, "epoch 10/20  loss 0.0000  held-out accuracy 95.00%     200 images/s  50s left\n", out.String())
 }
+
+// PowerSGD reaches the accuracy of whole gradients with at least 20 times fewer bytes.
+func TestPowerSGD(t *testing.T) {
+	r := demo(t, 4, "-powersgd", "1")
+	require.GreaterOrEqual(t, r.Compression, 20.)
+	require.GreaterOrEqual(t, r.Accuracy, 0.96)
+	require.True(t, r.ParamsIdentical)
+}

@@ -79,6 +79,7 @@ type config struct {
 	batch      int
 	rate       float64
 	momentum   float64
+	powerRank  int
 	seed       uint64
 	bucketKiB  int
 	curves     string
@@ -118,6 +119,7 @@ func parseFlags(args []string, stderr io.Writer) (*config, error) {
 	f.IntVar(&c.batch, "batch", 64, "`n` images in a step, of all ranks together")
 	f.Float64Var(&c.rate, "lr", 0.1, "learning `rate`")
 	f.Float64Var(&c.momentum, "momentum", 0.9, "momentum `factor` of the optimizer")
+	f.IntVar(&c.powerRank, "powersgd", 0, "send gradients as PowerSGD matrices of rank `n`; 0 sends them whole")
 	f.Uint64Var(&c.seed, "seed", 1, "`seed` of the first parameters and of the order of the images")
 	f.IntVar(&c.bucketKiB, "bucket", 16, "size of a gradient bucket in `KiB`; with c10d's default of 25 MiB this small model would be one bucket")
 
@@ -147,6 +149,8 @@ func (c *config) check(rest []string) error {
 		return errors.New("ddp: -check needs -device sim")
 	case c.epochs < 1:
 		return fmt.Errorf("ddp: -epochs %d: must be at least 1", c.epochs)
+	case c.powerRank < 0 || c.powerRank > 0 && (c.device != onCPU || c.elastic || c.compare):
+		return fmt.Errorf("ddp: -powersgd %d: must not be negative, and does not work with -device, -elastic and -compare", c.powerRank)
 	case c.batch < 1 || c.batch > 1<<20:
 		return fmt.Errorf("ddp: -batch %d must be between 1 and %d", c.batch, 1<<20)
 	case c.bucketKiB < 1 || c.bucketKiB > 1<<20:

@@ -62,6 +62,14 @@ func runRank(ctx context.Context, c *config, stdout, stderr io.Writer) (err erro
 		return err
 	}
 	o.BucketCap, o.FirstBucket = c.bucketKiB<<10, c.bucketKiB<<10
+	var power *ddp.PowerSGD
+	if c.powerRank > 0 {
+		// Compression begins at once, because this training has few steps.
+		if power, err = ddp.NewPowerSGD(ddp.PowerSGDOptions{Rank: c.powerRank, Start: 2, Seed: c.seed}); err != nil {
+			return err
+		}
+		o.Hook = power.Hook
+	}
 	// From here on every rank has rank 0's parameters, and gradients that are
 	// announced with Ready are averaged over the ranks by Finish.
 	d, err := ddp.New(ctx, g, params, o)
@@ -98,6 +106,10 @@ func runRank(ctx context.Context, c *config, stdout, stderr io.Writer) (err erro
 	}
 	rep := r.report(identical, sum)
 	rep.Buckets, rep.GPU = len(d.Buckets()), gpu
+	if power != nil {
+		before, after := power.Compression()
+		rep.Compression = round(float64(before)/float64(after), 3)
+	}
 	if devices != nil {
 		rep.Work = allReduceWork(g)
 	} else {

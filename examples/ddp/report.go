@@ -26,8 +26,9 @@ type report struct {
 	Batch           int         `json:"batch"`
 	Params          int         `json:"params"`
 	Buckets         int         `json:"buckets"`
-	Images          int         `json:"images,omitempty"`  // that all ranks have trained on; with -elastic
-	Overlap         *float64    `json:"overlap,omitempty"` // share of the communication time that overlaps computation; not for a device
+	Images          int         `json:"images,omitempty"`      // that all ranks have trained on; with -elastic
+	Overlap         *float64    `json:"overlap,omitempty"`     // share of the communication time that overlaps computation; not for a device
+	Compression     float64     `json:"compression,omitempty"` // bytes of gradients through bytes sent for them; with -powersgd
 	Data            string      `json:"data"`
 	Backend         string      `json:"backend"`
 	Device          string      `json:"device,omitempty"` // where the model was, if not in CPU memory

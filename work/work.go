@@ -34,6 +34,8 @@ type Work struct {
 	started atomic.Int64 // nanoseconds since base, 0 = not yet
 
 	mu       sync.Mutex
+	observer Observer // nil if nobody listens
+	token    uint64
 	done     chan struct{} // made by the first Done
 	err      error
 	result   []*tensor.Tensor
@@ -204,6 +206,35 @@ func (w *Work) SourceRank() (int, error) {
 	return -1, &Error{Info: w.info, Peer: -1, Err: ErrPending}
 }
 
+// Observer is told when operations end. See Work.Observe.
+type Observer interface {
+	// Ended is called once, before the Work shows that it has ended. The times are since Origin.
+	// began is 0 if the operation never ran. Locks of the backend are held: Ended must return soon
+	// and must not call the Work, its group or its backend.
+	Ended(token uint64, began, ended time.Duration, err error)
+}
+
+// Origin is what the times of an Observer count from.
+func Origin() time.Time { return base }
+
+// Observe has o told, with token, when the operation ends: at once if it has ended. A Work has one
+// observer, which package pg sets: give pg.Options.Recorder observers instead.
+func (w *Work) Observe(o Observer, token uint64) {
+	w.mu.Lock()
+	if w.state.Load() == pending {
+		w.observer, w.token = o, token
+		w.mu.Unlock()
+		return
+	}
+	w.mu.Unlock()
+	began := w.Began()
+	o.Ended(token, began, began+w.duration, w.err)
+}
+
+// Began returns when the operation began to run in the backend, since Origin, and 0 if it has not
+// begun.
+func (w *Work) Began() time.Duration { return time.Duration(w.started.Load()) }
+
 // Info returns the operation's description.
 func (w *Work) Info() Info { return w.info }
 
@@ -348,8 +379,9 @@ func (p *Promise) Complete(err error) bool {
 	if w.state.Load() != pending {
 		return false
 	}
+	now := time.Since(base)
 	if started := w.started.Load(); started != 0 {
-		w.duration = time.Since(base) - time.Duration(started)
+		w.duration = now - time.Duration(started)
 	}
 	if err != nil {
 		var have *Error
@@ -357,6 +389,12 @@ func (p *Promise) Complete(err error) bool {
 			err = &Error{Info: w.info, Peer: -1, Err: err}
 		}
 		w.err = err
+	}
+	if w.observer != nil {
+		w.observer.Ended(w.token, w.Began(), now, err)
+		w.observer = nil
+	}
+	if err != nil {
 		w.state.Store(failed)
 	} else {
 		w.state.Store(succeeded)

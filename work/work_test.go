@@ -405,3 +405,35 @@ func ExampleWork_Wait() {
 	fmt.Println(p.Work().Wait(context.Background()))
 	// Output: work: barrier seq 2 on rank 0 of group "0": rank 3: peer died
 }
+
+// ends notes what an Observer is told.
+type ends struct {
+	tokens []uint64
+	errs   []error
+	began  []bool
+}
+
+func (e *ends) Ended(token uint64, began, ended time.Duration, err error) {
+	e.tokens, e.errs, e.began = append(e.tokens, token), append(e.errs, err), append(e.began, began > 0 && ended >= began)
+}
+
+// TestObserve: an observer is told once, whether the operation ends before or after Observe, and
+// before the waiting goroutine goes on.
+func TestObserve(t *testing.T) {
+	var e ends
+	p := work.NewPromise(info)
+	p.Work().Observe(&e, 7)
+	p.Start()
+	require.Empty(t, e.tokens)
+	require.True(t, p.Complete(nil))
+	p.Complete(errors.New("too late"))
+
+	p = work.NewPromise(info)
+	p.Complete(errors.New("not begun"))
+	p.Work().Observe(&e, 8)
+	require.Equal(t, []uint64{7, 8}, e.tokens)
+	require.Equal(t, []bool{true, false}, e.began)
+	require.NoError(t, e.errs[0])
+	var failed *work.Error
+	require.ErrorAs(t, e.errs[1], &failed)
+}

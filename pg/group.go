@@ -20,6 +20,7 @@ import (
 	"github.com/c10d-go/c10d/internal/waiting"
 	"github.com/c10d-go/c10d/store"
 	"github.com/c10d-go/c10d/tensor"
+	"github.com/c10d-go/c10d/trace"
 )
 
 // world is what the groups of one New share: the job's store and the counter that names groups.
@@ -168,6 +169,12 @@ func (w *world) makeGroup(ctx context.Context, s groupSpec, n *notice.Notice) (*
 		return nil, errors.Join(err, g.closeBackends())
 	}
 	g.tidy(s)
+	if g.rank >= 0 {
+		g.traced = w.options.Recorder.Join(trace.Member{
+			Name: s.name, Description: s.desc, Epoch: w.number, Rank: g.rank, Ranks: slices.Clone(s.ranks), Timeout: s.timeout,
+			Blocks: w.options.Detail, Explain: g.explain(),
+		})
+	}
 	handle := s.handle
 	if handle == nil {
 		handle = &ProcessGroup{name: s.name, desc: s.desc, timeout: s.timeout}

@@ -20,6 +20,7 @@ import (
 	"github.com/c10d-go/c10d/internal/launch"
 	"github.com/c10d-go/c10d/store"
 	"github.com/c10d-go/c10d/store/tcp"
+	"github.com/c10d-go/c10d/trace"
 )
 
 // InitOptions are the options of Init. The zero value works.
@@ -99,6 +100,9 @@ const podTimeout = 5 * time.Minute
 // c10d run -elastic sets C10D_ELASTIC. Init then sets Options.Elastic, and Reconfigure takes its
 // default sizes from there.
 //
+// C10D_TRACE is the prefix of the files that the rank dumps its last operations to, when a group fails
+// and when the process gets SIGUSR1. See package trace.
+//
 // If TORCHELASTIC_USE_AGENT_STORE is True, the launcher hosts the store and no
 // rank does. TORCH_DIST_INIT_BARRIER=1 sets Options.InitBarrier, and
 // TORCH_DISTRIBUTED_DEBUG=DETAIL sets Options.Detail.
@@ -122,6 +126,11 @@ func Init(ctx context.Context, url string, o InitOptions) (*ProcessGroup, error)
 const lastWords = 500 * time.Millisecond
 
 func initFrom(ctx context.Context, rawURL string, o InitOptions, getenv func(string) string) (*ProcessGroup, error) {
+	prefix := getenv(TraceVariable)
+	dumps := prefix != "" && o.Recorder == nil
+	if dumps {
+		o.Recorder = trace.New(trace.Options{Prefix: prefix})
+	}
 	if err := o.check(); err != nil {
 		return nil, err
 	}
@@ -156,6 +165,25 @@ func initFrom(ctx context.Context, rawURL string, o InitOptions, getenv func(str
 	default:
 		return nil, fmt.Errorf("TORCH_DISTRIBUTED_DEBUG is %q; it must be OFF, INFO or DETAIL", level)
 	}
+	stop := func() {}
+	if dumps {
+		stop = o.Recorder.DumpOnSignal(o.Logger)
+	}
+	g, err := initGroup(ctx, o, m)
+	if err != nil {
+		stop()
+		return nil, err
+	}
+	g.released = stop
+	return g, nil
+}
+
+// TraceVariable is the environment variable with the prefix of the files that ranks dump their last
+// operations to, see package trace.
+const TraceVariable = "C10D_TRACE"
+
+// initGroup makes the default group of a rank.
+func initGroup(ctx context.Context, o InitOptions, m *meeting) (*ProcessGroup, error) {
 	st, err := m.open(ctx, o)
 	if err != nil {
 		o.failed(cmp.Or(o.Name, "0"), m.env.Rank, m.env.Size, err)

@@ -15,6 +15,7 @@ import (
 	"github.com/c10d-go/c10d/backend"
 	"github.com/c10d-go/c10d/store"
 	"github.com/c10d-go/c10d/tensor"
+	"github.com/c10d-go/c10d/trace"
 	"github.com/c10d-go/c10d/work"
 )
 
@@ -62,6 +63,10 @@ type Options struct {
 	// Groups with PyTorch ranks do not use it.
 	Elastic bool
 
+	// Recorder records the operations of all groups, and tells its observers of them. Nil means one
+	// of trace.DefaultEntries operations for each New, and trace.Off none. See ProcessGroup.Recorder.
+	Recorder *trace.Recorder
+
 	// Logger gets a line at level Info when a group has been made, and at level Error when
 	// one could not be made. While this rank waits for others it gets lines at level Warn:
 	// the first after 10 s, more at growing intervals. They name the missing ranks, what is
@@ -72,8 +77,12 @@ type Options struct {
 	least, most int // numbers of ranks that c10d run -elastic has told, 0 if it has not
 }
 
-// check refuses nil options, two options for one backend, and options for unknown backends.
+// check refuses nil options, two options for one backend, and options for unknown backends. It makes
+// the default Recorder.
 func (o *Options) check() error {
+	if o.Recorder == nil {
+		o.Recorder = trace.New(trace.Options{})
+	}
 	for i, b := range o.BackendOptions {
 		if b == nil {
 			return fmt.Errorf("BackendOptions[%d] is nil", i)
@@ -123,6 +132,7 @@ type ProcessGroup struct {
 
 	closing  sync.Once
 	closeErr error
+	released func()         // nil unless Init made the group
 	retired  sync.WaitGroup // old epochs that are being closed
 
 	reconfiguring sync.Mutex
@@ -156,6 +166,7 @@ type epoch struct {
 	backends map[tensor.DeviceType]backend.Backend
 	distinct []backend.Backend // in order of devices, each once
 	split    bool              // made by Split or SplitRanks
+	traced   *trace.Group      // nil if nothing is recorded
 	meeting  backend.Meeting   // while the group is made, if its ranks tell each other why it cannot be
 
 	key    string // its name in the store
@@ -244,14 +255,28 @@ func (g *ProcessGroup) Size() int {
 
 // Explain describes the group's wire, the transport to each rank, and the algorithm by size, with
 // reasons. Backends without an Explainer are left out.
-func (g *ProcessGroup) Explain() []backend.Explanation {
+func (g *ProcessGroup) Explain() []backend.Explanation { return g.now().explain() }
+
+func (g *epoch) explain() []backend.Explanation {
 	var all []backend.Explanation
-	for _, b := range g.now().distinct {
+	for _, b := range g.distinct {
 		if e, ok := b.(backend.Explainer); ok {
 			all = append(all, e.Explain())
 		}
 	}
 	return all
+}
+
+// Recorder returns what records this rank's operations, in this group and those of the same job.
+func (g *ProcessGroup) Recorder() *trace.Recorder { return g.now().world.options.Recorder }
+
+// called records the call of an operation.
+func (g *ProcessGroup) called(b backend.Backend, op work.OpType, in, out []*tensor.Tensor, peer int, timeout time.Duration) trace.Call {
+	t := g.now().traced
+	if t == nil {
+		return trace.Call{}
+	}
+	return t.Begin(b.Name(), op, in, out, peer, timeout)
 }
 
 // IsMember reports whether this rank belongs to the group.
@@ -462,6 +487,9 @@ func (g *ProcessGroup) Close() error {
 		if g == e.world.root && e.world.owned != nil {
 			errs = append(errs, e.world.owned.Close())
 		}
+		if g.released != nil {
+			g.released()
+		}
 		g.closeErr = errors.Join(errs...)
 	})
 	return g.closeErr
@@ -497,6 +525,7 @@ func (g *ProcessGroup) refuse(why error) {
 // close ends an epoch on this rank.
 func (g *epoch) close() error {
 	err := g.closeBackends()
+	g.traced.Leave()
 	g.tidier.wait()
 	return err
 }
@@ -516,7 +545,7 @@ func (g *ProcessGroup) Broadcast(ctx context.Context, ts []*tensor.Tensor, o bac
 	if err != nil {
 		return nil, err
 	}
-	return b.Broadcast(ctx, ts, o)
+	return g.called(b, work.Broadcast, ts, ts, -1, o.Timeout).Issued(b.Broadcast(ctx, ts, o))
 }
 
 // AllReduce combines all tensors of all ranks and puts the result in each.
@@ -525,7 +554,7 @@ func (g *ProcessGroup) AllReduce(ctx context.Context, ts []*tensor.Tensor, o bac
 	if err != nil {
 		return nil, err
 	}
-	return b.AllReduce(ctx, ts, o)
+	return g.called(b, work.AllReduce, ts, ts, -1, o.Timeout).Issued(b.AllReduce(ctx, ts, o))
 }
 
 // AllReduceCoalesced combines ts[i] with every other rank's ts[i], for all i at once.
@@ -534,7 +563,7 @@ func (g *ProcessGroup) AllReduceCoalesced(ctx context.Context, ts []*tensor.Tens
 	if err != nil {
 		return nil, err
 	}
-	return b.AllReduceCoalesced(ctx, ts, o)
+	return g.called(b, work.AllReduceCoalesced, ts, ts, -1, o.Timeout).Issued(b.AllReduceCoalesced(ctx, ts, o))
 }
 
 // Reduce combines t of all ranks into rank o.Root's.
@@ -543,7 +572,7 @@ func (g *ProcessGroup) Reduce(ctx context.Context, t *tensor.Tensor, o backend.R
 	if err != nil {
 		return nil, err
 	}
-	return b.Reduce(ctx, t, o)
+	return g.called(b, work.Reduce, list(t), list(t), -1, o.Timeout).Issued(b.Reduce(ctx, t, o))
 }
 
 // AllGather copies rank i's in to every rank's out[i].
@@ -552,7 +581,7 @@ func (g *ProcessGroup) AllGather(ctx context.Context, out []*tensor.Tensor, in *
 	if err != nil {
 		return nil, err
 	}
-	return b.AllGather(ctx, out, in, o)
+	return g.called(b, work.AllGather, list(in), out, -1, o.Timeout).Issued(b.AllGather(ctx, out, in, o))
 }
 
 // AllGatherV is AllGather where the ranks' inputs may differ in shape.
@@ -561,7 +590,7 @@ func (g *ProcessGroup) AllGatherV(ctx context.Context, out []*tensor.Tensor, in 
 	if err != nil {
 		return nil, err
 	}
-	return b.AllGatherV(ctx, out, in, o)
+	return g.called(b, work.AllGather, list(in), out, -1, o.Timeout).Issued(b.AllGatherV(ctx, out, in, o))
 }
 
 // AllGatherIntoTensor copies rank i's in to part i of every rank's out.
@@ -570,7 +599,7 @@ func (g *ProcessGroup) AllGatherIntoTensor(ctx context.Context, out, in *tensor.
 	if err != nil {
 		return nil, err
 	}
-	return b.AllGatherIntoTensor(ctx, out, in, o)
+	return g.called(b, work.AllGatherIntoTensor, list(in), list(out), -1, o.Timeout).Issued(b.AllGatherIntoTensor(ctx, out, in, o))
 }
 
 // AllGatherCoalesced does AllGather for several inputs at once: out[i][k] becomes rank i's in[k].
@@ -579,7 +608,7 @@ func (g *ProcessGroup) AllGatherCoalesced(ctx context.Context, out [][]*tensor.T
 	if err != nil {
 		return nil, err
 	}
-	return b.AllGatherCoalesced(ctx, out, in, o)
+	return g.called(b, work.AllGatherCoalesced, in, nil, -1, o.Timeout).Issued(b.AllGatherCoalesced(ctx, out, in, o))
 }
 
 // AllGatherIntoTensorCoalesced does AllGatherIntoTensor for each pair at once.
@@ -588,7 +617,7 @@ func (g *ProcessGroup) AllGatherIntoTensorCoalesced(ctx context.Context, out, in
 	if err != nil {
 		return nil, err
 	}
-	return b.AllGatherIntoTensorCoalesced(ctx, out, in, o)
+	return g.called(b, work.AllGatherCoalesced, in, out, -1, o.Timeout).Issued(b.AllGatherIntoTensorCoalesced(ctx, out, in, o))
 }
 
 // Gather copies rank i's in to out[i] on rank o.Root. Other ranks pass no out.
@@ -597,7 +626,7 @@ func (g *ProcessGroup) Gather(ctx context.Context, out []*tensor.Tensor, in *ten
 	if err != nil {
 		return nil, err
 	}
-	return b.Gather(ctx, out, in, o)
+	return g.called(b, work.Gather, list(in), out, -1, o.Timeout).Issued(b.Gather(ctx, out, in, o))
 }
 
 // GatherV is Gather where the ranks' inputs may differ in shape.
@@ -606,7 +635,7 @@ func (g *ProcessGroup) GatherV(ctx context.Context, out []*tensor.Tensor, in *te
 	if err != nil {
 		return nil, err
 	}
-	return b.GatherV(ctx, out, in, o)
+	return g.called(b, work.Gather, list(in), out, -1, o.Timeout).Issued(b.GatherV(ctx, out, in, o))
 }
 
 // Scatter copies in[i] of rank o.Root to rank i's out. Other ranks pass no in.
@@ -615,7 +644,7 @@ func (g *ProcessGroup) Scatter(ctx context.Context, out *tensor.Tensor, in []*te
 	if err != nil {
 		return nil, err
 	}
-	return b.Scatter(ctx, out, in, o)
+	return g.called(b, work.Scatter, in, list(out), -1, o.Timeout).Issued(b.Scatter(ctx, out, in, o))
 }
 
 // ReduceScatter combines in[r] of all ranks into rank r's out.
@@ -624,7 +653,7 @@ func (g *ProcessGroup) ReduceScatter(ctx context.Context, out *tensor.Tensor, in
 	if err != nil {
 		return nil, err
 	}
-	return b.ReduceScatter(ctx, out, in, o)
+	return g.called(b, work.ReduceScatter, in, list(out), -1, o.Timeout).Issued(b.ReduceScatter(ctx, out, in, o))
 }
 
 // ReduceScatterTensor combines part r of all ranks' in into rank r's out.
@@ -633,7 +662,7 @@ func (g *ProcessGroup) ReduceScatterTensor(ctx context.Context, out, in *tensor.
 	if err != nil {
 		return nil, err
 	}
-	return b.ReduceScatterTensor(ctx, out, in, o)
+	return g.called(b, work.ReduceScatterTensor, list(in), list(out), -1, o.Timeout).Issued(b.ReduceScatterTensor(ctx, out, in, o))
 }
 
 // ReduceScatterTensorCoalesced does ReduceScatterTensor for each pair at once.
@@ -642,7 +671,7 @@ func (g *ProcessGroup) ReduceScatterTensorCoalesced(ctx context.Context, out, in
 	if err != nil {
 		return nil, err
 	}
-	return b.ReduceScatterTensorCoalesced(ctx, out, in, o)
+	return g.called(b, work.ReduceScatterTensorCoalesced, in, out, -1, o.Timeout).Issued(b.ReduceScatterTensorCoalesced(ctx, out, in, o))
 }
 
 // AllToAll copies rank i's in[j] to rank j's out[i].
@@ -651,7 +680,7 @@ func (g *ProcessGroup) AllToAll(ctx context.Context, out, in []*tensor.Tensor, o
 	if err != nil {
 		return nil, err
 	}
-	return b.AllToAll(ctx, out, in, o)
+	return g.called(b, work.AllToAll, in, out, -1, o.Timeout).Issued(b.AllToAll(ctx, out, in, o))
 }
 
 // AllToAllSingle sends part r of in to rank r, for all r, and receives the parts of out. Nil
@@ -661,7 +690,7 @@ func (g *ProcessGroup) AllToAllSingle(ctx context.Context, out, in *tensor.Tenso
 	if err != nil {
 		return nil, err
 	}
-	return b.AllToAllSingle(ctx, out, in, outSplits, inSplits, o)
+	return g.called(b, work.AllToAllSingle, list(in), list(out), -1, o.Timeout).Issued(b.AllToAllSingle(ctx, out, in, outSplits, inSplits, o))
 }
 
 // Send sends t to rank dst of the group.
@@ -670,7 +699,7 @@ func (g *ProcessGroup) Send(ctx context.Context, t *tensor.Tensor, dst int, o ba
 	if err != nil {
 		return nil, err
 	}
-	return b.Send(ctx, t, dst, o)
+	return g.called(b, work.Send, list(t), nil, dst, o.Timeout).Issued(b.Send(ctx, t, dst, o))
 }
 
 // Recv receives into t from rank src of the group.
@@ -679,7 +708,7 @@ func (g *ProcessGroup) Recv(ctx context.Context, t *tensor.Tensor, src int, o ba
 	if err != nil {
 		return nil, err
 	}
-	return b.Recv(ctx, t, src, o)
+	return g.called(b, work.Recv, nil, list(t), src, o.Timeout).Issued(b.Recv(ctx, t, src, o))
 }
 
 // RecvAnySource receives into t from the first rank that sends on the tag;
@@ -689,7 +718,7 @@ func (g *ProcessGroup) RecvAnySource(ctx context.Context, t *tensor.Tensor, o ba
 	if err != nil {
 		return nil, err
 	}
-	return b.RecvAnySource(ctx, t, o)
+	return g.called(b, work.RecvAnySource, nil, list(t), -1, o.Timeout).Issued(b.RecvAnySource(ctx, t, o))
 }
 
 // Barrier ends when every rank has called it.
@@ -701,7 +730,7 @@ func (g *ProcessGroup) Barrier(ctx context.Context, o backend.BarrierOptions) (*
 	if err != nil {
 		return nil, err
 	}
-	return b.Barrier(ctx, o)
+	return g.called(b, work.Barrier, nil, nil, -1, o.Timeout).Issued(b.Barrier(ctx, o))
 }
 
 // MonitoredBarrier blocks until every rank has called it. Its error names those that have not.
@@ -710,5 +739,5 @@ func (g *ProcessGroup) MonitoredBarrier(ctx context.Context, o backend.Monitored
 	if err != nil {
 		return err
 	}
-	return b.MonitoredBarrier(ctx, o)
+	return g.called(b, work.Barrier, nil, nil, -1, o.Timeout).Blocked(func() error { return b.MonitoredBarrier(ctx, o) })
 }

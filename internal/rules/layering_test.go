@@ -55,6 +55,8 @@ var layers = []layer{
 
 	{"backend", []string{"tensor", "work", "store", "internal/reduce"}},
 
+	{"trace", []string{"tensor", "work", "backend"}},
+
 	{"backend/detail", []string{"tensor", "work", "store", "backend"}},
 
 	// Plans and transports know nothing of tensors and backends.
@@ -129,7 +131,7 @@ var layers = []layer{
 	{"internal/launch", []string{"store"}},
 	{"internal/launch/agent", []string{"internal/credentials", "internal/launch", "store", "store/tcp", "golang.org/x/sys/..."}},
 	{"pg/default.go", []string{"backend/gloo"}},
-	{"pg", []string{"tensor", "work", "store", "store/tcp", "store/redis", "backend", "backend/detail", "internal/credentials", "internal/launch", "internal/membership", "internal/notice", "internal/rollcall", "internal/waiting"}},
+	{"pg", []string{"tensor", "work", "trace", "store", "store/tcp", "store/redis", "backend", "backend/detail", "internal/credentials", "internal/launch", "internal/membership", "internal/notice", "internal/rollcall", "internal/waiting"}},
 	{"pg/pgtest", []string{"store", "backend", "backend/gloo", "pg"}},
 	{"ddp", []string{"tensor", "work", "store", "backend", "pg"}},
 	{"ddp/gpu", []string{"tensor", "work", "backend/cuda", "backend/cuda/driver", "ddp"}},
@@ -138,7 +140,7 @@ var layers = []layer{
 	{"internal/faults", []string{"tensor", "work", "store", "store/tcp", "backend", "backend/gloo", "pg", "internal/netns", "internal/script"}},
 	{"internal/figures", []string{"internal/faults"}},
 	{"cmd/...", []string{
-		"tensor", "work", "store/...", "backend/...", "pg", "ddp",
+		"tensor", "work", "trace", "store/...", "backend/...", "pg", "ddp",
 		"internal/credentials", "internal/faults", "internal/launch/...", "internal/script", "internal/plan", "internal/choice", "internal/ways", "internal/simulate",
 		"golang.org/x/sys/...", "golang.org/x/term",
 	}},
@@ -154,7 +156,7 @@ var layers = []layer{
 // public is what users can use. Modules below the core are users too, where they
 // have no row of their own, and choose their other dependencies themselves.
 var public = []string{
-	"tensor", "work", "store/...", "backend", "backend/detail", "backend/gloo", "backend/cuda", "backend/cuda/driver/...", "pg/...", "ddp/...",
+	"tensor", "work", "trace", "store/...", "backend", "backend/detail", "backend/gloo", "backend/cuda", "backend/cuda/driver/...", "pg/...", "ddp/...",
 }
 
 type layer struct {

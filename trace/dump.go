@@ -1,0 +1,197 @@
+package trace
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/c10d-go/c10d/tensor"
+	"github.com/c10d-go/c10d/work"
+)
+
+// formatVersion is that of PyTorch 2.8 to 2.11. PyTorch's analyzer wants the same from all ranks.
+const formatVersion = "2.10"
+
+// Dump writes the recorder's file, and returns its name: Options.Prefix and this rank's number in the
+// default group. Another Dump replaces it.
+func (r *Recorder) Dump() (string, error) {
+	if r.options.Prefix == "" {
+		return "", errors.New("trace: the recorder has no prefix: set C10D_TRACE or trace.Options.Prefix, or use WriteTo")
+	}
+	r.files.Lock()
+	defer r.files.Unlock()
+	data, rank := r.marshal()
+	name := r.options.Prefix + strconv.Itoa(rank)
+	if err := os.MkdirAll(filepath.Dir(name), 0o777); err != nil {
+		return "", fmt.Errorf("trace: %w", err)
+	}
+	if err := os.WriteFile(name, data, 0o666); err != nil {
+		return "", fmt.Errorf("trace: %w", err)
+	}
+	return name, nil
+}
+
+// WriteTo writes a dump.
+func (r *Recorder) WriteTo(w io.Writer) (int64, error) {
+	data, _ := r.marshal()
+	n, err := w.Write(data)
+	return int64(n), err
+}
+
+// marshal returns a dump, and this rank's number in the default group.
+func (r *Recorder) marshal() ([]byte, int) {
+	all := r.Operations()
+	groups := r.Groups()
+	for i := range all {
+		if g := all[i].Group; !slices.Contains(groups, g) {
+			groups = append(groups, g)
+		}
+	}
+	slices.SortFunc(groups, func(a, b *Group) int { return cmp.Compare(a.ID, b.ID) })
+	rank := 0
+	var config, status dict
+	for _, g := range groups {
+		rank = max(g.global(g.Rank), 0)
+		ranks := strings.ReplaceAll(fmt.Sprint(g.Ranks), " ", ", ")
+		config = append(config, pair{g.Name, dict{{"name", g.Name}, {"desc", g.describe()}, {"ranks", ranks}}})
+		status = append(status, pair{strconv.Itoa(g.ID), g.status(all)})
+	}
+	entries := []any{}
+	for i := range all {
+		entries = append(entries, all[i].pickled())
+	}
+	host, _ := os.Hostname()
+	return append(pickle([]byte{opProto, 2}, dict{
+		{"version", formatVersion}, {"pg_config", config}, {"pg_status", status}, {"entries", entries},
+		{"rank", int64(rank)}, {"host_name", host},
+	}), opStop), rank
+}
+
+// describe returns the description, as PyTorch has it where there is none.
+func (g *Group) describe() string {
+	if g.Description == "" && g.ID == 0 {
+		return "default_pg"
+	}
+	return cmp.Or(g.Description, "undefined")
+}
+
+// status is PyTorch's ProcessGroupStatus.
+func (g *Group) status(all []Operation) dict {
+	called, completed := int64(-1), int64(-1)
+	for i := range all {
+		if o := &all[i]; o.Group == g && !o.Op.IsP2P() {
+			called = max(called, int64(o.Collective))
+			if !o.Ended.IsZero() && o.Err == nil {
+				completed = max(completed, int64(o.Collective))
+			}
+		}
+	}
+	return dict{
+		{"last_enqueued_collective", called}, {"last_started_collective", called}, {"last_completed_collective", completed},
+	}
+}
+
+// pickled is the entry of an operation.
+func (o *Operation) pickled() dict {
+	g := o.Group
+	state, failure := "scheduled", any(nil)
+	switch {
+	case o.Err != nil:
+		failure = o.Err.Error()
+		if !o.Began.IsZero() {
+			state = "started"
+		}
+	case !o.Ended.IsZero():
+		state = "completed"
+	}
+	completed := o.Ended
+	if o.Err != nil {
+		completed = time.Time{}
+	}
+	d := dict{
+		{"record_id", int64(o.Record)}, {"pg_id", int64(g.ID)}, {"process_group", tuple{g.Name, g.describe()}},
+		{"collective_seq_id", int64(o.Collective)}, {"p2p_seq_id", int64(o.P2P)}, {"op_id", int64(o.Seq)},
+		{"profiling_name", o.profilingName()}, {"time_created_ns", o.Called.UnixNano()},
+		{"input_sizes", o.In.sizes()}, {"input_dtypes", o.In.dtypes()},
+		{"output_sizes", o.Out.sizes()}, {"output_dtypes", o.Out.dtypes()},
+		{"state", state}, {"time_discovered_started_ns", nanos(o.Began)}, {"time_discovered_completed_ns", nanos(completed)},
+		{"retired", !o.Ended.IsZero()}, {"timeout_ms", cmp.Or(o.Timeout, g.Timeout).Milliseconds()},
+		{"is_p2p", o.Op.IsP2P()}, {"frames", []any{}}, {"route", o.Route()},
+	}
+	if failure != nil {
+		d = append(d, pair{"error", failure}, pair{"time_failed_ns", nanos(o.Ended)})
+	}
+	return d
+}
+
+// nanos is a time, None if it is zero.
+func nanos(t time.Time) any {
+	if t.IsZero() {
+		return nil
+	}
+	return t.UnixNano()
+}
+
+// profilingName is the name that PyTorch's analyzer knows the operation by.
+func (o *Operation) profilingName() string {
+	name := o.Op.String()
+	switch o.Op {
+	case work.AllReduceCoalesced:
+		name = "allreduce_coalesced"
+	case work.AllGatherIntoTensor:
+		name = "_all_gather_base"
+	case work.AllGatherCoalesced:
+		name = "all_gather_into_tensor_coalesced"
+	case work.ReduceScatterTensor:
+		name = "_reduce_scatter_base"
+	case work.AllToAllSingle:
+		name = "all_to_all"
+	case work.Barrier:
+		name = "all_reduce_barrier"
+	case work.Send:
+		name = fmt.Sprintf("send %d->%d", o.Group.Rank, o.Peer)
+	case work.Recv, work.RecvAnySource:
+		name = fmt.Sprintf("recv %d<-%d", o.Group.Rank, o.Peer)
+	}
+	return profilingPrefix + name
+}
+
+// profilingPrefix is NCCL's, for all backends: the analyzer of PyTorch 2.11 fails on "gloo:", which
+// PyTorch's own gloo ranks write.
+const profilingPrefix = "nccl:"
+
+func (s *Shape) sizes() []any {
+	if s.Tensors == 0 {
+		return []any{}
+	}
+	dims := []any{}
+	for _, d := range s.Dims() {
+		dims = append(dims, int64(d))
+	}
+	return []any{dims}
+}
+
+func (s *Shape) dtypes() []any {
+	if s.Tensors == 0 {
+		return []any{}
+	}
+	return []any{scalarType(s.DType)}
+}
+
+// scalarTypes are PyTorch's names of its ScalarTypes.
+var scalarTypes = map[tensor.DType]string{
+	tensor.Uint8: "Byte", tensor.Int8: "Char", tensor.Int16: "Short", tensor.Int32: "Int", tensor.Int64: "Long",
+	tensor.Float16: "Half", tensor.Float32: "Float", tensor.Float64: "Double", tensor.BFloat16: "BFloat16",
+	tensor.Bool: "Bool", tensor.Complex64: "ComplexFloat", tensor.Complex128: "ComplexDouble",
+	tensor.Uint16: "UInt16", tensor.Uint32: "UInt32", tensor.Uint64: "UInt64",
+	tensor.Float8E4M3: "Float8_e4m3fn", tensor.Float8E5M2: "Float8_e5m2",
+}
+
+func scalarType(d tensor.DType) string { return cmp.Or(scalarTypes[d], d.String()) }

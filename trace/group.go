@@ -1,0 +1,112 @@
+package trace
+
+import (
+	"cmp"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"time"
+
+	"github.com/c10d-go/c10d/backend"
+	"github.com/c10d-go/c10d/work"
+)
+
+// Member describes a group and this rank's place in it.
+type Member struct {
+	Name        string // of the group; unique in a job, each epoch has another
+	Description string
+	Epoch       int
+	Rank        int   // in the group
+	Ranks       []int // the members' ranks in the default group, by rank in this group
+	Timeout     time.Duration
+	Blocks      bool                  // calls may block before the backend has an operation
+	Explain     []backend.Explanation // of the backends
+}
+
+// Group is a group that a Recorder records.
+type Group struct {
+	Member
+	ID          int // numbers the recorder's groups from 0
+	recorder    *Recorder
+	collectives uint64 // called so far; under recorder.mu, as the next two
+	messages    uint64
+	last        *entry
+	failed      atomic.Bool // an operation has failed
+	routes      map[way][]route
+}
+
+// way is an operation of a backend.
+type way struct{ backend, op string }
+
+// route is how an operation goes up to a size.
+type route struct {
+	upTo int64 // -1 for any
+	text string
+}
+
+// Join begins to record a group. It returns nil if r is Off. Package pg calls it.
+func (r *Recorder) Join(m Member) *Group {
+	if r.options.Entries == 0 {
+		return nil
+	}
+	g := &Group{Member: m, recorder: r, routes: make(map[way][]route)}
+	for _, e := range m.Explain {
+		var links []string
+		for _, l := range e.Links {
+			if !slices.Contains(links, l.Transport) {
+				links = append(links, l.Transport)
+			}
+		}
+		slices.Sort(links)
+		by := cmp.Or(e.DeviceLink, strings.Join(links, "+"), "none") // none: a group of one rank
+		for _, c := range e.Choices {
+			w := way{e.Backend, c.Op}
+			g.routes[w] = append(g.routes[w], route{c.UpTo, by + ": " + c.Algorithm})
+		}
+		g.routes[way{backend: e.Backend}] = []route{{-1, by}}
+	}
+	g.Explain = nil
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.entries == nil {
+		r.entries = make([]entry, r.options.Entries)
+	}
+	g.ID = r.joined
+	r.joined++
+	r.groups = append(r.groups, g)
+	return g
+}
+
+// global returns the rank in the default group of a rank of g, -1 if there is none.
+func (g *Group) global(rank int) int {
+	if rank < 0 || rank >= len(g.Ranks) {
+		return -1
+	}
+	return g.Ranks[rank]
+}
+
+// Leave ends the recording of a group. What is recorded stays.
+func (g *Group) Leave() {
+	if g == nil {
+		return
+	}
+	r := g.recorder
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.groups = slices.DeleteFunc(r.groups, func(x *Group) bool { return x == g })
+}
+
+// family returns the operation whose algorithm op has.
+func family(op work.OpType) string {
+	switch op {
+	case work.AllReduceCoalesced:
+		op = work.AllReduce
+	case work.AllGatherIntoTensor, work.AllGatherCoalesced:
+		op = work.AllGather
+	case work.ReduceScatterTensor, work.ReduceScatterTensorCoalesced:
+		op = work.ReduceScatter
+	case work.AllToAllSingle:
+		op = work.AllToAll
+	}
+	return op.String()
+}

@@ -1,0 +1,350 @@
+package trace
+
+import (
+	"cmp"
+	"encoding/json"
+	"fmt"
+	"io"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+)
+
+// Job is the dumps of a job's ranks, merged.
+type Job struct {
+	Ranks   []int      `json:"ranks"`             // that have a dump
+	Missing []int      `json:"missing,omitempty"` // members of groups without a dump
+	Stuck   []Stuck    `json:"stuck,omitempty"`
+	Late    []Late     `json:"late,omitempty"` // the most expensive first
+	Blame   []RankLate `json:"blame,omitempty"`
+	Shifts  []Shift    `json:"shifts,omitempty"`
+
+	files []*File
+}
+
+// Stuck is a collective that has not ended on some rank.
+type Stuck struct {
+	Group     string `json:"group"`
+	Op        string `json:"op"`
+	Number    int64  `json:"number"`               // of the collective in its group
+	Waiting   []int  `json:"waiting,omitempty"`    // ranks that are in it or have failed in it
+	NotCalled []int  `json:"not_called,omitempty"` // ranks whose last collective came before
+	Differ    string `json:"differ,omitempty"`     // if ranks have called different operations or sizes
+	Error     string `json:"error,omitempty"`      // of the first rank that has one
+}
+
+// Late is a collective that a rank called later than all others.
+type Late struct {
+	Group  string        `json:"group"`
+	Op     string        `json:"op"`
+	Number int64         `json:"number"`
+	Rank   int           `json:"rank"`
+	By     time.Duration `json:"by_ns"` // after the rank before it
+}
+
+// RankLate sums up how late a rank was.
+type RankLate struct {
+	Rank  int           `json:"rank"`
+	Times int           `json:"times"` // how often it was last
+	Total time.Duration `json:"total_ns"`
+	Of    int           `json:"of"` // collectives that all its group has called
+}
+
+// Shift is what was added to the times of a rank, because its host's clock differs from rank
+// Ranks[0]'s.
+type Shift struct {
+	Rank int           `json:"rank"`
+	By   time.Duration `json:"by_ns"`
+}
+
+type callKey struct {
+	group  string
+	number int64
+}
+
+// Merge compares the dumps of a job's ranks.
+//
+// Clocks of hosts differ. Where dumps name different hosts, a host's times are shifted so that the
+// collectives which no rank leaves before all have come end at the same time, by the median.
+func Merge(files []*File) (*Job, error) {
+	j := &Job{files: slices.SortedFunc(slices.Values(files), func(a, b *File) int { return cmp.Compare(a.Rank, b.Rank) })}
+	members := make(map[string][]int)
+	for i, f := range j.files {
+		if i > 0 && j.files[i-1].Rank == f.Rank {
+			return nil, fmt.Errorf("trace: %s and %s are both of rank %d: give the dumps of one run", j.files[i-1].Name, f.Name, f.Rank)
+		}
+		j.Ranks = append(j.Ranks, f.Rank)
+		maps.Copy(members, f.Groups)
+	}
+	for _, ranks := range members {
+		for _, r := range ranks {
+			if !slices.Contains(j.Ranks, r) && !slices.Contains(j.Missing, r) {
+				j.Missing = append(j.Missing, r)
+			}
+		}
+	}
+	slices.Sort(j.Missing)
+	calls, last := j.calls()
+	j.align(calls)
+	blame := make(map[int]*RankLate)
+	for _, f := range j.files {
+		blame[f.Rank] = &RankLate{Rank: f.Rank}
+	}
+	for _, key := range slices.SortedFunc(maps.Keys(calls), func(a, b callKey) int {
+		return cmp.Or(strings.Compare(a.group, b.group), cmp.Compare(a.number, b.number))
+	}) {
+		j.look(key, calls[key], members[key.group], last, blame)
+	}
+	slices.SortStableFunc(j.Late, func(a, b Late) int { return cmp.Compare(b.By, a.By) })
+	for _, r := range j.Ranks {
+		if blame[r].Of > 0 {
+			j.Blame = append(j.Blame, *blame[r])
+		}
+	}
+	slices.SortStableFunc(j.Blame, func(a, b RankLate) int { return cmp.Compare(b.Total, a.Total) })
+	return j, nil
+}
+
+// member is a rank in a group.
+type member struct {
+	group string
+	rank  int
+}
+
+// calls returns the collectives by rank, and the last that each rank's dump has.
+func (j *Job) calls() (calls map[callKey]map[int]*Entry, last map[member]int64) {
+	calls, last = make(map[callKey]map[int]*Entry), make(map[member]int64)
+	for _, f := range j.files {
+		for i := range f.Entries {
+			e := &f.Entries[i]
+			if e.P2P {
+				continue
+			}
+			key, m := callKey{e.Group, e.Collective}, member{e.Group, f.Rank}
+			if calls[key] == nil {
+				calls[key] = make(map[int]*Entry)
+			}
+			calls[key][f.Rank] = e
+			last[m] = max(last[m], e.Collective)
+		}
+	}
+	return calls, last
+}
+
+// together are the operations that no rank leaves before all have come.
+var together = []string{"all_reduce", "allreduce_coalesced", "all_gather", "_all_gather_base", "reduce_scatter", "_reduce_scatter_base", "all_to_all", "all_reduce_barrier"}
+
+// align shifts the times of other hosts than that of the first file.
+func (j *Job) align(calls map[callKey]map[int]*Entry) {
+	for i, f := range j.files {
+		at := j.files[0]
+		if i == 0 || f.Host == "" || at.Host == "" || f.Host == at.Host {
+			continue
+		}
+		var apart []time.Duration
+		for _, by := range calls {
+			a, b := by[at.Rank], by[f.Rank]
+			if a != nil && b != nil && slices.Contains(together, a.Op) && a.State == "completed" && b.State == "completed" {
+				apart = append(apart, a.Ended.Sub(b.Ended))
+			}
+		}
+		if len(apart) == 0 {
+			continue
+		}
+		slices.Sort(apart)
+		by := apart[len(apart)/2]
+		for k := range f.Entries {
+			e := &f.Entries[k]
+			e.Called = e.Called.Add(by)
+			if !e.Ended.IsZero() {
+				e.Ended = e.Ended.Add(by)
+			}
+		}
+		j.Shifts = append(j.Shifts, Shift{f.Rank, by})
+	}
+}
+
+// look says what is to be said of a collective.
+func (j *Job) look(key callKey, by map[int]*Entry, members []int, last map[member]int64, blame map[int]*RankLate) {
+	var called []int
+	s := Stuck{Group: key.group, Number: key.number}
+	for _, r := range j.Ranks {
+		e := by[r]
+		switch {
+		case !slices.Contains(members, r):
+			continue
+		case e == nil && last[member{key.group, r}] < key.number:
+			s.NotCalled = append(s.NotCalled, r)
+			continue
+		case e == nil:
+			continue // its ring no longer has it
+		}
+		called = append(called, r)
+		if s.Op == "" {
+			s.Op = e.Op
+		} else if s.Op != e.Op && s.Differ == "" {
+			s.Differ = fmt.Sprintf("rank %d called %s, rank %d %s", called[0], s.Op, r, e.Op)
+		}
+		if e.State != "completed" {
+			s.Waiting = append(s.Waiting, r)
+			s.Error = cmp.Or(s.Error, e.Error)
+		}
+	}
+	if len(s.Waiting) > 0 || s.Differ != "" {
+		j.Stuck = append(j.Stuck, s)
+	}
+	if len(called) < 2 || len(called) != len(members) {
+		return
+	}
+	slices.SortStableFunc(called, func(a, b int) int { return by[a].Called.Compare(by[b].Called) })
+	for _, r := range called {
+		blame[r].Of++
+	}
+	rank := called[len(called)-1]
+	late := by[rank].Called.Sub(by[called[len(called)-2]].Called)
+	blame[rank].Times++
+	blame[rank].Total += late
+	j.Late = append(j.Late, Late{key.group, by[rank].Op, key.number, rank, late})
+}
+
+// Print writes the report for people, with at most n late calls.
+func (j *Job) Print(w io.Writer, n int) error {
+	b := new(strings.Builder)
+	fmt.Fprintf(b, "%s of ranks %s\n", count(len(j.Ranks), "dump"), list(j.Ranks))
+	if len(j.Missing) > 0 {
+		fmt.Fprintf(b, "no dump of ranks %s\n", list(j.Missing))
+	}
+	for _, s := range j.Shifts {
+		fmt.Fprintf(b, "the clock of rank %d's host was shifted by %v\n", s.Rank, s.By)
+	}
+	for _, s := range j.Stuck {
+		fmt.Fprintf(b, "stuck: %s, collective %d of group %q\n", s.Op, s.Number, s.Group)
+		if s.Differ != "" {
+			fmt.Fprintf(b, "  ranks disagree: %s\n", s.Differ)
+		}
+		if len(s.NotCalled) > 0 {
+			fmt.Fprintf(b, "  not called by ranks %s\n", list(s.NotCalled))
+		}
+		if len(s.Waiting) > 0 {
+			fmt.Fprintf(b, "  not ended on ranks %s\n", list(s.Waiting))
+		}
+		if s.Error != "" {
+			fmt.Fprintf(b, "  %s\n", s.Error)
+		}
+	}
+	if len(j.Blame) > 0 {
+		fmt.Fprintf(b, "how often each rank called last, and how long the others waited for it alone:\n")
+		for _, r := range j.Blame {
+			fmt.Fprintf(b, "  rank %-4d %6d of %-6d %v\n", r.Rank, r.Times, r.Of, r.Total.Round(time.Microsecond))
+		}
+		fmt.Fprintf(b, "the latest calls:\n")
+	}
+	for _, l := range j.Late[:min(n, len(j.Late))] {
+		fmt.Fprintf(b, "  rank %-4d %10v  %s, collective %d of group %q\n", l.Rank, l.By.Round(time.Microsecond), l.Op, l.Number, l.Group)
+	}
+	_, err := io.WriteString(w, b.String())
+	return err
+}
+
+func count(n int, what string) string {
+	if n != 1 {
+		what += "s"
+	}
+	return fmt.Sprintf("%d %s", n, what)
+}
+
+// list writes ranks, runs of them as 3-7.
+func list(ranks []int) string {
+	var parts []string
+	for i := 0; i < len(ranks); {
+		k := i
+		for k+1 < len(ranks) && ranks[k+1] == ranks[k]+1 {
+			k++
+		}
+		part := fmt.Sprint(ranks[i])
+		if k > i {
+			part += fmt.Sprintf("-%d", ranks[k])
+		}
+		parts, i = append(parts, part), k+1
+	}
+	return strings.Join(parts, ", ")
+}
+
+// event is one of Chrome's trace event format, which Perfetto reads.
+type event struct {
+	Name  string         `json:"name"`
+	Phase string         `json:"ph"`
+	Cat   string         `json:"cat,omitempty"`
+	PID   int            `json:"pid"`
+	TID   int            `json:"tid"`
+	TS    float64        `json:"ts"`            // microseconds
+	Dur   float64        `json:"dur,omitempty"` // microseconds
+	Args  map[string]any `json:"args,omitempty"`
+}
+
+// WriteChrome writes the operations of all ranks in Chrome's trace event format, which ui.perfetto.dev
+// opens: a process for each rank, with a thread for each group. Operations that overlap are on
+// threads of their own. Those that have not ended go on to the end of the trace.
+func (j *Job) WriteChrome(w io.Writer) error {
+	var from, to time.Time
+	for _, f := range j.files {
+		for _, e := range f.Entries {
+			if from.IsZero() || e.Called.Before(from) {
+				from = e.Called
+			}
+			if last := later(e.Called, e.Ended); last.After(to) {
+				to = last
+			}
+		}
+	}
+	events := []event{}
+	for _, f := range j.files {
+		title := fmt.Sprintf("rank %d", f.Rank)
+		if f.Host != "" {
+			title += " on " + f.Host
+		}
+		events = append(events,
+			event{Name: "process_name", Phase: "M", PID: f.Rank, Args: map[string]any{"name": title}},
+			event{Name: "process_sort_index", Phase: "M", PID: f.Rank, Args: map[string]any{"sort_index": f.Rank}})
+		type lane struct {
+			group string
+			free  time.Time
+		}
+		var lanes []lane
+		for _, e := range f.Entries {
+			end := e.Ended
+			if end.IsZero() {
+				end = to
+			}
+			tid := slices.IndexFunc(lanes, func(l lane) bool { return l.group == e.Group && !l.free.After(e.Called) })
+			if tid < 0 {
+				tid = len(lanes)
+				lanes = append(lanes, lane{group: e.Group})
+				events = append(events, event{Name: "thread_name", Phase: "M", PID: f.Rank, TID: tid, Args: map[string]any{"name": "group " + e.Group}})
+			}
+			lanes[tid].free = end
+			args := map[string]any{"collective": e.Collective, "sizes": e.Sizes, "state": e.State}
+			if e.Route != "" {
+				args["route"] = e.Route
+			}
+			if e.Error != "" {
+				args["error"] = e.Error
+			}
+			events = append(events, event{
+				Name: e.Op, Phase: "X", Cat: "c10d", PID: f.Rank, TID: tid, Args: args,
+				TS: micros(e.Called.Sub(from)), Dur: micros(end.Sub(e.Called)),
+			})
+		}
+	}
+	return json.NewEncoder(w).Encode(map[string]any{"traceEvents": events, "displayTimeUnit": "ms"})
+}
+
+func later(a, b time.Time) time.Time {
+	if b.After(a) {
+		return b
+	}
+	return a
+}
+
+func micros(d time.Duration) float64 { return float64(d) / float64(time.Microsecond) }

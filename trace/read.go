@@ -1,0 +1,148 @@
+package trace
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"regexp"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// File is a dump: of this library, or of PyTorch's flight recorder.
+type File struct {
+	Name    string
+	Rank    int    // in the default group
+	Host    string // "" if the dump does not say it
+	Groups  map[string][]int
+	Entries []Entry
+}
+
+// Entry is an operation in a dump.
+type Entry struct {
+	Group      string
+	Op         string // PyTorch's name, such as all_reduce or "send 0->1"
+	P2P        bool
+	Collective int64 // how many collectives of the group it is, or follows
+	Sizes      string
+	Route      string
+	State      string // scheduled, started or completed
+	Error      string
+	Called     time.Time
+	Ended      time.Time // zero if it was pending
+}
+
+// ReadFile reads a dump. If the dump does not say its rank, the rank is the number at the end of the
+// file's name, as with PyTorch's dumps.
+func ReadFile(name string) (*File, error) {
+	data, err := os.ReadFile(name)
+	if err != nil {
+		return nil, fmt.Errorf("trace: %w", err)
+	}
+	f, err := parse(name, data)
+	if err != nil {
+		return nil, fmt.Errorf("trace: %s: %w", name, err)
+	}
+	return f, nil
+}
+
+var (
+	lastNumber = regexp.MustCompile(`\d+$`)
+	numbers    = regexp.MustCompile(`\d+`)
+)
+
+func parse(name string, data []byte) (*File, error) {
+	top, err := unpickle(data)
+	if err != nil {
+		return nil, err
+	}
+	d := fields(top)
+	if d["entries"] == nil || d["pg_config"] == nil {
+		return nil, errors.New("not a dump of a flight recorder: it has no entries or no pg_config")
+	}
+	f := &File{Name: name, Groups: make(map[string][]int)}
+	f.Host, _ = d["host_name"].(string)
+	if rank, ok := d["rank"].(int64); ok {
+		f.Rank = int(rank)
+	} else if f.Rank, err = strconv.Atoi(lastNumber.FindString(name)); err != nil {
+		return nil, errors.New("it does not say its rank: its name must end with the rank's number")
+	}
+	for group, v := range fields(d["pg_config"]) {
+		ranks, _ := fields(v)["ranks"].(string)
+		for _, n := range numbers.FindAllString(ranks, -1) {
+			if r, err := strconv.Atoi(n); err == nil {
+				f.Groups[group] = append(f.Groups[group], r)
+			}
+		}
+	}
+	for _, v := range items(d["entries"]) {
+		e := fields(v)
+		x := Entry{State: text(e["state"]), Error: text(e["error"]), Route: text(e["route"]), Sizes: sizes(e["input_sizes"])}
+		if names := items(e["process_group"]); len(names) > 0 {
+			x.Group = text(names[0])
+		}
+		_, x.Op, _ = strings.Cut(text(e["profiling_name"]), ":")
+		x.P2P, _ = e["is_p2p"].(bool)
+		x.Collective, _ = e["collective_seq_id"].(int64)
+		x.Called = at(e["time_created_ns"])
+		x.Ended = at(e["time_discovered_completed_ns"])
+		if x.Ended.IsZero() {
+			x.Ended = at(e["time_failed_ns"])
+		}
+		if x.Group == "" || x.Op == "" || x.Called.IsZero() {
+			return nil, fmt.Errorf("entry %d has no process_group, profiling_name or time_created_ns", len(f.Entries))
+		}
+		f.Entries = append(f.Entries, x)
+	}
+	return f, nil
+}
+
+// fields returns the items of a dict, none if v is none.
+func fields(v any) map[string]any {
+	if d, ok := v.(*pydict); ok {
+		return d.items
+	}
+	return nil
+}
+
+// items returns those of a list or a tuple, none if v is neither.
+func items(v any) []any {
+	switch v := v.(type) {
+	case *pylist:
+		return v.items
+	case tuple:
+		return v
+	}
+	return nil
+}
+
+func text(v any) string {
+	s, _ := v.(string)
+	return s
+}
+
+// at is a time in nanoseconds, zero if v is none.
+func at(v any) time.Time {
+	if n, ok := v.(int64); ok && n > 0 {
+		return time.Unix(0, n)
+	}
+	return time.Time{}
+}
+
+// sizes writes a list of sizes like Python, at most 3 of them: [[2, 3]].
+func sizes(v any) string {
+	var all []string
+	for i, s := range items(v) {
+		if i == 3 {
+			all = append(all, "...")
+			break
+		}
+		var dims []string
+		for _, d := range items(s) {
+			dims = append(dims, fmt.Sprint(d))
+		}
+		all = append(all, "["+strings.Join(dims, ", ")+"]")
+	}
+	return "[" + strings.Join(all, ", ") + "]"
+}

@@ -1,0 +1,414 @@
+package trace
+
+import (
+	"cmp"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/c10d-go/c10d/tensor"
+	"github.com/c10d-go/c10d/work"
+)
+
+// DefaultEntries is how many operations a Recorder keeps by default, about 200 bytes for each.
+const DefaultEntries = 1024
+
+// Off is a Recorder that records nothing.
+var Off = new(Recorder)
+
+// Options are the options of New. The zero value works.
+type Options struct {
+	// Entries is how many operations are kept. 0 or less means DefaultEntries.
+	Entries int
+
+	// Prefix names the files of Dump: "/tmp/job/rank_" makes rank 3 write /tmp/job/rank_3. A
+	// recorder with a prefix also writes its file when a group fails. Empty means that it writes none.
+	Prefix string
+
+	// Observers are told of every operation.
+	Observers []Observer
+}
+
+// Observer is told of the operations of a rank. Its methods are called on the goroutines that call and
+// run operations, with locks of the backend held: they must return soon and must not call the group.
+type Observer interface {
+	// Called comes before the operation is given to its backend. Seq, Began and Ended are not known
+	// yet.
+	Called(o Operation)
+
+	// Ended comes when the operation has ended, or was refused: Began is zero then.
+	Ended(o Operation)
+}
+
+// Operation describes a call.
+type Operation struct {
+	Record     uint64 // numbers the recorder's operations from 0
+	Group      *Group
+	Backend    string
+	Op         work.OpType
+	Seq        uint64 // the number of the operation in its group, as in work.Info
+	Collective uint64 // how many collectives the group has called, this one included
+	P2P        uint64 // how many sends and receives the group has called, this one included
+	Peer       int    // of a send or receive, within the group; -1 if there is none
+	In, Out    Shape
+	Timeout    time.Duration
+	Called     time.Time // see package trace on small collectives
+	Began      time.Time // zero if it has not begun
+	Ended      time.Time // zero while it is pending
+	Err        error
+}
+
+// Bytes returns the size of this rank's input, or of its output where it has no input.
+func (o *Operation) Bytes() int64 {
+	if o.In.Tensors == 0 {
+		return o.Out.Bytes()
+	}
+	return o.In.Bytes()
+}
+
+// DType returns the type of the elements, Invalid for operations without tensors.
+func (o *Operation) DType() tensor.DType {
+	if o.In.Tensors == 0 {
+		return o.Out.DType
+	}
+	return o.In.DType
+}
+
+// Route returns how the group does such an operation, such as "shm: ring". It is the transport alone
+// if the backend does not say more, and empty if it says nothing.
+func (o *Operation) Route() string {
+	for _, r := range o.Group.routes[way{o.Backend, family(o.Op)}] {
+		if r.upTo < 0 || o.Bytes() <= r.upTo {
+			return r.text
+		}
+	}
+	if any := o.Group.routes[way{backend: o.Backend}]; len(any) > 0 {
+		return any[0].text
+	}
+	return ""
+}
+
+// maxDims is how many dimensions of a tensor a Shape has.
+const maxDims = 4
+
+// Shape sums up the tensors of a side of a call.
+type Shape struct {
+	Elements int // of all tensors
+	Tensors  int32
+	DType    tensor.DType
+	dims     int8 // of the first one; -1 if the tensors differ, or have more than maxDims
+	dim      [maxDims]int32
+}
+
+// Bytes returns the size of the tensors.
+func (s *Shape) Bytes() int64 { return int64(s.Elements) * int64(s.DType.Size()) }
+
+// Dims returns the dimensions. Several tensors of one shape have their number as first dimension.
+// Tensors of different shapes have the number of their elements.
+func (s *Shape) Dims() []int {
+	switch {
+	case s.dims < 0:
+		return []int{s.Elements}
+	}
+	dims := []int{}
+	if s.Tensors > 1 {
+		dims = append(dims, int(s.Tensors))
+	}
+	for _, d := range s.dim[:s.dims] {
+		dims = append(dims, int(d))
+	}
+	return dims
+}
+
+func (s *Shape) set(ts []*tensor.Tensor) {
+	s.Tensors, s.Elements, s.DType, s.dims = 0, 0, tensor.Invalid, 0
+	for _, t := range ts {
+		switch {
+		case t == nil:
+			continue
+		case s.Tensors == 0:
+			s.DType, s.dims = t.DType(), int8(min(t.Dims(), maxDims+1))
+			if s.dims > maxDims {
+				s.dims = -1
+			}
+			for i := range max(s.dims, 0) {
+				s.dim[i] = int32(t.Dim(int(i)))
+			}
+		case t.Len() != s.Elements/int(s.Tensors) || t.Dims() != int(s.dims):
+			s.dims = -1
+		}
+		s.Tensors++
+		s.Elements += t.Len()
+	}
+}
+
+// Recorder keeps the last operations of one rank, in all its groups and epochs. It allocates nothing
+// while it records. All methods may be called from many goroutines.
+type Recorder struct {
+	options Options
+	files   sync.Mutex // one Dump at a time
+	dropped atomic.Uint64
+
+	mu      sync.Mutex
+	entries []entry // made by the first Join
+	next    int     // place in entries
+	records uint64
+	groups  []*Group
+	joined  int // groups, ever
+}
+
+// entry is a place of the ring, guarded by Recorder.mu. A pending operation keeps its place.
+type entry struct {
+	group      *Group
+	backend    string
+	record     uint64
+	seq        uint64
+	collective uint64
+	p2p        uint64
+	timeout    time.Duration
+	called     time.Duration // since work.Origin; 0 stands for began
+	peer       int32
+	op         work.OpType
+	same       bool // out is in
+	blocked    bool // the call blocks: it began when it was called
+	in, out    Shape
+	work       *work.Work    // nil before it is issued, and after its end
+	began      time.Duration // since work.Origin, as ended; not yet known while it is pending
+	ended      time.Duration // 0 while it is pending
+	err        error
+}
+
+// New returns a recorder.
+func New(o Options) *Recorder {
+	if o.Entries <= 0 {
+		o.Entries = DefaultEntries
+	}
+	return &Recorder{options: o}
+}
+
+// Dropped returns how many operations were not recorded because as many as Options.Entries were
+// pending.
+func (r *Recorder) Dropped() uint64 { return r.dropped.Load() }
+
+// Groups returns the groups that the rank is in, oldest first.
+func (r *Recorder) Groups() []*Group {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return append([]*Group(nil), r.groups...)
+}
+
+// Call is an operation that is being called. The zero value is one that nobody records.
+type Call struct {
+	group   *Group
+	backend string
+	op      work.OpType
+	in, out []*tensor.Tensor
+	peer    int
+	timeout time.Duration
+	entry   int // its place in the ring, plus 1; 0 before it has one
+}
+
+// Begin is for package pg: it comes before a call is given to the backend.
+func (g *Group) Begin(backend string, op work.OpType, in, out []*tensor.Tensor, peer int, timeout time.Duration) Call {
+	c := Call{group: g, backend: backend, op: op, in: in, out: out, peer: peer, timeout: timeout}
+	if g.Blocks || len(g.recorder.options.Observers) > 0 {
+		c.entry = c.fill(nil)
+		g.recorder.tell(c.entry, Observer.Called)
+	}
+	return c
+}
+
+// readsClock is from how many bytes on the time of a call is noted by itself. A clock takes 25 ns.
+const readsClock = 64 << 10
+
+// fill puts the call into the ring and returns its place plus 1, 0 if there is none. w is nil if the
+// backend does not have it yet.
+func (c *Call) fill(w *work.Work) int {
+	g, r := c.group, c.group.recorder
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	at := r.next
+	for n := len(r.entries); r.entries[at].pending(); n-- {
+		if at++; at == len(r.entries) {
+			at = 0
+		}
+		if n == 0 {
+			r.dropped.Add(1)
+			return 0
+		}
+	}
+	if r.next = at + 1; r.next == len(r.entries) {
+		r.next = 0
+	}
+	e := &r.entries[at]
+	if c.op.IsP2P() {
+		g.messages++
+	} else {
+		g.collectives++
+	}
+	e.group, e.backend, e.record, e.op = g, c.backend, r.records, c.op
+	e.collective, e.p2p, e.timeout, e.peer = g.collectives, g.messages, c.timeout, int32(c.peer)
+	e.in.set(c.in)
+	if e.same = len(c.in) > 0 && len(c.out) > 0 && &c.in[0] == &c.out[0]; !e.same {
+		e.out.set(c.out)
+	}
+	r.records++
+	e.called, e.began, e.err, e.blocked = 0, 0, nil, false
+	if w == nil || e.in.Bytes() > readsClock || g.last != nil && g.last.pending() && g.last.group == g {
+		e.called = time.Since(work.Origin())
+	}
+	if w != nil {
+		e.seq = w.Info().Seq
+	}
+	e.work, e.ended = w, 0
+	g.last = e
+	return at + 1
+}
+
+// pending reports whether an operation has the place. r.mu is held.
+func (e *entry) pending() bool { return e.group != nil && e.ended == 0 }
+
+// Issued takes what the backend has returned for the call, and returns it.
+func (c Call) Issued(w *work.Work, err error) (*work.Work, error) {
+	if c.group == nil {
+		return w, err
+	}
+	r := c.group.recorder
+	switch {
+	case err != nil:
+		r.refused(c.entry, err)
+		return w, err
+	case c.entry > 0:
+		e := &r.entries[c.entry-1]
+		r.mu.Lock()
+		e.seq, e.work = w.Info().Seq, w
+		r.mu.Unlock()
+	default:
+		c.entry = c.fill(w)
+	}
+	if c.entry > 0 {
+		w.Observe(r, uint64(c.entry))
+	}
+	return w, nil
+}
+
+// Blocked records a call that blocks until f returns.
+func (c Call) Blocked(f func() error) error {
+	if c.group == nil {
+		return f()
+	}
+	r := c.group.recorder
+	if c.entry == 0 {
+		c.entry = c.fill(nil)
+	}
+	var began time.Duration
+	if c.entry > 0 {
+		r.mu.Lock()
+		e := &r.entries[c.entry-1]
+		e.blocked = true
+		began = e.called
+		r.mu.Unlock()
+	}
+	err := f()
+	if c.entry > 0 {
+		r.Ended(uint64(c.entry), began, time.Since(work.Origin()), err)
+	}
+	return err
+}
+
+// refused takes back an operation that was not issued.
+func (r *Recorder) refused(entry int, err error) {
+	if entry == 0 {
+		return
+	}
+	e := &r.entries[entry-1]
+	r.mu.Lock()
+	if e.op.IsP2P() {
+		e.group.messages--
+	} else {
+		e.group.collectives--
+	}
+	e.err = err
+	e.ended = time.Since(work.Origin())
+	o := e.operation()
+	e.group = nil
+	r.mu.Unlock()
+	for _, x := range r.options.Observers {
+		x.Ended(o)
+	}
+}
+
+// Ended implements work.Observer.
+func (r *Recorder) Ended(token uint64, began, ended time.Duration, err error) {
+	e := &r.entries[token-1]
+	r.mu.Lock()
+	g := e.group
+	e.work, e.began, e.ended, e.err = nil, began, ended, err
+	r.mu.Unlock()
+	if len(r.options.Observers) > 0 {
+		r.tell(int(token), Observer.Ended)
+	}
+	if err != nil && r.options.Prefix != "" && g.failed.CompareAndSwap(false, true) {
+		_, _ = r.Dump() // the operation's error counts
+	}
+}
+
+// tell calls a method of all observers.
+func (r *Recorder) tell(entry int, method func(Observer, Operation)) {
+	if entry == 0 {
+		return
+	}
+	r.mu.Lock()
+	o := r.entries[entry-1].operation()
+	r.mu.Unlock()
+	for _, x := range r.options.Observers {
+		method(x, o)
+	}
+}
+
+// operation is the entry for others. r.mu is held.
+func (e *entry) operation() Operation {
+	o := Operation{
+		Record: e.record, Group: e.group, Backend: e.backend, Op: e.op, Seq: e.seq, Collective: e.collective, P2P: e.p2p,
+		Peer: int(e.peer), In: e.in, Out: e.out, Timeout: e.timeout,
+	}
+	if e.same {
+		o.Out = e.in
+	}
+	var began time.Duration
+	if e.ended != 0 {
+		began, o.Err, o.Ended = e.began, e.err, work.Origin().Add(e.ended)
+	} else if e.work != nil {
+		began = e.work.Began()
+	} else if e.blocked {
+		began = e.called
+	}
+	called := e.called
+	switch {
+	case called != 0:
+	case began != 0:
+		called = began
+	default:
+		called = time.Since(work.Origin())
+	}
+	o.Called = work.Origin().Add(called)
+	if began != 0 {
+		o.Began = work.Origin().Add(began)
+	}
+	return o
+}
+
+// Operations returns what the recorder has, oldest first.
+func (r *Recorder) Operations() []Operation {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	all := make([]Operation, 0, len(r.entries))
+	for i := range r.entries {
+		if e := &r.entries[i]; e.group != nil {
+			all = append(all, e.operation())
+		}
+	}
+	slices.SortFunc(all, func(a, b Operation) int { return cmp.Compare(a.Record, b.Record) })
+	return all
+}

@@ -1,0 +1,291 @@
+package trace
+
+import (
+	"bytes"
+	"encoding/json"
+	"flag"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/c10d-go/c10d/backend"
+	"github.com/c10d-go/c10d/tensor"
+	"github.com/c10d-go/c10d/work"
+)
+
+var update = flag.Bool("update", false, "rewrite the golden files")
+
+// sample returns the recorder of a rank of two. Rank 1 is 3 ms late in the second collective, and has
+// not called the fourth. Rank 0 has failed in that one.
+func sample(t *testing.T, rank int) *Recorder {
+	explain := []backend.Explanation{{
+		Backend: "gloo", Links: []backend.Link{{Rank: 1 - rank, Transport: "shm"}},
+		Choices: []backend.Choice{{Op: "all_reduce", UpTo: 1 << 10, Algorithm: "flat"}, {Op: "all_reduce", UpTo: -1, Algorithm: "ring"}},
+	}}
+	r := New(Options{Entries: 8})
+	g := r.Join(Member{Name: "0", Rank: rank, Ranks: []int{0, 1}, Timeout: time.Minute, Explain: explain})
+	sub := r.Join(Member{Name: "1", Description: "pair", Rank: rank, Ranks: []int{0, 1}, Timeout: time.Minute})
+	small, err := tensor.New(tensor.Float32, 2, 3)
+	require.NoError(t, err)
+	large, err := tensor.New(tensor.BFloat16, 2, 1024)
+	require.NoError(t, err)
+	ms := func(n int) time.Duration { return time.Duration(n) * time.Millisecond }
+	add := func(g *Group, op work.OpType, in, out []*tensor.Tensor, peer int, began, ended time.Duration, err error) {
+		call := g.Begin("gloo", op, in, out, peer, 0)
+		entry := call.fill(work.Completed(work.Info{Op: op, Seq: r.records}, nil))
+		require.NotZero(t, entry)
+		r.Ended(uint64(entry), began, ended, err)
+	}
+	one := func(x *tensor.Tensor) []*tensor.Tensor { return []*tensor.Tensor{x} }
+	ts := one(small)
+	add(g, work.AllReduce, ts, ts, -1, ms(10), ms(12), nil)
+	add(g, work.AllReduce, one(large), one(large), -1, ms(20+3*rank), ms(25), nil)
+	add(sub, work.AllGather, ts, []*tensor.Tensor{small, small}, -1, ms(30), ms(31), nil)
+	if rank == 0 {
+		add(g, work.Send, ts, nil, 1, ms(33), ms(34), nil)
+		add(g, work.Barrier, nil, nil, -1, ms(40), ms(90), work.ErrTimeout)
+	} else {
+		add(g, work.Recv, nil, ts, 0, ms(33), ms(35), nil)
+	}
+	for i := range r.entries {
+		r.entries[i].called = r.entries[i].began
+	}
+	return r
+}
+
+// steady replaces the times, which count from the start of the process, and the host.
+func steady(t *testing.T, data []byte) []byte {
+	v, err := unpickle(data)
+	require.NoError(t, err)
+	origin := work.Origin().UnixNano()
+	fields(v)["host_name"] = "HOST"
+	for _, e := range items(fields(v)["entries"]) {
+		for key, x := range fields(e) {
+			if n, ok := x.(int64); ok && strings.HasSuffix(key, "_ns") {
+				fields(e)[key] = (n - origin) / 1e6
+			}
+		}
+	}
+	text, err := json.MarshalIndent(plain(v), "", " ")
+	require.NoError(t, err)
+	return append(text, '\n')
+}
+
+// plain makes a value fit for JSON.
+func plain(v any) any {
+	switch v := v.(type) {
+	case *pydict:
+		m := make(map[string]any)
+		for k, x := range v.items {
+			m[k] = plain(x)
+		}
+		return m
+	case *pylist, tuple:
+		l := []any{}
+		for _, x := range items(v) {
+			l = append(l, plain(x))
+		}
+		return l
+	}
+	return v
+}
+
+// TestDumpFormat compares a dump with the golden file, whose keys and values are those of PyTorch's
+// FlightRecorder. Times are milliseconds there.
+func TestDumpFormat(t *testing.T) {
+	var b bytes.Buffer
+	_, err := sample(t, 0).WriteTo(&b)
+	require.NoError(t, err)
+	got := steady(t, b.Bytes())
+	golden := filepath.Join("testdata", "dump.json")
+	if *update {
+		require.NoError(t, os.WriteFile(golden, got, 0o644))
+	}
+	want, err := os.ReadFile(golden)
+	require.NoError(t, err)
+	require.Equal(t, string(want), string(got))
+}
+
+// TestPythonReadsDumps: Python's pickle module reads what this package does, and writes what this
+// package reads.
+func TestPythonReadsDumps(t *testing.T) {
+	python, err := exec.LookPath("python3")
+	if err != nil {
+		t.Skip("python3 is not installed")
+	}
+	data, _ := sample(t, 0).marshal()
+	const program = `import sys, json, pickle
+v = pickle.load(sys.stdin.buffer)
+assert type(v["entries"][0]["process_group"]) is tuple
+v["more"] = [-1, 1 << 40, -(1 << 40), 200, 70000, 1.5, (), (1,), (1, 2), (1, 2, 3), "x" * 300, True, None]
+sys.stdout.buffer.write(pickle.dumps([json.dumps(v), pickle.dumps(v, 2).hex(), pickle.dumps(v, 4).hex()], 2))`
+	c := exec.CommandContext(t.Context(), python, "-c", program)
+	c.Stdin = bytes.NewReader(data)
+	var stderr bytes.Buffer
+	c.Stderr = &stderr
+	out, err := c.Output()
+	require.NoError(t, err, stderr.String())
+	back, err := unpickle(out)
+	require.NoError(t, err)
+	for _, hexed := range items(back)[1:] {
+		v, err := unpickle(unhex(t, text(hexed)))
+		require.NoError(t, err)
+		got, err := json.Marshal(plain(v))
+		require.NoError(t, err)
+		require.JSONEq(t, text(items(back)[0]), string(got))
+	}
+}
+
+func unhex(t *testing.T, s string) []byte {
+	b := make([]byte, len(s)/2)
+	for i := range b {
+		n, err := strconv.ParseUint(s[2*i:2*i+2], 16, 8)
+		require.NoError(t, err)
+		b[i] = byte(n)
+	}
+	return b
+}
+
+// dumped writes the sample's files.
+func dumped(t *testing.T) (dir string, names []string) {
+	dir = t.TempDir()
+	for rank := range 2 {
+		r := sample(t, rank)
+		r.options.Prefix = filepath.Join(dir, "rank_")
+		name, err := r.Dump()
+		require.NoError(t, err)
+		names = append(names, name)
+	}
+	return dir, names
+}
+
+// TestTorchAnalyzer runs PyTorch's analyzer on dumps.
+func TestTorchAnalyzer(t *testing.T) {
+	analyzer, err := exec.LookPath("torchfrtrace")
+	if err != nil {
+		t.Skip("torchfrtrace is not installed: it comes with PyTorch 2.8 and later")
+	}
+	dir, _ := dumped(t)
+	out, err := exec.CommandContext(t.Context(), analyzer, dir, "-p", "rank_").CombinedOutput()
+	require.NoError(t, err, string(out))
+	require.Contains(t, string(out), "Not all ranks joining collective, sequence number: 3")
+	require.Contains(t, string(out), "missing ranks: {1}")
+}
+
+func merged(t *testing.T) *Job {
+	_, names := dumped(t)
+	var files []*File
+	for _, n := range names {
+		f, err := ReadFile(n)
+		require.NoError(t, err)
+		files = append(files, f)
+	}
+	j, err := Merge(files)
+	require.NoError(t, err)
+	return j
+}
+
+func TestMerge(t *testing.T) {
+	j := merged(t)
+	require.Equal(t, []Stuck{{
+		Group: "0", Op: "all_reduce_barrier", Number: 3, Waiting: []int{0}, NotCalled: []int{1}, Error: work.ErrTimeout.Error(),
+	}}, j.Stuck)
+	require.Equal(t, Late{"0", "all_reduce", 2, 1, 3 * time.Millisecond}, j.Late[0])
+	require.Equal(t, RankLate{Rank: 1, Times: 3, Total: 3 * time.Millisecond, Of: 3}, j.Blame[0])
+	var b bytes.Buffer
+	require.NoError(t, j.Print(&b, 1))
+	require.Equal(t, `2 dumps of ranks 0-1
+stuck: all_reduce_barrier, collective 3 of group "0"
+  not called by ranks 1
+  not ended on ranks 0
+  timed out
+how often each rank called last, and how long the others waited for it alone:
+  rank 1         3 of 3      3ms
+  rank 0         0 of 3      0s
+the latest calls:
+  rank 1           3ms  all_reduce, collective 2 of group "0"
+`, b.String())
+
+	_, err := Merge([]*File{{Name: "a", Rank: 1}, {Name: "b", Rank: 1}})
+	require.ErrorContains(t, err, "a and b are both of rank 1")
+}
+
+// TestClocksOfHosts: times of another host are shifted, those of the same host are not.
+func TestClocksOfHosts(t *testing.T) {
+	at := func(ms int) time.Time { return time.UnixMilli(int64(1000 + ms)) }
+	file := func(rank int, host string, behind int) *File {
+		f := &File{Rank: rank, Host: host, Groups: map[string][]int{"0": {0, 1}}}
+		for i := range 3 {
+			f.Entries = append(f.Entries, Entry{Group: "0", Op: "all_reduce", Collective: int64(i), State: "completed", Called: at(10*i - behind), Ended: at(10*i + 1 - behind)})
+		}
+		return f
+	}
+	j, err := Merge([]*File{file(0, "a", 0), file(1, "b", 500)})
+	require.NoError(t, err)
+	require.Equal(t, []Shift{{1, 500 * time.Millisecond}}, j.Shifts)
+	require.Zero(t, j.Late[0].By)
+	j, err = Merge([]*File{file(0, "a", 0), file(1, "a", 500)})
+	require.NoError(t, err)
+	require.Empty(t, j.Shifts)
+	require.Equal(t, 500*time.Millisecond, j.Late[0].By)
+}
+
+// TestChrome: the trace has what Perfetto's importer of JSON needs: complete events with numbers that
+// do not overlap on a thread.
+func TestChrome(t *testing.T) {
+	var b bytes.Buffer
+	require.NoError(t, merged(t).WriteChrome(&b))
+	var trace struct{ TraceEvents []event }
+	d := json.NewDecoder(&b)
+	d.DisallowUnknownFields()
+	require.ErrorContains(t, d.Decode(&trace), "displayTimeUnit")
+	names, free := make(map[string]int), make(map[[2]int]float64)
+	for _, e := range trace.TraceEvents {
+		if e.Phase == "X" {
+			names[e.Name]++
+			lane := [2]int{e.PID, e.TID}
+			require.GreaterOrEqual(t, e.TS, free[lane])
+			free[lane] = e.TS + e.Dur
+		}
+	}
+	require.Equal(t, map[string]int{"all_reduce": 4, "all_gather": 2, "send 0->1": 1, "recv 1<-0": 1, "all_reduce_barrier": 1}, names)
+}
+
+// TestBadDumps: each names the file and what is wrong.
+func TestBadDumps(t *testing.T) {
+	for _, c := range []struct{ name, data, want string }{
+		{"rank_0", "", "unexpected EOF"},
+		{"rank_0", "\x80\x02cos\nsystem\n.", "unknown command 0x63"},
+		{"rank_0", "\x80\x02}.", "not a dump of a flight recorder"},
+		{"rank_0", "\x80\x02}(X\x07\x00\x00\x00entriesX\xff\xff\xff\xff", "unexpected EOF"},
+		{"rank", string(append(pickle(nil, dict{{"entries", []any{}}, {"pg_config", dict{}}}), opStop)), "it does not say its rank"},
+		{"rank_0", string(append(pickle(nil, dict{{"entries", []any{dict{}}}, {"pg_config", dict{}}}), opStop)), "entry 0 has no process_group"},
+	} {
+		_, err := parse(c.name, []byte(c.data))
+		require.ErrorContains(t, err, c.want)
+	}
+	_, err := New(Options{}).Dump()
+	require.ErrorContains(t, err, "C10D_TRACE")
+}
+
+// FuzzParse: no bytes make the reader panic.
+func FuzzParse(f *testing.F) {
+	f.Add([]byte("\x80\x02}(X\x01\x00\x00\x00aK\x01u."))
+	f.Add([]byte("(]q\x00h\x00a\x86\x85t."))
+	f.Fuzz(func(t *testing.T, data []byte) {
+		if len(data) > 1<<16 {
+			return
+		}
+		if d, err := parse("rank_0", data); err == nil {
+			if j, err := Merge([]*File{d}); err == nil {
+				_ = j.WriteChrome(new(bytes.Buffer))
+			}
+		}
+	})
+}

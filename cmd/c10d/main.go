@@ -114,6 +114,16 @@
 // runs the same algorithms on a model of a network, and prints their times and traffic
 // beside the formulas of ring and tree.
 //
+// # Finding the late rank
+//
+//	C10D_TRACE=/tmp/job/rank_ c10d run -n 4 -- ./train
+//	c10d trace -o job.json /tmp/job/rank_*
+//
+// The first command makes each rank write its last operations to a file, when one fails or when the
+// rank gets SIGUSR1. The second one merges these files, and those of PyTorch's flight recorder. It
+// prints collectives that have not ended, which ranks they lack, and which ranks called last. job.json
+// is for ui.perfetto.dev. -json prints the same as JSON.
+//
 // # Trying faults
 //
 //	c10d faults

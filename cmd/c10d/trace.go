@@ -1,0 +1,66 @@
+package main
+
+import (
+	"encoding/json"
+	"flag"
+	"fmt"
+	"os"
+
+	"github.com/c10d-go/c10d/trace"
+)
+
+func init() {
+	register(command{
+		name: "trace", args: "DUMP...", summary: "merge the ranks' dumps of their last operations, and say who was late",
+		setup: setupTrace,
+	})
+}
+
+func setupTrace(flags *flag.FlagSet) func(stdio, []string) (int, error) {
+	out := flags.String("o", "", "write a trace of all ranks for ui.perfetto.dev to this `file`")
+	late := flags.Int("n", 10, "print the `n` latest calls")
+	asJSON := flags.Bool("json", false, "print the report as a JSON object")
+	return func(std stdio, args []string) (int, error) {
+		if len(args) == 0 {
+			return 0, usagef("no dumps: give the files of all ranks, such as /tmp/job/rank_*")
+		}
+		if *late < 0 {
+			return 0, usagef("-n %d: there cannot be fewer than 0 calls", *late)
+		}
+		var files []*trace.File
+		for _, name := range args {
+			f, err := trace.ReadFile(name)
+			if err != nil {
+				return 0, err
+			}
+			files = append(files, f)
+		}
+		j, err := trace.Merge(files)
+		if err != nil {
+			return 0, err
+		}
+		if *out != "" {
+			if err := writeChrome(*out, j); err != nil {
+				return 0, err
+			}
+		}
+		if *asJSON {
+			e := json.NewEncoder(std.out)
+			e.SetIndent("", "  ")
+			return 0, e.Encode(j)
+		}
+		return 0, j.Print(std.out, *late)
+	}
+}
+
+func writeChrome(name string, j *trace.Job) error {
+	f, err := os.Create(name)
+	if err != nil {
+		return err
+	}
+	if err := j.WriteChrome(f); err != nil {
+		f.Close()
+		return fmt.Errorf("%s: %w", name, err)
+	}
+	return f.Close()
+}

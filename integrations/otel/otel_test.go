@@ -1,0 +1,80 @@
+package otel_test
+
+import (
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	"go.opentelemetry.io/otel/attribute"
+	"go.opentelemetry.io/otel/codes"
+	sdkmetric "go.opentelemetry.io/otel/sdk/metric"
+	"go.opentelemetry.io/otel/sdk/metric/metricdata"
+	sdktrace "go.opentelemetry.io/otel/sdk/trace"
+	"go.opentelemetry.io/otel/sdk/trace/tracetest"
+
+	"github.com/c10d-go/c10d/backend"
+	"github.com/c10d-go/c10d/integrations/otel"
+	"github.com/c10d-go/c10d/pg"
+	"github.com/c10d-go/c10d/pg/pgtest"
+	"github.com/c10d-go/c10d/tensor"
+	"github.com/c10d-go/c10d/trace"
+)
+
+func TestSpansAndMetrics(t *testing.T) {
+	spans := tracetest.NewSpanRecorder()
+	reader := sdkmetric.NewManualReader()
+	o, err := otel.New(sdktrace.NewTracerProvider(sdktrace.WithSpanProcessor(spans)), sdkmetric.NewMeterProvider(sdkmetric.WithReader(reader)))
+	require.NoError(t, err)
+	j := pgtest.NewJob(1)
+	defer j.Close()
+	options := j.Options()
+	options.Recorder = trace.New(trace.Options{Observers: []trace.Observer{o}})
+	g, err := pg.New(t.Context(), j.Store, 0, 1, options)
+	require.NoError(t, err)
+	defer g.Close()
+
+	require.NoError(t, pg.AllReduceSlice(t.Context(), g, []float32{1, 2}, backend.Sum()))
+	x, err := tensor.New(tensor.Float32, 2)
+	require.NoError(t, err)
+	_, err = g.Broadcast(t.Context(), []*tensor.Tensor{x}, backend.BroadcastOptions{Root: 7})
+	require.Error(t, err)
+
+	ended := spans.Ended()
+	require.Len(t, ended, 2)
+	require.Equal(t, "c10d all_reduce", ended[0].Name())
+	require.False(t, ended[0].EndTime().Before(ended[0].StartTime()))
+	require.Contains(t, ended[0].Attributes(), attribute.Int64("c10d.bytes", 8))
+	require.Contains(t, ended[0].Attributes(), attribute.String("c10d.dtype", "float32"))
+	require.Equal(t, codes.Error, ended[1].Status().Code)
+
+	var all metricdata.ResourceMetrics
+	require.NoError(t, reader.Collect(t.Context(), &all))
+	sums := make(map[string]int64)
+	for _, m := range all.ScopeMetrics[0].Metrics {
+		switch d := m.Data.(type) {
+		case metricdata.Sum[int64]:
+			for _, p := range d.DataPoints {
+				sums[m.Name] += p.Value
+			}
+		case metricdata.Histogram[float64]:
+			for _, p := range d.DataPoints {
+				sums[m.Name] += int64(p.Count)
+			}
+		}
+	}
+	require.Equal(t, map[string]int64{"c10d.operation.bytes": 8, "c10d.operation.duration": 2, "c10d.pending": 0}, sums)
+}
+
+// TestWithoutProviders: either part can be left out.
+func TestWithoutProviders(t *testing.T) {
+	o, err := otel.New(nil, nil)
+	require.NoError(t, err)
+	r := trace.New(trace.Options{Observers: []trace.Observer{o}})
+	j := pgtest.NewJob(1)
+	defer j.Close()
+	options := j.Options()
+	options.Recorder = r
+	g, err := pg.New(t.Context(), j.Store, 0, 1, options)
+	require.NoError(t, err)
+	defer g.Close()
+	require.NoError(t, pg.AllReduceSlice(t.Context(), g, []float32{1}, backend.Sum()))
+}

@@ -1,0 +1,102 @@
+package prometheus_test
+
+import (
+	"encoding/json"
+	"os"
+	"regexp"
+	"strings"
+	"testing"
+
+	client "github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/testutil"
+	"github.com/stretchr/testify/require"
+
+	"github.com/c10d-go/c10d/backend"
+	"github.com/c10d-go/c10d/integrations/prometheus"
+	"github.com/c10d-go/c10d/pg"
+	"github.com/c10d-go/c10d/pg/pgtest"
+	"github.com/c10d-go/c10d/tensor"
+	"github.com/c10d-go/c10d/trace"
+)
+
+// alone returns the group of the only rank of a job, with metrics.
+func alone(t *testing.T) (*pg.ProcessGroup, *client.Registry) {
+	registry := client.NewPedanticRegistry()
+	j := pgtest.NewJob(1)
+	t.Cleanup(func() { j.Close() })
+	o := j.Options()
+	o.Recorder = trace.New(trace.Options{Observers: []trace.Observer{prometheus.New(registry)}})
+	g, err := pg.New(t.Context(), j.Store, 0, 1, o)
+	require.NoError(t, err)
+	t.Cleanup(func() { g.Close() })
+	return g, registry
+}
+
+func TestMetrics(t *testing.T) {
+	g, registry := alone(t)
+	for range 3 {
+		require.NoError(t, pg.AllReduceSlice(t.Context(), g, []float32{1, 2}, backend.Sum()))
+	}
+	x, err := tensor.New(tensor.Float32, 2)
+	require.NoError(t, err)
+	_, err = g.Broadcast(t.Context(), []*tensor.Tensor{x}, backend.BroadcastOptions{Root: 7})
+	require.Error(t, err)
+
+	route := g.Recorder().Operations()[0].Route()
+	require.NotEmpty(t, route)
+	bytes := `
+# HELP c10d_bytes_total Bytes of this rank's tensors in operations that have succeeded.
+# TYPE c10d_bytes_total counter
+c10d_bytes_total{group="0",op="all_reduce",route="ROUTE"} 24
+# HELP c10d_epoch Epoch of the group at its last call.
+# TYPE c10d_epoch gauge
+c10d_epoch{group="0"} 0
+# HELP c10d_oldest_pending_seconds For how long the oldest pending operation has been pending.
+# TYPE c10d_oldest_pending_seconds gauge
+c10d_oldest_pending_seconds{group="0"} 0
+# HELP c10d_pending_operations Operations that have not ended.
+# TYPE c10d_pending_operations gauge
+c10d_pending_operations{group="0"} 0
+`
+	require.NoError(t, testutil.GatherAndCompare(registry, strings.NewReader(strings.ReplaceAll(bytes, "ROUTE", route)),
+		"c10d_bytes_total", "c10d_epoch", "c10d_oldest_pending_seconds", "c10d_pending_operations"))
+	n, err := testutil.GatherAndCount(registry, "c10d_operations_total", "c10d_operation_seconds")
+	require.NoError(t, err)
+	require.Equal(t, 3, n, "two results, one histogram")
+	problems, err := testutil.GatherAndLint(registry)
+	require.NoError(t, err)
+	require.Empty(t, problems)
+}
+
+// TestDashboard: the dashboard is JSON, and its queries name metrics that exist.
+func TestDashboard(t *testing.T) {
+	g, registry := alone(t)
+	require.NoError(t, pg.AllReduceSlice(t.Context(), g, []float32{1}, backend.Sum()))
+	known := make(map[string]bool)
+	all, err := registry.Gather()
+	require.NoError(t, err)
+	for _, m := range all {
+		known[m.GetName()] = true
+	}
+	text, err := os.ReadFile("dashboard.json")
+	require.NoError(t, err)
+	var d struct {
+		Panels []struct {
+			Title   string
+			Targets []struct{ Expr string }
+		}
+	}
+	require.NoError(t, json.Unmarshal(text, &d))
+	used := make(map[string]bool)
+	for _, p := range d.Panels {
+		require.NotEmpty(t, p.Targets, p.Title)
+		for _, q := range p.Targets {
+			for _, name := range regexp.MustCompile(`c10d_[a-z_]+`).FindAllString(q.Expr, -1) {
+				name = strings.TrimSuffix(name, "_bucket")
+				require.True(t, known[name], "%s: there is no metric %s", p.Title, name)
+				used[name] = true
+			}
+		}
+	}
+	require.Equal(t, known, used)
+}

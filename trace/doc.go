@@ -16,8 +16,8 @@
 //	kill -USR1 PID                # of a rank
 //	c10d trace /tmp/job/rank_*    # who was late, and a file for ui.perfetto.dev
 //
-// The file is in the format of PyTorch's flight recorder, version 2.10, so PyTorch's analyzer reads
-// the dumps of a job with ranks of both kinds: torchfrtrace /tmp/job -p rank_
+// The file is in the format of PyTorch's flight recorder, version 2.10. The analyzer of PyTorch 2.11
+// reads it: torchfrtrace /tmp/job -p rank_
 //
 // # Differences from PyTorch's flight recorder
 //
@@ -25,14 +25,15 @@
 // error in the additional key "error". The sizes of several tensors of one shape are one size, with
 // the number of tensors as first dimension.
 //
-// PyTorch 2.11's gloo ranks write names that its own analyzer refuses ("gloo:all_reduce"); c10d trace
-// reads them.
+// Names of operations begin with "nccl:", for all backends. The analyzer of PyTorch 2.11 refuses
+// names that begin with "gloo:". c10d trace takes any.
 //
 // # Cost
 //
-// A recorded operation costs about 50 ns and no allocation. BenchmarkRecorder in package pg measures
-// an all_reduce of two ranks with and without it. Observers run within the operation, and cost what
-// they do.
+// A recorded operation costs about 50 ns and no allocation. An all_reduce of 1 KiB between two ranks
+// on two CPUs took 5.4 to 6.5 % longer than its 0.92 us without a recorder, and one of 1 MiB 1.4 %
+// longer to 1.5 % shorter, in three runs of BenchmarkRecorder in package pg. Observers run within
+// the operation, and cost what they do. pg.Options.Recorder: trace.Off records nothing.
 //
 // Reading a clock would take half as long again. So the time of the call is not read for a
 // collective of at most 64 KiB that is called when the one before it has ended. Called is then the

@@ -65,8 +65,8 @@ type callKey struct {
 
 // Merge compares the dumps of a job's ranks.
 //
-// Clocks of hosts differ. Where dumps name different hosts, a host's times are shifted so that the
-// collectives which no rank leaves before all have come end at the same time, by the median.
+// Clocks of hosts differ. If dumps name different hosts, Merge shifts the times of a host. It takes collectives
+// that no rank leaves before all have come, and the median of the differences between their ends.
 func Merge(files []*File) (*Job, error) {
 	j := &Job{files: slices.SortedFunc(slices.Values(files), func(a, b *File) int { return cmp.Compare(a.Rank, b.Rank) })}
 	members := make(map[string][]int)

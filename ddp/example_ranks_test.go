@@ -26,16 +26,16 @@ func ranks(o ddp.Options, f func(ctx context.Context, rank int, d *ddp.DDP, grad
 			return err
 		}
 		defer g.Close()
-		m := &line{make([]float32, 1), make([]float32, 1), make([]float32, 1), make([]float32, 1)}
-		params, err := m.params()
+		grad := make([]float32, 1)
+		params, err := ddp.Params([][]float32{make([]float32, 1)}, [][]float32{grad})
 		if err != nil {
 			return err
 		}
-		d, err := ddp.New(ctx, g, params[:1], o)
+		d, err := ddp.New(ctx, g, params, o)
 		if err != nil {
 			return err
 		}
-		said[rank], err = f(ctx, rank, d, m.weightGrad)
+		said[rank], err = f(ctx, rank, d, grad)
 		return err
 	}
 	var wg sync.WaitGroup

@@ -184,7 +184,7 @@ func (e *evidence) judge() verdict {
 		return slow // one of its links may have stood still for a second
 	}
 	if v, ok := e.brokenLink(); ok {
-		if slow, late := e.slowRank(); late >= slowSecond && (slow.rank == v.rank || slow.rank == v.other) {
+		if slow, late := e.slowRank(); late >= slowSecond && (slow.rank == e.onHost(v.rank) || slow.rank == e.onHost(v.other)) {
 			return slow // its other links answer late too
 		}
 		return v

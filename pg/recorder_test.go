@@ -226,6 +226,47 @@ func TestRecorderOff(t *testing.T) {
 	require.Empty(t, g.Recorder().Groups())
 }
 
+// singles are operations of single tensors that a group and its backend have.
+type singles interface {
+	Reduce(ctx context.Context, t *tensor.Tensor, o backend.ReduceOptions) (*work.Work, error)
+	AllGatherIntoTensor(ctx context.Context, out, in *tensor.Tensor, o backend.AllGatherOptions) (*work.Work, error)
+	ReduceScatterTensor(ctx context.Context, out, in *tensor.Tensor, o backend.ReduceScatterOptions) (*work.Work, error)
+}
+
+// TestRecorderAllocates: neither the recorder nor the lists of tensors that it sees cost an allocation.
+func TestRecorderAllocates(t *testing.T) {
+	j := pgtest.NewJob(1)
+	defer j.Close()
+	g, err := j.Join(t.Context(), 0)
+	require.NoError(t, err)
+	defer g.Close()
+	b, err := g.Backend(tensor.CPU)
+	require.NoError(t, err)
+	ctx, x, y := t.Context(), vec(4), vec(4)
+	for name, call := range map[string]func(singles) (*work.Work, error){
+		"reduce": func(b singles) (*work.Work, error) { return b.Reduce(ctx, x, backend.ReduceOptions{}) },
+		"all_gather": func(b singles) (*work.Work, error) {
+			return b.AllGatherIntoTensor(ctx, y, x, backend.AllGatherOptions{})
+		},
+		"reduce_scatter": func(b singles) (*work.Work, error) {
+			return b.ReduceScatterTensor(ctx, y, x, backend.ReduceScatterOptions{})
+		},
+	} {
+		allocations := func(b singles) float64 {
+			return testing.AllocsPerRun(200, func() {
+				w, err := call(b)
+				if err == nil {
+					err = w.Wait(ctx)
+				}
+				if err != nil {
+					t.Error(err)
+				}
+			})
+		}
+		require.Equal(t, allocations(b), allocations(g), name)
+	}
+}
+
 // TestTraceVariable: Init takes the prefix from C10D_TRACE, and SIGUSR1 makes the rank write its file.
 func TestTraceVariable(t *testing.T) {
 	if runtime.GOOS == "windows" {

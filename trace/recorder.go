@@ -107,8 +107,7 @@ func (s *Shape) Bytes() int64 { return int64(s.Elements) * int64(s.DType.Size())
 // Dims returns the dimensions. Several tensors of one shape have their number as first dimension.
 // Tensors of different shapes have the number of their elements.
 func (s *Shape) Dims() []int {
-	switch {
-	case s.dims < 0:
+	if s.dims < 0 {
 		return []int{s.Elements}
 	}
 	dims := []int{}
@@ -121,8 +120,8 @@ func (s *Shape) Dims() []int {
 	return dims
 }
 
+// set is for a zero Shape.
 func (s *Shape) set(ts []*tensor.Tensor) {
-	s.Tensors, s.Elements, s.DType, s.dims = 0, 0, tensor.Invalid, 0
 	for _, t := range ts {
 		switch {
 		case t == nil:
@@ -135,12 +134,25 @@ func (s *Shape) set(ts []*tensor.Tensor) {
 			for i := range max(s.dims, 0) {
 				s.dim[i] = int32(t.Dim(int(i)))
 			}
-		case t.Len() != s.Elements/int(s.Tensors) || t.Dims() != int(s.dims):
+		case !s.fits(t):
 			s.dims = -1
 		}
 		s.Tensors++
 		s.Elements += t.Len()
 	}
+}
+
+// fits reports whether t has the dimensions of the tensors before it.
+func (s *Shape) fits(t *tensor.Tensor) bool {
+	if t.Dims() != int(s.dims) {
+		return false
+	}
+	for i, d := range s.dim[:s.dims] {
+		if t.Dim(i) != int(d) {
+			return false
+		}
+	}
+	return true
 }
 
 // Recorder keeps the last operations of one rank, in all its groups and epochs. It allocates nothing
@@ -198,12 +210,14 @@ func (r *Recorder) Groups() []*Group {
 	return append([]*Group(nil), r.groups...)
 }
 
-// Call is an operation that is being called. The zero value is one that nobody records.
+// Call is an operation that is being called. The zero value is one that nobody records. It has shapes
+// and no tensors, so that the caller's lists of tensors can stay on its stack.
 type Call struct {
 	group   *Group
 	backend string
 	op      work.OpType
-	in, out []*tensor.Tensor
+	same    bool // out is in
+	in, out Shape
 	peer    int
 	timeout time.Duration
 	entry   int // its place in the ring, plus 1; 0 before it has one
@@ -211,7 +225,11 @@ type Call struct {
 
 // Begin is for package pg: it comes before a call is given to the backend.
 func (g *Group) Begin(backend string, op work.OpType, in, out []*tensor.Tensor, peer int, timeout time.Duration) Call {
-	c := Call{group: g, backend: backend, op: op, in: in, out: out, peer: peer, timeout: timeout}
+	c := Call{group: g, backend: backend, op: op, peer: peer, timeout: timeout}
+	c.in.set(in)
+	if c.same = len(in) > 0 && len(out) > 0 && &in[0] == &out[0]; !c.same {
+		c.out.set(out)
+	}
 	if g.Blocks || len(g.recorder.options.Observers) > 0 {
 		c.entry = c.fill(nil)
 		g.recorder.tell(c.entry, Observer.Called)
@@ -249,10 +267,7 @@ func (c *Call) fill(w *work.Work) int {
 	}
 	e.group, e.backend, e.record, e.op = g, c.backend, r.records, c.op
 	e.collective, e.p2p, e.timeout, e.peer = g.collectives, g.messages, c.timeout, int32(c.peer)
-	e.in.set(c.in)
-	if e.same = len(c.in) > 0 && len(c.out) > 0 && &c.in[0] == &c.out[0]; !e.same {
-		e.out.set(c.out)
-	}
+	e.in, e.out, e.same = c.in, c.out, c.same
 	r.records++
 	e.called, e.began, e.err, e.blocked = 0, 0, nil, false
 	if w == nil || e.in.Bytes() > readsClock || g.last != nil && g.last.pending() && g.last.group == g {

@@ -47,9 +47,6 @@ type shardPiece[T float32 | float64] struct {
 	work                 *work.Work
 }
 
-// shardCap is the size of a piece in bytes: DDP's buckets.
-const shardCap = defaultBucketCap
-
 // NewShardedOptimizer gives every rank rank 0's parameters and divides them. The parameters and their
 // gradients are contiguous tensors of T in CPU memory, the same on all ranks; a parameter without a
 // gradient has NoGrad.
@@ -60,7 +57,7 @@ const shardCap = defaultBucketCap
 // optimizer must treat each element alone, as SGD and Adam do; LARS needs norms of whole parameters.
 // Results are then those of DDP with the same optimizer, except that averages may round differently.
 func NewShardedOptimizer[T float32 | float64](ctx context.Context, g ShardGroup, params []Param, update func(values, grads []T) error) (*ShardedOptimizer[T], error) {
-	return newSharded(ctx, g, params, update, shardCap)
+	return newSharded(ctx, g, params, update, defaultBucketCap)
 }
 
 func newSharded[T float32 | float64](ctx context.Context, g ShardGroup, params []Param, update func(values, grads []T) error, limit int) (*ShardedOptimizer[T], error) {

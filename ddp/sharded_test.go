@@ -53,7 +53,7 @@ func model(t *testing.T, rank int, lengths []int) (values, grads [][]float32, pa
 func TestShardedIsDDP(t *testing.T) {
 	lengths := []int{7, 1, 0, 13, 30, 2}
 	for _, size := range []int{1, 2, 3, 4} {
-		for _, limit := range []int{shardCap, 80} {
+		for _, limit := range []int{defaultBucketCap, 80} {
 			t.Run(fmt.Sprintf("%d ranks, pieces of %d bytes", size, limit), func(t *testing.T) {
 				pgtest.Run(t, size, func(t *testing.T, g *pg.ProcessGroup) {
 					ctx := t.Context()
@@ -87,7 +87,7 @@ func TestShardedIsDDP(t *testing.T) {
 					}
 					// 53 elements: a rank's state has 1/n of them, rounded up for each piece.
 					require.LessOrEqual(t, len(mine.m), 53/size+len(s.pieces))
-					if limit == shardCap {
+					if limit == defaultBucketCap {
 						require.Len(t, mine.m, (53+size-1)/size)
 					} else {
 						require.Len(t, s.pieces, 3)

@@ -334,28 +334,21 @@ func (u *unpickler) step(op byte) error {
 		return u.push(tuple{})
 	case opTuple1, opTuple2, opTuple3:
 		return u.tuple(int(op-opTuple1) + 1)
-	case opTuple:
-		items, err := u.since()
-		if err != nil {
-			return err
-		}
-		return u.push(tuple(items))
 	case opAppend:
 		return u.extend(u.last(1))
 	case opSetItem:
 		return u.set(u.last(2))
-	case opAppends:
+	case opTuple, opAppends, opSetItems:
 		items, err := u.since()
-		if err != nil {
+		switch {
+		case err != nil:
 			return err
+		case op == opAppends:
+			return u.extend(items)
+		case op == opSetItems:
+			return u.set(items)
 		}
-		return u.extend(items)
-	case opSetItems:
-		items, err := u.since()
-		if err != nil {
-			return err
-		}
-		return u.set(items)
+		return u.push(tuple(items))
 	case opPut:
 		return u.put(1)
 	case opPut4:

@@ -140,7 +140,8 @@ func sizes(v any) string {
 		}
 		var dims []string
 		for _, d := range items(s) {
-			dims = append(dims, fmt.Sprint(d))
+			n, _ := d.(int64) // anything else might contain itself
+			dims = append(dims, fmt.Sprint(n))
 		}
 		all = append(all, "["+strings.Join(dims, ", ")+"]")
 	}

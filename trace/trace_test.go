@@ -2,12 +2,12 @@ package trace
 
 import (
 	"bytes"
+	"encoding/hex"
 	"encoding/json"
 	"flag"
 	"os"
 	"os/exec"
 	"path/filepath"
-	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -134,22 +134,14 @@ sys.stdout.buffer.write(pickle.dumps([json.dumps(v), pickle.dumps(v, 2).hex(), p
 	back, err := unpickle(out)
 	require.NoError(t, err)
 	for _, hexed := range items(back)[1:] {
-		v, err := unpickle(unhex(t, text(hexed)))
+		data, err := hex.DecodeString(text(hexed))
+		require.NoError(t, err)
+		v, err := unpickle(data)
 		require.NoError(t, err)
 		got, err := json.Marshal(plain(v))
 		require.NoError(t, err)
 		require.JSONEq(t, text(items(back)[0]), string(got))
 	}
-}
-
-func unhex(t *testing.T, s string) []byte {
-	b := make([]byte, len(s)/2)
-	for i := range b {
-		n, err := strconv.ParseUint(s[2*i:2*i+2], 16, 8)
-		require.NoError(t, err)
-		b[i] = byte(n)
-	}
-	return b
 }
 
 // dumped writes the sample's files.
@@ -272,6 +264,16 @@ func TestBadDumps(t *testing.T) {
 	}
 	_, err := New(Options{}).Dump()
 	require.ErrorContains(t, err, "C10D_TRACE")
+}
+
+// TestNestedTuples: a tuple of two references to a tuple of two references, and so on, is not written out.
+func TestNestedTuples(t *testing.T) {
+	entry := dict{{"process_group", tuple{"0", ""}}, {"profiling_name", "nccl:send"}, {"time_created_ns", int64(1)}, {"input_sizes", []any{[]any{"HERE"}}}}
+	data := append(pickle(nil, dict{{"entries", []any{entry}}, {"pg_config", dict{}}}), opStop)
+	nested := append([]byte{opEmptyTuple}, bytes.Repeat([]byte{opPut, 0, opGet, 0, opTuple2}, 60)...)
+	f, err := parse("rank_0", bytes.Replace(data, pickle(nil, "HERE"), nested, 1))
+	require.NoError(t, err)
+	require.Equal(t, "[[0]]", f.Entries[0].Sizes)
 }
 
 // FuzzParse: no bytes make the reader panic.

@@ -7,7 +7,6 @@ import (
 	"maps"
 	"os"
 	"runtime"
-	"strconv"
 
 	"github.com/c10d-go/c10d/backend"
 	"github.com/c10d-go/c10d/backend/cuda"
@@ -43,8 +42,8 @@ func openDriver(c *config) (driver.Driver, error) {
 			o.Dir = "" // the simulator cannot share memory there
 		}
 		if o.Dir != "" {
-			if o.Devices, err = strconv.Atoi(os.Getenv("LOCAL_WORLD_SIZE")); err != nil {
-				return nil, fmt.Errorf("ddp: LOCAL_WORLD_SIZE: %w", err)
+			if o.Devices = pg.LocalSize(); o.Devices == 0 {
+				return nil, errors.New("ddp: the launcher does not say how many ranks are on this host")
 			}
 		}
 		d, err = sim.Open(o)

@@ -28,7 +28,7 @@ type report struct {
 	Buckets         int         `json:"buckets"`
 	Images          int         `json:"images,omitempty"`      // that all ranks have trained on; with -elastic
 	Overlap         *float64    `json:"overlap,omitempty"`     // share of the communication time that overlaps computation; not for a device
-	Compression     float64     `json:"compression,omitempty"` // bytes of gradients through bytes sent for them; with -powersgd
+	Compression     float64     `json:"compression,omitempty"` // elements of gradients divided by elements sent for them; with -powersgd
 	Data            string      `json:"data"`
 	Backend         string      `json:"backend"`
 	Device          string      `json:"device,omitempty"` // where the model was, if not in CPU memory

@@ -8,9 +8,11 @@
 // c10d.seq, c10d.bytes, c10d.dtype, c10d.route and, for sends and receives, c10d.peer. Spans have no
 // parent: a call's context is not known when it ends. An error is the span's status.
 //
-// The metrics are the histogram c10d.operation.duration in seconds, the counter c10d.operation.bytes
-// and the counter c10d.pending of operations that have not ended, with the attributes c10d.op and
-// c10d.route, the first also with error.type if the operation has failed.
+// The metrics:
+//
+//	c10d.operation.duration  histogram in seconds; c10d.op, c10d.route, and error.type if the operation failed
+//	c10d.operation.bytes     bytes of operations that have succeeded; c10d.op, c10d.route
+//	c10d.pending             operations that have not ended; c10d.op
 package otel
 
 import (

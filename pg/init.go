@@ -42,17 +42,23 @@ type InitOptions struct {
 	// a name may stand for another address (127.0.1.1 on Debian).
 	Listen string
 
-	// TLS protects the store of tcp://, env:// and rediss:// (see tcp.Options) and the ranks'
+	// Security protects the job with TLS 1.3 from files: certificates, or one secret that all ranks
+	// share. It protects the store of tcp:// and env:// and the ranks' connections, and refuses
+	// other stores that use the network without TLS. Every process of the job must have TLS: one
+	// that has not is refused, and the others' messages name it. The zero value means TLS and Token
+	// below, or else the files that the environment names in C10D_TLS_CERT, C10D_TLS_KEY and
+	// C10D_TLS_CA, in C10D_TLS_SECRET and in C10D_TOKEN_FILE, as c10d run sets them.
+	Security Security
+
+	// TLS is for configurations that Security cannot have. It protects the store of tcp://, env:// and rediss:// (see tcp.Options) and the ranks'
 	// connections. The gloo backend then takes its native wire with TLS 1.3, and this
 	// configuration unless its own options have another. Each rank needs RootCAs and a
 	// certificate for both sides of a connection. The certificate must be valid for the address
-	// at which other ranks reach it, or for ServerName. Nil means the files that the environment
-	// names in C10D_TLS_CERT, C10D_TLS_KEY and C10D_TLS_CA, as c10d run sets them, and no TLS if
-	// it names none.
+	// at which other ranks reach it, or for ServerName. Nil means Security.
 	TLS *tls.Config
 
-	// Token protects the store of tcp:// and env://, see tcp.Options. Empty means the contents of
-	// the file that C10D_TOKEN_FILE names.
+	// Token protects the store of tcp:// and env://, see tcp.Options. Empty means the one of
+	// Security.
 	//
 	// PyTorch ranks know neither TLS nor Token.
 	Token string
@@ -222,14 +228,19 @@ func initGroup(ctx context.Context, o InitOptions, m *meeting) (*ProcessGroup, e
 	return g, nil
 }
 
-// secrets takes TLS and token from the environment if o has none.
+// secrets takes TLS and token from Security or the environment if o has none.
 func (o *InitOptions) secrets(getenv func(string) string) error {
-	f := credentials.FromEnv(getenv)
-	if o.TLS != nil {
-		f.Cert, f.Key, f.CA = "", "", ""
+	f, env := o.Security, credentials.FromEnv(getenv)
+	switch {
+	case f.TLS() && o.TLS != nil:
+		return errors.New("both Security and TLS are set: give one")
+	case o.TLS == nil && !f.TLS():
+		f.Cert, f.Key, f.CA, f.Secret = env.Cert, env.Key, env.CA, env.Secret
 	}
 	if o.Token != "" {
 		f.Token = ""
+	} else {
+		f.Token = cmp.Or(f.Token, env.Token)
 	}
 	err := f.CheckMutual()
 	if err != nil {

@@ -666,7 +666,7 @@ func TestRunWithSecrets(t *testing.T) {
 // TestStoreTLS has c10d store speak TLS 1.3, and with authorities ask for a certificate.
 func TestStoreTLS(t *testing.T) {
 	cert, key, ca := testcerts.Files(t)
-	secure, _, err := credentials.Files{Cert: cert, Key: key, CA: ca}.Load()
+	_, secure, err := credentials.Files{Cert: cert, Key: key, CA: ca}.Configs()
 	require.NoError(t, err)
 	noCert := &tls.Config{RootCAs: secure.RootCAs}
 	old := secure.Clone()

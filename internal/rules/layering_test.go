@@ -50,7 +50,7 @@ var layers = []layer{
 
 	{"store", nil},
 	{"store/storetest", []string{"store", "github.com/stretchr/testify/..."}},
-	{"store/tcp", []string{"store", "internal/openfiles", "internal/strangers", "internal/waiting"}},
+	{"store/tcp", []string{"store", "internal/credentials", "internal/openfiles", "internal/strangers", "internal/waiting"}},
 	{"store/redis", []string{"store", "github.com/redis/go-redis/v9/..."}},
 
 	{"backend", []string{"tensor", "work", "store", "internal/reduce"}},
@@ -68,7 +68,7 @@ var layers = []layer{
 	{"internal/transport", nil},
 	{"internal/callback", nil},
 	{"backend/gloo/internal/runs", nil},
-	{"internal/transport/tcp", []string{"internal/openfiles", "internal/recheck", "internal/strangers", "internal/callback", "internal/transport", "internal/transport/mesh", "golang.org/x/sys/..."}},
+	{"internal/transport/tcp", []string{"internal/credentials", "internal/openfiles", "internal/recheck", "internal/strangers", "internal/callback", "internal/transport", "internal/transport/mesh", "golang.org/x/sys/..."}},
 	{"internal/transport/transporttest", []string{"internal/transport", "github.com/stretchr/testify/..."}},
 	{"internal/transport/shm", []string{"internal/openfiles", "internal/recheck", "internal/strangers", "internal/transport", "golang.org/x/sys/..."}},
 	{"internal/transport/mesh", []string{"internal/transport", "golang.org/x/sys/..."}},

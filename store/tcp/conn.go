@@ -16,6 +16,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/c10d-go/c10d/internal/credentials"
 	"github.com/c10d-go/c10d/internal/openfiles"
 	"github.com/c10d-go/c10d/store"
 )
@@ -202,12 +203,8 @@ func (d *dialer) connect(ctx context.Context, dialect store.Dialect) (*conn, err
 	defer release()
 	raw := nc
 	if d.tls != nil {
-		cfg := d.tls
-		if cfg.ServerName == "" && !cfg.InsecureSkipVerify {
-			cfg = cfg.Clone()
-			cfg.ServerName, _, _ = net.SplitHostPort(d.addr)
-		}
-		t := tls.Client(nc, cfg)
+		host, _, _ := net.SplitHostPort(d.addr)
+		t := tls.Client(nc, credentials.ForHost(d.tls, host))
 		if err := t.HandshakeContext(ctx); err != nil {
 			raw.Close()
 			err = settled(fmt.Errorf("TLS handshake: %w", err))

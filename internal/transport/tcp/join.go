@@ -15,6 +15,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/c10d-go/c10d/internal/credentials"
 	"github.com/c10d-go/c10d/internal/openfiles"
 	"github.com/c10d-go/c10d/internal/strangers"
 	"github.com/c10d-go/c10d/internal/transport"
@@ -407,11 +408,7 @@ func (m *Mesh) exchangeHello(tcp *net.TCPConn, r int, lane uint32, place netip.A
 	}
 	conn := net.Conn(tcp)
 	if c := m.opts.TLS; c != nil {
-		if c.ServerName == "" {
-			c = c.Clone()
-			c.ServerName = place.Addr().String()
-		}
-		conn = tls.Client(tcp, c)
+		conn = tls.Client(tcp, credentials.ForHost(c, place.Addr().String()))
 	}
 	h := m.hello(m.addrs[r].token, lane)
 	if _, err := conn.Write(h.encode()); err != nil {

@@ -1,0 +1,149 @@
+package credentials
+
+import (
+	"crypto"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/tls"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"encoding/pem"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net"
+	"os"
+	"path/filepath"
+	"strconv"
+	"time"
+)
+
+// The names of files in a directory of certificates. A process called NAME has NAME.pem and
+// NAME-key.pem.
+const (
+	caName    = "ca"
+	AgentName = "agent" // the launcher's agents
+)
+
+// RankName returns the name of a rank's files.
+func RankName(rank int) string { return "rank" + strconv.Itoa(rank) }
+
+// InDir returns the files of a process in a directory of certificates.
+func InDir(dir, name string) Files {
+	return Files{Cert: certFile(dir, name), Key: keyFile(dir, name), CA: certFile(dir, caName)}
+}
+
+func certFile(dir, name string) string { return filepath.Join(dir, name+".pem") }
+func keyFile(dir, name string) string  { return filepath.Join(dir, name+"-key.pem") }
+
+// authorityYears is how long the authority of a directory is valid.
+const authorityYears = 10
+
+// Authority signs the certificates of a job.
+type Authority struct {
+	cert *x509.Certificate
+	key  crypto.Signer
+}
+
+// OpenAuthority returns the authority of a directory. It makes directory and authority if there are
+// none, and reports that.
+func OpenAuthority(dir string) (a *Authority, made bool, err error) {
+	if err := os.MkdirAll(dir, 0o777); err != nil {
+		return nil, false, err
+	}
+	if _, err := os.Stat(certFile(dir, caName)); errors.Is(err, fs.ErrNotExist) {
+		now := time.Now()
+		err := issue(dir, caName, nil, &x509.Certificate{
+			Subject: pkix.Name{CommonName: "c10d job authority"}, NotBefore: now.Add(-skew), NotAfter: now.AddDate(authorityYears, 0, 0),
+			IsCA: true, BasicConstraintsValid: true, MaxPathLenZero: true, KeyUsage: x509.KeyUsageCertSign,
+		})
+		if err != nil {
+			return nil, false, err
+		}
+		made = true
+	}
+	pair, err := tls.LoadX509KeyPair(certFile(dir, caName), keyFile(dir, caName))
+	if err != nil {
+		return nil, false, fmt.Errorf("the authority in %s: %w", dir, err)
+	}
+	if !pair.Leaf.IsCA {
+		return nil, false, fmt.Errorf("%s is not the certificate of an authority", certFile(dir, caName))
+	}
+	key, ok := pair.PrivateKey.(crypto.Signer)
+	if !ok {
+		return nil, false, fmt.Errorf("%s has a key that cannot sign", keyFile(dir, caName))
+	}
+	return &Authority{pair.Leaf, key}, made, nil
+}
+
+// skew is how far the clocks of hosts may differ.
+const skew = 5 * time.Minute
+
+// Issue makes or replaces the certificate and the key of a process in a directory. The certificate is
+// valid for hosts, which are names and addresses, and until a time. Processes that use the files
+// read them again.
+func (a *Authority) Issue(dir, name string, hosts []string, until time.Time) error {
+	c := &x509.Certificate{
+		Subject: pkix.Name{CommonName: name}, NotBefore: earlier(time.Now(), until).Add(-skew), NotAfter: until,
+		KeyUsage: x509.KeyUsageDigitalSignature, ExtKeyUsage: bothSides,
+	}
+	for _, h := range hosts {
+		if ip := net.ParseIP(h); ip != nil {
+			c.IPAddresses = append(c.IPAddresses, ip)
+		} else {
+			c.DNSNames = append(c.DNSNames, h)
+		}
+	}
+	return issue(dir, name, a, c)
+}
+
+func earlier(a, b time.Time) time.Time {
+	if b.Before(a) {
+		return b
+	}
+	return a
+}
+
+// issue writes a certificate with a new key, signed by a, or by itself if that is nil.
+func issue(dir, name string, a *Authority, template *x509.Certificate) error {
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		return err
+	}
+	if template.SerialNumber, err = newSerial(); err != nil {
+		return err
+	}
+	var cert *x509.Certificate
+	if a == nil {
+		cert, err = sign(template, nil, key.Public(), key)
+	} else {
+		cert, err = sign(template, a.cert, key.Public(), a.key)
+	}
+	if err != nil {
+		return err
+	}
+	private, err := x509.MarshalPKCS8PrivateKey(key)
+	if err != nil {
+		return err
+	}
+	return errors.Join(
+		replace(keyFile(dir, name), pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: private}), 0o600),
+		replace(certFile(dir, name), pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: cert.Raw}), 0o644),
+	)
+}
+
+// replace writes a file so that a reader sees either the last content or all of the new one.
+func replace(path string, text []byte, mode fs.FileMode) error {
+	next := path + ".new"
+	os.Remove(next) // of a process that was killed
+	file, err := os.OpenFile(next, os.O_WRONLY|os.O_CREATE|os.O_EXCL, mode)
+	if err != nil {
+		return err
+	}
+	_, err = file.Write(text)
+	if err = errors.Join(err, file.Close()); err != nil {
+		return errors.Join(err, os.Remove(next))
+	}
+	return os.Rename(next, path)
+}

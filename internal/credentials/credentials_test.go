@@ -1,0 +1,239 @@
+package credentials_test
+
+import (
+	"crypto/tls"
+	"io"
+	"log"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/c10d-go/c10d/internal/credentials"
+)
+
+const patience = 10 * time.Second
+
+// issued returns a process's files, made in a directory of its own unless it is given.
+func issued(t *testing.T, dir string, until time.Duration, hosts ...string) credentials.Files {
+	t.Helper()
+	a, _, err := credentials.OpenAuthority(dir)
+	require.NoError(t, err)
+	require.NoError(t, a.Issue(dir, "rank0", hosts, time.Now().Add(until)))
+	return credentials.InDir(dir, "rank0")
+}
+
+func secret(t *testing.T) credentials.Files {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "secret")
+	require.NoError(t, credentials.WriteSecret(path))
+	return credentials.Files{Secret: path}
+}
+
+func load(t *testing.T, f credentials.Files) *tls.Config {
+	t.Helper()
+	c, _, err := f.Load()
+	require.NoError(t, err)
+	return c
+}
+
+// meet has a client connect to a server at 127.0.0.1, and returns what each says of the handshake.
+func meet(t *testing.T, server, client *tls.Config) (atServer, atClient error) {
+	t.Helper()
+	ln, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	defer ln.Close()
+	served := make(chan error, 1)
+	go func() {
+		c, err := ln.Accept()
+		if err == nil {
+			defer c.Close()
+			c.SetDeadline(time.Now().Add(patience))
+			c = tls.Server(c, server)
+			if _, err = c.Read(make([]byte, 1)); err == nil {
+				_, err = c.Write([]byte("y"))
+			}
+		}
+		served <- err
+	}()
+	raw, err := net.Dial("tcp", ln.Addr().String())
+	require.NoError(t, err)
+	defer raw.Close()
+	raw.SetDeadline(time.Now().Add(patience))
+	c := tls.Client(raw, credentials.ForHost(client, "127.0.0.1"))
+	if _, err = c.Write([]byte("x")); err == nil {
+		_, err = io.ReadFull(c, make([]byte, 1))
+		if err == nil {
+			require.Equal(t, uint16(tls.VersionTLS13), c.ConnectionState().Version)
+		}
+	}
+	raw.Close()
+	return <-served, err
+}
+
+func TestWhoIsLetIn(t *testing.T) {
+	job, other := t.TempDir(), t.TempDir()
+	good := load(t, issued(t, job, time.Hour, "127.0.0.1", "localhost"))
+	shared := secret(t)
+	none := load(t, shared).Clone()
+	none.GetClientCertificate = func(*tls.CertificateRequestInfo) (*tls.Certificate, error) { return new(tls.Certificate), nil }
+	// A process keeps what it read, so each case gets files of its own name.
+	certificate := func(dir, name string, until time.Duration, host string) *tls.Config {
+		a, _, err := credentials.OpenAuthority(dir)
+		require.NoError(t, err)
+		require.NoError(t, a.Issue(dir, name, []string{host}, time.Now().Add(until)))
+		return load(t, credentials.InDir(dir, name))
+	}
+	for name, c := range map[string]struct {
+		server, client *tls.Config
+		want           string // in the error of one side; empty means that they meet
+	}{
+		"certificates of one job":         {good, good, ""},
+		"one secret":                      {load(t, shared), load(t, shared), ""},
+		"another authority":               {good, certificate(other, "rank0", time.Hour, "127.0.0.1"), "unknown authority"},
+		"a server of another authority":   {certificate(other, "rank1", time.Hour, "127.0.0.1"), good, "unknown authority"},
+		"an expired client":               {good, certificate(job, "old", -time.Minute, "127.0.0.1"), "expired"},
+		"an expired server":               {certificate(job, "old2", -time.Minute, "127.0.0.1"), good, "expired"},
+		"a server with a wrong name":      {certificate(job, "wrong", time.Hour, "10.1.2.3"), good, "10.1.2.3, not 127.0.0.1"},
+		"another secret":                  {load(t, secret(t)), load(t, shared), "unknown authority"},
+		"no certificate":                  {load(t, shared), none, "certificate required"},
+		"a certificate where secrets are": {load(t, shared), good, "cannot validate certificate for 127.0.0.1"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			atServer, atClient := meet(t, c.server, c.client)
+			if c.want == "" {
+				require.NoError(t, atServer)
+				require.NoError(t, atClient)
+				return
+			}
+			require.Error(t, atServer)
+			require.Error(t, atClient)
+			require.Contains(t, atServer.Error()+" "+atClient.Error(), c.want)
+		})
+	}
+}
+
+// A configuration in use follows its files: a new certificate, and then a new authority.
+func TestFilesAreReadAgain(t *testing.T) {
+	dir := t.TempDir()
+	f := issued(t, dir, -time.Minute, "127.0.0.1")
+	c := load(t, f)
+	good := func() {
+		atServer, atClient := meet(t, c, c)
+		require.NoError(t, atServer)
+		require.NoError(t, atClient)
+	}
+	_, err := meet(t, c, c)
+	require.ErrorContains(t, err, "expired")
+	issued(t, dir, time.Hour, "127.0.0.1")
+	good()
+
+	require.NoError(t, os.WriteFile(f.Key, []byte("half of a k"), 0o600))
+	good() // the last ones stay in use
+
+	next := t.TempDir()
+	fresh := issued(t, next, time.Hour, "127.0.0.1")
+	for from, to := range map[string]string{fresh.CA: f.CA, fresh.Key: f.Key, fresh.Cert: f.Cert} {
+		text, err := os.ReadFile(from)
+		require.NoError(t, err)
+		require.NoError(t, os.WriteFile(to, text, 0o600))
+	}
+	good()
+	atServer, _ := meet(t, c, load(t, fresh))
+	require.NoError(t, atServer)
+}
+
+// Configs are for servers and clients of other protocols, here HTTP.
+func TestConfigs(t *testing.T) {
+	f := issued(t, t.TempDir(), time.Hour, "127.0.0.1")
+	server, client, err := f.Configs()
+	require.NoError(t, err)
+	s := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		io.WriteString(w, r.TLS.PeerCertificates[0].Subject.CommonName)
+	}))
+	s.TLS = server
+	s.Config.ErrorLog = log.New(io.Discard, "", 0)
+	s.StartTLS()
+	defer s.Close()
+	get := func(c *tls.Config) (string, error) {
+		t := &http.Transport{TLSClientConfig: c}
+		defer t.CloseIdleConnections()
+		r, err := (&http.Client{Transport: t, Timeout: patience}).Get(s.URL)
+		if err != nil {
+			return "", err
+		}
+		defer r.Body.Close()
+		b, err := io.ReadAll(r.Body)
+		return string(b), err
+	}
+	who, err := get(client)
+	require.NoError(t, err)
+	require.Equal(t, "rank0", who)
+	stranger := client.Clone()
+	stranger.GetClientCertificate = nil
+	_, err = get(stranger)
+	require.ErrorContains(t, err, "certificate required")
+	_, other, err := secret(t).Configs()
+	require.NoError(t, err)
+	_, err = get(other)
+	require.Error(t, err)
+
+	server, client, err = credentials.Files{}.Configs()
+	require.NoError(t, err)
+	require.Nil(t, server)
+	require.Nil(t, client)
+}
+
+// A secret that is short, or that everybody can read, is refused, and no error repeats it.
+func TestSecretFiles(t *testing.T) {
+	for name, c := range map[string]struct {
+		text string
+		mode os.FileMode
+		want string
+	}{
+		"short":    {"hunter2-hunter2", 0o600, "a secret of 15 bytes, want 32"},
+		"empty":    {"", 0o600, "a secret of 0 bytes"},
+		"long":     {strings.Repeat("hunter2", 1000), 0o600, "want 32 to 4096"},
+		"readable": {strings.Repeat("hunter2", 10), 0o644, "can be read by every user"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			path := filepath.Join(t.TempDir(), "s")
+			require.NoError(t, os.WriteFile(path, []byte(c.text), c.mode))
+			_, _, err := credentials.Files{Secret: path}.Load()
+			require.ErrorContains(t, err, c.want)
+			require.NotContains(t, err.Error(), "hunter2")
+		})
+	}
+	f := secret(t)
+	info, err := os.Stat(f.Secret)
+	require.NoError(t, err)
+	require.Equal(t, os.FileMode(0o600), info.Mode().Perm())
+	require.Error(t, credentials.WriteSecret(f.Secret), "it exists")
+	_, _, err = credentials.Files{Secret: f.Secret, CA: "ca.pem"}.Load()
+	require.ErrorContains(t, err, "give either -tls-secret")
+}
+
+// A directory keeps its authority, and its keys are for this user only.
+func TestAuthority(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "certs")
+	_, made, err := credentials.OpenAuthority(dir)
+	require.NoError(t, err)
+	require.True(t, made)
+	before, err := os.ReadFile(filepath.Join(dir, "ca.pem"))
+	require.NoError(t, err)
+	_, made, err = credentials.OpenAuthority(dir)
+	require.NoError(t, err)
+	require.False(t, made)
+	after, err := os.ReadFile(filepath.Join(dir, "ca.pem"))
+	require.NoError(t, err)
+	require.Equal(t, before, after)
+	info, err := os.Stat(filepath.Join(dir, "ca-key.pem"))
+	require.NoError(t, err)
+	require.Equal(t, os.FileMode(0o600), info.Mode().Perm())
+}

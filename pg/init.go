@@ -155,7 +155,7 @@ func initFrom(ctx context.Context, rawURL string, o InitOptions, getenv func(str
 	if err != nil {
 		return nil, err
 	}
-	if err := o.secrets(getenv); err != nil {
+	if err := o.secrets(m.scheme, getenv); err != nil {
 		return nil, err
 	}
 	if o.Logger != nil {
@@ -229,7 +229,7 @@ func initGroup(ctx context.Context, o InitOptions, m *meeting) (*ProcessGroup, e
 }
 
 // secrets takes TLS and token from Security or the environment if o has none.
-func (o *InitOptions) secrets(getenv func(string) string) error {
+func (o *InitOptions) secrets(scheme string, getenv func(string) string) error {
 	f, env := o.Security, credentials.FromEnv(getenv)
 	switch {
 	case f.TLS() && o.TLS != nil:
@@ -245,6 +245,9 @@ func (o *InitOptions) secrets(getenv func(string) string) error {
 	err := f.CheckMutual()
 	if err != nil {
 		return err
+	}
+	if f.Secret != "" && scheme == "rediss" {
+		return errors.New("a Redis server has no part in the job's secret: give Cert, Key and CA for rediss://, or let the ranks meet at tcp:// or env://")
 	}
 	secure, token, err := f.Load()
 	if secure != nil {

@@ -20,6 +20,7 @@ import (
 	"github.com/c10d-go/c10d/backend"
 	"github.com/c10d-go/c10d/backend/detail"
 	"github.com/c10d-go/c10d/backend/gloo"
+	"github.com/c10d-go/c10d/internal/credentials"
 	"github.com/c10d-go/c10d/internal/freeport"
 	"github.com/c10d-go/c10d/internal/launch"
 	"github.com/c10d-go/c10d/internal/testcerts"
@@ -351,6 +352,8 @@ func TestInitTLS(t *testing.T) {
 	token := filepath.Join(t.TempDir(), "token")
 	require.NoError(t, os.WriteFile(token, []byte("secret"), 0o600))
 	env := fmt.Sprintf("C10D_TLS_CERT=%s C10D_TLS_KEY=%s C10D_TLS_CA=%s C10D_TOKEN_FILE=%s", cert, key, ca, token)
+	secret := filepath.Join(t.TempDir(), "tls-secret")
+	require.NoError(t, credentials.WriteSecret(secret))
 	config := testcerts.Config(t)
 	for name, c := range map[string]struct {
 		env string
@@ -358,6 +361,9 @@ func TestInitTLS(t *testing.T) {
 	}{
 		"options":                      {"", InitOptions{TLS: config, Token: "secret"}},
 		"environment":                  {env, InitOptions{}},
+		"security":                     {"", InitOptions{Security: Security{Cert: cert, Key: key, CA: ca, Token: token}}},
+		"one secret":                   {"C10D_TLS_SECRET=" + secret, InitOptions{}},
+		"security wins":                {env, InitOptions{Security: Security{Secret: secret}}},
 		"options win":                  {"C10D_TLS_CERT=/no/such C10D_TOKEN_FILE=/no/such", InitOptions{TLS: config, Token: "secret"}},
 		"only a token, in the backend": {"", InitOptions{Token: "secret", Options: Options{BackendOptions: []backend.SpecificOptions{gloo.Options{TCP: gloo.TCPOptions{TLS: config}}}}}},
 	} {
@@ -394,11 +400,58 @@ func TestInitTLS(t *testing.T) {
 		"give both -tls-cert":            {"tcp://127.0.0.1:0", "C10D_TLS_CERT=a"},
 		"need -tls-ca (C10D_TLS_CA)":     {"tcp://127.0.0.1:0", "C10D_TLS_CERT=a C10D_TLS_KEY=a"},
 		"no such file":                   {"tcp://127.0.0.1:0", "C10D_TOKEN_FILE=/no/such"},
+		"either -tls-secret":             {"tcp://127.0.0.1:0", "C10D_TLS_CERT=a C10D_TLS_SECRET=b"},
+		"no part in the job's secret":    {"rediss://127.0.0.1:1?prefix=p", "C10D_TLS_SECRET=" + secret},
 		"the URL's scheme is not rediss": {"redis://127.0.0.1:1?prefix=p", env},
 	} {
 		_, err := initFrom(t.Context(), c.url, InitOptions{Size: 1}, environ(c.env))
 		require.ErrorContains(t, err, want)
 	}
+}
+
+// TestARankWithoutTLS has one rank of a job with TLS speak clear text. It is refused at once, and the
+// others name it: in their logs, and in their errors.
+func TestARankWithoutTLS(t *testing.T) {
+	secret := filepath.Join(t.TempDir(), "tls-secret")
+	require.NoError(t, credentials.WriteSecret(secret))
+	addr := freeport.Loopback(t)
+	errs := make([]error, 3)
+	var ranks sync.WaitGroup
+	for r := range errs {
+		ranks.Go(func() {
+			o := InitOptions{Rank: r, Size: 3, Options: Options{Timeout: 4 * time.Second}}
+			if r != 1 {
+				o.Security.Secret = secret
+			}
+			var g *ProcessGroup
+			if g, errs[r] = initFrom(context.Background(), "tcp://"+addr, o, environ("")); errs[r] == nil {
+				g.Close()
+			}
+		})
+	}
+	ranks.Wait()
+	require.ErrorContains(t, errs[1], "the server speaks TLS, and this side does not")
+	for _, r := range []int{0, 2} {
+		require.ErrorContains(t, errs[r], "rank 1 has not called Init")
+		require.ErrorContains(t, errs[r], "that says it is this rank has no TLS, and the store refused it")
+		require.NotContains(t, errs[r].Error(), "rank 0 has not")
+		require.NotContains(t, errs[r].Error(), "rank 2 has not")
+	}
+
+	// With rank 0, which hosts the store, the others fail at once.
+	addr, errs = freeport.Loopback(t), make([]error, 2)
+	for r := range errs {
+		ranks.Go(func() {
+			o := InitOptions{Rank: r, Size: 2, Options: Options{Timeout: 2 * time.Second}}
+			if r == 1 {
+				o.Security.Secret = secret
+			}
+			_, errs[r] = initFrom(context.Background(), "tcp://"+addr, o, environ(""))
+		})
+	}
+	ranks.Wait()
+	require.ErrorContains(t, errs[1], "rank 0 hosts the store: the server refuses this side's TLS")
+	require.ErrorContains(t, errs[0], "rank 1 has not called Init")
 }
 
 // freeJob returns a name for a job whose port nobody listens on.

@@ -131,6 +131,7 @@ func nameStopped(n *notice.Notice, err error) {
 	e.Stopped = nil
 	silent := n.Silent(append([]int{0}, e.Missing...)) // all wait for rank 0 in the end
 	if slices.Contains(silent, 0) {
+		e.Seen = nil
 		e.Missing = slices.DeleteFunc(e.Missing, func(r int) bool { return slices.Contains(e.Unanswered, r) })
 	}
 	for _, r := range silent {

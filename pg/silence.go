@@ -87,6 +87,9 @@ func (r *roll) report(ctx context.Context) (string, []slog.Attr) {
 	}
 }
 
+// mostSeen bounds the ranks that an error describes.
+const mostSeen = 8
+
 // blame makes the error of a roll call name the same ranks as the log.
 func (r *roll) blame(err error) error {
 	var e *rollcall.Error
@@ -95,6 +98,13 @@ func (r *roll) blame(err error) error {
 		defer cancel()
 		if ranks, _ := r.missing(ctx); len(ranks) > 0 {
 			e.Missing = ranks
+		}
+		if r.seen == nil {
+			return err
+		}
+		e.Seen = make([]string, min(len(e.Missing), mostSeen))
+		for i := range e.Seen {
+			e.Seen[i], _ = r.seen(ctx, e.Missing[i])
 		}
 	}
 	return err
@@ -107,6 +117,9 @@ func (m *meeting) seenIn(st *tcp.Store) func(ctx context.Context, rank int) (wha
 		who, ok, err := st.Worker(ctx, rank)
 		if err != nil {
 			return "", false
+		}
+		if from, refused, err := st.Refused(ctx, rank); err == nil && refused && !ok {
+			return tcp.RefusedRank(from), false
 		}
 		joined, err := st.Joined(ctx)
 		all := err != nil || joined >= int64(m.env.Size)

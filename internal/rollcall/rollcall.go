@@ -78,9 +78,10 @@ var (
 type Error struct {
 	Rank, Size int
 	After      time.Duration
-	Missing    []int // ranks that did not come, as far as this rank knows; ascending
-	Unanswered []int // those of Missing that came, and that rank 0 has not answered
-	Stopped    []int // ranks that came and no longer answer
+	Missing    []int    // ranks that did not come, as far as this rank knows; ascending
+	Seen       []string // what else is known of the first of Missing; may be empty
+	Unanswered []int    // those of Missing that came, and that rank 0 has not answered
+	Stopped    []int    // ranks that came and no longer answer
 	Err        error
 }
 
@@ -95,6 +96,9 @@ func (e *Error) Error() string {
 		fmt.Fprintf(&b, "rank %d has not called Init", r)
 		if e.Timeout() {
 			fmt.Fprintf(&b, " within %v", e.After.Round(time.Millisecond))
+		}
+		if i < len(e.Seen) && e.Seen[i] != "" {
+			fmt.Fprintf(&b, " (%s)", e.Seen[i])
 		}
 		b.WriteString("; ")
 	}

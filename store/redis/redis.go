@@ -21,6 +21,7 @@ import (
 	"github.com/redis/go-redis/v9"
 	"github.com/redis/go-redis/v9/maintnotifications"
 
+	"github.com/c10d-go/c10d/internal/credentials"
 	"github.com/c10d-go/c10d/store"
 )
 
@@ -154,11 +155,7 @@ func parse(rawURL string, opts *Options) (*redis.Options, error) {
 		if config.TLSConfig == nil {
 			return nil, errors.New("TLS is set, but the URL's scheme is not rediss")
 		}
-		name := config.TLSConfig.ServerName
-		config.TLSConfig = opts.TLS.Clone()
-		if config.TLSConfig.ServerName == "" {
-			config.TLSConfig.ServerName = name
-		}
+		config.TLSConfig = credentials.ForHost(opts.TLS, config.TLSConfig.ServerName)
 	}
 	config.MaxRetries = -1
 	config.DialerRetries = 1

@@ -37,7 +37,10 @@ const alert = "\x15\x03\x03\x00\x02\x02\x46"
 const tlsBegin = "\x16\x03"
 
 // errNeedsTLS is the error of a client without TLS if the server answers with alert.
-var errNeedsTLS = permanent{errors.New("the server speaks TLS, and this side does not: give it the job's certificate (InitOptions.TLS, Options.TLS or C10D_TLS_CERT, C10D_TLS_KEY and C10D_TLS_CA)")}
+var errNeedsTLS = permanent{errors.New("the server speaks TLS, and this side does not: give it the job's certificate (InitOptions.Security, C10D_TLS_CERT, C10D_TLS_KEY and C10D_TLS_CA, or C10D_TLS_SECRET)")}
+
+// errRefusedTLS is the error of a client whose TLS a server refuses, or that has none.
+var errRefusedTLS = errors.New("the server refuses this side's TLS or certificate")
 
 // errSpeaksTLS is a server's error for a client that begins with TLS.
 var errSpeaksTLS = malformedf("the connection begins as TLS does, which this server does not speak")
@@ -47,7 +50,7 @@ var errSpeaksTLS = malformedf("the connection begins as TLS does, which this ser
 func settled(err error) error {
 	var op *net.OpError
 	if errors.As(err, &op) && op.Op == "remote error" {
-		return permanent{fmt.Errorf("the server refuses this side's TLS or certificate: %w", err)}
+		return permanent{fmt.Errorf("%w: %w", errRefusedTLS, err)}
 	}
 	return err
 }

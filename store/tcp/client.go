@@ -45,7 +45,8 @@ type Options struct {
 	WorldSize int
 
 	// Rank is this process's rank among WorldSize. Servers of this package store it, so that
-	// messages can name the missing ranks; see Store.Worker. It is not used if WorldSize is 0.
+	// messages can name the missing ranks; see Store.Worker. A server with TLS that refuses this
+	// process because it has none stores that; see Store.Refused. It is not used if WorldSize is 0.
 	Rank int
 
 	// NoWait joins without counting and waiting, whatever WorldSize is.
@@ -211,6 +212,9 @@ func open(ctx context.Context, addr string, opts Options) (*Store, error) {
 		}
 	}
 	d := dialer{addr: net.JoinHostPort(host, port), dialect: opts.Dialect, tls: opts.TLS, token: opts.Token, job: opts.Job}
+	if opts.WorldSize > 0 {
+		d.who = fmt.Sprintf("%d of %d", opts.Rank, opts.WorldSize)
+	}
 	ours := server != nil || d.tls != nil || d.token != ""
 	if ours && d.dialect == store.DialectUnknown {
 		d.dialect = store.DialectV2
@@ -222,6 +226,9 @@ func open(ctx context.Context, addr string, opts Options) (*Store, error) {
 	if err != nil {
 		if server != nil {
 			server.Close()
+		}
+		if opts.HostedBy != "" && errors.Is(err, errRefusedTLS) {
+			err = fmt.Errorf("%s hosts the store: %w", opts.HostedBy, err)
 		}
 		return nil, ended(ctx, err)
 	}

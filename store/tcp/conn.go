@@ -95,6 +95,8 @@ type dialer struct {
 	progress   *progress     // hears of the tries; may be nil
 	resolveFor time.Duration // how long to look up a name that does not exist; 0: the default
 
+	who string // "RANK of SIZE", for a server that refuses clear text; may be empty
+
 	connectTo func(ctx context.Context, network, addr string) (net.Conn, error) // nil: a net.Dialer's
 
 	job    string    // see Options.Job
@@ -219,6 +221,9 @@ func (d *dialer) connect(ctx context.Context, dialect store.Dialect) (*conn, err
 	}
 	if d.token != "" {
 		if err := authenticate(nc, d.token); err != nil {
+			if errors.Is(err, errNeedsTLS) {
+				d.confess(raw)
+			}
 			raw.Close()
 			return nil, settled(err)
 		}
@@ -244,6 +249,9 @@ func (d *dialer) validated(ctx context.Context) (*conn, error) {
 	}
 	release()
 	if err != nil {
+		if errors.Is(err, errNeedsTLS) {
+			d.confess(c.Conn)
+		}
 		c.Close()
 		if errors.Is(err, os.ErrDeadlineExceeded) && errors.Is(ctx.Err(), context.DeadlineExceeded) {
 			err = mute(err)

@@ -102,6 +102,9 @@ type Server struct {
 
 	door door
 	held atomic.Int64 // bytes, see MaxHeld
+
+	clearMu sync.Mutex
+	clear   map[int]bool // ranks that said they have no TLS
 }
 
 // Stats are a server's counters.
@@ -311,7 +314,7 @@ func (c *session) run() error {
 			if err := t.HandshakeContext(s.ctx); err != nil {
 				var plain tls.RecordHeaderError
 				if errors.As(err, &plain) {
-					c.alert()
+					c.noteClear(c.alert())
 				}
 				return fmt.Errorf("TLS: %w", err)
 			}
@@ -468,15 +471,17 @@ func (c *session) requests(r *bufio.Reader, src *flushed) error {
 	}
 }
 
-// alert tells a client that only one side speaks TLS. It first reads the client's bytes:
-// otherwise closing would reset the connection and lose the alert.
-func (c *session) alert() {
+// alert tells a client that only one side speaks TLS. It then reads the client's bytes: otherwise
+// closing would reset the connection and lose the alert. It returns the first of them.
+func (c *session) alert() []byte {
 	io.WriteString(c.raw, alert)
 	if w, ok := c.raw.(*net.TCPConn); ok {
 		w.CloseWrite()
 	}
 	c.raw.SetReadDeadline(time.Now().Add(time.Second))
+	first, _ := io.ReadAll(io.LimitReader(c.raw, readClear))
 	io.Copy(io.Discard, io.LimitReader(c.raw, 64<<10))
+	return first
 }
 
 // open detects the client's dialect and reads VALIDATE.

@@ -377,7 +377,7 @@ func (a *agent) meet(ctx context.Context) error {
 		addr := net.JoinHostPort(a.MasterAddr, strconv.Itoa(a.MasterPort))
 		st, err := tcp.New(ctx, addr, tcp.Options{
 			Server: a.NodeRank == 0, Listen: launch.ListenAddr(addr), Timeout: a.Meeting,
-			TLS: a.tls, Token: a.token,
+			TLS: a.tls, Token: a.token, Rank: a.NodeRank, WorldSize: a.Nodes, NoWait: true, HostedBy: "node 0",
 		})
 		if err != nil {
 			return err
@@ -397,7 +397,7 @@ func (a *agent) meet(ctx context.Context) error {
 		for n := range a.Nodes {
 			v, err := a.nodes.Get(ctx, nodeKey(n))
 			if err != nil {
-				return fmt.Errorf("waiting for node %d of %d: %w", n, a.Nodes, err)
+				return fmt.Errorf("waiting for node %d of %d%s: %w", n, a.Nodes, a.refused(n), err)
 			}
 			procs, err := store.ParseNumber(v)
 			if err != nil || procs < 1 || procs > 1<<20 {
@@ -422,6 +422,21 @@ func (a *agent) meet(ctx context.Context) error {
 		}
 	}
 	return err
+}
+
+// refused says whether the agents' store has refused a node that has no TLS.
+func (a *agent) refused(node int) string {
+	st, ok := a.nodes.(*tcp.Store)
+	if !ok {
+		return ""
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+	defer cancel()
+	from, ok, err := st.Refused(ctx, node)
+	if err != nil || !ok {
+		return ""
+	}
+	return fmt.Sprintf(" (an agent at %s that says it is this node has no TLS, and was refused)", from)
 }
 
 // untilSignal returns a context that the first signal ends, until stop is called.

@@ -86,6 +86,8 @@ func setupRun(flags *flag.FlagSet) func(stdio, []string) (int, error) {
 	flags.BoolVar(&j.Tee, "tee", false, "with -log-dir: show the output as well")
 	j.Secrets = credentials.FromEnv(os.Getenv)
 	j.Secrets.Flags(flags)
+	flags.BoolVar(&j.TLS, "tls", false, "speak TLS 1.3 everywhere, with the files of the other flags, or on one node with a secret made for this run")
+	flags.StringVar(&j.SecretsDir, "tls-dir", "", "`directory` of c10d certs: the launcher and each rank have a certificate of their own there")
 	asJSON := flags.Bool("json", false, "print a summary as a JSON line at the end")
 	quiet := flags.Bool("q", false, "print no summary of a failure")
 
@@ -118,7 +120,7 @@ func setupRun(flags *flag.FlagSet) func(stdio, []string) (int, error) {
 		if _, err := strconv.Atoi(args[0]); err == nil && j.Tee {
 			return 0, usagef("-tee takes no value, and no program is called %q", args[0])
 		}
-		if err := j.Secrets.CheckMutual(); err != nil {
+		if err := j.CheckSecrets(); err != nil {
 			return 0, usagef("%v", err)
 		}
 		if j.Grace <= 0 {

@@ -69,9 +69,17 @@ type Job struct {
 	RunID           string // the job's name; node 0's counts; empty means a random one
 
 	// Secrets protect the stores of agents and ranks. The ranks find the files' names in
-	// their environment. TLS needs all three files. Each certificate must be valid for the
-	// addresses of its host and, on node 0, for MasterAddr.
+	// their environment. TLS needs all three files, or the secret. Each certificate must be valid
+	// for the addresses of its host and, on node 0, for MasterAddr.
 	Secrets credentials.Files
+
+	// SecretsDir is a directory of "c10d certs", in place of Secrets' TLS files: the agent and each
+	// rank have a certificate of their own there.
+	SecretsDir string
+
+	// TLS makes the agent of a job without TLS files use a secret that it makes itself, and
+	// removes at the end. It needs one node: the agents of several cannot pass it on.
+	TLS bool
 
 	// Least and Most, if not 0, make the job elastic. A rank that fails is started again alone, and
 	// joins the others, which go on. The job goes on with at least Least ranks.
@@ -237,6 +245,17 @@ func (j *Job) check() error {
 	case j.Tee && j.LogDir == "":
 		return errors.New("tee without a log directory")
 	}
+	return j.CheckSecrets()
+}
+
+// CheckSecrets returns an error if the job's files are incomplete.
+func (j *Job) CheckSecrets() error {
+	switch {
+	case j.SecretsDir != "" && j.Secrets.TLS():
+		return errors.New("give either a directory of certificates (-tls-dir) or TLS files")
+	case j.TLS && j.Nodes > 1 && j.SecretsDir == "" && !j.Secrets.TLS():
+		return fmt.Errorf("TLS on %d nodes needs files that all of them have: make a secret with c10d certs -secret FILE, copy it to every node, and give -tls-secret FILE", j.Nodes)
+	}
 	return j.Secrets.CheckMutual()
 }
 
@@ -267,13 +286,6 @@ func Run(ctx context.Context, j Job) (*Summary, error) {
 	}
 	a := &agent{Job: j, out: newOutput(j.Stdout, j.Stderr)}
 	a.host, _ = os.Hostname()
-	var err error
-	if a.tls, a.token, err = j.Secrets.Load(); err == nil {
-		a.secretsEnv, err = j.Secrets.Environ()
-	}
-	if err != nil {
-		return nil, fmt.Errorf("agent: %w", err)
-	}
 	s, err := a.run(ctx)
 	if err != nil {
 		return nil, fmt.Errorf("agent: %w", err)
@@ -289,9 +301,10 @@ type agent struct {
 	nodes store.Store // where the agents meet
 	guard *guard
 
-	tls        *tls.Config // of the stores
-	token      string
-	secretsEnv []string // for the ranks
+	tls   *tls.Config // of the stores
+	token string
+
+	rankSecrets [][]string // variables of each local rank
 
 	base, size int       // this node's first rank; ranks of all nodes
 	signal     os.Signal // the first one passed on
@@ -313,12 +326,18 @@ func (a *agent) run(ctx context.Context) (_ *Summary, err error) {
 	}
 	defer a.guard.close()
 	a.guard.remove(a.dir)
+	if err := a.loadSecrets(); err != nil {
+		return nil, err
+	}
 	if err := a.meet(ctx); a.signal != nil {
 		return a.interrupted(start, err == nil), nil
 	} else if err != nil {
 		return nil, err
 	}
 	defer a.part()
+	if err := a.nameSecrets(); err != nil {
+		return nil, err
+	}
 	if a.Most > 0 && (a.size < a.Least || a.size > a.Most) {
 		return nil, fmt.Errorf("the nodes start %d ranks, and the job has at least %d and at most %d", a.size, a.Least, a.Most)
 	}
@@ -588,8 +607,7 @@ func (a *agent) environ(local, restarts int, addr, errorFile string) []string {
 	for _, kv := range set {
 		env = append(env, kv[0]+"="+kv[1])
 	}
-	env = append(env, a.secretsEnv...)
-	return env // the last of a name counts, see exec.Cmd
+	return append(env, a.rankSecrets[local]...) // the last of a name counts, see exec.Cmd
 }
 
 // start starts a rank. Its end is sent to exits. again is not 0 for a rank of an elastic job that is

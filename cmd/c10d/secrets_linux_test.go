@@ -1,0 +1,90 @@
+package main
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+// TestRunTLS has c10d run protect a job with a secret of its own, with a secret of two nodes, and with
+// certificates for each rank.
+func TestRunTLS(t *testing.T) {
+	dir := t.TempDir()
+	certs, secret := filepath.Join(dir, "certs"), filepath.Join(dir, "secret")
+	p := start(t, nil, "certs", "-dir", certs, "-n", "3", "-hosts", "127.0.0.1,localhost")
+	require.Zero(t, p.wait(), p.stderr.String())
+	require.Contains(t, p.output(), "rank2.pem: valid until")
+	p = start(t, nil, "certs", "-secret", secret)
+	require.Zero(t, p.wait(), p.stderr.String())
+
+	programs := map[string]*program{"tls": runRanks(t, "-n 3 -tls", "sockets", "env:C10D_TLS_SECRET")}
+	for name, flags := range map[string]string{"secret": "-tls-secret " + secret, "dir": "-tls-dir " + certs} {
+		for n, p := range nodes(t, flags, "sockets", "env:C10D_TLS_CERT") {
+			programs[fmt.Sprint(name, n)] = p
+		}
+	}
+	for name, p := range programs {
+		require.Zero(t, p.wait(), "%s: %s", name, p.stderr.String())
+		require.Contains(t, p.output(), "wire native: all ranks have it, and TLS", name)
+		require.NotContains(t, p.output(), "socket false", "%s: nothing leaves the host", name)
+	}
+	require.Contains(t, programs["dir1"].lines, "[rank2] C10D_TLS_CERT="+filepath.Join(certs, "rank2.pem"))
+	path := strings.TrimPrefix(programs["tls"].await(1, "C10D_TLS_SECRET=")[0], "[rank0] C10D_TLS_SECRET=")
+	require.NoFileExists(t, path, "the secret ends with the job")
+
+	p = runRanks(t, "-n 1 -tls -nnodes 2 -master-addr 127.0.0.1 -master-port 1", "env:RANK")
+	require.Equal(t, exitUsage, p.wait())
+	require.Contains(t, p.stderr.String(), "give -tls-secret FILE")
+	p = runRanks(t, "-n 4 -tls-dir "+certs, "env:RANK")
+	require.Equal(t, 1, p.wait())
+	require.Contains(t, p.stderr.String(), "rank3.pem: no such file")
+}
+
+// TestSecretsAreShownNowhere looks for secrets in what other users and log files see of a job: command
+// lines, environments, output, the report of a failure.
+func TestSecretsAreShownNowhere(t *testing.T) {
+	token := filepath.Join(t.TempDir(), "token")
+	require.NoError(t, os.WriteFile(token, []byte("correct-horse-battery\n"), 0o600))
+	p := runRanks(t, "-json -n 2 -tls -token-file "+token, "sockets", "env:C10D_TLS_SECRET", "hold")
+	pids := numbers(t, p.await(2, "pid"))
+	_, path, _ := strings.Cut(p.await(2, "C10D_TLS_SECRET=")[0], "=")
+	secret, err := os.ReadFile(path)
+	require.NoError(t, err)
+	for _, file := range []string{path, token} {
+		info, err := os.Stat(file)
+		require.NoError(t, err)
+		require.Equal(t, os.FileMode(0o600), info.Mode().Perm())
+	}
+	info, err := os.Stat(filepath.Dir(path))
+	require.NoError(t, err)
+	require.Equal(t, os.FileMode(0o700), info.Mode().Perm())
+	hidden := []string{strings.TrimSpace(string(secret)), "correct-horse-battery"}
+	seen := make(map[string]string)
+	for _, pid := range append(pids, p.cmd.Process.Pid) {
+		for _, file := range []string{"cmdline", "environ"} {
+			text, err := os.ReadFile(fmt.Sprintf("/proc/%d/%s", pid, file))
+			require.NoError(t, err)
+			seen[fmt.Sprint(pid, " ", file)] = string(text)
+		}
+	}
+	require.NoError(t, p.cmd.Process.Signal(syscall.SIGTERM))
+	p.wait()
+	seen["output"], seen["errors"] = p.output(), p.stderr.String()
+
+	wrong := filepath.Join(t.TempDir(), "wrong")
+	require.NoError(t, os.WriteFile(wrong, []byte("correct-horse-battery\n"), 0o600))
+	p = runRanks(t, "-n 1 -tls-secret "+wrong, "env:RANK")
+	require.Equal(t, 1, p.wait())
+	require.Contains(t, p.stderr.String(), "a secret of 21 bytes")
+	seen["a short secret"] = p.stderr.String()
+	for where, text := range seen {
+		for _, s := range hidden {
+			require.NotContains(t, text, s, where)
+		}
+	}
+}

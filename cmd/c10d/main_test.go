@@ -156,6 +156,8 @@ func testRank(steps []string) {
 			check(all.Wait(ctx))
 			fmt.Println("wire", g.Explain()[0].Wire+":", g.Explain()[0].Why)
 			check(g.Close())
+		case "toil": // calls all_reduce until rank 0 finds that a file is gone, and prints the slowest call
+			check(toil(arg))
 		case "env":
 			fmt.Println(arg + "=" + os.Getenv(arg))
 		default:
@@ -982,4 +984,39 @@ func TestStoreJSON(t *testing.T) {
 	require.NoError(t, p.cmd.Process.Signal(os.Interrupt))
 	require.Zero(t, p.wait())
 	require.Equal(t, `{"event":"closed"}`, p.lines[len(p.lines)-1])
+}
+
+// toil calls all_reduce until rank 0 finds that a file is gone.
+func toil(path string) error {
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	g, err := pg.Init(ctx, "env://", pg.InitOptions{})
+	if err != nil {
+		return err
+	}
+	defer g.Close()
+	fmt.Println("pid", os.Getpid())
+	var slowest time.Duration
+	for calls := 1; ; calls++ {
+		v := []float32{float32(g.Rank()), 0}
+		if _, err := os.Stat(path); err != nil && g.Rank() == 0 {
+			v[1] = 1
+		}
+		begun := time.Now()
+		if err := pg.AllReduceSlice(ctx, g, v, backend.Sum()); err != nil {
+			return err
+		}
+		slowest = max(slowest, time.Since(begun))
+		if want := float32(g.Size()*(g.Size()-1)) / 2; v[0] != want {
+			return fmt.Errorf("call %d: the sum is %v, want %v", calls, v[0], want)
+		}
+		if calls == 1 {
+			fmt.Println("toiling")
+		}
+		if v[1] > 0 {
+			fmt.Println(calls, "calls, slowest", slowest)
+			return nil
+		}
+		time.Sleep(time.Millisecond)
+	}
 }

@@ -53,6 +53,17 @@
 // with MASTER_ADDR, MASTER_PORT and TORCHELASTIC_USE_AGENT_STORE=True. With -tls-cert and
 // -tls-key or -token-file only Go ranks can join.
 //
+// # Security
+//
+//	c10d run -tls -n 4 -- ./train
+//	c10d certs -secret job.secret
+//	c10d certs -dir certs -n 16 -hosts node1,node2,10.0.0.1
+//
+// The first command protects all connections of a job on one host with TLS 1.3. The second one makes
+// a secret that the hosts of a job share: copy it to each and give -tls-secret job.secret to c10d run.
+// The third one makes an authority, and a certificate for each rank and for the launchers: give
+// -tls-dir certs. docs/security.md compares them. Only Go ranks speak TLS.
+//
 // # Looking at a group
 //
 //	c10d doctor -world 4

@@ -141,7 +141,8 @@
 //
 // PyTorch's protocol has no authentication: every process that reaches the port can read and
 // write everything. Among Go processes Options.Token authenticates clients and Options.TLS
-// encrypts; PyTorch's clients can use neither. The token is never sent. Without TLS, what
+// encrypts; PyTorch's clients can use neither. A Go client without TLS tells a server that has it
+// which rank it is, and others can ask for that (Store.Refused). The token is never sent. Without TLS, what
 // follows it is not encrypted and can be changed on the way.
 //
 // # Limits

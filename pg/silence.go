@@ -119,7 +119,7 @@ func (m *meeting) seenIn(st *tcp.Store) func(ctx context.Context, rank int) (wha
 			return "", false
 		}
 		if from, refused, err := st.Refused(ctx, rank); err == nil && refused && !ok {
-			return tcp.RefusedRank(from), false
+			return "a process at " + from + " that says it is this rank has no TLS, and the store refused it", false
 		}
 		joined, err := st.Joined(ctx)
 		all := err != nil || joined >= int64(m.env.Size)

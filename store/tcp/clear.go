@@ -3,7 +3,6 @@ package tcp
 import (
 	"bytes"
 	"context"
-	"fmt"
 	"io"
 	"net"
 	"strconv"
@@ -15,23 +14,22 @@ import (
 //
 //	clearText rank " of " size "\n"
 //
-// The server keeps that in a key, so that the other ranks can name the one that they wait for. Nobody
-// has proved it: it is shown to people, and decides nothing.
+// The server keeps the number in a key. The other ranks wait for that rank, and read the key to name
+// it. The number is not proved: it appears in messages and has no other effect.
 const clearText = "\x00c10d-go without TLS: rank "
 
 const (
 	// mostClear bounds the ranks that a server keeps such a note of. Strangers can say all numbers.
 	mostClear = 256
 
-	// readClear bounds what a server reads of a client's message, and of what that had sent before.
+	// readClear bounds the bytes that a server reads after the alert.
 	readClear = 4 << 10
 
 	// sayClear bounds how long a client tells.
 	sayClear = time.Second
 )
 
-// refusedKey is where a server notes that it refused a rank without TLS, beside the ranks that have
-// joined.
+// refusedKey is the key of a rank that was refused, beside those of ranks that have joined.
 func refusedKey(rank int) string { return workers + "refused_" + strconv.Itoa(rank) }
 
 // confess tells a server that has refused this side's clear text which rank this is. It first reads
@@ -90,9 +88,9 @@ func (c *session) noteClear(sent []byte) {
 	}
 }
 
-// Refused returns the address of a process that said it is a rank and that a server with TLS has
-// refused because it has none. ok is false if there was none. Nobody has proved what it said: it is for
-// messages about missing ranks, see Worker.
+// Refused returns the address of a process without TLS that a server with TLS has refused. The process
+// said that it is this rank. ok is false if there was none. The number is not proved: use it for
+// messages about missing ranks, as Worker.
 func (s *Store) Refused(ctx context.Context, rank int) (from string, ok bool, err error) {
 	wire := one(refusedKey(rank))
 	rep, err := s.call(ctx, "refused", &request{query: qCheck, keys: wire})
@@ -101,9 +99,4 @@ func (s *Store) Refused(ctx context.Context, rank int) (from string, ok bool, er
 	}
 	from, err = s.workerText(ctx, wire[0])
 	return from, err == nil, err
-}
-
-// RefusedRank is the sentence about a process that Refused has found.
-func RefusedRank(from string) string {
-	return fmt.Sprintf("a process at %s that says it is this rank has no TLS, and the store refused it", from)
 }

@@ -6,8 +6,8 @@ import (
 	"github.com/c10d-go/c10d/internal/credentials"
 )
 
-// loadSecrets reads the agent's files. It makes a secret if the job asks for TLS and has no files:
-// in the agent's directory, which only this user can read and which goes with the agent.
+// loadSecrets reads the agent's files. If the job asks for TLS and has no files, it makes a secret in
+// the agent's directory. Only this user can read that directory, and the agent removes it.
 func (a *agent) loadSecrets() (err error) {
 	if a.TLS && !a.Secrets.TLS() && a.SecretsDir == "" {
 		a.Secrets.Secret = filepath.Join(a.dir, "tls-secret")

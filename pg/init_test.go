@@ -410,26 +410,49 @@ func TestInitTLS(t *testing.T) {
 }
 
 // TestARankWithoutTLS has one rank of a job with TLS speak clear text. It is refused at once, and the
-// others name it: in their logs, and in their errors.
+// others name it.
 func TestARankWithoutTLS(t *testing.T) {
 	secret := filepath.Join(t.TempDir(), "tls-secret")
 	require.NoError(t, credentials.WriteSecret(secret))
-	addr := freeport.Loopback(t)
-	errs := make([]error, 3)
-	var ranks sync.WaitGroup
-	for r := range errs {
-		ranks.Go(func() {
-			o := InitOptions{Rank: r, Size: 3, Options: Options{Timeout: 4 * time.Second}}
-			if r != 1 {
-				o.Security.Secret = secret
-			}
-			var g *ProcessGroup
-			if g, errs[r] = initFrom(context.Background(), "tcp://"+addr, o, environ("")); errs[r] == nil {
-				g.Close()
-			}
-		})
+	// start starts ranks of a world, of which some have TLS.
+	start := func(addr string, size int, timeout time.Duration, secure map[int]bool) func() []error {
+		errs := make([]error, size)
+		var ranks sync.WaitGroup
+		for r, has := range secure {
+			ranks.Go(func() {
+				o := InitOptions{Rank: r, Size: size, Options: Options{Timeout: timeout}}
+				if has {
+					o.Security.Secret = secret
+				}
+				var g *ProcessGroup
+				if g, errs[r] = initFrom(context.Background(), "tcp://"+addr, o, environ("")); errs[r] == nil {
+					g.Close()
+				}
+			})
+		}
+		return func() []error {
+			ranks.Wait()
+			return errs
+		}
 	}
-	ranks.Wait()
+	last := start(freeport.Loopback(t), 3, 3*time.Second, map[int]bool{0: true, 1: false, 2: true})
+	host := start(freeport.Loopback(t), 2, 2*time.Second, map[int]bool{0: false, 1: true})
+	silent := freeport.Loopback(t)
+	alone := start(silent, 2, 2*time.Second, map[int]bool{0: true})
+
+	// A process that does not say its rank, as PyTorch's, may be the one that is missing.
+	require.Eventually(t, func() bool {
+		c, err := net.Dial("tcp", silent)
+		if err != nil {
+			return false
+		}
+		defer c.Close()
+		c.Write([]byte{0, 0xce, 0xf7, 0x85, 0x3c})
+		return c.(*net.TCPConn).CloseWrite() == nil
+	}, patience, time.Millisecond)
+	require.ErrorContains(t, alone()[0], "without TLS was refused, and may be this rank")
+
+	errs := last()
 	require.ErrorContains(t, errs[1], "the server speaks TLS, and this side does not")
 	for _, r := range []int{0, 2} {
 		require.ErrorContains(t, errs[r], "rank 1 has not called Init")
@@ -438,18 +461,8 @@ func TestARankWithoutTLS(t *testing.T) {
 		require.NotContains(t, errs[r].Error(), "rank 2 has not")
 	}
 
-	// With rank 0, which hosts the store, the others fail at once.
-	addr, errs = freeport.Loopback(t), make([]error, 2)
-	for r := range errs {
-		ranks.Go(func() {
-			o := InitOptions{Rank: r, Size: 2, Options: Options{Timeout: 2 * time.Second}}
-			if r == 1 {
-				o.Security.Secret = secret
-			}
-			_, errs[r] = initFrom(context.Background(), "tcp://"+addr, o, environ(""))
-		})
-	}
-	ranks.Wait()
+	// Without rank 0, which hosts the store, the others fail at once.
+	errs = host()
 	require.ErrorContains(t, errs[1], "rank 0 hosts the store: the server refuses this side's TLS")
 	require.ErrorContains(t, errs[0], "rank 1 has not called Init")
 }

@@ -123,6 +123,10 @@ func (m *meeting) seenIn(st *tcp.Store) func(ctx context.Context, rank int) (wha
 		}
 		joined, err := st.Joined(ctx)
 		all := err != nil || joined >= int64(m.env.Size)
+		stranger := ""
+		if from, refused, err := st.Refused(ctx, -1); err == nil && refused {
+			stranger = "; a process at " + from + " without TLS was refused, and may be this rank"
+		}
 		switch {
 		case ok && rank == 0 && !m.env.AgentStore && !all:
 			return "it waits for the others to join the store", true
@@ -131,7 +135,7 @@ func (m *meeting) seenIn(st *tcp.Store) func(ctx context.Context, rank int) (wha
 		case all:
 			return "", false
 		}
-		return "it has not joined the store", false
+		return "it has not joined the store" + stranger, false
 	}
 }
 

@@ -29,7 +29,7 @@ import (
 
 var (
 	lorises   = flag.Int("attack.lorises", 200, "`n` connections of slow loris, to each port")
-	garbageOf = flag.Duration("attack.garbage", 300*time.Millisecond, "`duration` of random bytes, to each port")
+	garbageOf = flag.Duration("attack.garbage", 150*time.Millisecond, "`duration` of random bytes, to each port")
 )
 
 const (

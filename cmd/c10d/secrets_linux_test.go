@@ -2,6 +2,7 @@ package main
 
 import (
 	"fmt"
+	"net"
 	"os"
 	"path/filepath"
 	"strings"
@@ -9,6 +10,8 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/c10d-go/c10d/internal/freeport"
 )
 
 // TestRunTLS has c10d run protect a job with a secret of its own, with a secret of two nodes, and with
@@ -87,4 +90,23 @@ func TestSecretsAreShownNowhere(t *testing.T) {
 			require.NotContains(t, text, s, where)
 		}
 	}
+}
+
+// TestANodeWithoutTLS has the launcher of one node speak clear text. It is refused, and the other one
+// names it.
+func TestANodeWithoutTLS(t *testing.T) {
+	secret := filepath.Join(t.TempDir(), "secret")
+	p := start(t, nil, "certs", "-secret", secret)
+	require.Zero(t, p.wait(), p.stderr.String())
+	_, port, err := net.SplitHostPort(freeport.Loopback(t))
+	require.NoError(t, err)
+	flags := "-nnodes 2 -rdzv-timeout 3s -master-addr 127.0.0.1 -master-port " + port
+	good := runRanks(t, "-node-rank 0 -tls-secret "+secret+" "+flags, "env:RANK")
+	plain := runRanks(t, "-node-rank 1 "+flags, "env:RANK")
+	require.Equal(t, 1, plain.wait())
+	require.Contains(t, plain.stderr.String(), "the server speaks TLS, and this side does not")
+	require.Equal(t, 1, good.wait())
+	require.Contains(t, good.stderr.String(), "not all 2 nodes came within 3s")
+	require.Contains(t, good.stderr.String(), "waiting for node 1 of 2 (an agent at 127.0.0.1:")
+	require.Contains(t, good.stderr.String(), "that says it is this node has no TLS, and was refused)")
 }

@@ -64,11 +64,11 @@ func parseClear(b []byte) (rank int, ok bool) {
 	return rank, true
 }
 
-// noteClear notes that a client that says it is a rank has been refused.
+// noteClear notes that a client without TLS has been refused.
 func (c *session) noteClear(sent []byte) {
 	rank, ok := parseClear(sent)
 	if !ok {
-		return
+		rank = -1 // a PyTorch rank, or a stranger
 	}
 	s := c.server
 	s.clearMu.Lock()
@@ -80,7 +80,9 @@ func (c *session) noteClear(sent []byte) {
 		s.clear = make(map[int]bool)
 	}
 	s.clear[rank] = true
-	s.opts.Logger.Warn("tcp store: a client that says it is a rank speaks no TLS", "rank", rank, "client", c.raw.RemoteAddr())
+	if ok {
+		s.opts.Logger.Warn("tcp store: a client that says it is a rank speaks no TLS", "rank", rank, "client", c.raw.RemoteAddr())
+	}
 	from := []byte(c.raw.RemoteAddr().String())
 	woken, err := s.data.do(&c.peer, 0, &request{query: qSet, keys: one(refusedKey(rank)), vals: [][]byte{from}})
 	if err == nil {
@@ -90,7 +92,7 @@ func (c *session) noteClear(sent []byte) {
 
 // Refused returns the address of a process without TLS that a server with TLS has refused. The process
 // said that it is this rank. ok is false if there was none. The number is not proved: use it for
-// messages about missing ranks, as Worker.
+// messages about missing ranks, as Worker. Rank -1 is the last process that did not say its rank.
 func (s *Store) Refused(ctx context.Context, rank int) (from string, ok bool, err error) {
 	wire := one(refusedKey(rank))
 	rep, err := s.call(ctx, "refused", &request{query: qCheck, keys: wire})

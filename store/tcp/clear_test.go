@@ -4,6 +4,7 @@ import (
 	"crypto/tls"
 	"fmt"
 	"net"
+	"slices"
 	"strings"
 	"testing"
 
@@ -29,6 +30,20 @@ func TestARankWithoutTLSIsNamed(t *testing.T) {
 		})
 		require.NoError(t, err)
 		require.True(t, strings.HasPrefix(from, "127.0.0.1:"), from)
+		_, ok, err = good.Refused(t.Context(), -1)
+		require.NoError(t, err)
+		require.False(t, ok)
+		raw, err := net.Dial("tcp", addr)
+		require.NoError(t, err)
+		_, err = raw.Write(append(slices.Clone(opening), make([]byte, 100)...)) // as PyTorch's ranks begin
+		require.NoError(t, err)
+		require.NoError(t, raw.(*net.TCPConn).CloseWrite())
+		until(t, func() bool {
+			_, ok, err = good.Refused(t.Context(), -1)
+			return err != nil || ok
+		})
+		require.NoError(t, err)
+		raw.Close()
 		_, ok, err = good.Refused(t.Context(), 1)
 		require.NoError(t, err)
 		require.False(t, ok)

@@ -46,8 +46,8 @@ type InitOptions struct {
 	// share. It protects the store of tcp:// and env:// and the ranks' connections, and refuses
 	// other stores that use the network without TLS. Every process of the job must have TLS: one
 	// that has not is refused, and the others' messages name it. The zero value means TLS and Token
-	// below, or else the files that the environment names in C10D_TLS_CERT, C10D_TLS_KEY and
-	// C10D_TLS_CA, in C10D_TLS_SECRET and in C10D_TOKEN_FILE, as c10d run sets them.
+	// below. If those are not set either, the environment names the files, as c10d run sets it:
+	// C10D_TLS_CERT, C10D_TLS_KEY, C10D_TLS_CA, C10D_TLS_SECRET and C10D_TOKEN_FILE.
 	Security Security
 
 	// TLS is for configurations that Security cannot have. It protects the store of tcp://, env:// and rediss:// (see tcp.Options) and the ranks'

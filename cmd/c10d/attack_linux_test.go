@@ -228,9 +228,9 @@ func storm(addr string) error {
 	return nil
 }
 
-// TestAttacksOnEveryPort attacks every TCP port that a job of c10d run listens on: the agents' store,
-// the ranks' store, and for each rank one port for each of its backends, gloo and cuda. All attacks are refused, no process grows, and
-// the job's calls go on.
+// TestAttacksOnEveryPort attacks every TCP port that a job of c10d run listens on. These are the
+// agents' store, the ranks' store, and for each rank one port for gloo and one for cuda. All attacks are
+// refused, no process grows, and the job's calls go on.
 //
 //	go test ./cmd/c10d -run TestAttacksOnEveryPort -v -attack.lorises 10000 -attack.garbage 1m
 func TestAttacksOnEveryPort(t *testing.T) {

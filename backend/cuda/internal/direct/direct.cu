@@ -303,13 +303,10 @@ struct Call {
 };
 static_assert(sizeof(Call) == 344, "launch.go counts on it");
 
-enum { Aborted = 1, TimedOut = 2 };
+enum { Aborted = 1, TimedOut = 2, Unlike = 3 };
 
-// look returns 0 if a wait for a peer's tile may go on. The first one that may not reports,
-// and makes the call and all later ones of this rank fail.
-OUTLINE u32 look(u32 *host, u32 *failed, u64 limit, u64 waited, u32 peer, u32 channel, u32 tile) {
-  u32 why = get(host) != 0 ? Aborted : waited > limit ? TimedOut : 0;
-  if (why == 0) return get(failed);
+// report makes the call and all later ones of this rank fail. The first one tells the host why.
+DEVICE void report(u32 *host, u32 *failed, u32 why, u32 peer, u32 channel, u32 tile) {
   u32 old;
   asm volatile("atom.relaxed.gpu.global.exch.b32 %0, [%1], %2;" : "=r"(old) : "l"(failed), "r"(why) : "memory");
   if (old == 0) {
@@ -318,6 +315,13 @@ OUTLINE u32 look(u32 *host, u32 *failed, u64 limit, u64 waited, u32 peer, u32 ch
     put(host + 4, tile);
     release(host + 1, why);
   }
+}
+
+// look returns 0 if a wait for a peer's tile may go on.
+OUTLINE u32 look(u32 *host, u32 *failed, u64 limit, u64 waited, u32 peer, u32 channel, u32 tile) {
+  u32 why = get(host) != 0 ? Aborted : waited > limit ? TimedOut : 0;
+  if (why == 0) return get(failed);
+  report(host, failed, why, peer, channel, tile);
   return why;
 }
 
@@ -469,6 +473,22 @@ template <class M, int U, int N, bool Gather, bool Plain> struct Kernel {
       for (int k = 0; k < 4; k++) v[u][k] = v[u][k] == Free ? M::nan : v[u][k];
   }
 
+  // give writes n vectors of a tile into a slot at a peer. It changes v.
+  DEVICE void give(const Call &c, const Channel &ch, u32 peer, u64 slot, u32 n, Vec *v) {
+    Vec *to = c.peers[peer].slots + slot * slotVecs + ch.lane;
+    u32 marks = 0;
+#pragma unroll
+    for (int u = 0; u < U; u++) {
+      if (M::marked) {
+#pragma unroll
+        for (int k = 0; k < 4; k++)
+          if (v[u][k] == Free) v[u][k] = 0, marks |= 1u << (4 * u + k);
+      }
+      if (ch.lane + u * lanes < n) put(to + u * lanes, v[u]);
+    }
+    if (M::marked && ch.lane < n) put(c.peers[peer].marks + slot * slotMarks + ch.lane, marks);
+  }
+
   // push gives tile i to all peers, when all have room. It returns false if the call has failed.
   DEVICE bool push(const Call &c, Channel &ch, u32 i, const Vec *same) {
     u32 t = ch.cur + i;
@@ -500,18 +520,7 @@ template <class M, int U, int N, bool Gather, bool Plain> struct Kernel {
 #pragma unroll
         for (int u = 0; u < U; u++) v[u] = same[u];
       }
-      Vec *to = c.peers[peer].slots + slot * slotVecs + ch.lane;
-      u32 marks = 0;
-#pragma unroll
-      for (int u = 0; u < U; u++) {
-        if (M::marked) {
-#pragma unroll
-          for (int k = 0; k < 4; k++)
-            if (v[u][k] == Free) v[u][k] = 0, marks |= 1u << (4 * u + k);
-        }
-        if (ch.lane + u * lanes < n) put(to + u * lanes, v[u]);
-      }
-      if (M::marked && ch.lane < n) put(c.peers[peer].marks + slot * slotMarks + ch.lane, marks);
+      give(c, ch, peer, slot, n, v);
     }
     return true;
   }
@@ -622,16 +631,203 @@ template <class M, int U, int N, bool Gather, bool Plain> struct Kernel {
         if (!Plain && c.by > 1) divide<M, U>(own, c.by);
         keep(c, ch, result, i, own);
       }
-      // Each half of a ring that it has taken, a channel says so.
-      if (((i + 1) & (c.depth / 2 - 1)) == 0) {
-        syncWarp();
-        if (ch.lane < c.ranks && ch.lane != c.rank) release(c.peers[ch.lane].credit + ch.w * maxRanks, ch.cur + i + 1);
-      }
+      credit(c, ch, i);
     }
+    end(c, ch, ch.tiles);
+  }
+
+  // credit tells the peers each half of a ring that a channel has taken, after tile i.
+  DEVICE void credit(const Call &c, const Channel &ch, u32 i) {
+    if (((i + 1) & (c.depth / 2 - 1)) != 0) return;
     syncWarp();
-    if (ch.lane == 0) c.state[ch.w] = (u64)ch.cur << 32 | (ch.cur + ch.tiles);
+    if (ch.lane < c.ranks && ch.lane != c.rank) release(c.peers[ch.lane].credit + ch.w * maxRanks, ch.cur + i + 1);
+  }
+
+  // end notes the tiles of the call.
+  DEVICE void end(const Call &c, const Channel &ch, u32 tiles) {
+    syncWarp();
+    if (ch.lane == 0) c.state[ch.w] = (u64)ch.cur << 32 | (ch.cur + tiles);
   }
 };
+
+#ifdef KERNELS_move
+// unlike reports that a peer sends another length than this rank expects.
+OUTLINE void unlike(u32 *host, u32 *failed, u32 peer, u32 channel, u32 tile) {
+  report(host, failed, Unlike, peer, channel, tile);
+}
+
+// Span is bytes of src or dst.
+struct Span { u64 at, bytes; };
+
+// Move is the parameters of a launch that only moves bytes: to each peer what it is to have,
+// from each what it sends. launch.go has the same layout. Of c the steps, the bytes and the
+// arithmetic are not used; part is the longest span that this rank knows of.
+struct Move {
+  Call c;
+  Span send[maxRanks], take[maxRanks]; // this rank's own ones are copied
+};
+static_assert(sizeof(Move) == 600, "launch.go counts on it");
+
+// Mover is what a kernel does that moves bytes. Tile 0 of every channel goes to all peers: the
+// length of what this rank sends there, and the longest span that it knows of. The ranks'
+// longest one says how many tiles the call counts, on all of them, also where they do not travel.
+template <int U, int N> struct Mover {
+  typedef Kernel<Bytes<u8>, U, N, true, false> K;
+
+  DEVICE u32 tilesOf(const Channel &ch, u64 bytes) {
+    u32 dealt = (u32)((bytes + K::tile * 16 - 1) / (K::tile * 16));
+    return dealt > ch.w ? (dealt - ch.w + ch.all - 1) / ch.all : 0;
+  }
+
+  // of returns what a channel has of a span. Its tile 0 comes after the call's.
+  DEVICE Channel of(const Channel &ch, u64 bytes) {
+    Channel x = ch;
+    x.cur = ch.cur + 1;
+    x.tiles = tilesOf(ch, bytes);
+    if (x.tiles == 0) return x;
+    const u64 left = (bytes - K::at(x, x.tiles - 1) + 15) / 16;
+    x.last = left < K::tile ? (u32)left : K::tile;
+    return x;
+  }
+
+  DEVICE typename K::Part part(const Call &c, const Channel &x, u8 *p, Span s) {
+    typename K::Part a = {p + s.at, s.bytes, 0};
+    if ((c.align & 15) == 0) a.whole = x.tiles - (K::at(x, x.tiles - 1) + K::tile * 16 > s.bytes);
+    return a;
+  }
+
+  // slot is where tile i of the call is in a ring.
+  DEVICE u64 slot(const Call &c, const Channel &ch, u32 i) { return (u64)ch.w * c.depth + ((ch.cur + i) & (c.depth - 1)); }
+
+  // room waits until all peers have room for tile i. It returns false if the call has failed.
+  DEVICE bool room(const Call &c, Channel &ch, u32 i) {
+    u32 t = ch.cur + i;
+    if (__builtin_expect((i32)(t - ch.limit) >= 0, 0)) {
+      Wait wait = {0, 0};
+      for (;;) {
+        u32 slow = c.rank == 0 ? 1 : 0, least = acquire(c.credit + ch.w * maxRanks + slow);
+        for (u32 p = slow + 1; N != 2 && p < c.ranks; p++) {
+          if (p == c.rank) continue;
+          u32 n = acquire(c.credit + ch.w * maxRanks + p);
+          if ((i32)(n - least) < 0) least = n, slow = p;
+        }
+        ch.limit = least + c.depth;
+        if ((i32)(t - ch.limit) < 0) break;
+        if (Wait::over(wait, c, slow, ch.w, t)) return false;
+      }
+    }
+    return true;
+  }
+
+  // push gives tile i of each span to its peer.
+  DEVICE bool push(const Move &m, Channel &ch, u32 i) {
+    const u32 ranks = N == 2 ? 2 : m.c.ranks;
+    u32 peer = m.c.rank;
+    bool free = false;
+    for (u32 k = 1; k < ranks; k++) {
+      peer = peer + 1 == ranks ? 0 : peer + 1;
+      Channel x = of(ch, m.send[peer].bytes);
+      if (i >= x.tiles) continue;
+      if (!free && !room(m.c, ch, i + 1)) return false;
+      free = true;
+      Vec v[U];
+      K::fetch(m.c, x, part(m.c, x, (u8 *)m.c.src, m.send[peer]), i, v);
+      K::give(m.c, x, peer, slot(m.c, ch, i + 1), K::vecs(x, i), v);
+    }
+    return true;
+  }
+
+  // take gets tile i of each span that a peer sends, and copies this rank's own.
+  DEVICE bool take(const Move &m, const Channel &ch, u32 i) {
+    const u32 ranks = N == 2 ? 2 : m.c.ranks;
+    u32 peer = m.c.rank;
+    for (u32 k = 0; k < ranks; k++) {
+      Channel x = of(ch, m.take[peer].bytes);
+      if (i < x.tiles) {
+        Vec v[U];
+        if (k == 0) K::fetch(m.c, x, part(m.c, x, (u8 *)m.c.src, m.send[peer]), i, v);
+        else if (!K::take(m.c, x, peer, i, v)) return false;
+        K::keep(m.c, x, part(m.c, x, m.c.dst, m.take[peer]), i, v);
+      }
+      peer = peer + 1 == ranks ? 0 : peer + 1;
+    }
+    return true;
+  }
+
+  // tell gives all peers tile 0.
+  DEVICE bool tell(const Move &m, Channel &ch) {
+    if (!room(m.c, ch, 0)) return false;
+    const u32 ranks = N == 2 ? 2 : m.c.ranks;
+    u32 peer = m.c.rank;
+    for (u32 k = 1; k < ranks; k++) {
+      peer = peer + 1 == ranks ? 0 : peer + 1;
+      u64 bytes = m.send[peer].bytes;
+      Vec v[U];
+#pragma unroll
+      for (int u = 0; u < U; u++) v[u] = (Vec){(u32)bytes, (u32)(bytes >> 32), (u32)m.c.part, (u32)(m.c.part >> 32)};
+      K::give(m.c, ch, peer, slot(m.c, ch, 0), 1, v);
+    }
+    return true;
+  }
+
+  // hear takes tile 0 of all peers, in which lanes other than 0 have no part. It returns the tiles
+  // of the call, 0 if it has failed.
+  DEVICE u32 hear(const Move &m, const Channel &ch) {
+    const u32 ranks = N == 2 ? 2 : m.c.ranks;
+    u64 most = m.c.part;
+    u32 peer = m.c.rank;
+    for (u32 k = 1; k < ranks; k++) {
+      peer = peer + 1 == ranks ? 0 : peer + 1;
+      Vec v[U];
+      if (!K::take(m.c, ch, peer, 0, v)) return 0;
+      if (ch.lane != 0) continue;
+      if (((u64)v[0].y << 32 | v[0].x) != m.take[peer].bytes) {
+        unlike(m.c.host, m.c.failed, peer, ch.w, ch.cur);
+        return 0;
+      }
+      u64 theirs = (u64)v[0].w << 32 | v[0].z;
+      if (theirs > most) most = theirs;
+    }
+    return 1 + tilesOf(ch, most);
+  }
+
+  DEVICE void run(const Move &m) {
+    const Call &c = m.c;
+    const u32 warps = __nvvm_read_ptx_sreg_ntid_x() / lanes;
+    Channel ch;
+    ch.all = __nvvm_read_ptx_sreg_nctaid_x() * warps;
+    ch.w = __nvvm_read_ptx_sreg_ctaid_x() * warps + __nvvm_read_ptx_sreg_tid_x() / lanes;
+    ch.lane = lane();
+    ch.first = (u64)ch.w * (K::tile * 16);
+    ch.step = (u64)ch.all * (K::tile * 16);
+    const u64 state = get(c.state + ch.w);
+    ch.cur = (u32)state;
+    ch.limit = (u32)(state >> 32) + c.depth;
+    ch.tiles = ch.last = 1; // tile 0 is one vector
+
+    // Lane 0 tells the others what it has heard, also when the call has failed.
+    u32 tiles = 0;
+    if (get(c.failed) == 0 && tell(m, ch) && push(m, ch, 0)) tiles = hear(m, ch);
+    const u32 all = (u32)__nvvm_shfl_sync_idx_i32(0xffffffff, (i32)tiles, 0, 31);
+    if (tiles == 0 || all == 0) return;
+    for (u32 i = 1; i < all; i++) {
+      K::credit(c, ch, i - 1);
+      if (!push(m, ch, i)) return;
+      if (!take(m, ch, i - 1)) return;
+    }
+    K::credit(c, ch, all - 1);
+    K::end(c, ch, all);
+  }
+};
+
+#define MOVE(name, U, N) \
+  KERNEL c10d_direct_move_##name(Move m) { Mover<U, N>::run(m); }
+
+MOVE(small_2, 1, 2)
+MOVE(large_2, 4, 2)
+MOVE(small_n, 1, 0)
+MOVE(large_n, 2, 0)
+#endif
 
 #define ONE(name, M, U, N) \
   KERNEL c10d_direct_##name(Call c) { Kernel<M, U, N, false, false>::run(c); }

@@ -20,7 +20,7 @@ func TestSource(t *testing.T) {
 	source, err := os.ReadFile("direct.cu")
 	require.NoError(t, err)
 	want := fmt.Sprintf("// direct.cu %x", sha256.Sum256(source))
-	for _, name := range append(names(), gathers) {
+	for _, name := range append(names(), gathers, moves) {
 		first, _, _ := strings.Cut(string(image(name)), "\n")
 		require.Equal(t, want, first, "%s: run ./recipe", name)
 	}
@@ -28,7 +28,7 @@ func TestSource(t *testing.T) {
 
 // TestKernels holds that the texts have the kernels that calls ask for.
 func TestKernels(t *testing.T) {
-	for _, name := range append(names(), gathers) {
+	for _, name := range append(names(), gathers, moves) {
 		text := image(name)
 		for _, ranks := range []int{2, 3, 8} {
 			small, large := kernels(name, ranks)
@@ -54,12 +54,16 @@ func TestKernels(t *testing.T) {
 // TestText holds what the compiler must not do: contract or approximate arithmetic, flush
 // subnormal numbers, or put anything into memory of the stack, which would slow every call.
 func TestText(t *testing.T) {
-	for _, name := range append(names(), gathers) {
+	for _, name := range append(names(), gathers, moves) {
 		text := string(image(name))
 		for _, not := range []string{"fma.rn.f32", "fma.rn.f64", "approx", "div.full", ".ftz", ".local"} {
 			require.NotContains(t, text, not, name)
 		}
-		require.Contains(t, text, fmt.Sprintf("_param_0[%d]", callBytes), "the parameter of the kernels of %s", name)
+		parameter := callBytes
+		if name == moves {
+			parameter = moveBytes
+		}
+		require.True(t, strings.Contains(text, fmt.Sprintf("_param_0[%d]", parameter)), "the parameter of the kernels of %s", name)
 	}
 }
 

@@ -19,8 +19,12 @@ import (
 //go:embed ptx/*.ptx
 var texts embed.FS
 
-// gathers is the text with the kernels of all_gather and all_to_all.
-const gathers = "gather"
+// gathers is the text with the kernels of all_gather and of all_to_all with equal parts, moves that of
+// all other calls that combine nothing.
+const (
+	gathers = "gather"
+	moves   = "move"
+)
 
 var dtypes = []tensor.DType{
 	tensor.Float32, tensor.BFloat16, tensor.Float16, tensor.Float64,
@@ -30,7 +34,7 @@ var dtypes = []tensor.DType{
 // operators are the kernels' numbers of what two operands become.
 var operators = []backend.ReduceOp{backend.Sum(), backend.Product(), backend.Min(), backend.Max(), backend.BAnd(), backend.BOr(), backend.BXor()}
 
-// image returns the PTX text for a dtype, or of gathers.
+// image returns the PTX text for a dtype, of gathers or of moves.
 func image(name string) []byte {
 	b, err := texts.ReadFile("ptx/" + name + ".ptx")
 	if err != nil {
@@ -68,8 +72,10 @@ func Images(ranks int, f func(image []byte, kernels ...string)) {
 		}
 		f(image(d.String()), list...)
 	}
-	small, large := kernels(gathers, ranks)
-	f(image(gathers), small, large)
+	for _, name := range []string{gathers, moves} {
+		small, large := kernels(name, ranks)
+		f(image(name), small, large)
+	}
 }
 
 func names() (all []string) {
@@ -200,10 +206,11 @@ type Comm struct {
 	modules     []driver.Module
 	functions   map[tensor.DType]forms
 	gathers     pair
+	moves       pair
 	shape       func(n, blocks, channels int) Shape // ShapeOf, but for measurements
 
 	mu     sync.Mutex // of what launches use
-	call   [callBytes]byte
+	call   [moveBytes]byte
 	args   driver.Args
 	launch driver.Launch
 }
@@ -231,6 +238,11 @@ const (
 	callScaled
 	callPeers
 	callBytes = callPeers + 3*8*window.MostRanks
+
+	// struct Move: a Call, and spans of 16 bytes.
+	moveSend  = callBytes
+	moveTake  = moveSend + 16*window.MostRanks
+	moveBytes = moveTake + 16*window.MostRanks
 )
 
 // Call is what a kernel is told: the parts of struct Call in direct.cu that kernels in Go need.
@@ -282,7 +294,35 @@ func (c Call) Operator(d tensor.DType) backend.ReduceOp {
 	return backend.PreMulSum(float64(math.Float32frombits(uint32(c.Factor))))
 }
 
-// Each calls f for every kernel, with the dtype that it combines; Invalid for those that
+// Move is what the kernels of moves are told.
+type Move struct {
+	Call
+	Send, Take [window.MostRanks]Span
+}
+
+// ParseMove reads the parameter of a kernel of moves, for kernels in Go.
+func ParseMove(b []byte) Move {
+	m := Move{Call: ParseCall(b)}
+	for r := range m.Send {
+		m.Send[r], m.Take[r] = parseSpan(b[moveSend+16*r:]), parseSpan(b[moveTake+16*r:])
+	}
+	return m
+}
+
+func parseSpan(b []byte) Span {
+	return Span{Off: int(binary.NativeEndian.Uint64(b)), N: int(binary.NativeEndian.Uint64(b[8:]))}
+}
+
+// EachMove calls f for every kernel of moves.
+func EachMove(f func(name string)) {
+	for _, ranks := range []int{2, window.MostRanks} {
+		small, large := kernels(moves, ranks)
+		f(small)
+		f(large)
+	}
+}
+
+// Each calls f for every other kernel, with the dtype that it combines; Invalid for those that
 // gather.
 func Each(f func(name string, d tensor.DType)) {
 	all := func(name string, ranks int, d tensor.DType) {
@@ -351,12 +391,14 @@ func New(w *window.Window, o Options) (_ *Comm, err error) {
 		}
 		c.functions[d] = f
 	}
-	m, err := c.load(gathers)
-	if err != nil {
-		return nil, err
-	}
-	if c.gathers, err = functions(m, gathers, ranks); err != nil {
-		return nil, err
+	for name, p := range map[string]*pair{gathers: &c.gathers, moves: &c.moves} {
+		m, err := c.load(name)
+		if err != nil {
+			return nil, err
+		}
+		if *p, err = functions(m, name, ranks); err != nil {
+			return nil, err
+		}
 	}
 
 	own := w.Own()
@@ -447,19 +489,27 @@ func (c *Comm) enqueue(s Launcher, x step) error {
 	c.put(callFactor, x.r.factor)
 	c.put2(callOp, x.r.op, x.r.by)
 	c.put2(callScaled, x.r.scaled, uint32(x.src|x.dst|driver.Ptr(x.srcStep|x.dstStep)))
-	blocks := c.o.Blocks
-	if x.blocks > 0 {
-		blocks = min(blocks, x.blocks)
+	return c.start(s, x.f, c.shape(x.part, c.blocks(x.blocks), c.channels), callBytes, driver.Reads(x.src, x.srcRange), driver.Writes(x.dst, x.dstRange))
+}
+
+// blocks returns the most blocks of a launch; see Form.
+func (c *Comm) blocks(form int) int {
+	if form > 0 {
+		return min(c.o.Blocks, form)
 	}
-	shape := c.shape(x.part, blocks, c.channels)
+	return c.o.Blocks
+}
+
+// start launches a kernel, whose parameter is the first bytes of c.call. The caller holds c.mu.
+func (c *Comm) start(s Launcher, f pair, shape Shape, bytes int, reads, writes driver.Access) error {
 	l := &c.launch
-	l.Function = x.f.small
+	l.Function = f.small
 	if shape.Large {
-		l.Function = x.f.large
+		l.Function = f.large
 	}
 	l.Grid, l.Block = driver.Dim{X: uint32(shape.Blocks)}, driver.Dim{X: uint32(shape.Threads)}
-	l.Access[0], l.Access[1] = driver.Reads(x.src, x.srcRange), driver.Writes(x.dst, x.dstRange)
-	c.args.Reset().Struct(c.call[:], 8)
+	l.Access[0], l.Access[1] = reads, writes
+	c.args.Reset().Struct(c.call[:bytes], 8)
 	return s.Launch(l)
 }
 
@@ -500,8 +550,7 @@ func (c *Comm) AllReduce(s Launcher, dst, src driver.Ptr, n int, d tensor.DType,
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	bytes := n * d.Size()
-	// Parts of whole vectors; the last one may be shorter.
-	part := (bytes + 16*c.ranks - 1) / (16 * c.ranks) * 16
+	part := c.partOf(bytes)
 	if !form.TwoShot || part*(c.ranks-1) >= bytes {
 		return c.enqueue(s, step{
 			dst: dst, src: src, part: bytes, srcBytes: bytes, dstBytes: bytes, srcRange: bytes, dstRange: bytes, r: r, f: f, blocks: form.Blocks,
@@ -516,10 +565,7 @@ func (c *Comm) AllReduce(s Launcher, dst, src driver.Ptr, n int, d tensor.DType,
 	if err != nil {
 		return err
 	}
-	return c.enqueue(s, step{
-		dst: dst, src: dst + driver.Ptr(at), part: part, srcBytes: mine, dstStep: part, dstBytes: bytes, srcRange: mine, dstRange: bytes, f: c.gathers,
-		blocks: form.Blocks,
-	})
+	return c.spread(s, dst, bytes, form)
 }
 
 // ReduceScatter combines the ranks' parts of n elements each: src has one for each rank, in

@@ -409,15 +409,19 @@ func (w *Window) Access(a []driver.Access) []driver.Access {
 type Failure struct {
 	Rank, Device int
 	Peer         int  // the rank whose data or whose room it waited for
-	Aborted      bool // by Abort; else the wait took too long
+	Aborted      bool // by Abort; else the wait took too long, unless the lengths differ
+	Unlike       bool // the peer sent another length than this rank expected
 	Channel      int
 	Tile         uint32
 }
 
 func (f *Failure) Error() string {
 	what := "waited too long for"
-	if f.Aborted {
+	switch {
+	case f.Aborted:
 		what = "was aborted while it waited for"
+	case f.Unlike:
+		what = "expects another length than is sent by"
 	}
 	return fmt.Sprintf("window: a kernel of rank %d on device %d %s rank %d (channel %d, tile %d)", f.Rank, f.Device, what, f.Peer, f.Channel, f.Tile)
 }
@@ -447,7 +451,7 @@ func (w *Window) Err() error {
 	if w.host != nil {
 		if why := w.host.Load32(whyWord); why != 0 {
 			return &Failure{
-				Rank: w.o.Rank, Device: w.o.Device.ID().Index, Peer: int(w.host.Load32(peerWord)), Aborted: why == 1,
+				Rank: w.o.Rank, Device: w.o.Device.ID().Index, Peer: int(w.host.Load32(peerWord)), Aborted: why == 1, Unlike: why == 3,
 				Channel: int(w.host.Load32(channelWord)), Tile: w.host.Load32(tileWord),
 			}
 		}

@@ -2,6 +2,7 @@ package simkernels
 
 import (
 	"bytes"
+	"encoding/binary"
 	"time"
 
 	"github.com/c10d-go/c10d/backend"
@@ -31,6 +32,91 @@ func exchangeTiles(k *sim.Run, d tensor.DType) error {
 	}
 	k.Store(c.State, x.piece)
 	return nil
+}
+
+// moveTiles is the kernels of moves. The first piece is what tile 0 is in direct.cu: the length of
+// what a rank sends to a peer, and the longest span that it knows of.
+func moveTiles(k *sim.Run) error {
+	m := direct.ParseMove(k.Arg(0))
+	x := exchanger{k: k, c: m.Call}
+	if k.Load(x.c.Failed) != 0 {
+		return nil
+	}
+	x.piece = k.Load(x.c.State)
+	most := x.c.Part
+	told := x.swap(
+		func(p int) []byte {
+			b := binary.NativeEndian.AppendUint64(nil, uint64(m.Send[p].N))
+			return binary.NativeEndian.AppendUint64(b, uint64(x.c.Part))
+		},
+		func(int) int { return 16 },
+		func(p int, b []byte) bool {
+			if int(binary.NativeEndian.Uint64(b)) != m.Take[p].N {
+				x.fail(p, unlike)
+				return false
+			}
+			most = max(most, int(binary.NativeEndian.Uint64(b[8:])))
+			return true
+		})
+	if !told {
+		return nil
+	}
+	room := x.c.Channels * x.c.Depth * window.SlotBytes
+	for at := 0; at < most; at += room {
+		left := func(s direct.Span) int { return max(min(s.N-at, room), 0) }
+		sent := func(p int) []byte {
+			if n := left(m.Send[p]); n > 0 {
+				return k.Read(x.c.Src+driver.Ptr(m.Send[p].Off+at), n)
+			}
+			return nil
+		}
+		kept := func(p int, b []byte) bool {
+			copy(k.Write(x.c.Dst+driver.Ptr(m.Take[p].Off+at), len(b)), b)
+			return true
+		}
+		if own := sent(x.c.Rank); len(own) > 0 {
+			kept(x.c.Rank, bytes.Clone(own))
+		}
+		if !x.swap(sent, func(p int) int { return left(m.Take[p]) }, kept) {
+			return nil
+		}
+	}
+	k.Store(x.c.State, x.piece)
+	return nil
+}
+
+// swap gives each peer a piece and takes one from each. Pieces without bytes do not travel. It returns
+// false if the call has failed.
+func (x *exchanger) swap(sent func(peer int) []byte, size func(peer int) int, taken func(peer int, b []byte) bool) bool {
+	k, c := x.k, x.c
+	x.piece++
+	for p := range c.Ranks {
+		b := []byte(nil)
+		if p != c.Rank {
+			b = sent(p)
+		}
+		if len(b) == 0 {
+			continue
+		}
+		if !x.free(p) {
+			return false
+		}
+		copy(k.Common(c.Peers[p].Slots, len(b)), b)
+		k.Store(c.Peers[p].Marks, x.piece)
+	}
+	for p := range c.Ranks {
+		if p == c.Rank {
+			continue
+		}
+		if n := size(p); n > 0 {
+			b, ok := x.come(p, n)
+			if !ok || !taken(p, b) {
+				return false
+			}
+		}
+		k.Store(c.Peers[p].Credit, x.piece)
+	}
+	return true
 }
 
 type exchanger struct {
@@ -68,8 +154,7 @@ func (x *exchanger) pass(at, n int, d tensor.DType) bool {
 		if p == c.Rank {
 			continue
 		}
-		// The ring is free when the peer has taken the last piece.
-		if !x.await(p, c.Credit+driver.Ptr(4*p), func(v uint32) bool { return v == x.piece-1 }) {
+		if !x.free(p) {
 			return false
 		}
 		copy(k.Common(c.Peers[p].Slots, n), operand(p))
@@ -81,15 +166,10 @@ func (x *exchanger) pass(at, n int, d tensor.DType) bool {
 			got[p] = operand(p)
 			continue
 		}
-		from := p
-		if p > c.Rank {
-			from--
-		}
-		ring := driver.Ptr(from * c.Channels * c.Depth)
-		if !x.await(p, c.Marks+ring*window.MarkBytes, func(v uint32) bool { return v == x.piece && v != noPiece }) {
+		var ok bool
+		if got[p], ok = x.come(p, n); !ok {
 			return false
 		}
-		got[p] = bytes.Clone(k.Common(c.Slots+ring*window.SlotBytes, n))
 		k.Store(c.Peers[p].Credit, x.piece)
 	}
 	if d == tensor.Invalid {
@@ -106,6 +186,25 @@ func (x *exchanger) pass(at, n int, d tensor.DType) bool {
 	}
 	x.keep(0, at, got[0][:whole])
 	return true
+}
+
+// free waits until a peer's ring is free: the peer has taken the last piece, or may take a later one that
+// this rank does not send.
+func (x *exchanger) free(p int) bool {
+	return x.await(p, x.c.Credit+driver.Ptr(4*p), func(v uint32) bool { return int32(v-(x.piece-1)) >= 0 })
+}
+
+// come waits for a piece of a peer, of n bytes.
+func (x *exchanger) come(p, n int) ([]byte, bool) {
+	from := p
+	if p > x.c.Rank {
+		from--
+	}
+	ring := driver.Ptr(from * x.c.Channels * x.c.Depth)
+	if !x.await(p, x.c.Marks+ring*window.MarkBytes, func(v uint32) bool { return v == x.piece && v != noPiece }) {
+		return nil, false
+	}
+	return bytes.Clone(x.k.Common(x.c.Slots+ring*window.SlotBytes, n)), true
 }
 
 // part returns n bytes of a rank's part of src; zeros where it has ended.
@@ -137,16 +236,28 @@ func (x *exchanger) await(peer int, word driver.Ptr, ok func(uint32) bool) bool 
 		}
 		switch {
 		case k.Load(c.Host) != 0:
-			why = 1
+			why = aborted
 		case time.Since(begin) > c.Limit:
-			why = 2
+			why = timedOut
 		}
 		return why != 0
 	})
 	if why != 0 {
-		k.Store(c.Failed, why)
-		k.Store(c.Host+8, uint32(peer))
-		k.Store(c.Host+4, why)
+		x.fail(peer, why)
 	}
 	return met && why == 0
+}
+
+// Why a call fails, as direct.cu numbers it.
+const (
+	aborted  = 1
+	timedOut = 2
+	unlike   = 3
+)
+
+// fail reports why the call and all later ones fail.
+func (x *exchanger) fail(peer int, why uint32) {
+	x.k.Store(x.c.Failed, why)
+	x.k.Store(x.c.Host+8, uint32(peer))
+	x.k.Store(x.c.Host+4, why)
 }

@@ -34,6 +34,7 @@ func All() map[string]sim.Kernel {
 	direct.Each(func(name string, d tensor.DType) {
 		all[name] = func(k *sim.Run) error { return exchangeTiles(k, d) }
 	})
+	direct.EachMove(func(name string) { all[name] = moveTiles })
 	return all
 }
 

@@ -1,0 +1,239 @@
+package direct
+
+import (
+	"fmt"
+
+	"github.com/c10d-go/c10d/backend"
+	"github.com/c10d-go/c10d/backend/cuda/driver"
+	"github.com/c10d-go/c10d/backend/cuda/internal/window"
+	"github.com/c10d-go/c10d/tensor"
+)
+
+// Span is a range of bytes.
+type Span struct{ Off, N int }
+
+// movement is a call that combines nothing: to each rank a span of src, from each one a span of dst.
+// The spans of this rank itself are copied from one to the other.
+type movement struct {
+	what       string
+	dst, src   driver.Ptr
+	send, take [window.MostRanks]Span
+
+	// most is the longest span of all ranks, where all know it. Else it is -1, and the kernels tell
+	// each other.
+	most   int
+	blocks int // see Form
+}
+
+// unknownShape is the shape of calls whose longest span a rank does not know. All ranks need the same
+// shape. 1024 warps have 2 MiB of tiles on their way.
+var unknownShape = Shape{Blocks: 64, Threads: 512, Large: true}
+
+// move launches the kernel of a movement.
+func (c *Comm) move(s Launcher, m *movement) error {
+	shape := unknownShape
+	part := m.most
+	if m.most >= 0 {
+		shape = c.shape(max(part, 1), c.blocks(m.blocks), c.channels)
+	} else {
+		shape.Threads = min(shape.Threads, 32*c.channels)
+		shape.Blocks = max(min(shape.Blocks, c.blocks(m.blocks), 32*c.channels/shape.Threads), 1)
+	}
+	var reads, writes, align int
+	for r := range c.ranks {
+		from, to := m.send[r], m.take[r]
+		if from.N < 0 || to.N < 0 || m.src == 0 && from.N > 0 || m.dst == 0 && to.N > 0 {
+			return fmt.Errorf("direct: %s of %d bytes at %v to rank %d, and of %d bytes at %v from there", m.what, from.N, m.src, r, to.N, m.dst)
+		}
+		if from.N > 0 {
+			reads, align = max(reads, from.Off+from.N), align|from.Off
+		}
+		if to.N > 0 {
+			writes, align = max(writes, to.Off+to.N), align|to.Off
+		}
+		part = max(part, from.N, to.N)
+	}
+	if err := c.w.Err(); err != nil {
+		return fmt.Errorf("direct: %s: %w", m.what, err)
+	}
+	src, dst := m.src, m.dst
+	if reads == 0 {
+		src = dst
+	}
+	if writes == 0 {
+		dst = src
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.put(callSrc, uint64(src))
+	c.put(callDst, uint64(dst))
+	c.put(callPart, uint64(part))
+	c.put2(callScaled, 0, uint32(src|dst|driver.Ptr(align)))
+	for r := range c.ranks {
+		c.put(moveSend+16*r, uint64(m.send[r].Off))
+		c.put(moveSend+16*r+8, uint64(m.send[r].N))
+		c.put(moveTake+16*r, uint64(m.take[r].Off))
+		c.put(moveTake+16*r+8, uint64(m.take[r].N))
+	}
+	return c.start(s, c.moves, shape, moveBytes, driver.Reads(src, reads), driver.Writes(dst, writes))
+}
+
+// AllToAllV brings the span send[r] of src to rank r, and what that one sends to the span take[r] of
+// dst. The ranks need not know each other's lengths. A rank whose peer sends another length than
+// it expects fails; see window.Failure. There is a span for each rank, in bytes.
+func (c *Comm) AllToAllV(s Launcher, dst, src driver.Ptr, take, send []Span, form Form) error {
+	m := movement{what: "all_to_all", dst: dst, src: src, most: -1, blocks: form.Blocks}
+	if len(take) != c.ranks || len(send) != c.ranks || take[c.rank].N != send[c.rank].N {
+		return fmt.Errorf("direct: all_to_all of spans %v to spans %v, want one for each of %d ranks and the same length for this one", send, take, c.ranks)
+	}
+	copy(m.send[:], send)
+	copy(m.take[:], take)
+	return c.move(s, &m)
+}
+
+// Gather brings n bytes at src of each rank to dst of the root, in the order of the ranks.
+func (c *Comm) Gather(s Launcher, dst, src driver.Ptr, n, root int, form Form) error {
+	m := movement{what: "gather", dst: dst, src: src, most: n, blocks: form.Blocks}
+	m.send[root].N = n
+	for r := range c.ranks {
+		if c.rank == root {
+			m.take[r] = Span{r * n, n}
+		}
+	}
+	return c.some(s, &m, n)
+}
+
+// GatherV brings n bytes at src of each rank to dst of the root, as [Comm.AllToAllV] does. Take has
+// the root's spans, and is not used elsewhere.
+func (c *Comm) GatherV(s Launcher, dst, src driver.Ptr, n int, take []Span, root int, form Form) error {
+	m := movement{what: "gather", dst: dst, src: src, most: -1, blocks: form.Blocks}
+	m.send[root].N = n
+	if c.rank == root {
+		copy(m.take[:], take)
+	}
+	return c.move(s, &m)
+}
+
+// Scatter brings part r of the root's src, of n bytes, to rank r's dst.
+func (c *Comm) Scatter(s Launcher, dst, src driver.Ptr, n, root int, form Form) error {
+	m := movement{what: "scatter", dst: dst, src: src, most: n, blocks: form.Blocks}
+	m.take[root].N = n
+	for r := range c.ranks {
+		if c.rank == root {
+			m.send[r] = Span{r * n, n}
+		}
+	}
+	return c.some(s, &m, n)
+}
+
+// Broadcast brings n bytes at the root's at to the other ranks' at.
+func (c *Comm) Broadcast(s Launcher, at driver.Ptr, n, root int, form Form) error {
+	part := c.partOf(n)
+	if !form.TwoShot || part*(c.ranks-1) >= n {
+		m := movement{what: "broadcast", dst: at, src: at, most: n, blocks: form.Blocks}
+		for r := range c.ranks {
+			if r != root && c.rank == root {
+				m.send[r].N = n
+			}
+		}
+		if c.rank != root {
+			m.take[root].N = n
+		}
+		return c.some(s, &m, n)
+	}
+	// Each rank gets a part, and then all get all parts.
+	m := movement{what: "broadcast", dst: at, src: at, most: part, blocks: form.Blocks}
+	for r := range c.ranks {
+		span := Span{r * part, min(part, n-r*part)}
+		switch {
+		case r == root:
+		case c.rank == root:
+			m.send[r] = span
+		case c.rank == r:
+			m.take[root] = span
+		}
+	}
+	if err := c.some(s, &m, n); err != nil {
+		return err
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.spread(s, at, n, form)
+}
+
+// Reduce combines n elements at src of all ranks, to the root's dst. Elsewhere dst is memory for a
+// part of them, of [Comm.ReduceRoom] bytes. Src and the root's dst may be the same.
+func (c *Comm) Reduce(s Launcher, dst, src driver.Ptr, n int, d tensor.DType, op backend.ReduceOp, root int, form Form) error {
+	f, r, err := c.kernel("reduce", op, d)
+	if err != nil {
+		return err
+	}
+	if ok, err := c.begin("reduce", dst, src, n); !ok {
+		return err
+	}
+	bytes := n * d.Size()
+	x := step{dst: dst, src: src, part: bytes, srcBytes: bytes, dstBytes: bytes, srcRange: bytes, dstRange: bytes, r: r, f: f, blocks: form.Blocks}
+	part := c.partOf(bytes)
+	if !form.TwoShot || part*(c.ranks-1) >= bytes {
+		if c.rank != root {
+			// It takes part, and keeps nothing.
+			x.dst, x.dstBytes, x.dstRange = src, 0, 0
+		}
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		return c.enqueue(s, x)
+	}
+	at := part * c.rank
+	mine := min(part, bytes-at)
+	x.part, x.srcStep, x.dstBytes, x.dstRange = part, part, mine, mine
+	m := movement{what: "reduce", dst: dst, src: dst, most: part, blocks: form.Blocks}
+	if c.rank == root {
+		x.dst += driver.Ptr(at)
+		for r := range c.ranks {
+			if r != root {
+				m.take[r] = Span{r * part, min(part, bytes-r*part)}
+			}
+		}
+	} else {
+		m.send[root].N = mine
+	}
+	c.mu.Lock()
+	err = c.enqueue(s, x)
+	c.mu.Unlock()
+	if err != nil {
+		return err
+	}
+	return c.move(s, &m)
+}
+
+// ReduceRoom returns how much memory Reduce needs on other ranks than the root.
+func (c *Comm) ReduceRoom(bytes int) int { return c.partOf(bytes) }
+
+// Barrier waits on the device until all ranks' barriers have begun. At is any memory of the device; it
+// is not used.
+func (c *Comm) Barrier(s Launcher) error {
+	return c.move(s, &movement{what: "barrier"})
+}
+
+// some is move, unless there is nothing to do.
+func (c *Comm) some(s Launcher, m *movement, n int) error {
+	if n == 0 {
+		return nil
+	}
+	return c.move(s, m)
+}
+
+// partOf returns the length of a rank's part of so many bytes: whole vectors. The last part may be
+// shorter.
+func (c *Comm) partOf(bytes int) int { return (bytes + 16*c.ranks - 1) / (16 * c.ranks) * 16 }
+
+// spread is the second half of a two-shot call: each rank has its part at its place and gets the
+// others. The caller holds c.mu.
+func (c *Comm) spread(s Launcher, at driver.Ptr, bytes int, form Form) error {
+	part := c.partOf(bytes)
+	mine := min(part, bytes-part*c.rank)
+	return c.enqueue(s, step{
+		dst: at, src: at + driver.Ptr(part*c.rank), part: part, srcBytes: mine, dstStep: part, dstBytes: bytes, srcRange: mine, dstRange: bytes, f: c.gathers,
+		blocks: form.Blocks,
+	})
+}

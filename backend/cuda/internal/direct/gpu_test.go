@@ -383,8 +383,18 @@ const (
 	reduceScatter
 	allGather
 	allToAll
+	reduce
+	broadcast
+	scatter
+	gather
+	gatherV
+	allToAllV
+	barrier
 	kinds
 )
+
+// moves reports whether ranks move bytes, some more than others.
+func (k kind) moves() bool { return k >= reduce }
 
 var (
 	dtypes = []tensor.DType{
@@ -421,8 +431,46 @@ func (o operation) of(rank int) backend.ReduceOp {
 	return o.op
 }
 
-// sizes returns the bytes of input and output.
-func (o operation) sizes(ranks int) (in, out int) {
+// root is the rank that has more than the others.
+func (o operation) root(ranks int) int { return int(o.seed>>8) % ranks }
+
+// length returns how many bytes one rank sends to another, at most those of n elements.
+func (o operation) length(from, to, ranks int) int {
+	n, root := o.n*o.d.Size(), o.root(ranks)
+	switch o.kind {
+	case broadcast:
+		return n * number01(from == root && to != root)
+	case scatter:
+		return n * number01(from == root)
+	case gather:
+		return n * number01(to == root)
+	case gatherV:
+		return o.n * int((o.seed>>(4*from)+uint64(from))%5) / 4 * o.d.Size() * number01(to == root)
+	case allToAllV:
+		return o.n * int((o.seed>>(3*from)+o.seed>>(5*to))%5) / 4 * o.d.Size()
+	}
+	return 0
+}
+
+func number01(yes bool) int {
+	if yes {
+		return 1
+	}
+	return 0
+}
+
+// spans returns what a rank sends to each rank, and what it takes from each.
+func (o operation) spans(rank, ranks int) (send, take []direct.Span, in, out int) {
+	for r := range ranks {
+		send = append(send, direct.Span{Off: in, N: o.length(rank, r, ranks)})
+		take = append(take, direct.Span{Off: out, N: o.length(r, rank, ranks)})
+		in, out = in+send[r].N, out+take[r].N
+	}
+	return send, take, in, out
+}
+
+// sizes returns the bytes of a rank's input and output.
+func (o operation) sizes(rank, ranks int) (in, out int) {
 	in = o.n * o.d.Size()
 	out = in
 	switch o.kind {
@@ -432,13 +480,16 @@ func (o operation) sizes(ranks int) (in, out int) {
 		out *= ranks
 	case allToAll:
 		in, out = in*ranks, out*ranks
+	case broadcast, reduce:
+	case scatter, gather, gatherV, allToAllV, barrier:
+		_, _, in, out = o.spans(rank, ranks)
 	}
 	return in, out
 }
 
 func randomOperation(g *rand.Rand, most int) operation {
 	o := operation{kind: kind(g.IntN(int(kinds))), d: dtypes[g.IntN(len(dtypes))], seed: g.Uint64()}
-	if g.IntN(2) == 0 {
+	if g.IntN(4) == 0 {
 		o.kind = allReduce
 	}
 	for {
@@ -453,7 +504,7 @@ func randomOperation(g *rand.Rand, most int) operation {
 	if g.IntN(2) == 0 {
 		o.skew = g.IntN(16 / o.d.Size())
 	}
-	o.inPlace = g.IntN(3) == 0 && o.kind != allToAll
+	o.inPlace = o.kind == broadcast || g.IntN(3) == 0 && o.kind != allToAll && o.kind <= reduce
 	o.form = direct.Form{TwoShot: g.IntN(2) == 0, Blocks: []int{0, 0, 1, 16}[g.IntN(4)]}
 	return o
 }
@@ -495,14 +546,29 @@ func fill(b []byte, d tensor.DType, seed uint64) {
 
 // expect returns what a rank gets.
 func (o operation) expect(rank int, in [][]byte) ([]byte, error) {
-	n := o.n * o.d.Size()
+	n, ranks := o.n*o.d.Size(), len(in)
+	switch o.kind {
+	case reduce:
+		if rank != o.root(ranks) {
+			return nil, nil // no outcome
+		}
+	case broadcast:
+		return in[o.root(ranks)], nil
+	case scatter, gather, gatherV, allToAllV, barrier:
+		var out []byte
+		for r := range in {
+			send, _, _, _ := o.spans(r, ranks)
+			out = append(out, in[r][send[rank].Off:][:send[rank].N]...)
+		}
+		return out, nil
+	}
 	part := func(b []byte) []byte {
 		if o.kind == reduceScatter || o.kind == allToAll {
 			return b[rank*n:][:n]
 		}
 		return b
 	}
-	if o.kind >= allGather {
+	if o.kind == allGather || o.kind == allToAll {
 		var out []byte
 		for _, b := range in {
 			out = append(out, part(b)...)
@@ -600,7 +666,12 @@ func check(m *member, rounds, most int) error {
 		used := 0
 		for range 1 + g.IntN(atOnce) {
 			o := placed{operation: randomOperation(g, most)}
-			in, out := o.sizes(m.ranks)
+			in, out := o.sizes(m.rank, m.ranks)
+			o.out = out
+			if o.kind.moves() {
+				in = o.n * o.d.Size() * m.ranks // all ranks have the same places
+				out = in
+			}
 			size, skew := o.d.Size(), 0
 			if o.skew > 0 {
 				skew = o.skew * size
@@ -609,7 +680,10 @@ func check(m *member, rounds, most int) error {
 				break
 			}
 			o.src = (used+guard+15)/16*16 + skew
-			o.dst, o.out = o.src, out
+			o.dst = o.src
+			if o.inPlace && o.kind == reduce && m.rank != o.root(m.ranks) {
+				o.inPlace = false // its output is other memory
+			}
 			switch n := o.n * size; {
 			case !o.inPlace:
 				o.dst = (o.src+in+guard+15)/16*16 + skew
@@ -623,8 +697,12 @@ func check(m *member, rounds, most int) error {
 			default:
 				used = o.src + in
 			}
+			if o.kind == reduce {
+				used = (o.src+in+guard+15)/16*16 + skew + out
+			}
 			for r := range m.ranks {
-				b := make([]byte, in)
+				n, _ := o.sizes(r, m.ranks)
+				b := make([]byte, n)
 				fill(b, o.d, o.seed+uint64(r))
 				o.in = append(o.in, b)
 			}
@@ -660,6 +738,8 @@ func check(m *member, rounds, most int) error {
 				err = m.c.AllGather(m.s, dst, src, o.n*o.d.Size(), o.form)
 			case allToAll:
 				err = m.c.AllToAll(m.s, dst, src, o.n*o.d.Size())
+			default:
+				err = m.move(o.operation, dst, src)
 			}
 			if err != nil {
 				return fmt.Errorf("%v: %w", o, err)
@@ -678,6 +758,9 @@ func check(m *member, rounds, most int) error {
 				return err
 			}
 			got := b[o.dst:][:o.out]
+			if o.kind == reduce && want == nil {
+				want = got
+			}
 			if !same(o.d, want, got) {
 				for i := range want {
 					if want[i] != got[i] {
@@ -685,7 +768,7 @@ func check(m *member, rounds, most int) error {
 					}
 				}
 			}
-			if o.kind == allReduce || o.kind == allGather {
+			if o.kind == allReduce || o.kind == allGather || o.kind == broadcast {
 				sums.Write(got)
 			}
 			copy(before[o.dst:], got)
@@ -712,6 +795,28 @@ func check(m *member, rounds, most int) error {
 		fmt.Fprintf(os.Stderr, "%d operations on %d MiB were right\n", done, moved>>20)
 	}
 	return nil
+}
+
+// move makes a call of one of the later kinds.
+func (m *member) move(o operation, dst, src driver.Ptr) error {
+	n, root := o.n*o.d.Size(), o.root(m.ranks)
+	send, take, _, _ := o.spans(m.rank, m.ranks)
+	switch o.kind {
+	case reduce:
+		return m.c.Reduce(m.s, dst, src, o.n, o.d, o.of(m.rank), root, o.form)
+	case broadcast:
+		return m.c.Broadcast(m.s, dst, n, root, o.form)
+	case scatter:
+		return m.c.Scatter(m.s, dst, src, n, root, o.form)
+	case gather:
+		return m.c.Gather(m.s, dst, src, n, root, o.form)
+	case gatherV:
+		return m.c.GatherV(m.s, dst, src, send[root].N, take, root, o.form)
+	case allToAllV:
+		return m.c.AllToAllV(m.s, dst, src, take, send, o.form)
+	default:
+		return m.c.Barrier(m.s)
+	}
 }
 
 // fail has calls that end early: a peer that does not come, an abort, and what comes after.

@@ -40,14 +40,32 @@ const (
 	cleaning  rule = "words that look free are changed"
 	padding   rule = "a short part is padded"
 	stopping  rule = "kernels after a failed one do nothing"
+	heading   rule = "tile 0 of a move goes to all peers"
+	telling   rule = "tile 0 tells the longest span"
+	counting  rule = "tiles that do not travel count"
 )
 
 // modelCall is one collective: how many tiles each channel has, and whether the last rank's
-// part is empty.
+// part is empty. Or it is a move.
 type modelCall struct {
 	tiles []int
 	parts bool // each rank gets a part of its own
 	short bool
+
+	moves [][][]int // of a move: the tiles of a channel from one rank to another
+	known bool      // all ranks know the longest span of a move
+}
+
+// most returns the longest span of a move that a rank knows of.
+func (c modelCall) most(channel, rank int) (n int) {
+	for from, row := range c.moves[channel] {
+		for to, tiles := range row {
+			if c.known || from == rank || to == rank {
+				n = max(n, tiles)
+			}
+		}
+	}
+	return n
 }
 
 type model struct {
@@ -86,6 +104,7 @@ type modelWarp struct {
 	waiting       int // lanes in syncWarp
 	met           int // how often they have met
 	before        []*modelStore
+	heard         int // by lane 0: the tiles of the move; 0: the call has failed
 }
 
 type modelLane struct {
@@ -120,6 +139,10 @@ func newModel(seed uint64, ranks int, without rule) *model {
 		c := modelCall{parts: g.IntN(2) == 0}
 		c.short = c.parts && g.IntN(2) == 0
 		most := []int{1, m.depth / 2, m.depth, 3 * m.depth}[g.IntN(4)]
+		if without != padding && g.IntN(2) == 0 || without == heading || without == telling || without == counting {
+			c = randomMove(g, m.channels, ranks, most)
+			c.known = c.known || without == heading
+		}
 		for range m.channels {
 			c.tiles = append(c.tiles, g.IntN(most+1))
 		}
@@ -158,6 +181,28 @@ func newModel(seed uint64, ranks int, without rule) *model {
 		}
 	}
 	return m
+}
+
+// randomMove is one of those that a rank makes: from one rank or to one, between two, between any, or
+// of nothing.
+func randomMove(g *rand.Rand, channels, ranks, most int) modelCall {
+	c := modelCall{parts: true, known: g.IntN(2) == 0}
+	shape, one, two := g.IntN(5), g.IntN(ranks), g.IntN(ranks)
+	for range channels {
+		all := make([][]int, ranks)
+		for from := range all {
+			all[from] = make([]int, ranks)
+			for to := range ranks {
+				travels := []bool{from == one, to == one, from == one && to == two, g.IntN(2) == 0, false}[shape]
+				if travels && from != to {
+					all[from][to] = g.IntN(most + 1)
+				}
+			}
+		}
+		c.moves = append(c.moves, all)
+		c.tiles = append(c.tiles, 0)
+	}
+	return c
 }
 
 func (m *model) slot(owner, from, channel int, tile uint32, lane int) int {
@@ -368,6 +413,10 @@ func (l *modelLane) run() {
 func (l *modelLane) kernel() {
 	m, r, ch := l.m, l.w.rank, l.w.channel
 	c := m.calls[l.call]
+	if c.moves != nil {
+		l.mover(c)
+		return
+	}
 	tiles := c.tiles[ch]
 	if tiles == 0 {
 		return
@@ -411,26 +460,38 @@ func (l *modelLane) kernel() {
 			m.fault = fmt.Errorf("rank %d has %#x in call %d, channel %d, tile %d, lane %d, want %#x", r, got, l.call, ch, i, l.n, want)
 			return
 		}
-		every := m.depth / 2
-		if m.without == halves {
-			every = m.depth
+		l.credits(i)
+	}
+	l.finish(tiles)
+}
+
+// credits tells the peers what has been taken, after tile i.
+func (l *modelLane) credits(i int) {
+	m, r, ch := l.m, l.w.rank, l.w.channel
+	every := m.depth / 2
+	if m.without == halves {
+		every = m.depth
+	}
+	if (i+1)%every == 0 {
+		if m.without != meeting {
+			l.syncWarp()
 		}
-		if (i+1)%every == 0 {
-			if m.without != meeting {
-				l.syncWarp()
+		for p := range m.ranks {
+			if p == r || p%lanesOfWarp != l.n {
+				continue
 			}
-			for p := range m.ranks {
-				if p == r || p%lanesOfWarp != l.n {
-					continue
-				}
-				var after []*modelStore
-				if m.without != releasing {
-					after = append(append(after, l.w.before...), l.mine...)
-				}
-				l.store(m.credit(p, ch, r), l.cur+uint32(i)+1, false, after...)
+			var after []*modelStore
+			if m.without != releasing {
+				after = append(append(after, l.w.before...), l.mine...)
 			}
+			l.store(m.credit(p, ch, r), l.cur+uint32(i)+1, false, after...)
 		}
 	}
+}
+
+// finish ends a call of so many tiles.
+func (l *modelLane) finish(tiles int) {
+	m, r, ch := l.m, l.w.rank, l.w.channel
 	l.syncWarp()
 	if l.n == 0 {
 		l.store(m.state(r, ch)+1, l.cur, false)
@@ -438,7 +499,113 @@ func (l *modelLane) kernel() {
 	}
 }
 
-func (l *modelLane) push(i int) bool {
+// mover is Mover in direct.cu.
+func (l *modelLane) mover(c modelCall) {
+	m, r, ch := l.m, l.w.rank, l.w.channel
+	own := 1 + c.most(ch, r)
+	l.cur = l.load(m.state(r, ch))
+	l.limit = l.load(m.state(r, ch)+1) + uint32(m.depth)
+	if m.without == last {
+		l.limit = l.cur + uint32(m.depth)
+	}
+	good := !m.failed[r] || m.without == stopping
+	if m.without != heading {
+		good = good && (l.n != 0 || l.head(own))
+	}
+	good = good && l.give(c, 0)
+	if l.n == 0 {
+		l.w.heard = own
+		for p := range m.ranks {
+			if p == r || !good || m.without == heading {
+				continue
+			}
+			at := m.slot(r, p, ch, l.cur, 0)
+			if good = l.wait(func() bool { return l.load(at) != free }); !good {
+				break
+			}
+			if m.without != telling {
+				l.w.heard = max(l.w.heard, int(l.load(at)))
+			}
+			l.store(at, free, false)
+		}
+		if !good {
+			l.w.heard = 0
+		}
+	}
+	l.syncWarp()
+	all := l.w.heard
+	if !good || all == 0 {
+		return
+	}
+	if all > 1+3*m.depth {
+		m.fault = fmt.Errorf("rank %d hears of %d tiles in move %d, channel %d", r, all, l.call, ch)
+		return
+	}
+	for i := 1; i < all; i++ {
+		l.credits(i - 1)
+		if !l.give(c, i) {
+			return
+		}
+		for p := range m.ranks {
+			if i-1 >= c.moves[ch][p][r] {
+				continue
+			}
+			at := m.slot(r, p, ch, l.cur+uint32(i), l.n)
+			if !l.wait(func() bool { return l.load(at) != free }) {
+				return
+			}
+			if got, want := l.load(at), m.operand(p, r, l.call, ch, i-1, l.n); got != want {
+				m.fault = fmt.Errorf("rank %d has %#x in move %d, channel %d, tile %d, lane %d, want %#x", r, got, l.call, ch, i-1, l.n, want)
+				return
+			}
+			if m.without != clearing {
+				l.store(at, free, false)
+			}
+		}
+	}
+	l.credits(all - 1)
+	if m.without == counting {
+		all = 1
+		for p := range m.ranks {
+			all = max(all, 1+c.moves[ch][p][r], 1+c.moves[ch][r][p])
+		}
+	}
+	l.finish(all)
+}
+
+// head gives all peers tile 0 of a move.
+func (l *modelLane) head(most int) bool {
+	m, r, ch := l.m, l.w.rank, l.w.channel
+	if !l.room(0) {
+		return false
+	}
+	for k := 1; k < m.ranks; k++ {
+		p := (r + k) % m.ranks
+		l.store(m.slot(p, r, ch, l.cur, 0), uint32(most), true)
+	}
+	return true
+}
+
+// give gives tile i of a move to the peers that get one.
+func (l *modelLane) give(c modelCall, i int) bool {
+	m, r, ch := l.m, l.w.rank, l.w.channel
+	waited := false
+	for k := 1; k < m.ranks; k++ {
+		p := (r + k) % m.ranks
+		if i >= c.moves[ch][r][p] {
+			continue
+		}
+		if !waited && !l.room(i+1) {
+			return false
+		}
+		waited = true
+		l.store(m.slot(p, r, ch, l.cur+uint32(i)+1, l.n), m.operand(r, p, l.call, ch, i, l.n), true)
+	}
+	return true
+}
+
+// room waits until all peers have room for tile i of a call.
+func (l *modelLane) room(i int) bool {
 	m, r, ch := l.m, l.w.rank, l.w.channel
 	t := l.cur + uint32(i)
 	if int32(t-l.limit) >= 0 && m.without != crediting {
@@ -455,6 +622,15 @@ func (l *modelLane) push(i int) bool {
 		if !ok {
 			return false
 		}
+	}
+	return true
+}
+
+func (l *modelLane) push(i int) bool {
+	m, r, ch := l.m, l.w.rank, l.w.channel
+	t := l.cur + uint32(i)
+	if !l.room(i) {
+		return false
 	}
 	for k := 1; k < m.ranks; k++ {
 		p := (r + k) % m.ranks
@@ -496,9 +672,13 @@ func TestModelAbsent(t *testing.T) {
 
 // TestModelRules holds that each rule is needed: without it some seed goes wrong.
 func TestModelRules(t *testing.T) {
-	for _, without := range []rule{clearing, crediting, last, releasing, meeting, halves, cleaning, padding, stopping} {
+	for _, without := range []rule{clearing, crediting, last, releasing, meeting, halves, cleaning, padding, stopping, heading, telling, counting} {
 		t.Run(string(without), func(t *testing.T) {
-			for _, ranks := range []int{2, 4} {
+			groups := []int{2, 4}
+			if without == telling || without == counting {
+				groups = []int{4, 8} // two ranks know each other's spans
+			}
+			for _, ranks := range groups {
 				found := 0
 				for seed := range uint64(300) {
 					if err := newModel(seed, ranks, without).run(); err != nil {

@@ -48,7 +48,7 @@ func drivers(t *testing.T, m *sim.Machine, ranks int, apart bool) (all []driver.
 
 func simulated(ranks int) setup {
 	return setup{
-		ranks: ranks, most: 3000, rounds: 5,
+		ranks: ranks, most: 3000, rounds: 12,
 		window: window.Options{Channels: 3, Depth: 4},
 		direct: direct.Options{Limit: 20 * time.Second},
 	}

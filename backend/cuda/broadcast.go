@@ -128,7 +128,7 @@ func (b *Backend) Broadcast(ctx context.Context, ts []*tensor.Tensor, o backend.
 	r := b.choose(ctx, op, ts[0], ts[0].ByteLen(), elsewhere, print)
 	if r.Kernels() {
 		c := b.direct.NewCall()
-		c.Broadcast(ts, o.RootTensor, b.g.Rank == o.Root, form(r.Way))
+		c.Broadcast(ts, o.RootTensor, o.Root, form(r.Way))
 		return b.direct.Issue(ctx, op, o.Timeout, c, print, ts...)
 	}
 	way := r.Name

@@ -54,6 +54,14 @@ func planned(op work.OpType) plan.Op {
 		return plan.OpReduceScatter
 	case work.Broadcast:
 		return plan.OpBroadcast
+	case work.Reduce:
+		return plan.OpReduce
+	case work.Gather:
+		return plan.OpGather
+	case work.Scatter:
+		return plan.OpScatter
+	case work.AllToAll, work.AllToAllSingle:
+		return plan.OpAllToAll
 	}
 	return plan.OpAllReduce
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"slices"
+	"time"
 
 	"github.com/c10d-go/c10d/backend"
 	"github.com/c10d-go/c10d/backend/cuda/internal/board"
@@ -12,6 +13,7 @@ import (
 	"github.com/c10d-go/c10d/backend/cuda/internal/directway"
 	"github.com/c10d-go/c10d/backend/cuda/internal/group"
 	"github.com/c10d-go/c10d/internal/plan"
+	"github.com/c10d-go/c10d/internal/ways"
 	"github.com/c10d-go/c10d/tensor"
 	"github.com/c10d-go/c10d/work"
 )
@@ -144,15 +146,27 @@ func (b *Backend) Reduce(ctx context.Context, t *tensor.Tensor, o backend.Reduce
 	if b.g.Rank == o.Root {
 		l, result = group.Both(t), []*tensor.Tensor{t}
 	}
+	print := board.Call{With: board.Reducing(o.Op), DType: t.DType(), N: t.Len(), Root: o.Root}
+	if way := b.choose(ctx, op, t, t.ByteLen(), direct.Supports(o.Op, t.DType()), print); way.Kernels() {
+		return b.byKernels(ctx, op, o.Timeout, print, directway.Part{Out: result, In: []*tensor.Tensor{t}, N: t.Len(), Op: o.Op, Root: o.Root, Form: form(way.Way)}, result)
+	}
 	return b.g.Issue(ctx, op, o.Timeout, &group.Operation{
-		Legs: []group.Leg{l}, Print: board.Call{With: board.Reducing(o.Op), DType: t.DType(), N: t.Len(), Root: o.Root},
+		Legs: []group.Leg{l}, Print: print,
 		Call: func(q *group.Operation, h []*tensor.Tensor) error {
 			return q.Wait(b.g.CPU.Reduce(q.Ctx, h[0], backend.ReduceOptions{Op: o.Op, Root: o.Root, Timeout: q.Left()}))
 		},
 	}, result...)
 }
 
-// AllGather gathers the ranks' inputs through the hosts.
+// byKernels issues a collective that kernels do.
+func (b *Backend) byKernels(ctx context.Context, op work.OpType, timeout time.Duration, print board.Call, p directway.Part, result []*tensor.Tensor) (*work.Work, error) {
+	c := b.direct.NewCall()
+	p.Out, p.In = slices.Clone(p.Out), slices.Clone(p.In)
+	c.Parts = append(c.Parts, p)
+	return b.direct.Issue(ctx, op, timeout, c, print, slices.Clone(result)...)
+}
+
+// AllGather gathers the ranks' inputs.
 func (b *Backend) AllGather(ctx context.Context, out []*tensor.Tensor, in *tensor.Tensor, o backend.AllGatherOptions) (*work.Work, error) {
 	const op = work.AllGather
 	if err := b.listed(op, "output", len(out)); err != nil {
@@ -325,7 +339,7 @@ func (b *Backend) Gather(ctx context.Context, out []*tensor.Tensor, in *tensor.T
 	return b.gather(ctx, out, in, o, true)
 }
 
-// GatherV is Gather with inputs of unequal size. Only the root knows the sizes, so
+// GatherV is Gather with inputs of unequal size. Only the root knows the sizes, so through the hosts
 // it goes in one piece.
 func (b *Backend) GatherV(ctx context.Context, out []*tensor.Tensor, in *tensor.Tensor, o backend.GatherOptions) (*work.Work, error) {
 	return b.gather(ctx, out, in, o, false)
@@ -358,9 +372,13 @@ func (b *Backend) gather(ctx context.Context, out []*tensor.Tensor, in *tensor.T
 	} else if len(out) != 0 {
 		return nil, bad(op, "requires empty output on non-root (rank %d, root %d)", b.g.Rank, o.Root)
 	}
-	c := board.Call{DType: in.DType(), Root: o.Root}
+	c, bytes := board.Call{DType: in.DType(), Root: o.Root}, ways.UnknownBytes
 	if even {
-		c.N = b.g.Size * in.Len()
+		c.N, bytes = b.g.Size*in.Len(), in.ByteLen()
+	}
+	if way := b.choose(ctx, op, in, bytes, nil, c); way.Kernels() {
+		p := directway.Part{Out: out, In: []*tensor.Tensor{in}, N: in.Len(), Root: o.Root, Uneven: !even, Form: form(way.Way)}
+		return b.byKernels(ctx, op, o.Timeout, c, p, out)
 	}
 	return b.g.Issue(ctx, op, o.Timeout, &group.Operation{
 		Legs: append(group.Legs(group.To, out...), group.From(in)), Width: b.g.Size, Whole: !even, Print: c,
@@ -394,8 +412,13 @@ func (b *Backend) Scatter(ctx context.Context, out *tensor.Tensor, in []*tensor.
 	} else if len(in) != 0 {
 		return nil, bad(op, "requires empty input on non-root (rank %d, root %d)", b.g.Rank, o.Root)
 	}
+	print := board.Call{DType: out.DType(), N: b.g.Size * out.Len(), Root: o.Root}
+	if way := b.choose(ctx, op, out, out.ByteLen(), nil, print); way.Kernels() {
+		p := directway.Part{Out: []*tensor.Tensor{out}, In: in, N: out.Len(), Root: o.Root, Form: form(way.Way)}
+		return b.byKernels(ctx, op, o.Timeout, print, p, p.Out)
+	}
 	return b.g.Issue(ctx, op, o.Timeout, &group.Operation{
-		Legs: append([]group.Leg{group.To(out)}, group.Legs(group.From, in...)...), Width: b.g.Size, Print: board.Call{DType: out.DType(), N: b.g.Size * out.Len(), Root: o.Root},
+		Legs: append([]group.Leg{group.To(out)}, group.Legs(group.From, in...)...), Width: b.g.Size, Print: print,
 		Call: func(q *group.Operation, h []*tensor.Tensor) error {
 			return q.Wait(b.g.CPU.Scatter(q.Ctx, h[0], h[1:], backend.ScatterOptions{Root: o.Root, Timeout: q.Left()}))
 		},
@@ -491,7 +514,7 @@ func (b *Backend) reduceScatter(ctx context.Context, op work.OpType, o backend.R
 	}, slices.Clone(out)...)
 }
 
-// AllToAll sends in[j] to rank j. A rank knows its own messages only, so it goes
+// AllToAll sends in[j] to rank j. A rank knows its own messages only, so through the hosts it goes
 // in one piece.
 func (b *Backend) AllToAll(ctx context.Context, out, in []*tensor.Tensor, o backend.AllToAllOptions) (*work.Work, error) {
 	const op = work.AllToAll
@@ -513,7 +536,7 @@ func (b *Backend) AllToAll(ctx context.Context, out, in []*tensor.Tensor, o back
 	return b.allToAll(ctx, op, o, out, in, out)
 }
 
-// AllToAllSingle sends part j of in to rank j, in one piece.
+// AllToAllSingle sends part j of in to rank j, as AllToAll does.
 func (b *Backend) AllToAllSingle(ctx context.Context, out, in *tensor.Tensor, outSplits, inSplits []int, o backend.AllToAllOptions) (*work.Work, error) {
 	const op = work.AllToAllSingle
 	if err := b.dense(op, "input", input, in); err != nil {
@@ -548,8 +571,12 @@ func (b *Backend) AllToAllSingle(ctx context.Context, out, in *tensor.Tensor, ou
 }
 
 func (b *Backend) allToAll(ctx context.Context, op work.OpType, o backend.AllToAllOptions, out, in, result []*tensor.Tensor) (*work.Work, error) {
+	print := board.Call{DType: in[0].DType(), Root: -1}
+	if way := b.choose(ctx, op, in[0], ways.UnknownBytes, nil, print); way.Kernels() {
+		return b.byKernels(ctx, op, o.Timeout, print, directway.Part{Out: out, In: in, Form: form(way.Way)}, result)
+	}
 	return b.g.Issue(ctx, op, o.Timeout, &group.Operation{
-		Legs: append(group.Legs(group.To, out...), group.Legs(group.From, in...)...), Whole: true, Print: board.Call{DType: in[0].DType(), Root: -1},
+		Legs: append(group.Legs(group.To, out...), group.Legs(group.From, in...)...), Whole: true, Print: print,
 		Call: func(q *group.Operation, h []*tensor.Tensor) error {
 			return q.Wait(b.g.CPU.AllToAll(q.Ctx, h[:b.g.Size], h[b.g.Size:], backend.AllToAllOptions{Timeout: q.Left()}))
 		},

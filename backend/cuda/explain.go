@@ -48,12 +48,18 @@ func (b *Backend) Explain() backend.Explanation {
 			work.ReduceScatter, work.ReduceScatterTensor, work.ReduceScatterTensorCoalesced:
 			e.Choices = append(e.Choices, b.explainRanges(op, c)...)
 			continue
+		case work.Reduce, work.Gather, work.Scatter, work.AllToAll, work.AllToAllSingle:
+			if op == work.AllToAll || op == work.AllToAllSingle {
+				c.Why = "by way of page-locked memory, in one piece"
+			}
+			e.Choices = append(e.Choices, b.explainRanges(op, c)...)
+			continue
 		case work.Broadcast:
 			e.Choices = append(e.Choices, b.explainBroadcast()...)
 			continue
 		case work.AllReduce, work.Coalesced, work.AllReduceSparse:
 			continue
-		case work.AllToAll, work.AllToAllSingle, work.Send, work.Recv, work.RecvAnySource:
+		case work.Send, work.Recv, work.RecvAnySource:
 			c.Why = "by way of page-locked memory, in one piece"
 		case work.Barrier:
 			c.Why = "after this rank's earlier collectives"
@@ -71,8 +77,11 @@ func (b *Backend) ranges(op plan.Op) []ways.Range {
 		w = b.peers
 	}
 	all := w.Ranges(op)
+	if op == plan.OpAllToAll {
+		all = []ways.Range{*w.Of(op, ways.UnknownBytes)} // no rank knows the others' sizes
+	}
 	for i := range all {
-		if op == plan.OpAllGather || op == plan.OpReduceScatter {
+		if op == plan.OpAllGather || op == plan.OpReduceScatter || op == plan.OpGather || op == plan.OpScatter {
 			all[i].UpTo = min(all[i].UpTo, math.MaxInt64/int64(b.g.Size)) * int64(b.g.Size) // it was a rank's block
 		}
 	}
@@ -86,7 +95,7 @@ func said(r ways.Range) string { return fmt.Sprintf("%v: %s", r.Way, r.Why) }
 // explainRanges says how an operation goes that kernels can do. C is its way through the host.
 func (b *Backend) explainRanges(op work.OpType, c backend.Choice) (all []backend.Choice) {
 	not := cmp.Or(b.direct.Can(), b.direct.Known())
-	if coalesced := op == work.AllReduceCoalesced || op == work.AllGatherCoalesced || op == work.ReduceScatterTensorCoalesced; b.clusters != nil && !coalesced {
+	if between := plan.OpAllGather == planned(op) || plan.OpReduceScatter == planned(op); b.clusters != nil && between && op != work.AllGatherCoalesced && op != work.ReduceScatterTensorCoalesced {
 		c.Algorithm, c.Why = ClustersWork, b.explainClusters()
 		return []backend.Choice{c}
 	}
@@ -98,6 +107,9 @@ func (b *Backend) explainRanges(op work.OpType, c backend.Choice) (all []backend
 		x := c
 		if x.UpTo = r.UpTo; r.Kernels() {
 			x.Algorithm, x.Why = DirectWork, directway.Why
+			if op == work.AllGather || op == work.ReduceScatter {
+				x.Why += "; parts of unequal sizes go by way of page-locked memory"
+			}
 		}
 		x.Why += "; " + said(r)
 		all = append(all, x)

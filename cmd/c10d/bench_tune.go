@@ -31,12 +31,12 @@ var tuned = []struct {
 	blocks, devices bool
 }{
 	{plan.OpAllReduce, "all_reduce", false, true},
-	{plan.OpReduce, "reduce", false, false},
+	{plan.OpReduce, "reduce", false, true},
 	{plan.OpReduceScatter, "reduce_scatter_tensor", true, true},
 	{plan.OpAllGather, "all_gather_into_tensor", true, true},
 	{plan.OpBroadcast, "broadcast", false, true},
-	{plan.OpGather, "gather", true, false},
-	{plan.OpScatter, "scatter", true, false},
+	{plan.OpGather, "gather", true, true},
+	{plan.OpScatter, "scatter", true, true},
 }
 
 // tuning is what is tuned: the algorithms of the native wire over TCP, or the ways of devices.

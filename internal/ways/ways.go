@@ -67,10 +67,23 @@ var catalog = []plan.Algorithm{
 	{Op: plan.OpBroadcast, Name: Tree},
 	{Op: plan.OpBroadcast, Name: Chain},
 	{Op: plan.OpBroadcast, Name: HostWork},
+	{Op: plan.OpReduce, Name: OneShot, Chunks: true},
+	{Op: plan.OpReduce, Name: TwoShot, Chunks: true},
+	{Op: plan.OpReduce, Name: HostWork},
+	{Op: plan.OpGather, Name: Direct, Chunks: true},
+	{Op: plan.OpGather, Name: HostWork},
+	{Op: plan.OpScatter, Name: Direct, Chunks: true},
+	{Op: plan.OpScatter, Name: HostWork},
+	{Op: plan.OpAllToAll, Name: Direct, Chunks: true},
+	{Op: plan.OpAllToAll, Name: HostWork},
 }
 
 // ops is the number of operations that a table may have.
-const ops = plan.OpBroadcast + 1
+const ops = plan.OpScatter + 1
+
+// UnknownBytes is the size by which a group chooses the way of calls whose size a rank does not know: it
+// knows its own parts, and all ranks must choose alike.
+const UnknownBytes = 1 << 20
 
 // Catalog finds the ways for a table.
 var Catalog choice.Catalog = func(op plan.Op, name string) (*plan.Algorithm, error) {

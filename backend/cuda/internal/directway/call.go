@@ -62,9 +62,15 @@ type Call struct {
 //     out has all tensors. The first tensor of a rank is the first to have the data.
 //   - reduce_scatter: in has this rank's inputs for all ranks, of n elements each.
 //   - all_gather: out has the outputs of all ranks, of n elements each.
+//   - reduce: in has the rank's tensor, and out the root's.
+//   - gather: out has the root's outputs for all ranks, of n elements each.
+//   - scatter: in has the root's inputs for all ranks, of n elements each.
+//   - all_to_all: in and out have this rank's parts for all ranks, and from all.
 type Part struct {
 	Out, In []*tensor.Tensor
 	N       int
+	Root    int
+	Uneven  bool // of a gather: each rank knows its own length only
 	Op      backend.ReduceOp
 	Form    direct.Form
 }
@@ -85,9 +91,9 @@ func (d *Group) NewAllReduce(ts []*tensor.Tensor, op backend.ReduceOp, f direct.
 }
 
 // Broadcast adds a broadcast of tensor number first.
-func (c *Call) Broadcast(ts []*tensor.Tensor, first int, root bool, f direct.Form) {
-	p := Part{N: ts[0].Len(), Form: f, Out: slices.Concat(ts[first:], ts[:first])}
-	if root {
+func (c *Call) Broadcast(ts []*tensor.Tensor, first, root int, f direct.Form) {
+	p := Part{N: ts[0].Len(), Form: f, Out: slices.Concat(ts[first:], ts[:first]), Root: root}
+	if c.d.B.Rank == root {
 		p.In, p.Out = p.Out[:1], p.Out[1:]
 	}
 	c.Parts = append(c.Parts, p)

@@ -5,8 +5,8 @@ import (
 	"fmt"
 	"slices"
 
-	"github.com/c10d-go/c10d/backend"
 	"github.com/c10d-go/c10d/backend/cuda/driver"
+	"github.com/c10d-go/c10d/backend/cuda/internal/direct"
 	"github.com/c10d-go/c10d/backend/cuda/internal/kernels"
 	"github.com/c10d-go/c10d/backend/cuda/internal/place"
 	"github.com/c10d-go/c10d/tensor"
@@ -16,8 +16,19 @@ import (
 // do gives the stream the commands of one collective.
 func (c *Call) do(p *Part) error {
 	d, op := c.d, c.Info().Op
-	if op == work.Broadcast {
+	switch op {
+	case work.Broadcast:
 		return c.spread(p)
+	case work.Reduce:
+		return c.reduce(p)
+	case work.Gather:
+		return c.gather(p)
+	case work.Scatter:
+		n := p.Out[0].ByteLen()
+		return c.exchange(p, d.B.Rank*n, func(out, in driver.Ptr) error { return d.comm.Scatter(c.stream, out, in, n, p.Root, p.Form) })
+	case work.AllToAll, work.AllToAllSingle:
+		send, take := c.spans(p.In), c.spans(p.Out)
+		return c.transfer(p, nowhere, func(out, in driver.Ptr) error { return d.comm.AllToAllV(c.stream, out, in, take, send, p.Form) })
 	}
 	dtype, es := p.Out[0].DType(), p.Out[0].DType().Size()
 	switch op {
@@ -62,14 +73,13 @@ func (c *Call) do(p *Part) error {
 	}
 }
 
-// spread does a broadcast: an all-reduce of the bits, to which only the root adds any.
+// spread does a broadcast.
 func (c *Call) spread(p *Part) (err error) {
 	all := slices.Concat(p.In, p.Out)
-	dtype, n := integers(all[0].DType(), p.N)
-	if n == 0 {
+	bytes := all[0].ByteLen()
+	if bytes == 0 {
 		return nil
 	}
-	bytes := n * dtype.Size()
 	at, _, there := c.d.inOrder(all[:1])
 	switch {
 	case len(p.In) > 0:
@@ -77,11 +87,8 @@ func (c *Call) spread(p *Part) (err error) {
 	case !there:
 		at, err = c.scratch(c.d.Dev, bytes)
 	}
-	if err == nil && len(p.In) == 0 {
-		err = cmp.Or(c.stream.Memset(at, 0, bytes), c.pace())
-	}
 	if err == nil {
-		err = c.launched(c.d.comm.AllReduce(c.stream, at, at, n, dtype, backend.BOr(), p.Form))
+		err = c.launched(c.d.comm.Broadcast(c.stream, at, bytes, p.Root, p.Form))
 	}
 	for i := range p.Out {
 		err = cmp.Or(err, c.putBack(p.Out[i:i+1], at))
@@ -89,16 +96,50 @@ func (c *Call) spread(p *Part) (err error) {
 	return err
 }
 
-// integers returns a dtype with kernels for bits, and how many of it n elements of d are.
-func integers(d tensor.DType, n int) (tensor.DType, int) {
-	switch es := d.Size(); {
-	case es%8 == 0:
-		return tensor.Int64, n * (es / 8)
-	case es == 4:
-		return tensor.Int32, n
-	default:
-		return tensor.Uint8, n * es
+// reduce does a reduce, within the root's tensor.
+func (c *Call) reduce(p *Part) error {
+	t := p.In[0]
+	if t.ByteLen() == 0 {
+		return nil
 	}
+	at, err := c.bring(p.In)
+	if err != nil {
+		return err
+	}
+	dst := at
+	if len(p.Out) == 0 && p.Form.TwoShot {
+		if dst, err = c.scratch(c.d.Dev, c.d.comm.ReduceRoom(t.ByteLen())); err != nil {
+			return err
+		}
+	}
+	if err := c.launched(c.d.comm.Reduce(c.stream, dst, at, p.N, t.DType(), p.Op, p.Root, p.Form)); err != nil || len(p.Out) == 0 {
+		return err
+	}
+	return c.putBack(p.Out, at)
+}
+
+// gather does a gather.
+func (c *Call) gather(p *Part) error {
+	n := p.In[0].ByteLen()
+	if !p.Uneven {
+		return c.exchange(p, c.d.B.Rank*n, func(out, in driver.Ptr) error { return c.d.comm.Gather(c.stream, out, in, n, p.Root, p.Form) })
+	}
+	take, own := c.spans(p.Out), 0
+	if len(p.Out) > 0 {
+		own = take[c.d.B.Rank].Off
+	}
+	return c.transfer(p, own, func(out, in driver.Ptr) error { return c.d.comm.GatherV(c.stream, out, in, n, take, p.Root, p.Form) })
+}
+
+// spans returns where the bytes of tensors are that are in order.
+func (c *Call) spans(ts []*tensor.Tensor) []direct.Span {
+	var all []direct.Span
+	at := 0
+	for _, t := range ts {
+		all = append(all, direct.Span{Off: at, N: t.ByteLen()})
+		at += t.ByteLen()
+	}
+	return all
 }
 
 // exchange does a collective whose input and output differ in length: the shorter may be the
@@ -107,6 +148,14 @@ func (c *Call) exchange(p *Part, mine int, launch func(out, in driver.Ptr) error
 	if p.N == 0 {
 		return nil
 	}
+	return c.transfer(p, mine, launch)
+}
+
+// nowhere is for collectives whose input and output must not overlap at all.
+const nowhere = -1
+
+// transfer is exchange for calls that all ranks make, whatever this rank's lengths are.
+func (c *Call) transfer(p *Part, mine int, launch func(out, in driver.Ptr) error) error {
 	in, err := c.bring(p.In)
 	if err != nil {
 		return err
@@ -118,7 +167,7 @@ func (c *Call) exchange(p *Part, mine int, launch func(out, in driver.Ptr) error
 		if m < n {
 			apart = in - out
 		}
-		whole = apart == driver.Ptr(mine)
+		whole = mine != nowhere && apart == driver.Ptr(mine)
 	}
 	if !whole {
 		if out, err = c.scratch(c.d.Dev, length(p.Out)); err != nil {

@@ -180,7 +180,9 @@ func TestNothingFreedUnderWay(t *testing.T) {
 	hold := make(chan struct{})
 	w := newWorld(t, setup{
 		size: 2, timeout: patience, sim: sim.Config{Devices: 1},
-		vary: func(o *cuda.Options, _ int) { o.Driver, o.Pinned = &keeper{o.Driver, hold}, 1 },
+		vary: func(o *cuda.Options, _ int) {
+			o.Driver, o.Pinned, o.AllReduce = &keeper{o.Driver, hold}, 1, cuda.HostWork
+		},
 	})
 	var messages [2]*work.Work
 	var opened func()

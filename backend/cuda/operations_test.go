@@ -70,6 +70,9 @@ func allWays(ranks int) string {
 		"all_reduce":     {"one-shot", "two-shot", "host-shared", "one-shot:16", "host", "two-shot:16"},
 		"all_gather":     {"direct", "host", "direct:16"},
 		"reduce_scatter": {"direct", "host", "direct:16"},
+		"reduce":         {"one-shot", "host", "two-shot"},
+		"gather":         {"direct", "host", "direct:16"},
+		"scatter":        {"direct", "host", "direct:16"},
 		"broadcast":      {"one-shot", "flat", "two-shot", "tree", "chain", "host", "two-shot:16"},
 	} {
 		for at := range names {
@@ -115,7 +118,7 @@ func (o *operation) String() string {
 	return fmt.Sprintf("%s of %d x %v, %v, root %d, skew %d, input seed %d", o.kind, o.n, o.d, o.op, o.root, o.skew, o.seed)
 }
 
-var operationKinds = []string{"all_reduce", "all_reduce", "all_reduce", "all_reduce_coalesced", "broadcast", "all_gather_into_tensor", "reduce_scatter_tensor"}
+var operationKinds = []string{"all_reduce", "all_reduce", "all_reduce", "all_reduce_coalesced", "broadcast", "all_gather_into_tensor", "reduce_scatter_tensor", "reduce", "gather", "scatter", "all_to_all_single"}
 
 // drawOperation draws an operation with tensors of up to most bytes.
 func drawOperation(g *rand.Rand, ranks, most int) *operation {
@@ -147,19 +150,30 @@ func drawOperation(g *rand.Rand, ranks, most int) *operation {
 
 // whole reports whether one of two tensors has the parts of all ranks.
 func (o *operation) whole() bool {
-	return o.kind == "all_gather_into_tensor" || o.kind == "reduce_scatter_tensor"
+	switch o.kind {
+	case "all_gather_into_tensor", "reduce_scatter_tensor", "gather", "scatter", "all_to_all_single":
+		return true
+	}
+	return false
 }
 
 // lens returns the bytes of the input and the output, which are one tensor unless o.whole.
 func (o *operation) lens(ranks int) (in, out int) {
 	in = o.n * o.d.Size()
 	switch o.kind {
-	case "all_gather_into_tensor":
+	case "all_gather_into_tensor", "gather":
 		return in, in * ranks
-	case "reduce_scatter_tensor":
+	case "reduce_scatter_tensor", "scatter":
 		return in * ranks, in
+	case "all_to_all_single":
+		return in * ranks, in * ranks // at most
 	}
 	return in, in
+}
+
+// split returns how many elements one rank sends another in an all_to_all.
+func (o *operation) split(from, to int) int {
+	return o.n * int((o.seed>>(3*from)+o.seed>>(5*to))%3) / 2
 }
 
 // place gives the operation memory from at on, and returns where it ends.
@@ -217,6 +231,27 @@ func (o *operation) expect(rank, ranks int) ([]byte, error) {
 			all = append(all, o.input(r, ranks)...)
 		}
 		return all, nil
+	case "gather":
+		if rank != o.root {
+			return nil, nil
+		}
+		return (&operation{kind: "all_gather_into_tensor", d: o.d, n: o.n, seed: o.seed}).expect(rank, ranks)
+	case "scatter":
+		return o.input(o.root, ranks)[rank*n:][:n], nil
+	case "all_to_all_single":
+		var all []byte
+		for from := range ranks {
+			at := 0
+			for to := range rank {
+				at += o.split(from, to)
+			}
+			all = append(all, o.input(from, ranks)[at*o.d.Size():][:o.split(from, rank)*o.d.Size()]...)
+		}
+		return all, nil
+	case "reduce":
+		if rank != o.root {
+			return o.input(rank, ranks), nil
+		}
 	}
 	red, err := o.op.Reduction(o.d, ranks)
 	if err != nil {
@@ -442,6 +477,14 @@ func (x *operator) issue(ctx context.Context, o *operation, m driver.Memory) (*w
 		return t
 	}
 	nin, nout := o.lens(x.size)
+	var sends, takes []int
+	if o.kind == "all_to_all_single" {
+		nin, nout = 0, 0
+		for r := range x.size {
+			sends, takes = append(sends, o.split(x.rank, r)), append(takes, o.split(r, x.rank))
+			nin, nout = nin+sends[r]*o.d.Size(), nout+takes[r]*o.d.Size()
+		}
+	}
 	in, out := slice(o.in, nin), slice(o.out, nout)
 	if err != nil {
 		return nil, err
@@ -454,6 +497,26 @@ func (x *operator) issue(ctx context.Context, o *operation, m driver.Memory) (*w
 			return nil, err
 		}
 		return x.b.AllReduceCoalesced(ctx, []*tensor.Tensor{a, b}, backend.AllReduceOptions{Op: o.op})
+	case "reduce":
+		return x.b.Reduce(ctx, in, backend.ReduceOptions{Op: o.op, Root: o.root})
+	case "gather", "scatter":
+		parts := make([]*tensor.Tensor, x.size)
+		n := o.n * o.d.Size()
+		for r := range parts {
+			parts[r] = slice(map[string]int{"gather": o.out, "scatter": o.in}[o.kind]+r*n, n)
+		}
+		if err != nil {
+			return nil, err
+		}
+		if x.rank != o.root {
+			parts = nil
+		}
+		if o.kind == "gather" {
+			return x.b.Gather(ctx, parts, in, backend.GatherOptions{Root: o.root})
+		}
+		return x.b.Scatter(ctx, out, parts, backend.ScatterOptions{Root: o.root})
+	case "all_to_all_single":
+		return x.b.AllToAllSingle(ctx, out, in, takes, sends, backend.AllToAllOptions{})
 	case "broadcast":
 		return x.b.Broadcast(ctx, []*tensor.Tensor{in}, backend.BroadcastOptions{Root: o.root})
 	case "all_gather_into_tensor":

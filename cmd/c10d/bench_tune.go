@@ -37,6 +37,7 @@ var tuned = []struct {
 	{plan.OpBroadcast, "broadcast", false, true},
 	{plan.OpGather, "gather", true, true},
 	{plan.OpScatter, "scatter", true, true},
+	{plan.OpAllToAll, "all_to_all_single", true, true},
 }
 
 // tuning is what is tuned: the algorithms of the native wire over TCP, or the ways of devices.

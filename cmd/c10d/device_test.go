@@ -238,7 +238,10 @@ func TestBenchTuneDevices(t *testing.T) {
 		require.Positive(t, r.Time)
 		found[fmt.Sprint(r.Op, " ", r.Bytes)]++
 	}
-	require.Equal(t, map[string]int{"all_reduce 1024": 4, "broadcast 1024": 6, "all_gather 512": 2, "reduce_scatter 512": 2}, found)
+	require.Equal(t, map[string]int{
+		"all_reduce 1024": 4, "broadcast 1024": 6, "all_gather 512": 2, "reduce_scatter 512": 2, "reduce 1024": 3, "gather 512": 2, "scatter 512": 2,
+		"all_to_all 512": 2,
+	}, found)
 
 	// The ranks take the fastest way of a table.
 	for _, c := range []struct{ row, work string }{{"one-shot 1", "direct"}, {"host 1", "host"}} {

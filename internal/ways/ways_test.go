@@ -147,7 +147,8 @@ func TestCandidates(t *testing.T) {
 	require.Equal(t, "[host-shared host]", fmt.Sprint(Candidates(plan.OpAllReduce, Shared, 1<<20)))
 	require.Empty(t, Candidates(plan.OpAllGather, Host, 1<<20))
 	require.Empty(t, Candidates(plan.OpAllReduce, Hosts, 1<<20))
-	require.Empty(t, Candidates(plan.OpAllToAll, Peers, 1<<20))
+	require.Empty(t, Candidates(plan.OpAllToAll, Shared, 1<<20))
+	require.Empty(t, Candidates(plan.OpBarrier, Peers, 1<<20))
 }
 
 func TestCatalog(t *testing.T) {

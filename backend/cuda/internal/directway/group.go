@@ -61,7 +61,7 @@ type Group struct {
 }
 
 // Why is what Explain says of operations that are direct work.
-const Why = "a kernel of each rank writes into the other ranks' memory"
+const Why = "one kernel of each rank writes into the other ranks' memory"
 
 // Keep has the driver load the kernels for so many ranks when it opens devices: no image may
 // be loaded while a stream waits.

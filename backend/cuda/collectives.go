@@ -584,8 +584,12 @@ func (b *Backend) allToAll(ctx context.Context, op work.OpType, o backend.AllToA
 }
 
 // Barrier waits for this rank's earlier collectives, on the devices too, then
-// meets the others.
+// meets the others. If kernels did all collectives since the last barrier through the hosts, the
+// devices meet.
 func (b *Backend) Barrier(ctx context.Context, o backend.BarrierOptions) (*work.Work, error) {
+	if b.clusters == nil && b.direct.Can() == nil && b.direct.Known() == nil && !b.g.Hosted() {
+		return b.byKernels(ctx, work.Barrier, o.Timeout, board.Call{Root: -1}, directway.Part{}, nil)
+	}
 	q := &group.Operation{Print: board.Call{Root: -1}, Call: func(q *group.Operation, _ []*tensor.Tensor) error {
 		return q.Wait(b.g.CPU.Barrier(q.Ctx, backend.BarrierOptions{Timeout: q.Left()}))
 	}}

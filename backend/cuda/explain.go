@@ -63,6 +63,10 @@ func (b *Backend) Explain() backend.Explanation {
 			c.Why = "by way of page-locked memory, in one piece"
 		case work.Barrier:
 			c.Why = "after this rank's earlier collectives"
+			if b.clusters == nil && b.direct.Can() == nil && b.direct.Known() == nil {
+				c.Algorithm = DirectWork
+				c.Why = "one kernel of each rank meets the others; the hosts meet after a collective that went through them"
+			}
 		}
 		e.Choices = append(e.Choices, c)
 	}

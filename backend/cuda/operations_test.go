@@ -118,7 +118,7 @@ func (o *operation) String() string {
 	return fmt.Sprintf("%s of %d x %v, %v, root %d, skew %d, input seed %d", o.kind, o.n, o.d, o.op, o.root, o.skew, o.seed)
 }
 
-var operationKinds = []string{"all_reduce", "all_reduce", "all_reduce", "all_reduce_coalesced", "broadcast", "all_gather_into_tensor", "reduce_scatter_tensor", "reduce", "gather", "scatter", "all_to_all_single"}
+var operationKinds = []string{"all_reduce", "all_reduce", "all_reduce", "all_reduce_coalesced", "broadcast", "all_gather_into_tensor", "reduce_scatter_tensor", "reduce", "gather", "scatter", "all_to_all_single", "barrier"}
 
 // drawOperation draws an operation with tensors of up to most bytes.
 func drawOperation(g *rand.Rand, ranks, most int) *operation {
@@ -248,6 +248,8 @@ func (o *operation) expect(rank, ranks int) ([]byte, error) {
 			all = append(all, o.input(from, ranks)[at*o.d.Size():][:o.split(from, rank)*o.d.Size()]...)
 		}
 		return all, nil
+	case "barrier":
+		return o.input(rank, ranks), nil
 	case "reduce":
 		if rank != o.root {
 			return o.input(rank, ranks), nil
@@ -497,6 +499,8 @@ func (x *operator) issue(ctx context.Context, o *operation, m driver.Memory) (*w
 			return nil, err
 		}
 		return x.b.AllReduceCoalesced(ctx, []*tensor.Tensor{a, b}, backend.AllReduceOptions{Op: o.op})
+	case "barrier":
+		return x.b.Barrier(ctx, backend.BarrierOptions{})
 	case "reduce":
 		return x.b.Reduce(ctx, in, backend.ReduceOptions{Op: o.op, Root: o.root})
 	case "gather", "scatter":

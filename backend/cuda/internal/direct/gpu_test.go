@@ -61,7 +61,7 @@ var jobs = map[string]func(m *member) error{
 	"check":  func(m *member) error { return check(m, m.rounds, m.most) },
 	"large":  func(m *member) error { return check(m, 2, 96<<20) },
 	"fail":   fail,
-	"graph":  func(m *member) error { return replay(m, 1<<20, 30) },
+	"graph":  func(m *member) error { return errors.Join(replay(m, 1<<20, 30), replayMixed(m, 20, 100)) },
 	"bench":  bench,
 	"shapes": shapes,
 }
@@ -393,7 +393,7 @@ const (
 	kinds
 )
 
-// moves reports whether ranks move bytes, some more than others.
+// moves reports whether some ranks have longer tensors than others.
 func (k kind) moves() bool { return k >= reduce }
 
 var (
@@ -729,18 +729,7 @@ func check(m *member, rounds, most int) error {
 		}
 		for _, o := range list {
 			dst, src := mem.Ptr()+driver.Ptr(o.dst), mem.Ptr()+driver.Ptr(o.src)
-			switch o.kind {
-			case allReduce:
-				err = m.c.AllReduce(m.s, dst, src, o.n, o.d, o.of(m.rank), o.form)
-			case reduceScatter:
-				err = m.c.ReduceScatter(m.s, dst, src, o.n, o.d, o.of(m.rank), o.form)
-			case allGather:
-				err = m.c.AllGather(m.s, dst, src, o.n*o.d.Size(), o.form)
-			case allToAll:
-				err = m.c.AllToAll(m.s, dst, src, o.n*o.d.Size())
-			default:
-				err = m.move(o.operation, dst, src)
-			}
+			err = m.do(o.operation, dst, src)
 			if err != nil {
 				return fmt.Errorf("%v: %w", o, err)
 			}
@@ -797,11 +786,19 @@ func check(m *member, rounds, most int) error {
 	return nil
 }
 
-// move makes a call of one of the later kinds.
-func (m *member) move(o operation, dst, src driver.Ptr) error {
+// do makes a call.
+func (m *member) do(o operation, dst, src driver.Ptr) error {
 	n, root := o.n*o.d.Size(), o.root(m.ranks)
 	send, take, _, _ := o.spans(m.rank, m.ranks)
 	switch o.kind {
+	case allReduce:
+		return m.c.AllReduce(m.s, dst, src, o.n, o.d, o.of(m.rank), o.form)
+	case reduceScatter:
+		return m.c.ReduceScatter(m.s, dst, src, o.n, o.d, o.of(m.rank), o.form)
+	case allGather:
+		return m.c.AllGather(m.s, dst, src, n, o.form)
+	case allToAll:
+		return m.c.AllToAll(m.s, dst, src, n)
 	case reduce:
 		return m.c.Reduce(m.s, dst, src, o.n, o.d, o.of(m.rank), root, o.form)
 	case broadcast:

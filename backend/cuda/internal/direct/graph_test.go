@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/binary"
 	"fmt"
+	"math/rand/v2"
 
 	"github.com/c10d-go/c10d/backend"
 	"github.com/c10d-go/c10d/backend/cuda/driver"
@@ -73,6 +74,99 @@ func replay(m *member, n, rounds int) error {
 		}
 		if !bytes.Equal(want, host.Bytes()) {
 			return fmt.Errorf("rank %d: replay %d is wrong", m.rank, i)
+		}
+	}
+	return nil
+}
+
+// replayMixed replays a graph of operations of all kinds, each with new inputs, and makes eager calls
+// between the replays.
+func replayMixed(m *member, n, rounds int) error {
+	type placed struct {
+		operation
+		src, dst, in, out int
+	}
+	g := rand.New(rand.NewPCG(11, 3)) // the same on all ranks
+	var list []placed
+	used := 0
+	for i := range n {
+		o := placed{operation: randomOperation(g, 2000)}
+		o.kind, o.inPlace = kind(i%int(kinds)), kind(i%int(kinds)) == broadcast
+		o.in, o.out = o.sizes(m.rank, m.ranks)
+		room := (o.n*o.d.Size()*m.ranks + 63) / 16 * 16
+		o.src, o.dst = used, used+room
+		if o.inPlace {
+			o.dst = o.src
+		}
+		list, used = append(list, o), used+2*room
+	}
+	mem, err := m.v.Alloc(used)
+	if err != nil {
+		return err
+	}
+	defer mem.Close()
+	host, err := m.d.AllocHost(used)
+	if err != nil {
+		return err
+	}
+	defer host.Close()
+	call := func(o placed) error {
+		return m.do(o.operation, mem.Ptr()+driver.Ptr(o.dst), mem.Ptr()+driver.Ptr(o.src))
+	}
+	graph, err := driver.Capture(m.s, func() error {
+		for _, o := range list {
+			if err := call(o); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		return err
+	}
+	defer graph.Close()
+	if err := m.meet(); err != nil {
+		return err
+	}
+	for round := range rounds {
+		inputs := make([][][]byte, n)
+		for i, o := range list {
+			for r := range m.ranks {
+				in, _ := o.sizes(r, m.ranks)
+				b := make([]byte, in)
+				fill(b, o.d, o.seed+uint64(round*m.ranks+r))
+				inputs[i] = append(inputs[i], b)
+			}
+			copy(host.Bytes()[o.src:], inputs[i][m.rank])
+		}
+		if err := m.s.Copy(mem.Ptr(), host.Ptr(), used); err != nil {
+			return err
+		}
+		if o := list[round%n]; round%3 == 1 && !o.inPlace {
+			if err := call(o); err != nil {
+				return err
+			}
+		}
+		if err := graph.Launch(m.s); err != nil {
+			return err
+		}
+		if err := m.s.Copy(host.Ptr(), mem.Ptr(), used); err != nil {
+			return err
+		}
+		if err := m.sync(); err != nil {
+			return err
+		}
+		for i, o := range list {
+			want, err := o.expect(m.rank, inputs[i])
+			if err != nil {
+				return err
+			}
+			if o.kind == reduce && want == nil {
+				continue // no outcome
+			}
+			if !same(o.d, want, host.Bytes()[o.dst:][:o.out]) {
+				return fmt.Errorf("rank %d: replay %d: %v is wrong", m.rank, round, o.operation)
+			}
 		}
 	}
 	return nil

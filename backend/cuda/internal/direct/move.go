@@ -209,8 +209,7 @@ func (c *Comm) Reduce(s Launcher, dst, src driver.Ptr, n int, d tensor.DType, op
 // ReduceRoom returns how much memory Reduce needs on other ranks than the root.
 func (c *Comm) ReduceRoom(bytes int) int { return c.partOf(bytes) }
 
-// Barrier waits on the device until all ranks' barriers have begun. At is any memory of the device; it
-// is not used.
+// Barrier waits on the device until all ranks' barriers have begun.
 func (c *Comm) Barrier(s Launcher) error {
 	return c.move(s, &movement{what: "barrier"})
 }

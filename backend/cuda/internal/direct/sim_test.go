@@ -131,6 +131,73 @@ func TestFailure(t *testing.T) {
 	}
 }
 
+// TestUnlike has a rank that sends another length than its peer expects.
+func TestUnlike(t *testing.T) {
+	for _, ranks := range []int{2, 4} {
+		u := simulated(ranks)
+		u.direct.DTypes = []tensor.DType{tensor.Int64}
+		u.direct.Limit = time.Second
+		threads(t, u, drivers(t, machine(t, ranks, 1), ranks, false), func(m *member) error {
+			mem, err := m.v.Alloc(1 << 10)
+			if err != nil {
+				return err
+			}
+			defer mem.Close()
+			if err := errors.Join(m.s.Memset(mem.Ptr(), 1, 1<<10), m.sync(), m.meet()); err != nil {
+				return err
+			}
+			send, take := make([]direct.Span, ranks), make([]direct.Span, ranks)
+			switch m.rank {
+			case 0:
+				send[1].N = 8
+			case 1:
+				take[0].N = 16
+			}
+			if err := m.c.AllToAllV(m.s, mem.Ptr(), mem.Ptr()+512, take, send, direct.Form{}); err != nil {
+				return err
+			}
+			err = m.sync()
+			var f *window.Failure
+			if m.rank == 1 && (!errors.As(err, &f) || !f.Unlike || f.Peer != 0 || !contains(err, "expects another length than is sent by rank 0")) {
+				return fmt.Errorf("another length: %w", err)
+			}
+			if err := m.w.Reset(m.ctx, m.exchange); err != nil {
+				return err
+			}
+			return errors.Join(m.c.Barrier(m.s), m.sync(), m.meet())
+		})
+	}
+}
+
+// TestBarrier has a barrier to which one rank does not come.
+func TestBarrier(t *testing.T) {
+	for _, ranks := range []int{2, 4, 8} {
+		u := simulated(ranks)
+		u.direct.DTypes = []tensor.DType{tensor.Int64}
+		u.direct.Limit = 20 * time.Millisecond
+		threads(t, u, drivers(t, machine(t, ranks, 1), ranks, false), func(m *member) error {
+			if last := ranks - 1; m.rank != last {
+				err := errors.Join(m.c.Barrier(m.s), m.sync())
+				if f := (*window.Failure)(nil); !errors.As(err, &f) || f.Peer != last {
+					return fmt.Errorf("a barrier without rank %d: %w", last, err)
+				}
+			}
+			return m.w.Reset(m.ctx, m.exchange)
+		})
+	}
+}
+
+// TestMixedReplays replays a graph of 20 operations of all kinds, with eager ones between.
+func TestMixedReplays(t *testing.T) {
+	for _, ranks := range []int{2, 4, 8} {
+		t.Run(fmt.Sprintf("%d ranks", ranks), func(t *testing.T) {
+			t.Parallel()
+			u := simulated(ranks)
+			threads(t, u, drivers(t, machine(t, ranks, 9), ranks, ranks > 2), func(m *member) error { return replayMixed(m, 20, 30) })
+		})
+	}
+}
+
 // TestNew holds what New refuses.
 func TestNew(t *testing.T) {
 	m := machine(t, 2, 1)
@@ -185,7 +252,7 @@ func TestAllocations(t *testing.T) {
 		if m.rank != 0 {
 			return m.meet()
 		}
-		s := &counting{Stream: m.s}
+		s, spans := &counting{Stream: m.s}, make([]direct.Span, 2)
 		n := testing.AllocsPerRun(100, func() {
 			err := m.c.AllReduce(s, 1<<20, 1<<20, 100, tensor.Float32, backend.Avg(), direct.Form{})
 			if err == nil {
@@ -194,11 +261,17 @@ func TestAllocations(t *testing.T) {
 			if err == nil {
 				err = m.c.AllGather(s, 1<<20, 1<<21, 100, direct.Form{})
 			}
+			if err == nil {
+				err = m.c.AllToAllV(s, 1<<20, 1<<21, spans, spans, direct.Form{})
+			}
+			if err == nil {
+				err = m.c.Broadcast(s, 1<<20, 100, 0, direct.Form{})
+			}
 			if err != nil {
 				panic(err)
 			}
 		})
-		if n > 0 || s.launches != 303 {
+		if n > 0 || s.launches != 505 {
 			return fmt.Errorf("%v allocations, %d launches", n, s.launches)
 		}
 		return m.meet()

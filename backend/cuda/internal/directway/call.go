@@ -65,6 +65,7 @@ type Call struct {
 //   - reduce: in has the rank's tensor, and out the root's.
 //   - gather: out has the root's outputs for all ranks, of n elements each.
 //   - scatter: in has the root's inputs for all ranks, of n elements each.
+//   - barrier: there are no tensors.
 //   - all_to_all: in and out have this rank's parts for all ranks, and from all.
 type Part struct {
 	Out, In []*tensor.Tensor

@@ -17,6 +17,8 @@ import (
 func (c *Call) do(p *Part) error {
 	d, op := c.d, c.Info().Op
 	switch op {
+	case work.Barrier:
+		return c.launched(d.comm.Barrier(c.stream))
 	case work.Broadcast:
 		return c.spread(p)
 	case work.Reduce:

@@ -380,7 +380,7 @@ var ways = map[string]func(m *member, x trial) (*work.Work, []*tensor.Tensor, []
 			ts, want = append(ts, t), append(want, elements(x.d, x.n, x.id, x.root, 1))
 		}
 		c := m.w.NewCall()
-		c.Broadcast(ts, 1, m.rank == x.root, x.form())
+		c.Broadcast(ts, 1, x.root, x.form())
 		v, err := m.issue(work.Broadcast, c)
 		return v, ts, want, err
 	},

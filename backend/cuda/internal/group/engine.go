@@ -69,6 +69,7 @@ type Engine struct {
 
 	Calls       sync.Mutex // makes the order of calls that of what they enqueue
 	collectives uint64     // that were issued; guarded by calls, like packers
+	hosted      bool       // a collective has gone through the hosts since the last barrier that did
 	packers     map[int]*packer
 
 	cut    atomic.Pointer[work.Error] // what the others are told when Close has ended what was pending

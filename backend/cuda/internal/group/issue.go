@@ -106,7 +106,16 @@ func (b *Engine) Issue(ctx context.Context, op work.OpType, timeout time.Duratio
 	}
 	o.beforeStream()
 	b.collectives++
+	b.hosted = op != work.Barrier
 	return o.Work(), nil
+}
+
+// Hosted reports whether a collective has gone through the hosts since the last barrier that did. It
+// is the same on all ranks.
+func (b *Engine) Hosted() bool {
+	b.Calls.Lock()
+	defer b.Calls.Unlock()
+	return b.hosted
 }
 
 // Admit checks that an operation can start. It returns its description and its limit.

@@ -115,12 +115,16 @@
 //
 // DirectWork is for groups of 2 to 8 ranks with a device each. One kernel of each rank does a whole
 // collective: it writes the rank's elements into the other ranks' memory, waits for theirs, and
-// combines them. All_reduce and its coalesced form, all_gather with parts of one size, reduce_scatter
-// and broadcast are such work. There are kernels for SUM, AVG, PRODUCT, MIN, MAX and PREMUL_SUM of
+// combines them. All collectives can be such work, except all_gather and reduce_scatter with parts of
+// unequal sizes and sparse all_reduces. Messages go through the host. There are kernels for SUM, AVG, PRODUCT, MIN, MAX and PREMUL_SUM of
 // float32, float64, float16, bfloat16, int8, uint8, int32 and int64, AVG of floats only, and for BAND,
 // BOR and BXOR of the integers. Other dtypes and operators go through the host, in the same group. All
-// ranks add in the order of the ranks. Float NaNs may change their payload; what is gathered or
-// broadcast keeps every bit.
+// ranks add in the order of the ranks. Float NaNs may change their payload in a reduction. Calls that
+// only move bytes keep every bit, and take any dtype.
+//
+// In an all_to_all and in GatherV a rank knows its own sizes only. The kernels tell each other the
+// longest part. If a rank sends another size than its peer expects, the group fails. A barrier is a
+// kernel without data if kernels did all collectives since the last barrier through the hosts.
 //
 // The call enqueues a launch and an event, and returns. Tensors that are not in order, or that are on
 // another device than those of the group's first collective, cost kernels and copies besides. The
@@ -178,7 +182,7 @@
 // # Broadcasts
 //
 // A broadcast takes any number of tensors of a rank, on any of its devices: gloo's
-// CudaBroadcastOneToAll. Where there is direct work it is one kernel of each rank, and no byte is
+// CudaBroadcastOneToAll. Where there is direct work it is one or two kernels of each rank, and no byte is
 // staged on a host. Otherwise it goes from host to host in
 // chunks. A rank that receives makes room for a chunk and then says so (clear to
 // send); who has the chunk sends it when it has heard that, to each rank without

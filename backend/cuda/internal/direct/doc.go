@@ -1,5 +1,5 @@
-// Package direct has all_reduce, reduce_scatter, all_gather and all_to_all for 2 to 8 ranks of
-// a host, each with a device. Their kernels write into the memory of the other ranks.
+// Package direct has collectives for 2 to 8 ranks of a host, each with a device. Their kernels write
+// into the memory of the other ranks.
 //
 //	w, err := window.New(ctx, window.Options{Driver: d, Device: gpu, Rank: rank, Ranks: n})
 //	err = w.Connect(ctx, exchange)
@@ -13,8 +13,8 @@
 //
 // # Rules for the caller
 //
-// All ranks make the same calls in the same order: the same kind, element count, dtype and
-// operator, and the same Options and Form. Calls of one window must not overlap on the device: use
+// All ranks make the same calls in the same order: the same kind, element count, dtype, root and
+// operator, and the same Options and Form. In AllToAllV and GatherV ranks may have any lengths. Calls of one window must not overlap on the device: use
 // one stream, or events between streams. Do not use programmatic dependent launches.
 //
 // A call may wait for the peers' calls, on the device. Its kernels take at most
@@ -49,7 +49,7 @@
 //   - a pair of float16 or bfloat16 of 0xffff each, in a word of 4 bytes, as 0x7fff each
 //   - the payload of a NaN that was computed is the device's
 //
-// Integers, float64, all_gather and all_to_all are exact in every bit.
+// Integers, float64 and calls that combine nothing are exact in every bit.
 //
 // # The protocol
 //
@@ -80,6 +80,26 @@
 // its last credit is that near. So tiles 0 to K/2 can be pushed. A rank needs K/2 tiles of
 // each peer to publish the next credit, and it pushes one tile ahead.
 //
+// # Moves
+//
+// Gather, scatter, broadcast, barrier and all_to_all of unequal parts are one kernel, Mover in
+// direct.cu. It gets a span of bytes for each peer that this rank sends, and one that it takes. Lengths
+// may be 0. Reduce is an all_reduce of which the other ranks keep nothing. If two-shot, it is a
+// reduce_scatter and a gather.
+//
+// The rings, the counters and the credits are those of the other kernels, with three more rules:
+//
+//   - Tile 0 of each channel goes to every peer. It is 16 bytes of lane 0. So every call takes something
+//     from every peer, as the first rule for pushes needs.
+//   - Tile 0 tells the length that its sender sends there, and the longest span that it knows of. A
+//     rank that expects another length fails. All ranks take the longest of what they hear. So all of
+//     them count the same tiles.
+//   - A tile that does not travel counts all the same, and leaves its slot free. Each rank gives credit
+//     for it, whether or not it takes anything.
+//
+// The first tile of data is pushed with tile 0. Where not all ranks know the longest span, they have a
+// fixed grid.
+//
 // The tests have a model of the protocol, with ranks of any pace and stores that overtake
 // each other, and show that each rule is needed.
 //
@@ -92,8 +112,8 @@
 // # Forms
 //
 // An all_reduce is one-shot: each rank sends everything to all others, in one launch. Or it is
-// two-shot: a reduce_scatter and an all_gather within the output, in two launches. With 2 ranks both
-// send as many bytes. [Form] says which; package internal/ways chooses it for the backend.
+// two-shot: a reduce_scatter and an all_gather within the output, in two launches. A two-shot broadcast
+// is a scatter and an all_gather. With 2 ranks both send as many bytes. [Form] says which; package internal/ways chooses it for the backend.
 // [ShapeOf] has the grids.
 //
 // # Measurements
@@ -114,7 +134,7 @@
 //	256 MiB  749.7  0.84      749.4  0.84       378.3  0.67      403.8  0.73    406.3  0.85
 //
 // The bytes are those of the longer one of input and output. Integers and float64 take up to
-// 10 % longer than float32. With 16 blocks an all_reduce of float32 takes 21.5 us at 4 MiB, 74
+// 10 % longer than float32. Moves have not been measured on GPUs yet. With 16 blocks an all_reduce of float32 takes 21.5 us at 4 MiB, 74
 // at 16 MiB and 278 at 64 MiB, which is 1.1 of NCCL's.
 //
 // A machine that has not compiled the kernels before takes 4 to 7 s for those of all dtypes.

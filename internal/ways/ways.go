@@ -81,8 +81,8 @@ var catalog = []plan.Algorithm{
 // ops is the number of operations that a table may have.
 const ops = plan.OpScatter + 1
 
-// UnknownBytes is the size by which a group chooses the way of calls whose size a rank does not know: it
-// knows its own parts, and all ranks must choose alike.
+// UnknownBytes is the size for Of where a rank does not know the others' sizes. All ranks must choose
+// alike.
 const UnknownBytes = 1 << 20
 
 // Catalog finds the ways for a table.

@@ -84,8 +84,8 @@
 //
 // Gather, scatter, broadcast, barrier and all_to_all of unequal parts are one kernel, Mover in
 // direct.cu. It gets a span of bytes for each peer that this rank sends, and one that it takes. Lengths
-// may be 0. Reduce is an all_reduce of which the other ranks keep nothing. If two-shot, it is a
-// reduce_scatter and a gather.
+// may be 0. A one-shot reduce is an all_reduce whose result only the root keeps. A two-shot reduce is
+// a reduce_scatter and a gather.
 //
 // The rings, the counters and the credits are those of the other kernels, with three more rules:
 //
@@ -113,8 +113,8 @@
 //
 // An all_reduce is one-shot: each rank sends everything to all others, in one launch. Or it is
 // two-shot: a reduce_scatter and an all_gather within the output, in two launches. A two-shot broadcast
-// is a scatter and an all_gather. With 2 ranks both send as many bytes. [Form] says which; package internal/ways chooses it for the backend.
-// [ShapeOf] has the grids.
+// is a scatter and an all_gather. With 2 ranks both send as many bytes. [Form] says which; package
+// internal/ways chooses it for the backend. [ShapeOf] has the grids.
 //
 // # Measurements
 //

@@ -29,8 +29,15 @@ type movement struct {
 // shape. 1024 warps have 2 MiB of tiles on their way.
 var unknownShape = Shape{Blocks: 64, Threads: 512, Large: true}
 
-// move launches the kernel of a movement.
+// move is a call that is one movement.
 func (c *Comm) move(s Launcher, m *movement) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.launchMove(s, m)
+}
+
+// launchMove launches the kernel of a movement. The caller holds c.mu.
+func (c *Comm) launchMove(s Launcher, m *movement) error {
 	shape := unknownShape
 	part := m.most
 	if m.most >= 0 {
@@ -63,8 +70,6 @@ func (c *Comm) move(s Launcher, m *movement) error {
 	if writes == 0 {
 		dst = src
 	}
-	c.mu.Lock()
-	defer c.mu.Unlock()
 	c.put(callSrc, uint64(src))
 	c.put(callDst, uint64(dst))
 	c.put(callPart, uint64(part))
@@ -78,9 +83,9 @@ func (c *Comm) move(s Launcher, m *movement) error {
 	return c.start(s, c.moves, shape, moveBytes, driver.Reads(src, reads), driver.Writes(dst, writes))
 }
 
-// AllToAllV brings the span send[r] of src to rank r, and what that one sends to the span take[r] of
-// dst. The ranks need not know each other's lengths. A rank whose peer sends another length than
-// it expects fails; see window.Failure. There is a span for each rank, in bytes.
+// AllToAllV sends the span send[r] of src to rank r, and receives from rank r into the span take[r] of
+// dst. The ranks need not know each other's lengths. A rank fails if a peer sends another length than
+// it expects; see window.Failure. There is a span for each rank, in bytes.
 func (c *Comm) AllToAllV(s Launcher, dst, src driver.Ptr, take, send []Span, form Form) error {
 	m := movement{what: "all_to_all", dst: dst, src: src, most: -1, blocks: form.Blocks}
 	if len(take) != c.ranks || len(send) != c.ranks || take[c.rank].N != send[c.rank].N {
@@ -103,8 +108,8 @@ func (c *Comm) Gather(s Launcher, dst, src driver.Ptr, n, root int, form Form) e
 	return c.some(s, &m, n)
 }
 
-// GatherV brings n bytes at src of each rank to dst of the root, as [Comm.AllToAllV] does. Take has
-// the root's spans, and is not used elsewhere.
+// GatherV brings n bytes at src of each rank to dst of the root. The ranks may have any lengths, as in
+// AllToAllV. Take has the root's spans, and is not used elsewhere.
 func (c *Comm) GatherV(s Launcher, dst, src driver.Ptr, n int, take []Span, root int, form Form) error {
 	m := movement{what: "gather", dst: dst, src: src, most: -1, blocks: form.Blocks}
 	m.send[root].N = n
@@ -153,11 +158,11 @@ func (c *Comm) Broadcast(s Launcher, at driver.Ptr, n, root int, form Form) erro
 			m.take[root] = span
 		}
 	}
-	if err := c.some(s, &m, n); err != nil {
-		return err
-	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	if err := c.launchMove(s, &m); err != nil {
+		return err
+	}
 	return c.spread(s, at, n, form)
 }
 
@@ -174,13 +179,13 @@ func (c *Comm) Reduce(s Launcher, dst, src driver.Ptr, n int, d tensor.DType, op
 	bytes := n * d.Size()
 	x := step{dst: dst, src: src, part: bytes, srcBytes: bytes, dstBytes: bytes, srcRange: bytes, dstRange: bytes, r: r, f: f, blocks: form.Blocks}
 	part := c.partOf(bytes)
+	c.mu.Lock()
+	defer c.mu.Unlock()
 	if !form.TwoShot || part*(c.ranks-1) >= bytes {
 		if c.rank != root {
 			// It takes part, and keeps nothing.
 			x.dst, x.dstBytes, x.dstRange = src, 0, 0
 		}
-		c.mu.Lock()
-		defer c.mu.Unlock()
 		return c.enqueue(s, x)
 	}
 	at := part * c.rank
@@ -197,13 +202,10 @@ func (c *Comm) Reduce(s Launcher, dst, src driver.Ptr, n int, d tensor.DType, op
 	} else {
 		m.send[root].N = mine
 	}
-	c.mu.Lock()
-	err = c.enqueue(s, x)
-	c.mu.Unlock()
-	if err != nil {
+	if err := c.enqueue(s, x); err != nil {
 		return err
 	}
-	return c.move(s, &m)
+	return c.launchMove(s, &m)
 }
 
 // ReduceRoom returns how much memory Reduce needs on other ranks than the root.

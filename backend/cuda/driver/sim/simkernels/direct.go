@@ -34,8 +34,8 @@ func exchangeTiles(k *sim.Run, d tensor.DType) error {
 	return nil
 }
 
-// moveTiles is the kernels of moves. The first piece is what tile 0 is in direct.cu: the length of
-// what a rank sends to a peer, and the longest span that it knows of.
+// moveTiles is the kernels of moves. The first piece is tile 0 in direct.cu: a length, and the longest
+// span that the sender knows of.
 func moveTiles(k *sim.Run) error {
 	m := direct.ParseMove(k.Arg(0))
 	x := exchanger{k: k, c: m.Call}

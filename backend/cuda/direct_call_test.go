@@ -71,7 +71,10 @@ func TestDirectCollectives(t *testing.T) {
 			if err := x.meetDirectly(r); err != nil {
 				return err
 			}
-			for _, op := range []work.OpType{work.AllReduce, work.AllReduceCoalesced, work.AllGather, work.ReduceScatterTensor} {
+			for _, op := range []work.OpType{
+				work.AllReduce, work.AllReduceCoalesced, work.AllGather, work.ReduceScatterTensor, work.Broadcast, work.Reduce, work.Gather, work.Scatter,
+				work.AllToAll, work.AllToAllSingle, work.Barrier,
+			} {
 				if c := x.does(op); c.Algorithm != cuda.DirectWork {
 					return fmt.Errorf("%v goes by %s: %s", op, c.Algorithm, c.Why)
 				}
@@ -80,6 +83,82 @@ func TestDirectCollectives(t *testing.T) {
 		})
 		w.end()
 	})
+}
+
+// TestInStreamOnce: every collective is a launch and an event on the caller's stream, and commands of no
+// other stream.
+func TestInStreamOnce(t *testing.T) {
+	w := newWorld(t, directly(2))
+	w.each(func(x *rank, r int) error { return x.meetDirectly(r) })
+	one := func(ts []*tensor.Tensor, root bool) []*tensor.Tensor {
+		if root {
+			return ts
+		}
+		return nil
+	}
+	type call func(ctx context.Context, x *rank, r int, in, out *tensor.Tensor, halves []*tensor.Tensor) (*work.Work, error)
+	for name, do := range map[string]call{
+		"broadcast": func(ctx context.Context, x *rank, _ int, in, _ *tensor.Tensor, _ []*tensor.Tensor) (*work.Work, error) {
+			return x.b.Broadcast(ctx, []*tensor.Tensor{in}, backend.BroadcastOptions{Root: 1})
+		},
+		"reduce": func(ctx context.Context, x *rank, _ int, in, _ *tensor.Tensor, _ []*tensor.Tensor) (*work.Work, error) {
+			return x.b.Reduce(ctx, in, backend.ReduceOptions{Root: 1})
+		},
+		"gather": func(ctx context.Context, x *rank, r int, in, out *tensor.Tensor, _ []*tensor.Tensor) (*work.Work, error) {
+			return x.b.Gather(ctx, one([]*tensor.Tensor{out, in}, r == 1), in, backend.GatherOptions{Root: 1})
+		},
+		"scatter": func(ctx context.Context, x *rank, r int, _, _ *tensor.Tensor, halves []*tensor.Tensor) (*work.Work, error) {
+			return x.b.Scatter(ctx, halves[0], one(halves, r == 0), backend.ScatterOptions{})
+		},
+		"all_to_all": func(ctx context.Context, x *rank, r int, in, out *tensor.Tensor, _ []*tensor.Tensor) (*work.Work, error) {
+			splits := [][]int{{1, 3}, {3, 1}}[r]
+			return x.b.AllToAllSingle(ctx, out, in, splits, splits, backend.AllToAllOptions{})
+		},
+		"barrier": func(ctx context.Context, x *rank, _ int, _, _ *tensor.Tensor, _ []*tensor.Tensor) (*work.Work, error) {
+			return x.b.Barrier(ctx, backend.BarrierOptions{})
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			var ins, outs [2]*vector
+			w.each(func(x *rank, r int) (err error) {
+				if ins[r], err = x.vector(tensor.Float32, r, tensorBytes([]float32{1, 2, 3, 4})); err != nil {
+					return err
+				}
+				outs[r], err = x.vector(tensor.Float32, r, tensorBytes([]float32{5, 6, 7, 8}))
+				return err
+			})
+			var given []string
+			w.m.Skip(func(c sim.Call) bool {
+				if strings.HasPrefix(c.Stream, "rank 1/") {
+					given = append(given, c.Stream+" "+c.Name)
+				}
+				return false
+			})
+			works := make([]*work.Work, 2)
+			for r, x := range w.ranks {
+				var halves []*tensor.Tensor
+				for at := range 2 {
+					h, err := ins[r].t.Slice(0, 2*at, 2*at+2)
+					require.NoError(t, err)
+					halves = append(halves, h)
+				}
+				v, err := do(cuda.InStream(x.ctx, x.stream[r]), x, r, ins[r].t, outs[r].t, halves)
+				require.NoError(t, err)
+				works[r] = v
+			}
+			require.Equal(t, []string{"rank 1/caller 1.1 Launch", "rank 1/caller 1.1 Record"}, given)
+			w.m.Skip(nil)
+			for r, x := range w.ranks {
+				require.NoError(t, works[r].Wait(x.ctx))
+			}
+			w.each(func(x *rank, r int) error {
+				_, err := x.bytes(ins[r], r) // its memory is no longer used
+				_, err2 := x.bytes(outs[r], r)
+				return errors.Join(err, err2)
+			})
+		})
+	}
+	w.end()
 }
 
 // TestInStream: a call that is part of a stream gives it a launch and an event, and nothing to any

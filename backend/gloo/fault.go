@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"strings"
 	"time"
 
@@ -64,9 +65,14 @@ func (s *session) fail(m transport.Mesh, o *operation, cause error, culprit int)
 }
 
 // timeOut ends the group because o timed out. It asks the other ranks and blames one of them, or a
-// link.
+// link. Their answers go to the logger, at level debug.
 func (s *session) timeOut(m transport.Mesh, o *operation, peer int, cause error) {
-	s.blame(m, o, diagnose(m, lag.Watch, s.evidence(o, peer)), cause)
+	e := s.evidence(o, peer)
+	v := diagnose(m, lag.Watch, e)
+	if s.log.Enabled(context.Background(), slog.LevelDebug) {
+		s.log.Debug("asked the other ranks why an operation timed out", "op", o.Info().Op.String(), "seq", o.Info().Seq, "blames", v.why, "answers", e.String())
+	}
+	s.blame(m, o, v, cause)
 }
 
 // evidence returns what diagnose fills in, for an operation that waits for peer.

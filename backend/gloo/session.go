@@ -2,6 +2,7 @@ package gloo
 
 import (
 	"errors"
+	"log/slog"
 	"sync"
 	"sync/atomic"
 
@@ -40,8 +41,9 @@ type session struct {
 	planner planner
 
 	trace        func(e *engine, s *cluster.Step, begins bool) // for tests; else nil
-	onFailure    func(*work.Error)                             // may be nil
-	mismatchTold atomic.Bool                                   // an operation has returned how the ranks disagree
+	log          *slog.Logger
+	onFailure    func(*work.Error) // may be nil
+	mismatchTold atomic.Bool       // an operation has returned how the ranks disagree
 
 	closed   chan struct{} // by close
 	watchers sync.WaitGroup

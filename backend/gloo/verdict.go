@@ -88,6 +88,39 @@ func (e *evidence) hear(health []transport.Health) {
 	}
 }
 
+// String lists the answers of the last round, and how late answers mostly were.
+func (e *evidence) String() string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "round %d", e.round)
+	for _, h := range e.health {
+		fmt.Fprintf(&b, "; rank %d", h.Rank)
+		switch {
+		case h.Departed:
+			b.WriteString(" has left")
+		case h.Rank != e.self && !h.Answered:
+			b.WriteString(" does not answer")
+		default:
+			fmt.Fprintf(&b, " has completed %d of %d collectives", h.Completed, h.Issued)
+		}
+		for _, l := range h.Links {
+			fmt.Fprintf(&b, ", link to %d:", l.Peer)
+			for _, x := range []struct {
+				is   bool
+				text string
+			}{
+				{l.Waits, " waits"}, {l.Answered, " answered"}, {l.Silent > 0, fmt.Sprintf(" silent for %v", l.Silent)}, {l.Quiet > 0, fmt.Sprintf(" no data for %v", l.Quiet)},
+				{l.RTT > 0, fmt.Sprintf(" answers in %v", l.RTT)}, {l.Rate > 0, fmt.Sprintf(" %d B/s", l.Rate)}, {l.Queued, " data wait in its socket"},
+			} {
+				if x.is {
+					b.WriteString(x.text)
+				}
+			}
+		}
+	}
+	fmt.Fprintf(&b, "; late %v, moved %v, queued %v", e.medians(), e.moved, e.queued)
+	return b.String()
+}
+
 func (e *evidence) of(rank int) *transport.Health { return &e.health[rank] }
 
 // link returns what rank says of its connection with peer.

@@ -126,7 +126,7 @@ func (f *faultFlags) run(std stdio) (int, error) {
 		}
 		if problems := x.Problems(); len(problems) > 0 && x.Wire != faults.Torch {
 			code = 1
-			fmt.Fprintf(std.err, "case %d: %v:\n  %s\n", i, &cases[i], strings.Join(problems, "\n  "))
+			fmt.Fprintf(std.err, "case %d: %v:\n  %s\n%s", i, &cases[i], strings.Join(problems, "\n  "), strings.Join(x.Logs, ""))
 		}
 	}
 	var wg sync.WaitGroup

@@ -148,6 +148,8 @@ type Record struct {
 	Left      []string `json:"left,omitempty"`  // what ranks left behind
 	Hangs     []int    `json:"hangs,omitempty"` // ranks without an error long after the fault
 
+	Logs []string `json:"logs,omitempty"` // of all ranks, if one blames anything but the culprit
+
 	BackSeconds float64 `json:"back_s,omitempty"` // from the fault to the end of that all_reduce on the last of them
 }
 

@@ -274,6 +274,7 @@ func (c *Case) collect(ranks []*process, at time.Time) (*Record, error) {
 	limit := c.Fault.Timeout()
 	x := &Record{Fault: c.Fault, Wire: c.Wire, Op: c.Op, Ranks: len(ranks), Timeout: limit.Seconds()}
 	culprits := c.Culprits()
+	var logs []string
 	for r, p := range ranks {
 		if !c.survives(r) {
 			continue
@@ -293,6 +294,7 @@ func (c *Case) collect(ranks []*process, at time.Time) (*Record, error) {
 			return nil, fmt.Errorf("rank %d says %q: %w", r, line, err)
 		}
 		x.Wrong = append(x.Wrong, said.Wrong...)
+		logs = append(logs, said.Log)
 		if said.Left != "" {
 			x.Left = append(x.Left, fmt.Sprintf("rank %d left %s", r, said.Left))
 		}
@@ -321,6 +323,9 @@ func (c *Case) collect(ranks []*process, at time.Time) (*Record, error) {
 		}
 		x.Back++
 		x.BackSeconds = max(x.BackSeconds, said.Back.Sub(at).Seconds())
+	}
+	if len(x.Blames) > 0 || x.Nobody > 0 {
+		x.Logs = logs
 	}
 	return x, nil
 }

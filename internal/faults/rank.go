@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"net"
 	"os"
 	"runtime"
@@ -52,6 +53,7 @@ type report struct {
 	GoesOn bool      `json:"goes_on"`
 	Wrong  []string  `json:"wrong"`
 	Left   string    `json:"left"`
+	Log    string    `json:"log,omitempty"` // what the rank was told before it blamed one
 
 	// With role.GoOn:
 	Leaves bool      `json:"leaves,omitempty"` // this rank would break the next epoch, too, and leaves
@@ -117,8 +119,10 @@ func (r *role) rank() error {
 	}
 	ctx, cancel := context.WithCancelCause(context.Background())
 	defer cancel(nil)
+	var log strings.Builder // of a session's one diagnosis
+	debug := slog.New(slog.NewTextHandler(&log, &slog.HandlerOptions{Level: slog.LevelDebug}))
 	g, err := pg.Init(ctx, "env://", pg.InitOptions{Options: pg.Options{
-		Timeout: time.Minute, Detail: r.Detail, Elastic: r.GoOn, Backend: "cpu:" + gloo.Name, BackendOptions: []backend.SpecificOptions{gloo.Options{Wire: r.Wire}},
+		Logger: debug, Timeout: time.Minute, Detail: r.Detail, Elastic: r.GoOn, Backend: "cpu:" + gloo.Name, BackendOptions: []backend.SpecificOptions{gloo.Options{Wire: r.Wire}},
 	}})
 	if err != nil {
 		return err
@@ -177,6 +181,7 @@ func (r *role) rank() error {
 	if err := g.Close(); err != nil {
 		x.Left = "Close: " + err.Error()
 	}
+	x.Log = log.String()
 	if left, err := leftBehind(before); err != nil {
 		return err
 	} else if left != "" {

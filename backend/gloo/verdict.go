@@ -205,6 +205,11 @@ func (e *evidence) judge() verdict {
 			return slow
 		}
 	}
+	if silent && v.other >= 0 {
+		if slow, ok := e.slowEnd(v); ok {
+			return slow
+		}
+	}
 	if silent && (v.other < 0 || !v.weak) {
 		if len(idle) > 0 {
 			v.why += "; " + e.describeNotCalled(append(idle, busy...))
@@ -217,8 +222,8 @@ func (e *evidence) judge() verdict {
 		return slow // one of its links may have stood still for a second
 	}
 	if v, ok := e.brokenLink(); ok {
-		if slow, late := e.slowRank(); late >= slowSecond && (slow.rank == e.onHost(v.rank) || slow.rank == e.onHost(v.other)) {
-			return slow // its other links answer late too
+		if slow, ok := e.slowEnd(v); ok {
+			return slow
 		}
 		return v
 	}
@@ -382,6 +387,13 @@ func (e *evidence) slowRank() (verdict, time.Duration) {
 		return verdict{rank: -1, other: -1}, 0
 	}
 	return verdict{rank: r, other: -1, why: fmt.Sprintf("rank %d is slow: it answers after %v, others after %v", r, late, other)}, late
+}
+
+// slowEnd blames a rank at one end of a silent link if its other links answer late too.
+func (e *evidence) slowEnd(v verdict) (slow verdict, ok bool) {
+	slow, late := e.slowRank()
+	slow.weak = v.weak
+	return slow, late >= slowSecond && (slow.rank == e.onHost(v.rank) || slow.rank == e.onHost(v.other))
 }
 
 // medians returns how late the answers between two ranks mostly were.

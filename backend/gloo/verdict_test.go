@@ -92,12 +92,14 @@ func TestJudge(t *testing.T) {
 		"a silent link of the second rank of a slow host":        {4, []transport.Health{in(0, dead(3, s)), in(1, hears(4, ms)), in(2, hears(4, 300*ms)), in(3, dead(0, s)), in(4, hears(1, ms), hears(2, 300*ms))}, 2, -1, "rank 2 is slow: it answers after 300ms", false, hosts},
 		"own link to a slow rank":                                {3, []transport.Health{in(0, dead(1, s), hears(2, ms)), mute(1), in(2, moving(1)), in(3, dead(1, s), hears(0, ms), hears(2, ms))}, 1, -1, "rank 1 is slow: it answers after 1s, others after 1ms", false, nil},
 		"own link on a slow host":                                {1, []transport.Health{in(0, moving(2), moving(4)), in(1, hears(0, ms), dead(2, s), moving(3), moving(4)), mute(2), mute(3), mute(4)}, 0, -1, "rank 0 is slow", false, hosts},
+		"a slow link of a rank whose other answers are late":     {4, []transport.Health{in(0, hears(2, 9*ms), hears(3, ms)), in(1, hears(2, 9*ms)), mute(2), in(3, hears(2, 10*ms)), in(4, moving(2), hears(0, ms), hears(3, ms))}, 2, -1, "rank 2 is slow: it answers after 9ms or later, others after 1ms", false, nil},
+		"one link alone carries data":                            {0, []transport.Health{in(0, on(3), hears(2, ms)), in(1, on(0)), in(2, busy(3, ms)), in(3, hears(2, ms))}, 2, 3, "slow, both alive: no other one carries data", false, nil},
 		"a silent link on a machine that is a bit late":          {1, []transport.Health{in(0, hears(1, ms)), in(1, hears(0, ms), hears(3, 30*ms)), in(2, dead(3, s)), in(3, dead(2, s))}, 2, 3, "no data for 1.0 s, both alive", false, nil},
 		"all is slow":                                            {0, []transport.Health{in(0, moving(2), moving(1)), in(1, moving(2)), in(2, moving(0))}, -1, -1, "the operation was too slow", false, nil},
 	} {
 		t.Run(name, func(t *testing.T) {
 			e := evidence{self: tc.self, collective: true, call: 1, peer: -1, hosts: tc.hosts}
-			for range leastRounds {
+			for range idleRounds {
 				e.hear(tc.health)
 			}
 			v := e.judge()

@@ -279,9 +279,10 @@ func (e *evidence) describeNotCalled(ranks []int) string {
 // unreachable blames a rank that does not answer this one, or the link to it if it answers others.
 func (e *evidence) unreachable() (verdict, bool) {
 	silent := e.silent()
-	answered := 0
+	answered, hosts := 0, map[int]bool{} // answers from other hosts
 	for _, h := range e.health {
-		if h.Answered && h.Rank != e.self {
+		hosts[e.onHost(h.Rank)] = true
+		if h.Answered && e.onHost(h.Rank) != e.onHost(e.self) {
 			answered++
 		}
 	}
@@ -309,9 +310,9 @@ func (e *evidence) unreachable() (verdict, bool) {
 		gone = append(gone, fmt.Sprintf("rank %d does not answer (stopped or unreachable)", s))
 	}
 	switch {
-	case len(gone) > 0 && answered == 0 && len(e.health) > 2 && e.movesHere():
+	case len(gone) > 0 && answered == 0 && len(hosts) > 2 && e.movesHere():
 		return verdict{rank: e.self, other: -1, why: fmt.Sprintf("rank %d is slow: it moves data, and no answer reaches it in time", e.self), weak: true}, true
-	case len(gone) > 1 && answered == 0 && len(e.health) > 2:
+	case len(gone) > 1 && answered == 0 && len(hosts) > 2:
 		return verdict{rank: e.self, other: -1, why: "no other rank answers this one: its network does not work", weak: true}, true
 	case first >= 0:
 		return verdict{rank: first, other: -1, why: strings.Join(gone, "; "), weak: !asked}, true

@@ -261,19 +261,20 @@ func TestReplyTimeout(t *testing.T) {
 
 // What the server holds for clients that are no ranks has a limit for all of them together.
 func TestMaxHeld(t *testing.T) {
-	part := func(n int) []byte { return cat(1, "/k", uint64(1<<20), make([]byte, n)) }
+	part := func(n, of int) []byte { return cat(1, "/k", uint64(of), make([]byte, n)) }
 	t.Run("requests", func(t *testing.T) {
 		s := serve(t, ServerOptions{MaxHeld: 600 << 10})
 		rank := talk(t, s, v2d)
 		rank.count(v2d)
-		rank.send(part(900 << 10))
+		rank.send(part(900<<10, 1<<20))
 		slow := talk(t, s, v2d)
-		slow.send(part(400 << 10))
+		slow.send(part(400<<10, 500<<10))
 		until(t, func() bool { return s.held.Load() > 390<<10 })
 		refused := talk(t, s, v2d)
-		refused.Write(part(400 << 10))
+		refused.Write(part(400<<10, 500<<10))
 		refused.closed()
-		slow.send(make([]byte, 624<<10))
+		until(t, func() bool { return s.held.Load() < 410<<10 })
+		slow.send(make([]byte, 100<<10))
 		slow.open(v2d)
 		rank.send(make([]byte, 124<<10))
 		rank.open(v2d)

@@ -3,6 +3,7 @@ package group
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"time"
@@ -291,8 +292,28 @@ func (o *Operation) settled(ctx context.Context) bool {
 	return true
 }
 
-// passed waits until the streams have done all parts.
+// lookEvery is how often an operation whose kernels wait for other ranks looks whether the group has failed.
+const lookEvery = 20 * time.Millisecond
+
+// passed waits until the streams have done all parts. The kernels of a program wait for those of other
+// ranks. If such a rank fails after its host's part, nothing else ends the wait here before the timeout.
 func (o *Operation) passed(ctx context.Context) error {
+	for o.Program != nil && o.err == nil {
+		step, cancel := context.WithTimeout(ctx, lookEvery)
+		err := o.sync(step)
+		cancel()
+		if err == nil || ctx.Err() != nil || !errors.Is(err, context.DeadlineExceeded) {
+			return err
+		}
+		if err := cmp.Or(o.B.Broken(), o.B.CPUErr()); err != nil {
+			return err
+		}
+	}
+	return o.sync(ctx)
+}
+
+// sync waits for the events of all parts.
+func (o *Operation) sync(ctx context.Context) error {
 	for _, p := range o.parts {
 		if err := p.Sync(ctx); err != nil {
 			return err

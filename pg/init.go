@@ -50,8 +50,8 @@ type InitOptions struct {
 	// C10D_TLS_CERT, C10D_TLS_KEY, C10D_TLS_CA, C10D_TLS_SECRET and C10D_TOKEN_FILE.
 	Security Security
 
-	// TLS is for configurations that Security cannot have. It protects the store of tcp://, env:// and rediss:// (see tcp.Options) and the ranks'
-	// connections. The gloo backend then takes its native wire with TLS 1.3, and this
+	// TLS is for configurations that Security cannot have. It protects the store of tcp://, env://
+	// and rediss:// (see tcp.Options) and the ranks' connections. The gloo backend then takes its native wire with TLS 1.3, and this
 	// configuration unless its own options have another. Each rank needs RootCAs and a
 	// certificate for both sides of a connection. The certificate must be valid for the address
 	// at which other ranks reach it, or for ServerName. Nil means Security.

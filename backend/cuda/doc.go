@@ -116,9 +116,9 @@
 // DirectWork is for groups of 2 to 8 ranks with a device each. One kernel of each rank does a whole
 // collective: it writes the rank's elements into the other ranks' memory, waits for theirs, and
 // combines them. All collectives can be such work, except all_gather and reduce_scatter with parts of
-// unequal sizes and sparse all_reduces. Messages go through the host. There are kernels for SUM, AVG, PRODUCT, MIN, MAX and PREMUL_SUM of
-// float32, float64, float16, bfloat16, int8, uint8, int32 and int64, AVG of floats only, and for BAND,
-// BOR and BXOR of the integers. Other dtypes and operators go through the host, in the same group. All
+// unequal sizes and sparse all_reduces. Messages go through the host. There are kernels for SUM, AVG,
+// PRODUCT, MIN, MAX and PREMUL_SUM of float32, float64, float16, bfloat16, int8, uint8, int32 and int64,
+// AVG of floats only, and for BAND, BOR and BXOR of the integers. Other dtypes and operators go through the host, in the same group. All
 // ranks add in the order of the ranks. Float NaNs may change their payload in a reduction. Calls that
 // only move bytes keep every bit, and take any dtype.
 //

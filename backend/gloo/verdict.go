@@ -29,9 +29,9 @@ const (
 	// first, which is silent.
 	slowSecond = 50 * time.Millisecond
 
-	// slowBeside is how late every other answer of a rank must be, until the rank is to blame for its
+	// slowLeast is how late every other answer of a rank must be, until the rank is to blame for its
 	// slow link. A packet of 1500 bytes takes 6 ms at 2 Mbit/s.
-	slowBeside = 5 * time.Millisecond
+	slowLeast = 5 * time.Millisecond
 
 	// idleRounds is how often to ask before blaming a rank that waits for nobody. If it waits in
 	// another group, it finds the broken link itself in leastRounds.
@@ -369,8 +369,8 @@ func (e *evidence) slowest() verdict {
 	links := e.medians()
 	if k, late, other, ok := latest(links); ok {
 		for _, r := range []int{k.a, k.b} {
-			if least, others := beside(links, k, r); least >= slowBeside && least >= slowFactor*others {
-				return verdict{rank: r, other: -1, why: fmt.Sprintf("rank %d is slow: it answers after %v or later, others after %v", r, least.Round(time.Millisecond), others)}
+			if least, others := quickest(links, r, k); least >= slowLeast && least >= slowFactor*others {
+				return verdict{rank: r, other: -1, why: fmt.Sprintf("rank %d is slow: its quickest answer takes %v, others %v at most", r, least.Round(time.Millisecond), max(others.Round(time.Millisecond), time.Millisecond))}
 			}
 		}
 		v := linkVerdict(k.a, k.b, fmt.Sprintf("slow, both alive: answers take %v, others %v", late, other))
@@ -392,13 +392,13 @@ func (e *evidence) slowest() verdict {
 	return verdict{rank: -1, other: -1, why: "no rank is missing: the operation was too slow" + describeDelays(links)}
 }
 
-// beside returns the quickest answer of rank r on links other than k, 0 if there are less than two,
-// and the latest one between other ranks.
-func beside(links map[pairOfRanks]time.Duration, k pairOfRanks, r int) (least, others time.Duration) {
+// quickest returns the quickest answer of rank r on links other than slow, 0 if there are less than
+// two, and the latest answer between other ranks.
+func quickest(links map[pairOfRanks]time.Duration, r int, slow pairOfRanks) (least, others time.Duration) {
 	n := 0
 	for link, d := range links {
 		switch {
-		case link == k:
+		case link == slow:
 		case link.a != r && link.b != r:
 			others = max(others, d)
 		case n == 0 || d < least:

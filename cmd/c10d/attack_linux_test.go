@@ -106,9 +106,11 @@ func timedOut(err error) bool {
 	return errors.As(err, &timeout) && timeout.Timeout()
 }
 
-// presents is an attack with a certificate, or without one. A server with TLS has to refuse it by an
-// alert, before it waits for a message.
-func presents(config func(t *testing.T, j *attacked) *tls.Config) attack {
+// configuration makes what an attacker dials with.
+type configuration func(*testing.T, *attacked) *tls.Config
+
+// overTLS is an attack that does something after a handshake, with its error.
+func overTLS(config configuration, then func(j *attacked, c *tls.Conn, handshake error) error) attack {
 	return func(t *testing.T, j *attacked) func(string) error {
 		its := config(t, j)
 		return func(addr string) error {
@@ -117,39 +119,38 @@ func presents(config func(t *testing.T, j *attacked) *tls.Config) attack {
 				return nil
 			}
 			defer c.Close()
-			err := c.Handshake()
-			if err == nil {
-				_, err = c.Read(make([]byte, 1))
-			}
-			if err == nil || timedOut(err) || j.secure && !strings.Contains(err.Error(), "remote error: tls: ") {
-				return fmt.Errorf("the server did not refuse the certificate, but said: %v", err)
-			}
-			return nil
+			return then(j, c, c.Handshake())
 		}
 	}
 }
 
-// shakes is an attack with a TLS configuration. If the handshake succeeds, it sends bytes.
-func shakes(config func(t *testing.T, j *attacked) *tls.Config, b []byte) attack {
-	return func(t *testing.T, j *attacked) func(string) error {
-		its := config(t, j)
-		return func(addr string) error {
-			c := dialTLS(addr, its)
-			if c == nil {
-				return nil
-			}
-			defer c.Close()
-			if err := c.Handshake(); err != nil {
-				return err // the certificate is good
-			}
-			c.Write(b)
-			return refuses(c)
+// presents is an attack with a certificate, or without one. A server with TLS has to refuse it by an
+// alert, before it waits for a message.
+func presents(config configuration) attack {
+	return overTLS(config, func(j *attacked, c *tls.Conn, err error) error {
+		if err == nil {
+			_, err = c.Read(make([]byte, 1))
 		}
-	}
+		if err == nil || timedOut(err) || j.secure && !strings.Contains(err.Error(), "remote error: tls: ") {
+			return fmt.Errorf("the server did not refuse the certificate, but said: %v", err)
+		}
+		return nil
+	})
+}
+
+// shakes is an attack with a good certificate, and with bytes after the handshake.
+func shakes(config configuration, b []byte) attack {
+	return overTLS(config, func(_ *attacked, c *tls.Conn, err error) error {
+		if err != nil {
+			return err
+		}
+		c.Write(b)
+		return refuses(c)
+	})
 }
 
 // certificate returns the configuration of an attacker that trusts everybody.
-func certificate(name string, until time.Duration, ours bool) func(*testing.T, *attacked) *tls.Config {
+func certificate(name string, until time.Duration, ours bool) configuration {
 	return func(t *testing.T, j *attacked) *tls.Config {
 		dir := j.certs
 		if !ours {
@@ -158,7 +159,8 @@ func certificate(name string, until time.Duration, ours bool) func(*testing.T, *
 		a, _, err := credentials.OpenAuthority(dir)
 		require.NoError(t, err)
 		require.NoError(t, a.Issue(dir, name, []string{"127.0.0.1"}, time.Now().Add(until)))
-		pair, err := tls.LoadX509KeyPair(filepath.Join(dir, name+".pem"), filepath.Join(dir, name+"-key.pem"))
+		files := credentials.InDir(dir, name)
+		pair, err := tls.LoadX509KeyPair(files.Cert, files.Key)
 		require.NoError(t, err)
 		return &tls.Config{InsecureSkipVerify: true, Certificates: []tls.Certificate{pair}}
 	}

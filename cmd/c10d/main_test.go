@@ -895,7 +895,7 @@ func TestHelp(t *testing.T) {
 
 // TestFlagsNameTheirValues: a flag's placeholder is the kind of its value.
 func TestFlagsNameTheirValues(t *testing.T) {
-	kinds := strings.Fields(`algorithms bandwidth bytes devices directory duration factor file files generation host host:port kind min:max n
+	kinds := strings.Fields(`algorithms bandwidth bytes devices directory duration factor file files generation host hosts host:port kind min:max n
 		name numbers operations operator order port rank seed size sizes type URL wire`)
 	for name, c := range commands {
 		fs := flag.NewFlagSet(name, flag.ContinueOnError)

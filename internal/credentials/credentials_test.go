@@ -83,7 +83,7 @@ func TestWhoIsLetIn(t *testing.T) {
 	shared := secret(t)
 	none := load(t, shared).Clone()
 	none.GetClientCertificate = func(*tls.CertificateRequestInfo) (*tls.Certificate, error) { return new(tls.Certificate), nil }
-	// A process keeps what it read, so each case gets files of its own name.
+	// A process keeps what it has read. So each case has its own file names.
 	certificate := func(dir, name string, until time.Duration, host string) *tls.Config {
 		a, _, err := credentials.OpenAuthority(dir)
 		require.NoError(t, err)

@@ -50,7 +50,7 @@ func TestARankWithoutTLSIsNamed(t *testing.T) {
 	}
 }
 
-// Strangers who say that they are ranks fill no memory.
+// The server keeps few of the ranks that strangers say they are.
 func TestManyFalseRanks(t *testing.T) {
 	server := serve(t, ServerOptions{TLS: newCerts(t).both})
 	for r := range mostClear + 20 {

@@ -45,8 +45,8 @@ type Options struct {
 	WorldSize int
 
 	// Rank is this process's rank among WorldSize. Servers of this package store it, so that
-	// messages can name the missing ranks; see Store.Worker. Without TLS this
-	// process tells it to a server that demands TLS; see Store.Refused. It is not used if WorldSize is 0.
+	// messages can name the missing ranks; see Store.Worker. Without TLS this process tells it to
+	// a server that demands TLS; see Store.Refused. It is not used if WorldSize is 0.
 	Rank int
 
 	// NoWait joins without counting and waiting, whatever WorldSize is.

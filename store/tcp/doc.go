@@ -141,9 +141,9 @@
 //
 // PyTorch's protocol has no authentication: every process that reaches the port can read and
 // write everything. Among Go processes Options.Token authenticates clients and Options.TLS
-// encrypts; PyTorch's clients can use neither. A Go client without TLS tells a server that has it
-// which rank it is, and others can ask for that (Store.Refused). The token is never sent. Without TLS, what
-// follows it is not encrypted and can be changed on the way.
+// encrypts; PyTorch's clients can use neither. A server with TLS refuses a client without it. A Go
+// client then tells the server its rank, and Store.Refused returns that client's address. The token is
+// never sent. Without TLS, what follows it is not encrypted and can be changed on the way.
 //
 // # Limits
 //

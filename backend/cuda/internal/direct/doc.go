@@ -14,8 +14,8 @@
 // # Rules for the caller
 //
 // All ranks make the same calls in the same order: the same kind, element count, dtype, root and
-// operator, and the same Options and Form. In AllToAllV and GatherV ranks may have any lengths. Calls of one window must not overlap on the device: use
-// one stream, or events between streams. Do not use programmatic dependent launches.
+// operator, and the same Options and Form. In AllToAllV and GatherV ranks may have any lengths. Calls
+// of one window must not overlap on the device: use one stream, or events between streams. Do not use programmatic dependent launches.
 //
 // A call may wait for the peers' calls, on the device. Its kernels take at most
 // Options.Blocks blocks of 512 threads.
@@ -134,8 +134,8 @@
 //	256 MiB  749.7  0.84      749.4  0.84       378.3  0.67      403.8  0.73    406.3  0.85
 //
 // The bytes are those of the longer one of input and output. Integers and float64 take up to
-// 10 % longer than float32. Moves have not been measured on GPUs yet. With 16 blocks an all_reduce of float32 takes 21.5 us at 4 MiB, 74
-// at 16 MiB and 278 at 64 MiB, which is 1.1 of NCCL's.
+// 10 % longer than float32. With 16 blocks an all_reduce of float32 takes 21.5 us at 4 MiB, 74
+// at 16 MiB and 278 at 64 MiB, which is 1.1 of NCCL's. Moves have not been measured on GPUs yet.
 //
 // A machine that has not compiled the kernels before takes 4 to 7 s for those of all dtypes.
 // CUDA keeps the result.

@@ -459,7 +459,7 @@ func number01(yes bool) int {
 	return 0
 }
 
-// spans returns what a rank sends to each rank, and what it takes from each.
+// spans returns the spans that a rank sends to each rank, and those that it receives.
 func (o operation) spans(rank, ranks int) (send, take []direct.Span, in, out int) {
 	for r := range ranks {
 		send = append(send, direct.Span{Off: in, N: o.length(rank, r, ranks)})

@@ -100,10 +100,8 @@ func (c *Comm) AllToAllV(s Launcher, dst, src driver.Ptr, take, send []Span, for
 func (c *Comm) Gather(s Launcher, dst, src driver.Ptr, n, root int, form Form) error {
 	m := movement{what: "gather", dst: dst, src: src, most: n, blocks: form.Blocks}
 	m.send[root].N = n
-	for r := range c.ranks {
-		if c.rank == root {
-			m.take[r] = Span{r * n, n}
-		}
+	if c.rank == root {
+		m.take = c.equal(n)
 	}
 	return c.some(s, &m, n)
 }
@@ -123,10 +121,8 @@ func (c *Comm) GatherV(s Launcher, dst, src driver.Ptr, n int, take []Span, root
 func (c *Comm) Scatter(s Launcher, dst, src driver.Ptr, n, root int, form Form) error {
 	m := movement{what: "scatter", dst: dst, src: src, most: n, blocks: form.Blocks}
 	m.take[root].N = n
-	for r := range c.ranks {
-		if c.rank == root {
-			m.send[r] = Span{r * n, n}
-		}
+	if c.rank == root {
+		m.send = c.equal(n)
 	}
 	return c.some(s, &m, n)
 }
@@ -222,6 +218,14 @@ func (c *Comm) some(s Launcher, m *movement, n int) error {
 		return nil
 	}
 	return c.move(s, m)
+}
+
+// equal returns a span of n bytes for each rank, one after the other.
+func (c *Comm) equal(n int) (all [window.MostRanks]Span) {
+	for r := range c.ranks {
+		all[r] = Span{r * n, n}
+	}
+	return all
 }
 
 // partOf returns the length of a rank's part of so many bytes: whole vectors. The last part may be

@@ -405,12 +405,19 @@ func (w *Window) Access(a []driver.Access) []driver.Access {
 	return a
 }
 
+// Why a kernel makes its call fail, as direct.cu numbers it.
+const (
+	Aborted  = 1
+	TimedOut = 2
+	Unlike   = 3
+)
+
 // Failure is how a kernel ended that could not do its work.
 type Failure struct {
 	Rank, Device int
 	Peer         int  // the rank whose data or whose room it waited for
-	Aborted      bool // by Abort; else the wait took too long, unless the lengths differ
-	Unlike       bool // the peer sent another length than this rank expected
+	Aborted      bool // by Abort
+	Unlike       bool // the peer sent another length than this rank expected; else the wait took too long
 	Channel      int
 	Tile         uint32
 }
@@ -451,7 +458,7 @@ func (w *Window) Err() error {
 	if w.host != nil {
 		if why := w.host.Load32(whyWord); why != 0 {
 			return &Failure{
-				Rank: w.o.Rank, Device: w.o.Device.ID().Index, Peer: int(w.host.Load32(peerWord)), Aborted: why == 1, Unlike: why == 3,
+				Rank: w.o.Rank, Device: w.o.Device.ID().Index, Peer: int(w.host.Load32(peerWord)), Aborted: why == Aborted, Unlike: why == Unlike,
 				Channel: int(w.host.Load32(channelWord)), Tile: w.host.Load32(tileWord),
 			}
 		}

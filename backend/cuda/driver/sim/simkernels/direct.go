@@ -52,7 +52,7 @@ func moveTiles(k *sim.Run) error {
 		func(int) int { return 16 },
 		func(p int, b []byte) bool {
 			if int(binary.NativeEndian.Uint64(b)) != m.Take[p].N {
-				x.fail(p, unlike)
+				x.fail(p, window.Unlike)
 				return false
 			}
 			most = max(most, int(binary.NativeEndian.Uint64(b[8:])))
@@ -236,9 +236,9 @@ func (x *exchanger) await(peer int, word driver.Ptr, ok func(uint32) bool) bool 
 		}
 		switch {
 		case k.Load(c.Host) != 0:
-			why = aborted
+			why = window.Aborted
 		case time.Since(begin) > c.Limit:
-			why = timedOut
+			why = window.TimedOut
 		}
 		return why != 0
 	})
@@ -247,13 +247,6 @@ func (x *exchanger) await(peer int, word driver.Ptr, ok func(uint32) bool) bool 
 	}
 	return met && why == 0
 }
-
-// Why a call fails, as direct.cu numbers it.
-const (
-	aborted  = 1
-	timedOut = 2
-	unlike   = 3
-)
 
 // fail reports why the call and all later ones fail.
 func (x *exchanger) fail(peer int, why uint32) {

@@ -541,7 +541,8 @@ func (g *ProcessGroup) leave() {
 }
 
 // Join makes this process a member of a default group that exists. It returns when the group's ranks
-// have taken it in with Reconfigure. Until then it waits, so give ctx an end.
+// have taken it in with Reconfigure. Until then it waits, to the deadline of ctx. If ctx has none, it
+// waits for Options.Timeout.
 //
 // st is the store that the ranks gave to New. For groups of Init it is
 // store.Prefix("default_pg", st), or call Init with InitOptions.Join. Give Join the same options as
@@ -566,6 +567,12 @@ func joinWorld(ctx context.Context, st store.Store, o Options, from origin) (*Pr
 		o.Timeout = backend.DefaultTimeout
 	}
 	o.Dialect = cmp.Or(o.Dialect, store.DialectV2)
+	if _, ends := ctx.Deadline(); !ends {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeoutCause(ctx, o.Timeout, fmt.Errorf(
+			"the group has not taken this process in within %v: %w", o.Timeout, context.DeadlineExceeded))
+		defer cancel()
+	}
 	g := &ProcessGroup{name: o.Name, desc: o.Description, timeout: o.Timeout}
 	v, err := g.join(ctx, st, o, from)
 	for errors.Is(err, errMoved) && ctx.Err() == nil {

@@ -683,6 +683,14 @@ func TestJoinGivesUp(t *testing.T) {
 		defer g.Close()
 		_, err = g.Pending(context.Background())
 		require.NoError(t, err)
+		o := j.Options()
+		o.Timeout = 5 * time.Second
+		begin := time.Now()
+		_, err = pg.Join(context.Background(), j.Store, o) // the group never calls Reconfigure
+		require.ErrorIs(t, err, context.DeadlineExceeded)
+		require.ErrorContains(t, err, "has not taken this process in within 5s")
+		require.Equal(t, o.Timeout, time.Since(begin))
+
 		why := errors.New("no more")
 		waits, stop := context.WithCancelCause(context.Background())
 		time.AfterFunc(time.Second, func() { stop(why) })

@@ -602,7 +602,7 @@ const rereadPause = time.Second
 // join finds the group and waits until it is taken in.
 func (g *ProcessGroup) join(ctx context.Context, st store.Store, o Options, from origin) (v membership.View, err error) {
 	text, err := st.Get(ctx, announceKey(g.name))
-	if errors.Is(err, store.ErrTimeout) {
+	if errors.Is(err, store.ErrTimeout) || errors.Is(err, context.DeadlineExceeded) {
 		return v, fmt.Errorf("no rank of the group has called Pending or Reconfigure: %w", err)
 	}
 	if err != nil {

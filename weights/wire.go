@@ -1,0 +1,93 @@
+package weights
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"hash/crc32"
+	"io"
+)
+
+// The wire is frames over one TCP connection, little-endian: a header of headerSize bytes, then
+// the payload. docs/decisions/0037-weights.md says why.
+//
+//	0  4 bytes "c10w"
+//	4  kind
+//	8  number of the bucket
+//	12 number of elements of a delta
+//	16 bytes of the payload
+//	20 CRC-32 (IEEE) of the payload
+const (
+	headerSize = 24
+	magic      = "c10w"
+)
+
+type kind uint32
+
+const (
+	kindHello  kind = 1 // receiver: its name
+	kindInit   kind = 2 // publisher: the layout, as JSON
+	kindStart  kind = 3 // publisher: version, and the version that deltas are relative to; 0 for a full update
+	kindFull   kind = 4 // publisher: all bytes of a bucket
+	kindDelta  kind = 5 // publisher: a bucket's changed elements
+	kindFinish kind = 6 // publisher: version, and the CRC-32 of the buckets' CRC-32
+	kindAck    kind = 7 // receiver: the version is in use
+	kindRefuse kind = 8 // receiver: why it leaves
+)
+
+const (
+	maxName = 1 << 10 // bytes of a hello or a refusal
+)
+
+type header struct {
+	kind          kind
+	bucket, count uint32
+	length, crc   uint32
+}
+
+func (h header) append(b []byte) []byte {
+	b = append(b, magic...)
+	for _, v := range []uint32{uint32(h.kind), h.bucket, h.count, h.length, h.crc} {
+		b = binary.LittleEndian.AppendUint32(b, v)
+	}
+	return b
+}
+
+var errWire = errors.New("weights: the other side does not speak this protocol")
+
+func readHeader(r io.Reader, scratch *[headerSize]byte) (header, error) {
+	if _, err := io.ReadFull(r, scratch[:]); err != nil {
+		return header{}, err
+	}
+	if string(scratch[:4]) != magic {
+		return header{}, fmt.Errorf("%w: it sent %q", errWire, scratch[:4])
+	}
+	at := func(i int) uint32 { return binary.LittleEndian.Uint32(scratch[i:]) }
+	return header{kind(at(4)), at(8), at(12), at(16), at(20)}, nil
+}
+
+// frame returns a whole frame with a short payload.
+func frame(k kind, payload []byte) []byte {
+	h := header{kind: k, length: uint32(len(payload)), crc: crc32.ChecksumIEEE(payload)}
+	return append(h.append(make([]byte, 0, headerSize+len(payload))), payload...)
+}
+
+// readPayload fills b, which has the length that h says, and checks the checksum.
+func readPayload(r io.Reader, h header, b []byte) error {
+	if _, err := io.ReadFull(r, b); err != nil {
+		return err
+	}
+	if crc := crc32.ChecksumIEEE(b); crc != h.crc {
+		return fmt.Errorf("weights: bucket %d has checksum %08x, %08x was sent: check the network and the memory of both hosts", h.bucket, crc, h.crc)
+	}
+	return nil
+}
+
+// readSmall returns the payload of a frame of kind k with at most limit bytes.
+func readSmall(r io.Reader, h header, k kind, limit uint32) ([]byte, error) {
+	if h.kind != k || h.length > limit {
+		return nil, fmt.Errorf("%w: a frame of kind %d with %d bytes where kind %d with at most %d was expected", errWire, h.kind, h.length, k, limit)
+	}
+	b := make([]byte, h.length)
+	return b, readPayload(r, h, b)
+}

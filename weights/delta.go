@@ -81,3 +81,18 @@ func patch(to, delta []byte, count, unit int) {
 		copy(to[k*unit:(k+1)*unit], values[i*unit:])
 	}
 }
+
+// copyUnits copies the units with these indices, which are those of a delta that checkDelta accepted.
+func copyUnits(to, from, indices []byte, unit int) {
+	if unit == 2 {
+		for ; len(indices) > 0; indices = indices[4:] {
+			k := int(binary.LittleEndian.Uint32(indices))
+			to[2*k], to[2*k+1] = from[2*k], from[2*k+1]
+		}
+		return
+	}
+	for ; len(indices) > 0; indices = indices[4:] {
+		k := int(binary.LittleEndian.Uint32(indices))
+		copy(to[k*unit:(k+1)*unit], from[k*unit:])
+	}
+}

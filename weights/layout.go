@@ -1,7 +1,7 @@
 package weights
 
 import (
-	"encoding/json"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"math"
@@ -12,18 +12,17 @@ import (
 
 // Param describes a parameter.
 type Param struct {
-	Name  string `json:"name"`
-	DType string `json:"dtype"` // PyTorch's name, without "torch."
-	Shape []int  `json:"shape"`
+	Name  string
+	DType tensor.DType
+	Shape []int
 }
 
 // layout is what publisher and receiver agree on before an update: the parameters, and how they are
-// cut into buckets. A bucket is at most `Bucket` bytes of one parameter.
+// cut into buckets. A bucket is at most `bucket` bytes of one parameter.
 type layout struct {
-	Bucket int     `json:"bucket"`
-	Params []Param `json:"params"`
+	bucket int
+	params []Param
 
-	dtypes  []tensor.DType
 	buckets []bucket
 	bytes   int64
 }
@@ -39,17 +38,90 @@ func (b bucket) size() int { return b.to - b.from }
 
 // Limits of what a layout may say.
 const (
-	maxLayout = 16 << 20 // bytes of its JSON text
+	maxLayout = 16 << 20 // bytes of its text
 	maxParams = 1 << 18
+	maxDims   = 64
 	minBucket = 1 << 10
 	maxBucket = 1 << 28
 )
 
-// parseLayout reads a layout. A model of more than limit bytes is refused.
+var errLayout = errors.New("weights: the list of parameters ends too early or too late")
+
+// encode returns the payload of an init frame, which doc.go describes.
+func (l *layout) encode() []byte {
+	b := binary.LittleEndian.AppendUint32(nil, uint32(l.bucket))
+	b = binary.LittleEndian.AppendUint32(b, uint32(len(l.params)))
+	for _, p := range l.params {
+		b = binary.LittleEndian.AppendUint16(b, uint16(len(p.Name)))
+		b = append(b, p.Name...)
+		b = append(b, byte(len(p.DType.String())))
+		b = append(b, p.DType.String()...)
+		b = append(b, byte(len(p.Shape)))
+		for _, n := range p.Shape {
+			b = binary.LittleEndian.AppendUint64(b, uint64(n))
+		}
+	}
+	return b
+}
+
+// parseLayout reads the payload of an init frame. A model of more than limit bytes is refused.
 func parseLayout(text []byte, limit int64) (*layout, error) {
 	l := new(layout)
-	if err := json.Unmarshal(text, l); err != nil {
-		return nil, fmt.Errorf("weights: the layout cannot be read: %w", err)
+	take := func(n int) []byte { // nil if there are fewer than n
+		if n > len(text) {
+			text = nil
+			return nil
+		}
+		part := text[:n:n]
+		text = text[n:]
+		return part
+	}
+	head := take(8)
+	if head == nil {
+		return nil, errLayout
+	}
+	l.bucket = int(min(binary.LittleEndian.Uint32(head), maxBucket+1))
+	count := binary.LittleEndian.Uint32(head[4:])
+	if count > maxParams || int(count) > len(text)/4 {
+		return nil, fmt.Errorf("weights: %d parameters in %d bytes, at most %d are possible", count, len(text), maxParams)
+	}
+	l.params = make([]Param, count)
+	for i := range l.params {
+		p := &l.params[i]
+		size := take(2)
+		if size == nil {
+			return nil, errLayout
+		}
+		name := take(int(binary.LittleEndian.Uint16(size)))
+		size = take(1)
+		if name == nil || size == nil {
+			return nil, errLayout
+		}
+		dtype := take(int(size[0]))
+		size = take(1)
+		if dtype == nil || size == nil {
+			return nil, errLayout
+		}
+		dims := take(8 * int(size[0]))
+		if dims == nil {
+			return nil, errLayout
+		}
+		p.Name = string(name)
+		var err error
+		if p.DType, err = tensor.ParseDType(string(dtype)); err != nil {
+			return nil, fmt.Errorf("weights: parameter %q: %w", p.Name, err)
+		}
+		p.Shape = make([]int, size[0])
+		for d := range p.Shape {
+			n := binary.LittleEndian.Uint64(dims[8*d:])
+			if n > math.MaxInt {
+				return nil, fmt.Errorf("weights: parameter %q has a dimension of %d", p.Name, n)
+			}
+			p.Shape[d] = int(n)
+		}
+	}
+	if len(text) != 0 {
+		return nil, errLayout
 	}
 	return l, l.plan(limit)
 }
@@ -57,37 +129,36 @@ func parseLayout(text []byte, limit int64) (*layout, error) {
 // plan checks l and cuts the buckets.
 func (l *layout) plan(limit int64) error {
 	switch {
-	case len(l.Params) == 0 || len(l.Params) > maxParams:
-		return fmt.Errorf("weights: %d parameters, want 1 to %d", len(l.Params), maxParams)
-	case l.Bucket < minBucket || l.Bucket > maxBucket || l.Bucket%64 != 0:
-		return fmt.Errorf("weights: buckets of %d bytes, want a multiple of 64 from %d to %d", l.Bucket, minBucket, maxBucket)
+	case len(l.params) == 0 || len(l.params) > maxParams:
+		return fmt.Errorf("weights: %d parameters, want 1 to %d", len(l.params), maxParams)
+	case l.bucket < minBucket || l.bucket > maxBucket || l.bucket%64 != 0:
+		return fmt.Errorf("weights: buckets of %d bytes, want a multiple of 64 from %d to %d", l.bucket, minBucket, maxBucket)
 	}
-	names := make(map[string]bool, len(l.Params))
-	sizes := make([]int, 0, len(l.Params))
-	for _, p := range l.Params {
-		d, err := tensor.ParseDType(p.DType)
-		if err != nil {
-			return fmt.Errorf("weights: parameter %q: %w", p.Name, err)
+	names := make(map[string]bool, len(l.params))
+	sizes := make([]int, 0, len(l.params))
+	for _, p := range l.params {
+		if len(p.Name) > math.MaxUint16 || len(p.Shape) > maxDims {
+			return fmt.Errorf("weights: parameter %.100q has a name of %d bytes and %d dimensions, at most %d and %d are possible", p.Name, len(p.Name), len(p.Shape), math.MaxUint16, maxDims)
 		}
 		if names[p.Name] {
 			return fmt.Errorf("weights: two parameters have the name %q", p.Name)
 		}
 		names[p.Name] = true
-		size, err := bytesOf(d, p.Shape)
+		size, err := bytesOf(p.DType, p.Shape)
 		if err != nil {
 			return fmt.Errorf("weights: parameter %q: %w", p.Name, err)
 		}
 		if l.bytes += int64(size); l.bytes > limit {
 			return fmt.Errorf("weights: the parameters have more than %d bytes (ReceiverOptions.MaxBytes)", limit)
 		}
-		l.dtypes, sizes = append(l.dtypes, d), append(sizes, size)
+		sizes = append(sizes, size)
 	}
-	if count := l.bytes/int64(l.Bucket) + int64(len(sizes)); count > 1<<24 {
-		return fmt.Errorf("weights: %d bytes in buckets of %d are too many buckets", l.bytes, l.Bucket)
+	if count := l.bytes/int64(l.bucket) + int64(len(sizes)); count > 1<<24 {
+		return fmt.Errorf("weights: %d bytes in buckets of %d are too many buckets", l.bytes, l.bucket)
 	}
 	for i, size := range sizes {
-		for from := 0; from < size; from += l.Bucket {
-			l.buckets = append(l.buckets, bucket{i, from, min(from+l.Bucket, size), min(l.dtypes[i].Size(), 8)})
+		for from := 0; from < size; from += l.bucket {
+			l.buckets = append(l.buckets, bucket{i, from, min(from+l.bucket, size), min(l.params[i].DType.Size(), 8)})
 		}
 	}
 	return nil
@@ -115,16 +186,16 @@ func bytesOf(d tensor.DType, shape []int) (int, error) {
 
 // equal reports whether l and m have the same parameters and buckets.
 func (l *layout) equal(m *layout) bool {
-	return l.Bucket == m.Bucket && slices.EqualFunc(l.Params, m.Params, func(a, b Param) bool {
+	return l.bucket == m.bucket && slices.EqualFunc(l.params, m.params, func(a, b Param) bool {
 		return a.Name == b.Name && a.DType == b.DType && slices.Equal(a.Shape, b.Shape)
 	})
 }
 
 // memory returns zeroed memory for each parameter, aligned for its elements.
 func (l *layout) memory() [][]byte {
-	m := make([][]byte, len(l.Params))
-	for i, d := range l.dtypes {
-		size, _ := bytesOf(d, l.Params[i].Shape) // plan has checked it
+	m := make([][]byte, len(l.params))
+	for i, p := range l.params {
+		size, _ := bytesOf(p.DType, p.Shape) // plan has checked it
 		m[i] = alignedBytes(size)
 	}
 	return m

@@ -2,8 +2,8 @@ package weights
 
 import (
 	"context"
+	"crypto/tls"
 	"encoding/binary"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"hash/crc32"
@@ -19,19 +19,27 @@ import (
 
 // Defaults of the options.
 const (
-	DefaultBucket  = 4 << 20
-	DefaultTimeout = 30 * time.Second
+	DefaultBucket   = 4 << 20
+	DefaultTimeout  = 10 * time.Second
+	DefaultMaxBytes = 64 << 30
 )
+
+// queued is how many buckets wait for a receiver's connection before the update waits for them.
+const queued = 4
 
 // PublisherOptions are options of Listen.
 type PublisherOptions struct {
-	// Bucket is the number of bytes that are sent at once, a multiple of 64; 0 means DefaultBucket.
+	// Bucket is the number of bytes that are sent at once, a multiple of 64 from 1 KiB to 256 MiB; 0 means
+	// DefaultBucket.
 	Bucket int
-	// Timeout is the longest time without progress of a receiver, and the longest time of its joining; 0
-	// means DefaultTimeout. A receiver that takes longer is dropped.
+	// Timeout is the longest time in which a receiver takes no bucket, the longest time until it
+	// acknowledges an update, and the longest time of its joining; 0 means DefaultTimeout. A receiver
+	// that takes longer is dropped. An update waits at most this long for a receiver that stalls.
 	Timeout time.Duration
-	// Full sends all elements in every update.
+	// Full sends all elements in every update. The publisher then compares nothing.
 	Full bool
+	// TLS is the configuration of a server; nil means no TLS. pg's Security.Configs returns one.
+	TLS *tls.Config
 }
 
 // Named is a parameter to publish.
@@ -43,9 +51,10 @@ type Named struct {
 // Report describes an update.
 type Report struct {
 	Version   uint64
-	Bytes     int64     // to each receiver
+	Delta     int64     // bytes on the wire to a receiver that has the last version
+	Full      int64     // bytes of all parameters
 	Receivers int       // that use the version
-	Dropped   []Dropped // since the last report
+	Dropped   []Dropped // since the last report, the last 1000 of them
 }
 
 // Dropped is a receiver that was given up. It may connect again.
@@ -62,26 +71,34 @@ type Publisher struct {
 	waiting  *strangers.List
 	tasks    sync.WaitGroup
 
-	mu      sync.Mutex // an update, or a receiver's joining
+	turn    chan struct{} // holds a value while somebody uses the fields up to list
 	layout  *layout
-	text    []byte   // the layout's JSON
+	text    []byte   // the layout's frame
 	base    [][]byte // the parameters of version
-	version uint64   // 0 before the first
+	version uint64   // 0 if base has no version
+	last    uint64   // the greatest version so far
 	deltas  []delta  // of each bucket, kept for their memory
 
 	list      sync.Mutex // the fields below
-	receivers map[*receiverConn]struct{}
+	receivers map[*peer]struct{}
 	dropped   []Dropped
-	came      chan struct{} // closed and replaced when receivers change
+	came      chan struct{} // closed and replaced when a receiver has come
 	closed    bool
 }
 
 type delta struct{ indices, values []byte }
 
-// receiverConn is a publisher's side of a receiver.
-type receiverConn struct {
+// peer is a receiver, as the publisher sees it.
+type peer struct {
 	name string
-	conn net.Conn
+	raw  net.Conn
+	conn net.Conn      // raw, or TLS on it
+	acks chan uint64   // versions that it uses
+	gone chan struct{} // closed when it is dropped
+
+	// Whoever has the turn uses these.
+	layout *layout // that it was told
+	has    uint64  // the version that it was sent
 }
 
 // Listen returns a publisher to which receivers connect at address.
@@ -101,8 +118,8 @@ func Listen(ctx context.Context, address string, o PublisherOptions) (*Publisher
 		return nil, fmt.Errorf("weights: Listen: %w", err)
 	}
 	p := &Publisher{
-		options: o, listener: l, waiting: strangers.New(strangers.Limit(0)),
-		receivers: make(map[*receiverConn]struct{}), came: make(chan struct{}),
+		options: o, listener: l, waiting: strangers.New(strangers.Limit(0)), turn: make(chan struct{}, 1),
+		receivers: make(map[*peer]struct{}), came: make(chan struct{}),
 	}
 	p.tasks.Go(p.accept)
 	return p, nil
@@ -130,98 +147,111 @@ func (p *Publisher) accept() {
 	}
 }
 
-// join reads the name of a new receiver and sends it the current version.
-func (p *Publisher) join(c net.Conn) {
+// join reads the name of a new receiver, sends it the current version, and reads its answers.
+func (p *Publisher) join(raw net.Conn) {
+	r := &peer{raw: raw, conn: raw, acks: make(chan uint64, 8), gone: make(chan struct{})}
+	if p.options.TLS != nil {
+		r.conn = tls.Server(raw, p.options.TLS)
+	}
 	var scratch [headerSize]byte
-	h, err := readHeader(c, &scratch)
+	h, err := readHeader(r.conn, &scratch)
 	var name []byte
 	if err == nil {
-		name, err = readSmall(c, h, kindHello, maxName)
+		name, err = readSmall(r.conn, h, kindHello, maxName)
 	}
-	if err != nil || !p.waiting.Remove(c) {
-		p.waiting.Refuse(c)
+	if err != nil || h.count != protocol || !p.waiting.Remove(raw) {
+		p.waiting.Refuse(raw)
 		return
 	}
-	r := &receiverConn{string(name), c}
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	c.SetDeadline(time.Now().Add(p.options.Timeout))
+	r.name = string(name)
+	raw.SetDeadline(time.Time{})
 	p.list.Lock()
 	if p.closed {
 		p.list.Unlock()
-		c.Close()
+		raw.Close()
 		return
 	}
 	p.receivers[r] = struct{}{}
+	close(p.came)
+	p.came = make(chan struct{})
+	p.tasks.Go(func() { p.catchUp(r) })
 	p.list.Unlock()
-	if p.version != 0 {
-		if err := p.sendCurrent(r); err != nil {
+	p.drop(r, r.readAcks())
+}
+
+// readAcks reads a receiver's answers until it fails.
+func (r *peer) readAcks() error {
+	var scratch [headerSize]byte
+	for {
+		h, err := readHeader(r.conn, &scratch)
+		if err != nil {
+			return err
+		}
+		if h.kind == kindRefuse {
+			why, err := readSmall(r.conn, h, kindRefuse, maxName)
+			return errors.Join(fmt.Errorf("it refused: %s", why), err)
+		}
+		b, err := readSmall(r.conn, h, kindAck, 8)
+		if err != nil {
+			return err
+		}
+		if len(b) != 8 {
+			return fmt.Errorf("%w: an acknowledgement of %d bytes", errWire, len(b))
+		}
+		select {
+		case r.acks <- binary.LittleEndian.Uint64(b):
+		default:
+			return fmt.Errorf("%w: more acknowledgements than updates", errWire)
+		}
+	}
+}
+
+// catchUp sends the current version to a receiver that came late, and leaves the turn to others
+// between buckets. An update that comes in between begins the receiver anew.
+func (p *Publisher) catchUp(r *peer) {
+	var v uint64
+	var digest uint32
+	for i := 0; ; i++ {
+		select {
+		case p.turn <- struct{}{}:
+		case <-r.gone:
+			return
+		}
+		if i == 0 {
+			v = p.version
+		}
+		more := v != 0 && p.version == v && r.has == 0
+		var err error
+		if more {
+			if i == 0 {
+				err = p.write(r, append(p.introduce(r), startFrame(v, 0)...))
+			}
+			if err == nil && i == len(p.layout.buckets) {
+				err = p.write(r, finishFrame(v, digest))
+				r.has, more = v, false
+			} else if err == nil {
+				f := p.full(i)
+				digest = chain(digest, f.crc)
+				err = p.send(r, f)
+			}
+		}
+		<-p.turn
+		if err != nil {
 			p.drop(r, err)
+		}
+		if err != nil || !more {
 			return
 		}
 	}
-	p.list.Lock()
-	close(p.came)
-	p.came = make(chan struct{})
-	p.list.Unlock()
 }
 
-// sendCurrent sends all elements of the current version to r.
-func (p *Publisher) sendCurrent(r *receiverConn) error {
-	begin := append(frame(kindInit, p.text), startFrame(p.version, 0)...)
-	if _, err := r.conn.Write(begin); err != nil {
-		return err
+// introduce returns the layout's frame if r does not know the layout.
+func (p *Publisher) introduce(r *peer) []byte {
+	if r.layout == p.layout {
+		return nil
 	}
-	var digest uint32
-	for i, b := range p.layout.buckets {
-		f := p.full(i, b)
-		digest = chain(digest, f.crc)
-		if err := f.send(r.conn); err != nil {
-			return err
-		}
-	}
-	if _, err := r.conn.Write(finishFrame(p.version, digest)); err != nil {
-		return err
-	}
-	return awaitAck(r.conn, p.version)
-}
-
-func startFrame(version, base uint64) []byte {
-	b := binary.LittleEndian.AppendUint64(nil, version)
-	return frame(kindStart, binary.LittleEndian.AppendUint64(b, base))
-}
-
-func finishFrame(version uint64, digest uint32) []byte {
-	b := binary.LittleEndian.AppendUint64(nil, version)
-	return frame(kindFinish, binary.LittleEndian.AppendUint32(b, digest))
-}
-
-// chain returns the digest of the buckets so far and the next one.
-func chain(digest, crc uint32) uint32 {
-	var b [4]byte
-	binary.LittleEndian.PutUint32(b[:], crc)
-	return crc32.Update(digest, crc32.IEEETable, b[:])
-}
-
-// awaitAck reads a receiver's answer to an update.
-func awaitAck(r io.Reader, version uint64) error {
-	var scratch [headerSize]byte
-	h, err := readHeader(r, &scratch)
-	if err != nil {
-		return err
-	}
-	if h.kind == kindRefuse {
-		why, err := readSmall(r, h, kindRefuse, maxName)
-		return errors.Join(fmt.Errorf("weights: the receiver refused version %d: %s", version, why), err)
-	}
-	b, err := readSmall(r, h, kindAck, 8)
-	if err != nil {
-		return err
-	}
-	if len(b) != 8 || binary.LittleEndian.Uint64(b) != version {
-		return fmt.Errorf("%w: another version than %d was acknowledged", errWire, version)
-	}
-	return nil
+	r.layout = p.layout
+	return p.text[:len(p.text):len(p.text)]
 }
 
 // encoded is a bucket on its way: a frame whose parts are sent one after the other.
@@ -230,196 +260,253 @@ type encoded struct {
 	parts [2][]byte
 }
 
-func (e *encoded) send(c net.Conn) error {
+func (p *Publisher) send(r *peer, e encoded) error {
 	var head [headerSize]byte
 	v := net.Buffers{e.header.append(head[:0]), e.parts[0], e.parts[1]}
-	_, err := v.WriteTo(c)
+	r.raw.SetWriteDeadline(time.Now().Add(p.options.Timeout))
+	_, err := v.WriteTo(r.conn)
 	return err
 }
 
-// full is the frame with all bytes of bucket i.
-func (p *Publisher) full(i int, b bucket) encoded {
+func (p *Publisher) write(r *peer, b []byte) error {
+	r.raw.SetWriteDeadline(time.Now().Add(p.options.Timeout))
+	_, err := r.conn.Write(b)
+	return err
+}
+
+// full is the frame with all bytes of bucket i of the base.
+func (p *Publisher) full(i int) encoded {
+	b := p.layout.buckets[i]
 	all := p.base[b.param][b.from:b.to]
 	return encoded{header{kindFull, uint32(i), 0, uint32(len(all)), crc32.ChecksumIEEE(all)}, [2][]byte{all, nil}}
 }
 
-// encode brings bucket i of the base up to date and returns the frame for it.
-func (p *Publisher) encode(i int, b bucket, now []byte, relative bool) encoded {
+// encode brings bucket i of the base up to date and returns the frame for receivers that have the
+// base, and for the others if there are any.
+func (p *Publisher) encode(i int, now []byte, relative, others bool) (forMost, forOthers encoded) {
+	b := p.layout.buckets[i]
 	base := p.base[b.param][b.from:b.to]
+	short := false
 	if relative {
 		d := &p.deltas[i]
-		var short bool
 		if d.indices, d.values, short = diff(base, now, b.unit, d.indices[:0], d.values[:0]); short {
 			crc := crc32.Update(crc32.ChecksumIEEE(d.indices), crc32.IEEETable, d.values)
-			return encoded{
+			forMost = encoded{
 				header{kindDelta, uint32(i), uint32(len(d.indices) / 4), uint32(len(d.indices) + len(d.values)), crc},
 				[2][]byte{d.indices, d.values},
 			}
 		}
 	}
-	copy(base, now)
-	return p.full(i, b)
+	if !short {
+		copy(base, now)
+	}
+	if !short || others {
+		forOthers = p.full(i)
+	}
+	if !short {
+		forMost = forOthers
+	}
+	return forMost, forOthers
+}
+
+// feed is the update of one receiver.
+type feed struct {
+	*peer
+	relative bool
+	begin    []byte
+	queue    chan encoded
+	digest   uint32 // of all buckets, known when the queue is closed
+	used     bool   // the receiver has acknowledged
 }
 
 // Publish sends a version to all receivers and waits until they use it. Versions increase. The
 // parameters belong to Publish until it returns; their names, dtypes and shapes may differ from those of
 // the last version. A receiver that fails is dropped, which is no error. After an error no
-// receiver is connected; they connect again and wait for the next version.
+// receiver is connected; they connect again and keep their version until the next one.
 func (p *Publisher) Publish(ctx context.Context, version uint64, params []Named) (Report, error) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
 	report := Report{Version: version}
-	if version <= p.version {
-		return report, fmt.Errorf("weights: Publish: version %d is not after %d", version, p.version)
-	}
-	l := &layout{Bucket: p.options.Bucket}
-	memory := make([][]byte, 0, len(params))
-	for _, n := range params {
-		t := n.Tensor
-		if t == nil || !t.IsContiguous() || t.Device() != (tensor.Device{}) {
-			return report, fmt.Errorf("weights: Publish: parameter %q is not a contiguous tensor in host memory", n.Name)
-		}
-		l.Params = append(l.Params, Param{n.Name, t.DType().String(), t.Shape()})
-		memory = append(memory, t.Bytes())
-	}
-	if err := l.plan(math.MaxInt64); err != nil {
-		return report, err
+	fail := func(err error) (Report, error) {
+		return report, fmt.Errorf("weights: Publish: version %d: %w", version, err)
 	}
 	if err := ctx.Err(); err != nil {
-		return report, err
+		return fail(context.Cause(ctx))
 	}
-	relative := p.version != 0 && !p.options.Full
-	var begin []byte
+	select {
+	case p.turn <- struct{}{}:
+		defer func() { <-p.turn }()
+	case <-ctx.Done():
+		return fail(context.Cause(ctx))
+	}
+	if version <= p.last {
+		return fail(fmt.Errorf("versions increase, and the last one was %d", p.last))
+	}
+	l, memory, err := layoutOf(params, p.options.Bucket)
+	if err != nil {
+		return fail(err)
+	}
 	if p.layout == nil || !p.layout.equal(l) {
-		text, err := json.Marshal(l)
-		if err != nil || len(text) > maxLayout {
-			return report, errors.Join(fmt.Errorf("weights: Publish: a layout of %d bytes, at most %d fit", len(text), maxLayout), err)
+		text := l.encode()
+		if len(text) > maxLayout {
+			return fail(fmt.Errorf("the names and shapes have %d bytes, at most %d fit", len(text), maxLayout))
 		}
-		p.layout, p.text, p.base, p.deltas = l, text, l.memory(), make([]delta, len(l.buckets))
-		relative = false
-		begin = frame(kindInit, text)
+		p.base = nil // so that the old memory can go before the new comes
+		p.layout, p.text, p.base, p.deltas = l, frame(kindInit, text), l.memory(), make([]delta, len(l.buckets))
+		p.version = 0
 	}
 	base := p.version
-	if !relative {
-		base = 0
-	}
-	p.version = version
-	begin = append(begin, startFrame(version, base)...)
-	report.Bytes = int64(len(begin))
+	relative := base != 0 && !p.options.Full
+	p.last, p.version = version, 0
 
-	// One goroutine a receiver sends what this one encodes; two buckets may wait between them.
-	receivers := p.connected()
-	queues := make([]chan encoded, len(receivers))
-	var digest uint32
+	// A goroutine for each receiver sends what this one encodes.
+	feeds, others, isClosed := p.feeds(base, relative)
+	if isClosed {
+		return fail(net.ErrClosed)
+	}
 	var sending sync.WaitGroup
-	sent, cancel := context.WithCancelCause(ctx)
-	defer cancel(nil)
-	stop := context.AfterFunc(sent, func() {
-		for _, r := range receivers {
-			r.conn.SetDeadline(time.Unix(1, 0))
+	stop := context.AfterFunc(ctx, func() {
+		for _, f := range feeds {
+			f.raw.Close()
 		}
 	})
-	for i, r := range receivers {
-		q := make(chan encoded, 2)
-		queues[i] = q
+	for _, f := range feeds {
 		sending.Go(func() {
-			err := p.feed(sent, r, begin, q)
-			for range q { // after an error
-			}
-			if err == nil {
-				_, err = r.conn.Write(finishFrame(version, digest))
-			}
-			if err == nil {
-				err = awaitAck(r.conn, version)
+			err := p.feed(ctx, f, version, base)
+			for range f.queue { // after an error
 			}
 			if err != nil {
-				p.drop(r, err)
+				p.drop(f.peer, err)
 			}
 		})
 	}
-	for i, b := range l.buckets {
+	var digest, digestOthers uint32
+	report.Full, report.Delta = l.bytes, 2*headerSize+16+12
+	for i, b := range p.layout.buckets {
 		if ctx.Err() != nil {
 			break
 		}
-		e := p.encode(i, b, memory[b.param][b.from:b.to], relative)
-		digest = chain(digest, e.crc)
-		report.Bytes += headerSize + int64(e.length)
-		for _, q := range queues {
-			q <- e
+		most, other := p.encode(i, memory[b.param][b.from:b.to], relative, others)
+		digest, digestOthers = chain(digest, most.crc), chain(digestOthers, other.crc)
+		report.Delta += headerSize + int64(most.length)
+		for _, f := range feeds {
+			if f.relative || !relative {
+				f.queue <- most
+			} else {
+				f.queue <- other
+			}
 		}
 	}
-	if err := ctx.Err(); err != nil {
-		cancel(err)
-	}
-	for _, q := range queues {
-		close(q)
+	for _, f := range feeds {
+		if f.digest = digestOthers; f.relative {
+			f.digest = digest
+		}
+		close(f.queue)
 	}
 	sending.Wait()
-	report.Bytes += headerSize + 12
 	if !stop() && ctx.Err() != nil {
-		for _, r := range p.connected() {
-			p.drop(r, ctx.Err())
+		for _, f := range feeds {
+			p.drop(f.peer, context.Cause(ctx))
 		}
-		p.layout, p.version = nil, base // the base is a mixture: the next update is a full one
-		return report, fmt.Errorf("weights: Publish: version %d: %w", version, context.Cause(ctx))
+		p.layout = nil // the base is a mixture: the next update is a full one
+		return fail(context.Cause(ctx))
+	}
+	p.version = version
+	for _, f := range feeds {
+		if f.used {
+			report.Receivers++
+		}
 	}
 	p.list.Lock()
-	report.Receivers, report.Dropped, p.dropped = len(p.receivers), p.dropped, nil
+	report.Dropped, p.dropped = p.dropped, nil
 	p.list.Unlock()
 	return report, nil
 }
 
-// feed sends the beginning of an update and its buckets to r. Each has the timeout.
-func (p *Publisher) feed(ctx context.Context, r *receiverConn, begin []byte, q <-chan encoded) error {
-	progress := func() error {
-		r.conn.SetDeadline(time.Now().Add(p.options.Timeout))
-		return ctx.Err() // a cancelled context may have set its deadline before
-	}
-	if err := progress(); err != nil {
-		return err
-	}
-	if _, err := r.conn.Write(begin); err != nil {
-		return err
-	}
-	for e := range q {
-		if err := progress(); err != nil {
-			return err
+// layoutOf returns the layout of params and their memory.
+func layoutOf(params []Named, bucket int) (*layout, [][]byte, error) {
+	l := &layout{bucket: bucket}
+	memory := make([][]byte, 0, len(params))
+	for _, n := range params {
+		t := n.Tensor
+		if t == nil || !t.IsContiguous() || t.Device() != (tensor.Device{}) {
+			return nil, nil, fmt.Errorf("parameter %q is not a contiguous tensor in host memory", n.Name)
 		}
-		if err := e.send(r.conn); err != nil {
-			return err
-		}
+		l.params = append(l.params, Param{n.Name, t.DType(), t.Shape()})
+		memory = append(memory, t.Bytes())
 	}
-	return progress()
+	return l, memory, l.plan(math.MaxInt64)
 }
 
-func (p *Publisher) connected() []*receiverConn {
+// feeds returns a feed for each receiver. It reports whether some get all elements in an update that is
+// relative for the others, and whether the publisher is closed.
+func (p *Publisher) feeds(base uint64, relative bool) (all []*feed, others, closed bool) {
 	p.list.Lock()
 	defer p.list.Unlock()
-	all := make([]*receiverConn, 0, len(p.receivers))
 	for r := range p.receivers {
-		all = append(all, r)
+		f := &feed{peer: r, relative: relative && r.has == base && r.layout == p.layout, queue: make(chan encoded, queued)}
+		f.begin = p.introduce(r)
+		r.has = p.last
+		others = others || relative && !f.relative
+		all = append(all, f)
 	}
-	return all
+	return all, others, p.closed
 }
 
-// drop gives up a receiver.
-func (p *Publisher) drop(r *receiverConn, err error) {
-	r.conn.Close()
+// feed sends an update to a receiver and waits until it uses the version.
+func (p *Publisher) feed(ctx context.Context, f *feed, version, base uint64) error {
+	if !f.relative {
+		base = 0
+	}
+	if err := p.write(f.peer, append(f.begin, startFrame(version, base)...)); err != nil {
+		return err
+	}
+	for e := range f.queue {
+		if err := p.send(f.peer, e); err != nil {
+			return err
+		}
+	}
+	if ctx.Err() != nil {
+		return context.Cause(ctx)
+	}
+	if err := p.write(f.peer, finishFrame(version, f.digest)); err != nil {
+		return err
+	}
+	timer := time.NewTimer(p.options.Timeout)
+	defer timer.Stop()
+	for {
+		select {
+		case v := <-f.acks:
+			if f.used = v == version; f.used {
+				return nil
+			}
+		case <-f.gone:
+			return io.ErrUnexpectedEOF // its reader has said why
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		case <-timer.C:
+			return fmt.Errorf("it did not acknowledge version %d within %v", version, p.options.Timeout)
+		}
+	}
+}
+
+// drop gives up a receiver. The first reason counts.
+func (p *Publisher) drop(r *peer, err error) {
+	r.raw.Close()
 	p.list.Lock()
 	defer p.list.Unlock()
 	if _, there := p.receivers[r]; !there {
 		return
 	}
 	delete(p.receivers, r)
+	close(r.gone)
 	var timeout net.Error
 	if errors.As(err, &timeout) && timeout.Timeout() {
-		err = fmt.Errorf("no progress within %v: %w", p.options.Timeout, err)
+		err = fmt.Errorf("it took no data for %v: %w", p.options.Timeout, err)
 	}
-	p.dropped = append(p.dropped, Dropped{r.name, fmt.Errorf("weights: receiver %q at %s was dropped: %w", r.name, r.conn.RemoteAddr(), err)})
+	p.dropped = append(p.dropped, Dropped{r.name, fmt.Errorf("weights: receiver %q at %s was dropped: %w", r.name, r.raw.RemoteAddr(), err)})
 	p.dropped = p.dropped[max(0, len(p.dropped)-1000):]
 }
 
-// Await waits until n receivers are connected.
+// Await waits until n receivers are connected. They may not have a version yet.
 func (p *Publisher) Await(ctx context.Context, n int) error {
 	for {
 		p.list.Lock()
@@ -434,7 +521,7 @@ func (p *Publisher) Await(ctx context.Context, n int) error {
 		select {
 		case <-came:
 		case <-ctx.Done():
-			return fmt.Errorf("weights: Await: %d of %d receivers have connected: %w", have, n, ctx.Err())
+			return fmt.Errorf("weights: Await: %d of %d receivers have connected: %w", have, n, context.Cause(ctx))
 		}
 	}
 }
@@ -451,7 +538,7 @@ func (p *Publisher) Close() error {
 	close(p.came)
 	p.came = make(chan struct{})
 	for r := range p.receivers {
-		r.conn.Close()
+		r.raw.Close()
 	}
 	p.list.Unlock()
 	err := p.listener.Close()

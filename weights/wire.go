@@ -8,25 +8,18 @@ import (
 	"io"
 )
 
-// The wire is frames over one TCP connection, little-endian: a header of headerSize bytes, then
-// the payload. docs/decisions/0037-weights.md says why.
-//
-//	0  4 bytes "c10w"
-//	4  kind
-//	8  number of the bucket
-//	12 number of elements of a delta
-//	16 bytes of the payload
-//	20 CRC-32 (IEEE) of the payload
+// doc.go describes the frames.
 const (
 	headerSize = 24
 	magic      = "c10w"
+	protocol   = 1 // in the count of a hello
 )
 
 type kind uint32
 
 const (
 	kindHello  kind = 1 // receiver: its name
-	kindInit   kind = 2 // publisher: the layout, as JSON
+	kindInit   kind = 2 // publisher: the layout
 	kindStart  kind = 3 // publisher: version, and the version that deltas are relative to; 0 for a full update
 	kindFull   kind = 4 // publisher: all bytes of a bucket
 	kindDelta  kind = 5 // publisher: a bucket's changed elements
@@ -35,9 +28,8 @@ const (
 	kindRefuse kind = 8 // receiver: why it leaves
 )
 
-const (
-	maxName = 1 << 10 // bytes of a hello or a refusal
-)
+// maxName is the greatest length of a receiver's name and of a refusal, in bytes.
+const maxName = 1 << 10
 
 type header struct {
 	kind          kind
@@ -68,7 +60,11 @@ func readHeader(r io.Reader, scratch *[headerSize]byte) (header, error) {
 
 // frame returns a whole frame with a short payload.
 func frame(k kind, payload []byte) []byte {
-	h := header{kind: k, length: uint32(len(payload)), crc: crc32.ChecksumIEEE(payload)}
+	return header{kind: k}.withPayload(payload)
+}
+
+func (h header) withPayload(payload []byte) []byte {
+	h.length, h.crc = uint32(len(payload)), crc32.ChecksumIEEE(payload)
 	return append(h.append(make([]byte, 0, headerSize+len(payload))), payload...)
 }
 
@@ -78,7 +74,7 @@ func readPayload(r io.Reader, h header, b []byte) error {
 		return err
 	}
 	if crc := crc32.ChecksumIEEE(b); crc != h.crc {
-		return fmt.Errorf("weights: bucket %d has checksum %08x, %08x was sent: check the network and the memory of both hosts", h.bucket, crc, h.crc)
+		return fmt.Errorf("weights: a frame of bucket %d has checksum %08x, %08x was sent: check the network and the memory of both hosts", h.bucket, crc, h.crc)
 	}
 	return nil
 }
@@ -90,4 +86,21 @@ func readSmall(r io.Reader, h header, k kind, limit uint32) ([]byte, error) {
 	}
 	b := make([]byte, h.length)
 	return b, readPayload(r, h, b)
+}
+
+func startFrame(version, base uint64) []byte {
+	b := binary.LittleEndian.AppendUint64(nil, version)
+	return frame(kindStart, binary.LittleEndian.AppendUint64(b, base))
+}
+
+func finishFrame(version uint64, digest uint32) []byte {
+	b := binary.LittleEndian.AppendUint64(nil, version)
+	return frame(kindFinish, binary.LittleEndian.AppendUint32(b, digest))
+}
+
+// chain returns the digest of the buckets so far and the next one.
+func chain(digest, crc uint32) uint32 {
+	var b [4]byte
+	binary.LittleEndian.PutUint32(b[:], crc)
+	return crc32.Update(digest, crc32.IEEETable, b[:])
 }

@@ -1,0 +1,454 @@
+package weights
+
+import (
+	"bufio"
+	"context"
+	"crypto/tls"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"net"
+	"sync"
+	"time"
+
+	"github.com/c10d-go/c10d/internal/credentials"
+	"github.com/c10d-go/c10d/tensor"
+)
+
+// ReceiverOptions are options of Dial.
+type ReceiverOptions struct {
+	// Name is what the publisher's reports call this receiver, at most 1 KiB.
+	Name string
+	// Timeout is the longest time to connect, and the longest time without a bucket during an update; 0
+	// means DefaultTimeout. Between updates a receiver waits without limit.
+	Timeout time.Duration
+	// Retry is the longest pause before the receiver connects again; 0 means 5 s. Pauses begin
+	// with 50 ms and double.
+	Retry time.Duration
+	// MaxBytes bounds the bytes of a version; 0 means DefaultMaxBytes. A receiver needs up to twice as many.
+	MaxBytes int64
+	// TLS is the configuration of a client; nil means no TLS. pg's Security.Configs returns one.
+	TLS *tls.Config
+}
+
+// Receiver has the newest whole version of a publisher's parameters. Make one with Dial. Its methods
+// may be called from several goroutines.
+type Receiver struct {
+	options ReceiverOptions
+	address string
+	cancel  context.CancelFunc
+	done    chan struct{}
+
+	mu      sync.Mutex // the fields below
+	active  *copyOf    // nil before the first version
+	standby *copyOf    // what the next version is written to; only run replaces it
+	status  Status
+	changed chan struct{} // closed and replaced with each version
+
+	// Only run uses these.
+	behind  []behind // how each bucket of standby differs from active
+	touched int      // so many buckets of standby were written to since the last swap
+	scratch []byte
+}
+
+// Status is the state of a receiver.
+type Status struct {
+	Connected bool
+	Version   uint64 // in use; 0 before the first
+	Updates   int64  // versions that were taken into use
+	Bytes     int64  // read from publishers
+	Err       error  // why the last connection ended, nil once a later one has brought a version
+}
+
+// copyOf is one copy of all parameters.
+type copyOf struct {
+	version uint64
+	layout  *layout
+	memory  [][]byte
+	tensors map[string]*tensor.Tensor
+
+	readers int           // Receiver.mu
+	idle    chan struct{} // if not nil, closed when the last reader is gone
+}
+
+// behind is how a bucket of the standby differs from the same bucket of the active copy: in all, or in the units
+// with these indices.
+type behind struct {
+	whole   bool
+	indices []byte
+}
+
+// Version is a version in use. Release ends the use; a Version must not be used after that.
+type Version struct {
+	r *Receiver
+	c *copyOf
+}
+
+// Number is the version's number.
+func (v Version) Number() uint64 { return v.c.version }
+
+// Params describes the parameters, in the publisher's order. The caller must not change it.
+func (v Version) Params() []Param { return v.c.layout.params }
+
+// Tensor returns the parameter with this name, or nil. Its elements must not be changed.
+func (v Version) Tensor(name string) *tensor.Tensor { return v.c.tensors[name] }
+
+// Release ends the use of the version.
+func (v Version) Release() {
+	v.r.mu.Lock()
+	defer v.r.mu.Unlock()
+	v.c.readers--
+	switch {
+	case v.c.readers < 0:
+		panic("weights: Release was called twice")
+	case v.c.readers == 0 && v.c.idle != nil:
+		close(v.c.idle)
+		v.c.idle = nil
+	}
+}
+
+// Dial returns a receiver that connects to a publisher, now and whenever the connection is lost, until Close.
+// It does not wait for the publisher: see Await.
+func Dial(address string, o ReceiverOptions) (*Receiver, error) {
+	if o.Timeout == 0 {
+		o.Timeout = DefaultTimeout
+	}
+	if o.Retry == 0 {
+		o.Retry = 5 * time.Second
+	}
+	if o.MaxBytes == 0 {
+		o.MaxBytes = DefaultMaxBytes
+	}
+	host, _, err := net.SplitHostPort(address)
+	if err != nil {
+		return nil, fmt.Errorf("weights: Dial: %w", err)
+	}
+	if o.Timeout < 0 || o.Retry < 0 || o.MaxBytes < 0 || len(o.Name) > maxName {
+		return nil, fmt.Errorf("weights: Dial: Timeout %v, Retry %v, MaxBytes %d or a name of %d bytes is out of range", o.Timeout, o.Retry, o.MaxBytes, len(o.Name))
+	}
+	if o.TLS != nil {
+		o.TLS = credentials.ForHost(o.TLS, host)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	r := &Receiver{options: o, address: address, cancel: cancel, done: make(chan struct{}), changed: make(chan struct{})}
+	go r.run(ctx)
+	return r, nil
+}
+
+// Acquire returns the newest version, and false before the first. It never waits for the network. Call
+// Release soon: the next update but one waits for it.
+func (r *Receiver) Acquire() (Version, bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.active == nil {
+		return Version{}, false
+	}
+	r.active.readers++
+	return Version{r, r.active}, true
+}
+
+// Await waits until a version of this number or a later one is in use.
+func (r *Receiver) Await(ctx context.Context, version uint64) error {
+	for {
+		r.mu.Lock()
+		s, changed := r.status, r.changed
+		r.mu.Unlock()
+		if s.Version != 0 && s.Version >= version {
+			return nil
+		}
+		select {
+		case <-changed:
+		case <-r.done:
+			return fmt.Errorf("weights: Await: version %d: %w", version, net.ErrClosed)
+		case <-ctx.Done():
+			return errors.Join(fmt.Errorf("weights: Await: version %d has not come from %s, the receiver has %d: %w", version, r.address, s.Version, context.Cause(ctx)), s.Err)
+		}
+	}
+}
+
+// Status returns the receiver's state.
+func (r *Receiver) Status() Status {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.status
+}
+
+// Close ends the connection. The version stays usable.
+func (r *Receiver) Close() error {
+	r.cancel()
+	<-r.done
+	return nil
+}
+
+func (r *Receiver) run(ctx context.Context) {
+	defer close(r.done)
+	const first = 50 * time.Millisecond
+	for pause := first; ; pause = min(2*pause, r.options.Retry) {
+		before := r.Status().Updates
+		err := r.connect(ctx)
+		r.mu.Lock()
+		r.status.Connected, r.status.Err = false, err
+		if r.status.Updates != before {
+			pause = first
+		}
+		r.mu.Unlock()
+		select {
+		case <-ctx.Done():
+			return
+		case <-time.After(min(pause, r.options.Retry)):
+		}
+	}
+}
+
+// connect follows a publisher until the connection ends.
+func (r *Receiver) connect(ctx context.Context) error {
+	dialing, cancel := context.WithTimeout(ctx, r.options.Timeout)
+	defer cancel()
+	var d net.Dialer
+	raw, err := d.DialContext(dialing, "tcp", r.address)
+	if err != nil {
+		return fmt.Errorf("weights: %w", err)
+	}
+	defer raw.Close()
+	stop := context.AfterFunc(ctx, func() { raw.Close() })
+	defer stop()
+	conn := raw
+	if r.options.TLS != nil {
+		t := tls.Client(raw, r.options.TLS)
+		if err := t.HandshakeContext(dialing); err != nil {
+			return fmt.Errorf("weights: publisher %s: %w", r.address, err)
+		}
+		conn = t
+	}
+	raw.SetWriteDeadline(time.Now().Add(r.options.Timeout))
+	hello := header{kind: kindHello, count: protocol}
+	if _, err := conn.Write(hello.withPayload([]byte(r.options.Name))); err != nil {
+		return fmt.Errorf("weights: publisher %s: %w", r.address, err)
+	}
+	r.mu.Lock()
+	r.status.Connected = true
+	r.mu.Unlock()
+	s := session{r: r, in: bufio.NewReaderSize(conn, 64<<10), deadline: raw.SetReadDeadline}
+	for {
+		ack, err := s.next(ctx)
+		if err != nil {
+			err = fmt.Errorf("weights: publisher %s: %w", r.address, err)
+			if s.received { // tell it why; a peer that is gone does not mind
+				raw.SetWriteDeadline(time.Now().Add(time.Second))
+				text := err.Error()
+				conn.Write(frame(kindRefuse, []byte(text[:min(len(text), maxName)])))
+			}
+			return err
+		}
+		if ack != 0 {
+			raw.SetWriteDeadline(time.Now().Add(r.options.Timeout))
+			if _, err := conn.Write(frame(kindAck, binary.LittleEndian.AppendUint64(nil, ack))); err != nil {
+				return fmt.Errorf("weights: publisher %s: %w", r.address, err)
+			}
+		}
+	}
+}
+
+// session reads the frames of one connection. It can begin an update anew at any frame.
+type session struct {
+	r        *Receiver
+	in       *bufio.Reader
+	deadline func(time.Time) error
+	scratch  [headerSize]byte
+	received bool // the last error is about what came, not about the connection
+
+	layout        *layout
+	has           uint64 // the version that came on this connection
+	updating      bool
+	version, base uint64
+	bucket        int // the next
+	digest        uint32
+}
+
+// next reads a frame and returns the version that it completes, or 0.
+func (s *session) next(ctx context.Context) (ack uint64, err error) {
+	var limit time.Time
+	if s.updating {
+		limit = time.Now().Add(s.r.options.Timeout)
+	}
+	s.received = false
+	s.deadline(limit)
+	h, err := readHeader(s.in, &s.scratch)
+	if err != nil {
+		return 0, err
+	}
+	s.deadline(time.Now().Add(s.r.options.Timeout))
+	s.received = true
+	defer func() { s.r.count(headerSize + int64(h.length)) }()
+	switch h.kind {
+	case kindInit:
+		text, err := readSmall(s.in, h, kindInit, maxLayout)
+		if err != nil {
+			return 0, err
+		}
+		s.updating, s.has = false, 0
+		s.layout, err = parseLayout(text, s.r.options.MaxBytes)
+		return 0, err
+	case kindStart:
+		b, err := readSmall(s.in, h, kindStart, 16)
+		if err != nil {
+			return 0, err
+		}
+		if len(b) != 16 || s.layout == nil {
+			return 0, fmt.Errorf("%w: an update begins with %d bytes and parameters known %v", errWire, len(b), s.layout != nil)
+		}
+		s.version, s.base = binary.LittleEndian.Uint64(b), binary.LittleEndian.Uint64(b[8:])
+		if s.version == 0 || s.base != 0 && s.base != s.has {
+			return 0, fmt.Errorf("%w: version %d is relative to %d, this receiver has %d", errWire, s.version, s.base, s.has)
+		}
+		s.updating, s.bucket, s.digest = true, 0, 0
+		return 0, s.r.prepare(ctx, s.layout)
+	case kindFull, kindDelta:
+		if !s.updating || s.bucket >= len(s.layout.buckets) || h.bucket != uint32(s.bucket) || h.kind == kindDelta && s.base == 0 {
+			return 0, fmt.Errorf("%w: bucket %d of kind %d came where bucket %d was expected", errWire, h.bucket, h.kind, s.bucket)
+		}
+		if err := s.r.fill(s.in, h, s.layout.buckets[s.bucket], s.bucket); err != nil {
+			return 0, err
+		}
+		s.bucket++
+		s.digest = chain(s.digest, h.crc)
+		return 0, nil
+	case kindFinish:
+		b, err := readSmall(s.in, h, kindFinish, 12)
+		if err != nil {
+			return 0, err
+		}
+		if !s.updating || len(b) != 12 || s.bucket != len(s.layout.buckets) || binary.LittleEndian.Uint64(b) != s.version {
+			return 0, fmt.Errorf("%w: an update ends after %d buckets", errWire, s.bucket)
+		}
+		if d := binary.LittleEndian.Uint32(b[8:]); d != s.digest {
+			return 0, fmt.Errorf("weights: version %d has digest %08x, %08x was sent", s.version, s.digest, d)
+		}
+		s.updating, s.has = false, s.version
+		s.r.swap(s.version)
+		return s.version, nil
+	}
+	return 0, fmt.Errorf("%w: a frame of kind %d", errWire, h.kind)
+}
+
+func (r *Receiver) count(bytes int64) {
+	r.mu.Lock()
+	r.status.Bytes += bytes
+	r.mu.Unlock()
+}
+
+// prepare waits until nobody reads the standby and makes it fit the layout.
+func (r *Receiver) prepare(ctx context.Context, l *layout) error {
+	r.mu.Lock()
+	var idle chan struct{}
+	if r.standby != nil && r.standby.readers > 0 {
+		idle = make(chan struct{})
+		r.standby.idle = idle
+	}
+	r.mu.Unlock()
+	if idle != nil {
+		select {
+		case <-idle:
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+	}
+	for i := range r.touched {
+		r.behind[i].whole = true
+	}
+	r.touched = 0
+	if r.standby != nil && r.standby.layout.equal(l) {
+		return nil
+	}
+	r.mu.Lock()
+	r.standby = nil // so that this memory can go before the new comes
+	r.mu.Unlock()
+	c := &copyOf{layout: l, memory: l.memory(), tensors: make(map[string]*tensor.Tensor, len(l.params))}
+	for i, p := range l.params {
+		t, err := tensor.FromBytes(p.DType, c.memory[i], p.Shape...)
+		if err != nil {
+			return fmt.Errorf("weights: parameter %q: %w", p.Name, err)
+		}
+		c.tensors[p.Name] = t
+	}
+	r.behind = make([]behind, len(l.buckets))
+	for i := range r.behind {
+		r.behind[i].whole = true
+	}
+	r.mu.Lock()
+	r.standby = c
+	r.mu.Unlock()
+	return nil
+}
+
+// fill reads bucket number i into the standby.
+func (r *Receiver) fill(in *bufio.Reader, h header, b bucket, i int) error {
+	to := r.standby.memory[b.param][b.from:b.to]
+	isBool := r.standby.layout.params[b.param].DType == tensor.Bool
+	at := &r.behind[i]
+	r.touched = i + 1
+	if h.kind == kindFull {
+		if int64(h.length) != int64(len(to)) {
+			return fmt.Errorf("%w: bucket %d has %d bytes, want %d", errWire, i, h.length, len(to))
+		}
+		if err := readPayload(in, h, to); err != nil {
+			return err
+		}
+		at.whole, at.indices = true, at.indices[:0]
+		return checkBools(isBool, to)
+	}
+	if int64(h.length) >= int64(len(to)) || int64(h.count) > int64(h.length) {
+		return fmt.Errorf("%w: a delta of %d elements and %d bytes for a bucket of %d bytes", errWire, h.count, h.length, len(to))
+	}
+	if cap(r.scratch) < int(h.length) {
+		r.scratch = make([]byte, min(r.standby.layout.bucket, 2*int(h.length)))
+	}
+	d, count := r.scratch[:h.length], int(h.count)
+	if err := readPayload(in, h, d); err != nil {
+		return err
+	}
+	if err := checkDelta(d, count, b.unit, len(to)); err != nil {
+		return err
+	}
+	if err := checkBools(isBool, d[4*count:]); err != nil {
+		return err
+	}
+	from := r.active.memory[b.param][b.from:b.to]
+	if at.whole {
+		copy(to, from)
+	} else {
+		copyUnits(to, from, at.indices, b.unit)
+	}
+	patch(to, d, count, b.unit)
+	// After the swap the other copy is behind in these units.
+	at.indices = at.indices[:0]
+	if at.whole = 4*count > len(to)/8; !at.whole {
+		at.indices = append(at.indices, d[:4*count]...)
+	}
+	return nil
+}
+
+// checkBools refuses bytes that are no Go bools.
+func checkBools(isBool bool, b []byte) error {
+	if isBool {
+		for _, v := range b {
+			if v > 1 {
+				return fmt.Errorf("weights: a bool has the byte %d", v)
+			}
+		}
+	}
+	return nil
+}
+
+// swap makes the standby the active copy.
+func (r *Receiver) swap(version uint64) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.standby.version = version
+	r.active, r.standby = r.standby, r.active
+	r.touched = 0
+	r.status.Version, r.status.Err = version, nil
+	r.status.Updates++
+	close(r.changed)
+	r.changed = make(chan struct{})
+}

@@ -490,7 +490,7 @@ func (p *Publisher) feed(ctx context.Context, f *feed, version, base uint64) err
 
 // drop gives up a receiver. The first reason counts.
 func (p *Publisher) drop(r *peer, err error) {
-	r.raw.Close()
+	defer r.raw.Close()
 	p.list.Lock()
 	defer p.list.Unlock()
 	if _, there := p.receivers[r]; !there {

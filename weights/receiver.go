@@ -275,6 +275,7 @@ func (s *session) next(ctx context.Context) (ack uint64, err error) {
 	s.deadline(limit)
 	h, err := readHeader(s.in, &s.scratch)
 	if err != nil {
+		s.received = errors.Is(err, errWire)
 		return 0, err
 	}
 	s.deadline(time.Now().Add(s.r.options.Timeout))

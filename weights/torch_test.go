@@ -1,0 +1,157 @@
+package weights
+
+import (
+	"bufio"
+	"bytes"
+	"encoding/json"
+	"hash/crc32"
+	"os"
+	"os/exec"
+	"syscall"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/c10d-go/c10d/tensor"
+)
+
+// python is Debian's, whose torch is 1.13.1.
+const python = "/usr/bin/python3"
+
+// trainer publishes four versions and then dies in the middle of the fifth.
+const trainer = `
+import json, os, sys, time, zlib, ctypes
+sys.path.insert(0, "torch")
+import torch, weights_publisher as w
+torch.manual_seed(1)
+n = 1 << 20
+model = {"w": torch.randn(n).bfloat16(), "odd": torch.randn(7, 3), "half": torch.randn(33).half(), "scalar": torch.tensor(3),
+         "mask": torch.tensor([True, False, True]), "none": torch.zeros(0, 4), "z": torch.zeros(5, dtype=torch.complex128),
+         "part": torch.randn(101).bfloat16()[1:].view(10, 10).t()}
+p = w.Publisher(bucket=1 << 16)
+def say(**what):
+    print(json.dumps(what), flush=True)
+def crc(t):
+    b = w._bytes_of(t)
+    return zlib.crc32(w._memory(b))
+say(address="%s:%d" % p.address)
+while len(p) < 1:
+    time.sleep(0.001)
+for version in range(1, 5):
+    if version == 2:  # 1 % of the elements
+        at = torch.randperm(n)[: n // 100]
+        model["w"][at] += 1
+        model["odd"][6, 2] += 1
+        model["part"][3, 3] = 9
+        model["z"][4] = 1j
+    if version == 4:
+        model["w"] = torch.randn(n).bfloat16()
+    used, sent = p.publish(version, model.items())
+    say(version=version, used=used, sent=sent, crc={k: crc(v) for k, v in model.items()}, dropped=p.dropped)
+    assert sys.stdin.readline()
+# A late receiver may be there now. The process ends after the 20th bucket.
+whole, calls = p._whole, []
+def dying(i):
+    calls.append(i)
+    if len(calls) == 20:
+        os.kill(os.getpid(), 9)
+    return whole(i)
+p._whole = dying
+model["w"] = torch.randn(n).bfloat16()
+p.publish(5, model.items())
+`
+
+// TestTorch has PyTorch publish to two receivers: all elements, 1 % of them, none, all again. Then it
+// is killed in an update.
+func TestTorch(t *testing.T) {
+	if err := exec.Command(python, "-c", "import torch").Run(); err != nil {
+		if os.Getenv("C10D_REQUIRE_SERVICES") == "1" {
+			t.Fatalf("PyTorch is required: %s -c 'import torch': %v", python, err)
+		}
+		t.Skipf("needs PyTorch (Debian: python3-torch): %s -c 'import torch': %v", python, err)
+	}
+	cmd := exec.Command(python, "-c", trainer)
+	cmd.Env = append(os.Environ(), "OMP_NUM_THREADS=1")
+	var stderr bytes.Buffer
+	cmd.Stderr = &stderr
+	in, err := cmd.StdinPipe()
+	require.NoError(t, err)
+	out, err := cmd.StdoutPipe()
+	require.NoError(t, err)
+	require.NoError(t, cmd.Start())
+	ended := false
+	defer func() {
+		if !ended {
+			cmd.Process.Signal(syscall.SIGKILL)
+			cmd.Wait()
+		}
+	}()
+	lines := bufio.NewScanner(out)
+	var said struct {
+		Address string
+		Version uint64
+		Used    int
+		Sent    int
+		CRC     map[string]uint32
+		Dropped [][]string
+	}
+	next := func() {
+		t.Helper()
+		said.CRC = nil
+		require.True(t, lines.Scan(), &stderr)
+		require.NoError(t, json.Unmarshal(lines.Bytes(), &said), lines.Text())
+	}
+	check := func(r *Receiver) {
+		t.Helper()
+		require.NoError(t, r.Await(within(t), said.Version), &stderr)
+		v, ok := r.Acquire()
+		require.True(t, ok)
+		defer v.Release()
+		require.Equal(t, said.Version, v.Number())
+		require.Len(t, v.Params(), len(said.CRC))
+		for name, crc := range said.CRC {
+			require.Equal(t, crc, crcOf(v.Tensor(name)), "%s of version %d", name, said.Version)
+		}
+	}
+	next()
+	first := dial(t, said.Address, ReceiverOptions{Name: "first"})
+	receivers := []*Receiver{first}
+	const full = 2 << 20
+	for version := uint64(1); version <= 4; version++ {
+		next()
+		require.Equal(t, version, said.Version)
+		require.Empty(t, said.Dropped)
+		require.GreaterOrEqual(t, said.Used, 1)
+		switch version {
+		case 1, 4:
+			require.Greater(t, said.Sent, full)
+		case 2:
+			require.Less(t, said.Sent, full/20)
+			require.Greater(t, said.Sent, full/40)
+		case 3:
+			require.Less(t, said.Sent, full/200)
+		}
+		if version == 3 {
+			receivers = append(receivers, dial(t, said.Address, ReceiverOptions{Name: "late"}))
+		}
+		for _, r := range receivers {
+			check(r)
+		}
+		v, _ := first.Acquire()
+		require.Equal(t, []int{10, 10}, v.Tensor("part").Shape())
+		require.Equal(t, tensor.BFloat16, v.Tensor("w").DType())
+		v.Release()
+		_, err = in.Write([]byte("\n"))
+		require.NoError(t, err)
+	}
+	err = cmd.Wait()
+	ended = true
+	require.ErrorContains(t, err, "killed", &stderr)
+	for _, r := range receivers {
+		require.Eventually(t, func() bool { return r.Status().Err != nil }, patience, 1e6)
+		check(r)
+		require.Greater(t, r.Status().Bytes, int64(full+full/4), "it had half of version 5")
+	}
+}
+
+func crcOf(t *tensor.Tensor) uint32 { return crc32.ChecksumIEEE(t.Bytes()) }

@@ -134,6 +134,7 @@ var layers = []layer{
 	{"pg", []string{"tensor", "work", "trace", "store", "store/tcp", "store/redis", "backend", "backend/detail", "internal/credentials", "internal/launch", "internal/membership", "internal/notice", "internal/rollcall", "internal/waiting"}},
 	{"pg/pgtest", []string{"store", "backend", "backend/gloo", "pg"}},
 	{"ddp", []string{"tensor", "work", "store", "backend", "pg"}},
+	{"weights", []string{"tensor", "internal/credentials", "internal/strangers"}},
 	{"ddp/gpu", []string{"tensor", "work", "backend/cuda", "backend/cuda/driver", "ddp"}},
 
 	{"internal/script", []string{"tensor", "work", "backend", "pg"}},
@@ -156,7 +157,7 @@ var layers = []layer{
 // public is what users can use. Modules below the core are users too, where they
 // have no row of their own, and choose their other dependencies themselves.
 var public = []string{
-	"tensor", "work", "trace", "store/...", "backend", "backend/detail", "backend/gloo", "backend/cuda", "backend/cuda/driver/...", "pg/...", "ddp/...",
+	"tensor", "work", "trace", "store/...", "backend", "backend/detail", "backend/gloo", "backend/cuda", "backend/cuda/driver/...", "pg/...", "ddp/...", "weights",
 }
 
 type layer struct {

@@ -34,8 +34,6 @@ type bucket struct {
 	unit            int
 }
 
-func (b bucket) size() int { return b.to - b.from }
-
 // Limits of what a layout may say.
 const (
 	maxLayout = 16 << 20 // bytes of its text

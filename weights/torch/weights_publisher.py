@@ -20,6 +20,7 @@ import torch
 HELLO, INIT, START, FULL, DELTA, FINISH, ACK, REFUSE = range(1, 9)
 PROTOCOL = 1
 HEADER = struct.Struct("<4s5I")
+STRANGERS = 64  # connections that have not said hello yet
 UNITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
@@ -92,6 +93,7 @@ class Publisher:
         self._list = threading.Lock()
         self._receivers = []
         self._closed = False
+        self._strangers = threading.BoundedSemaphore(STRANGERS)
         self._listener = socket.create_server((host, port))
         self.address = self._listener.getsockname()
         threading.Thread(target=self._accept, daemon=True).start()
@@ -118,7 +120,10 @@ class Publisher:
                     return
                 time.sleep(0.05)  # no file descriptor is left, for example
                 continue
-            threading.Thread(target=self._join, args=(sock,), daemon=True).start()
+            if self._strangers.acquire(blocking=False):
+                threading.Thread(target=self._join, args=(sock,), daemon=True).start()
+            else:
+                sock.close()
 
     def _join(self, sock):
         """Reads the name of a new receiver and sends it the current version, if there is one."""
@@ -133,6 +138,8 @@ class Publisher:
         except (OSError, ValueError):
             sock.close()
             return
+        finally:
+            self._strangers.release()
         r = _Receiver(sock, name.decode("utf-8", "replace"))
         with self._list:
             self._receivers.append(r)
@@ -270,11 +277,9 @@ class Publisher:
                     self._drop(r, sent)
                 raise sent
             self.version = version
-            used = 0
-            for r in receivers:
-                if r in self._receivers and self._acknowledged(r, version):
-                    used += 1
-            return used, sent
+            with self._list:
+                alive = [r for r in receivers if r in self._receivers]
+            return sum(self._acknowledged(r, version) for r in alive), sent
 
     def _send(self, receivers, fresh, begun, buckets, version):
         alive = list(receivers)

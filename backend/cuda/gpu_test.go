@@ -647,7 +647,7 @@ func TestSimulatedProcesses(t *testing.T) {
 }
 
 // BenchmarkGPU all-reduces float32s on all GPUs, one rank each, in one process: as
-// calls that are waited for one by one, and back to back.
+// calls that are waited for one by one, back to back, and back to back in a stream.
 func BenchmarkGPU(b *testing.B) {
 	d, err := openReal()
 	if err != nil {
@@ -655,7 +655,7 @@ func BenchmarkGPU(b *testing.B) {
 	}
 	defer d.Close()
 	for _, bytes := range []int{8 << 10, 1 << 20, 16 << 20, 256 << 20} {
-		for _, way := range []string{"single", "back to back"} {
+		for _, way := range []string{"single", "back to back", "in a stream"} {
 			b.Run(fmt.Sprintf("%d GPUs/%d/%s", d.Count(), bytes, way), func(b *testing.B) {
 				fabric, st, size := mem.NewFabric(), store.NewHash(), d.Count()
 				defer st.Close()
@@ -686,8 +686,12 @@ func BenchmarkGPU(b *testing.B) {
 							if err != nil {
 								return err
 							}
+							ctx := b.Context()
+							if way == "in a stream" {
+								ctx = cuda.InStream(ctx, s)
+							}
 							call := func(wait bool) error {
-								w, err := g.AllReduce(b.Context(), []*tensor.Tensor{t}, backend.AllReduceOptions{Op: backend.Max()})
+								w, err := g.AllReduce(ctx, []*tensor.Tensor{t}, backend.AllReduceOptions{Op: backend.Max()})
 								if err == nil && wait {
 									err = w.Wait(b.Context())
 								}

@@ -295,8 +295,11 @@ func (g *gpu) order(ctx context.Context, w *work.Work) error {
 }
 
 // finish waits until an operation's result can be used. On a device it waits for the
-// stream, which is ordered after the operation.
+// stream that is ordered after the operation, or for an operation that is part of the stream.
 func (g *gpu) finish(ctx context.Context, w *work.Work) error {
+	if g != nil && g.part {
+		return w.Wait(ctx)
+	}
 	if err := g.order(ctx, w); err != nil || g == nil || g.stream == nil {
 		return err
 	}

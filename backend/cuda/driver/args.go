@@ -3,6 +3,7 @@ package driver
 import (
 	"encoding/binary"
 	"math"
+	"slices"
 )
 
 // Args is the parameters of a kernel, laid out as the kernel finds them: each at
@@ -15,6 +16,7 @@ import (
 type Args struct {
 	buf  []byte
 	offs []int
+	lent bool // buf is the caller's
 }
 
 // MaxArgs is the most bytes that parameters may take.
@@ -22,22 +24,28 @@ const MaxArgs = 4096
 
 // Reset removes all parameters.
 func (a *Args) Reset() *Args {
+	if a.lent {
+		a.buf, a.lent = nil, false
+	}
 	a.buf, a.offs = a.buf[:0], a.offs[:0]
 	return a
 }
 
 // Set makes a's parameters those of b.
 func (a *Args) Set(b *Args) *Args {
-	a.buf, a.offs = append(a.buf[:0], b.buf...), append(a.offs[:0], b.offs...)
+	a.Reset()
+	a.buf, a.offs = append(a.buf, b.buf...), append(a.offs, b.offs...)
 	return a
 }
 
 // next makes room for a parameter of n bytes.
 func (a *Args) next(n, align int) []byte {
-	at := (len(a.buf) + align - 1) / align * align
-	for len(a.buf) < at+n {
-		a.buf = append(a.buf, 0)
+	if a.lent {
+		a.buf, a.lent = slices.Clip(a.buf), false
 	}
+	had, at := len(a.buf), (len(a.buf)+align-1)/align*align
+	a.buf = slices.Grow(a.buf, at+n-had)[:at+n]
+	clear(a.buf[had:])
 	a.offs = append(a.offs, at)
 	return a.buf[at : at+n]
 }
@@ -73,6 +81,14 @@ func (a *Args) Float64(v float64) *Args { return a.Uint64(math.Float64bits(v)) }
 // 2, 4, 8 or 16.
 func (a *Args) Struct(b []byte, align int) *Args {
 	copy(a.next(len(b), max(align, 1)), b)
+	return a
+}
+
+// StructIn makes b the only parameter, a structure that begins at any alignment. It copies nothing: the
+// bytes are those of b when the kernel is launched.
+func (a *Args) StructIn(b []byte) *Args {
+	a.buf, a.lent = b, true
+	a.offs = append(a.offs[:0], 0)
 	return a
 }
 

@@ -16,6 +16,9 @@ type Capturer interface {
 	// EndCapture ends the capture that BeginCapture began on this stream, also if it returns
 	// an error. It may wait for the device.
 	EndCapture() (Graph, error)
+
+	// Capturing reports whether the stream is part of a capture of its Driver.
+	Capturing() (bool, error)
 }
 
 // Graph is work that was captured.

@@ -70,8 +70,9 @@ func BenchmarkNCCL(t *testing.B) {
 	}
 }
 
-// BenchmarkShapes prints us a call in a graph for shapes of a launch: what Choose was made
+// BenchmarkShapes prints us a call in a graph for shapes of a launch: what ShapeOf was made
 // from. C10D_DIRECT_SHAPES="reduce_scatter all_gather" names other operations than all_reduce.
+// C10D_DIRECT_LEAST and C10D_DIRECT_MOST are the bytes.
 func BenchmarkShapes(t *testing.B) {
 	gpus(t)
 	processes(t, "shapes")
@@ -89,7 +90,8 @@ func shapes(m *member) error {
 	}
 	in, out := mem.Ptr(), mem.Ptr()+room
 	for _, kind := range strings.Fields(cmp.Or(os.Getenv("C10D_DIRECT_SHAPES"), "all_reduce")) {
-		for n := 64 << 10; n <= 64<<20; n *= 2 {
+		least, most := number("C10D_DIRECT_LEAST", 64<<10), number("C10D_DIRECT_MOST", 64<<20)
+		for n := least; n <= most; n *= 2 {
 			if n > 4<<20 && n != 16<<20 && n != 64<<20 {
 				continue
 			}
@@ -135,12 +137,12 @@ func shapes(m *member) error {
 }
 
 func sizes() []int {
-	all := []int{8, 1 << 10, 8 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20, 64 << 20, 256 << 20}
-	return slices.DeleteFunc(all, func(n int) bool { return n > number("C10D_DIRECT_MOST", 256<<20) })
+	all := []int{8, 1 << 10, 8 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20, 64 << 20, 256 << 20, 1 << 30}
+	return slices.DeleteFunc(all, func(n int) bool { return n > number("C10D_DIRECT_MOST", 1<<30) })
 }
 
 func bench(m *member) error {
-	const room = 256 << 20
+	const room = 1 << 30
 	mem, err := m.v.Alloc(2 * room)
 	if err != nil {
 		return err

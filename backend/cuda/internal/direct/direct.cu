@@ -288,8 +288,8 @@ struct Call {
   u32 *marks;
   u64 *state;   // of the channels: tiles before the last call (high half) and after it
   u32 *credit;  // of a channel: tiles that each peer has taken, a word a rank
-  u32 *failed;  // set when a call has failed; the later ones do nothing
-  u32 *host;    // the abort word and the report, in the host's memory
+  u32 *failed;  // set when a call has failed; the later ones do nothing. After it: the channels that have ended
+  u32 *host;    // the abort word, the report and the number of the last call that has ended, in the host's memory
   u64 factor;   // of scaled calls, as bits
   u64 limit;    // how long a wait may take, in ns
   u32 ranks, rank;
@@ -299,9 +299,11 @@ struct Call {
   u32 by;       // what the outcome is divided by
   u32 scaled;   // operands are multiplied by factor
   u32 align;    // all addresses and lengths of parts, or-ed
+  u32 number;   // of the call, for the host; 0: it is not told
+  u32 pad;
   Peer peers[maxRanks];
 };
-static_assert(sizeof(Call) == 344, "launch.go counts on it");
+static_assert(sizeof(Call) == 352, "launch.go counts on it");
 
 enum { Aborted = 1, TimedOut = 2, Unlike = 3 };
 
@@ -337,6 +339,18 @@ struct Wait {
     return look(c.host, c.failed, c.limit, t - w.since, peer, channel, tile) != 0;
   }
 };
+
+// finish tells the host that the call has ended, when the last of so many channels has. What all of them
+// have written comes before.
+DEVICE void finish(const Call &c, u32 lane, u32 channels) {
+  if (c.number == 0 || lane != 0) return;
+  u32 before;
+  asm volatile("fence.acq_rel.gpu;" : : : "memory");
+  asm volatile("atom.relaxed.gpu.global.inc.u32 %0, [%1], %2;" : "=r"(before) : "l"(c.failed + 1), "r"(channels - 1) : "memory");
+  if (before + 1 != channels) return;
+  asm volatile("fence.acq_rel.sys;" : : : "memory");
+  put(c.host + 5, c.number);
+}
 
 // Channel is what a warp has at hand.
 struct Channel {
@@ -633,7 +647,7 @@ template <class M, int U, int N, bool Gather, bool Plain> struct Kernel {
       }
       credit(c, ch, i);
     }
-    end(c, ch, ch.tiles);
+    end(c, ch, ch.tiles, dealt < ch.all ? dealt : ch.all);
   }
 
   // credit tells the peers each half of a ring that a channel has taken, after tile i.
@@ -643,10 +657,11 @@ template <class M, int U, int N, bool Gather, bool Plain> struct Kernel {
     if (ch.lane < c.ranks && ch.lane != c.rank) release(c.peers[ch.lane].credit + ch.w * maxRanks, ch.cur + i + 1);
   }
 
-  // end notes the tiles of the call.
-  DEVICE void end(const Call &c, const Channel &ch, u32 tiles) {
+  // end notes the tiles of the call. So many channels come to it.
+  DEVICE void end(const Call &c, const Channel &ch, u32 tiles, u32 channels) {
     syncWarp();
     if (ch.lane == 0) c.state[ch.w] = (u64)ch.cur << 32 | (ch.cur + tiles);
+    finish(c, ch.lane, channels);
   }
 };
 
@@ -666,7 +681,7 @@ struct Move {
   Call c;
   Span send[maxRanks], take[maxRanks]; // this rank's own ones are copied
 };
-static_assert(sizeof(Move) == 600, "launch.go counts on it");
+static_assert(sizeof(Move) == 608, "launch.go counts on it");
 
 // Mover is what a kernel does that moves bytes. Tile 0 of every channel goes to all peers: the
 // length of what this rank sends there, and the longest span that it knows of. The ranks'
@@ -816,7 +831,7 @@ template <int U, int N> struct Mover {
       if (!take(m, ch, i - 1)) return;
     }
     K::credit(c, ch, all - 1);
-    K::end(c, ch, all);
+    K::end(c, ch, all, ch.all);
   }
 };
 

@@ -164,7 +164,7 @@ type Shape struct {
 // ShapeOf returns the shape for a call in which each rank gets n bytes from each peer. It
 // depends on nothing else, so all ranks have the same.
 //
-// The figures are for two H200 (TestSweep). Below 64 KiB a warp has a tile of 512 bytes,
+// The figures are for two H200 (BenchmarkShapes). Below 64 KiB a warp has a tile of 512 bytes,
 // above one of 2 KiB, until 512 warps have one. Small blocks spread over more
 // multiprocessors.
 func ShapeOf(n, blocks, channels int) Shape {
@@ -210,6 +210,8 @@ type Comm struct {
 	shape       func(n, blocks, channels int) Shape // ShapeOf, but for measurements
 
 	mu     sync.Mutex // of what launches use
+	number uint32     // of the last launch that had one, never 0
+	last   uint32     // what the last launch had
 	call   [moveBytes]byte
 	args   driver.Args
 	launch driver.Launch
@@ -236,6 +238,7 @@ const (
 	callChannels
 	callOp
 	callScaled
+	callNumber
 	callPeers
 	callBytes = callPeers + 3*8*window.MostRanks
 
@@ -253,6 +256,7 @@ type Call struct {
 	Factor                                       uint64
 	Limit                                        time.Duration
 	Ranks, Rank, Channels, Depth, Op, By, Scaled int
+	Number                                       uint32
 	Peers                                        [window.MostRanks]window.Peer
 }
 
@@ -272,6 +276,7 @@ func ParseCall(b []byte) (c Call) {
 	c.Channels, c.Depth = pair(callChannels)
 	c.Op, c.By = pair(callOp)
 	c.Scaled, _ = pair(callScaled)
+	c.Number = binary.NativeEndian.Uint32(b[callNumber:])
 	for r := range c.Peers {
 		at := callPeers + 24*r
 		c.Peers[r] = window.Peer{Slots: ptr(at), Marks: ptr(at + 8), Credit: ptr(at + 16)}
@@ -509,9 +514,41 @@ func (c *Comm) start(s Launcher, f pair, shape Shape, bytes int, reads, writes d
 	}
 	l.Grid, l.Block = driver.Dim{X: uint32(shape.Blocks)}, driver.Dim{X: uint32(shape.Threads)}
 	l.Access[0], l.Access[1] = reads, writes
-	c.args.Reset().Struct(c.call[:bytes], 8)
+	number, err := c.next(s)
+	if err != nil {
+		return err
+	}
+	c.put2(callNumber, number, 0)
+	c.args.StructIn(c.call[:bytes])
 	return s.Launch(l)
 }
+
+// next returns the number of a launch, 0 in a capture: a replay has the number of the first launch, and
+// must not tell the host that. The caller holds c.mu.
+func (c *Comm) next(s Launcher) (uint32, error) {
+	c.last = 0
+	if x, ok := s.(driver.Capturer); ok {
+		if on, err := x.Capturing(); on || err != nil {
+			return 0, err
+		}
+	}
+	if c.number++; c.number == 0 {
+		c.number++
+	}
+	c.last = c.number
+	return c.last, nil
+}
+
+// Number returns the number of the last launch; 0 if it was captured.
+func (c *Comm) Number() uint32 {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.last
+}
+
+// Ended reports whether the launch with a number has ended, and so the launches before it. It asks no
+// driver. A launch that fails does not end; see Err. A capture's launches have no number.
+func (c *Comm) Ended(number uint32) bool { return int32(c.w.Ended()-number) >= 0 }
 
 // begin checks what all calls have in common; it returns false if there is nothing to do.
 func (c *Comm) begin(what string, dst, src driver.Ptr, n int) (bool, error) {

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"slices"
 	"time"
 
@@ -23,19 +24,26 @@ import (
 // Call is one operation that is direct work. The Work is part of it.
 //
 // Its commands are on one stream: the caller's, if the call is part of one (InStream), else the
-// group's own. An event comes after them. Who waits asks that event, so no goroutine has to be
-// woken. A timer asks for operations that nobody waits for.
+// group's own. The kernel tells the host that it has ended. Where commands come after it, an event does.
+// Who waits asks for that, so no goroutine has to be woken. A timer asks for operations that nobody
+// waits for.
+//
+// An operation that ends with its kernel has an event only where one is needed: before the group's own
+// stream is given more, and when another stream has to come after it or the group fails. In the caller's
+// stream that event comes after what the stream has been given meanwhile.
 type Call struct {
 	work.Promise
 	d        *Group
 	ctx      context.Context
 	timeout  time.Duration
-	deadline time.Time
-	number   uint32 // of the direct operation
+	deadline time.Duration // since work.Origin
+	number   uint32        // of the direct operation
 	Parts    []Part
 	uses     []driver.Access // of the callers' memory
 	held     []driver.Memory
 	stream   driver.Stream
+	within   bool           // it is one of the caller's
+	launched uint32         // the number of its kernel, if that is its last command; else 0
 	given    int            // commands
 	paces    []driver.Event // after each so many commands
 	lost     bool           // nobody can tell when the streams are done with it
@@ -45,7 +53,9 @@ type Call struct {
 	sole [1]*tensor.Tensor
 
 	// Guarded by d.mu.
-	event   driver.Event // after the last command; nil while it is enqueued
+	ends    uint32       // launched, once the operation is on its stream
+	event   driver.Event // after the last command; nil while it is enqueued, and where ends is enough
+	marked  bool         // it ends by the event, since its kernel may have failed
 	readers int          // of the event
 	err     error
 	failed  time.Time // since when it has to end
@@ -110,11 +120,14 @@ func (d *Group) Issue(ctx context.Context, op work.OpType, timeout time.Duration
 		return nil, err
 	}
 	c.Init(info)
-	c.ctx, c.timeout, c.deadline, c.number = ctx, timeout, time.Now().Add(timeout), d.made
+	c.ctx, c.timeout, c.number = ctx, timeout, d.made
 	d.made++
 	c.RunBy(c)
 	c.SetResult(result...)
 	c.Start()
+	if c.deadline = c.Work().Began() + timeout; c.deadline < 0 {
+		c.deadline = math.MaxInt64
+	}
 	print.Op = op
 	err = b.Enter(info, print)
 	b.Issued(c.Work())
@@ -155,9 +168,19 @@ func (c *Call) enqueue() error {
 	c.collect()
 	c.stream = d.stream
 	if s != nil && s.In != nil && s.In.Device().Index == d.Dev {
-		c.stream = s.In
+		c.stream, c.within = s.In, true
+	}
+	if c.stream == d.stream {
+		if err := d.seal(); err != nil {
+			return err
+		}
 	}
 	if d.last != nil && d.last.stream != c.stream {
+		if d.last == d.tail {
+			if err := d.seal(); err != nil {
+				return err
+			}
+		}
 		if err := d.after(c.stream, d.last); err != nil {
 			return err
 		}
@@ -186,6 +209,16 @@ func (c *Call) enqueue() error {
 		return follow(s.In, c.stream)
 	}
 	return nil
+}
+
+// seal gives the last operation of the group's own stream an event, if it needs one.
+func (d *Group) seal() error {
+	c := d.tail
+	d.tail = nil
+	if c == nil {
+		return nil
+	}
+	return c.record()
 }
 
 // room waits until the operation may be enqueued.
@@ -269,7 +302,7 @@ func (c *Call) afterCallers(s *place.CallStreams) error {
 // enqueued notes that the operation is on its stream, or why it is not as a whole.
 func (d *Group) enqueued(c *Call, err error) {
 	var event driver.Event
-	if c.stream != nil {
+	if c.stream != nil && (err != nil || c.launched == 0) {
 		var lost error
 		if event, lost = c.stream.Record(); lost != nil {
 			err = cmp.Or(err, lost)
@@ -286,8 +319,12 @@ func (d *Group) enqueued(c *Call, err error) {
 		err = cmp.Or(d.B.Broken(), err) // why the window was aborted
 	}
 	d.commands += c.given
-	c.event, c.over = event, event == nil && !c.lost
+	c.event, c.ends = event, c.launched
+	c.over = event == nil && !c.lost && c.ends == 0
 	if err == nil {
+		if c.ends != 0 && !c.within {
+			d.tail = c
+		}
 		if d.last != nil {
 			d.last.drop()
 		}

@@ -18,7 +18,7 @@ func (c *Call) do(p *Part) error {
 	d, op := c.d, c.Info().Op
 	switch op {
 	case work.Barrier:
-		return c.launched(d.comm.Barrier(c.stream))
+		return c.collective(d.comm.Barrier(c.stream))
 	case work.Broadcast:
 		return c.spread(p)
 	case work.Reduce:
@@ -54,7 +54,7 @@ func (c *Call) do(p *Part) error {
 				return err
 			}
 		}
-		if err = c.launched(d.comm.AllReduce(c.stream, at, at, p.N, dtype, p.Op, p.Form)); err != nil {
+		if err = c.collective(d.comm.AllReduce(c.stream, at, at, p.N, dtype, p.Op, p.Form)); err != nil {
 			return err
 		}
 		for i, o := range others {
@@ -90,7 +90,7 @@ func (c *Call) spread(p *Part) (err error) {
 		at, err = c.scratch(c.d.Dev, bytes)
 	}
 	if err == nil {
-		err = c.launched(c.d.comm.Broadcast(c.stream, at, bytes, p.Root, p.Form))
+		err = c.collective(c.d.comm.Broadcast(c.stream, at, bytes, p.Root, p.Form))
 	}
 	for i := range p.Out {
 		err = cmp.Or(err, c.putBack(p.Out[i:i+1], at))
@@ -114,7 +114,7 @@ func (c *Call) reduce(p *Part) error {
 			return err
 		}
 	}
-	if err := c.launched(c.d.comm.Reduce(c.stream, dst, at, p.N, t.DType(), p.Op, p.Root, p.Form)); err != nil || len(p.Out) == 0 {
+	if err := c.collective(c.d.comm.Reduce(c.stream, dst, at, p.N, t.DType(), p.Op, p.Root, p.Form)); err != nil || len(p.Out) == 0 {
 		return err
 	}
 	return c.putBack(p.Out, at)
@@ -176,7 +176,7 @@ func (c *Call) transfer(p *Part, mine int, launch func(out, in driver.Ptr) error
 			return err
 		}
 	}
-	if err := c.launched(launch(out, in)); err != nil || whole {
+	if err := c.collective(launch(out, in)); err != nil || whole {
 		return err
 	}
 	return c.putBack(p.Out, out)
@@ -352,8 +352,13 @@ func (c *Call) launch(s driver.Stream, f driver.Function, n int, args *driver.Ar
 	return cmp.Or(err, c.pace())
 }
 
-// launched counts the launches of a collective.
-func (c *Call) launched(err error) error { return cmp.Or(err, c.pace()) }
+// collective counts the launches of a collective.
+func (c *Call) collective(err error) error {
+	if err = cmp.Or(err, c.pace()); err == nil {
+		c.launched = c.d.comm.Number()
+	}
+	return err
+}
 
 func (c *Call) copy(s driver.Stream, dst, src driver.Ptr, n int) error {
 	return cmp.Or(s.Copy(dst, src, n), c.pace())
@@ -369,6 +374,7 @@ const (
 
 // pace counts a command. After many it waits for earlier ones.
 func (c *Call) pace() error {
+	c.launched = 0
 	if c.given++; c.given%paceCommands != 0 {
 		return nil
 	}

@@ -29,7 +29,7 @@ func (c *Call) polled() bool {
 	return c.ended
 }
 
-// Help waits until the operation has ended, or ctx has. It asks the event.
+// Help waits until the operation has ended, or ctx has.
 func (c *Call) Help(ctx context.Context) {
 	const yields = 1000
 	pause := 10 * time.Microsecond
@@ -80,6 +80,13 @@ func (d *Group) check() {
 		return
 	}
 	now := time.Now()
+	if c := d.calls[0]; c.ends != 0 {
+		// The kernel tells nothing if its device is lost. The group's own stream knows, and has room.
+		if err := d.stream.Err(); err != nil {
+			c.err, c.over = cmp.Or(c.err, err), true
+			d.sweep()
+		}
+	}
 	for _, c := range d.calls {
 		if c.failed.IsZero() {
 			if why := c.stopped(now); why != nil {
@@ -94,6 +101,58 @@ func (d *Group) check() {
 			c.end()
 		}
 	}
+	d.mark()
+}
+
+// mark has the operations end by an event whose kernels may have failed, and so do not tell that they
+// have ended. It does not wait: a stream may be full. The caller holds d.mu.
+func (d *Group) mark() {
+	if d.comm.Err() == nil {
+		return
+	}
+	for _, c := range d.calls {
+		if c.ends == 0 || c.marked {
+			continue
+		}
+		if c.marked = true; c.event != nil {
+			continue
+		}
+		go func() {
+			err := c.record()
+			d.mu.Lock()
+			defer d.mu.Unlock()
+			if err != nil {
+				c.lost = c.stream.Err() == nil
+				c.over = c.over || !c.lost
+			}
+			d.sweep()
+		}()
+	}
+}
+
+// record gives the operation an event, unless it has one or has ended. Its stream may be full: the caller
+// does not hold d.mu.
+func (c *Call) record() error {
+	d := c.d
+	d.mu.Lock()
+	skip := c.over || c.event != nil || d.comm.Ended(c.ends)
+	d.mu.Unlock()
+	if skip {
+		return nil
+	}
+	event, err := c.stream.Record()
+	if err != nil {
+		return err
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if c.over || c.event != nil {
+		event.Done()
+		event.Release()
+		return nil
+	}
+	c.event = event
+	return nil
 }
 
 // stopped returns why the operation has to end, nil if it may go on.
@@ -101,7 +160,7 @@ func (c *Call) stopped(now time.Time) error {
 	switch {
 	case c.ctx.Err() != nil:
 		return group.Canceled(c.ctx)
-	case now.After(c.deadline):
+	case now.Sub(work.Origin()) > c.deadline:
 		return fmt.Errorf("%w after %v", work.ErrTimeout, c.timeout)
 	}
 	if err := cmp.Or(c.d.B.Broken(), c.d.B.CPUErr()); err != nil {
@@ -147,10 +206,10 @@ func (c *Call) blame(why error) error {
 	d := c.d
 	var stuck *window.Failure
 	for end := time.Now().Add(reportLimit); !errors.As(d.comm.Err(), &stuck); time.Sleep(50 * time.Microsecond) {
-		if c.event == nil || time.Now().After(end) {
+		if c.event == nil && c.ends == 0 || time.Now().After(end) {
 			return fmt.Errorf("%w, waiting for the device", why)
 		}
-		if done, _ := c.event.Done(); done && !errors.As(d.comm.Err(), &stuck) {
+		if c.done() && !errors.As(d.comm.Err(), &stuck) {
 			return fmt.Errorf("%w, waiting for the device", why)
 		}
 	}
@@ -180,8 +239,13 @@ func (d *Group) sweep() {
 
 // done reports whether the stream is done with an operation that has been enqueued.
 func (c *Call) done() bool {
-	if c.over || c.event == nil || c.lost {
+	switch {
+	case c.over || c.lost:
 		return c.over
+	case c.ends != 0 && c.d.comm.Ended(c.ends):
+		return true
+	case c.event == nil || c.ends != 0 && !c.marked:
+		return false
 	}
 	done, err := c.event.Done()
 	if err != nil {
@@ -194,6 +258,7 @@ func (c *Call) done() bool {
 func (c *Call) finish() {
 	c.over = true
 	if c.readers == 0 && c.event != nil {
+		c.event.Done() // it may not have been asked
 		c.event.Release()
 		c.event = nil
 	}
@@ -225,6 +290,17 @@ func (c *Call) end() {
 // after has a stream wait for an operation.
 func (d *Group) after(s driver.Stream, c *Call) error {
 	d.mu.Lock()
+	unmarked := c.event == nil && c.ends != 0
+	d.mu.Unlock()
+	if unmarked {
+		if err := c.record(); errors.Is(err, driver.ErrClosed) {
+			// Nobody can wait for a stream that has been closed, but the caller.
+			return d.B.Poll(context.Background(), c.timeout, func() (bool, error) { return d.comm.Ended(c.ends), d.comm.Err() })
+		} else if err != nil {
+			return err
+		}
+	}
+	d.mu.Lock()
 	event := c.event
 	if c.over || event == nil {
 		d.mu.Unlock()
@@ -242,6 +318,7 @@ func (d *Group) after(s driver.Stream, c *Call) error {
 // drop ends one use of the operation's event; the caller holds d.mu.
 func (c *Call) drop() {
 	if c.readers--; c.readers == 0 && c.over && c.event != nil {
+		c.event.Done()
 		c.event.Release()
 		c.event = nil
 	}

@@ -49,6 +49,7 @@ type Group struct {
 
 	// Guarded by engine.calls.
 	last *Call  // the last that was enqueued
+	tail *Call  // the last on the group's own stream, if it has no event
 	made uint32 // operations
 
 	mu       sync.Mutex
@@ -278,6 +279,7 @@ func (d *Group) stuck(ctx context.Context) int {
 	for pause := 10 * time.Microsecond; ; pause = min(2*pause, time.Millisecond) {
 		d.mu.Lock()
 		d.sweep()
+		d.mark()
 		n := len(d.calls)
 		d.mu.Unlock()
 		if n == 0 || ctx.Err() != nil {

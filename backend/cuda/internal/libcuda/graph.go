@@ -21,6 +21,20 @@ func (s *Stream) captured(call string) (bool, error) {
 	return on, s.v.fail(call, "cuStreamIsCapturing", r)
 }
 
+// Capturing reports whether the stream is part of a capture of this Driver.
+func (s *Stream) Capturing() (bool, error) {
+	const call = "Capturing"
+	if s.v.d.captures.Load() == 0 {
+		return false, nil
+	}
+	before, err := s.begin(call, none)
+	if err != nil {
+		return false, err
+	}
+	defer s.end(before)
+	return s.captured(call)
+}
+
 // BeginCapture begins a capture.
 func (s *Stream) BeginCapture() error {
 	const call = "BeginCapture"

@@ -25,9 +25,11 @@
 //   - credits: per channel and rank, how many tiles that rank has taken. That rank writes it.
 //   - state: per channel, the tiles before and after the last call. Only the owner uses it.
 //   - failed: not 0 once a call of the owner has failed. Its later kernels do nothing.
+//   - a count of the channels that have ended in the call under way. Only the owner uses it.
 //
-// Page-locked memory of the rank's own process holds the abort word and the report. The host
-// writes the abort word, and kernels poll it. The first kernel that fails writes the report.
+// Page-locked memory of the rank's own process holds the abort word, the report, and the number of the
+// last call that has ended. The host writes the abort word, and kernels poll it. The first kernel that
+// fails writes the report. The last channel of a call writes the number.
 //
 // All counters are in device memory, so a launch can be captured in a CUDA graph and
 // replayed.

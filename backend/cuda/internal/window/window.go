@@ -72,7 +72,7 @@ func (o *Options) check() error {
 type layout struct {
 	ring, marks             int // bytes of the ring for one rank
 	marksAt, credit, state  int
-	failed, total, occupied int
+	failed, total, occupied int // after failed is the count of channels that have ended
 }
 
 func (o Options) layout() (l layout) {
@@ -82,7 +82,7 @@ func (o Options) layout() (l layout) {
 	l.credit = l.marksAt + (o.Ranks-1)*l.marks
 	l.state = l.credit + o.Channels*MostRanks*4
 	l.failed = l.state + o.Channels*8
-	l.occupied = l.failed + 4
+	l.occupied = l.failed + 8
 	// Whole pages of the device, so that nothing else lies in what other processes open.
 	const page = 2 << 20
 	l.total = (l.occupied + page - 1) / page * page
@@ -97,8 +97,8 @@ type Exchange func(ctx context.Context, mine []byte) (all [][]byte, err error)
 type Own struct {
 	Slots, Marks  driver.Ptr // the rings for the tiles of the ranks in turn, this one's left out
 	State, Credit driver.Ptr
-	Failed        driver.Ptr
-	Host          driver.Ptr // the abort word; the report comes after it
+	Failed        driver.Ptr // the count of channels that have ended comes after it
+	Host          driver.Ptr // the abort word; the report and the number of the last call that has ended come after it
 }
 
 // Peer is what a rank's kernels use of another rank's memory: what is there for this rank.
@@ -130,6 +130,7 @@ const (
 	peerWord
 	channelWord
 	tileWord
+	doneWord
 	hostBytes = 64
 )
 
@@ -404,6 +405,10 @@ func (w *Window) Access(a []driver.Access) []driver.Access {
 	}
 	return a
 }
+
+// Ended returns the number of the last call of this rank that has ended, as kernels write it. The window
+// must not be closed.
+func (w *Window) Ended() uint32 { return w.host.Load32(doneWord) }
 
 // Why a kernel makes its call fail, as direct.cu numbers it.
 const (

@@ -30,7 +30,7 @@ func exchangeTiles(k *sim.Run, d tensor.DType) error {
 			return nil
 		}
 	}
-	k.Store(c.State, x.piece)
+	x.end()
 	return nil
 }
 
@@ -81,8 +81,16 @@ func moveTiles(k *sim.Run) error {
 			return nil
 		}
 	}
-	k.Store(x.c.State, x.piece)
+	x.end()
 	return nil
+}
+
+// end notes the pieces of the call, and tells the host that it has ended.
+func (x *exchanger) end() {
+	x.k.Store(x.c.State, x.piece)
+	if x.c.Number != 0 {
+		x.k.Store(x.c.Host+20, x.c.Number)
+	}
 }
 
 // swap gives each peer a piece and takes one from each. Pieces without bytes do not travel. It returns

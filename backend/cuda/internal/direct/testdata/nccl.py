@@ -1,4 +1,4 @@
-"""NCCL through PyTorch, two processes with a GPU each: us a call on the slower rank, as TestBench measures ours.
+"""NCCL through PyTorch, two processes with a GPU each: us a call on the slower rank, as BenchmarkNCCL measures ours.
 
 Prints rows: operation, dtype, bytes, in a CUDA graph, queued, one call and a wait.
 """

@@ -31,7 +31,7 @@ import (
 //
 //   - graph: calls in a CUDA graph, without the host's launches
 //   - queued: calls launched one after the other, and one wait at the end
-//   - wait: one call and a wait, the median
+//   - wait: one call and a wait for its number, the median
 func BenchmarkNCCL(t *testing.B) {
 	gpus(t)
 	file := t.TempDir() + "/ours"
@@ -251,7 +251,10 @@ func (m *member) measure(n int, call func() error) (us [3]float64, err error) {
 	if us[0], err = m.inGraph(n, call); err != nil {
 		return us, err
 	}
-	if us[1], err = m.times(call, iterations(n)); err != nil {
+	m.c.Quiet(true)
+	us[1], err = m.times(call, iterations(n))
+	m.c.Quiet(false)
+	if err != nil {
 		return us, err
 	}
 	var waits []float64
@@ -260,8 +263,13 @@ func (m *member) measure(n int, call func() error) (us [3]float64, err error) {
 	}
 	for range max(iterations(n), 20) {
 		begin := time.Now()
-		if err := cmp.Or(call(), m.spin()); err != nil {
+		if err := call(); err != nil {
 			return us, err
+		}
+		for number := m.c.Number(); !m.c.Ended(number); {
+			if err := m.c.Err(); err != nil {
+				return us, err
+			}
 		}
 		waits = append(waits, float64(time.Since(begin).Nanoseconds())/1e3)
 	}

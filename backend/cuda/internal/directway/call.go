@@ -162,9 +162,12 @@ func (d *Group) begin(c *Call) {
 func (c *Call) enqueue() error {
 	d := c.d
 	s := place.StreamsOf(c.ctx)
-	if err := c.room(); err != nil {
+	alone, err := c.room()
+	if err != nil {
 		return err
 	}
+	// Who calls while other operations are under way does not wait for each.
+	d.comm.Quiet(!alone)
 	c.collect()
 	c.stream = d.stream
 	if s != nil && s.In != nil && s.In.Device().Index == d.Dev {
@@ -221,16 +224,16 @@ func (d *Group) seal() error {
 	return c.record()
 }
 
-// room waits until the operation may be enqueued.
-func (c *Call) room() error {
+// room waits until the operation may be enqueued. It reports whether no other one is under way.
+func (c *Call) room() (alone bool, err error) {
 	d := c.d
 	d.mu.Lock()
-	n := d.commands
+	n, alone := d.commands, len(d.calls) == 1
 	d.mu.Unlock()
 	if n <= mostFlying {
-		return nil
+		return alone, nil
 	}
-	return d.B.Poll(c.ctx, c.timeout, func() (bool, error) {
+	return false, d.B.Poll(c.ctx, c.timeout, func() (bool, error) {
 		d.mu.Lock()
 		defer d.mu.Unlock()
 		d.sweep()

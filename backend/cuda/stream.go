@@ -39,7 +39,8 @@ var _ work.Stream = driver.Stream(nil)
 
 // InStream returns a context for calls that are part of a stream. The operation comes after what s
 // has been given before, and what s is given later comes after the operation. Direct work runs on s
-// itself, and the call is one launch. In c10d async_op=False has that effect.
+// itself, and the call is one launch. In c10d async_op=False has that effect. S has to stay open until the
+// operation has ended. Work.Synchronize with another stream waits for what s has been given by then.
 //
 // Without it an operation runs on a stream of the group, beside later work of the caller's streams.
 func InStream(ctx context.Context, s driver.Stream) context.Context {

@@ -35,7 +35,7 @@
 //   - Once a group and device: connect a window and make a Comm. Give the PTX texts of [Images] to
 //     driver.Keep, so that nothing is compiled while streams wait.
 //   - A call: order the stream after earlier uses of the tensors, then call the method. It has
-//     ended when an event after the launch has passed; Comm.Err says how.
+//     ended when an event after the launch has passed, or Comm.Ended says so; Comm.Err says how.
 //   - When a peer has died or the time is over: window.Abort on every rank.
 //
 // # Bits

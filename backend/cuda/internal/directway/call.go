@@ -56,6 +56,7 @@ type Call struct {
 	ends    uint32       // launched, once the operation is on its stream
 	event   driver.Event // after the last command; nil while it is enqueued, and where ends is enough
 	marked  bool         // it ends by the event, since its kernel may have failed
+	asked   bool         // the event has been asked
 	readers int          // of the event
 	err     error
 	failed  time.Time // since when it has to end

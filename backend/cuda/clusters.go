@@ -80,6 +80,8 @@ func (b *Backend) meetClusters(ctx context.Context, o backend.Options, why error
 		m := &ranks[r]
 		if x[0] == 1 {
 			m.Device = tensor.CUDA.String()
+		} else {
+			b.lacking = true
 		}
 		m.Speed = int64(binary.LittleEndian.Uint64(x[1:]))
 		m.Host = string(x[9:])
@@ -189,11 +191,7 @@ func (a *allReduce) allowsClusters() error {
 
 // throughClusters returns an all-reduce that goes through the clusters.
 func (a *allReduce) throughClusters() (*clusterway.Call, error) {
-	d := a.ts[0].DType()
-	if err := a.b.typed(work.AllReduce, "tensors", output, d, a.ts); err != nil {
-		return nil, err
-	}
-	if err := a.b.reduction(work.AllReduce, a.op, d); err != nil {
+	if err := a.checked(); err != nil {
 		return nil, err
 	}
 	return a.clusterCall(), nil

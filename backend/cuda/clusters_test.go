@@ -458,6 +458,55 @@ func TestMixedTensors(t *testing.T) {
 	})
 }
 
+// TestMixedCollectives: every collective and message takes CPU tensors beside device tensors, on ranks with and without
+// a device, in one cluster and in several.
+func TestMixedCollectives(t *testing.T) {
+	if _, missing := cuda.Default(); missing == nil {
+		t.Skip("no usable device is wanted, and this machine has GPUs")
+	}
+	eachSeed(t, 1, func(t *testing.T, seed uint64, s sim.Semantics) {
+		rng := random(t, seed)
+		o := directly(2 + rng.IntN(3))
+		switch seed % 4 {
+		case 1:
+			o = clustered(drawClusters(rng)...)
+		case 2:
+			o.sim.Kernels = nil
+		}
+		o.sim.Seed, o.sim.Semantics = seed, s
+		o.options.Chunk = 16 + rng.IntN(200)
+		lack := make([]bool, o.size)
+		if seed%4 != 2 {
+			for r := range lack {
+				lack[r] = rng.IntN(3) == 0
+			}
+		}
+		if seed%8 == 7 {
+			o.options.AllReduce, o.options.Broadcast = cuda.HostWork, cuda.BroadcastTree
+		}
+		vary := o.vary
+		o.vary = func(c *cuda.Options, r int) {
+			if vary != nil {
+				vary(c, r)
+			}
+			if lack[r] {
+				c.Driver = nil
+			}
+		}
+		w := newWorld(t, o)
+		var ps []program
+		for i := range 6 {
+			ps = append(ps, draw(rng, names[(int(seed)*6+i)%len(names)], o.size))
+		}
+		w.each(func(x *rank, r int) error {
+			some := (int(seed) + r) % 3 // of the ranks with devices, some have tensors of both kinds
+			x.mixes = func(rng *rand.Rand) bool { return lack[r] || some == 1 || some == 2 && rng.IntN(2) == 0 }
+			return x.collectives(ps, rand.New(rand.NewPCG(seed, uint64(r))), r)
+		})
+		w.end()
+	})
+}
+
 // withoutDevices is s with ranks that have no driver.
 func withoutDevices(t *testing.T, s setup, ranks ...int) setup {
 	if _, missing := cuda.Default(); missing == nil {

@@ -162,6 +162,7 @@ type Backend struct {
 
 	clusters *clusterway.Group // nil if collectives do not go through several clusters
 	flat     error             // why not
+	lacking  bool              // some rank has no device
 	mixed    mixed
 }
 

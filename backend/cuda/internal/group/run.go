@@ -131,6 +131,8 @@ func (o *Operation) runHost() error {
 		return o.runOneToAll()
 	case len(o.Legs) == 0:
 		return o.Call(o, nil)
+	case o.onHost():
+		return o.runOnHost()
 	}
 	if o.inTurn() {
 		return o.runTurn()

@@ -446,10 +446,10 @@ func TestMixedTensors(t *testing.T) {
 		run(t, s, some(2))
 	})
 	t.Run("clusters, some of ranks without a device", func(t *testing.T) {
-		run(t, withoutDevices(t, directly(4), 1, 3), some(0, 1, 3))
+		run(t, withoutDevices(directly(4), 1, 3), some(0, 1, 3))
 	})
 	t.Run("no rank has a device", func(t *testing.T) {
-		run(t, withoutDevices(t, setup{size: 2}, 0, 1), some(0, 1))
+		run(t, withoutDevices(setup{size: 2}, 0, 1), some(0, 1))
 	})
 	t.Run("clusters, broadcast by table", func(t *testing.T) {
 		s := clustered(2, 1)
@@ -461,9 +461,6 @@ func TestMixedTensors(t *testing.T) {
 // TestMixedCollectives: every collective and message takes CPU tensors beside device tensors, on ranks with and without
 // a device, in one cluster and in several.
 func TestMixedCollectives(t *testing.T) {
-	if _, missing := cuda.Default(); missing == nil {
-		t.Skip("no usable device is wanted, and this machine has GPUs")
-	}
 	eachSeed(t, 1, func(t *testing.T, seed uint64, s sim.Semantics) {
 		rng := random(t, seed)
 		o := directly(2 + rng.IntN(3))
@@ -490,7 +487,7 @@ func TestMixedCollectives(t *testing.T) {
 				vary(c, r)
 			}
 			if lack[r] {
-				c.Driver = nil
+				c.Driver, c.NoDevice = nil, true
 			}
 		}
 		w := newWorld(t, o)
@@ -507,14 +504,11 @@ func TestMixedCollectives(t *testing.T) {
 	})
 }
 
-// withoutDevices is s with ranks that have no driver.
-func withoutDevices(t *testing.T, s setup, ranks ...int) setup {
-	if _, missing := cuda.Default(); missing == nil {
-		t.Skip("no usable device is wanted, and this machine has GPUs")
-	}
+// withoutDevices is s with ranks that have no device.
+func withoutDevices(s setup, ranks ...int) setup {
 	s.vary = func(o *cuda.Options, r int) {
 		if slices.Contains(ranks, r) {
-			o.Driver = nil
+			o.Driver, o.NoDevice = nil, true
 		}
 	}
 	return s
@@ -580,7 +574,7 @@ func TestMixedRegisteredWork(t *testing.T) {
 	require.EqualValues(t, before+3, preferred.runs.Load())
 	w.end()
 
-	w = newWorld(t, withoutDevices(t, directly(2), 1))
+	w = newWorld(t, withoutDevices(directly(2), 1))
 	err := reduce(w.ranks[1], 1, true)
 	require.ErrorIs(t, err, backend.ErrInvalidArgument)
 	require.ErrorContains(t, err, `the registered work "preferred" comes before "clusters"`)

@@ -147,7 +147,7 @@ func (b *Backend) between(ctx context.Context, op work.OpType, c *clusterway.Cal
 	if err := cmp.Or(c.Supports(), b.elsewhere(c)); err != nil {
 		return err
 	}
-	return b.clusters.Meet(ctx, op, b.deviceOf(c.Out[0]), c.Print)
+	return b.clusters.Meet(ctx, op, b.deviceOf(c.First()), c.Print)
 }
 
 // elsewhere returns why the options or the table of ways do not let a collective go through the clusters.
@@ -183,8 +183,10 @@ func (a *allReduce) allowsClusters() error {
 	switch {
 	case a.b.clusters == nil:
 		return a.b.flat
+	case len(a.ts) > 1:
+		return errors.New("a rank has several tensors")
 	case a.probe:
-		return a.clusterCall().Supports()
+		return nil
 	}
 	return a.b.between(a.ctx, work.AllReduce, a.clusterCall())
 }

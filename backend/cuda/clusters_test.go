@@ -49,6 +49,12 @@ func drawClusters(rng *rand.Rand) (sizes []int) {
 	return sizes
 }
 
+// between are the collectives that go through the clusters.
+var between = []string{
+	"all_reduce", "all_reduce_coalesced", "reduce", "broadcast", "all_gather", "all_gather_v", "all_gather_into_tensor", "all_gather_coalesced",
+	"all_gather_into_tensor_coalesced", "reduce_scatter", "reduce_scatter_tensor", "reduce_scatter_tensor_coalesced",
+}
+
 // TestF26Clusters has collectives of random clusters, in chunks, against what they are defined to do. What
 // goes through the clusters is among operations that do not.
 func TestF26Clusters(t *testing.T) {
@@ -66,7 +72,7 @@ func TestF26Clusters(t *testing.T) {
 		for i := range 8 {
 			name := names[rng.IntN(len(names))]
 			if i%4 != 0 {
-				name = []string{"all_reduce", "all_reduce", "broadcast", "all_gather", "all_gather_into_tensor", "reduce_scatter_tensor", "reduce_scatter"}[rng.IntN(7)]
+				name = between[rng.IntN(len(between))]
 			}
 			ps = append(ps, draw(rng, name, o.size))
 		}
@@ -74,7 +80,10 @@ func TestF26Clusters(t *testing.T) {
 			if err := x.meetDirectly(r); err != nil {
 				return err
 			}
-			for _, op := range []work.OpType{work.AllReduce, work.Broadcast, work.AllGather, work.ReduceScatterTensor} {
+			for _, op := range []work.OpType{
+				work.AllReduce, work.AllReduceCoalesced, work.Reduce, work.Broadcast, work.AllGather, work.AllGatherCoalesced, work.ReduceScatter,
+				work.ReduceScatterTensor, work.ReduceScatterTensorCoalesced,
+			} {
 				if c := x.does(op); c.Algorithm != cuda.ClustersWork {
 					return fmt.Errorf("%v goes by %s: %s", op, c.Algorithm, c.Why)
 				}

@@ -1,6 +1,7 @@
 package cuda
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"slices"
@@ -20,6 +21,17 @@ import (
 
 // errUneven is why no kernel does a call.
 var errUneven = errors.New("the parts have different sizes")
+
+// counts returns the elements of each tensor if they are uneven, else nil.
+func counts(ts []*tensor.Tensor, uneven error) (all []int) {
+	if uneven == nil {
+		return nil
+	}
+	for _, t := range ts {
+		all = append(all, t.Len())
+	}
+	return all
+}
 
 // total returns how many elements the tensors have together.
 func total(ts []*tensor.Tensor) (n int) {
@@ -125,13 +137,15 @@ func (b *Backend) AllReduceCoalesced(ctx context.Context, ts []*tensor.Tensor, o
 	}
 	ts = slices.Clone(ts)
 	print := board.Call{With: board.Reducing(o.Op), DType: ts[0].DType(), N: total(ts), Root: -1}
-	way := b.choose(ctx, op, ts[0], bytesOf(ts), direct.Supports(o.Op, ts[0].DType()), print)
-	if b.shadows(way.Kernels(), ts) {
+	shadowed := func() (*work.Work, error) {
 		return b.mix(ctx, op, ts, ts, [][]*tensor.Tensor{ts}, func(ctx context.Context, l [][]*tensor.Tensor) (*work.Work, error) {
 			return b.AllReduceCoalesced(ctx, l[0], o)
 		})
 	}
-	if way.Kernels() {
+	if b.choose(ctx, op, ts[0], bytesOf(ts), direct.Supports(o.Op, ts[0].DType()), print).Kernels() {
+		if b.shadows(true, ts) {
+			return shadowed()
+		}
 		c := b.direct.NewCall()
 		for i, t := range ts {
 			c.Parts = append(c.Parts, directway.Part{
@@ -139,6 +153,15 @@ func (b *Backend) AllReduceCoalesced(ctx context.Context, ts []*tensor.Tensor, o
 			})
 		}
 		return b.direct.Issue(ctx, op, o.Timeout, c, print, ts...)
+	}
+	if c := (&clusterway.Call{Op: plan.OpAllReduce, Reduce: o.Op, Out: ts, Print: print}); b.isBetween(ctx, op, c) {
+		if b.shadows(b.clusters.Why() == nil, ts) {
+			return shadowed()
+		}
+		return b.clusters.Issue(ctx, op, o.Timeout, c, ts...)
+	}
+	if b.shadows(false, ts) {
+		return shadowed()
 	}
 	return b.g.Issue(ctx, op, o.Timeout, &group.Operation{
 		Legs: group.Legs(group.Both, ts...), Width: len(ts), Print: print,
@@ -166,10 +189,18 @@ func (b *Backend) Reduce(ctx context.Context, t *tensor.Tensor, o backend.Reduce
 	}
 	print := board.Call{With: board.Reducing(o.Op), DType: t.DType(), N: t.Len(), Root: o.Root}
 	way := b.choose(ctx, op, t, t.ByteLen(), direct.Supports(o.Op, t.DType()), print)
-	if one := []*tensor.Tensor{t}; b.shadows(way.Kernels(), one) {
+	c := &clusterway.Call{Op: plan.OpReduce, Root: o.Root, Reduce: o.Op, Out: result, Print: print}
+	if b.g.Rank != o.Root {
+		c.In = []*tensor.Tensor{t}
+	}
+	between := !way.Kernels() && b.isBetween(ctx, op, c)
+	if one := []*tensor.Tensor{t}; b.shadows(way.Kernels() || between && b.clusters.Why() == nil, one) {
 		return b.mix(ctx, op, result, result, [][]*tensor.Tensor{one}, func(ctx context.Context, l [][]*tensor.Tensor) (*work.Work, error) {
 			return b.Reduce(ctx, l[0][0], o)
 		})
+	}
+	if between {
+		return b.clusters.Issue(ctx, op, o.Timeout, c, result...)
 	}
 	if way.Kernels() {
 		return b.byKernels(ctx, op, o.Timeout, print, directway.Part{Out: result, In: []*tensor.Tensor{t}, N: t.Len(), Op: o.Op, Root: o.Root, Form: form(way.Way)}, result)
@@ -262,7 +293,7 @@ func (b *Backend) allGather(ctx context.Context, op work.OpType, o backend.AllGa
 		c.Parts = append(c.Parts, directway.Part{Out: out, In: []*tensor.Tensor{in}, N: in.Len(), Form: form(way.Way)})
 		return b.direct.Issue(ctx, op, o.Timeout, c, print, slices.Clone(result)...)
 	}
-	if c := (&clusterway.Call{Op: plan.OpAllGather, Out: out, In: one, Print: print}); uneven == nil && b.isBetween(ctx, op, c) {
+	if c := (&clusterway.Call{Op: plan.OpAllGather, Out: out, In: one, Counts: counts(out, uneven), Print: print}); b.isBetween(ctx, op, c) {
 		if b.shadows(b.clusters.Why() == nil, out, one) {
 			return shadowed()
 		}
@@ -345,10 +376,15 @@ func (b *Backend) inputs(op work.OpType, in []*tensor.Tensor) error {
 func (b *Backend) allGatherCoalesced(ctx context.Context, o backend.AllGatherOptions, out, in, result []*tensor.Tensor) (*work.Work, error) {
 	n, print := len(in), board.Call{DType: in[0].DType(), N: total(out), Root: -1}
 	way := b.choose(ctx, work.AllGatherCoalesced, in[0], bytesOf(in), nil, print)
-	if b.shadows(way.Kernels(), out, in) {
+	c := &clusterway.Call{Op: plan.OpAllGather, Out: out, In: in, Print: print} // a rank's block has all its inputs
+	between := !way.Kernels() && b.isBetween(ctx, work.AllGatherCoalesced, c)
+	if b.shadows(way.Kernels() || between && b.clusters.Why() == nil, out, in) {
 		return b.mix(ctx, work.AllGatherCoalesced, out, result, [][]*tensor.Tensor{out, in}, func(ctx context.Context, l [][]*tensor.Tensor) (*work.Work, error) {
 			return b.allGatherCoalesced(ctx, o, l[0], l[1], l[0])
 		})
+	}
+	if between {
+		return b.clusters.Issue(ctx, work.AllGatherCoalesced, o.Timeout, c, slices.Clone(result)...)
 	}
 	if way.Kernels() {
 		c := b.direct.NewCall()
@@ -534,17 +570,16 @@ func (b *Backend) reduceScatter(ctx context.Context, op work.OpType, o backend.R
 		return nil, err
 	}
 	n, print := len(out), board.Call{With: board.Reducing(o.Op), DType: out[0].DType(), N: total(in), Root: -1}
-	cannot := direct.Supports(o.Op, out[0].DType())
-	even := n > 1 || !slices.ContainsFunc(in, func(t *tensor.Tensor) bool { return t.Len() != out[0].Len() })
-	if !even {
-		cannot = errUneven
+	var uneven error
+	if n == 1 && slices.ContainsFunc(in, func(t *tensor.Tensor) bool { return t.Len() != out[0].Len() }) {
+		uneven = errUneven
 	}
 	shadowed := func() (*work.Work, error) {
 		return b.mix(ctx, op, out, out, [][]*tensor.Tensor{out, in}, func(ctx context.Context, l [][]*tensor.Tensor) (*work.Work, error) {
 			return b.reduceScatter(ctx, op, o, l[0], l[1])
 		})
 	}
-	if b.choose(ctx, op, out[0], bytesOf(out), cannot, print).Kernels() {
+	if b.choose(ctx, op, out[0], bytesOf(out), cmp.Or(uneven, direct.Supports(o.Op, out[0].DType())), print).Kernels() {
 		if b.shadows(true, out, in) {
 			return shadowed()
 		}
@@ -556,11 +591,20 @@ func (b *Backend) reduceScatter(ctx context.Context, op work.OpType, o backend.R
 		}
 		return b.direct.Issue(ctx, op, o.Timeout, c, print, slices.Clone(out)...)
 	}
-	if c := (&clusterway.Call{Op: plan.OpReduceScatter, Reduce: o.Op, Out: out, In: in, Print: print}); even && n == 1 && b.isBetween(ctx, op, c) {
-		if b.shadows(b.clusters.Why() == nil, out, in) {
-			return shadowed()
+	if b.clusters != nil {
+		// A rank's block has what all pairs have for it.
+		c := &clusterway.Call{Op: plan.OpReduceScatter, Reduce: o.Op, Out: out, Counts: counts(in, uneven), Print: print}
+		for r := range b.g.Size {
+			for i := range n {
+				c.In = append(c.In, in[i*b.g.Size+r])
+			}
 		}
-		return b.clusters.Issue(ctx, op, o.Timeout, c, out[0])
+		if b.isBetween(ctx, op, c) {
+			if b.shadows(b.clusters.Why() == nil, out, in) {
+				return shadowed()
+			}
+			return b.clusters.Issue(ctx, op, o.Timeout, c, slices.Clone(out)...)
+		}
 	}
 	if b.shadows(false, out, in) {
 		return shadowed()

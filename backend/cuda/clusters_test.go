@@ -96,12 +96,20 @@ func TestF26Clusters(t *testing.T) {
 
 // spans runs one all-reduce of n bytes on clusters, and returns the simulator's timeline of it.
 func spans(t *testing.T, s setup, n int) []sim.Step {
+	return timeline(t, s, n, (*rank).meetDirectly, func(x *rank, _ int, t *tensor.Tensor) (*work.Work, error) {
+		return x.b.AllReduce(x.ctx, []*tensor.Tensor{t}, backend.AllReduceOptions{})
+	})
+}
+
+// timeline lets the ranks meet, each makes a tensor of n bytes, and then call. It returns the simulator's timeline
+// of the call.
+func timeline(t *testing.T, s setup, n int, meet func(x *rank, r int) error, call func(x *rank, r int, t *tensor.Tensor) (*work.Work, error)) []sim.Step {
 	t.Helper()
 	s.sim.Timeline = true
 	w := newWorld(t, s)
 	ys := make([]*vector, s.size)
 	w.each(func(x *rank, r int) (err error) {
-		if err = x.meetDirectly(r); err == nil {
+		if err = meet(x, r); err == nil {
 			ys[r], err = x.vector(tensor.Float32, r, make([]byte, n))
 		}
 		return err
@@ -110,7 +118,7 @@ func spans(t *testing.T, s setup, n int) []sim.Step {
 	before, err := w.m.Timeline()
 	require.NoError(t, err)
 	w.each(func(x *rank, r int) error {
-		v, err := x.b.AllReduce(x.ctx, []*tensor.Tensor{ys[r].t}, backend.AllReduceOptions{})
+		v, err := call(x, r, ys[r].t)
 		if err != nil {
 			return err
 		}

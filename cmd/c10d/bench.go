@@ -296,6 +296,9 @@ func (b *bench) run(std stdio) error {
 	if err != nil {
 		return err
 	}
+	if err := useWire(b.wire); err != nil {
+		return err
+	}
 	g, err := pg.Init(ctx, b.init, b.options(at))
 	if err != nil {
 		return errors.Join(orWorld(err), at.free())
@@ -319,10 +322,7 @@ func (b *bench) options(at *gpu) pg.InitOptions {
 		own := cuda.Options{
 			Driver: at.driver, AllReduce: b.work, Broadcast: b.broadcast, Chunk: int(b.chunk), Slots: b.slots,
 		}
-		if b.wire != "" || b.sumsGiven {
-			if !b.sumsGiven {
-				host.Sums = gloo.SumsInRankOrder // the backend's own default
-			}
+		if b.sumsGiven {
 			own.CPUOptions = host
 		}
 		o.BackendOptions = append(o.BackendOptions, own)

@@ -144,7 +144,7 @@ func (b *Backend) between(ctx context.Context, op work.OpType, c *clusterway.Cal
 	if b.clusters == nil {
 		return b.flat
 	}
-	if err := cmp.Or(c.Supports(), b.elsewhere(c)); err != nil {
+	if err := cmp.Or(c.Supports(b.g.Size), b.elsewhere(c)); err != nil {
 		return err
 	}
 	return b.clusters.Meet(ctx, op, b.deviceOf(c.First()), c.Print)

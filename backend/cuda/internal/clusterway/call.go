@@ -61,13 +61,13 @@ func (c *Call) start(rank, n int) int {
 	return n
 }
 
-// mostTensors bounds the tensors of a call, each of which has commands of its own.
+// mostTensors bounds the tensors of a call besides one for each rank: each may have commands of its own.
 const mostTensors = 128
 
-// Supports returns why there is no plan for a call. The answer is the same on all ranks.
-func (c *Call) Supports() error {
-	if n := len(c.Out) + len(c.In); n > mostTensors {
-		return fmt.Errorf("a rank has %d tensors, more than %d", n, mostTensors)
+// Supports returns why a group of so many ranks has no plan for a call. The answer is the same on all ranks.
+func (c *Call) Supports(ranks int) error {
+	if n := len(c.Out) + len(c.In) - ranks; n > mostTensors {
+		return fmt.Errorf("a rank has %d tensors besides one for each rank, more than %d", n, mostTensors)
 	}
 	return nil
 }

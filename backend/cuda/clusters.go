@@ -31,11 +31,12 @@ const ClustersWork = "clusters"
 
 const clustersPriority = 100
 
-// The environment variables of gloo.Options.Host, Cluster and LinkSpeed.
+// The environment variables of gloo.Options.Host, Cluster, LinkSpeed and Plans.
 const (
 	hostVariable    = "C10D_HOST"
 	clusterVariable = "C10D_CLUSTER"
 	speedVariable   = "C10D_LINK_SPEED"
+	plansVariable   = "C10D_PLANS"
 )
 
 // errOneCluster says why a group has no ClustersWork.
@@ -99,7 +100,7 @@ func (b *Backend) meetClusters(ctx context.Context, o backend.Options, why error
 	if err != nil {
 		return err
 	}
-	b.clusters = clusterway.New(g, layout, network, inside, b.options.Chunk)
+	b.clusters = clusterway.New(g, layout, network, inside, b.options.Chunk, cmp.Or(inner.Plans, os.Getenv(plansVariable)))
 	g.Ways = append(g.Ways, b.clusters)
 	return nil
 }

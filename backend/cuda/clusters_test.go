@@ -94,6 +94,48 @@ func TestF26Clusters(t *testing.T) {
 	})
 }
 
+// TestF26ManyTensors: a coalesced all-reduce has one buffer for its tensors, or goes flat if they are too many. Clusters
+// with kernels and without take part.
+func TestF26ManyTensors(t *testing.T) {
+	for _, tensors := range []int{8, 9, 32, 60} {
+		o := clustered(2, 1)
+		o.options = cuda.Options{Chunk: 100}
+		w := newWorld(t, o)
+		w.each(func(x *rank, r int) error {
+			if err := x.meetDirectly(r); err != nil {
+				return err
+			}
+			var ys []*vector
+			var ts []*tensor.Tensor
+			for i := range tensors {
+				y, err := x.vector(tensor.Float32, r, tensorBytes([]float32{float32(r + 1), float32(i), float32(i * r)}))
+				if err != nil {
+					return err
+				}
+				ys, ts = append(ys, y), append(ts, y.t)
+			}
+			v, err := x.b.AllReduceCoalesced(x.ctx, ts, backend.AllReduceOptions{})
+			if err == nil {
+				err = v.Wait(x.ctx)
+			}
+			if err != nil {
+				return err
+			}
+			for i, y := range ys {
+				b, err := x.bytes(y, r)
+				if err == nil {
+					err = same(b, tensorBytes([]float32{6, float32(3 * i), float32(3 * i)}))
+				}
+				if err != nil {
+					return fmt.Errorf("tensor %d of %d: %w", i, tensors, err)
+				}
+			}
+			return nil
+		})
+		w.end()
+	}
+}
+
 // spans runs one all-reduce of n bytes on clusters, and returns the simulator's timeline of it.
 func spans(t *testing.T, s setup, n int) []sim.Step {
 	return timeline(t, s, n, (*rank).meetDirectly, func(x *rank, _ int, t *tensor.Tensor) (*work.Work, error) {

@@ -171,7 +171,7 @@
 //
 // All ranks get the same bits in all runs, but not those of a sum in the order of the ranks. Options.CPUOptions
 // with sums in rank order, or exact ones, keep the way through the host. So do several tensors in one
-// all_reduce, and coalesced calls of more than 128 tensors. Gather, scatter and all_to_all always go that way.
+// all_reduce, and coalesced calls of more than 32 tensors. Gather, scatter and all_to_all always go that way.
 //
 // # Tensors in CPU memory
 //

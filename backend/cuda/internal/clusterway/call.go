@@ -62,7 +62,7 @@ func (c *Call) start(rank, n int) int {
 }
 
 // mostTensors bounds the tensors of a call besides one for each rank: each may have commands of its own.
-const mostTensors = 128
+const mostTensors = 32
 
 // Supports returns why a group of so many ranks has no plan for a call. The answer is the same on all ranks.
 func (c *Call) Supports(ranks int) error {

@@ -67,21 +67,6 @@ func (w *works) next() (name string, r *backend.AllReduceWork) {
 	return name, r
 }
 
-// beforeClusters returns the registered work that does the call, if ClustersWork is asked after it; "" if
-// there is none.
-func (a *allReduce) beforeClusters() string {
-	if a.b.options.AllReduce != "" {
-		return ""
-	}
-	w := worksFor(tensor.Strided)
-	for name, r := w.next(); name != ClustersWork; name, r = w.next() {
-		if r != nil && a.allows(name, r) == nil {
-			return name
-		}
-	}
-	return ""
-}
-
 // AllReduceWorks returns the names that Options.AllReduce may have, the backend's own works and
 // registered ones, those of the highest priority first.
 func AllReduceWorks() (names []string) {
@@ -193,6 +178,15 @@ func (a *allReduce) allowsKernels() error {
 // errSlower is why kernels do not do a call that they could do.
 var errSlower = errors.New("the table of ways has a faster one for this size")
 
+// checked checks the tensors and the operator, as the backend's own works do.
+func (a *allReduce) checked() error {
+	d := a.ts[0].DType()
+	if err := a.b.typed(work.AllReduce, "tensors", output, d, a.ts); err != nil {
+		return err
+	}
+	return a.b.reduction(work.AllReduce, a.op, d)
+}
+
 // collectives returns what registered works get.
 func (a *allReduce) collectives() *host {
 	if a.host == nil {
@@ -271,10 +265,7 @@ func (h *host) registered(w *backend.AllReduceWork) (*group.Operation, error) {
 // throughHost returns an all-reduce of dense tensors through the host.
 func (a *allReduce) throughHost() (*group.Operation, error) {
 	b, ts, op := a.b, slices.Clone(a.ts), a.op
-	if err := b.typed(work.AllReduce, "tensors", output, ts[0].DType(), ts); err != nil {
-		return nil, err
-	}
-	if err := b.reduction(work.AllReduce, op, ts[0].DType()); err != nil {
+	if err := a.checked(); err != nil {
 		return nil, err
 	}
 	o := &group.Operation{Print: a.print, Legs: group.Legs(group.Both, ts...)}

@@ -11,7 +11,6 @@ import (
 	"github.com/c10d-go/c10d/backend/cuda/internal/board"
 	"github.com/c10d-go/c10d/backend/cuda/internal/directway"
 	"github.com/c10d-go/c10d/backend/cuda/internal/group"
-	"github.com/c10d-go/c10d/backend/cuda/internal/place"
 	"github.com/c10d-go/c10d/internal/plan"
 	"github.com/c10d-go/c10d/tensor"
 	"github.com/c10d-go/c10d/work"
@@ -107,12 +106,6 @@ func (b *Backend) Broadcast(ctx context.Context, ts []*tensor.Tensor, o backend.
 	if o.RootTensor < 0 || o.RootTensor >= len(ts) {
 		return nil, bad(op, "invalid root tensor: %d (there are %d)", o.RootTensor, len(ts))
 	}
-	if someOnCPU(ts) {
-		if err := b.alike(op, len(ts), ts); err != nil {
-			return nil, err
-		}
-		return b.mixedBroadcast(ctx, slices.Clone(ts), o, board.Call{DType: ts[0].DType(), N: ts[0].Len(), Root: o.Root})
-	}
 	if err := b.dense(op, "tensor 0", output, ts[0]); err != nil {
 		return nil, err
 	}
@@ -125,36 +118,53 @@ func (b *Backend) Broadcast(ctx context.Context, ts []*tensor.Tensor, o backend.
 	if w := b.options.Broadcast; w != "" && w != BroadcastDirect {
 		elsewhere = errAsked
 	}
+	shadowed := func() (*work.Work, error) {
+		return b.mix(ctx, op, ts, ts, [][]*tensor.Tensor{ts}, func(ctx context.Context, l [][]*tensor.Tensor) (*work.Work, error) {
+			return b.Broadcast(ctx, l[0], o)
+		})
+	}
 	r := b.choose(ctx, op, ts[0], ts[0].ByteLen(), elsewhere, print)
 	if r.Kernels() {
+		if b.shadows(true, ts) {
+			return shadowed()
+		}
 		c := b.direct.NewCall()
 		c.Broadcast(ts, o.RootTensor, o.Root, form(r.Way))
 		return b.direct.Issue(ctx, op, o.Timeout, c, print, ts...)
 	}
-	way := r.Name
 	if b.options.Broadcast == BroadcastDirect && b.g.Broken() == nil && ctx.Err() == nil {
 		return nil, bad(op, "not in the way %q, which Options.Broadcast asks for: %v", BroadcastDirect, cmp.Or(b.direct.Can(), b.direct.Known()))
 	}
 	if c := broadcastCall(ts, o, print); b.isBetween(ctx, op, c) {
+		if b.shadows(b.clusters.Why() == nil, ts) {
+			return shadowed()
+		}
 		return b.clusters.Issue(ctx, op, o.Timeout, c, ts...)
 	}
 	l := group.Leg{N: ts[0].Len(), DType: ts[0].DType()}
+	chunks := b.g.Chunks(&l)
+	way := r.Name
+	switch {
+	case b.lacking: // such a rank has no chunks to send on
+		way = BroadcastHost
+	case way == "":
+		way = group.WayOf(b.g.Size, chunks)
+	}
+	if b.shadows(way != BroadcastHost, ts) {
+		return shadowed()
+	}
 	for i := range ts {
 		// Elsewhere too the first to have the data.
-		p := place.Of(ts[group.Around(i+o.RootTensor, len(ts))])
+		t := ts[group.Around(i+o.RootTensor, len(ts))]
 		if b.g.Rank == o.Root && i == 0 {
-			l.Src = p
+			l.Reads(t)
 		} else {
-			l.Dst = append(l.Dst, p)
+			l.Writes(t)
 		}
 	}
 	q := &group.Operation{Legs: []group.Leg{l}, Print: print, Call: func(q *group.Operation, h []*tensor.Tensor) error {
 		return q.Wait(b.g.CPU.Broadcast(q.Ctx, h, backend.BroadcastOptions{Root: o.Root, Timeout: q.Left()}))
 	}}
-	chunks := b.g.Chunks(&q.Legs[0])
-	if way == "" {
-		way = group.WayOf(b.g.Size, chunks)
-	}
 	if way != BroadcastHost {
 		q.Relay = group.NewOneToAll(group.RouteOf(way, b.g.Rank, b.g.Size, o.Root), chunks)
 		q.Call = func(q *group.Operation, h []*tensor.Tensor) error { return q.PassChunk(h[0].Bytes()) }

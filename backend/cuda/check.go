@@ -22,11 +22,25 @@ const (
 	output      // written, so its elements must not overlap
 )
 
-// dense checks a strided tensor in memory of the driver's devices.
+// dense checks a strided tensor, in CPU memory or in that of the driver's devices.
 func (b *Backend) dense(op work.OpType, name string, r role, t *tensor.Tensor) error {
-	return dense(b.g.Driver, b.g.Missing, op, name, r, t)
+	if !inCPU(t) {
+		return dense(b.g.Driver, b.g.Missing, op, name, r, t)
+	}
+	switch {
+	case t.Layout() != tensor.Strided:
+		return bad(op, "only supports dense tensors, %s is %v", name, t)
+	case r == output && t.HasOverlap():
+		return overlaps(op, name, t)
+	}
+	return nil
 }
 
+func overlaps(op work.OpType, name string, t *tensor.Tensor) error {
+	return bad(op, "elements of %s (%v with strides %v) overlap in memory", name, t, t.Strides())
+}
+
+// dense checks a strided tensor in memory of a driver's devices.
 func dense(d driver.Driver, missing error, op work.OpType, name string, r role, t *tensor.Tensor) error {
 	switch {
 	case t == nil:
@@ -40,7 +54,7 @@ func dense(d driver.Driver, missing error, op work.OpType, name string, r role, 
 	case t.Device().Index < 0 || t.Device().Index >= d.Count():
 		return bad(op, "%s is on %v, the driver %s has %d devices", name, t.Device(), d.Name(), d.Count())
 	case r == output && t.HasOverlap():
-		return bad(op, "elements of %s (%v with strides %v) overlap in memory", name, t, t.Strides())
+		return overlaps(op, name, t)
 	}
 	if _, ok := t.Memory().(interface{ Ptr() driver.Ptr }); !ok {
 		return bad(op, "%s lies in a %T, want memory of package driver", name, t.Memory())

@@ -110,7 +110,7 @@ func (b *Backend) far() *ways.Ways {
 // call, nil if one can. The first call that kernels can do connects the ranks. What every rank has
 // decides: the table, the link and the call. It allocates nothing.
 func (b *Backend) choose(ctx context.Context, op work.OpType, t *tensor.Tensor, bytes int, cannot error, print board.Call) *ways.Range {
-	if cannot == nil && b.direct.Can() == nil && b.direct.Ready(ctx, op, t.Device().Index, print) == nil {
+	if cannot == nil && b.direct.Can() == nil && b.direct.Ready(ctx, op, b.deviceOf(t), print) == nil {
 		return b.peers.Of(planned(op), bytes)
 	}
 	return b.far().Of(planned(op), bytes)

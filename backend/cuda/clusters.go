@@ -31,11 +31,12 @@ const ClustersWork = "clusters"
 
 const clustersPriority = 100
 
-// The environment variables of gloo.Options.Host, Cluster and LinkSpeed.
+// The environment variables of gloo.Options.Host, Cluster, LinkSpeed and Plans.
 const (
 	hostVariable    = "C10D_HOST"
 	clusterVariable = "C10D_CLUSTER"
 	speedVariable   = "C10D_LINK_SPEED"
+	plansVariable   = "C10D_PLANS"
 )
 
 // errOneCluster says why a group has no ClustersWork.
@@ -80,6 +81,8 @@ func (b *Backend) meetClusters(ctx context.Context, o backend.Options, why error
 		m := &ranks[r]
 		if x[0] == 1 {
 			m.Device = tensor.CUDA.String()
+		} else {
+			b.lacking = true
 		}
 		m.Speed = int64(binary.LittleEndian.Uint64(x[1:]))
 		m.Host = string(x[9:])
@@ -97,7 +100,7 @@ func (b *Backend) meetClusters(ctx context.Context, o backend.Options, why error
 	if err != nil {
 		return err
 	}
-	b.clusters = clusterway.New(g, layout, network, inside, b.options.Chunk)
+	b.clusters = clusterway.New(g, layout, network, inside, b.options.Chunk, cmp.Or(inner.Plans, os.Getenv(plansVariable)))
 	g.Ways = append(g.Ways, b.clusters)
 	return nil
 }
@@ -142,10 +145,10 @@ func (b *Backend) between(ctx context.Context, op work.OpType, c *clusterway.Cal
 	if b.clusters == nil {
 		return b.flat
 	}
-	if err := cmp.Or(c.Supports(), b.elsewhere(c)); err != nil {
+	if err := cmp.Or(c.Supports(b.g.Size), b.elsewhere(c)); err != nil {
 		return err
 	}
-	return b.clusters.Meet(ctx, op, b.deviceOf(c.Out[0]), c.Print)
+	return b.clusters.Meet(ctx, op, b.deviceOf(c.First()), c.Print)
 }
 
 // elsewhere returns why the options or the table of ways do not let a collective go through the clusters.
@@ -181,19 +184,17 @@ func (a *allReduce) allowsClusters() error {
 	switch {
 	case a.b.clusters == nil:
 		return a.b.flat
+	case len(a.ts) > 1:
+		return errors.New("a rank has several tensors")
 	case a.probe:
-		return a.clusterCall().Supports()
+		return nil
 	}
 	return a.b.between(a.ctx, work.AllReduce, a.clusterCall())
 }
 
 // throughClusters returns an all-reduce that goes through the clusters.
 func (a *allReduce) throughClusters() (*clusterway.Call, error) {
-	d := a.ts[0].DType()
-	if err := a.b.typed(work.AllReduce, "tensors", output, d, a.ts); err != nil {
-		return nil, err
-	}
-	if err := a.b.reduction(work.AllReduce, a.op, d); err != nil {
+	if err := a.checked(); err != nil {
 		return nil, err
 	}
 	return a.clusterCall(), nil

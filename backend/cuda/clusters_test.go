@@ -49,6 +49,12 @@ func drawClusters(rng *rand.Rand) (sizes []int) {
 	return sizes
 }
 
+// between are the collectives that go through the clusters.
+var between = []string{
+	"all_reduce", "all_reduce_coalesced", "reduce", "broadcast", "all_gather", "all_gather_v", "all_gather_into_tensor", "all_gather_coalesced",
+	"all_gather_into_tensor_coalesced", "reduce_scatter", "reduce_scatter_tensor", "reduce_scatter_tensor_coalesced",
+}
+
 // TestF26Clusters has collectives of random clusters, in chunks, against what they are defined to do. What
 // goes through the clusters is among operations that do not.
 func TestF26Clusters(t *testing.T) {
@@ -66,7 +72,7 @@ func TestF26Clusters(t *testing.T) {
 		for i := range 8 {
 			name := names[rng.IntN(len(names))]
 			if i%4 != 0 {
-				name = []string{"all_reduce", "all_reduce", "broadcast", "all_gather", "all_gather_into_tensor", "reduce_scatter_tensor", "reduce_scatter"}[rng.IntN(7)]
+				name = between[rng.IntN(len(between))]
 			}
 			ps = append(ps, draw(rng, name, o.size))
 		}
@@ -74,7 +80,10 @@ func TestF26Clusters(t *testing.T) {
 			if err := x.meetDirectly(r); err != nil {
 				return err
 			}
-			for _, op := range []work.OpType{work.AllReduce, work.Broadcast, work.AllGather, work.ReduceScatterTensor} {
+			for _, op := range []work.OpType{
+				work.AllReduce, work.AllReduceCoalesced, work.Reduce, work.Broadcast, work.AllGather, work.AllGatherCoalesced, work.ReduceScatter,
+				work.ReduceScatterTensor, work.ReduceScatterTensorCoalesced,
+			} {
 				if c := x.does(op); c.Algorithm != cuda.ClustersWork {
 					return fmt.Errorf("%v goes by %s: %s", op, c.Algorithm, c.Why)
 				}
@@ -85,14 +94,64 @@ func TestF26Clusters(t *testing.T) {
 	})
 }
 
+// TestF26ManyTensors: a coalesced all-reduce has one buffer for its tensors, or goes flat if they are too many. Clusters
+// with kernels and without take part.
+func TestF26ManyTensors(t *testing.T) {
+	for _, tensors := range []int{8, 9, 32, 60} {
+		o := clustered(2, 1)
+		o.options = cuda.Options{Chunk: 100}
+		w := newWorld(t, o)
+		w.each(func(x *rank, r int) error {
+			if err := x.meetDirectly(r); err != nil {
+				return err
+			}
+			var ys []*vector
+			var ts []*tensor.Tensor
+			for i := range tensors {
+				y, err := x.vector(tensor.Float32, r, tensorBytes([]float32{float32(r + 1), float32(i), float32(i * r)}))
+				if err != nil {
+					return err
+				}
+				ys, ts = append(ys, y), append(ts, y.t)
+			}
+			v, err := x.b.AllReduceCoalesced(x.ctx, ts, backend.AllReduceOptions{})
+			if err == nil {
+				err = v.Wait(x.ctx)
+			}
+			if err != nil {
+				return err
+			}
+			for i, y := range ys {
+				b, err := x.bytes(y, r)
+				if err == nil {
+					err = same(b, tensorBytes([]float32{6, float32(3 * i), float32(3 * i)}))
+				}
+				if err != nil {
+					return fmt.Errorf("tensor %d of %d: %w", i, tensors, err)
+				}
+			}
+			return nil
+		})
+		w.end()
+	}
+}
+
 // spans runs one all-reduce of n bytes on clusters, and returns the simulator's timeline of it.
 func spans(t *testing.T, s setup, n int) []sim.Step {
+	return timeline(t, s, n, (*rank).meetDirectly, func(x *rank, _ int, t *tensor.Tensor) (*work.Work, error) {
+		return x.b.AllReduce(x.ctx, []*tensor.Tensor{t}, backend.AllReduceOptions{})
+	})
+}
+
+// timeline lets the ranks meet, each makes a tensor of n bytes, and then call. It returns the simulator's timeline
+// of the call.
+func timeline(t *testing.T, s setup, n int, meet func(x *rank, r int) error, call func(x *rank, r int, t *tensor.Tensor) (*work.Work, error)) []sim.Step {
 	t.Helper()
 	s.sim.Timeline = true
 	w := newWorld(t, s)
 	ys := make([]*vector, s.size)
 	w.each(func(x *rank, r int) (err error) {
-		if err = x.meetDirectly(r); err == nil {
+		if err = meet(x, r); err == nil {
 			ys[r], err = x.vector(tensor.Float32, r, make([]byte, n))
 		}
 		return err
@@ -101,7 +160,7 @@ func spans(t *testing.T, s setup, n int) []sim.Step {
 	before, err := w.m.Timeline()
 	require.NoError(t, err)
 	w.each(func(x *rank, r int) error {
-		v, err := x.b.AllReduce(x.ctx, []*tensor.Tensor{ys[r].t}, backend.AllReduceOptions{})
+		v, err := call(x, r, ys[r].t)
 		if err != nil {
 			return err
 		}
@@ -446,10 +505,10 @@ func TestMixedTensors(t *testing.T) {
 		run(t, s, some(2))
 	})
 	t.Run("clusters, some of ranks without a device", func(t *testing.T) {
-		run(t, withoutDevices(t, directly(4), 1, 3), some(0, 1, 3))
+		run(t, withoutDevices(directly(4), 1, 3), some(0, 1, 3))
 	})
 	t.Run("no rank has a device", func(t *testing.T) {
-		run(t, withoutDevices(t, setup{size: 2}, 0, 1), some(0, 1))
+		run(t, withoutDevices(setup{size: 2}, 0, 1), some(0, 1))
 	})
 	t.Run("clusters, broadcast by table", func(t *testing.T) {
 		s := clustered(2, 1)
@@ -458,14 +517,57 @@ func TestMixedTensors(t *testing.T) {
 	})
 }
 
-// withoutDevices is s with ranks that have no driver.
-func withoutDevices(t *testing.T, s setup, ranks ...int) setup {
-	if _, missing := cuda.Default(); missing == nil {
-		t.Skip("no usable device is wanted, and this machine has GPUs")
-	}
+// TestMixedCollectives: every collective and message takes CPU tensors beside device tensors, on ranks with and without
+// a device, in one cluster and in several.
+func TestMixedCollectives(t *testing.T) {
+	eachSeed(t, 1, func(t *testing.T, seed uint64, s sim.Semantics) {
+		rng := random(t, seed)
+		o := directly(2 + rng.IntN(3))
+		switch seed % 4 {
+		case 1:
+			o = clustered(drawClusters(rng)...)
+		case 2:
+			o.sim.Kernels = nil
+		}
+		o.sim.Seed, o.sim.Semantics = seed, s
+		o.options.Chunk = 16 + rng.IntN(200)
+		lack := make([]bool, o.size)
+		if seed%4 != 2 {
+			for r := range lack {
+				lack[r] = rng.IntN(3) == 0
+			}
+		}
+		if seed%8 == 7 {
+			o.options.AllReduce, o.options.Broadcast = cuda.HostWork, cuda.BroadcastTree
+		}
+		vary := o.vary
+		o.vary = func(c *cuda.Options, r int) {
+			if vary != nil {
+				vary(c, r)
+			}
+			if lack[r] {
+				c.Driver, c.NoDevice = nil, true
+			}
+		}
+		w := newWorld(t, o)
+		var ps []program
+		for i := range 6 {
+			ps = append(ps, draw(rng, names[(int(seed)*6+i)%len(names)], o.size))
+		}
+		w.each(func(x *rank, r int) error {
+			some := (int(seed) + r) % 3 // of the ranks with devices, some have tensors of both kinds
+			x.mixes = func(rng *rand.Rand) bool { return lack[r] || some == 1 || some == 2 && rng.IntN(2) == 0 }
+			return x.collectives(ps, rand.New(rand.NewPCG(seed, uint64(r))), r)
+		})
+		w.end()
+	})
+}
+
+// withoutDevices is s with ranks that have no device.
+func withoutDevices(s setup, ranks ...int) setup {
 	s.vary = func(o *cuda.Options, r int) {
 		if slices.Contains(ranks, r) {
-			o.Driver = nil
+			o.Driver, o.NoDevice = nil, true
 		}
 	}
 	return s
@@ -531,7 +633,7 @@ func TestMixedRegisteredWork(t *testing.T) {
 	require.EqualValues(t, before+3, preferred.runs.Load())
 	w.end()
 
-	w = newWorld(t, withoutDevices(t, directly(2), 1))
+	w = newWorld(t, withoutDevices(directly(2), 1))
 	err := reduce(w.ranks[1], 1, true)
 	require.ErrorIs(t, err, backend.ErrInvalidArgument)
 	require.ErrorContains(t, err, `the registered work "preferred" comes before "clusters"`)

@@ -1,6 +1,7 @@
 package cuda
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"slices"
@@ -20,6 +21,17 @@ import (
 
 // errUneven is why no kernel does a call.
 var errUneven = errors.New("the parts have different sizes")
+
+// counts returns the elements of each tensor if they are uneven, else nil.
+func counts(ts []*tensor.Tensor, uneven error) (all []int) {
+	if uneven == nil {
+		return nil
+	}
+	for _, t := range ts {
+		all = append(all, t.Len())
+	}
+	return all
+}
 
 // total returns how many elements the tensors have together.
 func total(ts []*tensor.Tensor) (n int) {
@@ -62,13 +74,25 @@ func (b *Backend) AllReduce(ctx context.Context, ts []*tensor.Tensor, o backend.
 		}
 	}
 	print := board.Call{With: board.Reducing(o.Op), DType: ts[0].DType(), N: ts[0].Len(), Root: -1, Sparse: ts[0].Layout() != tensor.Strided}
-	if someOnCPU(ts) {
-		return b.mixedAllReduce(ctx, slices.Clone(ts), o, print)
-	}
 	a := allReduce{b: b, ctx: ctx, ts: ts, op: o.Op, print: print}
 	name, registered, err := a.findWork()
 	if err != nil {
 		return nil, b.refused(ctx, op, err)
+	}
+	if someOnCPU(ts) {
+		if err := a.checked(); err != nil {
+			return nil, err
+		}
+		onDevice := name == DirectWork || name == ClustersWork && b.clusters.Why() == nil || name == HostWork && a.way.Name == ways.HostShared
+		if b.shadows(onDevice || registered != nil, ts) {
+			ts = slices.Clone(ts)
+			return b.mix(ctx, op, ts, ts, [][]*tensor.Tensor{ts}, func(ctx context.Context, l [][]*tensor.Tensor) (*work.Work, error) {
+				return b.AllReduce(ctx, l[0], o)
+			})
+		}
+		if registered != nil {
+			return nil, bad(op, "tensors are in CPU memory, this rank has no device, and the registered work %q comes before %q: ask for %[2]q by Options.AllReduce", name, ClustersWork)
+		}
 	}
 	if registered == nil && name == DirectWork {
 		c, err := a.byKernels()
@@ -113,7 +137,15 @@ func (b *Backend) AllReduceCoalesced(ctx context.Context, ts []*tensor.Tensor, o
 	}
 	ts = slices.Clone(ts)
 	print := board.Call{With: board.Reducing(o.Op), DType: ts[0].DType(), N: total(ts), Root: -1}
+	shadowed := func() (*work.Work, error) {
+		return b.mix(ctx, op, ts, ts, [][]*tensor.Tensor{ts}, func(ctx context.Context, l [][]*tensor.Tensor) (*work.Work, error) {
+			return b.AllReduceCoalesced(ctx, l[0], o)
+		})
+	}
 	if b.choose(ctx, op, ts[0], bytesOf(ts), direct.Supports(o.Op, ts[0].DType()), print).Kernels() {
+		if b.shadows(true, ts) {
+			return shadowed()
+		}
 		c := b.direct.NewCall()
 		for i, t := range ts {
 			c.Parts = append(c.Parts, directway.Part{
@@ -121,6 +153,15 @@ func (b *Backend) AllReduceCoalesced(ctx context.Context, ts []*tensor.Tensor, o
 			})
 		}
 		return b.direct.Issue(ctx, op, o.Timeout, c, print, ts...)
+	}
+	if c := (&clusterway.Call{Op: plan.OpAllReduce, Reduce: o.Op, Out: ts, Print: print}); b.isBetween(ctx, op, c) {
+		if b.shadows(b.clusters.Why() == nil, ts) {
+			return shadowed()
+		}
+		return b.clusters.Issue(ctx, op, o.Timeout, c, ts...)
+	}
+	if b.shadows(false, ts) {
+		return shadowed()
 	}
 	return b.g.Issue(ctx, op, o.Timeout, &group.Operation{
 		Legs: group.Legs(group.Both, ts...), Width: len(ts), Print: print,
@@ -147,7 +188,21 @@ func (b *Backend) Reduce(ctx context.Context, t *tensor.Tensor, o backend.Reduce
 		l, result = group.Both(t), []*tensor.Tensor{t}
 	}
 	print := board.Call{With: board.Reducing(o.Op), DType: t.DType(), N: t.Len(), Root: o.Root}
-	if way := b.choose(ctx, op, t, t.ByteLen(), direct.Supports(o.Op, t.DType()), print); way.Kernels() {
+	way := b.choose(ctx, op, t, t.ByteLen(), direct.Supports(o.Op, t.DType()), print)
+	c := &clusterway.Call{Op: plan.OpReduce, Root: o.Root, Reduce: o.Op, Out: result, Print: print}
+	if b.g.Rank != o.Root {
+		c.In = []*tensor.Tensor{t}
+	}
+	between := !way.Kernels() && b.isBetween(ctx, op, c)
+	if one := []*tensor.Tensor{t}; b.shadows(way.Kernels() || between && b.clusters.Why() == nil, one) {
+		return b.mix(ctx, op, result, result, [][]*tensor.Tensor{one}, func(ctx context.Context, l [][]*tensor.Tensor) (*work.Work, error) {
+			return b.Reduce(ctx, l[0][0], o)
+		})
+	}
+	if between {
+		return b.clusters.Issue(ctx, op, o.Timeout, c, result...)
+	}
+	if way.Kernels() {
 		return b.byKernels(ctx, op, o.Timeout, print, directway.Part{Out: result, In: []*tensor.Tensor{t}, N: t.Len(), Op: o.Op, Root: o.Root, Form: form(way.Way)}, result)
 	}
 	return b.g.Issue(ctx, op, o.Timeout, &group.Operation{
@@ -171,13 +226,6 @@ func (b *Backend) AllGather(ctx context.Context, out []*tensor.Tensor, in *tenso
 	const op = work.AllGather
 	if err := b.listed(op, "output", len(out)); err != nil {
 		return nil, err
-	}
-	if someOnCPU(out, []*tensor.Tensor{in}) {
-		out := slices.Clone(out)
-		if err := b.alike(op, len(out), append(slices.Clip(out), in)); err != nil {
-			return nil, err
-		}
-		return b.mixedAllGather(ctx, op, out, in, o)
 	}
 	if err := b.dense(op, "input", input, in); err != nil {
 		return nil, err
@@ -230,13 +278,29 @@ func (b *Backend) allGather(ctx context.Context, op work.OpType, o backend.AllGa
 	if slices.ContainsFunc(out, func(t *tensor.Tensor) bool { return t.Len() != in.Len() }) {
 		uneven = errUneven
 	}
-	if way := b.choose(ctx, op, in, in.ByteLen(), uneven, print); way.Kernels() {
+	shadowed := func() (*work.Work, error) {
+		return b.mix(ctx, op, out, result, [][]*tensor.Tensor{out, {in}}, func(ctx context.Context, l [][]*tensor.Tensor) (*work.Work, error) {
+			return b.allGather(ctx, op, o, l[0], l[1][0], l[0])
+		})
+	}
+	one := []*tensor.Tensor{in}
+	way := b.choose(ctx, op, in, in.ByteLen(), uneven, print)
+	if way.Kernels() {
+		if b.shadows(true, out, one) {
+			return shadowed()
+		}
 		c := b.direct.NewCall()
 		c.Parts = append(c.Parts, directway.Part{Out: out, In: []*tensor.Tensor{in}, N: in.Len(), Form: form(way.Way)})
 		return b.direct.Issue(ctx, op, o.Timeout, c, print, slices.Clone(result)...)
 	}
-	if c := (&clusterway.Call{Op: plan.OpAllGather, Out: out, In: []*tensor.Tensor{in}, Print: print}); uneven == nil && b.isBetween(ctx, op, c) {
+	if c := (&clusterway.Call{Op: plan.OpAllGather, Out: out, In: one, Counts: counts(out, uneven), Print: print}); b.isBetween(ctx, op, c) {
+		if b.shadows(b.clusters.Why() == nil, out, one) {
+			return shadowed()
+		}
 		return b.clusters.Issue(ctx, op, o.Timeout, c, slices.Clone(result)...)
+	}
+	if b.shadows(false, out, one) {
+		return shadowed()
 	}
 	return b.g.Issue(ctx, op, o.Timeout, &group.Operation{
 		Legs: append(group.Legs(group.To, out...), group.From(in)), Width: b.g.Size, Print: print,
@@ -311,7 +375,18 @@ func (b *Backend) inputs(op work.OpType, in []*tensor.Tensor) error {
 // allGatherCoalesced gathers rank r's input i to out[r*len(in)+i].
 func (b *Backend) allGatherCoalesced(ctx context.Context, o backend.AllGatherOptions, out, in, result []*tensor.Tensor) (*work.Work, error) {
 	n, print := len(in), board.Call{DType: in[0].DType(), N: total(out), Root: -1}
-	if b.choose(ctx, work.AllGatherCoalesced, in[0], bytesOf(in), nil, print).Kernels() {
+	way := b.choose(ctx, work.AllGatherCoalesced, in[0], bytesOf(in), nil, print)
+	c := &clusterway.Call{Op: plan.OpAllGather, Out: out, In: in, Print: print} // a rank's block has all its inputs
+	between := !way.Kernels() && b.isBetween(ctx, work.AllGatherCoalesced, c)
+	if b.shadows(way.Kernels() || between && b.clusters.Why() == nil, out, in) {
+		return b.mix(ctx, work.AllGatherCoalesced, out, result, [][]*tensor.Tensor{out, in}, func(ctx context.Context, l [][]*tensor.Tensor) (*work.Work, error) {
+			return b.allGatherCoalesced(ctx, o, l[0], l[1], l[0])
+		})
+	}
+	if between {
+		return b.clusters.Issue(ctx, work.AllGatherCoalesced, o.Timeout, c, slices.Clone(result)...)
+	}
+	if way.Kernels() {
 		c := b.direct.NewCall()
 		for i := range in {
 			p := directway.Part{In: in[i : i+1], N: in[i].Len(), Form: b.formOf(plan.OpAllGather, in[i].ByteLen())}
@@ -376,7 +451,13 @@ func (b *Backend) gather(ctx context.Context, out []*tensor.Tensor, in *tensor.T
 	if even {
 		c.N, bytes = b.g.Size*in.Len(), in.ByteLen()
 	}
-	if way := b.choose(ctx, op, in, bytes, nil, c); way.Kernels() {
+	way := b.choose(ctx, op, in, bytes, nil, c)
+	if one := []*tensor.Tensor{in}; b.shadows(way.Kernels(), out, one) {
+		return b.mix(ctx, op, out, out, [][]*tensor.Tensor{out, one}, func(ctx context.Context, l [][]*tensor.Tensor) (*work.Work, error) {
+			return b.gather(ctx, l[0], l[1][0], o, even)
+		})
+	}
+	if way.Kernels() {
 		p := directway.Part{Out: out, In: []*tensor.Tensor{in}, N: in.Len(), Root: o.Root, Uneven: !even, Form: form(way.Way)}
 		return b.byKernels(ctx, op, o.Timeout, c, p, out)
 	}
@@ -413,7 +494,13 @@ func (b *Backend) Scatter(ctx context.Context, out *tensor.Tensor, in []*tensor.
 		return nil, bad(op, "requires empty input on non-root (rank %d, root %d)", b.g.Rank, o.Root)
 	}
 	print := board.Call{DType: out.DType(), N: b.g.Size * out.Len(), Root: o.Root}
-	if way := b.choose(ctx, op, out, out.ByteLen(), nil, print); way.Kernels() {
+	way := b.choose(ctx, op, out, out.ByteLen(), nil, print)
+	if one := []*tensor.Tensor{out}; b.shadows(way.Kernels(), one, in) {
+		return b.mix(ctx, op, one, one, [][]*tensor.Tensor{one, in}, func(ctx context.Context, l [][]*tensor.Tensor) (*work.Work, error) {
+			return b.Scatter(ctx, l[0][0], l[1], o)
+		})
+	}
+	if way.Kernels() {
 		p := directway.Part{Out: []*tensor.Tensor{out}, In: in, N: out.Len(), Root: o.Root, Form: form(way.Way)}
 		return b.byKernels(ctx, op, o.Timeout, print, p, p.Out)
 	}
@@ -483,12 +570,19 @@ func (b *Backend) reduceScatter(ctx context.Context, op work.OpType, o backend.R
 		return nil, err
 	}
 	n, print := len(out), board.Call{With: board.Reducing(o.Op), DType: out[0].DType(), N: total(in), Root: -1}
-	cannot := direct.Supports(o.Op, out[0].DType())
-	even := n > 1 || !slices.ContainsFunc(in, func(t *tensor.Tensor) bool { return t.Len() != out[0].Len() })
-	if !even {
-		cannot = errUneven
+	var uneven error
+	if n == 1 && slices.ContainsFunc(in, func(t *tensor.Tensor) bool { return t.Len() != out[0].Len() }) {
+		uneven = errUneven
 	}
-	if b.choose(ctx, op, out[0], bytesOf(out), cannot, print).Kernels() {
+	shadowed := func() (*work.Work, error) {
+		return b.mix(ctx, op, out, out, [][]*tensor.Tensor{out, in}, func(ctx context.Context, l [][]*tensor.Tensor) (*work.Work, error) {
+			return b.reduceScatter(ctx, op, o, l[0], l[1])
+		})
+	}
+	if b.choose(ctx, op, out[0], bytesOf(out), cmp.Or(uneven, direct.Supports(o.Op, out[0].DType())), print).Kernels() {
+		if b.shadows(true, out, in) {
+			return shadowed()
+		}
 		c := b.direct.NewCall()
 		for i, t := range out {
 			c.Parts = append(c.Parts, directway.Part{
@@ -497,8 +591,23 @@ func (b *Backend) reduceScatter(ctx context.Context, op work.OpType, o backend.R
 		}
 		return b.direct.Issue(ctx, op, o.Timeout, c, print, slices.Clone(out)...)
 	}
-	if c := (&clusterway.Call{Op: plan.OpReduceScatter, Reduce: o.Op, Out: out, In: in, Print: print}); even && n == 1 && b.isBetween(ctx, op, c) {
-		return b.clusters.Issue(ctx, op, o.Timeout, c, out[0])
+	if b.clusters != nil {
+		// A rank's block has what all pairs have for it.
+		c := &clusterway.Call{Op: plan.OpReduceScatter, Reduce: o.Op, Out: out, Counts: counts(in, uneven), Print: print}
+		for r := range b.g.Size {
+			for i := range n {
+				c.In = append(c.In, in[i*b.g.Size+r])
+			}
+		}
+		if b.isBetween(ctx, op, c) {
+			if b.shadows(b.clusters.Why() == nil, out, in) {
+				return shadowed()
+			}
+			return b.clusters.Issue(ctx, op, o.Timeout, c, slices.Clone(out)...)
+		}
+	}
+	if b.shadows(false, out, in) {
+		return shadowed()
 	}
 	return b.g.Issue(ctx, op, o.Timeout, &group.Operation{
 		Legs: append(group.Legs(group.To, out...), group.Legs(group.From, in...)...), Width: b.g.Size * n, Print: print,
@@ -572,7 +681,13 @@ func (b *Backend) AllToAllSingle(ctx context.Context, out, in *tensor.Tensor, ou
 
 func (b *Backend) allToAll(ctx context.Context, op work.OpType, o backend.AllToAllOptions, out, in, result []*tensor.Tensor) (*work.Work, error) {
 	print := board.Call{DType: in[0].DType(), Root: -1}
-	if way := b.choose(ctx, op, in[0], ways.UnknownBytes, nil, print); way.Kernels() {
+	way := b.choose(ctx, op, in[0], ways.UnknownBytes, nil, print)
+	if b.shadows(way.Kernels(), out, in) {
+		return b.mix(ctx, op, out, result, [][]*tensor.Tensor{out, in}, func(ctx context.Context, l [][]*tensor.Tensor) (*work.Work, error) {
+			return b.allToAll(ctx, op, o, l[0], l[1], l[0])
+		})
+	}
+	if way.Kernels() {
 		return b.byKernels(ctx, op, o.Timeout, print, directway.Part{Out: out, In: in, Form: form(way.Way)}, result)
 	}
 	return b.g.Issue(ctx, op, o.Timeout, &group.Operation{

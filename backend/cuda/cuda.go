@@ -66,8 +66,12 @@ const (
 type Options struct {
 	// Driver has the devices that tensors are on; nil means Default. The backend
 	// does not close it. Where Default finds no device the group can be made all the
-	// same, and operations on tensors say why they cannot be done.
+	// same, and operations on device tensors say why they cannot be done.
 	Driver driver.Driver
+
+	// NoDevice makes this rank one without a device, also where the process could have some. Its
+	// tensors are in CPU memory; those of other ranks may be on devices. Driver must be nil.
+	NoDevice bool
 
 	// Chunk is how many bytes of each rank go through the host at a time, so that
 	// the way down, the CPU's part and the way up of large tensors overlap; 0
@@ -129,6 +133,8 @@ func (o *Options) check() error {
 		return fmt.Errorf("cuda: Options.Pinned is %d bytes, want 0 or more", o.Pinned)
 	case o.Scratch < 0:
 		return fmt.Errorf("cuda: Options.Scratch is %d bytes, want 0 or more", o.Scratch)
+	case o.NoDevice && o.Driver != nil:
+		return errors.New("cuda: Options.NoDevice is set, and Options.Driver is not nil")
 	case o.Broadcast != "" && !slices.Contains(broadcastWays, o.Broadcast):
 		return fmt.Errorf("cuda: Options.Broadcast is %q, want one of %q", o.Broadcast, broadcastWays)
 	}
@@ -162,6 +168,7 @@ type Backend struct {
 
 	clusters *clusterway.Group // nil if collectives do not go through several clusters
 	flat     error             // why not
+	lacking  bool              // some rank has no device
 	mixed    mixed
 }
 
@@ -225,7 +232,9 @@ func New(ctx context.Context, o backend.Options) (*Backend, error) {
 		return nil, fmt.Errorf("cuda: backend %q does not serve tensors in CPU memory, which the host's part needs", own.CPU)
 	}
 	var missing error
-	if own.Driver == nil {
+	if own.NoDevice {
+		missing = fmt.Errorf("Options.NoDevice is set: %w", driver.ErrNoDevice)
+	} else if own.Driver == nil {
 		// A program that is linked with the backend also runs where there are no
 		// devices: no tensor can be on one, and what is without tensors works.
 		if own.Driver, missing = Default(); missing != nil {

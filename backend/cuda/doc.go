@@ -163,21 +163,22 @@
 // # Several clusters
 //
 // Ranks of different hosts are in different clusters, and so are those with devices and those without.
-// gloo.Options.Cluster, or C10D_CLUSTER, splits a host. In such groups all_reduce, broadcast, all_gather and
-// reduce_scatter go inside the clusters, between them, and inside again (ClustersWork). A cluster of 2 to 8
-// ranks with a device each has the kernels above. Each rank copies only its own part of the tensor to the
-// host, and the network carries it to the other clusters. Tensors go in chunks whose stages overlap. All
-// commands are enqueued by the call. Clusters without kernels do the steps inside on their hosts.
+// gloo.Options.Cluster, or C10D_CLUSTER, splits a host. In such groups all_reduce, reduce, broadcast, all_gather
+// and reduce_scatter, also coalesced, go inside the clusters, between them, and inside again (ClustersWork). A
+// cluster of 2 to 8 ranks with a device each has the kernels above. Each rank copies only its own part of the
+// tensor to the host, and the network carries it to the other clusters. Tensors go in chunks whose stages
+// overlap. All commands are enqueued by the call. Clusters without kernels do the steps inside on their hosts.
 //
 // All ranks get the same bits in all runs, but not those of a sum in the order of the ranks. Options.CPUOptions
 // with sums in rank order, or exact ones, keep the way through the host. So do several tensors in one
-// all_reduce, sums of bool, and the coalesced collectives.
+// all_reduce, and coalesced calls of more than 32 tensors. Gather, scatter and all_to_all always go that way.
 //
 // # Tensors in CPU memory
 //
-// In all_reduce, broadcast and all_gather a rank may pass tensors in CPU memory where others pass device
-// tensors. A group has one backend for both if pg.Options.Backend is "cuda" or "cpu:cuda,cuda:cuda". A rank with
-// a device copies such tensors there and back. The Work's Synchronize then waits for the operation.
+// A rank may pass tensors in CPU memory where others pass device tensors, in every operation. A group has one
+// backend for both if pg.Options.Backend is "cuda" or "cpu:cuda,cuda:cuda". A rank with a device copies such
+// tensors there and back where the call needs a device. A rank may have no device (Options.NoDevice). The Work's
+// Synchronize waits for an operation with such tensors.
 //
 // # Broadcasts
 //

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"slices"
 	"strings"
 
 	"github.com/c10d-go/c10d/backend"
@@ -96,10 +97,14 @@ func (b *Backend) ranges(op plan.Op) []ways.Range {
 // said returns a way and why it is taken.
 func said(r ways.Range) string { return fmt.Sprintf("%v: %s", r.Way, r.Why) }
 
+// betweenOps are operations that go through clusters, besides all-reduce and broadcast. The blocks of the others
+// enter a cluster once through the hosts too.
+var betweenOps = []plan.Op{plan.OpAllGather, plan.OpReduceScatter, plan.OpReduce}
+
 // explainRanges says how an operation goes that kernels can do. C is its way through the host.
 func (b *Backend) explainRanges(op work.OpType, c backend.Choice) (all []backend.Choice) {
 	not := cmp.Or(b.direct.Can(), b.direct.Known())
-	if between := plan.OpAllGather == planned(op) || plan.OpReduceScatter == planned(op); b.clusters != nil && between && op != work.AllGatherCoalesced && op != work.ReduceScatterTensorCoalesced {
+	if b.clusters != nil && (op == work.AllReduceCoalesced || slices.Contains(betweenOps, planned(op))) {
 		c.Algorithm, c.Why = ClustersWork, b.explainClusters()
 		return []backend.Choice{c}
 	}

@@ -331,6 +331,8 @@ func TestRefused(t *testing.T) {
 		f2, f3 := dev(tensor.Float32, 8), dev(tensor.Float32, 3)
 		cpu, err := tensor.New(tensor.Float32, 4)
 		require.NoError(t, err)
+		cpuTwice, err := cpu.AsStrided([]int{4}, []int{0}, 0)
+		require.NoError(t, err)
 		twice, err := f.AsStrided([]int{4}, []int{0}, 0)
 		require.NoError(t, err)
 		far, err := tensor.OnDevice(tensor.Float32, elsewhere{7}, 4)
@@ -339,14 +341,15 @@ func TestRefused(t *testing.T) {
 		require.NoError(t, err)
 		b := x.b
 		for name, c := range map[string]func() (*work.Work, error){
-			"no tensors":   func() (*work.Work, error) { return b.AllReduce(ctx, nil, backend.AllReduceOptions{}) },
-			"nil":          func() (*work.Work, error) { return b.AllReduce(ctx, l(nil), backend.AllReduceOptions{}) },
-			"CPU tensor 2": func() (*work.Work, error) { return b.Reduce(ctx, cpu, backend.ReduceOptions{}) },
-			"dtypes":       func() (*work.Work, error) { return b.AllReduce(ctx, l(f, i), backend.AllReduceOptions{}) },
-			"shapes":       func() (*work.Work, error) { return b.AllReduce(ctx, l(f, f2), backend.AllReduceOptions{}) },
-			"overlap":      func() (*work.Work, error) { return b.AllReduce(ctx, l(twice), backend.AllReduceOptions{}) },
-			"no device":    func() (*work.Work, error) { return b.AllReduce(ctx, l(far), backend.AllReduceOptions{}) },
-			"other memory": func() (*work.Work, error) { return b.AllReduce(ctx, l(alien), backend.AllReduceOptions{}) },
+			"no tensors":          func() (*work.Work, error) { return b.AllReduce(ctx, nil, backend.AllReduceOptions{}) },
+			"nil":                 func() (*work.Work, error) { return b.AllReduce(ctx, l(nil), backend.AllReduceOptions{}) },
+			"CPU tensor, overlap": func() (*work.Work, error) { return b.Reduce(ctx, cpuTwice, backend.ReduceOptions{}) },
+			"CPU tensor, dtype":   func() (*work.Work, error) { return b.AllGather(ctx, l(cpu, i), cpu, backend.AllGatherOptions{}) },
+			"dtypes":              func() (*work.Work, error) { return b.AllReduce(ctx, l(f, i), backend.AllReduceOptions{}) },
+			"shapes":              func() (*work.Work, error) { return b.AllReduce(ctx, l(f, f2), backend.AllReduceOptions{}) },
+			"overlap":             func() (*work.Work, error) { return b.AllReduce(ctx, l(twice), backend.AllReduceOptions{}) },
+			"no device":           func() (*work.Work, error) { return b.AllReduce(ctx, l(far), backend.AllReduceOptions{}) },
+			"other memory":        func() (*work.Work, error) { return b.AllReduce(ctx, l(alien), backend.AllReduceOptions{}) },
 			"operator": func() (*work.Work, error) {
 				return b.AllReduce(ctx, l(f), backend.AllReduceOptions{Op: backend.BAnd()})
 			},

@@ -65,6 +65,8 @@ type rank struct {
 	tensors []*tensor.Tensor
 	layout  *int   // of what prepare makes; nil for any
 	arena   *arena // that pairs lie in; nil if each has memory of its own
+
+	mixes func(rng *rand.Rand) bool // whether a tensor is in CPU memory; nil if none is
 }
 
 type setup struct {
@@ -201,6 +203,7 @@ type pair struct {
 	at       driver.Ptr // of host
 	device   int
 	seen     driver.Event
+	twin     []byte // the storage of dev, if that is in CPU memory too
 }
 
 // shape is how a tensor lies in its storage.
@@ -266,6 +269,15 @@ func (x *rank) pairOf(rng *rand.Rand, d tensor.DType, device int, s shape, on bo
 	if p.cpu, err = all.AsStrided(s.dims, s.strides, s.offset); err != nil {
 		return nil, err
 	}
+	if x.mixes != nil && x.mixes(rng) {
+		whole, err := tensor.FromBytes(d, bytes.Clone(p.storage), s.len)
+		if err != nil {
+			return nil, err
+		}
+		p.twin = whole.Bytes()
+		p.dev, err = whole.AsStrided(s.dims, s.strides, s.offset)
+		return p, err
+	}
 	if err := x.place(p); err != nil {
 		return nil, err
 	}
@@ -311,6 +323,9 @@ func (x *rank) place(p *pair) error {
 // back starts the copy of a pair's storage to the host, on the caller's stream,
 // and a write that must not be seen by what came before.
 func (x *rank) back(p *pair) error {
+	if p.mem == nil {
+		return nil
+	}
 	s, n := x.stream[p.device], len(p.storage)
 	if err := s.Copy(p.at+driver.Ptr(n), p.mem.Ptr(), n); err != nil {
 		return err
@@ -325,6 +340,12 @@ func (x *rank) back(p *pair) error {
 
 // check waits for the copy and compares the storages, holes and all.
 func (x *rank) check(p *pair) error {
+	if p.mem == nil {
+		if err := same(p.twin, p.storage); err != nil {
+			return fmt.Errorf("%v with strides %v: %w", p.dev, p.dev.Strides(), err)
+		}
+		return nil
+	}
 	err := p.seen.Sync(x.ctx)
 	p.seen.Release()
 	if err != nil {

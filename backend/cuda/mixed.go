@@ -1,22 +1,15 @@
 package cuda
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"slices"
 	"sync"
-	"time"
 
-	"github.com/c10d-go/c10d/backend"
 	"github.com/c10d-go/c10d/backend/cuda/driver"
-	"github.com/c10d-go/c10d/backend/cuda/internal/board"
-	"github.com/c10d-go/c10d/backend/cuda/internal/clusterway"
-	"github.com/c10d-go/c10d/backend/cuda/internal/group"
 	"github.com/c10d-go/c10d/backend/cuda/internal/place"
 	"github.com/c10d-go/c10d/backend/cuda/internal/pool"
-	"github.com/c10d-go/c10d/internal/plan"
 	"github.com/c10d-go/c10d/tensor"
 	"github.com/c10d-go/c10d/work"
 )
@@ -55,64 +48,21 @@ func (m shadowMemory) Stream() driver.Stream { return m.stream }
 
 // someOnCPU reports whether some tensor is in CPU memory.
 func someOnCPU(lists ...[]*tensor.Tensor) bool {
-	for _, ts := range lists {
-		for _, t := range ts {
-			if t != nil && t.Device().Type == tensor.CPU {
-				return true
-			}
-		}
-	}
-	return false
+	return slices.ContainsFunc(lists, func(ts []*tensor.Tensor) bool { return slices.ContainsFunc(ts, inCPU) })
 }
 
-// alike checks a list with tensors in CPU memory: all are dense and of one dtype and shape. The first of them are
-// outputs.
-func (b *Backend) alike(op work.OpType, outputs int, ts []*tensor.Tensor) error {
-	for i, t := range ts {
-		switch {
-		case t == nil:
-			return bad(op, "tensor %d is nil", i)
-		case t.DType() != ts[0].DType():
-			return bad(op, "invalid tensor type at index %d (expected %v, got %v)", i, ts[0].DType(), t.DType())
-		case !t.SameShape(ts[0]):
-			return bad(op, "invalid tensor size at index %d (expected %v, got %v)", i, ts[0].Shape(), t.Shape())
-		case t.Device().Type == tensor.CPU && i < outputs && t.HasOverlap():
-			return bad(op, "elements of tensor %d (%v with strides %v) overlap in memory", i, t, t.Strides())
-		case t.Device().Type != tensor.CPU:
-			if err := b.dense(op, fmt.Sprint("tensor ", i), output, t); err != nil {
-				return err
-			}
-		}
-	}
-	return nil
-}
+// inCPU reports whether a tensor is in CPU memory.
+func inCPU(t *tensor.Tensor) bool { return t != nil && t.Device().Type == tensor.CPU }
 
-// takes returns how a collective with tensors in CPU memory goes. With a nil Work and no error the caller goes on
-// with shadows of them.
-func (b *Backend) takes(ctx context.Context, op work.OpType, timeout time.Duration, c *clusterway.Call, alone func(q *group.Operation) (*work.Work, error), result ...*tensor.Tensor) (*work.Work, error) {
-	for _, t := range slices.Concat(c.Out, c.In) {
-		if t.Layout() != tensor.Strided {
-			return nil, bad(op, "only supports dense tensors, a tensor in CPU memory is %v", t)
-		}
+// shadows reports whether the tensors of a call that are in CPU memory are copied to this rank's device first: it
+// does the call there, or has device tensors too. A rank without a device takes part as it is.
+func (b *Backend) shadows(onDevice bool, lists ...[]*tensor.Tensor) bool {
+	if b.g.Missing != nil || !someOnCPU(lists...) {
+		return false
 	}
-	registered := ""
-	if op == work.AllReduce && b.clusters != nil {
-		registered = (&allReduce{b: b, ctx: ctx, ts: c.Out, op: c.Reduce, print: c.Print}).beforeClusters()
-	}
-	switch {
-	case registered == "" && b.isBetween(ctx, op, c) && b.clusters.Why() != nil:
-		return b.clusters.Issue(ctx, op, timeout, c, result...)
-	case b.g.Missing == nil:
-		return nil, nil
-	case registered != "":
-		return nil, bad(op, "tensors are in CPU memory, this rank has no device, and the registered work %q comes before %q: ask for %[2]q by Options.AllReduce", registered, ClustersWork)
-	case errors.Is(b.flat, errOneCluster): // no rank has a device
-		return b.g.Issue(ctx, op, timeout, &group.Operation{Print: c.Print, Call: func(q *group.Operation, _ []*tensor.Tensor) error { return q.Wait(alone(q)) }}, result...)
-	}
-	if _, _, err := b.g.Admit(ctx, op, 0); err != nil {
-		return nil, err // why the collective does not go through the clusters
-	}
-	return nil, bad(op, "tensors are in CPU memory, and this rank has no device to which they could be copied: %v", cmp.Or(b.flat, b.g.Missing))
+	return onDevice || slices.ContainsFunc(lists, func(ts []*tensor.Tensor) bool {
+		return slices.ContainsFunc(ts, func(t *tensor.Tensor) bool { return !inCPU(t) })
+	})
 }
 
 // shadow returns a list with device tensors in place of those in CPU memory. Their elements are on their way
@@ -121,11 +71,8 @@ func (s *shadowed) shadow(op work.OpType, ts []*tensor.Tensor) ([]*tensor.Tensor
 	all := make([]*tensor.Tensor, len(ts))
 	for i, t := range ts {
 		all[i] = t
-		if t == nil || t.Device().Type != tensor.CPU {
+		if !inCPU(t) {
 			continue
-		}
-		if t.Layout() != tensor.Strided {
-			return nil, bad(op, "tensor %d (%v) is in CPU memory and not dense", i, t)
 		}
 		u, err := s.copyOf(t)
 		if err != nil {
@@ -192,9 +139,11 @@ func (b *Backend) copies() (driver.Stream, error) {
 	return b.mixed.stream, err
 }
 
-// mix runs a collective with shadows of the tensors in CPU memory. Written are those that get a result.
-func (b *Backend) mix(ctx context.Context, written []*tensor.Tensor, f func(ctx context.Context, s *shadowed) (*work.Work, error)) (*work.Work, error) {
+// mix runs a collective with shadows of the tensors in CPU memory: f gets the lists with them. Written are the tensors
+// that get a result. The lists are dense, and belong to mix.
+func (b *Backend) mix(ctx context.Context, op work.OpType, written, result []*tensor.Tensor, lists [][]*tensor.Tensor, f func(ctx context.Context, lists [][]*tensor.Tensor) (*work.Work, error)) (*work.Work, error) {
 	s := &shadowed{b: b}
+	written, result = slices.Clone(written), slices.Clone(result)
 	if g := place.StreamsOf(ctx); g != nil && b.g.Missing == nil {
 		st, err := b.copies()
 		if err != nil {
@@ -202,7 +151,16 @@ func (b *Backend) mix(ctx context.Context, written []*tensor.Tensor, f func(ctx 
 		}
 		ctx = context.WithValue(ctx, place.StreamsKey{}, &place.CallStreams{Before: append(slices.Clone(g.Before), st), In: g.In})
 	}
-	w, err := f(ctx, s)
+	var err error
+	for i, ts := range lists {
+		if err == nil {
+			lists[i], err = s.shadow(op, ts)
+		}
+	}
+	var w *work.Work
+	if err == nil {
+		w, err = f(ctx, lists)
+	}
 	if err != nil {
 		drained := s.drained()
 		if drained == nil {
@@ -225,12 +183,6 @@ func (b *Backend) mix(ctx context.Context, written []*tensor.Tensor, f func(ctx 
 			b.mixed.mu.Unlock()
 		} else {
 			s.release()
-		}
-		result, _ := w.Result()
-		for i, t := range result {
-			if k := slices.Index(s.shadows, t); k >= 0 {
-				result[i] = s.tensors[k]
-			}
 		}
 		p.SetResult(result...)
 		p.Complete(err)
@@ -324,62 +276,4 @@ func (m *mixed) close() error {
 	}
 	m.stuck, m.stream = nil, nil
 	return errors.Join(errs...)
-}
-
-// The collectives that take tensors in CPU memory.
-
-func (b *Backend) mixedAllReduce(ctx context.Context, ts []*tensor.Tensor, o backend.AllReduceOptions, print board.Call) (*work.Work, error) {
-	const op = work.AllReduce
-	if err := b.reduction(op, o.Op, ts[0].DType()); err != nil {
-		return nil, err
-	}
-	w, err := b.takes(ctx, op, o.Timeout, &clusterway.Call{Op: plan.OpAllReduce, Reduce: o.Op, Out: ts, Print: print}, func(q *group.Operation) (*work.Work, error) {
-		return b.g.CPU.AllReduce(q.Ctx, ts, backend.AllReduceOptions{Op: o.Op, Timeout: q.Left()})
-	}, ts...)
-	if w != nil || err != nil {
-		return w, err
-	}
-	return b.mix(ctx, ts, func(ctx context.Context, s *shadowed) (*work.Work, error) {
-		us, err := s.shadow(op, ts)
-		if err != nil {
-			return nil, err
-		}
-		return b.AllReduce(ctx, us, o)
-	})
-}
-
-func (b *Backend) mixedBroadcast(ctx context.Context, ts []*tensor.Tensor, o backend.BroadcastOptions, print board.Call) (*work.Work, error) {
-	const op = work.Broadcast
-	w, err := b.takes(ctx, op, o.Timeout, broadcastCall(ts, o, print), func(q *group.Operation) (*work.Work, error) {
-		return b.g.CPU.Broadcast(q.Ctx, ts, backend.BroadcastOptions{Root: o.Root, RootTensor: o.RootTensor, Timeout: q.Left()})
-	}, ts...)
-	if w != nil || err != nil {
-		return w, err
-	}
-	return b.mix(ctx, ts, func(ctx context.Context, s *shadowed) (*work.Work, error) {
-		us, err := s.shadow(op, ts)
-		if err != nil {
-			return nil, err
-		}
-		return b.Broadcast(ctx, us, o)
-	})
-}
-
-// mixedAllGather gathers in to out, by f.
-func (b *Backend) mixedAllGather(ctx context.Context, op work.OpType, out []*tensor.Tensor, in *tensor.Tensor, o backend.AllGatherOptions) (*work.Work, error) {
-	print := board.Call{DType: in.DType(), N: total(out), Root: -1}
-	c := &clusterway.Call{Op: plan.OpAllGather, Out: out, In: []*tensor.Tensor{in}, Print: print}
-	w, err := b.takes(ctx, op, o.Timeout, c, func(q *group.Operation) (*work.Work, error) {
-		return b.g.CPU.AllGather(q.Ctx, out, in, backend.AllGatherOptions{Timeout: q.Left()})
-	}, out...)
-	if w != nil || err != nil {
-		return w, err
-	}
-	return b.mix(ctx, out, func(ctx context.Context, s *shadowed) (*work.Work, error) {
-		us, err := s.shadow(op, append(slices.Clone(out), in))
-		if err != nil {
-			return nil, err
-		}
-		return b.AllGather(ctx, us[:len(out)], us[len(out)], o)
-	})
 }

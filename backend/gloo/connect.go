@@ -114,7 +114,7 @@ func (s *session) shareMemory(ctx context.Context, nat *native) error {
 		}
 		s.direct = direct
 	case s.layout != nil:
-		s.clusters = newClusters(group, layout, s.rank)
+		s.clusters = newClusters(group, layout, s.rank, nat.plans)
 		if group != nil {
 			direct, err := newHostMesh(group, s.tcp, s.clusters.members, shm.MeshOptions{Lazy: true})
 			if err != nil {

@@ -55,11 +55,12 @@ type native struct {
 	record     record
 	all        []record // nil until all ranks are known to have one
 	why        string   // why there is no native wire
+	plans      string   // directory of plans' files; empty means none
 	log        *slog.Logger
 }
 
 func newNative(o settings, rank, size int) (*native, error) {
-	n := &native{only: o.only, secure: o.TCP.TLS != nil, copies: o.Copy, rank: rank, size: size}
+	n := &native{only: o.only, secure: o.TCP.TLS != nil, copies: o.Copy, plans: o.Plans, rank: rank, size: size}
 	var err error
 	if n.tcp, err = tcp.Listen(o.TCP.options()); err != nil {
 		return nil, err

@@ -56,6 +56,11 @@ type Options struct {
 	// need the same.
 	Table string
 
+	// Plans is a directory for the plans of collectives of several clusters. A rank takes a plan from its
+	// file there, and writes a file for each plan that it makes; "c10d plan" prints them. Empty means the
+	// environment variable C10D_PLANS; if that is empty too, none.
+	Plans string
+
 	// TCP are the options of the native wire's connections. Gloo's wire has the same Silence. An
 	// empty Host means the first of Interfaces. A nil TLS means the TLS of backend.Options. With
 	// TLS the group takes the native wire; if a rank does not have it, New returns an error that
@@ -280,6 +285,7 @@ func (s Sparse) check() error {
 const (
 	hostVariable    = "C10D_HOST"
 	clusterVariable = "C10D_CLUSTER"
+	plansVariable   = "C10D_PLANS"
 	speedVariable   = "C10D_LINK_SPEED"
 )
 
@@ -350,6 +356,7 @@ func (o Options) settings(group backend.Options) (settings, error) {
 		return set, err
 	}
 	set.Cluster = cmp.Or(o.Cluster, os.Getenv(clusterVariable))
+	set.Plans = cmp.Or(o.Plans, os.Getenv(plansVariable))
 	if set.LinkSpeed, err = o.linkSpeed(set.Interfaces[0]); err != nil {
 		return set, err
 	}

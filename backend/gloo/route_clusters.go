@@ -23,8 +23,8 @@ type clusters struct {
 	members []int // the ranks of this cluster
 }
 
-func newClusters(local *shm.Group, layout *cluster.Layout, rank int) *clusters {
-	c := &clusters{layout: layout, plans: cluster.NewCache(layout), local: local, rank: rank, number: layout.Cluster(rank), place: layout.Place(rank)}
+func newClusters(local *shm.Group, layout *cluster.Layout, rank int, plans string) *clusters {
+	c := &clusters{layout: layout, plans: cluster.NewCache(layout, plans), local: local, rank: rank, number: layout.Cluster(rank), place: layout.Place(rank)}
 	c.members = layout.Members(c.number)
 	return c
 }

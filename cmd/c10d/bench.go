@@ -56,6 +56,7 @@ type bench struct {
 	inPlace   bool
 	sumsGiven bool
 	bars      string
+	clusters  clusterSpec
 }
 
 // list is a flag of several words, with commas between them or given again.
@@ -156,6 +157,7 @@ func setupBench(fs *flag.FlagSet) func(stdio, []string) (int, error) {
 	fs.StringVar(&b.stream, "stream", besideStream, "with -device: `order` of calls and a stream: "+besideStream+" it, with waits before and after, as c10d does with async_op=True; "+inStream+" it, as with async_op=False; "+noStream+" waits for each operation")
 	fs.BoolVar(&b.inPlace, "in-place", false, "input and output share memory also for operations with two tensors: "+strings.Join(inPlaceOps, ", "))
 	fs.BoolVar(&b.alloc, "alloc", false, "tensors of Alloc, in memory that the ranks of a host share; not with -device, and not for "+sparseOp)
+	fs.Var(&b.clusters, "clusters", "`devices` of the ranks of several clusters, for example cuda,cuda/cpu,cpu: measure -op in stages that overlap, in stages one after the other, and flat. The k-th rank with a device has device k")
 	fs.BoolVar(&b.progress, "progress", false, "print progress to standard error (default true if that is a terminal)")
 	return func(std stdio, args []string) (int, error) {
 		if len(args) > 0 {
@@ -168,7 +170,7 @@ func setupBench(fs *flag.FlagSet) func(stdio, []string) (int, error) {
 		fs.Visit(func(f *flag.Flag) { given[f.Name] = true })
 		b.sumsGiven = given["sums"]
 		for _, name := range []string{"work", "broadcast", "chunk", "slots", "stream"} {
-			if given[name] && b.device.onCPU() {
+			if given[name] && b.device.onCPU() && b.clusters.devices == "" {
 				return 0, usagef("-%s is for -device cuda or sim", name)
 			}
 		}
@@ -182,6 +184,8 @@ func setupBench(fs *flag.FlagSet) func(stdio, []string) (int, error) {
 			return 0, b.listBars(std)
 		case b.world > 0:
 			return b.launch(std, fs)
+		case len(b.clusters.of) > 0:
+			return 0, b.runClusters(std)
 		}
 		return 0, b.run(std)
 	}
@@ -238,6 +242,16 @@ func (b *bench) complete() error {
 	if b.tune != "" && (b.work != "" || b.broadcast != "") {
 		return usagef("-tune measures all ways: leave out -work and -broadcast")
 	}
+	if n := len(b.clusters.of); n > 0 {
+		switch {
+		case b.world > 0 && b.world != n:
+			return usagef("-clusters %v has %d ranks, and -world is %d", &b.clusters, n, b.world)
+		case !b.device.onCPU() || b.tune != "" || b.alloc || b.work != "" || b.broadcast != "" || b.wire != "" || b.sums != "":
+			return usagef("-clusters says which devices there are and compares ways: leave out -device, -tune, -alloc, -work, -broadcast, -wire and -sums")
+		case slices.Contains(b.ops, sparseOp) || slices.Contains(b.ops, "barrier"):
+			return usagef("-clusters is for operations on dense tensors, not for %s", &b.ops)
+		}
+	}
 	if b.bars != "" && len(b.load) == 0 && b.world > 0 {
 		return usagef("-bars measures nothing: leave out -world %d", b.world)
 	}
@@ -251,6 +265,11 @@ var broadcastWays = []string{cuda.BroadcastFlat, cuda.BroadcastTree, cuda.Broadc
 func (b *bench) launch(std stdio, fs *flag.FlagSet) (int, error) {
 	if err := b.device.check(); err != nil {
 		return 0, err
+	}
+	if all := b.clusters.all(); all.kind != "" {
+		if err := all.check(); err != nil {
+			return 0, err
+		}
 	}
 	args := []string{"bench"}
 	fs.Visit(func(f *flag.Flag) {
@@ -277,6 +296,9 @@ func (b *bench) run(std stdio) error {
 	if err != nil {
 		return err
 	}
+	if err := useWire(b.wire); err != nil {
+		return err
+	}
 	g, err := pg.Init(ctx, b.init, b.options(at))
 	if err != nil {
 		return errors.Join(orWorld(err), at.free())
@@ -300,10 +322,7 @@ func (b *bench) options(at *gpu) pg.InitOptions {
 		own := cuda.Options{
 			Driver: at.driver, AllReduce: b.work, Broadcast: b.broadcast, Chunk: int(b.chunk), Slots: b.slots,
 		}
-		if b.wire != "" || b.sumsGiven {
-			if !b.sumsGiven {
-				host.Sums = gloo.SumsInRankOrder // the backend's own default
-			}
+		if b.sumsGiven {
 			own.CPUOptions = host
 		}
 		o.BackendOptions = append(o.BackendOptions, own)

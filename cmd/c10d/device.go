@@ -190,7 +190,12 @@ func (g *gpu) take(ctx context.Context, group *pg.ProcessGroup, stream string) e
 	if err != nil {
 		return err
 	}
-	if g.device, err = g.driver.Device(list[local%len(list)]); err != nil {
+	return g.use(list[local%len(list)], stream)
+}
+
+// use is take with the number of the device.
+func (g *gpu) use(number int, stream string) (err error) {
+	if g.device, err = g.driver.Device(number); err != nil {
 		return err
 	}
 	g.info = g.device.Info()

@@ -187,6 +187,26 @@ func TestBenchDeviceProcesses(t *testing.T) {
 	require.Regexp(t, `(?s)# rank 0, .*: sim:1 .*# rank 1, .*: sim:1 .*# all_reduce of float32 on sim, 2 ranks.*# \w+: .* queued +call +work\n`, p.output())
 }
 
+// TestBenchClusters compares the ways of ranks in several clusters, with devices and without.
+func TestBenchClusters(t *testing.T) {
+	p := start(t, nil, "bench", "-world", "3", "-clusters", "sim,sim/cpu", "-op", "all_reduce,gather", "-sizes", "4,5000", "-n", "2", "-repeat", "1", "-json")
+	require.Zero(t, p.wait(), p.stderr.String())
+	lines := strings.Split(strings.TrimSpace(p.output()), "\n")
+	require.Len(t, lines, 4)
+	for i, l := range lines {
+		var r clusterTime
+		require.NoError(t, json.Unmarshal([]byte(l), &r))
+		require.Equal(t, []string{"all_reduce", "gather"}[i/2], r.Op)
+		require.Equal(t, "sim,sim/cpu", r.Clusters)
+		for _, us := range []float64{r.Overlap, r.Serial, r.Flat, r.Call} {
+			require.Positive(t, us)
+		}
+	}
+	p = start(t, nil, "bench", "-world", "2", "-clusters", "sim/cpu", "-sizes", "16M", "-n", "1", "-w", "1", "-repeat", "1", "-check=false")
+	require.Zero(t, p.wait(), p.stderr.String())
+	require.Regexp(t, `(?s)# rank 0 in cluster 0: sim:0 .*# rank 1 in cluster 1: cpu.*\n +16777216 +1 .*\n# from 16M on: .*hold`, p.output())
+}
+
 // TestBenchWithoutDevices: no rank is started where there is no GPU for it.
 func TestBenchWithoutDevices(t *testing.T) {
 	p := start(t, []string{"CUDA_VISIBLE_DEVICES=-1"}, "bench", "-device", "cuda", "-world", "2")
@@ -262,6 +282,12 @@ func TestBenchDeviceFlags(t *testing.T) {
 		"for tensors in CPU memory":          {"-device", "sim", "-op", sparseOp},
 		"leave out -work and -broadcast":     {"-device", "sim", "-tune", "x", "-work", "host"},
 		"-bars measures nothing":             {"-bars", "x", "-world", "2"},
+		"is one cluster, want at least two":  {"-clusters", "sim,cpu"},
+		`"gpu" in "gpu/cpu" is not cpu`:      {"-clusters", "gpu/cpu"},
+		"has devices of kinds cuda and sim":  {"-clusters", "cuda/sim"},
+		"has 2 ranks, and -world is 3":       {"-clusters", "sim/cpu", "-world", "3"},
+		"leave out -device":                  {"-clusters", "sim/cpu", "-device", "sim"},
+		"not for barrier":                    {"-clusters", "sim/cpu", "-op", "barrier"},
 	} {
 		var out, errs bytes.Buffer
 		require.Equal(t, exitUsage, dispatch(stdio{out: &out, err: &errs}, append([]string{"bench"}, args...)), "%v: %s", args, &errs)

@@ -153,9 +153,12 @@ func (d *doctor) run(std stdio, wire gloo.Wire, on *devices) error {
 	if err != nil {
 		return err
 	}
+	if err := useWire(d.wire); err != nil {
+		return err
+	}
 	o := pg.Options{Timeout: d.timeout, Backend: "cpu:" + gloo.Name, BackendOptions: []backend.SpecificOptions{gloo.Options{Wire: wire}}}
 	if at != nil {
-		o.BackendOptions = append(o.BackendOptions, cuda.Options{Driver: at.driver, CPUOptions: gloo.Options{Wire: wire, Sums: gloo.SumsInRankOrder}})
+		o.BackendOptions = append(o.BackendOptions, cuda.Options{Driver: at.driver})
 	}
 	begun := time.Now()
 	g, err := pg.Init(ctx, d.init, pg.InitOptions{Options: o})

@@ -70,6 +70,19 @@ func TestDoctorOnSeveralHosts(t *testing.T) {
 	require.Regexp(t, `1-2 +tcp`, out.String())
 }
 
+// TestDoctorShowsClusters: the doctor says which ranks form a cluster, what each carries, and that device tensors go
+// through the clusters.
+func TestDoctorShowsClusters(t *testing.T) {
+	self, err := os.Executable()
+	require.NoError(t, err)
+	for _, wire := range []string{"", "native"} {
+		p := start(t, nil, "run", "-n", "3", "-no-prefix", "--", "sh", "-c", `C10D_CLUSTER=$((RANK/2)) exec "$0" doctor -device sim -links=false -wire "$1"`, self, wire)
+		require.Zero(t, p.wait(), p.stderr.String())
+		require.Regexp(t, `(?s)gloo, rank 0 of 3: native wire.*cluster 0 +rank 0 carries 0.5, rank 1 carries 0.5 of its traffic.*cluster 1 +rank 2 carries 1 of its traffic`, p.output())
+		require.Regexp(t, `(?s)cuda, rank 0 of 3: native wire.* all_reduce +any size +clusters .*this rank is in cluster 0 of 2.* reduce +any size +clusters `, p.output())
+	}
+}
+
 // TestDoctorLooksAtGPUs tells of devices, their links, and a group for tensors on
 // them; and where there are none why.
 func TestDoctorLooksAtGPUs(t *testing.T) {

@@ -28,6 +28,15 @@ func init() {
 	})
 }
 
+// useWire makes a wire the default of this process. The backend of device tensors has other sums, and so other ways, if
+// a program gives it options for its CPU backend.
+func useWire(name string) error {
+	if name == "" {
+		return nil
+	}
+	return os.Setenv("C10D_WIRE", name)
+}
+
 // wireDefault describes the default of the flag -wire.
 const wireDefault = " (default C10D_WIRE, without that auto)"
 

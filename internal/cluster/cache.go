@@ -11,6 +11,7 @@ import (
 // Cache keeps the plans of one rank. It may be used from many goroutines.
 type Cache struct {
 	l      *Layout
+	dir    string // of files with plans; empty means none
 	mu     sync.Mutex
 	plans  map[key]*Plan
 	parts  int // in all plans
@@ -28,18 +29,23 @@ type key struct {
 	lengths            string // Counts, Send and Recv
 }
 
+func keyOf(x Call) key {
+	return key{x.Op, x.Single, x.Rank, x.Root, x.Bytes, max(x.Elem, 1), x.Chunk, lengths(x)}
+}
+
 // maxPlans and maxParts bound the cache. Past them it starts over.
 const (
 	maxPlans = 4096
 	maxParts = 1 << 18
 )
 
-// NewCache returns an empty cache for plans of a layout.
-func NewCache(l *Layout) *Cache { return &Cache{l: l} }
+// NewCache returns an empty cache for plans of a layout. With a directory it takes a plan from a file there, and writes
+// one for each plan that it makes. Other ranks, groups and processes may use the same directory.
+func NewCache(l *Layout, dir string) *Cache { return &Cache{l: l, dir: dir} }
 
 // Plan returns the plan of a call.
 func (c *Cache) Plan(x Call) (*Plan, error) {
-	k := key{x.Op, x.Single, x.Rank, x.Root, x.Bytes, x.Elem, x.Chunk, lengths(x)}
+	k := keyOf(x)
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.same != nil && k == c.last {
@@ -49,11 +55,10 @@ func (c *Cache) Plan(x Call) (*Plan, error) {
 		c.last, c.same = k, p
 		return p, nil
 	}
-	p, err := c.l.Plan(x)
+	p, err := c.get(x, k)
 	if err != nil {
 		return nil, err
 	}
-	c.solved.Add(1)
 	n := 1
 	for i := range p.Steps {
 		n += 1 + len(p.Steps[i].Parts)

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
@@ -471,7 +472,7 @@ func TestF26Overlap(t *testing.T) {
 // differ in anything have different plans.
 func TestF27Cache(t *testing.T) {
 	l := cluster.New([]int{0, 0, 1, 1, 1}, nil)
-	cache := cluster.NewCache(l)
+	cache := cluster.NewCache(l, "")
 	var calls []cluster.Call
 	for n := range int64(5) {
 		calls = append(calls,
@@ -547,6 +548,54 @@ func TestF28Files(t *testing.T) {
 	require.NoError(t, cluster.New([]int{0, 1}, nil).Export(&file, p))
 	_, err = cluster.New([]int{0, 1, 1}, nil).Import(&file)
 	require.ErrorContains(t, err, "the plan is for clusters [0 1]")
+}
+
+// TestF28Directory: a cache takes plans from the files that another one has written, and refuses others.
+func TestF28Directory(t *testing.T) {
+	dir := t.TempDir()
+	l := cluster.New([]int{0, 0, 1, 1, 1}, nil)
+	call := cluster.Call{Op: plan.OpAllReduce, Rank: 3, Bytes: 4000, Elem: 4, Chunk: 1000}
+	first, second := cluster.NewCache(l, dir), cluster.NewCache(l, dir)
+	p, err := first.Plan(call)
+	require.NoError(t, err)
+	q, err := second.Plan(call)
+	require.NoError(t, err)
+	require.Equal(t, p.String(), q.String())
+	require.EqualValues(t, 1, first.Solved())
+	require.Zero(t, second.Solved(), "it is in a file")
+	files, err := filepath.Glob(filepath.Join(dir, "*"))
+	require.NoError(t, err)
+	require.Len(t, files, 1)
+	require.Regexp(t, `/all_reduce-4000-rank3-[0-9a-f]{12}\.plan$`, files[0])
+
+	// The plans of other clusters and other calls have other names.
+	_, err = cluster.NewCache(cluster.New([]int{0, 0, 0, 1, 1}, nil), dir).Plan(call)
+	require.NoError(t, err)
+	other := call
+	other.Chunk = 2000
+	_, err = second.Plan(other)
+	require.NoError(t, err)
+	require.EqualValues(t, 1, second.Solved())
+
+	text, err := os.ReadFile(files[0])
+	require.NoError(t, err)
+	any, err := (*cluster.Layout)(nil).Import(bytes.NewReader(text))
+	require.NoError(t, err)
+	require.Equal(t, p.String(), any.String())
+	text[20] ^= 1
+	require.NoError(t, os.WriteFile(files[0], text, 0o644))
+	_, err = cluster.NewCache(l, dir).Plan(call)
+	require.ErrorContains(t, err, files[0]+": cluster: the plan is damaged")
+	require.NoError(t, os.Remove(files[0]))
+	all, err := filepath.Glob(filepath.Join(dir, "*"))
+	require.NoError(t, err)
+	text, err = os.ReadFile(all[0])
+	require.NoError(t, err)
+	require.NoError(t, os.WriteFile(files[0], text, 0o644))
+	_, err = cluster.NewCache(l, dir).Plan(call)
+	require.ErrorContains(t, err, files[0])
+	_, err = cluster.NewCache(l, filepath.Join(dir, "missing")).Plan(call)
+	require.ErrorContains(t, err, "cluster: plan: ")
 }
 
 // TestF30Refused has calls for which there is no plan.

@@ -6,8 +6,9 @@
 //	l := cluster.New([]int{0, 0, 1, 1, 1}, nil)
 //	p, err := l.Plan(cluster.Call{Op: plan.OpAllReduce, Rank: 0, Bytes: 1 << 24, Elem: 4, Chunk: 2 << 20})
 //
-// The package is pure, as package plan is. Plans can be printed, written to files, and run on plain
-// slices. package gloo runs them on CPU tensors.
+// The planner is pure, as package plan is. Plans can be printed, written to files, and run on plain
+// slices. A [Cache] can keep them in a directory. Package gloo runs them on CPU tensors, package
+// clusterway on devices.
 //
 // # Clusters
 //

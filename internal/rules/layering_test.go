@@ -142,7 +142,7 @@ var layers = []layer{
 	{"internal/figures", []string{"internal/faults"}},
 	{"cmd/...", []string{
 		"tensor", "work", "trace", "store/...", "backend/...", "pg", "ddp",
-		"internal/credentials", "internal/faults", "internal/launch/...", "internal/script", "internal/plan", "internal/choice", "internal/ways", "internal/simulate",
+		"internal/credentials", "internal/faults", "internal/launch/...", "internal/script", "internal/plan", "internal/choice", "internal/cluster", "internal/ways", "internal/simulate",
 		"golang.org/x/sys/...", "golang.org/x/term",
 	}},
 

@@ -123,6 +123,7 @@ func (d *Driver) HostAccess(what string, access ...driver.Access) {
 		d.m.findings.add(&Lifetime{What: err.Error(), Where: o.caller()})
 		return
 	}
+	o.spans = spans // the timeline's cost
 	d.access(o, spans)
 }
 

@@ -19,54 +19,96 @@ import (
 	"github.com/c10d-go/c10d/work"
 )
 
-// Call is an all-reduce, a broadcast, a reduce-scatter or an all-gather. The tensors are dense, and in CPU
-// memory or on devices.
+// Call is an all-reduce, a reduce, a broadcast, a reduce-scatter or an all-gather. The tensors are dense, and in
+// CPU memory or on devices.
 type Call struct {
 	Op     plan.Op
-	Root   int              // of a broadcast
-	Reduce backend.ReduceOp // of an all-reduce and a reduce-scatter
+	Root   int              // of a broadcast and a reduce
+	Reduce backend.ReduceOp // of the operations that reduce
 
 	// Out are the tensors that are written, In those that are only read. The elements of a list, one
-	// tensor after the other, are a buffer of the plan. An all-reduce has one tensor, in Out. A broadcast
-	// has its tensors in Out, with the same elements; the first one is the root's source, or the first to
-	// have the data.
+	// tensor after the other, are a buffer of the plan. A reduce has its tensor in Out on the root, and in
+	// In elsewhere. A broadcast has its tensors in Out, with the same elements; the first one is the root's
+	// source, or the first to have the data.
 	Out, In []*tensor.Tensor
+
+	// Counts are the elements of each rank's block of an all-gather or a reduce-scatter, nil if the blocks
+	// have one length.
+	Counts []int
 
 	Print board.Call
 }
 
-func (c *Call) dtype() tensor.DType { return c.Out[0].DType() }
+// First returns a tensor of the call. Every rank has one.
+func (c *Call) First() *tensor.Tensor {
+	if len(c.Out) > 0 {
+		return c.Out[0]
+	}
+	return c.In[0]
+}
 
-// root reports whether this rank only reads the first tensor.
-func (c *Call) root(rank int) bool { return c.Op == plan.OpBroadcast && c.Root == rank }
+func (c *Call) dtype() tensor.DType { return c.First().DType() }
 
-// Supports returns why there is no plan for a call. The answer is the same on all ranks.
-func (c *Call) Supports() error {
-	switch {
-	case c.Op.Reduces() && c.dtype() == tensor.Bool:
-		return errors.New("elements are bool")
-	case c.Op == plan.OpAllReduce && len(c.Out) > 1:
-		return errors.New("a rank has several tensors")
+// start returns where a rank's block begins, of blocks of n bytes if they have one length.
+func (c *Call) start(rank, n int) int {
+	if c.Counts == nil {
+		return rank * n
+	}
+	n = 0
+	for _, k := range c.Counts[:rank] {
+		n += k * c.dtype().Size()
+	}
+	return n
+}
+
+// mostTensors bounds the tensors of a call besides one for each rank: each may have commands of its own.
+const mostTensors = 32
+
+// Supports returns why a group of so many ranks has no plan for a call. The answer is the same on all ranks.
+func (c *Call) Supports(ranks int) error {
+	if n := len(c.Out) + len(c.In) - ranks; n > mostTensors {
+		return fmt.Errorf("a rank has %d tensors besides one for each rank, more than %d", n, mostTensors)
 	}
 	return nil
 }
+
+// bytes returns the length of tensors that are a buffer.
+func bytes(ts []*tensor.Tensor) (n int) {
+	for _, t := range ts {
+		n += t.ByteLen()
+	}
+	return n
+}
+
+// root reports whether this rank only reads the first tensor.
+func (c *Call) root(rank int) bool { return c.Op == plan.OpBroadcast && c.Root == rank }
 
 // mostChunks bounds the commands of an operation: a stream gets up to ten for a chunk.
 const mostChunks = 20
 
 // planned returns this rank's plan.
 func (g *Group) planned(c *Call, grain int) (*cluster.Plan, error) {
-	bytes := c.Out[0].ByteLen()
-	all := bytes
+	n, all := 0, 0 // of a rank, and of all that have a part
 	switch c.Op {
+	case plan.OpBroadcast:
+		n = c.Out[0].ByteLen()
+		all = n
 	case plan.OpReduceScatter:
-		all = bytes * g.B.Size
+		n, all = bytes(c.Out), bytes(c.In)
 	case plan.OpAllGather:
-		bytes = c.In[0].ByteLen()
-		all = bytes * g.B.Size
+		n, all = bytes(c.In), bytes(c.Out)
+	default: // of a reduce, one of them is empty
+		n = max(bytes(c.Out), bytes(c.In))
+		all = n
 	}
-	chunk := max(g.Chunk, (all+mostChunks-1)/mostChunks, 1)
-	return g.plans.Plan(cluster.Call{Op: c.Op, Rank: g.B.Rank, Root: c.Root, Bytes: int64(bytes), Elem: int64(grain), Chunk: int64(chunk)})
+	call := cluster.Call{Op: c.Op, Rank: g.B.Rank, Root: c.Root, Bytes: int64(n), Elem: int64(grain), Chunk: int64(max(g.Chunk, (all+mostChunks-1)/mostChunks, 1))}
+	if c.Counts != nil {
+		call.Bytes = 0
+		for _, n := range c.Counts {
+			call.Counts = append(call.Counts, int64(n*c.dtype().Size()))
+		}
+	}
+	return g.plans.Plan(call)
 }
 
 // job is what all kinds of programs have.
@@ -105,9 +147,10 @@ func (g *Group) Issue(ctx context.Context, op work.OpType, timeout time.Duration
 	switch {
 	case kernels:
 		newDeviceJob(j, o)
-	case j.oneFlat():
-		o.Legs = group.Legs(group.Both, c.Out...)
-		o.Program = &flatJob{job: j}
+	case j.flat():
+		all := append(c.Out[:len(c.Out):len(c.Out)], c.In...)
+		o.Legs = append(group.Legs(group.Both, c.Out...), group.Legs(group.From, c.In...)...)
+		o.Program = &flatJob{job: j, bytes: bytes(all)}
 	default:
 		newHostJob(j, o)
 	}
@@ -122,12 +165,25 @@ func inner(op backend.ReduceOp) backend.ReduceOp {
 	return op
 }
 
-// oneFlat reports whether the call has one buffer, and that is a tensor whose elements are in order on a
-// device.
-func (j *job) oneFlat() bool {
-	t := j.c.Out[0]
-	return len(j.c.In) == 0 && len(j.c.Out) == 1 && t.Device().Type == tensor.CUDA && place.Of(t).Flat
+// flat reports whether the call has one buffer, in which its steps stay, and that is tensors whose elements are in
+// order on devices.
+func (j *job) flat() bool {
+	c := &j.c
+	if c.Op != plan.OpAllReduce && c.Op != plan.OpReduce && (c.Op != plan.OpBroadcast || len(c.Out) > 1) {
+		return false
+	}
+	for _, list := range [2][]*tensor.Tensor{c.Out, c.In} {
+		for _, t := range list {
+			if t.Device().Type != tensor.CUDA || !place.Of(t).Flat {
+				return false
+			}
+		}
+	}
+	return len(c.Out)+len(c.In) <= mostFlat
 }
+
+// mostFlat bounds the tensors that are copied one by one: a chunk may have some of each.
+const mostFlat = 8
 
 // begin issues the network's part. Memory returns that of a step, ended is told of each chunk.
 func (j *job) begin(o *group.Operation, memory func(i int) []byte, ended func(chunk int)) (err error) {

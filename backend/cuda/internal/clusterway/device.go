@@ -132,14 +132,20 @@ func (p *deviceJob) place() (err error) {
 		written = c.Out[:1]
 	}
 	at, n, own := p.inOrder(written)
-	if p.bufs[plan.Out] = at; !own {
+	if p.bufs[plan.Out] = at; !own && n > 0 {
 		if p.bufs[plan.Out], err = p.get(p.dev, n); err != nil {
 			return err
 		}
 	}
 	out := p.bufs[plan.Out]
 	switch {
-	case c.Op == plan.OpAllReduce && !own:
+	case c.Op == plan.OpReduce && c.Root != p.g.B.Rank:
+		// The others' steps write to the buffer, and their tensors stay as they are.
+		if p.bufs[plan.Out], err = p.get(p.dev, bytes(c.In)); err == nil {
+			p.bring = moves(c.In, p.bufs[plan.Out])
+		}
+		return p.elsewhere(err)
+	case (c.Op == plan.OpAllReduce || c.Op == plan.OpReduce) && !own:
 		p.bring, p.back = moves(c.Out, out), moves(c.Out, out)
 	case c.Op == plan.OpBroadcast:
 		if !own && c.Root == p.g.B.Rank {
@@ -158,9 +164,9 @@ func (p *deviceJob) place() (err error) {
 		if there && in < at+driver.Ptr(n) && at < in+driver.Ptr(m) && own {
 			// The plan allows one to be this rank's part of the other one.
 			if n > m {
-				there = in == at+driver.Ptr(p.g.B.Rank*m)
+				there = in == at+driver.Ptr(c.start(p.g.B.Rank, m))
 			} else {
-				there = at == in+driver.Ptr(p.g.B.Rank*n)
+				there = at == in+driver.Ptr(c.start(p.g.B.Rank, n))
 			}
 		}
 		if p.bufs[plan.In] = in; !there {
@@ -173,6 +179,11 @@ func (p *deviceJob) place() (err error) {
 	if p.plan.Scratch > 0 {
 		p.bufs[plan.Scratch], err = p.get(p.dev, int(p.plan.Scratch))
 	}
+	return p.elsewhere(err)
+}
+
+// elsewhere gets memory for the elements in order of tensors on other devices.
+func (p *deviceJob) elsewhere(err error) error {
 	for _, list := range [2][]move{p.bring, p.back} {
 		for i := range list {
 			if m := &list[i]; err == nil && m.t.Device().Index != p.dev && !m.t.IsContiguous() {
@@ -383,7 +394,7 @@ func (p *deviceJob) step(f *filler, s *cluster.Step) error {
 	case s.Op == plan.OpAllGather && s.Even:
 		return p.comm.AllGather(f, dst(&s.Parts[0]), src(&s.Parts[place]), int(s.Parts[0].Len), p.g.Form(plan.OpAllGather, int(s.Parts[0].Len)))
 	case s.Op == plan.OpAllGather:
-		// The sum of all parts, of which each rank has its own and zeros.
+		// The bits of all parts, of which each rank has its own and zeros.
 		lo, n := span(s, func(x *cluster.Part) int64 { return x.Dst })
 		for i := range s.Parts {
 			if x := &s.Parts[i]; x.From != place {
@@ -398,6 +409,20 @@ func (p *deviceJob) step(f *filler, s *cluster.Step) error {
 			bits, es = tensor.Int64, 8
 		}
 		return p.comm.AllReduce(f, at, at, n/es, bits, backend.BOr(), p.g.Form(plan.OpAllReduce, n))
+	case s.Op == plan.OpGather:
+		// The root has its own part in place.
+		lo, _ := span(s, func(x *cluster.Part) int64 { return x.Dst })
+		at, n := p.bufs[s.Dst]+driver.Ptr(lo), 0
+		take, from := make([]direct.Span, len(s.Ranks)), at
+		for i := range s.Parts {
+			switch x := &s.Parts[i]; {
+			case place == s.Root && x.From != place:
+				take[x.From] = direct.Span{Off: int(x.Dst) - lo, N: int(x.Len)}
+			case place != s.Root && x.From == place:
+				n, from = int(x.Len), src(x)
+			}
+		}
+		return p.comm.GatherV(f, at, from, n, take, s.Root, direct.Form{})
 	}
 	return fmt.Errorf("no kernels for a %v inside a cluster", s.Op)
 }

@@ -47,11 +47,11 @@ type Group struct {
 	why     error // why there are no kernels; known once the ranks have met
 }
 
-// New returns the group of a rank.
-func New(b *group.Engine, l *cluster.Layout, n Network, inside backend.Backend, chunk int) *Group {
+// New returns the group of a rank. Plans is the directory of its plans' files; empty means none.
+func New(b *group.Engine, l *cluster.Layout, n Network, inside backend.Backend, chunk int, plans string) *Group {
 	members := l.Members(l.Cluster(b.Rank))
 	return &Group{
-		B: b, Layout: l, Network: n, Inside: inside, Chunk: chunk, plans: cluster.NewCache(l),
+		B: b, Layout: l, Network: n, Inside: inside, Chunk: chunk, plans: cluster.NewCache(l, plans),
 		kernels: &directway.Group{B: b, Members: members},
 	}
 }

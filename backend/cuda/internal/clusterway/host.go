@@ -9,6 +9,7 @@ import (
 	"github.com/c10d-go/c10d/backend/cuda/driver"
 	"github.com/c10d-go/c10d/backend/cuda/driver/edges"
 	"github.com/c10d-go/c10d/backend/cuda/internal/group"
+	"github.com/c10d-go/c10d/backend/cuda/internal/place"
 	"github.com/c10d-go/c10d/backend/cuda/internal/pool"
 	"github.com/c10d-go/c10d/internal/cluster"
 	"github.com/c10d-go/c10d/internal/plan"
@@ -161,9 +162,13 @@ func (h *hosted) inside(o *group.Operation, s *cluster.Step) error {
 				return err
 			}
 			wait = append(wait, func() error { return w.Wait(ctx) })
+		case plan.OpGather:
 		default:
 			return fmt.Errorf("cuda: no way for a %v inside a cluster", s.Op)
 		}
+	}
+	if s.Op == plan.OpGather {
+		return h.g.insideError(h.collect(ctx, o, s, src, dst))
 	}
 	var first error
 	for _, f := range wait {
@@ -172,6 +177,39 @@ func (h *hosted) inside(o *group.Operation, s *cluster.Step) error {
 		}
 	}
 	return h.g.insideError(first)
+}
+
+// collect runs a gather inside the cluster.
+func (h *hosted) collect(ctx context.Context, o *group.Operation, s *cluster.Step, src, dst func(*cluster.Part) []byte) error {
+	me := h.g.Layout.Place(h.g.B.Rank)
+	var own []byte
+	lists := make([][]byte, len(s.Ranks))
+	for i := range s.Parts {
+		x := &s.Parts[i]
+		lists[x.From] = dst(x)
+		if x.From == me {
+			own = src(x)
+		}
+	}
+	in, err := tensor.Of(own, len(own))
+	if err != nil {
+		return err
+	}
+	var out []*tensor.Tensor
+	if me == s.Root {
+		for _, b := range lists {
+			t, err := tensor.Of(b, len(b))
+			if err != nil {
+				return err
+			}
+			out = append(out, t)
+		}
+	}
+	w, err := h.g.Inside.GatherV(ctx, out, in, backend.GatherOptions{Root: s.Root, Timeout: o.Left()})
+	if err != nil {
+		return err
+	}
+	return w.Wait(ctx)
 }
 
 // into copies src to dst, unless it is there: the network may be reading it. It returns dst.
@@ -203,13 +241,13 @@ func (g *Group) insideError(err error) error {
 	return &at
 }
 
-// flatJob is a collective of one device tensor whose elements are in order. Its chunks are copied to the
-// host one by one, and back.
+// flatJob is an all-reduce, a reduce or a broadcast of device tensors whose elements are in order. Its chunks are
+// copied to the host one by one, and back.
 type flatJob struct {
 	job
-	pinned   driver.HostMemory
-	down, up driver.Stream
-	chunks   []area
+	bytes  int // of the buffer
+	pinned driver.HostMemory
+	chunks []area
 }
 
 // area is what a chunk has of the buffer, and its turn of the host.
@@ -217,11 +255,12 @@ type area struct{ lo, hi, turn int }
 
 // Stage gets page-locked memory for the whole buffer.
 func (p *flatJob) Stage(o *group.Operation) (err error) {
-	l := &o.Legs[0].Src
-	if p.down, p.up, err = p.g.B.Streams((*l).Dev); err != nil {
-		return err
+	for i := range o.Legs {
+		l := o.Legs[i].Src
+		if l.Down, l.Up, err = p.g.B.Streams(l.Dev); err != nil {
+			return err
+		}
 	}
-	(*l).Down, (*l).Up = p.down, p.up
 	p.chunks = make([]area, p.plan.Chunks)
 	for i := range p.plan.Steps {
 		s := &p.plan.Steps[i]
@@ -234,27 +273,38 @@ func (p *flatJob) Stage(o *group.Operation) (err error) {
 			c.lo, c.hi = min(c.lo, lo), max(c.hi, hi)
 		}
 	}
-	p.pinned, err = p.g.B.Pinned.Get(pool.OnHost, p.c.Out[0].ByteLen())
+	p.pinned, err = p.g.B.Pinned.Get(pool.OnHost, p.bytes)
 	return err
 }
 
 // Fill adds the copies.
 func (p *flatJob) Fill(o *group.Operation, b *edges.Batch) error {
-	at := o.Legs[0].Src
-	reads := p.c.Op != plan.OpBroadcast || p.c.Root == p.g.B.Rank
-	writes := p.c.Op != plan.OpBroadcast || p.c.Root != p.g.B.Rank
+	root := p.c.Root == p.g.B.Rank
+	reads := p.c.Op != plan.OpBroadcast || root
+	writes := p.c.Op == plan.OpAllReduce || root == (p.c.Op == plan.OpReduce)
+	// each calls f with what a chunk has of each tensor.
+	each := func(c *area, f func(at *place.Place, host, own driver.Ptr, n int)) {
+		first := 0
+		for i := range o.Legs {
+			at := o.Legs[i].Src
+			lo, hi := max(c.lo, first), min(c.hi, first+at.Hi-at.Lo)
+			if lo < hi {
+				f(at, p.pinned.Ptr()+driver.Ptr(lo), at.Base+driver.Ptr(at.Lo+lo-first), hi-lo)
+			}
+			first += at.Hi - at.Lo
+		}
+	}
 	for k := range p.chunks {
 		c := &p.chunks[k]
-		n, host, own := c.hi-c.lo, p.pinned.Ptr()+driver.Ptr(c.lo), at.Base+driver.Ptr(at.Lo+c.lo)
-		if n == 0 {
+		if c.lo == c.hi {
 			continue
 		}
 		if reads {
-			b.Copy(p.down, host, own, n)
+			each(c, func(at *place.Place, host, own driver.Ptr, n int) { b.Copy(at.Down, host, own, n) })
 		}
-		c.turn = b.Host(p.g.B.Turns(), driver.Writes(host, n))
+		c.turn = b.Host(p.g.B.Turns(), driver.Writes(p.pinned.Ptr()+driver.Ptr(c.lo), c.hi-c.lo))
 		if writes {
-			b.Copy(p.up, own, host, n)
+			each(c, func(at *place.Place, host, own driver.Ptr, n int) { b.Copy(at.Up, own, host, n) })
 		}
 	}
 	return nil
@@ -262,7 +312,7 @@ func (p *flatJob) Fill(o *group.Operation, b *edges.Batch) error {
 
 // Run does the stages.
 func (p *flatJob) Run(o *group.Operation) error {
-	buf := p.pinned.Bytes()[:p.c.Out[0].ByteLen()]
+	buf := p.pinned.Bytes()[:p.bytes]
 	h := &hosted{job: &p.job, bufs: [3][]byte{plan.Out: buf}}
 	h.begin = func(k int) error {
 		c := &p.chunks[k]
@@ -309,7 +359,7 @@ func newHostJob(j job, o *group.Operation) {
 			switch {
 			case i == 1 || root && k == 0:
 				o.Legs = append(o.Legs, group.From(t))
-			case c.Op == plan.OpAllReduce:
+			case c.Op == plan.OpAllReduce || c.Op == plan.OpReduce:
 				o.Legs = append(o.Legs, group.Both(t))
 			default:
 				o.Legs = append(o.Legs, group.To(t))
@@ -343,8 +393,14 @@ func (j *job) onHost(o *group.Operation, out, in []*tensor.Tensor) error {
 		written = out[:1]
 	}
 	var err error
-	reads := j.c.Op == plan.OpAllReduce || j.c.root(j.g.B.Rank)
-	if h.bufs[plan.Out], err = joined(written, reads, false); err != nil {
+	reads := j.c.Op == plan.OpAllReduce || j.c.Op == plan.OpReduce || j.c.root(j.g.B.Rank)
+	if j.c.Op == plan.OpReduce && len(out) == 0 { // the steps write to the buffer, and the tensor stays as it is
+		h.bufs[plan.Out], err = joined(in, true, true)
+		in = nil
+	} else {
+		h.bufs[plan.Out], err = joined(written, reads, false)
+	}
+	if err != nil {
 		return err
 	}
 	if len(in) > 0 {

@@ -207,7 +207,7 @@ func (b *Engine) launch(o *Operation, result []*tensor.Tensor) error {
 			return nil
 		}
 	}
-	if o.err == nil && len(o.Legs) > 0 {
+	if o.err == nil && len(o.Legs) > 0 && !o.onHost() {
 		if err := o.enqueue(); err != nil && !o.queued {
 			o.err = err
 		}
@@ -239,6 +239,10 @@ func (o *Operation) stage() error {
 	var err error
 	if o.Program != nil {
 		return o.Program.Stage(o)
+	}
+	if o.onHost() {
+		o.cut()
+		return nil
 	}
 	if o.Shared != nil {
 		o.Shared.stage(o)
@@ -339,7 +343,7 @@ func (o *Operation) Staging() driver.HostMemory { return o.staging }
 // beforeStream has the stream of a call that is part of one wait for the operation. An error is
 // also the operation's.
 func (o *Operation) beforeStream() {
-	if o.given != nil && o.given.In != nil && len(o.Legs) > 0 && !o.Returns {
+	if o.given != nil && o.given.In != nil && len(o.Legs) > 0 && !o.onHost() && !o.Returns {
 		o.Order(o.given.In)
 	}
 }
@@ -350,7 +354,7 @@ func (o *Operation) Order(s work.Stream) error {
 	switch {
 	case o.Sync != nil:
 		return o.Sync(s)
-	case len(o.Legs) == 0:
+	case len(o.Legs) == 0, o.onHost():
 		return o.Work().Wait(context.Background())
 	}
 	st, ok := s.(driver.Stream)

@@ -18,17 +18,54 @@ type Leg struct {
 	DType tensor.DType
 	Src   *place.Place // nil if nothing is read
 	Dst   []*place.Place
+
+	// Tensors in CPU memory, instead of Src and Dst: all legs of an operation have some, or none has.
+	hostSrc *tensor.Tensor
+	hostDst []*tensor.Tensor
 }
+
+// Reads adds a tensor that is read, Writes one that is written.
+func (l *Leg) Reads(t *tensor.Tensor) {
+	if t.Device().Type == tensor.CPU {
+		l.hostSrc = t
+	} else {
+		l.Src = place.Of(t)
+	}
+}
+
+func (l *Leg) Writes(t *tensor.Tensor) {
+	if t.Device().Type == tensor.CPU {
+		l.hostDst = append(l.hostDst, t)
+	} else {
+		l.Dst = append(l.Dst, place.Of(t))
+	}
+}
+
+// onHost reports whether the leg's tensors are in CPU memory.
+func (l *Leg) onHost() bool { return l.hostSrc != nil || len(l.hostDst) > 0 }
 
 // From is a leg that is only read, to one that is only written, both one that is
 // read and written.
-func From(t *tensor.Tensor) Leg { return Leg{N: t.Len(), DType: t.DType(), Src: place.Of(t)} }
-func To(t *tensor.Tensor) Leg {
-	return Leg{N: t.Len(), DType: t.DType(), Dst: []*place.Place{place.Of(t)}}
+func From(t *tensor.Tensor) Leg {
+	l := Leg{N: t.Len(), DType: t.DType()}
+	l.Reads(t)
+	return l
 }
+
+func To(t *tensor.Tensor) Leg {
+	l := Leg{N: t.Len(), DType: t.DType()}
+	l.Writes(t)
+	return l
+}
+
 func Both(t *tensor.Tensor) Leg {
-	p := place.Of(t)
-	return Leg{N: t.Len(), DType: t.DType(), Src: p, Dst: []*place.Place{p}}
+	l := From(t)
+	if l.onHost() {
+		l.hostDst = []*tensor.Tensor{t}
+	} else {
+		l.Dst = []*place.Place{l.Src}
+	}
+	return l
 }
 
 func Legs(f func(*tensor.Tensor) Leg, ts ...*tensor.Tensor) []Leg {

@@ -3,6 +3,7 @@ package group
 import (
 	"context"
 	"fmt"
+	"slices"
 
 	"github.com/c10d-go/c10d/backend"
 	"github.com/c10d-go/c10d/tensor"
@@ -48,17 +49,20 @@ func (b *Engine) Message(ctx context.Context, op work.OpType, o backend.P2POptio
 	if op == work.Recv {
 		q.SetSource(key.Peer)
 	}
-	host, err := b.Tracker.Host(fmt.Sprintf("%v seq %d", op, q.Info().Seq))
-	if err != nil {
-		return nil, q.named(err)
-	}
-	q.claim = host
-	var result []*tensor.Tensor
+	result := slices.Clone(l.hostDst)
 	for _, d := range l.Dst {
 		result = append(result, d.T)
 	}
+	free := func() {}
+	if !q.onHost() {
+		host, err := b.Tracker.Host(fmt.Sprintf("%v seq %d", op, q.Info().Seq))
+		if err != nil {
+			return nil, q.named(err)
+		}
+		q.claim, free = host, func() { host.Close() }
+	}
 	if err := b.launch(q, result); err != nil {
-		host.Close()
+		free()
 		return nil, err
 	}
 	q.beforeStream()
@@ -78,7 +82,7 @@ func (b *Engine) Message(ctx context.Context, op work.OpType, o backend.P2POptio
 		}
 		q.end()
 		if q.over {
-			host.Close()
+			free()
 		}
 		b.open.Add(-1)
 		b.p2p.Done()

@@ -131,6 +131,8 @@ func (o *Operation) runHost() error {
 		return o.runOneToAll()
 	case len(o.Legs) == 0:
 		return o.Call(o, nil)
+	case o.onHost():
+		return o.runOnHost()
 	}
 	if o.inTurn() {
 		return o.runTurn()
@@ -140,7 +142,9 @@ func (o *Operation) runHost() error {
 		if err := o.begin(&o.turns, k); err != nil {
 			return err
 		}
-		slot := o.staging.Bytes()[k%o.slots*o.slot:][:o.slot]
+		at := k % o.slots * o.slot
+		slot := o.staging.Bytes()[at:][:o.slot]
+		driver.HostAccess(o.B.Driver, "the host's part", driver.Writes(o.staging.Ptr()+driver.Ptr(at), o.slot))
 		if err := o.shadow(shadows, slot, k); err != nil {
 			return err
 		}

@@ -15,12 +15,11 @@ type rawPlace struct {
 	write bool
 }
 
-// layout decides on pieces and staging.
-func (o *Operation) layout() (bytes int) {
-	flat, longest, wide := true, 0, 1
+// cut decides on pieces, alike on every rank. It returns the elements of the longest leg.
+func (o *Operation) cut() (longest int) {
+	wide := 1
 	for i := range o.Legs {
 		l := &o.Legs[i]
-		flat = flat && l.flat()
 		longest = max(longest, l.N)
 		wide = max(wide, l.size())
 	}
@@ -31,6 +30,15 @@ func (o *Operation) layout() (bytes int) {
 	case !o.Whole:
 		o.grain = o.B.grain(wide, max(o.Width, 1), longest)
 		o.pieces = max(1, (longest+o.grain-1)/o.grain)
+	}
+	return longest
+}
+
+// layout decides on pieces and staging.
+func (o *Operation) layout() (bytes int) {
+	longest, flat := o.cut(), true
+	for i := range o.Legs {
+		flat = flat && o.Legs[i].flat()
 	}
 	o.slots = min(o.pieces, o.B.slots)
 	most := o.grain

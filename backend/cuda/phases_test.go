@@ -1,0 +1,87 @@
+package cuda_test
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/c10d-go/c10d/backend"
+	"github.com/c10d-go/c10d/backend/cuda"
+	"github.com/c10d-go/c10d/backend/cuda/driver/sim"
+	"github.com/c10d-go/c10d/tensor"
+	"github.com/c10d-go/c10d/work"
+)
+
+// TestF33Phases: a collective through the hosts in one piece has three phases: the copy to the host, the host's part,
+// and the copy back. On the virtual clock they take as long as the whole, to 5 %.
+func TestF33Phases(t *testing.T) {
+	const n = 1 << 20
+	one := func(t *tensor.Tensor) []*tensor.Tensor { return []*tensor.Tensor{t} }
+	// halves are parts for two ranks.
+	halves := func(t *tensor.Tensor) []*tensor.Tensor {
+		a, err := t.Slice(0, 0, n/8)
+		if err != nil {
+			panic(err)
+		}
+		b, err := t.Slice(0, n/8, n/4)
+		if err != nil {
+			panic(err)
+		}
+		return []*tensor.Tensor{a, b}
+	}
+	for name, call := range map[string]func(x *rank, r int, t *tensor.Tensor) (*work.Work, error){
+		"all_reduce_coalesced": func(x *rank, _ int, t *tensor.Tensor) (*work.Work, error) {
+			return x.b.AllReduceCoalesced(x.ctx, one(t), backend.AllReduceOptions{})
+		},
+		"broadcast": func(x *rank, _ int, t *tensor.Tensor) (*work.Work, error) {
+			return x.b.Broadcast(x.ctx, one(t), backend.BroadcastOptions{})
+		},
+		"reduce": func(x *rank, _ int, t *tensor.Tensor) (*work.Work, error) {
+			return x.b.Reduce(x.ctx, t, backend.ReduceOptions{})
+		},
+		"all_gather": func(x *rank, r int, t *tensor.Tensor) (*work.Work, error) {
+			return x.b.AllGatherIntoTensor(x.ctx, t, halves(t)[r], backend.AllGatherOptions{})
+		},
+		"reduce_scatter": func(x *rank, r int, t *tensor.Tensor) (*work.Work, error) {
+			return x.b.ReduceScatterTensor(x.ctx, halves(t)[r], t, backend.ReduceScatterOptions{})
+		},
+		"all_to_all": func(x *rank, _ int, t *tensor.Tensor) (*work.Work, error) {
+			return x.b.AllToAll(x.ctx, halves(t), halves(t), backend.AllToAllOptions{})
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := setup{size: 2, sim: sim.Config{Devices: 2}, options: cuda.Options{Chunk: n, AllReduce: cuda.HostWork, Broadcast: cuda.BroadcastHost}}
+			phases := map[string]time.Duration{}
+			var first, last time.Duration
+			for _, x := range timeline(t, s, n, func(x *rank, r int) error {
+				w, err := x.b.Barrier(x.ctx, backend.BarrierOptions{})
+				if err != nil {
+					return err
+				}
+				return w.Wait(x.ctx)
+			}, call) {
+				if !strings.HasPrefix(x.Stream, "rank 0/") && x.Stream != "host of rank 0" || x.End == x.Start {
+					continue
+				}
+				phase := "host"
+				for _, at := range []string{"down", "up"} {
+					if strings.Contains(x.Stream, fmt.Sprintf("rank 0 %s.0", at)) {
+						phase = at
+					}
+				}
+				phases[phase] += x.End - x.Start
+				if first == 0 {
+					first = x.Start
+				}
+				first, last = min(first, x.Start), max(last, x.End)
+			}
+			t.Log(phases, last-first)
+			require.NotZero(t, phases["host"])
+			sum := phases["down"] + phases["host"] + phases["up"]
+			require.InEpsilon(t, float64(last-first), float64(sum), 0.05, "%v, and the whole took %v", phases, last-first)
+		})
+	}
+}

@@ -269,7 +269,7 @@ func TestState(t *testing.T) {
 		if scope.IsTraining(x.Graph()) {
 			mean.SetNodeValue(now)
 		}
-		return layers.Dense(scope.In("model"), graph.Sub(x, graph.ExpandDims(graph.StopGradient(now), 0)), true, classes)
+		return layers.Dense(scope.In("model"), graph.Sub(x, graph.InsertAxes(graph.StopGradient(now), 0)), true, classes)
 	}}
 	all := make([]result, 2)
 	pgtest.Run(t, 2, func(t *testing.T, g *pg.ProcessGroup) { all[g.Rank()] = s.train(t, g) })

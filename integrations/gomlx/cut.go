@@ -79,11 +79,7 @@ func (c *cut) UpdateGraph(scope *model.Scope, g *graph.Graph, loss *graph.Node) 
 	pending.SetNodeValue(graph.Const(g, int64(len(c.p.plans))))
 
 	// The first step needs rank 0's variables.
-	err := store.InitializeVariables(g.Backend(), nil)
-	if err == nil {
-		err = c.p.sync(store)
-	}
-	if err != nil {
+	if err := c.p.sync(store, g); err != nil {
 		panic(err)
 	}
 }
@@ -181,11 +177,7 @@ func (x *plan) apply(p *Parallel, trainer *train.Trainer) error {
 				h.f(trainer.Store().Scope(h.scope), g)
 			}
 			// The optimizer's own variables, which rank 0 may have loaded.
-			err := trainer.Store().InitializeVariables(g.Backend(), nil)
-			if err == nil {
-				err = p.sync(trainer.Store())
-			}
-			if err != nil {
+			if err := p.sync(trainer.Store(), g); err != nil {
 				panic(err)
 			}
 		})

@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/gomlx/gomlx/core/graph"
 	"github.com/gomlx/gomlx/core/tensors"
 	"github.com/gomlx/gomlx/ml/model"
 	"github.com/gomlx/gomlx/ml/model/checkpoint"
@@ -229,13 +230,16 @@ func (p *Parallel) same(mine uint64) (bool, error) {
 	return !slices.ContainsFunc(all, func(n uint64) bool { return n != all[0] }), nil
 }
 
-// sync gives all ranks rank 0's value of every variable that they do not share yet. The state of the
-// random generator stays each rank's own: ranks drop other neurons.
-func (p *Parallel) sync(store *model.Store) error {
+// sync gives all ranks rank 0's value of every variable that graph g uses, and that they do not share yet.
+// The state of the random generator stays each rank's own: ranks drop other neurons.
+func (p *Parallel) sync(store *model.Store, g *graph.Graph) error {
+	if err := store.InitializeVariables(g.Backend(), nil); err != nil {
+		return err
+	}
 	var fresh []*model.Variable
 	h := fnv.New64a()
 	for v := range store.IterVariables() {
-		if p.synced[v.Path()] || own(v) || v.Name() == model.RNGStateVariableName {
+		if p.synced[v.Path()] || !v.InUseByGraph(g) || own(v) || v.Name() == model.RNGStateVariableName {
 			continue
 		}
 		fresh = append(fresh, v)
@@ -314,12 +318,8 @@ func (p *Parallel) averageFloats(store *model.Store, metrics []*tensors.Tensor, 
 			return err
 		}
 		parts = append(parts, part{value, 1 / n})
-		p.synced[v.Path()] = true
 	}
-	if err := p.average(parts); err != nil {
-		return err
-	}
-	return p.sync(store)
+	return p.average(parts)
 }
 
 // average replaces tensors by their weighted sums over the ranks, in one all-reduce.

@@ -135,20 +135,23 @@ func (s setup) train(t *testing.T, g *pg.ProcessGroup) (r result) {
 	if s.loop != nil {
 		s.loop(t, p, loop, store)
 	}
-	_, err := loop.RunSteps(input, s.steps)
-	require.NoError(t, err)
-
-	all := points(t, nil).BatchSize(7, false)
-	var metrics []*tensors.Tensor
-	if p == nil {
-		metrics, err = trainer.Eval(all)
-	} else {
-		metrics, err = p.Eval(trainer, all)
+	evaluate := func() {
+		all := points(t, nil).BatchSize(7, false)
+		metrics, err := trainer.Eval(all)
+		if p != nil {
+			metrics, err = p.Eval(trainer, all)
+		}
+		require.NoError(t, err)
+		for _, m := range metrics {
+			r.eval = append(r.eval, float64(tensors.ToScalar[float32](m)))
+		}
 	}
+	_, err := loop.RunSteps(input, 1)
 	require.NoError(t, err)
-	for _, m := range metrics {
-		r.eval = append(r.eval, float64(tensors.ToScalar[float32](m)))
-	}
+	evaluate() // makes variables of which ranks have their own
+	_, err = loop.RunSteps(input, s.steps-1)
+	require.NoError(t, err)
+	evaluate()
 	r.model, r.state = make(map[string][]float32), make(map[string][]float32)
 	for v := range store.IterVariables() {
 		if flat, ok := v.MustValue().Value().([]float32); ok || v.Trainable {

@@ -4,6 +4,7 @@ go 1.26.5
 
 require (
 	github.com/c10d-go/c10d v0.0.0
+	github.com/c10d-go/c10d/integrations/gomlx v0.0.0
 	github.com/gomlx/compute v0.1.2
 	github.com/gomlx/gomlx v0.28.2
 	github.com/stretchr/testify v1.12.1
@@ -23,4 +24,7 @@ require (
 	k8s.io/klog/v2 v2.140.0 // indirect
 )
 
-replace github.com/c10d-go/c10d => ../..
+replace (
+	github.com/c10d-go/c10d => ../..
+	github.com/c10d-go/c10d/integrations/gomlx => ../../integrations/gomlx
+)

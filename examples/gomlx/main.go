@@ -1,29 +1,19 @@
-// Command gomlx trains a GoMLX model on several ranks, on GoMLX's Go backend.
-// It is a module of its own, so that GoMLX's dependencies are not the library's.
+// Command gomlx trains a GoMLX model on several ranks, on GoMLX's Go backend, and prints beside it what
+// one process computes. It is a module of its own, so that GoMLX's dependencies are not the
+// library's.
 //
 //	cd examples/gomlx
-//	go run . -nproc 2                         ranks as goroutines of one process
-//	c10d run -n 2 -- go run .                 ranks as processes
+//	go run . -nproc 4                         ranks as goroutines of one process
+//	c10d run -n 4 -- go run .                 ranks as processes
 //
-// GoMLX computes gradients and applies an optimizer within one graph. To train on several
-// ranks, cut the graph at the gradients (trainer.step):
-//
-//  1. One graph returns the gradients to Go.
-//  2. Go averages them over the ranks.
-//  3. A second graph takes them as input and updates the variables.
-//
-// The rest is the same as on one rank, except that every rank begins with the variables of
-// rank 0 and trains on its share of the images.
-//
-// The gradients are packed into one buffer and reduced by one all-reduce, because GoMLX's
-// Go backend returns them all at once. A trainer that gets its gradients one after the
-// other should use package ddp, which sends the first ones while others are computed.
+// The data are scanned digits. Both train with the same images in each batch; on several ranks each rank
+// takes its part of the batch. Package integrations/gomlx does what the ranks do together. The
+// function fit has it in four lines.
 package main
 
 import (
 	"context"
-	"crypto/sha256"
-	"encoding/binary"
+	"encoding/json"
 	"errors"
 	"flag"
 	"fmt"
@@ -34,6 +24,8 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
+	"github.com/c10d-go/c10d/examples/internal/dataset"
+	"github.com/c10d-go/c10d/integrations/gomlx"
 	"github.com/c10d-go/c10d/pg"
 	"github.com/c10d-go/c10d/store"
 )
@@ -55,35 +47,78 @@ func run(ctx context.Context, nproc, epochs int, out io.Writer) error {
 		return errors.New("gomlx: -nproc must be between 0 and 16, -epochs at least 1")
 	}
 	if nproc == 0 {
-		g, err := pg.Init(ctx, "env://", pg.InitOptions{})
+		p, err := gomlx.Init(ctx, gomlx.Options{})
 		if err != nil {
 			return err
 		}
-		return errors.Join(trainRank(ctx, g, epochs, out), g.Close())
+		return errors.Join(rank(p, epochs, out), p.Close())
 	}
 	// A group has no global state: all ranks can be in one process.
 	st := store.NewHash()
 	defer st.Close()
 	ranks, ctx := errgroup.WithContext(ctx)
-	for rank := range nproc {
+	for r := range nproc {
 		ranks.Go(func() error {
-			g, err := pg.New(ctx, st, rank, nproc, pg.Options{})
+			g, err := pg.New(ctx, st, r, nproc, pg.Options{})
 			if err != nil {
 				return err
 			}
-			return errors.Join(trainRank(ctx, g, epochs, out), g.Close())
+			p, err := gomlx.New(ctx, g, gomlx.Options{})
+			if err == nil {
+				err = rank(p, epochs, out)
+			}
+			if err == nil {
+				err = g.Shutdown(ctx)
+			}
+			return errors.Join(err, g.Close())
 		})
 	}
 	return ranks.Wait()
 }
 
-// digest returns a number that is equal for equal variables.
-func digest(values [][]float32) int64 {
-	h := sha256.New()
-	for _, v := range values {
-		for _, x := range v {
-			h.Write(binary.LittleEndian.AppendUint32(nil, math.Float32bits(x)))
-		}
+// report is the last line that rank 0 prints.
+type report struct {
+	Ranks           int     `json:"ranks"`
+	Accuracy        float64 `json:"accuracy"` // on held-out images
+	Loss            float64 `json:"loss"`     // mean of the last epoch
+	SingleAccuracy  float64 `json:"single_accuracy"`
+	SingleLoss      float64 `json:"single_loss"`
+	LossDifference  float64 `json:"loss_difference"` // the largest of an epoch, relative to one process
+	ParamsIdentical bool    `json:"params_identical"`
+	Seconds         float64 `json:"seconds"`
+	ImagesPerSecond float64 `json:"images_per_second"`
+}
+
+// rank is the program of one rank.
+func rank(p *gomlx.Parallel, epochs int, out io.Writer) error {
+	data, err := dataset.Digits()
+	if err != nil {
+		return err
 	}
-	return int64(binary.LittleEndian.Uint64(h.Sum(nil)))
+	together, err := fit(p, data, epochs)
+	if err != nil {
+		return err
+	}
+	if p.Rank() != 0 {
+		return nil
+	}
+	alone, err := fit(nil, data, epochs)
+	if err != nil {
+		return err
+	}
+	last := epochs - 1
+	r := report{
+		Ranks:    p.Size(),
+		Accuracy: together.accuracy[last], Loss: together.loss[last],
+		SingleAccuracy: alone.accuracy[last], SingleLoss: alone.loss[last],
+		ParamsIdentical: together.identical, Seconds: together.seconds,
+		ImagesPerSecond: float64(epochs*data.Train.Len()) / together.seconds,
+	}
+	fmt.Fprintf(out, "epoch    %d ranks: loss  accuracy    one process: loss  accuracy\n", p.Size())
+	for i := range epochs {
+		fmt.Fprintf(out, "%5d %16.6f %8.2f%% %20.6f %8.2f%%\n",
+			i+1, together.loss[i], 100*together.accuracy[i], alone.loss[i], 100*alone.accuracy[i])
+		r.LossDifference = max(r.LossDifference, math.Abs(together.loss[i]/alone.loss[i]-1))
+	}
+	return json.NewEncoder(out).Encode(r)
 }

@@ -158,6 +158,7 @@ var layers = []layer{
 // have no row of their own, and choose their other dependencies themselves.
 var public = []string{
 	"tensor", "work", "trace", "store/...", "backend", "backend/detail", "backend/gloo", "backend/cuda", "backend/cuda/driver/...", "pg/...", "ddp/...", "weights",
+	"integrations/...",
 }
 
 type layer struct {

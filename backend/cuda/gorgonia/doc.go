@@ -17,12 +17,15 @@
 // # Building
 //
 // Files that need the header have the build tag cuda, so that go vet and go test
-// pass over the module where it is not:
+// pass over the module where it is not. Folder stub has a header with the declarations that
+// are needed, and makes a library to link with. A C compiler is enough:
 //
-//	./headers.sh DIR   # fetches cuda.h and a library to link with
-//	CGO_CFLAGS=-IDIR/include CGO_LDFLAGS=-LDIR/lib go test -tags cuda ./...
+//	stub/stub.sh DIR   # makes DIR/libcuda.so
+//	CGO_CFLAGS=-I$PWD/stub CGO_LDFLAGS=-LDIR go build -tags cuda ./...
 //
-// A toolkit of CUDA 11.8 or 12 in /usr/local/cuda is found without that. For 13,
+// The program then loads the driver's own library, of CUDA 11.8 or later.
+//
+// A toolkit of CUDA 11.8 or 12 in /usr/local/cuda is found without these flags. For 13,
 // which changed five functions that cu uses, put this module's folder include
 // before the toolkit's; its cuda.h takes the toolkit's and gives the five names
 // back their old meaning, which drivers still have:
@@ -34,10 +37,11 @@
 //
 // # Testing
 //
-// "make gorgonia", in the root of the repository, leaves two test programs in bin, for a
-// machine with GPUs: gorgonia.test is the suite of drivers, and what gives cu's streams and
-// memory to operations; cuda-gorgonia.test has every test of package cuda on GPUs, with this
-// driver under it, and runs in that package's folder:
+// "make gorgonia", in the root of the repository, compiles all this with the header here, also in
+// CI. It leaves two test programs and the example in bin, for a machine with GPUs: gorgonia.test
+// is the suite of drivers, and what gives cu's streams and memory to operations;
+// gorgonia-allreduce is the program in folder allreduce; cuda-gorgonia.test has every test of
+// package cuda on GPUs, with this driver under it, and runs in that package's folder:
 //
 //	../../bin/cuda-gorgonia.test -test.run '^TestGPU'
 //

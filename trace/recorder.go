@@ -2,7 +2,9 @@ package trace
 
 import (
 	"cmp"
+	"runtime"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -28,6 +30,9 @@ type Options struct {
 
 	// Observers are told of every operation.
 	Observers []Observer
+
+	// Stacks records where the program calls each operation, which takes about a microsecond.
+	Stacks bool
 }
 
 // Observer is told of the operations of a rank. Its methods are called on the goroutines that call and
@@ -57,6 +62,24 @@ type Operation struct {
 	Began      time.Time // zero if it has not begun
 	Ended      time.Time // zero while it is pending
 	Err        error
+
+	stack []uintptr
+}
+
+// Frames returns the functions that led to the call, the innermost first. It is empty without
+// Options.Stacks.
+func (o *Operation) Frames() []runtime.Frame {
+	if len(o.stack) == 0 {
+		return nil
+	}
+	var all []runtime.Frame
+	for next, more := runtime.CallersFrames(o.stack), true; more; {
+		var f runtime.Frame
+		if f, more = next.Next(); f.Function != "" && !strings.HasPrefix(f.Function, "runtime.") {
+			all = append(all, f)
+		}
+	}
+	return all
 }
 
 // Bytes returns the size of this rank's input, or of its output where it has no input.
@@ -164,11 +187,18 @@ type Recorder struct {
 
 	mu      sync.Mutex
 	entries []entry // made by the first Join
+	stacks  []stack // of the entries; nil without Options.Stacks
 	next    int     // place in entries
 	records uint64
 	groups  []*Group
 	joined  int // groups, ever
 }
+
+// maxFrames is how many calls of a stack are recorded. The first two are of package pg.
+const maxFrames = 16
+
+// stack has program counters, and zeros behind them.
+type stack [maxFrames]uintptr
 
 // entry is a place of the ring, guarded by Recorder.mu. A pending operation keeps its place.
 type entry struct {
@@ -237,6 +267,9 @@ func (g *Group) Begin(backend string, op work.OpType, in, out []*tensor.Tensor, 
 	return c
 }
 
+// callersOfFill leaves out runtime.Callers, fill, and Begin, Issued or Blocked.
+const callersOfFill = 3
+
 // readsClock is from how many bytes on the time of a call is noted by itself. A clock takes 25 ns.
 const readsClock = 64 << 10
 
@@ -277,6 +310,10 @@ func (c *Call) fill(w *work.Work) int {
 		e.seq = w.Info().Seq
 	}
 	e.work, e.ended = w, 0
+	if r.stacks != nil {
+		r.stacks[at] = stack{}
+		runtime.Callers(callersOfFill, r.stacks[at][:])
+	}
 	g.last = e
 	return at + 1
 }
@@ -346,7 +383,7 @@ func (r *Recorder) refused(entry int, err error) {
 	}
 	e.err = err
 	e.ended = time.Since(work.Origin())
-	o := e.operation()
+	o := r.operation(entry - 1)
 	e.group = nil
 	r.mu.Unlock()
 	for _, x := range r.options.Observers {
@@ -375,15 +412,16 @@ func (r *Recorder) tell(entry int, method func(Observer, Operation)) {
 		return
 	}
 	r.mu.Lock()
-	o := r.entries[entry-1].operation()
+	o := r.operation(entry - 1)
 	r.mu.Unlock()
 	for _, x := range r.options.Observers {
 		method(x, o)
 	}
 }
 
-// operation is the entry for others. r.mu is held.
-func (e *entry) operation() Operation {
+// operation is an entry for others. r.mu is held.
+func (r *Recorder) operation(at int) Operation {
+	e := &r.entries[at]
 	o := Operation{
 		Record: e.record, Group: e.group, Backend: e.backend, Op: e.op, Seq: e.seq, Collective: e.collective, P2P: e.p2p,
 		Peer: int(e.peer), In: e.in, Out: e.out, Timeout: e.timeout,
@@ -411,6 +449,13 @@ func (e *entry) operation() Operation {
 	if began != 0 {
 		o.Began = work.Origin().Add(began)
 	}
+	if r.stacks != nil {
+		pcs := r.stacks[at][:]
+		if end := slices.Index(pcs, 0); end >= 0 {
+			pcs = pcs[:end]
+		}
+		o.stack = slices.Clone(pcs)
+	}
 	return o
 }
 
@@ -421,7 +466,7 @@ func (r *Recorder) Operations() []Operation {
 	all := make([]Operation, 0, len(r.entries))
 	for i := range r.entries {
 		if e := &r.entries[i]; e.group != nil {
-			all = append(all, e.operation())
+			all = append(all, r.operation(i))
 		}
 	}
 	slices.SortFunc(all, func(a, b Operation) int { return cmp.Compare(a.Record, b.Record) })

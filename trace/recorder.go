@@ -233,6 +233,16 @@ func New(o Options) *Recorder {
 // pending.
 func (r *Recorder) Dropped() uint64 { return r.dropped.Load() }
 
+// Prefix returns Options.Prefix.
+func (r *Recorder) Prefix() string { return r.options.Prefix }
+
+// Joined reports whether the rank has ever been in a group.
+func (r *Recorder) Joined() bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.joined > 0
+}
+
 // Groups returns the groups that the rank is in, oldest first.
 func (r *Recorder) Groups() []*Group {
 	r.mu.Lock()

@@ -2,7 +2,6 @@ package debug
 
 import (
 	"bytes"
-	"cmp"
 	"context"
 	"crypto/rand"
 	"encoding/json"
@@ -591,11 +590,11 @@ func ageText(d time.Duration) string {
 	case d < time.Microsecond:
 		return fmt.Sprintf("%d ns", d.Nanoseconds())
 	case d < time.Millisecond:
-		return fmt.Sprintf("%.4g µs", float64(d)/float64(time.Microsecond))
+		return digits(float64(d)/float64(time.Microsecond)) + " µs"
 	case d < time.Second:
-		return fmt.Sprintf("%.4g ms", float64(d)/float64(time.Millisecond))
+		return digits(float64(d)/float64(time.Millisecond)) + " ms"
 	case d < 2*time.Minute:
-		return fmt.Sprintf("%.4g s", d.Seconds())
+		return fmt.Sprintf("%.1f s", d.Seconds())
 	}
 	return d.Round(time.Second).String()
 }
@@ -607,5 +606,13 @@ func bytesText(n int64) string {
 	for f >= 1024 && i < len(units)-1 {
 		f, i = f/1024, i+1
 	}
-	return fmt.Sprintf("%.4g %s", f, cmp.Or(units[i], "B"))
+	return digits(f) + " " + units[i]
+}
+
+// digits are three of a number below 1024.
+func digits(f float64) string {
+	if f >= 100 {
+		return strconv.Itoa(int(f + 0.5))
+	}
+	return strconv.FormatFloat(f, 'g', 3, 64)
 }

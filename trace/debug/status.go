@@ -140,7 +140,7 @@ func operationOf(o *trace.Operation, now time.Time) Operation {
 		x.Took = o.Ended.Sub(o.Called)
 	}
 	for _, f := range o.Frames() {
-		line := f.Function + " " + filepath.Base(filepath.Dir(f.File)) + "/" + filepath.Base(f.File) + ":" + itoa(f.Line)
+		line := filepath.Base(f.File) + ":" + itoa(f.Line) + " " + f.Function[strings.LastIndexByte(f.Function, '/')+1:]
 		x.Stack = append(x.Stack, line)
 		if x.Site == "" && !strings.HasPrefix(f.Function, library) {
 			x.Site = line

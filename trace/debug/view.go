@@ -79,6 +79,18 @@ type jobView struct {
 	*JobStatus
 }
 
+// Asked are the first late ranks that have a page.
+func (v *jobView) Asked() []int {
+	const most = 4
+	var all []int
+	for _, r := range v.Ranks {
+		if r.Late && r.Status != nil && len(all) < most {
+			all = append(all, r.Rank)
+		}
+	}
+	return all
+}
+
 // Doing says what a rank does.
 func (x JobRank) Doing() string {
 	st := x.Status

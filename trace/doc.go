@@ -21,7 +21,7 @@
 //
 // # Differences from PyTorch's flight recorder
 //
-// Entries have no stack frames. A failed operation is retired and not completed, as there, and has its
+// Entries have stack frames only with Options.Stacks, or C10D_TRACE_STACKS=1. A failed operation is retired and not completed, as there, and has its
 // error in the additional key "error". The sizes of several tensors of one shape are one size, with
 // the number of tensors as first dimension.
 //

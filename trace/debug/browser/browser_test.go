@@ -199,15 +199,16 @@ func TestStuckRank(t *testing.T) {
 	require.Contains(t, got, "Ranks 0-1, 3 wait in it")
 	require.Contains(t, text(t, ctx, "#rank2"), "late")
 	require.Contains(t, text(t, ctx, "#rank1"), "browser_test.go:", "the line of the call")
-	picture(t, ctx, "C10D_TEST_SCREENSHOT")
+	picture(t, ctx, "job.png")
 
 	// The page of a rank that waits, by the link.
 	require.NoError(t, chromedp.Run(ctx, chromedp.Click("#rank1 a", chromedp.ByQuery), chromedp.WaitReady("#pending", chromedp.ByQuery)))
 	require.Contains(t, text(t, ctx, "#verdict"), "all_reduce waits for rank 2")
 	require.Contains(t, text(t, ctx, "#pending"), "1 MiB float32 [262144]")
+	picture(t, ctx, "rank.png")
 
 	// What the late rank does.
-	require.NoError(t, chromedp.Run(ctx, chromedp.Navigate(j.url+"?rank=2"), chromedp.Click("#goroutines", chromedp.ByQuery),
+	require.NoError(t, chromedp.Run(ctx, chromedp.Navigate(j.url), chromedp.Click("#goroutines2", chromedp.ByQuery),
 		chromedp.WaitReady(`//pre[contains(., "loadCheckpoint")]`)))
 
 	// A dump of all ranks, which the page merges.
@@ -239,7 +240,7 @@ func TestStoppedRank(t *testing.T) {
 }
 
 // TestClientCertificate: a job with certificates shows its page over TLS, to browsers with a certificate
-// of the job. The ranks' own pages do the same.
+// of the job.
 func TestClientCertificate(t *testing.T) {
 	if _, err := exec.LookPath("certutil"); err != nil {
 		if os.Getenv("C10D_REQUIRE_SERVICES") == "1" {
@@ -265,16 +266,16 @@ func TestClientCertificate(t *testing.T) {
 	j.end()
 }
 
-// picture writes a screenshot to the file that a variable names.
-func picture(t *testing.T, ctx context.Context, variable string) {
+// picture writes a screenshot into the directory C10D_TEST_PICTURES, if that is set.
+func picture(t *testing.T, ctx context.Context, name string) {
 	t.Helper()
-	path := os.Getenv(variable)
-	if path == "" {
+	dir := os.Getenv("C10D_TEST_PICTURES")
+	if dir == "" {
 		return
 	}
 	var image []byte
-	require.NoError(t, chromedp.Run(ctx, emulation.SetDeviceMetricsOverride(1180, 640, 1, false), chromedp.FullScreenshot(&image, 100)))
-	require.NoError(t, os.WriteFile(path, image, 0o644))
+	require.NoError(t, chromedp.Run(ctx, emulation.SetDeviceMetricsOverride(1080, 600, 1, false), chromedp.FullScreenshot(&image, 100)))
+	require.NoError(t, os.WriteFile(filepath.Join(dir, name), image, 0o644))
 }
 
 func run(t *testing.T, env []string, name string, args ...string) {

@@ -30,8 +30,6 @@ import (
 	"github.com/c10d-go/c10d/work"
 )
 
-const patience = 20 * time.Second
-
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 // stuck calls f on rank 0 of three, while rank 2 has not called the second all_reduce.

@@ -88,14 +88,13 @@ func build(t *testing.T) string {
 
 // job is c10d run with four ranks of this program.
 type job struct {
-	t       *testing.T
-	cmd     *exec.Cmd
-	pipe    string
-	dir     string
-	url     string
-	output  *bytes.Buffer
-	copied  chan struct{}
-	release func()
+	t      *testing.T
+	cmd    *exec.Cmd
+	pipe   string
+	dir    string
+	url    string
+	output *bytes.Buffer
+	copied chan struct{}
 }
 
 // start starts a job and waits until its page is served.

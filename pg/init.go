@@ -67,6 +67,8 @@ type InitOptions struct {
 	// connections, time and memory. If its TLS, Token or Job is not set, it is the one of this
 	// job.
 	StoreServer tcp.ServerOptions
+
+	secretTLS bool // TLS comes from a secret
 }
 
 // ErrNoLauncher is matched by the error of Init if no launcher has started the process and rank
@@ -107,7 +109,11 @@ const podTimeout = 5 * time.Minute
 // default sizes from there.
 //
 // C10D_TRACE is the prefix of the files that the rank dumps its last operations to, when a group fails
-// and when the process gets SIGUSR1. See package trace.
+// and when the process gets SIGUSR1. C10D_TRACE_STACKS=1 records where each operation is called. See
+// package trace.
+//
+// C10D_DEBUG_ADDR is the address of a page that shows what this rank does, for a browser. It begins
+// before the rank has met the others, and ends with Close. See package trace/debug.
 //
 // If TORCHELASTIC_USE_AGENT_STORE is True, the launcher hosts the store and no
 // rank does. TORCH_DIST_INIT_BARRIER=1 sets Options.InitBarrier, and
@@ -134,8 +140,8 @@ const lastWords = 500 * time.Millisecond
 func initFrom(ctx context.Context, rawURL string, o InitOptions, getenv func(string) string) (*ProcessGroup, error) {
 	prefix := getenv(TraceVariable)
 	dumps := prefix != "" && o.Recorder == nil
-	if dumps {
-		o.Recorder = trace.New(trace.Options{Prefix: prefix})
+	if o.Recorder == nil {
+		o.Recorder = trace.New(trace.Options{Prefix: prefix, Stacks: getenv("C10D_TRACE_STACKS") == "1"})
 	}
 	if err := o.check(); err != nil {
 		return nil, err
@@ -171,9 +177,16 @@ func initFrom(ctx context.Context, rawURL string, o InitOptions, getenv func(str
 	default:
 		return nil, fmt.Errorf("TORCH_DISTRIBUTED_DEBUG is %q; it must be OFF, INFO or DETAIL", level)
 	}
-	stop := func() {}
+	stop, err := debugPage(&o, m.env, getenv)
+	if err != nil {
+		return nil, err
+	}
 	if dumps {
-		stop = o.Recorder.DumpOnSignal(o.Logger)
+		page, signals := stop, o.Recorder.DumpOnSignal(o.Logger)
+		stop = func() {
+			signals()
+			page()
+		}
 	}
 	g, err := initGroup(ctx, o, m)
 	if err != nil {
@@ -251,7 +264,7 @@ func (o *InitOptions) secrets(scheme string, getenv func(string) string) error {
 	}
 	secure, token, err := f.Load()
 	if secure != nil {
-		o.TLS = secure
+		o.TLS, o.secretTLS = secure, f.Secret != ""
 	}
 	if token != "" {
 		o.Token = token

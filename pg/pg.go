@@ -267,6 +267,17 @@ func (g *epoch) explain() []backend.Explanation {
 	return all
 }
 
+// probe asks the other ranks how far they are.
+func (g *epoch) probe() []backend.Probe {
+	var all []backend.Probe
+	for _, b := range g.distinct {
+		if p, ok := b.(backend.Prober); ok {
+			all = append(all, p.Probe())
+		}
+	}
+	return all
+}
+
 // Recorder returns what records this rank's operations, in this group and those of the same job.
 func (g *ProcessGroup) Recorder() *trace.Recorder { return g.now().world.options.Recorder }
 

@@ -290,14 +290,23 @@ func TestTraceVariable(t *testing.T) {
 // "slower" is the median of the rounds' ratios, in percent.
 func BenchmarkRecorder(b *testing.B) {
 	for _, size := range []int{1 << 10, 1 << 20} {
-		b.Run(strconv.Itoa(size), func(b *testing.B) { benchmarkRecorder(b, size) })
+		b.Run(strconv.Itoa(size), func(b *testing.B) { benchmarkRecorder(b, size, trace.Options{}) })
+		b.Run(strconv.Itoa(size)+"/observed", func(b *testing.B) {
+			benchmarkRecorder(b, size, trace.Options{Observers: []trace.Observer{nobody{}}})
+		})
 	}
 }
 
-func benchmarkRecorder(b *testing.B, size int) {
+// nobody is an observer that does nothing.
+type nobody struct{}
+
+func (nobody) Called(trace.Operation) {}
+func (nobody) Ended(trace.Operation)  {}
+
+func benchmarkRecorder(b *testing.B, size int, recorded trace.Options) {
 	ctx := context.Background()
 	var groups [2][2]*pg.ProcessGroup // with and without, by rank
-	for i, recorder := range []func() *trace.Recorder{func() *trace.Recorder { return nil }, func() *trace.Recorder { return trace.Off }} {
+	for i, recorder := range []func() *trace.Recorder{func() *trace.Recorder { return trace.New(recorded) }, func() *trace.Recorder { return trace.Off }} {
 		st := store.NewHash()
 		defer st.Close()
 		var made sync.WaitGroup

@@ -123,12 +123,21 @@ func (o *Operation) pickled() dict {
 		{"output_sizes", o.Out.sizes()}, {"output_dtypes", o.Out.dtypes()},
 		{"state", state}, {"time_discovered_started_ns", nanos(o.Began)}, {"time_discovered_completed_ns", nanos(completed)},
 		{"retired", !o.Ended.IsZero()}, {"timeout_ms", cmp.Or(o.Timeout, g.Timeout).Milliseconds()},
-		{"is_p2p", o.Op.IsP2P()}, {"frames", []any{}}, {"route", o.Route()},
+		{"is_p2p", o.Op.IsP2P()}, {"frames", o.frames()}, {"route", o.Route()},
 	}
 	if failure != nil {
 		d = append(d, pair{"error", failure}, pair{"time_failed_ns", nanos(o.Ended)})
 	}
 	return d
+}
+
+// frames is the stack of a call as PyTorch's flight recorder has it.
+func (o *Operation) frames() []any {
+	all := []any{}
+	for _, f := range o.Frames() {
+		all = append(all, dict{{"name", f.Function}, {"filename", f.File}, {"line", int64(f.Line)}})
+	}
+	return all
 }
 
 // nanos is a time, None if it is zero.

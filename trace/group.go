@@ -19,8 +19,13 @@ type Member struct {
 	Rank        int   // in the group
 	Ranks       []int // the members' ranks in the default group, by rank in this group
 	Timeout     time.Duration
-	Blocks      bool                  // calls may block before the backend has an operation
-	Explain     []backend.Explanation // of the backends
+	Blocks      bool // calls may block before the backend has an operation
+
+	// Explain describes the backends. Probe asks their other ranks how far they are, for at most half
+	// a second. Both may be nil. Probe may be called as long as the rank is in the group, and while it
+	// leaves.
+	Explain func() []backend.Explanation
+	Probe   func() []backend.Probe
 }
 
 // Group is a group that a Recorder records.
@@ -50,7 +55,11 @@ func (r *Recorder) Join(m Member) *Group {
 		return nil
 	}
 	g := &Group{Member: m, recorder: r, routes: make(map[way][]route)}
-	for _, e := range m.Explain {
+	var explained []backend.Explanation
+	if m.Explain != nil {
+		explained = m.Explain()
+	}
+	for _, e := range explained {
 		var links []string
 		for _, l := range e.Links {
 			if !slices.Contains(links, l.Transport) {
@@ -65,16 +74,25 @@ func (r *Recorder) Join(m Member) *Group {
 		}
 		g.routes[way{backend: e.Backend}] = []route{{-1, by}}
 	}
-	g.Explain = nil
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.entries == nil {
 		r.entries = make([]entry, r.options.Entries)
+		if r.options.Stacks {
+			r.stacks = make([]stack, r.options.Entries)
+		}
 	}
 	g.ID = r.joined
 	r.joined++
 	r.groups = append(r.groups, g)
 	return g
+}
+
+// Calls returns how many collectives, and how many sends and receives, this rank has called.
+func (g *Group) Calls() (collectives, messages uint64) {
+	g.recorder.mu.Lock()
+	defer g.recorder.mu.Unlock()
+	return g.collectives, g.messages
 }
 
 // global returns the rank in the default group of a rank of g, -1 if there is none.

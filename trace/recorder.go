@@ -2,10 +2,13 @@ package trace
 
 import (
 	"cmp"
+	"runtime"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
+	"unsafe"
 
 	"github.com/c10d-go/c10d/tensor"
 	"github.com/c10d-go/c10d/work"
@@ -28,6 +31,9 @@ type Options struct {
 
 	// Observers are told of every operation.
 	Observers []Observer
+
+	// Stacks records where the program calls each operation, which takes about a microsecond.
+	Stacks bool
 }
 
 // Observer is told of the operations of a rank. Its methods are called on the goroutines that call and
@@ -57,6 +63,24 @@ type Operation struct {
 	Began      time.Time // zero if it has not begun
 	Ended      time.Time // zero while it is pending
 	Err        error
+
+	stack []uintptr
+}
+
+// Frames returns the functions that led to the call, the innermost first. It is empty without
+// Options.Stacks.
+func (o *Operation) Frames() []runtime.Frame {
+	if len(o.stack) == 0 {
+		return nil
+	}
+	var all []runtime.Frame
+	for next, more := runtime.CallersFrames(o.stack), true; more; {
+		var f runtime.Frame
+		if f, more = next.Next(); f.Function != "" && !strings.HasPrefix(f.Function, "runtime.") {
+			all = append(all, f)
+		}
+	}
+	return all
 }
 
 // Bytes returns the size of this rank's input, or of its output where it has no input.
@@ -164,13 +188,24 @@ type Recorder struct {
 
 	mu      sync.Mutex
 	entries []entry // made by the first Join
+	stacks  []stack // of the entries; nil without Options.Stacks
 	next    int     // place in entries
 	records uint64
 	groups  []*Group
 	joined  int // groups, ever
 }
 
-// entry is a place of the ring, guarded by Recorder.mu. A pending operation keeps its place.
+// maxFrames is how many calls of a stack are recorded. The first two are of package pg.
+const maxFrames = 16
+
+// stack has program counters, and zeros behind them.
+type stack [maxFrames]uintptr
+
+// entry is a place of the ring. A pending operation keeps its place.
+//
+// Recorder.mu guards it, but the end of an operation is written without: began, ended and err belong to
+// whoever ends the operation while work is not nil, and seq to whoever issues it while work is unissued.
+// Storing nil in work hands them over. That saves the end of each operation a lock.
 type entry struct {
 	group      *Group
 	backend    string
@@ -185,11 +220,14 @@ type entry struct {
 	same       bool // out is in
 	blocked    bool // the call blocks: it began when it was called
 	in, out    Shape
-	work       *work.Work    // nil before it is issued, and after its end
-	began      time.Duration // since work.Origin, as ended; not yet known while it is pending
-	ended      time.Duration // 0 while it is pending
+	work       unsafe.Pointer // a *work.Work while the operation is pending, and unissued before the backend has it
+	began      time.Duration  // since work.Origin, as ended
+	ended      time.Duration
 	err        error
 }
+
+// unissued stands for the Work of an operation that the backend does not have yet.
+var unissued = unsafe.Pointer(new(work.Work))
 
 // New returns a recorder.
 func New(o Options) *Recorder {
@@ -203,6 +241,16 @@ func New(o Options) *Recorder {
 // pending.
 func (r *Recorder) Dropped() uint64 { return r.dropped.Load() }
 
+// Prefix returns Options.Prefix.
+func (r *Recorder) Prefix() string { return r.options.Prefix }
+
+// Joined reports whether the rank has ever been in a group.
+func (r *Recorder) Joined() bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.joined > 0
+}
+
 // Groups returns the groups that the rank is in, oldest first.
 func (r *Recorder) Groups() []*Group {
 	r.mu.Lock()
@@ -210,48 +258,69 @@ func (r *Recorder) Groups() []*Group {
 	return append([]*Group(nil), r.groups...)
 }
 
-// Call is an operation that is being called. The zero value is one that nobody records. It has shapes
-// and no tensors, so that the caller's lists of tensors can stay on its stack.
+// Call is an operation that is being called. The zero value is one that nobody records.
 type Call struct {
-	group   *Group
-	backend string
-	op      work.OpType
-	same    bool // out is in
-	in, out Shape
-	peer    int
-	timeout time.Duration
-	entry   int // its place in the ring, plus 1; 0 before it has one
+	group *Group
+	entry int // its place in the ring, plus 1; 0 if it has none
 }
 
-// Begin is for package pg: it comes before a call is given to the backend.
+// Begin is for package pg: it comes before a call is given to the backend. The caller then calls Issued
+// or Blocked.
 func (g *Group) Begin(backend string, op work.OpType, in, out []*tensor.Tensor, peer int, timeout time.Duration) Call {
-	c := Call{group: g, backend: backend, op: op, peer: peer, timeout: timeout}
-	c.in.set(in)
-	if c.same = len(in) > 0 && len(out) > 0 && &in[0] == &out[0]; !c.same {
-		c.out.set(out)
+	r := g.recorder
+	c := Call{g, r.place(g)}
+	if c.entry == 0 {
+		return c
 	}
-	if g.Blocks || len(g.recorder.options.Observers) > 0 {
-		c.entry = c.fill(nil)
-		g.recorder.tell(c.entry, Observer.Called)
+	e := &r.entries[c.entry-1]
+	e.backend, e.op, e.timeout, e.peer = backend, op, timeout, int32(peer)
+	e.in, e.out = Shape{}, Shape{}
+	e.in.set(in)
+	if e.same = len(in) > 0 && len(out) > 0 && &in[0] == &out[0]; !e.same {
+		e.out.set(out)
+	}
+	if op.IsP2P() {
+		g.messages++
+	} else {
+		g.collectives++
+	}
+	e.collective, e.p2p = g.collectives, g.messages
+	observers := r.options.Observers
+	if len(observers) > 0 || g.Blocks || e.in.Bytes() > readsClock || g.last != nil && g.last.pending() && g.last.group == g {
+		e.called = time.Since(work.Origin())
+	}
+	g.last = e
+	if r.stacks != nil {
+		r.stacks[c.entry-1] = stack{}
+		runtime.Callers(callersOfBegin, r.stacks[c.entry-1][:])
+	}
+	r.mu.Unlock()
+	if len(observers) > 0 {
+		o := r.operation(c.entry-1, unissued) // without a lock: the entry is this call's
+		for _, x := range observers {
+			x.Called(o)
+		}
 	}
 	return c
 }
 
+// callersOfBegin leaves out runtime.Callers and Begin.
+const callersOfBegin = 2
+
 // readsClock is from how many bytes on the time of a call is noted by itself. A clock takes 25 ns.
 const readsClock = 64 << 10
 
-// fill puts the call into the ring and returns its place plus 1, 0 if there is none. w is nil if the
-// backend does not have it yet.
-func (c *Call) fill(w *work.Work) int {
-	g, r := c.group, c.group.recorder
+// place takes a place of the ring for a pending operation, and returns it plus 1, with r.mu held. It
+// returns 0 if there is none, without.
+func (r *Recorder) place(g *Group) int {
 	r.mu.Lock()
-	defer r.mu.Unlock()
 	at := r.next
 	for n := len(r.entries); r.entries[at].pending(); n-- {
 		if at++; at == len(r.entries) {
 			at = 0
 		}
 		if n == 0 {
+			r.mu.Unlock()
 			r.dropped.Add(1)
 			return 0
 		}
@@ -260,83 +329,53 @@ func (c *Call) fill(w *work.Work) int {
 		r.next = 0
 	}
 	e := &r.entries[at]
-	if c.op.IsP2P() {
-		g.messages++
-	} else {
-		g.collectives++
-	}
-	e.group, e.backend, e.record, e.op = g, c.backend, r.records, c.op
-	e.collective, e.p2p, e.timeout, e.peer = g.collectives, g.messages, c.timeout, int32(c.peer)
-	e.in, e.out, e.same = c.in, c.out, c.same
+	e.group, e.record, e.called, e.err, e.blocked, e.seq = g, r.records, 0, nil, false, 0
+	e.work = unissued // no atomic store: whoever reads it has r.mu, or ends this call
 	r.records++
-	e.called, e.began, e.err, e.blocked = 0, 0, nil, false
-	if w == nil || e.in.Bytes() > readsClock || g.last != nil && g.last.pending() && g.last.group == g {
-		e.called = time.Since(work.Origin())
-	}
-	if w != nil {
-		e.seq = w.Info().Seq
-	}
-	e.work, e.ended = w, 0
-	g.last = e
 	return at + 1
 }
 
 // pending reports whether an operation has the place. r.mu is held.
-func (e *entry) pending() bool { return e.group != nil && e.ended == 0 }
+func (e *entry) pending() bool { return atomic.LoadPointer(&e.work) != nil }
 
 // Issued takes what the backend has returned for the call, and returns it.
 func (c Call) Issued(w *work.Work, err error) (*work.Work, error) {
-	if c.group == nil {
+	if c.entry == 0 {
 		return w, err
 	}
 	r := c.group.recorder
-	switch {
-	case err != nil:
+	if err != nil {
 		r.refused(c.entry, err)
 		return w, err
-	case c.entry > 0:
-		e := &r.entries[c.entry-1]
-		r.mu.Lock()
-		e.seq, e.work = w.Info().Seq, w
-		r.mu.Unlock()
-	default:
-		c.entry = c.fill(w)
 	}
-	if c.entry > 0 {
-		w.Observe(r, uint64(c.entry))
-	}
+	e := &r.entries[c.entry-1]
+	e.seq = w.Info().Seq
+	atomic.StorePointer(&e.work, unsafe.Pointer(w))
+	w.Observe(r, uint64(c.entry))
 	return w, nil
 }
 
 // Blocked records a call that blocks until f returns.
 func (c Call) Blocked(f func() error) error {
-	if c.group == nil {
+	if c.entry == 0 {
 		return f()
 	}
 	r := c.group.recorder
-	if c.entry == 0 {
-		c.entry = c.fill(nil)
+	e := &r.entries[c.entry-1]
+	r.mu.Lock()
+	if e.called == 0 {
+		e.called = time.Since(work.Origin())
 	}
-	var began time.Duration
-	if c.entry > 0 {
-		r.mu.Lock()
-		e := &r.entries[c.entry-1]
-		e.blocked = true
-		began = e.called
-		r.mu.Unlock()
-	}
+	e.blocked = true
+	began := e.called
+	r.mu.Unlock()
 	err := f()
-	if c.entry > 0 {
-		r.Ended(uint64(c.entry), began, time.Since(work.Origin()), err)
-	}
+	r.Ended(uint64(c.entry), began, time.Since(work.Origin()), err)
 	return err
 }
 
 // refused takes back an operation that was not issued.
 func (r *Recorder) refused(entry int, err error) {
-	if entry == 0 {
-		return
-	}
 	e := &r.entries[entry-1]
 	r.mu.Lock()
 	if e.op.IsP2P() {
@@ -344,10 +383,10 @@ func (r *Recorder) refused(entry int, err error) {
 	} else {
 		e.group.collectives--
 	}
-	e.err = err
-	e.ended = time.Since(work.Origin())
-	o := e.operation()
+	e.began, e.ended, e.err = 0, time.Since(work.Origin()), err
+	o := r.operation(entry-1, nil)
 	e.group = nil
+	atomic.StorePointer(&e.work, nil)
 	r.mu.Unlock()
 	for _, x := range r.options.Observers {
 		x.Ended(o)
@@ -357,46 +396,41 @@ func (r *Recorder) refused(entry int, err error) {
 // Ended implements work.Observer.
 func (r *Recorder) Ended(token uint64, began, ended time.Duration, err error) {
 	e := &r.entries[token-1]
-	r.mu.Lock()
 	g := e.group
-	e.work, e.began, e.ended, e.err = nil, began, ended, err
-	r.mu.Unlock()
-	if len(r.options.Observers) > 0 {
-		r.tell(int(token), Observer.Ended)
+	e.began, e.ended, e.err = began, ended, err
+	if len(r.options.Observers) == 0 {
+		atomic.StorePointer(&e.work, nil)
+	} else {
+		o := r.operation(int(token-1), nil)
+		atomic.StorePointer(&e.work, nil)
+		for _, x := range r.options.Observers {
+			x.Ended(o)
+		}
 	}
 	if err != nil && r.options.Prefix != "" && g.failed.CompareAndSwap(false, true) {
 		_, _ = r.Dump() // the operation's error counts
 	}
 }
 
-// tell calls a method of all observers.
-func (r *Recorder) tell(entry int, method func(Observer, Operation)) {
-	if entry == 0 {
-		return
-	}
-	r.mu.Lock()
-	o := r.entries[entry-1].operation()
-	r.mu.Unlock()
-	for _, x := range r.options.Observers {
-		method(x, o)
-	}
-}
-
-// operation is the entry for others. r.mu is held.
-func (e *entry) operation() Operation {
+// operation is an entry for others. w is what entry.work has, and nil for an operation that ends. r.mu is
+// held, or the entry is the caller's.
+func (r *Recorder) operation(at int, w unsafe.Pointer) Operation {
+	e := &r.entries[at]
 	o := Operation{
-		Record: e.record, Group: e.group, Backend: e.backend, Op: e.op, Seq: e.seq, Collective: e.collective, P2P: e.p2p,
+		Record: e.record, Group: e.group, Backend: e.backend, Op: e.op, Collective: e.collective, P2P: e.p2p,
 		Peer: int(e.peer), In: e.in, Out: e.out, Timeout: e.timeout,
 	}
 	if e.same {
 		o.Out = e.in
 	}
 	var began time.Duration
-	if e.ended != 0 {
-		began, o.Err, o.Ended = e.began, e.err, work.Origin().Add(e.ended)
-	} else if e.work != nil {
-		began = e.work.Began()
-	} else if e.blocked {
+	switch {
+	case w == nil:
+		began, o.Err, o.Ended, o.Seq = e.began, e.err, work.Origin().Add(e.ended), e.seq
+	case w != unissued:
+		w := (*work.Work)(w)
+		began, o.Seq = w.Began(), w.Info().Seq
+	case e.blocked:
 		began = e.called
 	}
 	called := e.called
@@ -411,6 +445,13 @@ func (e *entry) operation() Operation {
 	if began != 0 {
 		o.Began = work.Origin().Add(began)
 	}
+	if r.stacks != nil {
+		pcs := r.stacks[at][:]
+		if end := slices.Index(pcs, 0); end >= 0 {
+			pcs = pcs[:end]
+		}
+		o.stack = slices.Clone(pcs)
+	}
 	return o
 }
 
@@ -421,7 +462,7 @@ func (r *Recorder) Operations() []Operation {
 	all := make([]Operation, 0, len(r.entries))
 	for i := range r.entries {
 		if e := &r.entries[i]; e.group != nil {
-			all = append(all, e.operation())
+			all = append(all, r.operation(i, atomic.LoadPointer(&e.work)))
 		}
 	}
 	slices.SortFunc(all, func(a, b Operation) int { return cmp.Compare(a.Record, b.Record) })

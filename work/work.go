@@ -33,9 +33,10 @@ type Work struct {
 	source  atomic.Int64
 	started atomic.Int64 // nanoseconds since base, 0 = not yet
 
-	mu       sync.Mutex
-	observer Observer // nil if nobody listens
+	observer Observer // written before state is observed
 	token    uint64
+
+	mu       sync.Mutex
 	done     chan struct{} // made by the first Done
 	err      error
 	result   []*tensor.Tensor
@@ -64,8 +65,10 @@ type ender interface {
 // Operations end within milliseconds, unless a function of the program holds them up.
 const cancelWithin = time.Second
 
+// States of a Work. It has ended from succeeded on.
 const (
-	pending uint32 = iota
+	pending  uint32 = iota
+	observed        // pending, and has an observer
 	succeeded
 	failed
 )
@@ -78,17 +81,17 @@ var base = time.Now()
 // operation goes on. If ctx is that of the operation and is cancelled, the operation ends, too: Wait
 // gives it a second, and returns its error.
 func (w *Work) Wait(ctx context.Context) error {
-	if w.state.Load() == pending {
+	if w.state.Load() < succeeded {
 		if h, ok := w.runner.(helper); ok {
 			h.Help(ctx)
 		}
 	}
-	if w.state.Load() == pending {
+	if w.state.Load() < succeeded {
 		select {
 		case <-w.Done():
 		case <-ctx.Done():
 			// If both the operation and the context have ended, the operation's result counts.
-			if w.state.Load() == pending && !w.endsWith(ctx) {
+			if w.state.Load() < succeeded && !w.endsWith(ctx) {
 				err := ctx.Err()
 				if cause := context.Cause(ctx); cause != err {
 					err = fmt.Errorf("%w: %w", err, cause)
@@ -105,7 +108,7 @@ func (w *Work) Wait(ctx context.Context) error {
 func (w *Work) endsWith(ctx context.Context) bool {
 	e, ok := w.runner.(ender)
 	if !ok || !errors.Is(ctx.Err(), context.Canceled) || !e.EndsWith(ctx) {
-		return w.state.Load() != pending
+		return w.state.Load() >= succeeded
 	}
 	t := time.NewTimer(cancelWithin)
 	defer t.Stop()
@@ -113,7 +116,7 @@ func (w *Work) endsWith(ctx context.Context) bool {
 	case <-w.Done():
 	case <-t.C:
 	}
-	return w.state.Load() != pending
+	return w.state.Load() >= succeeded
 }
 
 // Synchronize orders s after the outputs of the operation, without blocking the caller where the
@@ -129,12 +132,12 @@ func (w *Work) Synchronize(s Stream) error {
 
 // Done is closed when the operation has ended.
 func (w *Work) Done() <-chan struct{} {
-	if w.state.Load() != pending {
+	if w.state.Load() >= succeeded {
 		return ended
 	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if w.state.Load() != pending {
+	if w.state.Load() >= succeeded {
 		return ended
 	}
 	if w.done == nil {
@@ -162,7 +165,7 @@ func (w *Work) Err() error {
 
 // polled returns the state, after the runner has looked whether the operation is done.
 func (w *Work) polled() uint32 {
-	if w.state.Load() == pending {
+	if w.state.Load() < succeeded {
 		if p, ok := w.runner.(poller); ok {
 			p.Poll()
 		}
@@ -171,7 +174,7 @@ func (w *Work) polled() uint32 {
 }
 
 // IsCompleted reports, without blocking, whether the operation has ended.
-func (w *Work) IsCompleted() bool { return w.polled() != pending }
+func (w *Work) IsCompleted() bool { return w.polled() >= succeeded }
 
 // IsSuccess reports whether the operation has ended without an error. (In
 // c10d it is also true while the operation runs.)
@@ -181,7 +184,7 @@ func (w *Work) IsSuccess() bool { return w.polled() == succeeded }
 // that it returns ErrPending, and the operation's error if it failed.
 func (w *Work) Result() ([]*tensor.Tensor, error) {
 	switch w.polled() {
-	case pending:
+	case pending, observed:
 		return nil, &Error{Info: w.info, Peer: -1, Err: ErrPending}
 	case failed:
 		return nil, w.Err()
@@ -217,16 +220,15 @@ type Observer interface {
 // Origin is what the times of an Observer count from.
 func Origin() time.Time { return base }
 
-// Observe has o told, with token, when the operation ends: at once if it has ended. A Work has one
-// observer, which package pg sets: give pg.Options.Recorder observers instead.
+// Observe has o told, with token, when the operation ends: at once if it has ended. It may be called
+// once, which package pg does: give pg.Options.Recorder observers instead.
 func (w *Work) Observe(o Observer, token uint64) {
-	w.mu.Lock()
 	if w.state.Load() == pending {
 		w.observer, w.token = o, token
-		w.mu.Unlock()
-		return
+		if w.state.CompareAndSwap(pending, observed) {
+			return
+		}
 	}
-	w.mu.Unlock()
 	began := w.Began()
 	o.Ended(token, began, began+w.duration, w.err)
 }
@@ -241,7 +243,7 @@ func (w *Work) Info() Info { return w.info }
 // Duration returns the time from the operation's begin in the backend to its end, and false while
 // it runs.
 func (w *Work) Duration() (time.Duration, bool) {
-	if w.polled() == pending {
+	if w.polled() < succeeded {
 		return 0, false
 	}
 	w.mu.Lock()
@@ -285,7 +287,7 @@ func (w *Work) Abort(cause error) {
 	if cause == nil {
 		cause = ErrAborted
 	}
-	if w.runner != nil && w.state.Load() == pending {
+	if w.runner != nil && w.state.Load() < succeeded {
 		w.runner.Abort(cause)
 	}
 }
@@ -376,7 +378,7 @@ func (p *Promise) Complete(err error) bool {
 	w := &p.w
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if w.state.Load() != pending {
+	if w.state.Load() >= succeeded {
 		return false
 	}
 	now := time.Since(base)
@@ -390,14 +392,14 @@ func (p *Promise) Complete(err error) bool {
 		}
 		w.err = err
 	}
-	if w.observer != nil {
-		w.observer.Ended(w.token, w.Began(), now, err)
-		w.observer = nil
-	}
+	end := succeeded
 	if err != nil {
-		w.state.Store(failed)
-	} else {
-		w.state.Store(succeeded)
+		end = failed
+	}
+	if w.state.Load() == observed || !w.state.CompareAndSwap(pending, end) {
+		w.observer.Ended(w.token, w.Began(), now, w.err)
+		w.observer = nil
+		w.state.Store(end)
 	}
 	if w.done != nil {
 		close(w.done)

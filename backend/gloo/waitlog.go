@@ -9,6 +9,7 @@ import (
 
 	"github.com/c10d-go/c10d/backend"
 	"github.com/c10d-go/c10d/internal/recheck"
+	"github.com/c10d-go/c10d/internal/transport"
 	"github.com/c10d-go/c10d/internal/waiting"
 	"github.com/c10d-go/c10d/work"
 )
@@ -215,14 +216,21 @@ func (s *waitLog) tell(b *Backend, w wait, still func() bool) {
 
 // missing asks the other ranks how far they are and says whom w waits for.
 func (s *waitLog) missing(b *Backend, w wait) (text string, attrs []slog.Attr) {
-	m := b.meshFor(w.tag)
-	health := m.Diagnose(diagnoseFor)
+	health := b.meshFor(w.tag).Diagnose(diagnoseFor)
 	if b.fault() != nil {
 		return "", nil
 	}
 	attrs = []slog.Attr{slog.String("op", w.info.Op.String()), slog.Uint64("seq", w.info.Seq)}
-	var ranks, foreign []int
-	var each []string
+	text, _, each := s.judge(b, w, health)
+	if len(each) > 0 {
+		attrs = append(attrs, slog.String("missing", waiting.Some(each)))
+	}
+	return text, attrs
+}
+
+// judge says from the other ranks' answers whom w waits for, and why.
+func (s *waitLog) judge(b *Backend, w wait, health []transport.Health) (text string, ranks []int, each []string) {
+	var foreign []int
 	add := func(rank int, format string, args ...any) {
 		ranks = append(ranks, rank)
 		each = append(each, s.name(rank)+" "+fmt.Sprintf(format, args...))
@@ -250,13 +258,12 @@ func (s *waitLog) missing(b *Backend, w wait) (text string, attrs []slog.Attr) {
 	switch {
 	case len(ranks) > 0:
 		text = fmt.Sprintf("%v waits for %s", w.info.Op, waiting.Ranks(ranks))
-		attrs = append(attrs, slog.String("missing", waiting.Some(each)))
 	case len(foreign) > 0:
 		text = fmt.Sprintf("%v waits for one of %s, which cannot say how far they are (PyTorch)", w.info.Op, waiting.Ranks(foreign))
 	default:
 		text = fmt.Sprintf("%v takes long; every rank has called it", w.info.Op)
 	}
-	return text, attrs
+	return text, ranks, each
 }
 
 // name is a rank of the group, with its number in the default group if that is another.

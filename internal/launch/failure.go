@@ -15,6 +15,13 @@ const FailureVariable = "C10D_FAILURE_FILE"
 // node a directory that they share. The launcher removes it when the attempt is over.
 const ScratchVariable = "C10D_SCRATCH_DIR"
 
+// DebugVariable names the environment variable with the address of a rank's debug page, and
+// DebugTokenVariable the one with the name of a file that has the page's token.
+const (
+	DebugVariable      = "C10D_DEBUG_ADDR"
+	DebugTokenVariable = "C10D_DEBUG_TOKEN_FILE"
+)
+
 // Blame is what one rank says about the failure of its group. Ranks are those of
 // the whole job.
 type Blame struct {

@@ -56,6 +56,7 @@ var layers = []layer{
 	{"backend", []string{"tensor", "work", "store", "internal/reduce"}},
 
 	{"trace", []string{"tensor", "work", "backend"}},
+	{"trace/debug", []string{"work", "backend", "trace"}},
 
 	{"backend/detail", []string{"tensor", "work", "store", "backend"}},
 
@@ -129,9 +130,9 @@ var layers = []layer{
 	{"internal/notice", []string{"store", "internal/lag"}},
 	{"internal/membership", []string{"store"}},
 	{"internal/launch", []string{"store"}},
-	{"internal/launch/agent", []string{"internal/credentials", "internal/launch", "store", "store/tcp", "golang.org/x/sys/..."}},
+	{"internal/launch/agent", []string{"internal/credentials", "internal/launch", "store", "store/tcp", "trace/debug", "golang.org/x/sys/..."}},
 	{"pg/default.go", []string{"backend/gloo"}},
-	{"pg", []string{"tensor", "work", "trace", "store", "store/tcp", "store/redis", "backend", "backend/detail", "internal/credentials", "internal/launch", "internal/membership", "internal/notice", "internal/rollcall", "internal/waiting"}},
+	{"pg", []string{"tensor", "work", "trace", "trace/debug", "store", "store/tcp", "store/redis", "backend", "backend/detail", "internal/credentials", "internal/launch", "internal/membership", "internal/notice", "internal/rollcall", "internal/waiting"}},
 	{"pg/pgtest", []string{"store", "backend", "backend/gloo", "pg"}},
 	{"ddp", []string{"tensor", "work", "store", "backend", "pg"}},
 	{"weights", []string{"tensor", "internal/credentials", "internal/strangers"}},
@@ -141,7 +142,7 @@ var layers = []layer{
 	{"internal/faults", []string{"tensor", "work", "store", "store/tcp", "backend", "backend/gloo", "pg", "internal/netns", "internal/script"}},
 	{"internal/figures", []string{"internal/faults"}},
 	{"cmd/...", []string{
-		"tensor", "work", "trace", "store/...", "backend/...", "pg", "ddp",
+		"tensor", "work", "trace/...", "store/...", "backend/...", "pg", "ddp",
 		"internal/credentials", "internal/faults", "internal/launch/...", "internal/script", "internal/plan", "internal/choice", "internal/cluster", "internal/ways", "internal/simulate",
 		"golang.org/x/sys/...", "golang.org/x/term",
 	}},
@@ -157,7 +158,7 @@ var layers = []layer{
 // public is what users can use. Modules below the core are users too, where they
 // have no row of their own, and choose their other dependencies themselves.
 var public = []string{
-	"tensor", "work", "trace", "store/...", "backend", "backend/detail", "backend/gloo", "backend/cuda", "backend/cuda/driver/...", "pg/...", "ddp/...", "weights",
+	"tensor", "work", "trace/...", "store/...", "backend", "backend/detail", "backend/gloo", "backend/cuda", "backend/cuda/driver/...", "pg/...", "ddp/...", "weights",
 	"integrations/...",
 }
 

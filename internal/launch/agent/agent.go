@@ -85,6 +85,11 @@ type Job struct {
 	// joins the others, which go on. The job goes on with at least Least ranks.
 	Least, Most int
 
+	// Debug, if set, is the address of a page with the state of all ranks, such as 127.0.0.1:6060. Node 0
+	// serves it; the others must have a Debug, too. DebugToken is a file with the token that the page
+	// asks for. An address that is not loopback needs it, or certificates.
+	Debug, DebugToken string
+
 	MaxRestarts int           // attempts after the first; of an elastic job, restarts of ranks on this node
 	Grace       time.Duration // between a signal and SIGKILL; 0 means DefaultGrace, below 0 none
 	Meeting     time.Duration // how long to wait for the other nodes; 0 means DefaultMeeting
@@ -305,8 +310,10 @@ type agent struct {
 	token string
 
 	rankSecrets [][]string // variables of each local rank
+	pages       *pages     // nil without Debug
 
 	base, size int       // this node's first rank; ranks of all nodes
+	procs      []int     // ranks of each node
 	signal     os.Signal // the first one passed on
 }
 
@@ -340,6 +347,11 @@ func (a *agent) run(ctx context.Context) (_ *Summary, err error) {
 	}
 	if a.Most > 0 && (a.size < a.Least || a.size > a.Most) {
 		return nil, fmt.Errorf("the nodes start %d ranks, and the job has at least %d and at most %d", a.size, a.Least, a.Most)
+	}
+
+	defer func() { a.pages.close() }()
+	if err := a.startPages(); err != nil {
+		return nil, err
 	}
 
 	s := &Summary{RunID: a.RunID, Ranks: a.size}
@@ -426,6 +438,7 @@ func (a *agent) meet(ctx context.Context) error {
 				a.base += int(procs)
 			}
 			a.size += int(procs)
+			a.procs = append(a.procs, int(procs))
 		}
 		if a.NodeRank == 0 {
 			return a.nodes.Set(ctx, "run_id", []byte(a.RunID))
@@ -607,6 +620,7 @@ func (a *agent) environ(local, restarts int, addr, errorFile string) []string {
 	for _, kv := range set {
 		env = append(env, kv[0]+"="+kv[1])
 	}
+	env = append(env, a.pages.environ(local)...)
 	return append(env, a.rankSecrets[local]...) // the last of a name counts, see exec.Cmd
 }
 
@@ -657,7 +671,11 @@ func (a *agent) start(local, restarts, again int, addr string, exits chan<- exit
 	if !a.NoPrefix {
 		r.lines.prefix = prefix(r.rank, a.Color)
 	}
-	return r, r.start(exits)
+	if err := r.start(exits); err != nil {
+		return r, err
+	}
+	a.pages.started(r)
+	return r, nil
 }
 
 // failure describes a rank that has ended.

@@ -15,8 +15,8 @@ import (
 )
 
 // guard is a process that kills the ranks after the agent's end. Lines of its standard
-// input add a process group ("+123"), remove one ("-123"), or name the agent's directory
-// ("=/path"). When the input ends, it kills the groups and removes the directory. A nil
+// input add a process group ("+123"), remove one ("-123"), or name a directory of the agent
+// ("=/path"). When the input ends, it kills the groups and removes the directories. A nil
 // guard does nothing.
 type guard struct {
 	cmd *exec.Cmd
@@ -32,7 +32,7 @@ func Guard(in io.Reader) {
 
 func outlive(in io.Reader) {
 	groups := make(map[int]bool)
-	scratch := ""
+	var scratch []string
 	lines := bufio.NewScanner(in)
 	for lines.Scan() {
 		text := lines.Text()
@@ -40,7 +40,7 @@ func outlive(in io.Reader) {
 			continue
 		}
 		if text[0] == '=' && strings.HasPrefix(filepath.Base(text[1:]), scratchName) {
-			scratch = text[1:]
+			scratch = append(scratch, text[1:])
 			continue
 		}
 		pid, err := strconv.Atoi(text[1:])
@@ -56,12 +56,11 @@ func outlive(in io.Reader) {
 	for pid := range groups {
 		killGroup(pid)
 	}
-	if scratch == "" {
-		return
-	}
-	// The ranks may still be dying, and write.
-	for deadline := time.Now().Add(killWait); os.RemoveAll(scratch) != nil && time.Now().Before(deadline); {
-		time.Sleep(10 * time.Millisecond)
+	for _, dir := range scratch {
+		// The ranks may still be dying, and write.
+		for deadline := time.Now().Add(killWait); os.RemoveAll(dir) != nil && time.Now().Before(deadline); {
+			time.Sleep(10 * time.Millisecond)
+		}
 	}
 }
 

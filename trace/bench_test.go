@@ -1,0 +1,48 @@
+package trace
+
+import (
+	"testing"
+	"time"
+
+	"github.com/c10d-go/c10d/tensor"
+	"github.com/c10d-go/c10d/work"
+)
+
+// BenchmarkCall is what a recorder costs a call, without the call: the difference of the two.
+func BenchmarkCall(b *testing.B) {
+	x, err := tensor.New(tensor.Float32, 256)
+	if err != nil {
+		b.Fatal(err)
+	}
+	for _, name := range []string{"off", "on", "observed"} {
+		b.Run(name, func(b *testing.B) {
+			r := Off
+			switch name {
+			case "on":
+				r = New(Options{})
+			case "observed":
+				r = New(Options{Observers: []Observer{nobody{}}})
+			}
+			g := r.Join(Member{Name: "0", Ranks: []int{0, 1}, Timeout: time.Minute})
+			b.ReportAllocs()
+			var p work.Promise
+			for b.Loop() {
+				p = work.Promise{}
+				p.Init(work.Info{Op: work.AllReduce, Group: "0"})
+				ts := []*tensor.Tensor{x}
+				var c Call
+				if g != nil {
+					c = g.Begin("gloo", work.AllReduce, ts, ts, -1, 0)
+				}
+				_, _ = c.Issued(p.Work(), nil)
+				p.Start()
+				p.Complete(nil)
+			}
+		})
+	}
+}
+
+type nobody struct{}
+
+func (nobody) Called(Operation) {}
+func (nobody) Ended(Operation)  {}

@@ -1,0 +1,3 @@
+// Package browser tests the debug pages in a real browser, Debian's chromium. It is a module of its own
+// because of what that needs.
+package browser

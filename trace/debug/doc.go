@@ -1,0 +1,28 @@
+// Package debug shows what a rank does on a page for a browser: its groups, the operations that have not
+// ended and the ranks that they wait for, connections, routes, and the last lines of the log. Buttons
+// take a dump of the recorder and profiles.
+//
+// pg.Init serves the page of its rank if the variable C10D_DEBUG_ADDR has an address:
+//
+//	C10D_DEBUG_ADDR=127.0.0.1:6060 c10d run -n 4 -- ./train     # local rank k: port 6060+k
+//	c10d run -debug 127.0.0.1:6060 -n 4 -- ./train              # one page for all ranks
+//
+// A program can also mount it on a server of its own, which then decides who sees it:
+//
+//	http.Handle("/debug/c10d", debug.New(g.Recorder(), debug.Options{}))
+//
+// With ?format=json the page is a Status.
+//
+// # Who gets in
+//
+// Serve lets everybody on the host see a page on a loopback address, and refuses other addresses
+// without mutual TLS or a token. A request that changes something is a POST with a number from the
+// page, so no other site can make a browser send it. A page without protection answers only if it is
+// asked for by a loopback name, so no other site can read it by a name of its own either.
+//
+// # What it costs
+//
+// Nothing until somebody asks. A page then asks the other ranks how far they are, at most once a
+// second. It holds no lock of a group while it waits for them, and waits a second at most: a group
+// that is stuck, and ranks that are stopped, do not stop the page.
+package debug

@@ -1,0 +1,156 @@
+package debug_test
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"net/http"
+	"net/http/httptest"
+	"net/url"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/c10d-go/c10d/backend"
+	"github.com/c10d-go/c10d/trace"
+	"github.com/c10d-go/c10d/trace/debug"
+)
+
+var world = []int{0, 1, 2}
+
+// rank is a status with some ended all_reduces, and what is pending.
+func rank(n int, called uint64, pending ...debug.Operation) *debug.Status {
+	now := time.Now()
+	s := &debug.Status{Rank: n, Size: 3, Host: "host", Now: now}
+	s.Groups = []debug.Group{{Name: "0", Rank: n, Ranks: world, Collectives: called}}
+	for i := range called - uint64(len(pending)) {
+		s.Recent = append(s.Recent, debug.Operation{
+			Group: "0", Op: "all_reduce", Peer: -1, Collective: i + 1, State: "done", Called: now.Add(-time.Minute + time.Duration(i)*time.Second), Took: time.Millisecond,
+		})
+	}
+	s.Pending = pending
+	return s
+}
+
+func pending(op string, number uint64, age time.Duration) debug.Operation {
+	return debug.Operation{Group: "0", Op: op, Peer: -1, Collective: number, State: "running", Called: time.Now().Add(-age), Took: age}
+}
+
+// meeting is the status of a rank without a group.
+func meeting(n int, log ...debug.Line) *debug.Status {
+	return &debug.Status{Rank: n, Size: 3, Now: time.Now(), State: "waits", Log: log}
+}
+
+// TestVerdicts: what the page says of a job.
+func TestVerdicts(t *testing.T) {
+	recv := debug.Operation{Group: "0", Op: "recv", P2P: true, Peer: 2, State: "running", Called: time.Now().Add(-20 * time.Second), Took: 20 * time.Second}
+	receiver := rank(1, 0)
+	receiver.Pending = []debug.Operation{recv}
+	receiver.Groups[0].Probes = []backend.Probe{{Waits: []backend.Wait{{Why: []string{"rank 2 has not sent it (tag 7)"}}}}}
+	failed := rank(1, 2)
+	failed.Recent[1].State, failed.Recent[1].Error = "failed", "gloo: all_reduce: rank 2 is gone"
+	for name, c := range map[string]struct {
+		ranks []*debug.Status // nil for one that does not answer
+		level string
+		late  []int
+		want  string // in text and details
+	}{
+		"nothing pending":    {[]*debug.Status{rank(0, 3), rank(1, 3), rank(2, 2)}, "ok", nil, "No operation has been pending"},
+		"not pending long":   {[]*debug.Status{rank(0, 3, pending("all_reduce", 3, 100*time.Millisecond)), rank(1, 2), rank(2, 2)}, "ok", nil, "No operation has been"},
+		"a rank is late":     {[]*debug.Status{rank(0, 3, pending("all_reduce", 3, 4*time.Second)), rank(1, 3, pending("all_reduce", 3, 3*time.Second)), rank(2, 2)}, "waiting", []int{2}, "Rank 2 has not called it: it has called 2 of 3 collectives. Its last operation, all_reduce, ended"},
+		"two are late":       {[]*debug.Status{rank(0, 3, pending("all_reduce", 3, 11*time.Second)), rank(1, 2), rank(2, 2)}, "stuck", []int{1, 2}, `all_reduce, collective 3 of group "0", waits for ranks 1-2.`},
+		"one is stopped":     {[]*debug.Status{rank(0, 3, pending("all_reduce", 3, 11*time.Second)), rank(1, 3, pending("all_reduce", 3, 11*time.Second)), nil}, "stuck", []int{2}, "Rank 2: process 9 is stopped (no answer)."},
+		"calls differ":       {[]*debug.Status{rank(0, 3, pending("all_reduce", 3, 2*time.Second)), rank(1, 3, pending("broadcast", 3, 2*time.Second)), rank(2, 3, pending("all_reduce", 3, 2*time.Second))}, "waiting", nil, "rank 0 called all_reduce, rank 1 broadcast"},
+		"all have called":    {[]*debug.Status{rank(0, 3, pending("all_reduce", 3, 2*time.Second)), rank(1, 3, pending("all_reduce", 3, 2*time.Second)), rank(2, 3)}, "waiting", nil, "takes long. Every rank has called it."},
+		"a receive":          {[]*debug.Status{rank(0, 0), receiver, rank(2, 0)}, "stuck", []int{2}, "recv of rank 1 in group \"0\" waits for rank 2, for 20.0 s. rank 2 has not sent it (tag 7)"},
+		"a failure":          {[]*debug.Status{rank(0, 2), failed, rank(2, 2)}, "stuck", nil, "all_reduce failed on rank 1. gloo: all_reduce: rank 2 is gone"},
+		"no default group":   {[]*debug.Status{meeting(0), meeting(1), nil}, "waiting", []int{2}, "Ranks 0-1 cannot make the default group: no sign of rank 2."},
+		"none for long":      {[]*debug.Status{meeting(0, debug.Line{Level: "WARN", Text: "waiting"}), meeting(1), nil}, "stuck", []int{2}, "cannot make the default group"},
+		"a rank has no page": {[]*debug.Status{rank(0, 2), rank(1, 2), nil}, "waiting", nil, "No page of rank 2. Rank 2: process 9 is stopped (no answer)."},
+	} {
+		t.Run(name, func(t *testing.T) {
+			j := debug.NewJob(debug.JobOptions{
+				Name: "job", Size: 3, About: func(int) string { return "process 9 is stopped" },
+				Ask: func(_ context.Context, rank int, _ url.Values) (debug.Answer, error) {
+					if c.ranks[rank] == nil {
+						return debug.Answer{}, errors.New("no answer")
+					}
+					text, err := json.Marshal(c.ranks[rank])
+					return debug.Answer{Body: text}, err
+				},
+			})
+			s := j.Status(t.Context())
+			require.Equal(t, c.level, s.Level)
+			require.Equal(t, c.late, s.Late)
+			require.Contains(t, strings.Join(append([]string{s.Text}, s.Why...), " "), c.want)
+			page := get(t, j, "/").Body.String()
+			require.Contains(t, page, "verdict "+c.level)
+			for _, r := range c.late {
+				require.Contains(t, page, `<tr id="rank`+string(rune('0'+r))+`" class="late">`)
+			}
+		})
+	}
+}
+
+// TestJob: the page of a job has those of its ranks, and passes their buttons on.
+func TestJob(t *testing.T) {
+	pages := make([]*debug.Page, 2)
+	for i := range pages {
+		r := trace.New(trace.Options{})
+		g := r.Join(trace.Member{Name: "0", Rank: i, Ranks: []int{0, 1}})
+		if err := g.Begin("gloo", 0, nil, nil, -1, 0).Blocked(func() error { return nil }); err != nil {
+			t.Fatal(err)
+		}
+		pages[i] = debug.New(r, debug.Options{})
+	}
+	dir := t.TempDir()
+	silent := false // rank 2 is always silent, rank 1 then
+	j := debug.NewJob(debug.JobOptions{Name: "job", Size: 3, Dir: dir, Ask: func(ctx context.Context, rank int, form url.Values) (debug.Answer, error) {
+		if rank == 2 || silent && rank == 1 {
+			return debug.Answer{}, errors.New("no answer")
+		}
+		w := httptest.NewRecorder()
+		r := httptest.NewRequestWithContext(ctx, http.MethodGet, "/?format=json", nil)
+		if form != nil {
+			r = httptest.NewRequestWithContext(ctx, http.MethodPost, "/", strings.NewReader(form.Encode()))
+			r.Header.Set("Content-Type", "application/x-www-form-urlencoded")
+		}
+		pages[rank].ServeHTTP(w, r)
+		if w.Code != http.StatusOK {
+			return debug.Answer{}, errors.New(w.Body.String())
+		}
+		name := ""
+		if form.Get("do") == "download" {
+			name = "rank_1"
+		}
+		return debug.Answer{Body: w.Body.Bytes(), Name: name}, nil
+	}})
+	var s debug.JobStatus
+	require.NoError(t, json.Unmarshal(get(t, j, "/?format=json").Body.Bytes(), &s))
+	require.Len(t, s.Ranks, 3)
+	require.Empty(t, s.Ranks[0].Status.Token, "tokens of ranks are for the page alone")
+	require.Contains(t, get(t, j, "/?rank=1").Body.String(), "Rank 1 of 2")
+	require.Equal(t, http.StatusBadGateway, get(t, j, "/?rank=2").Code)
+	require.Equal(t, http.StatusNotFound, get(t, j, "/?rank=3").Code)
+
+	require.Equal(t, http.StatusForbidden, post(t, j, "/?rank=1", url.Values{"do": {"dump"}}).Code)
+	good := url.Values{"do": {"dump"}, "token": {s.Token}}
+	w := post(t, j, "/?rank=1", good)
+	require.Equal(t, `attachment; filename="rank_1"`, w.Header().Get("Content-Disposition"))
+	require.Contains(t, post(t, j, "/?rank=1", url.Values{"do": {"goroutines"}, "token": {s.Token}}).Body.String(), "goroutine ")
+	require.Equal(t, http.StatusBadRequest, post(t, j, "/", url.Values{"do": {"cpu"}, "token": {s.Token}}).Code)
+
+	page := post(t, j, "/", good).Body.String()
+	require.Contains(t, page, "no dump of rank 2: no answer")
+	require.Contains(t, page, "2 dumps of ranks 0-1")
+	files, err := filepath.Glob(filepath.Join(dir, "c10d-dump-*", "rank_*"))
+	require.NoError(t, err)
+	require.Len(t, files, 2)
+	silent = true
+	require.NoError(t, os.RemoveAll(dir))
+	require.Contains(t, post(t, j, "/", good).Body.String(), "no such file or directory")
+}

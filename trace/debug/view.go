@@ -1,0 +1,297 @@
+package debug
+
+import (
+	"bytes"
+	"crypto/sha256"
+	_ "embed"
+	"encoding/base64"
+	"fmt"
+	"html/template"
+	"net/http"
+	"slices"
+	"strconv"
+	"time"
+)
+
+//go:embed page.html
+var pageText string
+
+//go:embed page.css
+var styleText string
+
+// pages are the templates rank and job.
+var pages = template.Must(template.New("").Funcs(template.FuncMap{
+	"age": ageText, "bytes": bytesText, "ranks": ranksText, "style": func() template.CSS { return template.CSS(styleText) },
+	"clock": func(t time.Time) string { return t.Format("15:04:05.000") },
+	"upTo":  upToText, "sub": func(a, b int) int { return a - b },
+}).Parse(pageText))
+
+// policy allows the page its own style, forms to itself, and nothing else.
+var policy = func() string {
+	sum := sha256.Sum256([]byte(styleText))
+	return "default-src 'none'; style-src 'sha256-" + base64.StdEncoding.EncodeToString(sum[:]) +
+		"'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
+}()
+
+// frame is what all pages have.
+type frame struct {
+	Refresh int    // seconds until the browser loads the page again; 0 means never
+	Query   string // of the address, without refresh, with & at its end
+	Result  string // of a button
+	Report  string // several lines of it
+	Failed  string // its error
+}
+
+func frameOf(r *http.Request) frame {
+	var f frame
+	if rank := r.URL.Query().Get("rank"); rank != "" {
+		if n, err := strconv.Atoi(rank); err == nil {
+			f.Query = "rank=" + itoa(n) + "&"
+		}
+	}
+	if n, err := strconv.Atoi(r.URL.Query().Get("refresh")); err == nil && n > 0 && n <= 3600 && r.Method != http.MethodPost {
+		f.Refresh = n
+	}
+	return f
+}
+
+// writePage writes the page of a *rankView or a *jobView.
+func writePage(w http.ResponseWriter, v any) {
+	name := "job"
+	if r, ok := v.(*rankView); ok {
+		name = "rank"
+		r.judge()
+	}
+	var b bytes.Buffer
+	if err := pages.ExecuteTemplate(&b, name, v); err != nil {
+		http.Error(w, "debug: "+err.Error(), http.StatusInternalServerError)
+		return
+	}
+	guardText(w)
+	w.Header().Set("Content-Type", "text/html; charset=utf-8")
+	w.Header().Set("Content-Security-Policy", policy)
+	_, _ = w.Write(b.Bytes())
+}
+
+// jobView is the page of a job.
+type jobView struct {
+	frame
+	*JobStatus
+}
+
+// Asked are the first late ranks that have a page.
+func (v *jobView) Asked() []int {
+	const most = 4
+	var all []int
+	for _, r := range v.Ranks {
+		if r.Late && r.Status != nil && len(all) < most {
+			all = append(all, r.Rank)
+		}
+	}
+	return all
+}
+
+// Doing says what a rank does.
+func (x JobRank) Doing() string {
+	st := x.Status
+	switch {
+	case st == nil:
+		return ""
+	case len(st.Pending) > 0:
+		o := st.Pending[0]
+		if o.P2P {
+			return "in " + o.Op
+		}
+		return fmt.Sprintf("in %s, collective %d", o.Op, o.Collective)
+	case st.State != "":
+		return st.State
+	case len(st.Recent) == 0:
+		return "no operation yet"
+	}
+	o := st.Recent[len(st.Recent)-1]
+	text := "computes; its last operation was " + o.Op
+	if o.State == "failed" {
+		text = o.Op + " failed: " + o.Error
+	}
+	return text
+}
+
+// For says for how long.
+func (x JobRank) For() string {
+	st := x.Status
+	switch {
+	case st == nil:
+		return ""
+	case len(st.Pending) > 0:
+		return ageText(st.Pending[0].Took)
+	case len(st.Recent) > 0:
+		o := st.Recent[len(st.Recent)-1]
+		return ageText(st.Now.Sub(o.Called.Add(o.Took)))
+	}
+	return ""
+}
+
+// Called is how many collectives of the default group the rank has called.
+func (x JobRank) Called() string {
+	if x.Status == nil || len(x.Status.Groups) == 0 {
+		return ""
+	}
+	return strconv.FormatUint(x.Status.Groups[0].Collectives, 10)
+}
+
+// Site is where the program called the oldest operation that has not ended.
+func (x JobRank) Site() string {
+	if x.Status == nil || len(x.Status.Pending) == 0 {
+		return ""
+	}
+	return x.Status.Pending[0].Site
+}
+
+// rankView is the page of a rank.
+type rankView struct {
+	frame
+	*Status
+	Job bool // it is shown by the page of the job
+
+	Level string
+	Text  string
+	Why   []string
+}
+
+// judge says what the rank waits for.
+func (v *rankView) judge() {
+	v.Level, v.Text = levelOK, "No operation is pending."
+	switch {
+	case v.State != "":
+		v.Level, v.Text = levelWaiting, upper(v.State)+"."
+		for _, l := range slices.Backward(v.Log) {
+			if l.Level == "WARN" || l.Level == "ERROR" {
+				v.Level, v.Why = levelStuck, []string{l.Text}
+				break
+			}
+		}
+	case len(v.Pending) > 0:
+		age := v.Pending[0].Took
+		v.Text = fmt.Sprintf("%s is under way, for %s.", v.Pending[0].Op, ageText(age))
+		if age < waitingAfter {
+			return
+		}
+		v.Level = levelWaiting
+		if age >= stuckAfter {
+			v.Level = levelStuck
+		}
+		v.Text = fmt.Sprintf("%s has been pending for %s.", v.Pending[0].Op, ageText(age))
+		said := false
+		for _, g := range v.Groups {
+			for _, p := range g.Probes {
+				for _, w := range p.Waits {
+					if !said {
+						v.Text = fmt.Sprintf("%s, for %s.", w.Text, ageText(age))
+						said = true
+					}
+					v.Why = append(v.Why, w.Why...)
+				}
+			}
+		}
+	case len(v.Recent) > 0 && v.Recent[len(v.Recent)-1].State == "failed":
+		o := v.Recent[len(v.Recent)-1]
+		v.Level, v.Text, v.Why = levelStuck, o.Op+" failed.", []string{o.Error}
+	}
+}
+
+// linkRow is a row of the table of ranks.
+type linkRow struct {
+	Rank                     int // in the default group
+	Transport, Detail, State string
+	Calls, RTT, Quiet, Rate  string
+	Late                     bool
+}
+
+// Links are the connections of a group.
+func (g Group) Links() []linkRow {
+	rows := make([]linkRow, len(g.Ranks))
+	for i, global := range g.Ranks {
+		rows[i].Rank = global
+	}
+	at := func(rank int) *linkRow {
+		if rank < 0 || rank >= len(rows) {
+			return new(linkRow)
+		}
+		return &rows[rank]
+	}
+	for _, e := range g.Explain {
+		for _, l := range e.Links {
+			r := at(l.Rank)
+			r.Transport, r.Detail = l.Transport, l.Detail
+		}
+	}
+	for _, p := range g.Probes {
+		for _, l := range p.Links {
+			r := at(l.Rank)
+			switch {
+			case l.Left:
+				r.State = "has left"
+			case l.Answered:
+				r.State, r.Calls = "answers", strconv.FormatUint(l.Calls, 10)
+			default:
+				r.State = "silent"
+			}
+			if l.RTT > 0 {
+				r.RTT = ageText(l.RTT)
+			}
+			if l.Quiet > 0 {
+				r.Quiet = ageText(l.Quiet)
+			}
+			if l.Rate > 0 {
+				r.Rate = bytesText(int64(l.Rate)) + "/s"
+			}
+		}
+		for _, w := range p.Waits {
+			for _, rank := range w.Ranks {
+				at(rank).Late = true
+			}
+		}
+	}
+	if g.Rank >= 0 && g.Rank < len(rows) {
+		rows[g.Rank].State = "this rank"
+	}
+	return rows
+}
+
+// Size is how much the operation moves, in words.
+func (o Operation) Size() string {
+	if o.DType == "" {
+		return ""
+	}
+	return fmt.Sprintf("%s %s %v", bytesText(o.Bytes), o.DType, o.Shape)
+}
+
+// Rate is the bytes of the operation by its time.
+func (o Operation) Rate() string {
+	if o.State != "done" || o.Bytes == 0 || o.Took <= 0 {
+		return ""
+	}
+	return bytesText(int64(float64(o.Bytes)/o.Took.Seconds())) + "/s"
+}
+
+// Newest are the last operations that have ended, newest first.
+func (s *Status) Newest() []Operation {
+	all := slices.Clone(s.Recent)
+	slices.Reverse(all)
+	return all
+}
+
+// Lines are the lines of the log, newest first.
+func (s *Status) Lines() []Line {
+	all := slices.Clone(s.Log)
+	slices.Reverse(all)
+	return all
+}
+
+// upToText is up to which size a choice counts.
+func upToText(n int64) string {
+	if n < 0 {
+		return "any size"
+	}
+	return "to " + bytesText(n)
+}

@@ -97,7 +97,11 @@ func (s *stepper) live() (err error) {
 	}
 	defer s.st.Close()
 	if s.Name < s.Ranks {
-		s.g, err = pg.New(context.Background(), s.st, s.Name, s.Ranks, s.options())
+		o := s.options()
+		o.Timeout = startIn
+		if s.g, err = pg.New(context.Background(), s.st, s.Name, s.Ranks, o); err == nil {
+			s.g.SetTimeout(s.Timeout)
+		}
 	} else {
 		s.g, err = s.join()
 	}

@@ -9,6 +9,7 @@ import (
 	"errors"
 	"flag"
 	"fmt"
+	"io"
 	"net"
 	"os"
 	"os/exec"
@@ -16,6 +17,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -387,52 +389,210 @@ func TestInitJoins(t *testing.T) {
 	require.EqualError(t, err, `environment variable C10D_ELASTIC: "many" is no range of ranks, such as 2:4`)
 }
 
-// TestRedisLosesItsData: no rank makes a view in a server that has not the earlier ones.
-func TestRedisLosesItsData(t *testing.T) {
-	addr := freeport.Loopback(t)
-	kill := startRedisAt(t, addr)
-	ctx, cancel := context.WithTimeout(t.Context(), elasticLimit)
-	defer cancel()
-	var groups [3]*ProcessGroup
-	each := func(f func(rank int) error) {
-		t.Helper()
-		var all errgroup.Group
-		for rank := range groups {
-			all.Go(func() error { return f(rank) })
-		}
-		require.NoError(t, all.Wait())
-	}
-	each(func(rank int) (err error) {
-		st, err := redis.New(ctx, "redis://"+addr+"/0?prefix=job", redis.Options{})
-		if err != nil {
-			return err
-		}
-		t.Cleanup(func() { st.Close() })
-		if groups[rank], err = New(ctx, st, rank, len(groups), Options{Timeout: elasticLimit, Elastic: true}); err == nil {
-			_, err = groups[rank].Reconfigure(ctx, ReconfigureOptions{})
-		}
-		return err
-	})
-	kill()
-	startRedisAt(t, addr)
-	each(func(rank int) error {
-		// The first calls may meet the connections that have ended.
+// virtualAddress is an address that moves from one server to another, as a failover moves it.
+type virtualAddress struct {
+	net.Listener
+	mu    sync.Mutex
+	to    string
+	conns map[net.Conn]bool
+	wg    sync.WaitGroup
+}
+
+func newVirtualAddress(t *testing.T, to string) *virtualAddress {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	v := &virtualAddress{Listener: l, to: to, conns: make(map[net.Conn]bool)}
+	v.wg.Go(func() {
 		for {
-			_, err := groups[rank].Reconfigure(ctx, ReconfigureOptions{})
-			if err == nil || ctx.Err() != nil {
-				return fmt.Errorf("rank %d: a view in an empty server: %w", rank, err)
+			in, err := l.Accept()
+			if err != nil {
+				return
 			}
-			if errors.Is(err, redis.ErrEmptied) {
-				break
-			}
+			v.wg.Go(func() { v.pass(in) })
 		}
-		x := []float32{1}
-		if err := AllReduceSlice(ctx, groups[rank], x, backend.Sum()); err != nil || x[0] != 3 {
-			return fmt.Errorf("the group of before does not work: %v, %w", x, err)
-		}
-		return nil
 	})
-	for _, g := range groups {
-		require.NoError(t, g.Close())
+	t.Cleanup(func() {
+		l.Close()
+		v.move("")
+		v.wg.Wait()
+	})
+	return v
+}
+
+func (v *virtualAddress) pass(in net.Conn) {
+	defer in.Close()
+	v.mu.Lock()
+	out, err := net.Dial("tcp", v.to)
+	if err == nil {
+		v.conns[in], v.conns[out] = true, true
 	}
+	v.mu.Unlock()
+	if err != nil {
+		return
+	}
+	defer out.Close()
+	var both sync.WaitGroup
+	for _, way := range [][2]net.Conn{{in, out}, {out, in}} {
+		both.Go(func() {
+			io.Copy(way[0], way[1])
+			way[0].Close()
+		})
+	}
+	both.Wait()
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	delete(v.conns, in)
+	delete(v.conns, out)
+}
+
+// move ends all connections. New ones go to another server.
+func (v *virtualAddress) move(to string) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	v.to = to
+	for c := range v.conns {
+		c.Close()
+	}
+}
+
+// TestRedisLosesKeys: Redis is started again, fails over, or evicts keys. Its views may be lost, so no rank
+// makes another one: every Reconfigure says why, nobody is taken in, and the group of before goes on.
+func TestRedisLosesKeys(t *testing.T) {
+	for name, tc := range map[string]struct {
+		args   []string
+		happen func(t *testing.T, at *virtualAddress, server *testRedis)
+		want   error
+		says   string
+	}{
+		"started again without its data": {nil, func(t *testing.T, at *virtualAddress, server *testRedis) {
+			server.kill()
+			at.move(newTestRedis(t).addr)
+		}, redis.ErrEmptied, "redis"},
+		"started again with its data": {[]string{"--appendonly", "yes", "--appendfsync", "always"}, func(t *testing.T, at *virtualAddress, server *testRedis) {
+			server.kill()
+			at.move(newTestRedis(t, "--appendonly", "yes", "--dir", server.dir).addr)
+		}, redis.ErrLosesKeys, "it was started again, or another server has taken its place"},
+		"a replica takes its place": {nil, func(t *testing.T, at *virtualAddress, server *testRedis) {
+			replica := newTestRedis(t, "--replicaof", strings.ReplaceAll(server.addr, ":", " "))
+			replica.await("INFO replication", "master_link_status:up", "master_sync_in_progress:0")
+			server.await("INFO replication", "state=online")
+			n := server.command("DBSIZE")
+			replica.await("DBSIZE", n)
+			replica.command("REPLICAOF NO ONE")
+			server.kill()
+			at.move(replica.addr)
+		}, redis.ErrLosesKeys, "it was started again, or another server has taken its place"},
+		"it evicts keys": {[]string{"--maxmemory", "5mb", "--maxmemory-policy", "volatile-ttl"}, func(t *testing.T, _ *virtualAddress, server *testRedis) {
+			for i := 0; !strings.Contains(server.command("INFO stats"), "evicted_keys:9"); i++ { // others' keys, which end sooner
+				require.Contains(t, server.command(fmt.Sprintf("SET other%d %s EX 1000", i, strings.Repeat("x", 50<<10))), "OK")
+			}
+		}, redis.ErrLosesKeys, "it has evicted keys to free memory"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			server := newTestRedis(t, tc.args...)
+			at := newVirtualAddress(t, server.addr)
+			ctx, cancel := context.WithTimeout(t.Context(), 2*elasticLimit)
+			defer cancel()
+			var groups [3]*ProcessGroup
+			each := func(f func(rank int) error) {
+				t.Helper()
+				var all errgroup.Group
+				for rank := range groups {
+					all.Go(func() error { return f(rank) })
+				}
+				require.NoError(t, all.Wait())
+			}
+			open := func() (store.Store, error) {
+				st, err := redis.New(ctx, "redis://"+at.Addr().String()+"/0?prefix=job", redis.Options{})
+				if err == nil {
+					t.Cleanup(func() { st.Close() })
+				}
+				return st, err
+			}
+			o := Options{Timeout: elasticLimit, Elastic: true}
+			each(func(rank int) error {
+				st, err := open()
+				if err != nil {
+					return err
+				}
+				if groups[rank], err = New(ctx, st, rank, len(groups), o); err == nil {
+					_, err = groups[rank].Reconfigure(ctx, ReconfigureOptions{})
+				}
+				return err
+			})
+			tc.happen(t, at, server)
+			newcomer := make(chan error)
+			go func() {
+				soon, cancel := context.WithTimeout(ctx, 2*time.Second)
+				defer cancel()
+				st, err := open()
+				if err == nil {
+					_, err = Join(soon, st, o)
+				}
+				newcomer <- err
+			}()
+			each(func(rank int) error {
+				for { // the first calls may meet the connections that have ended
+					_, err := groups[rank].Reconfigure(ctx, ReconfigureOptions{})
+					if err == nil || ctx.Err() != nil {
+						return fmt.Errorf("rank %d: a view although keys may be lost: %w", rank, err)
+					}
+					if errors.Is(err, tc.want) {
+						if !strings.Contains(err.Error(), tc.says) {
+							return fmt.Errorf("want %q in: %w", tc.says, err)
+						}
+						break
+					}
+				}
+				if e := groups[rank].now().world.number; e != 1 {
+					return fmt.Errorf("rank %d is in epoch %d", rank, e)
+				}
+				x := []float32{1}
+				if err := AllReduceSlice(ctx, groups[rank], x, backend.Sum()); err != nil || x[0] != 3 {
+					return fmt.Errorf("the group of before does not work: %v, %w", x, err)
+				}
+				return nil
+			})
+			require.Error(t, <-newcomer)
+			for _, g := range groups {
+				require.NoError(t, g.Close())
+			}
+		})
+	}
+}
+
+// testRedis is a redis-server.
+type testRedis struct {
+	t         *testing.T
+	addr, dir string
+	kill      func()
+}
+
+func newTestRedis(t *testing.T, args ...string) *testRedis {
+	t.Helper()
+	s := &testRedis{t: t, addr: freeport.Loopback(t), dir: t.TempDir()}
+	s.kill = startRedisAt(t, s.addr, append([]string{"--dir", s.dir}, args...)...)
+	return s
+}
+
+// command returns what the server answers.
+func (s *testRedis) command(line string) string {
+	s.t.Helper()
+	conn, err := net.Dial("tcp", s.addr)
+	require.NoError(s.t, err)
+	defer conn.Close()
+	_, err = fmt.Fprintf(conn, "%s\r\nQUIT\r\n", line)
+	require.NoError(s.t, err)
+	answer, err := io.ReadAll(conn)
+	require.NoError(s.t, err)
+	return string(answer)
+}
+
+// await waits until the server answers with these texts.
+func (s *testRedis) await(line string, texts ...string) {
+	s.t.Helper()
+	require.Eventually(s.t, func() bool {
+		got := s.command(line)
+		return !slices.ContainsFunc(texts, func(text string) bool { return !strings.Contains(got, text) })
+	}, elasticLimit, 10*time.Millisecond, "%s: %q", line, texts)
 }

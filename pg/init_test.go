@@ -309,8 +309,8 @@ func startRedis(t *testing.T) string {
 	return addr
 }
 
-// startRedisAt starts a server without data, and returns what kills it.
-func startRedisAt(t *testing.T, addr string) (kill func()) {
+// startRedisAt starts a server, and returns what kills it.
+func startRedisAt(t *testing.T, addr string, args ...string) (kill func()) {
 	t.Helper()
 	server, err := exec.LookPath("redis-server")
 	if err != nil {
@@ -320,7 +320,7 @@ func startRedisAt(t *testing.T, addr string) (kill func()) {
 		t.Skip("redis-server is not installed: ", err)
 	}
 	_, port, _ := net.SplitHostPort(addr)
-	cmd := exec.Command(server, "--port", port, "--bind", "127.0.0.1", "--save", "", "--dir", t.TempDir())
+	cmd := exec.Command(server, append([]string{"--port", port, "--bind", "127.0.0.1", "--save", "", "--dir", t.TempDir()}, args...)...)
 	require.NoError(t, cmd.Start())
 	kill = func() {
 		cmd.Process.Kill()

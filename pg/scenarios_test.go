@@ -302,9 +302,9 @@ func exchange(ctx context.Context, g *pg.ProcessGroup, epoch, p int, in []int) e
 	return wait(g.Barrier(ctx, backend.BarrierOptions{}))
 }
 
-// TestReusedRank: a process with the rank of a member that has left is not taken for that member, and
-// disturbs nobody. It has to call Join, and gets an id of its own.
-func TestReusedRank(t *testing.T) {
+// TestReusedID: a process with the rank of a member that has left, which was its id, is not taken for that
+// member, and disturbs nobody. It has to call Join, and gets an id of its own.
+func TestReusedID(t *testing.T) {
 	st := store.NewHash()
 	defer st.Close()
 	o := scenarioOptions(gloo.WireTCP)

@@ -282,6 +282,31 @@ func TestBrokenLinksAreNamed(t *testing.T) {
 	}
 }
 
+// TestALinkBrokenInAnotherGroup: one rank is in an operation. All others wait in another group, such as
+// that of DETAIL's checks, for two ranks that do not hear each other. Seen from this group they are idle.
+func TestALinkBrokenInAnotherGroup(t *testing.T) {
+	for _, wires := range []string{"gloo", "tcp"} {
+		for _, tc := range []struct{ size, a, b int }{{3, 0, 2}, {5, 0, 4}, {5, 3, 4}} {
+			t.Run(fmt.Sprintf("%s, %d ranks, %d-%d", wires, tc.size, tc.a, tc.b), func(t *testing.T) {
+				t.Parallel()
+				c := newCables(t, wires, tc.size)
+				failed := make(chan bool)
+				errs := c.whatIsBlamed(func() { c.breakLink(tc.a, tc.b) }, func(b *gloo.Backend) error {
+					if b.Rank() == 1 {
+						defer close(failed)
+					} else {
+						<-failed
+					}
+					return wait(b.AllReduce(context.Background(), list(vec(1)), backend.AllReduceOptions{Timeout: time.Second}))
+				})
+				for r, err := range errs {
+					require.Equal(t, fmt.Sprintf("link between %d and %d", tc.a, tc.b), blamed(err), "rank %d: %v", r, err)
+				}
+			})
+		}
+	}
+}
+
 // TestMonitoredBarrierNamesABrokenLink: rank 0 misses a rank that has come, and does not blame it.
 func TestMonitoredBarrierNamesABrokenLink(t *testing.T) {
 	for _, wires := range []string{"gloo", "tcp"} {

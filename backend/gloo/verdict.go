@@ -176,7 +176,9 @@ func (e *evidence) silent() (ranks []int) {
 	return ranks
 }
 
-// suspects returns up to two ranks that the next question should be about.
+// suspects returns up to two ranks that the next question should be about. Ranks that have not called
+// the operation take turns if there is no other suspect. They may wait for each other in another group,
+// as in DETAIL's checks, because a link between them is broken.
 func (e *evidence) suspects() []int {
 	ranks := e.silent()
 	for _, h := range e.health {
@@ -185,6 +187,10 @@ func (e *evidence) suspects() []int {
 				ranks = append(ranks, h.Rank, l.Peer)
 			}
 		}
+	}
+	if idle, _ := e.notCalled(); len(idle) > 0 {
+		turn := 2 * e.round % len(idle)
+		ranks = append(append(ranks, idle[turn:]...), idle[:turn]...)
 	}
 	var two []int
 	for _, r := range ranks {

@@ -97,9 +97,13 @@ func (s *stepper) live() (err error) {
 	}
 	defer s.st.Close()
 	if s.Name < s.Ranks {
-		s.g, err = pg.New(context.Background(), s.st, s.Name, s.Ranks, s.options())
+		o := s.options()
+		o.Timeout = startIn
+		if s.g, err = pg.New(context.Background(), s.st, s.Name, s.Ranks, o); err == nil {
+			s.g.SetTimeout(s.Timeout)
+		}
 	} else {
-		s.g, err = pg.Join(s.ended, s.st, s.options())
+		s.g, err = s.join()
 	}
 	if err != nil {
 		return err
@@ -128,6 +132,14 @@ func (s *stepper) options() pg.Options {
 	}
 }
 
+// join waits until the group takes this process in. That may take longer than an operation: a rank may
+// have stopped.
+func (s *stepper) join() (*pg.ProcessGroup, error) {
+	ctx, cancel := context.WithTimeout(s.ended, trialLimit)
+	defer cancel()
+	return pg.Join(ctx, s.st, s.options())
+}
+
 // goOn begins the next epoch. A rank that it leaves out joins again.
 func (s *stepper) goOn() error {
 	ctx, cancel := context.WithTimeout(context.Background(), 3*comeIn)
@@ -142,7 +154,7 @@ func (s *stepper) goOn() error {
 	if err := s.g.Close(); err != nil {
 		return err
 	}
-	g, err := pg.Join(s.ended, s.st, s.options())
+	g, err := s.join()
 	if err == nil {
 		s.g, s.epoch = g, 0 // it is about to hear which
 	}

@@ -3,11 +3,14 @@ package tcp
 import (
 	"bufio"
 	"bytes"
+	"context"
 	"fmt"
+	"io"
 	"net"
 	"strconv"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/require"
@@ -240,6 +243,53 @@ func TestRequestTimeout(t *testing.T) {
 	}
 	until(t, func() bool { return s.Stats().Clients == 1 })
 	silent.open(v2d)
+}
+
+// counted counts the reads of a connection.
+type counted struct {
+	net.Conn
+	reads int
+}
+
+func (c *counted) Read(b []byte) (int, error) {
+	c.reads++
+	return c.Conn.Read(b)
+}
+
+// A client that sends a byte a second is read less often, unless it is a rank.
+func TestDrips(t *testing.T) {
+	for _, rank := range []bool{false, true} {
+		t.Run(fmt.Sprintf("a rank %v", rank), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				s := &Server{}
+				s.ctx, s.cancel = context.WithCancel(t.Context())
+				defer s.cancel()
+				s.opts.RequestTimeout, s.opts.MaxHeld = time.Hour, 1<<20
+				here, there := net.Pipe()
+				defer here.Close()
+				c := &session{server: s, begun: true}
+				conn := &counted{Conn: here}
+				c.conn = conn
+				c.peer.member.Store(rank)
+				end := time.Now().Add(time.Minute)
+				go func() {
+					defer there.Close()
+					for time.Now().Before(end) {
+						time.Sleep(time.Second)
+						there.Write([]byte{0})
+					}
+				}()
+				r := bufio.NewReader(&flushed{c: c})
+				_, err := io.Copy(io.Discard, r)
+				require.NoError(t, err)
+				if rank {
+					require.GreaterOrEqual(t, conn.reads, 60)
+				} else {
+					require.LessOrEqual(t, conn.reads, 20)
+				}
+			})
+		})
+	}
 }
 
 // A client that does not read its replies ends, with what is held for it.

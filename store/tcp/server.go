@@ -265,9 +265,10 @@ type session struct {
 	place  doorPlace   // guarded by the door's lock
 
 	// Of the goroutine that reads.
-	begun   bool  // a part of a request has come
-	limited bool  // a read deadline is set
-	reading int64 // bytes of the request that have come, as counted in server.held
+	begun   bool      // a part of a request has come
+	limited bool      // a read deadline is set
+	since   time.Time // when it was set
+	reading int64     // bytes of the request that have come, as counted in server.held
 }
 
 // buffered is the size of each connection's read buffer. A rendezvous request has about 100
@@ -352,17 +353,43 @@ func (c *session) run() error {
 type flushed struct {
 	c     *session
 	whole bool // the last read filled the buffer
+	few   bool // the last read brought a few bytes only
+}
+
+const (
+	// A client that is no rank, and sends a request in a few bytes at a time for longer than dripAfter,
+	// is read every dripPause. Each byte would wake a goroutine otherwise.
+	dripAfter = 3 * time.Second
+	dripPause = 5 * time.Second
+	dripBytes = 16
+)
+
+// drips waits if the client sends its request too slowly.
+func (f *flushed) drips() {
+	c := f.c
+	if !f.few || c.peer.member.Load() || time.Since(c.since) < dripAfter {
+		return
+	}
+	t := time.NewTimer(dripPause)
+	defer t.Stop()
+	select {
+	case <-t.C:
+	case <-c.server.ctx.Done():
+	}
 }
 
 func (f *flushed) Read(b []byte) (int, error) {
 	if err := f.c.flush(); err != nil {
 		return 0, err
 	}
-	if f.c.begun && !f.c.limited {
+	switch {
+	case f.c.begun && !f.c.limited:
 		f.c.limit(f.c.server.opts.RequestTimeout)
+	case f.c.limited:
+		f.drips()
 	}
 	n, err := f.c.conn.Read(b)
-	f.whole = n == len(b)
+	f.whole, f.few = n == len(b), n < dripBytes
 	if err == nil && f.c.begun {
 		err = f.c.read(f.c.reading + int64(n))
 	}
@@ -371,7 +398,7 @@ func (f *flushed) Read(b []byte) (int, error) {
 
 // limit sets a deadline for reads until unlimit.
 func (c *session) limit(d time.Duration) {
-	c.limited = true
+	c.limited, c.since = true, time.Now()
 	c.conn.SetReadDeadline(time.Now().Add(d))
 }
 

@@ -266,10 +266,8 @@ func (p *Peer) describe(waits bool) transport.Link {
 	asked := now.Sub(p.unanswered)
 	late := !p.unanswered.IsZero() && asked >= answerIn
 	l := transport.Link{Peer: p.Rank, Waits: waits, Answered: p.lost == nil && !late && now.Sub(p.heard) < heardFor}
-	if n := min(p.answers, keptAnswers); n > 0 && now.Sub(p.heard) < sampleFor {
-		last := p.rtts
-		slices.Sort(last[:n])
-		l.RTT = last[n/2]
+	if now.Sub(p.heard) < sampleFor {
+		l.RTT = p.rtt()
 	}
 	t := p.measure(now)
 	l.Rate = p.rate
@@ -326,8 +324,42 @@ func InSilence(err error) bool {
 	return errors.Is(err, syscall.ETIMEDOUT) || errors.Is(err, syscall.EHOSTUNREACH) || errors.Is(err, syscall.ENETUNREACH)
 }
 
-// Doubt ends the mesh because the connection with p has ended with err, in silence. It first asks
-// the other ranks about p: its host may be gone, or only the link to it. Mu is held.
+// Unsure reports whether the end of the connection with p, with err, does not show that p is to blame.
+// That is so if the connection has ended in silence, or if no rank answers this one in time: the others
+// may then have blamed this rank and left, and their last words may be behind data that have not
+// arrived. Doubt finds out. Mu is held.
+func (p *Peer) Unsure(err error) bool { return InSilence(err) || p.base.hearsLate() }
+
+// hearsLate reports whether this rank has asked several ranks lately, and all answers are late. Mu is
+// held.
+func (b *Base) hearsLate() bool {
+	now, late := time.Now(), 0
+	for _, p := range b.peers {
+		switch {
+		case p == nil || p.Gone != nil || p.askedAt.IsZero() || now.Sub(p.askedAt) > sampleFor:
+		case p.lost != nil, !p.unanswered.IsZero() && now.Sub(p.unanswered) >= answerIn, p.rtt() >= answerIn:
+			late++
+		default:
+			return false
+		}
+	}
+	return late > 1
+}
+
+// rtt returns how long answers of a peer mostly took, 0 if there were none.
+func (p *Peer) rtt() time.Duration {
+	n := min(p.answers, keptAnswers)
+	if n == 0 {
+		return 0
+	}
+	last := p.rtts
+	slices.Sort(last[:n])
+	return last[n/2]
+}
+
+// Doubt ends the mesh because the connection with p has ended with err, for which p need not be to
+// blame. It first asks the other ranks about p: its host may be gone, or only the link to it, or this
+// rank may be too slow. Mu is held.
 func (p *Peer) Doubt(err error) {
 	if p.lost != nil {
 		return

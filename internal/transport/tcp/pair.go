@@ -224,7 +224,7 @@ func (p *pair) lost(err error) {
 		} else {
 			err = fmt.Errorf("tcp: connection with rank %d at %v: %w", p.Rank, p.first.conn.RemoteAddr(), mesh.EndOf(p.first.conn, err))
 		}
-		if mesh.InSilence(err) {
+		if p.Unsure(err) {
 			p.Doubt(err)
 			return
 		}

@@ -317,6 +317,48 @@ func TestPeerDies(t *testing.T) {
 	}
 }
 
+// TestASlowRankBlamesNobody: no rank has answered this one. Then a connection ends without a reason,
+// because the other rank had to leave before its last words were written. If another rank answers, the
+// end of a connection is a death.
+func TestASlowRankBlamesNobody(t *testing.T) {
+	for name, answers := range map[string]bool{"nobody answers": false, "another rank answers": true} {
+		t.Run(name, func(t *testing.T) {
+			m := New(0, 3, Options{})
+			defer m.Close()
+			var peers [3]net.Conn
+			for r := 1; r < 3; r++ {
+				a, b := tcpPair(t)
+				defer b.Close()
+				require.NoError(t, m.Attach(r, a))
+				if r == 2 && answers {
+					other := New(2, 3, Options{})
+					defer other.Close()
+					require.NoError(t, other.Attach(0, b))
+				} else {
+					put(t, b, helloHeader())
+				}
+				require.True(t, m.SpeaksVersion2(t.Context(), r))
+				peers[r] = b
+			}
+			r := recv(m, 1, 7, make([]byte, 8))
+			for range 2 { // as an operation that has timed out
+				m.Diagnose(200 * time.Millisecond)
+			}
+			require.NoError(t, peers[1].Close())
+			f := failed(t, m)
+			require.Error(t, wait(t, r))
+			if answers {
+				require.Equal(t, transport.FaultPeerDied, f.Kind)
+				require.Equal(t, 1, f.Rank)
+				return
+			}
+			require.Equal(t, transport.FaultTimeout, f.Kind)
+			require.Equal(t, 0, f.Rank, "this rank")
+			require.ErrorContains(t, f.Err, "no other rank answers this one")
+		})
+	}
+}
+
 // A goodbye alone is no fault: others go on, and what the leaver sent is there.
 func TestPeerLeaves(t *testing.T) {
 	ms := group(t, 3)

@@ -447,7 +447,7 @@ func (p *pair) lost(err error) {
 		f = p.Fault(transport.FaultPeerLeft, nil)
 	default:
 		err = fmt.Errorf("wire: connection with rank %d at %v: %w", p.Rank, p.conn.RemoteAddr(), mesh.EndOf(p.carrier(), err))
-		if mesh.InSilence(err) {
+		if p.Unsure(err) {
 			p.Doubt(err)
 			return
 		}

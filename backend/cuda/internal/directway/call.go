@@ -177,6 +177,9 @@ func (c *Call) enqueue() error {
 			return err
 		}
 	}
+	if err := c.afterMessages(); err != nil {
+		return err
+	}
 	for i := range c.Parts {
 		if err := c.do(&c.Parts[i]); err != nil {
 			return err
@@ -348,4 +351,5 @@ func (d *Group) Before(batch *edges.Batch, places []*place.Place) {
 	if last != nil {
 		batch.Before(last, all...)
 	}
+	d.beforeBatch(batch, places)
 }

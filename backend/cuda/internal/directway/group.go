@@ -46,6 +46,7 @@ type Group struct {
 	blocks int              // of each kernel, until it is closed
 	own    *region.Region   // where the others say that they have let go
 	pages  []*region.Region // the others'
+	lanes  lanes            // for messages
 
 	// Guarded by engine.calls.
 	last *Call  // the last that was enqueued
@@ -135,25 +136,30 @@ func (d *Group) opened() {
 func (d *Group) connect(q *group.Operation, dev int) (why, err error) {
 	b := d.B
 	tell := func(why error, more []byte) (reason error, all [][]byte, err error) { return d.hear(q, why, more) }
-	mine := make([]byte, 8+region.NameLen)
+	mine := make([]byte, 12+region.NameLen)
 	if why = d.Forbidden; why == nil {
 		why = d.prepare(dev)
 	}
 	if why == nil {
 		binary.LittleEndian.PutUint32(mine, directChannels(d.v, d.Size()))
 		binary.LittleEndian.PutUint32(mine[4:], uint32(d.blocks))
-		copy(mine[8:], d.own.Name)
+		binary.LittleEndian.PutUint32(mine[8:], uint32(d.lanes.channels))
+		copy(mine[12:], d.own.Name)
 	}
 	reason, all, err := tell(why, mine)
 	if err == nil && reason == nil {
-		channels, blocks := uint32(directMostChannels), uint32(mostBlocks)
+		channels, blocks, lanes := uint32(directMostChannels), uint32(mostBlocks), uint32(directMostChannels)
 		for _, b := range all {
+			lanes = min(lanes, binary.LittleEndian.Uint32(b[8:]))
 			channels, blocks = min(channels, binary.LittleEndian.Uint32(b)), min(blocks, binary.LittleEndian.Uint32(b[4:]))
 		}
 		d.keepPlace(int(blocks))
+		d.keepLanes(int(lanes))
 		why = d.openPages(all)
 		if why == nil {
-			d.window, why = window.New(q.Ctx, window.Options{Driver: b.Driver, Device: d.v, Rank: d.Rank(), Ranks: d.Size(), Channels: int(channels)})
+			d.window, why = window.New(q.Ctx, window.Options{
+				Driver: b.Driver, Device: d.v, Rank: d.Rank(), Ranks: d.Size(), Channels: int(channels), LaneChannels: d.lanes.channels,
+			})
 		}
 		reason, _, err = tell(why, nil)
 	}
@@ -177,6 +183,9 @@ func (d *Group) connect(q *group.Operation, dev int) (why, err error) {
 			_, _, err = tell(nil, nil)
 			err = errors.Join(err, why)
 		}
+	}
+	if err == nil && reason == nil {
+		err = d.settle(tell)
 	}
 	var freed error
 	if err == nil && reason != nil {
@@ -202,6 +211,7 @@ func (d *Group) prepare(dev int) (err error) {
 	if err = d.takePlace(d.v); err != nil {
 		return err
 	}
+	d.takeLanes()
 	if d.stream, err = d.v.NewStream(driver.StreamOptions{High: true, Name: fmt.Sprintf("rank %d direct", d.B.Rank)}); err != nil {
 		return err
 	}
@@ -216,7 +226,7 @@ func (d *Group) openPages(all [][]byte) error {
 		if r == d.Rank() {
 			continue
 		}
-		p, err := region.Open(string(group.TrimZeros(b[8:][:region.NameLen])), region.PageSize)
+		p, err := region.Open(string(group.TrimZeros(b[12:][:region.NameLen])), region.PageSize)
 		if err != nil {
 			return fmt.Errorf("the page of rank %d: %w", d.Of(r), err)
 		}
@@ -250,6 +260,7 @@ func (d *Group) Close() error {
 	defer cancel()
 	if n := d.stuck(ctx); n > 0 {
 		d.keepPlace(0)
+		d.keepLanes(0)
 		return fmt.Errorf("cuda: %d operations that failed have not left the device after %v, whose memory stays", n, group.CloseLimit)
 	}
 	if d.last != nil {
@@ -257,6 +268,7 @@ func (d *Group) Close() error {
 		d.last = nil
 	}
 	err := d.window.Detach()
+	d.leaveLanes()
 	for _, p := range d.pages {
 		goneWord(p, d.Rank()).Store(d.made + 1)
 	}
@@ -278,7 +290,8 @@ func (d *Group) stuck(ctx context.Context) int {
 	for pause := 10 * time.Microsecond; ; pause = min(2*pause, time.Millisecond) {
 		d.mu.Lock()
 		d.sweep()
-		n := len(d.calls)
+		d.sweepMessages()
+		n := len(d.calls) + len(d.lanes.open)
 		d.mu.Unlock()
 		if n == 0 || ctx.Err() != nil {
 			return n
@@ -305,7 +318,7 @@ func (d *Group) gone(limit time.Duration) bool {
 // release frees what is there; nothing uses it any more.
 func (d *Group) release() error {
 	d.keepPlace(0)
-	var errs []error
+	errs := []error{d.closeLanes()}
 	if d.comm != nil {
 		errs = append(errs, d.comm.Close())
 	}

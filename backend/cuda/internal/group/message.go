@@ -5,6 +5,7 @@ import (
 	"fmt"
 
 	"github.com/c10d-go/c10d/backend"
+	"github.com/c10d-go/c10d/backend/cuda/driver"
 	"github.com/c10d-go/c10d/tensor"
 	"github.com/c10d-go/c10d/work"
 )
@@ -100,6 +101,25 @@ func (b *Engine) done(key Post, mine chan struct{}) {
 		delete(b.posted, key.order())
 	}
 }
+
+// MessageBegins notes a send or a receive that does not go through the engine's streams. The caller holds
+// b.Calls.
+func (b *Engine) MessageBegins() {
+	b.Mu.Lock()
+	b.seq++
+	b.Mu.Unlock()
+	b.p2p.Add(1)
+	b.open.Add(1)
+}
+
+// MessageEnds notes its end.
+func (b *Engine) MessageEnds() {
+	b.open.Add(-1)
+	b.p2p.Done()
+}
+
+// MessageAt returns where the elements of a message's tensor are on the host, in order.
+func (o *Operation) MessageAt() driver.Ptr { return o.staging.Ptr() + driver.Ptr(o.at[0]) }
 
 // order returns the key without what does not matter for the order.
 func (p Post) order() Post {

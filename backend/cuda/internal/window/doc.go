@@ -26,8 +26,14 @@
 //   - state: per channel, the tiles before and after the last call. Only the owner uses it.
 //   - failed: not 0 once a call of the owner has failed. Its later kernels do nothing.
 //
+// With [Options.LaneChannels] there are lanes, for messages of two ranks: one from each rank to each
+// other one. [Window.Lane] returns one. A lane has a ring in the memory of both of its ranks, and
+// credits and state of its own. Messages therefore need no order with collectives and with messages of
+// other lanes.
+//
 // Page-locked memory of the rank's own process holds the abort word and the report. The host
-// writes the abort word, and kernels poll it. The first kernel that fails writes the report.
+// writes the abort word, and kernels poll it. The first kernel that fails writes the report. Each lane
+// has such words of its own.
 //
 // All counters are in device memory, so a launch can be captured in a CUDA graph and
 // replayed.

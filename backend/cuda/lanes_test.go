@@ -130,10 +130,7 @@ func TestLanes(t *testing.T) {
 		o := directly(size)
 		o.sim.Seed, o.sim.Semantics, o.sim.Memory = seed, s, 64<<20
 		w := newWorld(t, o)
-		many := 40
-		if size == 8 {
-			many = 80
-		}
+		const many = 40
 		all := messagesOf(rng, size, many)
 		first := message{id: many, src: -1, n: 3}
 		w.each(func(x *rank, r int) error {

@@ -2,7 +2,6 @@ package cuda
 
 import (
 	"context"
-	"errors"
 	"slices"
 	"time"
 
@@ -18,8 +17,13 @@ import (
 	"github.com/c10d-go/c10d/work"
 )
 
-// errUneven is why no kernel does a call.
-var errUneven = errors.New("the parts have different sizes")
+// longest returns the bytes of the longest tensor.
+func longest(ts []*tensor.Tensor) (n int) {
+	for _, t := range ts {
+		n = max(n, t.ByteLen())
+	}
+	return n
+}
 
 // total returns how many elements the tensors have together.
 func total(ts []*tensor.Tensor) (n int) {
@@ -226,16 +230,13 @@ func (b *Backend) AllGatherIntoTensor(ctx context.Context, out, in *tensor.Tenso
 // one size are one.
 func (b *Backend) allGather(ctx context.Context, op work.OpType, o backend.AllGatherOptions, out []*tensor.Tensor, in *tensor.Tensor, result []*tensor.Tensor) (*work.Work, error) {
 	print := board.Call{DType: in.DType(), N: total(out), Root: -1}
-	var uneven error
-	if slices.ContainsFunc(out, func(t *tensor.Tensor) bool { return t.Len() != in.Len() }) {
-		uneven = errUneven
-	}
-	if way := b.choose(ctx, op, in, in.ByteLen(), uneven, print); way.Kernels() {
+	uneven := slices.ContainsFunc(out, func(t *tensor.Tensor) bool { return t.Len() != in.Len() })
+	if way := b.choose(ctx, op, in, longest(out), nil, print); way.Kernels() {
 		c := b.direct.NewCall()
-		c.Parts = append(c.Parts, directway.Part{Out: out, In: []*tensor.Tensor{in}, N: in.Len(), Form: form(way.Way)})
+		c.Parts = append(c.Parts, directway.Part{Out: out, In: []*tensor.Tensor{in}, N: in.Len(), Uneven: uneven, Form: form(way.Way)})
 		return b.direct.Issue(ctx, op, o.Timeout, c, print, slices.Clone(result)...)
 	}
-	if c := (&clusterway.Call{Op: plan.OpAllGather, Out: out, In: []*tensor.Tensor{in}, Print: print}); uneven == nil && b.isBetween(ctx, op, c) {
+	if c := (&clusterway.Call{Op: plan.OpAllGather, Out: out, In: []*tensor.Tensor{in}, Print: print}); !uneven && b.isBetween(ctx, op, c) {
 		return b.clusters.Issue(ctx, op, o.Timeout, c, slices.Clone(result)...)
 	}
 	return b.g.Issue(ctx, op, o.Timeout, &group.Operation{
@@ -483,16 +484,16 @@ func (b *Backend) reduceScatter(ctx context.Context, op work.OpType, o backend.R
 		return nil, err
 	}
 	n, print := len(out), board.Call{With: board.Reducing(o.Op), DType: out[0].DType(), N: total(in), Root: -1}
-	cannot := direct.Supports(o.Op, out[0].DType())
 	even := n > 1 || !slices.ContainsFunc(in, func(t *tensor.Tensor) bool { return t.Len() != out[0].Len() })
+	bytes := bytesOf(out)
 	if !even {
-		cannot = errUneven
+		bytes = longest(in)
 	}
-	if b.choose(ctx, op, out[0], bytesOf(out), cannot, print).Kernels() {
+	if b.choose(ctx, op, out[0], bytes, direct.Supports(o.Op, out[0].DType()), print).Kernels() {
 		c := b.direct.NewCall()
 		for i, t := range out {
 			c.Parts = append(c.Parts, directway.Part{
-				Out: out[i : i+1], In: in[i*b.g.Size : (i+1)*b.g.Size], N: t.Len(), Op: o.Op, Form: b.formOf(plan.OpReduceScatter, t.ByteLen()),
+				Out: out[i : i+1], In: in[i*b.g.Size : (i+1)*b.g.Size], N: t.Len(), Op: o.Op, Uneven: !even, Form: b.formOf(plan.OpReduceScatter, longest(in[i*b.g.Size:(i+1)*b.g.Size])),
 			})
 		}
 		return b.direct.Issue(ctx, op, o.Timeout, c, print, slices.Clone(out)...)

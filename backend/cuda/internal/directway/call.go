@@ -71,7 +71,7 @@ type Part struct {
 	Out, In []*tensor.Tensor
 	N       int
 	Root    int
-	Uneven  bool // of a gather: each rank knows its own length only
+	Uneven  bool // lengths differ from rank to rank; in a gather each rank knows its own only
 	Op      backend.ReduceOp
 	Form    direct.Form
 }

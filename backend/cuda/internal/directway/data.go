@@ -67,8 +67,14 @@ func (c *Call) do(p *Part) error {
 		}
 		return c.putBack(p.Out[:1], at)
 	case work.AllGather, work.AllGatherIntoTensor, work.AllGatherCoalesced:
+		if p.Uneven {
+			return c.gatherUneven(p)
+		}
 		return c.exchange(p, d.B.Rank*p.N*es, func(out, in driver.Ptr) error { return d.comm.AllGather(c.stream, out, in, p.N*es, p.Form) })
 	default:
+		if p.Uneven {
+			return c.scatterUneven(p)
+		}
 		return c.exchange(p, d.B.Rank*p.N*es, func(out, in driver.Ptr) error {
 			return d.comm.ReduceScatter(c.stream, out, in, p.N, dtype, p.Op, p.Form)
 		})

@@ -124,6 +124,7 @@ func (b *Backend) AllReduceCoalesced(ctx context.Context, ts []*tensor.Tensor, o
 				Out: ts[i : i+1], In: ts[i : i+1], N: t.Len(), Op: o.Op, Form: b.formOf(plan.OpAllReduce, t.ByteLen()),
 			})
 		}
+		c.Parts = b.join(plan.OpAllReduce, c.Parts)
 		return b.direct.Issue(ctx, op, o.Timeout, c, print, ts...)
 	}
 	return b.g.Issue(ctx, op, o.Timeout, &group.Operation{
@@ -321,6 +322,7 @@ func (b *Backend) allGatherCoalesced(ctx context.Context, o backend.AllGatherOpt
 			}
 			c.Parts = append(c.Parts, p)
 		}
+		c.Parts = b.join(plan.OpAllGather, c.Parts)
 		return b.direct.Issue(ctx, work.AllGatherCoalesced, o.Timeout, c, print, slices.Clone(result)...)
 	}
 	return b.g.Issue(ctx, work.AllGatherCoalesced, o.Timeout, &group.Operation{
@@ -495,6 +497,9 @@ func (b *Backend) reduceScatter(ctx context.Context, op work.OpType, o backend.R
 			c.Parts = append(c.Parts, directway.Part{
 				Out: out[i : i+1], In: in[i*b.g.Size : (i+1)*b.g.Size], N: t.Len(), Op: o.Op, Uneven: !even, Form: b.formOf(plan.OpReduceScatter, longest(in[i*b.g.Size:(i+1)*b.g.Size])),
 			})
+		}
+		if n > 1 {
+			c.Parts = b.join(plan.OpReduceScatter, c.Parts)
 		}
 		return b.direct.Issue(ctx, op, o.Timeout, c, print, slices.Clone(out)...)
 	}

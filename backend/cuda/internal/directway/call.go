@@ -57,7 +57,8 @@ type Call struct {
 // the other, are the input and the output.
 //
 //   - all_reduce: in and out are the same list. The tensors, of n elements each, are combined here
-//     first, and all get the result.
+//     first, and all get the result. If it is joined, the tensors have n elements together, and each
+//     gets its own result.
 //   - broadcast: the root has the source in in, and the other tensors that get it in out. Elsewhere
 //     out has all tensors. The first tensor of a rank is the first to have the data.
 //   - reduce_scatter: in has this rank's inputs for all ranks, of n elements each.
@@ -72,6 +73,7 @@ type Part struct {
 	N       int
 	Root    int
 	Uneven  bool // lengths differ from rank to rank; in a gather each rank knows its own only
+	Joined  bool // see all_reduce
 	Op      backend.ReduceOp
 	Form    direct.Form
 }

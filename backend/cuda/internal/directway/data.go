@@ -38,6 +38,9 @@ func (c *Call) do(p *Part) error {
 		if p.N == 0 {
 			return nil
 		}
+		if p.Joined {
+			return c.joined(p)
+		}
 		at, err := c.bring(p.In[:1])
 		if err != nil {
 			return err
@@ -205,6 +208,9 @@ func (c *Call) bring(ts []*tensor.Tensor) (driver.Ptr, error) {
 	if err != nil {
 		return 0, err
 	}
+	if done, err := c.list(ts, at, false); done || err != nil {
+		return at, err
+	}
 	to := at
 	for _, t := range ts {
 		if err := c.move(t, to, true); err != nil {
@@ -219,6 +225,9 @@ func (c *Call) bring(ts []*tensor.Tensor) (driver.Ptr, error) {
 func (c *Call) putBack(ts []*tensor.Tensor, at driver.Ptr) error {
 	if from, _, ok := c.d.inOrder(ts); ok && from == at {
 		return nil
+	}
+	if done, err := c.list(ts, at, true); done || err != nil {
+		return err
 	}
 	for _, t := range ts {
 		if err := c.move(t, at, false); err != nil {

@@ -30,6 +30,13 @@ type Graph interface {
 	Close() error
 }
 
+// Capturing reports whether a stream is part of a capture of its Driver. It costs next to nothing while
+// the Driver has none.
+func Capturing(s Stream) bool {
+	c, ok := s.(interface{ Capturing() bool })
+	return ok && c.Capturing()
+}
+
 // Capture captures what enqueue gives a stream. Where the stream's driver has no graphs the
 // error matches errors.ErrUnsupported, and enqueue is not called.
 func Capture(s Stream, enqueue func() error) (Graph, error) {

@@ -50,6 +50,13 @@ func (s *Stream) BeginCapture() error {
 	return nil
 }
 
+// Capturing reports whether the stream is part of a capture; see driver.Capturing.
+func (s *Stream) Capturing() bool {
+	s.s.d.mu.Lock()
+	defer s.s.d.mu.Unlock()
+	return s.s.cap != nil
+}
+
 // captures reports whether o, which a stream is given, becomes part of a capture; the
 // caller holds d.mu.
 func (s *stream) captures(o *op) bool {

@@ -39,6 +39,7 @@ type Call struct {
 	given    int            // commands
 	paces    []driver.Event // after each so many commands
 	lost     bool           // nobody can tell when the streams are done with it
+	captured bool           // it becomes part of a graph
 
 	one  [1]Part // the usual parts, uses and result
 	two  [2]driver.Access
@@ -104,6 +105,9 @@ func (c *Call) Broadcast(ts []*tensor.Tensor, first, root int, f direct.Form) {
 
 // Issue starts an operation.
 func (d *Group) Issue(ctx context.Context, op work.OpType, timeout time.Duration, c *Call, print board.Call, result ...*tensor.Tensor) (*work.Work, error) {
+	if captured(ctx) {
+		return d.capture(ctx, op, c, print, result...)
+	}
 	b := d.B
 	b.Calls.Lock()
 	defer b.Calls.Unlock()

@@ -304,6 +304,9 @@ func (c *Call) move(t *tensor.Tensor, at driver.Ptr, bring bool) error {
 
 // scratch returns memory on a device until the operation has ended.
 func (c *Call) scratch(dev, n int) (driver.Ptr, error) {
+	if c.captured && dev != c.d.Dev {
+		return 0, errCaptureDevice
+	}
 	m, err := c.d.B.Scratch.Get(dev, n)
 	if err != nil {
 		return 0, err
@@ -315,6 +318,9 @@ func (c *Call) scratch(dev, n int) (driver.Ptr, error) {
 // otherStream returns the group's stream of another device.
 func (c *Call) otherStream(dev int) (driver.Stream, error) {
 	d := c.d
+	if c.captured {
+		return nil, errCaptureDevice
+	}
 	if s, ok := d.others[dev]; ok {
 		return s, nil
 	}
@@ -384,7 +390,7 @@ const (
 
 // pace counts a command. After many it waits for earlier ones.
 func (c *Call) pace() error {
-	if c.given++; c.given%paceCommands != 0 {
+	if c.given++; c.given%paceCommands != 0 || c.captured {
 		return nil
 	}
 	e, err := c.stream.Record()

@@ -47,6 +47,7 @@ type Group struct {
 	own    *region.Region   // where the others say that they have let go
 	pages  []*region.Region // the others'
 	lanes  lanes            // for messages
+	graphs graphs           // calls that were captured
 
 	// Guarded by engine.calls.
 	last *Call  // the last that was enqueued
@@ -102,6 +103,9 @@ func (d *Group) Known() error {
 func (d *Group) Ready(ctx context.Context, op work.OpType, dev int, print board.Call) error {
 	if d.Open.Load() != nil {
 		return nil
+	}
+	if err := group.Captured(ctx, op); err != nil {
+		return err
 	}
 	d.connecting.Lock()
 	defer d.connecting.Unlock()
@@ -267,6 +271,7 @@ func (d *Group) Close() error {
 		d.last.release()
 		d.last = nil
 	}
+	d.endGraphs()
 	err := d.window.Detach()
 	d.leaveLanes()
 	for _, p := range d.pages {
@@ -318,6 +323,7 @@ func (d *Group) gone(limit time.Duration) bool {
 // release frees what is there; nothing uses it any more.
 func (d *Group) release() error {
 	d.keepPlace(0)
+	d.freeGraphs()
 	errs := []error{d.closeLanes()}
 	if d.comm != nil {
 		errs = append(errs, d.comm.Close())

@@ -108,6 +108,10 @@ func (d *Group) admit(ctx context.Context, op work.OpType, o backend.P2POptions,
 	l.mu.Lock()
 	behind := dir == in && l.seeking > 0
 	l.mu.Unlock()
+	if captured(ctx) && !behind && lane.deferred == 0 && d.simple(t) {
+		x.w, err = d.captureMessage(ctx, op, lane, t)
+		return x, err
+	}
 	if behind || lane.deferred > 0 || lane.commands.Load() > laneCommands || !d.simple(t) {
 		lane.deferred++
 		return ticket{f: d.later(lane), refuse: func() { d.refusedLane(lane) }}, nil
@@ -118,15 +122,7 @@ func (d *Group) admit(ctx context.Context, op work.OpType, o backend.P2POptions,
 	}
 	m := d.newMessage(ctx, info, lane, time.Now().Add(timeout), timeout)
 	m.outer = true
-	p := Part{N: t.Len()}
-	m.sole[0] = t
-	if dir == out {
-		p.In = m.sole[:1]
-	} else {
-		p.Out = m.sole[:1]
-		m.SetResult(t)
-	}
-	m.Parts = append(m.Parts, p)
+	m.has(t)
 	d.B.MessageBegins()
 	d.post(m, func() error { return m.enqueueMessage() })
 	return ticket{w: m.Work()}, nil
@@ -298,6 +294,19 @@ func (d *Group) newMessage(ctx context.Context, info work.Info, x *lane, deadlin
 	return m
 }
 
+// has gives a message its tensor.
+func (m *Message) has(t *tensor.Tensor) {
+	p := Part{N: t.Len()}
+	m.sole[0] = t
+	if m.lane.dir == out {
+		p.In = m.sole[:1]
+	} else {
+		p.Out = m.sole[:1]
+		m.SetResult(t)
+	}
+	m.Parts = append(m.Parts, p)
+}
+
 // post starts a message, which enqueue gives its stream. The caller holds the engine's Calls.
 func (d *Group) post(m *Message, enqueue func() error) {
 	m.Start()
@@ -407,7 +416,7 @@ func (m *Message) launchMessage(at driver.Ptr, n int) error {
 	if x.dir == in {
 		return m.launched(x.l.Recv(m.stream, at, n))
 	}
-	if err := m.launched(x.l.Send(m.stream, at, n)); err != nil {
+	if err := m.launched(x.l.Send(m.stream, at, n)); err != nil || m.captured {
 		return err
 	}
 	sentWord(d.pageOf(x.peer), d.Rank()).Store(m.n + 1)

@@ -26,6 +26,9 @@ type Post struct {
 // tensor is ready, and of a receive, when the host has the bytes. Until then the host has
 // claimed the tensor, and streams that use it later wait for the host.
 func (b *Engine) Message(ctx context.Context, op work.OpType, o backend.P2POptions, key Post, l Leg, f func(q *Operation, t *tensor.Tensor) (*work.Work, error)) (*work.Work, error) {
+	if err := Captured(ctx, op); err != nil {
+		return nil, err
+	}
 	var earlier chan struct{}
 	mine := make(chan struct{})
 	var source *work.Work

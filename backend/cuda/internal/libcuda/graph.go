@@ -21,6 +21,21 @@ func (s *Stream) captured(call string) (bool, error) {
 	return on, s.v.fail(call, "cuStreamIsCapturing", r)
 }
 
+// Capturing reports whether the stream is part of a capture; see driver.Capturing.
+func (s *Stream) Capturing() bool {
+	const call = "Capturing"
+	if s.v.d.captures.Load() == 0 {
+		return false
+	}
+	before, err := s.begin(call, none)
+	if err != nil {
+		return false // the next call says why
+	}
+	defer s.end(before)
+	on, err := s.captured(call)
+	return on && err == nil
+}
+
 // BeginCapture begins a capture.
 func (s *Stream) BeginCapture() error {
 	const call = "BeginCapture"

@@ -76,7 +76,7 @@ type lane struct {
 const laneCommands = 400
 
 // laneChannels returns how many channels the lanes of a device have: as many as 16 blocks of 512 threads
-// with 2 ranks, and 8 with more. A lane takes 17 KiB of device memory for a channel.
+// with 2 ranks, and 8 with more. A lane takes 17 KiB of device memory for a channel at each end.
 func laneChannels(v driver.Device, ranks int) int {
 	channels := 256
 	if ranks > 2 {

@@ -296,7 +296,6 @@ func (b *Backend) prepare(ctx context.Context) error {
 			b.clusters.Keep()
 		}
 		driver.Keep(g.Driver, kernels.PTX, names...)
-		driver.Keep(g.Driver, kernels.Lists, kernels.List)
 	}
 	if b.direct.Can() != nil && (b.options.AllReduce == "" || b.options.AllReduce == HostWork) {
 		return g.Share(ctx, 0) // else the first collective finds out whether it is needed

@@ -291,7 +291,10 @@ func (c *Call) move(t *tensor.Tensor, at driver.Ptr, bring bool) error {
 		if err == nil {
 			err = c.copy(other, at, own, n)
 		}
-		return cmp.Or(err, follow(s, other))
+		if err = cmp.Or(err, follow(s, other)); err == nil {
+			err = cmp.Or(c.pace(), c.pace()) // the streams' events and waits
+		}
+		return err
 	}
 	if err = c.copy(s, own, at, n); err != nil || flat {
 		return err

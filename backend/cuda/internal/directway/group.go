@@ -14,6 +14,7 @@ import (
 	"github.com/c10d-go/c10d/backend/cuda/internal/board"
 	"github.com/c10d-go/c10d/backend/cuda/internal/direct"
 	"github.com/c10d-go/c10d/backend/cuda/internal/group"
+	"github.com/c10d-go/c10d/backend/cuda/internal/kernels"
 	"github.com/c10d-go/c10d/backend/cuda/internal/region"
 	"github.com/c10d-go/c10d/backend/cuda/internal/window"
 	"github.com/c10d-go/c10d/work"
@@ -49,6 +50,9 @@ type Group struct {
 	lanes  lanes            // for messages
 	graphs graphs           // calls that were captured
 
+	listing driver.Module
+	lister  driver.Function // brings lists in order
+
 	// Guarded by engine.calls.
 	last *Call  // the last that was enqueued
 	made uint32 // operations
@@ -69,6 +73,7 @@ const Why = "one kernel of each rank writes into the other ranks' memory"
 // be loaded while a stream waits.
 func Keep(d driver.Driver, ranks int) {
 	direct.Images(ranks, func(image []byte, names ...string) { driver.Keep(d, image, names...) })
+	driver.Keep(d, kernels.Lists, kernels.List)
 }
 
 // Can returns why the group has no direct work, as far as this needs no device.
@@ -178,7 +183,9 @@ func (d *Group) connect(q *group.Operation, dev int) (why, err error) {
 		if why == nil {
 			_, _, shared := d.window.SharedDevice()
 			d.Shared.Store(shared)
-			d.comm, why = direct.New(d.window, direct.Options{Blocks: d.blocks, Limit: directLimit})
+			if d.comm, why = direct.New(d.window, direct.Options{Blocks: d.blocks, Limit: directLimit}); why == nil {
+				why = d.loadLists()
+			}
 		}
 		reason, _, err = tell(why, nil)
 		if err == nil && reason != nil {
@@ -223,6 +230,14 @@ func (d *Group) prepare(dev int) (err error) {
 		return fmt.Errorf("a page of words: %w", err)
 	}
 	return nil
+}
+
+// loadLists loads the kernel that brings lists of tensors in order.
+func (d *Group) loadLists() (err error) {
+	if d.listing, err = d.v.Load(kernels.Lists); err == nil {
+		d.lister, err = d.listing.Function(kernels.List)
+	}
+	return err
 }
 
 func (d *Group) openPages(all [][]byte) error {
@@ -327,6 +342,10 @@ func (d *Group) release() error {
 	errs := []error{d.closeLanes()}
 	if d.comm != nil {
 		errs = append(errs, d.comm.Close())
+	}
+	if d.listing != nil {
+		errs = append(errs, d.listing.Close())
+		d.listing, d.lister = nil, nil
 	}
 	if d.window != nil {
 		errs = append(errs, d.window.Close())

@@ -17,10 +17,6 @@ func (c *Call) list(ts []*tensor.Tensor, at driver.Ptr, back bool) (done bool, e
 	if len(ts) <= fewTensors {
 		return false, nil
 	}
-	k := c.d.B.Packer(c.d.Dev)
-	if k.Err != nil || k.List == nil {
-		return false, nil
-	}
 	parts, off := make([]kernels.ListPart, 0, len(ts)), 0
 	for _, t := range ts {
 		n := t.ByteLen()
@@ -35,7 +31,7 @@ func (c *Call) list(ts []*tensor.Tensor, at driver.Ptr, back bool) (done bool, e
 	}
 	for len(parts) > 0 {
 		n := min(len(parts), kernels.MostParts)
-		if err := c.stream.Launch(kernels.ListLaunch(k.List, at, back, parts[:n])); err != nil {
+		if err := c.stream.Launch(kernels.ListLaunch(c.d.lister, at, back, parts[:n])); err != nil {
 			return true, err
 		}
 		if err := c.pace(); err != nil {

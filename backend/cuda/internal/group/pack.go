@@ -132,9 +132,6 @@ type packer struct {
 	module       driver.Module
 	Pack, Unpack driver.Function
 	Err          error // why there are none
-
-	lists driver.Module
-	List  driver.Function // nil if there is none
 }
 
 // Packer returns a device's. The caller holds b.calls.
@@ -164,16 +161,7 @@ func (k *packer) load(d driver.Driver, dev int) error {
 	if k.Pack, err = k.module.Function(kernels.Pack); err == nil {
 		k.Unpack, err = k.module.Function(kernels.Unpack)
 	}
-	if err != nil {
-		return err
-	}
-	// Without this one tensors are copied one by one.
-	if k.lists, err = v.Load(kernels.Lists); err == nil {
-		if f, err := k.lists.Function(kernels.List); err == nil {
-			k.List = f
-		}
-	}
-	return nil
+	return err
 }
 
 // Combine returns the launch that combines n elements at a and b on the packer's device. They become
@@ -195,12 +183,10 @@ func (k *packer) Combine(op backend.ReduceOp, d tensor.DType, out, a, b driver.P
 }
 
 func (k *packer) close() (err error) {
-	for _, m := range []driver.Module{k.module, k.lists} {
-		if m != nil {
-			err = errors.Join(err, m.Close())
-		}
+	if k.module != nil {
+		err = k.module.Close()
+		k.module = nil
 	}
-	k.module, k.lists, k.List = nil, nil, nil
 	return err
 }
 

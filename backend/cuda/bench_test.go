@@ -63,7 +63,7 @@ type free struct {
 	driver.Capturer
 }
 
-func (free) Capturing() (bool, error) { return true, nil }
+func (free) Capturing() bool { return true }
 
 func (free) Launch(*driver.Launch) error   { return nil }
 func (free) Record() (driver.Event, error) { return passed{}, nil }

@@ -1,9 +1,7 @@
 package cuda
 
 import (
-	"cmp"
 	"context"
-	"errors"
 	"slices"
 	"time"
 
@@ -19,12 +17,17 @@ import (
 	"github.com/c10d-go/c10d/work"
 )
 
-// errUneven is why no kernel does a call.
-var errUneven = errors.New("the parts have different sizes")
+// longest returns the bytes of the longest tensor.
+func longest(ts []*tensor.Tensor) (n int) {
+	for _, t := range ts {
+		n = max(n, t.ByteLen())
+	}
+	return n
+}
 
 // counts returns the elements of each tensor if they are uneven, else nil.
-func counts(ts []*tensor.Tensor, uneven error) (all []int) {
-	if uneven == nil {
+func counts(ts []*tensor.Tensor, uneven bool) (all []int) {
+	if !uneven {
 		return nil
 	}
 	for _, t := range ts {
@@ -152,6 +155,7 @@ func (b *Backend) AllReduceCoalesced(ctx context.Context, ts []*tensor.Tensor, o
 				Out: ts[i : i+1], In: ts[i : i+1], N: t.Len(), Op: o.Op, Form: b.formOf(plan.OpAllReduce, t.ByteLen()),
 			})
 		}
+		c.Parts = b.join(plan.OpAllReduce, c.Parts)
 		return b.direct.Issue(ctx, op, o.Timeout, c, print, ts...)
 	}
 	if c := (&clusterway.Call{Op: plan.OpAllReduce, Reduce: o.Op, Out: ts, Print: print}); b.isBetween(ctx, op, c) {
@@ -274,23 +278,19 @@ func (b *Backend) AllGatherIntoTensor(ctx context.Context, out, in *tensor.Tenso
 // one size are one.
 func (b *Backend) allGather(ctx context.Context, op work.OpType, o backend.AllGatherOptions, out []*tensor.Tensor, in *tensor.Tensor, result []*tensor.Tensor) (*work.Work, error) {
 	print := board.Call{DType: in.DType(), N: total(out), Root: -1}
-	var uneven error
-	if slices.ContainsFunc(out, func(t *tensor.Tensor) bool { return t.Len() != in.Len() }) {
-		uneven = errUneven
-	}
+	uneven := slices.ContainsFunc(out, func(t *tensor.Tensor) bool { return t.Len() != in.Len() })
 	shadowed := func() (*work.Work, error) {
 		return b.mix(ctx, op, out, result, [][]*tensor.Tensor{out, {in}}, func(ctx context.Context, l [][]*tensor.Tensor) (*work.Work, error) {
 			return b.allGather(ctx, op, o, l[0], l[1][0], l[0])
 		})
 	}
 	one := []*tensor.Tensor{in}
-	way := b.choose(ctx, op, in, in.ByteLen(), uneven, print)
-	if way.Kernels() {
+	if way := b.choose(ctx, op, in, longest(out), nil, print); way.Kernels() {
 		if b.shadows(true, out, one) {
 			return shadowed()
 		}
 		c := b.direct.NewCall()
-		c.Parts = append(c.Parts, directway.Part{Out: out, In: []*tensor.Tensor{in}, N: in.Len(), Form: form(way.Way)})
+		c.Parts = append(c.Parts, directway.Part{Out: out, In: []*tensor.Tensor{in}, N: in.Len(), Uneven: uneven, Form: form(way.Way)})
 		return b.direct.Issue(ctx, op, o.Timeout, c, print, slices.Clone(result)...)
 	}
 	if c := (&clusterway.Call{Op: plan.OpAllGather, Out: out, In: one, Counts: counts(out, uneven), Print: print}); b.isBetween(ctx, op, c) {
@@ -395,6 +395,7 @@ func (b *Backend) allGatherCoalesced(ctx context.Context, o backend.AllGatherOpt
 			}
 			c.Parts = append(c.Parts, p)
 		}
+		c.Parts = b.join(plan.OpAllGather, c.Parts)
 		return b.direct.Issue(ctx, work.AllGatherCoalesced, o.Timeout, c, print, slices.Clone(result)...)
 	}
 	return b.g.Issue(ctx, work.AllGatherCoalesced, o.Timeout, &group.Operation{
@@ -570,30 +571,34 @@ func (b *Backend) reduceScatter(ctx context.Context, op work.OpType, o backend.R
 		return nil, err
 	}
 	n, print := len(out), board.Call{With: board.Reducing(o.Op), DType: out[0].DType(), N: total(in), Root: -1}
-	var uneven error
-	if n == 1 && slices.ContainsFunc(in, func(t *tensor.Tensor) bool { return t.Len() != out[0].Len() }) {
-		uneven = errUneven
+	even := n > 1 || !slices.ContainsFunc(in, func(t *tensor.Tensor) bool { return t.Len() != out[0].Len() })
+	bytes := bytesOf(out)
+	if !even {
+		bytes = longest(in)
 	}
 	shadowed := func() (*work.Work, error) {
 		return b.mix(ctx, op, out, out, [][]*tensor.Tensor{out, in}, func(ctx context.Context, l [][]*tensor.Tensor) (*work.Work, error) {
 			return b.reduceScatter(ctx, op, o, l[0], l[1])
 		})
 	}
-	if b.choose(ctx, op, out[0], bytesOf(out), cmp.Or(uneven, direct.Supports(o.Op, out[0].DType())), print).Kernels() {
+	if b.choose(ctx, op, out[0], bytes, direct.Supports(o.Op, out[0].DType()), print).Kernels() {
 		if b.shadows(true, out, in) {
 			return shadowed()
 		}
 		c := b.direct.NewCall()
 		for i, t := range out {
 			c.Parts = append(c.Parts, directway.Part{
-				Out: out[i : i+1], In: in[i*b.g.Size : (i+1)*b.g.Size], N: t.Len(), Op: o.Op, Form: b.formOf(plan.OpReduceScatter, t.ByteLen()),
+				Out: out[i : i+1], In: in[i*b.g.Size : (i+1)*b.g.Size], N: t.Len(), Op: o.Op, Uneven: !even, Form: b.formOf(plan.OpReduceScatter, longest(in[i*b.g.Size:(i+1)*b.g.Size])),
 			})
+		}
+		if n > 1 {
+			c.Parts = b.join(plan.OpReduceScatter, c.Parts)
 		}
 		return b.direct.Issue(ctx, op, o.Timeout, c, print, slices.Clone(out)...)
 	}
 	if b.clusters != nil {
 		// A rank's block has what all pairs have for it.
-		c := &clusterway.Call{Op: plan.OpReduceScatter, Reduce: o.Op, Out: out, Counts: counts(in, uneven), Print: print}
+		c := &clusterway.Call{Op: plan.OpReduceScatter, Reduce: o.Op, Out: out, Counts: counts(in, !even), Print: print}
 		for r := range b.g.Size {
 			for i := range n {
 				c.In = append(c.In, in[i*b.g.Size+r])

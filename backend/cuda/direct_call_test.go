@@ -62,7 +62,7 @@ func TestDirectCollectives(t *testing.T) {
 			name := names[rng.IntN(len(names))]
 			if rng.IntN(2) == 0 {
 				direct := []string{"all_reduce", "all_reduce_coalesced", "all_gather", "all_gather_into_tensor", "all_gather_coalesced",
-					"all_gather_into_tensor_coalesced", "reduce_scatter_tensor", "reduce_scatter_tensor_coalesced"}
+					"all_gather_into_tensor_coalesced", "all_gather_v", "reduce_scatter", "reduce_scatter_tensor", "reduce_scatter_tensor_coalesced", "send"}
 				name = direct[rng.IntN(len(direct))]
 			}
 			ps = append(ps, draw(rng, name, o.size))
@@ -73,7 +73,7 @@ func TestDirectCollectives(t *testing.T) {
 			}
 			for _, op := range []work.OpType{
 				work.AllReduce, work.AllReduceCoalesced, work.AllGather, work.ReduceScatterTensor, work.Broadcast, work.Reduce, work.Gather, work.Scatter,
-				work.AllToAll, work.AllToAllSingle, work.Barrier,
+				work.AllToAll, work.AllToAllSingle, work.Barrier, work.Send, work.Recv, work.RecvAnySource,
 			} {
 				if c := x.does(op); c.Algorithm != cuda.DirectWork {
 					return fmt.Errorf("%v goes by %s: %s", op, c.Algorithm, c.Why)

@@ -22,8 +22,11 @@ func TestDirectPlaces(t *testing.T) {
 	v, err := d.Device(0)
 	require.NoError(t, err)
 	threads := v.Info().Multiprocessors * 2048
-	most := 3 + (threads-3*128*512)/(16*512)
-	require.Equal(t, 12, most)
+	// Each of the first three has two lanes of a block for messages; devices of so little memory have no
+	// larger ones.
+	const lanes = 2 * 512
+	most := 3 + (threads-3*(128*512+lanes))/(16*512)
+	require.Equal(t, 11, most)
 	open := func(name string) *world {
 		w := sharing{size: 2, room: 1 << 20, group: name}.world(t, d)
 		w.each(func(x *rank, r int) error {
@@ -39,7 +42,7 @@ func TestDirectPlaces(t *testing.T) {
 	}
 	late := open("late")
 	require.Equal(t, cuda.HostWork, does(late).Algorithm)
-	require.Contains(t, does(late).Why, "rank 0: kernels of other groups of this process take 270336 of the 270336 threads of device 0")
+	require.Contains(t, does(late).Why, "rank 0: kernels of other groups of this process take 265216 of the 270336 threads of device 0")
 	late.end()
 	worlds[0].end()
 	again := open("again")

@@ -46,7 +46,7 @@
 // ranks cut alike, at borders of elements; New fails if they would not. With sums
 // in rank order, the default, the bits are those of the unchunked operation.
 //
-// all_to_all, gather of unequal sizes, send and receive go in one piece, because
+// all_to_all, gather of unequal sizes, send and receive go through the host in one piece, because
 // a rank does not know the sizes of the others'. Tensors that are not contiguous
 // are copied run by run of their bytes, and the host brings the elements in
 // order. If the tensors of a call have more than 240 runs, kernels on their devices do
@@ -75,7 +75,8 @@
 // stream. These waits end with the operation's time, its context and the group.
 //
 // The streams of collectives wait for other ranks: a group has two a device,
-// and one more with direct work. Sends and receives share two more, however many are under way. These wait
+// and one more with direct work, and one for each lane that it has used (see Messages). Sends and receives
+// through the host share two more, however many are under way. These wait
 // for nobody: a message gets its copies there when the tensor is ready, or the bytes have
 // come. A stream that Synchronize orders after a receive waits for a word, which Close
 // keeps until the stream has gone on, for 5 s at most.
@@ -115,12 +116,14 @@
 //
 // DirectWork is for groups of 2 to 8 ranks with a device each. One kernel of each rank does a whole
 // collective: it writes the rank's elements into the other ranks' memory, waits for theirs, and
-// combines them. All collectives can be such work, except all_gather and reduce_scatter with parts of
-// unequal sizes and sparse all_reduces. Messages go through the host. There are kernels for SUM, AVG,
+// combines them. All collectives can be such work, except sparse all_reduces. There are kernels for SUM, AVG,
 // PRODUCT, MIN, MAX and PREMUL_SUM of float32, float64, float16, bfloat16, int8, uint8, int32 and int64,
 // AVG of floats only, and for BAND, BOR and BXOR of the integers. Other dtypes and operators go through the host, in the same group. All
 // ranks add in the order of the ranks. Float NaNs may change their payload in a reduction. Calls that
 // only move bytes keep every bit, and take any dtype.
+//
+// The tensors of a coalesced call that have up to 256 KiB are one collective. A kernel brings up to 128 of
+// them in order before it, and one puts them back. Larger ones are collectives of their own.
 //
 // In an all_to_all and in GatherV a rank knows its own sizes only. The kernels tell each other the
 // longest part. If a rank sends another size than its peer expects, the group fails. A barrier is a
@@ -136,11 +139,12 @@
 // A kernel that waits for another rank keeps its part of the device busy. If that rank does not
 // come, the kernel ends with the group: by timeout, death, context or Close.
 //
-// The kernels of all groups of a process must fit on the device at once. So the first groups on a
-// device, three on an H200, have kernels of 128 blocks, and later ones, nine there, kernels of 16, which
-// are slower from 4 MiB on. All ranks must call the operations of several groups in the same order.
+// The kernels of all groups of a process must fit on the device at once, those of their messages too. So
+// the first groups on a device have kernels of 128 blocks, and later ones kernels of 16, which are slower
+// from 4 MiB on. On an H200 two groups of 2 ranks have the large ones, and 11 more have room. Where the
+// kernels of messages would leave no room for another group, messages go through the host. All ranks must call the operations of several groups in the same order.
 //
-// The first call makes 68 MiB of device memory for 2 ranks, 51 MiB for 4 and 119 MiB for 8, or less on
+// The first call makes 78 MiB of device memory for 2 ranks, 64 MiB for 4 and 150 MiB for 8, or less on
 // devices with little memory. The first program on a machine compiles the kernels when it opens a
 // device, for 4 to 7 s; CUDA keeps the result.
 //
@@ -159,6 +163,43 @@
 // failure. If they have not, the memory is kept until the process ends.
 //
 // Simulated devices have these kernels with those of package driver/sim/simkernels.
+//
+// # Messages
+//
+// In a group with DirectWork a send or a receive is one kernel of each of the two ranks, if it has the
+// default tag 0 and a collective has connected the ranks. Each pair of ranks has two lanes, one in each
+// direction, with memory, a stream and room on the device of their own. So messages wait neither for
+// collectives nor for those of other lanes, and only for earlier ones of the same lane. A send ends when its
+// receive has the bytes. Two ranks may post their sends first, and then the receives, unless the calls are
+// part of one stream (InStream). If a rank receives another length than is sent, the group fails.
+//
+// Messages with other tags go through the host. So do those of a pair before its ranks have connected, up to
+// the larger number that one of the two ranks has posted by then. A group whose ranks have posted a receive
+// from any rank before that has no lanes.
+//
+// A receive from any rank waits in a goroutine until a rank has called its send. It goes by page-locked
+// memory, as do receives behind it, tensors on other devices than that of the group's first
+// collective, and messages that are posted while some 60 others of the lane are under way.
+//
+// # Graphs
+//
+// A call with InStream can be captured in the caller's graph, and replayed:
+//
+//	graph, err := driver.Capture(stream, func() error {
+//		_, err := g.AllReduce(cuda.InStream(ctx, stream), ts, o) // has ended when it returns
+//		return err
+//	})
+//	...
+//	err = graph.Launch(stream) // on all ranks, in the same order among their other calls
+//
+// The host does nothing more for a replay. All that kernels do can be captured, once a collective has
+// connected the ranks. What goes through the host is refused with driver.ErrCapture, and so are tensors on
+// other devices than that of the group's first collective. After an error, give up the capture.
+//
+// The caller orders replays: before one, the stream must come after the group's earlier calls
+// (Work.Synchronize), unless these were part of the same stream. Calls after it must come after the stream
+// (WithStreams). Replays must have ended before Close. What calls need of memory besides their tensors is
+// kept until Close. A replay has no timeout. It ends when the group fails, or when a rank closes it.
 //
 // # Several clusters
 //

@@ -62,6 +62,18 @@ func (b *Backend) Explain() backend.Explanation {
 			continue
 		case work.Send, work.Recv, work.RecvAnySource:
 			c.Why = "by way of page-locked memory, in one piece"
+			if b.clusters != nil {
+				break
+			}
+			if why := b.direct.HasLanes(); why != nil {
+				c.Why += "; not " + DirectWork + ": " + why.Error()
+			} else {
+				c.Algorithm = DirectWork
+				c.Why = "one kernel of each of the two ranks; messages with a tag other than 0 go by way of page-locked memory"
+				if op == work.RecvAnySource {
+					c.Why = "one kernel of each of the two ranks, to page-locked memory and from there to the tensor; so do tags other than 0, through the hosts"
+				}
+			}
 		case work.Barrier:
 			c.Why = "after this rank's earlier collectives"
 			if b.clusters == nil && b.direct.Can() == nil && b.direct.Known() == nil {
@@ -116,9 +128,6 @@ func (b *Backend) explainRanges(op work.OpType, c backend.Choice) (all []backend
 		x := c
 		if x.UpTo = r.UpTo; r.Kernels() {
 			x.Algorithm, x.Why = DirectWork, directway.Why
-			if op == work.AllGather || op == work.ReduceScatter {
-				x.Why += "; parts of unequal sizes go by way of page-locked memory"
-			}
 		}
 		x.Why += "; " + said(r)
 		all = append(all, x)

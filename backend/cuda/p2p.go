@@ -4,6 +4,7 @@ import (
 	"context"
 
 	"github.com/c10d-go/c10d/backend"
+	"github.com/c10d-go/c10d/backend/cuda/internal/directway"
 	"github.com/c10d-go/c10d/backend/cuda/internal/group"
 	"github.com/c10d-go/c10d/tensor"
 	"github.com/c10d-go/c10d/work"
@@ -31,24 +32,43 @@ func (b *Backend) peer(op work.OpType, t *tensor.Tensor, rank int, tag uint32, r
 	return b.dense(op, "tensor", r, t)
 }
 
-// Send sends t once it is on the host, past the collectives.
+// onLane reports whether a message may go from device to device: the default tag, in a group that may have
+// kernels. The lanes decide then.
+func (b *Backend) onLane(o backend.P2POptions) bool {
+	return o.Tag == 0 && b.clusters == nil && b.direct.Can() == nil
+}
+
+// Send sends t, past the collectives: from device to device, or once it is on the host.
 func (b *Backend) Send(ctx context.Context, t *tensor.Tensor, dst int, o backend.P2POptions) (*work.Work, error) {
 	if err := b.peer(work.Send, t, dst, o.Tag, input); err != nil {
 		return nil, err
 	}
-	return b.g.Message(ctx, work.Send, o, group.Post{Send: true, Peer: dst, Tag: o.Tag}, group.From(t), func(q *group.Operation, h *tensor.Tensor) (*work.Work, error) {
+	f := func(q *group.Operation, h *tensor.Tensor) (*work.Work, error) {
 		return b.g.CPU.Send(q.Ctx, h, dst, backend.P2POptions{Tag: o.Tag, Timeout: q.Left()})
-	})
+	}
+	if b.onLane(o) {
+		return b.direct.Send(ctx, t, dst, o, f)
+	}
+	return b.g.Message(ctx, work.Send, o, group.Post{Send: true, Peer: dst, Tag: o.Tag}, group.From(t), f)
 }
 
-// Recv receives into t by way of the host.
+// Recv receives into t.
 func (b *Backend) Recv(ctx context.Context, t *tensor.Tensor, src int, o backend.P2POptions) (*work.Work, error) {
 	if err := b.peer(work.Recv, t, src, o.Tag, output); err != nil {
 		return nil, err
 	}
-	return b.g.Message(ctx, work.Recv, o, group.Post{Peer: src, Tag: o.Tag}, group.To(t), func(q *group.Operation, h *tensor.Tensor) (*work.Work, error) {
-		return b.g.CPU.Recv(q.Ctx, h, src, backend.P2POptions{Tag: o.Tag, Timeout: q.Left()})
-	})
+	f := b.fromHost(src, o.Tag)
+	if b.onLane(o) {
+		return b.direct.Recv(ctx, t, src, o, f)
+	}
+	return b.g.Message(ctx, work.Recv, o, group.Post{Peer: src, Tag: o.Tag}, group.To(t), f)
+}
+
+// fromHost receives from a rank through the host.
+func (b *Backend) fromHost(src int, tag uint32) directway.HostPost {
+	return func(q *group.Operation, h *tensor.Tensor) (*work.Work, error) {
+		return b.g.CPU.Recv(q.Ctx, h, src, backend.P2POptions{Tag: tag, Timeout: q.Left()})
+	}
 }
 
 // RecvAnySource receives from whoever sends first on the tag.
@@ -63,7 +83,11 @@ func (b *Backend) RecvAnySource(ctx context.Context, t *tensor.Tensor, o backend
 	if err := b.dense(op, "tensor", output, t); err != nil {
 		return nil, err
 	}
-	return b.g.Message(ctx, op, o, group.Post{Tag: o.Tag}, group.To(t), func(q *group.Operation, h *tensor.Tensor) (*work.Work, error) {
+	f := func(q *group.Operation, h *tensor.Tensor) (*work.Work, error) {
 		return b.g.CPU.RecvAnySource(q.Ctx, h, backend.P2POptions{Tag: o.Tag, Timeout: q.Left()})
-	})
+	}
+	if b.onLane(o) {
+		return b.direct.RecvAny(ctx, t, o, f, func(src int) directway.HostPost { return b.fromHost(src, 0) })
+	}
+	return b.g.Message(ctx, op, o, group.Post{Tag: o.Tag}, group.To(t), f)
 }

@@ -17,8 +17,9 @@ type Capturer interface {
 	// an error. It may wait for the device.
 	EndCapture() (Graph, error)
 
-	// Capturing reports whether the stream is part of a capture of its Driver.
-	Capturing() (bool, error)
+	// Capturing reports whether the stream is part of a capture of its Driver. It costs next to
+	// nothing while the Driver has none.
+	Capturing() bool
 }
 
 // Graph is work that was captured.
@@ -31,6 +32,12 @@ type Graph interface {
 	// Close gives the graph back. Launches that were enqueued still run. It may be called
 	// more than once.
 	Close() error
+}
+
+// Capturing reports whether a stream is a Capturer that is part of a capture.
+func Capturing(s Stream) bool {
+	c, ok := s.(Capturer)
+	return ok && c.Capturing()
 }
 
 // Capture captures what enqueue gives a stream. Where the stream's driver has no graphs the

@@ -50,11 +50,11 @@ func (s *Stream) BeginCapture() error {
 	return nil
 }
 
-// Capturing reports whether the stream is part of a capture.
-func (s *Stream) Capturing() (bool, error) {
+// Capturing reports whether the stream is part of a capture; see driver.Capturer.
+func (s *Stream) Capturing() bool {
 	s.s.d.mu.Lock()
 	defer s.s.d.mu.Unlock()
-	return s.s.cap != nil, nil
+	return s.s.cap != nil
 }
 
 // captures reports whether o, which a stream is given, becomes part of a capture; the

@@ -109,6 +109,13 @@
 // up reports for whom it waited, and sets a word that makes this rank's later kernels return
 // at once.
 //
+// # Lanes
+//
+// [Comm.Lane] returns a lane to another rank, or from there, if the window has lanes. A message is a move of
+// the two ranks, and a lane is their window. Its calls follow each other, and are in no order with those of
+// other lanes and with collectives. Whoever launches them has to see that the kernels that may wait at the
+// same time have room on the device.
+//
 // # Forms
 //
 // An all_reduce is one-shot: each rank sends everything to all others, in one launch. Or it is
@@ -135,7 +142,7 @@
 //
 // The bytes are those of the longer one of input and output. Integers and float64 take up to
 // 10 % longer than float32. With 16 blocks an all_reduce of float32 takes 21.5 us at 4 MiB, 74
-// at 16 MiB and 278 at 64 MiB, which is 1.1 of NCCL's. Moves have not been measured on GPUs yet.
+// at 16 MiB and 278 at 64 MiB, which is 1.1 of NCCL's. Moves and lanes have not been measured on GPUs yet.
 //
 // A machine that has not compiled the kernels before takes 4 to 7 s for those of all dtypes.
 // CUDA keeps the result.

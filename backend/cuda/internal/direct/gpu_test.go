@@ -51,7 +51,7 @@ type setup struct {
 // onGPUs is a rank for each GPU.
 func onGPUs() setup {
 	return setup{
-		ranks: gpuRanks, direct: direct.Options{Limit: 20 * time.Second, Blocks: number("C10D_DIRECT_BLOCKS", 0)},
+		ranks: gpuRanks, window: window.Options{LaneChannels: 256}, direct: direct.Options{Limit: 20 * time.Second, Blocks: number("C10D_DIRECT_BLOCKS", 0)},
 		most: 2 << 20, rounds: number("C10D_DIRECT_ROUNDS", 40),
 	}
 }

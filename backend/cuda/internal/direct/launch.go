@@ -74,7 +74,12 @@ func Images(ranks int, f func(image []byte, kernels ...string)) {
 	}
 	for _, name := range []string{gathers, moves} {
 		small, large := kernels(name, ranks)
-		f(image(name), small, large)
+		list := []string{small, large}
+		if name == moves && ranks > 2 {
+			small, large := kernels(name, 2) // of lanes
+			list = append(list, small, large)
+		}
+		f(image(name), list...)
 	}
 }
 
@@ -207,6 +212,7 @@ type Comm struct {
 	functions   map[tensor.DType]forms
 	gathers     pair
 	moves       pair
+	lanes       pair                                // moves of two ranks
 	shape       func(n, blocks, channels int) Shape // ShapeOf, but for measurements
 
 	mu     sync.Mutex // of what launches use
@@ -407,27 +413,43 @@ func New(w *window.Window, o Options) (_ *Comm, err error) {
 		}
 	}
 
-	own := w.Own()
+	if _, ok := w.HasLanes(); ok {
+		c.lanes = c.moves
+		if ranks > 2 {
+			m, err := c.load(moves)
+			if err != nil {
+				return nil, err
+			}
+			if c.lanes, err = functions(m, moves, 2); err != nil {
+				return nil, err
+			}
+		}
+	}
+	c.setUp(w.Own(), depth, w.Peer)
+	return c, nil
+}
+
+// setUp writes what all calls have in common.
+func (c *Comm) setUp(own window.Own, depth int, peer func(rank int) window.Peer) {
 	for at, p := range map[int]driver.Ptr{
 		callSlots: own.Slots, callMarks: own.Marks, callState: own.State, callCredit: own.Credit, callFailed: own.Failed, callHost: own.Host,
 	} {
 		c.put(at, uint64(p))
 	}
-	c.put(callLimit, uint64(o.Limit.Nanoseconds()))
-	c.put2(callRanks, uint32(ranks), uint32(rank))
-	c.put2(callChannels, uint32(channels), uint32(depth))
-	for r := range ranks {
-		if r == rank {
+	c.put(callLimit, uint64(c.o.Limit.Nanoseconds()))
+	c.put2(callRanks, uint32(c.ranks), uint32(c.rank))
+	c.put2(callChannels, uint32(c.channels), uint32(depth))
+	for r := range c.ranks {
+		if r == c.rank {
 			continue
 		}
-		p := w.Peer(r)
+		p := peer(r)
 		c.put(callPeers+24*r, uint64(p.Slots))
 		c.put(callPeers+24*r+8, uint64(p.Marks))
 		c.put(callPeers+24*r+16, uint64(p.Credit))
 	}
 	// Two places are for what a call reads and writes.
-	c.launch = driver.Launch{Args: &c.args, Access: w.Access(make([]driver.Access, 2, 2+2+ranks))}
-	return c, nil
+	c.launch = driver.Launch{Args: &c.args, Access: c.w.Access(make([]driver.Access, 2, 2+2+window.MostRanks))}
 }
 
 func (c *Comm) load(name string) (driver.Module, error) {
@@ -515,11 +537,7 @@ func (c *Comm) start(s Launcher, f pair, shape Shape, bytes int, reads, writes d
 	}
 	l.Grid, l.Block = driver.Dim{X: uint32(shape.Blocks)}, driver.Dim{X: uint32(shape.Threads)}
 	l.Access[0], l.Access[1] = reads, writes
-	number, err := c.next(s)
-	if err != nil {
-		return err
-	}
-	c.put2(callNumber, number, 0)
+	c.put2(callNumber, c.next(s), 0)
 	c.args.StructIn(c.call[:bytes])
 	return s.Launch(l)
 }
@@ -534,20 +552,18 @@ func (c *Comm) Quiet(on bool) {
 
 // next returns the number of a launch. It is 0 if that is quiet, and in a capture: a replay has the number
 // of the first launch, and must not tell the host that. The caller holds c.mu.
-func (c *Comm) next(s Launcher) (uint32, error) {
+func (c *Comm) next(s Launcher) uint32 {
 	if c.last = 0; c.quiet {
-		return 0, nil
+		return 0
 	}
-	if x, ok := s.(driver.Capturer); ok {
-		if on, err := x.Capturing(); on || err != nil {
-			return 0, err
-		}
+	if x, ok := s.(driver.Capturer); ok && x.Capturing() {
+		return 0
 	}
 	if c.number++; c.number == 0 {
 		c.number++
 	}
 	c.last = c.number
-	return c.last, nil
+	return c.last
 }
 
 // Number returns the number of the last launch; 0 if it had none.

@@ -130,6 +130,13 @@ const lanesOfWarp = 2
 var stopped = new(int)
 
 func newModel(seed uint64, ranks int, without rule) *model {
+	return makeModel(seed, ranks, without, false)
+}
+
+// newLane is a lane: two ranks, whose calls are messages from rank 0 to rank 1 of lengths that both know.
+func newLane(seed uint64, without rule) *model { return makeModel(seed, 2, without, true) }
+
+func makeModel(seed uint64, ranks int, without rule, lane bool) *model {
 	g := rand.New(rand.NewPCG(seed, uint64(ranks)))
 	m := &model{g: g, without: without, ranks: ranks, channels: 1 + g.IntN(2), depth: 4 << g.IntN(2), absent: -1}
 	if without == stopping {
@@ -142,6 +149,12 @@ func newModel(seed uint64, ranks int, without rule) *model {
 		if without != padding && g.IntN(2) == 0 || without == heading || without == telling || without == counting {
 			c = randomMove(g, m.channels, ranks, most)
 			c.known = c.known || without == heading
+		}
+		if lane {
+			c = modelCall{parts: true, known: true}
+			for range m.channels {
+				c.moves = append(c.moves, [][]int{{0, g.IntN(most + 1)}, {0, 0}})
+			}
 		}
 		for range m.channels {
 			c.tiles = append(c.tiles, g.IntN(most+1))
@@ -655,6 +668,27 @@ func TestModel(t *testing.T) {
 		for seed := range seeds {
 			require.NoError(t, newModel(seed, ranks, nothing).run(), "%d ranks, seed %d", ranks, seed)
 		}
+	}
+}
+
+// TestModelLane holds that the protocol is right for messages, and that each rule is needed for them.
+func TestModelLane(t *testing.T) {
+	for seed := range uint64(400) {
+		require.NoError(t, newLane(seed, nothing).run(), "seed %d", seed)
+		m := newLane(seed, nothing)
+		m.absent = int(seed) % 2
+		require.NoError(t, m.run(), "a rank stays away, seed %d", seed)
+	}
+	for _, without := range []rule{clearing, crediting, last, releasing, meeting, halves, cleaning, stopping, heading} {
+		t.Run(string(without), func(t *testing.T) {
+			for seed := range uint64(1000) {
+				if err := newLane(seed, without).run(); err != nil {
+					t.Logf("seed %d: %v", seed, err)
+					return
+				}
+			}
+			t.Fatal("nothing went wrong")
+		})
 	}
 }
 

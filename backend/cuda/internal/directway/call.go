@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math"
 	"slices"
 	"time"
 
@@ -36,8 +35,8 @@ type Call struct {
 	d        *Group
 	ctx      context.Context
 	timeout  time.Duration
-	deadline time.Duration // since work.Origin
-	number   uint32        // of the direct operation
+	deadline time.Time
+	number   uint32 // of the direct operation
 	Parts    []Part
 	uses     []driver.Access // of the callers' memory
 	held     []driver.Memory
@@ -47,6 +46,7 @@ type Call struct {
 	given    int            // commands
 	paces    []driver.Event // after each so many commands
 	lost     bool           // nobody can tell when the streams are done with it
+	captured bool           // it becomes part of a graph
 
 	one  [1]Part // the usual parts, uses and result
 	two  [2]driver.Access
@@ -68,7 +68,8 @@ type Call struct {
 // the other, are the input and the output.
 //
 //   - all_reduce: in and out are the same list. The tensors, of n elements each, are combined here
-//     first, and all get the result.
+//     first, and all get the result. If it is joined, the tensors have n elements together, and each
+//     gets its own result.
 //   - broadcast: the root has the source in in, and the other tensors that get it in out. Elsewhere
 //     out has all tensors. The first tensor of a rank is the first to have the data.
 //   - reduce_scatter: in has this rank's inputs for all ranks, of n elements each.
@@ -82,7 +83,8 @@ type Part struct {
 	Out, In []*tensor.Tensor
 	N       int
 	Root    int
-	Uneven  bool // of a gather: each rank knows its own length only
+	Uneven  bool // lengths differ from rank to rank; in a gather each rank knows its own only
+	Joined  bool // see all_reduce
 	Op      backend.ReduceOp
 	Form    direct.Form
 }
@@ -113,6 +115,9 @@ func (c *Call) Broadcast(ts []*tensor.Tensor, first, root int, f direct.Form) {
 
 // Issue starts an operation.
 func (d *Group) Issue(ctx context.Context, op work.OpType, timeout time.Duration, c *Call, print board.Call, result ...*tensor.Tensor) (*work.Work, error) {
+	if captured(ctx) {
+		return d.capture(ctx, op, c, print, result...)
+	}
 	b := d.B
 	b.Calls.Lock()
 	defer b.Calls.Unlock()
@@ -121,14 +126,11 @@ func (d *Group) Issue(ctx context.Context, op work.OpType, timeout time.Duration
 		return nil, err
 	}
 	c.Init(info)
-	c.ctx, c.timeout, c.number = ctx, timeout, d.made
+	c.ctx, c.timeout, c.deadline, c.number = ctx, timeout, time.Now().Add(timeout), d.made
 	d.made++
 	c.RunBy(c)
 	c.SetResult(result...)
 	c.Start()
-	if c.deadline = c.Work().Began() + timeout; c.deadline < 0 {
-		c.deadline = math.MaxInt64
-	}
 	print.Op = op
 	err = b.Enter(info, print)
 	b.Issued(c.Work())
@@ -203,6 +205,9 @@ func (c *Call) enqueue() error {
 		if err != nil {
 			return err
 		}
+	}
+	if err := c.afterMessages(); err != nil {
+		return err
 	}
 	for i := range c.Parts {
 		if err := c.do(&c.Parts[i]); err != nil {
@@ -389,4 +394,5 @@ func (d *Group) Before(batch *edges.Batch, places []*place.Place) {
 	if last != nil {
 		batch.Before(last, all...)
 	}
+	d.beforeBatch(batch, places)
 }

@@ -38,6 +38,9 @@ func (c *Call) do(p *Part) error {
 		if p.N == 0 {
 			return nil
 		}
+		if p.Joined {
+			return c.joined(p)
+		}
 		at, err := c.bring(p.In[:1])
 		if err != nil {
 			return err
@@ -67,8 +70,14 @@ func (c *Call) do(p *Part) error {
 		}
 		return c.putBack(p.Out[:1], at)
 	case work.AllGather, work.AllGatherIntoTensor, work.AllGatherCoalesced:
+		if p.Uneven {
+			return c.gatherUneven(p)
+		}
 		return c.exchange(p, d.B.Rank*p.N*es, func(out, in driver.Ptr) error { return d.comm.AllGather(c.stream, out, in, p.N*es, p.Form) })
 	default:
+		if p.Uneven {
+			return c.scatterUneven(p)
+		}
 		return c.exchange(p, d.B.Rank*p.N*es, func(out, in driver.Ptr) error {
 			return d.comm.ReduceScatter(c.stream, out, in, p.N, dtype, p.Op, p.Form)
 		})
@@ -199,6 +208,9 @@ func (c *Call) bring(ts []*tensor.Tensor) (driver.Ptr, error) {
 	if err != nil {
 		return 0, err
 	}
+	if done, err := c.list(ts, at, false); done || err != nil {
+		return at, err
+	}
 	to := at
 	for _, t := range ts {
 		if err := c.move(t, to, true); err != nil {
@@ -213,6 +225,9 @@ func (c *Call) bring(ts []*tensor.Tensor) (driver.Ptr, error) {
 func (c *Call) putBack(ts []*tensor.Tensor, at driver.Ptr) error {
 	if from, _, ok := c.d.inOrder(ts); ok && from == at {
 		return nil
+	}
+	if done, err := c.list(ts, at, true); done || err != nil {
+		return err
 	}
 	for _, t := range ts {
 		if err := c.move(t, at, false); err != nil {
@@ -276,7 +291,10 @@ func (c *Call) move(t *tensor.Tensor, at driver.Ptr, bring bool) error {
 		if err == nil {
 			err = c.copy(other, at, own, n)
 		}
-		return cmp.Or(err, follow(s, other))
+		if err = cmp.Or(err, follow(s, other)); err == nil {
+			err = cmp.Or(c.pace(), c.pace()) // the streams' events and waits
+		}
+		return err
 	}
 	if err = c.copy(s, own, at, n); err != nil || flat {
 		return err
@@ -289,6 +307,9 @@ func (c *Call) move(t *tensor.Tensor, at driver.Ptr, bring bool) error {
 
 // scratch returns memory on a device until the operation has ended.
 func (c *Call) scratch(dev, n int) (driver.Ptr, error) {
+	if c.captured && dev != c.d.Dev {
+		return 0, errCaptureDevice
+	}
 	m, err := c.d.B.Scratch.Get(dev, n)
 	if err != nil {
 		return 0, err
@@ -300,6 +321,9 @@ func (c *Call) scratch(dev, n int) (driver.Ptr, error) {
 // otherStream returns the group's stream of another device.
 func (c *Call) otherStream(dev int) (driver.Stream, error) {
 	d := c.d
+	if c.captured {
+		return nil, errCaptureDevice
+	}
 	if s, ok := d.others[dev]; ok {
 		return s, nil
 	}
@@ -375,7 +399,7 @@ const (
 // pace counts a command. After many it waits for earlier ones.
 func (c *Call) pace() error {
 	c.launched = 0
-	if c.given++; c.given%paceCommands != 0 {
+	if c.given++; c.given%paceCommands != 0 || c.captured {
 		return nil
 	}
 	e, err := c.stream.Record()

@@ -160,7 +160,7 @@ func (c *Call) stopped(now time.Time) error {
 	switch {
 	case c.ctx.Err() != nil:
 		return group.Canceled(c.ctx)
-	case now.Sub(work.Origin()) > c.deadline:
+	case now.After(c.deadline):
 		return fmt.Errorf("%w after %v", work.ErrTimeout, c.timeout)
 	}
 	if err := cmp.Or(c.d.B.Broken(), c.d.B.CPUErr()); err != nil {

@@ -14,6 +14,7 @@ import (
 	"github.com/c10d-go/c10d/backend/cuda/internal/board"
 	"github.com/c10d-go/c10d/backend/cuda/internal/direct"
 	"github.com/c10d-go/c10d/backend/cuda/internal/group"
+	"github.com/c10d-go/c10d/backend/cuda/internal/kernels"
 	"github.com/c10d-go/c10d/backend/cuda/internal/region"
 	"github.com/c10d-go/c10d/backend/cuda/internal/window"
 	"github.com/c10d-go/c10d/work"
@@ -46,6 +47,11 @@ type Group struct {
 	blocks int              // of each kernel, until it is closed
 	own    *region.Region   // where the others say that they have let go
 	pages  []*region.Region // the others'
+	lanes  lanes            // for messages
+	graphs graphs           // calls that were captured
+
+	listing driver.Module
+	lister  driver.Function // brings lists in order
 
 	// Guarded by engine.calls.
 	last *Call  // the last that was enqueued
@@ -68,6 +74,7 @@ const Why = "one kernel of each rank writes into the other ranks' memory"
 // be loaded while a stream waits.
 func Keep(d driver.Driver, ranks int) {
 	direct.Images(ranks, func(image []byte, names ...string) { driver.Keep(d, image, names...) })
+	driver.Keep(d, kernels.Lists, kernels.List)
 }
 
 // Can returns why the group has no direct work, as far as this needs no device.
@@ -103,6 +110,9 @@ func (d *Group) Ready(ctx context.Context, op work.OpType, dev int, print board.
 	if d.Open.Load() != nil {
 		return nil
 	}
+	if err := group.Captured(ctx, op); err != nil {
+		return err
+	}
 	d.connecting.Lock()
 	defer d.connecting.Unlock()
 	if d.asked {
@@ -136,25 +146,30 @@ func (d *Group) opened() {
 func (d *Group) connect(q *group.Operation, dev int) (why, err error) {
 	b := d.B
 	tell := func(why error, more []byte) (reason error, all [][]byte, err error) { return d.hear(q, why, more) }
-	mine := make([]byte, 8+region.NameLen)
+	mine := make([]byte, 12+region.NameLen)
 	if why = d.Forbidden; why == nil {
 		why = d.prepare(dev)
 	}
 	if why == nil {
 		binary.LittleEndian.PutUint32(mine, directChannels(d.v, d.Size()))
 		binary.LittleEndian.PutUint32(mine[4:], uint32(d.blocks))
-		copy(mine[8:], d.own.Name)
+		binary.LittleEndian.PutUint32(mine[8:], uint32(d.lanes.channels))
+		copy(mine[12:], d.own.Name)
 	}
 	reason, all, err := tell(why, mine)
 	if err == nil && reason == nil {
-		channels, blocks := uint32(directMostChannels), uint32(mostBlocks)
+		channels, blocks, lanes := uint32(directMostChannels), uint32(mostBlocks), uint32(directMostChannels)
 		for _, b := range all {
+			lanes = min(lanes, binary.LittleEndian.Uint32(b[8:]))
 			channels, blocks = min(channels, binary.LittleEndian.Uint32(b)), min(blocks, binary.LittleEndian.Uint32(b[4:]))
 		}
 		d.keepPlace(int(blocks))
+		d.keepLanes(int(lanes))
 		why = d.openPages(all)
 		if why == nil {
-			d.window, why = window.New(q.Ctx, window.Options{Driver: b.Driver, Device: d.v, Rank: d.Rank(), Ranks: d.Size(), Channels: int(channels)})
+			d.window, why = window.New(q.Ctx, window.Options{
+				Driver: b.Driver, Device: d.v, Rank: d.Rank(), Ranks: d.Size(), Channels: int(channels), LaneChannels: d.lanes.channels,
+			})
 		}
 		reason, _, err = tell(why, nil)
 	}
@@ -169,7 +184,9 @@ func (d *Group) connect(q *group.Operation, dev int) (why, err error) {
 		if why == nil {
 			_, _, shared := d.window.SharedDevice()
 			d.Shared.Store(shared)
-			d.comm, why = direct.New(d.window, direct.Options{Blocks: d.blocks, Limit: directLimit})
+			if d.comm, why = direct.New(d.window, direct.Options{Blocks: d.blocks, Limit: directLimit}); why == nil {
+				why = d.loadLists()
+			}
 		}
 		reason, _, err = tell(why, nil)
 		if err == nil && reason != nil {
@@ -178,6 +195,9 @@ func (d *Group) connect(q *group.Operation, dev int) (why, err error) {
 			_, _, err = tell(nil, nil)
 			err = errors.Join(err, why)
 		}
+	}
+	if err == nil && reason == nil {
+		err = d.settle(tell)
 	}
 	var freed error
 	if err == nil && reason != nil {
@@ -203,6 +223,7 @@ func (d *Group) prepare(dev int) (err error) {
 	if err = d.takePlace(d.v); err != nil {
 		return err
 	}
+	d.takeLanes()
 	if d.stream, err = d.v.NewStream(driver.StreamOptions{High: true, Name: fmt.Sprintf("rank %d direct", d.B.Rank)}); err != nil {
 		return err
 	}
@@ -212,12 +233,20 @@ func (d *Group) prepare(dev int) (err error) {
 	return nil
 }
 
+// loadLists loads the kernel that brings lists of tensors in order.
+func (d *Group) loadLists() (err error) {
+	if d.listing, err = d.v.Load(kernels.Lists); err == nil {
+		d.lister, err = d.listing.Function(kernels.List)
+	}
+	return err
+}
+
 func (d *Group) openPages(all [][]byte) error {
 	for r, b := range all {
 		if r == d.Rank() {
 			continue
 		}
-		p, err := region.Open(string(group.TrimZeros(b[8:][:region.NameLen])), region.PageSize)
+		p, err := region.Open(string(group.TrimZeros(b[12:][:region.NameLen])), region.PageSize)
 		if err != nil {
 			return fmt.Errorf("the page of rank %d: %w", d.Of(r), err)
 		}
@@ -251,13 +280,16 @@ func (d *Group) Close() error {
 	defer cancel()
 	if n := d.stuck(ctx); n > 0 {
 		d.keepPlace(0)
+		d.keepLanes(0)
 		return fmt.Errorf("cuda: %d operations that failed have not left the device after %v, whose memory stays", n, group.CloseLimit)
 	}
 	if d.last != nil {
 		d.last.release()
 		d.last = nil
 	}
+	d.endGraphs()
 	err := d.window.Detach()
+	d.leaveLanes()
 	for _, p := range d.pages {
 		goneWord(p, d.Rank()).Store(d.made + 1)
 	}
@@ -280,7 +312,8 @@ func (d *Group) stuck(ctx context.Context) int {
 		d.mu.Lock()
 		d.sweep()
 		d.mark()
-		n := len(d.calls)
+		d.sweepMessages()
+		n := len(d.calls) + len(d.lanes.open)
 		d.mu.Unlock()
 		if n == 0 || ctx.Err() != nil {
 			return n
@@ -307,9 +340,14 @@ func (d *Group) gone(limit time.Duration) bool {
 // release frees what is there; nothing uses it any more.
 func (d *Group) release() error {
 	d.keepPlace(0)
-	var errs []error
+	d.freeGraphs()
+	errs := []error{d.closeLanes()}
 	if d.comm != nil {
 		errs = append(errs, d.comm.Close())
+	}
+	if d.listing != nil {
+		errs = append(errs, d.listing.Close())
+		d.listing, d.lister = nil, nil
 	}
 	if d.window != nil {
 		errs = append(errs, d.window.Close())

@@ -86,8 +86,23 @@ type Operation struct {
 	commands int // of engine.queued
 }
 
+// Captured returns an error if a call is part of a stream that is captured (InStream). What goes through the
+// host cannot be replayed by a device.
+func Captured(ctx context.Context, op work.OpType) error {
+	if ctx == nil {
+		return nil
+	}
+	if s := place.StreamsOf(ctx); s == nil || s.In == nil || !driver.Capturing(s.In) {
+		return nil
+	}
+	return fmt.Errorf("cuda: %v in a capture: %w: the call would go through the host. Only calls that kernels do can be captured, after a collective has connected the ranks; Explain says which do", op, driver.ErrCapture)
+}
+
 // Issue starts a collective.
 func (b *Engine) Issue(ctx context.Context, op work.OpType, timeout time.Duration, o *Operation, result ...*tensor.Tensor) (*work.Work, error) {
+	if err := Captured(ctx, op); err != nil {
+		return nil, err
+	}
 	b.Calls.Lock()
 	defer b.Calls.Unlock()
 	info, timeout, err := b.Admit(ctx, op, timeout)

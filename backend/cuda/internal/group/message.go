@@ -6,6 +6,7 @@ import (
 	"slices"
 
 	"github.com/c10d-go/c10d/backend"
+	"github.com/c10d-go/c10d/backend/cuda/driver"
 	"github.com/c10d-go/c10d/tensor"
 	"github.com/c10d-go/c10d/work"
 )
@@ -26,6 +27,9 @@ type Post struct {
 // tensor is ready, and of a receive, when the host has the bytes. Until then the host has
 // claimed the tensor, and streams that use it later wait for the host.
 func (b *Engine) Message(ctx context.Context, op work.OpType, o backend.P2POptions, key Post, l Leg, f func(q *Operation, t *tensor.Tensor) (*work.Work, error)) (*work.Work, error) {
+	if err := Captured(ctx, op); err != nil {
+		return nil, err
+	}
 	var earlier chan struct{}
 	mine := make(chan struct{})
 	var source *work.Work
@@ -104,6 +108,25 @@ func (b *Engine) done(key Post, mine chan struct{}) {
 		delete(b.posted, key.order())
 	}
 }
+
+// MessageBegins notes a send or a receive that does not go through the engine's streams. The caller holds
+// b.Calls.
+func (b *Engine) MessageBegins() {
+	b.Mu.Lock()
+	b.seq++
+	b.Mu.Unlock()
+	b.p2p.Add(1)
+	b.open.Add(1)
+}
+
+// MessageEnds notes its end.
+func (b *Engine) MessageEnds() {
+	b.open.Add(-1)
+	b.p2p.Done()
+}
+
+// MessageAt returns where the elements of a message's tensor are on the host, in order.
+func (o *Operation) MessageAt() driver.Ptr { return o.staging.Ptr() + driver.Ptr(o.at[0]) }
 
 // order returns the key without what does not matter for the order.
 func (p Post) order() Post {

@@ -17,10 +17,35 @@ import (
 
 // TestSource holds that the text was made from the source.
 func TestSource(t *testing.T) {
-	source, err := os.ReadFile("kernels.cu")
-	require.NoError(t, err)
-	first, _, _ := strings.Cut(string(PTX), "\n")
-	require.Equal(t, fmt.Sprintf("// kernels.cu %x", sha256.Sum256(source)), first, "run ./recipe")
+	for name, text := range map[string][]byte{"kernels.cu": PTX, "lists.cu": Lists} {
+		source, err := os.ReadFile(name)
+		require.NoError(t, err)
+		first, _, _ := strings.Cut(string(text), "\n")
+		require.Equal(t, fmt.Sprintf("// %s %x", name, sha256.Sum256(source)), first, "run ./recipe")
+	}
+}
+
+// TestList holds that the text has the kernel, with the parameter that launches have and nothing on the
+// stack, and that a launch says what it does.
+func TestList(t *testing.T) {
+	require.Contains(t, string(Lists), ".entry "+List+"(")
+	require.Contains(t, string(Lists), fmt.Sprintf("_param_0[%d]", listBytes))
+	require.NotContains(t, string(Lists), ".local")
+	require.LessOrEqual(t, listBytes, 4096)
+	parts := []ListPart{{1 << 20, 64, 16}, {1 << 21, 80, 40_000}}
+	for _, back := range []bool{false, true} {
+		l := ListLaunch(nil, 1<<30, back, parts)
+		packed, b, got := ParseList(l.Args.Bytes(), len(parts))
+		require.Equal(t, driver.Ptr(1<<30), packed)
+		require.Equal(t, back, b)
+		require.Equal(t, parts, got)
+		require.Equal(t, driver.Dim{X: 2, Y: 3}, l.Grid)
+		read, write := driver.Reads, driver.Writes
+		if back {
+			read, write = write, read
+		}
+		require.Equal(t, []driver.Access{read(1<<20, 16), read(1<<21, 40_000), write(1<<30+64, 40_016)}, l.Access)
+	}
 }
 
 // TestNames holds that the text has exactly the kernels that can be asked for.

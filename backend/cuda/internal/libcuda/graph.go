@@ -21,18 +21,19 @@ func (s *Stream) captured(call string) (bool, error) {
 	return on, s.v.fail(call, "cuStreamIsCapturing", r)
 }
 
-// Capturing reports whether the stream is part of a capture of this Driver.
-func (s *Stream) Capturing() (bool, error) {
+// Capturing reports whether the stream is part of a capture; see driver.Capturer.
+func (s *Stream) Capturing() bool {
 	const call = "Capturing"
 	if s.v.d.captures.Load() == 0 {
-		return false, nil
+		return false
 	}
 	before, err := s.begin(call, none)
 	if err != nil {
-		return false, err
+		return false // the next call says why
 	}
 	defer s.end(before)
-	return s.captured(call)
+	on, err := s.captured(call)
+	return on && err == nil
 }
 
 // BeginCapture begins a capture.

@@ -27,9 +27,15 @@
 //   - failed: not 0 once a call of the owner has failed. Its later kernels do nothing.
 //   - a count of the channels that have ended in the call under way. Only the owner uses it.
 //
+// With [Options.LaneChannels] there are lanes, for messages of two ranks: one from each rank to each
+// other one. [Window.Lane] returns one. A lane has a ring in the memory of both of its ranks, and
+// credits and state of its own. Messages therefore need no order with collectives and with messages of
+// other lanes.
+//
 // Page-locked memory of the rank's own process holds the abort word, the report, and the number of the
 // last call that has ended. The host writes the abort word, and kernels poll it. The first kernel that
-// fails writes the report. The last channel of a call writes the number.
+// fails writes the report. The last channel of a call writes the number. Each lane has such words of its
+// own, but for the number.
 //
 // All counters are in device memory, so a launch can be captured in a CUDA graph and
 // replayed.

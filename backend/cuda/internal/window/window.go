@@ -38,7 +38,14 @@ type Options struct {
 	// for 2 ranks and 8 for more. The defaults take 68 MiB of device memory for 2 ranks,
 	// 51 MiB for 4 and 119 MiB for 8.
 	Depth int
+
+	// LaneChannels is how many warps send a message at a time, on each side of a lane. 0 means
+	// that there are no lanes; see Lane.
+	LaneChannels int
 }
+
+// LaneDepth is the number of slots of a channel of a lane.
+const LaneDepth = 8
 
 func (o *Options) check() error {
 	if o.Driver == nil || o.Device == nil {
@@ -62,6 +69,9 @@ func (o *Options) check() error {
 	if o.Channels < 1 || o.Channels > 1<<16 {
 		return fmt.Errorf("window: %d channels, want 1 to %d", o.Channels, 1<<16)
 	}
+	if o.LaneChannels < 0 || o.LaneChannels > 1<<16 {
+		return fmt.Errorf("window: %d channels of a lane, want 0 to %d", o.LaneChannels, 1<<16)
+	}
 	if o.Depth < 4 || o.Depth > 1024 || o.Depth&(o.Depth-1) != 0 {
 		return fmt.Errorf("window: a depth of %d slots, want a power of two from 4 to 1024", o.Depth)
 	}
@@ -73,21 +83,43 @@ type layout struct {
 	ring, marks             int // bytes of the ring for one rank
 	marksAt, credit, state  int
 	failed, total, occupied int // after failed is the count of channels that have ended
+
+	lanes, lanesAt int // what a lane has of slots, then of marks; the first one
+	laneMarks      int // within a lane
+	counts, countsAt,
+	laneState int // what a lane has of credits, then of state; the first one; the state within
 }
 
 func (o Options) layout() (l layout) {
 	slots := o.Channels * o.Depth
 	l.ring, l.marks = slots*SlotBytes, slots*MarkBytes
 	l.marksAt = (o.Ranks - 1) * l.ring
-	l.credit = l.marksAt + (o.Ranks-1)*l.marks
+	l.lanesAt = l.marksAt + (o.Ranks-1)*l.marks
+	l.laneMarks = o.LaneChannels * LaneDepth * SlotBytes
+	l.lanes = l.laneMarks + o.LaneChannels*LaneDepth*MarkBytes
+	l.credit = l.lanesAt + o.lanes()*l.lanes
 	l.state = l.credit + o.Channels*MostRanks*4
-	l.failed = l.state + o.Channels*8
+	l.countsAt = l.state + o.Channels*8
+	l.laneState = o.LaneChannels * MostRanks * 4
+	l.counts = l.laneState + o.LaneChannels*8
+	l.failed = l.countsAt + o.lanes()*l.counts
 	l.occupied = l.failed + 8
 	// Whole pages of the device, so that nothing else lies in what other processes open.
 	const page = 2 << 20
 	l.total = (l.occupied + page - 1) / page * page
 	return l
 }
+
+// lanes returns how many lanes end at a rank: one to each other rank, and one from there.
+func (o Options) lanes() int {
+	if o.LaneChannels == 0 {
+		return 0
+	}
+	return 2 * (o.Ranks - 1)
+}
+
+// hostBytes is the page-locked memory of a rank: the words of the collectives, then those of each lane.
+func (o Options) hostBytes() int { return (1 + o.lanes()) * hostEach }
 
 // Exchange gathers what all ranks give, in the order of the ranks. All of them call it. An
 // error means that the ranks cannot talk to each other any more.
@@ -131,7 +163,7 @@ const (
 	channelWord
 	tileWord
 	doneWord
-	hostBytes = 64
+	hostEach = 64
 )
 
 // New makes a rank's own memory and clears it. It waits for its device.
@@ -148,7 +180,7 @@ func New(ctx context.Context, o Options) (_ *Window, err error) {
 	if w.mem, err = o.Device.Alloc(w.l.total); err != nil {
 		return nil, w.wrap(err, "%d bytes for the rings", w.l.total)
 	}
-	if w.host, err = o.Driver.AllocHost(hostBytes); err != nil {
+	if w.host, err = o.Driver.AllocHost(o.hostBytes()); err != nil {
 		return nil, w.wrap(err, "the abort word")
 	}
 	if err = w.clear(ctx); err != nil {
@@ -183,7 +215,7 @@ func (w *Window) clear(ctx context.Context) error {
 	if err = cmp.Or(err, ended); err != nil {
 		return w.wrap(err, "clearing the rings")
 	}
-	for at := 0; at < hostBytes; at += 4 {
+	for at := 0; at < w.o.hostBytes(); at += 4 {
 		w.host.Store32(at, 0)
 	}
 	w.aborted.Store(false)
@@ -206,7 +238,7 @@ func settle(ctx context.Context, s driver.Stream) error {
 
 // The message of Connect: the handle, the address for ranks of the same process, and what
 // has to be alike.
-const greeting = driver.MemoryHandleSize + 8 + 4 + 4 + 4
+const greeting = driver.MemoryHandleSize + 8 + 4 + 4 + 4 + 4
 
 // Connect opens the memory of the other ranks. All ranks have to call it, once. If one of
 // them fails, all do, with an error that names it.
@@ -226,6 +258,7 @@ func (w *Window) Connect(ctx context.Context, exchange Exchange) error {
 	b = binary.LittleEndian.AppendUint32(b, uint32(w.o.Device.ID().Index))
 	b = binary.LittleEndian.AppendUint32(b, uint32(w.o.Channels))
 	b = binary.LittleEndian.AppendUint32(b, uint32(w.o.Depth))
+	b = binary.LittleEndian.AppendUint32(b, uint32(w.o.LaneChannels))
 	if mine != nil {
 		mine = w.wrap(mine, "a handle of the rings")
 	}
@@ -297,6 +330,9 @@ func (w *Window) open(own driver.MemoryHandle, all [][]byte) error {
 			depth != w.o.Depth {
 			return w.wrap(errors.New("all ranks need the same Options"), "%d channels of %d slots, rank %d has %d of %d",
 				w.o.Channels, w.o.Depth, r, channels, depth)
+		}
+		if n := int(binary.LittleEndian.Uint32(b[20:])); n != w.o.LaneChannels {
+			return w.wrap(errors.New("all ranks need the same Options"), "lanes of %d channels, rank %d has %d", w.o.LaneChannels, r, n)
 		}
 		if h.Len != uint64(w.l.total) {
 			return w.wrap(fmt.Errorf("it has %d bytes, want %d", h.Len, w.l.total), "the memory of rank %d", r)
@@ -395,9 +431,45 @@ func (w *Window) Peer(rank int) Peer {
 	}
 }
 
+// HasLanes reports whether the window has lanes, and of how many channels.
+func (w *Window) HasLanes() (channels int, ok bool) { return w.o.LaneChannels, w.o.LaneChannels > 0 }
+
+// Lane returns what this rank's kernels use of the lane to another rank, or of the one from there. A
+// lane is a window of two ranks in the memory of the window: its sender is rank 0 and its receiver
+// rank 1. It has rings and counters of its own, so its calls are in no order with those of other lanes
+// and with collectives. Abort, Err and the failed word are the window's. It is for windows that are
+// connected and have lanes.
+func (w *Window) Lane(peer int, send bool) (Own, Peer) {
+	at := func(base driver.Ptr, of, with int, send bool) (slots, marks, credit, state driver.Ptr) {
+		i := w.o.lane(of, with, send)
+		lane, counts := base+driver.Ptr(w.l.lanesAt+i*w.l.lanes), base+driver.Ptr(w.l.countsAt+i*w.l.counts)
+		return lane, lane + driver.Ptr(w.l.laneMarks), counts, counts + driver.Ptr(w.l.laneState)
+	}
+	own := w.Own()
+	own.Slots, own.Marks, own.Credit, own.State = at(w.mem.Ptr(), w.o.Rank, peer, send)
+	own.Host += driver.Ptr((1 + w.o.lane(w.o.Rank, peer, send)) * hostEach)
+	var p Peer
+	p.Slots, p.Marks, p.Credit, _ = at(w.opens[peer].Ptr(), peer, w.o.Rank, !send)
+	if !send {
+		p.Credit += 4 // of rank 1 of the lane
+	}
+	return own, p
+}
+
+// lane returns the number that a lane has at one of its ends.
+func (o Options) lane(of, with int, send bool) int {
+	if with > of {
+		with--
+	}
+	if send {
+		return 2 * with
+	}
+	return 2*with + 1
+}
+
 // Access appends what kernels do with the memory of all ranks.
 func (w *Window) Access(a []driver.Access) []driver.Access {
-	a = append(a, driver.Shares(w.mem.Ptr(), w.l.total), driver.Shares(w.host.Ptr(), hostBytes))
+	a = append(a, driver.Shares(w.mem.Ptr(), w.l.total), driver.Shares(w.host.Ptr(), w.o.hostBytes()))
 	for _, m := range w.opens {
 		if m != nil {
 			a = append(a, driver.Shares(m.Ptr(), m.Len()))
@@ -423,6 +495,7 @@ type Failure struct {
 	Peer         int  // the rank whose data or whose room it waited for
 	Aborted      bool // by Abort
 	Unlike       bool // the peer sent another length than this rank expected; else the wait took too long
+	Message      bool // it was in a lane
 	Channel      int
 	Tile         uint32
 }
@@ -452,7 +525,9 @@ func (w *Window) Abort() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if w.host != nil {
-		w.host.Store32(abortWord, 1)
+		for at := 0; at < w.o.hostBytes(); at += hostEach {
+			w.host.Store32(at+abortWord, 1)
+		}
 	}
 }
 
@@ -461,11 +536,23 @@ func (w *Window) Err() error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if w.host != nil {
-		if why := w.host.Load32(whyWord); why != 0 {
-			return &Failure{
-				Rank: w.o.Rank, Device: w.o.Device.ID().Index, Peer: int(w.host.Load32(peerWord)), Aborted: why == Aborted, Unlike: why == Unlike,
-				Channel: int(w.host.Load32(channelWord)), Tile: w.host.Load32(tileWord),
+		for at := 0; at < w.o.hostBytes(); at += hostEach {
+			why := w.host.Load32(at + whyWord)
+			if why == 0 {
+				continue
 			}
+			f := &Failure{
+				Rank: w.o.Rank, Device: w.o.Device.ID().Index, Peer: int(w.host.Load32(at + peerWord)), Aborted: why == Aborted, Unlike: why == Unlike,
+				Channel: int(w.host.Load32(at + channelWord)), Tile: w.host.Load32(at + tileWord),
+			}
+			if at > 0 {
+				// The rank in the lane stands for one of the window.
+				f.Message = true
+				if f.Peer = (at/hostEach - 1) / 2; f.Peer >= w.o.Rank {
+					f.Peer++
+				}
+			}
+			return f
 		}
 	}
 	if w.aborted.Load() {

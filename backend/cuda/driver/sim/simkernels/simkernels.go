@@ -27,6 +27,7 @@ func All() map[string]sim.Kernel {
 		kernels.Unpack: func(k *sim.Run) error { return pack(k, true) },
 
 		kernels.Exchange: exchange,
+		kernels.List:     list,
 	}
 	kernels.Each(func(o backend.ReduceOp, d tensor.DType, name string) {
 		all[name] = func(k *sim.Run) error { return step(k, o, d) }
@@ -83,6 +84,18 @@ func exchange(k *sim.Run) error {
 	b = bytes.Clone(k.Read(k.Ptr(2), n))
 	copy(k.Write(x, n), b)
 	k.Store(k.Ptr(6), count)
+	return nil
+}
+
+func list(k *sim.Run) error {
+	packed, back, parts := kernels.ParseList(k.Arg(0), int(k.Grid.X))
+	for _, p := range parts {
+		if at := packed + driver.Ptr(p.Off); back {
+			copy(k.Write(p.At, p.N), k.Read(at, p.N))
+		} else {
+			copy(k.Write(at, p.N), k.Read(p.At, p.N))
+		}
+	}
 	return nil
 }
 

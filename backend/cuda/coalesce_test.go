@@ -1,0 +1,119 @@
+package cuda_test
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/c10d-go/c10d/backend"
+	"github.com/c10d-go/c10d/tensor"
+	"github.com/c10d-go/c10d/work"
+)
+
+// TestCoalesced has lists of tensors, of which one is too large to go with the others. The others go in
+// one launch, with one for every 128 tensors that are brought in order or back.
+func TestCoalesced(t *testing.T) {
+	for _, size := range []int{2, 3} {
+		w := newWorld(t, directly(size))
+		w.each(func(x *rank, r int) error { return x.meetDirectly(r) })
+		for _, many := range []int{2, 100, 140} {
+			for _, large := range []bool{false, true} {
+				for name, c := range map[string]struct {
+					in, out int // ranks in a tensor; 0: there is none
+					packs   int // lists of so many tensors
+					do      func(b backend.Backend, x *rank, out, in []*tensor.Tensor) (*work.Work, error)
+				}{
+					"all_reduce": {out: 1, packs: 1, do: func(b backend.Backend, x *rank, out, _ []*tensor.Tensor) (*work.Work, error) {
+						return b.AllReduceCoalesced(x.ctx, out, backend.AllReduceOptions{Op: backend.Avg()})
+					}},
+					"all_gather": {out: size, in: 1, packs: size, do: func(b backend.Backend, x *rank, out, in []*tensor.Tensor) (*work.Work, error) {
+						return b.AllGatherIntoTensorCoalesced(x.ctx, out, in, backend.AllGatherOptions{})
+					}},
+					"reduce_scatter": {out: 1, in: size, packs: size, do: func(b backend.Backend, x *rank, out, in []*tensor.Tensor) (*work.Work, error) {
+						return b.ReduceScatterTensorCoalesced(x.ctx, out, in, backend.ReduceScatterOptions{Op: backend.Sum()})
+					}},
+				} {
+					t.Run(fmt.Sprintf("%s, %d ranks, %d tensors, large %v", name, size, many, large), func(t *testing.T) {
+						launches := w.launches()
+						w.each(func(x *rank, r int) error {
+							rng := rand.New(rand.NewPCG(uint64(many), uint64(r)))
+							var outs, ins []*pair
+							for i := range many {
+								n := 1 + i%50
+								if large && i == 1 {
+									n = 70_000
+								}
+								p, err := x.pairOf(rng, tensor.Float32, r, flat(n*c.out), true)
+								if err != nil {
+									return err
+								}
+								outs = append(outs, p)
+								if c.in == 0 {
+									continue
+								}
+								if p, err = x.pairOf(rng, tensor.Float32, r, flat(n*c.in), true); err != nil {
+									return err
+								}
+								ins = append(ins, p)
+							}
+							run := func(b backend.Backend, of func(p *pair) *tensor.Tensor) error {
+								var out, in []*tensor.Tensor
+								for _, p := range outs {
+									out = append(out, of(p))
+								}
+								for _, p := range ins {
+									in = append(in, of(p))
+								}
+								v, err := c.do(b, x, out, in)
+								if err != nil {
+									return err
+								}
+								return v.Wait(x.ctx)
+							}
+							if err := run(x.b, func(p *pair) *tensor.Tensor { return p.dev }); err != nil {
+								return err
+							}
+							if err := run(x.cpu, func(p *pair) *tensor.Tensor { return p.cpu }); err != nil {
+								return err
+							}
+							for _, p := range append(outs, ins...) {
+								if err := x.back(p); err != nil {
+									return err
+								}
+								if err := x.check(p); err != nil {
+									return err
+								}
+							}
+							return nil
+						})
+						joined := many
+						if large {
+							joined--
+						}
+						lists := func(n int) int {
+							if n <= 2 {
+								return 0 // copies
+							}
+							return (n + 127) / 128
+						}
+						other := lists(joined) // the shorter one of input and output, of an all_reduce the output
+						want := lists(joined*c.packs) + other + 1
+						if large {
+							want++ // the large one
+						}
+						if joined == 1 {
+							want = 2 // each apart
+						}
+						if large && c.in == 0 && size > 2 {
+							want++ // it is two-shot
+						}
+						require.EqualValues(t, size*want, launches.Load())
+					})
+				}
+			}
+		}
+		w.end()
+	}
+}

@@ -1,0 +1,316 @@
+package directway
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"sync/atomic"
+
+	"github.com/c10d-go/c10d/backend/cuda/driver"
+	"github.com/c10d-go/c10d/backend/cuda/driver/edges"
+	"github.com/c10d-go/c10d/backend/cuda/internal/direct"
+	"github.com/c10d-go/c10d/backend/cuda/internal/place"
+	"github.com/c10d-go/c10d/backend/cuda/internal/region"
+	"github.com/c10d-go/c10d/backend/cuda/internal/window"
+)
+
+// lanes has a group's messages of tag 0 (decision 38). There is a lane from each rank to each other
+// one. Ranks count the messages of a lane alike, so the lane needs no tags.
+//
+// The ranks connect in a collective, and messages are in no order with collectives. So a rank may have
+// received through the host what another one is about to send through the lane. When the ranks connect
+// they therefore tell each other how many messages each pair has had. Both ranks of a pair go on
+// through the host up to the larger number.
+type lanes struct {
+	// Set when the ranks connect.
+	channels int // 0: there are none
+	threads  int // that directPlaces has for the kernels
+
+	mu      sync.Mutex
+	state   laneState
+	settled chan struct{} // closed when the state is no longer settling
+	// Messages through the host: those so far, and later how many there are still to be.
+	hosted [2][window.MostRanks]uint32
+	any    bool // a receive from any rank was among them
+
+	all     [2][window.MostRanks]*lane // by direction and peer
+	seeking int                        // receives from any rank that have no source yet
+
+	// Guarded by Group.mu.
+	open     []*Message // that have not ended or not left the device
+	watching bool
+}
+
+// laneState is how far a group's lanes are.
+type laneState int
+
+const (
+	laneHosted   laneState = iota // messages go through the host, and are counted
+	laneSettling                  // the ranks tell each other the counts
+	laneOpen                      // messages go through the lanes
+	laneNever                     // there are no lanes
+)
+
+// The directions of lanes.
+const (
+	out = 0
+	in  = 1
+)
+
+// lane is the messages from this rank to another one, or from there. Guarded by the engine's Calls.
+type lane struct {
+	l        *direct.Lane
+	peer     int
+	dir      int
+	stream   driver.Stream // of messages that are not part of a caller's stream
+	last     *Message      // the last that was enqueued
+	next     uint32        // the number of the next message
+	deferred int           // messages that are to be enqueued by a goroutine
+	commands atomic.Int64  // of messages that have not left the device
+}
+
+// laneCommands is up to how many commands of messages a lane's stream has. Later messages wait for room
+// in a goroutine. A stream has room for some 1000 commands.
+const laneCommands = 400
+
+// laneChannels returns how many channels the lanes of a device have: as many as 16 blocks of 512 threads
+// with 2 ranks, and 8 with more. A lane takes 17 KiB of device memory for a channel at each end.
+func laneChannels(v driver.Device, ranks int) int {
+	channels := 256
+	if ranks > 2 {
+		channels = 128
+	}
+	return max(min(channels, int(v.Info().Memory/directShare)/(directChannelBytes*2*(ranks-1))), 1)
+}
+
+// takeLanes reserves room for the kernels of the lanes on the group's device. All of them may wait at the
+// same time, beside a collective. There are no lanes if they would leave no room for another group.
+func (d *Group) takeLanes() {
+	l := &d.lanes
+	if l.channels = 0; d.Members != nil {
+		return
+	}
+	i, threads := d.v.Info(), 2048
+	if i.Minor != 0 {
+		threads = 1536
+	}
+	channels := laneChannels(d.v, d.Size())
+	want := 2 * (d.Size() - 1) * direct.LaneBlocks(channels) * blockThreads
+	directPlaces.Lock()
+	defer directPlaces.Unlock()
+	if directPlaces.of[d.place]+want+direct.MostThreads > i.Multiprocessors*threads {
+		return
+	}
+	directPlaces.of[d.place] += want
+	l.channels, l.threads = channels, want
+}
+
+// keepLanes keeps the lanes if all ranks have room for them. It gives the room back otherwise.
+func (d *Group) keepLanes(channels int) {
+	l := &d.lanes
+	if l.channels = min(l.channels, channels); l.channels > 0 || l.threads == 0 {
+		return
+	}
+	directPlaces.Lock()
+	defer directPlaces.Unlock()
+	if directPlaces.of[d.place] -= l.threads; directPlaces.of[d.place] == 0 {
+		delete(directPlaces.of, d.place)
+	}
+	l.threads = 0
+}
+
+// settle has the ranks tell each other how many messages have gone through the host, and opens the
+// lanes. All ranks call it at the same time. A message that is posted meanwhile waits.
+func (d *Group) settle(tell func(why error, more []byte) (reason error, all [][]byte, err error)) (err error) {
+	l := &d.lanes
+	l.mu.Lock()
+	if l.channels == 0 {
+		l.state = laneNever
+		l.mu.Unlock()
+		return nil
+	}
+	l.state, l.settled = laneSettling, make(chan struct{})
+	mine := make([]byte, 1+2*4*window.MostRanks)
+	if l.any {
+		mine[0] = 1
+	}
+	for dir := range l.hosted {
+		for p, n := range l.hosted[dir] {
+			binary.LittleEndian.PutUint32(mine[1+4*(dir*window.MostRanks+p):], n)
+		}
+	}
+	l.mu.Unlock()
+	_, all, err := tell(nil, mine)
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	defer close(l.settled)
+	l.state = laneNever
+	if err != nil || slices.ContainsFunc(all, func(b []byte) bool { return b[0] != 0 }) {
+		// A receive from any rank may still wait at a host, for the first message of one that would send
+		// it elsewhere.
+		return err
+	}
+	for dir := range l.all {
+		for p := range d.Size() {
+			if p == d.Rank() {
+				continue
+			}
+			theirs := binary.LittleEndian.Uint32(all[p][1+4*((1-dir)*window.MostRanks+d.Rank()):])
+			l.hosted[dir][p] = max(theirs, l.hosted[dir][p]) - l.hosted[dir][p]
+			x, err := d.comm.Lane(p, dir == out)
+			if err != nil {
+				return err
+			}
+			l.all[dir][p] = &lane{l: x, peer: p, dir: dir}
+		}
+	}
+	l.state = laneOpen
+	return nil
+}
+
+// HasLanes returns nil if messages of tag 0 go from device to device, as far as this rank knows.
+func (d *Group) HasLanes() error {
+	if err := d.Can(); err != nil {
+		return err
+	}
+	if err := d.Known(); err != nil {
+		return err
+	}
+	d.lanes.mu.Lock()
+	defer d.lanes.mu.Unlock()
+	switch {
+	case d.lanes.state == laneOpen:
+		return nil
+	case d.lanes.channels == 0:
+		return errNoLanes
+	}
+	return errAnyBefore
+}
+
+var (
+	errNoLanes   = errors.New("the kernels of a rank's messages would leave no room on its device for another group")
+	errAnyBefore = errors.New("a rank has received from any rank before the first collective")
+)
+
+// The words that a rank has in the pages of the others, on a line for each rank.
+const (
+	sentLine = wordEach * window.MostRanks // how many messages that rank has posted on its lane
+	leftLine = 2 * sentLine                // two words of a rank that has closed: what it has sent and received on the lanes, plus one
+)
+
+func sentWord(p *region.Region, rank int) *atomic.Uint32 { return p.Word(sentLine + rank*wordEach) }
+
+func leftWord(p *region.Region, rank, dir int) *atomic.Uint32 {
+	return p.Word(leftLine + rank*wordEach + 4*dir)
+}
+
+// pageOf returns the page of another rank.
+func (d *Group) pageOf(rank int) *region.Region {
+	if rank > d.Rank() {
+		rank--
+	}
+	return d.pages[rank]
+}
+
+// leaveLanes tells the others that this rank takes part in no more messages.
+func (d *Group) leaveLanes() {
+	for dir := range d.lanes.all {
+		for p, x := range d.lanes.all[dir] {
+			if x != nil {
+				leftWord(d.pageOf(p), d.Rank(), dir).Store(x.next + 1)
+			}
+		}
+	}
+}
+
+// closeLanes ends the lanes' streams. No message is on its way.
+func (d *Group) closeLanes() error {
+	var errs []error
+	for dir := range d.lanes.all {
+		for p, x := range d.lanes.all[dir] {
+			if x == nil {
+				continue
+			}
+			if x.last != nil {
+				x.last.release()
+			}
+			if x.stream != nil {
+				errs = append(errs, x.stream.Close())
+			}
+			d.lanes.all[dir][p] = nil
+		}
+	}
+	d.lanes.mu.Lock()
+	d.lanes.state = laneNever
+	d.lanes.mu.Unlock()
+	d.keepLanes(0)
+	return errors.Join(errs...)
+}
+
+// streamOf returns a lane's own stream. The caller holds the engine's Calls.
+func (d *Group) streamOf(x *lane) (driver.Stream, error) {
+	if x.stream == nil {
+		to := "to"
+		if x.dir == in {
+			to = "from"
+		}
+		s, err := d.v.NewStream(driver.StreamOptions{High: true, Name: fmt.Sprintf("rank %d direct %s %d", d.B.Rank, to, x.peer)})
+		if err != nil {
+			return nil, err
+		}
+		x.stream = s
+	}
+	return x.stream, nil
+}
+
+// conflicts reports whether two operations need an order.
+func conflicts(a, b []driver.Access) bool {
+	for _, x := range a {
+		for _, y := range b {
+			if x.Mode.Conflicts(y.Mode) && x.Ptr < y.Ptr+driver.Ptr(y.Len) && y.Ptr < x.Ptr+driver.Ptr(x.Len) {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// afterMessages has a collective come after the messages that use the same memory. The caller holds the
+// engine's Calls.
+func (c *Call) afterMessages() error { return c.d.afterOpen(c.stream, c.uses, nil) }
+
+// afterOpen orders a stream after the open messages that use memory. But is the one that asks.
+func (d *Group) afterOpen(s driver.Stream, uses []driver.Access, but *Message) error {
+	d.mu.Lock()
+	var before []*Message
+	for _, m := range d.lanes.open {
+		if m != but && !m.over && m.stream != s && conflicts(m.uses, uses) {
+			before = append(before, m)
+		}
+	}
+	d.mu.Unlock()
+	for _, m := range before {
+		if err := d.after(s, &m.Call); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// beforeBatch is Before for messages.
+func (d *Group) beforeBatch(batch *edges.Batch, places []*place.Place) {
+	var uses []driver.Access
+	for _, p := range places {
+		p.Uses(func(x place.Span) { uses = append(uses, driver.Writes(p.Base+driver.Ptr(x.Off), x.N)) })
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.sweepMessages()
+	for _, m := range d.lanes.open {
+		if !m.over && m.stream != nil && conflicts(m.uses, uses) {
+			batch.Before(m.stream, m.uses...)
+		}
+	}
+}

@@ -100,6 +100,18 @@ func word(b []byte, offset int) *uint32 {
 	return (*uint32)(unsafe.Pointer(unsafe.SliceData(b[offset : offset+4])))
 }
 
+// Pause lets other goroutines run. It is for loops that ask since start whether something has happened on
+// a device. An idle process sleeps for at least a millisecond, however short a time it asks for (the
+// runtime's epoll_wait). So Pause only yields for the first 8 ms. It reports whether it slept.
+func Pause(start time.Time) (slept bool) {
+	if time.Since(start) < 8*time.Millisecond {
+		runtime.Gosched()
+		return false
+	}
+	time.Sleep(200 * time.Microsecond)
+	return true
+}
+
 // AwaitWord blocks the host until the word at an offset of m fulfils c, or
 // until ctx ends. It polls: first as fast as it can, then letting others run,
 // then with pauses, so that a long wait costs little.

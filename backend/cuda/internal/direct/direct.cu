@@ -539,10 +539,16 @@ template <class M, int U, int N, bool Gather, bool Plain> struct Kernel {
     return true;
   }
 
+  // slotOf is where tile i of a peer comes.
+  DEVICE u64 slotOf(const Call &c, const Channel &ch, u32 peer, u32 i) {
+    u32 from = peer < c.rank ? peer : peer - 1;
+    return ((u64)from * c.channels + ch.w) * c.depth + ((ch.cur + i) & (c.depth - 1));
+  }
+
   // take waits for tile i of a peer, gets it, and makes its slot free.
   DEVICE bool take(const Call &c, const Channel &ch, u32 peer, u32 i, Vec *v) {
-    u32 t = ch.cur + i, from = peer < c.rank ? peer : peer - 1;
-    u64 slot = ((u64)from * c.channels + ch.w) * c.depth + (t & (c.depth - 1));
+    const u32 t = ch.cur + i;
+    const u64 slot = slotOf(c, ch, peer, i);
     const u32 n = vecs(ch, i);
     Vec *at = c.slots + slot * slotVecs + ch.lane;
     u32 *markAt = c.marks + slot * slotMarks + ch.lane, marks = 0;
@@ -666,6 +672,8 @@ template <class M, int U, int N, bool Gather, bool Plain> struct Kernel {
 };
 
 #ifdef KERNELS_move
+DEVICE void pause(u32 ns) { asm volatile("nanosleep.u32 %0;" : : "r"(ns)); }
+
 // unlike reports that a peer sends another length than this rank expects.
 OUTLINE void unlike(u32 *host, u32 *failed, u32 peer, u32 channel, u32 tile) {
   report(host, failed, Unlike, peer, channel, tile);
@@ -752,6 +760,22 @@ template <int U, int N> struct Mover {
     return true;
   }
 
+  // listen waits for a tile with one lane that looks now and then. A rank that sends little has many warps
+  // that wait, and slows what comes if all their lanes look all the time.
+  DEVICE bool listen(const Call &c, const Channel &x, u32 peer, u32 i) {
+    if (U == 1 || x.tiles < 4) return true;
+    bool ok = true;
+    if (x.lane == 0) {
+      const Vec *at = c.slots + K::slotOf(c, x, peer, i) * slotVecs;
+      Wait wait = {0, 0};
+      for (Vec v = get(at); ok && (v.x == Free || v.y == Free || v.z == Free || v.w == Free); v = get(at)) {
+        pause(100);
+        ok = !Wait::over(wait, c, peer, x.w, x.cur + i);
+      }
+    }
+    return __nvvm_shfl_sync_idx_i32(0xffffffff, ok, 0, 31) != 0;
+  }
+
   // take gets tile i of each span that a peer sends, and copies this rank's own.
   DEVICE bool take(const Move &m, const Channel &ch, u32 i) {
     const u32 ranks = N == 2 ? 2 : m.c.ranks;
@@ -761,7 +785,7 @@ template <int U, int N> struct Mover {
       if (i < x.tiles) {
         Vec v[U];
         if (k == 0) K::fetch(m.c, x, part(m.c, x, (u8 *)m.c.src, m.send[peer]), i, v);
-        else if (!K::take(m.c, x, peer, i, v)) return false;
+        else if (!listen(m.c, x, peer, i) || !K::take(m.c, x, peer, i, v)) return false;
         K::keep(m.c, x, part(m.c, x, m.c.dst, m.take[peer]), i, v);
       }
       peer = peer + 1 == ranks ? 0 : peer + 1;

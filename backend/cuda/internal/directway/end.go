@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"runtime"
 	"slices"
 	"sync/atomic"
 	"time"
@@ -31,22 +30,20 @@ func (c *Call) polled() bool {
 
 // Help waits until the operation has ended, or ctx has.
 func (c *Call) Help(ctx context.Context) {
-	const yields = 1000
-	pause := 10 * time.Microsecond
-	for i := 0; ; i++ {
-		if c.polled() {
-			return
-		}
-		if i < yields {
-			runtime.Gosched()
+	c.d.help(ctx, c.polled, c.d.check)
+}
+
+// help waits until ended, or until ctx has. Now and then it looks whether the group has failed.
+func (d *Group) help(ctx context.Context, ended func() bool, look func()) {
+	start := time.Now()
+	for i := 1; !ended(); i++ {
+		if slept := driver.Pause(start); !slept && i%1000 != 0 {
 			continue
 		}
 		if ctx.Err() != nil {
 			return
 		}
-		c.d.check()
-		time.Sleep(pause)
-		pause = min(2*pause, 200*time.Microsecond)
+		look()
 	}
 }
 

@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"runtime"
 	"slices"
 	"time"
 
@@ -625,19 +624,4 @@ func (m *Message) polledMessage() bool {
 }
 
 // Help waits until the message has ended, or ctx has. It asks the event.
-func (m *Message) Help(ctx context.Context) {
-	const yields = 1000
-	pause := 10 * time.Microsecond
-	for i := 0; !m.polledMessage(); i++ {
-		if i < yields {
-			runtime.Gosched()
-			continue
-		}
-		if ctx.Err() != nil {
-			return
-		}
-		m.d.checkMessages()
-		time.Sleep(pause)
-		pause = min(2*pause, 200*time.Microsecond)
-	}
-}
+func (m *Message) Help(ctx context.Context) { m.d.help(ctx, m.polledMessage, m.d.checkMessages) }

@@ -3,7 +3,6 @@ package libcuda
 import (
 	"context"
 	"fmt"
-	"runtime"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -105,11 +104,10 @@ func (e *Event) done(call string) (bool, error) {
 }
 
 // Sync blocks until the event has passed. CUDA's own way to block does not end
-// with a context, so it asks: as fast as it can at first, then with pauses of a
-// sixteenth of the time so far, up to 200 us.
+// with a context, so it asks: as fast as it can at first, then with pauses.
 func (e *Event) Sync(ctx context.Context) error {
 	const call = "Sync"
-	const spins, yields = 20, 500
+	const spins = 20
 	start := time.Now()
 	for i := 0; ; i++ {
 		if ok, err := e.done(call); ok || err != nil {
@@ -121,11 +119,7 @@ func (e *Event) Sync(ctx context.Context) error {
 		if ctx.Err() != nil {
 			return &driver.Error{Call: call, Device: e.v.index, Err: fmt.Errorf("the event has not passed: %w", context.Cause(ctx))}
 		}
-		if i < spins+yields {
-			runtime.Gosched()
-			continue
-		}
-		time.Sleep(min(time.Since(start)/16, 200*time.Microsecond))
+		driver.Pause(start)
 	}
 }
 

@@ -65,12 +65,13 @@ nested: ## vet and test the nested modules, which need more dependencies
 	@set -e; for dir in $(NESTED); do echo "module $$dir"; \
 	  (cd $$dir && $(GO) vet ./... && $(GO) test -count 1 -timeout $(TIMEOUT) ./...); done
 
-# The header and the library are the project's own. Linked programs load the driver's library; with
-# the one here, cu ends them at once with error 34, which shows that they load.
+# The header and the libraries are the project's own. Linked programs load the driver's library. With
+# the linker's, cu ends them at once with error 34, which shows that they load. The example also
+# runs on a driver in software, which has no kernels.
 GORGONIA = $(CURDIR)/backend/cuda/gorgonia
 STUB     = $(CURDIR)/bin/cuda
 
-gorgonia: ## compile the driver on gorgonia.org/cu, its tests and its example; needs a C compiler
+gorgonia: ## compile the driver on gorgonia.org/cu and its tests, run its example; needs a C compiler
 	$(GORGONIA)/stub/stub.sh $(STUB)
 	cd $(GORGONIA) && ./workspace.sh $(STUB) && \
 	  export CGO_ENABLED=1 CGO_CFLAGS=-I$(GORGONIA)/stub CGO_LDFLAGS=-L$(STUB) && \
@@ -81,6 +82,8 @@ gorgonia: ## compile the driver on gorgonia.org/cu, its tests and its example; n
 	@set -e; for program in gorgonia.test gorgonia-allreduce cuda-gorgonia.test; do \
 	  LD_LIBRARY_PATH=$(STUB) bin/$$program 2>&1 | grep -q 'UnknownErrorCode:34' || \
 	  { echo "bin/$$program does not load"; exit 1; }; done
+	LD_LIBRARY_PATH=$(STUB)/fake bin/gorgonia-allreduce
+	LD_LIBRARY_PATH=$(STUB)/fake bin/gorgonia.test -test.run '^Test(Queues|OtherContext)$$'
 
 figures: ## write the figures of README.md and docs/benchmarks.md from docs/benchmarks/*.jsonl
 	$(GO) run ./internal/figures

@@ -3,6 +3,7 @@ package weights
 import (
 	"encoding/binary"
 	"fmt"
+	"math/bits"
 	"unsafe"
 )
 
@@ -25,17 +26,22 @@ func alignedBytes(n int) []byte {
 func diff(base, now []byte, unit int, indices, values []byte) (_, _ []byte, short bool) {
 	most := (len(now) - 1) / (4 + unit) // the longest delta that is shorter than now
 	i := 0
-	for ; i+8 <= len(now); i += 8 {
-		if binary.LittleEndian.Uint64(base[i:]) == binary.LittleEndian.Uint64(now[i:]) {
+	for ; i+32 <= len(now); i += 32 {
+		// Most blocks are equal if 1 % of the elements differ.
+		a, b := base[i:i+32:i+32], now[i:i+32:i+32]
+		if (word(a, 0)^word(b, 0))|(word(a, 8)^word(b, 8))|(word(a, 16)^word(b, 16))|(word(a, 24)^word(b, 24)) == 0 {
 			continue
 		}
-		for j := i; j < i+8; j += unit {
-			if string(base[j:j+unit]) != string(now[j:j+unit]) {
-				indices = binary.LittleEndian.AppendUint32(indices, uint32(j/unit))
-				values = append(values, now[j:j+unit]...)
+		for j := 0; j < 32; j += 8 {
+			new := word(b, j)
+			for d := word(a, j) ^ new; d != 0; {
+				k := bits.TrailingZeros64(d) / 8 / unit * unit // the first byte of the unit
+				indices = binary.LittleEndian.AppendUint32(indices, uint32((i+j+k)/unit))
+				values = append(values, b[j+k:j+k+unit]...)
+				d &^= (1<<(8*unit) - 1) << (8 * k)
 			}
+			binary.LittleEndian.PutUint64(a[j:], new)
 		}
-		copy(base[i:i+8], now[i:i+8])
 		if len(indices)/4 > most {
 			return indices, values, false
 		}
@@ -49,6 +55,9 @@ func diff(base, now []byte, unit int, indices, values []byte) (_, _ []byte, shor
 	}
 	return indices, values, len(indices)/4 <= most
 }
+
+// word returns the 8 bytes at i.
+func word(b []byte, i int) uint64 { return binary.LittleEndian.Uint64(b[i:]) }
 
 // checkDelta reports what is wrong with the delta of count units for a bucket of size bytes.
 func checkDelta(delta []byte, count, unit, size int) error {

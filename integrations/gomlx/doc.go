@@ -59,6 +59,7 @@
 // DistributedDataset, GoMLX's own distribution over the devices of one process, cannot be combined with
 // it. After an error the group has to be made again; a program goes on from a checkpoint.
 //
-// A backend whose graphs contain the all-reduce (compute.CollectiveOps) is not here. The Go backend runs a
-// graph as a whole, so a wrapper would have to record all operations of a graph to cut it.
+// There is no backend whose graphs contain the all-reduce (compute.CollectiveOps). A graph of GoMLX reduces over a
+// mesh of devices that are all of one process, and its trainer then wants batches for each of them:
+// ranks of other processes have no place in the mesh. The Go backend also runs a graph as a whole.
 package gomlx

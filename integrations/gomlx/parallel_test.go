@@ -1,10 +1,12 @@
 package gomlx_test
 
 import (
+	"errors"
 	"fmt"
 	"math"
 	"math/rand"
 	"slices"
+	"sync"
 	"testing"
 
 	"github.com/gomlx/compute/dtypes"
@@ -433,4 +435,84 @@ func TestShard(t *testing.T) {
 	})
 	require.Equal(t, [3]int{2, 2, 2}, batches)
 	require.Equal(t, [3]int{32, 32, 32}, rows)
+}
+
+// TestWithoutLoop calls Apply after each TrainStep, as a program with a loop of its own does.
+func TestWithoutLoop(t *testing.T) {
+	one := setup{steps: 10}.train(t, nil)
+	pgtest.Run(t, 2, func(t *testing.T, g *pg.ProcessGroup) {
+		p, err := gomlx.New(t.Context(), g, gomlx.Options{})
+		require.NoError(t, err)
+		store := model.NewStore()
+		require.NoError(t, store.SetRNGStateFromSeed(0))
+		trainer := train.NewTrainer(gobackend.GetBackend(), store, network, loss.SparseCategoricalCrossEntropyLogits,
+			p.Optimizer(optimizer.Adam().LearningRate(0.01).Done()), nil, nil)
+		step := 0
+		for b, err := range p.Split(points(t, rand.New(rand.NewSource(5))).BatchSize(batch, true).Shuffle().Infinite(true)).Iter() {
+			require.NoError(t, err)
+			metrics, err := trainer.TrainStep(b)
+			require.NoError(t, err)
+			require.NoError(t, p.Apply(trainer, metrics))
+			if step == 0 {
+				require.InDelta(t, one.losses[0], float64(tensors.ToScalar[float32](metrics[0])), tolerance*one.losses[0])
+			}
+			if step++; step == 10 {
+				break
+			}
+			if step == 5 { // a second Apply for one step
+				require.ErrorContains(t, p.Apply(trainer, nil), "Apply must follow a step")
+			}
+		}
+	})
+}
+
+// TestRankLeaves has rank 1 give up after three steps: rank 0's step fails and names it.
+func TestRankLeaves(t *testing.T) {
+	job := pgtest.NewJob(2)
+	defer job.Close()
+	var ranks sync.WaitGroup
+	errs := make([]error, 2)
+	for r := range errs {
+		ranks.Go(func() {
+			g, err := job.Join(t.Context(), r)
+			if err != nil {
+				errs[r] = err
+				return
+			}
+			defer g.Close()
+			p, err := gomlx.New(t.Context(), g, gomlx.Options{})
+			if err != nil {
+				errs[r] = err
+				return
+			}
+			trainer := train.NewTrainer(gobackend.GetBackend(), model.NewStore(), network, loss.SparseCategoricalCrossEntropyLogits,
+				p.Optimizer(optimizer.Adam().Done()), nil, nil)
+			loop := p.NewLoop(trainer)
+			if r == 1 {
+				loop.OnStep("leave", 0, func(loop *train.Loop, _ []*tensors.Tensor) error {
+					if loop.LoopStep < 2 {
+						return nil
+					}
+					err := errors.New("the disk is full")
+					g.Abort(err)
+					return err
+				})
+			}
+			_, errs[r] = loop.RunSteps(p.Split(points(t, p.Rand()).BatchSize(batch, true).Infinite(true)), 30)
+		})
+	}
+	ranks.Wait()
+	require.ErrorContains(t, errs[1], "the disk is full")
+	require.ErrorContains(t, errs[0], "rank 1")
+}
+
+func TestOnRank0(t *testing.T) {
+	var calls [2]int
+	pgtest.Run(t, 2, func(t *testing.T, g *pg.ProcessGroup) {
+		p, err := gomlx.New(t.Context(), g, gomlx.Options{})
+		require.NoError(t, err)
+		f := p.OnRank0(func(*train.Loop, []*tensors.Tensor) error { calls[g.Rank()]++; return nil })
+		require.NoError(t, f(nil, nil))
+	})
+	require.Equal(t, [2]int{1, 0}, calls)
 }

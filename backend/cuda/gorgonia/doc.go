@@ -20,7 +20,7 @@
 // pass over the module where it is not. Folder stub has a header with the declarations that
 // are needed, and makes a library to link with. A C compiler is enough:
 //
-//	stub/stub.sh DIR   # makes DIR/libcuda.so
+//	stub/stub.sh DIR   # makes DIR/libcuda.so, and a driver in software: DIR/fake/libcuda.so.1
 //	CGO_CFLAGS=-I$PWD/stub CGO_LDFLAGS=-LDIR go build -tags cuda ./...
 //
 // The program then loads the driver's own library, of CUDA 11.8 or later.
@@ -38,10 +38,10 @@
 // # Testing
 //
 // "make gorgonia", in the root of the repository, compiles all this with the header here, also in
-// CI. It leaves two test programs and the example in bin, for a machine with GPUs: gorgonia.test
-// is the suite of drivers, and what gives cu's streams and memory to operations;
-// gorgonia-allreduce is the program in folder allreduce; cuda-gorgonia.test has every test of
-// package cuda on GPUs, with this driver under it, and runs in that package's folder:
+// CI. It leaves three programs in bin, for a machine with GPUs. gorgonia.test is the suite of
+// drivers, and what gives cu's streams and memory to operations. gorgonia-allreduce is the example
+// in folder allreduce, which CI runs on the driver in software. cuda-gorgonia.test has every test
+// of package cuda on GPUs, with this driver under it, and runs in that package's folder:
 //
 //	../../bin/cuda-gorgonia.test -test.run '^TestGPU'
 //

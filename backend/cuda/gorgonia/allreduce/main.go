@@ -143,14 +143,6 @@ func rank(d driver.Driver, ctx cu.CUContext, st store.Store, r, ranks, elements 
 // sum replaces the elements at p, on all ranks, by their sums. It is in the stream: after what
 // the stream has been given, and before what it is given later.
 func sum(d driver.Driver, st store.Store, stream cu.Stream, p cu.DevicePtr, r, ranks, elements int) (err error) {
-	ctx := stdcontext.Background()
-	g, err := pg.New(ctx, st, r, ranks, pg.Options{
-		Backend: "cpu:gloo,cuda:cuda", BackendOptions: []backend.SpecificOptions{cuda.Options{Driver: d}},
-	})
-	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, g.Close()) }()
 	gpu, err := d.Device(r % d.Count())
 	if err != nil {
 		return err
@@ -165,6 +157,14 @@ func sum(d driver.Driver, st store.Store, stream cu.Stream, p cu.DevicePtr, r, r
 		return err
 	}
 	defer func() { err = errors.Join(err, gorgonia.Return(t)) }()
+	ctx := stdcontext.Background()
+	g, err := pg.New(ctx, st, r, ranks, pg.Options{
+		Backend: "cpu:gloo,cuda:cuda", BackendOptions: []backend.SpecificOptions{cuda.Options{Driver: d}},
+	})
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, g.Close()) }() // the group first: it may still use the tensor
 	w, err := g.AllReduce(cuda.InStream(ctx, s), []*tensor.Tensor{t}, backend.AllReduceOptions{Op: backend.Sum()})
 	if err != nil {
 		return err

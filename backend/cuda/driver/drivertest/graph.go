@@ -41,13 +41,17 @@ func testGraph(t *suite) {
 		Function: add, Grid: driver.Dim{X: 4}, Block: driver.Dim{X: 128}, Args: new(driver.Args).Ptr(a.Ptr()).Ptr(one.Ptr()).Uint32(n),
 		Access: []driver.Access{driver.Writes(a.Ptr(), 4*n), driver.Reads(one.Ptr(), 4*n)},
 	}
+	require.False(t, driver.Capturing(s))
 	g := t.capture(s, func() {
+		require.True(t, driver.Capturing(s))
+		require.False(t, driver.Capturing(other))
 		require.NoError(t, s.Err())
 		require.NoError(t, s.Launch(l))
 		require.NoError(t, s.Memset(b.Ptr(), 0, 4*n))
 		require.NoError(t, s.Copy(b.Ptr(), a.Ptr(), 4*n))
 		require.NoError(t, s.Copy(h.Ptr(), b.Ptr(), 4*n))
 	})
+	require.False(t, driver.Capturing(s))
 	// The graph has copies of all arguments.
 	l.Args.Reset().Ptr(b.Ptr()).Ptr(b.Ptr()).Uint32(1)
 	l.Access[0], l.Access[1] = driver.Access{}, driver.Access{}

@@ -121,6 +121,34 @@ func (d *Group) keepLanes(channels int) {
 	l.threads = 0
 }
 
+// laneRoom returns how many blocks of each lane's kernel have room on the device, beside the kernels of this
+// process that may wait there.
+func (d *Group) laneRoom() int {
+	directPlaces.Lock()
+	others := (directPlaces.of[d.place] - d.lanes.threads) / blockThreads
+	directPlaces.Unlock()
+	n, err := d.comm.LaneRoom(others)
+	if err != nil {
+		return 0
+	}
+	return n / (2 * (d.Size() - 1))
+}
+
+// shrinkLanes keeps room for so many blocks of each lane's kernel. Without any there are no lanes.
+func (d *Group) shrinkLanes(blocks int) {
+	l := &d.lanes
+	if blocks == 0 {
+		d.keepLanes(0)
+		return
+	}
+	directPlaces.Lock()
+	defer directPlaces.Unlock()
+	if want := 2 * (d.Size() - 1) * blocks * blockThreads; want < l.threads {
+		directPlaces.of[d.place] -= l.threads - want
+		l.threads = want
+	}
+}
+
 // settle has the ranks tell each other how many messages have gone through the host, and opens the
 // lanes. All ranks call it at the same time. A message that is posted meanwhile waits.
 func (d *Group) settle(tell func(why error, more []byte) (reason error, all [][]byte, err error)) (err error) {
@@ -132,10 +160,11 @@ func (d *Group) settle(tell func(why error, more []byte) (reason error, all [][]
 		return nil
 	}
 	l.state, l.settled = laneSettling, make(chan struct{})
-	mine := make([]byte, 1+2*4*window.MostRanks)
+	mine := make([]byte, 1+2*4*window.MostRanks+1)
 	if l.any {
 		mine[0] = 1
 	}
+	mine[len(mine)-1] = byte(min(d.laneRoom(), 255))
 	for dir := range l.hosted {
 		for p, n := range l.hosted[dir] {
 			binary.LittleEndian.PutUint32(mine[1+4*(dir*window.MostRanks+p):], n)
@@ -147,10 +176,17 @@ func (d *Group) settle(tell func(why error, more []byte) (reason error, all [][]
 	defer l.mu.Unlock()
 	defer close(l.settled)
 	l.state = laneNever
-	if err != nil || slices.ContainsFunc(all, func(b []byte) bool { return b[0] != 0 }) {
+	if err != nil {
+		return err
+	}
+	blocks := 255
+	for _, b := range all {
+		blocks = min(blocks, int(b[len(b)-1]))
+	}
+	if d.shrinkLanes(blocks); l.channels == 0 || slices.ContainsFunc(all, func(b []byte) bool { return b[0] != 0 }) {
 		// A receive from any rank may still wait at a host, for the first message of one that would send
 		// it elsewhere.
-		return err
+		return nil
 	}
 	for dir := range l.all {
 		for p := range d.Size() {
@@ -159,7 +195,7 @@ func (d *Group) settle(tell func(why error, more []byte) (reason error, all [][]
 			}
 			theirs := binary.LittleEndian.Uint32(all[p][1+4*((1-dir)*window.MostRanks+d.Rank()):])
 			l.hosted[dir][p] = max(theirs, l.hosted[dir][p]) - l.hosted[dir][p]
-			x, err := d.comm.Lane(p, dir == out)
+			x, err := d.comm.Lane(p, dir == out, blocks)
 			if err != nil {
 				return err
 			}
@@ -190,7 +226,7 @@ func (d *Group) HasLanes() error {
 }
 
 var (
-	errNoLanes   = errors.New("the kernels of a rank's messages would leave no room on its device for another group")
+	errNoLanes   = errors.New("the kernels of messages have no room on a rank's device beside those of collectives and of another group")
 	errAnyBefore = errors.New("a rank has received from any rank before the first collective")
 )
 

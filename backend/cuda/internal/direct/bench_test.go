@@ -142,7 +142,7 @@ func sizes() []int {
 }
 
 func bench(m *member) error {
-	const room = 1 << 30
+	room := 1 << 30
 	mem, err := m.v.Alloc(2 * room)
 	if err != nil {
 		return err
@@ -151,7 +151,7 @@ func bench(m *member) error {
 	if err := m.s.Memset(mem.Ptr(), 0x3f, 2*room); err != nil {
 		return err
 	}
-	in, out := mem.Ptr(), mem.Ptr()+room
+	in, out := mem.Ptr(), mem.Ptr()+driver.Ptr(room)
 	var table bytes.Buffer
 	row := func(name string, d tensor.DType, n int, call func() error) error {
 		v, err := m.measure(n, call)

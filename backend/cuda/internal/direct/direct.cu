@@ -761,9 +761,9 @@ template <int U, int N> struct Mover {
   }
 
   // listen waits for a tile with one lane that looks now and then. A rank that sends little has many warps
-  // that wait, and slows what comes if all their lanes look all the time.
+  // that wait, and slows what comes if all their lanes look all the time. Few warps do not.
   DEVICE bool listen(const Call &c, const Channel &x, u32 peer, u32 i) {
-    if (U == 1 || x.tiles < 4) return true;
+    if (U == 1 || x.tiles < 4 || x.all < 512) return true;
     bool ok = true;
     if (x.lane == 0) {
       const Vec *at = c.slots + K::slotOf(c, x, peer, i) * slotVecs;

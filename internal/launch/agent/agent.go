@@ -307,7 +307,7 @@ type agent struct {
 	guard *guard
 
 	tls   *tls.Config // of the stores
-	token string
+	token credentials.Token
 
 	rankSecrets [][]string // variables of each local rank
 	pages       *pages     // nil without Debug

@@ -60,8 +60,8 @@ type InitOptions struct {
 	// Token protects the store of tcp:// and env://, see tcp.Options. Empty means the one of
 	// Security.
 	//
-	// PyTorch ranks know neither TLS nor Token.
-	Token string
+	// PyTorch ranks know neither TLS nor Token. fmt, slog and encoding/json do not show it.
+	Token tcp.Token
 
 	// StoreServer has the limits of the store of tcp:// and env:// that rank 0 hosts: of
 	// connections, time and memory. If its TLS, Token or Job is not set, it is the one of this

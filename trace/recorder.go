@@ -414,14 +414,14 @@ func (r *Recorder) Ended(token uint64, began, ended time.Duration, err error) {
 
 // operation is an entry for others. w is what entry.work has, and nil for an operation that ends. r.mu is
 // held, or the entry is the caller's.
-func (r *Recorder) operation(at int, w unsafe.Pointer) Operation {
+func (r *Recorder) operation(at int, w unsafe.Pointer) (o Operation) {
 	e := &r.entries[at]
-	o := Operation{
-		Record: e.record, Group: e.group, Backend: e.backend, Op: e.op, Collective: e.collective, P2P: e.p2p,
-		Peer: int(e.peer), In: e.in, Out: e.out, Timeout: e.timeout,
-	}
+	o.Record, o.Group, o.Backend, o.Op, o.Collective, o.P2P = e.record, e.group, e.backend, e.op, e.collective, e.p2p
+	o.Peer, o.Timeout, o.In = int(e.peer), e.timeout, e.in
 	if e.same {
 		o.Out = e.in
+	} else {
+		o.Out = e.out
 	}
 	var began time.Duration
 	switch {

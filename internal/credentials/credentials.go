@@ -127,7 +127,7 @@ func (f Files) CheckMutual() error {
 //
 // Certificates, key and authorities are read again when a file has changed, for connections that
 // begin later.
-func (f Files) Load() (*tls.Config, string, error) {
+func (f Files) Load() (*tls.Config, Token, error) {
 	if err := f.Check(); err != nil {
 		return nil, "", err
 	}
@@ -160,7 +160,7 @@ func (f Files) Configs() (server, client *tls.Config, err error) {
 	return s.config(), client, nil
 }
 
-func (f Files) token() (string, error) {
+func (f Files) token() (Token, error) {
 	if f.Token == "" {
 		return "", nil
 	}
@@ -172,5 +172,5 @@ func (f Files) token() (string, error) {
 	if token == "" {
 		return "", errors.New(f.Token + " holds no token")
 	}
-	return token, nil
+	return Token(token), nil
 }

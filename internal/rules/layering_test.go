@@ -56,7 +56,7 @@ var layers = []layer{
 	{"backend", []string{"tensor", "work", "store", "internal/reduce"}},
 
 	{"trace", []string{"tensor", "work", "backend"}},
-	{"trace/debug", []string{"work", "backend", "trace"}},
+	{"trace/debug", []string{"work", "backend", "trace", "internal/credentials"}},
 
 	{"backend/detail", []string{"tensor", "work", "store", "backend"}},
 

@@ -8,6 +8,8 @@ import (
 	"fmt"
 	"io"
 	"net"
+
+	"github.com/c10d-go/c10d/internal/credentials"
 )
 
 // The token handshake, before anything of the store's protocol:
@@ -24,6 +26,9 @@ const (
 	hello    = "\xc1c10d-go"
 	nonceLen = 32
 )
+
+// Token is the secret of a store. fmt, slog and encoding/json do not show it.
+type Token = credentials.Token
 
 // ErrToken is matched by the error of a client if its token differs from the server's, or the
 // server has none.

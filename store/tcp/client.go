@@ -81,7 +81,7 @@ type Options struct {
 	TLS *tls.Config
 
 	// Token is the secret of ServerOptions.Token.
-	Token string
+	Token Token
 
 	// Job names this process's job. A server of this package for another job refuses the client,
 	// and New fails at once with ErrOtherJob and both names. Every server accepts clients without
@@ -211,7 +211,7 @@ func open(ctx context.Context, addr string, opts Options) (*Store, error) {
 			host = "localhost"
 		}
 	}
-	d := dialer{addr: net.JoinHostPort(host, port), dialect: opts.Dialect, tls: opts.TLS, token: opts.Token, job: opts.Job}
+	d := dialer{addr: net.JoinHostPort(host, port), dialect: opts.Dialect, tls: opts.TLS, token: string(opts.Token), job: opts.Job}
 	if opts.WorldSize > 0 {
 		d.who = fmt.Sprintf("%d of %d", opts.Rank, opts.WorldSize)
 	}

@@ -77,7 +77,7 @@ type ServerOptions struct {
 	// Token, if not empty, is a secret that each client must prove to know. Only Go clients can.
 	// It is never sent. Without TLS the following bytes are neither encrypted nor protected
 	// against a man in the middle.
-	Token string
+	Token Token
 
 	// Job, if not empty, names the server's job. The server refuses Go clients with another name
 	// in Options.Job; the error has both names.
@@ -322,7 +322,7 @@ func (c *session) run() error {
 			c.conn = t
 		}
 		if s.opts.Token != "" {
-			if err := admit(c.conn, s.opts.Token); err != nil {
+			if err := admit(c.conn, string(s.opts.Token)); err != nil {
 				if errors.Is(err, errSpeaksTLS) {
 					c.alert()
 				}

@@ -15,6 +15,8 @@ import (
 	"strings"
 	"sync"
 	"time"
+
+	"github.com/c10d-go/c10d/internal/credentials"
 )
 
 // Access says who may see a page, and how. The zero value lets everybody on this host see it.
@@ -24,12 +26,15 @@ type Access struct {
 
 	// Token is asked for: as password of HTTP's basic authentication, with any user name, or as bearer
 	// token. It has at least 16 bytes. Without TLS it is sent in clear text.
-	Token string
+	Token Token
 
 	// Secret says that clear text may not leave the host: other addresses than loopback need TLS. An
 	// address of this host needs TLS or Token.
 	Secret bool
 }
+
+// Token is a secret. fmt, slog and encoding/json do not show it.
+type Token = credentials.Token
 
 // minToken is how many bytes a token needs.
 const minToken = 16

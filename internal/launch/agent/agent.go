@@ -77,8 +77,8 @@ type Job struct {
 	// rank have a certificate of their own there.
 	SecretsDir string
 
-	// TLS makes the agent of a job without TLS files use a secret that it makes itself, and
-	// removes at the end. It needs one node: the agents of several cannot pass it on.
+	// TLS makes the agent of a job without TLS files use a secret and a token of the store that it
+	// makes itself, and removes at the end. It needs one node: the agents of several cannot pass it on.
 	TLS bool
 
 	// Least and Most, if not 0, make the job elastic. A rank that fails is started again alone, and
@@ -307,7 +307,7 @@ type agent struct {
 	guard *guard
 
 	tls   *tls.Config // of the stores
-	token string
+	token credentials.Token
 
 	rankSecrets [][]string // variables of each local rank
 	pages       *pages     // nil without Debug

@@ -1,0 +1,34 @@
+package credentials
+
+import (
+	"fmt"
+	"io"
+	"log/slog"
+)
+
+// Token is a secret that is not shown: fmt, slog and encoding/json write "[hidden]" in its place, and
+// nothing for an empty one. Convert it to a string to use it.
+type Token string
+
+// String returns "[hidden]", or "" for an empty token.
+func (t Token) String() string {
+	if t == "" {
+		return ""
+	}
+	return "[hidden]"
+}
+
+// Format implements fmt.Formatter for all verbs, also those that would show the bytes.
+func (t Token) Format(f fmt.State, verb rune) {
+	if text := t.String(); verb == 'q' || f.Flag('#') {
+		fmt.Fprintf(f, "%q", text)
+	} else {
+		_, _ = io.WriteString(f, text)
+	}
+}
+
+// LogValue implements slog.LogValuer.
+func (t Token) LogValue() slog.Value { return slog.StringValue(t.String()) }
+
+// MarshalText implements encoding.TextMarshaler.
+func (t Token) MarshalText() ([]byte, error) { return []byte(t.String()), nil }

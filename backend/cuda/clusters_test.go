@@ -245,7 +245,7 @@ func TestF26Overlap(t *testing.T) {
 			Memory: fast, HostBandwidth: fast, LinkBandwidth: fast, CPUBandwidth: fast, LaunchLatency: stage, HostLatency: stage,
 		}
 		best := 1.0
-		for run := 0; run < 10 && best > 0.7; run++ {
+		for run := 0; run < 40 && best > 0.7; run++ {
 			var all, both, first, last time.Duration
 			steps := map[string][]sim.Step{}
 			for _, x := range spans(t, s, n) {

@@ -36,7 +36,7 @@ def size_of(text):
     return int(text[:-1]) * scale if scale else int(text)
 
 
-def issue(dist, torch, device, op, dtype, size, world, rank):
+def issue(dist, torch, device, op, dtype, size, world, rank, tensors):
     """Returns bytes as nccl-tests counts them, the bus factor, steps a call, and the call."""
     es = torch.zeros(1, dtype=dtype).element_size()
     whole = max(size // es, 1)
@@ -62,9 +62,9 @@ def issue(dist, torch, device, op, dtype, size, world, rank):
             dist.all_reduce(torch.sparse_coo_tensor(at, values, (rows, columns)))
         return n * columns * es, 1, 1, call
     if op == "all_reduce_coalesced":
-        n = min(whole, 8)
+        n = min(whole, tensors)
         t = zeros(whole)
-        cut = [t[i * whole // n:(i + 1) * whole // n] for i in range(n)]
+        cut = [t[i * whole // n:(i + 1) * whole // n] for i in reversed(range(n))]
         return whole * es, 2 * shared, 1, lambda: dist.all_reduce_coalesced(cut)
     if op == "reduce":
         t = zeros(whole)
@@ -177,7 +177,7 @@ def measure(args, dist, torch, device, op, dtype, size, rank, form):
         if form in ("one-shot", "two-shot"):
             nbytes, bus, steps, enqueue = symmetric(dist, torch, device, form, dtype, size)
         else:
-            nbytes, bus, steps, enqueue = issue(dist, torch, device, op, dtype, size, args.world, rank)
+            nbytes, bus, steps, enqueue = issue(dist, torch, device, op, dtype, size, args.world, rank, args.tensors)
         if form == "graph":
             enqueue, steps = captured(torch, device, enqueue), steps * QUEUED
         call()
@@ -222,6 +222,8 @@ def measure(args, dist, torch, device, op, dtype, size, rank, form):
         queued = min(queued or behind, behind)
         if best is None or p50 < best[0]:
             best = (p50, times[len(times) * 99 // 100] * 1e6 / steps, wall * 1e6 / steps / len(times))
+    if op == "all_reduce_coalesced" and args.tensors != 8:
+        case["tensors"] = args.tensors
     if rank == 0:
         algbw = nbytes / best[0] / 1e3
         if gpu:
@@ -290,6 +292,7 @@ def main():
     p.add_argument("--op", default="all_reduce", help="operations, with commas")
     p.add_argument("--dtype", default="float32")
     p.add_argument("--sizes", default="4,1K,64K,1M,16M")
+    p.add_argument("--tensors", type=int, default=8, help="tensors in a call of all_reduce_coalesced")
     p.add_argument("--repeat", type=int, default=3)
     p.add_argument("--budget", type=float, default=0.5, help="seconds for one measurement of one size")
     p.add_argument("--device", choices=["cpu", "cuda"], default="cpu")

@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -281,84 +282,104 @@ func TestCapture(t *testing.T) {
 	}
 	eachSeed(t, 2, func(t *testing.T, seed uint64, s sim.Semantics) {
 		rng := random(t, seed)
-		size := []int{2, 4}[seed/2%2]
-		o := directly(size)
+		o := directly([]int{2, 4}[seed/2%2])
 		o.sim.Seed, o.sim.Semantics = seed, s
 		w := newWorld(t, o)
-		var ops []graphOp
-		for k := range 20 {
-			op := graphOp{id: k, kind: k % graphKinds, n: 1 + rng.IntN(40), root: rng.IntN(size)}
-			if k >= graphKinds {
-				op.kind = rng.IntN(graphKinds)
-			}
-			if op.kind == graphReduce {
-				op.root = 0
-			}
-			ops = append(ops, op)
+		replays(w, rng, rounds, 40)
+		w.end()
+	})
+}
+
+// TestGPUCapture is TestCapture on two GPUs.
+func TestGPUCapture(t *testing.T) {
+	d := openGPU(t)
+	if d.Count() < 2 {
+		t.Skip("needs two GPUs")
+	}
+	w := sharing{group: "capture", size: 2, room: 1 << 20}.world(t, d)
+	replays(w, random(t, 1), 10_000, 2000)
+	w.end()
+	require.NoError(t, d.Close())
+}
+
+// replays has the ranks replay a graph of 20 operations of up to most elements for each rank, so many times.
+func replays(w *world, rng *rand.Rand, rounds, most int) {
+	size := len(w.ranks)
+	var ops []graphOp
+	for k := range 20 {
+		op := graphOp{id: k, kind: k % graphKinds, n: 1 + rng.IntN(most), root: rng.IntN(size)}
+		if k >= graphKinds {
+			op.kind = rng.IntN(graphKinds)
 		}
-		rng.Shuffle(len(ops), func(i, j int) { ops[i], ops[j] = ops[j], ops[i] })
-		eager := make([]int, rounds)
-		for i := range eager {
-			eager[i] = rng.IntN(3*len(ops)) - 2*len(ops)
+		switch op.kind {
+		case graphReduce:
+			op.root = 0
+		case graphCoalesced:
+			op.n = min(op.n, 100) // tensors
 		}
-		w.each(func(x *rank, r int) error {
-			if err := x.meetDirectly(r); err != nil {
+		ops = append(ops, op)
+	}
+	rng.Shuffle(len(ops), func(i, j int) { ops[i], ops[j] = ops[j], ops[i] })
+	eager := make([]int, rounds)
+	for i := range eager {
+		eager[i] = rng.IntN(3*len(ops)) - 2*len(ops)
+	}
+	w.each(func(x *rank, r int) error {
+		if err := x.meetDirectly(r); err != nil {
+			return err
+		}
+		g, err := newGraph(x, r, ops)
+		if err != nil {
+			return err
+		}
+		ctx := cuda.InStream(x.ctx, x.stream[r])
+		// What it uses of scratch memory is there before the capture.
+		if err := g.fill(0); err != nil {
+			return err
+		}
+		for k := range ops {
+			if v, err := g.call(ctx, k); err != nil {
 				return err
+			} else if v != nil {
+				if err := v.Wait(x.ctx); err != nil {
+					return err
+				}
 			}
-			g, err := newGraph(x, r, ops)
-			if err != nil {
-				return err
-			}
-			ctx := cuda.InStream(x.ctx, x.stream[r])
-			// What it uses of scratch memory is there before the capture.
-			if err := g.fill(0); err != nil {
-				return err
-			}
+		}
+		if err := g.check(0); err != nil {
+			return err
+		}
+		graph, err := driver.Capture(x.stream[r], func() error {
 			for k := range ops {
-				if v, err := g.call(ctx, k); err != nil {
-					return err
-				} else if v != nil {
-					if err := v.Wait(x.ctx); err != nil {
-						return err
-					}
-				}
-			}
-			if err := g.check(0); err != nil {
-				return err
-			}
-			graph, err := driver.Capture(x.stream[r], func() error {
-				for k := range ops {
-					v, err := g.call(ctx, k)
-					if err != nil {
-						return err
-					}
-					if v != nil && !v.IsSuccess() {
-						return fmt.Errorf("%+v has not ended: %w", ops[k], v.Err())
-					}
-				}
-				return nil
-			})
-			if err != nil {
-				return err
-			}
-			defer graph.Close()
-			for round, k := range eager {
-				if err := g.fill(round); err != nil {
+				v, err := g.call(ctx, k)
+				if err != nil {
 					return err
 				}
-				if k >= 0 && ops[k].kind != graphAllReduce && ops[k].kind != graphCoalesced && ops[k].kind != graphReduce {
-					// The same call, whose output the graph overwrites.
-					if _, err := g.call(ctx, k); err != nil {
-						return err
-					}
-				}
-				if err := errors.Join(graph.Launch(x.stream[r]), g.check(round)); err != nil {
-					return err
+				if v != nil && !v.IsSuccess() {
+					return fmt.Errorf("%+v has not ended: %w", ops[k], v.Err())
 				}
 			}
 			return nil
 		})
-		w.end()
+		if err != nil {
+			return err
+		}
+		defer graph.Close()
+		for round, k := range eager {
+			if err := g.fill(round); err != nil {
+				return err
+			}
+			if k >= 0 && ops[k].kind != graphAllReduce && ops[k].kind != graphCoalesced && ops[k].kind != graphReduce {
+				// The same call, whose output the graph overwrites.
+				if _, err := g.call(ctx, k); err != nil {
+					return err
+				}
+			}
+			if err := errors.Join(graph.Launch(x.stream[r]), g.check(round)); err != nil {
+				return err
+			}
+		}
+		return nil
 	})
 }
 

@@ -19,6 +19,7 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+	"golang.org/x/sync/errgroup"
 
 	"github.com/c10d-go/c10d/backend"
 	"github.com/c10d-go/c10d/backend/cuda"
@@ -364,24 +365,15 @@ func (x *operator) together(list []*operation, used, run int) error {
 	host := x.h.Bytes()
 	in, out := host[:used], host[x.mem.Len():][:used]
 	driver.HostAccess(x.d, "filling", driver.Writes(x.h.Ptr(), used), driver.Writes(x.h.Ptr()+driver.Ptr(x.mem.Len()), used))
-	for i := range in {
-		in[i], out[i] = poison, 0
-	}
+	clear(out)
 	if run == 0 {
-		x.image = append(x.image[:0], in...)
+		x.image = slices.Grow(x.image[:0], used)[:used]
+		if err := atOnce(list, func(o *operation) error { return x.prepare(o, in) }); err != nil {
+			return err
+		}
 	}
 	var works []*work.Work
 	for _, o := range list {
-		mine := o.input(x.rank, x.size)
-		copy(in[o.in:], mine)
-		if run == 0 {
-			copy(x.image[o.in:], mine)
-			want, err := o.expect(x.rank, x.size)
-			if err != nil {
-				return err
-			}
-			copy(x.image[o.out:], want)
-		}
 		w, err := x.call(o)
 		if err != nil {
 			return fmt.Errorf("%v: %w", o, err)
@@ -403,10 +395,14 @@ func (x *operator) together(list []*operation, used, run int) error {
 		}
 	}
 	driver.HostAccess(x.d, "comparing", driver.Reads(x.h.Ptr()+driver.Ptr(x.mem.Len()), used))
-	for _, o := range list {
+	err := atOnce(list, func(o *operation) error {
 		if err := same(out[o.lo:o.hi], x.image[o.lo:o.hi]); err != nil {
 			return fmt.Errorf("%v at byte %d: %w", o, o.out-o.lo, err)
 		}
+		return nil
+	})
+	if err != nil {
+		return err
 	}
 	if run == 0 {
 		x.first = append(x.first[:0], out...)
@@ -414,6 +410,27 @@ func (x *operator) together(list []*operation, used, run int) error {
 		return errors.New("the second run has other bits")
 	}
 	return nil
+}
+
+// prepare makes an operation's input, and what its memory is to be afterwards.
+func (x *operator) prepare(o *operation, in []byte) error {
+	for i := o.lo; i < o.hi; i++ {
+		in[i] = poison
+	}
+	copy(in[o.in:], o.input(x.rank, x.size))
+	copy(x.image[o.lo:o.hi], in[o.lo:])
+	want, err := o.expect(x.rank, x.size)
+	copy(x.image[o.out:], want)
+	return err
+}
+
+// atOnce calls f for all operations at the same time.
+func atOnce(list []*operation, f func(o *operation) error) error {
+	var g errgroup.Group
+	for _, o := range list {
+		g.Go(func() error { return f(o) })
+	}
+	return g.Wait()
 }
 
 // How a rank calls.

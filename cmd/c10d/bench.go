@@ -54,6 +54,7 @@ type bench struct {
 	slots     int
 	stream    string
 	inPlace   bool
+	tensors   int
 	sumsGiven bool
 	bars      string
 	clusters  clusterSpec
@@ -155,6 +156,7 @@ func setupBench(fs *flag.FlagSet) func(stdio, []string) (int, error) {
 	fs.Var(&b.chunk, "chunk", "with -device: `size` of the pieces that go through CPU memory; 0 means the backend's default")
 	fs.IntVar(&b.slots, "slots", 0, "with -device: `n` such pieces at a time; 0 means the backend's default")
 	fs.StringVar(&b.stream, "stream", besideStream, "with -device: `order` of calls and a stream: "+besideStream+" it, with waits before and after, as c10d does with async_op=True; "+inStream+" it, as with async_op=False; "+noStream+" waits for each operation")
+	fs.IntVar(&b.tensors, "tensors", coalesced, "n tensors in a call of all_reduce_coalesced, each of that part of the size")
 	fs.BoolVar(&b.inPlace, "in-place", false, "input and output share memory also for operations with two tensors: "+strings.Join(inPlaceOps, ", "))
 	fs.BoolVar(&b.alloc, "alloc", false, "tensors of Alloc, in memory that the ranks of a host share; not with -device, and not for "+sparseOp)
 	fs.Var(&b.clusters, "clusters", "`devices` of the ranks of several clusters, for example cuda,cuda/cpu,cpu: measure -op in stages that overlap, in stages one after the other, and flat. The k-th rank with a device has device k")
@@ -219,6 +221,9 @@ func (b *bench) complete() error {
 			}
 			return usagef("unknown -op %q (known: %s, all)", op, strings.Join(known, ", "))
 		}
+	}
+	if b.tensors < 1 {
+		return usagef("-tensors %d: want at least 1", b.tensors)
 	}
 	if b.factor < 2 || b.begin > b.end || b.iters < 0 || b.warmup < 0 || b.repeat < 1 || b.world < 0 {
 		return usagef("-b %v -e %v -f %d -n %d -w %d -repeat %d -world %d: -b must not exceed -e, -f must be at least 2, -repeat at least 1, and no number negative",
@@ -404,7 +409,7 @@ func (b *bench) measure(ctx context.Context, g *pg.ProcessGroup, at *gpu, name s
 	if b.alloc {
 		mk, free = allocated(ctx, g)
 	}
-	c, err := newCase(mk, name, g, at, d, op, size, b.inPlace)
+	c, err := newCase(mk, name, g, at, d, op, size, b.inPlace, b.tensors)
 	if err != nil {
 		return record{}, err
 	}
@@ -461,6 +466,9 @@ func (b *bench) measure(ctx context.Context, g *pg.ProcessGroup, at *gpu, name s
 	}
 	if at != nil && b.stream != besideStream {
 		best.Stream = b.stream
+	}
+	if name == "all_reduce_coalesced" && b.tensors != coalesced {
+		best.Tensors = b.tensors
 	}
 	// Explain tells how all_reduce works for float32 sums only.
 	allReduce := strings.HasPrefix(name, "all_reduce")

@@ -44,6 +44,9 @@ func baseOf(rank int) float64 { return float64(rank%100 + 1) }
 
 const sparseOp = "sparse_all_reduce"
 
+// coalesced is how many tensors a call of all_reduce_coalesced has: as many as a bucket of a small model.
+const coalesced = 8
+
 // inPlaceOps have an input and an output. One of them can be a part of the other.
 var inPlaceOps = []string{"all_gather", "all_gather_into_tensor", "reduce_scatter", "reduce_scatter_tensor"}
 
@@ -94,7 +97,7 @@ func reduction(op backend.ReduceOp, d tensor.DType, n int) (want expected, perio
 // tensors makes a tensor with count elements. Every rank makes the same number of tensors.
 type tensors func(d tensor.DType, count int) (*tensor.Tensor, error)
 
-func newCase(of tensors, name string, g *pg.ProcessGroup, at *gpu, d tensor.DType, op backend.ReduceOp, size int, inPlace bool) (*benchCase, error) {
+func newCase(of tensors, name string, g *pg.ProcessGroup, at *gpu, d tensor.DType, op backend.ReduceOp, size int, inPlace bool, tensors int) (*benchCase, error) {
 	n, me := g.Size(), g.Rank()
 	var failed error
 	mk := func(count int) []*tensor.Tensor {
@@ -155,10 +158,10 @@ func newCase(of tensors, name string, g *pg.ProcessGroup, at *gpu, d tensor.DTyp
 			return g.AllReduce(ctx, c.out, backend.AllReduceOptions{Op: op})
 		}
 	case "all_reduce_coalesced":
-		// As many tensors as a small model has in a bucket.
 		c.in = mk(whole)
 		c.out, c.want = c.in, reduced
-		parts := split(c.in[0], min(whole, 8))
+		parts := split(c.in[0], min(whole, tensors))
+		slices.Reverse(parts) // so that none begins where the one before it ends
 		c.issue = func(ctx context.Context) (*work.Work, error) {
 			return g.AllReduceCoalesced(ctx, parts, backend.AllReduceOptions{Op: op})
 		}

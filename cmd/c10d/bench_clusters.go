@@ -230,7 +230,7 @@ func (b *bench) clusterSize(ctx context.Context, g *pg.ProcessGroup, groups []*p
 	calls := at.context(ctx)
 	cases := make([]*benchCase, len(groups))
 	for i, one := range groups {
-		c, err := newCase(at.tensor, name, one, at, d, op, size, b.inPlace)
+		c, err := newCase(at.tensor, name, one, at, d, op, size, b.inPlace, b.tensors)
 		if err == nil && b.check {
 			err = c.check(calls, g.Rank())
 		}

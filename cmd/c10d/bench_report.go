@@ -41,6 +41,7 @@ type record struct {
 
 	InPlace bool `json:"in_place,omitempty"` // where the operation has two tensors
 	Alloc   bool `json:"alloc,omitempty"`    // the tensors are of Alloc
+	Tensors int  `json:"tensors,omitempty"`  // -tensors, if it is not the default
 }
 
 // table is the subject of a table.
@@ -114,7 +115,7 @@ func loadRecords(files []string) (records, error) {
 // keep adds r, or puts it in place of a slower one of the same case.
 func (rs *records) keep(r record) {
 	for i, have := range *rs {
-		if have.name() == r.name() && have.table() == r.table() && have.Size == r.Size && have.InPlace == r.InPlace {
+		if have.name() == r.name() && have.table() == r.table() && have.Size == r.Size && have.InPlace == r.InPlace && have.Tensors == r.Tensors {
 			if r.P50 < have.P50 {
 				(*rs)[i] = r
 			}

@@ -27,7 +27,7 @@ func TestBenchChecksEveryOperation(t *testing.T) {
 	for _, op := range benchOps() {
 		t.Run(op, func(t *testing.T) {
 			pgtest.Run(t, 3, func(t *testing.T, g *pg.ProcessGroup) {
-				b := bench{ops: list{op}, begin: 4, end: 1024, factor: 16, iters: 3, warmup: 1, repeat: 2, json: true, check: true}
+				b := bench{tensors: coalesced, ops: list{op}, begin: 4, end: 1024, factor: 16, iters: 3, warmup: 1, repeat: 2, json: true, check: true}
 				var out bytes.Buffer
 				require.NoError(t, b.series(t.Context(), g, nil, tensor.Float32, backend.Sum(), stdio{out: &out}))
 				lines := strings.Split(strings.TrimSpace(out.String()), "\n")
@@ -59,7 +59,7 @@ func TestBenchChecksEveryOperation(t *testing.T) {
 func TestBenchAlloc(t *testing.T) {
 	for _, json := range []bool{false, true} {
 		pgtest.Run(t, 2, func(t *testing.T, g *pg.ProcessGroup) {
-			b := bench{ops: benchOps(), sizes: sizeList{256 << 10}, iters: 2, repeat: 1, json: json, check: true, alloc: true}
+			b := bench{tensors: coalesced, ops: benchOps(), sizes: sizeList{256 << 10}, iters: 2, repeat: 1, json: json, check: true, alloc: true}
 			var out bytes.Buffer
 			require.NoError(t, b.series(t.Context(), g, nil, tensor.Float32, backend.Sum(), stdio{out: &out}))
 			switch {
@@ -97,7 +97,7 @@ func TestBenchTune(t *testing.T) {
 // TestBenchFindsWrongResults lets one rank contribute what it should not.
 func TestBenchFindsWrongResults(t *testing.T) {
 	pgtest.Run(t, 2, func(t *testing.T, g *pg.ProcessGroup) {
-		c, err := newCase((*gpu)(nil).tensor, "all_reduce", g, nil, tensor.Float32, backend.Sum(), 64, false)
+		c, err := newCase((*gpu)(nil).tensor, "all_reduce", g, nil, tensor.Float32, backend.Sum(), 64, false, coalesced)
 		require.NoError(t, err)
 		wrong := g.Rank()
 		require.ErrorContains(t, c.check(t.Context(), 2*wrong), "wrong result: element 0 is 4, want 3")
@@ -118,14 +118,14 @@ func TestByteSize(t *testing.T) {
 }
 
 func TestBenchSizes(t *testing.T) {
-	b := bench{begin: 4, end: 1 << 10, factor: 16}
+	b := bench{tensors: coalesced, begin: 4, end: 1 << 10, factor: 16}
 	require.Equal(t, []int{4, 64, 1024}, b.sizesOf("reduce"))
 	require.Equal(t, []int{0}, b.sizesOf("barrier"))
 	require.NoError(t, b.sizes.Set("4,1K,64K"))
 	require.Equal(t, []int{4, 1024, 65536}, b.sizesOf("reduce"))
 	require.Equal(t, "4,1K,64K", b.sizes.String())
 	require.Error(t, b.sizes.Set("4,,8"))
-	zero := bench{begin: 0, end: 4, factor: 2}
+	zero := bench{tensors: coalesced, begin: 0, end: 4, factor: 2}
 	require.Equal(t, []int{0, 1, 2, 4}, zero.sizesOf("reduce"))
 }
 
@@ -144,7 +144,7 @@ func TestBenchFlags(t *testing.T) {
 		require.NotZero(t, dispatch(stdio{out: &out, err: &errs}, append([]string{"bench"}, args...)))
 		require.Contains(t, errs.String(), want)
 	}
-	b := bench{ops: list{"all"}, factor: 2, repeat: 1}
+	b := bench{tensors: coalesced, ops: list{"all"}, factor: 2, repeat: 1}
 	require.NoError(t, b.complete())
 	require.EqualValues(t, benchOps(), b.ops)
 }
@@ -158,7 +158,7 @@ func TestBenchBesidePeers(t *testing.T) {
 {"system":"other","op":"reduce","dtype":"float32","size":16,"world":2,"error":"it has none"}
 `), 0o644))
 	pgtest.Run(t, 2, func(t *testing.T, g *pg.ProcessGroup) {
-		b := bench{ops: list{"all_reduce"}, begin: 16, end: 64, factor: 4, iters: 2, warmup: 1, repeat: 1, beside: list{file}}
+		b := bench{tensors: coalesced, ops: list{"all_reduce"}, begin: 16, end: 64, factor: 4, iters: 2, warmup: 1, repeat: 1, beside: list{file}}
 		var out bytes.Buffer
 		require.NoError(t, b.series(t.Context(), g, nil, tensor.Float32, backend.Sum(), stdio{out: &out}))
 		if g.Rank() == 0 {
@@ -170,7 +170,7 @@ func TestBenchBesidePeers(t *testing.T) {
 		}
 	})
 	pgtest.Run(t, 2, func(t *testing.T, g *pg.ProcessGroup) {
-		b := bench{ops: list{"reduce"}, begin: 16, end: 64, factor: 4, iters: 2, warmup: 1, repeat: 1, beside: list{file}}
+		b := bench{tensors: coalesced, ops: list{"reduce"}, begin: 16, end: 64, factor: 4, iters: 2, warmup: 1, repeat: 1, beside: list{file}}
 		err := b.series(t.Context(), g, nil, tensor.Float32, backend.Sum(), stdio{out: new(bytes.Buffer)})
 		if g.Rank() == 0 {
 			require.ErrorContains(t, err, "no record of reduce")

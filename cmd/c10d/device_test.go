@@ -86,6 +86,7 @@ func TestBenchOnDevices(t *testing.T) {
 			}
 			t.Run(fmt.Sprintf("stream %s, in place %t, %s", stream, inPlace, work), func(t *testing.T) {
 				b := bench{
+					tensors: coalesced,
 					ops: list{"all"}, sizes: sizeList{4, 10000}, factor: 2, iters: 3, warmup: 1, repeat: 2,
 					json: true, check: true, inPlace: inPlace, device: devices{kind: onSim}, stream: stream,
 				}
@@ -127,14 +128,14 @@ func TestBenchOnDevices(t *testing.T) {
 // in a type of two bytes and in a later piece of a large tensor.
 func TestBenchOnDeviceFindsWrongResults(t *testing.T) {
 	runOnSim(t, 2, "sim", "", besideStream, func(g *pg.ProcessGroup, at *gpu) error {
-		c, err := newCase(at.tensor, "all_reduce", g, at, tensor.BFloat16, backend.Sum(), 64, false)
+		c, err := newCase(at.tensor, "all_reduce", g, at, tensor.BFloat16, backend.Sum(), 64, false, coalesced)
 		if err != nil {
 			return err
 		}
 		err = c.check(at.context(t.Context()), 2*g.Rank())
 		assert.ErrorContains(t, err, "wrong result: element 0 is 4, want 3")
 
-		c, err = newCase(at.tensor, "broadcast", g, at, tensor.Uint8, backend.Sum(), stageBytes+100, false)
+		c, err = newCase(at.tensor, "broadcast", g, at, tensor.Uint8, backend.Sum(), stageBytes+100, false, coalesced)
 		if err != nil {
 			return err
 		}

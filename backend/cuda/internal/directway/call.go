@@ -311,6 +311,7 @@ func (c *Call) afterCallers(s *place.CallStreams) error {
 // enqueued notes that the operation is on its stream, or why it is not as a whole.
 func (d *Group) enqueued(c *Call, err error) {
 	var event driver.Event
+	unknown := false
 	if c.stream != nil && (err != nil || c.launched == 0) {
 		var lost error
 		if event, lost = c.stream.Record(); lost != nil {
@@ -320,7 +321,7 @@ func (d *Group) enqueued(c *Call, err error) {
 		if err != nil && lost == nil {
 			lost = c.rejoin()
 		}
-		c.lost = lost != nil && c.stream.Err() == nil
+		unknown = lost != nil && c.stream.Err() == nil
 	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -328,7 +329,7 @@ func (d *Group) enqueued(c *Call, err error) {
 		err = cmp.Or(d.B.Broken(), err) // why the window was aborted
 	}
 	d.commands += c.given
-	c.event, c.ends = event, c.launched
+	c.event, c.ends, c.lost = event, c.launched, unknown
 	c.over = event == nil && !c.lost && c.ends == 0
 	if err == nil {
 		if c.ends != 0 && !c.within {

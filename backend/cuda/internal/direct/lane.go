@@ -2,7 +2,6 @@ package direct
 
 import (
 	"fmt"
-	"math"
 
 	"github.com/c10d-go/c10d/backend/cuda/driver"
 	"github.com/c10d-go/c10d/backend/cuda/internal/window"
@@ -14,7 +13,7 @@ import (
 //
 // A lane has rings and counters of its own. So the messages of a lane must follow each other on the
 // device, and are in no order with those of other lanes and with the collectives. All kernels that may
-// wait at the same time must have room on the device; see [Comm.LaneRoom].
+// wait at the same time must have room on the device.
 //
 // Its methods may be called from many goroutines.
 type Lane struct {
@@ -22,10 +21,9 @@ type Lane struct {
 	send bool
 }
 
-// Lane returns the lane to another rank, or the one from there. The window must have lanes. Blocks is the
-// most blocks of a kernel, of 512 threads; 0 means one warp for each channel. Both ranks need the same. A
-// lane ends with its Comm.
-func (c *Comm) Lane(peer int, send bool, blocks int) (*Lane, error) {
+// Lane returns the lane to another rank, or the one from there. The window must have lanes. A lane
+// ends with its Comm.
+func (c *Comm) Lane(peer int, send bool) (*Lane, error) {
 	channels, ok := c.w.HasLanes()
 	if !ok || peer < 0 || peer >= c.ranks || peer == c.rank {
 		return nil, fmt.Errorf("direct: a lane of rank %d and rank %d of a window with lanes of %d channels", c.rank, peer, channels)
@@ -35,41 +33,9 @@ func (c *Comm) Lane(peer int, send bool, blocks int) (*Lane, error) {
 		l.c.rank = 0
 	}
 	l.c.o.Blocks = min(LaneBlocks(channels), c.o.Blocks)
-	if blocks > 0 {
-		l.c.o.Blocks = min(l.c.o.Blocks, blocks)
-	}
 	own, other := c.w.Lane(peer, send)
 	l.c.setUp(own, window.LaneDepth, func(int) window.Peer { return other })
 	return l, nil
-}
-
-// LaneRoom returns how many blocks of 512 threads of lanes' kernels have room on the device beside so many of
-// collectives. Registers decide how many are on a multiprocessor.
-func (c *Comm) LaneRoom(others int) (int, error) {
-	least := func(fs ...driver.Function) (n int, err error) {
-		n = math.MaxInt
-		for _, f := range fs {
-			k, err := f.Blocks(512, 0)
-			if err != nil {
-				return 0, err
-			}
-			n = min(n, k)
-		}
-		return n, nil
-	}
-	all := []driver.Function{c.gathers.small, c.gathers.large, c.moves.small, c.moves.large}
-	for _, f := range c.functions {
-		all = append(all, f.all.small, f.all.large, f.sum.small, f.sum.large)
-	}
-	each, err := least(all...)
-	if err != nil {
-		return 0, err
-	}
-	lane, err := least(c.lanes.small, c.lanes.large)
-	if err != nil || each == 0 {
-		return 0, err
-	}
-	return max(c.w.Device().Info().Multiprocessors-(others+each-1)/each, 0) * lane, nil
 }
 
 // LaneBlocks is how many blocks of 512 threads have a warp for each channel.

@@ -41,7 +41,7 @@ func (m *member) ends(bytes int) (all []*end, closes func() error, err error) {
 				continue
 			}
 			e := &end{peer: p, send: send}
-			if e.l, err = m.c.Lane(p, send, 0); err != nil {
+			if e.l, err = m.c.Lane(p, send); err != nil {
 				return nil, closes, err
 			}
 			if e.s, err = m.v.NewStream(driver.StreamOptions{Name: fmt.Sprintf("rank %d lane %d %v", m.rank, p, send)}); err != nil {
@@ -199,8 +199,8 @@ func TestLanes(t *testing.T) {
 	t.Run("processes", func(t *testing.T) { processes(t, "lanes") })
 }
 
-// TestResidency holds that as many blocks fit on a multiprocessor as the backend counts on, when it reserves
-// room for the kernels of several groups and of their messages by their threads.
+// TestResidency holds that a multiprocessor has room for a block of each kernel, as the backend counts on when
+// it reserves room for the kernels of several groups and of their messages.
 func TestResidency(t *testing.T) {
 	v, err := gpus(t).Device(0)
 	require.NoError(t, err)
@@ -214,7 +214,7 @@ func TestResidency(t *testing.T) {
 				n, err := f.Blocks(512, 0)
 				require.NoError(t, err)
 				t.Logf("%s: %d blocks of 512 threads on a multiprocessor", name, n)
-				require.GreaterOrEqual(t, n, 2, name)
+				require.GreaterOrEqual(t, n, 1, name)
 			}
 			require.NoError(t, m.Close())
 		})
@@ -259,7 +259,7 @@ func TestLaneFailures(t *testing.T) {
 				}
 				switch {
 				case m.rank == from && length >= 0:
-					l, err := m.c.Lane(0, true, 0)
+					l, err := m.c.Lane(0, true)
 					if err == nil {
 						err = l.Send(m.s, mem.Ptr(), length)
 					}
@@ -268,7 +268,7 @@ func TestLaneFailures(t *testing.T) {
 					}
 					_ = m.sync() // its wait for rank 0 is too long
 				case m.rank == 0:
-					l, err := m.c.Lane(from, false, 0)
+					l, err := m.c.Lane(from, false)
 					if err == nil {
 						err = l.Recv(m.s, mem.Ptr(), 8)
 					}
@@ -284,7 +284,7 @@ func TestLaneFailures(t *testing.T) {
 				if err := m.w.Reset(m.ctx, m.exchange); err != nil || m.rank > 1 {
 					return err
 				}
-				l, err := m.c.Lane(1-m.rank, m.rank == from, 0)
+				l, err := m.c.Lane(1-m.rank, m.rank == from)
 				if err == nil && m.rank == from {
 					err = l.Send(m.s, mem.Ptr(), 8)
 				} else if err == nil {
@@ -301,11 +301,11 @@ func TestLaneRefusals(t *testing.T) {
 	u := simulated(2)
 	u.window.LaneChannels, u.direct.DTypes = 1, []tensor.DType{tensor.Int32}
 	threads(t, u, drivers(t, machine(t, 2, 1), 2, false), func(m *member) error {
-		_, err := m.c.Lane(m.rank, true, 0)
+		_, err := m.c.Lane(m.rank, true)
 		if err == nil {
 			return errors.New("a rank has a lane to itself")
 		}
-		l, err := m.c.Lane(1-m.rank, true, 0)
+		l, err := m.c.Lane(1-m.rank, true)
 		if err == nil && l.Recv(m.s, 1, 1) == nil {
 			err = errors.New("a lane to a rank receives")
 		}

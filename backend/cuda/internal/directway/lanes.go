@@ -26,7 +26,7 @@ import (
 type lanes struct {
 	// Set when the ranks connect.
 	channels int // 0: there are none
-	threads  int // that directPlaces has for the kernels
+	blocks   int // that directPlaces has for the kernels
 
 	mu      sync.Mutex
 	state   laneState
@@ -86,67 +86,32 @@ func laneChannels(v driver.Device, ranks int) int {
 }
 
 // takeLanes reserves room for the kernels of the lanes on the group's device. All of them may wait at the
-// same time, beside a collective. There are no lanes if they would leave no room for another group.
+// same time. There are no lanes if they would leave no room for another group.
 func (d *Group) takeLanes() {
 	l := &d.lanes
 	if l.channels = 0; d.Members != nil {
 		return
 	}
-	i, threads := d.v.Info(), 2048
-	if i.Minor != 0 {
-		threads = 1536
-	}
 	channels := laneChannels(d.v, d.Size())
-	want := 2 * (d.Size() - 1) * direct.LaneBlocks(channels) * blockThreads
+	want := 2 * (d.Size() - 1) * direct.LaneBlocks(channels)
 	directPlaces.Lock()
 	defer directPlaces.Unlock()
-	if directPlaces.of[d.place]+want+direct.MostThreads > i.Multiprocessors*threads {
-		return
+	if beside(directPlaces.of[d.place], want+fewBlocks) < d.v.Info().Multiprocessors {
+		l.channels, l.blocks = channels, want
+		d.note()
 	}
-	directPlaces.of[d.place] += want
-	l.channels, l.threads = channels, want
 }
 
 // keepLanes keeps the lanes if all ranks have room for them. It gives the room back otherwise.
 func (d *Group) keepLanes(channels int) {
 	l := &d.lanes
-	if l.channels = min(l.channels, channels); l.channels > 0 || l.threads == 0 {
+	if l.channels = min(l.channels, channels); l.channels > 0 || l.blocks == 0 {
 		return
 	}
 	directPlaces.Lock()
 	defer directPlaces.Unlock()
-	if directPlaces.of[d.place] -= l.threads; directPlaces.of[d.place] == 0 {
-		delete(directPlaces.of, d.place)
-	}
-	l.threads = 0
-}
-
-// laneRoom returns how many blocks of each lane's kernel have room on the device, beside the kernels of this
-// process that may wait there.
-func (d *Group) laneRoom() int {
-	directPlaces.Lock()
-	others := (directPlaces.of[d.place] - d.lanes.threads) / blockThreads
-	directPlaces.Unlock()
-	n, err := d.comm.LaneRoom(others)
-	if err != nil {
-		return 0
-	}
-	return n / (2 * (d.Size() - 1))
-}
-
-// shrinkLanes keeps room for so many blocks of each lane's kernel. Without any there are no lanes.
-func (d *Group) shrinkLanes(blocks int) {
-	l := &d.lanes
-	if blocks == 0 {
-		d.keepLanes(0)
-		return
-	}
-	directPlaces.Lock()
-	defer directPlaces.Unlock()
-	if want := 2 * (d.Size() - 1) * blocks * blockThreads; want < l.threads {
-		directPlaces.of[d.place] -= l.threads - want
-		l.threads = want
-	}
+	l.blocks = 0
+	d.note()
 }
 
 // settle has the ranks tell each other how many messages have gone through the host, and opens the
@@ -160,11 +125,10 @@ func (d *Group) settle(tell func(why error, more []byte) (reason error, all [][]
 		return nil
 	}
 	l.state, l.settled = laneSettling, make(chan struct{})
-	mine := make([]byte, 1+2*4*window.MostRanks+1)
+	mine := make([]byte, 1+2*4*window.MostRanks)
 	if l.any {
 		mine[0] = 1
 	}
-	mine[len(mine)-1] = byte(min(d.laneRoom(), 255))
 	for dir := range l.hosted {
 		for p, n := range l.hosted[dir] {
 			binary.LittleEndian.PutUint32(mine[1+4*(dir*window.MostRanks+p):], n)
@@ -179,11 +143,7 @@ func (d *Group) settle(tell func(why error, more []byte) (reason error, all [][]
 	if err != nil {
 		return err
 	}
-	blocks := 255
-	for _, b := range all {
-		blocks = min(blocks, int(b[len(b)-1]))
-	}
-	if d.shrinkLanes(blocks); l.channels == 0 || slices.ContainsFunc(all, func(b []byte) bool { return b[0] != 0 }) {
+	if slices.ContainsFunc(all, func(b []byte) bool { return b[0] != 0 }) {
 		// A receive from any rank may still wait at a host, for the first message of one that would send
 		// it elsewhere.
 		return nil
@@ -195,7 +155,7 @@ func (d *Group) settle(tell func(why error, more []byte) (reason error, all [][]
 			}
 			theirs := binary.LittleEndian.Uint32(all[p][1+4*((1-dir)*window.MostRanks+d.Rank()):])
 			l.hosted[dir][p] = max(theirs, l.hosted[dir][p]) - l.hosted[dir][p]
-			x, err := d.comm.Lane(p, dir == out, blocks)
+			x, err := d.comm.Lane(p, dir == out)
 			if err != nil {
 				return err
 			}

@@ -14,42 +14,62 @@ type directPlace struct {
 	dev int
 }
 
-// directPlaces has how many threads the kernels of this process's groups take, by device. All of
-// them must fit on the device at once. Otherwise group A's kernel could keep group B's from starting
-// on one device, and B's keep A's on another.
+// directPlaces has how many blocks the kernels of this process's groups take, by device. A multiprocessor
+// may have room for one block only. All kernels but the largest collective must fit on the device at once.
+//
+// That is enough for every kernel to end. A block waits for the block of the same number of the peers'
+// kernels, and a device starts the blocks of a kernel in order. So nothing goes on only if each kernel that
+// is on a device waits for one that is not on another device. The largest is missing on one of these, and the
+// others cannot fill that.
 var directPlaces = struct {
 	sync.Mutex
-	of map[directPlace]int
-}{of: make(map[directPlace]int)}
+	of map[directPlace]map[*Group]taken
+}{of: make(map[directPlace]map[*Group]taken)}
 
-// Blocks of a group's kernels: most for the first groups on a device, few for later ones.
+// taken is what a group has: the blocks of its collectives, and those of all its lanes together.
+type taken struct{ blocks, lanes int }
+
+// beside returns how many blocks all kernels but the largest collective take, if a group takes n more.
+func beside(all map[*Group]taken, n int) int {
+	most := 0
+	for _, t := range all {
+		n += t.blocks + t.lanes
+		most = max(most, t.blocks)
+	}
+	return n - most
+}
+
+// Blocks of a group's kernels, of 512 threads: most for the first group on a device, half for another one
+// that leaves room for more, few for later ones.
 const (
-	mostBlocks   = direct.MostThreads / blockThreads
-	fewBlocks    = 16
-	blockThreads = 512
+	mostBlocks = direct.MostThreads / 512
+	halfBlocks = mostBlocks / 2
+	fewBlocks  = 16
 )
 
-// takePlace reserves room for the group's kernels on its device. Where another group of mostBlocks
-// would leave less than that, a group gets fewBlocks, and many of them have room.
+// takePlace reserves room for the group's kernels on its device.
 func (d *Group) takePlace(v driver.Device) error {
-	i, threads := v.Info(), 2048 // per multiprocessor
-	if i.Minor != 0 {
-		threads = 1536
-	}
-	all := i.Multiprocessors * threads
+	room := v.Info().Multiprocessors
 	directPlaces.Lock()
 	defer directPlaces.Unlock()
 	place := directPlace{d.B.Driver, v.ID().Index}
-	taken := directPlaces.of[place]
-	d.blocks = mostBlocks
-	if taken > 0 && taken+2*direct.MostThreads > all {
+	all := directPlaces.of[place]
+	switch {
+	case len(all) == 0:
+		d.blocks = mostBlocks
+	case beside(all, halfBlocks) < room*3/4:
+		d.blocks = halfBlocks
+	case beside(all, fewBlocks) < room:
 		d.blocks = fewBlocks
+	default:
+		return fmt.Errorf("kernels of other groups of this process, but the largest, take %d blocks, and those of one more might not fit beside it on the %d multiprocessors of device %d",
+			beside(all, 0), room, place.dev)
 	}
-	if taken > 0 && taken+d.blocks*blockThreads > all {
-		d.blocks = 0
-		return fmt.Errorf("kernels of other groups of this process take %d of the %d threads of device %d, and those of one more might not fit", taken, all, place.dev)
+	if all == nil {
+		all = make(map[*Group]taken)
+		directPlaces.of[place] = all
 	}
-	directPlaces.of[place] += d.blocks * blockThreads
+	all[d] = taken{blocks: d.blocks}
 	d.place = place
 	return nil
 }
@@ -59,10 +79,19 @@ func (d *Group) keepPlace(blocks int) {
 	directPlaces.Lock()
 	defer directPlaces.Unlock()
 	if d.blocks > blocks {
-		if directPlaces.of[d.place] -= (d.blocks - blocks) * blockThreads; directPlaces.of[d.place] == 0 {
-			delete(directPlaces.of, d.place) // and with it the driver
-		}
 		d.blocks = blocks
+		d.note()
+	}
+}
+
+// note brings directPlaces up to date, whose lock the caller holds.
+func (d *Group) note() {
+	all := directPlaces.of[d.place]
+	if all[d] = (taken{d.blocks, d.lanes.blocks}); all[d] == (taken{}) {
+		delete(all, d)
+	}
+	if len(all) == 0 {
+		delete(directPlaces.of, d.place) // and with it the driver
 	}
 }
 

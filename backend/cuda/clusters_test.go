@@ -20,6 +20,8 @@ import (
 	"github.com/c10d-go/c10d/backend/cuda"
 	"github.com/c10d-go/c10d/backend/cuda/driver/sim"
 	"github.com/c10d-go/c10d/backend/gloo"
+	"github.com/c10d-go/c10d/internal/transport"
+	"github.com/c10d-go/c10d/internal/transport/mem"
 	"github.com/c10d-go/c10d/tensor"
 	"github.com/c10d-go/c10d/work"
 )
@@ -276,6 +278,49 @@ func TestF26Overlap(t *testing.T) {
 		}
 		require.LessOrEqual(t, best, 0.7, "%v", sizes)
 	}
+}
+
+// TestF26NetworkBytes: in an all-reduce of two clusters of eight devices, a network card carries each way 2(C-1)/C of
+// the data once: as much as for one device. The transport counts.
+func TestF26NetworkBytes(t *testing.T) {
+	const n = 64 << 10
+	o := clustered(8, 8)
+	o.options = cuda.Options{Chunk: n / 2}
+	o.sim.NoDelays = true
+	var sent [2]atomic.Int64 // by the cards of the two hosts
+	f := mem.NewFabric()
+	f.DropIf(func(_ string, from int, r *transport.Request) bool {
+		if from/8 != r.Peer/8 {
+			sent[from/8].Add(int64(len(r.Buf)))
+		}
+		return false
+	})
+	vary := o.vary
+	o.vary = func(c *cuda.Options, r int) {
+		vary(c, r)
+		inner := c.CPUOptions.(gloo.Options)
+		inner.Fabric = f
+		c.CPUOptions = inner
+	}
+	w := newWorld(t, o)
+	w.each(func(x *rank, r int) error { return x.meetDirectly(r) })
+	sent[0].Store(0)
+	sent[1].Store(0)
+	w.each(func(x *rank, r int) error {
+		y, err := x.vector(tensor.Float32, r, make([]byte, n))
+		if err != nil {
+			return err
+		}
+		v, err := x.b.AllReduce(x.ctx, []*tensor.Tensor{y.t}, backend.AllReduceOptions{})
+		if err != nil {
+			return err
+		}
+		return v.Wait(x.ctx)
+	})
+	for host := range sent {
+		require.InDelta(t, n, sent[host].Load(), 0.05*n)
+	}
+	w.end()
 }
 
 // TestF26ClustersOptions: sums in rank order keep the flat way, and Explain says each rank's part.

@@ -47,8 +47,15 @@ func TestF26Mutations(t *testing.T) {
 		})...)
 	}
 	defer cuda.SetCloseLimit(200 * time.Millisecond)()
-	for _, sizes := range [][]int{{2, 2}, {1, 1}} {
+	for _, c := range []struct {
+		sizes   []int
+		kernels bool // else the hosts do the steps inside
+	}{{[]int{2, 2}, true}, {[]int{1, 1}, true}, {[]int{2, 2}, false}} {
+		sizes := c.sizes
 		s := clustered(sizes...)
+		if !c.kernels {
+			s.sim.Kernels = nil
+		}
 		s.options = cuda.Options{Chunk: 80} // of 400 bytes
 		s.timeout = patience
 		s.sim.Seed, s.sim.Quiet = 3, true
@@ -86,11 +93,11 @@ func TestF26Mutations(t *testing.T) {
 				err = withoutCall(t, s, m, run)
 			}
 			if err == nil {
-				t.Errorf("%v: nobody noticed that %v, number %d of them there, was left out", sizes, m, m.K)
+				t.Errorf("%v, kernels %t: nobody noticed that %v, number %d of them there, was left out", sizes, c.kernels, m, m.K)
 			}
 			tried[m.Name]++
 		}
-		t.Log(sizes, "left out, each of them missed:", tried)
+		t.Log(sizes, c.kernels, "left out, each of them missed:", tried)
 		for name := range orders {
 			require.NotZero(t, tried[name], name)
 		}

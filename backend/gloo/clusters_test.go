@@ -198,12 +198,12 @@ func TestF26StagesOverlap(t *testing.T) {
 				}
 				limit := time.Now().Add(20 * time.Second)
 				going := s.Going()
-				for len(s.Going()) > 0 && time.Now().Before(limit) {
+				for s.Going() > 0 && time.Now().Before(limit) {
 					runtime.Gosched()
 				}
-				if len(s.Going()) > 0 {
+				if s.Going() > 0 {
 					late.Store(r, s.Chunk)
-				} else if len(going) > 0 {
+				} else if going > 0 {
 					moved[r]++
 				}
 			})

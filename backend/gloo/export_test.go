@@ -114,27 +114,14 @@ func (b *Backend) Sent() []uint64 { return b.tcp.Sent() }
 type Step struct {
 	*cluster.Step
 	Begins bool
-	Going  func() (chunks []int) // of the steps between clusters whose messages are under way
+	Going  func() int // how many messages of steps between clusters are under way
 }
 
 // TraceSteps calls f with each step that the rank begins and ends from now on, in the goroutine that
 // runs the operation.
 func (b *Backend) TraceSteps(f func(Step)) {
 	b.trace = func(e *engine, s *cluster.Step, begins bool) {
-		f(Step{s, begins, func() (chunks []int) {
-			for _, g := range e.between {
-				if g.step == nil {
-					continue
-				}
-				for i, busy := range g.busy {
-					if busy && !g.meeting.Arrived(&g.posts[i].key) {
-						chunks = append(chunks, g.step.Chunk)
-						break
-					}
-				}
-			}
-			return chunks
-		}})
+		f(Step{s, begins, e.cluster.meeting.Posted})
 	}
 }
 

@@ -140,10 +140,10 @@ func TestSlots(t *testing.T) {
 			var mu sync.Mutex
 			seen := map[uint64]bool{}
 			f := mem.NewFabric()
-			f.DropIf(func(_ string, _, _ int, slot uint64) bool {
+			f.DropIf(func(_ string, _ int, r *transport.Request) bool {
 				mu.Lock()
 				defer mu.Unlock()
-				seen[slot] = true
+				seen[r.Slot] = true
 				return false
 			})
 			ranks(t, f, 2, 1, 0, func(t *testing.T, b *gloo.Backend) { require.NoError(t, tc.call(b)) })

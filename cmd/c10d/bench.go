@@ -37,6 +37,7 @@ type bench struct {
 	dtype, reduce, init   string
 	wire, sums            string
 	checksum              bool
+	lanes                 int
 	beside, load          list
 	tune                  string
 	begin, end            byteSize
@@ -143,6 +144,7 @@ func setupBench(fs *flag.FlagSet) func(stdio, []string) (int, error) {
 	fs.StringVar(&b.init, "init", "env://", "`URL` of the job's store: env://, tcp://, file:// or redis://")
 	fs.StringVar(&b.wire, "wire", "", "`wire`: auto, gloo, native, or tcp, which is native without shared memory"+wireDefault)
 	fs.BoolVar(&b.checksum, "checksum", false, "checksums of messages, on the native wire over TCP")
+	fs.IntVar(&b.lanes, "lanes", 0, "`n` further connections to each other rank, for messages from 512K on, on the native wire over TCP; 0 means the backend's default, negative none; not with -device")
 	fs.StringVar(&b.sums, "sums", "", "`order` of sums: \"rank order\" or exact; empty means the fastest")
 	fs.BoolVar(&b.json, "json", false, "print one JSON record a line")
 	fs.Var(&b.beside, "beside", "`files` of peers' records, to print their times and the ratios")
@@ -244,6 +246,9 @@ func (b *bench) complete() error {
 	if b.alloc && (!b.device.onCPU() || b.tune != "") {
 		return usagef("-alloc is for tensors in CPU memory, and not for -tune")
 	}
+	if b.lanes != 0 && !b.device.onCPU() {
+		return usagef("-lanes is for tensors in CPU memory and for -clusters, not for -device")
+	}
 	if b.tune != "" && (b.work != "" || b.broadcast != "") {
 		return usagef("-tune measures all ways: leave out -work and -broadcast")
 	}
@@ -319,9 +324,12 @@ func (b *bench) run(std stdio) error {
 	return errors.Join(err, g.Close(), at.free())
 }
 
+// tcp returns the options of the native wire's connections.
+func (b *bench) tcp() gloo.TCPOptions { return gloo.TCPOptions{Checksum: b.checksum, Lanes: b.lanes} }
+
 // options are those of the group that is measured.
 func (b *bench) options(at *gpu) pg.InitOptions {
-	host := gloo.Options{Wire: gloo.Wire(b.wire), Sums: gloo.Sums(b.sums), TCP: gloo.TCPOptions{Checksum: b.checksum}}
+	host := gloo.Options{Wire: gloo.Wire(b.wire), Sums: gloo.Sums(b.sums), TCP: b.tcp()}
 	o := pg.Options{Timeout: 5 * time.Minute, Backend: at.backends(), BackendOptions: []backend.SpecificOptions{host}}
 	if at != nil {
 		own := cuda.Options{

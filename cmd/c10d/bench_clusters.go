@@ -150,7 +150,7 @@ func (b *bench) clusterGroup(ctx context.Context, g *pg.ProcessGroup, at *gpu, m
 	if at != nil {
 		own.Driver = at.driver
 	}
-	host := gloo.Options{Cluster: strconv.Itoa(b.clusters.of[g.Rank()]), TCP: gloo.TCPOptions{Checksum: b.checksum}}
+	host := gloo.Options{Cluster: strconv.Itoa(b.clusters.of[g.Rank()]), TCP: b.tcp()}
 	switch mode {
 	case "serial":
 		own.Chunk = math.MaxInt32

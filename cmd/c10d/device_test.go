@@ -203,7 +203,7 @@ func TestBenchClusters(t *testing.T) {
 			require.Positive(t, us)
 		}
 	}
-	p = start(t, nil, "bench", "-world", "2", "-clusters", "sim/cpu", "-sizes", "16M", "-n", "1", "-w", "1", "-repeat", "1", "-check=false")
+	p = start(t, nil, "bench", "-world", "2", "-clusters", "sim/cpu", "-lanes", "2", "-sizes", "16M", "-n", "1", "-w", "1", "-repeat", "1", "-check=false")
 	require.Zero(t, p.wait(), p.stderr.String())
 	require.Regexp(t, `(?s)# rank 0 in cluster 0: sim:0 .*# rank 1 in cluster 1: cpu.*\n +16777216 +1 .*\n# from 16M on: .*hold`, p.output())
 }
@@ -288,6 +288,7 @@ func TestBenchDeviceFlags(t *testing.T) {
 		"has devices of kinds cuda and sim":  {"-clusters", "cuda/sim"},
 		"has 2 ranks, and -world is 3":       {"-clusters", "sim/cpu", "-world", "3"},
 		"leave out -device":                  {"-clusters", "sim/cpu", "-device", "sim"},
+		"-lanes is for tensors in CPU":       {"-lanes", "2", "-device", "sim"},
 		"not for barrier":                    {"-clusters", "sim/cpu", "-op", "barrier"},
 	} {
 		var out, errs bytes.Buffer

@@ -66,18 +66,27 @@ func TestMatchAgainstModel(t *testing.T) {
 			if rng.IntN(100) > 0 {
 				continue
 			}
-			var vs []value
-			var cs []int
-			m.Drop(func(key int) bool { return key == k }, func(_ int, v value) { vs = append(vs, v) }, func(_ int, c int) { cs = append(cs, c) })
-			require.Empty(t, append([]value{}, values[k]...)[len(vs):])
-			require.Equal(t, len(takers[k]), len(cs))
-			for j := range vs {
-				require.Equal(t, values[k][j], vs[j])
-				bytes -= vs[j].size
+			key := map[int]int{} // of each number
+			for k := range 5 {
+				for _, v := range values[k] {
+					key[v.n] = k
+				}
+				for _, c := range takers[k] {
+					key[c] = k
+				}
 			}
-			count, waiting = count-len(vs), waiting-len(cs)
-			delete(values, k)
-			delete(takers, k)
+			m.Drop(func(v value) {
+				k := key[v.n]
+				require.Equal(t, values[k][0], v)
+				values[k] = values[k][1:]
+				count, bytes = count-1, bytes-v.size
+			}, func(c int) {
+				k := key[c]
+				require.Equal(t, takers[k][0], c)
+				takers[k] = takers[k][1:]
+				waiting--
+			})
+			require.Zero(t, count+bytes+waiting)
 		}
 		a, b, c := m.Waiting()
 		require.Equal(t, []int{count, bytes, waiting}, []int{a, int(b), c})

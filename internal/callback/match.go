@@ -60,7 +60,7 @@ func (m *Match[K, V, C]) Put(k K, v V, size int64) (c C, ok bool, err error) {
 	if c, ok = m.TakeTaker(k); ok {
 		return c, true, nil
 	}
-	if !m.Room(size) {
+	if m.values >= m.Values || size > m.Bytes-m.bytes {
 		return c, false, &FullError{m.values, m.Values, m.bytes, m.Bytes}
 	}
 	n := m.node()
@@ -69,11 +69,6 @@ func (m *Match[K, V, C]) Put(k K, v V, size int64) (c C, ok bool, err error) {
 	m.values++
 	m.bytes += size
 	return c, false, nil
-}
-
-// Room reports whether a value of size bytes may wait.
-func (m *Match[K, V, C]) Room(size int64) bool {
-	return m.values < m.Values && size <= m.Bytes-m.bytes
 }
 
 // Value returns the oldest value of k and leaves it.
@@ -122,30 +117,25 @@ func (m *Match[K, V, C]) Waiting() (values int, bytes int64, takers int) {
 	return m.values, m.bytes, m.takers
 }
 
-// Drop removes all values and takers of the keys for which which returns true, or of all keys if
-// it is nil. It passes them to the two functions, in order for each key. Either may be nil.
-func (m *Match[K, V, C]) Drop(which func(K) bool, value func(K, V), taker func(K, C)) {
+// Drop removes all values and takers, and passes them to the two functions, in order for each key. value may be
+// nil.
+func (m *Match[K, V, C]) Drop(value func(V), taker func(C)) {
 	for k, l := range m.keys {
-		if which != nil && !which(k) {
-			continue
-		}
 		delete(m.keys, k)
 		for l.head != nil {
 			n := l.head
 			l.head = n.next
 			v, c, size := n.value, n.taker, n.size
 			m.release(n)
-			if l.values {
-				m.values--
-				m.bytes -= size
-				if value != nil {
-					value(k, v)
-				}
-			} else {
+			if !l.values {
 				m.takers--
-				if taker != nil {
-					taker(k, c)
-				}
+				taker(c)
+				continue
+			}
+			m.values--
+			m.bytes -= size
+			if value != nil {
+				value(v)
 			}
 		}
 	}

@@ -117,13 +117,6 @@ func (r *Registry[T]) Next() (v T, ok bool) {
 // Due reports whether Next has a value. It takes no lock.
 func (r *Registry[T]) Due() bool { return r.some.Load() }
 
-// Arrived reports whether k has arrived.
-func (r *Registry[T]) Arrived(k *Key[T]) bool {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	return k.has&arrived != 0
-}
-
 // Posted returns how many keys are sure to arrive and have not yet.
 func (r *Registry[T]) Posted() int {
 	r.mu.Lock()

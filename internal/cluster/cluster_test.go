@@ -101,6 +101,7 @@ func drawExample(rng *rand.Rand, l *cluster.Layout, op plan.Op, combine func(dst
 		c.Root = 0
 	}
 	c.Single = op <= plan.OpBroadcast && op != plan.OpReduceScatter && op != plan.OpAllGather && rng.IntN(4) == 0
+	c.Apart = rng.IntN(3) == 0
 	data := func(n int) []byte {
 		b := make([]byte, n)
 		for i := range b {
@@ -466,6 +467,33 @@ func TestF26Overlap(t *testing.T) {
 	}
 	t.Logf("%.0f of %.0f: %.3f", last, sequential, last/sequential)
 	require.LessOrEqual(t, last, 0.7*sequential)
+}
+
+// TestF26EndsInOrder: with Apart, chunks end in the order in which their steps between clusters begin. The host's turns
+// of an operation on devices end in the order in which they were given: one that ended before earlier ones would wait for
+// them.
+func TestF26EndsInOrder(t *testing.T) {
+	rng := rand.New(rand.NewPCG(9, 10))
+	for range 50 {
+		l := drawLayout(rng)
+		for _, op := range []plan.Op{plan.OpAllReduce, plan.OpReduce, plan.OpBroadcast, plan.OpReduceScatter, plan.OpAllGather} {
+			for _, c := range drawExample(rng, l, op, operators["sum"]).calls {
+				c.Apart = true
+				p, err := l.Plan(c)
+				require.NoError(t, err)
+				var begin, end []int
+				for _, s := range p.Steps {
+					switch {
+					case s.Finish:
+						end = append(end, s.Chunk)
+					case s.Stage == cluster.Between && !slices.Contains(begin, s.Chunk):
+						begin = append(begin, s.Chunk)
+					}
+				}
+				require.Equal(t, begin, end, "%+v", c)
+			}
+		}
+	}
 }
 
 // TestF27Cache: a plan is made once for each different call, from many goroutines, and calls that

@@ -36,6 +36,11 @@ type Call struct {
 	// Single lets one rank carry all traffic of its cluster. All-reduce, reduce and broadcast have
 	// it.
 	Single bool
+
+	// Apart says that steps inside never keep this rank's messages of other steps back: whoever runs them does
+	// not run the steps between clusters. Then chunks end in the order in which they begin. Otherwise all
+	// ranks end them in one order. Reduce-scatter and all-gather need it.
+	Apart bool
 }
 
 // ahead is how many chunks have begun between clusters before the first one has to end. With two, a
@@ -400,7 +405,7 @@ func (b *planner) columns() {
 
 // pipeline lets areas go through the stages, in this order. So many have begun between clusters
 // before the first one has to end. All ranks end them in the order of the list, so they cannot wait
-// for each other in a circle.
+// for each other in a circle. With Apart each ends them in its own order, for which all have to begin first.
 func (b *planner) pipeline(areas []area, order []int, begun int, start []int64) {
 	ids := make([]int, len(areas))
 	cut := make([][]piece, len(areas))
@@ -418,6 +423,9 @@ func (b *planner) pipeline(areas []area, order []int, begun int, start []int64) 
 			ends[k] = b.begin(areas[k], cut[k], start)
 		}
 		if k := i - begun + 1; k >= 0 && k < len(areas) {
+			if b.Apart {
+				k = order[k]
+			}
 			b.chunk = k
 			b.finish()
 			ends[k]()

@@ -25,15 +25,15 @@ import (
 type Fabric struct {
 	mu       sync.Mutex
 	networks map[string]*network
-	drop     func(group string, from, to int, slot uint64) bool
+	drop     func(group string, from int, r *transport.Request) bool
 }
 
 // NewFabric returns a fabric without groups.
 func NewFabric() *Fabric { return &Fabric{networks: make(map[string]*network)} }
 
-// DropIf makes every message get lost for which f returns true: its send completes, its receive
-// never does. Set it before ranks join.
-func (f *Fabric) DropIf(drop func(group string, from, to int, slot uint64) bool) { f.drop = drop }
+// DropIf calls drop with every message. If it returns true, the message gets lost: its send completes, its receive
+// never does. Set it before ranks join. drop runs with the group's lock held.
+func (f *Fabric) DropIf(drop func(group string, from int, r *transport.Request) bool) { f.drop = drop }
 
 // Join returns rank's end of the group called name. It does not wait for the other ranks:
 // messages to a rank that has not joined wait for it.
@@ -120,7 +120,7 @@ type (
 
 type network struct {
 	name string
-	drop func(group string, from, to int, slot uint64) bool
+	drop func(group string, from int, r *transport.Request) bool
 
 	mu     sync.Mutex
 	fault  *transport.Fault // of the whole group, for ranks that join later
@@ -191,7 +191,7 @@ func (e *end) Send(r *transport.Request) {
 		e.leftLocked(r)
 		return
 	}
-	if n.frozen[e.rank] || n.drop != nil && n.drop(n.name, e.rank, r.Peer, r.Slot) {
+	if n.frozen[e.rank] || n.drop != nil && n.drop(n.name, e.rank, r) {
 		r.Complete(nil)
 		return
 	}

@@ -523,12 +523,12 @@ func (s *stream) needsPeer() bool {
 // end completes the requests that wait to be matched. Queued frames stay. A message that is
 // being read ends when its reader calls arrived.
 func (s *stream) end(err error) {
-	s.in.Drop(nil, func(_ uint64, a arrival) { s.blocks.put(a.block) }, func(_ uint64, r *transport.Request) {
+	s.in.Drop(func(a arrival) { s.blocks.put(a.block) }, func(r *transport.Request) {
 		if r.Tag == noLanding {
 			r.Complete(err)
 		}
 	})
-	s.out.Drop(nil, nil, func(_ sendKey, r *transport.Request) { r.Complete(err) })
+	s.out.Drop(nil, func(r *transport.Request) { r.Complete(err) })
 	s.unannounced.Complete(err)
 	for i := range s.landings {
 		if l := &s.landings[i]; l.req != nil && l.claimed == l.done {

@@ -101,7 +101,7 @@ func (g *Group) planned(c *Call, grain int) (*cluster.Plan, error) {
 		n = max(bytes(c.Out), bytes(c.In))
 		all = n
 	}
-	call := cluster.Call{Op: c.Op, Rank: g.B.Rank, Root: c.Root, Bytes: int64(n), Elem: int64(grain), Chunk: int64(max(g.Chunk, (all+mostChunks-1)/mostChunks, 1))}
+	call := cluster.Call{Op: c.Op, Apart: true, Rank: g.B.Rank, Root: c.Root, Bytes: int64(n), Elem: int64(grain), Chunk: int64(max(g.Chunk, (all+mostChunks-1)/mostChunks, 1))}
 	if c.Counts != nil {
 		call.Bytes = 0
 		for _, n := range c.Counts {

@@ -12,6 +12,15 @@ import (
 // Span is a range of bytes.
 type Span struct{ Off, N int }
 
+// with returns the range from the first byte of two spans to the last. x may be empty.
+func (x Span) with(o Span) Span {
+	if x.N == 0 {
+		return o
+	}
+	lo := min(x.Off, o.Off)
+	return Span{lo, max(x.Off+x.N, o.Off+o.N) - lo}
+}
+
 // movement is a call that combines nothing: to each rank a span of src, from each one a span of dst.
 // The spans of this rank itself are copied from one to the other.
 type movement struct {
@@ -46,17 +55,18 @@ func (c *Comm) launchMove(s Launcher, m *movement) error {
 		shape.Threads = min(shape.Threads, 32*c.channels)
 		shape.Blocks = max(min(shape.Blocks, c.blocks(m.blocks), 32*c.channels/shape.Threads), 1)
 	}
-	var reads, writes, align int
+	var reads, writes Span // from the first byte to the last
+	align := 0
 	for r := range c.ranks {
 		from, to := m.send[r], m.take[r]
 		if from.N < 0 || to.N < 0 || m.src == 0 && from.N > 0 || m.dst == 0 && to.N > 0 {
 			return fmt.Errorf("direct: %s of %d bytes at %v to rank %d, and of %d bytes at %v from there", m.what, from.N, m.src, r, to.N, m.dst)
 		}
 		if from.N > 0 {
-			reads, align = max(reads, from.Off+from.N), align|from.Off
+			reads, align = reads.with(from), align|from.Off
 		}
 		if to.N > 0 {
-			writes, align = max(writes, to.Off+to.N), align|to.Off
+			writes, align = writes.with(to), align|to.Off
 		}
 		part = max(part, from.N, to.N)
 	}
@@ -64,10 +74,10 @@ func (c *Comm) launchMove(s Launcher, m *movement) error {
 		return fmt.Errorf("direct: %s: %w", m.what, err)
 	}
 	src, dst := m.src, m.dst
-	if reads == 0 {
+	if reads.N == 0 {
 		src = dst
 	}
-	if writes == 0 {
+	if writes.N == 0 {
 		dst = src
 	}
 	c.put(callSrc, uint64(src))
@@ -80,7 +90,7 @@ func (c *Comm) launchMove(s Launcher, m *movement) error {
 		c.put(moveTake+16*r, uint64(m.take[r].Off))
 		c.put(moveTake+16*r+8, uint64(m.take[r].N))
 	}
-	return c.start(s, c.moves, shape, moveBytes, driver.Reads(src, reads), driver.Writes(dst, writes))
+	return c.start(s, c.moves, shape, moveBytes, driver.Reads(src+driver.Ptr(reads.Off), reads.N), driver.Writes(dst+driver.Ptr(writes.Off), writes.N))
 }
 
 // AllToAllV sends the span send[r] of src to rank r, and receives from rank r into the span take[r] of

@@ -87,6 +87,16 @@ func BenchmarkPublish(b *testing.B) {
 	}
 }
 
+func BenchmarkChecksum(b *testing.B) {
+	data := alignedBytes(64 << 20)
+	b.SetBytes(DefaultBucket)
+	i := 0
+	for b.Loop() {
+		checksum(data[i : i+DefaultBucket])
+		i = (i + DefaultBucket) % len(data)
+	}
+}
+
 // BenchmarkDiff compares buckets of 4 MiB of bfloat16, of which 1 % differ.
 func BenchmarkDiff(b *testing.B) {
 	const n = 4 << 20

@@ -369,7 +369,7 @@ func TestBrokenUpdates(t *testing.T) {
 		"too few buckets":                  {[][]byte{startFrame(2, 1), good, finishFrame(2, 0)}, "an update ends after 1 buckets"},
 		"index too large":                  {[][]byte{startFrame(2, 1), delta(1024, 1)}, "a delta has index 1024 after -1"},
 		"indices do not increase":          {[][]byte{startFrame(2, 1), delta(5, 1, 5, 2)}, "a delta has index 5 after 5"},
-		"count":                            {[][]byte{startFrame(2, 1), bucketFrame(kindDelta, 0, 2, deltaOf(1, 1))}, "a delta of 2 elements has 5 bytes"},
+		"count":                            {[][]byte{startFrame(2, 1), bucketFrame(kindDelta, 0, 2, deltaOf(1, 1))}, "a delta of 2 elements and 5 bytes"},
 		"delta of a full update":           {[][]byte{startFrame(2, 0), good}, "bucket 0 of kind 5 came"},
 		"bucket out of order":              {[][]byte{startFrame(2, 1), bucketFrame(kindDelta, 1, 0, nil)}, "where bucket 0 was expected"},
 		"bucket of another size":           {[][]byte{startFrame(2, 0), bucketFrame(kindFull, 0, 0, two)}, "bucket 0 has 476 bytes, want 1024"},
@@ -491,8 +491,6 @@ func TestDiff(t *testing.T) {
 		to := bytes.Clone(was)
 		patch(to, d, len(changed), unit)
 		require.Equal(t, now, to)
-		copyUnits(to, was, d[:4*len(changed)], unit)
-		require.Equal(t, was, to)
 	}
 }
 

@@ -20,8 +20,9 @@ import (
 	"github.com/c10d-go/c10d/tensor"
 )
 
-// timedTrainer publishes a model of n bfloat16: all of it, and then with 1 % changed. It says how long
-// each took, and how many bytes were sent.
+// timedTrainer publishes a model of n bfloat16: all of it, and then twice with 1 % changed. It says how long the
+// first and the last took, and how many bytes were sent. Before the first delta after a full update, a
+// receiver copies the whole version.
 const timedTrainer = `
 import json, sys, time
 sys.path.insert(0, "torch")
@@ -45,10 +46,11 @@ def publish(full):
 publish(True), publish(True) # the receiver reserves its two copies
 for _ in range(rounds):
     full, whole = publish(True)
-    at = torch.randint(n, (n // 100,))
-    bits = model["w"].view(torch.int16)
-    bits[at] = bits[at] ^ 1
-    delta, part = publish(False)
+    for _ in range(2):
+        at = torch.randint(n, (n // 100,))
+        bits = model["w"].view(torch.int16)
+        bits[at] = bits[at] ^ 1
+        delta, part = publish(False)
     print(json.dumps({"full": full, "whole": whole, "delta": delta, "part": part}), flush=True)
     sys.stdin.readline()
 `

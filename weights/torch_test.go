@@ -57,11 +57,11 @@ for version in range(1, 5):
     assert sys.stdin.readline()
 # A late receiver may be there now. The process ends after the 20th bucket.
 whole, calls = p._whole, []
-def dying(i):
-    calls.append(i)
+def dying(*bucket):
+    calls.append(bucket)
     if len(calls) == 20:
         os.kill(os.getpid(), 9)
-    return whole(i)
+    return whole(*bucket)
 p._whole = dying
 model["w"] = torch.randn(n).bfloat16()
 p.publish(5, model.items())

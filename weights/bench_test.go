@@ -12,7 +12,7 @@ import (
 )
 
 // BenchmarkPublish updates one receiver over loopback with 256 MiB of bfloat16, of which 1 % change. It
-// reports the bytes on the wire and the 99th percentile of a request that reads 1 MiB of the parameters.
+// reports the bytes on the wire and the 99th percentile of a request that reads 256 KiB of the parameters.
 //
 //	go test -run '^$' -bench Publish ./weights
 func BenchmarkPublish(b *testing.B) {
@@ -39,26 +39,7 @@ func BenchmarkPublish(b *testing.B) {
 			}
 			publish(1)
 			publish(2)
-			done, times := make(chan struct{}), make(chan []time.Duration)
-			go func() {
-				var all []time.Duration
-				var sum byte
-				for {
-					select {
-					case <-done:
-						times <- all
-						return
-					case <-time.After(time.Millisecond):
-					}
-					begun := time.Now()
-					v, _ := r.Acquire()
-					for _, c := range v.Tensor("w").Bytes()[:1<<20] {
-						sum += c
-					}
-					v.Release()
-					all = append(all, time.Since(begun))
-				}
-			}()
+			stop := requests(r)
 			random := rand.New(rand.NewPCG(1, 1))
 			var wire int64
 			b.SetBytes(2 * n)
@@ -76,14 +57,55 @@ func BenchmarkPublish(b *testing.B) {
 				version++
 				wire = publish(version)
 			}
-			close(done)
-			all := <-times
-			slices.Sort(all)
 			b.ReportMetric(float64(wire), "wire-B/op")
-			if len(all) > 0 {
-				b.ReportMetric(float64(all[(len(all)-1)*99/100].Microseconds()), "p99-us")
-			}
+			b.ReportMetric(p99(stop()).Seconds()*1e6, "p99-us")
 		})
+	}
+}
+
+// requests reads 256 KiB of the newest version every 2 ms until stop is called, which returns how long each
+// read took from the time at which it was due.
+func requests(r *Receiver) (stop func() []time.Duration) {
+	done, times := make(chan struct{}), make(chan []time.Duration)
+	go func() {
+		var all []time.Duration
+		var sum uint32
+		ticks := time.NewTicker(2 * time.Millisecond)
+		defer ticks.Stop()
+		for {
+			select {
+			case <-done:
+				times <- all
+				return
+			case due := <-ticks.C:
+				v, _ := r.Acquire()
+				sum += checksum(v.Tensor("w").Bytes()[:256<<10])
+				v.Release()
+				all = append(all, time.Since(due))
+			}
+		}
+	}()
+	return func() []time.Duration {
+		close(done)
+		return <-times
+	}
+}
+
+func p99(times []time.Duration) time.Duration {
+	if len(times) == 0 {
+		return 0
+	}
+	slices.Sort(times)
+	return times[(len(times)-1)*99/100]
+}
+
+func BenchmarkChecksum(b *testing.B) {
+	data := alignedBytes(64 << 20)
+	b.SetBytes(DefaultBucket)
+	i := 0
+	for b.Loop() {
+		checksum(data[i : i+DefaultBucket])
+		i = (i + DefaultBucket) % len(data)
 	}
 }
 

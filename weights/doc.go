@@ -16,7 +16,8 @@
 //	t := v.Tensor("embedding")
 //
 // A trainer in Python uses torch/weights_publisher.py: one file that needs PyTorch 1.13 or later and
-// nothing else.
+// nothing else. If the machine has a C compiler, it finds the elements for deltas 4 times as fast. Its option fp8
+// sends bfloat16 parameters as float8_e4m3fn with a scale for each row, in half the bytes.
 //
 // # Guarantees
 //
@@ -37,8 +38,9 @@
 // # Memory
 //
 // A publisher keeps one copy of the parameters beside the trainer's own, and the last delta of each
-// bucket. A receiver has one copy, and two from the second version on. It also remembers which units the last delta changed, with
-// at most an eighth of a copy: the older copy is brought up to date by copying these units.
+// bucket. A receiver has one copy, and two from the second version on. It also remembers the last delta of each bucket, with
+// at most an eighth of a copy: the older copy is brought up to date with it. A receiver lets other
+// goroutines run after every 256 KiB.
 //
 // # Security
 //
@@ -53,9 +55,14 @@
 //	 0  4 bytes "c10w"
 //	 4  u32 kind
 //	 8  u32 number of the bucket
-//	12  u32 count: changed units of a delta, protocol version 1 in a hello, otherwise 0
+//	12  u32 count: changed units of a delta, protocol version 2 in a hello, otherwise 0
 //	16  u32 bytes of the payload that follows
-//	20  u32 CRC-32 (IEEE, zlib's) of the payload
+//	20  u32 checksum of the payload that follows
+//
+// The checksum is a CRC-32 (IEEE, zlib's). A payload of 16 KiB and more is divided into blocks of 16 KiB. The blocks
+// are added as 2048 u64 each, word by word, modulo 2^64. The CRC-32 is that of the 2048 sums and then of the bytes after the
+// last block. So an error within 16 KiB has the effect that it has on a CRC-32. Errors 16 KiB apart can
+// cancel each other.
 //
 // The kinds, in the order of an update:
 //
@@ -80,5 +87,5 @@
 // # Limits
 //
 // Tensors are in host memory on both sides. Versions go over TCP to each receiver, not from receiver to receiver.
-// Values are not made narrower on the way.
+// Only the publisher for PyTorch makes values narrower.
 package weights

@@ -6,10 +6,10 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
-	"hash/crc32"
 	"io"
 	"math"
 	"net"
+	"runtime"
 	"sync"
 	"time"
 
@@ -86,7 +86,7 @@ type Publisher struct {
 	closed    bool
 }
 
-type delta struct{ indices, values []byte }
+type delta struct{ payload, values []byte }
 
 // peer is a receiver, as the publisher sees it.
 type peer struct {
@@ -254,15 +254,15 @@ func (p *Publisher) introduce(r *peer) []byte {
 	return p.text[:len(p.text):len(p.text)]
 }
 
-// encoded is a bucket on its way: a frame whose parts are sent one after the other.
+// encoded is the frame of a bucket.
 type encoded struct {
 	header
-	parts [2][]byte
+	payload []byte
 }
 
 func (p *Publisher) send(r *peer, e encoded) error {
 	var head [headerSize]byte
-	v := net.Buffers{e.header.append(head[:0]), e.parts[0], e.parts[1]}
+	v := net.Buffers{e.header.append(head[:0]), e.payload}
 	r.raw.SetWriteDeadline(time.Now().Add(p.options.Timeout))
 	_, err := v.WriteTo(r.conn)
 	return err
@@ -278,35 +278,54 @@ func (p *Publisher) write(r *peer, b []byte) error {
 func (p *Publisher) full(i int) encoded {
 	b := p.layout.buckets[i]
 	all := p.base[b.param][b.from:b.to]
-	return encoded{header{kindFull, uint32(i), 0, uint32(len(all)), crc32.ChecksumIEEE(all)}, [2][]byte{all, nil}}
+	return encoded{header{kindFull, uint32(i), 0, uint32(len(all)), checksum(all)}, all}
 }
 
-// encode brings bucket i of the base up to date and returns the frame for receivers that have the
-// base, and for the others if there are any.
-func (p *Publisher) encode(i int, now []byte, relative, others bool) (forMost, forOthers encoded) {
+// frames are those of a bucket for the receivers that have the base, and for the others.
+type frames struct{ most, others encoded }
+
+// encode brings bucket i of the base up to date and returns its frames. That for others is there if it is the
+// same or others is set.
+func (p *Publisher) encode(i int, now []byte, relative, others bool) (both frames) {
 	b := p.layout.buckets[i]
 	base := p.base[b.param][b.from:b.to]
 	short := false
 	if relative {
 		d := &p.deltas[i]
-		if d.indices, d.values, short = diff(base, now, b.unit, d.indices[:0], d.values[:0]); short {
-			crc := crc32.Update(crc32.ChecksumIEEE(d.indices), crc32.IEEETable, d.values)
-			forMost = encoded{
-				header{kindDelta, uint32(i), uint32(len(d.indices) / 4), uint32(len(d.indices) + len(d.values)), crc},
-				[2][]byte{d.indices, d.values},
-			}
+		if d.payload, d.values, short = diff(base, now, b.unit, d.payload[:0], d.values[:0]); short {
+			count := len(d.payload) / 4
+			d.payload = append(d.payload, d.values...)
+			both.most = encoded{header{kindDelta, uint32(i), uint32(count), uint32(len(d.payload)), checksum(d.payload)}, d.payload}
 		}
 	}
 	if !short {
 		copy(base, now)
 	}
 	if !short || others {
-		forOthers = p.full(i)
+		both.others = p.full(i)
 	}
 	if !short {
-		forMost = forOthers
+		both.most = both.others
 	}
-	return forMost, forOthers
+	return both
+}
+
+// encodeAll returns a channel for each bucket, in order, from which its frames come. It ends early if ctx ends. The
+// caller takes all. Goroutines encode a few buckets ahead.
+func (p *Publisher) encodeAll(ctx context.Context, memory [][]byte, relative, others bool) <-chan chan frames {
+	ahead := make(chan chan frames, min(4, runtime.GOMAXPROCS(0))-1)
+	go func() {
+		defer close(ahead)
+		for i, b := range p.layout.buckets {
+			if ctx.Err() != nil {
+				return
+			}
+			c := make(chan frames, 1)
+			ahead <- c
+			go func() { c <- p.encode(i, memory[b.param][b.from:b.to], relative, others) }()
+		}
+	}()
+	return ahead
 }
 
 // feed is the update of one receiver.
@@ -380,11 +399,9 @@ func (p *Publisher) Publish(ctx context.Context, version uint64, params []Named)
 	}
 	var digest, digestOthers uint32
 	report.Full, report.Delta = l.bytes, 2*headerSize+16+12
-	for i, b := range p.layout.buckets {
-		if ctx.Err() != nil {
-			break
-		}
-		most, other := p.encode(i, memory[b.param][b.from:b.to], relative, others)
+	for c := range p.encodeAll(ctx, memory, relative, others) {
+		both := <-c
+		most, other := both.most, both.others
 		digest, digestOthers = chain(digest, most.crc), chain(digestOthers, other.crc)
 		report.Delta += headerSize + int64(most.length)
 		for _, f := range feeds {

@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"runtime"
 	"sync"
 	"time"
 
@@ -46,7 +47,7 @@ type Receiver struct {
 	changed chan struct{} // closed and replaced with each version
 
 	// Only run uses these.
-	behind  []behind // how each bucket of standby differs from active
+	behind  []behind // what each bucket of standby lacks of active
 	touched int      // so many buckets of standby were written to since the last swap
 	scratch []byte
 }
@@ -71,11 +72,11 @@ type copyOf struct {
 	idle    chan struct{} // if not nil, closed when the last reader is gone
 }
 
-// behind is how a bucket of the standby differs from the same bucket of the active copy: in all, or in the units
-// with these indices.
+// behind is what a bucket of the standby lacks of the active copy: all, or this delta of count units.
 type behind struct {
-	whole   bool
-	indices []byte
+	whole bool
+	delta []byte
+	count int
 }
 
 // Version is a version in use. Release ends the use; a Version must not be used after that.
@@ -395,10 +396,10 @@ func (r *Receiver) fill(in *bufio.Reader, h header, b bucket, i int) error {
 		if err := readPayload(in, h, to); err != nil {
 			return err
 		}
-		at.whole, at.indices = true, at.indices[:0]
+		at.whole = true
 		return checkBools(isBool, to)
 	}
-	if int64(h.length) >= int64(len(to)) || int64(h.count) > int64(h.length) {
+	if int64(h.length) >= int64(len(to)) || 4*int64(h.count) > int64(h.length) {
 		return fmt.Errorf("%w: a delta of %d elements and %d bytes for a bucket of %d bytes", errWire, h.count, h.length, len(to))
 	}
 	if cap(r.scratch) < int(h.length) {
@@ -414,17 +415,20 @@ func (r *Receiver) fill(in *bufio.Reader, h header, b bucket, i int) error {
 	if err := checkBools(isBool, d[4*count:]); err != nil {
 		return err
 	}
-	from := r.active.memory[b.param][b.from:b.to]
 	if at.whole {
-		copy(to, from)
+		from := r.active.memory[b.param][b.from:b.to]
+		for at := 0; at < len(to); at += piece {
+			copy(to[at:min(at+piece, len(to))], from[at:])
+			runtime.Gosched()
+		}
 	} else {
-		copyUnits(to, from, at.indices, b.unit)
+		patch(to, at.delta, at.count, b.unit)
 	}
+	runtime.Gosched()
 	patch(to, d, count, b.unit)
-	// After the swap the other copy is behind in these units.
-	at.indices = at.indices[:0]
-	if at.whole = 4*count > len(to)/8; !at.whole {
-		at.indices = append(at.indices, d[:4*count]...)
+	// After the swap the other copy lacks this delta.
+	if at.whole = len(d) > len(to)/8; !at.whole {
+		at.count, at.delta = count, append(at.delta[:0], d...)
 	}
 	return nil
 }

@@ -5,6 +5,7 @@ import (
 	"bytes"
 	"encoding/json"
 	"hash/crc32"
+	"math"
 	"os"
 	"os/exec"
 	"syscall"
@@ -27,8 +28,13 @@ torch.manual_seed(1)
 n = 1 << 20
 model = {"w": torch.randn(n).bfloat16(), "odd": torch.randn(7, 3), "half": torch.randn(33).half(), "scalar": torch.tensor(3),
          "mask": torch.tensor([True, False, True]), "none": torch.zeros(0, 4), "z": torch.zeros(5, dtype=torch.complex128),
+         "narrow": (torch.randn(9, 4, 30) * torch.logspace(-33, 36, 9)[:, None, None]).bfloat16(),
          "part": torch.randn(101).bfloat16()[1:].view(10, 10).t()}
-p = w.Publisher(bucket=1 << 16)
+model["narrow"][7] = 0
+model["narrow"][0, 0, 0], model["narrow"][0, 0, 1], model["narrow"][1, 0, :2] = float("nan"), float("inf"), 448 * 2**-90
+model["wide"] = model["narrow"].clone()
+p = w.Publisher(bucket=1 << 16, compiler=sys.argv[1], fp8=lambda name, t: name == "narrow")
+assert not sys.argv[1] or p._native
 def say(**what):
     print(json.dumps(what), flush=True)
 def crc(t):
@@ -47,30 +53,41 @@ for version in range(1, 5):
     if version == 4:
         model["w"] = torch.randn(n).bfloat16()
     used, sent = p.publish(version, model.items())
-    say(version=version, used=used, sent=sent, crc={k: crc(v) for k, v in model.items()}, dropped=p.dropped)
+    say(version=version, used=used, sent=sent, crc={k: crc(v) for k, v in model.items() if k != "narrow"}, dropped=p.dropped)
     assert sys.stdin.readline()
 # A late receiver may be there now. The process ends after the 20th bucket.
 whole, calls = p._whole, []
-def dying(i):
-    calls.append(i)
+def dying(*bucket):
+    calls.append(bucket)
     if len(calls) == 20:
         os.kill(os.getpid(), 9)
-    return whole(i)
+    return whole(*bucket)
 p._whole = dying
 model["w"] = torch.randn(n).bfloat16()
 p.publish(5, model.items())
 `
 
 // TestTorch has PyTorch publish to two receivers: all elements, 1 % of them, none, all again. Then it
-// is killed in an update.
+// is killed in an update. Changed elements are found by compiled C and by PyTorch's operations.
 func TestTorch(t *testing.T) {
+	for name, compiler := range map[string]string{"compiled": "cc", "operations": ""} {
+		t.Run(name, func(t *testing.T) {
+			if _, err := exec.LookPath("cc"); compiler != "" && err != nil {
+				t.Skip("needs a C compiler: ", err)
+			}
+			testTorch(t, compiler)
+		})
+	}
+}
+
+func testTorch(t *testing.T, compiler string) {
 	if err := exec.Command(python, "-c", "import torch").Run(); err != nil {
 		if os.Getenv("C10D_REQUIRE_SERVICES") == "1" {
 			t.Fatalf("PyTorch is required: %s -c 'import torch': %v", python, err)
 		}
 		t.Skipf("needs PyTorch (Debian: python3-torch): %s -c 'import torch': %v", python, err)
 	}
-	cmd := exec.Command(python, "-c", trainer)
+	cmd := exec.Command(python, "-c", trainer, compiler)
 	cmd.Env = append(os.Environ(), "OMP_NUM_THREADS=1")
 	var stderr bytes.Buffer
 	cmd.Stderr = &stderr
@@ -108,7 +125,7 @@ func TestTorch(t *testing.T) {
 		require.True(t, ok)
 		defer v.Release()
 		require.Equal(t, said.Version, v.Number())
-		require.Len(t, v.Params(), len(said.CRC))
+		require.Len(t, v.Params(), len(said.CRC)+2)
 		for name, crc := range said.CRC {
 			require.Equal(t, crc, crcOf(v.Tensor(name)), "%s of version %d", name, said.Version)
 		}
@@ -120,7 +137,7 @@ func TestTorch(t *testing.T) {
 	for version := uint64(1); version <= 4; version++ {
 		next()
 		require.Equal(t, version, said.Version)
-		require.Empty(t, said.Dropped)
+		require.Empty(t, said.Dropped, "%v", first.Status())
 		require.GreaterOrEqual(t, said.Used, 1)
 		switch version {
 		case 1, 4:
@@ -140,6 +157,7 @@ func TestTorch(t *testing.T) {
 		v, _ := first.Acquire()
 		require.Equal(t, []int{10, 10}, v.Tensor("part").Shape())
 		require.Equal(t, tensor.BFloat16, v.Tensor("w").DType())
+		requireNarrow(t, v)
 		v.Release()
 		_, err = in.Write([]byte("\n"))
 		require.NoError(t, err)
@@ -151,6 +169,38 @@ func TestTorch(t *testing.T) {
 		require.Eventually(t, func() bool { return r.Status().Err != nil }, patience, 1e6)
 		check(r)
 		require.Greater(t, r.Status().Bytes, int64(full+full/4), "it had half of version 5")
+	}
+}
+
+// requireNarrow wants the codes of "narrow" to be those of "wide" divided by the rows' scales.
+func requireNarrow(t *testing.T, v Version) {
+	t.Helper()
+	wide, err := tensor.Data[tensor.BF16](v.Tensor("wide"))
+	require.NoError(t, err)
+	codes, err := tensor.Data[tensor.F8E4M3](v.Tensor("narrow"))
+	require.NoError(t, err)
+	scales, err := tensor.Data[float32](v.Tensor("narrow_scale"))
+	require.NoError(t, err)
+	require.Equal(t, []int{9, 4, 30}, v.Tensor("narrow").Shape())
+	require.Equal(t, []int{9, 1, 1}, v.Tensor("narrow_scale").Shape())
+	for row, scale := range scales {
+		var top float32
+		for i := row * 120; i < (row+1)*120; i++ {
+			x := wide[i].Float32() / scale
+			if want := tensor.F8E4M3From(x); want&0x7f != 0x7f || codes[i]&0x7f != 0x7f { // NaNs have any sign
+				require.Equal(t, want, codes[i], "element %d, %v", i, x)
+			}
+			if x < 0 {
+				x = -x
+			}
+			if x <= math.MaxFloat32 {
+				top = max(top, x)
+			}
+		}
+		if row != 7 {
+			require.Greater(t, top, float32(224), "row %d", row)
+			require.LessOrEqual(t, top, float32(448), "row %d", row)
+		}
 	}
 }
 

@@ -6,13 +6,16 @@ import (
 	"fmt"
 	"hash/crc32"
 	"io"
+	"runtime"
 )
 
 // doc.go describes the frames.
 const (
 	headerSize = 24
 	magic      = "c10w"
-	protocol   = 1 // in the count of a hello
+	protocol   = 2          // in the count of a hello
+	block      = 16 << 10   // bytes that a checksum adds up
+	piece      = 16 * block // bytes after which a receiver lets other goroutines run
 )
 
 type kind uint32
@@ -64,16 +67,69 @@ func frame(k kind, payload []byte) []byte {
 }
 
 func (h header) withPayload(payload []byte) []byte {
-	h.length, h.crc = uint32(len(payload)), crc32.ChecksumIEEE(payload)
+	h.length, h.crc = uint32(len(payload)), checksum(payload)
 	return append(h.append(make([]byte, 0, headerSize+len(payload))), payload...)
+}
+
+// sum makes a payload's checksum. The payload's whole blocks are added up, word by word. The checksum is the CRC-32 of
+// these sums and of the bytes after the last block. In Python this is 4 times as fast as a CRC-32 of all bytes.
+type sum struct {
+	words [block / 8]uint64
+	some  bool
+	rest  []byte
+}
+
+// add adds the next part. All parts but the last are whole blocks.
+func (s *sum) add(b []byte) {
+	for len(b) >= block {
+		addWords(&s.words, (*[block]byte)(b))
+		b, s.some = b[block:], true
+	}
+	s.rest = b
+}
+
+func (s *sum) crc() (crc uint32) {
+	if s.some {
+		var text [block]byte
+		for i, w := range s.words {
+			binary.LittleEndian.PutUint64(text[8*i:], w)
+		}
+		crc = crc32.ChecksumIEEE(text[:])
+	}
+	return crc32.Update(crc, crc32.IEEETable, s.rest)
+}
+
+func checksum(b []byte) uint32 {
+	var s sum
+	s.add(b)
+	return s.crc()
+}
+
+// addWords adds b to sums. With the race detector each word would cost three calls.
+//
+//go:norace
+func addWords(sums *[block / 8]uint64, b *[block]byte) {
+	for i := 0; i < len(sums); i += 4 {
+		s, w := (*[4]uint64)(sums[i:]), (*[32]byte)(b[8*i:])
+		s[0] += binary.LittleEndian.Uint64(w[0:])
+		s[1] += binary.LittleEndian.Uint64(w[8:])
+		s[2] += binary.LittleEndian.Uint64(w[16:])
+		s[3] += binary.LittleEndian.Uint64(w[24:])
+	}
 }
 
 // readPayload fills b, which has the length that h says, and checks the checksum.
 func readPayload(r io.Reader, h header, b []byte) error {
-	if _, err := io.ReadFull(r, b); err != nil {
-		return err
+	var s sum
+	for at := 0; at < len(b); at += piece {
+		part := b[at:min(at+piece, len(b))]
+		if _, err := io.ReadFull(r, part); err != nil {
+			return err
+		}
+		s.add(part)
+		runtime.Gosched()
 	}
-	if crc := crc32.ChecksumIEEE(b); crc != h.crc {
+	if crc := s.crc(); crc != h.crc {
 		return fmt.Errorf("weights: a frame of bucket %d has checksum %08x, %08x was sent: check the network and the memory of both hosts", h.bucket, crc, h.crc)
 	}
 	return nil

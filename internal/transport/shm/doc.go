@@ -15,7 +15,7 @@
 //		... // why these ranks cannot share memory: use sockets
 //	}
 //	defer g.Close()
-//	err = g.AllReduce(buf, 4, combine, stop)
+//	err = g.AllReduce(buf, shm.Operator{Elem: 4, Combine: add}, stop)
 //
 // If a group spans several hosts, the ranks of each host make a group of their own,
 // in which they have new numbers.

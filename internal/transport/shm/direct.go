@@ -82,9 +82,11 @@ func defaultMapped(ranks int, ownCPUs bool) Limits {
 		//	gather          5.8 5.2     15  10                       1470 1450
 		//	message         8.5 3.1     24   8                       1550 1380
 		//	reduce          7.8  13     28  32                       2410 1880
-		//	all-reduce                           134 137   709 503
+		//
+		// An all-reduce of 64 KiB takes 6.5 us staged and 5.9 with Alloc on two CPUs, one of 256 KiB
+		// 21 and 18.
 		l.Broadcast, l.Scatter, l.AllGather, l.AllGatherV, l.AllToAll, l.ReduceScatter = 16<<10, 16<<10, 16<<10, 16<<10, 16<<10, 16<<10
-		l.Gather, l.Reduce, l.AllReduce, l.Message = 32<<10, 512<<10, 4<<20, 64<<10
+		l.Gather, l.Reduce, l.AllReduce, l.Message = 32<<10, 512<<10, 64<<10, 64<<10
 	case ownCPUs:
 		// Times of 8 ranks on 16 CPUs in us, staged and with Alloc:
 		//
@@ -96,10 +98,13 @@ func defaultMapped(ranks int, ownCPUs bool) Limits {
 		//	message         8.3 2.7               95  45
 		//	gather                      25  13    80  53
 		//	reduce                      83  47   281 151
-		//	all-reduce       26  27     95  86             1200  817
+		//	all-reduce                  95  86             1200  817
 		//	broadcast                            179 275    705  949   2540 2310
 		l.Scatter, l.AllToAll, l.ReduceScatter, l.AllGather, l.AllGatherV, l.Message = 64<<10, 64<<10, 64<<10, 64<<10, 64<<10, 64<<10
-		l.Gather, l.Reduce, l.AllReduce, l.Broadcast = 128<<10, 256<<10, 512<<10, 8<<20
+		//
+		// At 64 KiB the two halves of an all-reduce, reduce-scatter and all-gather, take 17 us
+		// together, and a staged all-reduce 26.
+		l.Gather, l.Reduce, l.AllReduce, l.Broadcast = 128<<10, 256<<10, 64<<10, 8<<20
 	default:
 		// Times of 4 ranks on 2 CPUs in us, staged and with Alloc:
 		//
@@ -839,20 +844,38 @@ func (g *Group) allInArenas() bool {
 // that are far apart they take 2000, 2700 and 2960 (BenchmarkCopies, C10D_SHM_SECTION).
 const defaultSection = 1 << 20
 
-// A buffer of up to shortBuffer bytes stays in the caches. Ranks begin to copy after shortSection.
-const shortBuffer, shortSection = 2 << 20, 16 << 10
+// A buffer of up to shortBuffer bytes stays in the caches, so its sections are shorter. Two ranks gain
+// over staging, by the section (BenchmarkCopies, C10D_SHM_SECTION, the best of two runs on 2 CPUs):
+//
+//	           16 KiB  64 KiB  256 KiB  1 MiB
+//	256 KiB    1.06    1.25    1.31     1.29
+//	1 MiB      1.09    1.26    1.41     1.25
+//
+// With more ranks a share is shorter. With 8, plain C took least with 16 KiB (bench/floor.c).
+const (
+	shortBuffer     = 2 << 20
+	shortSection    = 16 << 10
+	shortSectionOf2 = 256 << 10
+)
+
+// sectionOf returns how much of a buffer of n bytes a rank reduces before it copies.
+func (g *Group) sectionOf(n int) int {
+	switch {
+	case g.section > 0:
+		return g.section
+	case n > shortBuffer:
+		return defaultSection
+	case g.size == 2:
+		return shortSectionOf2
+	}
+	return shortSection
+}
 
 // allReduceArenas is allReduceDirect in sections. Shares are copied while they are in the
 // caches of the ranks that reduced them. A rank works on the next section instead of waiting.
 func (g *Group) allReduceArenas(buf []byte) error {
 	u := unit(g.by.Elem)
-	section := g.section
-	if section == 0 {
-		if section = defaultSection; len(buf) <= shortBuffer {
-			section = shortSection
-		}
-	}
-	section = section / u * u * g.size
+	section := g.sectionOf(len(buf)) / u * u * g.size
 	n, first := pieces(len(buf), section), g.next
 	for k := -1; k < n; k++ {
 		if k+1 < n {

@@ -55,7 +55,7 @@ type Options struct {
 	limits     *Limits    // nil means defaultLimits; rank 0's count
 	arena      int        // bytes of an arena, rank 0's count; 0 means the host's memory
 	noArenas   errArenas  // why this rank has none; 0 means no reason
-	section    int        // 0 means shortSection or defaultSection; at least 4 KiB
+	section    int        // 0 means that it depends on the buffer; at least 4 KiB
 	tile       int        // 0 means defaultTile; at least 4 KiB and at most a stretch
 	readMemory readMemory // nil means the system call; with it, no other rank counts as in this process
 }

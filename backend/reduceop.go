@@ -1,7 +1,6 @@
 package backend
 
 import (
-	"cmp"
 	"fmt"
 	"unsafe"
 
@@ -130,6 +129,11 @@ type Reduction struct {
 	Combine func(dst, src []byte) // dst, the local operand, = dst op src
 	After   func(b []byte)        // applied once to the result
 
+	// Join combines any number of operands in one pass, as Combine does for one after the other:
+	// dst = (operands[0] op operands[1]) op ... All have one length. dst may be one of the
+	// operands. It is nil where one pass is no faster.
+	Join func(dst []byte, operands [][]byte)
+
 	// Grain is the size in bytes of the numbers that Combine works on, at whose
 	// borders a buffer may be cut. It is the dtype's, but half of that for
 	// complex dtypes, whose parts are added one by one: PyTorch hands complex
@@ -143,8 +147,16 @@ type Reduction struct {
 	Adds tensor.DType
 }
 
-// parts are the dtypes of the complex ones' real and imaginary parts.
-var parts = map[tensor.DType]tensor.DType{tensor.Complex64: tensor.Float32, tensor.Complex128: tensor.Float64}
+// partOf returns the dtype of a complex dtype's real and imaginary parts, Invalid for others.
+func partOf(d tensor.DType) tensor.DType {
+	switch d {
+	case tensor.Complex64:
+		return tensor.Float32
+	case tensor.Complex128:
+		return tensor.Float64
+	}
+	return tensor.Invalid
+}
 
 // Reduction returns the functions of o for dtype d in a group of size ranks,
 // or an error if they mean nothing together.
@@ -162,16 +174,17 @@ func (o ReduceOp) Reduction(d tensor.DType, size int) (Reduction, error) {
 	if err != nil {
 		return Reduction{}, err
 	}
-	r := Reduction{Combine: combine, Grain: d.Size()}
-	if part, ok := parts[d]; ok {
-		r.Grain = part.Size()
-		if r.Combine, err = reduce.Kernel(o.kind, part); err != nil {
+	part := d
+	if half := partOf(d); half != tensor.Invalid {
+		part = half
+		if combine, err = reduce.Kernel(o.kind, part); err != nil {
 			return Reduction{}, err
 		}
 	}
+	r := Reduction{Combine: combine, Join: reduce.Join(o.kind, part), Grain: part.Size()}
 	switch o.kind {
 	case reduce.Sum, reduce.Avg, reduce.PreMulSum:
-		if part := cmp.Or(parts[d], d); part.IsFloat() {
+		if part.IsFloat() {
 			r.Adds = part
 		}
 	}

@@ -346,12 +346,8 @@ func (p *Promise) Start() { p.w.started.Store(int64(time.Since(base)) | 1) }
 // SetSource sets the rank that a receive came from.
 func (p *Promise) SetSource(rank int) { p.w.source.Store(int64(rank)) }
 
-// SetResult sets what Result returns after success.
-func (p *Promise) SetResult(result ...*tensor.Tensor) {
-	p.w.mu.Lock()
-	p.w.result = result
-	p.w.mu.Unlock()
-}
+// SetResult sets what Result returns after success. Call it before Complete.
+func (p *Promise) SetResult(result ...*tensor.Tensor) { p.w.result = result }
 
 // RunBy sets what runs the operation. Work.Abort calls r.Abort, which ends the operation with
 // cause; cause is not nil. Call RunBy before the caller has the Work. Without it Work.Abort does

@@ -39,8 +39,8 @@ func dense(op work.OpType, name string, r role, t *tensor.Tensor) error {
 // like checks that every tensor of a list is dense and of one dtype and shape.
 func like(op work.OpType, name string, r role, want *tensor.Tensor, ts []*tensor.Tensor) error {
 	for i, t := range ts {
-		if err := dense(op, fmt.Sprintf("%s tensor %d", name, i), r, t); err != nil {
-			return err
+		if dense(op, name, r, t) != nil {
+			return dense(op, fmt.Sprintf("%s tensor %d", name, i), r, t)
 		}
 		if t.DType() != want.DType() {
 			return bad(op, "invalid tensor type at index %d of %s (expected %v, got %v)", i, name, want.DType(), t.DType())
@@ -55,8 +55,8 @@ func like(op work.OpType, name string, r role, want *tensor.Tensor, ts []*tensor
 // typed checks that every tensor of a list is dense and of one dtype; shapes may differ.
 func typed(op work.OpType, name string, r role, d tensor.DType, ts []*tensor.Tensor) error {
 	for i, t := range ts {
-		if err := dense(op, fmt.Sprintf("%s tensor %d", name, i), r, t); err != nil {
-			return err
+		if dense(op, name, r, t) != nil {
+			return dense(op, fmt.Sprintf("%s tensor %d", name, i), r, t)
 		}
 		if t.DType() != d {
 			return bad(op, "invalid tensor type at index %d of %s (expected %v, got %v)", i, name, d, t.DType())

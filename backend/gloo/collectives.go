@@ -28,23 +28,26 @@ func (b *Backend) Broadcast(ctx context.Context, ts []*tensor.Tensor, o backend.
 	if err := like(op, "tensors", output, ts[0], ts); err != nil {
 		return nil, err
 	}
-	ts = slices.Clone(ts)
 	t := ts[0]
 	if b.rank == o.Root {
 		t = ts[o.RootTensor]
 	}
-	run := func(e *engine) error {
-		err := e.inPlace(t, b.rank == o.Root, func(buf []byte) error { return b.route.broadcast(e, buf, o.Root) })
-		for _, other := range ts {
-			if err == nil && other != t {
-				err = other.CopyFrom(t)
-			}
+	q := b.spare()
+	q.run, q.result = runBroadcast, append(q.room[:0], ts...)
+	q.args.t, q.args.root = t, o.Root
+	q.print = fingerprint{op: op, dtype: t.DType(), root: o.Root, elements: t.Len(), sized: true}.call()
+	return b.issue(ctx, op, o.Timeout, prefixBroadcast, 1, t.ByteLen(), q)
+}
+
+func runBroadcast(e *engine) error {
+	c, route := &e.op.args, e.session.route
+	err := e.inPlace(c.t, e.session.rank == c.root, func(buf []byte) error { return route.broadcast(e, buf, c.root) })
+	for _, other := range e.op.result {
+		if err == nil && other != c.t {
+			err = other.CopyFrom(c.t)
 		}
-		return err
 	}
-	return b.issue(ctx, op, o.Timeout, prefixBroadcast, 1, t.ByteLen(), &operation{
-		run: run, result: ts, print: fingerprint{op: op, dtype: t.DType(), root: o.Root, elements: t.Len(), sized: true}.call(),
-	})
+	return err
 }
 
 // AllReduce runs the all-reduce work for the tensors' device type and layout.
@@ -142,35 +145,37 @@ func (b *Backend) Reduce(ctx context.Context, t *tensor.Tensor, o backend.Reduce
 	if err != nil {
 		return nil, err
 	}
-	run := func(e *engine) error {
-		if b.rank == o.Root {
-			return e.inPlace(t, false, func(buf []byte) error {
-				before(red, buf)
-				if err := b.route.reduce(e, buf, o.Root, red); err != nil {
-					return err
-				}
-				after(red, buf)
-				return nil
-			})
-		}
-		if red.Before == nil && !b.route.overwrites(red) {
-			return e.inPlace(t, true, func(buf []byte) error { return b.route.reduce(e, buf, o.Root, red) })
-		}
-		buf := grow(&e.packed, t.ByteLen())
-		if err := t.Pack(buf); err != nil {
-			return err
-		}
-		before(red, buf)
-		return b.route.reduce(e, buf, o.Root, red)
-	}
-	q := &operation{
-		run: run, needsAll: b.rank == o.Root && t.Len() > 0,
-		print: fingerprint{op: op, with: &o.Op, dtype: t.DType(), root: o.Root, elements: t.Len(), sized: true}.call(),
-	}
+	q := b.spare()
+	q.run, q.needsAll = runReduce, b.rank == o.Root && t.Len() > 0
+	q.args.t, q.args.root, q.args.red = t, o.Root, red
+	q.print = fingerprint{op: op, with: &o.Op, dtype: t.DType(), root: o.Root, elements: t.Len(), sized: true}.call()
 	if b.rank == o.Root {
-		q.result = single(t)
+		q.result = append(q.room[:0], t)
 	}
 	return b.issue(ctx, op, o.Timeout, prefixReduce, 1, t.ByteLen(), q)
+}
+
+func runReduce(e *engine) error {
+	c, route := &e.op.args, e.session.route
+	if e.session.rank == c.root {
+		return e.inPlace(c.t, false, func(buf []byte) error {
+			before(c.red, buf)
+			if err := route.reduce(e, buf, c.root, c.red); err != nil {
+				return err
+			}
+			after(c.red, buf)
+			return nil
+		})
+	}
+	if c.red.Before == nil && !route.overwrites(c.red) {
+		return e.inPlace(c.t, true, func(buf []byte) error { return route.reduce(e, buf, c.root, c.red) })
+	}
+	buf := grow(&e.packed, c.t.ByteLen())
+	if err := c.t.Pack(buf); err != nil {
+		return err
+	}
+	before(c.red, buf)
+	return route.reduce(e, buf, c.root, c.red)
 }
 
 // AllGather passes the ranks' inputs around a ring.
@@ -185,19 +190,33 @@ func (b *Backend) AllGather(ctx context.Context, out []*tensor.Tensor, in *tenso
 	if err := like(op, "outputs", output, in, out); err != nil {
 		return nil, err
 	}
-	out = slices.Clone(out)
-	return b.gatherAll(ctx, op, o.Timeout, out, single(in), out)
+	q := b.spare()
+	q.run, q.result = runAllGather, slices.Clone(out)
+	q.args.t, q.args.all = in, q.result
+	return b.issueAllGather(ctx, op, o.Timeout, q)
+}
+
+// issueAllGather issues an all-gather of args.t into args.all.
+func (b *Backend) issueAllGather(ctx context.Context, op work.OpType, timeout time.Duration, q *operation) (*work.Work, error) {
+	in := q.args.t
+	q.needsAll = in.Len() > 0
+	q.print = fingerprint{op: op, dtype: in.DType(), root: -1, elements: in.Len(), sized: true}.call()
+	return b.issue(ctx, op, timeout, prefixAllGather, 1, b.size*in.ByteLen(), q)
+}
+
+func runAllGather(e *engine) error {
+	c, s := &e.op.args, e.session
+	if s.lists != nil && len(c.all) == s.size {
+		if list := e.list(0, c.all, nil); list != nil && disjoint(c.t.Bytes(), list, s.rank) {
+			return e.inPlace(c.t, true, func(mine []byte) error { return s.lists.allGatherList(e, list, mine) })
+		}
+	}
+	return e.pair(c.all, single(c.t), func(o, i []byte) error { return s.route.allGather(e, o, i) })
 }
 
 // gatherAll issues an all-gather of the joined inputs into the joined outputs.
 func (b *Backend) gatherAll(ctx context.Context, op work.OpType, timeout time.Duration, out, in, result []*tensor.Tensor) (*work.Work, error) {
 	run := func(e *engine) error {
-		if b.lists != nil && len(in) == 1 && len(out) == b.size {
-			mine := in[0].Bytes()
-			if list := e.list(0, out, nil); list != nil && disjoint(mine, list, b.rank) {
-				return e.inPlace(in[0], true, func(mine []byte) error { return b.lists.allGatherList(e, list, mine) })
-			}
-		}
 		return e.pair(out, in, func(o, i []byte) error { return b.route.allGather(e, o, i) })
 	}
 	bytes := b.size * total(in)
@@ -232,10 +251,12 @@ func (b *Backend) AllGatherV(ctx context.Context, out []*tensor.Tensor, in *tens
 	})
 }
 
-func counted(ts []*tensor.Tensor) []int64 {
-	counts := make([]int64, len(ts))
-	for i, t := range ts {
-		counts[i] = int64(t.ByteLen())
+func counted(ts []*tensor.Tensor) []int64 { return lengthsOf(nil, ts) }
+
+// lengthsOf appends the bytes of each tensor to counts.
+func lengthsOf(counts []int64, ts []*tensor.Tensor) []int64 {
+	for _, t := range ts {
+		counts = append(counts, int64(t.ByteLen()))
 	}
 	return counts
 }
@@ -252,7 +273,10 @@ func (b *Backend) AllGatherIntoTensor(ctx context.Context, out, in *tensor.Tenso
 	if err := b.parts(op, out, in, true); err != nil {
 		return nil, err
 	}
-	return b.gatherAll(ctx, op, o.Timeout, single(out), single(in), single(out))
+	q := b.spare()
+	q.run, q.result = runAllGather, append(q.room[:0], out)
+	q.args.t, q.args.all = in, q.result
+	return b.issueAllGather(ctx, op, o.Timeout, q)
 }
 
 // AllGatherCoalesced joins the inputs and gathers them as one.
@@ -344,8 +368,6 @@ func (b *Backend) gather(ctx context.Context, out []*tensor.Tensor, in *tensor.T
 	if err := dense(op, "input", input, in); err != nil {
 		return nil, err
 	}
-	counts := make([]int64, b.size)
-	counts[b.rank] = int64(in.ByteLen())
 	if b.rank == o.Root {
 		if err := b.listed(op, "output", len(out)); err != nil {
 			return nil, err
@@ -360,26 +382,34 @@ func (b *Backend) gather(ctx context.Context, out []*tensor.Tensor, in *tensor.T
 		if !out[b.rank].SameShape(in) {
 			return nil, bad(op, "output %d has shape %v, this rank's input %v", b.rank, out[b.rank].Shape(), in.Shape())
 		}
-		counts = counted(out)
 	} else if len(out) != 0 {
 		return nil, bad(op, "requires empty output on non-root (rank %d, root %d)", b.rank, o.Root)
 	}
-	out = slices.Clone(out)
-	run := func(e *engine) error {
-		if b.lists != nil && even {
-			if list := e.list(0, out, nil); b.rank != o.Root || list != nil && disjoint(in.Bytes(), list, b.rank) {
-				return e.inPlace(in, true, func(mine []byte) error { return b.lists.gatherList(e, list, mine, o.Root) })
-			}
-		}
-		return e.pair(out, single(in), func(all, mine []byte) error { return b.route.gather(e, all, mine, o.Root, counts, even) })
+	q := b.spare()
+	c := &q.args
+	q.run, q.result = runGather, slices.Clone(out)
+	c.t, c.all, c.root, c.even = in, q.result, o.Root, even
+	if c.lengths = lengthsOf(c.lengths[:0], out); len(out) == 0 {
+		c.lengths = slices.Grow(c.lengths, b.size)[:b.size]
+		clear(c.lengths)
+		c.lengths[b.rank] = int64(in.ByteLen())
 	}
 	call := fingerprint{op: op, dtype: in.DType(), root: o.Root}
 	if even {
 		call.elements, call.sized = in.Len(), true
 	}
-	return b.issue(ctx, op, o.Timeout, prefixGather, 1, b.size*in.ByteLen(), &operation{
-		run: run, result: out, print: call.call(), needsAll: even && b.rank == o.Root && in.Len() > 0,
-	})
+	q.print, q.needsAll = call.call(), even && b.rank == o.Root && in.Len() > 0
+	return b.issue(ctx, op, o.Timeout, prefixGather, 1, b.size*in.ByteLen(), q)
+}
+
+func runGather(e *engine) error {
+	c, s := &e.op.args, e.session
+	if s.lists != nil && c.even {
+		if list := e.list(0, c.all, nil); s.rank != c.root || list != nil && disjoint(c.t.Bytes(), list, s.rank) {
+			return e.inPlace(c.t, true, func(mine []byte) error { return s.lists.gatherList(e, list, mine, c.root) })
+		}
+	}
+	return e.pair(c.all, single(c.t), func(all, mine []byte) error { return s.route.gather(e, all, mine, c.root, c.lengths, c.even) })
 }
 
 // Scatter sends the root's inputs straight to their ranks.
@@ -401,18 +431,21 @@ func (b *Backend) Scatter(ctx context.Context, out *tensor.Tensor, in []*tensor.
 	} else if len(in) != 0 {
 		return nil, bad(op, "requires empty input on non-root (rank %d, root %d)", b.rank, o.Root)
 	}
-	in = slices.Clone(in)
-	run := func(e *engine) error {
-		if b.lists != nil {
-			if list := e.list(0, in, nil); b.rank != o.Root || list != nil && disjoint(out.Bytes(), list, b.rank) {
-				return e.inPlace(out, false, func(mine []byte) error { return b.lists.scatterList(e, mine, list, o.Root) })
-			}
+	q := b.spare()
+	q.run, q.result = runScatter, append(q.room[:0], out)
+	q.args.t, q.args.all, q.args.root = out, append(q.args.room[:0], in...), o.Root
+	q.print = fingerprint{op: op, dtype: out.DType(), root: o.Root, elements: out.Len(), sized: true}.call()
+	return b.issue(ctx, op, o.Timeout, prefixScatter, 1, b.size*out.ByteLen(), q)
+}
+
+func runScatter(e *engine) error {
+	c, s := &e.op.args, e.session
+	if s.lists != nil {
+		if list := e.list(0, c.all, nil); s.rank != c.root || list != nil && disjoint(c.t.Bytes(), list, s.rank) {
+			return e.inPlace(c.t, false, func(mine []byte) error { return s.lists.scatterList(e, mine, list, c.root) })
 		}
-		return e.pair(single(out), in, func(mine, all []byte) error { return b.route.scatter(e, mine, all, o.Root) })
 	}
-	return b.issue(ctx, op, o.Timeout, prefixScatter, 1, b.size*out.ByteLen(), &operation{
-		run: run, result: single(out), print: fingerprint{op: op, dtype: out.DType(), root: o.Root, elements: out.Len(), sized: true}.call(),
-	})
+	return e.pair(single(c.t), c.all, func(mine, all []byte) error { return s.route.scatter(e, mine, all, c.root) })
 }
 
 // ReduceScatter combines input i of all ranks into rank i's output.
@@ -504,12 +537,11 @@ func (b *Backend) reduceScatterTensors(ctx context.Context, op work.OpType, out,
 			return nil, bad(op, "invalid tensor type at index %d (expected %v, got %v)", i, in[0].DType(), in[i].DType())
 		}
 	}
-	in, out = slices.Clone(in), slices.Clone(out)
-	var counts []int64
 	if len(in) == 1 {
-		counts = slices.Repeat([]int64{int64(out[0].ByteLen())}, b.size)
+		return b.reduceScatterOne(ctx, op, out[0], in[0], o)
 	}
-	return b.reduceScatter(ctx, op, o, len(in), total(in), counts, out, func(e *engine, red backend.Reduction) error {
+	in, out = slices.Clone(in), slices.Clone(out)
+	return b.reduceScatter(ctx, op, o, len(in), total(in), nil, out, func(e *engine, red backend.Reduction) error {
 		for i := range in {
 			counts := slices.Repeat([]int64{int64(out[i].ByteLen())}, b.size)
 			if err := e.reduceScatter(single(out[i]), single(in[i]), counts, red); err != nil {
@@ -518,6 +550,28 @@ func (b *Backend) reduceScatterTensors(ctx context.Context, op work.OpType, out,
 		}
 		return nil
 	})
+}
+
+// reduceScatterOne issues the operation for one pair of tensors.
+func (b *Backend) reduceScatterOne(ctx context.Context, op work.OpType, out, in *tensor.Tensor, o backend.ReduceScatterOptions) (*work.Work, error) {
+	red, err := b.reduction(op, o.Op, out.DType())
+	if err != nil {
+		return nil, err
+	}
+	q := b.spare()
+	c := &q.args
+	q.run, q.result, q.needsAll = runReduceScatter, append(q.room[:0], out), out.Len() > 0
+	c.t, c.all, c.red, c.lengths = out, append(c.room[:0], in), red, c.lengths[:0]
+	for range b.size {
+		c.lengths = append(c.lengths, int64(out.ByteLen()))
+	}
+	q.print = fingerprint{op: op, with: &o.Op, dtype: out.DType(), root: -1, elements: out.Len(), sized: true}.call()
+	return b.issue(ctx, op, o.Timeout, prefixAllReduce, 1, in.ByteLen(), q)
+}
+
+func runReduceScatter(e *engine) error {
+	c := &e.op.args
+	return e.reduceScatter(single(c.t), c.all, c.lengths, c.red)
 }
 
 // AllToAll sends in[j] straight to rank j.
@@ -554,9 +608,10 @@ func (b *Backend) allToAll(ctx context.Context, op work.OpType, timeout time.Dur
 		}
 		return e.pair(out, in, func(o, i []byte) error { return b.route.allToAll(e, o, i, recv, send) })
 	}
-	return b.issue(ctx, op, timeout, prefixAllToAll, 1, total(out)+total(in), &operation{
-		run: run, result: out, print: fingerprint{op: op, dtype: in[0].DType(), root: -1}.call(),
-	})
+	q := b.spare()
+	q.run, q.result = run, out
+	q.print = fingerprint{op: op, dtype: in[0].DType(), root: -1}.call()
+	return b.issue(ctx, op, timeout, prefixAllToAll, 1, total(out)+total(in), q)
 }
 
 // AllToAllSingle sends part j of in straight to rank j.
@@ -622,23 +677,27 @@ func (b *Backend) splits(op work.OpType, name string, t *tensor.Tensor, splits [
 
 // Barrier waits for this rank's earlier collectives, then meets the others.
 func (b *Backend) Barrier(ctx context.Context, o backend.BarrierOptions) (*work.Work, error) {
-	q := &operation{needsAll: true, afterAll: true, print: fingerprint{op: work.Barrier, root: -1}.call()}
-	q.run = func(e *engine) error {
-		for _, earlier := range b.before(q) {
-			select {
-			case <-earlier.Done():
-			case <-e.ctx.Done():
-				b.giveUp(e.mesh, q, -1, canceled(e.ctx))
-			case <-e.late():
-				b.giveUp(e.mesh, q, -1, tooLate(q))
-			}
-			if f := e.mesh.Fault(); f != nil {
-				return b.faultError(q.Info(), f)
-			}
-		}
-		return b.route.barrier(e)
-	}
+	q := b.spare()
+	q.run, q.needsAll, q.afterAll = runBarrier, true, true
+	q.print = fingerprint{op: work.Barrier, root: -1}.call()
 	return b.issue(ctx, work.Barrier, o.Timeout, prefixBarrier, 1, 0, q)
+}
+
+func runBarrier(e *engine) error {
+	b, q := e.op.backend, e.op
+	for _, earlier := range b.before(q) {
+		select {
+		case <-earlier.Done():
+		case <-e.ctx.Done():
+			b.giveUp(e.mesh, q, -1, canceled(e.ctx))
+		case <-e.late():
+			b.giveUp(e.mesh, q, -1, tooLate(q))
+		}
+		if f := e.mesh.Fault(); f != nil {
+			return b.faultError(q.Info(), f)
+		}
+	}
+	return b.route.barrier(e)
 }
 
 // before returns the collectives that were issued before o and have not ended.

@@ -13,19 +13,25 @@ import (
 func (b *Backend) spare() *operation {
 	o, ok := b.spares.Get().(*operation)
 	if !ok {
-		o = new(operation)
+		o = &operation{arguments: new(arguments)}
 	}
 	o.future = new(future)
 	return o
 }
 
-// recycle keeps o, which has ended, for spare. It keeps only dense all-reduces: registered works
-// and watchers of a context may still hold other operations.
+// recycle keeps o, which has ended, for spare. It keeps only operations that spare has made, without
+// a registered work or a watcher of a context: those may still hold the operation.
 func (b *Backend) recycle(o *operation) {
-	if o.reduce.dense.ts == nil || o.unwatch != nil {
+	a := o.arguments
+	if a == nil || a.reduce.runner != nil || o.unwatch != nil {
 		return
 	}
-	*o = operation{}
+	if a.reduce.dense.ts != nil {
+		a.reduce = reduceCall{}
+	} else {
+		a.args = tensorCall{lengths: a.args.lengths}
+	}
+	*o = operation{arguments: a}
 	b.spares.Put(o)
 }
 

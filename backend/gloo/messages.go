@@ -2,6 +2,7 @@ package gloo
 
 import (
 	"context"
+	"math"
 	"sync"
 	"time"
 
@@ -85,7 +86,9 @@ func (b *Backend) p2pOp(ctx context.Context, op work.OpType, o backend.P2POption
 		q.SetSource(peer)
 	}
 	q.Start()
-	q.deadline = time.Now().Add(q.timeout)
+	if q.deadline = q.Work().Began() + q.timeout; q.deadline < q.Work().Began() {
+		q.deadline = math.MaxInt64
+	}
 	// Posted under the lock: calls match in the order in which they were made.
 	switch op {
 	case work.Send:
@@ -96,7 +99,9 @@ func (b *Backend) p2pOp(ctx context.Context, op work.OpType, o backend.P2POption
 		q.mesh.RecvAny(&q.r)
 	}
 	b.mu.Unlock()
-	b.messages.add(q)
+	if !q.Finished() {
+		b.messages.add(q)
+	}
 	return q.Work(), nil
 }
 
@@ -109,7 +114,7 @@ type message struct {
 	mesh     transport.Mesh
 	peer     int // -1 for anyone
 	out      *tensor.Tensor
-	deadline time.Time
+	deadline time.Duration // since work.Origin
 
 	// Under messages.mu:
 	next, before *message
@@ -178,11 +183,11 @@ func (s *messages) unlist(q *message) {
 func (b *Backend) checkMessages() {
 	s := &b.messages
 	s.mu.Lock()
-	late, now := false, time.Now()
+	late, now := false, time.Since(work.Origin())
 	for q := s.head; q != nil && q.since < s.checks; {
 		late = late || q.since == s.checks-1
 		next := q.next
-		if left := q.deadline.Sub(now); left < watchAfter || left < q.timeout-watchAfter {
+		if left := q.deadline - now; left < watchAfter || left < q.timeout-watchAfter {
 			s.unlist(q)
 			q.watch()
 		}
@@ -221,7 +226,7 @@ func (q *message) watch() {
 		})
 	}
 	b.p2p.Add(1)
-	q.limit = time.AfterFunc(time.Until(q.deadline), func() {
+	q.limit = time.AfterFunc(q.deadline-time.Since(work.Origin()), func() {
 		defer b.p2p.Done()
 		q.giveUp()
 	})
@@ -258,7 +263,7 @@ func (q *message) Help(ctx context.Context) {
 func (q *message) Finished() bool { return q.Work().IsCompleted() }
 
 // Expired implements shm.Waiter.
-func (q *message) Expired() bool { return q.ctx.Err() != nil || !time.Now().Before(q.deadline) }
+func (q *message) Expired() bool { return q.ctx.Err() != nil || time.Since(work.Origin()) >= q.deadline }
 
 // Ended implements transport.Owner.
 func (q *message) Ended(r *transport.Request) {

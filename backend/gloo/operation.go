@@ -4,6 +4,7 @@ import (
 	"context"
 	"time"
 
+	"github.com/c10d-go/c10d/backend"
 	"github.com/c10d-go/c10d/internal/transport"
 	"github.com/c10d-go/c10d/tensor"
 	"github.com/c10d-go/c10d/work"
@@ -29,7 +30,24 @@ type operation struct {
 	sync       func(work.Stream) error // orders a stream after the result; may be nil
 	result     []*tensor.Tensor
 
+	*arguments // nil unless spare has made the operation
+}
+
+// arguments are what an operation needs of its call. They are used again with it.
+type arguments struct {
 	reduce reduceCall // of an all-reduce
+	args   tensorCall // of other collectives
+}
+
+// tensorCall is a call of a collective with dense tensors.
+type tensorCall struct {
+	t       *tensor.Tensor   // the one that this rank gives or gets
+	all     []*tensor.Tensor // the others: one with all parts, or one for each rank
+	root    int
+	lengths []int64 // bytes of each rank's part
+	even    bool    // they are equal on all ranks
+	red     backend.Reduction
+	room    [8]*tensor.Tensor // for all
 }
 
 // future is what a caller keeps of an operation. It is apart because the collector has to come

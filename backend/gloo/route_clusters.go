@@ -44,17 +44,17 @@ var (
 const alignBytes = 64
 
 func (c *clusters) allReduce(e *engine, buf []byte, r backend.Reduction) error {
-	return c.run(e, c.whole(plan.OpAllReduce, len(buf), 0, r.Grain), buf, nil, r.Combine)
+	return c.run(e, c.whole(plan.OpAllReduce, len(buf), 0, r.Grain), buf, nil, r)
 }
 
 func (c *clusters) reduce(e *engine, buf []byte, root int, r backend.Reduction) error {
-	return c.run(e, c.whole(plan.OpReduce, len(buf), root, r.Grain), buf, nil, r.Combine)
+	return c.run(e, c.whole(plan.OpReduce, len(buf), root, r.Grain), buf, nil, r)
 }
 
 func (c *clusters) overwrites(backend.Reduction) bool { return true }
 
 func (c *clusters) broadcast(e *engine, buf []byte, root int) error {
-	return c.run(e, c.whole(plan.OpBroadcast, len(buf), root, alignBytes), buf, nil, nil)
+	return c.run(e, c.whole(plan.OpBroadcast, len(buf), root, alignBytes), buf, nil, backend.Reduction{})
 }
 
 func (c *clusters) whole(op plan.Op, bytes, root, elem int) cluster.Call {
@@ -66,18 +66,18 @@ func (c *clusters) reduceScatter(e *engine, out, in []byte, counts []int64, _ in
 	if !even(counts) {
 		call.Bytes, call.Counts = 0, counts
 	}
-	return c.run(e, call, out, in, r.Combine)
+	return c.run(e, call, out, in, r)
 }
 
 func (c *clusters) allGather(e *engine, out, in []byte) error {
 	return e.onSlot(prefixAllGather, func() error {
-		return c.run(e, cluster.Call{Op: plan.OpAllGather, Bytes: int64(len(in))}, out, in, nil)
+		return c.run(e, cluster.Call{Op: plan.OpAllGather, Bytes: int64(len(in))}, out, in, backend.Reduction{})
 	})
 }
 
 func (c *clusters) allGatherV(e *engine, out, in []byte, counts []int64) error {
 	return e.onSlot(prefixAllGather, func() error {
-		return c.run(e, cluster.Call{Op: plan.OpAllGather, Counts: counts}, out, in, nil)
+		return c.run(e, cluster.Call{Op: plan.OpAllGather, Counts: counts}, out, in, backend.Reduction{})
 	})
 }
 
@@ -99,11 +99,11 @@ func (c *clusters) gather(e *engine, out, in []byte, root int, counts []int64, a
 			}
 		}
 	}
-	return c.run(e, call, out, in, nil)
+	return c.run(e, call, out, in, backend.Reduction{})
 }
 
 func (c *clusters) scatter(e *engine, out, in []byte, root int) error {
-	return c.run(e, cluster.Call{Op: plan.OpScatter, Root: root, Bytes: int64(len(out))}, out, in, nil)
+	return c.run(e, cluster.Call{Op: plan.OpScatter, Root: root, Bytes: int64(len(out))}, out, in, backend.Reduction{})
 }
 
 // allToAll lets the ranks of a cluster tell each other their lengths first. Then both clusters of a
@@ -120,29 +120,29 @@ func (c *clusters) allToAll(e *engine, out, in []byte, recv, send []int64) error
 		return err
 	}
 	if even(all) {
-		return c.run(e, cluster.Call{Op: plan.OpAllToAll, Bytes: all[0]}, out, in, nil)
+		return c.run(e, cluster.Call{Op: plan.OpAllToAll, Bytes: all[0]}, out, in, backend.Reduction{})
 	}
 	call := cluster.Call{Op: plan.OpAllToAll, Send: make([][]int64, k), Recv: make([][]int64, k)}
 	for i := range k {
 		of := slices.Clone(all[2*p*i : 2*p*(i+1)])
 		call.Send[i], call.Recv[i] = of[:p], of[p:]
 	}
-	return c.run(e, call, out, in, nil)
+	return c.run(e, call, out, in, backend.Reduction{})
 }
 
 func (c *clusters) barrier(e *engine) error {
-	return c.run(e, cluster.Call{Op: plan.OpBarrier}, nil, nil, nil)
+	return c.run(e, cluster.Call{Op: plan.OpBarrier}, nil, nil, backend.Reduction{})
 }
 
 // run runs a collective.
-func (c *clusters) run(e *engine, call cluster.Call, out, in []byte, combine func(dst, src []byte)) error {
+func (c *clusters) run(e *engine, call cluster.Call, out, in []byte, r backend.Reduction) error {
 	call.Rank = c.rank
 	p, err := c.plans.Plan(call)
 	if err != nil {
 		return err
 	}
 	e.cluster = clusterCall{
-		plan: p, combine: combine, meeting: e.meeting,
+		plan: p, combine: r.Combine, join: r.Join, meeting: e.meeting,
 		bufs: [...][]byte{plan.Out: out, plan.In: in, plan.Scratch: grow(&e.joined, int(p.Scratch))},
 	}
 	return e.runStages(c)
@@ -150,7 +150,7 @@ func (c *clusters) run(e *engine, call cluster.Call, out, in []byte, combine fun
 
 // inside runs a step inside this rank's cluster.
 func (c *clusters) inside(e *engine, x *clusterCall, s *cluster.Step) error {
-	elem := int(x.plan.Call.Elem)
+	by := shm.Operator{Elem: int(x.plan.Call.Elem), Combine: x.combine, Join: x.join}
 	src := func(p *cluster.Part) []byte { return x.bufs[s.Src][p.Src : p.Src+p.Len] }
 	dst := func(p *cluster.Part) []byte { return x.bufs[s.Dst][p.Dst : p.Dst+p.Len] }
 	if len(s.Ranks) == 1 {
@@ -169,7 +169,7 @@ func (c *clusters) inside(e *engine, x *clusterCall, s *cluster.Step) error {
 		return e.shared(g.Barrier(e.stop))
 	case s.Op == plan.OpReduceScatter && s.Even:
 		at := s.Parts[0].Src
-		return e.shared(g.ReduceScatter(dst(&s.Parts[c.place]), x.bufs[s.Src][at:at+all], elem, x.combine, e.stop))
+		return e.shared(g.ReduceScatter(dst(&s.Parts[c.place]), x.bufs[s.Src][at:at+all], by, e.stop))
 	case s.Op == plan.OpReduceScatter:
 		for i := range s.Parts {
 			p := &s.Parts[i]
@@ -177,7 +177,7 @@ func (c *clusters) inside(e *engine, x *clusterCall, s *cluster.Step) error {
 			if p.To == c.place {
 				out = dst(p)
 			}
-			if err := e.shared(g.Reduce(out, src(p), p.To, elem, x.combine, e.stop)); err != nil {
+			if err := e.shared(g.Reduce(out, src(p), p.To, by, e.stop)); err != nil {
 				return err
 			}
 		}

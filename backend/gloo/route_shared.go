@@ -12,8 +12,13 @@ type sharedRoute struct {
 	rank  int
 }
 
+// operator returns r for collectives in memory.
+func operator(r backend.Reduction) shm.Operator {
+	return shm.Operator{Elem: r.Grain, Combine: r.Combine, Join: r.Join}
+}
+
 func (s *sharedRoute) allReduce(e *engine, buf []byte, r backend.Reduction) error {
-	return e.shared(s.group.AllReduce(buf, r.Grain, r.Combine, e.stop))
+	return e.shared(s.group.AllReduce(buf, operator(r), e.stop))
 }
 
 func (s *sharedRoute) reduce(e *engine, buf []byte, root int, r backend.Reduction) error {
@@ -21,21 +26,21 @@ func (s *sharedRoute) reduce(e *engine, buf []byte, root int, r backend.Reductio
 	if s.rank == root {
 		out = buf
 	}
-	return e.shared(s.group.Reduce(out, buf, root, r.Grain, r.Combine, e.stop))
+	return e.shared(s.group.Reduce(out, buf, root, operator(r), e.stop))
 }
 
 func (s *sharedRoute) overwrites(backend.Reduction) bool { return false }
 
 func (s *sharedRoute) reduceScatter(e *engine, out, in []byte, counts []int64, _ int, r backend.Reduction) error {
 	if even(counts) {
-		return e.shared(s.group.ReduceScatter(out, in, r.Grain, r.Combine, e.stop))
+		return e.shared(s.group.ReduceScatter(out, in, operator(r), e.stop))
 	}
 	for root, n := range counts {
 		var mine []byte
 		if root == s.rank {
 			mine = out
 		}
-		if err := e.shared(s.group.Reduce(mine, in[:n], root, r.Grain, r.Combine, e.stop)); err != nil {
+		if err := e.shared(s.group.Reduce(mine, in[:n], root, operator(r), e.stop)); err != nil {
 			return err
 		}
 		in = in[n:]

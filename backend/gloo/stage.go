@@ -145,6 +145,7 @@ type clusterCall struct {
 	plan    *cluster.Plan
 	bufs    [3][]byte
 	combine func(dst, src []byte)
+	join    func(dst []byte, operands [][]byte) // may be nil
 	meeting *callback.Registry[*progress]
 	call    *StageCall // says what is ready; nil if the engine runs the steps inside
 }

@@ -219,6 +219,16 @@ func orBoolAVX2(dst []byte, src []byte)
 //go:noescape
 func xorBoolAVX2(dst []byte, src []byte)
 
+// joinF32AVX2 adds float32s.
+//
+//go:noescape
+func joinF32AVX2(dst []byte, operands [][]byte, at int)
+
+// joinF64AVX2 adds float64s.
+//
+//go:noescape
+func joinF64AVX2(dst []byte, operands [][]byte, at int)
+
 // hasF16C reports whether the processor converts float16.
 func hasF16C() bool
 

@@ -1260,6 +1260,196 @@ loop:
 	VZEROUPPER
 	RET
 
+// func joinF32AVX2(dst []byte, operands [][]byte, at int)
+// Requires: AVX, MMX+
+TEXT ·joinF32AVX2(SB), NOSPLIT, $0-56
+	MOVQ dst_base+0(FP), AX
+	MOVQ dst_len+8(FP), CX
+	MOVQ operands_base+24(FP), DX
+	MOVQ operands_len+32(FP), BX
+	MOVQ at+48(FP), SI
+	LEAQ (BX)(BX*2), BX
+	LEAQ (DX)(BX*8), BX
+
+long:
+	CMPQ       CX, $0x00000100
+	JL         short
+	MOVQ       (DX), R8
+	VMOVDQU    (R8)(SI*1), Y0
+	VMOVDQU    32(R8)(SI*1), Y1
+	VMOVDQU    64(R8)(SI*1), Y2
+	VMOVDQU    96(R8)(SI*1), Y3
+	VMOVDQU    128(R8)(SI*1), Y4
+	VMOVDQU    160(R8)(SI*1), Y5
+	VMOVDQU    192(R8)(SI*1), Y6
+	VMOVDQU    224(R8)(SI*1), Y7
+	PREFETCHT0 1024(R8)(SI*1)
+	PREFETCHT0 1088(R8)(SI*1)
+	PREFETCHT0 1152(R8)(SI*1)
+	PREFETCHT0 1216(R8)(SI*1)
+	MOVQ       DX, DI
+	ADDQ       $0x18, DI
+	CMPQ       DI, BX
+	JAE        longStored
+
+longOperand:
+	MOVQ       (DI), R8
+	PREFETCHT0 1024(R8)(SI*1)
+	PREFETCHT0 1088(R8)(SI*1)
+	PREFETCHT0 1152(R8)(SI*1)
+	PREFETCHT0 1216(R8)(SI*1)
+	VADDPS     (R8)(SI*1), Y0, Y0
+	VADDPS     32(R8)(SI*1), Y1, Y1
+	VADDPS     64(R8)(SI*1), Y2, Y2
+	VADDPS     96(R8)(SI*1), Y3, Y3
+	VADDPS     128(R8)(SI*1), Y4, Y4
+	VADDPS     160(R8)(SI*1), Y5, Y5
+	VADDPS     192(R8)(SI*1), Y6, Y6
+	VADDPS     224(R8)(SI*1), Y7, Y7
+	ADDQ       $0x18, DI
+	CMPQ       DI, BX
+	JB         longOperand
+
+longStored:
+	VMOVDQU Y0, (AX)
+	VMOVDQU Y1, 32(AX)
+	VMOVDQU Y2, 64(AX)
+	VMOVDQU Y3, 96(AX)
+	VMOVDQU Y4, 128(AX)
+	VMOVDQU Y5, 160(AX)
+	VMOVDQU Y6, 192(AX)
+	VMOVDQU Y7, 224(AX)
+	ADDQ    $0x00000100, AX
+	ADDQ    $0x00000100, SI
+	SUBQ    $0x00000100, CX
+	JMP     long
+
+short:
+	CMPQ    CX, $0x00000040
+	JL      done
+	MOVQ    (DX), R8
+	VMOVDQU (R8)(SI*1), Y0
+	VMOVDQU 32(R8)(SI*1), Y1
+	MOVQ    DX, DI
+	ADDQ    $0x18, DI
+	CMPQ    DI, BX
+	JAE     shortStored
+
+shortOperand:
+	MOVQ   (DI), R8
+	VADDPS (R8)(SI*1), Y0, Y0
+	VADDPS 32(R8)(SI*1), Y1, Y1
+	ADDQ   $0x18, DI
+	CMPQ   DI, BX
+	JB     shortOperand
+
+shortStored:
+	VMOVDQU Y0, (AX)
+	VMOVDQU Y1, 32(AX)
+	ADDQ    $0x00000040, AX
+	ADDQ    $0x00000040, SI
+	SUBQ    $0x00000040, CX
+	JMP     short
+
+done:
+	VZEROUPPER
+	RET
+
+// func joinF64AVX2(dst []byte, operands [][]byte, at int)
+// Requires: AVX, MMX+
+TEXT ·joinF64AVX2(SB), NOSPLIT, $0-56
+	MOVQ dst_base+0(FP), AX
+	MOVQ dst_len+8(FP), CX
+	MOVQ operands_base+24(FP), DX
+	MOVQ operands_len+32(FP), BX
+	MOVQ at+48(FP), SI
+	LEAQ (BX)(BX*2), BX
+	LEAQ (DX)(BX*8), BX
+
+long:
+	CMPQ       CX, $0x00000100
+	JL         short
+	MOVQ       (DX), R8
+	VMOVDQU    (R8)(SI*1), Y0
+	VMOVDQU    32(R8)(SI*1), Y1
+	VMOVDQU    64(R8)(SI*1), Y2
+	VMOVDQU    96(R8)(SI*1), Y3
+	VMOVDQU    128(R8)(SI*1), Y4
+	VMOVDQU    160(R8)(SI*1), Y5
+	VMOVDQU    192(R8)(SI*1), Y6
+	VMOVDQU    224(R8)(SI*1), Y7
+	PREFETCHT0 1024(R8)(SI*1)
+	PREFETCHT0 1088(R8)(SI*1)
+	PREFETCHT0 1152(R8)(SI*1)
+	PREFETCHT0 1216(R8)(SI*1)
+	MOVQ       DX, DI
+	ADDQ       $0x18, DI
+	CMPQ       DI, BX
+	JAE        longStored
+
+longOperand:
+	MOVQ       (DI), R8
+	PREFETCHT0 1024(R8)(SI*1)
+	PREFETCHT0 1088(R8)(SI*1)
+	PREFETCHT0 1152(R8)(SI*1)
+	PREFETCHT0 1216(R8)(SI*1)
+	VADDPD     (R8)(SI*1), Y0, Y0
+	VADDPD     32(R8)(SI*1), Y1, Y1
+	VADDPD     64(R8)(SI*1), Y2, Y2
+	VADDPD     96(R8)(SI*1), Y3, Y3
+	VADDPD     128(R8)(SI*1), Y4, Y4
+	VADDPD     160(R8)(SI*1), Y5, Y5
+	VADDPD     192(R8)(SI*1), Y6, Y6
+	VADDPD     224(R8)(SI*1), Y7, Y7
+	ADDQ       $0x18, DI
+	CMPQ       DI, BX
+	JB         longOperand
+
+longStored:
+	VMOVDQU Y0, (AX)
+	VMOVDQU Y1, 32(AX)
+	VMOVDQU Y2, 64(AX)
+	VMOVDQU Y3, 96(AX)
+	VMOVDQU Y4, 128(AX)
+	VMOVDQU Y5, 160(AX)
+	VMOVDQU Y6, 192(AX)
+	VMOVDQU Y7, 224(AX)
+	ADDQ    $0x00000100, AX
+	ADDQ    $0x00000100, SI
+	SUBQ    $0x00000100, CX
+	JMP     long
+
+short:
+	CMPQ    CX, $0x00000040
+	JL      done
+	MOVQ    (DX), R8
+	VMOVDQU (R8)(SI*1), Y0
+	VMOVDQU 32(R8)(SI*1), Y1
+	MOVQ    DX, DI
+	ADDQ    $0x18, DI
+	CMPQ    DI, BX
+	JAE     shortStored
+
+shortOperand:
+	MOVQ   (DI), R8
+	VADDPD (R8)(SI*1), Y0, Y0
+	VADDPD 32(R8)(SI*1), Y1, Y1
+	ADDQ   $0x18, DI
+	CMPQ   DI, BX
+	JB     shortOperand
+
+shortStored:
+	VMOVDQU Y0, (AX)
+	VMOVDQU Y1, 32(AX)
+	ADDQ    $0x00000040, AX
+	ADDQ    $0x00000040, SI
+	SUBQ    $0x00000040, CX
+	JMP     short
+
+done:
+	VZEROUPPER
+	RET
+
 // func hasF16C() bool
 // Requires: CPUID
 TEXT ·hasF16C(SB), NOSPLIT, $0-1

@@ -25,7 +25,7 @@ func Kernel(k Kind, d tensor.DType) (Func, error) {
 	if k == Avg || k == PreMulSum {
 		k = Sum
 	}
-	return kernels[pair{k, d}], nil
+	return kernels[k][d], nil
 }
 
 type pair struct {
@@ -37,6 +37,7 @@ type pair struct {
 type fast struct {
 	name                  string
 	kernels               map[pair]Func
+	joiners               map[pair]joiner
 	dividers, multipliers map[tensor.DType]scaler
 }
 
@@ -44,11 +45,13 @@ type fast struct {
 var inAssembly = func() fast {
 	best := fast{
 		kernels:     make(map[pair]Func),
+		joiners:     make(map[pair]joiner),
 		dividers:    make(map[tensor.DType]scaler),
 		multipliers: make(map[tensor.DType]scaler),
 	}
 	for _, f := range assemblies() {
 		maps.Copy(best.kernels, f.kernels)
+		maps.Copy(best.joiners, f.joiners)
 		maps.Copy(best.dividers, f.dividers)
 		maps.Copy(best.multipliers, f.multipliers)
 	}
@@ -56,11 +59,17 @@ var inAssembly = func() fast {
 }()
 
 // kernels is the dispatch table of all supported combinations except Avg and PreMulSum.
-var kernels = func() map[pair]Func {
-	t := portable()
-	maps.Copy(t, inAssembly.kernels)
+var kernels = func() (t [len(kindNames)][dtypes]Func) {
+	all := portable()
+	maps.Copy(all, inAssembly.kernels)
+	for p, f := range all {
+		t[p.kind][p.dtype] = f
+	}
 	return t
 }()
+
+// dtypes is more than the number of any dtype.
+const dtypes = 32
 
 // portable returns the table of the loops in Go, the reference for all others.
 func portable() map[pair]Func {

@@ -52,6 +52,10 @@ func withAVX2() fast {
 	return fast{
 		name:    "avx2",
 		kernels: all.kernels(),
+		joiners: map[pair]joiner{
+			{Sum, tensor.Float32}: joinF32AVX2,
+			{Sum, tensor.Float64}: joinF64AVX2,
+		},
 		dividers: map[tensor.DType]scaler{
 			tensor.Float32:    divideF32AVX2,
 			tensor.Float64:    divideF64AVX2,

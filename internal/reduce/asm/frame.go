@@ -181,3 +181,82 @@ func (g *generator) uncached() {
 	g.VZEROUPPER()
 	g.RET()
 }
+
+// A joiner is a function that combines any number of operands in one pass.
+type joiner struct {
+	name string
+	doc  string
+	add  instruction
+}
+
+const (
+	// joinStep is how many bytes of each operand the longer loop of a joiner takes at a time.
+	joinStep = 256
+
+	// joinAhead is how far a joiner fetches each operand ahead. Those of other ranks are in the
+	// caches of other CPUs.
+	joinAhead = 1 << 10
+)
+
+// join emits a function that sets dst to the combination of as many bytes of each operand, from
+// byte at on. dst has a positive multiple of step bytes, and may be one of the operands.
+func (g *generator) join(j joiner) {
+	j.name += g.level.name
+	g.Function(j.name)
+	g.Attributes(attr.NOSPLIT)
+	g.Pragma("noescape")
+	g.Doc(j.name + " " + j.doc)
+	g.SignatureExpr("func(dst []byte, operands [][]byte, at int)")
+	dst, n := g.Load(g.Param("dst").Base(), g.GP64()), g.Load(g.Param("dst").Len(), g.GP64())
+	first, end := g.Load(g.Param("operands").Base(), g.GP64()), g.Load(g.Param("operands").Len(), g.GP64())
+	at := g.Load(g.Param("at"), g.GP64())
+	// A slice is three words.
+	g.LEAQ(operand.Mem{Base: end, Index: end, Scale: 2}, end)
+	g.LEAQ(operand.Mem{Base: first, Index: end, Scale: 8}, end)
+	next, src := g.GP64(), g.GP64()
+
+	for _, loop := range []struct {
+		name, after string
+		bytes       int
+	}{{"long", "short", joinStep}, {"short", "done", step}} {
+		g.Label(loop.name)
+		g.CMPQ(n, operand.U32(loop.bytes))
+		g.JL(operand.LabelRef(loop.after))
+		g.MOVQ(operand.Mem{Base: first}, src)
+		sums := make([]reg.VecVirtual, loop.bytes/g.width)
+		for i := range sums {
+			sums[i] = g.vector()
+			g.move(operand.Mem{Base: src, Index: at, Scale: 1, Disp: i * g.width}, sums[i])
+		}
+		fetch := func() {
+			for ahead := 0; ahead < loop.bytes && loop.bytes == joinStep; ahead += 64 {
+				g.PREFETCHT0(operand.Mem{Base: src, Index: at, Scale: 1, Disp: joinAhead + ahead})
+			}
+		}
+		fetch()
+		g.MOVQ(first, next)
+		g.ADDQ(operand.Imm(24), next)
+		g.CMPQ(next, end)
+		g.JAE(operand.LabelRef(loop.name + "Stored"))
+		g.Label(loop.name + "Operand")
+		g.MOVQ(operand.Mem{Base: next}, src)
+		fetch()
+		for i, sum := range sums {
+			j.add(g.Context, operand.Mem{Base: src, Index: at, Scale: 1, Disp: i * g.width}, sum, sum)
+		}
+		g.ADDQ(operand.Imm(24), next)
+		g.CMPQ(next, end)
+		g.JB(operand.LabelRef(loop.name + "Operand"))
+		g.Label(loop.name + "Stored")
+		for i, sum := range sums {
+			g.move(sum, operand.Mem{Base: dst, Disp: i * g.width})
+		}
+		g.ADDQ(operand.U32(loop.bytes), dst)
+		g.ADDQ(operand.U32(loop.bytes), at)
+		g.SUBQ(operand.U32(loop.bytes), n)
+		g.JMP(operand.LabelRef(loop.name))
+	}
+	g.Label("done")
+	g.VZEROUPPER()
+	g.RET()
+}

@@ -47,6 +47,8 @@ func files() (map[string][]byte, error) {
 			g.kernel(k)
 		}
 		if f.level == avx2 {
+			g.join(joiner{"joinF32", "adds float32s.", (*ctx).VADDPS})
+			g.join(joiner{"joinF64", "adds float64s.", (*ctx).VADDPD})
 			g.hasF16C()
 			g.uncached()
 		}

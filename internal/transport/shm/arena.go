@@ -262,9 +262,9 @@ func (g *Group) Alloc(n int, stop func() error) ([]byte, error) {
 	}
 	p, err := g.publishWords(yesOrNo(full == nil), 0)
 	for i := 1; i < g.size && err == nil; i++ {
-		r := (g.rank + i) % g.size
-		var data []byte
-		if data, err = g.waitPiece(r, p); err == nil && *word64(data, 0) == 0 && full == nil {
+		r := g.nth(i)
+		var said [2]uint64
+		if said, err = g.waitWords(r, p); err == nil && said[0] == 0 && full == nil {
 			full = fmt.Errorf("%w on rank %d", ErrExhausted, r)
 		}
 	}

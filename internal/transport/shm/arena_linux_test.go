@@ -290,7 +290,7 @@ func TestShowerGivesUp(t *testing.T) {
 	for name, op := range map[string]func(g *shm.Group, b, c []byte, stop func() error) error{
 		"broadcast": func(g *shm.Group, b, _ []byte, stop func() error) error { return g.Broadcast(b, 0, stop) },
 		"allgather": func(g *shm.Group, b, c []byte, stop func() error) error { return g.AllGather(c, b, stop) },
-		"allreduce": func(g *shm.Group, b, _ []byte, stop func() error) error { return g.AllReduce(b, 1, mix(1), stop) },
+		"allreduce": func(g *shm.Group, b, _ []byte, stop func() error) error { return g.AllReduce(b, by(1, mix(1)), stop) },
 		"scatter": func(g *shm.Group, b, c []byte, stop func() error) error {
 			if g.Rank() > 0 {
 				return g.Scatter(b, nil, 0, stop)
@@ -362,7 +362,7 @@ func widowRank(g *shm.Group, args []string) error {
 	case "allgather":
 		err = g.AllGather(all, buf, stop)
 	case "allreduce":
-		err = g.AllReduce(buf, 1, mix(1), stop)
+		err = g.AllReduce(buf, by(1, mix(1)), stop)
 	}
 	if err == nil && !bytes.Equal(all, bytes.Repeat([]byte{1}, len(all))) {
 		err = errors.New("other data")
@@ -451,7 +451,7 @@ func TestMappedAllocations(t *testing.T) {
 	round := func(g *shm.Group) error {
 		b, c := bs[g.Rank()], cs[g.Rank()]
 		return errors.Join(
-			g.AllReduce(b, 4, add, nil), g.Reduce(c, b, 0, 4, add, nil), g.ReduceScatter(c[:n], b, 4, add, nil),
+			g.AllReduce(b, by(4, add), nil), g.Reduce(c, b, 0, by(4, add), nil), g.ReduceScatter(c[:n], b, by(4, add), nil),
 			g.Broadcast(b, 1, nil), g.AllGather(b, c[:n], nil), g.AllToAll(b, c, nil),
 		)
 	}

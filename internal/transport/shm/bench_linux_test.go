@@ -201,15 +201,16 @@ func operationOn(g *shm.Group, op string, n int, a, b []byte) func() error {
 	if err != nil {
 		panic(err)
 	}
+	sum := shm.Operator{Elem: 4, Combine: add, Join: reduce.Join(reduce.Sum, tensor.Float32)}
 	one := n / g.Size() &^ 3
 	all := one * g.Size()
 	switch op {
 	case "allreduce":
-		return func() error { return g.AllReduce(a[:n], 4, add, nil) }
+		return func() error { return g.AllReduce(a[:n], sum, nil) }
 	case "reduce":
-		return func() error { return g.Reduce(b[:n], a[:n], 0, 4, add, nil) }
+		return func() error { return g.Reduce(b[:n], a[:n], 0, sum, nil) }
 	case "reducescatter":
-		return func() error { return g.ReduceScatter(b[:one], a[:all], 4, add, nil) }
+		return func() error { return g.ReduceScatter(b[:one], a[:all], sum, nil) }
 	case "broadcast":
 		return func() error { return g.Broadcast(a[:n], 0, nil) }
 	case "allgather":

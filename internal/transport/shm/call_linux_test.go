@@ -49,7 +49,7 @@ func TestCalls(t *testing.T) {
 			if g.Rank() == root {
 				out = get(n)
 			}
-			return g.Reduce(out, get(n), root, 1, mix(1), late())
+			return g.Reduce(out, get(n), root, by(1, mix(1)), late())
 		},
 		"gather": func(g *shm.Group, root int, get func(n int) []byte) error {
 			var out []byte

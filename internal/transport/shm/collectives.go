@@ -14,7 +14,7 @@ func (g *Group) start(h header, stop func() error) error {
 		return err
 	}
 	h.history = g.history
-	g.op, g.stop = h, stop
+	g.op, g.stop, g.beside = h, stop, g.fitsBeside(&h)
 	return nil
 }
 
@@ -35,7 +35,7 @@ func (g *Group) pipeline(n int, stage func(k int, data []byte), take func(k int,
 				if err := g.reserve(p); err != nil {
 					return err
 				}
-				stage(k+1, s.data)
+				stage(k+1, g.staged(g.self, p))
 				h := g.op
 				h.piece = p
 				*s.op = h
@@ -95,7 +95,31 @@ func (g *Group) waitPiece(r int, p uint32) ([]byte, error) {
 		want.piece = p
 		return nil, g.mismatch(r, *s.op, want)
 	}
-	return s.data, nil
+	return g.staged(&g.segs[r], p), nil
+}
+
+// staged returns where a rank stages piece p of this call.
+func (g *Group) staged(s *segment, p uint32) []byte {
+	if g.beside {
+		return s.slots[p%depth].beside[:]
+	}
+	return s.slots[p%depth].data
+}
+
+// besideBytes is how much there is room for beside a header. So one cache line brings a piece
+// of that size.
+const besideBytes = 32
+
+// fitsBeside reports whether the one piece of a call fits beside its header. In the other
+// collectives it has several blocks.
+func (g *Group) fitsBeside(h *header) bool {
+	switch h.kind {
+	case opAllReduce, opReduce:
+		return h.bytes <= min(besideBytes, uint64(g.oneShot))
+	case opBroadcast, opAllGather, opGather:
+		return h.bytes <= besideBytes
+	}
+	return false
 }
 
 // allPublished notes that every rank has published piece p.
@@ -146,13 +170,26 @@ func copyTo(dst, src []byte) {
 // stretch takes about 50 us to copy.
 const stretch = 1 << 20
 
-func (g *Group) checkReduce(n, elem int, combine func(dst, src []byte)) error {
+// Operator is how elements are combined.
+type Operator struct {
+	Elem int // bytes of an element, 1 to MaxElem
+
+	// Combine does dst = dst op src on whole elements.
+	Combine func(dst, src []byte)
+
+	// Join does dst = (operands[0] op operands[1]) op ... on whole elements, with the same bits as
+	// Combine. dst may be one of the operands. It may be nil.
+	Join func(dst []byte, operands [][]byte)
+}
+
+// check returns what is wrong with o, or with n bytes of its elements.
+func (o *Operator) check(n int) error {
 	switch {
-	case elem < 1 || elem > MaxElem:
-		return fmt.Errorf("shm: elements of %d bytes, want 1 to %d", elem, MaxElem)
-	case n%elem != 0:
-		return fmt.Errorf("shm: %d bytes are no whole number of elements of %d", n, elem)
-	case combine == nil:
+	case o.Elem < 1 || o.Elem > MaxElem:
+		return fmt.Errorf("shm: elements of %d bytes, want 1 to %d", o.Elem, MaxElem)
+	case n%o.Elem != 0:
+		return fmt.Errorf("shm: %d bytes are no whole number of elements of %d", n, o.Elem)
+	case o.Combine == nil:
 		return fmt.Errorf("shm: nil function to combine")
 	}
 	return nil
@@ -198,33 +235,33 @@ func (g *Group) checkBlocks(what string, all blocks, one []byte) error {
 	return nil
 }
 
-// AllReduce combines buf with those of the other ranks, element by element. combine(dst, src)
-// does dst = dst op src on whole elements. All ranks get the same bits, for any size and
-// timing: ((b0 op b1) op b2) ... in the order of the ranks.
-func (g *Group) AllReduce(buf []byte, elem int, combine func(dst, src []byte), stop func() error) error {
-	if err := g.checkReduce(len(buf), elem, combine); err != nil {
+// AllReduce combines buf with those of the other ranks, element by element. All ranks get the
+// same bits, for any size and timing: ((b0 op b1) op b2) ... in the order of the ranks.
+func (g *Group) AllReduce(buf []byte, by Operator, stop func() error) error {
+	if err := by.check(len(buf)); err != nil {
 		return err
 	}
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	if err := g.start(header{kind: opAllReduce, elem: uint8(elem), bytes: uint64(len(buf))}, stop); err != nil || g.size == 1 {
+	if err := g.start(header{kind: opAllReduce, elem: uint8(by.Elem), bytes: uint64(len(buf))}, stop); err != nil || g.size == 1 {
 		return err
 	}
+	g.by = by
 	if len(buf) <= g.oneShot {
-		return g.allReduceSmall(buf, combine)
+		return g.allReduceSmall(buf)
 	}
 	if g.exposes(g.limits.AllReduce, g.mapped.AllReduce, len(buf)) {
-		if ok, err := g.allReduceDirect(buf, elem, combine); ok || err != nil {
+		if ok, err := g.allReduceDirect(buf); ok || err != nil {
 			return err
 		}
 	}
-	return g.reduceShares(buf, elem, combine, -1)
+	return g.reduceShares(buf, -1)
 }
 
 // Reduce is AllReduce whose result only root gets, in out. Other ranks leave out nil. in is not
 // changed, unless out is in.
-func (g *Group) Reduce(out, in []byte, root, elem int, combine func(dst, src []byte), stop func() error) error {
-	if err := g.checkReduce(len(in), elem, combine); err != nil {
+func (g *Group) Reduce(out, in []byte, root int, by Operator, stop func() error) error {
+	if err := by.check(len(in)); err != nil {
 		return err
 	}
 	if err := g.checkRoot(root); err != nil {
@@ -235,11 +272,12 @@ func (g *Group) Reduce(out, in []byte, root, elem int, combine func(dst, src []b
 	}
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	if err := g.start(header{kind: opReduce, elem: uint8(elem), root: uint16(root), bytes: uint64(len(in))}, stop); err != nil {
+	if err := g.start(header{kind: opReduce, elem: uint8(by.Elem), root: uint16(root), bytes: uint64(len(in))}, stop); err != nil {
 		return err
 	}
+	g.by = by
 	if len(in) > g.oneShot && g.exposes(g.limits.Reduce, g.mapped.Reduce, len(in)) {
-		if ok, err := g.reduceDirect(out, in, root, elem, combine); ok || err != nil {
+		if ok, err := g.reduceDirect(out, in, root); ok || err != nil {
 			return err
 		}
 	}
@@ -251,43 +289,59 @@ func (g *Group) Reduce(out, in []byte, root, elem int, combine func(dst, src []b
 		return nil
 	}
 	if len(in) <= g.oneShot {
-		return g.reduceSmall(in, root, combine)
+		return g.reduceSmall(in, root)
 	}
-	return g.reduceShares(in, elem, combine, root)
+	return g.reduceShares(in, root)
 }
 
 // allReduceSmall reduces on every rank the buffers that all have staged.
-func (g *Group) allReduceSmall(buf []byte, combine func(dst, src []byte)) error {
+func (g *Group) allReduceSmall(buf []byte) error {
 	return g.pipeline(pieces(len(buf), g.piece), func(_ int, data []byte) { copy(data, buf) },
-		func(_ int, p uint32) error { return g.combineAll(buf, p, combine) })
+		func(_ int, p uint32) error { return g.combineAll(buf, p) })
 }
 
-func (g *Group) reduceSmall(buf []byte, root int, combine func(dst, src []byte)) error {
+func (g *Group) reduceSmall(buf []byte, root int) error {
 	if g.rank != root {
 		return g.pipeline(pieces(len(buf), g.piece), func(_ int, data []byte) { copy(data, buf) }, nil)
 	}
-	return g.allReduceSmall(buf, combine)
+	return g.allReduceSmall(buf)
 }
 
 // combineAll reduces the staged data of all ranks into buf, which holds this rank's.
-func (g *Group) combineAll(buf []byte, p uint32, combine func(dst, src []byte)) error {
-	for r := range g.segs {
-		data := g.self.slots[p%depth].data
-		if r != g.rank {
-			var err error
-			if data, err = g.waitPiece(r, p); err != nil {
-				return err
-			}
+func (g *Group) combineAll(buf []byte, p uint32) error {
+	if err := g.waitOperands(p, 0, len(buf)); err != nil {
+		return err
+	}
+	own := g.staged(g.self, p)
+	if g.by.Join != nil {
+		own = buf
+	}
+	g.srcs[g.rank] = own[:len(buf)]
+	g.reduceOperands(buf)
+	return nil
+}
+
+// waitOperands waits for piece p of all other ranks and notes bytes lo to hi of each in g.srcs.
+func (g *Group) waitOperands(p uint32, lo, hi int) error {
+	for i := 1; i < g.size; i++ {
+		r := g.nth(i)
+		data, err := g.waitPiece(r, p)
+		if err != nil {
+			return err
 		}
-		switch {
-		case r > 0:
-			combine(buf, data[:len(buf)])
-		case g.rank > 0:
-			copy(buf, data)
-		}
+		g.srcs[r] = data[lo:hi]
 	}
 	g.allPublished(p)
 	return nil
+}
+
+// nth returns the rank that comes i ranks after this one. Ranks that begin with different ones do
+// not all read from one.
+func (g *Group) nth(i int) int {
+	if r := g.rank + i; r < g.size {
+		return r
+	}
+	return g.rank + i - g.size
 }
 
 // reduceShares reduces a share of each piece on every rank: out of the slots of the others into
@@ -296,8 +350,8 @@ func (g *Group) combineAll(buf []byte, p uint32, combine func(dst, src []byte)) 
 // The first operand is rank 0's. Rank 0 reduces its share in its own buffer and does not stage
 // it, as the others do not stage theirs. With another root, rank 0's buffer must not change, so
 // it stages its share too.
-func (g *Group) reduceShares(buf []byte, elem int, combine func(dst, src []byte), root int) error {
-	u := unit(elem)
+func (g *Group) reduceShares(buf []byte, root int) error {
+	u := unit(g.by.Elem)
 	piece := g.piece / u * u
 	inPlace := g.rank == 0 && root <= 0
 	return g.pipeline(pieces(len(buf), piece),
@@ -318,19 +372,12 @@ func (g *Group) reduceShares(buf []byte, elem int, combine func(dst, src []byte)
 			if inPlace {
 				acc = b[lo:hi]
 			}
-			for r := range g.segs {
-				src := b
-				if r != g.rank {
-					var err error
-					if src, err = g.waitPiece(r, p); err != nil {
-						return err
-					}
-				}
-				g.srcs[r] = src[lo:hi]
+			if err := g.waitOperands(p, lo, hi); err != nil {
+				return err
 			}
+			g.srcs[g.rank] = b[lo:hi]
 			g.srcs[0] = acc
-			g.reduceOperands(acc, u, combine)
-			g.allPublished(p)
+			g.reduceOperands(acc)
 			if inPlace {
 				copy(shared[lo:hi], acc)
 			}
@@ -339,7 +386,7 @@ func (g *Group) reduceShares(buf []byte, elem int, combine func(dst, src []byte)
 				return nil
 			}
 			for i := range g.size {
-				r := (g.rank + i) % g.size
+				r := g.nth(i)
 				lo, hi := share(len(b), r, g.size, u)
 				if lo == hi || r == 0 && inPlace {
 					continue
@@ -353,8 +400,8 @@ func (g *Group) reduceShares(buf []byte, elem int, combine func(dst, src []byte)
 		})
 }
 
-// reduceStep is how much of each operand more than two ranks combine at a time. All begin with
-// rank 0's operand. With a whole share, they would all wait for that CPU's cache, and then for
+// reduceStep is how much of each operand more than two ranks combine at a time, if an operator has
+// no Join. All begin with rank 0's operand. With a whole share, they would all wait for that CPU's cache, and then for
 // the next one's. Times of 8 ranks on 16 CPUs in us, with whole shares and with 4 KiB:
 //
 //	              64 KiB   256 KiB
@@ -362,32 +409,36 @@ func (g *Group) reduceShares(buf []byte, elem int, combine func(dst, src []byte)
 //	reduce        20  18   68  58
 //	reduce-scatter 20  17   65  52
 //
-// From 1 MiB on there is no difference. For memory of Alloc it would take twice as long,
-// because a reader checks the owner after each step.
+// From 1 MiB on there is no difference.
 const reduceStep = 4 << 10
 
 // reduceOperands combines g.srcs, one operand of each rank, in the order of the ranks into acc.
-// acc may be the first operand.
-func (g *Group) reduceOperands(acc []byte, unit int, combine func(dst, src []byte)) {
+// acc may be the first operand, and any operand of an operator that has Join.
+func (g *Group) reduceOperands(acc []byte) {
+	defer clear(g.srcs)
+	if g.by.Join != nil {
+		g.by.Join(acc, g.srcs)
+		return
+	}
 	step := len(acc)
 	if g.size > 2 {
-		step = max(reduceStep/unit, 1) * unit
+		u := unit(g.by.Elem)
+		step = max(reduceStep/u, 1) * u
 	}
 	for at := 0; at < len(acc); at += step {
 		end := min(at+step, len(acc))
 		copyTo(acc[at:end], g.srcs[0][at:end])
 		for _, src := range g.srcs[1:] {
-			combine(acc[at:end], src[at:end])
+			g.by.Combine(acc[at:end], src[at:end])
 		}
 	}
-	clear(g.srcs)
 }
 
 // ReduceScatter reduces in, which has a block for each rank, and gives each rank its block. The
 // bits are those of AllReduce. in is not changed. out may be this rank's block of in, but must
 // not overlap in otherwise.
-func (g *Group) ReduceScatter(out, in []byte, elem int, combine func(dst, src []byte), stop func() error) error {
-	if err := g.checkReduce(len(out), elem, combine); err != nil {
+func (g *Group) ReduceScatter(out, in []byte, by Operator, stop func() error) error {
+	if err := by.check(len(out)); err != nil {
 		return err
 	}
 	if err := g.checkBlocks("input", blocks{whole: in}, out); err != nil {
@@ -395,9 +446,10 @@ func (g *Group) ReduceScatter(out, in []byte, elem int, combine func(dst, src []
 	}
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	if err := g.start(header{kind: opReduceScatter, elem: uint8(elem), bytes: uint64(len(in))}, stop); err != nil {
+	if err := g.start(header{kind: opReduceScatter, elem: uint8(by.Elem), bytes: uint64(len(in))}, stop); err != nil {
 		return err
 	}
+	g.by = by
 	n := len(out)
 	mine := in[g.rank*n:][:n]
 	if g.size == 1 {
@@ -405,14 +457,14 @@ func (g *Group) ReduceScatter(out, in []byte, elem int, combine func(dst, src []
 		return nil
 	}
 	if g.exposes(g.limits.ReduceScatter, g.mapped.ReduceScatter, len(in)) {
-		if ok, err := g.reduceScatterDirect(out, in, elem, combine); ok || err != nil {
+		if ok, err := g.reduceScatterDirect(out, in); ok || err != nil {
 			return err
 		}
 	}
 	// An output that is the input's block is overwritten by other ranks'
 	// operands before this rank's comes in: it is kept in the slot.
-	keep := same(out, mine) && g.rank > 0
-	u := unit(elem)
+	keep := same(out, mine) && g.rank > 0 && by.Join == nil
+	u := unit(by.Elem)
 	piece := g.piece / g.size / u * u
 	return g.pipeline(pieces(n, piece),
 		func(k int, data []byte) {
@@ -423,19 +475,15 @@ func (g *Group) ReduceScatter(out, in []byte, elem int, combine func(dst, src []
 		},
 		func(k int, p uint32) error {
 			dst := cut(out, k, piece)
-			for r := range g.segs {
-				src := cut(mine, k, piece)
-				if r != g.rank || keep {
-					data, err := g.waitPiece(r, p)
-					if err != nil {
-						return err
-					}
-					src = data[g.rank*piece:][:len(dst)]
-				}
-				g.srcs[r] = src
+			at := g.rank * piece
+			if err := g.waitOperands(p, at, at+len(dst)); err != nil {
+				return err
 			}
-			g.reduceOperands(dst, u, combine)
-			g.allPublished(p)
+			g.srcs[g.rank] = cut(mine, k, piece)
+			if keep {
+				g.srcs[g.rank] = g.staged(g.self, p)[at:][:len(dst)]
+			}
+			g.reduceOperands(dst)
 			return nil
 		})
 }
@@ -624,7 +672,7 @@ func (g *Group) gather(out blocks, in []byte, root int, stop func() error) error
 // collect copies piece k of all other ranks to their blocks of out, which have n bytes.
 func (g *Group) collect(out blocks, n, k int, p uint32) error {
 	for i := 1; i < g.size; i++ {
-		r := (g.rank + i) % g.size
+		r := g.nth(i)
 		data, err := g.waitPiece(r, p)
 		if err != nil {
 			return err
@@ -722,7 +770,7 @@ func (g *Group) AllToAll(out, in []byte, stop func() error) error {
 	return g.pipeline(pieces(n, piece), func(k int, data []byte) { g.stageBlocks(data, blocks{whole: in}, n, k, piece) },
 		func(k int, p uint32) error {
 			for i := 1; i < g.size; i++ {
-				r := (g.rank + i) % g.size
+				r := g.nth(i)
 				data, err := g.waitPiece(r, p)
 				if err != nil {
 					return err
@@ -773,7 +821,7 @@ func (g *Group) AllToAllV(out, in [][]byte, stop func() error) error {
 		},
 		func(k int, p uint32) error {
 			for i := 1; i < g.size; i++ {
-				r := (g.rank + i) % g.size
+				r := g.nth(i)
 				data, err := g.waitPiece(r, p)
 				if err != nil {
 					return err
@@ -842,7 +890,7 @@ func (g *Group) exchangeLengths(out, in [][]byte) (longest int, err error) {
 				}
 			}
 			for i := 1; i < g.size; i++ {
-				r := (g.rank + i) % g.size
+				r := g.nth(i)
 				if n := len(out[r]); n <= short {
 					data, err := g.waitPiece(r, p)
 					if err != nil {

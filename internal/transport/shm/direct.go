@@ -82,9 +82,11 @@ func defaultMapped(ranks int, ownCPUs bool) Limits {
 		//	gather          5.8 5.2     15  10                       1470 1450
 		//	message         8.5 3.1     24   8                       1550 1380
 		//	reduce          7.8  13     28  32                       2410 1880
-		//	all-reduce                           134 137   709 503
+		//
+		// An all-reduce of 64 KiB takes 6.5 us staged and 5.9 with Alloc on two CPUs, one of 256 KiB
+		// 21 and 18.
 		l.Broadcast, l.Scatter, l.AllGather, l.AllGatherV, l.AllToAll, l.ReduceScatter = 16<<10, 16<<10, 16<<10, 16<<10, 16<<10, 16<<10
-		l.Gather, l.Reduce, l.AllReduce, l.Message = 32<<10, 512<<10, 4<<20, 64<<10
+		l.Gather, l.Reduce, l.AllReduce, l.Message = 32<<10, 512<<10, 64<<10, 64<<10
 	case ownCPUs:
 		// Times of 8 ranks on 16 CPUs in us, staged and with Alloc:
 		//
@@ -96,10 +98,13 @@ func defaultMapped(ranks int, ownCPUs bool) Limits {
 		//	message         8.3 2.7               95  45
 		//	gather                      25  13    80  53
 		//	reduce                      83  47   281 151
-		//	all-reduce       26  27     95  86             1200  817
+		//	all-reduce                  95  86             1200  817
 		//	broadcast                            179 275    705  949   2540 2310
 		l.Scatter, l.AllToAll, l.ReduceScatter, l.AllGather, l.AllGatherV, l.Message = 64<<10, 64<<10, 64<<10, 64<<10, 64<<10, 64<<10
-		l.Gather, l.Reduce, l.AllReduce, l.Broadcast = 128<<10, 256<<10, 512<<10, 8<<20
+		//
+		// At 64 KiB the two halves of an all-reduce, reduce-scatter and all-gather, take 17 us
+		// together, and a staged all-reduce 26.
+		l.Gather, l.Reduce, l.AllReduce, l.Broadcast = 128<<10, 256<<10, 64<<10, 8<<20
 	default:
 		// Times of 4 ranks on 2 CPUs in us, staged and with Alloc:
 		//
@@ -201,9 +206,7 @@ func (g *Group) probeAccess(o Options) {
 	if g.tile = o.tile; g.tile == 0 {
 		g.tile = defaultTile
 	}
-	if g.section = o.section; g.section == 0 {
-		g.section = defaultSection
-	}
+	g.section = o.section
 	g.processes, g.srcs = make([]process, g.size), make([][]byte, g.size)
 	for r := range g.segs {
 		s := &g.segs[r]
@@ -299,16 +302,24 @@ func (g *Group) Limits() Limits { return g.limits }
 // not.
 func (g *Group) WhyStaged() string { return g.whyStaged }
 
-// publishWords publishes a piece of two words, and returns its number.
+// publishWords publishes a piece of two words, which lie beside its header, and returns its
+// number.
 func (g *Group) publishWords(a, b uint64) (p uint32, err error) {
 	p = g.next
 	if err := g.reserve(p); err != nil {
 		return p, err
 	}
-	s := &g.self.slots[p%depth]
-	*word64(s.data, 0), *word64(s.data, 8) = a, b
+	*g.self.slots[p%depth].words = [2]uint64{a, b}
 	g.publish(p)
 	return p, nil
+}
+
+// waitWords waits for the words that rank r publishes with piece p.
+func (g *Group) waitWords(r int, p uint32) ([2]uint64, error) {
+	if _, err := g.waitPiece(r, p); err != nil {
+		return [2]uint64{}, err
+	}
+	return *g.segs[r].slots[p%depth].words, nil
 }
 
 // publish publishes piece p, whose data are in its slot.
@@ -382,15 +393,14 @@ func (l *remoteReader) readableAddress(g *Group, b []byte) uint64 {
 // exposedAddress waits for the n bytes that rank r exposes with piece p, and returns where they
 // are; 0 if they cannot be read.
 func (g *Group) exposedAddress(r int, p uint32, n int) (uint64, error) {
-	data, err := g.waitPiece(r, p)
+	said, err := g.waitWords(r, p)
 	if err != nil {
 		return 0, err
 	}
-	at, has := *word64(data, 0), *word64(data, 8)
-	if has != uint64(n) {
+	if has := said[1]; has != uint64(n) {
 		return 0, g.disagree(r, "rank %d sends %d bytes to rank %d, which expects %d", r, has, g.rank, n)
 	}
-	return at, nil
+	return said[0], nil
 }
 
 // operand returns n bytes of what rank r exposes, from offset off: a part of its arena, or else
@@ -452,6 +462,24 @@ func (g *Group) checkOwner(r int, err error) error {
 	if err != nil {
 		return g.giveUp(&RankError{Rank: r, Err: fmt.Errorf("%w: %w", ErrUnreadable, err)})
 	}
+	return g.askStop()
+}
+
+// checkOwners is checkOwner for what was read in the arenas of all ranks.
+func (g *Group) checkOwners() error {
+	if e := g.refusal(); e != nil {
+		return e
+	}
+	for r := range g.segs {
+		if atomic.LoadUint32(g.segs[r].left) != 0 {
+			return g.giveUp(&RankError{Rank: r, Err: ErrLeft})
+		}
+	}
+	return g.askStop()
+}
+
+// askStop returns why the call has to end, nil if it has not.
+func (g *Group) askStop() error {
 	if g.stop != nil {
 		if err := g.stop(); err != nil {
 			return g.giveUp(err)
@@ -523,7 +551,7 @@ func (g *Group) copyExposed(who roles, lent []byte, n int, into func(r int) (dst
 
 func (g *Group) readAll(who roles, p uint32, n int, ok bool, into func(r int) (dst []byte, off int)) (bool, error) {
 	for i := 1; i < g.size; i++ {
-		r := (g.rank + i) % g.size
+		r := g.nth(i)
 		if who == rootExposes && r != int(g.op.root) {
 			continue
 		}
@@ -569,15 +597,15 @@ func (g *Group) copyFromRotated(r int, dst []byte, at uint64) error {
 // waitReaders waits until the reading ranks have said that they are done.
 func (g *Group) waitReaders(who roles, p uint32, ok bool) (bool, error) {
 	for i := 1; i < g.size; i++ {
-		r := (g.rank + i) % g.size
+		r := g.nth(i)
 		if who == rootReads && r != int(g.op.root) {
 			continue
 		}
-		data, err := g.waitPiece(r, p)
+		said, err := g.waitWords(r, p)
 		if err != nil {
 			return false, err
 		}
-		ok = ok && *word64(data, 0) != 0
+		ok = ok && said[0] != 0
 	}
 	if who != rootReads {
 		g.allPublished(p)
@@ -590,7 +618,7 @@ func (g *Group) waitReaders(who roles, p uint32, ok bool) (bool, error) {
 func (g *Group) allToAllVDirect(out, in [][]byte, short int) (ok bool, err error) {
 	p, ok, err := g.exposeBlocks(blocks{each: in}, 0, short)
 	for i := 1; i < g.size && err == nil; i++ {
-		r := (g.rank + i) % g.size
+		r := g.nth(i)
 		var data []byte
 		if data, err = g.waitPiece(r, p); err == nil {
 			ok = ok && *word64(data, 8*g.size) != 0
@@ -663,7 +691,7 @@ func (g *Group) exchangeAddresses(b []byte) (ok bool, err error) {
 		return false, err
 	}
 	for i := 1; i < g.size; i++ {
-		r := (g.rank + i) % g.size
+		r := g.nth(i)
 		if g.addrs[r], err = g.exposedAddress(r, p, len(b)); err != nil {
 			return false, err
 		}
@@ -693,13 +721,20 @@ const defaultTile = 128 << 10
 
 // reduceExposed reduces, in the order of the ranks, what all expose from offset off on. own is
 // this rank's operand. dst may be own.
-func (g *Group) reduceExposed(dst, own []byte, off, unit int, combine func(dst, src []byte)) error {
+func (g *Group) reduceExposed(dst, own []byte, off int) error {
 	if g.scratch == nil {
 		g.scratch = make([]byte, 2*g.tile)
 	}
-	for step := g.tile / unit * unit; len(dst) > 0; {
+	u := unit(g.by.Elem)
+	for step := g.tile / u * u; len(dst) > 0; {
 		n := min(len(dst), step)
-		if err := g.reduceTile(dst[:n], own[:n], off, combine); err != nil {
+		var err error
+		if g.mapOperands(own[:n], off, n) {
+			err = g.reduceMapped(dst[:n], own[:n])
+		} else {
+			err = g.reduceTile(dst[:n], own[:n], off)
+		}
+		if err != nil {
 			return err
 		}
 		dst, own, off = dst[n:], own[n:], off+n
@@ -707,7 +742,34 @@ func (g *Group) reduceExposed(dst, own []byte, off, unit int, combine func(dst, 
 	return nil
 }
 
-func (g *Group) reduceTile(dst, own []byte, off int, combine func(dst, src []byte)) error {
+// mapOperands notes in g.srcs n bytes of each operand, from offset off on. It returns false if one
+// lies in no arena.
+func (g *Group) mapOperands(own []byte, off, n int) bool {
+	for r := range g.srcs {
+		if g.srcs[r] = own; r != g.rank {
+			g.srcs[r] = g.arenaBytes(r, g.addrs[r]+uint64(off), n)
+		}
+		if g.srcs[r] == nil {
+			clear(g.srcs)
+			return false
+		}
+	}
+	return true
+}
+
+// reduceMapped reduces the operands of mapOperands.
+func (g *Group) reduceMapped(dst, own []byte) error {
+	acc := dst
+	if g.by.Join == nil && g.rank > 0 && same(dst, own) {
+		acc = g.scratch[:len(dst)]
+	}
+	g.reduceOperands(acc)
+	copyTo(dst, acc)
+	return g.checkOwners()
+}
+
+// reduceTile reads the operands into cache, or takes them where they are.
+func (g *Group) reduceTile(dst, own []byte, off int) error {
 	acc, other := dst, g.scratch[g.tile:][:len(dst)]
 	if g.rank == 0 {
 		copyTo(acc, own)
@@ -721,14 +783,14 @@ func (g *Group) reduceTile(dst, own []byte, off int, combine func(dst, src []byt
 	}
 	for r := 1; r < g.size; r++ {
 		if r == g.rank {
-			combine(acc, own)
+			g.by.Combine(acc, own)
 			continue
 		}
 		src, err := g.operand(r, other, off, len(dst))
 		if err != nil {
 			return err
 		}
-		combine(acc, src)
+		g.by.Combine(acc, src)
 		if err := g.checkOwner(r, nil); err != nil {
 			return err
 		}
@@ -739,22 +801,22 @@ func (g *Group) reduceTile(dst, own []byte, off int, combine func(dst, src []byt
 
 // allReduceDirect reduces a share on each rank, in its own buffer. Then every rank copies the
 // other shares from there.
-func (g *Group) allReduceDirect(buf []byte, elem int, combine func(dst, src []byte)) (ok bool, err error) {
+func (g *Group) allReduceDirect(buf []byte) (ok bool, err error) {
 	ok, err = g.exchangeAddresses(buf)
 	if !ok || err != nil {
 		return ok, g.endExposure(err)
 	}
 	if g.arenaPlace(buf) != 0 && g.allInArenas() {
-		return true, g.endExposure(g.allReduceArenas(buf, elem, combine))
+		return true, g.endExposure(g.allReduceArenas(buf))
 	}
-	u := unit(elem)
+	u := unit(g.by.Elem)
 	lo, hi := share(len(buf), g.rank, g.size, u)
-	if err = g.reduceExposed(buf[lo:hi], buf[lo:hi], lo, u, combine); err != nil {
+	if err = g.reduceExposed(buf[lo:hi], buf[lo:hi], lo); err != nil {
 		return false, g.endExposure(err)
 	}
 	p, err := g.publishWords(0, 0)
 	for i := 1; i < g.size && err == nil; i++ {
-		r := (g.rank + i) % g.size
+		r := g.nth(i)
 		lo, hi := share(len(buf), r, g.size, u)
 		if _, err = g.waitPiece(r, p); err == nil {
 			err = g.copyFrom(r, buf[lo:hi], g.addrs[r]+uint64(lo))
@@ -782,17 +844,44 @@ func (g *Group) allInArenas() bool {
 // that are far apart they take 2000, 2700 and 2960 (BenchmarkCopies, C10D_SHM_SECTION).
 const defaultSection = 1 << 20
 
+// A buffer of up to shortBuffer bytes stays in the caches, so its sections are shorter. Two ranks gain
+// over staging, by the section (BenchmarkCopies, C10D_SHM_SECTION, the best of two runs on 2 CPUs):
+//
+//	           16 KiB  64 KiB  256 KiB  1 MiB
+//	256 KiB    1.06    1.25    1.31     1.29
+//	1 MiB      1.09    1.26    1.41     1.25
+//
+// With more ranks a share is shorter. With 8, plain C took least with 16 KiB (bench/floor.c).
+const (
+	shortBuffer     = 2 << 20
+	shortSection    = 16 << 10
+	shortSectionOf2 = 256 << 10
+)
+
+// sectionOf returns how much of a buffer of n bytes a rank reduces before it copies.
+func (g *Group) sectionOf(n int) int {
+	switch {
+	case g.section > 0:
+		return g.section
+	case n > shortBuffer:
+		return defaultSection
+	case g.size == 2:
+		return shortSectionOf2
+	}
+	return shortSection
+}
+
 // allReduceArenas is allReduceDirect in sections. Shares are copied while they are in the
 // caches of the ranks that reduced them. A rank works on the next section instead of waiting.
-func (g *Group) allReduceArenas(buf []byte, elem int, combine func(dst, src []byte)) error {
-	u := unit(elem)
-	section := g.section / u * u * g.size
+func (g *Group) allReduceArenas(buf []byte) error {
+	u := unit(g.by.Elem)
+	section := g.sectionOf(len(buf)) / u * u * g.size
 	n, first := pieces(len(buf), section), g.next
 	for k := -1; k < n; k++ {
 		if k+1 < n {
 			b := cut(buf, k+1, section)
 			lo, hi := share(len(b), g.rank, g.size, u)
-			if err := g.reduceExposed(b[lo:hi], b[lo:hi], (k+1)*section+lo, u, combine); err != nil {
+			if err := g.reduceExposed(b[lo:hi], b[lo:hi], (k+1)*section+lo); err != nil {
 				return err
 			}
 			if _, err := g.publishWords(0, 0); err != nil {
@@ -804,31 +893,36 @@ func (g *Group) allReduceArenas(buf []byte, elem int, combine func(dst, src []by
 		}
 		b, p := cut(buf, k, section), first+uint32(k)
 		for i := 1; i < g.size; i++ {
-			r := (g.rank + i) % g.size
+			r := g.nth(i)
 			if _, err := g.waitPiece(r, p); err != nil {
 				return err
 			}
 			lo, hi := share(len(b), r, g.size, u)
-			if err := g.copyFrom(r, b[lo:hi], g.addrs[r]+uint64(k*section+lo)); err != nil {
-				return err
+			src := g.arenaBytes(r, g.addrs[r]+uint64(k*section+lo), hi-lo)
+			if src == nil {
+				return g.checkOwner(r, errNotInArena)
 			}
+			copyTo(b[lo:hi], src)
 		}
 		g.allPublished(p)
+		if err := g.checkOwners(); err != nil {
+			return err
+		}
 	}
 	return g.waitAllDone()
 }
 
 // reduceDirect reduces a share of each section on every rank, into its slot. root copies it
 // from there.
-func (g *Group) reduceDirect(out, in []byte, root, elem int, combine func(dst, src []byte)) (ok bool, err error) {
+func (g *Group) reduceDirect(out, in []byte, root int) (ok bool, err error) {
 	ok, err = g.exchangeAddresses(in)
 	if !ok || err != nil {
 		return ok, g.endExposure(err)
 	}
-	u := unit(elem)
+	u := unit(g.by.Elem)
 	section := g.piece / u * u * g.size
 	for k := 0; k < pieces(len(in), section) && err == nil; k++ {
-		err = g.reduceSection(cut(out, k, section), cut(in, k, section), k*section, root, u, combine)
+		err = g.reduceSection(cut(out, k, section), cut(in, k, section), k*section, root)
 	}
 	if err == nil {
 		err = g.waitAllDone()
@@ -836,7 +930,8 @@ func (g *Group) reduceDirect(out, in []byte, root, elem int, combine func(dst, s
 	return true, g.endExposure(err)
 }
 
-func (g *Group) reduceSection(out, in []byte, off, root, u int, combine func(dst, src []byte)) error {
+func (g *Group) reduceSection(out, in []byte, off, root int) error {
+	u := unit(g.by.Elem)
 	p := g.next
 	if err := g.reserve(p); err != nil {
 		return err
@@ -847,7 +942,7 @@ func (g *Group) reduceSection(out, in []byte, off, root, u int, combine func(dst
 	if g.rank == root {
 		dst = out[lo:hi]
 	}
-	if err := g.reduceExposed(dst, in[lo:hi], off+lo, u, combine); err != nil {
+	if err := g.reduceExposed(dst, in[lo:hi], off+lo); err != nil {
 		return err
 	}
 	g.publish(p)
@@ -855,7 +950,7 @@ func (g *Group) reduceSection(out, in []byte, off, root, u int, combine func(dst
 		return nil
 	}
 	for i := 1; i < g.size; i++ {
-		r := (g.rank + i) % g.size
+		r := g.nth(i)
 		data, err := g.waitPiece(r, p)
 		if err != nil {
 			return err
@@ -868,13 +963,13 @@ func (g *Group) reduceSection(out, in []byte, off, root, u int, combine func(dst
 }
 
 // reduceScatterDirect reduces a block on each rank.
-func (g *Group) reduceScatterDirect(out, in []byte, elem int, combine func(dst, src []byte)) (ok bool, err error) {
+func (g *Group) reduceScatterDirect(out, in []byte) (ok bool, err error) {
 	ok, err = g.exchangeAddresses(in)
 	if !ok || err != nil {
 		return ok, g.endExposure(err)
 	}
 	off := g.rank * len(out)
-	if err = g.reduceExposed(out, in[off:][:len(out)], off, unit(elem), combine); err == nil {
+	if err = g.reduceExposed(out, in[off:][:len(out)], off); err == nil {
 		err = g.waitAllDone()
 	}
 	return true, g.endExposure(err)

@@ -273,7 +273,7 @@ func mournRank(g *shm.Group, args []string) error {
 	case "allgather":
 		err = g.AllGather(make([]byte, g.Size()*len(buf)), buf, late())
 	case "allreduce":
-		err = g.AllReduce(buf, 1, mix(1), late())
+		err = g.AllReduce(buf, by(1, mix(1)), late())
 	case "message":
 		m := meshOf(g)
 		if g.Rank() == 1 {

@@ -15,7 +15,7 @@
 //		... // why these ranks cannot share memory: use sockets
 //	}
 //	defer g.Close()
-//	err = g.AllReduce(buf, 4, combine, stop)
+//	err = g.AllReduce(buf, shm.Operator{Elem: 4, Combine: add}, stop)
 //
 // If a group spans several hosts, the ranks of each host make a group of their own,
 // in which they have new numbers.
@@ -50,7 +50,8 @@
 // The header has the collective, its size and root, and a digest of all operations
 // of the rank so far ([Group.Enter], [Group.Begin]). Other ranks compare it before
 // they take the data. A rank that only sends compares it two pieces later, when it
-// waits for a free slot. Each rank also keeps a list of its latest 64 operations in
+// waits for a free slot. A piece of up to 32 bytes lies beside its header, in the cache line of the
+// slot's first word, so one line brings it. Each rank also keeps a list of its latest 64 operations in
 // its segment. The others read it to say how the ranks disagree, during long waits,
 // and before they close ([Group.CompareCalls]).
 //
@@ -114,8 +115,9 @@
 // first call, all ranks use [Group.MappedLimits] as well as [Group.Limits]. A group
 // without such memory is not affected. Options.Staged does not apply to this memory.
 //
-// A large all-reduce runs in sections. A rank reduces its share of a section in its own
-// buffer, and then copies the other shares of the section before.
+// An all-reduce runs in sections. A rank reduces its share of a section in its own buffer, from
+// all ranks' buffers in one pass if the operator has Join. Then it copies the other shares of the
+// section before. No barrier lies between: each rank publishes each section.
 //
 // A rank that gives up, closes or dies does not harm the others. A reader's mapping
 // stays until it closes the group, which waits for its operation. The file cannot

@@ -55,7 +55,7 @@ type Options struct {
 	limits     *Limits    // nil means defaultLimits; rank 0's count
 	arena      int        // bytes of an arena, rank 0's count; 0 means the host's memory
 	noArenas   errArenas  // why this rank has none; 0 means no reason
-	section    int        // 0 means defaultSection; at least 4 KiB
+	section    int        // 0 means that it depends on the buffer; at least 4 KiB
 	tile       int        // 0 means defaultTile; at least 4 KiB and at most a stretch
 	readMemory readMemory // nil means the system call; with it, no other rank counts as in this process
 }
@@ -135,6 +135,11 @@ type Group struct {
 	seen uint32 // all ranks have published the pieces before this one
 	stop func() error
 	op   header
+	by   Operator // of a reduction
+
+	// Its one piece lies beside the header; see fitsBeside.
+	beside bool
+
 	past [depth]uint64 // history of the piece that was last published with each slot
 
 	// The operation that collectives belong to; see call.go.
@@ -155,7 +160,7 @@ type Group struct {
 	scratch       []byte   // two tiles
 	srcs          [][]byte // for reduceOperands
 	tile          int
-	section       int
+	section       int  // 0 means that it depends on the buffer
 	exposeAny     bool // this call may expose memory that is not from Alloc
 
 	// What the others see without copying; see arena.go.
@@ -199,6 +204,8 @@ type slot struct {
 	reduced *uint32 // number of the piece whose share is reduced, plus one
 	in      *uint32 // number of the published piece, plus one
 	op      *header
+	words   *[2]uint64         // with the header: see publishWords
+	beside  *[besideBytes]byte // the same place: see Group.staged
 	data    []byte
 }
 
@@ -273,11 +280,18 @@ const (
 	atReduced = 0
 	atIn      = 64
 	atOp      = atIn + 8
+	atBeside  = atOp + 24
 	atData    = line
 )
 
-// magic is "c10dshm5".
-const magic = 0x356d687364303163
+// Compile-time checks: what is beside a header follows it, in its cache line.
+const (
+	_ = uint(atBeside - atOp - unsafe.Sizeof(header{}))
+	_ = uint(64 - (atBeside - atIn) - besideBytes)
+)
+
+// magic is "c10dshm6".
+const magic = 0x366d687364303163
 
 func segmentSize(piece int) int { return (page + depth*(atData+piece) + page - 1) &^ (page - 1) }
 
@@ -319,6 +333,7 @@ func newGroup(mem []byte, rank, size, piece, oneShot int) *Group {
 			s.slots[i] = slot{
 				reduced: word32(p, atReduced), in: word32(p, atIn),
 				op: (*header)(unsafe.Pointer(&p[atOp])), data: p[atData:],
+				words: (*[2]uint64)(unsafe.Pointer(&p[atBeside])), beside: (*[besideBytes]byte)(p[atBeside:]),
 			}
 		}
 	}

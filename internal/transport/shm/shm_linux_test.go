@@ -102,6 +102,26 @@ func mix(elem int) func(dst, src []byte) {
 	}
 }
 
+// by returns an operator without a Join.
+func by(elem int, f func(dst, src []byte)) shm.Operator {
+	return shm.Operator{Elem: elem, Combine: f}
+}
+
+// joining returns by with a Join.
+func joining(elem int, f func(dst, src []byte)) shm.Operator {
+	o := by(elem, f)
+	o.Join = func(dst []byte, operands [][]byte) {
+		sum := bytes.Clone(operands[0])
+		for _, src := range operands[1:] {
+			f(sum, src)
+		}
+		if copy(dst, sum) != len(sum) {
+			panic(fmt.Sprintf("%d bytes for a result of %d", len(dst), len(sum)))
+		}
+	}
+	return o
+}
+
 // input is what rank r has in call number n.
 func input(seed uint64, call, r, n int) []byte {
 	rng := rand.New(rand.NewPCG(seed, uint64(call)<<16|uint64(r)))
@@ -150,12 +170,16 @@ func callIn(room func(n int) []byte, g *shm.Group, op string, seed uint64, no, n
 		return parts
 	}
 	lists := (no+r)%2 == 0 // the others have their blocks in one piece
+	mixing := by(elem, mix(elem))
+	if (no+r)%3 > 0 {
+		mixing = joining(elem, mix(elem))
+	}
 	var got, want []byte
 	var err error
 	switch op {
 	case "allreduce":
 		got, want = in, reduced(ins)
-		err = g.AllReduce(in, elem, mix(elem), stop)
+		err = g.AllReduce(in, mixing, stop)
 	case "reduce":
 		if inPlace {
 			out = in
@@ -165,7 +189,7 @@ func callIn(room func(n int) []byte, g *shm.Group, op string, seed uint64, no, n
 		} else {
 			out, got, want = nil, in, ins[r]
 		}
-		err = g.Reduce(out, in, root, elem, mix(elem), stop)
+		err = g.Reduce(out, in, root, mixing, stop)
 	case "broadcast":
 		got, want = in, ins[root]
 		err = g.Broadcast(in, root, stop)
@@ -195,7 +219,7 @@ func callIn(room func(n int) []byte, g *shm.Group, op string, seed uint64, no, n
 			got = block(in, r)
 		}
 		want = block(reduced(ins), r)
-		err = g.ReduceScatter(got, in, elem, mix(elem), stop)
+		err = g.ReduceScatter(got, in, mixing, stop)
 	case "alltoall":
 		for i := range p {
 			want = append(want, block(ins[i], r)...)
@@ -374,10 +398,10 @@ func TestSameBits(t *testing.T) {
 	} {
 		each(t, one, func(g *shm.Group) error {
 			a, b := input(7, 0, g.Rank(), n), input(7, 0, g.Rank(), n)
-			if err := g.AllReduce(a, 4, mix(4), late()); err != nil {
+			if err := g.AllReduce(a, by(4, mix(4)), late()); err != nil {
 				return err
 			}
-			if err := many[g.Rank()].AllReduce(b, 4, mix(4), late()); err != nil {
+			if err := many[g.Rank()].AllReduce(b, by(4, mix(4)), late()); err != nil {
 				return err
 			}
 			if !bytes.Equal(a, b) {
@@ -393,14 +417,14 @@ func TestWrongCalls(t *testing.T) {
 	add := mix(1)
 	b := make([]byte, 10)
 	for name, err := range map[string]error{
-		"elem 0":         g.AllReduce(b, 0, add, nil),
-		"elem 65":        g.AllReduce(b[:0], 65, add, nil),
-		"half element":   g.AllReduce(b, 4, add, nil),
-		"nil function":   g.AllReduce(b, 1, nil, nil),
+		"elem 0":         g.AllReduce(b, by(0, add), nil),
+		"elem 65":        g.AllReduce(b[:0], by(65, add), nil),
+		"half element":   g.AllReduce(b, by(4, add), nil),
+		"nil function":   g.AllReduce(b, by(1, nil), nil),
 		"root":           g.Broadcast(b, 2, nil),
-		"negative root":  g.Reduce(b, b, -1, 1, add, nil),
-		"reduce":         g.Reduce(b[:9], b, 0, 1, add, nil),
-		"reduce scatter": g.ReduceScatter(b[:6], b, 1, add, nil),
+		"negative root":  g.Reduce(b, b, -1, by(1, add), nil),
+		"reduce":         g.Reduce(b[:9], b, 0, by(1, add), nil),
+		"reduce scatter": g.ReduceScatter(b[:6], b, by(1, add), nil),
 		"all-gather":     g.AllGather(b, b[:4], nil),
 		"gather":         g.Gather(b, b[:4], 0, nil),
 		"gather root":    g.Gather(b, b[:4], 7, nil),
@@ -533,9 +557,9 @@ func TestCloseLate(t *testing.T) {
 func TestMismatch(t *testing.T) {
 	buf := func(n int) []byte { return make([]byte, n) }
 	for name, f := range map[string]func(g *shm.Group) error{
-		"size": func(g *shm.Group) error { return g.AllReduce(buf(100+g.Rank()), 1, mix(1), late()) },
+		"size": func(g *shm.Group) error { return g.AllReduce(buf(100+g.Rank()), by(1, mix(1)), late()) },
 		"big":  func(g *shm.Group) error { return g.AllGather(buf(2*(1<<20<<g.Rank())), buf(1<<20<<g.Rank()), late()) },
-		"elem": func(g *shm.Group) error { return g.AllReduce(buf(8), 1<<g.Rank(), mix(1), late()) },
+		"elem": func(g *shm.Group) error { return g.AllReduce(buf(8), by(1<<g.Rank(), mix(1)), late()) },
 		"operation": func(g *shm.Group) error {
 			if g.Rank() == 0 {
 				return g.Barrier(late())
@@ -544,7 +568,7 @@ func TestMismatch(t *testing.T) {
 		},
 		"sender": func(g *shm.Group) error {
 			if g.Rank() == 0 {
-				return g.AllReduce(buf(2), 1, mix(1), late())
+				return g.AllReduce(buf(2), by(1, mix(1)), late())
 			}
 			return g.Broadcast(buf(2), 0, late())
 		},
@@ -825,8 +849,8 @@ func testAllocations(t *testing.T, gs []*shm.Group) {
 	halves := []int64{100 << 10, 100 << 10}
 	f := func(g *shm.Group, small, big, wide, other []byte, to, from [][]byte) {
 		err := errors.Join(
-			g.AllReduce(small, 4, add, nil), g.AllReduce(big, 4, add, nil),
-			g.Reduce(big, big, 0, 4, add, nil), g.ReduceScatter(big, wide, 4, add, nil),
+			g.AllReduce(small, by(4, add), nil), g.AllReduce(big, by(4, add), nil),
+			g.Reduce(big, big, 0, by(4, add), nil), g.ReduceScatter(big, wide, by(4, add), nil),
 			g.Broadcast(big, 0, nil), g.AllGather(wide, big, nil), g.AllGatherV(wide, big, halves, nil),
 			g.AllToAll(wide, other, nil), g.AllToAllV(to, from, nil),
 			g.Gather(wide, big, 0, nil), g.Scatter(big, wide, 0, nil), g.Barrier(nil))

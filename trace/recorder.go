@@ -41,11 +41,62 @@ type Options struct {
 type Observer interface {
 	// Called comes before the operation is given to its backend. Seq, Began and Ended are not known
 	// yet.
-	Called(o Operation)
+	Called(e Event)
 
 	// Ended comes when the operation has ended, or was refused: Began is zero then.
-	Ended(o Operation)
+	Ended(e Event)
 }
+
+// Event is an operation that an observer is told of. It may be used until the observer's method returns.
+// Its methods cost less than Operation, which copies everything.
+type Event struct {
+	recorder *Recorder
+	at       int // place in the ring
+	ended    bool
+}
+
+// Operation returns all that is known of the operation, for as long as the observer likes.
+func (e Event) Operation() Operation {
+	w := unissued
+	if e.ended {
+		w = nil
+	}
+	return e.recorder.operation(e.at, w) // without a lock: the entry belongs to who tells the observers
+}
+
+// Group returns the group.
+func (e Event) Group() *Group { return e.entry().group }
+
+// Op returns the kind of the operation.
+func (e Event) Op() work.OpType { return e.entry().op }
+
+// Bytes is as Operation.Bytes.
+func (e Event) Bytes() int64 { return e.entry().bytes() }
+
+// Route is as Operation.Route.
+func (e Event) Route() string {
+	x := e.entry()
+	return x.group.route(x.backend, x.op, x.bytes())
+}
+
+// Err returns the error of an operation that has failed or was refused.
+func (e Event) Err() error { return e.entry().err }
+
+// Took returns the time from Operation.Called to the end, and 0 in Observer.Called.
+func (e Event) Took() time.Duration {
+	x := e.entry()
+	switch {
+	case !e.ended:
+		return 0
+	case x.called != 0:
+		return x.ended - x.called
+	case x.began != 0:
+		return x.ended - x.began
+	}
+	return 0
+}
+
+func (e Event) entry() *entry { return &e.recorder.entries[e.at] }
 
 // Operation describes a call.
 type Operation struct {
@@ -101,17 +152,7 @@ func (o *Operation) DType() tensor.DType {
 
 // Route returns how the group does such an operation, such as "shm: ring". It is the transport alone
 // if the backend does not say more, and empty if it says nothing.
-func (o *Operation) Route() string {
-	for _, r := range o.Group.routes[way{o.Backend, family(o.Op)}] {
-		if r.upTo < 0 || o.Bytes() <= r.upTo {
-			return r.text
-		}
-	}
-	if any := o.Group.routes[way{backend: o.Backend}]; len(any) > 0 {
-		return any[0].text
-	}
-	return ""
-}
+func (o *Operation) Route() string { return o.Group.route(o.Backend, o.Op, o.Bytes()) }
 
 // maxDims is how many dimensions of a tensor a Shape has.
 const maxDims = 4
@@ -226,6 +267,14 @@ type entry struct {
 	err        error
 }
 
+// bytes is Operation.Bytes.
+func (e *entry) bytes() int64 {
+	if e.in.Tensors == 0 {
+		return e.out.Bytes()
+	}
+	return e.in.Bytes()
+}
+
 // unissued stands for the Work of an operation that the backend does not have yet.
 var unissued = unsafe.Pointer(new(work.Work))
 
@@ -285,8 +334,7 @@ func (g *Group) Begin(backend string, op work.OpType, in, out []*tensor.Tensor, 
 		g.collectives++
 	}
 	e.collective, e.p2p = g.collectives, g.messages
-	observers := r.options.Observers
-	if len(observers) > 0 || g.Blocks || e.in.Bytes() > readsClock || g.last != nil && g.last.pending() && g.last.group == g {
+	if g.Blocks || e.in.Bytes() > readsClock || g.last != nil && g.last.pending() && g.last.group == g {
 		e.called = time.Since(work.Origin())
 	}
 	g.last = e
@@ -295,11 +343,8 @@ func (g *Group) Begin(backend string, op work.OpType, in, out []*tensor.Tensor, 
 		runtime.Callers(callersOfBegin, r.stacks[c.entry-1][:])
 	}
 	r.mu.Unlock()
-	if len(observers) > 0 {
-		o := r.operation(c.entry-1, unissued) // without a lock: the entry is this call's
-		for _, x := range observers {
-			x.Called(o)
-		}
+	for _, x := range r.options.Observers {
+		x.Called(Event{recorder: r, at: c.entry - 1})
 	}
 	return c
 }
@@ -383,14 +428,15 @@ func (r *Recorder) refused(entry int, err error) {
 	} else {
 		e.group.collectives--
 	}
+	r.mu.Unlock()
 	e.began, e.ended, e.err = 0, time.Since(work.Origin()), err
-	o := r.operation(entry-1, nil)
+	for _, x := range r.options.Observers {
+		x.Ended(Event{r, entry - 1, true})
+	}
+	r.mu.Lock()
 	e.group = nil
 	atomic.StorePointer(&e.work, nil)
 	r.mu.Unlock()
-	for _, x := range r.options.Observers {
-		x.Ended(o)
-	}
 }
 
 // Ended implements work.Observer.
@@ -398,15 +444,10 @@ func (r *Recorder) Ended(token uint64, began, ended time.Duration, err error) {
 	e := &r.entries[token-1]
 	g := e.group
 	e.began, e.ended, e.err = began, ended, err
-	if len(r.options.Observers) == 0 {
-		atomic.StorePointer(&e.work, nil)
-	} else {
-		o := r.operation(int(token-1), nil)
-		atomic.StorePointer(&e.work, nil)
-		for _, x := range r.options.Observers {
-			x.Ended(o)
-		}
+	for _, x := range r.options.Observers {
+		x.Ended(Event{r, int(token - 1), true})
 	}
+	atomic.StorePointer(&e.work, nil)
 	if err != nil && r.options.Prefix != "" && g.failed.CompareAndSwap(false, true) {
 		_, _ = r.Dump() // the operation's error counts
 	}

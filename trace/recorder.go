@@ -260,16 +260,17 @@ type entry struct {
 	op         work.OpType
 	same       bool // out is in
 	blocked    bool // the call blocks: it began when it was called
-	in, out    Shape
+	in         Shape
 	work       unsafe.Pointer // a *work.Work while the operation is pending, and unissued before the backend has it
 	began      time.Duration  // since work.Origin, as ended
 	ended      time.Duration
 	err        error
+	out        Shape // not valid if same; at the end, so that most calls leave its cache line alone
 }
 
 // bytes is Operation.Bytes.
 func (e *entry) bytes() int64 {
-	if e.in.Tensors == 0 {
+	if e.in.Tensors == 0 && !e.same {
 		return e.out.Bytes()
 	}
 	return e.in.Bytes()
@@ -323,9 +324,10 @@ func (g *Group) Begin(backend string, op work.OpType, in, out []*tensor.Tensor, 
 	}
 	e := &r.entries[c.entry-1]
 	e.backend, e.op, e.timeout, e.peer = backend, op, timeout, int32(peer)
-	e.in, e.out = Shape{}, Shape{}
+	e.in = Shape{}
 	e.in.set(in)
 	if e.same = len(in) > 0 && len(out) > 0 && &in[0] == &out[0]; !e.same {
+		e.out = Shape{}
 		e.out.set(out)
 	}
 	if op.IsP2P() {

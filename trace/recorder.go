@@ -47,6 +47,15 @@ type Observer interface {
 	Ended(e Event)
 }
 
+// StoreObserver is an Observer that hears of the store's calls, too: those that a group makes, and those
+// that the program makes on ProcessGroup.Store.
+type StoreObserver interface {
+	// StoreCalled comes when a call has returned, on the goroutine that has made it. The call is set,
+	// get, add, compare_set, wait, check, delete, num_keys, append, multi_get, multi_set, queue_push,
+	// queue_pop, queue_len or list_keys. A wait for another rank counts as time.
+	StoreCalled(call string, took time.Duration, err error)
+}
+
 // Event is an operation that an observer is told of. It may be used until the observer's method returns.
 // Its methods cost less than Operation, which copies everything.
 type Event struct {
@@ -293,6 +302,16 @@ func (r *Recorder) Dropped() uint64 { return r.dropped.Load() }
 
 // Prefix returns Options.Prefix.
 func (r *Recorder) Prefix() string { return r.options.Prefix }
+
+// StoreObservers is for package pg: it returns the observers that are StoreObservers.
+func (r *Recorder) StoreObservers() (all []StoreObserver) {
+	for _, o := range r.options.Observers {
+		if s, ok := o.(StoreObserver); ok {
+			all = append(all, s)
+		}
+	}
+	return all
+}
 
 // Joined reports whether the rank has ever been in a group.
 func (r *Recorder) Joined() bool {

@@ -1,6 +1,7 @@
 package prometheus_test
 
 import (
+	"context"
 	"encoding/json"
 	"os"
 	"regexp"
@@ -68,6 +69,19 @@ c10d_pending_operations{group="0"} 0
 	n, err := testutil.GatherAndCount(registry, "c10d_operations_total", "c10d_operation_seconds")
 	require.NoError(t, err)
 	require.Equal(t, 3, n, "two results, one histogram")
+
+	require.NoError(t, g.Store().Set(t.Context(), "k", nil))
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	_, err = g.Store().Get(ctx, "missing")
+	require.Error(t, err)
+	require.NoError(t, testutil.GatherAndCompare(registry, strings.NewReader(`
+# HELP c10d_store_calls_total Calls of the store.
+# TYPE c10d_store_calls_total counter
+c10d_store_calls_total{call="get",result="error"} 1
+c10d_store_calls_total{call="set",result="ok"} 1
+`), "c10d_store_calls_total"))
+
 	problems, err := testutil.GatherAndLint(registry)
 	require.NoError(t, err)
 	require.Empty(t, problems)
@@ -174,6 +188,7 @@ func BenchmarkObserver(b *testing.B) {
 func TestDashboard(t *testing.T) {
 	g, registry := alone(t)
 	require.NoError(t, pg.AllReduceSlice(t.Context(), g, []float32{1}, backend.Sum()))
+	require.NoError(t, g.Store().Set(t.Context(), "k", nil))
 	known := make(map[string]bool)
 	all, err := registry.Gather()
 	require.NoError(t, err)

@@ -206,6 +206,7 @@ func newWorld(ctx context.Context, st store.Store, rank, size int, o Options, fr
 	if o.Timeout <= 0 {
 		o.Timeout = backend.DefaultTimeout
 	}
+	st = heard(st, o.Recorder)
 	ctx, stop := context.WithCancelCause(ctx)
 	defer stop(nil)
 	keys, run, known, n, err := findRun(ctx, stop, st, &o, rank, size, from)

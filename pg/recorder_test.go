@@ -31,16 +31,16 @@ type listener struct {
 	called, ended []trace.Operation
 }
 
-func (l *listener) Called(o trace.Operation) {
+func (l *listener) Called(e trace.Event) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.called = append(l.called, o)
+	l.called = append(l.called, e.Operation())
 }
 
-func (l *listener) Ended(o trace.Operation) {
+func (l *listener) Ended(e trace.Event) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.ended = append(l.ended, o)
+	l.ended = append(l.ended, e.Operation())
 }
 
 // recorded runs f on size ranks with recorders of their own.
@@ -300,8 +300,8 @@ func BenchmarkRecorder(b *testing.B) {
 // nobody is an observer that does nothing.
 type nobody struct{}
 
-func (nobody) Called(trace.Operation) {}
-func (nobody) Ended(trace.Operation)  {}
+func (nobody) Called(trace.Event) {}
+func (nobody) Ended(trace.Event)  {}
 
 func benchmarkRecorder(b *testing.B, size int, recorded trace.Options) {
 	ctx := context.Background()

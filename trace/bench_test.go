@@ -44,5 +44,5 @@ func BenchmarkCall(b *testing.B) {
 
 type nobody struct{}
 
-func (nobody) Called(Operation) {}
-func (nobody) Ended(Operation)  {}
+func (nobody) Called(Event) {}
+func (nobody) Ended(Event)  {}

@@ -114,6 +114,22 @@ func (g *Group) Leave() {
 	r.groups = slices.DeleteFunc(r.groups, func(x *Group) bool { return x == g })
 }
 
+// route returns how the group does an operation. See Operation.Route.
+func (g *Group) route(backend string, op work.OpType, bytes int64) string {
+	for _, r := range g.routes[way{backend, family(op)}] {
+		if r.upTo < 0 || bytes <= r.upTo {
+			return r.text
+		}
+	}
+	if all := g.routes[way{backend: backend}]; len(all) > 0 {
+		return all[0].text
+	}
+	return ""
+}
+
+// Recorder returns the recorder that records the group.
+func (g *Group) Recorder() *Recorder { return g.recorder }
+
 // family returns the operation whose algorithm op has.
 func family(op work.OpType) string {
 	switch op {

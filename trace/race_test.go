@@ -16,10 +16,10 @@ import (
 // counter counts what it hears.
 type counter struct{ called, ended, failed atomic.Int64 }
 
-func (c *counter) Called(Operation) { c.called.Add(1) }
-func (c *counter) Ended(o Operation) {
+func (c *counter) Called(Event) { c.called.Add(1) }
+func (c *counter) Ended(e Event) {
 	c.ended.Add(1)
-	if o.Err != nil {
+	if e.Err() != nil {
 		c.failed.Add(1)
 	}
 }

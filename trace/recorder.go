@@ -41,11 +41,71 @@ type Options struct {
 type Observer interface {
 	// Called comes before the operation is given to its backend. Seq, Began and Ended are not known
 	// yet.
-	Called(o Operation)
+	Called(e Event)
 
 	// Ended comes when the operation has ended, or was refused: Began is zero then.
-	Ended(o Operation)
+	Ended(e Event)
 }
+
+// StoreObserver is an Observer that hears of the store's calls, too: those that a group makes, and those
+// that the program makes on ProcessGroup.Store.
+type StoreObserver interface {
+	// StoreCalled comes when a call has returned, on the goroutine that has made it. The call is set,
+	// get, add, compare_set, wait, check, delete, num_keys, append, multi_get, multi_set, queue_push,
+	// queue_pop, queue_len or list_keys. A wait for another rank counts as time.
+	StoreCalled(call string, took time.Duration, err error)
+}
+
+// Event is an operation that an observer is told of. It may be used until the observer's method returns.
+// Its methods cost less than Operation, which copies everything.
+type Event struct {
+	recorder *Recorder
+	at       int // place in the ring
+	ended    bool
+}
+
+// Operation returns all that is known of the operation, for as long as the observer likes.
+func (e Event) Operation() Operation {
+	w := unissued
+	if e.ended {
+		w = nil
+	}
+	return e.recorder.operation(e.at, w) // without a lock: the entry belongs to who tells the observers
+}
+
+// Group returns the group.
+func (e Event) Group() *Group { return e.entry().group }
+
+// Op returns the kind of the operation.
+func (e Event) Op() work.OpType { return e.entry().op }
+
+// Bytes is as Operation.Bytes.
+func (e Event) Bytes() int64 { return e.entry().bytes() }
+
+// Route is as Operation.Route.
+func (e Event) Route() string {
+	x := e.entry()
+	return x.group.route(x.backend, x.op, x.bytes())
+}
+
+// Err returns the error of an operation that has failed or was refused.
+func (e Event) Err() error { return e.entry().err }
+
+// Took returns the time from Operation.Called to the end, and 0 in Observer.Called.
+func (e Event) Took() time.Duration {
+	x := e.entry()
+	switch {
+	case !e.ended:
+		return 0
+	case x.called != 0:
+		return x.ended - x.called
+	case x.began != 0:
+		return x.ended - x.began
+	}
+	return 0
+}
+
+func (e Event) entry() *entry { return &e.recorder.entries[e.at] }
 
 // Operation describes a call.
 type Operation struct {
@@ -101,17 +161,7 @@ func (o *Operation) DType() tensor.DType {
 
 // Route returns how the group does such an operation, such as "shm: ring". It is the transport alone
 // if the backend does not say more, and empty if it says nothing.
-func (o *Operation) Route() string {
-	for _, r := range o.Group.routes[way{o.Backend, family(o.Op)}] {
-		if r.upTo < 0 || o.Bytes() <= r.upTo {
-			return r.text
-		}
-	}
-	if any := o.Group.routes[way{backend: o.Backend}]; len(any) > 0 {
-		return any[0].text
-	}
-	return ""
-}
+func (o *Operation) Route() string { return o.Group.route(o.Backend, o.Op, o.Bytes()) }
 
 // maxDims is how many dimensions of a tensor a Shape has.
 const maxDims = 4
@@ -219,11 +269,20 @@ type entry struct {
 	op         work.OpType
 	same       bool // out is in
 	blocked    bool // the call blocks: it began when it was called
-	in, out    Shape
+	in         Shape
 	work       unsafe.Pointer // a *work.Work while the operation is pending, and unissued before the backend has it
 	began      time.Duration  // since work.Origin, as ended
 	ended      time.Duration
 	err        error
+	out        Shape // not valid if same; at the end, so that most calls leave its cache line alone
+}
+
+// bytes is Operation.Bytes.
+func (e *entry) bytes() int64 {
+	if e.in.Tensors == 0 && !e.same {
+		return e.out.Bytes()
+	}
+	return e.in.Bytes()
 }
 
 // unissued stands for the Work of an operation that the backend does not have yet.
@@ -243,6 +302,16 @@ func (r *Recorder) Dropped() uint64 { return r.dropped.Load() }
 
 // Prefix returns Options.Prefix.
 func (r *Recorder) Prefix() string { return r.options.Prefix }
+
+// StoreObservers is for package pg: it returns the observers that are StoreObservers.
+func (r *Recorder) StoreObservers() (all []StoreObserver) {
+	for _, o := range r.options.Observers {
+		if s, ok := o.(StoreObserver); ok {
+			all = append(all, s)
+		}
+	}
+	return all
+}
 
 // Joined reports whether the rank has ever been in a group.
 func (r *Recorder) Joined() bool {
@@ -274,9 +343,10 @@ func (g *Group) Begin(backend string, op work.OpType, in, out []*tensor.Tensor, 
 	}
 	e := &r.entries[c.entry-1]
 	e.backend, e.op, e.timeout, e.peer = backend, op, timeout, int32(peer)
-	e.in, e.out = Shape{}, Shape{}
+	e.in = Shape{}
 	e.in.set(in)
 	if e.same = len(in) > 0 && len(out) > 0 && &in[0] == &out[0]; !e.same {
+		e.out = Shape{}
 		e.out.set(out)
 	}
 	if op.IsP2P() {
@@ -285,8 +355,7 @@ func (g *Group) Begin(backend string, op work.OpType, in, out []*tensor.Tensor, 
 		g.collectives++
 	}
 	e.collective, e.p2p = g.collectives, g.messages
-	observers := r.options.Observers
-	if len(observers) > 0 || g.Blocks || e.in.Bytes() > readsClock || g.last != nil && g.last.pending() && g.last.group == g {
+	if g.Blocks || e.in.Bytes() > readsClock || g.last != nil && g.last.pending() && g.last.group == g {
 		e.called = time.Since(work.Origin())
 	}
 	g.last = e
@@ -295,11 +364,8 @@ func (g *Group) Begin(backend string, op work.OpType, in, out []*tensor.Tensor, 
 		runtime.Callers(callersOfBegin, r.stacks[c.entry-1][:])
 	}
 	r.mu.Unlock()
-	if len(observers) > 0 {
-		o := r.operation(c.entry-1, unissued) // without a lock: the entry is this call's
-		for _, x := range observers {
-			x.Called(o)
-		}
+	for _, x := range r.options.Observers {
+		x.Called(Event{recorder: r, at: c.entry - 1})
 	}
 	return c
 }
@@ -383,14 +449,15 @@ func (r *Recorder) refused(entry int, err error) {
 	} else {
 		e.group.collectives--
 	}
+	r.mu.Unlock()
 	e.began, e.ended, e.err = 0, time.Since(work.Origin()), err
-	o := r.operation(entry-1, nil)
+	for _, x := range r.options.Observers {
+		x.Ended(Event{r, entry - 1, true})
+	}
+	r.mu.Lock()
 	e.group = nil
 	atomic.StorePointer(&e.work, nil)
 	r.mu.Unlock()
-	for _, x := range r.options.Observers {
-		x.Ended(o)
-	}
 }
 
 // Ended implements work.Observer.
@@ -398,15 +465,10 @@ func (r *Recorder) Ended(token uint64, began, ended time.Duration, err error) {
 	e := &r.entries[token-1]
 	g := e.group
 	e.began, e.ended, e.err = began, ended, err
-	if len(r.options.Observers) == 0 {
-		atomic.StorePointer(&e.work, nil)
-	} else {
-		o := r.operation(int(token-1), nil)
-		atomic.StorePointer(&e.work, nil)
-		for _, x := range r.options.Observers {
-			x.Ended(o)
-		}
+	for _, x := range r.options.Observers {
+		x.Ended(Event{r, int(token - 1), true})
 	}
+	atomic.StorePointer(&e.work, nil)
 	if err != nil && r.options.Prefix != "" && g.failed.CompareAndSwap(false, true) {
 		_, _ = r.Dump() // the operation's error counts
 	}

@@ -25,6 +25,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/c10d-go/c10d/internal/credentials"
+	"github.com/c10d-go/c10d/internal/freeport"
 	"github.com/c10d-go/c10d/internal/sockets"
 	"github.com/c10d-go/c10d/store/tcp"
 )
@@ -231,8 +232,8 @@ func storm(addr string) error {
 }
 
 // TestAttacksOnEveryPort attacks every TCP port that a job of c10d run listens on. These are the
-// agents' store, the ranks' store, and for each rank one port for gloo and one for cuda. All attacks are
-// refused, no process grows, and the job's calls go on.
+// agents' store, the debug page, the ranks' store, and for each rank one port for gloo and one for cuda.
+// All attacks are refused, no process grows, and the job's calls go on.
 //
 //	go test ./cmd/c10d -run TestAttacksOnEveryPort -v -attack.lorises 10000 -attack.garbage 1m
 func TestAttacksOnEveryPort(t *testing.T) {
@@ -310,9 +311,12 @@ func startAttacked(t *testing.T, secure bool) (j *attacked, programs [2]*program
 	for _, name := range []string{"agent", "rank0", "rank1", "client"} {
 		require.NoError(t, a.Issue(j.certs, name, []string{"127.0.0.1"}, time.Now().Add(time.Hour)))
 	}
-	flags := "-token-file " + j.token
+	page := freeport.Loopback(t)
+	flags := "-debug " + page + " "
 	if secure {
-		flags = "-tls-dir " + j.certs
+		flags += "-tls-dir " + j.certs
+	} else {
+		flags += "-token-file " + j.token + " -debug-token-file " + j.token
 	}
 	programs = nodesOf(t, [2]int{1, 1}, flags, "env:MASTER_PORT", "toil:"+toil)
 	var storePort string
@@ -330,6 +334,8 @@ func startAttacked(t *testing.T, secure bool) (j *attacked, programs [2]*program
 			case !s.Listens:
 			case port == storePort:
 				j.ports["store"] = s.Local
+			case s.Local.String() == page:
+				j.ports["debug page"] = s.Local
 			case strings.HasPrefix(who, "agent"):
 				j.ports["store of agents"] = s.Local
 			default:
@@ -338,7 +344,8 @@ func startAttacked(t *testing.T, secure bool) (j *attacked, programs [2]*program
 			require.True(t, s.IsLoopback(), "%s: %v", who, s)
 		}
 	}
-	require.GreaterOrEqual(t, len(j.ports), 4, "%v", j.ports)
+	require.GreaterOrEqual(t, len(j.ports), 5, "%v", j.ports)
+	require.Contains(t, j.ports, "debug page")
 	t.Log("ports: ", slices.Sorted(maps.Keys(j.ports)))
 	j.good = j.record(t, j.ports["store"].String())
 	return j, programs, func() { require.NoError(t, os.Remove(toil)) }

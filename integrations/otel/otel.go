@@ -12,12 +12,25 @@
 //
 //	c10d.operation.duration  histogram in seconds; c10d.op, c10d.route, and error.type if the operation failed
 //	c10d.operation.bytes     bytes of operations that have succeeded; c10d.op, c10d.route
-//	c10d.pending             operations that have not ended; c10d.op
+//	c10d.pending             operations that have not ended; c10d.group
+//	c10d.pending.age         for how many seconds the oldest of these has been pending; c10d.group
+//	c10d.epoch               the group's epoch; c10d.group
+//	c10d.store.duration      histogram in seconds of the store's calls, with waits for other ranks;
+//	                         c10d.store.call, and error.type if the call failed
+//
+// In metrics, c10d.group is the group's description, or its name without the epoch if it has none. The
+// rank that calls last spends the least time in collectives: a query finds stragglers in
+// c10d.operation.duration, as package prometheus has it.
 package otel
 
 import (
+	"cmp"
 	"context"
 	"errors"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
 
 	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/codes"
@@ -30,17 +43,31 @@ import (
 
 const scope = "github.com/c10d-go/c10d"
 
-// Observer makes spans and metrics of operations. New makes one.
+// Observer makes spans and metrics of operations. New makes one. A rank has one of its own.
 type Observer struct {
-	tracer   apitrace.Tracer
+	tracer   apitrace.Tracer // nil without spans
 	duration metric.Float64Histogram
-	bytes    metric.Int64Counter
-	pending  metric.Int64UpDownCounter
+	bytes    metric.Int64Counter // nil without metrics
+	pending  metric.Int64ObservableUpDownCounter
+	age      metric.Float64ObservableGauge
+	epoch    metric.Int64ObservableGauge
+	calls    metric.Float64Histogram
+	recorder atomic.Pointer[trace.Recorder] // of the first operation
+
+	mu    sync.Mutex
+	known map[labels]metric.MeasurementOption
+}
+
+// labels are those of an operation in metrics.
+type labels struct {
+	op     work.OpType
+	route  string
+	failed string // error.type
 }
 
 // New returns an observer. A nil provider leaves out its part.
 func New(t apitrace.TracerProvider, m metric.MeterProvider) (*Observer, error) {
-	o := new(Observer)
+	o := &Observer{known: make(map[labels]metric.MeasurementOption)}
 	if t != nil {
 		o.tracer = t.Tracer(scope)
 	}
@@ -48,49 +75,123 @@ func New(t apitrace.TracerProvider, m metric.MeterProvider) (*Observer, error) {
 		return o, nil
 	}
 	meter := m.Meter(scope)
-	var errs [3]error
+	var errs [7]error
 	o.duration, errs[0] = meter.Float64Histogram("c10d.operation.duration", metric.WithUnit("s"),
 		metric.WithDescription("Time from the call of an operation to its end."),
 		metric.WithExplicitBucketBoundaries(1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1, 1, 10, 100))
 	o.bytes, errs[1] = meter.Int64Counter("c10d.operation.bytes", metric.WithUnit("By"),
 		metric.WithDescription("Bytes of this rank's tensors in operations that have succeeded."))
-	o.pending, errs[2] = meter.Int64UpDownCounter("c10d.pending", metric.WithUnit("{operation}"),
+	o.pending, errs[2] = meter.Int64ObservableUpDownCounter("c10d.pending", metric.WithUnit("{operation}"),
 		metric.WithDescription("Operations that have not ended."))
+	o.age, errs[3] = meter.Float64ObservableGauge("c10d.pending.age", metric.WithUnit("s"),
+		metric.WithDescription("For how long the oldest pending operation has been pending."))
+	o.epoch, errs[4] = meter.Int64ObservableGauge("c10d.epoch", metric.WithDescription("Epoch of the group."))
+	o.calls, errs[6] = meter.Float64Histogram("c10d.store.duration", metric.WithUnit("s"),
+		metric.WithDescription("Time of a call of the store, with waits for other ranks."),
+		metric.WithExplicitBucketBoundaries(1e-5, 1e-4, 1e-3, 1e-2, 1e-1, 1, 10, 100))
+	if errs[2] == nil && errs[3] == nil && errs[4] == nil {
+		_, errs[5] = meter.RegisterCallback(o.gauges, o.pending, o.age, o.epoch)
+	}
 	return o, errors.Join(errs[:]...)
 }
 
+// groupOf is c10d.group in metrics: new epochs begin no new series.
+func groupOf(g *trace.Group) string {
+	name, _, _ := strings.Cut(g.Name, "@")
+	return cmp.Or(g.Description, name)
+}
+
+// gauges reports what is so now.
+func (o *Observer) gauges(_ context.Context, to metric.Observer) error {
+	r := o.recorder.Load()
+	if r == nil {
+		return nil
+	}
+	epoch, count, oldest := make(map[string]int), make(map[string]int64), make(map[string]time.Duration)
+	for _, g := range r.Groups() {
+		epoch[groupOf(g)] = g.Epoch // the newest counts
+	}
+	for _, op := range r.Operations() {
+		if op.Ended.IsZero() {
+			group := groupOf(op.Group)
+			count[group]++
+			oldest[group] = max(oldest[group], time.Since(op.Called))
+		}
+	}
+	for group, n := range epoch {
+		its := metric.WithAttributes(attribute.String("c10d.group", group))
+		to.ObserveInt64(o.epoch, int64(n), its)
+		to.ObserveInt64(o.pending, count[group], its)
+		to.ObserveFloat64(o.age, oldest[group].Seconds(), its)
+	}
+	return nil
+}
+
 // Called implements trace.Observer.
-func (o *Observer) Called(op trace.Operation) {
-	if o.pending != nil {
-		o.pending.Add(context.Background(), 1, metric.WithAttributes(attribute.String("c10d.op", op.Op.String())))
+func (o *Observer) Called(e trace.Event) {
+	if o.recorder.Load() == nil {
+		o.recorder.Store(e.Group().Recorder())
 	}
 }
 
 // Ended implements trace.Observer.
-func (o *Observer) Ended(op trace.Operation) {
-	ctx := context.Background()
-	name, route := attribute.String("c10d.op", op.Op.String()), attribute.String("c10d.route", op.Route())
-	if o.pending != nil {
-		o.pending.Add(ctx, -1, metric.WithAttributes(name))
-		if op.Err == nil {
-			o.bytes.Add(ctx, op.Bytes(), metric.WithAttributes(name, route))
-			o.duration.Record(ctx, op.Ended.Sub(op.Called).Seconds(), metric.WithAttributes(name, route))
-		} else {
-			o.duration.Record(ctx, op.Ended.Sub(op.Called).Seconds(), metric.WithAttributes(name, route, attribute.String("error.type", kind(op.Err))))
+func (o *Observer) Ended(e trace.Event) {
+	if o.bytes != nil {
+		l := labels{op: e.Op(), route: e.Route()}
+		if err := e.Err(); err != nil {
+			l.failed = kind(err)
+		}
+		its := o.attributes(l)
+		o.duration.Record(context.Background(), e.Took().Seconds(), its)
+		if l.failed == "" {
+			o.bytes.Add(context.Background(), e.Bytes(), its)
 		}
 	}
-	if o.tracer == nil {
+	if o.tracer != nil {
+		o.span(e.Operation())
+	}
+}
+
+// StoreCalled implements trace.StoreObserver.
+func (o *Observer) StoreCalled(call string, took time.Duration, err error) {
+	if o.calls == nil {
 		return
 	}
+	its := []attribute.KeyValue{attribute.String("c10d.store.call", call)}
+	if err != nil {
+		its = append(its, attribute.String("error.type", kind(err)))
+	}
+	o.calls.Record(context.Background(), took.Seconds(), metric.WithAttributes(its...))
+}
+
+// attributes returns the attributes of an operation in metrics. It makes them once.
+func (o *Observer) attributes(l labels) metric.MeasurementOption {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	its := o.known[l]
+	if its == nil {
+		all := []attribute.KeyValue{attribute.String("c10d.op", l.op.String()), attribute.String("c10d.route", l.route)}
+		if l.failed != "" {
+			all = append(all, attribute.String("error.type", l.failed))
+		}
+		its = metric.WithAttributeSet(attribute.NewSet(all...))
+		o.known[l] = its
+	}
+	return its
+}
+
+// span makes the span of an operation.
+func (o *Observer) span(op trace.Operation) {
 	g := op.Group
 	attributes := []attribute.KeyValue{
 		attribute.String("c10d.group", g.Name), attribute.Int("c10d.rank", g.Rank), attribute.Int("c10d.epoch", g.Epoch),
-		attribute.Int64("c10d.seq", int64(op.Seq)), attribute.Int64("c10d.bytes", op.Bytes()), attribute.String("c10d.dtype", op.DType().String()), route,
+		attribute.Int64("c10d.seq", int64(op.Seq)), attribute.Int64("c10d.bytes", op.Bytes()), attribute.String("c10d.dtype", op.DType().String()),
+		attribute.String("c10d.route", op.Route()),
 	}
 	if op.Peer >= 0 {
 		attributes = append(attributes, attribute.Int("c10d.peer", op.Peer))
 	}
-	_, span := o.tracer.Start(ctx, "c10d "+op.Op.String(), apitrace.WithTimestamp(op.Called), apitrace.WithNewRoot(), apitrace.WithAttributes(attributes...))
+	_, span := o.tracer.Start(context.Background(), "c10d "+op.Op.String(), apitrace.WithTimestamp(op.Called), apitrace.WithNewRoot(), apitrace.WithAttributes(attributes...))
 	if op.Err != nil {
 		span.RecordError(op.Err, apitrace.WithTimestamp(op.Ended))
 		span.SetStatus(codes.Error, op.Err.Error())

@@ -17,6 +17,7 @@ import (
 	"github.com/c10d-go/c10d/pg/pgtest"
 	"github.com/c10d-go/c10d/tensor"
 	"github.com/c10d-go/c10d/trace"
+	"github.com/c10d-go/c10d/work"
 )
 
 func TestSpansAndMetrics(t *testing.T) {
@@ -37,7 +38,6 @@ func TestSpansAndMetrics(t *testing.T) {
 	require.NoError(t, err)
 	_, err = g.Broadcast(t.Context(), []*tensor.Tensor{x}, backend.BroadcastOptions{Root: 7})
 	require.Error(t, err)
-
 	ended := spans.Ended()
 	require.Len(t, ended, 2)
 	require.Equal(t, "c10d all_reduce", ended[0].Name())
@@ -46,22 +46,31 @@ func TestSpansAndMetrics(t *testing.T) {
 	require.Contains(t, ended[0].Attributes(), attribute.String("c10d.dtype", "float32"))
 	require.Equal(t, codes.Error, ended[1].Status().Code)
 
+	require.NoError(t, g.Store().Set(t.Context(), "k", nil))
+	// While an operation is pending.
 	var all metricdata.ResourceMetrics
-	require.NoError(t, reader.Collect(t.Context(), &all))
-	sums := make(map[string]int64)
+	pending := options.Recorder.Groups()[0].Begin("gloo", work.Barrier, nil, nil, -1, 0)
+	require.NoError(t, pending.Blocked(func() error { return reader.Collect(t.Context(), &all) }))
+	sums, gauges := make(map[string]int64), make(map[string]float64)
 	for _, m := range all.ScopeMetrics[0].Metrics {
 		switch d := m.Data.(type) {
 		case metricdata.Sum[int64]:
 			for _, p := range d.DataPoints {
 				sums[m.Name] += p.Value
 			}
+		case metricdata.Gauge[int64]:
+			gauges[m.Name] = float64(d.DataPoints[0].Value)
+		case metricdata.Gauge[float64]:
+			gauges[m.Name] = d.DataPoints[0].Value
 		case metricdata.Histogram[float64]:
 			for _, p := range d.DataPoints {
 				sums[m.Name] += int64(p.Count)
 			}
 		}
 	}
-	require.Equal(t, map[string]int64{"c10d.operation.bytes": 8, "c10d.operation.duration": 2, "c10d.pending": 0}, sums)
+	require.Equal(t, map[string]int64{"c10d.operation.bytes": 8, "c10d.operation.duration": 2, "c10d.pending": 1, "c10d.store.duration": 1}, sums)
+	require.Equal(t, 0.0, gauges["c10d.epoch"])
+	require.Greater(t, gauges["c10d.pending.age"], 0.0)
 }
 
 // TestWithoutProviders: either part can be left out.

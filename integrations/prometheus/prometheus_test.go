@@ -1,11 +1,16 @@
 package prometheus_test
 
 import (
+	"context"
 	"encoding/json"
 	"os"
 	"regexp"
+	"slices"
 	"strings"
+	"sync"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	client "github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/testutil"
@@ -17,6 +22,7 @@ import (
 	"github.com/c10d-go/c10d/pg/pgtest"
 	"github.com/c10d-go/c10d/tensor"
 	"github.com/c10d-go/c10d/trace"
+	"github.com/c10d-go/c10d/work"
 )
 
 // alone returns the group of the only rank of a job, with metrics.
@@ -48,7 +54,7 @@ func TestMetrics(t *testing.T) {
 # HELP c10d_bytes_total Bytes of this rank's tensors in operations that have succeeded.
 # TYPE c10d_bytes_total counter
 c10d_bytes_total{group="0",op="all_reduce",route="ROUTE"} 24
-# HELP c10d_epoch Epoch of the group at its last call.
+# HELP c10d_epoch Epoch of the group.
 # TYPE c10d_epoch gauge
 c10d_epoch{group="0"} 0
 # HELP c10d_oldest_pending_seconds For how long the oldest pending operation has been pending.
@@ -63,15 +69,126 @@ c10d_pending_operations{group="0"} 0
 	n, err := testutil.GatherAndCount(registry, "c10d_operations_total", "c10d_operation_seconds")
 	require.NoError(t, err)
 	require.Equal(t, 3, n, "two results, one histogram")
+
+	require.NoError(t, g.Store().Set(t.Context(), "k", nil))
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	_, err = g.Store().Get(ctx, "missing")
+	require.Error(t, err)
+	require.NoError(t, testutil.GatherAndCompare(registry, strings.NewReader(`
+# HELP c10d_store_calls_total Calls of the store.
+# TYPE c10d_store_calls_total counter
+c10d_store_calls_total{call="get",result="error"} 1
+c10d_store_calls_total{call="set",result="ok"} 1
+`), "c10d_store_calls_total"))
+
 	problems, err := testutil.GatherAndLint(registry)
 	require.NoError(t, err)
 	require.Empty(t, problems)
+}
+
+// TestPending: operations that have not ended are counted, with the age of the oldest.
+func TestPending(t *testing.T) {
+	registry := client.NewRegistry()
+	r := trace.New(trace.Options{Observers: []trace.Observer{prometheus.New(registry)}})
+	g := r.Join(trace.Member{Name: "5@3", Epoch: 3, Ranks: []int{0}})
+	call := func(f func() error) error { return g.Begin("gloo", work.Barrier, nil, nil, -1, 0).Blocked(f) }
+	require.NoError(t, call(func() error {
+		return call(func() error {
+			require.Equal(t, 2.0, value(t, registry, "c10d_pending_operations"))
+			require.Greater(t, value(t, registry, "c10d_oldest_pending_seconds"), 0.0)
+			return nil
+		})
+	}))
+	require.Zero(t, value(t, registry, "c10d_pending_operations"))
+	require.Zero(t, value(t, registry, "c10d_oldest_pending_seconds"))
+	require.Equal(t, 3.0, value(t, registry, "c10d_epoch"))
+}
+
+// value returns the sum of a metric's series.
+func value(t *testing.T, registry *client.Registry, name string) (sum float64) {
+	t.Helper()
+	all, err := registry.Gather()
+	require.NoError(t, err)
+	for _, m := range all {
+		if m.GetName() == name {
+			for _, s := range m.GetMetric() {
+				sum += s.GetGauge().GetValue() + s.GetCounter().GetValue() + s.GetHistogram().GetSampleSum()
+			}
+		}
+	}
+	return sum
+}
+
+// TestStraggler: the straggler score of the rank that calls last is the time that the others lose.
+func TestStraggler(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const size, slow, calls, pause = 3, 1, 10, 20 * time.Millisecond
+		var sums [size]float64
+		var ranks sync.WaitGroup
+		arrived, all := make(chan bool), make(chan bool)
+		for rank := range size {
+			ranks.Go(func() {
+				registry := client.NewRegistry()
+				r := trace.New(trace.Options{Observers: []trace.Observer{prometheus.New(registry)}})
+				g := r.Join(trace.Member{Name: "0", Rank: rank, Ranks: []int{0, 1, 2}})
+				for range calls {
+					time.Sleep(time.Millisecond) // every rank computes
+					if rank == slow {
+						time.Sleep(pause)
+					}
+					_ = g.Begin("gloo", work.Barrier, nil, nil, -1, 0).Blocked(func() error {
+						arrived <- true
+						<-all
+						return nil
+					})
+				}
+				sums[rank] = value(t, registry, "c10d_operation_seconds")
+			})
+		}
+		for range calls {
+			for range size {
+				<-arrived
+			}
+			for range size {
+				all <- true
+			}
+		}
+		ranks.Wait()
+		longest := slices.Max(sums[:])
+		for rank, sum := range sums {
+			want := 0.0
+			if rank == slow {
+				want = (calls * pause).Seconds()
+			}
+			require.InDelta(t, want, longest-sum, 1e-9, "rank %d", rank)
+		}
+	})
+}
+
+// BenchmarkObserver is what an operation costs the observer, without the operation: the difference of the two.
+func BenchmarkObserver(b *testing.B) {
+	for name, observers := range map[string][]trace.Observer{"off": nil, "on": {prometheus.New(client.NewRegistry())}} {
+		b.Run(name, func(b *testing.B) {
+			g := trace.New(trace.Options{Observers: observers}).Join(trace.Member{Name: "0", Ranks: []int{0}})
+			x, err := tensor.New(tensor.Float32, 256)
+			if err != nil {
+				b.Fatal(err)
+			}
+			ts := []*tensor.Tensor{x}
+			b.ReportAllocs()
+			for b.Loop() {
+				_ = g.Begin("gloo", work.AllReduce, ts, ts, -1, 0).Blocked(func() error { return nil })
+			}
+		})
+	}
 }
 
 // TestDashboard: the dashboard is JSON, and its queries name metrics that exist.
 func TestDashboard(t *testing.T) {
 	g, registry := alone(t)
 	require.NoError(t, pg.AllReduceSlice(t.Context(), g, []float32{1}, backend.Sum()))
+	require.NoError(t, g.Store().Set(t.Context(), "k", nil))
 	known := make(map[string]bool)
 	all, err := registry.Gather()
 	require.NoError(t, err)
@@ -92,7 +209,7 @@ func TestDashboard(t *testing.T) {
 		require.NotEmpty(t, p.Targets, p.Title)
 		for _, q := range p.Targets {
 			for _, name := range regexp.MustCompile(`c10d_[a-z_]+`).FindAllString(q.Expr, -1) {
-				name = strings.TrimSuffix(name, "_bucket")
+				name = strings.TrimSuffix(strings.TrimSuffix(name, "_bucket"), "_sum")
 				require.True(t, known[name], "%s: there is no metric %s", p.Title, name)
 				used[name] = true
 			}

@@ -6,6 +6,7 @@ import (
 	"go/token"
 	"io/fs"
 	"os"
+	"os/exec"
 	"path"
 	"path/filepath"
 	"regexp"
@@ -360,6 +361,26 @@ func TestRequirements(t *testing.T) {
 	for name, why := range requirements {
 		if !found[name] {
 			t.Errorf("go.mod does not require %s (%s) any more", name, why)
+		}
+	}
+}
+
+// TestTemplates: no program with groups has text/template. It calls methods by name, and then the
+// linker keeps all methods of all types. See decision 41.
+func TestTemplates(t *testing.T) {
+	cmd := exec.Command("go", "list", "-deps", "./cmd/...", "./ddp/...", "./weights/...", "./backend/cuda/...")
+	cmd.Dir = root
+	out, err := cmd.Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	all := strings.Fields(string(out))
+	if !slices.Contains(all, module+"/trace/debug") {
+		t.Error("the list lacks the debug page")
+	}
+	for _, name := range []string{"text/template", "html/template"} {
+		if slices.Contains(all, name) {
+			t.Errorf("programs would have %s: find who imports it with go mod why, or write the text without it", name)
 		}
 	}
 }

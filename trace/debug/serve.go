@@ -158,7 +158,7 @@ func asks(c *tls.Config) bool {
 		c.ClientAuth == tls.RequireAnyClientCert && (c.VerifyConnection != nil || c.VerifyPeerCertificate != nil)
 }
 
-// guard refuses requests without the token. A page that is open is shown under loopback names only:
+// guard refuses requests without the token, and closes their connections. A page that is open is shown under loopback names only:
 // a site whose name leads to 127.0.0.1 does not get it.
 func (a Access) guard(h http.Handler, open bool) http.Handler {
 	want := sha256.Sum256([]byte(a.Token))
@@ -169,6 +169,7 @@ func (a Access) guard(h http.Handler, open bool) http.Handler {
 				host = name
 			}
 			if !isLoopback(strings.Trim(host, "[]")) {
+				w.Header().Set("Connection", "close")
 				http.Error(w, "this page is for 127.0.0.1 and localhost, not for "+host, http.StatusForbidden)
 				return
 			}
@@ -179,6 +180,7 @@ func (a Access) guard(h http.Handler, open bool) http.Handler {
 				got = bearer
 			}
 			if sum := sha256.Sum256([]byte(got)); subtle.ConstantTimeCompare(sum[:], want[:]) != 1 {
+				w.Header().Set("Connection", "close")
 				w.Header().Set("WWW-Authenticate", `Basic realm="c10d: the token as password", charset="UTF-8"`)
 				http.Error(w, "this page needs the token of the job, as password", http.StatusUnauthorized)
 				return

@@ -1,34 +1,25 @@
 package debug
 
 import (
-	"bytes"
 	"crypto/sha256"
 	_ "embed"
 	"encoding/base64"
 	"fmt"
-	"html/template"
+	"io"
 	"net/http"
 	"slices"
 	"strconv"
 	"time"
 )
 
-//go:embed page.html
-var pageText string
-
+// style is the style of all pages.
+//
 //go:embed page.css
-var styleText string
-
-// pages are the templates rank and job.
-var pages = template.Must(template.New("").Funcs(template.FuncMap{
-	"age": ageText, "bytes": bytesText, "ranks": ranksText, "style": func() template.CSS { return template.CSS(styleText) },
-	"clock": func(t time.Time) string { return t.Format("15:04:05.000") },
-	"upTo":  upToText, "sub": func(a, b int) int { return a - b },
-}).Parse(pageText))
+var style markup
 
 // policy allows the page its own style, forms to itself, and nothing else.
 var policy = func() string {
-	sum := sha256.Sum256([]byte(styleText))
+	sum := sha256.Sum256([]byte(style))
 	return "default-src 'none'; style-src 'sha256-" + base64.StdEncoding.EncodeToString(sum[:]) +
 		"'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
 }()
@@ -55,22 +46,17 @@ func frameOf(r *http.Request) frame {
 	return f
 }
 
-// writePage writes the page of a *rankView or a *jobView.
-func writePage(w http.ResponseWriter, v any) {
-	name := "job"
-	if r, ok := v.(*rankView); ok {
-		name = "rank"
-		r.judge()
-	}
-	var b bytes.Buffer
-	if err := pages.ExecuteTemplate(&b, name, v); err != nil {
-		http.Error(w, "debug: "+err.Error(), http.StatusInternalServerError)
-		return
-	}
+// view is what a page shows.
+type view interface{ write(*document) }
+
+// writePage answers with a page.
+func writePage(w http.ResponseWriter, v view) {
+	var d document
+	v.write(&d)
 	guardText(w)
 	w.Header().Set("Content-Type", "text/html; charset=utf-8")
 	w.Header().Set("Content-Security-Policy", policy)
-	_, _ = w.Write(b.Bytes())
+	_, _ = io.WriteString(w, d.text.String())
 }
 
 // jobView is the page of a job.
@@ -258,6 +244,14 @@ func (g Group) Links() []linkRow {
 	return rows
 }
 
+// number is the operation's number among those of its kind.
+func (o Operation) number() uint64 {
+	if o.P2P {
+		return o.Seq
+	}
+	return o.Collective
+}
+
 // Size is how much the operation moves, in words.
 func (o Operation) Size() string {
 	if o.DType == "" {
@@ -287,6 +281,9 @@ func (s *Status) Lines() []Line {
 	slices.Reverse(all)
 	return all
 }
+
+// clockText is a time of the day.
+func clockText(t time.Time) string { return t.Format("15:04:05.000") }
 
 // upToText is up to which size a choice counts.
 func upToText(n int64) string {

@@ -5,8 +5,11 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
+	"net/http/httptest"
+	"net/url"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -23,6 +26,7 @@ import (
 	"github.com/c10d-go/c10d/backend"
 	"github.com/c10d-go/c10d/pg"
 	"github.com/c10d-go/c10d/trace"
+	"github.com/c10d-go/c10d/trace/debug"
 )
 
 // patience is for a loaded machine.
@@ -284,6 +288,51 @@ func TestClientCertificate(t *testing.T) {
 	await(t, member, j.url, "waits for rank 2.")
 	j.dump(member)
 	j.end()
+}
+
+// TestHostileText: a browser finds no element and no attribute in text that ranks send.
+func TestHostileText(t *testing.T) {
+	ctx := chromium(t)
+	var said string // by the ranks
+	j := debug.NewJob(debug.JobOptions{Name: "job", Size: 2, Ask: func(_ context.Context, rank int, _ url.Values) (debug.Answer, error) {
+		if rank == 1 {
+			return debug.Answer{}, errors.New(said)
+		}
+		o := debug.Operation{
+			Group: said, Op: said, Peer: -1, DType: said, Bytes: 4, Route: said, State: said, Error: said, Site: said, Stack: []string{said, said}, Took: time.Minute,
+		}
+		text, err := json.Marshal(debug.Status{
+			Size: 2, Host: said, Program: said, Now: time.Now(), Pending: []debug.Operation{o}, Recent: []debug.Operation{o}, Log: []debug.Line{{Level: said, Text: said}},
+			Groups: []debug.Group{{
+				Name: said, Description: said, Ranks: []int{0, 1},
+				Explain: []backend.Explanation{{
+					Backend: said, Wire: said, Why: said, Links: []backend.Link{{Rank: 1, Transport: said, Detail: said}}, Choices: []backend.Choice{{Op: said, Algorithm: said, Why: said}},
+				}},
+				Probes: []backend.Probe{{Waits: []backend.Wait{{Text: said, Why: []string{said}, Ranks: []int{1}}}}},
+			}},
+		})
+		return debug.Answer{Body: text}, err
+	}, About: func(int) string { return said }})
+	s := httptest.NewServer(j)
+	defer s.Close()
+	// look returns the elements of a page with their attributes, and its text.
+	look := func(path string) (elements []string, text string) {
+		require.NoError(t, chromedp.Run(ctx, chromedp.Navigate(s.URL+path), chromedp.WaitReady("#verdict", chromedp.ByQuery),
+			chromedp.Evaluate(`[...document.querySelectorAll("*")].map(e => e.localName + " " + e.getAttributeNames())`, &elements),
+			chromedp.Evaluate(`document.body.textContent`, &text)))
+		return elements, text
+	}
+	for _, path := range []string{"/", "/?rank=0"} {
+		said = "harmless"
+		known, _ := look(path)
+		for _, said = range []string{
+			`<script>alert(1)</script>`, `"><img src=x onerror=alert(1)>`, `" onmouseover="alert(1)`, `</pre></td></table></style><h1>`, `<!--`, `&lt;b&gt;`, `&quot;>`, "%s",
+		} {
+			elements, text := look(path)
+			require.Equal(t, known, elements, "%s with %s", path, said)
+			require.Contains(t, text, said)
+		}
+	}
 }
 
 // picture writes a screenshot into the directory C10D_TEST_PICTURES, if that is set.

@@ -44,10 +44,16 @@ func faultyWith(t *testing.T, size int, change func(*pg.Options), f func(j *pgte
 	synctest.Test(t, func(t *testing.T) {
 		j := pgtest.NewJob(size)
 		defer j.Close()
+		o := j.Options()
+		change(&o)
+		groups := make([]*pg.ProcessGroup, size)
 		var wg sync.WaitGroup
 		for r := range size {
-			g, err := j.Join(t.Context(), r)
-			require.NoError(t, err)
+			wg.Go(func() { groups[r], errs[r] = pg.New(t.Context(), j.Store, r, size, o) })
+		}
+		wg.Wait()
+		require.NoError(t, errors.Join(errs...))
+		for r, g := range groups {
 			wg.Go(func() {
 				errs[r] = errors.New("f did not return")
 				defer func() {

@@ -115,32 +115,38 @@ func (b *Backend) Abort(cause error) {
 	b.control.Abort(cause)
 }
 
-// Revoke ends both groups if this rank's last check was not started because its context had ended.
-// The other ranks may wait in that check.
+// revoker is a backend that says what has ended its group. Revoke ends it if this rank's last operation
+// was not started because its context had ended.
+type revoker interface {
+	Revoke()
+	Err() error
+}
+
+// Revoke ends both groups if this rank's last operation or check was not started because its context had
+// ended. The other ranks may wait in it.
 func (b *Backend) Revoke() {
-	r, ok := b.control.(interface {
-		Revoke()
-		Err() error
-	})
-	if !ok {
-		return
-	}
-	r.Revoke()
-	if err := r.Err(); err != nil {
-		b.Backend.Abort(err)
+	groups := [2]backend.Backend{b.Backend, b.control}
+	for i, g := range groups {
+		if r, ok := g.(revoker); ok {
+			r.Revoke()
+			if err := r.Err(); err != nil && !errors.Is(err, work.ErrClosed) {
+				groups[1-i].Abort(err)
+			}
+		}
 	}
 }
 
 // Shutdown waits for the operations, not for checks: a check that waits for other ranks has issued
 // nothing yet.
 func (b *Backend) Shutdown(ctx context.Context) error {
-	return errors.Join(backend.Shutdown(ctx, b.Backend), b.control.Close())
+	return errors.Join(backend.Shutdown(ctx, b.Backend), b.Close())
 }
 
-// Close closes both groups. If the group has failed, ranks in a check hear why, not that this rank
-// has left.
+// Close closes both groups. If one has failed, ranks that wait in the other one hear why, not that this
+// rank has left.
 func (b *Backend) Close() error {
-	if w := b.last.Load(); w != nil && w.IsCompleted() && !w.IsSuccess() {
+	b.Revoke()
+	if w := b.last.Load(); w != nil && w.IsCompleted() && !w.IsSuccess() && !errors.Is(w.Err(), work.ErrClosed) {
 		b.control.Abort(w.Err())
 	}
 	return errors.Join(b.Backend.Close(), b.control.Close())

@@ -583,6 +583,72 @@ func TestTheCulpritStaysTheCulprit(t *testing.T) {
 	}
 }
 
+// TestLeavingAfterAFault: rank 2 waits in a check while another rank closes its group. The last call of
+// that rank was not started, so no Work of it has failed. Rank 2 hears why the group has ended, not that a
+// rank has left.
+func TestLeavingAfterAFault(t *testing.T) {
+	stop := errors.New("user pressed stop")
+	recv := func(ctx context.Context, g *pg.ProcessGroup, from int) error {
+		w, err := g.Recv(ctx, zeros(tensor.Float32, 1), from, backend.P2POptions{})
+		if err == nil {
+			err = w.Wait(context.Background())
+		}
+		return err
+	}
+	for _, tc := range []struct {
+		name string
+		of   [2]func(ctx context.Context, cancel func(error), g *pg.ProcessGroup) error // ranks 0 and 1
+	}{
+		{"the call of the rank that cancelled", [2]func(context.Context, func(error), *pg.ProcessGroup) error{
+			func(_ context.Context, _ func(error), g *pg.ProcessGroup) error { return barrier(g) },
+			func(ctx context.Context, cancel func(error), g *pg.ProcessGroup) error {
+				cancel(stop)
+				return recv(ctx, g, 0)
+			},
+		}},
+		{"the next call of another one", [2]func(context.Context, func(error), *pg.ProcessGroup) error{
+			func(_ context.Context, _ func(error), g *pg.ProcessGroup) error {
+				time.Sleep(time.Second)
+				w, err := g.Send(context.Background(), zeros(tensor.Float32, 1), 1, backend.P2POptions{})
+				if w != nil {
+					return errors.New("the call was not refused")
+				}
+				return err
+			},
+			func(ctx context.Context, cancel func(error), g *pg.ProcessGroup) error {
+				time.AfterFunc(time.Millisecond, func() { cancel(stop) })
+				err := recv(ctx, g, 0)
+				time.Sleep(2 * time.Second) // it closes its group last
+				return err
+			},
+		}},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				var errs each[error]
+				job(t, 3, pg.Options{}, nil, func(g *pg.ProcessGroup) {
+					if g.Rank() == 2 {
+						errs.put(2, barrier(g))
+						return
+					}
+					ctx, cancel := context.WithCancelCause(context.Background())
+					defer cancel(nil)
+					errs.put(g.Rank(), tc.of[g.Rank()](ctx, cancel, g))
+				})
+				for r, err := range errs.of {
+					require.ErrorIs(t, err, work.ErrCanceled, "rank %d", r)
+					require.ErrorContains(t, err, stop.Error(), "rank %d", r)
+					var e *work.Error
+					require.ErrorAs(t, err, &e)
+					if r != 1 {
+						require.Equal(t, 1, e.Peer, "rank %d: %v", r, err)
+					}
+				}
+			})
+		})
+	}
+}
+
 // TestCheckWaitsForADiagnosis: rank 0 waits in a check for rank 1, which waits in an operation for
 // rank 2, which has stopped. All name rank 2.
 func TestCheckWaitsForADiagnosis(t *testing.T) { synctest.Test(t, testCheckWaits) }

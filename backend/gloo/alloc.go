@@ -63,7 +63,7 @@ func (b *Backend) Alloc(ctx context.Context, dtype tensor.DType, shape ...int) (
 	}
 	if b.shared == nil && b.clusters == nil {
 		// Ranks of PyTorch, which may be in the group, do not know of this call.
-		if err := b.admit(ctx, op, q); err != nil {
+		if err := b.admit(ctx, op); err != nil {
 			return nil, err
 		}
 		b.mu.Unlock()

@@ -37,7 +37,7 @@ func (b *Backend) recycle(o *operation) {
 
 // issue gives a collective on so many bytes its number and its tags and queues it.
 func (b *Backend) issue(ctx context.Context, op work.OpType, timeout time.Duration, prefix uint8, tags, bytes int, o *operation) (*work.Work, error) {
-	if err := b.admit(ctx, op, o); err != nil {
+	if err := b.admit(ctx, op); err != nil {
 		return nil, err
 	}
 	defer b.mu.Unlock()
@@ -55,7 +55,7 @@ func (b *Backend) issue(ctx context.Context, op work.OpType, timeout time.Durati
 }
 
 // admit checks that an operation can start; on success b.mu is held.
-func (b *Backend) admit(ctx context.Context, op work.OpType, o *operation) error {
+func (b *Backend) admit(ctx context.Context, op work.OpType) error {
 	ended := ctx.Err() != nil // a nil context panics here, not under the lock
 	b.mu.Lock()
 	info := work.Info{Op: op, Seq: b.seq, Group: b.group, Rank: b.rank}

@@ -74,7 +74,7 @@ func (b *Backend) peer(op work.OpType, t *tensor.Tensor, rank int, r role) error
 func (b *Backend) p2pOp(ctx context.Context, op work.OpType, o backend.P2POptions, peer int, buf []byte, out *tensor.Tensor) (*work.Work, error) {
 	q := &message{mesh: b.meshOfMessages(o.Tag), peer: peer, out: out}
 	q.future = &q.own
-	if err := b.admit(ctx, op, &q.operation); err != nil {
+	if err := b.admit(ctx, op); err != nil {
 		return nil, err
 	}
 	q.begin(b, ctx, op, o.Timeout)

@@ -46,7 +46,7 @@ func (b *Backend) MonitoredBarrier(ctx context.Context, o backend.MonitoredBarri
 		return nil
 	}
 	q := &operation{}
-	if err := b.admit(ctx, work.Barrier, q); err != nil {
+	if err := b.admit(ctx, work.Barrier); err != nil {
 		return err
 	}
 	q.begin(b, ctx, work.Barrier, o.Timeout)

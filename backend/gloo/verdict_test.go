@@ -37,9 +37,10 @@ func TestJudge(t *testing.T) {
 	busy := func(peer int, rtt time.Duration) transport.Link {
 		return transport.Link{Peer: peer, Answered: true, RTT: rtt, Rate: 250_000}
 	}
-	queued := func(peer int) transport.Link {
-		return transport.Link{Peer: peer, Answered: true, RTT: ms, Rate: 250_000, Queued: true}
+	full := func(peer int, rtt time.Duration) transport.Link {
+		return transport.Link{Peer: peer, Answered: true, RTT: rtt, Rate: 250_000, Queued: true}
 	}
+	queued := func(peer int) transport.Link { return full(peer, ms) }
 	for name, tc := range map[string]struct {
 		self        int
 		health      []transport.Health
@@ -64,6 +65,8 @@ func TestJudge(t *testing.T) {
 		"a slow link":                                            {3, []transport.Health{in(0, moving(1), hears(2, ms)), in(1, moving(0), hears(2, ms)), in(2, on(1)), in(3, on(0))}, 0, 1, "slow, both alive: answers take 1s, others 1ms", false, nil},
 		"a slow link, or one of its ranks":                       {0, []transport.Health{in(0, moving(2), hears(1, ms)), in(1), in(2, moving(0))}, 0, 2, "slow, both alive", true, nil},
 		"a slow link, whose answers overtake":                    {2, []transport.Health{in(0, queued(1), hears(2, ms)), in(1, hears(0, ms), hears(2, ms)), in(2)}, 0, 1, "slow, both alive: data wait in its sockets", false, nil},
+		"a slow rank, by its answers and a queue":                {0, []transport.Health{in(0, hears(1, 60*ms), hears(2, 170*ms)), in(1, hears(0, 60*ms), full(2, 180*ms)), in(2)}, 2, -1, "rank 2 is slow: it answers after 170ms, others after 60ms", false, nil},
+		"a slow link, by a queue, while all answers are late":    {0, []transport.Health{in(0, hears(1, 60*ms), hears(2, 90*ms)), in(1, hears(0, 60*ms), full(2, 180*ms)), in(2)}, 1, 2, "slow, both alive: data wait in its sockets", false, nil},
 		"a slow rank, whose answers overtake":                    {2, []transport.Health{in(0, queued(1), hears(2, ms)), in(1, hears(0, ms), queued(2)), in(2)}, 1, -1, "rank 1 is slow: data wait in its sockets", false, nil},
 		"data that wait for a rank to take them":                 {0, []transport.Health{in(0, on(1)), in(1, transport.Link{Peer: 2, Answered: true, RTT: ms, Queued: true, Waits: true}), in(2)}, 2, -1, "rank 2 did not send or receive what was expected", false, nil},
 		"data wait everywhere":                                   {2, []transport.Health{in(0, queued(1), queued(2)), in(1, hears(0, ms), queued(2)), in(2)}, -1, -1, "too slow; answers", false, nil},

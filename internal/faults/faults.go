@@ -20,16 +20,19 @@ const (
 	Cancel   Fault = "cancelled context"
 	Cut      Fault = "link cut"
 	Vanish   Fault = "host vanished"
+	Restart  Fault = "host restarted"
 	SlowRank Fault = "slow rank"
 	SlowLink Fault = "slow link"
 	Store    Fault = "store dead"
 )
 
 // Faults are all faults, in the order of the table.
-var Faults = []Fault{Kill, Stop, Panic, Exit, Cancel, Cut, Vanish, SlowRank, SlowLink, Store}
+var Faults = []Fault{Kill, Stop, Panic, Exit, Cancel, Cut, Vanish, Restart, SlowRank, SlowLink, Store}
 
 // onNetwork reports whether the fault needs a network between the ranks.
-func (f Fault) onNetwork() bool { return slices.Contains([]Fault{Cut, Vanish, SlowRank, SlowLink}, f) }
+func (f Fault) onNetwork() bool {
+	return slices.Contains([]Fault{Cut, Vanish, Restart, SlowRank, SlowLink}, f)
+}
 
 // isSlow reports whether the fault shows only where much data move.
 func (f Fault) isSlow() bool { return f == SlowRank || f == SlowLink }
@@ -107,7 +110,7 @@ func (c *Case) Culprits() (names []string) {
 				names = append(names, link(a, b))
 			}
 		}
-	case SlowRank, Vanish: // of the whole host
+	case SlowRank, Vanish, Restart: // of the whole host
 		for _, a := range here {
 			names = append(names, rank(a))
 		}

@@ -244,6 +244,15 @@ func (l *Lab) happen(c *Case, ranks []*process, server *process) error {
 		return l.net.Cut(here, there)
 	case Vanish:
 		return l.net.Vanish(here)
+	case Restart:
+		return l.net.Restart(here, func() error {
+			for r, p := range ranks {
+				if c.Hosts[r] == here {
+					p.stop()
+				}
+			}
+			return nil
+		})
 	case SlowRank:
 		return l.net.Slow(here)
 	case SlowLink:
@@ -263,7 +272,7 @@ func (c *Case) survives(r int) bool {
 	switch c.Fault {
 	case Kill, Stop, Panic, Exit, Cancel:
 		return r != c.Victim
-	case Vanish:
+	case Vanish, Restart:
 		return c.Hosts[r] != c.Hosts[c.Victim]
 	}
 	return true

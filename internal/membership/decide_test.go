@@ -21,7 +21,7 @@ import (
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 // all runs f for each of these members under virtual time.
-func all(t *testing.T, st store.Store, ids []ID, f func(id ID) (View, error)) (views map[ID]View, errs map[ID]error) {
+func all(t *testing.T, ids []ID, f func(id ID) (View, error)) (views map[ID]View, errs map[ID]error) {
 	t.Helper()
 	var mu sync.Mutex
 	views, errs = make(map[ID]View), make(map[ID]error)
@@ -41,7 +41,7 @@ func all(t *testing.T, st store.Store, ids []ID, f func(id ID) (View, error)) (v
 func TestASuspectThatIsGoneIsLeftOut(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		st, begun := store.NewHash(), time.Now()
-		views, errs := all(t, st, []ID{0, 1, 3}, func(id ID) (View, error) {
+		views, errs := all(t, []ID{0, 1, 3}, func(id ID) (View, error) {
 			return Decide(t.Context(), st, Config{Self: id, Base: First(4), Done: 10 + uint64(id), Suspects: []ID{2}, Cause: "rank 2 died"})
 		})
 		require.Equal(t, DefaultSettle, time.Since(begun))
@@ -60,7 +60,7 @@ func TestASuspectThatIsGoneIsLeftOut(t *testing.T) {
 func TestAMemberThatIsLateIsWaitedFor(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		st := store.NewHash()
-		views, errs := all(t, st, []ID{0, 1, 2}, func(id ID) (View, error) {
+		views, errs := all(t, []ID{0, 1, 2}, func(id ID) (View, error) {
 			time.Sleep(time.Duration(id) * 20 * time.Second)
 			return Decide(t.Context(), st, Config{Self: id, Base: First(3)})
 		})
@@ -83,7 +83,7 @@ func TestAMemberThatNeverComesIsLeftOut(t *testing.T) {
 func TestTooFewMembersTryAgain(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		st := store.NewHash()
-		views, errs := all(t, st, []ID{0, 1}, func(id ID) (View, error) {
+		views, errs := all(t, []ID{0, 1}, func(id ID) (View, error) {
 			return Decide(t.Context(), st, Config{Self: id, Base: First(3), Min: 3, Suspects: []ID{2}, Cause: "rank 2 died"})
 		})
 		for _, id := range []ID{0, 1} {
@@ -102,7 +102,7 @@ func TestTooFewMembersTryAgain(t *testing.T) {
 			id, joined, err = Join(t.Context(), st, 3)
 			require.NoError(t, err)
 		})
-		views, errs = all(t, st, []ID{0, 1}, func(id ID) (View, error) {
+		views, errs = all(t, []ID{0, 1}, func(id ID) (View, error) {
 			return Decide(t.Context(), st, Config{Self: id, Base: views[id], Min: 3})
 		})
 		wg.Wait()
@@ -134,7 +134,7 @@ func TestMaxLimitsJoiners(t *testing.T) {
 		n, err := Pending(ctx, st, base)
 		require.NoError(t, err)
 		require.Equal(t, 3, n)
-		views, errs := all(t, st, base.IDs, func(id ID) (View, error) {
+		views, errs := all(t, base.IDs, func(id ID) (View, error) {
 			return Decide(ctx, st, Config{Self: id, Base: base, Max: 4})
 		})
 		require.NoError(t, errors.Join(errs[0], errs[1]))
@@ -167,7 +167,7 @@ func TestAMemberThatGivesUpIsNotWaitedFor(t *testing.T) {
 		cancel(why)
 		wg.Wait()
 		begun := time.Now()
-		views, errs := all(t, st, []ID{0, 1}, func(id ID) (View, error) {
+		views, errs := all(t, []ID{0, 1}, func(id ID) (View, error) {
 			return Decide(t.Context(), st, Config{Self: id, Base: First(3)})
 		})
 		require.NoError(t, errors.Join(errs[0], errs[1]))
@@ -189,7 +189,7 @@ func TestWillsVote(t *testing.T) {
 		defer stores[i].Close()
 	}
 	decide := func(base View, ids ...ID) map[ID]View {
-		views, errs := all(t, nil, ids, func(id ID) (View, error) {
+		views, errs := all(t, ids, func(id ID) (View, error) {
 			return Decide(t.Context(), stores[id], Config{Self: id, Base: base})
 		})
 		for _, id := range ids {

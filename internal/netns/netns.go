@@ -41,24 +41,33 @@ func (n *Network) build() error {
 		}
 	}
 	commands := []func() error{
-		func() error { return n.in(Bridge, "ip link add br0 type bridge") },
+		func() error { return n.in(Bridge, "ip link add br0 address "+mac(Bridge)+" type bridge") },
 		func() error { return n.in(Bridge, "ip addr add "+n.Address(Bridge)+"/24 dev br0") },
 		func() error { return n.in(Bridge, "ip link set br0 up") },
 	}
 	for h := range n.hosts {
-		commands = append(commands,
-			func() error {
-				return run(fmt.Sprintf("ip link add p%d netns %s type veth peer name ve0 netns %s", h, n.Name(Bridge), n.Name(h)))
-			},
-			func() error { return n.in(Bridge, fmt.Sprintf("ip link set p%d master br0 up", h)) },
-			func() error { return n.in(h, "ip link set lo up") },
-			func() error { return n.in(h, "ip addr add "+n.Address(h)+"/24 dev ve0") },
-			func() error { return n.in(h, "ip link set ve0 up") },
-			func() error { return n.in(h, "nft add table ip c10d") },
-			func() error { return n.in(h, "nft add chain ip c10d in { type filter hook input priority 0 ; }") },
-		)
+		commands = append(commands, func() error { return n.connect(h) })
 	}
 	for _, c := range commands {
+		if err := c(); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// connect gives a new namespace its address and connects it with the bridge.
+func (n *Network) connect(h int) error {
+	cable := fmt.Sprintf("ip link add p%d netns %s type veth peer name ve0 netns %s address %s", h, n.Name(Bridge), n.Name(h), mac(h))
+	for _, c := range []func() error{
+		func() error { return run(cable) },
+		func() error { return n.in(Bridge, fmt.Sprintf("ip link set p%d master br0 up", h)) },
+		func() error { return n.in(h, "ip link set lo up") },
+		func() error { return n.in(h, "ip addr add "+n.Address(h)+"/24 dev ve0") },
+		func() error { return n.in(h, "ip link set ve0 up") },
+		func() error { return n.in(h, "nft add table ip c10d") },
+		func() error { return n.in(h, "nft add chain ip c10d in { type filter hook input priority 0 ; }") },
+	} {
 		if err := c(); err != nil {
 			return err
 		}
@@ -89,6 +98,9 @@ func (n *Network) Address(host int) string {
 	return fmt.Sprintf("10.78.0.%d", host+1)
 }
 
+// mac returns a host's hardware address, which stays when a host restarts. The others remember it.
+func mac(host int) string { return fmt.Sprintf("02:c1:0d:00:00:%02x", byte(host)) }
+
 // Command returns a command that runs on a host.
 func (n *Network) Command(host int, program string, args ...string) *exec.Cmd {
 	return exec.Command("ip", append([]string{"netns", "exec", n.Name(host), program}, args...)...)
@@ -105,6 +117,23 @@ func (n *Network) Cut(i, j int) error {
 // Vanish drops all packets to and from a host.
 func (n *Network) Vanish(host int) error {
 	return n.in(Bridge, fmt.Sprintf("ip link set p%d down", host))
+}
+
+// Restart restarts a host as a loss of power does. The host vanishes, halt ends its processes, and the
+// host is back without its connections. The other hosts are told nothing of all that.
+func (n *Network) Restart(host int, halt func() error) error {
+	if err := n.in(Bridge, fmt.Sprintf("ip link del p%d", host)); err != nil {
+		return err
+	}
+	if err := halt(); err != nil {
+		return err
+	}
+	for _, verb := range []string{"del", "add"} {
+		if err := run("ip netns " + verb + " " + n.Name(host)); err != nil {
+			return err
+		}
+	}
+	return n.connect(host)
 }
 
 // limit is the rate of slow hosts and links.

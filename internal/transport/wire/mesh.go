@@ -52,7 +52,7 @@ func New(rank, size int, opts Options) *Mesh {
 	m.Init(rank, size, limits, func() { m.freeSlots, m.freeNotices = nil, nil })
 	for i := range m.pairs {
 		if i != rank {
-			m.pairs[i] = newPair(m, i)
+			m.pairs[i] = newPair(m)
 			m.pairs[i].Native = opts.Native
 			m.Add(i, &m.pairs[i].Peer, m.pairs[i])
 		}

@@ -84,7 +84,7 @@ func notification(opcode uint64, r *transport.Request) item {
 // the pair writes directly, or nil while it is not known.
 type chooser interface{ Chosen() net.Conn }
 
-func newPair(m *Mesh, peer int) *pair {
+func newPair(m *Mesh) *pair {
 	return &pair{
 		m:     m,
 		wake:  make(chan struct{}, 1),
@@ -307,7 +307,7 @@ func (p *pair) write() {
 			return
 		}
 		if n, err := p.transmit(batch); err != nil {
-			p.writeFailed(batch[n:], err)
+			p.writeFailed(batch[n:])
 			return
 		}
 		clear(batch)
@@ -395,7 +395,7 @@ func (p *pair) flush() error {
 
 // writeFailed ends the writer whose connection broke. The reader decides what becomes of the
 // unsent requests: there may be a BYE to read.
-func (p *pair) writeFailed(unsent []item, err error) {
+func (p *pair) writeFailed(unsent []item) {
 	m := p.m
 	m.Mu.Lock()
 	defer m.Mu.Unlock()

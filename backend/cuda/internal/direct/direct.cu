@@ -545,28 +545,27 @@ template <class M, int U, int N, bool Gather, bool Plain> struct Kernel {
     return ((u64)from * c.channels + ch.w) * c.depth + ((ch.cur + i) & (c.depth - 1));
   }
 
-  // peek looks at a slot of n vectors. It returns true if this lane's part of a tile has come.
-  DEVICE bool peek(const Call &c, const Channel &ch, u64 slot, u32 n, Vec *v, u32 &marks) {
-    const Vec *at = c.slots + slot * slotVecs + ch.lane;
-#pragma unroll
-    for (int u = 0; u < U; u++)
-      if (ch.lane + u * lanes < n) v[u] = get(at + u * lanes);
-    if (M::marked && ch.lane < n) marks = get(c.marks + slot * slotMarks + ch.lane);
-    return came(ch, n, v, marks);
-  }
-
-  DEVICE bool came(const Channel &ch, u32 n, const Vec *v, u32 marks) {
-    bool missing = M::marked && ch.lane < n && marks == Free;
-#pragma unroll
-    for (int u = 0; u < U; u++)
-      if (ch.lane + u * lanes < n)
-        missing |= v[u].x == Free || v[u].y == Free || v[u].z == Free || v[u].w == Free;
-    return !missing;
-  }
-
-  // empty makes a slot free whose tile has come, and brings back what travelled as marks.
-  DEVICE void empty(const Call &c, const Channel &ch, u64 slot, u32 n, Vec *v, u32 marks) {
+  // take waits for tile i of a peer, gets it, and makes its slot free.
+  DEVICE bool take(const Call &c, const Channel &ch, u32 peer, u32 i, Vec *v) {
+    const u32 t = ch.cur + i;
+    const u64 slot = slotOf(c, ch, peer, i);
+    const u32 n = vecs(ch, i);
     Vec *at = c.slots + slot * slotVecs + ch.lane;
+    u32 *markAt = c.marks + slot * slotMarks + ch.lane, marks = 0;
+    Wait wait = {0, 0};
+    for (;;) {
+#pragma unroll
+      for (int u = 0; u < U; u++)
+        if (ch.lane + u * lanes < n) v[u] = get(at + u * lanes);
+      if (M::marked && ch.lane < n) marks = get(markAt);
+      bool missing = M::marked && marks == Free;
+#pragma unroll
+      for (int u = 0; u < U; u++)
+        if (ch.lane + u * lanes < n)
+          missing |= v[u].x == Free || v[u].y == Free || v[u].z == Free || v[u].w == Free;
+      if (!missing) break;
+      if (Wait::over(wait, c, peer, ch.w, t)) return false;
+    }
 #pragma unroll
     for (int u = 0; u < U; u++) {
       if (ch.lane + u * lanes < n) store(at + u * lanes, (Vec)(Free));
@@ -576,18 +575,7 @@ template <class M, int U, int N, bool Gather, bool Plain> struct Kernel {
           if (marks >> (4 * u + k) & 1) v[u][k] = Free;
       }
     }
-    if (M::marked && ch.lane < n) c.marks[slot * slotMarks + ch.lane] = Free;
-  }
-
-  // take waits for tile i of a peer, gets it, and makes its slot free.
-  DEVICE bool take(const Call &c, const Channel &ch, u32 peer, u32 i, Vec *v) {
-    const u64 slot = slotOf(c, ch, peer, i);
-    const u32 n = vecs(ch, i);
-    u32 marks = 0;
-    Wait wait = {0, 0};
-    while (!peek(c, ch, slot, n, v, marks))
-      if (Wait::over(wait, c, peer, ch.w, ch.cur + i)) return false;
-    empty(c, ch, slot, n, v, marks);
+    if (M::marked && ch.lane < n) *markAt = Free;
     return true;
   }
 
@@ -684,7 +672,6 @@ template <class M, int U, int N, bool Gather, bool Plain> struct Kernel {
 };
 
 #ifdef KERNELS_move
-DEVICE bool any(bool x) { return __nvvm_vote_any_sync(0xffffffff, x); }
 DEVICE void pause(u32 ns) { asm volatile("nanosleep.u32 %0;" : : "r"(ns)); }
 
 // unlike reports that a peer sends another length than this rank expects.
@@ -862,68 +849,13 @@ template <int U, int N> struct Mover {
     if (get(c.failed) == 0 && tell(m, ch) && push(m, ch, 0)) tiles = hear(m, ch);
     const u32 all = (u32)__nvvm_shfl_sync_idx_i32(0xffffffff, (i32)tiles, 0, 31);
     if (tiles == 0 || all == 0) return;
-    if (N == 2) {
-      if (!between(m, ch, all)) return;
-    } else {
-      for (u32 i = 1; i < all; i++) {
-        K::credit(c, ch, i - 1);
-        if (!push(m, ch, i)) return;
-        if (!take(m, ch, i - 1)) return;
-      }
-      K::credit(c, ch, all - 1);
-    }
-    K::end(c, ch, all, ch.all);
-  }
-
-  // between does with two ranks what is left after tile 0. What the next push needs is fetched ahead, and the
-  // next slot is looked at ahead.
-  DEVICE bool between(const Move &m, Channel &ch, u32 all) {
-    const Call &c = m.c;
-    const u32 peer = 1 - c.rank;
-    const Span to = m.send[peer], by = m.take[peer], from = m.send[c.rank], own = m.take[c.rank];
-    const Channel gives = of(ch, to.bytes), takes = of(ch, by.bytes), keeps = of(ch, own.bytes);
-    const typename K::Part src = part(c, gives, (u8 *)c.src, to), dst = part(c, takes, c.dst, by);
-    const typename K::Part ownSrc = part(c, keeps, (u8 *)c.src, from), ownDst = part(c, keeps, c.dst, own);
-    Vec next[U], x[U], y[U];
-    u32 marks = 0;
-    bool here = false; // this lane has its part of the tile to take
-    if (1 < gives.tiles) K::fetch(c, gives, src, 1, next);
-    if (0 < takes.tiles) here = look(c, takes, peer, 0, x, marks);
     for (u32 i = 1; i < all; i++) {
-      grant(c, ch, i - 1, takes.tiles);
-      if (i < gives.tiles) {
-        if (!room(c, ch, i + 1)) return false;
-        K::give(c, gives, peer, slot(c, ch, i + 1), K::vecs(gives, i), next);
-        if (i + 1 < gives.tiles) K::fetch(c, gives, src, i + 1, next);
-      }
-      if (i - 1 < keeps.tiles) K::fetch(c, keeps, ownSrc, i - 1, y);
-      if (i - 1 < takes.tiles) {
-        if (any(!here) && !listen(c, takes, peer, i - 1)) return false;
-        // The lanes wait together. What each did alone afterwards would take as long as 32 tiles.
-        Wait wait = {0, 0};
-        while (any(!here)) {
-          if (any(Wait::over(wait, c, peer, ch.w, takes.cur + i - 1))) return false;
-          if (!here) here = look(c, takes, peer, i - 1, x, marks);
-        }
-        K::empty(c, takes, K::slotOf(c, takes, peer, i - 1), K::vecs(takes, i - 1), x, marks);
-        K::keep(c, takes, dst, i - 1, x);
-        if (i < takes.tiles) here = look(c, takes, peer, i, x, marks);
-      }
-      if (i - 1 < keeps.tiles) K::keep(c, keeps, ownDst, i - 1, y);
+      K::credit(c, ch, i - 1);
+      if (!push(m, ch, i)) return;
+      if (!take(m, ch, i - 1)) return;
     }
-    grant(c, ch, all - 1, takes.tiles);
-    return true;
-  }
-
-  DEVICE bool look(const Call &c, const Channel &x, u32 peer, u32 i, Vec *v, u32 &marks) {
-    return K::peek(c, x, K::slotOf(c, x, peer, i), K::vecs(x, i), v, marks);
-  }
-
-  // grant gives credit after tile i. A rank that takes only tile 0 empties no other slot, so its later credits
-  // release nothing. They are of the same lane as the first one, which they must not overtake.
-  DEVICE void grant(const Call &c, const Channel &ch, u32 i, u32 taken) {
-    if (taken > 0 || i < c.depth / 2) K::credit(c, ch, i);
-    else if (((i + 1) & (c.depth / 2 - 1)) == 0 && ch.lane == 1 - c.rank) put(c.peers[1 - c.rank].credit + ch.w * maxRanks, ch.cur + i + 1);
+    K::credit(c, ch, all - 1);
+    K::end(c, ch, all, ch.all);
   }
 };
 

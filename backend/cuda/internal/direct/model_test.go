@@ -43,7 +43,6 @@ const (
 	heading   rule = "tile 0 of a move goes to all peers"
 	telling   rule = "tile 0 tells the longest span"
 	counting  rule = "tiles that do not travel count"
-	first     rule = "the first credit of a rank that takes only tile 0 releases the clear of that"
 )
 
 // modelCall is one collective: how many tiles each channel has, and whether the last rank's
@@ -147,7 +146,7 @@ func makeModel(seed uint64, ranks int, without rule, lane bool) *model {
 		c := modelCall{parts: g.IntN(2) == 0}
 		c.short = c.parts && g.IntN(2) == 0
 		most := []int{1, m.depth / 2, m.depth, 3 * m.depth}[g.IntN(4)]
-		if without != padding && g.IntN(2) == 0 || without == heading || without == telling || without == counting || without == first {
+		if without != padding && g.IntN(2) == 0 || without == heading || without == telling || without == counting {
 			c = randomMove(g, m.channels, ranks, most)
 			c.known = c.known || without == heading
 		}
@@ -474,21 +473,20 @@ func (l *modelLane) kernel() {
 			m.fault = fmt.Errorf("rank %d has %#x in call %d, channel %d, tile %d, lane %d, want %#x", r, got, l.call, ch, i, l.n, want)
 			return
 		}
-		l.credits(i, true)
+		l.credits(i)
 	}
 	l.finish(tiles)
 }
 
-// credits tells the peers what has been taken, after tile i. Without release it says nothing of the stores
-// before it.
-func (l *modelLane) credits(i int, release bool) {
+// credits tells the peers what has been taken, after tile i.
+func (l *modelLane) credits(i int) {
 	m, r, ch := l.m, l.w.rank, l.w.channel
 	every := m.depth / 2
 	if m.without == halves {
 		every = m.depth
 	}
 	if (i+1)%every == 0 {
-		if m.without != meeting && release {
+		if m.without != meeting {
 			l.syncWarp()
 		}
 		for p := range m.ranks {
@@ -496,7 +494,7 @@ func (l *modelLane) credits(i int, release bool) {
 				continue
 			}
 			var after []*modelStore
-			if m.without != releasing && release {
+			if m.without != releasing {
 				after = append(append(after, l.w.before...), l.mine...)
 			}
 			l.store(m.credit(p, ch, r), l.cur+uint32(i)+1, false, after...)
@@ -556,10 +554,8 @@ func (l *modelLane) mover(c modelCall) {
 		m.fault = fmt.Errorf("rank %d hears of %d tiles in move %d, channel %d", r, all, l.call, ch)
 		return
 	}
-	takes := m.ranks > 2 || c.moves[ch][1-r][r] > 0
-	grant := func(i int) { l.credits(i, takes || i < m.depth/2 && m.without != first) }
 	for i := 1; i < all; i++ {
-		grant(i - 1)
+		l.credits(i - 1)
 		if !l.give(c, i) {
 			return
 		}
@@ -580,7 +576,7 @@ func (l *modelLane) mover(c modelCall) {
 			}
 		}
 	}
-	grant(all - 1)
+	l.credits(all - 1)
 	if m.without == counting {
 		all = 1
 		for p := range m.ranks {
@@ -683,7 +679,7 @@ func TestModelLane(t *testing.T) {
 		m.absent = int(seed) % 2
 		require.NoError(t, m.run(), "a rank stays away, seed %d", seed)
 	}
-	for _, without := range []rule{clearing, crediting, last, releasing, meeting, halves, cleaning, stopping, heading, first} {
+	for _, without := range []rule{clearing, crediting, last, releasing, meeting, halves, cleaning, stopping, heading} {
 		t.Run(string(without), func(t *testing.T) {
 			for seed := range uint64(1000) {
 				if err := newLane(seed, without).run(); err != nil {
@@ -710,14 +706,11 @@ func TestModelAbsent(t *testing.T) {
 
 // TestModelRules holds that each rule is needed: without it some seed goes wrong.
 func TestModelRules(t *testing.T) {
-	for _, without := range []rule{clearing, crediting, last, releasing, meeting, halves, cleaning, padding, stopping, heading, telling, counting, first} {
+	for _, without := range []rule{clearing, crediting, last, releasing, meeting, halves, cleaning, padding, stopping, heading, telling, counting} {
 		t.Run(string(without), func(t *testing.T) {
 			groups := []int{2, 4}
 			if without == telling || without == counting {
 				groups = []int{4, 8} // two ranks know each other's spans
-			}
-			if without == first {
-				groups = []int{2} // of more ranks each releases all its credits
 			}
 			for _, ranks := range groups {
 				found := false

@@ -263,7 +263,9 @@ func (q *message) Help(ctx context.Context) {
 func (q *message) Finished() bool { return q.Work().IsCompleted() }
 
 // Expired implements shm.Waiter.
-func (q *message) Expired() bool { return q.ctx.Err() != nil || time.Since(work.Origin()) >= q.deadline }
+func (q *message) Expired() bool {
+	return q.ctx.Err() != nil || time.Since(work.Origin()) >= q.deadline
+}
 
 // Ended implements transport.Owner.
 func (q *message) Ended(r *transport.Request) {

@@ -158,7 +158,7 @@ func setupBench(fs *flag.FlagSet) func(stdio, []string) (int, error) {
 	fs.Var(&b.chunk, "chunk", "with -device: `size` of the pieces that go through CPU memory; 0 means the backend's default")
 	fs.IntVar(&b.slots, "slots", 0, "with -device: `n` such pieces at a time; 0 means the backend's default")
 	fs.StringVar(&b.stream, "stream", besideStream, "with -device: `order` of calls and a stream: "+besideStream+" it, with waits before and after, as c10d does with async_op=True; "+inStream+" it, as with async_op=False; "+noStream+" waits for each operation")
-	fs.IntVar(&b.tensors, "tensors", coalesced, "n tensors in a call of all_reduce_coalesced, each of that part of the size")
+	fs.IntVar(&b.tensors, "tensors", coalesced, "`n` tensors in a call of all_reduce_coalesced, each of that part of the size")
 	fs.BoolVar(&b.inPlace, "in-place", false, "input and output share memory also for operations with two tensors: "+strings.Join(inPlaceOps, ", "))
 	fs.BoolVar(&b.alloc, "alloc", false, "tensors of Alloc, in memory that the ranks of a host share; not with -device, and not for "+sparseOp)
 	fs.Var(&b.clusters, "clusters", "`devices` of the ranks of several clusters, for example cuda,cuda/cpu,cpu: measure -op in stages that overlap, in stages one after the other, and flat. The k-th rank with a device has device k")

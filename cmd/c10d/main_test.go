@@ -928,11 +928,11 @@ func TestNoLauncher(t *testing.T) {
 
 // TestWireVariable: commands leave the wire to C10D_WIRE unless -wire is given.
 func TestWireVariable(t *testing.T) {
-	t.Setenv("C10D_WIRE", "nonsense")
 	script := filepath.Join(t.TempDir(), "script")
 	require.NoError(t, os.WriteFile(script, nil, 0o600))
 	for _, args := range []string{"bench -sizes 4 -n 1", "doctor -device cpu", "rank -script " + script} {
 		for flags, want := range map[string]string{"": `gloo: unknown wire "nonsense"`, " -wire auto": ""} {
+			t.Setenv("C10D_WIRE", "nonsense") // -wire sets it
 			var out, errs bytes.Buffer
 			code := dispatch(stdio{nil, &out, &errs}, strings.Fields(args+flags+" -init file://"+filepath.Join(t.TempDir(), "store")+"?rank=0&world_size=1"))
 			require.Equal(t, want == "", code == 0, "%s: %s", args+flags, errs.String())

@@ -88,7 +88,7 @@ func setupRun(flags *flag.FlagSet) func(stdio, []string) (int, error) {
 	j.Secrets.Flags(flags)
 	flags.BoolVar(&j.TLS, "tls", false, "speak TLS 1.3 everywhere, with the files of the other flags, or on one node with a secret made for this run")
 	flags.StringVar(&j.SecretsDir, "tls-dir", "", "`directory` of c10d certs: the launcher and each rank have a certificate of their own there")
-	flags.StringVar(&j.Debug, "debug", "", "serve a page with the state of all ranks at this `address` of node 0, such as 127.0.0.1:6060; other addresses than loopback need certificates or a token")
+	flags.StringVar(&j.Debug, "debug", "", "serve a page with the state of all ranks at `host:port` of node 0, such as 127.0.0.1:6060; other addresses than loopback need certificates or a token")
 	flags.StringVar(&j.DebugToken, "debug-token-file", os.Getenv(launch.DebugTokenVariable), "`file` with a token that the page asks for, as password ("+launch.DebugTokenVariable+")")
 	asJSON := flags.Bool("json", false, "print a summary as a JSON line at the end")
 	quiet := flags.Bool("q", false, "print no summary of a failure")

@@ -19,9 +19,9 @@ import (
 func TestDirectPlaces(t *testing.T) {
 	d, err := sim.Open(sim.Config{Devices: 2, Kernels: simkernels.All(), NoCheck: true, Memory: 64 << 20})
 	require.NoError(t, err)
-	// The devices have 132 multiprocessors. The largest kernel has 128 blocks, the second 64, the others 16.
-	// All but the last one have two lanes of a block for messages; devices of so little memory have no larger ones.
-	const most, taken = 5, 64 + 3*16 + 4*2
+	// The devices have 132 multiprocessors. The largest kernel has 128 blocks, the second 32, the others 16.
+	// Three have two lanes of a block for messages; devices of so little memory have no larger ones.
+	const most, taken = 7, 32 + 5*16 + 3*2
 	open := func(name string) *world {
 		w := sharing{size: 2, room: 1 << 20, group: name}.world(t, d)
 		w.each(func(x *rank, r int) error {

@@ -75,18 +75,18 @@ type lane struct {
 // in a goroutine. A stream has room for some 1000 commands.
 const laneCommands = 400
 
-// laneChannels returns how many channels the lanes of a device have: as many as 16 blocks of 512 threads
-// with 2 ranks, and 8 with more. A lane takes 17 KiB of device memory for a channel at each end.
+// laneChannels returns how many channels the lanes of a device have: as many as 8 blocks of 512 threads with up
+// to 4 ranks, and 4 blocks with more. A lane takes 17 KiB of device memory for a channel at each end.
 func laneChannels(v driver.Device, ranks int) int {
-	channels := 256
-	if ranks > 2 {
-		channels = 128
+	channels := 128
+	if ranks > 4 {
+		channels = 64
 	}
 	return max(min(channels, int(v.Info().Memory/directShare)/(directChannelBytes*2*(ranks-1))), 1)
 }
 
 // takeLanes reserves room for the kernels of the lanes on the group's device. All of them may wait at the
-// same time. There are no lanes if they would leave no room for another group.
+// same time. There are no lanes if the largest group would then leave less than half of the device to others.
 func (d *Group) takeLanes() {
 	l := &d.lanes
 	if l.channels = 0; d.Members != nil {
@@ -96,7 +96,7 @@ func (d *Group) takeLanes() {
 	want := 2 * (d.Size() - 1) * direct.LaneBlocks(channels)
 	directPlaces.Lock()
 	defer directPlaces.Unlock()
-	if beside(directPlaces.of[d.place], want+fewBlocks) < d.v.Info().Multiprocessors {
+	if beside(directPlaces.of[d.place], want) < d.v.Info().Multiprocessors/2 {
 		l.channels, l.blocks = channels, want
 		d.note()
 	}

@@ -39,11 +39,11 @@ func beside(all map[*Group]taken, n int) int {
 	return n - most
 }
 
-// Blocks of a group's kernels, of 512 threads: most for the first group on a device, half for another one
-// that leaves room for more, few for later ones.
+// Blocks of a group's kernels, of 512 threads: most for the first group on a device, some for another one
+// that leaves half of the device to others, few for later ones.
 const (
 	mostBlocks = direct.MostThreads / 512
-	halfBlocks = mostBlocks / 2
+	someBlocks = 32
 	fewBlocks  = 16
 )
 
@@ -57,8 +57,8 @@ func (d *Group) takePlace(v driver.Device) error {
 	switch {
 	case len(all) == 0:
 		d.blocks = mostBlocks
-	case beside(all, halfBlocks) < room*3/4:
-		d.blocks = halfBlocks
+	case beside(all, someBlocks) < room/2:
+		d.blocks = someBlocks
 	case beside(all, fewBlocks) < room:
 		d.blocks = fewBlocks
 	default:

@@ -365,6 +365,9 @@ func (b *bench) series(ctx context.Context, g *pg.ProcessGroup, at *gpu, d tenso
 			defer bar.clear()
 		}
 	}
+	if err := b.connect(ctx, g, at); err != nil {
+		return err
+	}
 	for _, name := range b.ops {
 		sizes := b.sizesOf(name)
 		if g.Rank() == 0 && len(b.beside) > 0 && len(peers.of(table{name, d.String(), at.where(), g.Size()})) == 0 {
@@ -387,6 +390,23 @@ func (b *bench) series(ctx context.Context, g *pg.ProcessGroup, at *gpu, d tenso
 		}
 	}
 	return nil
+}
+
+// connect has the ranks' devices connect, by a collective. Messages do not do that, and would go through the host.
+func (b *bench) connect(ctx context.Context, g *pg.ProcessGroup, at *gpu) (err error) {
+	if at == nil {
+		return nil
+	}
+	defer func() { err = errors.Join(err, at.freeTensors()) }()
+	c, err := newCase(at.tensor, "all_reduce", g, at, tensor.Float32, backend.Sum(), 4, false, b.tensors)
+	if err != nil {
+		return err
+	}
+	w, err := c.issue(at.context(ctx))
+	if err != nil {
+		return err
+	}
+	return at.finish(ctx, w)
 }
 
 // sizesOf lists the sizes of one operation. A barrier has none.

@@ -342,11 +342,11 @@ func TestClusterAllocations(t *testing.T) {
 				}
 			})
 		}
-		// Two for each rank: the Work and the list of tensors. Now and then a watcher when the
+		// Two for each rank: the Work and the list of tensors. Now and then one or two of a watcher when the
 		// machine is busy.
 		got := testing.AllocsPerRun(runs, func() { once(0) })
 		gloo.Finish(t, "all ranks", &wg)
 		t.Logf("%d floats: %.1f allocations of four ranks", n, got)
-		require.Less(t, got, 14.0)
+		require.LessOrEqual(t, got, 4*(2+2.0))
 	}
 }

@@ -342,11 +342,12 @@ func TestClusterAllocations(t *testing.T) {
 				}
 			})
 		}
-		// Two for each rank: the Work and the list of tensors. Now and then one or two of a watcher when the
+		// Two for each rank: the Work and the list of tensors. Now and then more: pools drop things under the race
+		// detector, and there is a watcher when the
 		// machine is busy.
 		got := testing.AllocsPerRun(runs, func() { once(0) })
 		gloo.Finish(t, "all ranks", &wg)
 		t.Logf("%d floats: %.1f allocations of four ranks", n, got)
-		require.LessOrEqual(t, got, 4*(2+2.0))
+		require.LessOrEqual(t, got, 4*(2+3.0))
 	}
 }

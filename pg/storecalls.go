@@ -16,6 +16,10 @@ func heard(st store.Store, r *trace.Recorder) store.Store {
 	if len(observers) == 0 {
 		return st
 	}
+	return heardBy(st, observers)
+}
+
+func heardBy(st store.Store, observers []trace.StoreObserver) store.Store {
 	h := &heardStore{Store: st, observers: observers}
 	if c, ok := st.(store.Cloner); ok {
 		return &clonableHeard{h, c}
@@ -40,11 +44,7 @@ func (h *clonableHeard) Clone(ctx context.Context) (store.Store, error) {
 	if err != nil {
 		return nil, err
 	}
-	clone := &heardStore{inner, h.observers}
-	if c, ok := inner.(store.Cloner); ok {
-		return &clonableHeard{clone, c}, nil
-	}
-	return clone, nil
+	return heardBy(inner, h.observers), nil
 }
 
 // heardCall makes a call and tells the observers of it.

@@ -127,6 +127,47 @@ func (g *Group) route(backend string, op work.OpType, bytes int64) string {
 	return ""
 }
 
+// Label names the group in metrics: by its description, or by its name without the epoch if it has none. So new
+// epochs begin no new series.
+func (g *Group) Label() string {
+	name, _, _ := strings.Cut(g.Name, "@")
+	return cmp.Or(g.Description, name)
+}
+
+// Load is what the groups of one Label have under way.
+type Load struct {
+	Label   string
+	Epoch   int           // of the newest group
+	Pending int           // operations that have not ended
+	Oldest  time.Duration // since the oldest of these was called
+}
+
+// Loads returns the load of each label, for metrics.
+func (r *Recorder) Loads() []Load {
+	var all []Load
+	at := make(map[string]int)
+	of := func(g *Group) *Load {
+		label := g.Label()
+		i, ok := at[label]
+		if !ok {
+			i = len(all)
+			at[label], all = i, append(all, Load{Label: label})
+		}
+		return &all[i]
+	}
+	for _, g := range r.Groups() {
+		of(g).Epoch = g.Epoch
+	}
+	for _, o := range r.Operations() {
+		if o.Ended.IsZero() {
+			l := of(o.Group)
+			l.Pending++
+			l.Oldest = max(l.Oldest, time.Since(o.Called))
+		}
+	}
+	return all
+}
+
 // Recorder returns the recorder that records the group.
 func (g *Group) Recorder() *Recorder { return g.recorder }
 

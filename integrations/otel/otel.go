@@ -24,10 +24,8 @@
 package otel
 
 import (
-	"cmp"
 	"context"
 	"errors"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -95,34 +93,17 @@ func New(t apitrace.TracerProvider, m metric.MeterProvider) (*Observer, error) {
 	return o, errors.Join(errs[:]...)
 }
 
-// groupOf is c10d.group in metrics: new epochs begin no new series.
-func groupOf(g *trace.Group) string {
-	name, _, _ := strings.Cut(g.Name, "@")
-	return cmp.Or(g.Description, name)
-}
-
 // gauges reports what is so now.
 func (o *Observer) gauges(_ context.Context, to metric.Observer) error {
 	r := o.recorder.Load()
 	if r == nil {
 		return nil
 	}
-	epoch, count, oldest := make(map[string]int), make(map[string]int64), make(map[string]time.Duration)
-	for _, g := range r.Groups() {
-		epoch[groupOf(g)] = g.Epoch // the newest counts
-	}
-	for _, op := range r.Operations() {
-		if op.Ended.IsZero() {
-			group := groupOf(op.Group)
-			count[group]++
-			oldest[group] = max(oldest[group], time.Since(op.Called))
-		}
-	}
-	for group, n := range epoch {
-		its := metric.WithAttributes(attribute.String("c10d.group", group))
-		to.ObserveInt64(o.epoch, int64(n), its)
-		to.ObserveInt64(o.pending, count[group], its)
-		to.ObserveFloat64(o.age, oldest[group].Seconds(), its)
+	for _, l := range r.Loads() {
+		its := metric.WithAttributes(attribute.String("c10d.group", l.Label))
+		to.ObserveInt64(o.epoch, int64(l.Epoch), its)
+		to.ObserveInt64(o.pending, int64(l.Pending), its)
+		to.ObserveFloat64(o.age, l.Oldest.Seconds(), its)
 	}
 	return nil
 }

@@ -36,8 +36,6 @@
 package prometheus
 
 import (
-	"cmp"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -107,12 +105,6 @@ func New(r prometheus.Registerer) *Observer {
 	return o
 }
 
-// groupOf is the label group.
-func groupOf(g *trace.Group) string {
-	name, _, _ := strings.Cut(g.Name, "@")
-	return cmp.Or(g.Description, name)
-}
-
 // Called implements trace.Observer.
 func (o *Observer) Called(e trace.Event) {
 	if o.recorder.Load() == nil {
@@ -122,7 +114,7 @@ func (o *Observer) Called(e trace.Event) {
 
 // Ended implements trace.Observer.
 func (o *Observer) Ended(e trace.Event) {
-	s := o.seriesOf(labels{e.Op(), e.Route(), groupOf(e.Group()), e.Err() != nil})
+	s := o.seriesOf(labels{e.Op(), e.Route(), e.Group().Label(), e.Err() != nil})
 	s.operations.Inc()
 	if s.bytes != nil {
 		s.bytes.Add(float64(e.Bytes()))
@@ -167,20 +159,9 @@ func (o *Observer) Collect(to chan<- prometheus.Metric) {
 	if r == nil {
 		return
 	}
-	epoch, count, oldest := make(map[string]int), make(map[string]int), make(map[string]time.Duration)
-	for _, g := range r.Groups() {
-		epoch[groupOf(g)] = g.Epoch // the newest counts
-	}
-	for _, op := range r.Operations() {
-		if op.Ended.IsZero() {
-			group := groupOf(op.Group)
-			count[group]++
-			oldest[group] = max(oldest[group], time.Since(op.Called))
-		}
-	}
-	for group, n := range epoch {
-		to <- prometheus.MustNewConstMetric(o.epoch, prometheus.GaugeValue, float64(n), group)
-		to <- prometheus.MustNewConstMetric(o.count, prometheus.GaugeValue, float64(count[group]), group)
-		to <- prometheus.MustNewConstMetric(o.oldest, prometheus.GaugeValue, oldest[group].Seconds(), group)
+	for _, l := range r.Loads() {
+		to <- prometheus.MustNewConstMetric(o.epoch, prometheus.GaugeValue, float64(l.Epoch), l.Label)
+		to <- prometheus.MustNewConstMetric(o.count, prometheus.GaugeValue, float64(l.Pending), l.Label)
+		to <- prometheus.MustNewConstMetric(o.oldest, prometheus.GaugeValue, l.Oldest.Seconds(), l.Label)
 	}
 }

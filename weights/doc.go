@@ -16,7 +16,7 @@
 //	t := v.Tensor("embedding")
 //
 // A trainer in Python uses torch/weights_publisher.py: one file that needs PyTorch 1.13 or later and
-// nothing else. If the machine has a C compiler, it finds the elements for deltas 4 times as fast. Its option fp8
+// nothing else. If the machine has a C compiler, it finds the elements for deltas about 4 times as fast. Its option fp8
 // sends bfloat16 parameters as float8_e4m3fn with a scale for each row, in half the bytes.
 //
 // # Guarantees

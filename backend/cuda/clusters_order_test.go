@@ -20,8 +20,8 @@ import (
 // TestF26Mutations leaves out each record and wait, of events and of words, that rank 0 makes for a collective of two
 // clusters in chunks; somebody has to notice every one (T3, T4). The race detector would too.
 //
-// An all_gather is left out: its first copies up need the caller's stream alone, and to the checker the goroutines of
-// a process are one host, which has often seen the rank's own data by then.
+// All_gather is not tried. Its first copies up come after the caller's stream alone. To the checker all goroutines
+// of a process are one host. That host has often seen the rank's own data by then, so a missing record may stay unseen.
 func TestF26Mutations(t *testing.T) {
 	const n = 400
 	type call = func(x *rank, out, in *tensor.Tensor) (*work.Work, error)

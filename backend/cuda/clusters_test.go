@@ -309,13 +309,7 @@ func TestF26NetworkBytes(t *testing.T) {
 		}
 		return false
 	})
-	vary := o.vary
-	o.vary = func(c *cuda.Options, r int) {
-		vary(c, r)
-		inner := c.CPUOptions.(gloo.Options)
-		inner.Fabric = f
-		c.CPUOptions = inner
-	}
+	o.inner(func(h *gloo.Options) { h.Fabric = f })
 	w := newWorld(t, o)
 	w.each(func(x *rank, r int) error { return x.meetDirectly(r) })
 	sent[0].Store(0)
@@ -337,6 +331,17 @@ func TestF26NetworkBytes(t *testing.T) {
 	w.end()
 }
 
+// inner changes the options of the CPU backend, after s.vary.
+func (s *setup) inner(change func(*gloo.Options)) {
+	vary := s.vary
+	s.vary = func(o *cuda.Options, r int) {
+		vary(o, r)
+		h := o.CPUOptions.(gloo.Options)
+		change(&h)
+		o.CPUOptions = h
+	}
+}
+
 // TestF26ClustersOptions: sums in rank order keep the flat way, and Explain says each rank's part.
 func TestF26ClustersOptions(t *testing.T) {
 	s := clustered(2, 1)
@@ -350,13 +355,7 @@ func TestF26ClustersOptions(t *testing.T) {
 
 	for _, sums := range []gloo.Sums{gloo.SumsInRankOrder, gloo.SumsExact} {
 		s := clustered(2, 1)
-		vary := s.vary
-		s.vary = func(o *cuda.Options, r int) {
-			vary(o, r)
-			inner := o.CPUOptions.(gloo.Options)
-			inner.Sums = sums
-			o.CPUOptions = inner
-		}
+		s.inner(func(h *gloo.Options) { h.Sums = sums })
 		w := newWorld(t, s)
 		w.each(func(x *rank, r int) error { return x.meetDirectly(r) })
 		c := w.ranks[0].b.Explain().Choices[0]

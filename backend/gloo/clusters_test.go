@@ -342,9 +342,8 @@ func TestClusterAllocations(t *testing.T) {
 				}
 			})
 		}
-		// Two for each rank: the Work and the list of tensors. Now and then more: pools drop things under the race
-		// detector, and there is a watcher when the
-		// machine is busy.
+		// Two for each rank: the Work and the list of tensors. There are some more under the race detector, whose
+		// pools drop things, and when the machine is busy and a watcher starts.
 		got := testing.AllocsPerRun(runs, func() { once(0) })
 		gloo.Finish(t, "all ranks", &wg)
 		t.Logf("%d floats: %.1f allocations of four ranks", n, got)

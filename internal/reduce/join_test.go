@@ -28,8 +28,8 @@ func eachJoin(t *testing.T, test func(t *testing.T, d tensor.DType, join JoinFun
 	}
 }
 
-// TestJoin compares Join with a Func that is called for one operand after the other, over random bits,
-// numbers of operands, lengths and addresses, with a result of its own and in place of each operand.
+// TestJoin compares Join with a Func that is called for one operand after the other. Bits, lengths, addresses
+// and the number of operands are random. The result has memory of its own, or takes the place of an operand.
 func TestJoin(t *testing.T) {
 	rng := newRand(t)
 	eachJoin(t, func(t *testing.T, d tensor.DType, join JoinFunc, f Func) {

@@ -158,8 +158,8 @@ func asks(c *tls.Config) bool {
 		c.ClientAuth == tls.RequireAnyClientCert && (c.VerifyConnection != nil || c.VerifyPeerCertificate != nil)
 }
 
-// guard refuses requests without the token, and closes their connections. A page that is open is shown under loopback names only:
-// a site whose name leads to 127.0.0.1 does not get it.
+// guard refuses requests without the token, and closes their connections. A page that is open is shown under
+// loopback names only: a site whose name leads to 127.0.0.1 does not get it.
 func (a Access) guard(h http.Handler, open bool) http.Handler {
 	want := sha256.Sum256([]byte(a.Token))
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {

@@ -85,8 +85,8 @@ func laneChannels(v driver.Device, ranks int) int {
 	return max(min(channels, int(v.Info().Memory/directShare)/(directChannelBytes*2*(ranks-1))), 1)
 }
 
-// takeLanes reserves room for the kernels of the lanes on the group's device. All of them may wait at the
-// same time. There are no lanes if the largest group would then leave less than half of the device to others.
+// takeLanes reserves room for the kernels of the lanes on the group's device. All of them may wait at the same
+// time. There are no lanes if all kernels but the largest collective would then take half of the device.
 func (d *Group) takeLanes() {
 	l := &d.lanes
 	if l.channels = 0; d.Members != nil {

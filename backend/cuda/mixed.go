@@ -43,7 +43,9 @@ type shadowMemory struct {
 
 func (m shadowMemory) Len() int { return m.n }
 
-// Stream is for package place.
+// Whole and Stream are for package place.
+func (m shadowMemory) Whole() driver.Memory { return m.Memory }
+
 func (m shadowMemory) Stream() driver.Stream { return m.stream }
 
 // someOnCPU reports whether some tensor is in CPU memory.

@@ -32,6 +32,9 @@ type bound struct {
 	stream driver.Stream
 }
 
+// Whole returns the memory itself.
+func (b bound) Whole() driver.Memory { return b.Memory }
+
 // Stream returns the stream that uses the memory.
 func (b bound) Stream() driver.Stream { return b.stream }
 

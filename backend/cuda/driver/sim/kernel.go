@@ -160,6 +160,26 @@ func (k *Run) Common(p driver.Ptr, n int) []byte {
 	return k.touch(p, n, driver.Shared, driver.Shared, "shares")
 }
 
+// Reached is Common for memory that Launch.Access cannot have, because another kernel has told where it is.
+func (k *Run) Reached(p driver.Ptr, n int) []byte {
+	if n == 0 {
+		return nil
+	}
+	d := k.s.d
+	d.mu.Lock()
+	spans, err := d.resolve("Reached", k.s.dev.index, []driver.Access{driver.Shares(p, n)})
+	d.mu.Unlock()
+	if err != nil {
+		k.fail("%w", err)
+	}
+	sp := spans[0]
+	if by := sp.b.freed.Load(); by != nil {
+		k.fail("it shares %d bytes at %v, which %s freed", n, p, by.caller())
+	}
+	k.s.log(k.op, spans)
+	return sp.bytes()
+}
+
 func (k *Run) word(p driver.Ptr) span {
 	if p%4 != 0 {
 		k.fail("it uses a word at %v, which is no multiple of 4", p)

@@ -346,6 +346,9 @@ func (b *Memory) Len() int { return b.mp.len }
 // Ptr returns the address.
 func (b *Memory) Ptr() driver.Ptr { return b.mp.base }
 
+// Closed reports whether the memory has been freed.
+func (b *Memory) Closed() bool { return b.mp.b != nil && b.mp.b.freed.Load() != nil }
+
 // Export returns a handle for other processes.
 func (b *Memory) Export() (driver.MemoryHandle, error) {
 	const call = "Export"

@@ -136,6 +136,48 @@ func shapes(m *member) error {
 	return nil
 }
 
+// BenchmarkMoves prints us a call in a graph for moves from a root, through the rings and straight to
+// registered memory. C10D_DIRECT_LEAST and C10D_DIRECT_MOST are the bytes.
+func BenchmarkMoves(t *testing.B) {
+	gpus(t)
+	processes(t, "moves")
+}
+
+func moves(m *member) error {
+	room := number("C10D_DIRECT_MOST", 256<<20)
+	mem, err := m.v.Alloc(room)
+	if err != nil {
+		return err
+	}
+	defer mem.Close()
+	if err := m.s.Memset(mem.Ptr(), 0x3f, room); err != nil {
+		return err
+	}
+	into, err := m.into(mem)
+	if err != nil {
+		return err
+	}
+	for n := number("C10D_DIRECT_LEAST", 1<<20); n <= room; n *= 4 {
+		for _, way := range []direct.Into{{}, into} {
+			line := fmt.Sprintf("broadcast %9d straight %5v", n, way.Region != 0)
+			for root := range m.ranks {
+				for _, blocks := range []int{8, 16, 32, 64, 128} {
+					form := direct.Form{Blocks: blocks, Into: way}
+					us, err := m.inGraph(n, func() error { return m.c.Broadcast(m.s, mem.Ptr(), n, root, form) })
+					if err != nil {
+						return err
+					}
+					line += fmt.Sprintf("  from %d, %d blocks %.1f", root, blocks, us)
+				}
+			}
+			if m.rank == 0 {
+				fmt.Fprintln(os.Stderr, line)
+			}
+		}
+	}
+	return nil
+}
+
 func sizes() []int {
 	all := []int{8, 1 << 10, 8 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20, 64 << 20, 256 << 20, 1 << 30}
 	return slices.DeleteFunc(all, func(n int) bool { return n > number("C10D_DIRECT_MOST", 1<<30) })
@@ -152,6 +194,11 @@ func bench(m *member) error {
 		return err
 	}
 	in, out := mem.Ptr(), mem.Ptr()+driver.Ptr(room)
+	into, err := m.into(mem)
+	if err != nil {
+		return err
+	}
+	form := direct.Form{Into: into}
 	var table bytes.Buffer
 	row := func(name string, d tensor.DType, n int, call func() error) error {
 		v, err := m.measure(n, call)
@@ -163,7 +210,7 @@ func bench(m *member) error {
 	}
 	for _, d := range []tensor.DType{tensor.Float32, tensor.BFloat16} {
 		for _, n := range sizes() {
-			if err := row("all_reduce", d, n, func() error { return m.c.AllReduce(m.s, out, in, n/d.Size(), d, backend.Sum(), direct.Form{}) }); err != nil {
+			if err := row("all_reduce", d, n, func() error { return m.c.AllReduce(m.s, out, in, n/d.Size(), d, backend.Sum(), form) }); err != nil {
 				return err
 			}
 		}
@@ -188,7 +235,7 @@ func bench(m *member) error {
 	}
 	for _, d := range []tensor.DType{tensor.Float16, tensor.Float64, tensor.Int32, tensor.Int8} {
 		for _, n := range []int{8 << 10, 1 << 20, 64 << 20} {
-			if err := row("all_reduce", d, n, func() error { return m.c.AllReduce(m.s, out, in, n/d.Size(), d, backend.Sum(), direct.Form{}) }); err != nil {
+			if err := row("all_reduce", d, n, func() error { return m.c.AllReduce(m.s, out, in, n/d.Size(), d, backend.Sum(), form) }); err != nil {
 				return err
 			}
 		}

@@ -33,6 +33,8 @@ static const u32 lanes = 32, slotVecs = 4 * lanes, slotMarks = lanes, maxRanks =
 
 DEVICE u32 lane() { return __nvvm_read_ptx_sreg_tid_x() & (lanes - 1); }
 DEVICE void syncWarp() { __nvvm_bar_warp_sync(0xffffffff); }
+// all reports to all lanes whether something holds in all of them.
+__attribute__((unused)) DEVICE bool all(bool holds) { return __nvvm_vote_all_sync(0xffffffff, holds); }
 
 // Relaxed accesses at the scope of the system: single words are whole, nothing else is ordered.
 DEVICE void put(Vec *p, Vec v) {
@@ -305,6 +307,19 @@ struct Call {
 };
 static_assert(sizeof(Call) == 352, "launch.go counts on it");
 
+// Spread is the parameters of an all_reduce of two ranks in which each writes its half of the result straight
+// to the other one. launch.go has the same layout.
+struct Spread {
+  Call one;          // the same as a one-shot all_reduce, where a rank is not open
+  Call two;          // a reduce_scatter of the halves
+  u64 into;          // where the peer may write the result: a region of this rank, from 1 on, in the high 16 bits, and an offset
+  const u64 *maps;   // where the peer's regions are
+  const u32 *failed; // the peer's own failed word
+  u32 open;          // the peer may write
+  u32 pad;
+};
+static_assert(sizeof(Spread) == 736, "launch.go counts on it");
+
 enum { Aborted = 1, TimedOut = 2, Unlike = 3 };
 
 // report makes the call and all later ones of this rank fail. The first one tells the host why.
@@ -350,6 +365,17 @@ DEVICE void finish(const Call &c, u32 lane, u32 channels) {
   if (before + 1 != channels) return;
   asm volatile("fence.acq_rel.sys;" : : : "memory");
   put(c.host + 5, c.number);
+}
+
+DEVICE void pause(u32 ns) { asm volatile("nanosleep.u32 %0;" : : "r"(ns)); }
+
+// A rank that writes straight to another one looks every so many tiles whether that has failed. One that has
+// failed stays for a while, so that nothing comes after it has ended.
+static const u32 lookTiles = 16;
+static const u64 lingerTime = 5000000; // ns
+
+__attribute__((unused)) OUTLINE void linger() {
+  for (u64 since = now(); now() - since < lingerTime;) pause(1000);
 }
 
 // Channel is what a warp has at hand.
@@ -584,41 +610,68 @@ template <class M, int U, int N, bool Gather, bool Plain> struct Kernel {
     for (int u = 0; u < U; u++) to[u] = from[u];
   }
 
-  DEVICE void run(const Call &c) {
+  // here returns the channel of this warp.
+  DEVICE Channel here() {
     const u32 warps = __nvvm_read_ptx_sreg_ntid_x() / lanes;
     Channel ch;
     ch.all = __nvvm_read_ptx_sreg_nctaid_x() * warps;
     ch.w = __nvvm_read_ptx_sreg_ctaid_x() * warps + __nvvm_read_ptx_sreg_tid_x() / lanes;
     ch.lane = lane();
-    // The tiles of all channels are few enough for 32 bits.
+    return ch;
+  }
+
+  // deal gives a channel its tiles. It returns how many there are in all, which is few enough for 32 bits.
+  DEVICE u32 deal(const Call &c, Channel &ch) {
     const u32 dealt = (u32)((c.part + tile * 16 - 1) / (tile * 16));
-    if (ch.w >= dealt) return;
-    ch.tiles = (dealt - ch.w + ch.all - 1) / ch.all;
+    ch.tiles = ch.w < dealt ? (dealt - ch.w + ch.all - 1) / ch.all : 0;
     ch.first = (u64)ch.w * (tile * 16);
     ch.step = (u64)ch.all * (tile * 16);
     const u64 left = (c.part - at(ch, ch.tiles - 1) + 15) / 16;
     ch.last = left < tile ? (u32)left : tile;
+    return dealt;
+  }
+
+  // begin gets the state of a channel. It returns false if an earlier call has failed.
+  DEVICE bool begin(const Call &c, Channel &ch) {
+    const u64 state = get(c.state + ch.w);
+    if (get(c.failed) != 0) return false;
+    ch.cur = (u32)state;
+    ch.limit = (u32)(state >> 32) + c.depth;
+    return true;
+  }
+
+  DEVICE void run(const Call &c) {
+    Channel ch = here();
+    const u32 dealt = deal(c, ch);
+    if (ch.w >= dealt) return;
+    if (!tiles<false>(c, ch, nullptr, nullptr)) return;
+    end(c, ch, ch.tiles, dealt < ch.all ? dealt : ch.all);
+  }
+
+  // tiles does the tiles of a call. After a head of one tile, which ch counts, the result is also put to a
+  // peer, unless also is null, as long as that has not failed. It returns false if the call has failed.
+  template <bool Head> DEVICE bool tiles(const Call &c, Channel &ch, u8 *also, const u32 *failed) {
     const bool parts = c.srcStep != 0;
     const Part ahead = from(c, ch, N == 2 ? 1 - c.rank : c.rank); // what is fetched ahead
     const Part mine = from(c, ch, c.rank), result = to(c, ch, 0);
+    Part other = result;
+    other.p = also;
+    u32 over = 0;
 
     // Tile i is fetched two rounds before it is combined, and pushed one round before. What
     // the first push needs is asked for at once.
     Vec own[U], next[U], later[U], x[U];
     fetch(c, ch, ahead, 0, next);
-    const u64 state = get(c.state + ch.w);
-    if (get(c.failed) != 0) return;
-    ch.cur = (u32)state;
-    ch.limit = (u32)(state >> 32) + c.depth;
+    if (!Head && !begin(c, ch)) return false;
     prepare(c, next);
-    if (!push(c, ch, 0, next)) return;
+    if (!push(c, ch, 0, next)) return false;
     if (1 < ch.tiles) fetch(c, ch, ahead, 1, later);
     for (u32 i = 0; i < ch.tiles; i++) {
       copy(own, next);
       if (i + 1 < ch.tiles) {
         copy(next, later);
         prepare(c, next);
-        if (!push(c, ch, i + 1, next)) return;
+        if (!push(c, ch, i + 1, next)) return false;
         if (i + 2 < ch.tiles) fetch(c, ch, ahead, i + 2, later);
       }
       if (parts) {
@@ -630,19 +683,19 @@ template <class M, int U, int N, bool Gather, bool Plain> struct Kernel {
         keep(c, ch, to(c, ch, c.rank), i, own);
         for (u32 k = 1; k < ranks; k++) {
           peer = peer + 1 == ranks ? 0 : peer + 1;
-          if (!take(c, ch, peer, i, x)) return;
+          if (!take(c, ch, peer, i, x)) return false;
           keep(c, ch, to(c, ch, peer), i, x);
         }
       } else {
         if (N == 2) {
-          if (!take(c, ch, 1 - c.rank, i, x)) return;
+          if (!take(c, ch, 1 - c.rank, i, x)) return false;
           if (Plain) combineTile<M, U, Sum>(own, x, false);
           else combine<M, U>(c.op, own, x, c.rank == 1);
         } else {
           Vec sum[U];
           for (u32 r = 0; r < c.ranks; r++) {
             if (r == c.rank) copy(x, own);
-            else if (!take(c, ch, r, i, x)) return;
+            else if (!take(c, ch, r, i, x)) return false;
             if (r == 0) copy(sum, x);
             else combine<M, U>(c.op, sum, x, false);
           }
@@ -650,15 +703,74 @@ template <class M, int U, int N, bool Gather, bool Plain> struct Kernel {
         }
         if (!Plain && c.by > 1) divide<M, U>(own, c.by);
         keep(c, ch, result, i, own);
+        if (Head && also != nullptr) {
+          if (i % lookTiles == 0) {
+            if (over != 0) {
+              report(c.host, c.failed, Aborted, 1 - c.rank, ch.w, ch.cur + i);
+              return false;
+            }
+            over = get(failed);
+          }
+          keep(c, ch, other, i, own);
+        }
       }
-      credit(c, ch, i);
+      credit(c, ch, i, Head);
     }
-    end(c, ch, ch.tiles, dealt < ch.all ? dealt : ch.all);
+    return true;
   }
 
-  // credit tells the peers each half of a ring that a channel has taken, after tile i.
-  DEVICE void credit(const Call &c, const Channel &ch, u32 i) {
-    if (((i + 1) & (c.depth / 2 - 1)) != 0) return;
+  // spread does an all_reduce of two ranks, of floats. Tile 0 of each channel tells where the peer may write. If
+  // both are open, a last tile says that all is there.
+  DEVICE void spread(const Spread &s) {
+    const Call &c = s.one;
+    Channel head = here();
+    if (!begin(c, head)) return;
+    head.tiles = head.last = 1;
+    Vec v[U];
+#pragma unroll
+    for (int u = 0; u < U; u++) v[u] = (Vec){(u32)s.into, (u32)(s.into >> 32), s.open, 0};
+    bool ok = push(c, head, 0, v) && take(c, head, 1 - c.rank, 0, v);
+    u32 count = 0;
+    if (all(ok)) {
+      const u64 into = (u64)from(v[0].y, 0) << 32 | from(v[0].x, 0);
+      const bool open = s.open != 0 && from(v[0].z, 0) != 0;
+      Channel ch = head;
+      ch.cur = head.cur + 1;
+      if (open) {
+        u8 *to = (u8 *)get(s.maps + (into >> 48) - 1) + (into & 0xffffffffffffull) + (c.rank == 0 ? 0 : s.two.part);
+        deal(s.two, ch);
+        count = 1 + ch.tiles;
+        ok = get(s.failed) == 0 && tiles<true>(s.two, ch, to, s.failed);
+        asm volatile("fence.acq_rel.sys;" : : : "memory");
+        // The end is told for all lanes.
+        if (all(ok)) {
+          Channel tail = head;
+          tail.limit = ch.limit;
+#pragma unroll
+          for (int u = 0; u < U; u++) v[u] = (Vec)(1);
+          ok = push(c, tail, count, v) && take(c, tail, 1 - c.rank, count, v);
+          asm volatile("fence.acq_rel.sys;" : : : "memory");
+          credit(c, head, count);
+          count++;
+        }
+      } else {
+        deal(c, ch);
+        count = 1 + ch.tiles;
+        ok = tiles<true>(c, ch, nullptr, nullptr);
+      }
+    }
+    if (!all(ok)) {
+      if (s.open != 0) linger();
+      return;
+    }
+    end(c, head, count, head.all);
+  }
+
+  DEVICE u32 from(u32 v, u32 lane) { return (u32)__nvvm_shfl_sync_idx_i32(0xffffffff, (i32)v, (i32)lane, 31); }
+
+  // credit tells the peers each half of a ring that a channel has taken, after tile i. Before it may be a head.
+  DEVICE void credit(const Call &c, const Channel &ch, u32 i, u32 head = 0) {
+    if (((i + head + 1) & (c.depth / 2 - 1)) != 0) return;
     syncWarp();
     if (ch.lane < c.ranks && ch.lane != c.rank) release(c.peers[ch.lane].credit + ch.w * maxRanks, ch.cur + i + 1);
   }
@@ -672,7 +784,6 @@ template <class M, int U, int N, bool Gather, bool Plain> struct Kernel {
 };
 
 #ifdef KERNELS_move
-DEVICE void pause(u32 ns) { asm volatile("nanosleep.u32 %0;" : : "r"(ns)); }
 
 // unlike reports that a peer sends another length than this rank expects.
 OUTLINE void unlike(u32 *host, u32 *failed, u32 peer, u32 channel, u32 tile) {
@@ -688,14 +799,31 @@ struct Span { u64 at, bytes; };
 struct Move {
   Call c;
   Span send[maxRanks], take[maxRanks]; // this rank's own ones are copied
+  u64 into[maxRanks];                  // where each peer may write its span: a region of this rank, from 1 on, in the high 16 bits, and an offset
+  const u64 *maps[maxRanks];           // where the regions of each peer are
+  const u32 *failed[maxRanks];         // the peers' own failed words
+  u32 open;                            // the peers may write all that they send here
+  u32 told;                            // they write something
 };
-static_assert(sizeof(Move) == 608, "launch.go counts on it");
+static_assert(sizeof(Move) == 808, "launch.go counts on it");
 
 // Mover is what a kernel does that moves bytes. Tile 0 of every channel goes to all peers: the
-// length of what this rank sends there, and the longest span that it knows of. The ranks'
-// longest one says how many tiles the call counts, on all of them, also where they do not travel.
+// length of what this rank sends there, the longest span that it knows of, and where the peer may write.
+// The ranks' longest one says how many tiles the call counts, on all of them, also where they do not travel.
+//
+// If all ranks are open, and the spans are long, the tiles behind the first ones go straight to where they
+// are to be. Such a call counts three tiles: the third says that all is there.
 template <int U, int N> struct Mover {
   typedef Kernel<Bytes<u8>, U, N, true, false> K;
+
+  // fewTiles is up to how many tiles of a channel go through the rings: what is written straight has to be
+  // fenced, and its end told.
+  static const u32 fewTiles = 8;
+
+  // So many channels write a span that is longer than farBytes. More of them are so far apart in time that they
+  // write to too many pages at once, which was three times slower.
+  static const u32 fewWriters = 256;
+  static const u64 farBytes = 96 << 20;
 
   DEVICE u32 tilesOf(const Channel &ch, u64 bytes) {
     u32 dealt = (u32)((bytes + K::tile * 16 - 1) / (K::tile * 16));
@@ -760,10 +888,8 @@ template <int U, int N> struct Mover {
     return true;
   }
 
-  // listen waits for a tile with one lane that looks now and then. A rank that sends little has many warps
-  // that wait, and slows what comes if all their lanes look all the time. Few warps do not.
+  // listen waits for tile i of a peer with one lane that looks now and then. It returns the same to all lanes.
   DEVICE bool listen(const Call &c, const Channel &x, u32 peer, u32 i) {
-    if (U == 1 || x.tiles < 4 || x.all < 512) return true;
     bool ok = true;
     if (x.lane == 0) {
       const Vec *at = c.slots + K::slotOf(c, x, peer, i) * slotVecs;
@@ -776,7 +902,8 @@ template <int U, int N> struct Mover {
     return __nvvm_shfl_sync_idx_i32(0xffffffff, ok, 0, 31) != 0;
   }
 
-  // take gets tile i of each span that a peer sends, and copies this rank's own.
+  // take gets tile i of each span that a peer sends, and copies this rank's own. A rank that sends little
+  // has many warps that wait, and slows what comes if all their lanes look all the time. Few warps do not.
   DEVICE bool take(const Move &m, const Channel &ch, u32 i) {
     const u32 ranks = N == 2 ? 2 : m.c.ranks;
     u32 peer = m.c.rank;
@@ -784,8 +911,12 @@ template <int U, int N> struct Mover {
       Channel x = of(ch, m.take[peer].bytes);
       if (i < x.tiles) {
         Vec v[U];
-        if (k == 0) K::fetch(m.c, x, part(m.c, x, (u8 *)m.c.src, m.send[peer]), i, v);
-        else if (!listen(m.c, x, peer, i) || !K::take(m.c, x, peer, i, v)) return false;
+        if (k == 0) {
+          K::fetch(m.c, x, part(m.c, x, (u8 *)m.c.src, m.send[peer]), i, v);
+        } else {
+          if (U > 1 && x.tiles >= 4 && x.all >= 512 && !listen(m.c, x, peer, i)) return false;
+          if (!K::take(m.c, x, peer, i, v)) return false;
+        }
         K::keep(m.c, x, part(m.c, x, m.c.dst, m.take[peer]), i, v);
       }
       peer = peer + 1 == ranks ? 0 : peer + 1;
@@ -793,69 +924,168 @@ template <int U, int N> struct Mover {
     return true;
   }
 
-  // tell gives all peers tile 0.
+  // tell gives all peers tile 0: a vector of lane 0, and one of lane 1.
   DEVICE bool tell(const Move &m, Channel &ch) {
     if (!room(m.c, ch, 0)) return false;
     const u32 ranks = N == 2 ? 2 : m.c.ranks;
     u32 peer = m.c.rank;
     for (u32 k = 1; k < ranks; k++) {
       peer = peer + 1 == ranks ? 0 : peer + 1;
-      u64 bytes = m.send[peer].bytes;
+      const u64 bytes = m.send[peer].bytes, into = m.into[peer], part = m.c.part;
+      const u32 open = m.open;
+      const u64 a = ch.lane == 0 ? bytes : into, b = ch.lane == 0 ? part : open;
       Vec v[U];
 #pragma unroll
-      for (int u = 0; u < U; u++) v[u] = (Vec){(u32)bytes, (u32)(bytes >> 32), (u32)m.c.part, (u32)(m.c.part >> 32)};
-      K::give(m.c, ch, peer, slot(m.c, ch, 0), 1, v);
+      for (int u = 0; u < U; u++) v[u] = (Vec){(u32)a, (u32)(a >> 32), (u32)b, (u32)(b >> 32)};
+      K::give(m.c, ch, peer, slot(m.c, ch, 0), 2, v);
     }
     return true;
   }
 
-  // hear takes tile 0 of all peers, in which lanes other than 0 have no part. It returns the tiles
-  // of the call, 0 if it has failed.
-  DEVICE u32 hear(const Move &m, const Channel &ch) {
+  // hear takes tile 0 of all peers, if all is well so far. It returns the tiles of the call, 0 if it has
+  // failed, and what the peers have told: the same to all lanes, but for into, of which a lane has what the
+  // peer of its number has told.
+  DEVICE u32 hear(const Move &m, const Channel &ch, bool ok, u64 &into, bool &open) {
     const u32 ranks = N == 2 ? 2 : m.c.ranks;
-    u64 most = m.c.part;
+    u64 longest = m.c.part;
+    open = m.open != 0;
     u32 peer = m.c.rank;
     for (u32 k = 1; k < ranks; k++) {
       peer = peer + 1 == ranks ? 0 : peer + 1;
       Vec v[U];
-      if (!K::take(m.c, ch, peer, 0, v)) return 0;
-      if (ch.lane != 0) continue;
-      if (((u64)v[0].y << 32 | v[0].x) != m.take[peer].bytes) {
+      ok = ok && K::take(m.c, ch, peer, 0, v);
+      if (ok && ch.lane == 0 && ((u64)v[0].y << 32 | v[0].x) != m.take[peer].bytes) {
         unlike(m.c.host, m.c.failed, peer, ch.w, ch.cur);
-        return 0;
+        ok = false;
       }
-      u64 theirs = (u64)v[0].w << 32 | v[0].z;
-      if (theirs > most) most = theirs;
+      if (!all(ok)) return 0;
+      u64 theirs = (u64)K::from(v[0].w, 0) << 32 | K::from(v[0].z, 0);
+      if (theirs > longest) longest = theirs;
+      const u64 told = (u64)K::from(v[0].y, 1) << 32 | K::from(v[0].x, 1);
+      if (ch.lane == peer) into = told;
+      open = open && K::from(v[0].z, 1) != 0;
     }
-    return 1 + tilesOf(ch, most);
+    return 1 + tilesOf(ch, longest);
+  }
+
+  // lay puts tile i of a span at another rank.
+  DEVICE void lay(const Channel &x, u8 *to, u64 bytes, u32 i, const Vec *v) {
+    u64 o = K::at(x, i) + x.lane * 16;
+#pragma unroll
+    for (int u = 0; u < U; u++, o += lanes * 16) {
+      if (__builtin_expect(o + 16 <= bytes, 1)) store((Vec *)(to + o), v[u]);
+      else keepPart<u8>(to + o, reach(bytes, o), true, v[u]);
+    }
+  }
+
+  // write brings this channel's share of a span to where a peer has told: of the tiles behind the first one of
+  // each channel. It returns false if the peer has failed.
+  DEVICE bool write(const Move &m, const Channel &ch, u32 peer, u64 into) {
+    const u64 bytes = m.send[peer].bytes;
+    const u32 dealt = (u32)((bytes + K::tile * 16 - 1) / (K::tile * 16));
+    const u32 writers = bytes > farBytes && fewWriters < ch.all ? fewWriters : ch.all;
+    if (dealt <= ch.all + ch.w || ch.w >= writers) return true;
+    Channel x = ch;
+    x.first = (u64)(ch.all + ch.w) * (K::tile * 16);
+    x.step = (u64)writers * (K::tile * 16);
+    x.tiles = (dealt - ch.all - ch.w + writers - 1) / writers;
+    const typename K::Part a = part(m.c, x, (u8 *)m.c.src, m.send[peer]);
+    const u32 *failed = m.failed[peer];
+    u8 *to = (u8 *)get(m.maps[peer] + (into >> 48) - 1) + (into & 0xffffffffffffull);
+    u32 over = get(failed);
+    Vec v[U], next[U];
+    for (u32 i = 0; i < x.tiles; i += 2) {
+      const bool both = i + 1 < x.tiles;
+      K::fetch(m.c, x, a, i, v);
+      if (both) K::fetch(m.c, x, a, i + 1, next);
+      if (i % lookTiles == 0) {
+        if (over != 0) {
+          report(m.c.host, m.c.failed, Aborted, peer, x.w, x.cur);
+          return false;
+        }
+        over = get(failed);
+      }
+      lay(x, to, bytes, i, v);
+      if (both) lay(x, to, bytes, i + 1, next);
+    }
+    return true;
+  }
+
+  // straight does a call whose ranks are open, after tile 0. The tiles of data that were pushed with it are
+  // taken, and all others are written where they are to be.
+  DEVICE bool straight(const Move &m, Channel &ch, u64 into) {
+    const u32 ranks = N == 2 ? 2 : m.c.ranks;
+    K::credit(m.c, ch, 0);
+    if (!all(take(m, ch, 0))) return false;
+    K::credit(m.c, ch, 1);
+    bool ok = true;
+    u32 peer = m.c.rank;
+    for (u32 k = 1; k < ranks; k++) {
+      peer = peer + 1 == ranks ? 0 : peer + 1;
+      const u64 to = (u64)K::from((u32)(into >> 32), peer) << 32 | K::from((u32)into, peer);
+      ok = ok && write(m, ch, peer, to);
+    }
+    const Span own = m.take[m.c.rank];
+    const Channel x = of(ch, own.bytes);
+    for (u32 i = 1; ok && i < x.tiles; i++) {
+      Vec v[U];
+      K::fetch(m.c, x, part(m.c, x, (u8 *)m.c.src, m.send[m.c.rank]), i, v);
+      K::keep(m.c, x, part(m.c, x, m.c.dst, own), i, v);
+    }
+    asm volatile("fence.acq_rel.sys;" : : : "memory");
+    // The end is told for all lanes.
+    if (!all(ok && room(m.c, ch, 2))) return false;
+    ch.last = 1;
+    peer = m.c.rank;
+    for (u32 k = 1; k < ranks; k++) {
+      peer = peer + 1 == ranks ? 0 : peer + 1;
+      Vec v[U];
+#pragma unroll
+      for (int u = 0; u < U; u++) v[u] = (Vec)(1);
+      K::give(m.c, ch, peer, slot(m.c, ch, 2), 1, v);
+    }
+    peer = m.c.rank;
+    for (u32 k = 1; ok && k < ranks; k++) {
+      peer = peer + 1 == ranks ? 0 : peer + 1;
+      Vec v[U];
+      ok = listen(m.c, ch, peer, 2) && K::take(m.c, ch, peer, 2, v);
+    }
+    asm volatile("fence.acq_rel.sys;" : : : "memory");
+    if (!all(ok)) return false;
+    K::credit(m.c, ch, 2);
+    return true;
   }
 
   DEVICE void run(const Move &m) {
     const Call &c = m.c;
-    const u32 warps = __nvvm_read_ptx_sreg_ntid_x() / lanes;
-    Channel ch;
-    ch.all = __nvvm_read_ptx_sreg_nctaid_x() * warps;
-    ch.w = __nvvm_read_ptx_sreg_ctaid_x() * warps + __nvvm_read_ptx_sreg_tid_x() / lanes;
-    ch.lane = lane();
+    Channel ch = K::here();
     ch.first = (u64)ch.w * (K::tile * 16);
     ch.step = (u64)ch.all * (K::tile * 16);
     const u64 state = get(c.state + ch.w);
     ch.cur = (u32)state;
     ch.limit = (u32)(state >> 32) + c.depth;
-    ch.tiles = ch.last = 1; // tile 0 is one vector
+    ch.tiles = 1, ch.last = 2; // tile 0 is two vectors
 
-    // Lane 0 tells the others what it has heard, also when the call has failed.
-    u32 tiles = 0;
-    if (get(c.failed) == 0 && tell(m, ch) && push(m, ch, 0)) tiles = hear(m, ch);
-    const u32 all = (u32)__nvvm_shfl_sync_idx_i32(0xffffffff, (i32)tiles, 0, 31);
-    if (tiles == 0 || all == 0) return;
-    for (u32 i = 1; i < all; i++) {
-      K::credit(c, ch, i - 1);
-      if (!push(m, ch, i)) return;
-      if (!take(m, ch, i - 1)) return;
+    u64 into = 0;
+    bool open;
+    const bool begun = get(c.failed) == 0 && tell(m, ch) && push(m, ch, 0);
+    u32 count = hear(m, ch, begun, into, open);
+    bool ok = count != 0;
+    if (U > 1 && ok && open && count > 1 + fewTiles) {
+      if constexpr (U > 1) ok = straight(m, ch, into);
+      count = 3;
+    } else {
+      for (u32 i = 1; ok && i < count; i++) {
+        K::credit(c, ch, i - 1);
+        ok = push(m, ch, i) && take(m, ch, i - 1);
+      }
+      if (ok) K::credit(c, ch, count - 1);
     }
-    K::credit(c, ch, all - 1);
-    K::end(c, ch, all, ch.all);
+    if (!ok) {
+      if (m.told != 0) linger();
+      return;
+    }
+    K::end(c, ch, count, ch.all);
   }
 };
 
@@ -883,7 +1113,8 @@ MOVE(large_n, 2, 0)
 // memory, the sooner it ends.
 #define SUM(name) \
   KERNEL c10d_direct_##name##_sum_small_2(Call c) { Kernel<name##Math, 1, 2, false, true>::run(c); } \
-  KERNEL c10d_direct_##name##_sum_large_2(Call c) { Kernel<name##Math, 4, 2, false, true>::run(c); }
+  KERNEL c10d_direct_##name##_sum_large_2(Call c) { Kernel<name##Math, 4, 2, false, true>::run(c); } \
+  KERNEL c10d_direct_##name##_spread_2(Spread s) { Kernel<name##Math, 4, 2, false, true>::spread(s); }
 
 #ifdef KERNELS_float32
 REDUCE(float32, F32)

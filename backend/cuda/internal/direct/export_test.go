@@ -9,3 +9,9 @@ func ShareDevices(o Options) Options {
 	o.shareDevices = true
 	return o
 }
+
+// Straight returns options with which spans of so many bytes go straight to where they are to be.
+func Straight(o Options, bytes int) Options {
+	o.straight = bytes
+	return o
+}

@@ -25,6 +25,8 @@ import (
 	"github.com/c10d-go/c10d/backend/cuda/driver/drivertest"
 	"github.com/c10d-go/c10d/backend/cuda/driver/nvidia"
 	"github.com/c10d-go/c10d/backend/cuda/internal/direct"
+	"github.com/c10d-go/c10d/backend/cuda/internal/region"
+	"github.com/c10d-go/c10d/backend/cuda/internal/registered"
 	"github.com/c10d-go/c10d/backend/cuda/internal/window"
 	"github.com/c10d-go/c10d/tensor"
 )
@@ -51,8 +53,9 @@ type setup struct {
 // onGPUs is a rank for each GPU.
 func onGPUs() setup {
 	return setup{
-		ranks: gpuRanks, window: window.Options{LaneChannels: 256}, direct: direct.Options{Limit: 20 * time.Second, Blocks: number("C10D_DIRECT_BLOCKS", 0)},
-		most: 2 << 20, rounds: number("C10D_DIRECT_ROUNDS", 40),
+		ranks: gpuRanks, window: window.Options{LaneChannels: 256},
+		direct: direct.Straight(direct.Options{Limit: 20 * time.Second, Blocks: number("C10D_DIRECT_BLOCKS", 0)}, 1),
+		most:   2 << 20, rounds: number("C10D_DIRECT_ROUNDS", 40),
 	}
 }
 
@@ -64,6 +67,7 @@ var jobs = map[string]func(m *member) error{
 	"graph":  func(m *member) error { return errors.Join(replay(m, 1<<20, 30), replayMixed(m, 20, 100)) },
 	"bench":  bench,
 	"shapes": shapes,
+	"moves":  moves,
 }
 
 // number is a test's size, from the environment.
@@ -112,7 +116,11 @@ func child(rank int, job string) error {
 	in, out := bufio.NewReader(os.Stdin), os.Stdout
 	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Minute)
 	defer cancel()
-	err = with(ctx, onGPUs(), d, rank, rank, func(_ context.Context, mine []byte) ([][]byte, error) {
+	u := onGPUs()
+	if job == "bench" || job == "moves" {
+		u.direct = direct.Straight(u.direct, 0)
+	}
+	err = with(ctx, u, d, rank, rank, func(_ context.Context, mine []byte) ([][]byte, error) {
 		if err := send(out, mine); err != nil {
 			return nil, err
 		}
@@ -256,6 +264,7 @@ type member struct {
 	s        driver.Stream
 	w        *window.Window
 	c        *direct.Comm
+	memory   *registered.Registry
 	exchange window.Exchange
 	delay    driver.Function
 }
@@ -310,6 +319,9 @@ func with(ctx context.Context, u setup, d driver.Driver, device, rank int, excha
 		return err
 	}
 	closes(m.c.Close)
+	if err = m.register(closes); err != nil {
+		return err
+	}
 	if rank == 0 && m.delay != nil {
 		fmt.Fprintf(os.Stderr, "kernels loaded in %v\n", time.Since(begin).Round(time.Millisecond))
 	}
@@ -320,7 +332,50 @@ func with(ctx context.Context, u setup, d driver.Driver, device, rank int, excha
 	if err = job(m); err != nil {
 		return err
 	}
-	return errors.Join(m.sync(), m.w.Detach(), m.meet())
+	return errors.Join(m.sync(), m.memory.Close(), m.w.Detach(), m.meet())
+}
+
+// register makes the rank's registry.
+func (m *member) register(closes func(func() error)) error {
+	own, err := region.New(registered.Bytes)
+	if err != nil {
+		return err
+	}
+	closes(own.Leave)
+	names, err := m.exchange(m.ctx, []byte(own.Name))
+	if err != nil {
+		return err
+	}
+	pages := make([]*region.Region, len(names))
+	for r, name := range names {
+		if pages[r] = own; r == m.rank {
+			continue
+		}
+		if pages[r], err = region.Open(string(name), registered.Bytes); err != nil {
+			return err
+		}
+		closes(pages[r].Leave)
+	}
+	m.memory, err = registered.New(m.w, pages, 0)
+	return err
+}
+
+// into registers memory on all ranks, and waits until the peers have mapped it.
+func (m *member) into(mem driver.Memory) (to direct.Into, err error) {
+	for until := time.Now().Add(20 * time.Second); ; time.Sleep(time.Millisecond) {
+		m.memory.Look()
+		to = m.memory.Use(mem, registered.Everyone, false)
+		all, err := m.exchange(m.ctx, []byte{byte(to.Region)})
+		if err != nil {
+			return to, err
+		}
+		if !slices.ContainsFunc(all, func(b []byte) bool { return b[0] == 0 }) {
+			return to, nil
+		}
+		if time.Now().After(until) {
+			return to, fmt.Errorf("the ranks have regions %v", all)
+		}
+	}
 }
 
 // meet waits for the other ranks.
@@ -647,7 +702,8 @@ func check(m *member, rounds, most int) error {
 	}
 	defer host.Close()
 	// To make memory may wait for the device, and with it for a rank of this process.
-	if err := m.meet(); err != nil {
+	into, err := m.into(mem)
+	if err != nil {
 		return err
 	}
 	seed := uint64(number("C10D_DIRECT_SEED", 1))
@@ -729,6 +785,9 @@ func check(m *member, rounds, most int) error {
 		}
 		for _, o := range list {
 			dst, src := mem.Ptr()+driver.Ptr(o.dst), mem.Ptr()+driver.Ptr(o.src)
+			if mine.IntN(4) != 0 {
+				o.form.Into = into
+			}
 			err = m.do(o.operation, dst, src)
 			if err != nil {
 				return fmt.Errorf("%v: %w", o, err)

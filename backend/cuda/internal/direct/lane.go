@@ -34,7 +34,7 @@ func (c *Comm) Lane(peer int, send bool) (*Lane, error) {
 	}
 	l.c.o.Blocks = min(LaneBlocks(channels), c.o.Blocks)
 	own, other := c.w.Lane(peer, send)
-	l.c.setUp(own, window.LaneDepth, func(int) window.Peer { return other })
+	l.c.setUp(own, window.LaneDepth, func(int) window.Peer { return other }, func(int) int { return peer })
 	return l, nil
 }
 
@@ -52,12 +52,12 @@ func (l *Lane) Send(s Launcher, src driver.Ptr, n int) error {
 }
 
 // Recv receives n bytes to dst. It is for lanes from a rank. The kernel fails if another length is sent;
-// see window.Failure.
-func (l *Lane) Recv(s Launcher, dst driver.Ptr, n int) error {
+// see window.Failure. Into is as in Form.
+func (l *Lane) Recv(s Launcher, dst driver.Ptr, n int, into Into) error {
 	if l.send {
 		return fmt.Errorf("direct: a receive on a lane to a rank")
 	}
-	m := movement{what: "recv", dst: dst, most: n}
+	m := movement{what: "recv", dst: dst, most: n, into: into}
 	m.take[0].N = n
 	return l.c.move(s, &m)
 }

@@ -22,6 +22,7 @@ type end struct {
 	l    *direct.Lane
 	peer int
 	send bool
+	into direct.Into
 	s    driver.Stream
 	mem  driver.Memory
 	host driver.HostMemory
@@ -54,6 +55,12 @@ func (m *member) ends(bytes int) (all []*end, closes func() error, err error) {
 				return nil, closes, err
 			}
 			all = append(all, e)
+		}
+	}
+	// The first two receives go straight to their memory, if they are large.
+	for i := range min(len(all), 4) {
+		if all[i].into, err = m.into(all[i].mem); err != nil {
+			return nil, closes, err
 		}
 	}
 	return all, closes, m.meet()
@@ -98,7 +105,7 @@ func lanes(m *member, rounds, most int) (err error) {
 			e := all[i%(len(all)+1)-1]
 			off := k * (most / each)
 			if !e.send {
-				if err := e.l.Recv(e.s, e.mem.Ptr()+driver.Ptr(off), length(e.peer, m.rank, k)); err != nil {
+				if err := e.l.Recv(e.s, e.mem.Ptr()+driver.Ptr(off), length(e.peer, m.rank, k), e.into); err != nil {
 					return err
 				}
 				continue
@@ -152,9 +159,9 @@ func replayLanes(m *member, n, rounds int) (err error) {
 	out, in := all[0], all[1]
 	pass := func(n int) error {
 		if m.rank == 0 {
-			return errors.Join(out.l.Send(m.s, out.mem.Ptr(), n), in.l.Recv(m.s, in.mem.Ptr(), n))
+			return errors.Join(out.l.Send(m.s, out.mem.Ptr(), n), in.l.Recv(m.s, in.mem.Ptr(), n, in.into))
 		}
-		return errors.Join(in.l.Recv(m.s, in.mem.Ptr(), n), out.l.Send(m.s, out.mem.Ptr(), n))
+		return errors.Join(in.l.Recv(m.s, in.mem.Ptr(), n, in.into), out.l.Send(m.s, out.mem.Ptr(), n))
 	}
 	g, err := driver.Capture(m.s, func() error { return errors.Join(pass(n), pass(3), pass(n/2), pass(n)) })
 	if err != nil {
@@ -270,7 +277,7 @@ func TestLaneFailures(t *testing.T) {
 				case m.rank == 0:
 					l, err := m.c.Lane(from, false)
 					if err == nil {
-						err = l.Recv(m.s, mem.Ptr(), 8)
+						err = l.Recv(m.s, mem.Ptr(), 8, direct.Into{})
 					}
 					if err != nil {
 						return err
@@ -288,7 +295,7 @@ func TestLaneFailures(t *testing.T) {
 				if err == nil && m.rank == from {
 					err = l.Send(m.s, mem.Ptr(), 8)
 				} else if err == nil {
-					err = l.Recv(m.s, mem.Ptr(), 8)
+					err = l.Recv(m.s, mem.Ptr(), 8, direct.Into{})
 				}
 				return errors.Join(err, m.sync())
 			})
@@ -306,7 +313,7 @@ func TestLaneRefusals(t *testing.T) {
 			return errors.New("a rank has a lane to itself")
 		}
 		l, err := m.c.Lane(1-m.rank, true)
-		if err == nil && l.Recv(m.s, 1, 1) == nil {
+		if err == nil && l.Recv(m.s, 1, 1, direct.Into{}) == nil {
 			err = errors.New("a lane to a rank receives")
 		}
 		return err

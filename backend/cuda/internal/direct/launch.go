@@ -60,6 +60,15 @@ func sums(d tensor.DType, ranks int) string {
 	return ""
 }
 
+// spreads returns the name of the kernel that a plain sum of two ranks has where they write straight to each
+// other, "" if there is none.
+func spreads(d tensor.DType, ranks int) string {
+	if sums(d, ranks) == "" {
+		return ""
+	}
+	return "c10d_direct_" + d.String() + "_spread_2"
+}
+
 // Images calls f with each PTX text, for devices of compute capability 8.0 and later, and
 // the names of its kernels for so many ranks.
 func Images(ranks int, f func(image []byte, kernels ...string)) {
@@ -68,7 +77,7 @@ func Images(ranks int, f func(image []byte, kernels ...string)) {
 		list := []string{small, large}
 		if name := sums(d, ranks); name != "" {
 			small, large := kernels(name, ranks)
-			list = append(list, small, large)
+			list = append(list, small, large, spreads(d, ranks))
 		}
 		f(image(d.String()), list...)
 	}
@@ -145,6 +154,7 @@ type Options struct {
 	DTypes []tensor.DType
 
 	shareDevices bool // tests have more ranks than devices, and few blocks
+	straight     int  // for tests: StraightBytes, 0 means the usual
 }
 
 // Form is how a call is done. All ranks need the same. The bits do not depend on it.
@@ -155,6 +165,16 @@ type Form struct {
 
 	// Blocks is the most blocks of a launch. 0 and more than Options.Blocks mean Options.Blocks.
 	Blocks int
+
+	// Into is where the output lies in memory that the peers' kernels may write. Ranks may have any.
+	Into Into
+}
+
+// Into is memory of this rank that the kernels of all peers have mapped: region Region of the window, whose
+// first byte is at At. Region 0 means none.
+type Into struct {
+	Region int
+	At     driver.Ptr
 }
 
 // MostThreads is how many threads a call takes at most, with the default Options.Blocks.
@@ -198,8 +218,11 @@ func ShapeOf(n, blocks, channels int) Shape {
 // pair is a kernel for small calls and one for large calls.
 type pair struct{ small, large driver.Function }
 
-// forms are the kernels of a dtype. Sum is for plain sums; it may be the same as all.
-type forms struct{ all, sum pair }
+// forms are the kernels of a dtype. Sum is for plain sums; it may be the same as all. Spread may be nil.
+type forms struct {
+	all, sum pair
+	spread   driver.Function
+}
 
 // Comm has the collectives of one window. Its methods may be called from many goroutines;
 // the launches are in the order of the calls.
@@ -220,6 +243,7 @@ type Comm struct {
 	number uint32     // of the last launch that had one, never 0
 	last   uint32     // what the last launch had
 	call   [moveBytes]byte
+	both   [spreadBytes]byte // of an all_reduce that spreads
 	args   driver.Args
 	launch driver.Launch
 }
@@ -249,10 +273,22 @@ const (
 	callPeers
 	callBytes = callPeers + 3*8*window.MostRanks
 
-	// struct Move: a Call, and spans of 16 bytes.
-	moveSend  = callBytes
-	moveTake  = moveSend + 16*window.MostRanks
-	moveBytes = moveTake + 16*window.MostRanks
+	// struct Move: a Call, spans of 16 bytes, and what straight stores need.
+	moveSend   = callBytes
+	moveTake   = moveSend + 16*window.MostRanks
+	moveInto   = moveTake + 16*window.MostRanks
+	moveMaps   = moveInto + 8*window.MostRanks
+	moveFailed = moveMaps + 8*window.MostRanks
+	moveOpen   = moveFailed + 8*window.MostRanks
+	moveBytes  = moveOpen + 8
+
+	// struct Spread: two Calls, and what straight stores need.
+	spreadTwo    = callBytes
+	spreadInto   = 2 * callBytes
+	spreadMaps   = spreadInto + 8
+	spreadFailed = spreadMaps + 8
+	spreadOpen   = spreadFailed + 8
+	spreadBytes  = spreadOpen + 8
 )
 
 // Call is what a kernel is told: the parts of struct Call in direct.cu that kernels in Go need.
@@ -309,7 +345,25 @@ func (c Call) Operator(d tensor.DType) backend.ReduceOp {
 // Move is what the kernels of moves are told.
 type Move struct {
 	Call
-	Send, Take [window.MostRanks]Span
+	Send, Take   [window.MostRanks]Span
+	Into         [window.MostRanks]Place
+	Maps, Failed [window.MostRanks]driver.Ptr
+	Open         bool
+}
+
+// Place is where a peer may write: an offset in a region of this rank. Regions are numbered from 1 on. 0
+// means nowhere.
+type Place struct{ Region, Off int }
+
+// offsetBits are those of a Place's offset, as kernels tell it.
+const offsetBits = 48
+
+// Word is how kernels tell a place.
+func (p Place) Word() uint64 { return uint64(p.Region)<<offsetBits | uint64(p.Off) }
+
+// ParsePlace reads what a kernel has told of a place.
+func ParsePlace(word uint64) Place {
+	return Place{Region: int(word >> offsetBits), Off: int(word & (1<<offsetBits - 1))}
 }
 
 // ParseMove reads the parameter of a kernel of moves, for kernels in Go.
@@ -317,8 +371,38 @@ func ParseMove(b []byte) Move {
 	m := Move{Call: ParseCall(b)}
 	for r := range m.Send {
 		m.Send[r], m.Take[r] = parseSpan(b[moveSend+16*r:]), parseSpan(b[moveTake+16*r:])
+		m.Into[r] = ParsePlace(binary.NativeEndian.Uint64(b[moveInto+8*r:]))
+		m.Maps[r] = driver.Ptr(binary.NativeEndian.Uint64(b[moveMaps+8*r:]))
+		m.Failed[r] = driver.Ptr(binary.NativeEndian.Uint64(b[moveFailed+8*r:]))
 	}
+	m.Open = b[moveOpen] != 0
 	return m
+}
+
+// Spread is what a kernel is told whose ranks write straight to each other.
+type Spread struct {
+	One, Two     Call
+	Into         Place
+	Maps, Failed driver.Ptr
+	Open         bool
+}
+
+// ParseSpread reads the parameter of such a kernel, for kernels in Go.
+func ParseSpread(b []byte) Spread {
+	return Spread{
+		One: ParseCall(b), Two: ParseCall(b[spreadTwo:]), Into: ParsePlace(binary.NativeEndian.Uint64(b[spreadInto:])),
+		Maps: driver.Ptr(binary.NativeEndian.Uint64(b[spreadMaps:])), Failed: driver.Ptr(binary.NativeEndian.Uint64(b[spreadFailed:])),
+		Open: b[spreadOpen] != 0,
+	}
+}
+
+// EachSpread calls f for every kernel whose ranks write straight to each other, with its dtype.
+func EachSpread(f func(name string, d tensor.DType)) {
+	for _, d := range dtypes {
+		if name := spreads(d, 2); name != "" {
+			f(name, d)
+		}
+	}
 }
 
 func parseSpan(b []byte) Span {
@@ -376,6 +460,9 @@ func New(w *window.Window, o Options) (_ *Comm, err error) {
 	if o.DTypes == nil {
 		o.DTypes = dtypes
 	}
+	if o.straight == 0 {
+		o.straight = StraightBytes
+	}
 	channels, depth := w.Shape()
 	c := &Comm{w: w, o: o, rank: rank, ranks: ranks, channels: channels, shape: ShapeOf, functions: make(map[tensor.DType]forms)}
 	defer func() {
@@ -398,6 +485,9 @@ func New(w *window.Window, o Options) (_ *Comm, err error) {
 		f.sum = f.all
 		if name := sums(d, ranks); name != "" {
 			if f.sum, err = functions(m, name, ranks); err != nil {
+				return nil, err
+			}
+			if f.spread, err = m.Function(spreads(d, ranks)); err != nil {
 				return nil, err
 			}
 		}
@@ -425,12 +515,12 @@ func New(w *window.Window, o Options) (_ *Comm, err error) {
 			}
 		}
 	}
-	c.setUp(w.Own(), depth, w.Peer)
+	c.setUp(w.Own(), depth, w.Peer, func(r int) int { return r })
 	return c, nil
 }
 
-// setUp writes what all calls have in common.
-func (c *Comm) setUp(own window.Own, depth int, peer func(rank int) window.Peer) {
+// setUp writes what all calls have in common. Of is the rank of the window that a rank stands for.
+func (c *Comm) setUp(own window.Own, depth int, peer func(rank int) window.Peer, of func(rank int) int) {
 	for at, p := range map[int]driver.Ptr{
 		callSlots: own.Slots, callMarks: own.Marks, callState: own.State, callCredit: own.Credit, callFailed: own.Failed, callHost: own.Host,
 	} {
@@ -447,6 +537,8 @@ func (c *Comm) setUp(own window.Own, depth int, peer func(rank int) window.Peer)
 		c.put(callPeers+24*r, uint64(p.Slots))
 		c.put(callPeers+24*r+8, uint64(p.Marks))
 		c.put(callPeers+24*r+16, uint64(p.Credit))
+		c.put(moveMaps+8*r, uint64(c.w.Maps(of(r))))
+		c.put(moveFailed+8*r, uint64(c.w.Failed(of(r))))
 	}
 	// Two places are for what a call reads and writes.
 	c.launch = driver.Launch{Args: &c.args, Access: c.w.Access(make([]driver.Access, 2, 2+2+window.MostRanks))}
@@ -505,8 +597,8 @@ type step struct {
 	blocks             int // see Form
 }
 
-// enqueue launches a step. The caller holds c.mu.
-func (c *Comm) enqueue(s Launcher, x step) error {
+// describe puts a step into c.call.
+func (c *Comm) describe(x step) {
 	c.put(callSrc, uint64(x.src))
 	c.put(callDst, uint64(x.dst))
 	c.put(callPart, uint64(x.part))
@@ -517,6 +609,11 @@ func (c *Comm) enqueue(s Launcher, x step) error {
 	c.put(callFactor, x.r.factor)
 	c.put2(callOp, x.r.op, x.r.by)
 	c.put2(callScaled, x.r.scaled, uint32(x.src|x.dst|driver.Ptr(x.srcStep|x.dstStep)))
+}
+
+// enqueue launches a step. The caller holds c.mu.
+func (c *Comm) enqueue(s Launcher, x step) error {
+	c.describe(x)
 	return c.start(s, x.f, c.shape(x.part, c.blocks(x.blocks), c.channels), callBytes, driver.Reads(x.src, x.srcRange), driver.Writes(x.dst, x.dstRange))
 }
 
@@ -529,16 +626,22 @@ func (c *Comm) blocks(form int) int {
 }
 
 // start launches a kernel, whose parameter is the first bytes of c.call. The caller holds c.mu.
-func (c *Comm) start(s Launcher, f pair, shape Shape, bytes int, reads, writes driver.Access) error {
-	l := &c.launch
-	l.Function = f.small
+func (c *Comm) start(s Launcher, p pair, shape Shape, bytes int, reads, writes driver.Access) error {
+	f := p.small
 	if shape.Large {
-		l.Function = f.large
+		f = p.large
 	}
+	c.put2(callNumber, c.next(s), 0)
+	return c.run(s, f, shape, c.call[:bytes], reads, writes)
+}
+
+// run launches a kernel. The caller holds c.mu.
+func (c *Comm) run(s Launcher, f driver.Function, shape Shape, parameter []byte, reads, writes driver.Access) error {
+	l := &c.launch
+	l.Function = f
 	l.Grid, l.Block = driver.Dim{X: uint32(shape.Blocks)}, driver.Dim{X: uint32(shape.Threads)}
 	l.Access[0], l.Access[1] = reads, writes
-	c.put2(callNumber, c.next(s), 0)
-	c.args.StructIn(c.call[:bytes])
+	c.args.StructIn(parameter)
 	return s.Launch(l)
 }
 
@@ -615,6 +718,9 @@ func (c *Comm) AllReduce(s Launcher, dst, src driver.Ptr, n int, d tensor.DType,
 	defer c.mu.Unlock()
 	bytes := n * d.Size()
 	part := c.partOf(bytes)
+	if c.Spreads(n, d, op, form) {
+		return c.spreadSum(s, dst, src, bytes, c.functions[d].spread, form)
+	}
 	if !form.TwoShot || part*(c.ranks-1) >= bytes {
 		return c.enqueue(s, step{
 			dst: dst, src: src, part: bytes, srcBytes: bytes, dstBytes: bytes, srcRange: bytes, dstRange: bytes, r: r, f: f, blocks: form.Blocks,
@@ -630,6 +736,45 @@ func (c *Comm) AllReduce(s Launcher, dst, src driver.Ptr, n int, d tensor.DType,
 		return err
 	}
 	return c.spread(s, dst, bytes, form)
+}
+
+// Spreads reports whether the ranks of an all_reduce write its result straight to each other, if they may.
+// So Form.Into is of use.
+func (c *Comm) Spreads(n int, d tensor.DType, op backend.ReduceOp, form Form) bool {
+	part := c.partOf(n * d.Size())
+	if c.functions[d].spread == nil || op.Kind() != backend.Sum().Kind() || !c.few(form, part) {
+		return false
+	}
+	// Each channel needs a tile.
+	shape := c.shape(part, c.blocks(form.Blocks), c.channels)
+	return shape.Large && shape.Blocks*shape.Threads/32 <= part/window.SlotBytes
+}
+
+// spreadSum is an all_reduce of two ranks with few blocks. The caller holds c.mu.
+func (c *Comm) spreadSum(s Launcher, dst, src driver.Ptr, bytes int, f driver.Function, form Form) error {
+	part := c.partOf(bytes)
+	at := part * c.rank
+	b := c.both[:]
+	one := step{dst: dst, src: src, part: bytes, srcBytes: bytes, dstBytes: bytes}
+	two := step{dst: dst + driver.Ptr(at), src: src, part: part, srcStep: part, srcBytes: bytes, dstBytes: min(part, bytes-at)}
+	number := c.next(s)
+	for i, x := range []step{one, two} {
+		c.describe(x)
+		c.put2(callNumber, number, 0)
+		copy(b[i*callBytes:], c.call[:callBytes])
+	}
+	peer := 1 - c.rank
+	var into Place
+	open := form.Into.Region != 0 && dst%16 == 0
+	if open {
+		into = Place{form.Into.Region, int(dst - form.Into.At)}
+	}
+	binary.NativeEndian.PutUint64(b[spreadInto:], into.Word())
+	copy(b[spreadMaps:], c.call[moveMaps+8*peer:][:8])
+	copy(b[spreadFailed:], c.call[moveFailed+8*peer:][:8])
+	binary.NativeEndian.PutUint32(b[spreadOpen:], flag(open))
+	shape := c.shape(part, c.blocks(form.Blocks), c.channels)
+	return c.run(s, f, shape, b, driver.Reads(src, bytes), driver.Writes(dst, bytes))
 }
 
 // ReduceScatter combines the ranks' parts of n elements each: src has one for each rank, in

@@ -43,7 +43,16 @@ const (
 	heading   rule = "tile 0 of a move goes to all peers"
 	telling   rule = "tile 0 tells the longest span"
 	counting  rule = "tiles that do not travel count"
+	opening   rule = "a call goes straight if all ranks are open"
+	fencing   rule = "the end of a straight call comes after its stores"
+	ending    rule = "a rank waits for the ends of the others' stores"
+	looking   rule = "who writes straight looks whether the peer has failed"
+	voting    rule = "the lanes tell the end if all of them are well"
+	lingering rule = "a rank that has failed waits for what peers have begun"
 )
+
+// straightRules are those of straight stores.
+var straightRules = []rule{opening, fencing, ending, voting, looking, lingering}
 
 // modelCall is one collective: how many tiles each channel has, and whether the last rank's
 // part is empty. Or it is a move.
@@ -54,7 +63,11 @@ type modelCall struct {
 
 	moves [][][]int // of a move: the tiles of a channel from one rank to another
 	known bool      // all ranks know the longest span of a move
+	open  []bool    // ranks that let the others write straight to their memory
 }
+
+// fewModelTiles is up to how many tiles go through the rings.
+const fewModelTiles = 2
 
 // most returns the longest span of a move that a rank knows of.
 func (c modelCall) most(channel, rank int) (n int) {
@@ -74,8 +87,10 @@ type model struct {
 	ranks, channels, depth int
 	calls                  []modelCall
 	absent                 int // a rank that stays away from the last call but one; -1: none
+	abort                  int // steps until all waits are over; -1: never
 	mem                    []uint32
 	credits, states        int // where they begin; the rings come first
+	straight               int // where memory for straight stores begins
 	flying                 []*modelStore
 	warps                  []*modelWarp
 	lanes                  []*modelLane
@@ -94,6 +109,7 @@ type modelStore struct {
 	lane    *modelLane
 	after   []*modelStore
 	push    bool
+	to      int // the rank whose memory a straight store is to; -1: it is none
 	arrived bool
 	late    bool // it arrives when nothing else can go on, or much later
 }
@@ -104,7 +120,9 @@ type modelWarp struct {
 	waiting       int // lanes in syncWarp
 	met           int // how often they have met
 	before        []*modelStore
-	heard         int // by lane 0: the tiles of the move; 0: the call has failed
+	heard         int  // by lane 0: the tiles of the move; 0: the call has failed
+	open          bool // by lane 0: all ranks are
+	bad           int  // the last call in which a lane has failed, plus one
 }
 
 type modelLane struct {
@@ -126,6 +144,9 @@ type modelLane struct {
 
 const lanesOfWarp = 2
 
+// mostSteps is up to how many steps for each rank a model takes before it is aborted, where it is.
+const mostSteps = 500
+
 // stopped is the panic of a lane whose model has ended.
 var stopped = new(int)
 
@@ -138,15 +159,19 @@ func newLane(seed uint64, without rule) *model { return makeModel(seed, 2, witho
 
 func makeModel(seed uint64, ranks int, without rule, lane bool) *model {
 	g := rand.New(rand.NewPCG(seed, uint64(ranks)))
-	m := &model{g: g, without: without, ranks: ranks, channels: 1 + g.IntN(2), depth: 4 << g.IntN(2), absent: -1}
+	m := &model{g: g, without: without, ranks: ranks, channels: 1 + g.IntN(2), depth: 4 << g.IntN(2), absent: -1, abort: -1}
 	if without == stopping {
 		m.absent = g.IntN(ranks)
+	}
+	if without == looking || without == lingering || without == voting {
+		m.abort = g.IntN(mostSteps * ranks)
 	}
 	for range 4 + g.IntN(5) {
 		c := modelCall{parts: g.IntN(2) == 0}
 		c.short = c.parts && g.IntN(2) == 0
 		most := []int{1, m.depth / 2, m.depth, 3 * m.depth}[g.IntN(4)]
-		if without != padding && g.IntN(2) == 0 || without == heading || without == telling || without == counting {
+		straight := slices.Contains(straightRules, without)
+		if without != padding && g.IntN(2) == 0 || without == heading || without == telling || without == counting || straight {
 			c = randomMove(g, m.channels, ranks, most)
 			c.known = c.known || without == heading
 		}
@@ -159,11 +184,16 @@ func makeModel(seed uint64, ranks int, without rule, lane bool) *model {
 		for range m.channels {
 			c.tiles = append(c.tiles, g.IntN(most+1))
 		}
+		closed := g.IntN(2 * ranks) // often none is
+		for r := range ranks {
+			c.open = append(c.open, r != closed)
+		}
 		m.calls = append(m.calls, c)
 	}
 	m.credits = ranks * ranks * m.channels * m.depth * lanesOfWarp
 	m.states = m.credits + ranks*m.channels*ranks
-	m.mem = make([]uint32, m.states+ranks*m.channels*2)
+	m.straight = m.states + ranks*m.channels*2
+	m.mem = make([]uint32, m.straight+ranks*ranks*m.channels*3*m.depth*lanesOfWarp)
 	for i := range m.credits {
 		m.mem[i] = free
 	}
@@ -221,6 +251,12 @@ func randomMove(g *rand.Rand, channels, ranks, most int) modelCall {
 func (m *model) slot(owner, from, channel int, tile uint32, lane int) int {
 	return (((owner*m.ranks+from)*m.channels+channel)*m.depth+int(tile)%m.depth)*lanesOfWarp + lane
 }
+
+// place is where a rank writes a tile straight.
+func (m *model) place(owner, from, channel, tile, lane int) int {
+	return m.straight + (((owner*m.ranks+from)*m.channels+channel)*3*m.depth+tile)*lanesOfWarp + lane
+}
+
 func (m *model) credit(owner, channel, of int) int {
 	return m.credits + (owner*m.channels+channel)*m.ranks + of
 }
@@ -252,7 +288,10 @@ func (m *model) run() error {
 			l.stop()
 		}
 	}()
-	for m.fault == nil {
+	for step := 0; m.fault == nil; step++ {
+		if step == m.abort {
+			m.expired = true
+		}
 		if m.turns--; m.turns < 0 {
 			m.turns = m.g.IntN(300)
 			for _, l := range m.lanes {
@@ -271,7 +310,7 @@ func (m *model) run() error {
 		if stuck < 0 {
 			break
 		}
-		if l := m.lanes[stuck]; m.absent < 0 || m.expired {
+		if l := m.lanes[stuck]; m.absent < 0 && m.abort < 0 || m.expired {
 			return fmt.Errorf("deadlock: rank %d, channel %d, lane %d in call %d", l.w.rank, l.w.channel, l.n, l.call)
 		}
 		m.expired = true
@@ -318,6 +357,9 @@ func (m *model) arrive(i int) bool {
 	if s.push && m.mem[s.at] != free {
 		m.fault = fmt.Errorf("a push of rank %d in call %d hits a slot that is not free", s.lane.w.rank, s.lane.call)
 	}
+	if s.to >= 0 && m.done[s.to] > s.lane.call && m.failed[s.to] {
+		m.fault = fmt.Errorf("a straight store of rank %d in call %d comes when rank %d has failed and its kernel has ended", s.lane.w.rank, s.lane.call, s.to)
+	}
 	m.mem[s.at] = s.v
 	s.arrived = true
 	m.flying[i] = m.flying[len(m.flying)-1]
@@ -354,8 +396,12 @@ func (l *modelLane) load(at int) uint32 {
 }
 
 func (l *modelLane) store(at int, v uint32, push bool, after ...*modelStore) {
+	l.storeTo(-1, at, v, push, after...)
+}
+
+func (l *modelLane) storeTo(to, at int, v uint32, push bool, after ...*modelStore) {
 	keep := l.mine[:0]
-	s := &modelStore{at: at, v: v, lane: l, push: push, after: after, late: l.m.g.IntN(10) == 0}
+	s := &modelStore{at: at, v: v, lane: l, push: push, to: to, after: after, late: l.m.g.IntN(10) == 0}
 	for _, x := range l.mine {
 		if !x.arrived {
 			keep = append(keep, x)
@@ -394,6 +440,15 @@ func (l *modelLane) syncWarp() {
 		}
 		return true
 	})
+}
+
+// vote reports to all lanes of a warp whether all of them are well.
+func (l *modelLane) vote(ok bool) bool {
+	if !ok && l.m.without != voting {
+		l.w.bad = l.call + 1
+	}
+	l.syncWarp()
+	return l.w.bad != l.call+1
 }
 
 func (l *modelLane) run() {
@@ -514,6 +569,16 @@ func (l *modelLane) finish(tiles int) {
 
 // mover is Mover in direct.cu.
 func (l *modelLane) mover(c modelCall) {
+	m, r := l.m, l.w.rank
+	if !l.moveTiles(c) && m.failed[r] && c.open[r] && m.without != lingering {
+		l.yield(func() bool {
+			return !slices.ContainsFunc(m.flying, func(s *modelStore) bool { return s.to == r })
+		})
+	}
+}
+
+// moveTiles returns false if the call has failed.
+func (l *modelLane) moveTiles(c modelCall) bool {
 	m, r, ch := l.m, l.w.rank, l.w.channel
 	own := 1 + c.most(ch, r)
 	l.cur = l.load(m.state(r, ch))
@@ -523,11 +588,11 @@ func (l *modelLane) mover(c modelCall) {
 	}
 	good := !m.failed[r] || m.without == stopping
 	if m.without != heading {
-		good = good && (l.n != 0 || l.head(own))
+		good = good && (l.n != 0 || l.head(own, c.open[r]))
 	}
 	good = good && l.give(c, 0)
 	if l.n == 0 {
-		l.w.heard = own
+		l.w.heard, l.w.open = own, c.open[r]
 		for p := range m.ranks {
 			if p == r || !good || m.without == heading {
 				continue
@@ -536,8 +601,12 @@ func (l *modelLane) mover(c modelCall) {
 			if good = l.wait(func() bool { return l.load(at) != free }); !good {
 				break
 			}
+			told := l.load(at)
 			if m.without != telling {
-				l.w.heard = max(l.w.heard, int(l.load(at)))
+				l.w.heard = max(l.w.heard, int(told>>1))
+			}
+			if m.without != opening {
+				l.w.open = l.w.open && told&1 != 0
 			}
 			l.store(at, free, false)
 		}
@@ -548,32 +617,23 @@ func (l *modelLane) mover(c modelCall) {
 	l.syncWarp()
 	all := l.w.heard
 	if !good || all == 0 {
-		return
+		return false
 	}
 	if all > 1+3*m.depth {
 		m.fault = fmt.Errorf("rank %d hears of %d tiles in move %d, channel %d", r, all, l.call, ch)
-		return
+		return false
+	}
+	if l.w.open && all > 1+fewModelTiles && m.without != heading {
+		if !l.write(c) {
+			return false
+		}
+		l.finish(3)
+		return true
 	}
 	for i := 1; i < all; i++ {
 		l.credits(i - 1)
-		if !l.give(c, i) {
-			return
-		}
-		for p := range m.ranks {
-			if i-1 >= c.moves[ch][p][r] {
-				continue
-			}
-			at := m.slot(r, p, ch, l.cur+uint32(i), l.n)
-			if !l.wait(func() bool { return l.load(at) != free }) {
-				return
-			}
-			if got, want := l.load(at), m.operand(p, r, l.call, ch, i-1, l.n); got != want {
-				m.fault = fmt.Errorf("rank %d has %#x in move %d, channel %d, tile %d, lane %d, want %#x", r, got, l.call, ch, i-1, l.n, want)
-				return
-			}
-			if m.without != clearing {
-				l.store(at, free, false)
-			}
+		if !l.give(c, i) || !l.takeTile(c, i) {
+			return false
 		}
 	}
 	l.credits(all - 1)
@@ -584,17 +644,125 @@ func (l *modelLane) mover(c modelCall) {
 		}
 	}
 	l.finish(all)
+	return true
 }
 
-// head gives all peers tile 0 of a move.
-func (l *modelLane) head(most int) bool {
+// takeTile takes tile i of a call from the peers that send one.
+func (l *modelLane) takeTile(c modelCall, i int) bool {
+	m, r, ch := l.m, l.w.rank, l.w.channel
+	for p := range m.ranks {
+		if i-1 >= c.moves[ch][p][r] {
+			continue
+		}
+		at := m.slot(r, p, ch, l.cur+uint32(i), l.n)
+		if !l.wait(func() bool { return l.load(at) != free }) || !l.got(p, i-1, l.load(at)) {
+			return false
+		}
+		if m.without != clearing {
+			l.store(at, free, false)
+		}
+	}
+	return true
+}
+
+// got reports whether a word of a peer's tile is what it has to be.
+func (l *modelLane) got(p, tile int, got uint32) bool {
+	m, r, ch := l.m, l.w.rank, l.w.channel
+	want := m.operand(p, r, l.call, ch, tile, l.n)
+	if got != want {
+		m.fault = fmt.Errorf("rank %d has %#x in move %d, channel %d, tile %d, lane %d, want %#x", r, got, l.call, ch, tile, l.n, want)
+	}
+	return got == want
+}
+
+// write is Mover.straight.
+func (l *modelLane) write(c modelCall) bool {
+	m, r, ch := l.m, l.w.rank, l.w.channel
+	l.credits(0)
+	if !l.vote(l.takeTile(c, 1)) {
+		return false
+	}
+	l.credits(1)
+	if !l.vote(l.writeTiles(c)) {
+		return false
+	}
+	ok := true
+	if l.n == 0 {
+		ok = l.tellEnd()
+	}
+	if !l.vote(ok) {
+		return false
+	}
+	for p := range m.ranks {
+		for i := 1; i < c.moves[ch][p][r]; i++ {
+			if !l.got(p, i, m.mem[m.place(r, p, ch, i, l.n)]) {
+				return false
+			}
+		}
+	}
+	l.credits(2)
+	return true
+}
+
+// writeTiles writes what comes after the first tiles.
+func (l *modelLane) writeTiles(c modelCall) bool {
+	m, r, ch := l.m, l.w.rank, l.w.channel
+	for k := 1; k < m.ranks; k++ {
+		p := (r + k) % m.ranks
+		for i := 1; i < c.moves[ch][r][p]; i++ {
+			if m.failed[p] && m.without != looking {
+				m.failed[r], m.failedIn[r] = true, l.call
+				return false
+			}
+			l.storeTo(p, m.place(p, r, ch, i, l.n), m.operand(r, p, l.call, ch, i, l.n), false)
+		}
+	}
+	return true
+}
+
+// tellEnd tells the peers that all is there, and waits until they have told. It is for lane 0, when the lanes
+// have met.
+func (l *modelLane) tellEnd() bool {
+	m, r, ch := l.m, l.w.rank, l.w.channel
+	if !l.room(2) {
+		return false
+	}
+	var after []*modelStore
+	if m.without != fencing {
+		after = append(append(after, l.w.before...), l.mine...)
+	}
+	for k := 1; k < m.ranks; k++ {
+		l.store(m.slot((r+k)%m.ranks, r, ch, l.cur+2, 0), 1, true, after...)
+	}
+	for p := range m.ranks {
+		if p == r || m.without == ending {
+			continue
+		}
+		at := m.slot(r, p, ch, l.cur+2, 0)
+		if !l.wait(func() bool { return l.load(at) != free }) {
+			return false
+		}
+		l.store(at, free, false)
+	}
+	return true
+}
+
+func number01(yes bool) int {
+	if yes {
+		return 1
+	}
+	return 0
+}
+
+// head gives all peers tile 0 of a move: the longest span, and whether the rank is open.
+func (l *modelLane) head(most int, open bool) bool {
 	m, r, ch := l.m, l.w.rank, l.w.channel
 	if !l.room(0) {
 		return false
 	}
 	for k := 1; k < m.ranks; k++ {
 		p := (r + k) % m.ranks
-		l.store(m.slot(p, r, ch, l.cur, 0), uint32(most), true)
+		l.store(m.slot(p, r, ch, l.cur, 0), uint32(most<<1|number01(open)), true)
 	}
 	return true
 }
@@ -704,17 +872,31 @@ func TestModelAbsent(t *testing.T) {
 	}
 }
 
+// TestModelAborted holds that nothing comes to a rank whose kernel has failed and ended, whenever the waits end.
+func TestModelAborted(t *testing.T) {
+	for seed := range uint64(400) {
+		for _, ranks := range []int{2, 4, 8} {
+			m := newModel(seed, ranks, nothing)
+			m.abort = int(seed*7919) % (mostSteps * ranks)
+			require.NoError(t, m.run(), "%d ranks, seed %d", ranks, seed)
+		}
+	}
+}
+
 // TestModelRules holds that each rule is needed: without it some seed goes wrong.
 func TestModelRules(t *testing.T) {
-	for _, without := range []rule{clearing, crediting, last, releasing, meeting, halves, cleaning, padding, stopping, heading, telling, counting} {
+	for _, without := range append([]rule{clearing, crediting, last, releasing, meeting, halves, cleaning, padding, stopping, heading, telling, counting}, straightRules...) {
 		t.Run(string(without), func(t *testing.T) {
 			groups := []int{2, 4}
-			if without == telling || without == counting {
+			switch without {
+			case telling, counting:
 				groups = []int{4, 8} // two ranks know each other's spans
+			case voting:
+				groups = []int{4, 8} // the peer of a rank that has failed does not matter
 			}
 			for _, ranks := range groups {
 				found := false
-				for seed := uint64(0); seed < 300 && !found; seed++ {
+				for seed := uint64(0); seed < 2000 && !found; seed++ {
 					if err := newModel(seed, ranks, without).run(); err != nil {
 						found = true
 						t.Logf("%d ranks, seed %d: %v", ranks, seed, err)

@@ -32,6 +32,34 @@ type movement struct {
 	// each other.
 	most   int
 	blocks int // see Form
+	into   Into
+}
+
+// StraightBytes is how long the spans are that a rank lets its peers write where they are to be.
+const StraightBytes = 256 << 10
+
+// open returns where a peer may write its span, and whether all may. Those who send nothing may. The longest
+// span has to have at least so many bytes.
+func (m *movement) open(rank, ranks, least int) (into [window.MostRanks]Place, open, told bool) {
+	for r, x := range m.take[:ranks] {
+		if r == rank || x.N == 0 {
+			continue
+		}
+		at := m.dst + driver.Ptr(x.Off)
+		if m.into.Region == 0 || at%16 != 0 || m.longest() < least {
+			return [window.MostRanks]Place{}, false, false
+		}
+		into[r], told = Place{m.into.Region, int(at - m.into.At)}, true
+	}
+	return into, true, told
+}
+
+// longest returns the longest span that this rank takes.
+func (m *movement) longest() (n int) {
+	for _, x := range m.take {
+		n = max(n, x.N)
+	}
+	return n
 }
 
 // unknownShape is the shape of calls whose longest span a rank does not know. All ranks need the same
@@ -90,14 +118,26 @@ func (c *Comm) launchMove(s Launcher, m *movement) error {
 		c.put(moveTake+16*r, uint64(m.take[r].Off))
 		c.put(moveTake+16*r+8, uint64(m.take[r].N))
 	}
+	into, open, told := m.open(c.rank, c.ranks, c.o.straight)
+	for r := range c.ranks {
+		c.put(moveInto+8*r, into[r].Word())
+	}
+	c.put2(moveOpen, flag(open), flag(told))
 	return c.start(s, c.moves, shape, moveBytes, driver.Reads(src+driver.Ptr(reads.Off), reads.N), driver.Writes(dst+driver.Ptr(writes.Off), writes.N))
+}
+
+func flag(on bool) uint32 {
+	if on {
+		return 1
+	}
+	return 0
 }
 
 // AllToAllV sends the span send[r] of src to rank r, and receives from rank r into the span take[r] of
 // dst. The ranks need not know each other's lengths. A rank fails if a peer sends another length than
 // it expects; see window.Failure. There is a span for each rank, in bytes.
 func (c *Comm) AllToAllV(s Launcher, dst, src driver.Ptr, take, send []Span, form Form) error {
-	m := movement{what: "all_to_all", dst: dst, src: src, most: -1, blocks: form.Blocks}
+	m := movement{what: "all_to_all", dst: dst, src: src, most: -1, blocks: form.Blocks, into: form.Into}
 	if len(take) != c.ranks || len(send) != c.ranks || take[c.rank].N != send[c.rank].N {
 		return fmt.Errorf("direct: all_to_all of spans %v to spans %v, want one for each of %d ranks and the same length for this one", send, take, c.ranks)
 	}
@@ -108,7 +148,7 @@ func (c *Comm) AllToAllV(s Launcher, dst, src driver.Ptr, take, send []Span, for
 
 // Gather brings n bytes at src of each rank to dst of the root, in the order of the ranks.
 func (c *Comm) Gather(s Launcher, dst, src driver.Ptr, n, root int, form Form) error {
-	m := movement{what: "gather", dst: dst, src: src, most: n, blocks: form.Blocks}
+	m := movement{what: "gather", dst: dst, src: src, most: n, blocks: form.Blocks, into: form.Into}
 	m.send[root].N = n
 	if c.rank == root {
 		m.take = c.equal(n)
@@ -119,7 +159,7 @@ func (c *Comm) Gather(s Launcher, dst, src driver.Ptr, n, root int, form Form) e
 // GatherV brings n bytes at src of each rank to dst of the root. The ranks may have any lengths, as in
 // AllToAllV. Take has the root's spans, and is not used elsewhere.
 func (c *Comm) GatherV(s Launcher, dst, src driver.Ptr, n int, take []Span, root int, form Form) error {
-	m := movement{what: "gather", dst: dst, src: src, most: -1, blocks: form.Blocks}
+	m := movement{what: "gather", dst: dst, src: src, most: -1, blocks: form.Blocks, into: form.Into}
 	m.send[root].N = n
 	if c.rank == root {
 		copy(m.take[:], take)
@@ -129,7 +169,7 @@ func (c *Comm) GatherV(s Launcher, dst, src driver.Ptr, n int, take []Span, root
 
 // Scatter brings part r of the root's src, of n bytes, to rank r's dst.
 func (c *Comm) Scatter(s Launcher, dst, src driver.Ptr, n, root int, form Form) error {
-	m := movement{what: "scatter", dst: dst, src: src, most: n, blocks: form.Blocks}
+	m := movement{what: "scatter", dst: dst, src: src, most: n, blocks: form.Blocks, into: form.Into}
 	m.take[root].N = n
 	if c.rank == root {
 		m.send = c.equal(n)
@@ -141,7 +181,7 @@ func (c *Comm) Scatter(s Launcher, dst, src driver.Ptr, n, root int, form Form) 
 func (c *Comm) Broadcast(s Launcher, at driver.Ptr, n, root int, form Form) error {
 	part := c.partOf(n)
 	if !form.TwoShot || part*(c.ranks-1) >= n {
-		m := movement{what: "broadcast", dst: at, src: at, most: n, blocks: form.Blocks}
+		m := movement{what: "broadcast", dst: at, src: at, most: n, blocks: form.Blocks, into: form.Into}
 		for r := range c.ranks {
 			if r != root && c.rank == root {
 				m.send[r].N = n
@@ -153,7 +193,7 @@ func (c *Comm) Broadcast(s Launcher, at driver.Ptr, n, root int, form Form) erro
 		return c.some(s, &m, n)
 	}
 	// Each rank gets a part, and then all get all parts.
-	m := movement{what: "broadcast", dst: at, src: at, most: part, blocks: form.Blocks}
+	m := movement{what: "broadcast", dst: at, src: at, most: part, blocks: form.Blocks, into: form.Into}
 	for r := range c.ranks {
 		span := Span{r * part, min(part, n-r*part)}
 		switch {
@@ -197,7 +237,7 @@ func (c *Comm) Reduce(s Launcher, dst, src driver.Ptr, n int, d tensor.DType, op
 	at := part * c.rank
 	mine := min(part, bytes-at)
 	x.part, x.srcStep, x.dstBytes, x.dstRange = part, part, mine, mine
-	m := movement{what: "reduce", dst: dst, src: dst, most: part, blocks: form.Blocks}
+	m := movement{what: "reduce", dst: dst, src: dst, most: part, blocks: form.Blocks, into: form.Into}
 	if c.rank == root {
 		x.dst += driver.Ptr(at)
 		for r := range c.ranks {
@@ -246,9 +286,27 @@ func (c *Comm) partOf(bytes int) int { return (bytes + 16*c.ranks - 1) / (16 * c
 // others. The caller holds c.mu.
 func (c *Comm) spread(s Launcher, at driver.Ptr, bytes int, form Form) error {
 	part := c.partOf(bytes)
+	if c.few(form, part) {
+		m := movement{what: "all_gather", dst: at, src: at, most: part, blocks: form.Blocks, into: form.Into}
+		for r := range c.ranks {
+			if r != c.rank {
+				m.take[r] = Span{r * part, min(part, bytes-r*part)}
+				m.send[r] = Span{c.rank * part, min(part, bytes-c.rank*part)}
+			}
+		}
+		return c.launchMove(s, &m)
+	}
 	mine := min(part, bytes-part*c.rank)
 	return c.enqueue(s, step{
 		dst: at, src: at + driver.Ptr(part*c.rank), part: part, srcBytes: mine, dstStep: part, dstBytes: bytes, srcRange: mine, dstRange: bytes, f: c.gathers,
 		blocks: form.Blocks,
 	})
 }
+
+// few reports whether a call has so few blocks for parts so long that their path through the rings, and not
+// the link, is what limits it. Such parts had better go straight to where they are to be.
+func (c *Comm) few(form Form, part int) bool {
+	return c.blocks(form.Blocks) <= fewBlocks && part >= 16*c.o.straight
+}
+
+const fewBlocks = 32

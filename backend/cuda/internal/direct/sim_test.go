@@ -1,8 +1,10 @@
 package direct_test
 
 import (
+	"encoding/binary"
 	"errors"
 	"fmt"
+	"math"
 	"strings"
 	"testing"
 	"time"
@@ -50,7 +52,7 @@ func simulated(ranks int) setup {
 	return setup{
 		ranks: ranks, most: 3000, rounds: 12,
 		window: window.Options{Channels: 3, Depth: 4},
-		direct: direct.Options{Limit: 20 * time.Second},
+		direct: direct.Straight(direct.Options{Limit: 20 * time.Second}, 1),
 	}
 }
 
@@ -67,6 +69,66 @@ func TestSimulated(t *testing.T) {
 				threads(t, u, drivers(t, machine(t, ranks, uint64(ranks)), ranks, apart), jobs["check"])
 			})
 		}
+	}
+}
+
+// TestStraight holds that moves and sums write straight to registered memory, and only to what is given.
+func TestStraight(t *testing.T) {
+	for _, apart := range []bool{false, true} {
+		u := simulated(2)
+		u.direct.DTypes = []tensor.DType{tensor.Float32}
+		threads(t, u, drivers(t, machine(t, 2, 1), 2, apart), func(m *member) error {
+			const n = 4096 // floats
+			mem, err := m.v.Alloc(3 * 4 * n)
+			if err != nil {
+				return err
+			}
+			defer mem.Close()
+			host, err := m.d.AllocHost(mem.Len())
+			if err != nil {
+				return err
+			}
+			defer host.Close()
+			into, err := m.into(mem)
+			if err != nil {
+				return err
+			}
+			direct.SetShape(m.c, direct.Shape{Blocks: 1, Threads: 32, Large: true})
+			for round := range 6 {
+				for i := range 3 * n {
+					binary.LittleEndian.PutUint32(host.Bytes()[4*i:], math.Float32bits(float32((m.rank+1)*(i%100+round))))
+				}
+				at, form := mem.Ptr()+4*n, direct.Form{Blocks: 1, Into: into}
+				if m.rank == 1 && round%3 == 2 {
+					form.Into = direct.Into{} // both go through the rings
+				}
+				err := m.s.Copy(mem.Ptr(), host.Ptr(), mem.Len())
+				if round%2 == 0 {
+					if !m.c.Spreads(n, tensor.Float32, backend.Sum(), form) {
+						return errors.New("the sum does not spread")
+					}
+					err = errors.Join(err, m.c.AllReduce(m.s, at, at, n, tensor.Float32, backend.Sum(), form))
+				} else {
+					err = errors.Join(err, m.c.Broadcast(m.s, at, 4*n, 1, form))
+				}
+				if err = errors.Join(err, m.s.Copy(host.Ptr(), mem.Ptr(), mem.Len()), m.sync()); err != nil {
+					return err
+				}
+				for i := range 3 * n {
+					x := m.rank + 1
+					if i >= n && i < 2*n {
+						if x = 3; round%2 == 1 {
+							x = 2
+						}
+					}
+					got, want := math.Float32frombits(binary.LittleEndian.Uint32(host.Bytes()[4*i:])), float32(x*(i%100+round))
+					if got != want {
+						return fmt.Errorf("rank %d, round %d: number %d is %v, want %v", m.rank, round, i, got, want)
+					}
+				}
+			}
+			return nil
+		})
 	}
 }
 

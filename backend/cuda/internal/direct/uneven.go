@@ -11,7 +11,7 @@ import (
 // AllGatherV brings src of each rank, of take[r].N bytes, to the spans take of dst. All ranks give the same
 // lengths. Src may be this rank's span of dst.
 func (c *Comm) AllGatherV(s Launcher, dst, src driver.Ptr, take []Span, form Form) error {
-	m := movement{what: "all_gather", dst: dst, src: src, blocks: form.Blocks}
+	m := movement{what: "all_gather", dst: dst, src: src, blocks: form.Blocks, into: form.Into}
 	if len(take) != c.ranks {
 		return fmt.Errorf("direct: all_gather to %d spans, want one for each of %d ranks", len(take), c.ranks)
 	}

@@ -169,6 +169,7 @@ func (c *Call) enqueue() error {
 	if err != nil {
 		return err
 	}
+	d.mapOthers()
 	// Who calls while other operations are under way does not wait for each.
 	d.comm.Quiet(!alone)
 	c.collect()

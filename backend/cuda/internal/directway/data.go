@@ -27,10 +27,10 @@ func (c *Call) do(p *Part) error {
 		return c.gather(p)
 	case work.Scatter:
 		n := p.Out[0].ByteLen()
-		return c.exchange(p, d.B.Rank*n, func(out, in driver.Ptr) error { return d.comm.Scatter(c.stream, out, in, n, p.Root, p.Form) })
+		return c.exchange(p, d.B.Rank*n, func(out, in driver.Ptr) error { return d.comm.Scatter(c.stream, out, in, n, p.Root, c.form(p, out)) })
 	case work.AllToAll, work.AllToAllSingle:
 		send, take := c.spans(p.In), c.spans(p.Out)
-		return c.transfer(p, nowhere, func(out, in driver.Ptr) error { return d.comm.AllToAllV(c.stream, out, in, take, send, p.Form) })
+		return c.transfer(p, nowhere, func(out, in driver.Ptr) error { return d.comm.AllToAllV(c.stream, out, in, take, send, c.form(p, out)) })
 	}
 	dtype, es := p.Out[0].DType(), p.Out[0].DType().Size()
 	switch op {
@@ -57,7 +57,11 @@ func (c *Call) do(p *Part) error {
 				return err
 			}
 		}
-		if err = c.collective(d.comm.AllReduce(c.stream, at, at, p.N, dtype, p.Op, p.Form)); err != nil {
+		form := p.Form
+		if d.comm.Spreads(p.N, dtype, p.Op, form) {
+			form = c.form(p, at)
+		}
+		if err = c.collective(d.comm.AllReduce(c.stream, at, at, p.N, dtype, p.Op, form)); err != nil {
 			return err
 		}
 		for i, o := range others {
@@ -99,7 +103,7 @@ func (c *Call) spread(p *Part) (err error) {
 		at, err = c.scratch(c.d.Dev, bytes)
 	}
 	if err == nil {
-		err = c.collective(c.d.comm.Broadcast(c.stream, at, bytes, p.Root, p.Form))
+		err = c.collective(c.d.comm.Broadcast(c.stream, at, bytes, p.Root, c.form(p, at)))
 	}
 	for i := range p.Out {
 		err = cmp.Or(err, c.putBack(p.Out[i:i+1], at))
@@ -123,7 +127,7 @@ func (c *Call) reduce(p *Part) error {
 			return err
 		}
 	}
-	if err := c.collective(c.d.comm.Reduce(c.stream, dst, at, p.N, t.DType(), p.Op, p.Root, p.Form)); err != nil || len(p.Out) == 0 {
+	if err := c.collective(c.d.comm.Reduce(c.stream, dst, at, p.N, t.DType(), p.Op, p.Root, c.form(p, dst))); err != nil || len(p.Out) == 0 {
 		return err
 	}
 	return c.putBack(p.Out, at)
@@ -133,13 +137,15 @@ func (c *Call) reduce(p *Part) error {
 func (c *Call) gather(p *Part) error {
 	n := p.In[0].ByteLen()
 	if !p.Uneven {
-		return c.exchange(p, c.d.B.Rank*n, func(out, in driver.Ptr) error { return c.d.comm.Gather(c.stream, out, in, n, p.Root, p.Form) })
+		return c.exchange(p, c.d.B.Rank*n, func(out, in driver.Ptr) error { return c.d.comm.Gather(c.stream, out, in, n, p.Root, c.form(p, out)) })
 	}
 	take, own := c.spans(p.Out), 0
 	if len(p.Out) > 0 {
 		own = take[c.d.B.Rank].Off
 	}
-	return c.transfer(p, own, func(out, in driver.Ptr) error { return c.d.comm.GatherV(c.stream, out, in, n, take, p.Root, p.Form) })
+	return c.transfer(p, own, func(out, in driver.Ptr) error {
+		return c.d.comm.GatherV(c.stream, out, in, n, take, p.Root, c.form(p, out))
+	})
 }
 
 // spans returns where the bytes of tensors are that are in order.

@@ -6,6 +6,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -16,6 +17,7 @@ import (
 	"github.com/c10d-go/c10d/backend/cuda/internal/group"
 	"github.com/c10d-go/c10d/backend/cuda/internal/kernels"
 	"github.com/c10d-go/c10d/backend/cuda/internal/region"
+	"github.com/c10d-go/c10d/backend/cuda/internal/registered"
 	"github.com/c10d-go/c10d/backend/cuda/internal/window"
 	"github.com/c10d-go/c10d/work"
 )
@@ -43,12 +45,13 @@ type Group struct {
 	others map[int]driver.Stream // by device: for tensors that are on another one
 	window *window.Window
 	comm   *direct.Comm
-	place  directPlace      // where the kernels have room
-	blocks int              // of each kernel, until it is closed
-	own    *region.Region   // where the others say that they have let go
-	pages  []*region.Region // the others'
-	lanes  lanes            // for messages
-	graphs graphs           // calls that were captured
+	place  directPlace          // where the kernels have room
+	blocks int                  // of each kernel, until it is closed
+	own    *region.Region       // where the others say that they have let go
+	pages  []*region.Region     // the others'
+	memory *registered.Registry // nil if the device's streams cannot write words
+	lanes  lanes                // for messages
+	graphs graphs               // calls that were captured
 
 	listing driver.Module
 	lister  driver.Function // brings lists in order
@@ -187,11 +190,14 @@ func (d *Group) connect(q *group.Operation, dev int) (why, err error) {
 			if d.comm, why = direct.New(d.window, direct.Options{Blocks: d.blocks, Limit: directLimit}); why == nil {
 				why = d.loadLists()
 			}
+			if why == nil && d.v.Info().StreamValues {
+				d.memory, why = registered.New(d.window, slices.Insert(slices.Clone(d.pages), d.Rank(), d.own), region.PageSize)
+			}
 		}
 		reason, _, err = tell(why, nil)
 		if err == nil && reason != nil {
 			// All have detached before one of them frees its memory.
-			why = d.window.Detach()
+			why = errors.Join(d.closeMemory(), d.window.Detach())
 			_, _, err = tell(nil, nil)
 			err = errors.Join(err, why)
 		}
@@ -210,6 +216,9 @@ func (d *Group) connect(q *group.Operation, dev int) (why, err error) {
 	return reason, errors.Join(err, freed)
 }
 
+// pageBytes is what a rank shares with the others: a page of words, and its registry.
+const pageBytes = region.PageSize + registered.Bytes
+
 // directLimit is how long a kernel waits for its peer if nobody aborts it. The rank aborts it when
 // the operation's time is over, and a process that dies takes its kernels along.
 const directLimit = 24 * time.Hour
@@ -227,7 +236,7 @@ func (d *Group) prepare(dev int) (err error) {
 	if d.stream, err = d.v.NewStream(driver.StreamOptions{High: true, Name: fmt.Sprintf("rank %d direct", d.B.Rank)}); err != nil {
 		return err
 	}
-	if d.own, err = region.New(region.PageSize); err != nil {
+	if d.own, err = region.New(pageBytes); err != nil {
 		return fmt.Errorf("a page of words: %w", err)
 	}
 	return nil
@@ -246,7 +255,7 @@ func (d *Group) openPages(all [][]byte) error {
 		if r == d.Rank() {
 			continue
 		}
-		p, err := region.Open(string(group.TrimZeros(b[12:][:region.NameLen])), region.PageSize)
+		p, err := region.Open(string(group.TrimZeros(b[12:][:region.NameLen])), pageBytes)
 		if err != nil {
 			return fmt.Errorf("the page of rank %d: %w", d.Of(r), err)
 		}
@@ -288,7 +297,7 @@ func (d *Group) Close() error {
 		d.last = nil
 	}
 	d.endGraphs()
-	err := d.window.Detach()
+	err := errors.Join(d.closeMemory(), d.window.Detach())
 	d.leaveLanes()
 	for _, p := range d.pages {
 		goneWord(p, d.Rank()).Store(d.made + 1)
@@ -337,11 +346,20 @@ func (d *Group) gone(limit time.Duration) bool {
 	}
 }
 
+// closeMemory lets go of the other ranks' registered memory.
+func (d *Group) closeMemory() (err error) {
+	if d.memory != nil {
+		err = d.memory.Close()
+		d.memory = nil
+	}
+	return err
+}
+
 // release frees what is there; nothing uses it any more.
 func (d *Group) release() error {
 	d.keepPlace(0)
 	d.freeGraphs()
-	errs := []error{d.closeLanes()}
+	errs := []error{d.closeLanes(), d.closeMemory()}
 	if d.comm != nil {
 		errs = append(errs, d.comm.Close())
 	}

@@ -75,14 +75,18 @@ type lane struct {
 // in a goroutine. A stream has room for some 1000 commands.
 const laneCommands = 400
 
-// laneChannels returns how many channels the lanes of a device have: as many as 8 blocks of 512 threads with up
-// to 4 ranks, and 4 blocks with more. A lane takes 17 KiB of device memory for a channel at each end.
-func laneChannels(v driver.Device, ranks int) int {
-	channels := 128
-	if ranks > 4 {
+// laneChannels returns how many channels the lanes have: as many as 8 blocks of 512 threads with up to 4 ranks,
+// and 4 blocks with more. The first group of a device has 16 blocks if it has 2 ranks. A lane takes 17 KiB of
+// device memory for a channel at each end.
+func (d *Group) laneChannels() int {
+	ranks, channels := d.Size(), 128
+	switch {
+	case ranks == 2 && d.blocks == mostBlocks:
+		channels = 256
+	case ranks > 4:
 		channels = 64
 	}
-	return max(min(channels, int(v.Info().Memory/directShare)/(directChannelBytes*2*(ranks-1))), 1)
+	return max(min(channels, int(d.v.Info().Memory/directShare)/(directChannelBytes*2*(ranks-1))), 1)
 }
 
 // takeLanes reserves room for the kernels of the lanes on the group's device. All of them may wait at the same
@@ -92,7 +96,7 @@ func (d *Group) takeLanes() {
 	if l.channels = 0; d.Members != nil {
 		return
 	}
-	channels := laneChannels(d.v, d.Size())
+	channels := d.laneChannels()
 	want := 2 * (d.Size() - 1) * direct.LaneBlocks(channels)
 	directPlaces.Lock()
 	defer directPlaces.Unlock()

@@ -10,6 +10,7 @@ import (
 
 	"github.com/c10d-go/c10d/backend"
 	"github.com/c10d-go/c10d/backend/cuda/driver"
+	"github.com/c10d-go/c10d/backend/cuda/internal/direct"
 	"github.com/c10d-go/c10d/backend/cuda/internal/group"
 	"github.com/c10d-go/c10d/backend/cuda/internal/kernels"
 	"github.com/c10d-go/c10d/backend/cuda/internal/place"
@@ -274,7 +275,7 @@ func (d *Group) postStaged(x *lane, q *group.Operation, h *tensor.Tensor) *work.
 		if err != nil {
 			return err
 		}
-		return m.launchMessage(q.MessageAt(), h.ByteLen())
+		return m.launchMessage(q.MessageAt(), h.ByteLen(), direct.Into{})
 	})
 	return m.Work()
 }
@@ -324,6 +325,7 @@ func (m *Message) enqueueMessage() error {
 	if err != nil {
 		return err
 	}
+	d.mapOthers()
 	m.collect()
 	m.stream = own
 	if s != nil && s.In != nil && s.In.Device().Index == d.Dev {
@@ -393,7 +395,7 @@ func (m *Message) transferMessage() error {
 		if err != nil {
 			return err
 		}
-		return m.launchMessage(at, length(p.In))
+		return m.launchMessage(at, length(p.In), direct.Into{})
 	}
 	at, n, whole := m.d.inOrder(p.Out)
 	if !whole {
@@ -403,17 +405,17 @@ func (m *Message) transferMessage() error {
 			return err
 		}
 	}
-	if err := m.launchMessage(at, n); err != nil || whole {
+	if err := m.launchMessage(at, n, m.into(p.Out, at, m.lane.peer)); err != nil || whole {
 		return err
 	}
 	return m.putBack(p.Out, at)
 }
 
-// launchMessage launches the kernel, which reads or writes n bytes.
-func (m *Message) launchMessage(at driver.Ptr, n int) error {
+// launchMessage launches the kernel, which reads or writes n bytes. Into is for those that it writes.
+func (m *Message) launchMessage(at driver.Ptr, n int, into direct.Into) error {
 	x, d := m.lane, m.d
 	if x.dir == in {
-		return cmp.Or(x.l.Recv(m.stream, at, n), m.pace())
+		return cmp.Or(x.l.Recv(m.stream, at, n, into), m.pace())
 	}
 	if err := cmp.Or(x.l.Send(m.stream, at, n), m.pace()); err != nil || m.captured {
 		return err

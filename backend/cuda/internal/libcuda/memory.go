@@ -123,6 +123,9 @@ func (m *Memory) Device() tensor.Device { return m.v.ID() }
 // Len returns the number of bytes.
 func (m *Memory) Len() int { return m.n }
 
+// Closed reports whether Close has been called.
+func (m *Memory) Closed() bool { return m.closed.Load() }
+
 // Ptr returns the address.
 func (m *Memory) Ptr() driver.Ptr { return m.p }
 

@@ -46,6 +46,15 @@ func Of(t *tensor.Tensor) *Place {
 	return p
 }
 
+// Memory returns the memory that a tensor lies in, as its driver made it.
+func Memory(t *tensor.Tensor) driver.Memory {
+	if w, ok := t.Memory().(interface{ Whole() driver.Memory }); ok {
+		return w.Whole()
+	}
+	m, _ := t.Memory().(driver.Memory)
+	return m
+}
+
 // spans returns the bytes between which elements lie, and the runs of bytes that
 // they take, nil if that is all of them.
 func spans(shape, strides []int, offset, es int) (lo, hi int, runs []Span) {

@@ -21,6 +21,9 @@ const (
 	// SlotBytes is the data that a slot holds, MarkBytes its marks.
 	SlotBytes = 2048
 	MarkBytes = 128
+
+	// MostRegions is how many regions of a rank its peers can map; see Maps.
+	MostRegions = 16
 )
 
 // Options is how a Window is made. All ranks need the same Ranks, Channels and Depth.
@@ -83,6 +86,7 @@ type layout struct {
 	ring, marks             int // bytes of the ring for one rank
 	marksAt, credit, state  int
 	failed, total, occupied int // after failed is the count of channels that have ended
+	maps                    int // where the regions of the ranks are, MostRegions for each of MostRanks
 
 	lanes, lanesAt int // what a lane has of slots, then of marks; the first one
 	laneMarks      int // within a lane
@@ -103,7 +107,8 @@ func (o Options) layout() (l layout) {
 	l.laneState = o.LaneChannels * MostRanks * 4
 	l.counts = l.laneState + o.LaneChannels*8
 	l.failed = l.countsAt + o.lanes()*l.counts
-	l.occupied = l.failed + 8
+	l.maps = l.failed + 8
+	l.occupied = l.maps + MostRanks*MostRegions*8
 	// Whole pages of the device, so that nothing else lies in what other processes open.
 	const page = 2 << 20
 	l.total = (l.occupied + page - 1) / page * page
@@ -146,6 +151,7 @@ type Window struct {
 	mem   driver.Memory
 	host  driver.HostMemory
 	opens []driver.Memory // of the other ranks; nil for this one
+	owner [16]byte        // this process, as handles have it
 	uuids [][16]byte
 	peers []int // devices that enable has made reachable
 
@@ -250,6 +256,7 @@ func (w *Window) Connect(ctx context.Context, exchange Exchange) error {
 	if mine != nil {
 		handle = driver.MemoryHandle{Len: 1}
 	}
+	w.owner = handle.Owner
 	b, err := handle.AppendBinary(make([]byte, 0, greeting))
 	if err != nil {
 		return err
@@ -266,7 +273,7 @@ func (w *Window) Connect(ctx context.Context, exchange Exchange) error {
 	if err != nil {
 		return err
 	}
-	_, err = w.agree(ctx, exchange, nil, w.open(handle, all))
+	_, err = w.agree(ctx, exchange, nil, w.open(all))
 	if err != nil {
 		return errors.Join(err, w.Detach())
 	}
@@ -311,7 +318,7 @@ func (w *Window) agree(ctx context.Context, exchange Exchange, b []byte, mine er
 }
 
 // open opens the memory of the others.
-func (w *Window) open(own driver.MemoryHandle, all [][]byte) error {
+func (w *Window) open(all [][]byte) error {
 	w.opens = make([]driver.Memory, w.o.Ranks)
 	w.uuids = make([][16]byte, w.o.Ranks)
 	w.uuids[w.o.Rank] = w.o.Device.Info().UUID
@@ -337,7 +344,7 @@ func (w *Window) open(own driver.MemoryHandle, all [][]byte) error {
 		if h.Len != uint64(w.l.total) {
 			return w.wrap(fmt.Errorf("it has %d bytes, want %d", h.Len, w.l.total), "the memory of rank %d", r)
 		}
-		m, err := w.reach(own, h, at)
+		m, err := w.Reach(h, at)
 		if err != nil {
 			return w.wrap(err, "the memory of rank %d on its device %d", r, dev)
 		}
@@ -346,9 +353,10 @@ func (w *Window) open(own driver.MemoryHandle, all [][]byte) error {
 	return nil
 }
 
-// reach makes another rank's memory usable for kernels of this device.
-func (w *Window) reach(own, h driver.MemoryHandle, at driver.Ptr) (driver.Memory, error) {
-	if h.Owner != own.Owner {
+// Reach makes another rank's memory usable for kernels of this device. At is its address in the other rank's
+// process. It is for ranks whose windows this one has opened.
+func (w *Window) Reach(h driver.MemoryHandle, at driver.Ptr) (driver.Memory, error) {
+	if h.Owner != w.owner {
 		return w.o.Device.OpenMemory(h)
 	}
 	for i := range w.o.Driver.Count() {
@@ -415,6 +423,17 @@ func (w *Window) Own() Own {
 	at := func(offset int) driver.Ptr { return w.mem.Ptr() + driver.Ptr(offset) }
 	return Own{Slots: at(0), Marks: at(w.l.marksAt), State: at(w.l.state), Credit: at(w.l.credit), Failed: at(w.l.failed), Host: w.host.Ptr()}
 }
+
+// Maps returns where this rank's kernels read the addresses of a rank's regions, 8 bytes for each. Regions
+// are memory that kernels of other ranks may write beside the window. Whoever maps one writes its address
+// there. Window does not use them.
+func (w *Window) Maps(rank int) driver.Ptr {
+	return w.mem.Ptr() + driver.Ptr(w.l.maps+rank*MostRegions*8)
+}
+
+// Failed returns where this rank's kernels read whether a call of another rank has failed. It is for windows
+// that are connected.
+func (w *Window) Failed(rank int) driver.Ptr { return w.opens[rank].Ptr() + driver.Ptr(w.l.failed) }
 
 // Peer returns where this rank writes in another one's memory. It is for windows that are
 // connected.

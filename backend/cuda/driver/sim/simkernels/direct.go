@@ -34,8 +34,9 @@ func exchangeTiles(k *sim.Run, d tensor.DType) error {
 	return nil
 }
 
-// moveTiles is the kernels of moves. The first piece is tile 0 in direct.cu: a length, and the longest
-// span that the sender knows of.
+// moveTiles is the kernels of moves. The first piece is tile 0 in direct.cu: a length, the longest span that
+// the sender knows of, and where it lets the peer write. If all ranks are open, the peers write there, and
+// another piece says that all is there.
 func moveTiles(k *sim.Run) error {
 	m := direct.ParseMove(k.Arg(0))
 	x := exchanger{k: k, c: m.Call}
@@ -43,22 +44,36 @@ func moveTiles(k *sim.Run) error {
 		return nil
 	}
 	x.piece = k.Load(x.c.State)
-	most := x.c.Part
+	most, open := x.c.Part, m.Open
+	var into [window.MostRanks]direct.Place
 	told := x.swap(
 		func(p int) []byte {
 			b := binary.NativeEndian.AppendUint64(nil, uint64(m.Send[p].N))
-			return binary.NativeEndian.AppendUint64(b, uint64(x.c.Part))
+			b = binary.NativeEndian.AppendUint64(b, uint64(x.c.Part))
+			b = binary.NativeEndian.AppendUint64(b, m.Into[p].Word())
+			if m.Open {
+				return append(b, 1)
+			}
+			return append(b, 0)
 		},
-		func(int) int { return 16 },
+		func(int) int { return 25 },
 		func(p int, b []byte) bool {
 			if int(binary.NativeEndian.Uint64(b)) != m.Take[p].N {
 				x.fail(p, window.Unlike)
 				return false
 			}
 			most = max(most, int(binary.NativeEndian.Uint64(b[8:])))
+			into[p] = direct.ParsePlace(binary.NativeEndian.Uint64(b[16:]))
+			open = open && b[24] != 0
 			return true
 		})
 	if !told {
+		return nil
+	}
+	if open && most > 0 {
+		if x.straight(m, into) {
+			x.end()
+		}
 		return nil
 	}
 	room := x.c.Channels * x.c.Depth * window.SlotBytes
@@ -83,6 +98,83 @@ func moveTiles(k *sim.Run) error {
 	}
 	x.end()
 	return nil
+}
+
+// spreadTiles is an all_reduce of two ranks. The first piece tells where the peer may write. If both are open,
+// each combines its half and puts it to both, and another piece says that all is there.
+func spreadTiles(k *sim.Run, d tensor.DType) error {
+	m := direct.ParseSpread(k.Arg(0))
+	x := exchanger{k: k, c: m.One}
+	if k.Load(x.c.Failed) != 0 {
+		return nil
+	}
+	x.piece = k.Load(x.c.State)
+	open, into := m.Open, direct.Place{}
+	told := x.swap(
+		func(int) []byte {
+			b := binary.NativeEndian.AppendUint64(nil, m.Into.Word())
+			if m.Open {
+				return append(b, 1)
+			}
+			return append(b, 0)
+		},
+		func(int) int { return 9 },
+		func(_ int, b []byte) bool {
+			into = direct.ParsePlace(binary.NativeEndian.Uint64(b))
+			open = open && b[8] != 0
+			return true
+		})
+	if !told {
+		return nil
+	}
+	if open {
+		x.c = m.Two
+	}
+	room := x.c.Channels * x.c.Depth * window.SlotBytes
+	for at := 0; at < x.c.Part; at += room {
+		if !x.pass(at, min(room, x.c.Part-at), d) {
+			return nil
+		}
+	}
+	if open {
+		if why := k.Load(m.Failed); why != 0 {
+			x.fail(1-x.c.Rank, window.Aborted)
+			return nil
+		}
+		at := m.Maps + driver.Ptr(8*(into.Region-1))
+		base := driver.Ptr(k.Load(at)) | driver.Ptr(k.Load(at+4))<<32
+		copy(k.Reached(base+driver.Ptr(into.Off+x.c.Rank*x.c.Part), x.c.DstBytes), k.Read(x.c.Dst, x.c.DstBytes))
+		if !x.swap(func(int) []byte { return []byte{1} }, func(int) int { return 1 }, func(int, []byte) bool { return true }) {
+			return nil
+		}
+	}
+	x.end()
+	return nil
+}
+
+// straight writes the spans where the peers have told, and waits until they have done so. It returns false if
+// the call has failed.
+func (x *exchanger) straight(m direct.Move, into [window.MostRanks]direct.Place) bool {
+	k := x.k
+	for p, s := range m.Send[:x.c.Ranks] {
+		if s.N == 0 {
+			continue
+		}
+		b := k.Read(x.c.Src+driver.Ptr(s.Off), s.N)
+		if p == x.c.Rank {
+			b = bytes.Clone(b)
+			copy(k.Write(x.c.Dst+driver.Ptr(m.Take[p].Off), s.N), b)
+			continue
+		}
+		if why := k.Load(m.Failed[p]); why != 0 {
+			x.fail(p, window.Aborted)
+			return false
+		}
+		at := m.Maps[p] + driver.Ptr(8*(into[p].Region-1))
+		base := driver.Ptr(k.Load(at)) | driver.Ptr(k.Load(at+4))<<32
+		copy(k.Reached(base+driver.Ptr(into[p].Off), s.N), b)
+	}
+	return x.swap(func(int) []byte { return []byte{1} }, func(int) int { return 1 }, func(int, []byte) bool { return true })
 }
 
 // end notes the pieces of the call, and tells the host that it has ended.

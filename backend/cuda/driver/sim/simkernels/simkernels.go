@@ -36,6 +36,7 @@ func All() map[string]sim.Kernel {
 		all[name] = func(k *sim.Run) error { return exchangeTiles(k, d) }
 	})
 	direct.EachMove(func(name string) { all[name] = moveTiles })
+	direct.EachSpread(func(name string, d tensor.DType) { all[name] = func(k *sim.Run) error { return spreadTiles(k, d) } })
 	return all
 }
 

@@ -15,6 +15,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -210,15 +211,25 @@ func (o *operation) input(rank, ranks int) []byte {
 		drawn, set = m[0], m[1]
 	}
 	b := make([]byte, (n+7)&^7)
-	x := o.seed + uint64(rank)*0x9e3779b97f4a7c15 | 1
-	for i := 0; i < len(b); i += 8 {
-		x ^= x << 13
-		x ^= x >> 7
-		x ^= x << 17
-		binary.LittleEndian.PutUint64(b[i:], x&drawn|set)
+	var all sync.WaitGroup
+	for at := 0; at < len(b); at += inputPiece {
+		x := (o.seed+uint64(rank)+uint64(at))*0x9e3779b97f4a7c15 | 1
+		piece := b[at:min(at+inputPiece, len(b))]
+		all.Go(func() {
+			for i := 0; i < len(piece); i += 8 {
+				x ^= x << 13
+				x ^= x >> 7
+				x ^= x << 17
+				binary.LittleEndian.PutUint64(piece[i:], x&drawn|set)
+			}
+		})
 	}
+	all.Wait()
 	return b[:n]
 }
+
+// inputPiece is how much of an input is made at a time. Pieces are made at the same time.
+const inputPiece = 512 << 10
 
 // expect returns what a rank gets, by the CPU's arithmetic, in the order of the ranks.
 func (o *operation) expect(rank, ranks int) ([]byte, error) {

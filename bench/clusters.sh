@@ -3,10 +3,11 @@
 # the link alone needs. Each host is a network namespace. Needs root and iproute2.
 #
 #   bench/clusters.sh
-#   RATE=1gbit RANKS=2,3 SIZES=16M,64M C10D=bin/c10d bench/clusters.sh
+#   RATE=1gbit RANKS=2,3 SIZES=16M,64M C10D=bin/c10d OUT=bin/link bench/clusters.sh
 #
-# RANKS is how many ranks are on each host. A row has the best time of each system in ms, and its
-# ratio to the time in which plain TCP moves the bytes of one buffer both ways at once.
+# RANKS is how many ranks are on each host. A row has the median time of each system in ms, of REPEAT calls after
+# one more, and its ratio to the time in which plain TCP moves the bytes of one buffer both ways at once. With OUT
+# the records are added to files in that directory, one for each system.
 set -eu
 
 RATE=${RATE:-1gbit}
@@ -15,7 +16,7 @@ SIZES=${SIZES:-16M,64M}
 REPEAT=${REPEAT:-5}
 C10D=${C10D:-bin/c10d}
 PYTHON=${PYTHON:-/usr/bin/python3}
-here=$(dirname "$0")
+OUT=${OUT:-}
 
 base=c10dlink$$
 dir=$(mktemp -d)
@@ -71,7 +72,7 @@ every() {
 }
 
 cat >"$dir/link.py" <<'END'
-import socket, sys, threading, time
+import platform, socket, sys, threading, time
 n, first = int(sys.argv[1]), sys.argv[2] == "0"
 if first:
     s = socket.socket(); s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1); s.bind(("10.79.0.1", 29400)); s.listen(); c = s.accept()[0]
@@ -80,7 +81,7 @@ else:
         try: c = socket.create_connection(("10.79.0.1", 29400)); break
         except OSError: time.sleep(0.05)
 c.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-data, into, best = bytes(n), memoryview(bytearray(n)), None
+data, into, times = bytes(n), memoryview(bytearray(n)), []
 for _ in range(int(sys.argv[3]) + 1):
     c.sendall(b"x"); c.recv(1)
     start = time.monotonic()
@@ -88,24 +89,23 @@ for _ in range(int(sys.argv[3]) + 1):
     got = 0
     while got < n: got += c.recv_into(into[got:])
     t.join()
-    took = time.monotonic() - start
-    best = min(best or took, took)
-if first: print(best * 1e3)
+    times.append(time.monotonic() - start)
+if first: print(platform.release()); print(*times[1:])
 END
 cat >"$dir/peer.py" <<'END'
 import sys, time
 import torch, torch.distributed as dist
 dist.init_process_group("gloo")
 t = torch.zeros(int(sys.argv[1]) // 4)
-best = None
+times = []
 for _ in range(int(sys.argv[2]) + 1):
     dist.barrier()
     start = time.monotonic()
     dist.all_reduce(t)
     took = torch.tensor([time.monotonic() - start])
     dist.all_reduce(took, op=dist.ReduceOp.MAX)
-    best = min(best or took.item(), took.item())
-if dist.get_rank() == 0: print(best * 1e3)
+    times.append(took.item())
+if dist.get_rank() == 0: print(torch.__version__); print(*times[1:])
 END
 # Open MPI's library by its C names, because its headers may not be installed.
 cat >"$dir/mpi.py" <<'END'
@@ -116,15 +116,17 @@ world, float32, float64 = thing("ompi_mpi_comm_world"), thing("ompi_mpi_float"),
 add, most, in_place = thing("ompi_mpi_op_sum"), thing("ompi_mpi_op_max"), ctypes.c_void_p(1)
 mpi.MPI_Init(None, None)
 rank = ctypes.c_int(); mpi.MPI_Comm_rank(world, ctypes.byref(rank))
-n = int(sys.argv[1]); t = ctypes.create_string_buffer(n); best = None
+n = int(sys.argv[1]); t = ctypes.create_string_buffer(n); times = []
 for _ in range(int(sys.argv[2]) + 1):
     mpi.MPI_Barrier(world)
     start = time.monotonic()
     mpi.MPI_Allreduce(in_place, t, n // 4, float32, add, world)
     took = ctypes.c_double(time.monotonic() - start)
     mpi.MPI_Allreduce(in_place, ctypes.byref(took), 1, float64, most, world)
-    best = min(best or took.value, took.value)
-if rank.value == 0: print(best * 1e3)
+    times.append(took.value)
+name, length = ctypes.create_string_buffer(256), ctypes.c_int()
+mpi.MPI_Get_library_version(name, ctypes.byref(length))
+if rank.value == 0: print(name.value.decode().split(",")[0]); print(*times[1:])
 mpi.MPI_Finalize()
 END
 cat >"$dir/agent" <<END
@@ -135,29 +137,51 @@ exec ip netns exec ${base}1 unshare --uts sh -c "hostname second; \$*"
 END
 chmod +x "$dir/agent"
 
-best() { sed -n 's/.*"time_us_best":\([0-9.e+-]*\).*/\1/p; t; s/.*"time_us_p50":\([0-9.e+-]*\).*/\1/p' | awk '{ if (!m || $1 < m) m = $1 } END { print m / 1000 }'; }
+cat >"$dir/record.py" <<'END'
+# Makes a record of what a program above prints: a version and times in seconds.
+import json, sys
+system, size, world = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+version, times = sys.stdin.read().splitlines()
+times = sorted(float(t) * 1e6 for t in times.split())
+at = lambda q: times[min(len(times) - 1, int(q * len(times)))]
+print(json.dumps({"system": system, "version": version, "op": "all_reduce", "dtype": "float32", "size": size, "world": world,
+    "bytes": size, "iters": len(times), "repeat": 1, "time_us_p50": at(0.5), "time_us_p99": at(0.99), "time_us_avg": sum(times) / len(times)}))
+END
+
+# keep FILE keeps the record on the input, and prints its median in ms. It prints nothing if there is no record.
+keep() {
+	IFS= read -r record || return 0
+	if [ "$OUT" ]; then printf '%s\n' "$record" >>"$OUT/$1.jsonl"; fi
+	printf '%s\n' "$record" | sed -n 's/.*"time_us_p50": *\([0-9.e+-]*\).*/\1/p' | awk '{ print $1 / 1000 }'
+}
+
+# made SYSTEM makes a record of what a program prints.
+made() { "$PYTHON" "$dir/record.py" "$1" "$n" "$world" | keep "$1"; }
 
 ratio() { awk -v t="${1:-0}" -v l="$2" 'BEGIN { if (t > 0) printf "%9.1f %5.2f", t, t / l; else printf "%9s %5s", "-", "-" }'; }
 
-printf '%s ranks a host, link of %s\n' "$RANKS" "$RATE"
+if [ "$OUT" ]; then mkdir -p "$OUT"; fi
+printf '%s ranks a host, link of %s, load %s\n' "$RANKS" "$RATE" "$(cut -d ' ' -f 1-3 /proc/loadavg)"
 printf '%6s %9s   %-15s   %-15s   %-15s\n' bytes "link ms" "c10d" "PyTorch gloo" "Open MPI"
 port=29500
 for size in $(echo "$SIZES" | tr , ' '); do
 	n=$(bytes "$size")
 	on 1 "$PYTHON" "$dir/link.py" "$n" 1 "$REPEAT" &
-	link=$(on 0 "$PYTHON" "$dir/link.py" "$n" 0 "$REPEAT")
+	link=$(on 0 "$PYTHON" "$dir/link.py" "$n" 0 "$REPEAT" | made link)
 	wait
 	port=$((port + 1))
-	ours=$(every $port "$C10D" bench -json -check=false -repeat "$REPEAT" -budget 1s -op all_reduce -sizes "$size" | best)
+	ours=$(every $port "$C10D" bench -json -check=false -repeat 1 -w 1 -n "$REPEAT" -op all_reduce -sizes "$size" | keep c10d-go)
 	torch=
 	if "$PYTHON" -c 'import torch' 2>/dev/null; then
 		port=$((port + 1))
-		torch=$(every $port "$PYTHON" "$dir/peer.py" "$n" "$REPEAT")
+		torch=$(every $port "$PYTHON" "$dir/peer.py" "$n" "$REPEAT" | made torch-gloo)
 	fi
 	mpi=
 	if command -v mpirun >/dev/null; then
-		mpi=$(on 0 unshare --uts sh -c "hostname first; exec mpirun --allow-run-as-root --oversubscribe --host 10.79.0.1:$first,10.79.0.2:$second -n $world --mca plm_rsh_agent $dir/agent --mca btl_tcp_if_include ve0 --mca oob_tcp_if_include ve0 $PYTHON $dir/mpi.py $n $REPEAT" 2>"$dir/mpi.err") || mpi=
+		on 0 unshare --uts sh -c "hostname first; exec mpirun --allow-run-as-root --oversubscribe --host 10.79.0.1:$first,10.79.0.2:$second -n $world --mca plm_rsh_agent $dir/agent --mca btl_tcp_if_include ve0 --mca oob_tcp_if_include ve0 $PYTHON $dir/mpi.py $n $REPEAT" >"$dir/mpi" 2>"$dir/mpi.err" || : >"$dir/mpi"
+		if [ -s "$dir/mpi" ]; then mpi=$(made openmpi <"$dir/mpi"); fi
 	fi
 	printf '%6s %9.1f   %s   %s   %s\n' "$size" "$link" "$(ratio "$ours" "$link")" "$(ratio "$torch" "$link")" "$(ratio "$mpi" "$link")"
 	if [ -z "$mpi" ] && [ -s "$dir/mpi.err" ]; then head -5 "$dir/mpi.err" >&2; fi
 done
+printf 'load %s\n' "$(cut -d ' ' -f 1-3 /proc/loadavg)"

@@ -20,8 +20,6 @@ import (
 	"github.com/c10d-go/c10d/backend/cuda"
 	"github.com/c10d-go/c10d/backend/cuda/driver/sim"
 	"github.com/c10d-go/c10d/backend/gloo"
-	"github.com/c10d-go/c10d/internal/transport"
-	"github.com/c10d-go/c10d/internal/transport/mem"
 	"github.com/c10d-go/c10d/tensor"
 	"github.com/c10d-go/c10d/work"
 )
@@ -302,14 +300,11 @@ func TestF26NetworkBytes(t *testing.T) {
 	o.options = cuda.Options{Chunk: n / 2}
 	o.sim.NoDelays = true
 	var sent [2]atomic.Int64 // by the cards of the two hosts
-	f := mem.NewFabric()
-	f.DropIf(func(_ string, from int, r *transport.Request) bool {
-		if from/8 != r.Peer/8 {
-			sent[from/8].Add(int64(len(r.Buf)))
+	o.sent = func(_ string, from, to, bytes int) {
+		if from/8 != to/8 {
+			sent[from/8].Add(int64(bytes))
 		}
-		return false
-	})
-	o.inner(func(h *gloo.Options) { h.Fabric = f })
+	}
 	w := newWorld(t, o)
 	w.each(func(x *rank, r int) error { return x.meetDirectly(r) })
 	sent[0].Store(0)

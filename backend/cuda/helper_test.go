@@ -22,6 +22,7 @@ import (
 	"github.com/c10d-go/c10d/backend/cuda/driver"
 	"github.com/c10d-go/c10d/backend/cuda/driver/sim"
 	"github.com/c10d-go/c10d/backend/gloo"
+	"github.com/c10d-go/c10d/internal/transport"
 	"github.com/c10d-go/c10d/internal/transport/mem"
 	"github.com/c10d-go/c10d/store"
 	"github.com/c10d-go/c10d/tensor"
@@ -76,6 +77,9 @@ type setup struct {
 	native  bool // the host's part goes over gloo's native wire
 	timeout time.Duration
 	vary    func(o *cuda.Options, r int) // what differs from rank to rank; nil if nothing
+
+	// sent, if not nil, is called with each message of the fabric.
+	sent func(group string, from, to, bytes int)
 }
 
 func join(f *mem.Fabric) gloo.Options {
@@ -89,6 +93,12 @@ func newWorld(tb testing.TB, s setup) *world {
 	ctx, cancel := context.WithTimeout(context.Background(), max(patience, s.timeout))
 	tb.Cleanup(cancel)
 	w := &world{TB: tb, ctx: ctx, m: m, fabric: mem.NewFabric()}
+	if s.sent != nil {
+		w.fabric.DropIf(func(group string, from int, q *transport.Request) bool {
+			s.sent(group, from, q.Peer, len(q.Buf))
+			return false
+		})
+	}
 	st := store.NewHash()
 	tb.Cleanup(func() { st.Close() })
 	for r := range s.size {

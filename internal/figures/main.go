@@ -167,6 +167,8 @@ func (r record) column() column {
 		return column{"Open MPI", false}
 	case r.System == "torch-nccl":
 		return column{"PyTorch NCCL", false}
+	case r.System == "link":
+		return column{"the link alone", false}
 	}
 	return column{"PyTorch gloo", false}
 }
@@ -186,7 +188,7 @@ type run struct {
 
 func load(dir, name string) (*run, error) {
 	r := &run{p50: make(map[point]map[column]float64)}
-	for _, system := range []string{"c10d-go", "openmpi", "openmpi-tcp", "torch-nccl", "torch-gloo"} {
+	for _, system := range []string{"c10d-go", "link", "openmpi", "openmpi-tcp", "torch-nccl", "torch-gloo"} {
 		text, err := os.ReadFile(filepath.Join(dir, system+"-"+name+".jsonl"))
 		if os.IsNotExist(err) {
 			continue
@@ -378,7 +380,10 @@ func timeName(us float64) string {
 		return ""
 	}
 	unit := math.Pow(10, math.Floor(math.Log10(us))-2)
-	if us = math.Round(us/unit) * unit; us >= 1000 {
+	switch us = math.Round(us/unit) * unit; {
+	case us >= 1e6:
+		return strconv.FormatFloat(us/1e6, 'g', 3, 64) + " s"
+	case us >= 1000:
 		return strconv.FormatFloat(us/1000, 'g', 3, 64) + " ms"
 	}
 	return strconv.FormatFloat(us, 'g', 3, 64)

@@ -38,9 +38,12 @@ func TestFill(t *testing.T) {
 	write("docs/benchmarks/c10d-go-x.jsonl", `{"system":"c10d-go","op":"all_reduce","size":1024,"world":2,"time_us_p50":3}
 {"system":"c10d-go","op":"all_reduce","size":1024,"world":2,"time_us_p50":2}
 {"system":"c10d-go","op":"all_reduce","size":1048576,"world":2,"time_us_p50":1500.4}
+{"system":"c10d-go","op":"all_reduce","size":1073741824,"world":2,"time_us_p50":2284400}
 `)
 	write("docs/benchmarks/openmpi-x.jsonl", `{"system":"openmpi","op":"all_reduce","size":1024,"world":2,"time_us_p50":1}
 {"system":"openmpi","op":"all_reduce","size":1048576,"world":2,"time_us_p50":3001}
+`)
+	write("docs/benchmarks/link-x.jsonl", `{"system":"link","op":"all_reduce","size":1073741824,"world":2,"time_us_p50":2259300}
 `)
 	write("bench/bars.txt", "# bars\nall_reduce 2,4 1K,1M openmpi 1.5x\nall_reduce 2 1K - 2us\n")
 	d := document{root: root, name: "README.md", files: map[string][]byte{}}
@@ -51,14 +54,14 @@ It meets <!-- figures targets run=x of=bars.txt -->none<!-- figures end --> targ
 <!-- figures plot run=x op=all_reduce file=r.svg -->
 <!-- figures end -->
 `))
-	want := "<!-- figures table run=x -->\n| size | here | Open MPI | ratio |\n| --- | --- | --- | --- |\n" +
-		"| 1 KiB | 2 | 1 | 0.50x |\n| 1 MiB | 1.5 ms | 3 ms | 2.0x |\n<!-- figures end -->\n" +
+	want := "<!-- figures table run=x -->\n| size | here | the link alone | ratio | Open MPI | ratio |\n| --- | --- | --- | --- | --- | --- |\n" +
+		"| 1 KiB | 2 |  |  | 1 | 0.50x |\n| 1 MiB | 1.5 ms |  |  | 3 ms | 2.0x |\n| 1 GiB | 2.28 s | 2.26 s | 1.0x |  |  |\n<!-- figures end -->\n" +
 		"It meets <!-- figures targets run=x of=bars.txt -->2 of 3<!-- figures end --> targets.\n" +
 		"<!-- figures plot run=x op=all_reduce file=r.svg -->\n![How many times as fast as its peers: all_reduce](r.svg)\n<!-- figures end -->\n"
 	if err != nil || string(got) != want {
 		t.Errorf("%v\n%s", err, got)
 	}
-	if !bytes.Contains(d.files["r.svg"], []byte("times as fast as Open MPI")) {
+	if !bytes.Contains(d.files["r.svg"], []byte("times as fast as the link alone")) {
 		t.Error("no picture")
 	}
 	for text, want := range map[string]string{

@@ -83,6 +83,12 @@ func (b *Backend) Explain() backend.Explanation {
 		}
 		e.Choices = append(e.Choices, c)
 	}
+	if n, most, bytes, ok := b.direct.Registered(); ok {
+		e.Choices = append(e.Choices, backend.Choice{
+			Op: "registered memory", UpTo: -1, Algorithm: fmt.Sprintf("%d of %d regions", n, most),
+			Why: fmt.Sprintf("%d bytes that the other ranks' kernels have mapped: they write long messages, gathers, scatters and broadcasts straight into it, without staging", bytes),
+		})
+	}
 	return e
 }
 

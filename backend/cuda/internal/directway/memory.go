@@ -5,6 +5,7 @@ import (
 	"github.com/c10d-go/c10d/backend/cuda/internal/direct"
 	"github.com/c10d-go/c10d/backend/cuda/internal/place"
 	"github.com/c10d-go/c10d/backend/cuda/internal/registered"
+	"github.com/c10d-go/c10d/backend/cuda/internal/window"
 	"github.com/c10d-go/c10d/tensor"
 )
 
@@ -23,6 +24,9 @@ func (c *Call) into(out []*tensor.Tensor, at driver.Ptr, by int) direct.Into {
 		return direct.Into{}
 	}
 	m := place.Memory(out[0])
+	if m == nil {
+		return direct.Into{}
+	}
 	for _, t := range out[1:] {
 		if place.Memory(t) != m {
 			return direct.Into{}
@@ -36,4 +40,16 @@ func (d *Group) mapOthers() {
 	if d.memory != nil {
 		d.memory.Look()
 	}
+}
+
+// Registered returns how much memory of this rank the kernels of all other ranks have mapped: regions of at
+// most so many, and bytes. It reports false if there can be none.
+func (d *Group) Registered() (regions, most int, bytes int64, ok bool) {
+	d.connecting.Lock()
+	defer d.connecting.Unlock()
+	if d.memory == nil || d.Open.Load() == nil {
+		return 0, 0, 0, false
+	}
+	regions, bytes = d.memory.Mapped()
+	return regions, window.MostRegions, bytes, true
 }

@@ -45,6 +45,7 @@ type Registry struct {
 	s     driver.Stream // that writes addresses for the kernels
 
 	mine    [window.MostRegions]entry
+	lens    [window.MostRegions]atomic.Int64 // of mine, for Mapped
 	index   map[driver.Memory]int
 	refused map[driver.Memory]bool // what has no handle
 	calls   uint64
@@ -140,7 +141,24 @@ func (r *Registry) post(m driver.Memory) {
 	r.word(r.rank, at-r.at+entryAddr+4).Store(uint32(m.Ptr() >> 32))
 	r.index[m] = i
 	r.mine[i].m, r.mine[i].used, r.mine[i].kept = m, r.calls, false
+	r.lens[i].Store(int64(m.Len()))
 	r.change(i)
+}
+
+// Mapped returns how many regions of this rank all others have mapped, and their bytes. It may be called from
+// any goroutine.
+func (r *Registry) Mapped() (regions int, bytes int64) {
+	for i := range r.lens {
+		n := r.number(r.rank, i).Load()
+		mapped := n%2 == 1
+		for p := range r.pages {
+			mapped = mapped && (p == r.rank || r.ack(r.rank, p, i).Load() == n)
+		}
+		if mapped {
+			regions, bytes = regions+1, bytes+r.lens[i].Load()
+		}
+	}
+	return regions, bytes
 }
 
 // mostRefused bounds how much memory is remembered that has no handle.
@@ -156,7 +174,7 @@ func (r *Registry) change(i int) {
 // room returns an entry that is free, -1 if there is none. If all are in use it withdraws the one that has
 // not been used for longest, if no kernel can be at it.
 func (r *Registry) room() int {
-	oldest := -1
+	oldest, leaving := -1, false
 	for i := range r.mine {
 		e := &r.mine[i]
 		if e.m != nil && closed(e.m) {
@@ -169,9 +187,11 @@ func (r *Registry) room() int {
 			}
 		case r.gone(i):
 			return i
+		default:
+			leaving = true
 		}
 	}
-	if oldest >= 0 && pool.Underway.Load() == 0 {
+	if oldest >= 0 && !leaving && pool.Underway.Load() == 0 {
 		r.withdraw(oldest)
 	}
 	return -1

@@ -1,0 +1,215 @@
+package registered_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/c10d-go/c10d/backend/cuda/driver"
+	"github.com/c10d-go/c10d/backend/cuda/driver/sim"
+	"github.com/c10d-go/c10d/backend/cuda/driver/sim/simkernels"
+	"github.com/c10d-go/c10d/backend/cuda/internal/pool"
+	"github.com/c10d-go/c10d/backend/cuda/internal/region"
+	"github.com/c10d-go/c10d/backend/cuda/internal/registered"
+	"github.com/c10d-go/c10d/backend/cuda/internal/window"
+)
+
+// rank is a rank of a test.
+type rank struct {
+	v driver.Device
+	d driver.Driver
+	r *registered.Registry
+}
+
+// ranks makes the registries of some ranks, in processes of their own or in one.
+func ranks(t *testing.T, n int, apart bool) (all []*rank) {
+	t.Helper()
+	m, err := sim.New(sim.Config{Devices: n, Seed: uint64(n), Kernels: simkernels.All()})
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, m.Close()) })
+	var pages []*region.Region
+	var windows []*window.Window
+	for i := range n {
+		x := &rank{}
+		if i > 0 && !apart {
+			x.d = all[0].d
+		} else {
+			x.d, err = m.Process(fmt.Sprint("process ", i))
+			require.NoError(t, err)
+			t.Cleanup(func() { require.NoError(t, x.d.Close()) })
+		}
+		x.v, err = x.d.Device(i)
+		require.NoError(t, err)
+		w, err := window.New(t.Context(), window.Options{Driver: x.d, Device: x.v, Rank: i, Ranks: n, Channels: 1, Depth: 4})
+		require.NoError(t, err)
+		t.Cleanup(func() { require.NoError(t, w.Close()) })
+		windows = append(windows, w)
+		page, err := region.New(registered.Bytes)
+		require.NoError(t, err)
+		t.Cleanup(func() { require.NoError(t, page.Leave()) })
+		pages = append(pages, page)
+		all = append(all, x)
+	}
+	connect(t, windows)
+	for i, x := range all {
+		x.r, err = registered.New(windows[i], pages, 0)
+		require.NoError(t, err)
+	}
+	// The windows free their memory when all have let go of it.
+	t.Cleanup(func() {
+		for i, x := range all {
+			require.NoError(t, errors.Join(x.r.Close(), windows[i].Detach()))
+		}
+	})
+	return all
+}
+
+// connect connects windows with each other.
+func connect(t *testing.T, windows []*window.Window) {
+	t.Helper()
+	var mu sync.Mutex
+	met := sync.NewCond(&mu)
+	var rounds [][][]byte
+	var wait sync.WaitGroup
+	errs := make([]error, len(windows))
+	for i, w := range windows {
+		round := 0
+		wait.Go(func() {
+			errs[i] = w.Connect(t.Context(), func(_ context.Context, mine []byte) ([][]byte, error) {
+				mu.Lock()
+				defer mu.Unlock()
+				if len(rounds) == round {
+					rounds = append(rounds, make([][]byte, len(windows)))
+				}
+				rounds[round][i] = slices.Clone(mine)
+				met.Broadcast()
+				for slices.ContainsFunc(rounds[round], func(b []byte) bool { return b == nil }) {
+					met.Wait()
+				}
+				round++
+				return slices.Clone(rounds[round-1]), nil
+			})
+		})
+	}
+	wait.Wait()
+	require.NoError(t, errors.Join(errs...))
+}
+
+// look has ranks look until what they have begun is done.
+func look(all ...*rank) {
+	for range 200 {
+		for _, x := range all {
+			x.r.Look()
+		}
+		time.Sleep(100 * time.Microsecond)
+	}
+}
+
+func alloc(t *testing.T, x *rank) driver.Memory {
+	t.Helper()
+	m, err := x.v.Alloc(1 << 12)
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, m.Close()) })
+	return m
+}
+
+// TestUse holds that memory is used when all who are to write it have mapped it, and not before.
+func TestUse(t *testing.T) {
+	for _, apart := range []bool{false, true} {
+		all := ranks(t, 3, apart)
+		m := alloc(t, all[0])
+		use := func(by int) int { return all[0].r.Use(m, by, false).Region }
+		require.Zero(t, use(registered.Everyone), "nobody has seen it")
+		look(all[1])
+		require.NotZero(t, use(1))
+		require.Zero(t, use(2))
+		require.Zero(t, use(registered.Everyone), "rank 2 has not mapped it")
+		look(all[2])
+		to := all[0].r.Use(m, registered.Everyone, false)
+		require.Equal(t, 1, to.Region)
+		require.Equal(t, m.Ptr(), to.At)
+
+		part, err := all[0].v.Borrow(m.Ptr()+256, 256)
+		require.NoError(t, err)
+		require.Zero(t, all[0].r.Use(part, 1, false).Region)
+		look(all...)
+		require.Equal(t, 2, all[0].r.Use(part, 1, false).Region, "a part of memory is memory")
+		regions, bytes := all[0].r.Mapped()
+		require.Equal(t, 2, regions)
+		require.EqualValues(t, 1<<12+256, bytes)
+	}
+}
+
+// TestFreed holds that memory that was freed is withdrawn, and that its entry is used again when the others
+// have let go of it. They do not while operations are under way.
+func TestFreed(t *testing.T) {
+	all := ranks(t, 2, true)
+	var held []driver.Memory
+	for range window.MostRegions {
+		m := alloc(t, all[0])
+		held = append(held, m)
+		require.Zero(t, all[0].r.Use(m, 1, false).Region)
+	}
+	look(all...)
+	for i, m := range held {
+		require.Equal(t, i+1, all[0].r.Use(m, 1, false).Region)
+	}
+	require.NoError(t, held[3].Close())
+	next := alloc(t, all[0])
+	use := func() int { return all[0].r.Use(next, 1, false).Region }
+	require.Zero(t, use())
+	pool.Underway.Add(1)
+	look(all...)
+	require.Zero(t, use())
+	look(all...)
+	require.Zero(t, use(), "rank 1 still has the old memory")
+	pool.Underway.Add(-1)
+	look(all...)
+	require.Zero(t, use(), "it is posted now")
+	look(all...)
+	require.Equal(t, 4, use())
+}
+
+// TestOldest holds that the memory that was not used for longest makes room for other memory, unless a graph
+// has it or operations are under way.
+func TestOldest(t *testing.T) {
+	all := ranks(t, 2, false)
+	var held []driver.Memory
+	for range window.MostRegions {
+		held = append(held, alloc(t, all[0]))
+	}
+	for _, m := range held {
+		all[0].r.Use(m, 1, false)
+	}
+	look(all...)
+	require.NotZero(t, all[0].r.Use(held[0], 1, true).Region, "a graph has it")
+	for _, m := range held[2:] {
+		all[0].r.Use(m, 1, false)
+	}
+	next := alloc(t, all[0])
+	use := func() int { return all[0].r.Use(next, 1, false).Region }
+	pool.Underway.Add(1)
+	for range 3 {
+		require.Zero(t, use())
+		look(all...)
+	}
+	require.NotZero(t, all[0].r.Use(held[1], 1, false).Region)
+	pool.Underway.Add(-1)
+	for _, m := range held[3:] {
+		all[0].r.Use(m, 1, false)
+	}
+	all[0].r.Use(held[1], 1, false)
+	for range 3 {
+		use()
+		look(all...)
+	}
+	require.Equal(t, 3, use())
+	require.NotZero(t, all[0].r.Use(held[0], 1, false).Region)
+	require.Zero(t, all[0].r.Use(held[2], 1, false).Region)
+}

@@ -1,0 +1,117 @@
+package cuda_test
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/c10d-go/c10d/backend"
+	"github.com/c10d-go/c10d/backend/cuda/driver/sim"
+	"github.com/c10d-go/c10d/tensor"
+)
+
+// TestRegisteredMemory holds that long broadcasts and messages are right before, while and after the ranks map each
+// other's memory, also when memory is freed and other memory takes its place, and that Explain tells of it.
+func TestRegisteredMemory(t *testing.T) {
+	eachSeed(t, 1, func(t *testing.T, seed uint64, s sim.Semantics) {
+		const rounds, size = 16, 3
+		o := onDevices(size)
+		o.sim.Seed, o.sim.Semantics = seed, s
+		w := newWorld(t, o)
+		w.each(func(x *rank, r int) error {
+			rng := rand.New(rand.NewPCG(seed, 1)) // the same on all ranks
+			var large, other *vector
+			for round := range rounds {
+				root, renew := rng.IntN(size), rng.IntN(4) == 0
+				b := make([]byte, 512<<10+16*rng.IntN(100))
+				for i := range b {
+					b[i] = byte(rng.Uint32())
+				}
+				mine := b
+				if r != root {
+					mine = make([]byte, len(b))
+				}
+				if large != nil && renew {
+					if err := errors.Join(large.mem.Close(), large.h.Close()); err != nil {
+						return err
+					}
+				}
+				if large == nil || renew {
+					var err error
+					if large, err = x.vector(tensor.Uint8, r, make([]byte, 600<<10)); err != nil {
+						return err
+					}
+				}
+				if other == nil {
+					var err error
+					if other, err = x.vector(tensor.Uint8, r, make([]byte, 600<<10)); err != nil {
+						return err
+					}
+				}
+				if err := errors.Join(x.fillVector(large, r, mine), x.fillVector(other, r, make([]byte, len(b)))); err != nil {
+					return err
+				}
+				part, err := large.t.Slice(0, 0, len(b))
+				if err != nil {
+					return err
+				}
+				v, err := x.b.Broadcast(x.ctx, []*tensor.Tensor{part}, backend.BroadcastOptions{Root: root})
+				if err == nil {
+					err = v.Synchronize(x.stream[r])
+				}
+				if err != nil {
+					return err
+				}
+				// The root sends the same to the next rank.
+				if r == root {
+					v, err = x.b.Send(x.ctx, part, (root+1)%size, backend.P2POptions{})
+				} else if r == (root+1)%size {
+					if part, err = other.t.Slice(0, 0, len(b)); err == nil {
+						v, err = x.b.Recv(x.ctx, part, root, backend.P2POptions{})
+					}
+				}
+				if err == nil {
+					err = v.Synchronize(x.stream[r])
+				}
+				if err != nil {
+					return err
+				}
+				got, err := x.bytes(large, r)
+				if err != nil {
+					return err
+				}
+				if !bytes.Equal(got[:len(b)], b) {
+					return fmt.Errorf("round %d: rank %d has other bytes of the broadcast", round, r)
+				}
+				if got, err = x.bytes(other, r); err != nil {
+					return err
+				}
+				if r == (root+1)%size && !bytes.Equal(got[:len(b)], b) {
+					return fmt.Errorf("round %d: rank %d has other bytes of the message", round, r)
+				}
+				if err := v.Wait(x.ctx); err != nil {
+					return err
+				}
+			}
+			return nil
+		})
+		for _, c := range w.ranks[0].b.Explain().Choices {
+			if c.Op == "registered memory" {
+				require.Regexp(t, "^[1-9] of 16 regions", c.Algorithm)
+				w.end()
+				return
+			}
+		}
+		require.Fail(t, "Explain says nothing of registered memory")
+	})
+}
+
+// fillVector has the caller's stream bring bytes to a vector.
+func (x *rank) fillVector(y *vector, device int, b []byte) error {
+	copy(y.h.Bytes(), b)
+	return x.stream[device].Copy(y.mem.Ptr(), y.h.Ptr(), len(b))
+}

@@ -125,6 +125,13 @@
 // The tensors of a coalesced call that have up to 256 KiB are one collective. A kernel brings up to 128 of
 // them in order before it, and one puts them back. Larger ones are collectives of their own.
 //
+// Long messages, broadcasts, gathers, scatters and all_to_alls go straight into the tensors that get them, and
+// all_reduces of few blocks too, once the peers have mapped the memory. The ranks do that on their own in the
+// first calls with it. A rank has up to 16 such regions, of whatever length: a program with one large
+// driver.Memory for many tensors needs one. Peers let go of memory that was freed when they make another call
+// and no operation is under way. The device gets it back only then. Memory that was borrowed (Device.Borrow) has
+// to stay until its Memory is closed. Explain tells how much is mapped.
+//
 // In an all_to_all and in GatherV a rank knows its own sizes only. The kernels tell each other the
 // longest part. If a rank sends another size than its peer expects, the group fails. A barrier is a
 // kernel without data if kernels did all collectives since the last barrier through the hosts.

@@ -13,6 +13,7 @@ SIZES    ?= 4,1K,64K,1M,16M
 PYTHON   ?= /usr/bin/python3
 TESTARGS ?=
 RERUNS   ?= 0
+INTEROP  ?=
 
 STATICCHECK = honnef.co/go/tools/cmd/staticcheck@v0.7.0
 GOTESTSUM   = gotest.tools/gotestsum@v1.13.0
@@ -126,8 +127,8 @@ cover: ## test coverage; details in coverage.out
 	@$(TEST) -coverpkg ./... -coverprofile coverage.out $(TESTARGS)
 	@$(GO) tool cover -func coverage.out | tail -1
 
-interop: ## Go ranks beside PyTorch ranks: Debian 12's 1.13 and, as root, Debian 13's 2.6
+interop: ## Go ranks beside PyTorch ranks: Debian 12's 1.13 and, as root, Debian 13's 2.6; INTEROP=-quick
 	@mkdir -p bin
-	$(GO) run ./interop -python $(PYTHON) -label 1.13.1 -json bin/interop-1.13.json
-	$(GO) run ./interop -python "interop/debian13 python3" -label 2.6.0 -json bin/interop-2.6.json
+	$(GO) run ./interop -python $(PYTHON) -label 1.13.1 $(INTEROP) -json bin/interop-1.13.json
+	$(GO) run ./interop -python "interop/debian13 python3" -label 2.6.0 $(INTEROP) -json bin/interop-2.6.json
 	@$(GO) run ./interop -table bin/interop-1.13.json bin/interop-2.6.json

@@ -26,7 +26,7 @@ type options struct {
 	python, label, c10d string
 	seed                uint64
 	only                string
-	short               bool
+	quick, short        bool
 	log                 io.Writer
 }
 
@@ -37,6 +37,7 @@ func main() {
 	flag.StringVar(&o.c10d, "c10d", "", "`file` of the program c10d (default: built from this checkout)")
 	flag.Uint64Var(&o.seed, "seed", rand.Uint64(), "`number` from which the random script is drawn")
 	flag.StringVar(&o.only, "run", "", "run only jobs whose name fits this `regexp`")
+	flag.BoolVar(&o.quick, "quick", false, "leave out most places of Go and PyTorch ranks in groups of four and five")
 	flag.BoolVar(&o.short, "short", false, "one world of two ranks, and a part of the operations, instead of the matrix")
 	file := flag.String("json", "", "write the outcome to this `file`")
 	table := flag.Bool("table", false, "print a Markdown table of the outcomes in the files that are the arguments, and run nothing")
@@ -109,7 +110,7 @@ func run(ctx context.Context, o options) (*Outcome, error) {
 		return nil, err
 	}
 	say("PyTorch takes %d of %d cells", len(taken), len(x.Cells))
-	for _, same := range jobs(l.version, taken, o.seed, o.short) {
+	for _, same := range jobs(l.version, taken, o.seed, o.quick, o.short) {
 		var want [][]script.Result
 		for i, j := range same {
 			if i > 0 && !only.MatchString(j.Name) || !slices.ContainsFunc(same[1:], func(j job) bool { return only.MatchString(j.Name) }) {

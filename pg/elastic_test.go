@@ -358,6 +358,12 @@ func TestInitJoins(t *testing.T) {
 				for n := 0; n == 0 && err == nil; {
 					n, err = g.Pending(ctx)
 				}
+				// The launcher can see who waits before any rank can take it in.
+				if rank == 0 {
+					if e, err := launch.ReadEpoch(file); err != nil || e.Epoch != 0 || e.ID != 2 {
+						return fmt.Errorf("the newcomer wrote %+v, %w", e, err)
+					}
+				}
 				v, err := g.Reconfigure(ctx, ReconfigureOptions{})
 				if n, bad := g.Pending(ctx); n > 0 || bad != nil {
 					return fmt.Errorf("%d ranks can be taken in: %w", n, bad)

@@ -383,21 +383,19 @@ func (m *members) entered(v membership.View) View {
 		view.Left = append(view.Left, Absent{ID: int(a.ID), Rank: slices.Index(m.working, a.ID), Why: a.Why})
 	}
 	m.working, m.left, m.counted = v.IDs, nil, false
-	m.tellLauncher(view)
+	e := launch.Epoch{Epoch: v.Epoch, ID: int(m.id), IDs: view.IDs}
+	for _, a := range view.Left {
+		e.Left = append(e.Left, launch.Absent{ID: a.ID, Why: a.Why})
+	}
+	m.tellLauncher(e)
 	return view
 }
 
-// tellLauncher tells the launcher, if there is one that wants to know, who is in the epoch.
-func (m *members) tellLauncher(v View) {
-	path := os.Getenv(launch.EpochVariable)
-	if path == "" {
-		return
+// tellLauncher writes e for the launcher, if there is one that wants to know.
+func (m *members) tellLauncher(e launch.Epoch) {
+	if path := os.Getenv(launch.EpochVariable); path != "" {
+		_ = launch.WriteEpoch(path, e) // the group works without
 	}
-	e := launch.Epoch{Epoch: v.Epoch, ID: int(m.id), IDs: v.IDs}
-	for _, a := range v.Left {
-		e.Left = append(e.Left, launch.Absent{ID: a.ID, Why: a.Why})
-	}
-	_ = launch.WriteEpoch(path, e) // the group works without
 }
 
 // connectEpoch makes the world of a view, in which g is the default group.
@@ -630,7 +628,9 @@ func (g *ProcessGroup) join(ctx context.Context, st store.Store, o Options, from
 			}
 		}
 	}()
-	m.id, m.view, err = membership.Join(waits, m.store, a.Size)
+	m.id, m.view, err = membership.Join(waits, m.store, a.Size, func(id membership.ID) {
+		m.tellLauncher(launch.Epoch{ID: int(id)})
+	})
 	if err != nil {
 		return v, err
 	}

@@ -30,7 +30,7 @@
 //
 // # Cost
 //
-// A recorded operation costs about 30 ns and no allocation. An observer that does nothing costs 3 ns
+// A recorded operation costs about 25 ns and no allocation. An observer that does nothing costs 1 ns
 // more, because an Event is a place in the ring and copies nothing. BenchmarkCall has these figures: the
 // least of 60 short runs. pg.Options.Recorder: trace.Off records nothing.
 //

@@ -278,8 +278,8 @@ type event struct {
 	Cat   string         `json:"cat,omitempty"`
 	PID   int            `json:"pid"`
 	TID   int            `json:"tid"`
-	TS    float64        `json:"ts"`            // microseconds
-	Dur   float64        `json:"dur,omitempty"` // microseconds
+	TS    float64        `json:"ts"`  // microseconds
+	Dur   float64        `json:"dur"` // microseconds; an X without it is no event for Perfetto
 	Args  map[string]any `json:"args,omitempty"`
 }
 

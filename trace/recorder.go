@@ -89,7 +89,7 @@ func (e Event) Route() string {
 }
 
 // Err returns the error of an operation that has failed or was refused.
-func (e Event) Err() error { return e.entry().err }
+func (e Event) Err() error { return e.entry().failure() }
 
 // Took returns the time from Operation.Called to the end, and 0 in Observer.Called.
 func (e Event) Took() time.Duration {
@@ -194,8 +194,15 @@ func (s *Shape) Dims() []int {
 	return dims
 }
 
-// set is for a zero Shape.
+// set describes the tensors.
 func (s *Shape) set(ts []*tensor.Tensor) {
+	if len(ts) == 1 && ts[0] != nil && ts[0].Dims() == 1 { // the loop takes 6 ns more
+		t := ts[0]
+		s.Elements, s.Tensors, s.DType, s.dims = t.Len(), 1, t.DType(), 1
+		s.dim[0], s.dim[1], s.dim[2], s.dim[3] = int32(t.Dim(0)), 0, 0, 0
+		return
+	}
+	*s = Shape{}
 	for _, t := range ts {
 		switch {
 		case t == nil:
@@ -254,27 +261,41 @@ type stack [maxFrames]uintptr
 // entry is a place of the ring. A pending operation keeps its place.
 //
 // Recorder.mu guards it, but the end of an operation is written without: began, ended and err belong to
-// whoever ends the operation while work is not nil, and seq to whoever issues it while work is unissued.
-// Storing nil in work hands them over. That saves the end of each operation a lock.
+// whoever ends the operation while work is not nil, and so does seq. Storing nil in work hands them over.
+// That saves the end of each operation a lock.
+//
+// An entry has three cache lines on 64-bit systems. Most calls leave the last one alone.
 type entry struct {
+	work       unsafe.Pointer // a *work.Work while the operation is pending, and unissued before the backend has it
 	group      *Group
 	backend    string
 	record     uint64
-	seq        uint64
 	collective uint64
-	p2p        uint64
-	timeout    time.Duration
 	called     time.Duration // since work.Origin; 0 stands for began
 	peer       int32
 	op         work.OpType
 	same       bool // out is in
 	blocked    bool // the call blocks: it began when it was called
-	in         Shape
-	work       unsafe.Pointer // a *work.Work while the operation is pending, and unissued before the backend has it
-	began      time.Duration  // since work.Origin, as ended
-	ended      time.Duration
-	err        error
-	out        Shape // not valid if same; at the end, so that most calls leave its cache line alone
+	more       bool // p2p and timeout are valid; otherwise they are 0
+
+	in    Shape
+	seq   uint64
+	began time.Duration // since work.Origin, as ended
+	ended time.Duration
+	err   *error
+
+	out     Shape // not valid if same
+	p2p     uint64
+	timeout time.Duration
+	_       [16]byte
+}
+
+// failure is the operation's error.
+func (e *entry) failure() error {
+	if e.err == nil {
+		return nil
+	}
+	return *e.err
 }
 
 // bytes is Operation.Bytes.
@@ -342,11 +363,9 @@ func (g *Group) Begin(backend string, op work.OpType, in, out []*tensor.Tensor, 
 		return c
 	}
 	e := &r.entries[c.entry-1]
-	e.backend, e.op, e.timeout, e.peer = backend, op, timeout, int32(peer)
-	e.in = Shape{}
+	e.backend, e.op, e.peer = backend, op, int32(peer)
 	e.in.set(in)
 	if e.same = len(in) > 0 && len(out) > 0 && &in[0] == &out[0]; !e.same {
-		e.out = Shape{}
 		e.out.set(out)
 	}
 	if op.IsP2P() {
@@ -354,7 +373,10 @@ func (g *Group) Begin(backend string, op work.OpType, in, out []*tensor.Tensor, 
 	} else {
 		g.collectives++
 	}
-	e.collective, e.p2p = g.collectives, g.messages
+	e.collective = g.collectives
+	if e.more = g.messages > 0 || timeout != 0; e.more {
+		e.p2p, e.timeout = g.messages, timeout
+	}
 	if g.Blocks || e.in.Bytes() > readsClock || g.last != nil && g.last.pending() && g.last.group == g {
 		e.called = time.Since(work.Origin())
 	}
@@ -395,7 +417,7 @@ func (r *Recorder) place(g *Group) int {
 		r.next = 0
 	}
 	e := &r.entries[at]
-	e.group, e.record, e.called, e.err, e.blocked, e.seq = g, r.records, 0, nil, false, 0
+	e.group, e.record, e.called, e.err, e.blocked = g, r.records, 0, nil, false
 	e.work = unissued // no atomic store: whoever reads it has r.mu, or ends this call
 	r.records++
 	return at + 1
@@ -415,7 +437,6 @@ func (c Call) Issued(w *work.Work, err error) (*work.Work, error) {
 		return w, err
 	}
 	e := &r.entries[c.entry-1]
-	e.seq = w.Info().Seq
 	atomic.StorePointer(&e.work, unsafe.Pointer(w))
 	w.Observe(r, uint64(c.entry))
 	return w, nil
@@ -436,7 +457,7 @@ func (c Call) Blocked(f func() error) error {
 	began := e.called
 	r.mu.Unlock()
 	err := f()
-	r.Ended(uint64(c.entry), began, time.Since(work.Origin()), err)
+	r.Ended(uint64(c.entry), 0, began, time.Since(work.Origin()), err)
 	return err
 }
 
@@ -450,7 +471,7 @@ func (r *Recorder) refused(entry int, err error) {
 		e.group.collectives--
 	}
 	r.mu.Unlock()
-	e.began, e.ended, e.err = 0, time.Since(work.Origin()), err
+	e.seq, e.began, e.ended, e.err = 0, 0, time.Since(work.Origin()), &err
 	for _, x := range r.options.Observers {
 		x.Ended(Event{r, entry - 1, true})
 	}
@@ -461,10 +482,14 @@ func (r *Recorder) refused(entry int, err error) {
 }
 
 // Ended implements work.Observer.
-func (r *Recorder) Ended(token uint64, began, ended time.Duration, err error) {
+func (r *Recorder) Ended(token, seq uint64, began, ended time.Duration, err error) {
 	e := &r.entries[token-1]
 	g := e.group
-	e.began, e.ended, e.err = began, ended, err
+	e.seq, e.began, e.ended = seq, began, ended
+	if err != nil {
+		kept := err
+		e.err = &kept
+	}
 	for _, x := range r.options.Observers {
 		x.Ended(Event{r, int(token - 1), true})
 	}
@@ -478,8 +503,11 @@ func (r *Recorder) Ended(token uint64, began, ended time.Duration, err error) {
 // held, or the entry is the caller's.
 func (r *Recorder) operation(at int, w unsafe.Pointer) (o Operation) {
 	e := &r.entries[at]
-	o.Record, o.Group, o.Backend, o.Op, o.Collective, o.P2P = e.record, e.group, e.backend, e.op, e.collective, e.p2p
-	o.Peer, o.Timeout, o.In = int(e.peer), e.timeout, e.in
+	o.Record, o.Group, o.Backend, o.Op, o.Collective = e.record, e.group, e.backend, e.op, e.collective
+	o.Peer, o.In = int(e.peer), e.in
+	if e.more {
+		o.P2P, o.Timeout = e.p2p, e.timeout
+	}
 	if e.same {
 		o.Out = e.in
 	} else {
@@ -488,7 +516,7 @@ func (r *Recorder) operation(at int, w unsafe.Pointer) (o Operation) {
 	var began time.Duration
 	switch {
 	case w == nil:
-		began, o.Err, o.Ended, o.Seq = e.began, e.err, work.Origin().Add(e.ended), e.seq
+		began, o.Err, o.Ended, o.Seq = e.began, e.failure(), work.Origin().Add(e.ended), e.seq
 	case w != unissued:
 		w := (*work.Work)(w)
 		began, o.Seq = w.Began(), w.Info().Seq

@@ -5,6 +5,7 @@ import (
 	"encoding/hex"
 	"encoding/json"
 	"flag"
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -41,8 +42,7 @@ func sample(t *testing.T, rank int) *Recorder {
 	add := func(g *Group, op work.OpType, in, out []*tensor.Tensor, peer int, began, ended time.Duration, err error) {
 		call := g.Begin("gloo", op, in, out, peer, 0)
 		require.NotZero(t, call.entry)
-		r.entries[call.entry-1].seq = r.records - 1
-		r.Ended(uint64(call.entry), began, ended, err)
+		r.Ended(uint64(call.entry), r.records-1, began, ended, err)
 	}
 	one := func(x *tensor.Tensor) []*tensor.Tensor { return []*tensor.Tensor{x} }
 	ts := one(small)
@@ -230,23 +230,79 @@ func TestClocksOfHosts(t *testing.T) {
 	require.Equal(t, 500*time.Millisecond, j.Late[0].By)
 }
 
-// TestChrome: the trace has what Perfetto's importer of JSON needs: complete events with numbers that
-// do not overlap on a thread.
+// kinds are the JSON types of the fields that an event of a phase must have, and those that it may have
+// ("?"). They follow the "Trace Event Format" of Chrome. Perfetto's importer (json_trace_parser_impl.cc)
+// drops events without them.
+var kinds = map[string]map[string]string{
+	"X": {"name": "string", "ph": "string", "cat": "string", "ts": "time", "dur": "time", "pid": "id", "tid": "id?", "args": "object"},
+	"M": {"name": "string", "ph": "string", "ts": "time?", "dur": "time?", "pid": "id", "tid": "id?", "args": "object"},
+}
+
+// metadata are the names of metadata events, with the field of args that each needs.
+var metadata = map[string]string{"process_name": "name", "thread_name": "name", "process_sort_index": "sort_index"}
+
+// fits reports what is wrong with a value of an event.
+func fits(kind string, v any, there bool) bool {
+	kind, optional := strings.CutSuffix(kind, "?")
+	if !there {
+		return optional
+	}
+	n, isNumber := v.(float64)
+	switch kind {
+	case "string":
+		text, ok := v.(string)
+		return ok && text != ""
+	case "time":
+		return isNumber && n >= 0
+	case "id": // Perfetto's are of 32 bits
+		return isNumber && n == float64(int32(n)) && n >= 0
+	}
+	_, ok := v.(map[string]any)
+	return ok
+}
+
+// TestChrome: the trace fits Chrome's format, as far as Perfetto's importer reads it: events with all
+// fields of the right type, complete ones that do not overlap on a thread, and a name for each thread.
 func TestChrome(t *testing.T) {
 	var b bytes.Buffer
-	require.NoError(t, merged(t).WriteChrome(&b))
-	var trace struct{ TraceEvents []event }
+	j := merged(t)
+	j.files[0].Entries[0].Ended = j.files[0].Entries[0].Called // it took no time
+	require.NoError(t, j.WriteChrome(&b))
+	var trace struct {
+		TraceEvents     []map[string]any `json:"traceEvents"`
+		DisplayTimeUnit string           `json:"displayTimeUnit"`
+	}
 	d := json.NewDecoder(&b)
 	d.DisallowUnknownFields()
-	require.ErrorContains(t, d.Decode(&trace), "displayTimeUnit")
-	names, free := make(map[string]int), make(map[[2]int]float64)
+	require.NoError(t, d.Decode(&trace))
+	require.Contains(t, []string{"ms", "ns"}, trace.DisplayTimeUnit)
+	type thread [2]any
+	names, free, named := make(map[string]int), make(map[thread]float64), make(map[thread]bool)
 	for _, e := range trace.TraceEvents {
-		if e.Phase == "X" {
-			names[e.Name]++
-			lane := [2]int{e.PID, e.TID}
-			require.GreaterOrEqual(t, e.TS, free[lane])
-			free[lane] = e.TS + e.Dur
+		fields := kinds[fmt.Sprint(e["ph"])]
+		require.NotNil(t, fields, "%v", e)
+		for field, kind := range fields {
+			v, there := e[field]
+			require.True(t, fits(kind, v, there), "%s of %v", field, e)
 		}
+		for field := range e {
+			require.Contains(t, fields, field)
+		}
+		tid, ok := e["tid"]
+		if !ok {
+			tid = 0.0
+		}
+		at, name, args := thread{e["pid"], tid}, e["name"].(string), e["args"].(map[string]any)
+		if e["ph"] == "M" {
+			require.Contains(t, metadata, name)
+			require.Contains(t, args, metadata[name])
+			named[at] = named[at] || name == "thread_name"
+			continue
+		}
+		names[name]++
+		require.True(t, named[at], "a thread's name comes before its events: %v", e)
+		require.GreaterOrEqual(t, e["ts"], free[at])
+		free[at] = e["ts"].(float64) + e["dur"].(float64)
 	}
 	require.Equal(t, map[string]int{"all_reduce": 4, "all_gather": 2, "send 0->1": 1, "recv 1<-0": 1, "all_reduce_barrier": 1}, names)
 }

@@ -212,9 +212,9 @@ func (w *Work) SourceRank() (int, error) {
 // Observer is told when operations end. See Work.Observe.
 type Observer interface {
 	// Ended is called once, before the Work shows that it has ended. The times are since Origin.
-	// began is 0 if the operation never ran. Locks of the backend are held: Ended must return soon
-	// and must not call the Work, its group or its backend.
-	Ended(token uint64, began, ended time.Duration, err error)
+	// seq is that of Info. began is 0 if the operation never ran. Locks of the backend are held:
+	// Ended must return soon and must not call the Work, its group or its backend.
+	Ended(token, seq uint64, began, ended time.Duration, err error)
 }
 
 // Origin is what the times of an Observer count from.
@@ -230,7 +230,7 @@ func (w *Work) Observe(o Observer, token uint64) {
 		}
 	}
 	began := w.Began()
-	o.Ended(token, began, began+w.duration, w.err)
+	o.Ended(token, w.info.Seq, began, began+w.duration, w.err)
 }
 
 // Began returns when the operation began to run in the backend, since Origin, and 0 if it has not
@@ -393,7 +393,7 @@ func (p *Promise) Complete(err error) bool {
 		end = failed
 	}
 	if w.state.Load() == observed || !w.state.CompareAndSwap(pending, end) {
-		w.observer.Ended(w.token, w.Began(), now, w.err)
+		w.observer.Ended(w.token, w.info.Seq, w.Began(), now, w.err)
 		w.observer = nil
 		w.state.Store(end)
 	}

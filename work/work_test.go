@@ -413,7 +413,7 @@ type ends struct {
 	began  []bool
 }
 
-func (e *ends) Ended(token uint64, began, ended time.Duration, err error) {
+func (e *ends) Ended(token, seq uint64, began, ended time.Duration, err error) {
 	e.tokens, e.errs, e.began = append(e.tokens, token), append(e.errs, err), append(e.began, began > 0 && ended >= began)
 }
 

@@ -276,7 +276,7 @@ func (g *graphOf) check(round int) error {
 // TestCapture replays a graph of 20 operations of all kinds, with eager calls between. All calls are part of
 // one stream. A call in the capture has ended when it returns.
 func TestCapture(t *testing.T) {
-	rounds := 200
+	rounds := 60
 	if testing.Short() {
 		rounds = 20
 	}

@@ -93,7 +93,7 @@ var scattered = []struct {
 	tensors int
 	runs    int // of each
 }{
-	{"a column", tensor.Float32, shape{[]int{10_000, 1}, []int{2, 1}, 1, 20_000}, 1, 10_000},
+	{"a column", tensor.Float32, shape{[]int{4000, 1}, []int{2, 1}, 1, 8000}, 1, 4000},
 	{"five columns", tensor.Int64, shape{[]int{1000}, []int{3}, 2, 3000}, 5, 1000},
 	{"elements of 16 bytes", tensor.Complex128, shape{[]int{1000}, []int{2}, 0, 2000}, 2, 1000},
 	{"nine dimensions", tensor.Float64, shape{[]int{4, 2, 2, 2, 2, 2, 2, 2, 2}, []int{4000, 1500, 700, 300, 130, 60, 25, 10, 3}, 1, 17_000}, 2, 1024},

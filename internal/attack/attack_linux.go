@@ -23,6 +23,7 @@ import (
 	"os/exec"
 	"runtime"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"syscall"
@@ -118,6 +119,20 @@ func attacker(addr string, kind Kind, number string) error {
 	io.Copy(io.Discard, os.Stdin)
 	runtime.KeepAlive(open)
 	return nil
+}
+
+// Size returns how many connections an attack has. An environment variable says it: "full" means full, a
+// number means so many and at most full, and without it the attack has small. whole reports whether the
+// variable is set.
+func Size(variable string, small, full int) (n int, whole bool) {
+	text := os.Getenv(variable)
+	if text == "full" {
+		return full, true
+	}
+	if n, err := strconv.Atoi(text); err == nil && n > 0 {
+		return min(n, full), true
+	}
+	return small, false
 }
 
 // Attack is an attack on a job in this process.

@@ -22,7 +22,9 @@ const (
 	EpochVariable = "C10D_EPOCH_FILE"
 )
 
-// Epoch is what a rank writes when it works in an epoch after the first.
+// Epoch is what a rank writes when it works in an epoch after the first. A rank that joins writes its
+// number alone before: Epoch is 0 then. No rank that works in an epoch with the new number can write
+// that earlier.
 type Epoch struct {
 	Epoch int      `json:"epoch"`
 	ID    int      `json:"id"`  // its number as a member

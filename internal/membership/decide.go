@@ -98,11 +98,15 @@ func Leave(st store.Store, epoch int, self ID) error {
 }
 
 // Join returns the id of this process and the first view with it. first is the number of members in
-// epoch 0. If ctx ends first, the process withdraws.
-func Join(ctx context.Context, st store.Store, first int) (ID, View, error) {
+// epoch 0. If ctx ends first, the process withdraws. Join calls known, if it is not nil, before any
+// view can have the id.
+func Join(ctx context.Context, st store.Store, first int, known func(ID)) (ID, View, error) {
 	j := NewJoiner(first)
 	err := run(ctx, st, j, func(c Call) error {
 		if c.Op == Set {
+			if known != nil {
+				known(j.id)
+			}
 			return leaveWill(ctx, st, c.Keys[0], c.New)
 		}
 		return nil

@@ -99,7 +99,7 @@ func TestTooFewMembersTryAgain(t *testing.T) {
 		wg.Go(func() {
 			time.Sleep(5 * time.Second)
 			var err error
-			id, joined, err = Join(t.Context(), st, 3)
+			id, joined, err = Join(t.Context(), st, 3, nil)
 			require.NoError(t, err)
 		})
 		views, errs = all(t, []ID{0, 1}, func(id ID) (View, error) {
@@ -122,7 +122,7 @@ func TestMaxLimitsJoiners(t *testing.T) {
 		var wg sync.WaitGroup
 		for range 3 {
 			wg.Go(func() {
-				if _, _, err := Join(ctx, st, 2); err == nil {
+				if _, _, err := Join(ctx, st, 2, nil); err == nil {
 					admitted.Add(1)
 				} else if errors.Is(err, context.Canceled) {
 					refused.Add(1)

@@ -9,7 +9,6 @@ import (
 	"io"
 	"math/rand/v2"
 	"net"
-	"os"
 	"slices"
 	"strings"
 	"testing"
@@ -66,7 +65,6 @@ func init() {
 // TestAttacks measures the calls of a job's ranks while clients attack the server. A new rank must
 // always get in, and memory and descriptors stay bounded.
 func TestAttacks(t *testing.T) {
-	full := os.Getenv(fullEnv) == "full"
 	if testing.Short() {
 		t.Skip("opens thousands of connections")
 	}
@@ -83,11 +81,12 @@ func TestAttacks(t *testing.T) {
 	} {
 		t.Run(a.kind, func(t *testing.T) {
 			opts := ServerOptions{MaxClients: 200}
-			on := attack.Attack{Kind: a.kind, N: a.small, AtLeast: time.Second, Slack: 200 * time.Millisecond}
+			n, full := attack.Size(fullEnv, a.small, a.full)
+			on := attack.Attack{Kind: a.kind, N: n, AtLeast: time.Second, Slack: 200 * time.Millisecond}
 			size, count := 500, 2000 // of the keys that "list" lists
 			if full {
 				opts = ServerOptions{}
-				on.N, on.AtLeast, on.Slack = a.full, 10*time.Second, 0
+				on.AtLeast, on.Slack = 10*time.Second, 0
 				size, count = 50, 1<<20
 			}
 			s := serve(t, opts)

@@ -19,6 +19,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/c10d-go/c10d/internal/lag"
 	"github.com/c10d-go/c10d/internal/openfiles"
 	"github.com/c10d-go/c10d/internal/strangers"
 	"github.com/c10d-go/c10d/store"
@@ -188,7 +189,8 @@ func (s *Server) isLoopback() bool {
 	return ok && at.IP.IsLoopback()
 }
 
-// lastReplies is how long Close lets replies go out that are due already.
+// lastReplies is how long Close lets replies go out that are due already. Time for which this process
+// waits for a CPU does not count.
 const lastReplies = 100 * time.Millisecond
 
 // Close ends all connections and returns when the server's goroutines have ended. It deletes the
@@ -197,11 +199,15 @@ const lastReplies = 100 * time.Millisecond
 func (s *Server) Close() error {
 	s.cancel()
 	s.ln.Close()
+	late, cancel := lag.WithTimeout(context.Background(), lastReplies)
+	defer cancel()
 	for _, c := range s.door.close() {
 		s.wg.Go(func() {
-			late := time.AfterFunc(lastReplies, func() { c.raw.Close() })
-			defer late.Stop()
-			c.flush()
+			stop := context.AfterFunc(late, func() { c.raw.Close() })
+			defer stop()
+			c.wmu.Lock() // another goroutine may have taken the output, and be about to write it
+			defer c.wmu.Unlock()
+			c.send()
 			c.raw.Close()
 		})
 	}

@@ -668,3 +668,50 @@ func TestCloseSendsReplies(t *testing.T) {
 		require.NoError(t, await(t, errs))
 	}
 }
+
+// Close does not end a connection before a goroutine that has taken its replies has written them.
+func TestCloseAwaitsWriter(t *testing.T) {
+	server := serve(t, ServerOptions{})
+	got := make(chan error, 1)
+	s := join(t, server.Addr().String(), Options{})
+	go func() {
+		_, err := s.Get(t.Context(), "k")
+		got <- err
+	}()
+	d := server.data
+	var p *peer
+	for deadline := time.Now().Add(patience); p == nil; time.Sleep(time.Millisecond) {
+		d.mu.Lock()
+		if l := d.waits["/k"]; l != nil {
+			p = l.first.peer
+		}
+		d.mu.Unlock()
+		require.True(t, time.Now().Before(deadline))
+	}
+	c := p.session
+	c.wmu.Lock()
+	woken, err := d.do(new(peer), 0, keyed(qSet, "k", []byte("v")))
+	require.NoError(t, err)
+	require.Equal(t, []*peer{p}, woken)
+	head, tail, _, _ := p.out.take()
+	require.Empty(t, head)
+	closed := make(chan struct{})
+	go func() {
+		server.Close()
+		close(closed)
+	}()
+	for door := &server.door; ; time.Sleep(time.Millisecond) {
+		door.mu.Lock()
+		over := door.closed
+		door.mu.Unlock()
+		if over {
+			break
+		}
+	}
+	time.Sleep(lastReplies / 10) // Close would end the connection now
+	_, err = c.conn.Write(tail.b)
+	c.wmu.Unlock()
+	require.NoError(t, err)
+	require.NoError(t, await(t, got))
+	<-closed
+}

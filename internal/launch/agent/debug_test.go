@@ -95,8 +95,11 @@ func jobPage(t *testing.T, url string, change func(*http.Request)) (code int, s 
 // TestPages: node 0's page has the ranks of all nodes, and what is known of those without a page.
 func TestPages(t *testing.T) {
 	paged(t, nil, func(url string, addresses []string) {
-		_, s := jobPage(t, url, nil)
-		require.Len(t, s.Ranks, 2)
+		var s debug.JobStatus
+		require.Eventually(t, func() bool { // a process may run before its agent has noted it
+			_, s = jobPage(t, url, nil)
+			return len(s.Ranks) == 2 && s.Ranks[0].About != "" && s.Ranks[1].About != ""
+		}, time.Minute, 10*time.Millisecond)
 		for _, r := range s.Ranks {
 			require.Contains(t, r.Error, "it has no page")
 			require.Regexp(t, `process \d+ runs`, r.About)

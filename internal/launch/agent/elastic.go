@@ -53,6 +53,7 @@ type slot struct {
 	finished  bool // with 0
 	dismissed bool // it waited to join a group that has finished
 	last      *Failure
+	id        int // the process's number as a member; -1: not known yet
 	epoch     launch.Epoch
 }
 
@@ -70,7 +71,7 @@ func (t *attempt) newElastic(addr string, exits chan<- exit) *elastic {
 		e.epoch.IDs = append(e.epoch.IDs, r)
 	}
 	for local, r := range t.ranks {
-		e.slots = append(e.slots, &slot{local: local, rank: r, started: time.Now(), member: true, live: true})
+		e.slots = append(e.slots, &slot{local: local, rank: r, started: time.Now(), member: true, live: true, id: r.rank})
 	}
 	return e
 }
@@ -132,7 +133,7 @@ func (e *elastic) restart(s *slot) {
 		s.live = false
 		return
 	}
-	s.rank, s.started, s.epoch = r, time.Now(), launch.Epoch{}
+	s.rank, s.started, s.id, s.epoch = r, time.Now(), -1, launch.Epoch{}
 	e.ranks = append(e.ranks, r)
 }
 
@@ -144,8 +145,12 @@ func (e *elastic) look() {
 			continue
 		}
 		now, err := launch.ReadEpoch(s.rank.epochFile)
-		if err != nil || now.Epoch <= s.epoch.Epoch {
-			continue // nothing new
+		if err != nil {
+			continue // nothing yet
+		}
+		s.id = now.ID
+		if now.Epoch <= s.epoch.Epoch {
+			continue
 		}
 		s.epoch, s.member = now, true
 		if now.Epoch > latest.Epoch || now.Epoch == latest.Epoch && len(now.Left) > len(latest.Left) {
@@ -153,8 +158,21 @@ func (e *elastic) look() {
 		}
 	}
 	if latest.Epoch > e.epoch.Epoch {
+		e.learn()
 		e.show(latest)
 		e.epoch = latest
+	}
+}
+
+// learn reads the numbers of processes that have joined. One that is in an epoch wrote its number before
+// any rank wrote that epoch, but perhaps after look had read its file.
+func (e *elastic) learn() {
+	for _, s := range e.slots {
+		if s.live && s.id < 0 {
+			if now, err := launch.ReadEpoch(s.rank.epochFile); err == nil {
+				s.id = now.ID
+			}
+		}
 	}
 }
 
@@ -177,7 +195,7 @@ func (e *elastic) show(now launch.Epoch) {
 		if !slices.Contains(e.epoch.IDs, id) {
 			text := fmt.Sprintf("%d came", id)
 			for _, s := range e.slots {
-				if s.epoch.ID == id {
+				if s.id == id {
 					text += fmt.Sprintf(" (rank %d of this launcher)", e.base+s.local)
 				}
 			}

@@ -4,13 +4,18 @@ package agent
 
 import (
 	"fmt"
+	"os"
+	"path/filepath"
 	"regexp"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/c10d-go/c10d/internal/launch"
 )
 
 // elasticJob is a job of shells. A rank that is started again joins: it writes an epoch.
@@ -105,4 +110,38 @@ until [ -e $C10D_SCRATCH_DIR/end ]; do sleep 0.02; done`)
 	require.Equal(t, 2, s.Restarts)
 	require.GreaterOrEqual(t, time.Since(begun), 2*restartPause)
 	require.Regexp(t, regexp.MustCompile(`rank 1 failed \(exit code 3\): restart 2 of 2`), strings.Join(*said, "\n"))
+}
+
+// TestElasticNamesTheRankThatCame: another rank's epoch is read after the file of the process that
+// joined, which has changed meanwhile.
+func TestElasticNamesTheRankThatCame(t *testing.T) {
+	dir := t.TempDir()
+	var said []string
+	e := &elastic{attempt: &attempt{agent: &agent{Job: Job{Logf: func(format string, args ...any) {
+		said = append(said, fmt.Sprintf(format, args...))
+	}}}}, epoch: launch.Epoch{IDs: []int{0, 1}}}
+	for local, name := range []string{"joins", "stays"} {
+		e.slots = append(e.slots, &slot{local: local, id: -local - 1, live: true, rank: &rank{epochFile: filepath.Join(dir, name)}})
+	}
+	stays := e.slots[1].rank.epochFile
+	require.NoError(t, syscall.Mkfifo(stays, 0o600))
+	wrote := make(chan error)
+	go func() {
+		wrote <- func() error {
+			f, err := os.OpenFile(stays, os.O_WRONLY, 0) // look is about to read it
+			if err != nil {
+				return err
+			}
+			defer f.Close()
+			if err := launch.WriteEpoch(e.slots[0].rank.epochFile, launch.Epoch{ID: 2}); err != nil {
+				return err
+			}
+			_, err = f.WriteString(`{"epoch":2,"id":1,"ids":[1,2],"left":[{"id":0,"why":"it died"}]}`)
+			return err
+		}()
+	}()
+	e.look()
+	require.NoError(t, <-wrote)
+	require.Equal(t, []string{"epoch 2: 2 ranks, members 1, 2; 0 left (it died), 2 came (rank 0 of this launcher)"}, said)
+	require.False(t, e.slots[0].member)
 }

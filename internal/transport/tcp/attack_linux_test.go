@@ -6,7 +6,6 @@ import (
 	"io"
 	"math/rand/v2"
 	"net"
-	"os"
 	"testing"
 	"time"
 
@@ -41,7 +40,6 @@ func TestAttacks(t *testing.T) {
 	if testing.Short() {
 		t.Skip("opens thousands of connections")
 	}
-	full := os.Getenv(fullEnv) == "full"
 	for _, a := range []struct {
 		kind        string
 		small, full int
@@ -62,12 +60,13 @@ func TestAttacks(t *testing.T) {
 				}
 				return nil
 			}
+			n, full := attack.Size(fullEnv, a.small, a.full)
 			on := attack.Attack{
-				Addr: ms[0].addrs[0].places[0].String(), Kind: a.kind, N: a.small,
+				Addr: ms[0].addrs[0].places[0].String(), Kind: a.kind, N: n,
 				Calls: []func() error{roundTrip}, AtLeast: time.Second, Slack: 200 * time.Millisecond,
 			}
 			if full {
-				on.N, on.AtLeast, on.Slack = a.full, 10*time.Second, 0
+				on.AtLeast, on.Slack = 10*time.Second, 0
 			}
 			r := attack.Run(t, on)
 			limit := strangers.Limit(1)

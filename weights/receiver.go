@@ -29,6 +29,9 @@ type ReceiverOptions struct {
 	Retry time.Duration
 	// MaxBytes bounds the bytes of a version; 0 means DefaultMaxBytes. A receiver needs up to twice as many.
 	MaxBytes int64
+	// Accept, if not nil, looks at the parameters when a publisher connects, and when their names, dtypes or shapes change. An
+	// error refuses the publisher, which is told why; the version in use stays. Accept must not change the parameters.
+	Accept func(params []Param) error
 	// TLS is the configuration of a client; nil means no TLS. pg's Security.Configs returns one.
 	TLS *tls.Config
 }
@@ -296,9 +299,16 @@ func (s *session) next(ctx context.Context) (ack uint64, err error) {
 		if err != nil {
 			return 0, err
 		}
-		s.updating, s.has = false, 0
-		s.layout, err = parseLayout(text, s.r.options.MaxBytes)
-		return 0, err
+		s.updating, s.has, s.layout = false, 0, nil
+		l, err := parseLayout(text, s.r.options.MaxBytes)
+		if err == nil && s.r.options.Accept != nil {
+			err = s.r.options.Accept(l.params)
+		}
+		if err != nil {
+			return 0, err
+		}
+		s.layout = l
+		return 0, nil
 	case kindStart:
 		b, err := readSmall(s.in, h, kindStart, 16)
 		if err != nil {

@@ -85,29 +85,44 @@ func checkDelta(delta []byte, count, unit, size int) error {
 	if len(delta) != count*(4+unit) {
 		return fmt.Errorf("weights: a delta of %d elements has %d bytes, want %d", count, len(delta), count*(4+unit))
 	}
-	last := -1
-	for i := range count {
-		k := int(binary.LittleEndian.Uint32(delta[4*i:]))
-		if k <= last || k >= size/unit {
+	last, end := int64(-1), int64(size/unit)
+	for _, k := range as[uint32](delta, count) {
+		if int64(k) <= last || int64(k) >= end {
 			return fmt.Errorf("weights: a delta has index %d after %d in a bucket of %d elements", k, last, size/unit)
 		}
-		last = k
+		last = int64(k)
 	}
 	return nil
 }
 
+// as returns the first count numbers of b, which begins at a multiple of their size. They are little-endian, as all hosts
+// of this library have them.
+func as[T uint16 | uint32](b []byte, count int) []T {
+	if count == 0 {
+		return nil
+	}
+	b = b[:count*int(unsafe.Sizeof(T(0)))]
+	return unsafe.Slice((*T)(unsafe.Pointer(&b[0])), count)
+}
+
 // patch applies a delta that checkDelta accepts.
 func patch(to, delta []byte, count, unit int) {
-	values := delta[4*count:]
-	if unit == 2 { // bf16 and f16, the usual case
-		for i := range count {
-			k := int(binary.LittleEndian.Uint32(delta[4*i:]))
-			to[2*k], to[2*k+1] = values[2*i], values[2*i+1]
+	indices, values := as[uint32](delta, count), delta[4*count:]
+	switch unit {
+	case 2: // bf16 and f16, the usual case
+		put(as[uint16](to, len(to)/2), indices, as[uint16](values, count))
+	case 4:
+		put(as[uint32](to, len(to)/4), indices, as[uint32](values, count))
+	default:
+		for i, k := range indices {
+			copy(to[int(k)*unit:int(k+1)*unit], values[i*unit:])
 		}
-		return
 	}
-	for i := range count {
-		k := int(binary.LittleEndian.Uint32(delta[4*i:]))
-		copy(to[k*unit:(k+1)*unit], values[i*unit:])
+}
+
+func put[T any](to []T, indices []uint32, values []T) {
+	values = values[:len(indices)]
+	for i, k := range indices {
+		to[k] = values[i]
 	}
 }

@@ -39,8 +39,8 @@
 //
 // A publisher keeps one copy of the parameters beside the trainer's own, and the last delta of each
 // bucket. A receiver has one copy, and two from the second version on. It also remembers the last delta of each bucket, with
-// at most an eighth of a copy: the older copy is brought up to date with it. A receiver lets other
-// goroutines run after every 256 KiB.
+// at most an eighth of a copy. Once it has acknowledged an update, it brings the older copy up to date with these deltas.
+// Up to 4 goroutines apply deltas. A receiver lets other goroutines run after every 256 KiB.
 //
 // # Security
 //

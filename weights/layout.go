@@ -195,6 +195,7 @@ func (l *layout) memory() [][]byte {
 	for i, p := range l.params {
 		size, _ := bytesOf(p.DType, p.Shape) // plan has checked it
 		m[i] = alignedBytes(size)
+		largePages(m[i])
 	}
 	return m
 }

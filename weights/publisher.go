@@ -165,6 +165,10 @@ func (p *Publisher) join(raw net.Conn) {
 	}
 	r.name = string(name)
 	raw.SetDeadline(time.Time{})
+	if err := limitBuffer(raw, (*net.TCPConn).SetWriteBuffer); err != nil {
+		raw.Close()
+		return
+	}
 	p.list.Lock()
 	if p.closed {
 		p.list.Unlock()

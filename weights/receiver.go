@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"net"
 	"runtime"
+	"slices"
 	"sync"
 	"time"
 
@@ -28,6 +29,9 @@ type ReceiverOptions struct {
 	Retry time.Duration
 	// MaxBytes bounds the bytes of a version; 0 means DefaultMaxBytes. A receiver needs up to twice as many.
 	MaxBytes int64
+	// Accept, if not nil, looks at the parameters when a publisher connects, and when their names, dtypes or shapes change. An
+	// error refuses the publisher, which is told why; the version in use stays. Accept must not change the parameters.
+	Accept func(params []Param) error
 	// TLS is the configuration of a client; nil means no TLS. pg's Security.Configs returns one.
 	TLS *tls.Config
 }
@@ -47,9 +51,10 @@ type Receiver struct {
 	changed chan struct{} // closed and replaced with each version
 
 	// Only run uses these.
-	behind  []behind // what each bucket of standby lacks of active
-	touched int      // so many buckets of standby were written to since the last swap
-	scratch []byte
+	behind  []behind       // what each bucket of standby lacks of active
+	touched int            // so many buckets of standby were written to since the last swap
+	patches sync.WaitGroup // goroutines that write to standby
+	patcher chan struct{}  // holds a value for each of them
 }
 
 // Status is the state of a receiver.
@@ -72,7 +77,7 @@ type copyOf struct {
 	idle    chan struct{} // if not nil, closed when the last reader is gone
 }
 
-// behind is what a bucket of the standby lacks of the active copy: all, or this delta of count units.
+// behind is what a bucket of the standby lacks of the active copy: all, or this delta of count units, which may be 0.
 type behind struct {
 	whole bool
 	delta []byte
@@ -132,6 +137,7 @@ func Dial(address string, o ReceiverOptions) (*Receiver, error) {
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	r := &Receiver{options: o, address: address, cancel: cancel, done: make(chan struct{}), changed: make(chan struct{})}
+	r.patcher = make(chan struct{}, min(patchers, runtime.GOMAXPROCS(0)-1))
 	go r.run(ctx)
 	return r, nil
 }
@@ -211,6 +217,10 @@ func (r *Receiver) connect(ctx context.Context) error {
 		return fmt.Errorf("weights: %w", err)
 	}
 	defer raw.Close()
+	defer r.patches.Wait()
+	if err := limitBuffer(raw, (*net.TCPConn).SetReadBuffer); err != nil {
+		return fmt.Errorf("weights: publisher %s: %w", r.address, err)
+	}
 	stop := context.AfterFunc(ctx, func() { raw.Close() })
 	defer stop()
 	conn := raw
@@ -246,6 +256,7 @@ func (r *Receiver) connect(ctx context.Context) error {
 			if _, err := conn.Write(frame(kindAck, binary.LittleEndian.AppendUint64(nil, ack))); err != nil {
 				return fmt.Errorf("weights: publisher %s: %w", r.address, err)
 			}
+			r.catchUp() // while the trainer goes on
 		}
 	}
 }
@@ -288,9 +299,16 @@ func (s *session) next(ctx context.Context) (ack uint64, err error) {
 		if err != nil {
 			return 0, err
 		}
-		s.updating, s.has = false, 0
-		s.layout, err = parseLayout(text, s.r.options.MaxBytes)
-		return 0, err
+		s.updating, s.has, s.layout = false, 0, nil
+		l, err := parseLayout(text, s.r.options.MaxBytes)
+		if err == nil && s.r.options.Accept != nil {
+			err = s.r.options.Accept(l.params)
+		}
+		if err != nil {
+			return 0, err
+		}
+		s.layout = l
+		return 0, nil
 	case kindStart:
 		b, err := readSmall(s.in, h, kindStart, 16)
 		if err != nil {
@@ -304,7 +322,7 @@ func (s *session) next(ctx context.Context) (ack uint64, err error) {
 			return 0, fmt.Errorf("%w: version %d is relative to %d, this receiver has %d", errWire, s.version, s.base, s.has)
 		}
 		s.updating, s.bucket, s.digest = true, 0, 0
-		return 0, s.r.prepare(ctx, s.layout)
+		return 0, s.r.prepare(ctx, s.layout, s.base != 0)
 	case kindFull, kindDelta:
 		if !s.updating || s.bucket >= len(s.layout.buckets) || h.bucket != uint32(s.bucket) || h.kind == kindDelta && s.base == 0 {
 			return 0, fmt.Errorf("%w: bucket %d of kind %d came where bucket %d was expected", errWire, h.bucket, h.kind, s.bucket)
@@ -327,6 +345,7 @@ func (s *session) next(ctx context.Context) (ack uint64, err error) {
 			return 0, fmt.Errorf("weights: version %d has digest %08x, %08x was sent", s.version, s.digest, d)
 		}
 		s.updating, s.has = false, s.version
+		s.r.patches.Wait()
 		s.r.swap(s.version)
 		return s.version, nil
 	}
@@ -339,8 +358,10 @@ func (r *Receiver) count(bytes int64) {
 	r.mu.Unlock()
 }
 
-// prepare waits until nobody reads the standby and makes it fit the layout.
-func (r *Receiver) prepare(ctx context.Context, l *layout) error {
+// prepare waits until nobody reads the standby and makes it fit the layout. If deltas follow, it brings the standby up
+// to date.
+func (r *Receiver) prepare(ctx context.Context, l *layout, deltas bool) error {
+	r.patches.Wait()
 	r.mu.Lock()
 	var idle chan struct{}
 	if r.standby != nil && r.standby.readers > 0 {
@@ -360,6 +381,9 @@ func (r *Receiver) prepare(ctx context.Context, l *layout) error {
 	}
 	r.touched = 0
 	if r.standby != nil && r.standby.layout.equal(l) {
+		if deltas {
+			r.catchUp()
+		}
 		return nil
 	}
 	r.mu.Lock()
@@ -402,10 +426,15 @@ func (r *Receiver) fill(in *bufio.Reader, h header, b bucket, i int) error {
 	if int64(h.length) >= int64(len(to)) || 4*int64(h.count) > int64(h.length) {
 		return fmt.Errorf("%w: a delta of %d elements and %d bytes for a bucket of %d bytes", errWire, h.count, h.length, len(to))
 	}
-	if cap(r.scratch) < int(h.length) {
-		r.scratch = make([]byte, min(r.standby.layout.bucket, 2*int(h.length)))
+	// After the swap the other copy lacks this delta.
+	d, count, whole := at.delta, int(h.count), at.whole
+	at.whole, at.count = int(h.length) > len(to)/8, count
+	if at.whole {
+		d = nil
 	}
-	d, count := r.scratch[:h.length], int(h.count)
+	if d = slices.Grow(d[:0], max(16, int(h.length)))[:h.length]; !at.whole { // Go aligns 16 bytes and more
+		at.delta = d
+	}
 	if err := readPayload(in, h, d); err != nil {
 		return err
 	}
@@ -415,22 +444,53 @@ func (r *Receiver) fill(in *bufio.Reader, h header, b bucket, i int) error {
 	if err := checkBools(isBool, d[4*count:]); err != nil {
 		return err
 	}
-	if at.whole {
-		from := r.active.memory[b.param][b.from:b.to]
-		for at := 0; at < len(to); at += piece {
+	var from []byte
+	if whole {
+		from = r.active.memory[b.param][b.from:b.to]
+	}
+	r.patch(func() {
+		for at := 0; at < len(from); at += piece {
 			copy(to[at:min(at+piece, len(to))], from[at:])
 			runtime.Gosched()
 		}
-	} else {
-		patch(to, at.delta, at.count, b.unit)
-	}
-	runtime.Gosched()
-	patch(to, d, count, b.unit)
-	// After the swap the other copy lacks this delta.
-	if at.whole = len(d) > len(to)/8; !at.whole {
-		at.count, at.delta = count, append(at.delta[:0], d...)
-	}
+		patch(to, d, count, b.unit)
+	})
 	return nil
+}
+
+// patch runs write, on another goroutine if less than patchers run.
+func (r *Receiver) patch(write func()) {
+	select {
+	case r.patcher <- struct{}{}:
+		r.patches.Go(func() {
+			write()
+			<-r.patcher
+		})
+	default:
+		write()
+		runtime.Gosched()
+	}
+}
+
+// catchUp applies the last update's deltas to the standby, unless somebody reads it.
+func (r *Receiver) catchUp() {
+	r.mu.Lock()
+	busy := r.standby == nil || r.standby.readers > 0
+	r.mu.Unlock()
+	if busy {
+		return
+	}
+	for i := range r.behind {
+		at := &r.behind[i]
+		if at.whole || at.count == 0 {
+			continue
+		}
+		b := r.standby.layout.buckets[i]
+		to, count := r.standby.memory[b.param][b.from:b.to], at.count
+		at.count = 0
+		r.patch(func() { patch(to, at.delta, count, b.unit) })
+	}
+	r.patches.Wait()
 }
 
 // checkBools refuses bytes that are no Go bools.

@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"bytes"
 	"encoding/json"
+	"flag"
 	"hash/crc32"
 	"math"
 	"os"
@@ -17,7 +18,7 @@ import (
 )
 
 // python is Debian's, whose torch is 1.13.1.
-const python = "/usr/bin/python3"
+var python = flag.String("python", "/usr/bin/python3", "interpreter with PyTorch, a `file`")
 
 // trainer publishes four versions and then dies in the middle of the fifth.
 const trainer = `
@@ -81,13 +82,13 @@ func TestTorch(t *testing.T) {
 }
 
 func testTorch(t *testing.T, compiler string) {
-	if err := exec.Command(python, "-c", "import torch").Run(); err != nil {
+	if err := exec.Command(*python, "-c", "import torch").Run(); err != nil {
 		if os.Getenv("C10D_REQUIRE_SERVICES") == "1" {
-			t.Fatalf("PyTorch is required: %s -c 'import torch': %v", python, err)
+			t.Fatalf("PyTorch is required: %s -c 'import torch': %v", *python, err)
 		}
-		t.Skipf("needs PyTorch (Debian: python3-torch): %s -c 'import torch': %v", python, err)
+		t.Skipf("needs PyTorch (Debian: python3-torch): %s -c 'import torch': %v", *python, err)
 	}
-	cmd := exec.Command(python, "-c", trainer, compiler)
+	cmd := exec.Command(*python, "-c", trainer, compiler)
 	cmd.Env = append(os.Environ(), "OMP_NUM_THREADS=1")
 	var stderr bytes.Buffer
 	cmd.Stderr = &stderr

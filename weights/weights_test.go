@@ -132,6 +132,33 @@ func TestVersions(t *testing.T) {
 	require.ErrorIs(t, early.Await(within(t), 99), net.ErrClosed)
 }
 
+// TestAccept: a receiver refuses parameters that its server cannot use, and keeps the version that it has.
+func TestAccept(t *testing.T) {
+	p := listen(t, PublisherOptions{})
+	r := dial(t, p.Addr(), ReceiverOptions{Name: "careful", Retry: 50 * time.Millisecond, Accept: func(params []Param) error {
+		if len(params) != 7 {
+			return fmt.Errorf("%d parameters, want 7", len(params))
+		}
+		return nil
+	}})
+	require.NoError(t, p.Await(within(t), 1))
+	params := model(t, 1)
+	_, err := p.Publish(within(t), 1, params)
+	require.NoError(t, err)
+	report, err := p.Publish(within(t), 2, params[:6])
+	require.NoError(t, err)
+	require.Zero(t, report.Receivers)
+	require.ErrorContains(t, report.Dropped[0].Err, "it refused: weights: publisher "+p.Addr()+": 6 parameters, want 7")
+	require.ErrorContains(t, r.Status().Err, "6 parameters, want 7")
+	requireVersion(t, r, 1, params)
+	require.Eventually(t, func() bool {
+		_, err := p.Publish(within(t), uint64(time.Now().UnixNano()), params)
+		require.NoError(t, err)
+		return r.Status().Version > 1
+	}, patience, time.Millisecond)
+	requireVersion(t, r, r.Status().Version, params)
+}
+
 func TestTLS(t *testing.T) {
 	cert, key, ca := testcerts.Files(t)
 	server, client, err := credentials.Files{Cert: cert, Key: key, CA: ca}.Configs()

@@ -6,7 +6,12 @@ import (
 	"fmt"
 	"hash/crc32"
 	"io"
+	"net"
 	"runtime"
+	"sync"
+
+	"github.com/c10d-go/c10d/internal/reduce"
+	"github.com/c10d-go/c10d/tensor"
 )
 
 // doc.go describes the frames.
@@ -16,6 +21,8 @@ const (
 	protocol   = 2          // in the count of a hello
 	block      = 16 << 10   // bytes that a checksum adds up
 	piece      = 16 * block // bytes after which a receiver lets other goroutines run
+	patchers   = 4          // goroutines of a receiver that apply deltas
+	buffer     = 1 << 20    // bytes of a socket's buffer within a host
 )
 
 type kind uint32
@@ -74,53 +81,46 @@ func (h header) withPayload(payload []byte) []byte {
 // sum makes a payload's checksum. The payload's whole blocks are added up, word by word. The checksum is the CRC-32 of
 // these sums and of the bytes after the last block. In Python this is 4 times as fast as a CRC-32 of all bytes.
 type sum struct {
-	words [block / 8]uint64
+	words [block]byte // 2048 sums
 	some  bool
 	rest  []byte
 }
 
+// addWords adds up little-endian words, as all hosts of this library have them.
+var addWords, _ = reduce.Kernel(reduce.Sum, tensor.Int64)
+
+var sums = sync.Pool{New: func() any { return new(sum) }}
+
 // add adds the next part. All parts but the last are whole blocks.
 func (s *sum) add(b []byte) {
 	for len(b) >= block {
-		addWords(&s.words, (*[block]byte)(b))
+		addWords(s.words[:], b[:block])
 		b, s.some = b[block:], true
 	}
 	s.rest = b
 }
 
+// crc returns the checksum and makes s ready for another payload.
 func (s *sum) crc() (crc uint32) {
 	if s.some {
-		var text [block]byte
-		for i, w := range s.words {
-			binary.LittleEndian.PutUint64(text[8*i:], w)
-		}
-		crc = crc32.ChecksumIEEE(text[:])
+		crc = crc32.ChecksumIEEE(s.words[:])
+		clear(s.words[:])
 	}
-	return crc32.Update(crc, crc32.IEEETable, s.rest)
+	crc = crc32.Update(crc, crc32.IEEETable, s.rest)
+	s.some, s.rest = false, nil
+	return crc
 }
 
 func checksum(b []byte) uint32 {
-	var s sum
+	s := sums.Get().(*sum)
+	defer sums.Put(s)
 	s.add(b)
 	return s.crc()
 }
 
-// addWords adds b to sums. With the race detector each word would cost three calls.
-//
-//go:norace
-func addWords(sums *[block / 8]uint64, b *[block]byte) {
-	for i := 0; i < len(sums); i += 4 {
-		s, w := (*[4]uint64)(sums[i:]), (*[32]byte)(b[8*i:])
-		s[0] += binary.LittleEndian.Uint64(w[0:])
-		s[1] += binary.LittleEndian.Uint64(w[8:])
-		s[2] += binary.LittleEndian.Uint64(w[16:])
-		s[3] += binary.LittleEndian.Uint64(w[24:])
-	}
-}
-
 // readPayload fills b, which has the length that h says, and checks the checksum.
 func readPayload(r io.Reader, h header, b []byte) error {
-	var s sum
+	s := sums.Get().(*sum) // after an error it has a part of a sum, and is not put back
 	for at := 0; at < len(b); at += piece {
 		part := b[at:min(at+piece, len(b))]
 		if _, err := io.ReadFull(r, part); err != nil {
@@ -129,7 +129,9 @@ func readPayload(r io.Reader, h header, b []byte) error {
 		s.add(part)
 		runtime.Gosched()
 	}
-	if crc := s.crc(); crc != h.crc {
+	crc := s.crc()
+	sums.Put(s)
+	if crc != h.crc {
 		return fmt.Errorf("weights: a frame of bucket %d has checksum %08x, %08x was sent: check the network and the memory of both hosts", h.bucket, crc, h.crc)
 	}
 	return nil
@@ -159,4 +161,14 @@ func chain(digest, crc uint32) uint32 {
 	var b [4]byte
 	binary.LittleEndian.PutUint32(b[:], crc)
 	return crc32.Update(digest, crc32.IEEETable, b[:])
+}
+
+// limitBuffer has set limit the buffer of a connection within a host. The system's own limit lets it grow beyond the
+// processor's caches.
+func limitBuffer(c net.Conn, set func(*net.TCPConn, int) error) error {
+	t, is := c.(*net.TCPConn)
+	if !is || !t.LocalAddr().(*net.TCPAddr).IP.Equal(t.RemoteAddr().(*net.TCPAddr).IP) {
+		return nil
+	}
+	return set(t, buffer)
 }

@@ -139,7 +139,7 @@ var layers = []layer{
 	{"pg", []string{"tensor", "work", "trace", "trace/debug", "store", "store/tcp", "store/redis", "backend", "backend/detail", "internal/credentials", "internal/launch", "internal/membership", "internal/notice", "internal/rollcall", "internal/waiting"}},
 	{"pg/pgtest", []string{"store", "backend", "backend/gloo", "pg"}},
 	{"ddp", []string{"tensor", "work", "store", "backend", "pg"}},
-	{"weights", []string{"tensor", "internal/credentials", "internal/strangers"}},
+	{"weights", []string{"tensor", "internal/credentials", "internal/reduce", "internal/strangers", "golang.org/x/sys/..."}},
 	{"ddp/gpu", []string{"tensor", "work", "backend/cuda", "backend/cuda/driver", "ddp"}},
 
 	{"internal/script", []string{"tensor", "work", "backend", "pg"}},

@@ -4,6 +4,9 @@ import (
 	"fmt"
 	"math"
 	"slices"
+
+	"github.com/c10d-go/c10d/tensor"
+	"github.com/c10d-go/c10d/weights"
 )
 
 const (
@@ -12,23 +15,16 @@ const (
 	classes = 10
 )
 
-// maxElements bounds the memory that a trainer can make the server take: two
-// sets of 64 MiB. It is a thousand times what the digits need.
+// maxElements bounds the memory that a trainer can make the server take: two sets of 64 MiB. It is a thousand times
+// what the digits need.
 const maxElements = 1 << 24
 
-// parameter is a tensor of the model as the trainer announces it.
-type parameter struct {
-	Name  string `json:"name"`
-	Shape []int  `json:"shape"`
-}
-
-// network is a multi-layer perceptron with tanh between the layers: the layers'
-// sizes from the pixels to the classes. One slice has all parameters, as torch.nn.Linear
-// stores them: for each layer a weight of outputs x inputs, row by row, and then a bias.
+// network is a multi-layer perceptron with tanh between the layers: the layers' sizes from the pixels to the classes.
+// Each layer has a weight of outputs x inputs, row by row, and then a bias, as torch.nn.Linear stores them.
 type network []int
 
 // networkOf returns the network with these parameters, which come from outside.
-func networkOf(parameters []parameter) (network, error) {
+func networkOf(parameters []weights.Param) (network, error) {
 	if len(parameters) == 0 || len(parameters)%2 != 0 {
 		return nil, fmt.Errorf("serve: %d parameters are not the weights and biases of layers", len(parameters))
 	}
@@ -36,6 +32,9 @@ func networkOf(parameters []parameter) (network, error) {
 	elements := 0
 	for i := 0; i < len(parameters); i += 2 {
 		w, b := parameters[i], parameters[i+1]
+		if w.DType != tensor.Float32 || b.DType != tensor.Float32 {
+			return nil, fmt.Errorf("serve: parameters %q and %q are %v and %v; float32 was expected", w.Name, b.Name, w.DType, b.DType)
+		}
 		if len(w.Shape) != 2 || w.Shape[1] != n[len(n)-1] {
 			return nil, fmt.Errorf("serve: parameter %q has shape %v; a weight with %d inputs was expected", w.Name, w.Shape, n[len(n)-1])
 		}
@@ -57,31 +56,22 @@ func networkOf(parameters []parameter) (network, error) {
 	return n, nil
 }
 
-// lengths are the parameters' numbers of elements.
-func (n network) lengths() []int {
-	var lengths []int
-	for l := range len(n) - 1 {
-		lengths = append(lengths, n[l]*n[l+1], n[l+1])
-	}
-	return lengths
-}
-
+// elements is the number of all elements.
 func (n network) elements() int {
 	sum := 0
-	for _, k := range n.lengths() {
-		sum += k
+	for l := range len(n) - 1 {
+		sum += (n[l] + 1) * n[l+1]
 	}
 	return sum
 }
 
 // probabilities returns how likely the image, of pixels within [0, 1], shows
 // each digit. It may be called from many goroutines.
-func (n network) probabilities(parameters, image []float32) []float64 {
+func (n network) probabilities(parameters [][]float32, image []float32) []float64 {
 	x := image
 	for l := range len(n) - 1 {
 		in, out := n[l], n[l+1]
-		weight, bias := parameters[:in*out], parameters[in*out:(in+1)*out]
-		parameters = parameters[(in+1)*out:]
+		weight, bias := parameters[2*l], parameters[2*l+1]
 		y := make([]float32, out)
 		for o := range y {
 			sum := bias[o]

@@ -4,15 +4,11 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"io"
-	"log/slog"
 	"math"
 	"net/http"
 	"net/http/httptest"
-	"runtime"
-	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -21,11 +17,8 @@ import (
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
 
-	"github.com/c10d-go/c10d/examples/internal/dataset"
-	"github.com/c10d-go/c10d/pg"
-	"github.com/c10d-go/c10d/store"
-	"github.com/c10d-go/c10d/store/tcp"
 	"github.com/c10d-go/c10d/tensor"
+	"github.com/c10d-go/c10d/weights"
 )
 
 // patience bounds every wait of these tests. A process may take tens of seconds
@@ -34,9 +27,10 @@ const patience = 3 * time.Minute
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-func shapes(sizes ...int) (ps []parameter) {
+func shapes(sizes ...int) (ps []weights.Param) {
 	for l := range len(sizes) - 1 {
-		ps = append(ps, parameter{fmt.Sprint(l, ".weight"), []int{sizes[l+1], sizes[l]}}, parameter{fmt.Sprint(l, ".bias"), []int{sizes[l+1]}})
+		ps = append(ps, weights.Param{Name: fmt.Sprint(l, ".weight"), DType: tensor.Float32, Shape: []int{sizes[l+1], sizes[l]}},
+			weights.Param{Name: fmt.Sprint(l, ".bias"), DType: tensor.Float32, Shape: []int{sizes[l+1]}})
 	}
 	return ps
 }
@@ -45,19 +39,24 @@ func TestNetworkOf(t *testing.T) {
 	n, err := networkOf(shapes(64, 32, 10))
 	require.NoError(t, err)
 	require.Equal(t, network{64, 32, 10}, n)
-	require.Equal(t, []int{64 * 32, 32, 320, 10}, n.lengths())
 	require.Equal(t, 64*32+32+330, n.elements())
 
 	huge := shapes(64, 10)
 	huge[0].Shape[0], huge[1].Shape[0] = math.MaxInt, math.MaxInt
 	negative := shapes(64, -1, 10)
 	many := shapes(64, 1<<12, 1<<11, 1<<12, 10)
-	for want, ps := range map[string][]parameter{
+	wide, wrong := shapes(64, 10), shapes(64, 10)
+	wide[1].DType = tensor.Float64
+	wrong[0].Shape, wrong[1].Shape = []int{10}, []int{10}
+	bias := shapes(64, 10)
+	bias[1].Shape = []int{10, 64}
+	for want, ps := range map[string][]weights.Param{
 		"0 parameters are not":          nil,
 		"1 parameters are not":          shapes(64, 10)[:1],
 		`"0.weight" has shape [10 63]`:  shapes(63, 10),
-		`"0.bias" has shape [10 64]`:    {{"0.weight", []int{10, 64}}, {"0.bias", []int{10, 64}}},
-		`"0.weight" has shape [10]`:     {{"0.weight", []int{10}}, {"0.bias", []int{10}}},
+		`"0.bias" has shape [10 64]`:    bias,
+		`"0.weight" has shape [10]`:     wrong,
+		"are float32 and float64":       wide,
 		"9 outputs; 10 digits":          shapes(64, 9),
 		"[9223372036854775807 64]":      huge,
 		"outputs must be at least 1":    negative,
@@ -71,14 +70,14 @@ func TestNetworkOf(t *testing.T) {
 func TestProbabilities(t *testing.T) {
 	// Hidden neuron h sees pixel h; output o sees hidden neuron o, three times.
 	n := network{64, 16, 10}
-	parameters := make([]float32, n.elements())
+	parameters := [][]float32{make([]float32, 64*16), make([]float32, 16), make([]float32, 16*10), make([]float32, 10)}
 	for h := range 16 {
-		parameters[64*h+h] = 1
+		parameters[0][64*h+h] = 1
 	}
 	for o := range 10 {
-		parameters[17*64-64+16+16*o+o] = 3
+		parameters[2][16*o+o] = 3
 	}
-	parameters[n.elements()-1] = 0.5 // the bias of digit 9
+	parameters[3][9] = 0.5
 	image := make([]float32, 64)
 	image[3], image[4], image[60] = 1, 0.5, 1
 	var want [10]float64
@@ -95,115 +94,48 @@ func TestProbabilities(t *testing.T) {
 	}
 }
 
-func TestChecksum(t *testing.T) {
-	// zlib.crc32(torch.arange(3000.).numpy().tobytes())
-	v := make([]float32, 3000)
-	for i := range v {
-		v[i] = float32(i)
-	}
-	require.EqualValues(t, 0x20a3ae24, checksum(v))
-	require.Zero(t, checksum(nil))
+// goTrainer publishes what a test says.
+type goTrainer struct {
+	*weights.Publisher
+	t *testing.T
 }
 
-// TestNoTornSets has predictions run while sets come, some of which break off
-// half-way. All elements of a set are its version, so that one which is not
-// whole shows.
-func TestNoTornSets(t *testing.T) {
-	var w weights
-	n := network{64, 32, 10}
-	done := make(chan struct{})
-	var readers sync.WaitGroup
-	for range 4 {
-		readers.Go(func() {
-			last := int64(-1)
-			for {
-				select {
-				case <-done:
-					return
-				default:
-				}
-				runtime.Gosched()
-				s := w.current.Load()
-				if s == nil {
-					continue
-				}
-				if s.Version < last {
-					t.Errorf("version %d after %d", s.Version, last)
-				}
-				last = s.Version
-				for i, v := range s.parameters {
-					if i%1000 == 0 {
-						runtime.Gosched()
-					}
-					if v != float32(s.Version) {
-						t.Errorf("element %d of version %d is %v", i, s.Version, v)
-						return
-					}
-				}
-			}
-		})
-	}
-	broken := errors.New("broken off")
-	const versions = 498
-	for v := range int64(versions) {
-		err := w.receive(n, func(parameters []float32) (label, error) {
-			for i := range parameters {
-				if v%3 == 1 && i == len(parameters)/2 {
-					return label{Version: v}, broken
-				}
-				if i%1000 == 0 {
-					runtime.Gosched()
-				}
-				parameters[i] = float32(v)
-			}
-			return label{Version: v}, nil
-		})
-		if v%3 == 1 {
-			require.ErrorIs(t, err, broken)
-		} else {
-			require.NoError(t, err)
-		}
-	}
-	close(done)
-	readers.Wait()
-	require.EqualValues(t, versions-versions/3, w.received.Load())
+func newTrainer(t *testing.T, address string) *goTrainer {
+	t.Helper()
+	p, err := weights.Listen(t.Context(), address, weights.PublisherOptions{})
+	require.NoError(t, err)
+	t.Cleanup(func() { p.Close() })
+	return &goTrainer{p, t}
 }
 
-// TestPredictionsDoNotWait: while a set is on its way, the one before serves.
-func TestPredictionsDoNotWait(t *testing.T) {
-	var w weights
-	fill := func(v int64) func([]float32) (label, error) {
-		return func([]float32) (label, error) { return label{Version: v}, nil }
-	}
-	version := func() int64 { return w.current.Load().Version }
-	for v := range int64(3) {
-		require.NoError(t, w.receive(network{64, 10}, fill(v)))
-		require.Equal(t, v, version())
-		require.NoError(t, w.receive(network{64, int(v) + 2, 10}, func(p []float32) (label, error) {
-			require.Equal(t, v, version())
-			require.Len(t, p, network{64, int(v) + 2, 10}.elements())
-			return label{Version: v}, nil
-		}))
-	}
+// publish returns the report of an update: process 3, epoch 2 and an accuracy of 0.5. The layer has this weight for the
+// second pixel and digit 7, and biases 0.
+func (g *goTrainer) publish(version uint64, weight float32) weights.Report {
+	g.t.Helper()
+	w, err := tensor.New(tensor.Float32, 10, 64)
+	require.NoError(g.t, err)
+	require.NoError(g.t, w.SetFloat64(float64(weight), 7, 1))
+	b, err := tensor.New(tensor.Float32, 10)
+	require.NoError(g.t, err)
+	numbers, err := tensor.Of([]int64{3, 2, 500_000, time.Now().UnixMilli()}, aboutLen)
+	require.NoError(g.t, err)
+	return g.publishThese(version, weights.Named{Name: "w", Tensor: w}, weights.Named{Name: "b", Tensor: b}, weights.Named{Name: about, Tensor: numbers})
 }
 
-func TestDialect(t *testing.T) {
-	for version, want := range map[string]store.Dialect{
-		"1.13.1": store.DialectV1, "1.13.0a0": store.DialectV1, "2.0.1": store.DialectV1, "2.2.0+cu121": store.DialectV2,
-		"2.6.0+debian": store.DialectV2, "2.11.0": store.DialectV2, "3.0": store.DialectV2, "": 0, "two": 0, "2": 0, "0.4.1": 0,
-	} {
-		d, err := (&announcement{Torch: version}).dialect()
-		require.Equal(t, want, d, version)
-		require.Equal(t, want == 0, err != nil, version)
-	}
+func (g *goTrainer) publishThese(version uint64, params ...weights.Named) weights.Report {
+	g.t.Helper()
+	ctx, cancel := context.WithTimeout(g.t.Context(), patience)
+	defer cancel()
+	require.NoError(g.t, g.Await(ctx, 1))
+	report, err := g.Publish(ctx, version, params)
+	require.NoError(g.t, err)
+	return report
 }
 
 // start runs a service until the test ends or stop is called.
-func start(t *testing.T, storeAddr string) (s *service, stop func()) {
+func start(t *testing.T, trainer string) (s *service, stop func()) {
 	t.Helper()
-	t.Setenv("GLOO_SOCKET_IFNAME", "lo")
-	log := slog.New(slog.NewTextHandler(t.Output(), nil))
-	s, err := listen(t.Context(), config{http: "127.0.0.1:0", store: storeAddr, timeout: patience, log: log})
+	s, err := listen(t.Context(), config{http: "127.0.0.1:0", trainer: trainer, timeout: patience})
 	require.NoError(t, err)
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
@@ -253,16 +185,18 @@ func (s *service) await(t *testing.T, what string, wanted func(overview) bool) (
 	return o
 }
 
-func (s *service) awaitState(t *testing.T, state string, number int) overview {
+func (s *service) awaitState(t *testing.T, state string) overview {
 	t.Helper()
-	return s.await(t, state, func(o overview) bool { return o.Trainer.State == state && o.Trainer.Number == number })
+	return s.await(t, state, func(o overview) bool { return o.Trainer.State == state })
 }
 
 func TestWeb(t *testing.T) {
-	data, err := dataset.Digits()
+	g := newTrainer(t, "127.0.0.1:0")
+	s, err := listen(t.Context(), config{http: "127.0.0.1:0", trainer: g.Addr(), timeout: patience})
 	require.NoError(t, err)
-	w := web{weights: new(weights), images: &data.HeldOut, link: &link{status: status{State: "waiting"}}}
-	h := w.handler()
+	defer s.listener.Close()
+	defer s.web.receiver.Close()
+	h := s.web.handler()
 	call := func(method, path, body string) *httptest.ResponseRecorder {
 		rec := httptest.NewRecorder()
 		h.ServeHTTP(rec, httptest.NewRequest(method, path, strings.NewReader(body)))
@@ -275,17 +209,9 @@ func TestWeb(t *testing.T) {
 	require.Equal(t, 503, call("GET", "/healthz", "").Code)
 	require.Equal(t, 503, call("POST", "/predict", good).Code)
 	require.Contains(t, call("GET", "/version", "").Body.String(), `"set":null`)
-	require.Equal(t, 409, call("POST", "/refresh", "").Code)
 
-	n := network{64, 10}
-	fill := func(v float32) func(p []float32) (label, error) {
-		return func(p []float32) (label, error) { p[64*7] = v; return label{Trainer: 3, Version: 9}, nil }
-	}
-	require.NoError(t, w.weights.receive(n, fill(0)))
-	require.NoError(t, w.weights.receive(n, func(p []float32) (label, error) {
-		p[64*7+1] = 100 // the second pixel is for digit 7
-		return label{Trainer: 3, Version: 10, Epoch: 2, Accuracy: 0.5}, nil
-	}))
+	g.publish(9, 0)
+	require.Equal(t, 1, g.publish(10, 100).Receivers)
 	require.Equal(t, 200, call("GET", "/healthz", "").Code)
 	answer := call("POST", "/predict", good)
 	require.Equal(t, 200, answer.Code)
@@ -299,6 +225,10 @@ func TestWeb(t *testing.T) {
 	require.EqualValues(t, 1, o.Predictions)
 	require.Equal(t, 650, o.Set.Parameters)
 	require.Equal(t, 0.5, o.Set.Accuracy)
+	require.EqualValues(t, 3, o.Set.Trainer)
+	require.EqualValues(t, 2, o.Set.Epoch)
+	require.EqualValues(t, 2, o.Sets)
+	require.Equal(t, "connected", o.Trainer.State)
 
 	sample := call("GET", "/digit", "").Body.String()
 	require.Equal(t, 200, call("POST", "/predict", sample).Code, sample)
@@ -319,8 +249,8 @@ func TestWeb(t *testing.T) {
 		require.Contains(t, answer.Body.String(), want)
 	}
 
-	require.NoError(t, w.weights.receive(n, fill(float32(math.NaN()))))
-	answer = call("POST", "/predict", image("[1,0,0,0,0,0,0,0]", row, row, row, row, row, row, row))
+	g.publish(11, float32(math.NaN()))
+	answer = call("POST", "/predict", good)
 	require.Equal(t, 500, answer.Code)
 	require.Contains(t, answer.Body.String(), "unsupported value")
 }
@@ -338,142 +268,43 @@ func TestLatencies(t *testing.T) {
 	require.InDelta(t, 904+4054, p99, 1)
 }
 
-// goTrainer is a trainer without PyTorch, which can do what one should not.
-type goTrainer struct {
-	t     *testing.T
-	store *tcp.Store
-	n     int64
-	group *pg.ProcessGroup
-}
-
-// come announces a trainer and returns it with the server's answer.
-func come(t *testing.T, s *service, announcement string) (*goTrainer, string) {
-	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), patience)
-	defer cancel()
-	st, err := tcp.New(ctx, s.store.Addr(), tcp.Options{})
-	require.NoError(t, err)
-	t.Cleanup(func() { st.Close() })
-	n, err := st.Add(ctx, keyTrainers, 1)
-	require.NoError(t, err)
-	require.NoError(t, st.Set(ctx, keyTrainer+strconv.FormatInt(n, 10), []byte(announcement)))
-	answer, err := st.Get(ctx, keyAnswer+strconv.FormatInt(n, 10))
-	require.NoError(t, err)
-	return &goTrainer{t: t, store: st, n: n}, string(answer)
-}
-
-func (g *goTrainer) join() {
-	g.t.Helper()
-	p, err := pg.New(g.t.Context(), store.Prefix(keyGroup+strconv.FormatInt(g.n, 10), g.store), trainerRank, groupSize, pg.Options{
-		Timeout: patience, Dialect: store.DialectV2,
-	})
-	require.NoError(g.t, err)
-	g.group = p
-	g.t.Cleanup(func() { p.Close() })
-}
-
-func send[T tensor.Element](g *goTrainer, v ...T) error {
-	ctx, cancel := context.WithTimeout(g.t.Context(), patience)
-	defer cancel()
-	return pg.BroadcastSlice(ctx, g.group, v, trainerRank)
-}
-
-func (g *goTrainer) update(version int64, parameters []float32) {
-	g.t.Helper()
-	require.NoError(g.t, send(g, headerUpdate, version, 1, 500_000, int64(checksum(parameters))))
-	require.NoError(g.t, send(g, parameters[:640]...))
-	require.NoError(g.t, send(g, parameters[640:]...))
-}
-
-const announced = `{"torch":"2.6.0","parameters":[{"name":"w","shape":[10,64]},{"name":"b","shape":[10]}]}`
-
+// TestTrainers: a trainer whose model is another one, one that vanishes, and the next.
 func TestTrainers(t *testing.T) {
-	s, _ := start(t, "127.0.0.1:0")
-	require.Equal(t, "waiting", s.await(t, "", func(o overview) bool { return o.Trainer.State != "" }).Trainer.State)
-	parameters := make([]float32, 650)
-	for i := range parameters {
-		parameters[i] = float32(i)
+	g := newTrainer(t, "127.0.0.1:0")
+	address := g.Addr()
+	s, _ := start(t, address)
+	x, err := tensor.New(tensor.Float32, 3)
+	require.NoError(t, err)
+	numbers, err := tensor.New(tensor.Int64, aboutLen)
+	require.NoError(t, err)
+	refused := func(want string, params ...weights.Named) {
+		t.Helper()
+		require.Eventually(t, func() bool { // it may connect again and refuse the last parameters in between
+			return strings.Contains(fmt.Sprint(g.publishThese(uint64(time.Now().UnixNano()), params...).Dropped), want)
+		}, patience, time.Millisecond)
+		o := s.await(t, want, func(o overview) bool { return strings.Contains(o.Trainer.Error, want) })
+		require.Nil(t, o.Set)
 	}
+	refused(`the last parameter must be "about", 4 int64`, weights.Named{Name: "w", Tensor: x})
+	refused("has shape [3]", weights.Named{Name: "w", Tensor: x}, weights.Named{Name: "b", Tensor: x}, weights.Named{Name: about, Tensor: numbers})
+	require.NoError(t, g.Close())
+	require.Equal(t, "waiting", s.await(t, "end", func(o overview) bool { return o.Trainer.State != "connected" }).Trainer.State)
 
-	for text, want := range map[string]string{
-		`{"torch":"2.6.0","parameters":[]}`: "0 parameters are not the weights",
-		`{`:                                 `"" is not a version of PyTorch`,
-		`{"torch":"2.6.0","parameters":[{"shape":[3]},{"shape":[3]}]}`: "has shape [3]",
-	} {
-		g, answer := come(t, s, text)
-		require.Contains(t, answer, want)
-		require.Contains(t, s.awaitState(t, "lost", int(g.n)).Trainer.Error, want)
-	}
-
-	// One that does what it should.
-	g, answer := come(t, s, announced)
-	require.Equal(t, "ok", answer)
-	g.join()
-	g.update(1, parameters)
-	parameters[649] = 1
-	g.update(2, parameters)
-	o := s.await(t, "version 2", func(o overview) bool { return o.Set != nil && o.Set.Version == 2 })
-	require.EqualValues(t, 2, o.Sets)
-	require.Equal(t, checksum(parameters), o.Set.CRC32)
-	require.Equal(t, "connected", o.Trainer.State)
-	require.NoError(t, send[int64](g, headerGoodbye, 0, 0, 0, 0))
-	s.awaitState(t, "finished", int(g.n))
-
-	// Parameters that are not what their header promised, and no header.
-	whole := o.Set.label
-	g, _ = come(t, s, announced)
-	g.join()
-	require.NoError(t, send[int64](g, headerUpdate, 3, 1, 0, 1))
-	require.NoError(t, errors.Join(send(g, parameters[:640]...), send(g, parameters[640:]...)))
-	o = s.awaitState(t, "lost", int(g.n))
-	require.Contains(t, o.Trainer.Error, "version 3 of trainer")
-	require.Equal(t, whole, o.Set.label)
-	g, _ = come(t, s, announced)
-	g.join()
-	require.NoError(t, send[int64](g, 7, 0, 0, 0, 0))
-	require.Contains(t, s.awaitState(t, "lost", int(g.n)).Trainer.Error, "a header of kind 7")
-
-	// One that goes in the middle of a set.
-	g, _ = come(t, s, announced)
-	g.join()
-	require.NoError(t, send[int64](g, headerUpdate, 4, 1, 0, 1))
-	require.NoError(t, send(g, make([]float32, 640)...))
-	g.group.Abort(errors.New("out of memory"))
-	o = s.awaitState(t, "lost", int(g.n))
-	require.Equal(t, whole, o.Set.label)
-
-	// One that takes a number and is not heard of again; then one that falls
-	// silent and is replaced.
-	_, err := g.store.Add(t.Context(), keyTrainers, 1)
-	require.NoError(t, err)
-	silent, _ := come(t, s, announced)
-	require.Equal(t, g.n+2, silent.n)
-	silent.join()
-	s.awaitState(t, "connected", int(silent.n))
-	g, answer = come(t, s, announced)
-	require.Equal(t, "ok", answer)
-	g.join()
-	g.update(5, parameters)
-	o = s.await(t, "version 5", func(o overview) bool { return o.Set.Version == 5 })
-	require.EqualValues(t, g.n, o.Set.Trainer)
-	require.Error(t, send[int64](silent, headerGoodbye, 0, 0, 0, 0))
-
-	// Asked for a set, a trainer sees the counter change.
-	code, _, err := s.ask("POST", "/refresh", nil, nil)
-	require.NoError(t, err)
-	require.Equal(t, http.StatusAccepted, code)
-	wanted, err := g.store.Add(t.Context(), keyWanted, 0)
-	require.NoError(t, err)
-	require.EqualValues(t, 1, wanted)
-
-	// The service ends while one more trainer is yet to join.
-	_, answer = come(t, s, announced)
-	require.Equal(t, "ok", answer)
+	g = newTrainer(t, address)
+	require.Equal(t, 1, g.publish(5, 1).Receivers)
+	require.NoError(t, g.Close())
+	o := s.awaitState(t, "lost")
+	require.NotEmpty(t, o.Trainer.Error)
+	require.EqualValues(t, 5, o.Set.Version)
+	g = newTrainer(t, address)
+	require.Equal(t, 1, g.publish(2, 1).Receivers)
+	o = s.awaitState(t, "connected")
+	require.EqualValues(t, 2, o.Set.Version, "a trainer that went on from its checkpoint")
 }
 
 func TestListenRefuses(t *testing.T) {
-	_, err := listen(t.Context(), config{http: "127.0.0.1:0", store: "127.0.0.1:x"})
-	require.ErrorContains(t, err, "store: tcp 127.0.0.1:x")
-	_, err = listen(t.Context(), config{http: "127.0.0.1:x", store: "127.0.0.1:0"})
+	_, err := listen(t.Context(), config{http: "127.0.0.1:0", trainer: "nowhere"})
+	require.ErrorContains(t, err, "missing port")
+	_, err = listen(t.Context(), config{http: "127.0.0.1:x", trainer: "127.0.0.1:1"})
 	require.ErrorContains(t, err, "serve: ")
 }

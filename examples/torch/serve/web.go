@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/c10d-go/c10d/examples/internal/dataset"
+	"github.com/c10d-go/c10d/weights"
 )
 
 //go:embed page.html
@@ -18,10 +19,9 @@ var page []byte
 
 // web answers the requests.
 type web struct {
-	weights *weights
-	link    *link
-	images  *dataset.Set // examples for users
-	latency latencies
+	receiver *weights.Receiver
+	images   *dataset.Set // examples for users
+	latency  latencies
 }
 
 func (s *web) handler() http.Handler {
@@ -34,7 +34,6 @@ func (s *web) handler() http.Handler {
 	mux.HandleFunc("GET /version", s.version)
 	mux.HandleFunc("GET /digit", s.digit)
 	mux.HandleFunc("POST /predict", s.predict)
-	mux.HandleFunc("POST /refresh", s.refresh)
 	return mux
 }
 
@@ -96,11 +95,12 @@ func (s *web) predict(w http.ResponseWriter, r *http.Request) {
 		fail(w, http.StatusBadRequest, "%v", err)
 		return
 	}
-	set := s.weights.current.Load()
-	if set == nil {
+	set, ok := acquire(s.receiver)
+	if !ok {
 		fail(w, http.StatusServiceUnavailable, "no trainer has sent parameters yet")
 		return
 	}
+	defer set.Release()
 	p := set.network.probabilities(set.parameters, pixels)
 	reply(w, http.StatusOK, prediction{Digit: slices.Index(p, slices.Max(p)), Probabilities: p, Set: set.label})
 	s.latency.add(time.Since(start))
@@ -108,7 +108,7 @@ func (s *web) predict(w http.ResponseWriter, r *http.Request) {
 
 // healthz reports whether predictions are possible. They need parameters, but no trainer.
 func (s *web) healthz(w http.ResponseWriter, _ *http.Request) {
-	if s.weights.current.Load() == nil {
+	if s.receiver.Status().Version == 0 {
 		reply(w, http.StatusServiceUnavailable, map[string]string{"status": "no parameters yet"})
 		return
 	}
@@ -122,8 +122,8 @@ type current struct {
 }
 
 type trainer struct {
-	status
-	Seconds float64 `json:"seconds"` // since it is so
+	State string `json:"state"` // waiting for the first one, connected or lost
+	Error string `json:"error,omitempty"`
 }
 
 type overview struct {
@@ -136,10 +136,20 @@ type overview struct {
 }
 
 func (s *web) version(w http.ResponseWriter, _ *http.Request) {
-	t := s.link.get()
-	v := overview{Sets: s.weights.received.Load(), Trainer: trainer{t, time.Since(t.Since).Seconds()}}
-	if set := s.weights.current.Load(); set != nil {
-		v.Set = &current{label: set.label, Age: time.Since(set.Received).Seconds(), Parameters: len(set.parameters)}
+	status := s.receiver.Status()
+	v := overview{Sets: status.Updates, Trainer: trainer{State: "waiting"}}
+	switch {
+	case status.Connected:
+		v.Trainer.State = "connected"
+	case status.Version != 0:
+		v.Trainer.State = "lost"
+	}
+	if status.Err != nil {
+		v.Trainer.Error = status.Err.Error()
+	}
+	if set, ok := acquire(s.receiver); ok {
+		v.Set = &current{label: set.label, Age: time.Since(set.Published).Seconds(), Parameters: set.network.elements()}
+		set.Release()
 	}
 	v.Predictions, v.P50, v.P99 = s.latency.figures()
 	reply(w, http.StatusOK, v)
@@ -157,19 +167,6 @@ func (s *web) digit(w http.ResponseWriter, _ *http.Request) {
 		p.Image = append(p.Image, row)
 	}
 	reply(w, http.StatusOK, p)
-}
-
-// refresh asks the trainer for its current parameters. It does not wait for them.
-func (s *web) refresh(w http.ResponseWriter, r *http.Request) {
-	if state := s.link.get().State; state != "connected" {
-		fail(w, http.StatusConflict, "no trainer to ask: %s", state)
-		return
-	}
-	if err := s.link.want(r.Context()); err != nil {
-		fail(w, http.StatusInternalServerError, "%v", err)
-		return
-	}
-	reply(w, http.StatusAccepted, map[string]string{"status": "asked"})
 }
 
 // latencies are the times that the last predictions took.

@@ -1,56 +1,69 @@
 package main
 
 import (
-	"encoding/binary"
-	"hash/crc32"
-	"math"
-	"sync/atomic"
+	"fmt"
+	"slices"
 	"time"
+
+	"github.com/c10d-go/c10d/tensor"
+	"github.com/c10d-go/c10d/weights"
 )
 
 // label tells which parameters a set holds.
 type label struct {
-	Trainer  int       `json:"trainer"` // number of the trainer, from 1
-	Version  int64     `json:"version"` // the trainer's steps
-	Epoch    int64     `json:"epoch"`
-	Accuracy float64   `json:"accuracy"` // on held-out images, as the trainer says
-	CRC32    uint32    `json:"crc32"`
-	Received time.Time `json:"received"`
+	Trainer   int64     `json:"trainer"` // the trainer's process
+	Version   uint64    `json:"version"` // the trainer's steps
+	Epoch     int64     `json:"epoch"`
+	Accuracy  float64   `json:"accuracy"` // on held-out images, as the trainer says
+	Published time.Time `json:"published"`
 }
 
-// set is all parameters of the model at one moment of the training. It does not change.
+// The trainer publishes one more tensor after its parameters: aboutLen int64, which are its process, its epoch, its
+// accuracy in millionths, and the time in milliseconds since 1970. So they change with the parameters, as one version.
+const (
+	about    = "about"
+	aboutLen = 4
+)
+
+// set is one version of all parameters. Its user releases it soon.
 type set struct {
 	label
+	weights.Version
 	network    network
-	parameters []float32
+	parameters [][]float32 // the layers' weights and biases in turn
 }
 
-// weights have the newest complete set. An update is received into a new set, which then
-// takes the place of the current one. A prediction therefore never waits for the network
-// and never sees half of an update.
-type weights struct {
-	current  atomic.Pointer[set] // nil until the first
-	received atomic.Int64
-}
-
-// receive makes a new set current. fill writes all parameters and returns what
-// they are; if it fails, the current set stays.
-func (w *weights) receive(n network, fill func(parameters []float32) (label, error)) error {
-	s := &set{network: n, parameters: make([]float32, n.elements())}
-	var err error
-	if s.label, err = fill(s.parameters); err != nil {
-		return err
+// accept refuses parameters that are not those of a network.
+func accept(params []weights.Param) error {
+	if n := len(params) - 1; n < 0 || params[n].Name != about || params[n].DType != tensor.Int64 || !slices.Equal(params[n].Shape, []int{aboutLen}) {
+		return fmt.Errorf("serve: the last parameter must be %q, %d int64", about, aboutLen)
 	}
-	w.current.Store(s)
-	w.received.Add(1)
-	return nil
+	_, err := networkOf(params[:len(params)-1])
+	return err
 }
 
-// checksum is the CRC-32 (IEEE) of the parameters' bytes in little-endian.
-func checksum(parameters []float32) uint32 {
-	b := make([]byte, 0, 4*len(parameters))
-	for _, v := range parameters {
-		b = binary.LittleEndian.AppendUint32(b, math.Float32bits(v))
+// acquire returns the newest set of a receiver that accepts, and false before the first.
+func acquire(r *weights.Receiver) (set, bool) {
+	v, ok := r.Acquire()
+	if !ok {
+		return set{}, false
 	}
-	return crc32.ChecksumIEEE(b)
+	s, params := set{Version: v}, v.Params()
+	n := len(params) - 1
+	numbers, err := tensor.Data[int64](v.Tensor(about))
+	if err == nil {
+		s.label = label{numbers[0], v.Number(), numbers[1], float64(numbers[2]) / 1e6, time.UnixMilli(numbers[3])}
+		s.network, err = networkOf(params[:n])
+	}
+	for _, p := range params[:n] {
+		var data []float32
+		if err == nil {
+			data, err = tensor.Data[float32](v.Tensor(p.Name))
+		}
+		s.parameters = append(s.parameters, data)
+	}
+	if err != nil {
+		panic(err) // accept has seen the same parameters
+	}
+	return s, true
 }

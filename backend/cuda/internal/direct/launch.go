@@ -742,7 +742,7 @@ func (c *Comm) AllReduce(s Launcher, dst, src driver.Ptr, n int, d tensor.DType,
 // So Form.Into is of use.
 func (c *Comm) Spreads(n int, d tensor.DType, op backend.ReduceOp, form Form) bool {
 	part := c.partOf(n * d.Size())
-	if c.functions[d].spread == nil || op.Kind() != backend.Sum().Kind() || !c.few(form, part) {
+	if !c.few(form, part) || c.functions[d].spread == nil || op.Kind() != backend.Sum().Kind() {
 		return false
 	}
 	// Each channel needs a tile.

@@ -47,6 +47,7 @@ type Call struct {
 	paces    []driver.Event // after each so many commands
 	lost     bool           // nobody can tell when the streams are done with it
 	captured bool           // it becomes part of a graph
+	inTurn   bool           // it follows all earlier ones on the device
 
 	one  [1]Part // the usual parts, uses and result
 	two  [2]driver.Access
@@ -210,6 +211,7 @@ func (c *Call) enqueue() error {
 	if err := c.afterMessages(); err != nil {
 		return err
 	}
+	c.inTurn, d.turns.used = true, 0
 	for i := range c.Parts {
 		if err := c.do(&c.Parts[i]); err != nil {
 			return err

@@ -316,12 +316,44 @@ func (c *Call) scratch(dev, n int) (driver.Ptr, error) {
 	if c.captured && dev != c.d.Dev {
 		return 0, errCaptureDevice
 	}
+	if c.inTurn && dev == c.d.Dev && n <= mostTurns {
+		return c.turn(n)
+	}
 	m, err := c.d.B.Scratch.Get(dev, n)
 	if err != nil {
 		return 0, err
 	}
 	c.held = append(c.held, m)
 	return m.Ptr(), nil
+}
+
+// turns is memory on the group's device that collectives take turns to use, because they follow each other
+// there. Calls that are made before others have ended would each take memory of their own otherwise, and
+// making it is slow. Guarded by the engine's Calls.
+type turns struct {
+	m    driver.Memory
+	used int // by the call that is being enqueued
+}
+
+// mostTurns is up to how many bytes at a time come from there.
+const mostTurns = 32 << 20
+
+// turn returns n bytes of it.
+func (c *Call) turn(n int) (driver.Ptr, error) {
+	t := &c.d.turns
+	at := (t.used + 255) &^ 255
+	if t.m == nil || at+n > t.m.Len() {
+		m, err := c.d.B.Scratch.Get(c.d.Dev, at+n)
+		if err != nil {
+			return 0, err
+		}
+		if t.m != nil {
+			c.held = append(c.held, t.m) // earlier calls use it, and have ended when this one has
+		}
+		t.m, at = m, 0
+	}
+	t.used = at + n
+	return t.m.Ptr() + driver.Ptr(at), nil
 }
 
 // otherStream returns the group's stream of another device.

@@ -52,6 +52,7 @@ type Group struct {
 	memory *registered.Registry // nil if the device's streams cannot write words
 	lanes  lanes                // for messages
 	graphs graphs               // calls that were captured
+	turns  turns
 
 	listing driver.Module
 	lister  driver.Function // brings lists in order
@@ -359,6 +360,10 @@ func (d *Group) closeMemory() (err error) {
 func (d *Group) release() error {
 	d.keepPlace(0)
 	d.freeGraphs()
+	if d.turns.m != nil {
+		d.B.Scratch.Put(d.Dev, d.turns.m)
+		d.turns = turns{}
+	}
 	errs := []error{d.closeLanes(), d.closeMemory()}
 	if d.comm != nil {
 		errs = append(errs, d.comm.Close())

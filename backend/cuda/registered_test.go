@@ -110,6 +110,46 @@ func TestRegisteredMemory(t *testing.T) {
 	})
 }
 
+// TestRegisteredFreed holds that the ranks let go of memory that has been freed, and register what takes its place,
+// however often that happens.
+func TestRegisteredFreed(t *testing.T) {
+	const rounds, size = 20, 2
+	w := newWorld(t, onDevices(size))
+	for round := range rounds {
+		large := make([]*vector, size)
+		w.each(func(x *rank, r int) (err error) {
+			large[r], err = x.vector(tensor.Uint8, r, make([]byte, 600<<10))
+			return err
+		})
+		for k := range 3 * size {
+			// The ranks take turns to be the first, when no operation is under way in the process.
+			called := make(chan struct{})
+			w.each(func(x *rank, r int) error {
+				if r != k%size && round > 0 { // the first call connects the ranks
+					<-called
+				}
+				v, err := x.b.Broadcast(x.ctx, []*tensor.Tensor{large[r].t}, backend.BroadcastOptions{Root: k / size % size})
+				if r == k%size {
+					close(called)
+				}
+				if err != nil {
+					return err
+				}
+				return v.Wait(x.ctx)
+			})
+		}
+		w.each(func(_ *rank, r int) error { return large[r].mem.Close() })
+	}
+	for _, x := range w.ranks {
+		for _, c := range x.b.Explain().Choices {
+			if c.Op == "registered memory" {
+				require.Regexp(t, "^[1-5] of 16 regions", c.Algorithm)
+			}
+		}
+	}
+	w.end()
+}
+
 // fillVector has the caller's stream bring bytes to a vector.
 func (x *rank) fillVector(y *vector, device int, b []byte) error {
 	copy(y.h.Bytes(), b)

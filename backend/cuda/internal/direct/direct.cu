@@ -33,8 +33,8 @@ static const u32 lanes = 32, slotVecs = 4 * lanes, slotMarks = lanes, maxRanks =
 
 DEVICE u32 lane() { return __nvvm_read_ptx_sreg_tid_x() & (lanes - 1); }
 DEVICE void syncWarp() { __nvvm_bar_warp_sync(0xffffffff); }
-// all reports to all lanes whether something holds in all of them.
-__attribute__((unused)) DEVICE bool all(bool holds) { return __nvvm_vote_all_sync(0xffffffff, holds); }
+// all reports to all lanes whether something holds in all of them. It does not if some lanes have returned.
+__attribute__((unused)) DEVICE bool all(bool holds) { return __nvvm_vote_ballot_sync(0xffffffff, holds) == 0xffffffff; }
 
 // Relaxed accesses at the scope of the system: single words are whole, nothing else is ordered.
 DEVICE void put(Vec *p, Vec v) {
@@ -656,7 +656,7 @@ template <class M, int U, int N, bool Gather, bool Plain> struct Kernel {
     const Part mine = from(c, ch, c.rank), result = to(c, ch, 0);
     Part other = result;
     other.p = also;
-    u32 over = 0;
+    u32 over = Head && also != nullptr ? get(failed) : 0;
 
     // Tile i is fetched two rounds before it is combined, and pushed one round before. What
     // the first push needs is asked for at once.
@@ -719,49 +719,51 @@ template <class M, int U, int N, bool Gather, bool Plain> struct Kernel {
     return true;
   }
 
+  // stay is what a lane does before it returns whose call has failed, if peers may write to this rank.
+  DEVICE void stay(u32 told) {
+    if (told != 0) linger();
+  }
+
   // spread does an all_reduce of two ranks, of floats. Tile 0 of each channel tells where the peer may write. If
   // both are open, a last tile says that all is there.
+  //
+  // A lane that has failed returns from the kernel: the others may be at a credit, where they would wait for it.
   DEVICE void spread(const Spread &s) {
     const Call &c = s.one;
     Channel head = here();
-    if (!begin(c, head)) return;
+    if (!all(begin(c, head))) return;
     head.tiles = head.last = 1;
     Vec v[U];
 #pragma unroll
     for (int u = 0; u < U; u++) v[u] = (Vec){(u32)s.into, (u32)(s.into >> 32), s.open, 0};
-    bool ok = push(c, head, 0, v) && take(c, head, 1 - c.rank, 0, v);
+    if (!all(push(c, head, 0, v) && take(c, head, 1 - c.rank, 0, v))) return stay(s.open);
+    const u64 into = (u64)from(v[0].y, 0) << 32 | from(v[0].x, 0);
+    const bool open = s.open != 0 && from(v[0].z, 0) != 0;
+    Channel ch = head;
+    ch.cur = head.cur + 1;
     u32 count = 0;
-    if (all(ok)) {
-      const u64 into = (u64)from(v[0].y, 0) << 32 | from(v[0].x, 0);
-      const bool open = s.open != 0 && from(v[0].z, 0) != 0;
-      Channel ch = head;
-      ch.cur = head.cur + 1;
-      if (open) {
-        u8 *to = (u8 *)get(s.maps + (into >> 48) - 1) + (into & 0xffffffffffffull) + (c.rank == 0 ? 0 : s.two.part);
-        deal(s.two, ch);
-        count = 1 + ch.tiles;
-        ok = get(s.failed) == 0 && tiles<true>(s.two, ch, to, s.failed);
-        asm volatile("fence.acq_rel.sys;" : : : "memory");
-        // The end is told for all lanes.
-        if (all(ok)) {
-          Channel tail = head;
-          tail.limit = ch.limit;
+    if (open) {
+      u8 *to = (u8 *)get(s.maps + (into >> 48) - 1) + (into & 0xffffffffffffull) + (c.rank == 0 ? 0 : s.two.part);
+      deal(s.two, ch);
+      count = 1 + ch.tiles;
+      if (!tiles<true>(s.two, ch, to, s.failed)) return stay(s.open);
+      // The end is told for all lanes.
+      syncWarp();
+      asm volatile("fence.acq_rel.sys;" : : : "memory");
+      if (!all(true)) return stay(s.open);
+      Channel tail = head;
+      tail.limit = ch.limit;
 #pragma unroll
-          for (int u = 0; u < U; u++) v[u] = (Vec)(1);
-          ok = push(c, tail, count, v) && take(c, tail, 1 - c.rank, count, v);
-          asm volatile("fence.acq_rel.sys;" : : : "memory");
-          credit(c, head, count);
-          count++;
-        }
-      } else {
-        deal(c, ch);
-        count = 1 + ch.tiles;
-        ok = tiles<true>(c, ch, nullptr, nullptr);
-      }
-    }
-    if (!all(ok)) {
-      if (s.open != 0) linger();
-      return;
+      for (int u = 0; u < U; u++) v[u] = (Vec)(1);
+      const bool ended = push(c, tail, count, v) && take(c, tail, 1 - c.rank, count, v);
+      asm volatile("fence.acq_rel.sys;" : : : "memory");
+      if (!all(ended)) return stay(s.open);
+      credit(c, head, count);
+      count++;
+    } else {
+      deal(c, ch);
+      count = 1 + ch.tiles;
+      if (!tiles<true>(c, ch, nullptr, nullptr)) return stay(s.open);
     }
     end(c, head, count, head.all);
   }
@@ -1012,12 +1014,15 @@ template <int U, int N> struct Mover {
   }
 
   // straight does a call whose ranks are open, after tile 0. The tiles of data that were pushed with it are
-  // taken, and all others are written where they are to be.
+  // taken, and all others are written where they are to be. A lane that has failed returns: the others may be at a
+  // credit, or listen, where they would wait for it.
   DEVICE bool straight(const Move &m, Channel &ch, u64 into) {
     const u32 ranks = N == 2 ? 2 : m.c.ranks;
     K::credit(m.c, ch, 0);
-    if (!all(take(m, ch, 0))) return false;
+    if (!take(m, ch, 0)) return false;
     K::credit(m.c, ch, 1);
+    // A lane has from another one where a peer may write.
+    if (!all(true)) return false;
     bool ok = true;
     u32 peer = m.c.rank;
     for (u32 k = 1; k < ranks; k++) {
@@ -1032,6 +1037,7 @@ template <int U, int N> struct Mover {
       K::fetch(m.c, x, part(m.c, x, (u8 *)m.c.src, m.send[m.c.rank]), i, v);
       K::keep(m.c, x, part(m.c, x, m.c.dst, own), i, v);
     }
+    syncWarp();
     asm volatile("fence.acq_rel.sys;" : : : "memory");
     // The end is told for all lanes.
     if (!all(ok && room(m.c, ch, 2))) return false;
@@ -1048,10 +1054,10 @@ template <int U, int N> struct Mover {
     for (u32 k = 1; ok && k < ranks; k++) {
       peer = peer + 1 == ranks ? 0 : peer + 1;
       Vec v[U];
-      ok = listen(m.c, ch, peer, 2) && K::take(m.c, ch, peer, 2, v);
+      ok = all(listen(m.c, ch, peer, 2) && K::take(m.c, ch, peer, 2, v));
     }
     asm volatile("fence.acq_rel.sys;" : : : "memory");
-    if (!all(ok)) return false;
+    if (!ok) return false;
     K::credit(m.c, ch, 2);
     return true;
   }
@@ -1068,8 +1074,8 @@ template <int U, int N> struct Mover {
 
     u64 into = 0;
     bool open;
-    const bool begun = get(c.failed) == 0 && tell(m, ch) && push(m, ch, 0);
-    u32 count = hear(m, ch, begun, into, open);
+    const bool well = get(c.failed) == 0;
+    u32 count = hear(m, ch, well && tell(m, ch) && push(m, ch, 0), into, open);
     bool ok = count != 0;
     if (U > 1 && ok && open && count > 1 + fewTiles) {
       if constexpr (U > 1) ok = straight(m, ch, into);
@@ -1082,7 +1088,8 @@ template <int U, int N> struct Mover {
       if (ok) K::credit(c, ch, count - 1);
     }
     if (!ok) {
-      if (m.told != 0) linger();
+      // Peers write nothing for a call of which they were told nothing.
+      if (well && m.told != 0) linger();
       return;
     }
     K::end(c, ch, count, ch.all);

@@ -48,7 +48,9 @@ type Registry struct {
 	lens    [window.MostRegions]atomic.Int64 // of mine, for Mapped
 	index   map[driver.Memory]int
 	refused map[driver.Memory]bool // what has no handle
-	calls   uint64
+	calls   uint64                 // of Use
+	full    bool                   // Use has found no room
+	renewed uint64                 // the call after which the last entry made room for other memory
 	theirs  [window.MostRanks]peer
 }
 
@@ -171,31 +173,51 @@ func (r *Registry) change(i int) {
 	r.word(r.rank, changesAt).Add(1)
 }
 
-// room returns an entry that is free, -1 if there is none. If all are in use it withdraws the one that has
-// not been used for longest, if no kernel can be at it.
+// room returns an entry that is free, -1 if there is none.
 func (r *Registry) room() int {
+	for i := range r.mine {
+		if r.mine[i].m == nil && r.gone(i) {
+			return i
+		}
+	}
+	r.full = true
+	return -1
+}
+
+// restCalls is how many calls memory has to be unused before it makes room for other memory, and how many are
+// between two that do. A program that uses more memory than there are entries would else map memory in each call.
+const restCalls = 64
+
+// tidy withdraws memory that has been freed. If there was no room, it withdraws the memory that has not been used
+// for longest. No kernel of this rank can have told of any: the caller is alone.
+func (r *Registry) tidy() {
 	oldest, leaving := -1, false
 	for i := range r.mine {
 		e := &r.mine[i]
-		if e.m != nil && closed(e.m) {
-			r.withdraw(i)
-		}
 		switch {
-		case e.m != nil:
-			if !e.kept && (oldest < 0 || e.used < r.mine[oldest].used) {
-				oldest = i
-			}
-		case r.gone(i):
-			return i
-		default:
+		case e.m == nil:
+		case closed(e.m):
+			r.withdraw(i)
 			leaving = true
+		case !e.kept && (oldest < 0 || e.used < r.mine[oldest].used):
+			oldest = i
 		}
 	}
-	if oldest >= 0 && !leaving && pool.Underway.Load() == 0 {
-		r.withdraw(oldest)
+	if !r.full || leaving {
+		return
 	}
-	return -1
+	if r.full = len(r.index) == len(r.mine); !r.full || oldest < 0 {
+		return
+	}
+	if r.calls-r.mine[oldest].used >= restCalls && r.calls-r.renewed >= restCalls {
+		r.withdraw(oldest)
+		r.renewed, r.full = r.calls, false
+	}
 }
+
+// alone reports whether no operation is under way but the caller's. CUDA may wait for the device when memory is
+// mapped no more, and so for kernels that wait for this rank.
+func alone() bool { return pool.Underway.Load() <= 1 }
 
 // gone reports whether all peers have let go of an entry that was withdrawn.
 func (r *Registry) gone(i int) bool {
@@ -219,8 +241,13 @@ func closed(m driver.Memory) bool {
 	return ok && c.Closed()
 }
 
-// Look maps what the others have posted, and lets go of what they have withdrawn.
+// Look maps what the others have posted, and lets go of what they have withdrawn. It withdraws this rank's memory
+// that has been freed. An operation calls it before its first kernel; pool.Underway counts the operation. Nothing
+// is withdrawn or let go while other operations are under way.
 func (r *Registry) Look() {
+	if len(r.index) > 0 && alone() {
+		r.tidy()
+	}
 	for p := range r.pages {
 		if p == r.rank {
 			continue
@@ -244,8 +271,7 @@ func (r *Registry) see(p, i int, x *mapping) bool {
 	n := r.number(p, i).Load()
 	if n != x.number {
 		if x.m != nil {
-			// CUDA may wait for the device, and so for kernels that wait for this rank.
-			if pool.Underway.Load() != 0 {
+			if !alone() {
 				return false
 			}
 			if err := r.forget(x); err != nil {

@@ -146,10 +146,21 @@ func TestUse(t *testing.T) {
 	}
 }
 
+// others has a test's operations be under way: the caller's own, and another one.
+func others(under bool) {
+	if under {
+		pool.Underway.Add(2)
+	} else {
+		pool.Underway.Add(-2)
+	}
+}
+
 // TestFreed holds that memory that was freed is withdrawn, and that its entry is used again when the others
-// have let go of it. They do not while operations are under way.
+// have let go of it. They do not while other operations are under way.
 func TestFreed(t *testing.T) {
 	all := ranks(t, 2, true)
+	pool.Underway.Add(1) // the caller's own operation
+	defer pool.Underway.Add(-1)
 	var held []driver.Memory
 	for range window.MostRegions {
 		m := alloc(t, all[0])
@@ -160,16 +171,27 @@ func TestFreed(t *testing.T) {
 	for i, m := range held {
 		require.Equal(t, i+1, all[0].r.Use(m, 1, false).Region)
 	}
+	mapped := func() int {
+		n, _ := all[0].r.Mapped()
+		return n
+	}
 	require.NoError(t, held[3].Close())
 	next := alloc(t, all[0])
 	use := func() int { return all[0].r.Use(next, 1, false).Region }
+	others(true)
+	look(all...)
 	require.Zero(t, use())
-	pool.Underway.Add(1)
+	require.Equal(t, window.MostRegions, mapped(), "a kernel may have told of it")
+	others(false)
+	look(all[0])
+	require.Equal(t, window.MostRegions-1, mapped(), "it is withdrawn without a call that needs its entry")
+	require.Zero(t, use())
+	others(true)
 	look(all...)
 	require.Zero(t, use())
 	look(all...)
 	require.Zero(t, use(), "rank 1 still has the old memory")
-	pool.Underway.Add(-1)
+	others(false)
 	look(all...)
 	require.Zero(t, use(), "it is posted now")
 	look(all...)
@@ -177,9 +199,11 @@ func TestFreed(t *testing.T) {
 }
 
 // TestOldest holds that the memory that was not used for longest makes room for other memory, unless a graph
-// has it or operations are under way.
+// has it, operations are under way, or it has been used lately.
 func TestOldest(t *testing.T) {
 	all := ranks(t, 2, false)
+	pool.Underway.Add(1) // the caller's own operation
+	defer pool.Underway.Add(-1)
 	var held []driver.Memory
 	for range window.MostRegions {
 		held = append(held, alloc(t, all[0]))
@@ -189,27 +213,36 @@ func TestOldest(t *testing.T) {
 	}
 	look(all...)
 	require.NotZero(t, all[0].r.Use(held[0], 1, true).Region, "a graph has it")
-	for _, m := range held[2:] {
-		all[0].r.Use(m, 1, false)
-	}
 	next := alloc(t, all[0])
 	use := func() int { return all[0].r.Use(next, 1, false).Region }
-	pool.Underway.Add(1)
-	for range 3 {
+	keep := func() {
+		for _, m := range slices.Concat(held[1:2], held[3:]) {
+			require.NotZero(t, all[0].r.Use(m, 1, false).Region)
+		}
+	}
+	require.Zero(t, use())
+	look(all...)
+	require.NotZero(t, all[0].r.Use(held[2], 1, false).Region, "it has been used lately")
+	others(true)
+	for range registered.RestCalls {
+		keep()
 		require.Zero(t, use())
-		look(all...)
 	}
-	require.NotZero(t, all[0].r.Use(held[1], 1, false).Region)
-	pool.Underway.Add(-1)
-	for _, m := range held[3:] {
-		all[0].r.Use(m, 1, false)
+	look(all...)
+	require.NotZero(t, all[0].r.Use(held[2], 1, false).Region)
+	others(false)
+	for range registered.RestCalls {
+		keep()
+		require.Zero(t, use())
 	}
-	all[0].r.Use(held[1], 1, false)
-	for range 3 {
-		use()
-		look(all...)
-	}
+	look(all...)
+	require.Zero(t, use(), "it is posted now")
+	look(all...)
 	require.Equal(t, 3, use())
+	keep()
 	require.NotZero(t, all[0].r.Use(held[0], 1, false).Region)
+	// The next one has to wait, however long it has been unused.
 	require.Zero(t, all[0].r.Use(held[2], 1, false).Region)
+	look(all...)
+	keep()
 }

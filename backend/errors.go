@@ -39,3 +39,7 @@ func (e *UnsupportedError) Error() string {
 
 // Unwrap makes errors.Is(err, errors.ErrUnsupported) hold.
 func (e *UnsupportedError) Unwrap() error { return errors.ErrUnsupported }
+
+// ErrExhausted is matched by the error of Alloc, on all ranks, when one of the ranks that share memory
+// has no room. The group stays usable.
+var ErrExhausted = errors.New("backend: no shared memory is left")

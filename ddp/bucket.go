@@ -40,8 +40,13 @@ type undo struct {
 }
 
 // makeBuckets assigns places to the trained parameters.
-func (d *DDP) makeBuckets(assignment [][]int) error {
+func (d *DDP) makeBuckets(ctx context.Context, assignment [][]int) error {
 	buckets := make([]*Bucket, len(assignment))
+	before := 0
+	if d.shared != nil {
+		before = len(d.shared.buffers)
+		d.shared.works = make([]*work.Work, len(assignment))
+	}
 	for i, numbers := range assignment {
 		b := &Bucket{d: d, index: i, slots: make([]slot, len(numbers))}
 		buckets[i] = b
@@ -56,7 +61,12 @@ func (d *DDP) makeBuckets(assignment [][]int) error {
 		first := d.train[numbers[0]].Value
 		var err error
 		b.dev = d.deviceOf(first)
-		if b.contents, err = d.flat(first, total); err != nil {
+		if b.dev == nil && d.shared != nil {
+			b.contents, err = d.shared.alloc(ctx, first.DType(), total)
+		} else {
+			b.contents, err = d.flat(first, total)
+		}
+		if err != nil {
 			return err
 		}
 		at := 0
@@ -80,6 +90,11 @@ func (d *DDP) makeBuckets(assignment [][]int) error {
 	}
 	old := d.buckets
 	d.buckets = buckets
+	if d.shared != nil {
+		if err := d.shared.replace(before); err != nil {
+			return err
+		}
+	}
 	for _, b := range old {
 		if err := d.free(b.contents); err != nil {
 			return err
@@ -199,6 +214,9 @@ func (b *Bucket) launch(ctx context.Context) (err error) {
 		}
 	} else {
 		b.work, err = b.AllReduce(ctx, o)
+		if s := b.d.shared; s != nil {
+			s.works[b.index] = b.work
+		}
 	}
 	if err != nil {
 		return b.wrap(err)

@@ -454,7 +454,7 @@ func (d *DDP) rebuild(ctx context.Context) error {
 		return err
 	}
 	d.rebuilt, d.order = true, nil
-	return d.makeBuckets(assignment)
+	return d.makeBuckets(ctx, assignment)
 }
 
 // readAssignment checks the assignment from rank 0.

@@ -131,10 +131,11 @@ type DDP struct {
 	synced  int  // iterations that reduce, counted from 1
 
 	buckets []*Bucket
-	next    int   // the bucket to be launched next
-	rebuilt bool  // or never to be
-	order   []int // train numbers in the order in which they became ready
-	divisor int   // of this iteration; 0 until it is known
+	shared  *sharedMemory // of buckets; nil if they lie in ordinary memory, or on a device
+	next    int           // the bucket to be launched next
+	rebuilt bool          // or never to be
+	order   []int         // train numbers in the order in which they became ready
+	divisor int           // of this iteration; 0 until it is known
 
 	used cell // int32 a train number: how many ranks have a gradient
 
@@ -186,7 +187,8 @@ func New(ctx context.Context, g Group, params []Param, o Options) (*DDP, error) 
 	if err := d.wait(ctx); err != nil {
 		return nil, err
 	}
-	return d, d.arrange()
+	d.shareMemory()
+	return d, d.arrange(ctx)
 }
 
 // prepare checks the arguments of New.
@@ -237,7 +239,7 @@ func prepare(g Group, params []Param, o Options) (*DDP, error) {
 }
 
 // arrange assigns the parameters to the first buckets.
-func (d *DDP) arrange() error {
+func (d *DDP) arrange(ctx context.Context) error {
 	d.rebuilt = d.o.FindUnused && !d.o.StaticGraph
 	limits := []int{d.o.FirstBucket, d.o.BucketCap}
 	if !d.rebuilt {
@@ -248,7 +250,7 @@ func (d *DDP) arrange() error {
 	}
 	assignment := assign(d.items(nil), limits, true)
 	slices.Reverse(assignment) // gradients come about in reverse order of definition
-	if err := d.makeBuckets(assignment); err != nil {
+	if err := d.makeBuckets(ctx, assignment); err != nil {
 		return err
 	}
 	if d.o.FindUnused || d.o.StaticGraph {

@@ -62,6 +62,14 @@
 // ready, and later buckets follow it. The first has 1 MiB, so that communication starts early,
 // and the rest 25 MiB. With FindUnused, buckets are always in reverse order of definition.
 //
+// Where ranks share a host, buckets in CPU memory are tensors of [pg.ProcessGroup.Alloc], which
+// all-reduces read in place. They take as many bytes as in ordinary memory, but not from Go's heap.
+// The memory is from memfd_create(2): the size of /dev/shm does not matter, and the limit of a
+// container does. DDP frees it when it rebuilds the buckets, and when the program has dropped the DDP
+// and the collector has run. Operations of the same group on large ordinary tensors then wait once
+// more. Buckets lie in ordinary memory if a rank has no room, if a limit of addresses or file sizes
+// is set (ulimit -v, -f), with GradientAsBucketView, Hook or PyTorch, and in an Elastic.
+//
 // # Accumulating gradients
 //
 // Iterations inside NoSync reduce nothing. The trainer adds up gradients in

@@ -290,7 +290,7 @@ func (e *Elastic) form(ctx context.Context) error {
 	if err := e.share(ctx); err != nil {
 		return err
 	}
-	return e.arrange()
+	return e.arrange(ctx)
 }
 
 // drain waits for the collectives of an epoch that has ended. They have failed, or soon will.

@@ -37,7 +37,7 @@ func unchecked(b backend.Backend) backend.Backend {
 //
 // It is collective: all ranks call it, in the same order as other collectives, and it returns
 // when all have. Shapes and dtypes may differ between ranks. An error that matches
-// gloo.ErrExhausted means that a rank has no room left; the group can be used on. Any other error
+// backend.ErrExhausted means that a rank has no room left; the group can be used on. Any other error
 // ends the group.
 //
 // The tensor is in ordinary memory if the ranks share none, or if the backend has no allocator.

@@ -247,6 +247,7 @@ func (g *epoch) connect(ctx context.Context, v1 bool) error {
 		byName[d.Backend], g.backends[d.Device] = b, b
 		g.distinct = append(g.distinct, b)
 	}
+	g.forCPU = g.backends[tensor.CPU]
 	return nil
 }
 

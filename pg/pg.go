@@ -164,6 +164,7 @@ type epoch struct {
 	store    store.Store // under the group's prefix
 	devices  []backend.DeviceBackend
 	backends map[tensor.DeviceType]backend.Backend
+	forCPU   backend.Backend   // backends[tensor.CPU], for calls: a map takes 15 ns
 	distinct []backend.Backend // in order of devices, each once
 	split    bool              // made by Split or SplitRanks
 	traced   *trace.Group      // nil if nothing is recorded
@@ -376,6 +377,9 @@ func (g *ProcessGroup) backend(op work.OpType, d tensor.DeviceType) (backend.Bac
 func (g *epoch) serving(name string, d tensor.DeviceType) (backend.Backend, error) {
 	if g.rank < 0 {
 		return nil, ErrNotMember
+	}
+	if d == tensor.CPU && g.forCPU != nil {
+		return g.forCPU, nil
 	}
 	b, ok := g.backends[d]
 	if !ok {

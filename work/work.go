@@ -30,7 +30,7 @@ type Work struct {
 	info    Info
 	runner  runner // may be nil
 	state   atomic.Uint32
-	source  atomic.Int64
+	source  atomic.Int32 // the rank plus 1, 0 = unknown
 	started atomic.Int64 // nanoseconds since base, 0 = not yet
 
 	observer Observer // written before state is observed
@@ -200,8 +200,8 @@ func (w *Work) SourceRank() (int, error) {
 	if w.info.Op != Recv && w.info.Op != RecvAnySource {
 		return -1, &Error{Info: w.info, Peer: -1, Err: errors.New("only a receive has a source rank")}
 	}
-	if s := w.source.Load(); s >= 0 {
-		return int(s), nil
+	if s := w.source.Load(); s > 0 {
+		return int(s) - 1, nil
 	}
 	if err := w.Err(); err != nil {
 		return -1, err
@@ -265,9 +265,7 @@ func (w *Work) Then(f func(*Work) error) *Work {
 			if !returned {
 				err = Recovered(recover())
 			}
-			if s := w.source.Load(); s >= 0 {
-				p.SetSource(int(s))
-			}
+			p.w.source.Store(w.source.Load())
 			p.Complete(err)
 		}()
 		if err == nil {
@@ -320,10 +318,7 @@ func NewPromise(info Info) *Promise {
 
 // Init prepares a zero Promise, for backends that embed it in another struct. The Work is then
 // part of that struct.
-func (p *Promise) Init(info Info) {
-	p.w.info = info
-	p.w.source.Store(-1)
-}
+func (p *Promise) Init(info Info) { p.w.info = info }
 
 // Completed returns a Work that has already ended, for operations with nothing to do.
 func Completed(info Info, err error, result ...*tensor.Tensor) *Work {
@@ -344,7 +339,7 @@ func (p *Promise) Info() Info { return p.w.info }
 func (p *Promise) Start() { p.w.started.Store(int64(time.Since(base)) | 1) }
 
 // SetSource sets the rank that a receive came from.
-func (p *Promise) SetSource(rank int) { p.w.source.Store(int64(rank)) }
+func (p *Promise) SetSource(rank int) { p.w.source.Store(int32(rank) + 1) }
 
 // SetResult sets what Result returns after success. Call it before Complete.
 func (p *Promise) SetResult(result ...*tensor.Tensor) { p.w.result = result }

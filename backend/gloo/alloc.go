@@ -18,6 +18,12 @@ import (
 // return it.
 var ErrExhausted = shm.ErrExhausted
 
+// exhausted is an ErrExhausted that is backend.ErrExhausted too.
+type exhausted struct{ error }
+
+func (e exhausted) Is(target error) bool { return target == backend.ErrExhausted }
+func (e exhausted) Unwrap() error        { return e.error }
+
 // arenas returns the memory in which Alloc allocates, nil if that is ordinary memory.
 func (s *session) arenas() *shm.Group {
 	g := s.memory()
@@ -74,7 +80,7 @@ func (b *Backend) Alloc(ctx context.Context, dtype tensor.DType, shape ...int) (
 		err = w.Wait(ctx)
 	}
 	if err == nil && full != nil {
-		err = fmt.Errorf("gloo: Alloc of %d bytes: %w", n, full)
+		err = fmt.Errorf("gloo: Alloc of %d bytes: %w", n, exhausted{full})
 	}
 	if err != nil {
 		return nil, err

@@ -34,7 +34,7 @@ func (b *Backend) Broadcast(ctx context.Context, ts []*tensor.Tensor, o backend.
 	}
 	q := b.spare()
 	q.run, q.result = runBroadcast, append(q.room[:0], ts...)
-	q.args.t, q.args.root = t, o.Root
+	q.args.t, q.args.root, q.gives = t, o.Root, b.rank == o.Root
 	q.print = fingerprint{op: op, dtype: t.DType(), root: o.Root, elements: t.Len(), sized: true}.call()
 	return b.issue(ctx, op, o.Timeout, prefixBroadcast, 1, t.ByteLen(), q)
 }
@@ -147,7 +147,7 @@ func (b *Backend) Reduce(ctx context.Context, t *tensor.Tensor, o backend.Reduce
 	}
 	q := b.spare()
 	q.run, q.needsAll = runReduce, b.rank == o.Root && t.Len() > 0
-	q.args.t, q.args.root, q.args.red = t, o.Root, red
+	q.args.t, q.args.root, q.args.red, q.gives = t, o.Root, red, b.rank != o.Root
 	q.print = fingerprint{op: op, with: &o.Op, dtype: t.DType(), root: o.Root, elements: t.Len(), sized: true}.call()
 	if b.rank == o.Root {
 		q.result = append(q.room[:0], t)
@@ -388,7 +388,7 @@ func (b *Backend) gather(ctx context.Context, out []*tensor.Tensor, in *tensor.T
 	q := b.spare()
 	c := &q.args
 	q.run, q.result = runGather, slices.Clone(out)
-	c.t, c.all, c.root, c.even = in, q.result, o.Root, even
+	c.t, c.all, c.root, c.even, q.gives = in, q.result, o.Root, even, even && b.rank != o.Root
 	if c.lengths = lengthsOf(c.lengths[:0], out); len(out) == 0 {
 		c.lengths = slices.Grow(c.lengths, b.size)[:b.size]
 		clear(c.lengths)
@@ -433,7 +433,7 @@ func (b *Backend) Scatter(ctx context.Context, out *tensor.Tensor, in []*tensor.
 	}
 	q := b.spare()
 	q.run, q.result = runScatter, append(q.room[:0], out)
-	q.args.t, q.args.all, q.args.root = out, append(q.args.room[:0], in...), o.Root
+	q.args.t, q.args.all, q.args.root, q.gives = out, append(q.args.room[:0], in...), o.Root, b.rank == o.Root
 	q.print = fingerprint{op: op, dtype: out.DType(), root: o.Root, elements: out.Len(), sized: true}.call()
 	return b.issue(ctx, op, o.Timeout, prefixScatter, 1, b.size*out.ByteLen(), q)
 }

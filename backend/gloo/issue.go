@@ -50,8 +50,22 @@ func (b *Backend) issue(ctx context.Context, op work.OpType, timeout time.Durati
 	b.calls++
 	b.progress()
 	b.enter(o)
+	w := o.Work()
 	b.enqueue(o, bytes)
-	return o.Work(), nil
+	if o.gives && b.atOnce(o) {
+		b.next()
+	}
+	return w, nil
+}
+
+// atOnce reports whether the call of o can run it without waiting for another rank. Then the other ranks
+// get the data before this rank waits, or if it does not wait. b.mu is held.
+func (b *Backend) atOnce(o *operation) bool {
+	if len(b.waiting) > 1 || len(b.engines) == 0 {
+		return false
+	}
+	s, ok := b.route.(*sharedRoute)
+	return ok && s.group.Ready(o.args.t.ByteLen())
 }
 
 // admit checks that an operation can start; on success b.mu is held.

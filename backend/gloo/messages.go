@@ -135,7 +135,8 @@ type messages struct {
 	last    *message
 	recheck recheck.Timer
 	checks  uint64
-	posts   uint64 // since the last check
+	posts   uint64        // since the last check
+	pause   time.Duration // before the next check; at least waiterFirst
 }
 
 // watchAfter is how long a message may take without watchers, unless a caller
@@ -157,7 +158,7 @@ func (s *messages) add(q *message) {
 	}
 	s.last = q
 	s.posts++
-	s.recheck.Within(waiterFirst)
+	s.recheck.Within(max(s.pause, waiterFirst))
 }
 
 // unlist forgets q. s.mu is held.
@@ -194,9 +195,15 @@ func (b *Backend) checkMessages() {
 		q = next
 	}
 	s.checks++
+	switch {
+	case late:
+		s.pause = waiterFirst
+	case s.posts >= habit: // and all but the last ones were waited for at once
+		s.pause = watchAfter / 2
+	}
 	switch pause := s.recheck.Pause; {
 	case s.posts > 0:
-		s.recheck.After(pause)
+		s.recheck.After(max(s.pause, waiterFirst))
 	case s.head != nil:
 		s.recheck.After(min(2*pause, watchAfter/2))
 	default:

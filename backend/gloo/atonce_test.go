@@ -1,0 +1,72 @@
+package gloo_test
+
+import (
+	"context"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/c10d-go/c10d/backend"
+	"github.com/c10d-go/c10d/backend/gloo"
+	"github.com/c10d-go/c10d/tensor"
+	"github.com/c10d-go/c10d/work"
+)
+
+// TestGivesAtOnce: a small call in shared memory in which a rank only gives data has ended when it
+// returns, as long as a slot is free. The next one ends when another rank has taken some.
+func TestGivesAtOnce(t *testing.T) {
+	ctx := context.Background()
+	type call func(b *gloo.Backend, x *tensor.Tensor) (*work.Work, error)
+	parts := func(b *gloo.Backend, root int) []*tensor.Tensor {
+		if b.Rank() != root {
+			return nil
+		}
+		return []*tensor.Tensor{vec(7), vec(7)}
+	}
+	for _, c := range []struct {
+		name string
+		call call
+	}{
+		{"broadcast", func(b *gloo.Backend, x *tensor.Tensor) (*work.Work, error) {
+			return b.Broadcast(ctx, list(x), backend.BroadcastOptions{})
+		}},
+		{"scatter", func(b *gloo.Backend, x *tensor.Tensor) (*work.Work, error) {
+			return b.Scatter(ctx, x, parts(b, 0), backend.ScatterOptions{})
+		}},
+		{"gather", func(b *gloo.Backend, x *tensor.Tensor) (*work.Work, error) {
+			return b.Gather(ctx, parts(b, 1), x, backend.GatherOptions{Root: 1})
+		}},
+		{"reduce", func(b *gloo.Backend, x *tensor.Tensor) (*work.Work, error) {
+			return b.Reduce(ctx, x, backend.ReduceOptions{Root: 1})
+		}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			bs := connected(t, gloo.GroupTimeout, same(gloo.WireNative, 2)...)
+			if !bs[0].InTurn() {
+				t.Skip("the ranks do not share memory")
+			}
+			const free = 2 // slots
+			var given []*work.Work
+			for i := range free + 1 {
+				w, err := c.call(bs[0], vec(7))
+				require.NoError(t, err)
+				assert.Equal(t, i < free, w.IsCompleted(), "call %d", i)
+				given = append(given, w)
+			}
+			for range given {
+				x := vec(7)
+				require.NoError(t, wait(c.call(bs[1], x)))
+				want := float32(7)
+				if c.name == "reduce" {
+					want = 14
+				}
+				got, err := tensor.Data[float32](x)
+				require.NoError(t, err)
+				assert.Equal(t, want, got[0])
+			}
+			gloo.Await(t, "the last call", given[free].Done())
+			assert.NoError(t, work.WaitAll(ctx, given...))
+		})
+	}
+}

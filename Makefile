@@ -102,20 +102,24 @@ lint: ## format, vet, staticcheck, other platforms, rules of the tree
 	$(GO) run $(STATICCHECK) ./...
 	$(GO) test -count 1 ./internal/rules ./internal/figures
 	CGO_ENABLED=0 $(GO) build ./...
-	@set -e; for p in $(PLATFORMS); do echo "$(GO) build ./... for $$p"; \
-	  GOOS=$${p%/*} GOARCH=$${p#*/} CGO_ENABLED=0 $(GO) build ./...; done
+	@set -e; for p in $(PLATFORMS); do echo "compile ./... for $$p, link cmd/c10d"; \
+	  export GOOS=$${p%/*} GOARCH=$${p#*/} CGO_ENABLED=0; \
+	  $(GO) list -export ./... >/dev/null; $(GO) build -o bin/linked ./cmd/c10d; done; rm bin/linked
 	@set -e; for p in $(VETTED); do echo "$(GO) vet ./... for $$p"; \
 	  GOOS=$${p%/*} GOARCH=$${p#*/} CGO_ENABLED=0 $(GO) vet ./...; done
 
-# Go's fuzzer sometimes reports the end of its time as a failure ("context deadline
-# exceeded"). A real finding is in testdata afterwards and fails again.
+# A package is compiled once for all its targets. Go's fuzzer sometimes reports the end of its time as a
+# failure ("context deadline exceeded"). A real finding is in testdata afterwards and fails again.
+FUZZ = -test.fuzztime $(FUZZTIME) -test.timeout 0 -test.fuzzcachedir $$($(GO) env GOCACHE)/fuzz/$$($(GO) list .)
+
 fuzz: ## every fuzz target for FUZZTIME=10s
-	@set -e; n=0; for file in $$(grep -rl --include='*_test.go' '^func Fuzz' .); do \
-	  for target in $$(sed -n 's/^func \(Fuzz[A-Za-z0-9_]*\)(.*/\1/p' $$file); do \
-	    echo "fuzz $$(dirname $$file) $$target"; n=$$((n+1)); \
-	    $(GO) test -run '^$$' -fuzz "^$$target\$$" -fuzztime $(FUZZTIME) $$(dirname $$file) || { echo again; \
-	    $(GO) test -fuzz "^$$target\$$" -run "^$$target\$$" -fuzztime $(FUZZTIME) $$(dirname $$file); }; \
-	  done; done; echo "$$n fuzz targets"; test $$n -gt 0
+	@set -e; n=0; for dir in $$(grep -rl --include='*_test.go' '^func Fuzz' . | xargs -n 1 dirname | sort -u); do \
+	  $(GO) test -c -fuzz . -o bin/fuzz.test $$dir; program=$(CURDIR)/bin/fuzz.test; cd $$dir; \
+	  for target in $$(sed -n 's/^func \(Fuzz[A-Za-z0-9_]*\)(.*/\1/p' *_test.go); do \
+	    echo "fuzz $$dir $$target"; n=$$((n+1)); \
+	    $$program -test.run '^$$' -test.fuzz "^$$target\$$" $(FUZZ) || { echo again; \
+	    $$program -test.run "^$$target\$$" -test.fuzz "^$$target\$$" $(FUZZ); }; \
+	  done; cd $(CURDIR); rm bin/fuzz.test; done; echo "$$n fuzz targets"; test $$n -gt 0
 
 bench: ## the packages' benchmarks; BENCH=regexp, COUNT=10 for benchstat
 	$(GO) test -run '^$$' -bench '$(BENCH)' -benchmem -count $(COUNT) ./...

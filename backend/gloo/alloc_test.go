@@ -80,11 +80,11 @@ func allocatedMoves(ctx context.Context, t *testing.T, b *gloo.Backend, p, n int
 
 	sum := get(n, r)
 	assert.NoError(t, wait(b.AllReduce(ctx, list(sum), backend.AllReduceOptions{})))
-	want := filled(n, 0)
-	for i := range n {
-		want.SetFloat64(float64(p*i+p*(p-1)/2), i)
+	sums := make([]float32, n)
+	for i := range sums {
+		sums[i] = float32(p*i + p*(p-1)/2)
 	}
-	equal("all_reduce", want, sum)
+	equal("all_reduce", vec(sums...), sum)
 
 	out, in := get(n*p, -1), get(n, r*n)
 	assert.NoError(t, wait(b.AllGatherIntoTensor(ctx, out, in, backend.AllGatherOptions{})))

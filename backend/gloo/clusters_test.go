@@ -109,8 +109,8 @@ func TestF23Collectives(t *testing.T) {
 			bs := clustered(t, sizes...)
 			onAll(t, bs, func(rank int, b *gloo.Backend) {
 				common := rand.New(rand.NewPCG(seed, uint64(i)))
-				for k := range 40 {
-					x := drawLevelled(t, common, b, k)
+				for k := range *seeds {
+					x := drawLevelledOf(t, common, b, k, k%levelledKinds)
 					if !assert.NoError(t, wait(x.call()), "rank %d, %d: %s", rank, k, x.name) {
 						b.Abort(nil)
 						return
@@ -319,9 +319,10 @@ func TestF29BetweenNamesTheStep(t *testing.T) {
 // TestClusterAllocations: an all-reduce of clusters allocates its Work and nothing else, in one chunk
 // or in several.
 func TestClusterAllocations(t *testing.T) {
+	defer gloo.SetClusterSizes(512, 64<<10)()
 	ctx := context.Background()
 	bs := clustered(t, 2, 2)
-	for _, n := range []int{256, 4 << 20} {
+	for _, n := range []int{256, 128 << 10} { // one chunk, and eight
 		const runs = 10
 		xs := each(len(bs), func(r int) *tensor.Tensor { return numbers(t, r, 1, n) })
 		once := func(r int) {

@@ -3,9 +3,12 @@ package gloo_test
 import (
 	"context"
 	"errors"
+	"flag"
 	"fmt"
 	"math"
+	"os"
 	"slices"
+	"strconv"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -21,6 +24,16 @@ import (
 	"github.com/c10d-go/c10d/tensor"
 	"github.com/c10d-go/c10d/work"
 )
+
+var seeds = flag.Int("seeds", seedsOr(40), "how many random collectives a group of clusters has; the default is C10D_SEEDS, if that is set")
+
+// seedsOr returns the number that the environment asks for, for runs of many packages, or n.
+func seedsOr(n int) int {
+	if k, err := strconv.Atoi(os.Getenv("C10D_SEEDS")); err == nil && k > 0 {
+		return k
+	}
+	return n
+}
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 

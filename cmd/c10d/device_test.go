@@ -87,7 +87,7 @@ func TestBenchOnDevices(t *testing.T) {
 			t.Run(fmt.Sprintf("stream %s, in place %t, %s", stream, inPlace, work), func(t *testing.T) {
 				b := bench{
 					tensors: coalesced,
-					ops:     list{"all"}, sizes: sizeList{4, 10000}, factor: 2, iters: 3, warmup: 1, repeat: 2,
+					ops:     list{"all"}, sizes: sizeList{4, 5000}, factor: 2, iters: 1, warmup: 1, repeat: 2,
 					json: true, check: true, inPlace: inPlace, device: devices{kind: onSim}, stream: stream,
 				}
 				require.NoError(t, b.complete())

@@ -123,7 +123,7 @@ func failing(t *testing.T, n int, args ...string) (*agent.Summary, string) {
 // does not divide the batch.
 func TestDemo(t *testing.T) {
 	curves := filepath.Join(t.TempDir(), "curves.jsonl")
-	r := demo(t, 3, "-epochs", "8", "-compare", "-curves", curves)
+	r := demo(t, 3, "-epochs", "4", "-compare", "-curves", curves)
 	require.Equal(t, 3, r.Ranks)
 	require.True(t, r.ParamsIdentical)
 	require.Greater(t, r.Accuracy, 0.93)
@@ -144,9 +144,9 @@ func TestDemo(t *testing.T) {
 		var c training
 		require.NoError(t, json.Unmarshal([]byte(lines[i]), &c))
 		require.Equal(t, []string{who, "digits, MLP 64-128-64-10, global batch 64"}, []string{c.Training, c.Title})
-		require.Len(t, c.Steps, 8*c.PerEpoch)
-		require.Len(t, c.Loss, 8)
-		require.Len(t, c.Accuracy, 8)
+		require.Len(t, c.Steps, 4*c.PerEpoch)
+		require.Len(t, c.Loss, 4)
+		require.Len(t, c.Accuracy, 4)
 	}
 }
 
@@ -219,20 +219,20 @@ func TestEnvironment(t *testing.T) {
 	require.Empty(t, out[1].String())
 }
 
-// TestResume: two epochs, an end, and two more are the same bits as four epochs.
+// TestResume: an epoch, an end, and another are the same bits as two epochs.
 func TestResume(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "state")
-	whole := demo(t, 2, "-epochs", "4")
-	first := demo(t, 2, "-epochs", "2", "-checkpoint", file)
+	whole := demo(t, 2, "-epochs", "2")
+	first := demo(t, 2, "-epochs", "1", "-checkpoint", file)
 	require.NotEqual(t, whole.ParamsSHA256, first.ParamsSHA256)
-	resumed := demo(t, 2, "-epochs", "4", "-checkpoint", file, "-resume")
+	resumed := demo(t, 2, "-epochs", "2", "-checkpoint", file, "-resume")
 	require.Equal(t, whole.ParamsSHA256, resumed.ParamsSHA256)
 	require.Equal(t, []float64{whole.Accuracy, whole.Loss, whole.HeldOutLoss}, []float64{resumed.Accuracy, resumed.Loss, resumed.HeldOutLoss})
 
 	t.Run("refused", func(t *testing.T) {
 		args := []string{"-checkpoint", file, "-resume"}
 		for _, c := range []struct{ add, want string }{
-			{"-epochs=4", "is after epoch 4; -epochs 4 leaves nothing to do"},
+			{"-epochs=2", "is after epoch 2; -epochs 2 leaves nothing to do"},
 			{"-hidden=32", "-hidden: layers is [64 128 64 10] there and [64 32 10] here"},
 			{"-batch=32", "-batch is 64 there and 32 here"},
 			{"-seed=2", "-seed is 1 there and 2 here"},
@@ -255,7 +255,7 @@ func TestResume(t *testing.T) {
 // TestCompareSees: a training fails the tolerance of -compare if one gradient of hundreds is
 // too small by the share of one image.
 func TestCompareSees(t *testing.T) {
-	c, err := parseFlags([]string{"-epochs", "4"}, io.Discard)
+	c, err := parseFlags([]string{"-epochs", "2"}, io.Discard)
 	require.NoError(t, err)
 	data, err := dataset.Digits()
 	require.NoError(t, err)

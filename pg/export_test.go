@@ -1,0 +1,11 @@
+package pg
+
+import "github.com/c10d-go/c10d/trace"
+
+// Record makes g record its calls in t, and nowhere if t is nil. It returns where they were recorded. The
+// goroutine that calls the group calls it.
+func Record(g *ProcessGroup, t *trace.Group) (before *trace.Group) {
+	e := g.now()
+	before, e.traced = e.traced, t
+	return before
+}

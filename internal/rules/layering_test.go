@@ -108,10 +108,14 @@ var layers = []layer{
 		"tensor", "work", "backend", "backend/cuda/driver", "backend/cuda/driver/edges", "backend/cuda/internal/kernels", "backend/cuda/internal/board",
 		"backend/cuda/internal/hostshm", "backend/cuda/internal/place", "backend/cuda/internal/pool", "backend/cuda/internal/region", "internal/unwind",
 	}},
+	{"backend/cuda/internal/registered", []string{
+		"backend/cuda/driver", "backend/cuda/driver/sim", "backend/cuda/driver/sim/simkernels", "backend/cuda/internal/direct", "backend/cuda/internal/pool",
+		"backend/cuda/internal/region", "backend/cuda/internal/window",
+	}},
 	{"backend/cuda/internal/directway", []string{
 		"tensor", "work", "backend", "backend/cuda/driver", "backend/cuda/driver/edges", "backend/cuda/internal/kernels", "backend/cuda/internal/board",
 		"backend/cuda/internal/direct", "backend/cuda/internal/group", "backend/cuda/internal/place", "backend/cuda/internal/pool", "backend/cuda/internal/region",
-		"backend/cuda/internal/window",
+		"backend/cuda/internal/registered", "backend/cuda/internal/window",
 	}},
 	{"backend/cuda/internal/clusterway", []string{
 		"tensor", "work", "backend", "backend/gloo", "backend/cuda/driver", "backend/cuda/driver/edges", "backend/cuda/internal/kernels", "backend/cuda/internal/board",

@@ -10,6 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/c10d-go/c10d/backend"
+	"github.com/c10d-go/c10d/backend/cuda"
 	"github.com/c10d-go/c10d/backend/cuda/driver/sim"
 	"github.com/c10d-go/c10d/tensor"
 )
@@ -147,6 +148,64 @@ func TestRegisteredFreed(t *testing.T) {
 			}
 		}
 	}
+	w.end()
+}
+
+// TestRegisteredOutOfOrder holds that what comes for a tensor whose elements are not in order goes through other memory
+// than the registered one that the tensor lies in.
+func TestRegisteredOutOfOrder(t *testing.T) {
+	const size, rows, columns, left = 2, 3, 40_000, 1000
+	w := newWorld(t, onDevices(size))
+	w.each(func(x *rank, r int) error {
+		b := make([]byte, 4*rows*columns)
+		for i := range b {
+			b[i] = byte(i % 251)
+		}
+		v, err := x.vector(tensor.Uint8, r, b)
+		if err != nil {
+			return err
+		}
+		whole, err := tensor.OnDevice(tensor.Float32, cuda.OnStream(v.mem, x.stream[r]), rows, columns)
+		if err != nil {
+			return err
+		}
+		apart, err := whole.Slice(1, 0, columns-left)
+		if err != nil {
+			return err
+		}
+		for round := range 6 {
+			part := whole
+			if round > 3 { // the memory is registered by now
+				part = apart
+			}
+			if err := x.fillVector(v, r, b); err != nil {
+				return err
+			}
+			if r == 1 {
+				if err := x.stream[r].Memset(v.mem.Ptr(), 0, len(b)); err != nil {
+					return err
+				}
+			}
+			c, err := x.b.Broadcast(x.ctx, []*tensor.Tensor{part}, backend.BroadcastOptions{})
+			if err == nil {
+				err = c.Wait(x.ctx)
+			}
+			if err != nil {
+				return err
+			}
+			got, err := x.bytes(v, r)
+			if err != nil {
+				return err
+			}
+			for row := range rows {
+				at, n := 4*columns*row, 4*(columns-left)
+				if !bytes.Equal(got[at:at+n], b[at:at+n]) {
+					return fmt.Errorf("round %d: rank %d has other bytes in row %d", round, r, row)
+				}
+			}
+		}
+		return nil
+	})
 	w.end()
 }
 

@@ -439,6 +439,8 @@ class Publisher:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             if sock.getsockname()[0] == sock.getpeername()[0]:  # within a host a larger buffer leaves the caches
                 sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)
+                if hasattr(socket, "TCP_CONGESTION"):  # bbr, for example, would send at a rate that it has measured
+                    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, b"reno")
             if self.ssl is not None:
                 sock = self.ssl.wrap_socket(sock, server_side=True)
             kind, count, name = _read(sock)

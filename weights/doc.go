@@ -16,7 +16,8 @@
 //	t := v.Tensor("embedding")
 //
 // A trainer in Python uses torch/weights_publisher.py: one file that needs PyTorch 1.13 or later and
-// nothing else. If the machine has a C compiler, it finds the elements for deltas about 4 times as fast. Its option fp8
+// nothing else. If the machine has a C compiler, it finds the elements for deltas about 4 times as fast, and sends without the
+// interpreter's lock. Its option fp8
 // sends bfloat16 parameters as float8_e4m3fn with a scale for each row, in half the bytes.
 //
 // # Guarantees
@@ -40,7 +41,8 @@
 // A publisher keeps one copy of the parameters beside the trainer's own, and the last delta of each
 // bucket. A receiver has one copy, and two from the second version on. It also remembers the last delta of each bucket, with
 // at most an eighth of a copy. Once it has acknowledged an update, it brings the older copy up to date with these deltas.
-// Up to 4 goroutines apply deltas. A receiver lets other goroutines run after every 256 KiB.
+// Up to 4 goroutines check what
+// came and apply deltas, while another reads. A receiver lets other goroutines run after every 256 KiB.
 //
 // # Security
 //

@@ -165,9 +165,12 @@ func (p *Publisher) join(raw net.Conn) {
 	}
 	r.name = string(name)
 	raw.SetDeadline(time.Time{})
-	if err := limitBuffer(raw, (*net.TCPConn).SetWriteBuffer); err != nil {
-		raw.Close()
-		return
+	if t, is := raw.(*net.TCPConn); is && isLocal(t) {
+		setReno(t)
+		if err := t.SetWriteBuffer(buffer); err != nil {
+			raw.Close()
+			return
+		}
 	}
 	p.list.Lock()
 	if p.closed {

@@ -2,6 +2,7 @@ package weights
 
 import (
 	"bufio"
+	"cmp"
 	"context"
 	"crypto/tls"
 	"encoding/binary"
@@ -11,6 +12,7 @@ import (
 	"runtime"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/c10d-go/c10d/internal/credentials"
@@ -51,10 +53,12 @@ type Receiver struct {
 	changed chan struct{} // closed and replaced with each version
 
 	// Only run uses these.
-	behind  []behind       // what each bucket of standby lacks of active
-	touched int            // so many buckets of standby were written to since the last swap
-	patches sync.WaitGroup // goroutines that write to standby
-	patcher chan struct{}  // holds a value for each of them
+	behind    []behind              // what each bucket of standby lacks of active
+	touched   int                   // so many buckets of standby were written to since the last swap
+	workers   sync.WaitGroup        // goroutines that check what came and write to standby
+	worker    chan struct{}         // holds a value for each of them
+	interrupt func()                // ends the connection's read
+	failed    atomic.Pointer[error] // the first error of them
 }
 
 // Status is the state of a receiver.
@@ -137,7 +141,7 @@ func Dial(address string, o ReceiverOptions) (*Receiver, error) {
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	r := &Receiver{options: o, address: address, cancel: cancel, done: make(chan struct{}), changed: make(chan struct{})}
-	r.patcher = make(chan struct{}, min(patchers, runtime.GOMAXPROCS(0)-1))
+	r.worker = make(chan struct{}, min(workers, runtime.GOMAXPROCS(0)-1))
 	go r.run(ctx)
 	return r, nil
 }
@@ -217,9 +221,14 @@ func (r *Receiver) connect(ctx context.Context) error {
 		return fmt.Errorf("weights: %w", err)
 	}
 	defer raw.Close()
-	defer r.patches.Wait()
-	if err := limitBuffer(raw, (*net.TCPConn).SetReadBuffer); err != nil {
-		return fmt.Errorf("weights: publisher %s: %w", r.address, err)
+	defer func() {
+		r.workers.Wait()
+		r.failed.Store(nil)
+	}()
+	if t := raw.(*net.TCPConn); isLocal(t) {
+		if err := t.SetReadBuffer(buffer); err != nil {
+			return fmt.Errorf("weights: publisher %s: %w", r.address, err)
+		}
 	}
 	stop := context.AfterFunc(ctx, func() { raw.Close() })
 	defer stop()
@@ -239,6 +248,7 @@ func (r *Receiver) connect(ctx context.Context) error {
 	r.mu.Lock()
 	r.status.Connected = true
 	r.mu.Unlock()
+	r.interrupt = func() { raw.SetReadDeadline(time.Unix(1, 0)) }
 	s := session{r: r, in: bufio.NewReaderSize(conn, 64<<10), deadline: raw.SetReadDeadline}
 	for {
 		ack, err := s.next(ctx)
@@ -285,13 +295,21 @@ func (s *session) next(ctx context.Context) (ack uint64, err error) {
 	}
 	s.received = false
 	s.deadline(limit)
-	h, err := readHeader(s.in, &s.scratch)
+	var h header
+	err = s.r.worked() // a goroutine that fails after this ends the read
+	if err == nil {
+		h, err = readHeader(s.in, &s.scratch)
+	}
 	if err != nil {
-		s.received = errors.Is(err, errWire)
-		return 0, err
+		failed := s.r.worked()
+		s.received = failed != nil || errors.Is(err, errWire)
+		return 0, cmp.Or(failed, err)
 	}
 	s.deadline(time.Now().Add(s.r.options.Timeout))
 	s.received = true
+	if err := s.r.worked(); err != nil {
+		return 0, err
+	}
 	defer func() { s.r.count(headerSize + int64(h.length)) }()
 	switch h.kind {
 	case kindInit:
@@ -328,7 +346,7 @@ func (s *session) next(ctx context.Context) (ack uint64, err error) {
 			return 0, fmt.Errorf("%w: bucket %d of kind %d came where bucket %d was expected", errWire, h.bucket, h.kind, s.bucket)
 		}
 		if err := s.r.fill(s.in, h, s.layout.buckets[s.bucket], s.bucket); err != nil {
-			return 0, err
+			return 0, cmp.Or(s.r.worked(), err)
 		}
 		s.bucket++
 		s.digest = chain(s.digest, h.crc)
@@ -344,8 +362,11 @@ func (s *session) next(ctx context.Context) (ack uint64, err error) {
 		if d := binary.LittleEndian.Uint32(b[8:]); d != s.digest {
 			return 0, fmt.Errorf("weights: version %d has digest %08x, %08x was sent", s.version, s.digest, d)
 		}
+		s.r.workers.Wait()
+		if err := s.r.worked(); err != nil {
+			return 0, err
+		}
 		s.updating, s.has = false, s.version
-		s.r.patches.Wait()
 		s.r.swap(s.version)
 		return s.version, nil
 	}
@@ -361,7 +382,7 @@ func (r *Receiver) count(bytes int64) {
 // prepare waits until nobody reads the standby and makes it fit the layout. If deltas follow, it brings the standby up
 // to date.
 func (r *Receiver) prepare(ctx context.Context, l *layout, deltas bool) error {
-	r.patches.Wait()
+	r.workers.Wait()
 	r.mu.Lock()
 	var idle chan struct{}
 	if r.standby != nil && r.standby.readers > 0 {
@@ -407,7 +428,7 @@ func (r *Receiver) prepare(ctx context.Context, l *layout, deltas bool) error {
 	return nil
 }
 
-// fill reads bucket number i into the standby.
+// fill reads bucket number i into the standby. The payload is checked later, see work.
 func (r *Receiver) fill(in *bufio.Reader, h header, b bucket, i int) error {
 	to := r.standby.memory[b.param][b.from:b.to]
 	isBool := r.standby.layout.params[b.param].DType == tensor.Bool
@@ -417,11 +438,12 @@ func (r *Receiver) fill(in *bufio.Reader, h header, b bucket, i int) error {
 		if int64(h.length) != int64(len(to)) {
 			return fmt.Errorf("%w: bucket %d has %d bytes, want %d", errWire, i, h.length, len(to))
 		}
-		if err := readPayload(in, h, to); err != nil {
+		at.whole = true
+		if err := readBytes(in, to); err != nil {
 			return err
 		}
-		at.whole = true
-		return checkBools(isBool, to)
+		r.work(func() error { return errors.Join(h.check(to), checkBools(isBool, to)) })
+		return nil
 	}
 	if int64(h.length) >= int64(len(to)) || 4*int64(h.count) > int64(h.length) {
 		return fmt.Errorf("%w: a delta of %d elements and %d bytes for a bucket of %d bytes", errWire, h.count, h.length, len(to))
@@ -435,41 +457,59 @@ func (r *Receiver) fill(in *bufio.Reader, h header, b bucket, i int) error {
 	if d = slices.Grow(d[:0], max(16, int(h.length)))[:h.length]; !at.whole { // Go aligns 16 bytes and more
 		at.delta = d
 	}
-	if err := readPayload(in, h, d); err != nil {
-		return err
-	}
-	if err := checkDelta(d, count, b.unit, len(to)); err != nil {
-		return err
-	}
-	if err := checkBools(isBool, d[4*count:]); err != nil {
+	if err := readBytes(in, d); err != nil {
 		return err
 	}
 	var from []byte
 	if whole {
 		from = r.active.memory[b.param][b.from:b.to]
 	}
-	r.patch(func() {
+	r.work(func() error {
+		if err := h.check(d); err != nil {
+			return err
+		}
+		if err := checkDelta(d, count, b.unit, len(to)); err != nil {
+			return err
+		}
+		if err := checkBools(isBool, d[4*count:]); err != nil {
+			return err
+		}
 		for at := 0; at < len(from); at += piece {
 			copy(to[at:min(at+piece, len(to))], from[at:])
 			runtime.Gosched()
 		}
 		patch(to, d, count, b.unit)
+		return nil
 	})
 	return nil
 }
 
-// patch runs write, on another goroutine if less than patchers run.
-func (r *Receiver) patch(write func()) {
+// work checks a bucket or writes to the standby, on another goroutine if less than `workers` run. An error ends the
+// connection's read, and worked returns it.
+func (r *Receiver) work(do func() error) {
+	run := func() {
+		if err := do(); err != nil && r.failed.CompareAndSwap(nil, &err) {
+			r.interrupt()
+		}
+	}
 	select {
-	case r.patcher <- struct{}{}:
-		r.patches.Go(func() {
-			write()
-			<-r.patcher
+	case r.worker <- struct{}{}:
+		r.workers.Go(func() {
+			run()
+			<-r.worker
 		})
 	default:
-		write()
+		run()
 		runtime.Gosched()
 	}
+}
+
+// worked returns an error of work.
+func (r *Receiver) worked() error {
+	if err := r.failed.Load(); err != nil {
+		return *err
+	}
+	return nil
 }
 
 // catchUp applies the last update's deltas to the standby, unless somebody reads it.
@@ -488,9 +528,12 @@ func (r *Receiver) catchUp() {
 		b := r.standby.layout.buckets[i]
 		to, count := r.standby.memory[b.param][b.from:b.to], at.count
 		at.count = 0
-		r.patch(func() { patch(to, at.delta, count, b.unit) })
+		r.work(func() error {
+			patch(to, at.delta, count, b.unit)
+			return nil
+		})
 	}
-	r.patches.Wait()
+	r.workers.Wait()
 }
 
 // checkBools refuses bytes that are no Go bools.

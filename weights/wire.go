@@ -21,8 +21,8 @@ const (
 	protocol   = 2          // in the count of a hello
 	block      = 16 << 10   // bytes that a checksum adds up
 	piece      = 16 * block // bytes after which a receiver lets other goroutines run
-	patchers   = 4          // goroutines of a receiver that apply deltas
-	buffer     = 1 << 20    // bytes of a socket's buffer within a host
+	workers    = 4          // goroutines of a receiver that check buckets and apply deltas
+	buffer     = 1 << 20    // bytes of a socket's buffer within a host; the system's own grows beyond the processor's caches
 )
 
 type kind uint32
@@ -118,20 +118,26 @@ func checksum(b []byte) uint32 {
 	return s.crc()
 }
 
-// readPayload fills b, which has the length that h says, and checks the checksum.
-func readPayload(r io.Reader, h header, b []byte) error {
-	s := sums.Get().(*sum) // after an error it has a part of a sum, and is not put back
+// readBytes fills b.
+func readBytes(r io.Reader, b []byte) error {
 	for at := 0; at < len(b); at += piece {
-		part := b[at:min(at+piece, len(b))]
-		if _, err := io.ReadFull(r, part); err != nil {
+		if _, err := io.ReadFull(r, b[at:min(at+piece, len(b))]); err != nil {
 			return err
 		}
-		s.add(part)
 		runtime.Gosched()
 	}
-	crc := s.crc()
-	sums.Put(s)
-	if crc != h.crc {
+	return nil
+}
+
+// check compares the checksum of the payload b with the one that h says.
+func (h header) check(b []byte) error {
+	s := sums.Get().(*sum)
+	defer sums.Put(s)
+	for at := 0; at < len(b); at += piece {
+		s.add(b[at:min(at+piece, len(b))])
+		runtime.Gosched()
+	}
+	if crc := s.crc(); crc != h.crc {
 		return fmt.Errorf("weights: a frame of bucket %d has checksum %08x, %08x was sent: check the network and the memory of both hosts", h.bucket, crc, h.crc)
 	}
 	return nil
@@ -143,7 +149,10 @@ func readSmall(r io.Reader, h header, k kind, limit uint32) ([]byte, error) {
 		return nil, fmt.Errorf("%w: a frame of kind %d with %d bytes where kind %d with at most %d was expected", errWire, h.kind, h.length, k, limit)
 	}
 	b := make([]byte, h.length)
-	return b, readPayload(r, h, b)
+	if err := readBytes(r, b); err != nil {
+		return nil, err
+	}
+	return b, h.check(b)
 }
 
 func startFrame(version, base uint64) []byte {
@@ -163,12 +172,7 @@ func chain(digest, crc uint32) uint32 {
 	return crc32.Update(digest, crc32.IEEETable, b[:])
 }
 
-// limitBuffer has set limit the buffer of a connection within a host. The system's own limit lets it grow beyond the
-// processor's caches.
-func limitBuffer(c net.Conn, set func(*net.TCPConn, int) error) error {
-	t, is := c.(*net.TCPConn)
-	if !is || !t.LocalAddr().(*net.TCPAddr).IP.Equal(t.RemoteAddr().(*net.TCPAddr).IP) {
-		return nil
-	}
-	return set(t, buffer)
+// isLocal reports whether a connection is within a host.
+func isLocal(c *net.TCPConn) bool {
+	return c.LocalAddr().(*net.TCPAddr).IP.Equal(c.RemoteAddr().(*net.TCPAddr).IP)
 }

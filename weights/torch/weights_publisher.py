@@ -10,6 +10,8 @@ PyTorch 1.13 or later, nothing else. The package's documentation describes the b
 import collections
 import concurrent.futures
 import ctypes
+import errno
+import math
 import mmap
 import os
 import shlex
@@ -30,29 +32,82 @@ STRANGERS = 64  # connections that have not said hello yet
 UNITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 BLOCK = 1 << 14  # bytes that a checksum adds up
 
-# The functions diff find the units that differ, and copy them to base. The function copy copies blocks to base, past
-# the caches, and adds them up. The function pack makes the payload of a delta and adds up its blocks.
+# The function encode makes the frames of some buckets in one call, so that threads seldom wait for each other. For a delta
+# it writes the header and the payload to out. For a whole bucket it copies the bucket to the base, past the caches, and
+# writes the header alone. The function transmit is sendmsg until all is sent.
 SOURCE = """
+#include <errno.h>
+#include <poll.h>
 #include <stdint.h>
 #include <string.h>
+#include <sys/socket.h>
+#include <sys/uio.h>
 #ifdef __AVX2__
 #include <immintrin.h>
 #endif
-void copy(uint64_t *restrict base, const uint64_t *restrict now, long blocks, uint64_t *restrict sums) {
-    memset(sums, 0, 1 << 14);
-    for (; blocks > 0; blocks--, base += 2048, now += 2048)
-        for (int j = 0; j < 2048; j += 4) {
+enum { BLOCK = 1 << 14, FULL = 4, DELTA = 5 };
+struct bucket {
+    int64_t base, now, size, unit, number, most; // most is -1 for a whole bucket
+    int64_t crc, length;                         // results; length is that of the frame in out
+};
+static uint32_t table[8][256];
+void start(void) {
+    for (uint32_t i = 0; i < 256; i++) {
+        uint32_t c = i;
+        for (int k = 0; k < 8; k++) c = c >> 1 ^ (c & 1 ? 0xedb88320 : 0);
+        table[0][i] = c;
+    }
+    for (int t = 1; t < 8; t++)
+        for (int i = 0; i < 256; i++) table[t][i] = table[t - 1][i] >> 8 ^ table[0][table[t - 1][i] & 255];
+}
+static uint32_t crc32(uint32_t crc, const void *data, long n) {
+    const uint8_t *p = data;
+    crc = ~crc;
+    for (; n >= 8; n -= 8, p += 8) {
+        uint64_t x;
+        memcpy(&x, p, 8);
+        x ^= crc;
+        crc = 0;
+        for (int k = 0; k < 8; k++) crc ^= table[7 - k][x >> 8 * k & 255];
+    }
+    for (; n > 0; n--, p++) crc = crc >> 8 ^ table[0][(crc ^ *p) & 255];
+    return ~crc;
+}
+static uint32_t checksum(const char *p, long n) {
+    uint64_t sums[BLOCK / 8] = {0};
+    long blocks = n / BLOCK;
+    for (long i = 0; i < blocks; i++, p += BLOCK)
+        for (int j = 0; j < BLOCK / 8; j++) {
+            uint64_t x;
+            memcpy(&x, p + 8 * j, 8);
+            sums[j] += x;
+        }
+    return crc32(blocks ? crc32(0, sums, BLOCK) : 0, p, n % BLOCK);
+}
+static uint32_t copy(char *base, const char *now, long n) { // returns the checksum
+    uint64_t sums[BLOCK / 8] = {0};
+    long blocks = n / BLOCK;
+    for (long i = 0; i < blocks; i++, base += BLOCK, now += BLOCK)
+        for (int j = 0; j < BLOCK; j += 32) {
 #ifdef __AVX2__
-            __m256i x = _mm256_loadu_si256((const void *)(now + j)), *s = (void *)(sums + j);
-            _mm256_stream_si256((void *)(base + j), x);
+            __m256i x = _mm256_loadu_si256((const void *)(now + j)), *s = (void *)((char *)sums + j);
+            if ((uintptr_t)base % 32 == 0) _mm256_stream_si256((void *)(base + j), x);
+            else _mm256_storeu_si256((void *)(base + j), x);
             _mm256_storeu_si256(s, _mm256_add_epi64(x, _mm256_loadu_si256(s)));
 #else
-            for (int k = j; k < j + 4; k++) sums[k] += base[k] = now[k];
+            for (int k = j; k < j + 32; k += 8) {
+                uint64_t x;
+                memcpy(&x, now + k, 8);
+                memcpy(base + k, &x, 8);
+                sums[k / 8] += x;
+            }
 #endif
         }
 #ifdef __AVX2__
     _mm_sfence();
 #endif
+    memcpy(base, now, n % BLOCK);
+    return crc32(blocks ? crc32(0, sums, BLOCK) : 0, now, n % BLOCK);
 }
 static inline uint64_t differ(const char *a, const char *b) { // a bit for each of 64 bytes
 #ifdef __AVX2__
@@ -67,8 +122,9 @@ static inline uint64_t differ(const char *a, const char *b) { // a bit for each 
     return mask;
 #endif
 }
+// A diff finds the units that differ and copies them to base.
 #define DIFF(NAME, T) \\
-long NAME(char *base, const char *now, long size, long most, uint32_t *indices, T *values) { \\
+static long NAME(char *base, const char *now, long size, long most, char *indices, T *values) { \\
     T *a = (T *)base; \\
     const T *b = (const T *)now; \\
     const long unit = sizeof(T), count = size / unit; \\
@@ -77,16 +133,17 @@ long NAME(char *base, const char *now, long size, long most, uint32_t *indices, 
         uint64_t mask = differ(base + unit * i, now + unit * i); \\
         if (!mask) continue; \\
         do { \\
-            long k = __builtin_ctzll(mask) / unit; \\
-            indices[n] = i + k; \\
-            values[n++] = a[i + k] = b[i + k]; \\
-            mask &= ~(((1ull << unit) - 1) << unit * k); \\
+            uint32_t k = i + __builtin_ctzll(mask) / unit; \\
+            memcpy(indices + 4 * n, &k, 4); \\
+            values[n++] = a[k] = b[k]; \\
+            mask &= ~(((1ull << unit) - 1) << unit * (k - i)); \\
         } while (mask); \\
         if (n > most) return -1; \\
     } \\
     for (; i < count; i++) \\
         if (a[i] != b[i]) { \\
-            indices[n] = i; \\
+            uint32_t k = i; \\
+            memcpy(indices + 4 * n, &k, 4); \\
             values[n++] = a[i] = b[i]; \\
         } \\
     return n > most ? -1 : n; \\
@@ -95,19 +152,61 @@ DIFF(diff1, uint8_t)
 DIFF(diff2, uint16_t)
 DIFF(diff4, uint32_t)
 DIFF(diff8, uint64_t)
-void pack(char *payload, const uint32_t *indices, const char *values, long n, long unit, uint64_t *sums) {
-    memcpy(payload, indices, 4 * n);
-    memcpy(payload + 4 * n, values, unit * n);
-    memset(sums, 0, 1 << 14);
-    for (long blocks = (4 + unit) * n >> 14; blocks > 0; blocks--, payload += 1 << 14)
-        for (int j = 0; j < 2048; j++) {
-            uint64_t x;
-            memcpy(&x, payload + 8 * j, 8);
-            sums[j] += x;
+static long diff(const struct bucket *b, char *indices, void *values) {
+    char *base = (char *)b->base;
+    const char *now = (const char *)b->now;
+    switch (b->unit) {
+    case 1: return diff1(base, now, b->size, b->most, indices, values);
+    case 2: return diff2(base, now, b->size, b->most, indices, values);
+    case 4: return diff4(base, now, b->size, b->most, indices, values);
+    default: return diff8(base, now, b->size, b->most, indices, values);
+    }
+}
+void encode(struct bucket *b, long buckets, char *out, void *values) {
+    for (; buckets > 0; buckets--, b++) {
+        char *payload = out + 24;
+        long n = b->most < 0 ? -1 : diff(b, payload, values), size = b->size;
+        if (n < 0) {
+            b->crc = copy((char *)b->base, (const char *)b->now, size);
+            b->length = 24;
+        } else {
+            size = (4 + b->unit) * n;
+            memcpy(payload + 4 * n, values, b->unit * n);
+            b->crc = checksum(payload, size);
+            b->length = 24 + size;
         }
+        uint32_t header[] = {0, n < 0 ? FULL : DELTA, b->number, n < 0 ? 0 : n, size, b->crc};
+        memcpy(header, "c10w", 4);
+        memcpy(out, header, 24);
+        out += b->length;
+    }
+}
+int transmit(int fd, struct iovec *parts, long count, int milliseconds) { // returns an errno
+    while (count > 0) {
+        struct msghdr m = {.msg_iov = parts, .msg_iovlen = count < 64 ? count : 64};
+        ssize_t sent = sendmsg(fd, &m, MSG_DONTWAIT);
+        if (sent < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) {
+            struct pollfd p = {.fd = fd, .events = POLLOUT};
+            int ready = poll(&p, 1, milliseconds);
+            if (ready == 0) return ETIMEDOUT;
+            if (ready < 0 && errno != EINTR) return errno;
+            continue;
+        }
+        if (sent < 0 && errno != EINTR) return errno;
+        for (; sent >= 0 && count > 0; count--, parts++) {
+            if ((size_t)sent < parts->iov_len) {
+                parts->iov_base = (char *)parts->iov_base + sent;
+                parts->iov_len -= sent;
+                break;
+            }
+            sent -= parts->iov_len;
+        }
+    }
+    return 0;
 }
 """
 LINE = 64  # a delta has up to this many units more before diff notices
+FIELDS = 8  # of a struct bucket
 
 
 def _compile(compiler):
@@ -120,12 +219,10 @@ def _compile(compiler):
             options = ["-O3", "-march=native", "-fno-strict-aliasing", "-shared", "-fPIC", "-o", library, source]
             subprocess.run(shlex.split(compiler) + options, check=True, capture_output=True, timeout=60)
             lib = ctypes.CDLL(library)
-        pointer, long = ctypes.c_void_p, ctypes.c_long
-        lib.diff = {unit: getattr(lib, "diff%d" % unit) for unit in UNITS}
-        for f in lib.diff.values():
-            f.argtypes, f.restype = [pointer, pointer, long, long, pointer, pointer], long
-        lib.copy.argtypes, lib.copy.restype = [pointer, pointer, long, pointer], None
-        lib.pack.argtypes, lib.pack.restype = [pointer, pointer, pointer, long, long, pointer], None
+        pointer, long, integer = ctypes.c_void_p, ctypes.c_long, ctypes.c_int
+        lib.encode.argtypes, lib.encode.restype = [pointer, long, pointer, pointer], None
+        lib.transmit.argtypes, lib.transmit.restype = [integer, pointer, long, integer], integer
+        lib.start()
         return lib
     except (OSError, subprocess.SubprocessError):
         return None
@@ -171,15 +268,32 @@ def _frame(kind, payload=b""):
     return HEADER.pack(b"c10w", kind, 0, 0, len(payload), crc) + payload
 
 
-def _send(sock, parts):
-    """Sends parts, with one system call if they fit."""
-    sent = 0
-    if hasattr(sock, "sendmsg") and not hasattr(sock, "unwrap"):  # TLS has no sendmsg
+def _send(sock, parts, native=None):
+    """Sends parts, with one system call if they fit. If native is not None, it sends them without the interpreter's lock."""
+    if not hasattr(sock, "sendmsg") or hasattr(sock, "unwrap"):  # TLS has no sendmsg
+        for part in parts:
+            sock.sendall(part)
+    elif native is None:
         sent = sock.sendmsg(parts)
-    for part in parts:
-        if sent < len(part):
-            sock.sendall(memoryview(part)[sent:])
-        sent = max(0, sent - len(part))
+        for part in parts:
+            if sent < len(part):
+                sock.sendall(memoryview(part)[sent:])
+            sent = max(0, sent - len(part))
+    else:
+        vectors = (ctypes.c_size_t * (2 * len(parts)))()
+        for i, part in enumerate(parts):
+            vectors[2 * i:2 * i + 2] = _address(part), len(part)
+        timeout = sock.gettimeout()
+        error = native.transmit(sock.fileno(), vectors, len(parts), -1 if timeout is None else math.ceil(timeout * 1000))
+        if error == errno.ETIMEDOUT:
+            raise socket.timeout("timed out")
+        if error:
+            raise OSError(error, os.strerror(error))
+
+
+def _address(part):
+    """Returns where a writable memoryview begins."""
+    return ctypes.addressof(ctypes.c_char.from_buffer(part)) if len(part) else 0
 
 
 def _bytes_of(t):
@@ -259,8 +373,8 @@ class Publisher:
     It keeps a copy of the parameters on the CPU. A receiver that takes no bucket for `timeout` seconds is dropped.
     `full` sends all elements in every update. `ssl_context` is the context of a server. `threads` encode
     buckets; None means one per CPU, at most 8. `compiler` is the command of a C compiler, which makes functions
-    that copy parameters and find changed elements, once. Without one, PyTorch's operations find them, which takes 4
-    times as long.
+    that copy parameters, find changed elements and send, once. Without one, PyTorch's operations find them, which takes
+    4 times as long, and sends wait for the interpreter's lock. With it, Ctrl-C takes effect after a send.
 
     `fp8` sends the bfloat16 parameters of two and more dimensions as float8_e4m3fn. Each gets a parameter
     NAME_scale, float32, with one scale for each row. A function fp8(name, tensor) chooses among them.
@@ -278,7 +392,8 @@ class Publisher:
         self.layout = None  # [(name, dtype, shape)]
         self.dropped = []  # (name, why), the last 1000
         self._text, self._base, self._buckets = b"", [], []
-        self._scratch = threading.local()
+        self._memories = []  # of _encode_native
+        self._step = max(1, min(4, (16 << 20) // bucket))  # a task encodes so many deltas
         self._pool = concurrent.futures.ThreadPoolExecutor(self.threads)
         self._turn = threading.Lock()
         self._list = threading.Lock()
@@ -324,6 +439,8 @@ class Publisher:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             if sock.getsockname()[0] == sock.getpeername()[0]:  # within a host a larger buffer leaves the caches
                 sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)
+                if hasattr(socket, "TCP_CONGESTION"):  # bbr, for example, would send at a rate that it has measured
+                    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, b"reno")
             if self.ssl is not None:
                 sock = self.ssl.wrap_socket(sock, server_side=True)
             kind, count, name = _read(sock)
@@ -383,64 +500,29 @@ class Publisher:
         self.version = 0
 
     def _whole(self, i, now=None):
-        """Returns bucket i of the base. Of new parameters it returns the bucket itself, and copies it to the base."""
+        """Returns bucket i of the base. New parameters are copied to the base first."""
         p, begin, end, _ = self._buckets[i]
-        data = self._base[p][begin:end]
-        if now is None:
-            crc = _checksum(data)
-        else:
-            data, base = now[begin:end], data  # these bytes are in the processor's caches
-            crc = self._copy(base, data)
-        return crc, [HEADER.pack(b"c10w", FULL, i, 0, end - begin, crc), _memory(data)]
-
-    def _copy(self, base, now):
-        """Copies now to base and returns the checksum."""
-        blocks = base.numel() // BLOCK
-        if not self._native or not blocks:
-            base.copy_(now)
-            return _checksum(base)
-        sums = self._memory_of_thread()[2]
-        self._native.copy(base.data_ptr(), now.data_ptr(), blocks, sums.data_ptr())
-        rest = base[blocks * BLOCK:]
-        rest.copy_(now[blocks * BLOCK:])
-        return zlib.crc32(_memory(rest), zlib.crc32(_memory(sums)))
+        base = self._base[p][begin:end]
+        if now is not None:
+            base.copy_(now[begin:end])
+        crc = _checksum(base)
+        return crc, [HEADER.pack(b"c10w", FULL, i, 0, end - begin, crc), _memory(base)]
 
     def _delta(self, i, now):
         """Returns the changed units of bucket i, and copies them to the base; None if all is shorter."""
         p, begin, end, unit = self._buckets[i]
-        base, now, most = self._base[p][begin:end], now[begin:end], (end - begin - 1) // (4 + unit)
-        if self._native:
-            indices, values, sums = self._memory_of_thread()
-            count = self._native.diff[unit](base.data_ptr(), now.data_ptr(), end - begin, most, indices.data_ptr(), values.data_ptr())
-            if count < 0:
-                return None
-        else:
-            found = self._find(base, now, unit, most)
-            if found is None:
-                return None
-            indices, values = (t.view(torch.uint8) for t in found)
-            count = indices.numel() // 4
+        found = self._find(self._base[p][begin:end], now[begin:end], unit, (end - begin - 1) // (4 + unit))
+        if found is None:
+            return None
+        indices, values = (t.view(torch.uint8) for t in found)
+        count = indices.numel() // 4
         size = count * (4 + unit)
         frame = bytearray(HEADER.size + size)
         payload = memoryview(frame)[HEADER.size:]
-        if self._native:
-            at = ctypes.addressof(ctypes.c_char.from_buffer(frame)) + HEADER.size
-            self._native.pack(at, indices.data_ptr(), values.data_ptr(), count, unit, sums.data_ptr())
-            blocks = size // BLOCK
-            crc = zlib.crc32(payload[blocks * BLOCK:], zlib.crc32(_memory(sums)) if blocks else 0)
-        else:
-            payload[:4 * count], payload[4 * count:] = _memory(indices), _memory(values)
-            crc = _checksum(torch.frombuffer(payload, dtype=torch.uint8)) if count else 0
+        payload[:4 * count], payload[4 * count:] = _memory(indices), _memory(values)
+        crc = _checksum(torch.frombuffer(payload, dtype=torch.uint8)) if count else 0
         HEADER.pack_into(frame, 0, b"c10w", DELTA, i, count, size, crc)
         return crc, [frame]
-
-    def _memory_of_thread(self):
-        """Returns this thread's memory for the indices and the values of a delta, and for the sums of a checksum."""
-        s = self._scratch
-        if not hasattr(s, "memory"):
-            units = self.bucket // 5 + LINE  # a delta of bytes has the most
-            s.memory = torch.empty(4 * units, dtype=torch.uint8), torch.empty(self.bucket + 8 * LINE, dtype=torch.uint8), torch.empty(BLOCK, dtype=torch.uint8)
-        return s.memory
 
     def _find(self, base, now, unit, most):
         size, words = base.numel(), base.numel() // 8 * 8
@@ -464,7 +546,10 @@ class Publisher:
         return torch.cat(indices), torch.cat(values)
 
     def _encode(self, buckets, params, relative, others):
-        """Returns each bucket for receivers that have the base, and for the others if there are any."""
+        """Returns each bucket for receivers that have the base, and for the others if there are any. Also returns a
+        function to call once the frames are sent."""
+        if self._native:
+            return self._encode_native(buckets, params, relative, others)
         encoded = []
         for i in buckets:
             now = params[self._buckets[i][0]]
@@ -474,23 +559,59 @@ class Publisher:
             else:
                 whole = self._whole(i) if others else None
             encoded.append((most or whole, whole))
-        return encoded
+        return encoded, lambda: None
+
+    def _encode_native(self, buckets, params, relative, others):
+        fields = (ctypes.c_int64 * (FIELDS * len(buckets)))()
+        for k, i in enumerate(buckets):
+            p, begin, end, unit = self._buckets[i]
+            most = (end - begin - 1) // (4 + unit) if relative else -1
+            fields[FIELDS * k:FIELDS * k + 6] = self._base[p].data_ptr() + begin, params[p].data_ptr() + begin, end - begin, unit, i, most
+        try:
+            memory = self._memories.pop()
+        except IndexError:  # most pages of a new one are never written
+            room = self._step * (HEADER.size + self.bucket + 4 * LINE)
+            memory = torch.empty(room, dtype=torch.uint8), torch.empty(self.bucket + 8 * LINE, dtype=torch.uint8)
+        frames, values = memory
+        self._native.encode(fields, len(buckets), frames.data_ptr(), values.data_ptr())
+        encoded, view, at = [], _memory(frames), 0
+        for k, i in enumerate(buckets):
+            p, begin, end, _ = self._buckets[i]
+            crc, length = fields[FIELDS * k + 6:FIELDS * k + 8]
+            frame, at = view[at:at + length], at + length
+            if frame[4] == DELTA:
+                encoded.append(((crc, [frame]), self._whole(i) if others else None))
+            else:  # the parameter's own bytes are in the processor's caches
+                whole = crc, [frame, _memory(params[p][begin:end])]
+                encoded.append((whole, whole))
+
+        def sent():
+            if at <= frames.numel() // 8:  # memory with long deltas is not kept
+                self._memories.append(memory)
+        return encoded, sent
 
     def _encoded(self, params, relative, others):
         """Yields lists of buckets, in order. Threads encode the next ones meanwhile."""
-        ahead, step = collections.deque(), 4 if relative else 1  # deltas are short: fewer tasks and system calls
+        ahead = collections.deque()
+        step = self._step if relative else 1  # deltas are short: fewer tasks and system calls
         try:
             for i in range(0, len(self._buckets), step):
                 buckets = range(i, min(i + step, len(self._buckets)))
                 ahead.append(self._pool.submit(self._encode, buckets, params, relative, others))
                 if len(ahead) > 2 * self.threads:
-                    yield ahead.popleft().result()
+                    yield from self._next(ahead)
             while ahead:
-                yield ahead.popleft().result()
+                yield from self._next(ahead)
         finally:
             for f in ahead:
                 f.cancel()
             concurrent.futures.wait(ahead)
+
+    @staticmethod
+    def _next(ahead):
+        encoded, sent = ahead.popleft().result()
+        yield encoded
+        sent()
 
     def _named(self, name, t):
         """Yields name, tensor and dtype of what is sent for a parameter."""
@@ -538,10 +659,10 @@ class Publisher:
     def _update(self, receivers, fresh, begun, buckets, version):
         alive = list(receivers)
 
-        def each(parts_of):
+        def each(parts_of, native=None):
             for r in list(alive):
                 try:
-                    _send(r.sock, parts_of(r))
+                    _send(r.sock, parts_of(r), native)
                 except OSError as e:
                     alive.remove(r)
                     self._drop(r, e)
@@ -554,7 +675,7 @@ class Publisher:
                 for crc, _ in frames[id(r) in fresh]:
                     r.digest = zlib.crc32(struct.pack("<I", crc), r.digest)
             parts = [[part for _, parts in some for part in parts] for some in frames]
-            each(lambda r: parts[id(r) in fresh])
+            each(lambda r: parts[id(r) in fresh], self._native)
             total += sum(map(len, parts[0]))
         each(lambda r: [_frame(FINISH, struct.pack("<QI", version, r.digest))])
         return total

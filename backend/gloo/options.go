@@ -100,9 +100,10 @@ type TCPOptions struct {
 	// Host is the address, host name or network interface to be reached at.
 	Host string
 
-	// Lanes is the number of further connections to a peer, which the first large
-	// message opens. 0 means 2 to other hosts, and none within the host, where they gain
-	// nothing. Negative means none. The limit is 64.
+	// Lanes is the number of further connections to a peer, which the first message of 512 KiB
+	// opens. 0 means 2 to other hosts. Within the host it means 1 if there are 8 CPUs for each of
+	// the group's ranks there, and else none. Negative means none. The limit is 64.
+	// docs/benchmarks.md has figures.
 	Lanes int
 
 	// Congestion is the kernel's congestion control for all connections. Empty

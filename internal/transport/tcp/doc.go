@@ -84,9 +84,12 @@
 // # Connections
 //
 // Each pair has a first connection. For large messages to another host, a rank
-// opens more, and each carries DATA one way. They take pieces of 1 MiB from one
-// queue, so a slow connection carries less. If they cannot be opened, the first
-// connection carries everything.
+// opens more, and each carries DATA one way. Within a host it opens one, if there
+// are 8 CPUs for each rank: the first connection of a pair carries both ways. They
+// take pieces of 1 MiB from one queue, so a slow connection carries less. Within a
+// host, a message of less than 1 MiB stays on the first connection if no other large
+// one is on its way. If they cannot be opened, the first connection carries
+// everything.
 //
 // A goroutine that posts a request also writes the frames that result, as far as
 // the socket takes them without waiting. The connection's own goroutine writes the

@@ -19,6 +19,7 @@ import (
 	"github.com/c10d-go/c10d/internal/openfiles"
 	"github.com/c10d-go/c10d/internal/strangers"
 	"github.com/c10d-go/c10d/internal/transport"
+	"github.com/c10d-go/c10d/internal/transport/mesh"
 )
 
 const (
@@ -149,7 +150,7 @@ func (e *Endpoint) Join(ctx context.Context, rank int, addrs []string) (*Mesh, e
 	}
 	m := newMesh(rank, len(addrs), e.opts)
 	m.addrs = all
-	m.setPolling(ranksOnHost(all, rank), min(runtime.NumCPU(), runtime.GOMAXPROCS(0)))
+	m.setShare(ranksOnHost(all, rank), min(runtime.NumCPU(), runtime.GOMAXPROCS(0)))
 	d := &acceptor{
 		m: m, listener: e.listener, connected: make(chan int, len(addrs)), exhausted: make(chan error, 1), taken: make(map[int]bool),
 		strangers: strangers.New(strangers.Limit((len(addrs) - 1) * len(e.addr.places))), // a rank tries them all
@@ -451,10 +452,23 @@ func (m *Mesh) hello(t token, lane uint32) hello {
 	}
 }
 
+// lanes returns how many more connections to open to the peer at the other end of c.
+func (m *Mesh) lanes(c net.Conn) int {
+	switch {
+	case m.opts.Lanes != 0:
+		return max(m.opts.Lanes, 0)
+	case !mesh.IsLocal(c):
+		return defaultLanes
+	case m.manyCPUs:
+		return localLanes
+	}
+	return 0
+}
+
 // openBulk opens the bulk connections to a peer, in the background. Messages use each as soon
 // as it is open. Without any, the first connection carries them.
 func (m *Mesh) openBulk(p *pair) {
-	for i := range m.opts.lanes(p.first.conn) {
+	for i := range m.lanes(p.first.conn) {
 		m.Goroutines.Add(1)
 		go func() {
 			defer m.Goroutines.Done()

@@ -19,9 +19,9 @@ type Options struct {
 	Host string
 
 	// Lanes is how many connections a rank opens to a peer for large messages, besides the
-	// first. 0 means 2 to other hosts (16 MiB over 1 Gbit/s: 2 % faster), and none within the
-	// host, where they gain nothing.
-	// Negative means none. The most is 64.
+	// first. 0 means 2 to other hosts (16 MiB over 1 Gbit/s: 2 % faster). Within the host it means 1
+	// if there are 8 CPUs for each of the mesh's ranks there, and else none. On 2 CPUs for 2 ranks
+	// it gains nothing. Negative means none. The most is 64.
 	Lanes int
 
 	// Eager is the size in bytes up to which a message is sent before the receiver asks for it.
@@ -72,12 +72,14 @@ type Options struct {
 	TLS *tls.Config
 
 	// For tests: they replace the constants of the same names.
-	bulkyBytes, pieceBytes int
-	reasonLimit            time.Duration
+	bulkyBytes, aloneBytes, pieceBytes int
+	reasonLimit                        time.Duration
 }
 
 const (
 	defaultLanes  = 2
+	localLanes    = 1 // if each rank of the host has cpusForLanes; docs/benchmarks.md, "Connections"
+	cpusForLanes  = 8 // the fewest with which a gain has been measured
 	defaultEager  = 64 << 10
 	defaultWindow = 4 << 20
 
@@ -106,7 +108,7 @@ func (o Options) filled() (Options, error) {
 	for _, d := range []struct {
 		field *int
 		value int
-	}{{&o.bulkyBytes, bulkyBytes}, {&o.pieceBytes, pieceBytes}} {
+	}{{&o.bulkyBytes, bulkyBytes}, {&o.aloneBytes, cmp.Or(o.bulkyBytes, aloneBytes)}, {&o.pieceBytes, pieceBytes}} {
 		if *d.field == 0 {
 			*d.field = d.value
 		}
@@ -172,13 +174,4 @@ func (o *Options) tune(c *net.TCPConn) error {
 		return fmt.Errorf("tcp: options of the connection with %v: %w", c.RemoteAddr(), err)
 	}
 	return nil // Go has set TCP_NODELAY
-}
-
-// lanes returns how many more connections to open to the peer at the other end
-// of c.
-func (o *Options) lanes(c net.Conn) int {
-	if o.Lanes == 0 && !mesh.IsLocal(c) {
-		return defaultLanes
-	}
-	return max(o.Lanes, 0)
 }

@@ -38,9 +38,11 @@ const (
 	maxPolled = 16
 )
 
-// setPolling sets how long the ranks of this host poll, which share so many CPUs.
-func (m *Mesh) setPolling(ranks, cpus int) {
+// setShare sets how long the ranks of this host poll, which share so many CPUs, and whether they
+// have enough for more connections.
+func (m *Mesh) setShare(ranks, cpus int) {
 	m.sharesCPUs = ranks > cpus
+	m.manyCPUs = cpus >= ranks*cpusForLanes
 	if m.opts.Poll == 0 {
 		m.opts.Poll = pollFor * time.Duration((ranks+cpus-1)/cpus)
 	}

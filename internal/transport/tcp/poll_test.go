@@ -2,6 +2,7 @@ package tcp
 
 import (
 	"math/rand/v2"
+	"net"
 	"sync"
 	"testing"
 	"time"
@@ -232,27 +233,51 @@ func TestHelpAllocatesNothing(t *testing.T) {
 	require.Less(t, allocs, 1.0)
 }
 
-// Ranks poll for as much longer as there are more of them than CPUs.
-func TestPollTime(t *testing.T) {
+// TestShare: ranks poll for as much longer as there are more of them than CPUs. They have more
+// connections within the host where each has many CPUs.
+func TestShare(t *testing.T) {
 	for _, c := range []struct {
 		given       time.Duration
 		ranks, cpus int
 		shares      bool
 		want        time.Duration
+		lanes       int
 	}{
-		{0, 1, 1, false, pollFor},
-		{0, 2, 16, false, pollFor},
-		{0, 16, 16, false, pollFor},
-		{0, 17, 16, true, 2 * pollFor},
-		{0, 4, 2, true, 2 * pollFor},
-		{0, 8, 1, true, 8 * pollFor},
-		{time.Second, 2, 2, false, time.Second},
-		{time.Second, 3, 2, true, time.Second},
-		{-1, 3, 2, true, -1},
+		{0, 1, 1, false, pollFor, 0},
+		{0, 2, 16, false, pollFor, localLanes},
+		{0, 2, 15, false, pollFor, 0},
+		{0, 16, 16, false, pollFor, 0},
+		{0, 17, 16, true, 2 * pollFor, 0},
+		{0, 4, 2, true, 2 * pollFor, 0},
+		{0, 8, 1, true, 8 * pollFor, 0},
+		{time.Second, 2, 2, false, time.Second, 0},
+		{time.Second, 3, 2, true, time.Second, 0},
+		{-1, 3, 2, true, -1, 0},
 	} {
 		m := newMesh(0, c.ranks, Options{Poll: c.given})
-		m.setPolling(c.ranks, c.cpus)
+		m.setShare(c.ranks, c.cpus)
 		require.Equal(t, c.shares, m.sharesCPUs, "%+v", c)
 		require.Equal(t, c.want, m.opts.Poll, "%+v", c)
+		near, far := between("127.0.0.1", "127.0.0.1"), between("192.0.2.1", "192.0.2.2")
+		require.Equal(t, c.lanes, m.lanes(near), "%+v", c)
+		require.Equal(t, defaultLanes, m.lanes(far))
+		for _, n := range []int{-1, 3} {
+			m.opts.Lanes = n
+			require.Equal(t, max(n, 0), m.lanes(near))
+			require.Equal(t, max(n, 0), m.lanes(far))
+		}
 	}
 }
+
+// between is a connection with these ends.
+func between(local, remote string) net.Conn {
+	return placed{local: &net.TCPAddr{IP: net.ParseIP(local)}, remote: &net.TCPAddr{IP: net.ParseIP(remote)}}
+}
+
+type placed struct {
+	net.Conn
+	local, remote net.Addr
+}
+
+func (p placed) LocalAddr() net.Addr  { return p.local }
+func (p placed) RemoteAddr() net.Addr { return p.remote }

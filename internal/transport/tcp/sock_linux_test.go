@@ -53,6 +53,7 @@ func TestSocketOptions(t *testing.T) {
 		check(m.pairs[1-i].first.conn)
 		for _, l := range m.pairs[1-i].bulk {
 			check(l.conn)
+			require.Equal(t, [2]int{bulkyBytes, aloneBytes}, [2]int{m.pairs[1-i].s.bulky, m.pairs[1-i].s.alone}, "within the host")
 		}
 		for c := range m.pairs[1-i].inbound {
 			check(c)

@@ -49,6 +49,8 @@ type stream struct {
 	bulk    fifo[parcel] // granted messages for the bulk connections
 	dropped error        // why pieces and bulk have been emptied
 	bulky   int          // the size from which a message goes to bulk; 0 without such connections
+	alone   int          // the same while no other message is offered or being written
+	sending int          // granted messages that are not written yet
 
 	blocks *blocks
 	calls  *calls
@@ -173,7 +175,12 @@ func (s *stream) deliver(r *transport.Request, handle uint32) {
 		r.Complete(nil) // an empty message that was offered for want of credit; its landing completes by itself
 		return
 	}
-	if s.bulky > 0 && len(r.Buf) >= s.bulky {
+	from := s.bulky
+	if s.sending == 0 && s.asked == 0 {
+		from = s.alone
+	}
+	s.sending++
+	if s.bulky > 0 && len(r.Buf) >= from {
 		s.bulk.push(parcel{req: r, handle: handle})
 	} else {
 		s.pieces.push(parcel{req: r, handle: handle})
@@ -506,6 +513,7 @@ func (s *stream) wrote(r *transport.Request, n uint64) {
 	r.Tag -= writing + n
 	switch {
 	case r.Tag == 0:
+		s.sending--
 		r.Complete(nil)
 	case s.dropped != nil && r.Tag < writing:
 		r.Complete(s.dropped)

@@ -133,6 +133,78 @@ func (w *wirePair) idle() bool {
 	return true
 }
 
+// TestStreamAlone: while another message is offered or being written, a message goes over another
+// connection from bulky bytes on, otherwise from alone bytes on.
+func TestStreamAlone(t *testing.T) {
+	const bulky, alone = 2000, 3000
+	w := newWirePair(t, 500, 4096)
+	s := w.s[0]
+	s.bulky, s.alone = bulky, alone
+	pass := func() {
+		for i := range w.s {
+			for w.frames[i] = append(w.frames[i], queued(w.s[i])...); len(w.frames[i]) > 0; {
+				require.Nil(t, w.deliver(i))
+			}
+		}
+	}
+	for name, c := range map[string]struct {
+		offered      bool // sends are posted before receives
+		lengths      []int
+		pieces, bulk int
+	}{
+		"one":                  {false, []int{bulky}, 1, 0},
+		"one, offered":         {true, []int{alone - 1}, 1, 0},
+		"one, long":            {false, []int{alone}, 0, 1},
+		"one, long, offered":   {true, []int{alone}, 0, 1},
+		"several":              {false, []int{bulky, bulky, bulky - 1}, 2, 1},
+		"several, offered":     {true, []int{bulky, bulky, bulky - 1}, 1, 2},
+		"several, a long one":  {false, []int{alone, bulky, bulky}, 0, 3},
+		"several, short":       {true, []int{bulky - 1, bulky - 1}, 2, 0},
+		"one, after all these": {false, []int{bulky}, 1, 0},
+	} {
+		recvs := func() {
+			for i, n := range c.lengths {
+				require.Nil(t, w.s[1].recv(req(0, uint64(i), make([]byte, n))))
+			}
+		}
+		if !c.offered {
+			recvs()
+			pass()
+			pass()
+		}
+		for i, n := range c.lengths {
+			require.Nil(t, s.send(req(1, uint64(i), make([]byte, n))))
+		}
+		if c.offered {
+			pass()
+			recvs()
+			pass()
+		}
+		require.Equal(t, [2]int{c.pieces, c.bulk}, [2]int{s.pieces.len(), s.bulk.len()}, name)
+		pass()
+		for !w.idle() {
+			for i := range w.s {
+				for len(w.frames[i]) > 0 {
+					require.Nil(t, w.deliver(i))
+				}
+				for len(w.pieces[i]) > 0 {
+					_, fault := w.land(i, 0)
+					require.Nil(t, fault)
+				}
+			}
+		}
+		require.Zero(t, s.sending, name)
+	}
+}
+
+// queued takes the frames that a stream has queued.
+func queued(s *stream) (frames []sentFrame) {
+	for ; s.frames.len() > 0; s.frames.pop() {
+		frames = append(frames, sentFrame{f: s.frames.front().f})
+	}
+	return frames
+}
+
 // Random sends and receives on both sides, with frames and pieces delivered in
 // any order that connections allow: every message meets its receive, no side
 // holds more than the window, and nothing is left.
@@ -145,6 +217,7 @@ func TestStreamRandom(t *testing.T) {
 			if rng.IntN(2) == 0 {
 				for _, s := range w.s {
 					s.bulky = 2000
+					s.alone = 2000 + rng.IntN(2000)
 				}
 			}
 			type half struct {
@@ -230,6 +303,7 @@ func TestStreamRandom(t *testing.T) {
 			for _, s := range w.s {
 				require.False(t, s.needsPeer())
 				require.Zero(t, s.landed)
+				require.Zero(t, s.sending)
 				require.Zero(t, s.used)
 				require.Equal(t, s.window, s.credit+w.s[1-s.rank].owed)
 				v, b, c := s.out.Waiting()

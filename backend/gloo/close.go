@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/c10d-go/c10d/internal/lag"
 	"github.com/c10d-go/c10d/internal/transport"
 	"github.com/c10d-go/c10d/internal/unwind"
 	"github.com/c10d-go/c10d/work"
@@ -127,18 +128,18 @@ func (b *Backend) Shutdown(ctx context.Context) error {
 	return errors.Join(fmt.Errorf("gloo: Shutdown gave up waiting for %s: %w", cut, canceled(ctx)), b.Close())
 }
 
-// unfinished returns those operations that have not ended after so long.
+// unfinished returns those operations that have not ended after so long. Time for which this process had no CPU
+// does not count.
 func unfinished(ws []*work.Work, limit time.Duration) (late []*work.Work) {
-	t := time.NewTimer(limit)
-	defer t.Stop()
-	over := limit <= 0
+	if len(ws) == 0 {
+		return nil
+	}
+	ctx, cancel := lag.WithTimeout(context.Background(), limit)
+	defer cancel()
 	for _, w := range ws {
-		if !over {
-			select {
-			case <-w.Done():
-			case <-t.C:
-				over = true
-			}
+		select {
+		case <-w.Done():
+		case <-ctx.Done():
 		}
 		if !w.IsCompleted() {
 			late = append(late, w)

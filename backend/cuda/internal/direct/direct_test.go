@@ -12,6 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/c10d-go/c10d/backend"
+	"github.com/c10d-go/c10d/backend/cuda/internal/window"
 	"github.com/c10d-go/c10d/tensor"
 )
 
@@ -121,4 +122,32 @@ func TestShapeOf(t *testing.T) {
 	require.Equal(t, Shape{Blocks: 32, Threads: 128, Large: true}, ShapeOf(256<<10, 128, 2048))
 	require.Equal(t, Shape{Blocks: 128, Threads: 512, Large: true}, ShapeOf(64<<20, 128, 2048))
 	require.Equal(t, Shape{Blocks: 16, Threads: 512, Large: true}, ShapeOf(64<<20, 16, 2048))
+}
+
+// TestOpen holds when a rank lets its peers write straight to its memory, and where.
+func TestOpen(t *testing.T) {
+	m := movement{dst: 0x1040, into: Into{Region: 3, At: 0x1000}}
+	m.take = [window.MostRanks]Span{{0, 64}, {64, 0}, {128, 4096}} // this is rank 0
+	into, open, told := m.open(0, 3, 4096)
+	require.True(t, open && told)
+	require.Equal(t, [window.MostRanks]Place{2: {3, 0x40 + 128}}, into)
+
+	none := [window.MostRanks]Place{}
+	closed := func(change func(m *movement)) {
+		t.Helper()
+		x := m
+		change(&x)
+		into, open, told := x.open(0, 3, 4096)
+		require.False(t, open || told)
+		require.Equal(t, none, into)
+	}
+	closed(func(x *movement) { x.into = Into{} })
+	closed(func(x *movement) { x.dst++ })
+	closed(func(x *movement) { x.take[1] = Span{65, 1} })
+	closed(func(x *movement) { x.take[2].N-- })
+
+	m.take = [window.MostRanks]Span{{0, 4096}}
+	_, open, told = m.open(0, 3, 4096)
+	require.True(t, open, "it takes nothing of others")
+	require.False(t, told)
 }

@@ -132,6 +132,62 @@ func TestStraight(t *testing.T) {
 	}
 }
 
+// TestStraightFailed holds that nobody writes to a rank that has failed, also if it told where to.
+func TestStraightFailed(t *testing.T) {
+	u := simulated(2)
+	u.direct.DTypes = []tensor.DType{tensor.Int64}
+	threads(t, u, drivers(t, machine(t, 2, 1), 2, false), func(m *member) error {
+		const n = 4096
+		mem, err := m.v.Alloc(n)
+		if err != nil {
+			return err
+		}
+		defer mem.Close()
+		host, err := m.d.AllocHost(n)
+		if err != nil {
+			return err
+		}
+		defer host.Close()
+		into, err := m.into(mem)
+		if err != nil {
+			return err
+		}
+		if err := errors.Join(m.s.Memset(mem.Ptr(), byte(1+m.rank), n), m.sync(), m.meet()); err != nil {
+			return err
+		}
+		// Rank 0 has failed when rank 1 comes to the call.
+		for r := range m.ranks {
+			if m.rank == r {
+				if err := m.c.Broadcast(m.s, mem.Ptr(), n, 1, direct.Form{Into: into}); err != nil {
+					return err
+				}
+				if r == 0 {
+					m.w.Abort()
+				}
+				var f *window.Failure
+				if err := m.sync(); !errors.As(err, &f) || f.Rank != r || f.Peer != 1-r || !f.Aborted {
+					return fmt.Errorf("rank %d: %w", r, err)
+				}
+			}
+			if err := m.meet(); err != nil {
+				return err
+			}
+		}
+		if err := m.w.Reset(m.ctx, m.exchange); err != nil {
+			return err
+		}
+		if err := errors.Join(m.s.Copy(host.Ptr(), mem.Ptr(), n), m.sync()); err != nil {
+			return err
+		}
+		for i, b := range host.Bytes() {
+			if b != byte(1+m.rank) {
+				return fmt.Errorf("byte %d of rank %d was written", i, m.rank)
+			}
+		}
+		return nil
+	})
+}
+
 // TestReplays replays a captured all_reduce, with eager ones of other sizes between.
 func TestReplays(t *testing.T) {
 	rounds := 1000

@@ -11,6 +11,7 @@ import (
 
 	"github.com/c10d-go/c10d/backend"
 	"github.com/c10d-go/c10d/backend/cuda"
+	"github.com/c10d-go/c10d/backend/cuda/driver"
 	"github.com/c10d-go/c10d/backend/cuda/driver/sim"
 	"github.com/c10d-go/c10d/tensor"
 )
@@ -19,7 +20,7 @@ import (
 // other's memory, also when memory is freed and other memory takes its place, and that Explain tells of it.
 func TestRegisteredMemory(t *testing.T) {
 	eachSeed(t, 1, func(t *testing.T, seed uint64, s sim.Semantics) {
-		const rounds, size = 16, 3
+		const rounds, size = 10, 3
 		o := onDevices(size)
 		o.sim.Seed, o.sim.Semantics = seed, s
 		w := newWorld(t, o)
@@ -28,10 +29,8 @@ func TestRegisteredMemory(t *testing.T) {
 			var large, other *vector
 			for round := range rounds {
 				root, renew := rng.IntN(size), rng.IntN(4) == 0
-				b := make([]byte, 512<<10+16*rng.IntN(100))
-				for i := range b {
-					b[i] = byte(rng.Uint32())
-				}
+				b := make([]byte, 257<<10+16*rng.IntN(100))
+				rand.NewChaCha8([32]byte{byte(seed), byte(round)}).Read(b)
 				mine := b
 				if r != root {
 					mine = make([]byte, len(b))
@@ -43,13 +42,13 @@ func TestRegisteredMemory(t *testing.T) {
 				}
 				if large == nil || renew {
 					var err error
-					if large, err = x.vector(tensor.Uint8, r, make([]byte, 600<<10)); err != nil {
+					if large, err = x.vector(tensor.Uint8, r, make([]byte, 264<<10)); err != nil {
 						return err
 					}
 				}
 				if other == nil {
 					var err error
-					if other, err = x.vector(tensor.Uint8, r, make([]byte, 600<<10)); err != nil {
+					if other, err = x.vector(tensor.Uint8, r, make([]byte, 264<<10)); err != nil {
 						return err
 					}
 				}
@@ -119,7 +118,7 @@ func TestRegisteredFreed(t *testing.T) {
 	for round := range rounds {
 		large := make([]*vector, size)
 		w.each(func(x *rank, r int) (err error) {
-			large[r], err = x.vector(tensor.Uint8, r, make([]byte, 600<<10))
+			large[r], err = x.vector(tensor.Uint8, r, make([]byte, 264<<10))
 			return err
 		})
 		for k := range 3 * size {
@@ -209,8 +208,17 @@ func TestRegisteredOutOfOrder(t *testing.T) {
 	w.end()
 }
 
-// fillVector has the caller's stream bring bytes to a vector.
+// fillVector has the caller's stream bring bytes to a vector, when it has ended what it was given.
 func (x *rank) fillVector(y *vector, device int, b []byte) error {
+	e, err := x.stream[device].Record()
+	if err != nil {
+		return err
+	}
+	defer e.Release()
+	if err := e.Sync(x.ctx); err != nil {
+		return err
+	}
+	driver.HostAccess(x.d, "filling", driver.Writes(y.h.Ptr(), len(b)))
 	copy(y.h.Bytes(), b)
 	return x.stream[device].Copy(y.mem.Ptr(), y.h.Ptr(), len(b))
 }

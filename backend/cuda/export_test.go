@@ -50,6 +50,13 @@ func SetBefore(f func(call string, n int) error) func() {
 	return func() { region.Before = old }
 }
 
+// Underway notes how many operations devices are at. The function that it returns sets the count back: what a
+// test has left on the devices of its machine is gone with the machine.
+func Underway() func() {
+	n := pool.Underway.Load()
+	return func() { pool.Underway.Store(n) }
+}
+
 // PageSize is the bytes of a region of words.
 const PageSize = region.PageSize
 

@@ -87,6 +87,7 @@ func join(f *mem.Fabric) gloo.Options {
 }
 
 func newWorld(tb testing.TB, s setup) *world {
+	tb.Cleanup(cuda.Underway())
 	s.sim.Devices = max(s.sim.Devices, 1)
 	m, err := sim.New(s.sim)
 	require.NoError(tb, err)

@@ -47,6 +47,7 @@ func newLocals(tb testing.TB, c sim.Config, kernels bool, n int, d tensor.DType,
 	if kernels {
 		c.Kernels = simkernels.All()
 	}
+	tb.Cleanup(cuda.Underway())
 	dr, err := sim.Open(c)
 	require.NoError(tb, err)
 	x := localsOn(tb, dr, n, d, count, rng)

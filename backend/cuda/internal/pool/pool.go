@@ -14,7 +14,8 @@ import (
 // memory, or to make it, CUDA may wait until a device has nothing to do, and holds a
 // lock of the process meanwhile. An operation that waits for another rank may need
 // that lock to go on. So pools free nothing while the count is not zero, whichever
-// group the operations are of.
+// group the operations are of. An operation that has failed counts until its streams
+// have gone on; one that they still hold up when its group is closed counts for good.
 var Underway atomic.Int64
 
 // Pool is memory that operations take turns to use: device memory, or page-locked

@@ -16,13 +16,7 @@ import (
 
 // ErrExhausted says that one of the ranks that share memory has no room for Alloc. All of them
 // return it.
-var ErrExhausted = shm.ErrExhausted
-
-// exhausted is an ErrExhausted that is backend.ErrExhausted too.
-type exhausted struct{ error }
-
-func (e exhausted) Is(target error) bool { return target == backend.ErrExhausted }
-func (e exhausted) Unwrap() error        { return e.error }
+var ErrExhausted = backend.ErrExhausted
 
 // arenas returns the memory in which Alloc allocates, nil if that is ordinary memory.
 func (s *session) arenas() *shm.Group {
@@ -60,7 +54,7 @@ func (b *Backend) Alloc(ctx context.Context, dtype tensor.DType, shape ...int) (
 			return nil
 		}
 		got, err := g.Alloc(n, e.stop)
-		if errors.Is(err, ErrExhausted) {
+		if errors.Is(err, shm.ErrExhausted) {
 			full = err
 			return nil
 		}
@@ -80,7 +74,7 @@ func (b *Backend) Alloc(ctx context.Context, dtype tensor.DType, shape ...int) (
 		err = w.Wait(ctx)
 	}
 	if err == nil && full != nil {
-		err = fmt.Errorf("gloo: Alloc of %d bytes: %w", n, exhausted{full})
+		err = fmt.Errorf("gloo: Alloc of %d bytes: %w: %w", n, ErrExhausted, full)
 	}
 	if err != nil {
 		return nil, err

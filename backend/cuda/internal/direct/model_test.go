@@ -747,13 +747,6 @@ func (l *modelLane) tellEnd() bool {
 	return true
 }
 
-func number01(yes bool) int {
-	if yes {
-		return 1
-	}
-	return 0
-}
-
 // head gives all peers tile 0 of a move: the longest span, and whether the rank is open.
 func (l *modelLane) head(most int, open bool) bool {
 	m, r, ch := l.m, l.w.rank, l.w.channel
@@ -762,7 +755,7 @@ func (l *modelLane) head(most int, open bool) bool {
 	}
 	for k := 1; k < m.ranks; k++ {
 		p := (r + k) % m.ranks
-		l.store(m.slot(p, r, ch, l.cur, 0), uint32(most<<1|number01(open)), true)
+		l.store(m.slot(p, r, ch, l.cur, 0), uint32(most)<<1|flag(open), true)
 	}
 	return true
 }

@@ -79,20 +79,12 @@ func TestStraight(t *testing.T) {
 		u.direct.DTypes = []tensor.DType{tensor.Float32}
 		threads(t, u, drivers(t, machine(t, 2, 1), 2, apart), func(m *member) error {
 			const n = 4096 // floats
-			mem, err := m.v.Alloc(3 * 4 * n)
+			mem, host, into, err := m.registered(3 * 4 * n)
 			if err != nil {
 				return err
 			}
 			defer mem.Close()
-			host, err := m.d.AllocHost(mem.Len())
-			if err != nil {
-				return err
-			}
 			defer host.Close()
-			into, err := m.into(mem)
-			if err != nil {
-				return err
-			}
 			direct.SetShape(m.c, direct.Shape{Blocks: 1, Threads: 32, Large: true})
 			for round := range 6 {
 				for i := range 3 * n {
@@ -132,26 +124,29 @@ func TestStraight(t *testing.T) {
 	}
 }
 
+// registered returns memory of n bytes that the ranks map, and as much of the host.
+func (m *member) registered(n int) (mem driver.Memory, host driver.HostMemory, into direct.Into, err error) {
+	if mem, err = m.v.Alloc(n); err != nil {
+		return nil, nil, into, err
+	}
+	if host, err = m.d.AllocHost(n); err == nil {
+		into, err = m.into(mem)
+	}
+	return mem, host, into, err
+}
+
 // TestStraightFailed holds that nobody writes to a rank that has failed, also if it told where to.
 func TestStraightFailed(t *testing.T) {
 	u := simulated(2)
 	u.direct.DTypes = []tensor.DType{tensor.Int64}
 	threads(t, u, drivers(t, machine(t, 2, 1), 2, false), func(m *member) error {
 		const n = 4096
-		mem, err := m.v.Alloc(n)
+		mem, host, into, err := m.registered(n)
 		if err != nil {
 			return err
 		}
 		defer mem.Close()
-		host, err := m.d.AllocHost(n)
-		if err != nil {
-			return err
-		}
 		defer host.Close()
-		into, err := m.into(mem)
-		if err != nil {
-			return err
-		}
 		if err := errors.Join(m.s.Memset(mem.Ptr(), byte(1+m.rank), n), m.sync(), m.meet()); err != nil {
 			return err
 		}

@@ -16,8 +16,8 @@ import (
 	"github.com/c10d-go/c10d/tensor"
 )
 
-// TestRegisteredMemory holds that long broadcasts and messages are right before, while and after the ranks map each
-// other's memory, also when memory is freed and other memory takes its place, and that Explain tells of it.
+// TestRegisteredMemory runs long broadcasts and messages before, while and after the ranks map each other's memory.
+// Memory is freed, and other memory takes its place. Results are right throughout, and Explain tells of the memory.
 func TestRegisteredMemory(t *testing.T) {
 	eachSeed(t, 1, func(t *testing.T, seed uint64, s sim.Semantics) {
 		const rounds, size = 10, 3
@@ -150,8 +150,8 @@ func TestRegisteredFreed(t *testing.T) {
 	w.end()
 }
 
-// TestRegisteredOutOfOrder holds that what comes for a tensor whose elements are not in order goes through other memory
-// than the registered one that the tensor lies in.
+// TestRegisteredOutOfOrder receives into a tensor whose elements are not in order. Peers may not write straight into the
+// registered memory that it lies in.
 func TestRegisteredOutOfOrder(t *testing.T) {
 	const size, rows, columns, left = 2, 3, 40_000, 1000
 	w := newWorld(t, onDevices(size))

@@ -157,8 +157,8 @@ func (s *service) load(image []byte) *load {
 	return l
 }
 
-// TestServe runs it all with PyTorch: updates that come while predictions are being asked for, a trainer that is killed
-// and comes back, a server that ends and comes back, and a training that is over.
+// TestServe runs the example with PyTorch. Updates arrive while clients ask for predictions. The trainer is killed and
+// starts again. The server ends and starts again. At last the training is over.
 func TestServe(t *testing.T) {
 	needTorch(t)
 	checkpoint := filepath.Join(t.TempDir(), "checkpoint")

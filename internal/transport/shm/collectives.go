@@ -21,10 +21,9 @@ func (g *Group) start(h header, stop func() error) error {
 // readyBytes is up to how many bytes Ready can return true: 4 KiB take 0.1 us to copy.
 const readyBytes = 4 << 10
 
-// Ready reports whether this rank would not wait in the next collective, if it only gives n bytes
-// there to each rank that gets any: as the root of a broadcast or a scatter, or as another rank than
-// the root in a reduce or a gather. It needs a free slot for that. No collective may be under way on
-// this rank.
+// Ready reports whether this rank need not wait in the next collective. The rank only sends there: it is
+// the root of a broadcast or a scatter, or it is not the root of a reduce or a gather. It sends n bytes to
+// each rank that receives any, and needs a free slot for them. No collective may be under way on this rank.
 func (g *Group) Ready(n int) bool {
 	if n > min(readyBytes, g.oneShot, g.blockPiece()) {
 		return false

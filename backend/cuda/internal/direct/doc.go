@@ -159,9 +159,16 @@
 //	256 MiB  749.7  0.84      749.4  0.84       378.3  0.67      403.8  0.73    406.3  0.85
 //
 // The bytes are those of the longer one of input and output. Integers and float64 take up to
-// 10 % longer than float32. With 16 blocks and registered memory, on two H100, an all_reduce of float32 takes
-// 22.6 us at 4 MiB (0.60), 68.5 at 16 MiB (0.84), 222 at 64 MiB (0.87) and 825 at 256 MiB (0.91). docs/benchmarks.md
-// has the times of moves and lanes through the backend.
+// 10 % longer than float32.
+//
+// An all_reduce of float32 with 16 blocks and registered memory takes, on two H100:
+//
+//	4 MiB    22.6  0.60
+//	16 MiB   68.5  0.84
+//	64 MiB   222   0.87
+//	256 MiB  825   0.91
+//
+// docs/benchmarks.md has the times of moves and lanes through the backend.
 //
 // A machine that has not compiled the kernels before takes 4 to 7 s for those of all dtypes.
 // CUDA keeps the result.

@@ -84,7 +84,7 @@ gorgonia: ## compile the driver on gorgonia.org/cu and its tests, run its exampl
 	  LD_LIBRARY_PATH=$(STUB) bin/$$program 2>&1 | grep -q 'UnknownErrorCode:34' || \
 	  { echo "bin/$$program does not load"; exit 1; }; done
 	LD_LIBRARY_PATH=$(STUB)/fake bin/gorgonia-allreduce
-	LD_LIBRARY_PATH=$(STUB)/fake bin/gorgonia.test -test.run '^Test(Queues|OtherContext)$$'
+	LD_LIBRARY_PATH=$(STUB)/fake bin/gorgonia.test -test.run '^Test(Queues|LaunchParameters|OtherContext)$$'
 
 figures: ## write the figures of README.md and docs/benchmarks.md from docs/benchmarks/*.jsonl
 	$(GO) run ./internal/figures

@@ -241,6 +241,10 @@ func (api) GraphExecDestroy(e libcuda.ExecHandle) libcuda.Result {
 func (api) Launch(s libcuda.StreamHandle, f libcuda.FunctionHandle, l *driver.Launch) libcuda.Result {
 	g, b := l.Grid.Full(), l.Block.Full()
 	params := l.Args.Bytes()
+	n := C.size_t(len(params))
+	if n == 0 {
+		params = []byte{0}
+	}
 	cooperative := C.int(0)
 	var offsets []C.size_t
 	if l.Cooperative {
@@ -249,9 +253,10 @@ func (api) Launch(s libcuda.StreamHandle, f libcuda.FunctionHandle, l *driver.La
 			offsets = append(offsets, C.size_t(l.Args.Offset(i)))
 		}
 	}
+	// The parameters may lie in a structure that has Go pointers too. In this form cgo looks at the slice alone.
 	return libcuda.Result(C.c10d_launch(cFunction(f), C.uint(g.X), C.uint(g.Y), C.uint(g.Z),
 		C.uint(b.X), C.uint(b.Y), C.uint(b.Z), C.uint(l.Shared), cStream(s),
-		unsafe.Pointer(unsafe.SliceData(params)), C.size_t(len(params)), unsafe.SliceData(offsets), C.int(len(offsets)), cooperative))
+		unsafe.Pointer(&params[0]), n, unsafe.SliceData(offsets), C.int(len(offsets)), cooperative))
 }
 
 func (api) ModuleLoad(image []byte) (libcuda.ModuleHandle, string, libcuda.Result) {

@@ -17,6 +17,7 @@ import (
 
 	"github.com/c10d-go/c10d/backend/cuda/driver"
 	"github.com/c10d-go/c10d/backend/cuda/driver/drivertest"
+	"github.com/c10d-go/c10d/backend/cuda/internal/libcuda"
 	"github.com/c10d-go/c10d/tensor"
 )
 
@@ -170,6 +171,19 @@ func TestProgram(t *testing.T) {
 	require.NoError(t, cu.MemFree(p), "it was only borrowed")
 	require.NoError(t, s.Destroy())
 	require.NoError(t, cu.SetCurrentContext(cu.CUContext{}))
+}
+
+// TestLaunchParameters launches no function, with parameters from a structure that has Go pointers too.
+func TestLaunchParameters(t *testing.T) {
+	of := &struct {
+		pointer *int
+		params  [8]byte
+	}{pointer: new(int)}
+	for _, a := range []*driver.Args{nil, new(driver.Args).StructIn(of.params[:]), new(driver.Args).Uint64(1)} {
+		for _, cooperative := range []bool{false, true} {
+			require.NotEqual(t, libcuda.Success, api{}.Launch(0, 0, &driver.Launch{Args: a, Cooperative: cooperative}))
+		}
+	}
 }
 
 // TestOtherContext has streams of another context refused.

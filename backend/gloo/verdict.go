@@ -237,14 +237,16 @@ func (e *evidence) judge() verdict {
 	}
 	slow, moving := e.slow()
 	slow.weak = slow.weak || silent
-	if moving && slow.rank >= 0 && slow.other < 0 {
-		return slow // one of its links may have stood still for a second
+	link, broken := e.brokenLink()
+	atEnd := broken && (slow.rank == e.onHost(link.rank) || slow.rank == e.onHost(link.other))
+	if moving && slow.rank >= 0 && slow.other < 0 && !atEnd {
+		return slow
 	}
-	if v, ok := e.brokenLink(); ok {
-		if slow, ok := e.slowEnd(v); ok {
-			return slow
+	if broken {
+		if slow, ok := e.slowEnd(link); ok {
+			return slow // one of its links may have stood still for a second
 		}
-		return v
+		return link
 	}
 	if len(idle) > 0 {
 		return verdict{rank: idle[0], other: -1, why: e.describeNotCalled(append(idle, busy...)), weak: e.round < idleRounds}

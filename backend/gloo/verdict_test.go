@@ -100,6 +100,7 @@ func TestJudge(t *testing.T) {
 		"a slow link of a rank whose other answers are late":     {4, []transport.Health{in(0, hears(2, 9*ms), hears(3, ms)), in(1, hears(2, 9*ms)), mute(2), in(3, hears(2, 10*ms)), in(4, moving(2), hears(0, ms), hears(3, ms))}, 2, -1, "rank 2 is slow: its quickest answer takes 9ms, others 1ms at most", false, nil},
 		"one link alone carries data":                            {0, []transport.Health{in(0, on(3), hears(2, ms)), in(1, on(0)), in(2, busy(3, ms)), in(3, hears(2, ms))}, 2, 3, "slow, both alive: no other one carries data", false, nil},
 		"a silent link on a machine that is a bit late":          {1, []transport.Health{in(0, hears(1, ms)), in(1, hears(0, ms), hears(3, 30*ms)), in(2, dead(3, s)), in(3, dead(2, s))}, 2, 3, "no data for 1.0 s, both alive", false, nil},
+		"a silent link on a machine that is late, as data move":  {1, []transport.Health{in(0, dead(2, s), busy(1, 34*ms)), in(1, busy(0, 47*ms), on(2), busy(3, 9*ms)), in(2, dead(0, s)), in(3, hears(0, 47*ms), hears(2, ms))}, 0, 2, "no data for 1.0 s, both alive", false, nil},
 		"all is slow":                                            {0, []transport.Health{in(0, moving(2), moving(1)), in(1, moving(2)), in(2, moving(0))}, -1, -1, "the operation was too slow", false, nil},
 	} {
 		t.Run(name, func(t *testing.T) {

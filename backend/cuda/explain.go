@@ -18,6 +18,9 @@ import (
 	"github.com/c10d-go/c10d/work"
 )
 
+// RegisteredMemory is the name under which Explain tells of memory that the other ranks' kernels have mapped.
+const RegisteredMemory = "registered memory"
+
 // Explain says which work does an all-reduce and why, how the CPU backend below does
 // the host's part, and what this rank does without.
 func (b *Backend) Explain() backend.Explanation {
@@ -85,7 +88,7 @@ func (b *Backend) Explain() backend.Explanation {
 	}
 	if n, most, bytes, ok := b.direct.Registered(); ok {
 		e.Choices = append(e.Choices, backend.Choice{
-			Op: "registered memory", UpTo: -1, Algorithm: fmt.Sprintf("%d of %d regions", n, most),
+			Op: RegisteredMemory, UpTo: -1, Algorithm: fmt.Sprintf("%d of %d regions", n, most),
 			Why: fmt.Sprintf("%d bytes that the other ranks' kernels have mapped: they write long messages, gathers, scatters and broadcasts straight into it, without staging", bytes),
 		})
 	}

@@ -100,7 +100,7 @@ func TestRegisteredMemory(t *testing.T) {
 			return nil
 		})
 		for _, c := range w.ranks[0].b.Explain().Choices {
-			if c.Op == "registered memory" {
+			if c.Op == cuda.RegisteredMemory {
 				require.Regexp(t, "^[1-9] of 16 regions", c.Algorithm)
 				w.end()
 				return
@@ -142,7 +142,7 @@ func TestRegisteredFreed(t *testing.T) {
 	}
 	for _, x := range w.ranks {
 		for _, c := range x.b.Explain().Choices {
-			if c.Op == "registered memory" {
+			if c.Op == cuda.RegisteredMemory {
 				require.Regexp(t, "^[1-5] of 16 regions", c.Algorithm)
 			}
 		}

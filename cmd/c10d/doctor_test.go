@@ -109,6 +109,10 @@ func TestDoctorLooksAtGPUs(t *testing.T) {
 	require.Zero(t, p.wait(), p.stderr.String())
 	require.Regexp(t, `(?s)cuda, rank 0 of 1.*all_reduce +any size.*GPUs of host .*, driver sim, implementations of all_reduce: .*simulated GPU`, p.output())
 
+	p = start(t, nil, "doctor", "-world", "2", "-device", "sim")
+	require.Zero(t, p.wait(), p.stderr.String())
+	require.Regexp(t, `(?s)registered memory +any size +1 of 16 regions .*\nregistered memory: a broadcast of 16 MiB takes [\d.]+ us straight into the tensors, and [\d.]+ us to memory that is not registered\n`, p.output())
+
 	hidden := []string{"CUDA_VISIBLE_DEVICES=-1"}
 	p = start(t, hidden, "doctor", "-world", "1", "-links=false")
 	require.Zero(t, p.wait(), p.stderr.String())

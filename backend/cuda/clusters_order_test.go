@@ -153,9 +153,9 @@ func TestF26Mutations(t *testing.T) {
 	}
 }
 
-// mutate runs f on all ranks, and then again without one of the orders that rank 0 makes after its first call, for each
-// of them, under both semantics of events. f has to fail then with some seed, and not by a timeout, unless it is a word
-// for the host that is missing.
+// mutate runs f on all ranks. Then it leaves out each of the orders in turn that rank 0 makes after its first call, under
+// both semantics of events. Without an order f has to fail with some seed. It may fail by a timeout only if the order is
+// a word for the host.
 func mutate(t *testing.T, s setup, f func(x *rank, r int, seed uint64) error) {
 	run := func(w *world) error {
 		return errors.Join(runEach(w, func(x *rank, r int, _ chan struct{}) error { return f(x, r, s.sim.Seed) })...)

@@ -34,10 +34,10 @@ func (x *rank) gate(s driver.Stream) (open func(), err error) {
 	return func() { h.Store32(0, 1) }, s.WaitValue(h.Ptr(), 1, driver.Equal)
 }
 
-// TestT08Ends ends an operation by time, by its context and by its caller, while
-// it waits for the caller's stream, for another rank, and for the stream that
-// still uses its output: the Work ends at once, with an error that names it, the
-// others' too, and its memory stays until the streams have gone on (T8).
+// TestT08Ends ends an operation by time, by its context and by its caller. It does so
+// while the operation waits for the caller's stream, for another rank, and for the
+// stream that still uses its output. The Work ends at once with an error that names it,
+// and so do the others' Works. Its memory stays until the streams have gone on (T8).
 func TestT08Ends(t *testing.T) {
 	for _, stage := range []string{"before", "host", "after"} {
 		for _, cause := range []string{"time", "context", "abort"} {

@@ -6,9 +6,9 @@
 // imports PyTorch first takes seconds to listen, in which thousands of ports may
 // be given away. Loopback therefore makes a connection to its port and closes it
 // on the listening side first. That side stays behind in TIME_WAIT, for 60 s on
-// Linux, and as long as it does the kernel gives the port to nobody who asks for
-// any, while a server that names it, with SO_REUSEADDR as Go, Redis and PyTorch
-// set, gets it. Who connects meanwhile is refused.
+// Linux. Meanwhile the kernel gives the port to nobody who asks for any. A server
+// gets it if it names it and sets SO_REUSEADDR, as Go, Redis and PyTorch do. Who
+// connects meanwhile is refused.
 package freeport
 
 import (

@@ -8,10 +8,12 @@ import (
 )
 
 // simulation runs the plans of a whole group on plain slices, one event after another in an order
-// drawn from rng. It refuses every plan that could fail on a transport: a group that stops,
-// messages that differ in length, memory touched while a request owns it, memory read before it
-// was written, ranges outside of a buffer, requests never waited for, and resources asked for but
-// not used.
+// drawn from rng. It refuses every plan that could fail on a transport:
+//
+//   - a group that stops, or messages that differ in length
+//   - memory touched while a request owns it, or read before it was written
+//   - ranges outside of a buffer
+//   - requests never waited for, and resources asked for but not used
 type simulation struct {
 	rng        *rand.Rand
 	rendezvous bool // a send ends only once its receive is posted; else at any time

@@ -38,21 +38,29 @@
 // # Testing
 //
 // "make gorgonia", in the root of the repository, compiles all this with the header here, also in
-// CI. It leaves three programs in bin, for a machine with GPUs. gorgonia.test is the suite of
-// drivers, and what gives cu's streams and memory to operations. gorgonia-allreduce is the example
-// in folder allreduce, which CI runs on the driver in software. cuda-gorgonia.test has every test
-// of package cuda on GPUs, with this driver under it, and runs in that package's folder:
+// CI. It leaves three programs in bin, for a machine with GPUs:
 //
-//	../../bin/cuda-gorgonia.test -test.run '^TestGPU'
+//   - gorgonia.test is the suite of drivers, and tests of operations with cu's streams and memory.
+//
+//   - gorgonia-allreduce is the example in folder allreduce. CI runs it on the driver in software.
+//
+//   - cuda-gorgonia.test has every test of package cuda on GPUs, with this driver under it. It runs
+//     in that package's folder:
+//
+//     ../../bin/cuda-gorgonia.test -test.run '^TestGPU'
 //
 // # What comes from cu, and what does not
 //
-// Functions are cu's own where it has them. A small part in C adds page-locked
-// memory, handles of other processes, launches with structures by value and
-// cooperative ones, attributes of pointers (cu's asks for none), waits and
-// writes of the second kind (the header of 11.8 gives the names the first, which
-// drivers may refuse), and three queries that would allocate. Neither cu.Ctx.Do nor
-// cu.BatchedContext are used.
+// Functions are cu's own where it has them. A small part in C adds the others:
+//
+//   - page-locked memory, and handles of other processes
+//   - cooperative launches, and launches with structures by value
+//   - attributes of pointers (cu's function asks for none)
+//   - waits and writes of the second kind. The header of 11.8 gives their names to the first
+//     kind, which drivers may refuse.
+//   - three queries that would allocate
+//
+// Neither cu.Ctx.Do nor cu.BatchedContext are used.
 //
 // A program with this package gets CUDA_DEVICE_MAX_CONNECTIONS=32 when it is loaded, before cu
 // initialises CUDA, unless its environment has a value. With CUDA's own value, streams that wait

@@ -14,11 +14,11 @@
 //	b.After(caller, driver.Reads(grad, n))          // and the caller's stream may go on
 //	p, err := b.Run()
 //
-// Run enqueues them in order of the list. Where two of them conflict (they use
-// the same bytes and one of them writes) and nothing orders them yet, it adds the
-// order: between streams an event, recorded right after the first operation and
-// waited for right before the second; between a stream and the host a word in
-// page-locked memory that one writes and the other waits for. There are no other
+// Run enqueues them in order of the list. Two operations conflict if they use the
+// same bytes and one of them writes. If nothing orders them yet, Run adds an edge.
+// Between streams that is an event, recorded right after the first operation and
+// waited for right before the second. Between a stream and the host it is a word in
+// page-locked memory, which one writes and the other waits for. There are no other
 // edges: none for operations that do not conflict, none between operations of
 // one stream, none that follow from others. Taking any of them away leaves two
 // operations without an order.
@@ -46,9 +46,9 @@
 //
 // The tracker remembers, for each byte, who used it last, until it learns from a
 // Pending that this has ended. An operation that conflicts with one of an earlier
-// batch waits for an event that is recorded on that stream when it is needed: it
-// stands for what the stream had been given by then, which may be more than the
-// one operation.
+// batch waits for an event on that one's stream. The event is recorded when it is
+// needed. So it stands for all that the stream had been given by then, which may be
+// more than the one operation.
 //
 // # Failures
 //

@@ -303,9 +303,9 @@ func TestOrder(t *testing.T) {
 	})
 }
 
-// TestContinues holds that a batch which another one continues records no end of its
-// own, that the other one's is the end of both, and that asking the first does not
-// make the tracker think that it has ended.
+// TestContinues has a batch continue another one. The first one records no end of its
+// own: the second one's is the end of both. Who asks the first one does not make the
+// tracker think that it has ended.
 func TestContinues(t *testing.T) {
 	r := newRig(t, 1, 0)
 	s, later, x, y := r.stream(0, "s"), r.stream(0, "later"), r.alloc(0, 10), r.alloc(0, 10)

@@ -34,11 +34,15 @@
 // from the seed before, after and in the middle of operations make wrong results
 // likely.
 //
-// It also finds memory that is freed while operations may use it or that is used
-// afterwards ([Lifetime]), accesses outside an allocation, kernels that touch
-// what their launch does not declare ([Fault]), kernels that reach another device
-// without peer access, events that nobody waited for ([Unused]), what was not
-// closed ([Leak]), and streams that can never go on ([Stuck]).
+// It also finds:
+//
+//   - memory that is freed while operations may use it, or used afterwards ([Lifetime])
+//   - accesses outside an allocation
+//   - kernels that touch what their launch does not declare ([Fault])
+//   - kernels that reach another device without peer access
+//   - events that nobody waited for ([Unused])
+//   - what was not closed ([Leak])
+//   - streams that can never go on ([Stuck])
 //
 // # Making things fail
 //

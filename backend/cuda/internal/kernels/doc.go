@@ -5,10 +5,9 @@
 // CUDA; who only builds the module needs neither, for the text is in the tree. A
 // test holds that text and source belong together.
 //
-// A kernel of [Step] combines what has come from a neighbour with what is there,
-// and writes the outcome to one or two places, of which one may be in another
-// device's memory: that is a step of a ring. Nothing in a kernel waits for
-// anything. Order comes from the streams: events, and words that streams write
+// A kernel of [Step] does a step of a ring. It combines what has come from a neighbour
+// with what is there, and writes the outcome to one or two places. One of them may be
+// in another device's memory. Nothing in a kernel waits for anything. Order comes from the streams: events, and words that streams write
 // and wait for.
 //
 // Package driver/sim runs no PTX; package driver/sim/simkernels has the same

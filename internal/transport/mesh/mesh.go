@@ -470,15 +470,30 @@ func (b *Base) Diagnose(limit time.Duration, about ...int) []transport.Health {
 	return health
 }
 
-// MoreTime moves the write deadline of a connection on by AbortStep, at the end of a mesh. It
-// returns false if the mesh must have ended by then, unless first is set.
-func (b *Base) MoreTime(conn net.Conn, first bool) bool {
+// LastWrites is what a writer knows of its write deadlines at the end of a mesh.
+type LastWrites struct {
+	due     time.Time // the latest deadline, zero before MoreTime has set one
+	starved int       // how many passed while the writer may not have had the CPU
+}
+
+// mostStarved is how many write deadlines may pass in a row while this process is late.
+const mostStarved = 10
+
+// MoreTime moves the write deadline of a connection on by AbortStep, at the end of a mesh, after a write
+// of n bytes that the deadline has ended. It returns false if the peer has taken nothing, or if the mesh
+// must have ended by then. A writer that waited for a CPU may not have tried at all: it gets more time in
+// any case, mostStarved times.
+func (b *Base) MoreTime(conn net.Conn, w *LastWrites, n int64) bool {
 	b.Mu.Lock()
 	defer b.Mu.Unlock()
 	by := time.Now().Add(b.Limits.AbortStep)
-	if !first && !by.Before(b.endBy) {
+	switch late := w.due.IsZero() || b.Late(w.due) >= b.Limits.AbortStep/4; {
+	case late && w.starved < mostStarved:
+		w.starved++
+	case n == 0 || !by.Before(b.endBy):
 		return false
 	}
+	w.due = by
 	conn.SetWriteDeadline(by)
 	return true
 }

@@ -6,6 +6,7 @@ import (
 	"os"
 
 	"github.com/c10d-go/c10d/internal/transport"
+	"github.com/c10d-go/c10d/internal/transport/mesh"
 )
 
 const (
@@ -257,13 +258,13 @@ func (l *lane) write() {
 }
 
 // flush writes what was gathered. At the end of a mesh there is a deadline, which moves on
-// while the peer keeps reading. It moves on once in any case: this goroutine may not have had
-// the CPU.
+// while the peer keeps reading, or while this goroutine may not have had the CPU.
 func (l *lane) flush() error {
 	l.seal()
-	for tried := false; ; tried = true {
+	var last mesh.LastWrites
+	for {
 		n, err := writeAll(l.conn, &l.bufs)
-		if err == nil || !errors.Is(err, os.ErrDeadlineExceeded) || n == 0 && tried || !l.p.m.MoreTime(l.conn, !tried) {
+		if err == nil || !errors.Is(err, os.ErrDeadlineExceeded) || !l.p.m.MoreTime(l.conn, &last, n) {
 			return err
 		}
 	}

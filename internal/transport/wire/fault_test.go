@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"os"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -14,6 +15,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/c10d-go/c10d/internal/transport"
+	"github.com/c10d-go/c10d/internal/transport/mesh"
 )
 
 // raw turns headers and payloads into bytes.
@@ -639,6 +641,28 @@ func TestClose(t *testing.T) {
 		c.Close()
 		require.NoError(t, <-closed)
 	})
+	t.Run("the writer waits for a CPU", func(t *testing.T) {
+		for starved, want := range map[int64]error{5: nil, 1000: io.EOF} {
+			a, b := tcpPair(t)
+			c := &faulty{Conn: a, pieces: 1 << 10}
+			c.reads.Store(1 << 40)
+			c.writes.Store(1 << 40)
+			m := New(0, 2, Options{})
+			m.Limits = mesh.Limits{Close: 100 * time.Millisecond, Abort: time.Second, AbortStep: 20 * time.Millisecond}
+			m.Late = func(time.Time) time.Duration { return time.Second }
+			require.NoError(t, m.Attach(1, c))
+			next(t, b) // HELLO
+			c.late.Store(starved)
+			closed := make(chan error, 1)
+			go func() { closed <- m.Close() }()
+			h := make([]byte, headerLen)
+			b.SetReadDeadline(time.Now().Add(patience))
+			_, err := io.ReadFull(b, h)
+			require.Equal(t, want, err)
+			b.Close()
+			require.NoError(t, <-closed)
+		}
+	})
 	t.Run("the process always waits for a CPU", func(t *testing.T) {
 		m, c := alone(t)
 		m.Limits.Close = 100 * time.Millisecond
@@ -677,6 +701,7 @@ func TestClose(t *testing.T) {
 type faulty struct {
 	net.Conn
 	reads, writes atomic.Int64
+	late          atomic.Int64 // so many writes end at the deadline
 	pieces        int
 }
 
@@ -691,6 +716,9 @@ func (c *faulty) Read(b []byte) (int, error) {
 }
 
 func (c *faulty) Write(b []byte) (int, error) {
+	if c.late.Add(-1) >= 0 {
+		return 0, os.ErrDeadlineExceeded
+	}
 	if left := c.writes.Load(); left < int64(len(b)) {
 		n, _ := c.Conn.Write(b[:max(left, 0)])
 		c.writes.Store(0)

@@ -381,13 +381,14 @@ func (p *pair) transmit(batch []item) (int, error) {
 }
 
 // flush writes p.buffers. At the end of a mesh there is a deadline, which moves on while the
-// peer keeps reading. It moves on once in any case: this goroutine may not have had the CPU.
+// peer keeps reading, or while this goroutine may not have had the CPU.
 func (p *pair) flush() error {
 	p.rest = p.buffers
 	to := p.carrier()
-	for tried := false; ; tried = true {
+	var last mesh.LastWrites
+	for {
 		n, err := p.rest.WriteTo(to)
-		if err == nil || !errors.Is(err, os.ErrDeadlineExceeded) || n == 0 && tried || !p.m.MoreTime(p.conn, !tried) {
+		if err == nil || !errors.Is(err, os.ErrDeadlineExceeded) || !p.m.MoreTime(p.conn, &last, n) {
 			return err
 		}
 	}

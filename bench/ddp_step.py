@@ -176,11 +176,10 @@ class Trainer:
         self.labels = torch.randint(CLASSES, (IMAGES,)).to(kind)
         self.order = torch.randperm(IMAGES)
 
-        def pinned(*shape, dtype):
-            return torch.zeros(*shape, dtype=dtype, pin_memory=self.gpu)
-        self.host_images, self.host_labels = pinned(self.batch, FEATURES, dtype=torch.float32), pinned(self.batch, dtype=kind)
-        shape, dtype = ((self.batch,), torch.float64) if args.kernels else ((), torch.float32)
-        self.host_loss = pinned(*shape, dtype=dtype)
+        def pinned(shape, dtype):
+            return torch.zeros(shape, dtype=dtype, pin_memory=self.gpu)
+        self.host_images, self.host_labels = pinned((self.batch, FEATURES), torch.float32), pinned((self.batch,), kind)
+        self.host_loss = pinned((self.batch,), torch.float64) if args.kernels else pinned((), torch.float32)
         self.next = 0
 
     def step(self, exchange):

@@ -205,7 +205,7 @@ func (b *Bucket) launch(ctx context.Context) (err error) {
 	b.undo, b.err = b.undo[:0], nil
 	var o backend.AllReduceOptions
 	if b.dev != nil {
-		ctx = b.dev.Context(ctx)
+		ctx = b.context(ctx)
 		o.Op = b.d.average()
 	}
 	if hook := b.d.o.Hook; hook != nil {

@@ -17,6 +17,10 @@ import (
 //
 // All calls but Alloc enqueue on the stream and return. They are in order with the trainer's
 // commands on that stream.
+//
+// A Device may also have a method InStream(context.Context) context.Context. Calls of the group
+// with that context are commands of the stream: they also come before its later commands. DDP makes
+// the last all-reduce of an iteration with it, unless there is a Hook.
 type Device interface {
 	// ID returns the device, as tensors name it.
 	ID() tensor.Device
@@ -41,6 +45,23 @@ type Device interface {
 	// Context returns a context for calls of the group. They are ordered after the stream's
 	// commands.
 	Context(ctx context.Context) context.Context
+}
+
+// inStreamer is a Device that can make a call of the group one command of its stream.
+type inStreamer interface {
+	// InStream returns a context for calls of the group. They come after the stream's earlier
+	// commands and before its later ones.
+	InStream(ctx context.Context) context.Context
+}
+
+// context returns the context for the all-reduce of a bucket on a device. When the last bucket is
+// launched all gradients are ready, and the stream has nothing to compute beside the all-reduce. It
+// is then part of the stream, which saves an event each way. A hook may go on after its all-reduce.
+func (b *Bucket) context(ctx context.Context) context.Context {
+	if dev, ok := b.dev.(inStreamer); ok && b.IsLast() && b.d.o.Hook == nil {
+		return dev.InStream(ctx)
+	}
+	return b.dev.Context(ctx)
 }
 
 // errOnDevice is the error of a helper for hooks that works in CPU memory only.

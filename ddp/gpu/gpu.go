@@ -56,6 +56,9 @@ func (v *Device) Context(ctx context.Context) context.Context {
 	return cuda.WithStreams(ctx, v.stream)
 }
 
+// InStream returns cuda.InStream of ctx and the stream.
+func (v *Device) InStream(ctx context.Context) context.Context { return cuda.InStream(ctx, v.stream) }
+
 // Alloc returns n bytes of device memory.
 func (v *Device) Alloc(n int) (tensor.Memory, error) {
 	v.mu.Lock()

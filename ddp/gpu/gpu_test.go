@@ -19,6 +19,7 @@ import (
 	"github.com/c10d-go/c10d/backend/cuda/driver"
 	"github.com/c10d-go/c10d/backend/cuda/driver/nvidia"
 	"github.com/c10d-go/c10d/backend/cuda/driver/sim"
+	"github.com/c10d-go/c10d/backend/cuda/driver/sim/simkernels"
 	"github.com/c10d-go/c10d/backend/gloo"
 	"github.com/c10d-go/c10d/ddp"
 	"github.com/c10d-go/c10d/ddp/gpu"
@@ -52,7 +53,11 @@ type machine struct {
 }
 
 func simulated(t *testing.T, seed uint64) machine {
-	m, err := sim.New(sim.Config{Devices: 2, Seed: seed})
+	return newMachine(t, sim.Config{Devices: 2, Seed: seed})
+}
+
+func newMachine(t *testing.T, c sim.Config) machine {
+	m, err := sim.New(c)
 	require.NoError(t, err)
 	return machine{
 		open:  func(r int) (driver.Driver, error) { return m.Process(fmt.Sprint("rank ", r)) },
@@ -61,12 +66,18 @@ func simulated(t *testing.T, seed uint64) machine {
 }
 
 // onMachines runs a test on the simulator, whose findings fail it, and on the
-// machine's GPUs, if it has any.
+// machine's GPUs, if it has any. The simulator runs it twice: averages go through
+// the host, and from device to device.
 func onMachines(t *testing.T, f func(t *testing.T, m machine)) {
 	seed := uint64(time.Now().UnixNano())
 	t.Logf("seed %d", seed)
 	t.Run("sim", func(t *testing.T) {
 		m := simulated(t, seed)
+		f(t, m)
+		require.NoError(t, m.close())
+	})
+	t.Run("sim direct", func(t *testing.T) {
+		m := newMachine(t, sim.Config{Devices: 2, Seed: seed, Kernels: simkernels.All()})
 		f(t, m)
 		require.NoError(t, m.close())
 	})
@@ -1053,4 +1064,70 @@ func TestRandom(t *testing.T) {
 			return nil
 		})
 	})
+}
+
+// TestLastBucket: the all-reduce of the last bucket is a launch in the trainer's stream. Earlier ones
+// run beside it, and with a hook all do.
+func TestLastBucket(t *testing.T) {
+	const iterations = 4 // the first has one bucket
+	for name, c := range map[string]struct {
+		bucket        int
+		hook          ddp.Hook
+		within, apart int // all-reduces of a rank
+	}{
+		"one bucket":  {bucket: 1 << 20, within: iterations},
+		"two buckets": {bucket: 64, within: iterations, apart: iterations - 1},
+		"with a hook": {bucket: 1 << 20, apart: iterations, hook: func(ctx context.Context, b *ddp.Bucket) (*work.Work, error) {
+			return b.AllReduce(ctx, backend.AllReduceOptions{Op: backend.Avg()})
+		}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			m, err := sim.New(sim.Config{Devices: 2, Timeline: true, Kernels: simkernels.All()})
+			require.NoError(t, err)
+			run(t, machine{open: func(r int) (driver.Driver, error) { return m.Process(fmt.Sprint("rank ", r)) }}, 2, func(x *rank) error {
+				var params []ddp.Param
+				for i := range 2 {
+					v, err := x.tensor(tensor.Float32, 16+i)
+					if err != nil {
+						return err
+					}
+					params = append(params, ddp.Param{Name: fmt.Sprint("p", i), Value: v})
+				}
+				d, err := ddp.New(x, x.g, params, ddp.Options{
+					Device: x.own, GradientAsBucketView: true, FirstBucket: c.bucket, BucketCap: c.bucket, Hook: c.hook,
+				})
+				if err != nil {
+					return err
+				}
+				for range iterations {
+					if err := d.Begin(x); err != nil {
+						return err
+					}
+					for i := range params {
+						if err := d.Ready(i); err != nil {
+							return err
+						}
+					}
+					if err := d.Finish(x); err != nil {
+						return err
+					}
+				}
+				return d.Wait(x)
+			})
+			steps, err := m.Timeline()
+			require.NoError(t, err)
+			within, apart := 0, 0
+			for _, s := range steps {
+				switch {
+				case !strings.Contains(s.Operation, "c10d_direct_float32"):
+				case s.Stream == "rank 0/trainer 0":
+					within++
+				case s.Stream == "rank 0/rank 0 direct":
+					apart++
+				}
+			}
+			require.Equal(t, []int{c.within, c.apart}, []int{within, apart}, "launches in the trainer's stream and in the group's")
+			require.NoError(t, m.Close())
+		})
+	}
 }

@@ -61,29 +61,34 @@ func (t *trainer) epoch(ctx context.Context, epoch int) ([]float64, error) {
 	t.sampler.SetEpoch(epoch)
 	losses := make([]float64, t.sampler.Steps())
 	for step := range losses {
-		b := t.sampler.Batch(step)
-		inputs, labels := t.engine.batch()
-		t.data.Train.Gather(inputs, labels, b.Indices)
-
-		if err := t.reducer.Begin(ctx); err != nil {
-			return nil, err
-		}
-		if err := t.engine.backward(len(b.Indices), b.Scale, t.reducer.Ready); err != nil {
-			return nil, err
-		}
-		if err := t.reducer.Finish(ctx); err != nil {
-			return nil, err
-		}
-		if err := t.engine.step(); err != nil {
-			return nil, err
-		}
-		// On a device this is the only wait in a step.
 		var err error
-		if losses[step], _, err = t.engine.result(ctx); err != nil {
+		if losses[step], err = t.trainOn(ctx, t.sampler.Batch(step)); err != nil {
 			return nil, err
 		}
 	}
 	return losses, nil
+}
+
+// trainOn takes a step with a batch and returns the summed loss of this rank's images.
+func (t *trainer) trainOn(ctx context.Context, b sampler.Batch) (float64, error) {
+	inputs, labels := t.engine.batch()
+	t.data.Train.Gather(inputs, labels, b.Indices)
+
+	if err := t.reducer.Begin(ctx); err != nil {
+		return 0, err
+	}
+	if err := t.engine.backward(len(b.Indices), b.Scale, t.reducer.Ready); err != nil {
+		return 0, err
+	}
+	if err := t.reducer.Finish(ctx); err != nil {
+		return 0, err
+	}
+	if err := t.engine.step(); err != nil {
+		return 0, err
+	}
+	// On a device this is the only wait in a step.
+	loss, _, err := t.engine.result(ctx)
+	return loss, err
 }
 
 // evalBatch limits the memory of an evaluation.

@@ -381,10 +381,8 @@ func (e *evidence) slowest() verdict {
 	}
 	links := e.medians()
 	if k, late, other, ok := latest(links); ok {
-		for _, r := range []int{k.a, k.b} {
-			if least, others := quickest(links, r, k); least >= slowLeast && least >= slowFactor*others {
-				return verdict{rank: r, other: -1, why: fmt.Sprintf("rank %d is slow: its quickest answer takes %v, others %v at most", r, least.Round(time.Millisecond), max(others.Round(time.Millisecond), time.Millisecond))}
-			}
+		if v, ok := slowBeside(links, k); ok {
+			return v
 		}
 		v := linkVerdict(k.a, k.b, fmt.Sprintf("slow, both alive: answers take %v, others %v", late, other))
 		v.weak = !e.answersBeside(k)
@@ -398,6 +396,9 @@ func (e *evidence) slowest() verdict {
 		if v, late, other := e.latestRank(); late >= slowAnswer && late >= queueFactor*other && (v.rank == long[0].a || v.rank == long[0].b) {
 			return v
 		}
+		if v, ok := slowBeside(links, long[0]); ok {
+			return v
+		}
 		return linkVerdict(long[0].a, long[0].b, "slow, both alive: data wait in its sockets")
 	}
 	if _, late, _, _ := latest(links); late < slowAnswer && len(e.moved) == 1 && e.round >= leastRounds && len(e.health) > 2 {
@@ -406,6 +407,16 @@ func (e *evidence) slowest() verdict {
 		}
 	}
 	return verdict{rank: -1, other: -1, why: "no rank is missing: the operation was too slow" + describeDelays(links)}
+}
+
+// slowBeside blames a rank at one end of a slow link whose answers on all its other links are late too.
+func slowBeside(links map[pairOfRanks]time.Duration, link pairOfRanks) (verdict, bool) {
+	for _, r := range []int{link.a, link.b} {
+		if least, others := quickest(links, r, link); least >= slowLeast && least >= slowFactor*others {
+			return verdict{rank: r, other: -1, why: fmt.Sprintf("rank %d is slow: its quickest answer takes %v, others %v at most", r, least.Round(time.Millisecond), max(others.Round(time.Millisecond), time.Millisecond))}, true
+		}
+	}
+	return verdict{}, false
 }
 
 // quickest returns the quickest answer of rank r on links other than slow, 0 if there are less than

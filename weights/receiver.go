@@ -8,6 +8,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"runtime"
 	"slices"
@@ -255,9 +256,15 @@ func (r *Receiver) connect(ctx context.Context) error {
 		if err != nil {
 			err = fmt.Errorf("weights: publisher %s: %w", r.address, err)
 			if s.received { // tell it why; a peer that is gone does not mind
+				r.mu.Lock()
+				r.status.Err = err
+				r.mu.Unlock()
 				raw.SetWriteDeadline(time.Now().Add(time.Second))
 				text := err.Error()
 				conn.Write(frame(kindRefuse, []byte(text[:min(len(text), maxName)])))
+				// To close a socket that has unread bytes resets the connection, and the publisher would not read why.
+				raw.SetReadDeadline(time.Now().Add(time.Second))
+				io.Copy(io.Discard, raw)
 			}
 			return err
 		}

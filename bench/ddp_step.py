@@ -21,11 +21,10 @@ import contextlib
 import ctypes
 import json
 import os
-import signal
 import sys
-import tempfile
 import time
-import traceback
+
+from ranks import run
 
 ROUND = 20  # measured steps of a kind in a round; as in examples/ddp/step_test.go
 WARM_UP = 20
@@ -284,37 +283,6 @@ def rank_main(args, rank, rendezvous):
     dist.destroy_process_group()
 
 
-def run(args):
-    """Runs the ranks, which have PyTorch from this process, and returns whether they ended well."""
-    with tempfile.TemporaryDirectory() as folder:
-        ranks = []
-        for rank in range(args.world):
-            pid = os.fork()
-            if pid == 0:
-                code = 1
-                try:
-                    rank_main(args, rank, os.path.join(folder, "meet"))
-                    code = 0
-                except SystemExit as e:
-                    print(e, file=sys.stderr)
-                except BaseException:
-                    traceback.print_exc()
-                finally:
-                    sys.stdout.flush()
-                    sys.stderr.flush()
-                    os._exit(code)
-            ranks.append(pid)
-        well = True
-        while ranks:
-            pid, status = os.wait()
-            ranks.remove(pid)
-            if status and well:
-                well = False
-                for other in ranks:  # which would wait for it
-                    os.kill(other, signal.SIGTERM)
-        return well
-
-
 def digits(n):
     """Writes a number with about three digits."""
     return "%.0f" % n if abs(n) >= 100 else "%.3g" % n
@@ -386,7 +354,7 @@ def main():
     except ImportError as e:
         sys.exit("ddp_step.py: %s has no PyTorch: %s" % (sys.executable, e))
     assert torch.distributed.is_available()
-    sys.exit(0 if run(args) else 1)
+    sys.exit(0 if run(args, rank_main) else 1)
 
 
 if __name__ == "__main__":

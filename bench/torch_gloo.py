@@ -20,11 +20,10 @@ record and an empty line. An empty line says first that PyTorch is there.
 import argparse
 import json
 import os
-import signal
 import sys
-import tempfile
 import time
-import traceback
+
+from ranks import run
 
 QUEUED = 20  # calls, as many as nccl-tests makes
 QUEUES = 11  # such rows, of which the median counts
@@ -255,37 +254,6 @@ def rank_main(args, rank, rendezvous):
     dist.destroy_process_group()
 
 
-def run(args):
-    """Runs the ranks, which have PyTorch from this process, and returns whether they ended well."""
-    with tempfile.TemporaryDirectory() as folder:
-        ranks = []
-        for rank in range(args.world):
-            pid = os.fork()
-            if pid == 0:
-                code = 1
-                try:
-                    rank_main(args, rank, os.path.join(folder, "meet"))
-                    code = 0
-                except SystemExit as e:
-                    print(e, file=sys.stderr)
-                except BaseException:
-                    traceback.print_exc()
-                finally:
-                    sys.stdout.flush()
-                    sys.stderr.flush()
-                    os._exit(code)
-            ranks.append(pid)
-        well = True
-        while ranks:
-            pid, status = os.wait()
-            ranks.remove(pid)
-            if status and well:
-                well = False
-                for other in ranks:  # which would wait for it
-                    os.kill(other, signal.SIGTERM)
-        return well
-
-
 def main():
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("--world", type=int, default=2)
@@ -313,14 +281,14 @@ def main():
         sys.exit("torch_gloo.py: %s has no PyTorch: %s" % (sys.executable, e))
     assert torch.distributed.is_available()
     if args.cases is None:
-        sys.exit(0 if run(args) else 1)
+        sys.exit(0 if run(args, rank_main) else 1)
     failed = 0
     print(flush=True)
     with sys.stdin if args.cases == "-" else open(args.cases) as cases:
         for line in iter(cases.readline, ""):
             world, args.op, args.sizes = line.split()
             args.world = int(world)
-            if not run(args):
+            if not run(args, rank_main):
                 failed = 1
             print(flush=True)
     sys.exit(failed)

@@ -98,7 +98,17 @@ func (d *doctor) examineGPUs(ctx context.Context, g *pg.ProcessGroup, at *gpu, r
 	}
 	group, err := g.NewGroup(ctx, everyone, pg.GroupOptions{Backend: "cuda:" + cuda.Name})
 	if err == nil && !slices.ContainsFunc(ranks, func(p rankInfo) bool { return p.GPUs == 0 }) {
-		me.Registered, err = d.tryGPUs(ctx, g, group, at)
+		err = d.tryGPUs(ctx, g, group, at)
+	}
+	if d.links {
+		// All ranks say whether they can, whatever went wrong before.
+		can, failed := pg.AllGatherObject(ctx, g, err == nil && registers(group), pg.JSON[bool]{})
+		if failed != nil {
+			return nil, nil, failed
+		}
+		if !slices.Contains(can, false) {
+			me.Registered, err = d.measureRegistered(ctx, group, at)
+		}
 	}
 	if err != nil {
 		me.NoGroup = err.Error()
@@ -118,33 +128,23 @@ func (d *doctor) examineGPUs(ctx context.Context, g *pg.ProcessGroup, at *gpu, r
 	return ranks, seen, nil
 }
 
-// tryGPUs runs the all_reduce by which the group finds out what its devices can do. Then it measures what
-// registered memory saves.
-func (d *doctor) tryGPUs(ctx context.Context, g, group *pg.ProcessGroup, at *gpu) (r *registeredTimes, err error) {
-	defer func() {
-		if err != nil {
-			group.Abort(err)
-		}
-	}()
+// tryGPUs runs the all_reduce by which the group finds out what its devices can do.
+func (d *doctor) tryGPUs(ctx context.Context, g, group *pg.ProcessGroup, at *gpu) error {
 	if err := at.take(ctx, g, besideStream); err != nil {
-		return nil, err
+		group.Abort(err)
+		return err
 	}
 	t, err := at.tensor(tensor.Float32, 1)
 	if err != nil {
-		return nil, err
+		group.Abort(err)
+		return err
 	}
 	w, err := group.AllReduce(at.context(ctx), []*tensor.Tensor{t}, backend.AllReduceOptions{Timeout: d.timeout})
-	if err == nil {
-		err = w.Wait(ctx)
+	if err != nil {
+		group.Abort(err)
+		return err
 	}
-	if err != nil || !d.links {
-		return nil, err
-	}
-	can, err := pg.AllGatherObject(ctx, g, registers(group), pg.JSON[bool]{})
-	if err != nil || slices.Contains(can, false) {
-		return nil, err
-	}
-	return d.measureRegistered(ctx, group, at)
+	return w.Wait(ctx)
 }
 
 // registers reports whether peers can write straight into this rank's tensors in a group.
@@ -175,6 +175,7 @@ const (
 func (d *doctor) measureRegistered(ctx context.Context, group *pg.ProcessGroup, at *gpu) (*registeredTimes, error) {
 	m, err := at.device.Alloc(registeredBytes)
 	if err != nil {
+		group.Abort(err)
 		return nil, err
 	}
 	at.memory = append(at.memory, m)
@@ -204,7 +205,11 @@ func (d *doctor) measureRegistered(ctx context.Context, group *pg.ProcessGroup, 
 	if r.Staged, err = median(&unregistered{m}); err == nil {
 		r.Straight, err = median(m)
 	}
-	return &r, err
+	if err != nil {
+		group.Abort(err)
+		return nil, err
+	}
+	return &r, nil
 }
 
 // unregistered is memory that ranks do not register.

@@ -288,9 +288,11 @@ func TestTraceVariable(t *testing.T) {
 
 // BenchmarkRecorder shows what the recorder costs an all_reduce of two ranks. One group makes short rounds of
 // calls, with and without a recorder in turn, and never stops between them. Both kinds of rounds use the same
-// connections and memory. If the machine becomes slower, two neighbouring rounds become slower alike.
-// %slower is the median ratio of neighbours. %low and %high bound its 95 % confidence interval. ns/off is the
-// median call without a recorder.
+// connections and memory. If the machine becomes slower, two rounds that follow each other become slower alike.
+//
+//	%slower     the median of the ratios of two such rounds
+//	%low, %high the bounds of its 95 % confidence interval
+//	ns/off      the median call without a recorder
 //
 // In "small" the ring has 8 entries, which stay in the first-level cache. Its difference to the one with
 // the default ring is what the ring's memory costs. In "none" both kinds of rounds have no recorder: 0 has

@@ -83,9 +83,9 @@
 //
 // # All-reduces within a host
 //
-// Dense all-reduces through the host use memory that the ranks share, and not the CPU
-// backend, if all ranks are on one host, the system shares memory between their
-// processes (Linux), and the CPU backend is gloo without exact sums. Each device copies
+// Dense all-reduces through the host may use memory that the ranks share, and not the CPU
+// backend. All ranks have to be on one host, whose system shares memory between processes
+// (Linux). The CPU backend has to be gloo without exact sums. Each device then copies
 // a chunk there. Each rank's CPUs combine a part of it, in rank order. Then each device
 // copies the result. Custom operators and tensors of more than 256 chunks take the
 // other way, and so do ranks whose Options.Slots differ.
@@ -234,8 +234,8 @@
 // CudaBroadcastOneToAll. Where there is direct work it is one or two kernels of each rank, and no byte is
 // staged on a host. Otherwise it goes from host to host in
 // chunks. A rank that receives makes room for a chunk and then says so (clear to
-// send). Who has the chunk sends it when it has heard that, to each rank without
-// waiting for the others. Meanwhile the next chunks come down and the last ones go up.
+// send). A rank that has the chunk sends it to each rank that has said so, and does not
+// wait for the others. Meanwhile the next chunks come down and the last ones go up.
 // The root sends to all ranks, or down a binomial tree, or along a chain, whichever
 // needs the fewest messages one after the other for so many ranks and chunks.
 // Options.Broadcast asks for a way, Explain tells which it is.

@@ -18,7 +18,7 @@ import (
 	"github.com/c10d-go/c10d/work"
 )
 
-// RegisteredMemory is the name under which Explain tells of memory that the other ranks' kernels have mapped.
+// RegisteredMemory is the Choice.Op with which Explain describes memory that the other ranks' kernels have mapped.
 const RegisteredMemory = "registered memory"
 
 // Explain says which work does an all-reduce and why, how the CPU backend below does

@@ -267,9 +267,9 @@ func (s *stepper) measure(ctx context.Context, rounds int) (*stepRecord, error) 
 	return r, s.engine.close(ctx)
 }
 
-// steps trains and returns n times in microseconds. The ranks begin together. A time is that from
-// the loss of one step to that of the next: the rest of the first step, with its backward pass,
-// exchange and optimizer, and the forward pass of the next.
+// steps trains and returns n times in microseconds. The ranks begin together. A time
+// begins with the loss of one step and ends with the loss of the next. Between the two are the first
+// step's backward pass, exchange and optimizer, and the next one's forward pass.
 func (s *stepper) steps(ctx context.Context, r reducer, n int) ([]float64, error) {
 	if err := s.engine.model.Sync(ctx); err != nil {
 		return nil, err

@@ -476,7 +476,7 @@ type LastWrites struct {
 	starved int       // how many passed while the writer may not have had the CPU
 }
 
-// mostStarved is how many write deadlines may pass in a row while this process is late.
+// mostStarved is how many write deadlines may pass while this process is late.
 const mostStarved = 10
 
 // MoreTime moves the write deadline of a connection on by AbortStep, at the end of a mesh, after a write

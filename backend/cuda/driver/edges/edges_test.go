@@ -304,8 +304,8 @@ func TestOrder(t *testing.T) {
 }
 
 // TestContinues has a batch continue another one. The first one records no end of its
-// own: the second one's is the end of both. Who asks the first one does not make the
-// tracker think that it has ended.
+// own: the second one's is the end of both. The first one's Done and Sync do not make
+// the tracker forget it.
 func TestContinues(t *testing.T) {
 	r := newRig(t, 1, 0)
 	s, later, x, y := r.stream(0, "s"), r.stream(0, "later"), r.alloc(0, 10), r.alloc(0, 10)

@@ -5,9 +5,9 @@
 // CUDA; who only builds the module needs neither, for the text is in the tree. A
 // test holds that text and source belong together.
 //
-// A kernel of [Step] does a step of a ring. It combines what has come from a neighbour
-// with what is there, and writes the outcome to one or two places. One of them may be
-// in another device's memory. Nothing in a kernel waits for anything. Order comes from the streams: events, and words that streams write
+// A kernel of [Step] does a step of a ring. It combines data of a neighbour with
+// those of its own device, and writes the result to one or two places. One of them may
+// be in another device's memory. Nothing in a kernel waits for anything. Order comes from the streams: events, and words that streams write
 // and wait for.
 //
 // Package driver/sim runs no PTX; package driver/sim/simkernels has the same

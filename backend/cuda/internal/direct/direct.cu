@@ -292,7 +292,7 @@ struct Call {
   u32 *credit;  // of a channel: tiles that each peer has taken, a word a rank
   u32 *failed;  // set when a call has failed; the later ones do nothing. After it: the channels that have ended
   u32 *host;    // the abort word, the report and the number of the last call that has ended, in the host's memory
-  u64 factor;   // of scaled calls, as bits
+  u64 factor;   // of scaled calls, and 1 / by if that is exact; as bits
   u64 limit;    // how long a wait may take, in ns
   u32 ranks, rank;
   u32 channels; // of a ring
@@ -701,7 +701,11 @@ template <class M, int U, int N, bool Gather, bool Plain> struct Kernel {
           }
           copy(own, sum);
         }
-        if (!Plain && c.by > 1) divide<M, U>(own, c.by);
+        if (c.by > 1) {
+          // To multiply by 1/2 or 1/4 gives the same bits as to divide, and is as fast for tiny numbers as for others.
+          if (Plain || (c.by & (c.by - 1)) == 0) scale<M, U>(own, c.factor);
+          else divide<M, U>(own, c.by);
+        }
         keep(c, ch, result, i, own);
         if (Head && also != nullptr) {
           if (i % lookTiles == 0) {
@@ -1116,7 +1120,7 @@ MOVE(large_n, 2, 0)
   ONE(name##_small_n, name##Math, 1, 0)       \
   ONE(name##_large_n, name##Math, 2, 0)
 
-// Sums of two ranks, which are wanted most: the less a small kernel reads of itself from
+// Sums and averages of two ranks, which are wanted most: the less a small kernel reads of itself from
 // memory, the sooner it ends.
 #define SUM(name) \
   KERNEL c10d_direct_##name##_sum_small_2(Call c) { Kernel<name##Math, 1, 2, false, true>::run(c); } \

@@ -114,7 +114,7 @@
 // Who writes looks every 16 tiles whether the peer has failed. A rank that fails stays for 5 ms, so nothing
 // comes after its kernel has ended.
 //
-// A plain sum of 2 ranks with up to 32 blocks has a head of one tile that tells the same. If both are open,
+// A sum or an average of 2 ranks with up to 32 blocks has a head of one tile that tells the same. If both are open,
 // each combines its half as in a reduce_scatter, and writes each tile of the result to both. The end is told
 // as above. If not, the call is one-shot.
 //

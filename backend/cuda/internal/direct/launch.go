@@ -52,7 +52,7 @@ func kernels(name string, ranks int) (small, large string) {
 	return "c10d_direct_" + name + "_small_" + group, "c10d_direct_" + name + "_large_" + group
 }
 
-// sums returns the name under which kernels finds those that only add, "" if there are none.
+// sums returns the name under which kernels finds those for sums and averages, "" if there are none.
 func sums(d tensor.DType, ranks int) string {
 	if ranks == 2 && (d == tensor.Float32 || d == tensor.Float16 || d == tensor.BFloat16) {
 		return d.String() + "_sum"
@@ -60,8 +60,8 @@ func sums(d tensor.DType, ranks int) string {
 	return ""
 }
 
-// spreads returns the name of the kernel that a plain sum of two ranks has where they write straight to each
-// other, "" if there is none.
+// spreads returns the name of the kernel that a sum or an average of two ranks has where they write straight to
+// each other, "" if there is none.
 func spreads(d tensor.DType, ranks int) string {
 	if sums(d, ranks) == "" {
 		return ""
@@ -111,23 +111,22 @@ type reduced struct {
 	factor         uint64
 }
 
+// adds reports whether an operator is a sum or an average.
+func (r reduced) adds() bool { return r.op == 0 && r.scaled == 0 }
+
 func reduction(op backend.ReduceOp, d tensor.DType, ranks int) (r reduced, err error) {
 	kind, ok := op.Kind(), slices.Contains(dtypes, d)
 	switch kind {
 	case backend.Avg().Kind():
 		r.by, kind, ok = uint32(ranks), backend.Sum().Kind(), ok && d.IsFloat()
+		if ranks&(ranks-1) == 0 && ok {
+			r.factor = bitsOf(1/float64(ranks), d)
+		}
 	case backend.PreMulSum(1).Kind():
 		r.scaled, kind = 1, backend.Sum().Kind()
 		f := op.Factor()
-		switch {
-		case d.IsInteger():
-			ok = ok && f == math.Trunc(f) && math.Abs(f) <= 1<<53
-			r.factor = uint64(int64(f))
-		case d == tensor.Float64:
-			r.factor = math.Float64bits(f)
-		default:
-			r.factor = uint64(math.Float32bits(float32(f)))
-		}
+		ok = ok && (!d.IsInteger() || f == math.Trunc(f) && math.Abs(f) <= 1<<53)
+		r.factor = bitsOf(f, d)
 	case backend.BAnd().Kind(), backend.BOr().Kind(), backend.BXor().Kind():
 		ok = ok && d.IsInteger()
 	}
@@ -138,6 +137,17 @@ func reduction(op backend.ReduceOp, d tensor.DType, ranks int) (r reduced, err e
 		}
 	}
 	return r, fmt.Errorf("direct: there is no kernel for %v of %v", op, d)
+}
+
+// bitsOf returns a factor as kernels for a dtype read it.
+func bitsOf(f float64, d tensor.DType) uint64 {
+	switch {
+	case d.IsInteger():
+		return uint64(int64(f))
+	case d == tensor.Float64:
+		return math.Float64bits(f)
+	}
+	return uint64(math.Float32bits(float32(f)))
 }
 
 // Options is how a Comm is made. All ranks need the same.
@@ -218,7 +228,7 @@ func ShapeOf(n, blocks, channels int) Shape {
 // pair is a kernel for small calls and one for large calls.
 type pair struct{ small, large driver.Function }
 
-// forms are the kernels of a dtype. Sum is for plain sums; it may be the same as all. Spread may be nil.
+// forms are the kernels of a dtype. Sum is for sums and averages; it may be the same as all. Spread may be nil.
 type forms struct {
 	all, sum pair
 	spread   driver.Function
@@ -699,7 +709,7 @@ func (c *Comm) kernel(what string, op backend.ReduceOp, d tensor.DType) (p pair,
 	if !ok {
 		return p, r, fmt.Errorf("direct: %s of %v: Options.DTypes did not have it", what, d)
 	}
-	if r == (reduced{}) {
+	if r.adds() {
 		return f.sum, r, nil
 	}
 	return f.all, r, nil
@@ -719,7 +729,7 @@ func (c *Comm) AllReduce(s Launcher, dst, src driver.Ptr, n int, d tensor.DType,
 	bytes := n * d.Size()
 	part := c.partOf(bytes)
 	if c.Spreads(n, d, op, form) {
-		return c.spreadSum(s, dst, src, bytes, c.functions[d].spread, form)
+		return c.spreadSum(s, dst, src, bytes, r, c.functions[d].spread, form)
 	}
 	if !form.TwoShot || part*(c.ranks-1) >= bytes {
 		return c.enqueue(s, step{
@@ -742,7 +752,8 @@ func (c *Comm) AllReduce(s Launcher, dst, src driver.Ptr, n int, d tensor.DType,
 // So Form.Into is of use.
 func (c *Comm) Spreads(n int, d tensor.DType, op backend.ReduceOp, form Form) bool {
 	part := c.partOf(n * d.Size())
-	if !c.few(form, part) || c.functions[d].spread == nil || op.Kind() != backend.Sum().Kind() {
+	r, err := reduction(op, d, c.ranks)
+	if err != nil || !r.adds() || c.functions[d].spread == nil || !c.few(form, part) {
 		return false
 	}
 	// Each channel needs a tile.
@@ -751,12 +762,12 @@ func (c *Comm) Spreads(n int, d tensor.DType, op backend.ReduceOp, form Form) bo
 }
 
 // spreadSum is an all_reduce of two ranks with few blocks. The caller holds c.mu.
-func (c *Comm) spreadSum(s Launcher, dst, src driver.Ptr, bytes int, f driver.Function, form Form) error {
+func (c *Comm) spreadSum(s Launcher, dst, src driver.Ptr, bytes int, r reduced, f driver.Function, form Form) error {
 	part := c.partOf(bytes)
 	at := part * c.rank
 	b := c.both[:]
-	one := step{dst: dst, src: src, part: bytes, srcBytes: bytes, dstBytes: bytes}
-	two := step{dst: dst + driver.Ptr(at), src: src, part: part, srcStep: part, srcBytes: bytes, dstBytes: min(part, bytes-at)}
+	one := step{dst: dst, src: src, part: bytes, srcBytes: bytes, dstBytes: bytes, r: r}
+	two := step{dst: dst + driver.Ptr(at), src: src, part: part, srcStep: part, srcBytes: bytes, dstBytes: min(part, bytes-at), r: r}
 	number := c.next(s)
 	for i, x := range []step{one, two} {
 		c.describe(x)

@@ -95,11 +95,15 @@ func TestStraight(t *testing.T) {
 					form.Into = direct.Into{} // both go through the rings
 				}
 				err := m.s.Copy(mem.Ptr(), host.Ptr(), mem.Len())
+				op, total := backend.Sum(), float32(3)
+				if round%4 == 0 {
+					op, total = backend.Avg(), 1.5
+				}
 				if round%2 == 0 {
-					if !m.c.Spreads(n, tensor.Float32, backend.Sum(), form) {
-						return errors.New("the sum does not spread")
+					if !m.c.Spreads(n, tensor.Float32, op, form) {
+						return fmt.Errorf("the %v does not spread", op)
 					}
-					err = errors.Join(err, m.c.AllReduce(m.s, at, at, n, tensor.Float32, backend.Sum(), form))
+					err = errors.Join(err, m.c.AllReduce(m.s, at, at, n, tensor.Float32, op, form))
 				} else {
 					err = errors.Join(err, m.c.Broadcast(m.s, at, 4*n, 1, form))
 				}
@@ -107,13 +111,13 @@ func TestStraight(t *testing.T) {
 					return err
 				}
 				for i := range 3 * n {
-					x := m.rank + 1
+					x := float32(m.rank + 1)
 					if i >= n && i < 2*n {
-						if x = 3; round%2 == 1 {
+						if x = total; round%2 == 1 {
 							x = 2
 						}
 					}
-					got, want := math.Float32frombits(binary.LittleEndian.Uint32(host.Bytes()[4*i:])), float32(x*(i%100+round))
+					got, want := math.Float32frombits(binary.LittleEndian.Uint32(host.Bytes()[4*i:])), x*float32(i%100+round)
 					if got != want {
 						return fmt.Errorf("rank %d, round %d: number %d is %v, want %v", m.rank, round, i, got, want)
 					}

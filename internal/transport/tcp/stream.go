@@ -49,8 +49,11 @@ type stream struct {
 	bulk    fifo[parcel] // granted messages for the bulk connections
 	dropped error        // why pieces and bulk have been emptied
 	bulky   int          // the size from which a message goes to bulk; 0 without such connections
-	alone   int          // the same while no other message is offered or being written
+	alone   int          // the same for the first messages of a call, while no other is offered or being written
 	sending int          // granted messages that are not written yet
+
+	number    uint32 // of the last granted message's call
+	delivered int    // granted messages of that call
 
 	blocks *blocks
 	calls  *calls
@@ -176,7 +179,10 @@ func (s *stream) deliver(r *transport.Request, handle uint32) {
 		return
 	}
 	from := s.bulky
-	if s.sending == 0 && s.asked == 0 {
+	if number, _ := numberOf(r.Slot); number != s.number {
+		s.number, s.delivered = number, 0
+	}
+	if s.delivered++; s.sending == 0 && s.asked == 0 && s.delivered <= aloneMessages {
 		from = s.alone
 	}
 	s.sending++

@@ -8,6 +8,7 @@ import (
 	"math/rand/v2"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -156,6 +157,72 @@ func TestInStreamOnce(t *testing.T) {
 				return errors.Join(err, err2)
 			})
 		})
+	}
+	w.end()
+}
+
+// TestBeside: kernels of calls that run beside others take 16 multiprocessors at most, and else more.
+func TestBeside(t *testing.T) {
+	var threads atomic.Uint32
+	s := directly(2)
+	s.sim.Memory = 80 << 30 // a window of all channels
+	for name, k := range s.sim.Kernels {
+		if strings.HasPrefix(name, "c10d_direct_") {
+			s.sim.Kernels[name] = func(r *sim.Run) error {
+				n := r.Grid.X * r.Block.X
+				for old := threads.Load(); n > old && !threads.CompareAndSwap(old, n); old = threads.Load() {
+				}
+				return k(r)
+			}
+		}
+	}
+	w := newWorld(t, s)
+	w.each(func(x *rank, r int) error { return x.meetDirectly(r) })
+	const n = 3 << 20 // floats
+	var all, half [2]*vector
+	w.each(func(x *rank, r int) (err error) {
+		if all[r], err = x.vector(tensor.Float32, r, make([]byte, 4*n)); err != nil {
+			return err
+		}
+		half[r], err = x.vector(tensor.Float32, r, make([]byte, 2*n))
+		return err
+	})
+	for name, do := range map[string]func(ctx context.Context, b *cuda.Backend, all, half *tensor.Tensor) (*work.Work, error){
+		"all_reduce": func(ctx context.Context, b *cuda.Backend, all, _ *tensor.Tensor) (*work.Work, error) {
+			return b.AllReduce(ctx, []*tensor.Tensor{all}, backend.AllReduceOptions{Op: backend.Avg()})
+		},
+		"broadcast": func(ctx context.Context, b *cuda.Backend, all, _ *tensor.Tensor) (*work.Work, error) {
+			return b.Broadcast(ctx, []*tensor.Tensor{all}, backend.BroadcastOptions{})
+		},
+		"all_gather": func(ctx context.Context, b *cuda.Backend, all, half *tensor.Tensor) (*work.Work, error) {
+			return b.AllGatherIntoTensor(ctx, all, half, backend.AllGatherOptions{})
+		},
+		"reduce_scatter": func(ctx context.Context, b *cuda.Backend, all, half *tensor.Tensor) (*work.Work, error) {
+			return b.ReduceScatterTensor(ctx, half, all, backend.ReduceScatterOptions{})
+		},
+		"all_to_all": func(ctx context.Context, b *cuda.Backend, all, half *tensor.Tensor) (*work.Work, error) {
+			in, err := all.Slice(0, 0, n/2)
+			if err != nil {
+				return nil, err
+			}
+			return b.AllToAllSingle(ctx, half, in, nil, nil, backend.AllToAllOptions{})
+		},
+	} {
+		most := func(with func(context.Context, ...driver.Stream) context.Context) uint32 {
+			threads.Store(0)
+			w.each(func(x *rank, r int) error {
+				v, err := do(with(x.ctx, x.stream[r]), x.b, all[r].t, half[r].t)
+				if err != nil {
+					return err
+				}
+				return v.Wait(x.ctx)
+			})
+			return threads.Load()
+		}
+		require.Greater(t, most(cuda.WithStreams), uint32(16*512), name)
+		few := most(cuda.Beside)
+		require.Positive(t, few, name)
+		require.LessOrEqual(t, few, uint32(16*512), name)
 	}
 	w.end()
 }

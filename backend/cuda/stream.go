@@ -16,6 +16,14 @@ func WithStreams(ctx context.Context, streams ...driver.Stream) context.Context 
 	return context.WithValue(ctx, place.StreamsKey{}, &place.CallStreams{Before: streams})
 }
 
+// Beside is WithStreams for operations that run beside other kernels of the caller, such as the
+// all-reduce of gradients beside a backward pass. Direct work then takes 16 multiprocessors, which suffices for
+// most of the bandwidth. Without it, kernels for large tensors fill the device until they end. All ranks need the
+// same.
+func Beside(ctx context.Context, streams ...driver.Stream) context.Context {
+	return context.WithValue(ctx, place.StreamsKey{}, &place.CallStreams{Before: streams, Beside: true})
+}
+
 // OnStream returns m as memory that s uses: operations on tensors in it come
 // after what s has been given when they are called. Tensors made before are not
 // concerned.

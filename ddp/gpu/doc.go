@@ -25,8 +25,9 @@
 // after the stream's kernels, which go on with the next gradients. Finish makes the stream wait
 // for the averages. To read the loss of a step, the trainer waits for an event after it.
 //
-// The all-reduce of the last bucket has no kernels beside it. It runs on the stream itself, which
-// saves the events between two streams. With Options.Hook it does not.
+// All-reduces take 16 multiprocessors from the kernels beside them ([cuda.Beside]). That of the last
+// bucket has none beside it. It runs on the stream itself, which saves the events between two streams.
+// With Options.Hook it does not.
 //
 // Buckets are in device memory, and copies to and from them are on the stream. The group divides:
 // an average is one all-reduce with backend.Avg(). Ranks also exchange data about the model in CPU

@@ -51,9 +51,9 @@ func (v *Device) ID() tensor.Device { return v.device.ID() }
 // Stream returns the stream.
 func (v *Device) Stream() work.Stream { return v.stream }
 
-// Context returns cuda.WithStreams of ctx and the stream.
+// Context returns cuda.Beside of ctx and the stream.
 func (v *Device) Context(ctx context.Context) context.Context {
-	return cuda.WithStreams(ctx, v.stream)
+	return cuda.Beside(ctx, v.stream)
 }
 
 // InStream returns cuda.InStream of ctx and the stream.

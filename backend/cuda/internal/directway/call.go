@@ -65,6 +65,9 @@ type Call struct {
 	over    bool      // the stream is done with it
 }
 
+// besideBlocks are those of calls that leave multiprocessors to the caller's kernels (decision 43).
+const besideBlocks = 16
+
 // Part is one collective of an operation. In and out are tensors whose elements, one tensor after
 // the other, are the input and the output.
 //
@@ -177,6 +180,12 @@ func (c *Call) enqueue() error {
 	c.stream = d.stream
 	if s != nil && s.In != nil && s.In.Device().Index == d.Dev {
 		c.stream, c.within = s.In, true
+	}
+	if s != nil && s.Beside {
+		for i := range c.Parts {
+			f := &c.Parts[i].Form
+			f.Blocks = min(cmp.Or(f.Blocks, besideBlocks), besideBlocks)
+		}
 	}
 	if c.stream == d.stream {
 		if err := d.seal(); err != nil {

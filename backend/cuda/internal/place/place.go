@@ -264,6 +264,7 @@ type StreamsKey struct{}
 type CallStreams struct {
 	Before []driver.Stream // the operation comes after what they have been given
 	In     driver.Stream   // and before what this one is given later; may be nil
+	Beside bool            // it leaves multiprocessors to kernels that they are given later
 }
 
 // StreamsOf returns what WithStreams or InStream put into ctx, nil if they were not called.

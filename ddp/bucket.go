@@ -96,8 +96,10 @@ func (d *DDP) makeBuckets(ctx context.Context, assignment [][]int) error {
 		}
 	}
 	for _, b := range old {
-		if err := d.free(b.contents); err != nil {
-			return err
+		for _, t := range append(b.scratch, b.contents) {
+			if err := d.free(t); err != nil {
+				return err
+			}
 		}
 	}
 	return nil
@@ -246,7 +248,9 @@ func (b *Bucket) wait(ctx context.Context) error {
 			}
 			continue
 		}
-		convert(u.outer, b.one[0])
+		if err := b.convert(u.outer, b.one[0]); err != nil {
+			return err
+		}
 		b.one[0] = u.outer
 	}
 	b.undo = b.undo[:0]
@@ -358,13 +362,10 @@ func (b *Bucket) SetBuffer(t *tensor.Tensor) { b.one[0] = t }
 func (b *Bucket) After(f func(*Bucket) error) { b.undo = append(b.undo, undo{f: f}) }
 
 // Cast replaces the buffer by a copy in another dtype and, once the Work has ended, casts the
-// result back. A buffer that is sparse, complex or not wider than dtype stays. A buffer on a
-// device cannot be cast.
+// result back. A buffer that is sparse, complex or not wider than dtype stays. On a device both are
+// commands of the stream; see Device.
 func (b *Bucket) Cast(dtype tensor.DType) error {
 	outer := b.one[0]
-	if b.dev != nil {
-		return errOnDevice
-	}
 	if !dtype.IsFloat() {
 		return fmt.Errorf("ddp: cannot cast gradients to %v", dtype)
 	}
@@ -377,16 +378,36 @@ func (b *Bucket) Cast(dtype tensor.DType) error {
 	}
 	inner := b.scratch[depth]
 	if inner == nil || inner.DType() != dtype || inner.Len() != outer.Len() {
+		if b.dev != nil {
+			if err := b.d.free(inner); err != nil {
+				return err
+			}
+		}
 		var err error
-		if inner, err = tensor.New(dtype, outer.Len()); err != nil {
+		if inner, err = zeros(b.dev, dtype, outer.Len()); err != nil {
 			return err
 		}
 		b.scratch[depth] = inner
 	}
-	convert(inner, outer)
+	if err := b.convert(inner, outer); err != nil {
+		return err
+	}
 	b.one[0] = inner
 	b.undo = append(b.undo, undo{outer: outer})
 	return nil
+}
+
+// convert sets dst = src, rounded to the dtype of dst.
+func (b *Bucket) convert(dst, src *tensor.Tensor) error {
+	if b.dev == nil {
+		convert(dst, src)
+		return nil
+	}
+	c, ok := b.dev.(caster)
+	if !ok {
+		return errCastOnDevice
+	}
+	return c.Cast(dst, src)
 }
 
 // Divide divides the buffer by the group's size, in place. It cannot divide a buffer on a device:
@@ -394,7 +415,7 @@ func (b *Bucket) Cast(dtype tensor.DType) error {
 func (b *Bucket) Divide() {
 	t := b.one[0]
 	if b.dev != nil {
-		b.err = errOnDevice
+		b.err = errDivideOnDevice
 		return
 	}
 	if b.contents == nil {

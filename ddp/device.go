@@ -21,6 +21,9 @@ import (
 // A Device may also have a method InStream(context.Context) context.Context. Calls of the group
 // with that context are commands of the stream: they also come before its later commands. DDP makes
 // the last all-reduce of an iteration with it, unless there is a Hook.
+//
+// A Device may have a method Cast(dst, src *tensor.Tensor) error, which enqueues dst = src, rounded to
+// the dtype of dst. The tensors are contiguous. Bucket.Cast, and with it the hooks that compress, need it.
 type Device interface {
 	// ID returns the device, as tensors name it.
 	ID() tensor.Device
@@ -54,6 +57,11 @@ type inStreamer interface {
 	InStream(ctx context.Context) context.Context
 }
 
+// caster is a Device that casts.
+type caster interface {
+	Cast(dst, src *tensor.Tensor) error
+}
+
 // context returns the context for the all-reduce of a bucket on a device. When the last bucket is
 // launched all gradients are ready, and the stream has nothing to compute beside the all-reduce. It
 // is then part of the stream, which saves an event each way. A hook may go on after its all-reduce.
@@ -64,8 +72,11 @@ func (b *Bucket) context(ctx context.Context) context.Context {
 	return b.dev.Context(ctx)
 }
 
-// errOnDevice is the error of a helper for hooks that works in CPU memory only.
-var errOnDevice = errors.New("ddp: only gradients in CPU memory can be divided and cast; on a device reduce with backend.Avg() and use kernels")
+// Errors of helpers for hooks.
+var (
+	errDivideOnDevice = errors.New("ddp: only gradients in CPU memory can be divided; on a device reduce with backend.Avg()")
+	errCastOnDevice   = errors.New("ddp: gradients on a device can be cast only if Options.Device has a method Cast(dst, src *tensor.Tensor) error")
+)
 
 // deviceOf returns the Device that has t, nil for CPU memory.
 func (d *DDP) deviceOf(t *tensor.Tensor) Device {
@@ -109,17 +120,21 @@ func describe(t *tensor.Tensor) string {
 	return fmt.Sprintf("%v%v@%v", t.DType(), t.Shape(), t.Device().Type)
 }
 
-// flat returns n zeros in the memory of like's device.
+// flat returns n zeros of like's dtype in the memory of its device.
 func (d *DDP) flat(like *tensor.Tensor, n int) (*tensor.Tensor, error) {
-	dev := d.deviceOf(like)
+	return zeros(d.deviceOf(like), like.DType(), n)
+}
+
+// zeros returns n zeros in the memory of a device; nil is the CPU.
+func zeros(dev Device, dtype tensor.DType, n int) (*tensor.Tensor, error) {
 	if dev == nil || n == 0 {
-		return tensor.New(like.DType(), n)
+		return tensor.New(dtype, n)
 	}
-	m, err := dev.Alloc(n * like.DType().Size())
+	m, err := dev.Alloc(n * dtype.Size())
 	if err != nil {
 		return nil, err
 	}
-	t, err := tensor.OnDevice(like.DType(), m, n)
+	t, err := tensor.OnDevice(dtype, m, n)
 	if err != nil {
 		return nil, errors.Join(err, dev.Free(m))
 	}

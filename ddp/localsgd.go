@@ -24,7 +24,7 @@ func PostLocalSGDHook(local Group, start int) Hook {
 		case global:
 			return AllReduceHook(ctx, b)
 		case b.dev != nil:
-			return nil, errOnDevice
+			return nil, errDivideOnDevice
 		case b.IsSparse():
 			divide(b.Buffer().Values(), b.Buffer().Values(), local.Size())
 		default:

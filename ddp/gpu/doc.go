@@ -35,5 +35,6 @@
 //
 // # Limits
 //
-// The package has no kernels. Hooks that cast or divide gradients need their own.
+// Hooks that compress gradients to float16 or bfloat16 work. Other hooks that compute with gradients need
+// kernels of their own.
 package gpu

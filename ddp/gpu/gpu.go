@@ -23,6 +23,7 @@ type Device struct {
 	closed bool
 	live   map[driver.Memory]bool
 	freed  []retired
+	caster *cuda.Caster // nil until something is cast
 }
 
 // retired is memory that the stream may still use.
@@ -127,6 +128,32 @@ func (v *Device) Copy(dst, src *tensor.Tensor) error {
 	return v.stream.Copy(to, from, dst.ByteLen())
 }
 
+// Cast enqueues dst = src, rounded to the dtype of dst; see [cuda.Caster].
+func (v *Device) Cast(dst, src *tensor.Tensor) error {
+	c, err := v.casts()
+	if err != nil {
+		return err
+	}
+	return c.Cast(v.stream, dst, src)
+}
+
+// casts returns what casts. The kernels are loaded in the first call.
+func (v *Device) casts() (*cuda.Caster, error) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	if v.closed {
+		return nil, fmt.Errorf("gpu: Cast: %w", driver.ErrClosed)
+	}
+	if v.caster == nil {
+		c, err := cuda.NewCaster(v.device)
+		if err != nil {
+			return nil, err
+		}
+		v.caster = c
+	}
+	return v.caster, nil
+}
+
 // Zero enqueues zeros.
 func (v *Device) Zero(t *tensor.Tensor) error {
 	p, err := Ptr(t)
@@ -150,6 +177,9 @@ func (v *Device) Close() error {
 	}
 	for m := range v.live {
 		errs = append(errs, m.Close())
+	}
+	if v.caster != nil {
+		errs = append(errs, v.caster.Close())
 	}
 	v.freed = nil
 	clear(v.live)

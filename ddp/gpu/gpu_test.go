@@ -919,15 +919,17 @@ func TestRefused(t *testing.T) {
 				return fmt.Errorf("want an error with %q, got %v", c.want, err)
 			}
 		}
-		for name, hook := range map[string]ddp.Hook{
-			"divide": func(ctx context.Context, b *ddp.Bucket) (*work.Work, error) {
+		for _, c := range []struct {
+			hook ddp.Hook
+			want string
+		}{
+			{func(ctx context.Context, b *ddp.Bucket) (*work.Work, error) {
 				b.Divide()
 				return b.AllReduce(ctx, backend.AllReduceOptions{})
-			},
-			"cast": ddp.FP16CompressHook,
+			}, "only gradients in CPU memory can be divided"},
+			{ddp.FP16CompressHook, "can be cast only if Options.Device has a method Cast"},
 		} {
-			o := on
-			o.Hook = hook
+			o := ddp.Options{Device: struct{ ddp.Device }{x.own}, Hook: c.hook} // without Cast
 			d, err := ddp.New(x, x.g, good[:2], o)
 			if err != nil {
 				return err
@@ -939,8 +941,8 @@ func TestRefused(t *testing.T) {
 			if err != nil {
 				return err
 			}
-			if err := errors.Join(d.Ready(1), d.Ready(0)); err == nil || !strings.Contains(err.Error(), "only gradients in CPU memory can be divided and cast") {
-				return fmt.Errorf("%s: %v", name, err)
+			if err := errors.Join(d.Ready(1), d.Ready(0)); err == nil || !strings.Contains(err.Error(), c.want) {
+				return fmt.Errorf("want an error with %q, got %v", c.want, err)
 			}
 		}
 		return nil

@@ -125,6 +125,36 @@ BITS(uint8, u8)
 BITS(int32, i32)
 BITS(int64, i64)
 
+// cast does out[i] = a[i], rounded to float32 on the way.
+#define CAST(toName, To, fromName, From)                                      \
+  KERNEL c10d_cast_##toName##_##fromName(To *out, const From *a, u64 n) {     \
+    const u64 each = 16 / (sizeof(To) < sizeof(From) ? sizeof(To) : sizeof(From)); \
+    u64 done = 0;                                                             \
+    if ((((u64)out | (u64)a) & 15) == 0) {                                    \
+      typedef struct alignas(16) { To v[each]; } Out;                         \
+      typedef struct alignas(16) { From v[each]; } In;                        \
+      u64 packs = n / each;                                                   \
+      for (u64 i = thread(); i < packs; i += threads()) {                     \
+        In x = ((const In *)a)[i];                                            \
+        Out y;                                                                \
+        _Pragma("unroll") for (u32 k = 0; k < each; k++) narrow(y.v[k], (float)wide(x.v[k])); \
+        ((Out *)out)[i] = y;                                                  \
+      }                                                                       \
+      done = packs * each;                                                    \
+    }                                                                         \
+    for (u64 i = done + thread(); i < n; i += threads()) narrow(out[i], (float)wide(a[i])); \
+  }
+
+#define CASTS(toName, To, fromName, From) \
+  CAST(toName, To, fromName, From)        \
+  CAST(fromName, From, toName, To)
+
+CASTS(float16, f16, float32, float)
+CASTS(bfloat16, bf16, float32, float)
+CASTS(float32, float, float64, double)
+CASTS(float16, f16, float64, double)
+CASTS(bfloat16, bf16, float64, double)
+
 // c10d_copy does out[i] = push[i] = a[i] for n bytes. One of out and push may be
 // null.
 KERNEL c10d_copy(u8 *out, u8 *push, const u8 *a, u64 n) {

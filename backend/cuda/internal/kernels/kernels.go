@@ -83,9 +83,38 @@ func Each(f func(o backend.ReduceOp, d tensor.DType, name string)) {
 	}
 }
 
+// Cast returns the name of the kernel that casts elements, "" if there is none: c10d_cast_bfloat16_float32(out,
+// a pointers, n uint64) does out[i] = a[i] for n elements of float32, which become bfloat16. Elements are rounded
+// to float32 on the way.
+func Cast(to, from tensor.DType) string {
+	for _, d := range [2]tensor.DType{to, from} {
+		switch d {
+		case tensor.Float16, tensor.BFloat16, tensor.Float32, tensor.Float64:
+		default:
+			return ""
+		}
+	}
+	if to.Size() == from.Size() {
+		return ""
+	}
+	return "c10d_cast_" + to.String() + "_" + from.String()
+}
+
+// EachCast calls f for every kernel of Cast.
+func EachCast(f func(to, from tensor.DType, name string)) {
+	for _, to := range numbers {
+		for _, from := range numbers {
+			if name := Cast(to, from); name != "" {
+				f(to, from, name)
+			}
+		}
+	}
+}
+
 // Names returns the names of all kernels.
 func Names() []string {
 	all := []string{Copy, Pack, Unpack, Exchange}
+	EachCast(func(_, _ tensor.DType, name string) { all = append(all, name) })
 	Each(func(_ backend.ReduceOp, _ tensor.DType, name string) { all = append(all, name) })
 	return all
 }

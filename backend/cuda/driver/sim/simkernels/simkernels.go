@@ -32,6 +32,9 @@ func All() map[string]sim.Kernel {
 	kernels.Each(func(o backend.ReduceOp, d tensor.DType, name string) {
 		all[name] = func(k *sim.Run) error { return step(k, o, d) }
 	})
+	kernels.EachCast(func(to, from tensor.DType, name string) {
+		all[name] = func(k *sim.Run) error { return cast(k, to, from) }
+	})
 	direct.Each(func(name string, d tensor.DType) {
 		all[name] = func(k *sim.Run) error { return exchangeTiles(k, d) }
 	})
@@ -66,6 +69,28 @@ func step(k *sim.Run, o backend.ReduceOp, d tensor.DType) error {
 		avg.After(b)
 	}
 	write(k, b, k.Ptr(0), k.Ptr(1))
+	return nil
+}
+
+func cast(k *sim.Run, to, from tensor.DType) error {
+	n := k.Int(2)
+	src, err := tensor.FromBytes(from, k.Read(k.Ptr(1), n*from.Size()), n)
+	if err != nil {
+		return err
+	}
+	dst, err := tensor.FromBytes(to, k.Write(k.Ptr(0), n*to.Size()), n)
+	if err != nil {
+		return err
+	}
+	for i := range n {
+		v, err := src.Float64At(i)
+		if err != nil {
+			return err
+		}
+		if err := dst.SetFloat64(float64(float32(v)), i); err != nil {
+			return err
+		}
+	}
 	return nil
 }
 

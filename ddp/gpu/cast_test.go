@@ -1,0 +1,237 @@
+package gpu_test
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/c10d-go/c10d/backend/cuda/driver"
+	"github.com/c10d-go/c10d/backend/cuda/driver/nvidia"
+	"github.com/c10d-go/c10d/backend/cuda/driver/sim"
+	"github.com/c10d-go/c10d/backend/cuda/driver/sim/simkernels"
+	"github.com/c10d-go/c10d/ddp"
+	"github.com/c10d-go/c10d/ddp/gpu"
+	"github.com/c10d-go/c10d/tensor"
+	"github.com/c10d-go/c10d/work"
+)
+
+// withKernels runs a test on simulated devices that have kernels, and on the machine's GPUs, if it has any.
+func withKernels(t *testing.T, f func(t *testing.T, m machine)) {
+	t.Run("sim", func(t *testing.T) {
+		seed := uint64(time.Now().UnixNano())
+		t.Logf("seed %d", seed)
+		m := newMachine(t, sim.Config{Devices: 2, Seed: seed, Kernels: simkernels.All()})
+		f(t, m)
+		require.NoError(t, m.close())
+	})
+	t.Run("nvidia", func(t *testing.T) {
+		d, err := nvidia.Open()
+		if errors.Is(err, driver.ErrNoDevice) {
+			t.Skip(err)
+		}
+		require.NoError(t, err)
+		defer d.Close()
+		f(t, machine{open: func(int) (driver.Driver, error) { return nvidia.Open() }})
+	})
+}
+
+// TestCompress: hooks that compress round each gradient, and average what is rounded.
+func TestCompress(t *testing.T) {
+	for _, narrow := range []tensor.DType{tensor.Float16, tensor.BFloat16} {
+		t.Run(narrow.String(), func(t *testing.T) {
+			withKernels(t, func(t *testing.T, m machine) {
+				run(t, m, 2, func(x *rank) error { return x.compress(narrow) })
+			})
+		})
+	}
+}
+
+func (x *rank) compress(narrow tensor.DType) error {
+	params, err := x.model(true)
+	if err != nil {
+		return err
+	}
+	buckets := 0
+	d, err := ddp.New(x, x.g, params, ddp.Options{
+		Device: x.own, BucketCap: 40, FirstBucket: 40,
+		Hook: ddp.CompressWrapper(narrow, func(ctx context.Context, b *ddp.Bucket) (*work.Work, error) {
+			if b.Buffer().DType() != narrow {
+				return nil, fmt.Errorf("bucket of %v", b.Buffer())
+			}
+			buckets++
+			return ddp.AllReduceHook(ctx, b)
+		}),
+	})
+	if err != nil {
+		return err
+	}
+	for it := range 3 {
+		if err := d.Begin(x); err != nil {
+			return err
+		}
+		for i := range slices.Backward(params) {
+			// The fraction is lost.
+			if err := x.set(params[i].Grad, func(int) float64 { return float64((1+x.rank)*(1+it)+i) + 1.0/4096 }); err != nil {
+				return err
+			}
+			if err := d.Ready(i); err != nil {
+				return err
+			}
+		}
+		if err := d.Finish(x); err != nil {
+			return err
+		}
+		for i := range params {
+			want := 1.5*float64(1+it) + float64(i)
+			if err := x.expect(fmt.Sprintf("iteration %d, gradient %d", it, i), params[i].Grad, func(int) float64 { return want }); err != nil {
+				return err
+			}
+		}
+	}
+	if buckets < 6 {
+		return fmt.Errorf("the hook ran %d times", buckets)
+	}
+	return d.Wait(x)
+}
+
+// TestCast compares casts on a device with those of package tensor, for any bits, lengths and places.
+func TestCast(t *testing.T) {
+	dtypes := []tensor.DType{tensor.Float16, tensor.BFloat16, tensor.Float32, tensor.Float64}
+	withKernels(t, func(t *testing.T, m machine) {
+		run(t, m, 1, func(x *rank) error {
+			rng := rand.New(rand.NewPCG(1, 2))
+			for _, from := range dtypes {
+				for _, to := range dtypes {
+					for _, n := range []int{1, 7, 64, 3001} {
+						if err := x.cast(rng, to, from, n, rng.IntN(4)); err != nil {
+							return err
+						}
+					}
+				}
+			}
+			return nil
+		})
+	})
+}
+
+// cast casts n elements that begin at an element of their memory.
+func (x *rank) cast(rng *rand.Rand, to, from tensor.DType, n, at int) error {
+	whole, err := x.tensor(from, at+n)
+	if err != nil {
+		return err
+	}
+	src, err := whole.Slice(0, at, at+n)
+	if err != nil {
+		return err
+	}
+	if whole, err = x.tensor(to, at+n); err != nil {
+		return err
+	}
+	dst, err := whole.Slice(0, at, at+n)
+	if err != nil {
+		return err
+	}
+	if err := x.own.Cast(dst, src); from.Size() == to.Size() {
+		if !errors.Is(err, driver.ErrInvalid) {
+			return fmt.Errorf("%v to %v: %v", from, to, err)
+		}
+		return nil
+	}
+	values := make([]float64, n)
+	if err := x.set(src, func(i int) float64 {
+		v := any64(rng, from)
+		values[i] = v
+		return v
+	}); err != nil {
+		return err
+	}
+	if err := x.own.Cast(dst, src); err != nil {
+		return err
+	}
+	got, err := x.values(dst)
+	if err != nil {
+		return err
+	}
+	want, err := tensor.New(to, 1)
+	if err != nil {
+		return err
+	}
+	for i, v := range values {
+		if err := want.SetFloat64(float64(float32(v)), 0); err != nil {
+			return err
+		}
+		w, err := want.Float64At(0)
+		if err != nil {
+			return err
+		}
+		if g := got[i]; math.Float64bits(g) != math.Float64bits(w) && !(math.IsNaN(g) && math.IsNaN(w)) {
+			return fmt.Errorf("%v from %v to %v became %v, want %v", v, from, to, g, w)
+		}
+	}
+	return nil
+}
+
+// any64 returns the value of random bits of a dtype.
+func any64(rng *rand.Rand, d tensor.DType) float64 {
+	b := binary.NativeEndian.AppendUint64(nil, rng.Uint64())
+	if d == tensor.Float64 && rng.IntN(2) == 0 { // most others are infinite or zero as float32
+		return float64(math.Float32frombits(rng.Uint32())) * (1 + rng.Float64()/1e6)
+	}
+	t, err := tensor.FromBytes(d, b[:d.Size()], 1)
+	if err != nil {
+		panic(err)
+	}
+	v, err := t.Float64At(0)
+	if err != nil {
+		panic(err)
+	}
+	return v
+}
+
+// TestCastRefused: what cannot be cast has an error that names it.
+func TestCastRefused(t *testing.T) {
+	withKernels(t, func(t *testing.T, m machine) {
+		run(t, m, 1, func(x *rank) error {
+			a, err := x.tensor(tensor.Float32, 4)
+			if err != nil {
+				return err
+			}
+			b, err := x.tensor(tensor.BFloat16, 5)
+			if err != nil {
+				return err
+			}
+			whole, err := x.tensor(tensor.Int8, 4)
+			if err != nil {
+				return err
+			}
+			cpu, err := tensor.New(tensor.BFloat16, 4)
+			if err != nil {
+				return err
+			}
+			for _, dst := range []*tensor.Tensor{nil, b, whole, cpu, a} {
+				if err := x.own.Cast(dst, a); !errors.Is(err, driver.ErrInvalid) {
+					return fmt.Errorf("to %v: %v", dst, err)
+				}
+			}
+			other, err := gpu.New(x.device, x.stream)
+			if err != nil {
+				return err
+			}
+			if err := other.Close(); err != nil {
+				return err
+			}
+			if err := other.Cast(a, a); !errors.Is(err, driver.ErrClosed) {
+				return fmt.Errorf("after Close: %v", err)
+			}
+			return nil
+		})
+	})
+}

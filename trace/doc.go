@@ -28,6 +28,13 @@
 // Names of operations begin with "nccl:", for all backends. The analyzer of PyTorch 2.11 refuses
 // names that begin with "gloo:". c10d trace takes any.
 //
+// In a job with PyTorch's Gloo the analyzer cannot read the dumps of PyTorch's ranks: besides the names,
+// their groups have none, and their operations stay scheduled. c10d trace reads them. It also writes all
+// dumps again so that the analyzer takes them:
+//
+//	c10d trace -torch /tmp/fixed /tmp/job/rank_*
+//	torchfrtrace /tmp/fixed -p rank_
+//
 // # Cost
 //
 // A recorded operation costs about 25 ns and no allocation. An observer that does nothing costs 1 ns

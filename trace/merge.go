@@ -20,7 +20,8 @@ type Job struct {
 	Blame   []RankLate `json:"blame,omitempty"`
 	Shifts  []Shift    `json:"shifts,omitempty"`
 
-	files []*File
+	files   []*File
+	members map[string][]int
 }
 
 // Stuck is a collective that has not ended on some rank.
@@ -70,12 +71,23 @@ type callKey struct {
 func Merge(files []*File) (*Job, error) {
 	j := &Job{files: slices.SortedFunc(slices.Values(files), func(a, b *File) int { return cmp.Compare(a.Rank, b.Rank) })}
 	members := make(map[string][]int)
+	j.members = members
 	for i, f := range j.files {
 		if i > 0 && j.files[i-1].Rank == f.Rank {
 			return nil, fmt.Errorf("trace: %s and %s are both of rank %d: give the dumps of one run", j.files[i-1].Name, f.Name, f.Rank)
 		}
 		j.Ranks = append(j.Ranks, f.Rank)
 		maps.Copy(members, f.Groups)
+	}
+	// PyTorch's Gloo describes a group without its name.
+	unnamed, some := members[""]
+	delete(members, "")
+	for _, f := range j.files {
+		for _, e := range f.Entries {
+			if _, ok := members[e.Group]; !ok && some {
+				members[e.Group] = unnamed
+			}
+		}
 	}
 	for _, ranks := range members {
 		for _, r := range ranks {
@@ -145,7 +157,7 @@ func (j *Job) align(calls map[callKey]map[int]*Entry) {
 		var apart []time.Duration
 		for _, by := range calls {
 			a, b := by[at.Rank], by[f.Rank]
-			if a != nil && b != nil && slices.Contains(together, a.Op) && a.State == "completed" && b.State == "completed" {
+			if a != nil && b != nil && slices.Contains(together, a.Op) && a.State == "completed" && b.State == "completed" && !a.Ended.IsZero() && !b.Ended.IsZero() {
 				apart = append(apart, a.Ended.Sub(b.Ended))
 			}
 		}
@@ -285,7 +297,8 @@ type event struct {
 
 // WriteChrome writes the operations of all ranks in Chrome's trace event format, which ui.perfetto.dev
 // opens: a process for each rank, with a thread for each group. Operations that overlap are on
-// threads of their own. Those that have not ended go on to the end of the trace.
+// threads of their own. Those that have not ended go on to the end of the trace. Those whose end the dump does
+// not tell have no length.
 func (j *Job) WriteChrome(w io.Writer) error {
 	var from, to time.Time
 	for _, f := range j.files {
@@ -314,7 +327,10 @@ func (j *Job) WriteChrome(w io.Writer) error {
 		var lanes []lane
 		for _, e := range f.Entries {
 			end := e.Ended
-			if end.IsZero() {
+			switch {
+			case end.IsZero() && e.State == "completed":
+				end = e.Called
+			case end.IsZero():
 				end = to
 			}
 			tid := slices.IndexFunc(lanes, func(l lane) bool { return l.group == e.Group && !l.free.After(e.Called) })

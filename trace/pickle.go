@@ -54,7 +54,7 @@ type (
 	tuple []any
 )
 
-// pickle appends a value: nil, bool, int64, string, []any, tuple or dict.
+// pickle appends a value: nil, bool, int64, float64, string, []any, tuple or dict.
 func pickle(b []byte, v any) []byte {
 	switch v := v.(type) {
 	case nil:
@@ -69,6 +69,8 @@ func pickle(b []byte, v any) []byte {
 			return binary.LittleEndian.AppendUint32(append(b, opInt4), uint32(v))
 		}
 		return binary.LittleEndian.AppendUint64(append(b, opLong1, 8), uint64(v))
+	case float64:
+		return binary.BigEndian.AppendUint64(append(b, opFloat), math.Float64bits(v))
 	case string:
 		return append(binary.LittleEndian.AppendUint32(append(b, opText), uint32(len(v))), v...)
 	case []any:

@@ -17,6 +17,9 @@ type File struct {
 	Host    string // "" if the dump does not say it
 	Groups  map[string][]int
 	Entries []Entry
+
+	top   map[string]any // the dump itself
+	bytes int
 }
 
 // Entry is an operation in a dump.
@@ -30,7 +33,7 @@ type Entry struct {
 	State      string // scheduled, started or completed
 	Error      string
 	Called     time.Time
-	Ended      time.Time // zero if it was pending
+	Ended      time.Time // zero if it was pending, and if the dump does not say when it ended
 }
 
 // ReadFile reads a dump. If the dump does not say its rank, the rank is the number at the end of the
@@ -61,7 +64,7 @@ func parse(name string, data []byte) (*File, error) {
 	if d["entries"] == nil || d["pg_config"] == nil {
 		return nil, errors.New("not a dump of a flight recorder: it has no entries or no pg_config")
 	}
-	f := &File{Name: name, Groups: make(map[string][]int)}
+	f := &File{Name: name, Groups: make(map[string][]int), top: d, bytes: len(data)}
 	f.Host, _ = d["host_name"].(string)
 	if rank, ok := d["rank"].(int64); ok {
 		f.Rank = int(rank)
@@ -76,6 +79,7 @@ func parse(name string, data []byte) (*File, error) {
 			}
 		}
 	}
+	ended := completed(d)
 	for _, v := range items(d["entries"]) {
 		e := fields(v)
 		x := Entry{State: text(e["state"]), Error: text(e["error"]), Route: text(e["route"]), Sizes: sizes(e["input_sizes"])}
@@ -89,6 +93,12 @@ func parse(name string, data []byte) (*File, error) {
 		x.Ended = at(e["time_discovered_completed_ns"])
 		if x.Ended.IsZero() {
 			x.Ended = at(e["time_failed_ns"])
+		}
+		// PyTorch's Gloo leaves an entry as scheduled, and says in the status of the group how far it has come.
+		if id, ok := e["pg_id"].(int64); ok && x.State == "scheduled" && !x.P2P && x.Error == "" && e["retired"] == true {
+			if last, ok := ended[id]; ok && x.Collective <= last {
+				x.State = "completed"
+			}
 		}
 		if x.Group == "" || x.Op == "" || x.Called.IsZero() {
 			return nil, fmt.Errorf("entry %d has no process_group, profiling_name or time_created_ns", len(f.Entries))

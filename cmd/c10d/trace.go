@@ -18,6 +18,7 @@ func init() {
 
 func setupTrace(flags *flag.FlagSet) func(stdio, []string) (int, error) {
 	out := flags.String("o", "", "write a trace of all ranks for ui.perfetto.dev to this `file`")
+	torch := flags.String("torch", "", "write the dumps to this `directory` in the form that PyTorch's torchfrtrace takes, those of PyTorch's Gloo too")
 	late := flags.Int("n", 10, "print the `n` latest calls")
 	asJSON := flags.Bool("json", false, "print the report as a JSON object")
 	return func(std stdio, args []string) (int, error) {
@@ -41,6 +42,11 @@ func setupTrace(flags *flag.FlagSet) func(stdio, []string) (int, error) {
 		}
 		if *out != "" {
 			if err := writeChrome(*out, j); err != nil {
+				return 0, err
+			}
+		}
+		if *torch != "" {
+			if err := j.WriteTorch(*torch); err != nil {
 				return 0, err
 			}
 		}

@@ -1,0 +1,132 @@
+package trace
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+)
+
+// WriteTorch writes the dumps in the form that PyTorch's analyzer takes, to files rank_0, rank_1 and so on of
+// a directory:
+//
+//	torchfrtrace DIR -p rank_
+//
+// The analyzer of PyTorch 2.11 takes dumps of NCCL's groups. It refuses the names of Gloo's operations,
+// and does not find Gloo's groups, whose dumps do not name them. WriteTorch names operations as NCCL's are, and
+// describes each group that has operations. Operations that have ended by the status of their group are completed.
+func (j *Job) WriteTorch(dir string) error {
+	if err := os.MkdirAll(dir, 0o777); err != nil {
+		return fmt.Errorf("trace: %w", err)
+	}
+	for _, f := range j.files {
+		d, err := j.torch(f)
+		if err != nil {
+			return fmt.Errorf("trace: %s: %w", f.Name, err)
+		}
+		b := append(pickle([]byte{opProto, 2}, d), opStop)
+		if err := os.WriteFile(filepath.Join(dir, fmt.Sprint("rank_", f.Rank)), b, 0o666); err != nil {
+			return fmt.Errorf("trace: %w", err)
+		}
+	}
+	return nil
+}
+
+// torch returns a dump as WriteTorch has it.
+func (j *Job) torch(f *File) (dict, error) {
+	var config dict
+	entries := []any{}
+	known := make(map[string]bool)
+	budget := 64 * f.bytes
+	for i, v := range items(f.top["entries"]) {
+		e, group := f.Entries[i], ""
+		one, err := copied(v, &budget, 0)
+		if err != nil {
+			return nil, err
+		}
+		d, ok := one.(dict)
+		if !ok {
+			return nil, errors.New("an entry is no dict")
+		}
+		for k, p := range d {
+			switch p.key {
+			case "profiling_name":
+				d[k].value = "nccl:" + e.Op
+			case "state":
+				d[k].value = e.State
+			case "process_group":
+				if names := items(p.value); len(names) > 1 {
+					group = text(names[1])
+				}
+			}
+		}
+		entries = append(entries, d)
+		if !known[e.Group] {
+			known[e.Group] = true
+			ranks := strings.ReplaceAll(fmt.Sprint(j.members[e.Group]), " ", ", ")
+			config = append(config, pair{e.Group, dict{{"name", e.Group}, {"desc", group}, {"ranks", ranks}}})
+		}
+	}
+	status, err := copied(f.top["pg_status"], &budget, 0)
+	if err != nil {
+		return nil, err
+	}
+	return dict{
+		{"version", text(f.top["version"])}, {"pg_config", config}, {"pg_status", status}, {"entries", entries},
+		{"rank", int64(f.Rank)}, {"host_name", f.Host},
+	}, nil
+}
+
+// copied makes a value of unpickle one that pickle takes. Budget is how many values it may have: a list can be
+// an item of many others, or of itself.
+func copied(v any, budget *int, depth int) (any, error) {
+	if *budget--; *budget < 0 || depth > 20 {
+		return nil, errors.New("values contain each other too often")
+	}
+	all := func(list []any) ([]any, error) {
+		out := make([]any, len(list))
+		for i, x := range list {
+			var err error
+			if out[i], err = copied(x, budget, depth+1); err != nil {
+				return nil, err
+			}
+		}
+		return out, nil
+	}
+	switch v := v.(type) {
+	case *pylist:
+		return all(v.items)
+	case tuple:
+		list, err := all(v)
+		return tuple(list), err
+	case *pydict:
+		d := dict{}
+		for _, key := range slices.Sorted(maps.Keys(v.items)) {
+			x, err := copied(v.items[key], budget, depth+1)
+			if err != nil {
+				return nil, err
+			}
+			d = append(d, pair{key, x})
+		}
+		return d, nil
+	case nil, bool, int64, float64, string:
+		return v, nil
+	}
+	return nil, fmt.Errorf("a value is a %T", v)
+}
+
+// completed are the collectives that have ended by the status of their group, by the group's number.
+func completed(top map[string]any) map[int64]int64 {
+	ended := make(map[int64]int64)
+	for id, v := range fields(top["pg_status"]) {
+		n, ok := fields(v)["last_completed_collective"].(int64)
+		if number, err := strconv.ParseInt(id, 10, 64); err == nil && ok {
+			ended[number] = n
+		}
+	}
+	return ended
+}

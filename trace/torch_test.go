@@ -1,0 +1,111 @@
+package trace
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+// glooDump writes a dump as a rank of PyTorch 2.11 does for Gloo: the group has no name, operations are
+// scheduled for ever, and the status says how many have ended.
+func glooDump(t *testing.T, dir string, rank int, ended int64, ops ...string) string {
+	var entries []any
+	for i, op := range ops {
+		entries = append(entries, dict{
+			{"frames", []any{}}, {"record_id", int64(i)}, {"pg_id", int64(0)}, {"process_group", tuple{"0", "default_pg"}},
+			{"thread_name", "python3"}, {"thread_id", "140163780030784"},
+			{"collective_seq_id", int64(i + 1)}, {"p2p_seq_id", int64(0)}, {"op_id", int64(i + 1)}, {"profiling_name", "gloo:" + op},
+			{"time_created_ns", int64(1_000_000*(i+1) + 1000*rank)}, {"input_sizes", []any{[]any{int64(4)}}}, {"input_dtypes", []any{"Float"}},
+			{"output_sizes", []any{[]any{int64(4)}}}, {"output_dtypes", []any{"Float"}}, {"state", "scheduled"},
+			{"time_discovered_started_ns", nil}, {"time_discovered_completed_ns", nil},
+			{"retired", int64(i) < ended}, {"timeout_ms", int64(1_800_000)}, {"is_p2p", false},
+		})
+	}
+	name := filepath.Join(dir, fmt.Sprint("gloo_", rank))
+	b := append(pickle([]byte{opProto, 2}, dict{
+		{"version", "2.10"}, {"pg_config", dict{{"", dict{{"name", ""}, {"desc", ""}, {"ranks", "[0, 1]"}}}}}, {"comm_lib_version", ""},
+		{"pg_status", dict{{"0", dict{
+			{"last_enqueued_collective", int64(len(ops))}, {"last_started_collective", int64(-1)}, {"last_completed_collective", ended},
+		}}}},
+		{"entries", entries},
+	}), opStop)
+	require.NoError(t, os.WriteFile(name, b, 0o644))
+	return name
+}
+
+// glooJob is a job in which rank 1 has not called the last all_reduce.
+func glooJob(t *testing.T) *Job {
+	dir := t.TempDir()
+	var files []*File
+	for _, name := range []string{
+		glooDump(t, dir, 0, 3, "all_reduce", "broadcast", "all_reduce", "all_reduce"),
+		glooDump(t, dir, 1, 3, "all_reduce", "broadcast", "all_reduce"),
+	} {
+		f, err := ReadFile(name)
+		require.NoError(t, err)
+		files = append(files, f)
+	}
+	j, err := Merge(files)
+	require.NoError(t, err)
+	return j
+}
+
+// TestTorchGloo: dumps of PyTorch's Gloo are understood, and become ones that its analyzer takes.
+func TestTorchGloo(t *testing.T) {
+	j := glooJob(t)
+	require.Equal(t, []Stuck{{Group: "0", Op: "all_reduce", Number: 4, Waiting: []int{0}, NotCalled: []int{1}}}, j.Stuck)
+	dir := filepath.Join(t.TempDir(), "new")
+	require.NoError(t, j.WriteTorch(dir))
+	for rank := range 2 {
+		f, err := ReadFile(filepath.Join(dir, fmt.Sprint("rank_", rank)))
+		require.NoError(t, err)
+		require.Equal(t, rank, f.Rank)
+		require.Equal(t, map[string][]int{"0": {0, 1}}, f.Groups)
+		for i, v := range items(f.top["entries"]) {
+			e := fields(v)
+			want, state := "nccl:all_reduce", "completed"
+			if i == 1 {
+				want = "nccl:broadcast"
+			}
+			if i == 3 {
+				state = "scheduled"
+			}
+			require.Equal(t, want, e["profiling_name"])
+			require.Equal(t, state, e["state"])
+		}
+		require.Equal(t, map[string]any{"name": "0", "desc": "default_pg", "ranks": "[0, 1]"}, fields(fields(f.top["pg_config"])["0"]))
+	}
+}
+
+// TestTorchGlooAnalyzer runs PyTorch's analyzer on what WriteTorch makes.
+func TestTorchGlooAnalyzer(t *testing.T) {
+	analyzer, err := exec.LookPath("torchfrtrace")
+	if err != nil {
+		t.Skip("torchfrtrace is not installed: it comes with PyTorch 2.8 and later")
+	}
+	dir := t.TempDir()
+	require.NoError(t, glooJob(t).WriteTorch(dir))
+	out, err := exec.CommandContext(t.Context(), analyzer, dir, "-p", "rank_").CombinedOutput()
+	require.NoError(t, err, string(out))
+	require.Contains(t, string(out), "Not all ranks joining collective, sequence number: 4")
+	require.Contains(t, string(out), "missing ranks: {1}")
+}
+
+// TestCopied: values that contain themselves, or each other over and over, are errors.
+func TestCopied(t *testing.T) {
+	self := new(pylist)
+	self.items = []any{self}
+	wide := any("x")
+	for range 15 {
+		wide = &pylist{[]any{wide, wide, wide, wide}}
+	}
+	for _, v := range []any{self, wide, &pydict{map[string]any{"a": mark{}}}} {
+		budget := 10_000
+		_, err := copied(v, &budget, 0)
+		require.Error(t, err)
+	}
+}

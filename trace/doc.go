@@ -28,9 +28,9 @@
 // Names of operations begin with "nccl:", for all backends. The analyzer of PyTorch 2.11 refuses
 // names that begin with "gloo:". c10d trace takes any.
 //
-// In a job with PyTorch's Gloo the analyzer cannot read the dumps of PyTorch's ranks: besides the names,
-// their groups have none, and their operations stay scheduled. c10d trace reads them. It also writes all
-// dumps again so that the analyzer takes them:
+// The analyzer cannot read dumps of ranks with PyTorch's Gloo. Their operations have such names and stay
+// scheduled, and their groups have no names. c10d trace reads them. It also writes all dumps again so
+// that the analyzer takes them:
 //
 //	c10d trace -torch /tmp/fixed /tmp/job/rank_*
 //	torchfrtrace /tmp/fixed -p rank_

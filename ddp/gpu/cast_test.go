@@ -43,7 +43,7 @@ func withKernels(t *testing.T, f func(t *testing.T, m machine)) {
 	})
 }
 
-// TestCompress: hooks that compress round each gradient, and average what is rounded.
+// TestCompress: a hook that compresses averages rounded gradients.
 func TestCompress(t *testing.T) {
 	for _, narrow := range []tensor.DType{tensor.Float16, tensor.BFloat16} {
 		t.Run(narrow.String(), func(t *testing.T) {

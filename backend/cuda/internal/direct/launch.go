@@ -60,8 +60,8 @@ func sums(d tensor.DType, ranks int) string {
 	return ""
 }
 
-// spreads returns the name of the kernel that a sum or an average of two ranks has where they write straight to
-// each other, "" if there is none.
+// spreads returns the name of the kernel for sums and averages of two ranks that write straight to each other,
+// "" if there is none.
 func spreads(d tensor.DType, ranks int) string {
 	if sums(d, ranks) == "" {
 		return ""

@@ -83,9 +83,9 @@ func Each(f func(o backend.ReduceOp, d tensor.DType, name string)) {
 	}
 }
 
-// Cast returns the name of the kernel that casts elements, "" if there is none: c10d_cast_bfloat16_float32(out,
-// a pointers, n uint64) does out[i] = a[i] for n elements of float32, which become bfloat16. Elements are rounded
-// to float32 on the way.
+// Cast returns the name of the kernel that casts elements, "" if there is none. For example,
+// c10d_cast_bfloat16_float32(out, a pointers, n uint64) does out[i] = a[i] for n elements: a has float32, and
+// out has bfloat16. Elements are rounded to float32 on the way.
 func Cast(to, from tensor.DType) string {
 	for _, d := range [2]tensor.DType{to, from} {
 		switch d {

@@ -533,7 +533,7 @@ func FuzzReceiver(f *testing.F) {
 	}, nil))
 	f.Add(frame(kindInit, l.encode()[:9]))
 	f.Fuzz(func(t *testing.T, data []byte) {
-		r := &Receiver{options: ReceiverOptions{MaxBytes: 1 << 16, Timeout: time.Second}, changed: make(chan struct{})}
+		r := &Receiver{options: ReceiverOptions{MaxBytes: 1 << 16, Timeout: time.Second}, changed: make(chan struct{}), interrupt: func() {}}
 		s := session{r: r, in: bufio.NewReader(bytes.NewReader(data)), deadline: func(time.Time) error { return nil }}
 		for {
 			if _, err := s.next(t.Context()); err != nil {

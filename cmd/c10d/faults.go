@@ -59,6 +59,9 @@ func setupFaults(fs *flag.FlagSet) func(stdio, []string) (int, error) {
 		if f.ranks < faults.LeastRanks || f.ranks > mostRanks {
 			return 0, usagef("-ranks %d is not within %d to %d", f.ranks, faults.LeastRanks, mostRanks)
 		}
+		if err := f.checkWords(); err != nil {
+			return 0, err
+		}
 		if f.trials > 0 {
 			return f.tryAll(std)
 		}
@@ -66,12 +69,37 @@ func setupFaults(fs *flag.FlagSet) func(stdio, []string) (int, error) {
 	}
 }
 
+// checkWords refuses words that pick nothing.
+func (f *faultFlags) checkWords() error {
+	for _, x := range []struct {
+		flag, list string
+		names      []string
+	}{
+		{"wire", f.wires, texts(faults.Wires)}, {"fault", f.faults, texts(faults.Faults)}, {"op", f.ops, faults.Operations},
+	} {
+		for word := range strings.SplitSeq(x.list, ",") {
+			if !slices.ContainsFunc(x.names, func(name string) bool { return picks(word, name) && (x.flag != "op" || word == "" || word == name) }) {
+				return usagef("-%s: %q picks none of: %s", x.flag, word, strings.Join(x.names, ", "))
+			}
+		}
+	}
+	return nil
+}
+
+func texts[S ~string](all []S) (names []string) {
+	for _, s := range all {
+		names = append(names, string(s))
+	}
+	return names
+}
+
 // mostRanks is how many hosts have an address in a lab.
 const mostRanks = 250
 
-// picks reports whether a list of words picks a name.
+// picks reports whether a list of words picks a name, in letters of any case.
 func picks(list, name string) bool {
-	return list == "" || slices.ContainsFunc(strings.Split(list, ","), func(word string) bool { return strings.Contains(name, word) })
+	name = strings.ToLower(name)
+	return list == "" || slices.ContainsFunc(strings.Split(strings.ToLower(list), ","), func(word string) bool { return strings.Contains(name, word) })
 }
 
 func (f *faultFlags) cases() (all []faults.Case) {

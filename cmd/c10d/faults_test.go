@@ -1,0 +1,36 @@
+package main
+
+import (
+	"bytes"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/c10d-go/c10d/internal/faults"
+)
+
+func TestFaultsUsage(t *testing.T) {
+	for _, c := range []struct {
+		args []string
+		want string
+	}{
+		{[]string{"x"}, `unexpected argument "x"`},
+		{[]string{"-random", "-1"}, "-random -1"},
+		{[]string{"-ranks", "2"}, "-ranks 2 is not within 3 to 250"},
+		{[]string{"-wire", "memory,udp"}, `-wire: "udp" picks none of: shared memory, native TCP, Gloo's wire, PyTorch gloo`},
+		{[]string{"-fault", "fire"}, `-fault: "fire" picks none of: SIGKILL, `},
+		{[]string{"-op", "all"}, `-op: "all" picks none of: all_reduce, `},
+	} {
+		var out, errs bytes.Buffer
+		require.Equal(t, exitUsage, dispatch(stdio{nil, &out, &errs}, append([]string{"faults"}, c.args...)), c.args)
+		require.Contains(t, errs.String(), c.want)
+	}
+	f := faultFlags{wires: "TCP,gloo", faults: "sigkill", ops: "barrier", ranks: 3}
+	require.NoError(t, f.checkWords())
+	for _, c := range f.cases() {
+		require.Equal(t, faults.Kill, c.Fault)
+		require.NotEqual(t, faults.Memory, c.Wire)
+		require.Equal(t, "barrier", c.Op)
+	}
+	require.NotEmpty(t, f.cases())
+}

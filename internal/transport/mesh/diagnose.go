@@ -330,13 +330,14 @@ func InSilence(err error) bool {
 // arrived. Doubt finds out. Mu is held.
 func (p *Peer) Unsure(err error) bool { return InSilence(err) || p.base.hearsLate() }
 
-// hearsLate reports whether this rank has asked several ranks lately, and all answers are late. Mu is
+// hearsLate reports whether this rank has asked several ranks lately, and all answers are late. Ranks of
+// its own host count only if there are no others: their answers say nothing of the host's network. Mu is
 // held.
 func (b *Base) hearsLate() bool {
-	now, late := time.Now(), 0
+	now, late, far := time.Now(), 0, b.hasFar()
 	for _, p := range b.peers {
 		switch {
-		case p == nil || p.Gone != nil || p.askedAt.IsZero() || now.Sub(p.askedAt) > sampleFor:
+		case p == nil || p.Gone != nil || far && p.Near || p.askedAt.IsZero() || now.Sub(p.askedAt) > sampleFor:
 		case p.lost != nil, !p.unanswered.IsZero() && now.Sub(p.unanswered) >= answerIn, p.rtt() >= answerIn:
 			late++
 		default:
@@ -344,6 +345,11 @@ func (b *Base) hearsLate() bool {
 		}
 	}
 	return late > 1
+}
+
+// hasFar reports whether there are ranks on other hosts. Mu is held.
+func (b *Base) hasFar() bool {
+	return slices.ContainsFunc(b.peers, func(p *Peer) bool { return p != nil && !p.Near })
 }
 
 // rtt returns how long answers of a peer mostly took, 0 if there were none.
@@ -367,13 +373,20 @@ func (p *Peer) Doubt(err error) {
 	p.lost = err
 	p.unanswered = time.Time{}
 	b := p.base
+	// A connection that was reset is doubted if this rank may be slow. So may be the others of its host.
+	var near []bool // ranks that are not heard
+	if !InSilence(err) && b.hasFar() {
+		for _, q := range b.peers {
+			near = append(near, q != nil && q.Near)
+		}
+	}
 	b.Goroutines.Add(1)
 	go func() {
 		defer b.Goroutines.Done()
 		heard, sees := false, false
 		for range doubtRounds {
 			for _, h := range b.Diagnose(doubtRound, p.Rank) {
-				if h.Rank == b.rank || h.Rank == p.Rank || !h.Answered {
+				if h.Rank == b.rank || h.Rank == p.Rank || !h.Answered || near != nil && near[h.Rank] {
 					continue
 				}
 				heard = true

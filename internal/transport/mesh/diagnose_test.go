@@ -1,6 +1,8 @@
 package mesh
 
 import (
+	"io"
+	"syscall"
 	"testing"
 	"time"
 
@@ -42,5 +44,44 @@ func TestPack(t *testing.T) {
 	}{{0, 2}, {11, 0}, {11 << 32, 1}, {1 << 63, 1}} {
 		_, err := UnpackPing(1, bad.about, bad.deep, 10)
 		require.ErrorContains(t, err, "PING about", "%+v", bad)
+	}
+}
+
+// TestUnsure: whoever gets late answers from all other hosts does not trust the end of a connection, however
+// fast the ranks of its own host answer.
+func TestUnsure(t *testing.T) {
+	const prompt, slow = time.Millisecond, 800 * time.Millisecond
+	type peer struct {
+		near bool
+		rtt  time.Duration // 0: it was not asked
+	}
+	for _, c := range []struct {
+		name  string
+		peers []peer
+		want  bool
+	}{
+		{"nobody was asked", []peer{{}, {}, {}}, false},
+		{"all are late", []peer{{rtt: slow}, {rtt: slow}, {rtt: slow}}, true},
+		{"one answers", []peer{{rtt: slow}, {rtt: slow}, {rtt: prompt}}, false},
+		{"a rank of this host answers", []peer{{near: true, rtt: prompt}, {rtt: slow}, {rtt: slow}}, true},
+		{"one other host is late", []peer{{near: true, rtt: prompt}, {rtt: slow}}, false},
+		{"one host, all are late", []peer{{near: true, rtt: slow}, {near: true, rtt: slow}}, true},
+		{"one host, one answers", []peer{{near: true, rtt: slow}, {near: true, rtt: prompt}}, false},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			var b Base
+			b.Init(0, len(c.peers)+1, Limits{}, func() {})
+			for i, x := range c.peers {
+				p := &Peer{Rank: i + 1, Near: x.near, base: &b}
+				if x.rtt > 0 {
+					p.askedAt, p.answers, p.rtts[0] = time.Now(), 1, x.rtt
+				}
+				b.peers[i+1] = p
+			}
+			b.Mu.Lock()
+			defer b.Mu.Unlock()
+			require.Equal(t, c.want, b.peers[1].Unsure(io.EOF))
+			require.True(t, b.peers[1].Unsure(syscall.ETIMEDOUT))
+		})
 	}
 }

@@ -505,6 +505,7 @@ func (b *Base) EndBy() time.Time { return b.endBy }
 type Peer struct {
 	Rank     int
 	Native   bool               // it is a rank of this library
+	Near     bool               // it runs on this rank's host
 	Gone     *transport.Fault   // the fault of requests that need this peer, once it has left
 	Ending   bool               // the writers return when nothing is queued
 	Stranded transport.Requests // their connection broke before they were done

@@ -100,7 +100,7 @@ func (m *Mesh) attach(peer int, conn net.Conn, theirs hello) error {
 	}
 	p := &pair{m: m, inbound: make(map[net.Conn]struct{})}
 	p.checksums = m.opts.TLS == nil && (m.opts.Checksum || theirs.checksums)
-	p.Native = true
+	p.Native, p.Near = true, mesh.IsLocal(conn)
 	m.Add(peer, &p.Peer, p)
 	p.s.init(m.Rank(), peer, min(m.opts.Eager, int(theirs.eager)), int64(min(uint64(m.opts.Window), theirs.window)), &m.blocks, &m.calls)
 	if m.opts.Poll > 0 {

@@ -94,7 +94,7 @@ func newPair(m *Mesh) *pair {
 }
 
 func (p *pair) start(conn net.Conn) {
-	p.conn = conn
+	p.conn, p.Near = conn, mesh.IsLocal(conn)
 	p.Run(p.read, p.write)
 }
 

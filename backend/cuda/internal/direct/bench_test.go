@@ -19,11 +19,13 @@ import (
 	"github.com/c10d-go/c10d/backend"
 	"github.com/c10d-go/c10d/backend/cuda/driver"
 	"github.com/c10d-go/c10d/backend/cuda/internal/direct"
+	"github.com/c10d-go/c10d/internal/ways"
 	"github.com/c10d-go/c10d/tensor"
 )
 
-// BenchmarkNCCL measures the collectives of two processes, and then NCCL's through PyTorch with
-// testdata/nccl.py, and prints both. -benchtime 1x is enough: what is repeated are the calls
+// BenchmarkNCCL measures the collectives of two processes, or of C10D_DIRECT_RANKS, and then NCCL's through
+// PyTorch with testdata/nccl.py, and prints both. With more than two, all_reduces of the form that the
+// backend does not choose are in rows of their own. -benchtime 1x is enough: what is repeated are the calls
 // of a row. C10D_DIRECT_ITERATIONS is how many, C10D_DIRECT_BLOCKS limits the blocks of a
 // call, C10D_DIRECT_MOST the bytes.
 //
@@ -40,7 +42,7 @@ func BenchmarkNCCL(t *testing.B) {
 	ours, err := os.ReadFile(file)
 	require.NoError(t, err)
 	cmd := exec.Command("python3", "testdata/nccl.py")
-	cmd.Env = append(os.Environ(), fmt.Sprintf("SIZES=%s", strings.Trim(fmt.Sprint(sizes()), "[]")))
+	cmd.Env = append(os.Environ(), fmt.Sprintf("SIZES=%s", strings.Trim(fmt.Sprint(sizes()), "[]")), fmt.Sprintf("RANKS=%d", gpuRanks))
 	cmd.Stderr = os.Stderr
 	theirs, err := cmd.Output()
 	require.NoError(t, err, "%s", theirs)
@@ -198,7 +200,6 @@ func bench(m *member) error {
 	if err != nil {
 		return err
 	}
-	form := direct.Form{Into: into}
 	var table bytes.Buffer
 	row := func(name string, d tensor.DType, n int, call func() error) error {
 		v, err := m.measure(n, call)
@@ -210,8 +211,18 @@ func bench(m *member) error {
 	}
 	for _, d := range []tensor.DType{tensor.Float32, tensor.BFloat16} {
 		for _, n := range sizes() {
-			if err := row("all_reduce", d, n, func() error { return m.c.AllReduce(m.s, out, in, n/d.Size(), d, backend.Sum(), form) }); err != nil {
+			form := direct.Form{Into: into, TwoShot: int64(n) > ways.OneShotUpTo(m.ranks)}
+			all := func() error { return m.c.AllReduce(m.s, out, in, n/d.Size(), d, backend.Sum(), form) }
+			if err := row("all_reduce", d, n, all); err != nil {
 				return err
+			}
+			if m.ranks == 2 {
+				continue
+			}
+			if form.TwoShot = !form.TwoShot; n <= 4<<20 || form.TwoShot {
+				if err := row("other_form", d, n, all); err != nil {
+					return err
+				}
 			}
 		}
 	}
@@ -235,6 +246,7 @@ func bench(m *member) error {
 	}
 	for _, d := range []tensor.DType{tensor.Float16, tensor.Float64, tensor.Int32, tensor.Int8} {
 		for _, n := range []int{8 << 10, 1 << 20, 64 << 20} {
+			form := direct.Form{Into: into, TwoShot: int64(n) > ways.OneShotUpTo(m.ranks)}
 			if err := row("all_reduce", d, n, func() error { return m.c.AllReduce(m.s, out, in, n/d.Size(), d, backend.Sum(), form) }); err != nil {
 				return err
 			}

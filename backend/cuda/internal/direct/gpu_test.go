@@ -38,8 +38,10 @@ import (
 const (
 	childRank = "C10D_DIRECT_RANK"
 	childJob  = "C10D_DIRECT_JOB"
-	gpuRanks  = 2
 )
+
+// gpuRanks is how many ranks tests on GPUs have.
+var gpuRanks = number("C10D_DIRECT_RANKS", 2)
 
 // setup is what ranks of a test have in common.
 type setup struct {

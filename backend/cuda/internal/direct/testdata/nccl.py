@@ -1,4 +1,4 @@
-"""NCCL through PyTorch, two processes with a GPU each: us a call on the slower rank, as BenchmarkNCCL measures ours.
+"""NCCL through PyTorch, RANKS processes with a GPU each: us a call on the slower rank, as BenchmarkNCCL measures ours.
 
 Prints rows: operation, dtype, bytes, in a CUDA graph, queued, one call and a wait.
 """
@@ -11,6 +11,7 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 
 IN_GRAPH = 20
+RANKS = int(os.environ["RANKS"])
 
 
 def slowest(us):
@@ -58,7 +59,7 @@ def row(rank, name, dtype, n, call):
 
 def main(rank, port):
     global CPU
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), RANK=str(rank), WORLD_SIZE="2")
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), RANK=str(rank), WORLD_SIZE=str(RANKS))
     torch.cuda.set_device(rank)
     dist.init_process_group("nccl", device_id=torch.device("cuda", rank))
     CPU = dist.new_group(backend="gloo")
@@ -74,7 +75,7 @@ def main(rank, port):
             continue
         whole = torch.ones(n // 4, device="cuda")
         other = torch.ones(n // 4, device="cuda")
-        part = torch.ones(n // 8, device="cuda")
+        part = torch.ones(n // 4 // RANKS, device="cuda")
         row(rank, "reduce_scatter", "float32", n, lambda: dist.reduce_scatter_tensor(part, whole))
         row(rank, "all_gather", "float32", n, lambda: dist.all_gather_into_tensor(whole, part))
         row(rank, "all_to_all", "float32", n, lambda: dist.all_to_all_single(other, whole))
@@ -89,4 +90,4 @@ if __name__ == "__main__":
     with socket.socket() as s:
         s.bind(("127.0.0.1", 0))
         port = s.getsockname()[1]
-    mp.spawn(main, args=(port,), nprocs=2)
+    mp.spawn(main, args=(port,), nprocs=RANKS)

@@ -2,7 +2,7 @@
 // process that has its file in CUDA_INJECTION64_PATH. bench/timeline.sh compiles and uses it.
 //
 // Each process writes a file of its process number to the directory KERNELS_DIR, a line a kernel: begin
-// and end in ns, stream, blocks, threads of a block, registers of a thread, name.
+// and end in ns, device, stream, blocks, threads of a block, registers of a thread, name.
 #include <cupti.h>
 #include <pthread.h>
 #include <stdio.h>
@@ -22,7 +22,7 @@ static void CUPTIAPI filled(CUcontext context, uint32_t stream, uint8_t *buffer,
   while (cuptiActivityGetNextRecord(buffer, valid, &a) == CUPTI_SUCCESS) {
     if (a->kind != CUPTI_ACTIVITY_KIND_CONCURRENT_KERNEL) continue;
     KERNEL *k = (KERNEL *)a;
-    fprintf(out, "%llu %llu %u %d %d %d %s\n", (unsigned long long)k->start, (unsigned long long)k->end, k->streamId, k->gridX, k->blockX,
+    fprintf(out, "%llu %llu %u %u %d %d %d %s\n", (unsigned long long)k->start, (unsigned long long)k->end, k->deviceId, k->streamId, k->gridX, k->blockX,
             (int)k->registersPerThread, k->name);
   }
   fflush(out);

@@ -3,7 +3,7 @@
 
   timeline.py FILE... > step.svg
 
-A rank has two rows: the trainer's stream, and the all-reduces. The step is one with an exchange of
+Ranks are in the order of their devices. A rank has two rows: the trainer's stream, and the all-reduces. The step is one with an exchange of
 gradients whose length is the median.
 """
 import sys
@@ -15,15 +15,15 @@ KINDS = [  # part of a kernel's name, what it is, its colour
 
 
 def load(name):
-    """Returns the kernels in their order: begin and end in us, blocks, and the place in KINDS."""
-    kernels = []
+    """Returns the device and its kernels in their order: begin and end in us, blocks, and the place in KINDS."""
+    device, kernels = -1, []
     with open(name) as lines:
         for line in lines:
-            begin, end, _, blocks, _, _, kernel = line.split()
+            begin, end, device, _, blocks, _, _, kernel = line.split()
             for k, (part, _, _) in enumerate(KINDS):
                 if part in kernel:
                     kernels.append((int(begin) / 1000, int(end) / 1000, int(blocks), k))
-    return sorted(kernels)
+    return int(device), sorted(kernels)
 
 
 def steps(kernels):
@@ -49,7 +49,8 @@ def text(x, y, what, **more):
 
 
 def main():
-    ranks = [r for r in (steps(load(name)) for name in sys.argv[1:]) if any(map(exchanges, r))]
+    ranks = [steps(kernels) for _, kernels in sorted(map(load, sys.argv[1:]))]
+    ranks = [r for r in ranks if any(map(exchanges, r))]
     if not ranks:
         sys.exit(__doc__)
     whole = [s for s in ranks[0] if exchanges(s)]

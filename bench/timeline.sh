@@ -4,7 +4,7 @@
 #   bench/timeline.sh
 #   CASE=2048x9 bench/timeline.sh
 #
-# The picture is OUT/CASE.svg. It has a step of each rank, of median length, on one scale of time. CASE and the
+# The picture is OUT/CASE.svg, without slashes in CASE. It has a step of each rank, of median length, on one scale of time. CASE and the
 # variables C10D, DDP, WORLD and GO are as in bench/step.sh. It needs a C compiler and CUPTI, which is part of the
 # CUDA toolkit in the directory CUDA.
 set -eu
@@ -28,6 +28,7 @@ fi
 record=$(grep -ho 'CUpti_ActivityKernel[0-9]*' "$(dirname "$header")/cupti_activity.h" | sort -V | tail -1)
 gcc -shared -fPIC -O2 -DKERNEL="$record" -I"$(dirname "$header")" -I"$CUDA/include" -o "$OUT/timeline.so" bench/timeline.c \
 	-L"$(dirname "$library")" -Wl,-rpath,"$(dirname "$library")" -lcupti -lpthread
+picture=$OUT/$(echo "$CASE" | tr / -).svg
 KERNELS_DIR=$OUT CUDA_INJECTION64_PATH=$(realpath "$OUT/timeline.so") CASES=$CASE STEPS=40 PYTHON=none OUT=$OUT/step bench/step.sh >&2
-"$PYTHON" bench/timeline.py "$OUT"/*.txt >"$OUT/$CASE.svg"
-echo "$OUT/$CASE.svg"
+"$PYTHON" bench/timeline.py "$OUT"/*.txt >"$picture"
+echo "$picture"

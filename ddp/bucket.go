@@ -89,6 +89,9 @@ func (d *DDP) makeBuckets(ctx context.Context, assignment [][]int) error {
 		}
 	}
 	old := d.buckets
+	if err := scratchAs(old, buckets); err != nil {
+		return err
+	}
 	d.buckets = buckets
 	if d.shared != nil {
 		if err := d.shared.replace(before); err != nil {
@@ -100,6 +103,33 @@ func (d *DDP) makeBuckets(ctx context.Context, assignment [][]int) error {
 			if err := d.free(t); err != nil {
 				return err
 			}
+		}
+	}
+	return nil
+}
+
+// scratchAs gives new buckets on devices what a hook has had old ones make for Cast. To make it later, beside
+// collectives, could wait for them.
+func scratchAs(old, buckets []*Bucket) error {
+	made := make(map[tensor.DType][]*tensor.Tensor) // by the dtype of the bucket
+	for _, b := range old {
+		if b.dev != nil && len(b.scratch) > 0 {
+			made[b.contents.DType()] = b.scratch
+		}
+	}
+	for _, b := range buckets {
+		if b.dev == nil {
+			continue
+		}
+		for _, like := range made[b.contents.DType()] {
+			if like == nil {
+				break
+			}
+			t, err := zeros(b.dev, like.DType(), b.contents.Len())
+			if err != nil {
+				return err
+			}
+			b.scratch = append(b.scratch, t)
 		}
 	}
 	return nil
@@ -378,6 +408,7 @@ func (b *Bucket) Cast(dtype tensor.DType) error {
 	}
 	inner := b.scratch[depth]
 	if inner == nil || inner.DType() != dtype || inner.Len() != outer.Len() {
+		b.scratch[depth] = nil
 		if b.dev != nil {
 			if err := b.d.free(inner); err != nil {
 				return err
@@ -399,7 +430,10 @@ func (b *Bucket) Cast(dtype tensor.DType) error {
 
 // convert sets dst = src, rounded to the dtype of dst.
 func (b *Bucket) convert(dst, src *tensor.Tensor) error {
-	if b.dev == nil {
+	switch {
+	case dst.Len() == 0: // such a bucket is not on its device
+		return nil
+	case b.dev == nil:
 		convert(dst, src)
 		return nil
 	}

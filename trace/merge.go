@@ -77,18 +77,13 @@ func Merge(files []*File) (*Job, error) {
 			return nil, fmt.Errorf("trace: %s and %s are both of rank %d: give the dumps of one run", j.files[i-1].Name, f.Name, f.Rank)
 		}
 		j.Ranks = append(j.Ranks, f.Rank)
-		maps.Copy(members, f.Groups)
-	}
-	// PyTorch's Gloo describes a group without its name.
-	unnamed, some := members[""]
-	delete(members, "")
-	for _, f := range j.files {
-		for _, e := range f.Entries {
-			if _, ok := members[e.Group]; !ok && some {
-				members[e.Group] = unnamed
+		for group, ranks := range f.Groups {
+			if len(ranks) > 0 {
+				members[group] = ranks
 			}
 		}
 	}
+	j.addUnnamed()
 	for _, ranks := range members {
 		for _, r := range ranks {
 			if !slices.Contains(j.Ranks, r) && !slices.Contains(j.Missing, r) {
@@ -116,6 +111,31 @@ func Merge(files []*File) (*Job, error) {
 	}
 	slices.SortStableFunc(j.Blame, func(a, b RankLate) int { return cmp.Compare(b.Total, a.Total) })
 	return j, nil
+}
+
+// addUnnamed adds the members of groups that no dump describes. PyTorch's Gloo describes groups without their
+// names, and only the last one. So that may be the default group. Others have the ranks that have called them.
+func (j *Job) addUnnamed() {
+	unnamed := j.members[""]
+	delete(j.members, "")
+	callers := make(map[string][]int)
+	for _, f := range j.files {
+		for _, e := range f.Entries {
+			if _, ok := j.members[e.Group]; ok {
+				continue
+			}
+			if e.described == "default_pg" && len(unnamed) > 0 {
+				j.members[e.Group] = unnamed
+			} else if all := callers[e.Group]; len(all) == 0 || all[len(all)-1] != f.Rank {
+				callers[e.Group] = append(all, f.Rank)
+			}
+		}
+	}
+	for group, ranks := range callers {
+		if _, ok := j.members[group]; !ok {
+			j.members[group] = ranks
+		}
+	}
 }
 
 // member is a rank in a group.
@@ -202,6 +222,15 @@ func (j *Job) look(key callKey, by map[int]*Entry, members []int, last map[membe
 			s.Waiting = append(s.Waiting, r)
 			s.Error = cmp.Or(s.Error, e.Error)
 		}
+	}
+	if len(s.NotCalled) > 0 && slices.Contains(together, s.Op) {
+		// Who has ended without the others has failed, also if the dump does not say so.
+		for _, r := range called {
+			if e := by[r]; e.State == "completed" && e.Ended.IsZero() {
+				s.Waiting = append(s.Waiting, r)
+			}
+		}
+		slices.Sort(s.Waiting)
 	}
 	if len(s.Waiting) > 0 || s.Differ != "" {
 		j.Stuck = append(j.Stuck, s)

@@ -1,6 +1,7 @@
 package trace
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"os"
@@ -34,6 +35,8 @@ type Entry struct {
 	Error      string
 	Called     time.Time
 	Ended      time.Time // zero if it was pending, and if the dump does not say when it ended
+
+	described string // the description of the group
 }
 
 // ReadFile reads a dump. If the dump does not say its rank, the rank is the number at the end of the
@@ -79,14 +82,14 @@ func parse(name string, data []byte) (*File, error) {
 			}
 		}
 	}
-	ended := completed(d)
 	for _, v := range items(d["entries"]) {
 		e := fields(v)
 		x := Entry{State: text(e["state"]), Error: text(e["error"]), Route: text(e["route"]), Sizes: sizes(e["input_sizes"])}
 		if names := items(e["process_group"]); len(names) > 0 {
-			x.Group = text(names[0])
+			x.Group, x.described = text(names[0]), text(names[len(names)-1])
 		}
-		_, x.Op, _ = strings.Cut(text(e["profiling_name"]), ":")
+		var by string
+		by, x.Op, _ = strings.Cut(text(e["profiling_name"]), ":")
 		x.P2P, _ = e["is_p2p"].(bool)
 		x.Collective, _ = e["collective_seq_id"].(int64)
 		x.Called = at(e["time_created_ns"])
@@ -94,11 +97,12 @@ func parse(name string, data []byte) (*File, error) {
 		if x.Ended.IsZero() {
 			x.Ended = at(e["time_failed_ns"])
 		}
-		// PyTorch's Gloo leaves an entry as scheduled, and says in the status of the group how far it has come.
-		if id, ok := e["pg_id"].(int64); ok && x.State == "scheduled" && !x.P2P && x.Error == "" && e["retired"] == true {
-			if last, ok := ended[id]; ok && x.Collective <= last {
+		if by == "gloo" {
+			// PyTorch's Gloo says only that an operation has ended, not how, and not in its state.
+			if x.State == "scheduled" && e["retired"] == true {
 				x.State = "completed"
 			}
+			x.Op = cmp.Or(glooNames[x.Op], x.Op)
 		}
 		if x.Group == "" || x.Op == "" || x.Called.IsZero() {
 			return nil, fmt.Errorf("entry %d has no process_group, profiling_name or time_created_ns", len(f.Entries))
@@ -107,6 +111,9 @@ func parse(name string, data []byte) (*File, error) {
 	}
 	return f, nil
 }
+
+// glooNames are NCCL's names of operations that have other ones in dumps of Gloo.
+var glooNames = map[string]string{"barrier": "all_reduce_barrier", "sparse_all_reduce": "all_reduce"}
 
 // fields returns the items of a dict, none if v is none.
 func fields(v any) map[string]any {

@@ -7,7 +7,6 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
-	"strconv"
 	"strings"
 )
 
@@ -18,10 +17,18 @@ import (
 //
 // The analyzer of PyTorch 2.11 takes dumps of NCCL's groups. It refuses the names of Gloo's operations,
 // and does not find Gloo's groups, whose dumps do not name them. WriteTorch names operations as NCCL's are, and
-// describes each group that has operations. Operations that have ended by the status of their group are completed.
+// describes each group that has operations. Operations that have ended are completed. Gloo's messages are left
+// out, since their dumps do not tell the peer. WriteTorch does not write to a file that was read.
 func (j *Job) WriteTorch(dir string) error {
 	if err := os.MkdirAll(dir, 0o777); err != nil {
 		return fmt.Errorf("trace: %w", err)
+	}
+	for _, f := range j.files {
+		was, err := os.Stat(f.Name)
+		now, err2 := os.Stat(filepath.Join(dir, fmt.Sprint("rank_", f.Rank)))
+		if err == nil && err2 == nil && os.SameFile(was, now) {
+			return fmt.Errorf("trace: %s is the dump itself: choose another directory than %s", f.Name, dir)
+		}
 	}
 	for _, f := range j.files {
 		d, err := j.torch(f)
@@ -41,9 +48,12 @@ func (j *Job) torch(f *File) (dict, error) {
 	var config dict
 	entries := []any{}
 	known := make(map[string]bool)
-	budget := 64 * f.bytes
+	budget := 64 * f.bytes // values and letters
 	for i, v := range items(f.top["entries"]) {
-		e, group := f.Entries[i], ""
+		e := f.Entries[i]
+		if (e.Op == "send" || e.Op == "recv") && e.P2P {
+			continue
+		}
 		one, err := copied(v, &budget, 0)
 		if err != nil {
 			return nil, err
@@ -58,17 +68,13 @@ func (j *Job) torch(f *File) (dict, error) {
 				d[k].value = "nccl:" + e.Op
 			case "state":
 				d[k].value = e.State
-			case "process_group":
-				if names := items(p.value); len(names) > 1 {
-					group = text(names[1])
-				}
 			}
 		}
 		entries = append(entries, d)
 		if !known[e.Group] {
 			known[e.Group] = true
 			ranks := strings.ReplaceAll(fmt.Sprint(j.members[e.Group]), " ", ", ")
-			config = append(config, pair{e.Group, dict{{"name", e.Group}, {"desc", group}, {"ranks", ranks}}})
+			config = append(config, pair{e.Group, dict{{"name", e.Group}, {"desc", e.described}, {"ranks", ranks}}})
 		}
 	}
 	status, err := copied(f.top["pg_status"], &budget, 0)
@@ -81,8 +87,8 @@ func (j *Job) torch(f *File) (dict, error) {
 	}, nil
 }
 
-// copied makes a value of unpickle one that pickle takes. Budget is how many values it may have: a list can be
-// an item of many others, or of itself.
+// copied makes a value of unpickle one that pickle takes. Budget is how many values and letters it may have: a
+// list can be an item of many others, or of itself.
 func copied(v any, budget *int, depth int) (any, error) {
 	if *budget--; *budget < 0 || depth > 20 {
 		return nil, errors.New("values contain each other too often")
@@ -106,6 +112,7 @@ func copied(v any, budget *int, depth int) (any, error) {
 	case *pydict:
 		d := dict{}
 		for _, key := range slices.Sorted(maps.Keys(v.items)) {
+			*budget -= len(key)
 			x, err := copied(v.items[key], budget, depth+1)
 			if err != nil {
 				return nil, err
@@ -113,20 +120,11 @@ func copied(v any, budget *int, depth int) (any, error) {
 			d = append(d, pair{key, x})
 		}
 		return d, nil
-	case nil, bool, int64, float64, string:
+	case string:
+		*budget -= len(v)
+		return v, nil
+	case nil, bool, int64, float64:
 		return v, nil
 	}
 	return nil, fmt.Errorf("a value is a %T", v)
-}
-
-// completed are the collectives that have ended by the status of their group, by the group's number.
-func completed(top map[string]any) map[int64]int64 {
-	ended := make(map[int64]int64)
-	for id, v := range fields(top["pg_status"]) {
-		n, ok := fields(v)["last_completed_collective"].(int64)
-		if number, err := strconv.ParseInt(id, 10, 64); err == nil && ok {
-			ended[number] = n
-		}
-	}
-	return ended
 }

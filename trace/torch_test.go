@@ -5,29 +5,35 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
 )
 
-// glooDump writes a dump as a rank of PyTorch 2.11 does for Gloo: the group has no name, operations are
-// scheduled for ever, and the status says how many have ended.
+// glooDump writes a dump as a rank of PyTorch 2.11 does for Gloo: groups have no names, and operations stay
+// scheduled. So many have ended, in time or not. Operations of another group have its name and a slash before them.
 func glooDump(t *testing.T, dir string, rank int, ended int64, ops ...string) string {
 	var entries []any
+	ranks := "[0, 1]"
 	for i, op := range ops {
+		group := tuple{"0", "default_pg"}
+		if name, other, ok := strings.Cut(op, "/"); ok {
+			group, op, ranks = tuple{name, "undefined"}, other, "[]"
+		}
 		entries = append(entries, dict{
-			{"frames", []any{}}, {"record_id", int64(i)}, {"pg_id", int64(0)}, {"process_group", tuple{"0", "default_pg"}},
+			{"frames", []any{}}, {"record_id", int64(i)}, {"pg_id", int64(0)}, {"process_group", group},
 			{"thread_name", "python3"}, {"thread_id", "140163780030784"},
 			{"collective_seq_id", int64(i + 1)}, {"p2p_seq_id", int64(0)}, {"op_id", int64(i + 1)}, {"profiling_name", "gloo:" + op},
 			{"time_created_ns", int64(1_000_000*(i+1) + 1000*rank)}, {"input_sizes", []any{[]any{int64(4)}}}, {"input_dtypes", []any{"Float"}},
 			{"output_sizes", []any{[]any{int64(4)}}}, {"output_dtypes", []any{"Float"}}, {"state", "scheduled"},
 			{"time_discovered_started_ns", nil}, {"time_discovered_completed_ns", nil},
-			{"retired", int64(i) < ended}, {"timeout_ms", int64(1_800_000)}, {"is_p2p", false},
+			{"retired", int64(i) < ended}, {"timeout_ms", int64(1_800_000)}, {"is_p2p", op == "send"},
 		})
 	}
 	name := filepath.Join(dir, fmt.Sprint("gloo_", rank))
 	b := append(pickle([]byte{opProto, 2}, dict{
-		{"version", "2.10"}, {"pg_config", dict{{"", dict{{"name", ""}, {"desc", ""}, {"ranks", "[0, 1]"}}}}}, {"comm_lib_version", ""},
+		{"version", "2.10"}, {"pg_config", dict{{"", dict{{"name", ""}, {"desc", ""}, {"ranks", ranks}}}}}, {"comm_lib_version", ""},
 		{"pg_status", dict{{"0", dict{
 			{"last_enqueued_collective", int64(len(ops))}, {"last_started_collective", int64(-1)}, {"last_completed_collective", ended},
 		}}}},
@@ -37,13 +43,13 @@ func glooDump(t *testing.T, dir string, rank int, ended int64, ops ...string) st
 	return name
 }
 
-// glooJob is a job in which rank 1 has not called the last all_reduce.
-func glooJob(t *testing.T) *Job {
+// glooJob is a job in which rank 1 has not called the last all_reduce. So many operations of rank 0 have ended.
+func glooJob(t *testing.T, ended int64, more ...string) *Job {
 	dir := t.TempDir()
 	var files []*File
 	for _, name := range []string{
-		glooDump(t, dir, 0, 3, "all_reduce", "broadcast", "all_reduce", "all_reduce"),
-		glooDump(t, dir, 1, 3, "all_reduce", "broadcast", "all_reduce"),
+		glooDump(t, dir, 0, ended, append([]string{"all_reduce", "broadcast", "barrier", "all_reduce"}, more...)...),
+		glooDump(t, dir, 1, 3, "all_reduce", "broadcast", "barrier"),
 	} {
 		f, err := ReadFile(name)
 		require.NoError(t, err)
@@ -56,8 +62,12 @@ func glooJob(t *testing.T) *Job {
 
 // TestTorchGloo: dumps of PyTorch's Gloo are understood, and become ones that its analyzer takes.
 func TestTorchGloo(t *testing.T) {
-	j := glooJob(t)
-	require.Equal(t, []Stuck{{Group: "0", Op: "all_reduce", Number: 4, Waiting: []int{0}, NotCalled: []int{1}}}, j.Stuck)
+	stuck := []Stuck{{Group: "0", Op: "all_reduce", Number: 4, Waiting: []int{0}, NotCalled: []int{1}}}
+	require.Equal(t, stuck, glooJob(t, 4).Stuck, "it has ended without rank 1, so it has timed out")
+	require.Equal(t, stuck, glooJob(t, 3, "1/all_reduce", "1/all_reduce").Stuck[:1], "another group hides the members of this one")
+	j := glooJob(t, 3, "send")
+	require.Equal(t, stuck, j.Stuck)
+	require.ErrorContains(t, (&Job{files: []*File{{Name: os.Args[0]}}}).WriteTorch(symlink(t, os.Args[0])), "is the dump itself")
 	dir := filepath.Join(t.TempDir(), "new")
 	require.NoError(t, j.WriteTorch(dir))
 	for rank := range 2 {
@@ -68,8 +78,11 @@ func TestTorchGloo(t *testing.T) {
 		for i, v := range items(f.top["entries"]) {
 			e := fields(v)
 			want, state := "nccl:all_reduce", "completed"
-			if i == 1 {
+			switch i {
+			case 1:
 				want = "nccl:broadcast"
+			case 2:
+				want = "nccl:all_reduce_barrier"
 			}
 			if i == 3 {
 				state = "scheduled"
@@ -77,8 +90,16 @@ func TestTorchGloo(t *testing.T) {
 			require.Equal(t, want, e["profiling_name"])
 			require.Equal(t, state, e["state"])
 		}
+		require.LessOrEqual(t, len(f.Entries), 4, "without the message")
 		require.Equal(t, map[string]any{"name": "0", "desc": "default_pg", "ranks": "[0, 1]"}, fields(fields(f.top["pg_config"])["0"]))
 	}
+}
+
+// symlink returns a directory whose rank_0 is a file.
+func symlink(t *testing.T, file string) string {
+	dir := t.TempDir()
+	require.NoError(t, os.Symlink(file, filepath.Join(dir, "rank_0")))
+	return dir
 }
 
 // TestTorchGlooAnalyzer runs PyTorch's analyzer on what WriteTorch makes.
@@ -88,7 +109,7 @@ func TestTorchGlooAnalyzer(t *testing.T) {
 		t.Skip("torchfrtrace is not installed: it comes with PyTorch 2.8 and later")
 	}
 	dir := t.TempDir()
-	require.NoError(t, glooJob(t).WriteTorch(dir))
+	require.NoError(t, glooJob(t, 3, "send").WriteTorch(dir))
 	out, err := exec.CommandContext(t.Context(), analyzer, dir, "-p", "rank_").CombinedOutput()
 	require.NoError(t, err, string(out))
 	require.Contains(t, string(out), "Not all ranks joining collective, sequence number: 4")
@@ -103,7 +124,8 @@ func TestCopied(t *testing.T) {
 	for range 15 {
 		wide = &pylist{[]any{wide, wide, wide, wide}}
 	}
-	for _, v := range []any{self, wide, &pydict{map[string]any{"a": mark{}}}} {
+	long := any(strings.Repeat("x", 1000))
+	for _, v := range []any{self, wide, &pydict{map[string]any{"a": mark{}}}, &pylist{[]any{long, long, long, long, long, long, long, long, long, long, long}}} {
 		budget := 10_000
 		_, err := copied(v, &budget, 0)
 		require.Error(t, err)

@@ -298,6 +298,7 @@ func (b *Backend) prepare(ctx context.Context) error {
 	if g.Missing == nil && group.Lacks(g.Driver) == nil {
 		// Not in an operation, when streams may wait for a word.
 		names := []string{kernels.Pack, kernels.Unpack, kernels.Exchange}
+		kernels.EachCast(func(_, _ tensor.DType, name string) { names = append(names, name) })
 		if n := g.Driver.Count(); b.direct.Can() == nil && (n == 1 || n >= g.Size) {
 			names = kernels.Names()
 			directway.Keep(g.Driver, g.Size) // else ranks share devices, most likely

@@ -227,6 +227,37 @@ func TestBeside(t *testing.T) {
 	w.end()
 }
 
+// TestBesideDiffers: ranks of which one alone leaves room for other kernels are told.
+func TestBesideDiffers(t *testing.T) {
+	s := directly(2)
+	s.timeout = patience
+	w := newWorld(t, s.quietly())
+	w.each(func(x *rank, r int) error { return x.meetDirectly(r) })
+	errs := runEach(w, func(x *rank, r int, _ chan struct{}) error {
+		y, err := x.vector(tensor.Float32, r, make([]byte, 4096))
+		if err != nil {
+			return err
+		}
+		with := []func(context.Context, ...driver.Stream) context.Context{cuda.Beside, cuda.WithStreams}[r]
+		v, err := x.b.AllReduce(with(x.ctx, x.stream[r]), []*tensor.Tensor{y.t}, backend.AllReduceOptions{})
+		if err == nil {
+			err = v.Wait(x.ctx)
+		}
+		if err != nil {
+			return err
+		}
+		if v, err = x.b.Barrier(x.ctx, backend.BarrierOptions{}); err == nil {
+			err = v.Wait(x.ctx)
+		}
+		return err
+	})
+	for r, err := range errs {
+		require.ErrorIs(t, err, work.ErrMismatch, "rank %d", r)
+		require.ErrorContains(t, err, "beside other kernels", "rank %d", r)
+	}
+	w.drop(t)
+}
+
 // halve returns the halves of a tensor of 4 elements.
 func halve(t *tensor.Tensor) ([]*tensor.Tensor, error) {
 	a, err := t.Slice(0, 0, 2)

@@ -17,9 +17,9 @@ func WithStreams(ctx context.Context, streams ...driver.Stream) context.Context 
 }
 
 // Beside is WithStreams for operations that run beside other kernels of the caller, such as the
-// all-reduce of gradients beside a backward pass. Direct work then takes 16 multiprocessors, which suffices for
-// most of the bandwidth. Without it, kernels for large tensors fill the device until they end. All ranks need the
-// same.
+// all-reduce of gradients beside a backward pass. Direct work then takes 16 multiprocessors. That suffices for
+// most of the bandwidth of long sums and averages of two ranks, and for less of that of others. Without it, kernels
+// for large tensors fill the device until they end. All ranks need the same.
 func Beside(ctx context.Context, streams ...driver.Stream) context.Context {
 	return context.WithValue(ctx, place.StreamsKey{}, &place.CallStreams{Before: streams, Beside: true})
 }

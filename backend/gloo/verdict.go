@@ -25,14 +25,14 @@ const (
 	slowAnswer = 20 * time.Millisecond
 	slowFactor = 3
 
+	// slowSecond is how late a rank must answer on a second link, until the rank is to blame and not the
+	// first link. Ranks that had to wait for a CPU answered after up to 47 ms.
+	slowSecond = 50 * time.Millisecond
+
 	// queueFactor takes the place of slowFactor for a rank at one end of the only link whose sockets
 	// have data that wait. A slow rank with 2 Mbit/s answered 2.95 times as late as others, on two
 	// busy CPUs.
 	queueFactor = 2
-
-	// slowSecond is how late a rank must answer on a second link, until the rank is to blame for the
-	// first, which is silent.
-	slowSecond = 50 * time.Millisecond
 
 	// slowLeast is how late every other answer of a rank must be, until the rank is to blame for its
 	// slow link. A packet of 1500 bytes takes 6 ms at 2 Mbit/s.
@@ -393,7 +393,7 @@ func (e *evidence) slowest() verdict {
 		return verdict{rank: r, other: -1, why: fmt.Sprintf("rank %d is slow: data wait in its sockets, and in those of no other rank", r)}
 	}
 	if len(long) == 1 {
-		if v, late, other := e.latestRank(); late >= slowAnswer && late >= queueFactor*other && (v.rank == long[0].a || v.rank == long[0].b) {
+		if v, late, other := e.latestRank(); late >= slowSecond && late >= queueFactor*other && (v.rank == long[0].a || v.rank == long[0].b) {
 			return v
 		}
 		if v, ok := slowBeside(links, long[0]); ok {
@@ -456,7 +456,7 @@ func (e *evidence) latestRank() (v verdict, late, other time.Duration) {
 // slowRank blames a rank by its second latest answer, and returns how late that is, 0 if there is no
 // such rank.
 func (e *evidence) slowRank() (verdict, time.Duration) {
-	if v, late, other := e.latestRank(); isLate(late, other) {
+	if v, late, other := e.latestRank(); late >= slowSecond && isLate(late, other) {
 		return v, late
 	}
 	return verdict{rank: -1, other: -1}, 0
@@ -466,7 +466,7 @@ func (e *evidence) slowRank() (verdict, time.Duration) {
 func (e *evidence) slowEnd(v verdict) (slow verdict, ok bool) {
 	slow, late := e.slowRank()
 	slow.weak = v.weak
-	return slow, late >= slowSecond && (slow.rank == e.onHost(v.rank) || slow.rank == e.onHost(v.other))
+	return slow, late > 0 && (slow.rank == e.onHost(v.rank) || slow.rank == e.onHost(v.other))
 }
 
 // medians returns how late the answers between two ranks mostly were.

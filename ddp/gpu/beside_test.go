@@ -38,9 +38,6 @@ func BenchmarkBeside(b *testing.B) {
 	if library == "" {
 		b.Skipf("needs ranks that c10d run has started, and %s", besideLibrary)
 	}
-	// CUDA's current context is the thread's.
-	runtime.LockOSThread()
-	defer runtime.UnlockOSThread()
 	ctx := b.Context()
 	d, err := cuda.Default()
 	require.NoError(b, err)
@@ -91,6 +88,9 @@ func BenchmarkBeside(b *testing.B) {
 	}{{"tf32/4096 rows", 3, 4096}, {"f32/1024 rows", 0, 1024}, {"tf32/1024 rows", 3, 1024}} {
 		p.math, p.rows = kind.math, kind.rows
 		b.Run(kind.name, func(b *testing.B) {
+			p.b = b
+			p.enter()
+			defer runtime.UnlockOSThread()
 			times := make([][]float64, len(contexts))
 			for i := range 45 {
 				for k, c := range contexts {
@@ -123,6 +123,8 @@ type products struct {
 	v          driver.Device
 	s          driver.Stream
 	handle     uintptr
+	primary    uintptr
+	current    func(context uintptr) int32
 	setMath    func(handle uintptr, mode int32) int32
 	multiply   func(handle uintptr, ta, tb, m, n, k int32, alpha unsafe.Pointer, a driver.Ptr, lda int32, b driver.Ptr, ldb int32, beta unsafe.Pointer, c driver.Ptr, ldc int32) int32
 	math, rows int32
@@ -142,24 +144,29 @@ func newProducts(b *testing.B, library string, v driver.Device, s driver.Stream)
 	}
 	cu, blas := open("libcuda.so.1"), open(library)
 	var retain func(*uintptr, int32) int32
-	var current func(uintptr) int32
 	var create func(*uintptr) int32
 	var setStream func(handle, stream uintptr) int32
 	purego.RegisterLibFunc(&retain, cu, "cuDevicePrimaryCtxRetain")
-	purego.RegisterLibFunc(&current, cu, "cuCtxSetCurrent")
+	purego.RegisterLibFunc(&p.current, cu, "cuCtxSetCurrent")
 	purego.RegisterLibFunc(&create, blas, "cublasCreate_v2")
 	purego.RegisterLibFunc(&setStream, blas, "cublasSetStream_v2")
 	purego.RegisterLibFunc(&p.setMath, blas, "cublasSetMathMode")
 	purego.RegisterLibFunc(&p.multiply, blas, "cublasSgemm_v2")
-	var primary uintptr
-	require.Zero(b, retain(&primary, int32(v.ID().Index)))
-	require.Zero(b, current(primary))
+	require.Zero(b, retain(&p.primary, int32(v.ID().Index)))
+	p.enter()
+	defer runtime.UnlockOSThread()
 	require.Zero(b, create(&p.handle))
 	require.Zero(b, setStream(p.handle, s.(interface{ Handle() uintptr }).Handle()))
 	for i := range p.matrices {
 		p.matrices[i] = p.alloc(columns * columns * 4).Ptr()
 	}
 	return p
+}
+
+// enter keeps the goroutine on its thread, and makes the device's context the thread's.
+func (p *products) enter() {
+	runtime.LockOSThread()
+	require.Zero(p.b, p.current(p.primary))
 }
 
 // alloc returns zeros.

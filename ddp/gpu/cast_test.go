@@ -59,6 +59,12 @@ func (x *rank) compress(narrow tensor.DType) error {
 	if err != nil {
 		return err
 	}
+	// A bucket without elements.
+	none, err := x.tensor(tensor.Float32, 0)
+	if err != nil {
+		return err
+	}
+	params = append(params, ddp.Param{Name: "none", Value: none, Grad: none})
 	buckets := 0
 	d, err := ddp.New(x, x.g, params, ddp.Options{
 		Device: x.own, BucketCap: 40, FirstBucket: 40,

@@ -179,7 +179,7 @@ func (s *stream) deliver(r *transport.Request, handle uint32) {
 		return
 	}
 	from := s.bulky
-	if number, _ := numberOf(r.Slot); number != s.number {
+	if number, ok := numberOf(r.Slot); !ok || number != s.number {
 		s.number, s.delivered = number, 0
 	}
 	if s.delivered++; s.sending == 0 && s.asked == 0 && s.delivered <= aloneMessages {

@@ -22,6 +22,7 @@ type Call struct {
 	N      int                // elements
 	Root   int                // -1 if there is none
 	Sparse bool               // the ranks tell each other the rest themselves
+	Beside bool               // it leaves room for other kernels, which ranks have to do alike
 }
 
 // Reducing is what a call has as with.
@@ -51,6 +52,9 @@ func (c Call) Said() Said {
 	if c.Sparse {
 		w |= 1 << 35
 	}
+	if c.Beside {
+		w |= 1 << 34
+	}
 	return Said{w, uint64(c.N)}
 }
 
@@ -74,6 +78,9 @@ func (c Said) String() string {
 	}
 	if root > 0 {
 		s += fmt.Sprintf(" with root %d", root-1)
+	}
+	if c[0]>>34&1 != 0 {
+		s += " beside other kernels"
 	}
 	return s
 }

@@ -136,7 +136,7 @@ func (d *Group) Issue(ctx context.Context, op work.OpType, timeout time.Duration
 	c.SetResult(result...)
 	c.Start()
 	print.Op = op
-	err = b.Enter(info, print)
+	err = b.Enter(ctx, info, print)
 	b.Issued(c.Work())
 	pool.Underway.Add(1)
 	d.begin(c)

@@ -59,7 +59,7 @@ func (d *Group) capture(ctx context.Context, op work.OpType, c *Call, print boar
 	}
 	d.made++
 	print.Op = op
-	err = b.Enter(info, print)
+	err = b.Enter(ctx, info, print)
 	b.Issued(c.Work())
 	c.Complete(err)
 	return c.Work(), nil

@@ -85,11 +85,14 @@ func (b *Engine) Abort(cause error) {
 	if cause == nil {
 		cause = work.ErrAborted
 	}
-	b.Fail(&aborted{cause}, cause)
+	b.Fail(&aborted{b.Rank, cause}, cause)
 }
 
-// aborted is the end of a group that this rank has aborted.
-type aborted struct{ cause error }
+// aborted is the end of a group that a rank has aborted.
+type aborted struct {
+	rank  int
+	cause error
+}
 
 func (e *aborted) Error() string { return fmt.Sprintf("%v: %v", work.ErrAborted, e.cause) }
 
@@ -179,7 +182,7 @@ func (b *Engine) culprit(err error) int {
 	var panicked *work.PanicError
 	switch {
 	case errors.As(err, &own):
-		return b.Rank
+		return own.rank // a rank of this process may have aborted the group, and its error come here as it is
 	case errors.As(err, &first):
 		return first.Peer
 	case errors.As(err, &panicked):

@@ -112,7 +112,7 @@ func (b *Engine) Issue(ctx context.Context, op work.OpType, timeout time.Duratio
 	o.init(b, ctx, info, timeout)
 	o.line = b.line
 	o.Print.Op, o.number = op, b.collectives
-	o.err = b.Enter(info, o.Print)
+	o.err = b.Enter(ctx, info, o.Print)
 	if err := b.launch(o, result); err != nil {
 		return nil, err
 	}
@@ -168,7 +168,10 @@ func (b *Engine) Admit(ctx context.Context, op work.OpType, timeout time.Duratio
 // Enter tells the other ranks of this host what the collective is that comes next. If
 // they call something else the group ends, on all ranks and at once. The caller holds
 // B.calls.
-func (b *Engine) Enter(info work.Info, c board.Call) error {
+func (b *Engine) Enter(ctx context.Context, info work.Info, c board.Call) error {
+	if s := place.StreamsOf(ctx); s != nil {
+		c.Beside = s.Beside
+	}
 	mine := c.Said()
 	peer, theirs, ok := b.Board.Enter(b.collectives, mine)
 	if ok {

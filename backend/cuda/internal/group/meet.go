@@ -142,7 +142,7 @@ func (b *Engine) queueTogether(ctx context.Context, op work.OpType, print board.
 	q.init(b, ctx, info, timeout)
 	q.Print = print
 	q.Print.Op = op
-	if err := b.Enter(info, q.Print); err != nil {
+	if err := b.Enter(ctx, info, q.Print); err != nil {
 		return err
 	}
 	q.watch()

@@ -851,10 +851,14 @@ const defaultSection = 1 << 20
 //	256 KiB    1.06    1.25    1.31     1.29
 //	1 MiB      1.09    1.26    1.41     1.25
 //
-// With more ranks a share is shorter. With 8, plain C took least with 16 KiB (bench/floor.c).
+// More ranks take so many us for 1 MiB, on 32 CPUs:
+//
+//	           16 KiB  64 KiB  128 KiB  256 KiB  1 MiB
+//	4 ranks    191     195     170      188      176
+//	8 ranks    238     216     206      271      235
 const (
 	shortBuffer     = 2 << 20
-	shortSection    = 16 << 10
+	shortSection    = 128 << 10
 	shortSectionOf2 = 256 << 10
 )
 

@@ -70,8 +70,7 @@ type callKey struct {
 // that no rank leaves before all have come, and the median of the differences between their ends.
 func Merge(files []*File) (*Job, error) {
 	j := &Job{files: slices.SortedFunc(slices.Values(files), func(a, b *File) int { return cmp.Compare(a.Rank, b.Rank) })}
-	members := make(map[string][]int)
-	j.members = members
+	j.members = make(map[string][]int)
 	for i, f := range j.files {
 		if i > 0 && j.files[i-1].Rank == f.Rank {
 			return nil, fmt.Errorf("trace: %s and %s are both of rank %d: give the dumps of one run", j.files[i-1].Name, f.Name, f.Rank)
@@ -79,12 +78,12 @@ func Merge(files []*File) (*Job, error) {
 		j.Ranks = append(j.Ranks, f.Rank)
 		for group, ranks := range f.Groups {
 			if len(ranks) > 0 {
-				members[group] = ranks
+				j.members[group] = ranks
 			}
 		}
 	}
 	j.addUnnamed()
-	for _, ranks := range members {
+	for _, ranks := range j.members {
 		for _, r := range ranks {
 			if !slices.Contains(j.Ranks, r) && !slices.Contains(j.Missing, r) {
 				j.Missing = append(j.Missing, r)
@@ -101,7 +100,7 @@ func Merge(files []*File) (*Job, error) {
 	for _, key := range slices.SortedFunc(maps.Keys(calls), func(a, b callKey) int {
 		return cmp.Or(strings.Compare(a.group, b.group), cmp.Compare(a.number, b.number))
 	}) {
-		j.look(key, calls[key], members[key.group], last, blame)
+		j.look(key, calls[key], j.members[key.group], last, blame)
 	}
 	slices.SortStableFunc(j.Late, func(a, b Late) int { return cmp.Compare(b.By, a.By) })
 	for _, r := range j.Ranks {

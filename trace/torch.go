@@ -23,9 +23,10 @@ func (j *Job) WriteTorch(dir string) error {
 	if err := os.MkdirAll(dir, 0o777); err != nil {
 		return fmt.Errorf("trace: %w", err)
 	}
+	to := func(f *File) string { return filepath.Join(dir, fmt.Sprint("rank_", f.Rank)) }
 	for _, f := range j.files {
 		was, err := os.Stat(f.Name)
-		now, err2 := os.Stat(filepath.Join(dir, fmt.Sprint("rank_", f.Rank)))
+		now, err2 := os.Stat(to(f))
 		if err == nil && err2 == nil && os.SameFile(was, now) {
 			return fmt.Errorf("trace: %s is the dump itself: choose another directory than %s", f.Name, dir)
 		}
@@ -36,7 +37,7 @@ func (j *Job) WriteTorch(dir string) error {
 			return fmt.Errorf("trace: %s: %w", f.Name, err)
 		}
 		b := append(pickle([]byte{opProto, 2}, d), opStop)
-		if err := os.WriteFile(filepath.Join(dir, fmt.Sprint("rank_", f.Rank)), b, 0o666); err != nil {
+		if err := os.WriteFile(to(f), b, 0o666); err != nil {
 			return fmt.Errorf("trace: %w", err)
 		}
 	}
@@ -65,7 +66,7 @@ func (j *Job) torch(f *File) (dict, error) {
 		for k, p := range d {
 			switch p.key {
 			case "profiling_name":
-				d[k].value = "nccl:" + e.Op
+				d[k].value = profilingPrefix + e.Op
 			case "state":
 				d[k].value = e.State
 			}

@@ -3,7 +3,6 @@ package trace
 import (
 	"fmt"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -104,16 +103,9 @@ func symlink(t *testing.T, file string) string {
 
 // TestTorchGlooAnalyzer runs PyTorch's analyzer on what WriteTorch makes.
 func TestTorchGlooAnalyzer(t *testing.T) {
-	analyzer, err := exec.LookPath("torchfrtrace")
-	if err != nil {
-		t.Skip("torchfrtrace is not installed: it comes with PyTorch 2.8 and later")
-	}
 	dir := t.TempDir()
 	require.NoError(t, glooJob(t, 3, "send").WriteTorch(dir))
-	out, err := exec.CommandContext(t.Context(), analyzer, dir, "-p", "rank_").CombinedOutput()
-	require.NoError(t, err, string(out))
-	require.Contains(t, string(out), "Not all ranks joining collective, sequence number: 4")
-	require.Contains(t, string(out), "missing ranks: {1}")
+	analyzed(t, dir, 4)
 }
 
 // TestCopied: values that contain themselves, or each other over and over, are errors.

@@ -151,7 +151,9 @@ func (b *Backend) mix(ctx context.Context, op work.OpType, written, result []*te
 		if err != nil {
 			return nil, err
 		}
-		ctx = context.WithValue(ctx, place.StreamsKey{}, &place.CallStreams{Before: append(slices.Clone(g.Before), st), In: g.In, Beside: g.Beside})
+		more := *g
+		more.Before = append(slices.Clone(g.Before), st)
+		ctx = context.WithValue(ctx, place.StreamsKey{}, &more)
 	}
 	var err error
 	for i, ts := range lists {

@@ -9,45 +9,19 @@ import (
 	"math/rand/v2"
 	"slices"
 	"testing"
-	"time"
-
-	"github.com/stretchr/testify/require"
 
 	"github.com/c10d-go/c10d/backend/cuda/driver"
-	"github.com/c10d-go/c10d/backend/cuda/driver/nvidia"
-	"github.com/c10d-go/c10d/backend/cuda/driver/sim"
-	"github.com/c10d-go/c10d/backend/cuda/driver/sim/simkernels"
 	"github.com/c10d-go/c10d/ddp"
 	"github.com/c10d-go/c10d/ddp/gpu"
 	"github.com/c10d-go/c10d/tensor"
 	"github.com/c10d-go/c10d/work"
 )
 
-// withKernels runs a test on simulated devices that have kernels, and on the machine's GPUs, if it has any.
-func withKernels(t *testing.T, f func(t *testing.T, m machine)) {
-	t.Run("sim", func(t *testing.T) {
-		seed := uint64(time.Now().UnixNano())
-		t.Logf("seed %d", seed)
-		m := newMachine(t, sim.Config{Devices: 2, Seed: seed, Kernels: simkernels.All()})
-		f(t, m)
-		require.NoError(t, m.close())
-	})
-	t.Run("nvidia", func(t *testing.T) {
-		d, err := nvidia.Open()
-		if errors.Is(err, driver.ErrNoDevice) {
-			t.Skip(err)
-		}
-		require.NoError(t, err)
-		defer d.Close()
-		f(t, machine{open: func(int) (driver.Driver, error) { return nvidia.Open() }})
-	})
-}
-
 // TestCompress: a hook that compresses averages rounded gradients.
 func TestCompress(t *testing.T) {
 	for _, narrow := range []tensor.DType{tensor.Float16, tensor.BFloat16} {
 		t.Run(narrow.String(), func(t *testing.T) {
-			withKernels(t, func(t *testing.T, m machine) {
+			withKernels(t, 1, func(t *testing.T, m machine) {
 				run(t, m, 2, func(x *rank) error { return x.compress(narrow) })
 			})
 		})
@@ -111,7 +85,7 @@ func (x *rank) compress(narrow tensor.DType) error {
 // TestCast compares casts on a device with those of package tensor, for any bits, lengths and places.
 func TestCast(t *testing.T) {
 	dtypes := []tensor.DType{tensor.Float16, tensor.BFloat16, tensor.Float32, tensor.Float64}
-	withKernels(t, func(t *testing.T, m machine) {
+	withKernels(t, 1, func(t *testing.T, m machine) {
 		run(t, m, 1, func(x *rank) error {
 			rng := rand.New(rand.NewPCG(1, 2))
 			for _, from := range dtypes {
@@ -204,7 +178,7 @@ func any64(rng *rand.Rand, d tensor.DType) float64 {
 
 // TestCastRefused: what cannot be cast has an error that names it.
 func TestCastRefused(t *testing.T) {
-	withKernels(t, func(t *testing.T, m machine) {
+	withKernels(t, 1, func(t *testing.T, m machine) {
 		run(t, m, 1, func(x *rank) error {
 			a, err := x.tensor(tensor.Float32, 4)
 			if err != nil {

@@ -76,6 +76,11 @@ func onMachines(t *testing.T, f func(t *testing.T, m machine)) {
 		f(t, m)
 		require.NoError(t, m.close())
 	})
+	withKernels(t, seed, f)
+}
+
+// withKernels is onMachines without the simulator that has no kernels.
+func withKernels(t *testing.T, seed uint64, f func(t *testing.T, m machine)) {
 	t.Run("sim direct", func(t *testing.T) {
 		m := newMachine(t, sim.Config{Devices: 2, Seed: seed, Kernels: simkernels.All()})
 		f(t, m)

@@ -47,8 +47,8 @@ func TestPack(t *testing.T) {
 	}
 }
 
-// TestUnsure: whoever gets late answers from all other hosts does not trust the end of a connection, however
-// fast the ranks of its own host answer.
+// TestUnsure: a rank that gets late answers from all other hosts does not trust the end of a connection. Quick
+// answers of its own host change nothing.
 func TestUnsure(t *testing.T) {
 	const prompt, slow = time.Millisecond, 800 * time.Millisecond
 	type peer struct {

@@ -24,8 +24,8 @@ import (
 )
 
 // BenchmarkNCCL measures the collectives of two processes, or of C10D_DIRECT_RANKS, and then NCCL's through
-// PyTorch with testdata/nccl.py, and prints both. With more than two ranks, rows "other_form" have all_reduces
-// of the form that the backend does not choose. -benchtime 1x is enough: what is repeated are the calls
+// PyTorch with testdata/nccl.py, and prints both. With more than two ranks there are rows "other_form":
+// all_reduces of the form that the backend would not choose. -benchtime 1x is enough: what is repeated are the calls
 // of a row. C10D_DIRECT_ITERATIONS is how many, C10D_DIRECT_BLOCKS limits the blocks of a
 // call, C10D_DIRECT_MOST the bytes.
 //

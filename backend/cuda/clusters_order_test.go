@@ -192,7 +192,7 @@ func mutate(t *testing.T, s setup, f func(x *rank, r int, seed uint64) error) {
 		}
 		for _, s.sim.Semantics = range []sim.Semantics{sim.Snapshot, sim.LateBinding} {
 			var err error
-			for seed := uint64(0); err == nil && seed < 60; seed++ {
+			for seed := uint64(0); err == nil && seed < mutationSeeds; seed++ {
 				s.sim.Seed = seed
 				err = withoutCall(t, s, m, run)
 				var race *sim.Race

@@ -73,7 +73,7 @@ func TestDirectMutations(t *testing.T) {
 	tried := map[string]int{}
 	for _, m := range calls {
 		var err error
-		for seed := uint64(0); err == nil && seed < 20; seed++ {
+		for seed := uint64(0); err == nil && seed < mutationSeeds; seed++ {
 			s.sim.Seed = seed
 			err = withoutCall(t, s, m, run)
 		}

@@ -161,7 +161,7 @@ func TestT03T04Mutations(t *testing.T) {
 			// A stream that waits for a word may see a later one, and be in order by
 			// luck: not in every run.
 			var err error
-			for seed := uint64(0); err == nil && seed < 20; seed++ {
+			for seed := uint64(0); err == nil && seed < mutationSeeds; seed++ {
 				s.sim.Seed = seed
 				err = without(t, s, m, run)
 			}

@@ -391,7 +391,7 @@ func TestT03T04Local(t *testing.T) {
 			}
 			tried[m.Name]++
 			var err error
-			for seed := uint64(0); err == nil && seed < 20; seed++ {
+			for seed := uint64(0); err == nil && seed < mutationSeeds; seed++ {
 				err = run(seed, func(o sim.Call) bool { return o.Stream == m.Stream && o.Name == m.Name && o.K == m.K })
 			}
 			require.Error(t, err, "%s of %d: nobody noticed that %v, number %d of them there, was left out", c.kind, c.n, m, m.K)

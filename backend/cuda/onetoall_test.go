@@ -417,7 +417,7 @@ func TestT03T04OneToAll(t *testing.T) {
 			}
 			tried[m.Name]++
 			var err error
-			for seed := uint64(0); err == nil && seed < 20; seed++ {
+			for seed := uint64(0); err == nil && seed < mutationSeeds; seed++ {
 				s.sim.Seed = seed
 				err = without(t, s, m, run)
 			}

@@ -30,6 +30,9 @@ func seedsOr(n int) int {
 	return n
 }
 
+// mutationSeeds is how many runs without a call may be in order by luck.
+const mutationSeeds = 400
+
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 // patience bounds what must happen.

@@ -203,7 +203,7 @@ func TestRingMutations(t *testing.T) {
 		// A stream that waits for a word may see a later one, and be in order by luck:
 		// not in every run.
 		var err error
-		for seed := uint64(0); err == nil && seed < 20; seed++ {
+		for seed := uint64(0); err == nil && seed < mutationSeeds; seed++ {
 			err = run(seed, func(o sim.Call) bool { return o.N == c.N })
 		}
 		require.Error(t, err, "nobody noticed that %v was left out", c)

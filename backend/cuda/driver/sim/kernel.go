@@ -302,7 +302,7 @@ func (v *Device) Load(image []byte) (driver.Module, error) {
 	var loaded int
 	if mod.image == nil {
 		var err error
-		if mod.image, err = parsePTX(image); err != nil {
+		if mod.image, err = entryPoints(image); err != nil {
 			return nil, &driver.Error{Call: call, Device: v.index, Err: fmt.Errorf("%w: %w", driver.ErrImage, err)}
 		}
 		loaded = 1
@@ -329,7 +329,7 @@ func (d *Driver) Keep(image []byte, _ ...string) {
 		if there || v.enter("Load") != nil {
 			continue
 		}
-		entries, err := parsePTX(image)
+		entries, err := entryPoints(image)
 		if err != nil {
 			continue // an error of Load
 		}

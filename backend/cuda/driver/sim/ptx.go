@@ -2,11 +2,13 @@ package sim
 
 import (
 	"bytes"
+	"crypto/sha256"
 	"errors"
 	"fmt"
 	"regexp"
 	"strconv"
 	"strings"
+	"sync"
 )
 
 // entryPoint is a kernel as a PTX text declares it.
@@ -35,7 +37,24 @@ var (
 	ptxParam   = regexp.MustCompile(`^\.param\s+(?:\.align\s+(\d+)\s+)?\.([a-z]+)(\d+)\s+(?:\.ptr\s+(?:\.\w+\s+)?(?:\.align\s+\d+\s+)?)?[\w$%]+\s*(?:\[\s*(\d+)\s*\])?$`)
 )
 
-// parsePTX returns the entry points of a PTX text. It reads declarations only,
+// parsed has the entry points of texts that were read before, by SHA-256. Programs load the same
+// few texts on many devices.
+var parsed sync.Map
+
+// entryPoints returns the entry points of a PTX text. The caller must not change them.
+func entryPoints(image []byte) ([]entryPoint, error) {
+	key := sha256.Sum256(image)
+	if have, ok := parsed.Load(key); ok {
+		return have.([]entryPoint), nil
+	}
+	entries, err := parsePTX(image)
+	if err == nil {
+		parsed.Store(key, entries)
+	}
+	return entries, err
+}
+
+// parsePTX reads the entry points of a PTX text. It reads declarations only,
 // and takes what it does not know for an unusable image.
 func parsePTX(image []byte) ([]entryPoint, error) {
 	text := string(bytes.TrimRight(image, "\x00"))

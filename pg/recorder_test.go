@@ -3,6 +3,7 @@ package pg_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"math"
 	"os"
 	"os/exec"
@@ -286,8 +287,8 @@ func TestTraceVariable(t *testing.T) {
 	}, 20*time.Second, time.Millisecond)
 }
 
-// BenchmarkRecorder shows what the recorder costs an all_reduce of two ranks. One group makes short rounds of
-// calls, with and without a recorder in turn, and never stops between them. Both kinds of rounds use the same
+// BenchmarkRecorder shows what the recorder costs an all_reduce, by how many ranks and how many bytes it has. One
+// group makes short rounds of calls, with and without a recorder in turn, and never stops between them. Both kinds of rounds use the same
 // connections and memory. If the machine becomes slower, two rounds that follow each other become slower alike.
 //
 //	%slower     the median of the ratios of two such rounds
@@ -298,17 +299,24 @@ func TestTraceVariable(t *testing.T) {
 // the default ring is what the ring's memory costs. In "none" both kinds of rounds have no recorder: 0 has
 // to be between its bounds.
 func BenchmarkRecorder(b *testing.B) {
-	for _, size := range []int{1 << 10, 1 << 20} {
-		for _, c := range []struct {
-			name     string
-			recorder *trace.Options // nil for none
-		}{
-			{"none", nil},
-			{"on", &trace.Options{}},
-			{"small", &trace.Options{Entries: 8}},
-			{"observed", &trace.Options{Observers: []trace.Observer{nobody{}}}},
-		} {
-			b.Run(strconv.Itoa(size)+"/"+c.name, func(b *testing.B) { benchmarkRecorder(b, size, c.recorder) })
+	for _, world := range []int{2, 4, 8} {
+		for _, size := range []int{1 << 10, 1 << 20} {
+			for _, c := range []struct {
+				name     string
+				recorder *trace.Options // nil for none
+			}{
+				{"none", nil},
+				{"on", &trace.Options{}},
+				{"small", &trace.Options{Entries: 8}},
+				{"observed", &trace.Options{Observers: []trace.Observer{nobody{}}}},
+			} {
+				b.Run(fmt.Sprintf("%d/%d/%s", world, size, c.name), func(b *testing.B) {
+					if world > runtime.GOMAXPROCS(0) {
+						b.Skipf("%d ranks need as many CPUs", world)
+					}
+					benchmarkRecorder(b, world, size, c.recorder)
+				})
+			}
 		}
 	}
 }
@@ -319,7 +327,7 @@ type nobody struct{}
 func (nobody) Called(trace.Event) {}
 func (nobody) Ended(trace.Event)  {}
 
-func benchmarkRecorder(b *testing.B, size int, recorded *trace.Options) {
+func benchmarkRecorder(b *testing.B, world, size int, recorded *trace.Options) {
 	ctx := context.Background()
 	st := store.NewHash()
 	defer st.Close()
@@ -332,7 +340,7 @@ func benchmarkRecorder(b *testing.B, size int, recorded *trace.Options) {
 		} else {
 			o.Recorder = trace.Off
 		}
-		g, err := pg.New(ctx, st, rank, 2, o)
+		g, err := pg.New(ctx, st, rank, world, o)
 		if err != nil {
 			return err
 		}
@@ -374,7 +382,7 @@ func benchmarkRecorder(b *testing.B, size int, recorded *trace.Options) {
 		return nil
 	}
 	var ranks sync.WaitGroup
-	for n := range 2 {
+	for n := range world {
 		ranks.Go(func() {
 			if err := rank(n); err != nil {
 				b.Errorf("rank %d: %v", n, err)

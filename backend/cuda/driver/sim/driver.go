@@ -243,7 +243,7 @@ type Device struct {
 	peers   []bool
 	enabled map[int]*op
 	modules map[*Module]bool
-	kept    map[string][]entryPoint // by the image
+	kept    map[*text]bool
 }
 
 // ID returns the device as tensors name it: cuda.

@@ -296,24 +296,20 @@ func (v *Device) Load(image []byte) (driver.Module, error) {
 	}
 	mod := &Module{dev: v, made: &op{kind: opAlloc, name: call}}
 	mod.made.where()
-	v.d.mu.Lock()
-	mod.image = v.kept[string(image)]
-	v.d.mu.Unlock()
-	var loaded int
-	if mod.image == nil {
-		var err error
-		if mod.image, err = entryPoints(image); err != nil {
-			return nil, &driver.Error{Call: call, Device: v.index, Err: fmt.Errorf("%w: %w", driver.ErrImage, err)}
-		}
-		loaded = 1
+	t, err := readPTX(image)
+	if err != nil {
+		return nil, &driver.Error{Call: call, Device: v.index, Err: fmt.Errorf("%w: %w", driver.ErrImage, err)}
 	}
+	mod.image = t.entries
 	v.d.mu.Lock()
 	if v.modules == nil {
 		v.modules = make(map[*Module]bool)
 	}
 	v.modules[mod] = true
 	v.d.stats.Modules++
-	v.d.stats.MadeModules += loaded
+	if !v.kept[t] {
+		v.d.stats.MadeModules++
+	}
 	v.d.mu.Unlock()
 	return mod, nil
 }
@@ -321,24 +317,24 @@ func (v *Device) Load(image []byte) (driver.Module, error) {
 // Keep loads an image on every device of the process, until it is closed. It has all
 // its functions then.
 func (d *Driver) Keep(image []byte, _ ...string) {
+	t, err := readPTX(image)
+	if err != nil {
+		return // an error of Load
+	}
 	for i := range d.devices {
 		v := &d.devices[i]
 		d.mu.Lock()
-		there := v.kept[string(image)] != nil
+		there := v.kept[t]
 		d.mu.Unlock()
 		if there || v.enter("Load") != nil {
 			continue
 		}
-		entries, err := entryPoints(image)
-		if err != nil {
-			continue // an error of Load
-		}
 		d.mu.Lock()
 		if v.kept == nil {
-			v.kept = make(map[string][]entryPoint)
+			v.kept = make(map[*text]bool)
 		}
-		if v.kept[string(image)] == nil {
-			v.kept[string(image)] = entries
+		if !v.kept[t] {
+			v.kept[t] = true
 			d.stats.MadeModules++
 		}
 		d.mu.Unlock()

@@ -2,10 +2,10 @@ package sim
 
 import (
 	"bytes"
-	"crypto/sha256"
 	"errors"
 	"fmt"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -37,21 +37,40 @@ var (
 	ptxParam   = regexp.MustCompile(`^\.param\s+(?:\.align\s+(\d+)\s+)?\.([a-z]+)(\d+)\s+(?:\.ptr\s+(?:\.\w+\s+)?(?:\.align\s+\d+\s+)?)?[\w$%]+\s*(?:\[\s*(\d+)\s*\])?$`)
 )
 
-// parsed has the entry points of texts that were read before, by SHA-256. Programs load the same
-// few texts on many devices.
-var parsed sync.Map
+// text is a PTX text that was read. Nobody changes it.
+type text struct {
+	image   []byte
+	entries []entryPoint
+}
 
-// entryPoints returns the entry points of a PTX text. The caller must not change them.
-func entryPoints(image []byte) ([]entryPoint, error) {
-	key := sha256.Sum256(image)
-	if have, ok := parsed.Load(key); ok {
-		return have.([]entryPoint), nil
+// read has the texts of the process. Programs load the same few on many devices.
+var read struct {
+	sync.RWMutex
+	texts []*text
+}
+
+// readPTX returns a PTX text, the same one whenever it gets the same bytes.
+func readPTX(image []byte) (*text, error) {
+	same := func(t *text) bool { return bytes.Equal(t.image, image) }
+	read.RLock()
+	i := slices.IndexFunc(read.texts, same)
+	texts := read.texts
+	read.RUnlock()
+	if i >= 0 {
+		return texts[i], nil
 	}
 	entries, err := parsePTX(image)
-	if err == nil {
-		parsed.Store(key, entries)
+	if err != nil {
+		return nil, err
 	}
-	return entries, err
+	read.Lock()
+	defer read.Unlock()
+	if i := slices.IndexFunc(read.texts, same); i >= 0 {
+		return read.texts[i], nil
+	}
+	t := &text{bytes.Clone(image), entries}
+	read.texts = append(read.texts, t)
+	return t, nil
 }
 
 // parsePTX reads the entry points of a PTX text. It reads declarations only,

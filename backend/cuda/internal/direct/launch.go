@@ -34,14 +34,21 @@ var dtypes = []tensor.DType{
 // operators are the kernels' numbers of what two operands become.
 var operators = []backend.ReduceOp{backend.Sum(), backend.Product(), backend.Min(), backend.Max(), backend.BAnd(), backend.BOr(), backend.BXor()}
 
-// image returns the PTX text for a dtype, of gathers or of moves.
-func image(name string) []byte {
-	b, err := texts.ReadFile("ptx/" + name + ".ptx")
-	if err != nil {
-		panic(err)
+// images has the PTX texts by name: for each dtype, of gathers and of moves. Nobody changes them.
+var images = sync.OnceValue(func() map[string][]byte {
+	all := make(map[string][]byte)
+	for _, name := range append(names(), gathers, moves) {
+		b, err := texts.ReadFile("ptx/" + name + ".ptx")
+		if err != nil {
+			panic(err)
+		}
+		all[name] = b
 	}
-	return b
-}
+	return all
+})
+
+// image returns the PTX text for a dtype, of gathers or of moves.
+func image(name string) []byte { return images()[name] }
 
 // kernels returns the names of the kernels for so many ranks, of small and of large calls.
 func kernels(name string, ranks int) (small, large string) {

@@ -23,7 +23,8 @@
 // slot holds ones only. Beside the rings are:
 //
 //   - credits: per channel and rank, how many tiles that rank has taken. That rank writes it.
-//   - state: per channel, the tiles before and after the last call. Only the owner uses it.
+//   - state: per channel, the tiles before and after the last call. Behind them, per rank, how many parts of a
+//     span the channels have taken in the call under way. Only the owner uses it.
 //   - failed: not 0 once a call of the owner has failed. Its later kernels do nothing.
 //   - a count of the channels that have ended in the call under way. Only the owner uses it.
 //

@@ -103,9 +103,10 @@ func (o Options) layout() (l layout) {
 	l.lanes = l.laneMarks + o.LaneChannels*LaneDepth*MarkBytes
 	l.credit = l.lanesAt + o.lanes()*l.lanes
 	l.state = l.credit + o.Channels*MostRanks*4
-	l.countsAt = l.state + o.Channels*8
+	const turns = MostRanks * 4
+	l.countsAt = l.state + o.Channels*8 + turns
 	l.laneState = o.LaneChannels * MostRanks * 4
-	l.counts = l.laneState + o.LaneChannels*8
+	l.counts = l.laneState + o.LaneChannels*8 + turns
 	l.failed = l.countsAt + o.lanes()*l.counts
 	l.maps = l.failed + 8
 	l.occupied = l.maps + MostRanks*MostRegions*8
@@ -133,7 +134,7 @@ type Exchange func(ctx context.Context, mine []byte) (all [][]byte, err error)
 // Own is what a rank's kernels use of its own memory.
 type Own struct {
 	Slots, Marks  driver.Ptr // the rings for the tiles of the ranks in turn, this one's left out
-	State, Credit driver.Ptr
+	State, Credit driver.Ptr // behind the state is a counter of 4 bytes for each rank, MostRanks of them
 	Failed        driver.Ptr // the count of channels that have ended comes after it
 	Host          driver.Ptr // the abort word; the report and the number of the last call that has ended come after it
 }

@@ -158,10 +158,11 @@ func (e *evidence) hearsLate() bool {
 	return late
 }
 
-// movesHere reports whether this rank has moved data with another one.
+// movesHere reports whether data have moved between this host and another one.
 func (e *evidence) movesHere() bool {
+	here := e.onHost(e.self)
 	for k := range e.moved {
-		if k.a == e.self || k.b == e.self {
+		if (e.onHost(k.a) == here) != (e.onHost(k.b) == here) {
 			return true
 		}
 	}
@@ -324,7 +325,8 @@ func (e *evidence) unreachable() (verdict, bool) {
 	}
 	switch {
 	case len(gone) > 0 && answered == 0 && len(hosts) > 2 && e.movesHere():
-		return verdict{rank: e.self, other: -1, why: fmt.Sprintf("rank %d is slow: it moves data, and no answer reaches it in time", e.self), weak: true}, true
+		r := e.onHost(e.self)
+		return verdict{rank: r, other: -1, why: fmt.Sprintf("rank %d is slow: it moves data, and no answer reaches it in time", r), weak: true}, true
 	case len(gone) > 1 && answered == 0 && len(hosts) > 2:
 		return verdict{rank: e.self, other: -1, why: "no other rank answers this one: its network does not work", weak: true}, true
 	case first >= 0:
@@ -381,7 +383,7 @@ func (e *evidence) slowest() verdict {
 	}
 	links := e.medians()
 	if k, late, other, ok := latest(links); ok {
-		if v, ok := slowBeside(links, k); ok {
+		if v, ok := e.slowBeside(links, k); ok {
 			return v
 		}
 		v := linkVerdict(k.a, k.b, fmt.Sprintf("slow, both alive: answers take %v, others %v", late, other))
@@ -396,7 +398,7 @@ func (e *evidence) slowest() verdict {
 		if v, late, other := e.latestRank(); late >= slowSecond && late >= queueFactor*other && (v.rank == long[0].a || v.rank == long[0].b) {
 			return v
 		}
-		if v, ok := slowBeside(links, long[0]); ok {
+		if v, ok := e.slowBeside(links, long[0]); ok {
 			return v
 		}
 		return linkVerdict(long[0].a, long[0].b, "slow, both alive: data wait in its sockets")
@@ -410,32 +412,41 @@ func (e *evidence) slowest() verdict {
 }
 
 // slowBeside blames a rank at one end of a slow link whose answers on all its other links are late too.
-func slowBeside(links map[pairOfRanks]time.Duration, link pairOfRanks) (verdict, bool) {
+func (e *evidence) slowBeside(links map[pairOfRanks]time.Duration, link pairOfRanks) (verdict, bool) {
 	for _, r := range []int{link.a, link.b} {
-		if least, others := quickest(links, r, link); least >= slowLeast && least >= slowFactor*others {
+		if least, others := e.quickest(links, r, link); least >= slowLeast && least >= slowFactor*others {
 			return verdict{rank: r, other: -1, why: fmt.Sprintf("rank %d is slow: its quickest answer takes %v, others %v at most", r, least.Round(time.Millisecond), max(others.Round(time.Millisecond), time.Millisecond))}, true
 		}
 	}
 	return verdict{}, false
 }
 
-// quickest returns the quickest answer of rank r on links other than slow, 0 if there are less than
-// two, and the latest answer between other ranks.
-func quickest(links map[pairOfRanks]time.Duration, r int, slow pairOfRanks) (least, others time.Duration) {
+// quickest returns the quickest answer of rank r on links other than slow, and the latest answer between other
+// ranks. With several other links their medians count. With one it is the quickest of all rounds: a rank that
+// waits for a CPU is late in some of them. It is 0 without other links.
+func (e *evidence) quickest(links map[pairOfRanks]time.Duration, r int, slow pairOfRanks) (least, others time.Duration) {
 	n := 0
 	for link, d := range links {
 		switch {
 		case link == slow:
 		case link.a != r && link.b != r:
 			others = max(others, d)
-		case n == 0 || d < least:
-			least, n = d, n+1
 		default:
-			n++
+			if n++; n == 1 || d < least {
+				least = d
+			}
 		}
 	}
-	if n < 2 {
-		return 0, others
+	if n != 1 {
+		return least, others
+	}
+	if others == 0 {
+		return 0, 0 // there is nothing to compare with
+	}
+	for link, all := range e.delays {
+		if link != slow && (link.a == r || link.b == r) {
+			least = slices.Min(all)
+		}
 	}
 	return least, others
 }

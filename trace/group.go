@@ -31,13 +31,17 @@ type Member struct {
 // Group is a group that a Recorder records.
 type Group struct {
 	Member
-	ID          int // numbers the recorder's groups from 0
-	recorder    *Recorder
-	collectives uint64 // called so far; under recorder.mu, as the next two
+	ID       int // numbers the recorder's groups from 0
+	recorder *Recorder
+	failed   atomic.Bool // an operation has failed
+	routes   map[way][]route
+
+	// Each call changes these, as in Recorder. Guarded by recorder.mu.
+	_           [cacheLine]byte
+	collectives uint64 // called so far, as messages
 	messages    uint64
 	last        *entry
-	failed      atomic.Bool // an operation has failed
-	routes      map[way][]route
+	_           [cacheLine]byte
 }
 
 // way is an operation of a backend.

@@ -243,14 +243,22 @@ type Recorder struct {
 	files   sync.Mutex // one Dump at a time
 	dropped atomic.Uint64
 
+	// Guarded by mu, as what follows.
+	stacks []stack // of the entries; nil without Options.Stacks
+	groups []*Group
+	joined int // groups, ever
+
+	// Each call changes these. They have a cache line of their own: ranks of one process would otherwise
+	// slow each other.
+	_       [cacheLine]byte
 	mu      sync.Mutex
 	entries []entry // made by the first Join
-	stacks  []stack // of the entries; nil without Options.Stacks
 	next    int     // place in entries
 	records uint64
-	groups  []*Group
-	joined  int // groups, ever
+	_       [cacheLine]byte
 }
+
+const cacheLine = 64
 
 // maxFrames is how many calls of a stack are recorded. The first two are of package pg.
 const maxFrames = 16

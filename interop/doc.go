@@ -20,7 +20,7 @@
 // sub-groups. Tensors have no, one or an odd number of elements, whole numbers and fractions.
 // Some have several segments of Gloo's ring (more than 2 MiB a rank).
 //
-// With -quick one rank in groups of four and five is in some places only.
+// With -quick one rank in groups of three to five is in some places only.
 //
 // Then a shorter script in other environments:
 //

@@ -10,18 +10,18 @@ import (
 // quickGo has the places of the only Go rank in quick runs, by the size of the group, and quickTorch those of
 // the only PyTorch rank. The first, a middle and the last rank differ in Gloo's algorithms.
 var (
-	quickGo    = map[int][]int{2: {0, 1}, 3: {0, 1, 2}, 4: {0, 3}, 5: {2}}
-	quickTorch = map[int][]int{3: {0, 1, 2}, 4: {1}, 5: {4}}
+	quickGo    = map[int][]int{2: {0, 1}, 3: {0, 2}, 4: {3}, 5: {2}}
+	quickTorch = map[int][]int{3: {1}, 4: {0}, 5: {4}}
 )
 
 // jobs returns the jobs of a run in order. Jobs with one script are together. The first one has
 // PyTorch ranks alone, and the others are compared with it. quick leaves out most places of groups of
-// four and five ranks, short much more.
+// three to five ranks, short much more.
 func jobs(v version, taken []script.Line, seed uint64, quick, short bool) [][]job {
 	var all [][]job
 	matrix := func(size int, lines []script.Line) {
 		places := "in every place"
-		if quick && size > 3 {
+		if quick && size > 2 {
 			places = "in some places"
 		}
 		js := []job{

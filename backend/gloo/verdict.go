@@ -403,13 +403,13 @@ func (e *evidence) slowest() verdict {
 		}
 		return linkVerdict(long[0].a, long[0].b, "slow, both alive: data wait in its sockets")
 	}
-	if v, ok := e.slowAlike(links); ok {
-		return v
-	}
 	if _, late, _, _ := latest(links); late < slowAnswer && len(e.moved) == 1 && e.round >= leastRounds && len(e.health) > 2 {
 		for k := range e.moved { // its answers overtake the data
 			return linkVerdict(k.a, k.b, "slow, both alive: no other one carries data")
 		}
+	}
+	if v, ok := e.slowAlike(links); ok {
+		return v
 	}
 	return verdict{rank: -1, other: -1, why: "no rank is missing: the operation was too slow" + describeDelays(links)}
 }
@@ -417,48 +417,37 @@ func (e *evidence) slowest() verdict {
 // slowBeside blames a rank at one end of a slow link whose answers on all its other links are late too.
 func (e *evidence) slowBeside(links map[pairOfRanks]time.Duration, link pairOfRanks) (verdict, bool) {
 	for _, r := range []int{link.a, link.b} {
-		if v, ok := e.slowBy(links, r, link); ok {
-			return v, true
+		if n, least, others := e.quickest(links, r, link); (n > 1 || others > 0) && allLate(least, others) {
+			return slowByAll(r, least, others), true
 		}
 	}
 	return verdict{}, false
 }
 
-// slowBy blames rank r if all its answers but those on one link are late.
-func (e *evidence) slowBy(links map[pairOfRanks]time.Duration, r int, link pairOfRanks) (verdict, bool) {
-	least, others := e.quickest(links, r, link)
-	if least < slowLeast || least < slowFactor*others {
-		return verdict{}, false
-	}
-	return verdict{rank: r, other: -1, why: fmt.Sprintf("rank %d is slow: its quickest answer takes %v, others %v at most", r, least.Round(time.Millisecond), max(others.Round(time.Millisecond), time.Millisecond))}, true
-}
-
-// slowAlike blames a rank whose answers are all much later than those between others, and about as late as each
-// other.
+// slowAlike blames a rank whose answers are all much later than those between others.
 func (e *evidence) slowAlike(links map[pairOfRanks]time.Duration) (verdict, bool) {
-	none := pairOfRanks{-1, -1}
 	for r := range e.health {
-		of := 0
-		for k := range links {
-			if k.a == r || k.b == r {
-				of++
-			}
-		}
-		if of < 2 {
-			continue
-		}
-		if v, ok := e.slowBy(links, r, none); ok {
-			return v, true
+		if n, least, others := e.quickest(links, r, pairOfRanks{-1, -1}); n > 1 && others > 0 && allLate(least, others) {
+			return slowByAll(r, least, others), true
 		}
 	}
 	return verdict{}, false
 }
 
-// quickest returns the quickest answer of rank r on links other than slow, and the latest answer between other
-// ranks. With several other links their medians count. With one it is the quickest of all rounds: a rank that
-// waits for a CPU is late in some of them. It is 0 if there is nothing to compare with.
-func (e *evidence) quickest(links map[pairOfRanks]time.Duration, r int, slow pairOfRanks) (least, others time.Duration) {
-	n := 0
+// allLate reports whether a rank is slow whose quickest answer takes least, and others at most others.
+func allLate(least, others time.Duration) bool {
+	return least >= slowLeast && least >= slowFactor*others
+}
+
+func slowByAll(rank int, least, others time.Duration) verdict {
+	return verdict{rank: rank, other: -1, why: fmt.Sprintf("rank %d is slow: its quickest answer takes %v, others %v at most", rank, least.Round(time.Millisecond), max(others.Round(time.Millisecond), time.Millisecond))}
+}
+
+// quickest returns the quickest answer of rank r on its n links other than slow, and the latest answer between
+// other ranks. With several links their medians count. With one it is the quickest of all rounds: a rank that
+// waits for a CPU is late in some of them only.
+func (e *evidence) quickest(links map[pairOfRanks]time.Duration, r int, slow pairOfRanks) (n int, least, others time.Duration) {
+	var only pairOfRanks
 	for link, d := range links {
 		switch {
 		case link == slow:
@@ -466,22 +455,14 @@ func (e *evidence) quickest(links map[pairOfRanks]time.Duration, r int, slow pai
 			others = max(others, d)
 		default:
 			if n++; n == 1 || d < least {
-				least = d
+				least, only = d, link
 			}
 		}
 	}
-	switch {
-	case others == 0:
-		return 0, 0 // there is nothing to compare with
-	case n != 1:
-		return least, others
+	if n == 1 {
+		least = slices.Min(e.delays[only])
 	}
-	for link, all := range e.delays {
-		if link != slow && (link.a == r || link.b == r) {
-			least = slices.Min(all)
-		}
-	}
-	return least, others
+	return n, least, others
 }
 
 // latestRank returns the rank whose second latest answer is the latest, how late that is, and how late

@@ -287,9 +287,9 @@ func TestTraceVariable(t *testing.T) {
 	}, 20*time.Second, time.Millisecond)
 }
 
-// BenchmarkRecorder shows what the recorder costs an all_reduce, by how many ranks and how many bytes it has. One
-// group makes short rounds of calls, with and without a recorder in turn, and never stops between them. Both kinds of rounds use the same
-// connections and memory. If the machine becomes slower, two rounds that follow each other become slower alike.
+// BenchmarkRecorder shows what the recorder costs an all_reduce, by its ranks and bytes. One group makes short
+// rounds of calls, with and without a recorder in turn, and never stops between them. Both kinds of rounds use the
+// same connections and memory. If the machine becomes slower, two rounds that follow each other become slower alike.
 //
 //	%slower     the median of the ratios of two such rounds
 //	%low, %high the bounds of its 95 % confidence interval

@@ -826,8 +826,8 @@ template <int U, int N> struct Mover {
   // fenced, and its end told.
   static const u32 fewTiles = 8;
 
-  // So many channels write if the spans to all peers are longer than farBytes. More of them are so far apart in
-  // time that they write to too many pages at once, which was three times slower.
+  // So many channels write if a span, counted once for each peer, is longer than farBytes. More of them write to
+  // too many pages at once, which was three times slower.
   static const u32 fewWriters = 256;
   static const u64 farBytes = 96 << 20;
 
@@ -985,8 +985,8 @@ template <int U, int N> struct Mover {
   }
 
   // turn takes the next part of a peer's span, for lane 0 of one of so many writers. The counters are behind the
-  // state of the channels. Each writer goes on until there is no part left. With the last one to see that, the
-  // counter wraps to 0.
+  // state of the channels. Each writer asks until there is no part left. When the last one has heard that, the
+  // counter is 0 again.
   DEVICE u32 turn(const Call &c, const Channel &ch, u32 peer, u32 parts, u32 writers) {
     u32 mine = 0;
     if (ch.lane == 0)

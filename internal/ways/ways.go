@@ -258,17 +258,19 @@ func (g *Group) measured(t *choice.Table, op plan.Op) (all []Range) {
 
 // OneShotUpTo is the most bytes of an operation that is one-shot if nothing was measured with so
 // many ranks. With 2 ranks the two forms send as many bytes. With more, one-shot sends more bytes and
-// two-shot takes one step more. BenchmarkNCCL of package direct on 4 H200: an all_reduce of 1 MiB takes 18.6 us
-// one-shot and 20.4 two-shot. One of 4 MiB takes 49 and 38. 8 ranks were not measured. By a step of 1.05 us and
-// links of 366 GB/s the forms are equal at 64 KiB there.
-func OneShotUpTo(ranks int) int64 {
+// two-shot takes one step more. BenchmarkNCCL of package direct on 4 GPUs: an all_reduce of 256 KiB takes 6.8 us
+// one-shot and 7.3 two-shot, one of 1 MiB takes 13.9 and 10.4. Other operations take two launches for two shots. 8
+// ranks were not measured. By a step of 1.05 us and links of 366 GB/s the forms are equal at 64 KiB there.
+func OneShotUpTo(op plan.Op, ranks int) int64 {
 	switch {
 	case ranks <= 2:
 		return math.MaxInt64
-	case ranks <= 4:
-		return 1 << 20
+	case ranks > 4:
+		return 64 << 10
+	case op == plan.OpAllReduce:
+		return 256 << 10
 	}
-	return 64 << 10
+	return 1 << 20
 }
 
 // rule returns the ways of an operation for which nothing was measured.
@@ -278,7 +280,7 @@ func (g *Group) rule(op plan.Op) []Range {
 	set := func(r *Range, name, because string) {
 		r.Name, r.Why = name, fmt.Sprintf(why, g.Ranks, g.Link, because)
 	}
-	switch limit := OneShotUpTo(g.Ranks); {
+	switch limit := OneShotUpTo(op, g.Ranks); {
 	case g.allows(op, OneShot) && limit == last.UpTo:
 		set(&last, OneShot, "both forms send as many bytes")
 	case g.allows(op, OneShot) && g.allows(op, TwoShot):

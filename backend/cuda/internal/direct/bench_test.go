@@ -19,6 +19,7 @@ import (
 	"github.com/c10d-go/c10d/backend"
 	"github.com/c10d-go/c10d/backend/cuda/driver"
 	"github.com/c10d-go/c10d/backend/cuda/internal/direct"
+	"github.com/c10d-go/c10d/internal/plan"
 	"github.com/c10d-go/c10d/internal/ways"
 	"github.com/c10d-go/c10d/tensor"
 )
@@ -73,8 +74,8 @@ func BenchmarkNCCL(t *testing.B) {
 }
 
 // BenchmarkShapes prints us a call in a graph for shapes of a launch: what ShapeOf was made
-// from. C10D_DIRECT_SHAPES="reduce_scatter all_gather" names other operations than all_reduce.
-// C10D_DIRECT_LEAST and C10D_DIRECT_MOST are the bytes.
+// from. C10D_DIRECT_SHAPES="reduce_scatter all_gather" names other operations than all_reduce: see member.shaped.
+// C10D_DIRECT_LEAST and C10D_DIRECT_MOST are the bytes, C10D_DIRECT_CHANNELS and C10D_DIRECT_DEPTH those of the window.
 func BenchmarkShapes(t *testing.B) {
 	gpus(t)
 	processes(t, "shapes")
@@ -90,41 +91,35 @@ func shapes(m *member) error {
 	if err := m.s.Memset(mem.Ptr(), 0x3f, 2*room); err != nil {
 		return err
 	}
+	into, err := m.into(mem)
+	if err != nil {
+		return err
+	}
 	in, out := mem.Ptr(), mem.Ptr()+room
+	most, _ := m.w.Shape()
 	for _, kind := range strings.Fields(cmp.Or(os.Getenv("C10D_DIRECT_SHAPES"), "all_reduce")) {
-		least, most := number("C10D_DIRECT_LEAST", 64<<10), number("C10D_DIRECT_MOST", 64<<20)
-		for n := least; n <= most; n *= 2 {
-			if n > 4<<20 && n != 16<<20 && n != 64<<20 {
-				continue
-			}
+		for n := number("C10D_DIRECT_LEAST", 64<<10); n <= number("C10D_DIRECT_MOST", 64<<20); n *= 4 {
 			line := fmt.Sprintf("%-14s %9d", kind, n)
 			for _, large := range []bool{false, true} {
-				tile := 512
+				tile, form := 512, "small"
 				if large {
-					tile = 2048
+					tile, form = 2048, "large"
+				}
+				if large && m.ranks > 2 {
+					tile = 1024
 				}
 				for _, threads := range []int{128, 256, 512} {
-					for _, blocks := range []int{16, 32, 64, 128} {
-						channels := blocks * threads / 32
-						if tiles := n / tile / channels; tiles < 1 && channels > 64 || tiles > 8 && n <= 4<<20 || n > 4<<20 && threads < 256 {
+					for _, blocks := range []int{8, 16, 32, 64, 128} {
+						shape := direct.Shape{Blocks: blocks, Threads: threads, Large: large}
+						channels := shape.Channels()
+						// What a channel has of the shortest and of the longest part.
+						if channels > most || n/tile < channels || n > 4<<20 && channels < 512 || n/m.ranks/tile > 16*channels && n <= 4<<20 {
 							continue
 						}
-						direct.SetShape(m.c, direct.Shape{Blocks: blocks, Threads: threads, Large: large})
-						us, err := m.inGraph(n, func() error {
-							switch kind {
-							case "reduce_scatter":
-								return m.c.ReduceScatter(m.s, out, in, n/8, tensor.Float32, backend.Sum(), direct.Form{})
-							case "all_gather":
-								return m.c.AllGather(m.s, out, in, n/2, direct.Form{})
-							}
-							return m.c.AllReduce(m.s, out, in, n/4, tensor.Float32, backend.Sum(), direct.Form{})
-						})
+						direct.SetShape(m.c, shape)
+						us, err := m.inGraph(n, func() error { return m.shaped(kind, out, in, n, into) })
 						if err != nil {
 							return err
-						}
-						form := "u1"
-						if large {
-							form = "u4"
 						}
 						line += fmt.Sprintf("  %s %dx%d %.2f", form, blocks, threads, us)
 					}
@@ -136,6 +131,32 @@ func shapes(m *member) error {
 		}
 	}
 	return nil
+}
+
+// shaped does a call of BenchmarkShapes. The longer one of input and output has n bytes.
+func (m *member) shaped(kind string, out, in driver.Ptr, n int, into direct.Into) error {
+	switch kind {
+	case "reduce_scatter":
+		return m.c.ReduceScatter(m.s, out, in, n/4/m.ranks, tensor.Float32, backend.Sum(), direct.Form{})
+	case "all_gather":
+		return m.c.AllGather(m.s, out, in, n/m.ranks, direct.Form{})
+	case "all_to_all", "all_to_all_straight":
+		if kind == "all_to_all" {
+			into = direct.Into{}
+		}
+		spans := make([]direct.Span, m.ranks)
+		for r := range spans {
+			spans[r] = direct.Span{Off: n / m.ranks * r, N: n / m.ranks}
+		}
+		return m.c.AllToAllV(m.s, out, in, spans, spans, direct.Form{Into: into})
+	case "two_shot", "two_shot_straight":
+		form := direct.Form{TwoShot: true}
+		if kind == "two_shot_straight" {
+			form.Into, form.Blocks = into, 32 // ranks write straight to each other if they have few blocks
+		}
+		return m.c.AllReduce(m.s, out, in, n/4, tensor.Float32, backend.Sum(), form)
+	}
+	return m.c.AllReduce(m.s, out, in, n/4, tensor.Float32, backend.Sum(), direct.Form{})
 }
 
 // BenchmarkMoves prints us a call in a graph for moves from a root, through the rings and straight to
@@ -211,7 +232,7 @@ func bench(m *member) error {
 	}
 	for _, d := range []tensor.DType{tensor.Float32, tensor.BFloat16} {
 		for _, n := range sizes() {
-			form := direct.Form{Into: into, TwoShot: int64(n) > ways.OneShotUpTo(m.ranks)}
+			form := direct.Form{Into: into, TwoShot: int64(n) > ways.OneShotUpTo(plan.OpAllReduce, m.ranks)}
 			all := func() error { return m.c.AllReduce(m.s, out, in, n/d.Size(), d, backend.Sum(), form) }
 			if err := row("all_reduce", d, n, all); err != nil {
 				return err
@@ -246,7 +267,7 @@ func bench(m *member) error {
 	}
 	for _, d := range []tensor.DType{tensor.Float16, tensor.Float64, tensor.Int32, tensor.Int8} {
 		for _, n := range []int{8 << 10, 1 << 20, 64 << 20} {
-			form := direct.Form{Into: into, TwoShot: int64(n) > ways.OneShotUpTo(m.ranks)}
+			form := direct.Form{Into: into, TwoShot: int64(n) > ways.OneShotUpTo(plan.OpAllReduce, m.ranks)}
 			if err := row("all_reduce", d, n, func() error { return m.c.AllReduce(m.s, out, in, n/d.Size(), d, backend.Sum(), form) }); err != nil {
 				return err
 			}

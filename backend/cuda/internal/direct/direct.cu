@@ -28,8 +28,8 @@ typedef u32 Vec __attribute__((ext_vector_type(4)));
 // Free is a word of a slot that holds no data.
 static const u32 Free = 0xffffffff;
 
-// A slot has room for 4 vectors a lane, and a word of marks a lane.
-static const u32 lanes = 32, slotVecs = 4 * lanes, slotMarks = lanes, maxRanks = 8;
+// A slot has room for 4 vectors a lane, or for 2 with more than two ranks, and a word of marks a lane.
+static const u32 lanes = 32, slotMarks = lanes, maxRanks = 8;
 
 DEVICE u32 lane() { return __nvvm_read_ptx_sreg_tid_x() & (lanes - 1); }
 DEVICE void syncWarp() { __nvvm_bar_warp_sync(0xffffffff); }
@@ -320,6 +320,23 @@ struct Spread {
 };
 static_assert(sizeof(Spread) == 736, "launch.go counts on it");
 
+// Span is bytes of src or dst.
+struct Span { u64 at, bytes; };
+
+// Move is the parameters of a launch that only moves bytes: to each peer what it is to have,
+// from each what it sends. launch.go has the same layout. Of c the steps, the bytes and the
+// arithmetic are not used; part is the longest span that this rank knows of.
+struct Move {
+  Call c;
+  Span send[maxRanks], take[maxRanks]; // this rank's own ones are copied
+  u64 into[maxRanks];                  // where each peer may write its span: a region of this rank, from 1 on, in the high 16 bits, and an offset
+  const u64 *maps[maxRanks];           // where the regions of each peer are
+  const u32 *failed[maxRanks];         // the peers' own failed words
+  u32 open;                            // the peers may write all that they send here
+  u32 told;                            // they write something
+};
+static_assert(sizeof(Move) == 808, "launch.go counts on it");
+
 enum { Aborted = 1, TimedOut = 2, Unlike = 3 };
 
 // report makes the call and all later ones of this rank fail. The first one tells the host why.
@@ -451,7 +468,7 @@ DEVICE u64 reach(u64 end, u64 offset) { return offset < end ? end - offset : 0; 
 template <class M, int U, int N, bool Gather, bool Plain> struct Kernel {
   typedef typename M::Element T;
 
-  static const u32 tile = U * lanes; // vectors
+  static const u32 tile = U * lanes, slotVecs = (N == 2 ? 4 : 2) * lanes; // vectors
 
   DEVICE u64 at(const Channel &ch, u32 i) { return ch.first + i * ch.step; }
   DEVICE u32 vecs(const Channel &ch, u32 i) { return i + 1 < ch.tiles ? tile : ch.last; }
@@ -501,11 +518,15 @@ template <class M, int U, int N, bool Gather, bool Plain> struct Kernel {
     for (int u = 0; u < U; u++, o += lanes * 16) keepPart<T>(a.p + o, reach(a.bytes, o), (c.align & 3) == 0, v[u]);
   }
 
-  // prepare multiplies by the factor, and changes what is all ones to a NaN that is not.
-  // All ranks compute with that, so that they get the same bits.
+  // prepare multiplies by the factor, and leaves nothing that is all ones. All ranks compute with that, so that they get the same bits.
   DEVICE void prepare(const Call &c, Vec *v) {
     if (Gather) return;
     if (!Plain && c.scaled) scale<M, U>(v, c.factor);
+    free(v);
+  }
+
+  // free changes what is all ones to a NaN that is not.
+  DEVICE void free(Vec *v) {
     if (M::marked) return;
 #pragma unroll
     for (int u = 0; u < U; u++)
@@ -529,9 +550,8 @@ template <class M, int U, int N, bool Gather, bool Plain> struct Kernel {
     if (M::marked && ch.lane < n) put(c.peers[peer].marks + slot * slotMarks + ch.lane, marks);
   }
 
-  // push gives tile i to all peers, when all have room. It returns false if the call has failed.
-  DEVICE bool push(const Call &c, Channel &ch, u32 i, const Vec *same) {
-    u32 t = ch.cur + i;
+  // room waits until all peers have room for tile t of the channel. It returns false if the call has failed.
+  DEVICE bool room(const Call &c, Channel &ch, u32 t) {
     if (__builtin_expect((i32)(t - ch.limit) >= 0, 0)) {
       Wait wait = {0, 0};
       for (;;) {
@@ -546,21 +566,23 @@ template <class M, int U, int N, bool Gather, bool Plain> struct Kernel {
         if (Wait::over(wait, c, slow, ch.w, t)) return false;
       }
     }
-    u64 slot = (u64)ch.w * c.depth + (t & (c.depth - 1));
-    const u32 n = vecs(ch, i);
-    u32 ranks = N == 2 ? 2 : c.ranks;
+    return true;
+  }
+
+  // slot is where tile t of a channel is in a ring.
+  DEVICE u64 slot(const Call &c, const Channel &ch, u32 t) { return (u64)ch.w * c.depth + (t & (c.depth - 1)); }
+
+  // push gives the same tile i, of n vectors, to all peers, when all have room. It returns false if the call has failed.
+  DEVICE bool push(const Call &c, Channel &ch, u32 i, u32 n, const Vec *same) {
+    const u32 t = ch.cur + i;
+    if (!room(c, ch, t)) return false;
+    const u32 ranks = N == 2 ? 2 : c.ranks;
     u32 peer = c.rank;
     for (u32 k = 1; k < ranks; k++) {
       peer = peer + 1 == ranks ? 0 : peer + 1;
       Vec v[U];
-      if (N != 2 && c.srcStep != 0) {
-        fetch(c, ch, from(c, ch, peer), i, v);
-        prepare(c, v);
-      } else {
-#pragma unroll
-        for (int u = 0; u < U; u++) v[u] = same[u];
-      }
-      give(c, ch, peer, slot, n, v);
+      copy(v, same);
+      give(c, ch, peer, slot(c, ch, t), n, v);
     }
     return true;
   }
@@ -572,10 +594,10 @@ template <class M, int U, int N, bool Gather, bool Plain> struct Kernel {
   }
 
   // take waits for tile i of a peer, gets it, and makes its slot free.
-  DEVICE bool take(const Call &c, const Channel &ch, u32 peer, u32 i, Vec *v) {
+  DEVICE bool take(const Call &c, const Channel &ch, u32 peer, u32 i, Vec *v) { return take(c, ch, peer, i, vecs(ch, i), v); }
+  DEVICE bool take(const Call &c, const Channel &ch, u32 peer, u32 i, u32 n, Vec *v) {
     const u32 t = ch.cur + i;
     const u64 slot = slotOf(c, ch, peer, i);
-    const u32 n = vecs(ch, i);
     Vec *at = c.slots + slot * slotVecs + ch.lane;
     u32 *markAt = c.marks + slot * slotMarks + ch.lane, marks = 0;
     Wait wait = {0, 0};
@@ -644,15 +666,27 @@ template <class M, int U, int N, bool Gather, bool Plain> struct Kernel {
     Channel ch = here();
     const u32 dealt = deal(c, ch);
     if (ch.w >= dealt) return;
-    if (!tiles<false>(c, ch, nullptr, nullptr)) return;
+    if constexpr (N == 2) {
+      if (!tiles<false>(c, ch, nullptr, nullptr)) return;
+    } else {
+      if (!many(c, ch)) return;
+    }
     end(c, ch, ch.tiles, dealt < ch.all ? dealt : ch.all);
   }
 
-  // tiles does the tiles of a call. After a head of one tile, which ch counts, the result is also put to a
+  // average divides a result by the number that the call names.
+  DEVICE void average(const Call &c, Vec *v) {
+    if (c.by <= 1) return;
+    // To multiply by 1/2 or 1/4 gives the same bits as to divide, and is as fast for tiny numbers as for others.
+    if (Plain || (c.by & (c.by - 1)) == 0) scale<M, U>(v, c.factor);
+    else divide<M, U>(v, c.by);
+  }
+
+  // tiles does the tiles of a call of two ranks. After a head of one tile, which ch counts, the result is also put to a
   // peer, unless also is null, as long as that has not failed. It returns false if the call has failed.
   template <bool Head> DEVICE bool tiles(const Call &c, Channel &ch, u8 *also, const u32 *failed) {
     const bool parts = c.srcStep != 0;
-    const Part ahead = from(c, ch, N == 2 ? 1 - c.rank : c.rank); // what is fetched ahead
+    const Part ahead = from(c, ch, 1 - c.rank); // what is fetched ahead
     const Part mine = from(c, ch, c.rank), result = to(c, ch, 0);
     Part other = result;
     other.p = also;
@@ -664,48 +698,28 @@ template <class M, int U, int N, bool Gather, bool Plain> struct Kernel {
     fetch(c, ch, ahead, 0, next);
     if (!Head && !begin(c, ch)) return false;
     prepare(c, next);
-    if (!push(c, ch, 0, next)) return false;
+    if (!push(c, ch, 0, vecs(ch, 0), next)) return false;
     if (1 < ch.tiles) fetch(c, ch, ahead, 1, later);
     for (u32 i = 0; i < ch.tiles; i++) {
       copy(own, next);
       if (i + 1 < ch.tiles) {
         copy(next, later);
         prepare(c, next);
-        if (!push(c, ch, i + 1, next)) return false;
+        if (!push(c, ch, i + 1, vecs(ch, i + 1), next)) return false;
         if (i + 2 < ch.tiles) fetch(c, ch, ahead, i + 2, later);
       }
       if (parts) {
         fetch(c, ch, mine, i, own);
         prepare(c, own);
       }
+      if (!take(c, ch, 1 - c.rank, i, x)) return false;
       if (Gather) {
-        u32 ranks = N == 2 ? 2 : c.ranks, peer = c.rank;
         keep(c, ch, to(c, ch, c.rank), i, own);
-        for (u32 k = 1; k < ranks; k++) {
-          peer = peer + 1 == ranks ? 0 : peer + 1;
-          if (!take(c, ch, peer, i, x)) return false;
-          keep(c, ch, to(c, ch, peer), i, x);
-        }
+        keep(c, ch, to(c, ch, 1 - c.rank), i, x);
       } else {
-        if (N == 2) {
-          if (!take(c, ch, 1 - c.rank, i, x)) return false;
-          if (Plain) combineTile<M, U, Sum>(own, x, false);
-          else combine<M, U>(c.op, own, x, c.rank == 1);
-        } else {
-          Vec sum[U];
-          for (u32 r = 0; r < c.ranks; r++) {
-            if (r == c.rank) copy(x, own);
-            else if (!take(c, ch, r, i, x)) return false;
-            if (r == 0) copy(sum, x);
-            else combine<M, U>(c.op, sum, x, false);
-          }
-          copy(own, sum);
-        }
-        if (c.by > 1) {
-          // To multiply by 1/2 or 1/4 gives the same bits as to divide, and is as fast for tiny numbers as for others.
-          if (Plain || (c.by & (c.by - 1)) == 0) scale<M, U>(own, c.factor);
-          else divide<M, U>(own, c.by);
-        }
+        if (Plain) combineTile<M, U, Sum>(own, x, false);
+        else combine<M, U>(c.op, own, x, c.rank == 1);
+        average(c, own);
         keep(c, ch, result, i, own);
         if (Head && also != nullptr) {
           if (i % lookTiles == 0) {
@@ -719,6 +733,274 @@ template <class M, int U, int N, bool Gather, bool Plain> struct Kernel {
         }
       }
       credit(c, ch, i, Head);
+    }
+    return true;
+  }
+
+  // What more than two ranks do. A lane asks for what several peers have for it at once, and then looks at the
+  // answers: one after the other would take several times as long.
+  static const u32 some = 3;
+
+  // Many is what a warp has at hand of the tile that it pushes next and of the one after it.
+  struct Many {
+    Vec own[U], next[U], later[U]; // this rank's part: combined now, and pushed before
+    Vec ahead[some][U];            // of the first peers, where each gets a part of its own
+  };
+
+  // after returns the k-th rank after this one.
+  DEVICE u32 after(const Call &c, u32 k) { return c.rank + k < c.ranks ? c.rank + k : c.rank + k - c.ranks; }
+
+  // ask begins to fetch tile i of what is pushed.
+  DEVICE void ask(const Call &c, const Channel &ch, const Part &mine, u32 i, Many &x) {
+    fetch(c, ch, mine, i, x.later);
+    if (c.srcStep == 0) return;
+#pragma unroll
+    for (u32 k = 0; k < some; k++)
+      if (k + 1 < c.ranks) fetch(c, ch, from(c, ch, after(c, k + 1)), i, x.ahead[k]);
+  }
+
+  // send pushes tile i, which has been asked for, as tile t of the call.
+  DEVICE bool send(const Call &c, Channel &ch, u32 i, u32 t, Many &x) {
+    copy(x.next, x.later);
+    prepare(c, x.next);
+    if (c.srcStep == 0) return push(c, ch, t, vecs(ch, i), x.next);
+    if (!room(c, ch, ch.cur + t)) return false;
+    const u64 at = slot(c, ch, ch.cur + t);
+    for (u32 first = 0; first + 1 < c.ranks; first += some) {
+#pragma unroll
+      for (u32 k = 0; k < some; k++)
+        if (first != 0 && first + k + 1 < c.ranks) fetch(c, ch, from(c, ch, after(c, first + k + 1)), i, x.ahead[k]);
+#pragma unroll
+      for (u32 k = 0; k < some; k++) {
+        if (first + k + 1 >= c.ranks) continue;
+        prepare(c, x.ahead[k]);
+        give(c, ch, after(c, first + k + 1), at, vecs(ch, i), x.ahead[k]);
+      }
+    }
+    return true;
+  }
+
+  // takes is take for tiles of n vectors of several ranks at once. This rank, and ranks that are not there, have none.
+  template <u32 G> DEVICE bool takes(const Call &c, const Channel &ch, const u32 *who, u32 t, u32 n, Vec (*v)[U]) {
+    u32 marks[G], missing = 0;
+    u64 slots[G];
+#pragma unroll
+    for (u32 g = 0; g < G; g++) {
+      marks[g] = 0;
+      if (who[g] != c.rank && who[g] < c.ranks && ch.lane < n) missing |= 1u << g;
+      slots[g] = slotOf(c, ch, who[g], t);
+    }
+    const u32 asked = missing;
+    Wait wait = {0, 0};
+    while (missing != 0) {
+#pragma unroll
+      for (u32 g = 0; g < G; g++) {
+        if ((missing >> g & 1) == 0) continue;
+#pragma unroll
+        for (int u = 0; u < U; u++)
+          if (ch.lane + u * lanes < n) v[g][u] = get(c.slots + slots[g] * slotVecs + ch.lane + u * lanes);
+        if (M::marked) marks[g] = get(c.marks + slots[g] * slotMarks + ch.lane);
+      }
+#pragma unroll
+      for (u32 g = 0; g < G; g++) {
+        bool none = M::marked && marks[g] == Free;
+#pragma unroll
+        for (int u = 0; u < U; u++)
+          if (ch.lane + u * lanes < n)
+            none |= v[g][u].x == Free || v[g][u].y == Free || v[g][u].z == Free || v[g][u].w == Free;
+        if (!none) missing &= ~(1u << g);
+      }
+      if (missing == 0) break;
+      u32 slow = 0;
+#pragma unroll
+      for (u32 g = G; g > 0; g--)
+        if (missing >> (g - 1) & 1) slow = who[g - 1];
+      if (Wait::over(wait, c, slow, ch.w, ch.cur + t)) return false;
+    }
+#pragma unroll
+    for (u32 g = 0; g < G; g++) {
+      if ((asked >> g & 1) == 0) continue;
+#pragma unroll
+      for (int u = 0; u < U; u++) {
+        if (ch.lane + u * lanes < n) store(c.slots + slots[g] * slotVecs + ch.lane + u * lanes, (Vec)(Free));
+        if (M::marked) {
+#pragma unroll
+          for (int k = 0; k < 4; k++)
+            if (marks[g] >> (4 * u + k) & 1) v[g][u][k] = Free;
+        }
+      }
+      if (M::marked) c.marks[slots[g] * slotMarks + ch.lane] = Free;
+    }
+    return true;
+  }
+
+  // gathered takes tile t of the call of all peers, and keeps it as tile i of their parts.
+  DEVICE bool gathered(const Call &c, const Channel &ch, u32 i, u32 t) {
+    for (u32 first = 1; first < c.ranks; first += some) {
+      u32 who[some];
+      Vec v[some][U];
+#pragma unroll
+      for (u32 k = 0; k < some; k++) who[k] = first + k < c.ranks ? after(c, first + k) : c.rank;
+      if (!takes<some>(c, ch, who, t, vecs(ch, i), v)) return false;
+#pragma unroll
+      for (u32 k = 0; k < some; k++)
+        if (who[k] != c.rank) keep(c, ch, to(c, ch, who[k]), i, v[k]);
+    }
+    return true;
+  }
+
+  // combined takes tile t of the call of all peers, which is tile i of this rank's part, and combines it with own, in
+  // the order of the ranks.
+  DEVICE bool combined(const Call &c, const Channel &ch, u32 i, u32 t, Vec *own) {
+    const u32 group = some + 1;
+    Vec sum[U], v[group][U];
+    for (u32 first = 0; first < c.ranks; first += group) {
+      u32 who[group];
+#pragma unroll
+      for (u32 k = 0; k < group; k++) who[k] = first + k;
+      if (!takes<group>(c, ch, who, t, vecs(ch, i), v)) return false;
+#pragma unroll
+      for (u32 k = 0; k < group; k++)
+        if (who[k] == c.rank) copy(v[k], own);
+      // One place for the arithmetic keeps the kernel short.
+#pragma unroll 1
+      for (u32 r = first; r < first + group && r < c.ranks; r++) {
+        if (r == 0) copy(sum, v[0]);
+        else combine<M, U>(c.op, sum, v[0], false);
+#pragma unroll
+        for (u32 k = 1; k < group; k++) copy(v[k - 1], v[k]);
+      }
+    }
+    copy(own, sum);
+    average(c, own);
+    return true;
+  }
+
+  // many does the tiles of a call of more than two ranks. It returns false if the call has failed. Tile i is asked
+  // for two rounds before it is combined, and pushed one round before.
+  DEVICE bool many(const Call &c, Channel &ch) {
+    const Part mine = from(c, ch, c.rank), result = to(c, ch, Gather ? c.rank : 0);
+    Many x;
+    ask(c, ch, mine, 0, x);
+    if (!begin(c, ch) || !send(c, ch, 0, 0, x)) return false;
+    if (1 < ch.tiles) ask(c, ch, mine, 1, x);
+    for (u32 i = 0; i < ch.tiles; i++) {
+      copy(x.own, x.next);
+      if (i + 1 < ch.tiles) {
+        if (!send(c, ch, i + 1, i + 1, x)) return false;
+        if (i + 2 < ch.tiles) ask(c, ch, mine, i + 2, x);
+      }
+      if (Gather ? !gathered(c, ch, i, i) : !combined(c, ch, i, i, x.own)) return false;
+      keep(c, ch, result, i, x.own);
+      credit(c, ch, i);
+    }
+    return true;
+  }
+
+  // both does a two-shot all_reduce of more than two ranks: a reduce_scatter, each tile of which goes to all ranks
+  // when it is combined. A round has two tiles of the rings, an operand and a result.
+  //
+  // With Head, tile 0 of each channel tells the peers where they may write. If all ranks are open, results go
+  // straight there, a round has one tile of the rings, and a last tile says that all is there. M is not used
+  // otherwise.
+  //
+  // A lane that has failed returns from the kernel: the others may be at a credit, where they would wait for it.
+  template <bool Head> DEVICE void both(const Call &c, const Move *m) {
+    Channel ch = here();
+    const u32 dealt = deal(c, ch);
+    if (ch.w >= dealt) return;
+    const Part mine = from(c, ch, c.rank), result = to(c, ch, c.rank);
+    const u32 channels = dealt < ch.all ? dealt : ch.all;
+    Many x;
+    ask(c, ch, mine, 0, x);
+    if (!begin(c, ch)) return;
+    bool open = false;
+    u64 out = 0; // a lane has where the peer of its number may be written to
+    if constexpr (Head) {
+      if (!tell(c, ch, *m) || !send(c, ch, 0, 1, x) || !hear(c, ch, *m, out, open)) return stay(m->told);
+    } else {
+      if (!send(c, ch, 0, 0, x)) return;
+    }
+    const u32 base = Head ? 1 : 0, each = open ? 1 : 2, told = Head ? m->told : 0;
+    if (1 < ch.tiles) ask(c, ch, mine, 1, x);
+    u32 credited = 0, over = 0;
+    for (u32 i = 0; i < ch.tiles; i++) {
+      copy(x.own, x.next);
+      if (i + 1 < ch.tiles) {
+        if (!send(c, ch, i + 1, base + (i + 1) * each, x)) return stay(told);
+        if (i + 2 < ch.tiles) ask(c, ch, mine, i + 2, x);
+      }
+      if (!combined(c, ch, i, base + i * each, x.own)) return stay(told);
+      // Results travel as data, and must not be all ones either.
+      free(x.own);
+      keep(c, ch, result, i, x.own);
+      u32 taken = base + i * each + 1;
+      if (open) {
+        if (over != 0) report(c.host, c.failed, Aborted, over - 1, ch.w, ch.cur + taken);
+        if (!all(over == 0)) return stay(told);
+#pragma unroll 1
+        for (u32 k = 1; k < c.ranks; k++) {
+          const u32 peer = after(c, k);
+          if (i % lookTiles == 0 && get(m->failed[peer]) != 0) over = peer + 1;
+          Part theirs = result;
+          theirs.p = (u8 *)((u64)from((u32)(out >> 32), peer) << 32 | from((u32)out, peer));
+          keep(c, ch, theirs, i, x.own);
+        }
+      } else {
+        if (!push(c, ch, taken, vecs(ch, i), x.own)) return stay(told);
+        if (i > 0 && !gathered(c, ch, i - 1, taken - 2)) return stay(told);
+      }
+      // The first round needs a credit of its own if the last one of the call before is as old as it can be.
+      if (taken - credited >= c.depth / 2 || (i == 0 && !open && 2 < ch.tiles)) publish(c, ch, ch.cur + (credited = taken));
+    }
+    u32 count = base + ch.tiles * each;
+    if (open) {
+      // The end is told for all lanes.
+      syncWarp();
+      asm volatile("fence.acq_rel.sys;" : : : "memory");
+      if (!all(over == 0)) return stay(told);
+      Vec v[U];
+#pragma unroll
+      for (int u = 0; u < U; u++) v[u] = (Vec)(1);
+      bool ended = push(c, ch, count, 1, v);
+      for (u32 k = 1; ended && k < c.ranks; k++) ended = take(c, ch, after(c, k), count, 1, v);
+      asm volatile("fence.acq_rel.sys;" : : : "memory");
+      if (!all(ended)) return stay(told);
+      count++;
+    } else if (!gathered(c, ch, ch.tiles - 1, count - 1)) {
+      return stay(told);
+    }
+    // The next call counts on a credit of less than half a ring ago, or on a call that was shorter than that.
+    if (count - credited >= c.depth / 2) publish(c, ch, ch.cur + count);
+    end(c, ch, count, channels);
+  }
+
+  // tell gives each peer tile 0: where it may write, and whether all may.
+  DEVICE bool tell(const Call &c, Channel &ch, const Move &m) {
+    if (!room(c, ch, ch.cur)) return false;
+    for (u32 k = 1; k < c.ranks; k++) {
+      const u64 into = m.into[after(c, k)];
+      Vec v[U];
+#pragma unroll
+      for (int u = 0; u < U; u++) v[u] = (Vec){(u32)into, (u32)(into >> 32), m.open, 0};
+      give(c, ch, after(c, k), slot(c, ch, ch.cur), 1, v);
+    }
+    return true;
+  }
+
+  // hear takes tile 0 of the peers: whether all are open, and then where this rank may write. A lane gets that of the
+  // peer of its number. Lane 0 has heard, and the others learn it from there.
+  DEVICE bool hear(const Call &c, Channel &ch, const Move &m, u64 &out, bool &open) {
+    open = m.open != 0;
+    bool ok = true;
+#pragma unroll 1
+    for (u32 k = 1; k < c.ranks; k++) {
+      Vec v[U];
+      ok = ok && take(c, ch, after(c, k), 0, 1, v);
+      if (!all(ok)) return false;
+      const u64 into = (u64)from(v[0].y, 0) << 32 | from(v[0].x, 0);
+      open = open && from(v[0].z, 0) != 0;
+      if (open && ch.lane == after(c, k)) out = get(m.maps[ch.lane] + (into >> 48) - 1) + (into & 0xffffffffffffull);
     }
     return true;
   }
@@ -740,7 +1022,7 @@ template <class M, int U, int N, bool Gather, bool Plain> struct Kernel {
     Vec v[U];
 #pragma unroll
     for (int u = 0; u < U; u++) v[u] = (Vec){(u32)s.into, (u32)(s.into >> 32), s.open, 0};
-    if (!all(push(c, head, 0, v) && take(c, head, 1 - c.rank, 0, v))) return stay(s.open);
+    if (!all(push(c, head, 0, 1, v) && take(c, head, 1 - c.rank, 0, v))) return stay(s.open);
     const u64 into = (u64)from(v[0].y, 0) << 32 | from(v[0].x, 0);
     const bool open = s.open != 0 && from(v[0].z, 0) != 0;
     Channel ch = head;
@@ -759,7 +1041,7 @@ template <class M, int U, int N, bool Gather, bool Plain> struct Kernel {
       tail.limit = ch.limit;
 #pragma unroll
       for (int u = 0; u < U; u++) v[u] = (Vec)(1);
-      const bool ended = push(c, tail, count, v) && take(c, tail, 1 - c.rank, count, v);
+      const bool ended = push(c, tail, count, 1, v) && take(c, tail, 1 - c.rank, count, v);
       asm volatile("fence.acq_rel.sys;" : : : "memory");
       if (!all(ended)) return stay(s.open);
       credit(c, head, count);
@@ -776,9 +1058,13 @@ template <class M, int U, int N, bool Gather, bool Plain> struct Kernel {
 
   // credit tells the peers each half of a ring that a channel has taken, after tile i. Before it may be a head.
   DEVICE void credit(const Call &c, const Channel &ch, u32 i, u32 head = 0) {
-    if (((i + head + 1) & (c.depth / 2 - 1)) != 0) return;
+    if (((i + head + 1) & (c.depth / 2 - 1)) == 0) publish(c, ch, ch.cur + i + 1);
+  }
+
+  // publish tells the peers how many tiles a channel has taken.
+  DEVICE void publish(const Call &c, const Channel &ch, u32 taken) {
     syncWarp();
-    if (ch.lane < c.ranks && ch.lane != c.rank) release(c.peers[ch.lane].credit + ch.w * maxRanks, ch.cur + i + 1);
+    if (ch.lane < c.ranks && ch.lane != c.rank) release(c.peers[ch.lane].credit + ch.w * maxRanks, taken);
   }
 
   // end notes the tiles of the call. So many channels come to it.
@@ -796,23 +1082,6 @@ OUTLINE void unlike(u32 *host, u32 *failed, u32 peer, u32 channel, u32 tile) {
   report(host, failed, Unlike, peer, channel, tile);
 }
 
-// Span is bytes of src or dst.
-struct Span { u64 at, bytes; };
-
-// Move is the parameters of a launch that only moves bytes: to each peer what it is to have,
-// from each what it sends. launch.go has the same layout. Of c the steps, the bytes and the
-// arithmetic are not used; part is the longest span that this rank knows of.
-struct Move {
-  Call c;
-  Span send[maxRanks], take[maxRanks]; // this rank's own ones are copied
-  u64 into[maxRanks];                  // where each peer may write its span: a region of this rank, from 1 on, in the high 16 bits, and an offset
-  const u64 *maps[maxRanks];           // where the regions of each peer are
-  const u32 *failed[maxRanks];         // the peers' own failed words
-  u32 open;                            // the peers may write all that they send here
-  u32 told;                            // they write something
-};
-static_assert(sizeof(Move) == 808, "launch.go counts on it");
-
 // Mover is what a kernel does that moves bytes. Tile 0 of every channel goes to all peers: the
 // length of what this rank sends there, the longest span that it knows of, and where the peer may write.
 // The ranks' longest one says how many tiles the call counts, on all of them, also where they do not travel.
@@ -829,7 +1098,7 @@ template <int U, int N> struct Mover {
   // So many channels write if a span, counted once for each peer, is longer than farBytes. More of them write to
   // too many pages at once, which was three times slower.
   static const u32 fewWriters = 256;
-  static const u64 farBytes = 96 << 20;
+  static const u64 farBytes = (N == 2 ? 96 : 24) << 20;
 
   DEVICE u32 tilesOf(const Channel &ch, u64 bytes) {
     u32 dealt = (u32)((bytes + K::tile * 16 - 1) / (K::tile * 16));
@@ -854,27 +1123,10 @@ template <int U, int N> struct Mover {
   }
 
   // slot is where tile i of the call is in a ring.
-  DEVICE u64 slot(const Call &c, const Channel &ch, u32 i) { return (u64)ch.w * c.depth + ((ch.cur + i) & (c.depth - 1)); }
+  DEVICE u64 slot(const Call &c, const Channel &ch, u32 i) { return K::slot(c, ch, ch.cur + i); }
 
   // room waits until all peers have room for tile i. It returns false if the call has failed.
-  DEVICE bool room(const Call &c, Channel &ch, u32 i) {
-    u32 t = ch.cur + i;
-    if (__builtin_expect((i32)(t - ch.limit) >= 0, 0)) {
-      Wait wait = {0, 0};
-      for (;;) {
-        u32 slow = c.rank == 0 ? 1 : 0, least = acquire(c.credit + ch.w * maxRanks + slow);
-        for (u32 p = slow + 1; N != 2 && p < c.ranks; p++) {
-          if (p == c.rank) continue;
-          u32 n = acquire(c.credit + ch.w * maxRanks + p);
-          if ((i32)(n - least) < 0) least = n, slow = p;
-        }
-        ch.limit = least + c.depth;
-        if ((i32)(t - ch.limit) < 0) break;
-        if (Wait::over(wait, c, slow, ch.w, t)) return false;
-      }
-    }
-    return true;
-  }
+  DEVICE bool room(const Call &c, Channel &ch, u32 i) { return K::room(c, ch, ch.cur + i); }
 
   // push gives tile i of each span to its peer.
   DEVICE bool push(const Move &m, Channel &ch, u32 i) {
@@ -898,7 +1150,7 @@ template <int U, int N> struct Mover {
   DEVICE bool listen(const Call &c, const Channel &x, u32 peer, u32 i) {
     bool ok = true;
     if (x.lane == 0) {
-      const Vec *at = c.slots + K::slotOf(c, x, peer, i) * slotVecs;
+      const Vec *at = c.slots + K::slotOf(c, x, peer, i) * K::slotVecs;
       Wait wait = {0, 0};
       for (Vec v = get(at); ok && (v.x == Free || v.y == Free || v.z == Free || v.w == Free); v = get(at)) {
         pause(100);
@@ -1128,29 +1380,44 @@ template <int U, int N> struct Mover {
 #define MOVE(name, U, N) \
   KERNEL c10d_direct_move_##name(Move m) { Mover<U, N>::run(m); }
 
+#ifdef TWO
 MOVE(small_2, 1, 2)
 MOVE(large_2, 4, 2)
+#else
 MOVE(small_n, 1, 0)
 MOVE(large_n, 2, 0)
+#endif
 #endif
 
 #define ONE(name, M, U, N) \
   KERNEL c10d_direct_##name(Call c) { Kernel<M, U, N, false, false>::run(c); }
 
-// With two ranks, tiles of 1 or 4 vectors a lane; with more, of 1 or 2.
+// With two ranks, tiles of 1 or 4 vectors a lane; with more, of 1 or 2. Each of the two has texts of its own.
+#ifdef TWO
 #define REDUCE(name, ...)                     \
   typedef __VA_ARGS__ name##Math;             \
   ONE(name##_small_2, name##Math, 1, 2)       \
-  ONE(name##_large_2, name##Math, 4, 2)       \
+  ONE(name##_large_2, name##Math, 4, 2)
+#else
+#define REDUCE(name, ...)                     \
+  typedef __VA_ARGS__ name##Math;             \
   ONE(name##_small_n, name##Math, 1, 0)       \
-  ONE(name##_large_n, name##Math, 2, 0)
+  ONE(name##_large_n, name##Math, 2, 0)       \
+  KERNEL c10d_direct_##name##_both_small_n(Call c) { Kernel<name##Math, 1, 0, false, false>::both<false>(c, nullptr); } \
+  KERNEL c10d_direct_##name##_both_large_n(Call c) { Kernel<name##Math, 2, 0, false, false>::both<false>(c, nullptr); } \
+  KERNEL c10d_direct_##name##_spread_n(Move m) { Kernel<name##Math, 2, 0, false, false>::both<true>(m.c, &m); }
+#endif
 
 // Sums and averages of two ranks, which are wanted most: the less a small kernel reads of itself from
 // memory, the sooner it ends.
+#ifdef TWO
 #define SUM(name) \
   KERNEL c10d_direct_##name##_sum_small_2(Call c) { Kernel<name##Math, 1, 2, false, true>::run(c); } \
   KERNEL c10d_direct_##name##_sum_large_2(Call c) { Kernel<name##Math, 4, 2, false, true>::run(c); } \
   KERNEL c10d_direct_##name##_spread_2(Spread s) { Kernel<name##Math, 4, 2, false, true>::spread(s); }
+#else
+#define SUM(name)
+#endif
 
 #ifdef KERNELS_float32
 REDUCE(float32, F32)
@@ -1184,8 +1451,11 @@ REDUCE(int64, Integer<u64, i64>)
 #define GATHER(name, U, N) \
   KERNEL c10d_direct_gather_##name(Call c) { Kernel<Bytes<u8>, U, N, true, false>::run(c); }
 
+#ifdef TWO
 GATHER(small_2, 1, 2)
 GATHER(large_2, 4, 2)
+#else
 GATHER(small_n, 1, 0)
 GATHER(large_n, 2, 0)
+#endif
 #endif

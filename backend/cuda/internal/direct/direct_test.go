@@ -21,8 +21,8 @@ func TestSource(t *testing.T) {
 	source, err := os.ReadFile("direct.cu")
 	require.NoError(t, err)
 	want := fmt.Sprintf("// direct.cu %x", sha256.Sum256(source))
-	for _, name := range append(names(), gathers, moves) {
-		first, _, _ := strings.Cut(string(image(name)), "\n")
+	for name, text := range images() {
+		first, _, _ := strings.Cut(string(text), "\n")
 		require.Equal(t, want, first, "%s: run ./recipe", name)
 	}
 }
@@ -30,24 +30,25 @@ func TestSource(t *testing.T) {
 // TestKernels holds that the texts have the kernels that calls ask for.
 func TestKernels(t *testing.T) {
 	for _, name := range append(names(), gathers, moves) {
-		text := image(name)
 		for _, ranks := range []int{2, 3, 8} {
+			text := image(name, ranks)
 			small, large := kernels(name, ranks)
 			require.Contains(t, string(text), ".entry "+small+"(")
 			require.Contains(t, string(text), ".entry "+large+"(")
 		}
 	}
 	names := make(map[string]bool)
-	entries := 0
 	for _, ranks := range []int{2, 8} {
-		entries = 0
 		Images(ranks, func(b []byte, kernels ...string) {
-			entries += bytes.Count(b, []byte(".entry "))
 			for _, name := range kernels {
 				require.Contains(t, string(b), ".entry "+name+"(")
 				names[name] = true
 			}
 		})
+	}
+	entries := 0
+	for _, text := range images() {
+		entries += bytes.Count(text, []byte(".entry "))
 	}
 	require.Len(t, names, entries)
 }
@@ -55,16 +56,21 @@ func TestKernels(t *testing.T) {
 // TestText holds what the compiler must not do: contract or approximate arithmetic, flush
 // subnormal numbers, or put anything into memory of the stack, which would slow every call.
 func TestText(t *testing.T) {
-	for _, name := range append(names(), gathers, moves) {
-		text := string(image(name))
+	for name, b := range images() {
+		text := string(b)
 		for _, not := range []string{"fma.rn.f32", "fma.rn.f64", "approx", "div.full", ".ftz", ".local"} {
 			require.NotContains(t, text, not, name)
 		}
-		parameter := callBytes
-		if name == moves {
-			parameter = moveBytes
+		parameters := []int{callBytes}
+		switch {
+		case strings.HasPrefix(name, moves):
+			parameters = []int{moveBytes}
+		case strings.HasSuffix(name, group(window.MostRanks)) && !strings.HasPrefix(name, gathers):
+			parameters = append(parameters, moveBytes)
 		}
-		require.True(t, strings.Contains(text, fmt.Sprintf("_param_0[%d]", parameter)), "the parameter of the kernels of %s", name)
+		for _, n := range parameters {
+			require.True(t, strings.Contains(text, fmt.Sprintf("_param_0[%d]", n)), "the parameter of the kernels of %s", name)
+		}
 	}
 }
 
@@ -111,20 +117,28 @@ func TestShapeOf(t *testing.T) {
 	for _, channels := range []int{1, 8, 100, 1024, 2048} {
 		for _, blocks := range []int{1, 2, 16, 128} {
 			for n := 1; n < 1<<29; n = n*3 + 1 {
-				s := ShapeOf(n, blocks, channels)
-				require.Positive(t, s.Blocks)
-				require.Positive(t, s.Threads)
-				require.Zero(t, s.Threads%32)
-				require.LessOrEqual(t, s.Threads, 512)
-				require.LessOrEqual(t, s.Blocks, blocks)
-				require.LessOrEqual(t, s.Blocks*s.Threads/32, channels)
+				for _, ranks := range []int{2, 4} {
+					s := ShapeOf(n, blocks, channels, ranks, n%2 == 0)
+					require.Positive(t, s.Blocks)
+					require.Positive(t, s.Threads)
+					require.Zero(t, s.Threads%32)
+					require.LessOrEqual(t, s.Threads, 512)
+					require.LessOrEqual(t, s.Blocks, blocks)
+					require.Positive(t, s.Channels())
+					require.LessOrEqual(t, s.Channels(), channels)
+				}
 			}
 		}
 	}
-	require.Equal(t, Shape{Blocks: 1, Threads: 256}, ShapeOf(8, 128, 2048))
-	require.Equal(t, Shape{Blocks: 32, Threads: 128, Large: true}, ShapeOf(256<<10, 128, 2048))
-	require.Equal(t, Shape{Blocks: 128, Threads: 512, Large: true}, ShapeOf(64<<20, 128, 2048))
-	require.Equal(t, Shape{Blocks: 16, Threads: 512, Large: true}, ShapeOf(64<<20, 16, 2048))
+	require.Equal(t, Shape{Blocks: 1, Threads: 256}, ShapeOf(8, 128, 2048, 2, false))
+	require.Equal(t, Shape{Blocks: 32, Threads: 128, Large: true}, ShapeOf(256<<10, 128, 2048, 2, false))
+	require.Equal(t, Shape{Blocks: 128, Threads: 512, Large: true}, ShapeOf(64<<20, 128, 2048, 2, false))
+	require.Equal(t, Shape{Blocks: 16, Threads: 512, Large: true}, ShapeOf(64<<20, 16, 2048, 2, false))
+	require.Equal(t, Shape{Blocks: 64, Threads: 128, Large: true}, ShapeOf(256<<10, 128, 1024, 4, false))
+	require.Equal(t, Shape{Blocks: 128, Threads: 256, Large: true}, ShapeOf(4<<20, 128, 2048, 4, false))
+	require.Equal(t, Shape{Blocks: 128, Threads: 512, Large: true}, ShapeOf(5<<20, 128, 2048, 4, false))
+	require.Equal(t, Shape{Blocks: 64, Threads: 256}, ShapeOf(256<<10, 128, 2048, 4, true))
+	require.Equal(t, Shape{Blocks: 128, Threads: 256, Large: true}, ShapeOf(64<<20, 128, 2048, 4, true))
 }
 
 // TestOpen holds when a rank lets its peers write straight to its memory, and where.

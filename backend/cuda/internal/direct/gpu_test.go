@@ -55,7 +55,7 @@ type setup struct {
 // onGPUs is a rank for each GPU.
 func onGPUs() setup {
 	return setup{
-		ranks: gpuRanks, window: window.Options{LaneChannels: 256},
+		ranks: gpuRanks, window: window.Options{LaneChannels: 256, Channels: number("C10D_DIRECT_CHANNELS", 0), Depth: number("C10D_DIRECT_DEPTH", 0)},
 		direct: direct.Straight(direct.Options{Limit: 20 * time.Second, Blocks: number("C10D_DIRECT_BLOCKS", 0)}, 1),
 		most:   2 << 20, rounds: number("C10D_DIRECT_ROUNDS", 40),
 	}

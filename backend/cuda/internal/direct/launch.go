@@ -34,29 +34,35 @@ var dtypes = []tensor.DType{
 // operators are the kernels' numbers of what two operands become.
 var operators = []backend.ReduceOp{backend.Sum(), backend.Product(), backend.Min(), backend.Max(), backend.BAnd(), backend.BOr(), backend.BXor()}
 
-// images has the PTX texts by name: for each dtype, of gathers and of moves. Nobody changes them.
+// images has the PTX texts by name, for two ranks and for more. Nobody changes them.
 var images = sync.OnceValue(func() map[string][]byte {
 	all := make(map[string][]byte)
 	for _, name := range append(names(), gathers, moves) {
-		b, err := texts.ReadFile("ptx/" + name + ".ptx")
-		if err != nil {
-			panic(err)
+		for _, ranks := range []int{2, window.MostRanks} {
+			b, err := texts.ReadFile("ptx/" + name + group(ranks) + ".ptx")
+			if err != nil {
+				panic(err)
+			}
+			all[name+group(ranks)] = b
 		}
-		all[name] = b
 	}
 	return all
 })
 
-// image returns the PTX text for a dtype, of gathers or of moves.
-func image(name string) []byte { return images()[name] }
+// group is what names of texts and kernels for so many ranks end in.
+func group(ranks int) string {
+	if ranks == 2 {
+		return "_2"
+	}
+	return "_n"
+}
+
+// image returns the PTX text for a dtype, of gathers or of moves, for so many ranks.
+func image(name string, ranks int) []byte { return images()[name+group(ranks)] }
 
 // kernels returns the names of the kernels for so many ranks, of small and of large calls.
 func kernels(name string, ranks int) (small, large string) {
-	group := "n"
-	if ranks == 2 {
-		group = "2"
-	}
-	return "c10d_direct_" + name + "_small_" + group, "c10d_direct_" + name + "_large_" + group
+	return "c10d_direct_" + name + "_small" + group(ranks), "c10d_direct_" + name + "_large" + group(ranks)
 }
 
 // sums returns the name under which kernels finds those for sums and averages, "" if there are none.
@@ -67,13 +73,22 @@ func sums(d tensor.DType, ranks int) string {
 	return ""
 }
 
-// spreads returns the name of the kernel for sums and averages of two ranks that write straight to each other,
-// "" if there is none.
+// spreads returns the name of the kernel for an all_reduce whose ranks write straight to each other, "" if there is
+// none. With two ranks it is for sums and averages.
 func spreads(d tensor.DType, ranks int) string {
-	if sums(d, ranks) == "" {
+	if ranks == 2 && sums(d, ranks) == "" {
 		return ""
 	}
-	return "c10d_direct_" + d.String() + "_spread_2"
+	return "c10d_direct_" + d.String() + "_spread" + group(ranks)
+}
+
+// boths returns the name under which kernels finds those of an all_reduce of two shots in one launch, "" if there
+// are none.
+func boths(d tensor.DType, ranks int) string {
+	if ranks == 2 {
+		return ""
+	}
+	return d.String() + "_both"
 }
 
 // Images calls f with each PTX text, for devices of compute capability 8.0 and later, and
@@ -84,18 +99,25 @@ func Images(ranks int, f func(image []byte, kernels ...string)) {
 		list := []string{small, large}
 		if name := sums(d, ranks); name != "" {
 			small, large := kernels(name, ranks)
-			list = append(list, small, large, spreads(d, ranks))
-		}
-		f(image(d.String()), list...)
-	}
-	for _, name := range []string{gathers, moves} {
-		small, large := kernels(name, ranks)
-		list := []string{small, large}
-		if name == moves && ranks > 2 {
-			small, large := kernels(name, 2) // of lanes
 			list = append(list, small, large)
 		}
-		f(image(name), list...)
+		if name := spreads(d, ranks); name != "" {
+			list = append(list, name)
+		}
+		if name := boths(d, ranks); name != "" {
+			small, large := kernels(name, ranks)
+			list = append(list, small, large)
+		}
+		f(image(d.String(), ranks), list...)
+	}
+	rest := func(name string, ranks int) {
+		small, large := kernels(name, ranks)
+		f(image(name, ranks), small, large)
+	}
+	rest(gathers, ranks)
+	rest(moves, ranks)
+	if ranks > 2 {
+		rest(moves, 2) // of lanes
 	}
 }
 
@@ -203,20 +225,28 @@ type Shape struct {
 	Large           bool // tiles of more than one vector a lane
 }
 
-// ShapeOf returns the shape for a call in which each rank gets n bytes from each peer. It
-// depends on nothing else, so all ranks have the same.
+// Channels returns how many channels a launch has.
+func (s Shape) Channels() int { return s.Blocks * s.Threads / 32 }
+
+// ShapeOf returns the shape for a call in which each rank gets n bytes from each peer; both is for two shots in one
+// launch. It depends on nothing else, so all ranks have the same.
 //
-// The figures are for two H200 (BenchmarkShapes). Below 64 KiB a warp has a tile of 512 bytes,
-// above one of 2 KiB, until 512 warps have one. Small blocks spread over more
-// multiprocessors.
-func ShapeOf(n, blocks, channels int) Shape {
+// The figures are for two H200, and for four H100 and H200 (BenchmarkShapes). Below 64 KiB
+// a warp has a tile of 512 bytes, above one of 2 KiB, or of 1 KiB with more than two ranks, until 512 warps have one.
+// Small blocks spread over more multiprocessors. Two shots have small tiles up to 256 KiB, which is 8 % faster there.
+// Above 16 MiB more warps make them up to 6 % slower.
+func ShapeOf(n, blocks, channels, ranks int, both bool) Shape {
+	block := 8192 // bytes of the tiles of 128 threads
+	if ranks > 2 {
+		block = 4096
+	}
 	var s Shape
 	switch {
-	case n < 64<<10:
+	case n < 64<<10 || both && n <= 256<<10:
 		s = Shape{Blocks: max((n+4095)/4096, 1), Threads: 256}
-	case n <= 1<<20:
-		s = Shape{Blocks: (n + 8191) / 8192, Threads: 128, Large: true}
-	case n <= 8<<20:
+	case n <= 128*block:
+		s = Shape{Blocks: (n + block - 1) / block, Threads: 128, Large: true}
+	case n <= 1024*block || both && n > 16<<20:
 		s = Shape{Blocks: 128, Threads: 256, Large: true}
 	default:
 		s = Shape{Blocks: 128, Threads: 512, Large: true}
@@ -235,10 +265,11 @@ func ShapeOf(n, blocks, channels int) Shape {
 // pair is a kernel for small calls and one for large calls.
 type pair struct{ small, large driver.Function }
 
-// forms are the kernels of a dtype. Sum is for sums and averages; it may be the same as all. Spread may be nil.
+// forms are the kernels of a dtype. Sum is for sums and averages; it may be the same as all. Both has its functions
+// with more than two ranks, spread with two and some dtypes.
 type forms struct {
-	all, sum pair
-	spread   driver.Function
+	all, sum, both pair
+	spread         driver.Function
 }
 
 // Comm has the collectives of one window. Its methods may be called from many goroutines;
@@ -252,8 +283,8 @@ type Comm struct {
 	functions   map[tensor.DType]forms
 	gathers     pair
 	moves       pair
-	lanes       pair                                // moves of two ranks
-	shape       func(n, blocks, channels int) Shape // ShapeOf, but for measurements
+	lanes       pair                                                  // moves of two ranks
+	shape       func(n, blocks, channels, ranks int, both bool) Shape // ShapeOf, but for measurements
 
 	mu     sync.Mutex // of what launches use
 	quiet  bool       // launches have no number
@@ -413,12 +444,24 @@ func ParseSpread(b []byte) Spread {
 	}
 }
 
-// EachSpread calls f for every kernel whose ranks write straight to each other, with its dtype.
-func EachSpread(f func(name string, d tensor.DType)) {
+// EachSpread calls f for every kernel whose ranks write straight to each other, with its dtype. With two ranks its
+// parameter is a Spread, with more a Move.
+func EachSpread(f func(name string, d tensor.DType, two bool)) {
 	for _, d := range dtypes {
-		if name := spreads(d, 2); name != "" {
-			f(name, d)
+		for _, ranks := range []int{2, window.MostRanks} {
+			if name := spreads(d, ranks); name != "" {
+				f(name, d, ranks == 2)
+			}
 		}
+	}
+}
+
+// EachBoth calls f for every kernel that does two shots in one launch, with its dtype.
+func EachBoth(f func(name string, d tensor.DType)) {
+	for _, d := range dtypes {
+		small, large := kernels(boths(d, window.MostRanks), window.MostRanks)
+		f(small, d)
+		f(large, d)
 	}
 }
 
@@ -491,7 +534,7 @@ func New(w *window.Window, o Options) (_ *Comm, err error) {
 		if !slices.Contains(dtypes, d) {
 			return nil, fmt.Errorf("direct: there are no kernels for %v", d)
 		}
-		m, err := c.load(d.String())
+		m, err := c.load(d.String(), ranks)
 		if err != nil {
 			return nil, err
 		}
@@ -504,14 +547,21 @@ func New(w *window.Window, o Options) (_ *Comm, err error) {
 			if f.sum, err = functions(m, name, ranks); err != nil {
 				return nil, err
 			}
-			if f.spread, err = m.Function(spreads(d, ranks)); err != nil {
+		}
+		if name := spreads(d, ranks); name != "" {
+			if f.spread, err = m.Function(name); err != nil {
+				return nil, err
+			}
+		}
+		if name := boths(d, ranks); name != "" {
+			if f.both, err = functions(m, name, ranks); err != nil {
 				return nil, err
 			}
 		}
 		c.functions[d] = f
 	}
 	for name, p := range map[string]*pair{gathers: &c.gathers, moves: &c.moves} {
-		m, err := c.load(name)
+		m, err := c.load(name, ranks)
 		if err != nil {
 			return nil, err
 		}
@@ -523,7 +573,7 @@ func New(w *window.Window, o Options) (_ *Comm, err error) {
 	if _, ok := w.HasLanes(); ok {
 		c.lanes = c.moves
 		if ranks > 2 {
-			m, err := c.load(moves)
+			m, err := c.load(moves, 2)
 			if err != nil {
 				return nil, err
 			}
@@ -561,8 +611,8 @@ func (c *Comm) setUp(own window.Own, depth int, peer func(rank int) window.Peer,
 	c.launch = driver.Launch{Args: &c.args, Access: c.w.Access(make([]driver.Access, 2, 2+2+window.MostRanks))}
 }
 
-func (c *Comm) load(name string) (driver.Module, error) {
-	m, err := c.w.Device().Load(image(name))
+func (c *Comm) load(name string, ranks int) (driver.Module, error) {
+	m, err := c.w.Device().Load(image(name, ranks))
 	if err == nil {
 		c.modules = append(c.modules, m)
 	}
@@ -631,7 +681,7 @@ func (c *Comm) describe(x step) {
 // enqueue launches a step. The caller holds c.mu.
 func (c *Comm) enqueue(s Launcher, x step) error {
 	c.describe(x)
-	return c.start(s, x.f, c.shape(x.part, c.blocks(x.blocks), c.channels), callBytes, driver.Reads(x.src, x.srcRange), driver.Writes(x.dst, x.dstRange))
+	return c.start(s, x.f, c.shape(x.part, c.blocks(x.blocks), c.channels, c.ranks, false), callBytes, driver.Reads(x.src, x.srcRange), driver.Writes(x.dst, x.dstRange))
 }
 
 // blocks returns the most blocks of a launch; see Form.
@@ -735,13 +785,16 @@ func (c *Comm) AllReduce(s Launcher, dst, src driver.Ptr, n int, d tensor.DType,
 	defer c.mu.Unlock()
 	bytes := n * d.Size()
 	part := c.partOf(bytes)
-	if c.Spreads(n, d, op, form) {
+	if c.ranks == 2 && c.Spreads(n, d, op, form) {
 		return c.spreadSum(s, dst, src, bytes, r, c.functions[d].spread, form)
 	}
-	if !form.TwoShot || part*(c.ranks-1) >= bytes {
+	if !c.twoShots(bytes, form) {
 		return c.enqueue(s, step{
 			dst: dst, src: src, part: bytes, srcBytes: bytes, dstBytes: bytes, srcRange: bytes, dstRange: bytes, r: r, f: f, blocks: form.Blocks,
 		})
+	}
+	if c.ranks > 2 {
+		return c.bothShots(s, dst, src, bytes, r, c.functions[d], form)
 	}
 	at := part * c.rank
 	mine := min(part, bytes-at)
@@ -755,17 +808,46 @@ func (c *Comm) AllReduce(s Launcher, dst, src driver.Ptr, n int, d tensor.DType,
 	return c.spread(s, dst, bytes, form)
 }
 
+// twoShots reports whether an all_reduce of so many bytes takes two shots. It does not if a rank would have no part.
+func (c *Comm) twoShots(bytes int, form Form) bool {
+	return form.TwoShot && c.partOf(bytes)*(c.ranks-1) < bytes
+}
+
+// bothShots is an all_reduce of two shots in one launch. The caller holds c.mu.
+func (c *Comm) bothShots(s Launcher, dst, src driver.Ptr, bytes int, r reduced, f forms, form Form) error {
+	part := c.partOf(bytes)
+	c.describe(step{dst: dst, src: src, part: part, srcStep: part, srcBytes: bytes, dstStep: part, dstBytes: bytes, r: r})
+	shape := c.shape(part, c.blocks(form.Blocks), c.channels, c.ranks, true)
+	reads, writes := driver.Reads(src, bytes), driver.Writes(dst, bytes)
+	if !shape.Large || !c.few(form, part) {
+		return c.start(s, f.both, shape, callBytes, reads, writes)
+	}
+	open := form.Into.Region != 0 && dst%16 == 0
+	for p := range c.ranks {
+		var into Place
+		if open {
+			into = Place{form.Into.Region, int(dst-form.Into.At) + p*part}
+		}
+		c.put(moveInto+8*p, into.Word())
+	}
+	c.put2(moveOpen, flag(open), flag(open))
+	return c.start(s, pair{large: f.spread}, shape, moveBytes, reads, writes)
+}
+
 // Spreads reports whether the ranks of an all_reduce write its result straight to each other, if they may.
 // So Form.Into is of use.
 func (c *Comm) Spreads(n int, d tensor.DType, op backend.ReduceOp, form Form) bool {
 	part := c.partOf(n * d.Size())
+	if c.ranks > 2 {
+		return c.twoShots(n*d.Size(), form) && c.few(form, part)
+	}
 	r, err := reduction(op, d, c.ranks)
 	if err != nil || !r.adds() || c.functions[d].spread == nil || !c.few(form, part) {
 		return false
 	}
 	// Each channel needs a tile.
-	shape := c.shape(part, c.blocks(form.Blocks), c.channels)
-	return shape.Large && shape.Blocks*shape.Threads/32 <= part/window.SlotBytes
+	shape := c.shape(part, c.blocks(form.Blocks), c.channels, c.ranks, false)
+	return shape.Large && shape.Channels() <= part/window.SlotBytes(2)
 }
 
 // spreadSum is an all_reduce of two ranks with few blocks. The caller holds c.mu.
@@ -791,7 +873,7 @@ func (c *Comm) spreadSum(s Launcher, dst, src driver.Ptr, bytes int, r reduced, 
 	copy(b[spreadMaps:], c.call[moveMaps+8*peer:][:8])
 	copy(b[spreadFailed:], c.call[moveFailed+8*peer:][:8])
 	binary.NativeEndian.PutUint32(b[spreadOpen:], flag(open))
-	shape := c.shape(part, c.blocks(form.Blocks), c.channels)
+	shape := c.shape(part, c.blocks(form.Blocks), c.channels, c.ranks, false)
 	return c.run(s, f, shape, b, driver.Reads(src, bytes), driver.Writes(dst, bytes))
 }
 

@@ -49,6 +49,8 @@ const (
 	looking   rule = "who writes straight looks whether the peer has failed"
 	voting    rule = "the lanes tell the end if all of them are well"
 	lingering rule = "a rank that has failed waits for what peers have begun"
+	beginning rule = "two shots give credit after their first round"
+	leaving   rule = "two shots leave less than half a ring without credit"
 )
 
 // straightRules are those of straight stores.
@@ -64,6 +66,9 @@ type modelCall struct {
 	moves [][][]int // of a move: the tiles of a channel from one rank to another
 	known bool      // all ranks know the longest span of a move
 	open  []bool    // ranks that let the others write straight to their memory
+
+	both   bool // two shots in one launch
+	spread bool // whose results go straight if all ranks are open
 }
 
 // fewModelTiles is up to how many tiles go through the rings.
@@ -150,16 +155,27 @@ const mostSteps = 500
 // stopped is the panic of a lane whose model has ended.
 var stopped = new(int)
 
+// mix is which calls a model makes.
+type mix int
+
+const (
+	anyCalls mix = iota
+	messages     // of a lane: from rank 0 to rank 1, of lengths that both know
+	twoShots     // in one launch
+)
+
 func newModel(seed uint64, ranks int, without rule) *model {
-	return makeModel(seed, ranks, without, false)
+	return makeModel(seed, ranks, without, anyCalls)
 }
 
-// newLane is a lane: two ranks, whose calls are messages from rank 0 to rank 1 of lengths that both know.
-func newLane(seed uint64, without rule) *model { return makeModel(seed, 2, without, true) }
+func newLane(seed uint64, without rule) *model { return makeModel(seed, 2, without, messages) }
 
-func makeModel(seed uint64, ranks int, without rule, lane bool) *model {
+func makeModel(seed uint64, ranks int, without rule, calls mix) *model {
 	g := rand.New(rand.NewPCG(seed, uint64(ranks)))
 	m := &model{g: g, without: without, ranks: ranks, channels: 1 + g.IntN(2), depth: 4 << g.IntN(2), absent: -1, abort: -1}
+	if ranks > 2 {
+		m.depth *= 2
+	}
 	if without == stopping {
 		m.absent = g.IntN(ranks)
 	}
@@ -175,11 +191,14 @@ func makeModel(seed uint64, ranks int, without rule, lane bool) *model {
 			c = randomMove(g, m.channels, ranks, most)
 			c.known = c.known || without == heading
 		}
-		if lane {
+		if calls == messages {
 			c = modelCall{parts: true, known: true}
 			for range m.channels {
 				c.moves = append(c.moves, [][]int{{0, g.IntN(most + 1)}, {0, 0}})
 			}
+		}
+		if calls == twoShots || ranks > 2 && c.moves == nil && without != padding && g.IntN(2) == 0 {
+			c = modelCall{parts: true, both: true, spread: g.IntN(2) == 0}
 		}
 		for range m.channels {
 			c.tiles = append(c.tiles, g.IntN(most+1))
@@ -489,6 +508,10 @@ func (l *modelLane) kernel() {
 	if tiles == 0 {
 		return
 	}
+	if c.both {
+		l.both(c, tiles)
+		return
+	}
 	l.cur = l.load(m.state(r, ch))
 	prev := l.load(m.state(r, ch) + 1)
 	if m.failed[r] && m.without != stopping {
@@ -535,25 +558,31 @@ func (l *modelLane) kernel() {
 
 // credits tells the peers what has been taken, after tile i.
 func (l *modelLane) credits(i int) {
-	m, r, ch := l.m, l.w.rank, l.w.channel
+	m := l.m
 	every := m.depth / 2
 	if m.without == halves {
 		every = m.depth
 	}
 	if (i+1)%every == 0 {
-		if m.without != meeting {
-			l.syncWarp()
+		l.publish(i + 1)
+	}
+}
+
+// publish tells the peers how many tiles of a call have been taken.
+func (l *modelLane) publish(taken int) {
+	m, r, ch := l.m, l.w.rank, l.w.channel
+	if m.without != meeting {
+		l.syncWarp()
+	}
+	for p := range m.ranks {
+		if p == r || p%lanesOfWarp != l.n {
+			continue
 		}
-		for p := range m.ranks {
-			if p == r || p%lanesOfWarp != l.n {
-				continue
-			}
-			var after []*modelStore
-			if m.without != releasing {
-				after = append(append(after, l.w.before...), l.mine...)
-			}
-			l.store(m.credit(p, ch, r), l.cur+uint32(i)+1, false, after...)
+		var after []*modelStore
+		if m.without != releasing {
+			after = append(append(after, l.w.before...), l.mine...)
 		}
+		l.store(m.credit(p, ch, r), l.cur+uint32(taken), false, after...)
 	}
 }
 
@@ -567,13 +596,225 @@ func (l *modelLane) finish(tiles int) {
 	}
 }
 
+// both is Kernel.both.
+func (l *modelLane) both(c modelCall, tiles int) {
+	m, r := l.m, l.w.rank
+	if l.shots(c, tiles) {
+		return
+	}
+	l.w.bad = l.call + 1
+	if m.failed[r] && c.spread && c.open[r] && m.without != lingering {
+		l.linger()
+	}
+}
+
+// shots returns false if the call has failed.
+func (l *modelLane) shots(c modelCall, tiles int) bool {
+	m, r, ch := l.m, l.w.rank, l.w.channel
+	l.cur = l.load(m.state(r, ch))
+	l.limit = l.load(m.state(r, ch)+1) + uint32(m.depth)
+	if m.without == last {
+		l.limit = l.cur + uint32(m.depth)
+	}
+	if m.failed[r] && m.without != stopping {
+		return false
+	}
+	open, base, each := false, 0, 2
+	if c.spread {
+		base = 1
+		if l.n == 0 && !l.head(0, c.open[r]) || !l.pushAs(0, 1) {
+			return false
+		}
+		ok := true
+		if l.n == 0 {
+			ok = l.hearOpen(c.open[r])
+		}
+		if !l.vote(ok) {
+			return false
+		}
+		if open = l.w.open; open {
+			each = 1
+		}
+	} else if !l.pushAs(0, 0) {
+		return false
+	}
+	credited := 0
+	give := func(taken int) {
+		credited = taken
+		l.publish(taken)
+	}
+	every := m.depth / 2
+	if m.without == halves {
+		every = 2 * m.depth
+	}
+	for i := range tiles {
+		if i+1 < tiles && !l.pushAs(i+1, base+(i+1)*each) {
+			return false
+		}
+		at := base + i*each
+		if !l.combined(i, at) {
+			return false
+		}
+		taken := at + 1
+		if open {
+			if !l.writeResult(i) {
+				return false
+			}
+		} else if !l.pushResult(i, taken) || i > 0 && !l.gathered(i-1, taken-2) {
+			return false
+		}
+		if taken-credited >= every || i == 0 && !open && 2 < tiles && m.without != beginning {
+			give(taken)
+		}
+	}
+	count := base + tiles*each
+	if open {
+		if !l.vote(true) {
+			return false
+		}
+		ok := true
+		if l.n == 0 {
+			ok = l.tellEnd(count)
+		}
+		if !l.vote(ok) {
+			return false
+		}
+		count++
+		for p := range m.ranks {
+			for i := 0; p != r && i < tiles; i++ {
+				if !l.gotResult(p, i, m.mem[m.place(r, p, ch, i, l.n)]) {
+					return false
+				}
+			}
+		}
+	} else if !l.gathered(tiles-1, count-1) {
+		return false
+	}
+	if count-credited >= every && m.without != leaving {
+		give(count)
+	}
+	l.finish(count)
+	return true
+}
+
+// hearOpen takes tile 0 of the peers, for lane 0.
+func (l *modelLane) hearOpen(open bool) bool {
+	m, r, ch := l.m, l.w.rank, l.w.channel
+	l.w.open = open
+	for p := range m.ranks {
+		if p == r {
+			continue
+		}
+		at := m.slot(r, p, ch, l.cur, 0)
+		if !l.wait(func() bool { return l.load(at) != free }) {
+			return false
+		}
+		if m.without != opening {
+			l.w.open = l.w.open && l.load(at)&1 != 0
+		}
+		l.store(at, free, false)
+	}
+	return true
+}
+
+// combined takes the operands of tile i of this rank's part, which are tile t of the call.
+func (l *modelLane) combined(i, t int) bool {
+	m, r, ch := l.m, l.w.rank, l.w.channel
+	sum := m.operand(r, r, l.call, ch, i, l.n)
+	for p := range m.ranks {
+		if p == r {
+			continue
+		}
+		at := m.slot(r, p, ch, l.cur+uint32(t), l.n)
+		if !l.wait(func() bool { return l.load(at) != free }) {
+			return false
+		}
+		sum += l.load(at)
+		if m.without != clearing {
+			l.store(at, free, false)
+		}
+	}
+	if m.without != cleaning && sum == free {
+		sum = other
+	}
+	return l.gotResult(r, i, sum)
+}
+
+// result is what ranks have of tile i of a part.
+func (m *model) result(part, call, channel, tile, lane int) (sum uint32) {
+	for p := range m.ranks {
+		sum += m.operand(p, part, call, channel, tile, lane)
+	}
+	if sum == free && m.without != cleaning {
+		sum = other
+	}
+	return sum
+}
+
+// gotResult reports whether a word of tile i of a part is what it has to be.
+func (l *modelLane) gotResult(part, i int, got uint32) bool {
+	m, ch := l.m, l.w.channel
+	want := m.result(part, l.call, ch, i, l.n)
+	if got != want {
+		m.fault = fmt.Errorf("rank %d has %#x in call %d, part %d, channel %d, tile %d, lane %d, want %#x", l.w.rank, got, l.call, part, ch, i, l.n, want)
+	}
+	return got == want
+}
+
+// pushResult gives tile i of this rank's part to all peers, as tile t of the call.
+func (l *modelLane) pushResult(i, t int) bool {
+	m, r, ch := l.m, l.w.rank, l.w.channel
+	if !l.room(t) {
+		return false
+	}
+	for k := 1; k < m.ranks; k++ {
+		l.store(m.slot((r+k)%m.ranks, r, ch, l.cur+uint32(t), l.n), m.result(r, l.call, ch, i, l.n), true)
+	}
+	return true
+}
+
+// gathered takes tile i of the peers' parts, which is tile t of the call.
+func (l *modelLane) gathered(i, t int) bool {
+	m, r, ch := l.m, l.w.rank, l.w.channel
+	for k := 1; k < m.ranks; k++ {
+		p := (r + k) % m.ranks
+		at := m.slot(r, p, ch, l.cur+uint32(t), l.n)
+		if !l.wait(func() bool { return l.load(at) != free }) || !l.gotResult(p, i, l.load(at)) {
+			return false
+		}
+		if m.without != clearing {
+			l.store(at, free, false)
+		}
+	}
+	return true
+}
+
+// writeResult writes tile i of this rank's part to all peers.
+func (l *modelLane) writeResult(i int) bool {
+	m, r, ch := l.m, l.w.rank, l.w.channel
+	for k := 1; k < m.ranks; k++ {
+		p := (r + k) % m.ranks
+		if m.failed[p] && m.without != looking {
+			m.failed[r], m.failedIn[r] = true, l.call
+			return false
+		}
+		l.storeTo(p, m.place(p, r, ch, i, l.n), m.result(r, l.call, ch, i, l.n), false)
+	}
+	return true
+}
+
+// linger waits until nothing is on its way to this rank.
+func (l *modelLane) linger() {
+	l.yield(func() bool {
+		return !slices.ContainsFunc(l.m.flying, func(s *modelStore) bool { return s.to == l.w.rank })
+	})
+}
+
 // mover is Mover in direct.cu.
 func (l *modelLane) mover(c modelCall) {
 	m, r := l.m, l.w.rank
 	if !l.moveTiles(c) && m.failed[r] && c.open[r] && m.without != lingering {
-		l.yield(func() bool {
-			return !slices.ContainsFunc(m.flying, func(s *modelStore) bool { return s.to == r })
-		})
+		l.linger()
 	}
 }
 
@@ -688,7 +929,7 @@ func (l *modelLane) write(c modelCall) bool {
 	}
 	ok := true
 	if l.n == 0 {
-		ok = l.tellEnd()
+		ok = l.tellEnd(2)
 	}
 	if !l.vote(ok) {
 		return false
@@ -720,11 +961,11 @@ func (l *modelLane) writeTiles(c modelCall) bool {
 	return true
 }
 
-// tellEnd tells the peers that all is there, and waits until they have told. It is for lane 0, when the lanes
-// have met.
-func (l *modelLane) tellEnd() bool {
+// tellEnd tells the peers, by tile t, that all is there, and waits until they have told. It is for lane 0, when the
+// lanes have met.
+func (l *modelLane) tellEnd(t int) bool {
 	m, r, ch := l.m, l.w.rank, l.w.channel
-	if !l.room(2) {
+	if !l.room(t) {
 		return false
 	}
 	var after []*modelStore
@@ -732,13 +973,13 @@ func (l *modelLane) tellEnd() bool {
 		after = append(append(after, l.w.before...), l.mine...)
 	}
 	for k := 1; k < m.ranks; k++ {
-		l.store(m.slot((r+k)%m.ranks, r, ch, l.cur+2, 0), 1, true, after...)
+		l.store(m.slot((r+k)%m.ranks, r, ch, l.cur+uint32(t), 0), 1, true, after...)
 	}
 	for p := range m.ranks {
 		if p == r || m.without == ending {
 			continue
 		}
-		at := m.slot(r, p, ch, l.cur+2, 0)
+		at := m.slot(r, p, ch, l.cur+uint32(t), 0)
 		if !l.wait(func() bool { return l.load(at) != free }) {
 			return false
 		}
@@ -800,10 +1041,12 @@ func (l *modelLane) room(i int) bool {
 	return true
 }
 
-func (l *modelLane) push(i int) bool {
+func (l *modelLane) push(i int) bool { return l.pushAs(i, i) }
+
+// pushAs gives tile i to the peers, as tile t of the call.
+func (l *modelLane) pushAs(i, t int) bool {
 	m, r, ch := l.m, l.w.rank, l.w.channel
-	t := l.cur + uint32(i)
-	if !l.room(i) {
+	if !l.room(t) {
 		return false
 	}
 	for k := 1; k < m.ranks; k++ {
@@ -815,7 +1058,7 @@ func (l *modelLane) push(i int) bool {
 			m.fault = fmt.Errorf("rank %d pushes in call %d, after it failed in call %d", r, l.call, m.failedIn[r])
 			return false
 		}
-		l.store(m.slot(p, r, ch, t, l.n), m.operand(r, p, l.call, ch, i, l.n), true)
+		l.store(m.slot(p, r, ch, l.cur+uint32(t), l.n), m.operand(r, p, l.call, ch, i, l.n), true)
 	}
 	return true
 }
@@ -844,6 +1087,31 @@ func TestModelLane(t *testing.T) {
 		t.Run(string(without), func(t *testing.T) {
 			for seed := range uint64(1000) {
 				if err := newLane(seed, without).run(); err != nil {
+					t.Logf("seed %d: %v", seed, err)
+					return
+				}
+			}
+			t.Fatal("nothing went wrong")
+		})
+	}
+}
+
+// TestModelTwoShots holds that two shots in one launch are right, and that each rule is needed for them.
+func TestModelTwoShots(t *testing.T) {
+	for seed := range uint64(300) {
+		ranks := []int{3, 4, 8}[seed%3]
+		require.NoError(t, makeModel(seed, ranks, nothing, twoShots).run(), "%d ranks, seed %d", ranks, seed)
+		m := makeModel(seed, ranks, nothing, twoShots)
+		m.absent = int(seed) % ranks
+		require.NoError(t, m.run(), "a rank stays away, %d ranks, seed %d", ranks, seed)
+		m = makeModel(seed, ranks, nothing, twoShots)
+		m.abort = int(seed*7919) % (mostSteps * ranks)
+		require.NoError(t, m.run(), "aborted, %d ranks, seed %d", ranks, seed)
+	}
+	for _, without := range append([]rule{clearing, crediting, last, releasing, meeting, halves, cleaning, stopping, beginning, leaving}, straightRules...) {
+		t.Run(string(without), func(t *testing.T) {
+			for seed := range uint64(2000) {
+				if err := makeModel(seed, 3, without, twoShots).run(); err != nil {
 					t.Logf("seed %d: %v", seed, err)
 					return
 				}

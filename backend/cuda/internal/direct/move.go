@@ -78,7 +78,7 @@ func (c *Comm) launchMove(s Launcher, m *movement) error {
 	shape := unknownShape
 	part := m.most
 	if m.most >= 0 {
-		shape = c.shape(max(part, 1), c.blocks(m.blocks), c.channels)
+		shape = c.shape(max(part, 1), c.blocks(m.blocks), c.channels, c.ranks, false)
 	} else {
 		shape.Threads = min(shape.Threads, 32*c.channels)
 		shape.Blocks = max(min(shape.Blocks, c.blocks(m.blocks), 32*c.channels/shape.Threads), 1)

@@ -51,7 +51,7 @@ func drivers(t *testing.T, m *sim.Machine, ranks int, apart bool) (all []driver.
 func simulated(ranks int) setup {
 	return setup{
 		ranks: ranks, most: 3000, rounds: 12,
-		window: window.Options{Channels: 3, Depth: 4},
+		window: window.Options{Channels: 3, Depth: 8},
 		direct: direct.Straight(direct.Options{Limit: 20 * time.Second}, 1),
 	}
 }

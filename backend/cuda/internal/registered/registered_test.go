@@ -46,7 +46,7 @@ func ranks(t *testing.T, n int, apart bool) (all []*rank) {
 		}
 		x.v, err = x.d.Device(i)
 		require.NoError(t, err)
-		w, err := window.New(t.Context(), window.Options{Driver: x.d, Device: x.v, Rank: i, Ranks: n, Channels: 1, Depth: 4})
+		w, err := window.New(t.Context(), window.Options{Driver: x.d, Device: x.v, Rank: i, Ranks: n, Channels: 1, Depth: 8})
 		require.NoError(t, err)
 		t.Cleanup(func() { require.NoError(t, w.Close()) })
 		windows = append(windows, w)

@@ -18,13 +18,20 @@ const (
 	// MostRanks is how many ranks a window can connect.
 	MostRanks = 8
 
-	// SlotBytes is the data that a slot holds, MarkBytes its marks.
-	SlotBytes = 2048
+	// MarkBytes is the marks of a slot; see SlotBytes for its data.
 	MarkBytes = 128
 
 	// MostRegions is how many regions of a rank its peers can map; see Maps.
 	MostRegions = 16
 )
+
+// SlotBytes returns how much data a slot holds, with so many ranks.
+func SlotBytes(ranks int) int {
+	if ranks == 2 {
+		return 2048
+	}
+	return 1024
+}
 
 // Options is how a Window is made. All ranks need the same Ranks, Channels and Depth.
 type Options struct {
@@ -33,13 +40,12 @@ type Options struct {
 
 	Rank, Ranks int // Ranks is 2 to MostRanks
 
-	// Channels is how many warps of a rank can work at a time. 0 means 2048 for 2 ranks
-	// and 1024 for more.
+	// Channels is how many warps of a rank can work at a time. 0 means 2048.
 	Channels int
 
-	// Depth is the number of slots of a channel, a power of two from 4 to 1024. 0 means 16
-	// for 2 ranks and 8 for more. The defaults take 68 MiB of device memory for 2 ranks,
-	// 51 MiB for 4 and 119 MiB for 8.
+	// Depth is the number of slots of a channel, a power of two to 1024, of at least 4 for 2 ranks and 8 for more.
+	// 0 means 16 for 2 ranks and 8 for more. The defaults take 68 MiB of device memory for 2 ranks, 54 MiB for 4
+	// and 126 MiB for 8.
 	Depth int
 
 	// LaneChannels is how many warps send a message at a time, on each side of a lane. 0 means
@@ -58,10 +64,7 @@ func (o *Options) check() error {
 		return fmt.Errorf("window: rank %d of %d: want 2 to %d ranks", o.Rank, o.Ranks, MostRanks)
 	}
 	if o.Channels == 0 {
-		o.Channels = 1024
-		if o.Ranks == 2 {
-			o.Channels = 2048
-		}
+		o.Channels = 2048
 	}
 	if o.Depth == 0 {
 		o.Depth = 8
@@ -75,8 +78,12 @@ func (o *Options) check() error {
 	if o.LaneChannels < 0 || o.LaneChannels > 1<<16 {
 		return fmt.Errorf("window: %d channels of a lane, want 0 to %d", o.LaneChannels, 1<<16)
 	}
-	if o.Depth < 4 || o.Depth > 1024 || o.Depth&(o.Depth-1) != 0 {
-		return fmt.Errorf("window: a depth of %d slots, want a power of two from 4 to 1024", o.Depth)
+	least := 8
+	if o.Ranks == 2 {
+		least = 4
+	}
+	if o.Depth < least || o.Depth > 1024 || o.Depth&(o.Depth-1) != 0 {
+		return fmt.Errorf("window: a depth of %d slots, want a power of two from %d to 1024", o.Depth, least)
 	}
 	return nil
 }
@@ -96,10 +103,10 @@ type layout struct {
 
 func (o Options) layout() (l layout) {
 	slots := o.Channels * o.Depth
-	l.ring, l.marks = slots*SlotBytes, slots*MarkBytes
+	l.ring, l.marks = slots*SlotBytes(o.Ranks), slots*MarkBytes
 	l.marksAt = (o.Ranks - 1) * l.ring
 	l.lanesAt = l.marksAt + (o.Ranks-1)*l.marks
-	l.laneMarks = o.LaneChannels * LaneDepth * SlotBytes
+	l.laneMarks = o.LaneChannels * LaneDepth * SlotBytes(2)
 	l.lanes = l.laneMarks + o.LaneChannels*LaneDepth*MarkBytes
 	l.credit = l.lanesAt + o.lanes()*l.lanes
 	l.state = l.credit + o.Channels*MostRanks*4

@@ -47,7 +47,7 @@ func (h host) options(t *testing.T, rank, device int) window.Options {
 	t.Helper()
 	v, err := h.d[rank].Device(device)
 	require.NoError(t, err)
-	return window.Options{Driver: h.d[rank], Device: v, Rank: rank, Ranks: len(h.d), Channels: 2, Depth: 4}
+	return window.Options{Driver: h.d[rank], Device: v, Rank: rank, Ranks: len(h.d), Channels: 2, Depth: 8}
 }
 
 // make makes all windows, with a device for each rank.
@@ -128,7 +128,7 @@ func TestConnect(t *testing.T) {
 				h := newHost(t, sim.Config{Devices: ranks, NoCheck: true}, ranks, apart)
 				all := h.make(t)
 				require.NoError(t, errors.Join(connect(t, all)...))
-				const slots, marks = 2 * 4 * window.SlotBytes, 2 * 4 * window.MarkBytes
+				slots, marks := 2*8*window.SlotBytes(ranks), 2*8*window.MarkBytes
 				for r, w := range all {
 					own := w.Own()
 					require.Equal(t, bytes.Repeat([]byte{0xff}, slots*(ranks-1)), read(t, h.d[r], w.Device(), own.Slots, slots*(ranks-1)))

@@ -5,7 +5,6 @@ import (
 	"encoding/binary"
 	"time"
 
-	"github.com/c10d-go/c10d/backend"
 	"github.com/c10d-go/c10d/backend/cuda/driver"
 	"github.com/c10d-go/c10d/backend/cuda/driver/sim"
 	"github.com/c10d-go/c10d/backend/cuda/internal/direct"
@@ -24,7 +23,7 @@ func exchangeTiles(k *sim.Run, d tensor.DType) error {
 		return nil
 	}
 	x.piece = k.Load(c.State)
-	room := c.Channels * c.Depth * window.SlotBytes
+	room := x.room()
 	for at := 0; at < c.Part; at += room {
 		if !x.pass(at, min(room, c.Part-at), d) {
 			return nil
@@ -76,7 +75,7 @@ func moveTiles(k *sim.Run) error {
 		}
 		return nil
 	}
-	room := x.c.Channels * x.c.Depth * window.SlotBytes
+	room := x.room()
 	for at := 0; at < most; at += room {
 		left := func(s direct.Span) int { return max(min(s.N-at, room), 0) }
 		sent := func(p int) []byte {
@@ -109,47 +108,117 @@ func spreadTiles(k *sim.Run, d tensor.DType) error {
 		return nil
 	}
 	x.piece = k.Load(x.c.State)
-	open, into := m.Open, direct.Place{}
-	told := x.swap(
-		func(int) []byte {
-			b := binary.NativeEndian.AppendUint64(nil, m.Into.Word())
-			if m.Open {
-				return append(b, 1)
-			}
-			return append(b, 0)
-		},
-		func(int) int { return 9 },
-		func(_ int, b []byte) bool {
-			into = direct.ParsePlace(binary.NativeEndian.Uint64(b))
-			open = open && b[8] != 0
-			return true
-		})
+	var into [window.MostRanks]direct.Place
+	into[1-x.c.Rank] = m.Into
+	open, told := x.tell(m.Open, &into)
 	if !told {
 		return nil
 	}
 	if open {
 		x.c = m.Two
 	}
-	room := x.c.Channels * x.c.Depth * window.SlotBytes
+	room := x.room()
 	for at := 0; at < x.c.Part; at += room {
 		if !x.pass(at, min(room, x.c.Part-at), d) {
 			return nil
 		}
 	}
 	if open {
-		if why := k.Load(m.Failed); why != 0 {
-			x.fail(1-x.c.Rank, window.Aborted)
-			return nil
-		}
-		at := m.Maps + driver.Ptr(8*(into.Region-1))
-		base := driver.Ptr(k.Load(at)) | driver.Ptr(k.Load(at+4))<<32
-		copy(k.Reached(base+driver.Ptr(into.Off+x.c.Rank*x.c.Part), x.c.DstBytes), k.Read(x.c.Dst, x.c.DstBytes))
-		if !x.swap(func(int) []byte { return []byte{1} }, func(int) int { return 1 }, func(int, []byte) bool { return true }) {
+		if !x.reach(1-x.c.Rank, m.Maps, m.Failed, into[1-x.c.Rank], x.c.Rank*x.c.Part, k.Read(x.c.Dst, x.c.DstBytes)) || !x.meet() {
 			return nil
 		}
 	}
 	x.end()
 	return nil
+}
+
+// bothTiles is an all_reduce of two shots. With a head, the first piece tells where the peers may write. Each rank
+// combines its part, and passes it on; or, if all are open, puts it to all, and another piece says that all is there.
+func bothTiles(k *sim.Run, d tensor.DType, m direct.Move, head bool) error {
+	x := exchanger{k: k, c: m.Call}
+	c := x.c
+	if k.Load(c.Failed) != 0 {
+		return nil
+	}
+	x.piece = k.Load(c.State)
+	open, into := m.Open, m.Into
+	if head {
+		var told bool
+		if open, told = x.tell(m.Open, &into); !told {
+			return nil
+		}
+	}
+	room := x.room()
+	for at := 0; at < c.Part; at += room {
+		n := min(room, c.Part-at)
+		sum, ok := x.combine(at, n, d)
+		if !ok {
+			return nil
+		}
+		x.keep(c.Rank*c.DstStep, at, sum)
+		passed := open || x.swap(
+			func(int) []byte { return sum },
+			func(int) int { return n },
+			func(p int, b []byte) bool {
+				x.keep(p*c.DstStep, at, b)
+				return true
+			})
+		if !passed {
+			return nil
+		}
+	}
+	if open {
+		mine := min(c.Part, c.DstBytes-c.Rank*c.DstStep)
+		for p := range c.Ranks {
+			if p != c.Rank && !x.reach(p, m.Maps[p], m.Failed[p], into[p], 0, k.Read(c.Dst+driver.Ptr(c.Rank*c.DstStep), mine)) {
+				return nil
+			}
+		}
+		if !x.meet() {
+			return nil
+		}
+	}
+	x.end()
+	return nil
+}
+
+// tell gives each peer a piece that says where it may write, and whether it may. It replaces into by what the
+// peers tell. Open reports whether all may; ok is false if the call has failed.
+func (x *exchanger) tell(mine bool, into *[window.MostRanks]direct.Place) (open, ok bool) {
+	open, own := mine, *into
+	ok = x.swap(
+		func(p int) []byte {
+			b := binary.NativeEndian.AppendUint64(nil, own[p].Word())
+			if mine {
+				return append(b, 1)
+			}
+			return append(b, 0)
+		},
+		func(int) int { return 9 },
+		func(p int, b []byte) bool {
+			into[p] = direct.ParsePlace(binary.NativeEndian.Uint64(b))
+			open = open && b[8] != 0
+			return true
+		})
+	return open, ok
+}
+
+// reach writes b at an offset from where a peer has told. It returns false if the peer has failed.
+func (x *exchanger) reach(p int, maps, failed driver.Ptr, into direct.Place, off int, b []byte) bool {
+	k := x.k
+	if why := k.Load(failed); why != 0 {
+		x.fail(p, window.Aborted)
+		return false
+	}
+	at := maps + driver.Ptr(8*(into.Region-1))
+	base := driver.Ptr(k.Load(at)) | driver.Ptr(k.Load(at+4))<<32
+	copy(k.Reached(base+driver.Ptr(into.Off+off), len(b)), b)
+	return true
+}
+
+// meet waits until all peers have said that all is there.
+func (x *exchanger) meet() bool {
+	return x.swap(func(int) []byte { return []byte{1} }, func(int) int { return 1 }, func(int, []byte) bool { return true })
 }
 
 // straight writes the spans where the peers have told, and waits until they have done so. It returns false if
@@ -166,15 +235,11 @@ func (x *exchanger) straight(m direct.Move, into [window.MostRanks]direct.Place)
 			copy(k.Write(x.c.Dst+driver.Ptr(m.Take[p].Off), s.N), b)
 			continue
 		}
-		if why := k.Load(m.Failed[p]); why != 0 {
-			x.fail(p, window.Aborted)
+		if !x.reach(p, m.Maps[p], m.Failed[p], into[p], 0, b) {
 			return false
 		}
-		at := m.Maps[p] + driver.Ptr(8*(into[p].Region-1))
-		base := driver.Ptr(k.Load(at)) | driver.Ptr(k.Load(at+4))<<32
-		copy(k.Reached(base+driver.Ptr(into[p].Off), s.N), b)
 	}
-	return x.swap(func(int) []byte { return []byte{1} }, func(int) int { return 1 }, func(int, []byte) bool { return true })
+	return x.meet()
 }
 
 // end notes the pieces of the call, and tells the host that it has ended.
@@ -225,29 +290,62 @@ type exchanger struct {
 	piece uint32 // that has been passed last
 }
 
+// room is the bytes of a ring.
+func (x *exchanger) room() int { return x.c.Channels * x.c.Depth * window.SlotBytes(x.c.Ranks) }
+
 // noPiece is the mark of a ring that has not been used.
 const noPiece = 0xffffffff
 
-// pass exchanges n bytes of the parts, from an offset on. It returns false if the call has
-// failed.
+// pass exchanges n bytes of the parts, from an offset on, and keeps what becomes of them. It returns false if the
+// call has failed.
 func (x *exchanger) pass(at, n int, d tensor.DType) bool {
-	k, c := x.k, x.c
-	x.piece++
-	// Parts may end in padding, and elements of a dtype do not.
-	whole := n
-	var red backend.Reduction
 	if d != tensor.Invalid {
-		whole = n / d.Size() * d.Size()
-		var err error
-		if red, err = c.Operator(d).Reduction(d, c.Ranks); err != nil {
-			panic(err)
+		sum, ok := x.combine(at, n, d)
+		if ok {
+			x.keep(0, at, sum[:n/d.Size()*d.Size()])
 		}
+		return ok
 	}
-	operand := func(p int) []byte {
-		b := x.part(p, at, n)
+	got, ok := x.exchange(at, n, func([]byte) {})
+	for p, b := range got {
+		x.keep(p*x.c.DstStep, at, b)
+	}
+	return ok
+}
+
+// combine exchanges n bytes of the parts, from an offset on, and combines them. Parts may end in padding, and
+// elements of a dtype do not. It returns false if the call has failed.
+func (x *exchanger) combine(at, n int, d tensor.DType) ([]byte, bool) {
+	whole := n / d.Size() * d.Size()
+	red, err := x.c.Operator(d).Reduction(d, x.c.Ranks)
+	if err != nil {
+		panic(err)
+	}
+	got, ok := x.exchange(at, n, func(b []byte) {
 		if red.Before != nil {
 			red.Before(b[:whole])
 		}
+	})
+	if !ok {
+		return nil, false
+	}
+	for _, b := range got[1:] {
+		red.Combine(got[0][:whole], b[:whole])
+	}
+	if red.After != nil {
+		red.After(got[0][:whole])
+	}
+	return got[0], true
+}
+
+// exchange gives each peer n bytes of its part, from an offset on, and returns what each rank has for this one. It
+// returns false if the call has failed.
+func (x *exchanger) exchange(at, n int, before func(b []byte)) ([][]byte, bool) {
+	k, c := x.k, x.c
+	x.piece++
+	operand := func(p int) []byte {
+		b := x.part(p, at, n)
+		before(b)
 		return b
 	}
 	for p := range c.Ranks {
@@ -255,7 +353,7 @@ func (x *exchanger) pass(at, n int, d tensor.DType) bool {
 			continue
 		}
 		if !x.free(p) {
-			return false
+			return nil, false
 		}
 		copy(k.Common(c.Peers[p].Slots, n), operand(p))
 		k.Store(c.Peers[p].Marks, x.piece)
@@ -268,24 +366,11 @@ func (x *exchanger) pass(at, n int, d tensor.DType) bool {
 		}
 		var ok bool
 		if got[p], ok = x.come(p, n); !ok {
-			return false
+			return nil, false
 		}
 		k.Store(c.Peers[p].Credit, x.piece)
 	}
-	if d == tensor.Invalid {
-		for p, b := range got {
-			x.keep(p*c.DstStep, at, b)
-		}
-		return true
-	}
-	for _, b := range got[1:] {
-		red.Combine(got[0][:whole], b[:whole])
-	}
-	if red.After != nil {
-		red.After(got[0][:whole])
-	}
-	x.keep(0, at, got[0][:whole])
-	return true
+	return got, true
 }
 
 // free waits until a peer's ring is free: the peer has taken the last piece, or may take a later one that
@@ -304,7 +389,7 @@ func (x *exchanger) come(p, n int) ([]byte, bool) {
 	if !x.await(p, x.c.Marks+ring*window.MarkBytes, func(v uint32) bool { return v == x.piece && v != noPiece }) {
 		return nil, false
 	}
-	return bytes.Clone(x.k.Common(x.c.Slots+ring*window.SlotBytes, n)), true
+	return bytes.Clone(x.k.Common(x.c.Slots+driver.Ptr(from*x.room()), n)), true
 }
 
 // part returns n bytes of a rank's part of src; zeros where it has ended.

@@ -39,7 +39,15 @@ func All() map[string]sim.Kernel {
 		all[name] = func(k *sim.Run) error { return exchangeTiles(k, d) }
 	})
 	direct.EachMove(func(name string) { all[name] = moveTiles })
-	direct.EachSpread(func(name string, d tensor.DType) { all[name] = func(k *sim.Run) error { return spreadTiles(k, d) } })
+	direct.EachSpread(func(name string, d tensor.DType, two bool) {
+		all[name] = func(k *sim.Run) error { return bothTiles(k, d, direct.ParseMove(k.Arg(0)), true) }
+		if two {
+			all[name] = func(k *sim.Run) error { return spreadTiles(k, d) }
+		}
+	})
+	direct.EachBoth(func(name string, d tensor.DType) {
+		all[name] = func(k *sim.Run) error { return bothTiles(k, d, direct.Move{Call: direct.ParseCall(k.Arg(0))}, false) }
+	})
 	return all
 }
 

@@ -60,7 +60,7 @@ func TestNew(t *testing.T) {
 	}{
 		// The lines of one-shot and two-shot cross at 2250; two-shot:16 takes 23 us up to 3000.
 		"measured":            {plan.OpAllReduce, Group{Link: Peers, Ranks: 4}, "one-shot up to 2250, two-shot up to 2500, two-shot:16 up to 3214, two-shot"},
-		"not those":           {plan.OpAllReduce, Group{Link: Peers, Ranks: 3}, "one-shot up to 1048576, two-shot"},
+		"not those":           {plan.OpAllReduce, Group{Link: Peers, Ranks: 3}, "one-shot up to 262144, two-shot"},
 		"nor of many":         {plan.OpAllReduce, Group{Link: Peers, Ranks: 8}, "one-shot up to 65536, two-shot"},
 		"two ranks":           {plan.OpAllReduce, Group{Link: Peers, Ranks: 2}, "one-shot"},
 		"another link":        {plan.OpAllReduce, Group{Link: Host, Ranks: 4}, "host"},

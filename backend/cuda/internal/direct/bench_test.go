@@ -68,6 +68,10 @@ func BenchmarkNCCL(t *testing.B) {
 	fmt.Printf("%34s | %26s | %26s | %s\n", "", "ours graph   queued     wait", "NCCL graph   queued     wait", "ours / NCCL")
 	for _, r := range rows {
 		a, b := us[r], nccl[r]
+		if b[0] == 0 {
+			fmt.Printf("%s | %8.2f %8.2f %8.2f |\n", r, a[0], a[1], a[2])
+			continue
+		}
 		fmt.Printf("%s | %8.2f %8.2f %8.2f | %8.2f %8.2f %8.2f | %.2f %.2f %.2f\n",
 			r, a[0], a[1], a[2], b[0], b[1], b[2], a[0]/b[0], a[1]/b[1], a[2]/b[2])
 	}

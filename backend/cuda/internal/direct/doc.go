@@ -53,7 +53,7 @@
 //
 // # The protocol
 //
-// A warp is a channel. Tiles, of 512 bytes or 2 KiB, are dealt to the channels in turn.
+// A warp is a channel. Tiles of 512 bytes or 2 KiB, or 1 KiB with more than two ranks, are dealt to the channels in turn.
 // Channel c of a rank has a ring of K slots at each peer, for its tiles, and pushes tile
 // number t into slot t mod K. A warp pushes one tile ahead, then takes the tile that it
 // waits for.
@@ -114,9 +114,12 @@
 // Who writes looks every 16 tiles whether the peer has failed. A rank that fails stays for 5 ms, so nothing
 // comes after its kernel has ended.
 //
-// A sum or an average of 2 ranks with up to 32 blocks has a head of one tile that tells the same. If both are open,
-// each combines its half as in a reduce_scatter, and writes each tile of the result to both. The end is told
+// Sums and averages of 2 ranks do the same if they have up to 32 blocks. Their head of one tile tells where the peer
+// may write. If both are open, each combines its half as in a reduce_scatter, and writes each tile of the result to both. The end is told
 // as above. If not, the call is one-shot.
+//
+// With more ranks the same holds for any operator, in a call of two shots. If a rank is not open, results go through
+// the rings.
 //
 // The tests have a model of the protocol, with ranks of any pace and stores that overtake
 // each other, and show that each rule is needed.
@@ -140,6 +143,12 @@
 // two-shot: a reduce_scatter and an all_gather within the output, in two launches. A two-shot broadcast
 // is a scatter and an all_gather. With 2 ranks both send as many bytes. [Form] says which; package
 // internal/ways chooses it for the backend. [ShapeOf] has the grids.
+//
+// With more than two ranks an all_reduce of two shots is one launch (both in direct.cu). Each round of a channel has
+// two tiles: an operand for the rank that combines it, and the result for all ranks. A rank pushes the operands of
+// the next round before it takes those of this one. So it may need room for four tiles at the start of a call, which
+// a ring of 8 slots has. A channel gives credit after its first round. At its end it does so too, if K/2 tiles or
+// more have had none.
 //
 // # Measurements
 //

@@ -106,9 +106,6 @@ func TestCoalesced(t *testing.T) {
 						if joined == 1 {
 							want = 2 // each apart
 						}
-						if large && c.in == 0 && size > 2 {
-							want++ // it is two-shot
-						}
 						require.EqualValues(t, size*want, launches.Load())
 					})
 				}

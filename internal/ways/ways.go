@@ -30,7 +30,7 @@ var Links = []Link{Peers, Shared, Host, Hosts}
 // The names of the ways.
 const (
 	OneShot    = "one-shot"    // one kernel a rank: each rank sends everything to all others
-	TwoShot    = "two-shot"    // two kernels a rank: a reduce_scatter and an all_gather
+	TwoShot    = "two-shot"    // a reduce_scatter and an all_gather: two kernels a rank, or one for an all_reduce of more than two ranks
 	Direct     = "direct"      // one kernel a rank, for operations that have no second form
 	HostShared = "host-shared" // through page-locked memory that the ranks of a host share
 	HostWork   = "host"        // through page-locked memory and the CPU backend

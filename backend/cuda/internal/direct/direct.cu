@@ -326,6 +326,9 @@ struct Span { u64 at, bytes; };
 // Move is the parameters of a launch that only moves bytes: to each peer what it is to have,
 // from each what it sends. launch.go has the same layout. Of c the steps, the bytes and the
 // arithmetic are not used; part is the longest span that this rank knows of.
+//
+// It is also the parameters of an all_reduce of more than two ranks whose results go straight to the peers. That uses
+// all of c, and not the spans.
 struct Move {
   Call c;
   Span send[maxRanks], take[maxRanks]; // this rank's own ones are copied
@@ -390,6 +393,9 @@ DEVICE void pause(u32 ns) { asm volatile("nanosleep.u32 %0;" : : "r"(ns)); }
 // failed stays for a while, so that nothing comes after it has ended.
 static const u32 lookTiles = 16;
 static const u64 lingerTime = 5000000; // ns
+
+// A rank that may wait for a third one looks again after this time.
+static const u64 lookTime = 1000000; // ns
 
 __attribute__((unused)) OUTLINE void linger() {
   for (u64 since = now(); now() - since < lingerTime;) pause(1000);
@@ -923,7 +929,8 @@ template <class M, int U, int N, bool Gather, bool Plain> struct Kernel {
     }
     const u32 base = Head ? 1 : 0, each = open ? 1 : 2, told = Head ? m->told : 0;
     if (1 < ch.tiles) ask(c, ch, mine, 1, x);
-    u32 credited = 0, over = 0;
+    u32 credited = 0;
+    u64 looked = 0;
     for (u32 i = 0; i < ch.tiles; i++) {
       copy(x.own, x.next);
       if (i + 1 < ch.tiles) {
@@ -936,12 +943,10 @@ template <class M, int U, int N, bool Gather, bool Plain> struct Kernel {
       keep(c, ch, result, i, x.own);
       u32 taken = base + i * each + 1;
       if (open) {
-        if (over != 0) report(c.host, c.failed, Aborted, over - 1, ch.w, ch.cur + taken);
-        if (!all(over == 0)) return stay(told);
+        if (!all(there(c, ch, *m, i, looked))) return stay(told);
 #pragma unroll 1
         for (u32 k = 1; k < c.ranks; k++) {
           const u32 peer = after(c, k);
-          if (i % lookTiles == 0 && get(m->failed[peer]) != 0) over = peer + 1;
           Part theirs = result;
           theirs.p = (u8 *)((u64)from((u32)(out >> 32), peer) << 32 | from((u32)out, peer));
           keep(c, ch, theirs, i, x.own);
@@ -958,7 +963,7 @@ template <class M, int U, int N, bool Gather, bool Plain> struct Kernel {
       // The end is told for all lanes.
       syncWarp();
       asm volatile("fence.acq_rel.sys;" : : : "memory");
-      if (!all(over == 0)) return stay(told);
+      if (!all(true)) return stay(told);
       Vec v[U];
 #pragma unroll
       for (int u = 0; u < U; u++) v[u] = (Vec)(1);
@@ -973,6 +978,20 @@ template <class M, int U, int N, bool Gather, bool Plain> struct Kernel {
     // The next call counts on a credit of less than half a ring ago, or on a call that was shorter than that.
     if (count - credited >= c.depth / 2) publish(c, ch, ch.cur + count);
     end(c, ch, count, channels);
+  }
+
+  // there reports that no peer has failed, before tile i is written to them. It looks every so many tiles, and when
+  // this rank may have waited for long: a peer that has failed stays for a while only.
+  DEVICE bool there(const Call &c, const Channel &ch, const Move &m, u32 i, u64 &looked) {
+    const u64 t = now();
+    if (i % lookTiles != 0 && t - looked < lookTime) return true;
+    looked = t;
+    u32 over = 0;
+#pragma unroll
+    for (u32 k = 1; k < maxRanks; k++)
+      if (k < c.ranks && get(m.failed[after(c, k)]) != 0) over = k;
+    if (over != 0) report(c.host, c.failed, Aborted, after(c, over), ch.w, ch.cur + i);
+    return over == 0;
   }
 
   // tell gives each peer tile 0: where it may write, and whether all may.

@@ -7,7 +7,7 @@
 //	...
 //	err = c.AllReduce(stream, out, in, n, tensor.Float32, backend.Sum(), direct.Form{})
 //
-// A call is one launch on the given stream, the caller's own if it has one. It allocates
+// A call is one launch on the given stream, the caller's own if it has one; some of two shots are two. It allocates
 // nothing, and nothing is done on the host afterwards. The call may be captured in a graph and
 // replayed (driver.Capture), with other calls between the replays.
 //
@@ -56,7 +56,7 @@
 // A warp is a channel. Tiles of 512 bytes or 2 KiB, or 1 KiB with more than two ranks, are dealt to the channels in turn.
 // Channel c of a rank has a ring of K slots at each peer, for its tiles, and pushes tile
 // number t into slot t mod K. A warp pushes one tile ahead, then takes the tile that it
-// waits for.
+// waits for. Two shots in one launch differ, see Forms.
 //
 // There are no flags. A free slot is all ones, and a word of data never is. Floats that are
 // all ones are changed to another NaN. For the dtypes where every pattern is data, such a
@@ -111,12 +111,12 @@
 //   - after all other tiles have been written and the lanes have fenced and voted: the end. A rank waits for
 //     the ends of all its peers.
 //
-// Who writes looks every 16 tiles whether the peer has failed. A rank that fails stays for 5 ms, so nothing
-// comes after its kernel has ended.
+// Who writes looks every 16 tiles whether the peer has failed, and after 1 ms if it also waits for third ranks. A
+// rank that fails stays for 5 ms, so nothing comes after its kernel has ended.
 //
 // Sums and averages of 2 ranks do the same if they have up to 32 blocks. Their head of one tile tells where the peer
-// may write. If both are open, each combines its half as in a reduce_scatter, and writes each tile of the result to both. The end is told
-// as above. If not, the call is one-shot.
+// may write. If both are open, each combines its half as in a reduce_scatter, and writes each tile of the result to
+// both. The end is told as above. If not, the call is one-shot.
 //
 // With more ranks the same holds for any operator, in a call of two shots. If a rank is not open, results go through
 // the rings.
@@ -140,14 +140,14 @@
 // # Forms
 //
 // An all_reduce is one-shot: each rank sends everything to all others, in one launch. Or it is
-// two-shot: a reduce_scatter and an all_gather within the output, in two launches. A two-shot broadcast
+// two-shot: a reduce_scatter and an all_gather within the output, with two ranks in two launches. A two-shot broadcast
 // is a scatter and an all_gather. With 2 ranks both send as many bytes. [Form] says which; package
 // internal/ways chooses it for the backend. [ShapeOf] has the grids.
 //
 // With more than two ranks an all_reduce of two shots is one launch (both in direct.cu). Each round of a channel has
 // two tiles: an operand for the rank that combines it, and the result for all ranks. A rank pushes the operands of
-// the next round before it takes those of this one. So it may need room for four tiles at the start of a call, which
-// a ring of 8 slots has. A channel gives credit after its first round. At its end it does so too, if K/2 tiles or
+// the next round before it takes those of this one. So tiles 0 to 4 have to find room without a
+// credit of this call, as they do in a ring of 8 slots. A channel gives credit after its first round. At its end it does so too, if K/2 tiles or
 // more have had none.
 //
 // # Measurements

@@ -198,8 +198,8 @@ type Options struct {
 
 // Form is how a call is done. All ranks need the same. The bits do not depend on it.
 type Form struct {
-	// TwoShot has an all_reduce be a reduce_scatter and an all_gather, of two launches. Else, and
-	// where a rank would have no part, each rank sends everything to all others in one launch.
+	// TwoShot has an all_reduce be a reduce_scatter and an all_gather: in two launches with two ranks, in one with
+	// more. Else, and where a rank would have no part, each rank sends everything to all others.
 	TwoShot bool
 
 	// Blocks is the most blocks of a launch. 0 and more than Options.Blocks mean Options.Blocks.
@@ -265,8 +265,8 @@ func ShapeOf(n, blocks, channels, ranks int, both bool) Shape {
 // pair is a kernel for small calls and one for large calls.
 type pair struct{ small, large driver.Function }
 
-// forms are the kernels of a dtype. Sum is for sums and averages; it may be the same as all. Both has its functions
-// with more than two ranks, spread with two and some dtypes.
+// forms are the kernels of a dtype. Sum is for sums and averages; it may be the same as all. Both is there with more
+// than two ranks. Spread is there with more than two ranks, and with two for some dtypes.
 type forms struct {
 	all, sum, both pair
 	spread         driver.Function
@@ -291,7 +291,7 @@ type Comm struct {
 	number uint32     // of the last launch that had one, never 0
 	last   uint32     // what the last launch had
 	call   [moveBytes]byte
-	both   [spreadBytes]byte // of an all_reduce that spreads
+	both   [spreadBytes]byte // of an all_reduce of two ranks that spreads
 	args   driver.Args
 	launch driver.Launch
 }
@@ -390,7 +390,7 @@ func (c Call) Operator(d tensor.DType) backend.ReduceOp {
 	return backend.PreMulSum(float64(math.Float32frombits(uint32(c.Factor))))
 }
 
-// Move is what the kernels of moves are told.
+// Move is what the kernels of moves are told, and those of all_reduces of more than two ranks that spread.
 type Move struct {
 	Call
 	Send, Take   [window.MostRanks]Span
@@ -427,7 +427,7 @@ func ParseMove(b []byte) Move {
 	return m
 }
 
-// Spread is what a kernel is told whose ranks write straight to each other.
+// Spread is what a kernel is told whose two ranks write straight to each other.
 type Spread struct {
 	One, Two     Call
 	Into         Place
@@ -817,9 +817,9 @@ func (c *Comm) twoShots(bytes int, form Form) bool {
 func (c *Comm) bothShots(s Launcher, dst, src driver.Ptr, bytes int, r reduced, f forms, form Form) error {
 	part := c.partOf(bytes)
 	c.describe(step{dst: dst, src: src, part: part, srcStep: part, srcBytes: bytes, dstStep: part, dstBytes: bytes, r: r})
-	shape := c.shape(part, c.blocks(form.Blocks), c.channels, c.ranks, true)
+	shape, spreads := c.bothShape(part, form)
 	reads, writes := driver.Reads(src, bytes), driver.Writes(dst, bytes)
-	if !shape.Large || !c.few(form, part) {
+	if !spreads {
 		return c.start(s, f.both, shape, callBytes, reads, writes)
 	}
 	open := form.Into.Region != 0 && dst%16 == 0
@@ -834,12 +834,19 @@ func (c *Comm) bothShots(s Launcher, dst, src driver.Ptr, bytes int, r reduced, 
 	return c.start(s, pair{large: f.spread}, shape, moveBytes, reads, writes)
 }
 
+// bothShape returns the shape of two shots in one launch, and whether results go straight to the peers.
+func (c *Comm) bothShape(part int, form Form) (s Shape, spreads bool) {
+	s = c.shape(part, c.blocks(form.Blocks), c.channels, c.ranks, true)
+	return s, s.Large && c.few(form, part)
+}
+
 // Spreads reports whether the ranks of an all_reduce write its result straight to each other, if they may.
 // So Form.Into is of use.
 func (c *Comm) Spreads(n int, d tensor.DType, op backend.ReduceOp, form Form) bool {
 	part := c.partOf(n * d.Size())
 	if c.ranks > 2 {
-		return c.twoShots(n*d.Size(), form) && c.few(form, part)
+		_, spreads := c.bothShape(part, form)
+		return spreads && c.twoShots(n*d.Size(), form)
 	}
 	r, err := reduction(op, d, c.ranks)
 	if err != nil || !r.adds() || c.functions[d].spread == nil || !c.few(form, part) {

@@ -12,7 +12,7 @@ import (
 
 // A model of the protocol. It shows that the protocol is right for any number of ranks, any
 // pace of the lanes, and any order in which stores arrive. It follows Kernel in direct.cu
-// line by line. A lane computes sums of words.
+// line by line, but for the looks of who writes straight. A lane computes sums of words.
 //
 // A seeded scheduler takes one step at a time: of a lane, or the arrival of a store. For a
 // while it holds up some lanes and ranks, and some stores until nothing else can go on. Stores
@@ -789,7 +789,8 @@ func (l *modelLane) gathered(i, t int) bool {
 	return true
 }
 
-// writeResult writes tile i of this rank's part to all peers.
+// writeResult writes tile i of this rank's part to all peers. It looks before each store. The kernel looks less
+// often, and a rank that has failed stays for 5 ms; here it stays until nothing is on its way to it.
 func (l *modelLane) writeResult(i int) bool {
 	m, r, ch := l.m, l.w.rank, l.w.channel
 	for k := 1; k < m.ranks; k++ {

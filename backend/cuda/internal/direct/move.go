@@ -63,7 +63,7 @@ func (m *movement) longest() (n int) {
 }
 
 // unknownShape is the shape of calls whose longest span a rank does not know. All ranks need the same
-// shape. 1024 warps have 2 MiB of tiles on their way.
+// shape. 1024 warps have 2 MiB of tiles on their way, or 1 MiB with more than two ranks.
 var unknownShape = Shape{Blocks: 64, Threads: 512, Large: true}
 
 // move is a call that is one movement.

@@ -74,10 +74,10 @@ func TestSimulated(t *testing.T) {
 
 // TestStraight holds that moves and sums write straight to registered memory, and only to what is given.
 func TestStraight(t *testing.T) {
-	for _, apart := range []bool{false, true} {
-		u := simulated(2)
+	straight := func(ranks int, apart bool) {
+		u := simulated(ranks)
 		u.direct.DTypes = []tensor.DType{tensor.Float32}
-		threads(t, u, drivers(t, machine(t, 2, 1), 2, apart), func(m *member) error {
+		threads(t, u, drivers(t, machine(t, ranks, 1), ranks, apart), func(m *member) error {
 			const n = 4096 // floats
 			mem, host, into, err := m.registered(3 * 4 * n)
 			if err != nil {
@@ -90,14 +90,14 @@ func TestStraight(t *testing.T) {
 				for i := range 3 * n {
 					binary.LittleEndian.PutUint32(host.Bytes()[4*i:], math.Float32bits(float32((m.rank+1)*(i%100+round))))
 				}
-				at, form := mem.Ptr()+4*n, direct.Form{Blocks: 1, Into: into}
+				at, form := mem.Ptr()+4*n, direct.Form{Blocks: 1, Into: into, TwoShot: m.ranks > 2}
 				if m.rank == 1 && round%3 == 2 {
 					form.Into = direct.Into{} // both go through the rings
 				}
 				err := m.s.Copy(mem.Ptr(), host.Ptr(), mem.Len())
-				op, total := backend.Sum(), float32(3)
+				op, total := backend.Sum(), float32(m.ranks*(m.ranks+1)/2)
 				if round%4 == 0 {
-					op, total = backend.Avg(), 1.5
+					op, total = backend.Avg(), total/float32(m.ranks)
 				}
 				if round%2 == 0 {
 					if !m.c.Spreads(n, tensor.Float32, op, form) {
@@ -125,6 +125,10 @@ func TestStraight(t *testing.T) {
 			}
 			return nil
 		})
+	}
+	for _, ranks := range []int{2, 3, 4} {
+		straight(ranks, false)
+		straight(ranks, true)
 	}
 }
 

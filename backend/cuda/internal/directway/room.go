@@ -99,18 +99,16 @@ func (d *Group) note() {
 // it takes at most a part in directShare of it.
 const (
 	directMostChannels = 2048
-	directChannelBytes = 17 << 10 // for each other rank, with 8 slots
+	directChannelBytes = 9 << 10  // for each other rank, with 8 slots of 1 KiB
+	laneChannelBytes   = 17 << 10 // with 8 slots of 2 KiB
 	directShare        = 1 << 10
 )
 
 // directChannels returns how many channels a window on a device has.
 func directChannels(v driver.Device, ranks int) uint32 {
 	each := directChannelBytes * (ranks - 1)
-	most := directMostChannels
 	if ranks == 2 {
-		each *= 2 // 16 slots
-	} else {
-		most /= 2
+		each = 2 * laneChannelBytes // 16 slots of 2 KiB
 	}
-	return uint32(min(max(int(v.Info().Memory/directShare)/each, 1), most))
+	return uint32(min(max(int(v.Info().Memory/directShare)/each, 1), directMostChannels))
 }

@@ -80,8 +80,12 @@ func TestForgottenRankIsNamed(t *testing.T) {
 				}
 			}
 			if tc.missing != 0 {
-				require.ErrorContains(t, errs[0], fmt.Sprint("rank ", tc.missing))
-				require.ErrorContains(t, errs[2], fmt.Sprint("rank ", tc.missing))
+				// A rank whose context ends a moment later hears first that the other one gave up.
+				missing, first, second := fmt.Sprint("rank ", tc.missing), errs[0].Error(), errs[2].Error()
+				require.True(t, strings.Contains(first, missing) || strings.Contains(second, missing), "%s\n%s", first, second)
+				for _, text := range []string{first, second} {
+					require.True(t, strings.Contains(text, missing) || strings.Contains(text, "gave up: context canceled"), text)
+				}
 			}
 		})
 	}

@@ -154,7 +154,7 @@
 //
 // The first call makes 78 MiB of device memory for 2 ranks, 64 MiB for 4 and 150 MiB for 8, or less on
 // devices with little memory. The first program on a machine compiles the kernels when it opens a
-// device, for 4 to 7 s; CUDA keeps the result.
+// device, for 4 to 7 s, or 20 to 36 s with more than two ranks; CUDA keeps the result.
 //
 // Where devices do not reach each other, ranks share a device, or are more than 8, or kernels of more
 // groups would not fit, all goes through the host. [Backend.Explain] says why.

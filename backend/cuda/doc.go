@@ -152,7 +152,7 @@
 // from 4 MiB on. On an H200 two groups of 2 ranks have the large ones, and 11 more have room. Where the
 // kernels of messages would leave no room for another group, messages go through the host. All ranks must call the operations of several groups in the same order.
 //
-// The first call makes 78 MiB of device memory for 2 ranks, 64 MiB for 4 and 150 MiB for 8, or less on
+// The first call makes 78 MiB of device memory for 2 ranks, 68 MiB for 4 and 142 MiB for 8, or less on
 // devices with little memory. The first program on a machine compiles the kernels when it opens a
 // device, for 4 to 7 s, or 20 to 36 s with more than two ranks; CUDA keeps the result.
 //

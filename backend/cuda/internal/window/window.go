@@ -44,8 +44,8 @@ type Options struct {
 	Channels int
 
 	// Depth is the number of slots of a channel, a power of two up to 1024. 2 ranks need at least 4, more need 8.
-	// 0 means 16 for 2 ranks and 8 for more. The defaults take 68 MiB of device memory for 2 ranks, 54 MiB for 4
-	// and 126 MiB for 8.
+	// 0 means 16 for 2 ranks and 8 for more. The defaults take 70 MiB of device memory for 2 ranks, 56 MiB for 4
+	// and 128 MiB for 8.
 	Depth int
 
 	// LaneChannels is how many warps send a message at a time, on each side of a lane. 0 means

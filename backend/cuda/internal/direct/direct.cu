@@ -524,7 +524,8 @@ template <class M, int U, int N, bool Gather, bool Plain> struct Kernel {
     for (int u = 0; u < U; u++, o += lanes * 16) keepPart<T>(a.p + o, reach(a.bytes, o), (c.align & 3) == 0, v[u]);
   }
 
-  // prepare multiplies by the factor, and leaves nothing that is all ones. All ranks compute with that, so that they get the same bits.
+  // prepare multiplies by the factor, and leaves nothing that is all ones. All ranks compute with that, so that they
+  // get the same bits.
   DEVICE void prepare(const Call &c, Vec *v) {
     if (Gather) return;
     if (!Plain && c.scaled) scale<M, U>(v, c.factor);

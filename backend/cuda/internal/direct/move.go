@@ -180,7 +180,7 @@ func (c *Comm) Scatter(s Launcher, dst, src driver.Ptr, n, root int, form Form) 
 // Broadcast brings n bytes at the root's at to the other ranks' at.
 func (c *Comm) Broadcast(s Launcher, at driver.Ptr, n, root int, form Form) error {
 	part := c.partOf(n)
-	if !form.TwoShot || part*(c.ranks-1) >= n {
+	if !c.twoShots(n, form) {
 		m := movement{what: "broadcast", dst: at, src: at, most: n, blocks: form.Blocks, into: form.Into}
 		for r := range c.ranks {
 			if r != root && c.rank == root {
@@ -227,7 +227,7 @@ func (c *Comm) Reduce(s Launcher, dst, src driver.Ptr, n int, d tensor.DType, op
 	part := c.partOf(bytes)
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if !form.TwoShot || part*(c.ranks-1) >= bytes {
+	if !c.twoShots(bytes, form) {
 		if c.rank != root {
 			// It takes part, and keeps nothing.
 			x.dst, x.dstBytes, x.dstRange = src, 0, 0

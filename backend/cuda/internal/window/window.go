@@ -43,8 +43,8 @@ type Options struct {
 	// Channels is how many warps of a rank can work at a time. 0 means 2048.
 	Channels int
 
-	// Depth is the number of slots of a channel, a power of two up to 1024. 2 ranks need at least 4, more need 8.
-	// 0 means 16 for 2 ranks and 8 for more. The defaults take 70 MiB of device memory for 2 ranks, 56 MiB for 4
+	// Depth is the number of slots of a channel, a power of two up to 1024. Two ranks need at least 4, and more
+	// ranks 8. 0 means 16 for two ranks and 8 for more. The defaults take 70 MiB of device memory for 2 ranks, 56 MiB for 4
 	// and 128 MiB for 8.
 	Depth int
 

@@ -126,7 +126,7 @@ func (b *Backend) formOf(op plan.Op, bytes int) direct.Form {
 	if r := b.peers.Of(op, bytes); r.Kernels() {
 		return form(r.Way)
 	}
-	return direct.Form{TwoShot: int64(bytes) > ways.OneShotUpTo(op, b.g.Size)}
+	return direct.Form{TwoShot: int64(bytes) > ways.OneShotUpTo(b.g.Size)}
 }
 
 // bytesOf returns the bytes of all tensors.

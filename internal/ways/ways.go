@@ -30,7 +30,7 @@ var Links = []Link{Peers, Shared, Host, Hosts}
 // The names of the ways.
 const (
 	OneShot    = "one-shot"    // one kernel a rank: each rank sends everything to all others
-	TwoShot    = "two-shot"    // a reduce_scatter and an all_gather: two kernels a rank, or one for an all_reduce of more than two ranks
+	TwoShot    = "two-shot"    // ranks combine or get a part each, and pass it on: a kernel a rank, or two for an all_reduce of two ranks
 	Direct     = "direct"      // one kernel a rank, for operations that have no second form
 	HostShared = "host-shared" // through page-locked memory that the ranks of a host share
 	HostWork   = "host"        // through page-locked memory and the CPU backend
@@ -258,19 +258,22 @@ func (g *Group) measured(t *choice.Table, op plan.Op) (all []Range) {
 
 // OneShotUpTo is the most bytes of an operation that is one-shot if nothing was measured with so
 // many ranks. With 2 ranks the two forms send as many bytes. With more, one-shot sends more bytes and
-// two-shot takes one step more. BenchmarkNCCL of package direct on 4 GPUs: an all_reduce of 256 KiB takes 6.8 us
-// one-shot and 7.3 two-shot, one of 1 MiB takes 13.9 and 10.4. Other operations take two launches for two shots. 8
-// ranks were not measured. By a step of 1.05 us and links of 366 GB/s the forms are equal at 64 KiB there.
-func OneShotUpTo(op plan.Op, ranks int) int64 {
+// two-shot takes one step more. On 4 H100 with package direct's BenchmarkShapes, us one-shot and two-shot:
+//
+//	bytes     all_reduce    broadcast    reduce
+//	64 KiB                  6.5   6.4    4.4   7.0
+//	256 KiB   6.8   7.3     6.9   6.6    6.2   7.6
+//	1 MiB     13.9  10.4    13.7  8.3    13.2  10.0
+//
+// 8 ranks were not measured. By a step of 1.05 us and links of 366 GB/s the forms are equal at 64 KiB there.
+func OneShotUpTo(ranks int) int64 {
 	switch {
 	case ranks <= 2:
 		return math.MaxInt64
 	case ranks > 4:
 		return 64 << 10
-	case op == plan.OpAllReduce:
-		return 256 << 10
 	}
-	return 1 << 20
+	return 256 << 10
 }
 
 // rule returns the ways of an operation for which nothing was measured.
@@ -280,7 +283,7 @@ func (g *Group) rule(op plan.Op) []Range {
 	set := func(r *Range, name, because string) {
 		r.Name, r.Why = name, fmt.Sprintf(why, g.Ranks, g.Link, because)
 	}
-	switch limit := OneShotUpTo(op, g.Ranks); {
+	switch limit := OneShotUpTo(g.Ranks); {
 	case g.allows(op, OneShot) && limit == last.UpTo:
 		set(&last, OneShot, "both forms send as many bytes")
 	case g.allows(op, OneShot) && g.allows(op, TwoShot):

@@ -71,7 +71,7 @@ func TestNew(t *testing.T) {
 		"a rule":              {plan.OpReduceScatter, Group{Link: Peers, Ranks: 2}, "direct"},
 		"any number of hosts": {plan.OpBroadcast, Group{Link: Hosts, Ranks: 3}, "flat"},
 		"by chunks":           {plan.OpBroadcast, Group{Link: Host, Ranks: 3}, ""},
-		"broadcast":           {plan.OpBroadcast, Group{Link: Peers, Ranks: 3}, "one-shot up to 1048576, two-shot"},
+		"broadcast":           {plan.OpBroadcast, Group{Link: Peers, Ranks: 3}, "one-shot up to 262144, two-shot"},
 		"not allowed":         {plan.OpAllReduce, Group{Link: Peers, Ranks: 4, Allowed: func(_ plan.Op, name string) bool { return name == HostWork }}, "host"},
 		"one is allowed":      {plan.OpBroadcast, Group{Link: Host, Ranks: 3, Allowed: func(_ plan.Op, name string) bool { return name == Chain }}, "chain"},
 		"none is allowed":     {plan.OpBroadcast, Group{Link: Host, Ranks: 3, Allowed: func(_ plan.Op, name string) bool { return name == OneShot }}, ""},

@@ -19,7 +19,6 @@ import (
 	"github.com/c10d-go/c10d/backend"
 	"github.com/c10d-go/c10d/backend/cuda/driver"
 	"github.com/c10d-go/c10d/backend/cuda/internal/direct"
-	"github.com/c10d-go/c10d/internal/plan"
 	"github.com/c10d-go/c10d/internal/ways"
 	"github.com/c10d-go/c10d/tensor"
 )
@@ -153,6 +152,15 @@ func (m *member) shaped(kind string, out, in driver.Ptr, n int, into direct.Into
 			spans[r] = direct.Span{Off: n / m.ranks * r, N: n / m.ranks}
 		}
 		return m.c.AllToAllV(m.s, out, in, spans, spans, direct.Form{Into: into})
+	case "broadcast", "reduce", "broadcast_straight", "reduce_straight", "broadcast_one_shot", "reduce_one_shot":
+		form := direct.Form{TwoShot: !strings.HasSuffix(kind, "_one_shot")}
+		if strings.HasSuffix(kind, "_straight") {
+			form.Into, form.Blocks = into, 32
+		}
+		if strings.HasPrefix(kind, "broadcast") {
+			return m.c.Broadcast(m.s, out, n, 0, form)
+		}
+		return m.c.Reduce(m.s, out, in, n/4, tensor.Float32, backend.Sum(), 0, form)
 	case "two_shot", "two_shot_straight":
 		form := direct.Form{TwoShot: true}
 		if kind == "two_shot_straight" {
@@ -236,7 +244,7 @@ func bench(m *member) error {
 	}
 	for _, d := range []tensor.DType{tensor.Float32, tensor.BFloat16} {
 		for _, n := range sizes() {
-			form := direct.Form{Into: into, TwoShot: int64(n) > ways.OneShotUpTo(plan.OpAllReduce, m.ranks)}
+			form := direct.Form{Into: into, TwoShot: int64(n) > ways.OneShotUpTo(m.ranks)}
 			all := func() error { return m.c.AllReduce(m.s, out, in, n/d.Size(), d, backend.Sum(), form) }
 			if err := row("all_reduce", d, n, all); err != nil {
 				return err
@@ -268,10 +276,22 @@ func bench(m *member) error {
 		if err := row("all_to_all", d, n, func() error { return m.c.AllToAll(m.s, out, in, n/m.ranks) }); err != nil {
 			return err
 		}
+		form := direct.Form{TwoShot: int64(n) > ways.OneShotUpTo(m.ranks)}
+		if m.c.BroadcastSpreads(n, form) {
+			form.Into = into
+		}
+		if err := row("broadcast", d, n, func() error { return m.c.Broadcast(m.s, out, n, 0, form) }); err != nil {
+			return err
+		}
+		if err := row("reduce", d, n, func() error {
+			return m.c.Reduce(m.s, out, out, n/d.Size(), d, backend.Sum(), 0, form)
+		}); err != nil {
+			return err
+		}
 	}
 	for _, d := range []tensor.DType{tensor.Float16, tensor.Float64, tensor.Int32, tensor.Int8} {
 		for _, n := range []int{8 << 10, 1 << 20, 64 << 20} {
-			form := direct.Form{Into: into, TwoShot: int64(n) > ways.OneShotUpTo(plan.OpAllReduce, m.ranks)}
+			form := direct.Form{Into: into, TwoShot: int64(n) > ways.OneShotUpTo(m.ranks)}
 			if err := row("all_reduce", d, n, func() error { return m.c.AllReduce(m.s, out, in, n/d.Size(), d, backend.Sum(), form) }); err != nil {
 				return err
 			}

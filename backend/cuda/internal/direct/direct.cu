@@ -10,6 +10,7 @@
 // of a NaN: narrow floats are widened to float, and rounded once after each step.
 
 #define DEVICE __attribute__((device, always_inline)) static inline
+#define METHOD __attribute__((device, always_inline)) // of a structure that has values
 // What is seldom done stays out of the kernels: they are read from memory at every launch.
 #define OUTLINE __attribute__((device, noinline)) static
 #define KERNEL extern "C" __attribute__((global, launch_bounds(512, 1))) void
@@ -28,13 +29,25 @@ typedef u32 Vec __attribute__((ext_vector_type(4)));
 // Free is a word of a slot that holds no data.
 static const u32 Free = 0xffffffff;
 
-// A slot has room for 4 vectors a lane, or for 2 with more than two ranks, and a word of marks a lane.
-static const u32 lanes = 32, slotMarks = lanes, maxRanks = 8;
+// A slot has room for 4 vectors a lane, or for 2 with more than two ranks, and has a key, which is one word.
+static const u32 lanes = 32, maxRanks = 8;
+
+// Keys are multiples of this odd number: 0 first, which leaves the data as they are. The first 513 differ, and none
+// is all ones. A tile has at most 512 words, so one of the keys suits it.
+static const u32 nextKey = 0x9e3779b1;
+constexpr bool keysAreData() {
+  u32 key = 0;
+  for (u32 i = 0; i <= 512; i++, key += nextKey)
+    if (key == Free) return false;
+  return true;
+}
+static_assert(keysAreData(), "a key must not be all ones");
 
 DEVICE u32 lane() { return __nvvm_read_ptx_sreg_tid_x() & (lanes - 1); }
 DEVICE void syncWarp() { __nvvm_bar_warp_sync(0xffffffff); }
 // all reports to all lanes whether something holds in all of them. It does not if some lanes have returned.
 __attribute__((unused)) DEVICE bool all(bool holds) { return __nvvm_vote_ballot_sync(0xffffffff, holds) == 0xffffffff; }
+__attribute__((unused)) DEVICE bool any(bool holds) { return __nvvm_vote_ballot_sync(0xffffffff, holds) != 0; }
 
 // Relaxed accesses at the scope of the system: single words are whole, nothing else is ordered.
 DEVICE void put(Vec *p, Vec v) {
@@ -86,12 +99,12 @@ template <class To, class From> DEVICE To bits(From v) { return __builtin_bit_ca
 
 // The arithmetic of a dtype works on words of 4 or 8 bytes, in which there are one or
 // more elements. Element is what unaligned memory is accessed by. Where every pattern of
-// bits is data, words that are all ones travel as marks; a word of floats that is all ones
+// bits is data, a key changes tiles that have words of all ones; a word of floats that is all ones
 // is one NaN or two.
 struct F32 {
   typedef u32 Word;
   typedef u32 Element;
-  static const bool marked = false, whole = false;
+  static const bool keyed = false, whole = false;
   static const u32 nan = 0x7fffffff;
   // Min and max keep the first where a comparison with NaN decides nothing.
   template <int op> DEVICE float of(float a, float b) {
@@ -105,7 +118,7 @@ struct F32 {
 struct F64 {
   typedef u64 Word;
   typedef u64 Element;
-  static const bool marked = true, whole = false;
+  static const bool keyed = true, whole = false;
   static const u32 nan = 0;
   // The sum of two NaNs is one of them: the order of the operands shows.
   template <int op> DEVICE double of(double a, double b) {
@@ -121,7 +134,7 @@ struct F64 {
 template <class Format> struct Narrow {
   typedef u32 Word;
   typedef u16 Element;
-  static const bool marked = false, whole = false;
+  static const bool keyed = false, whole = false;
   static const u32 nan = 0x7fff7fff;
   template <int op> DEVICE u32 pick(u32 a, u32 b) {
     bool low = op == Min ? Format::low(b) < Format::low(a) : Format::low(a) < Format::low(b);
@@ -173,7 +186,7 @@ struct Brain {
 template <class U, class T> struct Integer {
   typedef U Word;
   typedef U Element;
-  static const bool marked = true, whole = true;
+  static const bool keyed = true, whole = true;
   static const u32 nan = 0;
   template <int op> DEVICE U combine(U a, U b) {
     switch (op) {
@@ -194,7 +207,7 @@ template <class U, class T> struct Integer {
 template <class T> struct Bytes {
   typedef u32 Word;
   typedef u8 Element;
-  static const bool marked = true, whole = true;
+  static const bool keyed = true, whole = true;
   static const u32 nan = 0;
   template <int op> DEVICE u32 combine(u32 a, u32 b) {
     if (op == Sum) return ((a & 0x7f7f7f7f) + (b & 0x7f7f7f7f)) ^ ((a ^ b) & 0x80808080);
@@ -273,7 +286,7 @@ template <class M, int U> DEVICE void divide(Vec *a, u32 by) {
 // Peer is where this rank writes at another one.
 struct Peer {
   Vec *slots;  // its ring for this rank's tiles
-  u32 *marks;  // the marks of that ring
+  u32 *keys;   // the keys of that ring
   u32 *credit; // what it is told of its own tiles here, a word a channel
 };
 
@@ -287,7 +300,7 @@ struct Call {
   u64 dstStep;  // from one rank's part of dst to the next one's, where parts are gathered
   u64 dstBytes; // in dst
   Vec *slots;   // the rings for the tiles of the ranks, this one's left out
-  u32 *marks;
+  u32 *keys;
   u64 *state;   // of the channels: tiles before the last call (high half) and after it; then the turns of each rank
   u32 *credit;  // of a channel: tiles that each peer has taken, a word a rank
   u32 *failed;  // set when a call has failed; the later ones do nothing. After it: the channels that have ended
@@ -302,7 +315,7 @@ struct Call {
   u32 scaled;   // operands are multiplied by factor
   u32 align;    // all addresses and lengths of parts, or-ed
   u32 number;   // of the call, for the host; 0: it is not told
-  u32 pad;
+  u32 roles;    // three sets of ranks, see Roles
   Peer peers[maxRanks];
 };
 static_assert(sizeof(Call) == 352, "launch.go counts on it");
@@ -327,8 +340,8 @@ struct Span { u64 at, bytes; };
 // from each what it sends. launch.go has the same layout. Of c the steps, the bytes and the
 // arithmetic are not used; part is the longest span that this rank knows of.
 //
-// It is also the parameters of an all_reduce of more than two ranks whose results go straight to the peers. That uses
-// all of c, and not the spans.
+// It is also the parameters of two shots in one launch whose results go straight to the peers. Those use all of c, and
+// not the spans.
 struct Move {
   Call c;
   Span send[maxRanks], take[maxRanks]; // this rank's own ones are copied
@@ -337,8 +350,10 @@ struct Move {
   const u32 *failed[maxRanks];         // the peers' own failed words
   u32 open;                            // the peers may write all that they send here
   u32 told;                            // they write something
+  u32 writers;                         // so many ranks write to one at a time
+  u32 pad;
 };
-static_assert(sizeof(Move) == 808, "launch.go counts on it");
+static_assert(sizeof(Move) == 816, "launch.go counts on it");
 
 enum { Aborted = 1, TimedOut = 2, Unlike = 3 };
 
@@ -534,27 +549,52 @@ template <class M, int U, int N, bool Gather, bool Plain> struct Kernel {
 
   // free changes what is all ones to a NaN that is not.
   DEVICE void free(Vec *v) {
-    if (M::marked) return;
+    if (M::keyed) return;
 #pragma unroll
     for (int u = 0; u < U; u++)
 #pragma unroll
       for (int k = 0; k < 4; k++) v[u][k] = v[u][k] == Free ? M::nan : v[u][k];
   }
 
+  // seal returns the key of a tile of n vectors, and changes v by it. No word is all ones then.
+  DEVICE u32 seal(const Channel &ch, u32 n, Vec *v) {
+    u32 key = 0;
+    if (!M::keyed) return key;
+#pragma unroll 1
+    while (__builtin_expect(any(has(ch, n, v, ~key)), 0)) key += nextKey;
+    turn(v, key);
+    return key;
+  }
+
+  // has reports whether a lane's part of a tile has a word.
+  DEVICE bool has(const Channel &ch, u32 n, const Vec *v, u32 word) {
+    bool found = false;
+#pragma unroll
+    for (int u = 0; u < U; u++)
+      if (ch.lane + u * lanes < n) found |= v[u].x == word || v[u].y == word || v[u].z == word || v[u].w == word;
+    return found;
+  }
+
+  // turn changes a tile by its key, or back.
+  DEVICE void turn(Vec *v, u32 key) {
+    if (__builtin_expect(key == 0, 1)) return;
+#pragma unroll
+    for (int u = 0; u < U; u++) v[u] ^= (Vec)(key);
+  }
+
   // give writes n vectors of a tile into a slot at a peer. It changes v.
   DEVICE void give(const Call &c, const Channel &ch, u32 peer, u64 slot, u32 n, Vec *v) {
+    const u32 key = seal(ch, n, v);
+    lay(c, ch, peer, slot, n, v, key);
+  }
+
+  // lay writes what seal has changed.
+  DEVICE void lay(const Call &c, const Channel &ch, u32 peer, u64 slot, u32 n, const Vec *v, u32 key) {
     Vec *to = c.peers[peer].slots + slot * slotVecs + ch.lane;
-    u32 marks = 0;
 #pragma unroll
-    for (int u = 0; u < U; u++) {
-      if (M::marked) {
-#pragma unroll
-        for (int k = 0; k < 4; k++)
-          if (v[u][k] == Free) v[u][k] = 0, marks |= 1u << (4 * u + k);
-      }
+    for (int u = 0; u < U; u++)
       if (ch.lane + u * lanes < n) put(to + u * lanes, v[u]);
-    }
-    if (M::marked && ch.lane < n) put(c.peers[peer].marks + slot * slotMarks + ch.lane, marks);
+    if (M::keyed && ch.lane == 0) put(c.peers[peer].keys + slot, key);
   }
 
   // room waits until all peers have room for tile t of the channel. It returns false if the call has failed.
@@ -579,17 +619,18 @@ template <class M, int U, int N, bool Gather, bool Plain> struct Kernel {
   // slot is where tile t of a channel is in a ring.
   DEVICE u64 slot(const Call &c, const Channel &ch, u32 t) { return (u64)ch.w * c.depth + (t & (c.depth - 1)); }
 
-  // push gives the same tile i, of n vectors, to all peers, when all have room. It returns false if the call has failed.
-  DEVICE bool push(const Call &c, Channel &ch, u32 i, u32 n, const Vec *same) {
+  // push gives the same tile i, of n vectors, to a set of peers, when all have room. It returns false if the call has failed.
+  DEVICE bool push(const Call &c, Channel &ch, u32 i, u32 n, const Vec *same, u32 peers = ~0u) {
     const u32 t = ch.cur + i;
     if (!room(c, ch, t)) return false;
     const u32 ranks = N == 2 ? 2 : c.ranks;
+    Vec v[U];
+    copy(v, same);
+    const u32 key = seal(ch, n, v);
     u32 peer = c.rank;
     for (u32 k = 1; k < ranks; k++) {
       peer = peer + 1 == ranks ? 0 : peer + 1;
-      Vec v[U];
-      copy(v, same);
-      give(c, ch, peer, slot(c, ch, t), n, v);
+      if (peers >> peer & 1) lay(c, ch, peer, slot(c, ch, t), n, v, key);
     }
     return true;
   }
@@ -600,37 +641,36 @@ template <class M, int U, int N, bool Gather, bool Plain> struct Kernel {
     return ((u64)from * c.channels + ch.w) * c.depth + ((ch.cur + i) & (c.depth - 1));
   }
 
-  // take waits for tile i of a peer, gets it, and makes its slot free.
+  // take waits for tile i of a peer, gets it, and makes its slot free. It returns false if the call has failed; where
+  // there are keys, to all lanes.
   DEVICE bool take(const Call &c, const Channel &ch, u32 peer, u32 i, Vec *v) { return take(c, ch, peer, i, vecs(ch, i), v); }
   DEVICE bool take(const Call &c, const Channel &ch, u32 peer, u32 i, u32 n, Vec *v) {
     const u32 t = ch.cur + i;
     const u64 slot = slotOf(c, ch, peer, i);
     Vec *at = c.slots + slot * slotVecs + ch.lane;
-    u32 *markAt = c.marks + slot * slotMarks + ch.lane, marks = 0;
+    u32 key = 0;
     Wait wait = {0, 0};
+    bool ok = true;
     for (;;) {
 #pragma unroll
       for (int u = 0; u < U; u++)
         if (ch.lane + u * lanes < n) v[u] = get(at + u * lanes);
-      if (M::marked && ch.lane < n) marks = get(markAt);
-      bool missing = M::marked && marks == Free;
-#pragma unroll
-      for (int u = 0; u < U; u++)
-        if (ch.lane + u * lanes < n)
-          missing |= v[u].x == Free || v[u].y == Free || v[u].z == Free || v[u].w == Free;
-      if (!missing) break;
-      if (Wait::over(wait, c, peer, ch.w, t)) return false;
-    }
-#pragma unroll
-    for (int u = 0; u < U; u++) {
-      if (ch.lane + u * lanes < n) store(at + u * lanes, (Vec)(Free));
-      if (M::marked) {
-#pragma unroll
-        for (int k = 0; k < 4; k++)
-          if (marks >> (4 * u + k) & 1) v[u][k] = Free;
+      if (M::keyed && ch.lane < n) key = get(c.keys + slot);
+      if (!(M::keyed && key == Free) && !has(ch, n, v, Free)) break;
+      if (Wait::over(wait, c, peer, ch.w, t)) {
+        ok = false;
+        break;
       }
     }
-    if (M::marked && ch.lane < n) *markAt = Free;
+    // The key stays until all lanes have it.
+    if (M::keyed ? !all(ok) : !ok) return false;
+#pragma unroll
+    for (int u = 0; u < U; u++)
+      if (ch.lane + u * lanes < n) store(at + u * lanes, (Vec)(Free));
+    if (M::keyed) {
+      turn(v, key);
+      if (ch.lane == 0) c.keys[slot] = Free;
+    }
     return true;
   }
 
@@ -690,7 +730,8 @@ template <class M, int U, int N, bool Gather, bool Plain> struct Kernel {
   }
 
   // tiles does the tiles of a call of two ranks. After a head of one tile, which ch counts, the result is also put to a
-  // peer, unless also is null, as long as that has not failed. It returns false if the call has failed.
+  // peer, unless also is null, as long as that has not failed. Only owners get operands; another rank gets one vector of
+  // tile 0, because every call takes something from every peer. It returns false if the call has failed.
   template <bool Head> DEVICE bool tiles(const Call &c, Channel &ch, u8 *also, const u32 *failed) {
     const bool parts = c.srcStep != 0;
     const Part ahead = from(c, ch, 1 - c.rank); // what is fetched ahead
@@ -698,6 +739,8 @@ template <class M, int U, int N, bool Gather, bool Plain> struct Kernel {
     Part other = result;
     other.p = also;
     u32 over = Head && also != nullptr ? get(failed) : 0;
+    const u32 owners = c.roles >> maxRanks;
+    const bool owner = Head || (owners >> c.rank & 1), gives = Head || (owners >> (1 - c.rank) & 1);
 
     // Tile i is fetched two rounds before it is combined, and pushed one round before. What
     // the first push needs is asked for at once.
@@ -705,22 +748,24 @@ template <class M, int U, int N, bool Gather, bool Plain> struct Kernel {
     fetch(c, ch, ahead, 0, next);
     if (!Head && !begin(c, ch)) return false;
     prepare(c, next);
-    if (!push(c, ch, 0, vecs(ch, 0), next)) return false;
+    if (!push(c, ch, 0, gives ? vecs(ch, 0) : 1, next)) return false;
     if (1 < ch.tiles) fetch(c, ch, ahead, 1, later);
     for (u32 i = 0; i < ch.tiles; i++) {
       copy(own, next);
       if (i + 1 < ch.tiles) {
         copy(next, later);
         prepare(c, next);
-        if (!push(c, ch, i + 1, vecs(ch, i + 1), next)) return false;
+        if (gives && !push(c, ch, i + 1, vecs(ch, i + 1), next)) return false;
         if (i + 2 < ch.tiles) fetch(c, ch, ahead, i + 2, later);
       }
       if (parts) {
         fetch(c, ch, mine, i, own);
         prepare(c, own);
       }
-      if (!take(c, ch, 1 - c.rank, i, x)) return false;
-      if (Gather) {
+      if ((owner || i == 0) && !take(c, ch, 1 - c.rank, i, owner ? vecs(ch, i) : 1, x)) return false;
+      if (!owner) {
+        // It keeps nothing.
+      } else if (Gather) {
         keep(c, ch, to(c, ch, c.rank), i, own);
         keep(c, ch, to(c, ch, 1 - c.rank), i, x);
       } else {
@@ -754,34 +799,77 @@ template <class M, int U, int N, bool Gather, bool Plain> struct Kernel {
     Vec ahead[some][U];            // of the first peers, where each gets a part of its own
   };
 
+  // All is the roles of a call in which each rank gives and gets everything.
+  struct All {
+    METHOD bool own() const { return true; }
+    METHOD bool sends(u32) const { return true; }
+    METHOD bool takes(u32) const { return true; }
+    METHOD bool hears(u32) const { return true; }
+    METHOD u32 first() const { return 0; }
+    METHOD u32 part(u32 rank) const { return rank; }
+  };
+
+  // Roles is who does what in a call of two shots. Givers have operands, owners combine a part each, and takers get
+  // the results. All ranks do all of it in an all_reduce. In a reduce the root is the only taker. In a broadcast it is
+  // the only giver, and nothing is combined. Where something is, all ranks are givers. The sets below are of peers.
+  struct Roles {
+    u32 givers, owners;
+    bool owner, taker, mine; // this rank is an owner, a taker, an owner and a giver
+    u32 to, from;            // operands go to these, and come from those
+    u32 tells, told;         // results go to these, and come from those
+    u32 others;
+    METHOD explicit Roles(const Call &c) {
+      const u32 me = 1u << c.rank, takers = c.roles >> 2 * maxRanks & 0xff;
+      givers = c.roles & 0xff, owners = c.roles >> maxRanks & 0xff;
+      owner = (owners & me) != 0, taker = (takers & me) != 0, mine = owner && (givers & me) != 0;
+      others = (1u << c.ranks) - 1 & ~me;
+      to = givers & me ? owners & others : 0, from = owner ? givers & others : 0;
+      tells = owner ? takers & others : 0, told = taker ? owners & others : 0;
+    }
+    METHOD bool own() const { return mine; }
+    METHOD bool sends(u32 peer) const { return to >> peer & 1; }
+    METHOD bool takes(u32 peer) const { return from >> peer & 1; }
+    METHOD bool hears(u32 peer) const { return told >> peer & 1; }
+    METHOD u32 first() const { return (u32)__builtin_ctz(givers); }
+    METHOD u32 part(u32 rank) const { return (u32)__builtin_popcount(owners & ((1u << rank) - 1)); }
+  };
+
   // after returns the k-th rank after this one.
   DEVICE u32 after(const Call &c, u32 k) { return c.rank + k < c.ranks ? c.rank + k : c.rank + k - c.ranks; }
 
-  // ask begins to fetch tile i of what is pushed.
-  DEVICE void ask(const Call &c, const Channel &ch, const Part &mine, u32 i, Many &x) {
-    fetch(c, ch, mine, i, x.later);
+  // ask begins to fetch tile i of what is pushed, and of this rank's own operand.
+  template <class R> DEVICE void ask(const Call &c, const Channel &ch, const R &roles, const Part &mine, u32 i, Many &x) {
+    if (roles.own()) fetch(c, ch, mine, i, x.later);
     if (c.srcStep == 0) return;
 #pragma unroll
-    for (u32 k = 0; k < some; k++)
-      if (k + 1 < c.ranks) fetch(c, ch, from(c, ch, after(c, k + 1)), i, x.ahead[k]);
+    for (u32 k = 0; k < some; k++) {
+      const u32 peer = after(c, k + 1);
+      if (k + 1 < c.ranks && roles.sends(peer)) fetch(c, ch, from(c, ch, roles.part(peer)), i, x.ahead[k]);
+    }
   }
 
   // send pushes tile i, which has been asked for, as tile t of the call.
-  DEVICE bool send(const Call &c, Channel &ch, u32 i, u32 t, Many &x) {
-    copy(x.next, x.later);
-    prepare(c, x.next);
+  template <class R> DEVICE bool send(const Call &c, Channel &ch, const R &roles, u32 i, u32 t, Many &x) {
+    if (roles.own()) {
+      copy(x.next, x.later);
+      prepare(c, x.next);
+    }
     if (c.srcStep == 0) return push(c, ch, t, vecs(ch, i), x.next);
     if (!room(c, ch, ch.cur + t)) return false;
     const u64 at = slot(c, ch, ch.cur + t);
+#pragma unroll 1
     for (u32 first = 0; first + 1 < c.ranks; first += some) {
 #pragma unroll
-      for (u32 k = 0; k < some; k++)
-        if (first != 0 && first + k + 1 < c.ranks) fetch(c, ch, from(c, ch, after(c, first + k + 1)), i, x.ahead[k]);
+      for (u32 k = 0; k < some; k++) {
+        const u32 peer = after(c, first + k + 1);
+        if (first != 0 && first + k + 1 < c.ranks && roles.sends(peer)) fetch(c, ch, from(c, ch, roles.part(peer)), i, x.ahead[k]);
+      }
 #pragma unroll
       for (u32 k = 0; k < some; k++) {
-        if (first + k + 1 >= c.ranks) continue;
+        const u32 peer = after(c, first + k + 1);
+        if (first + k + 1 >= c.ranks || !roles.sends(peer)) continue;
         prepare(c, x.ahead[k]);
-        give(c, ch, after(c, first + k + 1), at, vecs(ch, i), x.ahead[k]);
+        give(c, ch, peer, at, vecs(ch, i), x.ahead[k]);
       }
     }
     return true;
@@ -789,16 +877,17 @@ template <class M, int U, int N, bool Gather, bool Plain> struct Kernel {
 
   // takes is take for tiles of n vectors of several ranks at once. This rank, and ranks that are not there, have none.
   template <u32 G> DEVICE bool takes(const Call &c, const Channel &ch, const u32 *who, u32 t, u32 n, Vec (*v)[U]) {
-    u32 marks[G], missing = 0;
+    u32 keys[G], asked = 0;
     u64 slots[G];
 #pragma unroll
     for (u32 g = 0; g < G; g++) {
-      marks[g] = 0;
-      if (who[g] != c.rank && who[g] < c.ranks && ch.lane < n) missing |= 1u << g;
+      keys[g] = 0;
+      if (who[g] != c.rank && who[g] < c.ranks) asked |= 1u << g;
       slots[g] = slotOf(c, ch, who[g], t);
     }
-    const u32 asked = missing;
+    u32 missing = ch.lane < n ? asked : 0;
     Wait wait = {0, 0};
+    bool ok = true;
     while (missing != 0) {
 #pragma unroll
       for (u32 g = 0; g < G; g++) {
@@ -806,106 +895,108 @@ template <class M, int U, int N, bool Gather, bool Plain> struct Kernel {
 #pragma unroll
         for (int u = 0; u < U; u++)
           if (ch.lane + u * lanes < n) v[g][u] = get(c.slots + slots[g] * slotVecs + ch.lane + u * lanes);
-        if (M::marked) marks[g] = get(c.marks + slots[g] * slotMarks + ch.lane);
+        if (M::keyed) keys[g] = get(c.keys + slots[g]);
       }
 #pragma unroll
-      for (u32 g = 0; g < G; g++) {
-        bool none = M::marked && marks[g] == Free;
-#pragma unroll
-        for (int u = 0; u < U; u++)
-          if (ch.lane + u * lanes < n)
-            none |= v[g][u].x == Free || v[g][u].y == Free || v[g][u].z == Free || v[g][u].w == Free;
-        if (!none) missing &= ~(1u << g);
-      }
+      for (u32 g = 0; g < G; g++)
+        if (!(M::keyed && keys[g] == Free) && !has(ch, n, v[g], Free)) missing &= ~(1u << g);
       if (missing == 0) break;
       u32 slow = 0;
 #pragma unroll
       for (u32 g = G; g > 0; g--)
         if (missing >> (g - 1) & 1) slow = who[g - 1];
-      if (Wait::over(wait, c, slow, ch.w, ch.cur + t)) return false;
+      if (Wait::over(wait, c, slow, ch.w, ch.cur + t)) {
+        ok = false;
+        break;
+      }
     }
+    // The keys stay until all lanes have them.
+    if (M::keyed ? !all(ok) : !ok) return false;
 #pragma unroll
     for (u32 g = 0; g < G; g++) {
       if ((asked >> g & 1) == 0) continue;
 #pragma unroll
-      for (int u = 0; u < U; u++) {
+      for (int u = 0; u < U; u++)
         if (ch.lane + u * lanes < n) store(c.slots + slots[g] * slotVecs + ch.lane + u * lanes, (Vec)(Free));
-        if (M::marked) {
-#pragma unroll
-          for (int k = 0; k < 4; k++)
-            if (marks[g] >> (4 * u + k) & 1) v[g][u][k] = Free;
-        }
+      if (M::keyed) {
+        turn(v[g], keys[g]);
+        if (ch.lane == 0) c.keys[slots[g]] = Free;
       }
-      if (M::marked) c.marks[slots[g] * slotMarks + ch.lane] = Free;
     }
     return true;
   }
 
-  // gathered takes tile t of the call of all peers, and keeps it as tile i of their parts.
-  DEVICE bool gathered(const Call &c, const Channel &ch, u32 i, u32 t) {
+  // gathered takes tile t of the call of the peers that have results, and keeps it as tile i of their parts.
+  template <class R> DEVICE bool gathered(const Call &c, const Channel &ch, const R &roles, u32 i, u32 t) {
+#pragma unroll 1
     for (u32 first = 1; first < c.ranks; first += some) {
       u32 who[some];
       Vec v[some][U];
 #pragma unroll
-      for (u32 k = 0; k < some; k++) who[k] = first + k < c.ranks ? after(c, first + k) : c.rank;
+      for (u32 k = 0; k < some; k++) {
+        const u32 peer = after(c, first + k);
+        who[k] = first + k < c.ranks && roles.hears(peer) ? peer : c.rank;
+      }
       if (!takes<some>(c, ch, who, t, vecs(ch, i), v)) return false;
 #pragma unroll
       for (u32 k = 0; k < some; k++)
-        if (who[k] != c.rank) keep(c, ch, to(c, ch, who[k]), i, v[k]);
+        if (who[k] != c.rank) keep(c, ch, to(c, ch, roles.part(who[k])), i, v[k]);
     }
     return true;
   }
 
-  // combined takes tile t of the call of all peers, which is tile i of this rank's part, and combines it with own, in
-  // the order of the ranks.
-  DEVICE bool combined(const Call &c, const Channel &ch, u32 i, u32 t, Vec *own) {
+  // combined takes tile t of the call of the peers that give operands, which is tile i of this rank's part, and
+  // combines it with own, in the order of the ranks.
+  template <class R> DEVICE bool combined(const Call &c, const Channel &ch, const R &roles, u32 i, u32 t, Vec *own) {
     const u32 group = some + 1;
     Vec sum[U], v[group][U];
+#pragma unroll 1
     for (u32 first = 0; first < c.ranks; first += group) {
       u32 who[group];
 #pragma unroll
-      for (u32 k = 0; k < group; k++) who[k] = first + k;
+      for (u32 k = 0; k < group; k++) who[k] = roles.takes(first + k) ? first + k : c.rank;
       if (!takes<group>(c, ch, who, t, vecs(ch, i), v)) return false;
 #pragma unroll
       for (u32 k = 0; k < group; k++)
-        if (who[k] == c.rank) copy(v[k], own);
+        if (first + k == c.rank) copy(v[k], own);
       // One place for the arithmetic keeps the kernel short.
 #pragma unroll 1
       for (u32 r = first; r < first + group && r < c.ranks; r++) {
-        if (r == 0) copy(sum, v[0]);
-        else combine<M, U>(c.op, sum, v[0], false);
+        if (r == roles.first()) copy(sum, v[0]);
+        else if constexpr (!Gather) combine<M, U>(c.op, sum, v[0], false);
 #pragma unroll
         for (u32 k = 1; k < group; k++) copy(v[k - 1], v[k]);
       }
     }
     copy(own, sum);
-    average(c, own);
+    if (!Gather) average(c, own);
     return true;
   }
 
   // many does the tiles of a call of more than two ranks. It returns false if the call has failed. Tile i is asked
   // for two rounds before it is combined, and pushed one round before.
   DEVICE bool many(const Call &c, Channel &ch) {
+    const All roles;
     const Part mine = from(c, ch, c.rank), result = to(c, ch, Gather ? c.rank : 0);
     Many x;
-    ask(c, ch, mine, 0, x);
-    if (!begin(c, ch) || !send(c, ch, 0, 0, x)) return false;
-    if (1 < ch.tiles) ask(c, ch, mine, 1, x);
+    ask(c, ch, roles, mine, 0, x);
+    if (!begin(c, ch) || !send(c, ch, roles, 0, 0, x)) return false;
+    if (1 < ch.tiles) ask(c, ch, roles, mine, 1, x);
     for (u32 i = 0; i < ch.tiles; i++) {
       copy(x.own, x.next);
       if (i + 1 < ch.tiles) {
-        if (!send(c, ch, i + 1, i + 1, x)) return false;
-        if (i + 2 < ch.tiles) ask(c, ch, mine, i + 2, x);
+        if (!send(c, ch, roles, i + 1, i + 1, x)) return false;
+        if (i + 2 < ch.tiles) ask(c, ch, roles, mine, i + 2, x);
       }
-      if (Gather ? !gathered(c, ch, i, i) : !combined(c, ch, i, i, x.own)) return false;
+      if (Gather ? !gathered(c, ch, roles, i, i) : !combined(c, ch, roles, i, i, x.own)) return false;
       keep(c, ch, result, i, x.own);
       credit(c, ch, i);
     }
     return true;
   }
 
-  // both does a two-shot all_reduce of more than two ranks: a reduce_scatter, each tile of which goes to all ranks
-  // when it is combined. A round has two tiles of the rings, an operand and a result.
+  // both does two shots in one launch: operands go to the owners of the parts, and each tile of a result goes to the
+  // takers when it is combined. A round has two tiles of the rings, an operand and a result.
   //
   // With Head, tile 0 of each channel tells the peers where they may write. If all ranks are open, results go
   // straight there, a round has one tile of the rings, and a last tile says that all is there. M is not used
@@ -916,46 +1007,50 @@ template <class M, int U, int N, bool Gather, bool Plain> struct Kernel {
     Channel ch = here();
     const u32 dealt = deal(c, ch);
     if (ch.w >= dealt) return;
-    const Part mine = from(c, ch, c.rank), result = to(c, ch, c.rank);
+    const Roles roles(c);
+    const u32 part = roles.part(c.rank);
+    const Part mine = from(c, ch, part), result = to(c, ch, part);
     const u32 channels = dealt < ch.all ? dealt : ch.all;
     Many x;
-    ask(c, ch, mine, 0, x);
+    ask(c, ch, roles, mine, 0, x);
     if (!begin(c, ch)) return;
     bool open = false;
     u64 out = 0; // a lane has where the peer of its number may be written to
     if constexpr (Head) {
-      if (!tell(c, ch, *m) || !send(c, ch, 0, 1, x) || !hear(c, ch, *m, out, open)) return stay(m->told);
+      if (!tell(c, ch, *m) || !send(c, ch, roles, 0, 1, x) || !hear(c, ch, *m, out, open)) return stay(m->told);
     } else {
-      if (!send(c, ch, 0, 0, x)) return;
+      if (!send(c, ch, roles, 0, 0, x) || !greet(c, ch, roles)) return;
     }
     const u32 base = Head ? 1 : 0, each = open ? 1 : 2, told = Head ? m->told : 0;
-    if (1 < ch.tiles) ask(c, ch, mine, 1, x);
+    if (1 < ch.tiles) ask(c, ch, roles, mine, 1, x);
     u32 credited = 0;
     u64 looked = 0;
     for (u32 i = 0; i < ch.tiles; i++) {
       copy(x.own, x.next);
       if (i + 1 < ch.tiles) {
-        if (!send(c, ch, i + 1, base + (i + 1) * each, x)) return stay(told);
-        if (i + 2 < ch.tiles) ask(c, ch, mine, i + 2, x);
+        if (!send(c, ch, roles, i + 1, base + (i + 1) * each, x)) return stay(told);
+        if (i + 2 < ch.tiles) ask(c, ch, roles, mine, i + 2, x);
       }
-      if (!combined(c, ch, i, base + i * each, x.own)) return stay(told);
-      // Results travel as data, and must not be all ones either.
-      free(x.own);
-      keep(c, ch, result, i, x.own);
       u32 taken = base + i * each + 1;
-      if (open) {
-        if (!all(there(c, ch, *m, i, looked))) return stay(told);
+      if (roles.owner) {
+        if (!combined(c, ch, roles, i, taken - 1, x.own)) return stay(told);
+        // Results travel as data, and must not be all ones either.
+        free(x.own);
+        if (roles.taker) keep(c, ch, result, i, x.own);
+        if (open) {
+          if (!all(there(c, ch, *m, i, looked))) return stay(told);
 #pragma unroll 1
-        for (u32 k = 1; k < c.ranks; k++) {
-          const u32 peer = after(c, k);
-          Part theirs = result;
-          theirs.p = (u8 *)((u64)from((u32)(out >> 32), peer) << 32 | from((u32)out, peer));
-          keep(c, ch, theirs, i, x.own);
+          for (u32 k = 1; k < c.ranks; k++) {
+            const u32 peer = after(c, k);
+            Part theirs = result;
+            theirs.p = (u8 *)((u64)from((u32)(out >> 32), peer) << 32 | from((u32)out, peer));
+            if (roles.tells >> peer & 1) keep(c, ch, theirs, i, x.own);
+          }
+        } else if (!push(c, ch, taken, vecs(ch, i), x.own, roles.tells)) {
+          return stay(told);
         }
-      } else {
-        if (!push(c, ch, taken, vecs(ch, i), x.own)) return stay(told);
-        if (i > 0 && !gathered(c, ch, i - 1, taken - 2)) return stay(told);
       }
+      if (!open && i > 0 && !gathered(c, ch, roles, i - 1, taken - 2)) return stay(told);
       // The first round needs a credit of its own if the last one of the call before is as old as it can be.
       if (taken - credited >= c.depth / 2 || (i == 0 && !open && 2 < ch.tiles)) publish(c, ch, ch.cur + (credited = taken));
     }
@@ -973,12 +1068,28 @@ template <class M, int U, int N, bool Gather, bool Plain> struct Kernel {
       asm volatile("fence.acq_rel.sys;" : : : "memory");
       if (!all(ended)) return stay(told);
       count++;
-    } else if (!gathered(c, ch, ch.tiles - 1, count - 1)) {
+    } else if (!gathered(c, ch, roles, ch.tiles - 1, count - 1)) {
       return stay(told);
     }
     // The next call counts on a credit of less than half a ring ago, or on a call that was shorter than that.
     if (count - credited >= c.depth / 2) publish(c, ch, ch.cur + count);
     end(c, ch, count, channels);
+  }
+
+  // greet gives tile 0 to the peers that get nothing else from this rank, and takes it from those of which it gets
+  // nothing else. So every call takes something from every peer. It returns false if the call has failed.
+  DEVICE bool greet(const Call &c, Channel &ch, const Roles &roles) {
+    const u32 to = roles.others & ~(roles.to | roles.tells), from = roles.others & ~(roles.from | roles.told);
+    Vec v[U];
+#pragma unroll
+    for (int u = 0; u < U; u++) v[u] = (Vec)(1);
+#pragma unroll 1
+    for (u32 p = 0; p < c.ranks; p++)
+      if (to >> p & 1) lay(c, ch, p, slot(c, ch, ch.cur), 1, v, 0);
+#pragma unroll 1
+    for (u32 p = 0; p < c.ranks; p++)
+      if ((from >> p & 1) && !take(c, ch, p, 0, 1, v)) return false;
+    return true;
   }
 
   // there reports that no peer has failed, before tile i is written to them. It looks every so many tiles, and when
@@ -1020,7 +1131,7 @@ template <class M, int U, int N, bool Gather, bool Plain> struct Kernel {
       if (!all(ok)) return false;
       const u64 into = (u64)from(v[0].y, 0) << 32 | from(v[0].x, 0);
       open = open && from(v[0].z, 0) != 0;
-      if (open && ch.lane == after(c, k)) out = get(m.maps[ch.lane] + (into >> 48) - 1) + (into & 0xffffffffffffull);
+      if (open && into != 0 && ch.lane == after(c, k)) out = get(m.maps[ch.lane] + (into >> 48) - 1) + (into & 0xffffffffffffull);
     }
     return true;
   }
@@ -1115,9 +1226,9 @@ template <int U, int N> struct Mover {
   // fenced, and its end told.
   static const u32 fewTiles = 8;
 
-  // So many channels write if a span, counted once for each peer, is longer than farBytes. More of them write to
-  // too many pages at once, which was three times slower.
-  static const u32 fewWriters = 256;
+  // So many channels of all ranks write to a rank at a time if a span, counted once for each peer, is longer than
+  // farBytes. With more of them writes were three times slower.
+  static const u32 fewWriters = N == 2 ? 256 : 192;
   static const u64 farBytes = (N == 2 ? 96 : 24) << 20;
 
   DEVICE u32 tilesOf(const Channel &ch, u64 bytes) {
@@ -1227,6 +1338,7 @@ template <int U, int N> struct Mover {
     const u32 ranks = N == 2 ? 2 : m.c.ranks;
     u64 longest = m.c.part;
     open = m.open != 0;
+    if (!all(ok)) return 0;
     u32 peer = m.c.rank;
     for (u32 k = 1; k < ranks; k++) {
       peer = peer + 1 == ranks ? 0 : peer + 1;
@@ -1274,13 +1386,14 @@ template <int U, int N> struct Mover {
     const u64 bytes = m.send[peer].bytes;
     const u32 dealt = (u32)((bytes + K::tile * 16 - 1) / (K::tile * 16));
     const bool far = bytes * (N == 2 ? 1 : m.c.ranks - 1) > farBytes;
-    const u32 writers = far && fewWriters < ch.all ? fewWriters : ch.all;
+    const u32 few = fewWriters / m.writers;
+    const u32 writers = far && few < ch.all ? few : ch.all;
     if (dealt <= ch.all || ch.w >= writers) return true;
     Channel x = ch;
     x.first = (u64)ch.all * (K::tile * 16);
     x.step = K::tile * 16;
     x.tiles = dealt - ch.all;
-    const bool turns = writers <= fewWriters;
+    const bool turns = writers <= few;
     // At least 8 turns a writer, if that leaves two tiles a turn.
     const u32 share = turns ? x.tiles / (8 * writers) : 0;
     const u32 some = share > lookTiles ? lookTiles : share < 2 ? 2 : share;
@@ -1289,7 +1402,8 @@ template <int U, int N> struct Mover {
     const u32 *failed = m.failed[peer];
     u8 *to = (u8 *)get(m.maps[peer] + (into >> 48) - 1) + (into & 0xffffffffffffull);
     u32 over = get(failed), looked = lookTiles;
-    Vec v[U], next[U];
+    const u32 batch = 8 / U; // tiles under way
+    Vec v[batch][U];
     u32 then = turns ? turn(m.c, ch, peer, parts, writers) : ch.w;
     for (;;) {
       const u32 mine = K::from(then, 0);
@@ -1304,12 +1418,13 @@ template <int U, int N> struct Mover {
         over = get(failed), looked = 0;
       }
       const u32 end = mine * some + some < x.tiles ? mine * some + some : x.tiles;
-      for (u32 i = mine * some; i < end; i += 2) {
-        const bool both = i + 1 < end;
-        K::fetch(m.c, x, a, i, v);
-        if (both) K::fetch(m.c, x, a, i + 1, next);
-        lay(x, to, bytes, i, v);
-        if (both) lay(x, to, bytes, i + 1, next);
+      for (u32 i = mine * some; i < end; i += batch) {
+#pragma unroll
+        for (u32 b = 0; b < batch; b++)
+          if (i + b < end) K::fetch(m.c, x, a, i + b, v[b]);
+#pragma unroll
+        for (u32 b = 0; b < batch; b++)
+          if (i + b < end) lay(x, to, bytes, i + b, v[b]);
       }
     }
   }
@@ -1406,6 +1521,9 @@ MOVE(large_2, 4, 2)
 #else
 MOVE(small_n, 1, 0)
 MOVE(large_n, 2, 0)
+KERNEL c10d_direct_move_both_small_n(Call c) { Kernel<Bytes<u8>, 1, 0, true, false>::both<false>(c, nullptr); }
+KERNEL c10d_direct_move_both_large_n(Call c) { Kernel<Bytes<u8>, 2, 0, true, false>::both<false>(c, nullptr); }
+KERNEL c10d_direct_move_spread_n(Move m) { Kernel<Bytes<u8>, 2, 0, true, false>::both<true>(m.c, &m); }
 #endif
 #endif
 

@@ -7,7 +7,7 @@
 //	...
 //	err = c.AllReduce(stream, out, in, n, tensor.Float32, backend.Sum(), direct.Form{})
 //
-// A call is one launch on the given stream, the caller's own if it has one; some of two shots are two. It allocates
+// A call is one launch on the given stream, the caller's own if it has one; an all_reduce of two ranks in two shots is two. It allocates
 // nothing, and nothing is done on the host afterwards. The call may be captured in a graph and
 // replayed (driver.Capture), with other calls between the replays.
 //
@@ -59,10 +59,11 @@
 // waits for. Two shots in one launch differ, see Forms.
 //
 // There are no flags. A free slot is all ones, and a word of data never is. Floats that are
-// all ones are changed to another NaN. For the dtypes where every pattern is data, such a
-// word is sent as 0, and each lane sends a word of marks that has a bit for it. A lane polls its
-// own words until none is all ones. It then has them, and fills them with ones again. So a
-// tile needs no fence, and only words of 4 bytes have to be written as a whole.
+// all ones are changed to another NaN. For the dtypes where every pattern is data, a tile has
+// a key, which is 0 if no word is all ones. Otherwise its words are sent XORed with the first key of
+// a fixed row that leaves none of them all ones. The row is longer than a tile. A lane polls its own words and the key
+// until none is all ones. It then has them, and fills its words with ones again. Lane 0 fills the key
+// when all lanes have it. So a tile needs no fence, and only words of 4 bytes have to be written as a whole.
 //
 // A push may overwrite a slot only when the peer has emptied it. A channel keeps {cur,
 // prev}, the tiles before this call and before the last one. Tile t may be pushed if
@@ -84,8 +85,7 @@
 //
 // Gather, scatter, broadcast, barrier and all_to_all of unequal parts are one kernel, Mover in
 // direct.cu. It gets a span of bytes for each peer that this rank sends, and one that it takes. Lengths
-// may be 0. A one-shot reduce is an all_reduce whose result only the root keeps. A two-shot reduce is
-// a reduce_scatter and a gather.
+// may be 0. Broadcasts of two shots are other kernels, see Forms.
 //
 // The rings, the counters and the credits are those of the other kernels, with three more rules:
 //
@@ -118,8 +118,8 @@
 // may write. If both are open, each combines its half as in a reduce_scatter, and writes each tile of the result to
 // both. The end is told as above. If not, the call is one-shot.
 //
-// With more ranks the same holds for any operator, in a call of two shots. If a rank is not open, results go through
-// the rings.
+// With more ranks the same holds for any operator, in a call of two shots, also a broadcast. A rank that gets no results
+// counts as open. If a rank is not open, results go through the rings.
 //
 // The tests have a model of the protocol, with ranks of any pace and stores that overtake
 // each other, and show that each rule is needed.
@@ -140,13 +140,19 @@
 // # Forms
 //
 // An all_reduce is one-shot: each rank sends everything to all others, in one launch. Or it is
-// two-shot: a reduce_scatter and an all_gather within the output, with two ranks in two launches. A two-shot broadcast
-// is a scatter and an all_gather. With 2 ranks both send as many bytes. [Form] says which; package
-// internal/ways chooses it for the backend. [ShapeOf] has the grids.
+// two-shot: a reduce_scatter and an all_gather within the output, with two ranks in two launches. With 2 ranks both
+// send as many bytes. [Form] says which; package internal/ways chooses it for the backend. [ShapeOf] has the grids.
 //
-// With more than two ranks an all_reduce of two shots is one launch (both in direct.cu). Each round of a channel has
-// two tiles: an operand for the rank that combines it, and the result for all ranks. A rank pushes the operands of
-// the next round before it takes those of this one. So tiles 0 to 4 have to find room without a
+// A one-shot reduce is an all_reduce whose result only the root keeps. With two ranks only the root gets operands. The
+// other one gets a vector of tile 0: every call takes something from every peer.
+//
+// With more than two ranks two shots are one launch (both in direct.cu). Ranks have roles. Givers have operands, owners
+// combine a part each, and takers get the results. In an all_reduce all ranks are all of that. In a reduce the root is
+// the only taker, in a broadcast it is the only giver, and in both the others own the parts. Whoever gets nothing else
+// of a rank takes tile 0 from it.
+//
+// Each round of a channel has two tiles: an operand for the owner, and the result for the takers. A rank pushes the
+// operands of the next round before it takes those of this one. So tiles 0 to 4 have to find room without a
 // credit of this call, as they do in a ring of 8 slots. A channel gives credit after its first round. At its end it does so too, if K/2 tiles or
 // more have had none.
 //

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"math/bits"
 	"slices"
 	"sync"
 	"time"
@@ -79,17 +80,14 @@ func spreads(d tensor.DType, ranks int) string {
 	if ranks == 2 && sums(d, ranks) == "" {
 		return ""
 	}
-	return "c10d_direct_" + d.String() + "_spread" + group(ranks)
+	return spreadOf(d.String(), ranks)
 }
 
-// boths returns the name under which kernels finds those of an all_reduce of two shots in one launch, "" if there
-// are none.
-func boths(d tensor.DType, ranks int) string {
-	if ranks == 2 {
-		return ""
-	}
-	return d.String() + "_both"
-}
+func spreadOf(name string, ranks int) string { return "c10d_direct_" + name + "_spread" + group(ranks) }
+
+// boths returns the name under which kernels finds those of two shots in one launch, of a dtype or of moves. They
+// are for more than two ranks.
+func boths(name string) string { return name + "_both" }
 
 // Images calls f with each PTX text, for devices of compute capability 8.0 and later, and
 // the names of its kernels for so many ranks.
@@ -104,15 +102,20 @@ func Images(ranks int, f func(image []byte, kernels ...string)) {
 		if name := spreads(d, ranks); name != "" {
 			list = append(list, name)
 		}
-		if name := boths(d, ranks); name != "" {
-			small, large := kernels(name, ranks)
+		if ranks > 2 {
+			small, large := kernels(boths(d.String()), ranks)
 			list = append(list, small, large)
 		}
 		f(image(d.String(), ranks), list...)
 	}
 	rest := func(name string, ranks int) {
 		small, large := kernels(name, ranks)
-		f(image(name, ranks), small, large)
+		list := []string{small, large}
+		if name == moves && ranks > 2 {
+			small, large := kernels(boths(name), ranks)
+			list = append(list, small, large, spreadOf(name, ranks))
+		}
+		f(image(name, ranks), list...)
 	}
 	rest(gathers, ranks)
 	rest(moves, ranks)
@@ -228,28 +231,38 @@ type Shape struct {
 // Channels returns how many channels a launch has.
 func (s Shape) Channels() int { return s.Blocks * s.Threads / 32 }
 
-// ShapeOf returns the shape for a call in which each rank gets n bytes from each peer; both is for two shots in one
-// launch. It depends on nothing else, so all ranks have the same.
+// Shots is what a launch does, as far as its shape depends on that.
+type Shots int
+
+const (
+	OneShot  Shots = iota
+	TwoShots       // of an all_reduce
+	Rooted         // a broadcast or a reduce of two shots
+)
+
+// ShapeOf returns the shape for a launch in which each rank gets n bytes from each peer. It depends on nothing else, so
+// all ranks have the same.
 //
 // The figures are for two H200, and for four H100 and H200 (BenchmarkShapes):
 //
-//   - Below 64 KiB a warp has a tile of 512 bytes. Two shots in one launch have such tiles up to 256 KiB. Large ones
-//     are 8 % slower there.
+//   - Below 64 KiB a warp has a tile of 512 bytes. Two shots in one launch have such tiles up to 256 KiB, those of
+//     broadcasts and reduces up to 512 KiB. Large ones are 8 to 16 % slower there.
 //   - From there on a tile has 2 KiB, or 1 KiB with more than two ranks. There are more warps until 512 have a tile.
 //     Small blocks spread over more multiprocessors.
-//   - With parts of more than 16 MiB, two shots have half of the warps. All of them are 6 % slower.
-func ShapeOf(n, blocks, channels, ranks int, both bool) Shape {
+//   - An all_reduce of two shots has half of the warps with parts of more than 16 MiB. All of them are 6 % slower.
+//     A broadcast or a reduce has all of them from 512 KiB on, which is 3 to 14 % faster.
+func ShapeOf(n, blocks, channels, ranks int, shots Shots) Shape {
 	block := 8192 // bytes of the tiles of 128 threads
 	if ranks > 2 {
 		block = 4096
 	}
 	var s Shape
 	switch {
-	case n < 64<<10 || both && n <= 256<<10:
+	case n < 64<<10 || shots == TwoShots && n <= 256<<10 || shots == Rooted && n <= 512<<10:
 		s = Shape{Blocks: max((n+4095)/4096, 1), Threads: 256}
 	case n <= 128*block:
 		s = Shape{Blocks: (n + block - 1) / block, Threads: 128, Large: true}
-	case n <= 1024*block || both && n > 16<<20:
+	case shots != Rooted && n <= 1024*block || shots == TwoShots && n > 16<<20:
 		s = Shape{Blocks: 128, Threads: 256, Large: true}
 	default:
 		s = Shape{Blocks: 128, Threads: 512, Large: true}
@@ -286,8 +299,9 @@ type Comm struct {
 	functions   map[tensor.DType]forms
 	gathers     pair
 	moves       pair
-	lanes       pair                                                  // moves of two ranks
-	shape       func(n, blocks, channels, ranks int, both bool) Shape // ShapeOf, but for measurements
+	broadcasts  forms                                                   // of two shots, with more than two ranks
+	lanes       pair                                                    // moves of two ranks
+	shape       func(n, blocks, channels, ranks int, shots Shots) Shape // ShapeOf, but for measurements
 
 	mu     sync.Mutex // of what launches use
 	quiet  bool       // launches have no number
@@ -309,7 +323,7 @@ const (
 	callDstStep
 	callDstBytes
 	callSlots
-	callMarks
+	callKeys
 	callState
 	callCredit
 	callFailed
@@ -325,13 +339,14 @@ const (
 	callBytes = callPeers + 3*8*window.MostRanks
 
 	// struct Move: a Call, spans of 16 bytes, and what straight stores need.
-	moveSend   = callBytes
-	moveTake   = moveSend + 16*window.MostRanks
-	moveInto   = moveTake + 16*window.MostRanks
-	moveMaps   = moveInto + 8*window.MostRanks
-	moveFailed = moveMaps + 8*window.MostRanks
-	moveOpen   = moveFailed + 8*window.MostRanks
-	moveBytes  = moveOpen + 8
+	moveSend    = callBytes
+	moveTake    = moveSend + 16*window.MostRanks
+	moveInto    = moveTake + 16*window.MostRanks
+	moveMaps    = moveInto + 8*window.MostRanks
+	moveFailed  = moveMaps + 8*window.MostRanks
+	moveOpen    = moveFailed + 8*window.MostRanks
+	moveWriters = moveOpen + 8
+	moveBytes   = moveWriters + 8
 
 	// struct Spread: two Calls, and what straight stores need.
 	spreadTwo    = callBytes
@@ -346,11 +361,12 @@ const (
 type Call struct {
 	Src, Dst                                     driver.Ptr
 	Part, SrcStep, SrcBytes, DstStep, DstBytes   int
-	Slots, Marks, State, Credit, Failed, Host    driver.Ptr
+	Slots, Keys, State, Credit, Failed, Host     driver.Ptr
 	Factor                                       uint64
 	Limit                                        time.Duration
 	Ranks, Rank, Channels, Depth, Op, By, Scaled int
 	Number                                       uint32
+	Givers, Owners, Takers                       uint32 // sets of ranks
 	Peers                                        [window.MostRanks]window.Peer
 }
 
@@ -363,7 +379,7 @@ func ParseCall(b []byte) (c Call) {
 	}
 	c.Src, c.Dst = ptr(callSrc), ptr(callDst)
 	c.Part, c.SrcStep, c.SrcBytes, c.DstStep, c.DstBytes = long(callPart), long(callSrcStep), long(callSrcBytes), long(callDstStep), long(callDstBytes)
-	c.Slots, c.Marks, c.State = ptr(callSlots), ptr(callMarks), ptr(callState)
+	c.Slots, c.Keys, c.State = ptr(callSlots), ptr(callKeys), ptr(callState)
 	c.Credit, c.Failed, c.Host = ptr(callCredit), ptr(callFailed), ptr(callHost)
 	c.Factor, c.Limit = uint64(long(callFactor)), time.Duration(long(callLimit))
 	c.Ranks, c.Rank = pair(callRanks)
@@ -371,9 +387,11 @@ func ParseCall(b []byte) (c Call) {
 	c.Op, c.By = pair(callOp)
 	c.Scaled, _ = pair(callScaled)
 	c.Number = binary.NativeEndian.Uint32(b[callNumber:])
+	r := parseRoles(binary.NativeEndian.Uint32(b[callNumber+4:]))
+	c.Givers, c.Owners, c.Takers = r.givers, r.owners, r.takers
 	for r := range c.Peers {
 		at := callPeers + 24*r
-		c.Peers[r] = window.Peer{Slots: ptr(at), Marks: ptr(at + 8), Credit: ptr(at + 16)}
+		c.Peers[r] = window.Peer{Slots: ptr(at), Keys: ptr(at + 8), Credit: ptr(at + 16)}
 	}
 	return c
 }
@@ -393,7 +411,7 @@ func (c Call) Operator(d tensor.DType) backend.ReduceOp {
 	return backend.PreMulSum(float64(math.Float32frombits(uint32(c.Factor))))
 }
 
-// Move is what the kernels of moves are told, and those of all_reduces of more than two ranks that spread.
+// Move is what the kernels of moves are told, and those of two shots in one launch that spread.
 type Move struct {
 	Call
 	Send, Take   [window.MostRanks]Span
@@ -447,8 +465,8 @@ func ParseSpread(b []byte) Spread {
 	}
 }
 
-// EachSpread calls f for every kernel whose ranks write straight to each other, with its dtype. With two ranks its
-// parameter is a Spread, with more a Move.
+// EachSpread calls f for every kernel whose ranks write straight to each other, with its dtype as in EachBoth. With two
+// ranks its parameter is a Spread, with more a Move.
 func EachSpread(f func(name string, d tensor.DType, two bool)) {
 	for _, d := range dtypes {
 		for _, ranks := range []int{2, window.MostRanks} {
@@ -457,15 +475,21 @@ func EachSpread(f func(name string, d tensor.DType, two bool)) {
 			}
 		}
 	}
+	f(spreadOf(moves, window.MostRanks), tensor.Invalid, false)
 }
 
-// EachBoth calls f for every kernel that does two shots in one launch, with its dtype.
+// EachBoth calls f for every kernel that does two shots in one launch, with its dtype; Invalid for those that combine
+// nothing.
 func EachBoth(f func(name string, d tensor.DType)) {
-	for _, d := range dtypes {
-		small, large := kernels(boths(d, window.MostRanks), window.MostRanks)
+	both := func(name string, d tensor.DType) {
+		small, large := kernels(boths(name), window.MostRanks)
 		f(small, d)
 		f(large, d)
 	}
+	for _, d := range dtypes {
+		both(d.String(), d)
+	}
+	both(moves, tensor.Invalid)
 }
 
 func parseSpan(b []byte) Span {
@@ -556,8 +580,8 @@ func New(w *window.Window, o Options) (_ *Comm, err error) {
 				return nil, err
 			}
 		}
-		if name := boths(d, ranks); name != "" {
-			if f.both, err = functions(m, name, ranks); err != nil {
+		if ranks > 2 {
+			if f.both, err = functions(m, boths(d.String()), ranks); err != nil {
 				return nil, err
 			}
 		}
@@ -570,6 +594,14 @@ func New(w *window.Window, o Options) (_ *Comm, err error) {
 		}
 		if *p, err = functions(m, name, ranks); err != nil {
 			return nil, err
+		}
+		if name == moves && ranks > 2 {
+			if c.broadcasts.both, err = functions(m, boths(name), ranks); err != nil {
+				return nil, err
+			}
+			if c.broadcasts.spread, err = m.Function(spreadOf(name, ranks)); err != nil {
+				return nil, err
+			}
 		}
 	}
 
@@ -592,7 +624,7 @@ func New(w *window.Window, o Options) (_ *Comm, err error) {
 // setUp writes what all calls have in common. Of is the rank of the window that a rank stands for.
 func (c *Comm) setUp(own window.Own, depth int, peer func(rank int) window.Peer, of func(rank int) int) {
 	for at, p := range map[int]driver.Ptr{
-		callSlots: own.Slots, callMarks: own.Marks, callState: own.State, callCredit: own.Credit, callFailed: own.Failed, callHost: own.Host,
+		callSlots: own.Slots, callKeys: own.Keys, callState: own.State, callCredit: own.Credit, callFailed: own.Failed, callHost: own.Host,
 	} {
 		c.put(at, uint64(p))
 	}
@@ -605,7 +637,7 @@ func (c *Comm) setUp(own window.Own, depth int, peer func(rank int) window.Peer,
 		}
 		p := peer(r)
 		c.put(callPeers+24*r, uint64(p.Slots))
-		c.put(callPeers+24*r+8, uint64(p.Marks))
+		c.put(callPeers+24*r+8, uint64(p.Keys))
 		c.put(callPeers+24*r+16, uint64(p.Credit))
 		c.put(moveMaps+8*r, uint64(c.w.Maps(of(r))))
 		c.put(moveFailed+8*r, uint64(c.w.Failed(of(r))))
@@ -664,7 +696,8 @@ type step struct {
 	srcRange, dstRange int // what is read from src and written to dst
 	r                  reduced
 	f                  pair
-	blocks             int // see Form
+	blocks             int   // see Form
+	roles              roles // everyone does everything if there are none
 }
 
 // describe puts a step into c.call.
@@ -679,12 +712,16 @@ func (c *Comm) describe(x step) {
 	c.put(callFactor, x.r.factor)
 	c.put2(callOp, x.r.op, x.r.by)
 	c.put2(callScaled, x.r.scaled, uint32(x.src|x.dst|driver.Ptr(x.srcStep|x.dstStep)))
+	if x.roles == (roles{}) {
+		x.roles = roles{everyone(c.ranks), everyone(c.ranks), everyone(c.ranks)}
+	}
+	c.put2(callNumber, 0, x.roles.word())
 }
 
 // enqueue launches a step. The caller holds c.mu.
 func (c *Comm) enqueue(s Launcher, x step) error {
 	c.describe(x)
-	return c.start(s, x.f, c.shape(x.part, c.blocks(x.blocks), c.channels, c.ranks, false), callBytes, driver.Reads(x.src, x.srcRange), driver.Writes(x.dst, x.dstRange))
+	return c.start(s, x.f, c.shape(x.part, c.blocks(x.blocks), c.channels, c.ranks, OneShot), callBytes, driver.Reads(x.src, x.srcRange), driver.Writes(x.dst, x.dstRange))
 }
 
 // blocks returns the most blocks of a launch; see Form.
@@ -701,7 +738,7 @@ func (c *Comm) start(s Launcher, p pair, shape Shape, bytes int, reads, writes d
 	if shape.Large {
 		f = p.large
 	}
-	c.put2(callNumber, c.next(s), 0)
+	binary.NativeEndian.PutUint32(c.call[callNumber:], c.next(s))
 	return c.run(s, f, shape, c.call[:bytes], reads, writes)
 }
 
@@ -787,18 +824,19 @@ func (c *Comm) AllReduce(s Launcher, dst, src driver.Ptr, n int, d tensor.DType,
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	bytes := n * d.Size()
-	part := c.partOf(bytes)
 	if c.ranks == 2 && c.Spreads(n, d, op, form) {
 		return c.spreadSum(s, dst, src, bytes, r, c.functions[d].spread, form)
 	}
-	if !c.twoShots(bytes, form) {
+	if !twoShots(bytes, c.ranks, form) {
 		return c.enqueue(s, step{
 			dst: dst, src: src, part: bytes, srcBytes: bytes, dstBytes: bytes, srcRange: bytes, dstRange: bytes, r: r, f: f, blocks: form.Blocks,
 		})
 	}
 	if c.ranks > 2 {
-		return c.bothShots(s, dst, src, bytes, r, c.functions[d], form)
+		all := everyone(c.ranks)
+		return c.bothShots(s, dst, src, bytes, r, roles{all, all, all}, c.functions[d], form)
 	}
+	part := partOf(bytes, c.ranks)
 	at := part * c.rank
 	mine := min(part, bytes-at)
 	err = c.enqueue(s, step{
@@ -811,58 +849,91 @@ func (c *Comm) AllReduce(s Launcher, dst, src driver.Ptr, n int, d tensor.DType,
 	return c.spread(s, dst, bytes, form)
 }
 
-// twoShots reports whether a call of so many bytes takes two shots. It does not if a rank would have no part.
-func (c *Comm) twoShots(bytes int, form Form) bool {
-	return form.TwoShot && c.partOf(bytes)*(c.ranks-1) < bytes
+// twoShots reports whether a call of so many bytes takes two shots, in so many parts. It does not if one of them would
+// be empty.
+func twoShots(bytes, parts int, form Form) bool {
+	return form.TwoShot && partOf(bytes, parts)*(parts-1) < bytes
 }
 
-// bothShots is an all_reduce of two shots in one launch. The caller holds c.mu.
-func (c *Comm) bothShots(s Launcher, dst, src driver.Ptr, bytes int, r reduced, f forms, form Form) error {
-	part := c.partOf(bytes)
-	c.describe(step{dst: dst, src: src, part: part, srcStep: part, srcBytes: bytes, dstStep: part, dstBytes: bytes, r: r})
-	shape, spreads := c.bothShape(part, form)
-	reads, writes := driver.Reads(src, bytes), driver.Writes(dst, bytes)
+// roles is who does what, as sets of ranks. Givers have operands, owners combine a part
+// each, in the order of the ranks, and takers get the results.
+type roles struct{ givers, owners, takers uint32 }
+
+// everyone is the set of so many ranks.
+func everyone(ranks int) uint32 { return 1<<ranks - 1 }
+
+// word is how kernels are told of roles: 8 bits a set.
+func (x roles) word() uint32 {
+	return x.givers | x.owners<<window.MostRanks | x.takers<<(2*window.MostRanks)
+}
+
+func parseRoles(word uint32) roles {
+	const set = 1<<window.MostRanks - 1
+	return roles{word & set, word >> window.MostRanks & set, word >> (2 * window.MostRanks) & set}
+}
+
+// bothShots is two shots in one launch: an all_reduce, a reduce or a broadcast. The caller holds c.mu.
+func (c *Comm) bothShots(s Launcher, dst, src driver.Ptr, bytes int, r reduced, who roles, f forms, form Form) error {
+	part := partOf(bytes, bits.OnesCount32(who.owners))
+	in, out := bytes, bytes
+	if who.givers>>c.rank&1 == 0 {
+		src, in = dst, 0
+	}
+	takes := who.takers>>c.rank&1 != 0
+	if !takes {
+		dst, out = src, 0
+	}
+	c.describe(step{dst: dst, src: src, part: part, srcStep: part, srcBytes: bytes, dstStep: part, dstBytes: bytes, r: r, roles: who})
+	shots := TwoShots
+	if who != (roles{everyone(c.ranks), everyone(c.ranks), everyone(c.ranks)}) {
+		shots = Rooted
+	}
+	shape, spreads := c.bothShape(part, form, shots)
+	reads, writes := driver.Reads(src, in), driver.Writes(dst, out)
 	if !spreads {
 		return c.start(s, f.both, shape, callBytes, reads, writes)
 	}
-	open := form.Into.Region != 0 && dst%16 == 0
+	open, next := !takes || form.Into.Region != 0 && dst%16 == 0, 0
 	for p := range c.ranks {
 		var into Place
-		if open {
-			into = Place{form.Into.Region, int(dst-form.Into.At) + p*part}
+		if who.owners>>p&1 != 0 {
+			if open && takes {
+				into = Place{form.Into.Region, int(dst-form.Into.At) + next*part}
+			}
+			next++
 		}
 		c.put(moveInto+8*p, into.Word())
 	}
-	c.put2(moveOpen, flag(open), flag(open))
+	c.put2(moveOpen, flag(open), flag(open && takes))
 	return c.start(s, pair{large: f.spread}, shape, moveBytes, reads, writes)
 }
 
 // bothShape returns the shape of two shots in one launch, and whether results go straight to the peers.
-func (c *Comm) bothShape(part int, form Form) (s Shape, spreads bool) {
-	s = c.shape(part, c.blocks(form.Blocks), c.channels, c.ranks, true)
+func (c *Comm) bothShape(part int, form Form, shots Shots) (s Shape, spreads bool) {
+	s = c.shape(part, c.blocks(form.Blocks), c.channels, c.ranks, shots)
 	return s, s.Large && c.few(form, part)
 }
 
 // Spreads reports whether the ranks of an all_reduce write its result straight to each other, if they may.
 // So Form.Into is of use.
 func (c *Comm) Spreads(n int, d tensor.DType, op backend.ReduceOp, form Form) bool {
-	part := c.partOf(n * d.Size())
+	part := partOf(n*d.Size(), c.ranks)
 	if c.ranks > 2 {
-		_, spreads := c.bothShape(part, form)
-		return spreads && c.twoShots(n*d.Size(), form)
+		_, spreads := c.bothShape(part, form, TwoShots)
+		return spreads && twoShots(n*d.Size(), c.ranks, form)
 	}
 	r, err := reduction(op, d, c.ranks)
 	if err != nil || !r.adds() || c.functions[d].spread == nil || !c.few(form, part) {
 		return false
 	}
 	// Each channel needs a tile.
-	shape := c.shape(part, c.blocks(form.Blocks), c.channels, c.ranks, false)
+	shape := c.shape(part, c.blocks(form.Blocks), c.channels, c.ranks, OneShot)
 	return shape.Large && shape.Channels() <= part/window.SlotBytes(2)
 }
 
 // spreadSum is an all_reduce of two ranks with few blocks. The caller holds c.mu.
 func (c *Comm) spreadSum(s Launcher, dst, src driver.Ptr, bytes int, r reduced, f driver.Function, form Form) error {
-	part := c.partOf(bytes)
+	part := partOf(bytes, c.ranks)
 	at := part * c.rank
 	b := c.both[:]
 	one := step{dst: dst, src: src, part: bytes, srcBytes: bytes, dstBytes: bytes, r: r}
@@ -870,7 +941,7 @@ func (c *Comm) spreadSum(s Launcher, dst, src driver.Ptr, bytes int, r reduced, 
 	number := c.next(s)
 	for i, x := range []step{one, two} {
 		c.describe(x)
-		c.put2(callNumber, number, 0)
+		binary.NativeEndian.PutUint32(c.call[callNumber:], number)
 		copy(b[i*callBytes:], c.call[:callBytes])
 	}
 	peer := 1 - c.rank
@@ -883,7 +954,7 @@ func (c *Comm) spreadSum(s Launcher, dst, src driver.Ptr, bytes int, r reduced, 
 	copy(b[spreadMaps:], c.call[moveMaps+8*peer:][:8])
 	copy(b[spreadFailed:], c.call[moveFailed+8*peer:][:8])
 	binary.NativeEndian.PutUint32(b[spreadOpen:], flag(open))
-	shape := c.shape(part, c.blocks(form.Blocks), c.channels, c.ranks, false)
+	shape := c.shape(part, c.blocks(form.Blocks), c.channels, c.ranks, OneShot)
 	return c.run(s, f, shape, b, driver.Reads(src, bytes), driver.Writes(dst, bytes))
 }
 

@@ -30,9 +30,10 @@ type movement struct {
 
 	// most is the longest span of all ranks, where all know it. Else it is -1, and the kernels tell
 	// each other.
-	most   int
-	blocks int // see Form
-	into   Into
+	most    int
+	blocks  int // see Form
+	into    Into
+	writers int // how many ranks write to one at a time; 0 means one
 }
 
 // StraightBytes is how long the spans are that a rank lets its peers write where they are to be.
@@ -78,7 +79,7 @@ func (c *Comm) launchMove(s Launcher, m *movement) error {
 	shape := unknownShape
 	part := m.most
 	if m.most >= 0 {
-		shape = c.shape(max(part, 1), c.blocks(m.blocks), c.channels, c.ranks, false)
+		shape = c.shape(max(part, 1), c.blocks(m.blocks), c.channels, c.ranks, OneShot)
 	} else {
 		shape.Threads = min(shape.Threads, 32*c.channels)
 		shape.Blocks = max(min(shape.Blocks, c.blocks(m.blocks), 32*c.channels/shape.Threads), 1)
@@ -123,6 +124,7 @@ func (c *Comm) launchMove(s Launcher, m *movement) error {
 		c.put(moveInto+8*r, into[r].Word())
 	}
 	c.put2(moveOpen, flag(open), flag(told))
+	c.put2(moveWriters, uint32(max(m.writers, 1)), 0)
 	return c.start(s, c.moves, shape, moveBytes, driver.Reads(src+driver.Ptr(reads.Off), reads.N), driver.Writes(dst+driver.Ptr(writes.Off), writes.N))
 }
 
@@ -148,7 +150,7 @@ func (c *Comm) AllToAllV(s Launcher, dst, src driver.Ptr, take, send []Span, for
 
 // Gather brings n bytes at src of each rank to dst of the root, in the order of the ranks.
 func (c *Comm) Gather(s Launcher, dst, src driver.Ptr, n, root int, form Form) error {
-	m := movement{what: "gather", dst: dst, src: src, most: n, blocks: form.Blocks, into: form.Into}
+	m := movement{what: "gather", dst: dst, src: src, most: n, blocks: form.Blocks, into: form.Into, writers: c.ranks - 1}
 	m.send[root].N = n
 	if c.rank == root {
 		m.take = c.equal(n)
@@ -159,7 +161,7 @@ func (c *Comm) Gather(s Launcher, dst, src driver.Ptr, n, root int, form Form) e
 // GatherV brings n bytes at src of each rank to dst of the root. The ranks may have any lengths, as in
 // AllToAllV. Take has the root's spans, and is not used elsewhere.
 func (c *Comm) GatherV(s Launcher, dst, src driver.Ptr, n int, take []Span, root int, form Form) error {
-	m := movement{what: "gather", dst: dst, src: src, most: -1, blocks: form.Blocks, into: form.Into}
+	m := movement{what: "gather", dst: dst, src: src, most: -1, blocks: form.Blocks, into: form.Into, writers: c.ranks - 1}
 	m.send[root].N = n
 	if c.rank == root {
 		copy(m.take[:], take)
@@ -179,83 +181,78 @@ func (c *Comm) Scatter(s Launcher, dst, src driver.Ptr, n, root int, form Form) 
 
 // Broadcast brings n bytes at the root's at to the other ranks' at.
 func (c *Comm) Broadcast(s Launcher, at driver.Ptr, n, root int, form Form) error {
-	part := c.partOf(n)
-	if !c.twoShots(n, form) {
-		m := movement{what: "broadcast", dst: at, src: at, most: n, blocks: form.Blocks, into: form.Into}
-		for r := range c.ranks {
-			if r != root && c.rank == root {
-				m.send[r].N = n
-			}
+	others := everyone(c.ranks) &^ (1 << root)
+	if c.rootedShots(n, form) {
+		if ok, err := c.begin("broadcast", at, at, n); !ok {
+			return err
 		}
-		if c.rank != root {
-			m.take[root].N = n
-		}
-		return c.some(s, &m, n)
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		return c.bothShots(s, at, at, n, reduced{}, roles{givers: 1 << root, owners: others, takers: others}, c.broadcasts, form)
 	}
-	// Each rank gets a part, and then all get all parts.
-	m := movement{what: "broadcast", dst: at, src: at, most: part, blocks: form.Blocks, into: form.Into}
+	m := movement{what: "broadcast", dst: at, src: at, most: n, blocks: form.Blocks, into: form.Into}
 	for r := range c.ranks {
-		span := Span{r * part, min(part, n-r*part)}
-		switch {
-		case r == root:
-		case c.rank == root:
-			m.send[r] = span
-		case c.rank == r:
-			m.take[root] = span
+		if r != root && c.rank == root {
+			m.send[r].N = n
 		}
 	}
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if err := c.launchMove(s, &m); err != nil {
-		return err
+	if c.rank != root {
+		m.take[root].N = n
 	}
-	return c.spread(s, at, n, form)
+	return c.some(s, &m, n)
 }
 
-// Reduce combines n elements at src of all ranks, to the root's dst. Elsewhere dst is memory for a
-// part of them, of [Comm.ReduceRoom] bytes. Src and the root's dst may be the same.
+// BroadcastSpreads reports whether Form.Into is of use to a broadcast of so many bytes.
+func (c *Comm) BroadcastSpreads(bytes int, form Form) bool {
+	return !c.rootedShots(bytes, form) || c.ReduceSpreads(bytes, form)
+}
+
+// ReduceSpreads reports whether Form.Into is of use to a reduce of so many bytes.
+func (c *Comm) ReduceSpreads(bytes int, form Form) bool {
+	if !c.rootedShots(bytes, form) {
+		return false
+	}
+	_, spreads := c.bothShape(partOf(bytes, c.ranks-1), form, Rooted)
+	return spreads
+}
+
+// rootedShots reports whether a broadcast or a reduce takes two shots. Each rank but the root has a part then. With two
+// ranks that would be one part.
+func (c *Comm) rootedShots(bytes int, form Form) bool {
+	return c.ranks > 2 && twoShots(bytes, c.ranks-1, form)
+}
+
+// Reduce combines n elements at src of all ranks, to the root's dst. Dst is not used elsewhere. Src and the root's dst
+// may be the same.
 func (c *Comm) Reduce(s Launcher, dst, src driver.Ptr, n int, d tensor.DType, op backend.ReduceOp, root int, form Form) error {
 	f, r, err := c.kernel("reduce", op, d)
 	if err != nil {
 		return err
 	}
+	if c.rank != root {
+		dst = src
+	}
 	if ok, err := c.begin("reduce", dst, src, n); !ok {
 		return err
 	}
 	bytes := n * d.Size()
-	x := step{dst: dst, src: src, part: bytes, srcBytes: bytes, dstBytes: bytes, srcRange: bytes, dstRange: bytes, r: r, f: f, blocks: form.Blocks}
-	part := c.partOf(bytes)
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if !c.twoShots(bytes, form) {
-		if c.rank != root {
-			// It takes part, and keeps nothing.
-			x.dst, x.dstBytes, x.dstRange = src, 0, 0
-		}
-		return c.enqueue(s, x)
+	all, to := everyone(c.ranks), uint32(1)<<root
+	if c.rootedShots(bytes, form) {
+		// The root takes all results, so the others do all of the work.
+		return c.bothShots(s, dst, src, bytes, r, roles{givers: all, owners: all &^ to, takers: to}, c.functions[d], form)
 	}
-	at := part * c.rank
-	mine := min(part, bytes-at)
-	x.part, x.srcStep, x.dstBytes, x.dstRange = part, part, mine, mine
-	m := movement{what: "reduce", dst: dst, src: dst, most: part, blocks: form.Blocks, into: form.Into}
-	if c.rank == root {
-		x.dst += driver.Ptr(at)
-		for r := range c.ranks {
-			if r != root {
-				m.take[r] = Span{r * part, min(part, bytes-r*part)}
-			}
-		}
-	} else {
-		m.send[root].N = mine
+	x := step{dst: dst, src: src, part: bytes, srcBytes: bytes, dstBytes: bytes, srcRange: bytes, dstRange: bytes, r: r, f: f, blocks: form.Blocks}
+	if c.ranks == 2 {
+		x.roles = roles{givers: all, owners: to, takers: to}
 	}
-	if err := c.enqueue(s, x); err != nil {
-		return err
+	if c.rank != root {
+		// It takes part, and keeps nothing.
+		x.dstBytes, x.dstRange = 0, 0
 	}
-	return c.launchMove(s, &m)
+	return c.enqueue(s, x)
 }
-
-// ReduceRoom returns how much memory Reduce needs on other ranks than the root.
-func (c *Comm) ReduceRoom(bytes int) int { return c.partOf(bytes) }
 
 // Barrier waits on the device until all ranks' barriers have begun.
 func (c *Comm) Barrier(s Launcher) error {
@@ -278,14 +275,14 @@ func (c *Comm) equal(n int) (all [window.MostRanks]Span) {
 	return all
 }
 
-// partOf returns the length of a rank's part of so many bytes: whole vectors. The last part may be
+// partOf returns the length of each of so many parts of so many bytes: whole vectors. The last part may be
 // shorter.
-func (c *Comm) partOf(bytes int) int { return (bytes + 16*c.ranks - 1) / (16 * c.ranks) * 16 }
+func partOf(bytes, parts int) int { return (bytes + 16*parts - 1) / (16 * parts) * 16 }
 
-// spread is the second half of a two-shot call: each rank has its part at its place and gets the
-// others. The caller holds c.mu.
+// spread is the second half of an all_reduce of two ranks in two shots: each has its part at its place and gets the
+// other one. The caller holds c.mu.
 func (c *Comm) spread(s Launcher, at driver.Ptr, bytes int, form Form) error {
-	part := c.partOf(bytes)
+	part := partOf(bytes, c.ranks)
 	if c.few(form, part) {
 		m := movement{what: "all_gather", dst: at, src: at, most: part, blocks: form.Blocks, into: form.Into}
 		for r := range c.ranks {

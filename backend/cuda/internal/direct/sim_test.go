@@ -72,7 +72,7 @@ func TestSimulated(t *testing.T) {
 	}
 }
 
-// TestStraight holds that moves and sums write straight to registered memory, and only to what is given.
+// TestStraight holds that sums, broadcasts and reduces write straight to registered memory, and only to what is given.
 func TestStraight(t *testing.T) {
 	straight := func(ranks int, apart bool) {
 		u := simulated(ranks)
@@ -86,26 +86,40 @@ func TestStraight(t *testing.T) {
 			defer mem.Close()
 			defer host.Close()
 			direct.SetShape(m.c, direct.Shape{Blocks: 1, Threads: 32, Large: true})
-			for round := range 6 {
+			for round := range 12 {
 				for i := range 3 * n {
 					binary.LittleEndian.PutUint32(host.Bytes()[4*i:], math.Float32bits(float32((m.rank+1)*(i%100+round))))
 				}
 				at, form := mem.Ptr()+4*n, direct.Form{Blocks: 1, Into: into, TwoShot: m.ranks > 2}
-				if m.rank == 1 && round%3 == 2 {
-					form.Into = direct.Into{} // both go through the rings
+				if m.rank == 1 && round/3 == 2 {
+					form.Into = direct.Into{} // all go through the rings
 				}
 				err := m.s.Copy(mem.Ptr(), host.Ptr(), mem.Len())
 				op, total := backend.Sum(), float32(m.ranks*(m.ranks+1)/2)
 				if round%4 == 0 {
 					op, total = backend.Avg(), total/float32(m.ranks)
 				}
-				if round%2 == 0 {
+				mine := total // what this rank has at the end
+				switch round % 3 {
+				case 0:
 					if !m.c.Spreads(n, tensor.Float32, op, form) {
 						return fmt.Errorf("the %v does not spread", op)
 					}
 					err = errors.Join(err, m.c.AllReduce(m.s, at, at, n, tensor.Float32, op, form))
-				} else {
+				case 1:
+					if !m.c.BroadcastSpreads(4*n, form) {
+						return errors.New("the broadcast does not spread")
+					}
+					mine = 2
 					err = errors.Join(err, m.c.Broadcast(m.s, at, 4*n, 1, form))
+				default:
+					if m.c.ReduceSpreads(4*n, form) != (m.ranks > 2) {
+						return errors.New("a reduce spreads with two ranks, or does not with more")
+					}
+					if m.rank != 1 {
+						mine = float32(m.rank + 1)
+					}
+					err = errors.Join(err, m.c.Reduce(m.s, at, at, n, tensor.Float32, op, 1, form))
 				}
 				if err = errors.Join(err, m.s.Copy(host.Ptr(), mem.Ptr(), mem.Len()), m.sync()); err != nil {
 					return err
@@ -113,9 +127,7 @@ func TestStraight(t *testing.T) {
 				for i := range 3 * n {
 					x := float32(m.rank + 1)
 					if i >= n && i < 2*n {
-						if x = total; round%2 == 1 {
-							x = 2
-						}
+						x = mine
 					}
 					got, want := math.Float32frombits(binary.LittleEndian.Uint32(host.Bytes()[4*i:])), x*float32(i%100+round)
 					if got != want {

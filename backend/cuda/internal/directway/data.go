@@ -103,7 +103,11 @@ func (c *Call) spread(p *Part) (err error) {
 		at, err = c.scratch(c.d.Dev, bytes)
 	}
 	if err == nil {
-		err = c.collective(c.d.comm.Broadcast(c.stream, at, bytes, p.Root, c.form(p, at)))
+		form := p.Form
+		if c.d.comm.BroadcastSpreads(bytes, form) {
+			form = c.form(p, at)
+		}
+		err = c.collective(c.d.comm.Broadcast(c.stream, at, bytes, p.Root, form))
 	}
 	for i := range p.Out {
 		err = cmp.Or(err, c.putBack(p.Out[i:i+1], at))
@@ -121,13 +125,11 @@ func (c *Call) reduce(p *Part) error {
 	if err != nil {
 		return err
 	}
-	dst := at
-	if len(p.Out) == 0 && p.Form.TwoShot {
-		if dst, err = c.scratch(c.d.Dev, c.d.comm.ReduceRoom(t.ByteLen())); err != nil {
-			return err
-		}
+	form := p.Form
+	if c.d.comm.ReduceSpreads(t.ByteLen(), form) {
+		form = c.form(p, at)
 	}
-	if err := c.collective(c.d.comm.Reduce(c.stream, dst, at, p.N, t.DType(), p.Op, p.Root, c.form(p, dst))); err != nil || len(p.Out) == 0 {
+	if err := c.collective(c.d.comm.Reduce(c.stream, at, at, p.N, t.DType(), p.Op, p.Root, form)); err != nil || len(p.Out) == 0 {
 		return err
 	}
 	return c.putBack(p.Out, at)

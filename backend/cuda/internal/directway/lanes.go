@@ -76,7 +76,7 @@ type lane struct {
 const laneCommands = 400
 
 // laneChannels returns how many channels the lanes have: as many as 8 blocks of 512 threads with up to 4 ranks,
-// and 4 blocks with more. The first group of a device has 16 blocks if it has 2 ranks. A lane takes 17 KiB of
+// and 4 blocks with more. The first group of a device has 16 blocks if it has 2 ranks. A lane takes 16 KiB of
 // device memory for a channel at each end.
 func (d *Group) laneChannels() int {
 	ranks, channels := d.Size(), 128

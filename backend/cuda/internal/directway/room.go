@@ -99,8 +99,8 @@ func (d *Group) note() {
 // it takes at most a part in directShare of it.
 const (
 	directMostChannels = 2048
-	directChannelBytes = 9 << 10  // for each other rank, with 8 slots of 1 KiB
-	laneChannelBytes   = 17 << 10 // with 8 slots of 2 KiB
+	directChannelBytes = 8<<10 + 128  // for each other rank, with 8 slots of 1 KiB
+	laneChannelBytes   = 16<<10 + 128 // with 8 slots of 2 KiB
 	directShare        = 1 << 10
 )
 

@@ -19,7 +19,7 @@
 //
 // A rank's device memory holds, for each other rank, a ring of [Options.Depth] slots for
 // each of [Options.Channels] channels. Only that rank pushes into it, and only the owner
-// takes what has come. A slot has room for SlotBytes of data and MarkBytes of marks. A free
+// takes what has come. A slot has room for SlotBytes of data and a key of KeyBytes. A free
 // slot holds ones only. Beside the rings are:
 //
 //   - credits: per channel and rank, how many tiles that rank has taken. That rank writes it.

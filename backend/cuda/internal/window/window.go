@@ -18,8 +18,8 @@ const (
 	// MostRanks is how many ranks a window can connect.
 	MostRanks = 8
 
-	// MarkBytes is the marks of a slot; see SlotBytes for its data.
-	MarkBytes = 128
+	// KeyBytes is the key of a slot; see SlotBytes for its data.
+	KeyBytes = 4
 
 	// MostRegions is how many regions of a rank its peers can map; see Maps.
 	MostRegions = 16
@@ -44,8 +44,8 @@ type Options struct {
 	Channels int
 
 	// Depth is the number of slots of a channel, a power of two up to 1024. Two ranks need at least 4, and more
-	// ranks 8. 0 means 16 for two ranks and 8 for more. The defaults take 70 MiB of device memory for 2 ranks, 56 MiB for 4
-	// and 128 MiB for 8.
+	// ranks 8. 0 means 16 for two ranks and 8 for more. The defaults take 66 MiB of device memory for 2 ranks, 50 MiB for 4
+	// and 114 MiB for 8.
 	Depth int
 
 	// LaneChannels is how many warps send a message at a time, on each side of a lane. 0 means
@@ -90,24 +90,24 @@ func (o *Options) check() error {
 
 // layout is where things are in a rank's memory, as offsets.
 type layout struct {
-	ring, marks             int // bytes of the ring for one rank
-	marksAt, credit, state  int
+	ring, keys              int // bytes of the ring for one rank
+	keysAt, credit, state   int
 	failed, total, occupied int // after failed is the count of channels that have ended
 	maps                    int // where the regions of the ranks are, MostRegions for each of MostRanks
 
-	lanes, lanesAt int // what a lane has of slots, then of marks; the first one
-	laneMarks      int // within a lane
+	lanes, lanesAt int // what a lane has of slots, then of keys; the first one
+	laneKeys       int // within a lane
 	counts, countsAt,
 	laneState int // what a lane has of credits, then of state; the first one; the state within
 }
 
 func (o Options) layout() (l layout) {
 	slots := o.Channels * o.Depth
-	l.ring, l.marks = slots*SlotBytes(o.Ranks), slots*MarkBytes
-	l.marksAt = (o.Ranks - 1) * l.ring
-	l.lanesAt = l.marksAt + (o.Ranks-1)*l.marks
-	l.laneMarks = o.LaneChannels * LaneDepth * SlotBytes(2)
-	l.lanes = l.laneMarks + o.LaneChannels*LaneDepth*MarkBytes
+	l.ring, l.keys = slots*SlotBytes(o.Ranks), slots*KeyBytes
+	l.keysAt = (o.Ranks - 1) * l.ring
+	l.lanesAt = l.keysAt + (o.Ranks-1)*l.keys
+	l.laneKeys = o.LaneChannels * LaneDepth * SlotBytes(2)
+	l.lanes = l.laneKeys + o.LaneChannels*LaneDepth*KeyBytes
 	l.credit = l.lanesAt + o.lanes()*l.lanes
 	l.state = l.credit + o.Channels*MostRanks*4
 	const turns = MostRanks * 4
@@ -140,7 +140,7 @@ type Exchange func(ctx context.Context, mine []byte) (all [][]byte, err error)
 
 // Own is what a rank's kernels use of its own memory.
 type Own struct {
-	Slots, Marks  driver.Ptr // the rings for the tiles of the ranks in turn, this one's left out
+	Slots, Keys   driver.Ptr // the rings for the tiles of the ranks in turn, this one's left out
 	State, Credit driver.Ptr // behind the state is a counter of 4 bytes for each rank, MostRanks of them
 	Failed        driver.Ptr // the count of channels that have ended comes after it
 	Host          driver.Ptr // the abort word; the report and the number of the last call that has ended come after it
@@ -148,7 +148,7 @@ type Own struct {
 
 // Peer is what a rank's kernels use of another rank's memory: what is there for this rank.
 type Peer struct {
-	Slots, Marks, Credit driver.Ptr
+	Slots, Keys, Credit driver.Ptr
 }
 
 // Window is one rank's memory and its way to that of the others. Abort and Err may be
@@ -429,7 +429,7 @@ func (w *Window) SharedDevice() (a, b int, shared bool) {
 // Own returns the addresses of this rank's memory.
 func (w *Window) Own() Own {
 	at := func(offset int) driver.Ptr { return w.mem.Ptr() + driver.Ptr(offset) }
-	return Own{Slots: at(0), Marks: at(w.l.marksAt), State: at(w.l.state), Credit: at(w.l.credit), Failed: at(w.l.failed), Host: w.host.Ptr()}
+	return Own{Slots: at(0), Keys: at(w.l.keysAt), State: at(w.l.state), Credit: at(w.l.credit), Failed: at(w.l.failed), Host: w.host.Ptr()}
 }
 
 // Maps returns where this rank's kernels read the addresses of a rank's regions, 8 bytes for each. Regions
@@ -453,7 +453,7 @@ func (w *Window) Peer(rank int) Peer {
 	}
 	return Peer{
 		Slots:  base + driver.Ptr(from*w.l.ring),
-		Marks:  base + driver.Ptr(w.l.marksAt+from*w.l.marks),
+		Keys:   base + driver.Ptr(w.l.keysAt+from*w.l.keys),
 		Credit: base + driver.Ptr(w.l.credit+4*w.o.Rank),
 	}
 }
@@ -467,16 +467,16 @@ func (w *Window) HasLanes() (channels int, ok bool) { return w.o.LaneChannels, w
 // and with collectives. Abort, Err and the failed word are the window's. It is for windows that are
 // connected and have lanes.
 func (w *Window) Lane(peer int, send bool) (Own, Peer) {
-	at := func(base driver.Ptr, of, with int, send bool) (slots, marks, credit, state driver.Ptr) {
+	at := func(base driver.Ptr, of, with int, send bool) (slots, keys, credit, state driver.Ptr) {
 		i := w.o.lane(of, with, send)
 		lane, counts := base+driver.Ptr(w.l.lanesAt+i*w.l.lanes), base+driver.Ptr(w.l.countsAt+i*w.l.counts)
-		return lane, lane + driver.Ptr(w.l.laneMarks), counts, counts + driver.Ptr(w.l.laneState)
+		return lane, lane + driver.Ptr(w.l.laneKeys), counts, counts + driver.Ptr(w.l.laneState)
 	}
 	own := w.Own()
-	own.Slots, own.Marks, own.Credit, own.State = at(w.mem.Ptr(), w.o.Rank, peer, send)
+	own.Slots, own.Keys, own.Credit, own.State = at(w.mem.Ptr(), w.o.Rank, peer, send)
 	own.Host += driver.Ptr((1 + w.o.lane(w.o.Rank, peer, send)) * hostEach)
 	var p Peer
-	p.Slots, p.Marks, p.Credit, _ = at(w.opens[peer].Ptr(), peer, w.o.Rank, !send)
+	p.Slots, p.Keys, p.Credit, _ = at(w.opens[peer].Ptr(), peer, w.o.Rank, !send)
 	if !send {
 		p.Credit += 4 // of rank 1 of the lane
 	}

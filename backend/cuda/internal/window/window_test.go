@@ -128,11 +128,11 @@ func TestConnect(t *testing.T) {
 				h := newHost(t, sim.Config{Devices: ranks, NoCheck: true}, ranks, apart)
 				all := h.make(t)
 				require.NoError(t, errors.Join(connect(t, all)...))
-				slots, marks := 2*8*window.SlotBytes(ranks), 2*8*window.MarkBytes
+				slots, keys := 2*8*window.SlotBytes(ranks), 2*8*window.KeyBytes
 				for r, w := range all {
 					own := w.Own()
 					require.Equal(t, bytes.Repeat([]byte{0xff}, slots*(ranks-1)), read(t, h.d[r], w.Device(), own.Slots, slots*(ranks-1)))
-					require.Equal(t, bytes.Repeat([]byte{0xff}, marks*(ranks-1)), read(t, h.d[r], w.Device(), own.Marks, marks*(ranks-1)))
+					require.Equal(t, bytes.Repeat([]byte{0xff}, keys*(ranks-1)), read(t, h.d[r], w.Device(), own.Keys, keys*(ranks-1)))
 					require.Equal(t, make([]byte, 64), read(t, h.d[r], w.Device(), own.Credit, 64))
 					require.Equal(t, make([]byte, 16), read(t, h.d[r], w.Device(), own.State, 16))
 					require.Equal(t, make([]byte, 4), read(t, h.d[r], w.Device(), own.Failed, 4))
@@ -149,7 +149,7 @@ func TestConnect(t *testing.T) {
 						}
 						at := w.Peer(p)
 						require.NoError(t, s.Memset(at.Slots, byte(r), slots))
-						require.NoError(t, s.Memset(at.Marks, byte(r), marks))
+						require.NoError(t, s.Memset(at.Keys, byte(r), keys))
 						require.NoError(t, s.Memset(at.Credit, byte(r), 4))
 					}
 					settle(t, s)
@@ -165,7 +165,7 @@ func TestConnect(t *testing.T) {
 						}
 						require.Equal(t, bytes.Repeat([]byte{byte(p)}, 4), credit[4*p:][:4])
 						require.Equal(t, bytes.Repeat([]byte{byte(p)}, slots), read(t, h.d[r], w.Device(), own.Slots+driver.Ptr(from*slots), slots))
-						require.Equal(t, bytes.Repeat([]byte{byte(p)}, marks), read(t, h.d[r], w.Device(), own.Marks+driver.Ptr(from*marks), marks))
+						require.Equal(t, bytes.Repeat([]byte{byte(p)}, keys), read(t, h.d[r], w.Device(), own.Keys+driver.Ptr(from*keys), keys))
 						from++
 					}
 				}

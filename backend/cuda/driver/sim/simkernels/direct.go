@@ -3,8 +3,10 @@ package simkernels
 import (
 	"bytes"
 	"encoding/binary"
+	"math/bits"
 	"time"
 
+	"github.com/c10d-go/c10d/backend"
 	"github.com/c10d-go/c10d/backend/cuda/driver"
 	"github.com/c10d-go/c10d/backend/cuda/driver/sim"
 	"github.com/c10d-go/c10d/backend/cuda/internal/direct"
@@ -14,7 +16,7 @@ import (
 
 // exchangeTiles is the kernels of package direct. It has their results, waits for the peers as
 // they do, and ends when they do. Its protocol is another one, because the simulator's checker
-// understands words: a whole ring is one slot, and the first mark of the ring says which piece
+// understands words: a whole ring is one slot, and the first key of the ring says which piece
 // is in it. The tests of package direct model the real protocol.
 func exchangeTiles(k *sim.Run, d tensor.DType) error {
 	x := exchanger{k: k, c: direct.ParseCall(k.Arg(0))}
@@ -132,8 +134,9 @@ func spreadTiles(k *sim.Run, d tensor.DType) error {
 	return nil
 }
 
-// bothTiles is an all_reduce of two shots. With a head, the first piece tells where the peers may write. Each rank
-// combines its part, and passes it on; or, if all are open, puts it to all, and another piece says that all is there.
+// bothTiles is two shots in one launch. With a head, the first piece tells where the peers may write. The owner of a
+// part combines it, and passes it on to the takers. If all are open, it puts the part to them instead, and another piece
+// says that all is there.
 func bothTiles(k *sim.Run, d tensor.DType, m direct.Move, head bool) error {
 	x := exchanger{k: k, c: m.Call}
 	c := x.c
@@ -148,38 +151,84 @@ func bothTiles(k *sim.Run, d tensor.DType, m direct.Move, head bool) error {
 			return nil
 		}
 	}
+	in := func(set uint32, p int) bool { return set>>p&1 != 0 }
+	part := func(p int) int { return bits.OnesCount32(c.Owners & (1<<p - 1)) }
+	giver, owner, taker := in(c.Givers, c.Rank), in(c.Owners, c.Rank), in(c.Takers, c.Rank)
+	own := part(c.Rank)
+	a := x.arithmetic(d)
 	room := x.room()
 	for at := 0; at < c.Part; at += room {
 		n := min(room, c.Part-at)
-		sum, ok := x.combine(at, n, d)
+		operand := func(p int) []byte {
+			b := x.part(part(p), at, n)
+			a.before(b)
+			return b
+		}
+		got := make([][]byte, c.Ranks)
+		if giver && owner {
+			got[c.Rank] = operand(c.Rank)
+		}
+		ok := x.swap(
+			func(p int) []byte {
+				if giver && in(c.Owners, p) {
+					return operand(p)
+				}
+				return nil
+			},
+			func(p int) int { return n * one(owner && in(c.Givers, p)) },
+			func(p int, b []byte) bool {
+				got[p] = b
+				return true
+			})
 		if !ok {
 			return nil
 		}
-		x.keep(c.Rank*c.DstStep, at, sum)
+		var sum []byte
+		if owner {
+			sum = a.combine(got)
+		}
+		if owner && taker {
+			x.keep(own*c.DstStep, at, sum)
+		}
 		passed := open || x.swap(
-			func(int) []byte { return sum },
-			func(int) int { return n },
+			func(p int) []byte {
+				if in(c.Takers, p) {
+					return sum
+				}
+				return nil
+			},
+			func(p int) int { return n * one(taker && in(c.Owners, p)) },
 			func(p int, b []byte) bool {
-				x.keep(p*c.DstStep, at, b)
+				x.keep(part(p)*c.DstStep, at, b)
 				return true
 			})
 		if !passed {
 			return nil
 		}
-	}
-	if open {
-		mine := min(c.Part, c.DstBytes-c.Rank*c.DstStep)
 		for p := range c.Ranks {
-			if p != c.Rank && !x.reach(p, m.Maps[p], m.Failed[p], into[p], 0, k.Read(c.Dst+driver.Ptr(c.Rank*c.DstStep), mine)) {
+			if open && owner && p != c.Rank && in(c.Takers, p) && !x.reach(p, m.Maps[p], m.Failed[p], into[p], at, x.inside(own, at, sum)) {
 				return nil
 			}
 		}
-		if !x.meet() {
-			return nil
-		}
+	}
+	if open && !x.meet() {
+		return nil
 	}
 	x.end()
 	return nil
+}
+
+// one is 1 if something is so.
+func one(yes bool) int {
+	if yes {
+		return 1
+	}
+	return 0
+}
+
+// inside returns what of a piece, at an offset of a part, comes before the end of the call's data.
+func (x *exchanger) inside(part, at int, b []byte) []byte {
+	return b[:max(min(len(b), x.c.DstBytes-part*x.c.DstStep-at), 0)]
 }
 
 // tell gives each peer a piece that says where it may write, and whether it may. It replaces into by what the
@@ -267,7 +316,7 @@ func (x *exchanger) swap(sent func(peer int) []byte, size func(peer int) int, ta
 			return false
 		}
 		copy(k.Common(c.Peers[p].Slots, len(b)), b)
-		k.Store(c.Peers[p].Marks, x.piece)
+		k.Store(c.Peers[p].Keys, x.piece)
 	}
 	for p := range c.Ranks {
 		if p == c.Rank {
@@ -293,7 +342,7 @@ type exchanger struct {
 // room is the bytes of a ring.
 func (x *exchanger) room() int { return x.c.Channels * x.c.Depth * window.SlotBytes(x.c.Ranks) }
 
-// noPiece is the mark of a ring that has not been used.
+// noPiece is the key of a ring that has not been used.
 const noPiece = 0xffffffff
 
 // pass exchanges n bytes of the parts, from an offset on, and keeps what becomes of them. It returns false if the
@@ -313,29 +362,57 @@ func (x *exchanger) pass(at, n int, d tensor.DType) bool {
 	return ok
 }
 
-// combine exchanges n bytes of the parts, from an offset on, and combines them. Parts may end in padding, and
-// elements of a dtype do not. It returns false if the call has failed.
+// combine exchanges n bytes of the parts, from an offset on, and combines them. It returns false if the call has failed.
 func (x *exchanger) combine(at, n int, d tensor.DType) ([]byte, bool) {
-	whole := n / d.Size() * d.Size()
+	a := x.arithmetic(d)
+	got, ok := x.exchange(at, n, a.before)
+	if !ok {
+		return nil, false
+	}
+	return a.combine(got), true
+}
+
+// arithmetic is what becomes of operands. Parts may end in padding, and elements of a dtype do not.
+type arithmetic struct {
+	size int
+	red  backend.Reduction
+}
+
+// arithmetic returns that of a call. With tensor.Invalid there is one operand, and nothing becomes of it.
+func (x *exchanger) arithmetic(d tensor.DType) arithmetic {
+	if d == tensor.Invalid {
+		return arithmetic{size: 1}
+	}
 	red, err := x.c.Operator(d).Reduction(d, x.c.Ranks)
 	if err != nil {
 		panic(err)
 	}
-	got, ok := x.exchange(at, n, func(b []byte) {
-		if red.Before != nil {
-			red.Before(b[:whole])
+	return arithmetic{d.Size(), red}
+}
+
+// whole returns the elements of an operand without padding.
+func (a arithmetic) whole(b []byte) []byte { return b[:len(b)/a.size*a.size] }
+
+func (a arithmetic) before(b []byte) {
+	if a.red.Before != nil {
+		a.red.Before(a.whole(b))
+	}
+}
+
+// combine combines the operands that are there, in the order of the ranks.
+func (a arithmetic) combine(operands [][]byte) (sum []byte) {
+	for _, b := range operands {
+		switch {
+		case sum == nil:
+			sum = b
+		case b != nil:
+			a.red.Combine(a.whole(sum), a.whole(b))
 		}
-	})
-	if !ok {
-		return nil, false
 	}
-	for _, b := range got[1:] {
-		red.Combine(got[0][:whole], b[:whole])
+	if a.red.After != nil {
+		a.red.After(a.whole(sum))
 	}
-	if red.After != nil {
-		red.After(got[0][:whole])
-	}
-	return got[0], true
+	return sum
 }
 
 // exchange gives each peer n bytes of its part, from an offset on, and returns what each rank has for this one. It
@@ -356,7 +433,7 @@ func (x *exchanger) exchange(at, n int, before func(b []byte)) ([][]byte, bool) 
 			return nil, false
 		}
 		copy(k.Common(c.Peers[p].Slots, n), operand(p))
-		k.Store(c.Peers[p].Marks, x.piece)
+		k.Store(c.Peers[p].Keys, x.piece)
 	}
 	got := make([][]byte, c.Ranks)
 	for p := range c.Ranks {
@@ -386,7 +463,7 @@ func (x *exchanger) come(p, n int) ([]byte, bool) {
 		from--
 	}
 	ring := driver.Ptr(from * x.c.Channels * x.c.Depth)
-	if !x.await(p, x.c.Marks+ring*window.MarkBytes, func(v uint32) bool { return v == x.piece && v != noPiece }) {
+	if !x.await(p, x.c.Keys+ring*window.KeyBytes, func(v uint32) bool { return v == x.piece && v != noPiece }) {
 		return nil, false
 	}
 	return bytes.Clone(x.k.Common(x.c.Slots+driver.Ptr(from*x.room()), n)), true

@@ -79,6 +79,8 @@ def main(rank, port):
         row(rank, "reduce_scatter", "float32", n, lambda: dist.reduce_scatter_tensor(part, whole))
         row(rank, "all_gather", "float32", n, lambda: dist.all_gather_into_tensor(whole, part))
         row(rank, "all_to_all", "float32", n, lambda: dist.all_to_all_single(other, whole))
+        row(rank, "broadcast", "float32", n, lambda: dist.broadcast(whole, 0))
+        row(rank, "reduce", "float32", n, lambda: dist.reduce(whole, 0))
     for name, dtype in ("float16", torch.float16), ("float64", torch.float64), ("int32", torch.int32), ("int8", torch.int8):
         for n in 8 << 10, 1 << 20, 64 << 20:
             x = torch.ones(n // dtype.itemsize, dtype=dtype, device="cuda")

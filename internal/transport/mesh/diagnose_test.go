@@ -51,6 +51,7 @@ func TestPack(t *testing.T) {
 // answers of its own host change nothing.
 func TestUnsure(t *testing.T) {
 	const prompt, slow = time.Millisecond, 800 * time.Millisecond
+	const untimed = -1 // it was asked, and has answered only earlier questions
 	type peer struct {
 		near bool
 		rtt  time.Duration // 0: it was not asked
@@ -62,6 +63,8 @@ func TestUnsure(t *testing.T) {
 	}{
 		{"nobody was asked", []peer{{}, {}, {}}, false},
 		{"all are late", []peer{{rtt: slow}, {rtt: slow}, {rtt: slow}}, true},
+		{"all are a bit late", []peer{{rtt: 37 * time.Millisecond}, {rtt: slow}, {rtt: 84 * time.Millisecond}}, true},
+		{"one answers too late", []peer{{rtt: slow}, {rtt: untimed}, {rtt: slow}}, true},
 		{"one answers", []peer{{rtt: slow}, {rtt: slow}, {rtt: prompt}}, false},
 		{"a rank of this host answers", []peer{{near: true, rtt: prompt}, {rtt: slow}, {rtt: slow}}, true},
 		{"one other host is late", []peer{{near: true, rtt: prompt}, {rtt: slow}}, false},
@@ -72,9 +75,12 @@ func TestUnsure(t *testing.T) {
 			var b Base
 			b.Init(0, len(c.peers)+1, Limits{}, func() {})
 			for i, x := range c.peers {
-				p := &Peer{Rank: i + 1, Near: x.near, base: &b}
+				p := &Peer{Rank: i + 1, Native: true, Near: x.near, base: &b}
+				if x.rtt != 0 {
+					p.askedAt, p.heard = time.Now(), time.Now()
+				}
 				if x.rtt > 0 {
-					p.askedAt, p.answers, p.rtts[0] = time.Now(), 1, x.rtt
+					p.answers, p.rtts[0] = 1, x.rtt
 				}
 				b.peers[i+1] = p
 			}

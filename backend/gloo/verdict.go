@@ -628,6 +628,8 @@ func (e *evidence) chain(busy []int) verdict {
 		seen[r] = true
 		h := e.of(r)
 		waiting := slices.ContainsFunc(h.Links, waits)
+		// A rank in a collective that waits for nobody may be between two messages.
+		sure := sure && !(e.collective && h.Answered && h.Completed < h.Issued)
 		switch {
 		case h.Departed:
 			return verdict{rank: r, other: -1, why: fmt.Sprintf("rank %d has left the group", r), sure: sure}

@@ -10,6 +10,34 @@ import (
 	"github.com/c10d-go/c10d/internal/transport"
 )
 
+// TestSure: a rank in a collective may be between two messages if it waits for no rank. It takes all rounds to
+// blame it. A rank that does not send a message is blamed sooner.
+func TestSure(t *testing.T) {
+	wait := transport.Link{Peer: 1, Waits: true, Answered: true}
+	for name, c := range map[string]struct {
+		issued, completed uint64
+		collective        bool
+		sure              bool
+	}{
+		"in an earlier operation": {1, 0, true, false},
+		"in this operation":       {2, 1, true, false},
+		"a message does not come": {2, 1, false, true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			e := evidence{self: 0, collective: c.collective, call: 1, peer: 1}
+			for range 2 {
+				e.hear([]transport.Health{
+					{Rank: 0, Native: true, Answered: true, Issued: 2, Completed: 1, Links: []transport.Link{wait}},
+					{Rank: 1, Native: true, Answered: true, Issued: c.issued, Completed: c.completed},
+				})
+			}
+			v := e.judge()
+			require.Equal(t, 1, v.rank, v.why)
+			require.Equal(t, c.sure, v.sure)
+		})
+	}
+}
+
 // TestJudge: what answers show, and whom they blame.
 func TestJudge(t *testing.T) {
 	const ms, s = time.Millisecond, time.Second

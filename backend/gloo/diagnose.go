@@ -23,22 +23,24 @@ const (
 // tell the two apart, but on a busy machine other processes are late too. So diagnose asks again
 // while this process itself is late, or while more answers come in. It also asks again while data
 // move or ranks wait for each other. The second question is about the ranks that the first answers
-// have shown. By the third, the others know more of them. If it is still not sure at the end, and
-// this process has waited for a CPU for half of the time, this rank is the slow one.
+// have shown. By the third, the others know more of them. It asks long questions about a link that
+// seems slow. If it is still not sure at the end, and this process has waited for a CPU for half of
+// the time, this rank is the slow one.
 func diagnose(m transport.Mesh, lag func() (stop func() time.Duration), e *evidence) verdict {
 	const round = diagnoseFor / 2
 	begun := time.Now()
 	var about []int
 	var waited time.Duration // for a CPU
 	before := -1
+	var v verdict
 	for n := 1; ; n++ {
 		stop, asked := func() time.Duration { return 0 }, time.Now()
 		if n > 1 {
 			stop = lag()
 		}
-		e.hear(m.Diagnose(round, about...))
+		e.ask(m, round, v, about)
 		now := silent(m, e.health)
-		v := e.judge()
+		v = e.judge()
 		if m.Fault() != nil || v.sure && now == 0 {
 			stop()
 			return v

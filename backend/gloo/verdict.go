@@ -38,6 +38,12 @@ const (
 	// slow link. A packet of 1500 bytes takes 6 ms at 2 Mbit/s.
 	slowLeast = 5 * time.Millisecond
 
+	// Long questions about a slow link begin after longFrom rounds: by then, small ones have shown most slow
+	// ranks. There are longRounds at most. A rank that waits for a CPU is late in some of them, a slow one in
+	// all.
+	longFrom   = leastRounds - 2
+	longRounds = 4
+
 	// idleRounds is how often to ask before blaming a rank that waits for nobody. If it waits in
 	// another group, it finds the broken link itself in leastRounds.
 	idleRounds = leastRounds + 2
@@ -50,6 +56,7 @@ type verdict struct {
 	why   string // what is known; "" if nothing
 	sure  bool   // to ask again would tell no more
 	weak  bool   // it takes more time to be sure
+	long  bool   // long questions about the link would tell more
 }
 
 // evidence is what ranks have answered about an operation.
@@ -64,6 +71,8 @@ type evidence struct {
 	moved      map[pairOfRanks]bool            // data moved between two ranks
 	delays     map[pairOfRanks][]time.Duration // of answers between two ranks or hosts, one a round
 	queued     map[pairOfRanks]int             // in how many rounds data waited in a socket between them
+	long       map[pairOfRanks]time.Duration   // of the quickest answers to long questions between them
+	longAsked  map[pairOfRanks]int             // how often long questions about a link were asked
 }
 
 // pairOfRanks are two ranks, the lower one first.
@@ -77,6 +86,7 @@ func (e *evidence) hear(health []transport.Health) {
 	e.health = health
 	if e.moved == nil {
 		e.moved, e.delays, e.queued = make(map[pairOfRanks]bool), make(map[pairOfRanks][]time.Duration), make(map[pairOfRanks]int)
+		e.long = make(map[pairOfRanks]time.Duration)
 	}
 	now, queued := make(map[pairOfRanks]time.Duration), make(map[pairOfRanks]bool)
 	for _, h := range health {
@@ -87,6 +97,9 @@ func (e *evidence) hear(health []transport.Health) {
 			k := pairOf(e.onHost(h.Rank), e.onHost(l.Peer))
 			now[k] = max(now[k], l.RTT, l.Silent)
 			queued[k] = queued[k] || l.Queued
+			if was, ok := e.long[k]; l.Long > 0 && (!ok || l.Long < was) {
+				e.long[k] = l.Long
+			}
 		}
 	}
 	for k, q := range queued {
@@ -122,7 +135,7 @@ func (e *evidence) String() string {
 				text string
 			}{
 				{l.Waits, " waits"}, {l.Answered, " answered"}, {l.Silent > 0, fmt.Sprintf(" silent for %v", l.Silent)}, {l.Quiet > 0, fmt.Sprintf(" no data for %v", l.Quiet)},
-				{l.RTT > 0, fmt.Sprintf(" answers in %v", l.RTT)}, {l.Rate > 0, fmt.Sprintf(" %d B/s", l.Rate)}, {l.Queued, " data wait in its socket"},
+				{l.RTT > 0, fmt.Sprintf(" answers in %v", l.RTT)}, {l.Long > 0, fmt.Sprintf(" long ones in %v", l.Long)}, {l.Rate > 0, fmt.Sprintf(" %d B/s", l.Rate)}, {l.Queued, " data wait in its socket"},
 			} {
 				if x.is {
 					b.WriteString(x.text)
@@ -131,6 +144,9 @@ func (e *evidence) String() string {
 		}
 	}
 	fmt.Fprintf(&b, "; late %v, moved %v, queued %v", e.medians(), e.moved, e.queued)
+	if len(e.longAsked) > 0 {
+		fmt.Fprintf(&b, ", long questions %v, quickest answers %v", e.longAsked, e.long)
+	}
 	return b.String()
 }
 
@@ -369,7 +385,85 @@ func (e *evidence) slow() (verdict, bool) {
 	if len(e.moved) == 0 {
 		return verdict{}, false
 	}
-	return e.slowest(), true
+	return e.confirmed(e.slowest()), true
+}
+
+// confirmed returns v, or blames a rank at one end of the slow link of v. It has long questions asked between the
+// two ends and other ranks. If all answers of one end are late, and one of the other end is not, the first end is
+// slow. Small questions do not show that while TCP waits to send lost data again. Ranks of PyTorch, and older ones
+// of this library, take no part.
+func (e *evidence) confirmed(v verdict) verdict {
+	k := e.networksOf(v)
+	if v.other < 0 || e.round < longFrom || len(e.askers(k)) == 0 {
+		return v
+	}
+	a, b := e.quickestLong(k.a, k), e.quickestLong(k.b, k)
+	known := a > 0 && b > 0
+	switch {
+	case known && max(a, b) < slowAnswer:
+	case e.longAsked[k] < longRounds:
+		v.weak, v.long = true, true
+	case known && isLate(a, b):
+		return slowByLong(k.a, a, b)
+	case known && isLate(b, a):
+		return slowByLong(k.b, b, a)
+	}
+	return v
+}
+
+func slowByLong(rank int, late, other time.Duration) verdict {
+	const what = "rank %d is slow: it answers long questions after %v, the other end of its slow link after %v"
+	return verdict{rank: rank, other: -1, why: fmt.Sprintf(what, rank, late.Round(time.Millisecond), max(other.Round(time.Millisecond), time.Millisecond))}
+}
+
+// networksOf returns the first ranks of the two hosts of a link that is blamed.
+func (e *evidence) networksOf(v verdict) (k pairOfRanks) {
+	if v.other >= 0 {
+		k = pairOf(e.onHost(v.rank), e.onHost(v.other))
+	}
+	return k
+}
+
+// askers returns the first ranks of hosts that can ask both ends of the link k.
+func (e *evidence) askers(k pairOfRanks) (ranks []int) {
+	for r, h := range e.health {
+		if h.Native && e.onHost(r) == r && r != k.a && r != k.b {
+			ranks = append(ranks, r)
+		}
+	}
+	return ranks
+}
+
+// quickestLong returns how late the quickest answer to long questions between rank r and others was, leaving out
+// the link k. It is 0 if there was none.
+func (e *evidence) quickestLong(r int, k pairOfRanks) (least time.Duration) {
+	for link, d := range e.long {
+		if link != k && link.a != link.b && (link.a == r || link.b == r) && (least == 0 || d < least) {
+			least = d
+		}
+	}
+	return least
+}
+
+// ask asks the other ranks again, about some of them, or with long questions about the link of v. The ranks of
+// other hosts take turns to ask the two ends. Long questions of all would delay the fault that a slow rank is told
+// at the end.
+func (e *evidence) ask(m transport.Mesh, limit time.Duration, v verdict, about []int) {
+	if !v.long {
+		e.hear(m.Diagnose(limit, about...))
+		return
+	}
+	k := e.networksOf(v)
+	askers := e.askers(k)
+	long := []int{askers[e.longAsked[k]%len(askers)]}
+	if long[0] == e.self {
+		long = []int{k.a, k.b}
+	}
+	if e.longAsked == nil {
+		e.longAsked = make(map[pairOfRanks]int)
+	}
+	e.longAsked[k]++
+	e.hear(m.DiagnoseLink(limit, k.a, k.b, long...))
 }
 
 // slowest blames a rank or a link whose answers take much longer than all others. All answers of a

@@ -1,6 +1,7 @@
 package gloo
 
 import (
+	"slices"
 	"testing"
 	"time"
 
@@ -9,6 +10,66 @@ import (
 	"github.com/c10d-go/c10d/internal/plan"
 	"github.com/c10d-go/c10d/internal/transport"
 )
+
+// told is a mesh of ranks that always say the same, or something else after long questions. It notes which ranks
+// got those.
+type told struct {
+	transport.Mesh
+	health, then []transport.Health
+	long         [][]int
+}
+
+func (m *told) Diagnose(time.Duration, ...int) []transport.Health { return m.health }
+
+func (m *told) DiagnoseLink(_ time.Duration, _, _ int, long ...int) []transport.Health {
+	m.long = append(m.long, long)
+	if m.then != nil {
+		m.health = m.then
+	}
+	return m.health
+}
+
+// TestLongQuestions: the ranks of other hosts take turns. The rank whose turn it is gets long questions and asks
+// both ends of the slow link, or it is this rank. The questions stop once both ends have answered at once.
+func TestLongQuestions(t *testing.T) {
+	const ms = time.Millisecond
+	link := func(peer int, rate uint64, long time.Duration) transport.Link {
+		return transport.Link{Peer: peer, Answered: true, RTT: ms, Rate: rate, Long: long}
+	}
+	for name, c := range map[string]struct {
+		self  int
+		hosts *plan.Layout
+		long  time.Duration
+		want  [][]int
+	}{
+		"another rank":               {2, nil, 0, [][]int{{0, 1}, {3}, {0, 1}, {3}}},
+		"an end":                     {0, nil, 0, [][]int{{2}, {3}, {2}, {3}}},
+		"an end, quick answers":      {1, nil, 2 * ms, [][]int{{2}}},
+		"on the host of an end":      {3, plan.NewLayout([]int{0, 1, 2, 0}), 0, [][]int{{2}, {2}, {2}, {2}}},
+		"two hosts have one network": {0, plan.NewLayout([]int{0, 1, 1, 0}), 0, nil},
+		"all others are PyTorch's":   {0, nil, -1, nil},
+	} {
+		t.Run(name, func(t *testing.T) {
+			in := func(rank int, l ...transport.Link) transport.Health {
+				return transport.Health{Rank: rank, Native: true, Answered: true, Issued: 2, Completed: 1, Links: l}
+			}
+			m := &told{health: []transport.Health{in(0, link(1, 250_000, 0)), in(1, link(0, 250_000, 0)), in(2), in(3)}}
+			if c.long < 0 {
+				m.health[2], m.health[3] = transport.Health{Rank: 2}, transport.Health{Rank: 3}
+			}
+			m.then = slices.Clone(m.health)
+			m.then[2] = in(2, link(0, 0, c.long), link(1, 0, c.long))
+			e := evidence{self: c.self, collective: true, call: 1, peer: -1, hosts: c.hosts}
+			var v verdict
+			for n := range 2 * leastRounds {
+				e.ask(m, 0, v, nil)
+				v = e.judge()
+				require.False(t, v.long && !v.weak, "round %d", n+1)
+			}
+			require.Equal(t, c.want, m.long)
+		})
+	}
+}
 
 // TestSure: a rank in a collective may be between two messages if it waits for no rank. It takes all rounds to
 // blame it. A rank that does not send a message is blamed sooner.
@@ -69,6 +130,10 @@ func TestJudge(t *testing.T) {
 		return transport.Link{Peer: peer, Answered: true, RTT: rtt, Rate: 250_000, Queued: true}
 	}
 	queued := func(peer int) transport.Link { return full(peer, ms) }
+	long := func(l transport.Link, d time.Duration) transport.Link {
+		l.Long = d
+		return l
+	}
 	for name, tc := range map[string]struct {
 		self        int
 		health      []transport.Health
@@ -135,14 +200,21 @@ func TestJudge(t *testing.T) {
 		"one link alone carries data":                                {0, []transport.Health{in(0, on(3), hears(2, ms)), in(1, on(0)), in(2, busy(3, ms)), in(3, hears(2, ms))}, 2, 3, "slow, both alive: no other one carries data", false, nil},
 		"a silent link on a machine that is a bit late":              {1, []transport.Health{in(0, hears(1, ms)), in(1, hears(0, ms), hears(3, 30*ms)), in(2, dead(3, s)), in(3, dead(2, s))}, 2, 3, "no data for 1.0 s, both alive", false, nil},
 		"a silent link on a machine that is late, as data move":      {1, []transport.Health{in(0, dead(2, s), busy(1, 34*ms)), in(1, busy(0, 47*ms), on(2), busy(3, 9*ms)), in(2, dead(0, s)), in(3, hears(0, 47*ms), hears(2, ms))}, 0, 2, "no data for 1.0 s, both alive", false, nil},
+		"a slow rank, one of whose links moves, by long questions":   {1, []transport.Health{in(0, moving(2)), in(1, long(hears(0, ms), 90*ms), long(hears(2, ms), 3*ms)), in(2, moving(0))}, 0, -1, "rank 0 is slow: it answers long questions after 90ms, the other end of its slow link after 3ms", false, nil},
+		"this rank is slow, by long questions":                       {0, []transport.Health{in(0, moving(2), long(hears(1, ms), 90*ms), long(hears(3, ms), 80*ms)), in(1, long(hears(2, ms), ms)), in(2, moving(0)), in(3, hears(0, ms), long(hears(2, ms), 2*ms))}, 0, -1, "rank 0 is slow: it answers long questions after 80ms", false, nil},
+		"a slow host, by long questions":                             {1, []transport.Health{in(0), in(1, moving(2), long(hears(4, ms), 90*ms)), in(2), in(3), in(4, long(hears(0, ms), 80*ms), long(hears(2, ms), ms))}, 0, -1, "rank 0 is slow: it answers long questions after 80ms", false, hosts},
+		"a slow link, by long questions":                             {1, []transport.Health{in(0, moving(2)), in(1, long(hears(0, ms), 4*ms), long(hears(2, ms), 3*ms)), in(2, moving(0))}, 0, 2, "slow, both alive", false, nil},
+		"a slow link while no CPU is free":                           {1, []transport.Health{in(0, moving(2)), in(1, long(hears(0, ms), 90*ms), long(hears(2, ms), 70*ms)), in(2, moving(0))}, 0, 2, "slow, both alive", false, nil},
+		"a slow link, and one end hears no long question":            {1, []transport.Health{in(0, moving(2)), in(1, long(hears(0, ms), 90*ms), hears(2, ms)), in(2, moving(0))}, 0, 2, "slow, both alive", false, nil},
 		"all is slow":                                                {0, []transport.Health{in(0, moving(2), moving(1)), in(1, moving(2)), in(2, moving(0))}, -1, -1, "the operation was too slow", false, nil},
 	} {
 		t.Run(name, func(t *testing.T) {
 			e := evidence{self: tc.self, collective: true, call: 1, peer: -1, hosts: tc.hosts}
-			for range idleRounds {
-				e.hear(tc.health)
+			var v verdict
+			for range 2 * leastRounds {
+				e.ask(&told{health: tc.health}, 0, v, nil)
+				v = e.judge()
 			}
-			v := e.judge()
 			require.Equal(t, tc.rank, v.rank, v.why)
 			require.Equal(t, tc.other, v.other, v.why)
 			require.Contains(t, v.why, tc.why)

@@ -53,6 +53,11 @@ type Mesh interface {
 	// turn, so a second Diagnose knows more.
 	Diagnose(limit time.Duration, about ...int) []Health
 
+	// DiagnoseLink is Diagnose about ranks a and b, with long questions to some ranks. A rank that gets
+	// one, and is neither a nor b, asks both a long question in turn. A slow network answers them
+	// late even if it is idle.
+	DiagnoseLink(limit time.Duration, a, b int, long ...int) []Health
+
 	// Close tells the peers that this rank leaves. It sends queued messages, for a second at
 	// most, or for ten while this process has to wait for a CPU. It frees everything, and waits
 	// for its goroutines. Pending requests end with
@@ -93,7 +98,8 @@ type Link struct {
 	Silent   time.Duration // if it has not: since when
 	Quiet    time.Duration // for how long nothing has come from it; 0 if that is unknown
 	RTT      time.Duration // the median time of the last answers, 0 if there was none
-	Rate     uint64        // bytes a second that went to and fro between the last questions
+	Long     time.Duration // how long the last long question has taken at least, 0 if none was answered lately
+	Rate     uint64        // bytes a second of messages that went to and fro between the last questions
 	Queued   bool          // the peer answers, and data for it wait in the rank's socket
 }
 

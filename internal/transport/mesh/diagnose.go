@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"slices"
 	"syscall"
 	"time"
@@ -11,7 +12,8 @@ import (
 	"github.com/c10d-go/c10d/internal/transport"
 )
 
-// Ping asks a peer how far it is.
+// Ping asks a peer how far it is. One of round 0 asks nothing: it is padding. The question behind
+// padding is long.
 type Ping struct {
 	Round uint64
 	About [2]int // ranks whose connections with the peer the answer describes, -1 for none
@@ -54,6 +56,10 @@ const (
 	// interestFor is how long a rank that has asked gets another answer when there is news.
 	interestFor = time.Second
 
+	// LongBytes is how long a long question is at least. After a pause, a network with a rate limit
+	// sends some bytes at once: 16 KiB in c10d faults. The other 16 KiB take 66 ms at 2 Mbit/s.
+	LongBytes = 32 << 10
+
 	// doubtRounds and doubtRound are how often and for how long a rank whose connection has ended
 	// in silence asks the others about the peer.
 	doubtRounds = 3
@@ -75,10 +81,22 @@ type inquiry struct {
 	heard      time.Time                  // when the last answer came
 	rtts       [keptAnswers]time.Duration // how long answers took, the last ones
 	answers    int                        // how many there were
-	sample     uint64                     // bytes moved at sampleAt
+	sample     uint64                     // bytes of messages moved at sampleAt
 	sampleAt   time.Time
 	rate       uint64 // bytes a second before sampleAt
+
+	paddedPing  bool          // the next PING is long
+	readsLong   bool          // the peer asks long questions, and so understands Link.Long
+	longRound   uint64        // of the last long question to the peer
+	longAt      time.Time     // when it was sent, zero once it is answered
+	long        time.Duration // how long the last answer to one took
+	longHeard   time.Time     // when that came
+	padding     []span        // of the first connection, if the peer has not acknowledged all of it
+	paddedBytes uint64        // that the peer has acknowledged before those
 }
+
+// span is a part of the bytes that a connection sends, by their number.
+type span struct{ from, to uint64 }
 
 // Pack returns what a Ping has besides its round.
 func (p Ping) Pack() (about uint64, deep uint32) {
@@ -100,17 +118,20 @@ func UnpackPing(round, about uint64, deep uint32, size int) (Ping, error) {
 
 // A packed link has four parts, the lowest bits first: the rank (24 bits), flags (8), a time (16),
 // and the rate in KiB a second (16). The time is Silent in units of 10 ms if linkSilent is set, else
-// RTT in units of 64 us. 0 is no link.
+// RTT in units of 64 us. If linkLong is set, the rate has 8 bits, and Long the other 8, in units of
+// 2 ms. Only peers that ask long questions get such links. 0 is no link.
 const (
 	linkIs = 1 << (24 + iota)
 	linkWaits
 	linkAnswered
 	linkSilent
 	linkQueued
-	linkFlags = linkIs | linkWaits | linkAnswered | linkSilent | linkQueued
+	linkLong
+	linkFlags = linkIs | linkWaits | linkAnswered | linkSilent | linkQueued | linkLong
 
 	silentUnit = 10 * time.Millisecond
 	rttUnit    = 64 * time.Microsecond
+	longUnit   = 2 * time.Millisecond
 )
 
 // Pack returns the links of an answer.
@@ -131,7 +152,12 @@ func (a *Pong) Pack() (packed [MaxLinks]uint64) {
 			u |= linkSilent
 			d = units(uint64(l.Silent), uint64(silentUnit))
 		}
-		packed[i] = u | d<<32 | units(l.Rate, 1<<10)<<48
+		rate := units(l.Rate, 1<<10)
+		if l.Long > 0 {
+			u |= linkLong
+			rate = min(rate, 1<<8-1) | min(units(uint64(l.Long), uint64(longUnit)), 1<<8-1)<<8
+		}
+		packed[i] = u | d<<32 | rate<<48
 	}
 	return packed
 }
@@ -148,6 +174,9 @@ func (a *Pong) Unpack(packed [MaxLinks]uint64, size int) error {
 		l := transport.Link{Peer: int(u & (1<<24 - 1)), Waits: u&linkWaits != 0, Answered: u&linkAnswered != 0, Queued: u&linkQueued != 0, Rate: u >> 48 << 10}
 		if u&linkIs == 0 || u>>24&0xff&^(linkFlags>>24) != 0 || l.Peer >= size {
 			return fmt.Errorf("PONG with the link %#x in a group of %d", u, size)
+		}
+		if u&linkLong != 0 {
+			l.Rate, l.Long = u>>48&0xff<<10, time.Duration(u>>56)*longUnit
 		}
 		if d := time.Duration(u >> 32 & 0xffff); u&linkSilent != 0 {
 			l.Silent = max(d*silentUnit, 1)
@@ -166,13 +195,18 @@ func pairOf(ranks []int) [2]int {
 	return pair
 }
 
-// ask sends a PING and reports whether the peer can answer it.
-func (p *Peer) ask(ping Ping) bool {
+// ask sends a PING and reports whether the peer can answer it. With long the PING is long, unless the
+// peer has not answered the last long one.
+func (p *Peer) ask(ping Ping, long bool) bool {
 	if p.lost != nil {
 		return false
 	}
 	now := time.Now()
 	p.measure(now)
+	if long && p.Native && p.longAt.IsZero() && len(p.link.Conns()) > 0 {
+		p.link.Pad()
+		p.longRound, p.longAt = ping.Round, now
+	}
 	p.asked, p.askedAt = ping.Round, now
 	if p.unanswered.IsZero() {
 		p.unanswered = now
@@ -184,26 +218,85 @@ func (p *Peer) ask(ping Ping) bool {
 	return true
 }
 
-// measure counts the bytes of the connection.
+// measure counts the bytes of messages on the connections.
 func (p *Peer) measure(now time.Time) traffic {
-	t := trafficOf(p.link.Conns())
+	t := p.traffic()
+	bytes := t.acked + p.link.Received()
 	switch d := now.Sub(p.sampleAt); {
-	case d > sampleFor || t.bytes < p.sample:
+	case d > sampleFor || bytes < p.sample:
 		p.rate = 0
 	case d < askAgain:
 		return t
 	default:
-		p.rate = uint64(float64(t.bytes-p.sample) / d.Seconds())
+		p.rate = uint64(float64(bytes-p.sample) / d.Seconds())
 	}
-	p.sample, p.sampleAt = t.bytes, now
+	p.sample, p.sampleAt = bytes, now
 	return t
 }
 
+// traffic adds up the traffic of the connections with the peer, without padding.
+func (p *Peer) traffic() (sum traffic) {
+	for i, c := range p.link.Conns() {
+		t := trafficOf(c)
+		if i == 0 {
+			t = p.unpadded(t)
+		}
+		sum.acked += t.acked
+		sum.queue += t.queue
+		if sum.quiet == 0 || t.quiet < sum.quiet {
+			sum.quiet = t.quiet
+		}
+	}
+	return sum
+}
+
+// unpadded takes padding out of the traffic of the first connection.
+func (p *Peer) unpadded(t traffic) traffic {
+	end := t.acked + t.queue
+	for len(p.padding) > 0 && p.padding[0].to <= t.acked {
+		p.paddedBytes += p.padding[0].to - p.padding[0].from
+		p.padding = p.padding[1:]
+	}
+	acked, queue := p.paddedBytes, uint64(0)
+	for _, s := range p.padding {
+		from, to := min(s.from, end), min(s.to, end)
+		at := min(max(from, t.acked), to)
+		acked += at - from
+		queue += to - at
+	}
+	t.acked -= min(acked, t.acked)
+	t.queue -= queue
+	return t
+}
+
+// PaddingBegins notes that the writer of the first connection writes only padding from now on. Mu is held,
+// and nothing is being written.
+func (p *Peer) PaddingBegins() { p.padding = append(p.padding, span{p.written(), math.MaxUint64}) }
+
+// PaddingEnds notes that the padding has been written. Mu is held.
+func (p *Peer) PaddingEnds() {
+	s := &p.padding[len(p.padding)-1]
+	s.to = max(s.from, p.written())
+}
+
+// written returns how many bytes have been written to the first connection.
+func (p *Peer) written() uint64 {
+	t := trafficOf(p.link.Conns()[0])
+	return t.acked + t.queue
+}
+
 // Pinged notes a PING. The writer answers it. A deep PING makes this rank ask those that it waits
-// for, and those that the PING is about.
+// for, and those that the PING is about. Those get a long question if the PING is long and not about
+// this rank.
 func (p *Peer) Pinged(ping Ping) {
 	b := p.base
+	if ping.Round == 0 {
+		p.paddedPing, p.readsLong = true, true
+		return
+	}
 	p.ping = ping.Round
+	long := p.paddedPing && !slices.Contains(ping.About[:], b.rank)
+	p.paddedPing = false
 	if !ping.Deep {
 		return
 	}
@@ -213,9 +306,10 @@ func (p *Peer) Pinged(ping Ping) {
 		if q == nil || q == p || q.Gone != nil || b.Ended() != nil || !slices.Contains(ping.About[:], q.Rank) && !q.link.Waits() {
 			continue
 		}
-		if q.unanswered.IsZero() || now.Sub(q.askedAt) > askAgain {
+		longer := long && slices.Contains(ping.About[:], q.Rank) && q.longAt.IsZero()
+		if longer || q.unanswered.IsZero() || now.Sub(q.askedAt) > askAgain {
 			b.round++
-			q.ask(Ping{Round: b.round, About: pairOf(nil)})
+			q.ask(Ping{Round: b.round, About: pairOf(nil)}, longer)
 		}
 	}
 }
@@ -233,7 +327,13 @@ func (p *Peer) TakePing() (a Pong, ok bool) {
 	if time.Now().Before(p.interest) {
 		about = p.about
 	}
-	return p.base.answer(p.answered, about), true
+	a = p.base.answer(p.answered, about)
+	if !p.readsLong {
+		for i := range a.Links {
+			a.Links[i].Long = 0
+		}
+	}
+	return a, true
 }
 
 // answer describes this rank, with MaxLinks connections at most. Those that the question is about
@@ -273,6 +373,12 @@ func (p *Peer) describe(waits bool) transport.Link {
 	if now.Sub(p.heard) < sampleFor {
 		l.RTT = p.rtt()
 	}
+	switch waited := now.Sub(p.longAt); {
+	case !p.longAt.IsZero() && waited >= answerIn:
+		l.Long = waited
+	case now.Sub(p.longHeard) < sampleFor:
+		l.Long = max(p.long, 1)
+	}
 	t := p.measure(now)
 	l.Rate = p.rate
 	switch {
@@ -302,6 +408,9 @@ func (p *Peer) Ponged(a Pong) {
 		p.rtts[p.answers%keptAnswers] = now.Sub(p.askedAt)
 		p.answers++
 		p.timed = a.Round
+	}
+	if !p.longAt.IsZero() && a.Round >= p.longRound {
+		p.long, p.longHeard, p.longAt = now.Sub(p.longAt), now, time.Time{}
 	}
 	b.Changed()
 	waits := p.link.Waits()

@@ -29,6 +29,17 @@ func TestPack(t *testing.T) {
 		{Peer: 4, RTT: rttUnit, Rate: 1 << 10},
 		{Peer: 5},
 	}, got.Links)
+	a, got = Pong{Links: []transport.Link{
+		{Peer: 1, RTT: 640 * time.Microsecond, Rate: 100 << 10, Long: 72 * time.Millisecond},
+		{Peer: 2, Silent: 2 * time.Second, Rate: 1 << 40, Long: time.Hour},
+		{Peer: 3, Long: 1},
+	}}, Pong{}
+	require.NoError(t, got.Unpack(a.Pack(), 10))
+	require.Equal(t, []transport.Link{
+		a.Links[0],
+		{Peer: 2, Silent: 2 * time.Second, Rate: 255 << 10, Long: 255 * longUnit},
+		{Peer: 3, Long: longUnit},
+	}, got.Links)
 	for _, bad := range []uint64{10 | linkIs, 1, 1 | linkIs | 1<<31} {
 		require.ErrorContains(t, new(Pong).Unpack([MaxLinks]uint64{bad}, 10), "PONG with the link", "%#x", bad)
 	}

@@ -16,6 +16,7 @@ import (
 	"io"
 	"net"
 	"os"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -48,13 +49,20 @@ type Link interface {
 	// Ping queues a PING and reports whether the peer can answer it.
 	Ping(p Ping) bool
 
+	// Pad queues LongBytes of PINGs of round 0, for a peer that can answer. The writer sends
+	// nothing else between PaddingBegins and PaddingEnds.
+	Pad()
+
+	// Received returns how many bytes of messages have been read from the peer.
+	Received() uint64
+
 	// Answer makes the writer look for a PING to answer.
 	Answer()
 
 	// Waits reports whether a request needs the peer, or is being moved to or from it.
 	Waits() bool
 
-	// Conns returns the connections with the peer that carry data.
+	// Conns returns the connections with the peer that carry data. The first one carries the PINGs.
 	Conns() []net.Conn
 
 	// Offered returns the position, among the messages of all peers, of the oldest message
@@ -428,6 +436,16 @@ func (b *Base) Await(ctx context.Context, done func() bool) {
 
 // Diagnose implements transport.Mesh.
 func (b *Base) Diagnose(limit time.Duration, about ...int) []transport.Health {
+	return b.question(limit, pairOf(about), nil)
+}
+
+// DiagnoseLink implements transport.Mesh.
+func (b *Base) DiagnoseLink(limit time.Duration, x, y int, long ...int) []transport.Health {
+	return b.question(limit, [2]int{x, y}, long)
+}
+
+// question asks all peers, with long questions to some.
+func (b *Base) question(limit time.Duration, about [2]int, long []int) []transport.Health {
 	ctx, cancel := context.WithTimeout(context.Background(), limit)
 	defer cancel()
 	b.Mu.Lock()
@@ -436,7 +454,7 @@ func (b *Base) Diagnose(limit time.Duration, about ...int) []transport.Health {
 	round := b.round
 	var asked []*Peer
 	for _, p := range b.peers {
-		if p != nil && p.Gone == nil && b.Ended() == nil && p.ask(Ping{Round: round, About: pairOf(about), Deep: true}) {
+		if p != nil && p.Gone == nil && b.Ended() == nil && p.ask(Ping{Round: round, About: about, Deep: true}, slices.Contains(long, p.Rank)) {
 			asked = append(asked, p)
 		}
 	}

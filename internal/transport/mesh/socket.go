@@ -14,24 +14,17 @@ const DefaultSilence = 15 * time.Second
 
 // traffic is what the system tells of connections; nothing where it does not tell.
 type traffic struct {
-	bytes uint64        // that the other host has sent and acknowledged
+	acked uint64        // bytes that the other host has acknowledged
 	queue uint64        // bytes for it that it has not acknowledged
 	quiet time.Duration // for how long nothing has come
 }
 
-// trafficOf adds up the traffic of the connections with a peer.
-func trafficOf(conns []net.Conn) (sum traffic) {
-	for _, c := range conns {
-		if s, ok := below(c).(syscall.Conn); ok {
-			t := socketTraffic(s)
-			sum.bytes += t.bytes
-			sum.queue += t.queue
-			if sum.quiet == 0 || t.quiet < sum.quiet {
-				sum.quiet = t.quiet
-			}
-		}
+// trafficOf returns the traffic of a connection.
+func trafficOf(c net.Conn) traffic {
+	if s, ok := below(c).(syscall.Conn); ok {
+		return socketTraffic(s)
 	}
-	return sum
+	return traffic{}
 }
 
 // below returns the connection that carries c.

@@ -8,6 +8,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
+// mostLooks is how often socketTraffic looks at a connection until nothing is acknowledged meanwhile.
+const mostLooks = 4
+
 // socketTraffic is the traffic of one connection.
 func socketTraffic(c syscall.Conn) (t traffic) {
 	raw, err := c.SyscallConn()
@@ -15,11 +18,16 @@ func socketTraffic(c syscall.Conn) (t traffic) {
 		return traffic{}
 	}
 	raw.Control(func(fd uintptr) {
-		if i, err := unix.GetsockoptTCPInfo(int(fd), unix.IPPROTO_TCP, unix.TCP_INFO); err == nil {
-			t = traffic{
-				bytes: i.Bytes_acked + i.Bytes_received,
-				queue: uint64(i.Notsent_bytes) + uint64(i.Unacked)*uint64(i.Snd_mss),
-				quiet: time.Duration(i.Last_data_recv) * time.Millisecond,
+		for range mostLooks {
+			before, err := unix.GetsockoptTCPInfo(int(fd), unix.IPPROTO_TCP, unix.TCP_INFO)
+			queue, err2 := unix.IoctlGetInt(int(fd), unix.SIOCOUTQ)
+			now, err3 := unix.GetsockoptTCPInfo(int(fd), unix.IPPROTO_TCP, unix.TCP_INFO)
+			if errors.Join(err, err2, err3) != nil {
+				return
+			}
+			t = traffic{acked: now.Bytes_acked, queue: uint64(max(queue, 0)), quiet: time.Duration(now.Last_data_recv) * time.Millisecond}
+			if now.Bytes_acked == before.Bytes_acked {
+				return
 			}
 		}
 	})

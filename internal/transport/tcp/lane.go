@@ -47,6 +47,7 @@ type lane struct {
 	piece  *transport.Request // of which size bytes are being written, from offset
 	size   uint64
 	offset uint64
+	padded bool   // padding was gathered, and nothing else
 	sealed bool   // what was gathered has its checksums
 	bytes  uint64 // that were gathered
 	heads  []byte // headers and small payloads
@@ -83,7 +84,10 @@ func (l *lane) gather() bool {
 		pieces = &s.pieces
 		l.p.answerPing()
 		bytes := 0
-		for s.frames.len() > 0 && l.n < gatherFrames && bytes < gatherBytes &&
+		if l.gatherPadding() {
+			return true
+		}
+		for s.frames.len() > 0 && !s.frames.front().padding && l.n < gatherFrames && bytes < gatherBytes &&
 			len(l.all)+4 < gatherVectors && cap(l.heads)-len(l.heads) >= copyLimit+2*headerLen {
 			it := *s.frames.front()
 			s.frames.pop()
@@ -120,6 +124,20 @@ func (l *lane) gather() bool {
 	return len(l.all) > 0
 }
 
+// gatherPadding takes padding if it is next.
+func (l *lane) gatherPadding() bool {
+	s := &l.p.s
+	if s.frames.len() == 0 || !s.frames.front().padding {
+		return false
+	}
+	s.frames.pop()
+	l.all = append(l.all, padding())
+	l.bufs, l.bytes = l.all, uint64(len(padding()))
+	l.padded = true
+	l.p.PaddingBegins()
+	return true
+}
+
 func (l *lane) header(f frame) {
 	n := len(l.heads)
 	l.heads = l.heads[:n+headerLen]
@@ -148,6 +166,10 @@ func (l *lane) seal() {
 func (l *lane) complete(err error) {
 	if err == nil {
 		l.p.sent += l.bytes
+	}
+	if l.padded {
+		l.padded = false
+		l.p.PaddingEnds()
 	}
 	for i := range l.n {
 		if r := l.items[i].req; r != nil {

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net"
 	"slices"
+	"sync/atomic"
 	"time"
 
 	"github.com/c10d-go/c10d/internal/transport"
@@ -29,9 +30,10 @@ type pair struct {
 	bulk     []*lane // to the peer
 	opening  bool    // bulk connections are open, being opened, or could not be opened
 	inbound  map[net.Conn]struct{}
-	filling  bool   // a request that the stream has forgotten is being read into
-	deferred bool   // is in Mesh.deferred
-	sent     uint64 // bytes that were written to its connections
+	filling  bool          // a request that the stream has forgotten is being read into
+	deferred bool          // is in Mesh.deferred
+	sent     uint64        // bytes that were written to its connections
+	got      atomic.Uint64 // bytes of messages that were read from them
 
 	bye     bool  // the peer has said BYE; its other connections may still bring something
 	suspect error // why another connection ended; the first connection will tell more
@@ -78,6 +80,12 @@ func (p *pair) Ping(q mesh.Ping) bool {
 	p.pump()
 	return true
 }
+
+// Pad implements mesh.Link.
+func (p *pair) Pad() { p.s.frames.push(item{padding: true}) }
+
+// Received implements mesh.Link.
+func (p *pair) Received() uint64 { return p.got.Load() }
 
 // Answer implements mesh.Link.
 func (p *pair) Answer() { p.pump() }

@@ -246,6 +246,9 @@ func (in *input) handle(f frame) error {
 	if in.bulk && f.kind != kData {
 		return p.s.protocol("%v on a connection for DATA", kindNames[f.kind])
 	}
+	if f.kind != kPing && f.kind != kPong {
+		p.got.Add(headerLen)
+	}
 	switch f.kind {
 	case kData:
 		return in.beginData(f)
@@ -271,6 +274,7 @@ func (in *input) filled(n int) {
 		in.sum = crc32.Update(in.sum, castagnoli, in.to[:n])
 	}
 	in.to = in.to[n:]
+	in.p.got.Add(uint64(n))
 }
 
 // endPayload notes that the payload is in place, or that it does not come because of err.
@@ -346,6 +350,7 @@ func (in *input) beginEager(f frame) error {
 			return p.corruptedLocked(f.slot, errMessageCorrupted)
 		}
 		in.r += n
+		p.got.Add(uint64(n))
 		p.s.giveBack(cost(f.length))
 		r.Complete(nil)
 		p.pump()

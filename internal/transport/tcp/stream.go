@@ -91,8 +91,9 @@ type landing struct {
 
 // item is a frame to transmit, with its payload if it is EAGER or ABORT.
 type item struct {
-	f   frame
-	req *transport.Request
+	f       frame
+	req     *transport.Request
+	padding bool // is sent instead of a frame
 }
 
 // parcel is a message that is transmitted in pieces. The Tag of its request counts the bytes
@@ -134,7 +135,7 @@ func (s *stream) transmit(f frame, r *transport.Request) {
 		f.call = s.calls.behind(f.slot)
 	}
 	s.owed = 0
-	s.frames.push(item{f, r})
+	s.frames.push(item{f: f, req: r})
 }
 
 // send takes r over. If r ends here, it ends with the returned fault.

@@ -674,6 +674,17 @@ func (s *suite) diagnose(t *testing.T) {
 		{Rank: 1, Native: true, Answered: true, Issued: 7, Completed: 5},
 		{Rank: 2, Native: true, Answered: true, Issued: 9, Completed: 8},
 	}, all)
+	for range 5 {
+		for _, h := range ms[0].DiagnoseLink(patience, 0, 1, 2) {
+			require.True(t, h.Answered, "a long question")
+		}
+	}
+	time.Sleep(100 * time.Millisecond) // a rate is that of a tenth of a second at least
+	for _, m := range []transport.Mesh{ms[0], ms[2]} {
+		for _, l := range m.Diagnose(patience)[m.Rank()].Links {
+			require.Less(t, l.Rate, uint64(32<<10), "rank %d has sent and received no data", m.Rank())
+		}
+	}
 	require.NoError(t, ms[2].Close())
 	eventually(t, "rank 2 has left", func() bool { return ms[0].Diagnose(patience)[2].Departed })
 	h := ms[0].Diagnose(patience)

@@ -8,6 +8,7 @@ import (
 	"net"
 	"os"
 	"slices"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -58,7 +59,8 @@ type pair struct {
 	socket  net.Conn // the connection itself, where conn stands for it and it is known
 	writing bool     // the writer has DATA of a request
 
-	filling atomic.Bool // the reader reads into the buffer of a request
+	filling atomic.Bool   // the reader reads into the buffer of a request
+	got     atomic.Uint64 // bytes of messages that were read
 
 	received bool // of the reader: a message has come
 
@@ -70,8 +72,9 @@ type pair struct {
 
 // item is a message in a pair's queue. DATA has its request.
 type item struct {
-	h   header
-	req *transport.Request
+	h       header
+	req     *transport.Request
+	padding bool // is sent instead of a message
 }
 
 func (it item) hasRequest() bool { return it.req != nil }
@@ -226,6 +229,22 @@ func (p *pair) Ping(q mesh.Ping) bool {
 	return p.Native
 }
 
+// padding is mesh.LongBytes of PINGs of round 0, rounded up.
+var padding = sync.OnceValue(func() []byte {
+	h := control(ctlPing)
+	b := make([]byte, (mesh.LongBytes+headerLen-1)/headerLen*headerLen)
+	for at := 0; at < len(b); at += headerLen {
+		h.put(b[at:])
+	}
+	return b
+})
+
+// Pad implements mesh.Link.
+func (p *pair) Pad() { p.enqueue(item{padding: true}) }
+
+// Received implements mesh.Link.
+func (p *pair) Received() uint64 { return p.got.Load() }
+
 // Answer implements mesh.Link.
 func (p *pair) Answer() { p.wakeWriter() }
 
@@ -255,9 +274,10 @@ func (p *pair) EndRequests(err error) {
 func (p *pair) DropQueued(err error) {
 	keep := p.out[:0]
 	for _, it := range p.out {
-		if it.req != nil {
+		switch {
+		case it.req != nil:
 			it.req.Complete(err)
-		} else {
+		case !it.padding:
 			keep = append(keep, it)
 		}
 	}
@@ -353,6 +373,13 @@ func (p *pair) transmit(batch []item) (int, error) {
 	done, run, used, bytes := 0, 0, 0, 0
 	p.buffers = p.buffers[:0]
 	for i := range batch {
+		if batch[i].padding {
+			if err := p.pad(); err != nil {
+				return done, err
+			}
+			done++
+			continue
+		}
 		batch[i].h.put(p.headers[used:])
 		used += headerLen
 		if req := batch[i].req; req != nil && len(req.Buf) > 0 {
@@ -360,7 +387,7 @@ func (p *pair) transmit(batch []item) (int, error) {
 			bytes += len(req.Buf)
 			run = used
 		}
-		if i+1 < len(batch) && i+1-done < gatherMessages && bytes < gatherBytes {
+		if i+1 < len(batch) && !batch[i+1].padding && i+1-done < gatherMessages && bytes < gatherBytes {
 			continue
 		}
 		if run < used {
@@ -378,6 +405,21 @@ func (p *pair) transmit(batch []item) (int, error) {
 		p.buffers = p.buffers[:0]
 	}
 	return done, nil
+}
+
+// pad writes padding.
+func (p *pair) pad() error {
+	m := p.m
+	m.Mu.Lock()
+	p.PaddingBegins()
+	m.Mu.Unlock()
+	p.buffers = append(p.buffers[:0], padding())
+	err := p.flush()
+	p.buffers = p.buffers[:0]
+	m.Mu.Lock()
+	p.PaddingEnds()
+	m.Mu.Unlock()
+	return err
 }
 
 // flush writes p.buffers. At the end of a mesh there is a deadline, which moves on while the
@@ -493,6 +535,9 @@ func (p *pair) receive() error {
 			return p.protocolFault(err)
 		}
 		in.Discard(headerLen)
+		if !isControl(h.slot) {
+			p.got.Add(headerLen)
+		}
 		switch {
 		case h.opcode == opData:
 			err = p.onData(h, in)
@@ -538,7 +583,7 @@ func (p *pair) onData(h header, in *bufio.Reader) error {
 	if err != nil {
 		return err
 	}
-	_, err = io.ReadFull(in, r.Buf)
+	err = p.fill(r.Buf, in)
 	p.filling.Store(false)
 	if err == nil {
 		r.Complete(nil)
@@ -552,6 +597,22 @@ func (p *pair) onData(h header, in *bufio.Reader) error {
 		p.Stranded.Push(r)
 	}
 	return err
+}
+
+// fill reads a payload, and counts what has come of it.
+func (p *pair) fill(b []byte, in *bufio.Reader) error {
+	for len(b) > 0 {
+		n, err := in.Read(b)
+		p.got.Add(uint64(n))
+		b = b[n:]
+		switch {
+		case err == io.EOF && len(b) > 0:
+			return io.ErrUnexpectedEOF
+		case err != nil && len(b) > 0:
+			return err
+		}
+	}
+	return nil
 }
 
 // claim takes the receive for a DATA out of its slot.
@@ -651,7 +712,9 @@ func (p *pair) onControl(h header) error {
 			return p.protocolFault(fmt.Errorf("wire: %w", err))
 		}
 		p.Pinged(ping)
-		p.wakeWriter()
+		if p.PingWaits() {
+			p.wakeWriter()
+		}
 	case ctlLinks:
 		if p.linked == len(p.links) {
 			return p.protocolFault(errors.New("wire: LINKS without a PONG"))

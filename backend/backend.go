@@ -246,6 +246,14 @@ type GatherOptions struct {
 	Timeout time.Duration
 }
 
+// Prompt is a backend whose calls return soon, whatever other ranks and devices do. Package pg records
+// such a call when it has returned, which costs less. It records a call of another backend before, so that
+// the recorder shows a call that does not return.
+type Prompt interface {
+	// Prompt does nothing: it says that the calls are prompt.
+	Prompt()
+}
+
 // ScatterOptions are the options of Scatter.
 type ScatterOptions struct {
 	Root    int

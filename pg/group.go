@@ -172,7 +172,7 @@ func (w *world) makeGroup(ctx context.Context, s groupSpec, n *notice.Notice) (*
 	if g.rank >= 0 {
 		g.traced = w.options.Recorder.Join(trace.Member{
 			Name: s.name, Description: s.desc, Epoch: w.number, Rank: g.rank, Ranks: slices.Clone(s.ranks), Timeout: s.timeout,
-			Blocks: w.options.Detail, Explain: g.explain, Probe: g.probe,
+			Blocks: w.options.Detail, Prompt: g.prompt(), Explain: g.explain, Probe: g.probe,
 		})
 	}
 	handle := s.handle

@@ -280,17 +280,16 @@ func (g *epoch) probe() []backend.Probe {
 	return all
 }
 
+// prompt reports whether the calls of all backends return soon.
+func (g *epoch) prompt() bool {
+	return !slices.ContainsFunc(g.distinct, func(b backend.Backend) bool {
+		_, ok := b.(backend.Prompt)
+		return !ok
+	})
+}
+
 // Recorder returns what records this rank's operations, in this group and those of the same job.
 func (g *ProcessGroup) Recorder() *trace.Recorder { return g.now().world.options.Recorder }
-
-// called records the call of an operation.
-func (g *ProcessGroup) called(b backend.Backend, op work.OpType, in, out []*tensor.Tensor, peer int, timeout time.Duration) trace.Call {
-	t := g.now().traced
-	if t == nil {
-		return trace.Call{}
-	}
-	return t.Begin(b.Name(), op, in, out, peer, timeout)
-}
 
 // IsMember reports whether this rank belongs to the group.
 func (g *ProcessGroup) IsMember() bool { return g.now().rank >= 0 }
@@ -561,7 +560,9 @@ func (g *ProcessGroup) Broadcast(ctx context.Context, ts []*tensor.Tensor, o bac
 	if err != nil {
 		return nil, err
 	}
-	return g.called(b, work.Broadcast, ts, ts, -1, o.Timeout).Issued(b.Broadcast(ctx, ts, o))
+	var c trace.Call
+	c.Begin(g.now().traced, b, work.Broadcast, ts, ts, -1, o.Timeout)
+	return c.Issued(b.Broadcast(ctx, ts, o))
 }
 
 // AllReduce combines all tensors of all ranks and puts the result in each.
@@ -570,7 +571,9 @@ func (g *ProcessGroup) AllReduce(ctx context.Context, ts []*tensor.Tensor, o bac
 	if err != nil {
 		return nil, err
 	}
-	return g.called(b, work.AllReduce, ts, ts, -1, o.Timeout).Issued(b.AllReduce(ctx, ts, o))
+	var c trace.Call
+	c.Begin(g.now().traced, b, work.AllReduce, ts, ts, -1, o.Timeout)
+	return c.Issued(b.AllReduce(ctx, ts, o))
 }
 
 // AllReduceCoalesced combines ts[i] with every other rank's ts[i], for all i at once.
@@ -579,7 +582,9 @@ func (g *ProcessGroup) AllReduceCoalesced(ctx context.Context, ts []*tensor.Tens
 	if err != nil {
 		return nil, err
 	}
-	return g.called(b, work.AllReduceCoalesced, ts, ts, -1, o.Timeout).Issued(b.AllReduceCoalesced(ctx, ts, o))
+	var c trace.Call
+	c.Begin(g.now().traced, b, work.AllReduceCoalesced, ts, ts, -1, o.Timeout)
+	return c.Issued(b.AllReduceCoalesced(ctx, ts, o))
 }
 
 // Reduce combines t of all ranks into rank o.Root's.
@@ -588,7 +593,9 @@ func (g *ProcessGroup) Reduce(ctx context.Context, t *tensor.Tensor, o backend.R
 	if err != nil {
 		return nil, err
 	}
-	return g.called(b, work.Reduce, list(t), list(t), -1, o.Timeout).Issued(b.Reduce(ctx, t, o))
+	var c trace.Call
+	c.Begin(g.now().traced, b, work.Reduce, list(t), list(t), -1, o.Timeout)
+	return c.Issued(b.Reduce(ctx, t, o))
 }
 
 // AllGather copies rank i's in to every rank's out[i].
@@ -597,7 +604,9 @@ func (g *ProcessGroup) AllGather(ctx context.Context, out []*tensor.Tensor, in *
 	if err != nil {
 		return nil, err
 	}
-	return g.called(b, work.AllGather, list(in), out, -1, o.Timeout).Issued(b.AllGather(ctx, out, in, o))
+	var c trace.Call
+	c.Begin(g.now().traced, b, work.AllGather, list(in), out, -1, o.Timeout)
+	return c.Issued(b.AllGather(ctx, out, in, o))
 }
 
 // AllGatherV is AllGather where the ranks' inputs may differ in shape.
@@ -606,7 +615,9 @@ func (g *ProcessGroup) AllGatherV(ctx context.Context, out []*tensor.Tensor, in 
 	if err != nil {
 		return nil, err
 	}
-	return g.called(b, work.AllGather, list(in), out, -1, o.Timeout).Issued(b.AllGatherV(ctx, out, in, o))
+	var c trace.Call
+	c.Begin(g.now().traced, b, work.AllGather, list(in), out, -1, o.Timeout)
+	return c.Issued(b.AllGatherV(ctx, out, in, o))
 }
 
 // AllGatherIntoTensor copies rank i's in to part i of every rank's out.
@@ -615,7 +626,9 @@ func (g *ProcessGroup) AllGatherIntoTensor(ctx context.Context, out, in *tensor.
 	if err != nil {
 		return nil, err
 	}
-	return g.called(b, work.AllGatherIntoTensor, list(in), list(out), -1, o.Timeout).Issued(b.AllGatherIntoTensor(ctx, out, in, o))
+	var c trace.Call
+	c.Begin(g.now().traced, b, work.AllGatherIntoTensor, list(in), list(out), -1, o.Timeout)
+	return c.Issued(b.AllGatherIntoTensor(ctx, out, in, o))
 }
 
 // AllGatherCoalesced does AllGather for several inputs at once: out[i][k] becomes rank i's in[k].
@@ -624,7 +637,9 @@ func (g *ProcessGroup) AllGatherCoalesced(ctx context.Context, out [][]*tensor.T
 	if err != nil {
 		return nil, err
 	}
-	return g.called(b, work.AllGatherCoalesced, in, nil, -1, o.Timeout).Issued(b.AllGatherCoalesced(ctx, out, in, o))
+	var c trace.Call
+	c.Begin(g.now().traced, b, work.AllGatherCoalesced, in, nil, -1, o.Timeout)
+	return c.Issued(b.AllGatherCoalesced(ctx, out, in, o))
 }
 
 // AllGatherIntoTensorCoalesced does AllGatherIntoTensor for each pair at once.
@@ -633,7 +648,9 @@ func (g *ProcessGroup) AllGatherIntoTensorCoalesced(ctx context.Context, out, in
 	if err != nil {
 		return nil, err
 	}
-	return g.called(b, work.AllGatherCoalesced, in, out, -1, o.Timeout).Issued(b.AllGatherIntoTensorCoalesced(ctx, out, in, o))
+	var c trace.Call
+	c.Begin(g.now().traced, b, work.AllGatherCoalesced, in, out, -1, o.Timeout)
+	return c.Issued(b.AllGatherIntoTensorCoalesced(ctx, out, in, o))
 }
 
 // Gather copies rank i's in to out[i] on rank o.Root. Other ranks pass no out.
@@ -642,7 +659,9 @@ func (g *ProcessGroup) Gather(ctx context.Context, out []*tensor.Tensor, in *ten
 	if err != nil {
 		return nil, err
 	}
-	return g.called(b, work.Gather, list(in), out, -1, o.Timeout).Issued(b.Gather(ctx, out, in, o))
+	var c trace.Call
+	c.Begin(g.now().traced, b, work.Gather, list(in), out, -1, o.Timeout)
+	return c.Issued(b.Gather(ctx, out, in, o))
 }
 
 // GatherV is Gather where the ranks' inputs may differ in shape.
@@ -651,7 +670,9 @@ func (g *ProcessGroup) GatherV(ctx context.Context, out []*tensor.Tensor, in *te
 	if err != nil {
 		return nil, err
 	}
-	return g.called(b, work.Gather, list(in), out, -1, o.Timeout).Issued(b.GatherV(ctx, out, in, o))
+	var c trace.Call
+	c.Begin(g.now().traced, b, work.Gather, list(in), out, -1, o.Timeout)
+	return c.Issued(b.GatherV(ctx, out, in, o))
 }
 
 // Scatter copies in[i] of rank o.Root to rank i's out. Other ranks pass no in.
@@ -660,7 +681,9 @@ func (g *ProcessGroup) Scatter(ctx context.Context, out *tensor.Tensor, in []*te
 	if err != nil {
 		return nil, err
 	}
-	return g.called(b, work.Scatter, in, list(out), -1, o.Timeout).Issued(b.Scatter(ctx, out, in, o))
+	var c trace.Call
+	c.Begin(g.now().traced, b, work.Scatter, in, list(out), -1, o.Timeout)
+	return c.Issued(b.Scatter(ctx, out, in, o))
 }
 
 // ReduceScatter combines in[r] of all ranks into rank r's out.
@@ -669,7 +692,9 @@ func (g *ProcessGroup) ReduceScatter(ctx context.Context, out *tensor.Tensor, in
 	if err != nil {
 		return nil, err
 	}
-	return g.called(b, work.ReduceScatter, in, list(out), -1, o.Timeout).Issued(b.ReduceScatter(ctx, out, in, o))
+	var c trace.Call
+	c.Begin(g.now().traced, b, work.ReduceScatter, in, list(out), -1, o.Timeout)
+	return c.Issued(b.ReduceScatter(ctx, out, in, o))
 }
 
 // ReduceScatterTensor combines part r of all ranks' in into rank r's out.
@@ -678,7 +703,9 @@ func (g *ProcessGroup) ReduceScatterTensor(ctx context.Context, out, in *tensor.
 	if err != nil {
 		return nil, err
 	}
-	return g.called(b, work.ReduceScatterTensor, list(in), list(out), -1, o.Timeout).Issued(b.ReduceScatterTensor(ctx, out, in, o))
+	var c trace.Call
+	c.Begin(g.now().traced, b, work.ReduceScatterTensor, list(in), list(out), -1, o.Timeout)
+	return c.Issued(b.ReduceScatterTensor(ctx, out, in, o))
 }
 
 // ReduceScatterTensorCoalesced does ReduceScatterTensor for each pair at once.
@@ -687,7 +714,9 @@ func (g *ProcessGroup) ReduceScatterTensorCoalesced(ctx context.Context, out, in
 	if err != nil {
 		return nil, err
 	}
-	return g.called(b, work.ReduceScatterTensorCoalesced, in, out, -1, o.Timeout).Issued(b.ReduceScatterTensorCoalesced(ctx, out, in, o))
+	var c trace.Call
+	c.Begin(g.now().traced, b, work.ReduceScatterTensorCoalesced, in, out, -1, o.Timeout)
+	return c.Issued(b.ReduceScatterTensorCoalesced(ctx, out, in, o))
 }
 
 // AllToAll copies rank i's in[j] to rank j's out[i].
@@ -696,7 +725,9 @@ func (g *ProcessGroup) AllToAll(ctx context.Context, out, in []*tensor.Tensor, o
 	if err != nil {
 		return nil, err
 	}
-	return g.called(b, work.AllToAll, in, out, -1, o.Timeout).Issued(b.AllToAll(ctx, out, in, o))
+	var c trace.Call
+	c.Begin(g.now().traced, b, work.AllToAll, in, out, -1, o.Timeout)
+	return c.Issued(b.AllToAll(ctx, out, in, o))
 }
 
 // AllToAllSingle sends part r of in to rank r, for all r, and receives the parts of out. Nil
@@ -706,7 +737,9 @@ func (g *ProcessGroup) AllToAllSingle(ctx context.Context, out, in *tensor.Tenso
 	if err != nil {
 		return nil, err
 	}
-	return g.called(b, work.AllToAllSingle, list(in), list(out), -1, o.Timeout).Issued(b.AllToAllSingle(ctx, out, in, outSplits, inSplits, o))
+	var c trace.Call
+	c.Begin(g.now().traced, b, work.AllToAllSingle, list(in), list(out), -1, o.Timeout)
+	return c.Issued(b.AllToAllSingle(ctx, out, in, outSplits, inSplits, o))
 }
 
 // Send sends t to rank dst of the group.
@@ -715,7 +748,9 @@ func (g *ProcessGroup) Send(ctx context.Context, t *tensor.Tensor, dst int, o ba
 	if err != nil {
 		return nil, err
 	}
-	return g.called(b, work.Send, list(t), nil, dst, o.Timeout).Issued(b.Send(ctx, t, dst, o))
+	var c trace.Call
+	c.Begin(g.now().traced, b, work.Send, list(t), nil, dst, o.Timeout)
+	return c.Issued(b.Send(ctx, t, dst, o))
 }
 
 // Recv receives into t from rank src of the group.
@@ -724,7 +759,9 @@ func (g *ProcessGroup) Recv(ctx context.Context, t *tensor.Tensor, src int, o ba
 	if err != nil {
 		return nil, err
 	}
-	return g.called(b, work.Recv, nil, list(t), src, o.Timeout).Issued(b.Recv(ctx, t, src, o))
+	var c trace.Call
+	c.Begin(g.now().traced, b, work.Recv, nil, list(t), src, o.Timeout)
+	return c.Issued(b.Recv(ctx, t, src, o))
 }
 
 // RecvAnySource receives into t from the first rank that sends on the tag;
@@ -734,7 +771,9 @@ func (g *ProcessGroup) RecvAnySource(ctx context.Context, t *tensor.Tensor, o ba
 	if err != nil {
 		return nil, err
 	}
-	return g.called(b, work.RecvAnySource, nil, list(t), -1, o.Timeout).Issued(b.RecvAnySource(ctx, t, o))
+	var c trace.Call
+	c.Begin(g.now().traced, b, work.RecvAnySource, nil, list(t), -1, o.Timeout)
+	return c.Issued(b.RecvAnySource(ctx, t, o))
 }
 
 // Barrier ends when every rank has called it.
@@ -746,7 +785,9 @@ func (g *ProcessGroup) Barrier(ctx context.Context, o backend.BarrierOptions) (*
 	if err != nil {
 		return nil, err
 	}
-	return g.called(b, work.Barrier, nil, nil, -1, o.Timeout).Issued(b.Barrier(ctx, o))
+	var c trace.Call
+	c.Begin(g.now().traced, b, work.Barrier, nil, nil, -1, o.Timeout)
+	return c.Issued(b.Barrier(ctx, o))
 }
 
 // MonitoredBarrier blocks until every rank has called it. Its error names those that have not.
@@ -755,5 +796,7 @@ func (g *ProcessGroup) MonitoredBarrier(ctx context.Context, o backend.Monitored
 	if err != nil {
 		return err
 	}
-	return g.called(b, work.Barrier, nil, nil, -1, o.Timeout).Blocked(func() error { return b.MonitoredBarrier(ctx, o) })
+	var c trace.Call
+	c.Begin(g.now().traced, b, work.Barrier, nil, nil, -1, o.Timeout)
+	return c.Blocked(func() error { return b.MonitoredBarrier(ctx, o) })
 }

@@ -228,6 +228,21 @@ func TestRecorderOff(t *testing.T) {
 	require.Empty(t, g.Recorder().Groups())
 }
 
+// TestPromptBackends: calls of gloo are recorded once they are issued. Those that check others' arguments first may
+// block, and are recorded before.
+func TestPromptBackends(t *testing.T) {
+	for _, detail := range []bool{false, true} {
+		j := pgtest.NewJob(1)
+		defer j.Close()
+		o := j.Options()
+		o.Detail = detail
+		g, err := pg.New(t.Context(), j.Store, 0, 1, o)
+		require.NoError(t, err)
+		defer g.Close()
+		require.Equal(t, !detail, g.Recorder().Groups()[0].Prompt)
+	}
+}
+
 // singles are operations of single tensors that a group and its backend have.
 type singles interface {
 	Reduce(ctx context.Context, t *tensor.Tensor, o backend.ReduceOptions) (*work.Work, error)

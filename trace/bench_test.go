@@ -4,6 +4,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/c10d-go/c10d/backend"
 	"github.com/c10d-go/c10d/tensor"
 	"github.com/c10d-go/c10d/work"
 )
@@ -23,7 +24,8 @@ func BenchmarkCall(b *testing.B) {
 			case "observed":
 				r = New(Options{Observers: []Observer{nobody{}}})
 			}
-			g := r.Join(Member{Name: "0", Ranks: []int{0, 1}, Timeout: time.Minute})
+			g := r.Join(Member{Name: "0", Ranks: []int{0, 1}, Timeout: time.Minute, Prompt: true})
+			gloo := &named{name: "gloo"}
 			b.ReportAllocs()
 			var p work.Promise
 			for b.Loop() {
@@ -31,9 +33,7 @@ func BenchmarkCall(b *testing.B) {
 				p.Init(work.Info{Op: work.AllReduce, Group: "0"})
 				ts := []*tensor.Tensor{x}
 				var c Call
-				if g != nil {
-					c = g.Begin("gloo", work.AllReduce, ts, ts, -1, 0)
-				}
+				c.Begin(g, gloo, work.AllReduce, ts, ts, -1, 0)
 				_, _ = c.Issued(p.Work(), nil)
 				p.Start()
 				p.Complete(nil)
@@ -41,6 +41,14 @@ func BenchmarkCall(b *testing.B) {
 		})
 	}
 }
+
+// named is a backend that has only a name.
+type named struct {
+	backend.Backend
+	name string
+}
+
+func (n *named) Name() string { return n.name }
 
 type nobody struct{}
 

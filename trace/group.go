@@ -21,6 +21,8 @@ type Member struct {
 	Timeout     time.Duration
 	Blocks      bool // calls may block before the backend has an operation
 
+	Prompt bool // calls return soon, and are recorded when the backend has them: see backend.Prompt
+
 	// Explain describes the backends. Probe asks their other ranks how far they are, for at most half
 	// a second. Both may be nil. Probe may be called as long as the rank is in the group, and while it
 	// leaves.
@@ -36,7 +38,7 @@ type Group struct {
 	failed   atomic.Bool // an operation has failed
 	routes   map[way][]route
 
-	// Each call changes these, as in Recorder. Guarded by recorder.mu.
+	// Each call changes these, as in Recorder. Guarded by recorder.lock.
 	_           [cacheLine]byte
 	collectives uint64 // called so far, as messages
 	messages    uint64
@@ -78,8 +80,8 @@ func (r *Recorder) Join(m Member) *Group {
 		}
 		g.routes[way{backend: e.Backend}] = []route{{-1, by}}
 	}
-	r.mu.Lock()
-	defer r.mu.Unlock()
+	r.lock.Lock()
+	defer r.lock.Unlock()
 	if r.entries == nil {
 		r.entries = make([]entry, r.options.Entries)
 		if r.options.Stacks {
@@ -94,8 +96,8 @@ func (r *Recorder) Join(m Member) *Group {
 
 // Calls returns how many collectives, and how many sends and receives, this rank has called.
 func (g *Group) Calls() (collectives, messages uint64) {
-	g.recorder.mu.Lock()
-	defer g.recorder.mu.Unlock()
+	g.recorder.lock.Lock()
+	defer g.recorder.lock.Unlock()
 	return g.collectives, g.messages
 }
 
@@ -113,8 +115,8 @@ func (g *Group) Leave() {
 		return
 	}
 	r := g.recorder
-	r.mu.Lock()
-	defer r.mu.Unlock()
+	r.lock.Lock()
+	defer r.lock.Unlock()
 	r.groups = slices.DeleteFunc(r.groups, func(x *Group) bool { return x == g })
 }
 

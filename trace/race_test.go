@@ -30,14 +30,15 @@ func TestConcurrentCalls(t *testing.T) {
 	x, err := tensor.New(tensor.Float32, 3)
 	require.NoError(t, err)
 	broken := errors.New("broken")
-	for _, observed := range []bool{false, true} {
+	for _, c := range []struct{ observed, prompt bool }{{false, false}, {true, false}, {false, true}, {true, true}} {
+		observed := c.observed
 		heard := new(counter)
 		o := Options{Entries: 16}
 		if observed {
 			o.Observers = []Observer{heard}
 		}
 		r := New(o)
-		g := r.Join(Member{Name: "0", Ranks: []int{0, 1}, Timeout: time.Minute})
+		g := r.Join(Member{Name: "0", Ranks: []int{0, 1}, Timeout: time.Minute, Prompt: c.prompt})
 		const callers, calls = 4, 1000
 		var running sync.WaitGroup
 		for range callers {
@@ -45,7 +46,8 @@ func TestConcurrentCalls(t *testing.T) {
 				for i := range calls {
 					p := work.NewPromise(work.Info{Op: work.AllReduce, Seq: uint64(i) + 1})
 					ts := []*tensor.Tensor{x}
-					c := g.Begin("gloo", work.AllReduce, ts, ts, -1, 0)
+					var c Call
+					c.Begin(g, &named{name: "gloo"}, work.AllReduce, ts, ts, -1, 0)
 					switch i % 4 {
 					case 0: // ends at once
 						p.Start()
@@ -101,3 +103,86 @@ func TestConcurrentCalls(t *testing.T) {
 		}
 	}
 }
+
+// TestPrompt: a call of a prompt backend is in the ring as soon as the backend has it, with the number and the begin
+// that the Work knows. A pending one keeps its place, and Called comes before Ended.
+func TestPrompt(t *testing.T) {
+	var heard []string
+	r := New(Options{Entries: 2, Observers: []Observer{listener{
+		called: func(e Event) { heard = append(heard, "called") },
+		ended:  func(e Event) { heard = append(heard, "ended") },
+	}}})
+	g := r.Join(Member{Name: "0", Ranks: []int{0, 1}, Timeout: time.Minute, Prompt: true})
+	b := &named{name: "gloo"}
+	var c Call
+	c.Begin(g, b, work.Broadcast, nil, nil, -1, 0)
+	require.Empty(t, r.Operations())
+	require.Empty(t, heard)
+	p := work.NewPromise(work.Info{Op: work.Broadcast, Seq: 7})
+	p.Start()
+	w, err := c.Issued(p.Work(), nil)
+	require.NoError(t, err)
+	require.Same(t, p.Work(), w)
+	require.Equal(t, []string{"called"}, heard)
+	ops := r.Operations()
+	require.Len(t, ops, 1)
+	require.Equal(t, uint64(7), ops[0].Seq)
+	require.Equal(t, work.Origin().Add(w.Began()), ops[0].Began)
+	require.Equal(t, ops[0].Began, ops[0].Called)
+	require.True(t, ops[0].Ended.IsZero())
+
+	for range 3 {
+		var c Call
+		c.Begin(g, b, work.Barrier, nil, nil, -1, 0)
+		_, err := c.Issued(work.Completed(work.Info{Op: work.Barrier}, nil), nil)
+		require.NoError(t, err)
+	}
+	var refused Call
+	refused.Begin(g, b, work.Barrier, nil, nil, -1, 0)
+	_, err = refused.Issued(nil, work.ErrClosed)
+	require.ErrorIs(t, err, work.ErrClosed)
+	p.Complete(nil)
+	require.Equal(t, []string{"called", "called", "ended", "called", "ended", "called", "ended", "called", "ended", "ended"}, heard)
+	ops = r.Operations()
+	require.Len(t, ops, 1, "the refused call has taken the other place")
+	require.Equal(t, work.Broadcast, ops[0].Op)
+	require.False(t, ops[0].Ended.IsZero())
+	collectives, _ := g.Calls()
+	require.Equal(t, uint64(4), collectives)
+}
+
+// TestPromptDrops: a call of a prompt backend that finds no place is not recorded, and its end disturbs nobody.
+func TestPromptDrops(t *testing.T) {
+	r := New(Options{Entries: 1})
+	g := r.Join(Member{Name: "0", Ranks: []int{0}, Prompt: true})
+	var promises []*work.Promise
+	for range 2 {
+		var c Call
+		c.Begin(g, &named{name: "gloo"}, work.Barrier, nil, nil, -1, 0)
+		p := work.NewPromise(work.Info{Op: work.Barrier})
+		_, _ = c.Issued(p.Work(), nil)
+		promises = append(promises, p)
+	}
+	require.Equal(t, uint64(1), r.Dropped())
+	promises[1].Complete(nil)
+	require.True(t, r.Operations()[0].Ended.IsZero())
+	promises[0].Complete(nil)
+	require.False(t, r.Operations()[0].Ended.IsZero())
+}
+
+// TestObserverPanics: an operation ends even if an observer panicked when it was called.
+func TestObserverPanics(t *testing.T) {
+	r := New(Options{Observers: []Observer{listener{called: func(Event) { panic("observer") }, ended: func(Event) {}}}})
+	g := r.Join(Member{Name: "0", Ranks: []int{0}, Prompt: true})
+	var c Call
+	c.Begin(g, &named{name: "gloo"}, work.Barrier, nil, nil, -1, 0)
+	p := work.NewPromise(work.Info{Op: work.Barrier})
+	require.PanicsWithValue(t, "observer", func() { _, _ = c.Issued(p.Work(), nil) })
+	require.True(t, p.Complete(nil))
+}
+
+// listener is an observer made of functions.
+type listener struct{ called, ended func(Event) }
+
+func (l listener) Called(e Event) { l.called(e) }
+func (l listener) Ended(e Event)  { l.ended(e) }

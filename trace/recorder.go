@@ -10,6 +10,8 @@ import (
 	"time"
 	"unsafe"
 
+	"github.com/c10d-go/c10d/backend"
+	"github.com/c10d-go/c10d/internal/publish"
 	"github.com/c10d-go/c10d/tensor"
 	"github.com/c10d-go/c10d/work"
 )
@@ -39,8 +41,8 @@ type Options struct {
 // Observer is told of the operations of a rank. Its methods are called on the goroutines that call and
 // run operations, with locks of the backend held: they must return soon and must not call the group.
 type Observer interface {
-	// Called comes before the operation is given to its backend. Seq, Began and Ended are not known
-	// yet.
+	// Called comes when the operation is called, and before Ended. A backend.Prompt has the operation then,
+	// another backend does not. Seq, Began and Ended are not known yet.
 	Called(e Event)
 
 	// Ended comes when the operation has ended, or was refused: Began is zero then.
@@ -243,7 +245,7 @@ type Recorder struct {
 	files   sync.Mutex // one Dump at a time
 	dropped atomic.Uint64
 
-	// Guarded by mu, as what follows.
+	// Guarded by lock, as what follows.
 	stacks []stack // of the entries; nil without Options.Stacks
 	groups []*Group
 	joined int // groups, ever
@@ -251,7 +253,7 @@ type Recorder struct {
 	// Each call changes these. They have a cache line of their own: ranks of one process would otherwise
 	// slow each other.
 	_       [cacheLine]byte
-	mu      sync.Mutex
+	lock    publish.Lock
 	entries []entry // made by the first Join
 	next    int     // place in entries
 	records uint64
@@ -268,9 +270,9 @@ type stack [maxFrames]uintptr
 
 // entry is a place of the ring. A pending operation keeps its place.
 //
-// Recorder.mu guards it, but the end of an operation is written without: began, ended and err belong to
+// Recorder.lock guards it, but the end of an operation is written without: began, ended and err belong to
 // whoever ends the operation while work is not nil, and so does seq. Storing nil in work hands them over.
-// That saves the end of each operation a lock.
+// That saves the end of each operation a lock, and package publish a locked instruction.
 //
 // An entry has three cache lines on 64-bit systems. Most calls leave the last one alone.
 type entry struct {
@@ -344,79 +346,79 @@ func (r *Recorder) StoreObservers() (all []StoreObserver) {
 
 // Joined reports whether the rank has ever been in a group.
 func (r *Recorder) Joined() bool {
-	r.mu.Lock()
-	defer r.mu.Unlock()
+	r.lock.Lock()
+	defer r.lock.Unlock()
 	return r.joined > 0
 }
 
 // Groups returns the groups that the rank is in, oldest first.
 func (r *Recorder) Groups() []*Group {
-	r.mu.Lock()
-	defer r.mu.Unlock()
+	r.lock.Lock()
+	defer r.lock.Unlock()
 	return append([]*Group(nil), r.groups...)
 }
 
-// Call is an operation that is being called. The zero value is one that nobody records.
+// Call is an operation that package pg calls. The zero value is one that nobody records.
+//
+// Its methods take a pointer: a copy right after the fields were written would take some 10 ns. It has no tensors, so
+// that the caller's lists need not be on the heap.
 type Call struct {
-	group *Group
-	entry int // its place in the ring, plus 1; 0 if it has none
+	group   *Group
+	backend string
+	entry   int           // its place in the ring, plus 1; 0 if it has none
+	called  time.Duration // 0 if it has not been read
+	timeout time.Duration
+	peer    int32
+	op      work.OpType
+	same    bool // out is in
+	in      Shape
+	out     Shape // not valid if same
 }
 
-// Begin is for package pg: it comes before a call is given to the backend. The caller then calls Issued
-// or Blocked.
-func (g *Group) Begin(backend string, op work.OpType, in, out []*tensor.Tensor, peer int, timeout time.Duration) Call {
-	r := g.recorder
-	c := Call{g, r.place(g)}
-	if c.entry == 0 {
-		return c
+// Begin is for package pg: it comes before a call is given to the backend. The caller then calls Issued or
+// Blocked. Nothing is recorded if g is nil.
+func (c *Call) Begin(g *Group, b backend.Backend, op work.OpType, in, out []*tensor.Tensor, peer int, timeout time.Duration) {
+	if g == nil {
+		return
 	}
-	e := &r.entries[c.entry-1]
-	e.backend, e.op, e.peer = backend, op, int32(peer)
-	e.in.set(in)
-	if e.same = len(in) > 0 && len(out) > 0 && &in[0] == &out[0]; !e.same {
-		e.out.set(out)
+	c.group, c.backend, c.op, c.peer, c.timeout = g, b.Name(), op, int32(peer), timeout
+	c.in.set(in)
+	if c.same = len(in) > 0 && len(out) > 0 && &in[0] == &out[0]; !c.same {
+		c.out.set(out)
 	}
-	if op.IsP2P() {
-		g.messages++
-	} else {
-		g.collectives++
+	if g.Blocks || c.in.Bytes() > readsClock {
+		c.called = time.Since(work.Origin())
 	}
-	e.collective = g.collectives
-	if e.more = g.messages > 0 || timeout != 0; e.more {
-		e.p2p, e.timeout = g.messages, timeout
+	if !g.Prompt {
+		c.open()
 	}
-	if g.Blocks || e.in.Bytes() > readsClock || g.last != nil && g.last.pending() && g.last.group == g {
-		e.called = time.Since(work.Origin())
-	}
-	g.last = e
-	if r.stacks != nil {
-		r.stacks[c.entry-1] = stack{}
-		runtime.Callers(callersOfBegin, r.stacks[c.entry-1][:])
-	}
-	r.mu.Unlock()
-	for _, x := range r.options.Observers {
-		x.Called(Event{recorder: r, at: c.entry - 1})
-	}
-	return c
 }
-
-// callersOfBegin leaves out runtime.Callers and Begin.
-const callersOfBegin = 2
 
 // readsClock is from how many bytes on the time of a call is noted by itself. A clock takes 25 ns.
 const readsClock = 64 << 10
 
-// place takes a place of the ring for a pending operation, and returns it plus 1, with r.mu held. It
-// returns 0 if there is none, without.
-func (r *Recorder) place(g *Group) int {
-	r.mu.Lock()
+// open records a call that the backend does not have.
+func (c *Call) open() {
+	if c.entry = c.enter(unissued); c.entry != 0 {
+		c.group.recorder.tellCalled(c.entry)
+	} else {
+		c.group = nil
+	}
+}
+
+// enter takes a place of the ring for a pending operation, and returns it plus 1. It returns 0 if there is none.
+// w is what entry.work gets.
+func (c *Call) enter(w unsafe.Pointer) int {
+	g := c.group
+	r := g.recorder
+	r.lock.Lock()
 	at := r.next
 	for n := len(r.entries); r.entries[at].pending(); n-- {
 		if at++; at == len(r.entries) {
 			at = 0
 		}
 		if n == 0 {
-			r.mu.Unlock()
+			r.lock.Unlock()
 			r.dropped.Add(1)
 			return 0
 		}
@@ -425,72 +427,129 @@ func (r *Recorder) place(g *Group) int {
 		r.next = 0
 	}
 	e := &r.entries[at]
-	e.group, e.record, e.called, e.err, e.blocked = g, r.records, 0, nil, false
-	e.work = unissued // no atomic store: whoever reads it has r.mu, or ends this call
+	e.group, e.record, e.called, e.err, e.blocked = g, r.records, c.called, nil, false
 	r.records++
+	e.backend, e.op, e.peer, e.in = c.backend, c.op, c.peer, c.in
+	if e.same = c.same; !e.same {
+		e.out = c.out
+	}
+	if c.op.IsP2P() {
+		g.messages++
+	} else {
+		g.collectives++
+	}
+	e.collective = g.collectives
+	if e.more = g.messages > 0 || c.timeout != 0; e.more {
+		e.p2p, e.timeout = g.messages, c.timeout
+	}
+	if e.called == 0 && g.last != nil && g.last.pending() && g.last.group == g {
+		e.called = time.Since(work.Origin())
+		if w != unissued {
+			if began := (*work.Work)(w).Began(); began != 0 {
+				e.called = min(e.called, began)
+			}
+		}
+	}
+	g.last = e
+	if r.stacks != nil {
+		r.stacks[at] = stack{}
+		runtime.Callers(callersOfEnter, r.stacks[at][:])
+	}
+	e.work = w // no atomic store: others read it with r.lock
+	r.lock.Unlock()
 	return at + 1
 }
 
-// pending reports whether an operation has the place. r.mu is held.
+// callersOfEnter leaves out runtime.Callers, enter, and who calls it.
+const callersOfEnter = 3
+
+// tellCalled tells the observers of a call.
+func (r *Recorder) tellCalled(entry int) {
+	for _, x := range r.options.Observers {
+		x.Called(Event{recorder: r, at: entry - 1})
+	}
+}
+
+// pending reports whether an operation has the place. r.lock is held.
 func (e *entry) pending() bool { return atomic.LoadPointer(&e.work) != nil }
 
 // Issued takes what the backend has returned for the call, and returns it.
-func (c Call) Issued(w *work.Work, err error) (*work.Work, error) {
-	if c.entry == 0 {
+func (c *Call) Issued(w *work.Work, err error) (*work.Work, error) {
+	if c.group == nil {
+		return w, err
+	}
+	if err != nil {
+		c.refused(err)
 		return w, err
 	}
 	r := c.group.recorder
-	if err != nil {
-		r.refused(c.entry, err)
-		return w, err
+	w.Announce(r)
+	if c.entry != 0 {
+		atomic.StorePointer(&r.entries[c.entry-1].work, unsafe.Pointer(w)) // the atomic write that Announce demands
+		w.Observe(uint32(c.entry))
+		return w, nil
 	}
-	e := &r.entries[c.entry-1]
-	atomic.StorePointer(&e.work, unsafe.Pointer(w))
-	w.Observe(r, uint64(c.entry))
+	entry := c.enter(unsafe.Pointer(w)) // has that write in Lock
+	if entry != 0 {
+		for _, x := range r.options.Observers { // tellCalled takes 2 ns more
+			x.Called(Event{recorder: r, at: entry - 1})
+		}
+	}
+	w.Observe(uint32(entry))
 	return w, nil
 }
 
 // Blocked records a call that blocks until f returns.
-func (c Call) Blocked(f func() error) error {
-	if c.entry == 0 {
+func (c *Call) Blocked(f func() error) error {
+	if c.group != nil && c.entry == 0 {
+		c.open()
+	}
+	if c.group == nil {
 		return f()
 	}
 	r := c.group.recorder
 	e := &r.entries[c.entry-1]
-	r.mu.Lock()
+	r.lock.Lock()
 	if e.called == 0 {
 		e.called = time.Since(work.Origin())
 	}
 	e.blocked = true
 	began := e.called
-	r.mu.Unlock()
+	r.lock.Unlock()
 	err := f()
-	r.Ended(uint64(c.entry), 0, began, time.Since(work.Origin()), err)
+	r.Ended(uint32(c.entry), 0, began, time.Since(work.Origin()), err)
 	return err
 }
 
 // refused takes back an operation that was not issued.
-func (r *Recorder) refused(entry int, err error) {
-	e := &r.entries[entry-1]
-	r.mu.Lock()
+func (c *Call) refused(err error) {
+	if c.entry == 0 {
+		c.open()
+	}
+	if c.group == nil {
+		return
+	}
+	r := c.group.recorder
+	e := &r.entries[c.entry-1]
+	r.lock.Lock()
 	if e.op.IsP2P() {
 		e.group.messages--
 	} else {
 		e.group.collectives--
 	}
-	r.mu.Unlock()
+	r.lock.Unlock()
 	e.seq, e.began, e.ended, e.err = 0, 0, time.Since(work.Origin()), &err
 	for _, x := range r.options.Observers {
-		x.Ended(Event{r, entry - 1, true})
+		x.Ended(Event{r, c.entry - 1, true})
 	}
-	r.mu.Lock()
+	r.lock.Lock()
 	e.group = nil
-	atomic.StorePointer(&e.work, nil)
-	r.mu.Unlock()
+	publish.StorePointer(&e.work, nil)
+	r.lock.Unlock()
 }
 
 // Ended implements work.Observer.
-func (r *Recorder) Ended(token, seq uint64, began, ended time.Duration, err error) {
+func (r *Recorder) Ended(token uint32, seq uint64, began, ended time.Duration, err error) {
 	e := &r.entries[token-1]
 	g := e.group
 	e.seq, e.began, e.ended = seq, began, ended
@@ -501,13 +560,13 @@ func (r *Recorder) Ended(token, seq uint64, began, ended time.Duration, err erro
 	for _, x := range r.options.Observers {
 		x.Ended(Event{r, int(token - 1), true})
 	}
-	atomic.StorePointer(&e.work, nil)
+	publish.StorePointer(&e.work, nil)
 	if err != nil && r.options.Prefix != "" && g.failed.CompareAndSwap(false, true) {
 		_, _ = r.Dump() // the operation's error counts
 	}
 }
 
-// operation is an entry for others. w is what entry.work has, and nil for an operation that ends. r.mu is
+// operation is an entry for others. w is what entry.work has, and nil for an operation that ends. r.lock is
 // held, or the entry is the caller's.
 func (r *Recorder) operation(at int, w unsafe.Pointer) (o Operation) {
 	e := &r.entries[at]
@@ -555,8 +614,8 @@ func (r *Recorder) operation(at int, w unsafe.Pointer) (o Operation) {
 
 // Operations returns what the recorder has, oldest first.
 func (r *Recorder) Operations() []Operation {
-	r.mu.Lock()
-	defer r.mu.Unlock()
+	r.lock.Lock()
+	defer r.lock.Unlock()
 	all := make([]Operation, 0, len(r.entries))
 	for i := range r.entries {
 		if e := &r.entries[i]; e.group != nil {

@@ -38,11 +38,13 @@ func sample(t *testing.T, rank int) *Recorder {
 	require.NoError(t, err)
 	large, err := tensor.New(tensor.BFloat16, 2, 1024)
 	require.NoError(t, err)
+	gloo := &named{name: "gloo"}
 	ms := func(n int) time.Duration { return time.Duration(n) * time.Millisecond }
 	add := func(g *Group, op work.OpType, in, out []*tensor.Tensor, peer int, began, ended time.Duration, err error) {
-		call := g.Begin("gloo", op, in, out, peer, 0)
+		var call Call
+		call.Begin(g, gloo, op, in, out, peer, 0)
 		require.NotZero(t, call.entry)
-		r.Ended(uint64(call.entry), r.records-1, began, ended, err)
+		r.Ended(uint32(call.entry), r.records-1, began, ended, err)
 	}
 	one := func(x *tensor.Tensor) []*tensor.Tensor { return []*tensor.Tensor{x} }
 	ts := one(small)

@@ -4,10 +4,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"runtime"
 	"sync"
 	"sync/atomic"
 	"time"
 
+	"github.com/c10d-go/c10d/internal/publish"
 	"github.com/c10d-go/c10d/tensor"
 )
 
@@ -33,11 +35,13 @@ type Work struct {
 	source  atomic.Int32 // the rank plus 1, 0 = unknown
 	started atomic.Int64 // nanoseconds since base, 0 = not yet
 
-	observer Observer // written before state is observed
-	token    uint64
-
+	observer Observer    // nil once Complete has told it
+	token    uint32      // see Announce
+	waited   atomic.Bool // there is a done
 	mu       sync.Mutex
-	done     chan struct{} // made by the first Done
+	done     chan struct{} // made by the first Done, with mu
+
+	// Written before state says that the operation has ended, and read afterwards.
 	err      error
 	result   []*tensor.Tensor
 	duration time.Duration
@@ -67,10 +71,17 @@ const cancelWithin = time.Second
 
 // States of a Work. It has ended from succeeded on.
 const (
-	pending  uint32 = iota
-	observed        // pending, and has an observer
+	pending uint32 = iota
+	ending         // Complete is at work
 	succeeded
 	failed
+)
+
+// Values of Work.token. Greater ones are the observer's token plus unobserved.
+const (
+	_          uint32 = iota // nobody has announced an observer
+	announced                // its token will come
+	unobserved               // none will be told
 )
 
 // base makes started a monotonic time that fits in one word.
@@ -137,11 +148,12 @@ func (w *Work) Done() <-chan struct{} {
 	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if w.state.Load() >= succeeded {
-		return ended
-	}
 	if w.done == nil {
 		w.done = make(chan struct{})
+		w.waited.Store(true)
+		if w.state.Load() >= succeeded { // Complete may have looked before
+			w.done = ended
+		}
 	}
 	return w.done
 }
@@ -158,8 +170,6 @@ func (w *Work) Err() error {
 	if w.state.Load() != failed {
 		return nil
 	}
-	w.mu.Lock()
-	defer w.mu.Unlock()
 	return w.err
 }
 
@@ -184,13 +194,11 @@ func (w *Work) IsSuccess() bool { return w.polled() == succeeded }
 // that it returns ErrPending, and the operation's error if it failed.
 func (w *Work) Result() ([]*tensor.Tensor, error) {
 	switch w.polled() {
-	case pending, observed:
+	case pending, ending:
 		return nil, &Error{Info: w.info, Peer: -1, Err: ErrPending}
 	case failed:
 		return nil, w.Err()
 	}
-	w.mu.Lock()
-	defer w.mu.Unlock()
 	return w.result, nil
 }
 
@@ -209,29 +217,57 @@ func (w *Work) SourceRank() (int, error) {
 	return -1, &Error{Info: w.info, Peer: -1, Err: ErrPending}
 }
 
-// Observer is told when operations end. See Work.Observe.
+// Observer is told when operations end. See Work.Announce.
 type Observer interface {
 	// Ended is called once, before the Work shows that it has ended. The times are since Origin.
 	// seq is that of Info. began is 0 if the operation never ran. Locks of the backend are held:
 	// Ended must return soon and must not call the Work, its group or its backend.
-	Ended(token, seq uint64, began, ended time.Duration, err error)
+	Ended(token uint32, seq uint64, began, ended time.Duration, err error)
 }
 
 // Origin is what the times of an Observer count from.
 func Origin() time.Time { return base }
 
-// Observe has o told, with token, when the operation ends: at once if it has ended. It may be called
-// once, which package pg does: give pg.Options.Recorder observers instead.
-func (w *Work) Observe(o Observer, token uint64) {
+// Announce says that o will be told when the operation ends. It may be called once, which package pg does:
+// give pg.Options.Recorder observers instead. The caller then does an atomic operation of package
+// sync/atomic that writes, such as locking a lock does, and soon calls Observe. An operation that ends in between waits for that,
+// but at most 10 ms.
+func (w *Work) Announce(o Observer) {
+	w.observer = o
+	publish.Store(&w.token, announced)
+}
+
+// Observe has the announced observer told, with token, when the operation ends: at once if it has ended. It is
+// not told if token is 0.
+func (w *Work) Observe(token uint32) {
+	publish.Store(&w.token, unobserved+token)
+	// The atomic write since Announce makes this load see that the operation is ending, unless Complete
+	// sees the announcement.
 	if w.state.Load() == pending {
-		w.observer, w.token = o, token
-		if w.state.CompareAndSwap(pending, observed) {
-			return
+		return
+	}
+	<-w.Done()
+	if w.observer != nil && token != 0 {
+		began := w.Began()
+		w.observer.Ended(token, w.info.Seq, began, began+w.duration, w.err)
+	}
+}
+
+// awaitToken waits for Observe. It returns announced if Observe does not come soon, for example because an observer has
+// panicked. Observe tells the observer then.
+func (w *Work) awaitToken() uint32 {
+	begun := time.Now()
+	for {
+		runtime.Gosched()
+		if token := atomic.LoadUint32(&w.token); token != announced || time.Since(begun) > observeWithin {
+			return token
 		}
 	}
-	began := w.Began()
-	o.Ended(token, w.info.Seq, began, began+w.duration, w.err)
 }
+
+// observeWithin is for how long the end of an operation waits for Observe after Announce. It mostly takes less than
+// a microsecond.
+const observeWithin = 10 * time.Millisecond
 
 // Began returns when the operation began to run in the backend, since Origin, and 0 if it has not
 // begun.
@@ -246,8 +282,6 @@ func (w *Work) Duration() (time.Duration, bool) {
 	if w.polled() < succeeded {
 		return 0, false
 	}
-	w.mu.Lock()
-	defer w.mu.Unlock()
 	return w.duration, true
 }
 
@@ -367,33 +401,37 @@ func (p *Promise) RunBy(r interface{ Abort(cause error) }) { p.w.runner = r }
 // sequence number, group and rank. Only the first call counts; it returns true.
 func (p *Promise) Complete(err error) bool {
 	w := &p.w
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	if w.state.Load() >= succeeded {
+	if !w.state.CompareAndSwap(pending, ending) {
+		<-w.Done()
 		return false
 	}
 	now := time.Since(base)
 	if started := w.started.Load(); started != 0 {
 		w.duration = now - time.Duration(started)
 	}
+	end := succeeded
 	if err != nil {
 		var have *Error
 		if !errors.As(err, &have) {
 			err = &Error{Info: w.info, Peer: -1, Err: err}
 		}
-		w.err = err
+		w.err, end = err, failed
 	}
-	end := succeeded
-	if err != nil {
-		end = failed
+	token := atomic.LoadUint32(&w.token)
+	if token == announced {
+		token = w.awaitToken()
 	}
-	if w.state.Load() == observed || !w.state.CompareAndSwap(pending, end) {
-		w.observer.Ended(w.token, w.info.Seq, w.Began(), now, w.err)
+	if token > unobserved {
+		w.observer.Ended(token-unobserved, w.info.Seq, w.Began(), now, w.err)
 		w.observer = nil
-		w.state.Store(end)
 	}
-	if w.done != nil {
-		close(w.done)
+	w.state.Store(end)
+	if w.waited.Load() {
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		if w.done != ended {
+			close(w.done)
+		}
 	}
 	return true
 }

@@ -408,13 +408,20 @@ func ExampleWork_Wait() {
 
 // ends notes what an Observer is told.
 type ends struct {
-	tokens []uint64
+	tokens []uint32
 	errs   []error
 	began  []bool
 }
 
-func (e *ends) Ended(token, seq uint64, began, ended time.Duration, err error) {
+func (e *ends) Ended(token uint32, seq uint64, began, ended time.Duration, err error) {
 	e.tokens, e.errs, e.began = append(e.tokens, token), append(e.errs, err), append(e.began, began > 0 && ended >= began)
+}
+
+// observe does what package trace does.
+func observe(w *work.Work, o work.Observer, token uint32) {
+	w.Announce(o)
+	new(atomic.Uint32).Add(1)
+	w.Observe(token)
 }
 
 // TestObserve: an observer is told once, whether the operation ends before or after Observe, and
@@ -422,7 +429,7 @@ func (e *ends) Ended(token, seq uint64, began, ended time.Duration, err error) {
 func TestObserve(t *testing.T) {
 	var e ends
 	p := work.NewPromise(info)
-	p.Work().Observe(&e, 7)
+	observe(p.Work(), &e, 7)
 	p.Start()
 	require.Empty(t, e.tokens)
 	require.True(t, p.Complete(nil))
@@ -430,10 +437,67 @@ func TestObserve(t *testing.T) {
 
 	p = work.NewPromise(info)
 	p.Complete(errors.New("not begun"))
-	p.Work().Observe(&e, 8)
-	require.Equal(t, []uint64{7, 8}, e.tokens)
+	observe(p.Work(), &e, 8)
+	require.Equal(t, []uint32{7, 8}, e.tokens)
 	require.Equal(t, []bool{true, false}, e.began)
 	require.NoError(t, e.errs[0])
 	var failed *work.Error
 	require.ErrorAs(t, e.errs[1], &failed)
+}
+
+// TestObserveWhileItEnds: an observer is told once, and an announced one before the Work shows its end, whichever of
+// Complete and Observe comes first.
+func TestObserveWhileItEnds(t *testing.T) {
+	for i := range 20000 {
+		var e ends
+		p := work.NewPromise(info)
+		var completing sync.WaitGroup
+		completing.Go(func() { p.Complete(nil) })
+		observe(p.Work(), &e, uint32(i%2))
+		<-p.Work().Done()
+		require.Len(t, e.tokens, i%2, "%d", i)
+		completing.Wait()
+		require.Len(t, e.tokens, i%2, "%d", i)
+	}
+}
+
+// TestObserveTooLate: an operation ends without Observe, if that does not come, for example because an observer has
+// panicked. Observe then tells the observer.
+func TestObserveTooLate(t *testing.T) {
+	var e ends
+	p := work.NewPromise(info)
+	p.Work().Announce(&e)
+	require.True(t, p.Complete(nil))
+	require.Empty(t, e.tokens)
+	p.Work().Observe(9)
+	require.Equal(t, []uint32{9}, e.tokens)
+}
+
+// TestDoneWhileItEnds: Done's channel is closed, whichever of Complete and Done comes first.
+func TestDoneWhileItEnds(t *testing.T) {
+	for range 20000 {
+		p := work.NewPromise(info)
+		var both sync.WaitGroup
+		both.Go(func() { p.Complete(nil) })
+		both.Go(func() { <-p.Work().Done() })
+		<-p.Work().Done()
+		both.Wait()
+	}
+}
+
+// TestCompleteWaitsForTheFirst: when a later Complete returns, the operation has ended.
+func TestCompleteWaitsForTheFirst(t *testing.T) {
+	for range 20000 {
+		p := work.NewPromise(info)
+		var both sync.WaitGroup
+		for range 2 {
+			both.Go(func() {
+				p.Complete(nil)
+				if !p.Work().IsCompleted() {
+					t.Error("it has not ended")
+				}
+			})
+		}
+		both.Wait()
+	}
 }

@@ -80,6 +80,9 @@ func New(ctx context.Context, o backend.Options) (*Backend, error) {
 // Name returns "gloo".
 func (b *Backend) Name() string { return Name }
 
+// Prompt implements backend.Prompt: calls queue operations, and run only those that wait for no other rank.
+func (b *Backend) Prompt() {}
+
 // Rank returns this rank's number in the group.
 func (b *Backend) Rank() int { return b.rank }
 

@@ -49,7 +49,10 @@ func TestSpansAndMetrics(t *testing.T) {
 	require.NoError(t, g.Store().Set(t.Context(), "k", nil))
 	// While an operation is pending.
 	var all metricdata.ResourceMetrics
-	pending := options.Recorder.Groups()[0].Begin("gloo", work.Barrier, nil, nil, -1, 0)
+	var pending trace.Call
+	b, err := g.Backend(tensor.CPU)
+	require.NoError(t, err)
+	pending.Begin(options.Recorder.Groups()[0], b, work.Barrier, nil, nil, -1, 0)
 	require.NoError(t, pending.Blocked(func() error { return reader.Collect(t.Context(), &all) }))
 	sums, gauges := make(map[string]int64), make(map[string]float64)
 	for _, m := range all.ScopeMetrics[0].Metrics {

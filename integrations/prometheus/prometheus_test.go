@@ -87,12 +87,21 @@ c10d_store_calls_total{call="set",result="ok"} 1
 	require.Empty(t, problems)
 }
 
+// named is a backend that has only a name.
+type named struct{ backend.Backend }
+
+func (named) Name() string { return "gloo" }
+
 // TestPending: operations that have not ended are counted, with the age of the oldest.
 func TestPending(t *testing.T) {
 	registry := client.NewRegistry()
 	r := trace.New(trace.Options{Observers: []trace.Observer{prometheus.New(registry)}})
 	g := r.Join(trace.Member{Name: "5@3", Epoch: 3, Ranks: []int{0}})
-	call := func(f func() error) error { return g.Begin("gloo", work.Barrier, nil, nil, -1, 0).Blocked(f) }
+	call := func(f func() error) error {
+		var c trace.Call
+		c.Begin(g, named{}, work.Barrier, nil, nil, -1, 0)
+		return c.Blocked(f)
+	}
 	require.NoError(t, call(func() error {
 		return call(func() error {
 			require.Equal(t, 2.0, value(t, registry, "c10d_pending_operations"))
@@ -137,7 +146,9 @@ func TestStraggler(t *testing.T) {
 					if rank == slow {
 						time.Sleep(pause)
 					}
-					_ = g.Begin("gloo", work.Barrier, nil, nil, -1, 0).Blocked(func() error {
+					var c trace.Call
+					c.Begin(g, named{}, work.Barrier, nil, nil, -1, 0)
+					_ = c.Blocked(func() error {
 						arrived <- true
 						<-all
 						return nil
@@ -178,7 +189,9 @@ func BenchmarkObserver(b *testing.B) {
 			ts := []*tensor.Tensor{x}
 			b.ReportAllocs()
 			for b.Loop() {
-				_ = g.Begin("gloo", work.AllReduce, ts, ts, -1, 0).Blocked(func() error { return nil })
+				var c trace.Call
+				c.Begin(g, named{}, work.AllReduce, ts, ts, -1, 0)
+				_ = c.Blocked(func() error { return nil })
 			}
 		})
 	}

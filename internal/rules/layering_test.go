@@ -31,7 +31,8 @@ const (
 // it likes.
 var layers = []layer{
 	{"tensor", nil},
-	{"work", []string{"tensor"}},
+	{"internal/publish", nil},
+	{"work", []string{"tensor", "internal/publish"}},
 	{"internal/reduce", []string{"tensor", "golang.org/x/sys/cpu"}},
 	{"internal/reduce/asm", nil},
 	{"internal/exact", []string{"tensor"}},
@@ -56,7 +57,7 @@ var layers = []layer{
 
 	{"backend", []string{"tensor", "work", "store", "internal/reduce"}},
 
-	{"trace", []string{"tensor", "work", "backend"}},
+	{"trace", []string{"tensor", "work", "backend", "internal/publish"}},
 	{"trace/debug", []string{"work", "backend", "trace", "internal/credentials"}},
 
 	{"backend/detail", []string{"tensor", "work", "store", "backend"}},

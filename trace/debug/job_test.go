@@ -96,13 +96,20 @@ func TestVerdicts(t *testing.T) {
 	}
 }
 
+// gloo is a backend that has only a name.
+type gloo struct{ backend.Backend }
+
+func (gloo) Name() string { return "gloo" }
+
 // TestJob: the page of a job has those of its ranks, and passes their buttons on.
 func TestJob(t *testing.T) {
 	pages := make([]*debug.Page, 2)
 	for i := range pages {
 		r := trace.New(trace.Options{})
 		g := r.Join(trace.Member{Name: "0", Rank: i, Ranks: []int{0, 1}})
-		if err := g.Begin("gloo", 0, nil, nil, -1, 0).Blocked(func() error { return nil }); err != nil {
+		var c trace.Call
+		c.Begin(g, gloo{}, 0, nil, nil, -1, 0)
+		if err := c.Blocked(func() error { return nil }); err != nil {
 			t.Fatal(err)
 		}
 		pages[i] = debug.New(r, debug.Options{})

@@ -37,7 +37,7 @@
 //
 // # Cost
 //
-// A recorded operation costs about 23 ns and no allocation. An observer that does nothing costs 2 ns
+// A recorded operation costs about 23 ns and no allocation. An observer that does nothing costs 3 ns
 // more, because an Event is a place in the ring and copies nothing. BenchmarkCall has these figures: the
 // least of 20 short runs. pg.Options.Recorder: trace.Off records nothing.
 //
@@ -45,20 +45,20 @@
 //
 //	go test -run '^$' -bench Recorder/2/1024 -benchtime 4000x ./pg
 //
-// An all_reduce of 1 KiB took two ranks 1.1 us without a recorder, on two idle CPUs. Four runs had medians in these
+// An all_reduce of 1 KiB took two ranks 1.1 us without a recorder, on two idle CPUs. Seven runs had medians in these
 // ranges. "Before" is the recorder that used sync.Mutex and atomic stores, in runs in turn with the others:
 //
 //	with                      slower by        before
 //	no recorder either        -0.1 to 0.1 %    -0.2 to 0.1 %
-//	a recorder                 2.3 to 2.7 %     4.1 to 4.6 %
+//	a recorder                 2.3 to 2.8 %     4.1 to 4.6 %
 //	one with 8 entries         2.3 to 3.0 %     3.9 to 4.5 %
-//	one with an observer       2.6 to 2.9 %     4.4 to 4.7 %
+//	one with an observer       2.6 to 3.0 %     4.4 to 5.5 %
 //
-// One more run with an observer had 6.8 %, on a CPU that others used: its all_reduce took 1.35 us without a recorder.
+// One of the seven runs with an observer is left out. It had 6.8 %, and its all_reduce took 1.35 us without a recorder.
 //
 // So a call takes some 28 ns more. One locked instruction is left of five: the one that locks the ring. It waits until
 // the stores before it have left the CPU. Package internal/publish has release stores for the others. With the atomic stores
-// of sync/atomic in their place a recorder costs 3.8 to 4.0 %. Race builds have those stores.
+// of sync/atomic in their place a recorder costs 3.9 to 4.1 %. Race builds have those stores.
 // The memory of the ring costs nothing.
 //
 // Reading a clock would take nearly as long again. So the time of the call is not read for a

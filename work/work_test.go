@@ -501,3 +501,39 @@ func TestCompleteWaitsForTheFirst(t *testing.T) {
 		both.Wait()
 	}
 }
+
+// TestEndsWhileOthersLook: Complete, Done and Observe come at the same moment. One Complete counts, every
+// Wait returns, and the observer hears of the end once.
+func TestEndsWhileOthersLook(t *testing.T) {
+	boom := errors.New("boom")
+	for range 2000 {
+		p := work.NewPromise(info)
+		var firsts, told atomic.Int32
+		var all sync.WaitGroup
+		for range 2 {
+			all.Go(func() {
+				if p.Complete(boom) {
+					firsts.Add(1)
+				}
+			})
+			all.Go(func() {
+				<-p.Work().Done()
+				require.ErrorIs(t, p.Work().Err(), boom)
+			})
+			all.Go(func() { require.ErrorIs(t, p.Work().Wait(t.Context()), boom) })
+		}
+		all.Go(func() { observe(p.Work(), counter{&told}, 1) })
+		all.Wait()
+		require.EqualValues(t, 1, firsts.Load())
+		require.EqualValues(t, 1, told.Load())
+	}
+}
+
+// counter is an observer that counts the ends it is told of.
+type counter struct{ n *atomic.Int32 }
+
+func (c counter) Ended(_ uint32, _ uint64, _, _ time.Duration, err error) {
+	if err != nil {
+		c.n.Add(1)
+	}
+}

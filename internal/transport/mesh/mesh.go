@@ -96,6 +96,7 @@ type Base struct {
 	onEnd             func()
 	issued, completed atomic.Uint64
 	failed            chan struct{}
+	fault             atomic.Pointer[transport.Fault] // set under Mu
 
 	// Late returns how long after due a check runs. Tests replace it.
 	Late func(due time.Time) time.Duration
@@ -103,7 +104,6 @@ type Base struct {
 	// Guarded by Mu:
 	peers    []*Peer // nil at the own rank, and where there is no connection yet
 	any      map[uint64]transport.Requests
-	fault    *transport.Fault
 	closed   bool
 	endBy    time.Time // when connections are cut, once the mesh has ended
 	latest   time.Time // the last that endBy may become while the mesh closes
@@ -149,11 +149,7 @@ func (b *Base) SetProgress(issued, completed uint64) {
 func (b *Base) Failed() <-chan struct{} { return b.failed }
 
 // Fault returns what ended the mesh, nil while it works.
-func (b *Base) Fault() *transport.Fault {
-	b.Mu.Lock()
-	defer b.Mu.Unlock()
-	return b.fault
-}
+func (b *Base) Fault() *transport.Fault { return b.fault.Load() }
 
 // Abort implements transport.Mesh.
 func (b *Base) Abort(f *transport.Fault) {
@@ -223,10 +219,10 @@ func (b *Base) check(due time.Time, pause time.Duration) {
 
 // Ended returns how requests end from now on, nil while the mesh works. Mu is held.
 func (b *Base) Ended() error {
-	switch {
-	case b.fault != nil:
-		return b.fault
-	case b.closed:
+	if f := b.fault.Load(); f != nil {
+		return f
+	}
+	if b.closed {
 		return transport.ErrClosed
 	}
 	return nil
@@ -239,7 +235,7 @@ func (b *Base) Fail(f *transport.Fault) {
 	if b.Ended() != nil {
 		return
 	}
-	b.fault = f
+	b.fault.Store(f)
 	close(b.failed)
 	for _, p := range b.peers {
 		if p != nil {

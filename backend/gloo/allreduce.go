@@ -108,6 +108,9 @@ type denseWork struct {
 	red backend.Reduction
 }
 
+// custom is the kind of operators that are functions of the program.
+var custom = backend.Custom("", nil).Kind()
+
 func (q *operation) newDense() error {
 	ts := q.reduce.Tensors
 	for i, t := range ts {
@@ -121,6 +124,9 @@ func (q *operation) newDense() error {
 	}
 	q.reduce.dense = denseWork{ts, red}
 	q.run, q.needsAll = runDense, ts[0].ByteLen() > 0
+	if len(ts) == 1 && red.Before == nil && q.reduce.Op.Kind() != custom {
+		q.early = postsSum // nothing changes the operand before it is published
+	}
 	return nil
 }
 

@@ -70,3 +70,57 @@ func TestGivesAtOnce(t *testing.T) {
 		})
 	}
 }
+
+// TestPostsAtOnce: the call of a small collective that needs all ranks publishes this rank's part. So the
+// call of the last rank has all it needs, though no other rank waits.
+func TestPostsAtOnce(t *testing.T) {
+	ctx := context.Background()
+	sum := func(b *gloo.Backend, x *tensor.Tensor, op backend.ReduceOp) (*work.Work, error) {
+		return b.AllReduce(ctx, list(x), backend.AllReduceOptions{Op: op})
+	}
+	double := backend.CustomOf("double", func(a, b float32) float32 { return a + b })
+	for _, c := range []struct {
+		name   string
+		atOnce bool
+		want   float32 // of 7 on each rank
+		call   func(b *gloo.Backend, x *tensor.Tensor) (*work.Work, error)
+	}{
+		{"all_reduce", true, 14, func(b *gloo.Backend, x *tensor.Tensor) (*work.Work, error) { return sum(b, x, backend.Sum()) }},
+		{"all_reduce of products", false, 28, func(b *gloo.Backend, x *tensor.Tensor) (*work.Work, error) {
+			return sum(b, x, backend.PreMulSum(2))
+		}},
+		{"all_reduce of a custom operator", false, 14, func(b *gloo.Backend, x *tensor.Tensor) (*work.Work, error) {
+			return sum(b, x, double)
+		}},
+		{"all_gather", true, 7, func(b *gloo.Backend, x *tensor.Tensor) (*work.Work, error) {
+			return b.AllGather(ctx, []*tensor.Tensor{vec(0), vec(0)}, x, backend.AllGatherOptions{})
+		}},
+		{"barrier", true, 7, func(b *gloo.Backend, _ *tensor.Tensor) (*work.Work, error) {
+			return b.Barrier(ctx, backend.BarrierOptions{})
+		}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			bs := connected(t, gloo.GroupTimeout, same(gloo.WireNative, 2)...)
+			if !bs[0].InTurn() {
+				t.Skip("the ranks do not share memory")
+			}
+			for i := range 9 { // more than there are slots
+				first, second := bs[i%2], bs[1-i%2]
+				x, y := vec(7), vec(7)
+				w, err := c.call(first, x)
+				require.NoError(t, err)
+				v, err := c.call(second, y)
+				require.NoError(t, err)
+				if c.atOnce {
+					assert.True(t, v.IsCompleted(), "call %d", i)
+				}
+				require.NoError(t, work.WaitAll(ctx, w, v))
+				for _, z := range []*tensor.Tensor{x, y} {
+					got, err := tensor.Data[float32](z)
+					require.NoError(t, err)
+					assert.Equal(t, c.want, got[0])
+				}
+			}
+		})
+	}
+}

@@ -34,7 +34,10 @@ func (b *Backend) Broadcast(ctx context.Context, ts []*tensor.Tensor, o backend.
 	}
 	q := b.spare()
 	q.run, q.result = runBroadcast, append(q.room[:0], ts...)
-	q.args.t, q.args.root, q.gives = t, o.Root, b.rank == o.Root
+	q.args.t, q.args.root = t, o.Root
+	if b.rank == o.Root {
+		q.early = gives
+	}
 	q.print = fingerprint{op: op, dtype: t.DType(), root: o.Root, elements: t.Len(), sized: true}.call()
 	return b.issue(ctx, op, o.Timeout, prefixBroadcast, 1, t.ByteLen(), q)
 }
@@ -147,10 +150,10 @@ func (b *Backend) Reduce(ctx context.Context, t *tensor.Tensor, o backend.Reduce
 	}
 	q := b.spare()
 	q.run, q.needsAll = runReduce, b.rank == o.Root && t.Len() > 0
-	q.args.t, q.args.root, q.args.red, q.gives = t, o.Root, red, b.rank != o.Root
+	q.args.t, q.args.root, q.args.red, q.early = t, o.Root, red, gives
 	q.print = fingerprint{op: op, with: &o.Op, dtype: t.DType(), root: o.Root, elements: t.Len(), sized: true}.call()
 	if b.rank == o.Root {
-		q.result = append(q.room[:0], t)
+		q.result, q.early = append(q.room[:0], t), later
 	}
 	return b.issue(ctx, op, o.Timeout, prefixReduce, 1, t.ByteLen(), q)
 }
@@ -199,7 +202,7 @@ func (b *Backend) AllGather(ctx context.Context, out []*tensor.Tensor, in *tenso
 // issueAllGather issues an all-gather of args.t into args.all.
 func (b *Backend) issueAllGather(ctx context.Context, op work.OpType, timeout time.Duration, q *operation) (*work.Work, error) {
 	in := q.args.t
-	q.needsAll = in.Len() > 0
+	q.needsAll, q.early = in.Len() > 0, postsAll
 	q.print = fingerprint{op: op, dtype: in.DType(), root: -1, elements: in.Len(), sized: true}.call()
 	return b.issue(ctx, op, timeout, prefixAllGather, 1, b.size*in.ByteLen(), q)
 }
@@ -388,7 +391,10 @@ func (b *Backend) gather(ctx context.Context, out []*tensor.Tensor, in *tensor.T
 	q := b.spare()
 	c := &q.args
 	q.run, q.result = runGather, slices.Clone(out)
-	c.t, c.all, c.root, c.even, q.gives = in, q.result, o.Root, even, even && b.rank != o.Root
+	c.t, c.all, c.root, c.even = in, q.result, o.Root, even
+	if even && b.rank != o.Root {
+		q.early = gives
+	}
 	if c.lengths = lengthsOf(c.lengths[:0], out); len(out) == 0 {
 		c.lengths = slices.Grow(c.lengths, b.size)[:b.size]
 		clear(c.lengths)
@@ -433,7 +439,10 @@ func (b *Backend) Scatter(ctx context.Context, out *tensor.Tensor, in []*tensor.
 	}
 	q := b.spare()
 	q.run, q.result = runScatter, append(q.room[:0], out)
-	q.args.t, q.args.all, q.args.root, q.gives = out, append(q.args.room[:0], in...), o.Root, b.rank == o.Root
+	q.args.t, q.args.all, q.args.root = out, append(q.args.room[:0], in...), o.Root
+	if b.rank == o.Root {
+		q.early = gives
+	}
 	q.print = fingerprint{op: op, dtype: out.DType(), root: o.Root, elements: out.Len(), sized: true}.call()
 	return b.issue(ctx, op, o.Timeout, prefixScatter, 1, b.size*out.ByteLen(), q)
 }
@@ -678,13 +687,16 @@ func (b *Backend) splits(op work.OpType, name string, t *tensor.Tensor, splits [
 // Barrier waits for this rank's earlier collectives, then meets the others.
 func (b *Backend) Barrier(ctx context.Context, o backend.BarrierOptions) (*work.Work, error) {
 	q := b.spare()
-	q.run, q.needsAll, q.afterAll = runBarrier, true, true
+	q.run, q.needsAll, q.afterAll, q.early = runBarrier, true, true, postsNone
 	q.print = fingerprint{op: work.Barrier, root: -1}.call()
 	return b.issue(ctx, work.Barrier, o.Timeout, prefixBarrier, 1, 0, q)
 }
 
 func runBarrier(e *engine) error {
 	b, q := e.op.backend, e.op
+	if b.inTurn() {
+		return b.route.barrier(e)
+	}
 	for _, earlier := range b.before(q) {
 		select {
 		case <-earlier.Done():

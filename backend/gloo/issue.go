@@ -52,20 +52,48 @@ func (b *Backend) issue(ctx context.Context, op work.OpType, timeout time.Durati
 	b.enter(o)
 	w := o.Work()
 	b.enqueue(o, bytes)
-	if o.gives && b.atOnce(o) {
+	if o.early != later && b.atOnce(o) {
 		b.next()
 	}
 	return w, nil
 }
 
-// atOnce reports whether the call of o can run it without waiting for another rank. Then the other ranks
-// get the data before this rank waits, or if it does not wait. b.mu is held.
+// early is what the call of a small collective can do in shared memory before it waits.
+type early uint8
+
+const (
+	later     early = iota // nothing
+	gives                  // all, if a slot is free: the rank only gives args.t, or parts of args.all that are as long
+	postsAll               // publish args.t, and all if every rank has published: AllGather
+	postsSum               // the same for reduce.dense: AllReduce
+	postsNone              // the same for a Barrier
+)
+
+// atOnce reports whether the call of o can run it without waiting for another rank. If it cannot, it
+// publishes what it can. Then the other ranks get the data before this rank waits, or if it does not wait.
+// b.mu is held.
 func (b *Backend) atOnce(o *operation) bool {
-	if len(b.waiting) > 1 || len(b.engines) == 0 {
+	if len(b.waiting) > 1 || len(b.engines) == 0 || b.stopped {
 		return false
 	}
 	s, ok := b.route.(*sharedRoute)
-	return ok && s.group.Ready(o.args.t.ByteLen())
+	if !ok {
+		return false
+	}
+	g := s.group
+	if o.early == gives {
+		return g.Ready(o.args.t.ByteLen())
+	}
+	g.Begin(uint32(o.call), o.print.History)
+	switch o.early {
+	case postsAll:
+		return g.PostAllGather(o.args.t.Bytes())
+	case postsSum:
+		w := &o.reduce.dense
+		return g.PostAllReduce(w.ts[0].Bytes(), w.red.Grain)
+	default:
+		return g.PostBarrier()
+	}
 }
 
 // admit checks that an operation can start; on success b.mu is held.

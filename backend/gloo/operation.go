@@ -22,7 +22,7 @@ type operation struct {
 	needsAll   bool // it cannot succeed before every rank has called it
 	afterAll   bool // no rank begins it before its earlier collectives have ended
 	collective bool
-	gives      bool        // this rank only gives args.t, or parts of args.all that are as long
+	early      early
 	queued     bool        // in the queue
 	issued     time.Time   // when, if it is large
 	streak     int         // how many before it were waited for at once

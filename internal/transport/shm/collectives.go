@@ -18,33 +18,6 @@ func (g *Group) start(h header, stop func() error) error {
 	return nil
 }
 
-// readyBytes is up to how many bytes Ready can return true: 4 KiB take 0.1 us to copy.
-const readyBytes = 4 << 10
-
-// Ready reports whether this rank need not wait in the next collective. The rank only sends there: it is
-// the root of a broadcast or a scatter, or it is not the root of a reduce or a gather. It sends n bytes to
-// each rank that receives any, and needs a free slot for them. No collective may be under way on this rank.
-func (g *Group) Ready(n int) bool {
-	if n > min(readyBytes, g.oneShot, g.blockPiece()) {
-		return false
-	}
-	for _, l := range [...]*Limits{&g.limits, &g.mapped} {
-		if all := g.size * n; reaches(l.Broadcast, all) || reaches(l.Reduce, all) || reaches(l.Gather, all) || reaches(l.Scatter, all) {
-			return false
-		}
-	}
-	need := g.next - depth + 3 // see reserve
-	if int32(g.seen-need) >= 0 {
-		return true
-	}
-	for r := range g.segs {
-		if r != g.rank && !reached(g.segs[r].slots[(need-1)%depth].in, need) {
-			return false
-		}
-	}
-	return true
-}
-
 // pipeline runs n pieces of a collective. stage fills this rank's slot with piece k. It is nil
 // if this rank sends nothing. take uses piece k of the call, which is piece p of the group,
 // after this rank has published it. It may be nil.
@@ -54,20 +27,22 @@ func (g *Group) Ready(n int) bool {
 // pieces before p-1.
 func (g *Group) pipeline(n int, stage func(k int, data []byte), take func(k int, p uint32) error) error {
 	first := g.next
+	if g.posted { // the only piece
+		g.posted = false
+		return take(0, first-1)
+	}
 	for k := -1; k < n; k++ {
 		if k+1 < n {
 			p := first + uint32(k+1)
-			s := &g.self.slots[p%depth]
 			if stage != nil {
 				if err := g.reserve(p); err != nil {
 					return err
 				}
 				stage(k+1, g.staged(g.self, p))
-				h := g.op
-				h.piece = p
-				*s.op = h
+				g.publish(p)
+			} else {
+				g.markPublished(p)
 			}
-			g.markPublished(p)
 		}
 		if k >= 0 && take != nil {
 			if err := take(k, first+uint32(k)); err != nil {

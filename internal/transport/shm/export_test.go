@@ -40,6 +40,7 @@ func (g *Group) SetFrom(n int64) {
 	defer g.mu.Unlock()
 	if g.whyStaged == "" {
 		g.limits = uniform(n)
+		g.setEarly()
 	}
 }
 
@@ -49,6 +50,7 @@ func (g *Group) SetMapped(n int64) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	g.mapped = uniform(n)
+	g.setEarly()
 }
 
 // Arena returns options by which each rank has n bytes to allocate, or a little more.

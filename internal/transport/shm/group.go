@@ -140,6 +140,9 @@ type Group struct {
 	// Its one piece lies beside the header; see fitsBeside.
 	beside bool
 
+	early  int  // see setEarly
+	posted bool // the piece before next is of a collective that this rank has not run yet; see post
+
 	past [depth]uint64 // history of the piece that was last published with each slot
 
 	// The operation that collectives belong to; see call.go.
@@ -360,6 +363,7 @@ func (g *Group) configure() {
 	}
 	g.agreeDirect()
 	g.agreeArenas(func(r int) uint64 { return atomic.LoadUint64(g.segs[r].mapped) })
+	g.setEarly()
 }
 
 // Rank returns this rank's number.

@@ -174,11 +174,15 @@ func callIn(room func(n int) []byte, g *shm.Group, op string, seed uint64, no, n
 	if (no+r)%3 > 0 {
 		mixing = joining(elem, mix(elem))
 	}
+	posts := (no+r)%5 < 2 // the others do all in the call
 	var got, want []byte
 	var err error
 	switch op {
 	case "allreduce":
 		got, want = in, reduced(ins)
+		if posts {
+			g.PostAllReduce(in, elem)
+		}
 		err = g.AllReduce(in, mixing, stop)
 	case "reduce":
 		if inPlace {
@@ -198,6 +202,9 @@ func callIn(room func(n int) []byte, g *shm.Group, op string, seed uint64, no, n
 		if inPlace {
 			copy(block(out, r), mine)
 			mine = block(out, r)
+		}
+		if posts {
+			g.PostAllGather(mine)
 		}
 		for i := range p {
 			want = append(want, block(ins[i], 0)...)
@@ -291,6 +298,9 @@ func callIn(room func(n int) []byte, g *shm.Group, op string, seed uint64, no, n
 		}
 		err = g.AllGatherV(got, mine, counts, stop)
 	case "barrier":
+		if posts {
+			g.PostBarrier()
+		}
 		err = g.Barrier(stop)
 	}
 	if err == nil && !bytes.Equal(got, want) {

@@ -98,7 +98,7 @@ func (h *host) AllGatherVBytes(_ context.Context, out, in []byte, counts []int64
 }
 
 func (h *host) mismatch(rank int, err error) error {
-	return h.session.mismatch(h.engine.mesh, h.engine.op, rank, err)
+	return h.session.mismatch(h.engine.mesh, &h.engine.op.called, rank, err)
 }
 
 // denseWork is the all-reduce of strided CPU tensors: this rank's tensors are

@@ -694,16 +694,16 @@ func (b *Backend) Barrier(ctx context.Context, o backend.BarrierOptions) (*work.
 
 func runBarrier(e *engine) error {
 	b, q := e.op.backend, e.op
-	if b.inTurn() {
+	if q.alone {
 		return b.route.barrier(e)
 	}
 	for _, earlier := range b.before(q) {
 		select {
 		case <-earlier.Done():
 		case <-e.ctx.Done():
-			b.giveUp(e.mesh, q, -1, canceled(e.ctx))
+			b.giveUp(e.mesh, &q.called, -1, canceled(e.ctx))
 		case <-e.late():
-			b.giveUp(e.mesh, q, -1, tooLate(q))
+			b.giveUp(e.mesh, &q.called, -1, tooLate(&q.called))
 		}
 		if f := e.mesh.Fault(); f != nil {
 			return b.faultError(q.Info(), f)

@@ -257,7 +257,7 @@ func (e *engine) advance(g *progress, combine func(dst, src []byte)) error {
 			}
 			g.busy[s.Req] = false
 			if err := r.Err(); err != nil {
-				return e.session.failed(e.mesh, e.op, r, err)
+				return e.session.failed(e.mesh, &e.op.called, r, err)
 			}
 		case plan.Reduce:
 			combine(bufs[s.Buf][s.Off:s.Off+s.Len], bufs[s.Src][s.SrcOff:s.SrcOff+s.Len])
@@ -307,7 +307,7 @@ func (e *engine) sleep(done, failed <-chan struct{}, peer int) {
 			if e.announce(peer) {
 				continue
 			}
-			e.giveUp(peer, tooLate(e.op))
+			e.giveUp(peer, tooLate(&e.op.called))
 		}
 		select {
 		case <-done:
@@ -320,9 +320,9 @@ func (e *engine) sleep(done, failed <-chan struct{}, peer int) {
 // giveUp ends the group because the operation timed out or was cancelled.
 func (e *engine) giveUp(peer int, cause error) {
 	if s := e.session; peer < 0 && errors.Is(cause, work.ErrTimeout) {
-		s.fail(e.mesh, e.op, fmt.Errorf("%w: its data were not ready on rank %d", cause, s.rank), s.rank)
+		s.fail(e.mesh, &e.op.called, fmt.Errorf("%w: its data were not ready on rank %d", cause, s.rank), s.rank)
 	} else {
-		s.giveUp(e.mesh, e.op, peer, cause)
+		s.giveUp(e.mesh, &e.op.called, peer, cause)
 	}
 }
 
@@ -387,12 +387,12 @@ func (e *engine) over() error {
 	select {
 	case <-e.mesh.Failed():
 	case <-e.ctx.Done():
-		s.giveUp(e.mesh, e.op, -1, canceled(e.ctx))
+		s.giveUp(e.mesh, &e.op.called, -1, canceled(e.ctx))
 	default:
 		if time.Now().Before(e.until()) {
 			return nil
 		}
-		s.giveUp(e.mesh, e.op, -1, tooLate(e.op))
+		s.giveUp(e.mesh, &e.op.called, -1, tooLate(&e.op.called))
 	}
 	return e.mesh.Fault()
 }

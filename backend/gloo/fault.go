@@ -47,11 +47,11 @@ func (c *cancellation) Words() string {
 	return ""
 }
 
-func tooLate(o *operation) error { return fmt.Errorf("%w after %v", work.ErrTimeout, o.timeout) }
+func tooLate(o *called) error { return fmt.Errorf("%w after %v", work.ErrTimeout, o.timeout) }
 
 // giveUp ends the group because o timed out or was cancelled while it waited for peer. peer is -1
 // if o waited for no one rank.
-func (s *session) giveUp(m transport.Mesh, o *operation, peer int, cause error) {
+func (s *session) giveUp(m transport.Mesh, o *called, peer int, cause error) {
 	if errors.Is(cause, work.ErrTimeout) {
 		s.timeOut(m, o, peer, cause)
 	} else {
@@ -60,13 +60,13 @@ func (s *session) giveUp(m transport.Mesh, o *operation, peer int, cause error) 
 }
 
 // fail ends the group on all ranks because of something that happened here.
-func (s *session) fail(m transport.Mesh, o *operation, cause error, culprit int) {
+func (s *session) fail(m transport.Mesh, o *called, cause error, culprit int) {
 	m.Abort(&transport.Fault{Kind: kindOf(cause), Rank: culprit, Reporter: s.rank, Op: uint8(o.Info().Op), Seq: o.Info().Seq, Err: cause})
 }
 
 // timeOut ends the group because o timed out. It asks the other ranks and blames one of them, or a
 // link. Their answers go to the logger, at level debug.
-func (s *session) timeOut(m transport.Mesh, o *operation, peer int, cause error) {
+func (s *session) timeOut(m transport.Mesh, o *called, peer int, cause error) {
 	e := s.evidence(o, peer)
 	v := diagnose(m, lag.Watch, e)
 	if s.log.Enabled(context.Background(), slog.LevelDebug) {
@@ -76,12 +76,12 @@ func (s *session) timeOut(m transport.Mesh, o *operation, peer int, cause error)
 }
 
 // evidence returns what diagnose fills in, for an operation that waits for peer.
-func (s *session) evidence(o *operation, peer int) *evidence {
+func (s *session) evidence(o *called, peer int) *evidence {
 	return &evidence{self: s.rank, collective: o.collective, call: o.call, hosts: s.layout, peer: peer}
 }
 
 // blame ends the group because o timed out, with the verdict on why.
-func (s *session) blame(m transport.Mesh, o *operation, v verdict, cause error) {
+func (s *session) blame(m transport.Mesh, o *called, v verdict, cause error) {
 	if m.Fault() != nil {
 		return // somebody else was faster
 	}
@@ -108,7 +108,7 @@ func (v verdict) fault(self int, cause error) *transport.Fault {
 
 // failed turns the error of a request into the error of its operation. The mesh fails with any
 // request.
-func (s *session) failed(m transport.Mesh, o *operation, r *transport.Request, err error) error {
+func (s *session) failed(m transport.Mesh, o *called, r *transport.Request, err error) error {
 	if m.Fault() == nil && !errors.Is(err, transport.ErrClosed) {
 		s.fail(m, o, err, r.Peer)
 	}
@@ -120,7 +120,7 @@ func (s *session) failed(m transport.Mesh, o *operation, r *transport.Request, e
 }
 
 // mismatch ends the group because what rank sent for o does not fit.
-func (s *session) mismatch(m transport.Mesh, o *operation, rank int, err error) error {
+func (s *session) mismatch(m transport.Mesh, o *called, rank int, err error) error {
 	err = fmt.Errorf("%w: %w", work.ErrMismatch, err)
 	s.mismatchTold.Store(true)
 	s.fail(m, o, err, rank)

@@ -42,6 +42,7 @@ func (b *Backend) issue(ctx context.Context, op work.OpType, timeout time.Durati
 	}
 	defer b.mu.Unlock()
 	o.begin(b, ctx, op, timeout)
+	o.future.op, o.future.sync = o, o.sync
 	if b.native {
 		tags = 1
 	}
@@ -73,7 +74,7 @@ const (
 // publishes what it can. Then the other ranks get the data before this rank waits, or if it does not wait.
 // b.mu is held.
 func (b *Backend) atOnce(o *operation) bool {
-	if len(b.waiting) > 1 || len(b.engines) == 0 || b.stopped {
+	if !o.alone || len(b.engines) == 0 || b.stopped {
 		return false
 	}
 	s, ok := b.route.(*sharedRoute)
@@ -149,8 +150,8 @@ func (b *Backend) Revoke() {
 	}
 }
 
-// begin fills in an operation that has been admitted. b.mu is held.
-func (o *operation) begin(b *Backend, ctx context.Context, op work.OpType, timeout time.Duration) {
+// begin fills in a call that has been admitted. b.mu is held.
+func (o *called) begin(b *Backend, ctx context.Context, op work.OpType, timeout time.Duration) {
 	if timeout <= 0 {
 		timeout = time.Duration(b.timeout.Load())
 	}
@@ -158,10 +159,9 @@ func (o *operation) begin(b *Backend, ctx context.Context, op work.OpType, timeo
 		o.future = new(future)
 	}
 	o.Init(work.Info{Op: op, Seq: b.seq, Group: b.group, Rank: b.rank})
-	o.backend, o.op = b, o
+	o.backend = b
 	o.ctx, o.timeout = ctx, timeout
 	o.RunBy(o.future)
-	o.future.sync = o.sync
 	b.seq++
 }
 

@@ -108,7 +108,7 @@ func (b *Backend) p2pOp(ctx context.Context, op work.OpType, o backend.P2POption
 // message is a send or a receive on its way. No goroutine waits for it, unless
 // a caller does; the request tells it that it has ended.
 type message struct {
-	operation
+	called
 	own      future
 	r        transport.Request
 	mesh     transport.Mesh
@@ -249,11 +249,11 @@ func (q *message) giveUp() {
 	if q.Finished() || !q.Expired() {
 		return
 	}
-	cause := tooLate(&q.operation)
+	cause := tooLate(&q.called)
 	if q.ctx.Err() != nil {
 		cause = canceled(q.ctx)
 	}
-	q.backend.giveUp(q.mesh, &q.operation, q.peer, cause)
+	q.backend.giveUp(q.mesh, &q.called, q.peer, cause)
 }
 
 // Help makes messages go on while the caller waits.
@@ -265,6 +265,9 @@ func (q *message) Help(ctx context.Context) {
 		h.PollUntil(q)
 	}
 }
+
+// EndsWith reports whether the message ends with ctx.
+func (q *message) EndsWith(ctx context.Context) bool { return q.ctx.Done() == ctx.Done() }
 
 // Finished implements shm.Waiter and transport.Waiter.
 func (q *message) Finished() bool { return q.Work().IsCompleted() }
@@ -305,7 +308,7 @@ func (q *message) finish() {
 	defer q.backend.p2p.Done()
 	err := q.r.Err()
 	if err != nil {
-		err = q.backend.failed(q.mesh, &q.operation, &q.r, err)
+		err = q.backend.failed(q.mesh, &q.called, &q.r, err)
 	} else if q.out != nil {
 		q.SetSource(q.r.Peer)
 		q.room[0] = q.out

@@ -16,7 +16,7 @@ import (
 
 // await ends a request that no engine waits for, posted to or from peer. A
 // message that has come wins over a context that has ended.
-func (b *Backend) await(m transport.Mesh, o *operation, r *transport.Request, peer int) error {
+func (b *Backend) await(m transport.Mesh, o *called, r *transport.Request, peer int) error {
 	t := time.NewTimer(o.timeout)
 	defer t.Stop()
 	select {
@@ -50,6 +50,7 @@ func (b *Backend) MonitoredBarrier(ctx context.Context, o backend.MonitoredBarri
 		return err
 	}
 	q.begin(b, ctx, work.Barrier, o.Timeout)
+	q.op = q
 	q.collective, q.call = true, b.calls
 	in, out := b.tag, b.tag+1
 	b.tag += 2
@@ -92,8 +93,8 @@ func (b *Backend) monitored(q *operation, in, out uint32) error {
 	me := binary.LittleEndian.AppendUint32(nil, uint32(b.rank))
 	if b.rank != 0 {
 		hello, bye := post(in, 0, true, me), post(out, 0, false, make([]byte, 4))
-		err := b.await(b.meshFor(in), q, hello, 0)
-		if e := b.await(b.meshFor(out), q, bye, 0); err == nil {
+		err := b.await(b.meshFor(in), &q.called, hello, 0)
+		if e := b.await(b.meshFor(out), &q.called, bye, 0); err == nil {
 			err = e
 		}
 		return err
@@ -109,7 +110,7 @@ func (b *Backend) monitored(q *operation, in, out uint32) error {
 	}
 	for r := 1; r < b.size; r++ {
 		if want := binary.LittleEndian.AppendUint32(nil, uint32(r)); !bytes.Equal(came[r], want) {
-			return b.mismatch(b.meshFor(in), q, r, fmt.Errorf("rank %d said it was rank %d", r, int32(binary.LittleEndian.Uint32(came[r]))))
+			return b.mismatch(b.meshFor(in), &q.called, r, fmt.Errorf("rank %d said it was rank %d", r, int32(binary.LittleEndian.Uint32(came[r]))))
 		}
 	}
 	for r := 1; r < b.size; r++ {
@@ -117,7 +118,7 @@ func (b *Backend) monitored(q *operation, in, out uint32) error {
 	}
 	var first error
 	for r := 1; r < b.size; r++ {
-		if err := b.await(b.meshFor(out), q, reqs[r], r); err != nil && first == nil {
+		if err := b.await(b.meshFor(out), &q.called, reqs[r], r); err != nil && first == nil {
 			first = err
 		}
 	}
@@ -154,23 +155,23 @@ func (b *Backend) hearAll(late context.Context, q *operation, reqs []*transport.
 					missing = append(missing, r)
 					continue
 				}
-				b.giveUp(m, q, r, canceled(q.ctx))
+				b.giveUp(m, &q.called, r, canceled(q.ctx))
 				<-reqs[r].Done()
 			}
 		}
 		here = append(here, r)
 		if err := reqs[r].Err(); err != nil && failed == nil {
-			failed = b.failed(m, q, reqs[r], err)
+			failed = b.failed(m, &q.called, reqs[r], err)
 		}
 	}
 	if len(missing) == 0 {
 		return failed
 	}
-	v := diagnose(m, lag.Watch, b.evidence(q, missing[0]))
+	v := diagnose(m, lag.Watch, b.evidence(&q.called, missing[0]))
 	if v.rank < 0 {
 		v = verdict{rank: missing[0], other: -1, why: "nothing else is known of them"}
 	}
-	b.blame(m, q, v, fmt.Errorf("%w: [Rank 0]: Ranks %s failed to pass monitoredBarrier in %d ms; these came: %s",
+	b.blame(m, &q.called, v, fmt.Errorf("%w: [Rank 0]: Ranks %s failed to pass monitoredBarrier in %d ms; these came: %s",
 		work.ErrTimeout, list(missing), q.timeout.Milliseconds(), list(here)))
 	for _, r := range missing {
 		<-reqs[r].Done()

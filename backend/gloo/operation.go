@@ -10,26 +10,32 @@ import (
 	"github.com/c10d-go/c10d/work"
 )
 
-// operation is one call on its way.
-type operation struct {
+// called is what a collective and a message know of their call.
+type called struct {
 	*future
 	ctx        context.Context
 	timeout    time.Duration
-	prefix     uint8 // Gloo's number of the collective, in the slot
-	tag        uint32
 	call       uint64 // which collective this is, counted from 0
-	print      transport.Call
-	needsAll   bool // it cannot succeed before every rank has called it
-	afterAll   bool // no rank begins it before its earlier collectives have ended
+	tag        uint32
 	collective bool
-	early      early
-	queued     bool        // in the queue
-	issued     time.Time   // when, if it is large
-	streak     int         // how many before it were waited for at once
-	unwatch    func() bool // stops watching ctx on behalf of the queue; may be nil
-	run        func(e *engine) error
-	sync       func(work.Stream) error // orders a stream after the result; may be nil
-	result     []*tensor.Tensor
+}
+
+// operation is a collective on its way.
+type operation struct {
+	called
+	prefix   uint8 // Gloo's number of the collective, in the slot
+	needsAll bool  // it cannot succeed before every rank has called it
+	afterAll bool  // no rank begins it before its earlier collectives have ended
+	early    early
+	queued   bool // in the queue
+	alone    bool // no collective was under way when it was called
+	print    transport.Call
+	issued   time.Time   // when, if it is large
+	streak   int         // how many before it were waited for at once
+	unwatch  func() bool // stops watching ctx on behalf of the queue; may be nil
+	run      func(e *engine) error
+	sync     func(work.Stream) error // orders a stream after the result; may be nil
+	result   []*tensor.Tensor
 
 	*arguments // nil unless spare has made the operation
 }

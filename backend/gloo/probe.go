@@ -18,7 +18,7 @@ func (b *Backend) Probe() backend.Probe {
 	}
 	s.running.Add(1)
 	if len(b.inflight) > 0 {
-		waits = append(waits, waitOf(b.inflight[0], -1, time.Time{}))
+		waits = append(waits, waitOf(&b.inflight[0].called, -1, time.Time{}))
 	}
 	b.mu.Unlock()
 	defer s.running.Done()
@@ -54,7 +54,7 @@ func (s *waitLog) oldestMessage() *wait {
 	if q == nil {
 		return nil
 	}
-	w := waitOf(&q.operation, q.peer, time.Time{})
+	w := waitOf(&q.called, q.peer, time.Time{})
 	return &w
 }
 

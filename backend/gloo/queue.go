@@ -65,6 +65,7 @@ func (b *Backend) enqueue(o *operation, bytes int) {
 	o.queued = true
 	b.waiting = append(b.waiting, o)
 	b.inflight = append(b.inflight, o)
+	o.alone = len(b.inflight) == 1
 	b.waits.collectives.start(o.future)
 	if len(b.waiting) > len(b.engines) && o.ctx.Done() != nil {
 		b.p2p.Add(1)
@@ -211,7 +212,7 @@ func (b *Backend) next() {
 // panicked with value, or ended its goroutine.
 func (b *Backend) panicked(e *engine, value any) error {
 	p := work.Recovered(value)
-	b.fail(e.mesh, e.op, p, b.rank)
+	b.fail(e.mesh, &e.op.called, p, b.rank)
 	if g := b.memory(); g != nil {
 		g.Abort(p) // or an operation that begins before the mesh's end gets there would disturb the others
 	}
@@ -234,7 +235,7 @@ func (b *Backend) cancelQueued(o *operation) {
 	queued := o.queued
 	b.mu.Unlock()
 	if queued {
-		b.giveUp(b.meshFor(o.tag), o, -1, canceled(o.ctx))
+		b.giveUp(b.meshFor(o.tag), &o.called, -1, canceled(o.ctx))
 	}
 }
 
@@ -253,7 +254,7 @@ func (b *Backend) setResult(o *operation, err error) error {
 	}
 	if err != nil && b.fault() == nil {
 		// It failed on this rank alone: the others wait for its messages.
-		b.fail(b.meshFor(o.tag), o, err, b.rank)
+		b.fail(b.meshFor(o.tag), &o.called, err, b.rank)
 	}
 	return err
 }

@@ -266,7 +266,7 @@ func (e *engine) finish(chunk, i int) (at int, err error) {
 		s := g.step
 		e.release(chunk)
 		if s.Seal != 0 && s.Ranks[s.Root] != e.session.rank && !sealFits(g.bufs[plan.Out], s.Seal) {
-			return g.at, e.session.mismatch(e.mesh, e.op, s.Ranks[s.Root], errors.New("the lengths of its blocks are not those that were expected"))
+			return g.at, e.session.mismatch(e.mesh, &e.op.called, s.Ranks[s.Root], errors.New("the lengths of its blocks are not those that were expected"))
 		}
 	}
 }
@@ -307,7 +307,7 @@ func (e *engine) await(g *progress) error {
 // endBetween ends the steps that are under way. The operation has failed.
 func (e *engine) endBetween(err error) {
 	if len(e.free) < len(e.between) && e.mesh.Fault() == nil {
-		e.session.fail(e.mesh, e.op, err, e.session.rank)
+		e.session.fail(e.mesh, &e.op.called, err, e.session.rank)
 	}
 	e.drain()
 }

@@ -105,7 +105,7 @@ func (b *Backend) lookAtCollectives() {
 		b.mu.Unlock()
 		return
 	}
-	w := waitOf(o, -1, s.collectives.since)
+	w := waitOf(&o.called, -1, s.collectives.since)
 	s.running.Add(1)
 	b.mu.Unlock()
 	defer s.running.Done()
@@ -153,7 +153,7 @@ func (b *Backend) lookAtMessages() {
 		s.mu.Unlock()
 		return
 	}
-	w := waitOf(&q.operation, q.peer, s.messages.since)
+	w := waitOf(&q.called, q.peer, s.messages.since)
 	s.running.Add(1)
 	s.mu.Unlock()
 	defer s.running.Done()
@@ -167,7 +167,7 @@ func (b *Backend) lookAtMessages() {
 
 // during writes about o, which is not queued, until the returned function is called.
 func (s *waitLog) during(ctx context.Context, b *Backend, o *operation) (stop func()) {
-	w := waitOf(o, -1, time.Now())
+	w := waitOf(&o.called, -1, time.Now())
 	ctx, cancel := context.WithDeadline(waiting.WithFirst(ctx, s.first), w.until)
 	end := waiting.Start(ctx, logger(s.options), func(context.Context) (string, []slog.Attr) { return s.missing(b, w) })
 	return func() {
@@ -198,7 +198,7 @@ type wait struct {
 }
 
 // waitOf describes an operation, which must not have ended.
-func waitOf(o *operation, peer int, since time.Time) wait {
+func waitOf(o *called, peer int, since time.Time) wait {
 	w := wait{info: o.Info(), collective: o.collective, call: o.call, tag: o.tag, peer: peer, since: since, until: since.Add(o.timeout)}
 	if d, ok := o.ctx.Deadline(); ok && d.Before(w.until) {
 		w.until = d

@@ -779,7 +779,7 @@ func (g *ProcessGroup) RecvAnySource(ctx context.Context, t *tensor.Tensor, o ba
 // Barrier ends when every rank has called it.
 func (g *ProcessGroup) Barrier(ctx context.Context, o backend.BarrierOptions) (*work.Work, error) {
 	b, err := g.backend(work.Barrier, o.Device)
-	if o.Device == tensor.CPU && g.now().backends[tensor.CPU] == nil {
+	if o.Device == tensor.CPU && g.now().forCPU == nil {
 		b, err = g.of(work.Barrier) // CPU is what no choice looks like
 	}
 	if err != nil {

@@ -72,11 +72,14 @@ func (b *Backend) peer(op work.OpType, t *tensor.Tensor, rank int, r role) error
 // p2pOp posts a send (out is nil) or a receive into buf, which is out's own
 // memory or a packed stand-in for it.
 func (b *Backend) p2pOp(ctx context.Context, op work.OpType, o backend.P2POptions, peer int, buf []byte, out *tensor.Tensor) (*work.Work, error) {
-	q := &message{mesh: b.meshOfMessages(o.Tag), peer: peer, out: out}
-	q.future = &q.own
 	if err := b.admit(ctx, op); err != nil {
 		return nil, err
 	}
+	q := b.messages.fresh
+	if q == nil {
+		q = new(message)
+	}
+	q.future, q.mesh, q.peer, q.out = &q.own, b.meshOfMessages(o.Tag), peer, out
 	q.begin(b, ctx, op, o.Timeout)
 	q.RunBy(q)
 	q.tag = o.Tag
@@ -98,6 +101,7 @@ func (b *Backend) p2pOp(ctx context.Context, op work.OpType, o backend.P2POption
 	default:
 		q.mesh.RecvAny(&q.r)
 	}
+	b.messages.fresh = new(message)
 	b.mu.Unlock()
 	if !q.Finished() {
 		b.messages.add(q)
@@ -130,6 +134,8 @@ type message struct {
 // post is moved by the mesh itself, since perhaps nobody waits for it. A message that takes long is
 // watched.
 type messages struct {
+	fresh *message // for the next call; made while the peer works on the last one. Under Backend.mu
+
 	mu      sync.Mutex
 	head    *message
 	last    *message
@@ -259,8 +265,9 @@ func (q *message) giveUp() {
 // Help makes messages go on while the caller waits.
 func (q *message) Help(ctx context.Context) {
 	if d := q.backend.direct; d != nil {
-		d.PollUntil(q, ctx.Done())
-		q.giveUp()
+		if d.PollUntil(q, ctx.Done()); !q.Finished() {
+			q.giveUp()
+		}
 	} else if h, ok := q.mesh.(transport.Poller); ok {
 		h.PollUntil(q)
 	}
@@ -310,7 +317,9 @@ func (q *message) finish() {
 	if err != nil {
 		err = q.backend.failed(q.mesh, &q.called, &q.r, err)
 	} else if q.out != nil {
-		q.SetSource(q.r.Peer)
+		if q.peer < 0 {
+			q.SetSource(q.r.Peer)
+		}
 		q.room[0] = q.out
 		q.SetResult(q.room[:]...)
 		if own := q.out.Bytes(); own == nil && q.out.Len() > 0 {

@@ -172,13 +172,54 @@ func TestPromptDrops(t *testing.T) {
 
 // TestObserverPanics: an operation ends even if an observer panicked when it was called.
 func TestObserverPanics(t *testing.T) {
-	r := New(Options{Observers: []Observer{listener{called: func(Event) { panic("observer") }, ended: func(Event) {}}}})
+	ends := 0
+	r := New(Options{Entries: 1, Observers: []Observer{listener{called: func(Event) { panic("observer") }, ended: func(Event) { ends++ }}}})
 	g := r.Join(Member{Name: "0", Ranks: []int{0}, Prompt: true})
 	var c Call
 	c.Begin(g, &named{name: "gloo"}, work.Barrier, nil, nil, -1, 0)
 	p := work.NewPromise(work.Info{Op: work.Barrier})
 	require.PanicsWithValue(t, "observer", func() { _, _ = c.Issued(p.Work(), nil) })
 	require.True(t, p.Complete(nil))
+	require.Equal(t, 1, ends)
+	require.False(t, r.Operations()[0].Ended.IsZero())
+}
+
+// TestFrames: the first function of a stack is the one that has called package pg, whatever the backend is.
+func TestFrames(t *testing.T) {
+	b := &named{name: "gloo"}
+	for _, prompt := range []bool{false, true} {
+		r := New(Options{Stacks: true})
+		g := r.Join(Member{Name: "0", Ranks: []int{0}, Prompt: prompt})
+		for _, call := range []func(c *Call){
+			func(c *Call) { _, _ = c.Issued(work.Completed(work.Info{Op: work.Barrier}, nil), nil) },
+			func(c *Call) { _ = c.Blocked(func() error { return nil }) },
+		} {
+			var c Call
+			c.Begin(g, b, work.Barrier, nil, nil, -1, 0)
+			call(&c)
+		}
+		ops := r.Operations()
+		require.Len(t, ops, 2)
+		for _, o := range ops {
+			require.Contains(t, o.Frames()[0].Function, "trace.TestFrames", "prompt %v", prompt)
+		}
+	}
+}
+
+// TestEndedBeforeItBegan: an operation that ends before it began took no time.
+func TestEndedBeforeItBegan(t *testing.T) {
+	for _, prompt := range []bool{false, true} {
+		var took time.Duration
+		r := New(Options{Observers: []Observer{listener{called: func(Event) {}, ended: func(e Event) { took = e.Took() }}}})
+		g := r.Join(Member{Name: "0", Ranks: []int{0}, Prompt: prompt})
+		var c Call
+		c.Begin(g, &named{name: "gloo"}, work.Barrier, nil, nil, -1, 0)
+		p := work.NewPromise(work.Info{Op: work.Barrier})
+		p.Complete(nil)
+		_, err := c.Issued(p.Work(), nil)
+		require.NoError(t, err)
+		require.GreaterOrEqual(t, took, time.Duration(0))
+	}
 }
 
 // listener is an observer made of functions.

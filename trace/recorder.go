@@ -41,8 +41,8 @@ type Options struct {
 // Observer is told of the operations of a rank. Its methods are called on the goroutines that call and
 // run operations, with locks of the backend held: they must return soon and must not call the group.
 type Observer interface {
-	// Called comes when the operation is called, and before Ended. A backend.Prompt has the operation then,
-	// another backend does not. Seq, Began and Ended are not known yet.
+	// Called comes when the operation is called, and before Ended. A backend.Prompt has the operation then, which
+	// goes on if Called panics. Another backend does not have it. Seq, Began and Ended are not known yet.
 	Called(e Event)
 
 	// Ended comes when the operation has ended, or was refused: Began is zero then.
@@ -138,12 +138,15 @@ func (o *Operation) Frames() []runtime.Frame {
 	var all []runtime.Frame
 	for next, more := runtime.CallersFrames(o.stack), true; more; {
 		var f runtime.Frame
-		if f, more = next.Next(); f.Function != "" && !strings.HasPrefix(f.Function, "runtime.") {
+		if f, more = next.Next(); f.Function != "" && !strings.HasPrefix(f.Function, "runtime.") && !strings.HasPrefix(f.Function, ownFrames) {
 			all = append(all, f)
 		}
 	}
 	return all
 }
+
+// ownFrames are those of the recorder itself. How many there are depends on the backend.
+const ownFrames = "github.com/c10d-go/c10d/trace.(*Call)."
 
 // Bytes returns the size of this rank's input, or of its output where it has no input.
 func (o *Operation) Bytes() int64 {
@@ -453,15 +456,12 @@ func (c *Call) enter(w unsafe.Pointer) int {
 	g.last = e
 	if r.stacks != nil {
 		r.stacks[at] = stack{}
-		runtime.Callers(callersOfEnter, r.stacks[at][:])
+		runtime.Callers(2, r.stacks[at][:]) // without Callers and enter
 	}
 	e.work = w // no atomic store: others read it with r.lock
 	r.lock.Unlock()
 	return at + 1
 }
-
-// callersOfEnter leaves out runtime.Callers, enter, and who calls it.
-const callersOfEnter = 3
 
 // tellCalled tells the observers of a call.
 func (r *Recorder) tellCalled(entry int) {
@@ -490,12 +490,14 @@ func (c *Call) Issued(w *work.Work, err error) (*work.Work, error) {
 		return w, nil
 	}
 	entry := c.enter(unsafe.Pointer(w)) // has that write in Lock
-	if entry != 0 {
-		for _, x := range r.options.Observers { // tellCalled takes 2 ns more
-			x.Called(Event{recorder: r, at: entry - 1})
-		}
+	if entry == 0 || len(r.options.Observers) == 0 {
+		w.Observe(uint32(entry))
+		return w, nil
 	}
-	w.Observe(uint32(entry))
+	defer w.Observe(uint32(entry))          // also if an observer panics
+	for _, x := range r.options.Observers { // tellCalled takes 2 ns more
+		x.Called(Event{recorder: r, at: entry - 1})
+	}
 	return w, nil
 }
 
@@ -614,14 +616,14 @@ func (r *Recorder) operation(at int, w unsafe.Pointer) (o Operation) {
 
 // Operations returns what the recorder has, oldest first.
 func (r *Recorder) Operations() []Operation {
+	all := make([]Operation, 0, r.options.Entries)
 	r.lock.Lock()
-	defer r.lock.Unlock()
-	all := make([]Operation, 0, len(r.entries))
 	for i := range r.entries {
 		if e := &r.entries[i]; e.group != nil {
 			all = append(all, r.operation(i, atomic.LoadPointer(&e.work)))
 		}
 	}
+	r.lock.Unlock()
 	slices.SortFunc(all, func(a, b Operation) int { return cmp.Compare(a.Record, b.Record) })
 	return all
 }

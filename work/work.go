@@ -219,7 +219,8 @@ func (w *Work) SourceRank() (int, error) {
 
 // Observer is told when operations end. See Work.Announce.
 type Observer interface {
-	// Ended is called once, before the Work shows that it has ended. The times are since Origin.
+	// Ended is called once: before the Work shows that it has ended, or from Observe, if that comes later. The
+	// times are since Origin.
 	// seq is that of Info. began is 0 if the operation never ran. Locks of the backend are held:
 	// Ended must return soon and must not call the Work, its group or its backend.
 	Ended(token uint32, seq uint64, began, ended time.Duration, err error)
@@ -249,7 +250,11 @@ func (w *Work) Observe(token uint32) {
 	<-w.Done()
 	if w.observer != nil && token != 0 {
 		began := w.Began()
-		w.observer.Ended(token, w.info.Seq, began, began+w.duration, w.err)
+		ended := began + w.duration
+		if began == 0 {
+			ended = time.Since(base)
+		}
+		w.observer.Ended(token, w.info.Seq, began, ended, w.err)
 	}
 }
 

@@ -22,8 +22,8 @@ func (g *Group) setEarly() {
 
 // Ready reports whether this rank need not wait in the next collective. The rank only sends there: it is
 // the root of a broadcast or a scatter, or it is not the root of a reduce or a gather. It sends n bytes to
-// each rank that receives any, and needs a free slot for them.
-func (g *Group) Ready(n int) bool { return n <= g.early && g.slotFree() }
+// each rank that receives any, and needs a free slot for them. A rank of a group that has failed may wait for the reason.
+func (g *Group) Ready(n int) bool { return n <= g.early && g.refusal() == nil && g.slotFree() }
 
 // slotFree reports whether reserve need not wait for the next slot.
 func (g *Group) slotFree() bool {

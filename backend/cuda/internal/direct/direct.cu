@@ -1381,7 +1381,7 @@ template <int U, int N> struct Mover {
 
   // write brings a span to where a peer has told: the tiles behind the first one of each channel. Few writers take
   // some tiles in turn: with shares of equal size the slowest one ends 6 % later. For many writers the turns cost
-  // more than that. It returns false if the peer has failed.
+  // more than that. It returns false, to all lanes, if the peer has failed.
   DEVICE bool write(const Move &m, const Channel &ch, u32 peer, u64 into) {
     const u64 bytes = m.send[peer].bytes;
     const u32 dealt = (u32)((bytes + K::tile * 16 - 1) / (K::tile * 16));
@@ -1411,7 +1411,8 @@ template <int U, int N> struct Mover {
       then = turns ? turn(m.c, ch, peer, parts, writers) : mine + writers;
       looked += some;
       if (looked >= lookTiles) {
-        if (over != 0) {
+        // The lanes leave together: they learn from each other what is next.
+        if (any(over != 0)) {
           report(m.c.host, m.c.failed, Aborted, peer, x.w, x.cur);
           return false;
         }

@@ -202,7 +202,9 @@ type Options struct {
 // Form is how a call is done. All ranks need the same. The bits do not depend on it.
 type Form struct {
 	// TwoShot has an all_reduce be a reduce_scatter and an all_gather: in two launches with two ranks, in one with
-	// more. Else, and where a rank would have no part, each rank sends everything to all others.
+	// more. With more than two ranks it has a broadcast be a scatter and an all_gather, and a reduce a reduce_scatter
+	// and a gather, in one launch each. Else, and where a rank would have no part, each rank sends everything to all
+	// that need it.
 	TwoShot bool
 
 	// Blocks is the most blocks of a launch. 0 and more than Options.Blocks mean Options.Blocks.

@@ -11,8 +11,7 @@ func TestF34Conformance(t *testing.T) {
 	transporttest.Run(t, transporttest.Config{
 		New: func(t testing.TB, size int) []transport.Mesh {
 			ms := make([]transport.Mesh, size)
-			for i, m := range group(t, size) {
-				m.Limits = patient
+			for i, m := range changed(t, size, func(m *Mesh) { m.Limits = patient }) {
 				ms[i] = m
 			}
 			return ms

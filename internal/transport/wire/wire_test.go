@@ -34,10 +34,14 @@ func tcpPair(t testing.TB) (net.Conn, net.Conn) {
 }
 
 // group returns the meshes of a whole group over loopback.
-func group(t testing.TB, size int) []*Mesh {
+func group(t testing.TB, size int) []*Mesh { return changed(t, size, func(*Mesh) {}) }
+
+// changed is group with meshes that a function changes before they are connected.
+func changed(t testing.TB, size int, change func(m *Mesh)) []*Mesh {
 	ms := make([]*Mesh, size)
 	for i := range ms {
 		ms[i] = New(i, size, Options{})
+		change(ms[i])
 		m := ms[i]
 		t.Cleanup(func() { m.Close() })
 	}

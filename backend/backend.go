@@ -248,7 +248,8 @@ type GatherOptions struct {
 
 // Prompt is a backend whose calls return soon, whatever other ranks and devices do. Package pg records
 // such a call when it has returned, which costs less. It records a call of another backend before, so that
-// the recorder shows a call that does not return.
+// the recorder shows a call that does not return. What the program's own functions do in a call, such as those of a
+// registered work, is up to the program.
 type Prompt interface {
 	// Prompt does nothing: it says that the calls are prompt.
 	Prompt()

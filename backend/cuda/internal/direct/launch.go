@@ -857,7 +857,7 @@ func twoShots(bytes, parts int, form Form) bool {
 	return form.TwoShot && partOf(bytes, parts)*(parts-1) < bytes
 }
 
-// roles is who does what, as sets of ranks. Givers have operands, owners combine a part
+// roles are three sets of ranks. Givers have operands, owners combine a part
 // each, in the order of the ranks, and takers get the results.
 type roles struct{ givers, owners, takers uint32 }
 

@@ -399,7 +399,7 @@ func (m *model) arrive(i int) bool {
 			return false
 		}
 	}
-	// A rank that has failed takes nothing any more, so it does not matter what is in its slots.
+	// A rank that has failed takes nothing any more. What is in its slots does not matter.
 	if s.push && m.mem[s.at] != free && !m.failed[s.at/(m.ranks*m.channels*m.depth*slotWords)] {
 		m.fault = fmt.Errorf("a push of rank %d in call %d hits a slot that is not free", s.lane.w.rank, s.lane.call)
 	}

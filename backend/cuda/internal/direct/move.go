@@ -279,7 +279,7 @@ func (c *Comm) equal(n int) (all [window.MostRanks]Span) {
 // shorter.
 func partOf(bytes, parts int) int { return (bytes + 16*parts - 1) / (16 * parts) * 16 }
 
-// spread is the second half of an all_reduce of two ranks in two shots: each has its part at its place and gets the
+// spread is the second half of an all_reduce of two ranks in two shots. Each has its part at its place, and gets the
 // other one. The caller holds c.mu.
 func (c *Comm) spread(s Launcher, at driver.Ptr, bytes int, form Form) error {
 	part := partOf(bytes, c.ranks)

@@ -40,8 +40,9 @@ const (
 	// answerIn is how long an answer may take until the connection counts as silent.
 	answerIn = 150 * time.Millisecond
 
-	// lateAnswer is how late all answers are if this rank may be slow. With 2 Mbit/s they took 36 ms and
-	// more while the words of ranks that had left were on their way.
+	// lateAnswer is how much longer than a packet all answers take if this rank may be slow. With 2 Mbit/s
+	// they took 36 ms and more while the words of ranks that had left were on their way. Without TCP_INFO
+	// answerIn takes its place.
 	lateAnswer = 20 * time.Millisecond
 
 	// heardFor is for how long an answer shows that the peer is alive.
@@ -83,7 +84,8 @@ type inquiry struct {
 	answers    int                        // how many there were
 	sample     uint64                     // bytes of messages moved at sampleAt
 	sampleAt   time.Time
-	rate       uint64 // bytes a second before sampleAt
+	rate       uint64        // bytes a second before sampleAt
+	least      time.Duration // that a packet to the peer and its acknowledgement took, 0 if unknown
 
 	paddedPing  bool          // the next PING is long
 	readsLong   bool          // the peer asks long questions, and so understands Link.Long
@@ -221,6 +223,9 @@ func (p *Peer) ask(ping Ping, long bool) bool {
 // measure counts the bytes of messages on the connections.
 func (p *Peer) measure(now time.Time) traffic {
 	t := p.traffic()
+	if t.least > 0 && (p.least == 0 || t.least < p.least) {
+		p.least = t.least
+	}
 	bytes := t.acked + p.link.Received()
 	switch d := now.Sub(p.sampleAt); {
 	case d > sampleFor || bytes < p.sample:
@@ -240,6 +245,7 @@ func (p *Peer) traffic() (sum traffic) {
 		t := trafficOf(c)
 		if i == 0 {
 			t = p.unpadded(t)
+			sum.least = t.least
 		}
 		sum.acked += t.acked
 		sum.queue += t.queue
@@ -367,8 +373,7 @@ func (b *Base) answer(round uint64, about [2]int) Pong {
 // describe returns what this rank knows of its connection with p.
 func (p *Peer) describe(waits bool) transport.Link {
 	now := time.Now()
-	asked := now.Sub(p.unanswered)
-	late := !p.unanswered.IsZero() && asked >= answerIn
+	late := p.overdue(now)
 	l := transport.Link{Peer: p.Rank, Waits: waits, Answered: p.lost == nil && !late && now.Sub(p.heard) < heardFor}
 	if now.Sub(p.heard) < sampleFor {
 		l.RTT = p.rtt()
@@ -385,7 +390,7 @@ func (p *Peer) describe(waits bool) transport.Link {
 	case p.lost != nil:
 		l.Silent, l.Quiet = max(now.Sub(p.askedAt), time.Millisecond), t.quiet
 	case late:
-		l.Silent, l.Quiet = asked, t.quiet
+		l.Silent, l.Quiet = now.Sub(p.unanswered), t.quiet
 	case l.Answered && t.queue >= longQueue:
 		// The answer has overtaken the data, on another connection or while TCP waited to send lost
 		// packets again.
@@ -451,13 +456,26 @@ func (b *Base) hearsLate() bool {
 	for _, p := range b.peers {
 		switch {
 		case p == nil || !p.Native || p.Gone != nil || far && p.Near || p.askedAt.IsZero() || now.Sub(p.askedAt) > sampleFor:
-		case p.lost == nil && p.answers > 0 && p.rtt() < lateAnswer && (p.unanswered.IsZero() || now.Sub(p.unanswered) < answerIn):
+		case p.lost == nil && p.answers > 0 && !p.answersLate() && !p.overdue(now):
 			return false
 		default:
 			late++
 		}
 	}
 	return late > 1
+}
+
+// answersLate reports whether the answers of a peer mostly took much longer than a packet takes.
+func (p *Peer) answersLate() bool {
+	if p.least == 0 {
+		return p.rtt() >= answerIn
+	}
+	return p.rtt()-p.least >= lateAnswer
+}
+
+// overdue reports whether an answer of the peer should have come by now.
+func (p *Peer) overdue(now time.Time) bool {
+	return !p.unanswered.IsZero() && now.Sub(p.unanswered) >= answerIn+p.least
 }
 
 // hasFar reports whether there are ranks on other hosts. Mu is held.
@@ -487,31 +505,38 @@ func (p *Peer) Doubt(err error) {
 	p.unanswered = time.Time{}
 	b := p.base
 	// A connection that was reset is doubted if this rank may be slow. So may be the others of its host.
-	var near []bool // ranks that are not heard
-	if !InSilence(err) && b.hasFar() {
-		for _, q := range b.peers {
-			near = append(near, q != nil && q.Near)
-		}
-	}
+	far := !InSilence(err) && b.hasFar()
+	begun := time.Now()
 	b.Goroutines.Add(1)
 	go func() {
 		defer b.Goroutines.Done()
 		heard, sees := false, false
-		for range doubtRounds {
-			for _, h := range b.Diagnose(doubtRound, p.Rank) {
-				if h.Rank == b.rank || h.Rank == p.Rank || !h.Answered || near != nil && near[h.Rank] {
-					continue
-				}
-				heard = true
-				for _, l := range h.Links {
-					sees = sees || l.Peer == p.Rank && l.Answered
-				}
+		answered := make([]bool, b.size) // ranks that had answered when the round began
+		var first uint64                 // the number of the last question before the first round
+		for n := 0; n < doubtRounds && !sees && b.Fault() == nil; n++ {
+			b.Mu.Lock()
+			before := b.round
+			if n == 0 {
+				first = before
 			}
-			if sees || b.Fault() != nil {
-				break
-			}
+			b.Mu.Unlock()
+			b.Diagnose(doubtRound, p.Rank)
 			// Ranks answer at once, and again when they have heard of p.
 			b.pause(doubtRound)
+			b.Mu.Lock()
+			for _, q := range b.peers {
+				if q == nil || q == p || far && q.Near {
+					continue
+				}
+				heard = heard || q.heard.After(begun)
+				// The first answer may be from before q has noticed anything. By the second one, q has asked p
+				// itself, and p should have answered.
+				if answered[q.Rank] && q.pong.Round > before {
+					sees = sees || slices.ContainsFunc(q.pong.Links, func(l transport.Link) bool { return l.Peer == p.Rank && l.Answered })
+				}
+				answered[q.Rank] = q.pong.Round > first
+			}
+			b.Mu.Unlock()
 		}
 		b.Mu.Lock()
 		defer b.Mu.Unlock()

@@ -1,9 +1,12 @@
 package mesh
 
 import (
+	"fmt"
 	"io"
+	"net"
 	"syscall"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/require"
@@ -61,11 +64,12 @@ func TestPack(t *testing.T) {
 // TestUnsure: a rank that gets late answers from all other hosts does not trust the end of a connection. Quick
 // answers of its own host change nothing.
 func TestUnsure(t *testing.T) {
-	const prompt, slow = time.Millisecond, 800 * time.Millisecond
+	const ms, prompt, slow = time.Millisecond, time.Millisecond, 800 * time.Millisecond
 	const untimed = -1 // it was asked, and has answered only earlier questions
 	type peer struct {
-		near bool
-		rtt  time.Duration // 0: it was not asked
+		near  bool
+		rtt   time.Duration // 0: it was not asked
+		least time.Duration // that a packet takes, 0: unknown
 	}
 	for _, c := range []struct {
 		name  string
@@ -74,7 +78,10 @@ func TestUnsure(t *testing.T) {
 	}{
 		{"nobody was asked", []peer{{}, {}, {}}, false},
 		{"all are late", []peer{{rtt: slow}, {rtt: slow}, {rtt: slow}}, true},
-		{"all are a bit late", []peer{{rtt: 37 * time.Millisecond}, {rtt: slow}, {rtt: 84 * time.Millisecond}}, true},
+		{"all are a bit late", []peer{{rtt: 37 * ms, least: ms}, {rtt: slow, least: ms}, {rtt: 84 * ms, least: ms}}, true},
+		{"all may be far away", []peer{{rtt: 37 * ms}, {rtt: slow}, {rtt: 84 * ms}}, false},
+		{"one is far away", []peer{{rtt: 101 * ms, least: 100 * ms}, {rtt: slow, least: ms}, {rtt: 37 * ms, least: ms}}, false},
+		{"all are far away and late", []peer{{rtt: 121 * ms, least: 100 * ms}, {rtt: slow, least: 200 * ms}}, true},
 		{"one answers too late", []peer{{rtt: slow}, {rtt: untimed}, {rtt: slow}}, true},
 		{"one answers", []peer{{rtt: slow}, {rtt: slow}, {rtt: prompt}}, false},
 		{"a rank of this host answers", []peer{{near: true, rtt: prompt}, {rtt: slow}, {rtt: slow}}, true},
@@ -87,6 +94,7 @@ func TestUnsure(t *testing.T) {
 			b.Init(0, len(c.peers)+1, Limits{}, func() {})
 			for i, x := range c.peers {
 				p := &Peer{Rank: i + 1, Native: true, Near: x.near, base: &b}
+				p.least = x.least
 				if x.rtt != 0 {
 					p.askedAt, p.heard = time.Now(), time.Now()
 				}
@@ -99,6 +107,119 @@ func TestUnsure(t *testing.T) {
 			defer b.Mu.Unlock()
 			require.Equal(t, c.want, b.peers[1].Unsure(io.EOF))
 			require.True(t, b.peers[1].Unsure(syscall.ETIMEDOUT))
+		})
+	}
+}
+
+// speaker is the Link of a peer that answers questions, n counted from 0, after a time.
+type speaker struct {
+	Link
+	p      *Peer
+	n      int
+	after  time.Duration
+	answer func(n int) *Pong // nil: no answer
+}
+
+func (s *speaker) Ping(q Ping) bool {
+	n := s.n
+	s.n++
+	if s.answer == nil || s.answer(n) == nil {
+		return true
+	}
+	a := *s.answer(n)
+	a.Round = q.Round
+	if s.after == 0 {
+		s.p.Ponged(a)
+		return true
+	}
+	time.AfterFunc(s.after, func() {
+		s.p.base.Mu.Lock()
+		defer s.p.base.Mu.Unlock()
+		s.p.Ponged(a)
+	})
+	return true
+}
+
+func (s *speaker) Pad()                               {}
+func (s *speaker) Answer()                            {}
+func (s *speaker) Waits() bool                        { return false }
+func (s *speaker) Received() uint64                   { return 0 }
+func (s *speaker) Conns() []net.Conn                  { return nil }
+func (s *speaker) DropQueued(error)                   {}
+func (s *speaker) EndRequests(error)                  {}
+func (s *speaker) Finish(*transport.Fault, time.Time) {}
+
+// TestDoubt: whom a rank blames when connections end while answers are late.
+func TestDoubt(t *testing.T) {
+	const ms = time.Millisecond
+	hears := &Pong{Links: []transport.Link{{Peer: 1, Answered: true}}}
+	always := func(int) *Pong { return hears }
+	first := func(n int) *Pong { // from before the rank has read the end of its own connection
+		if n == 0 {
+			return hears
+		}
+		return &Pong{}
+	}
+	second := func(n int) *Pong {
+		if n == 0 {
+			return nil
+		}
+		return first(n - 1)
+	}
+	type peer struct {
+		near       bool
+		rtt, least time.Duration // of earlier answers, and of packets
+		after      time.Duration
+		answer     func(int) *Pong
+	}
+	for name, c := range map[string]struct {
+		peers []peer // from rank 1 on
+		ended []int  // whose connections end
+		kind  transport.FaultKind
+		rank  int
+	}{
+		"rank 1 is killed, the others have not read that yet": {
+			[]peer{{rtt: 25 * ms, least: ms}, {rtt: 25 * ms, least: ms, answer: first}, {rtt: 25 * ms, least: ms, answer: first}}, []int{1}, transport.FaultPeerDied, 1},
+		"rank 1 is killed, and the first answer comes late": {
+			[]peer{{rtt: 25 * ms, least: ms}, {rtt: 25 * ms, least: ms, answer: second}, {rtt: 25 * ms, least: ms, answer: second}}, []int{1}, transport.FaultPeerDied, 1},
+		"the link to rank 1 breaks": {
+			[]peer{{rtt: 25 * ms, least: ms}, {rtt: 25 * ms, least: ms, answer: always}}, []int{1}, transport.FaultLink, 1},
+		"the link to rank 1 breaks, all are far away": {
+			[]peer{{rtt: 400 * ms, least: 300 * ms}, {rtt: 400 * ms, least: 300 * ms, after: 300 * ms, answer: always}}, []int{1}, transport.FaultLink, 1},
+		"this rank is slow, the others have left": {
+			[]peer{{rtt: 60 * ms, least: ms}, {rtt: 60 * ms, least: ms}}, []int{1, 2}, transport.FaultTimeout, 0},
+		"rank 1 is killed, all are far away": {
+			[]peer{{rtt: 500 * ms, least: 400 * ms}, {rtt: 500 * ms, least: 400 * ms, after: 400 * ms, answer: first}}, []int{1}, transport.FaultPeerDied, 1},
+		"the other site dies, 25 ms away": {
+			[]peer{{rtt: 25 * ms, least: 24 * ms}, {rtt: 25 * ms, least: 24 * ms}, {near: true, rtt: ms, least: ms, answer: first}}, []int{1, 2}, transport.FaultPeerDied, 1},
+		"the other site dies, 100 ms away": {
+			[]peer{{rtt: 101 * ms, least: 100 * ms}, {rtt: 101 * ms, least: 100 * ms}, {near: true, rtt: ms, least: ms, answer: first}}, []int{1, 2}, transport.FaultPeerDied, 1},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				var b Base
+				b.Init(0, len(c.peers)+1, Limits{Close: time.Second, Abort: time.Second, AbortStep: time.Second}, func() {})
+				for i, x := range c.peers {
+					p := &Peer{Native: true, Near: x.near}
+					b.Add(i+1, p, &speaker{p: p, after: x.after, answer: x.answer})
+					p.askedAt, p.heard, p.answers, p.rtts[0], p.least = time.Now(), time.Now(), 1, x.rtt, x.least
+				}
+				err := fmt.Errorf("read: %w", syscall.ECONNRESET)
+				b.Mu.Lock()
+				for _, r := range c.ended {
+					if p := b.peers[r]; p.Unsure(err) {
+						p.Doubt(err)
+					} else {
+						b.Fail(p.Fault(transport.FaultPeerDied, err))
+					}
+				}
+				b.Mu.Unlock()
+				b.Goroutines.Wait()
+				f := b.Fault()
+				require.Equal(t, c.kind, f.Kind, "%v", f)
+				require.Equal(t, c.rank, f.Rank, "%v", f)
+				time.Sleep(time.Second) // until all answers have come
+			})
 		})
 	}
 }

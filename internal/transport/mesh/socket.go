@@ -17,6 +17,7 @@ type traffic struct {
 	acked uint64        // bytes that the other host has acknowledged
 	queue uint64        // bytes for it that it has not acknowledged
 	quiet time.Duration // for how long nothing has come
+	least time.Duration // that a packet and its acknowledgement took
 }
 
 // trafficOf returns the traffic of a connection.

@@ -2,6 +2,7 @@ package mesh
 
 import (
 	"errors"
+	"math"
 	"syscall"
 	"time"
 
@@ -26,6 +27,9 @@ func socketTraffic(c syscall.Conn) (t traffic) {
 				return
 			}
 			t = traffic{acked: now.Bytes_acked, queue: uint64(max(queue, 0)), quiet: time.Duration(now.Last_data_recv) * time.Millisecond}
+			if now.Min_rtt != math.MaxUint32 {
+				t.least = time.Duration(now.Min_rtt) * time.Microsecond
+			}
 			if now.Bytes_acked == before.Bytes_acked {
 				return
 			}

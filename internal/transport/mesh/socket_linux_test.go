@@ -227,6 +227,13 @@ func TestTraffic(t *testing.T) {
 	defer other.Close()
 	require.Zero(t, trafficOf(c).queue)
 
+	p := &Peer{link: &bare{conn: c}}
+	p.measure(time.Now())
+	require.NotZero(t, p.least)
+	p.least = 1
+	p.measure(time.Now())
+	require.EqualValues(t, 1, p.least, "the quickest packet counts")
+
 	const size = 8 << 20
 	wrote := make(chan error, 1)
 	go func() {

@@ -53,9 +53,9 @@ type Mesh interface {
 	// turn, so a second Diagnose knows more.
 	Diagnose(limit time.Duration, about ...int) []Health
 
-	// DiagnoseLink is Diagnose about ranks a and b, with long questions to some ranks. A rank that gets
-	// one, and is neither a nor b, asks both a long question in turn. A slow network answers them
-	// late even if it is idle.
+	// DiagnoseLink is Diagnose about ranks a and b, with long questions to some ranks. Of these, one that is
+	// neither a nor b asks both a long question in turn. It gets a long one itself only from the hosts of
+	// a and b. A slow network answers long questions late even if it is idle.
 	DiagnoseLink(limit time.Duration, a, b int, long ...int) []Health
 
 	// Close tells the peers that this rank leaves. It sends queued messages, for a second at

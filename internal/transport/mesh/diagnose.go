@@ -13,7 +13,7 @@ import (
 )
 
 // Ping asks a peer how far it is. One of round 0 asks nothing: it is padding. The question behind
-// padding is long.
+// LongBytes of padding is long. One PING of round 0 is enough to ask for long questions.
 type Ping struct {
 	Round uint64
 	About [2]int // ranks whose connections with the peer the answer describes, -1 for none
@@ -44,6 +44,9 @@ const (
 	// they took 36 ms and more while the words of ranks that had left were on their way. Without TCP_INFO
 	// answerIn takes its place.
 	lateAnswer = 20 * time.Millisecond
+
+	// longIn is how much longer answers may take behind padding, which takes 131 ms at 2 Mbit/s.
+	longIn = 150 * time.Millisecond
 
 	// heardFor is for how long an answer shows that the peer is alive.
 	heardFor = 500 * time.Millisecond
@@ -87,10 +90,11 @@ type inquiry struct {
 	rate       uint64        // bytes a second before sampleAt
 	least      time.Duration // that a packet to the peer and its acknowledgement took, 0 if unknown
 
-	paddedPing  bool          // the next PING is long
+	paddedPing  bool          // a PING of round 0 has come since the last other one
 	readsLong   bool          // the peer asks long questions, and so understands Link.Long
 	longRound   uint64        // of the last long question to the peer
 	longAt      time.Time     // when it was sent, zero once it is answered
+	longSent    time.Time     // when it was sent
 	long        time.Duration // how long the last answer to one took
 	longHeard   time.Time     // when that came
 	padding     []span        // of the first connection, if the peer has not acknowledged all of it
@@ -197,17 +201,30 @@ func pairOf(ranks []int) [2]int {
 	return pair
 }
 
-// ask sends a PING and reports whether the peer can answer it. With long the PING is long, unless the
-// peer has not answered the last long one.
+// takesLong reports whether a question to the peer may be long now. One long question is on its way at a
+// time, and they are askAgain apart, however often others ask for them.
+func (p *Peer) takesLong(now time.Time) bool {
+	return p.Native && p.longAt.IsZero() && now.Sub(p.longSent) > askAgain && len(p.link.Conns()) > 0
+}
+
+// mark sends one PING of round 0. It makes the questions long that the peer asks because of the next PING.
+func (p *Peer) mark() {
+	if p.lost == nil {
+		p.link.Ping(Ping{About: pairOf(nil)})
+	}
+}
+
+// ask sends a PING and reports whether the peer can answer it. With long the PING is long, if takesLong
+// allows it.
 func (p *Peer) ask(ping Ping, long bool) bool {
 	if p.lost != nil {
 		return false
 	}
 	now := time.Now()
 	p.measure(now)
-	if long && p.Native && p.longAt.IsZero() && len(p.link.Conns()) > 0 {
+	if long && p.takesLong(now) {
 		p.link.Pad()
-		p.longRound, p.longAt = ping.Round, now
+		p.longRound, p.longAt, p.longSent = ping.Round, now, now
 	}
 	p.asked, p.askedAt = ping.Round, now
 	if p.unanswered.IsZero() {
@@ -271,7 +288,7 @@ func (p *Peer) unpadded(t traffic) traffic {
 		queue += to - at
 	}
 	t.acked -= min(acked, t.acked)
-	t.queue -= queue
+	t.queue -= min(queue, t.queue)
 	return t
 }
 
@@ -292,8 +309,8 @@ func (p *Peer) written() uint64 {
 }
 
 // Pinged notes a PING. The writer answers it. A deep PING makes this rank ask those that it waits
-// for, and those that the PING is about. Those get a long question if the PING is long and not about
-// this rank.
+// for, and those that the PING is about. Those get a long question if a PING of round 0 came before, and
+// the PING is not about this rank.
 func (p *Peer) Pinged(ping Ping) {
 	b := p.base
 	if ping.Round == 0 {
@@ -312,7 +329,7 @@ func (p *Peer) Pinged(ping Ping) {
 		if q == nil || q == p || q.Gone != nil || b.Ended() != nil || !slices.Contains(ping.About[:], q.Rank) && !q.link.Waits() {
 			continue
 		}
-		longer := long && slices.Contains(ping.About[:], q.Rank) && q.longAt.IsZero()
+		longer := long && slices.Contains(ping.About[:], q.Rank) && q.takesLong(now)
 		if longer || q.unanswered.IsZero() || now.Sub(q.askedAt) > askAgain {
 			b.round++
 			q.ask(Ping{Round: b.round, About: pairOf(nil)}, longer)
@@ -409,7 +426,7 @@ func (p *Peer) Ponged(a Pong) {
 	p.unanswered = time.Time{}
 	if a.Round < p.asked {
 		p.unanswered = p.askedAt
-	} else if a.Round > p.timed {
+	} else if a.Round > p.timed && a.Round != p.longRound {
 		p.rtts[p.answers%keptAnswers] = now.Sub(p.askedAt)
 		p.answers++
 		p.timed = a.Round
@@ -475,7 +492,11 @@ func (p *Peer) answersLate() bool {
 
 // overdue reports whether an answer of the peer should have come by now.
 func (p *Peer) overdue(now time.Time) bool {
-	return !p.unanswered.IsZero() && now.Sub(p.unanswered) >= answerIn+p.least
+	limit := answerIn + p.least
+	if !p.longAt.IsZero() {
+		limit += longIn
+	}
+	return !p.unanswered.IsZero() && now.Sub(p.unanswered) >= limit
 }
 
 // hasFar reports whether there are ranks on other hosts. Mu is held.

@@ -3,6 +3,7 @@ package mesh
 import (
 	"fmt"
 	"io"
+	"math"
 	"net"
 	"syscall"
 	"testing"
@@ -222,4 +223,11 @@ func TestDoubt(t *testing.T) {
 			})
 		})
 	}
+}
+
+// Padding may look longer than what waits in the socket while TCP_INFO is being read.
+func TestUnpaddedQueue(t *testing.T) {
+	var p Peer
+	p.padding = []span{{1000, 31000}, {20064, math.MaxUint64}}
+	require.Zero(t, p.unpadded(traffic{acked: 20064, queue: 32768}).queue)
 }

@@ -440,7 +440,8 @@ func (b *Base) DiagnoseLink(limit time.Duration, x, y int, long ...int) []transp
 	return b.question(limit, [2]int{x, y}, long)
 }
 
-// question asks all peers, with long questions to some.
+// question asks all peers. Those of long get long questions, or a mark if neither they nor this host are
+// what the question is about. In a large group, long questions of all ranks would fill their network.
 func (b *Base) question(limit time.Duration, about [2]int, long []int) []transport.Health {
 	ctx, cancel := context.WithTimeout(context.Background(), limit)
 	defer cancel()
@@ -448,9 +449,19 @@ func (b *Base) question(limit time.Duration, about [2]int, long []int) []transpo
 	defer b.Mu.Unlock()
 	b.round++
 	round := b.round
+	isAbout := func(p *Peer) bool { return p != nil && slices.Contains(about[:], p.Rank) }
+	here := slices.Contains(about[:], b.rank) || slices.ContainsFunc(b.peers, func(p *Peer) bool { return isAbout(p) && p.Near })
 	var asked []*Peer
 	for _, p := range b.peers {
-		if p != nil && p.Gone == nil && b.Ended() == nil && p.ask(Ping{Round: round, About: about, Deep: true}, slices.Contains(long, p.Rank)) {
+		if p == nil || p.Gone != nil || b.Ended() != nil {
+			continue
+		}
+		longer := slices.Contains(long, p.Rank)
+		if longer && !here && !isAbout(p) {
+			p.mark()
+			longer = false
+		}
+		if p.ask(Ping{Round: round, About: about, Deep: true}, longer) {
 			asked = append(asked, p)
 		}
 	}

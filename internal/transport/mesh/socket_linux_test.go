@@ -3,7 +3,9 @@ package mesh
 import (
 	"io"
 	"net"
+	"slices"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/require"
@@ -205,6 +207,19 @@ func TestLongQuestions(t *testing.T) {
 	require.False(t, to.longAt.IsZero(), "the answer to an earlier question")
 	to.Ponged(Pong{Round: to.longRound})
 	require.GreaterOrEqual(t, to.describe(false).Long, answerIn)
+	require.Zero(t, to.answers, "the answer to a long question is no measure of the others")
+	from.Pinged(Ping{})
+	from.Pinged(Ping{Round: 9, About: [2]int{2, 4}, Deep: true})
+	require.Equal(t, [5]int{2: 1}, padded(), "the last one was sent a moment ago")
+	require.Zero(t, to.describe(false).Silent)
+	to.longSent = to.longSent.Add(-2 * askAgain)
+	from.Pinged(Ping{})
+	from.Pinged(Ping{Round: 10, About: [2]int{2, 4}, Deep: true})
+	require.Equal(t, [5]int{2: 2}, padded())
+	to.unanswered = to.unanswered.Add(-answerIn)
+	require.Zero(t, to.describe(false).Silent, "the answer is behind padding")
+	to.unanswered = to.unanswered.Add(-longIn)
+	require.GreaterOrEqual(t, to.describe(false).Silent, answerIn+longIn)
 	a, ok := from.TakePing()
 	require.True(t, ok)
 	require.NotZero(t, a.Links[0].Long)
@@ -212,6 +227,45 @@ func TestLongQuestions(t *testing.T) {
 	a, ok = b.peers[3].TakePing()
 	require.True(t, ok)
 	require.Zero(t, a.Links[0].Long, "a rank that asks no long questions may not understand this")
+}
+
+// A rank asks the ends of a link long questions. Another rank that is to ask them gets 32 KiB of padding only from
+// the hosts of the ends: from all ranks it would be too much.
+func TestMark(t *testing.T) {
+	for name, c := range map[string]struct {
+		x, y int
+		near bool // rank 2 is
+		long []int
+		pads [4]int
+	}{
+		"this rank asks":          {2, 3, false, []int{2, 3}, [4]int{2: 1, 3: 1}},
+		"rank 1 asks":             {2, 3, false, []int{1}, [4]int{}},
+		"rank 1 asks this rank":   {0, 3, false, []int{1}, [4]int{1: 1}},
+		"rank 1 asks this host":   {2, 3, true, []int{1}, [4]int{1: 1}},
+		"rank 1 asks other hosts": {1, 3, true, []int{2}, [4]int{}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				var b Base
+				b.Init(0, 4, Limits{}, func() {})
+				var links [4]*bare
+				for r := 1; r < 4; r++ {
+					links[r] = new(bare)
+					b.Add(r, &Peer{Native: true, Near: c.near && r == 2}, links[r])
+				}
+				b.DiagnoseLink(time.Second, c.x, c.y, c.long...)
+				ping := Ping{Round: 1, About: [2]int{c.x, c.y}, Deep: true}
+				for r := 1; r < 4; r++ {
+					require.Equal(t, c.pads[r], links[r].pads, "to rank %d", r)
+					want := []Ping{ping}
+					if slices.Contains(c.long, r) && c.pads[r] == 0 {
+						want = []Ping{{About: [2]int{-1, -1}}, ping}
+					}
+					require.Equal(t, want, links[r].pings, "to rank %d", r)
+				}
+			})
+		})
+	}
 }
 
 // Bytes that the other end does not take count as waiting, and those that it has acknowledged as moved.

@@ -124,18 +124,21 @@ func (l *lane) gather() bool {
 	return len(l.all) > 0
 }
 
-// gatherPadding takes padding if it is next.
+// gatherPadding takes padding if it is next. At the end of a mesh it drops it: a last frame waits.
 func (l *lane) gatherPadding() bool {
 	s := &l.p.s
-	if s.frames.len() == 0 || !s.frames.front().padding {
-		return false
+	for s.frames.len() > 0 && s.frames.front().padding {
+		s.frames.pop()
+		if l.p.Ending {
+			continue
+		}
+		l.all = append(l.all, padding())
+		l.bufs, l.bytes = l.all, uint64(len(padding()))
+		l.padded = true
+		l.p.PaddingBegins()
+		return true
 	}
-	s.frames.pop()
-	l.all = append(l.all, padding())
-	l.bufs, l.bytes = l.all, uint64(len(padding()))
-	l.padded = true
-	l.p.PaddingBegins()
-	return true
+	return false
 }
 
 func (l *lane) header(f frame) {

@@ -71,3 +71,15 @@ func TestPadding(t *testing.T) {
 	}
 	require.Equal(t, frame{kind: kPing, slot: 3}, next(t, c))
 }
+
+// Padding that waits when a mesh closes would delay the last frame. It is dropped.
+func TestNoPaddingAtTheEnd(t *testing.T) {
+	m, _, c := alone(t)
+	m.Mu.Lock()
+	p := m.pairs[1]
+	p.Pad()
+	p.Pad()
+	m.Mu.Unlock()
+	go m.Close()
+	require.Equal(t, frame{kind: kBye}, next(t, c))
+}

@@ -95,3 +95,36 @@ func TestLongQuestionToOthers(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, raw(control(ctlBye)), rest)
 }
+
+// The writer has taken padding with the message before it when the mesh fails. ABORT does not wait behind the
+// padding.
+func TestNoPaddingAtTheEnd(t *testing.T) {
+	m := New(0, 2, Options{})
+	defer m.Close()
+	a, b := net.Pipe()
+	defer b.Close()
+	require.NoError(t, m.Attach(1, a))
+	next(t, b) // HELLO
+	put(t, b, helloHeader())
+	eventually(t, "the peer is known", func() bool { m.Mu.Lock(); defer m.Mu.Unlock(); return m.pairs[1].known })
+	ping := control(ctlPing)
+	ping.offset = 3
+	m.Mu.Lock()
+	p := m.pairs[1]
+	p.enqueue(item{h: ping})
+	p.Pad()
+	m.Mu.Unlock()
+	got := make([]byte, headerLen)
+	_, err := io.ReadFull(b, got[:1]) // the writer is in the message
+	require.NoError(t, err)
+	m.Abort(transport.NewFault(transport.FaultPeerDied, 1, 0, nil))
+	_, err = io.ReadFull(b, got[1:])
+	require.NoError(t, err)
+	require.Equal(t, raw(ping), got)
+	h := next(t, b)
+	require.NotEqual(t, control(ctlPing), h)
+	for controlCode(h.slot) == ctlWords {
+		h = next(t, b)
+	}
+	require.EqualValues(t, ctlAbort, controlCode(h.slot))
+}

@@ -407,10 +407,14 @@ func (p *pair) transmit(batch []item) (int, error) {
 	return done, nil
 }
 
-// pad writes padding.
+// pad writes padding, unless a last message waits behind it.
 func (p *pair) pad() error {
 	m := p.m
 	m.Mu.Lock()
+	if p.Ending {
+		m.Mu.Unlock()
+		return nil
+	}
 	p.PaddingBegins()
 	m.Mu.Unlock()
 	p.buffers = append(p.buffers[:0], padding())

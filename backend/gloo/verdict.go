@@ -73,6 +73,7 @@ type evidence struct {
 	queued     map[pairOfRanks]int             // in how many rounds data waited in a socket between them
 	long       map[pairOfRanks]time.Duration   // of the quickest answers to long questions between them
 	longAsked  map[pairOfRanks]int             // how often long questions about a link were asked
+	longLast   map[pairOfRanks]int             // in which round the last time
 }
 
 // pairOfRanks are two ranks, the lower one first.
@@ -403,9 +404,11 @@ func (e *evidence) confirmed(v verdict) verdict {
 	case known && max(a, b) < slowAnswer:
 	case e.longAsked[k] < longRounds:
 		v.weak, v.long = true, true
-	case known && isLate(a, b):
+	case e.longLast[k] == e.round:
+		v.weak = true // an asker tells in the next round how late the ends answered
+	case known && a >= slowSecond && isLate(a, b):
 		return slowByLong(k.a, a, b)
-	case known && isLate(b, a):
+	case known && b >= slowSecond && isLate(b, a):
 		return slowByLong(k.b, b, a)
 	}
 	return v
@@ -424,10 +427,10 @@ func (e *evidence) networksOf(v verdict) (k pairOfRanks) {
 	return k
 }
 
-// askers returns the first ranks of hosts that can ask both ends of the link k.
+// askers returns the first ranks of hosts that can ask both ends of the link k. One that has left cannot.
 func (e *evidence) askers(k pairOfRanks) (ranks []int) {
 	for r, h := range e.health {
-		if h.Native && e.onHost(r) == r && r != k.a && r != k.b {
+		if h.Native && h.Answered && e.onHost(r) == r && r != k.a && r != k.b {
 			ranks = append(ranks, r)
 		}
 	}
@@ -460,9 +463,10 @@ func (e *evidence) ask(m transport.Mesh, limit time.Duration, v verdict, about [
 		long = []int{k.a, k.b}
 	}
 	if e.longAsked == nil {
-		e.longAsked = make(map[pairOfRanks]int)
+		e.longAsked, e.longLast = make(map[pairOfRanks]int), make(map[pairOfRanks]int)
 	}
 	e.longAsked[k]++
+	e.longLast[k] = e.round + 1
 	e.hear(m.DiagnoseLink(limit, k.a, k.b, long...))
 }
 

@@ -32,7 +32,7 @@ func (m *told) DiagnoseLink(_ time.Duration, _, _ int, long ...int) []transport.
 // TestLongQuestions: the ranks of other hosts take turns. The rank whose turn it is gets long questions and asks
 // both ends of the slow link, or it is this rank. The questions stop once both ends have answered at once.
 func TestLongQuestions(t *testing.T) {
-	const ms = time.Millisecond
+	const ms, left = time.Millisecond, -2
 	link := func(peer int, rate uint64, long time.Duration) transport.Link {
 		return transport.Link{Peer: peer, Answered: true, RTT: ms, Rate: rate, Long: long}
 	}
@@ -48,17 +48,23 @@ func TestLongQuestions(t *testing.T) {
 		"on the host of an end":      {3, plan.NewLayout([]int{0, 1, 2, 0}), 0, [][]int{{2}, {2}, {2}, {2}}},
 		"two hosts have one network": {0, plan.NewLayout([]int{0, 1, 1, 0}), 0, nil},
 		"all others are PyTorch's":   {0, nil, -1, nil},
+		"a rank has left":            {0, nil, left, [][]int{{3}, {3}, {3}, {3}}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			in := func(rank int, l ...transport.Link) transport.Health {
 				return transport.Health{Rank: rank, Native: true, Answered: true, Issued: 2, Completed: 1, Links: l}
 			}
 			m := &told{health: []transport.Health{in(0, link(1, 250_000, 0)), in(1, link(0, 250_000, 0)), in(2), in(3)}}
-			if c.long < 0 {
+			switch c.long {
+			case left:
+				m.health[2] = transport.Health{Rank: 2, Native: true, Departed: true}
+			case -1:
 				m.health[2], m.health[3] = transport.Health{Rank: 2}, transport.Health{Rank: 3}
 			}
-			m.then = slices.Clone(m.health)
-			m.then[2] = in(2, link(0, 0, c.long), link(1, 0, c.long))
+			if c.long >= 0 {
+				m.then = slices.Clone(m.health)
+				m.then[2] = in(2, link(0, 0, c.long), link(1, 0, c.long))
+			}
 			e := evidence{self: c.self, collective: true, call: 1, peer: -1, hosts: c.hosts}
 			var v verdict
 			for n := range 2 * leastRounds {
@@ -69,6 +75,37 @@ func TestLongQuestions(t *testing.T) {
 			require.Equal(t, c.want, m.long)
 		})
 	}
+}
+
+// TestLastLongQuestion: an asker says a round later how late the answers to its long questions were. The rank that
+// diagnoses asks once more after the last of them.
+func TestLastLongQuestion(t *testing.T) {
+	const ms = time.Millisecond
+	in := func(rank int, l ...transport.Link) transport.Health {
+		return transport.Health{Rank: rank, Native: true, Answered: true, Issued: 2, Completed: 1, Links: l}
+	}
+	link := func(peer int, rate uint64, long time.Duration) transport.Link {
+		return transport.Link{Peer: peer, Answered: true, RTT: ms, Rate: rate, Long: long}
+	}
+	m := &told{health: []transport.Health{in(0, link(1, 250_000, 0)), in(1, link(0, 250_000, 0)), in(2, link(0, 0, 90*ms), link(1, 0, 2*ms))}}
+	e := evidence{self: 0, collective: true, call: 1, peer: -1}
+	var v verdict
+	ask := func(rounds int) {
+		for range rounds {
+			e.ask(m, 0, v, nil)
+			v = e.judge()
+		}
+	}
+	ask(leastRounds + longRounds) // the link is blamed from round leastRounds on
+	require.Len(t, m.long, longRounds)
+	require.True(t, v.weak)
+	require.False(t, v.long)
+	m.health = slices.Clone(m.health)
+	m.health[2] = in(2, link(0, 0, 4*ms), link(1, 0, 2*ms))
+	ask(1)
+	require.Equal(t, 1, v.other, "the last answer was quick: %s", v.why)
+	require.False(t, v.weak)
+	require.Len(t, m.long, longRounds)
 }
 
 // TestSure: a rank in a collective may be between two messages if it waits for no rank. It takes all rounds to
@@ -204,6 +241,7 @@ func TestJudge(t *testing.T) {
 		"this rank is slow, by long questions":                       {0, []transport.Health{in(0, moving(2), long(hears(1, ms), 90*ms), long(hears(3, ms), 80*ms)), in(1, long(hears(2, ms), ms)), in(2, moving(0)), in(3, hears(0, ms), long(hears(2, ms), 2*ms))}, 0, -1, "rank 0 is slow: it answers long questions after 80ms", false, nil},
 		"a slow host, by long questions":                             {1, []transport.Health{in(0), in(1, moving(2), long(hears(4, ms), 90*ms)), in(2), in(3), in(4, long(hears(0, ms), 80*ms), long(hears(2, ms), ms))}, 0, -1, "rank 0 is slow: it answers long questions after 80ms", false, hosts},
 		"a slow link, by long questions":                             {1, []transport.Health{in(0, moving(2)), in(1, long(hears(0, ms), 4*ms), long(hears(2, ms), 3*ms)), in(2, moving(0))}, 0, 2, "slow, both alive", false, nil},
+		"a slow link, and one end is a bit late":                     {1, []transport.Health{in(0, moving(2)), in(1, long(hears(0, ms), 45*ms), long(hears(2, ms), 3*ms)), in(2, moving(0))}, 0, 2, "slow, both alive", false, nil},
 		"a slow link while no CPU is free":                           {1, []transport.Health{in(0, moving(2)), in(1, long(hears(0, ms), 90*ms), long(hears(2, ms), 70*ms)), in(2, moving(0))}, 0, 2, "slow, both alive", false, nil},
 		"a slow link, and one end hears no long question":            {1, []transport.Health{in(0, moving(2)), in(1, long(hears(0, ms), 90*ms), hears(2, ms)), in(2, moving(0))}, 0, 2, "slow, both alive", false, nil},
 		"all is slow":                                                {0, []transport.Health{in(0, moving(2), moving(1)), in(1, moving(2)), in(2, moving(0))}, -1, -1, "the operation was too slow", false, nil},

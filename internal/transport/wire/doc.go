@@ -46,7 +46,8 @@
 //   - PONG answers. LINKS go before it, to peers whose HELLO has version 3: what the rank
 //     knows of its connections with ranks that it waits for.
 //   - A PING of round 0 asks nothing, and no rank answers it. 32 KiB of them before a PING make
-//     a long question, which a slow network answers late.
+//     a long question, which a slow network answers late. One before a PING makes the peer ask
+//     long questions.
 //
 // If the connection ends after HELLO and without BYE or ABORT, the peer is dead, and the
 // mesh fails at once. If it ends after BYE, the mesh fails only if a request needs the

@@ -3,23 +3,12 @@ package tcp
 import (
 	"io"
 	"testing"
-	"time"
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/c10d-go/c10d/internal/transport"
 	"github.com/c10d-go/c10d/internal/transport/mesh"
+	"github.com/c10d-go/c10d/internal/transport/transporttest"
 )
-
-// longOf returns how long the last long question between two ranks took, as a rank has said.
-func longOf(h []transport.Health, rank, peer int) time.Duration {
-	for _, l := range h[rank].Links {
-		if l.Peer == peer {
-			return l.Long
-		}
-	}
-	return 0
-}
 
 // A long question is answered, and so is the one that it causes. Neither counts as messages, and messages
 // between them count.
@@ -37,9 +26,9 @@ func TestLongQuestion(t *testing.T) {
 	}
 	messages()
 	for range 5 {
-		require.NotZero(t, longOf(ms[0].DiagnoseLink(patience, 0, 1, 2), 0, 2))
+		require.NotZero(t, transporttest.LongOf(ms[0].DiagnoseLink(patience, 0, 1, 2), 0, 2))
 	}
-	eventually(t, "rank 2 has asked rank 1", func() bool { return longOf(ms[0].DiagnoseLink(patience, 0, 1, 2), 2, 1) > 0 })
+	eventually(t, "rank 2 has asked rank 1", func() bool { return transporttest.LongOf(ms[0].DiagnoseLink(patience, 0, 1, 2), 2, 1) > 0 })
 	messages()
 	ms[2].Mu.Lock()
 	defer ms[2].Mu.Unlock()

@@ -736,3 +736,13 @@ func (s *suite) allocations(t *testing.T) {
 	require.NoError(t, a.Err())
 	require.NoError(t, b.Err())
 }
+
+// LongOf returns how long the last long question between two ranks took, as a rank has said.
+func LongOf(h []transport.Health, rank, peer int) time.Duration {
+	for _, l := range h[rank].Links {
+		if l.Peer == peer {
+			return l.Long
+		}
+	}
+	return 0
+}

@@ -5,23 +5,13 @@ import (
 	"net"
 	"slices"
 	"testing"
-	"time"
 
 	"github.com/stretchr/testify/require"
 
 	"github.com/c10d-go/c10d/internal/transport"
 	"github.com/c10d-go/c10d/internal/transport/mesh"
+	"github.com/c10d-go/c10d/internal/transport/transporttest"
 )
-
-// longOf returns how long the last long question between two ranks took, as a rank has said.
-func longOf(h []transport.Health, rank, peer int) time.Duration {
-	for _, l := range h[rank].Links {
-		if l.Peer == peer {
-			return l.Long
-		}
-	}
-	return 0
-}
 
 // A long question is answered, and so is the one that it causes. Neither counts as messages, and messages
 // between them count in full.
@@ -41,9 +31,9 @@ func TestLongQuestion(t *testing.T) {
 	message()
 	for range 5 {
 		h := ms[0].DiagnoseLink(patience, 0, 1, 2)
-		require.NotZero(t, longOf(h, 0, 2))
+		require.NotZero(t, transporttest.LongOf(h, 0, 2))
 	}
-	eventually(t, "rank 2 has asked rank 1", func() bool { return longOf(ms[0].DiagnoseLink(patience, 0, 1, 2), 2, 1) > 0 })
+	eventually(t, "rank 2 has asked rank 1", func() bool { return transporttest.LongOf(ms[0].DiagnoseLink(patience, 0, 1, 2), 2, 1) > 0 })
 	message()
 	ms[2].Mu.Lock()
 	got, none := ms[2].pairs[0].got.Load(), ms[2].pairs[1].got.Load()
@@ -87,8 +77,8 @@ func TestLongQuestionToOthers(t *testing.T) {
 	pong.offset = ping.offset
 	put(t, peers[1], pong)
 	h := <-health
-	require.NotZero(t, longOf(h, 0, 1))
-	require.Zero(t, longOf(h, 0, 2))
+	require.NotZero(t, transporttest.LongOf(h, 0, 1))
+	require.Zero(t, transporttest.LongOf(h, 0, 2))
 	require.False(t, h[2].Native)
 	require.NoError(t, m.Close())
 	rest, err := io.ReadAll(peers[2])

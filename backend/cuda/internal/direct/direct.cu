@@ -562,7 +562,7 @@ template <class M, int U, int N, bool Gather, bool Plain> struct Kernel {
     if (!M::keyed) return key;
 #pragma unroll 1
     while (__builtin_expect(any(has(ch, n, v, ~key)), 0)) key += nextKey;
-    turn(v, key);
+    applyKey(v, key);
     return key;
   }
 
@@ -575,8 +575,8 @@ template <class M, int U, int N, bool Gather, bool Plain> struct Kernel {
     return found;
   }
 
-  // turn changes a tile by its key, or back.
-  DEVICE void turn(Vec *v, u32 key) {
+  // applyKey changes a tile by its key, or back.
+  DEVICE void applyKey(Vec *v, u32 key) {
     if (__builtin_expect(key == 0, 1)) return;
 #pragma unroll
     for (int u = 0; u < U; u++) v[u] ^= (Vec)(key);
@@ -585,11 +585,11 @@ template <class M, int U, int N, bool Gather, bool Plain> struct Kernel {
   // give writes n vectors of a tile into a slot at a peer. It changes v.
   DEVICE void give(const Call &c, const Channel &ch, u32 peer, u64 slot, u32 n, Vec *v) {
     const u32 key = seal(ch, n, v);
-    lay(c, ch, peer, slot, n, v, key);
+    fillSlot(c, ch, peer, slot, n, v, key);
   }
 
-  // lay writes what seal has changed.
-  DEVICE void lay(const Call &c, const Channel &ch, u32 peer, u64 slot, u32 n, const Vec *v, u32 key) {
+  // fillSlot writes what seal has changed.
+  DEVICE void fillSlot(const Call &c, const Channel &ch, u32 peer, u64 slot, u32 n, const Vec *v, u32 key) {
     Vec *to = c.peers[peer].slots + slot * slotVecs + ch.lane;
 #pragma unroll
     for (int u = 0; u < U; u++)
@@ -630,7 +630,7 @@ template <class M, int U, int N, bool Gather, bool Plain> struct Kernel {
     u32 peer = c.rank;
     for (u32 k = 1; k < ranks; k++) {
       peer = peer + 1 == ranks ? 0 : peer + 1;
-      if (peers >> peer & 1) lay(c, ch, peer, slot(c, ch, t), n, v, key);
+      if (peers >> peer & 1) fillSlot(c, ch, peer, slot(c, ch, t), n, v, key);
     }
     return true;
   }
@@ -668,7 +668,7 @@ template <class M, int U, int N, bool Gather, bool Plain> struct Kernel {
     for (int u = 0; u < U; u++)
       if (ch.lane + u * lanes < n) store(at + u * lanes, (Vec)(Free));
     if (M::keyed) {
-      turn(v, key);
+      applyKey(v, key);
       if (ch.lane == 0) c.keys[slot] = Free;
     }
     return true;
@@ -919,7 +919,7 @@ template <class M, int U, int N, bool Gather, bool Plain> struct Kernel {
       for (int u = 0; u < U; u++)
         if (ch.lane + u * lanes < n) store(c.slots + slots[g] * slotVecs + ch.lane + u * lanes, (Vec)(Free));
       if (M::keyed) {
-        turn(v[g], keys[g]);
+        applyKey(v[g], keys[g]);
         if (ch.lane == 0) c.keys[slots[g]] = Free;
       }
     }
@@ -1085,7 +1085,7 @@ template <class M, int U, int N, bool Gather, bool Plain> struct Kernel {
     for (int u = 0; u < U; u++) v[u] = (Vec)(1);
 #pragma unroll 1
     for (u32 p = 0; p < c.ranks; p++)
-      if (to >> p & 1) lay(c, ch, p, slot(c, ch, ch.cur), 1, v, 0);
+      if (to >> p & 1) fillSlot(c, ch, p, slot(c, ch, ch.cur), 1, v, 0);
 #pragma unroll 1
     for (u32 p = 0; p < c.ranks; p++)
       if ((from >> p & 1) && !take(c, ch, p, 0, 1, v)) return false;

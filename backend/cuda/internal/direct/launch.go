@@ -715,7 +715,7 @@ func (c *Comm) describe(x step) {
 	c.put2(callOp, x.r.op, x.r.by)
 	c.put2(callScaled, x.r.scaled, uint32(x.src|x.dst|driver.Ptr(x.srcStep|x.dstStep)))
 	if x.roles == (roles{}) {
-		x.roles = roles{everyone(c.ranks), everyone(c.ranks), everyone(c.ranks)}
+		x.roles = allRoles(c.ranks)
 	}
 	c.put2(callNumber, 0, x.roles.word())
 }
@@ -835,8 +835,7 @@ func (c *Comm) AllReduce(s Launcher, dst, src driver.Ptr, n int, d tensor.DType,
 		})
 	}
 	if c.ranks > 2 {
-		all := everyone(c.ranks)
-		return c.bothShots(s, dst, src, bytes, r, roles{all, all, all}, c.functions[d], form)
+		return c.bothShots(s, dst, src, bytes, r, allRoles(c.ranks), c.functions[d], form)
 	}
 	part := partOf(bytes, c.ranks)
 	at := part * c.rank
@@ -864,6 +863,9 @@ type roles struct{ givers, owners, takers uint32 }
 // everyone is the set of so many ranks.
 func everyone(ranks int) uint32 { return 1<<ranks - 1 }
 
+// allRoles has every rank do everything.
+func allRoles(ranks int) roles { return roles{everyone(ranks), everyone(ranks), everyone(ranks)} }
+
 // word is how kernels are told of roles: 8 bits a set.
 func (x roles) word() uint32 {
 	return x.givers | x.owners<<window.MostRanks | x.takers<<(2*window.MostRanks)
@@ -887,7 +889,7 @@ func (c *Comm) bothShots(s Launcher, dst, src driver.Ptr, bytes int, r reduced, 
 	}
 	c.describe(step{dst: dst, src: src, part: part, srcStep: part, srcBytes: bytes, dstStep: part, dstBytes: bytes, r: r, roles: who})
 	shots := TwoShots
-	if who != (roles{everyone(c.ranks), everyone(c.ranks), everyone(c.ranks)}) {
+	if who != allRoles(c.ranks) {
 		shots = Rooted
 	}
 	shape, spreads := c.bothShape(part, form, shots)

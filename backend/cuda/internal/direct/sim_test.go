@@ -72,7 +72,8 @@ func TestSimulated(t *testing.T) {
 	}
 }
 
-// TestStraight holds that sums, broadcasts and reduces write straight to registered memory, and only to what is given.
+// TestStraight holds that sums, broadcasts and reduces write straight to registered memory. They write only to what is
+// given.
 func TestStraight(t *testing.T) {
 	straight := func(ranks int, apart bool) {
 		u := simulated(ranks)

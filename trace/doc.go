@@ -45,24 +45,13 @@
 //
 //	go test -run '^$' -bench Recorder/2/1024 -benchtime 4000x ./pg
 //
-// An all_reduce of 1 KiB took two ranks 1.1 us without a recorder, on two idle CPUs. Seven runs had medians in these
-// ranges. "Before" is the recorder that used sync.Mutex and atomic stores, in runs in turn with the others:
+// An all_reduce of 1 KiB takes two ranks 1.0 to 1.2 us without a recorder, on two idle CPUs. With a recorder it took
+// 4.8 to 6.8 % longer in seven runs, with an observer 5.4 and 6.7 % in two. The control, with no recorder either, was
+// within 0.2 %.
 //
-//	with                      slower by        before
-//	no recorder either        -0.1 to 0.1 %    -0.2 to 0.1 %
-//	a recorder                 2.3 to 2.8 %     4.1 to 4.6 %
-//	one with 8 entries         2.3 to 3.0 %     3.9 to 4.5 %
-//	one with an observer       2.6 to 3.0 %     4.4 to 5.5 %
-//
-// One of the seven runs with an observer is left out. It had 6.8 %, and its all_reduce took 1.35 us without a recorder.
-//
-// That was before small collectives published in the call. An all_reduce of 1 KiB takes 1.0 to 1.2 us since then, and a
-// recorder makes it 4.8 to 6.8 % slower (7 runs), also if it records before the call. The reason is not known.
-//
-// So a call took some 28 ns more. One locked instruction is left of five: the one that locks the ring. It waits until
-// the stores before it have left the CPU. Package internal/publish has release stores for the others. With the atomic stores
-// of sync/atomic in their place a recorder costs 3.9 to 4.1 %. Race builds have those stores.
-// The memory of the ring costs nothing.
+// The recorder's part of a call has one locked instruction, the one that locks the ring. It waits until the stores before
+// it have left the CPU. Package internal/publish has release stores in place of others. Race builds have those of
+// sync/atomic.
 //
 // Reading a clock would take nearly as long again. So the time of the call is not read for a
 // collective of at most 64 KiB that is called when the one before it has ended. Called is then the

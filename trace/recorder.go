@@ -265,7 +265,7 @@ type Recorder struct {
 
 const cacheLine = 64
 
-// maxFrames is how many calls of a stack are recorded. The first two are of package pg.
+// maxFrames is how many calls of a stack are recorded. The first three to five are the recorder's and package pg's.
 const maxFrames = 16
 
 // stack has program counters, and zeros behind them.

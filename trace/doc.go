@@ -46,7 +46,7 @@
 //	go test -run '^$' -bench Recorder/2/1024 -benchtime 4000x ./pg
 //
 // An all_reduce of 1 KiB takes two ranks 1.0 to 1.2 us without a recorder, on two idle CPUs. With a recorder it took
-// 4.8 to 6.8 % longer in seven runs, with an observer 5.4 and 6.7 % in two. The control, with no recorder either, was
+// 4.8 to 6.8 % longer in six runs, with an observer 5.4 and 6.7 % in two. The control, with no recorder either, was
 // within 0.2 %.
 //
 // The recorder's part of a call has one locked instruction, the one that locks the ring. It waits until the stores before

@@ -28,6 +28,7 @@ type backing struct {
 	bytes  []byte
 	host   bool
 	freed  atomic.Pointer[op] // who freed it
+	closed atomic.Int64       // mappings of other processes that are closed
 	close  func(unmap bool)   // removes a file, and unmaps it; nil for Go memory
 	refs   int                // registrations; guarded by Machine.mu
 	shown  clock              // what its process had seen when it exported it; guarded by Machine.mu
@@ -398,7 +399,13 @@ func (b *Memory) Close() error {
 // release marks and gives back memory that remove took out.
 func (d *Driver) release(mp mapping) {
 	if d.m.cfg.Dir == "" {
-		if !mp.opened {
+		if mp.opened {
+			mp.b.closed.Add(1)
+		} else {
+			// Processes may learn from each other's files that mappings are closed. Go's race detector
+			// does not see that. This load shows it the order: what went through a mapping that is
+			// closed comes before.
+			mp.b.closed.Load()
 			d.m.mark(mp.b.bytes, freedMark)
 		}
 		d.unmap(mp, false)

@@ -184,6 +184,30 @@ func TestObserverPanics(t *testing.T) {
 	require.False(t, r.Operations()[0].Ended.IsZero())
 }
 
+// TestObserverPanicsAtTheEnd: the operation has ended for those who wait, and its place in the ring can be used again.
+func TestObserverPanicsAtTheEnd(t *testing.T) {
+	for _, prompt := range []bool{false, true} {
+		r := New(Options{Entries: 1, Observers: []Observer{listener{called: func(Event) {}, ended: func(Event) { panic("observer") }}}})
+		g := r.Join(Member{Name: "0", Ranks: []int{0}, Prompt: prompt})
+		call := func() *Call {
+			c := new(Call)
+			c.Begin(g, &named{name: "gloo"}, work.Barrier, nil, nil, -1, 0)
+			return c
+		}
+		for range 2 {
+			p := work.NewPromise(work.Info{Op: work.Barrier})
+			w, err := call().Issued(p.Work(), nil)
+			require.NoError(t, err)
+			require.PanicsWithValue(t, "observer", func() { p.Complete(nil) })
+			require.NoError(t, w.Wait(t.Context()))
+			require.False(t, r.Operations()[0].Ended.IsZero())
+			require.PanicsWithValue(t, "observer", func() { _, _ = call().Issued(nil, errors.New("refused")) })
+			require.Empty(t, r.Operations())
+		}
+		require.Zero(t, r.Dropped())
+	}
+}
+
 // TestFrames: the first function of a stack is the one that has called package pg, whatever the backend is.
 func TestFrames(t *testing.T) {
 	b := &named{name: "gloo"}

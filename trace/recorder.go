@@ -541,13 +541,15 @@ func (c *Call) refused(err error) {
 	}
 	r.lock.Unlock()
 	e.seq, e.began, e.ended, e.err = 0, 0, time.Since(work.Origin()), &err
+	defer func() { // also if an observer panics
+		r.lock.Lock()
+		e.group = nil
+		publish.StorePointer(&e.work, nil)
+		r.lock.Unlock()
+	}()
 	for _, x := range r.options.Observers {
 		x.Ended(Event{r, c.entry - 1, true})
 	}
-	r.lock.Lock()
-	e.group = nil
-	publish.StorePointer(&e.work, nil)
-	r.lock.Unlock()
 }
 
 // Ended implements work.Observer.
@@ -559,12 +561,21 @@ func (r *Recorder) Ended(token uint32, seq uint64, began, ended time.Duration, e
 		kept := err
 		e.err = &kept
 	}
-	for _, x := range r.options.Observers {
-		x.Ended(Event{r, int(token - 1), true})
+	if len(r.options.Observers) > 0 {
+		r.tellEnded(int(token - 1))
+	} else {
+		publish.StorePointer(&e.work, nil)
 	}
-	publish.StorePointer(&e.work, nil)
 	if err != nil && r.options.Prefix != "" && g.failed.CompareAndSwap(false, true) {
 		_, _ = r.Dump() // the operation's error counts
+	}
+}
+
+// tellEnded tells the observers of an end, and gives the place back, also if one of them panics.
+func (r *Recorder) tellEnded(at int) {
+	defer publish.StorePointer(&r.entries[at].work, nil)
+	for _, x := range r.options.Observers {
+		x.Ended(Event{r, at, true})
 	}
 }
 

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/c10d-go/c10d/internal/strangers"
+	"github.com/c10d-go/c10d/internal/tcpsock"
 	"github.com/c10d-go/c10d/tensor"
 )
 
@@ -165,8 +166,8 @@ func (p *Publisher) join(raw net.Conn) {
 	}
 	r.name = string(name)
 	raw.SetDeadline(time.Time{})
-	if t, is := raw.(*net.TCPConn); is && isLocal(t) {
-		setReno(t)
+	if t, is := raw.(*net.TCPConn); is && tcpsock.IsLocal(t) {
+		tcpsock.SetCongestion(t, congestion) // every kernel has it; without it an update takes longer
 		if err := t.SetWriteBuffer(buffer); err != nil {
 			raw.Close()
 			return

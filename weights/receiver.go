@@ -17,6 +17,7 @@ import (
 	"time"
 
 	"github.com/c10d-go/c10d/internal/credentials"
+	"github.com/c10d-go/c10d/internal/tcpsock"
 	"github.com/c10d-go/c10d/tensor"
 )
 
@@ -226,7 +227,7 @@ func (r *Receiver) connect(ctx context.Context) error {
 		r.workers.Wait()
 		r.failed.Store(nil)
 	}()
-	if t := raw.(*net.TCPConn); isLocal(t) {
+	if t := raw.(*net.TCPConn); tcpsock.IsLocal(t) {
 		if err := t.SetReadBuffer(buffer); err != nil {
 			return fmt.Errorf("weights: publisher %s: %w", r.address, err)
 		}

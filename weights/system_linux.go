@@ -1,7 +1,6 @@
 package weights
 
 import (
-	"net"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
@@ -14,16 +13,4 @@ func largePages(b []byte) {
 	if n := (len(b) - skip) &^ (size - 1); n > 0 {
 		unix.Madvise(b[skip:skip+n], unix.MADV_HUGEPAGE)
 	}
-}
-
-// setReno picks reno as the congestion control. The system's choice may send at a rate that it has measured, as bbr does,
-// and takes longer within a host.
-func setReno(c *net.TCPConn) {
-	raw, err := c.SyscallConn()
-	if err != nil {
-		return
-	}
-	raw.Control(func(fd uintptr) { // every kernel has reno; without it an update takes longer
-		unix.SetsockoptString(int(fd), unix.IPPROTO_TCP, unix.TCP_CONGESTION, "reno")
-	})
 }

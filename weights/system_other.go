@@ -2,8 +2,4 @@
 
 package weights
 
-import "net"
-
 func largePages([]byte) {}
-
-func setReno(*net.TCPConn) {}

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"hash/crc32"
 	"io"
-	"net"
 	"runtime"
 	"sync"
 
@@ -22,6 +21,7 @@ const (
 	block      = 16 << 10   // bytes that a checksum adds up
 	piece      = 16 * block // bytes after which a receiver lets other goroutines run
 	workers    = 4          // goroutines of a receiver that check buckets and apply deltas
+	congestion = "reno"     // within a host; the system's choice may send at a rate that it has measured, as bbr does
 	buffer     = 1 << 20    // bytes of a socket's buffer within a host; the system's own grows beyond the processor's caches
 )
 
@@ -170,9 +170,4 @@ func chain(digest, crc uint32) uint32 {
 	var b [4]byte
 	binary.LittleEndian.PutUint32(b[:], crc)
 	return crc32.Update(digest, crc32.IEEETable, b[:])
-}
-
-// isLocal reports whether a connection is within a host.
-func isLocal(c *net.TCPConn) bool {
-	return c.LocalAddr().(*net.TCPAddr).IP.Equal(c.RemoteAddr().(*net.TCPAddr).IP)
 }

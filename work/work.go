@@ -422,6 +422,7 @@ func (p *Promise) Complete(err error) bool {
 		}
 		w.err, end = err, failed
 	}
+	defer w.end(end) // also if the observer panics
 	token := atomic.LoadUint32(&w.token)
 	if token == announced {
 		token = w.awaitToken()
@@ -430,7 +431,12 @@ func (p *Promise) Complete(err error) bool {
 		w.observer.Ended(token-unobserved, w.info.Seq, w.Began(), now, w.err)
 		w.observer = nil
 	}
-	w.state.Store(end)
+	return true
+}
+
+// end shows that the operation has ended.
+func (w *Work) end(state uint32) {
+	w.state.Store(state)
 	if w.waited.Load() {
 		w.mu.Lock()
 		defer w.mu.Unlock()
@@ -438,5 +444,4 @@ func (p *Promise) Complete(err error) bool {
 			close(w.done)
 		}
 	}
-	return true
 }

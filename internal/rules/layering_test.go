@@ -44,6 +44,7 @@ var layers = []layer{
 	{"internal/testcerts", []string{"internal/credentials"}},
 	{"internal/rules", nil},
 	{"internal/unwind", nil},
+	{"internal/tcpsock", []string{"golang.org/x/sys/..."}},
 	{"internal/recheck", nil},
 	{"internal/strangers", nil},
 	{"internal/lag", nil},
@@ -52,7 +53,7 @@ var layers = []layer{
 
 	{"store", nil},
 	{"store/storetest", []string{"store", "github.com/stretchr/testify/..."}},
-	{"store/tcp", []string{"store", "internal/credentials", "internal/lag", "internal/openfiles", "internal/strangers", "internal/waiting"}},
+	{"store/tcp", []string{"store", "internal/credentials", "internal/lag", "internal/openfiles", "internal/strangers", "internal/tcpsock", "internal/waiting"}},
 	{"store/redis", []string{"store", "internal/credentials", "github.com/redis/go-redis/v9/..."}},
 
 	{"backend", []string{"tensor", "work", "store", "internal/reduce"}},
@@ -71,11 +72,11 @@ var layers = []layer{
 	{"internal/transport", nil},
 	{"internal/callback", nil},
 	{"backend/gloo/internal/runs", nil},
-	{"internal/transport/tcp", []string{"internal/credentials", "internal/openfiles", "internal/recheck", "internal/strangers", "internal/callback", "internal/transport", "internal/transport/mesh", "golang.org/x/sys/..."}},
+	{"internal/transport/tcp", []string{"internal/credentials", "internal/openfiles", "internal/recheck", "internal/strangers", "internal/tcpsock", "internal/callback", "internal/transport", "internal/transport/mesh", "golang.org/x/sys/..."}},
 	{"internal/transport/transporttest", []string{"internal/transport", "github.com/stretchr/testify/..."}},
 	{"internal/transport/shm", []string{"internal/openfiles", "internal/recheck", "internal/strangers", "internal/transport", "golang.org/x/sys/..."}},
-	{"internal/transport/mesh", []string{"internal/transport", "golang.org/x/sys/..."}},
-	{"internal/transport/wire", []string{"internal/transport", "internal/transport/mesh"}},
+	{"internal/transport/mesh", []string{"internal/tcpsock", "internal/transport", "golang.org/x/sys/..."}},
+	{"internal/transport/wire", []string{"internal/tcpsock", "internal/transport", "internal/transport/mesh"}},
 	{"internal/transport/...", []string{"internal/transport"}},
 	{"internal/rendezvous", []string{"store", "internal/openfiles", "internal/strangers", "internal/waiting", "internal/transport", "internal/transport/wire"}},
 	{"backend/gloo", []string{
@@ -140,7 +141,7 @@ var layers = []layer{
 	{"pg", []string{"tensor", "work", "trace", "trace/debug", "store", "store/tcp", "store/redis", "backend", "backend/detail", "internal/credentials", "internal/launch", "internal/membership", "internal/notice", "internal/rollcall", "internal/waiting"}},
 	{"pg/pgtest", []string{"store", "backend", "backend/gloo", "pg"}},
 	{"ddp", []string{"tensor", "work", "store", "backend", "pg"}},
-	{"weights", []string{"tensor", "internal/credentials", "internal/reduce", "internal/strangers", "golang.org/x/sys/..."}},
+	{"weights", []string{"tensor", "internal/credentials", "internal/reduce", "internal/strangers", "internal/tcpsock", "golang.org/x/sys/..."}},
 	{"ddp/gpu", []string{"tensor", "work", "backend/cuda", "backend/cuda/driver", "ddp"}},
 
 	{"internal/script", []string{"tensor", "work", "backend", "pg"}},

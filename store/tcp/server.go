@@ -22,6 +22,7 @@ import (
 	"github.com/c10d-go/c10d/internal/lag"
 	"github.com/c10d-go/c10d/internal/openfiles"
 	"github.com/c10d-go/c10d/internal/strangers"
+	"github.com/c10d-go/c10d/internal/tcpsock"
 	"github.com/c10d-go/c10d/store"
 )
 
@@ -362,12 +363,13 @@ type flushed struct {
 	few   bool // the last read brought a few bytes only
 }
 
+// A client that is no rank, and sends a request in a few bytes at a time for longer than dripAfter, is read
+// every dripPause. The kernel wakes nobody for its bytes in between, unless there are dripMost.
 const (
-	// A client that is no rank, and sends a request in a few bytes at a time for longer than dripAfter,
-	// is read every dripPause. Each byte would wake a goroutine otherwise.
-	dripAfter = 3 * time.Second
+	dripAfter = time.Second
 	dripPause = 5 * time.Second
 	dripBytes = 16
+	dripMost  = 16 << 10
 )
 
 // drips waits if the client sends its request too slowly.
@@ -375,6 +377,10 @@ func (f *flushed) drips() {
 	c := f.c
 	if !f.few || c.peer.member.Load() || time.Since(c.since) < dripAfter {
 		return
+	}
+	if raw, ok := c.raw.(*net.TCPConn); ok { // if it fails, each byte costs a poll
+		tcpsock.WakeAt(raw, dripMost)
+		defer tcpsock.WakeAt(raw, 1)
 	}
 	t := time.NewTimer(dripPause)
 	defer t.Stop()

@@ -93,10 +93,9 @@ type inquiry struct {
 	paddedPing  bool          // a PING of round 0 has come since the last other one
 	readsLong   bool          // the peer asks long questions, and so understands Link.Long
 	longRound   uint64        // of the last long question to the peer
-	longAt      time.Time     // when it was sent, zero once it is answered
 	longSent    time.Time     // when it was sent
 	long        time.Duration // how long the last answer to one took
-	longHeard   time.Time     // when that came
+	longHeard   time.Time     // when that came, and before longSent if it has not
 	padding     []span        // of the first connection, if the peer has not acknowledged all of it
 	paddedBytes uint64        // that the peer has acknowledged before those
 }
@@ -204,8 +203,11 @@ func pairOf(ranks []int) [2]int {
 // takesLong reports whether a question to the peer may be long now. One long question is on its way at a
 // time, and they are askAgain apart, however often others ask for them.
 func (p *Peer) takesLong(now time.Time) bool {
-	return p.Native && p.longAt.IsZero() && now.Sub(p.longSent) > askAgain && len(p.link.Conns()) > 0
+	return p.Native && !p.awaitsLong() && now.Sub(p.longSent) > askAgain && len(p.link.Conns()) > 0
 }
+
+// awaitsLong reports whether the peer has not answered the last long question.
+func (p *Peer) awaitsLong() bool { return p.longSent.After(p.longHeard) }
 
 // mark sends one PING of round 0. It makes the questions long that the peer asks because of the next PING.
 func (p *Peer) mark() {
@@ -224,7 +226,7 @@ func (p *Peer) ask(ping Ping, long bool) bool {
 	p.measure(now)
 	if long && p.takesLong(now) {
 		p.link.Pad()
-		p.longRound, p.longAt, p.longSent = ping.Round, now, now
+		p.longRound, p.longSent = ping.Round, now
 	}
 	p.asked, p.askedAt = ping.Round, now
 	if p.unanswered.IsZero() {
@@ -395,8 +397,8 @@ func (p *Peer) describe(waits bool) transport.Link {
 	if now.Sub(p.heard) < sampleFor {
 		l.RTT = p.rtt()
 	}
-	switch waited := now.Sub(p.longAt); {
-	case !p.longAt.IsZero() && waited >= answerIn:
+	switch waited := now.Sub(p.longSent); {
+	case p.awaitsLong() && waited >= answerIn:
 		l.Long = waited
 	case now.Sub(p.longHeard) < sampleFor:
 		l.Long = max(p.long, 1)
@@ -431,8 +433,8 @@ func (p *Peer) Ponged(a Pong) {
 		p.answers++
 		p.timed = a.Round
 	}
-	if !p.longAt.IsZero() && a.Round >= p.longRound {
-		p.long, p.longHeard, p.longAt = now.Sub(p.longAt), now, time.Time{}
+	if p.awaitsLong() && a.Round >= p.longRound {
+		p.long, p.longHeard = now.Sub(p.longSent), now
 	}
 	b.Changed()
 	waits := p.link.Waits()
@@ -493,7 +495,7 @@ func (p *Peer) answersLate() bool {
 // overdue reports whether an answer of the peer should have come by now.
 func (p *Peer) overdue(now time.Time) bool {
 	limit := answerIn + p.least
-	if !p.longAt.IsZero() {
+	if p.awaitsLong() {
 		limit += longIn
 	}
 	return !p.unanswered.IsZero() && now.Sub(p.unanswered) >= limit

@@ -5,6 +5,8 @@ import (
 	"net"
 	"syscall"
 	"time"
+
+	"github.com/c10d-go/c10d/internal/tcpsock"
 )
 
 // DefaultSilence is how long another host may acknowledge nothing before its connections end. It
@@ -45,13 +47,6 @@ func EndOf(conn net.Conn, err error) error {
 	return err
 }
 
-// IsLocal reports whether both ends of a connection are on this host.
-func IsLocal(c net.Conn) bool {
-	remote, ok := c.RemoteAddr().(*net.TCPAddr)
-	local, both := c.LocalAddr().(*net.TCPAddr)
-	return ok && both && (remote.IP.IsLoopback() || remote.IP.Equal(local.IP))
-}
-
 // LimitSilence makes a connection end once the other host has acknowledged nothing for d. This holds
 // with and without data on their way. 0 means DefaultSilence, negative means never. A host is asked after
 // 2/5 of d without data, and then every fifth. Systems other than Linux notice lost data later.
@@ -71,7 +66,7 @@ func LimitSilence(conn net.Conn, d time.Duration) error {
 	if d < 0 || !ok {
 		return nil
 	}
-	if err := c.SetKeepAliveConfig(net.KeepAliveConfig{Enable: !IsLocal(conn), Idle: 2 * d / 5, Interval: d / 5, Count: 3}); err != nil {
+	if err := c.SetKeepAliveConfig(net.KeepAliveConfig{Enable: !tcpsock.IsLocal(conn), Idle: 2 * d / 5, Interval: d / 5, Count: 3}); err != nil {
 		return fmt.Errorf("keep-alive: %w", err)
 	}
 	if err := setUserTimeout(c, d); err != nil {

@@ -201,12 +201,14 @@ func TestLongQuestions(t *testing.T) {
 
 	to := b.peers[2]
 	require.Zero(t, to.describe(false).Long)
-	to.longAt = to.longAt.Add(-answerIn)
+	sent := to.longSent
+	to.longSent = sent.Add(-answerIn)
 	require.GreaterOrEqual(t, to.describe(false).Long, answerIn, "a late answer counts as long as it is missing")
 	to.Ponged(Pong{Round: to.longRound - 1})
-	require.False(t, to.longAt.IsZero(), "the answer to an earlier question")
+	require.True(t, to.awaitsLong(), "the answer to an earlier question")
 	to.Ponged(Pong{Round: to.longRound})
 	require.GreaterOrEqual(t, to.describe(false).Long, answerIn)
+	to.longSent = sent
 	require.Zero(t, to.answers, "the answer to a long question is no measure of the others")
 	from.Pinged(Ping{})
 	from.Pinged(Ping{Round: 9, About: [2]int{2, 4}, Deep: true})

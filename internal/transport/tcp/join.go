@@ -18,8 +18,8 @@ import (
 	"github.com/c10d-go/c10d/internal/credentials"
 	"github.com/c10d-go/c10d/internal/openfiles"
 	"github.com/c10d-go/c10d/internal/strangers"
+	"github.com/c10d-go/c10d/internal/tcpsock"
 	"github.com/c10d-go/c10d/internal/transport"
-	"github.com/c10d-go/c10d/internal/transport/mesh"
 )
 
 const (
@@ -457,7 +457,7 @@ func (m *Mesh) lanes(c net.Conn) int {
 	switch {
 	case m.opts.Lanes != 0:
 		return max(m.opts.Lanes, 0)
-	case !mesh.IsLocal(c):
+	case !tcpsock.IsLocal(c):
 		return defaultLanes
 	case m.manyCPUs:
 		return localLanes

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/c10d-go/c10d/internal/recheck"
+	"github.com/c10d-go/c10d/internal/tcpsock"
 	"github.com/c10d-go/c10d/internal/transport"
 	"github.com/c10d-go/c10d/internal/transport/mesh"
 )
@@ -100,7 +101,7 @@ func (m *Mesh) attach(peer int, conn net.Conn, theirs hello) error {
 	}
 	p := &pair{m: m, inbound: make(map[net.Conn]struct{})}
 	p.checksums = m.opts.TLS == nil && (m.opts.Checksum || theirs.checksums)
-	p.Native, p.Near = true, mesh.IsLocal(conn)
+	p.Native, p.Near = true, tcpsock.IsLocal(conn)
 	m.Add(peer, &p.Peer, p)
 	p.s.init(m.Rank(), peer, min(m.opts.Eager, int(theirs.eager)), int64(min(uint64(m.opts.Window), theirs.window)), &m.blocks, &m.calls)
 	if m.opts.Poll > 0 {
@@ -158,7 +159,7 @@ func (m *Mesh) attachBulk(p *pair, conn net.Conn) error {
 	l := newLane(p, conn, true)
 	p.bulk = append(p.bulk, l)
 	p.s.bulky, p.s.alone = m.opts.bulkyBytes, m.opts.bulkyBytes
-	if mesh.IsLocal(p.first.conn) {
+	if tcpsock.IsLocal(p.first.conn) {
 		p.s.alone = m.opts.aloneBytes
 	}
 	m.Goroutines.Add(1)

@@ -8,6 +8,7 @@ import (
 	"net"
 	"time"
 
+	"github.com/c10d-go/c10d/internal/tcpsock"
 	"github.com/c10d-go/c10d/internal/transport/mesh"
 )
 
@@ -150,18 +151,18 @@ func (o Options) filled() (Options, error) {
 // tune sets the options of a socket.
 func (o *Options) tune(c *net.TCPConn) error {
 	congestion := o.Congestion
-	if mesh.IsLocal(c) {
+	if tcpsock.IsLocal(c) {
 		congestion = cmp.Or(o.LocalCongestion, congestion)
 		if congestion == "" && o.Poll > 0 {
-			setCongestion(c, localCongestion) // better, but no matter
+			tcpsock.SetCongestion(c, localCongestion) // better, but no matter
 		}
 	}
-	err := setCongestion(c, congestion)
+	err := tcpsock.SetCongestion(c, congestion)
 	if err == nil {
 		err = mesh.LimitSilence(c, o.Silence)
 	}
 	send, receive := o.SendBuffer, o.ReceiveBuffer
-	if mesh.IsLocal(c) {
+	if tcpsock.IsLocal(c) {
 		send, receive = cmp.Or(send, localBuffer), cmp.Or(receive, localBuffer)
 	}
 	if err == nil && send > 0 {

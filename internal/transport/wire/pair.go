@@ -12,6 +12,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/c10d-go/c10d/internal/tcpsock"
 	"github.com/c10d-go/c10d/internal/transport"
 	"github.com/c10d-go/c10d/internal/transport/mesh"
 )
@@ -97,7 +98,7 @@ func newPair(m *Mesh) *pair {
 }
 
 func (p *pair) start(conn net.Conn) {
-	p.conn, p.Near = conn, mesh.IsLocal(conn)
+	p.conn, p.Near = conn, tcpsock.IsLocal(conn)
 	p.Run(p.read, p.write)
 }
 

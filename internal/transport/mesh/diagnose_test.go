@@ -231,3 +231,26 @@ func TestUnpaddedQueue(t *testing.T) {
 	p.padding = []span{{1000, 31000}, {20064, math.MaxUint64}}
 	require.Zero(t, p.unpadded(traffic{acked: 20064, queue: 32768}).queue)
 }
+
+// TestOneLateAnswer: the second answer shows that the first was late by chance.
+func TestOneLateAnswer(t *testing.T) {
+	for _, x := range []struct {
+		want    time.Duration
+		answers []time.Duration
+	}{
+		{0, nil},
+		{63, []time.Duration{63}},
+		{1, []time.Duration{63, 1}},
+		{2, []time.Duration{63, 1, 2}},
+		{2, []time.Duration{63, 1, 2, 64}},
+		{3, []time.Duration{63, 1, 2, 64, 3}},
+		{3, []time.Duration{63, 1, 2, 64, 3, 4}},
+	} {
+		var p Peer
+		for _, d := range x.answers {
+			p.rtts[p.answers%keptAnswers] = d
+			p.answers++
+		}
+		require.Equal(t, x.want, p.rtt(), "%v", x.answers)
+	}
+}

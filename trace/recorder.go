@@ -8,10 +8,8 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
-	"unsafe"
 
 	"github.com/c10d-go/c10d/backend"
-	"github.com/c10d-go/c10d/internal/publish"
 	"github.com/c10d-go/c10d/tensor"
 	"github.com/c10d-go/c10d/work"
 )
@@ -256,7 +254,7 @@ type Recorder struct {
 	// Each call changes these. They have a cache line of their own: ranks of one process would otherwise
 	// slow each other.
 	_       [cacheLine]byte
-	lock    publish.Lock
+	lock    sync.Mutex
 	entries []entry // made by the first Join
 	next    int     // place in entries
 	records uint64
@@ -275,11 +273,11 @@ type stack [maxFrames]uintptr
 //
 // Recorder.lock guards it, but the end of an operation is written without: began, ended and err belong to
 // whoever ends the operation while work is not nil, and so does seq. Storing nil in work hands them over.
-// That saves the end of each operation a lock, and package publish a locked instruction.
+// That saves the end of each operation a lock.
 //
 // An entry has three cache lines on 64-bit systems. Most calls leave the last one alone.
 type entry struct {
-	work       unsafe.Pointer // a *work.Work while the operation is pending, and unissued before the backend has it
+	work       atomic.Pointer[work.Work] // while the operation is pending; unissued before the backend has it
 	group      *Group
 	backend    string
 	record     uint64
@@ -320,7 +318,7 @@ func (e *entry) bytes() int64 {
 }
 
 // unissued stands for the Work of an operation that the backend does not have yet.
-var unissued = unsafe.Pointer(new(work.Work))
+var unissued = new(work.Work)
 
 // New returns a recorder.
 func New(o Options) *Recorder {
@@ -411,7 +409,7 @@ func (c *Call) open() {
 
 // enter takes a place of the ring for a pending operation, and returns it plus 1. It returns 0 if there is none.
 // w is what entry.work gets.
-func (c *Call) enter(w unsafe.Pointer) int {
+func (c *Call) enter(w *work.Work) int {
 	g := c.group
 	r := g.recorder
 	r.lock.Lock()
@@ -448,7 +446,7 @@ func (c *Call) enter(w unsafe.Pointer) int {
 	if e.called == 0 && g.last != nil && g.last.pending() && g.last.group == g {
 		e.called = time.Since(work.Origin())
 		if w != unissued {
-			if began := (*work.Work)(w).Began(); began != 0 {
+			if began := w.Began(); began != 0 {
 				e.called = min(e.called, began)
 			}
 		}
@@ -458,7 +456,7 @@ func (c *Call) enter(w unsafe.Pointer) int {
 		r.stacks[at] = stack{}
 		runtime.Callers(2, r.stacks[at][:]) // without Callers and enter
 	}
-	e.work = w // no atomic store: others read it with r.lock
+	e.work.Store(w)
 	r.lock.Unlock()
 	return at + 1
 }
@@ -471,7 +469,7 @@ func (r *Recorder) tellCalled(entry int) {
 }
 
 // pending reports whether an operation has the place. r.lock is held.
-func (e *entry) pending() bool { return atomic.LoadPointer(&e.work) != nil }
+func (e *entry) pending() bool { return e.work.Load() != nil }
 
 // Issued takes what the backend has returned for the call, and returns it.
 func (c *Call) Issued(w *work.Work, err error) (*work.Work, error) {
@@ -483,20 +481,19 @@ func (c *Call) Issued(w *work.Work, err error) (*work.Work, error) {
 		return w, err
 	}
 	r := c.group.recorder
-	w.Announce(r)
 	if c.entry != 0 {
-		atomic.StorePointer(&r.entries[c.entry-1].work, unsafe.Pointer(w)) // the atomic write that Announce demands
-		w.Observe(uint32(c.entry))
+		r.entries[c.entry-1].work.Store(w)
+		w.Observe(r, uint32(c.entry))
 		return w, nil
 	}
-	entry := c.enter(unsafe.Pointer(w)) // has that write in Lock
-	if entry == 0 || len(r.options.Observers) == 0 {
-		w.Observe(uint32(entry))
-		return w, nil
-	}
-	defer w.Observe(uint32(entry))          // also if an observer panics
-	for _, x := range r.options.Observers { // tellCalled takes 2 ns more
-		x.Called(Event{recorder: r, at: entry - 1})
+	entry := c.enter(w)
+	switch {
+	case entry == 0:
+	case len(r.options.Observers) == 0:
+		w.Observe(r, uint32(entry))
+	default:
+		defer w.Observe(r, uint32(entry)) // also if an observer panics
+		r.tellCalled(entry)
 	}
 	return w, nil
 }
@@ -544,7 +541,7 @@ func (c *Call) refused(err error) {
 	defer func() { // also if an observer panics
 		r.lock.Lock()
 		e.group = nil
-		publish.StorePointer(&e.work, nil)
+		e.work.Store(nil)
 		r.lock.Unlock()
 	}()
 	for _, x := range r.options.Observers {
@@ -564,7 +561,7 @@ func (r *Recorder) Ended(token uint32, seq uint64, began, ended time.Duration, e
 	if len(r.options.Observers) > 0 {
 		r.tellEnded(int(token - 1))
 	} else {
-		publish.StorePointer(&e.work, nil)
+		e.work.Store(nil)
 	}
 	if err != nil && r.options.Prefix != "" && g.failed.CompareAndSwap(false, true) {
 		_, _ = r.Dump() // the operation's error counts
@@ -573,7 +570,7 @@ func (r *Recorder) Ended(token uint32, seq uint64, began, ended time.Duration, e
 
 // tellEnded tells the observers of an end, and gives the place back, also if one of them panics.
 func (r *Recorder) tellEnded(at int) {
-	defer publish.StorePointer(&r.entries[at].work, nil)
+	defer r.entries[at].work.Store(nil)
 	for _, x := range r.options.Observers {
 		x.Ended(Event{r, at, true})
 	}
@@ -581,7 +578,7 @@ func (r *Recorder) tellEnded(at int) {
 
 // operation is an entry for others. w is what entry.work has, and nil for an operation that ends. r.lock is
 // held, or the entry is the caller's.
-func (r *Recorder) operation(at int, w unsafe.Pointer) (o Operation) {
+func (r *Recorder) operation(at int, w *work.Work) (o Operation) {
 	e := &r.entries[at]
 	o.Record, o.Group, o.Backend, o.Op, o.Collective = e.record, e.group, e.backend, e.op, e.collective
 	o.Peer, o.In = int(e.peer), e.in
@@ -598,7 +595,6 @@ func (r *Recorder) operation(at int, w unsafe.Pointer) (o Operation) {
 	case w == nil:
 		began, o.Err, o.Ended, o.Seq = e.began, e.failure(), work.Origin().Add(e.ended), e.seq
 	case w != unissued:
-		w := (*work.Work)(w)
 		began, o.Seq = w.Began(), w.Info().Seq
 	case e.blocked:
 		began = e.called
@@ -631,7 +627,7 @@ func (r *Recorder) Operations() []Operation {
 	r.lock.Lock()
 	for i := range r.entries {
 		if e := &r.entries[i]; e.group != nil {
-			all = append(all, r.operation(i, atomic.LoadPointer(&e.work)))
+			all = append(all, r.operation(i, e.work.Load()))
 		}
 	}
 	r.lock.Unlock()

@@ -4,12 +4,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"runtime"
 	"sync"
 	"sync/atomic"
 	"time"
 
-	"github.com/c10d-go/c10d/internal/publish"
 	"github.com/c10d-go/c10d/tensor"
 )
 
@@ -35,8 +33,8 @@ type Work struct {
 	source  atomic.Int32 // the rank plus 1, 0 = unknown
 	started atomic.Int64 // nanoseconds since base, 0 = not yet
 
-	observer Observer    // nil once Complete has told it
-	token    uint32      // see Announce
+	observer Observer    // nil once it has been told
+	token    uint32      // for it
 	waited   atomic.Bool // there is a done
 	mu       sync.Mutex
 	done     chan struct{} // made by the first Done, with mu
@@ -71,17 +69,11 @@ const cancelWithin = time.Second
 
 // States of a Work. It has ended from succeeded on.
 const (
-	pending uint32 = iota
-	ending         // Complete is at work
+	pending  uint32 = iota
+	observed        // pending, with an observer
+	ending          // Complete is at work
 	succeeded
 	failed
-)
-
-// Values of Work.token. Greater ones are the observer's token plus unobserved.
-const (
-	_          uint32 = iota // nobody has announced an observer
-	announced                // its token will come
-	unobserved               // none will be told
 )
 
 // base makes started a monotonic time that fits in one word.
@@ -194,7 +186,7 @@ func (w *Work) IsSuccess() bool { return w.polled() == succeeded }
 // that it returns ErrPending, and the operation's error if it failed.
 func (w *Work) Result() ([]*tensor.Tensor, error) {
 	switch w.polled() {
-	case pending, ending:
+	case pending, observed, ending:
 		return nil, &Error{Info: w.info, Peer: -1, Err: ErrPending}
 	case failed:
 		return nil, w.Err()
@@ -217,7 +209,7 @@ func (w *Work) SourceRank() (int, error) {
 	return -1, &Error{Info: w.info, Peer: -1, Err: ErrPending}
 }
 
-// Observer is told when operations end. See Work.Announce.
+// Observer is told when operations end. See Work.Observe.
 type Observer interface {
 	// Ended is called once: before the Work shows that it has ended, or from Observe, if that comes later. The
 	// times are since Origin.
@@ -229,50 +221,30 @@ type Observer interface {
 // Origin is what the times of an Observer count from.
 func Origin() time.Time { return base }
 
-// Announce says that o will be told when the operation ends. It may be called once, which package pg does:
-// give pg.Options.Recorder observers instead. The caller then does an atomic operation of package
-// sync/atomic that writes, such as locking a lock does, and soon calls Observe. An operation that ends in between waits for that,
-// but at most 10 ms.
-func (w *Work) Announce(o Observer) {
-	w.observer = o
-	publish.Store(&w.token, announced)
-}
-
-// Observe has the announced observer told, with token, when the operation ends: at once if it has ended. It is
-// not told if token is 0.
-func (w *Work) Observe(token uint32) {
-	publish.Store(&w.token, unobserved+token)
-	// The atomic write since Announce makes this load see that the operation is ending, unless Complete
-	// sees the announcement.
-	if w.state.Load() == pending {
+// Observe has o told, with token, when the operation ends: at once if it has ended. It may be called once, which
+// package pg does: give pg.Options.Recorder observers instead.
+func (w *Work) Observe(o Observer, token uint32) {
+	w.observer, w.token = o, token
+	if w.state.CompareAndSwap(pending, observed) {
 		return
 	}
-	<-w.Done()
-	if w.observer != nil && token != 0 {
-		began := w.Began()
-		ended := began + w.duration
-		if began == 0 {
-			ended = time.Since(base)
-		}
-		w.observer.Ended(token, w.info.Seq, began, ended, w.err)
+	if w.state.Load() == ending {
+		<-w.Done() // only then: Works that have ended share a channel, whose lock ranks of a process would fight for
 	}
+	began := w.Began()
+	ended := began + w.duration
+	if began == 0 {
+		ended = time.Since(base)
+	}
+	w.tell(began, ended)
 }
 
-// awaitToken waits for Observe. It returns announced if Observe does not come soon, for example because an observer has
-// panicked. Observe tells the observer then.
-func (w *Work) awaitToken() uint32 {
-	begun := time.Now()
-	for {
-		runtime.Gosched()
-		if token := atomic.LoadUint32(&w.token); token != announced || time.Since(begun) > observeWithin {
-			return token
-		}
-	}
+// tell tells the observer that the operation has ended.
+func (w *Work) tell(began, ended time.Duration) {
+	o := w.observer
+	w.observer = nil
+	o.Ended(w.token, w.info.Seq, began, ended, w.err)
 }
-
-// observeWithin is for how long the end of an operation waits for Observe after Announce. It mostly takes less than
-// a microsecond.
-const observeWithin = 10 * time.Millisecond
 
 // Began returns when the operation began to run in the backend, since Origin, and 0 if it has not
 // begun.
@@ -406,7 +378,11 @@ func (p *Promise) RunBy(r interface{ Abort(cause error) }) { p.w.runner = r }
 // sequence number, group and rank. Only the first call counts; it returns true.
 func (p *Promise) Complete(err error) bool {
 	w := &p.w
-	if !w.state.CompareAndSwap(pending, ending) {
+	was := w.state.Load()
+	for was < ending && !w.state.CompareAndSwap(was, ending) {
+		was = w.state.Load()
+	}
+	if was >= ending {
 		<-w.Done()
 		return false
 	}
@@ -423,13 +399,8 @@ func (p *Promise) Complete(err error) bool {
 		w.err, end = err, failed
 	}
 	defer w.end(end) // also if the observer panics
-	token := atomic.LoadUint32(&w.token)
-	if token == announced {
-		token = w.awaitToken()
-	}
-	if token > unobserved {
-		w.observer.Ended(token-unobserved, w.info.Seq, w.Began(), now, w.err)
-		w.observer = nil
+	if was == observed {
+		w.tell(w.Began(), now)
 	}
 	return true
 }

@@ -417,19 +417,12 @@ func (e *ends) Ended(token uint32, seq uint64, began, ended time.Duration, err e
 	e.tokens, e.errs, e.began = append(e.tokens, token), append(e.errs, err), append(e.began, began > 0 && ended >= began)
 }
 
-// observe does what package trace does.
-func observe(w *work.Work, o work.Observer, token uint32) {
-	w.Announce(o)
-	new(atomic.Uint32).Add(1)
-	w.Observe(token)
-}
-
 // TestObserve: an observer is told once, whether the operation ends before or after Observe, and
 // before the waiting goroutine goes on.
 func TestObserve(t *testing.T) {
 	var e ends
 	p := work.NewPromise(info)
-	observe(p.Work(), &e, 7)
+	p.Work().Observe(&e, 7)
 	p.Start()
 	require.Empty(t, e.tokens)
 	require.True(t, p.Complete(nil))
@@ -437,7 +430,7 @@ func TestObserve(t *testing.T) {
 
 	p = work.NewPromise(info)
 	p.Complete(errors.New("not begun"))
-	observe(p.Work(), &e, 8)
+	p.Work().Observe(&e, 8)
 	require.Equal(t, []uint32{7, 8}, e.tokens)
 	require.Equal(t, []bool{true, false}, e.began)
 	require.NoError(t, e.errs[0])
@@ -445,32 +438,19 @@ func TestObserve(t *testing.T) {
 	require.ErrorAs(t, e.errs[1], &failed)
 }
 
-// TestObserveWhileItEnds: an observer is told once, and an announced one before the Work shows its end, whichever of
-// Complete and Observe comes first.
+// TestObserveWhileItEnds: an observer is told once, by Complete before the Work shows its end, or by Observe.
 func TestObserveWhileItEnds(t *testing.T) {
 	for i := range 20000 {
 		var e ends
 		p := work.NewPromise(info)
 		var completing sync.WaitGroup
 		completing.Go(func() { p.Complete(nil) })
-		observe(p.Work(), &e, uint32(i%2))
+		p.Work().Observe(&e, 1)
 		<-p.Work().Done()
-		require.Len(t, e.tokens, i%2, "%d", i)
+		require.Len(t, e.tokens, 1, "%d", i)
 		completing.Wait()
-		require.Len(t, e.tokens, i%2, "%d", i)
+		require.Len(t, e.tokens, 1, "%d", i)
 	}
-}
-
-// TestObserveTooLate: an operation ends without Observe, if that does not come, for example because an observer has
-// panicked. Observe then tells the observer.
-func TestObserveTooLate(t *testing.T) {
-	var e ends
-	p := work.NewPromise(info)
-	p.Work().Announce(&e)
-	require.True(t, p.Complete(nil))
-	require.Empty(t, e.tokens)
-	p.Work().Observe(9)
-	require.Equal(t, []uint32{9}, e.tokens)
 }
 
 // TestDoneWhileItEnds: Done's channel is closed, whichever of Complete and Done comes first.
@@ -522,7 +502,7 @@ func TestEndsWhileOthersLook(t *testing.T) {
 			})
 			all.Go(func() { require.ErrorIs(t, p.Work().Wait(t.Context()), boom) })
 		}
-		all.Go(func() { observe(p.Work(), counter{&told}, 1) })
+		all.Go(func() { p.Work().Observe(counter{&told}, 1) })
 		all.Wait()
 		require.EqualValues(t, 1, firsts.Load())
 		require.EqualValues(t, 1, told.Load())

@@ -31,8 +31,7 @@ const (
 // it likes.
 var layers = []layer{
 	{"tensor", nil},
-	{"internal/publish", nil},
-	{"work", []string{"tensor", "internal/publish"}},
+	{"work", []string{"tensor"}},
 	{"internal/reduce", []string{"tensor", "golang.org/x/sys/cpu"}},
 	{"internal/reduce/asm", nil},
 	{"internal/exact", []string{"tensor"}},
@@ -58,7 +57,7 @@ var layers = []layer{
 
 	{"backend", []string{"tensor", "work", "store", "internal/reduce"}},
 
-	{"trace", []string{"tensor", "work", "backend", "internal/publish"}},
+	{"trace", []string{"tensor", "work", "backend"}},
 	{"trace/debug", []string{"work", "backend", "trace", "internal/credentials"}},
 
 	{"backend/detail", []string{"tensor", "work", "store", "backend"}},

@@ -1,11 +1,12 @@
 // Package weights gives servers the newest parameters of a model while a trainer changes them.
 //
 // A Publisher is the trainer's side: it listens. A Receiver is the server's side: it connects, and
-// connects again whenever the connection ends. The trainer publishes versions, each with a number:
+// connects again whenever the connection ends. The trainer publishes versions, each with a number that is
+// greater than the one before. The first is at least 1:
 //
 //	p, err := weights.Listen(ctx, "10.0.0.1:29600", weights.PublisherOptions{})
 //	...
-//	report, err := p.Publish(ctx, step, []weights.Named{{Name: "embedding", Tensor: t}})
+//	report, err := p.Publish(ctx, step+1, []weights.Named{{Name: "embedding", Tensor: t}})
 //
 // A server uses the newest version for each request:
 //

@@ -96,7 +96,7 @@ func parseFlags(args []string, stderr io.Writer) (*config, error) {
 	f.StringVar(&c.backend, "backend", "gloo", "`name` of the backend")
 	f.StringVar(&c.device, "device", onCPU, "`kind` of device that has the model: cpu, cuda (a GPU of this machine) or sim (a GPU in software)")
 	f.BoolVar(&c.checkSim, "check", false, "with -device sim: delay operations at random, and fail if two uses of memory have no order")
-	f.StringVar(&c.work, "work", "", "with -device: `work` that averages gradients: direct or device (from device to device) or host (through CPU memory); empty means the first of these that can")
+	f.StringVar(&c.work, "work", "", "with -device: `work` that averages gradients: direct (from device to device), clusters, or host (through CPU memory); empty means the first of these that can")
 	f.DurationVar(&c.timeout, "timeout", time.Minute, "longest `duration` that ranks wait for each other")
 
 	f.BoolVar(&c.elastic, "elastic", false, "go on without ranks that are lost, and take in new ones; c10d run needs -elastic, too")

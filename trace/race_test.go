@@ -184,6 +184,112 @@ func TestObserverPanics(t *testing.T) {
 	require.False(t, r.Operations()[0].Ended.IsZero())
 }
 
+// TestObserverPanicsBefore: a call that the backend does not get because an observer has panicked leaves nothing.
+func TestObserverPanicsBefore(t *testing.T) {
+	r := New(Options{Entries: 1, Observers: []Observer{listener{called: func(Event) { panic("observer") }}}})
+	g := r.Join(Member{Name: "0", Ranks: []int{0}})
+	prompt := r.Join(Member{Name: "1", Ranks: []int{0}, Prompt: true})
+	for range 2 {
+		var c Call
+		require.PanicsWithValue(t, "observer", func() { c.Begin(g, &named{name: "gloo"}, work.Barrier, nil, nil, -1, 0) })
+		c = Call{}
+		c.Begin(prompt, &named{name: "gloo"}, work.Barrier, nil, nil, -1, 0)
+		require.PanicsWithValue(t, "observer", func() { _, _ = c.Issued(nil, errors.New("refused")) })
+	}
+	require.Empty(t, r.Operations())
+	require.Zero(t, r.Dropped())
+	for _, g := range []*Group{g, prompt} {
+		calls, _ := g.Calls()
+		require.Zero(t, calls)
+	}
+}
+
+// TestBlockedPanics: an operation whose function panics has failed.
+func TestBlockedPanics(t *testing.T) {
+	r := New(Options{Entries: 1})
+	g := r.Join(Member{Name: "0", Ranks: []int{0}})
+	for range 2 {
+		var c Call
+		c.Begin(g, &named{name: "gloo"}, work.Barrier, nil, nil, -1, 0)
+		require.Panics(t, func() { _ = c.Blocked(func() error { panic("no") }) })
+		require.ErrorIs(t, r.Operations()[0].Err, work.ErrPanicked)
+	}
+	require.Zero(t, r.Dropped())
+}
+
+// TestForeignWork: a backend returns the Work of another group as its own. That group's recorder hears of its end.
+func TestForeignWork(t *testing.T) {
+	inner, outer := New(Options{}), New(Options{Entries: 1})
+	for _, ended := range []bool{false, true} {
+		p := work.NewPromise(work.Info{Op: work.Barrier})
+		if ended {
+			p.Complete(nil)
+		}
+		w := p.Work()
+		for _, r := range []*Recorder{inner, outer} {
+			var c Call
+			c.Begin(r.Join(Member{Name: "0", Ranks: []int{0}, Prompt: true}), &named{name: "gloo"}, work.Barrier, nil, nil, -1, 0)
+			_, _ = c.Issued(w, nil)
+		}
+		p.Complete(nil)
+		all := inner.Operations()
+		require.False(t, all[len(all)-1].Ended.IsZero())
+		for _, o := range outer.Operations() {
+			require.False(t, o.Ended.IsZero())
+		}
+	}
+	require.Zero(t, outer.Dropped())
+}
+
+// TestDroppedCallsCount: ranks are compared by the number of a collective, so those that are not recorded count.
+func TestDroppedCallsCount(t *testing.T) {
+	r := New(Options{Entries: 1})
+	for _, prompt := range []bool{false, true} {
+		g := r.Join(Member{Name: "0", Ranks: []int{0}, Prompt: prompt})
+		call := func(op work.OpType) *work.Promise {
+			var c Call
+			c.Begin(g, &named{name: "gloo"}, op, nil, nil, -1, 0)
+			p := work.NewPromise(work.Info{Op: op})
+			_, _ = c.Issued(p.Work(), nil)
+			return p
+		}
+		receive := call(work.Recv)
+		for range 3 {
+			call(work.Barrier).Complete(nil)
+		}
+		receive.Complete(nil)
+		call(work.Barrier).Complete(nil)
+		require.Equal(t, uint64(4), r.Operations()[0].Collective, "prompt %v", prompt)
+		require.Equal(t, uint64(1), r.Operations()[0].P2P)
+	}
+}
+
+// TestCalledBehindACollective: a collective has a time of its call if the one before it is pending, whatever came in
+// between, or if its backend is another.
+func TestCalledBehindACollective(t *testing.T) {
+	r := New(Options{})
+	g := r.Join(Member{Name: "0", Ranks: []int{0}, Prompt: true})
+	begin := func(op work.OpType, backend string, err error) *work.Promise {
+		var c Call
+		c.Begin(g, &named{name: backend}, op, nil, nil, -1, 0)
+		p := work.NewPromise(work.Info{Op: op})
+		_, _ = c.Issued(p.Work(), err)
+		return p
+	}
+	called := func() time.Duration { return r.entries[r.next-1].called }
+	first := begin(work.AllReduce, "gloo", nil)
+	begin(work.Send, "gloo", nil).Complete(nil)
+	_ = begin(work.Barrier, "gloo", errors.New("refused"))
+	second := begin(work.AllReduce, "gloo", nil)
+	require.NotZero(t, called())
+	first.Complete(nil)
+	second.Complete(nil)
+	begin(work.AllReduce, "gloo", nil).Complete(nil)
+	require.Zero(t, called(), "nothing is pending, and no clock is read")
+	_ = begin(work.AllReduce, "cuda", nil)
+	require.NotZero(t, called())
+}
+
 // TestObserverPanicsAtTheEnd: the operation has ended for those who wait, and its place in the ring can be used again.
 func TestObserverPanicsAtTheEnd(t *testing.T) {
 	for _, prompt := range []bool{false, true} {

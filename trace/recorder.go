@@ -373,7 +373,8 @@ type Call struct {
 	op      work.OpType
 	same    bool // out is in
 	in      Shape
-	out     Shape // not valid if same
+	out     Shape  // not valid if same
+	before  *entry // the group's collective before this one; set with entry
 }
 
 // Begin is for package pg: it comes before a call is given to the backend. The caller then calls Issued or
@@ -387,7 +388,7 @@ func (c *Call) Begin(g *Group, b backend.Backend, op work.OpType, in, out []*ten
 	if c.same = len(in) > 0 && len(out) > 0 && &in[0] == &out[0]; !c.same {
 		c.out.set(out)
 	}
-	if g.Blocks || c.in.Bytes() > readsClock {
+	if g.Blocks || !g.Prompt || c.in.Bytes() > readsClock {
 		c.called = time.Since(work.Origin())
 	}
 	if !g.Prompt {
@@ -400,10 +401,41 @@ const readsClock = 64 << 10
 
 // open records a call that the backend does not have.
 func (c *Call) open() {
-	if c.entry = c.enter(unissued); c.entry != 0 {
-		c.group.recorder.tellCalled(c.entry)
+	if c.entry = c.enter(unissued); c.entry == 0 {
+		return
+	}
+	told := false
+	defer func() {
+		if !told { // an observer has panicked, and the backend does not get the call
+			c.takeBack()
+		}
+	}()
+	c.group.recorder.tellCalled(c.entry)
+	told = true
+}
+
+// takeBack forgets a call that the backend has not taken.
+func (c *Call) takeBack() {
+	g := c.group
+	g.recorder.lock.Lock()
+	defer g.recorder.lock.Unlock()
+	if c.op.IsP2P() {
+		g.messages--
 	} else {
-		c.group = nil
+		g.collectives--
+	}
+	if c.entry != 0 && g.last == &g.recorder.entries[c.entry-1] {
+		g.last = c.before
+	}
+	c.vacate()
+}
+
+// vacate gives the call's place back. The recorder's lock is held.
+func (c *Call) vacate() {
+	if c.entry != 0 {
+		e := &c.group.recorder.entries[c.entry-1]
+		e.group = nil
+		e.work.Store(nil)
 	}
 }
 
@@ -413,6 +445,11 @@ func (c *Call) enter(w *work.Work) int {
 	g := c.group
 	r := g.recorder
 	r.lock.Lock()
+	if c.op.IsP2P() {
+		g.messages++
+	} else {
+		g.collectives++
+	}
 	at := r.next
 	for n := len(r.entries); r.entries[at].pending(); n-- {
 		if at++; at == len(r.entries) {
@@ -434,16 +471,11 @@ func (c *Call) enter(w *work.Work) int {
 	if e.same = c.same; !e.same {
 		e.out = c.out
 	}
-	if c.op.IsP2P() {
-		g.messages++
-	} else {
-		g.collectives++
-	}
 	e.collective = g.collectives
 	if e.more = g.messages > 0 || c.timeout != 0; e.more {
 		e.p2p, e.timeout = g.messages, c.timeout
 	}
-	if e.called == 0 && g.last != nil && g.last.pending() && g.last.group == g {
+	if last := g.last; e.called == 0 && last != nil && (last.backend != c.backend || last.pending() && last.group == g) {
 		e.called = time.Since(work.Origin())
 		if w != unissued {
 			if began := w.Began(); began != 0 {
@@ -451,7 +483,9 @@ func (c *Call) enter(w *work.Work) int {
 			}
 		}
 	}
-	g.last = e
+	if !c.op.IsP2P() {
+		c.before, g.last = g.last, e
+	}
 	if r.stacks != nil {
 		r.stacks[at] = stack{}
 		runtime.Callers(2, r.stacks[at][:]) // without Callers and enter
@@ -481,29 +515,42 @@ func (c *Call) Issued(w *work.Work, err error) (*work.Work, error) {
 		return w, err
 	}
 	r := c.group.recorder
-	if c.entry != 0 {
-		r.entries[c.entry-1].work.Store(w)
-		w.Observe(r, uint32(c.entry))
-		return w, nil
-	}
-	entry := c.enter(w)
 	switch {
-	case entry == 0:
-	case len(r.options.Observers) == 0:
-		w.Observe(r, uint32(entry))
+	case c.entry != 0:
+		r.entries[c.entry-1].work.Store(w)
+		c.observe(w)
+	case !c.group.Prompt: // dropped
 	default:
-		defer w.Observe(r, uint32(entry)) // also if an observer panics
-		r.tellCalled(entry)
+		if c.entry = c.enter(w); c.entry == 0 {
+			break
+		}
+		if len(r.options.Observers) == 0 {
+			c.observe(w)
+			break
+		}
+		defer c.observe(w) // also if an observer panics
+		r.tellCalled(c.entry)
 	}
 	return w, nil
 }
 
+// observe has the recorder told of the end of the operation. If somebody else is, the operation is another group's,
+// which a backend has returned as its own: then that group's recorder has it.
+func (c *Call) observe(w *work.Work) {
+	r := c.group.recorder
+	if !w.Observe(r, uint32(c.entry)) {
+		r.lock.Lock()
+		c.vacate()
+		r.lock.Unlock()
+	}
+}
+
 // Blocked records a call that blocks until f returns.
 func (c *Call) Blocked(f func() error) error {
-	if c.group != nil && c.entry == 0 {
+	if c.group != nil && c.group.Prompt {
 		c.open()
 	}
-	if c.group == nil {
+	if c.entry == 0 {
 		return f()
 	}
 	r := c.group.recorder
@@ -515,35 +562,24 @@ func (c *Call) Blocked(f func() error) error {
 	e.blocked = true
 	began := e.called
 	r.lock.Unlock()
-	err := f()
-	r.Ended(uint32(c.entry), 0, began, time.Since(work.Origin()), err)
+	err := work.ErrPanicked // unless f returns
+	defer func() { r.Ended(uint32(c.entry), 0, began, time.Since(work.Origin()), err) }()
+	err = f()
 	return err
 }
 
 // refused takes back an operation that was not issued.
 func (c *Call) refused(err error) {
-	if c.entry == 0 {
+	if c.entry == 0 && c.group.Prompt {
 		c.open()
 	}
-	if c.group == nil {
+	defer c.takeBack() // also if an observer panics
+	if c.entry == 0 {
 		return
 	}
 	r := c.group.recorder
 	e := &r.entries[c.entry-1]
-	r.lock.Lock()
-	if e.op.IsP2P() {
-		e.group.messages--
-	} else {
-		e.group.collectives--
-	}
-	r.lock.Unlock()
 	e.seq, e.began, e.ended, e.err = 0, 0, time.Since(work.Origin()), &err
-	defer func() { // also if an observer panics
-		r.lock.Lock()
-		e.group = nil
-		e.work.Store(nil)
-		r.lock.Unlock()
-	}()
 	for _, x := range r.options.Observers {
 		x.Ended(Event{r, c.entry - 1, true})
 	}
@@ -557,16 +593,34 @@ func (r *Recorder) Ended(token uint32, seq uint64, began, ended time.Duration, e
 	if err != nil {
 		kept := err
 		e.err = &kept
+		defer r.failed(g) // also if an observer panics
 	}
 	if len(r.options.Observers) > 0 {
 		r.tellEnded(int(token - 1))
 	} else {
 		e.work.Store(nil)
 	}
-	if err != nil && r.options.Prefix != "" && g.failed.CompareAndSwap(false, true) {
+}
+
+// failed writes the file of a recorder with a prefix, after the first failure of a group. It waits for that, because
+// the program may end soon, but not for long: locks of a backend are held, and a file system may hang.
+func (r *Recorder) failed(g *Group) {
+	if r.options.Prefix == "" || !g.failed.CompareAndSwap(false, true) {
+		return
+	}
+	written := make(chan struct{})
+	go func() {
+		defer close(written)
 		_, _ = r.Dump() // the operation's error counts
+	}()
+	select {
+	case <-written:
+	case <-time.After(dumpLimit):
 	}
 }
+
+// dumpLimit is how long the end of an operation waits for the recorder's file. The file takes milliseconds.
+const dumpLimit = 2 * time.Second
 
 // tellEnded tells the observers of an end, and gives the place back, also if one of them panics.
 func (r *Recorder) tellEnded(at int) {

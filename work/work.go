@@ -33,7 +33,7 @@ type Work struct {
 	source  atomic.Int32 // the rank plus 1, 0 = unknown
 	started atomic.Int64 // nanoseconds since base, 0 = not yet
 
-	observer Observer    // nil once it has been told
+	observer Observer    // of state observed; nil once it has been told
 	token    uint32      // for it
 	waited   atomic.Bool // there is a done
 	mu       sync.Mutex
@@ -221,12 +221,18 @@ type Observer interface {
 // Origin is what the times of an Observer count from.
 func Origin() time.Time { return base }
 
-// Observe has o told, with token, when the operation ends: at once if it has ended. It may be called once, which
-// package pg does: give pg.Options.Recorder observers instead.
-func (w *Work) Observe(o Observer, token uint32) {
-	w.observer, w.token = o, token
-	if w.state.CompareAndSwap(pending, observed) {
-		return
+// Observe has o told, with token, when the operation ends: at once if it has ended. It returns false if the
+// operation, which goes on, has an observer already. Package pg calls it: give pg.Options.Recorder observers
+// instead. One goroutine at a time may call it.
+func (w *Work) Observe(o Observer, token uint32) bool {
+	switch w.state.Load() {
+	case observed:
+		return false
+	case pending:
+		w.observer, w.token = o, token
+		if w.state.CompareAndSwap(pending, observed) {
+			return true
+		}
 	}
 	if w.state.Load() == ending {
 		<-w.Done() // only then: Works that have ended share a channel, whose lock ranks of a process would fight for
@@ -236,14 +242,8 @@ func (w *Work) Observe(o Observer, token uint32) {
 	if began == 0 {
 		ended = time.Since(base)
 	}
-	w.tell(began, ended)
-}
-
-// tell tells the observer that the operation has ended.
-func (w *Work) tell(began, ended time.Duration) {
-	o := w.observer
-	w.observer = nil
-	o.Ended(w.token, w.info.Seq, began, ended, w.err)
+	o.Ended(token, w.info.Seq, began, ended, w.err)
+	return true
 }
 
 // Began returns when the operation began to run in the backend, since Origin, and 0 if it has not
@@ -254,7 +254,7 @@ func (w *Work) Began() time.Duration { return time.Duration(w.started.Load()) }
 func (w *Work) Info() Info { return w.info }
 
 // Duration returns the time from the operation's begin in the backend to its end, and false while
-// it runs.
+// it runs. It is 0 for a small operation that did not have to wait.
 func (w *Work) Duration() (time.Duration, bool) {
 	if w.polled() < succeeded {
 		return 0, false
@@ -346,8 +346,9 @@ func (p *Promise) Work() *Work { return &p.w }
 // Info returns what the promise was made with.
 func (p *Promise) Info() Info { return p.w.info }
 
-// Start marks the beginning of the operation, from which Duration counts.
-func (p *Promise) Start() { p.w.started.Store(int64(time.Since(base)) | 1) }
+// Start marks the beginning of the operation, from which Duration counts. Only the first call counts. An operation
+// that succeeds without waiting needs none: it took no time, and reading the clock would be a good part of it.
+func (p *Promise) Start() { p.w.started.CompareAndSwap(0, int64(time.Since(base))|1) }
 
 // SetSource sets the rank that a receive came from.
 func (p *Promise) SetSource(rank int) { p.w.source.Store(int32(rank) + 1) }
@@ -388,7 +389,9 @@ func (p *Promise) Complete(err error) bool {
 	}
 	now := time.Since(base)
 	if started := w.started.Load(); started != 0 {
-		w.duration = now - time.Duration(started)
+		w.duration = max(now-time.Duration(started), 0)
+	} else if err == nil {
+		w.started.CompareAndSwap(0, int64(now)|1)
 	}
 	end := succeeded
 	if err != nil {
@@ -400,7 +403,9 @@ func (p *Promise) Complete(err error) bool {
 	}
 	defer w.end(end) // also if the observer panics
 	if was == observed {
-		w.tell(w.Began(), now)
+		o := w.observer
+		w.observer = nil
+		o.Ended(w.token, w.info.Seq, w.Began(), now, w.err)
 	}
 	return true
 }

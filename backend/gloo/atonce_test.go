@@ -13,9 +13,10 @@ import (
 	"github.com/c10d-go/c10d/work"
 )
 
-// TestGivesAtOnce: a small call in shared memory in which a rank only gives data has ended when it
-// returns, as long as a slot is free. The next one ends when another rank has taken some.
-func TestGivesAtOnce(t *testing.T) {
+// TestGivesAndTakesAtOnce: a small call in shared memory in which a rank only gives data has ended when it
+// returns, as long as a slot is free. The next one ends when another rank has taken some. A call that only
+// takes data has ended when it returns, if all of them are there.
+func TestGivesAndTakesAtOnce(t *testing.T) {
 	ctx := context.Background()
 	type call func(b *gloo.Backend, x *tensor.Tensor) (*work.Work, error)
 	parts := func(b *gloo.Backend, root int) []*tensor.Tensor {
@@ -54,9 +55,14 @@ func TestGivesAtOnce(t *testing.T) {
 				assert.Equal(t, i < free, w.IsCompleted(), "call %d", i)
 				given = append(given, w)
 			}
-			for range given {
+			for i := range given {
 				x := vec(7)
-				require.NoError(t, wait(c.call(bs[1], x)))
+				w, err := c.call(bs[1], x)
+				require.NoError(t, err)
+				if i < free {
+					assert.True(t, w.IsCompleted(), "all that call %d takes is there", i)
+				}
+				require.NoError(t, w.Wait(ctx))
 				want := float32(7)
 				if c.name == "reduce" {
 					want = 14

@@ -95,6 +95,9 @@ func (b *Backend) free(open []*work.Work) error {
 	err := b.session.close()
 	b.p2p.Wait() // sends and receives, which have ended with the session
 	b.workers.Wait()
+	b.mu.Lock()
+	b.engines = nil // a recorder may keep the backend for long, but not their memory
+	b.mu.Unlock()
 	return err
 }
 

@@ -40,6 +40,7 @@ type engine struct {
 	lengths []int64
 	lists   [2][][]byte
 	stop    func() error
+	waits   func()
 	sparse  *sparseScratch // nil until there is a sparse tensor
 
 	// Of the operation being run:
@@ -88,7 +89,7 @@ func newEngine(s *session) *engine {
 	t := time.NewTimer(time.Hour)
 	t.Stop()
 	e := &engine{session: s, timer: t, meeting: callback.NewRegistry[*progress]()}
-	e.stop = e.over
+	e.stop, e.waits = e.over, e.waiting
 	return e
 }
 
@@ -96,11 +97,18 @@ func newEngine(s *session) *engine {
 func (e *engine) begin(o *operation) {
 	e.ctx, e.op = o.ctx, o
 	if g := e.session.memory(); g != nil {
-		g.Begin(uint32(o.call), o.print.History)
+		g.Begin(uint32(o.call), o.print.History, e.waits)
 	}
 	e.useTag(o.tag)
 	e.deadline = time.Time{}
 	e.told = false
+}
+
+// waiting notes that the operation has to wait.
+func (e *engine) waiting() {
+	if e.op.Work().Began() == 0 {
+		e.op.Start()
+	}
 }
 
 // until returns when the operation's time is over. The time begins to run when the operation first

@@ -54,7 +54,10 @@ func (b *Backend) issue(ctx context.Context, op work.OpType, timeout time.Durati
 	w := o.Work()
 	b.enqueue(o, bytes)
 	if o.early != later && b.atOnce(o) {
-		b.next()
+		large, streak := !o.issued.IsZero(), o.streak
+		if b.next(); large {
+			b.streak = streak + 1 // as if it had been waited for
+		}
 	}
 	return w, nil
 }
@@ -65,6 +68,8 @@ type early uint8
 const (
 	later     early = iota // nothing
 	gives                  // all, if a slot is free: the rank only gives args.t, or parts of args.all that are as long
+	takes                  // all, if args.root has published args.t
+	takesAll               // all, if every rank has published as much as args.t
 	postsAll               // publish args.t, and all if every rank has published: AllGather
 	postsSum               // the same for reduce.dense: AllReduce
 	postsNone              // the same for a Barrier
@@ -82,10 +87,15 @@ func (b *Backend) atOnce(o *operation) bool {
 		return false
 	}
 	g := s.group
-	if o.early == gives {
+	switch o.early {
+	case gives:
 		return g.Ready(o.args.t.ByteLen())
+	case takes:
+		return g.Arrived(o.args.t.ByteLen(), o.args.root)
+	case takesAll:
+		return g.Arrived(o.args.t.ByteLen(), -1)
 	}
-	g.Begin(uint32(o.call), o.print.History)
+	g.Begin(uint32(o.call), o.print.History, nil)
 	switch o.early {
 	case postsAll:
 		return g.PostAllGather(o.args.t.Bytes())

@@ -88,9 +88,8 @@ func (b *Backend) p2pOp(ctx context.Context, op work.OpType, o backend.P2POption
 	if op == work.Recv {
 		q.SetSource(peer)
 	}
-	q.Start()
-	if q.deadline = q.Work().Began() + q.timeout; q.deadline < q.Work().Began() {
-		q.deadline = math.MaxInt64
+	if len(buf) > briefBytes {
+		q.Start()
 	}
 	// Posted under the lock: calls match in the order in which they were made.
 	switch op {
@@ -104,6 +103,12 @@ func (b *Backend) p2pOp(ctx context.Context, op work.OpType, o backend.P2POption
 	b.messages.fresh = new(message)
 	b.mu.Unlock()
 	if !q.Finished() {
+		if q.Work().Began() == 0 {
+			q.Start()
+		}
+		if q.deadline = q.Work().Began() + q.timeout; q.deadline < q.Work().Began() {
+			q.deadline = math.MaxInt64
+		}
 		b.messages.add(q)
 	}
 	return q.Work(), nil

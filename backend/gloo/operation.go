@@ -28,6 +28,7 @@ type operation struct {
 	afterAll bool  // no rank begins it before its earlier collectives have ended
 	early    early
 	queued   bool // in the queue
+	brief    bool // see briefBytes
 	alone    bool // no collective was under way when it was called
 	print    transport.Call
 	issued   time.Time   // when, if it is large

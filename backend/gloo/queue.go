@@ -29,6 +29,10 @@ const (
 	habit          = 16
 )
 
+// A collective with a root of at most briefBytes in shared memory begins when it first has to wait, and so does a
+// message. Other collectives of that size wait nearly always.
+const briefBytes = 4 << 10
+
 // promptly is how soon after its call a large collective has to be waited for to count as waited
 // for at once.
 var promptly = 100 * time.Microsecond
@@ -74,6 +78,7 @@ func (b *Backend) enqueue(o *operation, bytes int) {
 			b.cancelQueued(o)
 		})
 	}
+	o.brief = bytes <= briefBytes && b.shared != nil && (o.early == gives || o.early == takes || o.early == takesAll)
 	large := bytes > largeBytes
 	if large {
 		o.issued, o.streak, b.streak = time.Now(), b.streak, 0
@@ -179,7 +184,9 @@ func (b *Backend) next() {
 	if o.unwatch != nil && o.unwatch() {
 		b.p2p.Done()
 	}
-	o.Start()
+	if !o.brief {
+		o.Start()
+	}
 	e.begin(o)
 	var err error
 	returned := false

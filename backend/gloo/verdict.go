@@ -744,7 +744,9 @@ func (e *evidence) chain(busy []int) verdict {
 				done = verdict{rank: r, other: -1, why: notExpected(r)}
 			}
 		case e.collective && h.Answered && h.Issued <= e.call:
-			return verdict{rank: r, other: -1, why: e.describeNotCalled(busy), sure: sure}
+			// In its earlier operation it may have run out of time. It then tells why itself.
+			early := h.Completed < h.Issued && e.round < idleRounds
+			return verdict{rank: r, other: -1, why: e.describeNotCalled(busy), sure: sure, weak: early}
 		default:
 			return verdict{rank: r, other: -1, why: notExpected(r), sure: sure}
 		}

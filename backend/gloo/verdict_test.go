@@ -109,17 +109,18 @@ func TestLastLongQuestion(t *testing.T) {
 }
 
 // TestSure: a rank in a collective may be between two messages if it waits for no rank. It takes all rounds to
-// blame it. A rank that does not send a message is blamed sooner.
+// blame it. A rank that does not send a message is blamed sooner, and one in an earlier operation later: it may be
+// about to say whom that waited for.
 func TestSure(t *testing.T) {
 	wait := transport.Link{Peer: 1, Waits: true, Answered: true}
 	for name, c := range map[string]struct {
 		issued, completed uint64
 		collective        bool
-		sure              bool
+		sure, weak        bool
 	}{
-		"in an earlier operation": {1, 0, true, false},
-		"in this operation":       {2, 1, true, false},
-		"a message does not come": {2, 1, false, true},
+		"in an earlier operation": {1, 0, true, false, true},
+		"in this operation":       {2, 1, true, false, false},
+		"a message does not come": {2, 1, false, true, false},
 	} {
 		t.Run(name, func(t *testing.T) {
 			e := evidence{self: 0, collective: c.collective, call: 1, peer: 1}
@@ -132,6 +133,11 @@ func TestSure(t *testing.T) {
 			v := e.judge()
 			require.Equal(t, 1, v.rank, v.why)
 			require.Equal(t, c.sure, v.sure)
+			require.Equal(t, c.weak, v.weak)
+			for e.round < idleRounds {
+				e.hear(e.health)
+			}
+			require.False(t, e.judge().weak)
 		})
 	}
 }

@@ -2,8 +2,9 @@
 // times:
 //
 //   - in peace;
-//   - while an attacker connects to a plain listener of another process, which accepts and closes.
-//     This is what the attacker's own use of the CPUs and of the kernel costs the job;
+//   - while an attacker connects to a plain listener of another process, which accepts and closes, or
+//     only accepts if the attack keeps its connections. This is what the attacker's own use of the CPUs
+//     and of the kernel costs the job;
 //   - while the same attacker connects to the job.
 //
 // The attacker and the plain listener are the test binary, started again:
@@ -33,7 +34,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// environment makes the test binary another program: "attack ADDRESS KIND N" or "listen".
+// environment makes the test binary another program: "attack ADDRESS KIND N", "listen" or "listen keep".
 const environment = "C10D_TEST_ATTACK"
 
 // Kind is what one connection of an attacker does. It reports whether the connection stays open.
@@ -48,7 +49,7 @@ func Main(kinds map[string]Kind) {
 	}
 	var err error
 	if args[0] == "listen" {
-		err = listen()
+		err = listen(len(args) > 1)
 	} else {
 		err = attacker(args[1], kinds[args[2]], args[3])
 	}
@@ -59,16 +60,21 @@ func Main(kinds map[string]Kind) {
 	os.Exit(0)
 }
 
-// listen accepts and closes connections until standard input ends.
-func listen() error {
+// listen accepts connections until standard input ends, and closes them unless it is to keep them.
+func listen(keep bool) error {
 	ln, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		return err
 	}
 	fmt.Println(ln.Addr())
 	go func() {
+		var open []net.Conn // or the garbage collector closes them
 		for {
-			if c, err := ln.Accept(); err == nil {
+			switch c, err := ln.Accept(); {
+			case err != nil:
+			case keep:
+				open = append(open, c)
+			default:
 				c.Close()
 			}
 		}
@@ -140,6 +146,7 @@ type Attack struct {
 	Addr    string // of the job's listener
 	Kind    string // a key of Main's map
 	N       int    // connections
+	Stays   bool   // connections stay open
 	Calls   []func() error
 	AtLeast time.Duration // each measurement takes this long, and until all connections were made
 	Slack   time.Duration // how much longer a call may take than the bar
@@ -157,7 +164,11 @@ type Result struct {
 func Run(t *testing.T, a Attack) Result {
 	t.Helper()
 	calm := a.measure(t, nil)
-	plain, stopPlain := start(t, "listen")
+	listen := "listen"
+	if a.Stays {
+		listen += " keep"
+	}
+	plain, stopPlain := start(t, listen)
 	addr, err := plain.ReadString('\n')
 	require.NoError(t, err)
 	ended, stop := a.begin(t, strings.TrimSpace(addr))

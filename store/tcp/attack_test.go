@@ -71,18 +71,19 @@ func TestAttacks(t *testing.T) {
 	for _, a := range []struct {
 		kind        string
 		small, full int
+		stays       bool
 	}{
-		{"random", 2000, 500_000},
-		{"structured", 2000, 500_000},
-		{"idle", 300, 10_000},
-		{"loris", 300, 10_000},
-		{"guests", 300, 10_000},
-		{"list", 4, 4},
+		{"random", 2000, 500_000, false},
+		{"structured", 2000, 500_000, false},
+		{"idle", 300, 10_000, true},
+		{"loris", 300, 10_000, true},
+		{"guests", 300, 10_000, true},
+		{"list", 4, 4, false},
 	} {
 		t.Run(a.kind, func(t *testing.T) {
 			opts := ServerOptions{MaxClients: 200}
 			n, full := attack.Size(fullEnv, a.small, a.full)
-			on := attack.Attack{Kind: a.kind, N: n, AtLeast: time.Second, Slack: 200 * time.Millisecond}
+			on := attack.Attack{Kind: a.kind, N: n, Stays: a.stays, AtLeast: time.Second, Slack: 200 * time.Millisecond}
 			size, count := 500, 2000 // of the keys that "list" lists
 			if full {
 				opts = ServerOptions{}

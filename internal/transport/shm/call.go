@@ -41,8 +41,11 @@ func (g *Group) Enter(number uint32, c *transport.Call) {
 }
 
 // Begin sets the operation that the next collectives belong to. Their pieces carry its history,
-// so that ranks with another history notice. The goroutine that calls the collectives calls it.
-func (g *Group) Begin(number uint32, history uint64) { g.number, g.history = number, history }
+// so that ranks with another history notice. waits is called when one of them begins to wait for another rank for
+// more than a moment; it may be nil. Nothing else of the group may run meanwhile.
+func (g *Group) Begin(number uint32, history uint64, waits func()) {
+	g.number, g.history, g.waits = number, history, waits
+}
 
 // called returns the rank's call of a number, if the rank has made it and it is still there.
 func (s *segment) called(number uint32) (c transport.Call, ok bool) {

@@ -27,7 +27,7 @@ func (c *calls) begin(word uint64) {
 	call := transport.Call{What: [2]uint64{1, word}}
 	call.Follow(c.last.What, c.last.History)
 	c.g.Enter(c.next, &call)
-	c.g.Begin(c.next, call.History)
+	c.g.Begin(c.next, call.History, nil)
 	c.last = call
 	c.next++
 }

@@ -148,6 +148,7 @@ type Group struct {
 	// The operation that collectives belong to; see call.go.
 	number   uint32
 	history  uint64
+	waits    func()
 	describe func(what [2]uint64) string
 
 	// What is copied straight out of other ranks' memory; see direct.go.

@@ -602,8 +602,9 @@ func (r *Recorder) Ended(token uint32, seq uint64, began, ended time.Duration, e
 	}
 }
 
-// failed writes the file of a recorder with a prefix, after the first failure of a group. It waits for that, because
-// the program may end soon, but not for long: locks of a backend are held, and a file system may hang.
+// failed writes the file of a recorder with a prefix, after the first failure of a group. It waits until the file is
+// written, because the program may end soon. It does not wait long: locks of a backend are held, and a file system may
+// hang.
 func (r *Recorder) failed(g *Group) {
 	if r.options.Prefix == "" || !g.failed.CompareAndSwap(false, true) {
 		return

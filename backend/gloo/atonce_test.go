@@ -13,10 +13,9 @@ import (
 	"github.com/c10d-go/c10d/work"
 )
 
-// TestGivesAndTakesAtOnce: a small call in shared memory in which a rank only gives data has ended when it
-// returns, as long as a slot is free. The next one ends when another rank has taken some. A call that only
-// takes data has ended when it returns, if all of them are there.
-func TestGivesAndTakesAtOnce(t *testing.T) {
+// TestGivesAtOnce: a small call in shared memory in which a rank only gives data has ended when it
+// returns, as long as a slot is free. The next one ends when another rank has taken some.
+func TestGivesAtOnce(t *testing.T) {
 	ctx := context.Background()
 	type call func(b *gloo.Backend, x *tensor.Tensor) (*work.Work, error)
 	parts := func(b *gloo.Backend, root int) []*tensor.Tensor {
@@ -55,14 +54,9 @@ func TestGivesAndTakesAtOnce(t *testing.T) {
 				assert.Equal(t, i < free, w.IsCompleted(), "call %d", i)
 				given = append(given, w)
 			}
-			for i := range given {
+			for range given {
 				x := vec(7)
-				w, err := c.call(bs[1], x)
-				require.NoError(t, err)
-				if i < free {
-					assert.True(t, w.IsCompleted(), "all that call %d takes is there", i)
-				}
-				require.NoError(t, w.Wait(ctx))
+				require.NoError(t, wait(c.call(bs[1], x)))
 				want := float32(7)
 				if c.name == "reduce" {
 					want = 14

@@ -35,7 +35,7 @@ func (b *Backend) Broadcast(ctx context.Context, ts []*tensor.Tensor, o backend.
 	q := b.spare()
 	q.run, q.result = runBroadcast, append(q.room[:0], ts...)
 	q.args.t, q.args.root = t, o.Root
-	if q.early = takes; b.rank == o.Root {
+	if b.rank == o.Root {
 		q.early = gives
 	}
 	q.print = fingerprint{op: op, dtype: t.DType(), root: o.Root, elements: t.Len(), sized: true}.call()
@@ -154,9 +154,6 @@ func (b *Backend) Reduce(ctx context.Context, t *tensor.Tensor, o backend.Reduce
 	q.print = fingerprint{op: op, with: &o.Op, dtype: t.DType(), root: o.Root, elements: t.Len(), sized: true}.call()
 	if b.rank == o.Root {
 		q.result, q.early = append(q.room[:0], t), later
-		if o.Op.Kind() != custom {
-			q.early = takesAll
-		}
 	}
 	return b.issue(ctx, op, o.Timeout, prefixReduce, 1, t.ByteLen(), q)
 }
@@ -395,10 +392,7 @@ func (b *Backend) gather(ctx context.Context, out []*tensor.Tensor, in *tensor.T
 	c := &q.args
 	q.run, q.result = runGather, slices.Clone(out)
 	c.t, c.all, c.root, c.even = in, q.result, o.Root, even
-	switch {
-	case even && b.rank == o.Root:
-		q.early = takesAll
-	case even:
+	if even && b.rank != o.Root {
 		q.early = gives
 	}
 	if c.lengths = lengthsOf(c.lengths[:0], out); len(out) == 0 {
@@ -446,7 +440,7 @@ func (b *Backend) Scatter(ctx context.Context, out *tensor.Tensor, in []*tensor.
 	q := b.spare()
 	q.run, q.result = runScatter, append(q.room[:0], out)
 	q.args.t, q.args.all, q.args.root = out, append(q.args.room[:0], in...), o.Root
-	if q.early = takes; b.rank == o.Root {
+	if b.rank == o.Root {
 		q.early = gives
 	}
 	q.print = fingerprint{op: op, dtype: out.DType(), root: o.Root, elements: out.Len(), sized: true}.call()

@@ -68,8 +68,6 @@ type early uint8
 const (
 	later     early = iota // nothing
 	gives                  // all, if a slot is free: the rank only gives args.t, or parts of args.all that are as long
-	takes                  // all, if args.root has published args.t
-	takesAll               // all, if every rank has published as much as args.t
 	postsAll               // publish args.t, and all if every rank has published: AllGather
 	postsSum               // the same for reduce.dense: AllReduce
 	postsNone              // the same for a Barrier
@@ -87,13 +85,8 @@ func (b *Backend) atOnce(o *operation) bool {
 		return false
 	}
 	g := s.group
-	switch o.early {
-	case gives:
+	if o.early == gives {
 		return g.Ready(o.args.t.ByteLen())
-	case takes:
-		return g.Arrived(o.args.t.ByteLen(), o.args.root)
-	case takesAll:
-		return g.Arrived(o.args.t.ByteLen(), -1)
 	}
 	g.Begin(uint32(o.call), o.print.History, nil)
 	switch o.early {

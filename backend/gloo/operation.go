@@ -83,5 +83,14 @@ const (
 	prefixMonitored = 0x80
 )
 
+// hasRoot reports whether one rank gives or gets all data of the operation.
+func (o *operation) hasRoot() bool {
+	switch o.prefix {
+	case prefixGather, prefixReduce, prefixScatter, prefixBroadcast:
+		return true
+	}
+	return false
+}
+
 // slotOf is Gloo's number of a collective's messages: prefix, tag, step (always 0).
 func slotOf(prefix uint8, tag uint32) uint64 { return uint64(prefix)<<56 | uint64(tag)<<24 }

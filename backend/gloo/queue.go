@@ -78,7 +78,7 @@ func (b *Backend) enqueue(o *operation, bytes int) {
 			b.cancelQueued(o)
 		})
 	}
-	o.brief = bytes <= briefBytes && b.shared != nil && (o.early == gives || o.early == takes || o.early == takesAll)
+	o.brief = bytes <= briefBytes && b.shared != nil && o.hasRoot()
 	large := bytes > largeBytes
 	if large {
 		o.issued, o.streak, b.streak = time.Now(), b.streak, 0

@@ -109,8 +109,8 @@ func TestLastLongQuestion(t *testing.T) {
 }
 
 // TestSure: a rank in a collective may be between two messages if it waits for no rank. It takes all rounds to
-// blame it. A rank that does not send a message is blamed sooner, and one in an earlier operation later: it may be
-// about to say whom that waited for.
+// blame it. A rank that does not send a message is blamed sooner. One in an earlier operation is blamed later: it may
+// be about to say for whom it waited there.
 func TestSure(t *testing.T) {
 	wait := transport.Link{Peer: 1, Waits: true, Answered: true}
 	for name, c := range map[string]struct {

@@ -1,7 +1,7 @@
 package shm
 
 // A rank may do its part of a small collective before it waits for the others, so that they get its
-// data sooner. Ready, Arrived and the Post functions are for that. They do not wait. A lock of the caller orders them, Begin
+// data sooner. Ready and the Post functions are for that. They do not wait. A lock of the caller orders them, Begin
 // and the collectives, which may run on other goroutines. They come after Begin, while this rank runs no collective
 // and is not being closed.
 
@@ -25,31 +25,6 @@ func (g *Group) setEarly() {
 // the root of a broadcast or a scatter, or it is not the root of a reduce or a gather. It sends n bytes to
 // each rank that receives any, and needs a free slot for them. A rank of a group that has failed may wait for the reason.
 func (g *Group) Ready(n int) bool { return n <= g.early && g.refusal() == nil && g.slotFree() }
-
-// Arrived reports whether this rank need not wait in the next collective, where it takes n bytes from rank from,
-// or from each rank if from is -1: they have been published.
-func (g *Group) Arrived(n, from int) bool {
-	if n > g.early || g.refusal() != nil || !g.slotFree() {
-		return false
-	}
-	if from >= 0 {
-		return g.published(from, g.next)
-	}
-	return g.allArrived(g.next)
-}
-
-// published reports whether rank r has published piece p.
-func (g *Group) published(r int, p uint32) bool { return reached(g.segs[r].slots[p%depth].in, p+1) }
-
-// allArrived reports whether all other ranks have published piece p.
-func (g *Group) allArrived(p uint32) bool {
-	for r := range g.segs {
-		if r != g.rank && !g.published(r, p) {
-			return false
-		}
-	}
-	return true
-}
 
 // slotFree reports whether reserve need not wait for the next slot.
 func (g *Group) slotFree() bool {
@@ -88,5 +63,10 @@ func (g *Group) post(h header, data []byte) (arrived bool) {
 	copy(g.staged(g.self, p), data)
 	g.publish(p)
 	g.posted = true
-	return g.allArrived(p)
+	for r := range g.segs {
+		if r != g.rank && !reached(g.segs[r].slots[p%depth].in, p+1) {
+			return false
+		}
+	}
+	return true
 }

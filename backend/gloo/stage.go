@@ -309,6 +309,9 @@ func (e *engine) endBetween(err error) {
 	if len(e.free) < len(e.between) && e.mesh.Fault() == nil {
 		e.session.fail(e.mesh, &e.op.called, err, e.session.rank)
 	}
+	if e.cluster.call != nil {
+		e.cluster.meeting.Close() // drain does not drop what would become ready later
+	}
 	e.drain()
 }
 

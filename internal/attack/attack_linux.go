@@ -60,6 +60,9 @@ func Main(kinds map[string]Kind) {
 	os.Exit(0)
 }
 
+// kept are the connections that the plain listener keeps. The garbage collector would close them.
+var kept []net.Conn
+
 // listen accepts connections until standard input ends, and closes them unless it is to keep them.
 func listen(keep bool) error {
 	ln, err := net.Listen("tcp", "127.0.0.1:0")
@@ -68,12 +71,11 @@ func listen(keep bool) error {
 	}
 	fmt.Println(ln.Addr())
 	go func() {
-		var open []net.Conn // or the garbage collector closes them
 		for {
 			switch c, err := ln.Accept(); {
 			case err != nil:
 			case keep:
-				open = append(open, c)
+				kept = append(kept, c)
 			default:
 				c.Close()
 			}

@@ -153,7 +153,7 @@ const listed = 512
 // busy, and Go looks for network events on a busy thread every 10 ms only. See TestAttacks.
 const (
 	freePieces = 8
-	listPause  = 100 * time.Microsecond
+	listPause  = 300 * time.Microsecond
 )
 
 // pace is called before piece i of a listing.

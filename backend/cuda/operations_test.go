@@ -211,25 +211,27 @@ func (o *operation) input(rank, ranks int) []byte {
 		drawn, set = m[0], m[1]
 	}
 	b := make([]byte, (n+7)&^7)
-	var all sync.WaitGroup
-	for at := 0; at < len(b); at += inputPiece {
-		x := (o.seed+uint64(rank)+uint64(at))*0x9e3779b97f4a7c15 | 1
-		piece := b[at:min(at+inputPiece, len(b))]
-		all.Go(func() {
-			for i := 0; i < len(piece); i += 8 {
-				x ^= x << 13
-				x ^= x >> 7
-				x ^= x << 17
-				binary.LittleEndian.PutUint64(piece[i:], x&drawn|set)
-			}
-		})
-	}
-	all.Wait()
+	pieces(len(b), func(lo, hi int) {
+		x := (o.seed+uint64(rank)+uint64(lo))*0x9e3779b97f4a7c15 | 1
+		for i := lo; i < hi; i += 8 {
+			x ^= x << 13
+			x ^= x >> 7
+			x ^= x << 17
+			binary.LittleEndian.PutUint64(b[i:], x&drawn|set)
+		}
+	})
 	return b[:n]
 }
 
-// inputPiece is how much of an input is made at a time. Pieces are made at the same time.
-const inputPiece = 512 << 10
+// pieces calls f for pieces of n bytes, all at the same time.
+func pieces(n int, f func(lo, hi int)) {
+	const piece = 512 << 10
+	var all sync.WaitGroup
+	for lo := 0; lo < n; lo += piece {
+		all.Go(func() { f(lo, min(lo+piece, n)) })
+	}
+	all.Wait()
+}
 
 // expect returns what a rank gets, by the CPU's arithmetic, in the order of the ranks.
 func (o *operation) expect(rank, ranks int) ([]byte, error) {
@@ -283,7 +285,7 @@ func (o *operation) expect(rank, ranks int) ([]byte, error) {
 		if r == 0 {
 			sum = x
 		} else {
-			red.Combine(sum, x)
+			pieces(len(x), func(lo, hi int) { red.Combine(sum[lo:hi], x[lo:hi]) })
 		}
 	}
 	if red.After != nil {
@@ -425,9 +427,11 @@ func (x *operator) together(list []*operation, used, run int) error {
 
 // prepare makes an operation's input, and what its memory is to be afterwards.
 func (x *operator) prepare(o *operation, in []byte) error {
-	for i := o.lo; i < o.hi; i++ {
-		in[i] = poison
-	}
+	pieces(o.hi-o.lo, func(lo, hi int) {
+		for i := range in[o.lo:][lo:hi] {
+			in[o.lo+lo+i] = poison
+		}
+	})
 	copy(in[o.in:], o.input(x.rank, x.size))
 	copy(x.image[o.lo:o.hi], in[o.lo:])
 	want, err := o.expect(x.rank, x.size)

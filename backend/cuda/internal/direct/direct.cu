@@ -619,8 +619,9 @@ template <class M, int U, int N, bool Gather, bool Plain> struct Kernel {
   // slot is where tile t of a channel is in a ring.
   DEVICE u64 slot(const Call &c, const Channel &ch, u32 t) { return (u64)ch.w * c.depth + (t & (c.depth - 1)); }
 
-  // push gives the same tile i, of n vectors, to a set of peers, when all have room. It returns false if the call has failed.
-  DEVICE bool push(const Call &c, Channel &ch, u32 i, u32 n, const Vec *same, u32 peers = ~0u) {
+  // push gives the same tile i, of n vectors, to a set of peers, when all have room, and so many of its first vectors to
+  // the others. It returns false if the call has failed.
+  DEVICE bool push(const Call &c, Channel &ch, u32 i, u32 n, const Vec *same, u32 peers = ~0u, u32 others = 0) {
     const u32 t = ch.cur + i;
     if (!room(c, ch, t)) return false;
     const u32 ranks = N == 2 ? 2 : c.ranks;
@@ -630,7 +631,8 @@ template <class M, int U, int N, bool Gather, bool Plain> struct Kernel {
     u32 peer = c.rank;
     for (u32 k = 1; k < ranks; k++) {
       peer = peer + 1 == ranks ? 0 : peer + 1;
-      if (peers >> peer & 1) fillSlot(c, ch, peer, slot(c, ch, t), n, v, key);
+      const u32 some = peers >> peer & 1 ? n : others;
+      if (some != 0) fillSlot(c, ch, peer, slot(c, ch, t), some, v, key);
     }
     return true;
   }
@@ -791,7 +793,7 @@ template <class M, int U, int N, bool Gather, bool Plain> struct Kernel {
 
   // What more than two ranks do. A lane asks for what several peers have for it at once, and then looks at the
   // answers: one after the other would take several times as long.
-  static const u32 some = 3;
+  static const u32 some = 3, crowd = some + 1;
 
   // Many is what a warp has at hand of the tile that it pushes next and of the one after it.
   struct Many {
@@ -799,12 +801,20 @@ template <class M, int U, int N, bool Gather, bool Plain> struct Kernel {
     Vec ahead[some][U];            // of the first peers, where each gets a part of its own
   };
 
-  // All is the roles of a call in which each rank gives and gets everything.
-  struct All {
-    METHOD bool own() const { return true; }
-    METHOD bool sends(u32) const { return true; }
-    METHOD bool takes(u32) const { return true; }
-    METHOD bool hears(u32) const { return true; }
+  // Shot is who does what in a call of one shot: givers have data or operands, and owners get them. Whoever gets nothing
+  // of a rank takes one vector of its tile 0.
+  struct Shot {
+    static const bool same = true; // the peers may all get the same
+    u32 givers, owners, to;
+    bool gives, owner;
+    METHOD explicit Shot(const Call &c) {
+      givers = c.roles & 0xff, owners = c.roles >> maxRanks & 0xff;
+      gives = givers >> c.rank & 1, owner = owners >> c.rank & 1, to = gives ? owners : 0;
+    }
+    METHOD bool own() const { return gives; }
+    METHOD bool sends(u32 peer) const { return to >> peer & 1; }
+    METHOD bool takes(u32 peer) const { return owner && givers >> peer & 1; }
+    METHOD u32 greets(u32 i) const { return i == 0; }
     METHOD u32 first() const { return 0; }
     METHOD u32 part(u32 rank) const { return rank; }
   };
@@ -813,6 +823,7 @@ template <class M, int U, int N, bool Gather, bool Plain> struct Kernel {
   // the results. All ranks do all of it in an all_reduce. In a reduce the root is the only taker. In a broadcast it is
   // the only giver, and nothing is combined. Where something is, all ranks are givers. The sets below are of peers.
   struct Roles {
+    static const bool same = false;
     u32 givers, owners;
     bool owner, taker, mine; // this rank is an owner, a taker, an owner and a giver
     u32 to, from;            // operands go to these, and come from those
@@ -829,7 +840,7 @@ template <class M, int U, int N, bool Gather, bool Plain> struct Kernel {
     METHOD bool own() const { return mine; }
     METHOD bool sends(u32 peer) const { return to >> peer & 1; }
     METHOD bool takes(u32 peer) const { return from >> peer & 1; }
-    METHOD bool hears(u32 peer) const { return told >> peer & 1; }
+    METHOD u32 greets(u32) const { return 0; } // see greet
     METHOD u32 first() const { return (u32)__builtin_ctz(givers); }
     METHOD u32 part(u32 rank) const { return (u32)__builtin_popcount(owners & ((1u << rank) - 1)); }
   };
@@ -840,7 +851,7 @@ template <class M, int U, int N, bool Gather, bool Plain> struct Kernel {
   // ask begins to fetch tile i of what is pushed, and of this rank's own operand.
   template <class R> DEVICE void ask(const Call &c, const Channel &ch, const R &roles, const Part &mine, u32 i, Many &x) {
     if (roles.own()) fetch(c, ch, mine, i, x.later);
-    if (c.srcStep == 0) return;
+    if (R::same && c.srcStep == 0) return;
 #pragma unroll
     for (u32 k = 0; k < some; k++) {
       const u32 peer = after(c, k + 1);
@@ -854,7 +865,14 @@ template <class M, int U, int N, bool Gather, bool Plain> struct Kernel {
       copy(x.next, x.later);
       prepare(c, x.next);
     }
-    if (c.srcStep == 0) return push(c, ch, t, vecs(ch, i), x.next);
+    if (R::same && c.srcStep == 0) {
+      if (roles.to == 0) {
+        if (!roles.greets(t)) return true;
+#pragma unroll
+        for (int u = 0; u < U; u++) x.next[u] = (Vec)(1);
+      }
+      return push(c, ch, t, vecs(ch, i), x.next, roles.to, roles.greets(t));
+    }
     if (!room(c, ch, ch.cur + t)) return false;
     const u64 at = slot(c, ch, ch.cur + t);
 #pragma unroll 1
@@ -877,15 +895,23 @@ template <class M, int U, int N, bool Gather, bool Plain> struct Kernel {
 
   // takes is take for tiles of n vectors of several ranks at once. This rank, and ranks that are not there, have none.
   template <u32 G> DEVICE bool takes(const Call &c, const Channel &ch, const u32 *who, u32 t, u32 n, Vec (*v)[U]) {
-    u32 keys[G], asked = 0;
+    u32 each[G];
+#pragma unroll
+    for (u32 g = 0; g < G; g++) each[g] = n;
+    return takes<G>(c, ch, who, t, each, v);
+  }
+
+  // With lengths of their own, those of 0 vectors are none either.
+  template <u32 G> DEVICE bool takes(const Call &c, const Channel &ch, const u32 *who, u32 t, const u32 *n, Vec (*v)[U]) {
+    u32 keys[G], asked = 0, missing = 0;
     u64 slots[G];
 #pragma unroll
     for (u32 g = 0; g < G; g++) {
       keys[g] = 0;
-      if (who[g] != c.rank && who[g] < c.ranks) asked |= 1u << g;
+      if (who[g] != c.rank && who[g] < c.ranks && n[g] != 0) asked |= 1u << g;
+      if ((asked >> g & 1) != 0 && ch.lane < n[g]) missing |= 1u << g;
       slots[g] = slotOf(c, ch, who[g], t);
     }
-    u32 missing = ch.lane < n ? asked : 0;
     Wait wait = {0, 0};
     bool ok = true;
     while (missing != 0) {
@@ -894,12 +920,12 @@ template <class M, int U, int N, bool Gather, bool Plain> struct Kernel {
         if ((missing >> g & 1) == 0) continue;
 #pragma unroll
         for (int u = 0; u < U; u++)
-          if (ch.lane + u * lanes < n) v[g][u] = get(c.slots + slots[g] * slotVecs + ch.lane + u * lanes);
+          if (ch.lane + u * lanes < n[g]) v[g][u] = get(c.slots + slots[g] * slotVecs + ch.lane + u * lanes);
         if (M::keyed) keys[g] = get(c.keys + slots[g]);
       }
 #pragma unroll
       for (u32 g = 0; g < G; g++)
-        if (!(M::keyed && keys[g] == Free) && !has(ch, n, v[g], Free)) missing &= ~(1u << g);
+        if (!(M::keyed && keys[g] == Free) && !has(ch, n[g], v[g], Free)) missing &= ~(1u << g);
       if (missing == 0) break;
       u32 slow = 0;
 #pragma unroll
@@ -917,7 +943,7 @@ template <class M, int U, int N, bool Gather, bool Plain> struct Kernel {
       if ((asked >> g & 1) == 0) continue;
 #pragma unroll
       for (int u = 0; u < U; u++)
-        if (ch.lane + u * lanes < n) store(c.slots + slots[g] * slotVecs + ch.lane + u * lanes, (Vec)(Free));
+        if (ch.lane + u * lanes < n[g]) store(c.slots + slots[g] * slotVecs + ch.lane + u * lanes, (Vec)(Free));
       if (M::keyed) {
         applyKey(v[g], keys[g]);
         if (ch.lane == 0) c.keys[slots[g]] = Free;
@@ -926,40 +952,54 @@ template <class M, int U, int N, bool Gather, bool Plain> struct Kernel {
     return true;
   }
 
-  // gathered takes tile t of the call of the peers that have results, and keeps it as tile i of their parts.
-  template <class R> DEVICE bool gathered(const Call &c, const Channel &ch, const R &roles, u32 i, u32 t) {
+  // gathered takes tile t of the call of the peers that have data for this rank, and keeps it as tile i of their parts.
+  // Of the others it takes some vectors.
+  template <class R> DEVICE bool gathered(const Call &c, const Channel &ch, const R &roles, u32 from, u32 i, u32 t) {
 #pragma unroll 1
     for (u32 first = 1; first < c.ranks; first += some) {
-      u32 who[some];
+      u32 who[some], n[some];
       Vec v[some][U];
 #pragma unroll
       for (u32 k = 0; k < some; k++) {
         const u32 peer = after(c, first + k);
-        who[k] = first + k < c.ranks && roles.hears(peer) ? peer : c.rank;
+        who[k] = first + k < c.ranks ? peer : c.rank;
+        n[k] = from >> peer & 1 ? vecs(ch, i) : roles.greets(t);
       }
-      if (!takes<some>(c, ch, who, t, vecs(ch, i), v)) return false;
+      if (!takes<some>(c, ch, who, t, n, v)) return false;
 #pragma unroll
       for (u32 k = 0; k < some; k++)
-        if (who[k] != c.rank) keep(c, ch, to(c, ch, roles.part(who[k])), i, v[k]);
+        if (who[k] != c.rank && from >> who[k] & 1) keep(c, ch, to(c, ch, roles.part(who[k])), i, v[k]);
     }
     return true;
   }
 
   // combined takes tile t of the call of the peers that give operands, which is tile i of this rank's part, and
-  // combines it with own, in the order of the ranks.
+  // combines it with own, in the order of the ranks. A rank that gets no operands only takes.
   template <class R> DEVICE bool combined(const Call &c, const Channel &ch, const R &roles, u32 i, u32 t, Vec *own) {
-    const u32 group = some + 1;
+    const u32 group = crowd;
     Vec sum[U], v[group][U];
 #pragma unroll 1
     for (u32 first = 0; first < c.ranks; first += group) {
-      u32 who[group];
+      u32 who[group], n[group];
 #pragma unroll
-      for (u32 k = 0; k < group; k++) who[k] = roles.takes(first + k) ? first + k : c.rank;
-      if (!takes<group>(c, ch, who, t, vecs(ch, i), v)) return false;
+      for (u32 k = 0; k < group; k++) {
+        who[k] = first + k;
+        n[k] = roles.takes(who[k]) ? vecs(ch, i) : roles.greets(t);
+      }
+      if (!takes<group>(c, ch, who, t, n, v)) return false;
+      if (!roles.owner) continue;
 #pragma unroll
       for (u32 k = 0; k < group; k++)
         if (first + k == c.rank) copy(v[k], own);
-      // One place for the arithmetic keeps the kernel short.
+      if (!Gather && c.op == Sum) {
+#pragma unroll
+        for (u32 k = 0; k < group; k++) {
+          if (first + k == 0) copy(sum, v[k]);
+          else if (first + k < c.ranks) combineTile<M, U, Sum>(sum, v[k], false);
+        }
+        continue;
+      }
+      // One place for the rest of the arithmetic keeps the kernel short.
 #pragma unroll 1
       for (u32 r = first; r < first + group && r < c.ranks; r++) {
         if (r == roles.first()) copy(sum, v[0]);
@@ -968,6 +1008,7 @@ template <class M, int U, int N, bool Gather, bool Plain> struct Kernel {
         for (u32 k = 1; k < group; k++) copy(v[k - 1], v[k]);
       }
     }
+    if (!roles.owner) return true;
     copy(own, sum);
     if (!Gather) average(c, own);
     return true;
@@ -976,8 +1017,9 @@ template <class M, int U, int N, bool Gather, bool Plain> struct Kernel {
   // many does the tiles of a call of more than two ranks. It returns false if the call has failed. Tile i is asked
   // for two rounds before it is combined, and pushed one round before.
   DEVICE bool many(const Call &c, Channel &ch) {
-    const All roles;
-    const Part mine = from(c, ch, c.rank), result = to(c, ch, Gather ? c.rank : 0);
+    const Shot roles(c);
+    const u32 from = roles.owner ? roles.givers : 0;
+    const Part mine = Kernel::from(c, ch, c.rank), result = to(c, ch, Gather ? c.rank : 0);
     Many x;
     ask(c, ch, roles, mine, 0, x);
     if (!begin(c, ch) || !send(c, ch, roles, 0, 0, x)) return false;
@@ -988,8 +1030,12 @@ template <class M, int U, int N, bool Gather, bool Plain> struct Kernel {
         if (!send(c, ch, roles, i + 1, i + 1, x)) return false;
         if (i + 2 < ch.tiles) ask(c, ch, roles, mine, i + 2, x);
       }
-      if (Gather ? !gathered(c, ch, roles, i, i) : !combined(c, ch, roles, i, i, x.own)) return false;
-      keep(c, ch, result, i, x.own);
+      if (Gather) {
+        if ((from != 0 || i == 0) && !gathered(c, ch, roles, from, i, i)) return false;
+      } else if ((roles.owner || i == 0) && !combined(c, ch, roles, i, i, x.own)) {
+        return false;
+      }
+      if (roles.owner && roles.gives) keep(c, ch, result, i, x.own);
       credit(c, ch, i);
     }
     return true;
@@ -1025,14 +1071,14 @@ template <class M, int U, int N, bool Gather, bool Plain> struct Kernel {
     if (1 < ch.tiles) ask(c, ch, roles, mine, 1, x);
     u32 credited = 0;
     u64 looked = 0;
-    for (u32 i = 0; i < ch.tiles; i++) {
+    for (u32 i = 0;; i++) {
       copy(x.own, x.next);
       if (i + 1 < ch.tiles) {
         if (!send(c, ch, roles, i + 1, base + (i + 1) * each, x)) return stay(told);
         if (i + 2 < ch.tiles) ask(c, ch, roles, mine, i + 2, x);
       }
-      u32 taken = base + i * each + 1;
-      if (roles.owner) {
+      const u32 taken = base + i * each + 1;
+      if (roles.owner && i < ch.tiles) {
         if (!combined(c, ch, roles, i, taken - 1, x.own)) return stay(told);
         // Results travel as data, and must not be all ones either.
         free(x.own);
@@ -1050,7 +1096,9 @@ template <class M, int U, int N, bool Gather, bool Plain> struct Kernel {
           return stay(told);
         }
       }
-      if (!open && i > 0 && !gathered(c, ch, roles, i - 1, taken - 2)) return stay(told);
+      // The results of a round are taken after the operands of the next one.
+      if (!open && i > 0 && !gathered(c, ch, roles, roles.told, i - 1, taken - 2)) return stay(told);
+      if (i + open >= ch.tiles) break;
       // The first round needs a credit of its own if the last one of the call before is as old as it can be.
       if (taken - credited >= c.depth / 2 || (i == 0 && !open && 2 < ch.tiles)) publish(c, ch, ch.cur + (credited = taken));
     }
@@ -1068,8 +1116,6 @@ template <class M, int U, int N, bool Gather, bool Plain> struct Kernel {
       asm volatile("fence.acq_rel.sys;" : : : "memory");
       if (!all(ended)) return stay(told);
       count++;
-    } else if (!gathered(c, ch, roles, ch.tiles - 1, count - 1)) {
-      return stay(told);
     }
     // The next call counts on a credit of less than half a ring ago, or on a call that was shorter than that.
     if (count - credited >= c.depth / 2) publish(c, ch, ch.cur + count);
@@ -1087,9 +1133,20 @@ template <class M, int U, int N, bool Gather, bool Plain> struct Kernel {
     for (u32 p = 0; p < c.ranks; p++)
       if (to >> p & 1) fillSlot(c, ch, p, slot(c, ch, ch.cur), 1, v, 0);
 #pragma unroll 1
-    for (u32 p = 0; p < c.ranks; p++)
-      if ((from >> p & 1) && !take(c, ch, p, 0, 1, v)) return false;
+    for (u32 first = 0; first < c.ranks; first += crowd) {
+      u32 who[crowd];
+      Vec heard[crowd][U];
+      if (!hears(c, ch, from, first, who, heard)) return false;
+    }
     return true;
+  }
+
+  // hears takes one vector of tile 0 from those of a set of peers that are among some ranks from first on. Who says
+  // which they are.
+  DEVICE bool hears(const Call &c, const Channel &ch, u32 peers, u32 first, u32 *who, Vec (*v)[U]) {
+#pragma unroll
+    for (u32 k = 0; k < crowd; k++) who[k] = peers >> (first + k) & 1 ? first + k : c.rank;
+    return takes<crowd>(c, ch, who, 0, 1, v);
   }
 
   // there reports that no peer has failed, before tile i is written to them. It looks every so many tiles, and when
@@ -1123,15 +1180,18 @@ template <class M, int U, int N, bool Gather, bool Plain> struct Kernel {
   // peer of its number. Lane 0 has heard, and the others learn it from there.
   DEVICE bool hear(const Call &c, Channel &ch, const Move &m, u64 &out, bool &open) {
     open = m.open != 0;
-    bool ok = true;
 #pragma unroll 1
-    for (u32 k = 1; k < c.ranks; k++) {
-      Vec v[U];
-      ok = ok && take(c, ch, after(c, k), 0, 1, v);
-      if (!all(ok)) return false;
-      const u64 into = (u64)from(v[0].y, 0) << 32 | from(v[0].x, 0);
-      open = open && from(v[0].z, 0) != 0;
-      if (open && into != 0 && ch.lane == after(c, k)) out = get(m.maps[ch.lane] + (into >> 48) - 1) + (into & 0xffffffffffffull);
+    for (u32 first = 0; first < c.ranks; first += crowd) {
+      u32 who[crowd];
+      Vec v[crowd][U];
+      if (!all(hears(c, ch, (1u << c.ranks) - 1, first, who, v))) return false;
+#pragma unroll
+      for (u32 k = 0; k < crowd; k++) {
+        if (who[k] == c.rank) continue;
+        const u64 into = (u64)from(v[k][0].y, 0) << 32 | from(v[k][0].x, 0);
+        open = open && from(v[k][0].z, 0) != 0;
+        if (open && into != 0 && ch.lane == who[k]) out = get(m.maps[ch.lane] + (into >> 48) - 1) + (into & 0xffffffffffffull);
+      }
     }
     return true;
   }
@@ -1222,8 +1282,8 @@ OUTLINE void unlike(u32 *host, u32 *failed, u32 peer, u32 channel, u32 tile) {
 template <int U, int N> struct Mover {
   typedef Kernel<Bytes<u8>, U, N, true, false> K;
 
-  // fewTiles is up to how many tiles of a channel go through the rings: what is written straight has to be
-  // fenced, and its end told.
+  // fewTiles is up to how many tiles a channel go through the rings: what is written straight has to be fenced, and its
+  // end told. All channels do the same, because each one writes tiles of all of them.
   static const u32 fewTiles = 8;
 
   // So many channels of all ranks write to a rank at a time if a span, counted once for each peer, is longer than
@@ -1296,19 +1356,49 @@ template <int U, int N> struct Mover {
   DEVICE bool take(const Move &m, const Channel &ch, u32 i) {
     const u32 ranks = N == 2 ? 2 : m.c.ranks;
     u32 peer = m.c.rank;
-    for (u32 k = 0; k < ranks; k++) {
-      Channel x = of(ch, m.take[peer].bytes);
-      if (i < x.tiles) {
-        Vec v[U];
-        if (k == 0) {
-          K::fetch(m.c, x, part(m.c, x, (u8 *)m.c.src, m.send[peer]), i, v);
-        } else {
-          if (U > 1 && x.tiles >= 4 && x.all >= 512 && !listen(m.c, x, peer, i)) return false;
-          if (!K::take(m.c, x, peer, i, v)) return false;
+    if (N == 2 || U > 1) {
+      for (u32 k = 0; k < ranks; k++) {
+        Channel x = of(ch, m.take[peer].bytes);
+        if (i < x.tiles) {
+          Vec v[U];
+          if (k == 0) {
+            K::fetch(m.c, x, part(m.c, x, (u8 *)m.c.src, m.send[peer]), i, v);
+          } else {
+            if (U > 1 && x.tiles >= 4 && x.all >= 512 && !listen(m.c, x, peer, i)) return false;
+            if (!K::take(m.c, x, peer, i, v)) return false;
+          }
+          K::keep(m.c, x, part(m.c, x, m.c.dst, m.take[peer]), i, v);
         }
-        K::keep(m.c, x, part(m.c, x, m.c.dst, m.take[peer]), i, v);
+        peer = peer + 1 == ranks ? 0 : peer + 1;
       }
-      peer = peer + 1 == ranks ? 0 : peer + 1;
+      return true;
+    }
+    // Small calls ask all peers at once.
+    Vec own[U];
+    const Channel mine = of(ch, m.take[peer].bytes);
+    if (i < mine.tiles) {
+      K::fetch(m.c, mine, part(m.c, mine, (u8 *)m.c.src, m.send[peer]), i, own);
+      K::keep(m.c, mine, part(m.c, mine, m.c.dst, m.take[peer]), i, own);
+    }
+#pragma unroll 1
+    for (u32 first = 0; first < ranks; first += K::crowd) {
+      u32 who[K::crowd], n[K::crowd];
+      Vec v[K::crowd][U];
+#pragma unroll
+      for (u32 k = 0; k < K::crowd; k++) {
+        who[k] = m.c.rank, n[k] = 0;
+        if (first + k >= ranks || first + k == m.c.rank) continue;
+        const Channel x = of(ch, m.take[first + k].bytes);
+        if (i >= x.tiles) continue;
+        who[k] = first + k, n[k] = K::vecs(x, i);
+      }
+      if (!K::template takes<K::crowd>(m.c, ch, who, i + 1, n, v)) return false;
+#pragma unroll
+      for (u32 k = 0; k < K::crowd; k++) {
+        if (n[k] == 0) continue;
+        const Channel x = of(ch, m.take[who[k]].bytes);
+        K::keep(m.c, x, part(m.c, x, m.c.dst, m.take[who[k]]), i, v[k]);
+      }
     }
     return true;
   }
@@ -1331,31 +1421,43 @@ template <int U, int N> struct Mover {
     return true;
   }
 
-  // hear takes tile 0 of all peers, if all is well so far. It returns the tiles of the call, 0 if it has
-  // failed, and what the peers have told: the same to all lanes, but for into, of which a lane has what the
-  // peer of its number has told.
-  DEVICE u32 hear(const Move &m, const Channel &ch, bool ok, u64 &into, bool &open) {
+  // hear takes tile 0 of all peers, if all is well so far. It returns false if the call has failed, and what the peers
+  // have told: the same to all lanes, but for into, of which a lane has what the peer of its number has told.
+  DEVICE bool hear(const Move &m, const Channel &ch, bool ok, u64 &longest, u64 &into, bool &open) {
     const u32 ranks = N == 2 ? 2 : m.c.ranks;
-    u64 longest = m.c.part;
+    longest = m.c.part;
     open = m.open != 0;
-    if (!all(ok)) return 0;
-    u32 peer = m.c.rank;
-    for (u32 k = 1; k < ranks; k++) {
-      peer = peer + 1 == ranks ? 0 : peer + 1;
-      Vec v[U];
-      ok = ok && K::take(m.c, ch, peer, 0, v);
-      if (ok && ch.lane == 0 && ((u64)v[0].y << 32 | v[0].x) != m.take[peer].bytes) {
-        unlike(m.c.host, m.c.failed, peer, ch.w, ch.cur);
-        ok = false;
+    if (!all(ok)) return false;
+    const u32 at_once = N == 2 ? 1 : K::crowd;
+#pragma unroll 1
+    for (u32 first = 0; first < ranks; first += at_once) {
+      u32 who[at_once];
+      Vec v[at_once][U];
+      if constexpr (N == 2) {
+        if ((who[0] = first) == m.c.rank) continue;
+        ok = K::take(m.c, ch, first, 0, v[0]);
+      } else {
+#pragma unroll
+        for (u32 k = 0; k < at_once; k++) who[k] = first + k < ranks ? first + k : m.c.rank;
+        ok = K::template takes<K::crowd>(m.c, ch, who, 0, 2, v);
       }
-      if (!all(ok)) return 0;
-      u64 theirs = (u64)K::from(v[0].w, 0) << 32 | K::from(v[0].z, 0);
-      if (theirs > longest) longest = theirs;
-      const u64 told = (u64)K::from(v[0].y, 1) << 32 | K::from(v[0].x, 1);
-      if (ch.lane == peer) into = told;
-      open = open && K::from(v[0].z, 1) != 0;
+#pragma unroll
+      for (u32 k = 0; k < at_once; k++) {
+        if (who[k] == m.c.rank) continue;
+        const u32 peer = who[k];
+        if (ok && ch.lane == 0 && ((u64)v[k][0].y << 32 | v[k][0].x) != m.take[peer].bytes) {
+          unlike(m.c.host, m.c.failed, peer, ch.w, ch.cur);
+          ok = false;
+        }
+        if (!all(ok)) return false;
+        u64 theirs = (u64)K::from(v[k][0].w, 0) << 32 | K::from(v[k][0].z, 0);
+        if (theirs > longest) longest = theirs;
+        const u64 told = (u64)K::from(v[k][0].y, 1) << 32 | K::from(v[k][0].x, 1);
+        if (ch.lane == peer) into = told;
+        open = open && K::from(v[k][0].z, 1) != 0;
+      }
     }
-    return 1 + tilesOf(ch, longest);
+    return true;
   }
 
   // lay puts tile i of a span at another rank.
@@ -1489,12 +1591,12 @@ template <int U, int N> struct Mover {
     ch.limit = (u32)(state >> 32) + c.depth;
     ch.tiles = 1, ch.last = 2; // tile 0 is two vectors
 
-    u64 into = 0;
+    u64 longest, into = 0;
     bool open;
     const bool well = get(c.failed) == 0;
-    u32 count = hear(m, ch, well && tell(m, ch) && push(m, ch, 0), into, open);
-    bool ok = count != 0;
-    if (U > 1 && ok && open && count > 1 + fewTiles) {
+    bool ok = hear(m, ch, well && tell(m, ch) && push(m, ch, 0), longest, into, open);
+    u32 count = 1 + tilesOf(ch, longest);
+    if (U > 1 && ok && open && longest > (u64)fewTiles * ch.all * K::tile * 16) {
       if constexpr (U > 1) ok = straight(m, ch, into);
       count = 3;
     } else {

@@ -104,7 +104,7 @@
 //
 // A rank may let its peers write their spans to where they are to be ([Form].Into). The peers have to have
 // mapped that memory; package registered does that. Tile 0 tells each peer where, and whether all peers may.
-// If all ranks say so, and a channel has more than 8 tiles, the call counts three tiles:
+// If all ranks say so, and the longest span has more than 8 tiles for each channel, the call counts three tiles:
 //
 //   - tile 0
 //   - the first tile of data, which was pushed with it

@@ -247,8 +247,8 @@ const (
 //
 // The figures are for two H200, and for four H100 and H200 (BenchmarkShapes):
 //
-//   - Below 64 KiB a warp has a tile of 512 bytes. Two shots in one launch have such tiles up to 256 KiB, those of
-//     broadcasts and reduces up to 512 KiB. Large ones are 8 to 16 % slower there.
+//   - Below 64 KiB a warp has a tile of 512 bytes, with more than two ranks up to 512 KiB. Large ones are 8 to 16 %
+//     slower there.
 //   - From there on a tile has 2 KiB, or 1 KiB with more than two ranks. There are more warps until 512 have a tile.
 //     Small blocks spread over more multiprocessors.
 //   - An all_reduce of two shots has half of the warps with parts of more than 16 MiB. All of them are 6 % slower.
@@ -260,7 +260,7 @@ func ShapeOf(n, blocks, channels, ranks int, shots Shots) Shape {
 	}
 	var s Shape
 	switch {
-	case n < 64<<10 || shots == TwoShots && n <= 256<<10 || shots == Rooted && n <= 512<<10:
+	case n < 64<<10 || ranks > 2 && n <= 512<<10:
 		s = Shape{Blocks: max((n+4095)/4096, 1), Threads: 256}
 	case n <= 128*block:
 		s = Shape{Blocks: (n + block - 1) / block, Threads: 128, Large: true}

@@ -44,6 +44,7 @@ const (
 	telling   rule = "tile 0 tells the longest span"
 	counting  rule = "tiles that do not travel count"
 	opening   rule = "a call goes straight if all ranks are open"
+	agreeing  rule = "all channels go straight, or none does"
 	fencing   rule = "the end of a straight call comes after its stores"
 	ending    rule = "a rank waits for the ends of the others' stores"
 	looking   rule = "who writes straight looks whether the peer has failed"
@@ -65,9 +66,9 @@ type modelCall struct {
 	parts bool // each rank gets a part of its own
 	short bool
 
-	moves [][][]int // of a move: the tiles of a channel from one rank to another
-	known bool      // all ranks know the longest span of a move
-	open  []bool    // ranks that let the others write straight to their memory
+	moves [][]int // of a move: the tiles from one rank to another, which are dealt to the channels in turn
+	known bool    // all ranks know the longest span of a move
+	open  []bool  // ranks that let the others write straight to their memory
 
 	both                   bool // two shots in one launch
 	spread                 bool // whose results go straight if all ranks are open
@@ -75,15 +76,20 @@ type modelCall struct {
 
 	keyed bool // tiles have keys
 
-	root int // of a reduce of two ranks, which alone gets operands; -1: all get them
+	// Of one shot: the root of a reduce, which alone gets operands, and that of a broadcast, which alone gives. -1: there
+	// is none.
+	reduces, broadcasts int
 }
 
-// fewModelTiles is up to how many tiles go through the rings.
+// fewModelTiles is up to how many tiles a channel go through the rings.
 const fewModelTiles = 2
 
+// modelTurn is how many tiles behind the first ones a channel writes straight, before it is the next one's turn.
+const modelTurn = 2
+
 // most returns the longest span of a move that a rank knows of.
-func (c modelCall) most(channel, rank int) (n int) {
-	for from, row := range c.moves[channel] {
+func (c modelCall) most(rank int) (n int) {
+	for from, row := range c.moves {
 		for to, tiles := range row {
 			if c.known || from == rank || to == rank {
 				n = max(n, tiles)
@@ -91,6 +97,14 @@ func (c modelCall) most(channel, rank int) (n int) {
 		}
 	}
 	return n
+}
+
+// dealt returns how many of so many tiles a channel has.
+func (m *model) dealt(tiles, channel int) int { return max(tiles-channel+m.channels-1, 0) / m.channels }
+
+// moved returns how many tiles of a move a channel has from one rank to another.
+func (m *model) moved(c modelCall, channel, from, to int) int {
+	return m.dealt(c.moves[from][to], channel)
 }
 
 type model struct {
@@ -132,8 +146,9 @@ type modelWarp struct {
 	waiting       int // lanes in syncWarp
 	met           int // how often they have met
 	before        []*modelStore
-	heard         int  // by lane 0: the tiles of the move; 0: the call has failed
+	heard         int  // by lane 0: the tiles of the longest span; -1: the call has failed
 	open          bool // by lane 0: all ranks are
+	straight      int  // the last call that went straight, plus one
 	bad           int  // the last call in which a lane has failed, plus one
 	well          bool // none had when they last met, and all were there
 }
@@ -197,29 +212,33 @@ func makeModel(seed uint64, ranks int, without rule, calls mix) *model {
 		c := modelCall{parts: g.IntN(2) == 0}
 		c.short = c.parts && g.IntN(2) == 0
 		most := []int{1, m.depth / 2, m.depth, 3 * m.depth}[g.IntN(4)]
-		straight := slices.Contains(straightRules, without)
+		straight := slices.Contains(straightRules, without) || without == agreeing
 		if without != padding && g.IntN(2) == 0 || without == heading || without == telling || without == counting || straight {
 			c = randomMove(g, m.channels, ranks, most)
 			c.known = c.known || without == heading
 		}
 		if calls == messages {
 			c = modelCall{parts: true, known: true}
-			for range m.channels {
-				c.moves = append(c.moves, [][]int{{0, g.IntN(most + 1)}, {0, 0}})
-			}
+			c.moves = [][]int{{0, g.IntN(most*m.channels + 1)}, {0, 0}}
 		}
 		if calls == onlyShots || ranks > 2 && c.moves == nil && without != padding && g.IntN(2) == 0 {
 			c = modelCall{parts: true, both: true, spread: g.IntN(2) == 0}
-			root, kind := g.IntN(ranks), g.IntN(3)
+			// All_reduces, broadcasts, and reduces whose root has a part or none.
+			root, kind := g.IntN(ranks), g.IntN(4)
 			for r := range ranks {
 				c.givers = append(c.givers, kind != 1 || r == root)
-				c.owners = append(c.owners, kind == 0 || r != root)
+				c.owners = append(c.owners, kind == 0 || kind == 3 || r != root)
 				c.takers = append(c.takers, kind == 0 || (kind == 1) == (r != root))
 			}
 		}
-		c.keyed, c.root = g.IntN(2) == 0, -1
-		if ranks == 2 && !c.parts {
-			c.root = g.IntN(4) - 2
+		c.keyed, c.reduces, c.broadcasts = g.IntN(2) == 0, -1, -1
+		if !c.parts {
+			switch root := g.IntN(ranks); {
+			case g.IntN(3) == 0:
+				c.reduces = root
+			case ranks > 2 && g.IntN(2) == 0:
+				c.broadcasts = root
+			}
 		}
 		for range m.channels {
 			c.tiles = append(c.tiles, g.IntN(most+1))
@@ -271,19 +290,15 @@ func makeModel(seed uint64, ranks int, without rule, calls mix) *model {
 func randomMove(g *rand.Rand, channels, ranks, most int) modelCall {
 	c := modelCall{parts: true, known: g.IntN(2) == 0}
 	shape, one, two := g.IntN(5), g.IntN(ranks), g.IntN(ranks)
-	for range channels {
-		all := make([][]int, ranks)
-		for from := range all {
-			all[from] = make([]int, ranks)
-			for to := range ranks {
-				travels := []bool{from == one, to == one, from == one && to == two, g.IntN(2) == 0, false}[shape]
-				if travels && from != to {
-					all[from][to] = g.IntN(most + 1)
-				}
+	for from := range ranks {
+		row := make([]int, ranks)
+		for to := range row {
+			travels := []bool{from == one, to == one, from == one && to == two, g.IntN(2) == 0, false}[shape]
+			if travels && from != to {
+				row[to] = g.IntN(most*channels + 1)
 			}
 		}
-		c.moves = append(c.moves, all)
-		c.tiles = append(c.tiles, 0)
+		c.moves = append(c.moves, row)
 	}
 	return c
 }
@@ -519,6 +534,9 @@ func (l *modelLane) run() {
 			}
 			if m.flyingOf[r] == 0 {
 				m.done[r] = call + 1
+				if !m.failed[r] {
+					m.written(r, call)
+				}
 			}
 			return m.done[r] > call
 		})
@@ -566,7 +584,7 @@ func (l *modelLane) kernel() {
 			if m.without == padding && c.short && r == m.ranks-1 {
 				continue
 			}
-			if !l.gets(r, i) {
+			if !l.travels(from, r, i) {
 				got += m.operand(from, r, l.call, ch, i, l.n)
 				continue
 			}
@@ -925,7 +943,7 @@ func (l *modelLane) mover(c modelCall) {
 // moveTiles returns false if the call has failed.
 func (l *modelLane) moveTiles(c modelCall) bool {
 	m, r, ch := l.m, l.w.rank, l.w.channel
-	own := 1 + c.most(ch, r)
+	own := c.most(r)
 	l.cur = l.load(m.state(r, ch))
 	l.limit = l.load(m.state(r, ch)+1) + uint32(m.depth)
 	if m.without == last {
@@ -956,19 +974,22 @@ func (l *modelLane) moveTiles(c modelCall) bool {
 			l.store(at, free, false)
 		}
 		if !good {
-			l.w.heard = 0
+			l.w.heard = -1
 		}
 	}
 	l.syncWarp()
-	all := l.w.heard
-	if !good || all == 0 {
+	if !good || l.w.heard < 0 {
 		return false
 	}
+	all, long := 1+m.dealt(l.w.heard, ch), l.w.heard > fewModelTiles*m.channels
 	if all > 1+3*m.depth {
 		m.fault = fmt.Errorf("rank %d hears of %d tiles in move %d, channel %d", r, all, l.call, ch)
 		return false
 	}
-	if l.w.open && all > 1+fewModelTiles && m.without != heading {
+	if m.without == agreeing {
+		long = all > 1+fewModelTiles
+	}
+	if l.w.open && long && m.without != heading {
 		if !l.write(c) {
 			return false
 		}
@@ -985,7 +1006,7 @@ func (l *modelLane) moveTiles(c modelCall) bool {
 	if m.without == counting {
 		all = 1
 		for p := range m.ranks {
-			all = max(all, 1+c.moves[ch][p][r], 1+c.moves[ch][r][p])
+			all = max(all, 1+m.moved(c, ch, p, r), 1+m.moved(c, ch, r, p))
 		}
 	}
 	l.finish(all)
@@ -996,7 +1017,7 @@ func (l *modelLane) moveTiles(c modelCall) bool {
 func (l *modelLane) takeTile(c modelCall, i int) bool {
 	m, r, ch := l.m, l.w.rank, l.w.channel
 	for p := range m.ranks {
-		if i-1 >= c.moves[ch][p][r] {
+		if i-1 >= m.moved(c, ch, p, r) {
 			continue
 		}
 		if word, ok := l.get(p, i); !ok || !l.got(p, i-1, word) {
@@ -1018,7 +1039,6 @@ func (l *modelLane) got(p, tile int, got uint32) bool {
 
 // write is Mover.straight.
 func (l *modelLane) write(c modelCall) bool {
-	m, r, ch := l.m, l.w.rank, l.w.channel
 	l.credits(0)
 	if !l.vote(l.takeTile(c, 1)) {
 		return false
@@ -1034,28 +1054,45 @@ func (l *modelLane) write(c modelCall) bool {
 	if !l.vote(ok) {
 		return false
 	}
-	for p := range m.ranks {
-		for i := 1; i < c.moves[ch][p][r]; i++ {
-			if !l.got(p, i, m.mem[m.place(r, p, ch, i, l.n)]) {
-				return false
-			}
-		}
-	}
+	l.w.straight = l.call + 1
 	l.credits(2)
 	return true
 }
 
-// writeTiles writes what comes after the first tiles.
+// written looks at what has been written straight to a rank in a call that has ended.
+func (m *model) written(r, call int) {
+	c := m.calls[call]
+	for _, l := range m.lanes {
+		w := l.w
+		if w.rank != r || w.straight != call+1 {
+			continue
+		}
+		for p := range m.ranks {
+			for i := 1; i < m.moved(c, w.channel, p, r); i++ {
+				want := m.operand(p, r, call, w.channel, i, l.n)
+				if got := m.mem[m.place(r, p, w.channel, i, l.n)]; got != want {
+					m.fault = fmt.Errorf("rank %d has %#x after move %d, channel %d, tile %d, lane %d, want %#x", r, got, call, w.channel, i, l.n, want)
+				}
+			}
+		}
+	}
+}
+
+// writeTiles writes a part of what comes after the first tiles of all channels.
 func (l *modelLane) writeTiles(c modelCall) bool {
 	m, r, ch := l.m, l.w.rank, l.w.channel
 	for k := 1; k < m.ranks; k++ {
 		p := (r + k) % m.ranks
-		for i := 1; i < c.moves[ch][r][p]; i++ {
+		for tile := m.channels; tile < c.moves[r][p]; tile++ {
+			of, i := tile%m.channels, tile/m.channels
+			if (tile-m.channels)/modelTurn%m.channels != ch {
+				continue
+			}
 			if m.failed[p] && m.without != looking {
 				m.failed[r], m.failedIn[r] = true, l.call
 				return false
 			}
-			l.storeTo(p, m.place(p, r, ch, i, l.n), m.operand(r, p, l.call, ch, i, l.n), false)
+			l.storeTo(p, m.place(p, r, of, i, l.n), m.operand(r, p, l.call, of, i, l.n), false)
 		}
 	}
 	return true
@@ -1107,7 +1144,7 @@ func (l *modelLane) give(c modelCall, i int) bool {
 	waited := false
 	for k := 1; k < m.ranks; k++ {
 		p := (r + k) % m.ranks
-		if i >= c.moves[ch][r][p] {
+		if i >= m.moved(c, ch, r, p) {
 			continue
 		}
 		if !waited && !l.room(i+1) {
@@ -1141,21 +1178,24 @@ func (l *modelLane) room(i int) bool {
 	return true
 }
 
-// gets reports whether a rank gets tile i of the call, and not only the root.
-func (l *modelLane) gets(rank, i int) bool {
-	root := l.m.calls[l.call].root
-	return root < 0 || root == rank || i == 0 && l.m.without != greeting
+// travels reports whether a rank gives tile i of the call to another one.
+func (l *modelLane) travels(from, to, i int) bool {
+	c := l.m.calls[l.call]
+	return (c.reduces < 0 || c.reduces == to) && (c.broadcasts < 0 || c.broadcasts == from) || i == 0 && l.m.without != greeting
 }
 
 // push gives tile i to the peers.
 func (l *modelLane) push(i int) bool {
 	m, r, ch := l.m, l.w.rank, l.w.channel
+	if c := m.calls[l.call]; c.broadcasts >= 0 && c.broadcasts != r && i > 0 {
+		return true
+	}
 	if !l.room(i) {
 		return false
 	}
 	for k := 1; k < m.ranks; k++ {
 		p := (r + k) % m.ranks
-		if m.without == padding && m.calls[l.call].short && p == m.ranks-1 || !l.gets(p, i) {
+		if m.without == padding && m.calls[l.call].short && p == m.ranks-1 || !l.travels(r, p, i) {
 			continue
 		}
 		if m.failed[r] && m.failedIn[r] < l.call {
@@ -1250,14 +1290,14 @@ func TestModelAborted(t *testing.T) {
 
 // TestModelRules holds that each rule is needed: without it some seed goes wrong.
 func TestModelRules(t *testing.T) {
-	for _, without := range append([]rule{clearing, crediting, last, releasing, meeting, halves, cleaning, padding, stopping, heading, telling, counting, keeping, greeting}, straightRules...) {
+	for _, without := range append([]rule{clearing, crediting, last, releasing, meeting, halves, cleaning, padding, stopping, heading, telling, counting, keeping, greeting, agreeing}, straightRules...) {
 		t.Run(string(without), func(t *testing.T) {
 			groups := []int{2, 4}
 			switch without {
 			case telling, counting:
 				groups = []int{4, 8} // two ranks know each other's spans
 			case greeting:
-				groups = []int{2} // TestModelTwoShots has more ranks
+				groups = []int{2, 4}
 			case voting:
 				groups = []int{4, 8} // the peer of a rank that has failed does not matter
 			}

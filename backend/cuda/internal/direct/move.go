@@ -181,14 +181,24 @@ func (c *Comm) Scatter(s Launcher, dst, src driver.Ptr, n, root int, form Form) 
 
 // Broadcast brings n bytes at the root's at to the other ranks' at.
 func (c *Comm) Broadcast(s Launcher, at driver.Ptr, n, root int, form Form) error {
-	others := everyone(c.ranks) &^ (1 << root)
-	if c.rootedShots(n, form) {
+	if c.ranks > 2 {
 		if ok, err := c.begin("broadcast", at, at, n); !ok {
 			return err
 		}
 		c.mu.Lock()
 		defer c.mu.Unlock()
-		return c.bothShots(s, at, at, n, reduced{}, roles{givers: 1 << root, owners: others, takers: others}, c.broadcasts, form)
+		others := everyone(c.ranks) &^ (1 << root)
+		who := roles{givers: 1 << root, owners: others, takers: others}
+		if c.rootedShots(n, form) {
+			return c.bothShots(s, at, at, n, reduced{}, who, c.broadcasts, form)
+		}
+		x := step{dst: at, src: at, part: n, f: c.gathers, blocks: form.Blocks, roles: who}
+		if c.rank == root {
+			x.srcBytes, x.srcRange = n, n
+		} else {
+			x.dstBytes, x.dstRange = n, n
+		}
+		return c.enqueue(s, x)
 	}
 	m := movement{what: "broadcast", dst: at, src: at, most: n, blocks: form.Blocks, into: form.Into}
 	for r := range c.ranks {
@@ -204,7 +214,7 @@ func (c *Comm) Broadcast(s Launcher, at driver.Ptr, n, root int, form Form) erro
 
 // BroadcastSpreads reports whether Form.Into is of use to a broadcast of so many bytes.
 func (c *Comm) BroadcastSpreads(bytes int, form Form) bool {
-	return !c.rootedShots(bytes, form) || c.ReduceSpreads(bytes, form)
+	return c.ranks == 2 || c.ReduceSpreads(bytes, form)
 }
 
 // ReduceSpreads reports whether Form.Into is of use to a reduce of so many bytes.
@@ -240,19 +250,28 @@ func (c *Comm) Reduce(s Launcher, dst, src driver.Ptr, n int, d tensor.DType, op
 	defer c.mu.Unlock()
 	all, to := everyone(c.ranks), uint32(1)<<root
 	if c.rootedShots(bytes, form) {
-		// The root takes all results, so the others do all of the work.
-		return c.bothShots(s, dst, src, bytes, r, roles{givers: all, owners: all &^ to, takers: to}, c.functions[d], form)
+		return c.bothShots(s, dst, src, bytes, r, roles{givers: all, owners: reducers(bytes, all, to), takers: to}, c.functions[d], form)
 	}
 	x := step{dst: dst, src: src, part: bytes, srcBytes: bytes, dstBytes: bytes, srcRange: bytes, dstRange: bytes, r: r, f: f, blocks: form.Blocks}
-	if c.ranks == 2 {
-		x.roles = roles{givers: all, owners: to, takers: to}
-	}
+	x.roles = roles{givers: all, owners: to, takers: to}
 	if c.rank != root {
 		// It takes part, and keeps nothing.
 		x.dstBytes, x.dstRange = 0, 0
 	}
 	return c.enqueue(s, x)
 }
+
+// reducers are the ranks that combine a part each in a reduce of two shots. A long one is limited by the link to the
+// root, which gets all results, so only the others do.
+func reducers(bytes int, all, root uint32) uint32 {
+	if bytes <= everyoneReduces {
+		return all
+	}
+	return all &^ root
+}
+
+// everyoneReduces is up to how many bytes the root of a reduce has a part too.
+const everyoneReduces = 4 << 20
 
 // Barrier waits on the device until all ranks' barriers have begun.
 func (c *Comm) Barrier(s Launcher) error {

@@ -151,7 +151,6 @@ func bothTiles(k *sim.Run, d tensor.DType, m direct.Move, head bool) error {
 			return nil
 		}
 	}
-	in := func(set uint32, p int) bool { return set>>p&1 != 0 }
 	part := func(p int) int { return bits.OnesCount32(c.Owners & (1<<p - 1)) }
 	giver, owner, taker := in(c.Givers, c.Rank), in(c.Owners, c.Rank), in(c.Takers, c.Rank)
 	own := part(c.Rank)
@@ -217,6 +216,9 @@ func bothTiles(k *sim.Run, d tensor.DType, m direct.Move, head bool) error {
 	x.end()
 	return nil
 }
+
+// in reports whether a rank is in a set.
+func in(set uint32, rank int) bool { return set>>rank&1 != 0 }
 
 // one is 1 if something is so.
 func one(yes bool) int {
@@ -357,7 +359,9 @@ func (x *exchanger) pass(at, n int, d tensor.DType) bool {
 	}
 	got, ok := x.exchange(at, n, func([]byte) {})
 	for p, b := range got {
-		x.keep(p*x.c.DstStep, at, b)
+		if in(x.c.Givers, p) && in(x.c.Owners, x.c.Rank) {
+			x.keep(p*x.c.DstStep, at, b)
+		}
 	}
 	return ok
 }

@@ -261,9 +261,9 @@ func (g *Group) measured(t *choice.Table, op plan.Op) (all []Range) {
 // two-shot takes one step more. On 4 H100 with package direct's BenchmarkShapes, us one-shot and two-shot:
 //
 //	bytes     all_reduce    broadcast    reduce
-//	64 KiB                  6.5   6.4    4.4   7.0
-//	256 KiB   6.8   7.3     6.9   6.6    6.2   7.6
-//	1 MiB     13.9  10.4    13.7  8.3    13.2  10.0
+//	64 KiB    4.0   6.4     4.0   6.6    3.6   6.4
+//	256 KiB   5.9   7.0     5.1   7.0    4.6   7.0
+//	1 MiB     12.8  9.4     12.1  8.6    9.4   8.7
 //
 // 8 ranks were not measured. By a step of 1.05 us and links of 366 GB/s the forms are equal at 64 KiB there.
 func OneShotUpTo(ranks int) int64 {

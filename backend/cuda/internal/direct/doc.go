@@ -83,9 +83,9 @@
 //
 // # Moves
 //
-// Gather, scatter, broadcast, barrier and all_to_all of unequal parts are one kernel, Mover in
+// Gather, scatter, barrier, all_to_all of unequal parts and broadcasts of two ranks are one kernel, Mover in
 // direct.cu. It gets a span of bytes for each peer that this rank sends, and one that it takes. Lengths
-// may be 0. Broadcasts of two shots are other kernels, see Forms.
+// may be 0. Other broadcasts are in Forms.
 //
 // The rings, the counters and the credits are those of the other kernels, with three more rules:
 //
@@ -143,13 +143,14 @@
 // two-shot: a reduce_scatter and an all_gather within the output, with two ranks in two launches. With 2 ranks both
 // send as many bytes. [Form] says which; package internal/ways chooses it for the backend. [ShapeOf] has the grids.
 //
-// A one-shot reduce is an all_reduce whose result only the root keeps. With two ranks only the root gets operands. The
-// other one gets a vector of tile 0: every call takes something from every peer.
+// A one-shot reduce or broadcast is an all_reduce or an all_gather in which ranks have roles. Givers have operands or
+// data, and owners get them. Whoever gets nothing of a rank takes one vector of its tile 0: every call takes something
+// from every peer. With two ranks a broadcast is a move.
 //
 // With more than two ranks two shots are one launch (both in direct.cu). Ranks have roles. Givers have operands, owners
 // combine a part each, and takers get the results. In an all_reduce all ranks are all of that. In a reduce the root is
-// the only taker, in a broadcast it is the only giver, and in both the others own the parts. Whoever gets nothing else
-// of a rank takes tile 0 from it.
+// the only taker, in a broadcast it is the only giver, and in both the others own the parts. In a reduce of up to 4 MiB
+// the root owns one too. Whoever gets nothing else of a rank takes tile 0 from it.
 //
 // Each round of a channel has two tiles: an operand for the owner, and the result for the takers. A rank pushes the
 // operands of the next round before it takes those of this one. So tiles 0 to 4 have to find room without a

@@ -564,7 +564,7 @@ func randomOperation(g *rand.Rand, most int) operation {
 	o.inPlace = o.kind == broadcast || g.IntN(3) == 0 && o.kind != allToAll && o.kind <= reduce
 	o.form = direct.Form{TwoShot: g.IntN(2) == 0, Blocks: []int{0, 0, 1, 16}[g.IntN(4)]}
 	if o.kind >= broadcast && g.IntN(4) == 0 {
-		// Some of 256 channels have 8 tiles of what is moved, and some 9. Up to 8 tiles a channel go through the rings.
+		// With 256 channels, some have 8 tiles of a span and some 9. Up to 8 tiles a channel go through the rings.
 		border := 8 * 256 * []int{1024, 2048}[g.IntN(2)]
 		if n := border + g.IntN(border/8); n <= 4*most {
 			o.n, o.skew, o.form.Blocks = n/o.d.Size(), 0, 16

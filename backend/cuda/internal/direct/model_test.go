@@ -76,8 +76,8 @@ type modelCall struct {
 
 	keyed bool // tiles have keys
 
-	// Of one shot: the root of a reduce, which alone gets operands, and that of a broadcast, which alone gives. -1: there
-	// is none.
+	// The roots of one-shot calls, -1 if it is another call. Only the root of a reduce gets operands. Only that of a
+	// broadcast gives data.
 	reduces, broadcasts int
 }
 
@@ -1059,7 +1059,7 @@ func (l *modelLane) write(c modelCall) bool {
 	return true
 }
 
-// written looks at what has been written straight to a rank in a call that has ended.
+// written checks what peers have written straight to a rank, when its call has ended.
 func (m *model) written(r, call int) {
 	c := m.calls[call]
 	for _, l := range m.lanes {

@@ -47,7 +47,7 @@
 //	go test -run '^$' -bench Recorder/2/1024 -benchtime 4000x ./pg
 //
 // An all_reduce of 1 KiB takes two ranks 0.9 to 1.1 us without a recorder, on two idle CPUs. With a recorder it took
-// 0.4 to 2.3 % longer in five runs, with an observer 0.8 to 3.4 %. One of 1 MiB took 0.3 % longer with either.
+// 0.2 to 2.2 % longer in five runs, with an observer 1.0 to 1.7 %. One of 1 MiB took 0.6 to 1.2 % and 0.8 to 1.5 % longer.
 // The control, with no recorder either, was within 0.1 %.
 //
 // Reading a clock would take nearly as long again. So the time of the call is not read for a

@@ -33,17 +33,17 @@ type Member struct {
 // Group is a group that a Recorder records.
 type Group struct {
 	Member
-	ID       int // numbers the recorder's groups from 0
-	recorder *Recorder
-	failed   atomic.Bool // an operation has failed
-	routes   map[way][]route
+	ID     int         // numbers the recorder's groups from 0
+	failed atomic.Bool // an operation has failed
+	routes map[way][]route
 
-	// Each call changes these, as in Recorder. Guarded by recorder.lock.
-	_           [cacheLine]byte
-	collectives uint64 // called so far, as messages
-	messages    uint64
-	last        *entry
-	_           [cacheLine]byte
+	// Each call needs these, and nothing else of the group: a cache line, as in Recorder.
+	recorder       *Recorder
+	blocks, prompt bool   // Member's
+	collectives    uint64 // called so far, as messages; guarded by recorder.lock, as what follows
+	messages       uint64
+	last           *entry
+	_              [24 + cacheLine]byte
 }
 
 // way is an operation of a backend.
@@ -60,7 +60,7 @@ func (r *Recorder) Join(m Member) *Group {
 	if r.options.Entries == 0 {
 		return nil
 	}
-	g := &Group{Member: m, recorder: r, routes: make(map[way][]route)}
+	g := &Group{Member: m, recorder: r, blocks: m.Blocks, prompt: m.Prompt, routes: make(map[way][]route)}
 	var explained []backend.Explanation
 	if m.Explain != nil {
 		explained = m.Explain()

@@ -47,6 +47,21 @@ type Observer interface {
 	Ended(e Event)
 }
 
+// observers are told one after the other.
+type observers []Observer
+
+func (all observers) Called(e Event) {
+	for _, o := range all {
+		o.Called(e)
+	}
+}
+
+func (all observers) Ended(e Event) {
+	for _, o := range all {
+		o.Ended(e)
+	}
+}
+
 // StoreObserver is an Observer that hears of the store's calls, too: those that a group makes, and those
 // that the program makes on ProcessGroup.Store.
 type StoreObserver interface {
@@ -251,14 +266,15 @@ type Recorder struct {
 	groups []*Group
 	joined int // groups, ever
 
-	// Each call changes these. They have a cache line of their own: ranks of one process would otherwise
-	// slow each other.
-	_       [cacheLine]byte
-	lock    sync.Mutex
-	entries []entry // made by the first Join
-	next    int     // place in entries
-	records uint64
-	_       [cacheLine]byte
+	// Each call needs these. They have a cache line of their own, on 64-bit systems: ranks of one process would otherwise
+	// slow each other, and after a large collective each line comes from memory.
+	lock     sync.Mutex
+	next     uint32 // place in entries
+	stacked  bool   // there are stacks
+	records  uint64
+	entries  []entry  // made by the first Join
+	observer Observer // Options.Observers; nil if there are none
+	_        [cacheLine]byte
 }
 
 const cacheLine = 64
@@ -325,7 +341,15 @@ func New(o Options) *Recorder {
 	if o.Entries <= 0 {
 		o.Entries = DefaultEntries
 	}
-	return &Recorder{options: o}
+	r := &Recorder{options: o, stacked: o.Stacks}
+	switch len(o.Observers) {
+	case 0:
+	case 1:
+		r.observer = o.Observers[0]
+	default:
+		r.observer = observers(o.Observers)
+	}
+	return r
 }
 
 // Dropped returns how many operations were not recorded because as many as Options.Entries were
@@ -388,10 +412,10 @@ func (c *Call) Begin(g *Group, b backend.Backend, op work.OpType, in, out []*ten
 	if c.same = len(in) > 0 && len(out) > 0 && &in[0] == &out[0]; !c.same {
 		c.out.set(out)
 	}
-	if g.Blocks || !g.Prompt || c.in.Bytes() > readsClock {
+	if g.blocks || !g.prompt || c.in.Bytes() > readsClock {
 		c.called = time.Since(work.Origin())
 	}
-	if !g.Prompt {
+	if !g.prompt {
 		c.open()
 	}
 }
@@ -401,7 +425,7 @@ const readsClock = 64 << 10
 
 // open records a call that the backend does not have.
 func (c *Call) open() {
-	if c.entry = c.enter(unissued); c.entry == 0 {
+	if c.entry, _ = c.enter(unissued); c.entry == 0 {
 		return
 	}
 	told := false
@@ -410,7 +434,7 @@ func (c *Call) open() {
 			c.takeBack()
 		}
 	}()
-	c.group.recorder.tellCalled(c.entry)
+	c.group.recorder.tellCalled(c.entry - 1)
 	told = true
 }
 
@@ -439,9 +463,9 @@ func (c *Call) vacate() {
 	}
 }
 
-// enter takes a place of the ring for a pending operation, and returns it plus 1. It returns 0 if there is none.
-// w is what entry.work gets.
-func (c *Call) enter(w *work.Work) int {
+// enter takes a place of the ring for an operation, and returns it plus 1. It returns 0 if there is none. Over reports
+// that the operation has succeeded. It keeps the place then only as long as there are observers to be told.
+func (c *Call) enter(w *work.Work) (place int, over bool) {
 	g := c.group
 	r := g.recorder
 	r.lock.Lock()
@@ -450,7 +474,7 @@ func (c *Call) enter(w *work.Work) int {
 	} else {
 		g.collectives++
 	}
-	at := r.next
+	at := int(r.next)
 	for n := len(r.entries); r.entries[at].pending(); n-- {
 		if at++; at == len(r.entries) {
 			at = 0
@@ -458,10 +482,10 @@ func (c *Call) enter(w *work.Work) int {
 		if n == 0 {
 			r.lock.Unlock()
 			r.dropped.Add(1)
-			return 0
+			return 0, false
 		}
 	}
-	if r.next = at + 1; r.next == len(r.entries) {
+	if r.next = uint32(at + 1); int(r.next) == len(r.entries) {
 		r.next = 0
 	}
 	e := &r.entries[at]
@@ -486,19 +510,21 @@ func (c *Call) enter(w *work.Work) int {
 	if !c.op.IsP2P() {
 		c.before, g.last = g.last, e
 	}
-	if r.stacks != nil {
+	if r.stacked {
 		r.stacks[at] = stack{}
 		runtime.Callers(2, r.stacks[at][:]) // without Callers and enter
 	}
-	e.work.Store(w)
+	if e.seq, e.began, e.ended, over = w.Succeeded(); !over || r.observer != nil {
+		e.work.Store(w)
+	}
 	r.lock.Unlock()
-	return at + 1
+	return at + 1, over
 }
 
 // tellCalled tells the observers of a call.
-func (r *Recorder) tellCalled(entry int) {
-	for _, x := range r.options.Observers {
-		x.Called(Event{recorder: r, at: entry - 1})
+func (r *Recorder) tellCalled(at int) {
+	if r.observer != nil {
+		r.observer.Called(Event{recorder: r, at: at})
 	}
 }
 
@@ -519,19 +545,32 @@ func (c *Call) Issued(w *work.Work, err error) (*work.Work, error) {
 	case c.entry != 0:
 		r.entries[c.entry-1].work.Store(w)
 		c.observe(w)
-	case !c.group.Prompt: // dropped
+	case !c.group.prompt: // dropped
 	default:
-		if c.entry = c.enter(w); c.entry == 0 {
+		var over bool
+		if c.entry, over = c.enter(w); c.entry == 0 {
 			break
 		}
-		if len(r.options.Observers) == 0 {
+		switch {
+		case r.observer != nil:
+			c.tell(w, over)
+		case !over:
 			c.observe(w)
-			break
 		}
-		defer c.observe(w) // also if an observer panics
-		r.tellCalled(c.entry)
 	}
 	return w, nil
+}
+
+// tell tells the observers of an operation that the backend has, and of its end if it is over. Else they hear of that
+// later. They do so too if one of them panics.
+func (c *Call) tell(w *work.Work, over bool) {
+	r := c.group.recorder
+	if over {
+		defer r.tellEnded(c.entry - 1)
+	} else {
+		defer c.observe(w)
+	}
+	r.tellCalled(c.entry - 1)
 }
 
 // observe has the recorder told of the end of the operation. If somebody else is, the operation is another group's,
@@ -547,7 +586,7 @@ func (c *Call) observe(w *work.Work) {
 
 // Blocked records a call that blocks until f returns.
 func (c *Call) Blocked(f func() error) error {
-	if c.group != nil && c.group.Prompt {
+	if c.group != nil && c.group.prompt {
 		c.open()
 	}
 	if c.entry == 0 {
@@ -570,7 +609,7 @@ func (c *Call) Blocked(f func() error) error {
 
 // refused takes back an operation that was not issued.
 func (c *Call) refused(err error) {
-	if c.entry == 0 && c.group.Prompt {
+	if c.entry == 0 && c.group.prompt {
 		c.open()
 	}
 	defer c.takeBack() // also if an observer panics
@@ -580,8 +619,8 @@ func (c *Call) refused(err error) {
 	r := c.group.recorder
 	e := &r.entries[c.entry-1]
 	e.seq, e.began, e.ended, e.err = 0, 0, time.Since(work.Origin()), &err
-	for _, x := range r.options.Observers {
-		x.Ended(Event{r, c.entry - 1, true})
+	if r.observer != nil {
+		r.observer.Ended(Event{r, c.entry - 1, true})
 	}
 }
 
@@ -595,7 +634,7 @@ func (r *Recorder) Ended(token uint32, seq uint64, began, ended time.Duration, e
 		e.err = &kept
 		defer r.failed(g) // also if an observer panics
 	}
-	if len(r.options.Observers) > 0 {
+	if r.observer != nil {
 		r.tellEnded(int(token - 1))
 	} else {
 		e.work.Store(nil)
@@ -626,9 +665,7 @@ const dumpLimit = 2 * time.Second
 // tellEnded tells the observers of an end, and gives the place back, also if one of them panics.
 func (r *Recorder) tellEnded(at int) {
 	defer r.entries[at].work.Store(nil)
-	for _, x := range r.options.Observers {
-		x.Ended(Event{r, at, true})
-	}
+	r.observer.Ended(Event{r, at, true})
 }
 
 // operation is an entry for others. w is what entry.work has, and nil for an operation that ends. r.lock is
@@ -666,7 +703,7 @@ func (r *Recorder) operation(at int, w *work.Work) (o Operation) {
 	if began != 0 {
 		o.Began = work.Origin().Add(began)
 	}
-	if r.stacks != nil {
+	if r.stacked {
 		pcs := r.stacks[at][:]
 		if end := slices.Index(pcs, 0); end >= 0 {
 			pcs = pcs[:end]

@@ -1,0 +1,28 @@
+package trace
+
+import (
+	"testing"
+	"unsafe"
+
+	"github.com/stretchr/testify/require"
+)
+
+// TestLayout holds that what each call needs of a recorder, of a group and of an entry lies in cache lines of its own.
+func TestLayout(t *testing.T) {
+	if unsafe.Sizeof(uintptr(0)) != 8 {
+		t.Skip("lines are laid out for 64-bit systems")
+	}
+	var r Recorder
+	var g Group
+	// The runtime aligns what has 256 bytes to 256.
+	require.EqualValues(t, 256, unsafe.Sizeof(r))
+	require.EqualValues(t, 256, unsafe.Sizeof(g))
+	require.Zero(t, unsafe.Offsetof(r.lock)%cacheLine)
+	require.EqualValues(t, cacheLine, unsafe.Offsetof(r.observer)+unsafe.Sizeof(r.observer)-unsafe.Offsetof(r.lock))
+	require.Zero(t, unsafe.Offsetof(g.recorder)%cacheLine)
+	require.LessOrEqual(t, unsafe.Offsetof(g.last)+8-unsafe.Offsetof(g.recorder), uintptr(cacheLine))
+	var e entry
+	require.EqualValues(t, 3*cacheLine, unsafe.Sizeof(e))
+	require.EqualValues(t, cacheLine, unsafe.Offsetof(e.in))
+	require.EqualValues(t, 2*cacheLine, unsafe.Offsetof(e.out))
+}

@@ -438,6 +438,27 @@ func TestObserve(t *testing.T) {
 	require.ErrorAs(t, e.errs[1], &failed)
 }
 
+// TestSucceeded: it has what an observer is told, of operations that have succeeded only.
+func TestSucceeded(t *testing.T) {
+	p := work.NewPromise(info)
+	p.Start()
+	_, _, _, ok := p.Work().Succeeded()
+	require.False(t, ok)
+	p.Complete(nil)
+	seq, began, ended, ok := p.Work().Succeeded()
+	require.True(t, ok)
+	require.Equal(t, info.Seq, seq)
+	require.Equal(t, p.Work().Began(), began)
+	took, _ := p.Work().Duration()
+	require.Equal(t, began+took, ended)
+
+	p = work.NewPromise(info)
+	p.Start()
+	p.Complete(errors.New("failed"))
+	_, _, _, ok = p.Work().Succeeded()
+	require.False(t, ok)
+}
+
 // TestObserveWhileItEnds: an observer is told once, by Complete before the Work shows its end, or by Observe.
 func TestObserveWhileItEnds(t *testing.T) {
 	for i := range 20000 {

@@ -234,7 +234,7 @@ func timeline(t *testing.T, s setup, n int, meet func(x *rank, r int) error, cal
 // would with a host that waits for each stage (T15).
 //
 // To the clock the goroutines of a process are one host. If the network of a chunk ends after the host has
-// seen a later chunk come, that looks like an order. So the test takes the best of some runs.
+// seen a later chunk come, that looks like an order. So one of some runs has to show all of that.
 func TestF26Overlap(t *testing.T) {
 	const n, chunks, stage = 96 << 10, 12, 10 * time.Microsecond
 	for _, sizes := range [][]int{{2, 2}, {2, 2, 2}, {1, 1}} {
@@ -246,8 +246,8 @@ func TestF26Overlap(t *testing.T) {
 			// The host uses a chunk twice: when the network has it, and when it gives it back.
 			CPUBandwidth: 2 * n / chunks / float64(sizes[0]) / stage.Seconds(),
 		}
-		best, overlaps := 1.0, []time.Duration(nil)
-		for run := 0; run < 40 && best > 0.7; run++ {
+		shown := false
+		for run := 0; run < 40 && !shown; run++ {
 			var all, first, last time.Duration
 			steps := map[string][]sim.Step{}
 			for _, x := range spans(t, s, n) {
@@ -281,14 +281,9 @@ func TestF26Overlap(t *testing.T) {
 			}
 			part := float64(last-first) / float64(all)
 			t.Logf("%v: %v, one after the other %v (%.2f), network beside copies and kernels, kernels beside copies: %v", sizes, last-first, all, part, both)
-			if part < best {
-				best, overlaps = part, both
-			}
+			shown = part <= 0.7 && !slices.Contains(both, 0)
 		}
-		for _, d := range overlaps {
-			require.Positive(t, d, "%v: %v", sizes, overlaps)
-		}
-		require.LessOrEqual(t, best, 0.7, "%v", sizes)
+		require.True(t, shown, "%v: no run shows it", sizes)
 	}
 }
 

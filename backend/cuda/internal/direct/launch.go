@@ -20,8 +20,8 @@ import (
 //go:embed ptx/*.ptx
 var texts embed.FS
 
-// gathers is the text with the kernels of all_gather and of all_to_all with equal parts, moves that of
-// all other calls that combine nothing.
+// gathers is the text with the kernels of all_gather, of all_to_all with equal parts, and of one-shot broadcasts of more
+// than two ranks. Moves is that of all other calls that combine nothing.
 const (
 	gathers = "gather"
 	moves   = "move"

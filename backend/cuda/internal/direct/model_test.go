@@ -744,6 +744,9 @@ func (l *modelLane) shots(c modelCall, tiles int) bool {
 		if !open && i > 0 && !l.gathered(c, i-1, taken-2) {
 			return false
 		}
+		if open && i+1 == tiles {
+			break
+		}
 		if taken-credited >= every || i == 0 && !open && 2 < tiles && m.without != beginning {
 			give(taken)
 		}

@@ -226,8 +226,8 @@ func (c *Comm) ReduceSpreads(bytes int, form Form) bool {
 	return spreads
 }
 
-// rootedShots reports whether a broadcast or a reduce takes two shots. Each rank but the root has a part then. With two
-// ranks that would be one part.
+// rootedShots reports whether a broadcast or a reduce takes two shots. Each rank but the root has a part then, and in
+// some reduces the root too: see reducers. With two ranks that would be one part.
 func (c *Comm) rootedShots(bytes int, form Form) bool {
 	return c.ranks > 2 && twoShots(bytes, c.ranks-1, form)
 }

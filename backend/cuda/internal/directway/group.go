@@ -155,7 +155,7 @@ func (d *Group) connect(q *group.Operation, dev int) (why, err error) {
 		why = d.prepare(dev)
 	}
 	if why == nil {
-		binary.LittleEndian.PutUint32(mine, directChannels(d.v, d.Size(), d.blocks))
+		binary.LittleEndian.PutUint32(mine, directChannels(d.v, d.Size()))
 		binary.LittleEndian.PutUint32(mine[4:], uint32(d.blocks))
 		binary.LittleEndian.PutUint32(mine[8:], uint32(d.lanes.channels))
 		copy(mine[12:], d.own.Name)
@@ -172,8 +172,7 @@ func (d *Group) connect(q *group.Operation, dev int) (why, err error) {
 		why = d.openPages(all)
 		if why == nil {
 			d.window, why = window.New(q.Ctx, window.Options{
-				Driver: b.Driver, Device: d.v, Rank: d.Rank(), Ranks: d.Size(),
-				Channels: int(channels), Depth: directDepth(d.Size(), d.blocks), LaneChannels: d.lanes.channels,
+				Driver: b.Driver, Device: d.v, Rank: d.Rank(), Ranks: d.Size(), Channels: int(channels), LaneChannels: d.lanes.channels,
 			})
 		}
 		reason, _, err = tell(why, nil)

@@ -44,7 +44,8 @@ type Options struct {
 	Channels int
 
 	// Depth is the number of slots of a channel, a power of two up to 1024. Two ranks need at least 4, and more
-	// ranks 8. 0 means 8. The defaults take 34 MiB of device memory for 2 ranks, 50 MiB for 4 and 114 MiB for 8.
+	// ranks 8. 0 means 16 for two ranks and 8 for more. The defaults take 66 MiB of device memory for 2 ranks, 50 MiB for 4
+	// and 114 MiB for 8.
 	Depth int
 
 	// LaneChannels is how many warps send a message at a time, on each side of a lane. 0 means
@@ -67,6 +68,9 @@ func (o *Options) check() error {
 	}
 	if o.Depth == 0 {
 		o.Depth = 8
+		if o.Ranks == 2 {
+			o.Depth = 16
+		}
 	}
 	if o.Channels < 1 || o.Channels > 1<<16 {
 		return fmt.Errorf("window: %d channels, want 1 to %d", o.Channels, 1<<16)

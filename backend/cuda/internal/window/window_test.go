@@ -292,7 +292,7 @@ func TestOptions(t *testing.T) {
 	w, err := window.New(t.Context(), o)
 	require.NoError(t, err)
 	channels, depth := w.Shape()
-	require.Equal(t, [2]int{2048, 8}, [2]int{channels, depth})
+	require.Equal(t, [2]int{2048, 16}, [2]int{channels, depth})
 	require.NoError(t, w.Close())
 	require.NoError(t, w.Close())
 	require.Error(t, w.Connect(t.Context(), nil))

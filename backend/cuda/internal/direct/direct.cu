@@ -619,8 +619,8 @@ template <class M, int U, int N, bool Gather, bool Plain> struct Kernel {
   // slot is where tile t of a channel is in a ring.
   DEVICE u64 slot(const Call &c, const Channel &ch, u32 t) { return (u64)ch.w * c.depth + (t & (c.depth - 1)); }
 
-  // push gives the same tile i, of n vectors, to a set of peers, when all have room, and so many of its first vectors to
-  // the others. It returns false if the call has failed.
+  // push gives the same tile i, of n vectors, to a set of peers, when all have room. The other peers get its first
+  // vectors, as many as others says. It returns false if the call has failed.
   DEVICE bool push(const Call &c, Channel &ch, u32 i, u32 n, const Vec *same, u32 peers = ~0u, u32 others = 0) {
     const u32 t = ch.cur + i;
     if (!room(c, ch, t)) return false;
@@ -631,8 +631,8 @@ template <class M, int U, int N, bool Gather, bool Plain> struct Kernel {
     u32 peer = c.rank;
     for (u32 k = 1; k < ranks; k++) {
       peer = peer + 1 == ranks ? 0 : peer + 1;
-      const u32 some = peers >> peer & 1 ? n : others;
-      if (some != 0) fillSlot(c, ch, peer, slot(c, ch, t), some, v, key);
+      const u32 count = peers >> peer & 1 ? n : others;
+      if (count != 0) fillSlot(c, ch, peer, slot(c, ch, t), count, v, key);
     }
     return true;
   }
@@ -792,7 +792,8 @@ template <class M, int U, int N, bool Gather, bool Plain> struct Kernel {
   }
 
   // What more than two ranks do. A lane asks for what several peers have for it at once, and then looks at the
-  // answers: one after the other would take several times as long.
+  // answers: one after the other would take several times as long. It asks some peers, or a crowd of ranks that it may
+  // be one of.
   static const u32 some = 3, crowd = some + 1;
 
   // Many is what a warp has at hand of the tile that it pushes next and of the one after it.
@@ -893,15 +894,8 @@ template <class M, int U, int N, bool Gather, bool Plain> struct Kernel {
     return true;
   }
 
-  // takes is take for tiles of n vectors of several ranks at once. This rank, and ranks that are not there, have none.
-  template <u32 G> DEVICE bool takes(const Call &c, const Channel &ch, const u32 *who, u32 t, u32 n, Vec (*v)[U]) {
-    u32 each[G];
-#pragma unroll
-    for (u32 g = 0; g < G; g++) each[g] = n;
-    return takes<G>(c, ch, who, t, each, v);
-  }
-
-  // With lengths of their own, those of 0 vectors are none either.
+  // takes is take for tiles of several ranks at once, of n[g] vectors each. This rank, and ranks that are not there, have
+  // none.
   template <u32 G> DEVICE bool takes(const Call &c, const Channel &ch, const u32 *who, u32 t, const u32 *n, Vec (*v)[U]) {
     u32 keys[G], asked = 0, missing = 0;
     u64 slots[G];
@@ -953,7 +947,7 @@ template <class M, int U, int N, bool Gather, bool Plain> struct Kernel {
   }
 
   // gathered takes tile t of the call of the peers that have data for this rank, and keeps it as tile i of their parts.
-  // Of the others it takes some vectors.
+  // Of the others it takes as many vectors as greets says.
   template <class R> DEVICE bool gathered(const Call &c, const Channel &ch, const R &roles, u32 from, u32 i, u32 t) {
 #pragma unroll 1
     for (u32 first = 1; first < c.ranks; first += some) {
@@ -976,24 +970,23 @@ template <class M, int U, int N, bool Gather, bool Plain> struct Kernel {
   // combined takes tile t of the call of the peers that give operands, which is tile i of this rank's part, and
   // combines it with own, in the order of the ranks. A rank that gets no operands only takes.
   template <class R> DEVICE bool combined(const Call &c, const Channel &ch, const R &roles, u32 i, u32 t, Vec *own) {
-    const u32 group = crowd;
-    Vec sum[U], v[group][U];
+    Vec sum[U], v[crowd][U];
 #pragma unroll 1
-    for (u32 first = 0; first < c.ranks; first += group) {
-      u32 who[group], n[group];
+    for (u32 first = 0; first < c.ranks; first += crowd) {
+      u32 who[crowd], n[crowd];
 #pragma unroll
-      for (u32 k = 0; k < group; k++) {
+      for (u32 k = 0; k < crowd; k++) {
         who[k] = first + k;
         n[k] = roles.takes(who[k]) ? vecs(ch, i) : roles.greets(t);
       }
-      if (!takes<group>(c, ch, who, t, n, v)) return false;
+      if (!takes<crowd>(c, ch, who, t, n, v)) return false;
       if (!roles.owner) continue;
 #pragma unroll
-      for (u32 k = 0; k < group; k++)
+      for (u32 k = 0; k < crowd; k++)
         if (first + k == c.rank) copy(v[k], own);
       if (!Gather && c.op == Sum) {
 #pragma unroll
-        for (u32 k = 0; k < group; k++) {
+        for (u32 k = 0; k < crowd; k++) {
           if (first + k == 0) copy(sum, v[k]);
           else if (first + k < c.ranks) combineTile<M, U, Sum>(sum, v[k], false);
         }
@@ -1001,11 +994,11 @@ template <class M, int U, int N, bool Gather, bool Plain> struct Kernel {
       }
       // One place for the rest of the arithmetic keeps the kernel short.
 #pragma unroll 1
-      for (u32 r = first; r < first + group && r < c.ranks; r++) {
+      for (u32 r = first; r < first + crowd && r < c.ranks; r++) {
         if (r == roles.first()) copy(sum, v[0]);
         else if constexpr (!Gather) combine<M, U>(c.op, sum, v[0], false);
 #pragma unroll
-        for (u32 k = 1; k < group; k++) copy(v[k - 1], v[k]);
+        for (u32 k = 1; k < crowd; k++) copy(v[k - 1], v[k]);
       }
     }
     if (!roles.owner) return true;
@@ -1144,9 +1137,10 @@ template <class M, int U, int N, bool Gather, bool Plain> struct Kernel {
   // hears takes one vector of tile 0 from those of a set of peers that are among some ranks from first on. Who says
   // which they are.
   DEVICE bool hears(const Call &c, const Channel &ch, u32 peers, u32 first, u32 *who, Vec (*v)[U]) {
+    u32 n[crowd];
 #pragma unroll
-    for (u32 k = 0; k < crowd; k++) who[k] = peers >> (first + k) & 1 ? first + k : c.rank;
-    return takes<crowd>(c, ch, who, 0, 1, v);
+    for (u32 k = 0; k < crowd; k++) who[k] = peers >> (first + k) & 1 ? first + k : c.rank, n[k] = 1;
+    return takes<crowd>(c, ch, who, 0, n, v);
   }
 
   // there reports that no peer has failed, before tile i is written to them. It looks every so many tiles, and when
@@ -1428,21 +1422,21 @@ template <int U, int N> struct Mover {
     longest = m.c.part;
     open = m.open != 0;
     if (!all(ok)) return false;
-    const u32 at_once = N == 2 ? 1 : K::crowd;
+    const u32 atOnce = N == 2 ? 1 : K::crowd;
 #pragma unroll 1
-    for (u32 first = 0; first < ranks; first += at_once) {
-      u32 who[at_once];
-      Vec v[at_once][U];
+    for (u32 first = 0; first < ranks; first += atOnce) {
+      u32 who[atOnce], n[atOnce];
+      Vec v[atOnce][U];
       if constexpr (N == 2) {
         if ((who[0] = first) == m.c.rank) continue;
         ok = K::take(m.c, ch, first, 0, v[0]);
       } else {
 #pragma unroll
-        for (u32 k = 0; k < at_once; k++) who[k] = first + k < ranks ? first + k : m.c.rank;
-        ok = K::template takes<K::crowd>(m.c, ch, who, 0, 2, v);
+        for (u32 k = 0; k < atOnce; k++) who[k] = first + k < ranks ? first + k : m.c.rank, n[k] = 2;
+        ok = K::template takes<K::crowd>(m.c, ch, who, 0, n, v);
       }
 #pragma unroll
-      for (u32 k = 0; k < at_once; k++) {
+      for (u32 k = 0; k < atOnce; k++) {
         if (who[k] == m.c.rank) continue;
         const u32 peer = who[k];
         if (ok && ch.lane == 0 && ((u64)v[k][0].y << 32 | v[k][0].x) != m.take[peer].bytes) {

@@ -10,6 +10,12 @@ func ShareDevices(o Options) Options {
 	return o
 }
 
+// RootReduces returns options with which the root of a reduce combines a part up to so many bytes.
+func RootReduces(o Options, bytes int) Options {
+	o.rootReduces = bytes
+	return o
+}
+
 // Straight returns options with which spans of so many bytes go straight to where they are to be.
 func Straight(o Options, bytes int) Options {
 	o.straight = bytes

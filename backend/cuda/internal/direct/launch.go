@@ -197,6 +197,7 @@ type Options struct {
 
 	shareDevices bool // tests have more ranks than devices, and few blocks
 	straight     int  // for tests: StraightBytes, 0 means the usual
+	rootReduces  int  // for tests: rootReducesUpTo, 0 means the usual
 }
 
 // Form is how a call is done. All ranks need the same. The bits do not depend on it.
@@ -551,6 +552,9 @@ func New(w *window.Window, o Options) (_ *Comm, err error) {
 	}
 	if o.straight == 0 {
 		o.straight = StraightBytes
+	}
+	if o.rootReduces == 0 {
+		o.rootReduces = rootReducesUpTo
 	}
 	channels, depth := w.Shape()
 	c := &Comm{w: w, o: o, rank: rank, ranks: ranks, channels: channels, shape: ShapeOf, functions: make(map[tensor.DType]forms)}

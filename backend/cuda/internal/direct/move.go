@@ -250,7 +250,7 @@ func (c *Comm) Reduce(s Launcher, dst, src driver.Ptr, n int, d tensor.DType, op
 	defer c.mu.Unlock()
 	all, to := everyone(c.ranks), uint32(1)<<root
 	if c.rootedShots(bytes, form) {
-		return c.bothShots(s, dst, src, bytes, r, roles{givers: all, owners: reducers(bytes, all, to), takers: to}, c.functions[d], form)
+		return c.bothShots(s, dst, src, bytes, r, roles{givers: all, owners: c.reducers(bytes, all, to), takers: to}, c.functions[d], form)
 	}
 	x := step{dst: dst, src: src, part: bytes, srcBytes: bytes, dstBytes: bytes, srcRange: bytes, dstRange: bytes, r: r, f: f, blocks: form.Blocks}
 	x.roles = roles{givers: all, owners: to, takers: to}
@@ -261,17 +261,17 @@ func (c *Comm) Reduce(s Launcher, dst, src driver.Ptr, n int, d tensor.DType, op
 	return c.enqueue(s, x)
 }
 
-// reducers are the ranks that combine a part each in a reduce of two shots. A long one is limited by the link to the
-// root, which gets all results, so only the others do.
-func reducers(bytes int, all, root uint32) uint32 {
-	if bytes <= everyoneReduces {
+// reducers returns the ranks that combine a part each in a reduce of two shots. The root gets all results, and its link
+// limits a long reduce. So only the others combine there.
+func (c *Comm) reducers(bytes int, all, root uint32) uint32 {
+	if bytes <= c.o.rootReduces {
 		return all
 	}
 	return all &^ root
 }
 
-// everyoneReduces is up to how many bytes the root of a reduce has a part too.
-const everyoneReduces = 4 << 20
+// rootReducesUpTo is up to how many bytes the root of a reduce combines a part too.
+const rootReducesUpTo = 4 << 20
 
 // Barrier waits on the device until all ranks' barriers have begun.
 func (c *Comm) Barrier(s Launcher) error {

@@ -52,7 +52,7 @@ func simulated(ranks int) setup {
 	return setup{
 		ranks: ranks, most: 3000, rounds: 12,
 		window: window.Options{Channels: 3, Depth: 8},
-		direct: direct.Straight(direct.Options{Limit: 20 * time.Second}, 1),
+		direct: direct.RootReduces(direct.Straight(direct.Options{Limit: 20 * time.Second}, 1), 500),
 	}
 }
 

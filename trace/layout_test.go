@@ -7,7 +7,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// TestLayout holds that what each call needs of a recorder, of a group and of an entry lies in cache lines of its own.
+// TestLayout: what each call needs of a recorder is in one cache line, and nothing else is. The same holds for a group.
 func TestLayout(t *testing.T) {
 	if unsafe.Sizeof(uintptr(0)) != 8 {
 		t.Skip("lines are laid out for 64-bit systems")

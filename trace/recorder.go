@@ -266,8 +266,8 @@ type Recorder struct {
 	groups []*Group
 	joined int // groups, ever
 
-	// Each call needs these. They have a cache line of their own, on 64-bit systems: ranks of one process would otherwise
-	// slow each other, and after a large collective each line comes from memory.
+	// Each call needs these. On 64-bit systems they have a cache line of their own. Ranks of one process would otherwise
+	// slow each other. After a large collective each line comes from memory, so one is better than three.
 	lock     sync.Mutex
 	next     uint32 // place in entries
 	stacked  bool   // there are stacks
@@ -464,7 +464,7 @@ func (c *Call) vacate() {
 }
 
 // enter takes a place of the ring for an operation, and returns it plus 1. It returns 0 if there is none. Over reports
-// that the operation has succeeded. It keeps the place then only as long as there are observers to be told.
+// that the operation has succeeded. Then the place is pending only if there are observers, until they have been told.
 func (c *Call) enter(w *work.Work) (place int, over bool) {
 	g := c.group
 	r := g.recorder
@@ -561,8 +561,8 @@ func (c *Call) Issued(w *work.Work, err error) (*work.Work, error) {
 	return w, nil
 }
 
-// tell tells the observers of an operation that the backend has, and of its end if it is over. Else they hear of that
-// later. They do so too if one of them panics.
+// tell tells the observers of an operation that the backend has. It also tells them of the end if the operation is over;
+// else they hear of it later. They hear of it even if one of them panics.
 func (c *Call) tell(w *work.Work, over bool) {
 	r := c.group.recorder
 	if over {

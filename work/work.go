@@ -251,7 +251,7 @@ func (w *Work) times() (began, ended time.Duration) {
 }
 
 // Succeeded returns what an Observer is told of an operation that has succeeded, and false if it has not. It asks no
-// backend. Package pg calls it: it costs less than Observe.
+// backend. Package trace calls it, because it costs less than Observe.
 func (w *Work) Succeeded() (seq uint64, began, ended time.Duration, ok bool) {
 	if w.state.Load() != succeeded {
 		return 0, 0, 0, false

@@ -166,6 +166,43 @@ type unclosed struct{ store.Store }
 
 func (unclosed) Close() error { return nil }
 
+// TestWillsOfNeighbours: a store that another one has come after is missed, whatever happens next.
+func TestWillsOfNeighbours(t *testing.T) {
+	srv := plainServer(t)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	open := func(t *testing.T, prefix string) *Store {
+		s := connect(t, "redis://"+srv.addr, Options{Prefix: prefix})
+		require.NoError(t, s.SetWill(t.Context(), "unused", nil, nil))
+		return s
+	}
+	t.Run("gone at once", func(t *testing.T) {
+		for range 5 {
+			prefix := freshPrefix()
+			first := open(t, prefix)
+			require.NoError(t, first.SetWill(t.Context(), "gone", nil, []byte("first")))
+			second := open(t, prefix)
+			require.NoError(t, first.Close())
+			require.NoError(t, second.Wait(ctx, "gone"))
+			require.NoError(t, second.Close())
+		}
+	})
+	t.Run("gone while others come", func(t *testing.T) {
+		prefix := freshPrefix()
+		first := open(t, prefix)
+		require.NoError(t, first.SetWill(t.Context(), "gone", nil, []byte("first")))
+		var others []*Store
+		for range neighbours {
+			others = append(others, open(t, prefix))
+		}
+		require.NoError(t, first.Close())
+		for range neighbours { // the first is no neighbour of others now
+			open(t, prefix)
+		}
+		require.NoError(t, others[0].Wait(ctx, "gone"))
+	})
+}
+
 func TestLocalAddr(t *testing.T) {
 	srv := startServer(t, "--port", "PORT")
 	s := connect(t, "redis://"+srv.addr, Options{})

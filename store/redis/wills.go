@@ -29,6 +29,10 @@ import (
 //
 // A store carries out only the wills of stores that came later or that it has seen listen. Others
 // may be from an earlier run that ended as a whole. It removes them.
+//
+// A store may die while others come that look at it from then on. A store looks before it becomes a
+// member, and thus knows who is alive. When new members take over a neighbour, the old ones look at
+// it until they see it listen once more.
 
 const (
 	// lookPause is the time between two looks at the neighbours. A death is noticed after silences
@@ -144,10 +148,15 @@ func (s *Store) listen(ctx context.Context) error {
 		sub.Close()
 		return store.ErrClosed
 	}
+	all := make(map[string]*neighbour)
+	if _, err := s.lookOnce(ctx, m.name, number, all); err != nil {
+		sub.Close()
+		return err
+	}
 	m.sub = sub
 	var looking context.Context
 	looking, m.stop = context.WithCancel(context.Background())
-	m.watching.Go(func() { s.look(looking, m.name, number) })
+	m.watching.Go(func() { s.look(looking, m.name, number, all) })
 	return nil
 }
 
@@ -176,55 +185,60 @@ type neighbour struct {
 
 // look looks at the neighbours until ctx ends. It ignores errors: if the server is gone, the
 // store's calls fail.
-func (s *Store) look(ctx context.Context, own string, number int64) {
-	all := make(map[string]*neighbour)
+func (s *Store) look(ctx context.Context, own string, number int64, all map[string]*neighbour) {
 	t := time.NewTicker(lookPause)
 	defer t.Stop()
 	for {
-		limited, cancel := context.WithTimeout(ctx, lookLimit)
-		_ = s.lookOnce(limited, own, number, all)
-		cancel()
 		select {
 		case <-ctx.Done():
 			return
 		case <-t.C:
 		}
+		limited, cancel := context.WithTimeout(ctx, lookLimit)
+		if heard, err := s.lookOnce(limited, own, number, all); err == nil && !heard {
+			_ = s.listenAgain(limited, own)
+		}
+		cancel()
 	}
 }
 
-func (s *Store) lookOnce(ctx context.Context, own string, number int64, all map[string]*neighbour) error {
+// lookOnce looks at the neighbours and updates all, the result of earlier looks. It reports whether
+// this store itself is listening. If it is not, the server was away or the connection, and perhaps
+// the others' too: then the look says nothing about them.
+func (s *Store) lookOnce(ctx context.Context, own string, number int64, all map[string]*neighbour) (heard bool, err error) {
 	var later, first *redis.StringSliceCmd
 	at := strconv.FormatInt(number, 10)
-	_, err := s.client.Pipelined(ctx, func(p redis.Pipeliner) error {
+	_, err = s.client.Pipelined(ctx, func(p redis.Pipeliner) error {
 		later = p.ZRangeByScore(ctx, s.mourners(), &redis.ZRangeBy{Min: "(" + at, Max: "+inf", Count: neighbours})
 		first = p.ZRangeByScore(ctx, s.mourners(), &redis.ZRangeBy{Min: "-inf", Max: "(" + at, Count: neighbours})
 		return nil
 	})
 	if err != nil {
-		return err
+		return false, err
 	}
-	names := append(later.Val(), first.Val()...)
-	names = names[:min(len(names), neighbours)]
+	nearest := append(later.Val(), first.Val()...)
+	nearest = nearest[:min(len(nearest), neighbours)]
+	for i, name := range nearest {
+		if all[name] == nil {
+			all[name] = &neighbour{known: i < len(later.Val())}
+		}
+	}
+	names := slices.Collect(maps.Keys(all))
 	channels := []string{s.wills(own)}
-	for _, n := range names {
-		channels = append(channels, s.wills(n))
+	for _, name := range names {
+		channels = append(channels, s.wills(name))
 	}
 	listening, err := s.client.PubSubNumSub(ctx, channels...).Result()
-	if err != nil {
-		return err
+	if err != nil || listening[channels[0]] == 0 {
+		return false, err
 	}
-	if listening[channels[0]] == 0 {
-		return s.listenAgain(ctx, own) // the server was away, or the connection: perhaps the others' too
-	}
-	maps.DeleteFunc(all, func(name string, _ *neighbour) bool { return !slices.Contains(names, name) })
 	for i, name := range names {
 		n := all[name]
-		if n == nil {
-			n = &neighbour{known: i < len(later.Val())}
-			all[name] = n
-		}
 		if listening[channels[1+i]] > 0 {
 			n.known, n.silent = true, 0
+			if !slices.Contains(nearest, name) {
+				delete(all, name)
+			}
 			continue
 		}
 		n.silent++
@@ -232,11 +246,11 @@ func (s *Store) lookOnce(ctx context.Context, own string, number int64, all map[
 			continue
 		}
 		if err := s.carryOut(ctx, name, n.known); err != nil {
-			return err
+			return true, err
 		}
 		delete(all, name)
 	}
-	return nil
+	return true, nil
 }
 
 // listenAgain replaces a connection that has ended.

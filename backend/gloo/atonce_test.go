@@ -46,7 +46,7 @@ func TestGivesAtOnce(t *testing.T) {
 			if !bs[0].InTurn() {
 				t.Skip("the ranks do not share memory")
 			}
-			const free = 2 // slots
+			const free = 14 // slots
 			var given []*work.Work
 			for i := range free + 1 {
 				w, err := c.call(bs[0], vec(7))

@@ -14,7 +14,7 @@ func (g *Group) start(h header, stop func() error) error {
 		return err
 	}
 	h.history = g.history
-	g.op, g.stop, g.beside = h, stop, g.fitsBeside(&h)
+	g.op, g.stop, g.room = h, stop, g.roomFor(&h)
 	return nil
 }
 
@@ -60,16 +60,28 @@ func (g *Group) markPublished(p uint32) {
 	g.announce(g.self.slots[p%depth].in, p+1)
 }
 
-// reserve waits until no rank reads piece p-depth, which p replaces: until all ranks have
-// published p-depth+2.
+// free returns how many pieces all ranks must have published before piece p may be written to such
+// a place: then no rank reads what was there.
+func (r room) free(p uint32) uint32 {
+	if r == large {
+		return p - largeDepth + 3
+	}
+	return p - depth + 3
+}
+
+// reserve waits until no rank reads the piece that p replaces. For a small piece it waits until several
+// are free. So it does not wait in each call if the others are slower.
 //
 // A rank that only sends, as the root of a broadcast, waits nowhere else. So reserve also
-// compares the calls that the others published piece p-depth+2 with. Their headers stay until
-// this rank has published p.
+// compares the calls that the others published the last of these pieces with. A rank may be writing
+// its next piece to that slot. Only what compare says counts.
 func (g *Group) reserve(p uint32) error {
-	need := p - depth + 3
+	need := g.room.free(p)
 	if int32(g.seen-need) >= 0 {
 		return nil
+	}
+	if g.room != large {
+		need = p - depth/2
 	}
 	for r := range g.segs {
 		if r != g.rank {
@@ -78,7 +90,9 @@ func (g *Group) reserve(p uint32) error {
 				return err
 			}
 			if s.op.isOf(need-1) && s.op.history != g.past[(need-1)%depth] {
-				return g.mismatch(r, *s.op, g.op)
+				if err := g.compare(r, g.number); err != nil {
+					return g.giveUp(&RankError{Rank: r, Err: err})
+				}
 			}
 		}
 	}
@@ -102,26 +116,55 @@ func (g *Group) waitPiece(r int, p uint32) ([]byte, error) {
 
 // staged returns where a rank stages piece p of this call.
 func (g *Group) staged(s *segment, p uint32) []byte {
-	if g.beside {
-		return s.slots[p%depth].beside[:]
+	switch slot := &s.slots[p%depth]; g.room {
+	case beside:
+		return slot.beside[:]
+	case small:
+		return slot.small
+	default:
+		return slot.large
 	}
-	return s.slots[p%depth].data
 }
 
 // besideBytes is how much there is room for beside a header. So one cache line brings a piece
 // of that size.
 const besideBytes = 32
 
-// fitsBeside reports whether the one piece of a call fits beside its header. In the other
-// collectives it has several blocks.
-func (g *Group) fitsBeside(h *header) bool {
+// roomFor returns where the pieces of a call lie. Only collectives with a root have small pieces,
+// because in the others no rank can run ahead. A call whose pieces are not large has one piece.
+func (g *Group) roomFor(h *header) room {
+	n := h.bytes
 	switch h.kind {
+	case opBarrier:
+		return beside
 	case opAllReduce, opReduce:
-		return h.bytes <= min(besideBytes, uint64(g.oneShot))
+		if n > uint64(g.oneShot) {
+			return large
+		}
+	case opScatter:
+		n = uint64(g.size * g.blockRoom(int(min(n, smallBytes))))
 	case opBroadcast, opAllGather, opGather:
-		return h.bytes <= besideBytes
+	default:
+		return large
 	}
-	return false
+	switch {
+	case n <= besideBytes:
+		return beside
+	case n <= smallBytes && h.kind != opAllReduce && h.kind != opAllGather:
+		return small
+	}
+	return large
+}
+
+// blockRoom returns how much room a block of n bytes takes in a slot with a block for each rank.
+func (g *Group) blockRoom(n int) int {
+	if n*g.size <= besideBytes {
+		return max(n, 1)
+	}
+	if up := (n + 63) &^ 63; up*g.size <= smallBytes {
+		return up
+	}
+	return g.blockPiece()
 }
 
 // allPublished notes that every rank has published piece p.
@@ -369,7 +412,7 @@ func (g *Group) reduceShares(buf []byte, root int) error {
 		func(k int, p uint32) error {
 			b := cut(buf, k, piece)
 			lo, hi := share(len(b), g.rank, g.size, u)
-			shared := g.segs[0].slots[p%depth].data
+			shared := g.segs[0].slots[p%depth].large
 			acc := shared[lo:hi]
 			if inPlace {
 				acc = b[lo:hi]
@@ -716,7 +759,7 @@ func (g *Group) scatter(out []byte, in blocks, root int, stop func() error) erro
 			return err
 		}
 	}
-	piece := g.blockPiece()
+	piece := g.blockRoom(n)
 	if g.rank == root {
 		copyTo(out, in.at(root, n))
 		if g.size == 1 {

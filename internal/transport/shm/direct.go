@@ -156,7 +156,11 @@ func reaches(limit int64, n int) bool { return limit >= 0 && n > 0 && int64(n) >
 // memory and for memory of Alloc. Below the first limit they expose only the latter.
 func (g *Group) exposes(any, mapped int64, n int) bool {
 	g.exposeAny = reaches(any, n)
-	return g.exposeAny || g.allocated && reaches(mapped, n)
+	if !g.exposeAny && !(g.allocated && reaches(mapped, n)) {
+		return false
+	}
+	g.room = large // also if ranks stage the call after all
+	return true
 }
 
 // ErrUnreadable ends an operation that has to read the memory of a rank and cannot. Most likely
@@ -676,9 +680,9 @@ func (g *Group) exposeBlocks(in blocks, n, short int) (p uint32, ok bool, err er
 			at = g.readableAddress(b)
 			ok = ok && at != 0
 		}
-		*word64(s.data, 8*r) = at
+		*word64(s.large, 8*r) = at
 	}
-	*word64(s.data, 8*g.size) = yesOrNo(ok)
+	*word64(s.large, 8*g.size) = yesOrNo(ok)
 	g.publish(p)
 	return p, ok, nil
 }
@@ -942,7 +946,7 @@ func (g *Group) reduceSection(out, in []byte, off, root int) error {
 	}
 	s := &g.self.slots[p%depth]
 	lo, hi := share(len(in), g.rank, g.size, u)
-	dst := s.data[:hi-lo]
+	dst := s.large[:hi-lo]
 	if g.rank == root {
 		dst = out[lo:hi]
 	}

@@ -33,15 +33,16 @@
 // Otherwise rank 0 writes a random number that the others must find, and every rank
 // writes a word of its own. Join succeeds once every rank has seen all these words.
 //
-// Each rank has a segment: four slots for pieces of its data, and the words that
-// others wait for. Each word has one writer and a cache line of its own.
+// Each rank has a segment: 16 slots for small pieces of its data, four places for large ones, and the
+// words that others wait for. Each word has one writer and a cache line of its own.
 //
 // # The protocol
 //
 // A collective is a sequence of pieces, which are numbered through the life of the
-// group. Piece p goes to slot p modulo 4. For each piece, a rank
+// group. Piece p has slot p modulo 16. If it is large, its data lie in place p modulo 4.
+// For each piece, a rank
 //
-//   - waits until no rank needs the slot's old contents, which it usually knows
+//   - waits until no rank needs the old contents, which it usually knows
 //     already: a rank that has published piece p is done with those before p-1;
 //   - copies its data into the slot, with a header that says which call it is;
 //   - publishes the piece: it stores p+1 in the slot's first word;
@@ -49,11 +50,13 @@
 //
 // The header has the collective, its size and root, and a digest of all operations
 // of the rank so far ([Group.Enter], [Group.Begin]). Other ranks compare it before
-// they take the data. A rank that only sends compares it two pieces later, when it
-// waits for a free slot. A piece of up to 32 bytes lies beside its header, in the cache line of the
-// slot's first word, so one line brings it. Each rank also keeps a list of its latest 64 operations in
-// its segment. The others read it to say how the ranks disagree, during long waits,
-// and before they close ([Group.CompareCalls]).
+// they take the data. A rank that only sends compares it when it waits for a free slot.
+// Each rank also keeps a list of its latest 64 operations in its segment. The others read it to say
+// how the ranks disagree, during long waits, and before they close ([Group.CompareCalls]).
+//
+// A piece of up to 32 bytes lies beside its header, in the cache line of the slot's first word, so
+// one line brings it. Behind that line is room for a small piece: one of up to 8 KiB that goes to a
+// root or comes from it. A rank that only sends such pieces can be 14 calls ahead of the others.
 //
 // A rank publishes piece p+1 before it takes piece p, so that no rank runs out of
 // work. Pieces fit in the CPU cache. Only the ranks' buffers go through memory.

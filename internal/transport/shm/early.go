@@ -24,11 +24,17 @@ func (g *Group) setEarly() {
 // Ready reports whether this rank need not wait in the next collective. The rank only sends there: it is
 // the root of a broadcast or a scatter, or it is not the root of a reduce or a gather. It sends n bytes to
 // each rank that receives any, and needs a free slot for them. A rank of a group that has failed may wait for the reason.
-func (g *Group) Ready(n int) bool { return n <= g.early && g.refusal() == nil && g.slotFree() }
+func (g *Group) Ready(n int) bool {
+	at := small
+	if n*g.size > smallBytes {
+		at = large
+	}
+	return n <= g.early && g.refusal() == nil && g.isFree(at)
+}
 
-// slotFree reports whether reserve need not wait for the next slot.
-func (g *Group) slotFree() bool {
-	need := g.next - depth + 3 // see reserve
+// isFree reports whether reserve need not wait for the next piece.
+func (g *Group) isFree(at room) bool {
+	need := at.free(g.next)
 	if int32(g.seen-need) >= 0 {
 		return true
 	}
@@ -56,7 +62,7 @@ func (g *Group) PostAllGather(in []byte) (arrived bool) {
 func (g *Group) PostBarrier() (arrived bool) { return g.post(header{kind: opBarrier}, nil) }
 
 func (g *Group) post(h header, data []byte) (arrived bool) {
-	if g.size == 1 || len(data) > g.early || !g.slotFree() || g.start(h, nil) != nil {
+	if g.size == 1 || len(data) > g.early || !g.isFree(g.roomFor(&h)) || g.start(h, nil) != nil {
 		return false
 	}
 	p := g.next

@@ -2,11 +2,89 @@ package shm_test
 
 import (
 	"fmt"
+	"math/rand/v2"
 	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
 
 	"github.com/c10d-go/c10d/internal/transport/shm"
-	"github.com/stretchr/testify/require"
 )
+
+// TestRunAhead: a rank that only sends small data may be 14 calls ahead, and two with large data.
+func TestRunAhead(t *testing.T) {
+	for n, calls := range map[int]int{4: 14, 4 << 10: 14, 8<<10 + 1: 2} {
+		t.Run(fmt.Sprint(n), func(t *testing.T) {
+			gs := join(t, 2, shm.Options{})
+			for call := range calls {
+				if n <= 4<<10 {
+					require.True(t, gs[0].Ready(n), "call %d", call)
+				}
+				require.NoError(t, gs[0].Gather(nil, make([]byte, n), 1, func() error { return fmt.Errorf("call %d waits", call) }))
+			}
+			require.False(t, gs[0].Ready(n))
+			for range calls {
+				require.NoError(t, gs[1].Gather(make([]byte, 2*n), make([]byte, n), 1, late()))
+			}
+			require.NoError(t, gs[0].Gather(nil, make([]byte, n), 1, late()))
+		})
+	}
+}
+
+// TestRunAheadOfEachOther has ranks that send to a root, and look at each other only to find out how
+// far they are.
+func TestRunAheadOfEachOther(t *testing.T) {
+	gs := join(t, 4, shm.Options{})
+	each(t, gs, func(g *shm.Group) error {
+		c, in, stop := called(g), make([]byte, 4), late()
+		var out []byte
+		if g.Rank() == 0 {
+			out = make([]byte, 4)
+		}
+		for no := range 20000 {
+			c.begin(uint64(no))
+			if err := g.Reduce(out, in, 0, by(1, mix(1)), stop); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+}
+
+// TestRunAheadRandomly has ranks that are often many calls apart.
+func TestRunAheadRandomly(t *testing.T) {
+	seed := rand.Uint64()
+	t.Logf("seed %d", seed)
+	for _, p := range []int{2, 4} {
+		t.Run(fmt.Sprint(p, " ranks"), func(t *testing.T) {
+			gs := join(t, p, shm.Options{})
+			for _, g := range gs {
+				g.StartAt(1<<32 - 500)
+			}
+			each(t, gs, func(g *shm.Group) error {
+				c := called(g)
+				rng, skew := rand.New(rand.NewPCG(seed, uint64(p))), rand.New(rand.NewPCG(seed, uint64(g.Rank())))
+				root := 0
+				for no := range 1000 {
+					op := []string{"reduce", "gather", "scatter", "broadcast"}[rng.IntN(4)]
+					n := []int{1, 8, 9, 1 << 10, 2 << 10, 2<<10 + 1, 8 << 10}[rng.IntN(7)] * 4
+					if rng.IntN(100) == 0 {
+						root = rng.IntN(p)
+					}
+					if skew.IntN(100) == 0 {
+						time.Sleep(time.Duration(skew.IntN(200)) * time.Microsecond)
+					}
+					c.begin(uint64(no))
+					if err := call(g, op, seed, no, n, 4, root, false); err != nil {
+						g.Abort(err)
+						return err
+					}
+				}
+				return nil
+			})
+		})
+	}
+}
 
 // TestPost: a rank that posts its part lets the others end, and need not wait itself once all have
 // posted or called.
@@ -54,11 +132,11 @@ func TestPostWaitsForNobody(t *testing.T) {
 		require.False(t, gs[0].PostAllReduce(nil, 1))
 		require.False(t, gs[0].PostAllGather(nil))
 	}
-	for range 2 { // slots
+	for range 14 { // slots
 		require.NoError(t, gs[0].Gather(nil, long, 1, late()))
 	}
 	require.False(t, gs[0].PostBarrier(), "no slot is free")
-	for range 2 {
+	for range 14 {
 		require.NoError(t, gs[1].Gather(make([]byte, 2*len(long)), long, 1, late()))
 	}
 	each(t, gs, func(g *shm.Group) error { return g.Barrier(late()) })

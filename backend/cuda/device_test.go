@@ -1,6 +1,7 @@
 package cuda_test
 
 import (
+	"context"
 	"bytes"
 	"errors"
 	"fmt"
@@ -392,6 +393,7 @@ func (x *rank) warm(r int) (*bucket, error) {
 
 // withoutCall is without for ranks that close together, as those of a ring do.
 func withoutCall(t *testing.T, s setup, m sim.Call, run func(*world) error) error {
+	s.limit = patience / 3
 	w := newWorld(t, s)
 	w.m.Skip(func(o sim.Call) bool { return o.Stream == m.Stream && o.Name == m.Name && o.K == m.K })
 	err := run(w)
@@ -400,7 +402,10 @@ func withoutCall(t *testing.T, s setup, m sim.Call, run func(*world) error) erro
 	for _, x := range w.ranks {
 		require.NoError(t, x.cpu.Close())
 	}
-	require.NoError(t, w.m.Settle(w.ctx), "%v", m)
+	// An event that passes too early can leave a kernel waiting for all of w's time.
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	require.NoError(t, w.m.Settle(ctx), "%v", m)
 	for _, x := range w.ranks {
 		x.free()
 	}

@@ -80,6 +80,7 @@ type setup struct {
 	options cuda.Options
 	native  bool // the host's part goes over gloo's native wire
 	timeout time.Duration
+	limit   time.Duration                // of the world's context; 0 means patience, or timeout if that is longer
 	vary    func(o *cuda.Options, r int) // what differs from rank to rank; nil if nothing
 
 	// sent, if not nil, is called with each message of the fabric.
@@ -95,7 +96,11 @@ func newWorld(tb testing.TB, s setup) *world {
 	s.sim.Devices = max(s.sim.Devices, 1)
 	m, err := sim.New(s.sim)
 	require.NoError(tb, err)
-	ctx, cancel := context.WithTimeout(context.Background(), max(patience, s.timeout))
+	limit := s.limit
+	if limit == 0 {
+		limit = max(patience, s.timeout)
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), limit)
 	tb.Cleanup(cancel)
 	w := &world{TB: tb, ctx: ctx, m: m, fabric: mem.NewFabric()}
 	if s.sent != nil {

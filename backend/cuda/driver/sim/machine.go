@@ -8,6 +8,7 @@ import (
 	"maps"
 	"os"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -301,11 +302,30 @@ func (m *Machine) settle(ctx context.Context, only *Driver) error {
 		}
 		select {
 		case <-ctx.Done():
-			return fmt.Errorf("sim: operations still run: %w", context.Cause(ctx))
+			return fmt.Errorf("sim: operations still run: %w: %s", context.Cause(ctx), running(all))
 		case <-time.After(pause):
 			pause = min(2*pause, 2*time.Millisecond)
 		}
 	}
+}
+
+// running describes where the streams are that have operations left.
+func running(processes []*Driver) string {
+	var at []string
+	for _, d := range processes {
+		d.mu.Lock()
+		for s := range d.streams {
+			done := s.done.Load()
+			if b := s.blocked.Load(); b != nil {
+				at = append(at, b.describe(s))
+			} else if n := s.enq.Load(); done != n {
+				at = append(at, fmt.Sprintf("stream %s runs operation %d of %d", s.ag.name, done+1, n))
+			}
+		}
+		d.mu.Unlock()
+	}
+	slices.Sort(at)
+	return strings.Join(at, "; ")
 }
 
 // scan looks once whether all streams are idle, or all that are not are stuck.

@@ -46,7 +46,8 @@
 // A store with a will (SetWill) holds one more connection, which listens to a channel. The stores
 // with wills ask the server every 150 ms whether the next three of them still listen. About half a
 // second after a process has died, one of the others carries out its wills. Nobody does so in two
-// cases: no other store had a will, or only stores that came after the death look. Without the permission for SUBSCRIBE there are no wills.
+// cases: no other store had a will, or only stores that came after the death look. Without the
+// permissions for SUBSCRIBE and PUBSUB there are no wills.
 //
 // # Requirements
 //

@@ -203,6 +203,18 @@ func TestWillsOfNeighbours(t *testing.T) {
 	})
 }
 
+// TestWillsNotPermitted: a user may lack the permission for what wills need.
+func TestWillsNotPermitted(t *testing.T) {
+	srv := plainServer(t)
+	admin := connect(t, "redis://"+srv.addr, Options{})
+	for _, command := range []string{"subscribe", "pubsub"} {
+		require.NoError(t, admin.client.Do(t.Context(), "ACL", "SETUSER", "no-"+command, "on", ">pass", "~*", "&*", "+@all", "-"+command).Err())
+		s := connect(t, "redis://no-"+command+":pass@"+srv.addr, Options{Prefix: freshPrefix()})
+		require.ErrorIs(t, s.SetWill(t.Context(), "k", nil, []byte("v")), errors.ErrUnsupported, command)
+		require.NoError(t, s.Set(t.Context(), "k", nil))
+	}
+}
+
 func TestLocalAddr(t *testing.T) {
 	srv := startServer(t, "--port", "PORT")
 	s := connect(t, "redis://"+srv.addr, Options{})

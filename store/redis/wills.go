@@ -70,7 +70,7 @@ func (s *Store) wills(name string) string { return s.prefix + "w " + name }
 // SetWill leaves a CompareSet for the time when this store is closed or its process has ended.
 // Another store of the prefix that has a will carries it out, after about half a second. If no
 // other store has one, nobody does. The error matches errors.ErrUnsupported if
-// the server does not permit SUBSCRIBE. See store.Willer.
+// the server does not permit SUBSCRIBE or PUBSUB. See store.Willer.
 func (s *Store) SetWill(ctx context.Context, key string, expected, desired []byte) error {
 	text := append(strconv.AppendInt(nil, int64(len(expected)), 10), ' ')
 	text = append(append(text, expected...), desired...)
@@ -139,10 +139,7 @@ func (s *Store) listen(ctx context.Context) error {
 	sub := s.client.Subscribe(ctx, s.wills(m.name))
 	if _, err := sub.Receive(ctx); err != nil {
 		sub.Close()
-		if redis.HasErrorPrefix(err, "NOPERM") || redis.HasErrorPrefix(err, "ERR unknown command") {
-			err = fmt.Errorf("%w: %w", errors.ErrUnsupported, err)
-		}
-		return err
+		return asUnsupported(err)
 	}
 	if s.isClosed() {
 		sub.Close()
@@ -151,13 +148,21 @@ func (s *Store) listen(ctx context.Context) error {
 	all := make(map[string]*neighbour)
 	if _, err := s.lookOnce(ctx, m.name, number, all); err != nil {
 		sub.Close()
-		return err
+		return asUnsupported(err)
 	}
 	m.sub = sub
 	var looking context.Context
 	looking, m.stop = context.WithCancel(context.Background())
 	m.watching.Go(func() { s.look(looking, m.name, number, all) })
 	return nil
+}
+
+// asUnsupported returns err, which matches errors.ErrUnsupported if the server lacks or forbids the command.
+func asUnsupported(err error) error {
+	if redis.HasErrorPrefix(err, "NOPERM") || redis.HasErrorPrefix(err, "ERR unknown command") {
+		return fmt.Errorf("%w: %w", errors.ErrUnsupported, err)
+	}
+	return err
 }
 
 // end stops listening and looking. m.mu is held.

@@ -1,6 +1,6 @@
-// Package backend is what lies between a process group and the engines that do
-// its work: the operations with their options, the operators of reductions, and
-// the registries through which a group finds an engine.
+// Package backend lies between a process group and the engines that do its work. It has
+// the operations with their options, the operators of reductions, and the registries
+// where a group finds an engine.
 //
 // # Backends
 //
@@ -32,18 +32,16 @@
 //
 // # Works of an all-reduce
 //
-// How an all-reduce is done depends on where its tensors are and how they are
-// laid out: dense in CPU memory, dense on a device that peers can reach, dense on
-// one that they cannot, sparse. Each way is a work. The backends hold their own works; a program adds
+// How an all-reduce is done depends on its tensors. They are sparse, or dense and lie in CPU
+// memory, on a device that peers can reach, or on one that they cannot. Each way is a work. The backends hold their own works; a program adds
 // others with RegisterAllReduce, as an AllReduceWork with a device type, a layout and a priority. The
 // work of the highest priority that can do a call does it. This is the registry of works that
 // PyTorch's gloo backend has, with room for device types that somebody else brings.
 //
 // # Calls and their errors
 //
-// A call that is wrong (a shape, a dtype, a root, an operator without a meaning
-// for the dtype) is refused at once with an *ArgumentError: nothing was sent, no
-// byte changed and no sequence number was used. PyTorch finds some of these only
+// A call with a wrong shape, dtype, root or operator is refused at once with an
+// *ArgumentError. Nothing was sent, no byte changed, and no sequence number was used. PyTorch finds some of these only
 // when the result is waited for. What happens later is the Work's error.
 //
 // c10d's lists with exactly one tensor are single tensors here; operations that

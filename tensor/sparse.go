@@ -206,9 +206,10 @@ func (c *coo) unsorted(shape []int) int {
 }
 
 // Coalesce returns a sparse CPU tensor with the entries of t in row-major order of their
-// coordinates. Values of equal coordinates are added in t's order. (PyTorch sorts unstably, so
-// its floating-point sums of three or more values may differ in the last bits.) Types narrower
-// than float32 are added in float32 and rounded after each addition, as in PyTorch; bool is "or".
+// coordinates. Values of equal coordinates are added in t's order. PyTorch's sort is not stable, so
+// its floating-point sums of three or more values may differ in the last bits. Types narrower
+// than float32 are added in float32 and rounded after each addition, as in PyTorch. A sum of bools is
+// their "or".
 // A coalesced t is returned unchanged. If t is sorted and unique but not marked so, the result
 // shares its memory.
 func (t *Tensor) Coalesce() (*Tensor, error) {

@@ -51,8 +51,9 @@ func noClusters(chosen backend.SpecificOptions) error {
 	return nil
 }
 
-// meetClusters finds the clusters of the group, with the other ranks: the ranks of a host, or of a part
-// of it that gloo.Options.Cluster names, those with devices and those without apart.
+// meetClusters finds the clusters of the group, with the other ranks. A cluster is the ranks of a host,
+// or of a part of it that gloo.Options.Cluster names. Ranks with devices and ranks without are in
+// different clusters.
 func (b *Backend) meetClusters(ctx context.Context, o backend.Options, why error) error {
 	g := b.g
 	inner, _ := b.options.CPUOptions.(gloo.Options)

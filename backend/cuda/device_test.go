@@ -1,8 +1,8 @@
 package cuda_test
 
 import (
-	"context"
 	"bytes"
+	"context"
 	"errors"
 	"fmt"
 	"math"

@@ -37,9 +37,9 @@
 //
 // # The way through the host
 //
-// Every collective can go from the devices to page-locked memory, through the same
-// collective of a CPU backend (gloo, which makes a group of its own from the same
-// store), and back. All copies are enqueued by the call, with waits for words that
+// Every collective can go through the host: from the devices to page-locked memory, through the
+// same collective of a CPU backend, and back. The CPU backend is gloo, which makes a group of its own
+// from the same store. All copies are enqueued by the call, with waits for words that
 // the host writes between them; no stream and no caller waits for the host in any
 // other way. What is larger than Options.Chunk goes in chunks through a few slots
 // of memory, so that the way down, the CPU's part and the way up overlap. All
@@ -50,8 +50,8 @@
 // a rank does not know the sizes of the others'. Tensors that are not contiguous
 // are copied run by run of their bytes, and the host brings the elements in
 // order. If the tensors of a call have more than 240 runs, kernels on their devices do
-// that, in device memory of as many bytes, which is kept for the next one like the
-// page-locked. What lies between the elements is not written. Where there are no kernels,
+// that. They need device memory of as many bytes, which is kept for the next call like the
+// page-locked memory. What lies between the elements is not written. Where there are no kernels,
 // on devices of compute capability below 8.0, it works all the same, and is slow.
 //
 // Operations that share memory come one after the other, whoever calls them. The memory of
@@ -186,8 +186,9 @@
 // from any rank before that has no lanes.
 //
 // A receive from any rank waits in a goroutine until a rank has called its send. It goes by page-locked
-// memory, as do receives behind it, tensors on other devices than that of the group's first
-// collective, and messages that are posted while some 60 others of the lane are under way.
+// memory. So do receives behind it, and tensors on other devices than that of the group's first
+// collective. A lane has room for some 60 messages that are under way. More messages go by page-locked
+// memory, too.
 //
 // # Graphs
 //
@@ -258,11 +259,11 @@
 //
 // # Failures
 //
-// A call that is wrong is refused before the first byte. Ranks of a host whose calls
-// do not fit together, in operation, operator, dtype, elements or root, all end at
-// once with an error that names two of the calls and is a work.ErrMismatch. Between
-// hosts a broadcast's ranks compare what they call with who sends to them, and the
-// CPU backend compares what it is given. An operation that fails
+// A call that is wrong is refused before the first byte. The calls of a host's ranks may
+// differ in operation, operator, dtype, elements or root. Then all these ranks end at once
+// with a work.ErrMismatch that names two of the calls. Between hosts each rank of a broadcast
+// compares its call with that of the rank that sends to it, and the CPU backend compares what
+// it is given. An operation that fails
 // on a device or on the wire ends the group on all ranks, and its Work with an
 // error that names operation, number and rank. The streams then go on: what they
 // copy is of no use, but still comes after what the callers' streams did before the

@@ -292,9 +292,9 @@ func TestT07FailedCalls(t *testing.T) {
 				var leak *sim.Leak
 				require.False(t, errors.As(err, &leak), "%v: %v", failed, err)
 				for _, f := range w.m.Findings() {
-					// What was enqueued keeps its order, but for what the ranks share: the streams
-					// of the rank that failed do not wait for the others' hosts any more, which
-					// may still be combining. These learn from the rank's word in that memory
+					// What was enqueued keeps its order, except in the memory that the ranks share.
+					// The streams of the rank that failed no longer wait for the others' hosts,
+					// and these may still be combining. They learn from the rank's word in that memory
 					// that what they combine is of no use; see TestOverwritten.
 					var unused *sim.Unused
 					var race *sim.Race

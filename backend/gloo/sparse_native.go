@@ -289,8 +289,8 @@ func densely(total, union int64, ranks int) bool {
 
 // denseIsBetter reports whether to all-reduce the values as a dense tensor. Among clusters one
 // then receives twice the union. With owners it receives the union once, and for each of its ranks
-// the other clusters' values in that rank's range. (BenchmarkSparse has no network between its clusters:
-// there both forms take equally long with full ranks, and owners are faster below that.)
+// the other clusters' values in that rank's range. BenchmarkSparse has no network between its clusters.
+// There both forms take equally long if ranks have all rows, and owners are faster if they have fewer.
 func (x *sparseRun) denseIsBetter(total, union int64) bool {
 	s := x.e.session
 	switch {

@@ -226,7 +226,7 @@ func (s *Store) LocalAddr() netip.Addr {
 }
 
 // ErrEmptied is matched by the error of a call if the server has lost the data that it had when
-// the store was opened: it was started again without them, was emptied, or another server took
+// the store was opened. It was started again without them, it was emptied, or another server took
 // its place. Each new connection checks that.
 var ErrEmptied = errors.New("the server has lost the data under this store's prefix")
 

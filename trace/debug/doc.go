@@ -1,6 +1,6 @@
-// Package debug shows what a rank does on a page for a browser: its groups, the operations that have not
-// ended and the ranks that they wait for, connections, routes, and the last lines of the log. Buttons
-// take a dump of the recorder and profiles.
+// Package debug shows what a rank does on a page for a browser. The page has the rank's groups,
+// connections and routes, and the last lines of the log. It has the operations that have not ended, and
+// says which ranks they wait for. Buttons take a dump of the recorder and profiles.
 //
 // pg.Init serves the page of its rank if the variable C10D_DEBUG_ADDR has an address:
 //

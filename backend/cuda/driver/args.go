@@ -6,10 +6,9 @@ import (
 	"slices"
 )
 
-// Args is the parameters of a kernel, laid out as the kernel finds them: each at
-// the next multiple of its own alignment, which is what CUDA's launch takes as
-// a packed buffer and what PTX's .param declarations say. The zero value has no
-// parameters. An Args may be used for many launches, one after the other; Reset
+// Args is the parameters of a kernel. Each lies at the next multiple of its own
+// alignment. PTX's .param declarations place parameters like that, and CUDA's launch
+// takes such a buffer. The zero value has no parameters. An Args may be used for many launches, one after the other; Reset
 // and the same calls again allocate nothing.
 //
 //	args.Reset().Ptr(dst).Ptr(src).Uint64(n).Float32(scale)

@@ -47,10 +47,9 @@
 //
 // # Who says what needs an order
 //
-// Nobody types waits by hand. Operations declare what they read and write
-// ([Access]); package driver/edges works out which of them need an order that
-// they do not have, and records and waits for exactly those. The simulator
-// checks the outcome without believing it.
+// Nobody types waits by hand. Operations declare what they read and write ([Access]).
+// Package driver/edges works out which operations need an order that they do not have, and
+// records and waits for exactly these. The simulator checks the result by itself.
 //
 // # Words
 //

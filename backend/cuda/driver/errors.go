@@ -38,10 +38,9 @@ var (
 	// begun or ended.
 	ErrCapture = errors.New("capture refused")
 
-	// ErrDeviceLost is matched when an operation failed on the device in a way
-	// that ends its use in this process: a kernel that touched memory it may not,
-	// an uncorrectable memory error, a device that is gone. Every later call on
-	// the device returns it too.
+	// ErrDeviceLost is matched when this process can no longer use the device. A
+	// kernel has touched memory that it may not touch, memory has an error that cannot
+	// be corrected, or the device is gone. Every later call on the device returns it too.
 	ErrDeviceLost = errors.New("device lost")
 )
 

@@ -33,9 +33,9 @@ type Memory interface {
 }
 
 // HostMemory is page-locked host memory. Devices reach it at Ptr, the process
-// through Bytes. Nothing orders the two but what the caller does: a byte that a
-// stream's operation writes may be read after the operation's event has passed
-// or after a word that the stream wrote later has been seen by Load32.
+// through Bytes. The caller has to order the two. The process may read a byte that a
+// stream's operation writes in two cases: the operation's event has passed, or Load32
+// has seen a word that the stream wrote later.
 type HostMemory interface {
 	Ptr() Ptr
 	Len() int

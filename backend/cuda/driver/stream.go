@@ -137,8 +137,8 @@ type Queuer interface {
 // simulator is one: it then finds operations that are not ordered against the
 // host's own accesses to page-locked memory.
 type Observer interface {
-	// HostAccess tells that the host is about to use page-locked memory, and that
-	// it will have stopped before its next call to the Driver that enqueues or stores.
+	// HostAccess tells that the host is about to use page-locked memory. The host stops
+	// before its next call to the Driver that enqueues or stores.
 	HostAccess(what string, access ...Access)
 }
 

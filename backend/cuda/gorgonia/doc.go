@@ -25,10 +25,10 @@
 //
 // The program then loads the driver's own library, of CUDA 11.8 or later.
 //
-// A toolkit of CUDA 11.8 or 12 in /usr/local/cuda is found without these flags. For 13,
-// which changed five functions that cu uses, put this module's folder include
-// before the toolkit's; its cuda.h takes the toolkit's and gives the five names
-// back their old meaning, which drivers still have:
+// A toolkit of CUDA 11.8 or 12 in /usr/local/cuda is found without these flags. CUDA 13
+// changed five functions that cu uses, but drivers still have the old ones. Put this module's
+// folder include before the toolkit's. Its cuda.h includes the toolkit's, and gives the five
+// names their old meaning:
 //
 //	CGO_CFLAGS="-I$PWD/include -I/usr/local/cuda/include"
 //

@@ -462,9 +462,9 @@ func InSilence(err error) bool {
 }
 
 // Unsure reports whether the end of the connection with p, with err, does not show that p is to blame.
-// That is so if the connection has ended in silence, or if no rank answers this one in time: the others
-// may then have blamed this rank and left, and their last words may be behind data that have not
-// arrived. Doubt finds out. Mu is held.
+// That is so if the connection has ended in silence, or if no rank answers this one in time. In the
+// second case the others may have blamed this rank and left. Their last words may be behind data that
+// have not arrived. Doubt finds out. Mu is held.
 func (p *Peer) Unsure(err error) bool { return InSilence(err) || p.base.hearsLate() }
 
 // hearsLate reports whether this rank has asked several ranks lately, and none has answered in time. Ranks

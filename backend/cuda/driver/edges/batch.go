@@ -160,9 +160,9 @@ func (b *Batch) add(o operation, access ...driver.Access) int {
 // Len returns the number of operations, Before and After included.
 func (b *Batch) Len() int { return len(b.ops) }
 
-// Continues says that the next batch gives every stream and host of this one something
-// more, so that who waits for that one's end waits for this one's. The Pending of this
-// one has no end then: it is always done, and orders nothing.
+// Continues says that the next batch gives every stream and host of this batch something
+// more to do. Who waits for the next batch then waits for this one, too. The Pending of
+// this batch is always done, and orders nothing.
 func (b *Batch) Continues() { b.more = true }
 
 // KeepTurns says that Run leaves the host's turns as they are if it fails: who has

@@ -36,9 +36,9 @@
 //
 // # The caller's streams
 //
-// A caller's stream does things that the tracker does not see. Before says what
-// it may have done up to now, After what it may do from now on; the one gets an
-// event that others wait for, the other waits. Work that may be ordered later
+// A caller's stream does things that the tracker does not see. Before says what it
+// may have done up to now: the stream records an event, and others wait for it. After
+// says what it may do from now on: the stream waits. Work that may be ordered later
 // keeps the [Pending]: Order makes any stream wait for all of the batch, Done and
 // Sync tell the host that it has ended.
 //
@@ -53,8 +53,8 @@
 // # Failures
 //
 // When an operation cannot be enqueued, Run lets the host's turns go, so that the
-// streams do not wait for ever, and returns the error together with a Pending of
-// what had been enqueued: memory may be freed when that is done. When the host
+// streams do not wait for ever. It returns the error, and a Pending of what had been
+// enqueued. Memory may be freed when the Pending is done. When the host
 // cannot do its part, Abort does the same. What is in the memory then is of no
 // use, but every stream goes on, in the same order as if the host had taken its
 // turns.

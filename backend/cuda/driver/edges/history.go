@@ -11,8 +11,8 @@ type use struct {
 	lane  int
 	index uint64
 	mode  driver.Mode
-	// alone marks what stands beside the other uses and not for them, because it
-	// waited for none: what somebody has done that the tracker does not see.
+	// alone marks a use that the tracker has not seen, because somebody else made it. It
+	// waited for no other use, so it does not stand for earlier ones.
 	alone bool
 }
 
@@ -63,8 +63,8 @@ func (h *history) insert(i int, lo, hi driver.Ptr, uses []use) {
 }
 
 // add remembers a use of an access that, unless it is alone, is ordered after all
-// uses it conflicts with. A write is all that has to be remembered of what came
-// before it: who conflicts with an older use conflicts with it too.
+// uses it conflicts with. After a write, older uses need not be remembered: who conflicts with
+// one of them conflicts with the write too.
 func (h *history) add(a driver.Access, u use) {
 	u.mode = a.Mode
 	lo, hi := a.Ptr, a.Ptr+driver.Ptr(a.Len)

@@ -46,7 +46,7 @@
 //
 // # Structures by value
 //
-// Handles of other processes are passed by value, which SyscallN has no notion
-// of: where the C calling convention puts a structure of 64 bytes on the stack
-// it is eight words after the six in registers, elsewhere it is a pointer to a copy.
+// Handles of other processes are structures of 64 bytes, passed by value. SyscallN
+// passes words only. Some C calling conventions put such a structure on the stack: then
+// it is eight words after the six in registers. Others pass a pointer to a copy.
 package nvidia

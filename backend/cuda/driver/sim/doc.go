@@ -28,9 +28,9 @@
 //	which both use bytes [10, 20) of device 0's memory that begins at 0x7f0000000000
 //		missing: stream b waits, before operation 1, for an event that stream a records after operation 2, or the other way round
 //
-// Go's race detector sees the same: the streams' goroutines share nothing but the
-// memory, the events and the words, so it finds what kernels do in secret, and
-// what the host does to page-locked memory at the wrong time. And delays drawn
+// Go's race detector sees the same, because the streams' goroutines share nothing but the
+// memory, the events and the words. So it finds accesses of kernels that were not declared,
+// and accesses of the host to page-locked memory at the wrong time. And delays drawn
 // from the seed before, after and in the middle of operations make wrong results
 // likely.
 //
@@ -66,9 +66,9 @@
 //
 // # Time
 //
-// Nothing here is about how long things take. Where that matters, Timeline and
-// Makespan give the operations times on a virtual clock, from the orders that the
-// program made and the [Topology]'s bandwidths, the same in every run.
+// The simulator does not measure how long things take. Timeline and Makespan give the
+// operations times on a virtual clock. They follow from the orders that the program made and
+// the [Topology]'s bandwidths, so they are the same in every run.
 //
 // # Kernels
 //

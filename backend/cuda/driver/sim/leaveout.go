@@ -7,17 +7,17 @@ import (
 	"strings"
 )
 
-// LeaveOut finds out whether a program needs each of its calls that order
-// something: it runs the program once as it is, and then for each such call
-// without that call, on a machine of its own. It returns the calls that were
-// left out and those of them that nobody missed: the program returned no error,
-// and neither did the machine's Close. The names are those of methods, by
+// LeaveOut finds out whether a program needs each of its calls that order something.
+// It runs the program once as it is. Then it runs it again for each such call, without
+// that call and on a machine of its own. It returns the calls that were left out, and the
+// ones that nobody missed: neither the program nor the machine's Close returned an error.
+// The names are those of methods, by
 // default Record, Wait, WaitValue and WriteValue. The error is that of the
 // program as it is.
 //
-// A call is known by its stream, its name and its number among those, so a
-// program may have many goroutines if each stream is given the same calls in
-// every run, and has a name of its own. Every wait of the program has to end when
+// A call is known by its stream, its name, and its number among the calls of that stream
+// and name. So a program may have many goroutines, if each stream has a name of its own and
+// is given the same calls in every run. Every wait of the program has to end when
 // what it waits for does not come; Quiesce helps.
 //
 // A call that another one stands in for is not missed: an event at the end of a

@@ -14,10 +14,9 @@ type Step struct {
 	Start, End time.Duration
 }
 
-// Timeline returns when each operation would have run on hardware like the
-// Topology's: copies between two places follow one another, as kernels and
-// fills of one device do, everything else runs when what it is ordered after has
-// ended. It depends on the orders that the program made, not on how the
+// Timeline returns when each operation would have run on hardware like the Topology's.
+// Copies between two places follow one another, and so do kernels and fills of one device.
+// Anything else runs when the operations that it is ordered after have ended. It depends on the orders that the program made, not on how the
 // goroutines ran, so it is the same in each run. It needs Config.Timeline, and
 // everything must have settled.
 func (m *Machine) Timeline() ([]Step, error) {

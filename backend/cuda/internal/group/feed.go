@@ -10,11 +10,11 @@ import (
 	"github.com/c10d-go/c10d/backend/cuda/internal/place"
 )
 
-// feed gives the streams what an operation through the host has them do. If that is
-// little, as it nearly always is, they get it at once. Otherwise, with hundreds of tensors
-// or of runs of bytes, they get it in parts, each when those before it have left room: the
-// operation goes to who does the host's part with the first one, for the host has to take
-// its turns meanwhile. The call returns when the last part has been enqueued.
+// feed gives the streams what an operation through the host has them do. That is nearly
+// always little, and they get it at once. With hundreds of tensors or of runs of bytes they
+// get it in parts: each part when the ones before it have left room. The host has to take
+// its turns meanwhile, so the operation goes to the goroutine of the host's part together
+// with the first part. The call returns when the last part has been enqueued.
 type feed struct {
 	o      *Operation
 	batch  *edges.Batch

@@ -58,9 +58,9 @@ type shared struct {
 	parts  int    // into how many a rank's share of a chunk is cut
 
 	// direct: the device's streams copy to the exchange and from there. Otherwise this
-	// rank's host does: for tensors that are not contiguous, for several, for those on
-	// another device than the first, whose streams do not count in order, and where the
-	// memory could not be page-locked.
+	// rank's host does. It copies tensors that are not contiguous, and several tensors. It
+	// copies tensors on another device than the first, because that one's streams do not
+	// count in order. It copies all if the memory could not be page-locked.
 	direct bool
 	atOnce bool // one kernel is all that the device does
 	launch driver.Launch

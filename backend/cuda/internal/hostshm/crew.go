@@ -6,8 +6,8 @@ import (
 	"time"
 )
 
-// Crew is goroutines that combine parts of a rank's share side by side. They sleep
-// while there is nothing to do, and poll for a while before they do, where there are CPUs for that:
+// Crew is goroutines that combine parts of a rank's share side by side. They sleep while there is
+// nothing to do. Where there are CPUs for that, they poll for a while before they sleep, because
 // threads that sleep are woken one after the other.
 type crew struct {
 	N      int

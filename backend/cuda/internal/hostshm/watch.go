@@ -11,7 +11,7 @@ const (
 	yieldFor = 200 * time.Microsecond
 
 	// LingerFor is how long the worker and the finisher poll for the next operation
-	// before they sleep, where there are CPUs for that: waking a goroutine of another
+	// before they sleep, where there are CPUs for that. To wake a goroutine of another
 	// thread takes 5 to 50 us.
 	LingerFor = 200 * time.Microsecond
 

@@ -25,9 +25,9 @@ const (
 	Unpack = "c10d_unpack"
 
 	// Exchange is c10d_exchange(x, in, out pointers, n uint64, arrived, release, taken
-	// pointers, count uint32), a launch of one block: it copies n bytes at x to in, sets
-	// the word arrived to count, waits until the word release has come to count, copies
-	// out to x, and sets the word taken.
+	// pointers, count uint32), a launch of one block. It copies n bytes at x to in and sets
+	// the word arrived to count. It waits until the word release has come to count. Then it
+	// copies out to x and sets the word taken.
 	Exchange = "c10d_exchange"
 )
 

@@ -14,8 +14,8 @@ type ReduceKind = reduce.Kind
 // ReduceOp is how elements are combined. The zero value is Sum(). The operators are functions, so
 // that no program can change them for the others.
 //
-// Integers wrap. Bool is logical: Sum, Max and BOr are or, Product, Min and
-// BAnd are and, BXor is exclusive or. (PyTorch's gloo adds bools as bytes.) Min
+// Integers wrap. Operators of bools are logical: Sum, Max and BOr are "or", Product, Min and
+// BAnd are "and", and BXor is "exclusive or". PyTorch's gloo adds bools as bytes. Min
 // and Max of floats keep the local operand where a comparison with NaN decides
 // nothing, as gloo does. A pair of operator and dtype without a meaning is
 // refused at the call.

@@ -82,9 +82,9 @@ var defaults = []DeviceBackend{{tensor.CPU, "gloo"}, {tensor.CUDA, "cuda"}}
 // package in the program registered.
 var ErrUnknownBackend = errors.New("backend not registered")
 
-// ParseDevices reads a backend string as c10d does: "cpu:gloo,cuda:cuda" maps
-// each device type to a backend, "gloo" gives a backend all the devices that it
-// can serve, and "" is the default map without the backends that are not linked in.
+// ParseDevices reads a backend string as c10d does. "cpu:gloo,cuda:cuda" maps
+// each device type to a backend. "gloo" gives a backend all the devices that it
+// can serve. "" is the default map without the backends that are not linked in.
 func ParseDevices(s string) ([]DeviceBackend, error) {
 	if s == "" {
 		var m []DeviceBackend

@@ -236,7 +236,7 @@ func New(ctx context.Context, o backend.Options) (*Backend, error) {
 		missing = fmt.Errorf("Options.NoDevice is set: %w", driver.ErrNoDevice)
 	} else if own.Driver == nil {
 		// A program that is linked with the backend also runs where there are no
-		// devices: no tensor can be on one, and what is without tensors works.
+		// devices. Then no tensor is on a device, and calls without tensors work.
 		if own.Driver, missing = Default(); missing != nil {
 			if !errors.Is(missing, driver.ErrNoDevice) {
 				return nil, fmt.Errorf("cuda: %w", missing)

@@ -65,10 +65,10 @@
 //
 // # Queues
 //
-// A stream of CUDA's has room for some 1000 commands; who gives it more waits in the
+// A stream of CUDA's has room for some 1000 commands. Who gives it more waits in the
 // driver, with locks that others need. So an operation gives a stream at most 256 at a
-// time, and 512 if it gets them in parts, however large its tensors are. What goes through
-// the host goes in up to 60 pieces, and in parts with more than 57 tensors, or with many
+// time, and 512 if it gets them in parts, however large its tensors are. An operation through
+// the host goes in up to 60 pieces. It goes in parts if it has more than 57 tensors, or many
 // runs of bytes where there are no kernels. Only all-reduces through memory that ranks share
 // have more commands, three for each of up to 256 chunks. A call in parts returns when all but the
 // last parts have been done, for which other ranks have to come. A call also waits while those before it in its group have left more than 512 commands on a
@@ -90,8 +90,8 @@
 // copies the result. Custom operators and tensors of more than 256 chunks take the
 // other way, and so do ranks whose Options.Slots differ.
 //
-// The memory has (ranks+1) * Slots * Chunk bytes, each chunk rounded up to 4 KiB, and by
-// default about 128 MiB: more than CPUs keep in caches of their own, from which devices are slow to take it. It is
+// The memory has (ranks+1) * Slots * Chunk bytes, each chunk rounded up to 4 KiB. By default that is
+// about 128 MiB, more than a CPU keeps in caches of its own: devices are slow to read from those. It is
 // reserved when the group is made or, where devices could reach each other, when they
 // turn out not to. If a rank cannot have it, none has, and all-reduces go by
 // the CPU backend; Explain says which rank and why. A rank that cannot page-lock it
@@ -109,7 +109,7 @@
 //
 // An all-reduce is done by a work: DirectWork, HostWork, or one that the program has
 // registered with backend.RegisterAllReduce. The work of the highest priority that can do
-// the call does it, except that DirectWork leaves sizes to others for which the table has a faster way
+// the call does it. But DirectWork leaves a size to another work if the table has a faster way
 // through the host. Options.AllReduce forces a work.
 //
 // # By kernels that wait

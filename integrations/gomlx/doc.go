@@ -60,6 +60,6 @@
 // it. After an error the group has to be made again; a program goes on from a checkpoint.
 //
 // There is no backend whose graphs contain the all-reduce (compute.CollectiveOps). A graph of GoMLX reduces over a
-// mesh of devices that are all of one process, and its trainer then wants batches for each of them:
-// ranks of other processes have no place in the mesh. The Go backend also runs a graph as a whole.
+// mesh of devices that are all of one process. Its trainer then wants batches for each of them.
+// Ranks of other processes have no place in the mesh. The Go backend also runs a graph as a whole.
 package gomlx

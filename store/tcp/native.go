@@ -438,9 +438,8 @@ func (c *call) put() {
 // giveUp ends a call for the reason why, when the caller stops waiting. It reports whether a
 // reply has come; if not, c must not be used again.
 //
-// Most calls end at once. Two wait for the server's answer, at most for grace: a pop, to learn
-// whether it got an element, and a wait for several keys that ran out of time, to learn which are
-// missing.
+// Most calls end at once. Two wait for the server's answer, at most for grace. A pop learns
+// whether it got an element. A wait for several keys whose time is over learns which are missing.
 func (m *mux) giveUp(c *call, id uint32, req *request, why error) bool {
 	m.mu.Lock()
 	if m.err != nil || m.calls[id] != c {

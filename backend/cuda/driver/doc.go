@@ -55,9 +55,9 @@
 //
 // A word is four bytes that streams wait for and write in order with their
 // other work. In page-locked memory the host takes part, with Load32, Store32
-// and AwaitWord: this is how the host's share of an operation gets its turn
-// between two of a stream's, without a callback from the driver and without
-// blocking a caller. In page-locked memory that several processes registered it
+// and AwaitWord. So the host does its share of an operation between two commands
+// of a stream, without a callback from the driver and without blocking a caller.
+// In page-locked memory that several processes registered it
 // orders streams of different processes.
 //
 // # Graphs

@@ -93,8 +93,8 @@ type Device interface {
 }
 
 // Keeper is what a Driver has that can have kernels ready before they are needed.
-// CUDA may wait, while it loads some, for streams of the process that wait for a
-// word, and holds a lock that who writes the word needs.
+// While CUDA loads kernels it may wait for streams of the process. If such a stream waits
+// for a word, nobody may be able to write the word, because CUDA holds a lock meanwhile.
 type Keeper interface {
 	// Keep loads functions of an image on the devices that are ready, and on each
 	// other one when it gets ready, until the Driver is closed. From then on

@@ -1,8 +1,8 @@
 // Package gorgonia is the driver on gorgonia.org/cu, for programs that have
 // contexts, streams and memory of that package already, as Gorgonia's trainers
-// do. It is a module of its own, for it needs cgo, CUDA's header and a driver
-// library to link with; [github.com/c10d-go/c10d/backend/cuda/driver/nvidia]
-// needs none of them and does the same for all others.
+// do. It is a module of its own, because it needs cgo, CUDA's header and a driver
+// library to link with. All other programs use
+// [github.com/c10d-go/c10d/backend/cuda/driver/nvidia], which needs none of them.
 //
 //	ctx, err := cu.Device(0).MakeContext(cu.SchedAuto) // the program's own
 //	...
@@ -67,7 +67,7 @@
 // for other ranks hold up others. Package driver says why. A plugin or a C library in Go is
 // loaded later: set the variable for a program that uses CUDA before that.
 //
-// A program with cu ends at its start where there is no driver or no device:
-// it is linked to the driver's library, and cu's init exits if that finds none,
-// before Open could say anything.
+// A program with cu ends at its start where there is no driver or no device. It is
+// linked to the driver's library, and cu's init exits if the library finds no device.
+// So Open cannot return an error then.
 package gorgonia

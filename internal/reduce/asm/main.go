@@ -1,6 +1,6 @@
-// Command asm writes the loops of package reduce for amd64 and arm64: those of AVX2
-// to avx2_amd64.s, those of AVX-512 to avx512_amd64.s, those of NEON to
-// neon_arm64.s, and their declarations to the .go files beside them.
+// Command asm writes the loops of package reduce for amd64 and arm64. Those of AVX2 go
+// to avx2_amd64.s, those of AVX-512 to avx512_amd64.s, and those of NEON to
+// neon_arm64.s. Their declarations go to the .go files beside them.
 //
 // It is a module of its own, so that the core needs no generator. Its test
 // fails when the files in the tree are not what it writes; after a change here,

@@ -62,7 +62,7 @@
 // work. Pieces fit in the CPU cache. Only the ranks' buffers go through memory.
 //
 // In a small all-reduce, every rank reduces the one piece by itself. In a large one,
-// each rank reduces a share of every piece: it reads the other ranks' slots, writes
+// each rank reduces a share of every piece. It reads the other ranks' slots, writes
 // the result to rank 0's slot, and publishes it with a second word. Then all ranks
 // copy the piece out. A rank does not stage its own share, so it copies twice the
 // length of the buffer, for any number of ranks.
@@ -73,7 +73,7 @@
 // # A single copy
 //
 // Large data need not be copied twice. Join finds out whether every rank can read the
-// memory of every other rank, with process_vm_readv(2): each publishes its process
+// memory of every other rank, with process_vm_readv(2). Each rank publishes its process
 // number and the address of a random mark, and reads the marks of the others. A wrong
 // mark shows that the number belongs to another process, in another pid namespace.
 // An error shows that Yama, seccomp or another user forbids it. If one rank cannot
@@ -137,7 +137,7 @@
 // # Memory order
 //
 // Words that ranks wait for are read and written with sync/atomic only, which is
-// sequentially consistent: a rank that reads p+1 in a slot's word sees all earlier
+// sequentially consistent. So a rank that reads p+1 in a slot's word sees all earlier
 // writes of the owner. The data are plain memory. The owner writes them before it
 // publishes, and the others read them afterwards. The owner writes a slot again only
 // after it has seen words that all readers stored after reading. The race detector does

@@ -14,13 +14,12 @@
 //		os.Exit(m.Run())
 //	}
 //
-// A test binary made with go test -c carries all it needs: the kernels are text
-// in the package ([PTX]), and other processes are the binary itself, started
-// again; [Child] is what they run.
+// A test binary made with go test -c carries all it needs. The kernels are text in
+// the package ([PTX]). Other processes are the binary itself, started again, and run
+// [Child].
 //
-// Every subtest opens a driver of its own and closes it, and what it made in it,
-// so that a driver which reports what was not closed, as the simulator does, has
-// nothing to report. Subtests that need more devices than there are, or links
+// Every subtest opens a driver of its own, and closes it with all that the subtest made
+// there. Drivers like the simulator report what was not closed. Subtests that need more devices than there are, or links
 // that are not there, skip and say so.
 //
 // Nothing is asserted about times. What has to wait is held by a word that the

@@ -22,9 +22,9 @@
 // # Contexts
 //
 // A device's context is the primary one, which the process's other users of
-// CUDA share: memory and streams of theirs can be borrowed. A call makes it
-// current on the calling thread and leaves there what it found, so goroutines
-// need not be locked to threads, and those that are keep their context.
+// CUDA share. Their memory and streams can be borrowed. A call makes the context
+// current on the calling thread, and restores the thread's context afterwards. So
+// goroutines need not be locked to threads, and a locked one keeps its context.
 //
 // # What CUDA may wait for
 //
@@ -35,8 +35,8 @@
 // Streams that share a queue of the hardware wait for each other, with those of
 // other processes behind them. Open asks for 32 queues a device, the most there are, by
 // setting CUDA_DEVICE_MAX_CONNECTIONS for the C library of its process, unless the
-// environment has it. It is too late for a program that has made a context before, and
-// on Windows Open leaves that to who starts the program. See package driver.
+// environment has it. It is too late if the program has made a context before. On Windows
+// Open does not set the variable. See package driver.
 //
 // # Memory that can be registered
 //

@@ -73,9 +73,9 @@
 // # Kernels
 //
 // A [Kernel] does the work of a whole launch. It gets its memory from [Run], which
-// holds it to Launch.Access. Kernels that talk to each other while they run do so
-// through words with Run.Store and Run.Await, which the checker understands, or
-// with sync/atomic on Run.Common, which only the race detector does.
+// holds it to Launch.Access. Kernels that talk to each other while they run use
+// words, with Run.Store and Run.Await, or sync/atomic on Run.Common. The checker
+// understands the first, and only the race detector understands the second.
 //
 // # Graphs
 //

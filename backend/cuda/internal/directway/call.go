@@ -27,9 +27,9 @@ import (
 // Who waits asks for that, so no goroutine has to be woken. A timer asks for operations that nobody
 // waits for.
 //
-// An operation that ends with its kernel has an event only where one is needed: before the group's own
-// stream is given more, and when another stream has to come after it or the group fails. In the caller's
-// stream that event comes after what the stream has been given meanwhile.
+// An operation that ends with its kernel has an event only where one is needed. That is before the
+// group's own stream is given more, when another stream has to come after the operation, and when the
+// group fails. In the caller's stream the event comes after what the stream has been given meanwhile.
 type Call struct {
 	work.Promise
 	d        *Group

@@ -29,9 +29,9 @@ const (
 	sharedPieces  = 8
 	smallestPiece = 512 << 10
 
-	// mostAtOnce is how many bytes a kernel does the device's part of. It writes to the
-	// host and reads from there with the threads of one block, and needs a third of the
-	// calls, and no wait of a stream for a word, which that notices late.
+	// mostAtOnce is up to how many bytes a kernel does the device's part. It writes to the
+	// host and reads from there with the threads of one block. That takes a third of the
+	// calls. And no stream waits for a word: streams notice words late.
 	mostAtOnce = 128 << 10
 
 	// firstBatch is how many chunks are enqueued at first, and then twice as many each

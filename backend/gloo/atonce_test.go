@@ -104,7 +104,7 @@ func TestPostsAtOnce(t *testing.T) {
 			if !bs[0].InTurn() {
 				t.Skip("the ranks do not share memory")
 			}
-			for i := range 9 { // more than there are slots
+			for i := range 20 { // more than there are slots
 				first, second := bs[i%2], bs[1-i%2]
 				x, y := vec(7), vec(7)
 				w, err := c.call(first, x)

@@ -2,6 +2,7 @@ package shm
 
 import (
 	"fmt"
+	"sync/atomic"
 	"unsafe"
 )
 
@@ -57,8 +58,14 @@ func (g *Group) pipeline(n int, stage func(k int, data []byte), take func(k int,
 func (g *Group) markPublished(p uint32) {
 	g.past[p%depth] = g.op.history
 	g.next = p + 1
+	if int32(p-apart-g.seen) > 0 { // a rank that only receives does not look
+		g.seen = p - apart
+	}
 	g.announce(g.self.slots[p%depth].in, p+1)
 }
+
+// apart is more pieces than lie between any two ranks.
+const apart = 1 << 16
 
 // free returns how many pieces all ranks must have published before piece p may be written to such
 // a place: then no rank reads what was there.
@@ -69,30 +76,35 @@ func (r room) free(p uint32) uint32 {
 	return p - depth + 3
 }
 
-// reserve waits until no rank reads the piece that p replaces. For a small piece it waits until several
-// are free. So it does not wait in each call if the others are slower.
+// enough returns how many pieces all ranks must have published until a rank that has to look goes on
+// with piece p. It is more than free for small pieces, so that the rank does not look in each call.
+func (r room) enough(p uint32) uint32 {
+	if r == large {
+		return r.free(p)
+	}
+	return p - depth/2
+}
+
+// reserve waits until no rank reads the piece that p replaces.
 //
 // A rank that only sends, as the root of a broadcast, waits nowhere else. So reserve also
-// compares the calls that the others published the last of these pieces with. A rank may be writing
-// its next piece to that slot. Only what compare says counts.
+// compares the calls that the others published the last of these pieces with. A header counts if its
+// owner has not begun to write the slot's next piece.
 func (g *Group) reserve(p uint32) error {
-	need := g.room.free(p)
-	if int32(g.seen-need) >= 0 {
+	if g.sawAll(g.room.free(p)) {
 		return nil
 	}
-	if g.room != large {
-		need = p - depth/2
-	}
+	need := g.room.enough(p)
 	for r := range g.segs {
 		if r != g.rank {
-			s := &g.segs[r].slots[(need-1)%depth]
-			if err := g.wait(r, s.in, need); err != nil {
+			slots := &g.segs[r].slots
+			last := need - 1
+			if err := g.wait(r, slots[last%depth].in, need); err != nil {
 				return err
 			}
-			if s.op.isOf(need-1) && s.op.history != g.past[(need-1)%depth] {
-				if err := g.compare(r, g.number); err != nil {
-					return g.giveUp(&RankError{Rank: r, Err: err})
-				}
+			got := *slots[last%depth].op
+			if got.isOf(last) && got.history != g.past[last%depth] && !reached(slots[(last-1)%depth].in, last+depth) {
+				return g.mismatch(r, got, g.op)
 			}
 		}
 	}
@@ -131,7 +143,7 @@ func (g *Group) staged(s *segment, p uint32) []byte {
 const besideBytes = 32
 
 // roomFor returns where the pieces of a call lie. Only collectives with a root have small pieces,
-// because in the others no rank can run ahead. A call whose pieces are not large has one piece.
+// because in the others no rank can run ahead.
 func (g *Group) roomFor(h *header) room {
 	n := h.bytes
 	switch h.kind {
@@ -401,6 +413,9 @@ func (g *Group) reduceShares(buf []byte, root int) error {
 	inPlace := g.rank == 0 && root <= 0
 	return g.pipeline(pieces(len(buf), piece),
 		func(k int, data []byte) {
+			// The word may be 2^31 pieces old, and then looks newer than p.
+			p := g.next
+			atomic.StoreUint32(g.self.slots[p%depth].reduced, p)
 			b := cut(buf, k, piece)
 			lo, hi := share(len(b), g.rank, g.size, u)
 			if g.rank == 0 && !inPlace {

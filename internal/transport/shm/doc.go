@@ -50,13 +50,15 @@
 //
 // The header has the collective, its size and root, and a digest of all operations
 // of the rank so far ([Group.Enter], [Group.Begin]). Other ranks compare it before
-// they take the data. A rank that only sends compares it when it waits for a free slot.
+// they take the data. A rank that only sends compares it when it looks for free slots. Up to 14 calls may
+// have succeeded by then.
 // Each rank also keeps a list of its latest 64 operations in its segment. The others read it to say
 // how the ranks disagree, during long waits, and before they close ([Group.CompareCalls]).
 //
 // A piece of up to 32 bytes lies beside its header, in the cache line of the slot's first word, so
 // one line brings it. Behind that line is room for a small piece: one of up to 8 KiB that goes to a
-// root or comes from it. A rank that only sends such pieces can be 14 calls ahead of the others.
+// root or comes from it. In a scatter it has the blocks of all ranks. A rank that only sends such pieces
+// can be 14 calls ahead of the others. Then it waits until they are 8 behind.
 //
 // A rank publishes piece p+1 before it takes piece p, so that no rank runs out of
 // work. Pieces fit in the CPU cache. Only the ranks' buffers go through memory.

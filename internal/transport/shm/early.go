@@ -26,18 +26,17 @@ func (g *Group) setEarly() {
 // each rank that receives any, and needs a free slot for them. A rank of a group that has failed may wait for the reason.
 func (g *Group) Ready(n int) bool {
 	at := small
-	if n*g.size > smallBytes {
+	if g.size*g.blockRoom(n) > smallBytes { // in a scatter
 		at = large
 	}
-	return n <= g.early && g.refusal() == nil && g.isFree(at)
+	return n <= g.early && g.refusal() == nil && (g.sawAll(at.free(g.next)) || g.allHave(at.enough(g.next)))
 }
 
-// isFree reports whether reserve need not wait for the next piece.
-func (g *Group) isFree(at room) bool {
-	need := at.free(g.next)
-	if int32(g.seen-need) >= 0 {
-		return true
-	}
+// sawAll reports whether the others had published the pieces before one when this rank last looked.
+func (g *Group) sawAll(need uint32) bool { return int32(g.seen-need) >= 0 }
+
+// allHave looks whether the others have published the pieces before one.
+func (g *Group) allHave(need uint32) bool {
 	for r := range g.segs {
 		if r != g.rank && !reached(g.segs[r].slots[(need-1)%depth].in, need) {
 			return false
@@ -62,7 +61,10 @@ func (g *Group) PostAllGather(in []byte) (arrived bool) {
 func (g *Group) PostBarrier() (arrived bool) { return g.post(header{kind: opBarrier}, nil) }
 
 func (g *Group) post(h header, data []byte) (arrived bool) {
-	if g.size == 1 || len(data) > g.early || !g.isFree(g.roomFor(&h)) || g.start(h, nil) != nil {
+	if g.size == 1 || len(data) > g.early {
+		return false
+	}
+	if need := g.roomFor(&h).free(g.next); !g.sawAll(need) && !g.allHave(need) || g.start(h, nil) != nil {
 		return false
 	}
 	p := g.next

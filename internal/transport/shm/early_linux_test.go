@@ -1,13 +1,16 @@
 package shm_test
 
 import (
+	"errors"
 	"fmt"
 	"math/rand/v2"
+	"sync"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/c10d-go/c10d/internal/transport"
 	"github.com/c10d-go/c10d/internal/transport/shm"
 )
 
@@ -29,6 +32,81 @@ func TestRunAhead(t *testing.T) {
 			require.NoError(t, gs[0].Gather(nil, make([]byte, n), 1, late()))
 		})
 	}
+}
+
+// TestReadyDoesNotWait: a rank that is ready does not wait, however far the others are.
+func TestReadyDoesNotWait(t *testing.T) {
+	waits := func() error { return fmt.Errorf("waits, though it is ready") }
+	gs, in := join(t, 2, shm.Options{}), make([]byte, 4)
+	for range 14 {
+		require.NoError(t, gs[0].Gather(nil, in, 1, waits))
+	}
+	for range 14 {
+		require.NoError(t, gs[1].Gather(make([]byte, 8), in, 1, late()))
+		for gs[0].Ready(4) {
+			require.NoError(t, gs[0].Gather(nil, in, 1, waits))
+		}
+	}
+	const n = 2730 // three blocks have more than 8 KiB when they are rounded up
+	gs = join(t, 3, shm.Options{})
+	for gs[0].Ready(n) {
+		require.NoError(t, gs[0].Scatter(make([]byte, n), make([]byte, 3*n), 0, waits))
+	}
+}
+
+// TestMismatchOfForgottenCalls: ranks that have entered many calls ahead, each with itself as the root, notice.
+func TestMismatchOfForgottenCalls(t *testing.T) {
+	for _, n := range []int{4, 100 << 10} {
+		gs := join(t, 2, shm.Options{})
+		errs := make([]error, 2)
+		var both sync.WaitGroup
+		for r, g := range gs {
+			both.Go(func() {
+				var last transport.Call
+				var calls []transport.Call
+				for i := range 200 {
+					c := transport.Call{What: [2]uint64{1, uint64(r)}}
+					c.Follow(last.What, last.History)
+					g.Enter(uint32(i), &c)
+					last, calls = c, append(calls, c)
+				}
+				for i := 0; i < 100 && errs[r] == nil; i++ {
+					g.Begin(uint32(i), calls[i].History, nil)
+					errs[r] = g.Broadcast(make([]byte, n), r, late())
+				}
+			})
+		}
+		both.Wait()
+		require.Error(t, errs[0], "%d bytes", n)
+		require.Error(t, errs[1], "%d bytes", n)
+		require.True(t, errors.Is(errs[0], shm.ErrMismatch) || errors.Is(errs[1], shm.ErrMismatch), "%v; %v", errs[0], errs[1])
+	}
+}
+
+// TestNumbersFarApart: words and numbers from 2^31 pieces ago do not look newer than those of today.
+func TestNumbersFarApart(t *testing.T) {
+	for _, at := range []uint32{1 << 31, 1<<31 + 5, 3 << 30} {
+		gs := join(t, 2, shm.Options{}.From(-1))
+		for _, g := range gs {
+			g.StartAt(at)
+		}
+		each(t, gs, func(g *shm.Group) error {
+			if g.Rank() == 1 {
+				time.Sleep(20 * time.Millisecond)
+			}
+			return call(g, "allreduce", 3, 0, 200<<10, 1, 0, false)
+		})
+	}
+	gs := join(t, 2, shm.Options{})
+	each(t, gs, func(g *shm.Group) error { // rank 0 only receives
+		for range 1<<16 + 100 {
+			if err := g.Broadcast(make([]byte, 4), 1, late()); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+	require.GreaterOrEqual(t, gs[0].Seen(), uint32(90))
 }
 
 // TestRunAheadOfEachOther has ranks that send to a root, and look at each other only to find out how

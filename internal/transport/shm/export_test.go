@@ -11,9 +11,11 @@ func (g *Group) StartAt(p uint32) {
 	g.next, g.seen = p, p
 	for i := range g.self.slots {
 		atomic.StoreUint32(g.self.slots[i].in, p)
-		atomic.StoreUint32(g.self.slots[i].reduced, p)
 	}
 }
+
+// Seen returns how many pieces all ranks are known to have published.
+func (g *Group) Seen() uint32 { return g.seen }
 
 // Spins reports whether ranks poll before they yield.
 func (g *Group) Spins() bool { return g.spinFor > 0 }

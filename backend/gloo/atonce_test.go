@@ -71,6 +71,32 @@ func TestGivesAtOnce(t *testing.T) {
 	}
 }
 
+// TestGivesWithoutWaiting: a call returns at once while a rank that takes data is some calls behind.
+func TestGivesWithoutWaiting(t *testing.T) {
+	ctx := context.Background()
+	bs := connected(t, gloo.GroupTimeout, same(gloo.WireNative, 2)...)
+	if !bs[0].InTurn() {
+		t.Skip("the ranks do not share memory")
+	}
+	give := func() *work.Work {
+		w, err := bs[0].Reduce(ctx, vec(7), backend.ReduceOptions{Root: 1})
+		require.NoError(t, err)
+		return w
+	}
+	take := func() { require.NoError(t, wait(bs[1].Reduce(ctx, vec(7), backend.ReduceOptions{Root: 1}))) }
+	for range 14 {
+		give()
+	}
+	for range 4 {
+		take()
+		give() // no other goroutine takes anything meanwhile
+	}
+	for range 14 {
+		take()
+	}
+	bs[0].Close()
+}
+
 // TestPostsAtOnce: the call of a small collective that needs all ranks publishes this rank's part. So the
 // call of the last rank has all it needs, though no other rank waits.
 func TestPostsAtOnce(t *testing.T) {

@@ -29,11 +29,11 @@ typedef u32 Vec __attribute__((ext_vector_type(4)));
 // Free is a word of a slot that holds no data.
 static const u32 Free = 0xffffffff;
 
-// A slot has room for 4 vectors a lane, or for 2 with more than two ranks, and has a key, which is one word.
+// A slot has room for 4 vectors a lane, or for 2 with more than two ranks, and for a key: see Kernel.seal.
 static const u32 lanes = 32, maxRanks = 8;
 
-// Keys are multiples of this odd number: 0 first, which leaves the data as they are. The first 513 differ, and none
-// is all ones. A tile has at most 512 words, so one of the keys suits it.
+// Keys are multiples of this odd number, 0 first. The first 513 differ, and none is all ones. A tile has at most 512
+// words, so one of the keys suits it.
 static const u32 nextKey = 0x9e3779b1;
 constexpr bool keysAreData() {
   u32 key = 0;
@@ -42,6 +42,11 @@ constexpr bool keysAreData() {
   return true;
 }
 static_assert(keysAreData(), "a key must not be all ones");
+
+// Marked is the first word of a tile with a key. Its own first word comes with the key. As a float it is a NaN, so data
+// seldom begin with it.
+static const u32 Marked = 0xffb4d2e1;
+static const u64 NoKey = ~0ull;
 
 DEVICE u32 lane() { return __nvvm_read_ptx_sreg_tid_x() & (lanes - 1); }
 DEVICE void syncWarp() { __nvvm_bar_warp_sync(0xffffffff); }
@@ -53,6 +58,7 @@ __attribute__((unused)) DEVICE bool any(bool holds) { return __nvvm_vote_ballot_
 DEVICE void put(Vec *p, Vec v) {
   asm volatile("st.relaxed.sys.global.v4.u32 [%0], {%1, %2, %3, %4};" : : "l"(p), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w) : "memory");
 }
+DEVICE void put(u64 *p, u64 v) { asm volatile("st.relaxed.sys.global.u64 [%0], %1;" : : "l"(p), "l"(v) : "memory"); }
 DEVICE void put(u32 *p, u32 v) { asm volatile("st.relaxed.sys.global.u32 [%0], %1;" : : "l"(p), "r"(v) : "memory"); }
 DEVICE Vec get(const Vec *p) {
   Vec v;
@@ -99,7 +105,7 @@ template <class To, class From> DEVICE To bits(From v) { return __builtin_bit_ca
 
 // The arithmetic of a dtype works on words of 4 or 8 bytes, in which there are one or
 // more elements. Element is what unaligned memory is accessed by. Where every pattern of
-// bits is data, a key changes tiles that have words of all ones; a word of floats that is all ones
+// bits is data, tiles with words of all ones get a key; a word of floats that is all ones
 // is one NaN or two.
 struct F32 {
   typedef u32 Word;
@@ -286,7 +292,7 @@ template <class M, int U> DEVICE void divide(Vec *a, u32 by) {
 // Peer is where this rank writes at another one.
 struct Peer {
   Vec *slots;  // its ring for this rank's tiles
-  u32 *keys;   // the keys of that ring
+  u64 *keys;   // the keys of that ring
   u32 *credit; // what it is told of its own tiles here, a word a channel
 };
 
@@ -300,7 +306,7 @@ struct Call {
   u64 dstStep;  // from one rank's part of dst to the next one's, where parts are gathered
   u64 dstBytes; // in dst
   Vec *slots;   // the rings for the tiles of the ranks, this one's left out
-  u32 *keys;
+  u64 *keys;
   u64 *state;   // of the channels: tiles before the last call (high half) and after it; then the turns of each rank
   u32 *credit;  // of a channel: tiles that each peer has taken, a word a rank
   u32 *failed;  // set when a call has failed; the later ones do nothing. After it: the channels that have ended
@@ -389,6 +395,19 @@ struct Wait {
     return look(c.host, c.failed, c.limit, t - w.since, peer, channel, tile) != 0;
   }
 };
+
+// takeKey waits for what comes with a tile that has a key, and makes the place free. It returns NoKey if the call has failed.
+__attribute__((unused)) OUTLINE u64 takeKey(u64 *at, u32 *host, u32 *failed, u64 limit, u32 peer, u32 channel, u32 tile) {
+  u64 v, since = 0;
+  for (u32 polls = 1; v = get(at), (u32)v == Free || (u32)(v >> 32) == Free; polls++) {
+    if ((polls & 1023) != 0) continue;
+    const u64 t = now();
+    if (since == 0) since = t;
+    if (look(host, failed, limit, t - since, peer, channel, tile) != 0) return NoKey;
+  }
+  *at = NoKey;
+  return v;
+}
 
 // finish tells the host that the call has ended, when the last of so many channels has. What all of them
 // have written comes before.
@@ -556,14 +575,33 @@ template <class M, int U, int N, bool Gather, bool Plain> struct Kernel {
       for (int k = 0; k < 4; k++) v[u][k] = v[u][k] == Free ? M::nan : v[u][k];
   }
 
-  // seal returns the key of a tile of n vectors, and changes v by it. No word is all ones then.
-  DEVICE u32 seal(const Channel &ch, u32 n, Vec *v) {
+  // seal changes a tile of n vectors so that no word is all ones. Most tiles have no such word, and stay as they are. In
+  // others all words are XORed with a key, and the first word is replaced by Marked. A tile that begins with Marked is one
+  // of the others. It returns what goes to the slot's place for a key, of lane 0: the key, and the first word above it.
+  DEVICE u64 seal(const Channel &ch, u32 n, Vec *v) {
+    if (!M::keyed || __builtin_expect(!any(has(ch, n, v, Free) || marked(ch, v)), 1)) return NoKey;
     u32 key = 0;
-    if (!M::keyed) return key;
 #pragma unroll 1
-    while (__builtin_expect(any(has(ch, n, v, ~key)), 0)) key += nextKey;
+    while (any(has(ch, n, v, ~key))) key += nextKey;
     applyKey(v, key);
-    return key;
+    const u64 both = (u64)v[0].x << 32 | key;
+    if (ch.lane == 0) v[0].x = Marked;
+    return both;
+  }
+
+  // marked reports to lane 0 whether a tile begins with Marked.
+  DEVICE bool marked(const Channel &ch, const Vec *v) { return ch.lane == 0 && v[0].x == Marked; }
+
+  // unseal changes a tile back that tells of a key. Lane 0 waits for that, and makes its place free. It returns false to
+  // all lanes if the call has failed.
+  DEVICE bool unseal(const Call &c, const Channel &ch, u32 peer, u32 t, u64 slot, Vec *v) {
+    u64 both = 0;
+    if (ch.lane == 0) both = takeKey(c.keys + slot, c.host, c.failed, c.limit, peer, ch.w, t);
+    const u32 key = from((u32)both, 0);
+    if (key == Free) return false;
+    if (ch.lane == 0) v[0].x = (u32)(both >> 32);
+    applyKey(v, key);
+    return true;
   }
 
   // has reports whether a lane's part of a tile has a word.
@@ -577,24 +615,23 @@ template <class M, int U, int N, bool Gather, bool Plain> struct Kernel {
 
   // applyKey changes a tile by its key, or back.
   DEVICE void applyKey(Vec *v, u32 key) {
-    if (__builtin_expect(key == 0, 1)) return;
 #pragma unroll
     for (int u = 0; u < U; u++) v[u] ^= (Vec)(key);
   }
 
   // give writes n vectors of a tile into a slot at a peer. It changes v.
   DEVICE void give(const Call &c, const Channel &ch, u32 peer, u64 slot, u32 n, Vec *v) {
-    const u32 key = seal(ch, n, v);
+    const u64 key = seal(ch, n, v);
     fillSlot(c, ch, peer, slot, n, v, key);
   }
 
   // fillSlot writes what seal has changed.
-  DEVICE void fillSlot(const Call &c, const Channel &ch, u32 peer, u64 slot, u32 n, const Vec *v, u32 key) {
+  DEVICE void fillSlot(const Call &c, const Channel &ch, u32 peer, u64 slot, u32 n, const Vec *v, u64 key) {
+    if (M::keyed && __builtin_expect(key != NoKey, 0) && ch.lane == 0) put(c.peers[peer].keys + slot, key);
     Vec *to = c.peers[peer].slots + slot * slotVecs + ch.lane;
 #pragma unroll
     for (int u = 0; u < U; u++)
       if (ch.lane + u * lanes < n) put(to + u * lanes, v[u]);
-    if (M::keyed && ch.lane == 0) put(c.peers[peer].keys + slot, key);
   }
 
   // room waits until all peers have room for tile t of the channel. It returns false if the call has failed.
@@ -616,8 +653,9 @@ template <class M, int U, int N, bool Gather, bool Plain> struct Kernel {
     return true;
   }
 
-  // slot is where tile t of a channel is in a ring.
-  DEVICE u64 slot(const Call &c, const Channel &ch, u32 t) { return (u64)ch.w * c.depth + (t & (c.depth - 1)); }
+  // slot is where tile t of a channel is among the slots of a rank: what the channels push at about the same time lies
+  // side by side.
+  DEVICE u64 slot(const Call &c, const Channel &ch, u32 t) { return (u64)(t & (c.depth - 1)) * c.channels + ch.w; }
 
   // push gives the same tile i, of n vectors, to a set of peers, when all have room. The other peers get its first
   // vectors, as many as others says. It returns false if the call has failed.
@@ -627,7 +665,7 @@ template <class M, int U, int N, bool Gather, bool Plain> struct Kernel {
     const u32 ranks = N == 2 ? 2 : c.ranks;
     Vec v[U];
     copy(v, same);
-    const u32 key = seal(ch, n, v);
+    const u64 key = seal(ch, n, v);
     u32 peer = c.rank;
     for (u32 k = 1; k < ranks; k++) {
       peer = peer + 1 == ranks ? 0 : peer + 1;
@@ -640,7 +678,7 @@ template <class M, int U, int N, bool Gather, bool Plain> struct Kernel {
   // slotOf is where tile i of a peer comes.
   DEVICE u64 slotOf(const Call &c, const Channel &ch, u32 peer, u32 i) {
     u32 from = peer < c.rank ? peer : peer - 1;
-    return ((u64)from * c.channels + ch.w) * c.depth + ((ch.cur + i) & (c.depth - 1));
+    return (u64)from * c.depth * c.channels + slot(c, ch, ch.cur + i);
   }
 
   // take waits for tile i of a peer, gets it, and makes its slot free. It returns false if the call has failed; where
@@ -650,29 +688,25 @@ template <class M, int U, int N, bool Gather, bool Plain> struct Kernel {
     const u32 t = ch.cur + i;
     const u64 slot = slotOf(c, ch, peer, i);
     Vec *at = c.slots + slot * slotVecs + ch.lane;
-    u32 key = 0;
     Wait wait = {0, 0};
     bool ok = true;
     for (;;) {
 #pragma unroll
       for (int u = 0; u < U; u++)
         if (ch.lane + u * lanes < n) v[u] = get(at + u * lanes);
-      if (M::keyed && ch.lane < n) key = get(c.keys + slot);
-      if (!(M::keyed && key == Free) && !has(ch, n, v, Free)) break;
+      if (!has(ch, n, v, Free)) break;
       if (Wait::over(wait, c, peer, ch.w, t)) {
         ok = false;
         break;
       }
     }
-    // The key stays until all lanes have it.
-    if (M::keyed ? !all(ok) : !ok) return false;
+    if (!M::keyed && !ok) return false;
+    if (M::keyed && __builtin_expect(!all(ok && !marked(ch, v)), 0)) {
+      if (!all(ok) || !unseal(c, ch, peer, t, slot, v)) return false;
+    }
 #pragma unroll
     for (int u = 0; u < U; u++)
       if (ch.lane + u * lanes < n) store(at + u * lanes, (Vec)(Free));
-    if (M::keyed) {
-      applyKey(v, key);
-      if (ch.lane == 0) c.keys[slot] = Free;
-    }
     return true;
   }
 
@@ -897,11 +931,10 @@ template <class M, int U, int N, bool Gather, bool Plain> struct Kernel {
   // takes is take for tiles of several ranks at once, of n[g] vectors each. This rank, and ranks that are not there, have
   // none.
   template <u32 G> DEVICE bool takes(const Call &c, const Channel &ch, const u32 *who, u32 t, const u32 *n, Vec (*v)[U]) {
-    u32 keys[G], asked = 0, missing = 0;
+    u32 asked = 0, missing = 0;
     u64 slots[G];
 #pragma unroll
     for (u32 g = 0; g < G; g++) {
-      keys[g] = 0;
       if (who[g] != c.rank && who[g] < c.ranks && n[g] != 0) asked |= 1u << g;
       if ((asked >> g & 1) != 0 && ch.lane < n[g]) missing |= 1u << g;
       slots[g] = slotOf(c, ch, who[g], t);
@@ -915,11 +948,10 @@ template <class M, int U, int N, bool Gather, bool Plain> struct Kernel {
 #pragma unroll
         for (int u = 0; u < U; u++)
           if (ch.lane + u * lanes < n[g]) v[g][u] = get(c.slots + slots[g] * slotVecs + ch.lane + u * lanes);
-        if (M::keyed) keys[g] = get(c.keys + slots[g]);
       }
 #pragma unroll
       for (u32 g = 0; g < G; g++)
-        if (!(M::keyed && keys[g] == Free) && !has(ch, n[g], v[g], Free)) missing &= ~(1u << g);
+        if (!has(ch, n[g], v[g], Free)) missing &= ~(1u << g);
       if (missing == 0) break;
       u32 slow = 0;
 #pragma unroll
@@ -930,18 +962,26 @@ template <class M, int U, int N, bool Gather, bool Plain> struct Kernel {
         break;
       }
     }
-    // The keys stay until all lanes have them.
-    if (M::keyed ? !all(ok) : !ok) return false;
+    if (!M::keyed && !ok) return false;
+    if constexpr (M::keyed) {
+      u32 keyed = 0;
+#pragma unroll
+      for (u32 g = 0; g < G; g++)
+        if ((asked >> g & 1) != 0 && marked(ch, v[g])) keyed |= 1u << g;
+      if (__builtin_expect(!all(ok && keyed == 0), 0)) {
+        if (!all(ok)) return false;
+        keyed = from(keyed, 0);
+#pragma unroll
+        for (u32 g = 0; g < G; g++)
+          if ((keyed >> g & 1) != 0 && !unseal(c, ch, who[g], ch.cur + t, slots[g], v[g])) return false;
+      }
+    }
 #pragma unroll
     for (u32 g = 0; g < G; g++) {
       if ((asked >> g & 1) == 0) continue;
 #pragma unroll
       for (int u = 0; u < U; u++)
         if (ch.lane + u * lanes < n[g]) store(c.slots + slots[g] * slotVecs + ch.lane + u * lanes, (Vec)(Free));
-      if (M::keyed) {
-        applyKey(v[g], keys[g]);
-        if (ch.lane == 0) c.keys[slots[g]] = Free;
-      }
     }
     return true;
   }
@@ -1124,7 +1164,7 @@ template <class M, int U, int N, bool Gather, bool Plain> struct Kernel {
     for (int u = 0; u < U; u++) v[u] = (Vec)(1);
 #pragma unroll 1
     for (u32 p = 0; p < c.ranks; p++)
-      if (to >> p & 1) fillSlot(c, ch, p, slot(c, ch, ch.cur), 1, v, 0);
+      if (to >> p & 1) fillSlot(c, ch, p, slot(c, ch, ch.cur), 1, v, NoKey);
 #pragma unroll 1
     for (u32 first = 0; first < c.ranks; first += crowd) {
       u32 who[crowd];

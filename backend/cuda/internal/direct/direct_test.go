@@ -118,7 +118,7 @@ func TestShapeOf(t *testing.T) {
 		for _, blocks := range []int{1, 2, 16, 128} {
 			for n := 1; n < 1<<29; n = n*3 + 1 {
 				for _, ranks := range []int{2, 4} {
-					s := ShapeOf(n, blocks, channels, ranks, Shots(n%3))
+					s := ShapeOf(n, blocks, channels, ranks, Kind(n%4))
 					require.Positive(t, s.Blocks)
 					require.Positive(t, s.Threads)
 					require.Zero(t, s.Threads%32)
@@ -130,18 +130,31 @@ func TestShapeOf(t *testing.T) {
 			}
 		}
 	}
-	require.Equal(t, Shape{Blocks: 1, Threads: 256}, ShapeOf(8, 128, 2048, 2, OneShot))
-	require.Equal(t, Shape{Blocks: 32, Threads: 128, Large: true}, ShapeOf(256<<10, 128, 2048, 2, OneShot))
-	require.Equal(t, Shape{Blocks: 128, Threads: 512, Large: true}, ShapeOf(64<<20, 128, 2048, 2, OneShot))
-	require.Equal(t, Shape{Blocks: 16, Threads: 512, Large: true}, ShapeOf(64<<20, 16, 2048, 2, OneShot))
-	require.Equal(t, Shape{Blocks: 64, Threads: 256}, ShapeOf(256<<10, 128, 1024, 4, OneShot))
-	require.Equal(t, Shape{Blocks: 128, Threads: 256, Large: true}, ShapeOf(1<<20, 128, 2048, 4, OneShot))
-	require.Equal(t, Shape{Blocks: 128, Threads: 256, Large: true}, ShapeOf(4<<20, 128, 2048, 4, OneShot))
-	require.Equal(t, Shape{Blocks: 128, Threads: 512, Large: true}, ShapeOf(5<<20, 128, 2048, 4, OneShot))
-	require.Equal(t, Shape{Blocks: 64, Threads: 256}, ShapeOf(256<<10, 128, 2048, 4, TwoShots))
-	require.Equal(t, Shape{Blocks: 128, Threads: 256, Large: true}, ShapeOf(64<<20, 128, 2048, 4, TwoShots))
-	require.Equal(t, Shape{Blocks: 128, Threads: 512, Large: true}, ShapeOf(1<<20, 128, 2048, 4, Rooted))
-	require.Equal(t, Shape{Blocks: 128, Threads: 512, Large: true}, ShapeOf(64<<20, 128, 2048, 4, Rooted))
+	for _, x := range []struct {
+		n, blocks, channels, ranks int
+		kind                       Kind
+		want                       Shape
+	}{
+		{8, 128, 2048, 2, Reduces, Shape{Blocks: 1, Threads: 256}},
+		{256 << 10, 128, 2048, 2, Reduces, Shape{Blocks: 64, Threads: 256}},
+		{256 << 10, 16, 256, 2, Moves, Shape{Blocks: 16, Threads: 512, Large: true}},
+		{512 << 10, 128, 2048, 2, Gathers, Shape{Blocks: 128, Threads: 256}},
+		{4 << 20, 128, 2048, 2, Moves, Shape{Blocks: 128, Threads: 512}},
+		{8 << 20, 128, 2048, 2, Reduces, Shape{Blocks: 128, Threads: 256, Large: true}},
+		{64 << 20, 128, 2048, 2, Reduces, Shape{Blocks: 128, Threads: 512, Large: true}},
+		{64 << 20, 16, 2048, 2, Reduces, Shape{Blocks: 16, Threads: 512, Large: true}},
+		{256 << 10, 128, 1024, 4, Reduces, Shape{Blocks: 64, Threads: 256}},
+		{256 << 10, 128, 2048, 4, TwoShots, Shape{Blocks: 64, Threads: 256}},
+		{2 << 20, 128, 2048, 4, Reduces, Shape{Blocks: 128, Threads: 512}},
+		{4 << 20, 128, 2048, 4, Reduces, Shape{Blocks: 128, Threads: 512, Large: true}},
+		{32 << 20, 128, 2048, 4, TwoShots, Shape{Blocks: 128, Threads: 512}},
+		{64 << 20, 128, 2048, 4, TwoShots, Shape{Blocks: 128, Threads: 512, Large: true}},
+		{64 << 20, 128, 2048, 4, Gathers, Shape{Blocks: 128, Threads: 512}},
+		{1 << 20, 128, 2048, 4, Moves, Shape{Blocks: 128, Threads: 256, Large: true}},
+		{64 << 20, 128, 2048, 4, Moves, Shape{Blocks: 128, Threads: 512, Large: true}},
+	} {
+		require.Equal(t, x.want, ShapeOf(x.n, x.blocks, x.channels, x.ranks, x.kind), "%+v", x)
+	}
 }
 
 // TestOpen holds when a rank lets its peers write straight to its memory, and where.

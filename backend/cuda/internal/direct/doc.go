@@ -55,15 +55,18 @@
 //
 // A warp is a channel. Tiles of 512 bytes or 2 KiB, or 1 KiB with more than two ranks, are dealt to the channels in turn.
 // Channel c of a rank has a ring of K slots at each peer, for its tiles, and pushes tile
-// number t into slot t mod K. A warp pushes one tile ahead, then takes the tile that it
+// number t into slot t mod K. Slot 0 of all channels comes first in memory, then slot 1 of all. A warp pushes one tile ahead, then takes the tile that it
 // waits for. Two shots in one launch differ, see Forms.
 //
-// There are no flags. A free slot is all ones, and a word of data never is. Floats that are
-// all ones are changed to another NaN. For the dtypes where every pattern is data, a tile has
-// a key, which is 0 if no word is all ones. Otherwise its words are sent XORed with the first key of
-// a fixed row that leaves none of them all ones. The row is longer than a tile. A lane polls its own words and the key
-// until none is all ones. It then has them, and fills its words with ones again. Lane 0 fills the key
-// when all lanes have it. So a tile needs no fence, and only words of 4 bytes have to be written as a whole.
+// There are no flags. A free slot is all ones, and a word of data never is. A lane polls its own words until none is
+// all ones. It then has them, and fills them with ones again. So a tile needs no fence, and only words of 4 bytes have to
+// be written as a whole.
+//
+// Floats that are all ones are changed to another NaN. For the dtypes where every pattern is data, a tile with a word of all
+// ones gets a key, and all its words are XORed with that. The key is the first one of a fixed row that leaves no word all
+// ones; the row is longer than a tile. A fixed word takes the place of the first word. The key and the first word go to the
+// slot's place for a key. A tile that begins with the fixed word gets a key too. So who takes a tile that begins with it
+// waits for a key. Then it changes the tile back, and fills the place of the key with ones.
 //
 // A push may overwrite a slot only when the peer has emptied it. A channel keeps {cur,
 // prev}, the tiles before this call and before the last one. Tile t may be pushed if
@@ -159,23 +162,23 @@
 //
 // # Measurements
 //
-// Two H200, a process each, against NCCL 2.28.9 through PyTorch 2.11 in the same run: us a call
+// Two H100, a process each, against NCCL 2.28.9 through PyTorch 2.11 in the same run: us a call
 // in a CUDA graph of 20, and the ratio. Calls that are queued, and calls with a wait, have
 // ratios of 0.1 to 0.5 up to 4 MiB. go test -run '^$' -bench NCCL -benchtime 1x repeats it.
 //
 //	bytes    all_reduce f32   all_reduce bf16   reduce_scatter   all_gather     all_to_all
-//	8        2.69   0.23      2.79   0.26
-//	8 KiB    2.57   0.22      2.59   0.22
-//	64 KiB   3.06   0.25      3.02   0.23       2.92   0.26      2.81   0.24    2.82   0.22
-//	256 KiB  3.68   0.27      3.60   0.26       3.28   0.28      3.34   0.27    3.33   0.25
-//	1 MiB    5.95   0.32      5.93   0.31       4.45   0.29      4.71   0.30    4.70   0.27
-//	4 MiB    14.83  0.40      14.75  0.41       8.92   0.32      9.53   0.32    9.62   0.39
-//	16 MiB   50.67  0.64      50.52  0.63       27.74  0.49      28.66  0.48    29.77  0.53
-//	64 MiB   191.6  0.76      191.6  0.77       100.6  0.62      107.9  0.67    109.6  0.78
-//	256 MiB  749.7  0.84      749.4  0.84       378.3  0.67      403.8  0.73    406.3  0.85
+//	8        2.88    0.28     3.04    0.30
+//	8 KiB    2.74    0.25     2.72    0.24
+//	64 KiB   3.85    0.33     3.90    0.34      3.03    0.28     3.06    0.28   3.17    0.26
+//	256 KiB  4.51    0.35     4.55    0.35      4.16    0.35     3.75    0.30   3.78    0.29
+//	1 MiB    6.05    0.35     6.03    0.33      4.49    0.30     4.60    0.29   4.59    0.27
+//	4 MiB    15.33   0.42     15.37   0.42      9.76    0.35     9.24    0.30   9.27    0.36
+//	16 MiB   51.78   0.63     51.94   0.64      29.54   0.50     28.19   0.46   28.78   0.50
+//	64 MiB   193.8   0.76     193.8   0.77      102.6   0.61     103.0   0.63   104.8   0.72
+//	256 MiB  756.7   0.84     756.1   0.85      384.0   0.68     379.5   0.69   379.8   0.74
 //
 // The bytes are those of the longer one of input and output. Integers and float64 take up to
-// 10 % longer than float32.
+// 5 % longer than float32.
 //
 // An all_reduce of float32 with 16 blocks and registered memory takes, on two H100:
 //

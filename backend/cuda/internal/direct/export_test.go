@@ -1,7 +1,7 @@
 package direct
 
 // SetShape makes all calls have one shape.
-func SetShape(c *Comm, s Shape) { c.shape = func(_, _, _, _ int, _ Shots) Shape { return s } }
+func SetShape(c *Comm, s Shape) { c.shape = func(_, _, _, _ int, _ Kind) Shape { return s } }
 
 // ShareDevices returns options with which ranks may share devices. All their blocks have to
 // run at the same time.

@@ -604,6 +604,20 @@ func fill(b []byte, d tensor.DType, seed uint64) {
 	for range len(b) / 64 {
 		copy(b[4*g.IntN(len(b)/4):], special[4*g.IntN(len(special)/4):][:4])
 	}
+	// Tiles that begin with the word that tells of a key, among others or alone.
+	marked := binary.LittleEndian.AppendUint32(nil, 0xffb4d2e1)
+	each := 512
+	switch g.IntN(8) {
+	case 0:
+		each = 4
+	case 1, 2:
+		each = len(b) + 1
+	}
+	for i := 0; i+4 <= len(b); i += each {
+		if each == 4 || g.IntN(2) == 0 {
+			copy(b[i:], marked)
+		}
+	}
 	if len(b) >= 4 && g.IntN(4) == 0 {
 		for i := range b {
 			b[i] = 0xff

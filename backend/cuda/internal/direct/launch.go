@@ -234,41 +234,45 @@ type Shape struct {
 // Channels returns how many channels a launch has.
 func (s Shape) Channels() int { return s.Blocks * s.Threads / 32 }
 
-// Shots is what a launch does, as far as its shape depends on that.
-type Shots int
+// Kind is what a launch does, as far as its shape depends on that.
+type Kind int
 
 const (
-	OneShot  Shots = iota
-	TwoShots       // of an all_reduce
-	Rooted         // a broadcast or a reduce of two shots
+	Reduces  Kind = iota // it combines operands, in one shot
+	Gathers              // it combines nothing
+	TwoShots             // an all_reduce or a reduce
+	Moves                // of spans
 )
 
 // ShapeOf returns the shape for a launch in which each rank gets n bytes from each peer. It depends on nothing else, so
 // all ranks have the same.
 //
-// The figures are for two H200, and for four H100 and H200 (BenchmarkShapes):
+// The figures are for two and four H100 (BenchmarkShapes):
 //
-//   - Below 64 KiB a warp has a tile of 512 bytes, with more than two ranks up to 512 KiB. Large ones are 8 to 16 %
-//     slower there.
-//   - From there on a tile has 2 KiB, or 1 KiB with more than two ranks. There are more warps until 512 have a tile.
-//     Small blocks spread over more multiprocessors.
-//   - An all_reduce of two shots has half of the warps with parts of more than 16 MiB. All of them are 6 % slower.
-//     A broadcast or a reduce has all of them from 512 KiB on, which is 3 to 14 % faster.
-func ShapeOf(n, blocks, channels, ranks int, shots Shots) Shape {
-	block := 8192 // bytes of the tiles of 128 threads
-	if ranks > 2 {
-		block = 4096
-	}
-	var s Shape
+//   - A warp has a tile of 512 bytes, until there are 1024 warps or 2048. With two ranks tiles have 2 KiB above
+//     4 MiB. Up to there large ones are 2 to 16 % slower.
+//   - With more than two ranks, large tiles have 1 KiB. Gathers always have small ones, a reduce_scatter up to 2 MiB, and
+//     two shots up to 32 MiB. Moves have large ones from 512 KiB on, because only those go straight to the peers.
+func ShapeOf(n, blocks, channels, ranks int, kind Kind) Shape {
+	s := Shape{Blocks: 128, Threads: 512, Large: true}
 	switch {
-	case n < 64<<10 || ranks > 2 && n <= 512<<10:
+	case n <= 512<<10:
 		s = Shape{Blocks: max((n+4095)/4096, 1), Threads: 256}
-	case n <= 128*block:
-		s = Shape{Blocks: (n + block - 1) / block, Threads: 128, Large: true}
-	case shots != Rooted && n <= 1024*block || shots == TwoShots && n > 16<<20:
-		s = Shape{Blocks: 128, Threads: 256, Large: true}
-	default:
-		s = Shape{Blocks: 128, Threads: 512, Large: true}
+	case ranks == 2:
+		s.Large = n > 4<<20
+		if s.Large && n <= 8<<20 {
+			s.Threads = 256
+		}
+	case kind == Moves:
+		if n <= 4<<20 {
+			s.Threads = 256
+		}
+	case kind == Reduces:
+		s.Large = n > 2<<20
+	case kind == TwoShots:
+		s.Large = n > 32<<20
+	case kind == Gathers:
+		s.Large = false
 	}
 	if s.Blocks > blocks {
 		// Fewer blocks of more threads have the same channels.
@@ -302,9 +306,9 @@ type Comm struct {
 	functions   map[tensor.DType]forms
 	gathers     pair
 	moves       pair
-	broadcasts  forms                                                   // of two shots, with more than two ranks
-	lanes       pair                                                    // moves of two ranks
-	shape       func(n, blocks, channels, ranks int, shots Shots) Shape // ShapeOf, but for measurements
+	broadcasts  forms                                                 // of two shots, with more than two ranks
+	lanes       pair                                                  // moves of two ranks
+	shape       func(n, blocks, channels, ranks int, kind Kind) Shape // ShapeOf, but for measurements
 
 	mu     sync.Mutex // of what launches use
 	quiet  bool       // launches have no number
@@ -702,7 +706,8 @@ type step struct {
 	srcRange, dstRange int // what is read from src and written to dst
 	r                  reduced
 	f                  pair
-	blocks             int   // see Form
+	blocks             int // see Form
+	kind               Kind
 	roles              roles // everyone does everything if there are none
 }
 
@@ -727,7 +732,7 @@ func (c *Comm) describe(x step) {
 // enqueue launches a step. The caller holds c.mu.
 func (c *Comm) enqueue(s Launcher, x step) error {
 	c.describe(x)
-	return c.start(s, x.f, c.shape(x.part, c.blocks(x.blocks), c.channels, c.ranks, OneShot), callBytes, driver.Reads(x.src, x.srcRange), driver.Writes(x.dst, x.dstRange))
+	return c.start(s, x.f, c.shape(x.part, c.blocks(x.blocks), c.channels, c.ranks, x.kind), callBytes, driver.Reads(x.src, x.srcRange), driver.Writes(x.dst, x.dstRange))
 }
 
 // blocks returns the most blocks of a launch; see Form.
@@ -892,11 +897,11 @@ func (c *Comm) bothShots(s Launcher, dst, src driver.Ptr, bytes int, r reduced, 
 		dst, out = src, 0
 	}
 	c.describe(step{dst: dst, src: src, part: part, srcStep: part, srcBytes: bytes, dstStep: part, dstBytes: bytes, r: r, roles: who})
-	shots := TwoShots
-	if who != allRoles(c.ranks) {
-		shots = Rooted
+	kind := TwoShots
+	if bits.OnesCount32(who.givers) == 1 {
+		kind = Gathers // a broadcast
 	}
-	shape, spreads := c.bothShape(part, form, shots)
+	shape, spreads := c.bothShape(part, form, kind)
 	reads, writes := driver.Reads(src, in), driver.Writes(dst, out)
 	if !spreads {
 		return c.start(s, f.both, shape, callBytes, reads, writes)
@@ -917,8 +922,8 @@ func (c *Comm) bothShots(s Launcher, dst, src driver.Ptr, bytes int, r reduced, 
 }
 
 // bothShape returns the shape of two shots in one launch, and whether results go straight to the peers.
-func (c *Comm) bothShape(part int, form Form, shots Shots) (s Shape, spreads bool) {
-	s = c.shape(part, c.blocks(form.Blocks), c.channels, c.ranks, shots)
+func (c *Comm) bothShape(part int, form Form, kind Kind) (s Shape, spreads bool) {
+	s = c.shape(part, c.blocks(form.Blocks), c.channels, c.ranks, kind)
 	return s, s.Large && c.few(form, part)
 }
 
@@ -935,7 +940,7 @@ func (c *Comm) Spreads(n int, d tensor.DType, op backend.ReduceOp, form Form) bo
 		return false
 	}
 	// Each channel needs a tile.
-	shape := c.shape(part, c.blocks(form.Blocks), c.channels, c.ranks, OneShot)
+	shape := c.shape(part, c.blocks(form.Blocks), c.channels, c.ranks, Reduces)
 	return shape.Large && shape.Channels() <= part/window.SlotBytes(2)
 }
 
@@ -962,7 +967,7 @@ func (c *Comm) spreadSum(s Launcher, dst, src driver.Ptr, bytes int, r reduced, 
 	copy(b[spreadMaps:], c.call[moveMaps+8*peer:][:8])
 	copy(b[spreadFailed:], c.call[moveFailed+8*peer:][:8])
 	binary.NativeEndian.PutUint32(b[spreadOpen:], flag(open))
-	shape := c.shape(part, c.blocks(form.Blocks), c.channels, c.ranks, OneShot)
+	shape := c.shape(part, c.blocks(form.Blocks), c.channels, c.ranks, Reduces)
 	return c.run(s, f, shape, b, driver.Reads(src, bytes), driver.Writes(dst, bytes))
 }
 
@@ -995,7 +1000,7 @@ func (c *Comm) AllGather(s Launcher, dst, src driver.Ptr, n int, form Form) erro
 	defer c.mu.Unlock()
 	all := n * c.ranks
 	return c.enqueue(s, step{
-		dst: dst, src: src, part: n, srcBytes: n, dstStep: n, dstBytes: all, srcRange: n, dstRange: all, f: c.gathers, blocks: form.Blocks,
+		dst: dst, src: src, part: n, srcBytes: n, dstStep: n, dstBytes: all, srcRange: n, dstRange: all, f: c.gathers, kind: Gathers, blocks: form.Blocks,
 	})
 }
 
@@ -1007,5 +1012,5 @@ func (c *Comm) AllToAll(s Launcher, dst, src driver.Ptr, n int) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	all := n * c.ranks
-	return c.enqueue(s, step{dst: dst, src: src, part: n, srcStep: n, srcBytes: all, dstStep: n, dstBytes: all, srcRange: all, dstRange: all, f: c.gathers})
+	return c.enqueue(s, step{dst: dst, src: src, part: n, srcStep: n, srcBytes: all, dstStep: n, dstBytes: all, srcRange: all, dstRange: all, f: c.gathers, kind: Gathers})
 }

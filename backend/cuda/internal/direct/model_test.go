@@ -22,8 +22,9 @@ import (
 // and all stores of that have arrived.
 
 const (
-	free  = 0xffffffff // a word of a free slot
-	other = 0x7fffffff // what is sent instead
+	free   = 0xffffffff // a word of a free slot
+	other  = 0x7fffffff // what is sent instead
+	marked = 0xfffffffe // the first word of a tile with a key
 )
 
 // rule is a part of the protocol that a test leaves out.
@@ -53,7 +54,9 @@ const (
 	beginning rule = "two shots give credit after their first round"
 	leaving   rule = "two shots leave less than half a ring without credit"
 	greeting  rule = "who gets nothing else of a rank takes tile 0 from it"
-	keeping   rule = "a key is cleared when all lanes have it"
+	marking   rule = "a tile that begins as one with a key gets a key"
+	awaiting  rule = "a tile with a key waits for it"
+	unmarking rule = "the place of a key is cleared"
 )
 
 // straightRules are those of straight stores.
@@ -74,7 +77,7 @@ type modelCall struct {
 	spread                 bool // whose results go straight if all ranks are open
 	givers, owners, takers []bool
 
-	keyed bool // tiles have keys
+	keyed bool // tiles may have keys
 
 	// The roots of one-shot calls, -1 if it is another call. Only the root of a reduce gets operands. Only that of a
 	// broadcast gives data.
@@ -146,9 +149,11 @@ type modelWarp struct {
 	waiting       int // lanes in syncWarp
 	met           int // how often they have met
 	before        []*modelStore
-	heard         int  // by lane 0: the tiles of the longest span; -1: the call has failed
-	open          bool // by lane 0: all ranks are
-	straight      int  // the last call that went straight, plus one
+	heard         int    // by lane 0: the tiles of the longest span; -1: the call has failed
+	open          bool   // by lane 0: all ranks are
+	straight      int    // the last call that went straight, plus one
+	key           uint32 // of lane 0, when they last met
+	marked        bool
 	bad           int  // the last call in which a lane has failed, plus one
 	well          bool // none had when they last met, and all were there
 }
@@ -166,14 +171,16 @@ type modelLane struct {
 	ended    bool
 	cur      uint32
 	limit    uint32
-	returned bool // from the call
-	held     bool // for a while
+	returned bool   // from the call
+	held     bool   // for a while
+	key      uint32 // of the tile that lane 0 takes
+	marked   bool   // that has one
 }
 
 const lanesOfWarp = 2
 
-// slotWords are those of a slot: one of each lane, and the key.
-const slotWords = lanesOfWarp + 1
+// slotWords are those of a slot: one of each lane, a key, and the word that is replaced by marked.
+const slotWords = lanesOfWarp + 2
 
 // mostSteps is up to how many steps for each rank a model takes before it is aborted, where it is.
 const mostSteps = 500
@@ -317,7 +324,7 @@ func (m *model) credit(owner, channel, of int) int {
 }
 func (m *model) state(rank, channel int) int { return m.states + (rank*m.channels+channel)*2 }
 
-// operand is a rank's word for another one in a tile; now and then it looks like a free one.
+// operand is a rank's word for another one in a tile; now and then it looks like a free one, or tells of a key.
 func (m *model) operand(from, to, call, channel, tile, lane int) uint32 {
 	if !m.calls[call].parts {
 		to = 0
@@ -327,8 +334,11 @@ func (m *model) operand(from, to, call, channel, tile, lane int) uint32 {
 	}
 	x := uint32(from+1)*2654435761 ^ uint32(to*7919+call*104729+channel*1299709+tile*15485863+lane*32452843)
 	x ^= x >> 15
-	if x%5 == 0 {
+	switch x % 5 {
+	case 0:
 		x = free
+	case 1:
+		x = marked
 	}
 	return m.clean(call, x)
 }
@@ -496,6 +506,7 @@ func (l *modelLane) syncWarp() {
 			return false
 		}
 		w.met, w.waiting, w.before = w.met+1, 0, nil
+		w.key, w.marked = w.lanes[0].key, w.lanes[0].marked
 		w.well = l.m.without == voting || w.bad != l.call+1 && there == len(w.lanes)
 		for _, x := range w.lanes {
 			w.before = append(w.before, x.mine...)
@@ -606,41 +617,65 @@ func (l *modelLane) kernel() {
 // put gives tile t of the call to a peer: of has the words of the lanes.
 func (l *modelLane) put(p, t int, of func(lane int) uint32) {
 	m, r, ch, key := l.m, l.w.rank, l.w.channel, uint32(0)
-	if m.calls[l.call].keyed {
-		for n := 0; n < lanesOfWarp && m.without != cleaning; n++ {
+	slot := m.slot(p, r, ch, l.cur+uint32(t), 0)
+	word, keyed := of(l.n), m.without != marking && of(0) == marked
+	for n := range lanesOfWarp {
+		keyed = keyed || m.without != cleaning && of(n) == free
+	}
+	if keyed && m.calls[l.call].keyed {
+		for n := 0; n < lanesOfWarp; n++ {
 			if of(n)^key == free {
 				key, n = key+1, -1
 			}
 		}
+		word ^= key
 		if l.n == 0 {
-			l.store(m.slot(p, r, ch, l.cur+uint32(t), lanesOfWarp), key, true)
+			l.store(slot+lanesOfWarp, key, true)
+			l.store(slot+lanesOfWarp+1, word, true)
+			word = marked
 		}
 	}
-	l.store(m.slot(p, r, ch, l.cur+uint32(t), l.n), of(l.n)^key, true)
+	l.store(slot+l.n, word, true)
 }
 
 // get waits for tile t of a peer, and makes its slot free.
 func (l *modelLane) get(p, t int) (word uint32, ok bool) {
-	m, r, ch, keyed := l.m, l.w.rank, l.w.channel, l.m.calls[l.call].keyed
-	at, keyAt, key := m.slot(r, p, ch, l.cur+uint32(t), l.n), m.slot(r, p, ch, l.cur+uint32(t), lanesOfWarp), uint32(0)
-	ok = l.wait(func() bool { return l.load(at) != free && (!keyed || l.load(keyAt) != free) })
-	if keyed && ok {
-		key = l.load(keyAt)
-	}
-	if keyed && m.without != keeping {
-		ok = l.vote(ok)
+	m, r, ch := l.m, l.w.rank, l.w.channel
+	slot := m.slot(r, p, ch, l.cur+uint32(t), 0)
+	ok = l.wait(func() bool { return l.load(slot+l.n) != free })
+	word = l.load(slot + l.n)
+	if m.calls[l.call].keyed {
+		if l.n == 0 {
+			l.marked = word == marked
+		}
+		if ok = l.vote(ok); ok && l.w.marked {
+			if l.n == 0 {
+				word, ok = l.takeKey(slot + lanesOfWarp)
+			}
+			ok = l.vote(ok)
+			word ^= l.w.key
+		}
 	}
 	if !ok {
 		return 0, false
 	}
-	word = l.load(at) ^ key
 	if m.without != clearing {
-		l.store(at, free, false)
-		if keyed && l.n == 0 {
-			l.store(keyAt, free, false)
-		}
+		l.store(slot+l.n, free, false)
 	}
 	return word, true
+}
+
+// takeKey waits for a key and the first word that came with it, for lane 0.
+func (l *modelLane) takeKey(at int) (first uint32, ok bool) {
+	if l.m.without != awaiting && !l.wait(func() bool { return l.load(at) != free && l.load(at+1) != free }) {
+		return 0, false
+	}
+	l.key, first = l.load(at), l.load(at+1)
+	if l.m.without != unmarking {
+		l.store(at, free, false)
+		l.store(at+1, free, false)
+	}
+	return first, true
 }
 
 // credits tells the peers what has been taken, after tile i.
@@ -1230,7 +1265,7 @@ func TestModelLane(t *testing.T) {
 		m.absent = int(seed) % 2
 		require.NoError(t, m.run(), "a rank stays away, seed %d", seed)
 	}
-	for _, without := range []rule{clearing, crediting, last, releasing, meeting, halves, cleaning, stopping, heading, keeping} {
+	for _, without := range []rule{clearing, crediting, last, releasing, meeting, halves, cleaning, stopping, heading, marking, awaiting, unmarking} {
 		t.Run(string(without), func(t *testing.T) {
 			for seed := range uint64(1000) {
 				if err := newLane(seed, without).run(); err != nil {
@@ -1255,7 +1290,7 @@ func TestModelTwoShots(t *testing.T) {
 		m.abort = int(seed*7919) % (mostSteps * ranks)
 		require.NoError(t, m.run(), "aborted, %d ranks, seed %d", ranks, seed)
 	}
-	for _, without := range append([]rule{clearing, crediting, last, releasing, meeting, halves, cleaning, stopping, beginning, leaving, greeting, keeping}, straightRules...) {
+	for _, without := range append([]rule{clearing, crediting, last, releasing, meeting, halves, cleaning, stopping, beginning, leaving, greeting, marking, awaiting, unmarking}, straightRules...) {
 		t.Run(string(without), func(t *testing.T) {
 			for seed := range uint64(2000) {
 				if err := makeModel(seed, 3, without, onlyShots).run(); err != nil {
@@ -1293,7 +1328,7 @@ func TestModelAborted(t *testing.T) {
 
 // TestModelRules holds that each rule is needed: without it some seed goes wrong.
 func TestModelRules(t *testing.T) {
-	for _, without := range append([]rule{clearing, crediting, last, releasing, meeting, halves, cleaning, padding, stopping, heading, telling, counting, keeping, greeting, agreeing}, straightRules...) {
+	for _, without := range append([]rule{clearing, crediting, last, releasing, meeting, halves, cleaning, padding, stopping, heading, telling, counting, marking, awaiting, unmarking, greeting, agreeing}, straightRules...) {
 		t.Run(string(without), func(t *testing.T) {
 			groups := []int{2, 4}
 			switch without {

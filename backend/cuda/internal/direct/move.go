@@ -79,7 +79,7 @@ func (c *Comm) launchMove(s Launcher, m *movement) error {
 	shape := unknownShape
 	part := m.most
 	if m.most >= 0 {
-		shape = c.shape(max(part, 1), c.blocks(m.blocks), c.channels, c.ranks, OneShot)
+		shape = c.shape(max(part, 1), c.blocks(m.blocks), c.channels, c.ranks, Moves)
 	} else {
 		shape.Threads = min(shape.Threads, 32*c.channels)
 		shape.Blocks = max(min(shape.Blocks, c.blocks(m.blocks), 32*c.channels/shape.Threads), 1)
@@ -192,7 +192,7 @@ func (c *Comm) Broadcast(s Launcher, at driver.Ptr, n, root int, form Form) erro
 		if c.rootedShots(n, form) {
 			return c.bothShots(s, at, at, n, reduced{}, who, c.broadcasts, form)
 		}
-		x := step{dst: at, src: at, part: n, f: c.gathers, blocks: form.Blocks, roles: who}
+		x := step{dst: at, src: at, part: n, f: c.gathers, kind: Gathers, blocks: form.Blocks, roles: who}
 		if c.rank == root {
 			x.srcBytes, x.srcRange = n, n
 		} else {
@@ -222,7 +222,7 @@ func (c *Comm) ReduceSpreads(bytes int, form Form) bool {
 	if !c.rootedShots(bytes, form) {
 		return false
 	}
-	_, spreads := c.bothShape(partOf(bytes, c.ranks-1), form, Rooted)
+	_, spreads := c.bothShape(partOf(bytes, c.ranks-1), form, TwoShots)
 	return spreads
 }
 
@@ -314,7 +314,7 @@ func (c *Comm) spread(s Launcher, at driver.Ptr, bytes int, form Form) error {
 	}
 	mine := min(part, bytes-part*c.rank)
 	return c.enqueue(s, step{
-		dst: at, src: at + driver.Ptr(part*c.rank), part: part, srcBytes: mine, dstStep: part, dstBytes: bytes, srcRange: mine, dstRange: bytes, f: c.gathers,
+		dst: at, src: at + driver.Ptr(part*c.rank), part: part, srcBytes: mine, dstStep: part, dstBytes: bytes, srcRange: mine, dstRange: bytes, f: c.gathers, kind: Gathers,
 		blocks: form.Blocks,
 	})
 }

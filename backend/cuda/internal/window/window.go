@@ -18,8 +18,8 @@ const (
 	// MostRanks is how many ranks a window can connect.
 	MostRanks = 8
 
-	// KeyBytes is the key of a slot; see SlotBytes for its data.
-	KeyBytes = 4
+	// KeyBytes is a key of a slot, and a word of its data; see SlotBytes for the data.
+	KeyBytes = 8
 
 	// MostRegions is how many regions of a rank its peers can map; see Maps.
 	MostRegions = 16
@@ -44,8 +44,8 @@ type Options struct {
 	Channels int
 
 	// Depth is the number of slots of a channel, a power of two up to 1024. Two ranks need at least 4, and more
-	// ranks 8. 0 means 16 for two ranks and 8 for more. The defaults take 66 MiB of device memory for 2 ranks, 50 MiB for 4
-	// and 114 MiB for 8.
+	// ranks 8. 0 means 16 for two ranks, 32 for three or four, and 8 for more. The defaults take 66 MiB of device memory for
+	// 2 ranks, 194 MiB for 4 and 114 MiB for 8.
 	Depth int
 
 	// LaneChannels is how many warps send a message at a time, on each side of a lane. 0 means
@@ -67,9 +67,13 @@ func (o *Options) check() error {
 		o.Channels = 2048
 	}
 	if o.Depth == 0 {
-		o.Depth = 8
-		if o.Ranks == 2 {
+		switch {
+		case o.Ranks == 2:
 			o.Depth = 16
+		case o.Ranks <= 4:
+			o.Depth = 32
+		default:
+			o.Depth = 8
 		}
 	}
 	if o.Channels < 1 || o.Channels > 1<<16 {

@@ -42,7 +42,7 @@ func (g *Group) pipeline(n int, stage func(k int, data []byte), take func(k int,
 				stage(k+1, g.staged(g.self, p))
 				g.publish(p)
 			} else {
-				g.markPublished(p)
+				g.publishEmpty()
 			}
 		}
 		if k >= 0 && take != nil {
@@ -102,8 +102,9 @@ func (g *Group) reserve(p uint32) error {
 			if err := g.wait(r, slots[last%depth].in, need); err != nil {
 				return err
 			}
-			got := *slots[last%depth].op
-			if got.isOf(last) && got.history != g.past[last%depth] && !reached(slots[(last-1)%depth].in, last+depth) {
+			op := slots[last%depth].op
+			history := atomic.LoadUint64(&op.history) // before the look at what comes next
+			if got := *op; got.isOf(last) && history != g.past[last%depth] && !reached(slots[(last-1)%depth].in, last+depth) {
 				return g.mismatch(r, got, g.op)
 			}
 		}
@@ -308,7 +309,7 @@ func (g *Group) AllReduce(buf []byte, by Operator, stop func() error) error {
 		return g.allReduceSmall(buf)
 	}
 	if g.exposes(g.limits.AllReduce, g.mapped.AllReduce, len(buf)) {
-		if ok, err := g.allReduceDirect(buf); ok || err != nil {
+		if ok, err := g.exposing(func() (bool, error) { return g.allReduceDirect(buf) }); ok || err != nil {
 			return err
 		}
 	}
@@ -334,7 +335,7 @@ func (g *Group) Reduce(out, in []byte, root int, by Operator, stop func() error)
 	}
 	g.by = by
 	if len(in) > g.oneShot && g.exposes(g.limits.Reduce, g.mapped.Reduce, len(in)) {
-		if ok, err := g.reduceDirect(out, in, root); ok || err != nil {
+		if ok, err := g.exposing(func() (bool, error) { return g.reduceDirect(out, in, root) }); ok || err != nil {
 			return err
 		}
 	}
@@ -517,7 +518,7 @@ func (g *Group) ReduceScatter(out, in []byte, by Operator, stop func() error) er
 		return nil
 	}
 	if g.exposes(g.limits.ReduceScatter, g.mapped.ReduceScatter, len(in)) {
-		if ok, err := g.reduceScatterDirect(out, in); ok || err != nil {
+		if ok, err := g.exposing(func() (bool, error) { return g.reduceScatterDirect(out, in) }); ok || err != nil {
 			return err
 		}
 	}

@@ -342,9 +342,13 @@ func yesOrNo(ok bool) uint64 {
 	return 0
 }
 
-// publishEmpty publishes a piece that no rank looks at.
+// publishEmpty publishes a piece that no rank looks at. A header in its slot that is 2^32 pieces old would be taken for that
+// of this piece.
 func (g *Group) publishEmpty() (p uint32) {
 	p = g.next
+	if h := g.self.slots[p%depth].op; h.piece == p {
+		h.kind = 0
+	}
 	g.markPublished(p)
 	return p
 }
@@ -455,8 +459,13 @@ func (g *Group) readFrom(r int, dst []byte, at uint64) error {
 	return g.checkOwner(r, err)
 }
 
+// afterReads keeps looks at words of other ranks behind reads of their data: some CPUs would read data later. It stores any
+// word, because an atomic store comes after all earlier reads, and an atomic load after that.
+func afterReads(any *uint32) { atomic.StoreUint32(any, 0) }
+
 // checkOwner returns why what was read from rank r, with err, does not count; nil if it does.
 func (g *Group) checkOwner(r int, err error) error {
+	afterReads(&g.read)
 	if e := g.refusal(); e != nil {
 		return e
 	}
@@ -471,6 +480,7 @@ func (g *Group) checkOwner(r int, err error) error {
 
 // checkOwners is checkOwner for what was read in the arenas of all ranks.
 func (g *Group) checkOwners() error {
+	afterReads(&g.read)
 	if e := g.refusal(); e != nil {
 		return e
 	}
@@ -516,6 +526,17 @@ func (g *Group) endExposure(err error) error {
 	g.exposed, g.exposedBlocks = nil, nil
 	clear(g.addrs)
 	return err
+}
+
+// errPanicked ends an exposure whose operator has panicked.
+var errPanicked = errors.New("shm: the operator has panicked")
+
+// exposing runs a collective that reduces what ranks expose. It ends the exposure also if an operator panics.
+func (g *Group) exposing(run func() (ok bool, err error)) (ok bool, err error) {
+	err = errPanicked
+	defer func() { err = g.endExposure(err) }()
+	ok, err = run()
+	return ok, err
 }
 
 // roles are which ranks expose their buffers and which ranks read them.
@@ -808,15 +829,15 @@ func (g *Group) reduceTile(dst, own []byte, off int) error {
 func (g *Group) allReduceDirect(buf []byte) (ok bool, err error) {
 	ok, err = g.exchangeAddresses(buf)
 	if !ok || err != nil {
-		return ok, g.endExposure(err)
+		return ok, err
 	}
 	if g.arenaPlace(buf) != 0 && g.allInArenas() {
-		return true, g.endExposure(g.allReduceArenas(buf))
+		return true, g.allReduceArenas(buf)
 	}
 	u := unit(g.by.Elem)
 	lo, hi := share(len(buf), g.rank, g.size, u)
 	if err = g.reduceExposed(buf[lo:hi], buf[lo:hi], lo); err != nil {
-		return false, g.endExposure(err)
+		return false, err
 	}
 	p, err := g.publishWords(0, 0)
 	for i := 1; i < g.size && err == nil; i++ {
@@ -830,7 +851,7 @@ func (g *Group) allReduceDirect(buf []byte) (ok bool, err error) {
 		g.allPublished(p)
 		err = g.waitAllDone()
 	}
-	return true, g.endExposure(err)
+	return true, err
 }
 
 // allInArenas reports whether all buffers of exchangeAddresses lie in arenas.
@@ -925,7 +946,7 @@ func (g *Group) allReduceArenas(buf []byte) error {
 func (g *Group) reduceDirect(out, in []byte, root int) (ok bool, err error) {
 	ok, err = g.exchangeAddresses(in)
 	if !ok || err != nil {
-		return ok, g.endExposure(err)
+		return ok, err
 	}
 	u := unit(g.by.Elem)
 	section := g.piece / u * u * g.size
@@ -935,7 +956,7 @@ func (g *Group) reduceDirect(out, in []byte, root int) (ok bool, err error) {
 	if err == nil {
 		err = g.waitAllDone()
 	}
-	return true, g.endExposure(err)
+	return true, err
 }
 
 func (g *Group) reduceSection(out, in []byte, off, root int) error {
@@ -974,11 +995,11 @@ func (g *Group) reduceSection(out, in []byte, off, root int) error {
 func (g *Group) reduceScatterDirect(out, in []byte) (ok bool, err error) {
 	ok, err = g.exchangeAddresses(in)
 	if !ok || err != nil {
-		return ok, g.endExposure(err)
+		return ok, err
 	}
 	off := g.rank * len(out)
 	if err = g.reduceExposed(out, in[off:][:len(out)], off); err == nil {
 		err = g.waitAllDone()
 	}
-	return true, g.endExposure(err)
+	return true, err
 }

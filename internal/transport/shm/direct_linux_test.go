@@ -210,6 +210,31 @@ func TestReaderGivesUp(t *testing.T) {
 	require.ErrorIs(t, <-ended, shm.ErrAborted)
 }
 
+// TestPanickedOperator: a rank whose operator panics lends nothing any more, and the others' calls end.
+func TestPanickedOperator(t *testing.T) {
+	for _, op := range []string{"allreduce", "reduce", "reducescatter"} {
+		gs := join(t, 2, shm.Options{OneShot: -1}.From(1))
+		bad := by(4, func(_, _ []byte) { panic(op) })
+		const n = 1 << 20
+		ended := make(chan error, 1)
+		go func() { ended <- reduceBy(gs[1], op, n, by(4, mix(4))) }()
+		require.PanicsWithValue(t, op, func() { _ = reduceBy(gs[0], op, n, bad) })
+		require.False(t, gs[0].Exposes(), op)
+		require.ErrorIs(t, <-ended, shm.ErrAborted, op)
+	}
+}
+
+func reduceBy(g *shm.Group, op string, n int, o shm.Operator) error {
+	b := make([]byte, n)
+	switch op {
+	case "allreduce":
+		return g.AllReduce(b, o, late())
+	case "reduce":
+		return g.Reduce(make([]byte, n), b, 0, o, late())
+	}
+	return g.ReduceScatter(b[:n/2], b, o, late())
+}
+
 // TestReadFails: a rank whose memory cannot be read is named.
 func TestReadFails(t *testing.T) {
 	for _, op := range collectiveNames {

@@ -109,6 +109,34 @@ func TestNumbersFarApart(t *testing.T) {
 	require.GreaterOrEqual(t, gs[0].Seen(), uint32(90))
 }
 
+// TestOldHeaders has a rank only receive for so long that headers of 2^32 pieces ago are in its slots.
+func TestOldHeaders(t *testing.T) {
+	gs := join(t, 2, shm.Options{})
+	each(t, gs, func(g *shm.Group) error {
+		c := called(g)
+		for no := range 16 { // as many as slots
+			c.begin(uint64(no))
+			if err := g.Barrier(late()); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+	for _, g := range gs {
+		g.StartAt(1<<32 - 100)
+	}
+	each(t, gs, func(g *shm.Group) error {
+		c := called(g)
+		for no := range 300 {
+			c.begin(uint64(1000 + no))
+			if err := g.Broadcast(make([]byte, 4), 0, late()); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+}
+
 // TestRunAheadOfEachOther has ranks that send to a root, and look at each other only to find out how
 // far they are.
 func TestRunAheadOfEachOther(t *testing.T) {

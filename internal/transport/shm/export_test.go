@@ -111,6 +111,12 @@ const MarkLen = len(mark{})
 // Group returns the group under the mesh.
 func (m *Mesh) Group() *Group { return m.g }
 
+// ScribbleAbort writes something to the word that says which rank aborted this one.
+func (g *Group) ScribbleAbort(by uint32) { atomic.StoreUint32(g.self.abort, by) }
+
+// Exposes reports whether the group holds memory that others may read.
+func (g *Group) Exposes() bool { return g.exposed != nil }
+
 // Scribble writes something where this rank's calls are.
 func (g *Group) Scribble(rng *rand.Rand) {
 	for i := range g.self.calls {

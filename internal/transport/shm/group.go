@@ -140,6 +140,7 @@ type Group struct {
 	self *segment
 	next uint32 // number of the next piece
 	seen uint32 // all ranks have published the pieces before this one
+	read uint32 // see afterReads
 	stop func() error
 	op   header
 	by   Operator // of a reduction
@@ -413,6 +414,9 @@ func (g *Group) aborted() error {
 	by := atomic.LoadUint32(g.self.abort)
 	if by == 0 {
 		return nil
+	}
+	if uint64(by) > uint64(g.size) { // no rank writes that
+		return g.fail(fmt.Errorf("%w by a rank that does not exist", ErrAborted))
 	}
 	return g.fail(&RankError{Rank: int(by) - 1, Err: ErrAborted})
 }

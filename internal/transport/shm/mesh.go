@@ -75,6 +75,7 @@ type Mesh struct {
 	wg       sync.WaitGroup
 	closing  sync.Once
 
+	read       uint32 // see afterReads
 	mu         sync.Mutex
 	later      recheck.Timer    // wakes the mesh's goroutine
 	end        error            // how requests end from now on, nil while the mesh works
@@ -452,7 +453,7 @@ func (m *Mesh) receive(p *peer) (moved bool) {
 func (m *Mesh) handleFrame(p *peer, f frame, data []byte) {
 	switch f.kind {
 	case frameFirst:
-		if uint64(len(data)) > f.total || uint64(len(data)) < f.total && f.id == 0 && (f.total > eager || f.addr != 0) || p.rest != nil || p.restOf != nil {
+		if len(data) > firstBytes || uint64(len(data)) > f.total || uint64(len(data)) < f.total && f.id == 0 && (f.total > eager || f.addr != 0) || p.rest != nil || p.restOf != nil {
 			break
 		}
 		if r := m.findPosted(p, f.slot); r != nil {
@@ -615,6 +616,7 @@ func (m *Mesh) readDirect(p *peer) (moved bool) {
 		} else {
 			err = errNotInArena
 		}
+		afterReads(&m.read)
 		if m.g.refusal() != nil || atomic.LoadUint32(p.seg.left) != 0 {
 			return false // the sender has its memory back; look ends the receive
 		}

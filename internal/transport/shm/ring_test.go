@@ -6,6 +6,8 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/c10d-go/c10d/internal/transport"
 )
 
 func newRing(size int, at uint32) (*writer, *reader) {
@@ -92,6 +94,21 @@ func TestForeignFrames(t *testing.T) {
 			r.done(frameSize(int(f.size)))
 		}
 	}
+}
+
+// TestForeignFirstFrame has a first frame with more data than any rank sends in one.
+func TestForeignFirstFrame(t *testing.T) {
+	words := make([]uint32, 2)
+	w := &writer{data: make([]byte, maxRing), head: &words[0], full: &words[1]}
+	const n = 200 << 10
+	require.NotNil(t, w.room(n))
+	w.publish(frame{kind: frameFirst, size: n, slot: 7, total: n})
+	m := &Mesh{g: &Group{rank: 0, size: 2}, peers: make([]peer, 2)}
+	p := &m.peers[1]
+	p.rank, p.r = 1, reader{data: w.data, head: w.head, full: w.full}
+	m.receive(p)
+	require.NotNil(t, m.found)
+	require.Equal(t, transport.FaultProtocol, m.found.Kind)
 }
 
 func TestRingSizes(t *testing.T) {

@@ -457,6 +457,18 @@ func TestWrongCalls(t *testing.T) {
 	require.NoError(t, g.Err(), "a wrong call does no harm")
 }
 
+// TestForeignAbort has a word say that a rank aborted that the group does not have.
+func TestForeignAbort(t *testing.T) {
+	for _, by := range []uint32{3, 1 << 31, 1<<32 - 16} {
+		gs := join(t, 2, shm.Options{})
+		gs[0].ScribbleAbort(by)
+		err := gs[0].Barrier(late())
+		require.ErrorIs(t, err, shm.ErrAborted)
+		var culprit *shm.RankError
+		require.NotErrorAs(t, err, &culprit)
+	}
+}
+
 func TestAbort(t *testing.T) {
 	seed := rand.Uint64()
 	t.Logf("seed %d", seed)

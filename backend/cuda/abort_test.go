@@ -102,8 +102,8 @@ func TestAbortedInOrder(t *testing.T) {
 	})
 }
 
-// TestLaterCalls holds that what is called after a rank has died, or has aborted the
-// group, names that rank, whatever it is.
+// TestLaterCalls holds that any call after a rank has died or has aborted the group names
+// that rank.
 func TestLaterCalls(t *testing.T) {
 	for name, s := range map[string]setup{
 		"host":   {size: 3, timeout: patience, sim: sim.Config{Devices: 1, Quiet: true}},

@@ -255,9 +255,9 @@ func (x *rank) prepare(ctx context.Context, p program, r int, rng *rand.Rand, on
 	return c, failed
 }
 
-// collectives does what ps say, all at a time, on device tensors and then on CPU
-// tensors, in stream order from the caller's copy into the tensors to the one out of
-// them, and compares every byte of the storages.
+// collectives makes the calls of ps, all at a time, on device tensors and then on CPU
+// tensors. The caller's copies into the tensors and out of them are in stream order.
+// Every byte of the storages is compared.
 func (x *rank) collectives(ps []program, rng *rand.Rand, r int) error {
 	var calls []call
 	var works []*work.Work
@@ -330,10 +330,10 @@ func follow(s, first driver.Stream) error {
 	return s.Wait(e)
 }
 
-// TestCollectives does every collective on device tensors and on CPU tensors, with
-// any dtype, operator, size, strides and device, several at a time, in stream
-// order from the caller's copy into the tensors to the one out of them, and
-// compares every byte of the storages (F-15, F-21, T11).
+// TestCollectives does every collective on device tensors and on CPU tensors, several at
+// a time, with any dtype, operator, size, strides and device. The caller's copies into
+// the tensors and out of them are in stream order. Every byte of the storages is compared
+// (F-15, F-21, T11).
 func TestCollectives(t *testing.T) {
 	eachSeed(t, 1, func(t *testing.T, seed uint64, s sim.Semantics) {
 		rng := random(t, seed)

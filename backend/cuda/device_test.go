@@ -47,10 +47,10 @@ var deviceOps = []backend.ReduceOp{
 	backend.Sum(), backend.Avg(), backend.Product(), backend.Min(), backend.Max(), backend.BAnd(), backend.BOr(), backend.BXor(),
 }
 
-// TestF16Device does all-reduces of any dtype, operator, size and layout, on any
-// number of ranks and devices, several at a time, in stream order from the
-// caller's copy into the tensors to the one out of them, and compares every byte
-// with what CPU ranks make of the same elements (F-11, F-16, T11).
+// TestF16Device does several all-reduces at a time, of any dtype, operator, size and
+// layout, on any number of ranks and devices. The caller's copies into the tensors and
+// out of them are in stream order. Every byte is compared with what CPU ranks get from
+// the same elements (F-11, F-16, T11).
 func TestF16Device(t *testing.T) {
 	eachSeed(t, 1, func(t *testing.T, seed uint64, s sim.Semantics) {
 		rng := random(t, seed)
@@ -412,9 +412,9 @@ func withoutCall(t *testing.T, s setup, m sim.Call, run func(*world) error) erro
 	return errors.Join(err, w.m.Close())
 }
 
-// TestDeviceFailedCalls lets each call to the driver fail in turn, those that make
-// the connection and those of an all-reduce: every rank gets an error or a result,
-// nothing is left, and no stream waits for ever (T7).
+// TestDeviceFailedCalls lets each call to the driver fail in turn, those of the
+// connection and those of an all-reduce. Every rank gets an error or a result. Nothing is
+// left, and no stream waits for ever (T7).
 func TestDeviceFailedCalls(t *testing.T) {
 	injected := errors.New("injected")
 	for _, tc := range []struct {

@@ -21,8 +21,8 @@ import (
 	"github.com/c10d-go/c10d/work"
 )
 
-// TestF01LocalBroadcast gives 1 to 17 devices of a process what one of them, or the
-// host, has: n-1 copies, from any root, of no bytes and of some, while nobody
+// TestF01LocalBroadcast gives 1 to 17 devices of a process the data of one of them, or of
+// the host. That takes n-1 copies, from any root, of no bytes and of some, and nobody
 // blocks (F-01, T2). With many seeds some are of 4 MiB and three bytes.
 func TestF01LocalBroadcast(t *testing.T) {
 	large := 64<<10 + 3
@@ -76,9 +76,9 @@ func TestF02Range(t *testing.T) {
 	}
 }
 
-// TestF03StreamOrder broadcasts what a stream that is held up has yet to produce, to
-// where other streams consume it: all is called at once, nothing has happened
-// when it has, and the consumers see the new data (F-03, T5, T11).
+// TestF03StreamOrder broadcasts tensors whose producer's stream is held up, to tensors
+// that other streams read. All calls return at once, before anything has been done. The
+// readers see the new data (F-03, T5, T11).
 func TestF03StreamOrder(t *testing.T) {
 	for n := 2; n <= 5; n++ {
 		for root := range n {
@@ -104,9 +104,9 @@ func TestF03StreamOrder(t *testing.T) {
 	}
 }
 
-// TestF04LocalReduce reduces to a device and to the host, by kernels and without,
-// every dtype with every operator that it has: what comes out depends on the
-// tensors alone, not on the root, the seed or where it was done (F-04, R14).
+// TestF04LocalReduce reduces to a device and to the host, with kernels and without. It
+// does every dtype and operator. The result depends on the tensors alone: not on the
+// root, the seed or the place (F-04, R14).
 func TestF04LocalReduce(t *testing.T) {
 	dtypes := []tensor.DType{
 		tensor.Int8, tensor.Uint8, tensor.Int32, tensor.Int64, tensor.Uint64,
@@ -295,9 +295,9 @@ func init() {
 	}
 }
 
-// TestF13Pipelined holds that the ranks talk about the first part of the tensors
-// when the last parts have not left the devices, and that the first come back
-// before the last are talked about (F-13).
+// TestF13Pipelined holds that stages overlap. The ranks exchange the first part of the
+// tensors before the last parts have left the devices. The first part comes back before
+// the last ones are exchanged (F-13).
 func TestF13Pipelined(t *testing.T) {
 	const chunks, slots = 8, 2
 	w := newWorld(t, setup{
@@ -405,9 +405,8 @@ func TestF15HostWork(t *testing.T) {
 	}
 }
 
-// TestF17Concurrent issues pairs of all-reduces from two streams, in one order on
-// all ranks, that all are under way together: every result is that of its own
-// tensor (F-17).
+// TestF17Concurrent issues pairs of all-reduces from two streams, in one order on all
+// ranks, all under way together. Every result is that of its own tensor (F-17).
 func TestF17Concurrent(t *testing.T) {
 	pairs := 1000
 	if testing.Short() {

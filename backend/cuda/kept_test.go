@@ -15,8 +15,7 @@ import (
 )
 
 // TestKernelsAreThere holds that a group finds its kernels loaded when its first operation
-// begins, that groups on the same devices have them together, and that they are gone
-// with the driver.
+// begins. Groups on the same devices share them, and they are gone with the driver.
 func TestKernelsAreThere(t *testing.T) {
 	d, err := sim.Open(sim.Config{Devices: 2, Kernels: simkernels.All()})
 	require.NoError(t, err)

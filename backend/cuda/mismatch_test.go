@@ -61,9 +61,9 @@ var mismatches = []struct {
 	{"broadcast count", calledBroadcast("broadcast of 1000 elements of int32 with root 0", 1000, 0), broadcast12},
 }
 
-// TestMismatch lets one of three ranks call something else than the others, in every
-// way in which the calls can be done, as the first operation and as a later one: all
-// ranks hear of both calls at once, long before their time is over.
+// TestMismatch lets one of three ranks make another call than the others, as the first
+// operation and as a later one, in every way. All ranks hear of both calls at once, long
+// before their time is over.
 func TestMismatch(t *testing.T) {
 	host := setup{size: 3, timeout: patience, sim: sim.Config{Devices: 1}}
 	device := onDevices(3)

@@ -126,10 +126,10 @@ func init() {
 	}
 }
 
-// TestF06OneToAllHost broadcasts from every rank of 1 to 9, and from each of 1 to 4
-// tensors there, through the hosts and in each of the ways, several broadcasts
-// behind each other through the same few slots (F-06, F-21). A receiver says
-// once for each chunk that it may come.
+// TestF06OneToAllHost broadcasts through the hosts, in each of the ways: from every rank
+// of 1 to 9, and from each of 1 to 4 tensors there. Several broadcasts follow each other
+// through the same few slots (F-06, F-21). A receiver says once for each chunk that it
+// may come.
 func TestF06OneToAllHost(t *testing.T) {
 	eachSeed(t, 2, func(t *testing.T, seed uint64, s sim.Semantics) {
 		rng := random(t, seed)
@@ -377,9 +377,9 @@ func oneToAll(w *world, bytes int) error {
 	})...)
 }
 
-// TestT03T04OneToAll leaves out each record and each wait that the root, a rank
-// that sends on, and the last one make for a broadcast in chunks; somebody has to
-// notice every one (T3, T4).
+// TestT03T04OneToAll leaves out each record and each wait of a broadcast in chunks, of
+// the root, of a rank that sends on, and of the last one. Each one that is missing is
+// noticed (T3, T4).
 func TestT03T04OneToAll(t *testing.T) {
 	for _, c := range []struct {
 		way   string

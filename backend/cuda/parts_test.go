@@ -335,9 +335,9 @@ func (w *world) prepareLong(t *testing.T, s shape, n int) [][]*tensor.Tensor {
 	return all
 }
 
-// TestLongFails lets calls to the driver fail in operations that go in parts, or bring
-// elements in order: every rank gets an error that names the operation or a result,
-// nothing is left, and no stream waits for ever.
+// TestLongFails lets calls to the driver fail in operations that go in parts, or that
+// bring elements in order. Every rank gets a result, or an error with the operation's
+// name. Nothing is left, and no stream waits for ever.
 func TestLongFails(t *testing.T) {
 	for i, c := range longWays {
 		t.Run(c.name, func(t *testing.T) {

@@ -154,9 +154,9 @@ func exchanges(t *testing.T, seed uint64, s sim.Semantics, prepare func(w *world
 	return w
 }
 
-// TestSharedRefused has the system refuse each thing that memory which ranks share
-// needs, to the first rank that asks or to a later one: the group works, without it,
-// and each rank knows why.
+// TestSharedRefused has the system refuse each thing that shared memory needs, to the
+// first rank that asks or to a later one. The group works without shared memory, and each
+// rank knows why.
 func TestSharedRefused(t *testing.T) {
 	if lonely {
 		t.Skip("other systems are not asked for anything")

@@ -19,10 +19,10 @@ import (
 	"github.com/c10d-go/c10d/tensor"
 )
 
-// BenchmarkHostStages shows where the time of an all-reduce through the host goes:
-// that of an operation, one rank a GPU in one process, and of what it consists of.
-// Run it with -test.benchtime 1x; it prints a table. Times are medians, of the
-// slowest rank where all do the same at a time.
+// BenchmarkHostStages shows where the time of an all-reduce through the host goes. It
+// measures the operation with one rank a GPU in one process, and each of its stages. Run
+// it with -test.benchtime 1x; it prints a table. Times are medians. Where all ranks do
+// the same at a time, they are those of the slowest rank.
 func BenchmarkHostStages(b *testing.B) {
 	d, err := openReal()
 	if err != nil {

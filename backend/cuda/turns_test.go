@@ -10,8 +10,8 @@ import (
 	"github.com/c10d-go/c10d/work"
 )
 
-// TestTurns holds that calls that are under way at a time take turns with the memory in which their tensors are
-// brought in order, and do not make memory of their own.
+// TestTurns holds that calls at the same time take turns with the memory in which tensors are brought in order.
+// They do not make memory of their own.
 func TestTurns(t *testing.T) {
 	w := newWorld(t, onDevices(2))
 	lists := make([][]*vector, len(w.ranks))

@@ -291,9 +291,9 @@ func TestT12Future(t *testing.T) {
 	})
 }
 
-// TestT13RecordsAreWaitedFor counts the records of every collective, in every
-// way, and holds that somebody waited for, or asked, each of them; a record of the
-// test's own for nobody is noticed (T13, R2).
+// TestT13RecordsAreWaitedFor counts the records of every collective, in every way.
+// Somebody waits for each of them or asks it. A record that the test adds for nobody is
+// noticed (T13, R2).
 func TestT13RecordsAreWaitedFor(t *testing.T) {
 	for _, way := range hostWays {
 		w := newWorld(t, setup{size: 3, sim: sim.Config{Devices: 2, Seed: 13}, options: cuda.Options{Chunk: 100, Slots: 2, Broadcast: way}})

@@ -80,8 +80,8 @@ func nearMeshes(t testing.TB, size, hosts int) []transport.Mesh {
 	return ms
 }
 
-// TestNearLastWords has a receive from any rank wait while the others leave, of which the last sends
-// before it does: on this host or on another, as it comes.
+// TestNearLastWords has a receive from any rank wait while the others leave. The last of them sends
+// first. It is on this host or on another one, as it comes.
 func TestNearLastWords(t *testing.T) {
 	for i := range 20 {
 		ms := nearMeshes(t, 4, 2)

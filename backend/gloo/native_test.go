@@ -322,9 +322,9 @@ func testNativeFaults(t *testing.T, wire gloo.Wire) {
 	}
 }
 
-// tooBusy reports whether a rank was blamed, which is not stopped, for not
-// having answered in a third of a second: a machine may be too busy for that,
-// and then somebody else than the culprit may be named.
+// tooBusy reports whether a rank was blamed for not having answered in a third of a
+// second, though it is not stopped. A machine may be too busy for that, and then another
+// rank than the culprit may be named.
 func tooBusy(t *testing.T, why string) bool {
 	if !strings.Contains(why, "does not answer") {
 		return false

@@ -25,8 +25,8 @@ func (foreign) Len() int                { return 8 }
 // a test may run more than once.
 var registrations atomic.Int32
 
-// TestRegisteredWorks: a call goes to the registered work of the highest priority that can do it, and
-// on the CPU to one whose priority is above that of gloo's own.
+// TestRegisteredWorks: a call goes to the registered work of the highest priority that can do it. On
+// the CPU only a work of a higher priority than gloo's own comes first.
 func TestRegisteredWorks(t *testing.T) {
 	var taken atomic.Value // the name of the work that was made last
 	register := func(name string, d tensor.DeviceType, priority int, can func(c *backend.AllReduceCall) error) {

@@ -427,8 +427,8 @@ func (b *bench) sizesOf(op string) []int {
 // queued is the number of calls before one wait for the stream, as in nccl-tests.
 const queued = 20
 
-// queues is how many such rows are measured, of which the median counts: one alone is as much of the first
-// calls after a pause as of the others.
+// queues is how many such rows are measured; the median counts. In one row alone the first calls after a
+// pause weigh as much as all others.
 const queues = 11
 
 // measure times one size.

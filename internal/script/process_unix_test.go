@@ -15,9 +15,9 @@ import (
 	"github.com/c10d-go/c10d/store/tcp"
 )
 
-// TestProcessesThatEnd kills or stops one rank of four while the others wait
-// for it, and wants each of them to name it: of the dead one at once, long before
-// their operation's limit, and of the stopped one at the limit.
+// TestProcessesThatEnd kills or stops one rank of four while the others wait for it. Each
+// of them names it: a dead rank at once, long before the operation's limit, and a stopped
+// one at the limit.
 func TestProcessesThatEnd(t *testing.T) {
 	const size, victim = 4, 2
 	for _, op := range []string{"all_reduce", "barrier", "recv"} {

@@ -177,9 +177,9 @@ func TestRing(t *testing.T) {
 	})
 }
 
-// TestRingMutations leaves out each word of one of three ranks. (Its events are
-// not all needed: that a chunk comes back also says that it was sent, which a
-// tracker, who sees one process, cannot know.)
+// TestRingMutations leaves out each word of one of three ranks. Its events are not all
+// needed: a chunk that comes back also says that it was sent. A tracker cannot know that,
+// because it sees one process.
 func TestRingMutations(t *testing.T) {
 	run := func(seed uint64, skip func(sim.Call) bool) error {
 		m, err := sim.New(sim.Config{Devices: 3, Seed: seed, Quiet: true, Kernels: map[string]sim.Kernel{"add": quietAdd}})

@@ -14,8 +14,8 @@ import (
 	"github.com/c10d-go/c10d/backend/cuda/internal/libcuda"
 )
 
-// frame is the arguments of one call, and what it writes to: in Go's heap, which
-// does not move, and used again, so that a call allocates nothing. Stacks move.
+// frame has the arguments of one call and its outcome. It lies in Go's heap, which does
+// not move as stacks do. It is used again, so a call allocates nothing.
 type frame struct {
 	args   [15]uintptr
 	out    [2]uint64

@@ -101,8 +101,8 @@ func queues(b *testing.B, d driver.Driver) {
 }
 
 // TestFirstCommands has many threads make streams and give them their first commands at
-// the same time, all but one behind a word that nobody has written yet: that one's get
-// through.
+// the same time. All commands but those of one thread wait for a word that nobody has
+// written yet. Those of that thread get through.
 func TestFirstCommands(t *testing.T) {
 	d, err := Open()
 	if errors.Is(err, driver.ErrNoDevice) {

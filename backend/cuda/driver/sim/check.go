@@ -163,8 +163,8 @@ func (v use) replaces(u use) bool {
 	return v.e.op.only == nil && (v.sp.mode == driver.Write || v.sp.mode == u.sp.mode)
 }
 
-// shadow is what is remembered of the uses of one backing: for ranges of bytes,
-// in order and without overlap, the uses that are the last of their kind.
+// shadow remembers the uses of one backing. It has ranges of bytes, in order and without
+// overlap, and for each the last uses of each kind.
 type shadow struct{ segs []segment }
 
 type segment struct {

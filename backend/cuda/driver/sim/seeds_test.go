@@ -13,9 +13,9 @@ import (
 	"github.com/c10d-go/c10d/backend/cuda/driver/sim"
 )
 
-// tree is the local broadcast of Gloo's CUDA code as it is written there: a
-// binary tree that only powers of two of buffers go into, with one event for each
-// stream that is recorded again and again.
+// tree is the local broadcast of Gloo's CUDA code with its faults: a binary tree that
+// takes only powers of two of buffers. It has one event for each stream, which is
+// recorded again and again.
 type tree struct {
 	bufs    []driver.Memory
 	streams []driver.Stream
@@ -220,11 +220,11 @@ func TestT6(t *testing.T) {
 	}
 }
 
-// pipelined is the event program of a cluster-to-cluster all-reduce with two events that are recorded again
-// in each step: one says how far the user's stream is, and one how far the other stream is. Each step has a
+// pipelined is the event program of a cluster-to-cluster all-reduce. Two events are recorded again in each
+// step. One says how far the user's stream is, the other one how far the other stream is. Each step has a
 // collective inside the cluster on the user's stream and messages on the other one. At its end the streams
-// wait for each other. For n clusters there are n-2 steps before the sum of all and n-1 after it. Record and
-// wait are those of an event, by number.
+// wait for each other. For n clusters there are n-2 steps before the sum of all and n-1 after it. Record
+// and wait are those of an event, by number.
 func pipelined(h *host, clusters int, record, wait func(event int, s driver.Stream) error) {
 	const n = 1 << 10
 	user, hetero := h.stream(0, "user"), h.stream(0, "hetero")

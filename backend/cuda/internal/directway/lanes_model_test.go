@@ -226,8 +226,8 @@ func (m *laneModel) ends() error {
 	return nil
 }
 
-// TestModelLanes holds that messages and collectives end, whatever the order in which the ranks post them,
-// and that each rule is needed for that.
+// TestModelLanes holds that messages and collectives end in whatever order the ranks post them, and that
+// each rule is needed.
 func TestModelLanes(t *testing.T) {
 	for _, ranks := range []int{2, 4, 8} {
 		for seed := range uint64(200) {

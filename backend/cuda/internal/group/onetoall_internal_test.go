@@ -16,8 +16,8 @@ import (
 	"github.com/c10d-go/c10d/tensor"
 )
 
-// TestRoutes looks at the routes of all ranks together: every rank but the root
-// is reached once, by who gives it what it has itself.
+// TestRoutes looks at the routes of all ranks together. Every rank but the root gets the
+// data once, from a rank that has them.
 func TestRoutes(t *testing.T) {
 	for size := 1; size <= 33; size++ {
 		for root := range size {
@@ -128,9 +128,9 @@ func race(way string, size, chunks int) int {
 	}
 }
 
-// TestF09Beyond2GiB enqueues a broadcast of 5 GiB on streams that only take
-// notes: the chunks are the tensor, no byte twice and none left out, on the way
-// to the host, on the way from there, and between the tensors of a rank (F-09).
+// TestF09Beyond2GiB enqueues a broadcast of 5 GiB on streams that only take notes. On the
+// way to the host, from the host, and between the tensors of a rank, the chunks have each
+// byte of the tensor once (F-09).
 func TestF09Beyond2GiB(t *testing.T) {
 	if math.MaxInt == math.MaxInt32 {
 		t.Skip("memory of this size has no address here")

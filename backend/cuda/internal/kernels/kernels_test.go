@@ -25,8 +25,8 @@ func TestSource(t *testing.T) {
 	}
 }
 
-// TestList holds that the text has the kernel, with the parameter that launches have and nothing on the
-// stack, and that a launch says what it does.
+// TestList holds that the text has each kernel, with the parameter that launches have, and that no
+// kernel uses the stack. A launch says what it does.
 func TestList(t *testing.T) {
 	require.Contains(t, string(Lists), ".entry "+List+"(")
 	require.Contains(t, string(Lists), fmt.Sprintf("_param_0[%d]", listBytes))

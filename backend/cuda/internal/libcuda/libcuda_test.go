@@ -574,8 +574,8 @@ func TestParameters(t *testing.T) {
 	}
 }
 
-// TestKeep holds that what is kept is loaded with its functions when devices get ready,
-// once for all who load it, and unloaded with the driver.
+// TestKeep holds that kept images are loaded with their functions when devices get ready,
+// once for all who load them. They are unloaded with the driver.
 func TestKeep(t *testing.T) {
 	x := newFixture(t, newFake(2))
 	x.d.Keep([]byte(ptx), "f", "g")

@@ -153,9 +153,9 @@ func (v *Device) load(image []byte) (*Module, error) {
 	return &Module{v: v, h: h}, nil
 }
 
-// terminated returns the image as the driver takes it, which is not told how
-// long it is: a binary one must have the length that it says, a text ends with a
-// zero byte.
+// terminated returns the image as the driver takes it. The driver is not told how long an
+// image is: a binary one must have the length that it says, and a text ends with a zero
+// byte.
 func terminated(image []byte) ([]byte, error) {
 	short := func(what string, need uint64) error {
 		return fmt.Errorf("%w: %s of %d bytes, %d are there", driver.ErrImage, what, need, len(image))

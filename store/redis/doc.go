@@ -45,8 +45,15 @@
 //
 // A store with a will (SetWill) holds one more connection, which listens to a channel. The stores
 // with wills ask the server every 150 ms whether the next three of them still listen. About half a
-// second after a process has died, one of the others carries out its wills. Nobody does so in two
-// cases: no other store had a will, or only stores that came after the death look. Without the
+// second after a process has died, one of the others carries out its wills. It takes longer:
+//
+//   - if connecting took the dead store more than 150 ms: 300 ms more for each 150 ms
+//   - for 10 seconds after the server was away: stores come back at different times
+//   - if the host of the process has lost its power or its network: until the server ends the connection. That
+//     is 5 to 10 minutes with Redis' defaults. Set tcp-keepalive to 10 seconds or so
+//
+// Nobody carries out a will in three cases: no other store had a will, only stores that came after the death look, or
+// all stores that looked have died, too. Without the
 // permissions for SUBSCRIBE and PUBSUB there are no wills.
 //
 // # Requirements

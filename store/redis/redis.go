@@ -42,6 +42,10 @@ const (
 	// MiB, Redis' largest, passes at 150 Mbit/s. A cancelled call does not wait for it.
 	ioTimeout = 30 * time.Second
 
+	// maxIdle is how long a connection may lie idle if the URL does not say. go-redis does not notice that the server
+	// has ended one with TLS.
+	maxIdle = time.Minute
+
 	// dialTimeout is go-redis' limit of a connection attempt if the URL has none.
 	dialTimeout = 5 * time.Second
 
@@ -160,6 +164,9 @@ func parse(rawURL string, opts *Options) (*redis.Options, error) {
 	config.MaxRetries = -1
 	config.DialerRetries = 1
 	config.DisableIdentity = true
+	if config.ConnMaxIdleTime == 0 {
+		config.ConnMaxIdleTime = maxIdle
+	}
 	config.MaintNotificationsConfig = &maintnotifications.Config{Mode: maintnotifications.ModeDisabled}
 	if config.TLSConfig != nil {
 		config.Dialer = tlsDialer(config)
@@ -242,7 +249,11 @@ func (e emptied) Is(target error) bool { return target == ErrEmptied }
 // join writes an incarnation under the prefix, unless there is one.
 func (s *Store) join(ctx context.Context) error {
 	key := s.prefix + incarnationKey
-	if err := s.client.SetNX(ctx, key, rand.Text(), s.expiry).Err(); err != nil {
+	err := s.transact(ctx, func(p redis.Pipeliner) {
+		p.SetNX(ctx, key, rand.Text(), s.expiry)
+		s.renew(ctx, p, key) // that of an earlier job may be about to expire
+	})
+	if err != nil {
 		return err
 	}
 	found, now, err := s.identify(ctx)
@@ -278,6 +289,9 @@ func (s *Store) Clone(ctx context.Context) (store.Store, error) {
 	expiry := s.expiry
 	if expiry == 0 {
 		expiry = -1
+	}
+	if err := s.Kept(ctx); errors.Is(err, ErrEmptied) {
+		return nil, err // the clone would take the emptied server for a new one
 	}
 	return open(ctx, s.config, Options{Prefix: strings.Trim(s.prefix, "{}"), Expiry: expiry, Timeout: s.Timeout()})
 }

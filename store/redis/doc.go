@@ -52,9 +52,8 @@
 //   - if the host of the process has lost its power or its network: until the server ends the connection. That
 //     is 5 to 10 minutes with Redis' defaults. Set tcp-keepalive to 10 seconds or so
 //
-// Nobody carries out a will in three cases: no other store had a will, only stores that came after the death look, or
-// all stores that looked have died, too. Without the
-// permissions for SUBSCRIBE and PUBSUB there are no wills.
+// In three cases nobody carries out a will. No other store had a will. All others came after the death. Or all that
+// looked at the store have died, too. Without the permissions for SUBSCRIBE and PUBSUB there are no wills.
 //
 // # Requirements
 //

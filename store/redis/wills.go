@@ -49,8 +49,8 @@ const (
 	// still noticed.
 	neighbours = 3
 
-	// patience is how long others may take to come back after the server was away. go-redis lets a second pass between
-	// attempts to connect, and TCP repeats a lost first packet after one second, and again after two.
+	// patience is how long others may take to come back after the server was away. go-redis tries to connect once a
+	// second. TCP repeats a lost first packet after one second, and again after two.
 	patience = 10 * time.Second
 
 	// Every revisit looks a store looks again at the members that it passes over. After lastVisit looks it removes those

@@ -1292,8 +1292,10 @@ template <class M, int U, int N, bool Gather, bool Plain> struct Kernel {
     if (ch.lane < c.ranks && ch.lane != c.rank) release(c.peers[ch.lane].credit + ch.w * maxRanks, taken);
   }
 
-  // end notes the tiles of the call. So many channels come to it.
+  // end notes the tiles of the call. So many channels come to it. Calls of few tiles give no credit. One that is 2^31
+  // tiles old would seem to be new, so it is renewed before.
   DEVICE void end(const Call &c, const Channel &ch, u32 tiles, u32 channels) {
+    if (__builtin_expect((ch.cur ^ (ch.cur + tiles)) >> 30 != 0, 0)) publish(c, ch, ch.cur + tiles);
     syncWarp();
     if (ch.lane == 0) c.state[ch.w] = (u64)ch.cur << 32 | (ch.cur + tiles);
     finish(c, ch.lane, channels);

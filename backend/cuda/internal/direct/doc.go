@@ -77,7 +77,8 @@
 //     zeros up to the longest part.
 //   - or t < credit + K, where credit is what the peer has published. Each time a channel has
 //     taken K/2 tiles in a call, it publishes its count, by a store that releases the emptied
-//     slots. The warp's lanes meet before.
+//     slots. The warp's lanes meet before. A call that passes a multiple of 2^30 tiles gives credit at
+//     its end: a credit that is 2^31 tiles old would seem to be new.
 //
 // That is enough for every call to end. At the start of a call, prev or credit is at most
 // K/2 - 1 tiles behind. If the last call had fewer than K/2 tiles, prev is its start; otherwise

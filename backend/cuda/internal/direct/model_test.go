@@ -57,7 +57,11 @@ const (
 	marking   rule = "a tile that begins as one with a key gets a key"
 	awaiting  rule = "a tile with a key waits for it"
 	unmarking rule = "the place of a key is cleared"
+	renewing  rule = "a channel gives credit when its count passes a multiple of renewed"
 )
+
+// renewed is from how many tiles on a credit is renewed. One that is 2^31 tiles old would seem to be new.
+const renewed = 1 << 30
 
 // straightRules are those of straight stores.
 var straightRules = []rule{opening, fencing, ending, voting, looking, lingering}
@@ -205,7 +209,7 @@ func newLane(seed uint64, without rule) *model { return makeModel(seed, 2, witho
 
 func makeModel(seed uint64, ranks int, without rule, calls mix) *model {
 	g := rand.New(rand.NewPCG(seed, uint64(ranks)))
-	m := &model{g: g, without: without, ranks: ranks, channels: 1 + g.IntN(2), depth: 4 << g.IntN(2), absent: -1, abort: -1}
+	m := &model{g: g, without: without, ranks: ranks, channels: 1 + g.IntN(2), depth: 4 << g.IntN(3), absent: -1, abort: -1}
 	if ranks > 2 {
 		m.depth *= 2
 	}
@@ -263,6 +267,7 @@ func makeModel(seed uint64, ranks int, without rule, calls mix) *model {
 	for i := range m.credits {
 		m.mem[i] = free
 	}
+	m.setCounts()
 	m.flyingOf, m.failed, m.failedIn, m.done = make([]int, ranks), make([]bool, ranks), make([]int, ranks), make([]int, ranks)
 	for r := range ranks {
 		for c := range m.channels {
@@ -290,6 +295,29 @@ func makeModel(seed uint64, ranks int, without rule, calls mix) *model {
 		}
 	}
 	return m
+}
+
+// setCounts has the channels begin behind any number of calls of one tile, which give no credit.
+func (m *model) setCounts() {
+	for c := range m.channels {
+		at := m.g.Uint32N(4) * renewed
+		if m.without == renewing {
+			at = 1<<31 + m.g.Uint32N(1<<31)
+		} else if m.g.IntN(2) == 0 {
+			at -= m.g.Uint32N(uint32(4 * m.depth))
+		}
+		for r := range m.ranks {
+			m.mem[m.state(r, c)], m.mem[m.state(r, c)+1] = at, at-1
+			for p := range m.ranks {
+				last := at &^ (renewed - 1)
+				credit := last + m.g.Uint32N(at-last+1)
+				if m.without == renewing {
+					credit = at - 1<<31 - m.g.Uint32N(1<<20) - uint32(m.depth)
+				}
+				m.mem[m.credit(r, c, p)] = credit
+			}
+		}
+	}
 }
 
 // randomMove is one of those that a rank makes: from one rank or to one, between two, between any, or
@@ -599,9 +627,12 @@ func (l *modelLane) kernel() {
 				got += m.operand(from, r, l.call, ch, i, l.n)
 				continue
 			}
-			word, ok := l.get(from, i)
+			word, ok := l.getSome(from, i, l.words(from, r))
 			if !ok {
 				return
+			}
+			if l.n >= l.words(from, r) {
+				word = m.operand(from, r, l.call, ch, i, l.n)
 			}
 			got += word
 		}
@@ -615,7 +646,10 @@ func (l *modelLane) kernel() {
 }
 
 // put gives tile t of the call to a peer: of has the words of the lanes.
-func (l *modelLane) put(p, t int, of func(lane int) uint32) {
+func (l *modelLane) put(p, t int, of func(lane int) uint32) { l.putSome(p, t, lanesOfWarp, of) }
+
+// putSome gives the first words of a tile. All words count for its key.
+func (l *modelLane) putSome(p, t, words int, of func(lane int) uint32) {
 	m, r, ch, key := l.m, l.w.rank, l.w.channel, uint32(0)
 	slot := m.slot(p, r, ch, l.cur+uint32(t), 0)
 	word, keyed := of(l.n), m.without != marking && of(0) == marked
@@ -635,14 +669,19 @@ func (l *modelLane) put(p, t int, of func(lane int) uint32) {
 			word = marked
 		}
 	}
-	l.store(slot+l.n, word, true)
+	if l.n < words {
+		l.store(slot+l.n, word, true)
+	}
 }
 
 // get waits for tile t of a peer, and makes its slot free.
-func (l *modelLane) get(p, t int) (word uint32, ok bool) {
+func (l *modelLane) get(p, t int) (word uint32, ok bool) { return l.getSome(p, t, lanesOfWarp) }
+
+// getSome is get for the first words of a tile.
+func (l *modelLane) getSome(p, t, words int) (word uint32, ok bool) {
 	m, r, ch := l.m, l.w.rank, l.w.channel
 	slot := m.slot(r, p, ch, l.cur+uint32(t), 0)
-	ok = l.wait(func() bool { return l.load(slot+l.n) != free })
+	ok = l.n >= words || l.wait(func() bool { return l.load(slot+l.n) != free })
 	word = l.load(slot + l.n)
 	if m.calls[l.call].keyed {
 		if l.n == 0 {
@@ -659,7 +698,7 @@ func (l *modelLane) get(p, t int) (word uint32, ok bool) {
 	if !ok {
 		return 0, false
 	}
-	if m.without != clearing {
+	if m.without != clearing && l.n < words {
 		l.store(slot+l.n, free, false)
 	}
 	return word, true
@@ -711,6 +750,9 @@ func (l *modelLane) publish(taken int) {
 // finish ends a call of so many tiles.
 func (l *modelLane) finish(tiles int) {
 	m, r, ch := l.m, l.w.rank, l.w.channel
+	if (l.cur^(l.cur+uint32(tiles)))/renewed != 0 && m.without != renewing {
+		l.publish(tiles)
+	}
 	l.syncWarp()
 	if l.n == 0 {
 		l.store(m.state(r, ch)+1, l.cur, false)
@@ -1203,7 +1245,9 @@ func (l *modelLane) room(i int) bool {
 			least := l.load(m.credit(r, ch, (r+1)%m.ranks))
 			for p := range m.ranks {
 				if p != r {
-					least = min(least, l.load(m.credit(r, ch, p)))
+					if n := l.load(m.credit(r, ch, p)); int32(n-least) < 0 {
+						least = n
+					}
 				}
 			}
 			l.limit = least + uint32(m.depth)
@@ -1216,10 +1260,18 @@ func (l *modelLane) room(i int) bool {
 	return true
 }
 
+// words is how many words of a tile a rank gives to another one: one if the tile only says that the rank has called.
+func (l *modelLane) words(from, to int) int {
+	c := l.m.calls[l.call]
+	if (c.reduces < 0 || c.reduces == to) && (c.broadcasts < 0 || c.broadcasts == from) {
+		return lanesOfWarp
+	}
+	return 1
+}
+
 // travels reports whether a rank gives tile i of the call to another one.
 func (l *modelLane) travels(from, to, i int) bool {
-	c := l.m.calls[l.call]
-	return (c.reduces < 0 || c.reduces == to) && (c.broadcasts < 0 || c.broadcasts == from) || i == 0 && l.m.without != greeting
+	return l.words(from, to) == lanesOfWarp || i == 0 && l.m.without != greeting
 }
 
 // push gives tile i to the peers.
@@ -1240,7 +1292,7 @@ func (l *modelLane) push(i int) bool {
 			m.fault = fmt.Errorf("rank %d pushes in call %d, after it failed in call %d", r, l.call, m.failedIn[r])
 			return false
 		}
-		l.put(p, i, func(lane int) uint32 { return m.operand(r, p, l.call, ch, i, lane) })
+		l.putSome(p, i, l.words(r, p), func(lane int) uint32 { return m.operand(r, p, l.call, ch, i, lane) })
 	}
 	return true
 }
@@ -1265,7 +1317,7 @@ func TestModelLane(t *testing.T) {
 		m.absent = int(seed) % 2
 		require.NoError(t, m.run(), "a rank stays away, seed %d", seed)
 	}
-	for _, without := range []rule{clearing, crediting, last, releasing, meeting, halves, cleaning, stopping, heading, marking, awaiting, unmarking} {
+	for _, without := range []rule{clearing, crediting, last, releasing, meeting, halves, cleaning, stopping, heading, marking, awaiting, unmarking, renewing} {
 		t.Run(string(without), func(t *testing.T) {
 			for seed := range uint64(1000) {
 				if err := newLane(seed, without).run(); err != nil {
@@ -1290,7 +1342,7 @@ func TestModelTwoShots(t *testing.T) {
 		m.abort = int(seed*7919) % (mostSteps * ranks)
 		require.NoError(t, m.run(), "aborted, %d ranks, seed %d", ranks, seed)
 	}
-	for _, without := range append([]rule{clearing, crediting, last, releasing, meeting, halves, cleaning, stopping, beginning, leaving, greeting, marking, awaiting, unmarking}, straightRules...) {
+	for _, without := range append([]rule{clearing, crediting, last, releasing, meeting, halves, cleaning, stopping, beginning, leaving, greeting, marking, awaiting, unmarking, renewing}, straightRules...) {
 		t.Run(string(without), func(t *testing.T) {
 			for seed := range uint64(2000) {
 				if err := makeModel(seed, 3, without, onlyShots).run(); err != nil {
@@ -1328,7 +1380,7 @@ func TestModelAborted(t *testing.T) {
 
 // TestModelRules holds that each rule is needed: without it some seed goes wrong.
 func TestModelRules(t *testing.T) {
-	for _, without := range append([]rule{clearing, crediting, last, releasing, meeting, halves, cleaning, padding, stopping, heading, telling, counting, marking, awaiting, unmarking, greeting, agreeing}, straightRules...) {
+	for _, without := range append([]rule{clearing, crediting, last, releasing, meeting, halves, cleaning, padding, stopping, heading, telling, counting, marking, awaiting, unmarking, renewing, greeting, agreeing}, straightRules...) {
 		t.Run(string(without), func(t *testing.T) {
 			groups := []int{2, 4}
 			switch without {

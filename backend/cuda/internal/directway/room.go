@@ -6,6 +6,7 @@ import (
 
 	"github.com/c10d-go/c10d/backend/cuda/driver"
 	"github.com/c10d-go/c10d/backend/cuda/internal/direct"
+	"github.com/c10d-go/c10d/backend/cuda/internal/window"
 )
 
 // directPlace is a device on which kernels of this process wait for others.
@@ -96,19 +97,13 @@ func (d *Group) note() {
 }
 
 // A window has as many channels as package window chooses, or fewer on a device with less memory:
-// it takes at most a part in directShare of it.
+// its rings take at most a part in directShare of it, and so do its lanes.
 const (
 	directMostChannels = 2048
-	directChannelBytes = 8<<10 + 128  // for each other rank, with 8 slots of 1 KiB
-	laneChannelBytes   = 16<<10 + 128 // with 8 slots of 2 KiB
-	directShare        = 1 << 10
+	directShare        = 1 << 8
 )
 
 // directChannels returns how many channels a window on a device has.
 func directChannels(v driver.Device, ranks int) uint32 {
-	each := directChannelBytes * (ranks - 1)
-	if ranks == 2 {
-		each = 2 * laneChannelBytes // 16 slots of 2 KiB
-	}
-	return uint32(min(max(int(v.Info().Memory/directShare)/each, 1), directMostChannels))
+	return uint32(min(max(int(v.Info().Memory/directShare)/window.ChannelBytes(ranks), 1), directMostChannels))
 }

@@ -53,6 +53,24 @@ type Options struct {
 	LaneChannels int
 }
 
+func depthFor(ranks int) int {
+	switch {
+	case ranks == 2:
+		return 16
+	case ranks <= 4:
+		return 32
+	}
+	return 8
+}
+
+// ChannelBytes returns how much device memory a channel takes with the default Depth.
+func ChannelBytes(ranks int) int {
+	return (ranks-1)*depthFor(ranks)*(SlotBytes(ranks)+KeyBytes) + MostRanks*4 + 8
+}
+
+// LaneChannelBytes is how much a channel of a lane takes.
+const LaneChannelBytes = LaneDepth*(2048+KeyBytes) + MostRanks*4 + 8
+
 // LaneDepth is the number of slots of a channel of a lane.
 const LaneDepth = 8
 
@@ -67,14 +85,7 @@ func (o *Options) check() error {
 		o.Channels = 2048
 	}
 	if o.Depth == 0 {
-		switch {
-		case o.Ranks == 2:
-			o.Depth = 16
-		case o.Ranks <= 4:
-			o.Depth = 32
-		default:
-			o.Depth = 8
-		}
+		o.Depth = depthFor(o.Ranks)
 	}
 	if o.Channels < 1 || o.Channels > 1<<16 {
 		return fmt.Errorf("window: %d channels, want 1 to %d", o.Channels, 1<<16)

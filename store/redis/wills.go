@@ -416,7 +416,7 @@ func (s *Store) listenAgain(ctx context.Context, w *watch) error {
 // mourn carries out a member's wills and removes it, all at once. KEYS are the set, the hash, and the wills' keys. ARGV
 // are the name, the expiry, the number of wills, and for each key the field, the text, the expected and the desired value.
 // It does nothing and returns 0 if the wills are others.
-var mourn = redis.NewScript(`
+var mourn = redis.NewScript(setIf + `
 if redis.call('HLEN', KEYS[2]) ~= tonumber(ARGV[3]) then
 	return 0
 end
@@ -426,14 +426,7 @@ for i = 3, #KEYS do
 	end
 end
 for i = 3, #KEYS do
-	local held, expected, desired = redis.call('GET', KEYS[i]), ARGV[4 * i - 6], ARGV[4 * i - 5]
-	if held == expected or not held and expected == '' then
-		if ARGV[2] == '0' then
-			redis.call('SET', KEYS[i], desired)
-		else
-			redis.call('SET', KEYS[i], desired, 'PX', ARGV[2])
-		end
-	end
+	setIf(KEYS[i], ARGV[4 * i - 6], ARGV[4 * i - 5], ARGV[2])
 end
 redis.call('ZREM', KEYS[1], ARGV[1])
 redis.call('DEL', KEYS[2])

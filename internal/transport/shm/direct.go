@@ -459,9 +459,10 @@ func (g *Group) readFrom(r int, dst []byte, at uint64) error {
 	return g.checkOwner(r, err)
 }
 
-// afterReads keeps looks at words of other ranks behind reads of their data: some CPUs would read data later. It stores any
-// word, because an atomic store comes after all earlier reads, and an atomic load after that.
-func afterReads(any *uint32) { atomic.StoreUint32(any, 0) }
+// afterReads comes between reads of another rank's data and a look whether that rank has given up. Some CPUs would do
+// the reads later. An atomic store comes after all reads before it, and an atomic load after that store. The word does
+// not matter, if no other goroutine uses it.
+func afterReads(word *uint32) { atomic.StoreUint32(word, 0) }
 
 // checkOwner returns why what was read from rank r, with err, does not count; nil if it does.
 func (g *Group) checkOwner(r int, err error) error {

@@ -62,8 +62,8 @@
 // all ones. It then has them, and fills them with ones again. So a tile needs no fence, and only words of 4 bytes have to
 // be written as a whole.
 //
-// Floats that are all ones are changed to another NaN. For the dtypes where every pattern is data, a tile with a word of all
-// ones gets a key, and all its words are XORed with that. The key is the first one of a fixed row that leaves no word all
+// Floats that are all ones are changed to another NaN. Other dtypes may have any bits. There a tile with a
+// word of all ones gets a key: all its words are XORed with it. The key is the first one of a fixed row that leaves no word all
 // ones; the row is longer than a tile. A fixed word takes the place of the first word. The key and the first word go to the
 // slot's place for a key. A tile that begins with the fixed word gets a key too. So who takes a tile that begins with it
 // waits for a key. Then it changes the tile back, and fills the place of the key with ones.

@@ -249,10 +249,10 @@ const (
 //
 // The figures are for two and four H100 (BenchmarkShapes):
 //
-//   - A warp has a tile of 512 bytes, until there are 1024 warps or 2048. With two ranks tiles have 2 KiB above
-//     4 MiB. Up to there large ones are 2 to 16 % slower.
-//   - With more than two ranks, large tiles have 1 KiB. Gathers always have small ones, a reduce_scatter up to 2 MiB, and
-//     two shots up to 32 MiB. Moves have large ones from 512 KiB on, because only those go straight to the peers.
+//   - Up to 512 KiB each tile of 512 bytes has a warp. Longer parts have 2048 warps, or 1024 where these are faster.
+//   - Two ranks have tiles of 2 KiB above 4 MiB. Up to there such tiles are 2 to 16 % slower.
+//   - More ranks have large tiles of 1 KiB: a reduce_scatter above 2 MiB, and two shots above 32 MiB. Gathers have none.
+//     Moves have them from 512 KiB on, because only large tiles go straight to the peers.
 func ShapeOf(n, blocks, channels, ranks int, kind Kind) Shape {
 	s := Shape{Blocks: 128, Threads: 512, Large: true}
 	switch {

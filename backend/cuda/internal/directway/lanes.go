@@ -86,7 +86,7 @@ func (d *Group) laneChannels() int {
 	case ranks > 4:
 		channels = 64
 	}
-	return max(min(channels, int(d.v.Info().Memory/directShare)/(window.LaneChannelBytes*2*(ranks-1))), 1)
+	return max(min(channels, int(d.v.Info().Memory/directShare)/(window.LaneChannelBytes()*2*(ranks-1))), 1)
 }
 
 // takeLanes reserves room for the kernels of the lanes on the group's device. All of them may wait at the same

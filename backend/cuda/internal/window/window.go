@@ -18,7 +18,7 @@ const (
 	// MostRanks is how many ranks a window can connect.
 	MostRanks = 8
 
-	// KeyBytes is a key of a slot, and a word of its data; see SlotBytes for the data.
+	// KeyBytes is the place for the key of a slot, and for a word of its data; see SlotBytes for the data.
 	KeyBytes = 8
 
 	// MostRegions is how many regions of a rank its peers can map; see Maps.
@@ -53,6 +53,7 @@ type Options struct {
 	LaneChannels int
 }
 
+// depthFor returns the default Options.Depth.
 func depthFor(ranks int) int {
 	switch {
 	case ranks == 2:
@@ -68,8 +69,8 @@ func ChannelBytes(ranks int) int {
 	return (ranks-1)*depthFor(ranks)*(SlotBytes(ranks)+KeyBytes) + MostRanks*4 + 8
 }
 
-// LaneChannelBytes is how much a channel of a lane takes.
-const LaneChannelBytes = LaneDepth*(2048+KeyBytes) + MostRanks*4 + 8
+// LaneChannelBytes returns how much a channel of a lane takes at each end.
+func LaneChannelBytes() int { return LaneDepth*(SlotBytes(2)+KeyBytes) + MostRanks*4 + 8 }
 
 // LaneDepth is the number of slots of a channel of a lane.
 const LaneDepth = 8

@@ -85,7 +85,11 @@ var ways = []way{
 
 // does reports whether ranks on these devices can go this way.
 func (w way) does(devices ...int) bool {
-	return w.work != cuda.DirectWork || len(devices) == 2 && devices[0] != devices[1]
+	seen := make(map[int]bool)
+	for _, dev := range devices {
+		seen[dev] = true
+	}
+	return w.work != cuda.DirectWork || len(seen) == len(devices)
 }
 
 // delay is a kernel that takes time.

@@ -222,7 +222,7 @@ func promised(way string, op backend.ReduceOp, d tensor.DType, size int) bool {
 	}
 	switch way {
 	case cuda.DirectWork:
-		return size == 2 && kernels.Step(op.Kind(), d) != "" && direct.Supports(op, d) == nil
+		return kernels.Step(op.Kind(), d) != "" && direct.Supports(op, d) == nil
 	}
 	return true
 }
@@ -240,7 +240,7 @@ var greatest = backend.Custom("greatest", func(d tensor.DType, dst, src []byte) 
 func allReduces(t *testing.T, d driver.Driver, o sharing, every int, sizes ...int) {
 	for _, way := range ways {
 		o.group, o.sums, o.AllReduce = way.name, way.sums, way.work
-		if way.work == cuda.DirectWork && (o.size != 2 || d.Count() < 2) {
+		if way.work == cuda.DirectWork && o.size > d.Count() {
 			continue
 		}
 		w := o.world(t, d)
@@ -611,9 +611,9 @@ func TestSimulatedConcurrentApart(t *testing.T) {
 
 // TestSimulatedConcurrent has a hundred on simulated devices.
 func TestSimulatedConcurrent(t *testing.T) {
-	for seed := range uint64(2) {
-		d := openSim(t, 2, seed)
-		floods(t, d, sharing{size: 2, room: 512 << 10, Options: cuda.Options{Chunk: 2000}}, seed, 100, 1<<11)
+	for seed, n := range []int{2, 2, 4} {
+		d := openSim(t, n, uint64(seed))
+		floods(t, d, sharing{size: n, room: 512 << 10, Options: cuda.Options{Chunk: 2000}}, uint64(seed), 100, 1<<11)
 		require.NoError(t, d.Close())
 	}
 }

@@ -18,48 +18,141 @@ type use struct {
 
 // history remembers, for ranges of addresses in order and without overlap, the
 // uses that a later operation may have to wait for.
-type history struct{ segs []segment }
+type history struct {
+	// The segments, in blocks of 1 to blockLen: a tensor whose elements lie apart has a segment
+	// for each, and what comes between two of a hundred thousand does not move them all.
+	blocks [][]segment
+	n      int // segments
+}
 
 type segment struct {
 	lo, hi driver.Ptr
 	uses   []use
 }
 
-// at returns the first segment that ends after p.
-func (h *history) at(p driver.Ptr) int {
-	i, _ := slices.BinarySearchFunc(h.segs, p, func(s segment, p driver.Ptr) int {
-		if s.hi <= p {
-			return -1
+// blockLen is how many segments a block has room for.
+const blockLen = 128
+
+// cursor is a segment of a history, or its end.
+type cursor struct{ block, at int }
+
+// search returns the first segment that ends after p.
+func (h *history) search(p driver.Ptr) cursor {
+	lo, hi := 0, len(h.blocks)
+	for lo < hi {
+		m := (lo + hi) / 2
+		if b := h.blocks[m]; b[len(b)-1].hi <= p {
+			lo = m + 1
+		} else {
+			hi = m
 		}
-		return 1
-	})
-	return i
+	}
+	c := cursor{block: lo}
+	if lo == len(h.blocks) {
+		return c
+	}
+	b := h.blocks[lo]
+	hi = len(b) - 1 // the last one ends after p
+	for c.at < hi {
+		if m := (c.at + hi) / 2; b[m].hi <= p {
+			c.at = m + 1
+		} else {
+			hi = m
+		}
+	}
+	return c
+}
+
+// get returns a segment, and nil at the end.
+func (h *history) get(c cursor) *segment {
+	if c.block == len(h.blocks) {
+		return nil
+	}
+	return &h.blocks[c.block][c.at]
+}
+
+// next returns the segment after one.
+func (h *history) next(c cursor) cursor {
+	if c.at++; c.at == len(h.blocks[c.block]) {
+		return cursor{c.block + 1, 0}
+	}
+	return c
 }
 
 // conflicts appends the remembered uses that an access conflicts with.
 func (h *history) conflicts(to []use, a driver.Access) []use {
 	end := a.Ptr + driver.Ptr(a.Len)
-	for i := h.at(a.Ptr); i < len(h.segs) && h.segs[i].lo < end; i++ {
-		for _, u := range h.segs[i].uses {
+	for c := h.search(a.Ptr); ; c = h.next(c) {
+		s := h.get(c)
+		if s == nil || s.lo >= end {
+			return to
+		}
+		for _, u := range s.uses {
 			if u.mode.Conflicts(a.Mode) {
 				to = append(to, u)
 			}
 		}
 	}
-	return to
 }
 
-// insert puts a segment at place i, with memory of one that was removed.
-func (h *history) insert(i int, lo, hi driver.Ptr, uses []use) {
-	n := len(h.segs)
-	if n < cap(h.segs) {
-		h.segs = h.segs[:n+1]
-	} else {
-		h.segs = append(h.segs, segment{})
+// insert puts a segment before the one at c, with memory of one that was removed, and returns where
+// it is.
+func (h *history) insert(c cursor, lo, hi driver.Ptr, uses []use) cursor {
+	if c.block > 0 && c.at == 0 && (c.block == len(h.blocks) || len(h.blocks[c.block]) == blockLen) {
+		c = cursor{c.block - 1, len(h.blocks[c.block-1])}
 	}
-	spare := h.segs[n].uses[:0]
-	copy(h.segs[i+1:], h.segs[i:n])
-	h.segs[i] = segment{lo, hi, append(spare, uses...)}
+	if c.block == len(h.blocks) {
+		h.grow(c.block)
+	}
+	if b := h.blocks[c.block]; len(b) == blockLen {
+		// The upper half goes to a block of its own. What is at the end of all is mostly
+		// followed by more: it takes nothing along.
+		keep := blockLen / 2
+		if c.at == blockLen && c.block == len(h.blocks)-1 {
+			keep = blockLen
+		}
+		h.grow(c.block + 1)
+		half := h.blocks[c.block+1][:blockLen-keep]
+		for i := range half {
+			half[i], b[keep+i] = b[keep+i], half[i] // so that no two share memory
+		}
+		h.blocks[c.block], h.blocks[c.block+1] = b[:keep], half
+		if c.at >= keep {
+			c = cursor{c.block + 1, c.at - keep}
+		}
+	}
+	b := h.blocks[c.block]
+	n := len(b)
+	b = b[:n+1]
+	spare := b[n].uses[:0]
+	copy(b[c.at+1:], b[c.at:n])
+	b[c.at] = segment{lo, hi, append(spare, uses...)}
+	h.blocks[c.block] = b
+	h.n++
+	return c
+}
+
+// split cuts a segment in two at an address, and returns the lower one.
+func (h *history) split(c cursor, at driver.Ptr) cursor {
+	s := h.get(c)
+	c = h.insert(c, s.lo, at, s.uses)
+	h.get(h.next(c)).lo = at
+	return c
+}
+
+// grow puts an empty block at place i, one that was removed if there is one.
+func (h *history) grow(i int) {
+	n := len(h.blocks)
+	var empty []segment
+	if n < cap(h.blocks) {
+		empty = h.blocks[:n+1][n]
+	}
+	if empty == nil {
+		empty = make([]segment, 0, blockLen)
+	}
+	h.blocks = append(h.blocks, nil)
+	copy(h.blocks[i+1:], h.blocks[i:n])
+	h.blocks[i] = empty[:0]
 }
 
 // add remembers a use of an access that, unless it is alone, is ordered after all
@@ -69,26 +162,24 @@ func (h *history) add(a driver.Access, u use) {
 	u.mode = a.Mode
 	lo, hi := a.Ptr, a.Ptr+driver.Ptr(a.Len)
 	one := [1]use{u}
-	for i := h.at(lo); lo < hi; i++ {
-		if i == len(h.segs) || h.segs[i].lo >= hi {
-			h.insert(i, lo, hi, one[:])
+	for c := h.search(lo); lo < hi; c = h.next(c) {
+		s := h.get(c)
+		if s == nil || s.lo >= hi {
+			h.insert(c, lo, hi, one[:])
 			return
 		}
-		if s := h.segs[i]; s.lo > lo {
-			h.insert(i, lo, s.lo, one[:])
-			lo = s.lo
+		if to := s.lo; to > lo {
+			c = h.insert(c, lo, to, one[:])
+			lo = to
 			continue
 		}
-		if s := h.segs[i]; s.lo < lo {
-			h.insert(i+1, lo, s.hi, s.uses)
-			h.segs[i].hi = lo
-			continue
+		if s.lo < lo {
+			c = h.next(h.split(c, lo))
 		}
-		if s := h.segs[i]; s.hi > hi {
-			h.insert(i+1, hi, s.hi, s.uses)
-			h.segs[i].hi = hi
+		if h.get(c).hi > hi {
+			c = h.split(c, hi)
 		}
-		s := &h.segs[i]
+		s = h.get(c)
 		s.uses = merge(s.uses, u)
 		lo = s.hi
 	}
@@ -108,30 +199,52 @@ func merge(uses []use, u use) []use {
 
 // each calls f for every use.
 func (h *history) each(f func(*use)) {
-	for i := range h.segs {
-		for j := range h.segs[i].uses {
-			f(&h.segs[i].uses[j])
+	for _, b := range h.blocks {
+		for i := range b {
+			for j := range b[i].uses {
+				f(&b[i].uses[j])
+			}
 		}
 	}
 }
 
-// drop forgets the uses for which f returns true, and joins neighbours that then
-// are the same.
+// drop forgets the uses for which f returns true, joins neighbours that then are the
+// same, and fills the blocks from the first one.
 func (h *history) drop(f func(use) bool) {
-	n := 0
-	for i := range h.segs {
-		s := &h.segs[i]
-		s.uses = slices.DeleteFunc(s.uses, f)
-		if len(s.uses) == 0 {
-			continue
+	var end cursor
+	var last *segment
+	h.n = 0
+	for _, b := range h.blocks {
+		for i := range b {
+			s := &b[i]
+			s.uses = slices.DeleteFunc(s.uses, f)
+			if len(s.uses) == 0 {
+				continue
+			}
+			if last != nil && last.hi == s.lo && slices.Equal(last.uses, s.uses) {
+				last.hi = s.hi
+				continue
+			}
+			if end.at == blockLen {
+				end = cursor{end.block + 1, 0}
+			}
+			// Exchanged, so that no two segments share memory.
+			last = &h.blocks[end.block][:blockLen][end.at]
+			*last, *s = *s, *last
+			end.at++
+			h.n++
 		}
-		if n > 0 && h.segs[n-1].hi == s.lo && slices.Equal(h.segs[n-1].uses, s.uses) {
-			h.segs[n-1].hi = s.hi
-			continue
-		}
-		// Exchanged, so that no two segments share memory.
-		h.segs[n], h.segs[i] = h.segs[i], h.segs[n]
-		n++
 	}
-	h.segs = h.segs[:n]
+	for i := range h.blocks {
+		switch {
+		case i < end.block:
+			h.blocks[i] = h.blocks[i][:blockLen]
+		case i == end.block:
+			h.blocks[i] = h.blocks[i][:end.at]
+		}
+	}
+	if end.at > 0 {
+		end.block++
+	}
+	h.blocks = h.blocks[:end.block]
 }

@@ -363,11 +363,11 @@ func (t *Tracker) Close() error {
 
 // trim forgets what has ended, when the history has grown.
 func (t *Tracker) trim() {
-	if len(t.hist.segs) < t.trimAt {
+	if t.hist.n < t.trimAt {
 		return
 	}
 	t.hist.drop(func(u use) bool { return u.index <= t.lanes[u.lane].finished.Load() })
-	t.trimAt = max(64, 2*len(t.hist.segs))
+	t.trimAt = max(64, 2*t.hist.n)
 }
 
 func (l *lane) String() string {

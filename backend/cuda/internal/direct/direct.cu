@@ -765,6 +765,9 @@ template <class M, int U, int N, bool Gather, bool Plain> struct Kernel {
     else divide<M, U>(v, c.by);
   }
 
+  // longTiles is from how many tiles a channel a call is long.
+  static const u32 longTiles = 32;
+
   // tiles does the tiles of a call of two ranks. After a head of one tile, which ch counts, the result is also put to a
   // peer, unless also is null, as long as that has not failed. Only owners get operands; another rank gets one vector of
   // tile 0, because every call takes something from every peer. It returns false if the call has failed.
@@ -820,7 +823,8 @@ template <class M, int U, int N, bool Gather, bool Plain> struct Kernel {
           keep(c, ch, other, i, own);
         }
       }
-      credit(c, ch, i, Head);
+      // A rank that only pushes operands hears after each quarter of a ring in long calls. Others would be slower.
+      credit(c, ch, i, Head, Gather || (owner && gives) || ch.tiles < longTiles ? 1 : 2);
     }
     return true;
   }
@@ -1281,9 +1285,10 @@ template <class M, int U, int N, bool Gather, bool Plain> struct Kernel {
 
   DEVICE u32 from(u32 v, u32 lane) { return (u32)__nvvm_shfl_sync_idx_i32(0xffffffff, (i32)v, (i32)lane, 31); }
 
-  // credit tells the peers each half of a ring that a channel has taken, after tile i. Before it may be a head.
-  DEVICE void credit(const Call &c, const Channel &ch, u32 i, u32 head = 0) {
-    if (((i + head + 1) & (c.depth / 2 - 1)) == 0) publish(c, ch, ch.cur + i + 1);
+  // credit tells the peers each half of a ring that a channel has taken, after tile i. Before it may be a head. With
+  // often = 2 it does so each quarter.
+  DEVICE void credit(const Call &c, const Channel &ch, u32 i, u32 head = 0, u32 often = 1) {
+    if (((i + head + 1) & ((c.depth >> often) - 1)) == 0) publish(c, ch, ch.cur + i + 1);
   }
 
   // publish tells the peers how many tiles a channel has taken.

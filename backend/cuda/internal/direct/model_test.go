@@ -719,8 +719,11 @@ func (l *modelLane) takeKey(at int) (first uint32, ok bool) {
 
 // credits tells the peers what has been taken, after tile i.
 func (l *modelLane) credits(i int) {
-	m := l.m
+	m, c := l.m, l.m.calls[l.call]
 	every := m.depth / 2
+	if m.ranks == 2 && c.moves == nil && !c.both && c.reduces >= 0 && c.tiles[l.w.channel] > m.depth {
+		every = m.depth / 4 // only the root takes operands
+	}
 	if m.without == halves {
 		every = m.depth
 	}

@@ -85,7 +85,7 @@ func BenchmarkShapes(t *testing.B) {
 }
 
 func shapes(m *member) error {
-	const room = 256 << 20
+	room := max(number("C10D_DIRECT_MOST", 64<<20), 256<<20)
 	mem, err := m.v.Alloc(2 * room)
 	if err != nil {
 		return err
@@ -98,7 +98,7 @@ func shapes(m *member) error {
 	if err != nil {
 		return err
 	}
-	in, out := mem.Ptr(), mem.Ptr()+room
+	in, out := mem.Ptr(), mem.Ptr()+driver.Ptr(room)
 	most, _ := m.w.Shape()
 	for _, kind := range strings.Fields(cmp.Or(os.Getenv("C10D_DIRECT_SHAPES"), "all_reduce")) {
 		for n := number("C10D_DIRECT_LEAST", 64<<10); n <= number("C10D_DIRECT_MOST", 64<<20); n *= 4 {

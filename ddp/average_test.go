@@ -98,8 +98,8 @@ func each(shape []int, f func(k int, index []int)) {
 	}
 }
 
-// The gradients that every rank ends with are those of one process that has
-// all the data, whatever the model, the options and the order of readiness.
+// Every rank ends with the gradients of one process that has all the data, whatever the model,
+// the options and the order of readiness.
 func TestAverageEqualsSingleProcess(t *testing.T) {
 	base := rand.Uint64()
 	t.Logf("seed %d", base)

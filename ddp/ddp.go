@@ -344,9 +344,9 @@ func (d *DDP) NoSync(f func() error) error {
 }
 
 // Begin starts an iteration: call it before the forward pass. It checks that the last iteration
-// was finished, rebuilds the buckets after the first iteration, and broadcasts rank 0's buffers.
-// ctx bounds all communication of the iteration, including the buckets that Ready launches. If it
-// ends, the iteration fails on every rank.
+// was finished. After the first iteration it rebuilds the buckets. Then it broadcasts rank 0's
+// buffers. ctx bounds all communication of the iteration, also the buckets that Ready launches.
+// If it ends, the iteration fails on every rank.
 //
 // A forward pass without a backward pass needs no Finish; see also Evaluate.
 func (d *DDP) Begin(ctx context.Context) error { return d.forward(ctx, true) }

@@ -22,9 +22,9 @@ import (
 // Python ranks. Call it as soon as the rank has failed: torchrun takes the failure with the
 // earliest time for the root cause.
 //
-// It writes nothing without that variable, for a nil err, or for one that matches
-// context.Canceled, since a rank that was told to stop has not failed. If the file cannot be
-// written, the returned error says so too.
+// It writes nothing without that variable, or for a nil err. Nor does it for one that matches
+// context.Canceled: a rank that was told to stop has not failed. If the file cannot be written,
+// the returned error says so too.
 func RecordError(err error) error {
 	return recordError(err, os.Getenv, time.Now())
 }

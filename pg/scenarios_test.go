@@ -302,8 +302,8 @@ func exchange(ctx context.Context, g *pg.ProcessGroup, epoch, p int, in []int) e
 	return wait(g.Barrier(ctx, backend.BarrierOptions{}))
 }
 
-// TestReusedID: a process with the rank of a member that has left, which was its id, is not taken for that
-// member, and disturbs nobody. It has to call Join, and gets an id of its own.
+// TestReusedID: a process gets the rank, and so the id, of a member that has left. It is not taken for
+// that member, and disturbs nobody. It has to call Join, and gets an id of its own.
 func TestReusedID(t *testing.T) {
 	st := store.NewHash()
 	defer st.Close()

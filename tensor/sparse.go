@@ -10,10 +10,10 @@ type coo struct {
 }
 
 // Sparse returns a sparse COO tensor of the given dense shape. indices is an int64 tensor of
-// shape [s, nnz]: column k has the coordinates of values[k] in the first s dimensions. values has
-// shape [nnz, shape[s:]...]. Contiguous ones are used without a copy (on a device they must be
-// contiguous), and the indices must not change afterwards. Values of equal coordinates are added.
-// An index outside the shape is an error.
+// shape [s, nnz]. Its column k has the coordinates of values[k] in the first s dimensions. values
+// has shape [nnz, shape[s:]...]. Contiguous ones are used without a copy (on a device they must
+// be contiguous), and the indices must not change afterwards. Values of equal coordinates are
+// added. An index outside the shape is an error.
 func Sparse(indices, values *Tensor, shape ...int) (*Tensor, error) {
 	const op = "Sparse"
 	if values == nil {
@@ -78,8 +78,8 @@ func newCOO(op string, indices, values *Tensor, shape []int) (*coo, error) {
 // SetSparse replaces the entries of a sparse tensor, for example by the result of an all-reduce.
 // It is the only call that changes more than a tensor's elements, so no other goroutine may use t
 // meanwhile. Indices and values must be as for Sparse. dtype, device, shape and the number of
-// sparse dimensions stay. coalesced says that the coordinates ascend in row-major order and are
-// unique; on the CPU SetSparse checks that. On an error t keeps its entries.
+// sparse dimensions stay. coalesced says that the coordinates are unique and ascend in row-major
+// order. On the CPU SetSparse checks that. On an error t keeps its entries.
 func (t *Tensor) SetSparse(indices, values *Tensor, coalesced bool) error {
 	const op = "SetSparse"
 	if err := t.needSparse(op); err != nil {

@@ -79,10 +79,10 @@ const (
 // base makes started a monotonic time that fits in one word.
 var base = time.Now()
 
-// Wait blocks until the operation has ended and returns its error, as c10d's wait does. ctx
-// bounds only the waiting: if it ends first, Wait returns an error that wraps ctx's, and the
-// operation goes on. If ctx is that of the operation and is cancelled, the operation ends, too: Wait
-// gives it a second, and returns its error.
+// Wait blocks until the operation has ended and returns its error, as c10d's wait does. ctx bounds
+// the waiting only. If ctx ends first, Wait returns an error that wraps ctx's, and the operation
+// goes on. If ctx is that of the operation and is cancelled, the operation ends, too: Wait gives it
+// a second, and returns its error.
 func (w *Work) Wait(ctx context.Context) error {
 	if w.state.Load() < succeeded {
 		if h, ok := w.runner.(helper); ok {

@@ -378,10 +378,10 @@ func (p released) run(t *testing.T) (good, bad int) {
 	return good, bad
 }
 
-// TestReleasedStreams lets one rank fail while several operations on devices are under
-// way. Its stream goes on with anything, and its neighbours' streams with that, before
-// their hosts have heard of it. Still, whoever reports success has the right bits, the
-// others' errors name that rank, and nobody uses memory that has been given back.
+// TestReleasedStreams lets one rank fail while several operations on devices are under way. Its
+// stream goes on with anything, and its neighbours' streams with that, before their hosts have
+// heard of it. Still, ranks that report success have the right bits. The others' errors name that
+// rank. Nobody uses memory that has been given back.
 func TestReleasedStreams(t *testing.T) {
 	for size := 2; size <= 5; size++ {
 		t.Run(fmt.Sprintf("%d ranks, a call fails", size), func(t *testing.T) {

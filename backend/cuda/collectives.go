@@ -44,8 +44,8 @@ func total(ts []*tensor.Tensor) (n int) {
 	return n
 }
 
-// refused is the error of a call that no work does because of err, which is
-// the group's if that has failed.
+// refused is the error of a call that no work does because of err. If the group has failed, it is
+// the group's error.
 func (b *Backend) refused(ctx context.Context, op work.OpType, err error) error {
 	if b.g.Broken() != nil {
 		if _, _, err := b.g.Admit(ctx, op, 0); err != nil {

@@ -73,11 +73,10 @@ type Options struct {
 	// tensors are in CPU memory; those of other ranks may be on devices. Driver must be nil.
 	NoDevice bool
 
-	// Chunk is how many bytes of each rank go through the host at a time, so that
-	// the way down, the CPU's part and the way up of large tensors overlap; 0
-	// means 2 MiB. Tensors of more than 60 of them go in 60 larger ones; operations of
-	// several tensors have fewer, all-reduces through memory that ranks share up to
-	// 256. All ranks need the same.
+	// Chunk is how many bytes of each rank go through the host at a time. So the way down, the
+	// CPU's part and the way up of large tensors overlap. 0 means 2 MiB. Tensors of more than 60
+	// of them go in 60 larger ones; operations of several tensors have fewer, all-reduces through
+	// memory that ranks share up to 256. All ranks need the same.
 	Chunk int
 
 	// Slots is how many chunks are on their way at a time; 0 means 4, and for all-reduces

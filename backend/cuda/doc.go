@@ -37,14 +37,13 @@
 //
 // # The way through the host
 //
-// Every collective can go through the host: from the devices to page-locked memory, through the
-// same collective of a CPU backend, and back. The CPU backend is gloo, which makes a group of its own
-// from the same store. All copies are enqueued by the call, with waits for words that
-// the host writes between them; no stream and no caller waits for the host in any
-// other way. What is larger than Options.Chunk goes in chunks through a few slots
-// of memory, so that the way down, the CPU's part and the way up overlap. All
-// ranks cut alike, at borders of elements; New fails if they would not. With sums
-// in rank order, the default, the bits are those of the unchunked operation.
+// Every collective can go through the host: from the devices to page-locked memory, through the same
+// collective of a CPU backend, and back. The CPU backend is gloo, which makes a group of its own from
+// the same store. All copies are enqueued by the call, with waits for words that the host writes
+// between them; no stream and no caller waits for the host in any other way. Larger tensors go in
+// chunks of Options.Chunk through a few slots of memory. So the way down, the CPU's part and the way
+// up overlap. All ranks cut alike, at borders of elements; New fails if they would not. With sums in
+// rank order, the default, the bits are those of the unchunked operation.
 //
 // all_to_all, gather of unequal sizes, send and receive go through the host in one piece, because
 // a rank does not know the sizes of the others'. Tensors that are not contiguous
@@ -259,17 +258,15 @@
 //
 // # Failures
 //
-// A call that is wrong is refused before the first byte. The calls of a host's ranks may
-// differ in operation, operator, dtype, elements or root. Then all these ranks end at once
-// with a work.ErrMismatch that names two of the calls. Between hosts each rank of a broadcast
-// compares its call with that of the rank that sends to it, and the CPU backend compares what
-// it is given. An operation that fails
-// on a device or on the wire ends the group on all ranks, and its Work with an
-// error that names operation, number and rank. The streams then go on: what they
-// copy is of no use, but still comes after what the callers' streams did before the
-// call. Should something else hold them up, the Work ends
-// without them, and Synchronize orders a stream after what is left; their
-// memory stays reserved until Close has seen them end.
+// A call that is wrong is refused before the first byte. The calls of a host's ranks may differ
+// in operation, operator, dtype, elements or root. Then all these ranks end at once with a
+// work.ErrMismatch that names two of the calls. Between hosts each rank of a broadcast compares
+// its call with its sender's. The CPU backend compares what it is given. An operation that fails
+// on a device or on the wire ends the group on all ranks, and its Work with an error that names
+// operation, number and rank. The streams then go on: what they copy is of no use, but still
+// comes after what the callers' streams did before the call. Should something else hold them up,
+// the Work ends without them. Then Synchronize orders a stream after the rest, and their memory
+// stays reserved until Close has seen them end.
 //
 // # What it is not
 //

@@ -82,8 +82,8 @@ func SetMostQueued(n int64) func() {
 	return func() { group.MostQueued = old }
 }
 
-// SetCrew changes how many goroutines of a rank combine its share, and the least that
-// one of them does, until the function that it returns is called.
+// SetCrew changes how many goroutines of a rank combine its share, and the least that one of them
+// does. The function that it returns undoes that.
 func SetCrew(n, part int) func() {
 	oldCrew, oldPart := hostshm.CrewOf, group.SmallestPart
 	hostshm.CrewOf, group.SmallestPart = func(int) int { return n }, part

@@ -530,8 +530,8 @@ func (m *member) once(rng *rand.Rand) error {
 	return err
 }
 
-// processes runs rank 0 here and rank 1 in a process of its own, in every way, to a
-// good end and until that one is killed.
+// processes runs rank 0 here and rank 1 in a process of its own, in every way. Once all ends
+// well, and once that process is killed.
 func processes(t *testing.T, dir func() string, devices [2]int) {
 	for i, way := range ways {
 		if !way.does(devices[:]...) {

@@ -514,8 +514,8 @@ func TestLongMessage(t *testing.T) {
 	w.end()
 }
 
-// TestColumnsApart receives one column of a matrix and sends another, to a rank that sends
-// when it has received: kernels that bring columns in order do not wait for each other.
+// TestColumnsApart receives one column of a matrix and sends another. The other rank sends when
+// it has received. So the kernels that bring columns in order must not wait for each other.
 func TestColumnsApart(t *testing.T) {
 	w := newWorld(t, setup{size: 2, timeout: patience, sim: sim.Config{Devices: 1, Kernels: simkernels.All()}})
 	w.each(func(x *rank, r int) error {

@@ -118,8 +118,8 @@ func TestRegisteredMemory(t *testing.T) {
 	})
 }
 
-// TestRegisteredFreed holds that the ranks let go of memory that has been freed, and register what takes its place,
-// however often that happens.
+// TestRegisteredFreed: the ranks let go of freed memory and register the memory that takes its place, however
+// often.
 func TestRegisteredFreed(t *testing.T) {
 	const rounds, size = 20, 2
 	w := newWorld(t, onDevices(size))

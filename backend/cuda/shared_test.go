@@ -230,8 +230,8 @@ func TestSharedNot(t *testing.T) {
 	}
 }
 
-// TestSharedMismatch lets a rank be so far ahead of the other that the board does not
-// tell any more what it has called.
+// TestSharedMismatch lets a rank run far ahead of the other. Then the board does not have its
+// call any more.
 func TestSharedMismatch(t *testing.T) {
 	defer cuda.SetMostQueued(1 << 20)()
 	w := newWorld(t, setup{size: 2, timeout: patience, sim: sim.Config{Devices: 1, Quiet: true}})

@@ -176,9 +176,8 @@ func TestT08Reuse(t *testing.T) {
 	require.NoError(t, x.end())
 }
 
-// TestT11CallersStream writes a tensor on a stream, reduces it, and writes it
-// again on that stream: the first value is what is reduced, the second one stays
-// (T11).
+// TestT11CallersStream writes a tensor on a stream, reduces it, and writes it again on that
+// stream. The first value is reduced, the second one stays (T11).
 func TestT11CallersStream(t *testing.T) {
 	eachSeed(t, 4, func(t *testing.T, seed uint64, s sim.Semantics) {
 		w := newWorld(t, setup{size: 3, sim: sim.Config{Devices: 2, Seed: seed, Semantics: s}, options: cuda.Options{Chunk: 150, Slots: 2}})

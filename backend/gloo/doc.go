@@ -98,8 +98,8 @@
 // A failed operation ends the group on all ranks, because Gloo's wire cannot take a message back.
 // PyTorch does so too, but not at once.
 //
-// Every pending and later operation then fails with a *work.Error. It gives the reason and names
-// the rank that caused it: that rank died, did not answer in time, was cancelled, or sent messages
+// Every pending and later operation then fails with a *work.Error. It names the rank that caused
+// it and gives the reason: the rank died, did not answer in time, was cancelled, or sent messages
 // that do not fit.
 //
 //   - A rank is asked before it is blamed for a timeout. It has 0.35 s to answer, or up to 3.5 s

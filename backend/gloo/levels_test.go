@@ -82,8 +82,8 @@ func each(n int, f func(i int) *tensor.Tensor) []*tensor.Tensor {
 	return ts
 }
 
-// levelled is a collective with its arguments on a rank: what it is to change, what that is to be
-// then, and the call. Draw is of the same numbers on all ranks.
+// levelled is a collective with its arguments on a rank: the memory that it changes, the bytes
+// that are wanted there, and the call. Draw is of the same numbers on all ranks.
 type levelled struct {
 	name      string
 	got, want []*tensor.Tensor

@@ -115,10 +115,9 @@ type TCPOptions struct {
 	// within the host, and else leaves them to the kernel, which adapts them.
 	SendBuffer, ReceiveBuffer int
 
-	// Poll is how long a goroutine that waits for messages polls the sockets before it
-	// sleeps. 0 means 100 us, times the number of ranks for each CPU of this host if there
-	// are more ranks than CPUs. Negative means that it does not poll. Only Linux has polling,
-	// and not with TLS.
+	// Poll is how long a goroutine that waits for messages polls the sockets before it sleeps. 0
+	// means 100 us. If this host has more ranks than CPUs, that is multiplied by the ranks for
+	// each CPU. Negative means that it does not poll. Only Linux has polling, and not with TLS.
 	Poll time.Duration
 
 	// Silence is how long another host may acknowledge nothing, until the link to it counts as

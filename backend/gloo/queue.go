@@ -19,11 +19,11 @@ const (
 	largeBytes  = 64 << 10
 	promptWaits = 2
 
-	// The other collectives are left to their callers for waiterFirst to twice that. While every
-	// one is waited for in that time, the pause doubles, up to waiterFirstMax: a timer that goes off
-	// wakes threads on all ranks. With one every 100 us a barrier of 8 ranks on 16 CPUs took 26 us
-	// instead of 1. After habit calls in a pause it is waiterFirstMax at once: pauses that double are 7
-	// in the first 12 ms, which is 56 timers on 8 ranks in 4000 all-reduces of 3 us.
+	// The other collectives are left to their callers for waiterFirst to twice that. While every one is
+	// waited for in that time, the pause doubles, up to waiterFirstMax: a timer that goes off wakes
+	// threads on all ranks. With one every 100 us a barrier of 8 ranks on 16 CPUs took 26 us instead of
+	// 1. After habit calls in a pause it is waiterFirstMax at once. Pauses that double are 7 in the
+	// first 12 ms: 56 timers on 8 ranks in 4000 all-reduces of 3 us.
 	waiterFirst    = 100 * time.Microsecond
 	waiterFirstMax = 10 * time.Millisecond
 	habit          = 16

@@ -85,9 +85,9 @@ C10D_TEST=torchrun exec %s rank -timeout %v -script %s/$script
 	return out.String(), errs.String(), err
 }
 
-// inUse is what a rank 0 that hosts the store says of a port that is taken.
-// torchrun asks the system for a free port and lets it go. It takes seconds until a
-// rank has imported PyTorch. Meanwhile another process may get the port.
+// inUse is the error of a rank 0 whose store finds its port taken. torchrun asks the system for a
+// free port and lets it go. It takes seconds until a rank has imported PyTorch. Meanwhile another
+// process may get the port.
 var inUse = regexp.MustCompile(`(?i)address already in use`)
 
 // TestTorchrun has torchrun start Python and Go ranks. In the first attempt the

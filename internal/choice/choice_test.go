@@ -106,8 +106,8 @@ func TestChoose(t *testing.T) {
 	}
 }
 
-// TestChooseAgrees proves that the choice of random tables does not depend on
-// the order of their rows, and that what is chosen serves.
+// TestChooseAgrees: what random tables choose does not depend on the order of their rows, and it
+// serves.
 func TestChooseAgrees(t *testing.T) {
 	rng := newRand(t)
 	for range 200 {

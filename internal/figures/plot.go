@@ -28,8 +28,8 @@ const plotHead = `<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 %g %g" wi
   <rect class="page" width="%g" height="%g"/>
 `
 
-// plot draws a panel for each operation and number of ranks: for each size a bar for each
-// peer, from 1 to the ratio of the peer's time to this library's, on a logarithmic scale.
+// plot draws a panel for each operation and number of ranks. For each size it has a bar for each
+// peer, on a logarithmic scale: from 1 to the peer's time over this library's.
 func plot(r *run, q query) []byte {
 	type panel struct {
 		op    string

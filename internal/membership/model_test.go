@@ -21,10 +21,10 @@ var (
 	modelRuns = flag.Int("model.runs", 10_000, "`n` schedules of TestRandomSchedules")
 )
 
-// A world is a store and the processes that use it. A step is one access to one key by one process,
-// the end of a wait, a death, a call that gives up, or what the connections of a group do. After a view, the members of an
-// epoch connect: that succeeds when all have come, and fails if one is dead or has gone on. Members
-// of an epoch that works notice if one of them is dead or has gone on.
+// A world is a store and the processes that use it. A step is one access to one key by one process, the end of a
+// wait, a death, a call that gives up, or a change of a group's connections. After a view, the members of an epoch
+// connect: that succeeds when all have come, and fails if one is dead or has gone on. Members of an epoch that works
+// notice if one of them is dead or has gone on.
 type world struct {
 	keys    map[string]string
 	arrived map[int]string // by epoch: one digit or letter for each process that has tried to connect

@@ -137,7 +137,7 @@
 //
 // # Misuse
 //
-// The caller has checked the user's arguments. A rank or root outside the group, a negative size,
-// or bytes that are not a whole number of elements cause a panic, because the plan would write
+// The caller has checked the user's arguments. A rank or root outside the group causes a panic,
+// as do a negative size and bytes that are no whole number of elements. The plan would write
 // outside its buffers.
 package plan

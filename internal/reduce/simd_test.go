@@ -348,7 +348,7 @@ func BenchmarkTwins(b *testing.B) {
 }
 
 // TestStackGrows has kernels run at every depth of a goroutine's stack, so that the stack grows in
-// the middle of one: what does not fill a step is copied to the stack.
+// the middle of one. A kernel copies the elements that do not fill a step to the stack.
 func TestStackGrows(t *testing.T) {
 	sum, err := Kernel(Sum, tensor.Int32)
 	require.NoError(t, err)

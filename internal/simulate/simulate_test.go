@@ -80,8 +80,8 @@ func TestFormulas(t *testing.T) {
 	require.Greater(t, found, 15*5*3-1)
 }
 
-// TestFormulasAtAnySize proves that groups whose size is no power of two need
-// no more than a larger one that is, but where they are folded.
+// TestFormulasAtAnySize compares a group whose size is no power of two with the next larger power
+// of two. Unless it is folded, it needs no more.
 func TestFormulasAtAnySize(t *testing.T) {
 	for _, c := range []struct {
 		op   plan.Op

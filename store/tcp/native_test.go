@@ -689,8 +689,8 @@ func TestNativeAllocations(t *testing.T) {
 	require.LessOrEqual(t, testing.AllocsPerRun(1000, call), 14.0)
 }
 
-// A client whose first server is of PyTorch's kind speaks to the next as to
-// that, too, and the other way round it does not go on.
+// A client whose first server is PyTorch's speaks PyTorch's protocol to the next server too. The
+// other way round it does not go on.
 func TestNativeThenPlain(t *testing.T) {
 	server := serve(t, ServerOptions{})
 	s := join(t, server.Addr().String(), Options{})

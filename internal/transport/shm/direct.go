@@ -549,10 +549,10 @@ const (
 	rootReads
 )
 
-// copyExposed runs a collective that only copies: ranks expose buffers of n bytes, others read
-// them, and the exposing ranks wait for the readers. into returns the buffer for the data of
-// rank r, and their offset in the buffer of that rank. If the memory of one rank cannot be
-// read, it returns false on all ranks, and nothing is done.
+// copyExposed runs a collective that only copies. Some ranks expose buffers of n bytes. Others
+// read them, and the first ones wait for that. For rank r, into returns the buffer for its data,
+// and where they begin in that rank's buffer. If the memory of one rank cannot be read, it
+// returns false on all ranks, and nothing is done.
 func (g *Group) copyExposed(who roles, lent []byte, n int, into func(r int) (dst []byte, off int)) (ok bool, err error) {
 	root := int(g.op.root)
 	lends := who == allToAll || (who == rootExposes) == (g.rank == root)

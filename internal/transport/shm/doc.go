@@ -22,11 +22,11 @@
 //
 // # The memory
 //
-// Rank 0 makes an anonymous file (memfd_create), seals its size so that no rank can
-// shrink it, and passes it to the other ranks over a socket in the abstract
-// namespace. They must know the group's secret. So the size of /dev/shm is no limit,
-// joining takes one connection for each rank, and nothing is left when the processes
-// end, in whatever way. A group keeps the mapping and no descriptor.
+// Rank 0 makes an anonymous file (memfd_create) and seals its size, so that no rank can shrink
+// it. It passes the file to the other ranks over a socket in the abstract namespace. They must
+// know the group's secret. So the size of /dev/shm is no limit, joining takes one connection for
+// each rank, and nothing is left when the processes end, in whatever way. A group keeps the
+// mapping and no descriptor.
 //
 // Containers and virtual machines can make different hosts look like one. Ranks with
 // different boot identifiers or network namespaces see that in the addresses.

@@ -6,8 +6,8 @@ import (
 	"strings"
 )
 
-// ErrOtherHost says that ranks cannot share memory because they run on different hosts, in
-// different virtual machines, or in containers that do not see each other's sockets.
+// ErrOtherHost says that ranks cannot share memory. They run on different hosts, in different
+// virtual machines, or in containers that do not see each other's sockets.
 var ErrOtherHost = errors.New("shm: not all ranks are on one host")
 
 // An address is a version, the host and network namespace, the name of a socket, and a secret:

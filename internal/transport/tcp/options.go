@@ -40,8 +40,8 @@ type Options struct {
 	// Only Linux supports this.
 	Congestion, LocalCongestion string
 
-	// SendBuffer and ReceiveBuffer are the sizes of the sockets' buffers in bytes. 0 means a
-	// size that the kernel adapts, but 1 MiB within the host: data in flight then stay in the
+	// SendBuffer and ReceiveBuffer are the sizes of the sockets' buffers in bytes. 0 means a size
+	// that the kernel adapts. Within the host it means 1 MiB, so that data in flight stay in the
 	// CPU caches.
 	SendBuffer, ReceiveBuffer int
 

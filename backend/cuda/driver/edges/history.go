@@ -19,8 +19,9 @@ type use struct {
 // history remembers, for ranges of addresses in order and without overlap, the
 // uses that a later operation may have to wait for.
 type history struct {
-	// The segments, in blocks of 1 to blockLen: a tensor whose elements lie apart has a segment
-	// for each, and what comes between two of a hundred thousand does not move them all.
+	// The segments, in blocks of 1 to blockLen. A tensor whose elements lie apart has a segment
+	// for each element. So a new segment moves those of its block only, and not a hundred
+	// thousand.
 	blocks [][]segment
 	n      int // segments
 }

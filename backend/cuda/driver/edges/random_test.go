@@ -21,10 +21,9 @@ type buffer struct {
 	want []byte
 }
 
-// TestRandomPrograms runs programs of random operations on random streams and
-// hosts over common memory, batch after batch, with a caller's stream between,
-// and compares with doing one operation after the other. The simulator sees
-// whether an order is missing.
+// TestRandomPrograms runs random operations on random streams and hosts over common memory, batch
+// after batch, with a caller's stream between. The outcome has to be that of one operation after
+// the other. The simulator sees whether an order is missing.
 func TestRandomPrograms(t *testing.T) {
 	eachSeed(t, 1, func(t *testing.T, seed uint64) {
 		rng := random(t, seed)

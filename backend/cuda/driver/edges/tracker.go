@@ -293,9 +293,8 @@ func (t *Tracker) Forget(s driver.Stream) {
 	}
 }
 
-// GiveUp ends what is left of the turns of aborted batches, whatever they come after,
-// for streams that would not go on otherwise. Batches that are aborted later end
-// their turns at once.
+// GiveUp ends the turns of aborted batches that are left, whatever they come after. Streams that
+// wait for them go on. Batches that are aborted later end their turns at once.
 func (t *Tracker) GiveUp() {
 	t.once.Do(func() { close(t.quit) })
 	t.aborts.Wait()

@@ -1,6 +1,6 @@
-// Package nvidia is the driver of NVIDIA's GPUs. It loads CUDA's driver library
-// when [Open] is called, so it needs no toolkit, no C compiler and no build tag,
-// and a program with it runs where there are no GPUs as well:
+// Package nvidia is the driver of NVIDIA's GPUs. It loads CUDA's driver library when [Open] is
+// called. So it needs no toolkit, no C compiler and no build tag. A program with it also runs
+// without GPUs:
 //
 //	d, err := nvidia.Open()
 //	if errors.Is(err, driver.ErrNoDevice) {
@@ -10,11 +10,10 @@
 //
 // # What it needs
 //
-// Linux on amd64 or arm64, or Windows on amd64, and a driver for CUDA 11.8 or
-// later: functions are taken in the version of that release, which later drivers
-// keep. Two newer ones are used where they are there: cuFuncLoad and
-// cuFuncGetParamInfo, of 12.4, the second of which lets a launch with the wrong
-// parameters be refused. Elsewhere Open returns driver.ErrNoDevice.
+// Linux on amd64 or arm64, or Windows on amd64, and a driver for CUDA 11.8 or later: functions
+// are taken in the version of that release, which later drivers keep. Two newer ones, of 12.4,
+// are used where they are there: cuFuncLoad, and cuFuncGetParamInfo, by which a launch with the
+// wrong parameters is refused. Elsewhere Open returns driver.ErrNoDevice.
 //
 // On Linux a program with this package is linked to the C library (glibc), even
 // without cgo, because CUDA's library is.

@@ -16,9 +16,9 @@ import (
 	"github.com/c10d-go/c10d/backend/cuda/driver"
 )
 
-// BenchmarkQueues prints how many streams may wait for a word, with one copy behind the
-// wait, until the same copy of another stream stands still: how many queues of the
-// hardware such copies have. CUDA_DEVICE_MAX_CONNECTIONS=8 is what CUDA has by itself.
+// BenchmarkQueues prints how many hardware queues copies have. It has more and more streams wait
+// for a word, each with a copy behind the wait, until the same copy of another stream stands
+// still. CUDA_DEVICE_MAX_CONNECTIONS=8 is what CUDA has by itself.
 func BenchmarkQueues(b *testing.B) {
 	d, err := Open()
 	if err != nil {

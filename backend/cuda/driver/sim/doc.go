@@ -15,11 +15,10 @@
 // orders them. A program that forgets one is right most of the time: that is why
 // such bugs live long. The simulator finds them in three ways.
 //
-// The checker keeps a vector clock for every stream and for the host and compares
-// each use of memory with the earlier ones. Two uses of a byte, one of which
-// writes, that nothing orders are a [Race], whether or not they came into each
-// other's way in this run. The report names both operations, where they were
-// enqueued, the bytes, and the order that is missing:
+// The checker keeps a vector clock for every stream and for the host and compares each use of
+// memory with the earlier ones. Two uses of a byte are a [Race] if one of them writes and nothing
+// orders them. They need not have met in this run. The report names both operations, where they
+// were enqueued, the bytes, and the order that is missing:
 //
 //	sim: nothing orders
 //		Memset of 20 bytes at 0x7f0000000000 of device 0 (operation 2 of stream a, x/x.go:60), which writes 20 bytes
@@ -53,11 +52,10 @@
 //
 // # Processes
 //
-// A [Machine] has several processes, each with a [Driver] of its own: they share
-// devices but not addresses, reach each other's memory through handles, and have
-// vector clocks of their own. This is how the ranks of a group run in one test.
-// Words order their streams. To open a handle comes after its export. Other
-// messages between the processes are not seen.
+// A [Machine] has several processes, each with a [Driver] of its own. They share devices but not
+// addresses. They reach each other's memory through handles. Each has its own vector clocks. This
+// is how the ranks of a group run in one test. Words order their streams. To open a handle comes
+// after its export. Other messages between the processes are not seen.
 //
 // With Config.Dir memory lies in files, and the processes are real ones. Handles
 // and words work between them. The checker of each process sees its own operations

@@ -20,8 +20,9 @@ import (
 // is given the same calls in every run. Every wait of the program has to end when
 // what it waits for does not come; Quiesce helps.
 //
-// Nobody misses a call if a later one does the same: an event at the end of a batch if
-// somebody waits for the event of a later batch, or a counter that is written again.
+// Nobody misses a call if a later one does the same. One such call is an event at the end of a
+// batch, if somebody waits for the event of a later batch. Another is a counter that is written
+// again.
 func LeaveOut(c Config, run func(m *Machine) error, names ...string) (tried, unmissed []Call, err error) {
 	if len(names) == 0 {
 		names = []string{"Record", "Wait", "WaitValue", "WriteValue"}

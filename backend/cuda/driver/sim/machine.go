@@ -427,9 +427,8 @@ func (s *Stats) add(o *Stats) {
 	s.Fetches += o.Fetches
 }
 
-// Close closes the processes and the machine and returns what was wrong: what
-// Check returns, what was not closed, and what was stuck. It may be called more
-// than once; later calls return nil.
+// Close closes the processes and the machine. Its error has what Check returns, what was not
+// closed, and what was stuck. It may be called more than once; later calls return nil.
 func (m *Machine) Close() error {
 	m.mu.Lock()
 	if m.closed {

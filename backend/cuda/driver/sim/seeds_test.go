@@ -161,10 +161,10 @@ func TestT5(t *testing.T) {
 	require.NoError(t, h.close())
 }
 
-// exchange is the part of a cluster-to-cluster all-reduce that takes two streams:
-// in each step another cluster's partial sums arrive on one of them, and are
-// reduced on the other. With deferral the receives are only enqueued at the end
-// of the group, as they are by a library that collects them.
+// exchange is the part of a cluster-to-cluster all-reduce with two streams. In each step another
+// cluster's partial sums arrive on one stream and are reduced on the other. With deferral the
+// receives are only enqueued at the end of the group, as they are by a library that collects
+// them.
 func exchange(h *host, clusters int, deferral, hostSync bool) {
 	const n = 1 << 20
 	user, hetero := h.stream(0, "user"), h.stream(0, "hetero")
@@ -251,9 +251,9 @@ func pipelined(h *host, clusters int, record, wait func(event int, s driver.Stre
 	gate.Store32(0, 1)
 }
 
-// TestF26EventsUsedAgain: the program with events that are recorded again is right where a wait means the
-// latest record, and hangs where it may mean a later one. With an event for each record it is right in both
-// cases (F-26).
+// TestF26EventsUsedAgain: the program records events again. It is right where a wait means the latest
+// record, and hangs where it may mean a later one. With an event for each record it is right in both cases
+// (F-26).
 func TestF26EventsUsedAgain(t *testing.T) {
 	for clusters := 2; clusters <= 4; clusters++ {
 		for _, semantics := range []sim.Semantics{sim.Snapshot, sim.LateBinding} {

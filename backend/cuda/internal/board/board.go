@@ -39,9 +39,9 @@ var calledAs = map[work.OpType]work.OpType{
 // Said is a call as ranks tell each other.
 type Said [2]uint64
 
-// The first word has a one, so that it is never zero, the operation, the operator
-// plus one, the dtype, whether it is sparse, and the root plus one; the second has
-// the elements.
+// The first word has a one, so that it is never zero. It also has the operation, the operator
+// plus one, the dtype, whether it is sparse, and the root plus one. The second word has the
+// elements.
 func (c Call) Said() Said {
 	op := c.Op
 	if kind, ok := calledAs[op]; ok {

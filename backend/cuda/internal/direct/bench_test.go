@@ -23,11 +23,10 @@ import (
 	"github.com/c10d-go/c10d/tensor"
 )
 
-// BenchmarkNCCL measures the collectives of two processes, or of C10D_DIRECT_RANKS, and then NCCL's through
-// PyTorch with testdata/nccl.py, and prints both. With more than two ranks there are rows "other_form":
-// all_reduces of the form that the backend would not choose. -benchtime 1x is enough: what is repeated are the calls
-// of a row. C10D_DIRECT_ITERATIONS is how many, C10D_DIRECT_BLOCKS limits the blocks of a
-// call, C10D_DIRECT_MOST the bytes.
+// BenchmarkNCCL measures the collectives of two processes, or of C10D_DIRECT_RANKS, and then NCCL's through PyTorch
+// with testdata/nccl.py, and prints both. With more than two ranks there are rows "other_form": all_reduces of the
+// form that the backend would not choose. -benchtime 1x is enough: each row repeats its calls.
+// C10D_DIRECT_ITERATIONS is how many, C10D_DIRECT_BLOCKS limits the blocks of a call, C10D_DIRECT_MOST the bytes.
 //
 // The columns are us a call on the slower rank, the least of some rounds:
 //

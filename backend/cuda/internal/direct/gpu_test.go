@@ -31,9 +31,9 @@ import (
 	"github.com/c10d-go/c10d/tensor"
 )
 
-// Tests of two GPUs. They run the ranks as goroutines of this process and as processes of
-// their own: the test binary starts itself again, with the rank in the environment, and
-// passes the bytes of window.Exchange through pipes.
+// Tests of two GPUs. They run the ranks as goroutines of this process and as processes of their
+// own. For these the test binary starts itself again, with the rank in the environment. Pipes
+// carry the bytes of window.Exchange.
 
 const (
 	childRank = "C10D_DIRECT_RANK"

@@ -1358,8 +1358,8 @@ func TestModelTwoShots(t *testing.T) {
 	}
 }
 
-// TestModelAbsent holds that waits for a rank that stays away end, and that the ranks that
-// failed write nothing afterwards.
+// TestModelAbsent: waits for a rank that stays away end, and ranks that have failed write nothing
+// afterwards.
 func TestModelAbsent(t *testing.T) {
 	for seed := range uint64(100) {
 		for _, ranks := range []int{2, 4} {

@@ -159,7 +159,7 @@ func (m *member) registered(n int) (mem driver.Memory, host driver.HostMemory, i
 	return mem, host, into, err
 }
 
-// TestStraightFailed holds that nobody writes to a rank that has failed, also if it told where to.
+// TestStraightFailed: nobody writes to a rank that has failed, even if it has told where to.
 func TestStraightFailed(t *testing.T) {
 	u := simulated(2)
 	u.direct.DTypes = []tensor.DType{tensor.Int64}

@@ -39,7 +39,7 @@ func (d *Group) Of(place int) int {
 }
 
 // A message of Connect has a fixed length, because ranks of other clusters send at the same time.
-// hearings is how often a rank of a cluster hears the others at most.
+// hearings is the most often that a rank of a cluster hears the others.
 const (
 	messageLen = 1 << 10
 	hearings   = 6

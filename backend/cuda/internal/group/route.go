@@ -57,8 +57,9 @@ func RouteOf(way string, rank, size, root int) Route {
 func Around(i, n int) int { return (i + n) % n }
 
 // WayOf returns the way that brings so many chunks to all ranks in the shortest time, if a rank
-// sends one chunk at a time. In the time of one chunk: flat takes size-1 for each chunk, a tree one
-// for each chunk and child of the root, a chain one for each chunk and one for each rank on the way.
+// sends one chunk at a time. The unit is the time of one chunk. Flat takes size-1 for each chunk. A
+// tree takes one for each chunk and child of the root. A chain takes one for each chunk, and one for
+// each rank on the way.
 func WayOf(size, chunks int) string {
 	flat, tree, chain := chunks*(size-1), chunks*bits.Len(uint(size-1)), chunks+size-2
 	switch {

@@ -285,9 +285,9 @@ func (v *Device) EnablePeer(peer int) error {
 	return v.enable(call, p, v.peers)
 }
 
-// meet gives this device and those that have a context already access to each other's
-// memory, where they can have it. Without it CUDA takes copies between two through the
-// host, in which those of one stream may wait for another's; and to give it later, when
+// meet gives this device and those that have a context already access to each other's memory,
+// where they can have it. Without it CUDA takes copies between two devices through the host.
+// Copies of one stream may wait there for another's. And it has to be given early: later, when
 // streams wait for words, CUDA may wait for these.
 func (v *Device) meet(call string) {
 	for _, p := range v.d.devices {

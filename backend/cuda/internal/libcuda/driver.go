@@ -36,9 +36,9 @@ var owner = sync.OnceValue(func() (id [16]byte) {
 	return id
 })
 
-// New returns a Driver for the devices that api finds. Contexts are the devices'
-// contexts if the program has some of its own, by the device's number; for the
-// others it is the primary one, which all libraries of a process share.
+// New returns a Driver for the devices that api finds. Contexts has the program's own contexts,
+// by the device's number. A device without one has its primary context, which all libraries of a
+// process share.
 func New(api API, contexts map[int]Context) (*Driver, error) {
 	const call = "Open"
 	n, r := api.DeviceCount()

@@ -155,8 +155,8 @@ func others(under bool) {
 	}
 }
 
-// TestFreed holds that memory that was freed is withdrawn, and that its entry is used again when the others
-// have let go of it. They do not while other operations are under way.
+// TestFreed: freed memory is withdrawn. Its entry is used again when the others have let go of it. They do
+// not while other operations are under way.
 func TestFreed(t *testing.T) {
 	all := ranks(t, 2, true)
 	pool.Underway.Add(1) // the caller's own operation
@@ -198,8 +198,8 @@ func TestFreed(t *testing.T) {
 	require.Equal(t, 4, use())
 }
 
-// TestOldest holds that the memory that was not used for longest makes room for other memory, unless a graph
-// has it, operations are under way, or it has been used lately.
+// TestOldest: the memory that has gone unused for longest makes room for other memory. It does not if a
+// graph has it, if operations are under way, or if it was used lately.
 func TestOldest(t *testing.T) {
 	all := ranks(t, 2, false)
 	pool.Underway.Add(1) // the caller's own operation

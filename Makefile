@@ -31,7 +31,7 @@ VETTED    = linux/386 windows/amd64
 # The nested modules.
 NESTED = $(patsubst ./%/go.mod,%,$(shell find . -mindepth 2 -name go.mod))
 
-.PHONY: help demo build test race arm64 nested gorgonia figures kernels lint fuzz bench bench-peers cover interop
+.PHONY: help demo build test race arm64 nested gpu gorgonia figures kernels lint fuzz bench bench-peers cover interop
 
 help: ## print this list
 	@sed -n 's/^\([a-z0-9-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 13
@@ -65,6 +65,13 @@ arm64: ## test the kernels for arm64 under Debian's qemu-user-static
 nested: ## vet and test the nested modules, which need more dependencies
 	@set -e; for dir in $(NESTED); do echo "module $$dir"; \
 	  (cd $$dir && $(GO) vet ./... && $(GO) test -count 1 -timeout $(TIMEOUT) ./...); done
+
+gpu: ## build the tests that need GPUs into bin/gpu; bin/gpu/run runs them on a machine without Go
+	@mkdir -p bin/gpu
+	CGO_ENABLED=0 $(GO) test -c -o bin/gpu/direct.test ./backend/cuda/internal/direct
+	CGO_ENABLED=0 $(GO) test -c -o bin/gpu/cuda.test ./backend/cuda
+	CGO_ENABLED=0 $(GO) test -c -o bin/gpu/ddp.test ./ddp/gpu
+	cp backend/cuda/gpu.sh bin/gpu/run
 
 # The header and the libraries are the project's own. Linked programs load the driver's library. With
 # the linker's, cu ends them at once with error 34, which shows that they load. The example also

@@ -55,6 +55,9 @@ type world struct {
 	closed bool           // root is
 	made   map[string]int // how often each local name was given
 
+	over context.Context // ends when root is closed or has another epoch
+	end  context.CancelCauseFunc
+
 	faults   sync.Mutex
 	suspects []int // ranks that operations blamed for their failure
 	cause    error // the first such error
@@ -69,6 +72,7 @@ func (w *world) leave(g *ProcessGroup) []*ProcessGroup {
 		return nil
 	}
 	w.closed = true
+	w.end(ErrClosed)
 	subs := w.groups
 	w.groups = nil
 	slices.Reverse(subs)
@@ -115,6 +119,9 @@ type groupSpec struct {
 // newGroup makes a group as PyTorch's _new_process_group_helper does, with the
 // same keys: a PyTorch rank may be on the other side.
 func (w *world) newGroup(ctx context.Context, s groupSpec) (*ProcessGroup, error) {
+	ctx, stop := context.WithCancelCause(ctx)
+	defer stop(nil)
+	defer context.AfterFunc(w.over, func() { stop(context.Cause(w.over)) })()
 	g, err := w.tellOthers(ctx, s)
 	if err != nil {
 		err = w.sayHost(w.store, w.rank, err)

@@ -142,7 +142,7 @@ type ProcessGroup struct {
 
 	mu      sync.Mutex
 	timeout time.Duration
-	stop    context.CancelCauseFunc // ends a Reconfigure; nil before the first
+	stop    context.CancelCauseFunc // ends a Reconfigure or Pending; nil before the first
 
 	allocators []allocator // of old epochs, for Free
 }
@@ -220,6 +220,7 @@ func newWorld(ctx context.Context, st store.Store, rank, size int, o Options, fr
 		store: keys, rank: rank, size: size, options: o, next: counted, compares: known, tells: n != nil, origin: from,
 		ours: run.ID != "", apart: !known, run: run.ID, begun: run.Key, begunIn: st, made: make(map[string]int),
 	}
+	w.over, w.end = context.WithCancelCause(context.Background())
 	if path := w.blameFile(); path != "" {
 		os.Remove(path) // of a group that this one takes the place of
 	}

@@ -217,6 +217,8 @@ func (g *ProcessGroup) Pending(ctx context.Context) (int, error) {
 	n, err := 0, g.underWay()
 	if g.reconfiguring.TryLock() {
 		defer g.reconfiguring.Unlock()
+		ctx, stop := g.untilRefused(ctx)
+		defer stop(nil)
 		var m *members
 		if m, err = g.memberships(ctx); err == nil {
 			if most := m.template.options.most; most > 0 && g.Size() >= most {
@@ -225,6 +227,9 @@ func (g *ProcessGroup) Pending(ctx context.Context) (int, error) {
 			if n, err = membership.Pending(ctx, m.store, m.view); err != nil {
 				err = m.sayHost(err)
 			}
+		}
+		if r := g.refused.Load(); err != nil && r != nil {
+			err = r.why
 		}
 	}
 	if err != nil {
@@ -238,13 +243,9 @@ func (g *ProcessGroup) reconfigure(ctx context.Context, o ReconfigureOptions) (V
 		return View{}, g.underWay()
 	}
 	defer g.reconfiguring.Unlock()
-	ctx, stop := context.WithCancelCause(ctx)
+	ctx, stop := g.untilRefused(ctx)
 	defer stop(nil)
-	g.mu.Lock()
-	refused := g.refused.Load()
-	g.stop = stop
-	g.mu.Unlock()
-	if refused != nil {
+	if refused := g.refused.Load(); refused != nil {
 		return View{}, refused.why
 	}
 	m, err := g.memberships(ctx)
@@ -275,6 +276,18 @@ func (g *ProcessGroup) reconfigure(ctx context.Context, o ReconfigureOptions) (V
 		}
 	}
 	return entered, err
+}
+
+// untilRefused returns a context that ends when operations are refused. g.reconfiguring is held.
+func (g *ProcessGroup) untilRefused(ctx context.Context) (context.Context, context.CancelCauseFunc) {
+	ctx, stop := context.WithCancelCause(ctx)
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.stop = stop
+	if r := g.refused.Load(); r != nil {
+		stop(r.why)
+	}
+	return ctx, stop
 }
 
 // underWay says why a call does not wait for g.reconfiguring: Close and Reconfigure hold it.
@@ -408,6 +421,7 @@ func (g *ProcessGroup) connectEpoch(ctx context.Context, m *members, v membershi
 		options: t.options, origin: t.origin, next: 1, compares: t.ours, tells: t.ours, ours: t.ours, apart: t.apart, run: t.run,
 		begunIn: t.begunIn, number: v.Epoch, made: make(map[string]int),
 	}
+	w.over, w.end = context.WithCancelCause(context.Background())
 	w.hosts, w.seen, w.hosted = false, nil, slices.Index(v.IDs, membership.ID(t.hosted))
 	old := g.now()
 	_, err := w.newGroup(ctx, groupSpec{
@@ -459,6 +473,7 @@ func (g *ProcessGroup) retire(old *epoch, left []membership.Absent) {
 	w.closed = true
 	subs := slices.DeleteFunc(slices.Clone(w.groups), func(x *ProcessGroup) bool { return x == g })
 	w.mu.Unlock()
+	w.end(&EpochError{Epoch: w.number, Err: errors.New("the default group has been reconfigured meanwhile")})
 	var epochs []*epoch
 	for _, sub := range subs {
 		epochs = append(epochs, sub.now())

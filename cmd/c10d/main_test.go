@@ -783,6 +783,123 @@ func TestRunNodeAgentDies(t *testing.T) {
 	gone(t, pids)
 }
 
+// TestRunOtherAgentDies: the job does not wait for a node whose launcher is killed, even if the ranks of
+// all others have ended with 0.
+func TestRunOtherAgentDies(t *testing.T) {
+	all := nodes(t, "-max-restarts 1", "trap", "only-got:0:", "hold")
+	pid := numbers(t, all[0].await(1, "pid"))
+	others := numbers(t, all[1].await(2, "pid"))
+	require.NoError(t, all[1].cmd.Process.Kill())
+	gone(t, others)
+	require.Equal(t, 1, all[0].wait())
+	require.Contains(t, all[0].stderr.String(), "the agent of node 1 has ended, and its ranks with it")
+	require.Zero(t, all[0].summary().Restarts)
+	gone(t, pid)
+}
+
+// TestRunNodesSignal: after a signal on one node there is no further attempt on any.
+func TestRunNodesSignal(t *testing.T) {
+	all := nodes(t, "-max-restarts 3", "hold")
+	all[0].await(1, "pid")
+	all[1].await(2, "pid")
+	require.NoError(t, all[1].cmd.Process.Signal(syscall.SIGTERM))
+	for _, p := range all {
+		require.Equal(t, 143, p.wait(), p.stderr.String())
+		require.Zero(t, p.summary().Restarts)
+	}
+}
+
+// TestRunNodesSignalDone: ranks of one node take a signal and end with 0. Its launcher waits for the
+// others, until a second signal.
+func TestRunNodesSignalDone(t *testing.T) {
+	all := nodes(t, "-grace 2s", "trap", "got")
+	pid := numbers(t, all[0].await(1, "pid"))
+	others := numbers(t, all[1].await(2, "pid"))
+	require.NoError(t, all[1].cmd.Process.Signal(syscall.SIGTERM))
+	gone(t, others)
+	time.Sleep(3 * time.Second) // longer than the grace
+	require.NoError(t, all[1].cmd.Process.Signal(syscall.SIGTERM))
+	require.Equal(t, 143, all[1].wait(), all[1].stderr.String())
+	require.NotContains(t, all[1].stderr.String(), "killing")
+	require.NoError(t, syscall.Kill(pid[0], syscall.SIGTERM))
+	require.Zero(t, all[0].wait(), all[0].stderr.String())
+}
+
+// TestRunNodesDiffer: launchers with different numbers do not begin.
+func TestRunNodesDiffer(t *testing.T) {
+	for want, flags := range map[string][2]string{
+		"-nnodes 3, and this node with 2":                             {"-nnodes 2", "-nnodes 3"},
+		"-max-restarts 1, and this node with 2":                       {"-nnodes 2 -max-restarts 2", "-nnodes 2 -max-restarts 1"},
+		"-elastic 1:2, and this node with 0:0 (0:0 is none)":          {"-nnodes 2", "-nnodes 2 -elastic 1:2"},
+		"-elastic 2:3, and this node with 2:2 (0:0 is none): all nod": {"-nnodes 2 -elastic 2", "-nnodes 2 -elastic 2:3"},
+	} {
+		_, port, err := net.SplitHostPort(freeport.Loopback(t))
+		require.NoError(t, err)
+		var all [2]*program
+		for n, f := range flags {
+			all[n] = runRanks(t, fmt.Sprintf("%s -node-rank %d -master-addr 127.0.0.1 -master-port %s", f, n, port), "hold")
+		}
+		for _, p := range all {
+			require.Equal(t, 1, p.wait())
+		}
+		require.Contains(t, all[0].stderr.String(), "node 1 was started with "+want)
+		require.Contains(t, all[1].stderr.String(), "node 0 was started with ")
+	}
+}
+
+// TestRunNodesNoProgram: a node on which the program cannot be started ends the job on all nodes.
+func TestRunNodesNoProgram(t *testing.T) {
+	_, port, err := net.SplitHostPort(freeport.Loopback(t))
+	require.NoError(t, err)
+	self, err := os.Executable()
+	require.NoError(t, err)
+	var all [2]*program
+	for n, name := range []string{self, "/no/such"} {
+		all[n] = start(t, nil, "run", "-json", "-nnodes", "2", "-max-restarts", "2", "-node-rank", strconv.Itoa(n), "-master-addr", "127.0.0.1", "-master-port", port, "--", name, "hold")
+	}
+	require.Equal(t, 127, all[0].wait(), all[0].stderr.String())
+	require.Zero(t, all[0].summary().Restarts)
+	require.Equal(t, 1, all[1].wait())
+}
+
+// TestRunElasticNodeSignal: a signal on one node ends the ranks there. The others go on.
+func TestRunElasticNodeSignal(t *testing.T) {
+	for step, code := range map[string]int{"got": 0, "hold": 143} {
+		all := nodes(t, "-elastic 1:3", map[string]string{"got": "trap", "hold": "print:pid 0|"}[step], step)
+		all[0].await(1, "pid")
+		all[1].await(2, "pid")
+		require.NoError(t, all[1].cmd.Process.Signal(syscall.SIGTERM))
+		require.Equal(t, code, all[1].wait(), all[1].stderr.String())
+		time.Sleep(500 * time.Millisecond)
+		require.NoError(t, all[0].cmd.Process.Signal(syscall.SIGTERM))
+		require.Equal(t, code, all[0].wait(), all[0].stderr.String())
+		require.Contains(t, all[0].stderr.String(), "the launcher of node 1 has ended, and its ranks with it")
+		require.NotContains(t, all[0].stderr.String(), "restart")
+	}
+}
+
+// TestRunNodeAgain: a launcher dies while the others are not all there, and is started again.
+func TestRunNodeAgain(t *testing.T) {
+	for _, elastic := range []string{"", " -elastic 1:3"} {
+		_, port, err := net.SplitHostPort(freeport.Loopback(t))
+		require.NoError(t, err)
+		node := func(n int) *program {
+			return runRanks(t, fmt.Sprintf("-json -nnodes 3 -node-rank %d -master-addr 127.0.0.1 -master-port %s%s", n, port, elastic), "store")
+		}
+		zero, one := node(0), node(1)
+		st, err := tcp.New(t.Context(), "127.0.0.1:"+port, tcp.Options{})
+		require.NoError(t, err)
+		require.NoError(t, st.Wait(t.Context(), "node/1"))
+		require.NoError(t, one.cmd.Process.Kill())
+		<-one.done
+		require.NoError(t, st.Close())
+		for _, p := range []*program{zero, node(1), node(2)} {
+			require.Zero(t, p.wait(), p.stderr.String())
+			require.NotContains(t, p.stderr.String(), "has ended")
+		}
+	}
+}
+
 func TestRunNodeMissing(t *testing.T) {
 	_, port, err := net.SplitHostPort(freeport.Loopback(t))
 	require.NoError(t, err)

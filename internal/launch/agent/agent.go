@@ -56,6 +56,12 @@ const (
 	// storeWait is the longest time that node 0 keeps the agents' store so that the other
 	// nodes can read the result. It also limits each access to the store.
 	storeWait = 10 * time.Second
+
+	// againPause is how often node 0 looks whether an agent that has ended was started again.
+	againPause = 100 * time.Millisecond
+
+	// lastWords is how long node 0 keeps that store if the agents do not meet.
+	lastWords = 500 * time.Millisecond
 )
 
 // Job says what to run. Command and Procs are required.
@@ -290,6 +296,7 @@ func Run(ctx context.Context, j Job) (*Summary, error) {
 		j.MasterAddr = "127.0.0.1"
 	}
 	a := &agent{Job: j, out: newOutput(j.Stdout, j.Stderr)}
+	a.out.logf = j.Logf
 	a.host, _ = os.Hostname()
 	s, err := a.run(ctx)
 	if err != nil {
@@ -314,6 +321,7 @@ type agent struct {
 
 	base, size int       // this node's first rank; ranks of all nodes
 	procs      []int     // ranks of each node
+	gone       []string  // keys that are there when a node's agent has left the store, or is gone
 	signal     os.Signal // the first one passed on
 }
 
@@ -364,7 +372,7 @@ func (a *agent) run(ctx context.Context) (_ *Summary, err error) {
 		if a.Most > 0 {
 			s.Restarts = restarts
 		}
-		if a.Most > 0 || end.OK || a.signal != nil || ctx.Err() != nil || s.Restarts == a.MaxRestarts || end.First.Rank < 0 {
+		if a.Most > 0 || end.OK || a.signal != nil || ctx.Err() != nil || s.Restarts == a.MaxRestarts || end.Last || end.First.Rank < 0 {
 			s.OK, s.First, exitCode = end.OK, end.First, end.code()
 			s.Others = slices.DeleteFunc(failures, func(f Failure) bool { return end.First != nil && f.Rank == end.First.Rank })
 			break
@@ -417,43 +425,107 @@ func (a *agent) meet(ctx context.Context) error {
 	}
 	a.nodes.SetTimeout(-1)
 	err := func() error {
-		if a.Most > 0 && a.Nodes > 1 {
-			if err := store.SetWill(ctx, a.nodes, goneKey(a.NodeRank), nil, []byte("1")); err != nil {
+		self := node{Gone: "gone/" + rand.Text(), Procs: a.Procs, Nodes: a.Nodes, Least: a.Least, Most: a.Most}
+		if a.Nodes > 1 {
+			if err := store.SetWill(ctx, a.nodes, self.Gone, nil, []byte("1")); err != nil {
 				return err
 			}
 		}
-		if err := a.nodes.Set(ctx, nodeKey(a.NodeRank), strconv.AppendInt(nil, int64(a.Procs), 10)); err != nil {
+		if a.Most == 0 {
+			self.MaxRestarts = a.MaxRestarts
+		}
+		text, err := json.Marshal(self)
+		if err == nil {
+			err = a.nodes.Set(ctx, nodeKey(a.NodeRank), text)
+		}
+		if err != nil {
 			return err
 		}
-		for n := range a.Nodes {
-			v, err := a.nodes.Get(ctx, nodeKey(n))
+		keys := make([]string, a.Nodes)
+		for n := range keys {
+			keys[n] = nodeKey(n)
+			v, err := a.nodes.Get(ctx, keys[n])
+			if err == nil {
+				_, err = self.other(n, v)
+			} else {
+				err = fmt.Errorf("waiting for node %d of %d%s: %w", n, a.Nodes, a.refused(n), err)
+			}
 			if err != nil {
-				return fmt.Errorf("waiting for node %d of %d%s: %w", n, a.Nodes, a.refused(n), err)
+				return err
 			}
-			procs, err := store.ParseNumber(v)
-			if err != nil || procs < 1 || procs > 1<<20 {
-				return fmt.Errorf("node %d says that it has %q ranks", n, v)
-			}
-			if n < a.NodeRank {
-				a.base += int(procs)
-			}
-			a.size += int(procs)
-			a.procs = append(a.procs, int(procs))
 		}
 		if a.NodeRank == 0 {
-			return a.nodes.Set(ctx, "run_id", []byte(a.RunID))
+			if err := a.awaitAll(ctx, keys); err != nil {
+				return err
+			}
+			if err := a.nodes.Set(ctx, "run_id", []byte(a.RunID)); err != nil {
+				return err
+			}
 		}
 		id, err := a.nodes.Get(ctx, "run_id")
+		if err != nil {
+			return err
+		}
 		a.RunID = string(id)
-		return err
+		values, err := a.nodes.MultiGet(ctx, keys)
+		if err != nil {
+			return err
+		}
+		for n, v := range values {
+			other, err := self.other(n, v)
+			if err != nil {
+				return err
+			}
+			if n < a.NodeRank {
+				a.base += other.Procs
+			}
+			a.size += other.Procs
+			a.procs, a.gone = append(a.procs, other.Procs), append(a.gone, other.Gone)
+		}
+		return nil
 	}()
 	if err != nil {
+		if st, ok := a.nodes.(*tcp.Store); ok {
+			// The others may still have to read what this node was started with.
+			last, cancel := context.WithTimeout(context.WithoutCancel(ctx), lastWords)
+			st.Drain(last)
+			cancel()
+		}
 		a.nodes.Close()
 		if cause := context.Cause(ctx); cause != nil && ctx.Err() == context.DeadlineExceeded {
 			err = fmt.Errorf("%w: %w", cause, err)
 		}
 	}
 	return err
+}
+
+// awaitAll waits until the agents that have written keys are there. One that has ended since may be
+// started again.
+func (a *agent) awaitAll(ctx context.Context, keys []string) error {
+	for n := 0; n < len(keys); {
+		var other node
+		text, err := a.nodes.Get(ctx, keys[n])
+		if err == nil {
+			err = json.Unmarshal(text, &other)
+		}
+		gone := false
+		if err == nil {
+			gone, err = a.nodes.Check(ctx, other.Gone)
+		}
+		switch {
+		case err != nil:
+			return fmt.Errorf("node %d: %w", n, err)
+		case !gone:
+			n++
+			continue
+		}
+		select {
+		case <-time.After(againPause):
+		case <-ctx.Done():
+			return fmt.Errorf("the agent of node %d has ended, and was not started again: %w", n, ctx.Err())
+		}
+	}
+	return nil
 }
 
 // refused says whether the agents' store has refused a node that has no TLS.
@@ -490,23 +562,43 @@ func (a *agent) untilSignal(ctx context.Context) (_ context.Context, stop func()
 	}
 }
 
-func nodeKey(n int) string { return "node/" + strconv.Itoa(n) }
+// node is what an agent tells the others. All but Gone and Procs must be the same on all nodes.
+type node struct {
+	Gone        string `json:"gone"` // see agent.gone; another one for each process, which may be started again
+	Procs       int    `json:"procs"`
+	Nodes       int    `json:"nodes"`
+	MaxRestarts int    `json:"max_restarts"` // 0 for an elastic job
+	Least       int    `json:"least"`
+	Most        int    `json:"most"`
+}
 
-// leftKey counts the agents that have left their store.
-const leftKey = "left"
+// other reads what node n tells. Flags in which it differs from this node are an error.
+func (n node) other(number int, text []byte) (other node, err error) {
+	if json.Unmarshal(text, &other) != nil || other.Procs < 1 || other.Procs > 1<<20 {
+		return other, fmt.Errorf("node %d says that it is %.80q", number, text)
+	}
+	what := ""
+	switch {
+	case other.Nodes != n.Nodes:
+		what = fmt.Sprintf("-nnodes %d, and this node with %d", other.Nodes, n.Nodes)
+	case other.Least != n.Least || other.Most != n.Most:
+		what = fmt.Sprintf("-elastic %d:%d, and this node with %d:%d (0:0 is none)", other.Least, other.Most, n.Least, n.Most)
+	case other.MaxRestarts != n.MaxRestarts:
+		what = fmt.Sprintf("-max-restarts %d, and this node with %d", other.MaxRestarts, n.MaxRestarts)
+	default:
+		return other, nil
+	}
+	return other, fmt.Errorf("node %d was started with %s: all nodes need the same", number, what)
+}
+
+func nodeKey(n int) string { return "node/" + strconv.Itoa(n) }
 
 // part leaves the agents' store, node 0 as the last.
 func (a *agent) part() {
-	if a.Nodes > 1 {
+	if a.NodeRank == 0 && a.Nodes > 1 {
 		ctx, cancel := context.WithTimeout(context.Background(), storeWait)
 		defer cancel()
-		n, err := a.nodes.Add(ctx, leftKey, 1)
-		if err == nil && n == int64(a.Nodes) {
-			a.nodes.Set(ctx, "all_left", nil)
-		}
-		if a.NodeRank == 0 {
-			a.nodes.Wait(ctx, "all_left")
-		}
+		a.nodes.Wait(ctx, a.gone[1:]...)
 	}
 	a.nodes.Close()
 }
@@ -515,7 +607,8 @@ func (a *agent) part() {
 type ending struct {
 	OK    bool
 	First *Failure
-	Code  int // the exit code of the job if First has none: it had not ended, or with 0
+	Last  bool // no attempt follows
+	Code  int  // the exit code of the job if First has none: it had not ended, or with 0
 }
 
 func (e *ending) code() int {
@@ -538,10 +631,15 @@ func (a *agent) declare(key string, e ending) {
 	}
 }
 
+func nodeDoneKey(doneKey string, node int) string { return doneKey + "/" + strconv.Itoa(node) }
+
 // done counts the nodes whose ranks have all succeeded. The last one declares the end.
 func (a *agent) done(doneKey, endKey string) {
 	ctx, cancel := context.WithTimeout(context.Background(), storeWait)
 	defer cancel()
+	if err := a.nodes.Set(ctx, nodeDoneKey(doneKey, a.NodeRank), nil); err != nil {
+		return // awaitEnd says so
+	}
 	if n, err := a.nodes.Add(ctx, doneKey, 1); err == nil && n == int64(a.Nodes) {
 		a.declare(endKey, ending{OK: true})
 	}
@@ -604,9 +702,12 @@ func (a *agent) environ(local, restarts int, addr, errorFile string) []string {
 		{"TORCHELASTIC_USE_AGENT_STORE", "True"},
 		{"TORCHELASTIC_ERROR_FILE", errorFile},
 	}
+	elastic := ""
 	if a.Most > 0 {
-		set = append(set, [2]string{launch.ElasticVariable, fmt.Sprintf("%d:%d", a.Least, a.Most)})
+		elastic = fmt.Sprintf("%d:%d", a.Least, a.Most)
 	}
+	// This process may itself be a rank of an elastic job.
+	set = append(set, [2]string{launch.ElasticVariable, elastic}, [2]string{launch.JoinVariable, ""}, [2]string{launch.EpochVariable, ""})
 	isSet := func(name string) bool {
 		return slices.ContainsFunc(a.Env, func(kv string) bool { return strings.HasPrefix(kv, name+"=") })
 	}

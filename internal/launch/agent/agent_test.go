@@ -5,6 +5,7 @@ package agent
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -105,6 +106,33 @@ func TestRunSlowOutput(t *testing.T) {
 	require.NoError(t, err)
 	require.True(t, s.OK)
 	require.Equal(t, 10, strings.Count(out.String(), "\n"))
+}
+
+// TestRunLostOutput: output that cannot be written is missed.
+func TestRunLostOutput(t *testing.T) {
+	full := errors.New("the disk is full")
+	j := sh(1, "echo a; echo b")
+	var said []string
+	j.Logf = func(format string, args ...any) { said = append(said, fmt.Sprintf(format, args...)) }
+	j.Stdout = brokenWriter{full}
+	s, err := Run(context.Background(), j)
+	require.NoError(t, err)
+	require.True(t, s.OK)
+	require.Equal(t, []string{"output of the ranks is lost: the disk is full"}, said)
+}
+
+type brokenWriter struct{ err error }
+
+func (w brokenWriter) Write([]byte) (int, error) { return 0, w.err }
+
+// TestRunInElasticJob: the ranks do not take the variables of the rank that runs the launcher.
+func TestRunInElasticJob(t *testing.T) {
+	t.Setenv("C10D_ELASTIC", "1:2")
+	t.Setenv("C10D_JOIN", "1")
+	t.Setenv("C10D_EPOCH_FILE", "/no/such")
+	s, out, _ := run(t, sh(1, `echo "<$C10D_ELASTIC$C10D_JOIN$C10D_EPOCH_FILE>"`))
+	require.True(t, s.OK)
+	require.Equal(t, "[rank0] <>\n", out)
 }
 
 // TestRunEscape runs a rank whose output a process holds open that left its group.

@@ -57,8 +57,8 @@ func (a *agent) attempt(ctx context.Context, restarts int) (end ending, failures
 		states: make(map[*rank]Failure), ends: make(chan ending, 1), alarms: make(chan alarm, 1),
 	}
 	addr, closeStore, err := a.rankStore(ctx, t.key+"store")
-	if a.signal != nil && err != nil {
-		end.First = &Failure{
+	if a.signal != nil {
+		end.Last, end.First = true, &Failure{
 			Rank: a.base, Host: a.host, ExitCode: signalCode(a.signal), Signal: signalName(a.signal), Time: time.Now(),
 		}
 		a.declare(t.endKey(), end)
@@ -77,6 +77,11 @@ func (a *agent) attempt(ctx context.Context, restarts int) (end ending, failures
 	if a.Nodes > 1 {
 		t.watchers.Go(t.awaitAlarm)
 	}
+	if a.NodeRank == 0 && a.Most == 0 {
+		for n := 1; n < a.Nodes; n++ {
+			t.watchers.Go(func() { t.awaitGone(n) })
+		}
+	}
 
 	exits := make(chan exit, a.Procs)
 	var startErr error
@@ -91,7 +96,7 @@ func (a *agent) attempt(ctx context.Context, restarts int) (end ending, failures
 	if startErr != nil {
 		t.failing = true
 		t.terminate(syscall.SIGKILL)
-		a.declare(t.endKey(), ending{First: &Failure{
+		a.declare(t.endKey(), ending{Last: true, First: &Failure{
 			Rank: a.base + len(t.ranks), LocalRank: len(t.ranks), Host: a.host, ExitCode: 127, Time: time.Now(),
 			Error: startErr.Error(), Stderr: []string{startErr.Error()},
 		}})
@@ -111,6 +116,7 @@ func (a *agent) attempt(ctx context.Context, restarts int) (end ending, failures
 }
 
 func (t *attempt) endKey() string   { return t.key + "end" }
+func (t *attempt) doneKey() string  { return t.key + "done" }
 func (t *attempt) alarmKey() string { return t.key + "alarm" }
 
 func (t *attempt) reportKey(node int) string { return t.key + "report/" + strconv.Itoa(node) }
@@ -157,6 +163,12 @@ func (t *attempt) run(ctx context.Context, exits <-chan exit) error {
 			t.awaitOthers()
 		case <-look:
 		case sig := <-t.Signals:
+			if t.Nodes > 1 && t.live() == 0 && !t.failing {
+				t.Logf("%s: not waiting for the other nodes", signalName(sig))
+				t.signal = sig
+				t.end = ending{First: &Failure{Rank: -1, ExitCode: signalCode(sig), Host: t.host, Time: time.Now(), Message: "a signal ended the launcher"}}
+				return nil
+			}
 			if t.signal == nil {
 				t.signal = sig
 				t.Logf("%s: passed on to the ranks", signalName(sig))
@@ -171,13 +183,22 @@ func (t *attempt) run(ctx context.Context, exits <-chan exit) error {
 			t.terminate(syscall.SIGTERM)
 		case <-t.grace:
 			t.grace = nil
-			t.Logf("killing the ranks that are left after %v", t.Grace)
-			t.terminate(syscall.SIGKILL)
+			if t.live() > 0 {
+				t.Logf("killing the ranks that are left after %v", t.Grace)
+				t.terminate(syscall.SIGKILL)
+			}
 		case <-t.killDeadline:
+			if t.killDeadline = nil; t.live() == 0 {
+				continue // the other nodes' ranks are awaited
+			}
 			return fmt.Errorf("%d of %d ranks did not end %v after SIGKILL", t.live(), len(t.ranks), killWait)
 		}
 		if t.look != nil && !t.reported && (t.told || t.othersAwaited(time.Now())) {
 			t.report()
+		}
+		if t.elastic != nil && t.elastic.leaving() && t.live() == 0 && !t.over {
+			t.end.OK = t.end.First == nil
+			return nil
 		}
 	}
 	return nil
@@ -209,7 +230,7 @@ func (t *attempt) exited(x exit) {
 	t.states[x.rank] = f
 	if x.code == 0 {
 		if t.live() == 0 && !t.failing && !t.over {
-			t.done(t.key+"done", t.endKey())
+			t.done(t.doneKey(), t.endKey())
 		}
 		return
 	}
@@ -220,7 +241,7 @@ func (t *attempt) exited(x exit) {
 	switch {
 	case t.over || t.reported:
 	case t.told: // a signal of the user ended the ranks: no rank is at fault
-		t.declare(t.endKey(), ending{First: &f})
+		t.declare(t.endKey(), ending{First: &f, Last: true})
 	default:
 		if t.look == nil && t.Nodes > 1 {
 			t.alarm(alarm{Peer: evidenceOf(&f, t.size).peer})
@@ -355,6 +376,19 @@ func (t *attempt) awaitAlarm() {
 		t.Logf("another node's alarm: %v", err)
 	}
 	t.alarms <- m
+}
+
+// awaitGone ends the attempt when the agent of a node is gone whose ranks have not all succeeded.
+func (t *attempt) awaitGone(node int) {
+	if _, err := t.nodes.Get(t.watching, t.gone[node]); err != nil {
+		return // awaitEnd says so
+	}
+	if done, err := t.nodes.Check(t.watching, nodeDoneKey(t.doneKey(), node)); done || err != nil {
+		return
+	}
+	t.declare(t.endKey(), ending{First: &Failure{
+		Rank: -1, ExitCode: 1, Host: t.host, Time: time.Now(), Message: fmt.Sprintf("the agent of node %d has ended, and its ranks with it", node),
+	}})
 }
 
 func (t *attempt) awaitEnd() {

@@ -49,14 +49,16 @@
 // Every agent publishes how many of its ranks run, are in the group, and have ended with 0. Node 0
 // declares the end. The job fails if fewer than Job.Least ranks are left, or no member of the group.
 // It succeeds if all ranks have ended, and Job.Least of them with 0. After the first that ends with 0
-// no rank is started again, and ranks that wait to join get SIGTERM. When another node's agent dies,
-// its ranks end with it.
+// no rank is started again, and ranks that wait to join get SIGTERM, and SIGKILL after Job.Grace. When
+// another node's agent dies, its ranks end with it.
 //
 // # Signals
 //
 // A signal from Job.Signals is passed on to every rank's process group. Ranks
 // that are still there Job.Grace later get SIGKILL; a second signal has that
-// effect at once. There is no further attempt.
+// effect at once. There is no further attempt, on any node. If ranks of another node still run when
+// those of this one have ended with 0, the agent waits for them; a signal ends that, too. In an
+// elastic job a signal on another node than node 0 ends the ranks of that node, and the others go on.
 //
 // The guard is a process that waits for the agent's end. If the agent is killed, the kernel
 // kills the ranks (on Linux). The guard kills all processes in their process groups (on
@@ -67,9 +69,10 @@
 //
 // With Job.Nodes above 1, an agent runs on each. They meet in a store that node
 // 0 hosts at Job.MasterAddr and Job.MasterPort; nodes may have different numbers
-// of ranks. A failure on one node ends the attempt on all. Every agent tells node 0 what
-// it knows of its ranks. Node 0 finds the one at fault, and every agent reports it. The
-// ranks' store is another one, on a port that node 0 picks.
+// of ranks. Nodes, MaxRestarts, Least and Most must be the same on all. A failure on one node
+// ends the attempt on all. The end of an agent ends the job, unless its ranks have all ended
+// with 0. Every agent tells node 0 what it knows of its ranks. Node 0 finds the one at fault,
+// and every agent reports it. The ranks' store is another one, on a port that node 0 picks.
 //
 // # Strangers
 //

@@ -48,10 +48,10 @@ type slot struct {
 	local     int
 	rank      *rank
 	started   time.Time
-	member    bool // the process is in the group, or was started first
-	live      bool // there is a process, or will be
-	finished  bool // with 0
-	dismissed bool // it waited to join a group that has finished
+	member    bool      // the process is in the group, or was started first
+	live      bool      // there is a process, or will be
+	finished  bool      // with 0
+	dismissed time.Time // when it was told to end, because it waited to join a group that has finished
 	last      *Failure
 	id        int // the process's number as a member; -1: not known yet
 	epoch     launch.Epoch
@@ -79,9 +79,6 @@ func (t *attempt) newElastic(addr string, exits chan<- exit) *elastic {
 func (e *elastic) progressKey(node int) string { return e.key + "progress/" + strconv.Itoa(node) }
 func (e *elastic) finishingKey() string        { return e.key + "finishing" }
 
-// goneKey is there when the agent of a node is gone.
-func goneKey(node int) string { return "gone/" + strconv.Itoa(node) }
-
 // exited handles the end of a rank.
 func (e *elastic) exited(x exit) {
 	e.look()
@@ -90,15 +87,17 @@ func (e *elastic) exited(x exit) {
 	s.live = false
 	switch {
 	case x.code == 0:
-		s.finished = true
+		s.finished = !e.leaving()
 		return
-	case s.dismissed:
+	case !s.dismissed.IsZero():
 		return
 	case e.told:
 		if !slices.Contains(e.sent, f.Signal) {
 			e.failed = append(e.failed, f)
 		}
-		if !e.over {
+		if e.leaving() {
+			e.end.First = &f
+		} else if !e.over {
 			e.declare(e.endKey(), ending{First: &f})
 		}
 		return
@@ -121,6 +120,10 @@ func (e *elastic) exited(x exit) {
 		time.AfterFunc(pause, func() { e.again <- s })
 	}
 }
+
+// leaving reports whether a signal ends the ranks of this node, and the others go on. Without node 0
+// they cannot.
+func (e *elastic) leaving() bool { return e.signal != nil && e.NodeRank > 0 }
 
 // restart starts the rank of a slot again.
 func (e *elastic) restart(s *slot) {
@@ -245,9 +248,12 @@ func (e *elastic) tick() {
 	}
 	if e.finishing {
 		for _, s := range e.slots {
-			if s.live && !s.member && !s.dismissed {
-				s.dismissed = true
+			switch waits := s.live && !s.member; {
+			case waits && s.dismissed.IsZero():
+				s.dismissed = time.Now()
 				s.rank.signal(syscall.SIGTERM)
+			case waits && time.Since(s.dismissed) > e.Grace:
+				s.rank.signal(syscall.SIGKILL)
 			}
 		}
 	}
@@ -261,7 +267,7 @@ func (e *elastic) judge(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		gone, err := e.nodes.Check(ctx, goneKey(n))
+		gone, err := e.nodes.Check(ctx, e.gone[n])
 		if err != nil || !has && !gone {
 			return err // its ranks have not been started
 		}
@@ -282,9 +288,6 @@ func (e *elastic) judge(ctx context.Context) error {
 			if !e.lost[n] {
 				e.lost[n] = true
 				e.Logf("the launcher of node %d has ended, and its ranks with it", n)
-				if _, err := e.nodes.Add(ctx, leftKey, 1); err != nil {
-					return err
-				}
 			}
 			p.Live, p.Members = 0, 0
 		}

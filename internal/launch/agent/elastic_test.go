@@ -97,6 +97,17 @@ await again`)
 	require.True(t, s.OK, "%s", errs)
 }
 
+// TestElasticWaitsForNobodyStubborn: a rank that still waits to join does not take the SIGTERM.
+func TestElasticWaitsForNobodyStubborn(t *testing.T) {
+	j, _ := elasticJob(2, "1:2", `
+[ -n "$C10D_JOIN" ] && { trap '' TERM; touch $C10D_SCRATCH_DIR/again; while :; do sleep 0.05; done; }
+[ $RANK = 1 ] && exit 3
+await again`)
+	j.Grace = 200 * time.Millisecond
+	s, _, errs := run(t, j)
+	require.True(t, s.OK, "%s", errs)
+}
+
 // TestElasticCrashes: a rank that fails at once is started again with a pause, and not for ever.
 func TestElasticCrashes(t *testing.T) {
 	j, said := elasticJob(2, "1:2", `

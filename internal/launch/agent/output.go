@@ -26,6 +26,16 @@ const (
 type output struct {
 	mu             sync.Mutex
 	stdout, stderr io.Writer
+
+	lost sync.Once // the first error was logged
+	logf func(format string, args ...any)
+}
+
+// written logs the first error of a write, such as that of a full disk.
+func (o *output) written(err error) {
+	if err != nil {
+		o.lost.Do(func() { o.logf("output of the ranks is lost: %v", err) })
+	}
 }
 
 func newOutput(stdout, stderr io.Writer) *output {
@@ -35,7 +45,7 @@ func newOutput(stdout, stderr io.Writer) *output {
 	if stderr == nil {
 		stderr = io.Discard
 	}
-	return &output{stdout: stdout, stderr: stderr}
+	return &output{stdout: stdout, stderr: stderr, logf: func(string, ...any) {}}
 }
 
 // prefix marks a rank's lines.
@@ -139,8 +149,9 @@ func (o *rankOutput) write(w io.Writer, piece []byte) {
 		line = append(line, '\n')
 	}
 	o.out.mu.Lock()
-	defer o.out.mu.Unlock()
-	w.Write(line)
+	_, err := w.Write(line)
+	o.out.mu.Unlock()
+	o.out.written(err)
 }
 
 // record keeps a piece in the log and, of standard error, its last lines.
@@ -148,7 +159,8 @@ func (o *rankOutput) record(piece []byte, isErr bool) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	if o.log != nil {
-		o.log.Write(piece)
+		_, err := o.log.Write(piece)
+		o.out.written(err)
 	}
 	if !isErr {
 		return

@@ -1,0 +1,116 @@
+package pg_test
+
+import (
+	"context"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"golang.org/x/sync/errgroup"
+
+	"github.com/c10d-go/c10d/pg"
+	"github.com/c10d-go/c10d/store"
+)
+
+// stoppedStore does not answer once stopped is set, like a store whose process has stopped.
+type stoppedStore struct {
+	store.Store
+	stopped atomic.Bool
+	asked   chan struct{}
+}
+
+func (s *stoppedStore) wait(ctx context.Context) error {
+	if !s.stopped.Load() {
+		return nil
+	}
+	select {
+	case s.asked <- struct{}{}:
+	default:
+	}
+	<-ctx.Done()
+	return ctx.Err()
+}
+
+func (s *stoppedStore) Add(ctx context.Context, key string, n int64) (int64, error) {
+	if err := s.wait(ctx); err != nil {
+		return 0, err
+	}
+	return s.Store.Add(ctx, key, n)
+}
+
+func (s *stoppedStore) Get(ctx context.Context, key string) ([]byte, error) {
+	if err := s.wait(ctx); err != nil {
+		return nil, err
+	}
+	return s.Store.Get(ctx, key)
+}
+
+func (s *stoppedStore) Set(ctx context.Context, key string, v []byte) error {
+	if err := s.wait(ctx); err != nil {
+		return err
+	}
+	return s.Store.Set(ctx, key, v)
+}
+
+func (s *stoppedStore) CompareSet(ctx context.Context, key string, a, b []byte) ([]byte, error) {
+	if err := s.wait(ctx); err != nil {
+		return nil, err
+	}
+	return s.Store.CompareSet(ctx, key, a, b)
+}
+
+// TestClosePending: Close ends a Pending whose store does not answer.
+func TestClosePending(t *testing.T) {
+	st := &stoppedStore{Store: store.NewHash(), asked: make(chan struct{}, 1)}
+	ctx, cancel := context.WithTimeout(t.Context(), jobLimit)
+	defer cancel()
+	g, err := pg.New(ctx, st, 0, 1, pg.Options{})
+	require.NoError(t, err)
+	_, err = g.Pending(ctx)
+	require.NoError(t, err)
+	st.stopped.Store(true)
+	ended := make(chan error, 1)
+	go func() {
+		_, err := g.Pending(ctx)
+		ended <- err
+	}()
+	<-st.asked
+	require.NoError(t, g.Close())
+	require.NoError(t, ctx.Err())
+	require.ErrorIs(t, <-ended, pg.ErrClosed)
+}
+
+// TestCloseNewGroup: Close ends a NewGroup that waits for other ranks. They hear of it.
+func TestCloseNewGroup(t *testing.T) {
+	st := store.NewHash()
+	ctx, cancel := context.WithTimeout(t.Context(), jobLimit)
+	defer cancel()
+	var gs [2]*pg.ProcessGroup
+	var init errgroup.Group
+	for r := range gs {
+		init.Go(func() (err error) {
+			gs[r], err = pg.New(ctx, st, r, 2, pg.Options{})
+			return err
+		})
+	}
+	require.NoError(t, init.Wait())
+	defer gs[1].Close()
+	keys, err := st.NumKeys(ctx)
+	require.NoError(t, err)
+	ended := make(chan error, 1)
+	go func() {
+		_, err := gs[0].NewGroup(ctx, []int{0, 1}, pg.GroupOptions{})
+		ended <- err
+	}()
+	require.Eventually(t, func() bool {
+		n, err := st.NumKeys(ctx)
+		return err == nil && n > keys
+	}, jobLimit, time.Millisecond)
+	require.NoError(t, gs[0].Close())
+	require.ErrorIs(t, <-ended, pg.ErrClosed)
+	_, err = gs[1].NewGroup(ctx, []int{0, 1}, pg.GroupOptions{})
+	var f *pg.GroupFault
+	require.ErrorAs(t, err, &f)
+	require.Zero(t, f.Rank)
+}

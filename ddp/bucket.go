@@ -303,7 +303,7 @@ func (b *Bucket) write() error {
 		s := &b.slots[k]
 		p := s.p
 		switch {
-		case p.unused && !b.d.o.GradientAsBucketView:
+		case p.unused && (b.contents == nil || !b.d.o.GradientAsBucketView):
 		case b.contents == nil:
 			if err := p.grad.SetSparse(b.one[0].Indices(), b.one[0].Values(), b.one[0].IsCoalesced()); err != nil {
 				return p.wrap(err)

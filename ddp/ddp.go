@@ -120,6 +120,7 @@ type DDP struct {
 	o      Options
 	params []*param         // as New was given them
 	state  []*tensor.Tensor // of Elastic
+	formed int              // how often Elastic has made it anew
 	train  []*param         // those that are reduced: c10d's parameter numbers
 
 	mu      sync.Mutex
@@ -378,7 +379,7 @@ func (d *DDP) forward(ctx context.Context, backward bool) error {
 	if err := d.notifyActive(ctx); err != nil {
 		return err
 	}
-	if backward {
+	if backward || d.join.on { // ranks that have joined do not know which it is
 		if err := d.rebuild(ctx); err != nil {
 			return d.fail(err)
 		}

@@ -611,3 +611,28 @@ func TestStats(t *testing.T) {
 		require.LessOrEqual(t, times.Overlap, times.Comm)
 	}
 }
+
+// A sparse gradient that no rank has stays as it is, beside bucket views too.
+func TestUnusedSparseGradient(t *testing.T) {
+	for _, views := range []bool{false, true} {
+		pgtest.Run(t, 2, func(t *testing.T, g *pg.ProcessGroup) {
+			indices, err := tensor.Of([]int64{1}, 1, 1)
+			require.NoError(t, err)
+			values, err := tensor.Of([]float32{5}, 1)
+			require.NoError(t, err)
+			sparse, err := tensor.Sparse(indices, values, 4)
+			require.NoError(t, err)
+			ps := append(vectors(t, 2), ddp.Param{Value: zeros(t, tensor.Float32, 4), Grad: sparse})
+			if views {
+				ps[0].Grad = nil
+			}
+			d, err := ddp.New(soon(t), g, ps, ddp.Options{FindUnused: true, GradientAsBucketView: views})
+			require.NoError(t, err)
+			require.NoError(t, d.Begin(soon(t)))
+			require.NoError(t, d.Ready(0))
+			require.NoError(t, d.Finish(soon(t)))
+			require.Equal(t, 1, sparse.NNZ())
+			require.Equal(t, 5.0, first(t, sparse.Values()))
+		})
+	}
+}

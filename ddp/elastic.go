@@ -78,6 +78,7 @@ type Elastic struct {
 	joins int  // that are complete
 	whole bool // this rank has the state of its last step
 	lost  bool // the epoch has ended
+	epoch int  // at least this one
 
 	saved  []*tensor.Tensor // the buffers after the last step
 	fresh  []int            // the ranks of newcomers
@@ -211,8 +212,11 @@ func (e *Elastic) survives(ctx context.Context, err error) bool {
 	}
 	var m *MismatchError
 	newcomer := e.whole && errors.As(err, &m) && slices.Contains(e.fresh, m.Other)
-	e.lost = e.lost || newcomer || errors.As(err, new(*pg.EpochError))
-	return newcomer || errors.As(err, new(*pg.EpochError))
+	// The next epoch cannot help a group that an earlier one has ended, such as a hook's.
+	var ended *pg.EpochError
+	over := newcomer || errors.As(err, &ended) && ended.Epoch >= e.epoch
+	e.lost = e.lost || over
+	return over
 }
 
 // mend begins the next epoch if the last one has ended.
@@ -263,7 +267,7 @@ func (e *Elastic) reconfigure(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("ddp: after %d steps: %w", e.steps, err)
 	}
-	e.fresh = v.Joined
+	e.fresh, e.epoch = v.Joined, v.Epoch
 	if err := e.form(ctx); err != nil {
 		return err
 	}
@@ -324,6 +328,7 @@ func (d *DDP) drain(ctx context.Context) error {
 
 // restart forgets the last iteration, and what the ranks had agreed on.
 func (d *DDP) restart() {
+	d.formed++
 	d.failed, d.open, d.started, d.syncBuffers = nil, false, false, true
 	d.order, d.flying = nil, nil
 	d.recorded, d.learned = false, false

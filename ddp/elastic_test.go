@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"slices"
 	"sync"
 	"testing"
@@ -532,5 +533,102 @@ func TestElasticRefuses(t *testing.T) {
 		wrong := errors.New("wrong")
 		require.ErrorIs(t, e.Step(soon(t), func(int) error { return wrong }), wrong)
 		require.Zero(t, e.Steps())
+	})
+}
+
+// TestElasticPowerSGD: PowerSGD begins anew in each epoch, with all ranks. Gradients of rank 1 are averaged
+// exactly, also when buckets of the same length have other parameters first.
+func TestElasticPowerSGD(t *testing.T) {
+	elastic(t, 3, 1, func(t *testing.T, j *pgtest.Job, g *pg.ProcessGroup, id int) error {
+		s, err := ddp.NewPowerSGD(ddp.PowerSGDOptions{Start: 3})
+		require.NoError(t, err)
+		var ps []ddp.Param
+		for _, n := range []int{20, 16} {
+			ps = append(ps, ddp.Param{Value: zeros(t, tensor.Float32, n, 30), Grad: zeros(t, tensor.Float32, n, 30)})
+		}
+		e, err := ddp.NewElastic(soon(t), g, ps, ddp.ElasticOptions{Options: ddp.Options{Hook: s.Hook}})
+		if err != nil {
+			return err
+		}
+		r, tries := &elasticRank{t: t, job: j, g: g}, 0
+		for e.Steps() < 16 {
+			err := e.Step(soon(t), func(step int) error {
+				if tries++; tries > 18 {
+					return fmt.Errorf("step %d has been tried again and again", step)
+				}
+				if step == 10 {
+					time.Sleep(5 * time.Millisecond) // of virtual time: the newcomer waits
+				}
+				if err := e.Begin(soon(t)); err != nil {
+					return err
+				}
+				for i := len(ps) - 1; i >= 0; i-- {
+					grad, err := tensor.Data[float32](ps[i].Grad)
+					require.NoError(t, err)
+					for k := range grad {
+						grad[k] = float32((k/30 + 1) * (k%30 + 1))
+					}
+					if err := e.Ready(i); err != nil {
+						return err
+					}
+				}
+				if id == 2 && step == 5 {
+					return r.die()
+				}
+				if err := e.Finish(soon(t)); err != nil {
+					return err
+				}
+				for i := range ps {
+					grad, err := tensor.Data[float32](ps[i].Grad)
+					require.NoError(t, err)
+					for k, v := range grad {
+						if want := float64((k/30 + 1) * (k%30 + 1)); math.Abs(float64(v)/want-1) > 1e-3 {
+							return fmt.Errorf("step %d: element %d of gradient %d is %v, want %v", step, k, i, v, want)
+						}
+					}
+				}
+				return nil
+			})
+			if err != nil {
+				return err
+			}
+		}
+		require.Equal(t, 3, g.Size())
+		return nil
+	})
+}
+
+// TestElasticOldGroup: a hook's group ends with its epoch. Step says so, and tries no more epochs.
+func TestElasticOldGroup(t *testing.T) {
+	elastic(t, 4, 0, func(t *testing.T, j *pgtest.Job, g *pg.ProcessGroup, id int) error {
+		pair, err := g.NewSubgroups(t.Context(), 2, pg.GroupOptions{})
+		require.NoError(t, err)
+		e, err := ddp.NewElastic(soon(t), g, vectors(t, 3), ddp.ElasticOptions{Options: ddp.Options{Hook: ddp.PostLocalSGDHook(pair, 0)}})
+		if err != nil {
+			return err
+		}
+		tries := 0
+		for e.Steps() < 4 && err == nil {
+			err = e.Step(soon(t), func(step int) error {
+				if tries++; tries > 8 {
+					return errors.New("again and again")
+				}
+				if err := e.Begin(soon(t)); err != nil {
+					return err
+				}
+				if id == 1 && step == 2 {
+					return (&elasticRank{job: j, g: g}).die()
+				}
+				if err := e.Ready(0); err != nil {
+					return err
+				}
+				return e.Finish(soon(t))
+			})
+		}
+		if id == 1 {
+			return err
+		}
+		require.ErrorContains(t, err, "it was made in epoch 0 of the default group, which is in epoch 1 now")
+		return nil
 	})
 }

@@ -112,6 +112,28 @@ func TestJoinWithUnevenInputs(t *testing.T) {
 	}
 }
 
+// The first call after the buckets' order is known is one of Evaluate.
+func TestEvaluateInJoin(t *testing.T) {
+	pgtest.Run(t, 2, func(t *testing.T, g *pg.ProcessGroup) {
+		ps := vectors(t, 2, 3)
+		d, err := ddp.New(soon(t), g, ps, ddp.Options{FirstBucket: 4, BucketCap: 4})
+		require.NoError(t, err)
+		require.NoError(t, d.Join(soon(t), ddp.JoinOptions{}, func() error {
+			for it := range 1 + g.Rank() {
+				if it == 1 {
+					require.NoError(t, d.Evaluate(soon(t)))
+				}
+				for i := range ps {
+					fill(t, ps[i].Grad, 2)
+				}
+				require.NoError(t, tryIteration(t, d, 2))
+				require.Equal(t, float64(2-it), first(t, ps[1].Grad))
+			}
+			return nil
+		}))
+	})
+}
+
 // A rank that had joined before the first iteration of a static graph learns
 // its graph later, in step with the others.
 func TestStaticGraphLearntLate(t *testing.T) {

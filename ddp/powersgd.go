@@ -33,8 +33,11 @@ type PowerSGDOptions struct {
 // A gradient of n rows and m columns, all dimensions after the first, costs (n+m)*Rank elements
 // instead of n*m, in two all-reduces. The second begins in Finish. Gradients that this would not
 // make at least twice as small are averaged whole, as are buckets that are not float32 in CPU memory.
+//
+// In an Elastic it begins anew in each epoch, with iteration 0: newcomers have nothing of earlier ones.
 type PowerSGD struct {
 	o             PowerSGDOptions
+	formed        int // DDP.formed when iteration 0 began
 	iteration     int
 	buckets       map[int]*powerBucket
 	before, after int
@@ -78,6 +81,10 @@ func (s *PowerSGD) Compression() (before, after int) { return s.before, s.after 
 
 // Hook averages a bucket.
 func (s *PowerSGD) Hook(ctx context.Context, b *Bucket) (*work.Work, error) {
+	if s.formed != b.d.formed {
+		s.formed, s.iteration = b.d.formed, 0
+		clear(s.buckets)
+	}
 	start := s.iteration >= s.o.Start
 	if b.IsLast() {
 		s.iteration++
@@ -245,12 +252,12 @@ func orthogonalize(a []float32, rows, columns int) {
 		for i := range rows {
 			norm += float64(a[i*columns+c]) * float64(a[i*columns+c])
 		}
-		f := float32(1 / math.Sqrt(norm)) // NaN stays NaN: a training that diverges shows it
+		f := 1 / math.Sqrt(norm) // may be too large for a float32. NaN stays NaN: a training that diverges shows it
 		if norm <= 1e-10*length {
 			f = 0
 		}
 		for i := range rows {
-			a[i*columns+c] *= f
+			a[i*columns+c] = float32(float64(a[i*columns+c]) * f)
 		}
 	}
 }

@@ -88,6 +88,24 @@ func TestPowerSGDIsExactForItsRank(t *testing.T) {
 	})
 }
 
+// The least gradients are averaged like others: no factor becomes infinite.
+func TestPowerSGDTinyGradients(t *testing.T) {
+	pgtest.Run(t, 2, func(t *testing.T, g *pg.ProcessGroup) {
+		s, err := ddp.NewPowerSGD(ddp.PowerSGDOptions{Start: 2})
+		require.NoError(t, err)
+		p := ddp.Param{Value: zeros(t, tensor.Float32, 16, 16), Grad: zeros(t, tensor.Float32, 16, 16)}
+		d, err := ddp.New(soon(t), g, []ddp.Param{p}, ddp.Options{Hook: s.Hook})
+		require.NoError(t, err)
+		for range 5 {
+			fill(t, p.Grad, 1e-41)
+			require.NoError(t, d.Begin(soon(t)))
+			require.NoError(t, d.Ready(0))
+			require.NoError(t, d.Finish(soon(t)))
+			require.InEpsilon(t, 1e-41, first(t, p.Grad), 1e-2)
+		}
+	})
+}
+
 func TestPowerSGDRefuses(t *testing.T) {
 	_, err := ddp.NewPowerSGD(ddp.PowerSGDOptions{Start: 1})
 	require.ErrorContains(t, err, "Start 1: they must be at least 1 and 2")

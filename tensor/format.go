@@ -34,7 +34,12 @@ func (t *Tensor) Dump() string {
 	case t.layout == SparseCOO:
 		return fmt.Sprintf("%v\nindices %s\nvalues %s", t, t.sparse.indices.Dump(), t.sparse.values.Dump())
 	}
-	d := dumper{t: t, elide: t.count > dumpMax}
+	d := dumper{t: t}
+	brackets := 1 // elements, if there are some
+	for _, n := range t.shape {
+		brackets *= max(n, 1)
+		d.elide = d.elide || brackets > dumpMax
+	}
 	d.walk(0, t.offset, func(at int) { d.width = max(d.width, len(d.text(at))) }, func(string) {})
 	d.out.WriteString(t.String() + "\n")
 	d.walk(0, t.offset,

@@ -300,6 +300,8 @@ func TestAsStridedRefusesWhatLeavesTheStorage(t *testing.T) {
 		{[]int{}, []int{}, 10},
 		{[]int{}, []int{}, -1},
 		{[]int{0}, []int{1}, 11},
+		{[]int{2}, []int{1}, big}, // the last element's place overflows
+		{[]int{1}, []int{1}, big},
 		{[]int{3}, []int{-big - 1}, 5}, // twice the stride is 0 in 64 bits
 		{[]int{3}, []int{big}, 5},
 		{[]int{5, 5}, []int{big/4 + 1, 1}, 0},

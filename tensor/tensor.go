@@ -417,6 +417,9 @@ func within(limit, n int, shape, strides []int, offset int) bool {
 	if n == 0 {
 		return offset >= 0 && offset <= limit
 	}
+	if offset < 0 || offset >= limit {
+		return false
+	}
 	lo, hi := offset, offset
 	for i, s := range strides {
 		if shape[i] == 1 || s == 0 {

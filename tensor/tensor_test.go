@@ -380,4 +380,7 @@ func TestFormat(t *testing.T) {
 	some, err := long.Slice(0, 0, 1000)
 	require.NoError(t, err)
 	require.NotContains(t, some.Dump(), "...")
+	empty, err := tensor.New(tensor.Int8, 1<<30, 0)
+	require.NoError(t, err)
+	require.Equal(t, "int8[1073741824 0]\n[[],\n [],\n [],\n ...,\n [],\n [],\n []]", empty.Dump())
 }

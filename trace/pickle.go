@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"math"
+	"strings"
 )
 
 // The part of Python's pickle format, protocol 2, that dumps consist of: see pickletools.py.
@@ -72,6 +73,7 @@ func pickle(b []byte, v any) []byte {
 	case float64:
 		return binary.BigEndian.AppendUint64(append(b, opFloat), math.Float64bits(v))
 	case string:
+		v = strings.ToValidUTF8(v, "?") // Python reads no dump with other bytes
 		return append(binary.LittleEndian.AppendUint32(append(b, opText), uint32(len(v))), v...)
 	case []any:
 		b = append(b, opList, opMark)

@@ -74,12 +74,20 @@ func parse(name string, data []byte) (*File, error) {
 	} else if f.Rank, err = strconv.Atoi(lastNumber.FindString(name)); err != nil {
 		return nil, errors.New("it does not say its rank: its name must end with the rank's number")
 	}
+	lists := make(map[string][]int) // one text can be that of many groups
 	for group, v := range fields(d["pg_config"]) {
 		ranks, _ := fields(v)["ranks"].(string)
-		for _, n := range numbers.FindAllString(ranks, -1) {
-			if r, err := strconv.Atoi(n); err == nil {
-				f.Groups[group] = append(f.Groups[group], r)
+		list, ok := lists[ranks]
+		if !ok {
+			for _, n := range numbers.FindAllString(ranks, -1) {
+				if r, err := strconv.Atoi(n); err == nil {
+					list = append(list, r)
+				}
 			}
+			lists[ranks] = list
+		}
+		if len(list) > 0 {
+			f.Groups[group] = list
 		}
 	}
 	for _, v := range items(d["entries"]) {
@@ -147,7 +155,8 @@ func at(v any) time.Time {
 	return time.Time{}
 }
 
-// sizes writes a list of sizes like Python, at most 3 of them: [[2, 3]].
+// sizes writes a list of sizes like Python, at most 3 of them with at most 8 dimensions: [[2, 3]]. One list can be
+// that of many entries.
 func sizes(v any) string {
 	var all []string
 	for i, s := range items(v) {
@@ -156,7 +165,11 @@ func sizes(v any) string {
 			break
 		}
 		var dims []string
-		for _, d := range items(s) {
+		for i, d := range items(s) {
+			if i == 8 {
+				dims = append(dims, "...")
+				break
+			}
 			n, _ := d.(int64) // anything else might contain itself
 			dims = append(dims, fmt.Sprint(n))
 		}

@@ -2,6 +2,7 @@ package trace
 
 import (
 	"cmp"
+	"math"
 	"runtime"
 	"slices"
 	"strings"
@@ -190,7 +191,7 @@ type Shape struct {
 	Elements int // of all tensors
 	Tensors  int32
 	DType    tensor.DType
-	dims     int8 // of the first one; -1 if the tensors differ, or have more than maxDims
+	dims     int8 // of the first one; -1 if the tensors differ, or have more than maxDims, or too large ones
 	dim      [maxDims]int32
 }
 
@@ -215,7 +216,7 @@ func (s *Shape) Dims() []int {
 
 // set describes the tensors.
 func (s *Shape) set(ts []*tensor.Tensor) {
-	if len(ts) == 1 && ts[0] != nil && ts[0].Dims() == 1 { // the loop takes 6 ns more
+	if len(ts) == 1 && ts[0] != nil && ts[0].Dims() == 1 && ts[0].Len() <= math.MaxInt32 { // the loop takes 6 ns more
 		t := ts[0]
 		s.Elements, s.Tensors, s.DType, s.dims = t.Len(), 1, t.DType(), 1
 		s.dim[0], s.dim[1], s.dim[2], s.dim[3] = int32(t.Dim(0)), 0, 0, 0
@@ -232,7 +233,10 @@ func (s *Shape) set(ts []*tensor.Tensor) {
 				s.dims = -1
 			}
 			for i := range max(s.dims, 0) {
-				s.dim[i] = int32(t.Dim(int(i)))
+				n := t.Dim(int(i))
+				if s.dim[i] = int32(n); int(s.dim[i]) != n {
+					s.dims = -1
+				}
 			}
 		case !s.fits(t):
 			s.dims = -1

@@ -148,6 +148,31 @@ sys.stdout.buffer.write(pickle.dumps([json.dumps(v), pickle.dumps(v, 2).hex(), p
 	}
 }
 
+// TestPythonsText: Python's text is valid UTF-8, whatever an error says.
+func TestPythonsText(t *testing.T) {
+	require.Equal(t, pickle(nil, "5 ?s"), pickle(nil, "5 \xb5s"))
+	require.Equal(t, pickle(nil, "5 µs")[5:], []byte("5 µs"))
+}
+
+// TestLargeShapes: dimensions beyond 2^31 are not cut.
+func TestLargeShapes(t *testing.T) {
+	n := 3 << 29
+	if n *= 2; n < 0 {
+		t.Skip("an int has 32 bits")
+	}
+	one, err := tensor.New(tensor.Uint8, 1)
+	require.NoError(t, err)
+	for _, shape := range [][]int{{n}, {2, n}} {
+		x, err := one.AsStrided(shape, make([]int, len(shape)), 0)
+		require.NoError(t, err)
+		var s Shape
+		s.set([]*tensor.Tensor{x})
+		require.Equal(t, []int{x.Len()}, s.Dims())
+		s.set([]*tensor.Tensor{x, x})
+		require.Equal(t, []int{2 * x.Len()}, s.Dims())
+	}
+}
+
 // dumped writes the sample's files.
 func dumped(t *testing.T) (dir string, names []string) {
 	dir = t.TempDir()
@@ -339,6 +364,31 @@ func TestNestedTuples(t *testing.T) {
 	f, err := parse("rank_0", bytes.Replace(data, pickle(nil, "HERE"), nested, 1))
 	require.NoError(t, err)
 	require.Equal(t, "[[0]]", f.Entries[0].Sizes)
+}
+
+// TestSharedLists: sizes and ranks that many entries and groups refer to are not written out for each.
+func TestSharedLists(t *testing.T) {
+	long := make([]any, 10_000)
+	for i := range long {
+		long[i] = int64(i)
+	}
+	entry := dict{{"process_group", tuple{"0", ""}}, {"profiling_name", "nccl:send"}, {"time_created_ns", int64(1)}, {"input_sizes", []any{long}}}
+	ranks := strings.Repeat("1,", 10_000)
+	data := append([]byte{opDict, opMark}, pickle(nil, "entries")...)
+	data = append(append(data, opList, opMark), append(pickle(nil, entry), opPut, 0)...)
+	data = append(data, bytes.Repeat([]byte{opGet, 0}, 10_000)...)
+	data = append(append(data, opAppends), append(pickle(nil, "pg_config"), opDict, opMark)...)
+	data = append(append(data, pickle(nil, "a")...), append(pickle(nil, dict{{"ranks", ranks}}), opPut, 1)...)
+	for i := range 10_000 {
+		data = append(pickle(data, fmt.Sprint(i)), opGet, 1)
+	}
+	data = append(data, opSetItems, opSetItems, opStop)
+	f, err := parse("rank_0", data)
+	require.NoError(t, err)
+	require.Len(t, f.Entries, 10_001)
+	require.Equal(t, "[[0, 1, 2, 3, 4, 5, 6, 7, ...]]", f.Entries[9].Sizes)
+	require.Len(t, f.Groups, 10_001)
+	require.Same(t, &f.Groups["a"][0], &f.Groups["9"][0])
 }
 
 // FuzzParse: no bytes make the reader panic.

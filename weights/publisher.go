@@ -72,6 +72,7 @@ type Publisher struct {
 	waiting  *strangers.List
 	tasks    sync.WaitGroup
 
+	late    chan struct{} // holds a value while a catchUp waits for the turn or has it: an update waits for one
 	turn    chan struct{} // holds a value while somebody uses the fields up to list
 	layout  *layout
 	text    []byte   // the layout's frame
@@ -119,7 +120,7 @@ func Listen(ctx context.Context, address string, o PublisherOptions) (*Publisher
 		return nil, fmt.Errorf("weights: Listen: %w", err)
 	}
 	p := &Publisher{
-		options: o, listener: l, waiting: strangers.New(strangers.Limit(0)), turn: make(chan struct{}, 1),
+		options: o, listener: l, waiting: strangers.New(strangers.Limit(0)), late: make(chan struct{}, 1), turn: make(chan struct{}, 1),
 		receivers: make(map[*peer]struct{}), came: make(chan struct{}),
 	}
 	p.tasks.Go(p.accept)
@@ -221,8 +222,14 @@ func (p *Publisher) catchUp(r *peer) {
 	var digest uint32
 	for i := 0; ; i++ {
 		select {
+		case p.late <- struct{}{}:
+		case <-r.gone:
+			return
+		}
+		select {
 		case p.turn <- struct{}{}:
 		case <-r.gone:
+			<-p.late
 			return
 		}
 		if i == 0 {
@@ -244,6 +251,7 @@ func (p *Publisher) catchUp(r *peer) {
 			}
 		}
 		<-p.turn
+		<-p.late
 		if err != nil {
 			p.drop(r, err)
 		}
@@ -427,7 +435,8 @@ func (p *Publisher) Publish(ctx context.Context, version uint64, params []Named)
 		close(f.queue)
 	}
 	sending.Wait()
-	if !stop() && ctx.Err() != nil {
+	stop()
+	if ctx.Err() != nil { // maybe before the function of stop has begun
 		for _, f := range feeds {
 			p.drop(f.peer, context.Cause(ctx))
 		}

@@ -14,6 +14,7 @@ import (
 	"net"
 	"runtime"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -220,6 +221,31 @@ func TestStalledReceiver(t *testing.T) {
 	require.Panics(t, v.Release)
 }
 
+// TestStalledLateReceivers: an update waits for one of them, not for one after the other.
+func TestStalledLateReceivers(t *testing.T) {
+	const count = 12
+	p := listen(t, PublisherOptions{Timeout: time.Second})
+	big, err := tensor.New(tensor.Uint8, 64<<20)
+	require.NoError(t, err)
+	params := []Named{{"big", big}}
+	_, err = p.Publish(within(t), 1, params)
+	require.NoError(t, err)
+	for range count {
+		stalled, err := net.Dial("tcp", p.Addr())
+		require.NoError(t, err)
+		defer stalled.Close()
+		_, err = stalled.Write(header{kind: kindHello, count: protocol}.withPayload(nil))
+		require.NoError(t, err)
+	}
+	require.NoError(t, p.Await(within(t), count))
+	time.Sleep(200 * time.Millisecond) // one of them has the turn, and the others wait for it
+	begun := time.Now()
+	report, err := p.Publish(within(t), 2, params)
+	require.NoError(t, err)
+	require.Less(t, time.Since(begun), count/2*time.Second)
+	require.Len(t, report.Dropped, count)
+}
+
 func TestCancelledPublish(t *testing.T) {
 	p := listen(t, PublisherOptions{})
 	r := dial(t, p.Addr(), ReceiverOptions{})
@@ -250,6 +276,41 @@ func TestCancelledPublish(t *testing.T) {
 	_, err = p.Publish(within(t), 5, params)
 	require.ErrorIs(t, err, net.ErrClosed)
 	require.ErrorIs(t, p.Await(within(t), 1), net.ErrClosed)
+}
+
+// late is a context that ends some time before its callbacks run, as any context may.
+type late struct {
+	context.Context
+	asked atomic.Int32
+}
+
+func (l *late) Err() error {
+	if l.asked.Add(1) > 10 {
+		return context.Canceled
+	}
+	return nil
+}
+
+// TestLateCancellation: an update that its context has ended gets no version, also if nobody has closed the
+// connections yet.
+func TestLateCancellation(t *testing.T) {
+	p := listen(t, PublisherOptions{Bucket: minBucket})
+	r := dial(t, p.Addr(), ReceiverOptions{})
+	require.NoError(t, p.Await(within(t), 1))
+	x, err := tensor.Full(tensor.Float32, 1, 32*minBucket/4)
+	require.NoError(t, err)
+	params := []Named{{"x", x}}
+	_, err = p.Publish(within(t), 1, params)
+	require.NoError(t, err)
+	require.NoError(t, x.Fill(2))
+	_, err = p.Publish(&late{Context: within(t)}, 2, params)
+	require.ErrorIs(t, err, context.Canceled)
+	require.NoError(t, p.Await(within(t), 1), "the receiver connects again")
+	require.NoError(t, x.Fill(3))
+	_, err = p.Publish(within(t), 3, params)
+	require.NoError(t, err)
+	require.NoError(t, r.Await(within(t), 2))
+	requireVersion(t, r, 3, params)
 }
 
 // TestNoTornVersions has readers look at versions while updates come. All elements of a version are

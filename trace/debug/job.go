@@ -188,8 +188,39 @@ func (j *Job) Status(ctx context.Context) *JobStatus {
 		}
 		s.Ranks[rank] = x
 	})
+	s.number()
 	s.judge()
 	return s
+}
+
+// number makes numbers in the default group those of the launcher. They are the same in epoch 0. Each later epoch
+// counts from 0 again, and a member that does not answer is -1 then.
+func (s *JobStatus) number() {
+	type member struct{ epoch, rank int }
+	known := make(map[member]int)
+	for i := range s.Ranks {
+		if st := s.Ranks[i].Status; st != nil {
+			st.Rank = i
+			for _, g := range st.Groups {
+				if g.Rank >= 0 && g.Rank < len(g.Ranks) {
+					known[member{g.Epoch, g.Ranks[g.Rank]}] = i
+				}
+			}
+		}
+	}
+	for i := range s.Ranks {
+		if st := s.Ranks[i].Status; st != nil {
+			for _, g := range st.Groups {
+				for k, r := range g.Ranks {
+					if n, ok := known[member{g.Epoch, r}]; ok {
+						g.Ranks[k] = n
+					} else if g.Epoch > 0 {
+						g.Ranks[k] = -1
+					}
+				}
+			}
+		}
+	}
 }
 
 // judge finds the ranks that others wait for.
@@ -201,6 +232,7 @@ func (s *JobStatus) judge() {
 		}
 	}
 	if m, err := trace.Merge(files); err == nil {
+		m.Missing = slices.DeleteFunc(m.Missing, func(r int) bool { return r < 0 })
 		s.Merge = m
 	}
 	s.Level, s.Text = levelOK, "No operation has been pending for more than a second."
@@ -284,7 +316,7 @@ func (s *JobStatus) judgeCollectives() bool {
 				}
 			}
 		}
-		lost := slices.DeleteFunc(s.unanswered(), func(r int) bool { return !slices.Contains(members, r) })
+		lost := slices.DeleteFunc(s.unanswered(), func(r int) bool { return !slices.Contains(members, r) && !slices.Contains(members, -1) })
 		s.Late = append(slices.Clone(stuck.NotCalled), lost...)
 		slices.Sort(s.Late)
 		switch {
@@ -370,7 +402,7 @@ func (s *JobStatus) judgeMessages() bool {
 		s.Text = fmt.Sprintf("%s of rank %d in %s has been pending for %s.", o.Op, s.Ranks[i].Rank, s.groupText(o.Group), ageText(o.Took))
 		if o.Peer >= 0 {
 			for _, g := range st.Groups {
-				if g.Name == o.Group && o.Peer < len(g.Ranks) {
+				if g.Name == o.Group && o.Peer < len(g.Ranks) && g.Ranks[o.Peer] >= 0 {
 					s.Late = []int{g.Ranks[o.Peer]}
 					s.Text = fmt.Sprintf("%s of rank %d in %s waits for rank %d, for %s.", o.Op, s.Ranks[i].Rank, s.groupText(o.Group), g.Ranks[o.Peer], ageText(o.Took))
 				}

@@ -96,6 +96,42 @@ func TestVerdicts(t *testing.T) {
 	}
 }
 
+// TestVerdictsOfEpochs: after a change of members the default group's numbers are not the launcher's.
+func TestVerdictsOfEpochs(t *testing.T) {
+	member := func(n int, pending ...debug.Operation) *debug.Status {
+		s := rank(n, uint64(len(pending)), pending...)
+		s.Groups[0] = debug.Group{Name: "0", Epoch: 1, Rank: n, Ranks: []int{0, 1}, Collectives: uint64(2 + len(pending))}
+		return s
+	}
+	wait := pending("all_reduce", 3, 4*time.Second)
+	recv := debug.Operation{Group: "0", Op: "recv", P2P: true, Peer: 0, State: "running", Called: time.Now().Add(-20 * time.Second), Took: 20 * time.Second}
+	for name, c := range map[string]struct {
+		ranks []*debug.Status
+		late  []int
+		want  string
+	}{
+		"a rank is late":   {[]*debug.Status{nil, member(0), member(1, wait)}, []int{1}, "waits for rank 1. Rank 1 has not called it: it has called 2 of 3 collectives"},
+		"the other one":    {[]*debug.Status{nil, member(0, wait), member(1)}, []int{2}, "waits for rank 2."},
+		"nobody is":        {[]*debug.Status{nil, member(0, wait), member(1, wait)}, nil, "Every rank has called it."},
+		"who is not known": {[]*debug.Status{nil, nil, member(1, wait)}, []int{0, 1}, "waits for ranks 0-1."},
+		"a receive":        {[]*debug.Status{nil, member(0), member(1, recv)}, []int{1}, "recv of rank 2 in group \"0\" waits for rank 1,"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			j := debug.NewJob(debug.JobOptions{Size: 3, Ask: func(_ context.Context, rank int, _ url.Values) (debug.Answer, error) {
+				if c.ranks[rank] == nil {
+					return debug.Answer{}, errors.New("no answer")
+				}
+				text, err := json.Marshal(c.ranks[rank])
+				return debug.Answer{Body: text}, err
+			}})
+			s := j.Status(t.Context())
+			require.Equal(t, c.late, s.Late)
+			require.Contains(t, strings.Join(append([]string{s.Text}, s.Why...), " "), c.want)
+			require.Empty(t, s.Merge.Missing)
+		})
+	}
+}
+
 // gloo is a backend that has only a name.
 type gloo struct{ backend.Backend }
 

@@ -38,7 +38,7 @@ type Group struct {
 	Description string                `json:"description,omitempty"`
 	Epoch       int                   `json:"epoch"`
 	Rank        int                   `json:"rank"`
-	Ranks       []int                 `json:"ranks"` // in the default group
+	Ranks       []int                 `json:"ranks"` // in the default group; in a JobStatus the launcher's, as Status.Rank
 	TimeoutMS   int64                 `json:"timeout_ms"`
 	Collectives uint64                `json:"collectives"` // called
 	Messages    uint64                `json:"messages"`    // called

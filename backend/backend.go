@@ -91,7 +91,7 @@ type Backend interface {
 	ReduceScatter(ctx context.Context, out *tensor.Tensor, in []*tensor.Tensor, o ReduceScatterOptions) (*work.Work, error)
 
 	// ReduceScatterTensor combines part r of all ranks' in, cut along the
-	// first dimension, into rank r's out.
+	// first dimension, into rank r's out, which may be this part of in.
 	ReduceScatterTensor(ctx context.Context, out, in *tensor.Tensor, o ReduceScatterOptions) (*work.Work, error)
 
 	// ReduceScatterTensorCoalesced does ReduceScatterTensor for each pair at once.

@@ -55,13 +55,13 @@ func (p *clonablePrefixed) Clone(ctx context.Context) (Store, error) {
 			return nil, err
 		}
 		clone := newPrefix(strings.TrimSuffix(p.prefix, "/"), inner, true)
-		clone.(*clonablePrefixed).note = p.note
+		clone.(interface{ Note(func(key string)) }).Note(p.note) // inner itself may have no Clone
 		return clone, nil
 	})
 }
 
 // Note makes the view and its later clones call f with each key that is about to be written, as
-// inner knows it. Package pg uses it. f must not be nil, and no call may be under way.
+// inner knows it. Package pg uses it. Nil means none. No call may be under way.
 func (p *prefixed) Note(f func(key string)) { p.note = f }
 
 // writes returns the keys as inner knows them, of a call that writes them.

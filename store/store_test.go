@@ -201,3 +201,18 @@ func TestAppendFallbackKnowsItsProbe(t *testing.T) {
 		require.Equal(t, start+"x", string(got))
 	}
 }
+
+// once can be cloned, and its clones cannot.
+type once struct{ store.Store }
+
+func (o once) Clone(context.Context) (store.Store, error) { return struct{ store.Store }{o.Store}, nil }
+
+func TestPrefixOfAStoreWhoseCloneHasNone(t *testing.T) {
+	h := store.NewHash()
+	c, err := store.Prefix("a", once{h}).(store.Cloner).Clone(t.Context())
+	require.NoError(t, err)
+	require.NoError(t, c.Set(t.Context(), "k", []byte("v")))
+	v, err := h.Get(t.Context(), "a/k")
+	require.NoError(t, err)
+	require.Equal(t, "v", string(v))
+}

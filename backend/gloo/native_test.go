@@ -1,6 +1,7 @@
 package gloo_test
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -379,6 +380,42 @@ func TestManyAtOnce(t *testing.T) {
 				})
 			}
 			gloo.Finish(t, "all ranks", &wg)
+		})
+	}
+}
+
+// TestReduceScatterInPlace has out in in, on every way.
+func TestReduceScatterInPlace(t *testing.T) {
+	onLinux(t)
+	for name, o := range map[string]gloo.Options{
+		"memory":     {},
+		"tcp":        {Wire: gloo.WireTCP},
+		"rank order": {Wire: gloo.WireTCP, Sums: gloo.SumsInRankOrder},
+		"exact":      {Wire: gloo.WireTCP, Sums: gloo.SumsExact},
+		"gloo":       {Wire: gloo.WireGloo},
+	} {
+		t.Run(name, func(t *testing.T) {
+			bs, errs := connectWith(t, gloo.GroupTimeout, o, o, o)
+			for _, err := range errs {
+				require.NoError(t, err)
+			}
+			size := len(bs)
+			for _, n := range []int{4, 5000, 300_000} {
+				all := sum(t, size, size*n, func(rank int) *tensor.Tensor { return numbers(t, rank, n, size*n) })
+				var wg sync.WaitGroup
+				for r, b := range bs {
+					in := numbers(t, r, n, size*n)
+					out, err := in.Slice(0, r*n, (r+1)*n)
+					require.NoError(t, err)
+					want, err := all.Slice(0, r*n, (r+1)*n)
+					require.NoError(t, err)
+					wg.Go(func() {
+						assert.NoError(t, wait(b.ReduceScatterTensor(context.Background(), out, in, backend.ReduceScatterOptions{})))
+						assert.True(t, bytes.Equal(want.Bytes(), out.Bytes()), "rank %d, %d elements", r, n)
+					})
+				}
+				gloo.Finish(t, "all ranks", &wg)
+			}
 		})
 	}
 }

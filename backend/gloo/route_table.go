@@ -26,7 +26,17 @@ func (t *tableRoute) reduce(e *engine, buf []byte, root int, r backend.Reduction
 func (t *tableRoute) overwrites(backend.Reduction) bool { return true }
 
 func (t *tableRoute) reduceScatter(e *engine, out, in []byte, counts []int64, _ int, r backend.Reduction) error {
-	return e.run(t.plan(plan.OpReduceScatter, blocksOf(counts, int64(r.Grain))), out, in, r.Combine)
+	p := t.plan(plan.OpReduceScatter, blocksOf(counts, int64(r.Grain)))
+	if disjoint(out, [][]byte{in}, -1) {
+		return e.run(p, out, in, r.Combine)
+	}
+	// A plan writes to out before it has read all of in.
+	mine := grow(&e.joined, len(out))
+	if err := e.run(p, mine, in, r.Combine); err != nil {
+		return err
+	}
+	copy(out, mine)
+	return nil
 }
 
 func (t *tableRoute) broadcast(e *engine, buf []byte, root int) error {

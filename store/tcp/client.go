@@ -71,7 +71,7 @@ type Options struct {
 	// since a cluster's DNS learns the names of pods with a delay.
 	ResolveTimeout time.Duration
 
-	// Dialect is the server's. Unknown means to detect it, which costs one connection with an old
+	// Dialect is the server's. Unknown means to detect it, which costs two connections with an old
 	// server and nothing with a new one.
 	Dialect store.Dialect
 
@@ -170,6 +170,9 @@ func open(ctx context.Context, addr string, opts Options) (*Store, error) {
 	limits := opts.Limits.withDefaults()
 	if err := limits.validate(); err != nil {
 		return nil, err
+	}
+	if limit := min(limits.Key, maxJob); len(opts.Job) > limit {
+		return nil, fmt.Errorf("the name of a job of %d bytes: %w of %d", len(opts.Job), store.ErrTooLarge, limit)
 	}
 	if opts.WorldSize < 0 {
 		return nil, fmt.Errorf("WorldSize is %d, it must not be negative", opts.WorldSize)
@@ -430,6 +433,9 @@ func (s *Store) connect(ctx context.Context) (*conn, error) {
 	defer context.AfterFunc(s.ctx, cancel)()
 	c, err := s.dialer.dial(ctx)
 	if err != nil {
+		if by, ok := ctx.Deadline(); ok && errors.Is(err, os.ErrDeadlineExceeded) && !time.Now().Before(by) {
+			<-ctx.Done() // the socket's timer was first
+		}
 		return nil, err
 	}
 	s.mu.Lock()
@@ -467,6 +473,11 @@ func (s *Store) drop(c *conn) {
 func exchange(ctx context.Context, c *conn, req *request, read func(*bufio.Reader) error) error {
 	if err := ctx.Err(); err != nil {
 		return err
+	}
+	if req.query == qQueuePop { // an element that is on its way would be lost
+		late, cancel := lateBy(ctx, grace)
+		defer cancel()
+		ctx = late
 	}
 	defer guard(ctx, c)()
 	if read != nil {
@@ -576,6 +587,22 @@ func (s *Store) fail(ctx context.Context, op string, keys []string, start time.T
 // grace is how long a server may take to confirm that a wait is cancelled, normally a round trip.
 // If the server hangs, a caller whose context ends waits this much longer.
 const grace = time.Second
+
+// lateBy returns a context that ends d after ctx.
+func lateBy(ctx context.Context, d time.Duration) (context.Context, context.CancelFunc) {
+	late, cancel := context.WithCancel(context.WithoutCancel(ctx))
+	stop := context.AfterFunc(ctx, func() {
+		select {
+		case <-time.After(d):
+			cancel()
+		case <-late.Done():
+		}
+	})
+	return late, func() {
+		stop()
+		cancel()
+	}
+}
 
 // await returns when all keys of req, a WAIT, are there, or ctx ends. It
 // reports whether c can be used on.

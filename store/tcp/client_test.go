@@ -95,6 +95,25 @@ func TestOldServerIsFoundOut(t *testing.T) {
 	works(t, s)
 }
 
+// A server that closes a new connection to make room is no old server.
+func TestNewServerIsFoundOut(t *testing.T) {
+	server := serve(t, ServerOptions{})
+	d, first := dialer{addr: server.Addr().String()}, true
+	d.connectTo = func(ctx context.Context, network, addr string) (net.Conn, error) {
+		c, err := new(net.Dialer).DialContext(ctx, network, addr)
+		if err == nil && first {
+			first = false
+			until(t, server.door.makeRoom)
+		}
+		return c, err
+	}
+	c, err := d.dialRetry(t.Context())
+	require.NoError(t, err)
+	defer c.Close()
+	require.Equal(t, store.DialectV2, d.dialect)
+	require.Equal(t, native, c.dialect)
+}
+
 // A server of the new dialect may lack what came later; to find out costs no
 // connection that is in use.
 func TestServerWithoutQueues(t *testing.T) {
@@ -470,6 +489,43 @@ func TestConnections(t *testing.T) {
 	}
 	until(t, func() bool { return server.Stats().Clients <= maxAtRest })
 	works(t, s)
+}
+
+// onPop is a connection that calls a function after it has sent QUEUE_POP.
+type onPop struct {
+	net.Conn
+	f func()
+}
+
+func (c onPop) Write(b []byte) (int, error) {
+	n, err := c.Conn.Write(b)
+	if query(b[0]) == qQueuePop {
+		c.f()
+	}
+	return n, err
+}
+
+// A pop whose context ends while its element is on its way returns the element.
+func TestPopOnItsWay(t *testing.T) {
+	server := serve(t, ServerOptions{plain: true})
+	end := func() {}
+	d := dialer{addr: server.Addr().String(), dialect: store.DialectV2, plain: true}
+	d.connectTo = func(ctx context.Context, network, addr string) (net.Conn, error) {
+		c, err := new(net.Dialer).DialContext(ctx, network, addr)
+		return onPop{c, func() { end() }}, err
+	}
+	c, err := d.dial(t.Context())
+	require.NoError(t, err)
+	s := newStore(d, Limits{}.withDefaults(), c)
+	defer s.Close()
+	for i := range 20 {
+		require.NoError(t, s.QueuePush(t.Context(), "q", []byte("v")))
+		ctx, cancel := context.WithCancel(t.Context())
+		end = cancel
+		v, err := s.QueuePop(ctx, "q", i%2 == 0)
+		require.NoError(t, err)
+		require.Equal(t, "v", string(v))
+	}
 }
 
 func TestCloseWhileConnecting(t *testing.T) {

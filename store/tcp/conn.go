@@ -184,6 +184,16 @@ func (d *dialer) dial(ctx context.Context) (*conn, error) {
 		c.Close()
 		return nil, fmt.Errorf("the server at this port is no TCPStore, or is ending; as a client of PyTorch 2.2 or later: %w; as one up to 2.0: %w", err, v1err)
 	}
+	// A server of this package serves both dialects, and may have closed the first connection to make
+	// room for another client.
+	if again, err := d.validated(ctx); err == nil {
+		c.Close()
+		d.dialect = store.DialectV2
+		return again, nil
+	} else if !disconnected(err) {
+		c.Close()
+		return nil, err
+	}
 	d.dialect = store.DialectV1
 	return c, nil
 }

@@ -91,7 +91,7 @@
 //
 //   - a blocked QueuePop, whose element could be lost;
 //   - a wait for several keys that ran out of time, to name the missing ones;
-//   - with a server of PyTorch's, any wait.
+//   - with a server of PyTorch's, any wait and any QueuePop.
 //
 // When the server ends, pending calls fail at once with ErrDisconnected. The error names the
 // operation, its keys and the address.

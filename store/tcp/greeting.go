@@ -97,12 +97,17 @@ func (d *dialer) greet(c *conn) error {
 		return permanent{fmt.Errorf("%w: incarnation %016x of it answers at %s, and this process joined %016x; start the job again",
 			ErrRestarted, g.incarnation, d.addr, d.server.incarnation)}
 	}
-	d.server = &g
+	if d.server == nil { // else a Clone may be reading it
+		d.server = &g
+	}
 	return nil
 }
 
-// maxGreeting bounds the reply to HELLO, which holds a job's name.
-const maxGreeting = 64 << 10
+// maxGreeting bounds the reply to HELLO, and maxJob the name of a job, which it holds.
+const (
+	maxGreeting = 64 << 10
+	maxJob      = maxGreeting - 8
+)
 
 // inUse adds to the error of a Listen, on a port in use, what kind of service answers there.
 func inUse(ctx context.Context, err error, addr string, opts Options) error {

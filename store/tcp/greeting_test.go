@@ -29,6 +29,9 @@ func TestAnotherJobIsRefused(t *testing.T) {
 
 	_, err = Listen(t.Context(), local, ServerOptions{Job: string(make([]byte, 1<<20))})
 	require.ErrorIs(t, err, store.ErrTooLarge)
+	_, err = New(t.Context(), addr, Options{Job: string(make([]byte, 9<<10)), Timeout: patience})
+	require.ErrorIs(t, err, store.ErrTooLarge)
+	require.ErrorContains(t, err, "the name of a job of 9216 bytes")
 }
 
 // TestARestartedServer states that a client does not take an empty server for

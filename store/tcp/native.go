@@ -94,6 +94,7 @@ type mux struct {
 	calls []*call       // by id
 	free  []uint32      // ids
 	live  int           // calls without a reply
+	ups   int           // GIVE_UPs that have not been written
 }
 
 // call is one request under way.
@@ -130,7 +131,7 @@ const pending = 1 << 20
 
 // direct is the largest request that a caller writes itself, if no other is under way. The server
 // has then read all earlier requests, so the socket's buffers have room and the write does not
-// block.
+// block. A GIVE_UP that waits to be written must go first: its id may be that of the new request.
 const direct = 4 << 10
 
 func newMux(c *conn, ended func()) *mux {
@@ -189,7 +190,7 @@ func (m *mux) write() {
 			runtime.Gosched() // others that are about to call come along
 		}
 		m.mu.Lock()
-		b := m.out
+		b, ups := m.out, m.ups
 		m.out = spare[:0]
 		if m.room != nil {
 			close(m.room)
@@ -205,6 +206,11 @@ func (m *mux) write() {
 				m.fail(err)
 				return
 			}
+		}
+		if ups > 0 {
+			m.mu.Lock()
+			m.ups -= ups
+			m.mu.Unlock()
 		}
 		if spare = b; cap(spare) > keptBuffer {
 			spare = nil
@@ -257,7 +263,7 @@ func (m *mux) read() error {
 		if !c.abandoned {
 			c.reply, c.missing, c.err = got.reply, got.missing, got.err
 			c.over <- struct{}{}
-		} else if c.query == qQueueTake && got.err == nil {
+		} else if c.queue != "" && got.err == nil && got.num > 0 {
 			m.send(m.place(&call{query: qQueuePush, abandoned: true}), &request{query: qQueuePush, keys: one(c.queue), vals: [][]byte{got.value}})
 		}
 		m.mu.Unlock()
@@ -401,7 +407,7 @@ func (m *mux) do(ctx context.Context, limit time.Duration, req *request) (rep re
 		return rep, nil, errMuxEnded
 	}
 	id := m.place(c)
-	if m.live == 1 && req.size() <= direct {
+	if m.live == 1 && m.ups == 0 && req.size() <= direct {
 		m.mu.Unlock()
 		c.buf = appendFrame(c.buf[:0], id, req)
 		if _, err := m.c.Write(c.buf); err != nil {
@@ -420,7 +426,7 @@ func (m *mux) do(ctx context.Context, limit time.Duration, req *request) (rep re
 		err = ctx.Err()
 	}
 	if err == nil || m.giveUp(c, id, req, err) {
-		if rep, missing = c.reply, c.missing; c.err != errGivenUp {
+		if rep, missing = c.reply, c.missing; c.err != errGivenUp || err == nil {
 			err = c.err
 		}
 	}
@@ -450,6 +456,7 @@ func (m *mux) giveUp(c *call, id uint32, req *request, why error) bool {
 	ask := req.query == qQueueTake || len(req.keys) > 1 && !errors.Is(why, context.Canceled)
 	switch req.query {
 	case qWait, qGet, qMultiGet, qQueueTake:
+		m.ups++
 		m.send(id, &request{query: qGiveUp, num: int64(id)})
 	default:
 		ask = false
@@ -470,7 +477,7 @@ func (m *mux) giveUp(c *call, id uint32, req *request, why error) bool {
 		}
 	}
 	gone := &call{query: c.query, keys: c.keys, abandoned: true}
-	if req.query == qQueueTake {
+	if answers[req.query] == popped {
 		gone.queue = req.keys[0]
 	}
 	m.calls[id] = gone
@@ -572,7 +579,7 @@ func (s *Store) ask(ctx context.Context, op string, req *request) (reply, error)
 		return rep, nil
 	}
 	names := req.names()
-	if missing != nil {
+	if missing != nil && len(names) == len(req.keys) { // not for keys of the store itself
 		var few []string
 		for _, i := range missing {
 			if !slices.Contains(few, names[i]) {

@@ -359,6 +359,71 @@ func TestNativeGivenUp(t *testing.T) {
 	require.NoError(t, await(t, add))
 }
 
+// lateGiveUp is a connection that holds up GIVE_UPs.
+type lateGiveUp struct {
+	net.Conn
+	begun, release chan struct{}
+}
+
+func (c *lateGiveUp) Write(b []byte) (int, error) {
+	if len(b) > 8 && query(b[8]) == qGiveUp {
+		c.begun <- struct{}{}
+		<-c.release
+	}
+	return c.Conn.Write(b)
+}
+
+// The reply to a wait may come before its GIVE_UP has been written. The next call gets its number, and
+// must not be given up.
+func TestNativeGiveUpIsLate(t *testing.T) {
+	server := serve(t, ServerOptions{})
+	late := &lateGiveUp{begun: make(chan struct{}, 1), release: make(chan struct{})}
+	d := dialer{addr: server.Addr().String(), dialect: store.DialectV2}
+	d.connectTo = func(ctx context.Context, network, addr string) (net.Conn, error) {
+		c, err := new(net.Dialer).DialContext(ctx, network, addr)
+		late.Conn = c
+		return late, err
+	}
+	c, err := d.dial(t.Context())
+	require.NoError(t, err)
+	s := newStore(d, Limits{}.withDefaults(), c)
+	defer s.Close()
+	waiting := func(n int) func() bool { return func() bool { return server.Stats().Waiting == n } }
+
+	ctx, cancel := context.WithCancel(t.Context())
+	first := go1(func() error { _, err := s.Get(ctx, "first"); return err })
+	until(t, waiting(1))
+	cancel()
+	require.ErrorIs(t, await(t, first), context.Canceled)
+	await(t, late.begun)
+	other := join(t, server.Addr().String(), Options{})
+	require.NoError(t, other.Set(t.Context(), "first", nil))
+	m := s.mux.Load()
+	until(t, func() bool { m.mu.Lock(); defer m.mu.Unlock(); return m.live == 0 })
+
+	second := go1(func() string { v, err := s.Get(within(t, patience), "second"); return fmt.Sprint(string(v), err) })
+	until(t, func() bool { m.mu.Lock(); defer m.mu.Unlock(); return len(m.out) > 0 || waiting(1)() })
+	close(late.release)
+	_, err = s.NumKeys(t.Context()) // after the GIVE_UP
+	require.NoError(t, err)
+	require.NoError(t, other.Set(t.Context(), "second", []byte("value")))
+	require.Equal(t, "value<nil>", await(t, second))
+}
+
+// A server that gives up what nobody has given up fails the call, whose key need not be one of users.
+func TestNativeGivenUpByTheServer(t *testing.T) {
+	s, server := scriptedNative(t)
+	for q, call := range map[query]func() error{
+		qGet: func() error { _, err := s.Get(t.Context(), "k"); return err },
+		qAdd: func() error { _, err := s.Joined(t.Context()); return err },
+	} {
+		end := go1(call)
+		id, _ := server.asked(q)
+		server.answers(id, givenUp, u32(0)...)
+		require.ErrorIs(t, await(t, end), errGivenUp)
+	}
+}
+
 // A wait for several keys that runs out of time learns which were missing; if
 // they came just now it succeeds; if the server hangs it ends without.
 func TestNativeMissing(t *testing.T) {
@@ -569,6 +634,38 @@ func TestNativeRepliesThatAreNone(t *testing.T) {
 			server.closed()
 			until(t, func() bool { s.mu.Lock(); defer s.mu.Unlock(); return len(s.conns) == 0 })
 		})
+	}
+}
+
+// The element of a pop that does not wait goes back too, if the caller has gone.
+func TestNativePopGivenUp(t *testing.T) {
+	s, server := scriptedNative(t)
+	ctx, cancel := context.WithCancel(t.Context())
+	pop := go1(func() error { _, err := s.QueuePop(ctx, "q", false); return err })
+	id, _ := server.asked(qQueuePop)
+	cancel()
+	require.ErrorIs(t, await(t, pop), context.Canceled)
+	server.answers(id, done, cat(u64(1), "abc")...)
+	_, req := server.asked(qQueuePush)
+	require.Equal(t, []string{"/q"}, req.keys)
+	require.Equal(t, "abc", string(req.vals[0]))
+}
+
+// Clone reads what a call uses that connects again.
+func TestNativeCloneWhileConnecting(t *testing.T) {
+	server := serve(t, ServerOptions{})
+	s := join(t, server.Addr().String(), Options{})
+	for range 20 {
+		s.mux.Load().c.Close()
+		again := go1(func() error {
+			s.NumKeys(t.Context()) // may be the one that fails
+			_, err := s.NumKeys(t.Context())
+			return err
+		})
+		c, err := s.Clone(t.Context())
+		require.NoError(t, err)
+		require.NoError(t, c.Close())
+		require.NoError(t, await(t, again))
 	}
 }
 

@@ -175,7 +175,7 @@ func (o *ServerOptions) validate() error {
 			return fmt.Errorf("%s is %d: it must not be negative", f.name, f.n)
 		}
 	}
-	if limit := min(o.Limits.Key, maxGreeting); len(o.Job) > limit {
+	if limit := min(o.Limits.Key, maxJob); len(o.Job) > limit {
 		return fmt.Errorf("the name of a job of %d bytes: %w of %d", len(o.Job), store.ErrTooLarge, limit)
 	}
 	return o.Limits.validate()

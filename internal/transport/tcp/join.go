@@ -555,11 +555,12 @@ func (d *acceptor) handshake(tcp *net.TCPConn) bool {
 		return false
 	}
 	verdict := uint32(verdictOK)
+	known := h.rank < uint32(m.Size()) // as an int of 32 bits it may be negative
 	peer := int(h.rank)
 	switch {
-	case int(h.size) != m.Size():
+	case h.size != uint32(m.Size()):
 		verdict = verdictSize
-	case peer >= m.Size() || peer == m.Rank() || h.lane == 0 && peer < m.Rank():
+	case !known || peer == m.Rank() || h.lane == 0 && peer < m.Rank():
 		verdict = verdictRank
 	case h.lane == 0 && !d.claim(peer):
 		verdict = verdictTwice
@@ -570,7 +571,7 @@ func (d *acceptor) handshake(tcp *net.TCPConn) bool {
 	}
 	answer := m.hello(token{}, h.lane)
 	answer.verdict = verdict
-	if peer < m.Size() {
+	if known {
 		answer.token = m.addrs[peer].token
 	}
 	err = m.opts.tune(tcp)

@@ -439,6 +439,10 @@ func TestCaptureRefusals(t *testing.T) {
 		if err != nil {
 			return err
 		}
+		host, err := tensor.New(tensor.Float32, 2)
+		if err != nil {
+			return err
+		}
 		s := x.stream[r]
 		ctx := cuda.InStream(x.ctx, s)
 		refused := func(what, why string, f func() (*work.Work, error)) error {
@@ -468,6 +472,7 @@ func TestCaptureRefusals(t *testing.T) {
 		}{
 			{"a dtype without kernels", "through the host", sum(odd.t)},
 			{"another device", "another device", sum(far.t)},
+			{"CPU memory", "in CPU memory", sum(host)},
 			{"a tag", "through the host", func() (*work.Work, error) {
 				return x.b.Send(ctx, y.t, 1-r, backend.P2POptions{Tag: 1})
 			}},

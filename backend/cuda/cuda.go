@@ -196,13 +196,17 @@ func (b *Backend) Abort(cause error) { b.g.Abort(cause) }
 // Shutdown waits until what was issued has ended, then closes the backend. When ctx ends first,
 // Close ends what is left, and the error wraps that of ctx.
 func (b *Backend) Shutdown(ctx context.Context) error {
-	return errors.Join(b.g.Shutdown(ctx), b.mixed.close())
+	err := b.g.Shutdown(ctx)
+	return errors.Join(err, b.mixed.free(b.g.InUse.Load()))
 }
 
 // Close lets operations go on for half a second, ends those still pending with work.ErrClosed, says
 // goodbye and frees everything. It takes about a second, and what devices take to leave an
 // operation that was ended, 5 s at most.
-func (b *Backend) Close() error { return errors.Join(b.g.Close(), b.mixed.close()) }
+func (b *Backend) Close() error {
+	err := b.g.Close()
+	return errors.Join(err, b.mixed.free(b.g.InUse.Load()))
+}
 
 // New connects a rank with the others of its group. It returns when all are
 // connected, when ctx ends or when the timeout is over.
@@ -283,6 +287,7 @@ func New(ctx context.Context, o backend.Options) (*Backend, error) {
 		}
 		return nil, errors.Join(err, g.Discard())
 	}
+	g.Ways = append(g.Ways, &b.mixed)
 	g.Start()
 	return b, nil
 }

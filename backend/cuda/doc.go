@@ -201,8 +201,8 @@
 //	err = graph.Launch(stream) // on all ranks, in the same order among their other calls
 //
 // The host does nothing more for a replay. All that kernels do can be captured, once a collective has
-// connected the ranks. What goes through the host is refused with driver.ErrCapture, and so are tensors on
-// other devices than that of the group's first collective. After an error, give up the capture.
+// connected the ranks. What goes through the host is refused with driver.ErrCapture, and so are tensors in CPU memory,
+// and on other devices than that of the group's first collective. After an error, give up the capture.
 //
 // The caller orders replays: before one, the stream must come after the group's earlier calls
 // (Work.Synchronize), unless these were part of the same stream. Calls after it must come after the stream
@@ -226,7 +226,8 @@
 //
 // A rank may pass tensors in CPU memory where others pass device tensors, in every operation. A group has one
 // backend for both if pg.Options.Backend is "cuda" or "cpu:cuda,cuda:cuda". A rank with a device copies such
-// tensors there and back where the call needs a device. A rank may have no device (Options.NoDevice). The Work's
+// tensors there and back where the call needs a device. A call waits for earlier collectives that are to be copied back
+// to memory of its tensors. A rank may have no device (Options.NoDevice). The Work's
 // Synchronize waits for an operation with such tensors.
 //
 // # Broadcasts

@@ -460,6 +460,37 @@ func TestT07Local(t *testing.T) {
 	}
 }
 
+// TestLocalAfterFailure has an operation fail half-way, and the next one use what the first was writing.
+func TestLocalAfterFailure(t *testing.T) {
+	injected := errors.New("injected")
+	for seed := range uint64(10) {
+		x := newLocals(t, sim.Config{Devices: 4, Seed: seed}, false, 4, tensor.Int32, 20, random(t, seed))
+		n := 0
+		x.m.Inject(func(c sim.Call) error {
+			if c.Name != "Copy" || strings.HasPrefix(c.Stream, "caller") {
+				return nil
+			}
+			if n++; n == 2 { // from 0 to 2, from 0 to 1, from 2 to 3
+				return injected
+			}
+			return nil
+		})
+		v, err := x.l.Broadcast(x.ctx, x.ts, 0)
+		require.NoError(t, err)
+		x.m.Inject(nil)
+		u, err := x.l.Broadcast(x.ctx, x.ts[2:], 0)
+		require.NoError(t, err)
+		require.ErrorIs(t, v.Wait(x.ctx), injected)
+		require.NoError(t, u.Wait(x.ctx))
+		require.NoError(t, x.m.Settle(x.ctx))
+		_ = x.end()
+		for _, f := range x.m.Findings() {
+			var race *sim.Race
+			require.False(t, errors.As(f, &race), "%v", f)
+		}
+	}
+}
+
 // TestLocalDoesNotBlock calls while a caller's stream cannot go on, and lets an
 // operation run out of time.
 func TestLocalDoesNotBlock(t *testing.T) {

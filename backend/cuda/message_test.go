@@ -1,13 +1,16 @@
 package cuda_test
 
 import (
+	"errors"
 	"math/rand/v2"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
 	"github.com/c10d-go/c10d/backend"
 	"github.com/c10d-go/c10d/backend/cuda"
+	"github.com/c10d-go/c10d/backend/cuda/driver"
 	"github.com/c10d-go/c10d/backend/cuda/driver/sim"
 	"github.com/c10d-go/c10d/tensor"
 	"github.com/c10d-go/c10d/work"
@@ -103,4 +106,72 @@ func TestManyMessages(t *testing.T) {
 	const callers, collectives, messages = 2 * 2, 2 * 2, 2 * 2
 	require.LessOrEqual(t, made, callers+collectives+messages)
 	w.end()
+}
+
+// TestBehind holds that a message ends with its own time while an earlier one cannot be posted: a send whose tensor
+// is not ready, or a receive from any rank on the lanes.
+func TestBehind(t *testing.T) {
+	for _, lanes := range []bool{false, true} {
+		s := setup{size: 2, timeout: patience, sim: sim.Config{Devices: 2}}
+		if lanes {
+			s.sim.Kernels = directly(2).sim.Kernels
+		}
+		w := newWorld(t, s)
+		errs := runEach(w, func(x *rank, r int, _ chan struct{}) error {
+			if lanes {
+				if err := x.meetDirectly(r); err != nil {
+					return err
+				}
+			}
+			if r == 1 {
+				return nil
+			}
+			a, err := x.vector(tensor.Float32, 0, make([]byte, 16))
+			if err != nil {
+				return err
+			}
+			dev := 1 // whose stream goes on
+			if lanes {
+				dev = 0
+			}
+			b, err := x.vector(tensor.Float32, dev, make([]byte, 16))
+			if err != nil {
+				return err
+			}
+			gate, err := x.d.AllocHost(4)
+			if err != nil {
+				return err
+			}
+			x.close = append(x.close, gate)
+			short, start := 200*time.Millisecond, time.Now()
+			var u, v *work.Work
+			if lanes {
+				if u, err = x.b.RecvAnySource(x.ctx, a.t, backend.P2POptions{}); err != nil {
+					return err
+				}
+				v, err = x.b.Recv(x.ctx, b.t, 1, backend.P2POptions{Timeout: short})
+			} else {
+				if err := x.stream[0].WaitValue(gate.Ptr(), 1, driver.AtLeast); err != nil {
+					return err
+				}
+				if u, err = x.b.Send(x.ctx, a.t, 1, backend.P2POptions{Tag: 1}); err != nil {
+					return err
+				}
+				v, err = x.b.Send(x.ctx, b.t, 1, backend.P2POptions{Tag: 1, Timeout: short})
+			}
+			if err != nil {
+				return err
+			}
+			if err := says(v.Wait(x.ctx), "behind an earlier message"); err != nil {
+				return err
+			}
+			if d := time.Since(start); d > patience/2 {
+				return errors.New("it took " + d.String())
+			}
+			gate.Store32(0, 1)
+			return says(u.Wait(x.ctx), "behind an earlier message")
+		})
+		require.NoError(t, errors.Join(errs...), "lanes: %v", lanes)
+		w.drop(t)
+	}
 }

@@ -1,13 +1,18 @@
 package cuda
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"slices"
 	"sync"
+	"time"
+	"unsafe"
 
 	"github.com/c10d-go/c10d/backend/cuda/driver"
+	"github.com/c10d-go/c10d/backend/cuda/driver/edges"
+	"github.com/c10d-go/c10d/backend/cuda/internal/group"
 	"github.com/c10d-go/c10d/backend/cuda/internal/place"
 	"github.com/c10d-go/c10d/backend/cuda/internal/pool"
 	"github.com/c10d-go/c10d/tensor"
@@ -20,14 +25,21 @@ import (
 
 // mixed is what a backend has for tensors in CPU memory.
 type mixed struct {
+	calls sync.WaitGroup // those that have not given back what they have
+
 	mu     sync.Mutex
+	closed bool
+	left   bool          // some call had not ended by then
 	stream driver.Stream // of the copies
+	open   []*shadowed   // that have not ended
 	stuck  []*shadowed   // of failed operations: devices may still use their memory
 }
 
 // shadowed are the tensors in CPU memory of one call, and their shadows on the device.
 type shadowed struct {
 	b       *Backend
+	work    *work.Work
+	results []memoryRange // that are copied back, in order and without overlap
 	tensors []*tensor.Tensor
 	pinned  []driver.HostMemory
 	memory  []driver.Memory
@@ -144,6 +156,24 @@ func (b *Backend) copies() (driver.Stream, error) {
 // mix runs a collective with shadows of the tensors in CPU memory: f gets the lists with them. Written are the tensors
 // that get a result. The lists are dense, and belong to mix.
 func (b *Backend) mix(ctx context.Context, op work.OpType, written, result []*tensor.Tensor, lists [][]*tensor.Tensor, f func(ctx context.Context, lists [][]*tensor.Tensor) (*work.Work, error)) (*work.Work, error) {
+	if c := place.StreamsOf(ctx); c != nil && c.In != nil && driver.Capturing(c.In) {
+		return nil, fmt.Errorf("cuda: %v in a capture: %w: a tensor of the call is in CPU memory", op, driver.ErrCapture)
+	}
+	if err := b.mixed.begin(ctx, lists); err != nil {
+		if _, _, admitted := b.g.Admit(ctx, op, 0); admitted != nil {
+			err = admitted
+		}
+		return nil, err
+	}
+	w, err := b.mixBegun(ctx, op, written, result, lists, f)
+	if err != nil {
+		b.mixed.calls.Done()
+	}
+	return w, err
+}
+
+// mixBegun is mix once it has begun.
+func (b *Backend) mixBegun(ctx context.Context, op work.OpType, written, result []*tensor.Tensor, lists [][]*tensor.Tensor, f func(ctx context.Context, lists [][]*tensor.Tensor) (*work.Work, error)) (*work.Work, error) {
 	s := &shadowed{b: b}
 	written, result = slices.Clone(written), slices.Clone(result)
 	if g := place.StreamsOf(ctx); g != nil && b.g.Missing == nil {
@@ -176,22 +206,115 @@ func (b *Backend) mix(ctx context.Context, op work.OpType, written, result []*te
 	p.Init(w.Info())
 	p.RunBy(p)
 	p.Start()
+	s.work, s.results = p.Work(), rangesOf(written)
+	b.mixed.mu.Lock()
+	b.mixed.open = append(b.mixed.open, s)
+	b.mixed.mu.Unlock()
 	go func() {
+		defer b.mixed.calls.Done()
 		err := w.Wait(context.Background())
 		if err == nil {
 			err = s.back(written)
 		}
-		if err != nil {
-			b.mixed.mu.Lock()
-			b.mixed.stuck = append(b.mixed.stuck, s)
-			b.mixed.mu.Unlock()
-		} else {
+		if err == nil {
 			s.release()
 		}
+		b.mixed.end(s, err)
 		p.SetResult(result...)
 		p.Complete(err)
 	}()
 	return p.Work(), nil
+}
+
+// begin waits until earlier calls have brought back what this one uses.
+func (m *mixed) begin(ctx context.Context, lists [][]*tensor.Tensor) error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for {
+		if m.closed {
+			return work.ErrClosed
+		}
+		i := slices.IndexFunc(m.open, func(s *shadowed) bool {
+			return slices.ContainsFunc(lists, func(ts []*tensor.Tensor) bool { return slices.ContainsFunc(ts, s.writes) })
+		})
+		if i < 0 {
+			m.calls.Add(1)
+			return nil
+		}
+		w := m.open[i].work
+		m.mu.Unlock()
+		w.Wait(ctx) // its error is for whoever waits for the operation
+		m.mu.Lock()
+		if !w.IsCompleted() {
+			return group.Canceled(ctx)
+		}
+	}
+}
+
+// end notes that a call has ended.
+func (m *mixed) end(s *shadowed, err error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.open = slices.DeleteFunc(m.open, func(o *shadowed) bool { return o == s })
+	if err != nil {
+		m.stuck = append(m.stuck, s)
+	}
+}
+
+// memoryRange is a range of CPU memory.
+type memoryRange struct{ from, to uintptr }
+
+// rangeOf returns between which addresses the elements of a tensor in CPU memory lie.
+func rangeOf(t *tensor.Tensor) (r memoryRange, ok bool) {
+	if !inCPU(t) || t.Len() == 0 {
+		return r, false
+	}
+	lo, hi := t.Offset(), t.Offset()
+	for i, s := range t.Strides() {
+		if n := (t.Dim(i) - 1) * s; n < 0 {
+			lo += n
+		} else {
+			hi += n
+		}
+	}
+	all, err := t.AsStrided([]int{hi - lo + 1}, []int{1}, lo)
+	if err != nil {
+		return r, false
+	}
+	at := uintptr(unsafe.Pointer(unsafe.SliceData(all.Bytes())))
+	return memoryRange{at, at + uintptr(all.ByteLen())}, true
+}
+
+// rangesOf returns the ranges of the tensors in CPU memory, in order and without overlap.
+func rangesOf(ts []*tensor.Tensor) (all []memoryRange) {
+	for _, t := range ts {
+		if r, ok := rangeOf(t); ok {
+			all = append(all, r)
+		}
+	}
+	slices.SortFunc(all, func(a, b memoryRange) int { return cmp.Compare(a.from, b.from) })
+	n := 0
+	for _, r := range all {
+		if n > 0 && r.from < all[n-1].to {
+			all[n-1].to = max(all[n-1].to, r.to)
+			continue
+		}
+		all[n] = r
+		n++
+	}
+	return all[:n]
+}
+
+// writes reports whether the results of a call are copied to where a tensor lies.
+func (s *shadowed) writes(t *tensor.Tensor) bool {
+	r, ok := rangeOf(t)
+	i, _ := slices.BinarySearchFunc(s.results, r.from, func(x memoryRange, at uintptr) int {
+		if x.to <= at {
+			return -1
+		}
+		return 1
+	})
+	return ok && i < len(s.results) && s.results[i].from < r.to
 }
 
 // mixedWork is a collective with shadows.
@@ -212,8 +335,12 @@ func (s *shadowed) back(written []*tensor.Tensor) error {
 	if err != nil {
 		return err
 	}
+	results := make(map[*tensor.Tensor]bool, len(written))
+	for _, t := range written {
+		results[t] = true
+	}
 	for i, t := range s.tensors {
-		if n := t.ByteLen(); n > 0 && slices.Contains(written, t) {
+		if n := t.ByteLen(); n > 0 && results[t] {
 			if err := st.Copy(s.pinned[i].Ptr(), s.memory[i].Ptr(), n); err != nil {
 				return err
 			}
@@ -223,7 +350,7 @@ func (s *shadowed) back(written []*tensor.Tensor) error {
 		return err
 	}
 	for i, t := range s.tensors {
-		if n := t.ByteLen(); n > 0 && slices.Contains(written, t) {
+		if n := t.ByteLen(); n > 0 && results[t] {
 			driver.HostAccess(s.b.g.Driver, "unpacking a tensor in CPU memory", driver.Reads(s.pinned[i].Ptr(), n))
 			if err := t.Unpack(s.pinned[i].Bytes()[:n]); err != nil {
 				return err
@@ -261,22 +388,57 @@ func (s *shadowed) release() {
 	s.pinned, s.memory = nil, nil
 }
 
-// close frees what calls with tensors in CPU memory have left. The group has been closed, and no device works
-// for it.
-func (m *mixed) close() error {
+// Before does nothing: the shadows are the call's own.
+func (m *mixed) Before(*edges.Batch, []*place.Place) {}
+
+// Abort does nothing: the operations with the shadows end.
+func (m *mixed) Abort() {}
+
+// Close waits until what calls with tensors in CPU memory have is given back, or noted as stuck. Their operations
+// have ended.
+func (m *mixed) Close() error {
+	m.mu.Lock()
+	m.closed = true
+	m.mu.Unlock()
+	ended := make(chan struct{})
+	go func() {
+		m.calls.Wait()
+		close(ended)
+	}()
+	select {
+	case <-ended:
+		return nil
+	case <-time.After(group.CloseLimit):
+	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
+	m.left = true
+	return fmt.Errorf("cuda: calls with tensors in CPU memory have not left the device after %v, and their memory stays", group.CloseLimit)
+}
+
+// free frees what calls with tensors in CPU memory have left. The group has been closed. Devices that have not left
+// its operations may use the memory, which stays then.
+func (m *mixed) free(inUse bool) error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	inUse = inUse || m.left
 	var errs []error
+	if m.stream != nil {
+		ctx, cancel := context.WithTimeout(context.Background(), group.CloseLimit)
+		defer cancel()
+		inUse = inUse || len(m.stuck) > 0 && !group.Drained(ctx, []driver.Stream{m.stream})
+		errs = append(errs, m.stream.Close())
+	}
 	for _, s := range m.stuck {
+		if inUse {
+			break
+		}
 		for _, h := range s.pinned {
 			errs = append(errs, h.Close())
 		}
 		for _, d := range s.memory {
 			errs = append(errs, d.Close())
 		}
-	}
-	if m.stream != nil {
-		errs = append(errs, m.stream.Close())
 	}
 	m.stuck, m.stream = nil, nil
 	return errors.Join(errs...)

@@ -141,4 +141,26 @@ func TestCloseAndShutdown(t *testing.T) {
 		})
 		w.drop(t)
 	})
+	t.Run("Shutdown while a call waits for room", func(t *testing.T) {
+		defer cuda.SetMostQueued(0)()
+		w := newWorld(t, setup{size: 2, options: cuda.Options{AllReduce: cuda.HostWork}, timeout: time.Hour})
+		x := w.ranks[1]
+		y, err := x.vector(tensor.Float32, 0, make([]byte, 64))
+		require.NoError(t, err)
+		call := func() error {
+			_, err := x.b.AllReduce(w.ctx, []*tensor.Tensor{y.t}, backend.AllReduceOptions{})
+			return err
+		}
+		require.NoError(t, call())
+		second := make(chan error)
+		go func() { second <- call() }()
+		time.Sleep(50 * time.Millisecond)
+		ctx, cancel := context.WithTimeout(w.ctx, 10*time.Millisecond)
+		defer cancel()
+		start := time.Now()
+		require.ErrorIs(t, x.b.Shutdown(ctx), context.DeadlineExceeded)
+		require.Less(t, time.Since(start), 20*time.Second)
+		require.NoError(t, <-second) // its error is the operation's
+		w.drop(t)
+	})
 }

@@ -18,6 +18,7 @@ type Batch struct {
 	// Made by Run, kept for the next batch.
 	waits  []wait
 	clocks []uint64 // of each operation, one number a lane
+	tails  []uint64 // the same of what the batch's lanes had before it
 	last   []int32  // of each lane: the operation to wait for, while one is looked at
 	found  []found  // lanes that last has an entry for
 	hits   []use
@@ -247,6 +248,7 @@ func (b *Batch) free() {
 	for i := range b.ops {
 		b.ops[i] = operation{}
 	}
-	b.ops, b.acc, b.waits, b.clocks, b.more, b.keep = b.ops[:0], b.acc[:0], b.waits[:0], b.clocks[:0], false, false
+	b.ops, b.acc, b.waits, b.clocks, b.tails = b.ops[:0], b.acc[:0], b.waits[:0], b.clocks[:0], b.tails[:0]
+	b.more, b.keep = false, false
 	b.t.batches = append(b.t.batches, b)
 }

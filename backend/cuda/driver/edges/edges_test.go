@@ -399,6 +399,89 @@ func TestKeepTurns(t *testing.T) {
 	}
 }
 
+// TestAfterFailure holds that a batch that failed half-way leaves what comes next in order: with what it has
+// enqueued, and with what its operations that lack would have come after.
+func TestAfterFailure(t *testing.T) {
+	for name, c := range map[string]struct {
+		late bool // what fails is the call after the one that would have given the order
+		last func(b *edges.Batch, s driver.Stream, x, y driver.Ptr)
+	}{
+		"it lacks a wait":        {false, func(b *edges.Batch, s driver.Stream, x, y driver.Ptr) { b.Copy(s, y, x, 10) }},
+		"it lacks a write":       {false, func(b *edges.Batch, s driver.Stream, x, y driver.Ptr) { b.Memset(s, x, 2, 10) }},
+		"it lacks what it reads": {true, func(b *edges.Batch, s driver.Stream, x, y driver.Ptr) { b.Copy(s, y, x, 10) }},
+	} {
+		for _, batches := range []int{1, 2} {
+			t.Run(fmt.Sprint(name, " ", batches), func(t *testing.T) {
+				r := newRig(t, 1, 0)
+				first, second := r.stream(0, "first"), r.stream(0, "second")
+				x, y, z, u := r.alloc(0, 10), r.alloc(0, 10), r.alloc(0, 10), r.alloc(0, 10)
+				var all []*edges.Pending
+				b := r.t.Batch()
+				b.Memset(first, x, 1, 10)
+				if batches == 2 {
+					p, err := b.Run()
+					require.NoError(t, err)
+					all, b = append(all, p), r.t.Batch()
+				}
+				if !c.late {
+					b.Memset(first, u, 1, 10)
+				}
+				c.last(b, second, x, y)
+				injected := errors.New("injected")
+				r.m.Inject(func(k sim.Call) error {
+					if c.late && k.Stream == "second" || k.Stream == "first" && k.Name == "Memset" && (batches == 2 || k.N > 0) {
+						return injected
+					}
+					return nil
+				})
+				p, err := b.Run()
+				require.ErrorIs(t, err, injected)
+				r.m.Inject(nil)
+				if p != nil {
+					all = append(all, p)
+				}
+				b = r.t.Batch()
+				b.Copy(second, z, x, 10)
+				p, err = b.Run()
+				require.NoError(t, err)
+				for _, p := range append(all, p) {
+					require.NoError(t, p.Sync(r.ctx))
+					p.Release()
+				}
+				require.NoError(t, r.close())
+			})
+		}
+	}
+}
+
+// TestManyHosts holds that a batch costs little for each of thousands of messages that wait.
+func TestManyHosts(t *testing.T) {
+	const n = 1000
+	tr := edges.New(nobody{})
+	var all []*edges.Pending
+	for i := range n {
+		h, err := tr.Host("message")
+		require.NoError(t, err)
+		b := tr.Batch()
+		b.Claim(h, driver.Writes(driver.Ptr(1<<30+64*i), 64))
+		p, err := b.Run()
+		require.NoError(t, err)
+		all = append(all, p)
+	}
+	s := &nothing{id: 1}
+	b := tr.Batch()
+	b.Memset(s, 1<<20, 0, 64)
+	p, err := b.Run()
+	require.NoError(t, err)
+	p.Release()
+	require.Less(t, edges.Clocks(b), 10*n)
+	for _, p := range all {
+		p.End(0)
+		p.Release()
+	}
+	require.NoError(t, tr.Close())
+}
+
 // TestStreams holds that a borrowed stream is the stream itself, and that a
 // forgotten one is not used any more.
 func TestStreams(t *testing.T) {

@@ -9,6 +9,9 @@ import (
 // Lanes returns how many streams and hosts a tracker knows.
 func Lanes(t *Tracker) int { return len(t.lanes) }
 
+// Clocks returns how many numbers a batch has room for that tell what comes after what.
+func Clocks(b *Batch) int { return cap(b.clocks) + cap(b.tails) }
+
 // History is a history, as a test sees it.
 type History struct{ h history }
 

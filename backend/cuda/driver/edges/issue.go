@@ -148,6 +148,7 @@ func (b *Batch) turn(p *Pending, i int) {
 func (b *Batch) settle(p *Pending, failed bool) {
 	t := b.t
 	if failed {
+		b.tear(p)
 		for i := range b.ops {
 			if o := &b.ops[i]; o.event != nil && !o.sink {
 				p.events = append(p.events, o.event)
@@ -188,5 +189,25 @@ func (b *Batch) settle(p *Pending, failed bool) {
 		if l.foreign {
 			t.forget(l)
 		}
+	}
+}
+
+// tear is for a batch that was not enqueued as a whole. Its plan does not hold: an operation of it may lack,
+// and with it what came before that one. So whatever comes later comes after all that the other lanes have.
+func (b *Batch) tear(p *Pending) {
+	t := b.t
+	t.torn = true
+	for _, l := range t.lanes {
+		l.torn = l.base
+		if len(l.ops) > 0 {
+			copy(l.clock, b.tails[l.before:][:len(t.lanes)])
+			l.clock[l.id] = l.index
+		}
+	}
+	for _, e := range p.lanes {
+		e.lane.torn = e.index
+	}
+	for _, u := range p.turns {
+		u.lane.torn = u.index
 	}
 }

@@ -40,19 +40,20 @@ func (b *Batch) plan() {
 	lanes := len(t.lanes)
 	for _, l := range t.lanes {
 		l.base, l.signal, l.ops, l.tails, l.tailed, l.calls = l.index, l.signals, l.ops[:0], 0, false, 0
+		l.clock[l.id] = l.index
 	}
+	t.torn = t.torn && slices.ContainsFunc(t.lanes, (*lane).open)
 	b.last = slices.Grow(b.last[:0], lanes)[:lanes]
 	for i := range b.last {
 		b.last[i] = none
 	}
-	// The clocks of the lanes at the start come first: they are the tails'.
-	for _, l := range t.lanes {
-		b.clocks = append(b.clocks, l.clock...)
-		b.clocks[len(b.clocks)-lanes+l.id] = l.index
-	}
 	for i := range b.ops {
 		o := &b.ops[i]
 		l := o.lane
+		if len(l.ops) == 0 {
+			l.before = len(b.tails)
+			b.tails = append(b.tails, l.clock...)
+		}
 		l.index++
 		o.index = l.index
 		l.ops = append(l.ops, int32(i))
@@ -85,6 +86,11 @@ func (b *Batch) wait(i int) {
 	b.hits = b.hits[:0]
 	for _, a := range b.acc[o.from:o.to] {
 		b.hits = t.hist.conflicts(b.hits, a)
+	}
+	for _, m := range t.lanes {
+		if t.torn && m.open() {
+			b.hits = append(b.hits, use{lane: m.id, index: m.torn})
+		}
 	}
 	for _, u := range b.hits {
 		from := t.lanes[u.lane]
@@ -165,11 +171,13 @@ func (b *Batch) covered() bool {
 // clock returns the clock of an operation, or of a lane's tail.
 func (b *Batch) clock(w wait) []uint64 {
 	lanes := len(b.t.lanes)
-	at := w.lane.id
-	if w.op >= 0 {
-		at = lanes + int(w.op)
+	switch {
+	case w.op >= 0:
+		return b.clocks[int(w.op)*lanes:][:lanes]
+	case len(w.lane.ops) > 0:
+		return b.tails[w.lane.before:][:lanes]
 	}
-	return b.clocks[at*lanes : (at+1)*lanes]
+	return w.lane.clock // the batch has nothing on it
 }
 
 // sinks marks the operations whose ends are the end of the batch: of each stream

@@ -30,6 +30,7 @@ type Tracker struct {
 	// they have done, and the words.
 	order  sync.Mutex
 	lanes  []*lane // in use; a lane's id is its index
+	torn   bool    // a batch was not enqueued as a whole: see lane.torn
 	spare  []*lane // not in use: newLane takes these first, which have words
 	hist   history
 	trimAt int
@@ -64,6 +65,7 @@ type lane struct {
 	index    uint64        // operations so far
 	finished atomic.Uint64 // operations that are known to have ended
 	clock    []uint64      // by lane: the operation that this lane's next one is ordered after
+	torn     uint64        // what comes later on other lanes comes after this operation, whatever it uses
 	foreign  bool          // it is the batch's only for Before and After
 	word     driver.HostMemory
 	offset   int
@@ -76,6 +78,7 @@ type lane struct {
 
 	// Of the batch that is being made.
 	base   uint64
+	before int     // of Batch.tails, if it has operations
 	signal uint32  // signals when the batch began, or of the tail
 	ops    []int32 // the batch's operations on this lane
 	tail   driver.Event
@@ -202,6 +205,9 @@ func (l *lane) finish(index uint64) {
 	}
 }
 
+// open reports whether what others come after when a batch was torn has not ended.
+func (l *lane) open() bool { return l.torn > l.finished.Load() }
+
 // newLane returns a lane. The caller holds t.order.
 func (t *Tracker) newLane(s driver.Stream, name string) *lane {
 	var l *lane
@@ -218,7 +224,7 @@ func (t *Tracker) newLane(s driver.Stream, name string) *lane {
 	t.lanes = append(t.lanes, l)
 	l.clock = slices.Grow(l.clock[:0], len(t.lanes))[:len(t.lanes)]
 	clear(l.clock)
-	l.stream, l.name, l.host, l.foreign = s, name, nil, false
+	l.stream, l.name, l.host, l.foreign, l.torn = s, name, nil, false, 0
 	l.finish(l.index)
 	l.turns.Lock()
 	l.ended = l.signals

@@ -133,6 +133,7 @@ func (g *Group) closeKernels() error {
 		ctx, cancel := context.WithTimeout(context.Background(), group.CloseLimit)
 		defer cancel()
 		if !group.Drained(ctx, []driver.Stream{inside}) {
+			g.B.InUse.Store(true)
 			return fmt.Errorf("cuda: kernels have not left device %d after %v, and the memory of their cluster stays", dev, group.CloseLimit)
 		}
 		g.B.Tracker.Forget(inside)

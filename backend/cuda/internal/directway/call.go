@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"iter"
 	"slices"
 	"time"
 
@@ -278,6 +279,7 @@ func (c *Call) collect() {
 			c.use(t, access)
 		}
 	}
+	sortUses(c.uses)
 }
 
 func (c *Call) use(t *tensor.Tensor, access func(driver.Ptr, int) driver.Access) {
@@ -388,24 +390,74 @@ func (c *Call) Abort(cause error) { c.d.B.Abort(cause) }
 // Before has a batch come after direct operations that use the same memory as the batch will.
 func (d *Group) Before(batch *edges.Batch, places []*place.Place) {
 	d.mu.Lock()
+	defer d.mu.Unlock()
 	d.sweep()
-	var last driver.Stream
-	var all []driver.Access
-	for _, p := range places {
-		p.Uses(func(x place.Span) {
-			a := driver.Writes(p.Base+driver.Ptr(x.Off), x.N)
-			for _, c := range d.calls {
-				if slices.ContainsFunc(c.uses, func(u driver.Access) bool { return u.Ptr < a.Ptr+driver.Ptr(a.Len) && a.Ptr < u.Ptr+driver.Ptr(u.Len) }) {
-					last = d.calls[len(d.calls)-1].stream
-					all = append(all, a)
-					return
-				}
-			}
-		})
+	d.sweepMessages()
+	if len(d.calls) == 0 && len(d.lanes.open) == 0 {
+		return
 	}
-	d.mu.Unlock()
-	if last != nil {
+	uses := d.uses[:0]
+	for _, p := range places {
+		p.Uses(func(x place.Span) { uses = append(uses, driver.Writes(p.Base+driver.Ptr(x.Off), x.N)) })
+	}
+	sortUses(uses)
+	used := slices.Grow(d.used[:0], len(uses))[:len(uses)]
+	clear(used)
+	d.uses, d.used = uses, used
+	for _, c := range d.calls {
+		for i := range meeting(uses, c.uses, 0) {
+			used[i] = true
+		}
+	}
+	var last driver.Stream
+	if n := len(d.calls); n > 0 {
+		last = d.calls[n-1].stream
+	}
+	if last != nil && slices.Contains(used, true) {
+		all := uses[:0:0]
+		for i, a := range uses {
+			if used[i] {
+				all = append(all, a)
+			}
+		}
 		batch.Before(last, all...)
 	}
-	d.beforeBatch(batch, places)
+	for _, m := range d.lanes.open {
+		if !m.over && m.stream != nil && conflicts(m.uses, uses) {
+			batch.Before(m.stream, m.uses...)
+		}
+	}
+}
+
+// sortUses brings uses in the order of their addresses.
+func sortUses(uses []driver.Access) {
+	slices.SortFunc(uses, func(a, b driver.Access) int { return cmp.Compare(a.Ptr, b.Ptr) })
+}
+
+// meeting returns the numbers of the uses in a that share bytes with one in b of a mode, 0 for any. Both are in
+// order of their addresses.
+func meeting(a, b []driver.Access, mode driver.Mode) iter.Seq[int] {
+	return func(yield func(int) bool) {
+		k := 0
+		for i, x := range a {
+			for k < len(b) && (mode != 0 && b[k].Mode != mode || b[k].Ptr+driver.Ptr(b[k].Len) <= x.Ptr) {
+				k++
+			}
+			if k == len(b) || b[k].Ptr < x.Ptr+driver.Ptr(x.Len) && !yield(i) {
+				return
+			}
+		}
+	}
+}
+
+// conflicts reports whether two operations need an order.
+func conflicts(a, b []driver.Access) bool {
+	for _, mode := range []driver.Mode{driver.Read, driver.Write, driver.Shared} {
+		for i := range meeting(a, b, mode) {
+			if mode.Conflicts(a[i].Mode) {
+				return true
+			}
+		}
+	}
+	return false
 }

@@ -69,6 +69,10 @@ type Group struct {
 	watching bool
 	pause    time.Duration // until the timer looks again
 	closed   bool
+
+	// Of Before, kept for the next one.
+	uses []driver.Access
+	used []bool
 }
 
 // Why is what Explain says of operations that are direct work.
@@ -289,6 +293,7 @@ func (d *Group) Close() error {
 	ctx, cancel := context.WithTimeout(context.Background(), group.CloseLimit)
 	defer cancel()
 	if n := d.stuck(ctx); n > 0 {
+		d.B.InUse.Store(true)
 		d.keepPlace(0)
 		d.keepLanes(0)
 		return fmt.Errorf("cuda: %d operations that failed have not left the device after %v, whose memory stays", n, group.CloseLimit)

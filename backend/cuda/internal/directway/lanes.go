@@ -9,9 +9,7 @@ import (
 	"sync/atomic"
 
 	"github.com/c10d-go/c10d/backend/cuda/driver"
-	"github.com/c10d-go/c10d/backend/cuda/driver/edges"
 	"github.com/c10d-go/c10d/backend/cuda/internal/direct"
-	"github.com/c10d-go/c10d/backend/cuda/internal/place"
 	"github.com/c10d-go/c10d/backend/cuda/internal/region"
 	"github.com/c10d-go/c10d/backend/cuda/internal/window"
 )
@@ -265,18 +263,6 @@ func (d *Group) streamOf(x *lane) (driver.Stream, error) {
 	return x.stream, nil
 }
 
-// conflicts reports whether two operations need an order.
-func conflicts(a, b []driver.Access) bool {
-	for _, x := range a {
-		for _, y := range b {
-			if x.Mode.Conflicts(y.Mode) && x.Ptr < y.Ptr+driver.Ptr(y.Len) && y.Ptr < x.Ptr+driver.Ptr(x.Len) {
-				return true
-			}
-		}
-	}
-	return false
-}
-
 // afterMessages has a collective come after the messages that use the same memory. The caller holds the
 // engine's Calls.
 func (c *Call) afterMessages() error { return c.d.afterOpen(c.stream, c.uses, nil) }
@@ -297,20 +283,4 @@ func (d *Group) afterOpen(s driver.Stream, uses []driver.Access, but *Message) e
 		}
 	}
 	return nil
-}
-
-// beforeBatch is Before for messages.
-func (d *Group) beforeBatch(batch *edges.Batch, places []*place.Place) {
-	var uses []driver.Access
-	for _, p := range places {
-		p.Uses(func(x place.Span) { uses = append(uses, driver.Writes(p.Base+driver.Ptr(x.Off), x.N)) })
-	}
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	d.sweepMessages()
-	for _, m := range d.lanes.open {
-		if !m.over && m.stream != nil && conflicts(m.uses, uses) {
-			batch.Before(m.stream, m.uses...)
-		}
-	}
 }

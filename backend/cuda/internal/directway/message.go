@@ -258,7 +258,7 @@ func (d *Group) later(x *lane) HostPost {
 // await is Engine.Poll, and says what did not come.
 func (d *Group) await(q *group.Operation, what string, done func() (bool, error)) error {
 	err := d.B.Poll(q.Ctx, q.Left(), done)
-	if errors.Is(err, work.ErrTimeout) && q.Ctx.Err() == nil {
+	if errors.Is(err, work.ErrTimeout) && q.Ctx.Err() == nil && d.B.Broken() == nil {
 		return fmt.Errorf("%w: %s", work.ErrTimeout, what)
 	}
 	return err

@@ -73,6 +73,7 @@ type Engine struct {
 	hosted      bool       // a collective has gone through the hosts since the last barrier that did
 	packers     map[int]*packer
 
+	InUse  atomic.Bool                // Close has left memory that devices may still use
 	cut    atomic.Pointer[work.Error] // what the others are told when Close has ended what was pending
 	open   atomic.Int64               // sends and receives
 	Staged atomic.Int64               // operations that have not left the devices, but direct ones
@@ -176,21 +177,36 @@ func (b *Engine) SetTimeout(d time.Duration) {
 // Shutdown waits until what was issued has ended, then closes the backend. When ctx ends first,
 // Close ends what is left, and the error wraps that of ctx.
 func (b *Engine) Shutdown(ctx context.Context) error {
-	b.Calls.Lock()
+	called := b.called(ctx)
 	b.Mu.Lock()
 	b.draining = true
 	last := b.Last
 	b.Mu.Unlock()
-	b.Calls.Unlock()
+	if called {
+		b.Calls.Unlock()
+	}
 	open := b.drain(ctx)
 	var cut error
 	switch {
+	case !called:
+		cut = fmt.Errorf("cuda: Shutdown gave up waiting for a call that waits for room on a stream: %w", Canceled(ctx))
 	case last != nil && !last.IsCompleted():
 		cut = fmt.Errorf("cuda: Shutdown gave up waiting for %v seq %d: %w", last.Info().Op, last.Info().Seq, Canceled(ctx))
 	case open:
 		cut = fmt.Errorf("cuda: Shutdown gave up waiting for sends or receives: %w", Canceled(ctx))
 	}
 	return errors.Join(cut, b.Close())
+}
+
+// called waits until no call is being made, and returns with Calls held; false if ctx ends first.
+func (b *Engine) called(ctx context.Context) bool {
+	for !b.Calls.TryLock() {
+		if ctx.Err() != nil {
+			return false
+		}
+		time.Sleep(time.Millisecond)
+	}
+	return true
 }
 
 // Close lets operations go on for half a second, ends those still pending with work.ErrClosed, says
@@ -233,6 +249,7 @@ func (b *Engine) Close() error {
 	}
 	if stuck > 0 {
 		// Their streams still use the memory, which therefore stays.
+		b.InUse.Store(true)
 		return errors.Join(err, fmt.Errorf("cuda: %d operations that failed have not left the device after %v", stuck, CloseLimit))
 	}
 	errs := []error{err}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"slices"
+	"time"
 
 	"github.com/c10d-go/c10d/backend"
 	"github.com/c10d-go/c10d/backend/cuda/driver"
@@ -35,8 +36,8 @@ func (b *Engine) Message(ctx context.Context, op work.OpType, o backend.P2POptio
 	var source *work.Work
 	q := &Operation{Legs: []Leg{l}, Whole: true, line: b.messages}
 	q.Call = func(q *Operation, ts []*tensor.Tensor) error {
-		if earlier != nil {
-			<-earlier
+		if err := q.behind(earlier); err != nil {
+			return err
 		}
 		w, err := f(q, ts[0])
 		b.done(key, mine)
@@ -92,6 +93,23 @@ func (b *Engine) Message(ctx context.Context, op work.OpType, o backend.P2POptio
 		b.p2p.Done()
 	}()
 	return q.Work(), nil
+}
+
+// behind waits until an earlier message was posted, or never will be.
+func (o *Operation) behind(earlier <-chan struct{}) error {
+	if earlier == nil {
+		return nil
+	}
+	limit := time.NewTimer(o.Left())
+	defer limit.Stop()
+	select {
+	case <-earlier:
+		return nil
+	case <-limit.C:
+		return fmt.Errorf("%w after %v, behind an earlier message that was not posted", work.ErrTimeout, o.timeout)
+	case <-o.Ctx.Done():
+		return Canceled(o.Ctx)
+	}
 }
 
 // done says that a message was posted, or never will be.

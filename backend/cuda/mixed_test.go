@@ -1,0 +1,141 @@
+package cuda_test
+
+import (
+	"errors"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/c10d-go/c10d/backend"
+	"github.com/c10d-go/c10d/backend/cuda"
+	"github.com/c10d-go/c10d/backend/cuda/driver"
+	"github.com/c10d-go/c10d/backend/cuda/driver/sim"
+	"github.com/c10d-go/c10d/tensor"
+	"github.com/c10d-go/c10d/work"
+)
+
+// TestMixedOrder all-reduces tensors in CPU memory by kernels, each call before those before it have ended. They
+// share memory, as a whole or in part.
+func TestMixedOrder(t *testing.T) {
+	w := newWorld(t, directly(2))
+	w.each(func(x *rank, r int) error {
+		if err := x.meetDirectly(r); err != nil {
+			return err
+		}
+		all, err := tensor.Of([]float32{1, 1, 1, 1, 1, 1}, 6)
+		if err != nil {
+			return err
+		}
+		even, err := all.AsStrided([]int{3}, []int{2}, 0)
+		if err != nil {
+			return err
+		}
+		odd, err := all.AsStrided([]int{2}, []int{-2}, 3)
+		if err != nil {
+			return err
+		}
+		var works []*work.Work
+		for _, u := range []*tensor.Tensor{all, even, all, odd, even} {
+			v, err := x.b.AllReduce(x.ctx, []*tensor.Tensor{u}, backend.AllReduceOptions{})
+			if err != nil {
+				return err
+			}
+			works = append(works, v)
+		}
+		if err := work.WaitAll(x.ctx, works...); err != nil {
+			return err
+		}
+		return same(all.Bytes(), tensorBytes([]float32{16, 8, 16, 8, 16, 4}))
+	})
+	w.end()
+}
+
+// TestMixedClose: Shutdown waits until the results are in CPU memory. Calls that come later leave nothing.
+func TestMixedClose(t *testing.T) {
+	for range 3 {
+		w := newWorld(t, directly(2))
+		w.each(func(x *rank, r int) error {
+			if err := x.meetDirectly(r); err != nil {
+				return err
+			}
+			u, err := tensor.New(tensor.Float32, 1<<16)
+			if err != nil {
+				return err
+			}
+			v, err := x.b.AllReduce(x.ctx, []*tensor.Tensor{u}, backend.AllReduceOptions{})
+			if err != nil {
+				return err
+			}
+			if err := errors.Join(x.b.Shutdown(x.ctx), v.Wait(x.ctx)); err != nil {
+				return err
+			}
+			far, err := x.vector(tensor.Float32, r, make([]byte, 4))
+			if err != nil {
+				return err
+			}
+			_, err = x.b.AllReduceCoalesced(x.ctx, []*tensor.Tensor{u, far.t}, backend.AllReduceOptions{})
+			var e *work.Error
+			if !errors.Is(err, work.ErrClosed) || !errors.As(err, &e) {
+				return says(err, "after Shutdown")
+			}
+			s, err := x.stream[r].Record() // the tensor has been filled
+			if err == nil {
+				err = s.Sync(x.ctx)
+				s.Release()
+			}
+			return err
+		})
+		w.end()
+	}
+}
+
+// TestMixedStuck closes a group while a device holds up an operation: what stands for tensors in CPU memory there
+// is not freed.
+func TestMixedStuck(t *testing.T) {
+	defer cuda.SetCloseLimit(100 * time.Millisecond)()
+	w := newWorld(t, setup{size: 2, timeout: 300 * time.Millisecond, sim: sim.Config{Devices: 2}})
+	w.each(func(x *rank, r int) error {
+		u, err := tensor.New(tensor.Float32, 4)
+		if err != nil {
+			return err
+		}
+		y, err := x.vector(tensor.Float32, r, make([]byte, 16))
+		if err != nil {
+			return err
+		}
+		gate, err := x.d.AllocHost(4)
+		if err != nil {
+			return err
+		}
+		s := x.stream[r]
+		if err := s.WaitValue(gate.Ptr(), 1, driver.AtLeast); err != nil {
+			return err
+		}
+		v, err := x.b.AllReduceCoalesced(cuda.WithStreams(x.ctx, s), []*tensor.Tensor{u, y.t}, backend.AllReduceOptions{})
+		if err != nil {
+			return err
+		}
+		if err := v.Wait(x.ctx); err == nil {
+			return errors.New("the all_reduce has ended well")
+		}
+		if err := says(x.b.Close(), "have not left the device"); err != nil {
+			return err
+		}
+		gate.Store32(0, 1)
+		e, err := s.Record()
+		if err != nil {
+			return err
+		}
+		err = e.Sync(x.ctx)
+		e.Release()
+		return errors.Join(err, x.w.m.Settle(x.ctx), gate.Close(), x.cpu.Close())
+	})
+	for _, x := range w.ranks {
+		x.free()
+	}
+	err := w.m.Close()
+	require.Error(t, err, "the memory of the operation stays")
+	require.False(t, strings.Contains(err.Error(), "was freed"), "%v", err)
+}

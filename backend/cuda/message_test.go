@@ -108,8 +108,8 @@ func TestManyMessages(t *testing.T) {
 	w.end()
 }
 
-// TestBehind holds that a message ends with its own time while an earlier one cannot be posted: a send whose tensor
-// is not ready, or a receive from any rank on the lanes.
+// TestBehind: a message ends with its own time while an earlier one cannot be posted. That one is a send whose
+// tensor is not ready, or a receive from any rank on the lanes.
 func TestBehind(t *testing.T) {
 	for _, lanes := range []bool{false, true} {
 		s := setup{size: 2, timeout: patience, sim: sim.Config{Devices: 2}}

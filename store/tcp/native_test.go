@@ -410,7 +410,8 @@ func TestNativeGiveUpIsLate(t *testing.T) {
 	require.Equal(t, "value<nil>", await(t, second))
 }
 
-// A server that gives up what nobody has given up fails the call, whose key need not be one of users.
+// If a server gives up a call that nobody has given up, the call fails. Its key may be one of the
+// store's own.
 func TestNativeGivenUpByTheServer(t *testing.T) {
 	s, server := scriptedNative(t)
 	for q, call := range map[query]func() error{

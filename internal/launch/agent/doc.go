@@ -49,7 +49,7 @@
 // Every agent publishes how many of its ranks run, are in the group, and have ended with 0. Node 0
 // declares the end. The job fails if fewer than Job.Least ranks are left, or no member of the group.
 // It succeeds if all ranks have ended, and Job.Least of them with 0. After the first that ends with 0
-// no rank is started again, and ranks that wait to join get SIGTERM, and SIGKILL after Job.Grace. When
+// no rank is started again. Ranks that wait to join get SIGTERM, and SIGKILL after Job.Grace. When
 // another node's agent dies, its ranks end with it.
 //
 // # Signals

@@ -399,8 +399,8 @@ func TestKeepTurns(t *testing.T) {
 	}
 }
 
-// TestAfterFailure holds that a batch that failed half-way leaves what comes next in order: with what it has
-// enqueued, and with what its operations that lack would have come after.
+// TestAfterFailure: a batch fails half-way. The next batch still comes after all that the failed one has
+// enqueued. It also comes after what the operations that were not enqueued would have waited for.
 func TestAfterFailure(t *testing.T) {
 	for name, c := range map[string]struct {
 		late bool // what fails is the call after the one that would have given the order

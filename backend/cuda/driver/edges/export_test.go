@@ -9,7 +9,7 @@ import (
 // Lanes returns how many streams and hosts a tracker knows.
 func Lanes(t *Tracker) int { return len(t.lanes) }
 
-// Clocks returns how many numbers a batch has room for that tell what comes after what.
+// Clocks returns how many numbers of clocks a batch has room for.
 func Clocks(b *Batch) int { return cap(b.clocks) + cap(b.tails) }
 
 // History is a history, as a test sees it.

@@ -192,8 +192,9 @@ func (b *Batch) settle(p *Pending, failed bool) {
 	}
 }
 
-// tear is for a batch that was not enqueued as a whole. Its plan does not hold: an operation of it may lack,
-// and with it what came before that one. So whatever comes later comes after all that the other lanes have.
+// tear is for a batch that was not enqueued as a whole. Its plan does not hold, because some operation was
+// not enqueued, and others count on its waits. So later operations wait for all that other lanes have been
+// given.
 func (b *Batch) tear(p *Pending) {
 	t := b.t
 	t.torn = true

@@ -402,6 +402,9 @@ func TestRunPET(t *testing.T) {
 	p = start(t, []string{"PET_NNODES=1:4"}, "run", self)
 	require.Equal(t, exitUsage, p.wait())
 	require.Contains(t, p.stderr.String(), `PET_NNODES="1:4" is not a number: give -nnodes`)
+	p = start(t, []string{"PET_MASTER_PORT=cpu"}, "run", self)
+	require.Equal(t, exitUsage, p.wait())
+	require.Contains(t, p.stderr.String(), `PET_MASTER_PORT="cpu" is not a number: give -master-port`)
 }
 
 func TestRunFirstFailure(t *testing.T) {
@@ -578,6 +581,8 @@ func TestRunTorchrun(t *testing.T) {
 		"--rdzv-endpoint h:x true":                      `-rdzv-endpoint "h:x" has no port within 0 and 65535`,
 		"--rdzv-endpoint h:1 --master_addr h true":      "stands for -master-addr and -master-port: give either",
 		"--standalone --nnodes 2 true":                  "-standalone is for one node",
+		"-nnodes 0 true":                                "there must be at least 1 node",
+		"-rdzv-timeout -5s true":                        "-rdzv-timeout -5s: it must be positive",
 		"--redirects 3 true":                            "this is a flag of torchrun; use -log-dir",
 		"--rdzv_conf timeout=9 true":                    "use -rdzv-timeout",
 		"--monitor_interval 5 true":                     "leave it out",
@@ -906,8 +911,23 @@ func TestRunNodeMissing(t *testing.T) {
 	args := "-nnodes 2 -node-rank 0 -master-addr 127.0.0.1 -master-port " + port
 	p := runRanks(t, args+" -rdzv-timeout 5s", "hold")
 	require.Equal(t, 1, p.wait())
+	require.Contains(t, p.stderr.String(), "c10d run: waiting for node 1 of 2, for at most 5s\n")
 	require.Contains(t, p.stderr.String(), "not all 2 nodes came within 5s: waiting for node 1 of 2")
 	require.Empty(t, p.lines)
+}
+
+// TestRunBrackets meets at an IPv6 address in brackets, as URLs have it.
+func TestRunBrackets(t *testing.T) {
+	if l, err := net.Listen("tcp", "[::1]:0"); err != nil {
+		t.Skip("no IPv6: ", err)
+	} else {
+		l.Close()
+	}
+	for _, flags := range []string{"-master-addr [::1]", "-rdzv-endpoint [::1]:0"} {
+		p := runRanks(t, flags+" -n 2", "store", "print:done %r|")
+		require.Zero(t, p.wait(), p.stderr.String())
+		require.Contains(t, p.lines, "[rank1] done 1", flags)
+	}
 }
 
 // TestRunPyTorch runs PyTorch's ranks, one of which then fails as torchrun's do.

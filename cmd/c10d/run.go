@@ -47,13 +47,13 @@ type defaults map[string]error
 
 func (d defaults) number(flag, variable string, otherwise int) int {
 	text := os.Getenv(variable)
-	if low, high, ranged := strings.Cut(text, ":"); ranged && low == high {
-		text = low // PET_NNODES of a job that is not elastic
+	if low, high, ranged := strings.Cut(text, ":"); ranged && low == high && flag == "nnodes" {
+		text = low // of a job that is not elastic
 	}
 	switch {
 	case text == "":
 		return otherwise
-	case text == "cpu":
+	case text == "cpu" && flag == "n":
 		return runtime.NumCPU()
 	}
 	n, err := strconv.Atoi(text)
@@ -62,6 +62,14 @@ func (d defaults) number(flag, variable string, otherwise int) int {
 		return otherwise
 	}
 	return n
+}
+
+// unbracketed returns an IPv6 address without its brackets.
+func unbracketed(host string) string {
+	if inner, ok := strings.CutPrefix(host, "["); ok && strings.HasSuffix(inner, "]") {
+		return strings.TrimSuffix(inner, "]")
+	}
+	return host
 }
 
 func setupRun(flags *flag.FlagSet) func(stdio, []string) (int, error) {
@@ -119,6 +127,13 @@ func setupRun(flags *flag.FlagSet) func(stdio, []string) (int, error) {
 		if j.Procs < 1 {
 			return 0, usagef("-n %d: there must be at least 1 rank", j.Procs)
 		}
+		if j.Nodes < 1 {
+			return 0, usagef("-nnodes %d: there must be at least 1 node", j.Nodes)
+		}
+		if j.Meeting <= 0 {
+			return 0, usagef("-rdzv-timeout %v: it must be positive", j.Meeting)
+		}
+		j.MasterAddr = unbracketed(j.MasterAddr)
 		if _, err := strconv.Atoi(args[0]); err == nil && j.Tee {
 			return 0, usagef("-tee takes no value, and no program is called %q", args[0])
 		}

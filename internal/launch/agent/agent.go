@@ -60,6 +60,9 @@ const (
 	// againPause is how often node 0 looks whether an agent that has ended was started again.
 	againPause = 100 * time.Millisecond
 
+	// sayWaiting is after what time an agent logs which others have not come, or half of Job.Meeting if that is less.
+	sayWaiting = 10 * time.Second
+
 	// lastWords is how long node 0 keeps that store if the agents do not meet.
 	lastWords = 500 * time.Millisecond
 )
@@ -444,6 +447,10 @@ func (a *agent) meet(ctx context.Context) error {
 		keys := make([]string, a.Nodes)
 		for n := range keys {
 			keys[n] = nodeKey(n)
+		}
+		late := time.AfterFunc(min(sayWaiting, a.Meeting/2), func() { a.sayMissing(ctx, keys) })
+		defer late.Stop()
+		for n := range keys {
 			v, err := a.nodes.Get(ctx, keys[n])
 			if err == nil {
 				_, err = self.other(n, v)
@@ -497,6 +504,19 @@ func (a *agent) meet(ctx context.Context) error {
 		}
 	}
 	return err
+}
+
+// sayMissing logs which agents have not written their keys.
+func (a *agent) sayMissing(ctx context.Context, keys []string) {
+	var missing []string
+	for n, key := range keys {
+		if there, err := a.nodes.Check(ctx, key); err == nil && !there {
+			missing = append(missing, strconv.Itoa(n))
+		}
+	}
+	if len(missing) > 0 {
+		a.Logf("waiting for node %s of %d, for at most %v", strings.Join(missing, ", "), a.Nodes, a.Meeting)
+	}
 }
 
 // awaitAll waits until the agents that have written keys are there. One that has ended since may be

@@ -35,27 +35,27 @@ func (o *Operation) stagePacked() error {
 	if !can {
 		return nil
 	}
+	packed := make(map[*place.Place]int) // their numbers in o.packed
 	for i := range o.Legs {
 		l := &o.Legs[i]
-		if err := o.stageLeg(l); err != nil {
+		if err := o.stageLeg(l, packed); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-func (o *Operation) stageLeg(l *Leg) error {
+func (o *Operation) stageLeg(l *Leg, packed map[*place.Place]int) error {
 	of := func(p *place.Place) (*packedPlace, error) {
-		for i := range o.packed {
-			if o.packed[i].Of == p {
-				return &o.packed[i], nil
-			}
+		if i, ok := packed[p]; ok {
+			return &o.packed[i], nil
 		}
 		at, err := o.Scratch(p.Dev, p.T.ByteLen())
 		if err != nil {
 			return nil, fmt.Errorf("memory for the elements of %v with strides %v in order: %w", p.T, p.T.Strides(), err)
 		}
 		q := &place.Place{T: p.T, Of: p, Dev: p.Dev, Base: at, Hi: p.T.ByteLen(), Flat: true, Down: p.Down, Up: p.Up}
+		packed[p] = len(o.packed)
 		o.packed = append(o.packed, packedPlace{Place: q, kernels: o.B.Packer(p.Dev)})
 		return &o.packed[len(o.packed)-1], nil
 	}

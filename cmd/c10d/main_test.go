@@ -171,12 +171,30 @@ func testRank(steps []string) {
 type program struct {
 	t      *testing.T
 	cmd    *exec.Cmd
-	stderr bytes.Buffer
+	stderr messages
 	done   chan struct{} // closed when the output has ended and the process has been reaped
 
 	mu    sync.Mutex
 	lines []string
 	more  chan struct{} // closed and replaced with each line of standard output
+}
+
+// messages is what a program writes to standard error. It may be read meanwhile.
+type messages struct {
+	mu sync.Mutex
+	b  bytes.Buffer
+}
+
+func (m *messages) Write(b []byte) (int, error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.b.Write(b)
+}
+
+func (m *messages) String() string {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.b.String()
 }
 
 func start(t *testing.T, env []string, args ...string) *program {
@@ -830,6 +848,36 @@ func TestRunNodesSignalDone(t *testing.T) {
 	require.Zero(t, all[0].wait(), all[0].stderr.String())
 }
 
+// TestRunNodesSignalFail: after a signal on one node, whose ranks end with 0, a rank of another node fails, as one
+// does that has lost the others. There is no further attempt.
+func TestRunNodesSignalFail(t *testing.T) {
+	all := nodes(t, "-max-restarts 3", "only-trap:1:", "only-trap:2:", "only-got:1:", "only-got:2:", "only-exit:1:0", "only-exit:2:0", "hold")
+	pid := numbers(t, all[0].await(1, "pid"))
+	others := numbers(t, all[1].await(2, "pid"))
+	require.NoError(t, all[1].cmd.Process.Signal(syscall.SIGTERM))
+	gone(t, others)
+	require.NoError(t, syscall.Kill(pid[0], syscall.SIGKILL))
+	require.Equal(t, 137, all[0].wait(), all[0].stderr.String())
+	require.Zero(t, all[0].summary().Restarts)
+	require.NotContains(t, all[0].stderr.String(), "restart")
+	require.Equal(t, 137, all[1].wait(), all[1].stderr.String())
+}
+
+// TestRunNodesSignalZero: the ranks of node 0 have ended with 0, and its launcher gets a signal. All end soon.
+func TestRunNodesSignalZero(t *testing.T) {
+	all := nodes(t, "", "pid", "only-exit:0:0", "hold")
+	pid := numbers(t, all[0].await(1, "pid"))
+	all[1].await(4, "pid")
+	gone(t, pid)
+	time.Sleep(time.Second) // until the launcher knows
+	start := time.Now()
+	require.NoError(t, all[0].cmd.Process.Signal(syscall.SIGTERM))
+	for _, p := range all {
+		require.Equal(t, 143, p.wait(), p.stderr.String())
+	}
+	require.Less(t, time.Since(start), 8*time.Second)
+}
+
 // TestRunNodesDiffer: launchers with different numbers do not begin.
 func TestRunNodesDiffer(t *testing.T) {
 	for want, flags := range map[string][2]string{
@@ -875,10 +923,11 @@ func TestRunElasticNodeSignal(t *testing.T) {
 		all[1].await(2, "pid")
 		require.NoError(t, all[1].cmd.Process.Signal(syscall.SIGTERM))
 		require.Equal(t, code, all[1].wait(), all[1].stderr.String())
-		time.Sleep(500 * time.Millisecond)
+		require.Eventually(t, func() bool {
+			return strings.Contains(all[0].stderr.String(), "the launcher of node 1 has ended, and its ranks with it")
+		}, time.Minute, 10*time.Millisecond)
 		require.NoError(t, all[0].cmd.Process.Signal(syscall.SIGTERM))
 		require.Equal(t, code, all[0].wait(), all[0].stderr.String())
-		require.Contains(t, all[0].stderr.String(), "the launcher of node 1 has ended, and its ranks with it")
 		require.NotContains(t, all[0].stderr.String(), "restart")
 	}
 }

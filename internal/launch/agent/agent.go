@@ -63,8 +63,9 @@ const (
 	// sayWaiting is after what time an agent logs which others have not come, or half of Job.Meeting if that is less.
 	sayWaiting = 10 * time.Second
 
-	// lastWords is how long node 0 keeps that store if the agents do not meet.
-	lastWords = 500 * time.Millisecond
+	// farewell is how long node 0 keeps that store if the agents do not meet. Telling the others of a signal takes
+	// as long at most.
+	farewell = 2 * time.Second
 )
 
 // Job says what to run. Command and Procs are required.
@@ -494,7 +495,7 @@ func (a *agent) meet(ctx context.Context) error {
 	if err != nil {
 		if st, ok := a.nodes.(*tcp.Store); ok {
 			// The others may still have to read what this node was started with.
-			last, cancel := context.WithTimeout(context.WithoutCancel(ctx), lastWords)
+			last, cancel := context.WithTimeout(context.WithoutCancel(ctx), farewell)
 			st.Drain(last)
 			cancel()
 		}
@@ -506,11 +507,20 @@ func (a *agent) meet(ctx context.Context) error {
 	return err
 }
 
-// sayMissing logs which agents have not written their keys.
+// sayMissing logs which agents have not written their keys, or have ended since.
 func (a *agent) sayMissing(ctx context.Context, keys []string) {
 	var missing []string
 	for n, key := range keys {
-		if there, err := a.nodes.Check(ctx, key); err == nil && !there {
+		there, err := a.nodes.Check(ctx, key)
+		if err == nil && there {
+			var other node
+			text, bad := a.nodes.Get(ctx, key)
+			if bad == nil && json.Unmarshal(text, &other) == nil {
+				gone, bad := a.nodes.Check(ctx, other.Gone)
+				there = !gone || bad != nil
+			}
+		}
+		if err == nil && !there {
 			missing = append(missing, strconv.Itoa(n))
 		}
 	}
@@ -653,16 +663,19 @@ func (a *agent) declare(key string, e ending) {
 
 func nodeDoneKey(doneKey string, node int) string { return doneKey + "/" + strconv.Itoa(node) }
 
-// done counts the nodes whose ranks have all succeeded. The last one declares the end.
+// done counts the nodes whose ranks have all succeeded. The last one declares the end. It marks the node only
+// after that: awaitGone would not end an attempt whose count an agent that dies in between has not raised.
 func (a *agent) done(doneKey, endKey string) {
 	ctx, cancel := context.WithTimeout(context.Background(), storeWait)
 	defer cancel()
-	if err := a.nodes.Set(ctx, nodeDoneKey(doneKey, a.NodeRank), nil); err != nil {
+	n, err := a.nodes.Add(ctx, doneKey, 1)
+	if err != nil {
 		return // awaitEnd says so
 	}
-	if n, err := a.nodes.Add(ctx, doneKey, 1); err == nil && n == int64(a.Nodes) {
+	if n == int64(a.Nodes) {
 		a.declare(endKey, ending{OK: true})
 	}
+	_ = a.nodes.Set(ctx, nodeDoneKey(doneKey, a.NodeRank), nil)
 }
 
 // rankStore makes the store that the ranks of an attempt meet in.

@@ -116,6 +116,7 @@ func (a *agent) attempt(ctx context.Context, restarts int) (end ending, failures
 }
 
 func (t *attempt) endKey() string   { return t.key + "end" }
+func (t *attempt) lastKey() string  { return t.key + "last" }
 func (t *attempt) doneKey() string  { return t.key + "done" }
 func (t *attempt) alarmKey() string { return t.key + "alarm" }
 
@@ -166,11 +167,15 @@ func (t *attempt) run(ctx context.Context, exits <-chan exit) error {
 			if t.Nodes > 1 && t.live() == 0 && !t.failing {
 				t.Logf("%s: not waiting for the other nodes", signalName(sig))
 				t.signal = sig
-				t.end = ending{First: &Failure{Rank: -1, ExitCode: signalCode(sig), Host: t.host, Time: time.Now(), Message: "a signal ended the launcher"}}
+				t.end = ending{First: &Failure{Rank: -1, ExitCode: signalCode(sig), Host: t.host, Time: time.Now(), Message: "a signal ended the launcher"}, Last: true}
+				if t.NodeRank == 0 { // the others need its store
+					t.declare(t.endKey(), t.end)
+				}
 				return nil
 			}
 			if t.signal == nil {
 				t.signal = sig
+				t.lastAttempt()
 				t.Logf("%s: passed on to the ranks", signalName(sig))
 				s, _ := sig.(syscall.Signal)
 				t.terminate(s)
@@ -180,6 +185,7 @@ func (t *attempt) run(ctx context.Context, exits <-chan exit) error {
 			}
 		case <-canceled:
 			canceled = nil
+			t.lastAttempt()
 			t.terminate(syscall.SIGTERM)
 		case <-t.grace:
 			t.grace = nil
@@ -350,7 +356,20 @@ func (t *attempt) decide() {
 			e.Code, first = f.ExitCode, f.Time
 		}
 	}
+	last, cancelLast := context.WithTimeout(context.Background(), storeWait)
+	defer cancelLast()
+	e.Last, _ = t.nodes.Check(last, t.lastKey())
 	t.declare(t.endKey(), e)
+}
+
+// lastAttempt tells node 0 that a signal has come: no attempt follows.
+func (t *attempt) lastAttempt() {
+	if t.Nodes == 1 || t.Most > 0 {
+		return
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), farewell) // the ranks wait for the signal
+	defer cancel()
+	_ = t.nodes.Set(ctx, t.lastKey(), nil) // awaitEnd says that node 0 is gone
 }
 
 // alarm tells the other nodes that a rank has failed.

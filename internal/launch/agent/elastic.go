@@ -95,9 +95,11 @@ func (e *elastic) exited(x exit) {
 		if !slices.Contains(e.sent, f.Signal) {
 			e.failed = append(e.failed, f)
 		}
-		if e.leaving() {
+		switch {
+		case e.over:
+		case e.leaving():
 			e.end.First = &f
-		} else if !e.over {
+		default:
 			e.declare(e.endKey(), ending{First: &f})
 		}
 		return

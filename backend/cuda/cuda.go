@@ -288,6 +288,9 @@ func New(ctx context.Context, o backend.Options) (*Backend, error) {
 		return nil, errors.Join(err, g.Discard())
 	}
 	g.Ways = append(g.Ways, &b.mixed)
+	if g.Missing == nil {
+		g.OnHost = &b.mixed
+	}
 	g.Start()
 	return b, nil
 }

@@ -205,11 +205,16 @@ func (b *Backend) mixBegun(ctx context.Context, op work.OpType, written, result 
 	p := &mixedWork{inner: w}
 	p.Init(w.Info())
 	p.RunBy(p)
+	if r, err := w.SourceRank(); err == nil {
+		p.SetSource(r)
+	}
 	p.Start()
-	s.work, s.results = p.Work(), rangesOf(written)
-	b.mixed.mu.Lock()
-	b.mixed.open = append(b.mixed.open, s)
-	b.mixed.mu.Unlock()
+	if !op.IsP2P() { // no call waits for a message
+		s.work, s.results = p.Work(), rangesOf(written)
+		b.mixed.mu.Lock()
+		b.mixed.open = append(b.mixed.open, s)
+		b.mixed.mu.Unlock()
+	}
 	go func() {
 		defer b.mixed.calls.Done()
 		err := w.Wait(context.Background())
@@ -220,25 +225,43 @@ func (b *Backend) mixBegun(ctx context.Context, op work.OpType, written, result 
 			s.release()
 		}
 		b.mixed.end(s, err)
+		if r, err := w.SourceRank(); err == nil {
+			p.SetSource(r)
+		}
 		p.SetResult(result...)
 		p.Complete(err)
 	}()
 	return p.Work(), nil
 }
 
-// begin waits until earlier calls have brought back what this one uses.
+// begin waits until earlier calls have brought back what this one uses, and notes that it has begun.
 func (m *mixed) begin(ctx context.Context, lists [][]*tensor.Tensor) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
+	if err := m.await(ctx, lists); err != nil {
+		return err
+	}
+	if m.closed {
+		return work.ErrClosed
+	}
+	m.calls.Add(1)
+	return nil
+}
+
+// Await waits until earlier collectives have written what a call uses that goes through the host.
+func (m *mixed) Await(ctx context.Context, lists ...[]*tensor.Tensor) error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.await(ctx, lists)
+}
+
+// await is Await. The caller holds m.mu, which is not held while it waits.
+func (m *mixed) await(ctx context.Context, lists [][]*tensor.Tensor) error {
 	for {
-		if m.closed {
-			return work.ErrClosed
-		}
 		i := slices.IndexFunc(m.open, func(s *shadowed) bool {
-			return slices.ContainsFunc(lists, func(ts []*tensor.Tensor) bool { return slices.ContainsFunc(ts, s.writes) })
+			return !s.work.IsCompleted() && slices.ContainsFunc(lists, func(ts []*tensor.Tensor) bool { return slices.ContainsFunc(ts, s.writes) })
 		})
 		if i < 0 {
-			m.calls.Add(1)
 			return nil
 		}
 		w := m.open[i].work
@@ -249,6 +272,14 @@ func (m *mixed) begin(ctx context.Context, lists [][]*tensor.Tensor) error {
 			return group.Canceled(ctx)
 		}
 	}
+}
+
+// Writes notes a collective through the host that writes tensors in CPU memory.
+func (m *mixed) Writes(w *work.Work, results []*tensor.Tensor) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.open = slices.DeleteFunc(m.open, func(s *shadowed) bool { return s.work.IsCompleted() })
+	m.open = append(m.open, &shadowed{work: w, results: rangesOf(results)})
 }
 
 // end notes that a call has ended.

@@ -43,6 +43,11 @@ func (b *Backend) Send(ctx context.Context, t *tensor.Tensor, dst int, o backend
 	if err := b.peer(work.Send, t, dst, o.Tag, input); err != nil {
 		return nil, err
 	}
+	if one := []*tensor.Tensor{t}; b.shadows(b.onLane(o), one) {
+		return b.mix(ctx, work.Send, nil, nil, [][]*tensor.Tensor{one}, func(ctx context.Context, l [][]*tensor.Tensor) (*work.Work, error) {
+			return b.Send(ctx, l[0][0], dst, o)
+		})
+	}
 	f := func(q *group.Operation, h *tensor.Tensor) (*work.Work, error) {
 		return b.g.CPU.Send(q.Ctx, h, dst, backend.P2POptions{Tag: o.Tag, Timeout: q.Left()})
 	}
@@ -56,6 +61,11 @@ func (b *Backend) Send(ctx context.Context, t *tensor.Tensor, dst int, o backend
 func (b *Backend) Recv(ctx context.Context, t *tensor.Tensor, src int, o backend.P2POptions) (*work.Work, error) {
 	if err := b.peer(work.Recv, t, src, o.Tag, output); err != nil {
 		return nil, err
+	}
+	if one := []*tensor.Tensor{t}; b.shadows(b.onLane(o), one) {
+		return b.mix(ctx, work.Recv, one, one, [][]*tensor.Tensor{one}, func(ctx context.Context, l [][]*tensor.Tensor) (*work.Work, error) {
+			return b.Recv(ctx, l[0][0], src, o)
+		})
 	}
 	f := b.fromHost(src, o.Tag)
 	if b.onLane(o) {
@@ -82,6 +92,11 @@ func (b *Backend) RecvAnySource(ctx context.Context, t *tensor.Tensor, o backend
 	}
 	if err := b.dense(op, "tensor", output, t); err != nil {
 		return nil, err
+	}
+	if one := []*tensor.Tensor{t}; b.shadows(b.onLane(o), one) {
+		return b.mix(ctx, op, one, one, [][]*tensor.Tensor{one}, func(ctx context.Context, l [][]*tensor.Tensor) (*work.Work, error) {
+			return b.RecvAnySource(ctx, l[0][0], o)
+		})
 	}
 	f := func(q *group.Operation, h *tensor.Tensor) (*work.Work, error) {
 		return b.g.CPU.RecvAnySource(q.Ctx, h, backend.P2POptions{Tag: o.Tag, Timeout: q.Left()})

@@ -35,6 +35,7 @@ import (
 	"github.com/c10d-go/c10d/backend/cuda/internal/place"
 	"github.com/c10d-go/c10d/backend/cuda/internal/pool"
 	"github.com/c10d-go/c10d/internal/unwind"
+	"github.com/c10d-go/c10d/tensor"
 	"github.com/c10d-go/c10d/work"
 )
 
@@ -62,6 +63,7 @@ type Engine struct {
 	fault        atomic.Pointer[error]            // what ended the group
 	Unreachable  error                            // why no device reaches another rank's, as far as New knows
 	Ways         []way                            // that have operations of their own
+	OnHost       onHost                           // orders operations on tensors in CPU memory; may be nil
 	Board        *board.Board                     // of what ranks of this host call
 	oneHost      bool                             // all ranks are on this one
 	Exchange     atomic.Pointer[hostshm.Exchange] // what they all-reduce through; nil until it is clear whether they need it
@@ -106,6 +108,15 @@ type way interface {
 
 	// Close waits until all operations have left the devices, and frees what the way has.
 	Close() error
+}
+
+// onHost orders operations on tensors in CPU memory among those whose results are copied there.
+type onHost interface {
+	// Await waits for the collectives that write what an operation uses.
+	Await(ctx context.Context, uses ...[]*tensor.Tensor) error
+
+	// Writes notes what a collective that has been issued writes.
+	Writes(w *work.Work, results []*tensor.Tensor)
 }
 
 // Config is how an engine is made.
@@ -185,7 +196,7 @@ func (b *Engine) Shutdown(ctx context.Context) error {
 	if called {
 		b.Calls.Unlock()
 	}
-	open := b.drain(ctx)
+	open := called && b.drain(ctx)
 	var cut error
 	switch {
 	case !called:

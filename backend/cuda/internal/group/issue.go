@@ -103,6 +103,9 @@ func (b *Engine) Issue(ctx context.Context, op work.OpType, timeout time.Duratio
 	if err := Captured(ctx, op); err != nil {
 		return nil, err
 	}
+	if err := b.awaitHost(ctx, op, o); err != nil {
+		return nil, err
+	}
 	b.Calls.Lock()
 	defer b.Calls.Unlock()
 	info, timeout, err := b.Admit(ctx, op, timeout)
@@ -122,6 +125,7 @@ func (b *Engine) Issue(ctx context.Context, op work.OpType, timeout time.Duratio
 	o.beforeStream()
 	b.collectives++
 	b.hosted = op != work.Barrier
+	b.writesHost(o)
 	return o.Work(), nil
 }
 

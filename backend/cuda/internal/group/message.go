@@ -44,6 +44,9 @@ func (b *Engine) Message(ctx context.Context, op work.OpType, o backend.P2POptio
 		source = w
 		return q.Wait(w, err)
 	}
+	if err := b.awaitHost(ctx, op, q); err != nil {
+		return nil, err
+	}
 	b.Calls.Lock()
 	defer b.Calls.Unlock()
 	info, timeout, err := b.Admit(ctx, op, o.Timeout)

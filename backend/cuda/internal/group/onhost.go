@@ -1,10 +1,48 @@
 package group
 
-import "github.com/c10d-go/c10d/tensor"
+import (
+	"context"
+
+	"github.com/c10d-go/c10d/tensor"
+	"github.com/c10d-go/c10d/work"
+)
 
 // onHost reports whether the tensors of the operation are in CPU memory. It then has no commands, and its pieces are
 // those of the other ranks.
 func (o *Operation) onHost() bool { return len(o.Legs) > 0 && o.Legs[0].onHost() }
+
+// awaitHost waits for what writes the operation's tensors in CPU memory. No lock is held.
+func (b *Engine) awaitHost(ctx context.Context, op work.OpType, o *Operation) error {
+	if b.OnHost == nil || !o.onHost() || ctx.Err() != nil {
+		return nil // or the call is refused
+	}
+	for i := range o.Legs {
+		l := &o.Legs[i]
+		uses := l.hostDst
+		if l.hostSrc != nil {
+			uses = append(uses[:len(uses):len(uses)], l.hostSrc)
+		}
+		if err := b.OnHost.Await(ctx, uses); err != nil {
+			if _, _, refused := b.Admit(ctx, op, 0); refused != nil {
+				err = refused
+			}
+			return err
+		}
+	}
+	return nil
+}
+
+// writesHost notes what a collective that has been issued writes there.
+func (b *Engine) writesHost(o *Operation) {
+	if b.OnHost == nil || !o.onHost() {
+		return
+	}
+	for i := range o.Legs {
+		if l := &o.Legs[i]; len(l.hostDst) > 0 {
+			b.OnHost.Writes(o.Work(), l.hostDst)
+		}
+	}
+}
 
 // runOnHost does the host's part of all pieces. Tensors whose elements are not in order are copied.
 func (o *Operation) runOnHost() error {

@@ -201,8 +201,8 @@
 //	err = graph.Launch(stream) // on all ranks, in the same order among their other calls
 //
 // The host does nothing more for a replay. All that kernels do can be captured, once a collective has connected the
-// ranks. driver.ErrCapture refuses calls through the host, tensors in CPU memory, and tensors on other devices than
-// that of the group's first collective. After an error, give up the capture.
+// ranks. Calls through the host and tensors in CPU memory are refused with driver.ErrCapture. So are tensors on
+// other devices than that of the group's first collective. After an error, give up the capture.
 //
 // The caller orders replays: before one, the stream must come after the group's earlier calls
 // (Work.Synchronize), unless these were part of the same stream. Calls after it must come after the stream

@@ -848,8 +848,8 @@ func TestRunNodesSignalDone(t *testing.T) {
 	require.Zero(t, all[0].wait(), all[0].stderr.String())
 }
 
-// TestRunNodesSignalFail: after a signal on one node, whose ranks end with 0, a rank of another node fails, as one
-// does that has lost the others. There is no further attempt.
+// TestRunNodesSignalFail: one node gets a signal, and its ranks end with 0. Then a rank of another node fails,
+// because it has lost them. There is no further attempt.
 func TestRunNodesSignalFail(t *testing.T) {
 	all := nodes(t, "-max-restarts 3", "only-trap:1:", "only-trap:2:", "only-got:1:", "only-got:2:", "only-exit:1:0", "only-exit:2:0", "hold")
 	pid := numbers(t, all[0].await(1, "pid"))

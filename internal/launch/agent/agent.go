@@ -60,7 +60,7 @@ const (
 	// againPause is how often node 0 looks whether an agent that has ended was started again.
 	againPause = 100 * time.Millisecond
 
-	// sayWaiting is after what time an agent logs which others have not come, or half of Job.Meeting if that is less.
+	// After sayWaiting, or half of Job.Meeting if that is less, an agent logs which others have not come.
 	sayWaiting = 10 * time.Second
 
 	// farewell is how long node 0 keeps that store if the agents do not meet. Telling the others of a signal takes
@@ -664,7 +664,7 @@ func (a *agent) declare(key string, e ending) {
 func nodeDoneKey(doneKey string, node int) string { return doneKey + "/" + strconv.Itoa(node) }
 
 // done counts the nodes whose ranks have all succeeded. The last one declares the end. It marks the node only
-// after that: awaitGone would not end an attempt whose count an agent that dies in between has not raised.
+// after that. If the agent dies before, awaitGone ends the attempt.
 func (a *agent) done(doneKey, endKey string) {
 	ctx, cancel := context.WithTimeout(context.Background(), storeWait)
 	defer cancel()
